@@ -52,7 +52,12 @@ def order_parameters(kernels: Kernels) -> tuple[np.ndarray, np.ndarray]:
     """m(t), and the factor that keeps C(t, t) = 1 in each step, from (14) and (A.28): C is of the weights less their part m, R per step."""
     M_C, M_R, delta_nu, mu = kernels
     steps = len(mu)
-    C, R, m, scale = np.zeros((steps + 1, steps + 1)), np.zeros((steps + 1, steps + 1)), np.zeros(steps + 1), np.zeros(steps)
+    C, R, m, scale = (
+        np.zeros((steps + 1, steps + 1)),
+        np.zeros((steps + 1, steps + 1)),
+        np.zeros(steps + 1),
+        np.zeros(steps),
+    )
     m[0], C[0, 0] = M0, 1 - M0**2
     for t in range(steps):
         keep, memory, past = 1 - ETA * delta_nu[t], ETA**2 * M_R[t, :t], slice(0, t + 1)
@@ -75,11 +80,18 @@ def realisations(
     steps = len(scale)
     h, h0 = np.zeros((steps, paths)), generator.standard_normal(paths)
     h[0] = np.sqrt(1 - M0**2) * generator.standard_normal(paths)
-    values, vectors = np.linalg.eigh(kernels.M_C)  # a mean of Gram matrices: negative only by rounding
+    values, vectors = np.linalg.eigh(
+        kernels.M_C
+    )  # a mean of Gram matrices: negative only by rounding
     drive = (vectors * np.sqrt(np.maximum(values, 0))) @ generator.standard_normal((steps, paths))
     for t in range(steps - 1):
         field = h[t] + m[t] * h0
-        push = drive[t] - kernels.delta_nu[t] * h[t] - field * (field**2 - h0**2) + ETA * (kernels.M_R[t, :t] @ h[:t])
+        push = (
+            drive[t]
+            - kernels.delta_nu[t] * h[t]
+            - field * (field**2 - h0**2)
+            + ETA * (kernels.M_R[t, :t] @ h[:t])
+        )
         h[t + 1] = scale[t] * (h[t] + ETA * push)
     return h + m[:steps, None] * h0, h0
 
@@ -96,7 +108,9 @@ def mean_response(kernels: Kernels, scale: np.ndarray, curvature: np.ndarray) ->
         for low in range(0, steps - 1, BLOCK):
             high = min(low + BLOCK, steps - 1)
             if low:
-                flat[low + 1 : high + 1, : low * n] = memory[low:high, 1 : low + 1] @ flat[1 : low + 1, : low * n]
+                flat[low + 1 : high + 1, : low * n] = (
+                    memory[low:high, 1 : low + 1] @ flat[1 : low + 1, : low * n]
+                )
             for t in range(low, high):
                 if t > low + 1:
                     flat[t + 1, : t * n] += memory[t, low + 1 : t] @ flat[low + 1 : t, : t * n]
@@ -122,7 +136,12 @@ def iteration(paths: int, seed: int = 0, steps: int = STEPS) -> Iterator[tuple[f
         )
         if not all(np.isfinite(part).all() for part in new):
             return
-        kernels = Kernels(*(DAMPING * old + (1 - DAMPING) * fresh for old, fresh in zip(kernels, new, strict=True)))
+        kernels = Kernels(
+            *(
+                DAMPING * old + (1 - DAMPING) * fresh
+                for old, fresh in zip(kernels, new, strict=True)
+            )
+        )
 
 
 def sweep(paths: int, seed: int) -> tuple[float, np.ndarray]:
@@ -131,7 +150,9 @@ def sweep(paths: int, seed: int) -> tuple[float, np.ndarray]:
     algorithm = sgd.GradientDescent(lr=ALPHA * ETA / 2, samples_per_dimension=ALPHA)
     begin = sgd.start(problem, M=[[M0]], Q=[[1.0]])
     began = time.perf_counter()
-    found = sgd.solve_dmft(problem, algorithm, begin, steps=SAVED, paths=paths, seed=seed, progress=False)
+    found = sgd.solve_dmft(
+        problem, algorithm, begin, steps=SAVED, paths=paths, seed=seed, progress=False
+    )
     return time.perf_counter() - began, found["M"].values.ravel()
 
 
@@ -143,7 +164,9 @@ def fastest_sweep(reference: np.ndarray) -> tuple[int, float, float, float]:
         error = float(np.sqrt(np.mean([np.max(np.abs(m - reference)) ** 2 for _, m in runs])))
         if error <= ACCURACY:
             return paths, with_compile, float(np.median([seconds for seconds, _ in runs])), error
-    raise RuntimeError(f"solve_dmft is not within {ACCURACY} of the reference at {LADDER[-1]} paths: error {error:.2g}")
+    raise RuntimeError(
+        f"solve_dmft is not within {ACCURACY} of the reference at {LADDER[-1]} paths: error {error:.2g}"
+    )
 
 
 def arrival(reference: np.ndarray) -> tuple[np.ndarray, np.ndarray, int | None]:
@@ -167,7 +190,11 @@ def rows() -> list[Row]:
     if arrived is None:
         ended = f"at least: not within and staying there after {ended}, best {errors.min():.4f}, last {errors[-1]:.4f}"
     within = np.flatnonzero(errors <= ACCURACY)
-    touch = f"; until its first touch, lucky or not, {times[within[0]] / warm:.1f}" if within.size else ""
+    touch = (
+        f"; until its first touch, lucky or not, {times[within[0]] / warm:.1f}"
+        if within.size
+        else ""
+    )
     label = (
         f"damped iteration of the kernels (NumPy, {PATHS} paths; {ended}) / solve_dmft ({paths} paths, {warm:.2f} s, error {error:.4f}), "
         f"time to m within {ACCURACY:g}, gradient descent, t = 3{touch}; with compile ({with_compile:.1f} s) {seconds / with_compile:.1f}"

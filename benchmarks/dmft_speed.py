@@ -34,7 +34,10 @@ def solved(case: str, paths: int, steps: int, dtype: str) -> dict[str, float]:
 
     if case == "GD":  # phase retrieval on the sphere
         problem = sgd.TeacherStudent(width=1, activation="square", constraint="sphere")
-        algorithm, begin = sgd.GradientDescent(lr=0.02, samples_per_dimension=2.0), sgd.start(problem, M=[[0.5]], Q=[[1.0]])
+        algorithm, begin = (
+            sgd.GradientDescent(lr=0.02, samples_per_dimension=2.0),
+            sgd.start(problem, M=[[0.5]], Q=[[1.0]]),
+        )
     elif case == "SGD":
         problem = sgd.TeacherStudent(width=1, activation="erf", noise=0.05)
         algorithm = sgd.MultiPassSGD(lr=0.3, samples_per_dimension=2.0, batch_fraction=0.5)
@@ -48,8 +51,16 @@ def solved(case: str, paths: int, steps: int, dtype: str) -> dict[str, float]:
     began, busy = time.perf_counter(), time.process_time()
     found = sgd.solve_dmft(problem, algorithm, begin, **more)
     seconds, busy = time.perf_counter() - began, time.process_time() - busy
-    risk, error = (float(found[name][0, -1]) for name in ("train_risk", "train_risk_standard_error"))
-    return {"seconds": seconds, "busy": busy, "rank": float(found.attrs["rank"]), "risk": risk, "error": error}
+    risk, error = (
+        float(found[name][0, -1]) for name in ("train_risk", "train_risk_standard_error")
+    )
+    return {
+        "seconds": seconds,
+        "busy": busy,
+        "rank": float(found.attrs["rank"]),
+        "risk": risk,
+        "error": error,
+    }
 
 
 def bandwidth() -> float:
@@ -79,7 +90,9 @@ def measured(source: Path | None, case: str, size: str, dtype: str) -> dict[str,
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--against", type=Path)
     parser.add_argument("--size", choices=sorted(SIZES), default="cpu")
     parser.add_argument("--case", choices=sorted(WIDTHS), action="append")
@@ -96,20 +109,32 @@ def main() -> None:
     for case in given.case or list(WIDTHS):
         paths, steps = SIZES[given.size][case]
         sources = [own] if given.against is None else [own, given.against]
-        runs = [[measured(source, case, given.size, given.dtype) for source in sources] for _ in range(given.runs)]
-        best = [min((run[place] for run in runs), key=lambda one: one["seconds"]) for place in range(len(sources))]
+        runs = [
+            [measured(source, case, given.size, given.dtype) for source in sources]
+            for _ in range(given.runs)
+        ]
+        best = [
+            min((run[place] for run in runs), key=lambda one: one["seconds"])
+            for place in range(len(sources))
+        ]
         rank, p = best[0]["rank"], WIDTHS[case]
         filling = min(1.0, rank / (p * steps))
         used = rank * (1 - filling / 2)
         moved = 2 * (8 if given.dtype == "float64" else 4) * 1.25 * paths * steps * used
         line = f"{case}, p = {p}, {paths} paths x {steps} steps, rank {rank:.0f}: {best[0]['seconds']:.2f} s"
         pace = moved / best[0]["seconds"]
-        line += f", {moved / 1e9:.3g} GB at {pace / 1e9:.3g} GB/s, {pace / speed:.2f} of the memory's"
+        line += (
+            f", {moved / 1e9:.3g} GB at {pace / 1e9:.3g} GB/s, {pace / speed:.2f} of the memory's"
+        )
         if given.against is not None:
             ratio, busy = (best[1][name] / best[0][name] for name in ("seconds", "busy"))
-            gap = abs(best[0]["risk"] - best[1]["risk"]) / max(1e-300, (best[0]["error"] ** 2 + best[1]["error"] ** 2) ** 0.5)
+            gap = abs(best[0]["risk"] - best[1]["risk"]) / max(
+                1e-300, (best[0]["error"] ** 2 + best[1]["error"] ** 2) ** 0.5
+            )
             target = TARGETS.get(given.size, {}).get(case)
-            line += f"; there {best[1]['seconds']:.2f} s: {ratio:.1f} times" + (f" (target {target:g})" if target else "")
+            line += f"; there {best[1]['seconds']:.2f} s: {ratio:.1f} times" + (
+                f" (target {target:g})" if target else ""
+            )
             line += f", in processor time {busy:.1f}; train risks {gap:.1f} standard errors apart"
         print(line, flush=True)
 

@@ -70,7 +70,9 @@ def copy_bandwidth(small: bool) -> dict[str, float]:
     }
 
 
-def library_bandwidth(name: str, runs: int, d: int, dtype: str, steps: int, reads: int) -> dict[str, float]:
+def library_bandwidth(
+    name: str, runs: int, d: int, dtype: str, steps: int, reads: int
+) -> dict[str, float]:
     """Steps of `method="direct"`: by the kernel that reads the data sets once a step (interpreted on a CPU), or by two products."""
     algorithm = algorithm_of(name)
     begin = sgd.start(PROBLEM, M=np.full((runs, 1, 1), M0), Q=np.ones((runs, 1, 1)))
@@ -81,7 +83,10 @@ def library_bandwidth(name: str, runs: int, d: int, dtype: str, steps: int, read
         simulator.read_once("interpret")
     with jax.enable_x64(True):
         began = time.perf_counter()
-        state, keys = jax.block_until_ready(simulator.initial(np.arange(runs))), run_keys(0, np.arange(runs))
+        state, keys = (
+            jax.block_until_ready(simulator.initial(np.arange(runs))),
+            run_keys(0, np.arange(runs)),
+        )
         made = time.perf_counter() - began
         began = time.perf_counter()
         jax.block_until_ready(simulator.advance(state, keys, 0, 1))
@@ -102,13 +107,19 @@ def library_bandwidth(name: str, runs: int, d: int, dtype: str, steps: int, read
     }
 
 
-def tuned(runs: int, d: int, dtype: str, steps: int, variants: list[tuple[int, int]]) -> list[dict[str, Any]]:
+def tuned(
+    runs: int, d: int, dtype: str, steps: int, variants: list[tuple[int, int]]
+) -> list[dict[str, Any]]:
     """The kernel with other chunks and tiles: samples of a program, numbers of a tile for each warp."""
     found: list[dict[str, Any]] = []
     for chunk, numbers in variants:
         data_gradients.CHUNK, data_gradients.A_WARP = chunk, numbers
         jax.clear_caches()
-        row: dict[str, Any] = {"chunk": chunk, "numbers a warp": numbers, **data_gradients.tiling(1, d)._asdict()}
+        row: dict[str, Any] = {
+            "chunk": chunk,
+            "numbers a warp": numbers,
+            **data_gradients.tiling(1, d)._asdict(),
+        }
         try:
             row |= library_bandwidth("PSGD", runs, d, dtype, steps, 1)
         except Exception as error:
@@ -121,22 +132,41 @@ def tuned(runs: int, d: int, dtype: str, steps: int, variants: list[tuple[int, i
 
 
 def shown(row: dict[str, Any]) -> str:
-    return ", ".join(f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}" for name, value in row.items())
+    return ", ".join(
+        f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
+        for name, value in row.items()
+    )
 
 
 def measure(small: bool) -> dict[str, Any]:
     d, few, many, steps = (100, 2, 4, 3) if small else (1000, 64, 500, 100)
-    variants = [(64, 1024)] if small else [(chunk, numbers) for chunk in (64, 128, 256) for numbers in (1024, 2048, 4096)]
+    variants = (
+        [(64, 1024)]
+        if small
+        else [(chunk, numbers) for chunk in (64, 128, 256) for numbers in (1024, 2048, 4096)]
+    )
     parts: dict[str, Callable[[], Any]] = {
-        "device": lambda: {"device": str(jax.devices()[0]), "jax": jax.__version__, "memory": jax.local_devices()[0].memory_stats() or {}},
+        "device": lambda: {
+            "device": str(jax.devices()[0]),
+            "jax": jax.__version__,
+            "memory": jax.local_devices()[0].memory_stats() or {},
+        },
         "copy": lambda: copy_bandwidth(small),
     }
-    for dtype, reads, runs in (("float32", 2, few), ("float32", 1, few), ("float32", 2, many), ("float32", 1, many), ("float16", 1, many)):
+    for dtype, reads, runs in (
+        ("float32", 2, few),
+        ("float32", 1, few),
+        ("float32", 2, many),
+        ("float32", 1, many),
+        ("float16", 1, many),
+    ):
         for name in ("GD", "PSGD"):
             title = f"{name}, {dtype}, {'one read' if reads == 1 else 'two reads'}, {runs} runs"
             parts[title] = partial(library_bandwidth, name, runs, d, dtype, steps, reads)
     for N, runs in ((100, 200), (2500, 20)) if not small else ():  # of figure 7
-        parts[f"PSGD, float16, one read, N = {N}, {runs} runs"] = partial(library_bandwidth, "PSGD", runs, N, "float16", steps, 1)
+        parts[f"PSGD, float16, one read, N = {N}, {runs} runs"] = partial(
+            library_bandwidth, "PSGD", runs, N, "float16", steps, 1
+        )
     parts["other tiles"] = lambda: tuned(many, d, "float16", steps, variants)
     found: dict[str, Any] = {}
     for name, part in parts.items():
@@ -154,15 +184,24 @@ def measure(small: bool) -> dict[str, Any]:
 
 def ratios(found: dict[str, Any]) -> None:
     """Everything as a share of the copy's bandwidth."""
-    copy = max((value for name, value in found.get("copy", {}).items() if name != "error"), default=float("nan"))
+    copy = max(
+        (value for name, value in found.get("copy", {}).items() if name != "error"),
+        default=float("nan"),
+    )
     print(f"\n{'':48}{'GB/s':>10}{'of the copy':>14}{'s for 1e5 steps':>18}")
     for name, part in found.items():
         for row in part if isinstance(part, list) else [part]:
             speed = next((value for key, value in row.items() if key.startswith("GB/s")), None)
             if speed is not None:
-                variant = f" {row['chunk']}, {row['rows']}x{row['columns']}, {row['warps']} warps" if "chunk" in row else ""
+                variant = (
+                    f" {row['chunk']}, {row['rows']}x{row['columns']}, {row['warps']} warps"
+                    if "chunk" in row
+                    else ""
+                )
                 row["share of the copy"] = speed / copy
-                print(f"{name + variant:48}{speed:10.1f}{speed / copy:14.2f}{row['s for 1e5 steps']:18.1f}")
+                print(
+                    f"{name + variant:48}{speed:10.1f}{speed / copy:14.2f}{row['s for 1e5 steps']:18.1f}"
+                )
 
 
 # ---- figure 2 at full size
@@ -181,11 +220,25 @@ def with_fractions(result: xr.Dataset) -> xr.Dataset:
     """Beside the runs: the share of seeds whose mean loss (the paper's) is below the threshold, at every time."""
     share = (result.train_risk / 2 < THRESHOLD).mean("run")
     error = np.sqrt(share * (1 - share) / result.sizes["run"])
-    paper = ("time", np.asarray(result.t) * 2 / ALPHA, {"long_name": "the paper's time, steps * eta"})
-    return result.assign(fraction_below=share, fraction_below_error=error).assign_coords(paper_time=paper)
+    paper = (
+        "time",
+        np.asarray(result.t) * 2 / ALPHA,
+        {"long_name": "the paper's time, steps * eta"},
+    )
+    return result.assign(fraction_below=share, fraction_below_error=error).assign_coords(
+        paper_time=paper
+    )
 
 
-def headline(name: str, seeds: int, dimension: int, span: float, group: tuple[int, int], out: Path, dtype: str) -> None:
+def headline(
+    name: str,
+    seeds: int,
+    dimension: int,
+    span: float,
+    group: tuple[int, int],
+    out: Path,
+    dtype: str,
+) -> None:
     index, groups = group
     mine = len(range(index, seeds, groups))
     algorithm, seed = algorithm_of(name), 1000 * (1 + index)
@@ -204,7 +257,11 @@ def headline(name: str, seeds: int, dimension: int, span: float, group: tuple[in
         stop_at=2 * THRESHOLD,
     )
     result = with_fractions(result)
-    result.attrs |= {"seconds": time.perf_counter() - began, "device": str(jax.devices()[0]), "group": f"{index}/{groups}"}
+    result.attrs |= {
+        "seconds": time.perf_counter() - began,
+        "device": str(jax.devices()[0]),
+        "group": f"{index}/{groups}",
+    }
     store(result, out)
     report(name, result)
 
@@ -238,14 +295,18 @@ def combine(files: list[Path], out: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--small", action="store_true", help="small arrays, to try the script out")
     parser.add_argument("--headline", choices=("GD", "SGD", "PSGD"))
     parser.add_argument("--combine", nargs="+", type=Path)
     parser.add_argument("--seeds", type=int, default=500)
     parser.add_argument("--dimension", type=int, default=1000)
     parser.add_argument("--time", type=float, default=1000.0, help="the paper's t")
-    parser.add_argument("--group", default="0/1", help="i/n: the i-th of n groups of seeds, for runs in pieces")
+    parser.add_argument(
+        "--group", default="0/1", help="i/n: the i-th of n groups of seeds, for runs in pieces"
+    )
     parser.add_argument("--dtype", default="float32", choices=("float16", "float32", "float64"))
     parser.add_argument("--out", type=Path)
     chosen = parser.parse_args()
@@ -255,7 +316,15 @@ def main() -> None:
     elif chosen.headline:
         index, groups = (int(part) for part in chosen.group.split("/"))
         out = chosen.out or folder / f"headline_{chosen.headline}_{index}of{groups}.nc"
-        headline(chosen.headline, chosen.seeds, chosen.dimension, chosen.time, (index, groups), out, chosen.dtype)
+        headline(
+            chosen.headline,
+            chosen.seeds,
+            chosen.dimension,
+            chosen.time,
+            (index, groups),
+            out,
+            chosen.dtype,
+        )
     else:
         found = measure(chosen.small)
         if "OUT" in os.environ:

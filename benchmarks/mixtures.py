@@ -69,7 +69,14 @@ def against_direct() -> Iterator[Row]:
         for d, direct_steps, target in ((N, 200, 10.0), (10_000, 10, 100.0)):
             chain, direct = made(ExactChain, d), made(DirectSGD, d)
             # interleaved: a slow moment of the machine hits all three
-            speeds = [(speed(chain, 4096), speed(direct, direct_steps), numpy_direct(d, direct_steps, generator)) for _ in range(5)]
+            speeds = [
+                (
+                    speed(chain, 4096),
+                    speed(direct, direct_steps),
+                    numpy_direct(d, direct_steps, generator),
+                )
+                for _ in range(5)
+            ]
             ours, careful = (float(np.median([one[0] / one[n] for one in speeds])) for n in (1, 2))
             label = f"exact chain / method='direct' (both float64), steps a second, XOR mixture, {RUNS} runs, N = {d}"
             yield f"{label}; against NumPy in float32 {careful:.1f}", ours, target, True
@@ -83,10 +90,10 @@ def figure_runs() -> Row:
     simulator = ExactChain(problem, sgd.OnePassSGD(lr=1.0), begin, N, problem.block_dimensions(N))
     steps = np.rint(np.linspace(0, TIME, 25) * N).astype(np.int64)
     found, _ = run(simulator, FIGURE_RUNS, steps, 1, "XOR", False)
-    share = served("xor", found["M"].sum(axis=2)[:, -1], found["a"][:, -1], DECAY).all(axis=-1).mean()
-    label = (
-        f"{FIGURE_RUNS} chain runs of the XOR figure, N = {N}, t = {TIME:g}, compile included, seconds ({share:.3f} optimal, 3/32 = .094)"
+    share = (
+        served("xor", found["M"].sum(axis=2)[:, -1], found["a"][:, -1], DECAY).all(axis=-1).mean()
     )
+    label = f"{FIGURE_RUNS} chain runs of the XOR figure, N = {N}, t = {TIME:g}, compile included, seconds ({share:.3f} optimal, 3/32 = .094)"
     return label, time.perf_counter() - began, 120.0, False
 
 

@@ -35,11 +35,17 @@ def right_hand_side(update):
     """Many evaluations as one compiled function of nothing."""
     with jax.enable_x64(True):
         problem, begin = case(4)
-        one = prepare_ode(problem, sgd.OnePassSGD(lr=2.0, update=update), begin, alpha=[1.0])[1].case
-        each, state = (jax.tree.map(lambda leaf: jnp.asarray(leaf[0]), part) for part in (one.each, one.states))
+        one = prepare_ode(problem, sgd.OnePassSGD(lr=2.0, update=update), begin, alpha=[1.0])[
+            1
+        ].case
+        each, state = (
+            jax.tree.map(lambda leaf: jnp.asarray(leaf[0]), part) for part in (one.each, one.states)
+        )
 
         def moved(_, now):
-            return jax.tree.map(lambda value, rate: value + 1e-9 * rate, now, one.field(each, one.shared, 0.1, now))
+            return jax.tree.map(
+                lambda value, rate: value + 1e-9 * rate, now, one.field(each, one.shared, 0.1, now)
+            )
 
         program = jax.jit(lambda: jax.lax.fori_loop(0, EVALUATIONS, moved, state))
         jax.block_until_ready(program())
@@ -58,7 +64,17 @@ def ratios(pairs=7) -> Iterator[tuple[str, float, float, bool]]:
     for update in (None, HEAVY):
         of_solution(update)  # compiles
     solutions = [of_solution(HEAVY) / of_solution(None) for _ in range(pairs)]
-    yield "ODE of heavy ball over that of plain SGD, width 2, 10 d samples", float(np.median(solutions)), 3.0, False
+    yield (
+        "ODE of heavy ball over that of plain SGD, width 2, 10 d samples",
+        float(np.median(solutions)),
+        3.0,
+        False,
+    )
     heavy, plain = right_hand_side(HEAVY), right_hand_side(None)
     sides = [of_program(heavy) / of_program(plain) for _ in range(pairs)]
-    yield "one right-hand side of heavy ball over plain SGD's, width 4", float(np.median(sides)), 3.0, False
+    yield (
+        "one right-hand side of heavy ball over plain SGD's, width 4",
+        float(np.median(sides)),
+        3.0,
+        False,
+    )

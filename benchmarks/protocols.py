@@ -14,19 +14,47 @@ def rate_of_erf(noise):
     """The learning rate of one erf unit, 40 pieces."""
     problem = sgd.TeacherStudent(width=1, activation="erf", noise=noise)
     begin = sgd.start(problem, M=[[0.1]], Q=[[1.0]])
-    sgd.optimal_protocol(problem, sgd.OnePassSGD(), begin, alpha=20.0, controls={"lr": (0.01, 5)}, pieces=40, progress=False)
+    sgd.optimal_protocol(
+        problem,
+        sgd.OnePassSGD(),
+        begin,
+        alpha=20.0,
+        controls={"lr": (0.01, 5)},
+        pieces=40,
+        progress=False,
+    )
 
 
 def replay(noise):
     """The share of the second of two tasks, with a head each, once the first is known; 40 pieces."""
     gram = [[1.0, 0.3], [0.3, 1.0]]
     one = sgd.TeacherStudent(
-        width=2, teacher_width=2, activation="erf", noise=noise, teacher_gram=gram, teacher_head=[2.0, 0.0], head="trained"
+        width=2,
+        teacher_width=2,
+        activation="erf",
+        noise=noise,
+        teacher_gram=gram,
+        teacher_head=[2.0, 0.0],
+        head="trained",
     )
     tasks = sgd.contexts({"one": one, "two": one.replace(teacher_head=[0.0, 2.0])}, heads="own")
-    begin = sgd.start(tasks, M=[[0.96, 0.25], [0.05, 0.08]], Q=[[0.95, 0.08], [0.08, 0.42]], a=[[1.9, 0.25], [0.6, 1.0]])
+    begin = sgd.start(
+        tasks,
+        M=[[0.96, 0.25], [0.05, 0.08]],
+        Q=[[0.95, 0.08], [0.08, 0.42]],
+        a=[[1.9, 0.25], [0.6, 1.0]],
+    )
     algorithm = sgd.OnePassSGD(lr=1.0, head_rate=4.0)
-    sgd.optimal_protocol(tasks, algorithm, begin, alpha=10.0, controls={"two": (0, 1)}, evaluate=tasks, pieces=40, progress=False)
+    sgd.optimal_protocol(
+        tasks,
+        algorithm,
+        begin,
+        alpha=10.0,
+        controls={"two": (0, 1)},
+        evaluate=tasks,
+        pieces=40,
+        progress=False,
+    )
 
 
 def power_law(noise):

@@ -72,9 +72,19 @@ def simulation() -> Iterator[tuple[str, float, float, bool]]:
     chains = {d: chain(d) for d in (1000, 3000, 100_000, 10_000_000)}
     for d, direct_steps, target in ((3000, 60, 25.0), (100_000, 3, 800.0)):
         # interleaved: a slow moment of the machine hits both
-        ratios = [chain_speed(chains[d], 4096) / numpy_direct(d, direct_steps, generator) for _ in range(3)]
-        yield f"exact chain (float64) / NumPy direct (float32), steps a second, p = 8, d = {d}", float(np.median(ratios)), target, True
-    ratios = [chain_speed(chains[1000], 8192) / chain_speed(chains[10_000_000], 8192) for _ in range(5)]
+        ratios = [
+            chain_speed(chains[d], 4096) / numpy_direct(d, direct_steps, generator)
+            for _ in range(3)
+        ]
+        yield (
+            f"exact chain (float64) / NumPy direct (float32), steps a second, p = 8, d = {d}",
+            float(np.median(ratios)),
+            target,
+            True,
+        )
+    ratios = [
+        chain_speed(chains[1000], 8192) / chain_speed(chains[10_000_000], 8192) for _ in range(5)
+    ]
     yield "exact chain, time at d = 1e7 / time at d = 1e3", float(np.median(ratios)), 1.2, False
 
 
@@ -85,19 +95,28 @@ def integrator() -> tuple[str, float, float, bool]:
     begin = sgd.start(problem, M=M, Q=M @ M.T + np.eye(8))
     state = functional.state(begin)
     rule = Rule()
-    nodes = {name: value[0] for name, value in expectation_of(problem.structure).nodes(rule, False).items()}
+    nodes = {
+        name: value[0]
+        for name, value in expectation_of(problem.structure).nodes(rule, False).items()
+    }
     algorithm = {"lr": np.float64(1.0), "head_rate": np.float64(1.0)}
 
     def field(y):
-        return right_hand_side.drift(problem.structure, rule, nodes, problem.parameters, algorithm, y)
+        return right_hand_side.drift(
+            problem.structure, rule, nodes, problem.parameters, algorithm, y
+        )
 
     @jax.jit
     def euler(y):
-        return jax.lax.fori_loop(0, 10_000, lambda _, y: jax.tree.map(lambda a, b: a + 0.01 * b, y, field(y)), y)
+        return jax.lax.fori_loop(
+            0, 10_000, lambda _, y: jax.tree.map(lambda a, b: a + 0.01 * b, y, field(y)), y
+        )
 
     @jax.jit
     def adaptive(y):
-        return functional.solve(problem.structure, problem.parameters, y, [100.0], lr=1.0, last=True)
+        return functional.solve(
+            problem.structure, problem.parameters, y, [100.0], lr=1.0, last=True
+        )
 
     def timed(function):
         began = time.perf_counter()
@@ -124,8 +143,15 @@ print(time.perf_counter() - imported)
 
 def first_solve() -> tuple[str, float, float, bool]:
     """Seconds of a first solve in a fresh process, compile included, import not."""
-    out = subprocess.run([sys.executable, "-c", FIRST_SOLVE], check=True, capture_output=True, text=True)
-    return "first solve in a fresh process, compile included, seconds", float(out.stdout), 10.0, False
+    out = subprocess.run(
+        [sys.executable, "-c", FIRST_SOLVE], check=True, capture_output=True, text=True
+    )
+    return (
+        "first solve in a fresh process, compile included, seconds",
+        float(out.stdout),
+        10.0,
+        False,
+    )
 
 
 def exit_times() -> tuple[str, float, float, bool]:
@@ -133,7 +159,15 @@ def exit_times() -> tuple[str, float, float, bool]:
     problem = sgd.TeacherStudent(width=4, activation="square", constraint="sphere")
     begin = sgd.random_start(problem, dimension=10_000, runs=1000)
     began = time.perf_counter()
-    found = sgd.exit_time(problem, sgd.OnePassSGD(lr=0.4), begin, threshold=0.1, method="exact", dimension=10_000, seed=1)
+    found = sgd.exit_time(
+        problem,
+        sgd.OnePassSGD(lr=0.4),
+        begin,
+        threshold=0.1,
+        method="exact",
+        dimension=10_000,
+        seed=1,
+    )
     label = f"exit times of 1000 runs, p = 4, d = 1e4, lr/p = .1, T = .1, seconds ({found})"
     return label, time.perf_counter() - began, 120.0, False
 
@@ -159,7 +193,10 @@ def main() -> int:
     for label, value, target, at_least in rows():
         good = value >= target if at_least else value <= target
         met &= good
-        print(f"{value:10.2f}  (target {'>=' if at_least else '<='} {target:g}, {'met' if good else 'MISSED'})  {label}", flush=True)
+        print(
+            f"{value:10.2f}  (target {'>=' if at_least else '<='} {target:g}, {'met' if good else 'MISSED'})  {label}",
+            flush=True,
+        )
     print("all targets met" if met else "some targets missed")
     return 0 if met else 1
 

@@ -28,7 +28,13 @@ def of_all(fields, signals, head, noise_draw):
 def made(problem, batch):
     """A compiled chain with its state."""
     begin = sgd.random_start(problem, dimension=DIMENSION, runs=RUNS)
-    simulator = ExactChain(problem, sgd.OnePassSGD(lr=0.1, batch=batch), begin, DIMENSION, problem.block_dimensions(DIMENSION))
+    simulator = ExactChain(
+        problem,
+        sgd.OnePassSGD(lr=0.1, batch=batch),
+        begin,
+        DIMENSION,
+        problem.block_dimensions(DIMENSION),
+    )
     state, keys = simulator.initial(np.arange(RUNS)), run_keys(0, np.arange(RUNS))
     jax.block_until_ready(simulator.advance(state, keys, 0, compressed.SPAN))
     return simulator, state, keys
@@ -47,4 +53,9 @@ def ratios(tokens=(2, 8), steps=512, pairs=7) -> Iterator[tuple[str, float, floa
         together = made(sgd.Problem(of_all, width=WIDTH, signals=1, tokens=count), 1)
         apart = made(sgd.Problem(one, width=WIDTH, signals=1), count)
         shares = [seconds(together, steps) / seconds(apart, steps) for _ in range(pairs)]
-        yield f"a step with {count} tokens, over a step of batch {count}", float(np.median(shares)), 1.3, False
+        yield (
+            f"a step with {count} tokens, over a step of batch {count}",
+            float(np.median(shares)),
+            1.3,
+            False,
+        )

@@ -37,13 +37,18 @@ def row(points: tuple[int, int] = POINTS, calls: int = CALLS) -> Row:
     separate(0.15, 0.2)
     chosen = np.linspace(0, total - 1, calls).astype(int)
     began = time.perf_counter()
-    answers = [separate(rates[place // len(noises)], noises[place % len(noises)]) for place in chosen]
+    answers = [
+        separate(rates[place // len(noises)], noises[place % len(noises)]) for place in chosen
+    ]
     one_by_one = (time.perf_counter() - began) * total / calls
     began = time.perf_counter()
     found = sweep("solve_ode", over={"lr": rates, "noise": noises}, **shared)
     together = time.perf_counter() - began
     flat = found.excess_risk.values.reshape(total, -1)
-    gap = max(float(np.max(np.abs(flat[place] / answer.excess_risk.values[0] - 1))) for place, answer in zip(chosen, answers, strict=True))
+    gap = max(
+        float(np.max(np.abs(flat[place] / answer.excess_risk.values[0] - 1)))
+        for place, answer in zip(chosen, answers, strict=True)
+    )
     label = (
         f"{total} ODE solves, separate compiled calls / one sweep, time, erf p = 4, k = 2 ({one_by_one:.1f} s, from {calls} calls, "
         f"against {together:.1f} s; same risks to {gap:.0e})"

@@ -26,7 +26,15 @@ author = "The sgdynamics authors"
 project_copyright = author
 version = release = sgdynamics.__version__
 
-extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.viewcode", "numpydoc", "formulas", "picture", "explorer_page"]
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.viewcode",
+    "numpydoc",
+    "formulas",
+    "picture",
+    "explorer_page",
+]
 exclude_patterns = ["pictures/*.py"]
 source_suffix = {".md": "myst-nb", ".ipynb": "myst-nb"}
 nb_execution_mode = "off"  # they are run before, see run_notebooks.py
@@ -71,7 +79,9 @@ def short_reference(app, env, node, contnode):
         return None
     last = target.rpartition(".")[2]
     if last in sgdynamics.__all__:
-        found = env.get_domain("py").resolve_xref(env, node["refdoc"], app.builder, "obj", f"sgdynamics.{last}", node, contnode)
+        found = env.get_domain("py").resolve_xref(
+            env, node["refdoc"], app.builder, "obj", f"sgdynamics.{last}", node, contnode
+        )
         if found is not None:
             return found
     return contnode
@@ -86,7 +96,9 @@ def back_links(app, pagename, templatename, context, doctree):
     def repaired(link):
         page, name = link["page"], link["name"]
         there = [
-            full for full, one in shown.items() if page.endswith(f"{one.docname}.html") and full.endswith("." + name.rpartition(".")[2])
+            full
+            for full, one in shown.items()
+            if page.endswith(f"{one.docname}.html") and full.endswith("." + name.rpartition(".")[2])
         ]
         return f'{link["begin"]}{page}#{name if name in there or not there else there[0]}"'
 
@@ -98,7 +110,9 @@ def breakable_names(app, pagename, templatename, context, doctree):
     """Names of code may go on in the next line after an underscore, a dot or a bracket."""
     if "body" in context:
         name = re.compile(r'(?<=<span class="pre">)[^<]+(?=</span>)')
-        context["body"] = name.sub(lambda found: re.sub(r"(?<=[_.,(/=])(?=\w)", "<wbr>", found[0]), context["body"])
+        context["body"] = name.sub(
+            lambda found: re.sub(r"(?<=[_.,(/=])(?=\w)", "<wbr>", found[0]), context["body"]
+        )
 
 
 # --- the table of figures, from the list that makes them
@@ -115,12 +129,24 @@ def figures_table(app, docname, source):
     rows = []
     for document, title in gallery.DOCUMENTS.items():
         here = [one for one in gallery.ENTRIES if one.document == document]
-        rows += [f"\n### {title}\n", "| figure | what it shows | what the document claims |", "| --- | --- | --- |"]
+        rows += [
+            f"\n### {title}\n",
+            "| figure | what it shows | what the document claims |",
+            "| --- | --- | --- |",
+        ]
         rows += [f"| {one.number} | {one.line} | {one.claim} |" for one in here]
         found = {one.number: gallery.full_size().get(f"{document}-{one.number}") for one in here}
         if any(found.values()):
-            rows += ["\nAt full size, on a GPU:\n", "| figure | verdict | time |", "| --- | --- | --- |"]
-            rows += [f"| {name} | {said(one)} | {one['seconds']:.0f} s, {one['device']} |" for name, one in found.items() if one]
+            rows += [
+                "\nAt full size, on a GPU:\n",
+                "| figure | verdict | time |",
+                "| --- | --- | --- |",
+            ]
+            rows += [
+                f"| {name} | {said(one)} | {one['seconds']:.0f} s, {one['device']} |"
+                for name, one in found.items()
+                if one
+            ]
     rows = [row.replace("$", "\\$") for row in rows]
     source[0] = source[0].replace("<!-- figures -->", "\n".join(rows))
 
@@ -130,20 +156,29 @@ def figures_table(app, docname, source):
 
 def notebooks_of_this_run(app, docname, source):
     """The page of a notebook is made of the run that `make docs` has made before the build, not of what is stored."""
-    if not docname.startswith("notebooks/") or docname == "notebooks/index" or not app.config.pictures:
+    if (
+        not docname.startswith("notebooks/")
+        or docname == "notebooks/index"
+        or not app.config.pictures
+    ):
         return
     file = ROOT / f"output/{docname}.ipynb"
     stored = [cell["source"] for cell in json.loads(source[0])["cells"]]
     run = json.loads(file.read_text(encoding="utf-8"))["cells"] if file.is_file() else []
     if [cell["source"] for cell in run] != stored:
-        logger.warning("%s has not been run as it is stored: `make docs` runs the notebooks before it builds the pages", docname)
+        logger.warning(
+            "%s has not been run as it is stored: `make docs` runs the notebooks before it builds the pages",
+            docname,
+        )
         return
     app.env.note_dependency(str(file))
     source[0] = file.read_text(encoding="utf-8")
 
 
 def setup(app):
-    app.connect("builder-inited", check_sections)  # autodoc writes defaults into signatures as texts
+    app.connect(
+        "builder-inited", check_sections
+    )  # autodoc writes defaults into signatures as texts
     app.connect("missing-reference", short_reference)
     app.connect("html-page-context", back_links)
     app.connect("html-page-context", breakable_names)

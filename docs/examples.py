@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 FOLDER = Path(__file__).parents[1] / "output/pictures"
 DPI, SHOWN = 160, 100  # pixels of the file and of the page for each inch: sharp on fine screens
 BLOCK = re.compile(
-    r"```python\n(?P<code>.*?)```(?:\n+```text\n(?P<shown>.*?)```)?(?P<picture>\n+```\{picture\} [^\n`]+\n```)?", flags=re.DOTALL
+    r"```python\n(?P<code>.*?)```(?:\n+```text\n(?P<shown>.*?)```)?(?P<picture>\n+```\{picture\} [^\n`]+\n```)?",
+    flags=re.DOTALL,
 )
 
 
@@ -36,7 +37,9 @@ def blocks(page: str, text: str) -> Iterator[Block]:
     digest = hashlib.sha256()
     for found in BLOCK.finditer(text):
         digest.update(found["code"].encode())
-        name = f"{page.replace('/', '-')}-{digest.hexdigest()[:12]}.png" if found["picture"] else None
+        name = (
+            f"{page.replace('/', '-')}-{digest.hexdigest()[:12]}.png" if found["picture"] else None
+        )
         yield Block(found["code"], found["shown"] or "", name)
 
 

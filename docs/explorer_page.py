@@ -15,13 +15,20 @@ def write_files(app):
     folder = Path(app.doctreedir) / "explorer"
     folder.mkdir(parents=True, exist_ok=True)
     for name in ("page.js", "page.css"):
-        (folder / f"explorer_{name}").write_text((EXPLORER / name).read_text(encoding="utf-8"), encoding="utf-8")
+        (folder / f"explorer_{name}").write_text(
+            (EXPLORER / name).read_text(encoding="utf-8"), encoding="utf-8"
+        )
     curves = folder / "explorer_curves.js"
-    if not curves.exists() or curves.stat().st_mtime < max(path.stat().st_mtime for path in PACKAGE.rglob("*.py")):
+    if not curves.exists() or curves.stat().st_mtime < max(
+        path.stat().st_mtime for path in PACKAGE.rglob("*.py")
+    ):
         from sgdynamics.cli.explorer.curves import grid
 
         # a script, because a page that is opened from a folder may not read other files
-        curves.write_text(f"window.SGDYNAMICS_EXPLORER = {json.dumps(grid(), allow_nan=False)};\n", encoding="utf-8")
+        curves.write_text(
+            f"window.SGDYNAMICS_EXPLORER = {json.dumps(grid(), allow_nan=False)};\n",
+            encoding="utf-8",
+        )
     app.config.html_static_path.append(str(folder))
 
 

@@ -40,10 +40,16 @@ require("readline").createInterface({ input: process.stdin }).on("line", (line) 
 @cache
 def _server() -> subprocess.Popen[str]:
     if not KATEX.is_dir():
-        raise ExtensionError(f"KaTeX is not in {KATEX}: build the pages with `make docs`, which installs it")
-    node = next(path for path in (Path(ROOT_DIR) / "bin/node", Path(ROOT_DIR) / "node.exe") if path.exists())
+        raise ExtensionError(
+            f"KaTeX is not in {KATEX}: build the pages with `make docs`, which installs it"
+        )
+    node = next(
+        path for path in (Path(ROOT_DIR) / "bin/node", Path(ROOT_DIR) / "node.exe") if path.exists()
+    )
     command = [str(node), "-e", SERVER, str(KATEX / "katex.min.js")]
-    server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8")
+    server = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8"
+    )
     atexit.register(server.kill)
     return server
 
@@ -66,7 +72,9 @@ def _written(node: Any, display: bool) -> str:
     try:
         return markup(node.astext().strip(), display)
     except ValueError as fault:
-        logger.warning("formula %s: %s", node.astext().strip(), fault, location=node)  # an error of `make docs`
+        logger.warning(
+            "formula %s: %s", node.astext().strip(), fault, location=node
+        )  # an error of `make docs`
         return f"<code>{escape(node.astext())}</code>"
 
 
@@ -77,8 +85,14 @@ def _inline(self: Any, node: Any) -> None:
 
 def _display(self: Any, node: Any) -> None:
     anchor = f' id="{node["ids"][0]}"' if node["ids"] else ""
-    number = f'<span class="eqno">({node["number"]})<a class="headerlink" href="#{node["ids"][0]}">¶</a></span>' if node["number"] else ""
-    self.body.append(f'<div class="equation"{anchor}><div class="formula">{_written(node, True)}</div>{number}</div>\n')
+    number = (
+        f'<span class="eqno">({node["number"]})<a class="headerlink" href="#{node["ids"][0]}">¶</a></span>'
+        if node["number"]
+        else ""
+    )
+    self.body.append(
+        f'<div class="equation"{anchor}><div class="formula">{_written(node, True)}</div>{number}</div>\n'
+    )
     raise nodes.SkipNode
 
 

@@ -25,7 +25,9 @@ LIMIT = 600  # seconds for one cell, on a busy machine
 def notebook(name: str) -> Any:
     """A notebook without outputs, from its source; what jupytext would make up at random or read off this machine is fixed."""
     found = jupytext.read(SOURCES / f"{name}.py", fmt="py:percent")
-    found.metadata = nbformat.from_dict({"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}})
+    found.metadata = nbformat.from_dict(
+        {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
+    )
     for number, cell in enumerate(found.cells):
         cell["id"], cell["metadata"] = f"{name}-{number}", nbformat.from_dict({})
     found.nbformat, found.nbformat_minor = 4, 5
@@ -60,7 +62,10 @@ def run(name: str, folder: Path) -> Any:
 def printed(found: Any) -> str:
     """What the cells of a notebook print."""
     return "".join(
-        one["text"] for cell in found.cells for one in cell.get("outputs", ()) if one["output_type"] == "stream" and one["name"] == "stdout"
+        one["text"]
+        for cell in found.cells
+        for one in cell.get("outputs", ())
+        if one["output_type"] == "stream" and one["name"] == "stdout"
     )
 
 

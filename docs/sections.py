@@ -19,7 +19,10 @@ from typing import Any
 
 from numpydoc.docscrape import NumpyDocString
 
-DIRECTIVE = re.compile(r"^\.\. auto(?P<kind>function|class|module):: (?P<name>[\w.]+)\n(?P<options>(?:   :.*\n)*)", flags=re.MULTILINE)
+DIRECTIVE = re.compile(
+    r"^\.\. auto(?P<kind>function|class|module):: (?P<name>[\w.]+)\n(?P<options>(?:   :.*\n)*)",
+    flags=re.MULTILINE,
+)
 MEMBERS = re.compile(r":members:(?P<names>.*)")
 SINGLE = re.compile(r"(?<!`)`[^`\n]+`(?!`)")
 DEFAULT = re.compile(r", default (?P<value>.+)$")
@@ -33,7 +36,9 @@ def shown(page: Path) -> Iterator[tuple[str, str, Any]]:
         for part in path:
             one = getattr(one, part)
         listed = MEMBERS.search(found["options"])
-        names = [name.strip() for name in listed["names"].split(",") if name.strip()] if listed else []
+        names = (
+            [name.strip() for name in listed["names"].split(",") if name.strip()] if listed else []
+        )
         if found["kind"] == "module":
             for name in names or getattr(one, "__all__", None) or _own_names(one):
                 yield from _with_members(f"{found['name']}.{name}", getattr(one, name), None)
@@ -42,7 +47,11 @@ def shown(page: Path) -> Iterator[tuple[str, str, Any]]:
 
 
 def _own_names(module: Any) -> list[str]:
-    return [name for name, one in vars(module).items() if not name.startswith("_") and getattr(one, "__module__", "") == module.__name__]
+    return [
+        name
+        for name, one in vars(module).items()
+        if not name.startswith("_") and getattr(one, "__module__", "") == module.__name__
+    ]
 
 
 def _with_members(name: str, one: Any, members: list[str] | None) -> Iterator[tuple[str, str, Any]]:
@@ -52,7 +61,9 @@ def _with_members(name: str, one: Any, members: list[str] | None) -> Iterator[tu
             yield "function", name, one
         return
     yield "class", name, one
-    for member in members or [each for each in vars(one) if not each.startswith("_") and members is None]:
+    for member in members or [
+        each for each in vars(one) if not each.startswith("_") and members is None
+    ]:
         value = inspect.getattr_static(one, member)
         if isinstance(value, (property, cached_property)):
             yield "property", f"{name}.{member}", value
@@ -77,7 +88,11 @@ def faults(kind: str, one: Any) -> list[str]:
     if arguments and not told and not fields:
         found.append("no section Parameters")
     else:
-        found += [f"argument {name} is not documented" for name in arguments if name not in told and name not in fields]
+        found += [
+            f"argument {name} is not documented"
+            for name in arguments
+            if name not in told and name not in fields
+        ]
     found += [f"there is no argument {name}" for name in told if name not in arguments]
     for name, part in told.items():
         if name in arguments:
@@ -91,7 +106,12 @@ def faults(kind: str, one: Any) -> list[str]:
 
 def _arguments(kind: str, one: Any) -> dict[str, inspect.Parameter]:
     """Arguments by name, as a docstring writes them: with stars where they have any."""
-    if kind == "class" and "__init__" not in vars(one) and not dataclasses.is_dataclass(one) and not issubclass(one, tuple):
+    if (
+        kind == "class"
+        and "__init__" not in vars(one)
+        and not dataclasses.is_dataclass(one)
+        and not issubclass(one, tuple)
+    ):
         return {}
     stars = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
     given = inspect.signature(one).parameters.values()
@@ -101,10 +121,18 @@ def _arguments(kind: str, one: Any) -> dict[str, inspect.Parameter]:
 def _default_faults(name: str, said: str, default: Any) -> list[str]:
     """Whether what is said of a default is what the signature has."""
     if default is inspect.Parameter.empty:
-        return [f"argument {name} has no default, the docstring says it has"] if "default" in said or "optional" in said else []
+        return (
+            [f"argument {name} has no default, the docstring says it has"]
+            if "default" in said or "optional" in said
+            else []
+        )
     stated = DEFAULT.search(said)
     if default is None and stated is None:
-        return [] if said.endswith("optional") else [f"argument {name} is optional, the docstring does not say so"]
+        return (
+            []
+            if said.endswith("optional")
+            else [f"argument {name} is optional, the docstring does not say so"]
+        )
     if stated is None:
         return [f"argument {name} has the default {default!r}, the docstring does not say so"]
     try:
@@ -112,9 +140,17 @@ def _default_faults(name: str, said: str, default: Any) -> list[str]:
     except (ValueError, SyntaxError):
         value = stated["value"]
     same = value == default or stated["value"] == str(default)
-    return [] if same else [f"argument {name} has the default {default!r}, the docstring says {stated['value']}"]
+    return (
+        []
+        if same
+        else [f"argument {name} has the default {default!r}, the docstring says {stated['value']}"]
+    )
 
 
 def _returns(function: Any) -> bool:
     """Whether the signature promises a value."""
-    return inspect.signature(function).return_annotation not in (None, "None", inspect.Signature.empty)
+    return inspect.signature(function).return_annotation not in (
+        None,
+        "None",
+        inspect.Signature.empty,
+    )

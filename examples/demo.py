@@ -32,18 +32,29 @@ def main(folder: Path, dimension: int = DIMENSION, runs: int = RUNS) -> None:
     start = sgd.start(problem, M=[[0.3], [0.2], [-0.2], [0.1]], Q=np.eye(4))
     times = np.linspace(0, SHOWN[-1], 51)
 
-    print(f"phase retrieval, width {problem.width}, d = {dimension}, lr = {algorithm.lr}, noise = {problem.noise}")
+    print(
+        f"phase retrieval, width {problem.width}, d = {dimension}, lr = {algorithm.lr}, noise = {problem.noise}"
+    )
     print("solving the ODE ...", flush=True)
     theory = sgd.solve_ode(problem, algorithm, start, times=times)
     shared = {"times": times, "dimension": dimension, "seed": SEED, "progress": True}
     exact = sgd.simulate(problem, algorithm, start, runs=runs, **shared)
-    direct = sgd.simulate(problem, algorithm, start, runs=DIRECT_RUNS, method="direct", dtype="float32", **shared)
+    direct = sgd.simulate(
+        problem, algorithm, start, runs=DIRECT_RUNS, method="direct", dtype="float32", **shared
+    )
 
     print_table(f"exact simulation ({runs} runs) against the ODE", sgd.compare(theory, exact))
-    print_table(f"direct {dimension}-dimensional SGD ({DIRECT_RUNS} runs) against the ODE", sgd.compare(theory, direct))
+    print_table(
+        f"direct {dimension}-dimensional SGD ({DIRECT_RUNS} runs) against the ODE",
+        sgd.compare(theory, direct),
+    )
 
     fig, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
-    for result, label in ((theory, "ODE, $d \\to \\infty$"), (exact, f"exact, {runs} runs"), (direct, f"direct, {DIRECT_RUNS} runs")):
+    for result, label in (
+        (theory, "ODE, $d \\to \\infty$"),
+        (exact, f"exact, {runs} runs"),
+        (direct, f"direct, {DIRECT_RUNS} runs"),
+    ):
         sgd.plot.risk(result, ax=left, label=label)
     sgd.plot.overlaps(theory, ax=right)
     sgd.plot.overlaps(exact, ax=right, label=f"exact, {runs} runs")
@@ -66,8 +77,16 @@ def print_table(title, table):
     )
     for when in SHOWN:
         row = table.isel(time=int(np.argmin(np.abs(np.asarray(table.t) - when))))
-        risk = row["excess_risk_theory"], row["excess_risk_simulation"], row["excess_risk_standard_error"], row["excess_risk_z"]
-        overlap = tuple(row[f"M_{part}"].isel(unit=0, signal=0) for part in ("theory", "simulation", "standard_error", "z"))
+        risk = (
+            row["excess_risk_theory"],
+            row["excess_risk_simulation"],
+            row["excess_risk_standard_error"],
+            row["excess_risk_z"],
+        )
+        overlap = tuple(
+            row[f"M_{part}"].isel(unit=0, signal=0)
+            for part in ("theory", "simulation", "standard_error", "z")
+        )
         print(
             f"{float(row.t):5.2f}  {float(risk[0]):19.5f}  {float(risk[1]):10.5f} ± {float(risk[2]):.5f}  {float(risk[3]):+6.1f} s.e."
             f"  {float(overlap[0]):11.4f}  {float(overlap[1]):9.4f} ± {float(overlap[2]):.4f}  {float(overlap[3]):+6.1f} s.e."

@@ -58,19 +58,39 @@ def main(folder: Path, side: int = SIDE) -> None:
     plateau = exit_times(folder, side)
     print(f"{plateau.attrs['points']} exit times in {time.perf_counter() - began:.0f} s")
     small = min(side, SMALL_SIDE)
-    mixture = sweep(rate, over={"snr": np.geomspace(1.0, 1000.0, small), "weight_decay": np.linspace(0.005, 0.2, small)})
+    mixture = sweep(
+        rate,
+        over={
+            "snr": np.geomspace(1.0, 1000.0, small),
+            "weight_decay": np.linspace(0.005, 0.2, small),
+        },
+    )
     mixture["rate"].attrs["long_name"] = "rate of leaving 0"
 
     fig, (left, right) = plt.subplots(1, 2, figsize=(11.5, 4.6), layout="constrained")
     sgd.plot.phase_diagram(plateau, "lr", "noise", value="samples", ax=left, log=True)
     noise = np.asarray(plateau.noise)
     left.plot(1 / (6 + noise / 2), noise, color="crimson", lw=1.8, label="beyond: nothing grows")
-    left.plot(1 / (6 + noise / 1.6), noise, color="crimson", lw=1.4, ls="--", label="beyond: stops short of a fifth")
+    left.plot(
+        1 / (6 + noise / 1.6),
+        noise,
+        color="crimson",
+        lw=1.4,
+        ls="--",
+        label="beyond: stops short of a fifth",
+    )
     left.legend(loc="lower left", frameon=True)
     left.text(0.97, 0.95, "never leaves", transform=left.transAxes, ha="right", va="top")
     left.set_title("phase retrieval: time on the plateau", fontsize=11)
     sgd.plot.phase_diagram(mixture, "snr", "weight_decay", value="rate", ax=right)
-    right.contour(mixture.snr, mixture.weight_decay, mixture.rate.T, levels=[0.0], colors="crimson", linewidths=1.8)
+    right.contour(
+        mixture.snr,
+        mixture.weight_decay,
+        mixture.rate.T,
+        levels=[0.0],
+        colors="crimson",
+        linewidths=1.8,
+    )
     right.set_title("XOR mixture: above the line nothing is learned", fontsize=11)
     picture = folder / "phase_diagram.png"
     unfinished = folder / ".phase_diagram.part.png"
@@ -81,4 +101,7 @@ def main(folder: Path, side: int = SIDE) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path("output"), int(sys.argv[2]) if len(sys.argv) > 2 else SIDE)
+    main(
+        Path(sys.argv[1]) if len(sys.argv) > 1 else Path("output"),
+        int(sys.argv[2]) if len(sys.argv) > 2 else SIDE,
+    )

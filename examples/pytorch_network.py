@@ -48,7 +48,9 @@ def train(torch, inputs: int, samples: int):
         second.weight.fill_(1.0 / UNITS)
 
     def label(x):
-        return torch.erf(x @ teacher.T / math.sqrt(2)).mean(dim=1, keepdim=True) + math.sqrt(NOISE) * torch.randn(len(x), 1, dtype=x.dtype)
+        return torch.erf(x @ teacher.T / math.sqrt(2)).mean(dim=1, keepdim=True) + math.sqrt(
+            NOISE
+        ) * torch.randn(len(x), 1, dtype=x.dtype)
 
     loss = torch.nn.MSELoss()
     optimiser = torch.optim.SGD(first.parameters(), lr=RATE / inputs)  # the head is frozen
@@ -63,7 +65,17 @@ def train(torch, inputs: int, samples: int):
             alphas.append(step / inputs)
             losses.append(float(squares.mean()))
             errors.append(float(squares.std()) / math.sqrt(len(squares)))
-            trainings.append(sgd.from_training(network, loss, optimiser, teacher=teacher, teacher_head=head, noise=NOISE, activation="erf"))
+            trainings.append(
+                sgd.from_training(
+                    network,
+                    loss,
+                    optimiser,
+                    teacher=teacher,
+                    teacher_head=head,
+                    noise=NOISE,
+                    activation="erf",
+                )
+            )
         x = torch.randn(1, inputs, dtype=torch.float64)
         optimiser.zero_grad()
         loss(network(x), label(x)).backward()
@@ -76,14 +88,22 @@ def main(folder: Path, inputs: int = INPUTS, samples: int = SAMPLES) -> None:
         import torch
     except ImportError:
         missing = 'this example trains a PyTorch network, and PyTorch is not installed: pip install "sgdynamics[torch]"'
-        raise SystemExit(f"{missing} (its build for the CPU is enough: docs/howto/network.md)") from None
+        raise SystemExit(
+            f"{missing} (its build for the CPU is enough: docs/howto/network.md)"
+        ) from None
     mpl.use("Agg")
     import matplotlib.pyplot as plt
 
     began = time.perf_counter()
-    print(f"training a PyTorch network, {inputs} inputs, {UNITS} units, {samples * inputs} samples, one pass ...", flush=True)
+    print(
+        f"training a PyTorch network, {inputs} inputs, {UNITS} units, {samples * inputs} samples, one pass ...",
+        flush=True,
+    )
     alphas, losses, errors, trainings = train(torch, inputs, samples)
-    print(f"  {time.perf_counter() - began:.0f} s; now the theory, from the network at {HANDOVER} d samples", flush=True)
+    print(
+        f"  {time.perf_counter() - began:.0f} s; now the theory, from the network at {HANDOVER} d samples",
+        flush=True,
+    )
 
     middle = int(np.argmin(np.abs(alphas - HANDOVER)))
     training = trainings[middle]
@@ -93,7 +113,9 @@ def main(folder: Path, inputs: int = INPUTS, samples: int = SAMPLES) -> None:
     predicted = training.loss(np.asarray(theory.risk)[0])
     spread = training.loss(np.asarray(runs.risk)).std(axis=0, ddof=1)
 
-    print(f"\n{'samples/d':>9}  {'test loss of the network':>24}  {'ODE':>8}  {'spread of SGD':>13}  {'apart':>10}")
+    print(
+        f"\n{'samples/d':>9}  {'test loss of the network':>24}  {'ODE':>8}  {'spread of SGD':>13}  {'apart':>10}"
+    )
     for index in range(0, len(later), max(1, len(later) // 9)):
         at = middle + index
         apart = (losses[at] - predicted[index]) / math.hypot(errors[at], spread[index])
@@ -102,23 +124,52 @@ def main(folder: Path, inputs: int = INPUTS, samples: int = SAMPLES) -> None:
         )
 
     fig, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
-    left.errorbar(alphas, losses, errors, fmt="o", ms=3.5, color="tab:gray", label="PyTorch network, test loss")
+    left.errorbar(
+        alphas,
+        losses,
+        errors,
+        fmt="o",
+        ms=3.5,
+        color="tab:gray",
+        label="PyTorch network, test loss",
+    )
     left.plot(alphas[middle:], predicted, color="tab:red", label="ODE from the network")
     band = predicted - 2 * spread, predicted + 2 * spread
-    left.fill_between(alphas[middle:], *band, color="tab:red", alpha=0.2, lw=0, label="± 2 s.d. of SGD at this $d$")
+    left.fill_between(
+        alphas[middle:],
+        *band,
+        color="tab:red",
+        alpha=0.2,
+        lw=0,
+        label="± 2 s.d. of SGD at this $d$",
+    )
     left.set(yscale="log", ylabel="mean squared error", title="loss")
     M = np.stack([measurement.start.M[0] for measurement in trainings])
     for unit in range(UNITS):
         for signal in range(TEACHERS):
             color = f"C{unit}"
-            right.plot(alphas, M[:, unit, signal], "o" if signal == 0 else "^", ms=3, color=color, alpha=0.6)
-            right.plot(alphas[middle:], theory.M[0, :, unit, signal], color=color, ls="-" if signal == 0 else "--")
+            right.plot(
+                alphas,
+                M[:, unit, signal],
+                "o" if signal == 0 else "^",
+                ms=3,
+                color=color,
+                alpha=0.6,
+            )
+            right.plot(
+                alphas[middle:],
+                theory.M[0, :, unit, signal],
+                color=color,
+                ls="-" if signal == 0 else "--",
+            )
     right.set(ylabel="$w_i \\cdot w^*_r$", title="overlaps (points: network, lines: ODE)")
     for ax in (left, right):
         ax.axvline(alphas[middle], color="black", lw=0.8, ls=":")
         ax.set_xlabel("samples / $d$")
     left.legend(frameon=False)
-    fig.suptitle(f"A PyTorch network with {inputs} inputs, and the theory from {HANDOVER} $d$ samples on")
+    fig.suptitle(
+        f"A PyTorch network with {inputs} inputs, and the theory from {HANDOVER} $d$ samples on"
+    )
     folder.mkdir(parents=True, exist_ok=True)
     picture = folder / "pytorch_network.png"
     unfinished = folder / ".pytorch_network.part.png"

@@ -29,7 +29,9 @@ def digits() -> tuple[np.ndarray, np.ndarray]:
     try:
         from sklearn.datasets import load_digits
     except ImportError:
-        raise SystemExit("this example looks at scikit-learn's digits, and it is not installed: pip install 'sgdynamics[data]'") from None
+        raise SystemExit(
+            "this example looks at scikit-learn's digits, and it is not installed: pip install 'sgdynamics[data]'"
+        ) from None
     found: Any = load_digits()
     x = found.data / 16
     return x - x.mean(axis=0), np.where(found.target % 2 == 1, 1.0, -1.0)
@@ -55,12 +57,20 @@ def main(folder: Path, runs: int = RUNS) -> None:
 
     began = time.perf_counter()
     spectrum = sgd.spectrum_of(x, y)
-    print(f"{len(x)} images, {spectrum.dimension} directions, of which {spectrum.effective_dimension:.1f} carry the noise of a step")
-    print(f"labels are linear in the pixels but for a noise of {spectrum.noise:.3f}; kappa = {spectrum.kappa:.3f} (1 for Gaussian inputs)")
+    print(
+        f"{len(x)} images, {spectrum.dimension} directions, of which {spectrum.effective_dimension:.1f} carry the noise of a step"
+    )
+    print(
+        f"labels are linear in the pixels but for a noise of {spectrum.noise:.3f}; kappa = {spectrum.kappa:.3f} (1 for Gaussian inputs)"
+    )
     limits = spectrum.largest_step * spectrum.trace, spectrum.gaussian_step * spectrum.trace
-    print(f"SGD settles up to lr = {limits[0]:.2f} on these images, up to {limits[1]:.2f} on Gaussian ones of their covariance")
+    print(
+        f"SGD settles up to lr = {limits[0]:.2f} on these images, up to {limits[1]:.2f} on Gaussian ones of their covariance"
+    )
 
-    problem = sgd.TeacherStudent(width=1, activation="linear", covariance=spectrum, noise=spectrum.noise)
+    problem = sgd.TeacherStudent(
+        width=1, activation="linear", covariance=spectrum, noise=spectrum.noise
+    )
     zero = np.zeros((spectrum.blocks, 1, 1))
     start = sgd.start(problem, M=zero, Q=zero)
     grid = np.union1d(STEPS, np.round(np.geomspace(STEPS[0], STEPS[-1], 61))).astype(int)
@@ -69,24 +79,39 @@ def main(folder: Path, runs: int = RUNS) -> None:
     for ax, lr in zip(axes, RATES, strict=True):
         algorithm = sgd.OnePassSGD(lr=lr, per="trace")
         gaussian, repaired = (
-            sgd.solve_linear(problem, algorithm, start, steps=grid, kappa=kappa).risk.values[0] for kappa in (1.0, spectrum.kappa)
+            sgd.solve_linear(problem, algorithm, start, steps=grid, kappa=kappa).risk.values[0]
+            for kappa in (1.0, spectrum.kappa)
         )
         risks = train(x, y, lr / spectrum.trace, runs)
         mean, error = risks.mean(axis=0), risks.std(axis=0, ddof=1) / np.sqrt(runs)
-        print(f"\nlr = {lr:g}\n{'steps':>5}  {'SGD on the images':>17}  {'Gaussian':>8}  {'apart':>6}  {'with kappa':>10}  {'apart':>6}")
+        print(
+            f"\nlr = {lr:g}\n{'steps':>5}  {'SGD on the images':>17}  {'Gaussian':>8}  {'apart':>6}  {'with kappa':>10}  {'apart':>6}"
+        )
         for index, step in enumerate(STEPS):
             one, other = gaussian[at[index]], repaired[at[index]]
             shares = [f"{line / mean[index] - 1:+6.1%}" for line in (one, other)]
-            print(f"{step:5d}  {mean[index]:8.4f} ± {error[index]:.4f}  {one:8.4f}  {shares[0]}  {other:10.4f}  {shares[1]}")
+            print(
+                f"{step:5d}  {mean[index]:8.4f} ± {error[index]:.4f}  {one:8.4f}  {shares[0]}  {other:10.4f}  {shares[1]}"
+            )
         ax.errorbar(
-            STEPS, mean, 2 * error, fmt="o", ms=5, mfc="white", color="tab:gray", capsize=2, label=f"SGD on the images, {runs} runs"
+            STEPS,
+            mean,
+            2 * error,
+            fmt="o",
+            ms=5,
+            mfc="white",
+            color="tab:gray",
+            capsize=2,
+            label=f"SGD on the images, {runs} runs",
         )
         ax.plot(grid, gaussian, color="tab:blue", ls="--", label="Gaussian inputs")
         ax.plot(grid, repaired, color="tab:red", label=f"with $\\kappa$ = {spectrum.kappa:.3f}")
         ax.set(xscale="log", xlabel="steps", title=f"lr = {lr:g}")
         ax.legend(frameon=False)
     axes[0].set_ylabel("risk")
-    fig.suptitle("Odd or even digits: SGD on the images, and the theory from their spectrum (bars: 2 standard errors)")
+    fig.suptitle(
+        "Odd or even digits: SGD on the images, and the theory from their spectrum (bars: 2 standard errors)"
+    )
     folder.mkdir(parents=True, exist_ok=True)
     picture = folder / "real_data.png"
     unfinished = folder / ".real_data.part.png"

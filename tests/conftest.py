@@ -31,7 +31,9 @@ S0_Q = S0_M @ S0_M.T + np.diag([0.9, 1.0, 1.1, 0.8])
 
 MANY_MAPS = 30_000
 
-C4 = np.array([[1, 0.3, 0.2, 0.1], [0.3, 1.2, 0.4, 0.25], [0.2, 0.4, 0.9, 0.35], [0.1, 0.25, 0.35, 1.1]])
+C4 = np.array(
+    [[1, 0.3, 0.2, 0.1], [0.3, 1.2, 0.4, 0.25], [0.2, 0.4, 0.9, 0.35], [0.1, 0.25, 0.35, 1.1]]
+)
 
 
 SLOWEST = 900  # seconds that a test of a tenth may take
@@ -50,7 +52,10 @@ def share_programs() -> None:
     folder = tempfile.mkdtemp(prefix="sgdynamics-programs-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     # what compiles faster is not read faster than compiled
-    for name, value in (("jax_compilation_cache_dir", folder), ("jax_persistent_cache_min_compile_time_secs", 0.2)):
+    for name, value in (
+        ("jax_compilation_cache_dir", folder),
+        ("jax_persistent_cache_min_compile_time_secs", 0.2),
+    ):
         os.environ[name.upper()] = str(value)
         jax.config.update(name, value)
 
@@ -68,20 +73,32 @@ def pytest_configure(config: pytest.Config) -> None:
 
     What runs the slow ones (`make slow`, `make tenth`, `make docs`) keeps the compiler as users have it.
     """
-    config.addinivalue_line("markers", "runs_long: its time is that of running, so that its programs are optimised also in the fast set")
+    config.addinivalue_line(
+        "markers",
+        "runs_long: its time is that of running, so that its programs are optimised also in the fast set",
+    )
     flags = os.environ.get("XLA_FLAGS", "")
     if config.option.markexpr != "not slow" or QUICK in flags or hasattr(config, "workerinput"):
         return
     # an XLA that no longer has the flag refuses to start, so another process tries it first
     quick = {**os.environ, "XLA_FLAGS": f"{flags} {QUICK}".strip()}
-    if subprocess.run([sys.executable, "-c", "import jax; jax.devices()"], env=quick, capture_output=True).returncode == 0:
+    if (
+        subprocess.run(
+            [sys.executable, "-c", "import jax; jax.devices()"], env=quick, capture_output=True
+        ).returncode
+        == 0
+    ):
         os.environ["XLA_FLAGS"] = quick["XLA_FLAGS"]
 
 
 @pytest.hookimpl(tryfirst=True)  # before the fixtures
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    unoptimised = item.config.option.markexpr == "not slow" and not item.get_closest_marker("runs_long")
-    os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = str(int(unoptimised))  # for the processes that it starts: the same to the bit
+    unoptimised = item.config.option.markexpr == "not slow" and not item.get_closest_marker(
+        "runs_long"
+    )
+    os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = str(
+        int(unoptimised)
+    )  # for the processes that it starts: the same to the bit
     jax.config.update("jax_disable_most_optimizations", unoptimised)
 
 
@@ -103,7 +120,11 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--tenth", type=int, help="of the tests that are collected only the tenth with this number, taken modulo ten")
+    parser.addoption(
+        "--tenth",
+        type=int,
+        help="of the tests that are collected only the tenth with this number, taken modulo ten",
+    )
 
 
 @pytest.hookimpl(trylast=True)  # after the choice by markers
@@ -112,7 +133,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if (number := config.getoption("--tenth")) is None:
         return
     dealt = tenths([item.nodeid for item in items])
-    config.hook.pytest_deselected(items=[item for item in items if dealt[item.nodeid] != number % 10])
+    config.hook.pytest_deselected(
+        items=[item for item in items if dealt[item.nodeid] != number % 10]
+    )
     items[:] = [item for item in items if dealt[item.nodeid] == number % 10]
 
 
@@ -121,7 +144,11 @@ def tenths(names: list[str]) -> dict[str, int]:
     files = defaultdict(list)
     for name in sorted(names):
         files[name.partition("::")[0]].append(name)
-    return {name: (place + zlib.crc32(file.encode())) % 10 for file, tests in files.items() for place, name in enumerate(tests)}
+    return {
+        name: (place + zlib.crc32(file.encode())) % 10
+        for file, tests in files.items()
+        for place, name in enumerate(tests)
+    }
 
 
 @pytest.hookimpl(wrapper=True)
@@ -190,13 +217,17 @@ def same_law(one: np.ndarray, other: np.ndarray, what: str) -> None:
     for name, f in (("mean", lambda x: x), ("variance", lambda x: (x - x.mean()) ** 2)):
         a, b = f(one), f(other)
         error = np.sqrt(a.var(ddof=1) / len(a) + b.var(ddof=1) / len(b))
-        assert abs(a.mean() - b.mean()) <= Z * error, f"{what}: {name} {a.mean():.6g} against {b.mean():.6g} ± {error:.2g}"
+        assert abs(a.mean() - b.mean()) <= Z * error, (
+            f"{what}: {name} {a.mean():.6g} against {b.mean():.6g} ± {error:.2g}"
+        )
     for level in (0.1, 0.5, 0.9):
         # the quantile of one sample splits the other in the same proportion
         split = np.quantile(one, level, method="lower")
         share, expected = np.mean(other <= split), np.mean(one <= split)
         error = np.sqrt(expected * (1 - expected) * (1 / len(one) + 1 / len(other)))
-        assert abs(share - expected) <= Z * error + 2 / len(one), f"{what}: quantile {level}: {share:.4f} for {expected:.4f}"
+        assert abs(share - expected) <= Z * error + 2 / len(one), (
+            f"{what}: quantile {level}: {share:.4f} for {expected:.4f}"
+        )
 
 
 @pytest.fixture

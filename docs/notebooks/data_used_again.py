@@ -32,7 +32,9 @@ alpha = 2.0 * epochs  # examples read, for each dimension
 # standard error of its own.
 
 # %%
-theory = sgd.solve_dmft(problem, algorithm, start, alpha=alpha, cells=16, paths=4096, replicates=8, progress=False)
+theory = sgd.solve_dmft(
+    problem, algorithm, start, alpha=alpha, cells=16, paths=4096, replicates=8, progress=False
+)
 theory
 
 # %% [markdown]
@@ -41,19 +43,32 @@ theory
 # The same in 150 dimensions, with 300 examples, on 64 data sets:
 
 # %%
-runs = sgd.simulate(problem, algorithm, start, alpha=alpha, dimension=150, runs=64, seed=0, progress=False)
+runs = sgd.simulate(
+    problem, algorithm, start, alpha=alpha, dimension=150, runs=64, seed=0, progress=False
+)
 fig, ax = plt.subplots(figsize=(7, 3.8), layout="constrained")
 for name, color, said in (("risk", "C0", "new data"), ("train_risk", "C1", "the data set")):
     line, error = theory[name][0], theory[f"{name}_standard_error"][0]
     ax.plot(epochs, line, color=color, label=f"{said}, theory")
     ax.fill_between(epochs, line - 2 * error, line + 2 * error, color=color, alpha=0.25)
-    ax.errorbar(epochs, runs[name].mean("run"), runs[name].std("run") / 8, fmt="o", mfc="white", color=color, label=f"{said}, runs")
+    ax.errorbar(
+        epochs,
+        runs[name].mean("run"),
+        runs[name].std("run") / 8,
+        fmt="o",
+        mfc="white",
+        color=color,
+        label=f"{said}, runs",
+    )
 ax.axhline(0.125, color="0.6", ls=":")
 ax.set(xlabel="epochs", ylabel="risk", xticks=epochs)
 ax.legend(frameon=False)
 plt.show()
 beside = sgd.compare(theory, runs)
-print("largest difference in standard errors:", "below 6" if float(abs(beside.risk_z).max()) < 6 else "6 or more")
+print(
+    "largest difference in standard errors:",
+    "below 6" if float(abs(beside.risk_z).max()) < 6 else "6 or more",
+)
 
 # %% [markdown]
 # The dotted line is the noise of the labels, the best that can be had on new data. On the data set the risk falls below
@@ -65,7 +80,9 @@ print("largest difference in standard errors:", "below 6" if float(abs(beside.ri
 # many *fresh* examples would have brought the same progress as one that is seen again:
 
 # %%
-worth = sgd.worth_of_repeats(problem, algorithm, start, epochs=3, cells=16, paths=4096, replicates=8, progress=False)
+worth = sgd.worth_of_repeats(
+    problem, algorithm, start, epochs=3, cells=16, paths=4096, replicates=8, progress=False
+)
 values = worth["worth"].values[0]
 fig, ax = plt.subplots(figsize=(5, 3.2), layout="constrained")
 ax.bar([1, 2, 3], values)

@@ -55,7 +55,9 @@ theory
 # law, so that a billion dimensions would cost no more a step.
 
 # %%
-runs = sgd.simulate(problem, algorithm, start, alpha=np.linspace(0, 120, 13), dimension=d, runs=50, seed=1)
+runs = sgd.simulate(
+    problem, algorithm, start, alpha=np.linspace(0, 120, 13), dimension=d, runs=50, seed=1
+)
 beside = sgd.compare(theory, runs)
 beside
 
@@ -83,9 +85,13 @@ plt.show()
 # %%
 asked = {"threshold": 0.99, "max_time": 700}
 in_theory = sgd.exit_time(problem, algorithm, start, **asked)
-measured = sgd.exit_time(problem, algorithm, start, method="exact", dimension=d, runs=50, seed=1, **asked)
+measured = sgd.exit_time(
+    problem, algorithm, start, method="exact", dimension=d, runs=50, seed=1, **asked
+)
 print(f"theory:  alpha = {in_theory.alpha[0]:.0f}")
-print(f"50 runs: alpha = {measured.alpha.mean():.0f} ± {measured.standard_error / algorithm.lr:.1f}")
+print(
+    f"50 runs: alpha = {measured.alpha.mean():.0f} ± {measured.standard_error / algorithm.lr:.1f}"
+)
 print(f"the first left at {measured.alpha.min():.0f}, the last at {measured.alpha.max():.0f}")
 
 # %% [markdown]

@@ -55,7 +55,9 @@ def draw(count):
 # %%
 training = sgd.from_training(network, loss, optimiser, teacher=teacher, noise=noise, batch=batch)
 problem, algorithm, start = training
-print(f"PyTorch: lr = {optimiser.param_groups[0]['lr']}; library: lr = {algorithm.lr:g}, head_rate = {algorithm.head_rate:g}")
+print(
+    f"PyTorch: lr = {optimiser.param_groups[0]['lr']}; library: lr = {algorithm.lr:g}, head_rate = {algorithm.head_rate:g}"
+)
 print("overlaps with the teacher:", start.M[0].round(2).tolist())
 
 # %% [markdown]
@@ -97,7 +99,9 @@ measured = train(steps)
 predicted = training.loss(theory.risk.values[0])
 for step in (0, 100, 300, 3000):
     at = list(steps).index(step)
-    print(f"step {step:4d}: mean squared error {measured[at]:.3f} of the network, {predicted[at]:.3f} of the ODE")
+    print(
+        f"step {step:4d}: mean squared error {measured[at]:.3f} of the network, {predicted[at]:.3f} of the ODE"
+    )
 
 # %%
 fig, ax = plt.subplots(figsize=(7, 3.8), layout="constrained")
@@ -109,7 +113,9 @@ ax.set(xlabel="optimiser steps", ylabel="mean squared error", yscale="log")
 ax.legend(frameon=False)
 plt.show()
 inside = (measured > 0.97 * low.values) & (measured < 1.03 * high.values)
-print(f"{int(inside.sum())} of {len(steps)} measurements lie within the band (widened by 3%, the error of a measurement)")
+print(
+    f"{int(inside.sum())} of {len(steps)} measurements lie within the band (widened by 3%, the error of a measurement)"
+)
 
 # %% [markdown]
 # ## Other networks and optimisers
@@ -128,7 +134,9 @@ print(f"{int(inside.sum())} of {len(steps)} measurements lie within the band (wi
 # %%
 with_biases = torch.nn.Sequential(torch.nn.Linear(d, 4), torch.nn.ReLU(), torch.nn.Linear(4, 1))
 try:
-    sgd.from_training(with_biases, loss, torch.optim.SGD(with_biases.parameters(), lr=0.02), teacher=teacher)
+    sgd.from_training(
+        with_biases, loss, torch.optim.SGD(with_biases.parameters(), lr=0.02), teacher=teacher
+    )
 except ValueError as error:
     print(error)
 

@@ -25,7 +25,10 @@ updates = {
     "momentum": (1.0, sgd.updates.momentum(memory=1.0)),
     "Adam": (0.3, sgd.updates.adam(memory=4.0)),
 }
-theory = {name: sgd.solve_ode(problem, sgd.OnePassSGD(lr=lr, update=update), start, alpha=alpha) for name, (lr, update) in updates.items()}
+theory = {
+    name: sgd.solve_ode(problem, sgd.OnePassSGD(lr=lr, update=update), start, alpha=alpha)
+    for name, (lr, update) in updates.items()
+}
 theory["Adam"]
 
 # %% [markdown]
@@ -40,12 +43,16 @@ fig, ax = plt.subplots(figsize=(7, 4), layout="constrained")
 for name, (lr, update) in updates.items():
     method = "direct" if name == "Adam" else "exact"
     algorithm = sgd.OnePassSGD(lr=lr, update=update)
-    runs = sgd.simulate(problem, algorithm, start, alpha=alpha[::4], dimension=d, runs=count, seed=1, method=method)
+    runs = sgd.simulate(
+        problem, algorithm, start, alpha=alpha[::4], dimension=d, runs=count, seed=1, method=method
+    )
     (line,) = ax.semilogy(alpha, theory[name].excess_risk[0], label=name)
     mean, error = runs.excess_risk.mean("run"), runs.excess_risk.std("run") / count**0.5
     ax.errorbar(runs.alpha, mean, error, fmt="o", ms=4, capsize=2, color=line.get_color())
     last = float(theory[name].excess_risk[0, -1])
-    print(f"{name:10s} theory {last:.4f}, {count} runs {float(mean[-1]):.4f} ± {float(error[-1]):.4f}")
+    print(
+        f"{name:10s} theory {last:.4f}, {count} runs {float(mean[-1]):.4f} ± {float(error[-1]):.4f}"
+    )
 ax.set(xlabel=r"$\alpha$ = examples / $d$", ylabel="excess risk")
 ax.legend(frameon=False)
 plt.show()
@@ -67,7 +74,9 @@ cases = {
     "memory of 5 d steps": (1.0, sgd.updates.momentum(memory=0.2)),
 }
 for style, (name, (lr, update)) in zip(("-", "--", "-", "-"), cases.items(), strict=True):
-    found = sgd.solve_ode(problem, sgd.OnePassSGD(lr=lr, update=update), start, alpha=np.linspace(0, 30, 25))
+    found = sgd.solve_ode(
+        problem, sgd.OnePassSGD(lr=lr, update=update), start, alpha=np.linspace(0, 30, 25)
+    )
     ax.plot(found.alpha, found.M[0, :, 0, 0], style, label=name)
 ax.set(xlabel=r"$\alpha$ = examples / $d$", ylabel="overlap with the teacher")
 ax.legend(frameon=False)

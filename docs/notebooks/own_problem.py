@@ -31,7 +31,9 @@ def loss(fields, signals, head, draws, parameters):
     return 1.0 - 1.0 / (1.0 + jnp.exp(-margin))
 
 
-problem = sgd.Problem(loss, width=1, signals=1, draws={"flip": [0.9, 0.1]}, parameters={"temperature": 1.0})
+problem = sgd.Problem(
+    loss, width=1, signals=1, draws={"flip": [0.9, 0.1]}, parameters={"temperature": 1.0}
+)
 
 # %% [markdown]
 # The sign is a soft one, tanh(2 s), so that everything is smooth. Sharp edges are fine too, if they are named: `kinks=`.
@@ -64,14 +66,20 @@ beside
 # draws every input and differentiates the loss, with no theory in it:
 
 # %%
-direct = sgd.simulate(problem, algorithm, start, times=times[3::3], dimension=400, runs=20, seed=5, method="direct")
+direct = sgd.simulate(
+    problem, algorithm, start, times=times[3::3], dimension=400, runs=20, seed=5, method="direct"
+)
 fig, (left, right) = plt.subplots(1, 2, figsize=(9, 3.5), layout="constrained")
 for result, label in ((theory, "ODE"), (runs, "100 exact runs"), (direct, "20 direct runs")):
     sgd.plot.risk(result, left, log=False, label=label)
     sgd.plot.overlaps(result, right, label=label)
 plt.show()
-last = {name: float(beside[f"risk_{name}"][-1]) for name in ("theory", "simulation", "standard_error")}
-print(f"risk at the end: theory {last['theory']:.4f}, runs {last['simulation']:.4f} ± {last['standard_error']:.4f}")
+last = {
+    name: float(beside[f"risk_{name}"][-1]) for name in ("theory", "simulation", "standard_error")
+}
+print(
+    f"risk at the end: theory {last['theory']:.4f}, runs {last['simulation']:.4f} ± {last['standard_error']:.4f}"
+)
 
 # %% [markdown]
 # ## Other numbers, nothing to compile

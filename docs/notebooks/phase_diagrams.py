@@ -41,7 +41,9 @@ import warnings
 
 rates, noises = np.geomspace(0.25, 16, 15), np.geomspace(0.003, 1, 10)
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # it says that some points have not learned, which is what we want to see
+    warnings.simplefilter(
+        "ignore"
+    )  # it says that some points have not learned, which is what we want to see
     grid = sgd.sweep(
         "exit_time",
         problem=problem,
@@ -84,12 +86,19 @@ measured = [
     )
     for lr in chosen
 ]
-values, errors = (np.array([getattr(found, name) for found in measured]) / chosen for name in ("mean", "standard_error"))
+values, errors = (
+    np.array([getattr(found, name) for found in measured]) / chosen
+    for name in ("mean", "standard_error")
+)
 line = grid["alpha"].isel(noise=row).squeeze()
 fig, ax = plt.subplots(figsize=(6, 3.6), layout="constrained")
 ax.loglog(rates, line, label="theory")
 ax.errorbar(chosen, values, errors, fmt="o", capsize=3, label="30 runs, d = 500")
-ax.set(xlabel="learning rate", ylabel=r"examples / $d$ until learned", title=f"label noise {noises[row]:.2f}")
+ax.set(
+    xlabel="learning rate",
+    ylabel=r"examples / $d$ until learned",
+    title=f"label noise {noises[row]:.2f}",
+)
 ax.set_xticks([0.3, 1, 3], ["0.3", "1", "3"])
 ax.set_yticks([10, 20, 40], ["10", "20", "40"])
 ax.minorticks_off()

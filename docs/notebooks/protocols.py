@@ -20,7 +20,15 @@ import sgdynamics as sgd
 # %%
 problem = sgd.TeacherStudent(width=1, activation="erf", noise=0.2)
 start = sgd.start(problem, M=[[0.2]], Q=[[1.0]])
-best = sgd.optimal_protocol(problem, sgd.OnePassSGD(lr=1.0), start, alpha=8.0, controls={"lr": (0.0, 6.0)}, pieces=20, progress=False)
+best = sgd.optimal_protocol(
+    problem,
+    sgd.OnePassSGD(lr=1.0),
+    start,
+    alpha=8.0,
+    controls={"lr": (0.0, 6.0)},
+    pieces=20,
+    progress=False,
+)
 print(f"best constant rate {best.constant['lr']:.2f}: excess risk {best.constant['risk']:.4f}")
 print(f"best protocol: {best.value:.4f}, {best.gain:.2f} times less")
 fig, axes = sgd.plot.protocol(best)
@@ -41,12 +49,19 @@ print(f"gain in theory {best.gain:.3f}, of SGD at d = 500: {seen.gain:.3f} ± {s
 # %%
 alpha = np.linspace(0, 8, 33)
 fig, ax = plt.subplots(figsize=(7, 3.6), layout="constrained")
-for name, algorithm in (("constant", sgd.OnePassSGD(lr=best.constant["lr"])), ("protocol", best.algorithm)):
+for name, algorithm in (
+    ("constant", sgd.OnePassSGD(lr=best.constant["lr"])),
+    ("protocol", best.algorithm),
+):
     line = sgd.solve_ode(problem, algorithm, start, alpha=alpha)
-    runs = sgd.simulate(problem, algorithm, start, alpha=alpha[::4], dimension=500, runs=100, seed=1)
+    runs = sgd.simulate(
+        problem, algorithm, start, alpha=alpha[::4], dimension=500, runs=100, seed=1
+    )
     mean, error = runs.excess_risk.mean("run"), runs.excess_risk.std("run") / 10
     (drawn,) = ax.semilogy(alpha, line.excess_risk[0], label=f"{name}, theory")
-    ax.errorbar(alpha[::4], mean, error, fmt="o", ms=4, color=drawn.get_color(), label=f"{name}, runs")
+    ax.errorbar(
+        alpha[::4], mean, error, fmt="o", ms=4, color=drawn.get_color(), label=f"{name}, runs"
+    )
 ax.set(xlabel=r"$\alpha$ = examples / $d$", ylabel="excess risk")
 ax.legend(frameon=False)
 plt.show()
@@ -64,20 +79,27 @@ sgd.compare(line, runs)
 # `phases` trains the one, then the other, and the result has the risk of both all along:
 
 # %%
-one = sgd.TeacherStudent(width=2, teacher_width=2, activation="erf", head="trained", teacher_head=[2.0, 0.0])
+one = sgd.TeacherStudent(
+    width=2, teacher_width=2, activation="erf", head="trained", teacher_head=[2.0, 0.0]
+)
 tasks = sgd.contexts({"old": one, "new": one.replace(teacher_head=[0.0, 2.0])}, heads="own")
 begin = sgd.start(tasks, M=[[0.3, 0.1], [0.1, 0.3]], Q=np.eye(2), a=[[1.0, 0.5], [0.5, 1.0]])
 rate, grid = sgd.OnePassSGD(lr=2.0), np.linspace(0, 15, 31)
 fig, axes = plt.subplots(1, 2, figsize=(9, 3.5), layout="constrained", sharey=True)
 for ax, share in zip(axes, (0.0, 0.2), strict=True):
-    parts = [(tasks.replace(probabilities=[1.0, 0.0]), rate, grid), (tasks.replace(probabilities=[share, 1 - share]), rate, grid[1:])]
+    parts = [
+        (tasks.replace(probabilities=[1.0, 0.0]), rate, grid),
+        (tasks.replace(probabilities=[share, 1 - share]), rate, grid[1:]),
+    ]
     found = sgd.phases(sgd.solve_ode, parts, begin)
     for name in ("old", "new"):
         ax.semilogy(found.alpha, found.context_risk.sel(context=name)[0], label=f"{name} task")
     ax.axvline(15, color="0.6", ls=":")
     title = "no replay" if share == 0 else f"{share:.0%} of the old task"
     ax.set(xlabel=r"$\alpha$ = examples / $d$", ylabel="risk of the task", title=title)
-    print(f"share {share:.1f}: risk of the old task at the end {float(found.context_risk.sel(context='old')[0, -1]):.4f}")
+    print(
+        f"share {share:.1f}: risk of the old task at the end {float(found.context_risk.sel(context='old')[0, -1]):.4f}"
+    )
 axes[0].legend(frameon=False)
 plt.show()
 

@@ -23,7 +23,9 @@ problem = sgd.TeacherStudent(width=1, activation="linear", covariance=law)
 start = sgd.start(problem, M=[[0.0]], Q=[[0.0]])
 algorithm = sgd.OnePassSGD(lr=0.5, per="trace")
 share = law.eigenvalues[0] / law.trace
-print(f"{law.dimension:g} directions in {law.blocks} blocks; the largest has {share:.0%} of all the variance")
+print(
+    f"{law.dimension:g} directions in {law.blocks} blocks; the largest has {share:.0%} of all the variance"
+)
 
 # %% [markdown]
 # ## The risk after a hundred million steps
@@ -56,7 +58,13 @@ mean, error = runs.risk.mean("run"), runs.risk.std("run") / 60**0.5
 fig, ax = plt.subplots(figsize=(7, 4), layout="constrained")
 ax.loglog(theory.step, theory.risk[0], label="theory: exact mean")
 ax.errorbar(seen, mean, error, fmt="o", ms=4, capsize=2, color="C1", label="60 runs of SGD")
-ax.loglog(theory.step[12:], 2 * float(theory.risk[0, -1]) * (theory.step[12:] / 1e8) ** (-2 / 3), "--", color="0.5", label="steps$^{-2/3}$")
+ax.loglog(
+    theory.step[12:],
+    2 * float(theory.risk[0, -1]) * (theory.step[12:] / 1e8) ** (-2 / 3),
+    "--",
+    color="0.5",
+    label="steps$^{-2/3}$",
+)
 ax.set(xlabel="steps", ylabel="risk", title="$d = 10^9$")
 ax.legend(frameon=False)
 plt.show()
@@ -75,7 +83,9 @@ print("difference in standard errors:", z.round(1))
 flops = np.geomspace(1e8, 1e12, 9)
 found = sgd.scaling.compute_optimal(0.7, 0.3, flops=flops)
 print(f"loss ~ flops^-{found.eta:.3f}, features ~ flops^{found.xi:.3f}")
-print(f"in the limit (phase {found.predicted.name}): {found.predicted.eta:.3f} and {found.predicted.xi:.3f}")
+print(
+    f"in the limit (phase {found.predicted.name}): {found.predicted.eta:.3f} and {found.predicted.xi:.3f}"
+)
 fig, (left, right) = plt.subplots(1, 2, figsize=(9, 3.5), layout="constrained")
 left.loglog(found.flops, found.loss, "o-")
 left.set(xlabel="flops", ylabel="smallest loss")

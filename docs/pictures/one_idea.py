@@ -22,12 +22,24 @@ def box(ax, x, y, width, height, colour, text="", size=15, **more):
 
 def brace(ax, x, y, width, text):
     """A measure over a box."""
-    ax.annotate("", (x, y), (x + width, y), arrowprops={"arrowstyle": "|-|, widthA=.25, widthB=.25", "lw": 1, "shrinkA": 0, "shrinkB": 0})
+    ax.annotate(
+        "",
+        (x, y),
+        (x + width, y),
+        arrowprops={
+            "arrowstyle": "|-|, widthA=.25, widthB=.25",
+            "lw": 1,
+            "shrinkA": 0,
+            "shrinkB": 0,
+        },
+    )
     ax.text(x + width / 2, y + 0.12, text, ha="center", va="bottom", fontsize=12)
 
 
 def arrow(ax, begin, end):
-    ax.add_patch(FancyArrowPatch(begin, end, arrowstyle="-|>", mutation_scale=16, lw=1.4, color="0.25"))
+    ax.add_patch(
+        FancyArrowPatch(begin, end, arrowstyle="-|>", mutation_scale=16, lw=1.4, color="0.25")
+    )
 
 
 def main(file: Path) -> None:

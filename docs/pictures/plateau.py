@@ -27,7 +27,9 @@ def computed() -> dict:
         alpha = np.linspace(0, end, 61)
         theory = sgd.solve_ode(problem, algorithm, start, alpha=alpha).risk.values[0]
         solver = sgd.simulate if d <= SIMULATED else sgd.solve_sde
-        runs = solver(problem, algorithm, start, alpha=alpha, dimension=d, runs=RUNS, seed=3).risk.values
+        runs = solver(
+            problem, algorithm, start, alpha=alpha, dimension=d, runs=RUNS, seed=3
+        ).risk.values
         found[str(d)] = {"alpha": alpha, "theory": theory, "runs": runs}
     return json.loads(json.dumps(found, default=lambda array: array.round(7).tolist()))
 
@@ -38,7 +40,14 @@ def drawn(found: dict, file: Path) -> None:
         power = f"$d = 10^{{{np.log10(int(d)):.0f}}}$"
         what = "runs of SGD" if int(d) <= SIMULATED else "paths of the SDE"
         for index, row in enumerate(one["runs"]):
-            ax.semilogy(one["alpha"], row, color=colour, lw=0.9, alpha=0.5, label=f"{power}, {RUNS} {what}" if index == 0 else None)
+            ax.semilogy(
+                one["alpha"],
+                row,
+                color=colour,
+                lw=0.9,
+                alpha=0.5,
+                label=f"{power}, {RUNS} {what}" if index == 0 else None,
+            )
         ax.semilogy(one["alpha"], one["theory"], color=colour, lw=2.6, label=f"{power}, ODE")
     ax.set(xlabel=r"samples / $d$", ylabel="risk", xlim=(0, max(ENDS.values())), ylim=(1e-4, 0.2))
     ax.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))

@@ -232,7 +232,9 @@ def _suggestion(name: str) -> str:
     if lower == "sgd":
         return ": write sgd.OnePassSGD(lr=...) for fresh samples, sgd.EpochSGD(lr=..., samples_per_dimension=...) for a data set"
     if lower == "adamw":
-        return ": write sgd.OnePassSGD(lr=..., update=sgd.updates.adam(memory=..., weight_decay=...))"
+        return (
+            ": write sgd.OnePassSGD(lr=..., update=sgd.updates.adam(memory=..., weight_decay=...))"
+        )
     if lower in import_module("sgdynamics.algorithms.updates").__all__:
         return f": write sgd.OnePassSGD(lr=..., update=sgd.updates.{lower}(...))"
     return ""

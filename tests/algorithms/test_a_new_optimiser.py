@@ -27,7 +27,9 @@ def test_theory_and_runs():
     assert ALGORITHM.update.law.linear  # found out when it was made
     assert theory.update_scalars.sel(update_scalar="seen").item() == pytest.approx(1.0, rel=1e-9)
     for method, d, runs in (("exact", 400, 200), ("direct", 100, 200)):
-        found = sgd.simulate(PROBLEM, ALGORITHM, START, alpha=[1.0], dimension=d, runs=runs, method=method)
+        found = sgd.simulate(
+            PROBLEM, ALGORITHM, START, alpha=[1.0], dimension=d, runs=runs, method=method
+        )
         for name in ("M", "Q", "rows_M", "rows_Q"):
             gap = np.abs(found[name].mean("run") - theory[name].isel(run=0)).values
             error = found[name].std("run", ddof=1).values / np.sqrt(runs)
@@ -39,7 +41,12 @@ def test_records_and_sweeps(tmp_path):
     assert repr(ALGORITHM.update) == "bounded_momentum(memory=2, scale=0.1)"
     assert ALGORITHM.update.replace(memory=3.0).numbers["memory"] == 3.0
     found = sgd.sweep(
-        "solve_ode", problem=PROBLEM, algorithm=ALGORITHM, start=START, alpha=[1.0], over={"algorithm.update.memory": [2.0, 4.0]}
+        "solve_ode",
+        problem=PROBLEM,
+        algorithm=ALGORITHM,
+        start=START,
+        alpha=[1.0],
+        over={"algorithm.update.memory": [2.0, 4.0]},
     )
     risk = found["risk"].values.reshape(2)
     assert risk[1] < risk[0]  # a shorter memory is sooner at work

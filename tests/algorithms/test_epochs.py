@@ -71,21 +71,33 @@ def test_visits_of_cells(order):
 
     def visits(cells, cell):
         with jax.enable_x64(True):
-            return np.asarray(Visits(drawn, np.int64(3), np.int64(cells)).at(np.int64(4 * cells + cell), order == "replacement")[0])
+            return np.asarray(
+                Visits(drawn, np.int64(3), np.int64(cells)).at(
+                    np.int64(4 * cells + cell), order == "replacement"
+                )[0]
+            )
 
     fine = np.stack([visits(40, cell) for cell in range(40)])
-    chosen = np.flatnonzero((drawn[0, 1] >= 6) & (drawn[0, 1] < 12)) if order != "replacement" else np.unique(drawn[0, 1, 6:12])
+    chosen = (
+        np.flatnonzero((drawn[0, 1] >= 6) & (drawn[0, 1] < 12))
+        if order != "replacement"
+        else np.unique(drawn[0, 1, 6:12])
+    )
     np.testing.assert_array_equal(np.flatnonzero(fine[1]), chosen)
     assert np.all(fine.sum(axis=0) == 1) == (order != "replacement")
     assert fine.sum() == 256
     assert np.ptp(fine.sum(axis=1)) <= 1
-    np.testing.assert_array_equal(np.stack([visits(20, cell) for cell in range(20)]), fine[::2] + fine[1::2])
+    np.testing.assert_array_equal(
+        np.stack([visits(20, cell) for cell in range(20)]), fine[::2] + fine[1::2]
+    )
 
 
 @pytest.mark.parametrize("order", ["reshuffle", "fixed"])
 def test_direct_runs_step_by_step(order):
     """The weights are those of a plain loop over the data set in this order, also where batches run over the end of an epoch."""
-    problem = sgd.TeacherStudent(width=2, activation="tanh", head="trained", noise=0.1, weight_decay=0.05)
+    problem = sgd.TeacherStudent(
+        width=2, activation="tanh", head="trained", noise=0.1, weight_decay=0.05
+    )
     begin = sgd.start(problem, M=[[0.3], [-0.2]], Q=np.eye(2))
     d, batch, lr, rate = 10, 3, 1.5, 0.4
     algorithm = sgd.EpochSGD(lr, 2.0, batch, order, head_rate=rate)
@@ -99,7 +111,9 @@ def test_direct_runs_step_by_step(order):
     orders = [np.arange(n)] * 3
     if order == "reshuffle":
         with jax.enable_x64(True):
-            later, _, _ = simulator.advance(state, key, 0, 8)  # of 3 samples each: step 7 begins in the second epoch
+            later, _, _ = simulator.advance(
+                state, key, 0, 8
+            )  # of 3 samples each: step 7 begins in the second epoch
         orders = [*np.asarray(state.selected[0]), np.asarray(later.selected[0, 1])]
         np.testing.assert_array_equal(orders[1], later.selected[0, 0])
         assert all(sorted(one) == list(range(n)) for one in orders)
@@ -124,7 +138,9 @@ def test_direct_runs_have_the_means_of_the_two_time_equations(order):
     problem, begin = linear()
     d, runs = 150, 48
     algorithm = sgd.EpochSGD(GAMMA, ALPHA, order=order)
-    result = sgd.simulate(problem, algorithm, begin, alpha=ALPHA * np.arange(4), dimension=d, runs=runs, seed=3)
+    result = sgd.simulate(
+        problem, algorithm, begin, alpha=ALPHA * np.arange(4), dimension=d, runs=runs, seed=3
+    )
     U, train = limit(order)
     np.testing.assert_allclose(result.epoch, [0, 1, 2, 3], rtol=1e-12)
     np.testing.assert_allclose(result.t, result.step * GAMMA / d, rtol=1e-12)
@@ -137,7 +153,11 @@ def test_direct_runs_have_the_means_of_the_two_time_equations(order):
 
 def close(values, expected, slack):
     error = values.std(axis=0, ddof=1) / np.sqrt(len(values))
-    assert np.all(np.abs(values.mean(axis=0) - expected) <= Z * error + slack), (values.mean(axis=0), expected, error)
+    assert np.all(np.abs(values.mean(axis=0) - expected) <= Z * error + slack), (
+        values.mean(axis=0),
+        expected,
+        error,
+    )
 
 
 @float64
@@ -147,7 +167,9 @@ def paths(order, cells, seed=0, replicates=REPLICATES, each=512):
     algorithm = sgd.EpochSGD(GAMMA, ALPHA, order=order).in_steps(1 / cells)
     sweep = Sweep(problem, algorithm, each, 1, seed, replicates, 1e-5, np.dtype("float64"))
     sweep.make_room(48, None, None)
-    found = sweep.solve(begin, cells * np.arange(4), False, SimpleNamespace(advance=lambda made: None))
+    found = sweep.solve(
+        begin, cells * np.arange(4), False, SimpleNamespace(advance=lambda made: None)
+    )
     return 1 - 2 * found["M"][..., 0, 0, 0] + found["Q"][..., 0, 0, 0], 2 * found["train_risk"]
 
 
@@ -157,10 +179,14 @@ def paths(order, cells, seed=0, replicates=REPLICATES, each=512):
 def test_paths_agree_with_the_two_time_equations(order):
     """With 16 cells an epoch, in both; with replacement they differ by samples that are visited twice in one cell, at most 1/cells^2
     of them."""
-    for values, expected in zip(paths(order, 16, replicates=64), two_time(GAMMA, ALPHA, NOISE, order, 3, 16), strict=True):
+    for values, expected in zip(
+        paths(order, 16, replicates=64), two_time(GAMMA, ALPHA, NOISE, order, 3, 16), strict=True
+    ):
         error = values.std(axis=0, ddof=1)[1:] / 8
         gap = np.abs(values.mean(axis=0) - expected)[1:]
-        assert np.all(gap <= float(stats.t.isf(FALSE_ALARM / 2, 63)) * error + expected[1:] / 256), (gap, error)
+        assert np.all(
+            gap <= float(stats.t.isf(FALSE_ALARM / 2, 63)) * error + expected[1:] / 256
+        ), (gap, error)
         assert np.all(error < 0.02 * expected[1:])
 
 
@@ -168,7 +194,9 @@ def test_paths_agree_with_the_two_time_equations(order):
 def solved(order):
     algorithm = sgd.EpochSGD(2 * GAMMA, ALPHA, 2, order)  # only lr/batch matters
     numbers = {"paths": REPLICATES * 512, "replicates": REPLICATES, "cells": 16, "progress": False}
-    return sgd.solve_dmft(*linear()[:1], algorithm, linear()[1], alpha=ALPHA * np.arange(4), **numbers)
+    return sgd.solve_dmft(
+        *linear()[:1], algorithm, linear()[1], alpha=ALPHA * np.arange(4), **numbers
+    )
 
 
 @pytest.mark.slow
@@ -178,9 +206,15 @@ def test_dmft_is_extrapolated_from_three_numbers_of_cells():
     (few, _), (some, _), (many, train) = (paths("reshuffle", cells) for cells in (4, 8, 16))
     np.testing.assert_allclose(distance(result)[0], (2 * many - some).mean(axis=0), rtol=1e-6)
     # standard errors have what the next order would change, and the spread over sets
-    least = np.hypot((2 * many - some).std(axis=0, ddof=1) / 4, np.abs((2 * many - 3 * some + few).mean(axis=0)) / 3)
+    least = np.hypot(
+        (2 * many - some).std(axis=0, ddof=1) / 4,
+        np.abs((2 * many - 3 * some + few).mean(axis=0)) / 3,
+    )
     assert np.all(2 * result["risk_standard_error"].values[0] >= least * (1 - 1e-6))
-    assert np.all(np.abs(distance(result)[0] - limit("reshuffle")[0]) <= T_LIMIT * 2 * result["risk_standard_error"].values[0] + 1e-9)
+    assert np.all(
+        np.abs(distance(result)[0] - limit("reshuffle")[0])
+        <= T_LIMIT * 2 * result["risk_standard_error"].values[0] + 1e-9
+    )
     np.testing.assert_allclose(result.epoch, [0, 1, 2, 3], rtol=1e-12)
     np.testing.assert_allclose(result.t, GAMMA * result.alpha, rtol=1e-12)
     assert "step" not in result.coords
@@ -208,7 +242,11 @@ def test_a_result_says_how_to_make_it_again(tmp_path):
     (made,) = problem_files.plans(sgd.save(result, tmp_path / "epochs.nc"))
     assert made.algorithm == sgd.EpochSGD(2 * GAMMA, ALPHA, 2) == sgd.algorithm_of(result)
     assert made.problem == linear()[0]
-    assert {name: made.calls["dmft"][name] for name in ("cells", "paths", "replicates")} == {"cells": 16, "paths": 8192, "replicates": 16}
+    assert {name: made.calls["dmft"][name] for name in ("cells", "paths", "replicates")} == {
+        "cells": 16,
+        "paths": 8192,
+        "replicates": 16,
+    }
     np.testing.assert_allclose(made.when["times"], result.t)
 
 
@@ -221,7 +259,9 @@ def test_a_second_visit_sees_the_first():
     with jax.enable_x64(True):
         fields = np.array([[1.0], [2.0], [-3.0], [4.0]])
         h, _ = conditioning._visited_again(*given, lambda lam: (lam, lam), fields, (fields, fields))
-    expected = fields * ((1 - 0.7 ** np.maximum(used, 1)) / 0.3)[:, None]  # where there is none the weight is 0
+    expected = (
+        fields * ((1 - 0.7 ** np.maximum(used, 1)) / 0.3)[:, None]
+    )  # where there is none the weight is 0
     np.testing.assert_allclose(h, expected, rtol=1e-12)
 
 
@@ -263,18 +303,40 @@ EPOCHS = sgd.EpochSGD(0.8, 2.0)
 REFUSED = {
     "order = 'random'.*reshuffle": lambda: sgd.EpochSGD(order="random"),
     "batch = 0": lambda: sgd.EpochSGD(batch=0),
-    "lr = .*give a number": lambda: sgd.worth_of_repeats(PROBLEM, EPOCHS.replace(lr=lambda alpha: 0.1), BEGIN),
-    "method = 'exact'.*direct": lambda: sgd.exit_time(PROBLEM, EPOCHS, BEGIN, method="exact", dimension=50),
-    "algorithm = .*give sgd.GradientDescent": lambda: sgd.exit_time(PROBLEM, sgd.OnePassSGD(0.1), BEGIN, method="dmft"),
-    "dimension = 50.*leave it out": lambda: sgd.exit_time(PROBLEM, EPOCHS, BEGIN, method="dmft", dimension=50),
-    "cells = 0: give a whole number, 1 or more": lambda: sgd.solve_dmft(PROBLEM, EPOCHS, BEGIN, alpha=[2.0], cells=0),
-    "cells = 16.*only used with sgd.EpochSGD": lambda: sgd.solve_dmft(PROBLEM, sgd.GradientDescent(), BEGIN, times=[1.0], cells=16),
+    "lr = .*give a number": lambda: sgd.worth_of_repeats(
+        PROBLEM, EPOCHS.replace(lr=lambda alpha: 0.1), BEGIN
+    ),
+    "method = 'exact'.*direct": lambda: sgd.exit_time(
+        PROBLEM, EPOCHS, BEGIN, method="exact", dimension=50
+    ),
+    "algorithm = .*give sgd.GradientDescent": lambda: sgd.exit_time(
+        PROBLEM, sgd.OnePassSGD(0.1), BEGIN, method="dmft"
+    ),
+    "dimension = 50.*leave it out": lambda: sgd.exit_time(
+        PROBLEM, EPOCHS, BEGIN, method="dmft", dimension=50
+    ),
+    "cells = 0: give a whole number, 1 or more": lambda: sgd.solve_dmft(
+        PROBLEM, EPOCHS, BEGIN, alpha=[2.0], cells=0
+    ),
+    "cells = 16.*only used with sgd.EpochSGD": lambda: sgd.solve_dmft(
+        PROBLEM, sgd.GradientDescent(), BEGIN, times=[1.0], cells=16
+    ),
     "steps = .*infinitely many": lambda: sgd.solve_dmft(PROBLEM, EPOCHS, BEGIN, steps=[1]),
-    "batch = 50.*there are 40 samples": lambda: sgd.simulate(PROBLEM, EPOCHS.replace(batch=50), BEGIN, alpha=[2.0], dimension=20),
-    "lr = .*smaller lr": lambda: sgd.solve_dmft(PROBLEM, sgd.EpochSGD(1e300, 1e10), BEGIN, alpha=[2.0]),
-    "head_rate = .*give a number": lambda: sgd.worth_of_repeats(PROBLEM, EPOCHS.replace(head_rate=lambda t: 1.0), BEGIN),
-    "problem = .*numbers that stay": lambda: sgd.worth_of_repeats(PROBLEM.replace(noise=lambda t: 0.1), EPOCHS, BEGIN),
-    "algorithm = .*sgd.EpochSGD": lambda: sgd.worth_of_repeats(PROBLEM, sgd.GradientDescent(), BEGIN),
+    "batch = 50.*there are 40 samples": lambda: sgd.simulate(
+        PROBLEM, EPOCHS.replace(batch=50), BEGIN, alpha=[2.0], dimension=20
+    ),
+    "lr = .*smaller lr": lambda: sgd.solve_dmft(
+        PROBLEM, sgd.EpochSGD(1e300, 1e10), BEGIN, alpha=[2.0]
+    ),
+    "head_rate = .*give a number": lambda: sgd.worth_of_repeats(
+        PROBLEM, EPOCHS.replace(head_rate=lambda t: 1.0), BEGIN
+    ),
+    "problem = .*numbers that stay": lambda: sgd.worth_of_repeats(
+        PROBLEM.replace(noise=lambda t: 0.1), EPOCHS, BEGIN
+    ),
+    "algorithm = .*sgd.EpochSGD": lambda: sgd.worth_of_repeats(
+        PROBLEM, sgd.GradientDescent(), BEGIN
+    ),
     "algorithm = .*sgd.compare": lambda: sgd.certify(PROBLEM, EPOCHS, BEGIN),
     "algorithm = .*sgd.solve_dmft": lambda: sgd.solve_ode(PROBLEM, EPOCHS, BEGIN, times=[1.0]),
 }
@@ -291,7 +353,16 @@ def test_what_is_right_goes_on_to_work(monkeypatch):
     stop_before_work(monkeypatch)
     for call in (
         lambda: sgd.simulate(PROBLEM, EPOCHS, BEGIN, alpha=[2.0], dimension=20),
-        lambda: sgd.simulate(PROBLEM, EPOCHS, BEGIN, steps=[3], dimension=20, method="direct", dtype="float32", shared_data=True),
+        lambda: sgd.simulate(
+            PROBLEM,
+            EPOCHS,
+            BEGIN,
+            steps=[3],
+            dimension=20,
+            method="direct",
+            dtype="float32",
+            shared_data=True,
+        ),
         lambda: sgd.worth_of_repeats(PROBLEM, EPOCHS, BEGIN, epochs=2, cells=20),
     ):
         with pytest.raises(Work):
@@ -319,7 +390,10 @@ CELLS = 0.003
 
 def holds(result, expected, limit):
     for name, (values, errors) in expected.items():
-        found, error = result[name].values.reshape(-1), result[name + "_standard_error"].values.reshape(-1)
+        found, error = (
+            result[name].values.reshape(-1),
+            result[name + "_standard_error"].values.reshape(-1),
+        )
         allowed = limit * np.hypot(error, errors) + CELLS * np.abs(values)
         assert np.all(np.abs(found - values) <= allowed), (name, found, values, allowed)
 
@@ -329,7 +403,15 @@ def holds(result, expected, limit):
 def test_the_table_by_dmft(order):
     problem, begin = linear()
     algorithm = sgd.EpochSGD(GAMMA, ALPHA, order=order)
-    result = sgd.solve_dmft(problem, algorithm, begin, alpha=ALPHA * np.array([1, 2, 3, 5]), cells=32, paths=16 * 2048, replicates=16)
+    result = sgd.solve_dmft(
+        problem,
+        algorithm,
+        begin,
+        alpha=ALPHA * np.array([1, 2, 3, 5]),
+        cells=32,
+        paths=16 * 2048,
+        replicates=16,
+    )
     error = 2 * result["risk_standard_error"].values[0]
     assert np.all(np.abs(distance(result)[0] - TABLE[NOISE, order]) <= T_LIMIT * error), error
     assert np.all(error < 0.02)
@@ -341,7 +423,15 @@ def test_reference_values_of_an_erf_unit(order):
     problem = sgd.TeacherStudent(width=1, activation="erf", noise=0.05)
     begin = sgd.start(problem, M=[[0.3]], Q=[[0.8]])
     algorithm = sgd.EpochSGD(1.5, 3.0, order=order)
-    result = sgd.solve_dmft(problem, algorithm, begin, alpha=3.0 * np.array([1, 2, 4, 6]), cells=48, paths=16 * 2048, replicates=16)
+    result = sgd.solve_dmft(
+        problem,
+        algorithm,
+        begin,
+        alpha=3.0 * np.array([1, 2, 4, 6]),
+        cells=48,
+        paths=16 * 2048,
+        replicates=16,
+    )
     holds(result, ERF[order], T_LIMIT)
     assert float(result["M_standard_error"].max()) < 0.01
 
@@ -352,7 +442,14 @@ def test_reference_values_of_phase_retrieval(order):
     problem = sgd.TeacherStudent(width=1, activation="square", constraint="sphere")
     begin = sgd.start(problem, M=[[0.5]], Q=[[1.0]])
     algorithm = sgd.EpochSGD(0.03, 3.0, order=order)
-    result = sgd.solve_dmft(problem, algorithm, begin, alpha=3.0 * np.array([1, 2, 5, 10]), paths=16 * 2048, replicates=16)
+    result = sgd.solve_dmft(
+        problem,
+        algorithm,
+        begin,
+        alpha=3.0 * np.array([1, 2, 5, 10]),
+        paths=16 * 2048,
+        replicates=16,
+    )
     holds(result, RETRIEVAL[order], T_LIMIT)
     assert float(result["M_standard_error"].max()) < 0.02
 
@@ -361,22 +458,32 @@ def test_reference_values_of_phase_retrieval(order):
 @pytest.mark.parametrize("order", ORDERS)
 def test_two_units_with_a_head_directly_and_by_dmft(order):
     """Overlaps, head and train risk of both, over three epochs with batches of four; and the one-pass ODE in the first."""
-    problem = sgd.TeacherStudent(width=2, teacher_width=2, activation="erf", noise=0.05, head="trained")
+    problem = sgd.TeacherStudent(
+        width=2, teacher_width=2, activation="erf", noise=0.05, head="trained"
+    )
     begin = sgd.start(problem, M=[[0.3, 0.1], [-0.1, 0.2]], Q=np.eye(2), a=[1.0, 0.8])
     algorithm = sgd.EpochSGD(4.0, 2.0, 4, order, head_rate=0.5)
     alpha, d = 2.0 * np.arange(4), 400
-    theory = sgd.solve_dmft(problem, algorithm, begin, alpha=alpha, paths=16 * 1024, replicates=16, cells=40)
+    theory = sgd.solve_dmft(
+        problem, algorithm, begin, alpha=alpha, paths=16 * 1024, replicates=16, cells=40
+    )
     runs = sgd.simulate(problem, algorithm, begin, alpha=alpha, dimension=d, runs=64, seed=4)
     for name in ("M", "Q", "a", "train_risk", "risk"):
         values = runs[name].values
-        error = np.hypot(values.std(axis=0, ddof=1) / np.sqrt(len(values)), theory[name + "_standard_error"].values[0])
+        error = np.hypot(
+            values.std(axis=0, ddof=1) / np.sqrt(len(values)),
+            theory[name + "_standard_error"].values[0],
+        )
         gap = np.abs(values.mean(axis=0) - theory[name].values[0])
         assert np.all(gap <= T_LIMIT * error + 1.5 / d), (name, gap, error)
     if order != "replacement":
         one_pass = sgd.solve_ode(problem, sgd.OnePassSGD(4.0, 4, 0.5), begin, alpha=alpha[:2])
         for name in ("M", "Q", "a"):
             gap = np.abs(one_pass[name].values[0, 1] - theory[name].values[0, 1])
-            assert np.all(gap <= T_LIMIT * theory[name + "_standard_error"].values[0, 1] + 1e-3), (name, gap)
+            assert np.all(gap <= T_LIMIT * theory[name + "_standard_error"].values[0, 1] + 1e-3), (
+                name,
+                gap,
+            )
 
 
 def two_inputs(fields, signals, head, draws):
@@ -387,12 +494,29 @@ def two_inputs(fields, signals, head, draws):
 @pytest.mark.parametrize("order", ["reshuffle", "replacement"])
 def test_correlated_tokens_and_eigenvalues(order):
     """Samples of two inputs with correlation .5, of covariance 1.6 and .8: the same directly and by DMFT, both in float32."""
-    data = {"tokens": 2, "draws": {"noise": "normal"}, "token_correlation": [[1.0, 0.5], [0.5, 1.0]]}
-    problem = sgd.Problem(two_inputs, width=1, signals=1, covariance=[(1.6, 0.5), (0.8, 0.5)], **data)
+    data = {
+        "tokens": 2,
+        "draws": {"noise": "normal"},
+        "token_correlation": [[1.0, 0.5], [0.5, 1.0]],
+    }
+    problem = sgd.Problem(
+        two_inputs, width=1, signals=1, covariance=[(1.6, 0.5), (0.8, 0.5)], **data
+    )
     begin = sgd.start(problem, M=[[[0.1]], [[0.1]]], Q=[[[0.3]], [[0.2]]])
     algorithm, alpha, d = sgd.EpochSGD(0.3, 2.0, order=order), [2.0, 4.0], 200
-    theory = sgd.solve_dmft(problem, algorithm, begin, alpha=alpha, cells=16, paths=16 * 1024, replicates=16, dtype="float32")
-    runs = sgd.simulate(problem, algorithm, begin, alpha=alpha, dimension=d, runs=64, seed=1, dtype="float32")
+    theory = sgd.solve_dmft(
+        problem,
+        algorithm,
+        begin,
+        alpha=alpha,
+        cells=16,
+        paths=16 * 1024,
+        replicates=16,
+        dtype="float32",
+    )
+    runs = sgd.simulate(
+        problem, algorithm, begin, alpha=alpha, dimension=d, runs=64, seed=1, dtype="float32"
+    )
     for name in ("M", "Q", "train_risk", "risk"):
         values, expected = runs[name].values, theory[name].values[0]
         error = np.hypot(values.std(axis=0, ddof=1) / 8, theory[name + "_standard_error"].values[0])
@@ -406,10 +530,19 @@ def test_responses_over_epochs():
     """R of the linear network at the ends of epochs, with replacement: .3233 after one and .1682 after two, by the two-time equations."""
     problem, begin = linear()
     numbers = {"paths": REPLICATES * 512, "replicates": REPLICATES, "cells": 16, "two_time": True}
-    result = sgd.solve_dmft(problem, sgd.EpochSGD(GAMMA, ALPHA, order="replacement"), begin, alpha=ALPHA * np.arange(3), **numbers)
+    result = sgd.solve_dmft(
+        problem,
+        sgd.EpochSGD(GAMMA, ALPHA, order="replacement"),
+        begin,
+        alpha=ALPHA * np.arange(3),
+        **numbers,
+    )
     R, error = result["R"].values[0, ..., 0, 0], result["R_standard_error"].values[0, ..., 0, 0]
     expected = np.array([[1.0, 0.0, 0.0], [0.3233, 1.0, 0.0], [0.1682, 0.3233, 1.0]])
-    assert np.all(np.abs(R - expected) <= T_LIMIT * error + 0.01), (R, error)  # what two levels leave of the cells
+    assert np.all(np.abs(R - expected) <= T_LIMIT * error + 0.01), (
+        R,
+        error,
+    )  # what two levels leave of the cells
 
 
 def halved(alpha):
@@ -434,10 +567,15 @@ def test_a_schedule_by_dmft_and_by_runs():
     problem, begin = linear()
     algorithm = sgd.EpochSGD(halved, ALPHA)
     when = {"alpha": ALPHA * np.arange(4)}
-    theory = sgd.solve_dmft(problem, algorithm, begin, **when, paths=REPLICATES * 512, replicates=REPLICATES, cells=32)
+    theory = sgd.solve_dmft(
+        problem, algorithm, begin, **when, paths=REPLICATES * 512, replicates=REPLICATES, cells=32
+    )
     runs = sgd.simulate(problem, algorithm, begin, **when, dimension=400, runs=40, seed=2)
     gap = np.abs(distance(theory)[0] - distance(runs).mean(axis=0))[1:]
-    error = np.hypot(2 * theory["risk_standard_error"].values[0], distance(runs).std(axis=0, ddof=1) / np.sqrt(40))[1:]
+    error = np.hypot(
+        2 * theory["risk_standard_error"].values[0],
+        distance(runs).std(axis=0, ddof=1) / np.sqrt(40),
+    )[1:]
     assert np.all(gap <= T_LIMIT * error + 2e-3), (gap, error)
     # the second half of the way is slower than at the full rate, and noise does less
     assert abs(distance(theory)[0, 2] - distance(solved("reshuffle"))[0, 2]) > 0.01
@@ -452,7 +590,10 @@ def test_exit_times_on_a_data_set(kind):
         steps = np.arange(0, 41)
         setting = {"dimension": 20, "runs": 6, "seed": 3, "method": "direct"}
     else:
-        algorithm, steps = sgd.GradientDescent(lr=0.05, samples_per_dimension=ALPHA), np.arange(0, 41)
+        algorithm, steps = (
+            sgd.GradientDescent(lr=0.05, samples_per_dimension=ALPHA),
+            np.arange(0, 41),
+        )
         setting = {"dimension": 400, "runs": 20, "seed": 3, "method": "direct"}
     found = sgd.exit_time(problem, algorithm, begin, threshold=0.5, max_time=2.0, **setting)
     saved = sgd.simulate(problem, algorithm, begin, steps=steps, **setting)
@@ -461,8 +602,13 @@ def test_exit_times_on_a_data_set(kind):
     np.testing.assert_allclose(found.times, saved.t.values[first], rtol=1e-9)
     np.testing.assert_allclose(found.alpha, saved.alpha.values[first], rtol=1e-9)
     if kind == "GD":
-        theory = sgd.exit_time(problem, algorithm, begin, threshold=0.5, max_time=2.0, method="dmft")
-        assert abs(theory.mean - found.mean) < 5 * np.hypot(theory.standard_error, found.standard_error) + 0.05  # a step
+        theory = sgd.exit_time(
+            problem, algorithm, begin, threshold=0.5, max_time=2.0, method="dmft"
+        )
+        assert (
+            abs(theory.mean - found.mean)
+            < 5 * np.hypot(theory.standard_error, found.standard_error) + 0.05
+        )  # a step
         assert 0 < theory.standard_error < 0.02
 
 
@@ -471,7 +617,9 @@ def test_early_stopping_of_gradient_flow():
     """Linear regression at alpha = 2, noise .25: gradient flow has its least |w - w*|^2, .1822, at t = 4.0."""
     problem, begin = linear()
     algorithm = sgd.GradientDescent(lr=0.05, samples_per_dimension=ALPHA)
-    path = sgd.solve_dmft(problem, algorithm, begin, times=np.arange(1.0, 8.5, 0.5), paths=8192, progress=False)
+    path = sgd.solve_dmft(
+        problem, algorithm, begin, times=np.arange(1.0, 8.5, 0.5), paths=8192, progress=False
+    )
     found = sgd.early_stopping(path)
     assert abs(2 * (found.risk[0] - NOISE / 2) - 0.1822) < 0.004
     assert abs(found.t[0] - 4.0) < 0.4
@@ -483,9 +631,14 @@ def test_early_stopping_of_gradient_flow():
 
 def test_save_points_that_coincide_are_reported_once():
     with pytest.warns(UserWarning, match="cells") as warned:
-        path = sgd.solve_dmft(PROBLEM, EPOCHS, BEGIN, alpha=[0.1, 0.2, 2.0], paths=512, replicates=8, cells=16)
+        path = sgd.solve_dmft(
+            PROBLEM, EPOCHS, BEGIN, alpha=[0.1, 0.2, 2.0], paths=512, replicates=8, cells=16
+        )
     assert path.alpha.values.tolist() == [0.0, 0.0, 2.0]
-    assert ["multiples of 0.25 epochs, four cells: some of 3 fall together" in str(one.message) for one in warned] == [True]
+    assert [
+        "multiples of 0.25 epochs, four cells: some of 3 fall together" in str(one.message)
+        for one in warned
+    ] == [True]
     assert {one.filename for one in warned} == {__file__}
 
 
@@ -517,7 +670,9 @@ def test_unstable_cells_and_too_few_paths_raise_before_work(solver, monkeypatch)
 
 def test_unstable_cells_of_a_power_law_raise_before_work(monkeypatch):
     stop_before_work(monkeypatch)
-    problem = sgd.TeacherStudent(width=1, activation="linear", noise=0.01, covariance=sgd.power_law(1.2, 400, target=0.5))
+    problem = sgd.TeacherStudent(
+        width=1, activation="linear", noise=0.01, covariance=sgd.power_law(1.2, 400, target=0.5)
+    )
     begin = sgd.random_start(problem, dimension=400, seed=0)
     trace = float(problem.parameters["eigenvalues"] @ problem.parameters["fractions"])
     algorithm = sgd.EpochSGD(0.5 / trace, 4.0)
@@ -532,9 +687,13 @@ def test_the_number_of_cells_takes_the_spectrum_and_the_head_into_account():
     # the step of the output has the factor |a|^2/p^2: four units with heads of 1 are four times slower
     wide = sgd.TeacherStudent(width=4, activation="linear", noise=0.1, covariance=STEEP)
     begin = sgd.random_start(wide, dimension=100, seed=0)
-    assert number_of_cells(wide, sgd.EpochSGD(3.2, 4.0), begin) == 320  # t of a cell is then what counts
+    assert (
+        number_of_cells(wide, sgd.EpochSGD(3.2, 4.0), begin) == 320
+    )  # t of a cell is then what counts
     erf, algorithm, begin = steep("erf")
-    assert number_of_cells(erf, algorithm, begin) == 144  # a quarter of them: 0.089 t per cell times 11.1, the largest eigenvalue
+    assert (
+        number_of_cells(erf, algorithm, begin) == 144
+    )  # a quarter of them: 0.089 t per cell times 11.1, the largest eigenvalue
     assert number_of_cells(erf, algorithm, begin, 16) == 16
 
 
@@ -543,8 +702,12 @@ def test_levels_of_cells_that_do_not_converge_are_a_divergence():
     """A ReLU unit, whose stability is not known before the start, with cells that are far too coarse."""
     problem, algorithm, begin = steep("relu")
     begin = sgd.start(problem, M=[[0.1]], Q=[[1.0]])
-    with pytest.warns(UserWarning, match="cells = 8: .* do not converge at t = 3.2, .*NaN.* Use more cells"):
-        result = sgd.solve_dmft(problem, algorithm, begin, alpha=[0.0, 4.0, 8.0], cells=8, paths=512, replicates=2)
+    with pytest.warns(
+        UserWarning, match="cells = 8: .* do not converge at t = 3.2, .*NaN.* Use more cells"
+    ):
+        result = sgd.solve_dmft(
+            problem, algorithm, begin, alpha=[0.0, 4.0, 8.0], cells=8, paths=512, replicates=2
+        )
     assert result.diverged_at.values.tolist() == [0.0]
     for name in ("risk", "train_risk", "M", "Q", "risk_standard_error"):
         assert np.isfinite(result[name][0, 0]).all()
@@ -555,7 +718,10 @@ def test_failed_extrapolations_and_large_errors_are_recognised():
     """Save points: fine; tiny and uncertain; negative; explosion; the coarsest level has diverged."""
     fine, half = np.array([0.5, 1e-6, 1.0, 2.0, 0.1]), np.array([0.5, 1e-6, 3.0, 2.0, 0.1])
     coarse = np.array([0.5, 5e-6, 5.0, 9.0, np.inf])
-    levels = [{name: level[None, None] for name in ("risk", "train_risk")} for level in (coarse, half, fine)]
+    levels = [
+        {name: level[None, None] for name in ("risk", "train_risk")}
+        for level in (coarse, half, fine)
+    ]
     means = {name: (2 * fine - half)[None] for name in ("risk", "train_risk")}
     errors = {name: np.abs(2 * fine - 3 * half + coarse)[None] / 3 for name in means}
 
@@ -571,11 +737,16 @@ def test_failed_extrapolations_and_large_errors_are_recognised():
     small, large = {"risk": np.array([[1.0, 0.1]])}, {"risk": np.array([[0.1, 0.2]])}
     small["train_risk"], large["train_risk"] = np.ones((1, 2)), np.array([[0.01, 0.07]])
     texts = dmft_solver._large_errors(small, large, large, hot=False)
-    assert texts == ("The standard error of risk exceeds its value at 1 of 2 save points. Use more cells, or sgd.simulate.",)
+    assert texts == (
+        "The standard error of risk exceeds its value at 1 of 2 save points. Use more cells, or sgd.simulate.",
+    )
     assert "Use more paths" in dmft_solver._large_errors(small, large, {}, hot=True)[0]
     large["risk"] = large["risk"] / 10
     assert dmft_solver._large_errors(small, large, {}, hot=False) == ()
-    assert "up to 7%: that of Langevin dynamics grows" in dmft_solver._large_errors(small, large, {}, hot=True)[0]
+    assert (
+        "up to 7%: that of Langevin dynamics grows"
+        in dmft_solver._large_errors(small, large, {}, hot=True)[0]
+    )
 
 
 @pytest.mark.slow
@@ -584,8 +755,12 @@ def test_a_large_eigenvalue_against_runs():
     problem, algorithm, begin = steep()
     alpha = [4.0, 8.0]
     theory = sgd.solve_dmft(problem, algorithm, begin, alpha=alpha, paths=16384, progress=False)
-    runs = sgd.simulate(problem, algorithm, begin, alpha=alpha, dimension=400, runs=64, seed=0, progress=False)
+    runs = sgd.simulate(
+        problem, algorithm, begin, alpha=alpha, dimension=400, runs=64, seed=0, progress=False
+    )
     risk, error = theory.risk.values[0], theory.risk_standard_error.values[0]
     spread = runs.risk.std("run").values / 8
     assert np.all(error < 0.1 * risk)
-    assert np.all(np.abs(runs.risk.mean("run").values - risk) <= Z * np.hypot(error, spread) + 0.01 * risk)
+    assert np.all(
+        np.abs(runs.risk.mean("run").values - risk) <= Z * np.hypot(error, spread) + 0.01 * risk
+    )

@@ -20,7 +20,13 @@ from sgdynamics.simulation.direct import direct_step
 D, STEPS = 12, 6
 ADAM = {"betas": (0.9, 0.98), "eps": 1e-3, "amsgrad": False, "maximize": False}
 GROUPS = {
-    "SGD": {"momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0, "nesterov": False, "maximize": False},
+    "SGD": {
+        "momentum": 0.0,
+        "dampening": 0.0,
+        "weight_decay": 0.0,
+        "nesterov": False,
+        "maximize": False,
+    },
     "SGD, decay": {"momentum": 0.0, "weight_decay": 0.3},
     "SGD, momentum": {"momentum": 0.8, "dampening": 0.0, "weight_decay": 0.3, "nesterov": False},
     "SGD, Nesterov": {"momentum": 0.8, "dampening": 0.0, "weight_decay": 0.0, "nesterov": True},
@@ -90,15 +96,32 @@ def test_the_same_steps(name):
 
     begin = beginning(algorithm.update, sgd.start(problem, M=W[:, :1], Q=W @ W.T))
     sets = copies(algorithm.law)
-    squares = tuple(np.broadcast_to(one[0][:, None], (2, D)) for one in begin.squares.swapaxes(0, 1))
-    state = Rows(np.pad(W, ((0, (sets - 1) * 2), (0, 0))), np.ones(2 * sets), tuple(begin.scalars[0]), squares)
+    squares = tuple(
+        np.broadcast_to(one[0][:, None], (2, D)) for one in begin.squares.swapaxes(0, 1)
+    )
+    state = Rows(
+        np.pad(W, ((0, (sets - 1) * 2), (0, 0))),
+        np.ones(2 * sets),
+        tuple(begin.scalars[0]),
+        squares,
+    )
     place = placed(problem, np.array([D]))
 
     @jax.jit
     def run(state):
         for number in range(STEPS):
             numbers = (problem.parameters, algorithm.parameters)
-            state = direct_step(problem.structure, numbers, algorithm.lr / D, state, x[number], jnp.zeros(3), place, algorithm.law, number)
+            state = direct_step(
+                problem.structure,
+                numbers,
+                algorithm.lr / D,
+                state,
+                x[number],
+                jnp.zeros(3),
+                place,
+                algorithm.law,
+                number,
+            )
         return state.rows[:2]
 
     with jax.enable_x64(True):
@@ -106,11 +129,15 @@ def test_the_same_steps(name):
     meant = steps_of(name, made.param_groups[0], W, [partial(gradient, one) for one in x])
     moved = np.abs(meant - W).max()
     second_order = name in ("AdamW", "Muon")
-    np.testing.assert_allclose(found, meant, atol=1e-11 if not second_order else 1e-12 + 0.02 * moved * 0.02 * 0.3 * STEPS)
+    np.testing.assert_allclose(
+        found, meant, atol=1e-11 if not second_order else 1e-12 + 0.02 * moved * 0.02 * 0.3 * STEPS
+    )
 
 
 def test_a_head_of_its_own():
-    two = SimpleNamespace(param_groups=[{"lr": 0.01, "momentum": 0.0}, {"lr": 0.03, "momentum": 0.0}])
+    two = SimpleNamespace(
+        param_groups=[{"lr": 0.01, "momentum": 0.0}, {"lr": 0.03, "momentum": 0.0}]
+    )
     made = type("SGD", (SimpleNamespace,), {})(**vars(two))
     assert sgd.from_torch(made, dimension=100) == sgd.OnePassSGD(lr=1.0, head_rate=3.0)
 

@@ -47,15 +47,21 @@ CASES = {
     "sum of squares": Case({"lr": 0.005}, loss="sum"),
     "half a square": Case({"lr": 0.02}, loss="half"),
     "decay": Case({"lr": 0.02, "weight_decay": 0.3}),
-    "groups": Case({"lr": 0.02, "weight_decay": 0.0}, head_options={"lr": 0.05, "weight_decay": 0.4}),
+    "groups": Case(
+        {"lr": 0.02, "weight_decay": 0.0}, head_options={"lr": 0.05, "weight_decay": 0.4}
+    ),
     "frozen head": Case({"lr": 0.02, "weight_decay": 0.3}, frozen=True),
     "scales": Case({"lr": 0.3, "weight_decay": 0.3}, input_scale=0.4, output_scale=P**-0.5),
-    "momentum": Case({"lr": 0.02, "momentum": 0.8, "dampening": 0.0, "weight_decay": 0.3, "nesterov": False}),
+    "momentum": Case(
+        {"lr": 0.02, "momentum": 0.8, "dampening": 0.0, "weight_decay": 0.3, "nesterov": False}
+    ),
     "Nesterov": Case({"lr": 0.02, "momentum": 0.8, "dampening": 0.0, "nesterov": True}, loss="sum"),
     "Adam": Case({"lr": 0.02, **ADAM, "weight_decay": 0.3}, "Adam", frozen=True, input_scale=0.4),
     "AdamW": Case({"lr": 0.02, **ADAM, "weight_decay": 0.3}, "AdamW", frozen=True, input_scale=0.4),
     "RMSprop": Case({"lr": 0.02, "alpha": 0.9, "eps": 0.01}, "RMSprop", frozen=True, loss="sum"),
-    "Adagrad": Case({"lr": 0.02, "eps": 1e-3, "initial_accumulator_value": 2.0}, "Adagrad", frozen=True),
+    "Adagrad": Case(
+        {"lr": 0.02, "eps": 1e-3, "initial_accumulator_value": 2.0}, "Adagrad", frozen=True
+    ),
 }
 
 
@@ -64,11 +70,22 @@ def stand_ins(case):
     first, second = nn.Linear(WEIGHTS), nn.Linear(HEAD[None])
     second.weight.requires_grad = not case.frozen
     scaled = (case.input_scale, case.output_scale) != (1.0, 1.0)
-    network = nn.Scaled(first, second, case.input_scale, case.output_scale) if scaled else nn.Sequential(first, nn.Tanh(), second)
+    network = (
+        nn.Scaled(first, second, case.input_scale, case.output_scale)
+        if scaled
+        else nn.Sequential(first, nn.Tanh(), second)
+    )
     loss = "half_mse" if case.loss == "half" else nn.MSELoss(case.loss)
     if case.head_options is None:
-        return network, loss, nn.optimiser(case.name, {"params": [first.weight, second.weight], **case.options})
-    groups = [{"params": [first.weight], **case.options}, {"params": [second.weight], **case.options, **case.head_options}]
+        return (
+            network,
+            loss,
+            nn.optimiser(case.name, {"params": [first.weight, second.weight], **case.options}),
+        )
+    groups = [
+        {"params": [first.weight], **case.options},
+        {"params": [second.weight], **case.options, **case.head_options},
+    ]
     return network, loss, nn.optimiser(case.name, *groups)
 
 
@@ -91,7 +108,9 @@ def library_steps(training, velocity=None):
     problem, algorithm, start = training
     law, sets = algorithm.law, copies(algorithm.law)
     begin = beginning(algorithm.update, start)
-    squares = tuple(np.broadcast_to(one[0][:, None], (P, D)) for one in begin.squares.swapaxes(0, 1))
+    squares = tuple(
+        np.broadcast_to(one[0][:, None], (P, D)) for one in begin.squares.swapaxes(0, 1)
+    )
     rows = np.zeros((sets * P, D))
     rows[:P] = training_rows(start)
     if velocity is not None:
@@ -104,7 +123,17 @@ def library_steps(training, velocity=None):
 
     @jax.jit
     def step(state, x, number):
-        return direct_step(problem.structure, numbers, algorithm.lr / D, state, x, jnp.zeros(BATCH), place, law, number)
+        return direct_step(
+            problem.structure,
+            numbers,
+            algorithm.lr / D,
+            state,
+            x,
+            jnp.zeros(BATCH),
+            place,
+            law,
+            number,
+        )
 
     with jax.enable_x64(True):
         state = jax.tree.map(jnp.asarray, state)
@@ -126,7 +155,12 @@ ROWS = SimpleNamespace(value=WEIGHTS)  # the library's rows of the case that is 
 def numpy_steps(case):
     """Rows and head of the network after the steps that PyTorch documents, on the same data."""
     values = {"rows": WEIGHTS.copy(), "head": HEAD.copy()}
-    options = {"rows": case.options, "head": case.options if case.head_options is None else {**case.options, **case.head_options}}
+    options = {
+        "rows": case.options,
+        "head": case.options
+        if case.head_options is None
+        else {**case.options, **case.head_options},
+    }
     first = case.options.get("initial_accumulator_value", 0.0)
     buffers = {name: np.zeros_like(value) for name, value in values.items()} | case.buffers
     squares = {name: np.full_like(value, first) for name, value in values.items()}
@@ -135,7 +169,10 @@ def numpy_steps(case):
         units = np.tanh(case.input_scale * x @ values["rows"].T)
         error = factor * (case.output_scale * units @ values["head"] - y)
         slopes = case.output_scale * case.input_scale * (1 - units**2) * values["head"]
-        gradients = {"rows": (error[:, None] * slopes).T @ x, "head": case.output_scale * error @ units}
+        gradients = {
+            "rows": (error[:, None] * slopes).T @ x,
+            "head": case.output_scale * error @ units,
+        }
         for name in ("rows",) if case.frozen else ("rows", "head"):
             group, G, W = options[name], gradients[name], values[name]
             lr, decay = group["lr"], group.get("weight_decay", 0.0)
@@ -187,7 +224,10 @@ def torch_training(case, torch):
     if case.head_options is None:
         optimiser = make(network.parameters(), **options)
     else:
-        optimiser = make([{"params": [first.weight]}, {"params": [second.weight], **case.head_options}], **options)
+        optimiser = make(
+            [{"params": [first.weight]}, {"params": [second.weight], **case.head_options}],
+            **options,
+        )
 
     def train():
         for x, y in zip(INPUTS, LABELS, strict=True):
@@ -225,7 +265,13 @@ def test_the_library_takes_the_steps_of_the_training(name, monkeypatch):
 def test_velocities_are_part_of_the_start(monkeypatch):
     """Momentum in the middle of a training: the same steps, and the overlaps of the velocity."""
     buffers = {"rows": GENERATOR.standard_normal((P, D)), "head": GENERATOR.standard_normal(P)}
-    options = {"lr": 0.02, "momentum": 0.8, "dampening": 0.0, "nesterov": False, "weight_decay": 0.3}
+    options = {
+        "lr": 0.02,
+        "momentum": 0.8,
+        "dampening": 0.0,
+        "nesterov": False,
+        "weight_decay": 0.3,
+    }
     case = Case(options, buffers=buffers)
     network, loss, optimiser = stand_ins(case)
     for parameter, buffer in zip(network.parameters(), buffers.values(), strict=True):
@@ -257,9 +303,16 @@ def test_an_ordinary_network():
     """MSELoss and a sum over units: lr = 2 eta d, head_rate = p^2, teacher_head = k a*, a = p a'."""
     network, teacher = mlp(), mlp(p=2)
     optimiser = nn.optimiser("SGD", {"params": network.parameters(), "lr": 0.02})
-    training = sgd.from_training(network, nn.MSELoss(), optimiser, teacher=teacher, noise=0.1, batch=8)
+    training = sgd.from_training(
+        network, nn.MSELoss(), optimiser, teacher=teacher, noise=0.1, batch=8
+    )
     problem, algorithm, start = training
-    assert (problem.width, problem.teacher_width, problem.activation.name, problem.head) == (4, 2, "relu", "trained")
+    assert (problem.width, problem.teacher_width, problem.activation.name, problem.head) == (
+        4,
+        2,
+        "relu",
+        "trained",
+    )
     assert algorithm == sgd.OnePassSGD(lr=8.0, head_rate=16.0, batch=8)
     first, _, second = teacher.children()
     np.testing.assert_allclose(problem.teacher_head, 2 * second.weight.value[0])
@@ -273,19 +326,27 @@ def test_covariance_blocks_and_one_unit():
     blocks = [(0.5, 0.25), (2.0, 0.75)]
     network = nn.Sequential(nn.Linear(WEIGHTS[:1]), nn.Tanh())
     optimiser = nn.optimiser("SGD", {"params": network.parameters(), "lr": 0.02})
-    problem, algorithm, start = sgd.from_training(network, "mse", optimiser, teacher=TEACHER[:1] + 0.1, covariance=blocks)
+    problem, algorithm, start = sgd.from_training(
+        network, "mse", optimiser, teacher=TEACHER[:1] + 0.1, covariance=blocks
+    )
     assert problem.head == "fixed"
     assert algorithm == sgd.OnePassSGD(lr=0.02 * 2 * D)
     teacher = TEACHER[0] + 0.1
-    np.testing.assert_allclose(problem.gram[:, 0, 0], [teacher[:3] @ teacher[:3], teacher[3:] @ teacher[3:]])
-    np.testing.assert_allclose(start.M_blocks[0, :, 0, 0], [WEIGHTS[0, :3] @ teacher[:3], WEIGHTS[0, 3:] @ teacher[3:]])
+    np.testing.assert_allclose(
+        problem.gram[:, 0, 0], [teacher[:3] @ teacher[:3], teacher[3:] @ teacher[3:]]
+    )
+    np.testing.assert_allclose(
+        start.M_blocks[0, :, 0, 0], [WEIGHTS[0, :3] @ teacher[:3], WEIGHTS[0, 3:] @ teacher[3:]]
+    )
 
 
 def test_frozen_biases_that_all_units_share_are_part_of_the_activation():
     network = mlp(bias=np.full(4, 0.3))
     network.parameters()[1].requires_grad = False
     optimiser = nn.optimiser("SGD", {"params": network.parameters(), "lr": 0.02})
-    problem, *_ = sgd.from_training(network, "mse", optimiser, teacher=np.eye(1, 200), teacher_activation="relu")
+    problem, *_ = sgd.from_training(
+        network, "mse", optimiser, teacher=np.eye(1, 200), teacher_activation="relu"
+    )
     assert problem.activation.kinks == (-0.3,)
     assert float(problem.activation(0.5)) == pytest.approx(0.8)
 
@@ -306,19 +367,30 @@ def changed(change=None, groups=None, name="SGD", options=None, **arguments):
         first.weight.requires_grad = False
     group = {"params": network.parameters(), "lr": 0.02, **(options or {})}
     optimiser = nn.optimiser(name, *(groups(network) if groups else [group]))
-    given = {"network": network, "loss": nn.MSELoss(), "optimiser": optimiser, "teacher": np.eye(1, 200)} | arguments
+    given = {
+        "network": network,
+        "loss": nn.MSELoss(),
+        "optimiser": optimiser,
+        "teacher": np.eye(1, 200),
+    } | arguments
     return lambda: sgd.from_training(**given)
 
 
 def different_momenta(network):
     first, second = network.parameters()
-    return [{"params": [first], "lr": 0.1, "momentum": 0.0}, {"params": [second], "lr": 0.1, "momentum": 0.5}]
+    return [
+        {"params": [first], "lr": 0.1, "momentum": 0.0},
+        {"params": [second], "lr": 0.1, "momentum": 0.5},
+    ]
 
 
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (changed("trained bias"), r"network\.0\.bias = .*trained biases.*bias=False.*requires_grad=False"),
+        (
+            changed("trained bias"),
+            r"network\.0\.bias = .*trained biases.*bias=False.*requires_grad=False",
+        ),
         (changed("frozen biases"), r"network\.0\.bias = .*equal in all units"),
         (changed("dropout"), r"ReLU, Dropout.*not a known activation"),
         (changed("dropout", activation="tanh"), r"not proportional to second\(tanh"),
@@ -331,7 +403,10 @@ def different_momenta(network):
         (changed(loss=lambda f, y: np.abs(f - y).mean()), r"not proportional to the squared error"),
         (changed(optimiser=3), r"not a PyTorch optimiser"),
         (changed(options={"maximize": True}), r"maximize=True"),
-        (changed(name="Adam", options=ADAM), r"optimiser = 'Adam'.*not for a trained head.*Freeze the head"),
+        (
+            changed(name="Adam", options=ADAM),
+            r"optimiser = 'Adam'.*not for a trained head.*Freeze the head",
+        ),
         (changed(teacher=np.eye(2, 200)), r"teacher_head = None.*needs a head"),
         (changed(teacher=np.eye(1, 20)), r"it has 20 inputs, the network has 200"),
         (changed(teacher=np.eye(2, 200), teacher_head=[1.0]), r"Pass 2 numbers"),
@@ -366,9 +441,18 @@ def test_a_decay_of_its_own_for_the_head_in_ode_and_chain(momentum):
     runs = sgd.simulate(problem, algorithm, begin, times=[1.0], dimension=4000, runs=50, seed=4)
     for name in ("M", "Q", "a"):
         values = np.asarray(runs[name])[:, 0]
-        error = values.std(axis=0, ddof=1) / 50**0.5 + 2e-3  # the mean of runs is the ODE up to O(1/d)
-        assert np.all(np.abs(values.mean(axis=0) - np.asarray(theory[name])[0, 0]) < Z * error), name
-    same = sgd.solve_ode(problem, algorithm.replace(update=sgd.updates.weight_decay(0.2, of=inner)), begin, times=[1.0])
+        error = (
+            values.std(axis=0, ddof=1) / 50**0.5 + 2e-3
+        )  # the mean of runs is the ODE up to O(1/d)
+        assert np.all(np.abs(values.mean(axis=0) - np.asarray(theory[name])[0, 0]) < Z * error), (
+            name
+        )
+    same = sgd.solve_ode(
+        problem,
+        algorithm.replace(update=sgd.updates.weight_decay(0.2, of=inner)),
+        begin,
+        times=[1.0],
+    )
     assert np.abs(np.asarray(same.a) - np.asarray(theory.a)).min() > 0.2
 
 
@@ -376,9 +460,14 @@ def trained_networks(torch, options, *, d, p, batch, steps, runs, noise):
     """Overlaps and heads of networks that PyTorch trains from the same start, and the conversion of that start."""
     torch.manual_seed(5)
     first = torch.nn.Linear(d, p, bias=False, dtype=torch.float64)
-    network = torch.nn.Sequential(first, torch.nn.Tanh(), torch.nn.Linear(p, 1, bias=False, dtype=torch.float64))
+    network = torch.nn.Sequential(
+        first, torch.nn.Tanh(), torch.nn.Linear(p, 1, bias=False, dtype=torch.float64)
+    )
     loss, teacher = torch.nn.MSELoss(), torch.eye(1, d, dtype=torch.float64)
-    groups = [{"params": [network[0].weight]}, {"params": [network[2].weight], "lr": 2 * options["lr"]}]
+    groups = [
+        {"params": [network[0].weight]},
+        {"params": [network[2].weight], "lr": 2 * options["lr"]},
+    ]
     make = lambda: torch.optim.SGD(groups, **options)  # noqa: E731
     training = sgd.from_training(network, loss, make(), teacher=teacher, noise=noise, batch=batch)
     begin = {name: value.clone() for name, value in network.state_dict().items()}
@@ -405,7 +494,9 @@ def test_networks_trained_by_pytorch_have_the_law_of_the_chain(momentum):
     torch.set_num_threads(1)
     d, p, batch, steps = 20, 2, 3, 40
     options = {"lr": 0.03 * (1 - momentum), "momentum": momentum, "weight_decay": 0.5}
-    training, outcomes = trained_networks(torch, options, d=d, p=p, batch=batch, steps=steps, runs=600, noise=0.1)
+    training, outcomes = trained_networks(
+        torch, options, d=d, p=p, batch=batch, steps=steps, runs=600, noise=0.1
+    )
     runs = sgd.simulate(*training, steps=[steps], dimension=d, runs=4000, seed=2)
     M, Q, a = (np.asarray(runs[name])[:, 0] for name in ("M", "Q", "a"))
     chain = np.concatenate([M[..., 0], Q[:, *np.triu_indices(p)], a], axis=1)
@@ -422,14 +513,20 @@ def test_an_ordinary_pytorch_network_follows_its_ode():
     d, p, k, batch, noise, saves = 200, 4, 2, 8, 0.01, [0, 100, 300, 3000]
 
     def layers(width):
-        return torch.nn.Sequential(torch.nn.Linear(d, width, bias=False), torch.nn.ReLU(), torch.nn.Linear(width, 1, bias=False))
+        return torch.nn.Sequential(
+            torch.nn.Linear(d, width, bias=False),
+            torch.nn.ReLU(),
+            torch.nn.Linear(width, 1, bias=False),
+        )
 
     network, teacher, loss = layers(p), layers(k), torch.nn.MSELoss()
     with torch.no_grad():
         teacher[0].weight.normal_(0.0, d**-0.5)
         teacher[2].weight.fill_(1.0)
     optimiser = torch.optim.SGD(network.parameters(), lr=0.02)
-    training = sgd.from_training(network, loss, optimiser, teacher=teacher, noise=noise, batch=batch)
+    training = sgd.from_training(
+        network, loss, optimiser, teacher=teacher, noise=noise, batch=batch
+    )
     runs = sgd.simulate(*training, alpha=training.alpha(saves), dimension=d, runs=100, seed=1)
     theory = sgd.solve_ode(*training, alpha=training.alpha(saves), dimension=d)
     spread = training.loss(runs.risk.values).std(axis=0, ddof=1)

@@ -40,9 +40,17 @@ def test_one_schedule_drives_every_method(problem):
     assert theory.attrs["error_integrator"] < 1e-6
     with optimised():
         chain = sgd.simulate(problem, algorithm, start, alpha=ALPHA, dimension=D, runs=400, seed=1)
-        direct = sgd.simulate(problem, algorithm, start, alpha=ALPHA, dimension=D, runs=60, seed=2, method="direct")
-    paths = sgd.solve_sde(problem, algorithm, start, alpha=ALPHA, dimension=D, runs=200, seed=3, step=0.1)
-    assert np.allclose(chain.t, [0, sum(decaying(np.arange(D) / D)) / D, sum(decaying(np.arange(3 * D) / D)) / D], rtol=1e-12)
+        direct = sgd.simulate(
+            problem, algorithm, start, alpha=ALPHA, dimension=D, runs=60, seed=2, method="direct"
+        )
+    paths = sgd.solve_sde(
+        problem, algorithm, start, alpha=ALPHA, dimension=D, runs=200, seed=3, step=0.1
+    )
+    assert np.allclose(
+        chain.t,
+        [0, sum(decaying(np.arange(D) / D)) / D, sum(decaying(np.arange(3 * D) / D)) / D],
+        rtol=1e-12,
+    )
     for result in (chain, direct, paths):
         for name in ("M", "Q", "risk"):
             values = result[name].values[:, 1:]
@@ -50,9 +58,18 @@ def test_one_schedule_drives_every_method(problem):
             gap = np.abs(values.mean(axis=0) - theory[name].values[0, 1:])
             assert np.all(gap <= Z * error + 3e-3), (result.attrs["method"], name, gap.max())
     # the spread of SDE and chain agree: the noise follows the schedule too
-    assert np.allclose(paths.M.values[:, -1].std(axis=0), chain.M.values[:, -1].std(axis=0), rtol=Z * np.sqrt(0.5 / 200 + 0.5 / 400))
+    assert np.allclose(
+        paths.M.values[:, -1].std(axis=0),
+        chain.M.values[:, -1].std(axis=0),
+        rtol=Z * np.sqrt(0.5 / 200 + 0.5 / 400),
+    )
     # and the schedule matters
-    assert np.abs(sgd.solve_ode(problem, sgd.OnePassSGD(lr=1.0), start, alpha=ALPHA).M - theory.M).max() > 0.1
+    assert (
+        np.abs(
+            sgd.solve_ode(problem, sgd.OnePassSGD(lr=1.0), start, alpha=ALPHA).M - theory.M
+        ).max()
+        > 0.1
+    )
 
 
 @pytest.mark.slow
@@ -61,7 +78,9 @@ def test_wide_networks_follow_the_schedule(problem):
     M, small = np.array([[0.3], [-0.2]]), 1e-6
     algorithm = sgd.OnePassSGD(lr=sgd.piecewise_rate([1 / small], [small, small / 4]))
     alpha = np.array([0.0, 0.5, 3.0]) / small
-    limit = sgd.solve_mean_field(problem, algorithm, sgd.start(problem, M=M, q=np.zeros(2)), alpha=alpha)
+    limit = sgd.solve_mean_field(
+        problem, algorithm, sgd.start(problem, M=M, q=np.zeros(2)), alpha=alpha
+    )
     theory = sgd.solve_ode(problem, algorithm, sgd.start(problem, M=M, Q=M @ M.T), alpha=alpha)
     # t/p: the integral is 1/2, then 1 + 2/4; p = 2
     assert np.allclose(limit.t, [0.0, 0.25, 0.75], atol=1e-12)
@@ -73,7 +92,12 @@ def test_wide_networks_follow_the_schedule(problem):
     # a schedule at its own times, and in steps of a batch: the same points
     batches = sgd.OnePassSGD(lr=algorithm.lr, batch=3)
     for given in ({"times": limit.t.values / 3}, {"steps": alpha * 10}):
-        when = _clock(problem, batches, **({"times": None, "alpha": None, "steps": None} | given), dimension=30)
+        when = _clock(
+            problem,
+            batches,
+            **({"times": None, "alpha": None, "steps": None} | given),
+            dimension=30,
+        )
         assert np.allclose(when.t, limit.t / 3)
         assert np.allclose(when.alpha, alpha)
         assert np.allclose(when.step, alpha * 10)
@@ -87,13 +111,20 @@ def test_a_constant_schedule_is_a_constant_rate(problem):
         sgd.OnePassSGD(lr=lambda alpha: 0.5 + 0 * alpha),
         sgd.OnePassSGD(lr=sgd.piecewise_rate([1.0], [0.5, 0.5])),
     ]
-    chains = [sgd.simulate(problem, each, start, alpha=ALPHA, dimension=D, runs=3, seed=1) for each in same]
+    chains = [
+        sgd.simulate(problem, each, start, alpha=ALPHA, dimension=D, runs=3, seed=1)
+        for each in same
+    ]
     for other in chains[1:]:
         assert np.allclose(other.M, chains[0].M, rtol=1e-12)
         assert np.allclose(other.t, chains[0].t, rtol=1e-12)
         assert np.array_equal(other.step, chains[0].step)
     # the times of one are those of the other
-    assert np.allclose(clock(same[2], times=[0.3, 0.7], dimension=None, whole_steps=False).alpha, [0.6, 1.4], rtol=1e-12)
+    assert np.allclose(
+        clock(same[2], times=[0.3, 0.7], dimension=None, whole_steps=False).alpha,
+        [0.6, 1.4],
+        rtol=1e-12,
+    )
 
 
 def test_piecewise_rates_do_not_recompile_and_are_recorded(problem):
@@ -121,7 +152,9 @@ def test_gradient_through_a_schedule(problem):
     def final(rates):
         schedule = sgd.piecewise_rate([1.0], [1.0, 1.0])
         schedule = type(schedule)(schedule.function, {"edges": jnp.asarray([1.0]), "rates": rates})
-        last = functional.solve(problem.structure, problem.parameters, state, jnp.array([2.0]), lr=schedule, last=True)
+        last = functional.solve(
+            problem.structure, problem.parameters, state, jnp.array([2.0]), lr=schedule, last=True
+        )
         return functional.risk(problem.structure, problem.parameters, last)
 
     with jax.enable_x64(True):
@@ -144,10 +177,25 @@ def test_gradient_through_a_schedule(problem):
         (lambda problem: sgd.piecewise_rate([1.0], [1.0]), "rates"),
         (lambda problem: sgd.piecewise_rate([1.0], [1.0, -1.0]), "rates"),
         (lambda problem: sgd.fixed_points(problem, sgd.OnePassSGD(lr=decaying)), "constant"),
-        (lambda problem: sgd.exit_time(problem, sgd.OnePassSGD(lr=decaying), begin(problem), threshold=0.1), "constant"),
-        (lambda problem: sgd.increment_covariance(problem, sgd.OnePassSGD(lr=decaying), begin(problem)), "constant"),
         (
-            lambda problem: sgd.solve_ode(problem, sgd.OnePassSGD(lr=sgd.piecewise_rate([1.0], [1.0, 0.0])), begin(problem), times=[2.0]),
+            lambda problem: sgd.exit_time(
+                problem, sgd.OnePassSGD(lr=decaying), begin(problem), threshold=0.1
+            ),
+            "constant",
+        ),
+        (
+            lambda problem: sgd.increment_covariance(
+                problem, sgd.OnePassSGD(lr=decaying), begin(problem)
+            ),
+            "constant",
+        ),
+        (
+            lambda problem: sgd.solve_ode(
+                problem,
+                sgd.OnePassSGD(lr=sgd.piecewise_rate([1.0], [1.0, 0.0])),
+                begin(problem),
+                times=[2.0],
+            ),
             "never gets there",
         ),
         (
@@ -161,13 +209,20 @@ def test_gradient_through_a_schedule(problem):
         ),
         (
             lambda problem: sgd.solve_mean_field(
-                problem, sgd.OnePassSGD(lr=decaying), sgd.start(problem, M=[[0.3], [0.1]], q=[1, 1]), times=[2.0], alpha=[1.0]
+                problem,
+                sgd.OnePassSGD(lr=decaying),
+                sgd.start(problem, M=[[0.3], [0.1]], q=[1, 1]),
+                times=[2.0],
+                alpha=[1.0],
             ),
             "received times, alpha",
         ),
         (
             lambda problem: sgd.solve_mean_field(
-                problem, sgd.OnePassSGD(lr=decaying), sgd.start(problem, M=[[0.3], [0.1]], q=[1, 1]), steps=[2]
+                problem,
+                sgd.OnePassSGD(lr=decaying),
+                sgd.start(problem, M=[[0.3], [0.1]], q=[1, 1]),
+                steps=[2],
             ),
             "steps= needs a dimension",
         ),

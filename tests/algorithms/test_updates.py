@@ -15,11 +15,20 @@ SPECTRUM = sgd.Spectrum([1.0, 0.5, 0.05], [1, 2, 11])  # trace 2.55
 
 
 def simulated(problem, algorithm, **when):
-    return sgd.simulate(problem, algorithm, sgd.random_start(problem, dimension=100), dimension=100, method="direct", **when)
+    return sgd.simulate(
+        problem,
+        algorithm,
+        sgd.random_start(problem, dimension=100),
+        dimension=100,
+        method="direct",
+        **when,
+    )
 
 
 def left(problem, algorithm, **_):
-    return sgd.exit_time(problem, algorithm, sgd.random_start(problem, dimension=100), dimension=100, method="direct")
+    return sgd.exit_time(
+        problem, algorithm, sgd.random_start(problem, dimension=100), dimension=100, method="direct"
+    )
 
 
 @pytest.mark.parametrize("solver", [simulated, left])
@@ -72,14 +81,23 @@ def test_a_memory_counts_in_the_unit_of_the_step(per, D, monkeypatch):
 def test_a_memory_in_large_batches_counts_in_steps():
     algorithm = sgd.OnePassSGD(lr=0.1, update=U.momentum(memory=2.0))
     with pytest.raises(ValueError, match=r"memory = 2\.0.*D = 1 here"):
-        sgd.solve_large_batch(ISOTROPIC, algorithm, sgd.random_start(ISOTROPIC, dimension=100), steps=[0, 1], samples_per_dimension=1.0)
+        sgd.solve_large_batch(
+            ISOTROPIC,
+            algorithm,
+            sgd.random_start(ISOTROPIC, dimension=100),
+            steps=[0, 1],
+            samples_per_dimension=1.0,
+        )
 
 
 def test_a_limit_without_a_dimension_takes_any_memory(monkeypatch):
     stop_before_work(monkeypatch)
     with pytest.raises(Work):
         sgd.solve_ode(
-            ISOTROPIC, sgd.OnePassSGD(lr=0.1, update=U.adam(memory=1e4)), sgd.random_start(ISOTROPIC, dimension=100), alpha=[0.0, 1.0]
+            ISOTROPIC,
+            sgd.OnePassSGD(lr=0.1, update=U.adam(memory=1e4)),
+            sgd.random_start(ISOTROPIC, dimension=100),
+            alpha=[0.0, 1.0],
         )
 
 
@@ -91,15 +109,30 @@ def test_a_limit_without_a_dimension_takes_any_memory(monkeypatch):
             "lr = 0.1: adam has no such argument. The learning rate is an argument of the algorithm: sgd.OnePassSGD(lr=",
         ),
         (lambda: U.adam(betas=(0.9, 0.99)), "Give beta=beta1, and memory=c with 1 - beta2 = c/D."),
-        (lambda: U.adam(), "memory is missing: adam needs it. It is c, for an average over D/c steps: write memory=1.0"),
-        (lambda: U.rmsprop(4.0), "eps is missing: rmsprop needs it. The average of squares starts at 0, so that without eps"),
-        (lambda: U.momentum(bata=0.9), "momentum has no such argument. did you mean 'beta'? It takes beta, memory."),
-        (lambda: sgd.OnePassSGD(momentum=0.9), "momentum = 0.9: OnePassSGD has no such argument. Write update=sgd.updates.momentum(0.9)."),
+        (
+            lambda: U.adam(),
+            "memory is missing: adam needs it. It is c, for an average over D/c steps: write memory=1.0",
+        ),
+        (
+            lambda: U.rmsprop(4.0),
+            "eps is missing: rmsprop needs it. The average of squares starts at 0, so that without eps",
+        ),
+        (
+            lambda: U.momentum(bata=0.9),
+            "momentum has no such argument. did you mean 'beta'? It takes beta, memory.",
+        ),
+        (
+            lambda: sgd.OnePassSGD(momentum=0.9),
+            "momentum = 0.9: OnePassSGD has no such argument. Write update=sgd.updates.momentum(0.9).",
+        ),
         (
             lambda: sgd.OnePassSGD(0.1, nesterov=True),
             "nesterov = True: OnePassSGD has no such argument. Write update=sgd.updates.nesterov(0.9).",
         ),
-        (lambda: sgd.OnePassSGD(batch_size=4), "batch_size = 4: OnePassSGD has no such argument. Write batch=..."),
+        (
+            lambda: sgd.OnePassSGD(batch_size=4),
+            "batch_size = 4: OnePassSGD has no such argument. Write batch=...",
+        ),
         (
             lambda: sgd.EpochSGD(update=U.sign()),
             "update = sign(): EpochSGD has no such argument. On a fixed data set steps are plain so far",
@@ -125,7 +158,9 @@ def test_arguments_of_other_libraries_get_what_to_write(call, expected):
     ],
 )
 def test_optimisers_of_other_libraries_get_what_to_write(name, expected):
-    with pytest.raises(AttributeError, match=re.escape(f"has no attribute {name!r}: ") + ".*" + re.escape(expected)):
+    with pytest.raises(
+        AttributeError, match=re.escape(f"has no attribute {name!r}: ") + ".*" + re.escape(expected)
+    ):
         getattr(sgd, name)
     with pytest.raises(AttributeError, match=r"has no attribute 'Nothing'$"):
         sgd.Nothing  # noqa: B018
@@ -139,7 +174,14 @@ def test_docstrings_name_variables_of_results():
     pattern = re.compile(r"``(result\..+?)``")
     for update in (U.adagrad_norm(0.5), U.adam(memory=1.0), U.average(1.0), U.polyak()):
         method = "direct" if update.law.coordinatewise else "exact"
-        result = sgd.simulate(problem, sgd.OnePassSGD(lr=0.1, update=update), begin, steps=[0, 1], dimension=40, method=method)
+        result = sgd.simulate(
+            problem,
+            sgd.OnePassSGD(lr=0.1, update=update),
+            begin,
+            steps=[0, 1],
+            dimension=40,
+            method=method,
+        )
         expressions = pattern.findall(" ".join(getattr(U, update.kind).__doc__.split()))
         assert expressions, update
         for expression in expressions:

@@ -15,7 +15,9 @@ def test_early_stopping_has_the_best_time_inside(apart):
     """A curve that is no parabola, so that the one through three points is lowest elsewhere than at the best time, 4 log 12."""
     t = np.arange(0.0, 16.0, apart)
     curve, best = np.exp(-t / 2) + np.exp(t / 4) / 864, 4 * np.log(12)
-    found = sgd.early_stopping(xr.Dataset({"risk": (("run", "time"), curve[None])}, {"t": ("time", t), "run": [0]}))
+    found = sgd.early_stopping(
+        xr.Dataset({"risk": (("run", "time"), curve[None])}, {"t": ("time", t), "run": [0]})
+    )
     assert found.earliest[0] < best < found.latest[0] <= found.earliest[0] + 2 * apart + 1e-9
     assert 0 < abs(found.t[0] - best) < apart / 2
 
@@ -28,7 +30,9 @@ def test_one_save_point_is_at_the_end():
 
 def test_a_trajectory_that_diverges_is_used_up_to_its_last_finite_risk():
     risk = [[1.0, 0.5, 0.4, np.nan, np.nan]]
-    path = xr.Dataset({"risk": (("run", "time"), risk)}, {"t": ("time", np.arange(5.0)), "run": [0]})
+    path = xr.Dataset(
+        {"risk": (("run", "time"), risk)}, {"t": ("time", np.arange(5.0)), "run": [0]}
+    )
     with pytest.warns(UserWarning, match="diverges in 1 of 1 runs"):
         stopping = sgd.early_stopping(path)
     assert (stopping.t[0], stopping.risk[0], stopping.latest[0]) == (2.0, 0.4, 2.0)
@@ -43,13 +47,17 @@ def test_a_diverged_solution_has_no_exit_time(monkeypatch):
         calls.append(times[-1])
         risk = np.where(times < times[-1] / 2, 1.0, np.nan)[None]
         variables = {name: (("run", "time"), risk) for name in ("risk", "risk_standard_error")}
-        return xr.Dataset(variables, {"t": ("time", times), "run": [0], "diverged_at": ("run", [1.0])})
+        return xr.Dataset(
+            variables, {"t": ("time", times), "run": [0], "diverged_at": ("run", [1.0])}
+        )
 
     monkeypatch.setattr(stopping_module, "solve_dmft", diverged)
     problem = sgd.TeacherStudent(width=1, activation="linear")
     begin = sgd.start(problem, M=[[0.0]], Q=[[1.0]])
     algorithm = sgd.EpochSGD(lr=0.8, samples_per_dimension=2.0)
-    times, _, lost = stopping_module.dmft_exits(problem, algorithm, begin, 0.5, "risk", 100.0, 0, False)
+    times, _, lost = stopping_module.dmft_exits(
+        problem, algorithm, begin, 0.5, "risk", 100.0, 0, False
+    )
     assert np.isnan(times).all()
     assert lost.all()
     assert len(calls) == 1
@@ -59,12 +67,20 @@ def test_a_solution_that_cannot_be_continued_names_max_time(monkeypatch):
     def limited(problem, algorithm, start, *, times, **_):
         if times[-1] > 20:
             raise ValueError("paths = 20000: too few")
-        variables = {name: (("run", "time"), np.ones((1, len(times)))) for name in ("risk", "risk_standard_error")}
-        return xr.Dataset(variables, {"t": ("time", times), "run": [0], "diverged_at": ("run", [np.nan])})
+        variables = {
+            name: (("run", "time"), np.ones((1, len(times))))
+            for name in ("risk", "risk_standard_error")
+        }
+        return xr.Dataset(
+            variables, {"t": ("time", times), "run": [0], "diverged_at": ("run", [np.nan])}
+        )
 
     monkeypatch.setattr(stopping_module, "solve_dmft", limited)
     problem = sgd.TeacherStudent(width=1, activation="linear")
     begin = sgd.start(problem, M=[[0.0]], Q=[[1.0]])
     algorithm = sgd.EpochSGD(lr=0.8, samples_per_dimension=2.0)
-    with pytest.raises(ValueError, match=r"max_time = 100.0: .*t = 25 .paths = 20000.* smaller max_time or method='direct'"):
+    with pytest.raises(
+        ValueError,
+        match=r"max_time = 100.0: .*t = 25 .paths = 20000.* smaller max_time or method='direct'",
+    ):
         stopping_module.dmft_exits(problem, algorithm, begin, 0.5, "risk", 100.0, 0, False)

@@ -20,15 +20,21 @@ def test_ode_exit_is_the_closed_solution_of_width_one():
     m0 = np.array([0.02, 0.1, -0.3])
     begin = sgd.start(problem, M=m0[:, None, None], Q=np.ones((3, 1, 1)))
     for threshold in (0.1, 0.4):
-        found = sgd.exit_time(problem, sgd.OnePassSGD(lr=0.05), begin, threshold=threshold, max_time=20.0)
-        np.testing.assert_allclose(found.times, paper.exit_time_p1(m0, 0.05, 0.5, threshold), rtol=1e-8)
+        found = sgd.exit_time(
+            problem, sgd.OnePassSGD(lr=0.05), begin, threshold=threshold, max_time=20.0
+        )
+        np.testing.assert_allclose(
+            found.times, paper.exit_time_p1(m0, 0.05, 0.5, threshold), rtol=1e-8
+        )
     assert found.left == found.runs == 3
     assert found.mean == pytest.approx(found.times.mean())
     assert found.alpha == pytest.approx(found.times / 0.05)
     # where only some of the starts leave in time, these still do
     between = float(np.sort(found.times)[1])
     with pytest.warns(UserWarning, match="1 had not left"):
-        some = sgd.exit_time(problem, sgd.OnePassSGD(lr=0.05), begin, threshold=0.4, max_time=1.01 * between)
+        some = sgd.exit_time(
+            problem, sgd.OnePassSGD(lr=0.05), begin, threshold=0.4, max_time=1.01 * between
+        )
     np.testing.assert_allclose(np.sort(some.times)[:2], np.sort(found.times)[:2], rtol=1e-8)
 
 
@@ -43,12 +49,23 @@ def test_the_chain_is_stopped_at_its_own_first_step_below_the_level():
     first = np.where(below.any(axis=1), below.argmax(axis=1), np.nan) * 0.2 / 60
     assert np.isnan(first).any()
     with pytest.warns(UserWarning, match="had not left by max_time"):
-        found = sgd.exit_time(problem, algorithm, begin, threshold=0.2, method="exact", dimension=60, seed=2, max_time=400 * 0.2 / 60)
+        found = sgd.exit_time(
+            problem,
+            algorithm,
+            begin,
+            threshold=0.2,
+            method="exact",
+            dimension=60,
+            seed=2,
+            max_time=400 * 0.2 / 60,
+        )
     assert np.isfinite(first).sum() > 20
     np.testing.assert_allclose(found.times, first, rtol=1e-12)
     assert found.left == np.isfinite(first).sum()
     assert found.quantile(1.0) == np.inf
-    assert found.quantiles[0.05] == pytest.approx(np.quantile(np.nan_to_num(first, nan=np.inf), 0.05))
+    assert found.quantiles[0.05] == pytest.approx(
+        np.quantile(np.nan_to_num(first, nan=np.inf), 0.05)
+    )
     scanned = sgd.exit_time_of(every.isel(run=slice(0, 5)).isel(time=slice(0, 400)), 0.01)
     assert np.all(scanned.times > 0)
 
@@ -59,19 +76,32 @@ def test_direct_and_exact_exit_times_have_one_law():
     begin = sgd.random_start(problem, dimension=60, runs=300, seed=1)
     setting = {"threshold": 0.2, "dimension": 60, "max_time": 60.0}
     exact = sgd.exit_time(problem, sgd.OnePassSGD(lr=0.2), begin, method="exact", seed=2, **setting)
-    direct = sgd.exit_time(problem, sgd.OnePassSGD(lr=0.2), begin, method="direct", seed=3, **setting)
+    direct = sgd.exit_time(
+        problem, sgd.OnePassSGD(lr=0.2), begin, method="direct", seed=3, **setting
+    )
     assert exact.left == direct.left == 300
     same_law(exact.times, direct.times, "exit times")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("p", "gamma", "reference", "error"), [(1, 1 / 12, 1.335, 0.007), (5, 0.5, 0.607, 0.004)])
+@pytest.mark.parametrize(
+    ("p", "gamma", "reference", "error"), [(1, 1 / 12, 1.335, 0.007), (5, 0.5, 0.607, 0.004)]
+)
 def test_stochasticity_shifts_the_exit_time_by_the_constant(p, gamma, reference, error):
     """T = .1, d = 1000, no noise: the chain's mean, and the closed shift against chain less ODE, start by start."""
     problem, algorithm = phase(p), sgd.OnePassSGD(lr=gamma)
     runs = 500
     begin = sgd.random_start(problem, dimension=1000, runs=runs, seed=0)
-    chain = sgd.exit_time(problem, algorithm, begin, threshold=0.1, method="exact", dimension=1000, seed=1, max_time=40.0 * p)
+    chain = sgd.exit_time(
+        problem,
+        algorithm,
+        begin,
+        threshold=0.1,
+        method="exact",
+        dimension=1000,
+        seed=1,
+        max_time=40.0 * p,
+    )
     assert chain.left == runs
     # in the paper's time t/p
     assert abs(chain.mean / p - reference) <= Z * np.hypot(chain.standard_error / p, error)
@@ -93,7 +123,9 @@ def test_sde_paths_leave_about_when_the_ode_does():
     begin, algorithm = sgd.start(problem, M=[[0.3]], Q=[[1.0]]), sgd.OnePassSGD(lr=0.05)
     setting = {"threshold": 0.2, "max_time": 20.0}
     expected = sgd.exit_time(problem, algorithm, begin, **setting)
-    found = sgd.exit_time(problem, algorithm, begin, method="sde", dimension=3000, runs=16, **setting)
+    found = sgd.exit_time(
+        problem, algorithm, begin, method="sde", dimension=3000, runs=16, **setting
+    )
     assert found.left == 16
     assert found.mean == pytest.approx(expected.mean, rel=0.1)
     assert 0 < found.standard_error < 0.05 * found.mean
@@ -104,7 +136,16 @@ def test_sde_exit_times_follow_the_formula():
     """From one start, 64 paths: the diffusive time (59) with that start, which is the SDE's own near m = 0."""
     problem = phase(1, 0.0)
     begin = sgd.start(problem, M=[[1 / np.sqrt(3000)]], Q=[[1.0]])
-    paths = sgd.exit_time(problem, sgd.OnePassSGD(lr=0.05), begin, method="sde", threshold=0.1, dimension=3000, runs=64, max_time=20.0)
+    paths = sgd.exit_time(
+        problem,
+        sgd.OnePassSGD(lr=0.05),
+        begin,
+        method="sde",
+        threshold=0.1,
+        dimension=3000,
+        runs=64,
+        max_time=20.0,
+    )
     assert paths.left == 64
     expected = paper.exit_time_diffusive(3000, 0.05, 0.0, 0.1, m0=1 / np.sqrt(3000))
     # 64 paths: a t variable with 63 degrees of freedom is beyond 5.4 once in 1e6; (59) is linear, the SDE not: 3% at T = .1
@@ -128,18 +169,31 @@ def test_sde_exit_times_agree_with_the_chain():
 def test_criteria_and_trajectories_at_hand():
     problem, algorithm = phase(1, 0.1), sgd.OnePassSGD(lr=0.1)
     begin = sgd.start(problem, M=[[0.05]], Q=[[1.0]])
-    overlap = sgd.exit_time(problem, algorithm, begin, threshold=0.4, criterion="overlap", max_time=60.0)
+    overlap = sgd.exit_time(
+        problem, algorithm, begin, threshold=0.4, criterion="overlap", max_time=60.0
+    )
     path = sgd.solve_ode(problem, algorithm, begin, times=np.linspace(0, 12, 2048))
-    assert sgd.exit_time_of(path, 0.4, criterion="overlap").times == pytest.approx(overlap.times, rel=1e-4)
-    assert sgd.exit_time_of(path, 0.4).times == pytest.approx(paper.exit_time_p1(0.05, 0.1, 0.1, 0.4), rel=1e-4)
+    assert sgd.exit_time_of(path, 0.4, criterion="overlap").times == pytest.approx(
+        overlap.times, rel=1e-4
+    )
+    assert sgd.exit_time_of(path, 0.4).times == pytest.approx(
+        paper.exit_time_p1(0.05, 0.1, 0.1, 0.4), rel=1e-4
+    )
 
     def distance(state):
         return 1.0 - jnp.max(jnp.abs(state["M"]))
 
-    own = sgd.exit_time(problem, algorithm, begin, threshold=1 - 0.6 / 0.95, criterion=distance, max_time=60.0)
+    own = sgd.exit_time(
+        problem, algorithm, begin, threshold=1 - 0.6 / 0.95, criterion=distance, max_time=60.0
+    )
     assert own.times == pytest.approx(overlap.times, rel=1e-8)
     assert own.criterion == "distance"
-    assert sgd.exit_time(problem, algorithm, begin, threshold=0.04, criterion="overlap", max_time=1.0).times[0] == 0.0
+    assert (
+        sgd.exit_time(
+            problem, algorithm, begin, threshold=0.04, criterion="overlap", max_time=1.0
+        ).times[0]
+        == 0.0
+    )
 
 
 def test_bad_input_and_what_did_not_leave():
@@ -157,7 +211,9 @@ def test_bad_input_and_what_did_not_leave():
     with pytest.raises(ValueError, match="criterion"):
         sgd.exit_time(problem, algorithm, begin, criterion="risks")
     falls = {"c": lambda alpha: 1 / (1 + alpha)}
-    moving = sgd.Problem(lambda f, s, a, z, n: n["c"] * (f[0] - s[0]) ** 2, width=1, signals=1, parameters=falls)
+    moving = sgd.Problem(
+        lambda f, s, a, z, n: n["c"] * (f[0] - s[0]) ** 2, width=1, signals=1, parameters=falls
+    )
     with pytest.raises(ValueError, match="changes with alpha"):
         sgd.exit_time(moving, algorithm, begin)
     with pytest.raises(ValueError, match="start"):
@@ -181,7 +237,9 @@ def test_the_optimal_rate_of_the_paper_does_not_learn():
     one = sgd.start(problem, M=begin.M[:1], Q=begin.Q[:1])
     for lr, learns in ((best, False), (stable / 2, True)):
         ode = sgd.solve_ode(problem, sgd.OnePassSGD(lr=lr), one, times=[0.0, 30.0])
-        chain = sgd.simulate(problem, sgd.OnePassSGD(lr=lr), begin, times=[0.0, 30.0], dimension=300)
+        chain = sgd.simulate(
+            problem, sgd.OnePassSGD(lr=lr), begin, times=[0.0, 30.0], dimension=300
+        )
         for result in (ode, chain):
             last = np.asarray(result.excess_risk)[:, -1]
             assert np.all(last < 0.05) if learns else np.all(last > 0.9), (lr, last)

@@ -30,7 +30,9 @@ def own(fields, signals, head, z, numbers):
 
 
 def two_tokens(fields, signals, head, draws):
-    return (jnp.sum(jnp.tanh(fields)) - jnp.sum(signals) - draws["noise"]) ** 2 * (1 + draws["group"])
+    return (jnp.sum(jnp.tanh(fields)) - jnp.sum(signals) - draws["noise"]) ** 2 * (
+        1 + draws["group"]
+    )
 
 
 def cross_entropy(fields, signals, head, label):
@@ -40,13 +42,23 @@ def cross_entropy(fields, signals, head, label):
 
 KINDS = {
     "teacher": (sgd.TeacherStudent(width=2, activation="erf", noise=0.1), of_erf),
-    "blocks": (sgd.TeacherStudent(width=2, activation="erf", noise=0.1, covariance=[(0.5, 0.5), (2.0, 0.5)]), of_erf),
+    "blocks": (
+        sgd.TeacherStudent(
+            width=2, activation="erf", noise=0.1, covariance=[(0.5, 0.5), (2.0, 0.5)]
+        ),
+        of_erf,
+    ),
     "target": (
         sgd.MultiIndex(lambda z: z[0] * z[1], directions=2, width=2, activation="erf"),
         lambda f, s, a, z: 0.5 * (jnp.mean(a * erf(f)) - s[0] * s[1]) ** 2,
     ),
     "own loss": (sgd.Problem(own, width=1, signals=1, parameters={"scale": 2.0}, kinks=()), own),
-    "tokens": (sgd.Problem(two_tokens, width=2, signals=1, tokens=2, draws={"noise": "normal", "group": [0.3, 0.7]}), two_tokens),
+    "tokens": (
+        sgd.Problem(
+            two_tokens, width=2, signals=1, tokens=2, draws={"noise": "normal", "group": [0.3, 0.7]}
+        ),
+        two_tokens,
+    ),
     "mixture": (sgd.GaussianMixture("binary", width=1, snr=10.0), cross_entropy),
     "snr = inf": (sgd.GaussianMixture("binary", width=2, snr=math.inf), cross_entropy),
 }
@@ -64,24 +76,35 @@ def test_of_the_loss_it_is_the_risk(kind):
     result = sgd.simulate(problem, sgd.OnePassSGD(lr=0.2), start_of(problem), **steps)
     found = sgd.expect(result, loss, problem)
     assert found.dims == ("run", "time")
-    error = np.asarray(found.standard_error) + result.attrs["error_quadrature"] * np.asarray(result.risk) + 1e-9
+    error = (
+        np.asarray(found.standard_error)
+        + result.attrs["error_quadrature"] * np.asarray(result.risk)
+        + 1e-9
+    )
     assert np.all(np.abs(found.values - result.risk.values) <= SPREADS * error)
     # and the error is small enough to say something
     assert np.all(found.standard_error.values <= 5e-3 * np.abs(found.values) + 1e-12)
-    assert found.attrs["error_quadrature"] == pytest.approx(float((found.standard_error / abs(found)).max()))
+    assert found.attrs["error_quadrature"] == pytest.approx(
+        float((found.standard_error / abs(found)).max())
+    )
 
 
 @pytest.mark.parametrize("kind", slow(["mixture", "snr = inf"], ("snr = inf",)))
 def test_of_the_right_sign_it_is_the_accuracy(kind):
     problem, _ = KINDS[kind]
-    result = sgd.simulate(problem, sgd.OnePassSGD(lr=0.5), start_of(problem), steps=[0, 100], dimension=50, seed=1)
+    result = sgd.simulate(
+        problem, sgd.OnePassSGD(lr=0.5), start_of(problem), steps=[0, 100], dimension=50, seed=1
+    )
 
     def right(fields, signals, head, label):
         output = jnp.sum(head * jax.nn.relu(fields))
         return 0.5 + 0.5 * jnp.sign(output) * (2 * label - 1)
 
     found = sgd.expect(result, right)
-    assert np.all(np.abs(found.values - result.accuracy.values) <= SPREADS * found.standard_error.values + 1e-9)
+    assert np.all(
+        np.abs(found.values - result.accuracy.values)
+        <= SPREADS * found.standard_error.values + 1e-9
+    )
 
 
 def test_a_readout_against_direct_samples():
@@ -92,7 +115,13 @@ def test_a_readout_against_direct_samples():
     path = sgd.solve_ode(problem, sgd.OnePassSGD(lr=0.3), start, times=[0.0, 1.5])
 
     def readout(fields, signals, head, z):
-        return jnp.stack([jnp.where(fields[0] > signals[0], fields[1], 0.0), jnp.abs(signals[0]), z * fields[0] * z])
+        return jnp.stack(
+            [
+                jnp.where(fields[0] > signals[0], fields[1], 0.0),
+                jnp.abs(signals[0]),
+                z * fields[0] * z,
+            ]
+        )
 
     found = sgd.expect(path, readout)
     assert found.dims == ("run", "time", "component_0")
@@ -108,17 +137,37 @@ def test_a_readout_against_direct_samples():
         teacher[:, low : low + 3], rows[:, low : low + 3] = root[:1], root[1:]
     x = generator.standard_normal((count, d)) * np.sqrt(eigenvalues)
     fields, signals, z = x @ rows.T, x @ teacher.T, generator.standard_normal(count)
-    values = np.stack([np.where(fields[:, 0] > signals[:, 0], fields[:, 1], 0.0), np.abs(signals[:, 0]), z**2 * fields[:, 0]], axis=1)
-    error = np.hypot(values.std(axis=0, ddof=1) / np.sqrt(count), found.standard_error.values[0, -1])
+    values = np.stack(
+        [
+            np.where(fields[:, 0] > signals[:, 0], fields[:, 1], 0.0),
+            np.abs(signals[:, 0]),
+            z**2 * fields[:, 0],
+        ],
+        axis=1,
+    )
+    error = np.hypot(
+        values.std(axis=0, ddof=1) / np.sqrt(count), found.standard_error.values[0, -1]
+    )
     assert np.all(np.abs(values.mean(axis=0) - found.values[0, -1]) <= Z * error)
 
 
 def test_numbers_of_the_moment_are_used():
     """Label noise that falls with alpha, seen by a loss with numbers of its own."""
-    problem = sgd.Problem(own, width=1, signals=1, parameters={"scale": lambda alpha: 2.0 / (1 + alpha)})
-    result = sgd.simulate(problem, sgd.OnePassSGD(lr=0.1), sgd.start(problem, M=[[0.3]], Q=[[1.0]]), alpha=[0, 2.0], dimension=30)
+    problem = sgd.Problem(
+        own, width=1, signals=1, parameters={"scale": lambda alpha: 2.0 / (1 + alpha)}
+    )
+    result = sgd.simulate(
+        problem,
+        sgd.OnePassSGD(lr=0.1),
+        sgd.start(problem, M=[[0.3]], Q=[[1.0]]),
+        alpha=[0, 2.0],
+        dimension=30,
+    )
     found = sgd.expect(result, own, problem)
-    error = SPREADS * found.standard_error.values + result.attrs["error_quadrature"] * result.risk.values
+    error = (
+        SPREADS * found.standard_error.values
+        + result.attrs["error_quadrature"] * result.risk.values
+    )
     assert np.all(np.abs(found.values - result.risk.values) <= error)
     still = sgd.expect(result, lambda f, s, a, z: jnp.abs(f[0] - s[0] - 0.3 * z), problem)
     assert still.values[0, 1] / found.values[0, 1] == pytest.approx(1.5, rel=1e-9)
@@ -131,13 +180,20 @@ def test_at_a_start_and_of_particles():
     found = sgd.expect(begin, loss, problem)
     assert found.dims == ("run",)
     path = sgd.solve_ode(problem, sgd.OnePassSGD(), begin, times=[0.0])
-    assert np.all(np.abs(found.values - path.risk.values[:, 0]) <= SPREADS * found.standard_error.values)
+    assert np.all(
+        np.abs(found.values - path.risk.values[:, 0]) <= SPREADS * found.standard_error.values
+    )
     wide = sgd.mean_field_random_start(problem, dimension=50, seed=1)
     particles = sgd.solve_mean_field(problem, sgd.OnePassSGD(), wide, times=[0.0])
     Q = wide.M @ np.swapaxes(wide.M, -1, -2) + wide.q[..., None] * np.eye(2)
-    same = sgd.solve_ode(problem, sgd.OnePassSGD(), sgd.start(problem, M=wide.M, Q=Q, a=wide.a), times=[0.0])
+    same = sgd.solve_ode(
+        problem, sgd.OnePassSGD(), sgd.start(problem, M=wide.M, Q=Q, a=wide.a), times=[0.0]
+    )
     found = sgd.expect(particles, loss)
-    assert abs(found.values[0, 0] - same.risk.values[0, 0]) <= SPREADS * found.standard_error.values[0, 0]
+    assert (
+        abs(found.values[0, 0] - same.risk.values[0, 0])
+        <= SPREADS * found.standard_error.values[0, 0]
+    )
 
 
 def test_bad_input():

@@ -14,7 +14,13 @@ from scipy import optimize, special, stats
 
 import sgdynamics as sgd
 from sgdynamics.analysis import exponents
-from sgdynamics.analysis.exponents import generative_exponent, hermite_coefficients, hermite_series, information_exponent, leap_complexity
+from sgdynamics.analysis.exponents import (
+    generative_exponent,
+    hermite_coefficients,
+    hermite_series,
+    information_exponent,
+    leap_complexity,
+)
 from sgdynamics.analysis.sample_complexity import sample_complexity
 from sgdynamics.expectations.nodes import gauss_hermite, gauss_legendre
 from tests.conftest import Z, slow
@@ -24,7 +30,9 @@ K = np.arange(N + 1)
 ROOT = np.sqrt(special.factorial(K))
 SHIFT = 0.37
 EDGE = math.sqrt(2 * math.log(2))  # where the normal density is half of its maximum
-FAR = optimize.brentq(lambda b: b * math.exp(-(b**2) / 2) - 0.5 * math.exp(-1 / 8), 1.0, 3.0)  # b phi(b) = phi(1/2)/2
+FAR = optimize.brentq(
+    lambda b: b * math.exp(-(b**2) / 2) - 0.5 * math.exp(-1 / 8), 1.0, 3.0
+)  # b phi(b) = phi(1/2)/2
 
 
 def he(k, x):
@@ -34,7 +42,10 @@ def he(k, x):
 
 def above(edge):
     """Coefficients of 1{x > edge}: phi(edge) He_{k-1}(edge)/sqrt(k!)."""
-    return np.array([stats.norm.sf(edge)] + [stats.norm.pdf(edge) * he(k - 1, edge) for k in K[1:]]) / ROOT
+    return (
+        np.array([stats.norm.sf(edge)] + [stats.norm.pdf(edge) * he(k - 1, edge) for k in K[1:]])
+        / ROOT
+    )
 
 
 def bump(a, b):
@@ -44,7 +55,9 @@ def bump(a, b):
     for j in range(N // 2 + 1):
         value = math.sqrt(q) * (q - 1) ** j
         slope = 2 * q**2 * (value / (2 * q) + (math.sqrt(q) * j * (q - 1) ** (j - 1) if j else 0.0))
-        found[2 * j] = (slope if b else value) * math.sqrt(math.factorial(2 * j)) / (2**j * math.factorial(j))
+        found[2 * j] = (
+            (slope if b else value) * math.sqrt(math.factorial(2 * j)) / (2**j * math.factorial(j))
+        )
     return found
 
 
@@ -80,8 +93,16 @@ CLOSED = {
     "x^2 exp(-x^2)": (lambda x: x**2 * np.exp(-(x**2)), (), bump(-1.0, 1)),
     "exp(x^2/5)": (lambda x: np.exp(x**2 / 5), (), bump(0.2, 0)),
     "he5": ("he5", (), math.sqrt(120) * (K == 5)),
-    "a polynomial": (sgd.polynomial([1.0, 0.0, 3.0]), (), 4.0 * (K == 0) + 3 * math.sqrt(2) * (K == 2)),
-    "overflows far out": (lambda x: np.log1p(np.exp(x**2)) - np.log1p(np.exp(-(x**2))), (), (K == 0) + math.sqrt(2) * (K == 2)),
+    "a polynomial": (
+        sgd.polynomial([1.0, 0.0, 3.0]),
+        (),
+        4.0 * (K == 0) + 3 * math.sqrt(2) * (K == 2),
+    ),
+    "overflows far out": (
+        lambda x: np.log1p(np.exp(x**2)) - np.log1p(np.exp(-(x**2))),
+        (),
+        (K == 0) + math.sqrt(2) * (K == 2),
+    ),
 }
 
 
@@ -98,10 +119,19 @@ def test_coefficients_against_mpmath_and_the_reference_values():
     mpmath.mp.dps = 25
     found = hermite_coefficients("tanh", 9)
     for k in (1, 3, 9):
-        exact = mpmath.quad(lambda x, k=k: mpmath.tanh(x) * mpmath.hermite(k, x / mpmath.sqrt(2)) * mpmath.npdf(x), [0, 2, 6, 14])
-        assert found[k] == pytest.approx(float(2 * exact / mpmath.sqrt(mpmath.factorial(k) * mpmath.mpf(2) ** k)), abs=1e-12)
+        exact = mpmath.quad(
+            lambda x, k=k: mpmath.tanh(x) * mpmath.hermite(k, x / mpmath.sqrt(2)) * mpmath.npdf(x),
+            [0, 2, 6, 14],
+        )
+        assert found[k] == pytest.approx(
+            float(2 * exact / mpmath.sqrt(mpmath.factorial(k) * mpmath.mpf(2) ** k)), abs=1e-12
+        )
     np.testing.assert_allclose(found[[1, 3]], [0.605705509602, -0.148437190787], atol=1e-12)
-    np.testing.assert_allclose(hermite_coefficients("relu", 4), [0.398942280401, 0.5, 0.282094791774, 0, -0.081433751984], atol=1e-12)
+    np.testing.assert_allclose(
+        hermite_coefficients("relu", 4),
+        [0.398942280401, 0.5, 0.282094791774, 0, -0.081433751984],
+        atol=1e-12,
+    )
     np.testing.assert_allclose(hermite_coefficients("erf", 2), [0, 0.564189583548, 0], atol=1e-12)
 
 
@@ -110,9 +140,15 @@ def test_high_orders_and_their_sum_of_squares():
     h = [1.0, SHIFT]
     for k in range(2, 300):
         h.append((SHIFT * h[-1] - math.sqrt(k - 1) * h[-2]) / math.sqrt(k))
-    np.testing.assert_allclose(series.coefficients[1:], stats.norm.pdf(SHIFT) * np.array(h) / np.sqrt(np.arange(1, 301)), atol=1e-12)
+    np.testing.assert_allclose(
+        series.coefficients[1:],
+        stats.norm.pdf(SHIFT) * np.array(h) / np.sqrt(np.arange(1, 301)),
+        atol=1e-12,
+    )
     assert series.norm**2 == pytest.approx(stats.norm.sf(SHIFT), abs=1e-12)
-    assert np.sum(hermite_coefficients("gelu", 120) ** 2) == pytest.approx(hermite_series("gelu", 0).norm ** 2, rel=1e-12)
+    assert np.sum(hermite_coefficients("gelu", 120) ** 2) == pytest.approx(
+        hermite_series("gelu", 0).norm ** 2, rel=1e-12
+    )
 
 
 def ring(x):
@@ -156,7 +192,10 @@ EXPONENTS = {
 @pytest.mark.parametrize("name", EXPONENTS)
 def test_exponents(name):
     f, kinks, information, generative = EXPONENTS[name]
-    assert (information_exponent(f, kinks=kinks), generative_exponent(f, kinks=kinks)) == (information, generative)
+    assert (information_exponent(f, kinks=kinks), generative_exponent(f, kinks=kinks)) == (
+        information,
+        generative,
+    )
 
 
 def test_tolerance_is_the_callers():
@@ -166,7 +205,9 @@ def test_tolerance_is_the_callers():
     assert information_exponent(f, tolerance=1e-10) == 1
 
 
-@pytest.mark.parametrize("transform", [np.square, np.exp, lambda y: np.tanh(20 * y - 3), lambda y: 1 / (0.05 + y)])
+@pytest.mark.parametrize(
+    "transform", [np.square, np.exp, lambda y: np.tanh(20 * y - 3), lambda y: 1 / (0.05 + y)]
+)
 def test_no_transformation_shows_the_link_of_exponent_four_earlier(transform):
     """E[h_2 | x^2 exp(-x^2)] = 0, checked on transformations that the search does not use."""
     series = hermite_series(lambda x: transform(x**2 * np.exp(-(x**2))), 4)
@@ -205,7 +246,11 @@ def test_other_arguments_that_are_refused():
         generative_exponent("relu", tolerance=0.0)
     with pytest.warns(UserWarning, match="off by up to about"):
         hermite_coefficients(lambda x: x > SHIFT, 3)
-    for given, says in (({"overlap": 0.9}, "at most 0.75"), ({"lr": 0.0}, "lr = 0.0"), ({"noise": -1.0}, "noise = -1.0")):
+    for given, says in (
+        ({"overlap": 0.9}, "at most 0.75"),
+        ({"lr": 0.0}, "lr = 0.0"),
+        ({"noise": -1.0}, "noise = -1.0"),
+    ):
         with pytest.raises(ValueError, match=says):
             sample_complexity("relu", **given)
 
@@ -239,17 +284,27 @@ def test_leaps_against_all_orders(monkeypatch):
     rng = np.random.default_rng(7)
     met = set()
     for _ in range(40):
-        alphas = np.unique(rng.integers(0, 4, size=(rng.integers(1, 5), 3)) * rng.integers(0, 2, size=3), axis=0)
+        alphas = np.unique(
+            rng.integers(0, 4, size=(rng.integers(1, 5), 3)) * rng.integers(0, 2, size=3), axis=0
+        )
         alphas = alphas[alphas.sum(axis=1) > 0]
         if not len(alphas):
             continue
         best = math.inf
         for order in itertools.permutations(alphas):
             seen = np.cumsum(order, axis=0) - order  # before each
-            best = min(best, max(int(alpha[before == 0].sum()) for alpha, before in zip(order, seen, strict=True)))
+            best = min(
+                best,
+                max(
+                    int(alpha[before == 0].sum()) for alpha, before in zip(order, seen, strict=True)
+                ),
+            )
 
         def g(z, alphas=alphas):
-            return sum((i + 1) * np.prod([he(int(k), z[j]) for j, k in enumerate(alpha)], axis=0) for i, alpha in enumerate(alphas))
+            return sum(
+                (i + 1) * np.prod([he(int(k), z[j]) for j, k in enumerate(alpha)], axis=0)
+                for i, alpha in enumerate(alphas)
+            )
 
         assert leap_complexity(g, 3) == best, alphas.tolist()
         met.add(best)
@@ -267,7 +322,11 @@ def test_leap_of_one_variable_is_the_information_exponent():
     [
         (lambda z: z[0], 8, "k = 8 is beyond the quadrature's reach"),
         (lambda z: 2.0 + 0 * z[0], 2, "constant"),
-        (lambda z: np.sign(z[0] * z[1] * z[2]), 3, "cannot be told: the part of degrees .* declare in kinks="),
+        (
+            lambda z: np.sign(z[0] * z[1] * z[2]),
+            3,
+            "cannot be told: the part of degrees .* declare in kinks=",
+        ),
         (lambda z: np.cos(20 * z[0]), 2, "cannot be told"),
         (lambda z: np.sqrt(z[0]), 2, "not finite"),
         (lambda z: z, 2, "one real number"),
@@ -292,7 +351,9 @@ def test_friction_against_a_product_rule():
         (lambda x: x + x**3, lambda x: x + x**3, lambda x: 1 + 3 * x**2),
     ):
         found = sample_complexity(name, noise=0.7)
-        assert found.friction == pytest.approx(np.sum(weight * slope(u) ** 2 * ((f(v) - f(u)) ** 2 + 0.7)) / 2, rel=1e-10)
+        assert found.friction == pytest.approx(
+            np.sum(weight * slope(u) ** 2 * ((f(v) - f(u)) ** 2 + 0.7)) / 2, rel=1e-10
+        )
     found = sample_complexity("relu", noise=0.7)
     assert found.friction == pytest.approx((1 / 4 - 1 / np.pi + 1 / 2 + 0.7 / 2) / 2, rel=1e-10)
 
@@ -305,14 +366,23 @@ def test_linear_and_quadratic_links_in_closed_form():
     assert sample_complexity("linear", lr=1.0).prefactor == pytest.approx(math.log(2))
     assert sample_complexity("linear", lr=3.1).prefactor == math.inf
     found = sample_complexity("he2", noise=2.0)
-    assert (found.signal, found.friction, found.lr) == (pytest.approx(4.0), pytest.approx(28.0), pytest.approx(1 / 14))
+    assert (found.signal, found.friction, found.lr) == (
+        pytest.approx(4.0),
+        pytest.approx(28.0),
+        pytest.approx(1 / 14),
+    )
     assert found.prefactor == pytest.approx(14 / 4)
     assert sample_complexity("he2", lr=0.2).prefactor == math.inf
 
 
 def test_scalings_and_words():
     cubic = sample_complexity("he3")
-    assert (cubic.samples, cubic.lr_power, cubic.prefactor, cubic.generative_exponent) == ("d^2", 0.5, None, 1)
+    assert (cubic.samples, cubic.lr_power, cubic.prefactor, cubic.generative_exponent) == (
+        "d^2",
+        0.5,
+        None,
+        1,
+    )
     assert (cubic.signal, cubic.largest_lr) == (pytest.approx(18.0), pytest.approx(18 / 1728))
     words = str(sample_complexity(lambda x: x**2 * np.exp(-(x**2))))
     assert "n ~ d^3 samples" in words
@@ -336,14 +406,20 @@ def library_drift(problem):
 
     def drift(m, lr):
         state = {"M": m.reshape(1, 1, 1), "Q": jnp.ones((1, 1, 1)), "a": jnp.ones(1)}
-        return sgd.functional.drift(problem.structure, problem.parameters, state, lr=lr, rule=rule)["M"][0, 0, 0]
+        return sgd.functional.drift(problem.structure, problem.parameters, state, lr=lr, rule=rule)[
+            "M"
+        ][0, 0, 0]
 
     return jax.jit(jax.vmap(drift, in_axes=(0, None)))
 
 
 @pytest.mark.parametrize("name", slow(["polynomial", "tanh"], later={"tanh"}))
 def test_samples_to_an_overlap_are_the_odes(name):
-    link, lr, error = (sgd.polynomial([0.0, 1.0, 0.4]), 0.3, 1e-9) if name == "polynomial" else ("tanh", 2.0, 3e-3)
+    link, lr, error = (
+        (sgd.polynomial([0.0, 1.0, 0.4]), 0.3, 1e-9)
+        if name == "polynomial"
+        else ("tanh", 2.0, 3e-3)
+    )
     node, weight = gauss_legendre(20)
     with jax.enable_x64(True):
         drift = np.asarray(library_drift(overlap_problem(link, 0.5))(0.5 * node, lr))
@@ -358,15 +434,22 @@ def test_largest_learning_rate_and_rate_of_escape_are_the_odes(name):
     found = sample_complexity(name, noise=0.3)
     with jax.enable_x64(True):
         drift = library_drift(overlap_problem(name, 0.3))
-        rates = [drift(np.full(20, m), share * found.largest_lr * m**power)[0] / m ** (power + 1) for share in (0.5, 1.0, 1.5)]
-    np.testing.assert_allclose(rates, found.signal * np.array([0.5, 0.0, -0.5]), atol=1e-4 * found.signal)
+        rates = [
+            drift(np.full(20, m), share * found.largest_lr * m**power)[0] / m ** (power + 1)
+            for share in (0.5, 1.0, 1.5)
+        ]
+    np.testing.assert_allclose(
+        rates, found.signal * np.array([0.5, 0.0, -0.5]), atol=1e-4 * found.signal
+    )
     if name == "he2":
         assert found.prefactor == pytest.approx(1 / (2 * found.lr * float(rates[0])), rel=1e-6)
 
 
 def exits(problem, lr, m0, **more):
     begin = sgd.start(problem, M=[[m0]], Q=[[1.0]])
-    return sgd.exit_time(problem, sgd.OnePassSGD(lr=lr), begin, criterion="overlap", threshold=0.5, **more)
+    return sgd.exit_time(
+        problem, sgd.OnePassSGD(lr=lr), begin, criterion="overlap", threshold=0.5, **more
+    )
 
 
 @pytest.mark.slow
@@ -374,7 +457,9 @@ def test_time_to_an_overlap_is_the_odes():
     link = sgd.polynomial([0.0, 1.0, 0.4])
     for lr, noise in ((0.3, 0.0), (0.1, 0.5)):
         found = sample_complexity(link, lr=lr, noise=noise)
-        assert exits(overlap_problem(link, noise), lr, 0.0).alpha[0] == pytest.approx(found.prefactor, rel=1e-6)
+        assert exits(overlap_problem(link, noise), lr, 0.0).alpha[0] == pytest.approx(
+            found.prefactor, rel=1e-6
+        )
 
 
 @pytest.mark.slow
@@ -397,7 +482,16 @@ def test_the_chains_exit_time_has_the_same_rate():
     rate = found.signal - lr * found.friction
     problem = overlap_problem("he2")
     start = sgd.random_start(problem, dimension=d, seed=3, runs=runs)
-    chain = sgd.exit_time(problem, sgd.OnePassSGD(lr=lr), start, criterion="overlap", threshold=0.5, method="exact", dimension=d, seed=4)
+    chain = sgd.exit_time(
+        problem,
+        sgd.OnePassSGD(lr=lr),
+        start,
+        criterion="overlap",
+        threshold=0.5,
+        method="exact",
+        dimension=d,
+        seed=4,
+    )
     log_normal = -(np.euler_gamma + math.log(2)) / 2 + math.log(1 + lr * found.friction / rate) / 2
     expected = exits(problem, lr, d**-0.5).times[0] - log_normal / rate
     assert chain.left == runs

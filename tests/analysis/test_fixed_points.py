@@ -17,7 +17,9 @@ FLOW = sgd.OnePassSGD(lr=0.0)
 
 
 def real(point):
-    np.testing.assert_allclose(point.eigenvalues.imag, 0.0, atol=1e-6)  # the root of rounding, where two of them meet
+    np.testing.assert_allclose(
+        point.eigenvalues.imag, 0.0, atol=1e-6
+    )  # the root of rounding, where two of them meet
     return point.eigenvalues.real
 
 
@@ -28,7 +30,9 @@ def test_phase_retrieval_with_one_unit():
     assert [learnt.verdict, saddle.verdict, zero.verdict] == ["stable", "saddle", "saddle"]
     assert learnt.stable
     np.testing.assert_allclose([abs(learnt.M[0, 0]), learnt.Q[0, 0]], 1.0, atol=1e-12)
-    np.testing.assert_allclose([saddle.M[0, 0], saddle.Q[0, 0] - 1 / 3, zero.M[0, 0], zero.Q[0, 0]], 0.0, atol=1e-12)
+    np.testing.assert_allclose(
+        [saddle.M[0, 0], saddle.Q[0, 0] - 1 / 3, zero.M[0, 0], zero.Q[0, 0]], 0.0, atol=1e-12
+    )
     np.testing.assert_allclose([learnt.risk, saddle.risk, zero.risk], [0.0, 4 / 3, 1.5], atol=1e-12)
     # d(m, q)/dt = (6 m (1 - q), 4 q (1 - 3 q) + 8 m^2), differentiated by hand
     for point in (learnt, saddle, zero):
@@ -41,7 +45,9 @@ def test_phase_retrieval_with_one_unit():
         assert point.error < 1e-12
     sphere = sgd.TeacherStudent(width=1, activation="square", constraint="sphere")
     up, across = fixed_points(sphere, FLOW, tries=32)
-    np.testing.assert_allclose([abs(up.M[0, 0]), across.M[0, 0], up.Q[0, 0], across.Q[0, 0]], [1, 0, 1, 1], atol=1e-12)
+    np.testing.assert_allclose(
+        [abs(up.M[0, 0]), across.M[0, 0], up.Q[0, 0], across.Q[0, 0]], [1, 0, 1, 1], atol=1e-12
+    )
     # dm/dt = 4 m (1 - m^2)
     np.testing.assert_allclose([real(up)[0], real(across)[0]], [-8.0, 4.0], atol=1e-8)
     assert [up.verdict, across.verdict] == ["stable", "saddle"]
@@ -112,7 +118,9 @@ def test_noise_shifts_them_and_the_ode_ends_at_the_stable_one():
     np.testing.assert_allclose(end.Q[0, 0], stable.Q, rtol=1e-8)
     # every Jacobian by differences of the drift
     with jax.enable_x64(True):
-        rate = jax.jit(lambda state: functional.drift(problem.structure, problem.parameters, state, lr=0.05))
+        rate = jax.jit(
+            lambda state: functional.drift(problem.structure, problem.parameters, state, lr=0.05)
+        )
         for point in found:
             if point.Q[0, 0] < 1e-6:
                 continue
@@ -122,7 +130,12 @@ def test_noise_shifts_them_and_the_ode_ends_at_the_stable_one():
                 for step in (1e-5, -1e-5):
                     state = functional.state(point.start)
                     ends.append(rate({**state, part: state[part] + step}))
-                columns.append([float(ends[0][name][0, 0, 0] - ends[1][name][0, 0, 0]) / 2e-5 for name in ("M", "Q")])
+                columns.append(
+                    [
+                        float(ends[0][name][0, 0, 0] - ends[1][name][0, 0, 0]) / 2e-5
+                        for name in ("M", "Q")
+                    ]
+                )
             by_differences = np.linalg.eigvals(np.array(columns).T).real
             np.testing.assert_allclose(real(point), np.sort(by_differences)[::-1], rtol=1e-6)
     # the same seed, the same list; given starts alone are enough for what they lead to
@@ -148,7 +161,9 @@ def test_roots_that_belong_to_no_rows_are_left_out():
 def test_trained_head_with_decay_and_covariance_blocks():
     """Stationary for the penalised risk: the gradient of risk + (al/2)(|w|^2 + a^2) in the rows themselves vanishes."""
     al, covariance = 0.02, [(0.5, 0.5), (1.5, 0.5)]
-    problem = sgd.TeacherStudent(width=1, activation="erf", head="trained", weight_decay=al, covariance=covariance)
+    problem = sgd.TeacherStudent(
+        width=1, activation="erf", head="trained", weight_decay=al, covariance=covariance
+    )
     found = fixed_points(problem, FLOW, tries=24)
     assert [point.verdict for point in found] == ["stable", "saddle"]
     learnt = found[0]
@@ -165,8 +180,12 @@ def test_trained_head_with_decay_and_covariance_blocks():
         along = learnt.M_blocks[:, 0, 0] / np.sqrt(0.5)
         rest = learnt.Q_blocks[:, 0, 0] - along**2
         off = np.where(rest > 1e-12, np.sqrt(np.abs(rest)), 0.0)
-        gradient = jax.jit(jax.grad(penalised, argnums=(0, 1)))(jnp.stack([along, off], axis=1), jnp.asarray(learnt.a))
-    np.testing.assert_allclose(np.concatenate([np.ravel(part) for part in gradient]), 0.0, atol=1e-10)
+        gradient = jax.jit(jax.grad(penalised, argnums=(0, 1)))(
+            jnp.stack([along, off], axis=1), jnp.asarray(learnt.a)
+        )
+    np.testing.assert_allclose(
+        np.concatenate([np.ravel(part) for part in gradient]), 0.0, atol=1e-10
+    )
 
 
 @pytest.mark.slow
@@ -177,7 +196,9 @@ def test_targets_and_own_losses():
     learnt = fixed_points(target, FLOW, tries=8)[0]
     np.testing.assert_allclose([learnt.M[0, 0] ** 2, learnt.Q[0, 0]], 2 / 3, atol=1e-10)
     np.testing.assert_allclose(real(learnt), -8.0, atol=1e-6)
-    own = sgd.Problem(lambda f, s, a, z: 0.5 * (jnp.mean(a * f**2) - s[0] ** 2) ** 2, width=1, signals=1)
+    own = sgd.Problem(
+        lambda f, s, a, z: 0.5 * (jnp.mean(a * f**2) - s[0] ** 2) ** 2, width=1, signals=1
+    )
     found = fixed_points(own, FLOW, tries=8)
     assert [point.verdict for point in found] == ["stable", "saddle", "saddle"]
     for point, Q, rates in zip(found, (1.0, 1 / 3, 0.0), ((-8, -12), (4, -4), (6, 4)), strict=True):

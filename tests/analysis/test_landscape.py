@@ -37,7 +37,9 @@ def dense(name, teacher, W, signal, head, nodes, scale=None):
     p, N = W.shape
     x, weight = gauss_hermite(nodes)
     grid = np.stack(np.meshgrid(*[x] * N, indexing="ij"), axis=-1).reshape(-1, N)
-    weights = np.prod(np.stack(np.meshgrid(*[weight] * N, indexing="ij"), axis=-1).reshape(-1, N), axis=1)
+    weights = np.prod(
+        np.stack(np.meshgrid(*[weight] * N, indexing="ij"), axis=-1).reshape(-1, N), axis=1
+    )
     grid = grid * (np.ones(N) if scale is None else scale)
     f, f1, f2 = FUNCTIONS[name]
     fields = grid @ W.T
@@ -46,7 +48,10 @@ def dense(name, teacher, W, signal, head, nodes, scale=None):
     H = np.zeros((p, N, p, N))
     for i in range(p):
         for j in range(p):
-            hij = head[i] * head[j] / p**2 * f1(fields[:, i]) * f1(fields[:, j]) - (i == j) * head[i] / p * f2(fields[:, i]) * residual
+            hij = (
+                head[i] * head[j] / p**2 * f1(fields[:, i]) * f1(fields[:, j])
+                - (i == j) * head[i] / p * f2(fields[:, i]) * residual
+            )
             H[i, :, j] = grid.T @ ((weights * hij)[:, None] * grid)
     return H, (weights[:, None] * h).T @ grid
 
@@ -57,11 +62,14 @@ def full(spectrum):
 
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize(
-    ("name", "teacher", "nodes"), [("square", "square", 8), ("he3", "square", 8), ("erf", "erf", 28), ("tanh", "tanh", 28)]
+    ("name", "teacher", "nodes"),
+    [("square", "square", 8), ("he3", "square", 8), ("erf", "erf", 28), ("tanh", "tanh", 28)],
 )
 def test_smooth_networks_against_a_dense_hessian(name, teacher, nodes, state):
     W = STATES[state]
-    problem = sgd.TeacherStudent(width=2, activation=name, teacher_activation=teacher, teacher_gram=[[0.16]], noise=0.3)
+    problem = sgd.TeacherStudent(
+        width=2, activation=name, teacher_activation=teacher, teacher_gram=[[0.16]], noise=0.3
+    )
     begin = sgd.start(problem, M=W @ SIGNAL[:, None], Q=W @ W.T, a=HEAD)
     found = hessian_spectrum(problem, begin, dimension=4)
     H, gradient = dense(name, teacher, W, SIGNAL, HEAD, nodes)
@@ -79,7 +87,9 @@ def safran_shamir(W, V, head, teacher_head):
         w, v = w / np.linalg.norm(w), v / np.linalg.norm(v)
         theta = 2 * np.arctan2(np.linalg.norm(w - v), np.linalg.norm(w + v))
         normal = v - (v @ w) * w
-        return theta, normal / np.linalg.norm(normal) if theta > 1e-9 and np.pi - theta > 1e-9 else 0 * normal
+        return theta, normal / np.linalg.norm(
+            normal
+        ) if theta > 1e-9 and np.pi - theta > 1e-9 else 0 * normal
 
     def same(w, v):
         theta, normal = angle_and_normal(w, v)
@@ -91,7 +101,9 @@ def safran_shamir(W, V, head, teacher_head):
         theta, towards_v = angle_and_normal(w, v)
         _, towards_w = angle_and_normal(v, w)
         unit_w, unit_v = w / np.linalg.norm(w), v / np.linalg.norm(v)
-        return ((np.pi - theta) * np.eye(N) + np.outer(towards_w, unit_v) + np.outer(towards_v, unit_w)) / (2 * np.pi)
+        return (
+            (np.pi - theta) * np.eye(N) + np.outer(towards_w, unit_v) + np.outer(towards_v, unit_w)
+        ) / (2 * np.pi)
 
     H = np.zeros((p, N, p, N))
     for i in range(p):
@@ -121,7 +133,9 @@ GENERIC = np.array([[0.6, -0.2, 0.5, 0.0, 0.0], [0.3, 0.8, 0.1, 0.4, 0.0]])
 )
 def test_relu_against_the_published_hessian(W):
     V, head, teacher_head = np.eye(2, 5), np.array([1.3, 0.7]), np.array([1.0, -0.6])
-    problem = sgd.TeacherStudent(width=2, teacher_width=2, activation="relu", teacher_head=teacher_head)
+    problem = sgd.TeacherStudent(
+        width=2, teacher_width=2, activation="relu", teacher_head=teacher_head
+    )
     found = hessian_spectrum(problem, sgd.start(problem, M=W @ V.T, Q=W @ W.T, a=head), dimension=5)
     expected = np.linalg.eigvalsh(safran_shamir(W, V, head, teacher_head).reshape(10, 10))
     # what Omega says of an angle of 1e-5 is 1e-16/1e-5 off
@@ -135,14 +149,25 @@ def test_covariance_blocks_and_the_sphere():
     W = W / np.linalg.norm(W)
     blocks = [slice(0, 2), slice(2, 5)]
     gram = np.array([[[signal[b] @ signal[b]]] for b in blocks])
-    problem = sgd.TeacherStudent(width=1, activation="he3", teacher_activation="square", teacher_gram=gram, covariance=covariance)
-    M, Q = (np.array([[[one[b] @ other[b]]] for b in blocks])[None] for one, other in ((W[0], signal), (W[0], W[0])))
+    problem = sgd.TeacherStudent(
+        width=1,
+        activation="he3",
+        teacher_activation="square",
+        teacher_gram=gram,
+        covariance=covariance,
+    )
+    M, Q = (
+        np.array([[[one[b] @ other[b]]] for b in blocks])[None]
+        for one, other in ((W[0], signal), (W[0], W[0]))
+    )
     begin = sgd.start(problem, M=M, Q=Q, a=[0.8])
     H, gradient = dense("he3", "square", W, signal, np.array([0.8]), 8, scale)
     H = H.reshape(5, 5)
     free = hessian_spectrum(problem, begin, dimension=5)
     np.testing.assert_allclose(full(free), np.linalg.eigvalsh(H), rtol=1e-11)
-    larger = hessian_spectrum(problem, begin, dimension=50)  # blocks of 20 and 30, with covariance eigenvalues 1/2 and 2
+    larger = hessian_spectrum(
+        problem, begin, dimension=50
+    )  # blocks of 20 and 30, with covariance eigenvalues 1/2 and 2
     often = np.argsort(larger.multiplicities)[-2:]
     assert [larger.multiplicities[index] for index in often] == [19, 29]
     assert sum(larger.multiplicities) == 50
@@ -157,12 +182,19 @@ def test_covariance_blocks_and_the_sphere():
             w = np.cos(t) * W + np.sin(t) * v
             slope = dense("he3", "square", w, signal, np.array([0.8]), 8, scale)[1][0]
             # tangent vectors carried along the circle: v turns with it, the others stay
-            carried = np.array([np.cos(t) * v - np.sin(t) * W[0] if other == row else tangent[other] for other in range(4)])
+            carried = np.array(
+                [
+                    np.cos(t) * v - np.sin(t) * W[0] if other == row else tangent[other]
+                    for other in range(4)
+                ]
+            )
             ends.append(carried @ slope)
         turned[row] = (ends[0] - ends[1]) / (2 * step)
     np.testing.assert_allclose(full(found), np.linalg.eigvalsh((turned + turned.T) / 2), atol=1e-6)
     radial = gradient[0] @ W[0]
-    assert found.gradient_norm == pytest.approx(np.linalg.norm(gradient[0] - radial * W[0]), rel=1e-11)
+    assert found.gradient_norm == pytest.approx(
+        np.linalg.norm(gradient[0] - radial * W[0]), rel=1e-11
+    )
 
 
 def test_phase_retrieval_in_closed_form_and_in_any_dimension():
@@ -170,15 +202,24 @@ def test_phase_retrieval_in_closed_form_and_in_any_dimension():
     problem = sgd.TeacherStudent(width=1, activation="square", constraint="sphere")
     begin = sgd.start(problem, M=[[np.cos(0.4)]], Q=[[1.0]])
     found = hessian_spectrum(problem, begin, dimension=20)
-    np.testing.assert_allclose(found.eigenvalues, [4 * np.cos(0.8), 4 * np.cos(0.4) ** 2], rtol=1e-12)
+    np.testing.assert_allclose(
+        found.eigenvalues, [4 * np.cos(0.8), 4 * np.cos(0.4) ** 2], rtol=1e-12
+    )
     assert found.multiplicities == (1, 18)
     assert found.constraint == "sphere"
     assert found.gradient_norm == pytest.approx(2 * np.sin(0.8), rel=1e-12)
     largest = []
-    assert count_compilations(lambda: largest.append(hessian_spectrum(problem, begin, dimension=10**18 - 1))) == 0
+    assert (
+        count_compilations(
+            lambda: largest.append(hessian_spectrum(problem, begin, dimension=10**18 - 1))
+        )
+        == 0
+    )
     assert largest[0].multiplicities == (1, 10**18 - 3)
     free = sgd.TeacherStudent(width=2, activation="square")
-    top = hessian_spectrum(free, sgd.start(free, M=[[0.0], [0.0]], Q=np.zeros((2, 2))), dimension=10**9)
+    top = hessian_spectrum(
+        free, sgd.start(free, M=[[0.0], [0.0]], Q=np.zeros((2, 2))), dimension=10**9
+    )
     np.testing.assert_allclose(top.eigenvalues, [-3.0, -1.0], rtol=1e-12)
     assert (top.negative, top.null, top.positive) == (2 * 10**9, 0, 0)
     assert top.multiplicities == (2, 2 * 10**9 - 2)
@@ -211,8 +252,13 @@ def test_targets_are_teachers_by_another_name(name, teacher, target, rows):
     committee = sgd.TeacherStudent(width=2, activation=name, teacher_activation=teacher)
     index = sgd.MultiIndex(target, directions=1, width=2, activation=name)
     for W in (GENERIC, GENERIC if rows is None else rows):
-        starts = [sgd.start(problem, M=W[:, :1], Q=W @ W.T, a=HEAD) for problem in (committee, index)]
-        one, other = (hessian_spectrum(problem, begin, dimension=6) for problem, begin in zip((committee, index), starts, strict=True))
+        starts = [
+            sgd.start(problem, M=W[:, :1], Q=W @ W.T, a=HEAD) for problem in (committee, index)
+        ]
+        one, other = (
+            hessian_spectrum(problem, begin, dimension=6)
+            for problem, begin in zip((committee, index), starts, strict=True)
+        )
         np.testing.assert_allclose(full(one), full(other), atol=1e-10)
         assert one.gradient_norm == pytest.approx(other.gradient_norm, abs=1e-10)
 
@@ -229,7 +275,12 @@ def test_an_own_loss_with_kinks_is_sampled_within_its_error(parallel):
     own = sgd.Problem(own_loss, width=2, signals=1, kinks=(-1.0, 1.0))
     rows = np.array([[0.9, 0.8], [0.9, 0.8]]) if parallel else GENERIC
     expected, found = (
-        hessian_spectrum(problem, sgd.start(problem, M=rows[:, :1], Q=rows @ rows.T, a=HEAD), dimension=6, tolerance=0.0)
+        hessian_spectrum(
+            problem,
+            sgd.start(problem, M=rows[:, :1], Q=rows @ rows.T, a=HEAD),
+            dimension=6,
+            tolerance=0.0,
+        )
         for problem in (network, own)
     )
     assert expected.error < 1e-4 * np.abs(expected.eigenvalues).max()
@@ -247,14 +298,18 @@ def test_bad_input_says_what_would_be_right():
         hessian_spectrum(problem, begin, run=1)
     with pytest.raises(ValueError, match=r"dimension = 2: .*take 3 or more"):
         hessian_spectrum(problem, begin, dimension=2)
-    with pytest.raises(ValueError, match=r"dimension = 10000000000000000000: give a whole number from 1 to"):
+    with pytest.raises(
+        ValueError, match=r"dimension = 10000000000000000000: give a whole number from 1 to"
+    ):
         hessian_spectrum(problem, begin, dimension=10**19)
     dead = sgd.start(problem, M=[[0.0], [1.0]], Q=np.diag([0.0, 1.0]))
     with pytest.raises(ValueError, match=r"rows \[0\] are zero, on the kink"):
         hessian_spectrum(problem, dead)
     smooth = sgd.TeacherStudent(width=2, activation="erf")
     with pytest.raises(ValueError, match=r"rows \[0\] are zero: constraint='sphere'"):
-        hessian_spectrum(smooth, sgd.start(smooth, M=[[0.0], [1.0]], Q=np.diag([0.0, 1.0])), constraint="sphere")
+        hessian_spectrum(
+            smooth, sgd.start(smooth, M=[[0.0], [1.0]], Q=np.diag([0.0, 1.0])), constraint="sphere"
+        )
     target = sgd.MultiIndex(lambda z: z[0], directions=1, width=2, activation="relu")
     with pytest.raises(ValueError, match=r"rows \[1\] lie in the span of the signals"):
         hessian_spectrum(target, sgd.start(target, M=[[0.5], [1.0]], Q=[[1.0, 0.5], [0.5, 1.0]]))

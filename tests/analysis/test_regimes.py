@@ -54,9 +54,24 @@ def wide():
         (1.0, 1000, "high-dimensional", "solve_ode(problem, algorithm, start, times=...)"),
         (0.05, 1000, "classical", "solve_ode(problem, OnePassSGD(lr=0), start, times=...)"),
         (0.0, 8, "classical", "solve_ode(problem, OnePassSGD(lr=0), start, times=...)"),
-        (2.0, 10, "fluctuating", "solve_sde(problem, algorithm, start, times=..., dimension=10, runs=100)"),
-        (16.0, 8, "finite-dimensional", 'simulate(problem, algorithm, start, times=..., dimension=8, runs=100, method="exact")'),
-        (16.0, 5, "finite-dimensional", "solve_ode(problem, algorithm, start, times=...)"),  # d < width + signals
+        (
+            2.0,
+            10,
+            "fluctuating",
+            "solve_sde(problem, algorithm, start, times=..., dimension=10, runs=100)",
+        ),
+        (
+            16.0,
+            8,
+            "finite-dimensional",
+            'simulate(problem, algorithm, start, times=..., dimension=8, runs=100, method="exact")',
+        ),
+        (
+            16.0,
+            5,
+            "finite-dimensional",
+            "solve_ode(problem, algorithm, start, times=...)",
+        ),  # d < width + signals
     ],
 )
 def test_regions_of_a_narrow_network(lr, dimension, name, solver):
@@ -76,7 +91,10 @@ def test_wide_networks_are_in_the_mean_field_regime():
     assert wide().name == "mean-field"
     assert wide().solver == "solve_mean_field(problem, algorithm, start, times=...)"
     can_be_called(wide().solver)
-    assert regime(committee(200), step(1.0), 10).solver == "solve_mean_field(problem, algorithm, start, times=..., dimension=10)"
+    assert (
+        regime(committee(200), step(1.0), 10).solver
+        == "solve_mean_field(problem, algorithm, start, times=..., dimension=10)"
+    )
 
 
 def test_places_are_told_by_the_thresholds():
@@ -90,7 +108,9 @@ def test_places_are_told_by_the_thresholds():
 def test_schedules_count_by_their_largest_rate():
     problem = committee(4)
     constant = regime(problem, step(2.0), 100)
-    assert regime(problem, sgd.OnePassSGD(lr=sgd.piecewise_rate([1.0], [0.5, 2.0])), 100) == constant
+    assert (
+        regime(problem, sgd.OnePassSGD(lr=sgd.piecewise_rate([1.0], [0.5, 2.0])), 100) == constant
+    )
     assert regime(problem, sgd.OnePassSGD(lr=lambda alpha: 2.0 / (1.0 + alpha)), 100) == constant
     # a batch divides the noise, and the variance of runs
     batch = regime(problem, step(4.0, 2), 100)
@@ -101,7 +121,9 @@ def test_schedules_count_by_their_largest_rate():
 def test_sizes_agree_with_steps_of_dense_sgd(sphere):
     """10^5 samples of one step on 4 x 24 weights with the overlaps of S0: mean, noise and variance of what overlaps move by."""
     p, k, d, lr, delta, count = 4, 2, 24, 0.5, 0.1, 100_000
-    problem = committee(p, noise=delta, constraint="sphere" if sphere else None, covariance=[(1.5, 1.0)])
+    problem = committee(
+        p, noise=delta, constraint="sphere" if sphere else None, covariance=[(1.5, 1.0)]
+    )
     begin = s0(problem)
     found = regime(problem, step(lr), d, start=begin)
     generator = np.random.default_rng(5)
@@ -111,7 +133,9 @@ def test_sizes_agree_with_steps_of_dense_sgd(sphere):
     W = M @ teacher + np.linalg.cholesky(Q - M @ M.T) @ basis[k:]
     x = np.sqrt(1.5) * generator.standard_normal((count, d))
     students, signals = x @ W.T, x @ teacher.T
-    gap = special.erf(students / np.sqrt(2)).mean(axis=1) - special.erf(signals / np.sqrt(2)).mean(axis=1)
+    gap = special.erf(students / np.sqrt(2)).mean(axis=1) - special.erf(signals / np.sqrt(2)).mean(
+        axis=1
+    )
     gap = gap - np.sqrt(delta) * generator.standard_normal(count)
     h = gap[:, None] * np.sqrt(2 / np.pi) * np.exp(-(students**2) / 2) / p
     pull = h[:, :, None] * students[:, None]
@@ -121,7 +145,11 @@ def test_sizes_agree_with_steps_of_dense_sgd(sphere):
 
     def moved(dM, dQ):
         grow = np.einsum("...ii->...i", dQ) / 2
-        parts = (dM - M * grow[..., None], dQ - Q * (grow[..., None] + grow[..., None, :])) if sphere else (dM, dQ)
+        parts = (
+            (dM - M * grow[..., None], dQ - Q * (grow[..., None] + grow[..., None, :]))
+            if sphere
+            else (dM, dQ)
+        )
         return np.concatenate([part.reshape(*part.shape[:-2], -1) for part in parts], axis=-1)
 
     flow = np.abs(moved(along, across).mean(axis=0)).max()
@@ -130,10 +158,16 @@ def test_sizes_agree_with_steps_of_dense_sgd(sphere):
     assert found.noise.size == pytest.approx(noise, rel=0.06)
     finite = moved(still, lr * (norm / d - 1.5) * kick)
     error = Z * finite.std(axis=0).max() / np.sqrt(count) / flow
-    assert found.finite_dimension.size == pytest.approx(np.abs(finite.mean(axis=0)).max() / flow, rel=0.15, abs=error)
+    assert found.finite_dimension.size == pytest.approx(
+        np.abs(finite.mean(axis=0)).max() / flow, rel=0.15, abs=error
+    )
     assert found.finite_dimension.size > 2 * error
     # steps of lr/d, HORIZON p d/lr of them; |x|^2 at its mean, as the estimate has it
-    spread = moved(along, across + lr * 1.5 * kick).std(axis=0).max() * (lr / d) * np.sqrt(HORIZON * p * d / lr)
+    spread = (
+        moved(along, across + lr * 1.5 * kick).std(axis=0).max()
+        * (lr / d)
+        * np.sqrt(HORIZON * p * d / lr)
+    )
     assert found.fluctuation.size == pytest.approx(spread, rel=0.04)
 
 
@@ -157,14 +191,22 @@ def test_what_has_no_place_on_the_map_is_refused():
             regime(problem, step(0.1), 100)
     with pytest.raises(ValueError, match="dimension = 2"):
         regime(committee(4), step(0.1), 2)
-    still = sgd.TeacherStudent(width=1, activation="he2", teacher_activation="he3", constraint="sphere")
+    still = sgd.TeacherStudent(
+        width=1, activation="he2", teacher_activation="he3", constraint="sphere"
+    )
     with pytest.raises(ValueError, match="give start="):
         regime(still, step(0.1), 100)
 
 
 def test_any_problem_with_fields_has_a_regime():
-    own = sgd.Problem(lambda fields, signals, head, z: jax.nn.softplus(-signals[0] * fields.mean()), width=3, signals=1)
-    blocks = committee(2, activation="he2", covariance=[(1.0, 0.5), (4.0, 0.5)], constraint="sphere")
+    own = sgd.Problem(
+        lambda fields, signals, head, z: jax.nn.softplus(-signals[0] * fields.mean()),
+        width=3,
+        signals=1,
+    )
+    blocks = committee(
+        2, activation="he2", covariance=[(1.0, 0.5), (4.0, 0.5)], constraint="sphere"
+    )
     for problem in (own, blocks, sgd.MultiIndex(lambda z: z[0] * z[1], directions=2, width=3)):
         found = regime(problem, step(0.1), 100)
         assert 0 < found.noise.size < np.inf
@@ -175,19 +217,31 @@ def test_any_problem_with_fields_has_a_regime():
 def test_the_map_shows_each_setting_in_its_region():
     import matplotlib.pyplot as plt
 
-    settings = [regime(committee(4), step(lr), d) for lr, d in ((1.0, 1000), (0.05, 1000), (2.0, 10), (16.0, 8), (0.0, 100))]
+    settings = [
+        regime(committee(4), step(lr), d)
+        for lr, d in ((1.0, 1000), (0.05, 1000), (2.0, 10), (16.0, 8), (0.0, 100))
+    ]
     settings.append(wide())
     for one in settings:
         fig, ax = plot.regime_map(one)
         (line,) = [line for line in ax.lines if line.get_marker() in ("o", "v")]
-        point = np.array([line.get_xdata()[0], line.get_ydata()[0] * (1.01 if one.lr == 0 else 1.0)])
-        colours = [area.get_facecolor()[0] for area in ax.collections if any(path.contains_point(point) for path in area.get_paths())]
+        point = np.array(
+            [line.get_xdata()[0], line.get_ydata()[0] * (1.01 if one.lr == 0 else 1.0)]
+        )
+        colours = [
+            area.get_facecolor()[0]
+            for area in ax.collections
+            if any(path.contains_point(point) for path in area.get_paths())
+        ]
         assert len(colours) == 1
         np.testing.assert_allclose(colours[0], mpl.colors.to_rgba(plot.REGION_COLOURS[one.name]))
         plt.close(fig)
     fig, ax = plt.subplots()
     assert plot.regime_map({"one": settings[0], "other": settings[2]}, ax)[1] is ax
-    assert [text.get_text().split("\n")[0] for text in ax.get_legend().get_texts()] == ["one", "other"]
+    assert [text.get_text().split("\n")[0] for text in ax.get_legend().get_texts()] == [
+        "one",
+        "other",
+    ]
     plt.close(fig)
     for wrong in ([], "high-dimensional", [1.0]):
         with pytest.raises(ValueError, match="regimes = "):
@@ -205,7 +259,10 @@ def by_quadrature(m, q):
     v = m / np.sqrt(q) * node[:, None] + np.sqrt(1 - m * m / q) * node
     slope = np.sqrt(2 / np.pi) * np.exp(-(u**2) / 2)
     gap = special.erf(v / np.sqrt(2)) - special.erf(u / np.sqrt(2))
-    return [float(np.sum(weight * part)) for part in (slope * v * gap, slope * u * gap, slope**2 * gap**2, slope**2, gap**2 / 2)]
+    return [
+        float(np.sum(weight * part))
+        for part in (slope * v * gap, slope * u * gap, slope**2 * gap**2, slope**2, gap**2 / 2)
+    ]
 
 
 @pytest.mark.parametrize("lr", [0.1, 2.0])
@@ -259,12 +316,18 @@ def test_corrections_shrink_linearly():
         norm, head = np.diag(problem.gram[0]), problem.teacher_head
         slopes = 2 / np.pi / np.sqrt(1 + 2 * norm)
         for lr, one in zip(rates, found, strict=True):
-            assert one.leading == pytest.approx(lr * 0.1 / 4 * np.sum((head / 2) ** 2 * slopes), rel=1e-12)
+            assert one.leading == pytest.approx(
+                lr * 0.1 / 4 * np.sum((head / 2) ** 2 * slopes), rel=1e-12
+            )
         shares = np.array([one.correction for one in found]) / rates
         assert np.all(np.abs(shares) < 0.1)
         np.testing.assert_allclose(shares, shares[0], rtol=0.02)
         # the rows stand off their teachers by lr noise/2, each on its own
-        np.testing.assert_allclose(found[0].Q - found[0].M @ np.linalg.solve(problem.gram[0], found[0].M.T), 0.0025 * np.eye(2), atol=1e-4)
+        np.testing.assert_allclose(
+            found[0].Q - found[0].M @ np.linalg.solve(problem.gram[0], found[0].M.T),
+            0.0025 * np.eye(2),
+            atol=1e-4,
+        )
     assert float(plateau(problem, step(0.0))) == 0.0
     assert plateau(committee(2, 2, noise=0.0), step(0.1)).correction == 0.0
 
@@ -272,17 +335,40 @@ def test_corrections_shrink_linearly():
 def ends(problem, rates, spans):
     """Excess risk of the ODE, from a start near the teacher, at several multiples of the plateau's slowest time: (rate, time)."""
     p = problem.width
-    begin = sgd.start(problem, M=0.99 * np.eye(p) + 0.003, Q=(0.99 * np.eye(p) + 0.003) @ (0.99 * np.eye(p) + 0.003) + 0.004 * np.eye(p))
+    begin = sgd.start(
+        problem,
+        M=0.99 * np.eye(p) + 0.003,
+        Q=(0.99 * np.eye(p) + 0.003) @ (0.99 * np.eye(p) + 0.003) + 0.004 * np.eye(p),
+    )
     rule = functional.rule(problem, begin)
     with jax.enable_x64(True):
 
         def solve(lr, times):
-            states = functional.solve(problem.structure, problem.parameters, functional.state(begin), times, lr=lr, rule=rule)
-            return jax.vmap(lambda state: functional.risk(problem.structure, problem.parameters, state, rule=rule))(states)
+            states = functional.solve(
+                problem.structure,
+                problem.parameters,
+                functional.state(begin),
+                times,
+                lr=lr,
+                rule=rule,
+            )
+            return jax.vmap(
+                lambda state: functional.risk(
+                    problem.structure, problem.parameters, state, rule=rule
+                )
+            )(states)
 
         compiled = jax.jit(solve)
         slowest = [plateau(problem, step(lr)).rate for lr in rates]
-        return np.array([np.asarray(compiled(lr, spans / rate)) for lr, rate in zip(rates, slowest, strict=True)]) - problem.noise_floor
+        return (
+            np.array(
+                [
+                    np.asarray(compiled(lr, spans / rate))
+                    for lr, rate in zip(rates, slowest, strict=True)
+                ]
+            )
+            - problem.noise_floor
+        )
 
 
 def long_runs_end_on_the_plateau(problem, rates, rtol=1e-6):
@@ -293,7 +379,9 @@ def long_runs_end_on_the_plateau(problem, rates, rtol=1e-6):
         assert abs(end - found.excess_risk) < rtol * end + 3 * found.error
         assert found.error < 1e-3 * end
         # the slides' formula is its leading term
-        assert slides_plateau(lr, problem.width, problem.noise, problem.activation.name) == pytest.approx(found.leading, rel=1e-9)
+        assert slides_plateau(
+            lr, problem.width, problem.noise, problem.activation.name
+        ) == pytest.approx(found.leading, rel=1e-9)
         # and they come back at the rate that was said, two of its times e^-2 (from this start others do not see the slowest mode)
         if problem.activation.name == "erf":
             assert (later - end) / (early - end) == pytest.approx(np.exp(-2), rel=0.05)

@@ -18,8 +18,24 @@ from beartype import BeartypeConf, beartype
 from jaxtyping import install_import_hook
 
 # rooms of the engine; `problems.trial` names a class that may only be imported after it
-ENGINE = ("samples", "problems.losses", "problems.activations", "problems.problem", "problems.starts", "problems.wide_starts")
-ENGINE += ("algorithms", "expectations", "simulation", "fixed_data", "ode", "sde", "mean_field", "base.random")
+ENGINE = (
+    "samples",
+    "problems.losses",
+    "problems.activations",
+    "problems.problem",
+    "problems.starts",
+    "problems.wide_starts",
+)
+ENGINE += (
+    "algorithms",
+    "expectations",
+    "simulation",
+    "fixed_data",
+    "ode",
+    "sde",
+    "mean_field",
+    "base.random",
+)
 ENGINE += ("dynamics.spiked_equations", "analysis.effective")
 BLOCKS = [(4.0, 0.1), (2.0, 0.2), (1.0, 0.3), (0.5, 0.4)]
 RUNS, BATCH, DIMENSION, SAMPLES = 7, 6, 200, 90
@@ -28,7 +44,9 @@ PROBLEMS: tuple[str, ...] | None = None  # None: all of them
 
 def checker(function: Any) -> Any:
     """Arguments and results held to their annotations; an int is a float, as for every type checker."""
-    if "Self" in str(getattr(function, "__annotations__", "")):  # known only where a whole class is decorated
+    if "Self" in str(
+        getattr(function, "__annotations__", "")
+    ):  # known only where a whole class is decorated
         return function
     return beartype(function, conf=BeartypeConf(is_pep484_tower=True))
 
@@ -51,27 +69,52 @@ def classes(fields: Any, signals: Any, head: Any, label: Any) -> Any:
 
 def attention(fields: Any, signals: Any, head: Any, draws: Any) -> Any:
     weights = jax.nn.softmax(signals[0])
-    return 0.5 * (jnp.mean(head * (fields @ weights)) - jnp.tanh(signals[1] @ weights) - 0.1 * draws["noise"]) ** 2
+    return (
+        0.5
+        * (
+            jnp.mean(head * (fields @ weights))
+            - jnp.tanh(signals[1] @ weights)
+            - 0.1 * draws["noise"]
+        )
+        ** 2
+    )
 
 
 def problems(sgd: Any) -> dict[str, Callable[[], Any]]:
     """One of each expectation and way of drawing a sample; made when asked for."""
     committee = partial(sgd.TeacherStudent, width=3, teacher_width=2, noise=0.1)
     clusters = [(0.3, [1.0, 0.5], 1.0), (0.7, [-1.0, 0.2], 0.0)]
-    more = {"token_correlation": 0.7 * np.eye(5) + 0.3, "means": 0.3 * np.ones((5, 2)), "draws": {"noise": "normal", "group": [0.3, 0.7]}}
+    more = {
+        "token_correlation": 0.7 * np.eye(5) + 0.3,
+        "means": 0.3 * np.ones((5, 2)),
+        "draws": {"noise": "normal", "group": [0.3, 0.7]},
+    }
     return {
         "erf": lambda: committee(activation="erf", covariance=BLOCKS, head="trained"),
         "square": lambda: committee(activation="square"),
         "relu": lambda: committee(activation="relu"),
         "softplus, sphere": lambda: committee(activation="softplus", constraint="sphere"),
-        "kinked": lambda: committee(activation=sgd.Activation(lambda x: jnp.where(x > 0, x, 0.1 * x), kinks=(0.0,))),
-        "grid": lambda: sgd.MultiIndex(product, directions=2, width=3, activation="relu", covariance=BLOCKS),
-        "cut grid": lambda: sgd.MultiIndex(larger, directions=2, width=3, activation="erf", kinks=[((1.0, -1.0), 0.0)]),
+        "kinked": lambda: committee(
+            activation=sgd.Activation(lambda x: jnp.where(x > 0, x, 0.1 * x), kinks=(0.0,))
+        ),
+        "grid": lambda: sgd.MultiIndex(
+            product, directions=2, width=3, activation="relu", covariance=BLOCKS
+        ),
+        "cut grid": lambda: sgd.MultiIndex(
+            larger, directions=2, width=3, activation="erf", kinks=[((1.0, -1.0), 0.0)]
+        ),
         "own": lambda: sgd.Problem(hinge, width=3, signals=2, head="trained", covariance=BLOCKS),
         "own, kinked": lambda: sgd.Problem(hinge, width=3, signals=2, kinks=(0.0,)),
-        "own clusters": lambda: sgd.Problem(classes, width=3, signals=2, covariance=BLOCKS, clusters=clusters),
-        "tokens": lambda: sgd.Problem(attention, width=3, signals=2, head="trained", tokens=5, covariance=BLOCKS, **more),
-        **{f"mixture of {width}": partial(sgd.GaussianMixture, "xor", width=width, snr=4.0) for width in (2, 3, 4, 5)},
+        "own clusters": lambda: sgd.Problem(
+            classes, width=3, signals=2, covariance=BLOCKS, clusters=clusters
+        ),
+        "tokens": lambda: sgd.Problem(
+            attention, width=3, signals=2, head="trained", tokens=5, covariance=BLOCKS, **more
+        ),
+        **{
+            f"mixture of {width}": partial(sgd.GaussianMixture, "xor", width=width, snr=4.0)
+            for width in (2, 3, 4, 5)
+        },
     }
 
 
@@ -106,20 +149,45 @@ def steps(sgd: Any, name: str, problem: Any) -> Iterator[tuple[str, Callable[[],
         return {key: value[0] for key, value in nodes.items()}
 
     finite = {"inverse_dimension": np.float64(1 / DIMENSION), "sizes": sizes.astype(float)}
-    one = partial(drift, structure, rule, first(expectation.nodes(rule, False)), numbers, algorithm.parameters, state, batch=BATCH)
+    one = partial(
+        drift,
+        structure,
+        rule,
+        first(expectation.nodes(rule, False)),
+        numbers,
+        algorithm.parameters,
+        state,
+        batch=BATCH,
+    )
     yield "drift", one
     if name in ("erf", "own", "tokens", "mixture of 2"):
         yield "drift at finite d", partial(one, finite=finite)
     overlaps = overlaps_at(structure, numbers, state)
-    yield "risk", partial(expectation.risk, rule, first(expectation.risk_nodes(rule)), numbers, overlaps, state["a"])
+    yield (
+        "risk",
+        partial(
+            expectation.risk,
+            rule,
+            first(expectation.risk_nodes(rule)),
+            numbers,
+            overlaps,
+            state["a"],
+        ),
+    )
 
     def advanced(simulator: Any) -> Any:
         return simulator.advance(simulator.initial(chosen), keys, 0, 3)
 
     if name in ("erf", "tokens", "own clusters"):
         single = sgd.OnePassSGD(lr=0.2)
-        yield "chain, batch 1", lambda: advanced(ExactChain(problem, single, start, DIMENSION, sizes))
-        yield f"chain, batch {BATCH}", lambda: advanced(ExactChain(problem, algorithm, start, DIMENSION, sizes))
+        yield (
+            "chain, batch 1",
+            lambda: advanced(ExactChain(problem, single, start, DIMENSION, sizes)),
+        )
+        yield (
+            f"chain, batch {BATCH}",
+            lambda: advanced(ExactChain(problem, algorithm, start, DIMENSION, sizes)),
+        )
         yield "direct", lambda: advanced(DirectSGD(problem, algorithm, start, DIMENSION, sizes))
 
     if name in ("erf", "tokens"):
@@ -129,39 +197,60 @@ def steps(sgd: Any, name: str, problem: Any) -> Iterator[tuple[str, Callable[[],
 
         def conditioned() -> Any:
             setup = conditioning.Setup(structure, selects=True, hot=True)
-            selecting = sgd.PersistentSGD(lr=0.1, samples_per_dimension=1.5, batch_fraction=0.5, persistence_time=0.5)
-            data = sgd.Langevin(lr=0.1, samples_per_dimension=1.5, temperature=0.3).parameters | selecting.parameters
+            selecting = sgd.PersistentSGD(
+                lr=0.1, samples_per_dimension=1.5, batch_fraction=0.5, persistence_time=0.5
+            )
+            data = (
+                sgd.Langevin(lr=0.1, samples_per_dimension=1.5, temperature=0.3).parameters
+                | selecting.parameters
+            )
             data["temperature"] = np.float64(0.3)
             T, L = np.zeros((structure.blocks, 3, 2)), np.stack([np.eye(3)] * structure.blocks)
             inputs = SAMPLES * structure.sample.inputs_a_sample
             normals = jnp.zeros((structure.blocks, 5, inputs))
             noise = jnp.zeros((SAMPLES, structure.sample.draw_normals))
-            known = conditioning.initial(setup, numbers, data, T, L, np.ones(3), normals, noise, jnp.full(SAMPLES, 0.5), 64)
+            known = conditioning.initial(
+                setup, numbers, data, T, L, np.ones(3), normals, noise, jnp.full(SAMPLES, 0.5), 64
+            )
             draws = conditioning.draw(setup, keys[0], inputs, 64, known.A.dtype)
             given = (numbers, data, sizes.astype(float), 1e-10)
             known = conditioning.step(setup, given, known, draws, keys[0], jnp.asarray(0))
             return conditioning.observe(setup, numbers, known)
 
         yield "conditioning", conditioned
-        begun = sgd.PersistentSGD(lr=0.1, samples_per_dimension=1.5, batch_fraction=0.5, persistence_time=0.5)
+        begun = sgd.PersistentSGD(
+            lr=0.1, samples_per_dimension=1.5, batch_fraction=0.5, persistence_time=0.5
+        )
         sweep = Sweep(problem, begun, 64, 1, 0, 2, 1e-5, np.dtype("float64"))
         sweep.make_room(4, None, None)
-        group = sweep.initial(Start(*(part[:1] for part in (start.M_blocks, start.Q_blocks, start.a))), Points(sweep))[0]
+        group = sweep.initial(
+            Start(*(part[:1] for part in (start.M_blocks, start.Q_blocks, start.a))), Points(sweep)
+        )[0]
         until = (np.int64(0), np.zeros(1, dtype=np.int64), np.int64(2))
         yield (
             "paths at d -> infinity",
-            lambda: steps_of_paths.__wrapped__(sweep.setup, sweep.numbers, group.paths, group.places, None, *until),
+            lambda: steps_of_paths.__wrapped__(
+                sweep.setup, sweep.numbers, group.paths, group.places, None, *until
+            ),
         )
     if name == "erf":
         kernels = KernelSweep(problem, sgd.MultiPassSGD(), 64, 1, 0, 2, 1e-5, np.dtype("float64"))
         kernels.make_room(4, None, None)
-        fields = kernels.initial(Start(*(part[:1] for part in (start.M_blocks, start.Q_blocks, start.a))), Points(kernels))[0].paths
+        fields = kernels.initial(
+            Start(*(part[:1] for part in (start.M_blocks, start.Q_blocks, start.a))),
+            Points(kernels),
+        )[0].paths
         more = (np.bool_(False), None, np.int64(0), np.zeros(1, dtype=np.int64), np.int64(2))
-        yield "kernel form", lambda: steps_of_kernels.__wrapped__(kernels.setup, kernels.numbers[:3], fields, *more)
+        yield (
+            "kernel form",
+            lambda: steps_of_kernels.__wrapped__(kernels.setup, kernels.numbers[:3], fields, *more),
+        )
 
 
 def main() -> int:
-    with install_import_hook([f"sgdynamics.{package}" for package in ENGINE], "tests.architecture.shapes_checked.checker"):
+    with install_import_hook(
+        [f"sgdynamics.{package}" for package in ENGINE], "tests.architecture.shapes_checked.checker"
+    ):
         import sgdynamics as sgd
 
         for name in sgd.__all__:  # import everything while the import hook is active

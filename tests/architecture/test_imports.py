@@ -53,13 +53,21 @@ def test_the_table_lists_every_package():
 
 def test_imports_go_up_the_table():
     rank = {name: index for index, name in enumerate(packages())}
-    wrong = [f"{path.relative_to(ROOT)} imports {other}" for path, own, other in imports() if rank[other] > rank[own]]
+    wrong = [
+        f"{path.relative_to(ROOT)} imports {other}"
+        for path, own, other in imports()
+        if rank[other] > rank[own]
+    ]
     assert wrong == []
     assert len(imports()) > 300  # the reader of imports sees them
 
 
 def test_ten_tenths_are_all_the_tests():
-    names = [f"tests/test_{file}.py::test[{case}]" for file in "abcdefghijklmnopqrst" for case in range(23)]
+    names = [
+        f"tests/test_{file}.py::test[{case}]"
+        for file in "abcdefghijklmnopqrst"
+        for case in range(23)
+    ]
     dealt = tenths(names)
     assert set(dealt) == set(names)
     assert tenths(names[::-1]) == dealt

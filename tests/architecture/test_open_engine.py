@@ -36,22 +36,36 @@ CHOSEN = {
 
 
 def sources() -> dict[str, str]:
-    found = {str(path.relative_to(PACKAGE)): path.read_text(encoding="utf-8") for path in sorted(PACKAGE.rglob("*.py"))}
+    found = {
+        str(path.relative_to(PACKAGE)): path.read_text(encoding="utf-8")
+        for path in sorted(PACKAGE.rglob("*.py"))
+    }
     return {name: text for name, text in found.items() if not name.startswith(OUTSIDE)}
 
 
 def test_eigenvalues_are_read_in_three_files_at_most():
     # cli/tables.py prints those of a Hessian
-    reading = [name for name, text in sources().items() if '["eigenvalues"]' in text and name != "cli/tables.py"]
+    reading = [
+        name
+        for name, text in sources().items()
+        if '["eigenvalues"]' in text and name != "cli/tables.py"
+    ]
     assert "samples/input_covariance.py" in reading
     assert len(reading) <= 3, reading
 
 
 def branches(text: str) -> int:
     """How often a source asks with isinstance for one of the kinds."""
-    calls = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
+    calls = [
+        node
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+    ]
     asked = [node.args[1] for node in calls if node.func.id == "isinstance" and len(node.args) == 2]
-    return sum(any(isinstance(part, ast.Name) and part.id in KINDS for part in ast.walk(kind)) for kind in asked)
+    return sum(
+        any(isinstance(part, ast.Name) and part.id in KINDS for part in ast.walk(kind))
+        for kind in asked
+    )
 
 
 def test_kinds_are_asked_for_only_where_they_are_chosen():
@@ -63,8 +77,25 @@ def test_kinds_are_asked_for_only_where_they_are_chosen():
 
 def test_clusters_are_the_samples_own_matter():
     """What a cluster is made of is read by the sample, by the expectation of clusters, and by the problem that shows it."""
-    allowed = {"samples/arguments.py", "samples/sample.py", "expectations/clusters.py", "expectations/accuracy.py", "problems/problem.py"}
-    reading = {name for name, text in sources().items() if re.search(r'"cluster_(weights|coefficients|labels|edges)"', text)}
+    allowed = {
+        "samples/arguments.py",
+        "samples/sample.py",
+        "expectations/clusters.py",
+        "expectations/accuracy.py",
+        "problems/problem.py",
+    }
+    reading = {
+        name
+        for name, text in sources().items()
+        if re.search(r'"cluster_(weights|coefficients|labels|edges)"', text)
+    }
     assert reading <= allowed, reading - allowed
-    asking = {name for name, text in sources().items() if re.search(r"\.clusters\b(?! import)", text)}
-    assert asking <= {"samples/arguments.py", "samples/sample.py", "problems/problem.py", "problems/starts.py"}, asking
+    asking = {
+        name for name, text in sources().items() if re.search(r"\.clusters\b(?! import)", text)
+    }
+    assert asking <= {
+        "samples/arguments.py",
+        "samples/sample.py",
+        "problems/problem.py",
+        "problems/starts.py",
+    }, asking

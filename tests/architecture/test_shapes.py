@@ -17,17 +17,27 @@ from sgdynamics.base.arrays import Numeric
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src/sgdynamics"
-FEW = ("erf", "own", "grid")  # of the problems that are traced: chain, direct runs, paths and conditioning are in the first
+FEW = (
+    "erf",
+    "own",
+    "grid",
+)  # of the problems that are traced: chain, direct runs, paths and conditioning are in the first
 MOST_ANY = 0.05  # of all annotated arguments
 
 
 def traced(change: str = "") -> subprocess.CompletedProcess[str]:
     """`shapes_checked.main` in a process of its own, whose checks are put in while the package is imported; `change` is run first."""
     program = f"import sys, tests.architecture.shapes_checked as shapes\n{change}\nsys.exit(shapes.main())"
-    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=False)
+    return subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=False
+    )
 
 
-@pytest.mark.parametrize(("problems", "least"), [(FEW, 8), pytest.param(None, 40, marks=pytest.mark.slow)], ids=["few", "all"])
+@pytest.mark.parametrize(
+    ("problems", "least"),
+    [(FEW, 8), pytest.param(None, 40, marks=pytest.mark.slow)],
+    ids=["few", "all"],
+)
 def test_shapes_are_those_of_the_signatures(problems, least):
     found = traced(f"shapes.PROBLEMS = {problems}")
     assert found.returncode == 0, found.stdout + found.stderr
@@ -36,9 +46,24 @@ def test_shapes_are_those_of_the_signatures(problems, least):
 
 # shapes that are wrong: file, what stands there, in its place, and who finds it
 WRONG = [
-    ("simulation/compressed.py", 'T: Float[Numeric, "blocks rows K"]', 'T: Float[Numeric, "blocks rows rows"]', "initial_rows"),
-    ("fixed_data/conditioning.py", '-> Float[Numeric, "inputs p"]:', '-> Float[Numeric, "p inputs"]:', "fields_of"),
-    ("expectations/closed_forms.py", 'q1: Float[Numeric, " m"]', 'q1: Float[Numeric, " n"]', "erf_moments"),
+    (
+        "simulation/compressed.py",
+        'T: Float[Numeric, "blocks rows K"]',
+        'T: Float[Numeric, "blocks rows rows"]',
+        "initial_rows",
+    ),
+    (
+        "fixed_data/conditioning.py",
+        '-> Float[Numeric, "inputs p"]:',
+        '-> Float[Numeric, "p inputs"]:',
+        "fields_of",
+    ),
+    (
+        "expectations/closed_forms.py",
+        'q1: Float[Numeric, " m"]',
+        'q1: Float[Numeric, " n"]',
+        "erf_moments",
+    ),
 ]
 
 
@@ -51,18 +76,26 @@ def test_a_wrong_shape_is_caught(tmp_path):
         text = file.read_text(encoding="utf-8")
         assert old in text
         file.write_text(text.replace(old, new), encoding="utf-8")
-    rooms = tuple(name.removesuffix(".py").replace("/", ".") for name, *_ in WRONG)  # no others need checks
-    found = traced(f'sys.path.insert(0, {str(tmp_path)!r})\nshapes.PROBLEMS, shapes.ENGINE = ("erf",), {rooms}')
+    rooms = tuple(
+        name.removesuffix(".py").replace("/", ".") for name, *_ in WRONG
+    )  # no others need checks
+    found = traced(
+        f'sys.path.insert(0, {str(tmp_path)!r})\nshapes.PROBLEMS, shapes.ENGINE = ("erf",), {rooms}'
+    )
     assert found.returncode == 1, found.stdout + found.stderr
     for *_, who in WRONG:
-        assert re.search(rf"TypeCheckError: Type-check error whilst checking the .*{who}", found.stdout), found.stdout
+        assert re.search(
+            rf"TypeCheckError: Type-check error whilst checking the .*{who}", found.stdout
+        ), found.stdout
 
 
 def test_the_checker_tells_shapes_apart():
     from tests.architecture.shapes_checked import checker
 
     @jaxtyped(typechecker=checker)
-    def overlaps(rows: Float[Numeric, "p d"], signals: Float[Numeric, "K d"]) -> Float[Numeric, "p K"]:
+    def overlaps(
+        rows: Float[Numeric, "p d"], signals: Float[Numeric, "K d"]
+    ) -> Float[Numeric, "p K"]:
         return rows @ signals.T
 
     assert overlaps(jnp.zeros((3, 7)), jnp.zeros((2, 7))).shape == (3, 2)
@@ -78,7 +111,12 @@ def annotated() -> tuple[int, list[str]]:
             if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 continue
             given = node.args
-            every = [*given.posonlyargs, *given.args, *given.kwonlyargs, *filter(None, [given.vararg, given.kwarg])]
+            every = [
+                *given.posonlyargs,
+                *given.args,
+                *given.kwonlyargs,
+                *filter(None, [given.vararg, given.kwarg]),
+            ]
             for argument in every:
                 count += argument.annotation is not None
                 if isinstance(argument.annotation, ast.Name) and argument.annotation.id == "Any":

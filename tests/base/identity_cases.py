@@ -97,7 +97,9 @@ VALUES = {
     "closure over a key": lambda value: scaled(jax.random.key(int(value))),
     "closure over a generator": lambda value: scaled(np.random.default_rng(int(value))),
     "closure over a set": lambda value: scaled({value, "a", "b", "c"}),
-    "closure over a Dataset": lambda value: scaled(xr.Dataset({"y": ("z", [1.0])}, {"z": [value]}, {"unit": "s"})),
+    "closure over a Dataset": lambda value: scaled(
+        xr.Dataset({"y": ("z", [1.0])}, {"z": [value]}, {"unit": "s"})
+    ),
     "keyword default": default,
     "bound method": lambda value: Box(value).times,
     "bound method of a list": lambda value: [value].index,
@@ -114,14 +116,24 @@ VALUES = {
 }
 # and the problems, algorithms and arguments of a sweep that hold such functions
 SWEPT = {
-    "activation": lambda value: {"problem": sgd.TeacherStudent(2, activation=sgd.Activation(scaled(value)))},
+    "activation": lambda value: {
+        "problem": sgd.TeacherStudent(2, activation=sgd.Activation(scaled(value)))
+    },
     "teacher_activation": lambda value: {
-        "problem": sgd.TeacherStudent(2, activation="square", teacher_activation=sgd.Activation(scaled(value)))
+        "problem": sgd.TeacherStudent(
+            2, activation="square", teacher_activation=sgd.Activation(scaled(value))
+        )
     },
     "lr=closure": lambda value: {"algorithm": sgd.OnePassSGD(lr=scaled(value))},
-    "lr=partial": lambda value: {"algorithm": sgd.OnePassSGD(lr=functools.partial(jnp.multiply, value))},
-    "gradient_noise": lambda value: {"algorithm": sgd.OnePassSGD(lr=0.1, update=sgd.updates.gradient_noise(sigma=scaled(value)))},
-    "temperature": lambda value: {"algorithm": sgd.Langevin(samples_per_dimension=2.0, temperature=scaled(value))},
+    "lr=partial": lambda value: {
+        "algorithm": sgd.OnePassSGD(lr=functools.partial(jnp.multiply, value))
+    },
+    "gradient_noise": lambda value: {
+        "algorithm": sgd.OnePassSGD(lr=0.1, update=sgd.updates.gradient_noise(sigma=scaled(value)))
+    },
+    "temperature": lambda value: {
+        "algorithm": sgd.Langevin(samples_per_dimension=2.0, temperature=scaled(value))
+    },
     "contexts": lambda value: {
         "problem": sgd.contexts(
             {
@@ -130,7 +142,9 @@ SWEPT = {
             }
         )
     },
-    "evaluate": lambda value: {"evaluate": sgd.TeacherStudent(2, activation=sgd.Activation(scaled(value)))},
+    "evaluate": lambda value: {
+        "evaluate": sgd.TeacherStudent(2, activation=sgd.Activation(scaled(value)))
+    },
     "start": lambda value: {"start": functools.partial(begin, value)},
     "dictionary of objects": lambda value: {"evaluate": {"a": Box(value)}},
 }
@@ -138,4 +152,8 @@ SWEPT = {
 
 def digests():
     """Hashes of all of them, to be compared between processes."""
-    return [digest(make(2.0)) for make in VALUES.values()] + [digest(indirect), digest(factorial), digest(Box)]
+    return [digest(make(2.0)) for make in VALUES.values()] + [
+        digest(indirect),
+        digest(factorial),
+        digest(Box),
+    ]

@@ -44,7 +44,9 @@ def test_globals_are_part_of_a_function(monkeypatch):
     monkeypatch.setattr(identity_cases, "SCALE", 3.0)
     assert digest(through_a_module) != at_two
     before = digest(Box(1.0))
-    monkeypatch.setattr(Box, "times", lambda self, x: self.value + x)  # another class of the same name
+    monkeypatch.setattr(
+        Box, "times", lambda self, x: self.value + x
+    )  # another class of the same name
     assert digest(Box(1.0)) != before
 
 
@@ -62,7 +64,9 @@ def test_code_counts_and_its_position_does_not():
     first, moved, other = map(digest, functions)
     assert first == moved
     assert first != other
-    assert digest([lambda x: x + 1, lambda x: x + 2][0]) != digest([lambda x: x + 1, lambda x: x + 2][1])
+    assert digest([lambda x: x + 1, lambda x: x + 2][0]) != digest(
+        [lambda x: x + 1, lambda x: x + 2][1]
+    )
 
 
 def test_values_are_equal_as_numbers():
@@ -73,9 +77,19 @@ def test_values_are_equal_as_numbers():
 
 
 def test_identity_is_the_same_in_another_process():
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}", "PYTHONHASHSEED": "7"}
-    command = [sys.executable, "-c", "from tests.base.identity_cases import digests; print(*digests())"]
-    printed = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=240).stdout
+    environment = {
+        **os.environ,
+        "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}",
+        "PYTHONHASHSEED": "7",
+    }
+    command = [
+        sys.executable,
+        "-c",
+        "from tests.base.identity_cases import digests; print(*digests())",
+    ]
+    printed = subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=True, timeout=240
+    ).stdout
     assert printed.split() == identity_cases.digests()
 
 
@@ -100,7 +114,10 @@ def test_a_store_tells_solvers_apart(name, tmp_path):
 
     sweep(solver(1.0), over={"x": [1]}, store=tmp_path, workers=1)
     sweep(solver(1.0), over={"x": [1]}, store=tmp_path, workers=1)
-    with pytest.raises(ValueError, match=r"belongs to another sweep .*the hash of a function covers the variables that it reads"):
+    with pytest.raises(
+        ValueError,
+        match=r"belongs to another sweep .*the hash of a function covers the variables that it reads",
+    ):
         sweep(solver(3.0), over={"x": [1]}, store=tmp_path, workers=1)
 
 
@@ -131,17 +148,32 @@ def test_a_store_tells_dynamics_and_updates_apart(tmp_path, monkeypatch):
 
 
 def test_functions_of_one_factory_are_points_of_one_sweep(tmp_path):
-    activations = [sgd.Activation(scaled(1.0)), sgd.Activation(scaled(2.0)), sgd.Activation(jnp.tanh)]
+    activations = [
+        sgd.Activation(scaled(1.0)),
+        sgd.Activation(scaled(2.0)),
+        sgd.Activation(jnp.tanh),
+    ]
 
     def slope(problem):
         return float(problem.activation(1.0))
 
-    result = sweep(slope, problem=sgd.TeacherStudent(1), over={"activation": activations}, store=tmp_path / "store", workers=1)
+    result = sweep(
+        slope,
+        problem=sgd.TeacherStudent(1),
+        over={"activation": activations},
+        store=tmp_path / "store",
+        workers=1,
+    )
     np.testing.assert_allclose(result["value"], [1.0, 2.0, np.tanh(1.0)], rtol=1e-6)
     assert len(set(result.activation.values)) == 3
     assert all(str(text).startswith("function ") for text in result.activation.values[:2])
     with pytest.raises(ValueError, match="have the same parameters: give each once"):
-        sweep(slope, problem=sgd.TeacherStudent(1), over={"activation": [scaled(1.0), scaled(1.0)]}, workers=1)
+        sweep(
+            slope,
+            problem=sgd.TeacherStudent(1),
+            over={"activation": [scaled(1.0), scaled(1.0)]},
+            workers=1,
+        )
 
 
 def test_what_has_no_identity_is_rejected_with_a_store_alone(tmp_path):
@@ -151,11 +183,20 @@ def test_what_has_no_identity_is_rejected_with_a_store_alone(tmp_path):
         def reads(x):
             return float(file.closed) + x
 
-        with pytest.raises(ValueError, match=r"closure variable 'file' of function 'reads' \(a _io.TextIOWrapper\).*__getstate__"):
+        with pytest.raises(
+            ValueError,
+            match=r"closure variable 'file' of function 'reads' \(a _io.TextIOWrapper\).*__getstate__",
+        ):
             sweep(reads, over={"x": [1]}, store=tmp_path / "store", workers=1)
         assert not (tmp_path / "store").exists()
-        np.testing.assert_array_equal(sweep(reads, over={"x": [1, 2]}, workers=1)["value"], [1.0, 2.0])
-        pair = sweep(lambda handle: 1.0, over={"handle": [file, (number for number in ())]}, workers=1)
+        np.testing.assert_array_equal(
+            sweep(reads, over={"x": [1, 2]}, workers=1)["value"], [1.0, 2.0]
+        )
+        pair = sweep(
+            lambda handle: 1.0, over={"handle": [file, (number for number in ())]}, workers=1
+        )
         assert pair.sizes["handle"] == 2
     lock = threading.Lock()
-    sweep(lambda x: lock.locked() + x, over={"x": [1]}, store=tmp_path / "lock", workers=1)  # it orders threads, no more
+    sweep(
+        lambda x: lock.locked() + x, over={"x": [1]}, store=tmp_path / "lock", workers=1
+    )  # it orders threads, no more

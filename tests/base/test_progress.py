@@ -15,8 +15,16 @@ from sgdynamics.ode import integrate
 def test_the_bar_moves_before_the_first_piece_is_finished(monkeypatch):
     seen = []
     add, update = Progress.add_task, Progress.update
-    monkeypatch.setattr(Progress, "add_task", lambda bar, *a, **k: seen.append(("add", k["total"])) or add(bar, *a, **k))
-    monkeypatch.setattr(Progress, "update", lambda bar, task, **k: seen.append(("update", k)) or update(bar, task, **k))
+    monkeypatch.setattr(
+        Progress,
+        "add_task",
+        lambda bar, *a, **k: seen.append(("add", k["total"])) or add(bar, *a, **k),
+    )
+    monkeypatch.setattr(
+        Progress,
+        "update",
+        lambda bar, task, **k: seen.append(("update", k)) or update(bar, task, **k),
+    )
     with meter("work", 8.0, True) as shown:
         assert seen == [("add", None)]  # to and fro
         shown.advance(2.0)
@@ -74,7 +82,10 @@ def test_a_solution_that_takes_long_is_announced(slow_steps, monkeypatch):
     solve, slow_down = slow_steps
     slow_down(0.0)
     monkeypatch.setattr(progress, "LONG", 1e-4)
-    with pytest.warns(UserWarning, match=r"solve_ode: about .* expected \(.* s per evaluation of the drift, \d+ evaluations or more per"):
+    with pytest.warns(
+        UserWarning,
+        match=r"solve_ode: about .* expected \(.* s per evaluation of the drift, \d+ evaluations or more per",
+    ):
         solve()
 
 

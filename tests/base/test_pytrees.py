@@ -20,19 +20,33 @@ def above(z):
 
 
 def masked(fields, signals, head, draws, parameters):
-    return 0.5 * parameters["scale"] * jnp.sum(draws["mask"] * (fields[0] - signals[0]) ** 2) + draws["group"] * draws["noise"]
+    return (
+        0.5 * parameters["scale"] * jnp.sum(draws["mask"] * (fields[0] - signals[0]) ** 2)
+        + draws["group"] * draws["noise"]
+    )
 
 
 DRAWS = {"noise": "normal", "group": [0.3, 0.7], "mask": ("bernoulli", 0.25, 2)}
-TOKENS = {"tokens": 2, "token_correlation": [[1.0, 0.5], [0.5, 1.0]], "means": [[0.1], [0.2]], "draws": DRAWS}
+TOKENS = {
+    "tokens": 2,
+    "token_correlation": [[1.0, 0.5], [0.5, 1.0]],
+    "means": [[0.1], [0.2]],
+    "draws": DRAWS,
+}
 PROBLEMS = {
-    "tokens": sgd.Problem(masked, 1, 1, parameters={"scale": lambda alpha: 1 / (1 + alpha)}, **TOKENS),
+    "tokens": sgd.Problem(
+        masked, 1, 1, parameters={"scale": lambda alpha: 1 / (1 + alpha)}, **TOKENS
+    ),
     "faster": sgd.TeacherStudent(1, noise=sgd.piecewise_rate([1.0], [0.1, 0.2])),
-    "teacher": sgd.TeacherStudent(2, 2, "erf", noise=0.1, weight_decay=0.01, teacher_gram=[[1.0, 0.2], [0.2, 1.0]]),
+    "teacher": sgd.TeacherStudent(
+        2, 2, "erf", noise=0.1, weight_decay=0.01, teacher_gram=[[1.0, 0.2], [0.2, 1.0]]
+    ),
     "blocks": sgd.TeacherStudent(2, noise=0.1, covariance=[(1.0, 0.5), (4.0, 0.5)]),
     "target": sgd.MultiIndex(above, 2, 2, noise=0.2),
     "mixture": sgd.GaussianMixture("xor", snr=49.0),
-    "clusters": sgd.Problem(scaled, 1, 1, clusters=[(0.5, [1.0], 1.0), (0.5, [-1.0], 0.0)], parameters={"scale": 1.5}),
+    "clusters": sgd.Problem(
+        scaled, 1, 1, clusters=[(0.5, [1.0], 1.0), (0.5, [-1.0], 0.0)], parameters={"scale": 1.5}
+    ),
     "tensor": sgd.SpikedTensor(3, snr=2.0, ridge=0.1),
 }
 ALGORITHMS = {
@@ -68,14 +82,29 @@ def test_round_trip(name):
 
 
 CHANGES = {
-    "teacher": {"noise": 0.2, "weight_decay": 0.02, "teacher_head": [2.0, 2.0], "teacher_gram": [[2.0, 0.4], [0.4, 2.0]]},
+    "teacher": {
+        "noise": 0.2,
+        "weight_decay": 0.02,
+        "teacher_head": [2.0, 2.0],
+        "teacher_gram": [[2.0, 0.4], [0.4, 2.0]],
+    },
     "target": {"noise": 0.4, "gram": 2 * np.eye(2)},
-    "faster": {"noise": sgd.piecewise_rate([2.0], [0.2, 0.4]), "teacher_gram": [[2.0]], "teacher_head": [2.0]},
+    "faster": {
+        "noise": sgd.piecewise_rate([2.0], [0.2, 0.4]),
+        "teacher_gram": [[2.0]],
+        "teacher_head": [2.0],
+    },
     "mixture": {"snr": 98.0, "weight_decay": 0.2},
     "tensor": {"snr": 4.0, "ridge": 0.2},
     "one pass": {"lr": 0.4, "head_rate": 1.0, "update": sgd.updates.momentum(0.5)},
     "scheduled": {"lr": sgd.piecewise_rate([2.0], [0.2, 0.4]), "head_rate": 2.0},
-    "persistent": {"lr": 0.2, "samples_per_dimension": 6.0, "head_rate": 2.0, "batch_fraction": 1.0, "persistence_time": 4.0},
+    "persistent": {
+        "lr": 0.2,
+        "samples_per_dimension": 6.0,
+        "head_rate": 2.0,
+        "batch_fraction": 1.0,
+        "persistence_time": 4.0,
+    },
     "hot": {"lr": 0.2, "samples_per_dimension": 6.0, "head_rate": 2.0, "temperature": 4.0},
 }
 
@@ -109,23 +138,41 @@ def test_later_changes_keep_mapped_numbers():
     one = PROBLEMS["blocks"]
     double = jax.tree_util.tree_map_with_path(twice, one)
     assert double.replace(width=3) == sgd.TeacherStudent(
-        3, noise=0.2, teacher_gram=2 * np.array([[[0.5]], [[0.5]]]), teacher_head=[2.0], covariance=[(1.0, 0.5), (4.0, 0.5)]
+        3,
+        noise=0.2,
+        teacher_gram=2 * np.array([[[0.5]], [[0.5]]]),
+        teacher_head=[2.0],
+        covariance=[(1.0, 0.5), (4.0, 0.5)],
     )
     with pytest.raises(ValueError, match="the fractions of d must add up to 1, these add up to 2"):
         jax.tree.map(lambda x: 2 * x, one).replace(width=3)
     same = jax.tree.map(lambda x: x, sgd.TeacherStudent(2, noise=0.1))
-    assert same.replace(teacher_width=2).teacher_head.tolist() == [1.0, 1.0]  # left out, it still follows
+    assert same.replace(teacher_width=2).teacher_head.tolist() == [
+        1.0,
+        1.0,
+    ]  # left out, it still follows
     assert PROBLEMS["mixture"].replace(mixture="binary").width == 2
     with pytest.raises(AttributeError, match="does not change once made"):
         double.noise = 0.3
-    tokens = jax.tree_util.tree_map_with_path(lambda path, x: x[::-1] if path[0].name == "draws" else twice(path, x), PROBLEMS["tokens"])
-    wanted = {**TOKENS, "token_correlation": [[2.0, 1.0], [1.0, 2.0]], "means": [[0.2], [0.4]], "gram": [[2.0]]}
+    tokens = jax.tree_util.tree_map_with_path(
+        lambda path, x: x[::-1] if path[0].name == "draws" else twice(path, x), PROBLEMS["tokens"]
+    )
+    wanted = {
+        **TOKENS,
+        "token_correlation": [[2.0, 1.0], [1.0, 2.0]],
+        "means": [[0.2], [0.4]],
+        "gram": [[2.0]],
+    }
     wanted["draws"] = {**DRAWS, "group": [0.7, 0.3], "mask": ("bernoulli", 0.75, 2)}
     expected = PROBLEMS["tokens"].replace(**wanted)
     assert tokens == expected
     assert tokens.replace() == expected
     assert tokens.describe() == expected.describe()
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-15), tokens.parameters, expected.parameters)
+    jax.tree.map(
+        lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-15),
+        tokens.parameters,
+        expected.parameters,
+    )
     user = jax.tree.map(lambda x: 3 * x, PROBLEMS["clusters"])
     assert user.describe()["parameters"] == {"scale": 4.5}
     assert user.clusters == ((1.5, (3.0,), 3.0), (1.5, (-3.0,), 0.0))
@@ -135,7 +182,9 @@ def test_vmap_over_the_noise_of_a_problem():
     problem = sgd.TeacherStudent(2, noise=0.1)
     state = functional.state(sgd.start(problem, M=[[0.3], [-0.2]], Q=np.eye(2)))
     noises = [0.0, 0.1, 0.3]
-    many = jax.tree.map(lambda *leaves: np.stack(leaves), *(problem.replace(noise=noise) for noise in noises))
+    many = jax.tree.map(
+        lambda *leaves: np.stack(leaves), *(problem.replace(noise=noise) for noise in noises)
+    )
     assert many.noise.tolist() == noises
 
     def risk(one):
@@ -157,7 +206,9 @@ def test_numbers_that_follow_move_with_those_they_follow_from():
     moved = np.array([[0.3, 0.1], [0.1, -0.2]])
 
     def frame(gram):
-        return jax.tree_util.tree_map_with_path(lambda path, leaf: gram if path[0].name == "gram" else leaf, problem).parameters["frame"]
+        return jax.tree_util.tree_map_with_path(
+            lambda path, leaf: gram if path[0].name == "gram" else leaf, problem
+        ).parameters["frame"]
 
     with jax.enable_x64(True):
         value, tangent = jax.jvp(frame, (problem.gram,), (moved[None],))
@@ -166,7 +217,9 @@ def test_numbers_that_follow_move_with_those_they_follow_from():
         np.testing.assert_allclose(tangent[0], (apart[0] - apart[1]) / (2 * step), atol=1e-9)
         np.testing.assert_array_equal(value[0], np.eye(2))
         singular = np.array([[[1.0, 1.0], [1.0, 1.0]]])
-        np.testing.assert_allclose(jax.jit(frame)(singular)[0], [[1.0, 0.0], [1.0, 0.0]], atol=1e-15)
+        np.testing.assert_allclose(
+            jax.jit(frame)(singular)[0], [[1.0, 0.0], [1.0, 0.0]], atol=1e-15
+        )
         snr = jax.jit(lambda one: one.parameters["eigenvalues"])(PROBLEMS["mixture"])
         assert float(snr[0]) == 1 / 49
         edges = jax.jit(lambda one: one.parameters["cluster_edges"])(PROBLEMS["clusters"])

@@ -64,7 +64,9 @@ def test_memory_estimates_are_right_within_a_factor_of_two(case, small, large):
     def measure(size):
         environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}"}
         command = [sys.executable, "-W", "ignore", "-c", SCRIPT, case, str(size)]
-        printed = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=500).stdout
+        printed = subprocess.run(
+            command, env=environment, capture_output=True, text=True, check=True, timeout=500
+        ).stdout
         return map(float, printed.split())
 
     (small_estimate, small_peak), (large_estimate, large_peak) = measure(small), measure(large)

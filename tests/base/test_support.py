@@ -16,7 +16,9 @@ from tests.contracts.kinds import PROBLEMS, STEPS, algorithm_of, start_of
 
 CALLS = {
     "solve_ode": lambda p, a, s: sgd.solve_ode(p, a, s, times=[1.0]),
-    "solve_large_batch": lambda p, a, s: sgd.solve_large_batch(p, a, s, steps=[1], samples_per_dimension=1.0),
+    "solve_large_batch": lambda p, a, s: sgd.solve_large_batch(
+        p, a, s, steps=[1], samples_per_dimension=1.0
+    ),
     "solve_sde": lambda p, a, s: sgd.solve_sde(p, a, s, times=[1.0], dimension=50),
     "solve_mean_field": lambda p, a, s: sgd.solve_mean_field(p, a, s, times=[1.0]),
     "solve_dmft": lambda p, a, s: sgd.solve_dmft(p, a, s, alpha=[6.0]),
@@ -35,7 +37,9 @@ CALLS = {
     "expect": lambda p, a, s: sgd.expect(s, lambda f, s, a, d: f[0], p),
     "certify": lambda p, a, s: sgd.certify(p, a, s, progress=False),
     "functional": lambda p, a, s: sgd.functional.rule(p, s),
-    "sweep": lambda p, a, s: sgd.sweep(problem=p, algorithm=a, start=s, steps=[1], dimension=50, **swept(a), over={"lr": [0.1]}),
+    "sweep": lambda p, a, s: sgd.sweep(
+        problem=p, algorithm=a, start=s, steps=[1], dimension=50, **swept(a), over={"lr": [0.1]}
+    ),
 }
 
 
@@ -51,19 +55,29 @@ def passing(algorithm):
 
 def swept(algorithm):
     """What is swept: runs, which need batches of whole samples, or the ODE."""
-    return {"solver": "simulate", "method": method(algorithm)} if algorithm.kinds != ("other batch",) else {"solver": "solve_ode"}
+    return (
+        {"solver": "simulate", "method": method(algorithm)}
+        if algorithm.kinds != ("other batch",)
+        else {"solver": "solve_ode"}
+    )
 
 
 def smooth(algorithm):
     """Of updates one that does not jump, as those alone have a gradient."""
     if "coordinatewise update" in algorithm.kinds:
         return algorithm.replace(update=sgd.updates.adam(memory=1.0))
-    return algorithm.replace(update=sgd.updates.momentum(0.5)) if "other update" in algorithm.kinds else algorithm
+    return (
+        algorithm.replace(update=sgd.updates.momentum(0.5))
+        if "other update" in algorithm.kinds
+        else algorithm
+    )
 
 
 def linear(problem):
     """Of networks the linear one, as those alone have an answer."""
-    return problem.replace(activation="linear") if isinstance(problem, sgd.TeacherStudent) else problem
+    return (
+        problem.replace(activation="linear") if isinstance(problem, sgd.TeacherStudent) else problem
+    )
 
 
 @pytest.mark.parametrize("question", REFUSED)
@@ -90,7 +104,9 @@ def test_the_documentation_prints_it():
     assert text in (Path(__file__).parents[2] / "docs/supported.md").read_text(encoding="utf-8")
     assert text.count("\n| `") == len(REFUSED)
     assert all(kind in text.splitlines()[0] for kind in KINDS)
-    assert all(reason in text for refused in REFUSED.values() for reason in refused.values() if reason)
+    assert all(
+        reason in text for refused in REFUSED.values() for reason in refused.values() if reason
+    )
 
 
 @pytest.mark.parametrize("kind", ["spiked tensor", "own dynamics"])

@@ -93,7 +93,9 @@ def ends_well(folder: Path, *arguments: object) -> str:
     """Run a command; what became of it: the work began, a result, or one line of refusal."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error", RuntimeWarning)  # an overflow on the way is not an answer
+            warnings.simplefilter(
+                "error", RuntimeWarning
+            )  # an overflow on the way is not an answer
             found = CliRunner().invoke(main.app, [*map(str, arguments)])
     except Work:
         return "work"
@@ -110,7 +112,12 @@ def ends_well(folder: Path, *arguments: object) -> str:
 # these read their problems and algorithms as the others do, and take the longest
 @pytest.mark.parametrize(
     "example",
-    [pytest.param(path, marks=[pytest.mark.slow] * (path.stem in ("committee", "controls", "optimisers"))) for path in EXAMPLES],
+    [
+        pytest.param(
+            path, marks=[pytest.mark.slow] * (path.stem in ("committee", "controls", "optimisers"))
+        )
+        for path in EXAMPLES
+    ],
     ids=lambda path: path.stem,
 )
 def test_damaged_problem_files(example, tmp_path, monkeypatch):
@@ -119,7 +126,9 @@ def test_damaged_problem_files(example, tmp_path, monkeypatch):
     draw = random.Random(example.stem)
     text = example.read_text()
     ends = []
-    assert [ends_well(tmp_path, command, example, "--json") for command in COMMANDS].count("work") >= 1  # undamaged, it reaches the work
+    assert [ends_well(tmp_path, command, example, "--json") for command in COMMANDS].count(
+        "work"
+    ) >= 1  # undamaged, it reaches the work
     for number in range(150):
         file = tmp_path / f"{number}.toml"
         file.write_bytes(changed_text(text, draw))
@@ -140,7 +149,10 @@ def stored(folder: Path) -> Path:
     for method, runs, whole in (("solve_ode", 1, False), ("simulate-exact", 3, True)):
         when = clock(algorithm, times=[0.0, 1.0, 2.0], dimension=100, whole_steps=whole)
         repeated = {"M": start.M_blocks, "Q": start.Q_blocks, "a": start.a}
-        overlaps = {name: np.repeat(np.repeat(value[:, None], 3, axis=1), runs, axis=0) for name, value in repeated.items()}
+        overlaps = {
+            name: np.repeat(np.repeat(value[:, None], 3, axis=1), runs, axis=0)
+            for name, value in repeated.items()
+        }
         risk = np.linspace(1.0, 0.5, 3) + 0.01 * np.arange(runs)[:, None]
         attributes = {"seed": 0, "dimension": 100, "dtype": "float64", "error_quadrature": 1e-9}
         flags = {"diverged_at": np.full(runs, np.nan), "method": method, "attributes": attributes}
@@ -175,17 +187,23 @@ def change_attributes(file: Path, draw: random.Random) -> None:
             name = draw.choice(list(group.attrs))
             del group.attrs[name]
         elif place == 2:
-            group.attrs[draw.choice(["dimension", "seed", "dtype", "method", "problem"])] = draw.choice(
-                [-1, 1e300, np.nan, np.zeros(3), "x"]
+            group.attrs[draw.choice(["dimension", "seed", "dtype", "method", "problem"])] = (
+                draw.choice([-1, 1e300, np.nan, np.zeros(3), "x"])
             )
         elif place == 3:
             record = json.loads(group.attrs["problem"])
-            record[draw.choice(list(record))] = draw.choice([None, -1, 1e300, True, "x", [], {}, [[1]], 10**30])
+            record[draw.choice(list(record))] = draw.choice(
+                [None, -1, 1e300, True, "x", [], {}, [[1]], 10**30]
+            )
             group.attrs["problem"] = json.dumps(record)
         elif place == 4:
-            del group[draw.choice([name for name, one in group.items() if isinstance(one, h5py.Dataset)])]
+            del group[
+                draw.choice([name for name, one in group.items() if isinstance(one, h5py.Dataset)])
+            ]
         else:
-            numbers = group[draw.choice([name for name, one in group.items() if one.dtype.kind == "f"])]
+            numbers = group[
+                draw.choice([name for name, one in group.items() if one.dtype.kind == "f"])
+            ]
             numbers[...] = draw.choice([np.nan, np.inf, -1.0, 1e30])
 
 
@@ -201,7 +219,12 @@ def change_bytes(file: Path, draw: random.Random) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "count"), [(change_attributes, 40), pytest.param(change_attributes, 150, marks=pytest.mark.slow), (change_bytes, 75)]
+    ("change", "count"),
+    [
+        (change_attributes, 40),
+        pytest.param(change_attributes, 150, marks=pytest.mark.slow),
+        (change_bytes, 75),
+    ],
 )
 def test_damaged_results(change, count, tmp_path, monkeypatch):
     stop_before_work(monkeypatch)
@@ -214,7 +237,11 @@ def test_damaged_results(change, count, tmp_path, monkeypatch):
     for number in range(count):
         file = shutil.copy(whole, tmp_path / f"{number}.nc")
         change(Path(file), draw)
-        ends.append(ends_well(tmp_path, "compare", file) if number % 2 else ends_well(tmp_path, "run", file, "--out", f"out{number}"))
+        ends.append(
+            ends_well(tmp_path, "compare", file)
+            if number % 2
+            else ends_well(tmp_path, "run", file, "--out", f"out{number}")
+        )
     # a checksum covers every byte; attributes that were changed by a writer of netCDF files may be legitimate
     assert ends.count("refused") > 10
     assert (ends.count("refused") == len(ends)) == (change is change_bytes)

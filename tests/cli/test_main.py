@@ -63,7 +63,11 @@ def answer(*arguments):
 
 def shell(*arguments):
     return subprocess.run(
-        [sys.executable, "-m", "sgdynamics.cli.main", *map(str, arguments)], capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, "-m", "sgdynamics.cli.main", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
     )
 
 
@@ -108,11 +112,18 @@ Commands:
 
 
 def test_help_and_bad_input_in_a_shell(folder):
-    assert CliRunner().invoke(main.app, ["--help"], prog_name="sgdynamics", terminal_width=78).stdout.strip() == HELP.strip()
+    assert (
+        CliRunner()
+        .invoke(main.app, ["--help"], prog_name="sgdynamics", terminal_width=78)
+        .stdout.strip()
+        == HELP.strip()
+    )
     (folder / "typo.toml").write_text(HEAD.replace("width", "witdh") + RUN)
     said = shell("run", folder / "typo.toml")
     assert (said.returncode, said.stdout) == (2, "")
-    assert said.stderr.startswith("sgdynamics: problem: TeacherStudent has no 'witdh': did you mean 'width'? it takes width, ")
+    assert said.stderr.startswith(
+        "sgdynamics: problem: TeacherStudent has no 'witdh': did you mean 'width'? it takes width, "
+    )
     assert said.stderr.count("\n") == 1
 
 
@@ -130,11 +141,16 @@ def test_files_are_checked_before_jax_is_imported(command, folder):
     arguments = [sys.executable, "-c", code, command, *(str(folder / name) for name in said)]
     done = subprocess.run(arguments, capture_output=True, text=True, timeout=120)
     assert done.stdout.split("\n")[:-1] == ["2"] * len(said) + ["[]"]
-    assert all(words in line for words, line in zip(said.values(), done.stderr.splitlines(), strict=True))
+    assert all(
+        words in line for words, line in zip(said.values(), done.stderr.splitlines(), strict=True)
+    )
 
 
 def test_run_writes_what_the_library_computes(first, folder):
-    problem, algorithm = sgd.TeacherStudent(width=2, activation="square", noise=0.1), sgd.OnePassSGD(lr=0.2)
+    problem, algorithm = (
+        sgd.TeacherStudent(width=2, activation="square", noise=0.1),
+        sgd.OnePassSGD(lr=0.2),
+    )
     start = sgd.random_start(problem, dimension=100, seed=3)
     times = np.linspace(0, 0.5, 5)
     theory = sgd.solve_ode(problem, algorithm, start, times=times)
@@ -151,21 +167,27 @@ def test_run_writes_what_the_library_computes(first, folder):
     stored = sgd.load(folder / "out" / "small.nc", group="exact")
     np.testing.assert_array_equal(stored.M, runs.M)
     # the same again for a reader
-    table = invoke("run", folder / "small.toml", "--out", folder / "again", "--format", "none").stdout
+    table = invoke(
+        "run", folder / "small.toml", "--out", folder / "again", "--format", "none"
+    ).stdout
     assert re.search(r"0\.125 +\S+ +\S+ ± \S+ +[+-]\d\.\d", table)
     assert "exact against ode: at most" in table
     assert sorted(path.name for path in (folder / "again").iterdir()) == ["small.nc"]
 
 
 def test_tables_and_pictures_show_the_clock_that_the_file_states(first, folder):
-    (folder / "alpha.toml").write_text(HEAD + RUN.replace("times = { to = 0.5", "alpha = { to = 2.5"))
+    (folder / "alpha.toml").write_text(
+        HEAD + RUN.replace("times = { to = 0.5", "alpha = { to = 2.5")
+    )
     found = answer("run", folder / "alpha.toml", "--out", folder / "out", "--format", "none")
     assert (first["clocks"], found["clocks"]) == (["t"], ["alpha"])
     np.testing.assert_allclose(found["alpha"], np.linspace(0, 2.5, 5))
     np.testing.assert_allclose(found["t"], first["t"])
     np.testing.assert_allclose(found["methods"]["ode"]["mean"], first["methods"]["ode"]["mean"])
     results = {name: sgd.load(folder / "out" / "alpha.nc", group=name) for name in ("ode", "exact")}
-    assert {ax.get_xlabel() for ax in tables.picture(results, "title").axes} == {r"$\alpha$ = samples / $d$"}
+    assert {ax.get_xlabel() for ax in tables.picture(results, "title").axes} == {
+        r"$\alpha$ = samples / $d$"
+    }
     said = tables.beside(results) | {"files": []}
     said["comparisons"][0]["z"][0] = np.nan  # where there is no standard error
     with pytest.MonkeyPatch.context() as patch:
@@ -179,7 +201,16 @@ def test_tables_and_pictures_show_the_clock_that_the_file_states(first, folder):
 
 
 def test_a_result_runs_again(first, folder):
-    again = answer("run", folder / "out" / "small.nc", "--out", folder / "again", "--name", "twice", "--format", "none")
+    again = answer(
+        "run",
+        folder / "out" / "small.nc",
+        "--out",
+        folder / "again",
+        "--name",
+        "twice",
+        "--format",
+        "none",
+    )
     for method in ("ode", "exact"):
         assert again["methods"][method] == first["methods"][method]
     # a result that the library saved, without the file that states it: from its attributes, save points and first state
@@ -188,7 +219,9 @@ def test_a_result_runs_again(first, folder):
     sgd.save(runs, folder / "plain.nc")
     again = answer("run", folder / "plain.nc", "--out", folder / "again", "--format", "none")
     assert list(again["methods"]) == ["exact"]
-    np.testing.assert_allclose(again["methods"]["exact"]["mean"], first["methods"]["exact"]["mean"], rtol=1e-9)
+    np.testing.assert_allclose(
+        again["methods"]["exact"]["mean"], first["methods"]["exact"]["mean"], rtol=1e-9
+    )
     later = runs.isel(time=slice(1, None))
     sgd.save(later, folder / "later.nc")
     assert "first save point is after 0" in invoke("run", folder / "later.nc", code=2).stderr
@@ -200,13 +233,19 @@ def test_compare(first, folder):
     expected = sgd.compare(theory, runs)
     sgd.save(theory, folder / "theory.nc")
     sgd.save(runs, folder / "runs.nc")
-    for arguments in ((file,), (folder / "theory.nc", folder / "runs.nc"), (file, file, "--theory", "ode", "--simulation", "exact")):
+    for arguments in (
+        (file,),
+        (folder / "theory.nc", folder / "runs.nc"),
+        (file, file, "--theory", "ode", "--simulation", "exact"),
+    ):
         found = answer("compare", *arguments)
         row = next(one for one in found["variables"] if one["variable"] == "M")
         assert row["largest_z"] == pytest.approx(float(np.abs(expected.M_z).max()))
         assert (found["runs"], found["same_problem"]) == (20, True)
     assert "largest |z|" in invoke("compare", file).stdout
-    assert "did you mean 'exact'?" in invoke("compare", file, "--simulation", "exakt", code=2).stderr
+    assert (
+        "did you mean 'exact'?" in invoke("compare", file, "--simulation", "exakt", code=2).stderr
+    )
     (folder / "broken.nc").write_bytes(file.read_bytes()[:1000])
     assert "not whole" in invoke("compare", folder / "broken.nc", code=2).stderr
 
@@ -222,7 +261,9 @@ def test_exit_time_and_hessian(folder):
     assert "exit time t" in invoke("exit-time", folder / "small.toml").stdout
     found = answer("hessian", folder / "small.toml")
     # a random start has the dimension of what is asked of it
-    spectrum = sgd.hessian_spectrum(problem, sgd.random_start(problem, dimension=50, seed=3), dimension=50)
+    spectrum = sgd.hessian_spectrum(
+        problem, sgd.random_start(problem, dimension=50, seed=3), dimension=50
+    )
     assert [one["eigenvalue"] for one in found["eigenvalues"]] == spectrum.eigenvalues.tolist()
     assert sum(one["multiplicity"] for one in found["eigenvalues"]) == 2 * 50
     assert "multiplicity" in invoke("hessian", folder / "small.toml").stdout
@@ -230,8 +271,12 @@ def test_exit_time_and_hessian(folder):
 
 @pytest.mark.filterwarnings("default")
 def test_a_diverging_run_is_one_line_of_warning(folder):
-    (folder / "fast.toml").write_text(HEAD.replace("lr = 0.2", "lr = 60.0") + RUN.replace('"ode", "exact"', '"ode"'))
-    found = invoke("run", folder / "fast.toml", "--out", folder / "fast", "--format", "none", "--json")
+    (folder / "fast.toml").write_text(
+        HEAD.replace("lr = 0.2", "lr = 60.0") + RUN.replace('"ode", "exact"', '"ode"')
+    )
+    found = invoke(
+        "run", folder / "fast.toml", "--out", folder / "fast", "--format", "none", "--json"
+    )
     assert found.stderr.startswith("warning: the solution diverges after t = ")
     assert found.stderr.count("\n") == 1
     assert json.loads(found.stdout)["methods"]["ode"]["diverged"] == 1
@@ -240,16 +285,30 @@ def test_a_diverging_run_is_one_line_of_warning(folder):
 @pytest.mark.slow
 def test_programs_are_kept_where_the_user_asks(tmp_path):
     folder = tmp_path / "kept programs"
-    mine = {**os.environ, "JAX_COMPILATION_CACHE_DIR": str(folder), "JAX_DISABLE_MOST_OPTIMIZATIONS": "0"}
+    mine = {
+        **os.environ,
+        "JAX_COMPILATION_CACHE_DIR": str(folder),
+        "JAX_DISABLE_MOST_OPTIMIZATIONS": "0",
+    }
     command = [sys.executable, "-m", "sgdynamics.cli.main", "info", "--warm"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=mine)
     assert done.returncode == 0, done.stderr
     assert f"export JAX_COMPILATION_CACHE_DIR='{folder}'" in done.stdout
     kept = {path.name for path in folder.iterdir()}
-    assert {name.split("-")[0] for name in kept} >= {"jit__reach", "jit__advance_chain", "jit__risks"}
+    assert {name.split("-")[0] for name in kept} >= {
+        "jit__reach",
+        "jit__advance_chain",
+        "jit__risks",
+    }
     # the README's first block finds them: nothing that takes long is compiled again
-    block = re.findall(r"```python\n(.*?)```", (EXAMPLES.parent / "README.md").read_text(encoding="utf-8"), flags=re.DOTALL)[0]
-    again = subprocess.run([sys.executable, "-c", block], capture_output=True, text=True, timeout=300, env=mine)
+    block = re.findall(
+        r"```python\n(.*?)```",
+        (EXAMPLES.parent / "README.md").read_text(encoding="utf-8"),
+        flags=re.DOTALL,
+    )[0]
+    again = subprocess.run(
+        [sys.executable, "-c", block], capture_output=True, text=True, timeout=300, env=mine
+    )
     assert again.returncode == 0, again.stderr
     assert {path.name for path in folder.iterdir() if path.name.endswith("-cache")} <= kept
 
@@ -281,20 +340,34 @@ def test_sweep(first, folder):
     # a number at each point, in a table and a picture
     assert found["quantity"] == "excess risk at the last save point"
     assert [row["lr"] for row in found["table"]] == pytest.approx([0.1, 0.2, 0.4])
-    last = sgd.load(folder / "swept" / "sweep-sweep.nc")["excess_risk"].isel(time=-1).mean("run").values
+    last = (
+        sgd.load(folder / "swept" / "sweep-sweep.nc")["excess_risk"]
+        .isel(time=-1)
+        .mean("run")
+        .values
+    )
     assert [row["value"] for row in found["table"]] == pytest.approx(last)
-    assert [line.split() for line in said.splitlines()[1:4]] == [[f"{row['lr']:.5g}", f"{row['value']:.5g}"] for row in found["table"]]
+    assert [line.split() for line in said.splitlines()[1:4]] == [
+        [f"{row['lr']:.5g}", f"{row['value']:.5g}"] for row in found["table"]
+    ]
     assert (folder / "swept" / "sweep-sweep.png").stat().st_size > 5000
     # these points are one group: the second shard has nothing to do, and the last of them to end writes the whole
     other = "sweep", folder / "sweep.toml", "--out", folder / "shards", "--shard"
-    assert "3 points over algorithm.lr, 3 left to other shards, 0 failed" in invoke(*other, "1/2").stdout
+    assert (
+        "3 points over algorithm.lr, 3 left to other shards, 0 failed"
+        in invoke(*other, "1/2").stdout
+    )
     found = answer(*other, "0/2")
     assert (found["missing"], found["failed"]) == (0, 0)
-    np.testing.assert_array_equal(sgd.load(found["files"][0])["excess_risk"].values.reshape(3, -1), values)
+    np.testing.assert_array_equal(
+        sgd.load(found["files"][0])["excess_risk"].values.reshape(3, -1), values
+    )
 
 
 def test_what_a_sweep_is_told(folder):
-    (folder / "over.toml").write_text(HEAD + RUN + '[sweep]\nsolver = "exact"\nruns = 7\n[sweep.over]\ndimension = [50, 100]\n')
+    (folder / "over.toml").write_text(
+        HEAD + RUN + '[sweep]\nsolver = "exact"\nruns = 7\n[sweep.over]\ndimension = [50, 100]\n'
+    )
     solver, arguments = problem_files.sweep_call(problem_files.read(folder / "over.toml"))
     assert solver == "simulate"
     assert arguments["over"] == {"dimension": [50, 100]}
@@ -303,7 +376,10 @@ def test_what_a_sweep_is_told(folder):
     assert "dimension" not in arguments
 
 
-@pytest.mark.parametrize("name", ["committee.toml", "persistent_sgd.toml", "epochs.toml", "many_epochs.toml", "power_law.toml"])
+@pytest.mark.parametrize(
+    "name",
+    ["committee.toml", "persistent_sgd.toml", "epochs.toml", "many_epochs.toml", "power_law.toml"],
+)
 def test_examples_state_what_can_be_computed(name):
     record = problem_files.read(EXAMPLES / name)
     plan = problem_files.plan(record)
@@ -316,7 +392,10 @@ def test_examples_state_what_can_be_computed(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["committee.toml", "persistent_sgd.toml", "epochs.toml", "many_epochs.toml", "power_law.toml"])
+@pytest.mark.parametrize(
+    "name",
+    ["committee.toml", "persistent_sgd.toml", "epochs.toml", "many_epochs.toml", "power_law.toml"],
+)
 def test_examples_agree_with_theory(name, tmp_path):
     found = answer("run", EXAMPLES / name, "--out", tmp_path)
     assert found["comparisons"][0]["largest_z"] < 6  # of some thirty times, and a finite dimension
@@ -338,7 +417,9 @@ def test_a_spectrum_has_its_dimension_in_a_file(folder):
     plan = problem_files.plan(problem_files.read(file))
     begin = sgd.random_start(plan.problem, seed=0, scale=0.1, per="trace")
     alone = sgd.solve_linear(plan.problem, plan.algorithm, begin, steps=[0, 10, 30, 100, 300, 1000])
-    np.testing.assert_allclose(found["methods"]["linear"]["mean"], alone["excess_risk"].values[0], rtol=1e-12)
+    np.testing.assert_allclose(
+        found["methods"]["linear"]["mean"], alone["excess_risk"].values[0], rtol=1e-12
+    )
     again = answer("run", folder / "law/law.nc", "--out", folder / "law again", "--format", "none")
     assert again["methods"] == found["methods"]
     assert sgd.problem_of(sgd.load(folder / "law/law.nc", group="linear")) == plan.problem
@@ -356,9 +437,13 @@ def test_sweeps_reach_into_a_spectrum(folder):
     assert solver == "solve_linear"
     assert "dimension" not in arguments["start"]
     over = {"problem.covariance.exponent": [1.5, 2.0], "problem.covariance.target": [0.3]}
-    found = sgd.sweep(solver, **{**arguments, "steps": [0, 100], "over": over}, workers=1, progress=False)
+    found = sgd.sweep(
+        solver, **{**arguments, "steps": [0, 100], "over": over}, workers=1, progress=False
+    )
     assert dict(found.sizes) == {"exponent": 2, "target": 1, "run": 1, "time": 2, "block": 110}
-    problem = sgd.TeacherStudent(width=1, activation="linear", noise=0.01, covariance=sgd.power_law(2.0, 1e6, target=0.3))
+    problem = sgd.TeacherStudent(
+        width=1, activation="linear", noise=0.01, covariance=sgd.power_law(2.0, 1e6, target=0.3)
+    )
     begin = sgd.random_start(problem, scale=0.1, per="trace")
     alone = sgd.solve_linear(problem, sgd.OnePassSGD(lr=0.3, per="trace"), begin, steps=[0, 100])
     np.testing.assert_array_equal(found["risk"].sel(exponent=2.0, target=0.3), alone["risk"])
@@ -367,13 +452,28 @@ def test_sweeps_reach_into_a_spectrum(folder):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"steps": None, "runs": "9\ntimes = [0, 1]"}, "[run]: method 'linear' counts in steps: give steps = ... in place of times"),
-        ({"covariance": '{ kind = "power_law", exponent = 1.5 }'}, "covariance: power_law needs dimension"),
+        (
+            {"steps": None, "runs": "9\ntimes = [0, 1]"},
+            "[run]: method 'linear' counts in steps: give steps = ... in place of times",
+        ),
+        (
+            {"covariance": '{ kind = "power_law", exponent = 1.5 }'},
+            "covariance: power_law needs dimension",
+        ),
         ({"covariance": '{ kind = "powerlaw", exponent = 1.5 }'}, "covariance kind = 'powerlaw'"),
-        ({"covariance": '{ kind = "power_law", exponents = 1.5, dimension = 10 }'}, "did you mean 'exponent'"),
-        ({"covariance": '{ kind = "power_law", exponent = 0.5, dimension = inf }'}, "the trace of the inputs is infinite"),
+        (
+            {"covariance": '{ kind = "power_law", exponents = 1.5, dimension = 10 }'},
+            "did you mean 'exponent'",
+        ),
+        (
+            {"covariance": '{ kind = "power_law", exponent = 0.5, dimension = inf }'},
+            "the trace of the inputs is infinite",
+        ),
         ({"per": '"norm"'}, "per = 'norm'"),
-        ({"runs": "9\ndimension = 1000"}, "the spectrum of the inputs has 1e+06: leave dimension out"),
+        (
+            {"runs": "9\ndimension = 1000"},
+            "the spectrum of the inputs has 1e+06: leave dimension out",
+        ),
     ],
 )
 def test_bad_spectra_in_a_file_are_told(folder, changes, said):
@@ -382,7 +482,9 @@ def test_bad_spectra_in_a_file_are_told(folder, changes, said):
 
 
 def test_results_of_solve_linear_from_python_do_not_say_their_start(folder):
-    problem = sgd.TeacherStudent(width=1, activation="linear", covariance=sgd.Spectrum([2.0, 1.0], [1, 5], target=[1.0, 0.5]))
+    problem = sgd.TeacherStudent(
+        width=1, activation="linear", covariance=sgd.Spectrum([2.0, 1.0], [1, 5], target=[1.0, 0.5])
+    )
     begin = sgd.random_start(problem)
     result = sgd.solve_linear(problem, sgd.OnePassSGD(lr=0.1), begin, steps=[0, 10])
     sgd.save(result, folder / "linear.nc")
@@ -419,9 +521,14 @@ FILES = {
     "width": HEAD.replace("width = 2", "width = 0") + RUN,
     "no table": HEAD,
     "runs": HEAD + RUN.replace("runs = 20", "runs = 0"),
-    "overlaps": HEAD + '[start]\nM = [["a"], [0.2]]\nQ = [[1, 0], [0, 1]]\n' + RUN.replace("[start]\nseed = 3\n", ""),
+    "overlaps": HEAD
+    + '[start]\nM = [["a"], [0.2]]\nQ = [[1, 0], [0, 1]]\n'
+    + RUN.replace("[start]\nseed = 3\n", ""),
     "update": HEAD + 'update = { kind = "momentum" }\n' + RUN,
-    "mixture": HEAD.replace("TeacherStudent", "GaussianMixture").replace("noise = 0.1", 'mixture = "xnor"').replace("square", "relu") + RUN,
+    "mixture": HEAD.replace("TeacherStudent", "GaussianMixture")
+    .replace("noise = 0.1", 'mixture = "xnor"')
+    .replace("square", "relu")
+    + RUN,
     "random": HEAD + RUN.replace("dimension = 100", "").replace('"ode", "exact"', '"ode"'),
 }
 SAYS = {
@@ -469,10 +576,15 @@ SAYS = {
 @pytest.mark.parametrize("case", SAYS)
 def test_bad_input_is_one_line(case, folder):
     (folder / "bad.toml").write_text(FILES.get(case, ""))
-    arguments = [one.format(folder=folder) for one in ELSEWHERE.get(case, ("run", "{folder}/bad.toml"))]
+    arguments = [
+        one.format(folder=folder) for one in ELSEWHERE.get(case, ("run", "{folder}/bad.toml"))
+    ]
     found = invoke(*arguments, code=2)
     assert found.stdout == ""
-    assert found.stderr == f"sgdynamics: {SAYS[case].format(folder=folder, models=', '.join(MODELS))}\n"
+    assert (
+        found.stderr
+        == f"sgdynamics: {SAYS[case].format(folder=folder, models=', '.join(MODELS))}\n"
+    )
 
 
 def test_several_results_of_a_file(first, folder):
@@ -482,7 +594,10 @@ def test_several_results_of_a_file(first, folder):
     for part in parts.values():
         del part.attrs["statement"]
     sgd.save({"theory": parts["ode"], "runs": parts["exact"]}, made)
-    with pytest.raises(ValueError, match=r"group = None: .*several.nc has several results: choose one of 'theory', 'runs'"):
+    with pytest.raises(
+        ValueError,
+        match=r"group = None: .*several.nc has several results: choose one of 'theory', 'runs'",
+    ):
         sgd.load(made)
     again = answer("run", made, "--out", folder / "again", "--format", "none")
     for name, one in first["methods"].items():
@@ -490,25 +605,49 @@ def test_several_results_of_a_file(first, folder):
     sphere = sgd.TeacherStudent(width=2, activation="square", constraint="sphere")
     tilted = sgd.start(sphere, M=[[0.3], [0.1]], Q=[[1.0, 0.0], [0.0, 1.0]])
     single = sgd.simulate(sphere, sgd.OnePassSGD(lr=0.1), tilted, steps=[0, 1], dimension=100)
-    rounded = single.assign(M=single.M.astype(np.float32), Q=(single.Q * (1 + 3e-8)).astype(np.float64))
+    rounded = single.assign(
+        M=single.M.astype(np.float32), Q=(single.Q * (1 + 3e-8)).astype(np.float64)
+    )
     sgd.save(rounded, folder / "rounded.nc")  # as a result in float32 has it
-    np.testing.assert_allclose(problem_files.plans(folder / "rounded.nc")[0].start.Q[0].diagonal(), 1.0, rtol=1e-12)
-    assert "several.nc would be written over: give another --name or --out" in invoke("run", made, "--out", folder, code=2).stderr
-    assert "the same result (ode)" in invoke("compare", folder / "out/small.nc", "--simulation", "ode", code=2).stderr
+    np.testing.assert_allclose(
+        problem_files.plans(folder / "rounded.nc")[0].start.Q[0].diagonal(), 1.0, rtol=1e-12
+    )
+    assert (
+        "several.nc would be written over: give another --name or --out"
+        in invoke("run", made, "--out", folder, code=2).stderr
+    )
+    assert (
+        "the same result (ode)"
+        in invoke("compare", folder / "out/small.nc", "--simulation", "ode", code=2).stderr
+    )
     assert invoke("--version").stdout.strip() == f"sgdynamics {sgd.__version__}"
-    assert isinstance(CliRunner().invoke(main.app, ["run", str(folder / "none.toml"), "--debug"]).exception, ValueError)
+    assert isinstance(
+        CliRunner().invoke(main.app, ["run", str(folder / "none.toml"), "--debug"]).exception,
+        ValueError,
+    )
 
 
 def test_what_a_sweep_of_the_mean_field_is_told(folder):
-    text = HEAD + RUN + '[sweep]\nsolver = "mean_field"\n[sweep.over]\n"algorithm.lr" = [0.1, 0.2]\n'
+    text = (
+        HEAD + RUN + '[sweep]\nsolver = "mean_field"\n[sweep.over]\n"algorithm.lr" = [0.1, 0.2]\n'
+    )
     (folder / "wide.toml").write_text(text)
     _, arguments = problem_files.sweep_call(problem_files.read(folder / "wide.toml"))
     np.testing.assert_allclose(arguments["times"], np.linspace(0, 0.25, 5))  # t/width
-    (folder / "wide.toml").write_text(text.replace('"algorithm.lr" = [0.1, 0.2]', '"problem.width" = [2, 4]'))
+    (folder / "wide.toml").write_text(
+        text.replace('"algorithm.lr" = [0.1, 0.2]', '"problem.width" = [2, 4]')
+    )
     with pytest.raises(ValueError, match=r"the clock of mean_field is t/width, which varies here"):
         problem_files.sweep_call(problem_files.read(folder / "wide.toml"))
-    (folder / "wide.toml").write_text(text.replace('"mean_field"\n', '"exact"\nsteps = { to = 7, points = 4 }\n'))
-    assert problem_files.sweep_call(problem_files.read(folder / "wide.toml"))[1]["steps"] == [0, 2, 5, 7]
+    (folder / "wide.toml").write_text(
+        text.replace('"mean_field"\n', '"exact"\nsteps = { to = 7, points = 4 }\n')
+    )
+    assert problem_files.sweep_call(problem_files.read(folder / "wide.toml"))[1]["steps"] == [
+        0,
+        2,
+        5,
+        7,
+    ]
 
 
 def test_help_does_not_wait_for_jax_and_the_public_names_are_one_list():

@@ -6,7 +6,15 @@ from typing import Any, NoReturn
 
 import pytest
 
-from sgdynamics.analysis import certify, exit_times, expect, exponents, fixed_points, landscape, regimes
+from sgdynamics.analysis import (
+    certify,
+    exit_times,
+    expect,
+    exponents,
+    fixed_points,
+    landscape,
+    regimes,
+)
 from sgdynamics.analysis.effective import dynamics, scaling
 from sgdynamics.analysis.protocols import optimise, schedules
 from sgdynamics.dynamics import fields, interface, sliding, spiked_tensor, updates
@@ -23,8 +31,14 @@ class Work(BaseException):
 
 # what each calls first once its arguments are accepted: a progress bar, a rule of quadrature, or its first computation
 PLACES = [
-    *((module, "meter") for module in (running, dmft, dynamics, scaling, optimise, schedules, certify, sweeping)),
-    *((module, "rule_for") for module in (fields, updates, exit_times, fixed_points, regimes, large_batch)),
+    *(
+        (module, "meter")
+        for module in (running, dmft, dynamics, scaling, optimise, schedules, certify, sweeping)
+    ),
+    *(
+        (module, "rule_for")
+        for module in (fields, updates, exit_times, fixed_points, regimes, large_batch)
+    ),
     *((module, "run_cases") for module in (interface, exit_times)),
     (particles, "_numbers"),
     (linear, "_means"),

@@ -43,10 +43,18 @@ PROBLEMS: dict[str, Callable[[], Any]] = {
     "fields": phase,
     "mixture": lambda: sgd.GaussianMixture("binary", width=1, snr=4.0),
     "snr = inf": lambda: sgd.GaussianMixture("binary", width=1, snr=math.inf),
-    "several inputs": lambda: sgd.Problem(two_tokens, width=1, signals=1, tokens=2, draws={"noise": "normal"}),
-    "rule": lambda: sgd.Rule(least_squares, groups={"w": 1}, risk=lambda fields, signals, head, draws: 0.5 * (fields[0] - signals[0]) ** 2),
+    "several inputs": lambda: sgd.Problem(
+        two_tokens, width=1, signals=1, tokens=2, draws={"noise": "normal"}
+    ),
+    "rule": lambda: sgd.Rule(
+        least_squares,
+        groups={"w": 1},
+        risk=lambda fields, signals, head, draws: 0.5 * (fields[0] - signals[0]) ** 2,
+    ),
     "dropout": lambda: phase().replace(keep=0.6),
-    "contexts": lambda: sgd.contexts({"quiet": phase(), "loud": phase().replace(noise=0.5)}, probabilities=[0.7, 0.3]),
+    "contexts": lambda: sgd.contexts(
+        {"quiet": phase(), "loud": phase().replace(noise=0.5)}, probabilities=[0.7, 0.3]
+    ),
     "other inputs": lambda: phase().replace(activation="erf", input_noise=0.3),
     "spiked tensor": lambda: sgd.SpikedTensor(order=2, snr=2.0),
     "own dynamics": Decay,
@@ -70,11 +78,23 @@ def algorithm_of(kind: str, question: str) -> Any:
         return sgd.OnePassSGD(lr=LR, update=sgd.updates.sign())
     if kind == "epochs" or (question == "worth_of_repeats" and kind != "fixed data"):
         return sgd.EpochSGD(lr=LR)
-    return sgd.GradientDescent(lr=LR) if kind == "fixed data" or question in ("solve_dmft", "exit_time by DMFT") else sgd.OnePassSGD(lr=LR)
+    return (
+        sgd.GradientDescent(lr=LR)
+        if kind == "fixed data" or question in ("solve_dmft", "exit_time by DMFT")
+        else sgd.OnePassSGD(lr=LR)
+    )
 
 
 # kinds of algorithms, on one problem
-STEPS = ("fields", "temperature", "other batch", "other update", "coordinatewise update", "fixed data", "epochs")
+STEPS = (
+    "fields",
+    "temperature",
+    "other batch",
+    "other update",
+    "coordinatewise update",
+    "fixed data",
+    "epochs",
+)
 
 
 def start_of(kind: str, problem: Any, question: str = "simulate") -> Any:
@@ -82,4 +102,8 @@ def start_of(kind: str, problem: Any, question: str = "simulate") -> Any:
         return sgd.mean_field_random_start(problem, dimension=50)
     if kind == "own dynamics":
         return {"m": 0.5}
-    return sgd.start(problem, m=0.5, r2=1.0) if kind == "spiked tensor" else sgd.start(problem, M=[[0.4]], Q=[[1.0]])
+    return (
+        sgd.start(problem, m=0.5, r2=1.0)
+        if kind == "spiked tensor"
+        else sgd.start(problem, M=[[0.4]], Q=[[1.0]])
+    )

@@ -68,7 +68,10 @@ def result(**changes):
 
 
 def swept():
-    grid = {"mean": (("lr", "noise"), np.arange(1.0, 7.0).reshape(3, 2)), "failed": (("lr", "noise"), np.full((3, 2), ""))}
+    grid = {
+        "mean": (("lr", "noise"), np.arange(1.0, 7.0).reshape(3, 2)),
+        "failed": (("lr", "noise"), np.full((3, 2), "")),
+    }
     return xr.Dataset(grid, {"lr": [0.1, 0.2, 0.3], "noise": [0.1, 0.2]})
 
 
@@ -78,7 +81,10 @@ def solve(solver, problem=PROBLEM, algorithm=SGD, start=START, **options):
 
 FUNCTIONS = {
     "loss of one argument": (with_loss(lambda f: f**2), r"loss = .*it must take \(output, label\)"),
-    "loss that is a vector": (with_loss(lambda f, y: jnp.stack([f, y])), r"loss = .*gave shape \(2,\)"),
+    "loss that is a vector": (
+        with_loss(lambda f, y: jnp.stack([f, y])),
+        r"loss = .*gave shape \(2,\)",
+    ),
     "loss that is None": (with_loss(lambda f, y: None), r"loss = .*None: is a return missing\?"),
     "loss that is complex": (with_loss(lambda f, y: (f - y) * 1j), r"loss = .*complex"),
     "loss that is a whole number": (
@@ -88,34 +94,73 @@ FUNCTIONS = {
     "loss with a Python if": (with_loss(lambda f, y: f if f > 0 else y), r"loss = .*use jnp.where"),
     "loss that raises": (with_loss(raises), r"loss = .*RuntimeError: something of the user's own"),
     "loss with NumPy": (with_loss(lambda f, y: np.tanh(float(f) - y)), r"loss = .*use jax.numpy"),
-    "loss that is NaN": (with_loss(lambda f, y: (f - y) * jnp.nan), r"loss = .*its value is not finite at output .* and label"),
-    "loss NaN on half the line": (with_loss(lambda f, y: jnp.sqrt(f - y)), r"loss = .*its value is not finite at output"),
+    "loss that is NaN": (
+        with_loss(lambda f, y: (f - y) * jnp.nan),
+        r"loss = .*its value is not finite at output .* and label",
+    ),
+    "loss NaN on half the line": (
+        with_loss(lambda f, y: jnp.sqrt(f - y)),
+        r"loss = .*its value is not finite at output",
+    ),
     "loss whose gradient is NaN": (
         with_loss(lambda f, y: jnp.where(f > y, jnp.sqrt(f - y), 0.0)),
         r"loss = .*its gradient is not finite at output .* both branches of jnp.where",
     ),
     "loss that is a number": (with_loss(3), "loss = 3"),
-    "own loss that is NaN": (own_loss(lambda f, s, a, z: jnp.nan * f[0]), r"loss = .*not finite at fields = \["),
-    "own loss with a root": (own_loss(lambda f, s, a, z: jnp.sqrt(f[0])), r"loss = .*its value is not finite at fields"),
+    "own loss that is NaN": (
+        own_loss(lambda f, s, a, z: jnp.nan * f[0]),
+        r"loss = .*not finite at fields = \[",
+    ),
+    "own loss with a root": (
+        own_loss(lambda f, s, a, z: jnp.sqrt(f[0])),
+        r"loss = .*its value is not finite at fields",
+    ),
     "own loss, whole numbers": (own_loss(lambda f, s, a, z: jnp.int32(3)), r"loss = .*type int32"),
     "own loss, complex": (own_loss(lambda f, s, a, z: f[0] * 1j), r"loss = .*complex"),
-    "own loss, an entry that is not there": (own_loss(lambda f, s, a, z: f[0] - s[1]), r"loss = .*index 1 is out of bounds"),
+    "own loss, an entry that is not there": (
+        own_loss(lambda f, s, a, z: f[0] - s[1]),
+        r"loss = .*index 1 is out of bounds",
+    ),
     "parameters that are NaN": (
         own_loss(lambda f, s, a, z, c: c["b"] * f[0], parameters={"b": np.nan}),
         r"parameters\['b'\] = nan: give finite numbers",
     ),
-    "parameters that are text": (own_loss(lambda f, s, a, z, c: f[0], parameters={"b": "1"}), r"parameters\['b'\] = '1'"),
-    "parameters that are a list": (own_loss(lambda f, s, a, z, c: f[0], parameters=[1.0]), r"parameters = \[1.0\]: give a dictionary"),
-    "target that is NaN": (target(lambda z: jnp.nan * z[0]), r"target = .*not finite at signals = \["),
-    "target with a logarithm": (target(lambda z: jnp.log(z[1])), r"target = .*not finite at signals"),
+    "parameters that are text": (
+        own_loss(lambda f, s, a, z, c: f[0], parameters={"b": "1"}),
+        r"parameters\['b'\] = '1'",
+    ),
+    "parameters that are a list": (
+        own_loss(lambda f, s, a, z, c: f[0], parameters=[1.0]),
+        r"parameters = \[1.0\]: give a dictionary",
+    ),
+    "target that is NaN": (
+        target(lambda z: jnp.nan * z[0]),
+        r"target = .*not finite at signals = \[",
+    ),
+    "target with a logarithm": (
+        target(lambda z: jnp.log(z[1])),
+        r"target = .*not finite at signals",
+    ),
     "target that is complex": (target(lambda z: z[0] * 1j), r"target = .*complex"),
     "target that is None": (target(lambda z: None), r"target = .*None: is a return missing\?"),
     "target that raises": (target(lambda z: 1 / 0), r"target = .*ZeroDivisionError"),
-    "activation that is NaN": (activation(lambda x: x * jnp.nan), r"activation = .*its value is not finite at x = "),
-    "activation with a root": (activation(jnp.sqrt), r"activation = .*its value is not finite at x = -"),
+    "activation that is NaN": (
+        activation(lambda x: x * jnp.nan),
+        r"activation = .*its value is not finite at x = ",
+    ),
+    "activation with a root": (
+        activation(jnp.sqrt),
+        r"activation = .*its value is not finite at x = -",
+    ),
     "activation that is complex": (activation(lambda x: x * 1j), r"activation = .*complex"),
-    "activation that is a whole number": (activation(lambda x: jnp.where(x > 0, 1, 0)), r"activation = .*no gradient goes"),
-    "activation that is None": (activation(lambda x: None), r"activation = .*None: is a return missing\?"),
+    "activation that is a whole number": (
+        activation(lambda x: jnp.where(x > 0, 1, 0)),
+        r"activation = .*no gradient goes",
+    ),
+    "activation that is None": (
+        activation(lambda x: None),
+        r"activation = .*None: is a return missing\?",
+    ),
     "teacher that is NaN": (
         lambda: sgd.TeacherStudent(width=2, activation="erf", teacher_activation=jnp.arcsin),
         r"teacher_activation = .*not finite at x = ",
@@ -123,17 +168,31 @@ FUNCTIONS = {
     "kinks that are text": (activation(jnp.tanh, kinks="0"), "kinks = '0'"),
     "head of the start": (
         lambda: sgd.start(
-            sgd.Problem(lambda f, s, a, z: jnp.log(a[0]) * f[0], width=2, signals=1), M=[[0.1], [0.1]], Q=np.eye(2), a=[-1.0, 1.0]
+            sgd.Problem(lambda f, s, a, z: jnp.log(a[0]) * f[0], width=2, signals=1),
+            M=[[0.1], [0.1]],
+            Q=np.eye(2),
+            a=[-1.0, 1.0],
         ),
         r"loss = .*not finite at fields .*head = \[-1.*at this start",
     ),
-    "temperature below zero": (lambda: sgd.Langevin(temperature=lambda t: -1.0), r"temperature = .*at t = 0 the schedule gives -1"),
+    "temperature below zero": (
+        lambda: sgd.Langevin(temperature=lambda t: -1.0),
+        r"temperature = .*at t = 0 the schedule gives -1",
+    ),
     "temperature below zero later": (
-        solve(sgd.simulate, algorithm=sgd.Langevin(temperature=lambda t: 1.0 - t), times=[2.0], dimension=20),
+        solve(
+            sgd.simulate,
+            algorithm=sgd.Langevin(temperature=lambda t: 1.0 - t),
+            times=[2.0],
+            dimension=20,
+        ),
         r"temperature = .*at t = .*0 or more",
     ),
     "schedule that is complex": (lambda: sgd.OnePassSGD(lr=lambda alpha: 1j), r"lr = .*complex"),
-    "schedule that is NaN": (lambda: sgd.OnePassSGD(lr=lambda alpha: jnp.nan), r"lr = .*the schedule gives nan"),
+    "schedule that is NaN": (
+        lambda: sgd.OnePassSGD(lr=lambda alpha: jnp.nan),
+        r"lr = .*the schedule gives nan",
+    ),
     "criterion that is complex": (
         solve(sgd.exit_time, method="exact", dimension=50, criterion=lambda state: 1j),
         r"criterion = .*complex",
@@ -141,10 +200,22 @@ FUNCTIONS = {
 }
 
 REACH = {
-    "times of a simulation": (solve(sgd.simulate, times=[1e300], dimension=50), r"times = 1e\+300: that is 5e\+302 steps a run, .* years"),
-    "alpha of a simulation": (solve(sgd.simulate, alpha=[1e300], dimension=50, method="direct"), r"alpha = 1e\+300: .* steps a run"),
-    "steps of a simulation": (solve(sgd.simulate, steps=[1e300], dimension=50), r"steps = 1e\+300: .* steps a run"),
-    "times beyond float64": (solve(sgd.simulate, times=[1e308], dimension=10**6), r"times = 1e\+308: "),
+    "times of a simulation": (
+        solve(sgd.simulate, times=[1e300], dimension=50),
+        r"times = 1e\+300: that is 5e\+302 steps a run, .* years",
+    ),
+    "alpha of a simulation": (
+        solve(sgd.simulate, alpha=[1e300], dimension=50, method="direct"),
+        r"alpha = 1e\+300: .* steps a run",
+    ),
+    "steps of a simulation": (
+        solve(sgd.simulate, steps=[1e300], dimension=50),
+        r"steps = 1e\+300: .* steps a run",
+    ),
+    "times beyond float64": (
+        solve(sgd.simulate, times=[1e308], dimension=10**6),
+        r"times = 1e\+308: ",
+    ),
     "times on a fixed data set": (
         solve(sgd.simulate, algorithm=sgd.GradientDescent(), times=[1e300], dimension=50),
         r"times = 1e\+300: .* steps a run",
@@ -154,50 +225,115 @@ REACH = {
         r"times = 1e\+300: .* steps a run",
     ),
     "times with a schedule": (
-        solve(sgd.simulate, algorithm=sgd.OnePassSGD(lr=lambda alpha: 1.0 / (1.0 + alpha)), alpha=[1e300], dimension=50),
+        solve(
+            sgd.simulate,
+            algorithm=sgd.OnePassSGD(lr=lambda alpha: 1.0 / (1.0 + alpha)),
+            alpha=[1e300],
+            dimension=50,
+        ),
         r"alpha = 1e\+300: ",
     ),
-    "steps and runs together": (solve(sgd.simulate, steps=[10**14], dimension=50, runs=10**6), r"runs = 1000000: 1e\+14 steps of each are"),
-    "a step of the SDE": (solve(sgd.solve_sde, times=[1.0], dimension=50, step=1e-300), r"step = 1e-300: that is 1e\+300 steps a run"),
+    "steps and runs together": (
+        solve(sgd.simulate, steps=[10**14], dimension=50, runs=10**6),
+        r"runs = 1000000: 1e\+14 steps of each are",
+    ),
+    "a step of the SDE": (
+        solve(sgd.solve_sde, times=[1.0], dimension=50, step=1e-300),
+        r"step = 1e-300: that is 1e\+300 steps a run",
+    ),
     "a step of the spiked SDE": (
         solve(sgd.solve_sde, SPIKED, SGD, SPIKED_START, times=[1.0], dimension=50, step=1e-300),
         r"step = 1e-300: that is 1e\+300 steps a run",
     ),
-    "max_time of exits": (solve(sgd.exit_time, method="exact", dimension=50, max_time=1e300), r"max_time = 1e\+300: .* steps a run"),
+    "max_time of exits": (
+        solve(sgd.exit_time, method="exact", dimension=50, max_time=1e300),
+        r"max_time = 1e\+300: .* steps a run",
+    ),
     "moves of a batch": (
-        solve(sgd.simulate, algorithm=sgd.OnePassSGD(lr=0.1, update=sgd.updates.reuse(2**31 - 1)), steps=[10**9], dimension=50),
+        solve(
+            sgd.simulate,
+            algorithm=sgd.OnePassSGD(lr=0.1, update=sgd.updates.reuse(2**31 - 1)),
+            steps=[10**9],
+            dimension=50,
+        ),
         r"steps = .*: that is 2.15e\+18 steps a run",
     ),
-    "runs of a simulation": (solve(sgd.simulate, times=[1.0], dimension=50, runs=1e12), r"runs = 1000000000000: the overlaps need .* GiB"),
-    "runs of a random start": (lambda: sgd.random_start(PROBLEM, dimension=50, runs=1e12), r"runs = 1000000000000: the overlaps need"),
-    "runs of a spiked start": (lambda: sgd.random_start(SPIKED, dimension=50, runs=1e12), r"runs = 1000000000000: their states need"),
-    "runs of a wide start": (lambda: sgd.mean_field_random_start(PROBLEM, dimension=50, runs=1e12), r"runs = 1000000000000: the particles"),
+    "runs of a simulation": (
+        solve(sgd.simulate, times=[1.0], dimension=50, runs=1e12),
+        r"runs = 1000000000000: the overlaps need .* GiB",
+    ),
+    "runs of a random start": (
+        lambda: sgd.random_start(PROBLEM, dimension=50, runs=1e12),
+        r"runs = 1000000000000: the overlaps need",
+    ),
+    "runs of a spiked start": (
+        lambda: sgd.random_start(SPIKED, dimension=50, runs=1e12),
+        r"runs = 1000000000000: their states need",
+    ),
+    "runs of a wide start": (
+        lambda: sgd.mean_field_random_start(PROBLEM, dimension=50, runs=1e12),
+        r"runs = 1000000000000: the particles",
+    ),
     "runs of a spiked simulation": (
         solve(sgd.simulate, SPIKED, SGD, SPIKED_START, times=[1.0], dimension=50, runs=1e12),
         r"runs = 1000000000000: the overlaps",
     ),
     "width": (
-        lambda: sgd.random_start(sgd.TeacherStudent(width=10**7, activation="erf"), dimension=10**10),
+        lambda: sgd.random_start(
+            sgd.TeacherStudent(width=10**7, activation="erf"), dimension=10**10
+        ),
         r"width = 10000000: the overlaps need .* GiB",
     ),
-    "more width": (lambda: sgd.TeacherStudent(width=10**9), r"width = 1000000000: its rows need .* GiB"),
-    "teacher width": (lambda: sgd.TeacherStudent(teacher_width=10**9), r"signals = 1000000000: their overlaps need .* GiB"),
+    "more width": (
+        lambda: sgd.TeacherStudent(width=10**9),
+        r"width = 1000000000: its rows need .* GiB",
+    ),
+    "teacher width": (
+        lambda: sgd.TeacherStudent(teacher_width=10**9),
+        r"signals = 1000000000: their overlaps need .* GiB",
+    ),
     "own loss of great width": (
-        own_loss(lambda f, s, a, z: f[0]) and (lambda: sgd.Problem(lambda f, s, a, z: f[0], 10**12, 1)),
+        own_loss(lambda f, s, a, z: f[0])
+        and (lambda: sgd.Problem(lambda f, s, a, z: f[0], 10**12, 1)),
         "width = ",
     ),
-    "directions": (lambda: sgd.MultiIndex(lambda z: z[0], directions=10**9), r"directions = 1000000000: .* GiB"),
+    "directions": (
+        lambda: sgd.MultiIndex(lambda z: z[0], directions=10**9),
+        r"directions = 1000000000: .* GiB",
+    ),
     "a batch that is read again": (
-        solve(sgd.simulate, algorithm=sgd.OnePassSGD(lr=0.1, batch=10**5, update=sgd.updates.reuse(2)), steps=[1], dimension=10**6),
+        solve(
+            sgd.simulate,
+            algorithm=sgd.OnePassSGD(lr=0.1, batch=10**5, update=sgd.updates.reuse(2)),
+            steps=[1],
+            dimension=10**6,
+        ),
         r"batch \(or samples\), width and dimension = \(100000, 2, 1000000\): the numbers of one run need",
     ),
-    "a batch": (solve(sgd.simulate, algorithm=sgd.OnePassSGD(lr=0.1, batch=10**15), steps=[1], dimension=50), r"batch .*GiB are free"),
-    "direct dimension": (solve(sgd.simulate, steps=[1], dimension=10**15, method="direct"), r"dimension = \(1, 2, 10{15}\): .* GiB"),
+    "a batch": (
+        solve(
+            sgd.simulate, algorithm=sgd.OnePassSGD(lr=0.1, batch=10**15), steps=[1], dimension=50
+        ),
+        r"batch .*GiB are free",
+    ),
+    "direct dimension": (
+        solve(sgd.simulate, steps=[1], dimension=10**15, method="direct"),
+        r"dimension = \(1, 2, 10{15}\): .* GiB",
+    ),
     "direct data set": (
-        solve(sgd.simulate, algorithm=sgd.GradientDescent(), steps=[1], dimension=10**9, method="direct"),
+        solve(
+            sgd.simulate,
+            algorithm=sgd.GradientDescent(),
+            steps=[1],
+            dimension=10**9,
+            method="direct",
+        ),
         r"dimension = 1000000000: a data set of",
     ),
-    "samples": (solve(sgd.simulate, algorithm=sgd.GradientDescent(), steps=[1], dimension=10**15), r"numbers of one run need"),
+    "samples": (
+        solve(sgd.simulate, algorithm=sgd.GradientDescent(), steps=[1], dimension=10**15),
+        r"numbers of one run need",
+    ),
     "points of a sweep": (
         lambda: sgd.sweep(
             "solve_ode",
@@ -212,43 +348,110 @@ REACH = {
 }
 
 VALUES = {
-    "noise=True": (lambda: sgd.TeacherStudent(noise=True), r"noise = True: give a number, 0 or more$"),
-    "noise as text": (lambda: sgd.TeacherStudent(noise="0.1"), r"noise = '0.1': give a number, 0 or more$"),
+    "noise=True": (
+        lambda: sgd.TeacherStudent(noise=True),
+        r"noise = True: give a number, 0 or more$",
+    ),
+    "noise as text": (
+        lambda: sgd.TeacherStudent(noise="0.1"),
+        r"noise = '0.1': give a number, 0 or more$",
+    ),
     "noise complex": (lambda: sgd.TeacherStudent(noise=1j), r"noise = 1j"),
-    "noise of an array": (lambda: sgd.TeacherStudent(noise=np.array([0.1])), r"noise = array\(\[0.1\]\)"),
+    "noise of an array": (
+        lambda: sgd.TeacherStudent(noise=np.array([0.1])),
+        r"noise = array\(\[0.1\]\)",
+    ),
     "lr=True": (lambda: sgd.OnePassSGD(lr=True), "lr = True"),
     "lr as text": (lambda: sgd.OnePassSGD(lr="0.1"), "lr = '0.1'"),
-    "covariance as text": (lambda: sgd.TeacherStudent(covariance=[("1", 1.0)]), "covariance eigenvalue = '1'"),
-    "teacher head of text": (lambda: sgd.TeacherStudent(teacher_head=["1"]), r"teacher_head = \['1'\]"),
-    "teacher head of True": (lambda: sgd.TeacherStudent(teacher_head=[True]), r"teacher_head = \[True\]"),
-    "teacher gram complex": (lambda: sgd.TeacherStudent(teacher_gram=[[1j]]), r"teacher_gram = \[\[1j\]\]"),
+    "covariance as text": (
+        lambda: sgd.TeacherStudent(covariance=[("1", 1.0)]),
+        "covariance eigenvalue = '1'",
+    ),
+    "teacher head of text": (
+        lambda: sgd.TeacherStudent(teacher_head=["1"]),
+        r"teacher_head = \['1'\]",
+    ),
+    "teacher head of True": (
+        lambda: sgd.TeacherStudent(teacher_head=[True]),
+        r"teacher_head = \[True\]",
+    ),
+    "teacher gram complex": (
+        lambda: sgd.TeacherStudent(teacher_gram=[[1j]]),
+        r"teacher_gram = \[\[1j\]\]",
+    ),
     "clusters of text": (
-        lambda: sgd.Problem(lambda f, s, a, y: y * f[0], 2, 1, clusters=[("0.5", [1.0], 1.0), (0.5, [-1.0], 0.0)]),
+        lambda: sgd.Problem(
+            lambda f, s, a, y: y * f[0], 2, 1, clusters=[("0.5", [1.0], 1.0), (0.5, [-1.0], 0.0)]
+        ),
         "clusters weight = '0.5'",
     ),
     "times of text": (solve(sgd.solve_ode, times=["1.0"]), r"times = \['1.0'\]"),
     "times of True": (solve(sgd.solve_ode, times=[False, True]), r"times = \[False, True\]"),
-    "orthogonal": (lambda: sgd.random_start(PROBLEM, dimension=50, orthogonal="yes"), "orthogonal = 'yes': give True or False"),
-    "higher_order": (solve(sgd.solve_sde, times=[1.0], dimension=50, higher_order="no"), "higher_order = 'no': give True or False"),
-    "higher_order, spiked": (
-        solve(sgd.solve_sde, SPIKED, SGD, SPIKED_START, times=[1.0], dimension=50, higher_order="no"),
+    "orthogonal": (
+        lambda: sgd.random_start(PROBLEM, dimension=50, orthogonal="yes"),
+        "orthogonal = 'yes': give True or False",
+    ),
+    "higher_order": (
+        solve(sgd.solve_sde, times=[1.0], dimension=50, higher_order="no"),
         "higher_order = 'no': give True or False",
     ),
-    "progress": (solve(sgd.simulate, times=[1.0], dimension=50, progress="no"), "progress = 'no': give True or False, or None"),
+    "higher_order, spiked": (
+        solve(
+            sgd.solve_sde, SPIKED, SGD, SPIKED_START, times=[1.0], dimension=50, higher_order="no"
+        ),
+        "higher_order = 'no': give True or False",
+    ),
+    "progress": (
+        solve(sgd.simulate, times=[1.0], dimension=50, progress="no"),
+        "progress = 'no': give True or False, or None",
+    ),
     "rescale": (lambda: sgd.MultiPassSGD(rescale="no"), "rescale = 'no': give True or False"),
     "unphysical": (lambda: sgd.fixed_points(PROBLEM, SGD, unphysical="no"), "unphysical = 'no'"),
-    "batch": (lambda: sgd.OnePassSGD(batch=1e30), r"batch = 1e\+30: give a whole number from 1 to 9.22e\+18"),
-    "reuse": (lambda: sgd.updates.reuse(1e30), r"times = 1e\+30: give a whole number from 1 to 2.15e\+09"),
-    "order": (lambda: sgd.SpikedTensor(order=1e9), r"order = 1000000000.0: give a whole number from 2 to 100$"),
+    "batch": (
+        lambda: sgd.OnePassSGD(batch=1e30),
+        r"batch = 1e\+30: give a whole number from 1 to 9.22e\+18",
+    ),
+    "reuse": (
+        lambda: sgd.updates.reuse(1e30),
+        r"times = 1e\+30: give a whole number from 1 to 2.15e\+09",
+    ),
+    "order": (
+        lambda: sgd.SpikedTensor(order=1e9),
+        r"order = 1000000000.0: give a whole number from 2 to 100$",
+    ),
     "seed": (solve(sgd.simulate, times=[1.0], dimension=50, seed=2**80), "seed = "),
-    "seed of hundreds of digits": (solve(sgd.simulate, times=[1.0], dimension=50, seed=10**400), "seed = 1000"),
-    "dimension": (lambda: sgd.random_start(PROBLEM, dimension=1e30), r"dimension = 1e\+30: give a whole number from 1 to 1e\+18"),
-    "scale": (lambda: sgd.random_start(PROBLEM, dimension=50, scale=1e200), r"scale = 1e\+200: squared lengths"),
-    "scale, small": (lambda: sgd.random_start(PROBLEM, dimension=50, scale=1e-200), r"scale = 1e-200: squared lengths"),
-    "scale, spiked": (lambda: sgd.random_start(SPIKED, dimension=50, scale=1e200), r"scale = 1e\+200"),
-    "scale, wide": (lambda: sgd.mean_field_random_start(PROBLEM, dimension=50, scale=1e200), r"scale = 1e\+200"),
-    "head of a random start": (lambda: sgd.random_start(PROBLEM, dimension=50, a=[1.0]), r"a has shape \(1,\): give shape \(2,\)"),
-    "head of a spiked start": (lambda: sgd.random_start(SPIKED, dimension=50, a=[1.0]), r"a = \[1.0\]: a spiked tensor has"),
+    "seed of hundreds of digits": (
+        solve(sgd.simulate, times=[1.0], dimension=50, seed=10**400),
+        "seed = 1000",
+    ),
+    "dimension": (
+        lambda: sgd.random_start(PROBLEM, dimension=1e30),
+        r"dimension = 1e\+30: give a whole number from 1 to 1e\+18",
+    ),
+    "scale": (
+        lambda: sgd.random_start(PROBLEM, dimension=50, scale=1e200),
+        r"scale = 1e\+200: squared lengths",
+    ),
+    "scale, small": (
+        lambda: sgd.random_start(PROBLEM, dimension=50, scale=1e-200),
+        r"scale = 1e-200: squared lengths",
+    ),
+    "scale, spiked": (
+        lambda: sgd.random_start(SPIKED, dimension=50, scale=1e200),
+        r"scale = 1e\+200",
+    ),
+    "scale, wide": (
+        lambda: sgd.mean_field_random_start(PROBLEM, dimension=50, scale=1e200),
+        r"scale = 1e\+200",
+    ),
+    "head of a random start": (
+        lambda: sgd.random_start(PROBLEM, dimension=50, a=[1.0]),
+        r"a has shape \(1,\): give shape \(2,\)",
+    ),
+    "head of a spiked start": (
+        lambda: sgd.random_start(SPIKED, dimension=50, a=[1.0]),
+        r"a = \[1.0\]: a spiked tensor has",
+    ),
     "SDE without noise": (
         lambda: sgd.solve_sde(
             sgd.GaussianMixture("xor", snr=np.inf),
@@ -259,13 +462,22 @@ VALUES = {
         ),
         r"snr=inf.*without noise the drift jumps",
     ),
-    "too many coefficients": (lambda: sgd.polynomial(np.ones(10**6)), "coefficients = .*100 at most"),
+    "too many coefficients": (
+        lambda: sgd.polynomial(np.ones(10**6)),
+        "coefficients = .*100 at most",
+    ),
 }
 
 RAW = {
-    "start of nothing": (lambda: sgd.start(None, M=[[0.1]], Q=[[1.0]]), "problem = None: give sgd.TeacherStudent"),
+    "start of nothing": (
+        lambda: sgd.start(None, M=[[0.1]], Q=[[1.0]]),
+        "problem = None: give sgd.TeacherStudent",
+    ),
     "Start of lists of text": (lambda: sgd.Start([["x"]], [["y"]], ["z"]), "M_blocks = "),
-    "Start of wrong shapes": (lambda: sgd.Start(np.zeros((2, 1)), np.eye(2), np.ones(2)), r"M_blocks has shape \(2, 1\)"),
+    "Start of wrong shapes": (
+        lambda: sgd.Start(np.zeros((2, 1)), np.eye(2), np.ones(2)),
+        r"M_blocks has shape \(2, 1\)",
+    ),
     "Start of no runs": (
         lambda: sgd.Start(np.zeros((0, 1, 2, 1)), np.zeros((0, 1, 2, 2)), np.zeros((0, 2))),
         "one run at least",
@@ -275,17 +487,32 @@ RAW = {
         "M_blocks has shape",
     ),
     "Start of NaN": (
-        solve(sgd.solve_ode, start=sgd.Start(np.zeros((1, 1, 2, 1)), np.full((1, 1, 2, 2), np.nan), np.ones((1, 2))), times=[1.0]),
+        solve(
+            sgd.solve_ode,
+            start=sgd.Start(np.zeros((1, 1, 2, 1)), np.full((1, 1, 2, 2), np.nan), np.ones((1, 2))),
+            times=[1.0],
+        ),
         "start has entries of Q that are not finite",
     ),
-    "no runs": (lambda: sgd.start(PROBLEM, M=np.zeros((0, 2, 1)), Q=np.zeros((0, 2, 2))), r"M has shape \(0, 2, 1\)"),
+    "no runs": (
+        lambda: sgd.start(PROBLEM, M=np.zeros((0, 2, 1)), Q=np.zeros((0, 2, 2))),
+        r"M has shape \(0, 2, 1\)",
+    ),
     "spiked start of no runs": (lambda: SpikedStart(np.zeros(0), np.zeros(0)), "one run at least"),
-    "wide start of wrong shapes": (lambda: MeanFieldStart(np.zeros((2, 1)), np.ones(2), np.ones(2)), r"M has shape \(2, 1\)"),
+    "wide start of wrong shapes": (
+        lambda: MeanFieldStart(np.zeros((2, 1)), np.ones(2), np.ones(2)),
+        r"M has shape \(2, 1\)",
+    ),
     "start_from a number": (lambda: sgd.start_from(3), "result = 3: give what"),
     "start_from nothing": (lambda: sgd.start_from(xr.Dataset()), "there is no 'time' in it"),
-    "start_from without Q": (lambda: sgd.start_from(result().drop_vars(["q", "Q"])), "there is no 'Q' in it"),
+    "start_from without Q": (
+        lambda: sgd.start_from(result().drop_vars(["q", "Q"])),
+        "there is no 'Q' in it",
+    ),
     "start_from other axes": (
-        lambda: sgd.start_from(result(a=(("unit", "time", "run"), np.ones((2, 3, 2)))).drop_vars("q")),
+        lambda: sgd.start_from(
+            result(a=(("unit", "time", "run"), np.ones((2, 3, 2)))).drop_vars("q")
+        ),
         "result.a = ",
     ),
     "start_from a text": (lambda: sgd.start_from(result(), time="end"), "time = 'end'"),
@@ -302,40 +529,95 @@ RAW = {
     "save over a folder": (lambda: sgd.save(result(), "."), "path = '.': this is a folder"),
     "problem_of a number": (lambda: sgd.problem_of(3), "result = 3"),
     "problem_of nothing": (lambda: sgd.problem_of(xr.Dataset()), "it has no attribute 'problem'"),
-    "problem_of damaged JSON": (lambda: sgd.problem_of(xr.Dataset(attrs={"problem": '{"kind": '})), "attribute problem = .*damaged"),
-    "problem_of deep JSON": (lambda: sgd.problem_of(xr.Dataset(attrs={"problem": DEEP})), "attribute problem = .*damaged"),
-    "problem_of a list": (lambda: sgd.problem_of(xr.Dataset(attrs={"problem": "[1]"})), "attribute problem = .*damaged"),
-    "problem_of an array": (lambda: sgd.problem_of(xr.Dataset(attrs={"problem": np.ones(3)})), "attribute problem = .*damaged"),
+    "problem_of damaged JSON": (
+        lambda: sgd.problem_of(xr.Dataset(attrs={"problem": '{"kind": '})),
+        "attribute problem = .*damaged",
+    ),
+    "problem_of deep JSON": (
+        lambda: sgd.problem_of(xr.Dataset(attrs={"problem": DEEP})),
+        "attribute problem = .*damaged",
+    ),
+    "problem_of a list": (
+        lambda: sgd.problem_of(xr.Dataset(attrs={"problem": "[1]"})),
+        "attribute problem = .*damaged",
+    ),
+    "problem_of an array": (
+        lambda: sgd.problem_of(xr.Dataset(attrs={"problem": np.ones(3)})),
+        "attribute problem = .*damaged",
+    ),
     "algorithm_of a number": (lambda: sgd.algorithm_of(None), "result = None"),
-    "algorithm_of deep JSON": (lambda: sgd.algorithm_of(xr.Dataset(attrs={"algorithm": DEEP})), "attribute algorithm = .*damaged"),
+    "algorithm_of deep JSON": (
+        lambda: sgd.algorithm_of(xr.Dataset(attrs={"algorithm": DEEP})),
+        "attribute algorithm = .*damaged",
+    ),
     "rescale of a record": (
-        lambda: sgd.algorithm_of(xr.Dataset(attrs={"algorithm": json.dumps({"kind": "MultiPassSGD", "rescale": "no"})})),
+        lambda: sgd.algorithm_of(
+            xr.Dataset(attrs={"algorithm": json.dumps({"kind": "MultiPassSGD", "rescale": "no"})})
+        ),
         "rescale = 'no'",
     ),
-    "density of a number": (lambda: sgd.mean_field_density(3), "result = 3: give what solve_mean_field returns"),
-    "density of an ODE": (lambda: sgd.mean_field_density(result().drop_vars("q")), "there is no 'q' in it"),
-    "density of a run": (lambda: sgd.mean_field_density(result(), run=7), "run = 7: the result has 2 runs"),
+    "density of a number": (
+        lambda: sgd.mean_field_density(3),
+        "result = 3: give what solve_mean_field returns",
+    ),
+    "density of an ODE": (
+        lambda: sgd.mean_field_density(result().drop_vars("q")),
+        "there is no 'q' in it",
+    ),
+    "density of a run": (
+        lambda: sgd.mean_field_density(result(), run=7),
+        "run = 7: the result has 2 runs",
+    ),
     "density on no axis": (lambda: sgd.mean_field_density(result(), ax=3), "ax = 3: give an axis"),
     "plot of a number": (lambda: plot.risk(3), "result = 3"),
-    "plot without runs": (lambda: plot.risk(result().isel(run=slice(0, 0))), "no runs or no save points"),
+    "plot without runs": (
+        lambda: plot.risk(result().isel(run=slice(0, 0))),
+        "no runs or no save points",
+    ),
     "plot of no risk": (lambda: plot.risk(result().drop_vars("risk")), "there is no 'risk' in it"),
     "plot of an excess": (lambda: plot.risk(result(), excess="no"), "excess = 'no'"),
     "plot on no axis": (lambda: plot.risk(result(), ax=plot), "ax = .*give an axis"),
     "plot with a label": (lambda: plot.risk(result(), label=3), "label = 3"),
-    "overlaps of a spiked tensor": (lambda: plot.overlaps(result().drop_vars("M")), "there is no 'M' in it"),
+    "overlaps of a spiked tensor": (
+        lambda: plot.overlaps(result().drop_vars("M")),
+        "there is no 'M' in it",
+    ),
     "diagram of a number": (lambda: plot.phase_diagram(3, "lr", "noise"), "dataset = 3"),
     "diagram of a list": (lambda: plot.phase_diagram(swept(), ["lr"], "noise"), r"x = \['lr'\]"),
-    "diagram of a value": (lambda: plot.phase_diagram(swept(), "lr", "noise", value=3), "value = 3"),
+    "diagram of a value": (
+        lambda: plot.phase_diagram(swept(), "lr", "noise", value=3),
+        "value = 3",
+    ),
     "regimes of a number": (lambda: plot.regime_map(3), "regimes = 3"),
     "compare numbers": (lambda: sgd.compare(3, 4), "theory = 3"),
-    "compare without runs": (lambda: sgd.compare(result(), result().drop_vars("diverged_at")), "there is no 'diverged_at' in it"),
-    "fit of a number": (lambda: sgd.fit_exponent(3, "mean", "lr"), "result = 3: give what sgd.sweep returned"),
+    "compare without runs": (
+        lambda: sgd.compare(result(), result().drop_vars("diverged_at")),
+        "there is no 'diverged_at' in it",
+    ),
+    "fit of a number": (
+        lambda: sgd.fit_exponent(3, "mean", "lr"),
+        "result = 3: give what sgd.sweep returned",
+    ),
     "fit of a list": (lambda: sgd.fit_exponent(swept(), ["mean"], "lr"), r"y = \['mean'\]"),
-    "fit of texts": (lambda: sgd.fit_exponent(swept(), "failed", "lr", noise=0.1), "y = 'failed': a power law needs numbers"),
+    "fit of texts": (
+        lambda: sgd.fit_exponent(swept(), "failed", "lr", noise=0.1),
+        "y = 'failed': a power law needs numbers",
+    ),
     "fit at a text": (lambda: sgd.fit_exponent(swept(), "mean", "lr", noise="x"), "noise = 'x'"),
-    "fit beyond the end": (lambda: sgd.fit_exponent(swept().drop_vars("noise"), "mean", "lr", noise=9), "noise = 9: give a place"),
+    "fit beyond the end": (
+        lambda: sgd.fit_exponent(swept().drop_vars("noise"), "mean", "lr", noise=9),
+        "noise = 9: give a place",
+    ),
     "sweep into a number": (
-        lambda: sgd.sweep("solve_ode", over={"lr": [0.1]}, problem=PROBLEM, algorithm=SGD, start=START, times=[1.0], store=3),
+        lambda: sgd.sweep(
+            "solve_ode",
+            over={"lr": [0.1]},
+            problem=PROBLEM,
+            algorithm=SGD,
+            start=START,
+            times=[1.0],
+            store=3,
+        ),
         "store = 3: give the name of a file or folder",
     ),
     "exits of nothing": (solve(sgd.exit_time, None), "problem = None"),
@@ -375,25 +657,56 @@ def test_bad_input_is_refused_by_name_and_at_once(name, sixteen_gigabytes, tmp_p
 def test_a_damaged_store_is_named(tmp_path):
     for text in (DEEP, '{"identity": ', "[]", '{"identity": 3}'):
         (tmp_path / "manifest.json").write_text(text)
-        with pytest.raises(ValueError, match=r"store: .*manifest.json .*: give another folder as store="):
-            sgd.sweep("solve_ode", over={"lr": [0.1]}, problem=PROBLEM, algorithm=SGD, start=START, times=[1.0], store=tmp_path)
+        with pytest.raises(
+            ValueError, match=r"store: .*manifest.json .*: give another folder as store="
+        ):
+            sgd.sweep(
+                "solve_ode",
+                over={"lr": [0.1]},
+                problem=PROBLEM,
+                algorithm=SGD,
+                start=START,
+                times=[1.0],
+                store=tmp_path,
+            )
 
 
 def test_numbers_in_all_their_forms_are_numbers():
     """What is refused as text or True is taken as a NumPy or JAX scalar, or an array without dimensions."""
-    for value in (1, 1.0, np.float32(1), np.int64(1), np.array(1.0), jnp.asarray(1.0), np.float64(1)):
+    for value in (
+        1,
+        1.0,
+        np.float32(1),
+        np.int64(1),
+        np.array(1.0),
+        jnp.asarray(1.0),
+        np.float64(1),
+    ):
         assert sgd.TeacherStudent(noise=value).noise == 1.0
         assert sgd.OnePassSGD(lr=value, batch=value).batch == 1
     start = sgd.random_start(PROBLEM, dimension=np.int32(50), orthogonal=np.True_)
     np.testing.assert_allclose(start.Q[0], np.eye(2), atol=1e-12)
-    assert sgd.problem_of(xr.Dataset(attrs={"problem": json.dumps({"kind": "GaussianMixture", "snr": "inf"})})).snr == np.inf
+    assert (
+        sgd.problem_of(
+            xr.Dataset(attrs={"problem": json.dumps({"kind": "GaussianMixture", "snr": "inf"})})
+        ).snr
+        == np.inf
+    )
 
 
 def test_functions_that_are_fine_are_taken():
     """The trial refuses nothing that a run survives: kinks, labels that are classes, losses of labels that only this target gives."""
-    sgd.TeacherStudent(width=2, activation=sgd.Activation(lambda x: jnp.clip(x, -1, 1), kinks=(-1, 1)))
+    sgd.TeacherStudent(
+        width=2, activation=sgd.Activation(lambda x: jnp.clip(x, -1, 1), kinks=(-1, 1))
+    )
     sgd.TeacherStudent(width=2, activation=lambda x: jnp.sqrt(jnp.abs(x)))
-    sgd.MultiIndex(lambda z: jnp.where(z[0] > 0, 1, -1), directions=2, width=2, activation="erf", loss="logistic")
+    sgd.MultiIndex(
+        lambda z: jnp.where(z[0] > 0, 1, -1),
+        directions=2,
+        width=2,
+        activation="erf",
+        loss="logistic",
+    )
     poisson = lambda f, y: jnp.exp(f) - y * f + y * jnp.log(y)  # noqa: E731
     sgd.MultiIndex(lambda z: jnp.exp(z[0]), directions=1, width=2, activation="erf", loss=poisson)
     with pytest.raises(ValueError, match=r"loss = .*not finite at output .* and label -"):
@@ -410,7 +723,9 @@ def test_a_problem_can_be_made_while_jax_traces():
     assert float(jax.jit(made)(2.0)) == 4.0
 
 
-@pytest.mark.parametrize("solver", ["solve_ode", "solve_sde", "simulate", "solve_mean_field", "exit_time"])
+@pytest.mark.parametrize(
+    "solver", ["solve_ode", "solve_sde", "simulate", "solve_mean_field", "exit_time"]
+)
 def test_inside_jit_the_way_to_functional_is_shown(solver):
     when = {} if solver == "exit_time" else {"times": [1.0]}
     more = {"dimension": 50} if solver in ("solve_sde", "simulate") else {}
@@ -433,8 +748,12 @@ def test_traced_arguments_show_the_way_to_functional():
     }
     for name, call in calls.items():
         for transform in (jax.grad, jax.vmap, jax.jit):
-            with pytest.raises(ValueError, match=rf"{name} = .*sgd.functional|inside jit: .*sgd.functional"):
-                transform(lambda x, call=call: call(x) and x)(jnp.ones(2) if transform is jax.vmap else 1.0)
+            with pytest.raises(
+                ValueError, match=rf"{name} = .*sgd.functional|inside jit: .*sgd.functional"
+            ):
+                transform(lambda x, call=call: call(x) and x)(
+                    jnp.ones(2) if transform is jax.vmap else 1.0
+                )
 
 
 def test_a_random_start_takes_a_head():
@@ -454,7 +773,11 @@ def test_exits_of_a_spiked_trajectory():
     """What exit_time refuses, exit_time_of answers: by the risk, and by the one overlap that there is."""
     one = ("run", "time")
     found = xr.Dataset(
-        {"m": (one, [[0.1, 0.3, 0.7]]), "r2": (one, [[1.0, 1.0, 1.0]]), "risk": (one, [[2.0, 1.0, 0.5]])},
+        {
+            "m": (one, [[0.1, 0.3, 0.7]]),
+            "r2": (one, [[1.0, 1.0, 1.0]]),
+            "risk": (one, [[2.0, 1.0, 0.5]]),
+        },
         {"t": ("time", [0.0, 1.0, 2.0]), "diverged_at": ("run", [np.nan])},
     )
     assert sgd.exit_time_of(found, 0.5, criterion="overlap").times[0] == pytest.approx(1.5)
@@ -484,7 +807,15 @@ def test_fixed_points_do_not_leak_overflows():
     """High powers leave float64 on the way to a root: that is no message for the user."""
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
-        for snr, ridge, lr in ((1e-3, 0.0, 1e-6), (1e-3, 0.0, 20.0), (1e-3, 1e-8, 20.0), (1e3, 0.1, 20.0), (1.2, 0.0, 0.1)):
-            found = sgd.fixed_points(sgd.SpikedTensor(order=100, snr=snr, ridge=ridge), sgd.OnePassSGD(lr=lr))
+        for snr, ridge, lr in (
+            (1e-3, 0.0, 1e-6),
+            (1e-3, 0.0, 20.0),
+            (1e-3, 1e-8, 20.0),
+            (1e3, 0.1, 20.0),
+            (1.2, 0.0, 0.1),
+        ):
+            found = sgd.fixed_points(
+                sgd.SpikedTensor(order=100, snr=snr, ridge=ridge), sgd.OnePassSGD(lr=lr)
+            )
             assert found[0].m >= 0
             assert all(np.isfinite((point.m, point.r2)).all() for point in found)

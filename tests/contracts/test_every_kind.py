@@ -32,15 +32,23 @@ COMPILES_LONG = ("several inputs", "dropout", "contexts", "other inputs", "tempe
 
 CALLS = {
     "solve_ode": lambda *asked: sgd.solve_ode(*asked, times=TIMES),
-    "solve_sde": lambda *asked: sgd.solve_sde(*asked, times=TIMES, dimension=D, runs=100, seed=3, step=0.03),
+    "solve_sde": lambda *asked: sgd.solve_sde(
+        *asked, times=TIMES, dimension=D, runs=100, seed=3, step=0.03
+    ),
     "simulate": lambda *asked: sgd.simulate(*asked, steps=STEPS, dimension=D, runs=200, seed=1),
-    "direct": lambda *asked: sgd.simulate(*asked, steps=STEPS, dimension=D, runs=40, seed=2, method="direct"),
-    "solve_dmft": lambda *asked: sgd.solve_dmft(*asked, steps=FEW, paths=4096, replicates=4, seed=4),
+    "direct": lambda *asked: sgd.simulate(
+        *asked, steps=STEPS, dimension=D, runs=40, seed=2, method="direct"
+    ),
+    "solve_dmft": lambda *asked: sgd.solve_dmft(
+        *asked, steps=FEW, paths=4096, replicates=4, seed=4
+    ),
 }
 DIRECTLY = {"simulate": CALLS["direct"]}  # no exact chain
 ON_DATA = {
     "simulate": lambda *asked: sgd.simulate(*asked, steps=FEW, dimension=D, runs=40, seed=1),
-    "direct": lambda *asked: sgd.simulate(*asked, steps=FEW, dimension=D, runs=40, seed=2, method="direct"),
+    "direct": lambda *asked: sgd.simulate(
+        *asked, steps=FEW, dimension=D, runs=40, seed=2, method="direct"
+    ),
 }
 
 
@@ -54,9 +62,15 @@ def solved(kind, method):
     """A result, computed once for all that is asked of it."""
     problem = PROBLEMS[kind]()
     question = "simulate" if method == "direct" else method
-    calls = CALLS | {"fixed data": ON_DATA, "coordinatewise update": DIRECTLY, "epochs": DIRECTLY}.get(kind, {})
+    calls = CALLS | {
+        "fixed data": ON_DATA,
+        "coordinatewise update": DIRECTLY,
+        "epochs": DIRECTLY,
+    }.get(kind, {})
     with optimised() if question == "simulate" else nullcontext():
-        return calls[method](problem, algorithm_of(kind, question), start_of(kind, problem, question))
+        return calls[method](
+            problem, algorithm_of(kind, question), start_of(kind, problem, question)
+        )
 
 
 def numbers(result):
@@ -79,12 +93,19 @@ def agree(theory, result, slack):
 
 def moves(theory):
     """The comparison can fail: what is compared has moved by many times what is forgiven."""
-    return max(float(np.abs(theory[name][:, -1] - theory[name][:, 0]).max() / np.abs(theory[name]).max()) for name in numbers(theory))
+    return max(
+        float(np.abs(theory[name][:, -1] - theory[name][:, 0]).max() / np.abs(theory[name]).max())
+        for name in numbers(theory)
+    )
 
 
 # of updates: tests/ode/test_update_step.py
 @pytest.mark.parametrize(
-    "kind", slow(answered("solve_ode", "other batch"), ("other update", "coordinatewise update", "snr = inf", *COMPILES_LONG))
+    "kind",
+    slow(
+        answered("solve_ode", "other batch"),
+        ("other update", "coordinatewise update", "snr = inf", *COMPILES_LONG),
+    ),
 )
 def test_the_ode_is_the_mean_of_runs(kind):
     theory = solved(kind, "solve_ode")
@@ -100,21 +121,30 @@ def test_the_sde_has_the_mean_of_the_ode_and_the_spread_of_runs(kind):
     paths, chain = solved(kind, "solve_sde"), solved(kind, "simulate")
     agree(solved(kind, "solve_ode"), paths, SLACK + 3e-3)  # its steps are long here
     name = "m" if kind == "spiked tensor" else "M"
-    one, other = (np.log(result[name].values[:, -1].std(axis=0, ddof=1)) for result in (paths, chain))
+    one, other = (
+        np.log(result[name].values[:, -1].std(axis=0, ddof=1)) for result in (paths, chain)
+    )
     # log of a standard deviation of n normal values: error sqrt(1/2n)
-    assert np.all(np.abs(one - other) <= Z * np.sqrt(0.5 / len(paths.run) + 0.5 / len(chain.run)) + 0.05)
+    assert np.all(
+        np.abs(one - other) <= Z * np.sqrt(0.5 / len(paths.run) + 0.5 / len(chain.run)) + 0.05
+    )
 
 
 @pytest.mark.parametrize("kind", ["other update", "fixed data"])
 def test_exact_and_direct_runs_have_one_law(kind):
     exact, direct = solved(kind, "simulate"), solved(kind, "direct")
     for name in ("M", "Q", "risk"):
-        same_law(exact[name].values[:, -1].ravel(), direct[name].values[:, -1].ravel(), f"{kind}, {name}")
+        same_law(
+            exact[name].values[:, -1].ravel(), direct[name].values[:, -1].ravel(), f"{kind}, {name}"
+        )
     assert moves(exact) > 5 * SLACK
 
 
 # fields on a data set are the kind "fixed data" (epochs: tests/algorithms/test_epochs.py); a mixture has a DMFT of its own, at any snr
-@pytest.mark.parametrize("kind", slow(answered("solve_dmft", "fields", "epochs"), ("mixture", "snr = inf", *COMPILES_LONG)))
+@pytest.mark.parametrize(
+    "kind",
+    slow(answered("solve_dmft", "fields", "epochs"), ("mixture", "snr = inf", *COMPILES_LONG)),
+)
 def test_dmft_is_the_mean_of_runs_on_a_data_set(kind):
     theory = solved(kind, "solve_dmft")
     problem = PROBLEMS[kind]()
@@ -130,14 +160,23 @@ def test_the_mean_field_is_the_ode_of_small_steps(kind):
     problem, small = PROBLEMS[kind](), sgd.OnePassSGD(lr=1e-7)
     M = np.array([[0.4]])
     wide = sgd.solve_mean_field(problem, small, sgd.start(problem, M=M, q=[0.0]), times=TIMES)
-    narrow = sgd.solve_ode(problem, small, sgd.start(problem, M=M, Q=M @ M.T), times=TIMES)  # p = 1: t/p is t
+    narrow = sgd.solve_ode(
+        problem, small, sgd.start(problem, M=M, Q=M @ M.T), times=TIMES
+    )  # p = 1: t/p is t
     for name in ("M", "risk"):
         np.testing.assert_allclose(wide[name], narrow[name], atol=1e-6)
     assert moves(wide) > 5 * SLACK
 
 
 # a program of its own each, and for these the slow tests compile it
-LEAVE_LATER = ("mixture", "rule", "spiked tensor", "other update", "coordinatewise update", *COMPILES_LONG)
+LEAVE_LATER = (
+    "mixture",
+    "rule",
+    "spiked tensor",
+    "other update",
+    "coordinatewise update",
+    *COMPILES_LONG,
+)
 
 
 @pytest.mark.parametrize("kind", slow(answered("exit_time by the ODE"), LEAVE_LATER))
@@ -148,21 +187,30 @@ def test_runs_leave_when_the_ode_does(kind):
     asked = (problem, algorithm_of(kind, "exit_time"), start_of(kind, problem))
     setting = {"threshold": float(1 - risk[1:].mean() / risk[0]), "max_time": 1.0}
     ode = sgd.exit_time(*asked, **setting)
-    count = 16 if kind in COMPILES_LONG else 40 if kind == "coordinatewise update" else 100  # a sampled risk is asked for after every step
+    count = (
+        16 if kind in COMPILES_LONG else 40 if kind == "coordinatewise update" else 100
+    )  # a sampled risk is asked for after every step
     method = "direct" if kind == "coordinatewise update" else "exact"
     runs = sgd.exit_time(*asked, **setting, method=method, dimension=D, runs=count, seed=5)
     assert ode.left == 1
     assert runs.left == count
     assert TIMES[1] < ode.mean < TIMES[2]
     # the first passage of a risk that fluctuates is early, by a share of the spread of times
-    assert abs(runs.mean - ode.mean) <= stats.t.isf(FALSE_ALARM / 2, count - 1) * runs.standard_error + 0.5 * np.std(runs.times) + 2 * SLACK
+    assert (
+        abs(runs.mean - ode.mean)
+        <= stats.t.isf(FALSE_ALARM / 2, count - 1) * runs.standard_error
+        + 0.5 * np.std(runs.times)
+        + 2 * SLACK
+    )
 
 
 @pytest.mark.parametrize("kind", slow(["fields", "mixture", "spiked tensor"], ("mixture",)))
 def test_fixed_points_are_roots(kind):
     problem = PROBLEMS[kind]()
     algorithm = algorithm_of(kind, "fixed_points")
-    found = sgd.fixed_points(problem, algorithm, **({} if kind == "spiked tensor" else {"tries": 8}))
+    found = sgd.fixed_points(
+        problem, algorithm, **({} if kind == "spiked tensor" else {"tries": 8})
+    )
     assert found
     assert {point.verdict for point in found} <= {"stable", "saddle", "marginal"}
     if kind == "spiked tensor":
@@ -171,7 +219,11 @@ def test_fixed_points_are_roots(kind):
         begin = sgd.start(problem, M=point.M, Q=point.Q, a=point.a)
         with jax.enable_x64(True):
             rate = functional.drift(
-                problem.structure, problem.parameters, functional.state(begin), lr=LR, rule=functional.rule(problem, begin)
+                problem.structure,
+                problem.parameters,
+                functional.state(begin),
+                lr=LR,
+                rule=functional.rule(problem, begin),
             )
         assert max(float(np.abs(part).max()) for part in rate.values()) < 1e-6 + 10 * point.error
 
@@ -185,29 +237,43 @@ def test_the_hessian_counts_every_direction():
     assert bulk == pytest.approx(4.0, rel=1e-9)
 
 
-@pytest.mark.parametrize("kind", slow(answered("simulate"), ("coordinatewise update", *COMPILES_LONG)))
+@pytest.mark.parametrize(
+    "kind", slow(answered("simulate"), ("coordinatewise update", *COMPILES_LONG))
+)
 def test_files_and_going_on(kind, tmp_path):
     result = solved(kind, "simulate")
     xr.testing.assert_identical(sgd.load(sgd.save(result, tmp_path / "result.nc")), result)
     onward = sgd.start_from(result)
     ends = {
-        name: np.asarray(onward[name] if isinstance(onward, dict) else getattr(onward, name)) for name in numbers(result) if name != "risk"
+        name: np.asarray(onward[name] if isinstance(onward, dict) else getattr(onward, name))
+        for name in numbers(result)
+        if name != "risk"
     }
     for name, value in ends.items():
         np.testing.assert_allclose(value, result[name].values[:, -1], rtol=1e-12)
 
 
-@pytest.mark.parametrize("kind", slow(answered("simulate"), ("coordinatewise update", *COMPILES_LONG)))
+@pytest.mark.parametrize(
+    "kind", slow(answered("simulate"), ("coordinatewise update", *COMPILES_LONG))
+)
 def test_a_sweep_is_its_calls(kind):
     problem = PROBLEMS[kind]()
     rest = dict(problem=problem, start=start_of(kind, problem), runs=200, seed=1, dimension=D)
     rest |= {"steps": FEW, "runs": 40} if kind == "fixed data" else {"steps": STEPS}
-    rest |= {"method": "direct", "runs": 40, "seed": 2} if kind in ("coordinatewise update", "epochs") else {}
-    swept = sgd.sweep("simulate", algorithm=algorithm_of(kind, "sweep"), over={"lr": [LR / 2, LR]}, **rest)
+    rest |= (
+        {"method": "direct", "runs": 40, "seed": 2}
+        if kind in ("coordinatewise update", "epochs")
+        else {}
+    )
+    swept = sgd.sweep(
+        "simulate", algorithm=algorithm_of(kind, "sweep"), over={"lr": [LR / 2, LR]}, **rest
+    )
     alone = solved(kind, "simulate")
     for name in numbers(alone):
         np.testing.assert_allclose(swept[name].sel(lr=LR), alone[name], rtol=1e-9, atol=1e-12)
-        assert name in ("a", "Q") or not np.allclose(swept[name].sel(lr=LR / 2), alone[name], rtol=1e-4)
+        assert name in ("a", "Q") or not np.allclose(
+            swept[name].sel(lr=LR / 2), alone[name], rtol=1e-4
+        )
 
 
 @pytest.mark.parametrize("kind", ["fields", "mixture", "snr = inf", "own dynamics"])
@@ -217,6 +283,8 @@ def test_compare_shows_no_gap_and_every_gap(kind):
         warnings.simplefilter("error")
         table = sgd.compare(theory, runs)
     gap = np.abs(table.risk_simulation - table.risk_theory)
-    assert np.all(gap <= Z * table.risk_standard_error + SLACK * np.abs(table.risk_theory).max() + 1e-9)
+    assert np.all(
+        gap <= Z * table.risk_standard_error + SLACK * np.abs(table.risk_theory).max() + 1e-9
+    )
     shifted = sgd.compare(theory.assign(risk=theory.risk + 10 * runs.risk.std("run") + 1.0), runs)
     assert float(np.abs(shifted.risk_z).min()) > Z

@@ -23,14 +23,28 @@ def hinge(fields, signals, head, noise_draw, parameters):
 
 
 PROBLEMS = {
-    "tanh and sign": lambda: sgd.TeacherStudent(width=2, activation="tanh", teacher_activation="sign", noise=0.1),
-    "own activation": lambda: sgd.TeacherStudent(width=2, activation=sgd.Activation(lambda x: jnp.where(x > 0, x, 0.1 * x), kinks=(0.0,))),
-    "softplus, trained, decay": lambda: sgd.TeacherStudent(width=2, activation="softplus", head="trained", weight_decay=0.1),
+    "tanh and sign": lambda: sgd.TeacherStudent(
+        width=2, activation="tanh", teacher_activation="sign", noise=0.1
+    ),
+    "own activation": lambda: sgd.TeacherStudent(
+        width=2, activation=sgd.Activation(lambda x: jnp.where(x > 0, x, 0.1 * x), kinks=(0.0,))
+    ),
+    "softplus, trained, decay": lambda: sgd.TeacherStudent(
+        width=2, activation="softplus", head="trained", weight_decay=0.1
+    ),
     "he2 on the sphere": lambda: sgd.TeacherStudent(width=2, activation="he2", constraint="sphere"),
-    "multi-index": lambda: sgd.MultiIndex(lambda z: z[0] * z[1], directions=2, width=2, activation="relu"),
-    "own problem": lambda: sgd.Problem(hinge, width=2, signals=1, head="trained", parameters={"margin": 0.5}),
+    "multi-index": lambda: sgd.MultiIndex(
+        lambda z: z[0] * z[1], directions=2, width=2, activation="relu"
+    ),
+    "own problem": lambda: sgd.Problem(
+        hinge, width=2, signals=1, head="trained", parameters={"margin": 0.5}
+    ),
     "own problem, blocks": lambda: sgd.Problem(
-        lambda f, s, a, z: 0.5 * (jnp.mean(relu(f)) - s[0]) ** 2, width=2, signals=1, kinks=(0.0,), covariance=[(0.5, 0.5), (2.0, 0.5)]
+        lambda f, s, a, z: 0.5 * (jnp.mean(relu(f)) - s[0]) ** 2,
+        width=2,
+        signals=1,
+        kinks=(0.0,),
+        covariance=[(0.5, 0.5), (2.0, 0.5)],
     ),
     "binary mixture": lambda: sgd.GaussianMixture("binary", snr=2.0, weight_decay=0.1),
     "own clusters, blocks": lambda: sgd.Problem(
@@ -66,11 +80,15 @@ def test_every_method_takes_every_problem(name):
     begin = sgd.start(problem, M=M, Q=np.array([[1.0, 0.1], [0.1, 1.0]]))
     theory = sgd.solve_ode(problem, algorithm, begin, times=times, dimension=d)
     exact = sgd.simulate(problem, algorithm, begin, times=times, dimension=d, runs=200, seed=1)
-    direct = sgd.simulate(problem, algorithm, begin, times=times, dimension=d, runs=40, seed=2, method="direct")
+    direct = sgd.simulate(
+        problem, algorithm, begin, times=times, dimension=d, runs=40, seed=2, method="direct"
+    )
     simulated = [(exact, 2 / d), (direct, 2 / d)]
     if name in WITH_PATHS:
         # the scheme's steps are long here: 3e-3 for what they miss
-        paths = sgd.solve_sde(problem, algorithm, begin, times=times, dimension=d, runs=100, seed=3, step=0.03)
+        paths = sgd.solve_sde(
+            problem, algorithm, begin, times=times, dimension=d, runs=100, seed=3, step=0.03
+        )
         simulated.append((paths, 2 / d + 3e-3))
     for result in (theory, *(result for result, _ in simulated)):
         assert {"M", "Q", "a", "risk"} <= set(result.data_vars)
@@ -81,11 +99,17 @@ def test_every_method_takes_every_problem(name):
         table = sgd.compare(theory, result)
         for part in ("M", "Q", "a", "risk"):
             gap = np.abs(table[f"{part}_simulation"] - table[f"{part}_theory"])
-            allowed = Z * table[f"{part}_standard_error"] + (slack + sampling) * np.abs(table[f"{part}_theory"]).max() + 1e-9
+            allowed = (
+                Z * table[f"{part}_standard_error"]
+                + (slack + sampling) * np.abs(table[f"{part}_theory"]).max()
+                + 1e-9
+            )
             assert np.all(gap <= allowed), (part, float(gap.max()))
     with jax.enable_x64(True):
         rule = functional.rule(problem, begin)
-        value = jax.jit(lambda state: functional.risk(problem.structure, problem.parameters, state, rule=rule))(functional.state(begin))
+        value = jax.jit(
+            lambda state: functional.risk(problem.structure, problem.parameters, state, rule=rule)
+        )(functional.state(begin))
     assert float(value) == pytest.approx(float(theory.risk[0, 0]), rel=max(1e-9, 20 * sampling))
 
 
@@ -95,10 +119,21 @@ def test_parameters_of_an_own_problem_do_not_recompile():
     def solve(margin):
         problem = sgd.Problem(hinge, width=2, signals=1, parameters={"margin": margin})
         begin = sgd.start(problem, M=[[0.3], [0.1]], Q=np.eye(2))
-        return float(sgd.simulate(problem, sgd.OnePassSGD(lr=0.1), begin, steps=[10], dimension=50, runs=2).risk[0, 0])
+        return float(
+            sgd.simulate(
+                problem, sgd.OnePassSGD(lr=0.1), begin, steps=[10], dimension=50, runs=2
+            ).risk[0, 0]
+        )
 
-    assert sgd.Problem(hinge, width=2, signals=1, parameters={"margin": 0.5}).describe()["parameters"] == {"margin": 0.5}
-    assert sgd.Problem(PROBLEMS["own problem, blocks"]().user_loss, width=2, signals=1).describe()["parameters"] is None
+    assert sgd.Problem(hinge, width=2, signals=1, parameters={"margin": 0.5}).describe()[
+        "parameters"
+    ] == {"margin": 0.5}
+    assert (
+        sgd.Problem(PROBLEMS["own problem, blocks"]().user_loss, width=2, signals=1).describe()[
+            "parameters"
+        ]
+        is None
+    )
     one = solve(0.5)
     other = []
     assert count_compilations(lambda: other.append(solve(0.9))) == 0

@@ -61,7 +61,9 @@ WITHOUT_ODE = ("fast muon", "sam of a radius")
 
 def is_refused(update, solver):
     """What the documentation says: coordinatewise updates have no exact chain, and some updates have no limit."""
-    return (solver == "exact" and update in COORDINATEWISE) or (solver == "solve_ode" and update in WITHOUT_ODE)
+    return (solver == "exact" and update in COORDINATEWISE) or (
+        solver == "solve_ode" and update in WITHOUT_ODE
+    )
 
 
 def call(update, spectrum, width, solver):
@@ -73,11 +75,15 @@ def call(update, spectrum, width, solver):
     else:
         begin, when = sgd.random_start(problem, dimension=40, seed=3), {"alpha": [0.0, 0.1]}
         when |= {} if solver == "solve_ode" else {"dimension": 40}
-    return CALLS[solver](problem, sgd.OnePassSGD(lr=0.3, update=UPDATES[update](), per="trace"), begin, **when)
+    return CALLS[solver](
+        problem, sgd.OnePassSGD(lr=0.3, update=UPDATES[update](), per="trace"), begin, **when
+    )
 
 
 def test_every_update_of_the_library_is_crossed():
-    assert {name for name in U.__all__ if name not in ("Update", "maker", "own")} == {UPDATES[name]().kind for name in UPDATES}
+    assert {name for name in U.__all__ if name not in ("Update", "maker", "own")} == {
+        UPDATES[name]().kind for name in UPDATES
+    }
 
 
 @pytest.mark.parametrize("update", UPDATES)
@@ -91,7 +97,8 @@ def test_an_update_is_accepted_or_refused_before_any_work(update, monkeypatch):
 
 FAST = {("adam", "power_law", 1)}
 CROSSINGS = [
-    pytest.param(*crossing, marks=[] if crossing in FAST else pytest.mark.slow) for crossing in itertools.product(UPDATES, SPECTRA, WIDTHS)
+    pytest.param(*crossing, marks=[] if crossing in FAST else pytest.mark.slow)
+    for crossing in itertools.product(UPDATES, SPECTRA, WIDTHS)
 ]
 
 

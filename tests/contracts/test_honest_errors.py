@@ -53,14 +53,26 @@ def pieces(breaks: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
     return z.reshape(len(breaks), -1), weights.reshape(len(breaks), -1)
 
 
-def plane(M: float, Q: float, breaks_f: tuple[float, ...], breaks_s: tuple[float, ...], count: int = 24, coarse: int = 12):
+def plane(
+    M: float,
+    Q: float,
+    breaks_f: tuple[float, ...],
+    breaks_s: tuple[float, ...],
+    count: int = 24,
+    coarse: int = 12,
+):
     """Fields f, signals s and weights, with pieces that end where f or s is at one of the breaks."""
     s_breaks = np.sort([*np.linspace(-REACH, REACH, coarse), *breaks_s])[None]
     s, ws = pieces(s_breaks, count)
     s, ws = s[0], ws[0]
     spread = np.sqrt(Q - M**2)
     cuts = np.clip((np.array(breaks_f)[None] - M * s[:, None]) / spread, -REACH, REACH)
-    u_breaks = np.sort(np.concatenate([np.broadcast_to(np.linspace(-REACH, REACH, coarse), (len(s), coarse)), cuts], axis=1), axis=1)
+    u_breaks = np.sort(
+        np.concatenate(
+            [np.broadcast_to(np.linspace(-REACH, REACH, coarse), (len(s), coarse)), cuts], axis=1
+        ),
+        axis=1,
+    )
     u, wu = pieces(u_breaks, count)
     return M * s[:, None] + spread * u, np.broadcast_to(s[:, None], u.shape), ws[:, None] * wu
 
@@ -82,10 +94,14 @@ class Reference(NamedTuple):
         f, s, w = plane(M, Q, self.breaks_f, self.breaks_s)
         return float(np.sum(w * self.loss(f, s)))
 
-    def path(self, M: float, Q: float, lrs: float | np.ndarray, times: np.ndarray, steps: int = 12) -> np.ndarray:
+    def path(
+        self, M: float, Q: float, lrs: float | np.ndarray, times: np.ndarray, steps: int = 12
+    ) -> np.ndarray:
         """(times, 3): M, Q and the risk, by classical Runge-Kutta; `lrs` is a step size, or one up to each of the times."""
         state, rows = np.array([M, Q]), []
-        for length, lr in zip(np.diff(times, prepend=0.0), np.broadcast_to(lrs, len(times)), strict=True):
+        for length, lr in zip(
+            np.diff(times, prepend=0.0), np.broadcast_to(lrs, len(times)), strict=True
+        ):
             dt = length / steps
             for _ in range(steps if length > 0 else 0):
                 k1 = self.rates(*state, lr)
@@ -97,11 +113,22 @@ class Reference(NamedTuple):
         return np.array(rows)
 
 
-def network(f: Callable, df: Callable, breaks: tuple[float, ...] = (), teacher: Callable | None = None, breaks_s=None) -> Reference:
+def network(
+    f: Callable,
+    df: Callable,
+    breaks: tuple[float, ...] = (),
+    teacher: Callable | None = None,
+    breaks_s=None,
+) -> Reference:
     """(s(lambda) - t(lambda*))^2/2."""
     label = f if teacher is None else teacher
     of_signal = breaks if breaks_s is None else breaks_s
-    return Reference(lambda a, b: (f(a) - label(b)) ** 2 / 2, lambda a, b: (f(a) - label(b)) * df(a), breaks, of_signal)
+    return Reference(
+        lambda a, b: (f(a) - label(b)) ** 2 / 2,
+        lambda a, b: (f(a) - label(b)) * df(a),
+        breaks,
+        of_signal,
+    )
 
 
 def fine(centre: float, width: float) -> tuple[float, ...]:
@@ -109,7 +136,9 @@ def fine(centre: float, width: float) -> tuple[float, ...]:
     return tuple(centre + width * np.array([-8.0, -3.0, -1.0, 0.0, 1.0, 3.0, 8.0]))
 
 
-def against_path(problem, reference: Reference, M=0.5, Q=1.0, lr=0.1, times=(0.0, 0.1, 0.3), **solve) -> Comparison:
+def against_path(
+    problem, reference: Reference, M=0.5, Q=1.0, lr=0.1, times=(0.0, 0.1, 0.3), **solve
+) -> Comparison:
     start = sgd.start(problem, M=[[M]], Q=[[Q]])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -118,7 +147,9 @@ def against_path(problem, reference: Reference, M=0.5, Q=1.0, lr=0.1, times=(0.0
     own = np.stack([result[name].values.reshape(len(times)) for name in ("M", "Q", "risk")], axis=1)
     scale = np.array([np.sqrt(right[:, 1].max()), right[:, 1].max(), right[:, 2].max()])
     error = np.abs(own - right) / np.maximum(scale, np.abs(right).max(axis=0))
-    stated = max(float(result.attrs.get(name) or 0.0) for name in ("error_quadrature", "error_integrator"))
+    stated = max(
+        float(result.attrs.get(name) or 0.0) for name in ("error_quadrature", "error_integrator")
+    )
     return Comparison(float(error.max()), stated)
 
 
@@ -128,19 +159,31 @@ def expit_slope(x):
 
 def steep_tanh():
     """Two steps of width 1/20, on a grid of 8 points per standard deviation."""
-    problem = sgd.Problem(lambda f, s, a, z: (jnp.tanh(20 * f[0]) - jnp.tanh(20 * s[0])) ** 2 / 2, 1, 1)
-    reference = network(lambda x: np.tanh(20 * x), lambda x: 20 / np.cosh(np.clip(20 * x, -300, 300)) ** 2, fine(0.0, 0.05))
+    problem = sgd.Problem(
+        lambda f, s, a, z: (jnp.tanh(20 * f[0]) - jnp.tanh(20 * s[0])) ** 2 / 2, 1, 1
+    )
+    reference = network(
+        lambda x: np.tanh(20 * x),
+        lambda x: 20 / np.cosh(np.clip(20 * x, -300, 300)) ** 2,
+        fine(0.0, 0.05),
+    )
     return against_path(problem, reference, times=(0.0, 0.02, 0.05))
 
 
 def narrow_bump():
-    problem = sgd.Problem(lambda f, s, a, z: (jnp.exp(-50 * f[0] ** 2) - jnp.exp(-50 * s[0] ** 2)) ** 2 / 2, 1, 1)
-    reference = network(lambda x: np.exp(-50 * x**2), lambda x: -100 * x * np.exp(-50 * x**2), fine(0.0, 0.1))
+    problem = sgd.Problem(
+        lambda f, s, a, z: (jnp.exp(-50 * f[0] ** 2) - jnp.exp(-50 * s[0] ** 2)) ** 2 / 2, 1, 1
+    )
+    reference = network(
+        lambda x: np.exp(-50 * x**2), lambda x: -100 * x * np.exp(-50 * x**2), fine(0.0, 0.1)
+    )
     return against_path(problem, reference, Q=100.0, times=(0.0, 0.1))
 
 
 def far_softplus():
-    problem = sgd.Problem(lambda f, s, a, z: (f[0] - s[0]) ** 2 / 2 + jnp.log1p(jnp.exp(20 * (f[0] - 5))), 1, 1)
+    problem = sgd.Problem(
+        lambda f, s, a, z: (f[0] - s[0]) ** 2 / 2 + jnp.log1p(jnp.exp(20 * (f[0] - 5))), 1, 1
+    )
     reference = Reference(
         lambda f, s: (f - s) ** 2 / 2 + np.logaddexp(0, 20 * (f - 5)),
         lambda f, s: f - s + 20 * special.expit(20 * (f - 5)),
@@ -150,7 +193,9 @@ def far_softplus():
 
 
 def far_step():
-    problem = sgd.Problem(lambda f, s, a, z: (f[0] - s[0]) ** 2 / 2 + 1000 * jax.nn.sigmoid(50 * (f[0] - 6)), 1, 1)
+    problem = sgd.Problem(
+        lambda f, s, a, z: (f[0] - s[0]) ** 2 / 2 + 1000 * jax.nn.sigmoid(50 * (f[0] - 6)), 1, 1
+    )
     reference = Reference(
         lambda f, s: (f - s) ** 2 / 2 + 1000 * special.expit(50 * (f - 6)),
         lambda f, s: f - s + 50_000 * expit_slope(50 * (f - 6)),
@@ -173,19 +218,27 @@ def logistic_regression():
 def log_activation():
     """A nearly infinite slope at 0: no Hermite series of 512 terms resolves it."""
     problem = sgd.TeacherStudent(width=1, activation=lambda x: jnp.log(0.001 + x**2))
-    reference = network(lambda x: np.log(0.001 + x**2), lambda x: 2 * x / (0.001 + x**2), fine(0.0, 0.03))
+    reference = network(
+        lambda x: np.log(0.001 + x**2), lambda x: 2 * x / (0.001 + x**2), fine(0.0, 0.03)
+    )
     return against_path(problem, reference, lr=0.01, times=(0.0, 0.02))
 
 
 def fast_sine():
     problem = sgd.TeacherStudent(width=1, activation=lambda x: jnp.sin(10 * x))
-    reference = network(lambda x: np.sin(10 * x), lambda x: 10 * np.cos(10 * x), tuple(np.linspace(-6, 6, 49)))
+    reference = network(
+        lambda x: np.sin(10 * x), lambda x: 10 * np.cos(10 * x), tuple(np.linspace(-6, 6, 49))
+    )
     return against_path(problem, reference, lr=0.1, times=(0.0, 0.02))
 
 
 def steep_activation():
     problem = sgd.TeacherStudent(width=1, activation=lambda x: jnp.tanh(5 * x))
-    reference = network(lambda x: np.tanh(5 * x), lambda x: 5 / np.cosh(np.clip(5 * x, -300, 300)) ** 2, fine(0.0, 0.2))
+    reference = network(
+        lambda x: np.tanh(5 * x),
+        lambda x: 5 / np.cosh(np.clip(5 * x, -300, 300)) ** 2,
+        fine(0.0, 0.2),
+    )
     return against_path(problem, reference, lr=0.5)
 
 
@@ -198,7 +251,11 @@ def relu_of_sign():
 def shifted_kink():
     kinked = sgd.Activation(lambda x: jnp.where(x > 0.3, x, 0.1 * x + 0.27), kinks=(0.3,))
     problem = sgd.TeacherStudent(width=1, activation=kinked)
-    reference = network(lambda x: np.where(x > 0.3, x, 0.1 * x + 0.27), lambda x: np.where(x > 0.3, 1.0, 0.1), (0.3,))
+    reference = network(
+        lambda x: np.where(x > 0.3, x, 0.1 * x + 0.27),
+        lambda x: np.where(x > 0.3, 1.0, 0.1),
+        (0.3,),
+    )
     return against_path(problem, reference, lr=0.5)
 
 
@@ -213,39 +270,60 @@ def undeclared_kink():
 def continuous_slope():
     problem = sgd.TeacherStudent(width=1, activation=jax.nn.elu)
     reference = network(
-        lambda x: np.where(x > 0, x, np.expm1(np.minimum(x, 0))), lambda x: np.where(x > 0, 1.0, np.exp(np.minimum(x, 0))), (0.0,)
+        lambda x: np.where(x > 0, x, np.expm1(np.minimum(x, 0))),
+        lambda x: np.where(x > 0, 1.0, np.exp(np.minimum(x, 0))),
+        (0.0,),
     )
     return against_path(problem, reference, lr=0.5)
 
 
 def steep_teacher():
     """A linear student needs two terms of the series, the teacher alone hundreds."""
-    problem = sgd.TeacherStudent(width=1, activation="linear", teacher_activation=lambda x: jnp.tanh(8 * x))
+    problem = sgd.TeacherStudent(
+        width=1, activation="linear", teacher_activation=lambda x: jnp.tanh(8 * x)
+    )
     reference = network(lambda x: x, np.ones_like, (), lambda x: np.tanh(8 * x), fine(0.0, 0.12))
     return against_path(problem, reference, lr=0.5)
 
 
 def target_with_a_jump():
     """A target whose jump is not declared, on a Gauss-Hermite grid."""
-    problem = sgd.MultiIndex(lambda s: jnp.where(s[0] > 0.2, 1.0, -0.5), directions=1, width=1, activation="tanh")
-    reference = network(np.tanh, lambda x: 1 - np.tanh(x) ** 2, (), lambda s: np.where(s > 0.2, 1.0, -0.5), (0.2,))
+    problem = sgd.MultiIndex(
+        lambda s: jnp.where(s[0] > 0.2, 1.0, -0.5), directions=1, width=1, activation="tanh"
+    )
+    reference = network(
+        np.tanh, lambda x: 1 - np.tanh(x) ** 2, (), lambda s: np.where(s > 0.2, 1.0, -0.5), (0.2,)
+    )
     return against_path(problem, reference, lr=0.5)
 
 
 def huber_loss():
     """A loss with kinks: sampled circles and lines."""
-    problem = sgd.Problem(lambda f, s, a, z: jnp.where(jnp.abs(f[0] - s[0]) < 1, (f[0] - s[0]) ** 2 / 2, jnp.abs(f[0] - s[0]) - 0.5), 1, 1)
+    problem = sgd.Problem(
+        lambda f, s, a, z: jnp.where(
+            jnp.abs(f[0] - s[0]) < 1, (f[0] - s[0]) ** 2 / 2, jnp.abs(f[0] - s[0]) - 0.5
+        ),
+        1,
+        1,
+    )
 
     def rates_loss(f, s):
         return np.where(np.abs(f - s) < 1, (f - s) ** 2 / 2, np.abs(f - s) - 0.5)
 
-    reference = Reference(rates_loss, lambda f, s: np.clip(f - s, -1, 1), tuple(np.linspace(-6, 6, 61)), tuple(np.linspace(-6, 6, 61)))
+    reference = Reference(
+        rates_loss,
+        lambda f, s: np.clip(f - s, -1, 1),
+        tuple(np.linspace(-6, 6, 61)),
+        tuple(np.linspace(-6, 6, 61)),
+    )
     return against_path(problem, reference, lr=0.5)
 
 
 def two_tokens():
     """Two independent tokens: e_l = tanh(4 f_l) - s_l are independent and odd, so all moments are planar."""
-    problem = sgd.Problem(lambda f, s, a, z: (jnp.sum(jnp.tanh(4 * f[0])) - jnp.sum(s[0])) ** 2 / 2, 1, 1, tokens=2)
+    problem = sgd.Problem(
+        lambda f, s, a, z: (jnp.sum(jnp.tanh(4 * f[0])) - jnp.sum(s[0])) ** 2 / 2, 1, 1, tokens=2
+    )
 
     class Tokens(Reference):
         def moments(self, M, Q):
@@ -255,7 +333,9 @@ def two_tokens():
         def rates(self, M, Q, lr):
             f, s, w, e, d = self.moments(M, Q)
             noise = np.sum(w * e**2 * d**2) + np.sum(w * e**2) * np.sum(w * d**2)
-            return np.array([-2 * np.sum(w * e * d * s), -4 * np.sum(w * e * d * f) + 2 * lr * noise])
+            return np.array(
+                [-2 * np.sum(w * e * d * s), -4 * np.sum(w * e * d * f) + 2 * lr * noise]
+            )
 
         def risk(self, M, Q):
             _, _, w, e, _ = self.moments(M, Q)
@@ -267,7 +347,9 @@ def two_tokens():
 def two_contexts():
     """erf and tanh(5 x) of the same signal, one sample in three of the second."""
     first = sgd.TeacherStudent(width=1, activation="erf")
-    second = sgd.TeacherStudent(width=1, activation="erf", teacher_activation=lambda x: jnp.tanh(5 * x))
+    second = sgd.TeacherStudent(
+        width=1, activation="erf", teacher_activation=lambda x: jnp.tanh(5 * x)
+    )
     problem = sgd.contexts({"first": first, "second": second}, probabilities=[2 / 3, 1 / 3])
 
     def erf(x):
@@ -298,14 +380,17 @@ def perceptron_rule():
         return sgd.Move(-label * (fields * label < 0))
 
     problem = sgd.Rule(update, groups={"w": 1}, kinks=(0.0,))
-    reference = Reference(lambda f, s: 0 * f, lambda f, s: -np.sign(s) * (f * s < 0), (0.0,), (0.0,))
+    reference = Reference(
+        lambda f, s: 0 * f, lambda f, s: -np.sign(s) * (f * s < 0), (0.0,), (0.0,)
+    )
     start = sgd.start(problem, M=[[0.2]], Q=[[1.0]])
     times = (0.0, 0.5, 2.0)
     result = sgd.solve_ode(problem, sgd.OnePassSGD(lr=1.0), start, times=list(times))
     right = reference.path(0.2, 1.0, 1.0, np.array(times), steps=30)
     own = np.stack([result[name].values.reshape(3) for name in ("M", "Q")], axis=1)
     return Comparison(
-        float((np.abs(own - right[:, :2]) / np.abs(right[:, :2]).max(axis=0)).max()), max(result.attrs["error_quadrature"], 1e-8)
+        float((np.abs(own - right[:, :2]) / np.abs(right[:, :2]).max(axis=0)).max()),
+        max(result.attrs["error_quadrature"], 1e-8),
     )
 
 
@@ -326,7 +411,9 @@ def binary_mixture():
         f = a * np.maximum(x, 0)
         risk += 0.5 * np.sum(w * (np.logaddexp(0, f) - label * f))
         accuracy += 0.5 * np.sum(w * np.where(f > 0, label, 0.5))
-    true = max(abs(float(result.risk[0, 0]) / risk - 1), abs(float(result.accuracy[0, 0]) / accuracy - 1))
+    true = max(
+        abs(float(result.risk[0, 0]) / risk - 1), abs(float(result.accuracy[0, 0]) / accuracy - 1)
+    )
     return Comparison(true, max(result.attrs["error_quadrature"], 1e-6))  # the reference jumps at 0
 
 
@@ -335,10 +422,19 @@ def binning(update=None):
 
     def risk(raw, bins):
         problem = sgd.TeacherStudent(
-            width=1, activation="linear", noise=0.01, covariance=sgd.power_law(1.2, 96, target=0.4, raw=raw, bins=bins)
+            width=1,
+            activation="linear",
+            noise=0.01,
+            covariance=sgd.power_law(1.2, 96, target=0.4, raw=raw, bins=bins),
         )
-        start = sgd.start(problem, M=np.zeros((problem.structure.blocks, 1, 1)), Q=np.zeros((problem.structure.blocks, 1, 1)))
-        algorithm = sgd.OnePassSGD(lr=0.3) if update is None else sgd.OnePassSGD(lr=0.3, update=update)
+        start = sgd.start(
+            problem,
+            M=np.zeros((problem.structure.blocks, 1, 1)),
+            Q=np.zeros((problem.structure.blocks, 1, 1)),
+        )
+        algorithm = (
+            sgd.OnePassSGD(lr=0.3) if update is None else sgd.OnePassSGD(lr=0.3, update=update)
+        )
         result = sgd.solve_ode(problem, algorithm, start, alpha=[0.5, 2.0, 8.0])
         return result.risk.values, result.attrs
 
@@ -352,9 +448,15 @@ def binning(update=None):
 def expectation_of_a_jump():
     problem = sgd.TeacherStudent(width=1)
     start = sgd.start(problem, M=[[0.6]], Q=[[1.0]])
-    value = sgd.expect(start, lambda fields, signals, head, draws: 1.0 * (fields[0] * signals[0] < 0), problem=problem)
+    value = sgd.expect(
+        start,
+        lambda fields, signals, head, draws: 1.0 * (fields[0] * signals[0] < 0),
+        problem=problem,
+    )
     right = np.arccos(0.6) / np.pi
-    return Comparison(abs(float(value[0]) - right), float(value.standard_error[0]), float(stats.t.isf(5e-7, 15)))
+    return Comparison(
+        abs(float(value[0]) - right), float(value.standard_error[0]), float(stats.t.isf(5e-7, 15))
+    )
 
 
 def linear_risk(d: int, lr: float, noise: float, steps: int) -> float:
@@ -369,7 +471,9 @@ def simulated_risk():
     d, lr, noise = 50, 0.5, 0.1
     problem = sgd.TeacherStudent(width=1, activation="linear", noise=noise)
     start = sgd.start(problem, M=[[0.0]], Q=[[0.0]])
-    result = sgd.simulate(problem, sgd.OnePassSGD(lr=lr), start, steps=[0, 200], dimension=d, runs=2000, seed=3)
+    result = sgd.simulate(
+        problem, sgd.OnePassSGD(lr=lr), start, steps=[0, 200], dimension=d, runs=2000, seed=3
+    )
     right = linear_risk(d, lr, noise, 200)
     last = result.excess_risk.values[:, 1]
     stated = float(last.std(ddof=1) / np.sqrt(len(last)))
@@ -384,7 +488,15 @@ def exit_times():
     problem = sgd.TeacherStudent(width=1, activation="linear", noise=noise)
     start = sgd.start(problem, M=[[0.0]], Q=[[0.0]])
     found = sgd.exit_time(
-        problem, sgd.OnePassSGD(lr=lr), start, threshold=0.5, method="exact", dimension=d, runs=runs, seed=1, progress=False
+        problem,
+        sgd.OnePassSGD(lr=lr),
+        start,
+        threshold=0.5,
+        method="exact",
+        dimension=d,
+        runs=runs,
+        seed=1,
+        progress=False,
     )
     rng = np.random.default_rng(5)
     gap = np.zeros((runs, d))
@@ -398,7 +510,9 @@ def exit_times():
         if not np.isnan(left).any():
             break
     other = left.std(ddof=1) / np.sqrt(runs)
-    return Comparison(abs(found.mean - left.mean()), float(np.hypot(found.standard_error, other)), Z)
+    return Comparison(
+        abs(found.mean - left.mean()), float(np.hypot(found.standard_error, other)), Z
+    )
 
 
 def dmft_training():
@@ -407,7 +521,9 @@ def dmft_training():
     problem = sgd.TeacherStudent(width=1, activation="linear", noise=noise)
     start = sgd.start(problem, M=[[0.0]], Q=[[0.0]])
     algorithm = sgd.GradientDescent(lr=lr, samples_per_dimension=ratio)
-    result = sgd.solve_dmft(problem, algorithm, start, steps=[0, 5, steps], paths=4096, seed=2, progress=False)
+    result = sgd.solve_dmft(
+        problem, algorithm, start, steps=[0, 5, steps], paths=4096, seed=2, progress=False
+    )
     low, high = (1 - ratio**-0.5) ** 2, (1 + ratio**-0.5) ** 2
     angle = (np.arange(20_000) + 0.5) / 20_000 * np.pi
     x = (low + high) / 2 + (high - low) / 2 * np.cos(angle)
@@ -416,7 +532,13 @@ def dmft_training():
     for step in (0, 5, steps):
         shrink = (1 - lr * x) ** (2 * step)
         # residual: signal part x w*^2 and label noise inside (of n dimensions d are reached) and outside of the span of the data
-        right.append(0.5 * (np.sum(density * x * shrink) + noise * (np.sum(density * shrink) / ratio + 1 - 1 / ratio)))
+        right.append(
+            0.5
+            * (
+                np.sum(density * x * shrink)
+                + noise * (np.sum(density * shrink) / ratio + 1 - 1 / ratio)
+            )
+        )
     own = result.train_risk.values[0]
     shares = np.abs(own / np.array(right) - 1)
     stated = float(np.hypot(result.attrs["error_sampling"], result.attrs.get("error_paths") or 0.0))
@@ -430,25 +552,50 @@ def protocol_of(problem, reference: Reference, alpha: float, M=0.5, Q=1.0) -> Co
     """The value of an optimal schedule against the same schedule by reference quadrature, and the gain with it."""
     start = sgd.start(problem, M=[[M]], Q=[[Q]])
     found = sgd.optimal_protocol(
-        problem, sgd.OnePassSGD(), start, alpha=alpha, controls={"lr": (0.01, 1.0)}, pieces=2, iterations=40, progress=False
+        problem,
+        sgd.OnePassSGD(),
+        start,
+        alpha=alpha,
+        controls={"lr": (0.01, 1.0)},
+        pieces=2,
+        iterations=40,
+        progress=False,
     )
     errors = []
-    for rates, value in ((found.protocol["lr"], found.value), (np.full(2, found.constant["lr"]), found.constant["risk"])):
+    for rates, value in (
+        (found.protocol["lr"], found.value),
+        (np.full(2, found.constant["lr"]), found.constant["risk"]),
+    ):
         right = reference.path(M, Q, rates, np.cumsum(rates * alpha / 2))
         errors.append(abs(value / right[-1, 2] - 1))
     return Comparison(max(errors), max(found.error_integrator, found.error_quadrature))
 
 
 def protocol_on_a_grid():
-    problem = sgd.Problem(lambda f, s, a, z: (jnp.tanh(20 * f[0]) - jnp.tanh(20 * s[0])) ** 2 / 2, 1, 1)
-    reference = network(lambda x: np.tanh(20 * x), lambda x: 20 / np.cosh(np.clip(20 * x, -300, 300)) ** 2, fine(0.0, 0.05))
+    problem = sgd.Problem(
+        lambda f, s, a, z: (jnp.tanh(20 * f[0]) - jnp.tanh(20 * s[0])) ** 2 / 2, 1, 1
+    )
+    reference = network(
+        lambda x: np.tanh(20 * x),
+        lambda x: 20 / np.cosh(np.clip(20 * x, -300, 300)) ** 2,
+        fine(0.0, 0.05),
+    )
     return protocol_of(problem, reference, alpha=0.2)
 
 
 CASES: dict[str, Callable[[], Comparison]] = {
     function.__name__: function
     for function in (
-        *(steep_tanh, narrow_bump, far_softplus, far_step, logistic_regression, log_activation, fast_sine, steep_activation),
+        *(
+            steep_tanh,
+            narrow_bump,
+            far_softplus,
+            far_step,
+            logistic_regression,
+            log_activation,
+            fast_sine,
+            steep_activation,
+        ),
         *(
             relu_of_sign,
             shifted_kink,
@@ -461,7 +608,15 @@ CASES: dict[str, Callable[[], Comparison]] = {
             two_contexts,
             perceptron_rule,
         ),
-        *(binary_mixture, binning, expectation_of_a_jump, simulated_risk, exit_times, dmft_training, protocol_on_a_grid),
+        *(
+            binary_mixture,
+            binning,
+            expectation_of_a_jump,
+            simulated_risk,
+            exit_times,
+            dmft_training,
+            protocol_on_a_grid,
+        ),
     )
 }
 CASES["binning_with_momentum"] = partial(binning, sgd.updates.momentum(0.5))
@@ -478,5 +633,6 @@ if __name__ == "__main__":
     for chosen in sys.argv[1:] or CASES:
         case = CASES[chosen]()
         print(
-            f"{chosen:24s} true {case.true:8.1e}  stated {case.stated:8.1e}  ratio {case.ratio:8.2g}  (bound {case.bound:.2g})", flush=True
+            f"{chosen:24s} true {case.true:8.1e}  stated {case.stated:8.1e}  ratio {case.ratio:8.2g}  (bound {case.bound:.2g})",
+            flush=True,
         )

@@ -43,17 +43,36 @@ HOSTILE = [
     *(object(), object, nothing, fails, xr.Dataset()),
 ]
 ROWS = np.eye(2, 30)
-NETWORK = stand_ins.Sequential(stand_ins.Linear(ROWS), stand_ins.Tanh(), stand_ins.Linear(np.ones((1, 2))))
+NETWORK = stand_ins.Sequential(
+    stand_ins.Linear(ROWS), stand_ins.Tanh(), stand_ins.Linear(np.ones((1, 2)))
+)
 OPTIMISER = stand_ins.optimiser("SGD", {"params": NETWORK.parameters(), "lr": 0.1})
 EFFECTIVE = {
     "loss": lambda x, y: jnp.sum((x - y) ** 2),
     "sample": lambda key, d: jax.random.normal(key, (d,)),
     "statistics": lambda x: x[:1],
-    **{"lr": 0.1, "samples": 64, "seed": 0, "antithetic": None, "controls": None, "names": None, "progress": None},
+    **{
+        "lr": 0.1,
+        "samples": 64,
+        "seed": 0,
+        "antithetic": None,
+        "controls": None,
+        "names": None,
+        "progress": None,
+    },
 }
-NETWORK = {"noise": 0.0, "head": "fixed", "constraint": None, "weight_decay": 0.0, "loss": "squared", "covariance": None}
+NETWORK = {
+    "noise": 0.0,
+    "head": "fixed",
+    "constraint": None,
+    "weight_decay": 0.0,
+    "loss": "squared",
+    "covariance": None,
+}
 FIXED = {"lr": 0.1, "samples_per_dimension": 2.0, "head_rate": 1.0}
-LINEAR = sgd.TeacherStudent(width=1, activation="linear", covariance=sgd.Spectrum([2.0, 1.0], [1, 5]))
+LINEAR = sgd.TeacherStudent(
+    width=1, activation="linear", covariance=sgd.Spectrum([2.0, 1.0], [1, 5])
+)
 SOLVE = {"problem": PROBLEM, "algorithm": SGD, "start": START}
 SPIKED_SOLVE = {"problem": SPIKED, "algorithm": SGD, "start": SPIKED_START}
 WHEN = {"times": [0.0, 1.0], "alpha": None, "steps": None}
@@ -73,7 +92,10 @@ class SGD:
 
 
 CALLS = {
-    "Activation": (sgd.Activation, {"f": jnp.tanh, "kinks": (), "name": None, "coefficients": None}),
+    "Activation": (
+        sgd.Activation,
+        {"f": jnp.tanh, "kinks": (), "name": None, "coefficients": None},
+    ),
     "polynomial": (sgd.polynomial, {"coefficients": [0, 1]}),
     "TeacherStudent": (
         sgd.TeacherStudent,
@@ -87,13 +109,32 @@ CALLS = {
             "teacher_head": None,
         },
     ),
-    "MultiIndex": (sgd.MultiIndex, {**NETWORK, "target": lambda z: z[0], "directions": 1, "width": 2, "activation": "erf", "gram": None}),
-    "GaussianMixture": (sgd.GaussianMixture, {"kind": "binary", "width": 2, "snr": 10.0, "weight_decay": 0.1, "activation": "relu"}),
+    "MultiIndex": (
+        sgd.MultiIndex,
+        {
+            **NETWORK,
+            "target": lambda z: z[0],
+            "directions": 1,
+            "width": 2,
+            "activation": "erf",
+            "gram": None,
+        },
+    ),
+    "GaussianMixture": (
+        sgd.GaussianMixture,
+        {"kind": "binary", "width": 2, "snr": 10.0, "weight_decay": 0.1, "activation": "relu"},
+    ),
     "Problem": (
         sgd.Problem,
         {
             **{name: value for name, value in NETWORK.items() if name not in ("noise", "loss")},
-            **{"loss": lambda f, s, a, z: jnp.sum(f) * s[0] + z, "width": 2, "signals": 1, "gram": None, "clusters": None},
+            **{
+                "loss": lambda f, s, a, z: jnp.sum(f) * s[0] + z,
+                "width": 2,
+                "signals": 1,
+                "gram": None,
+                "clusters": None,
+            },
             **{"parameters": None, "kinks": ()},
         },
     ),
@@ -101,25 +142,57 @@ CALLS = {
         sgd.Rule,
         {
             **{name: value for name, value in NETWORK.items() if name not in ("noise", "loss")},
-            **{"update": lambda f, s, a, z, o: sgd.Move(f * o.Q[0, 0]), "groups": {"w": 2}, "rates": {"w": 1.0}, "risk": None},
-            **{"reads_lengths": False, "signals": 1, "gram": None, "clusters": None, "parameters": None, "kinks": ()},
+            **{
+                "update": lambda f, s, a, z, o: sgd.Move(f * o.Q[0, 0]),
+                "groups": {"w": 2},
+                "rates": {"w": 1.0},
+                "risk": None,
+            },
+            **{
+                "reads_lengths": False,
+                "signals": 1,
+                "gram": None,
+                "clusters": None,
+                "parameters": None,
+                "kinks": (),
+            },
         },
     ),
     "attention": (
         sgd.models.attention,
         {
-            **{"tokens": 2, "noise": 0.1, "token_correlation": 0.2, "gram": None, "constraint": None, "weight_decay": 0.0},
+            **{
+                "tokens": 2,
+                "noise": 0.1,
+                "token_correlation": 0.2,
+                "gram": None,
+                "constraint": None,
+                "weight_decay": 0.0,
+            },
             **{"covariance": None},
         },
     ),
     "positional_semantic": (
         sgd.models.positional_semantic,
-        {"omega": 0.3, "encoding": 1.0, "contrast": 0.5, "constraint": "sphere", "weight_decay": 0.0},
+        {
+            "omega": 0.3,
+            "encoding": 1.0,
+            "contrast": 0.5,
+            "constraint": "sphere",
+            "weight_decay": 0.0,
+        },
     ),
     "sequence_single_index": (
         sgd.models.sequence_single_index,
         {
-            **{"link": "product", "tokens": 2, "target": None, "noise": 0.0, "constraint": "sphere", "token_correlation": None},
+            **{
+                "link": "product",
+                "tokens": 2,
+                "target": None,
+                "noise": 0.0,
+                "constraint": "sphere",
+                "token_correlation": None,
+            },
             **{"means": None, "weight_decay": 0.0, "covariance": None},
         },
     ),
@@ -132,23 +205,56 @@ CALLS = {
         {"width": 1, "activation": "erf", "spikes": (3.0,), "tied": False, "weight_decay": 0.0},
     ),
     "perceptron": (sgd.models.perceptron, {"rule": "hebb", "weight_decay": 0.0}),
-    "gan": (sgd.models.gan, {"rates": None, "noise": 1.0, "generator_noise": 1.0, "normalisation": 1.0, "weight_decay": 0.0}),
+    "gan": (
+        sgd.models.gan,
+        {
+            "rates": None,
+            "noise": 1.0,
+            "generator_noise": 1.0,
+            "normalisation": 1.0,
+            "weight_decay": 0.0,
+        },
+    ),
     "LinearModes": (
         sgd.scaling.LinearModes,
-        {"eigenvalues": [1.0], "counts": [2.0], "errors": [1.0], "noise": 0.0, "kappa": 1.0, "targets": [1.0], "along": None},
+        {
+            "eigenvalues": [1.0],
+            "counts": [2.0],
+            "errors": [1.0],
+            "noise": 0.0,
+            "kappa": 1.0,
+            "targets": [1.0],
+            "along": None,
+        },
     ),
     "LinearModes.risk": (
         sgd.scaling.LinearModes([1.0], [2.0], [1.0]).risk,
         {"steps": [0, 3], "step": 0.1, "batch": 1, "weight_decay": 0.0},
     ),
-    "Spectrum": (sgd.Spectrum, {"eigenvalues": [2.0, 1.0], "multiplicities": [1, 5], "target": None}),
-    "power_law": (sgd.power_law, {"exponent": 1.5, "dimension": 1000, "target": 0.3, "raw": 3, "bins": 4}),
+    "Spectrum": (
+        sgd.Spectrum,
+        {"eigenvalues": [2.0, 1.0], "multiplicities": [1, 5], "target": None},
+    ),
+    "power_law": (
+        sgd.power_law,
+        {"exponent": 1.5, "dimension": 1000, "target": 0.3, "raw": 3, "bins": 4},
+    ),
     "spectrum_of": (sgd.spectrum_of, {"X": np.eye(4, 3), "y": np.ones(4)}),
     "solve_linear": (
         sgd.solve_linear,
-        {"problem": LINEAR, "algorithm": SGD, "start": sgd.random_start(LINEAR), "steps": [1], "kappa": 1.0, "dimension": None},
+        {
+            "problem": LINEAR,
+            "algorithm": SGD,
+            "start": sgd.random_start(LINEAR),
+            "steps": [1],
+            "kappa": 1.0,
+            "dimension": None,
+        },
     ),
-    "RandomFeatures": (sgd.scaling.RandomFeatures, {"data_exponent": 0.7, "target_exponent": 0.3, "features": 10, "inputs": 100}),
+    "RandomFeatures": (
+        sgd.scaling.RandomFeatures,
+        {"data_exponent": 0.7, "target_exponent": 0.3, "features": 10, "inputs": 100},
+    ),
     "Equivalent.risk": (
         sgd.scaling.RandomFeatures(0.7, 0.3, 10).equivalent().risk,
         {"steps": [10, 30], "step": 0.1, "batch": 1, "noise": 0.0},
@@ -157,16 +263,35 @@ CALLS = {
     "compute_optimal": (
         sgd.scaling.compute_optimal,
         {
-            **{"data_exponent": 1.0, "target_exponent": 0.7, "flops": [1e4, 1e5, 1e6, 1e7], "rate": 0.5, "batch": 1},
+            **{
+                "data_exponent": 1.0,
+                "target_exponent": 0.7,
+                "flops": [1e4, 1e5, 1e6, 1e7],
+                "rate": 0.5,
+                "batch": 1,
+            },
             **{"inputs_per_feature": 4.0},
         },
     ),
     "SpikedTensor": (sgd.SpikedTensor, {"order": 2, "snr": 1.2, "ridge": 0.0}),
-    "Start": (sgd.Start, {"M_blocks": np.zeros((1, 1, 2, 1)), "Q_blocks": np.eye(2)[None, None], "a": np.ones((1, 2))}),
-    "OnePassSGD": (sgd.OnePassSGD, {"lr": 0.1, "batch": 1, "head_rate": 1.0, "update": None, "per": "trace"}),
+    "Start": (
+        sgd.Start,
+        {
+            "M_blocks": np.zeros((1, 1, 2, 1)),
+            "Q_blocks": np.eye(2)[None, None],
+            "a": np.ones((1, 2)),
+        },
+    ),
+    "OnePassSGD": (
+        sgd.OnePassSGD,
+        {"lr": 0.1, "batch": 1, "head_rate": 1.0, "update": None, "per": "trace"},
+    ),
     "GradientDescent": (sgd.GradientDescent, FIXED),
     "MultiPassSGD": (sgd.MultiPassSGD, {**FIXED, "batch_fraction": 0.5, "rescale": True}),
-    "PersistentSGD": (sgd.PersistentSGD, {**FIXED, "batch_fraction": 0.5, "rescale": True, "persistence_time": 1.0}),
+    "PersistentSGD": (
+        sgd.PersistentSGD,
+        {**FIXED, "batch_fraction": 0.5, "rescale": True, "persistence_time": 1.0},
+    ),
     "Langevin": (sgd.Langevin, {**FIXED, "temperature": 1.0}),
     "EpochSGD": (sgd.EpochSGD, {**FIXED, "batch": 1, "order": "reshuffle"}),
     "EpochSGD.cells": (sgd.EpochSGD().cells, {"given": 16}),
@@ -189,16 +314,31 @@ CALLS = {
     "updates.adam": (updates.adam, {"memory": 2.0, "eps": 0.1, "weight_decay": 0.0, "beta": 0.9}),
     "updates.rmsprop": (updates.rmsprop, {"memory": 2.0, "eps": 0.1}),
     "updates.adagrad": (updates.adagrad, {"start": 0.1, "eps": 0.0}),
-    "updates.weight_decay": (updates.weight_decay, {"rate": 0.1, "of": None, "decoupled": True, "head": None}),
+    "updates.weight_decay": (
+        updates.weight_decay,
+        {"rate": 0.1, "of": None, "decoupled": True, "head": None},
+    ),
     "updates.gradient_noise": (updates.gradient_noise, {"sigma": 0.1, "of": None}),
     "updates.own": (
         updates.own,
-        {"step": plain_step, "rows": (), "scalars": (), "memory": "none", "rereads": False, "numbers": {"factor": 1.0}},
+        {
+            "step": plain_step,
+            "rows": (),
+            "scalars": (),
+            "memory": "none",
+            "rereads": False,
+            "numbers": {"factor": 1.0},
+        },
     ),
     "from_training": (
         sgd.from_training,
         {
-            **{"network": NETWORK, "loss": stand_ins.MSELoss(), "optimiser": OPTIMISER, "teacher": ROWS[:1]},
+            **{
+                "network": NETWORK,
+                "loss": stand_ins.MSELoss(),
+                "optimiser": OPTIMISER,
+                "teacher": ROWS[:1],
+            },
             **{"teacher_head": [1.0], "teacher_activation": "tanh", "noise": 0.0, "batch": 2},
             **{"activation": "tanh", "input_scale": 1.0, "covariance": None},
         },
@@ -207,23 +347,68 @@ CALLS = {
     "solve_large_batch": (
         sgd.solve_large_batch,
         {
-            **{"problem": PROBLEM, "algorithm": sgd.OnePassSGD(), "start": START, "steps": [0, 3], "samples_per_dimension": 2.0},
+            **{
+                "problem": PROBLEM,
+                "algorithm": sgd.OnePassSGD(),
+                "start": START,
+                "steps": [0, 3],
+                "samples_per_dimension": 2.0,
+            },
             **{"record": None, "evaluate": None},
         },
     ),
-    "contexts": (sgd.contexts, {"problems": {"a": PROBLEM, "b": PROBLEM}, "probabilities": [0.5, 0.5], "heads": "shared"}),
-    "phases": (sgd.phases, {"solver": sgd.solve_ode, "parts": [(PROBLEM, sgd.OnePassSGD(), 1.0)], "start": START}),
-    "start": (sgd.start, {"problem": PROBLEM, "M": [[0.3], [0.1]], "Q": np.eye(2), "a": None, "q": None, "m": None, "r2": None}),
-    "start, wide": (sgd.start, {"problem": PROBLEM, "M": [[0.3], [0.1]], "q": [1.0, 1.0], "a": None}),
+    "contexts": (
+        sgd.contexts,
+        {"problems": {"a": PROBLEM, "b": PROBLEM}, "probabilities": [0.5, 0.5], "heads": "shared"},
+    ),
+    "phases": (
+        sgd.phases,
+        {"solver": sgd.solve_ode, "parts": [(PROBLEM, sgd.OnePassSGD(), 1.0)], "start": START},
+    ),
+    "start": (
+        sgd.start,
+        {
+            "problem": PROBLEM,
+            "M": [[0.3], [0.1]],
+            "Q": np.eye(2),
+            "a": None,
+            "q": None,
+            "m": None,
+            "r2": None,
+        },
+    ),
+    "start, wide": (
+        sgd.start,
+        {"problem": PROBLEM, "M": [[0.3], [0.1]], "q": [1.0, 1.0], "a": None},
+    ),
     "start, spiked": (sgd.start, {"problem": SPIKED, "m": 0.1, "r2": 1.0}),
     "random_start": (
         sgd.random_start,
-        {"problem": PROBLEM, "dimension": 50, "seed": 0, "runs": 1, "scale": 1.0, "orthogonal": False, "a": None, "per": "dimension"},
+        {
+            "problem": PROBLEM,
+            "dimension": 50,
+            "seed": 0,
+            "runs": 1,
+            "scale": 1.0,
+            "orthogonal": False,
+            "a": None,
+            "per": "dimension",
+        },
     ),
-    "random_start, spiked": (sgd.random_start, {"problem": SPIKED, "dimension": 50, "seed": 0, "runs": 1, "scale": 1.0}),
+    "random_start, spiked": (
+        sgd.random_start,
+        {"problem": SPIKED, "dimension": 50, "seed": 0, "runs": 1, "scale": 1.0},
+    ),
     "mean_field_random_start": (
         sgd.mean_field_random_start,
-        {"problem": PROBLEM, "dimension": 50, "seed": 0, "runs": 1, "scale": 1.0, "sampling": "sobol"},
+        {
+            "problem": PROBLEM,
+            "dimension": 50,
+            "seed": 0,
+            "runs": 1,
+            "scale": 1.0,
+            "sampling": "sobol",
+        },
     ),
     "start_from": (sgd.start_from, {"result": result(), "time": -1}),
     "overlaps_of": (
@@ -233,53 +418,151 @@ CALLS = {
             **{"input_scale": 1.0, "output_scale": None, "teacher_scale": None},
         },
     ),
-    "solve_ode": (sgd.solve_ode, {**SOLVE, **WHEN, "dimension": 50, "rtol": 1e-6, "atol": 1e-8, "record": None, "evaluate": None}),
-    "solve_ode, spiked": (sgd.solve_ode, {**SPIKED_SOLVE, **WHEN, "dimension": 50, "rtol": 1e-6, "atol": 1e-8}),
+    "solve_ode": (
+        sgd.solve_ode,
+        {
+            **SOLVE,
+            **WHEN,
+            "dimension": 50,
+            "rtol": 1e-6,
+            "atol": 1e-8,
+            "record": None,
+            "evaluate": None,
+        },
+    ),
+    "solve_ode, spiked": (
+        sgd.solve_ode,
+        {**SPIKED_SOLVE, **WHEN, "dimension": 50, "rtol": 1e-6, "atol": 1e-8},
+    ),
     "solve_sde": (sgd.solve_sde, {**SOLVE, **WHEN, **RUNS, "higher_order": True, "step": 0.1}),
-    "solve_sde, spiked": (sgd.solve_sde, {**SPIKED_SOLVE, **WHEN, **RUNS, "higher_order": True, "step": 0.1}),
-    "solve_mean_field": (sgd.solve_mean_field, {**SOLVE, **WHEN, "dimension": 50, "expectations": "auto", "rtol": 1e-6, "atol": 1e-8}),
+    "solve_sde, spiked": (
+        sgd.solve_sde,
+        {**SPIKED_SOLVE, **WHEN, **RUNS, "higher_order": True, "step": 0.1},
+    ),
+    "solve_mean_field": (
+        sgd.solve_mean_field,
+        {**SOLVE, **WHEN, "dimension": 50, "expectations": "auto", "rtol": 1e-6, "atol": 1e-8},
+    ),
     "solve_dmft": (
         sgd.solve_dmft,
         {
-            **{**DATA, **WHEN, "paths": 512, "seed": 0, "replicates": 2, "tolerance": 1e-4, "rank": None},
+            **{
+                **DATA,
+                **WHEN,
+                "paths": 512,
+                "seed": 0,
+                "replicates": 2,
+                "tolerance": 1e-4,
+                "rank": None,
+            },
             **{"two_time": False, "dtype": "float64", "memory": None, "form": "auto"},
         },
     ),
     "solve_dmft, epochs": (
         sgd.solve_dmft,
-        {**DATA, "algorithm": sgd.EpochSGD(), "alpha": [0.0, 3.0], "paths": 512, "replicates": 2, "cells": 16, "memory": None},
+        {
+            **DATA,
+            "algorithm": sgd.EpochSGD(),
+            "alpha": [0.0, 3.0],
+            "paths": 512,
+            "replicates": 2,
+            "cells": 16,
+            "memory": None,
+        },
     ),
-    "simulate, epochs": (sgd.simulate, {**DATA, "algorithm": sgd.EpochSGD(), "alpha": [0.0, 1.0], **SIMULATE, "shared_data": False}),
+    "simulate, epochs": (
+        sgd.simulate,
+        {
+            **DATA,
+            "algorithm": sgd.EpochSGD(),
+            "alpha": [0.0, 1.0],
+            **SIMULATE,
+            "shared_data": False,
+        },
+    ),
     "early_stopping": (sgd.early_stopping, {"trajectory": result()}),
     "worth_of_repeats": (
         sgd.worth_of_repeats,
         {
-            **{**DATA, "algorithm": sgd.EpochSGD(), "epochs": 2, "paths": 512, "seed": 0, "replicates": 2, "cells": 16},
+            **{
+                **DATA,
+                "algorithm": sgd.EpochSGD(),
+                "epochs": 2,
+                "paths": 512,
+                "seed": 0,
+                "replicates": 2,
+                "cells": 16,
+            },
             **{"dtype": "float64", "memory": None, "progress": None},
         },
     ),
-    "simulate": (sgd.simulate, {**SOLVE, **WHEN, **SIMULATE, "shared_data": False, "stop_at": None}),
-    "simulate, direct": (sgd.simulate, {**SOLVE, "alpha": [0.0, 1.0], **SIMULATE, "method": "direct", "dtype": "float32"}),
+    "simulate": (
+        sgd.simulate,
+        {**SOLVE, **WHEN, **SIMULATE, "shared_data": False, "stop_at": None},
+    ),
+    "simulate, direct": (
+        sgd.simulate,
+        {**SOLVE, "alpha": [0.0, 1.0], **SIMULATE, "method": "direct", "dtype": "float32"},
+    ),
     "simulate, spiked": (sgd.simulate, {**SPIKED_SOLVE, "steps": [0.0, 1.0], **SIMULATE}),
     "simulate, data": (
         sgd.simulate,
-        {**DATA, "steps": [0.0, 1.0], **SIMULATE, "shared_data": False, "stop_at": None, "record": None, "evaluate": None},
+        {
+            **DATA,
+            "steps": [0.0, 1.0],
+            **SIMULATE,
+            "shared_data": False,
+            "stop_at": None,
+            "record": None,
+            "evaluate": None,
+        },
     ),
-    "simulate, data, direct": (sgd.simulate, {**DATA, "steps": [0.0, 1.0], **SIMULATE, "method": "direct", "shared_data": False}),
+    "simulate, data, direct": (
+        sgd.simulate,
+        {**DATA, "steps": [0.0, 1.0], **SIMULATE, "method": "direct", "shared_data": False},
+    ),
     "exit_time": (
         sgd.exit_time,
-        {**SOLVE, **RUNS, "threshold": 0.2, "method": "exact", "max_time": 10.0, "criterion": "risk"},
+        {
+            **SOLVE,
+            **RUNS,
+            "threshold": 0.2,
+            "method": "exact",
+            "max_time": 10.0,
+            "criterion": "risk",
+        },
     ),
-    "expect": (sgd.expect, {"result": result(), "function": lambda f, s, a, z: f[0], "problem": PROBLEM}),
+    "expect": (
+        sgd.expect,
+        {"result": result(), "function": lambda f, s, a, z: f[0], "problem": PROBLEM},
+    ),
     "on_train": (sgd.on_train, {"function": lambda f, s, a, z: f[0]}),
-    "exit_time_of": (sgd.exit_time_of, {"trajectory": result(), "threshold": 0.2, "criterion": "risk"}),
+    "exit_time_of": (
+        sgd.exit_time_of,
+        {"trajectory": result(), "threshold": 0.2, "criterion": "risk"},
+    ),
     "fixed_points": (
         sgd.fixed_points,
-        {"problem": PROBLEM, "algorithm": SGD, "starts": START, "tries": 2, "seed": 0, "tolerance": None, "unphysical": False},
+        {
+            "problem": PROBLEM,
+            "algorithm": SGD,
+            "starts": START,
+            "tries": 2,
+            "seed": 0,
+            "tolerance": None,
+            "unphysical": False,
+        },
     ),
     "hessian_spectrum": (
         sgd.hessian_spectrum,
-        {"problem": PROBLEM, "start": START, "dimension": 50, "constraint": "problem", "run": 0, "tolerance": None},
+        {
+            "problem": PROBLEM,
+            "start": START,
+            "dimension": 50,
+            "constraint": "problem",
+            "run": 0,
+            "tolerance": None,
+        },
     ),
     "increment_covariance": (sgd.increment_covariance, {**SOLVE, "run": 0}),
     "regime": (sgd.regime, {**SOLVE, "dimension": 50}),
@@ -287,32 +570,78 @@ CALLS = {
     "optimal_schedule": (
         sgd.optimal_schedule,
         {
-            **{"problem": PROBLEM, "start": START, "alpha": 1.0, "pieces": 4, "dimension": None, "batch": 1, "head_rate": 1.0},
+            **{
+                "problem": PROBLEM,
+                "start": START,
+                "alpha": 1.0,
+                "pieces": 4,
+                "dimension": None,
+                "batch": 1,
+                "head_rate": 1.0,
+            },
             **{"lr": (0.1, 1.0), "iterations": 2, "restarts": 0, "seed": 0, "progress": None},
         },
     ),
     "optimal_protocol": (
         sgd.optimal_protocol,
         {
-            **{**SOLVE, "alpha": 1.0, "controls": {"lr": (0.1, 1.0)}, "objective": "final", "evaluate": None, "cost": None, "budget": None},
-            **{"pieces": 4, "restarts": 0, "dimension": None, "iterations": 2, "seed": 0, "progress": None},
+            **{
+                **SOLVE,
+                "alpha": 1.0,
+                "controls": {"lr": (0.1, 1.0)},
+                "objective": "final",
+                "evaluate": None,
+                "cost": None,
+                "budget": None,
+            },
+            **{
+                "pieces": 4,
+                "restarts": 0,
+                "dimension": None,
+                "iterations": 2,
+                "seed": 0,
+                "progress": None,
+            },
         },
     ),
     "certify": (
         sgd.certify,
         {
-            **{**SOLVE, **WHEN, "dimension": 50, "dimensions": [30, 60, 120], "runs": 50, "level": 1e-3, "paths": 256},
+            **{
+                **SOLVE,
+                **WHEN,
+                "dimension": 50,
+                "dimensions": [30, 60, 120],
+                "runs": 50,
+                "level": 1e-3,
+                "paths": 256,
+            },
             **{"seed": 0, "progress": None},
         },
     ),
-    "information_exponent": (sgd.information_exponent, {"f": "he3", "kinks": (), "tolerance": 1e-6}),
+    "information_exponent": (
+        sgd.information_exponent,
+        {"f": "he3", "kinks": (), "tolerance": 1e-6},
+    ),
     "generative_exponent": (sgd.generative_exponent, {"f": "he3", "kinks": (), "tolerance": 1e-6}),
     "hermite_coefficients": (sgd.hermite_coefficients, {"f": "he3", "n": 4, "kinks": ()}),
     "hermite_series": (sgd.hermite_series, {"f": "he3", "n": 4, "kinks": ()}),
-    "leap_complexity": (sgd.leap_complexity, {"g": lambda z: z[0] * z[1], "variables": 2, "kinks": (), "tolerance": 1e-6}),
-    "sample_complexity": (sgd.sample_complexity, {"f": "he3", "lr": None, "noise": 0.0, "overlap": 0.5, "kinks": ()}),
-    "effective_dynamics": (sgd.effective_dynamics, {**EFFECTIVE, "point": np.zeros(5), "dimension": 5}),
-    "effective_scaling": (sgd.effective_scaling, {**EFFECTIVE, "point": lambda d: np.zeros(d), "dimensions": [4, 5, 6]}),
+    "leap_complexity": (
+        sgd.leap_complexity,
+        {"g": lambda z: z[0] * z[1], "variables": 2, "kinks": (), "tolerance": 1e-6},
+    ),
+    "sample_complexity": (
+        sgd.sample_complexity,
+        {"f": "he3", "lr": None, "noise": 0.0, "overlap": 0.5, "kinks": ()},
+    ),
+    "effective_dynamics": (
+        sgd.effective_dynamics,
+        {**EFFECTIVE, "point": np.zeros(5), "dimension": 5},
+    ),
+    "effective_scaling": (
+        sgd.effective_scaling,
+        {**EFFECTIVE, "point": lambda d: np.zeros(d), "dimensions": [4, 5, 6]},
+    ),
     "compare": (sgd.compare, {"theory": result(), "simulation": result()}),
     "save": (sgd.save, {"result": result(), "path": "saved.nc"}),
     "load": (sgd.load, {"path": "saved.nc", "group": None}),
@@ -322,16 +651,48 @@ CALLS = {
     "sweep": (
         sgd.sweep,
         {
-            **{**SOLVE, "solver": "solve_ode", "over": {"lr": [0.1, 0.2]}, "store": None, "workers": 1, "scheduler": None},
+            **{
+                **SOLVE,
+                "solver": "solve_ode",
+                "over": {"lr": [0.1, 0.2]},
+                "store": None,
+                "workers": 1,
+                "scheduler": None,
+            },
             **{"shard": None, "progress": None, "times": [1.0]},
         },
     ),
-    "mean_field_density": (sgd.mean_field_density, {"result": result(), "time": -1, "ax": None, "run": None, "bins": 3}),
-    "plot.risk": (plot.risk, {"result": result(), "ax": None, "x": "t", "excess": None, "train": False, "log": True, "label": None}),
-    "plot.overlaps": (plot.overlaps, {"result": result(), "ax": None, "x": "t", "name": "M", "label": None}),
+    "mean_field_density": (
+        sgd.mean_field_density,
+        {"result": result(), "time": -1, "ax": None, "run": None, "bins": 3},
+    ),
+    "plot.risk": (
+        plot.risk,
+        {
+            "result": result(),
+            "ax": None,
+            "x": "t",
+            "excess": None,
+            "train": False,
+            "log": True,
+            "label": None,
+        },
+    ),
+    "plot.overlaps": (
+        plot.overlaps,
+        {"result": result(), "ax": None, "x": "t", "name": "M", "label": None},
+    ),
     "plot.phase_diagram": (
         plot.phase_diagram,
-        {"dataset": swept(), "x": "lr", "y": "noise", "value": "mean", "ax": None, "log": None, "label": None},
+        {
+            "dataset": swept(),
+            "x": "lr",
+            "y": "noise",
+            "value": "mean",
+            "ax": None,
+            "log": None,
+            "label": None,
+        },
     ),
     "plot.protocol": (plot.protocol, {"result": result()}),
     "plot.regime_map": (plot.regime_map, {"regimes": [], "ax": None}),
@@ -378,7 +739,9 @@ def test_hostile_values(name, tmp_path, monkeypatch):
     function, good = CALLS[name]
     slowest = 0.0
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # of the library's own: runs that diverged, and their like
+        warnings.simplefilter(
+            "ignore", UserWarning
+        )  # of the library's own: runs that diverged, and their like
         warnings.simplefilter("error", RuntimeWarning)
         warnings.simplefilter("error", DeprecationWarning)
         for argument in good:
@@ -399,5 +762,7 @@ def test_every_public_function_is_tried():
     tried = {function for function, _ in CALLS.values()}
     for name in sgd.__all__:
         one = getattr(sgd, name)
-        returned = inspect.isclass(one) and one.__module__.startswith(("sgdynamics.analysis", "sgdynamics.limits", "sgdynamics.sweeps"))
+        returned = inspect.isclass(one) and one.__module__.startswith(
+            ("sgdynamics.analysis", "sgdynamics.limits", "sgdynamics.sweeps")
+        )
         assert name in NOT_CALLED or returned or one in tried, name

@@ -17,7 +17,9 @@ def test_the_numbers_are_those_stored(name):
     make_room()
     found = store.gaps(CASES[name](), STORED[name])
     wrong = {array: f"{gap:.1e}" for array, gap in found.items() if not gap <= store.RELATIVE}
-    assert wrong == {}, f"{len(wrong)} of {len(found)} arrays of {name!r} are not those stored; largest relative differences"
+    assert wrong == {}, (
+        f"{len(wrong)} of {len(found)} arrays of {name!r} are not those stored; largest relative differences"
+    )
 
 
 def test_the_store_is_that_of_the_table():

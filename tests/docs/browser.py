@@ -38,18 +38,43 @@ class Browser:
         self._profile = tempfile.mkdtemp(prefix="sgdynamics-browser-")
         read_by_it, self._out = os.pipe()
         self._in, written_by_it = os.pipe()
-        flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars", "--no-first-run"]
-        flags += ["--disable-background-networking", "--disable-component-update", "--allow-file-access-from-files", "--mute-audio"]
-        command = [str(installed()), *flags, f"--user-data-dir={self._profile}", "--remote-debugging-pipe", "about:blank"]
+        flags = [
+            "--headless=new",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-dev-shm-usage",
+            "--hide-scrollbars",
+            "--no-first-run",
+        ]
+        flags += [
+            "--disable-background-networking",
+            "--disable-component-update",
+            "--allow-file-access-from-files",
+            "--mute-audio",
+        ]
+        command = [
+            str(installed()),
+            *flags,
+            f"--user-data-dir={self._profile}",
+            "--remote-debugging-pipe",
+            "about:blank",
+        ]
         # it reads from 3 and writes to 4
         line = f"exec 3<&{read_by_it} 4>&{written_by_it}; exec {shlex.join(command)}"
         ends = (read_by_it, written_by_it)
-        self._process = subprocess.Popen(["/bin/bash", "-c", line], pass_fds=ends, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self._process = subprocess.Popen(
+            ["/bin/bash", "-c", line],
+            pass_fds=ends,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
         for end in ends:
             os.close(end)
         self._session: str | None = None
         target = self.ask("Target.createTarget", url="about:blank")["targetId"]
-        self._session = self.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        self._session = self.ask("Target.attachToTarget", targetId=target, flatten=True)[
+            "sessionId"
+        ]
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.ask(f"{domain}.enable")
         return self
@@ -77,9 +102,17 @@ class Browser:
     def _heed(self, message: dict[str, Any]) -> None:
         told, name = message.get("params", {}), message.get("method")
         if name == "Runtime.exceptionThrown":
-            self.complaints.append("script: " + told["exceptionDetails"].get("exception", {}).get("description", "an exception"))
+            self.complaints.append(
+                "script: "
+                + told["exceptionDetails"].get("exception", {}).get("description", "an exception")
+            )
         elif name == "Runtime.consoleAPICalled" and told["type"] in ("error", "assert"):
-            self.complaints.append("console: " + " ".join(str(one.get("value", one.get("description", ""))) for one in told["args"]))
+            self.complaints.append(
+                "console: "
+                + " ".join(
+                    str(one.get("value", one.get("description", ""))) for one in told["args"]
+                )
+            )
         elif name == "Log.entryAdded" and told["entry"]["level"] == "error":
             self.complaints.append(f"{told['entry']['text']} {told['entry'].get('url', '')}")
         elif name == "Network.loadingFailed" and not told.get("canceled"):
@@ -88,7 +121,9 @@ class Browser:
     def ask(self, method: str, **params: Any) -> dict[str, Any]:
         """The answer to one command of the protocol."""
         self._number += 1
-        sent = {"id": self._number, "method": method, "params": params} | ({"sessionId": self._session} if self._session else {})
+        sent = {"id": self._number, "method": method, "params": params} | (
+            {"sessionId": self._session} if self._session else {}
+        )
         os.write(self._out, json.dumps(sent).encode() + b"\0")
         return self._until(lambda message: message.get("id") == self._number, method)
 
@@ -104,7 +139,13 @@ class Browser:
 
     def size(self, width: int, height: int = 900) -> None:
         """The window, in CSS pixels."""
-        self.ask("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+        self.ask(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=False,
+        )
 
     def open(self, url: str) -> None:
         """Load a page, with its fonts."""
@@ -115,9 +156,15 @@ class Browser:
 
     def run(self, script: str) -> Any:
         """The value of an expression in the page."""
-        answer = self.ask("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        answer = self.ask(
+            "Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True
+        )
         if "exceptionDetails" in answer:
-            raise RuntimeError(answer["exceptionDetails"].get("exception", {}).get("description", "the script failed"))
+            raise RuntimeError(
+                answer["exceptionDetails"]
+                .get("exception", {})
+                .get("description", "the script failed")
+            )
         return answer["result"].get("value")
 
     def picture(self, path: Path, selector: str | None = None) -> None:
@@ -126,6 +173,19 @@ class Browser:
         if selector is not None:
             script = "(({x, y, width, height}) => ({x, y: y + scrollY, width, height}))(document.querySelector(%s).getBoundingClientRect())"
             box = self.run(script % json.dumps(selector))
-            clip = {"clip": {"x": box["x"] - 8, "y": box["y"] - 8, "width": box["width"] + 16, "height": box["height"] + 16, "scale": 1}}
-        shot = self.ask("Page.captureScreenshot", format="png", captureBeyondViewport=selector is not None, **clip)
+            clip = {
+                "clip": {
+                    "x": box["x"] - 8,
+                    "y": box["y"] - 8,
+                    "width": box["width"] + 16,
+                    "height": box["height"] + 16,
+                    "scale": 1,
+                }
+            }
+        shot = self.ask(
+            "Page.captureScreenshot",
+            format="png",
+            captureBeyondViewport=selector is not None,
+            **clip,
+        )
         path.write_bytes(base64.b64decode(shot["data"]))

@@ -22,7 +22,11 @@ import sgdynamics as sgd
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted(page for page in DOCS.rglob("*.md"))
-EXAMPLES = [page.relative_to(DOCS).as_posix() for page in PAGES if "```python\n" in page.read_text(encoding="utf-8")]
+EXAMPLES = [
+    page.relative_to(DOCS).as_posix()
+    for page in PAGES
+    if "```python\n" in page.read_text(encoding="utf-8")
+]
 API = sorted((DOCS / "api").glob("*.md"))
 SLOW = (
     "certify",
@@ -36,13 +40,20 @@ SLOW = (
     "MeasuredSuccess",
     "outcome",
 )
-SLOW += ("solve_mean_field", "mean_field_density", "solve_dmft", "solve_sde")  # of docstrings: the same
+SLOW += (
+    "solve_mean_field",
+    "mean_field_density",
+    "solve_dmft",
+    "solve_sde",
+)  # of docstrings: the same
 sys.path.insert(0, str(DOCS))
 import examples  # noqa: E402  the blocks of the pages, and their pictures
 import sections  # noqa: E402  what a public docstring must say, as the build asks too
 
 NUMBER = re.compile(r"[-+]?\d+\.?\d*(?:e[-+]?\d+)?")
-TOLERANCE = 0.02  # relative: what is printed has few digits, and random numbers may change with the machine
+TOLERANCE = (
+    0.02  # relative: what is printed has few digits, and random numbers may change with the machine
+)
 EQUATIONS = 43  # of theory.md
 
 
@@ -51,7 +62,11 @@ def same_text(one: str, other: str) -> bool:
     if NUMBER.sub("#", one).split() != NUMBER.sub("#", other).split():
         return False
     for left, right in zip(NUMBER.findall(one), NUMBER.findall(other), strict=True):
-        last = 10.0 ** -len(right.partition("e")[0].partition(".")[2]) if "." in right and "e" not in right else 0.0
+        last = (
+            10.0 ** -len(right.partition("e")[0].partition(".")[2])
+            if "." in right and "e" not in right
+            else 0.0
+        )
         if not math.isclose(float(left), float(right), rel_tol=TOLERANCE, abs_tol=1.01 * last):
             return False
     return True
@@ -71,19 +86,29 @@ def test_examples_run_and_print_what_is_shown(name, tmp_path, monkeypatch, capsy
 
     monkeypatch.chdir(tmp_path)
     names: dict = {"__name__": "example"}
-    for block in examples.blocks(name.removesuffix(".md"), (DOCS / name).read_text(encoding="utf-8")):
+    for block in examples.blocks(
+        name.removesuffix(".md"), (DOCS / name).read_text(encoding="utf-8")
+    ):
         names.pop("fig", None)
         exec(compile(block.code, name, "exec"), names)
         printed = capsys.readouterr().out
-        assert same_text(printed, block.shown), f"{name} shows\n{block.shown}\nand prints\n{printed}"
+        assert same_text(printed, block.shown), (
+            f"{name} shows\n{block.shown}\nand prints\n{printed}"
+        )
         if block.picture:
-            assert "fig" in names, f"{name} has a picture behind a block that draws no fig:\n{block.code}"
+            assert "fig" in names, (
+                f"{name} has a picture behind a block that draws no fig:\n{block.code}"
+            )
             examples.keep(names["fig"], block.picture)
         plt.close("all")
 
 
 def test_pictures_belong_to_the_code_that_drew_them():
-    codes = ["```python\nx = 1\n```\n\n```text\n1\n```\n", "```python\ny = 2\n```\n", "```python\nz = 3\n```\n"]
+    codes = [
+        "```python\nx = 1\n```\n\n```text\n1\n```\n",
+        "```python\ny = 2\n```\n",
+        "```python\nz = 3\n```\n",
+    ]
     page = "{}\n```{{picture}} One.\n```\n\n{}\n{}\n```{{picture}} Two.\n```\n".format(*codes)
     first, none, second = examples.blocks("howto/page", page)
     assert (first.shown, none.shown, none.picture) == ("1\n", "", None)
@@ -99,7 +124,9 @@ def test_examples_print_results_rather_than_tests(name):
     text = (DOCS / name).read_text(encoding="utf-8")
     for block in examples.blocks(name.removesuffix(".md"), text):
         for line in block.shown.splitlines():
-            assert not line.split() or not set(line.split()) <= {"True", "False"}, f"{name} prints {line!r}:\n{block.code}"
+            assert not line.split() or not set(line.split()) <= {"True", "False"}, (
+                f"{name} prints {line!r}:\n{block.code}"
+            )
 
 
 NO_PICTURE = ("units.md", "howto/command_line.md")  # they compute nothing that one would draw
@@ -109,7 +136,9 @@ NO_PICTURE = ("units.md", "howto/command_line.md")  # they compute nothing that 
 def test_pages_that_compute_show_pictures(name):
     text = (DOCS / name).read_text(encoding="utf-8")
     pictures = [block for block in examples.blocks(name.removesuffix(".md"), text) if block.picture]
-    assert len(pictures) == text.count("```{picture}"), "a picture stands right behind the block that draws it, or behind what that prints"
+    assert len(pictures) == text.count("```{picture}"), (
+        "a picture stands right behind the block that draws it, or behind what that prints"
+    )
     assert bool(pictures) == (name not in NO_PICTURE)
 
 
@@ -152,7 +181,12 @@ def test_examples_of_docstrings_run(page, slow, tmp_path, monkeypatch):
 
 
 def test_docstrings_say_what_they_must():
-    wrong = [f"{name}: {fault}" for page in API for kind, name, one in sections.shown(page) for fault in sections.faults(kind, one)]
+    wrong = [
+        f"{name}: {fault}"
+        for page in API
+        for kind, name, one in sections.shown(page)
+        for fault in sections.faults(kind, one)
+    ]
     assert wrong == []
     assert sum(1 for page in API for _ in sections.shown(page)) > 250  # it sees them
 
@@ -195,9 +229,17 @@ def documented(value: float, /, count: int = 2, name: str | None = None, *others
         ("value : float", "values : float", "there is no argument values"),
         ("    In t.\n", "", "argument value has no description"),
         ("default 2", "default 3", "argument count has the default 2, the docstring says 3"),
-        ("int, default 2", "int", "argument count has the default 2, the docstring does not say so"),
+        (
+            "int, default 2",
+            "int",
+            "argument count has the default 2, the docstring does not say so",
+        ),
         ("str, optional", "str", "argument name is optional, the docstring does not say so"),
-        ("value : float", "value : float, optional", "argument value has no default, the docstring says it has"),
+        (
+            "value : float",
+            "value : float, optional",
+            "argument value has no default, the docstring says it has",
+        ),
         ("A sum.", "A `sum`.", "code in single backticks: give it two"),
     ],
 )
@@ -209,7 +251,11 @@ def test_what_docstrings_lack_is_told(before, after, fault, monkeypatch):
     assert fault in found if fault else found == []
 
 
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md"], ids=lambda page: page.relative_to(ROOT).as_posix())
+@pytest.mark.parametrize(
+    "page",
+    [*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md"],
+    ids=lambda page: page.relative_to(ROOT).as_posix(),
+)
 def test_links_lead_to_files(page):
     text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", text):
@@ -218,8 +264,13 @@ def test_links_lead_to_files(page):
 
 
 def test_the_version_to_cite_is_this_one():
-    for path, line in ((ROOT / "CITATION.cff", f"version: {sgd.__version__}\n"), (DOCS / "citing.md", f"version = {{{sgd.__version__}}},")):
-        assert line in path.read_text(encoding="utf-8"), f"{path.name} has another version than {sgd.__version__}"
+    for path, line in (
+        (ROOT / "CITATION.cff", f"version: {sgd.__version__}\n"),
+        (DOCS / "citing.md", f"version = {{{sgd.__version__}}},"),
+    ):
+        assert line in path.read_text(encoding="utf-8"), (
+            f"{path.name} has another version than {sgd.__version__}"
+        )
 
 
 @pytest.mark.slow
@@ -230,9 +281,20 @@ def test_the_array_of_jobs_runs_and_its_last_job_writes_the_whole(tmp_path):
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     for job in (3, 4):
         assert not (tmp_path / "shared/grid-sweep.nc").exists()
-        array = {"SLURM_ARRAY_TASK_ID": str(job), "SLURM_ARRAY_TASK_MIN": "3", "SLURM_ARRAY_TASK_COUNT": "2", "SLURM_CPUS_PER_TASK": "1"}
+        array = {
+            "SLURM_ARRAY_TASK_ID": str(job),
+            "SLURM_ARRAY_TASK_MIN": "3",
+            "SLURM_ARRAY_TASK_COUNT": "2",
+            "SLURM_CPUS_PER_TASK": "1",
+        }
         command = ["bash", str(ROOT / "examples/array.slurm"), str(grid), str(tmp_path / "shared")]
-        done = subprocess.run(command, env={**os.environ, "PATH": path, **array}, capture_output=True, text=True, timeout=300)
+        done = subprocess.run(
+            command,
+            env={**os.environ, "PATH": path, **array},
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
         assert done.returncode == 0, done.stderr
     assert sgd.load(tmp_path / "shared/grid-sweep.nc").risk.notnull().all()
 
@@ -270,7 +332,12 @@ def test_every_public_name_is_in_the_api():
     text = "".join(page.read_text(encoding="utf-8") for page in (DOCS / "api").glob("*.md"))
     listed = re.findall(r"auto(?:function|class|module):: ([\w.]+)", text)
     assert len(listed) == len(set(listed))
-    shown = {name.rpartition(".")[2] for name in listed} | {"__version__", "papers", "models", "scaling"}
+    shown = {name.rpartition(".")[2] for name in listed} | {
+        "__version__",
+        "papers",
+        "models",
+        "scaling",
+    }
     assert not set(sgd.__all__) - shown, "add them to a page of docs/api"
 
 
@@ -303,7 +370,13 @@ def test_pages_build_without_a_warning(tmp_path):
     # the search lists the main index entries first: a word of the literature leads to the page about it
     text = (tmp_path / "html/searchindex.js").read_text(encoding="utf-8")
     index = json.loads(text.removeprefix("Search.setIndex(").rstrip().removesuffix(")"))
-    pages = {"escape time": "theory", "saad": "theory", "solla": "theory", "adam": "howto/optimisers", "exit_time": "howto/solver"}
+    pages = {
+        "escape time": "theory",
+        "saad": "theory",
+        "solla": "theory",
+        "adam": "howto/optimisers",
+        "exit_time": "howto/solver",
+    }
     for word, page in pages.items():
         main = [index["docnames"][place[0]] for place in index["indexentries"][word] if place[2]]
         assert main == [page], word

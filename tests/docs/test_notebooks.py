@@ -33,10 +33,14 @@ def test_there_are_eight_and_the_page_lists_them():
 def test_stored_cells_are_those_of_the_source(name):
     """And there is what a reader looks for: pictures, something printed, no warning, and no folder of the machine that ran it."""
     source, found = run_notebooks.notebook(name), stored(name)
-    cells = [[(cell.cell_type, cell.source, cell.id) for cell in one.cells] for one in (source, found)]
+    cells = [
+        [(cell.cell_type, cell.source, cell.id) for cell in one.cells] for one in (source, found)
+    ]
     assert cells[0] == cells[1], f"python docs/run_notebooks.py {name} stores it anew"
     outputs = [one for cell in found.cells for one in cell.get("outputs", ())]
-    assert [one for one in outputs if one["output_type"] == "error" or one.get("name") == "stderr"] == []
+    assert [
+        one for one in outputs if one["output_type"] == "error" or one.get("name") == "stderr"
+    ] == []
     assert sum("image/png" in one.get("data", {}) for one in outputs) >= 1
     assert run_notebooks.printed(found)
     assert not re.search(r"/(tmp|work|home|root)/", run_notebooks.printed(found))
@@ -48,7 +52,8 @@ def shown(found) -> list[str]:
         "".join(one["data"]["text/html"])
         for cell in found.cells
         for one in cell.get("outputs", ())
-        if one["output_type"] == "execute_result" and "class='sgdynamics-result'" in one["data"].get("text/html", "")
+        if one["output_type"] == "execute_result"
+        and "class='sgdynamics-result'" in one["data"].get("text/html", "")
     ]
 
 
@@ -80,7 +85,10 @@ def test_a_notebook_without_a_result_is_noticed():
 def test_notebooks_run_and_print_what_is_stored(name):
     pytest.importorskip("ipykernel")
     pytest.importorskip("nbclient")
-    now, before = run_notebooks.printed(run_notebooks.run(name, run_notebooks.RUN)), run_notebooks.printed(stored(name))
+    now, before = (
+        run_notebooks.printed(run_notebooks.run(name, run_notebooks.RUN)),
+        run_notebooks.printed(stored(name)),
+    )
     assert same_text(now, before), f"{name} has stored\n{before}\nand prints\n{now}"
 
 

@@ -24,14 +24,24 @@ SOURCES = "_modules"  # the code itself has lines of 140 characters, which scrol
 
 PICTURES = Path(__file__).parent / "pictures"
 # what was cut off, or had brackets and roots of one size, before formulas had their own fonts
-FORMULAS = {"split": "div.equation", "brackets": "#equation-eq3", "fractions": "#equation-eq5", "root": "#equation-eq33"}
+FORMULAS = {
+    "split": "div.equation",
+    "brackets": "#equation-eq3",
+    "fractions": "#equation-eq5",
+    "root": "#equation-eq33",
+}
 # tables that lost stars, came out as raw pipes, or were cut at the right
 TABLES = {
     "units": ("units.html", "#what-is-what table"),
-    "critical_points": ("api/papers.html", "[id='sgdynamics.papers.escaping_mediocrity.critical_points'] + dd pre"),
+    "critical_points": (
+        "api/papers.html",
+        "[id='sgdynamics.papers.escaping_mediocrity.critical_points'] + dd pre",
+    ),
     "errata": ("errata.html", "table"),
 }
-PIECES = {name: ("theory.html", f"{selector} .katex-html") for name, selector in FORMULAS.items()} | TABLES
+PIECES = {
+    name: ("theory.html", f"{selector} .katex-html") for name, selector in FORMULAS.items()
+} | TABLES
 # the text in the fonts of the formulas, whatever fonts the machine has
 SAME_FONTS = """
 (() => {
@@ -44,7 +54,9 @@ SAME_FONTS = """
 })()
 """
 
-pytestmark = pytest.mark.skipif(FOLDER is None, reason="PAGES does not name the folder of the built pages: `make docs` does")
+pytestmark = pytest.mark.skipif(
+    FOLDER is None, reason="PAGES does not name the folder of the built pages: `make docs` does"
+)
 
 
 @pytest.fixture(scope="module")
@@ -76,9 +88,18 @@ def test_every_page_is_drawn_whole_and_links_lead_somewhere(browser):
     wrong, anchors, links = [], {}, []
     for page in pages:
         name = page.relative_to(root).as_posix()
-        wrong += [f"{name} {fault}" for fault in faults(browser, page.as_uri(), name.startswith(SOURCES))]
-        anchors[page] = set(browser.run("[...document.querySelectorAll('[id]')].map((one) => one.id)"))
-        links += [(page, link) for link in set(browser.run("[...document.querySelectorAll('a[href]')].map((one) => one.href)"))]
+        wrong += [
+            f"{name} {fault}" for fault in faults(browser, page.as_uri(), name.startswith(SOURCES))
+        ]
+        anchors[page] = set(
+            browser.run("[...document.querySelectorAll('[id]')].map((one) => one.id)")
+        )
+        links += [
+            (page, link)
+            for link in set(
+                browser.run("[...document.querySelectorAll('a[href]')].map((one) => one.href)")
+            )
+        ]
     for page, link in links:
         place, anchor = urldefrag(link)
         if urlparse(place).scheme != "file":
@@ -86,8 +107,15 @@ def test_every_page_is_drawn_whole_and_links_lead_somewhere(browser):
         target = Path(unquote(urlparse(place).path))
         if not target.is_file():
             wrong.append(f"{page.relative_to(root)} links to {target}, which is not there")
-        elif anchor and "=" not in anchor and target in anchors and unquote(anchor) not in anchors[target]:  # a state of the explorer has =
-            wrong.append(f"{page.relative_to(root)} links to {target.relative_to(root)}#{anchor}, which is not there")
+        elif (
+            anchor
+            and "=" not in anchor
+            and target in anchors
+            and unquote(anchor) not in anchors[target]
+        ):  # a state of the explorer has =
+            wrong.append(
+                f"{page.relative_to(root)} links to {target.relative_to(root)}#{anchor}, which is not there"
+            )
     assert len(links) > 1000  # it sees them
     assert not wrong, f"{len(wrong)} faults\n" + "\n".join(wrong)
 
@@ -101,8 +129,14 @@ SOUND = "<p>All is well: $ 3, λ* and x ← y.</p><pre>short</pre><div class='eq
         (SOUND, None),
         ("<div style='width: 2000px'>wide</div>", "the page is 20"),
         ("<pre style='overflow: auto; width: 300px'>" + "x" * 100 + "</pre>", "at 1280 px: cut by"),
-        ("<p style='overflow: hidden; width: 300px; white-space: nowrap'>" + "x" * 100 + "</p>", "at 400 px: cut by"),
-        ("<div class='formula' style='overflow: hidden; height: 10px'>x<br>y</div>", "cut below by"),
+        (
+            "<p style='overflow: hidden; width: 300px; white-space: nowrap'>" + "x" * 100 + "</p>",
+            "at 400 px: cut by",
+        ),
+        (
+            "<div class='formula' style='overflow: hidden; height: 10px'>x<br>y</div>",
+            "cut below by",
+        ),
         ("<p>first</p><p style='margin-top: -30px'>second</p>", "overprinted"),
         (
             "<div class='equation' style='display: flex; width: 60px'><b>x + y + z</b><i style='margin-left: -40px'>(1)</i></div>",
@@ -118,7 +152,9 @@ SOUND = "<p>All is well: $ 3, λ* and x ← y.</p><pre>short</pre><div class='eq
 )
 def test_faults_are_seen(browser, body, fault, tmp_path):
     page = tmp_path / "page.html"
-    page.write_text(f"<!doctype html><meta charset=utf-8><body><div role=main>{body}</div>", encoding="utf-8")
+    page.write_text(
+        f"<!doctype html><meta charset=utf-8><body><div role=main>{body}</div>", encoding="utf-8"
+    )
     found = faults(browser, page.as_uri())
     assert any(fault in one for one in found) if fault else found == [], found
 
@@ -148,7 +184,10 @@ def difference(one: np.ndarray, other: np.ndarray) -> float:
         return image[:height, :width].reshape(height // 3, 3, width // 3, 3).mean((1, 3))
 
     shifts = [(down, across) for down in (-1, 0, 1) for across in (-1, 0, 1)]
-    return min(float(abs(squares(np.roll(one, by, (0, 1))) - squares(other)).sum() / squares(other).sum()) for by in shifts)
+    return min(
+        float(abs(squares(np.roll(one, by, (0, 1))) - squares(other)).sum() / squares(other).sum())
+        for by in shifts
+    )
 
 
 @pytest.mark.parametrize("name", FORMULAS)
@@ -162,7 +201,9 @@ def pictures(browser: Browser, name: str, folder: Path) -> tuple[np.ndarray, np.
     """A piece of a page as it is now, and as it was."""
     piece(browser, name, folder / "now.png")
     now, before = ink(folder / "now.png"), ink(PICTURES / f"{name}.png")
-    assert np.allclose(now.shape, before.shape, atol=2), f"{name}: {now.shape} pixels for {before.shape}"
+    assert np.allclose(now.shape, before.shape, atol=2), (
+        f"{name}: {now.shape} pixels for {before.shape}"
+    )
     return now, before
 
 
@@ -172,7 +213,11 @@ TILE = 24  # pixels: a word or less
 def tiles(one: np.ndarray, other: np.ndarray) -> list[float]:
     """The difference of two pictures in every tile that has ink; on a whole table one lost star would be nothing."""
     height, width = (min(sizes) for sizes in zip(one.shape, other.shape, strict=True))
-    places = [np.s_[y : y + TILE, x : x + TILE] for y in range(0, height - TILE, TILE) for x in range(0, width - TILE, TILE)]
+    places = [
+        np.s_[y : y + TILE, x : x + TILE]
+        for y in range(0, height - TILE, TILE)
+        for x in range(0, width - TILE, TILE)
+    ]
     return [difference(one[place], other[place]) for place in places if other[place].sum() > TILE]
 
 

@@ -51,9 +51,14 @@ def test_readme_picture_is_what_its_script_draws(tmp_path):
     assert kept.keys() == now.keys()
     for d, one in now.items():
         for name, values in one.items():
-            np.testing.assert_allclose(kept[d][name], values, rtol=TOLERANCE, atol=1e-6, err_msg=f"{name} at d = {d}")
+            np.testing.assert_allclose(
+                kept[d][name], values, rtol=TOLERANCE, atol=1e-6, err_msg=f"{name} at d = {d}"
+            )
     plateau.drawn(kept, tmp_path / "again.png")
-    one, other = (matplotlib.image.imread(file)[..., :3] for file in (PICTURE.with_suffix(".png"), tmp_path / "again.png"))
+    one, other = (
+        matplotlib.image.imread(file)[..., :3]
+        for file in (PICTURE.with_suffix(".png"), tmp_path / "again.png")
+    )
     assert one.shape == other.shape
     assert np.mean(np.abs(one - other)) < 0.01
 
@@ -82,9 +87,13 @@ def test_demo_at_a_small_size(tmp_path, capsys):
     assert sorted(file.name for file in tmp_path.iterdir()) == ["demo.nc", "demo.png"]
     assert (tmp_path / "demo.png").stat().st_size > 10_000
     assert sgd.load(tmp_path / "demo.nc", group="exact").sizes["run"] == 100
-    theory, exact, direct = (sgd.load(tmp_path / "demo.nc", group=name) for name in ("theory", "exact", "direct"))
+    theory, exact, direct = (
+        sgd.load(tmp_path / "demo.nc", group=name) for name in ("theory", "exact", "direct")
+    )
     # what is printed: risk and M_1 at six times, of the exact runs and then of the direct ones
-    apart = np.array(re.findall(r"([+-]\d+\.\d) s\.e\.", shown.out), dtype=float).reshape(2, len(demo.SHOWN), 2)
+    apart = np.array(re.findall(r"([+-]\d+\.\d) s\.e\.", shown.out), dtype=float).reshape(
+        2, len(demo.SHOWN), 2
+    )
     rows = [int(np.argmin(np.abs(exact.t.values - when))) for when in demo.SHOWN]
     for printed, result in zip(apart, (exact, direct), strict=True):
         table = sgd.compare(theory, result).isel(time=rows)
@@ -108,11 +117,15 @@ def test_real_data(tmp_path, capsys):
     assert [file.name for file in tmp_path.iterdir()] == ["real_data.png"]
     assert (tmp_path / "real_data.png").stat().st_size > 10_000
     # mean of SGD, its error, Gaussian theory, theory with kappa; apart as printed
-    rows = re.findall(r"(\d+)  +([\d.]+) ± ([\d.]+)  +([\d.]+)  +([+-][\d.]+)%  +([\d.]+)  +([+-][\d.]+)%", shown)
+    rows = re.findall(
+        r"(\d+)  +([\d.]+) ± ([\d.]+)  +([\d.]+)  +([+-][\d.]+)%  +([\d.]+)  +([+-][\d.]+)%", shown
+    )
     table = np.array(rows, dtype=float).reshape(len(real.RATES), len(real.STEPS), 7)
     np.testing.assert_array_equal(table[:, :, 0], [real.STEPS] * 2)
     for theory, apart in ((3, 4), (5, 6)):
-        np.testing.assert_allclose(100 * (table[:, :, theory] / table[:, :, 1] - 1), table[:, :, apart], atol=0.1)
+        np.testing.assert_allclose(
+            100 * (table[:, :, theory] / table[:, :, 1] - 1), table[:, :, apart], atol=0.1
+        )
     # 3% at the small rate; at the large one 10% with kappa, which is nearer than without from step 10 on
     share = 4.9 * table[:, :, 2] / table[:, :, 1]
     assert np.all(np.abs(table[0, :, [4, 6]]) / 100 < 0.03 + share[0])

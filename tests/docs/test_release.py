@@ -47,21 +47,44 @@ print(json.dumps({"folder": str(folder), "files": files, "full_size": gallery.fu
 
 def outside(folder: Path, *command: object) -> str:
     """What a command prints that is run in another folder and knows nothing of the checkout."""
-    mine = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")}
-    done = subprocess.run([str(part) for part in command], cwd=folder, env=mine, capture_output=True, text=True, timeout=300)
+    mine = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
+    }
+    done = subprocess.run(
+        [str(part) for part in command],
+        cwd=folder,
+        env=mine,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     assert done.returncode == 0, f"{command}: {done.stderr}"
     return done.stdout
 
 
 def package_files() -> list[str]:
-    return sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    return sorted(
+        path.relative_to(PACKAGE).as_posix()
+        for path in PACKAGE.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    )
 
 
 @pytest.mark.slow
 def test_wheel_and_sdist_work_in_a_fresh_environment(tmp_path):
     outside(tmp_path, sys.executable, "-m", "venv", tmp_path / "fresh")
     programs = tmp_path / "fresh" / ("Scripts" if os.name == "nt" else "bin")
-    install = (programs / "python", "-m", "pip", "install", "--quiet", "--no-compile", "--disable-pip-version-check")
+    install = (
+        programs / "python",
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-compile",
+        "--disable-pip-version-check",
+    )
     if not (dist := os.environ.get("DIST")):
         outside(tmp_path, *install, "build")
         outside(tmp_path, programs / "python", "-m", "build", "--outdir", tmp_path / "dist", ROOT)
@@ -71,7 +94,10 @@ def test_wheel_and_sdist_work_in_a_fresh_environment(tmp_path):
 
     # all of the package, and nothing else
     names = zipfile.ZipFile(wheel).namelist()
-    assert sorted(name.removeprefix("sgdynamics/") for name in names if ".dist-info/" not in name) == package_files()
+    assert (
+        sorted(name.removeprefix("sgdynamics/") for name in names if ".dist-info/" not in name)
+        == package_files()
+    )
     with tarfile.open(sdist) as archive:
         inside = {name.split("/")[1] for name in archive.getnames()}
     assert inside <= {
@@ -96,12 +122,28 @@ def test_wheel_and_sdist_work_in_a_fresh_environment(tmp_path):
         assert (tmp_path / "result.png").stat().st_size > 5000
 
     assert "exit-time" in outside(tmp_path, programs / "sgdynamics", "--help")
-    assert json.loads(outside(tmp_path, programs / "sgdynamics", "info", "--json"))["versions"]["sgdynamics"] == sgd.__version__
+    assert (
+        json.loads(outside(tmp_path, programs / "sgdynamics", "info", "--json"))["versions"][
+            "sgdynamics"
+        ]
+        == sgd.__version__
+    )
     figures = json.loads(outside(tmp_path, programs / "sgdynamics", "figures", "--json"))["figures"]
-    assert [(one["document"], one["number"]) for one in figures] == [(one.document, one.number) for one in gallery.ENTRIES]
+    assert [(one["document"], one["number"]) for one in figures] == [
+        (one.document, one.number) for one in gallery.ENTRIES
+    ]
 
     # `pip install "sgdynamics[data]"`, as messages have it, adds the extra to whichever installation there is, and installs no other
-    said = outside(tmp_path, programs / "python", "-m", "pip", "install", "--dry-run", "--disable-pip-version-check", "sgdynamics[data]")
+    said = outside(
+        tmp_path,
+        programs / "python",
+        "-m",
+        "pip",
+        "install",
+        "--dry-run",
+        "--disable-pip-version-check",
+        "sgdynamics[data]",
+    )
     would = said.split("Would install")[1]
     assert "scikit-learn" in would
     assert "sgdynamics" not in would
@@ -109,8 +151,14 @@ def test_wheel_and_sdist_work_in_a_fresh_environment(tmp_path):
 
 def faults(tag: str, version: str, changelog: str) -> list[str]:
     """What is wrong with a release of this tag."""
-    found = [] if tag == f"v{version}" else [f"the tag {tag} is not v{version}: change src/sgdynamics/version.py, or the tag"]
-    if not re.search(rf"^## {re.escape(version)} - \d{{4}}-\d\d-\d\d$", changelog, flags=re.MULTILINE):
+    found = (
+        []
+        if tag == f"v{version}"
+        else [f"the tag {tag} is not v{version}: change src/sgdynamics/version.py, or the tag"]
+    )
+    if not re.search(
+        rf"^## {re.escape(version)} - \d{{4}}-\d\d-\d\d$", changelog, flags=re.MULTILINE
+    ):
         found.append(f"CHANGELOG.md has no heading '## {version} - ' with the day of the release")
     return found
 
@@ -136,7 +184,10 @@ def test_the_tag_is_the_version():
     assert re.findall(r"^## (\S+) - ", changelog, flags=re.MULTILINE)[0] == sgd.__version__
     if not (tags := os.environ.get("RELEASE_TAG", "").split()) and (ROOT / ".git").exists():
         tags = subprocess.run(
-            ["git", "tag", "--points-at", "HEAD", "--list", "v*"], cwd=ROOT, capture_output=True, text=True
+            ["git", "tag", "--points-at", "HEAD", "--list", "v*"],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
         ).stdout.split()
     assert [fault for tag in tags for fault in faults(tag, sgd.__version__, changelog)] == []
 
@@ -175,8 +226,16 @@ def test_pythons_are_the_same_everywhere():
 
 def test_hooks_before_a_commit_are_the_ruff_of_lint():
     config = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))
-    hooks = [hook["entry"].removesuffix(" --force-exclude") for repo in config["repos"] for hook in repo["hooks"]]
-    lint = re.findall(r"^\t\$\(BIN\)/(ruff \w+)", MAKEFILE.split("\nlint:")[1].split("\n\n")[0], flags=re.MULTILINE)
+    hooks = [
+        hook["entry"].removesuffix(" --force-exclude")
+        for repo in config["repos"]
+        for hook in repo["hooks"]
+    ]
+    lint = re.findall(
+        r"^\t\$\(BIN\)/(ruff \w+)",
+        MAKEFILE.split("\nlint:")[1].split("\n\n")[0],
+        flags=re.MULTILINE,
+    )
     assert hooks == [f".venv/bin/{command}" for command in lint]
     assert len(lint) == 2
 
@@ -184,12 +243,21 @@ def test_hooks_before_a_commit_are_the_ruff_of_lint():
 def test_extras_that_are_named_exist():
     extras = set(PROJECT["project"]["optional-dependencies"])
     read = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "Makefile"]
-    read += [path for folder in ("docs", "examples", "src") for ending in ("md", "py") for path in (ROOT / folder).rglob(f"*.{ending}")]
+    read += [
+        path
+        for folder in ("docs", "examples", "src")
+        for ending in ("md", "py")
+        for path in (ROOT / folder).rglob(f"*.{ending}")
+    ]
     named = set()
     for path in read:
         for line in path.read_text(encoding="utf-8").splitlines():
             if "pip install" in line:
-                found = {extra for group in re.findall(r"(?:sgdynamics|\.)\[([\w,]+)\]", line) for extra in group.split(",")}
+                found = {
+                    extra
+                    for group in re.findall(r"(?:sgdynamics|\.)\[([\w,]+)\]", line)
+                    for extra in group.split(",")
+                }
                 assert found <= extras, f"{path.relative_to(ROOT)}: {line.strip()}"
                 named |= found
     assert named == extras
@@ -210,14 +278,28 @@ def test_forms_are_forms_that_github_reads():
 def test_zenodo_says_what_the_citation_says():
     zenodo = json.loads((ROOT / ".zenodo.json").read_text(encoding="utf-8"))
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
-    assert [one["name"] for one in zenodo["creators"]] == [one["name"] for one in citation["authors"]]
-    pairs = {"title": "title", "description": "abstract", "license": "license", "keywords": "keywords", "upload_type": "type"}
-    assert {one: zenodo[one] for one in pairs} == {one: citation[other] for one, other in pairs.items()}
+    assert [one["name"] for one in zenodo["creators"]] == [
+        one["name"] for one in citation["authors"]
+    ]
+    pairs = {
+        "title": "title",
+        "description": "abstract",
+        "license": "license",
+        "keywords": "keywords",
+        "upload_type": "type",
+    }
+    assert {one: zenodo[one] for one in pairs} == {
+        one: citation[other] for one, other in pairs.items()
+    }
 
 
 def test_the_paper_cites_what_its_bibliography_has():
     _, front, text = (ROOT / "paper/paper.md").read_text(encoding="utf-8").split("---\n", 2)
     about = yaml.safe_load(front)
     assert {"title", "tags", "authors", "affiliations", "date", "bibliography"} <= set(about)
-    entries = re.findall(r"^@\w+\{([\w-]+),", (ROOT / "paper" / about["bibliography"]).read_text(encoding="utf-8"), flags=re.MULTILINE)
+    entries = re.findall(
+        r"^@\w+\{([\w-]+),",
+        (ROOT / "paper" / about["bibliography"]).read_text(encoding="utf-8"),
+        flags=re.MULTILINE,
+    )
     assert sorted(entries) == sorted(set(re.findall(r"@([a-z]+\d{4}[a-z]+)", text)))

@@ -19,7 +19,9 @@ REPLICATES, RUNS, TIMES = 4, 2, 3
 def states(size, spread):
     """M (replicate, run, time, block, unit, signal) of a given size, and replicates with a given standard error of their mean."""
     offsets = spread * np.array([1.0, -1.0, 1.0, -1.0]) * np.sqrt(3.0)
-    return size + offsets[:, None, None, None, None, None] * np.ones((REPLICATES, RUNS, TIMES, 1, 1, 1))
+    return size + offsets[:, None, None, None, None, None] * np.ones(
+        (REPLICATES, RUNS, TIMES, 1, 1, 1)
+    )
 
 
 def test_an_overlap_that_is_zero_has_the_scale_of_the_lengths():
@@ -27,7 +29,9 @@ def test_an_overlap_that_is_zero_has_the_scale_of_the_lengths():
     problem = sgd.TeacherStudent(width=1)
     M, Q = states(0.0, 0.01), np.full((REPLICATES, RUNS, TIMES, 1, 1, 1), 4.0)
     risks = np.ones((REPLICATES, RUNS, TIMES))
-    scales = FieldDynamics(problem, OnePassSGD(lr=0.1)).scales({"M": M.mean(axis=0), "Q": Q.mean(axis=0)})
+    scales = FieldDynamics(problem, OnePassSGD(lr=0.1)).scales(
+        {"M": M.mean(axis=0), "Q": Q.mean(axis=0)}
+    )
     error, _ = sampling_errors({"M": M, "Q": Q}, risks, 0.0, 0.0, scales)
     assert error == pytest.approx(0.01 / 2)
 
@@ -64,7 +68,9 @@ def test_a_sampled_risk_that_a_few_samples_carry_is_not_a_number():
     states = {"M": np.zeros((2, 1, 1, 1)), "Q": np.full((2, 1, 1, 1), 0.5), "a": np.ones((2, 1))}
 
     def loss(fields, signals, head, noise_draw):
-        return (fields[0] - signals[0] - jnp.tan(jnp.pi / 2 * jax.lax.erf(noise_draw / jnp.sqrt(2.0)))) ** 2 / 2
+        return (
+            fields[0] - signals[0] - jnp.tan(jnp.pi / 2 * jax.lax.erf(noise_draw / jnp.sqrt(2.0)))
+        ) ** 2 / 2
 
     risk, error = population_risk(sgd.Problem(loss, width=1, signals=1), states)
     assert np.all(np.isnan(risk))

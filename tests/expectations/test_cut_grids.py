@@ -16,22 +16,35 @@ from sgdynamics.solvers import functional
 NORMALS = {1: [[1.0]], 2: [[1.0, 0.0], [0.6, 0.8]], 3: [[0.6, 0.48, 0.64], [0.0, 0.8, 0.6]]}
 
 
-@pytest.mark.parametrize(("dimensions", "cut", "tolerance"), [(1, 1, 1e-13), (2, 1, 1e-13), (2, 2, 1e-12), (3, 1, 1e-12), (3, 2, 1e-6)])
+@pytest.mark.parametrize(
+    ("dimensions", "cut", "tolerance"),
+    [(1, 1, 1e-13), (2, 1, 1e-13), (2, 2, 1e-12), (3, 1, 1e-12), (3, 2, 1e-6)],
+)
 def test_orthants(dimensions, cut, tolerance):
     """P(n_1.z > c_1, n_2.z > c_2) is a bivariate normal probability, whatever the dimension."""
     normals, levels = np.array(NORMALS[dimensions][:cut]), np.array([0.3, -0.4])[:cut]
     with jax.enable_x64(True):
-        points, weights = (np.asarray(part) for part in jax.jit(turned_grid, static_argnums=2)(normals, levels, cut))
+        points, weights = (
+            np.asarray(part)
+            for part in jax.jit(turned_grid, static_argnums=2)(normals, levels, cut)
+        )
     assert weights.sum() == pytest.approx(1, abs=tolerance)
     inside = np.all(points @ normals.T > levels, axis=1)
-    expected = stats.multivariate_normal.cdf(-levels, np.zeros(cut), normals @ normals.T, abseps=1e-14, releps=1e-14)
+    expected = stats.multivariate_normal.cdf(
+        -levels, np.zeros(cut), normals @ normals.T, abseps=1e-14, releps=1e-14
+    )
     assert weights @ inside == pytest.approx(expected, abs=tolerance)
-    np.testing.assert_allclose(points.T @ (weights[:, None] * points), np.eye(dimensions), atol=100 * tolerance)
+    np.testing.assert_allclose(
+        points.T @ (weights[:, None] * points), np.eye(dimensions), atol=100 * tolerance
+    )
 
 
 def state(problem, seed=0):
     rng = np.random.default_rng(seed)
-    T, L = 0.4 * rng.normal(size=(problem.width, problem.signals)), 0.7 * np.tril(rng.normal(size=(problem.width,) * 2))
+    T, L = (
+        0.4 * rng.normal(size=(problem.width, problem.signals)),
+        0.7 * np.tril(rng.normal(size=(problem.width,) * 2)),
+    )
     M = T @ problem.parameters["frame"][0].T
     return sgd.start(problem, M=M, Q=T @ T.T + L @ L.T)
 
@@ -41,13 +54,24 @@ def state(problem, seed=0):
 def test_a_jumping_target_is_the_committee_of_sign_units(gram):
     """The same drift and risk as `teacher_activation="sign"`, in closed form there, also where the signals are correlated."""
     target = sgd.MultiIndex(
-        lambda z: 0.5 * (jnp.sign(z[0]) + jnp.sign(z[1])), directions=2, width=2, activation="erf", gram=gram, kinks=[0.0]
+        lambda z: 0.5 * (jnp.sign(z[0]) + jnp.sign(z[1])),
+        directions=2,
+        width=2,
+        activation="erf",
+        gram=gram,
+        kinks=[0.0],
     )
-    teacher = sgd.TeacherStudent(width=2, teacher_width=2, activation="erf", teacher_activation="sign", teacher_gram=gram)
+    teacher = sgd.TeacherStudent(
+        width=2, teacher_width=2, activation="erf", teacher_activation="sign", teacher_gram=gram
+    )
     begin = state(teacher)
     with jax.enable_x64(True):
         found, expected = (
-            jax.jit(lambda one=one: functional.drift(one.structure, one.parameters, functional.state(begin), flow=True))()
+            jax.jit(
+                lambda one=one: functional.drift(
+                    one.structure, one.parameters, functional.state(begin), flow=True
+                )
+            )()
             for one in (target, teacher)
         )
     for name in ("M", "Q"):
@@ -73,7 +97,9 @@ def test_the_error_is_honest_where_nothing_is_declared(target, kinks, activation
     for seed in range(3):
         begin = state(declared, seed)
         overlaps = {"M": begin.M_blocks, "Q": begin.Q_blocks, "a": begin.a}
-        (exact, small), (risk, stated) = (population_risk(one, overlaps) for one in (declared, silent))
+        (exact, small), (risk, stated) = (
+            population_risk(one, overlaps) for one in (declared, silent)
+        )
         assert small < 1e-6
         off = float(np.abs(risk - exact).max() / exact.max())
         assert off < stated
@@ -84,7 +110,13 @@ def test_kinks_are_planes():
     def target(z):
         return jnp.sign(z[0] - z[1])
 
-    problem = sgd.MultiIndex(target, directions=2, width=1, activation="erf", kinks=[((2.0, -2.0), 0.0), ((1.0, -1.0), 0.0), 1.0])
+    problem = sgd.MultiIndex(
+        target,
+        directions=2,
+        width=1,
+        activation="erf",
+        kinks=[((2.0, -2.0), 0.0), ((1.0, -1.0), 0.0), 1.0],
+    )
     assert len(problem.kinks) == 3  # the first two are one plane
     assert problem.describe()["kinks"][0][0] == pytest.approx([0.5**0.5, -(0.5**0.5)])
     for kinks, message in [
@@ -98,4 +130,10 @@ def test_kinks_are_planes():
         with pytest.raises(ValueError, match=message):
             sgd.MultiIndex(target, directions=2, width=1, activation="erf", kinks=kinks)
     with pytest.raises(ValueError, match="span 3 of 3"):
-        sgd.MultiIndex(lambda z: jnp.sign(z[0] * z[1] * z[2]), directions=3, width=1, activation="erf", kinks=[0.0])
+        sgd.MultiIndex(
+            lambda z: jnp.sign(z[0] * z[1] * z[2]),
+            directions=3,
+            width=1,
+            activation="erf",
+            kinks=[0.0],
+        )

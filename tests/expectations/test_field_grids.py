@@ -30,7 +30,10 @@ def smooth(fields, signals, head, z):
 
 
 def of_tokens(fields, signals, head, draws):
-    return 0.5 * (jnp.sum(jnp.tanh(fields[0]) * jnp.cos(fields[1])) - jnp.sum(signals) - draws["z"]) ** 2
+    return (
+        0.5
+        * (jnp.sum(jnp.tanh(fields[0]) * jnp.cos(fields[1])) - jnp.sum(signals) - draws["z"]) ** 2
+    )
 
 
 def adatron(fields, signals, head, z, overlaps):
@@ -40,7 +43,9 @@ def adatron(fields, signals, head, z, overlaps):
 def contrastive(fields, signals, head, draws, overlaps):
     """A polynomial of two tokens that share a spike, one of which is read in the label too; and a penalty."""
     f = fields[0]
-    return -f[0] * f[1] * draws["g"] + (f[0] * f[1]) ** 2 / 4 + 0.1 * overlaps.Q[0, 0] ** 2 * f[0] ** 2
+    return (
+        -f[0] * f[1] * draws["g"] + (f[0] * f[1]) ** 2 / 4 + 0.1 * overlaps.Q[0, 0] ** 2 * f[0] ** 2
+    )
 
 
 def shared(draws):
@@ -62,7 +67,11 @@ def read_partly(fields, signals, head, draws):
 
 def masked(fields, signals, head, draws):
     """Of which nothing is left in the first case of the masks."""
-    return 0.5 * (jnp.sum(draws["mask"] * jnp.tanh(fields[0])) - jnp.sum(signals) - 0.1 * draws["noise"]) ** 2
+    return (
+        0.5
+        * (jnp.sum(draws["mask"] * jnp.tanh(fields[0])) - jnp.sum(signals) - 0.1 * draws["noise"])
+        ** 2
+    )
 
 
 BLOCKS = [(0.5, 0.25), (1.5, 0.75)]
@@ -70,17 +79,41 @@ PROBLEMS = {
     "a grid": lambda: sgd.Problem(smooth, width=1, signals=1, covariance=BLOCKS),
     "circles": lambda: sgd.Rule(adatron, groups={"w": 1}, kinks=(0.0,)),
     "points": lambda: sgd.Problem(
-        of_tokens, width=2, signals=1, tokens=2, token_correlation=CORRELATION, draws={"z": "normal"}, means=[[0.3], [0.0]]
+        of_tokens,
+        width=2,
+        signals=1,
+        tokens=2,
+        token_correlation=CORRELATION,
+        draws={"z": "normal"},
+        means=[[0.3], [0.0]],
     ),
     "polynomials": lambda: sgd.Problem(
-        contrastive, width=1, signals=1, tokens=2, token_correlation=CORRELATION, means=shared, draws={"g": "normal"}, covariance=BLOCKS
+        contrastive,
+        width=1,
+        signals=1,
+        tokens=2,
+        token_correlation=CORRELATION,
+        means=shared,
+        draws={"g": "normal"},
+        covariance=BLOCKS,
     ),
-    "half of it": lambda: sgd.Problem(read_partly, width=2, signals=1, means=bent, draws={"g": "normal"}, covariance=BLOCKS),
-    "groups": lambda: sgd.Problem(read_partly, width=2, signals=1, means=of_group, draws={"g": "normal", "group": [0.3, 0.7]}),
+    "half of it": lambda: sgd.Problem(
+        read_partly, width=2, signals=1, means=bent, draws={"g": "normal"}, covariance=BLOCKS
+    ),
+    "groups": lambda: sgd.Problem(
+        read_partly, width=2, signals=1, means=of_group, draws={"g": "normal", "group": [0.3, 0.7]}
+    ),
     "masks": lambda: sgd.Problem(
-        masked, 1, 1, tokens=2, token_correlation=CORRELATION, draws={"noise": "normal", "mask": ("bernoulli", 0.7, 2)}
+        masked,
+        1,
+        1,
+        tokens=2,
+        token_correlation=CORRELATION,
+        draws={"noise": "normal", "mask": ("bernoulli", 0.7, 2)},
     ),
-    "attention": lambda: sgd.models.attention(noise=0.3, token_correlation=CORRELATION, covariance=BLOCKS),
+    "attention": lambda: sgd.models.attention(
+        noise=0.3, token_correlation=CORRELATION, covariance=BLOCKS
+    ),
 }
 
 
@@ -90,18 +123,24 @@ def moments(expectation, problem, rule):
     M, Q = np.array([[0.3, 0.1], [-0.2, 0.4]])[:p, :k], np.array([[1.0, 0.2], [0.2, 0.8]])[:p, :p]
     shares = np.array([0.3, 0.7])[:, None, None] if blocks == 2 else np.ones((1, 1, 1))
     with jax.enable_x64(True):
-        overlaps = overlaps_at(problem.structure, problem.parameters, {"M": M * shares, "Q": Q * shares})
+        overlaps = overlaps_at(
+            problem.structure, problem.parameters, {"M": M * shares, "Q": Q * shares}
+        )
         nodes = expectation.nodes(rule, False)
 
         def one(node):
-            return expectation.moments(rule, node, problem.parameters, overlaps, np.ones(p), finite=True)
+            return expectation.moments(
+                rule, node, problem.parameters, overlaps, np.ones(p), finite=True
+            )
 
         found = jax.jit(lambda nodes: jax.lax.map(one, nodes))(nodes)
     return {name: np.asarray(value) for name, value in found._asdict().items() if value is not None}
 
 
 def generic(problem):
-    return Sampled(replace(problem.structure, reading=None, loss=replace(problem.structure.loss, smooth=False)))
+    return Sampled(
+        replace(problem.structure, reading=None, loss=replace(problem.structure.loss, smooth=False))
+    )
 
 
 @pytest.mark.slow
@@ -117,7 +156,10 @@ def test_it_is_what_points_give(name):
     for moment, values in plain.items():
         if moment == "risk" and name == "circles":
             continue  # this rule has none
-        error = [one.std(axis=0, ddof=1) / np.sqrt(len(one)) if len(one) > 1 else 0.0 for one in (values, fast[moment])]
+        error = [
+            one.std(axis=0, ddof=1) / np.sqrt(len(one)) if len(one) > 1 else 0.0
+            for one in (values, fast[moment])
+        ]
         gap = np.abs(values.mean(axis=0) - fast[moment].mean(axis=0))
         assert np.all(gap <= SPREADS * np.hypot(*error) + 1e-12), moment
         if moment != "norms":  # the points say something
@@ -139,7 +181,12 @@ def test_it_reads_what_it_should():
     assert not found["half of it"].affine
     # a number that happens to be 0 changes nothing
     gain = [
-        sgd.Problem(lambda f, s, a, z, numbers: jnp.tanh(numbers["gain"] * f[0]) * s[0], 1, 1, parameters={"gain": one})
+        sgd.Problem(
+            lambda f, s, a, z, numbers: jnp.tanh(numbers["gain"] * f[0]) * s[0],
+            1,
+            1,
+            parameters={"gain": one},
+        )
         for one in (0.0, 1.0)
     ]
     assert gain[0].structure.reading == gain[1].structure.reading
@@ -178,10 +225,16 @@ def test_a_polynomial_near_zero_only_is_not_taken_for_one(loss):
     problem = sgd.Problem(loss, width=1, signals=1)
     assert len(problem.structure.reading.general) == 1
     variances = np.array([1.0, 4.0, 9.0])
-    states = {"M": np.full((3, 1, 1, 1), 0.5), "Q": variances.reshape(3, 1, 1, 1), "a": np.ones((3, 1))}
+    states = {
+        "M": np.full((3, 1, 1, 1), 0.5),
+        "Q": variances.reshape(3, 1, 1, 1),
+        "a": np.ones((3, 1)),
+    }
     risks = []
     for row in range(3):
-        risk, stated = population_risk(problem, {name: value[row : row + 1] for name, value in states.items()})
+        risk, stated = population_risk(
+            problem, {name: value[row : row + 1] for name, value in states.items()}
+        )
         risks.append((float(risk[0]), stated))
     for variance, (risk, stated) in zip(variances, risks, strict=True):
         f = np.linspace(-12, 12, 200_001) * np.sqrt(variance)
@@ -210,7 +263,9 @@ def test_all_cases_are_tried_at_once(monkeypatch):
         return numbers["gain"] * (every * jnp.tanh(fields[0]) + none * fields[1] ** 2 + signals[0])
 
     monkeypatch.setattr(loss_dependence, "moves_of", counted)
-    found = sgd.Problem(rare, 3, 1, draws={"mask": ("bernoulli", 0.5, 6)}, parameters={"gain": 1.0}).structure.reading
+    found = sgd.Problem(
+        rare, 3, 1, draws={"mask": ("bernoulli", 0.5, 6)}, parameters={"gain": 1.0}
+    ).structure.reading
     assert found is not None
     assert np.array(found.general).tolist() == [[1, 0, 0, 0]]
     assert np.array(found.polynomial).tolist() == [[0, 0, 0, 1], [0, 1, 0, 0]]
@@ -220,16 +275,26 @@ def test_all_cases_are_tried_at_once(monkeypatch):
 
 def test_what_is_read_has_less_spread():
     problem = PROBLEMS["points"]()
-    read, plain = (moments(one, problem, RULE)["stein"].std(axis=0, ddof=1).max() for one in (Sampled(problem.structure), generic(problem)))
+    read, plain = (
+        moments(one, problem, RULE)["stein"].std(axis=0, ddof=1).max()
+        for one in (Sampled(problem.structure), generic(problem))
+    )
     assert read < 0.5 * plain
 
 
 def test_the_reach_of_a_grid_leaves_out_what_is_said():
-    beyond = [stats.chi(dimensions).sf(reach) for dimensions, reach in enumerate(REACHES) if dimensions]
+    beyond = [
+        stats.chi(dimensions).sf(reach) for dimensions, reach in enumerate(REACHES) if dimensions
+    ]
     assert max(beyond[:3]) < 4e-12
     assert beyond[3] < 3e-7
 
 
-@pytest.mark.parametrize(("dimensions", "per_deviation"), [(0, 8), (1, 1), (1, 8), (2, 1), (2, 4), (3, 1), (3, 4), (4, 1), (4, 2)])
+@pytest.mark.parametrize(
+    ("dimensions", "per_deviation"),
+    [(0, 8), (1, 1), (1, 8), (2, 1), (2, 4), (3, 1), (3, 4), (4, 1), (4, 2)],
+)
 def test_points_are_counted_without_making_them(dimensions, per_deviation):
-    assert _trapezoid_points(dimensions, per_deviation) == len(_trapezoids(dimensions, per_deviation)[0])
+    assert _trapezoid_points(dimensions, per_deviation) == len(
+        _trapezoids(dimensions, per_deviation)[0]
+    )

@@ -34,7 +34,10 @@ def brute_wick(powers, covariance):
         if not rest:
             return 1.0
         first, *others = rest
-        return sum(covariance[first, others[j]] * pairings(others[:j] + others[j + 1 :]) for j in range(len(others)))
+        return sum(
+            covariance[first, others[j]] * pairings(others[:j] + others[j + 1 :])
+            for j in range(len(others))
+        )
 
     return 0.0 if len(letters) % 2 else pairings(letters)
 
@@ -47,10 +50,14 @@ def polynomial_by_wick(student, teacher, omega, c, p):
         for b, e in itertools.product(range(fields), repeat=2):
             gb = student.coefficients if b < p else teacher.coefficients
             ge = student.coefficients if e < p else teacher.coefficients
-            for (n1, a1), (n2, a2), (n3, a3), (n4, a4) in itertools.product(*(enumerate(v) for v in (ds, ds, gb, ge))):
+            for (n1, a1), (n2, a2), (n3, a3), (n4, a4) in itertools.product(
+                *(enumerate(v) for v in (ds, ds, gb, ge))
+            ):
                 if a1 * a2 * a3 * a4 != 0:
                     cov = omega[np.ix_([i, j, b, e], [i, j, b, e])]
-                    result[i, j] += c[b] * c[e] * a1 * a2 * a3 * a4 * brute_wick((n1, n2, n3, n4), cov)
+                    result[i, j] += (
+                        c[b] * c[e] * a1 * a2 * a3 * a4 * brute_wick((n1, n2, n3, n4), cov)
+                    )
     return result
 
 
@@ -80,13 +87,17 @@ def test_reference_values_of_polynomials(name, expected):
         assert float(N(e[2] + e[3]) - N(e[2]) - N(e[3])) / 2 == pytest.approx(expected, rel=1e-12)
 
 
-@pytest.mark.parametrize(("name", "expected", "digits"), [("tanh", 0.039563, 2e-5), ("gelu", 0.098782490743, 1e-9)])
+@pytest.mark.parametrize(
+    ("name", "expected", "digits"), [("tanh", 0.039563, 2e-5), ("gelu", 0.098782490743, 1e-9)]
+)
 def test_reference_values_by_quadrature(name, expected, digits):
     grid, weights = gauss_hermite_grid(30, 4)
     lam = grid @ np.linalg.cholesky(C4).T
     with jax.enable_x64(True):
         f, d = NAMED[name].derivative(0), NAMED[name].derivative(1)
-        value = np.sum(weights * np.asarray(d(lam[:, 0]) * d(lam[:, 1]) * f(lam[:, 2]) * f(lam[:, 3])))
+        value = np.sum(
+            weights * np.asarray(d(lam[:, 0]) * d(lam[:, 1]) * f(lam[:, 2]) * f(lam[:, 3]))
+        )
     assert value == pytest.approx(expected, rel=digits)
 
 
@@ -117,13 +128,20 @@ def quadrature_noise(student, teacher, p=2, panels=48):
     lam = grid @ np.linalg.cholesky(OMEGA).T
     with jax.enable_x64(True):
         s, d, t = student.derivative(0), student.derivative(1), teacher.derivative(0)
-        residual = np.asarray(s(lam[:, :p])) @ COEFFICIENTS[:p] + np.asarray(t(lam[:, p:])) @ COEFFICIENTS[p:]
+        residual = (
+            np.asarray(s(lam[:, :p])) @ COEFFICIENTS[:p]
+            + np.asarray(t(lam[:, p:])) @ COEFFICIENTS[p:]
+        )
         slope = np.asarray(d(lam[:, :p]))
     return np.einsum("n,ni,nj->ij", weights * residual**2, slope, slope)
 
 
 def test_erf_against_quadrature():
-    np.testing.assert_allclose(noise(NAMED["erf"], NAMED["erf"]), quadrature_noise(NAMED["erf"], NAMED["erf"], panels=30), rtol=1e-6)
+    np.testing.assert_allclose(
+        noise(NAMED["erf"], NAMED["erf"]),
+        quadrature_noise(NAMED["erf"], NAMED["erf"], panels=30),
+        rtol=1e-6,
+    )
 
 
 @pytest.mark.parametrize(("student", "teacher"), [("relu", "relu"), ("erf", "sign")])
@@ -132,8 +150,15 @@ def test_kinked_against_monte_carlo(student, teacher):
     found = noise(NAMED[student], NAMED[teacher])
     lam = generator.multivariate_normal(np.zeros(4), OMEGA, 1_000_000)
     with jax.enable_x64(True):
-        s, d, t = NAMED[student].derivative(0), NAMED[student].derivative(1), NAMED[teacher].derivative(0)
-        residual = np.asarray(s(lam[:, :2])) @ COEFFICIENTS[:2] + np.asarray(t(lam[:, 2:])) @ COEFFICIENTS[2:]
+        s, d, t = (
+            NAMED[student].derivative(0),
+            NAMED[student].derivative(1),
+            NAMED[teacher].derivative(0),
+        )
+        residual = (
+            np.asarray(s(lam[:, :2])) @ COEFFICIENTS[:2]
+            + np.asarray(t(lam[:, 2:])) @ COEFFICIENTS[2:]
+        )
         slope = np.asarray(d(lam[:, :2]))
     for i, j in ((0, 0), (0, 1), (1, 1)):
         samples = residual**2 * slope[:, i] * slope[:, j]
@@ -148,8 +173,12 @@ def test_orthants_against_scipy():
         for size in (1, 2, 3, 4):
             A = generator.normal(size=(size, size + 2))
             C = A @ A.T
-            expected = multivariate_normal(np.zeros(size), C).cdf(np.zeros(size), rng=np.random.default_rng(0))
-            assert float(four_point.orthant(jnp.asarray(C)[None])[0]) == pytest.approx(expected, rel=2e-4)
+            expected = multivariate_normal(np.zeros(size), C).cdf(
+                np.zeros(size), rng=np.random.default_rng(0)
+            )
+            assert float(four_point.orthant(jnp.asarray(C)[None])[0]) == pytest.approx(
+                expected, rel=2e-4
+            )
 
 
 @pytest.mark.slow
@@ -157,7 +186,9 @@ def test_relu_survives_coinciding_fields():
     # a student on top of its teacher, and two equal students: the limit of nearly equal ones
     def omega(gap):
         rows = np.array([[1.0, 0.0, 0.0], [1.0, gap, 0.0], [0.2, 0.9, 0.3]])
-        return np.block([[rows @ rows.T, rows @ rows[:1].T], [rows[:1] @ rows.T, np.array([[1.0]])]])
+        return np.block(
+            [[rows @ rows.T, rows @ rows[:1].T], [rows[:1] @ rows.T, np.array([[1.0]])]]
+        )
 
     c = np.array([-0.3, -0.3, -0.4, 1.0])
     exact = noise(NAMED["relu"], NAMED["relu"], omega(0.0), c, 3)

@@ -30,13 +30,19 @@ def oracle_error(snr):
 def random_network(generator, width, kind):
     """Mean, covariance and head of one state: generic, of rank three, nearly of rank two, or like a trained one."""
     if kind == "trained":
-        rows = np.concatenate([ORACLE, np.zeros((width, 4))], axis=1) + 0.2 * generator.standard_normal((width, 6))
+        rows = np.concatenate(
+            [ORACLE, np.zeros((width, 4))], axis=1
+        ) + 0.2 * generator.standard_normal((width, 6))
     else:
         rows = generator.standard_normal((width, 3 if kind == "rank three" else width + 2))
     if kind == "nearly rank two":
         rows[:, 2:] *= 0.1
     mean = rows[:, 0] * np.sqrt(10) * (generator.random() < 0.7)
-    head = ORACLE_HEAD[:width] * generator.random(width) if kind == "trained" else generator.standard_normal(width)
+    head = (
+        ORACLE_HEAD[:width] * generator.random(width)
+        if kind == "trained"
+        else generator.standard_normal(width)
+    )
     return mean, rows @ rows.T, head
 
 
@@ -91,7 +97,9 @@ def test_three_units_against_scipy():
         return above * stats.norm.pdf(h1 - mean[0]) * stats.norm.pdf(h2 - mean[1])
 
     pieces = ((-9, 0), (0, 9))
-    truth = sum(integrate.dblquad(given, *one, *other, epsabs=1e-7)[0] for one in pieces for other in pieces)
+    truth = sum(
+        integrate.dblquad(given, *one, *other, epsabs=1e-7)[0] for one in pieces for other in pieces
+    )
     share, error = indicators.positive_share_and_error(mean[None], np.eye(3)[None], head[None])
     assert share[0] == pytest.approx(truth, abs=5e-7)
 
@@ -101,26 +109,40 @@ def test_three_units_against_scipy():
 def test_random_states_against_monte_carlo_and_stated_error(width, kind):
     generator = np.random.default_rng(width)
     count = 400_000
-    states = [random_network(generator, width, kind) for _ in range(3)] if (width, kind) != (3, "trained") else []
+    states = (
+        [random_network(generator, width, kind) for _ in range(3)]
+        if (width, kind) != (3, "trained")
+        else []
+    )
     for mean, covariance, head in states:
         share, error = indicators.positive_share_and_error(mean[None], covariance[None], head[None])
         truth = monte_carlo(mean, covariance, head, count, generator)
         assert abs(share[0] - truth) <= Z * np.sqrt(truth * (1 - truth) / count) + 25 / count
         assert error[0] < 2e-6
-        finer = indicators.positive_share(indicators.IndicatorRule(20, 14), mean[None], covariance[None], head[None])
+        finer = indicators.positive_share(
+            indicators.IndicatorRule(20, 14), mean[None], covariance[None], head[None]
+        )
         assert abs(finer[0] - share[0]) <= error[0] + 1e-9
 
 
 def test_ties_and_certain_signs():
     """Units that cancel, that are all inactive, or that do not vary."""
     same = np.ones((2, 2))
-    cancel = indicators.positive_share_and_error(np.zeros((1, 2)), same[None], np.array([[1.0, -1.0]]))[0]
+    cancel = indicators.positive_share_and_error(
+        np.zeros((1, 2)), same[None], np.array([[1.0, -1.0]])
+    )[0]
     assert cancel[0] == pytest.approx(0.5, abs=1e-9)
-    inactive = indicators.positive_share_and_error(np.zeros((1, 3)), np.eye(3)[None], np.ones((1, 3)))[0]
+    inactive = indicators.positive_share_and_error(
+        np.zeros((1, 3)), np.eye(3)[None], np.ones((1, 3))
+    )[0]
     assert inactive[0] == pytest.approx(1 - 0.5**4, abs=1e-9)
-    certain = indicators.positive_share_and_error(np.array([[1.0, 2.0]]), np.zeros((1, 2, 2)), np.array([[1.0, -1.0]]))[0]
+    certain = indicators.positive_share_and_error(
+        np.array([[1.0, 2.0]]), np.zeros((1, 2, 2)), np.array([[1.0, -1.0]])
+    )[0]
     assert certain[0] == 0.0
-    silent = indicators.positive_share_and_error(np.array([[0.5, 3.0]]), np.eye(2)[None], np.array([[1.0, 0.0]]))[0]
+    silent = indicators.positive_share_and_error(
+        np.array([[0.5, 3.0]]), np.eye(2)[None], np.array([[1.0, 0.0]])
+    )[0]
     assert silent[0] == pytest.approx(special.ndtr(0.5) + special.ndtr(-0.5) / 2, abs=1e-9)
 
 
@@ -131,9 +153,17 @@ def test_lines_agree_with_the_exact_rule():
     nodes = sobol_normals(3, 9, 8, whiten=False)
     mean, covariance, head = random_network(generator, 4, "generic")
     with jax.enable_x64(True):
-        signs = jax.jit(jax.vmap(partial(accuracy.sign_on_lines, NAMED["relu"]), (0, None, None, None)))(nodes, mean, covariance, head)
+        signs = jax.jit(
+            jax.vmap(partial(accuracy.sign_on_lines, NAMED["relu"]), (0, None, None, None))
+        )(nodes, mean, covariance, head)
         signs = np.asarray(signs)
-        odd = accuracy.sign_on_lines(NAMED["tanh"], nodes[0][:, :1], np.array([0.7, 0.0]), np.diag([1.0, 0.1]), np.array([1.0, 0.0]))
+        odd = accuracy.sign_on_lines(
+            NAMED["tanh"],
+            nodes[0][:, :1],
+            np.array([0.7, 0.0]),
+            np.diag([1.0, 0.1]),
+            np.array([1.0, 0.0]),
+        )
     share, _ = indicators.positive_share_and_error(mean[None], covariance[None], head[None])
     error = np.std(signs, ddof=1) / np.sqrt(8)
     assert 1e-6 < error < 2e-3
@@ -176,11 +206,15 @@ def test_diverged_states_have_no_accuracy():
 def test_the_warning_of_a_large_error_names_its_cause():
     """The library's own activations declare their kinks: nobody is asked to declare them again."""
     algorithm = sgd.OnePassSGD(lr=0.1)
-    (text,) = FieldDynamics(sgd.GaussianMixture("xor"), algorithm).doubts(Risks(np.ones(1), 0.0, 7e-4))
+    (text,) = FieldDynamics(sgd.GaussianMixture("xor"), algorithm).doubts(
+        Risks(np.ones(1), 0.0, 7e-4)
+    )
     assert "7.0e-04" in text
     assert "declare" not in text
     assert "quadrature" in text
-    (text,) = FieldDynamics(sgd.TeacherStudent(width=2, activation="tanh"), algorithm).doubts(Risks(np.ones(1), 0.0, 1e-3))
+    (text,) = FieldDynamics(sgd.TeacherStudent(width=2, activation="tanh"), algorithm).doubts(
+        Risks(np.ones(1), 0.0, 1e-3)
+    )
     assert "declare" not in text
     own = sgd.TeacherStudent(width=2, activation=lambda x: x / (1 + x**2))
     (text,) = FieldDynamics(own, algorithm).doubts(Risks(np.ones(1), 0.0, 1e-3))

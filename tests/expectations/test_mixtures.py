@@ -26,18 +26,25 @@ def program(function, rule, width):
     nodes = mixtures.nodes_for(rule, width)
     if function is not mixtures.error:
         nodes = {name: value[0] for name, value in nodes.items()}
-    return jax.jit(lambda nodes, *state: function(rule, nodes, *state), compiler_options=QUICK), nodes
+    return jax.jit(
+        lambda nodes, *state: function(rule, nodes, *state), compiler_options=QUICK
+    ), nodes
 
 
 def found(means, covariance, head, labels, function=mixtures.cluster_moments, rule=None):
     width = len(head)
     run, nodes = program(function, rule or mixtures.rule_for(width), width)
     with jax.enable_x64(True):
-        return jax.tree.map(np.asarray, run(nodes, *(np.asarray(x, float) for x in (means, covariance, head, labels))))
+        return jax.tree.map(
+            np.asarray,
+            run(nodes, *(np.asarray(x, float) for x in (means, covariance, head, labels))),
+        )
 
 
 def clusters(kinds, M):
-    return np.array([sign * M[:, q] for q, sign, _, _ in kinds]), np.array([label for _, _, label, _ in kinds])
+    return np.array([sign * M[:, q] for q, sign, _, _ in kinds]), np.array(
+        [label for _, _, label, _ in kinds]
+    )
 
 
 def drift(kinds, v, M, R, snr, decay, lr, rule=None):
@@ -50,23 +57,40 @@ def drift(kinds, v, M, R, snr, decay, lr, rule=None):
         A += weight / snr * (M * moments.D[k][:, None] + (moments.S[k] * v) @ M)
         Aperp += weight / snr * (R * moments.D[k][:, None] + (moments.S[k] * v) @ R)
         B += weight * moments.B[k]
-    dR = -v[:, None] * Aperp - (v[:, None] * Aperp).T - 2 * decay * R + lr * np.outer(v, v) * B / snr
-    return -np.sum(M * A, axis=1) - np.diag(Aperp) - decay * v, -v[:, None] * A - decay * M, dR, (A, Aperp, B)
+    dR = (
+        -v[:, None] * Aperp - (v[:, None] * Aperp).T - 2 * decay * R + lr * np.outer(v, v) * B / snr
+    )
+    return (
+        -np.sum(M * A, axis=1) - np.diag(Aperp) - decay * v,
+        -v[:, None] * A - decay * M,
+        dR,
+        (A, Aperp, B),
+    )
 
 
 STATE7 = (np.array([0.8, -0.5]), np.array([[0.3], [0.2]]), np.array([[0.5, 0.1], [0.1, 0.7]]))
 R10 = np.zeros((4, 4))
 R10[np.triu_indices(4)] = (0.63, 0.11, -0.14, 0.35, 0.45, 0.12, -0.11, 0.31, 0.09, 0.5)
 R10 += np.triu(R10, 1).T
-STATE10 = (np.array([0.9, 0.7, -0.8, -0.6]), np.array([[0.4, 0.1], [-0.3, 0.2], [0.1, -0.5], [-0.2, 0.3]]), R10)
+STATE10 = (
+    np.array([0.9, 0.7, -0.8, -0.6]),
+    np.array([[0.4, 0.1], [-0.3, 0.2], [0.1, -0.5], [-0.2, 0.3]]),
+    R10,
+)
 
 
 def test_binary_values_and_right_hand_side():
     v, M, R = STATE7
     dv, dM, dR, (A, Aperp, B) = drift(BINARY, v, M, R, 2.0, 0.1, 1.0)
     np.testing.assert_allclose(A[:, 0], [-0.226358145197966, -0.233778449108416], atol=3e-15)
-    np.testing.assert_allclose(Aperp.ravel(), [0.017562025318612, -0.009202202762247, 0.013327359374818, -0.008425346984023], atol=3e-15)
-    np.testing.assert_allclose(B[np.triu_indices(2)], [0.113797688266163, 0.070443819122000, 0.117868368033395], atol=3e-15)
+    np.testing.assert_allclose(
+        Aperp.ravel(),
+        [0.017562025318612, -0.009202202762247, 0.013327359374818, -0.008425346984023],
+        atol=3e-15,
+    )
+    np.testing.assert_allclose(
+        B[np.triu_indices(2)], [0.113797688266163, 0.070443819122000, 0.117868368033395], atol=3e-15
+    )
     right = [
         -0.02965458175922,
         0.10518103680571,
@@ -79,7 +103,11 @@ def test_binary_values_and_right_hand_side():
     np.testing.assert_allclose(np.r_[dv, dM[:, 0], dR[np.triu_indices(2)]], right, atol=1e-13)
 
 
-@pytest.mark.parametrize(("kinds", "state"), [(BINARY, STATE7), pytest.param(XOR, STATE10, marks=pytest.mark.slow)], ids=["binary", "xor"])
+@pytest.mark.parametrize(
+    ("kinds", "state"),
+    [(BINARY, STATE7), pytest.param(XOR, STATE10, marks=pytest.mark.slow)],
+    ids=["binary", "xor"],
+)
 def test_balance_of_head_and_rows(kinds, state):
     """(v_i^2 - |W_i|^2)' = -2 al (v_i^2 - |W_i|^2) - lr v_i^2 B_ii/snr."""
     v, M, R = state
@@ -100,7 +128,9 @@ def test_binary_optimum():
         return np.array([dv[0], dM[0, 0], 100 * dR[0, 0], 100 * dR[0, 1]])
 
     root = optimize.root(residual, [1.17, 1.17, 1.4e-3, 0.0], tol=1e-14)
-    np.testing.assert_allclose(root.x[:3], [1.173936869495, 1.173943526005, 1.410230123587e-3], rtol=2e-12)
+    np.testing.assert_allclose(
+        root.x[:3], [1.173936869495, 1.173943526005, 1.410230123587e-3], rtol=2e-12
+    )
 
 
 def optimum_state(u):
@@ -121,17 +151,26 @@ def test_xor_optimum():
     scale = np.array([1.0, 1.0, 1e-4, 1e-6, 1e-4])
     root = optimize.root(residual, [0.61, 0.61, 1.5, 1.0, -0.75], tol=1e-10)
     v, m, same, _, cross = root.x * scale
-    np.testing.assert_allclose([v, m, same, cross], [0.609402, 0.609405, 1.52417e-4, -7.6192e-5], rtol=4e-6)
+    np.testing.assert_allclose(
+        [v, m, same, cross], [0.609402, 0.609405, 1.52417e-4, -7.6192e-5], rtol=4e-6
+    )
 
 
-XOR_A = [[-0.02814623828, 0.05265103168, -0.01344229844, 0.05099906036], [0.04041490456, 0.06522686779, -0.03419851094, 0.07084578565]]
+XOR_A = [
+    [-0.02814623828, 0.05265103168, -0.01344229844, 0.05099906036],
+    [0.04041490456, 0.06522686779, -0.03419851094, 0.07084578565],
+]
 XOR_PERP = [0.03109141406, 0.02012432794, -0.02051912717, -0.00627913488]
 XOR_B = [0.12809526688, 0.06546284797]
 
 
-@pytest.mark.parametrize(("fine", "tolerance"), [(False, 1e-8), pytest.param(True, 1e-9, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("fine", "tolerance"), [(False, 1e-8), pytest.param(True, 1e-9, marks=pytest.mark.slow)]
+)
 def test_xor_values(fine, tolerance):
-    _, _, _, (A, Aperp, B) = drift(XOR, *STATE10, 2.0, 0.1, 1.0, rule=mixtures.rule_for(4, fine=fine))
+    _, _, _, (A, Aperp, B) = drift(
+        XOR, *STATE10, 2.0, 0.1, 1.0, rule=mixtures.rule_for(4, fine=fine)
+    )
     np.testing.assert_allclose(A.T, XOR_A, atol=tolerance)
     np.testing.assert_allclose(np.diag(Aperp), XOR_PERP, atol=tolerance)
     np.testing.assert_allclose(B[0, :2], XOR_B, atol=tolerance)
@@ -164,8 +203,13 @@ def test_fine_rule():
     means, labels = clusters(XOR, M)
     state = (means, (M @ M.T + R) / 100, v, labels)
     finest = mixtures.MixtureRule(line=12, inner=(8, 8, 24), outer=(10, 8, 16), graded=18, span=7.0)
-    fast, fine, truth = (found(*state, rule=rule) for rule in (None, mixtures.rule_for(4, fine=True), finest))
-    for rule, values, tolerance in ((mixtures.rule_for(4), fast, 1e-5), (mixtures.rule_for(4, fine=True), fine, 1e-6)):
+    fast, fine, truth = (
+        found(*state, rule=rule) for rule in (None, mixtures.rule_for(4, fine=True), finest)
+    )
+    for rule, values, tolerance in (
+        (mixtures.rule_for(4), fast, 1e-5),
+        (mixtures.rule_for(4, fine=True), fine, 1e-6),
+    ):
         gap = max(np.abs(one - other).max() for one, other in zip(values, truth, strict=True))
         assert gap < tolerance
         assert gap < found(*state, function=mixtures.error, rule=rule) < 100 * tolerance
@@ -202,7 +246,12 @@ def averages(h, weights, head, label):
     q = special.expit(f)
     e = q - label
     outer = lambda x: active.T @ (active * (weights * x)[:, None])  # noqa: E731
-    return active.T @ (weights * e), outer(q * (1 - q)), outer(e**2), weights @ (np.logaddexp(0, f) - label * f)
+    return (
+        active.T @ (weights * e),
+        outer(q * (1 - q)),
+        outer(e**2),
+        weights @ (np.logaddexp(0, f) - label * f),
+    )
 
 
 def conditioned(i, mean, covariance, head):
@@ -221,8 +270,14 @@ def one_e(mean, covariance, head, label, panels):
     """E[e] from brute force: on the units' active set or none."""
     if len(mean) == 0:
         return 0.5 - label
-    plus_silent_unit = np.r_[mean, 1.0], np.pad(covariance, (0, 1)) + np.diag(np.r_[0 * mean, 1e-6]), np.r_[head, 0.0]
-    return brute(*plus_silent_unit, label, panels)[0][-1]  # a unit that is always active and adds nothing
+    plus_silent_unit = (
+        np.r_[mean, 1.0],
+        np.pad(covariance, (0, 1)) + np.diag(np.r_[0 * mean, 1e-6]),
+        np.r_[head, 0.0],
+    )
+    return brute(*plus_silent_unit, label, panels)[0][
+        -1
+    ]  # a unit that is always active and adds nothing
 
 
 LABELS = np.array([0.0, 1.0, 0.0, 1.0])
@@ -231,20 +286,32 @@ LABELS = np.array([0.0, 1.0, 0.0, 1.0])
 def random_state(width, clusters):
     generator = np.random.default_rng(width)
     W = generator.standard_normal((width, width + 1))
-    return generator.standard_normal((clusters, width)), W @ W.T / 8, 1.2 * generator.standard_normal(width), LABELS[:clusters]
+    return (
+        generator.standard_normal((clusters, width)),
+        W @ W.T / 8,
+        1.2 * generator.standard_normal(width),
+        LABELS[:clusters],
+    )
 
 
-@pytest.mark.parametrize(("width", "clusters", "panels", "tolerance"), [(1, 2, 6, 1e-14), (2, 2, 6, 1e-13), (3, 4, 3, 3e-8)])
+@pytest.mark.parametrize(
+    ("width", "clusters", "panels", "tolerance"),
+    [(1, 2, 6, 1e-14), (2, 2, 6, 1e-13), (3, 4, 3, 3e-8)],
+)
 def test_random_states_against_brute_force(width, clusters, panels, tolerance):
     state = means, covariance, head, labels = random_state(width, clusters)
     moments = found(*state)
     for k in (0, 1):
         truth = brute(means[k], covariance, head, labels[k], panels)
-        for value, expected in zip((moments.P[k], moments.S[k], moments.B[k], moments.risk[k]), truth, strict=True):
+        for value, expected in zip(
+            (moments.P[k], moments.S[k], moments.B[k], moments.risk[k]), truth, strict=True
+        ):
             np.testing.assert_allclose(value, expected, rtol=0, atol=tolerance)
         for i in range(width if width < 3 else 0):
             density, *rest = conditioned(i, means[k], covariance, head)
-            np.testing.assert_allclose(moments.D[k, i], density * one_e(*rest, labels[k], panels), rtol=0, atol=tolerance)
+            np.testing.assert_allclose(
+                moments.D[k, i], density * one_e(*rest, labels[k], panels), rtol=0, atol=tolerance
+            )
 
 
 @pytest.mark.parametrize(("width", "tolerance"), [(3, 1e-7), (4, 2e-4)])
@@ -257,7 +324,12 @@ def test_edges_against_stein(width, tolerance):
         shift = step * np.eye(width)[j]
         at = {s: found(means + s * shift, covariance, head, labels).P for s in (-2, -1, 1, 2)}
         slope = (8 * (at[1] - at[-1]) - (at[2] - at[-2])) / (12 * step)
-        np.testing.assert_allclose(slope, moments.D * np.eye(width)[j] + head[j] * moments.S[:, :, j], rtol=0, atol=tolerance)
+        np.testing.assert_allclose(
+            slope,
+            moments.D * np.eye(width)[j] + head[j] * moments.S[:, :, j],
+            rtol=0,
+            atol=tolerance,
+        )
 
 
 # singular covariances
@@ -268,13 +340,18 @@ HEAD4 = np.array([0.9, -0.4, 0.6, 0.8])
 @pytest.mark.slow
 def test_equal_rows_are_one_unit():
     """h_1 = h_2 and h_3 = h_4: the moments are those of two units with heads v_1 + v_2, v_3 + v_4."""
-    pair, mean = np.array([[0.3, 0.1], [0.1, 0.4]]), np.array([[0.3, -0.4], [-0.2, 0.1], [0.0, 0.0], [1.0, 2.0]])
+    pair, mean = (
+        np.array([[0.3, 0.1], [0.1, 0.4]]),
+        np.array([[0.3, -0.4], [-0.2, 0.1], [0.0, 0.0], [1.0, 2.0]]),
+    )
     labels = np.array([0.0, 1.0, 0.0, 1.0])
     copy = np.repeat(np.eye(2), 2, axis=0)
     four = found(mean @ copy.T, copy @ pair @ copy.T, HEAD4, labels)
     two = [found(mean[k : k + 2], pair, HEAD4 @ copy, labels[k : k + 2]) for k in (0, 2)]
     P, D, S, B, risk = (np.concatenate(both) for both in zip(*two, strict=True))
-    for value, expected in zip(four, (P @ copy.T, D @ copy.T, copy @ S @ copy.T, copy @ B @ copy.T, risk), strict=True):
+    for value, expected in zip(
+        four, (P @ copy.T, D @ copy.T, copy @ S @ copy.T, copy @ B @ copy.T, risk), strict=True
+    ):
         np.testing.assert_allclose(value, expected, atol=1e-5)
 
 
@@ -291,22 +368,37 @@ def test_opposite_rows_against_one_dimension():
             e = lambda h: special.expit(head[0] * max(h, 0) + head[1] * max(-h, 0)) - label  # noqa: E731
             return integrate.quad(lambda h: density(h) * function(e(h)), low, high, epsabs=1e-13)[0]
 
-        np.testing.assert_allclose(exact.P[k], [average(lambda e: e, 0, 9), average(lambda e: e, -9, 0)], atol=1e-12)
+        np.testing.assert_allclose(
+            exact.P[k], [average(lambda e: e, 0, 9), average(lambda e: e, -9, 0)], atol=1e-12
+        )
         diagonal = [average(lambda e: e**2, 0, 9), average(lambda e: e**2, -9, 0)]
         np.testing.assert_allclose(exact.B[k], np.diag(diagonal), atol=1e-12)
-        np.testing.assert_allclose(exact.D[k], (0.5 - label) * stats.norm.pdf(0, mean, deviation), atol=1e-12)
+        np.testing.assert_allclose(
+            exact.D[k], (0.5 - label) * stats.norm.pdf(0, mean, deviation), atol=1e-12
+        )
     gap = 1e-6
     near = found(means, opposite + gap * np.diag([0.0, deviation**2]), head, labels)
-    assert max(np.abs(one - other).max() for one, other in zip(exact, near, strict=True)) < 10 * np.sqrt(gap)
+    assert max(
+        np.abs(one - other).max() for one, other in zip(exact, near, strict=True)
+    ) < 10 * np.sqrt(gap)
 
 
 def test_no_variance_at_all_or_in_one_unit():
-    means = np.array([[0.3, -0.2, 0.5, 0.0], [-1.0, -0.3, -0.2, -0.1], [0.2, 0.4, 0.1, 0.6], [0.0, 0.0, 0.0, 0.0]])
+    means = np.array(
+        [
+            [0.3, -0.2, 0.5, 0.0],
+            [-1.0, -0.3, -0.2, -0.1],
+            [0.2, 0.4, 0.1, 0.6],
+            [0.0, 0.0, 0.0, 0.0],
+        ]
+    )
     labels = np.array([0.0, 1.0, 0.0, 1.0])
     still = found(means, np.zeros((4, 4)), HEAD4, labels)
     for k, label in enumerate(labels):
         P, S, B, risk = averages(means[k : k + 1], np.ones(1), HEAD4, label)
-        for value, expected in zip((still.P[k], still.S[k], still.B[k], still.risk[k]), (P, S, B, risk), strict=True):
+        for value, expected in zip(
+            (still.P[k], still.S[k], still.B[k], still.risk[k]), (P, S, B, risk), strict=True
+        ):
             np.testing.assert_allclose(value, expected, atol=1e-13)
     np.testing.assert_array_equal(still.D, 0.0)
     # units 3 and 4 without variance shift f where their means are positive
@@ -315,28 +407,43 @@ def test_no_variance_at_all_or_in_one_unit():
     two = [found(means[k : k + 2, :2], pair, HEAD4[:2], labels[k : k + 2]) for k in (0, 2)]
     P, D, S, B, risk = (np.concatenate(both) for both in zip(*two, strict=True))
     for value, expected in zip(
-        (part.P[:, :2], part.D[:, :2], part.S[:, :2, :2], part.B[:, :2, :2], part.risk), (P, D, S, B, risk), strict=True
+        (part.P[:, :2], part.D[:, :2], part.S[:, :2, :2], part.B[:, :2, :2], part.risk),
+        (P, D, S, B, risk),
+        strict=True,
     ):
         np.testing.assert_allclose(value, expected, atol=1e-5)
     np.testing.assert_allclose(part.B[:, 2:], 0.0, atol=1e-15)
 
 
-@pytest.mark.parametrize(("width", "tolerance"), [(2, 1e-8), pytest.param(4, 1e-3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("width", "tolerance"), [(2, 1e-8), pytest.param(4, 1e-3, marks=pytest.mark.slow)]
+)
 def test_derivatives(width, tolerance):
     """Along a line of states they are those of differences, and finite at singular ones."""
     means, covariance, head, labels = random_state(width, 2)
     rule = mixtures.rule_for(width)
     nodes = program(mixtures.cluster_moments, rule, width)[1]
     step, (to_means, to_covariance, to_head, _) = 1e-4, random_state(width + 4, 2)
-    to_means, to_covariance, to_head = to_means[:, :width], to_covariance[:width, :width], to_head[:width]
+    to_means, to_covariance, to_head = (
+        to_means[:, :width],
+        to_covariance[:width, :width],
+        to_head[:width],
+    )
 
     def slopes(*state):
-        return jax.jvp(lambda *state: mixtures.cluster_moments(rule, nodes, *state, labels)[:4], state, (to_means, to_covariance, to_head))[
-            1
-        ]
+        return jax.jvp(
+            lambda *state: mixtures.cluster_moments(rule, nodes, *state, labels)[:4],
+            state,
+            (to_means, to_covariance, to_head),
+        )[1]
 
     def at(s):
-        return found(means + s * step * to_means, covariance + s * step * to_covariance, head + s * step * to_head, labels)
+        return found(
+            means + s * step * to_means,
+            covariance + s * step * to_covariance,
+            head + s * step * to_head,
+            labels,
+        )
 
     with jax.enable_x64(True):
         compiled = jax.jit(slopes, compiler_options=QUICK)
@@ -345,7 +452,12 @@ def test_derivatives(width, tolerance):
             expected = (8 * (near[2] - near[1]) - (near[3] - near[0])) / (12 * step)
             np.testing.assert_allclose(value, expected, rtol=0, atol=tolerance)
         line = np.where(np.arange(width) % 2, -1.0, 1.0)
-        for singular in (np.ones((width, width)), np.outer(line, line), np.diag(np.eye(width)[0]), np.zeros((width, width))):
+        for singular in (
+            np.ones((width, width)),
+            np.outer(line, line),
+            np.diag(np.eye(width)[0]),
+            np.zeros((width, width)),
+        ):
             assert all(np.all(np.isfinite(value)) for value in compiled(means, singular, head))
 
 
@@ -356,12 +468,21 @@ def test_derivatives(width, tolerance):
 def test_wide_networks_against_monte_carlo(width):
     generator = np.random.default_rng(width)
     W = generator.standard_normal((width, width)) / 2
-    covariance, means, head = W @ W.T, generator.standard_normal((2, width)) / 2, generator.standard_normal(width)
+    covariance, means, head = (
+        W @ W.T,
+        generator.standard_normal((2, width)) / 2,
+        generator.standard_normal(width),
+    )
     labels = np.array([0.0, 1.0])
     rule = mixtures.MixtureRule(replicates=8)
     nodes = mixtures.nodes_for(rule, width)
     with jax.enable_x64(True):
-        run = jax.jit(jax.vmap(lambda node: mixtures.cluster_moments(rule, node, means, covariance, head, labels)), compiler_options=QUICK)
+        run = jax.jit(
+            jax.vmap(
+                lambda node: mixtures.cluster_moments(rule, node, means, covariance, head, labels)
+            ),
+            compiler_options=QUICK,
+        )
         each = jax.tree.map(np.asarray, run(nodes))
     few = stats.t.isf(FALSE_ALARM / 2, rule.replicates - 1)
     count = 2**20
@@ -375,7 +496,13 @@ def test_wide_networks_against_monte_carlo(width):
     density, mean, rest, others = conditioned(0, means[0], covariance, head)
     at_edge = mean + z[:, 1:] @ np.linalg.cholesky(rest).T
     truth["D"] = density * special.expit(np.maximum(at_edge, 0) @ others)
-    mine = {"P": each.P[:, 0], "S": each.S[:, 0, 0, 1], "B": each.B[:, 0, 0, 1], "risk": each.risk[:, 0], "D": each.D[:, 0, 0]}
+    mine = {
+        "P": each.P[:, 0],
+        "S": each.S[:, 0, 0, 1],
+        "B": each.B[:, 0, 0, 1],
+        "risk": each.risk[:, 0],
+        "D": each.D[:, 0, 0],
+    }
     for name, samples in truth.items():
         spread = mine[name].std(axis=0, ddof=1) / np.sqrt(rule.replicates)
         allowed = Z * samples.std(axis=0) / np.sqrt(count) + few * spread
@@ -390,17 +517,24 @@ def test_half_line_rules():
     """Exact for polynomials up to degree 2n - 1: E[z^k 1{z > edge}] by recurrence; Gauss-Hermite when the edge is far below."""
     count, edges = 6, np.linspace(-10, 8, 37)
     with jax.enable_x64(True):
-        nodes, weights = (np.asarray(x) for x in jax.jit(half_lines.upper)(half_lines.table(count), edges))
+        nodes, weights = (
+            np.asarray(x) for x in jax.jit(half_lines.upper)(half_lines.table(count), edges)
+        )
     moments = [stats.norm.sf(edges), stats.norm.pdf(edges)]
     for k in range(2, 2 * count):
         moments.append(edges ** (k - 1) * stats.norm.pdf(edges) + (k - 1) * moments[k - 2])
     for k, moment in enumerate(moments):
-        np.testing.assert_allclose(np.sum(weights * nodes**k, axis=1), moment, rtol=1e-11, atol=1e-13 * 3.0**k)
+        np.testing.assert_allclose(
+            np.sum(weights * nodes**k, axis=1), moment, rtol=1e-11, atol=1e-13 * 3.0**k
+        )
     np.testing.assert_allclose(nodes[0], special.roots_hermitenorm(count)[0], atol=1e-11)
 
 
 def test_error_estimate_and_rule():
-    for scale, low, high in ((1.0, 0.0, 1e-9), (40.0, 1e-9, 1.0)):  # a steep head is harder, and the estimate says so
+    for scale, low, high in (
+        (1.0, 0.0, 1e-9),
+        (40.0, 1e-9, 1.0),
+    ):  # a steep head is harder, and the estimate says so
         estimate = found([[0.3], [-0.2]], [[0.5]], [scale], [0.0, 1.0], function=mixtures.error)
         assert low <= estimate < high
     with pytest.raises(ValueError, match=r"width = 0: give a whole number, 1 or more"):

@@ -16,7 +16,9 @@ from sgdynamics.problems.activations import NAMED
 from tests.conftest import S0_M, S0_Q, Z, slow
 
 HEAD = np.array([1.0, -0.5, 0.8, 1.3])
-SAMPLED = 1e-3  # what the sampled path must know, as a share of the largest entry: 1% wrong is then seen
+SAMPLED = (
+    1e-3  # what the sampled path must know, as a share of the largest entry: 1% wrong is then seen
+)
 
 
 def found(problem, rule=None, finite=False):
@@ -29,7 +31,9 @@ def found(problem, rule=None, finite=False):
     @jax.jit  # one program: operation by operation there would be a hundred
     def moments(nodes, numbers, M, Q, head):
         overlaps = overlaps_at(problem.structure, numbers, {"M": M[None], "Q": Q[None]})
-        return jax.vmap(lambda node: expectation.moments(rule, node, numbers, overlaps, head, finite=finite))(nodes), overlaps.covariance
+        return jax.vmap(
+            lambda node: expectation.moments(rule, node, numbers, overlaps, head, finite=finite)
+        )(nodes), overlaps.covariance
 
     with jax.enable_x64(True):
         return jax.tree.map(np.asarray, moments(nodes, problem.parameters, S0_M, S0_Q, HEAD))
@@ -45,14 +49,24 @@ PROBLEMS = {
     "abs": lambda: sgd.TeacherStudent(4, 2, "abs", noise=0.1),
     "linear, tanh": lambda: sgd.TeacherStudent(4, 2, "linear", "tanh", noise=0.1),
     "correlation": lambda: sgd.TeacherStudent(4, 2, "erf", noise=0.1, loss="correlation"),
-    "target": lambda: sgd.MultiIndex(lambda z: z[0] * z[1] + jnp.tanh(z[0]), 2, 4, "relu", noise=0.1),
-    "target, correlation": lambda: sgd.MultiIndex(lambda z: z[0] * z[1], 2, 4, "tanh", noise=0.1, loss="correlation"),
-    "logistic": lambda: sgd.MultiIndex(lambda z: jnp.sign(z[0] * z[1]), 2, 4, "tanh", loss="logistic"),
-    "own": lambda: sgd.Problem(lambda f, s, a, z: jnp.log(jnp.cosh(jnp.mean(a * f) - jnp.mean(s**2) + 0.1 * z)), 4, 2),
+    "target": lambda: sgd.MultiIndex(
+        lambda z: z[0] * z[1] + jnp.tanh(z[0]), 2, 4, "relu", noise=0.1
+    ),
+    "target, correlation": lambda: sgd.MultiIndex(
+        lambda z: z[0] * z[1], 2, 4, "tanh", noise=0.1, loss="correlation"
+    ),
+    "logistic": lambda: sgd.MultiIndex(
+        lambda z: jnp.sign(z[0] * z[1]), 2, 4, "tanh", loss="logistic"
+    ),
+    "own": lambda: sgd.Problem(
+        lambda f, s, a, z: jnp.log(jnp.cosh(jnp.mean(a * f) - jnp.mean(s**2) + 0.1 * z)), 4, 2
+    ),
 }
 
 
-@pytest.mark.parametrize("name", slow(PROBLEMS, ("abs", "relu", "he3, he2", "linear, tanh", "target", "tanh, gelu")))
+@pytest.mark.parametrize(
+    "name", slow(PROBLEMS, ("abs", "relu", "he3, he2", "linear, tanh", "target", "tanh, gelu"))
+)
 def test_every_kind_against_monte_carlo(name):
     problem = PROBLEMS[name]()
     each, omega = found(problem, finite=True)
@@ -63,7 +77,9 @@ def test_every_kind_against_monte_carlo(name):
     with jax.enable_x64(True):
         run = jax.jit(
             jax.vmap(
-                lambda x, n: jax.value_and_grad(problem.structure.loss, (0, 2))(x[:4], x[4:], jnp.asarray(HEAD), n, problem.parameters)
+                lambda x, n: jax.value_and_grad(problem.structure.loss, (0, 2))(
+                    x[:4], x[4:], jnp.asarray(HEAD), n, problem.parameters
+                )
             )
         )
         loss, (h, head) = (jax.tree.map(np.asarray, part) for part in run(lam, z[:, 6]))
@@ -73,7 +89,12 @@ def test_every_kind_against_monte_carlo(name):
         mean, error = samples.mean(axis=0), samples.std(axis=0) / np.sqrt(count)
         theirs = values.mean(axis=0)
         spread = values.std(axis=0) / np.sqrt(len(values))
-        assert np.all(np.abs(mean - theirs) <= Z * np.hypot(error, spread) + 1e-12), (name, what, mean, theirs)
+        assert np.all(np.abs(mean - theirs) <= Z * np.hypot(error, spread) + 1e-12), (
+            name,
+            what,
+            mean,
+            theirs,
+        )
 
     check(np.einsum("ni,nc->nic", h, lam), each.stein @ omega, "drift")
     check(np.einsum("ni,nj->nij", h, h), each.noise, "noise")
@@ -94,7 +115,9 @@ def test_pairs_against_the_sampled_path(name):
     )
     fast, _ = found(problem, Rule(terms=128, log2_circles=12, replicates=16))
     # the curvature of a kink is sampled on circles, and needs more of them
-    slow, _ = found(own, Rule(log2_points=11, log2_circles=13 if name == "relu" else 9, replicates=16))
+    slow, _ = found(
+        own, Rule(log2_points=11, log2_circles=13 if name == "relu" else 9, replicates=16)
+    )
     for field in ("stein", "noise", "head_gradient", "risk"):
         one, many = getattr(fast, field).mean(axis=0), getattr(slow, field)
         spread = many.std(axis=0, ddof=1) / np.sqrt(len(many))
@@ -111,7 +134,9 @@ def test_relu_conditional_means_against_quadrature():
         mean = jnp.linspace(-2, 2, 7)
         spread = jnp.full(7, 0.7)
         closed = jax.jit(relu_conditional_means)(mean, spread)
-        generic = jax.jit(lambda *given: generic_conditional_means(NAMED["relu"], *given))(mean, spread)
+        generic = jax.jit(lambda *given: generic_conditional_means(NAMED["relu"], *given))(
+            mean, spread
+        )
         for one, other in zip(closed, generic, strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-11, atol=1e-13)
         for part in jax.jit(relu_conditional_means)(mean, jnp.zeros(7)):
@@ -123,17 +148,30 @@ def test_target_equals_teacher_when_the_target_is_a_teacher():
     target = sgd.MultiIndex(lambda z: jnp.mean(jnp.tanh(z)), 2, 4, "tanh", noise=0.1)
     one, other = found(committee)[0], found(target)[0]
     for field in ("stein", "head_gradient", "risk"):
-        np.testing.assert_allclose(getattr(one, field)[0], getattr(other, field)[0], rtol=1e-5, atol=1e-7, err_msg=field)
+        np.testing.assert_allclose(
+            getattr(one, field)[0], getattr(other, field)[0], rtol=1e-5, atol=1e-7, err_msg=field
+        )
     np.testing.assert_allclose(one.noise.mean(axis=0), other.noise.mean(axis=0), rtol=1e-9)
 
 
 def test_closed_risk_of_squared_networks_is_the_generic_one():
-    problem = sgd.TeacherStudent(width=3, teacher_width=2, activation="square", noise=0.3, teacher_head=[1.0, -0.5])
+    problem = sgd.TeacherStudent(
+        width=3, teacher_width=2, activation="square", noise=0.3, teacher_head=[1.0, -0.5]
+    )
     generator = np.random.default_rng(3)
     rows = generator.standard_normal((5, 7))
     omega, head = rows @ rows.T, np.array([0.7, -1.1, 1.3])
     with jax.enable_x64(True):
-        expectation, state = expectation_of(problem.structure), (Overlaps(omega[None], jnp.asarray(omega)), head)
-        closed = jax.jit(lambda *given: expectation.risk(Rule(), {}, problem.parameters, *given))(*state)
-        generic = jax.jit(lambda *given: expectation.moments(Rule(), {}, problem.parameters, *given, flow=True).risk)(*state)
+        expectation, state = (
+            expectation_of(problem.structure),
+            (Overlaps(omega[None], jnp.asarray(omega)), head),
+        )
+        closed = jax.jit(lambda *given: expectation.risk(Rule(), {}, problem.parameters, *given))(
+            *state
+        )
+        generic = jax.jit(
+            lambda *given: (
+                expectation.moments(Rule(), {}, problem.parameters, *given, flow=True).risk
+            )
+        )(*state)
     assert float(closed) == pytest.approx(float(generic), rel=1e-12)

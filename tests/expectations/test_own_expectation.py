@@ -35,7 +35,9 @@ class Linear(sgd.Expectation):
         outer = lead[:, None] * lead
         norms = (2 * outer * square)[None] if finite else None
         gradient = (overlaps.covariance @ v)[: self.width] / self.width
-        return sgd.Moments(lead[:, None] * v, outer * (square + noise), norms, gradient, (square + noise) / 2)
+        return sgd.Moments(
+            lead[:, None] * v, outer * (square + noise), norms, gradient, (square + noise) / 2
+        )
 
     def risk(self, rule, nodes, parameters, overlaps, head):
         _, square, noise = self.pieces(parameters, overlaps, head)
@@ -43,11 +45,15 @@ class Linear(sgd.Expectation):
 
 
 def loss(fields, signals, head, draw, parameters):
-    return (jnp.mean(head * fields) - jnp.mean(signals) - jnp.sqrt(parameters["noise"]) * draw) ** 2 / 2
+    return (
+        jnp.mean(head * fields) - jnp.mean(signals) - jnp.sqrt(parameters["noise"]) * draw
+    ) ** 2 / 2
 
 
 def problems():
-    own = sgd.Problem(loss, 2, 1, head="trained", parameters={"noise": NOISE}, expectation=Linear(2, 1))
+    own = sgd.Problem(
+        loss, 2, 1, head="trained", parameters={"noise": NOISE}, expectation=Linear(2, 1)
+    )
     return own, sgd.TeacherStudent(2, 1, "linear", noise=NOISE, head="trained")
 
 
@@ -59,7 +65,9 @@ def begin(problem):
 def test_own_moments_drive_the_ode(dimension):
     own, known = problems()
     given = {"times": [0.0, 1.0, 4.0], "dimension": dimension}
-    one, other = (sgd.solve_ode(each, sgd.OnePassSGD(0.5), begin(each), **given) for each in (own, known))
+    one, other = (
+        sgd.solve_ode(each, sgd.OnePassSGD(0.5), begin(each), **given) for each in (own, known)
+    )
     for name in ("M", "Q", "a", "risk"):
         np.testing.assert_allclose(one[name], other[name], rtol=1e-8, atol=1e-10, err_msg=name)
     assert one.attrs["error_quadrature"] == 0.0
@@ -74,13 +82,20 @@ def test_own_moments_in_functional_and_exit_time():
             state = functional.state(begin(each))
 
             def final(lr, each=each, state=state):
-                last = functional.solve(each.structure, each.parameters, state, [1.0], lr=lr, last=True)
+                last = functional.solve(
+                    each.structure, each.parameters, state, [1.0], lr=lr, last=True
+                )
                 return functional.risk(each.structure, each.parameters, last)
 
             risks.append(jax.value_and_grad(final)(0.5))
     np.testing.assert_allclose(risks[0], risks[1], rtol=1e-8)
     # a relative fall of the risk itself: the library cannot know the noise of a loss that is not its own
-    start, target = (float(problem_risk) for problem_risk in sgd.solve_ode(own, sgd.OnePassSGD(0.5), begin(own), times=[0.0, 2.0]).risk[0])
+    start, target = (
+        float(problem_risk)
+        for problem_risk in sgd.solve_ode(
+            own, sgd.OnePassSGD(0.5), begin(own), times=[0.0, 2.0]
+        ).risk[0]
+    )
     found = sgd.exit_time(own, sgd.OnePassSGD(0.5), begin(own), threshold=1 - target / start)
     assert float(found.times[0]) == pytest.approx(2.0, rel=1e-6)
 

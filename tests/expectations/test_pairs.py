@@ -21,14 +21,27 @@ from tests.conftest import C4
 
 @partial(jax.jit, static_argnums=(0, 1, 5, 6, 7))
 def _moments(first, second, q1, q2, c, terms, using, nodes):
-    found = pairs.moments(first, second, q1.reshape(1), q2.reshape(1), c.reshape(1, 1), terms, using=using, nodes=nodes)
+    found = pairs.moments(
+        first,
+        second,
+        q1.reshape(1),
+        q2.reshape(1),
+        c.reshape(1, 1),
+        terms,
+        using=using,
+        nodes=nodes,
+    )
     return jnp.stack([part[0, 0] for part in found])
 
 
 def three(first, second, q1, q2, c, *, terms=128, using=None, nodes=None):
     """K, A, B of one pair."""
     with jax.enable_x64(True):
-        return np.asarray(_moments(first, second, *(np.float64(value) for value in (q1, q2, c)), terms, using, nodes))
+        return np.asarray(
+            _moments(
+                first, second, *(np.float64(value) for value in (q1, q2, c)), terms, using, nodes
+            )
+        )
 
 
 def integrals(name, **options):
@@ -60,15 +73,29 @@ def test_polynomials_by_wick_are_their_mehler_series():
     """The closed path against the series, for two polynomials of different degree."""
     he5, cubic = NAMED["he5"], polynomial([0.3, -1.0, 0.5, 0.2])
     assert pairs.method(he5, cubic) == "polynomial"
-    np.testing.assert_allclose(three(he5, cubic, 0.9, 1.3, -0.4), three(he5, cubic, 0.9, 1.3, -0.4, using="mehler"), rtol=1e-11)
-    np.testing.assert_allclose(three(cubic, he5, 0.9, 1.3, -0.4), three(cubic, he5, 0.9, 1.3, -0.4, using="mehler"), rtol=1e-11)
+    np.testing.assert_allclose(
+        three(he5, cubic, 0.9, 1.3, -0.4),
+        three(he5, cubic, 0.9, 1.3, -0.4, using="mehler"),
+        rtol=1e-11,
+    )
+    np.testing.assert_allclose(
+        three(cubic, he5, 0.9, 1.3, -0.4),
+        three(cubic, he5, 0.9, 1.3, -0.4, using="mehler"),
+        rtol=1e-11,
+    )
 
 
-@pytest.mark.parametrize("name", ["erf", "linear", "square", "he2", "he5", "tanh", "gelu", "softplus", "sigmoid", "silu"])
+@pytest.mark.parametrize(
+    "name", ["erf", "linear", "square", "he2", "he5", "tanh", "gelu", "softplus", "sigmoid", "silu"]
+)
 def test_series_and_polar_agree(name):
     # the polar rule knows nothing of Hermite polynomials, the series nothing of polar coordinates
     scale = np.abs(integrals(name, using="polar", nodes=40)).max()
-    np.testing.assert_allclose(integrals(name, using="mehler"), integrals(name, using="polar", nodes=40), atol=3e-12 * scale)
+    np.testing.assert_allclose(
+        integrals(name, using="mehler"),
+        integrals(name, using="polar", nodes=40),
+        atol=3e-12 * scale,
+    )
 
 
 @pytest.mark.parametrize("name", ["sigmoid", "silu"])
@@ -92,17 +119,30 @@ def test_sigmoid_and_silu_against_quadrature(name):
     np.testing.assert_allclose([K, B], expected, rtol=1e-9)
 
 
-@pytest.mark.parametrize(("first", "second"), [("erf", "erf"), ("erf", "sign"), ("relu", "relu")], ids=lambda name: name)
+@pytest.mark.parametrize(
+    ("first", "second"), [("erf", "erf"), ("erf", "sign"), ("relu", "relu")], ids=lambda name: name
+)
 @settings(max_examples=12, deadline=None, derandomize=True)
 @given(q1=st.floats(0.1, 4), q2=st.floats(0.1, 4), rho=st.floats(-0.9999, 0.9999))
 def test_closed_forms_against_generic(first, second, q1, q2, rho):
     c = rho * np.sqrt(q1 * q2)
     f, g = NAMED[first], NAMED[second]
-    np.testing.assert_allclose(three(f, g, q1, q2, c), three(f, g, q1, q2, c, using="polar", nodes=40), rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(
+        three(f, g, q1, q2, c),
+        three(f, g, q1, q2, c, using="polar", nodes=40),
+        rtol=1e-9,
+        atol=1e-12,
+    )
 
 
 @settings(max_examples=12, deadline=None, derandomize=True)
-@given(q1=st.floats(0.1, 3), q2=st.floats(0.1, 3), rho=st.floats(-1, 1), m=st.integers(1, 6), n=st.integers(1, 6))
+@given(
+    q1=st.floats(0.1, 3),
+    q2=st.floats(0.1, 3),
+    rho=st.floats(-1, 1),
+    m=st.integers(1, 6),
+    n=st.integers(1, 6),
+)
 def test_hermite_against_the_printed_sum(q1, q2, rho, m, n):
     from math import factorial as f
 
@@ -132,7 +172,12 @@ def test_kinks_away_from_zero(rho):
     def inner(u, g, marks):
         edges = np.clip([-9.0, *[(mark - c / q1 * u) / spread for mark in marks], 9.0], -9, 9)
         return sum(
-            integrate.quad(lambda x: g(c / q1 * u + spread * x) * np.exp(-x * x / 2) / np.sqrt(2 * np.pi), low, high, epsabs=1e-12)[0]
+            integrate.quad(
+                lambda x: g(c / q1 * u + spread * x) * np.exp(-x * x / 2) / np.sqrt(2 * np.pi),
+                low,
+                high,
+                epsabs=1e-12,
+            )[0]
             for low, high in itertools.pairwise(edges)
             if high > low
         )
@@ -142,19 +187,39 @@ def test_kinks_away_from_zero(rho):
             return np.exp(-u * u / 2 / q1) / np.sqrt(2 * np.pi * q1)
 
         points = sorted(
-            {-9.0, -1.0, 1.0, 9.0, *(x for mark in (-1, 1) for x in ((mark + s * 5 * spread) * q1 / c for s in (-1, 0, 1)) if abs(x) < 9)}
+            {
+                -9.0,
+                -1.0,
+                1.0,
+                9.0,
+                *(
+                    x
+                    for mark in (-1, 1)
+                    for x in ((mark + s * 5 * spread) * q1 / c for s in (-1, 0, 1))
+                    if abs(x) < 9
+                ),
+            }
         )
         return sum(
-            integrate.quad(lambda u: f(u) * inner(u, g, (-1, 1)) * weight(u), low, high, epsabs=1e-10)[0]
+            integrate.quad(
+                lambda u: f(u) * inner(u, g, (-1, 1)) * weight(u), low, high, epsabs=1e-10
+            )[0]
             for low, high in itertools.pairwise(points)
         )
 
     K, A, B = three(hard, hard, q1, q2, c)
-    assert outer(lambda u: np.clip(u, -1, 1), lambda v: np.clip(v, -1, 1)) == pytest.approx(K, rel=1e-7)
-    assert outer(lambda u: float(abs(u) < 1), lambda v: float(abs(v) < 1)) == pytest.approx(B, rel=1e-6)
+    assert outer(lambda u: np.clip(u, -1, 1), lambda v: np.clip(v, -1, 1)) == pytest.approx(
+        K, rel=1e-7
+    )
+    assert outer(lambda u: float(abs(u) < 1), lambda v: float(abs(v) < 1)) == pytest.approx(
+        B, rel=1e-6
+    )
     # f'' is two point masses: -delta(u - 1) + delta(u + 1)
     mass = np.exp(-1 / 2 / q1) / np.sqrt(2 * np.pi * q1)
-    expected = mass * (inner(-1.0, lambda v: np.clip(v, -1, 1), (-1, 1)) - inner(1.0, lambda v: np.clip(v, -1, 1), (-1, 1)))
+    expected = mass * (
+        inner(-1.0, lambda v: np.clip(v, -1, 1), (-1, 1))
+        - inner(1.0, lambda v: np.clip(v, -1, 1), (-1, 1))
+    )
     assert pytest.approx(expected, rel=1e-9) == A
 
 
@@ -165,8 +230,14 @@ def test_price_theorem_holds_for_every_activation():
             continue
         q1, q2, c, step = 1.1, 0.9, 0.35, 1e-5
         _, A, B = three(activation, activation, q1, q2, c)
-        slope_q = (three(activation, activation, q1 + step, q2, c)[0] - three(activation, activation, q1 - step, q2, c)[0]) / step
-        slope_c = (three(activation, activation, q1, q2, c + step)[0] - three(activation, activation, q1, q2, c - step)[0]) / (2 * step)
+        slope_q = (
+            three(activation, activation, q1 + step, q2, c)[0]
+            - three(activation, activation, q1 - step, q2, c)[0]
+        ) / step
+        slope_c = (
+            three(activation, activation, q1, q2, c + step)[0]
+            - three(activation, activation, q1, q2, c - step)[0]
+        ) / (2 * step)
         assert pytest.approx(slope_q, rel=1e-6, abs=1e-7) == A, name
         assert pytest.approx(slope_c, rel=1e-6, abs=1e-7) == B, name
 
@@ -174,7 +245,10 @@ def test_price_theorem_holds_for_every_activation():
 def test_series_knows_when_it_is_too_short():
     with jax.enable_x64(True):
         q = jnp.array([4.0])
-        tanh, softened_relu = NAMED["tanh"], Activation(NAMED["relu"].f)  # a kink that nobody declared
+        tanh, softened_relu = (
+            NAMED["tanh"],
+            Activation(NAMED["relu"].f),
+        )  # a kink that nobody declared
         error = jax.jit(mehler.error, static_argnums=(0, 1, 4))
         few, many = (float(error(tanh, tanh, q, q, terms)) for terms in (32, 512))
         assert few > 1e-6
@@ -193,7 +267,14 @@ def test_singular_pairs_are_finite():
                 continue
             for c in (1.0, -1.0):
                 assert np.all(np.isfinite(three(activation, activation, 1.0, 1.0, c))), (name, c)
-        assert float(closed_forms.erf_value(0.0, 0.0, jnp.array([1.0]), jnp.array([1.0]), jnp.array([[1.0]]))[0, 0]) == 1.0
+        assert (
+            float(
+                closed_forms.erf_value(
+                    0.0, 0.0, jnp.array([1.0]), jnp.array([1.0]), jnp.array([[1.0]])
+                )[0, 0]
+            )
+            == 1.0
+        )
 
 
 def test_hermite_coefficients():
@@ -211,6 +292,8 @@ def test_an_expectation_that_parity_makes_zero_is_no_error():
     with jax.enable_x64(True):
         q, c = jnp.ones(2), jnp.array([[0.3], [-0.6]])
         found = float(pairs.error(polynomial([0, 1, 0.5]), NAMED["sign"], q, jnp.ones(1), c, 32))
-        coarse = float(pairs.error(Activation(lambda x: jnp.sin(8 * x)), NAMED["sign"], q, jnp.ones(1), c, 32))
+        coarse = float(
+            pairs.error(Activation(lambda x: jnp.sin(8 * x)), NAMED["sign"], q, jnp.ones(1), c, 32)
+        )
     assert found < 1e-3
     assert coarse > 1e-2

@@ -32,11 +32,15 @@ def attention_gradient(F, S, draws):
         weights.append(e / e.sum(axis=1, keepdims=True))
         outputs.append(np.sum(weights[-1] * rows[:, 1], axis=1, keepdims=True))
     error = outputs[0] - outputs[1] - 0.3 * ((1 + draws["group"]) * draws["noise"])[:, None]
-    return error**2 / 2, np.stack([error * weights[0] * (F[:, 1] - outputs[0]), error * weights[0]], axis=1)
+    return error**2 / 2, np.stack(
+        [error * weights[0] * (F[:, 1] - outputs[0]), error * weights[0]], axis=1
+    )
 
 
 def kinked(fields, signals, head, draws):
-    return (jnp.sum(jnp.abs(fields)) / 2 - signals[0, 0] * signals[1, 1] - 0.3 * draws["noise"]) ** 2 / 2
+    return (
+        jnp.sum(jnp.abs(fields)) / 2 - signals[0, 0] * signals[1, 1] - 0.3 * draws["noise"]
+    ) ** 2 / 2
 
 
 def kinked_gradient(F, S, draws):
@@ -46,7 +50,9 @@ def kinked_gradient(F, S, draws):
 
 def moving(draws):
     """Means of both inputs on both signals: one moves with a normal draw, one with a categorical."""
-    return jnp.stack([jnp.stack([0.5 * draws["noise"], 0.4 * draws["group"]]), jnp.array([0.3, -0.2])])
+    return jnp.stack(
+        [jnp.stack([0.5 * draws["noise"], 0.4 * draws["group"]]), jnp.array([0.3, -0.2])]
+    )
 
 
 CASES = {
@@ -62,10 +68,26 @@ def test_mean_of_one_step_in_d_dimensions(name):
     loss, gradient, given = CASES[name]
     draws = {"noise": "normal", "group": [0.3, 0.7]}
     generator = np.random.default_rng(5)
-    W, S = generator.standard_normal((2, D)) / np.sqrt(D), generator.standard_normal((2, D)) / np.sqrt(D)
+    W, S = (
+        generator.standard_normal((2, D)) / np.sqrt(D),
+        generator.standard_normal((2, D)) / np.sqrt(D),
+    )
     parts = [(slice(0, 4)), (slice(4, 8))]
-    M, Q, P = (np.stack([one[:, part] @ other[:, part].T for part in parts]) for one, other in ((W, S), (W, W), (S, S)))
-    problem = sgd.Problem(loss, 2, 2, gram=P, covariance=BLOCKS, tokens=2, token_correlation=CORRELATION, draws=draws, **given)
+    M, Q, P = (
+        np.stack([one[:, part] @ other[:, part].T for part in parts])
+        for one, other in ((W, S), (W, W), (S, S))
+    )
+    problem = sgd.Problem(
+        loss,
+        2,
+        2,
+        gram=P,
+        covariance=BLOCKS,
+        tokens=2,
+        token_correlation=CORRELATION,
+        draws=draws,
+        **given,
+    )
     rule = Rule(log2_points=8, log2_circles=6, replicates=16)
     numbers = finite_numbers(problem, D, 1)
     state = {"M": M, "Q": Q, "a": np.ones(2)}
@@ -74,15 +96,26 @@ def test_mean_of_one_step_in_d_dimensions(name):
         @jax.jit
         def every(nodes, parameters):
             algorithm = {"lr": LR, "head_rate": 1.0}
-            return jax.vmap(lambda node: drift(problem.structure, rule, node, parameters, algorithm, state, finite=numbers))(nodes)
+            return jax.vmap(
+                lambda node: drift(
+                    problem.structure, rule, node, parameters, algorithm, state, finite=numbers
+                )
+            )(nodes)
 
         found = {
-            key: np.asarray(value) for key, value in every(expectation_of(problem.structure).nodes(rule, False), problem.parameters).items()
+            key: np.asarray(value)
+            for key, value in every(
+                expectation_of(problem.structure).nodes(rule, False), problem.parameters
+            ).items()
         }
 
     group, noise = (generator.random(COUNT) < 0.7).astype(float), generator.standard_normal(COUNT)
     values, vectors = np.linalg.eigh(CORRELATION)
-    z = np.einsum("lm,nmd->nld", (vectors * np.sqrt(values)) @ vectors.T, generator.standard_normal((COUNT, 2, D)))
+    z = np.einsum(
+        "lm,nmd->nld",
+        (vectors * np.sqrt(values)) @ vectors.T,
+        generator.standard_normal((COUNT, 2, D)),
+    )
     X = z * np.sqrt(np.repeat([0.5, 2.0], 4))
     if "means" in given:
         c = np.zeros((COUNT, 2, 2))
@@ -94,13 +127,25 @@ def test_mean_of_one_step_in_d_dimensions(name):
     for b, part in enumerate(parts):
         dM = move[..., part] @ S[:, part].T
         cross = np.einsum("npd,qd->npq", move[..., part], W[:, part])
-        dQ = cross + np.swapaxes(cross, 1, 2) + np.einsum("npd,nqd->npq", move[..., part], move[..., part])
+        dQ = (
+            cross
+            + np.swapaxes(cross, 1, 2)
+            + np.einsum("npd,nqd->npq", move[..., part], move[..., part])
+        )
         for key, samples in (("M", dM), ("Q", dQ)):
             rate = samples / (LR / D)
             mean, error = rate.mean(axis=0), rate.std(axis=0) / np.sqrt(COUNT)
             theirs = found[key][:, b].mean(axis=0)
             spread = found[key][:, b].std(axis=0, ddof=1) / 4
-            assert np.all(np.abs(mean - theirs) <= Z * np.hypot(error, 1.5 * spread)), (name, key, b, mean, theirs, error, spread)
+            assert np.all(np.abs(mean - theirs) <= Z * np.hypot(error, 1.5 * spread)), (
+                name,
+                key,
+                b,
+                mean,
+                theirs,
+                error,
+                spread,
+            )
             assert np.all(spread <= 0.03 * np.abs(theirs).max()), (name, key, spread)
 
 
@@ -111,7 +156,10 @@ def plain_attention(fields, signals, head, draw):
 # rows q, v, lr 1, noise 0.1, by quadrature to 3e-8: correlation of the two inputs, excess risks by time, overlaps at t = 2
 REFERENCE = {
     0.0: ({0.0: 0.36354539, 1.0: 0.23755718, 2.0: 0.17765431, 10.0: 0.06585732}, {}),
-    0.4: ({0.0: 0.39920166, 2.0: 0.13783400}, {"Q11": 0.95829417, "Q22": 0.93543692, "M11": 0.35448428, "M22": 0.82758116}),
+    0.4: (
+        {0.0: 0.39920166, 2.0: 0.13783400},
+        {"Q11": 0.95829417, "Q22": 0.93543692, "M11": 0.35448428, "M22": 0.82758116},
+    ),
 }
 
 
@@ -126,13 +174,22 @@ def test_attention_from_few_points():
     rule = Rule(log2_points=10)
     with jax.enable_x64(True):
         last = functional.solve(
-            problem.structure, problem.parameters, functional.state(begin), [2.0], lr=1.0, rule=rule, last=True, rtol=1e-3
+            problem.structure,
+            problem.parameters,
+            functional.state(begin),
+            [2.0],
+            lr=1.0,
+            rule=rule,
+            last=True,
+            rtol=1e-3,
         )
         risk = float(functional.risk(problem.structure, problem.parameters, last)) - 0.05
     risks, overlaps = REFERENCE[0.4]
     assert risk == pytest.approx(risks[2.0], abs=3e-3)
     for name, value in overlaps.items():
-        assert float(last[name[0]][0, int(name[1]) - 1, int(name[2]) - 1]) == pytest.approx(value, abs=0.01), name
+        assert float(last[name[0]][0, int(name[1]) - 1, int(name[2]) - 1]) == pytest.approx(
+            value, abs=0.01
+        ), name
 
 
 @pytest.mark.slow
@@ -144,7 +201,9 @@ def test_attention_against_quadrature(correlation):
     # four replicates tell their spread to a factor: three standard errors of it, and half a percent in any case
     for time, risk in risks.items():
         found = float(result.risk.sel(time=list(risks).index(time)).item()) - 0.05
-        assert found == pytest.approx(risk, abs=3 * result.attrs["error_quadrature"] * 0.42 + 1e-5), time
+        assert found == pytest.approx(
+            risk, abs=3 * result.attrs["error_quadrature"] * 0.42 + 1e-5
+        ), time
         assert found == pytest.approx(risk, rel=5e-3)
     for name, value in overlaps.items():
         found = float(result[name[0]][0, -1, int(name[1]) - 1, int(name[2]) - 1])

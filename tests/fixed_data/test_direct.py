@@ -30,12 +30,16 @@ COMMITTEE = sgd.TeacherStudent(
     covariance=[(0.5, 0.4), (1.5, 0.6)],
 )
 MIXTURE = sgd.GaussianMixture("binary", width=2, snr=4.0, weight_decay=0.1)
-PERSISTENT = sgd.PersistentSGD(lr=0.02, samples_per_dimension=3.0, batch_fraction=0.4, persistence_time=0.5)
+PERSISTENT = sgd.PersistentSGD(
+    lr=0.02, samples_per_dimension=3.0, batch_fraction=0.4, persistence_time=0.5
+)
 D, STEPS, SEED = 24, 12, 5
 
 
 def made(problem, algorithm, begin, d=D, together=None, **more):
-    simulator = DirectFixedData(problem, algorithm, begin, d, problem.block_dimensions(d), seed=SEED, **more)
+    simulator = DirectFixedData(
+        problem, algorithm, begin, d, problem.block_dimensions(d), seed=SEED, **more
+    )
     if together is not None:
         simulator.options = simulator.options._replace(together=together)
     return simulator
@@ -47,8 +51,12 @@ def sphere_start(runs, m=0.3):
 
 @partial(jax.jit, static_argnums=(1, 2))
 def _drawn(key, normals, uniforms):
-    steps = jax.vmap(lambda step: normals_and_uniforms(direct._step_key(key, step), normals, uniforms))
-    return *steps(jax.numpy.arange(STEPS)), normals_and_uniforms(jax.random.fold_in(key, 2), 0, uniforms)[1]
+    steps = jax.vmap(
+        lambda step: normals_and_uniforms(direct._step_key(key, step), normals, uniforms)
+    )
+    return *steps(jax.numpy.arange(STEPS)), normals_and_uniforms(
+        jax.random.fold_in(key, 2), 0, uniforms
+    )[1]
 
 
 def drawn(key, normals, uniforms):
@@ -78,7 +86,9 @@ def numpy_run(problem, algorithm, x, signals, noise, rows, head, key, slopes, te
     p, lr = problem.width, algorithm.lr
     s, b, on = np.ones(n, dtype=bool), algorithm.fraction, algorithm.fraction
     if algorithm.hot or algorithm.selects:
-        normals, uniforms, first = drawn(key, p * (d + 1) if algorithm.hot else 0, n if algorithm.selects else 0)
+        normals, uniforms, first = drawn(
+            key, p * (d + 1) if algorithm.hot else 0, n if algorithm.selects else 0
+        )
     if algorithm.selects:
         s = first < b
         on = lr / algorithm.persistence_time if isinstance(algorithm, sgd.PersistentSGD) else b
@@ -89,11 +99,15 @@ def numpy_run(problem, algorithm, x, signals, noise, rows, head, key, slopes, te
         size = n * (b if getattr(algorithm, "rescale", False) else 1.0)
         rows = rows - lr * ((s[:, None] * slope).T @ x / size + problem.weight_decay * rows)
         if algorithm.hot:
-            rows = rows + np.sqrt(2 * temperature(step * lr) * lr / d) * normals[step, : p * d].reshape(p, d)
+            rows = rows + np.sqrt(2 * temperature(step * lr) * lr / d) * normals[
+                step, : p * d
+            ].reshape(p, d)
         if problem.constraint == "sphere":
             rows = rows / np.linalg.norm(rows, axis=1, keepdims=True)
         if problem.head == "trained":
-            head = head - algorithm.head_rate * lr * ((s[:, None] * head_slope).sum(axis=0) / size + problem.weight_decay * head)
+            head = head - algorithm.head_rate * lr * (
+                (s[:, None] * head_slope).sum(axis=0) / size + problem.weight_decay * head
+            )
         if algorithm.selects:
             s = np.where(s, uniforms[step] >= on * (1 - b) / b, uniforms[step] < on)
     risks.append(slopes(problem, x @ rows.T, signals, head, noise)[0].mean())
@@ -104,7 +118,12 @@ CASES = {
     "gradient descent": (SPHERE, sgd.GradientDescent(lr=0.02), committee_slopes, {}),
     "persistent": (SPHERE, PERSISTENT, committee_slopes, {}),
     "persistent, shared data": (SPHERE, PERSISTENT, committee_slopes, {"shared_data": True}),
-    "Langevin": (SPHERE, sgd.Langevin(lr=0.02, temperature=sgd.piecewise_rate([0.11], [2.0, 0.5])), committee_slopes, {}),
+    "Langevin": (
+        SPHERE,
+        sgd.Langevin(lr=0.02, temperature=sgd.piecewise_rate([0.11], [2.0, 0.5])),
+        committee_slopes,
+        {},
+    ),
     "committee, not rescaled": (
         COMMITTEE,
         sgd.MultiPassSGD(lr=0.02, head_rate=0.7, batch_fraction=0.6, rescale=False),
@@ -126,8 +145,12 @@ def test_a_numpy_loop_on_the_same_data_gives_the_same_runs(name):
         keys = run_keys(SEED, np.arange(3))
         state = simulator.initial(np.arange(3))
     for index in range(3):
-        x, signals, noise = (np.asarray(part if simulator.options.shared else part[index]) for part in simulator.data)
-        np.testing.assert_allclose(signals, x[:, simulator.place.axes] @ simulator.place.signals.T, atol=1e-13)
+        x, signals, noise = (
+            np.asarray(part if simulator.options.shared else part[index]) for part in simulator.data
+        )
+        np.testing.assert_allclose(
+            signals, x[:, simulator.place.axes] @ simulator.place.signals.T, atol=1e-13
+        )
         rows, head = np.asarray(state.rows)[index], np.asarray(state.head)[index]
         np.testing.assert_allclose(found["Q"][index, 0].sum(axis=0), begin.Q[index], atol=1e-12)
         np.testing.assert_allclose(found["M"][index, 0].sum(axis=0), begin.M[index], atol=1e-12)
@@ -135,9 +158,13 @@ def test_a_numpy_loop_on_the_same_data_gives_the_same_runs(name):
         def temperature(t):
             return 2.0 if t < 0.11 else 0.5
 
-        rows, head, risks = numpy_run(problem, algorithm, x, signals, noise, rows, head, keys[index], slopes, temperature)
+        rows, head, risks = numpy_run(
+            problem, algorithm, x, signals, noise, rows, head, keys[index], slopes, temperature
+        )
         np.testing.assert_allclose(found["train_risk"][index], risks, rtol=1e-10)
-        np.testing.assert_allclose(found["Q"][index, -1].sum(axis=0), rows @ rows.T, rtol=1e-10, atol=1e-12)
+        np.testing.assert_allclose(
+            found["Q"][index, -1].sum(axis=0), rows @ rows.T, rtol=1e-10, atol=1e-12
+        )
         np.testing.assert_allclose(found["a"][index, -1], head, rtol=1e-10)
         M = rows[:, simulator.place.axes] @ simulator.place.signals.T
         np.testing.assert_allclose(found["M"][index, -1].sum(axis=0), M, rtol=1e-10, atol=1e-12)
@@ -145,7 +172,11 @@ def test_a_numpy_loop_on_the_same_data_gives_the_same_runs(name):
 
 def test_the_data_have_their_law():
     """Blocks, clusters and label noise; every run its own data, or all of them one."""
-    blocks = made(COMMITTEE, CASES["committee, not rescaled"][1], sgd.random_start(COMMITTEE, dimension=D, runs=3))
+    blocks = made(
+        COMMITTEE,
+        CASES["committee, not rescaled"][1],
+        sgd.random_start(COMMITTEE, dimension=D, runs=3),
+    )
     with jax.enable_x64(True):
         blocks.initial(np.arange(3))
     x, noise = np.asarray(blocks.data.inputs).reshape(-1, D), np.asarray(blocks.data.given).ravel()
@@ -153,7 +184,9 @@ def test_the_data_have_their_law():
     for part, variance in ((x[:, :split], 0.5), (x[:, split:], 1.5), (noise, 1.0)):
         assert abs(part.var() / variance - 1) < Z * np.sqrt(2 / part.size)
         assert abs(part.mean()) < Z * np.sqrt(variance / part.size)
-    assert np.abs(np.corrcoef(np.column_stack([x, noise]).T) - np.eye(D + 1)).max() < 1.3 * Z / np.sqrt(len(x))
+    assert np.abs(
+        np.corrcoef(np.column_stack([x, noise]).T) - np.eye(D + 1)
+    ).max() < 1.3 * Z / np.sqrt(len(x))
     mixture = made(MIXTURE, sgd.GradientDescent(), sgd.random_start(MIXTURE, dimension=D, runs=3))
     with jax.enable_x64(True):
         mixture.initial(np.arange(3))
@@ -177,7 +210,10 @@ def selections(algorithm, steps):
 
 def test_persistent_selection_keeps_its_share_and_forgets_at_the_stated_rate():
     b, lr, tau = 0.3, 0.01, 0.1
-    s = selections(sgd.PersistentSGD(lr=lr, samples_per_dimension=1e4, batch_fraction=b, persistence_time=tau), 31)
+    s = selections(
+        sgd.PersistentSGD(lr=lr, samples_per_dimension=1e4, batch_fraction=b, persistence_time=tau),
+        31,
+    )
     n = s.shape[1]
     assert np.abs(s.mean(axis=1) - b).max() < Z * np.sqrt(b * (1 - b) / n)
     rate = 1 - lr / tau / b  # 1 - on - off: the correlation decays in b tau
@@ -208,7 +244,9 @@ def test_first_step_in_the_papers_units(al, m0, fraction, expected):
     eta = 0.01
     common = {"lr": al * eta / 2, "samples_per_dimension": al}
     algorithm = (
-        sgd.PersistentSGD(**common, batch_fraction=fraction, persistence_time=al / 2) if fraction < 1 else sgd.GradientDescent(**common)
+        sgd.PersistentSGD(**common, batch_fraction=fraction, persistence_time=al / 2)
+        if fraction < 1
+        else sgd.GradientDescent(**common)
     )
     simulator = made(SPHERE, algorithm, sphere_start(12, m0), d=1000, dtype="float32")
     found, _ = run(simulator, 12, np.array([0, 1]), SEED, "first step", False)
@@ -238,8 +276,14 @@ def test_early_stop_and_smaller_batches_change_no_number(together, monkeypatch):
     sizes = []
     if together:
         monkeypatch.setattr(running, "COMPILE_SECONDS", -1.0)  # a smaller batch always pays
-        monkeypatch.setattr(DirectFixedData, "keep", lambda self, state, index: sizes.append(len(index)) or KEEP(self, state, index))
-    found, _, stopped = run_until(made(SPHERE, algorithm, begin, together=together), runs, steps, SEED, "", False, stop_at)
+        monkeypatch.setattr(
+            DirectFixedData,
+            "keep",
+            lambda self, state, index: sizes.append(len(index)) or KEEP(self, state, index),
+        )
+    found, _, stopped = run_until(
+        made(SPHERE, algorithm, begin, together=together), runs, steps, SEED, "", False, stop_at
+    )
     assert sizes == ([2, 1] if together else [])
     np.testing.assert_array_equal(stopped, expected)
     for index in range(runs):
@@ -247,7 +291,9 @@ def test_early_stop_and_smaller_batches_change_no_number(together, monkeypatch):
         for name in ("M", "Q", "train_risk"):
             for place, step in enumerate(frozen):
                 if step % 100 == 0:
-                    np.testing.assert_allclose(found[name][index, place], free[name][index, step // 100], rtol=1e-10)
+                    np.testing.assert_allclose(
+                        found[name][index, place], free[name][index, step // 100], rtol=1e-10
+                    )
 
 
 def test_run_i_does_not_depend_on_the_other_runs(monkeypatch):
@@ -273,7 +319,9 @@ def test_the_front_door(tmp_path):
     again = sgd.load(sgd.save(result, tmp_path / "runs.nc"))
     assert sgd.algorithm_of(again) == PERSISTENT
     # float32 sees the same data; all runs stop at once where the threshold is above
-    single = sgd.simulate(SPHERE, PERSISTENT, begin, steps=[0, STEPS], **arguments, dtype="float32", stop_at=0.01)
+    single = sgd.simulate(
+        SPHERE, PERSISTENT, begin, steps=[0, STEPS], **arguments, dtype="float32", stop_at=0.01
+    )
     np.testing.assert_allclose(single.M, result.M, rtol=1e-4)
     np.testing.assert_allclose(single.train_risk, result.train_risk, rtol=1e-4)
     assert np.isnan(single.stopped_at).all()
@@ -281,15 +329,26 @@ def test_the_front_door(tmp_path):
     assert np.all(at_once.stopped_at == 0)
     np.testing.assert_array_equal(at_once.M[:, 0], at_once.M[:, 1])
     # one data set: the same overlaps at first, other directions, so another train risk
-    shared = sgd.simulate(SPHERE, PERSISTENT, begin, steps=[0, STEPS], **arguments, shared_data=True)
+    shared = sgd.simulate(
+        SPHERE, PERSISTENT, begin, steps=[0, STEPS], **arguments, shared_data=True
+    )
     np.testing.assert_allclose(shared.M[:, 0], 0.3)
     assert np.unique(shared.train_risk[:, 0]).size == 3
 
 
 def test_changing_numbers_never_compiles_again():
     def simulate(index):
-        algorithm = sgd.PersistentSGD(lr=0.02 + 0.001 * index, batch_fraction=0.4 + 0.01 * index, persistence_time=0.5)
-        run(made(SPHERE, algorithm, sphere_start(3, 0.3 + 0.01 * index)), 3, np.array([3 + index, 20]), SEED, "", False)
+        algorithm = sgd.PersistentSGD(
+            lr=0.02 + 0.001 * index, batch_fraction=0.4 + 0.01 * index, persistence_time=0.5
+        )
+        run(
+            made(SPHERE, algorithm, sphere_start(3, 0.3 + 0.01 * index)),
+            3,
+            np.array([3 + index, 20]),
+            SEED,
+            "",
+            False,
+        )
 
     simulate(0)
     assert count_compilations(lambda: [simulate(index) for index in range(1, 4)]) == 0
@@ -297,7 +356,9 @@ def test_changing_numbers_never_compiles_again():
 
 def test_divergence_is_reported_and_the_others_go_on():
     begin = sgd.random_start(COMMITTEE, dimension=D, runs=3, seed=1)
-    far = sgd.Start(begin.M_blocks, begin.Q_blocks * np.array([1.0, 400.0, 1.0])[:, None, None, None], begin.a)
+    far = sgd.Start(
+        begin.M_blocks, begin.Q_blocks * np.array([1.0, 400.0, 1.0])[:, None, None, None], begin.a
+    )
     simulator = made(COMMITTEE, CASES["committee, not rescaled"][1], far)
     found, last = run(simulator, 3, np.array([0, STEPS]), SEED, "", False)
     assert 0 <= last[1] < STEPS
@@ -308,8 +369,20 @@ def test_divergence_is_reported_and_the_others_go_on():
     assert np.isnan(found["M"][1, 1]).all()
     # on the sphere rows stay of length 1: a sample that holds the row is what counts
     steep = sgd.GradientDescent(lr=1.2)
-    with pytest.warns(UserWarning, match="3 of 3 runs diverged"), pytest.warns(UserWarning, match="beyond the stability limit"):
-        held = sgd.simulate(SPHERE, steep, sphere_start(3), steps=[0, STEPS, 30], dimension=D, seed=SEED, method="direct", stop_at=1e-9)
+    with (
+        pytest.warns(UserWarning, match="3 of 3 runs diverged"),
+        pytest.warns(UserWarning, match="beyond the stability limit"),
+    ):
+        held = sgd.simulate(
+            SPHERE,
+            steep,
+            sphere_start(3),
+            steps=[0, STEPS, 30],
+            dimension=D,
+            seed=SEED,
+            method="direct",
+            stop_at=1e-9,
+        )
     assert np.all(held.diverged_at < 30 * 1.2)
     assert np.isnan(held.stopped_at).all()
     assert np.isnan(held.M[:, -1]).all()
@@ -335,14 +408,18 @@ def test_stability_limit():
     x, lr = generator.standard_normal(D), 0.01
     for excess, leaves in ((1.02, True), (0.98, False)):
         free = sgd.TeacherStudent(width=1, activation="square", covariance=[(x @ x / D, 1.0)])
-        limit = sample_stability.stability_limit(free, sgd.GradientDescent(lr=lr, samples_per_dimension=1 / D))
+        limit = sample_stability.stability_limit(
+            free, sgd.GradientDescent(lr=lr, samples_per_dimension=1 / D)
+        )
         y, h = 0.0, np.sqrt(limit * excess)
         for _ in range(5):
             h = h - lr * (h * h - y) * 2 * h * (x @ x)
         assert (abs(h) > np.sqrt(limit * excess)) == leaves
 
 
-@pytest.mark.parametrize(("paces", "sizes"), [((1.0, 0.5, 0.25), [8, 4, 2]), ((1.0, 0.95, 0.95), [8, 8, 8])])
+@pytest.mark.parametrize(
+    ("paces", "sizes"), [((1.0, 0.5, 0.25), [8, 4, 2]), ((1.0, 0.95, 0.95), [8, 8, 8])]
+)
 def test_a_batch_shrinks_as_long_as_that_saves_time(paces, sizes):
     """Half of the runs stop, three times, with 30 s left: a batch that took nearly as long when it was half as large stays."""
     group = running._Group.__new__(running._Group)
@@ -360,15 +437,30 @@ def test_a_batch_shrinks_as_long_as_that_saves_time(paces, sizes):
 BAD = {
     "method": ({"method": "chain"}, "method = 'chain'.*choose one of"),
     "dtype": ({"dtype": "bfloat16"}, "dtype = 'bfloat16'"),
-    "exact in float32": ({"method": "exact", "dtype": "float32"}, "leave it at float64, or take method='direct'"),
-    "shared exact": ({"method": "exact", "shared_data": True}, "shared_data = True.*method='direct'"),
+    "exact in float32": (
+        {"method": "exact", "dtype": "float32"},
+        "leave it at float64, or take method='direct'",
+    ),
+    "shared exact": (
+        {"method": "exact", "shared_data": True},
+        "shared_data = True.*method='direct'",
+    ),
     "shared_data": ({"shared_data": 3}, "shared_data = 3"),
     "stop_at": ({"stop_at": 0.0}, "stop_at = 0.0.*above 0"),
     "times": ({"steps": None}, "exactly one of"),
     "dimension": ({"dimension": 1}, "dimension = 1.*take 2 or more"),
-    "samples": ({"algorithm": sgd.GradientDescent(samples_per_dimension=0.01)}, "samples_per_dimension = 0.01.*take more"),
-    "one pass, shared": ({"algorithm": sgd.OnePassSGD(), "shared_data": True}, "shared_data = True.*fixed data set"),
-    "one pass, stop": ({"algorithm": sgd.OnePassSGD(), "stop_at": 0.1}, "stop_at = 0.1.*fixed data set"),
+    "samples": (
+        {"algorithm": sgd.GradientDescent(samples_per_dimension=0.01)},
+        "samples_per_dimension = 0.01.*take more",
+    ),
+    "one pass, shared": (
+        {"algorithm": sgd.OnePassSGD(), "shared_data": True},
+        "shared_data = True.*fixed data set",
+    ),
+    "one pass, stop": (
+        {"algorithm": sgd.OnePassSGD(), "stop_at": 0.1},
+        "stop_at = 0.1.*fixed data set",
+    ),
     "no algorithm": ({"algorithm": "GD"}, "algorithm = 'GD'"),
 }
 
@@ -376,7 +468,12 @@ BAD = {
 @pytest.mark.parametrize("name", BAD)
 def test_bad_input(name):
     changed, message = BAD[name]
-    arguments = {"algorithm": sgd.GradientDescent(), "steps": [1], "dimension": D, "method": "direct"} | changed
+    arguments = {
+        "algorithm": sgd.GradientDescent(),
+        "steps": [1],
+        "dimension": D,
+        "method": "direct",
+    } | changed
     begin = sphere_start(1)
     checks.outside_jit("simulate")  # the first in a process compiles a program, of one number
 
@@ -399,12 +496,24 @@ def test_bad_input_of_algorithms_and_starts():
 
 def test_memory_is_known_beforehand(monkeypatch):
     monkeypatch.setattr(direct, "available_bytes", lambda: 2.0**30)
-    with pytest.raises(ValueError, match=r"90000 x 30000 numbers in float64 needs 40.\d GiB .* 1 GiB are free"):
-        sgd.simulate(SPHERE, sgd.GradientDescent(), sphere_start(1), steps=[1], dimension=30000, method="direct")
+    with pytest.raises(
+        ValueError, match=r"90000 x 30000 numbers in float64 needs 40.\d GiB .* 1 GiB are free"
+    ):
+        sgd.simulate(
+            SPHERE,
+            sgd.GradientDescent(),
+            sphere_start(1),
+            steps=[1],
+            dimension=30000,
+            method="direct",
+        )
     small, large = (made(SPHERE, sgd.GradientDescent(), sphere_start(1), d=d) for d in (100, 1000))
     assert large.largest_group() < small.largest_group()
     for simulator in (small, large):
-        assert simulator.largest_group() == 1 or simulator.bytes_of(simulator.largest_group()) < direct.CPU_GROUP_BYTES
+        assert (
+            simulator.largest_group() == 1
+            or simulator.bytes_of(simulator.largest_group()) < direct.CPU_GROUP_BYTES
+        )
     assert direct.available_bytes() > 0
 
 
@@ -413,7 +522,11 @@ def test_free_memory_is_a_plausible_number():
 
 
 # eta = .01: m and loss at the paper's t = .1, .5, 1, with the standard errors of the last digit
-REFERENCE = {0.1: (0.6056, 1e-4, 0.32056, 4e-5), 0.5: (0.7482, 2e-4, 0.0993, 2e-4), 1.0: (0.8051, 4e-4, 0.0543, 1e-4)}
+REFERENCE = {
+    0.1: (0.6056, 1e-4, 0.32056, 4e-5),
+    0.5: (0.7482, 2e-4, 0.0993, 2e-4),
+    1.0: (0.8051, 4e-4, 0.0543, 1e-4),
+}
 
 
 @pytest.mark.slow
@@ -421,9 +534,23 @@ def test_gradient_descent_of_a_thousand_dimensions_follows_the_limit():
     al, eta, runs = 2.0, 0.01, 40
     algorithm = sgd.GradientDescent(lr=al * eta / 2, samples_per_dimension=al)
     result = sgd.simulate(
-        SPHERE, algorithm, sphere_start(1, 0.5), times=[al / 2 * t for t in REFERENCE], dimension=1000, runs=runs, method="direct"
+        SPHERE,
+        algorithm,
+        sphere_start(1, 0.5),
+        times=[al / 2 * t for t in REFERENCE],
+        dimension=1000,
+        runs=runs,
+        method="direct",
     )
     for index, (m, m_error, loss, loss_error) in enumerate(REFERENCE.values()):
-        for found, expected, error in ((result.M[:, index, 0, 0], m, m_error), (result.train_risk[:, index] / 2, loss, loss_error)):
+        for found, expected, error in (
+            (result.M[:, index, 0, 0], m, m_error),
+            (result.train_risk[:, index] / 2, loss, loss_error),
+        ):
             spread = float(found.std(ddof=1)) / np.sqrt(runs)
-            assert abs(float(found.mean()) - expected) < 4 * np.hypot(spread, error), (index, float(found.mean()), expected, spread)
+            assert abs(float(found.mean()) - expected) < 4 * np.hypot(spread, error), (
+                index,
+                float(found.mean()),
+                expected,
+                spread,
+            )

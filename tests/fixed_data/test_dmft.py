@@ -14,7 +14,9 @@ from tests.conftest import FALSE_ALARM
 pytestmark = pytest.mark.runs_long
 
 REPLICATES = 16
-T_LIMIT = float(stats.t.isf(FALSE_ALARM / 2, REPLICATES - 1))  # 7.6 standard errors of 16 replicates
+T_LIMIT = float(
+    stats.t.isf(FALSE_ALARM / 2, REPLICATES - 1)
+)  # 7.6 standard errors of 16 replicates
 
 ALPHA, LR, DECAY, NOISE, HEAT, M0, Q0 = 2.5, 0.3, 0.2, 0.3, 0.15, 0.4, 0.8
 
@@ -48,17 +50,32 @@ def regression(t, s, heat, noise=NOISE, decay=DECAY, alpha=ALPHA):
         return 2 * heat * LR * r ** (t - s) * (1 - r ** (2 * s)) / (1 - r**2)
 
     def product(value):
-        kept = rate(value) ** t * rate(value) ** s * Q0 + settled(value, t) * settled(value, s) * (value**2 + noise * value / alpha)
-        mixed = M0 * value * (rate(value) ** t * settled(value, s) + rate(value) ** s * settled(value, t))
+        kept = rate(value) ** t * rate(value) ** s * Q0 + settled(value, t) * settled(value, s) * (
+            value**2 + noise * value / alpha
+        )
+        mixed = (
+            M0
+            * value
+            * (rate(value) ** t * settled(value, s) + rate(value) ** s * settled(value, t))
+        )
         return kept + mixed + white(value, t, s)
 
     def along(value):
         return rate(value) ** t * M0 + settled(value, t) * value
 
-    def error(value):  # lambda times the squared distance from w*, and its correlation with the label noise
+    def error(
+        value,
+    ):  # lambda times the squared distance from w*, and its correlation with the label noise
         gain = settled(value, t)
-        distance = rate(value) ** (2 * t) * Q0 + 2 * rate(value) ** t * (gain * value - 1) * M0 + (gain * value - 1) ** 2
-        return value * (distance + gain**2 * noise * value / alpha + white(value, t, t)) - 2 * gain * noise * value / alpha
+        distance = (
+            rate(value) ** (2 * t) * Q0
+            + 2 * rate(value) ** t * (gain * value - 1) * M0
+            + (gain * value - 1) ** 2
+        )
+        return (
+            value * (distance + gain**2 * noise * value / alpha + white(value, t, t))
+            - 2 * gain * noise * value / alpha
+        )
 
     return (
         marchenko_pastur(product, alpha),
@@ -75,9 +92,14 @@ def linear():
 
 def close(result, name, expected, index=()):
     found, error = np.asarray(result[name])[0], np.asarray(result[f"{name}_standard_error"])[0]
-    found, error = found.reshape(*expected.shape, -1)[..., 0], error.reshape(*expected.shape, -1)[..., 0]
+    found, error = (
+        found.reshape(*expected.shape, -1)[..., 0],
+        error.reshape(*expected.shape, -1)[..., 0],
+    )
     assert np.all(error < 0.05 * np.abs(expected) + 0.004), f"{name}: errors {error}"
-    assert np.all(np.abs(found - expected) <= T_LIMIT * error + 1e-12), f"{name}: {found} against {expected}, errors {error}"
+    assert np.all(np.abs(found - expected) <= T_LIMIT * error + 1e-12), (
+        f"{name}: {found} against {expected}, errors {error}"
+    )
 
 
 @pytest.mark.slow
@@ -85,12 +107,16 @@ def test_langevin_on_ridge_regression():
     problem, start = linear()
     algorithm = sgd.Langevin(lr=LR, samples_per_dimension=ALPHA, temperature=HEAT)
     steps = np.array([0, 1, 5, 20])
-    result = sgd.solve_dmft(problem, algorithm, start, steps=steps, paths=REPLICATES * 2048, replicates=REPLICATES)
+    result = sgd.solve_dmft(
+        problem, algorithm, start, steps=steps, paths=REPLICATES * 2048, replicates=REPLICATES
+    )
     expected = np.array([regression(t, t, HEAT) for t in steps])
     for name, values in zip(("Q", "M", "train_risk"), expected.T, strict=False):
         close(result, name, values)
     assert result.attrs["rank"] == 40
-    np.testing.assert_allclose(result.risk - (result.Q[..., 0, 0] - 2 * result.M[..., 0, 0] + 1 + NOISE) / 2, 0, atol=1e-12)
+    np.testing.assert_allclose(
+        result.risk - (result.Q[..., 0, 0] - 2 * result.M[..., 0, 0] + 1 + NOISE) / 2, 0, atol=1e-12
+    )
 
 
 @pytest.mark.slow
@@ -106,10 +132,23 @@ def test_two_times_of_ridge_regression():
     close(
         result,
         "R",
-        np.array([[pair[3] * (t >= s) for pair, s in zip(row, steps, strict=True)] for row, t in zip(pairs, steps, strict=True)]),
+        np.array(
+            [
+                [pair[3] * (t >= s) for pair, s in zip(row, steps, strict=True)]
+                for row, t in zip(pairs, steps, strict=True)
+            ]
+        ),
     )
     # a smooth algorithm stays of low rank, and says so
-    longer = sgd.solve_dmft(problem, algorithm, start, steps=[60], paths=REPLICATES * 2048, replicates=REPLICATES, rank=30)
+    longer = sgd.solve_dmft(
+        problem,
+        algorithm,
+        start,
+        steps=[60],
+        paths=REPLICATES * 2048,
+        replicates=REPLICATES,
+        rank=30,
+    )
     assert longer.attrs["rank"] < 20
     close(longer, "train_risk", np.array([regression(60, 60, 0.0)[2]]))
 
@@ -118,17 +157,28 @@ def plain_regression(noise, steps, **numbers):
     """Gradient descent on linear regression at samples_per_dimension 2, without ridge, and its exact risks: arrays (risk, time)."""
     problem = sgd.TeacherStudent(width=1, activation="linear", noise=noise)
     algorithm = sgd.GradientDescent(lr=LR, samples_per_dimension=2.0)
-    found = sgd.solve_dmft(problem, algorithm, sgd.start(problem, M=[[M0]], Q=[[Q0]]), steps=steps, **numbers)
+    found = sgd.solve_dmft(
+        problem, algorithm, sgd.start(problem, M=[[M0]], Q=[[Q0]]), steps=steps, **numbers
+    )
     exact = np.array([regression(t, t, 0.0, noise, 0.0, 2.0) for t in steps])
     exact = np.array([(exact[:, 0] - 2 * exact[:, 1] + 1 + noise) / 2, exact[:, 2]])
     names = ("risk", "train_risk")
-    return np.array([found[name][0] for name in names]), np.array([found[f"{name}_standard_error"][0] for name in names]), exact, found
+    return (
+        np.array([found[name][0] for name in names]),
+        np.array([found[f"{name}_standard_error"][0] for name in names]),
+        exact,
+        found,
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("noise", "steps"),
-    [pytest.param(0.25, [80], marks=pytest.mark.slow), (0.0, [80]), pytest.param(0.0, [80, 200], marks=pytest.mark.slow)],
+    [
+        pytest.param(0.25, [80], marks=pytest.mark.slow),
+        (0.0, [80]),
+        pytest.param(0.0, [80, 200], marks=pytest.mark.slow),
+    ],
 )
 def test_no_bias_of_the_number_of_paths(noise, steps):
     """Risks within 1.2e-3 of the exact ones at 20000 paths, down to 1e-7: five times their spread over seeds, 2.4e-4 with label noise.
@@ -137,7 +187,9 @@ def test_no_bias_of_the_number_of_paths(noise, steps):
     """
     value, error, exact, found = plain_regression(noise, steps)
     assert np.all(np.abs(value / exact - 1) < 1.2e-3), value / exact - 1
-    assert np.all(error < 4e-3 * exact)  # the standard error of four replicates has three degrees of freedom: its size is held apart
+    assert np.all(
+        error < 4e-3 * exact
+    )  # the standard error of four replicates has three degrees of freedom: its size is held apart
     assert 0 < found.attrs["error_paths"] <= found.attrs["error_sampling"] < 4e-3
 
 
@@ -148,7 +200,9 @@ def calibrated(noise, steps, seeds, **numbers):
     stated = np.sqrt(np.mean([error**2 for _, error, _ in runs], axis=0))
     spread = gaps.std(axis=0, ddof=1)
     limit = stats.t.isf(FALSE_ALARM / 2, seeds - 1)
-    assert np.all(np.abs(gaps.mean(axis=0)) < np.maximum(limit * spread / np.sqrt(seeds), 0.2 * stated)), gaps.mean(axis=0) / stated
+    assert np.all(
+        np.abs(gaps.mean(axis=0)) < np.maximum(limit * spread / np.sqrt(seeds), 0.2 * stated)
+    ), gaps.mean(axis=0) / stated
     size = np.sqrt(np.mean([((value - exact) / error) ** 2 for value, error, exact in runs]))
     assert 0.1 < size < 2.5, size
     return gaps, stated, runs[0][2]
@@ -174,16 +228,24 @@ def agree(results, names=("M", "Q", "a", "train_risk", "risk")):
     last = results[-1]
     for result in results[:-1]:
         for name in names:
-            error = np.hypot(result[f"{name}_standard_error"], last[f"{name}_standard_error"]).values
+            error = np.hypot(
+                result[f"{name}_standard_error"], last[f"{name}_standard_error"]
+            ).values
             gap = np.abs((result[name] - last[name]).values)
-            assert np.all(gap <= T_LIMIT * error + 1e-12), (name, result.attrs["paths"], gap / np.maximum(error, 1e-300))
+            assert np.all(gap <= T_LIMIT * error + 1e-12), (
+                name,
+                result.attrs["paths"],
+                gap / np.maximum(error, 1e-300),
+            )
 
 
 def erf_unit(each):
     problem = sgd.TeacherStudent(width=1, activation="erf", noise=0.05)
     start = sgd.start(problem, M=[[0.2]], Q=[[1.0]])
     algorithm = sgd.GradientDescent(lr=0.5, samples_per_dimension=2.0)
-    found = sgd.solve_dmft(problem, algorithm, start, steps=[10, 60], paths=REPLICATES * each, replicates=REPLICATES)
+    found = sgd.solve_dmft(
+        problem, algorithm, start, steps=[10, 60], paths=REPLICATES * each, replicates=REPLICATES
+    )
     assert found.attrs["error_paths"] <= found.attrs["error_sampling"] < 0.01, found.attrs
     return found
 
@@ -215,19 +277,33 @@ def test_numbers_of_paths_agree(name):
         one = sgd.papers.rough_landscapes.setting(2.0, 0.01, 0.5, "GD")
         problem, algorithm, start = one.problem, one.algorithm, one.start
     elif name == "erf":
-        problem = sgd.TeacherStudent(width=2, teacher_width=2, activation="erf", head="trained", noise=0.05, weight_decay=0.05)
+        problem = sgd.TeacherStudent(
+            width=2,
+            teacher_width=2,
+            activation="erf",
+            head="trained",
+            noise=0.05,
+            weight_decay=0.05,
+        )
         start = sgd.start(problem, M=[[0.4, 0.1], [0.0, 0.3]], Q=[[1.0, 0.2], [0.2, 0.8]])
     elif name == "persistent":
         problem, start = linear()
-        algorithm = sgd.PersistentSGD(lr=LR, samples_per_dimension=2.0, batch_fraction=0.5, persistence_time=1.0)
+        algorithm = sgd.PersistentSGD(
+            lr=LR, samples_per_dimension=2.0, batch_fraction=0.5, persistence_time=1.0
+        )
     elif name == "blocks":
-        problem = sgd.TeacherStudent(width=1, activation="erf", noise=0.05, covariance=[(0.5, 0.4), (2.0, 0.6)])
+        problem = sgd.TeacherStudent(
+            width=1, activation="erf", noise=0.05, covariance=[(0.5, 0.4), (2.0, 0.6)]
+        )
         start = sgd.random_start(problem, dimension=200, seed=1)
     else:
         problem = sgd.GaussianMixture("binary", width=1, snr=3.0, weight_decay=0.1)
         start = sgd.random_start(problem, dimension=200, seed=1)
     results = [
-        sgd.solve_dmft(problem, algorithm, start, steps=[10, 40], paths=paths, replicates=REPLICATES) for paths in (4096, 16384, 65536)
+        sgd.solve_dmft(
+            problem, algorithm, start, steps=[10, 40], paths=paths, replicates=REPLICATES
+        )
+        for paths in (4096, 16384, 65536)
     ]
     agree(results)
     sizes = [result.attrs["error_sampling"] for result in results]
@@ -238,11 +314,17 @@ def test_numbers_of_paths_agree(name):
 @pytest.mark.slow
 def test_finite_size_drift_shrinks():
     """Two units, two signals, a trained head: the mean of the exact law at d approaches DMFT, and is within errors of it at d = 400."""
-    problem = sgd.TeacherStudent(width=2, teacher_width=2, activation="erf", head="trained", noise=0.05, weight_decay=0.05)
+    problem = sgd.TeacherStudent(
+        width=2, teacher_width=2, activation="erf", head="trained", noise=0.05, weight_decay=0.05
+    )
     start = sgd.start(problem, M=[[0.4, 0.1], [0.0, 0.3]], Q=[[1.0, 0.2], [0.2, 0.8]])
-    algorithm = sgd.PersistentSGD(lr=1.0, samples_per_dimension=2.0, batch_fraction=0.5, persistence_time=4.0)
+    algorithm = sgd.PersistentSGD(
+        lr=1.0, samples_per_dimension=2.0, batch_fraction=0.5, persistence_time=4.0
+    )
     steps = [1, 10, 30]
-    theory = sgd.solve_dmft(problem, algorithm, start, steps=steps, paths=REPLICATES * 4096, replicates=REPLICATES)
+    theory = sgd.solve_dmft(
+        problem, algorithm, start, steps=steps, paths=REPLICATES * 4096, replicates=REPLICATES
+    )
     gaps = []
     for d, runs in ((12, 4000), (400, 150)):
         found = sgd.simulate(problem, algorithm, start, steps=steps, dimension=d, runs=runs, seed=d)
@@ -262,7 +344,9 @@ def test_bad_input():
     descent = sgd.GradientDescent(lr=LR, samples_per_dimension=ALPHA)
     with pytest.raises(ValueError, match="algorithm = OnePassSGD"):
         sgd.solve_dmft(problem, sgd.OnePassSGD(), start, times=[1.0])
-    with pytest.raises(ValueError, match=r"need 0\.\d+ GB, and 0.001 GB are available. Use fewer paths"):
+    with pytest.raises(
+        ValueError, match=r"need 0\.\d+ GB, and 0.001 GB are available. Use fewer paths"
+    ):
         sgd.solve_dmft(problem, descent, start, steps=[100], memory=1e-3)
     with pytest.raises(ValueError, match="paths = 10"):
         sgd.solve_dmft(problem, descent, start, steps=[1], paths=10)
@@ -270,12 +354,24 @@ def test_bad_input():
         sgd.solve_dmft(problem, descent, start, steps=[1], times=[1.0])
     # beyond any reach, said at once: in steps, in time, in samples, and beyond whole numbers
     began = time.perf_counter()
-    for name, value in (("steps", 1e7), ("times", 1e300), ("alpha", 1e300), ("times", 1.7e308), ("steps", 1e19)):
-        with pytest.raises(ValueError, match=r"(steps|times|alpha) = .*(multiplications, about .* days. Use fewer steps or paths|years)"):
+    for name, value in (
+        ("steps", 1e7),
+        ("times", 1e300),
+        ("alpha", 1e300),
+        ("times", 1.7e308),
+        ("steps", 1e19),
+    ):
+        with pytest.raises(
+            ValueError,
+            match=r"(steps|times|alpha) = .*(multiplications, about .* days. Use fewer steps or paths|years)",
+        ):
             sgd.solve_dmft(problem, descent, start, **{name: [value]})
     assert time.perf_counter() - began < 2
     numbers = {"paths": REPLICATES * 2048, "replicates": REPLICATES, "rank": 2}
-    with pytest.raises(ValueError, match=r"rank = 2: the basis was full at step \d of 60. Increase rank or tolerance."):
+    with pytest.raises(
+        ValueError,
+        match=r"rank = 2: the basis was full at step \d of 60. Increase rank or tolerance.",
+    ):
         sgd.solve_dmft(problem, descent, start, steps=[60], **numbers)
 
 
@@ -295,9 +391,19 @@ def test_direct_simulation_at_a_thousand_dimensions(name):
     more = {"GD": {}, "p-SGD": {"l": 0.5, "tau": 1.0}, "Langevin": {"T": 1.0}}[name]
     one = sgd.papers.rough_landscapes.setting(3.0, 0.01, 0.2, name, **more)
     steps = [1, 10, 30, 100]
-    theory = sgd.solve_dmft(one.problem, one.algorithm, one.start, steps=steps, paths=1 << 17, replicates=REPLICATES, dtype="float32")
+    theory = sgd.solve_dmft(
+        one.problem,
+        one.algorithm,
+        one.start,
+        steps=steps,
+        paths=1 << 17,
+        replicates=REPLICATES,
+        dtype="float32",
+    )
     runs = {"dimension": 1000, "runs": 40, "seed": 3, "method": "direct", "dtype": "float32"}
-    table = sgd.compare(theory, sgd.simulate(one.problem, one.algorithm, one.start, steps=steps, **runs))
+    table = sgd.compare(
+        theory, sgd.simulate(one.problem, one.algorithm, one.start, steps=steps, **runs)
+    )
     for key in ("M", "train_risk"):
         assert np.all(table[f"{key}_standard_error"] < 0.06 * table[f"{key}_theory"] + 0.004), key
         assert np.abs(table[f"{key}_z"]).max() < T_LIMIT, (key, table[f"{key}_z"].values.ravel())

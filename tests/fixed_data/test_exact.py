@@ -12,14 +12,29 @@ PHASE = {"width": 1, "activation": "square", "constraint": "sphere"}
 ALGORITHMS = {
     "GD": sgd.GradientDescent(lr=0.015, samples_per_dimension=3.0),
     "SGD": sgd.MultiPassSGD(lr=0.015, samples_per_dimension=3.0, batch_fraction=0.5),
-    "p-SGD": sgd.PersistentSGD(lr=0.015, samples_per_dimension=3.0, batch_fraction=0.5, persistence_time=0.3),
-    "Langevin": sgd.Langevin(lr=0.015, samples_per_dimension=3.0, temperature=sgd.piecewise_rate([0.5], [1.0, 0.2])),
+    "p-SGD": sgd.PersistentSGD(
+        lr=0.015, samples_per_dimension=3.0, batch_fraction=0.5, persistence_time=0.3
+    ),
+    "Langevin": sgd.Langevin(
+        lr=0.015, samples_per_dimension=3.0, temperature=sgd.piecewise_rate([0.5], [1.0, 0.2])
+    ),
 }
 
 
 def both(problem, algorithm, start, steps, dimension, runs=600, direct_runs=2000):
-    exact = sgd.simulate(problem, algorithm, start, steps=steps, dimension=dimension, runs=runs, seed=1)
-    direct = sgd.simulate(problem, algorithm, start, steps=steps, dimension=dimension, runs=direct_runs, seed=2, method="direct")
+    exact = sgd.simulate(
+        problem, algorithm, start, steps=steps, dimension=dimension, runs=runs, seed=1
+    )
+    direct = sgd.simulate(
+        problem,
+        algorithm,
+        start,
+        steps=steps,
+        dimension=dimension,
+        runs=direct_runs,
+        seed=2,
+        method="direct",
+    )
     return exact, direct
 
 
@@ -51,12 +66,28 @@ def test_the_law_at_a_larger_dimension(name):
 @pytest.mark.parametrize("name", slow(["SGD", "Langevin"], ["SGD", "Langevin"]))
 def test_the_law_of_three_units_two_signals_and_a_trained_head(name):
     problem = sgd.TeacherStudent(
-        width=3, teacher_width=2, activation="erf", head="trained", noise=0.05, weight_decay=0.1, teacher_gram=[[1.0, 0.3], [0.3, 1.0]]
+        width=3,
+        teacher_width=2,
+        activation="erf",
+        head="trained",
+        noise=0.05,
+        weight_decay=0.1,
+        teacher_gram=[[1.0, 0.3], [0.3, 1.0]],
     )
-    start = sgd.start(problem, M=[[0.3, 0.1], [0.0, 0.4], [0.2, -0.2]], Q=[[1.0, 0.2, 0.0], [0.2, 0.8, 0.1], [0.0, 0.1, 1.2]])
+    start = sgd.start(
+        problem,
+        M=[[0.3, 0.1], [0.0, 0.4], [0.2, -0.2]],
+        Q=[[1.0, 0.2, 0.0], [0.2, 0.8, 0.1], [0.0, 0.1, 1.2]],
+    )
     numbers = {"lr": 1.0, "samples_per_dimension": 2.0, "head_rate": 0.5}
-    kinds = {"SGD": sgd.MultiPassSGD(batch_fraction=0.4, **numbers), "Langevin": sgd.Langevin(temperature=0.3, **numbers)}
-    agree(*both(problem, kinds[name], start, [1, 4, 20], 50, 600, 1500), names=("M", "Q", "a", "train_risk"))
+    kinds = {
+        "SGD": sgd.MultiPassSGD(batch_fraction=0.4, **numbers),
+        "Langevin": sgd.Langevin(temperature=0.3, **numbers),
+    }
+    agree(
+        *both(problem, kinds[name], start, [1, 4, 20], 50, 600, 1500),
+        names=("M", "Q", "a", "train_risk"),
+    )
 
 
 @pytest.mark.slow
@@ -71,8 +102,12 @@ def test_the_law_of_two_covariance_blocks():
 def test_the_law_of_a_mixture():
     problem = sgd.GaussianMixture(kind="binary", width=2, snr=4.0, weight_decay=0.1)
     start = sgd.start(problem, M=[[0.3], [-0.1]], Q=[[0.5, 0.1], [0.1, 0.4]], a=[0.5, -0.4])
-    kind = sgd.PersistentSGD(lr=0.5, samples_per_dimension=2.0, batch_fraction=0.5, persistence_time=2.0)
-    agree(*both(problem, kind, start, [1, 5, 30], 40, 1500, 1500), names=("M", "Q", "a", "train_risk"))
+    kind = sgd.PersistentSGD(
+        lr=0.5, samples_per_dimension=2.0, batch_fraction=0.5, persistence_time=2.0
+    )
+    agree(
+        *both(problem, kind, start, [1, 5, 30], 40, 1500, 1500), names=("M", "Q", "a", "train_risk")
+    )
 
 
 def test_a_run_does_not_depend_on_the_others_or_on_save_points():

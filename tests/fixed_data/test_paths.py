@@ -32,7 +32,10 @@ def one_after_the_other(sweep, group, steps):
         now, rates = numbers_of_step(parameters, algorithm, np.int64(step))
         fields = jnp.asarray(np.einsum("pbk,bkn->np", W, A))
         given = (paths.signals[0], head, jax.tree.map(lambda leaf: leaf[0], paths.given))
-        g, head_pull = (np.asarray(part) for part in conditioning.look(setup, now, rates, used, sweep.each, fields, *given))
+        g, head_pull = (
+            np.asarray(part)
+            for part in conditioning.look(setup, now, rates, used, sweep.each, fields, *given)
+        )
         Z = np.asarray(engine._normals(setup, paths, jnp.int64(len(P)), jnp.int64(step))[0])
         spread = np.sqrt(np.asarray(now["eigenvalues"]))[:, None]
         for unit in range(p):
@@ -46,7 +49,9 @@ def one_after_the_other(sweep, group, steps):
             A = np.concatenate([A, (spread * (np.sqrt(sizes)[:, None] * r + z))[:, None]], axis=1)
             P = np.concatenate([P, r[None]])
         W = np.pad(W, ((0, 0), (0, 0), (0, p)))
-        W = W * (1 - rates["lr"] * now["weight_decay"]) - rates["lr"] * np.einsum("pn,bkn->pbk", g, A)
+        W = W * (1 - rates["lr"] * now["weight_decay"]) - rates["lr"] * np.einsum(
+            "pn,bkn->pbk", g, A
+        )
         head = head - rates["head_rate"] * rates["lr"] * (head_pull + now["weight_decay"] * head)
     return W, head, A
 
@@ -60,7 +65,12 @@ def cholesky(S, squares, tolerance):
 
 
 @pytest.mark.parametrize(
-    ("width", "covariance"), [pytest.param(1, None, marks=pytest.mark.slow), pytest.param(1, TWO, marks=pytest.mark.slow), (3, TWO)]
+    ("width", "covariance"),
+    [
+        pytest.param(1, None, marks=pytest.mark.slow),
+        pytest.param(1, TWO, marks=pytest.mark.slow),
+        (3, TWO),
+    ],
 )
 def test_equal_to_the_former_scheme(width, covariance, monkeypatch):
     """Rows and head to 1e-12 where the basis of each step's gradients is the same, whatever the chunks."""
@@ -68,7 +78,13 @@ def test_equal_to_the_former_scheme(width, covariance, monkeypatch):
     monkeypatch.setattr(engine, "FEW_ROWS_CHUNK", 32)
     monkeypatch.setattr(path_plan, "new_basis", cholesky)
     problem = sgd.TeacherStudent(
-        width=width, teacher_width=1, activation="erf", head="trained", noise=0.1, weight_decay=0.1, covariance=covariance
+        width=width,
+        teacher_width=1,
+        activation="erf",
+        head="trained",
+        noise=0.1,
+        weight_decay=0.1,
+        covariance=covariance,
     )
     begin = sgd.random_start(problem, dimension=200, seed=1)
     algorithm = sgd.GradientDescent(lr=1.5, samples_per_dimension=2.0)
@@ -80,7 +96,9 @@ def test_equal_to_the_former_scheme(width, covariance, monkeypatch):
         assert group.paths.P.shape[1] == PATHS // 32
         W, head, A = one_after_the_other(sweep, group, STEPS)
         moved = (np.int64(0), np.zeros(1, dtype=np.int64), np.int64(STEPS))
-        paths, places, number, _ = engine.advanced.__wrapped__(sweep.setup, sweep.numbers, group.paths, group.places, None, *moved)
+        paths, places, number, _ = engine.advanced.__wrapped__(
+            sweep.setup, sweep.numbers, group.paths, group.places, None, *moved
+        )
         assert int(number) == STEPS
         known = sweep.setup.first + width * STEPS
         assert int(places.opened) == known
@@ -99,25 +117,53 @@ def test_no_step_copies_what_is_known(backend, width, monkeypatch):
     """
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
     problem = sgd.TeacherStudent(width=width, activation="erf", constraint="sphere")
-    algorithm = sgd.Langevin(lr=0.1, samples_per_dimension=2.0, temperature=0.1) if width > 1 else sgd.GradientDescent(0.1, 2.0)
+    algorithm = (
+        sgd.Langevin(lr=0.1, samples_per_dimension=2.0, temperature=0.1)
+        if width > 1
+        else sgd.GradientDescent(0.1, 2.0)
+    )
     begin = sgd.random_start(problem, dimension=100, seed=1)
     with jax.enable_x64(True):
-        sweep = Sweep(problem, algorithm, 4096, 1 if backend == "cpu" else 2, 0, 2, 1e-7, np.dtype("float64"))
+        sweep = Sweep(
+            problem, algorithm, 4096, 1 if backend == "cpu" else 2, 0, 2, 1e-7, np.dtype("float64")
+        )
         sweep.make_room(20, None, None)
-        group = sweep.initial(Start(*(part[:1] for part in (begin.M_blocks, begin.Q_blocks, begin.a))), Points(sweep))[0]
+        group = sweep.initial(
+            Start(*(part[:1] for part in (begin.M_blocks, begin.Q_blocks, begin.a))), Points(sweep)
+        )[0]
         moved = (np.int64(0), np.zeros(group.sets, dtype=np.int64), np.int64(5))
-        text = engine.advanced.lower(sweep.setup, sweep.numbers, group.paths, group.places, None, *moved).compile().as_text()
+        text = (
+            engine.advanced.lower(
+                sweep.setup, sweep.numbers, group.paths, group.places, None, *moved
+            )
+            .compile()
+            .as_text()
+        )
     # all of them, and those of a chunk, of which there are two
-    sizes = {leaf.size // parts for leaf in (group.paths.P, group.paths.A) for parts in (1, group.paths.P.shape[1])}
-    shapes = [[int(one) for one in found.split(",")] for found in re.findall(r"= f64\[([\d,]+)\]\S* (?:copy|copy-start)\(", text)]
+    sizes = {
+        leaf.size // parts
+        for leaf in (group.paths.P, group.paths.A)
+        for parts in (1, group.paths.P.shape[1])
+    }
+    shapes = [
+        [int(one) for one in found.split(",")]
+        for found in re.findall(r"= f64\[([\d,]+)\]\S* (?:copy|copy-start)\(", text)
+    ]
     assert "while(" in text
     # a product with a matrix that it turns around for itself, (inputs, room), makes no copy
-    assert not [shape for shape in shapes if np.prod(shape) in sizes and shape[-1] == group.paths.P.shape[-1]]
+    assert not [
+        shape
+        for shape in shapes
+        if np.prod(shape) in sizes and shape[-1] == group.paths.P.shape[-1]
+    ]
 
 
 @pytest.mark.parametrize(
     "algorithm",
-    [sgd.MultiPassSGD(0.3, 2.0, batch_fraction=0.5), pytest.param(sgd.Langevin(0.1, 2.0, temperature=0.1), marks=pytest.mark.slow)],
+    [
+        sgd.MultiPassSGD(0.3, 2.0, batch_fraction=0.5),
+        pytest.param(sgd.Langevin(0.1, 2.0, temperature=0.1), marks=pytest.mark.slow),
+    ],
 )
 def test_chunks_that_are_apart_make_the_same_step(algorithm, monkeypatch):
     """As chunks in an axis do, to rounding; two blocks, of Langevin one, with its white noise."""
@@ -126,11 +172,17 @@ def test_chunks_that_are_apart_make_the_same_step(algorithm, monkeypatch):
     problem = sgd.TeacherStudent(width=1, activation="erf", covariance=covariance)
     begin = sgd.random_start(problem, dimension=200, seed=1)
     found, taken = [], []
-    monkeypatch.setattr(engine, "apart", lambda paths, function=engine.apart: taken.append(1) or function(paths))
+    monkeypatch.setattr(
+        engine, "apart", lambda paths, function=engine.apart: taken.append(1) or function(paths)
+    )
     for most in (0, 8):
         monkeypatch.setattr(engine, "MOST_APART", most)
         engine.advanced.clear_cache()
-        found.append(sgd.solve_dmft(problem, algorithm, begin, steps=[5], paths=512, replicates=4, progress=False))
+        found.append(
+            sgd.solve_dmft(
+                problem, algorithm, begin, steps=[5], paths=512, replicates=4, progress=False
+            )
+        )
         assert bool(taken) == (most > 0)
     for name in ("M", "Q", "train_risk"):
         np.testing.assert_allclose(found[0][name], found[1][name], rtol=1e-12, atol=1e-14)
@@ -139,7 +191,16 @@ def test_chunks_that_are_apart_make_the_same_step(algorithm, monkeypatch):
 def test_memory_counts_the_copies_that_a_compiler_makes(monkeypatch):
     """On an H200, which lends 104 GiB, 2^20 paths of 5000 directions in float32 (39 GiB) did not fit: products are tried on copies."""
     with jax.enable_x64(True):
-        sweep = Sweep(sgd.TeacherStudent(width=1), sgd.GradientDescent(0.1, 2.0), 1 << 18, 1, 0, 4, 1e-7, np.dtype("float32"))
+        sweep = Sweep(
+            sgd.TeacherStudent(width=1),
+            sgd.GradientDescent(0.1, 2.0),
+            1 << 18,
+            1,
+            0,
+            4,
+            1e-7,
+            np.dtype("float32"),
+        )
         held = 4 * sweep.held(5003)
         for backend, copies in (("cpu", 2), ("gpu", 3)):
             monkeypatch.setattr(jax, "default_backend", lambda backend=backend: backend)
@@ -155,7 +216,9 @@ def test_replicates_that_advance_together_have_memory_for_all_directions(monkeyp
     """
     problem = sgd.TeacherStudent(width=8, activation="erf")
     with jax.enable_x64(True):
-        sweep = Sweep(problem, sgd.GradientDescent(0.1, 2.0), 4096, 1, 0, 4, 1e-7, np.dtype("float64"))
+        sweep = Sweep(
+            problem, sgd.GradientDescent(0.1, 2.0), 4096, 1, 0, 4, 1e-7, np.dtype("float64")
+        )
     first, half, steps = sweep.setup.first, 2048, 300
     for backend, directions in (("cpu", first + half + 8), ("gpu", first + 8 * (steps + 1))):
         monkeypatch.setattr(jax, "default_backend", lambda backend=backend: backend)
@@ -183,7 +246,11 @@ def linear_epochs(**memory):
     algorithm = sgd.EpochSGD(0.3, 1.5, order="replacement")
     more = {"paths": 2048, "replicates": 2, "cells": 8, "progress": False}
     found = sgd.solve_dmft(problem, algorithm, begin, alpha=[30.0], **more, **memory)
-    return found, 2 * float(found["excess_risk"][0, 0]), 2 * float(found["risk_standard_error"][0, 0])
+    return (
+        found,
+        2 * float(found["excess_risk"][0, 0]),
+        2 * float(found["risk_standard_error"][0, 0]),
+    )
 
 
 @pytest.mark.slow

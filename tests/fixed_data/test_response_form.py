@@ -21,7 +21,9 @@ from tests.conftest import FALSE_ALARM
 pytestmark = pytest.mark.runs_long
 
 REPLICATES = 16
-T_LIMIT = float(stats.t.isf(FALSE_ALARM / 2, REPLICATES - 1))  # 7.6 standard errors of 16 replicates
+T_LIMIT = float(
+    stats.t.isf(FALSE_ALARM / 2, REPLICATES - 1)
+)  # 7.6 standard errors of 16 replicates
 BLOCKS = [(0.5, 0.6), (2.0, 0.4)]
 FOUR = [(0.5, 0.4), (1.0, 0.2), (1.5, 0.2), (2.0, 0.2)]
 
@@ -51,7 +53,10 @@ def written_out(problem, algorithm, start, z, g):
     G = np.zeros((len(e), len(z), len(z)))
     P = np.einsum("brk,bsk->brs", numbers["frame"], numbers["frame"])
     G[:, :k, :k], G[:, k : k + p, :k] = P, start.M_blocks[0]
-    G[:, :k, k : k + p], G[:, k : k + p, k : k + p] = np.swapaxes(start.M_blocks[0], 1, 2), start.Q_blocks[0]
+    G[:, :k, k : k + p], G[:, k : k + p, k : k + p] = (
+        np.swapaxes(start.M_blocks[0], 1, 2),
+        start.Q_blocks[0],
+    )
     R = np.zeros_like(G)
     rows = [slice(k + p * t, k + p * (t + 1)) for t in range(steps + 1)]
     N, size = np.zeros((len(e), steps)), np.ones((steps, p))
@@ -69,7 +74,14 @@ def written_out(problem, algorithm, start, z, g):
                 for s in range(min(until, t + 1)):
                     V = g[now] @ g[rows[s]].T
                     scale = size[s] if s < t else np.ones(p)
-                    total += lr**2 * e[b] * (d[b] - N[b, s]) * V @ np.diag(scale) @ R[b, rows[until], rows[s + 1]].T
+                    total += (
+                        lr**2
+                        * e[b]
+                        * (d[b] - N[b, s])
+                        * V
+                        @ np.diag(scale)
+                        @ R[b, rows[until], rows[s + 1]].T
+                    )
                 return total
 
             R[b, new, seen] = (1 - lr * decay) * R[b, now, seen] - lr * e[b] * K @ R[b, seen, seen]
@@ -78,7 +90,9 @@ def written_out(problem, algorithm, start, z, g):
             for s in range(t + 1):
                 G[b, new, rows[s]] += noise(s)
             G[b, seen, new] = G[b, new, seen].T
-            G[b, new, new] = (1 - lr * decay) * G[b, now, new] - lr * e[b] * K @ G[b, seen, new] + noise(t + 1)
+            G[b, new, new] = (
+                (1 - lr * decay) * G[b, now, new] - lr * e[b] * K @ G[b, seen, new] + noise(t + 1)
+            )
         if problem.structure.sphere:
             size[t] = np.diagonal(G[:, new, new].sum(axis=0)) ** -0.5
             G[:, new, seen] *= size[t][:, None]
@@ -88,7 +102,9 @@ def written_out(problem, algorithm, start, z, g):
     Lc = np.linalg.cholesky(np.einsum("b,bij->ij", e, G))
     memory = np.zeros((p, len(z)))
     for s in range(steps):
-        memory[:, rows[s]] = lr * np.einsum("b,bij->ij", e * d, R[:, rows[steps], rows[s + 1]]) * size[s]
+        memory[:, rows[s]] = (
+            lr * np.einsum("b,bij->ij", e * d, R[:, rows[steps], rows[s + 1]]) * size[s]
+        )
     return G, R, (Lc[rows[steps]] @ z - memory @ g).T
 
 
@@ -115,10 +131,16 @@ def test_equations_written_out(constraint):
         paths = jax.tree.map(lambda leaf: np.asarray(leaf[0]), groups[0].paths)
     assert paths.z.shape[0] == 2  # chunks
     count = 2 + 2 * (steps + 1)
-    z, g = (np.moveaxis(part, 0, 1).reshape(part.shape[1], -1)[:count] for part in (paths.z, paths.g))
+    z, g = (
+        np.moveaxis(part, 0, 1).reshape(part.shape[1], -1)[:count] for part in (paths.z, paths.g)
+    )
     G, R, fields = written_out(problem, algorithm, start, z, g)
-    np.testing.assert_allclose(np.moveaxis(paths.scalars.overlaps, 1, 0)[:, :count, :count], G, rtol=0, atol=1e-9)
-    np.testing.assert_allclose(np.moveaxis(paths.scalars.responses, 1, 0)[:, :count, :count], R, rtol=0, atol=1e-9)
+    np.testing.assert_allclose(
+        np.moveaxis(paths.scalars.overlaps, 1, 0)[:, :count, :count], G, rtol=0, atol=1e-9
+    )
+    np.testing.assert_allclose(
+        np.moveaxis(paths.scalars.responses, 1, 0)[:, :count, :count], R, rtol=0, atol=1e-9
+    )
     np.testing.assert_allclose(paths.fields.reshape(-1, 2), fields, rtol=0, atol=1e-9)
 
 
@@ -143,8 +165,13 @@ def two_time_spectrum(lr, alpha, noise, epochs, cells, e, f, begin):
         V[c, :c], V[c, c] = share**2 * apart[c, :c], share * Y[c, c]
         for b in range(len(e)):
             K = lr * alpha * e[b] * share * D[c, : c + 1]
-            R[b, c + 1, : c + 1], R[b, c + 1, c + 1] = R[b, c, : c + 1] - K @ R[b, : c + 1, : c + 1], 1
-            kick = lr**2 * alpha * e[b] * f[b] * np.tril(R[b, : c + 2, 1 : c + 2], -1) @ V[c, : c + 1]
+            R[b, c + 1, : c + 1], R[b, c + 1, c + 1] = (
+                R[b, c, : c + 1] - K @ R[b, : c + 1, : c + 1],
+                1,
+            )
+            kick = (
+                lr**2 * alpha * e[b] * f[b] * np.tril(R[b, : c + 2, 1 : c + 2], -1) @ V[c, : c + 1]
+            )
             C[b, c + 1, : c + 1] = C[b, c, : c + 1] - K @ C[b, : c + 1, : c + 1] + kick[: c + 1]
             C[b, : c + 1, c + 1] = C[b, c + 1, : c + 1]
             C[b, c + 1, c + 1] = C[b, c + 1, c] - K @ C[b, : c + 1, c + 1] + kick[c + 1]
@@ -155,7 +182,9 @@ def test_the_equations_in_two_times_with_one_block():
     """The oracle of the next test is that of the package where the spectrum is flat."""
     from sgdynamics.papers.epochs.formulas import two_time
 
-    distance, residual = two_time_spectrum(0.8, 2.0, 0.25, 2, 8, np.ones(2), np.array([0.3, 0.7]), np.array([0.4, 0.6]))
+    distance, residual = two_time_spectrum(
+        0.8, 2.0, 0.25, 2, 8, np.ones(2), np.array([0.3, 0.7]), np.array([0.4, 0.6])
+    )
     expected = two_time(0.8, 2.0, 0.25, "reshuffle", 2, 8)
     np.testing.assert_allclose(distance.sum(axis=1), expected[0], rtol=0, atol=1e-12)
     np.testing.assert_allclose(residual, expected[1], rtol=0, atol=1e-12)
@@ -168,7 +197,11 @@ def linear_spectrum(each, epochs=2, cells=8, replicates=REPLICATES, kind=KernelS
     start = sgd.start(problem, M=np.zeros((2, 1, 1)), Q=0.2 * f[:, None, None])
     algorithm = sgd.EpochSGD(0.6, 2.0).in_steps(1 / cells).counted(epochs * cells)
     with jax.enable_x64(True):
-        found = solved(sweep_of(kind, problem, algorithm, each, epochs * cells, replicates), start, cells * np.arange(epochs + 1))
+        found = solved(
+            sweep_of(kind, problem, algorithm, each, epochs * cells, replicates),
+            start,
+            cells * np.arange(epochs + 1),
+        )
     distance, residual = two_time_spectrum(0.6, 2.0, 0.1, epochs, cells, e, f, 1.2 * f)
     apart = found["Q"][..., 0, 0] - 2 * found["M"][..., 0, 0] + f
     return apart[:, 1:] / distance[1:], 2 * found["train_risk"][:, 1:] / residual[1:]
@@ -181,7 +214,9 @@ def test_a_linear_unit_with_a_spectrum():
     for values in linear_spectrum(8192, replicates=replicates):
         error = values.std(axis=0, ddof=1) / np.sqrt(replicates)
         assert np.all(error < 0.005), error
-        assert np.all(np.abs(values.mean(axis=0) - 1) < limit * error), (values.mean(axis=0) - 1) / error
+        assert np.all(np.abs(values.mean(axis=0) - 1) < limit * error), (
+            values.mean(axis=0) - 1
+        ) / error
 
 
 @pytest.mark.slow
@@ -198,7 +233,13 @@ def test_sampling_error_of_derivatives_is_no_noise(monkeypatch):
 
     def plan(setup, given, one, sums, number):
         parameters, _, sizes = given
-        return true(setup, given, one._replace(free=(parameters["eigenvalues"] * sizes)[:, None] + 0 * one.free), sums, number)
+        return true(
+            setup,
+            given,
+            one._replace(free=(parameters["eigenvalues"] * sizes)[:, None] + 0 * one.free),
+            sums,
+            number,
+        )
 
     monkeypatch.setattr(response_form, "_plan", plan)
     jax.clear_caches()
@@ -210,7 +251,10 @@ def test_sampling_error_of_derivatives_is_no_noise(monkeypatch):
 
 def in_law(problem, algorithm, start, **when):
     numbers = {"paths": REPLICATES * 4096, "replicates": REPLICATES, "progress": False}
-    found, other = (sgd.solve_dmft(problem, algorithm, start, **when, **numbers, form=form) for form in ("kernels", "projections"))
+    found, other = (
+        sgd.solve_dmft(problem, algorithm, start, **when, **numbers, form=form)
+        for form in ("kernels", "projections")
+    )
     assert (found.attrs["form"], other.attrs["form"]) == ("kernels", "projections")
     names = ["M", "Q", "a", "risk", "train_risk", *(["C", "R"] if when.get("two_time") else [])]
     for name in names:
@@ -227,18 +271,24 @@ def test_projections_agree(name):
     """Overlaps and risks within joint errors, of which those of the training risk are below 4%."""
     common = {"noise": 0.1, "covariance": BLOCKS}
     when = {"steps": [0, 10, 30]}
-    problem = sgd.TeacherStudent(width=2, teacher_width=1, activation="erf", head="trained", weight_decay=0.05, **common)
+    problem = sgd.TeacherStudent(
+        width=2, teacher_width=1, activation="erf", head="trained", weight_decay=0.05, **common
+    )
     algorithm = sgd.MultiPassSGD(lr=0.5, samples_per_dimension=2.0, batch_fraction=0.3)
     if name in ("epochs", "replacement"):
         when = {"alpha": [0.0, 2.0, 4.0], "cells": 16}
         algorithm = sgd.EpochSGD(0.8, 2.0, order="reshuffle" if name == "epochs" else name)
     elif name == "sphere":
-        problem = sgd.TeacherStudent(width=1, activation="square", constraint="sphere", covariance=FOUR)
+        problem = sgd.TeacherStudent(
+            width=1, activation="square", constraint="sphere", covariance=FOUR
+        )
         algorithm = sgd.MultiPassSGD(lr=0.01, samples_per_dimension=3.0, batch_fraction=0.3)
     elif name == "two times":
         when = {"steps": [0, 5, 15], "two_time": True}
     else:
-        algorithm = sgd.MultiPassSGD(lr=lambda t: 0.5 / (1 + t), samples_per_dimension=2.0, batch_fraction=0.5)
+        algorithm = sgd.MultiPassSGD(
+            lr=lambda t: 0.5 / (1 + t), samples_per_dimension=2.0, batch_fraction=0.5
+        )
     in_law(problem, algorithm, sgd.random_start(problem, dimension=400, seed=0), **when)
 
 
@@ -249,14 +299,34 @@ def test_direct_runs_of_three_epochs():
     start = sgd.random_start(problem, dimension=600, seed=2)
     algorithm = sgd.EpochSGD(1.0, 2.0)
     alpha = [0.0, 2.0, 4.0, 6.0]
-    numbers = {"paths": REPLICATES * 8192, "replicates": REPLICATES, "progress": False, "cells": 32, "form": "kernels", "dtype": "float32"}
+    numbers = {
+        "paths": REPLICATES * 8192,
+        "replicates": REPLICATES,
+        "progress": False,
+        "cells": 32,
+        "form": "kernels",
+        "dtype": "float32",
+    }
     theory = sgd.solve_dmft(problem, algorithm, start, alpha=alpha, **numbers)
     assert theory.attrs["error_storage"] < 1e-3
-    runs = sgd.simulate(problem, algorithm, start, alpha=alpha, dimension=600, runs=200, seed=3, method="direct", progress=False)
+    runs = sgd.simulate(
+        problem,
+        algorithm,
+        start,
+        alpha=alpha,
+        dimension=600,
+        runs=200,
+        seed=3,
+        method="direct",
+        progress=False,
+    )
     table = sgd.compare(theory, runs)
     for name in ("M", "Q", "risk", "train_risk"):
         gap = np.abs(table[f"{name}_simulation"] - table[f"{name}_theory"]).values
-        assert np.all(gap < np.maximum(0.006, T_LIMIT * table[f"{name}_standard_error"].values)), (name, gap)
+        assert np.all(gap < np.maximum(0.006, T_LIMIT * table[f"{name}_standard_error"].values)), (
+            name,
+            gap,
+        )
         assert np.all(table[f"{name}_standard_error"] < 0.006), name
 
 
@@ -267,7 +337,9 @@ def widths(blocks):
 def made(kind, blocks, each=256):
     problem = sgd.TeacherStudent(width=1, activation="erf", covariance=widths(blocks))
     algorithm = sgd.MultiPassSGD(lr=0.2, samples_per_dimension=2.0, batch_fraction=0.2)
-    return sweep_of(kind, problem, algorithm, each, 40, 2), sgd.random_start(problem, dimension=800, seed=0)
+    return sweep_of(kind, problem, algorithm, each, 40, 2), sgd.random_start(
+        problem, dimension=800, seed=0
+    )
 
 
 @pytest.mark.slow
@@ -297,10 +369,16 @@ def test_paths_are_those_of_one_block():
         with jax.enable_x64(True):
             sweep, start = made(kind, blocks)
             paths = sweep.initial(first_run(start), Points(sweep))[0].paths
-        names = ("z", "g", "fresh", "fields", "signals") if kind is KernelSweep else ("P", "A", "fields", "signals")
+        names = (
+            ("z", "g", "fresh", "fields", "signals")
+            if kind is KernelSweep
+            else ("P", "A", "fields", "signals")
+        )
         return sum(np.size(getattr(paths, name)) for name in names) / sweep.each
 
-    kernels, projections = ([numbers_a_path(kind, blocks) for blocks in (1, 8)] for kind in (KernelSweep, Sweep))
+    kernels, projections = (
+        [numbers_a_path(kind, blocks) for blocks in (1, 8)] for kind in (KernelSweep, Sweep)
+    )
     assert kernels[0] == kernels[1]
     assert projections[1] > 4 * projections[0]
     sizes = [made(KernelSweep, blocks, 1 << 14)[0].bytes for blocks in (1, 8)]
@@ -329,15 +407,23 @@ def test_time_of_eight_blocks():
 def chosen(monkeypatch, problem, algorithm, start, **more):
     """The form that would be taken."""
     monkeypatch.setattr(dmft, "_answer", lambda asked, kind: kind.form)
-    return sgd.solve_dmft.__wrapped__(problem, algorithm, start, **{"steps": [10], "paths": 8192, "progress": False} | more)
+    return sgd.solve_dmft.__wrapped__(
+        problem, algorithm, start, **{"steps": [10], "paths": 8192, "progress": False} | more
+    )
 
 
 def test_which_form_is_taken(monkeypatch):
     many = sgd.TeacherStudent(width=1, activation="erf", covariance=FOUR)
     few = sgd.TeacherStudent(width=1, activation="erf", covariance=BLOCKS)
-    steep = sgd.TeacherStudent(width=1, activation="erf", covariance=[(2.0**-block, 2.0**block / 255) for block in range(8)])
+    steep = sgd.TeacherStudent(
+        width=1,
+        activation="erf",
+        covariance=[(2.0**-block, 2.0**block / 255) for block in range(8)],
+    )
     noisy, descent = sgd.MultiPassSGD(batch_fraction=0.5), sgd.GradientDescent()
-    start = {problem: sgd.random_start(problem, dimension=255, seed=0) for problem in (many, few, steep)}
+    start = {
+        problem: sgd.random_start(problem, dimension=255, seed=0) for problem in (many, few, steep)
+    }
     epochs = {"steps": None, "alpha": [3.0]}
     for problem, algorithm, more, form in (
         (many, noisy, {}, "kernels"),
@@ -353,7 +439,10 @@ def test_which_form_is_taken(monkeypatch):
         (many, sgd.MultiPassSGD(batch_fraction=0.6), {}, "projections"),
         (many, sgd.EpochSGD(order="fixed"), epochs, "projections"),
     ):
-        assert chosen(monkeypatch, problem, algorithm, start[problem], **more) == form, (algorithm, more)
+        assert chosen(monkeypatch, problem, algorithm, start[problem], **more) == form, (
+            algorithm,
+            more,
+        )
 
 
 def test_what_it_is_not_for_is_refused_by_name(monkeypatch):
@@ -369,9 +458,21 @@ def test_what_it_is_not_for_is_refused_by_name(monkeypatch):
         (problem, sgd.Langevin(), start, {}, own),
         (problem, sgd.PersistentSGD(), start, {}, own),
         (problem, sgd.EpochSGD(order="fixed"), start, {"steps": None, "alpha": [3.0]}, own),
-        (mixture, noisy, sgd.random_start(mixture, dimension=200, seed=0), {}, "one centred input a sample: not for mixtures"),
+        (
+            mixture,
+            noisy,
+            sgd.random_start(mixture, dimension=200, seed=0),
+            {},
+            "one centred input a sample: not for mixtures",
+        ),
         (problem, noisy, start, {"rank": 4}, "it has no directions: leave out rank="),
-        (problem, noisy, start, {"memory_directions": 20}, "it has no directions: leave out memory_directions="),
+        (
+            problem,
+            noisy,
+            start,
+            {"memory_directions": 20},
+            "it has no directions: leave out memory_directions=",
+        ),
         (problem, noisy, at_rest, {"two_time": True}, "no R of time 0"),
         (
             problem,
@@ -388,7 +489,10 @@ def test_what_it_is_not_for_is_refused_by_name(monkeypatch):
 def test_memory_is_known_before_the_start():
     problem = sgd.TeacherStudent(width=1, activation="erf", covariance=FOUR)
     start = sgd.random_start(problem, dimension=200, seed=0)
-    with pytest.raises(ValueError, match=r"need 0\.0\d+ GB, and 0.001 GB are available. Use fewer paths or steps, dtype='float32'"):
+    with pytest.raises(
+        ValueError,
+        match=r"need 0\.0\d+ GB, and 0.001 GB are available. Use fewer paths or steps, dtype='float32'",
+    ):
         sgd.solve_dmft(problem, sgd.MultiPassSGD(), start, steps=[50], paths=16384, memory=1e-3)
 
 
@@ -414,5 +518,8 @@ def test_where_fields_bring_nothing_new(monkeypatch):
 @pytest.mark.slow
 def test_too_few_paths_are_noticed():
     """Five paths an input: the overlaps of some replicate are not positive."""
-    with pytest.raises(NothingNew, match="their overlaps are not positive: take more paths or fewer steps, or form='projections'"):
+    with pytest.raises(
+        NothingNew,
+        match="their overlaps are not positive: take more paths or fewer steps, or form='projections'",
+    ):
         linear_spectrum(256, 4, 16, 32)

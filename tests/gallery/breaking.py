@@ -25,7 +25,15 @@ class Break(NamedTuple):
 
 
 def told(found: Judgement) -> str:
-    return "\n".join([found.words, *(f"{one.word}: {one.claim}: {one.statistic} ({one.value:.3g}); {one.power}" for one in found.findings)])
+    return "\n".join(
+        [
+            found.words,
+            *(
+                f"{one.word}: {one.claim}: {one.statistic} ({one.value:.3g}); {one.power}"
+                for one in found.findings
+            ),
+        ]
+    )
 
 
 def breaks(one: Break) -> None:
@@ -45,7 +53,11 @@ def thins(judge: Callable[[xr.Dataset], Judgement], data: xr.Dataset, fewer: xr.
     assert judge(data).holds is True, told(judge(data))
     found = judge(fewer)
     assert found.holds is None, told(found)
-    assert any("would decide" in one.power or "no wrong" in one.power for one in found.findings if one.holds is None), told(found)
+    assert any(
+        "would decide" in one.power or "no wrong" in one.power
+        for one in found.findings
+        if one.holds is None
+    ), told(found)
 
 
 def scaled(name: str, by: Any) -> Callable[[xr.Dataset], xr.Dataset]:

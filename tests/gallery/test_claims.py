@@ -10,7 +10,16 @@ import pytest
 from scipy import stats
 
 from sgdynamics.gallery import claims
-from sgdynamics.gallery.claims import agreement, counted, difference, fitted_power, judged, larger, mean_over_runs, share
+from sgdynamics.gallery.claims import (
+    agreement,
+    counted,
+    difference,
+    fitted_power,
+    judged,
+    larger,
+    mean_over_runs,
+    share,
+)
 
 POINTS = 12
 LOOSE = 0.02  # a rate that a Monte Carlo can count
@@ -55,7 +64,9 @@ def test_agreement_differs_as_rarely_as_stated(runs, kind):
         z = np.abs(mean.value) / mean.error
         alarms["worst"] += WORST[runs].value(z) > 1
         if trial % EACH == 0:  # a threshold of its own, from the correlation of its own runs
-            alarms["estimated"] += claims._statistic(POINTS, runs - 1.0, mean.correlation, LOOSE).value(z) > 1
+            alarms["estimated"] += (
+                claims._statistic(POINTS, runs - 1.0, mean.correlation, LOOSE).value(z) > 1
+            )
     assert 0 < alarms["worst"] <= MOST  # and not for being blind
     assert alarms["estimated"] <= stats.binom.isf(1e-6, TRIALS // EACH, LOOSE)
 
@@ -63,7 +74,10 @@ def test_agreement_differs_as_rarely_as_stated(runs, kind):
 WORST = {runs: claims._statistic(POINTS, runs - 1.0, None, LOOSE) for runs in (4, 12, 60)}
 
 
-@pytest.mark.parametrize("spectrum", [np.ones(12), np.array([6.0] + [6 / 11] * 11), np.array([9.0, 2.0, 1.0]), np.array([12.0])])
+@pytest.mark.parametrize(
+    "spectrum",
+    [np.ones(12), np.array([6.0] + [6 / 11] * 11), np.array([9.0, 2.0, 1.0]), np.array([12.0])],
+)
 @pytest.mark.parametrize("free", [8.0, math.inf])
 def test_thresholds_are_right_far_out_in_the_tail(spectrum, free):
     # matching two moments (Box) gives a threshold that five times as many pass for the second spectrum
@@ -71,7 +85,12 @@ def test_thresholds_are_right_far_out_in_the_tail(spectrum, free):
     limit = claims._far(rate, spectrum, free)
     for _ in range(8):
         total = spectrum @ rng.chisquare(1, size=(len(spectrum), 10**5))
-        count += int(np.sum(total > limit * (rng.chisquare(free, size=10**5) / free if math.isfinite(free) else 1.0)))
+        count += int(
+            np.sum(
+                total
+                > limit * (rng.chisquare(free, size=10**5) / free if math.isfinite(free) else 1.0)
+            )
+        )
     if len(set(spectrum)) == 2 and math.isinf(free):
         g, h = np.sum(spectrum**2) / np.sum(spectrum), np.sum(spectrum) ** 2 / np.sum(spectrum**2)
         assert claims._tail(g * stats.chi2.isf(rate, h), spectrum, 0 * spectrum, free) > 5 * rate
@@ -81,13 +100,21 @@ def test_thresholds_are_right_far_out_in_the_tail(spectrum, free):
 
 def test_larger_and_share_err_as_rarely_as_stated():
     rng = np.random.default_rng(1)
-    shown = sum(larger("c", x, 1.0, scale=5.0, rate=LOOSE).holds is True for x in rng.normal(size=TRIALS))
-    refuted = sum(larger("c", 5.0 + x, 1.0, scale=5.0, rate=LOOSE).holds is False for x in rng.normal(size=TRIALS))
+    shown = sum(
+        larger("c", x, 1.0, scale=5.0, rate=LOOSE).holds is True for x in rng.normal(size=TRIALS)
+    )
+    refuted = sum(
+        larger("c", 5.0 + x, 1.0, scale=5.0, rate=LOOSE).holds is False
+        for x in rng.normal(size=TRIALS)
+    )
     assert shown <= MOST
     assert refuted <= MOST
     assert shown > 0
     counts = rng.binomial(200, 3 / 32, size=TRIALS)
-    found = {int(count): share("c", count, 200, 3 / 32, scale=0.2, rate=LOOSE).holds is False for count in np.unique(counts)}
+    found = {
+        int(count): share("c", count, 200, 3 / 32, scale=0.2, rate=LOOSE).holds is False
+        for count in np.unique(counts)
+    }
     assert 0 < sum(found[int(count)] for count in counts) <= MOST
 
 
@@ -101,20 +128,35 @@ def test_agreement_sees_what_it_says_it_sees(kind, runs, shape):
     # errors known to be 1/sqrt(runs): what is stated is for the errors as they are, and holds on average over those estimated
     scale = np.ones(POINTS) if shape == "level" else np.linspace(0.1, 1.0, POINTS)
     rng, trials, tolerance = np.random.default_rng(runs), 400, 0.3
-    setting = {"scale": scale, "tolerance": tolerance, "runs": runs, "correlation": correlation(kind)}
+    setting = {
+        "scale": scale,
+        "tolerance": tolerance,
+        "runs": runs,
+        "correlation": correlation(kind),
+    }
     seen = agreement("c", np.zeros(POINTS), 1 / math.sqrt(runs), 0.0, **setting).seen
-    statistic = claims._statistic(POINTS, runs - 1.0, correlation(kind), claims.RATE)  # that of `agreement`: made once
+    statistic = claims._statistic(
+        POINTS, runs - 1.0, correlation(kind), claims.RATE
+    )  # that of `agreement`: made once
 
     def hits(size):
-        means = (mean_over_runs(size * scale + rng.normal(size=(runs, POINTS)) @ root(kind).T) for _ in range(trials))
-        return sum(statistic.value(np.maximum(np.abs(one.value) - tolerance, 0.0) / one.error) > 1 for one in means)
+        means = (
+            mean_over_runs(size * scale + rng.normal(size=(runs, POINTS)) @ root(kind).T)
+            for _ in range(trials)
+        )
+        return sum(
+            statistic.value(np.maximum(np.abs(one.value) - tolerance, 0.0) / one.error) > 1
+            for one in means
+        )
 
     assert hits(seen) >= stats.binom.ppf(1e-6, trials, claims.POWER) - 0.01 * trials
     # and not much less than that: half of the excess over the tolerance is often missed
     assert hits(tolerance / scale.max() + 0.4 * (seen - tolerance / scale.max())) < 0.7 * trials
     mean = mean_over_runs(seen * scale + rng.normal(size=(runs, POINTS)) @ root(kind).T)
     found = agreement("c", mean.value, mean.error, 0.0, **setting)
-    assert found.value == pytest.approx(statistic.value(np.maximum(np.abs(mean.value) - tolerance, 0.0) / mean.error))
+    assert found.value == pytest.approx(
+        statistic.value(np.maximum(np.abs(mean.value) - tolerance, 0.0) / mean.error)
+    )
 
 
 def test_larger_and_share_see_what_they_say_they_see():
@@ -127,8 +169,13 @@ def test_larger_and_share_see_what_they_say_they_see():
         seen = share("c", round(400 * expected), 400, expected, scale=0.1).seen * 0.1
         for p in (max(expected - seen, 0.0), expected + seen):
             counts = rng.binomial(400, p, size=TRIALS)
-            found = {int(count): share("c", count, 400, expected, scale=0.1).holds is False for count in np.unique(counts)}
-            assert sum(found[int(count)] for count in counts) >= stats.binom.ppf(1e-6, TRIALS, claims.POWER)
+            found = {
+                int(count): share("c", count, 400, expected, scale=0.1).holds is False
+                for count in np.unique(counts)
+            }
+            assert sum(found[int(count)] for count in counts) >= stats.binom.ppf(
+                1e-6, TRIALS, claims.POWER
+            )
 
 
 def test_a_share_that_cannot_be_too_small_to_see_is_not_decided():
@@ -149,20 +196,38 @@ def say(holds):
 @pytest.mark.parametrize(
     ("finding", "word"),
     [
-        (lambda: agreement("c", [1.0, 1.02], 0.02, 1.0, scale=0.2, correlation="independent"), "reproduced"),
-        (lambda: agreement("c", [1.2, 1.2], 0.02, 1.0, scale=0.2, correlation="independent"), "differs"),
+        (
+            lambda: agreement("c", [1.0, 1.02], 0.02, 1.0, scale=0.2, correlation="independent"),
+            "reproduced",
+        ),
+        (
+            lambda: agreement("c", [1.2, 1.2], 0.02, 1.0, scale=0.2, correlation="independent"),
+            "differs",
+        ),
         (lambda: agreement("c", [1.2, 1.2], 0.02, 1.0, scale=0.4, tolerance=0.2), "reproduced"),
         (lambda: agreement("c", [1.0, 1.02], 0.1, 1.0, scale=0.2), "not decided at this size"),
-        (lambda: agreement("c", [1.0, 1.02], 0.02, 1.0, scale=0.2, runs=3), "not decided at this size"),  # three runs say little
+        (
+            lambda: agreement("c", [1.0, 1.02], 0.02, 1.0, scale=0.2, runs=3),
+            "not decided at this size",
+        ),  # three runs say little
         (lambda: agreement("c", [1.0, math.nan], 0.1, 1.0, scale=0.2), "differs"),
-        (lambda: agreement("c", [1.0, 1.0 + 1e-9], 0.0, 1.0, scale=0.2, tolerance=1e-6), "reproduced"),
+        (
+            lambda: agreement("c", [1.0, 1.0 + 1e-9], 0.0, 1.0, scale=0.2, tolerance=1e-6),
+            "reproduced",
+        ),
         (lambda: agreement("c", [1.0, 1.1], 0.0, 1.0, scale=0.2, tolerance=1e-6), "differs"),
-        (lambda: agreement("c", [1.0, 1.1], 0.0, 1.0, scale=0.2, tolerance=0.3), "not decided at this size"),
+        (
+            lambda: agreement("c", [1.0, 1.1], 0.0, 1.0, scale=0.2, tolerance=0.3),
+            "not decided at this size",
+        ),
         (lambda: agreement("c", 0.0, 0.0, 0.0, scale=0.2), "reproduced"),
         (lambda: larger("c", [1.0, 0.9], 0.1, scale=0.5), "reproduced"),
         (lambda: larger("c", [1.0, 0.01], 0.1, scale=0.5), "differs"),
         (lambda: larger("c", 0.3, 0.2, scale=0.5), "not decided at this size"),
-        (lambda: larger("c", 0.1, 0.001, scale=0.5), "differs"),  # above 0, and surely too small to bear the claim out
+        (
+            lambda: larger("c", 0.1, 0.001, scale=0.5),
+            "differs",
+        ),  # above 0, and surely too small to bear the claim out
         (lambda: larger("c", 1.0, 0.1, scale=0.5, runs=3), "not decided at this size"),
         (lambda: larger("c", math.nan, 0.1, scale=0.5), "differs"),
         (lambda: share("c", 130, 256, 0.5, scale=0.2), "reproduced"),
@@ -178,7 +243,11 @@ def test_every_kind_of_claim_can_say_all_three(finding, word):
     assert found.word == word
     json.dumps(found.plain())
     assert found.plain()["verdict"] == word
-    assert (found.value <= found.threshold) == (found.holds is not False) or found.above or math.isnan(found.value)
+    assert (
+        (found.value <= found.threshold) == (found.holds is not False)
+        or found.above
+        or math.isnan(found.value)
+    )
 
 
 def test_a_verdict_is_the_worst_of_its_findings_and_needs_one():
@@ -203,8 +272,14 @@ def test_more_runs_decide_as_said():
     ("call", "says"),
     [
         (lambda: agreement("c", [1.0, 2.0], [0.1, 0.0], 1.0, scale=1.0), "without noise apart"),
-        (lambda: agreement("c", [1.0, 2.0], 0.1, 1.0, scale=1.0, correlation="some"), "correlation = 'some'"),
-        (lambda: agreement("c", [1.0, 2.0], 0.1, 1.0, scale=1.0, correlation=np.eye(3)), r"shape \(3, 3\)"),
+        (
+            lambda: agreement("c", [1.0, 2.0], 0.1, 1.0, scale=1.0, correlation="some"),
+            "correlation = 'some'",
+        ),
+        (
+            lambda: agreement("c", [1.0, 2.0], 0.1, 1.0, scale=1.0, correlation=np.eye(3)),
+            r"shape \(3, 3\)",
+        ),
         (lambda: mean_over_runs([[1.0], [2.0]]), "2 runs"),
         (lambda: mean_over_runs([[1.0], [2.0], [math.nan]]), "three finite"),
     ],

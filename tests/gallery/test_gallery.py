@@ -32,7 +32,10 @@ def figures_of_the_papers():
         module = importlib.import_module(f"sgdynamics.papers.{found.name}")
         for name in module.__all__:
             function = getattr(module, name)
-            if inspect.isfunction(function) and list(inspect.signature(function).parameters) == ["quick", "seed"]:
+            if inspect.isfunction(function) and list(inspect.signature(function).parameters) == [
+                "quick",
+                "seed",
+            ]:
                 yield found.name, name
 
 
@@ -55,26 +58,46 @@ def test_names_are_forgiving():
 
 
 def test_made_kept_and_shown(tmp_path, capsys):
-    assert gallery.main(["--out", str(tmp_path), *(part for name in CHEAP for part in ("--only", name))]) == 0
+    assert (
+        gallery.main(
+            ["--out", str(tmp_path), *(part for name in CHEAP for part in ("--only", name))]
+        )
+        == 0
+    )
     said = capsys.readouterr()
     assert "[2/2] quadratic_networks 6: reproduced" in said.err
     assert "2 of 2 figures" in said.out
     about = json.loads((tmp_path / "quadratic_networks-5.json").read_text())
-    assert about["verdict"] == "reproduced: 24 of 24 numbers agree with the rank counted at a random point"
+    assert (
+        about["verdict"]
+        == "reproduced: 24 of 24 numbers agree with the rank counted at a random point"
+    )
     assert about["parameters"] == {"seed": 0}
     assert [one["verdict"] for one in about["findings"]] == ["reproduced"]
     assert about["findings"][0]["statistic"] == "numbers that disagree, of 24"
     data = sgd.load(tmp_path / "quadratic_networks-5.nc")
     assert data.counted.shape == (2, 12)
     page, web = (tmp_path / name for name in ("index.md", "index.html"))
-    assert "![figure 5: degrees of freedom against width](quadratic_networks-5.png)" in page.read_text()
+    assert (
+        "![figure 5: degrees of freedom against width](quadratic_networks-5.png)"
+        in page.read_text()
+    )
     assert web.read_text().count("data:image/png;base64,") == 2
     assert "http" not in web.read_text()  # nothing from elsewhere
     # each claim with its statistic, value, threshold and power, on both pages
-    row = ["the formula is the rank at a random point", "numbers that disagree, of 24", "0", "at most 0"]
+    row = [
+        "the formula is the rank at a random point",
+        "numbers that disagree, of 24",
+        "0",
+        "at most 0",
+    ]
     power = "a wrong of 1 x one number would have been seen"
     assert f"| {' | '.join(row)} | {power} | reproduced |" in page.read_text()
-    assert "".join(f"<td>{cell}</td>" for cell in [*row, power]) + "<td class='reproduced'>reproduced</td>" in web.read_text()
+    assert (
+        "".join(f"<td>{cell}</td>" for cell in [*row, power])
+        + "<td class='reproduced'>reproduced</td>"
+        in web.read_text()
+    )
     assert "They rest on 2 claims" in page.read_text()
     # there already: nothing is made again, and the verdict is that of the data now
     made = (tmp_path / "quadratic_networks-5.png").stat().st_mtime_ns
@@ -90,7 +113,9 @@ def test_made_kept_and_shown(tmp_path, capsys):
     gallery.make_all(tmp_path, only=CHEAP[1:])
     assert web.read_text().count("data:image/png;base64,") == 2
     assert gallery.make(gallery.find("quadratic_networks", "5"), tmp_path, seed=1)["made"]
-    assert gallery.make(gallery.find("quadratic_networks", "5"), tmp_path, seed=1, again=True)["made"]
+    assert gallery.make(gallery.find("quadratic_networks", "5"), tmp_path, seed=1, again=True)[
+        "made"
+    ]
 
 
 def test_a_figure_that_fails_is_reported_and_the_rest_goes_on(tmp_path, monkeypatch, capsys):
@@ -98,7 +123,12 @@ def test_a_figure_that_fails_is_reported_and_the_rest_goes_on(tmp_path, monkeypa
         raise RuntimeError("the exponent <b>4</b>\nhad not left")
 
     monkeypatch.setattr(papers.quadratic_networks, "figure_5", broken)
-    assert gallery.main(["--out", str(tmp_path), *(part for name in CHEAP for part in ("--only", name))]) == 1
+    assert (
+        gallery.main(
+            ["--out", str(tmp_path), *(part for name in CHEAP for part in ("--only", name))]
+        )
+        == 1
+    )
     assert "1 of 2 figures" in capsys.readouterr().out
     web = (tmp_path / "index.html").read_text()
     assert "RuntimeError: the exponent &lt;b&gt;4&lt;/b&gt; had not left" in web
@@ -118,16 +148,31 @@ def test_a_figure_without_its_package_is_skipped(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(papers.quadratic_networks, "figure_5", missing)
     arguments = ["--out", str(tmp_path), *(part for name in CHEAP for part in ("--only", name))]
     assert gallery.main(arguments) == 0
-    said, page, web = capsys.readouterr(), *((tmp_path / name).read_text() for name in ("index.md", "index.html"))
-    assert "quadratic_networks 5: skipped: the digits of this figure come with scikit-learn, which is not installed: pip" in said.err
+    said, page, web = (
+        capsys.readouterr(),
+        *((tmp_path / name).read_text() for name in ("index.md", "index.html")),
+    )
+    assert (
+        "quadratic_networks 5: skipped: the digits of this figure come with scikit-learn, which is not installed: pip"
+        in said.err
+    )
     assert "1 of 2 figures, 1 skipped:" in said.out
     assert "1 reproduced, 1 skipped." in page
-    assert re.search(r"\*\*Skipped\*\* after [\d.]+ s: the digits of this figure come with scikit-learn", page)
-    assert re.search(r"<p class='skipped'>skipped after [\d.]+ s: the digits of this figure come with scikit-learn", web)
+    assert re.search(
+        r"\*\*Skipped\*\* after [\d.]+ s: the digits of this figure come with scikit-learn", page
+    )
+    assert re.search(
+        r"<p class='skipped'>skipped after [\d.]+ s: the digits of this figure come with scikit-learn",
+        web,
+    )
     assert "failed" not in page
     # a package that the library itself needs is another matter
     monkeypatch.setitem(sys.modules, "xarray.tutorial", None)
-    monkeypatch.setattr(papers.quadratic_networks, "figure_5", lambda **_: importlib.import_module("xarray.tutorial"))
+    monkeypatch.setattr(
+        papers.quadratic_networks,
+        "figure_5",
+        lambda **_: importlib.import_module("xarray.tutorial"),
+    )
     assert gallery.main(arguments) == 1
     monkeypatch.undo()
     assert not any(one["error"] for one in gallery.make_all(tmp_path, only=CHEAP))
@@ -140,7 +185,10 @@ def test_every_quick_figure_goes_through(tmp_path, name):
     assert not found["error"]
     assert found["verdict"].split(":")[0] in gallery.WORDS.values()
     entry = gallery.find(found["document"], found["number"])
-    assert entry.verdict(sgd.load(tmp_path / f"{entry.document}-{entry.number}.nc")) == found["verdict"]
+    assert (
+        entry.verdict(sgd.load(tmp_path / f"{entry.document}-{entry.number}.nc"))
+        == found["verdict"]
+    )
     # where data are stored at full size their picture stands beside that of the quick run
     pictures = 1 + (f"{entry.document}-{entry.number}" in gallery.full_size())
     assert (tmp_path / "index.html").read_text().count("data:image/png;base64,") == pictures
@@ -149,7 +197,10 @@ def test_every_quick_figure_goes_through(tmp_path, name):
 def test_full_size_verdicts_are_those_of_the_stored_data():
     """Judged again from docs/gallery, where every file has its verdict."""
     files = {path.stem for path in (DOCS / "full_size").glob("*.nc")}
-    assert set(gallery.full_size()) == {*files, "rough_landscapes-2"}  # figure 2 is stored run by run, in groups
+    assert set(gallery.full_size()) == {
+        *files,
+        "rough_landscapes-2",
+    }  # figure 2 is stored run by run, in groups
     for stem, said in gallery.full_size().items():
         data = kept_data.stored(stem)
         assert gallery.find(*stem.split("-")).verdict(data) == said["verdict"]
@@ -159,7 +210,12 @@ def test_full_size_verdicts_are_those_of_the_stored_data():
 
 
 # what the curves of a figure show at the last time; |m| where nothing is said
-CURVES = {"1": ["m_dmft"], "5": ["m_dmft"], "6": ["m_dmft"], "b2": ["mse", "mse_formula", "mse_formula_runs"]}
+CURVES = {
+    "1": ["m_dmft"],
+    "5": ["m_dmft"],
+    "6": ["m_dmft"],
+    "b2": ["mse", "mse_formula", "mse_formula_runs"],
+}
 CURVES["4"] = ["m_batch", "m_persistence", "m_temperature"]
 CURVES["b3"] = ["m", "loss"]
 CURVES["b1"] = CURVES["b2"]
@@ -173,9 +229,15 @@ def ends_of_curves(stem, data):
         return [(data.measured / data[name]).values[:, -1] for name in FORMULAS]
     last = [np.abs(data[name]) for name in CURVES.get(number, ["m"])]
     if number == "7":  # gradient descent ends earlier: NaN beyond
-        last = [one.dropna("time", how="all") for name in data.algorithm.values for one in [last[0].sel(algorithm=name)]]
+        last = [
+            one.dropna("time", how="all")
+            for name in data.algorithm.values
+            for one in [last[0].sel(algorithm=name)]
+        ]
     last = [one.isel(time=-1) for one in last]
-    return [one.mean("run").values for one in last] if number == "2" else [one.values for one in last]
+    return (
+        [one.mean("run").values for one in last] if number == "2" else [one.values for one in last]
+    )
 
 
 @pytest.mark.parametrize("stem", gallery.full_size())
@@ -184,10 +246,16 @@ def test_full_size_data_are_drawn_with_their_sizes(stem):
     fig, data = gallery.draw_full_size(*stem.split("-"))
     title = fig.get_suptitle() + "".join(ax.get_title() + ax.get_ylabel() for ax in fig.axes)
     size = gallery.full_size()[stem]["parameters"]
-    assert (f"{size['runs']} data sets" if stem == "rough_landscapes-1" else f"{size['runs']} runs") in title
+    assert (
+        f"{size['runs']} data sets" if stem == "rough_landscapes-1" else f"{size['runs']} runs"
+    ) in title
     if "N" in size or "N" in data:
         assert f"$N$ = {size['N'] if 'N' in size else data.N.values[-1]}" in title
-    lines = [np.atleast_1d(np.asarray(line.get_ydata(), dtype=float)) for ax in fig.axes for line in ax.lines]
+    lines = [
+        np.atleast_1d(np.asarray(line.get_ydata(), dtype=float))
+        for ax in fig.axes
+        for line in ax.lines
+    ]
     ends = np.concatenate([line[np.isfinite(line)][-1:] for line in lines])
     for value in np.concatenate([np.ravel(one) for one in ends_of_curves(stem, data)]):
         assert np.isclose(ends, value).any()
@@ -202,7 +270,9 @@ def test_full_size_data_are_drawn_with_their_sizes(stem):
 def test_full_size_exit_times_are_drawn_at_their_widths_and_dimensions():
     """A panel a formula, a curve a width from d = 100 to 1e6; widths stand side by side at each d."""
     fig, data = gallery.draw_full_size("escaping_mediocrity", "2")
-    assert [text.get_text() for text in fig.legends[0].get_texts()] == [f"$p$ = {p}" for p in (1, 2, 5, 10)]
+    assert [text.get_text() for text in fig.legends[0].get_texts()] == [
+        f"$p$ = {p}" for p in (1, 2, 5, 10)
+    ]
     for ax, name in zip(fig.axes, FORMULAS, strict=True):
         assert name in ax.get_title()
         x, y = np.moveaxis(np.array([bars[0].get_xydata() for bars in ax.containers]), -1, 0)
@@ -225,9 +295,15 @@ def test_full_size_data_are_shown_before_the_quick_run(tmp_path, monkeypatch):
     assert not one["error"]
     assert one["files"][-1].endswith("rough_landscapes-2-full_size.png")
     page, web = ((tmp_path / name).read_text() for name in ("index.md", "index.html"))
-    first, second = page.index("(rough_landscapes-2-full_size.png)"), page.index("(rough_landscapes-2.png)")
+    first, second = (
+        page.index("(rough_landscapes-2-full_size.png)"),
+        page.index("(rough_landscapes-2.png)"),
+    )
     assert first < second
-    assert "At full size (N = 1000, runs = 500), drawn from data stored in docs/gallery" in page[:first]
+    assert (
+        "At full size (N = 1000, runs = 500), drawn from data stored in docs/gallery"
+        in page[:first]
+    )
     assert web.count("data:image/png;base64,") == 2
     assert one["parameters"]["N"] == 60  # the verdict is of what was run
     # kept whole, and made again where the picture of the full size is missing
@@ -235,7 +311,9 @@ def test_full_size_data_are_shown_before_the_quick_run(tmp_path, monkeypatch):
     (tmp_path / "rough_landscapes-2-full_size.png").unlink()
     assert gallery.make_all(tmp_path, only=["rough_landscapes/2"])[0]["made"]
     # no such picture of a full-size run, and none for a figure that has no data
-    assert gallery.make_all(tmp_path / "full", quick=False, only=["rough_landscapes/2"])[0]["files"][-1].endswith(".nc")
+    assert gallery.make_all(tmp_path / "full", quick=False, only=["rough_landscapes/2"])[0][
+        "files"
+    ][-1].endswith(".nc")
 
 
 def test_an_installed_package_needs_no_stored_data(tmp_path, monkeypatch):
@@ -248,17 +326,28 @@ def test_an_installed_package_needs_no_stored_data(tmp_path, monkeypatch):
     assert not one["error"]
     assert len(one["files"]) == 2
     said = " ".join(fig.texts[-1].get_text().split())
-    assert "GD 10.8% (1.4%), SGD 25.0% (1.9%), p-SGD 99.6% (0.3%) (data: docs/gallery of the repository)" in said
+    assert (
+        "GD 10.8% (1.4%), SGD 25.0% (1.9%), p-SGD 99.6% (0.3%) (data: docs/gallery of the repository)"
+        in said
+    )
     assert (tmp_path / "index.html").read_text().count("data:image/png;base64,") == 1
     assert not gallery.make_all(tmp_path, only=["rough_landscapes/2"])[0]["made"]
     with pytest.raises(ValueError, match=r"rough_landscapes-7.*docs/gallery of the repository"):
         gallery.draw_full_size("rough_landscapes", "7")
-    with pytest.raises(ValueError, match="choose one of 'escaping_mediocrity-2', 'rough_landscapes-1'"):
+    with pytest.raises(
+        ValueError, match="choose one of 'escaping_mediocrity-2', 'rough_landscapes-1'"
+    ):
         gallery.draw_full_size("escaping_mediocrity", "1")
 
 
 def test_pages_show_full_size_verdicts_beside_quick_ones():
-    one = {"document": "rough_landscapes", "number": "7", "line": "random starts", "claim": "c", "verdict": "not decided at this size: n"}
+    one = {
+        "document": "rough_landscapes",
+        "number": "7",
+        "line": "random starts",
+        "claim": "c",
+        "verdict": "not decided at this size: n",
+    }
     one |= {"quick": True, "error": "", "seconds": 1.0, "parameters": {}, "version": "0", "seed": 0}
     said = gallery.full_size()["rough_landscapes-7"]["verdict"].partition(": ")[2]
     text = markdown([one])
@@ -289,7 +378,9 @@ def test_every_judge_has_a_test_that_breaks_it():
 def test_small_print_stands_below_a_legend(tmp_path):
     fig = Figure(figsize=(4, 3), layout="constrained")
     fig.subplots().plot([0, 1], color="b")
-    fig.legend(handles=[Line2D([], [], color="r", lw=6)], labels=["red"], loc="outside lower center")
+    fig.legend(
+        handles=[Line2D([], [], color="r", lw=6)], labels=["red"], loc="outside lower center"
+    )
     say_below(fig, "small print " * 20)
     fig.savefig(tmp_path / "picture.png", dpi=100, bbox_inches="tight")
     drawn = matplotlib.image.imread(tmp_path / "picture.png")

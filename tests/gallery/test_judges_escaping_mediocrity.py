@@ -29,7 +29,10 @@ def one_start(spread=1.0):
     return xr.Dataset(
         {f"excess_risk_{name}": (("run", "time"), falling(t, one)) for name, one in left.items()}
         | {f"exit_time_{name}": (f"exit_{name}", one) for name, one in left.items()}
-        | {"excess_risk_ODE": (("one", "time"), falling(t, [ode])), "exit_time_ODE": ("exit_ODE", [ode])},
+        | {
+            "excess_risk_ODE": (("one", "time"), falling(t, [ode])),
+            "exit_time_ODE": ("exit_ODE", [ode]),
+        },
         {"t": ("time", t)},
         {"p": 1, "d": 500, "gamma": 0.05, "noise": 0.0},
     )
@@ -47,7 +50,10 @@ def ratios():
             "standard_error": (("p", "d"), 0.015 * quenched),
             "annealed": (("p", "d"), annealed),
             "quenched": (("p", "d"), quenched),
-            "corrected": (("p", "d"), quenched + np.array([[stochastic_shift(a, ratio * a, 0.0)] for a in p])),
+            "corrected": (
+                ("p", "d"),
+                quenched + np.array([[stochastic_shift(a, ratio * a, 0.0)] for a in p]),
+            ),
         },
         {"p": p.astype(int), "d": d},
         {"gamma_over_p": ratio, "noise": 0.0},
@@ -61,12 +67,19 @@ def heads(trained=1.0, after=2.0, runs=32):
     left = 0.47 * (1 + 0.05 * rng.normal(size=runs))
     pair = np.stack([left, trained * left * (1 + 0.01 * rng.normal(size=runs))])
     overlap = 1 / (1 + np.exp(-8 * (t - pair[..., None])))
-    risk = np.exp(-t) * (1 + 0.1 * rng.normal(size=(2, runs, 1))) * np.array([after, 1.0])[:, None, None]
+    risk = (
+        np.exp(-t)
+        * (1 + 0.1 * rng.normal(size=(2, runs, 1)))
+        * np.array([after, 1.0])[:, None, None]
+    )
     return xr.Dataset(
         {
             "largest_overlap": (("p", "head", "run", "time"), overlap[None]),
             "excess_risk": (("p", "head", "run", "time"), risk[None]),
-            "excess_risk_ode": (("p", "head", "time"), np.stack([2 * np.exp(-t), np.exp(-t)])[None]),
+            "excess_risk_ode": (
+                ("p", "head", "time"),
+                np.stack([2 * np.exp(-t), np.exp(-t)])[None],
+            ),
             "exit_time_ode": (("p", "head"), [[0.47, 0.471]]),
         },
         {"p": [20], "t": ("time", t)},
@@ -78,7 +91,12 @@ def heads(trained=1.0, after=2.0, runs=32):
 def means():
     t, rng = np.linspace(0, 1.6, 81), np.random.default_rng(0)
     lines = np.stack([falling(t, 0.9, 1.2), falling(t, 0.8, 1.2)])
-    each = np.stack([falling(t, 0.89 + 0.07 * rng.normal(size=96), 1.2), falling(t, 0.79 + 0.04 * rng.normal(size=96), 1.2)])
+    each = np.stack(
+        [
+            falling(t, 0.89 + 0.07 * rng.normal(size=96), 1.2),
+            falling(t, 0.79 + 0.04 * rng.normal(size=96), 1.2),
+        ]
+    )
     each[:, :, 0] = lines[:, :1]
     return xr.Dataset(
         {"excess_risk": (("p", "run", "time"), each), "excess_risk_ode": (("p", "time"), lines)},
@@ -135,33 +153,151 @@ def flat_in_d(data):
 
 exits, risks = judges.exits_from_one_start, judges.mean_of_runs
 BROKEN = [
-    Break(exits, one_start, "exit time of SGD", "SGD leaves 20% later", scaled("exit_time_SGD", 1.2)),
-    Break(exits, one_start, "exit time of SGD", "SGD leaves 20% sooner", scaled("exit_time_SGD", 0.8)),
-    Break(exits, one_start, "exit time of SDE", "the SDE leaves 20% later", scaled("exit_time_SDE", 1.2)),
-    Break(exits, one_start, "exit time of SGD", "the ODE leaves 20% sooner", scaled("exit_time_ODE", 0.8)),
+    Break(
+        exits, one_start, "exit time of SGD", "SGD leaves 20% later", scaled("exit_time_SGD", 1.2)
+    ),
+    Break(
+        exits, one_start, "exit time of SGD", "SGD leaves 20% sooner", scaled("exit_time_SGD", 0.8)
+    ),
+    Break(
+        exits,
+        one_start,
+        "exit time of SDE",
+        "the SDE leaves 20% later",
+        scaled("exit_time_SDE", 1.2),
+    ),
+    Break(
+        exits,
+        one_start,
+        "exit time of SGD",
+        "the ODE leaves 20% sooner",
+        scaled("exit_time_ODE", 0.8),
+    ),
     Break(exits, one_start, "has no spread", "the SDE has no spread", lambda data: one_start(0.0)),
-    Break(exits, one_start, "the spread of SGD", "the SDE has half of the spread", lambda data: one_start(0.5)),
-    Break(exits, one_start, "the spread of SGD", "the SDE has 1.5 times the spread", lambda data: one_start(1.5)),
-    Break(judges.exit_ratios, ratios, "quenched formula", "measured times 12% longer", scaled("measured", 1.12)),
-    Break(judges.exit_ratios, ratios, "quenched formula", "measured times 12% shorter", scaled("measured", 0.88)),
-    Break(judges.exit_ratios, ratios, "neglected", "the ODE's own time 12% longer", scaled("corrected", 1.15)),
-    Break(judges.exit_ratios, ratios, "log d", "growth with log d 40% more", lambda data: data.assign(measured=1.4 * data.measured - 0.3)),
-    Break(judges.exit_ratios, ratios, "large width", "formulas as far apart at p = 4", moved("quenched", [[0.0], [0.36]])),
-    Break(judges.heads, heads, "ODE: the exit", "the trained head's ODE leaves 5% later", scaled("exit_time_ode", [[1.0, 1.05]])),
-    Break(judges.heads, heads, "SGD: the exit", "runs with a trained head leave 5% later", lambda data: heads(trained=1.05)),
-    Break(judges.heads, heads, "SGD: what comes after", "runs end alike", lambda data: heads(after=1.0)),
-    Break(judges.heads, heads, "ODE: what comes after", "ODEs end alike", scaled("excess_risk_ode", np.array([0.5, 1.0])[None, :, None])),
+    Break(
+        exits,
+        one_start,
+        "the spread of SGD",
+        "the SDE has half of the spread",
+        lambda data: one_start(0.5),
+    ),
+    Break(
+        exits,
+        one_start,
+        "the spread of SGD",
+        "the SDE has 1.5 times the spread",
+        lambda data: one_start(1.5),
+    ),
+    Break(
+        judges.exit_ratios,
+        ratios,
+        "quenched formula",
+        "measured times 12% longer",
+        scaled("measured", 1.12),
+    ),
+    Break(
+        judges.exit_ratios,
+        ratios,
+        "quenched formula",
+        "measured times 12% shorter",
+        scaled("measured", 0.88),
+    ),
+    Break(
+        judges.exit_ratios,
+        ratios,
+        "neglected",
+        "the ODE's own time 12% longer",
+        scaled("corrected", 1.15),
+    ),
+    Break(
+        judges.exit_ratios,
+        ratios,
+        "log d",
+        "growth with log d 40% more",
+        lambda data: data.assign(measured=1.4 * data.measured - 0.3),
+    ),
+    Break(
+        judges.exit_ratios,
+        ratios,
+        "large width",
+        "formulas as far apart at p = 4",
+        moved("quenched", [[0.0], [0.36]]),
+    ),
+    Break(
+        judges.heads,
+        heads,
+        "ODE: the exit",
+        "the trained head's ODE leaves 5% later",
+        scaled("exit_time_ode", [[1.0, 1.05]]),
+    ),
+    Break(
+        judges.heads,
+        heads,
+        "SGD: the exit",
+        "runs with a trained head leave 5% later",
+        lambda data: heads(trained=1.05),
+    ),
+    Break(
+        judges.heads,
+        heads,
+        "SGD: what comes after",
+        "runs end alike",
+        lambda data: heads(after=1.0),
+    ),
+    Break(
+        judges.heads,
+        heads,
+        "ODE: what comes after",
+        "ODEs end alike",
+        scaled("excess_risk_ode", np.array([0.5, 1.0])[None, :, None]),
+    ),
     Break(risks, means, "the same risk", "the ODE 8% too high", scaled("excess_risk_ode", 1.08)),
     Break(risks, means, "p = 20", "the ODE 8% too high", scaled("excess_risk_ode", 1.08)),
     Break(risks, means, "p = 5", "the ODE 15% too slow", ode_in_time(1.15)),
     Break(risks, means, "p = 20", "the ODE 15% too fast", ode_in_time(0.85)),
-    Break(judges.golf_course, golf, "one direction down", "a second direction down", entry("eigenvalues_saddle", (1, 3), -0.1)),
-    Break(judges.golf_course, golf, "one direction down", "a direction that is not flat", entry("eigenvalues_saddle", (1, 3), 0.1)),
-    Break(judges.golf_course, golf, "-4", "the one down is -3.9", entry("eigenvalues_saddle", (0, 0), -3.9)),
-    Break(judges.golf_course, golf, "points to", "the one down is .01 off", scaled("toward_teacher", 0.99)),
-    Break(judges.golf_course, golf, "minimum", "a direction down at w*", entry("eigenvalues_minimum", (0, 2), -1.0)),
+    Break(
+        judges.golf_course,
+        golf,
+        "one direction down",
+        "a second direction down",
+        entry("eigenvalues_saddle", (1, 3), -0.1),
+    ),
+    Break(
+        judges.golf_course,
+        golf,
+        "one direction down",
+        "a direction that is not flat",
+        entry("eigenvalues_saddle", (1, 3), 0.1),
+    ),
+    Break(
+        judges.golf_course,
+        golf,
+        "-4",
+        "the one down is -3.9",
+        entry("eigenvalues_saddle", (0, 0), -3.9),
+    ),
+    Break(
+        judges.golf_course,
+        golf,
+        "points to",
+        "the one down is .01 off",
+        scaled("toward_teacher", 0.99),
+    ),
+    Break(
+        judges.golf_course,
+        golf,
+        "minimum",
+        "a direction down at w*",
+        entry("eigenvalues_minimum", (0, 2), -1.0),
+    ),
     Break(judges.golf_course, golf, "d log d", "n ~ d", flat_in_d),
-    Break(judges.golf_course, golf, "d log d", "n/d grows twice as fast", lambda data: data.assign(samples=2 * data.samples - 9)),
+    Break(
+        judges.golf_course,
+        golf,
+        "d log d",
+        "n/d grows twice as fast",
+        lambda data: data.assign(samples=2 * data.samples - 9),
+    ),
 ]
 
 
@@ -171,7 +307,13 @@ def test_a_broken_claim_differs(one):
 
 
 def fewer(data, count):
-    return data.isel({name: slice(0, count) for name in data.dims if name == "run" or name in ("exit_SGD", "exit_SDE")})
+    return data.isel(
+        {
+            name: slice(0, count)
+            for name in data.dims
+            if name == "run" or name in ("exit_SGD", "exit_SDE")
+        }
+    )
 
 
 @pytest.mark.parametrize(
@@ -202,4 +344,6 @@ def test_hessian_of_the_golf_course():
     for m in (0.0, 0.3, 1.0):
         w = np.array([m, math.sqrt(1 - m**2), 0.0, 0.0])
         P, star = np.eye(4) - np.outer(w, w), np.eye(4)[0]
-        np.testing.assert_allclose(hessian_on_the_sphere(w), 4 * (m**2 * P - np.outer(P @ star, P @ star)), atol=2e-5)
+        np.testing.assert_allclose(
+            hessian_on_the_sphere(w), 4 * (m**2 * P - np.outer(P @ star, P @ star)), atol=2e-5
+        )

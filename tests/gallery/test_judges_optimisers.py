@@ -41,7 +41,10 @@ def eight():
     return xr.Dataset(
         {
             "excess_risk": (("optimiser", "alpha"), lines),
-            "excess_risk_runs": (("optimiser", "run", "point"), np.stack([near(one[4::4], 48, row) for row, one in enumerate(lines)])),
+            "excess_risk_runs": (
+                ("optimiser", "run", "point"),
+                np.stack([near(one[4::4], 48, row) for row, one in enumerate(lines)]),
+            ),
         },
         {"optimiser": ["plain SGD", "Adam"]},
         {"every": 4, "d": 400},
@@ -85,9 +88,17 @@ def velocities():
             "slow": (("memory", "alpha"), slow),
             "fixed_runs": (
                 ("beta", "d", "run", "point"),
-                np.array([[near(plain[4::4], 200, 2 * row + column) for column in range(2)] for row in range(2)]),
+                np.array(
+                    [
+                        [near(plain[4::4], 200, 2 * row + column) for column in range(2)]
+                        for row in range(2)
+                    ]
+                ),
             ),
-            "slow_runs": (("memory", "run", "point"), np.stack([near(one[4::4], 200, 9 + row) for row, one in enumerate(slow)])),
+            "slow_runs": (
+                ("memory", "run", "point"),
+                np.stack([near(one[4::4], 200, 9 + row) for row, one in enumerate(slow)]),
+            ),
         },
         {"alpha": ALPHA, "beta": [0.5, 0.9], "memory": [0.5, 2.0], "d": [100, 1000]},
         {"every": 4},
@@ -107,24 +118,49 @@ def batches():
     B, tau = np.array([1, 4, 16, 64]), np.array([1.0, 4.0, 10.0, 80.0, 90.0, 100.0])
     powers = (-1.0, -0.55, -0.5)
     lines = np.array([[0.01 * b**e * (1 + 10 * np.exp(-tau / 3)) for b in B] for e in powers])
-    runs = np.array([[near(one, 24, 4 * row + column) for column, one in enumerate(rows)] for row, rows in enumerate(lines)])
+    runs = np.array(
+        [
+            [near(one, 24, 4 * row + column) for column, one in enumerate(rows)]
+            for row, rows in enumerate(lines)
+        ]
+    )
     return xr.Dataset(
         {
             "excess_risk_runs": (("optimiser", "batch", "run", "point"), runs),
             "excess_risk": (("solved", "tau"), lines[2, [0, 2]]),
             "normalised_runs": (("run", "early"), runs[1, 0, :, :3]),
         },
-        {"optimiser": ["SGD", "Muon", "Muon, memory 3"], "batch": B, "point": tau, "solved": [1, 16], "tau": tau},
+        {
+            "optimiser": ["SGD", "Muon", "Muon, memory 3"],
+            "batch": B,
+            "point": tau,
+            "solved": [1, 16],
+            "tau": tau,
+        },
         {"d": 300, "late": 80.0},
     )
 
 
 @cache
 def noisy():
-    lines = np.array([[falling(0.3), 0.21 - 0.01 * ALPHA, 0.21 + 0.02 * ALPHA], [falling(0.2), falling(0.1, 0.01), 0.21 - 0.01 * ALPHA]])
-    runs = np.array([[near(one[4::4], 100, 3 * row + column) for column, one in enumerate(rows)] for row, rows in enumerate(lines)])
+    lines = np.array(
+        [
+            [falling(0.3), 0.21 - 0.01 * ALPHA, 0.21 + 0.02 * ALPHA],
+            [falling(0.2), falling(0.1, 0.01), 0.21 - 0.01 * ALPHA],
+        ]
+    )
+    runs = np.array(
+        [
+            [near(one[4::4], 100, 3 * row + column) for column, one in enumerate(rows)]
+            for row, rows in enumerate(lines)
+        ]
+    )
     best = np.array([[4, 4, 2], [4, 4, 4]])  # of rates that double
-    last = 0.02 * np.array([[1.0, 2.0, 4.0], [1.1, 2.2, 4.4]])[..., None] * 2.0 ** (0.3 * np.abs(np.arange(7) - best[..., None]))
+    last = (
+        0.02
+        * np.array([[1.0, 2.0, 4.0], [1.1, 2.2, 4.4]])[..., None]
+        * 2.0 ** (0.3 * np.abs(np.arange(7) - best[..., None]))
+    )
     return xr.Dataset(
         {
             "excess_risk": (("update", "noise", "alpha"), lines),
@@ -151,7 +187,10 @@ def level(row, by):
 @cache
 def halves():
     M = np.stack(
-        [np.stack([1 - 0.5 * np.exp(-ALPHA * fast), 1 - 0.5 * np.exp(-ALPHA * slow)], -1) for fast, slow in ((0.9, 0.1), (0.6, 0.2))]
+        [
+            np.stack([1 - 0.5 * np.exp(-ALPHA * fast), 1 - 0.5 * np.exp(-ALPHA * slow)], -1)
+            for fast, slow in ((0.9, 0.1), (0.6, 0.2))
+        ]
     )
     risk = np.stack([falling(0.3), falling(0.4)])
     runs = [one[4::4] + about(np.zeros((8, 2)), 0.03, 32, row) for row, one in enumerate(M)]
@@ -160,10 +199,17 @@ def halves():
             "M": (("optimiser", "alpha", "block"), M),
             "M_runs": (("optimiser", "run", "point", "block"), np.stack(runs)),
             "excess_risk": (("optimiser", "alpha"), risk),
-            "excess_risk_runs": (("optimiser", "run", "point"), np.stack([near(one[4::4], 32, 5 + row) for row, one in enumerate(risk)])),
+            "excess_risk_runs": (
+                ("optimiser", "run", "point"),
+                np.stack([near(one[4::4], 32, 5 + row) for row, one in enumerate(risk)]),
+            ),
             "speed": (("optimiser", "block"), np.array([[0.9, 0.1], [0.6, 0.2]])),
         },
-        {"optimiser": ["SGD", "Adam"], "eigenvalue": ("block", [1.8, 0.2]), "fraction": ("block", [0.5, 0.5])},
+        {
+            "optimiser": ["SGD", "Adam"],
+            "eigenvalue": ("block", [1.8, 0.2]),
+            "fraction": ("block", [0.5, 0.5]),
+        },
         {"every": 4, "d": 300},
     )
 
@@ -175,7 +221,10 @@ def privacy():
     return xr.Dataset(
         {
             "excess_risk": (("sigma", "alpha"), lines),
-            "excess_risk_runs": (("sigma", "run", "point"), np.stack([near(one[4::4], 100, row) for row, one in enumerate(lines)])),
+            "excess_risk_runs": (
+                ("sigma", "run", "point"),
+                np.stack([near(one[4::4], 100, row) for row, one in enumerate(lines)]),
+            ),
             "growth": ("sigma", -0.1 + sigma**2),
         },
         {"sigma": sigma, "point": SOME},
@@ -192,29 +241,113 @@ def steeper(data):
 
 def unpaid(data):
     """The largest noise costs nothing, in the ODE either."""
-    data.excess_risk_runs.values[-1] *= data.excess_risk.values[0, 4::4] / data.excess_risk.values[-1, 4::4]
+    data.excess_risk_runs.values[-1] *= (
+        data.excess_risk.values[0, 4::4] / data.excess_risk.values[-1, 4::4]
+    )
     data.excess_risk.values[-1] = data.excess_risk.values[0]
     return data
 
 
 BROKEN = [
-    Break(judges.eight_optimisers, eight, "Adam: the mean", "runs of Adam 8% above", part("excess_risk_runs", 1, 1.08)),
-    Break(judges.reused_samples, reused, "d = 100000: the mean overlap", "overlaps 5% smaller", scaled("M_runs", 0.95)),
-    Break(judges.reused_samples, reused, "the ODE stays", "plain SGD drifts in its ODE", moved("M", 1e-6)),
-    Break(judges.reused_samples, reused, "1/sqrt(d)", "overlaps used once do not fall with d", drifts),
-    Break(judges.reused_samples, reused, "first drift", "the first drift 3% off", scaled("slope", 1.03)),
-    Break(judges.momentum, velocities, "at fixed beta the ODE", "ODEs at fixed beta 1e-4 apart", scaled("fixed", 1.0001)),
-    Break(judges.momentum, velocities, "beta = 0.9, d = 1000", "runs 5% above", scaled("fixed_runs", 1.05)),
-    Break(judges.momentum, velocities, "c = 2: the mean", "runs with memory 5% above", part("slow_runs", 1, 1.05)),
-    Break(judges.momentum, velocities, "above plain SGD", "a slow velocity changes nothing", as_plain),
-    Break(judges.muon_and_batches, batches, "SGD: what is left", "SGD falls as 1/sqrt(B)", part("excess_risk_runs", (0, 3), 2.0)),
-    Break(judges.muon_and_batches, batches, "Muon: what is left", "Muon falls as 1/B", part("excess_risk_runs", (1, 3), 0.5)),
-    Break(judges.muon_and_batches, batches, "B = 16: the mean", "runs with memory 15% above", part("excess_risk_runs", (2, 2), 1.15)),
-    Break(judges.muon_and_batches, batches, "run by run", "normalised runs 1e-5 apart", scaled("normalised_runs", 1.00001)),
-    Break(judges.clipping, noisy, "clipped, noise 1:", "clipped runs 6% above", part("excess_risk_runs", (1, 1), 1.06)),
+    Break(
+        judges.eight_optimisers,
+        eight,
+        "Adam: the mean",
+        "runs of Adam 8% above",
+        part("excess_risk_runs", 1, 1.08),
+    ),
+    Break(
+        judges.reused_samples,
+        reused,
+        "d = 100000: the mean overlap",
+        "overlaps 5% smaller",
+        scaled("M_runs", 0.95),
+    ),
+    Break(
+        judges.reused_samples,
+        reused,
+        "the ODE stays",
+        "plain SGD drifts in its ODE",
+        moved("M", 1e-6),
+    ),
+    Break(
+        judges.reused_samples, reused, "1/sqrt(d)", "overlaps used once do not fall with d", drifts
+    ),
+    Break(
+        judges.reused_samples,
+        reused,
+        "first drift",
+        "the first drift 3% off",
+        scaled("slope", 1.03),
+    ),
+    Break(
+        judges.momentum,
+        velocities,
+        "at fixed beta the ODE",
+        "ODEs at fixed beta 1e-4 apart",
+        scaled("fixed", 1.0001),
+    ),
+    Break(
+        judges.momentum,
+        velocities,
+        "beta = 0.9, d = 1000",
+        "runs 5% above",
+        scaled("fixed_runs", 1.05),
+    ),
+    Break(
+        judges.momentum,
+        velocities,
+        "c = 2: the mean",
+        "runs with memory 5% above",
+        part("slow_runs", 1, 1.05),
+    ),
+    Break(
+        judges.momentum, velocities, "above plain SGD", "a slow velocity changes nothing", as_plain
+    ),
+    Break(
+        judges.muon_and_batches,
+        batches,
+        "SGD: what is left",
+        "SGD falls as 1/sqrt(B)",
+        part("excess_risk_runs", (0, 3), 2.0),
+    ),
+    Break(
+        judges.muon_and_batches,
+        batches,
+        "Muon: what is left",
+        "Muon falls as 1/B",
+        part("excess_risk_runs", (1, 3), 0.5),
+    ),
+    Break(
+        judges.muon_and_batches,
+        batches,
+        "B = 16: the mean",
+        "runs with memory 15% above",
+        part("excess_risk_runs", (2, 2), 1.15),
+    ),
+    Break(
+        judges.muon_and_batches,
+        batches,
+        "run by run",
+        "normalised runs 1e-5 apart",
+        scaled("normalised_runs", 1.00001),
+    ),
+    Break(
+        judges.clipping,
+        noisy,
+        "clipped, noise 1:",
+        "clipped runs 6% above",
+        part("excess_risk_runs", (1, 1), 1.06),
+    ),
     Break(judges.clipping, noisy, "ends above", "plain SGD ends below its start", level(0, 0.5)),
     Break(judges.clipping, noisy, "ends below", "clipped SGD ends above its start", level(1, 2.0)),
-    Break(judges.clipping, noisy, "no worse", "plain SGD 30% worse than clipped", part("last", 0, 1.45)),
+    Break(
+        judges.clipping,
+        noisy,
+        "no worse",
+        "plain SGD 30% worse than clipped",
+        part("last", 0, 1.45),
+    ),
     Break(
         judges.clipping,
         noisy,
@@ -223,10 +356,30 @@ BROKEN = [
         lambda data: data.assign(last=data["last"][:, :1] + 0 * data["last"]),
     ),
     Break(judges.clipping, noisy, "inside", "a best rate at the end", part("last", (0, 0, 0), 0.1)),
-    Break(judges.adam_equalises, halves, "first speeds", "the power of Adam .05 off", part("speed", (1, 0), 1.12)),
-    Break(judges.adam_equalises, halves, "Adam: overlaps", "overlaps 8% off", scaled("M_runs", 1.08)),
-    Break(judges.adam_equalises, halves, "SGD: the mean excess", "excess risk 8% off", scaled("excess_risk_runs", 1.08)),
-    Break(judges.private, privacy, "sigma = 0.1: the mean", "runs 6% above", scaled("excess_risk_runs", 1.06)),
+    Break(
+        judges.adam_equalises,
+        halves,
+        "first speeds",
+        "the power of Adam .05 off",
+        part("speed", (1, 0), 1.12),
+    ),
+    Break(
+        judges.adam_equalises, halves, "Adam: overlaps", "overlaps 8% off", scaled("M_runs", 1.08)
+    ),
+    Break(
+        judges.adam_equalises,
+        halves,
+        "SGD: the mean excess",
+        "excess risk 8% off",
+        scaled("excess_risk_runs", 1.08),
+    ),
+    Break(
+        judges.private,
+        privacy,
+        "sigma = 0.1: the mean",
+        "runs 6% above",
+        scaled("excess_risk_runs", 1.06),
+    ),
     Break(judges.private, privacy, "adds lr^2", "Q grows 5% too much", scaled("growth", 1.05)),
     Break(judges.private, privacy, "begins as", "the cost begins as sigma^1.5", steeper),
     Break(judges.private, privacy, "it is paid", "noise costs nothing", unpaid),

@@ -42,11 +42,18 @@ def shares(full):
     def made():
         attrs = {"N": 1000 if full else 60, "runs": 500, "verdict": "measured"}
         if full:
-            return xr.Dataset({"recovered": ("algorithm", [0.108, 0.25, 0.996])}, {"t": [0.0, 1000.0]}, attrs)
+            return xr.Dataset(
+                {"recovered": ("algorithm", [0.108, 0.25, 0.996])}, {"t": [0.0, 1000.0]}, attrs
+            )
         there = np.arange(500) < 500 * np.array([[0.3], [0.5], [0.9]])
         loss = np.where(random().permuted(there, axis=1), 1e-9, 0.1)[..., None]
         return xr.Dataset(
-            {"recovered": ("algorithm", there.mean(axis=1)), "loss": (("algorithm", "run", "time"), loss)}, {"t": [1.0]}, attrs
+            {
+                "recovered": ("algorithm", there.mean(axis=1)),
+                "loss": (("algorithm", "run", "time"), loss),
+            },
+            {"t": [1.0]},
+            attrs,
         )
 
     return made
@@ -59,22 +66,33 @@ def noise():
         for name in ("batch", "persistence", "temperature")
     }
     attrs = {"N": 1000, "runs_exploding": 100, "verdict": "measured"}
-    return xr.Dataset({"exploded": ("pair", [0.0, 0.0]), **panels}, {"t": ("time", [0.0, 10.0, 1000.0])}, attrs)
+    return xr.Dataset(
+        {"exploded": ("pair", [0.0, 0.0]), **panels}, {"t": ("time", [0.0, 10.0, 1000.0])}, attrs
+    )
 
 
 def random_starts():
     N = np.array([100, 500, 1000, 2500])
     gd, runs = np.array([0.3, 0.15, 0.1, 0.05]), 100
-    ends = np.stack([np.abs(scattered(gd, 0.02, runs, 1)), 1 - 0.01 * random().random((4, runs))], axis=1)
+    ends = np.stack(
+        [np.abs(scattered(gd, 0.02, runs, 1)), 1 - 0.01 * random().random((4, runs))], axis=1
+    )
     m = np.median(ends, axis=2)[..., None]
     times = 60 * np.log(N)
     variables = {
         "m": (("size", "algorithm", "time"), m),
         "m_end": (("size", "algorithm", "run"), ends),
-        "time_run": (("size", "run"), times[:, None] * np.exp(0.3 * random().standard_normal((4, runs)))),
+        "time_run": (
+            ("size", "run"),
+            times[:, None] * np.exp(0.3 * random().standard_normal((4, runs))),
+        ),
         "time_to_recover": ("size", times),
     }
-    return xr.Dataset(variables, {"t": ("time", [1000.0]), "N": ("size", N), "algorithm": ["GD", "p-SGD"]}, {"runs": runs, "verdict": ""})
+    return xr.Dataset(
+        variables,
+        {"t": ("time", [1000.0]), "N": ("size", N), "algorithm": ["GD", "p-SGD"]},
+        {"runs": runs, "verdict": ""},
+    )
 
 
 def long_random_starts():
@@ -96,7 +114,12 @@ def long_random_starts():
         "growth_error": (("start", "span"), np.full((3, 2), 0.0002)),
     }
     coordinates = {"t": ("time", [1000.0, 10_000.0]), "eta_rate": ("rate", [0.01, 0.005])}
-    coordinates |= {"span_begin": ("span", [10.0, 30.0]), "span_end": ("span", [30.0, 100.0]), "N": data.N, "algorithm": data.algorithm}
+    coordinates |= {
+        "span_begin": ("span", [10.0, 30.0]),
+        "span_end": ("span", [30.0, 100.0]),
+        "N": data.N,
+        "algorithm": data.algorithm,
+    }
     return xr.Dataset(variables, coordinates, {"runs": 100, "replicates": 8, "verdict": ""})
 
 
@@ -108,7 +131,10 @@ def errors(first, coordinate):
         own = scattered(np.asarray(first)[..., None] + 0.2 * curve, 0.01, 60, 2)
         coords = {"t": ("time", [0.0, 1.0, 100.0, 1000.0]), "algorithm": THREE, **coordinate}
         dims = (*coordinate, "algorithm", "run", "time")
-        variables = {"mse_own": (dims, own), "mse_run": (dims, own + 0.01 * random().standard_normal(own.shape))}
+        variables = {
+            "mse_own": (dims, own),
+            "mse_run": (dims, own + 0.01 * random().standard_normal(own.shape)),
+        }
         return xr.Dataset(variables, coords, {"N": 1000, "verdict": "measured"})
 
     return made
@@ -116,8 +142,15 @@ def errors(first, coordinate):
 
 def unequal(data, *runs):
     """Fewer runs of some algorithms: NaN beyond."""
-    there = xr.DataArray(np.arange(data.sizes["run"]), dims="run") < xr.DataArray(list(runs), dims="algorithm")
-    return data.assign({name: data[name].where(there).transpose(*data[name].dims) for name in ("mse_own", "mse_run")})
+    there = xr.DataArray(np.arange(data.sizes["run"]), dims="run") < xr.DataArray(
+        list(runs), dims="algorithm"
+    )
+    return data.assign(
+        {
+            name: data[name].where(there).transpose(*data[name].dims)
+            for name in ("mse_own", "mse_run")
+        }
+    )
 
 
 RIDGES = errors([[0.3, 0.35, 0.2], [0.3, 0.35, 0.2], [0.3, 0.2, 0.3]], {"ridge": [0.0, 0.1, 1.0]})
@@ -127,7 +160,11 @@ GRADIENTS = errors([[0.3, 0.3, 0.2], [0.3, 0.2, 0.3]], {"gradient": ["rescaled",
 def rates():
     mean = np.array([[0.05, 0.002], [0.15, 0.15]])[..., None] * np.array([0.0, 0.5, 1.0])
     data = {"difference": (("other", "rate", "run", "time"), scattered(mean, 0.01, 40, 2))}
-    return xr.Dataset(data, {"other": THREE[1:], "eta": ("rate", [0.02, 0.001]), "t": ("time", [0.0, 1.0, 2.0])}, {"verdict": "measured"})
+    return xr.Dataset(
+        data,
+        {"other": THREE[1:], "eta": ("rate", [0.02, 0.001]), "t": ("time", [0.0, 1.0, 2.0])},
+        {"verdict": "measured"},
+    )
 
 
 def classical():
@@ -147,18 +184,24 @@ def high_dimensional():
     apart = 0.6 * scale[:, None] * np.array([0.0, 0.5, 1.0])
     deviation = apart[:, None] * (1 + 0.1 * random().standard_normal((3, 40, 3)))
     return xr.Dataset(
-        {"deviation": (("d", "run", "time"), deviation), "theorem_scale": ("d", scale)}, {"d": d, "t": ("time", t)}, {"verdict": "measured"}
+        {"deviation": (("d", "run", "time"), deviation), "theorem_scale": ("d", scale)},
+        {"d": d, "t": ("time", t)},
+        {"verdict": "measured"},
     )
 
 
 def mean_field():
     p, limit = np.array([8, 16, 32]), np.array([0.2, 0.15, 0.1, 0.05])
-    risk = limit[None, None] * (1 + (0.8 / p)[:, None, None] * (1 + 0.2 * random().standard_normal((3, 60, 4))))
+    risk = limit[None, None] * (
+        1 + (0.8 / p)[:, None, None] * (1 + 0.2 * random().standard_normal((3, 60, 4)))
+    )
     variables = {
         "excess_risk": (("p", "run", "time"), risk),
         "excess_risk_mean_field": (("p", "run", "time"), np.broadcast_to(limit, risk.shape)),
     }
-    return xr.Dataset(variables, {"p": p, "t": ("time", [0.0, 1.0, 2.0, 3.0])}, {"verdict": "measured"})
+    return xr.Dataset(
+        variables, {"p": p, "t": ("time", [0.0, 1.0, 2.0, 3.0])}, {"verdict": "measured"}
+    )
 
 
 def orthogonal():
@@ -174,23 +217,41 @@ def orthogonal():
 
 
 def escapes():
-    paths = {f"excess_risk_{name}": ((f"run_{name}", "time"), scattered(np.ones(3), 0.5, 60)) for name in ("SGD", "SDE")}
+    paths = {
+        f"excess_risk_{name}": ((f"run_{name}", "time"), scattered(np.ones(3), 0.5, 60))
+        for name in ("SGD", "SDE")
+    }
     shift = np.array([[0.95, 0.85]])
-    exits = {"exit_ratio": shift + 0.005, "exit_ratio_shift": shift, "exit_ratio_error": np.full((1, 2), 0.01)}
-    return xr.Dataset(paths | {name: (("Delta", "gamma"), value) for name, value in exits.items()}, attrs={"runs": 400, "verdict": ""})
+    exits = {
+        "exit_ratio": shift + 0.005,
+        "exit_ratio_shift": shift,
+        "exit_ratio_error": np.full((1, 2), 0.01),
+    }
+    return xr.Dataset(
+        paths | {name: (("Delta", "gamma"), value) for name, value in exits.items()},
+        attrs={"runs": 400, "verdict": ""},
+    )
 
 
 def widths():
     time = np.array([3.0, 1.2])
     exits = {"exit_time": time, "exit_time_error": 0.01 * time, "exit_time_corrected": 1.01 * time}
     exits |= {"exit_time_annealed": time / 1.08, "exit_time_quenched": time / 0.95}
-    variables = {name: ("p", value) for name, value in exits.items()} | {"gain": (("width", "size"), [[3.6, 3.4, 3.35]])}
-    return xr.Dataset(variables, {"p": [1, 4], "size": [5e2, 5e5, 5e8]}, {"runs": 256, "largest_gain": 10 / 3, "verdict": ""})
+    variables = {name: ("p", value) for name, value in exits.items()} | {
+        "gain": (("width", "size"), [[3.6, 3.4, 3.35]])
+    }
+    return xr.Dataset(
+        variables,
+        {"p": [1, 4], "size": [5e2, 5e5, 5e8]},
+        {"runs": 256, "largest_gain": 10 / 3, "verdict": ""},
+    )
 
 
 def regimes():
     t, flow = np.array([0.0, 1.0, 2.0]), np.array([0.2, 0.1, 0.05])
-    ratios = np.array([[1, 1, 0.8], [1, 1.3, 0.9], [1, 1, 0.98], [1, 1.4, 0.8]])[..., None] * np.ones(3)
+    ratios = np.array([[1, 1, 0.8], [1, 1.3, 0.9], [1, 1, 0.98], [1, 1.4, 0.8]])[
+        ..., None
+    ] * np.ones(3)
     right = np.array([0, 1, 2, 1])
     mean = np.array([row[i] for row, i in zip(ratios, right, strict=True)])
     variables = {
@@ -202,15 +263,33 @@ def regimes():
         "size_finite_dimension": ("setting", [0.0, 0.0, 0.0, 0.01]),
         "size_finite_width": ("setting", [0.25, 0.25, 0.04, 0.25]),
     }
-    coords = {"setting": list(wide.CORNERS), "description": ["gradient flow", "ODE", "mean field"], "t": ("time", t)}
+    coords = {
+        "setting": list(wide.CORNERS),
+        "description": ["gradient flow", "ODE", "mean field"],
+        "t": ("time", t),
+    }
     return xr.Dataset(variables, coords, {"verdict": "measured"})
 
 
 def single_index():
     d = {1: [100, 1000, 10_000], 2: [100, 300, 1000], 3: [14, 28, 56], 4: [8, 12, 18]}
-    attrs = {"prefactor_1": 1.0, "prefactor_2": 3.0, "slope_2": 2.9, "slope_2_low": 2.4, "slope_2_high": 3.4, "runs_fixed": 128}
-    attrs |= {"growth_rate_fixed_lr": -0.1, **{f"exponent_{kappa}_limit": float(power) for kappa, power in wide.LIMITS.items()}}
-    data = xr.Dataset({"share_fixed_lr": ("d_fixed", [0.3]), "share_scaled_lr": ("d_fixed", [0.85])}, {"d_fixed": [96]}, attrs)
+    attrs = {
+        "prefactor_1": 1.0,
+        "prefactor_2": 3.0,
+        "slope_2": 2.9,
+        "slope_2_low": 2.4,
+        "slope_2_high": 3.4,
+        "runs_fixed": 128,
+    }
+    attrs |= {
+        "growth_rate_fixed_lr": -0.1,
+        **{f"exponent_{kappa}_limit": float(power) for kappa, power in wide.LIMITS.items()},
+    }
+    data = xr.Dataset(
+        {"share_fixed_lr": ("d_fixed", [0.3]), "share_scaled_lr": ("d_fixed", [0.85])},
+        {"d_fixed": [96]},
+        attrs,
+    )
     for kappa, sizes in d.items():
         n = np.asarray(sizes, dtype=np.float64) ** {1: 1.0, 2: 1.2, 3: 2.2, 4: 3.4}[kappa]
         values = {"samples": n, "error": 0.03 * n, "samples_diffusion": n, "runs": np.full(3, 256)}
@@ -221,7 +300,13 @@ def single_index():
 
 
 def schedules():
-    attrs = {"best_constant_lr_erf": 1.0, "gain_erf": 1.2, "gain_chain_erf": 1.19, "gain_chain_error_erf": 0.01, "runs_erf": 64}
+    attrs = {
+        "best_constant_lr_erf": 1.0,
+        "gain_erf": 1.2,
+        "gain_chain_erf": 1.19,
+        "gain_chain_error_erf": 0.01,
+        "runs_erf": 64,
+    }
     return xr.Dataset(attrs=attrs | {"dimension": 1000})
 
 
@@ -235,7 +320,9 @@ def put(name, value):
 
 def rows(name, order, axis=0):
     """The same with some rows in the place of others."""
-    return lambda data: data.assign({name: (data[name].dims, np.take(data[name].values, order, axis=axis))})
+    return lambda data: data.assign(
+        {name: (data[name].dims, np.take(data[name].values, order, axis=axis))}
+    )
 
 
 def at(**values):
@@ -264,7 +351,13 @@ def at_end(index, value):
 
 def powered(name, sizes, power):
     """Means that fall by another power."""
-    return put(name, lambda values: values * (np.asarray(sizes, dtype=np.float64) ** power).reshape(-1, *[1] * (values.ndim - 1)))
+    return put(
+        name,
+        lambda values: (
+            values
+            * (np.asarray(sizes, dtype=np.float64) ** power).reshape(-1, *[1] * (values.ndim - 1))
+        ),
+    )
 
 
 def few(count):
@@ -289,7 +382,9 @@ WRONG_RIDGES = {
     "(B.8) is .02 off": put("mse_run", lambda values: values + 0.02),
     "SGD gains nothing from lambda = 1": rows("mse_own", [2, 1, 2]),
     "p-SGD is best at lambda = 1": rows("mse_own", [2, 2, 0]),
-    "no second descent": lambda data: data.assign(mse_own=data.mse_own.isel(time=[0, 1, 3, 3]).assign_coords(t=data.t)),
+    "no second descent": lambda data: data.assign(
+        mse_own=data.mse_own.isel(time=[0, 1, 3, 3]).assign_coords(t=data.t)
+    ),
 }
 TABLE = {
     "1": (rough.warm_starts, stored("1"), {
@@ -421,7 +516,12 @@ BROKEN = [(name, how) for name, row in TABLE.items() for how in row[2]]
 
 def test_every_judge_is_here():
     judged = {getattr(judge, "__name__", "") for judge, *_ in TABLE.values()}
-    public = {name for module in (rough, wide) for name, one in vars(module).items() if getattr(one, "__module__", "") == module.__name__}
+    public = {
+        name
+        for module in (rough, wide)
+        for name, one in vars(module).items()
+        if getattr(one, "__module__", "") == module.__name__
+    }
     assert judged == {name for name in public if not name.startswith("_")}
 
 
@@ -457,14 +557,22 @@ def test_runs_that_an_algorithm_has_not_count_for_nothing():
     full = RIDGES()
     few_of_all = full.isel(run=slice(0, 30))
     assert rough.ridges(unequal(full, 30, 30, 30)) == rough.ridges(few_of_all)
-    assert rough.rescaled_gradient(unequal(GRADIENTS(), 30, 30, 30)) == rough.rescaled_gradient(GRADIENTS().isel(run=slice(0, 30)))
+    assert rough.rescaled_gradient(unequal(GRADIENTS(), 30, 30, 30)) == rough.rescaled_gradient(
+        GRADIENTS().isel(run=slice(0, 30))
+    )
     # SGD by its 30 runs, p-SGD by its 60
     mixed = rough.ridges(unequal(full, 30, 30, 60)).findings
     assert mixed[1] == rough.ridges(few_of_all).findings[1]
     assert mixed[2] == rough.ridges(full).findings[2] != rough.ridges(few_of_all).findings[2]
     # (B.8): as many points as ever, with errors by their own runs
-    assert mixed[0].statistic.split()[0] == rough.ridges(full).findings[0].statistic.split()[0] == "36"
-    assert rough.ridges(full).findings[0].seen < mixed[0].seen < rough.ridges(few_of_all).findings[0].seen
+    assert (
+        mixed[0].statistic.split()[0] == rough.ridges(full).findings[0].statistic.split()[0] == "36"
+    )
+    assert (
+        rough.ridges(full).findings[0].seen
+        < mixed[0].seen
+        < rough.ridges(few_of_all).findings[0].seen
+    )
 
 
 def test_a_run_that_explodes_is_no_missing_one():
@@ -476,7 +584,9 @@ def test_a_run_that_explodes_is_no_missing_one():
     assert lower.statistic == "points that are not finite"
     assert lower.holds is False
     assert formula.holds is True
-    assert formula.statistic.startswith("34 points")  # the two times at which one is not there are left out
+    assert formula.statistic.startswith(
+        "34 points"
+    )  # the two times at which one is not there are left out
 
 
 def test_what_a_short_figure_cannot_say():
@@ -493,7 +603,10 @@ def test_direction_occurs_and_joined_runs():
     assert claims.direction("c", 0.01, 0.01, scale=0.2).holds is None
     assert claims.direction("c", -0.3, 0.01, scale=0.2).holds is False
     assert claims.direction("c", np.nan, 0.01, scale=0.2).holds is False
-    assert [claims.occurs("c", count, runs, scale=0.2).holds for count, runs in ((1, 5), (0, 100), (0, 20))] == [True, False, None]
+    assert [
+        claims.occurs("c", count, runs, scale=0.2).holds
+        for count, runs in ((1, 5), (0, 100), (0, 20))
+    ] == [True, False, None]
     # Welch: equal parts of n runs each are worth 2 (n - 1) degrees of freedom; a part without error does not count
     assert claims.joined_runs(([1.0], 11), ([1.0], 11)) == 21
     assert claims.joined_runs(([1.0], 11), ([0.0], 3)) == 11

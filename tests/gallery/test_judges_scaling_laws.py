@@ -10,7 +10,12 @@ import xarray as xr
 
 from sgdynamics import scaling
 from sgdynamics.gallery.judges import scaling_laws as judges
-from sgdynamics.papers.scaling_laws import emergence_exponent, emergence_loss, emergence_time, learning_exponent
+from sgdynamics.papers.scaling_laws import (
+    emergence_exponent,
+    emergence_loss,
+    emergence_time,
+    learning_exponent,
+)
 from tests.gallery.breaking import Break, breaks, moved, scaled, thins
 from tests.gallery.test_judges_several_inputs import about
 
@@ -35,7 +40,9 @@ def phases():
 
 def in_one(name, which, by):
     """One number of a variable over phases multiplied."""
-    return scaled(name, xr.DataArray(np.where(np.array(list(POINTS)) == which, by, 1.0), dims="phase"))
+    return scaled(
+        name, xr.DataArray(np.where(np.array(list(POINTS)) == which, by, 1.0), dims="phase")
+    )
 
 
 def misplaced(data):
@@ -57,13 +64,19 @@ def envelope():
     shape = (2, *steps.shape)
     return xr.Dataset(
         {
-            "loss": (("case", "size", "point"), np.broadcast_to(loss(sizes[:, None], steps), shape).copy()),
+            "loss": (
+                ("case", "size", "point"),
+                np.broadcast_to(loss(sizes[:, None], steps), shape).copy(),
+            ),
             "steps": (("case", "size", "point"), np.broadcast_to(steps, shape).copy()),
             "flops": (("case", "budget"), np.stack([flops] * 2)),
             "frontier": (("case", "budget"), np.stack([frontier] * 2)),
             **{name: ("case", [0.401, 0.399]) for name in ("eta", "xi")},
             **{f"{name}_predicted": ("case", [0.4, 0.4]) for name in ("eta", "xi")},
-            "drawn": (("case", "run", "drawn_steps"), np.stack([about(one, 0.1, 80, row) for row, one in enumerate(both)])),
+            "drawn": (
+                ("case", "run", "drawn_steps"),
+                np.stack([about(one, 0.1, 80, row) for row, one in enumerate(both)]),
+            ),
             "equivalent": (("case", "drawn_steps"), both),
         },
         {"case": ["Ia", "III"], "size": sizes},
@@ -83,11 +96,20 @@ def relu():
     return xr.Dataset(
         {
             "excess_risk": (("exponent", "step"), lines),
-            "excess_risk_runs": (("exponent", "run", "point"), np.stack([near(one[4::4], 64, row) for row, one in enumerate(lines)])),
-            "excess_risk_direct": (("direct_run", "direct_point"), near(lines[1, 4::4][:6], 8, 7, 0.02)),
+            "excess_risk_runs": (
+                ("exponent", "run", "point"),
+                np.stack([near(one[4::4], 64, row) for row, one in enumerate(lines)]),
+            ),
+            "excess_risk_direct": (
+                ("direct_run", "direct_point"),
+                near(lines[1, 4::4][:6], 8, 7, 0.02),
+            ),
             "g_l1": ("exponent", [0.011, 0.12, 0.28]),
             "by_rate": (("lr", "time"), rates),
-            "by_rate_runs": (("lr", "run", "time"), np.stack([near(one, 64, 10 + row) for row, one in enumerate(rates)])),
+            "by_rate_runs": (
+                ("lr", "run", "time"),
+                np.stack([near(one, 64, 10 + row) for row, one in enumerate(rates)]),
+            ),
             "by_rate_g_l1": ("lr", [0.28, 0.56, 1.1, 2.2]),
         },
         {"exponent": [0.5, 1.0, 1.3], "lr": [1.0, 2.0, 4.0, 8.0]},
@@ -144,9 +166,15 @@ def skills(late=1.0):
             "predicted": ("b", [emergence_exponent(one) for one in b]),
             "skill_loss": (("time", "skill"), each[:, :5]),
             "skill_loss_at": (("point", "skill"), each[some, :5]),
-            "skill_loss_runs": (("run", "point", "skill"), each[some, :5] + size * about(np.zeros((10, 5)), 0.01, 16)),
+            "skill_loss_runs": (
+                ("run", "point", "skill"),
+                each[some, :5] + size * about(np.zeros((10, 5)), 0.01, 16),
+            ),
             "loss_at": ("point", each[some].sum(axis=1)),
-            "loss_runs": (("run", "point"), each[some].sum(axis=1) * about(np.ones(10), 0.03, 16, 1)),
+            "loss_runs": (
+                ("run", "point"),
+                each[some].sum(axis=1) * about(np.ones(10), 0.03, 16, 1),
+            ),
         },
         {"b": b, "skill": np.arange(1, 6)},
         {"K": K, "d": 100, "lr": 0.02, "first": 0.2},
@@ -164,7 +192,10 @@ def activations():
     s = np.array([1.25, 1.5, 2.0])
     law = np.array([learning_exponent(one, 0.25) for one in s])
     return xr.Dataset(
-        {"fitted": (("activation", "exponent"), law + np.array([[-0.01], [0.0], [0.005]])), "predicted": ("exponent", law)},
+        {
+            "fitted": (("activation", "exponent"), law + np.array([[-0.01], [0.0], [0.005]])),
+            "predicted": ("exponent", law),
+        },
         {"activation": ["erf", "relu", "square"], "exponent": s},
         {"late": 30.0},
     )
@@ -177,27 +208,119 @@ BROKEN = [
     Break(judges.seven_phases, phases, "xi is", "xi 4% off in II", in_one("xi", "II", 0.95)),
     Break(judges.seven_phases, phases, "in its phase", "a point in another phase", misplaced),
     Break(curves, envelope, "eta and xi", "eta 5% off", scaled("eta", 1.05)),
-    Break(curves, envelope, "below the envelope", "an envelope 5% too high", scaled("frontier", 1.05)),
+    Break(
+        curves, envelope, "below the envelope", "an envelope 5% too high", scaled("frontier", 1.05)
+    ),
     Break(curves, envelope, "best somewhere", "an envelope 5% too low", scaled("frontier", 0.95)),
-    Break(curves, envelope, "phase III: the mean over draws", "draws 25% above their equivalent", scaled("drawn", 1.25)),
-    Break(judges.relu_on_power_laws, relu, "direct runs", "direct runs 10% lower", scaled("excess_risk_direct", 0.9)),
-    Break(judges.relu_on_power_laws, relu, "s = 0.5", "chain runs 5% higher", scaled("excess_risk_runs", 1.05)),
-    Break(judges.relu_on_power_laws, relu, "s = 1.3", "chain runs 10% lower", scaled("excess_risk_runs", 0.9)),
-    Break(judges.relu_on_power_laws, relu, "lr = 8", "chain runs 40% higher at any rate", scaled("by_rate_runs", 1.4)),
-    Break(real, samples, "raw pixels, lr = 0.2", "SGD 7% above Gaussian theory", part("risk", 0, 0, 1.07)),
-    Break(real, samples, "centred pixels, lr = 0.2", "SGD 7% below Gaussian theory", part("risk", 1, 0, 0.93)),
-    Break(real, samples, "centred pixels, lr = 1", "SGD 15% below kappa's theory", part("risk", 1, 1, 0.82)),
-    Break(real, samples, "raw pixels, lr = 1: the mean", "SGD 20% above kappa's theory", part("risk", 0, 1, 1.2)),
+    Break(
+        curves,
+        envelope,
+        "phase III: the mean over draws",
+        "draws 25% above their equivalent",
+        scaled("drawn", 1.25),
+    ),
+    Break(
+        judges.relu_on_power_laws,
+        relu,
+        "direct runs",
+        "direct runs 10% lower",
+        scaled("excess_risk_direct", 0.9),
+    ),
+    Break(
+        judges.relu_on_power_laws,
+        relu,
+        "s = 0.5",
+        "chain runs 5% higher",
+        scaled("excess_risk_runs", 1.05),
+    ),
+    Break(
+        judges.relu_on_power_laws,
+        relu,
+        "s = 1.3",
+        "chain runs 10% lower",
+        scaled("excess_risk_runs", 0.9),
+    ),
+    Break(
+        judges.relu_on_power_laws,
+        relu,
+        "lr = 8",
+        "chain runs 40% higher at any rate",
+        scaled("by_rate_runs", 1.4),
+    ),
+    Break(
+        real,
+        samples,
+        "raw pixels, lr = 0.2",
+        "SGD 7% above Gaussian theory",
+        part("risk", 0, 0, 1.07),
+    ),
+    Break(
+        real,
+        samples,
+        "centred pixels, lr = 0.2",
+        "SGD 7% below Gaussian theory",
+        part("risk", 1, 0, 0.93),
+    ),
+    Break(
+        real,
+        samples,
+        "centred pixels, lr = 1",
+        "SGD 15% below kappa's theory",
+        part("risk", 1, 1, 0.82),
+    ),
+    Break(
+        real,
+        samples,
+        "raw pixels, lr = 1: the mean",
+        "SGD 20% above kappa's theory",
+        part("risk", 0, 1, 1.2),
+    ),
     Break(real, samples, "SGD diverges", "standardised pixels settle", settled),
-    Break(real, samples, "SGD does not", "raw pixels end at three times the first risk", part("risk", 0, 1, 7.0)),
-    Break(real, samples, "largest_step", "it is blind to the samples", lambda data: data.assign(largest_lr=data.gaussian_lr)),
+    Break(
+        real,
+        samples,
+        "SGD does not",
+        "raw pixels end at three times the first risk",
+        part("risk", 0, 1, 7.0),
+    ),
+    Break(
+        real,
+        samples,
+        "largest_step",
+        "it is blind to the samples",
+        lambda data: data.assign(largest_lr=data.gaussian_lr),
+    ),
     Break(judges.emergence, skills, "falls as", "exponents .05 off", moved("fitted", 0.03)),
-    Break(judges.emergence, skills, "closed sum of 24", "exponents .025 from those of the closed sum", moved("fitted_closed", -0.02)),
+    Break(
+        judges.emergence,
+        skills,
+        "closed sum of 24",
+        "exponents .025 from those of the closed sum",
+        moved("fitted_closed", -0.02),
+    ),
     Break(judges.emergence, skills, "its own time", "skills 30% late", lambda data: skills(1.3)),
     Break(judges.emergence, skills, "its own time", "a skill is never learned", unlearned),
-    Break(judges.emergence, skills, "single skills", "losses of skills 10% off", scaled("skill_loss_runs", 0.9)),
-    Break(judges.emergence, skills, "the mean loss", "the loss of runs 20% off", scaled("loss_runs", 1.2)),
-    Break(judges.any_activation, activations, "the exponent is", "exponents .04 off", moved("fitted", 0.04)),
+    Break(
+        judges.emergence,
+        skills,
+        "single skills",
+        "losses of skills 10% off",
+        scaled("skill_loss_runs", 0.9),
+    ),
+    Break(
+        judges.emergence,
+        skills,
+        "the mean loss",
+        "the loss of runs 20% off",
+        scaled("loss_runs", 1.2),
+    ),
+    Break(
+        judges.any_activation,
+        activations,
+        "the exponent is",
+        "exponents .04 off",
+        moved("fitted", 0.04),
+    ),
 ]
 
 
@@ -208,7 +331,9 @@ def test_a_broken_claim_differs(one):
 
 def test_half_of_the_first_skill_is_at_its_time():
     t = np.geomspace(0.01, 10, 400)
-    assert judges._half(t, emergence_loss(t, 1.5, 0.2, 1)[:, 0], 1.0) == pytest.approx(float(emergence_time(1, 1.5, 0.2)), rel=1e-4)
+    assert judges._half(t, emergence_loss(t, 1.5, 0.2, 1)[:, 0], 1.0) == pytest.approx(
+        float(emergence_time(1, 1.5, 0.2)), rel=1e-4
+    )
 
 
 @pytest.mark.parametrize(

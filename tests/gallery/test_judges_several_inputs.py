@@ -9,7 +9,14 @@ import pytest
 import xarray as xr
 
 from sgdynamics.gallery.judges import several_inputs as judges
-from sgdynamics.papers.several_inputs import component_path, exit_law, late_error, positional_crossings, positional_growth, reward_path
+from sgdynamics.papers.several_inputs import (
+    component_path,
+    exit_law,
+    late_error,
+    positional_crossings,
+    positional_growth,
+    reward_path,
+)
 from sgdynamics.papers.several_inputs.reward_figure import CELLS
 from tests.gallery.breaking import Break, breaks, moved, scaled, thins
 
@@ -30,8 +37,14 @@ def laws():
         {
             "error": (("rule", "time"), error),
             "late_error": (("rule", "time"), law),
-            "exponent": (("rule", "time"), np.gradient(np.log(error), np.log(alpha), axis=1, edge_order=2)),
-            "error_runs": (("rule", "run", "point"), np.stack([row * about(np.ones(len(some)), 0.03, 64) for row in error[:, some]])),
+            "exponent": (
+                ("rule", "time"),
+                np.gradient(np.log(error), np.log(alpha), axis=1, edge_order=2),
+            ),
+            "error_runs": (
+                ("rule", "run", "point"),
+                np.stack([row * about(np.ones(len(some)), 0.03, 64) for row in error[:, some]]),
+            ),
             "error_at_runs": (("rule", "point"), error[:, some]),
         },
         {"rule": list(rules), "alpha": ("time", alpha), "alpha_runs": ("point", alpha[some])},
@@ -46,7 +59,9 @@ def steeper(data):
 @cache
 def attention():
     t = np.linspace(0, 8, 49)
-    M = np.stack([0.3 + 0.03 * t, 1 - 0.6 * np.exp(-t), 0.1 * np.exp(-t), -0.2 * np.exp(-t)], axis=-1)
+    M = np.stack(
+        [0.3 + 0.03 * t, 1 - 0.6 * np.exp(-t), 0.1 * np.exp(-t), -0.2 * np.exp(-t)], axis=-1
+    )
     Q = np.stack([1 - 0.02 * t, 1 - 0.2 * np.exp(-t), 0.2 * np.exp(-t)], axis=-1)
     risk, at = 0.4 * np.exp(-t / 3), slice(6, None, 6)
     return xr.Dataset(
@@ -72,7 +87,11 @@ def swapped(data):
 @cache
 def rates(c0_2=1.0):
     """`c0_2`: the growth of position at c0 = 2 over the closed one."""
-    share, omega, t = np.linspace(0.75, 1, 6), np.array([0.8, 0.85, 0.88, 0.9, 0.92, 0.94, 0.96, 0.98, 1.0]), np.linspace(0, 150, 61)
+    share, omega, t = (
+        np.linspace(0.75, 1, 6),
+        np.array([0.8, 0.85, 0.88, 0.9, 0.92, 0.94, 0.96, 0.98, 1.0]),
+        np.linspace(0, 150, 61),
+    )
     closed = np.array([np.stack(positional_growth(share, c0), axis=-1) for c0 in (1.0, 2.0)])
     content, place = positional_growth(omega, 2.0)
     M = np.stack([0.1 * np.exp(one[:, None] * t / 3) for one in (content, place)], axis=-1)
@@ -88,7 +107,14 @@ def rates(c0_2=1.0):
             "M": (("omega", "time", "overlap"), M),
             "M_runs": (("shown", "run", "point", "overlap"), runs),
         },
-        {"c0": [1.0, 2.0], "share": share, "omega": omega, "shown": omega[rows], "t": ("time", t), "t_runs": ("point", t[6::6])},
+        {
+            "c0": [1.0, 2.0],
+            "share": share,
+            "omega": omega,
+            "shown": omega[rows],
+            "t": ("time", t),
+            "t_runs": ("point", t[6::6]),
+        },
         {"d": 100, "early": 50.0, "every": 6},
     )
 
@@ -101,17 +127,27 @@ def later_lead(data):
 @cache
 def exits(growth=1.0, slow=1.0):
     """`growth`: that of exponent 2 and 3 with d over the law; `slow`: times of the runs of exponent 2 over the ODE's."""
-    d_ode, d = np.geomspace(16, 16 * 4**6, 13), np.array([[100, 400, 1600], [100, 400, 1600], [20, 36, 64]], dtype=float)
+    d_ode, d = (
+        np.geomspace(16, 16 * 4**6, 13),
+        np.array([[100, 400, 1600], [100, 400, 1600], [20, 36, 64]], dtype=float),
+    )
     law = np.array([exit_law(n, d_ode, 0.1 if n > 1 else 0.0) for n in (1, 2, 3)])
     ode = np.array([[0.55], [0.1], [0.1]]) + growth * law
     at = np.array([np.interp(one, d_ode, row) for one, row in zip(d, ode, strict=True)])
     rng, spread = np.random.default_rng(0), np.array([0.05, 0.3, 0.7])[:, None, None]
-    times = at[..., None] * np.exp(spread * rng.normal(size=(3, 3, 768))) * np.array([1.0, slow, 0.95])[:, None, None]
+    times = (
+        at[..., None]
+        * np.exp(spread * rng.normal(size=(3, 3, 768)))
+        * np.array([1.0, slow, 0.95])[:, None, None]
+    )
     return xr.Dataset(
         {
             "exit_ode": (("exponent", "d_ode"), ode),
             "law": (("exponent", "d_ode"), law),
-            "exit_runs": (("exponent", "point", "run"), np.where(times < 2 * at[..., None], times, np.nan)),
+            "exit_runs": (
+                ("exponent", "point", "run"),
+                np.where(times < 2 * at[..., None], times, np.nan),
+            ),
             "exit_ode_runs": (("exponent", "point"), at),
             "d": (("exponent", "point"), d),
         },
@@ -122,14 +158,23 @@ def exits(growth=1.0, slow=1.0):
 
 def growing(data):
     """Exponent 1 takes log d."""
-    return data.assign(exit_ode=data.exit_ode + xr.DataArray([1.0, 0.0, 0.0], dims="exponent") * 0.1 * np.log(data.d_ode))
+    return data.assign(
+        exit_ode=data.exit_ode
+        + xr.DataArray([1.0, 0.0, 0.0], dims="exponent") * 0.1 * np.log(data.d_ode)
+    )
 
 
 @cache
 def components(late=1.0):
     """`late`: the time of the last spike in the ODE and the runs over what its rate says."""
     t, spikes = np.linspace(0, 1.2, 121), np.array([10.0, 4.0, 1.5])
-    held = np.stack([component_path(t / factor, beta, 1e-3) for beta, factor in zip(spikes, (1, 1, late), strict=True)], axis=-1)
+    held = np.stack(
+        [
+            component_path(t / factor, beta, 1e-3)
+            for beta, factor in zip(spikes, (1, 1, late), strict=True)
+        ],
+        axis=-1,
+    )
     risk = -held @ (1 + spikes) / 2
     return xr.Dataset(
         {
@@ -149,7 +194,12 @@ def reversed_spikes(data):
 
 @cache
 def phases():
-    alpha, penalty, cosine, tokens = np.linspace(0, 60, 61), np.linspace(0, 1, 11), np.linspace(0, 0.98, 11), np.arange(1, 13)
+    alpha, penalty, cosine, tokens = (
+        np.linspace(0, 60, 61),
+        np.linspace(0, 1, 11),
+        np.linspace(0, 0.98, 11),
+        np.arange(1, 13),
+    )
     ends = [
         (m / np.sqrt(Q))[..., 0]
         for m, Q in (
@@ -158,7 +208,10 @@ def phases():
         )
     ]
     m, Q = reward_path(
-        alpha, *(np.array(one) for one in ([c for _, _, c in CELLS],)), tokens=[a for a, _, _ in CELLS], penalty=[b for _, b, _ in CELLS]
+        alpha,
+        *(np.array(one) for one in ([c for _, _, c in CELLS],)),
+        tokens=[a for a, _, _ in CELLS],
+        penalty=[b for _, b, _ in CELLS],
     )
     path = m / np.sqrt(Q)
     return xr.Dataset(
@@ -166,8 +219,14 @@ def phases():
             "by_length": (("tokens", "penalty"), ends[0]),
             "by_start": (("first", "penalty"), ends[1]),
             "path": (("cell", "time"), path),
-            "path_runs": (("cell", "run", "point"), np.stack([about(line[6::6], 0.04, 96, row) for row, line in enumerate(path)])),
-            **{f"cell_{name}": ("cell", [one[index] for one in CELLS]) for index, name in enumerate(("tokens", "penalty", "first"))},
+            "path_runs": (
+                ("cell", "run", "point"),
+                np.stack([about(line[6::6], 0.04, 96, row) for row, line in enumerate(path)]),
+            ),
+            **{
+                f"cell_{name}": ("cell", [one[index] for one in CELLS])
+                for index, name in enumerate(("tokens", "penalty", "first"))
+            },
         },
         {"tokens": tokens, "penalty": penalty, "first": cosine, "alpha": ("time", alpha)},
         {"d": 400, "every": 6, "end": 60.0, "small": 0.05, "long": 8},
@@ -193,14 +252,23 @@ def adversaries(recovered=0.93, swing=0.4):
     alpha = np.linspace(0, 240, 481)
     fall = np.exp(-alpha / 30)
     discriminator = np.stack([fall, swing * np.sin(alpha / 12), 0.3 * fall])
-    generator = np.stack([recovered - (recovered - 0.2) * fall, 1 - 0.8 * fall, np.full_like(alpha, 0.21)])
+    generator = np.stack(
+        [recovered - (recovered - 0.2) * fall, 1 - 0.8 * fall, np.full_like(alpha, 0.21)]
+    )
     M = np.stack([discriminator, generator], axis=-1)
     return xr.Dataset(
         {
             "M": (("case", "time", "row"), M),
-            "M_runs": (("case", "run", "point", "row"), np.stack([about(one[20::20], 0.02, 48, row) for row, one in enumerate(M)])),
+            "M_runs": (
+                ("case", "run", "point", "row"),
+                np.stack([about(one[20::20], 0.02, 48, row) for row, one in enumerate(M)]),
+            ),
         },
-        {"case": ["recovery", "oscillation", "no learning"], "alpha": ("time", alpha), "alpha_runs": ("point", alpha[20::20])},
+        {
+            "case": ["recovery", "oscillation", "no learning"],
+            "alpha": ("time", alpha),
+            "alpha_runs": ("point", alpha[20::20]),
+        },
         {"d": 1000, "every": 20},
     )
 
@@ -216,13 +284,55 @@ BROKEN = [
     Break(late, laws, "prefactors", "errors 2% above the laws", scaled("error", 1.02)),
     Break(late, laws, "hebb: the mean", "runs 5% above the ODE", scaled("error_runs", 1.05)),
     Break(late, laws, "adatron: the mean", "runs 5% below the ODE", scaled("error_runs", 0.95)),
-    Break(judges.attention_curves, attention, "excess risk", "runs 5% of the first risk higher", moved("excess_risk_runs", 0.02)),
-    Break(judges.attention_curves, attention, "overlap with", "overlaps of runs .05 higher", moved("M_runs", 0.05)),
-    Break(judges.attention_curves, attention, "product of", "norms of runs .05 lower", moved("Q_runs", -0.05)),
-    Break(judges.attention_curves, attention, "before the query", "the query is learned first", swapped),
-    Break(judges.content_or_position, rates, "growth rates", "content grows .005 faster", moved("growth", [0.005, 0.0])),
-    Break(judges.content_or_position, rates, "unstable and faster", "position at c0 = 2 grows 40% faster", lambda data: rates(1.4)),
-    Break(judges.content_or_position, rates, "who leads", "position leads from a larger share on", later_lead),
+    Break(
+        judges.attention_curves,
+        attention,
+        "excess risk",
+        "runs 5% of the first risk higher",
+        moved("excess_risk_runs", 0.02),
+    ),
+    Break(
+        judges.attention_curves,
+        attention,
+        "overlap with",
+        "overlaps of runs .05 higher",
+        moved("M_runs", 0.05),
+    ),
+    Break(
+        judges.attention_curves,
+        attention,
+        "product of",
+        "norms of runs .05 lower",
+        moved("Q_runs", -0.05),
+    ),
+    Break(
+        judges.attention_curves,
+        attention,
+        "before the query",
+        "the query is learned first",
+        swapped,
+    ),
+    Break(
+        judges.content_or_position,
+        rates,
+        "growth rates",
+        "content grows .005 faster",
+        moved("growth", [0.005, 0.0]),
+    ),
+    Break(
+        judges.content_or_position,
+        rates,
+        "unstable and faster",
+        "position at c0 = 2 grows 40% faster",
+        lambda data: rates(1.4),
+    ),
+    Break(
+        judges.content_or_position,
+        rates,
+        "who leads",
+        "position leads from a larger share on",
+        later_lead,
+    ),
     Break(
         judges.content_or_position,
         rates,
@@ -230,27 +340,123 @@ BROKEN = [
         "runs at .98 end by content",
         lambda data: data.assign(M_runs=data.M_runs[:, :, :, ::-1]),
     ),
-    Break(judges.content_or_position, rates, "omega = 0.92", "runs .25 higher", moved("M_runs", 0.25)),
-    Break(judges.exits_of_sequences, exits, "exponent 1", "exponent 1 takes .1 log d", growing),
-    Break(judges.exits_of_sequences, exits, "closed laws", "times grow 10% more", lambda data: exits(1.1)),
     Break(
-        judges.exits_of_sequences, exits, "exponent 2, d = 400", "runs of exponent 2 take 1.4 times as long", lambda data: exits(slow=1.4)
+        judges.content_or_position, rates, "omega = 0.92", "runs .25 higher", moved("M_runs", 0.25)
     ),
-    Break(judges.exits_of_sequences, exits, "exponent 3, d = 64", "runs take twice as long", scaled("exit_runs", 2.0)),
-    Break(judges.exits_of_sequences, exits, "exponent 3, d = 20", "runs take half as long", scaled("exit_runs", 0.5)),
-    Break(judges.one_after_the_other, components, "its own rate", "the last spike 20% later", lambda data: components(1.2)),
-    Break(judges.one_after_the_other, components, "learned first", "the smallest spike first", reversed_spikes),
-    Break(judges.one_after_the_other, components, "what runs hold", "runs hold .02 more", moved("held_runs", 0.02)),
-    Break(judges.one_after_the_other, components, "the mean risk", "the risk of runs 5% off", moved("risk_runs", 0.5)),
-    Break(phase, phases, "T = 8, e2 = 0.05, from 0.3", "cosines of runs .05 lower", moved("path_runs", -0.05)),
+    Break(judges.exits_of_sequences, exits, "exponent 1", "exponent 1 takes .1 log d", growing),
+    Break(
+        judges.exits_of_sequences,
+        exits,
+        "closed laws",
+        "times grow 10% more",
+        lambda data: exits(1.1),
+    ),
+    Break(
+        judges.exits_of_sequences,
+        exits,
+        "exponent 2, d = 400",
+        "runs of exponent 2 take 1.4 times as long",
+        lambda data: exits(slow=1.4),
+    ),
+    Break(
+        judges.exits_of_sequences,
+        exits,
+        "exponent 3, d = 64",
+        "runs take twice as long",
+        scaled("exit_runs", 2.0),
+    ),
+    Break(
+        judges.exits_of_sequences,
+        exits,
+        "exponent 3, d = 20",
+        "runs take half as long",
+        scaled("exit_runs", 0.5),
+    ),
+    Break(
+        judges.one_after_the_other,
+        components,
+        "its own rate",
+        "the last spike 20% later",
+        lambda data: components(1.2),
+    ),
+    Break(
+        judges.one_after_the_other,
+        components,
+        "learned first",
+        "the smallest spike first",
+        reversed_spikes,
+    ),
+    Break(
+        judges.one_after_the_other,
+        components,
+        "what runs hold",
+        "runs hold .02 more",
+        moved("held_runs", 0.02),
+    ),
+    Break(
+        judges.one_after_the_other,
+        components,
+        "the mean risk",
+        "the risk of runs 5% off",
+        moved("risk_runs", 0.5),
+    ),
+    Break(
+        phase,
+        phases,
+        "T = 8, e2 = 0.05, from 0.3",
+        "cosines of runs .05 lower",
+        moved("path_runs", -0.05),
+    ),
     Break(phase, phases, "learned from 0.8", "both starts end alike", both_sides_alike),
-    Break(phase, phases, "up to three", "a short episode is not learned", entry("by_length", (2, 9), 0.1)),
-    Break(phase, phases, "long ones", "a long one is learned with a penalty", entry("by_length", (9, 5), 0.9)),
-    Break(phase, phases, "any nearer start", "a nearer start undoes it", entry("by_start", (10, 1), 0.0)),
-    Break(judges.adversaries, adversaries, "recovery: the mean", "overlaps of runs .05 higher", moved("M_runs", 0.05)),
-    Break(judges.adversaries, adversaries, "above .75", "the generator ends at .6", lambda data: adversaries(recovered=0.6)),
-    Break(judges.adversaries, adversaries, "goes on swinging", "it swings by a tenth", lambda data: adversaries(swing=0.04)),
-    Break(judges.adversaries, adversaries, "no learning: the generator", "the generator ends at .51", generator_learns),
+    Break(
+        phase,
+        phases,
+        "up to three",
+        "a short episode is not learned",
+        entry("by_length", (2, 9), 0.1),
+    ),
+    Break(
+        phase,
+        phases,
+        "long ones",
+        "a long one is learned with a penalty",
+        entry("by_length", (9, 5), 0.9),
+    ),
+    Break(
+        phase,
+        phases,
+        "any nearer start",
+        "a nearer start undoes it",
+        entry("by_start", (10, 1), 0.0),
+    ),
+    Break(
+        judges.adversaries,
+        adversaries,
+        "recovery: the mean",
+        "overlaps of runs .05 higher",
+        moved("M_runs", 0.05),
+    ),
+    Break(
+        judges.adversaries,
+        adversaries,
+        "above .75",
+        "the generator ends at .6",
+        lambda data: adversaries(recovered=0.6),
+    ),
+    Break(
+        judges.adversaries,
+        adversaries,
+        "goes on swinging",
+        "it swings by a tenth",
+        lambda data: adversaries(swing=0.04),
+    ),
+    Break(
+        judges.adversaries,
+        adversaries,
+        "no learning: the generator",
+        "the generator ends at .51",
+        generator_learns,
+    ),
 ]
 
 

@@ -14,7 +14,11 @@ from scipy import integrate, special, stats
 import sgdynamics as sgd
 from sgdynamics.base.precision import float64
 from sgdynamics.mean_field import particles
-from sgdynamics.mean_field.particles import mean_field_random_start, mean_field_start, solve_mean_field
+from sgdynamics.mean_field.particles import (
+    mean_field_random_start,
+    mean_field_start,
+    solve_mean_field,
+)
 from sgdynamics.plotting.plot import mean_field_density
 from sgdynamics.results.clock import Clock
 from tests.conftest import Z, same_law
@@ -51,7 +55,9 @@ def velocity(problem, a=None, expectations="series", dimension=None, T=M3, q=Q3)
     states = {name: value[None] for name, value in state.items()}
     numbers, _ = particles._numbers(problem, FLOW, way, states, 8.0, 40, perpendicular)
     found = {name: np.asarray(value) for name, value in _velocity(way, numbers, state).items()}
-    risk = particles._risk_of(way, numbers, {name: value[None, None] for name, value in state.items()})[0]
+    risk = particles._risk_of(
+        way, numbers, {name: value[None, None] for name, value in state.items()}
+    )[0]
     return found, float(risk[0, 0])
 
 
@@ -59,8 +65,12 @@ def velocity(problem, a=None, expectations="series", dimension=None, T=M3, q=Q3)
 def test_reference_values(expectations):
     """Particles at p = infinity, k = 1, erf: the numbers of an independent computation."""
     found, risk = velocity(network(head="trained"), expectations=expectations)
-    np.testing.assert_allclose(found["T"][:, 0], [0.249892595526, 0.245502455845, 0.235745225619], atol=2e-12)
-    np.testing.assert_allclose(found["q"], [-0.066638025473, 0.049100491169, -0.088404459607], atol=2e-12)
+    np.testing.assert_allclose(
+        found["T"][:, 0], [0.249892595526, 0.245502455845, 0.235745225619], atol=2e-12
+    )
+    np.testing.assert_allclose(
+        found["q"], [-0.066638025473, 0.049100491169, -0.088404459607], atol=2e-12
+    )
     assert abs(risk - 0.106084184729) < 2e-12
 
 
@@ -104,7 +114,9 @@ def test_finite_dimension_agrees_with_quadrature():
     weight = (along / along.sum())[:, None] * radial
     xi = r[:, None] * angles
     fields = M3[:, :, None, None] * zeta[:, None, None] + np.sqrt(Q3)[:, None, None, None] * xi
-    residual = weight * (s(zeta)[:, None] - np.einsum("i,izr->zr", HEAD, s(fields).mean(axis=-1)) / 3)
+    residual = weight * (
+        s(zeta)[:, None] - np.einsum("i,izr->zr", HEAD, s(fields).mean(axis=-1)) / 3
+    )
     assert abs(risk - np.sum(residual**2 / weight) / 2) < 1e-10
     slopes = ds(fields)
     dT = HEAD * np.einsum("izrc,zr,z->i", slopes / 64, residual, zeta)
@@ -135,7 +147,9 @@ def erf_flow(M, q, times):
         return np.concatenate([G[:, p], (G[:, :p] + G[:, :p].T).ravel()])
 
     start = np.concatenate([M[:, 0], (M @ M.T + np.diag(q)).ravel()])
-    found = integrate.solve_ivp(rate, (0, times[-1]), start, "DOP853", times, rtol=1e-9, atol=1e-12).y.T
+    found = integrate.solve_ivp(
+        rate, (0, times[-1]), start, "DOP853", times, rtol=1e-9, atol=1e-12
+    ).y.T
     risks = []
     for y in found:
         full = omega(y)
@@ -149,8 +163,13 @@ def test_the_full_ode_comes_closer_like_one_over_p():
     """Units of three kinds, n of each with orthogonal rests: gradient flow of width p = 3n against the three particles."""
     problem = network(head="trained")
     fixed = sgd.OnePassSGD(lr=0.0, head_rate=0.0)
-    limit = solve_mean_field(problem, fixed, mean_field_start(problem, M=M3, q=Q3), times=TIMES, expectations="series")
-    gaps = [erf_flow(np.repeat(M3, n, axis=0), np.repeat(Q3, n), TIMES) - limit["excess_risk"].values[0] for n in (8, 16)]
+    limit = solve_mean_field(
+        problem, fixed, mean_field_start(problem, M=M3, q=Q3), times=TIMES, expectations="series"
+    )
+    gaps = [
+        erf_flow(np.repeat(M3, n, axis=0), np.repeat(Q3, n), TIMES) - limit["excess_risk"].values[0]
+        for n in (8, 16)
+    ]
     assert np.all(np.abs(gaps[0] / gaps[1] - 2) < 0.06)
     assert np.all(gaps[1] > 5e-5)
     # and at p = 3, orthogonal rests, the flow is 43% away at first and 8% at the last time
@@ -162,7 +181,9 @@ def test_relu_with_a_trained_head_conserves_and_descends():
     problem = network("relu", head="trained", noise=0.2)
     algorithm = sgd.OnePassSGD(lr=0.3, head_rate=0.5)
     start = mean_field_start(problem, M=M3, q=Q3, a=HEAD)
-    result = solve_mean_field(problem, algorithm, start, times=np.linspace(0, 2, 4), expectations="series")
+    result = solve_mean_field(
+        problem, algorithm, start, times=np.linspace(0, 2, 4), expectations="series"
+    )
     conserved = result["a"] ** 2 - 0.5 * ((result["M"] ** 2).sum("signal") + result["q"])
     assert float(np.abs(conserved - conserved.isel(time=0)).max()) < 1e-7
     assert float(np.abs(result["a"].isel(time=-1) - result["a"].isel(time=0)).max()) > 0.1
@@ -185,14 +206,21 @@ def test_error_of_particles_is_relative_to_the_largest_risk():
         solve_mean_field(
             network("erf", head="trained", width=len(M3[::step])),
             algorithm,
-            mean_field_start(network("erf", head="trained", width=len(M3[::step])), M=M3[::step], q=Q3[::step], a=HEAD[::step]),
+            mean_field_start(
+                network("erf", head="trained", width=len(M3[::step])),
+                M=M3[::step],
+                q=Q3[::step],
+                a=HEAD[::step],
+            ),
             times=times,
             expectations="series",
         )
         for step in (1, 2)
     )
     excess, other = full["excess_risk"].values, half["excess_risk"].values
-    assert full.attrs["error_particles"] == pytest.approx(np.abs(other - excess).max() / excess.max(), rel=1e-3)
+    assert full.attrs["error_particles"] == pytest.approx(
+        np.abs(other - excess).max() / excess.max(), rel=1e-3
+    )
     assert np.max(np.abs(other - excess) / excess) > 5 * full.attrs["error_particles"]
 
 
@@ -201,13 +229,23 @@ def test_linear_networks_have_an_exact_solution():
     # not the name "linear": the general series then solves it, in a program that is there already; head_rate = 0 is a fixed head
     problem = network(sgd.Activation(lambda x: 1.0 * x), weight_decay=0.1, head="trained")
     start = mean_field_start(problem, M=M3, q=Q3)
-    result = solve_mean_field(problem, sgd.OnePassSGD(lr=0.7, head_rate=0.0), start, times=[0.0, 0.2, 0.5, 1.5], expectations="series")
+    result = solve_mean_field(
+        problem,
+        sgd.OnePassSGD(lr=0.7, head_rate=0.0),
+        start,
+        times=[0.0, 0.2, 0.5, 1.5],
+        expectations="series",
+    )
     t, decay, rate = result["t"].values, 0.3, 1.3
     mean = 1 / rate + (M3.mean() - 1 / rate) * np.exp(-rate * t)
     np.testing.assert_allclose(result["M"].mean("unit").values[0, :, 0], mean, atol=1e-7)
     apart = (M3 - M3.mean())[None, :, 0] * np.exp(-decay * t)[:, None]
-    np.testing.assert_allclose((result["M"] - result["M"].mean("unit")).values[0, :, :, 0], apart, atol=1e-7)
-    np.testing.assert_allclose(result["q"].values[0], Q3 * np.exp(-2 * decay * t)[:, None], atol=1e-7)
+    np.testing.assert_allclose(
+        (result["M"] - result["M"].mean("unit")).values[0, :, :, 0], apart, atol=1e-7
+    )
+    np.testing.assert_allclose(
+        result["q"].values[0], Q3 * np.exp(-2 * decay * t)[:, None], atol=1e-7
+    )
     np.testing.assert_allclose(result["excess_risk"].values[0], (1 - mean) ** 2 / 2, atol=1e-7)
     np.testing.assert_allclose(result["t_sgd"], 3 * t)
 
@@ -240,13 +278,19 @@ def test_two_signals_targets_and_the_sphere():
 @pytest.mark.parametrize("sampling", ["independent", "sobol"])
 def test_random_starts_have_the_law_of_random_rows(sampling):
     problem = network(width=1024, signals=2)
-    begin = mean_field_random_start(problem, dimension=30, seed=5, runs=2, scale=1.3, sampling=sampling)
+    begin = mean_field_random_start(
+        problem, dimension=30, seed=5, runs=2, scale=1.3, sampling=sampling
+    )
     exact = stats.chi2(28).rvs(4096, random_state=np.random.default_rng(1)) * 1.69 / 30
     same_law(begin.q[0], exact, "q")
-    same_law(begin.M[0].ravel(), np.random.default_rng(2).standard_normal(4096) * 1.3 / np.sqrt(30), "m")
+    same_law(
+        begin.M[0].ravel(), np.random.default_rng(2).standard_normal(4096) * 1.3 / np.sqrt(30), "m"
+    )
     error = abs(begin.M[1].mean()) / (1.3 / np.sqrt(30 * 2048))
     assert error < (Z if sampling == "independent" else 0.3)
-    assert abs(begin.q[1, ::2].mean() - 1.69 * 28 / 30) < (0.1 if sampling == "independent" else 1e-3)
+    assert abs(begin.q[1, ::2].mean() - 1.69 * 28 / 30) < (
+        0.1 if sampling == "independent" else 1e-3
+    )
     alone = mean_field_random_start(problem, dimension=30, seed=5, scale=1.3, sampling=sampling)
     np.testing.assert_array_equal(begin.q[:1], alone.q)
 
@@ -256,7 +300,9 @@ def test_density():
     begin = mean_field_random_start(problem, dimension=30)
     found = {"T": begin.M[:, None], "q": begin.q[:, None], "a": begin.a[:, None]}
     ends = {"diverged_at": np.array([np.nan]), "ran_out_at": np.array([np.nan])}
-    result = particles._dataset(problem, FLOW, Clock(np.zeros(1), None, None), found, np.zeros((1, 1)), ends, {}, {})
+    result = particles._dataset(
+        problem, FLOW, Clock(np.zeros(1), None, None), found, np.zeros((1, 1)), ends, {}, {}
+    )
     fig, ax = mean_field_density(result, bins=20)
     mesh = ax.collections[0]
     heights = np.ma.filled(mesh.get_array(), 0.0)
@@ -278,11 +324,19 @@ def test_bad_input():
         "length 0": lambda: mean_field_start(problem, M=M3 * 0, q=Q3 * 0),
         "constraint='sphere'": lambda: mean_field_start(network(constraint="sphere"), M=M3, q=Q3),
         "dimension = 1": lambda: mean_field_random_start(problem, dimension=1),
-        "did you mean 'sobol'": lambda: mean_field_random_start(problem, dimension=9, sampling="soboll"),
-        "scale = 2": lambda: mean_field_random_start(network(constraint="sphere"), dimension=9, scale=2),
+        "did you mean 'sobol'": lambda: mean_field_random_start(
+            problem, dimension=9, sampling="soboll"
+        ),
+        "scale = 2": lambda: mean_field_random_start(
+            network(constraint="sphere"), dimension=9, scale=2
+        ),
         "loss='squared'": lambda: mean_field_start(network(loss="correlation"), M=M3, q=Q3),
-        "covariance = ": lambda: mean_field_start(network(covariance=[(1, 0.5), (2, 0.5)]), M=M3, q=Q3),
-        "dependent": lambda: mean_field_start(network(signals=2, teacher_gram=np.ones((2, 2))), M=np.ones((3, 2)) * [1, 0.5], q=Q3),
+        "covariance = ": lambda: mean_field_start(
+            network(covariance=[(1, 0.5), (2, 0.5)]), M=M3, q=Q3
+        ),
+        "dependent": lambda: mean_field_start(
+            network(signals=2, teacher_gram=np.ones((2, 2))), M=np.ones((3, 2)) * [1, 0.5], q=Q3
+        ),
         "start was made for": lambda: solve_mean_field(network(width=4), FLOW, start, times=[1.0]),
         "start = 3": lambda: solve(3, times=[1.0]),
         "algorithm = 3": lambda: solve_mean_field(problem, 3, start, times=[1.0]),
@@ -292,7 +346,10 @@ def test_bad_input():
         "expectations = 'pair'": lambda: solve(start, times=[1.0], expectations="pair"),
         "closed pairs need": lambda: solve(start, times=[1.0], expectations="pairs", dimension=9),
         "signals = 9": lambda: solve_mean_field(
-            network("tanh", 3, 9), FLOW, mean_field_start(network("tanh", 3, 9), M=np.ones((3, 9)), q=Q3), times=[1.0]
+            network("tanh", 3, 9),
+            FLOW,
+            mean_field_start(network("tanh", 3, 9), M=np.ones((3, 9)), q=Q3),
+            times=[1.0],
         ),
         "signals = 5": lambda: solve_mean_field(
             sgd.MultiIndex(jnp.sum, 5, 3, "tanh"),
@@ -318,7 +375,9 @@ def test_gaps_of_finite_networks_have_the_size_of_the_slides():
         Q = begin.M @ np.swapaxes(begin.M, 1, 2) + np.eye(p) * begin.q[:, None]
         full = sgd.solve_ode(problem, FLOW, sgd.start(problem, M=begin.M, Q=Q), times=[p * 50.0])
         limit = solve_mean_field(problem, FLOW, begin, times=[50.0])
-        gaps.append(float(np.abs(full["excess_risk"].values / limit["excess_risk"].values - 1).mean()))
+        gaps.append(
+            float(np.abs(full["excess_risk"].values / limit["excess_risk"].values - 1).mean())
+        )
     assert 0.02 < gaps[0] < 0.1
     assert np.all(np.abs(np.array(gaps[:-1]) / gaps[1:] - 2) < 0.5)
     exponent = np.polyfit(np.log(widths), np.log(gaps), 1)[0]
@@ -334,7 +393,9 @@ def test_ten_thousand_particles():
         begin = mean_field_random_start(problem, dimension=100, sampling="sobol")
         found.append(solve_mean_field(problem, FLOW, begin, times=[1.0, 5.0]))
     risks = [one["excess_risk"].values for one in found]
-    apart = np.abs(risks[0] - risks[1]).max() / risks[1].max()  # relative to the largest risk, as stated
+    apart = (
+        np.abs(risks[0] - risks[1]).max() / risks[1].max()
+    )  # relative to the largest risk, as stated
     assert apart < 3 * found[0].attrs["error_particles"]
     assert found[1].attrs["error_particles"] < 1e-3
 
@@ -345,10 +406,19 @@ def test_finite_dimension_against_the_full_ode():
     M = np.array([[0.3, -0.1], [0.2, 0.4]])
     q, angles = np.array([0.7, 1.1]), 2 * np.pi * np.arange(24) / 24
     small, wide = network(width=2, signals=2), network(width=48, signals=2)
-    limit = solve_mean_field(small, FLOW, mean_field_start(small, M=M, q=q), times=TIMES, dimension=4, rtol=1e-8)
-    rests = (np.sqrt(q)[:, None, None] * np.stack([np.cos(angles), np.sin(angles)], axis=-1)).reshape(48, 2)
+    limit = solve_mean_field(
+        small, FLOW, mean_field_start(small, M=M, q=q), times=TIMES, dimension=4, rtol=1e-8
+    )
+    rests = (
+        np.sqrt(q)[:, None, None] * np.stack([np.cos(angles), np.sin(angles)], axis=-1)
+    ).reshape(48, 2)
     rows = np.repeat(M, 24, axis=0)
-    full = sgd.solve_ode(wide, FLOW, sgd.start(wide, M=rows, Q=rows @ rows.T + rests @ rests.T), times=48 * np.array(TIMES))
+    full = sgd.solve_ode(
+        wide,
+        FLOW,
+        sgd.start(wide, M=rows, Q=rows @ rows.T + rests @ rests.T),
+        times=48 * np.array(TIMES),
+    )
     np.testing.assert_allclose(full["excess_risk"], limit["excess_risk"], rtol=1e-6)
     np.testing.assert_allclose(full["M"].values[0, :, ::24], limit["M"].values[0], atol=1e-7)
 
@@ -359,7 +429,9 @@ def test_rows_that_shrink_or_grow_far_lengthen_the_table():
     problem = network("tanh", weight_decay=0.4)
     start = mean_field_start(problem, M=M3, q=Q3, a=np.zeros(3))
     result = solve_mean_field(problem, FLOW, start, times=[0.0, 2.0, 4.0])
-    np.testing.assert_allclose(result["q"].values[0], Q3 * np.exp(-2.4 * result["t"].values)[:, None], rtol=1e-5)
+    np.testing.assert_allclose(
+        result["q"].values[0], Q3 * np.exp(-2.4 * result["t"].values)[:, None], rtol=1e-5
+    )
 
 
 def test_the_front_door_takes_wide_networks():
@@ -379,15 +451,25 @@ def test_numbers_that_depend_on_alpha():
     problem = sgd.TeacherStudent(width=8, activation="erf", head="trained")
     begin = sgd.mean_field_random_start(problem, dimension=50)
     pieces = {
-        name: sgd.piecewise_rate([20.0], values) for name, values in {"decay": [0.01, 0.05], "head": [1.0, 3.0], "lr": [1.0, 2.0]}.items()
+        name: sgd.piecewise_rate([20.0], values)
+        for name, values in {"decay": [0.01, 0.05], "head": [1.0, 3.0], "lr": [1.0, 2.0]}.items()
     }
     noise = sgd.piecewise_rate([20.0], [1.0, 0.0])
-    changing = problem.replace(weight_decay=pieces["decay"], noise=noise), sgd.OnePassSGD(lr=pieces["lr"], head_rate=pieces["head"])
+    changing = (
+        problem.replace(weight_decay=pieces["decay"], noise=noise),
+        sgd.OnePassSGD(lr=pieces["lr"], head_rate=pieces["head"]),
+    )
     found = sgd.solve_mean_field(*changing, begin, alpha=[10.0, 20.0, 30.0])
-    first = sgd.solve_mean_field(problem.replace(weight_decay=0.01), sgd.OnePassSGD(lr=1.0), begin, alpha=[10.0, 20.0])
+    first = sgd.solve_mean_field(
+        problem.replace(weight_decay=0.01), sgd.OnePassSGD(lr=1.0), begin, alpha=[10.0, 20.0]
+    )
     later = problem.replace(weight_decay=0.05), sgd.OnePassSGD(lr=2.0, head_rate=3.0)
     second = sgd.solve_mean_field(*later, sgd.start_from(first), alpha=[10.0])
-    np.testing.assert_allclose(found.excess_risk[0], [*first.excess_risk.values[0], *second.excess_risk.values[0]], rtol=1e-5)
+    np.testing.assert_allclose(
+        found.excess_risk[0],
+        [*first.excess_risk.values[0], *second.excess_risk.values[0]],
+        rtol=1e-5,
+    )
     np.testing.assert_allclose(found.risk - found.excess_risk, [[0.5, 0.0, 0.0]], atol=1e-12)
     with pytest.raises(ValueError, match="gradient flow uses no samples"):
         sgd.solve_mean_field(changing[0], sgd.OnePassSGD(lr=0.0), begin, times=[1.0])

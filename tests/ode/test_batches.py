@@ -16,11 +16,20 @@ ALPHA = [1.0, 3.0, 5.0]
 def test_only_lr_over_batch_counts_as_d_grows():
     batch = sgd.piecewise_rate([2.0, 4.0], [1.0, 2.0, 4.5])
     ramp = sgd.solve_ode(PROBLEM, sgd.OnePassSGD(lr=1.0, batch=batch), BEGIN, alpha=ALPHA)
-    decay = sgd.solve_ode(PROBLEM, sgd.OnePassSGD(lr=sgd.piecewise_rate([2.0, 4.0], [1.0, 0.5, 1 / 4.5])), BEGIN, alpha=ALPHA)
+    decay = sgd.solve_ode(
+        PROBLEM,
+        sgd.OnePassSGD(lr=sgd.piecewise_rate([2.0, 4.0], [1.0, 0.5, 1 / 4.5])),
+        BEGIN,
+        alpha=ALPHA,
+    )
     np.testing.assert_allclose(ramp.risk, decay.risk, rtol=1e-7)
     np.testing.assert_allclose(ramp.t, decay.t, rtol=1e-12)
     half = sgd.solve_ode(PROBLEM, sgd.OnePassSGD(lr=1.0, batch=2.5), BEGIN, alpha=ALPHA)
-    np.testing.assert_allclose(half.risk, sgd.solve_ode(PROBLEM, sgd.OnePassSGD(lr=0.4), BEGIN, alpha=ALPHA).risk, rtol=1e-9)
+    np.testing.assert_allclose(
+        half.risk,
+        sgd.solve_ode(PROBLEM, sgd.OnePassSGD(lr=0.4), BEGIN, alpha=ALPHA).risk,
+        rtol=1e-9,
+    )
     assert sgd.algorithm_of(ramp) == sgd.OnePassSGD(lr=1.0, batch=batch)
     assert sgd.algorithm_of(half).batch == 2.5
 
@@ -35,12 +44,20 @@ def test_at_finite_d_a_ramp_is_its_phases():
     np.testing.assert_allclose(found.risk, phases.risk, rtol=1e-7)
     np.testing.assert_allclose(found.step, [100, 125], rtol=1e-12)
     np.testing.assert_allclose(phases.step, [100, 125], rtol=1e-12)
-    other = sgd.solve_ode(PROBLEM, ramp.replace(lr=2 * rate, batch=sgd.piecewise_rate([2.0], [20, 80])), BEGIN, alpha=[4.0], dimension=500)
+    other = sgd.solve_ode(
+        PROBLEM,
+        ramp.replace(lr=2 * rate, batch=sgd.piecewise_rate([2.0], [20, 80])),
+        BEGIN,
+        alpha=[4.0],
+        dimension=500,
+    )
     assert abs(other.risk.item() / found.risk.values[0, -1] - 1) > 1e-3
 
 
 def test_steps_and_times():
-    algorithm = sgd.OnePassSGD(lr=1.0, batch=sgd.piecewise_rate([2.0, 4.0], [1.0, 2.0, 4.5])).on(PROBLEM)
+    algorithm = sgd.OnePassSGD(lr=1.0, batch=sgd.piecewise_rate([2.0, 4.0], [1.0, 2.0, 4.5])).on(
+        PROBLEM
+    )
     by_steps = clock(algorithm, steps=[100, 500], dimension=100, whole_steps=False)
     np.testing.assert_allclose(by_steps.alpha, [1.0, 13.0], rtol=1e-10)
     np.testing.assert_allclose(by_steps.t, [1.0, 5.0], rtol=1e-10)  # lr steps/d, whatever the batch
@@ -54,7 +71,17 @@ def test_the_sde_knows_only_their_ratio():
     ramp = sgd.OnePassSGD(lr=1.0, batch=lambda alpha: 1 + alpha)
     decay = sgd.OnePassSGD(lr=lambda alpha: 1 / (1 + alpha))
     one, other = (
-        sgd.solve_sde(PROBLEM, each, BEGIN, alpha=[2.0], dimension=300, runs=20, seed=1, step=0.02, higher_order=False)
+        sgd.solve_sde(
+            PROBLEM,
+            each,
+            BEGIN,
+            alpha=[2.0],
+            dimension=300,
+            runs=20,
+            seed=1,
+            step=0.02,
+            higher_order=False,
+        )
         for each in (ramp, decay)
     )
     np.testing.assert_allclose(one.M, other.M, rtol=1e-9)
@@ -63,11 +90,21 @@ def test_the_sde_knows_only_their_ratio():
 @pytest.mark.slow
 def test_the_best_ramp_is_the_best_decay():
     """At d = infinity the best batches at lr = 2 are those of the best rates, whose value is known."""
-    found = sgd.optimal_protocol(PROBLEM, sgd.OnePassSGD(lr=2.0), BEGIN, alpha=20.0, controls={"batch": (1, 40)}, pieces=20, progress=False)
+    found = sgd.optimal_protocol(
+        PROBLEM,
+        sgd.OnePassSGD(lr=2.0),
+        BEGIN,
+        alpha=20.0,
+        controls={"batch": (1, 40)},
+        pieces=20,
+        progress=False,
+    )
     assert found.value == pytest.approx(0.0038133492, rel=1e-5)
     assert found.constant["risk"] == pytest.approx(0.0059212185, rel=1e-5)
     assert found.constant["batch"] == pytest.approx(2 / 0.45113, rel=1e-3)
-    with pytest.raises(ValueError, match=r"batch = piecewise: a step takes a whole number of samples"):
+    with pytest.raises(
+        ValueError, match=r"batch = piecewise: a step takes a whole number of samples"
+    ):
         found.confirm(dimension=100, runs=4)
 
 
@@ -79,11 +116,21 @@ def test_refused():
         r"batch = 0\.5: give a number, 1 or more": lambda: sgd.OnePassSGD(batch=0.5),
         r"batch = 0: give a whole number": lambda: sgd.OnePassSGD(batch=0),
         r"batch = nan": lambda: sgd.OnePassSGD(batch=float("nan")),
-        r"it must be 1 or more": lambda: sgd.solve_ode(PROBLEM, ramp.replace(batch=lambda alpha: 1 - alpha), BEGIN, alpha=[1.0]),
-        r"other phases of sgd\.phases": lambda: sgd.simulate(PROBLEM, ramp, BEGIN, alpha=[1.0], dimension=50),
-        r"batch = 1\.5: a step takes a whole number": lambda: sgd.fixed_points(PROBLEM, ramp.replace(batch=1.5)),
-        r"leave dimension out": lambda: sgd.solve_ode(sphere, ramp, sgd.start(sphere, M=[[0.1]], Q=[[1.0]]), alpha=[1.0], dimension=50),
-        r"plain steps on problems of fields": lambda: sgd.solve_ode(tensor, ramp, sgd.start(tensor, m=0.1, r2=1.0), alpha=[1.0]),
+        r"it must be 1 or more": lambda: sgd.solve_ode(
+            PROBLEM, ramp.replace(batch=lambda alpha: 1 - alpha), BEGIN, alpha=[1.0]
+        ),
+        r"other phases of sgd\.phases": lambda: sgd.simulate(
+            PROBLEM, ramp, BEGIN, alpha=[1.0], dimension=50
+        ),
+        r"batch = 1\.5: a step takes a whole number": lambda: sgd.fixed_points(
+            PROBLEM, ramp.replace(batch=1.5)
+        ),
+        r"leave dimension out": lambda: sgd.solve_ode(
+            sphere, ramp, sgd.start(sphere, M=[[0.1]], Q=[[1.0]]), alpha=[1.0], dimension=50
+        ),
+        r"plain steps on problems of fields": lambda: sgd.solve_ode(
+            tensor, ramp, sgd.start(tensor, m=0.1, r2=1.0), alpha=[1.0]
+        ),
         r"on problems of fields: give a whole number": lambda: sgd.solve_ode(
             PROBLEM, ramp.replace(update=sgd.updates.momentum(0.5)), BEGIN, alpha=[1.0]
         ),
@@ -92,5 +139,7 @@ def test_refused():
         with pytest.raises(ValueError, match=said):
             call()
     assert sgd.OnePassSGD(batch=2.0).batch == 2
-    assert sgd.OnePassSGD(batch=sgd.piecewise_rate([1.0], [1.0, 2.0])) == sgd.OnePassSGD(batch=sgd.piecewise_rate([1.0], [1.0, 2.0]))
+    assert sgd.OnePassSGD(batch=sgd.piecewise_rate([1.0], [1.0, 2.0])) == sgd.OnePassSGD(
+        batch=sgd.piecewise_rate([1.0], [1.0, 2.0])
+    )
     assert sgd.OnePassSGD(batch=2) != sgd.OnePassSGD(batch=3)

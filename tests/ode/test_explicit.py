@@ -24,17 +24,24 @@ def test_numbers_are_those_of_diffrax():
     assert not np.triu(dormand_prince.A).any()
     np.testing.assert_array_equal(dormand_prince.C[1:], tableau.c)
     np.testing.assert_array_equal(dormand_prince.ERROR, tableau.b_error)
-    np.testing.assert_array_equal(dormand_prince.DENSE, diffrax.Dopri8.interpolation_cls.eval_coeffs)
+    np.testing.assert_array_equal(
+        dormand_prince.DENSE, diffrax.Dopri8.interpolation_cls.eval_coeffs
+    )
 
 
 def pendulum(t, y):
     """Of two variables of other shapes, with a force that depends on time: nothing of it is known in closed form."""
-    return {"angle": y["speed"][:, None] * jnp.ones((2, 1)), "speed": -jnp.sin(y["angle"][:, 0]) - 0.1 * y["speed"] + 0.3 * jnp.cos(t)}
+    return {
+        "angle": y["speed"][:, None] * jnp.ones((2, 1)),
+        "speed": -jnp.sin(y["angle"][:, 0]) - 0.1 * y["speed"] + 0.3 * jnp.cos(t),
+    }
 
 
 @float64
 def solved(field, state, times, rtol=1e-9, atol=1e-11, inside=lambda t, y: t >= 0, most=500):
-    return jax.jit(partial(explicit, field, inside=inside, most=most))(state, jnp.asarray(times), rtol, atol)
+    return jax.jit(partial(explicit, field, inside=inside, most=most))(
+        state, jnp.asarray(times), rtol, atol
+    )
 
 
 def test_steps_are_those_of_diffrax():
@@ -69,19 +76,28 @@ def test_steps_are_those_of_diffrax():
 
 def test_ends_where_it_leaves_and_where_steps_run_out():
     grows = {"y": np.ones(1)}
-    found = solved(lambda t, y: {"y": y["y"] ** 2}, grows, [0.0, 0.5, 2.0], inside=lambda t, y: jnp.sum(jnp.abs(y["y"])) < 1e6)
+    found = solved(
+        lambda t, y: {"y": y["y"] ** 2},
+        grows,
+        [0.0, 0.5, 2.0],
+        inside=lambda t, y: jnp.sum(jnp.abs(y["y"])) < 1e6,
+    )
     assert bool(found.left)
     assert not bool(found.full)
     assert float(found.time) == pytest.approx(1.0, abs=1e-5)
     np.testing.assert_allclose(found.saved["y"][:2, 0], [1.0, 2.0], rtol=1e-8)
     assert np.isinf(found.saved["y"][2, 0])
     # outside from the beginning
-    found = solved(lambda t, y: {"y": y["y"]}, grows, [0.0, 1.0], inside=lambda t, y: y["y"][0] < 0.5)
+    found = solved(
+        lambda t, y: {"y": y["y"]}, grows, [0.0, 1.0], inside=lambda t, y: y["y"][0] < 0.5
+    )
     assert bool(found.left)
     assert float(found.time) == 0.0
 
 
-@pytest.mark.parametrize("undefined", [lambda t, y: y["y"] * jnp.nan, lambda t, y: jnp.where(t == 0, jnp.nan, y["y"])])
+@pytest.mark.parametrize(
+    "undefined", [lambda t, y: y["y"] * jnp.nan, lambda t, y: jnp.where(t == 0, jnp.nan, y["y"])]
+)
 def test_a_field_that_is_not_defined_at_the_start_goes_nowhere(undefined):
     found = solved(lambda t, y: {"y": undefined(t, y)}, {"y": np.ones(1)}, [0.0, 1.0], most=30)
     assert bool(found.full)

@@ -28,7 +28,9 @@ def erf(noise=1e-3, **options):
     ("lr", "options", "expected"),
     [
         (0.0, {}, (0.058478258620, 0.004549293259, 0.001585178642)),
-        pytest.param(0.1, {}, (0.058647745765, 0.004574356986, 0.001597380325), marks=pytest.mark.slow),
+        pytest.param(
+            0.1, {}, (0.058647745765, 0.004574356986, 0.001597380325), marks=pytest.mark.slow
+        ),
         (1.0, {}, (0.060181598967, 0.004816718887, 0.001714940949)),
         (1.0, {"constraint": "sphere"}, (0.061640683083, 0.004839299689, 0.001982383825)),
     ],
@@ -57,10 +59,14 @@ def test_reference_risks_at_the_start(name, expected):
     problem = sgd.TeacherStudent(width=4, teacher_width=2, activation=name)
     begin = s0(problem)
     with jax.enable_x64(True):
-        risk = jax.jit(partial(functional.risk, problem.structure, rule=functional.rule(problem, begin)))
+        risk = jax.jit(
+            partial(functional.risk, problem.structure, rule=functional.rule(problem, begin))
+        )
         found = risk(problem.parameters, functional.state(begin))
     assert float(found) == pytest.approx(expected, rel=1e-11)
-    if name == "tanh":  # one is asked of the solver too: the others would be a program each for one number
+    if (
+        name == "tanh"
+    ):  # one is asked of the solver too: the others would be a program each for one number
         result = sgd.solve_ode(problem, sgd.OnePassSGD(lr=0.0), begin, times=[0.0])
         assert float(result.risk[0, 0]) == pytest.approx(expected, rel=1e-11)
         assert result.attrs["error_quadrature"] < 1e-8
@@ -88,7 +94,9 @@ def test_point_A_of_escaping_mediocrity():
     problem = sgd.TeacherStudent(width=2, activation="square", noise=0.5)
     rate = rates(problem, sgd.start(problem, M=M, Q=Q), 0.2)
     np.testing.assert_allclose(2 * rate["M"][0, :, 0], [0.82, -0.76], rtol=1e-12)
-    np.testing.assert_allclose(2 * rate["Q"][0][[0, 0, 1], [0, 1, 1]], [-1.0712, -2.0208, -0.7392], rtol=1e-12)
+    np.testing.assert_allclose(
+        2 * rate["Q"][0][[0, 0, 1], [0, 1, 1]], [-1.0712, -2.0208, -0.7392], rtol=1e-12
+    )
     trained = sgd.TeacherStudent(width=2, activation="square", noise=0.5, head="trained")
     begin = sgd.start(trained, M=M, Q=Q, a=[0.9, 1.2])
     # the paper's head moves at gamma/d per step: p times its first layer's clock
@@ -114,7 +122,8 @@ def test_point_B_and_matrix_form_of_quadratic_networks():
     d_rho = 4 * eta / p * ((1 + 2 / k - T / p) * rho - 2 / p * Q @ rho)
     linear = 8 * eta / p * ((1 - T / p) * Q + 2 / k * A - 2 / p * Q @ Q)
     FF = (16 * eta**2 / p**2) * (
-        (1 + 2 / k - 2 * T / p + (T**2 + 2 * np.trace(Q @ Q)) / p**2 - 4 * np.trace(A) / (p * k)) * Q
+        (1 + 2 / k - 2 * T / p + (T**2 + 2 * np.trace(Q @ Q)) / p**2 - 4 * np.trace(A) / (p * k))
+        * Q
         + (4 / k + 8 / k**2 - 4 * T / (p * k)) * A
         + (4 * T / p**2 - 4 / p) * Q @ Q
         + 8 * Q @ Q @ Q / p**2
@@ -134,7 +143,10 @@ CASES = {
     "sphere": (dict(activation="square", noise=0.3, constraint="sphere"), 2),
     "sphere, batch": (dict(activation="erf", noise=0.3, constraint="sphere", weight_decay=0.4), 3),
     "head": (dict(activation="relu", noise=0.3, head="trained", weight_decay=0.3), 1),
-    "blocks": (dict(activation="square", noise=0.3, covariance=[(0.5, 0.5), (1.5, 0.25), (3.0, 0.25)]), 2),
+    "blocks": (
+        dict(activation="square", noise=0.3, covariance=[(0.5, 0.5), (1.5, 0.25), (3.0, 0.25)]),
+        2,
+    ),
     "sampled": (dict(activation="tanh", noise=0.3, weight_decay=0.5), 3),
 }
 
@@ -175,8 +187,15 @@ def test_finite_dimension_is_the_mean_increment_of_real_steps(name):
         samples = (moved[part] - before) * dimension / lr
         mean, error = samples.mean(axis=0), samples.std(axis=0) / np.sqrt(count)
         # where the library samples too: the error of its noise term, or of the remainder on the sphere
-        slack = {"sampled": 0.004, "sphere": 0.03, "sphere, batch": 0.0005}.get(name, 1e-9) * (1 + np.abs(rate[part]).max())
-        assert np.all(np.abs(mean - rate[part]) <= Z * error + slack), (part, mean, rate[part], error)
+        slack = {"sampled": 0.004, "sphere": 0.03, "sphere, batch": 0.0005}.get(name, 1e-9) * (
+            1 + np.abs(rate[part]).max()
+        )
+        assert np.all(np.abs(mean - rate[part]) <= Z * error + slack), (
+            part,
+            mean,
+            rate[part],
+            error,
+        )
     # the test can tell: the limit d -> infinity is many standard errors away
     gap = np.abs(limit["Q"] - rate["Q"]).max()
     assert gap > 3 * slack
@@ -195,7 +214,12 @@ def test_many_starts_at_once_and_dense_output():
     begin = sgd.random_start(problem, dimension=200, runs=5, seed=2)
     algorithm = sgd.OnePassSGD(lr=0.5)
     all_at_once = sgd.solve_ode(problem, algorithm, begin, times=np.geomspace(0.01, 8, 33))
-    alone = sgd.solve_ode(problem, algorithm, sgd.Start(begin.M_blocks[3:4], begin.Q_blocks[3:4], begin.a[3:4]), times=[0.01, 8.0])
+    alone = sgd.solve_ode(
+        problem,
+        algorithm,
+        sgd.Start(begin.M_blocks[3:4], begin.Q_blocks[3:4], begin.a[3:4]),
+        times=[0.01, 8.0],
+    )
     np.testing.assert_allclose(all_at_once.Q.values[3, [0, -1]], alone.Q.values[0], rtol=1e-8)
     assert all_at_once.sizes["run"] == 5
     assert "step" not in all_at_once.coords
@@ -206,20 +230,29 @@ def test_many_starts_at_once_and_dense_output():
 def test_steps_and_not_the_flow_give_the_mean_of_a_linear_network():
     """A linear drift closes on its mean: made as steps of lr/d it is the mean of the runs, integrated it is off by O(lr/d) (theory.md)."""
     d, lr, runs = 40, 1.0, 40000
-    problem, algorithm = sgd.TeacherStudent(width=1, activation="linear", noise=0.5), sgd.OnePassSGD(lr=lr)
+    problem, algorithm = (
+        sgd.TeacherStudent(width=1, activation="linear", noise=0.5),
+        sgd.OnePassSGD(lr=lr),
+    )
     begin = sgd.start(problem, M=[[0.0]], Q=[[1.0]])
     finite = functional.finite(problem, d)
     with jax.enable_x64(True):
         step = jax.jit(
             lambda s: jax.tree.map(
-                lambda x, v: x + (lr / d) * v, s, functional.drift(problem.structure, problem.parameters, s, lr=lr, finite=finite)
+                lambda x, v: x + (lr / d) * v,
+                s,
+                functional.drift(problem.structure, problem.parameters, s, lr=lr, finite=finite),
             )
         )
         state = functional.state(begin)
         for _ in range(d):
             state = step(state)
-        exact = float(jax.jit(lambda s: functional.risk(problem.structure, problem.parameters, s))(state))
-    chain = sgd.simulate(problem, algorithm, begin, steps=[d], dimension=d, runs=runs, seed=0).risk.values[:, 0]
+        exact = float(
+            jax.jit(lambda s: functional.risk(problem.structure, problem.parameters, s))(state)
+        )
+    chain = sgd.simulate(
+        problem, algorithm, begin, steps=[d], dimension=d, runs=runs, seed=0
+    ).risk.values[:, 0]
     flow = float(sgd.solve_ode(problem, algorithm, begin, steps=[d], dimension=d).risk[0, 0])
     error = chain.std(ddof=1) / np.sqrt(runs)
     assert abs(chain.mean() - exact) < 4.9 * error  # one false alarm in a million
@@ -254,9 +287,15 @@ def test_tolerance_follows_what_the_expectations_are_known_to():
 @pytest.mark.slow
 def test_a_loss_with_a_kink_costs_what_its_digits_are_worth():
     """Huber loss: the default is the answer of a tolerance a thousand times tighter, to the error that it states."""
-    problem, algorithm = sgd.TeacherStudent(width=2, activation="erf", noise=0.1, loss=huber), sgd.OnePassSGD(lr=0.5)
+    problem, algorithm = (
+        sgd.TeacherStudent(width=2, activation="erf", noise=0.1, loss=huber),
+        sgd.OnePassSGD(lr=0.5),
+    )
     begin = sgd.random_start(problem, dimension=1000, seed=0)
-    usual, tight = (sgd.solve_ode(problem, algorithm, begin, times=[2.0, 8.0], **given) for given in ({}, {"rtol": 1e-7}))
+    usual, tight = (
+        sgd.solve_ode(problem, algorithm, begin, times=[2.0, 8.0], **given)
+        for given in ({}, {"rtol": 1e-7})
+    )
     assert usual.attrs["error_integrator"] < 0.1 * usual.attrs["error_quadrature"]
     np.testing.assert_allclose(usual.risk, tight.risk, rtol=usual.attrs["error_quadrature"])
 
@@ -304,11 +343,15 @@ def test_antisymmetric_rounding_errors_do_not_grow():
 
 
 @pytest.mark.parametrize(("error", "warns"), [(0.11, True), (0.09, False)])
-def test_a_solution_that_depends_on_the_tolerance_is_reported(error, warns, monkeypatch, phase_retrieval, recwarn):
+def test_a_solution_that_depends_on_the_tolerance_is_reported(
+    error, warns, monkeypatch, phase_retrieval, recwarn
+):
     monkeypatch.setattr("sgdynamics.dynamics.interface.largest_share", lambda *_: error)
     start = sgd.start(phase_retrieval, M=[[0.3], [0.1]], Q=np.eye(2))
     sgd.solve_ode(phase_retrieval, sgd.OnePassSGD(lr=0.2), start, times=[1.0, 2.0])
-    messages = [str(warning.message) for warning in recwarn if "error_integrator = " in str(warning.message)]
+    messages = [
+        str(warning.message) for warning in recwarn if "error_integrator = " in str(warning.message)
+    ]
     assert len(messages) == warns
 
 
@@ -323,19 +366,25 @@ def test_start_from_goes_on(phase_retrieval):
     begin = sgd.start(phase_retrieval, M=[[0.3], [0.1]], Q=np.eye(2))
     algorithm = sgd.OnePassSGD(lr=0.2)
     whole = sgd.solve_ode(phase_retrieval, algorithm, begin, times=[1.0, 2.0])
-    second = sgd.solve_ode(phase_retrieval, algorithm, sgd.start_from(whole, time=0), times=[0.5, 1.0])
+    second = sgd.solve_ode(
+        phase_retrieval, algorithm, sgd.start_from(whole, time=0), times=[0.5, 1.0]
+    )
     np.testing.assert_allclose(second.Q[0, 1], whole.Q[0, 1], rtol=1e-8)
     by_time = sgd.start_from(whole, time=1.0)
     np.testing.assert_array_equal(by_time.Q, sgd.start_from(whole, time=0).Q)
 
 
 def test_factor_of_a_start_gives_its_overlaps_back():
-    problem = sgd.TeacherStudent(width=4, teacher_width=2, activation="erf", teacher_gram=[[1.0, 0.4], [0.4, 0.7]])
+    problem = sgd.TeacherStudent(
+        width=4, teacher_width=2, activation="erf", teacher_gram=[[1.0, 0.4], [0.4, 0.7]]
+    )
     begin = sgd.start(problem, M=S0_M, Q=S0_Q)
     T, L = factor(problem, begin)
     frame = problem.parameters["frame"]
     np.testing.assert_allclose(T @ np.swapaxes(frame, -1, -2), begin.M_blocks, atol=1e-13)
-    np.testing.assert_allclose(T @ np.swapaxes(T, -1, -2) + L @ np.swapaxes(L, -1, -2), begin.Q_blocks, atol=1e-13)
+    np.testing.assert_allclose(
+        T @ np.swapaxes(T, -1, -2) + L @ np.swapaxes(L, -1, -2), begin.Q_blocks, atol=1e-13
+    )
 
 
 def test_jnp_is_float32_outside():

@@ -7,7 +7,13 @@ import numpy as np
 import pytest
 from scipy import integrate, special
 
-from sgdynamics.ode.sliding import infinite_snr_accuracy, infinite_snr_drift, infinite_snr_risk, infinite_snr_sides, solve_infinite_snr
+from sgdynamics.ode.sliding import (
+    infinite_snr_accuracy,
+    infinite_snr_drift,
+    infinite_snr_risk,
+    infinite_snr_sides,
+    solve_infinite_snr,
+)
 
 AL = 0.1
 TIMES = np.array([0.0, 0.5, 2.0, 4.0, 8.0])  # all calls have at most 8 times: one program
@@ -46,13 +52,23 @@ def smoothed(kind, M, a, times, eps, decay=AL):
             dv -= weight * relu * e
         return np.concatenate([dm.ravel(), dv])
 
-    found = integrate.solve_ivp(rate, (0, times[-1]), np.concatenate([M.ravel(), a]), "LSODA", t_eval=times, rtol=1e-8, atol=1e-10)
+    found = integrate.solve_ivp(
+        rate,
+        (0, times[-1]),
+        np.concatenate([M.ravel(), a]),
+        "LSODA",
+        t_eval=times,
+        rtol=1e-8,
+        atol=1e-10,
+    )
     return found.y[: K * q].T.reshape(-1, K, q), found.y[K * q :].T
 
 
 def gaps(kind, M, a, widths, times=TIMES):
     """Largest distance between the flow and the smoothed flow, for each width of the layer."""
-    flow = solve(kind, M[None], M[None] @ np.swapaxes(M[None], 1, 2) + np.eye(len(a)), a[None], times=times)
+    flow = solve(
+        kind, M[None], M[None] @ np.swapaxes(M[None], 1, 2) + np.eye(len(a)), a[None], times=times
+    )
     result = []
     for eps in widths:
         m, v = smoothed(kind, M, a, times, eps)
@@ -78,7 +94,10 @@ def test_limit_of_smoothed_fields(kind):
 
 def test_tie_on_a_repelling_surface_is_decided_by_its_rate():
     # f_+ = f_- on mu at the start, but not later: unit 2, at exactly 0, leaves, to the side the smoothed fields choose
-    M, a = np.array([[0.2, 0.0], [-0.1, 0.0], [0.0, 0.0], [0.0, 0.0]]), np.array([1.0, 2.0, 0.7, -0.5])
+    M, a = (
+        np.array([[0.2, 0.0], [-0.1, 0.0], [0.0, 0.0], [0.0, 0.0]]),
+        np.array([1.0, 2.0, 0.7, -0.5]),
+    )
     # at the start d(f_+)/dt - d(f_-)/dt = (w/2)(0.04 + 1 - 0.01 - 4) < 0
     found, flow = gaps("xor", M, a, (4e-4, 2e-4, 1e-4), times=TIMES[:4])
     assert flow["M"][0, -1, 2, 0] > 0.05
@@ -106,7 +125,13 @@ def test_mirror_symmetric_starts_stay_on_the_surface():
 def chain(kind, M, a, N, time, runs, rng):
     """SGD at snr = infinity, steps of size 1/N on the cluster means."""
     m, v = np.repeat(M[None], runs, 0), np.repeat(a[None], runs, 0)
-    means = np.array([[sign * (direction == q) for q in range(M.shape[1])] for _, direction, sign, _ in CLUSTERS[kind]], float)
+    means = np.array(
+        [
+            [sign * (direction == q) for q in range(M.shape[1])]
+            for _, direction, sign, _ in CLUSTERS[kind]
+        ],
+        float,
+    )
     labels = np.array([label for *_, label in CLUSTERS[kind]])
     for c in rng.integers(len(labels), size=(round(N * time), runs)):
         x = means[c]
@@ -126,7 +151,9 @@ def test_sgd_approaches_the_flow():
     rms, bias = [], []
     for N in (150, 1200):
         m, v = chain(kind, M[chosen], a[chosen], N, 3.0, runs, rng)
-        off = np.concatenate([(m - flow["M"][chosen, 0]).reshape(runs, -1), v - flow["a"][chosen, 0]], axis=1)
+        off = np.concatenate(
+            [(m - flow["M"][chosen, 0]).reshape(runs, -1), v - flow["a"][chosen, 0]], axis=1
+        )
         rms.append(np.sqrt(np.mean(off**2)))
         bias.append(np.abs(off.mean(axis=0)) - 4.9 * off.std(axis=0) / np.sqrt(runs))
     # the law of large numbers, N^(-1/2) a run, and a mean that is off by O(1/N)
@@ -149,7 +176,9 @@ def test_laws_of_the_flow(kind):
     fading = np.exp(-2 * AL * TIMES)[:, None, None] * (Q - M @ np.swapaxes(M, 1, 2))[:, None]
     np.testing.assert_allclose(rest, fading, atol=1e-12)
     # the penalised loss falls
-    loss = infinite_snr_risk(kind, flow["M"], flow["a"]) + AL / 2 * (np.sum(flow["M"] ** 2, axis=(2, 3)) + np.sum(flow["a"] ** 2, axis=2))
+    loss = infinite_snr_risk(kind, flow["M"], flow["a"]) + AL / 2 * (
+        np.sum(flow["M"] ** 2, axis=(2, 3)) + np.sum(flow["a"] ** 2, axis=2)
+    )
     assert np.all(np.diff(loss, axis=1) < 0)
     assert flow["error"].max() < 1e-6
     if kind == "xor":
@@ -173,7 +202,11 @@ def test_runs_pieces_and_widths_do_not_matter():
         alone = solve("xor", M[run : run + 1], Q[run : run + 1], a[run : run + 1])
         np.testing.assert_array_equal(alone["M"][0], flow["M"][run])
     # at other times, and stopped and continued from what was saved: sliding coordinates start on their surfaces
-    np.testing.assert_allclose(solve("xor", M, Q, a, times=[2.0, 3.0, 8.0])["M"][:, [0, 2]], flow["M"][:, [2, 4]], atol=1e-7)
+    np.testing.assert_allclose(
+        solve("xor", M, Q, a, times=[2.0, 3.0, 8.0])["M"][:, [0, 2]],
+        flow["M"][:, [2, 4]],
+        atol=1e-7,
+    )
     again = solve("xor", flow["M"][:, 2], flow["Q"][:, 2], flow["a"][:, 2], times=[2.0, 6.0])
     for name in ("M", "Q", "a"):
         np.testing.assert_allclose(again[name], flow[name][:, 3:], atol=1e-7)
@@ -195,7 +228,9 @@ def test_error_follows_the_tolerance():
     errors = []
     for rtol in (1e-5, 1e-7, 1e-9):
         flow = solve("xor", M, Q, a, rtol=rtol, atol=rtol / 100, error=True)
-        off = np.maximum(*(np.abs(flow[name] - exact[name]).reshape(100, -1).max(axis=1) for name in ("M", "a")))
+        off = np.maximum(
+            *(np.abs(flow[name] - exact[name]).reshape(100, -1).max(axis=1) for name in ("M", "a"))
+        )
         errors.append(np.median(off))
         assert np.mean(off < 3 * flow["error"] + 1e-12) > 0.95  # the estimate is one
     # in proportion to the tolerance, or nearly
@@ -210,7 +245,9 @@ def test_head_rate_and_no_decay():
     balance = flow["a"] ** 2 / 0.3 - np.sum(flow["M"] ** 2, axis=-1)
     np.testing.assert_allclose(balance, np.broadcast_to(balance[:, :1], balance.shape), atol=1e-8)
     frozen = solve("xor", M, Q, a, weight_decay=0.0, head_rate=0.0)
-    np.testing.assert_allclose(frozen["a"], np.broadcast_to(a[:, None], frozen["a"].shape), rtol=1e-12)
+    np.testing.assert_allclose(
+        frozen["a"], np.broadcast_to(a[:, None], frozen["a"].shape), rtol=1e-12
+    )
 
 
 @pytest.mark.parametrize("kind", ["binary", "xor"])
@@ -245,7 +282,10 @@ def test_risk_and_accuracy_of_a_state():
     M, a = np.array([[[0.5], [-1.0]], [[0.5], [1.0]]]), np.array([[2.0, -3.0], [2.0, -3.0]])
     # clusters +mu, -mu: f = (1, -3), then (-2, 0): wrong, and a tie
     np.testing.assert_allclose(infinite_snr_accuracy("binary", M, a), [1.0, 0.25])
-    expected = [(np.log1p(np.exp(-1)) + np.log1p(np.exp(-3))) / 2, (np.log1p(np.exp(2)) + np.log(2)) / 2]
+    expected = [
+        (np.log1p(np.exp(-1)) + np.log1p(np.exp(-3))) / 2,
+        (np.log1p(np.exp(2)) + np.log(2)) / 2,
+    ]
     np.testing.assert_allclose(infinite_snr_risk("binary", M, a), expected)
     assert infinite_snr_accuracy("xor", np.zeros((3, 2)), np.ones(3)) == 0.5
 
@@ -265,6 +305,13 @@ def test_risk_and_accuracy_of_a_state():
     ],
 )
 def test_bad_input_is_named(change, message):
-    given = {"kind": "xor", "M": np.zeros((1, 4, 2)), "Q": np.eye(4)[None], "a": np.ones((1, 4)), "times": [1.0], **change}
+    given = {
+        "kind": "xor",
+        "M": np.zeros((1, 4, 2)),
+        "Q": np.eye(4)[None],
+        "a": np.ones((1, 4)),
+        "times": [1.0],
+        **change,
+    }
     with pytest.raises(ValueError, match=message):
         solve_infinite_snr(**given)

@@ -28,7 +28,10 @@ def linear():
 
     def risk(t):
         # |w - w*|^2 in block b is fraction_b (1 - 2 * .2 + 1) and decays like exp(-2 eigenvalue_b t)
-        return 0.5 * np.sum(eigenvalues * fractions * 1.6 * np.exp(-2 * eigenvalues * np.asarray(t)[..., None]), axis=-1)
+        return 0.5 * np.sum(
+            eigenvalues * fractions * 1.6 * np.exp(-2 * eigenvalues * np.asarray(t)[..., None]),
+            axis=-1,
+        )
 
     return problem, begin, risk
 
@@ -67,7 +70,11 @@ def test_a_stable_fixed_point_is_kept_to_late_times():
         return np.concatenate([np.asarray(moved["M"]).reshape(-1), [Q[0, 0], Q[0, 1], Q[1, 1]]])
 
     Q = result.Q.values[0, 1]
-    found = optimize.root(rate, np.concatenate([result.M.values[0, 1].reshape(-1), [Q[0, 0], Q[0, 1], Q[1, 1]]]), tol=1e-13)
+    found = optimize.root(
+        rate,
+        np.concatenate([result.M.values[0, 1].reshape(-1), [Q[0, 0], Q[0, 1], Q[1, 1]]]),
+        tol=1e-13,
+    )
     assert np.abs(rate(found.x)).max() < 1e-13
     for index in (1, 2, 3):
         np.testing.assert_allclose(result.M.values[0, index].reshape(-1), found.x[:4], atol=1e-7)
@@ -80,7 +87,9 @@ def test_random_starts_of_more_units_than_the_teacher(head):
     begin = sgd.random_start(problem, dimension=1000, seed=1, runs=4)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        result = sgd.solve_ode(problem, sgd.OnePassSGD(lr=0.2), begin, times=np.geomspace(1, 1e8, 17))
+        result = sgd.solve_ode(
+            problem, sgd.OnePassSGD(lr=0.2), begin, times=np.geomspace(1, 1e8, 17)
+        )
     assert np.isfinite(result.risk).all()
     assert result.attrs["error_integrator"] < 1e-6
     np.testing.assert_allclose(result.risk[:, -1], result.risk[:, -2], rtol=2e-3)
@@ -90,7 +99,9 @@ def test_running_out_of_steps_is_not_divergence(linear, monkeypatch):
     problem, begin, risk = linear
     monkeypatch.setattr(stiff, "STEPS_A_DECADE", 40)
     monkeypatch.setattr(stiff, "MOST_STEPS", 60)
-    with pytest.warns(UserWarning, match=r"ran out of steps after t = .*the solution did not diverge"):
+    with pytest.warns(
+        UserWarning, match=r"ran out of steps after t = .*the solution did not diverge"
+    ):
         result = sgd.solve_ode(problem, sgd.OnePassSGD(lr=0.0), begin, times=DECADES)
     reached = np.isfinite(result.risk.values[0])
     assert 0.2 < reached.mean() < 1
@@ -105,11 +116,15 @@ def test_growth_as_a_power_is_no_divergence():
     problem, alpha = sgd.models.perceptron("hebb"), np.array([10.0, 1e3, 1e4, 1e5])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        result = sgd.solve_ode(problem, sgd.OnePassSGD(lr=1.0), sgd.start(problem, M=[[0.2]], Q=[[1.0]]), alpha=alpha)
+        result = sgd.solve_ode(
+            problem, sgd.OnePassSGD(lr=1.0), sgd.start(problem, M=[[0.2]], Q=[[1.0]]), alpha=alpha
+        )
     assert np.isnan(result.diverged_at).all()
     c = np.sqrt(2 / np.pi)
     np.testing.assert_allclose(result.M.values[0, :, 0, 0], 0.2 + c * alpha, rtol=1e-8)
-    np.testing.assert_allclose(result.Q.values[0, :, 0, 0], 1 + alpha + 0.4 * c * alpha + c**2 * alpha**2, rtol=1e-8)
+    np.testing.assert_allclose(
+        result.Q.values[0, :, 0, 0], 1 + alpha + 0.4 * c * alpha + c**2 * alpha**2, rtol=1e-8
+    )
 
 
 def test_divergence_is_still_divergence():
@@ -127,7 +142,9 @@ def test_exit_on_the_way(linear):
     problem, begin, risk = linear
     threshold = 1 - 0.5 * float(risk(1e4)) / float(risk(0.0))
     found = sgd.exit_time(problem, sgd.OnePassSGD(lr=0.0), begin, threshold=threshold, max_time=1e7)
-    expected = optimize.brentq(lambda t: float(risk(t)) - (1 - threshold) * float(risk(0.0)), 1e3, 1e7)
+    expected = optimize.brentq(
+        lambda t: float(risk(t)) - (1 - threshold) * float(risk(0.0)), 1e3, 1e7
+    )
     assert expected > 3e4
     assert found.times[0] == pytest.approx(expected, rel=1e-6)
 
@@ -136,7 +153,9 @@ def test_exit_on_the_way(linear):
 def test_exit_on_the_way_in_a_sweep(linear):
     problem, begin, risk = linear
     threshold = 1 - 0.5 * float(risk(1e4)) / float(risk(0.0))
-    expected = sgd.exit_time(problem, sgd.OnePassSGD(lr=0.0), begin, threshold=threshold, max_time=1e7).times[0]
+    expected = sgd.exit_time(
+        problem, sgd.OnePassSGD(lr=0.0), begin, threshold=threshold, max_time=1e7
+    ).times[0]
     swept = sgd.sweep(
         "exit_time",
         problem=problem,
@@ -152,7 +171,10 @@ def test_exit_on_the_way_in_a_sweep(linear):
 OTHERS = {
     # a stable fixed point each, reached long before the end; the fastest rate there is of order one
     "spiked": (sgd.SpikedTensor(order=2, snr=4.0, ridge=0.1), {"m": 0.3, "r2": 0.8}),
-    "sliding": (sgd.GaussianMixture("xor", width=2, snr=np.inf, weight_decay=0.1), {"M": [[0.3, 0.2], [0.1, 0.4]], "Q": np.eye(2)}),
+    "sliding": (
+        sgd.GaussianMixture("xor", width=2, snr=np.inf, weight_decay=0.1),
+        {"M": [[0.3, 0.2], [0.1, 0.4]], "Q": np.eye(2)},
+    ),
     "mean field": (
         sgd.TeacherStudent(width=3, activation="erf", noise=0.1, weight_decay=0.01),
         {"M": [[0.3], [0.1], [-0.2]], "q": np.ones(3)},
@@ -183,7 +205,15 @@ def test_every_solver_reaches_late_times_or_says_how_far_it_came(name, monkeypat
 
 
 def final_risk(problem, begin, lr, mode):
-    end = functional.solve(problem.structure, problem.parameters, functional.state(begin), [0.5], lr=lr, last=True, mode=mode)
+    end = functional.solve(
+        problem.structure,
+        problem.parameters,
+        functional.state(begin),
+        [0.5],
+        lr=lr,
+        last=True,
+        mode=mode,
+    )
     return functional.risk(problem.structure, problem.parameters, end)
 
 
@@ -197,18 +227,30 @@ def narrow():
 def test_forward_mode_and_runs(narrow):
     problem, begin = narrow
     with jax.enable_x64(True):
-        value, slope = jax.jit(lambda lr: jax.jvp(lambda lr: final_risk(problem, begin, lr, "forward"), (lr,), (1.0,)))(0.05)
-        every = jax.jit(lambda lr: functional.solve(problem.structure, problem.parameters, functional.state(begin, None), [0.5], lr=lr))
+        value, slope = jax.jit(
+            lambda lr: jax.jvp(lambda lr: final_risk(problem, begin, lr, "forward"), (lr,), (1.0,))
+        )(0.05)
+        every = jax.jit(
+            lambda lr: functional.solve(
+                problem.structure, problem.parameters, functional.state(begin, None), [0.5], lr=lr
+            )
+        )
         step = 1e-4
         ends = [every(lr) for lr in (0.05, 0.05 + step, 0.05 - step)]
-        risk = jax.jit(lambda end: functional.risk(problem.structure, problem.parameters, jax.tree.map(lambda leaf: leaf[0, 0], end)))
+        risk = jax.jit(
+            lambda end: functional.risk(
+                problem.structure, problem.parameters, jax.tree.map(lambda leaf: leaf[0, 0], end)
+            )
+        )
         risks = [risk(end) for end in ends]
     assert float(value) == pytest.approx(float(risks[0]), rel=1e-9)
     assert float(slope) == pytest.approx(float(risks[1] - risks[2]) / (2 * step), rel=1e-6)
     expected = sgd.solve_ode(problem, sgd.OnePassSGD(lr=0.05), begin, times=[0.5])
     np.testing.assert_allclose(np.asarray(ends[0]["Q"])[:, 0, 0], expected.Q[:, 0], rtol=1e-8)
     with pytest.raises(ValueError, match="mode = 'backward'"):
-        functional.solve(problem.structure, problem.parameters, functional.state(begin), [0.5], mode="backward")
+        functional.solve(
+            problem.structure, problem.parameters, functional.state(begin), [0.5], mode="backward"
+        )
 
 
 @pytest.mark.slow
@@ -218,6 +260,10 @@ def test_second_derivatives(narrow):
         slope = jax.jit(jax.grad(lambda lr: final_risk(problem, begin, lr, "reverse")))
         step = 1e-4
         bend = float(slope(0.05 + step) - slope(0.05 - step)) / (2 * step)
-        nested = jax.jit(jax.jacfwd(jax.jacfwd(lambda lr: final_risk(problem, begin, lr, "forward"))))(0.05)
+        nested = jax.jit(
+            jax.jacfwd(jax.jacfwd(lambda lr: final_risk(problem, begin, lr, "forward")))
+        )(0.05)
         assert float(nested) == pytest.approx(bend, rel=1e-5)
-        assert float(jax.jit(jax.hessian(lambda lr: final_risk(problem, begin, lr, "both")))(0.05)) == pytest.approx(bend, rel=1e-5)
+        assert float(
+            jax.jit(jax.hessian(lambda lr: final_risk(problem, begin, lr, "both")))(0.05)
+        ) == pytest.approx(bend, rel=1e-5)

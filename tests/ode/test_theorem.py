@@ -34,24 +34,38 @@ def ode() -> dict[str, np.ndarray]:
     times = PROBLEM.width * SLIDES_TIME
     with jax.enable_x64(True):
         solve = jax.jit(
-            lambda lr: functional.solve(PROBLEM.structure, PROBLEM.parameters, functional.state(begin), times, lr=lr, rule=rule)
+            lambda lr: functional.solve(
+                PROBLEM.structure,
+                PROBLEM.parameters,
+                functional.state(begin),
+                times,
+                lr=lr,
+                rule=rule,
+            )
         )
         found = [solve(np.float64(lr)) for lr in RATES]
-        return {name: np.stack([np.asarray(one[name])[:, 0] for one in found]) for name in ("M", "Q")}
+        return {
+            name: np.stack([np.asarray(one[name])[:, 0] for one in found]) for name in ("M", "Q")
+        }
 
 
 @cache
 def deviations(d: int, lr: float) -> np.ndarray:
     """max over entries of M and Q of |chain - ODE| over sqrt(lr/(p d)), (run, time)."""
     algorithm = sgd.OnePassSGD(lr=lr)
-    chain = ExactChain(PROBLEM, algorithm, broadcast_runs(s0(PROBLEM), RUNS), *check_dimension(PROBLEM, d))
+    chain = ExactChain(
+        PROBLEM, algorithm, broadcast_runs(s0(PROBLEM), RUNS), *check_dimension(PROBLEM, d)
+    )
     exact = PROBLEM.width * SLIDES_TIME * d / lr
     steps = np.round(exact).astype(np.int64)
     assert np.abs(steps - exact).max() < 1e-6  # no error from rounding times to steps
     overlaps, last = run(chain, RUNS, steps, d + RATES.index(lr), "", False)
     assert np.all(last < 0)
     expected = {name: value[RATES.index(lr)] for name, value in ode().items()}
-    gaps = [np.abs(overlaps[name][:, :, 0] - expected[name]).reshape(RUNS, len(steps), -1).max(axis=2) for name in ("M", "Q")]
+    gaps = [
+        np.abs(overlaps[name][:, :, 0] - expected[name]).reshape(RUNS, len(steps), -1).max(axis=2)
+        for name in ("M", "Q")
+    ]
     return np.maximum(*gaps) / np.sqrt(lr / (PROBLEM.width * d))
 
 

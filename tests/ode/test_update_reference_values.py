@@ -29,9 +29,14 @@ def test_reference_values_at_two(name):
     """To 1e-9: what closed moments and the integrator, at these tolerances, are good for."""
     update, lr, expected = AT_TWO[name]
     problem, begin = setting()
-    result = sgd.solve_ode(problem, sgd.OnePassSGD(lr=lr, update=update), begin, times=[0, 2 * lr], rtol=1e-11, atol=1e-13).isel(
-        run=0, time=-1
-    )
+    result = sgd.solve_ode(
+        problem,
+        sgd.OnePassSGD(lr=lr, update=update),
+        begin,
+        times=[0, 2 * lr],
+        rtol=1e-11,
+        atol=1e-13,
+    ).isel(run=0, time=-1)
     found = [float(result.M[0, 0]), float(result.Q[0, 0]), float(result.excess_risk)]
     np.testing.assert_allclose(found[: len(expected)], expected, atol=1e-9)
     if name == "momentum":
@@ -44,9 +49,21 @@ def test_reference_values_at_two(name):
 
 # dM1, dM2, dQ11, dQ12, dQ22 over tau at the start, known to 1e-9
 AT_START = {
-    "clipped": (U.clipped(0.2), 2.0, (0.113545995, 0.119748535, 0.010654657, -0.044379911, -0.033906487)),
-    "normalised": (U.normalised(), 0.5, (0.150438079, 0.159959598, 0.058597309, -0.022236696, 0.003074598)),
-    "sam": (U.sam(reach=0.5), 2.0, (0.317055617, 0.303650425, 0.338443776, 0.095381389, 0.217522225)),
+    "clipped": (
+        U.clipped(0.2),
+        2.0,
+        (0.113545995, 0.119748535, 0.010654657, -0.044379911, -0.033906487),
+    ),
+    "normalised": (
+        U.normalised(),
+        0.5,
+        (0.150438079, 0.159959598, 0.058597309, -0.022236696, 0.003074598),
+    ),
+    "sam": (
+        U.sam(reach=0.5),
+        2.0,
+        (0.317055617, 0.303650425, 0.338443776, 0.095381389, 0.217522225),
+    ),
 }
 
 
@@ -56,9 +73,13 @@ def test_reference_rates_at_the_start(name):
     """Label noise by hand, a lattice of three dimensions 1.8 times as fine as that of a solve: 1e-8."""
     update, lr, expected = AT_START[name]
     problem, begin = setting()
-    found = rates(update, lr, problem, begin, points=points_of(problem, quiet=True, fine=1.8), by_noise=True)
+    found = rates(
+        update, lr, problem, begin, points=points_of(problem, quiet=True, fine=1.8), by_noise=True
+    )
     Q = found["rows_Q"][0]
-    np.testing.assert_allclose([*found["rows_M"][0, :, 0], Q[0, 0], Q[0, 1], Q[1, 1]], expected, atol=1e-8)
+    np.testing.assert_allclose(
+        [*found["rows_M"][0, :, 0], Q[0, 0], Q[0, 1], Q[1, 1]], expected, atol=1e-8
+    )
 
 
 @pytest.mark.slow
@@ -67,7 +88,9 @@ def test_reference_rates_of_reuse():
     found = rates(U.reuse(2), 1.0, problem, begin, points=points_of(problem, quiet=True, fine=1.8))
     Q = found["rows_Q"][0]
     expected = (0.223022944, 0.233534316, 0.012188138, -0.078287461, -0.071270467)
-    np.testing.assert_allclose([*found["rows_M"][0, :, 0], Q[0, 0], Q[0, 1], Q[1, 1]], expected, atol=1e-8)
+    np.testing.assert_allclose(
+        [*found["rows_M"][0, :, 0], Q[0, 0], Q[0, 1], Q[1, 1]], expected, atol=1e-8
+    )
 
 
 def third_hermite(x):
@@ -77,7 +100,9 @@ def third_hermite(x):
 @pytest.mark.slow
 def test_reuse_leaves_where_plain_sgd_stays():
     """He3 teacher, M = 0: no plain drift; a batch that is read twice gives one of order lr^2 in t, for erf and unit rows -3.857238 lr^2."""
-    problem = sgd.TeacherStudent(width=2, teacher_width=1, activation="erf", teacher_activation=third_hermite, noise=0.0)
+    problem = sgd.TeacherStudent(
+        width=2, teacher_width=1, activation="erf", teacher_activation=third_hermite, noise=0.0
+    )
     begin = sgd.start(problem, M=np.zeros((2, 1)), Q=Q0)
     # the lattice of a solve ends at 6.5, which a cubic teacher feels in the seventh digit
     zeta, weights = lattice(0.3)
@@ -94,18 +119,33 @@ def test_reuse_leaves_where_plain_sgd_stays():
 @pytest.mark.slow
 def test_reference_values_in_blocks():
     problem, begin = setting(blocks=True)
-    found = rates(U.sign(), 0.5, problem, begin, points=points_of(problem, quiet=True, fine=1.8), by_noise=True)["rows_M"]
+    found = rates(
+        U.sign(),
+        0.5,
+        problem,
+        begin,
+        points=points_of(problem, quiet=True, fine=1.8),
+        by_noise=True,
+    )["rows_M"]
     np.testing.assert_allclose(found[..., 0], [[0.0925259052] * 2, [0.0790763048] * 2], atol=1e-8)
-    end = sgd.solve_ode(problem, sgd.OnePassSGD(lr=0.5, update=U.sign()), begin, times=[0, 0.75]).isel(run=0, time=-1)
+    end = sgd.solve_ode(
+        problem, sgd.OnePassSGD(lr=0.5, update=U.sign()), begin, times=[0, 0.75]
+    ).isel(run=0, time=-1)
     # known to 1e-5
     assert float(end.M_block[0, 0, 0]) == pytest.approx(0.315073, abs=2e-5)
     assert float(end.Q_block[0, 0, 0]) == pytest.approx(0.537689, abs=2e-5)
     adam = U.adam(4.0, eps=0.02)
-    end = sgd.solve_ode(problem, sgd.OnePassSGD(lr=0.5, update=adam), begin, times=[0, 0.75], rtol=1e-10, atol=1e-12).isel(run=0, time=-1)
+    end = sgd.solve_ode(
+        problem, sgd.OnePassSGD(lr=0.5, update=adam), begin, times=[0, 0.75], rtol=1e-10, atol=1e-12
+    ).isel(run=0, time=-1)
     M = end.M_block.values[..., 0]
-    np.testing.assert_allclose(M, [[0.3395326584, 0.2028430849], [0.3351719747, 0.1927818760]], atol=1e-8)
+    np.testing.assert_allclose(
+        M, [[0.3395326584, 0.2028430849], [0.3351719747, 0.1927818760]], atol=1e-8
+    )
     assert float(end.Q_block[0, 0, 0]) == pytest.approx(0.5280499362, abs=1e-8)
-    np.testing.assert_allclose(end.update_squares.values[0], [0.0397436095, 0.0423184812], atol=1e-8)
+    np.testing.assert_allclose(
+        end.update_squares.values[0], [0.0397436095, 0.0423184812], atol=1e-8
+    )
 
 
 @pytest.mark.slow
@@ -113,7 +153,11 @@ def test_reference_values_of_two_samples():
     """Known to .001; 2^17 points are good for about that."""
     problem, begin = setting()
     points = points_of(problem, 2, fine=16.0)
-    for update, expected in ((U.muon(), (-0.470, -0.514)), (U.muon(newton_schulz=True), (-0.330, -0.366)), (U.sign(), (-0.554, -0.563))):
+    for update, expected in (
+        (U.muon(), (-0.470, -0.514)),
+        (U.muon(newton_schulz=True), (-0.330, -0.366)),
+        (U.sign(), (-0.554, -0.563)),
+    ):
         found = rates(update, 1.0, problem, begin, 2, points)
         np.testing.assert_allclose(-found["rows_M"][0, :, 0], expected, atol=2e-3)
         if update.kind == "sign":

@@ -38,11 +38,15 @@ EIGENVALUES, FRACTIONS = np.array([2.0, 0.5]), np.array([0.4, 0.6])
 def setting(blocks=False, noise=NOISE, **options):
     """The start S of the reference values, or one in two blocks of eigenvalues."""
     more = {"covariance": list(zip(EIGENVALUES, FRACTIONS, strict=True))} if blocks else {}
-    problem = sgd.TeacherStudent(width=2, teacher_width=1, **{"activation": "erf", **options}, noise=noise, **more)
+    problem = sgd.TeacherStudent(
+        width=2, teacher_width=1, **{"activation": "erf", **options}, noise=noise, **more
+    )
     if not blocks:
         return problem, sgd.start(problem, M=M0, Q=Q0)
     off = np.array([[0.0, 0.05], [0.05, 0.0]])
-    return problem, sgd.start(problem, M=np.stack([M0 / 2, M0 / 2]), Q=np.stack([0.4 * Q0, 0.6 * Q0 + off]))
+    return problem, sgd.start(
+        problem, M=np.stack([M0 / 2, M0 / 2]), Q=np.stack([0.4 * Q0, 0.6 * Q0 + off])
+    )
 
 
 def state_of(update, begin):
@@ -51,25 +55,57 @@ def state_of(update, begin):
     rows = p * (1 + len(slow_rows(update.law)))
     n = min(rows, first.M.shape[2])
     blocks = first.M.shape[1]
-    M, Q, a = np.zeros((blocks, rows, first.M.shape[3])), np.zeros((blocks, rows, rows)), np.zeros(rows)
+    M, Q, a = (
+        np.zeros((blocks, rows, first.M.shape[3])),
+        np.zeros((blocks, rows, rows)),
+        np.zeros(rows),
+    )
     M[:, :n], Q[:, :n, :n], a[:n] = first.M[0, :, :n], first.Q[0, :, :n, :n], first.a[0, :n]
-    return {"rows_M": M, "rows_Q": Q, "rows_a": a, "update_scalars": first.scalars[0], "update_squares": first.squares[0]}
+    return {
+        "rows_M": M,
+        "rows_Q": Q,
+        "rows_a": a,
+        "update_scalars": first.scalars[0],
+        "update_squares": first.squares[0],
+    }
 
 
 def points_of(problem, batch=1, reads=1, quiet=False, fine=1.0):
-    return jax.tree.map(lambda part: part[0], field_points(problem.structure, batch, reads, quiet=quiet, fine=fine))
+    return jax.tree.map(
+        lambda part: part[0], field_points(problem.structure, batch, reads, quiet=quiet, fine=fine)
+    )
 
 
-def rates(update, lr, problem, begin, batch=1, points=None, by_noise=False, state=None, tau=0.0, D=1e14, **options):
+def rates(
+    update,
+    lr,
+    problem,
+    begin,
+    batch=1,
+    points=None,
+    by_noise=False,
+    state=None,
+    tau=0.0,
+    D=1e14,
+    **options,
+):
     """d(state)/dtau by the library, on the given points; a linear update has none."""
     algorithm = sgd.OnePassSGD(lr=lr, batch=batch, update=update, **options).on(problem)
     rule = rule_for(problem, begin.Q_blocks, 2.0)
     field = UpdateStep(problem.structure, rule, batch, update.law, by_noise)
     if points is None:
-        points = {"nodes": jax.tree.map(lambda part: part[0], expectation_of(problem.structure).nodes(rule, False))}
+        points = {
+            "nodes": jax.tree.map(
+                lambda part: part[0], expectation_of(problem.structure).nodes(rule, False)
+            )
+        }
     state = state_of(update, begin) if state is None else state
     with jax.enable_x64(True):
-        ask = jax.jit(lambda state, points: update_rates(field, points, problem.parameters, algorithm.parameters, D, tau, state))
+        ask = jax.jit(
+            lambda state, points: update_rates(
+                field, points, problem.parameters, algorithm.parameters, D, tau, state
+            )
+        )
         return {name: np.asarray(value) for name, value in ask(state, points).items()}
 
 
@@ -88,7 +124,9 @@ def covariance(M, Q):
     """Of (signal, students), P = the identity times fractions over blocks; sums over blocks too."""
     blocks = len(M)
     fractions, eigenvalues = (FRACTIONS, EIGENVALUES) if blocks == 2 else (np.ones(1), np.ones(1))
-    every = [np.block([[np.array([[f]]), m.T], [m, q]]) for f, m, q in zip(fractions, M, Q, strict=True)]
+    every = [
+        np.block([[np.array([[f]]), m.T], [m, q]]) for f, m, q in zip(fractions, M, Q, strict=True)
+    ]
     return np.array(every), np.einsum("b,bij->ij", eigenvalues, every), eigenvalues, fractions
 
 
@@ -101,20 +139,28 @@ def h_of(fields, signal, noise):
 def closed(image, lr, points, problem, begin, batch=1, update=None):
     """The formula above; `image(h, again)` is H (points, p, B) of h, where again(shift) is h at fields moved by a shift."""
     every, Om, eigenvalues, fractions = covariance(begin.M_blocks[0], begin.Q_blocks[0])
-    zeta, noise, weights = (points[name].reshape(-1, *points[name].shape[2:]) for name in ("fields", "noise", "weights"))
+    zeta, noise, weights = (
+        points[name].reshape(-1, *points[name].shape[2:]) for name in ("fields", "noise", "weights")
+    )
     zeta = zeta.reshape(len(zeta), batch, -1)
     Lam = zeta @ np.linalg.cholesky(Om).T
     signal, fields = Lam[..., 0], Lam[..., 1:]
 
     def again(shift):
-        return np.swapaxes(h_of(fields + np.swapaxes(shift, 1, 2), signal, noise.reshape(len(zeta), batch)), 1, 2)
+        return np.swapaxes(
+            h_of(fields + np.swapaxes(shift, 1, 2), signal, noise.reshape(len(zeta), batch)), 1, 2
+        )
 
     h = again(np.zeros((len(zeta), fields.shape[-1], batch)))
     H = image(h / batch, again, eigenvalues @ fractions, batch)
     A = np.einsum("n,npb,nbf->pf", weights, H, Lam) @ np.linalg.inv(Om)
     both = np.einsum("n,npb,nqb->pq", weights, H, H)
     drift = -lr * eigenvalues[:, None, None] * (A @ every)
-    dQ = drift[..., 1:] + np.swapaxes(drift[..., 1:], 1, 2) + lr**2 * (eigenvalues * fractions)[:, None, None] * both
+    dQ = (
+        drift[..., 1:]
+        + np.swapaxes(drift[..., 1:], 1, 2)
+        + lr**2 * (eigenvalues * fractions)[:, None, None] * both
+    )
     return drift[..., :1], dQ
 
 
@@ -137,14 +183,32 @@ def quintic(s):
 
 # H of h/B; l1 = sum_b f_b l_b is the squared length of an input over d
 CLOSED = {
-    "clipped": (U.clipped(0.2), lambda h, again, l1, B: h * np.minimum(1, 0.2 / (np.sqrt(l1) * sizes(h, (1, 2))))),
-    "clipped, row": (U.clipped(0.1, over="row"), lambda h, again, l1, B: h * np.minimum(1, 0.1 / (np.sqrt(l1) * sizes(h, 2)))),
-    "clipped, sample": (U.clipped(0.2, over="sample"), lambda h, again, l1, B: h * np.minimum(1, 0.2 / (np.sqrt(l1) * B * sizes(h, 1)))),
+    "clipped": (
+        U.clipped(0.2),
+        lambda h, again, l1, B: h * np.minimum(1, 0.2 / (np.sqrt(l1) * sizes(h, (1, 2)))),
+    ),
+    "clipped, row": (
+        U.clipped(0.1, over="row"),
+        lambda h, again, l1, B: h * np.minimum(1, 0.1 / (np.sqrt(l1) * sizes(h, 2))),
+    ),
+    "clipped, sample": (
+        U.clipped(0.2, over="sample"),
+        lambda h, again, l1, B: h * np.minimum(1, 0.2 / (np.sqrt(l1) * B * sizes(h, 1))),
+    ),
     "normalised": (U.normalised(), lambda h, again, l1, B: h / (np.sqrt(l1) * sizes(h, (1, 2)))),
-    "sam": (U.sam(reach=0.5), lambda h, again, l1, B: again(0.5 * np.sqrt(l1) * h / sizes(h, (1, 2))) / B),
+    "sam": (
+        U.sam(reach=0.5),
+        lambda h, again, l1, B: again(0.5 * np.sqrt(l1) * h / sizes(h, (1, 2))) / B,
+    ),
     "reuse": (U.reuse(3), None),
-    "muon": (U.muon(), lambda h, again, l1, B: of_values(h, lambda s: 1.0 * (s > 1e-9 * s[:, :1])) / np.sqrt(l1)),
-    "muon, newton_schulz": (U.muon(newton_schulz=True), lambda h, again, l1, B: of_values(h, quintic) / np.sqrt(l1)),
+    "muon": (
+        U.muon(),
+        lambda h, again, l1, B: of_values(h, lambda s: 1.0 * (s > 1e-9 * s[:, :1])) / np.sqrt(l1),
+    ),
+    "muon, newton_schulz": (
+        U.muon(newton_schulz=True),
+        lambda h, again, l1, B: of_values(h, quintic) / np.sqrt(l1),
+    ),
 }
 
 
@@ -174,21 +238,29 @@ def test_mean_steps_are_the_closed_formula_on_the_same_points(name, batch, block
 
 
 @pytest.mark.parametrize("blocks", [True, pytest.param(False, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("batch", [pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "batch", [pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)]
+)
 def test_signs_are_the_closed_formula_on_the_same_points(batch, blocks):
     """Given h, a gradient's coordinates are Gaussian: g = h/|h| row by row; sqrt(2 l_b/pi) for l_b, (2/pi) asin(g g^T) for products."""
     (problem, begin), lr = setting(blocks), 0.7
     points = points_of(problem, batch, fine=0.6 if batch == 1 else 1.0)
     found = rates(U.sign(), lr, problem, begin, batch, points)
     every, Om, eigenvalues, fractions = covariance(begin.M_blocks[0], begin.Q_blocks[0])
-    zeta, noise, weights = (points[name].reshape(-1, *points[name].shape[2:]) for name in ("fields", "noise", "weights"))
+    zeta, noise, weights = (
+        points[name].reshape(-1, *points[name].shape[2:]) for name in ("fields", "noise", "weights")
+    )
     Lam = zeta.reshape(len(zeta), batch, 3) @ np.linalg.cholesky(Om).T
     h = np.swapaxes(h_of(Lam[..., 1:], Lam[..., 0], noise.reshape(len(zeta), batch)), 1, 2)
     g = h / sizes(h, 2)
     A = np.einsum("n,npb,nbf->pf", weights, g, Lam) @ np.linalg.inv(Om)
     drift = -lr * np.sqrt(2 * eigenvalues / np.pi)[:, None, None] * (A @ every)
-    arcs = np.einsum("n,npq->pq", weights, 2 / np.pi * np.arcsin(np.clip(np.einsum("npb,nqb->npq", g, g), -1, 1)))
-    dQ = drift[..., 1:] + np.swapaxes(drift[..., 1:], 1, 2) + lr**2 * fractions[:, None, None] * arcs
+    arcs = np.einsum(
+        "n,npq->pq", weights, 2 / np.pi * np.arcsin(np.clip(np.einsum("npb,nqb->npq", g, g), -1, 1))
+    )
+    dQ = (
+        drift[..., 1:] + np.swapaxes(drift[..., 1:], 1, 2) + lr**2 * fractions[:, None, None] * arcs
+    )
     np.testing.assert_allclose(found["rows_M"], drift[..., :1], atol=1e-10)
     # arcsin near 1 has the root of rounding
     np.testing.assert_allclose(found["rows_Q"], dQ, atol=3e-8)
@@ -211,7 +283,10 @@ def test_label_noise_summed_by_hand(name):
     found = rates(update, lr, problem, begin, 1, points, by_noise=True)
     noise = np.linspace(-8, 8, 6401)
     density = np.exp(-0.5 * noise**2)
-    part = {"fields": np.repeat(fields, len(noise), axis=0)[None], "noise": np.tile(noise, n)[None, :, None]}
+    part = {
+        "fields": np.repeat(fields, len(noise), axis=0)[None],
+        "noise": np.tile(noise, n)[None, :, None],
+    }
     part["weights"] = np.outer(weights, density / density.sum()).reshape(1, -1)
     dM, dQ = closed(image, lr, part, problem, begin)
     # its step is 1/400: a bend costs its square, a jump a share of it at every field, with either sign
@@ -283,7 +358,9 @@ def test_linear_updates_are_their_matrix_form(name, blocks):
     found = rates(update, RATE, problem, begin, batch, state=state, tau=TAU)
     R = np.einsum("s,bspd->bpd", e, Z)
     G, N = gradient_of(R @ wstar[..., None], R @ np.swapaxes(R, 1, 2))
-    mean = eigenvalues[:, None, None] * (G[:, :1] * wstar[:, None] + np.einsum("pq,bqd->bpd", G[:, 1:], R))
+    mean = eigenvalues[:, None, None] * (
+        G[:, :1] * wstar[:, None] + np.einsum("pq,bqd->bpd", G[:, 1:], R)
+    )
     dZ = (np.einsum("st,btpd->bspd", A, Z) + b[:, None, None] * mean[:, None]).reshape(flat.shape)
     noise = np.kron(np.outer(b, b), N / batch) * (eigenvalues * fractions)[:, None, None]
     dQ = flat @ np.swapaxes(dZ, 1, 2)
@@ -294,7 +371,9 @@ def test_linear_updates_are_their_matrix_form(name, blocks):
         np.testing.assert_allclose(found["update_scalars"], 1.0, rtol=1e-12)
 
 
-@pytest.mark.parametrize("name", ["schedule_free", pytest.param("momentum, beta", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name", ["schedule_free", pytest.param("momentum, beta", marks=pytest.mark.slow)]
+)
 def test_oblique_columns_are_orthonormal_ones(name):
     """Updates that form no lengths are stepped on coefficients of the rows: the same mean step as in orthonormal columns."""
     update = LINEAR[name][0]
@@ -302,7 +381,9 @@ def test_oblique_columns_are_orthonormal_ones(name):
     state = state_of(update, begin) | {"update_scalars": np.full(len(update.law.scalars), TAU)}
     assert update.law.lengthless
     other = replace(update, law=replace(update.law, lengthless=False))
-    quick, generic = (rates(one, RATE, problem, begin, 3, state=state, tau=TAU) for one in (update, other))
+    quick, generic = (
+        rates(one, RATE, problem, begin, 3, state=state, tau=TAU) for one in (update, other)
+    )
     for kept in quick:
         # a root of a matrix near 0 keeps half of the digits of its smallest entries
         np.testing.assert_allclose(quick[kept], generic[kept], atol=1e-9)
@@ -321,11 +402,23 @@ def test_heavy_balls_are_plain_sgd_at_a_larger_rate():
     """Of fixed beta, the library's and a user's: lr/(1 - beta), noise included; with batches, decay, a trained head, on the sphere."""
     own = U.own(heavy_ball, rows=("velocity",), memory="fast", rereads=False)
     assert own.law.linear
-    for options in ({"head": "trained", "weight_decay": 0.2}, {"constraint": "sphere"}, {"covariance": [(2.0, 0.4), (0.5, 0.6)]}):
-        problem = sgd.TeacherStudent(width=2, teacher_width=1, activation="erf", noise=NOISE, **options)
+    for options in (
+        {"head": "trained", "weight_decay": 0.2},
+        {"constraint": "sphere"},
+        {"covariance": [(2.0, 0.4), (0.5, 0.6)]},
+    ):
+        problem = sgd.TeacherStudent(
+            width=2, teacher_width=1, activation="erf", noise=NOISE, **options
+        )
         begin = sgd.start(problem, M=M0, Q=np.array([[1.0, 0.2], [0.2, 1.0]]))
         ask = dict(rtol=1e-10, atol=1e-12)
-        plain = sgd.solve_ode(problem, sgd.OnePassSGD(lr=1.0, batch=2, head_rate=0.7), begin, times=[0, 0.5, 1.0], **ask)
+        plain = sgd.solve_ode(
+            problem,
+            sgd.OnePassSGD(lr=1.0, batch=2, head_rate=0.7),
+            begin,
+            times=[0, 0.5, 1.0],
+            **ask,
+        )
         for update in (own, U.momentum(0.6), U.nesterov(0.6)):
             if update is own and "weight_decay" in options:
                 continue  # a user's has its decay beside the step: lr, not lr/(1 - beta)
@@ -351,7 +444,10 @@ def squares(state, gradient, lr, D, number):
 def along_rows(state, gradient, lr, D, number):
     """A scalar that is quadratic in the gradient along the rows, whose mean is not the square of a mean."""
     G = gradient(state["weights"])
-    return {"weights": -lr / D * G / (1 + state["sum"]), "sum": jnp.sum(G * state["weights"]) ** 2 / D}
+    return {
+        "weights": -lr / D * G / (1 + state["sum"]),
+        "sum": jnp.sum(G * state["weights"]) ** 2 / D,
+    }
 
 
 def bounded(state, gradient, lr, D, number, most):
@@ -361,25 +457,45 @@ def bounded(state, gradient, lr, D, number, most):
 
 def test_which_own_updates_are_linear():
     """Those whose mean gradient and noise are enough; scalars count, and bounds are found wherever they are."""
-    made = {step: U.own(step, scalars=("sum",), memory="slow") for step in (lengths, squares, along_rows)}
+    made = {
+        step: U.own(step, scalars=("sum",), memory="slow")
+        for step in (lengths, squares, along_rows)
+    }
     assert {step.__name__: update.law.linear for step, update in made.items()} == {
         "lengths": False,
         "squares": True,
         "along_rows": False,
     }
-    assert not any(U.own(bounded, numbers={"most": most}).law.linear for most in (0.01, 1.0, 10.0, 30.0))
+    assert not any(
+        U.own(bounded, numbers={"most": most}).law.linear for most in (0.01, 1.0, 10.0, 30.0)
+    )
     assert U.own(heavy_ball, rows=("velocity",), memory="fast").law.linear
 
 
-OWN = {step.__name__: U.own(step, scalars=("sum",), memory="slow") for step in (lengths, squares, along_rows)}
+OWN = {
+    step.__name__: U.own(step, scalars=("sum",), memory="slow")
+    for step in (lengths, squares, along_rows)
+}
 
 # update, problem, algorithm: what else an ODE has to know of
 RUNS = {
-    "momentum, head": (U.momentum(memory=1.5), {"head": "trained", "weight_decay": 0.3}, {"head_rate": 0.7}),
+    "momentum, head": (
+        U.momentum(memory=1.5),
+        {"head": "trained", "weight_decay": 0.3},
+        {"head_rate": 0.7},
+    ),
     "momentum, sphere": (U.momentum(memory=1.5), {"constraint": "sphere"}, {"batch": 3}),
-    "schedule_free, head": (U.schedule_free(0.8), {"head": "trained", "weight_decay": 0.3}, {"head_rate": 0.7, "batch": 3}),
+    "schedule_free, head": (
+        U.schedule_free(0.8),
+        {"head": "trained", "weight_decay": 0.3},
+        {"head_rate": 0.7, "batch": 3},
+    ),
     "polyak, blocks": (U.polyak(), {"covariance": [(2.0, 0.4), (0.5, 0.6)]}, {}),
-    "dana, schedule": (U.dana(1.0, delta=4.0, offset=0.5), {}, {"lr": lambda alpha: 2.0 / (1 + alpha)}),
+    "dana, schedule": (
+        U.dana(1.0, delta=4.0, offset=0.5),
+        {},
+        {"lr": lambda alpha: 2.0 / (1 + alpha)},
+    ),
     "adagrad_norm, head": (U.adagrad_norm(0.1), {"head": "trained"}, {"lr": 0.7, "batch": 2}),
     "muon, slow": (U.muon(memory=3.0), {"weight_decay": 0.3}, {"lr": 0.5, "batch": 2}),
     "muon, slow newton_schulz": (U.muon(memory=3.0, newton_schulz=True), {}, {"lr": 0.5}),
@@ -391,12 +507,28 @@ RUNS = {
     "normalised, sphere": (U.normalised(), {"constraint": "sphere"}, {"lr": 0.5}),
     "sam, head": (U.sam(reach=0.5), {"head": "trained"}, {}),
     "reuse, sphere": (U.reuse(2), {"constraint": "sphere", "weight_decay": 0.3}, {"lr": 1.0}),
-    "reuse, head": (U.reuse(3), {"head": "trained", "weight_decay": 0.3}, {"lr": 0.7, "head_rate": 0.5}),
-    "decay inside, momentum": (U.weight_decay(0.5, of=U.momentum(0.6), decoupled=False), {}, {"lr": 0.7}),
+    "reuse, head": (
+        U.reuse(3),
+        {"head": "trained", "weight_decay": 0.3},
+        {"lr": 0.7, "head_rate": 0.5},
+    ),
+    "decay inside, momentum": (
+        U.weight_decay(0.5, of=U.momentum(0.6), decoupled=False),
+        {},
+        {"lr": 0.7},
+    ),
     "decay, momentum": (U.weight_decay(0.5, of=U.momentum(0.6)), {}, {"lr": 0.7}),
     "decay, polyak": (U.weight_decay(0.5, of=U.polyak()), {}, {}),
-    "noise": (U.gradient_noise(0.5), {"head": "trained", "covariance": [(2.0, 0.4), (0.5, 0.6)]}, {}),
-    "noise, clipped sample": (U.gradient_noise(0.3, of=U.clipped(0.2, over="sample")), {}, {"batch": 2}),
+    "noise": (
+        U.gradient_noise(0.5),
+        {"head": "trained", "covariance": [(2.0, 0.4), (0.5, 0.6)]},
+        {},
+    ),
+    "noise, clipped sample": (
+        U.gradient_noise(0.3, of=U.clipped(0.2, over="sample")),
+        {},
+        {"batch": 2},
+    ),
     "own lengths": (OWN["lengths"], {}, {}),
     "own squares": (OWN["squares"], {}, {"lr": 0.7}),
     "own along rows": (OWN["along_rows"], {}, {}),
@@ -410,7 +542,9 @@ def means_agree(theory, runs, slack):
             continue
         values, expected = runs[name].values, theory[name].values[0]
         error = values.std(axis=0, ddof=1) / np.sqrt(len(values))
-        own = max(theory.attrs.get("error_quadrature") or 0.0, theory.attrs.get("error_integrator") or 0.0)
+        own = max(
+            theory.attrs.get("error_quadrature") or 0.0, theory.attrs.get("error_integrator") or 0.0
+        )
         gap = np.abs(values.mean(axis=0) - expected)
         allowed = SIGMAS * error + own + slack * np.abs(expected).max() + 1e-9
         assert np.all(gap <= allowed), (name, float((gap / allowed).max()), float(gap.max()))
@@ -426,33 +560,58 @@ def test_the_ode_is_the_mean_of_runs(name):
     algorithm = sgd.OnePassSGD(**{"lr": 1.5, **algorithm}, update=update)
     asked = {"times": [0, 0.7, 1.4]} if not algorithm.scheduled else {"alpha": [0, 0.5, 1.0]}
     theory = sgd.solve_ode(problem, algorithm, begin, **asked)
-    means_agree(theory, sgd.simulate(problem, algorithm, begin, dimension=2000, runs=60, seed=1, **asked), 4 / 2000)
+    means_agree(
+        theory,
+        sgd.simulate(problem, algorithm, begin, dimension=2000, runs=60, seed=1, **asked),
+        4 / 2000,
+    )
     assert float(np.abs(theory.M[0, -1] - theory.M[0, 0]).max()) > 0.03
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("update", [U.momentum(memory=1.5), U.clipped(0.2), U.polyak()], ids=lambda update: update.kind)
+@pytest.mark.parametrize(
+    "update", [U.momentum(memory=1.5), U.clipped(0.2), U.polyak()], ids=lambda update: update.kind
+)
 def test_mixtures_are_the_mean_of_runs(update):
     problem = sgd.GaussianMixture("xor", width=2, snr=4.0)
     begin = sgd.random_start(problem, dimension=30, seed=4)
     algorithm = sgd.OnePassSGD(lr=1.0, update=update)
     theory = sgd.solve_ode(problem, algorithm, begin, times=[0, 0.5, 1.0])
-    means_agree(theory, sgd.simulate(problem, algorithm, begin, times=[0, 0.5, 1.0], dimension=2000, runs=60, seed=1), 4 / 2000)
+    means_agree(
+        theory,
+        sgd.simulate(
+            problem, algorithm, begin, times=[0, 0.5, 1.0], dimension=2000, runs=60, seed=1
+        ),
+        4 / 2000,
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "update", [U.momentum(memory=1.5), U.clipped(0.2), U.adam(4.0, eps=0.02), U.sign()], ids=lambda update: update.kind
+    "update",
+    [U.momentum(memory=1.5), U.clipped(0.2), U.adam(4.0, eps=0.02), U.sign()],
+    ids=lambda update: update.kind,
 )
 def test_units_of_the_trace(update):
     """per="trace": D = the trace of the covariance in lr/D, memory/D and sqrt(D) alike; of two blocks, and of a spectrum."""
     for covariance in ([(2.0, 0.5), (0.5, 0.5)], sgd.Spectrum([2.0, 0.5], [1000, 1000])):
-        problem = sgd.TeacherStudent(width=2, teacher_width=1, activation="erf", noise=NOISE, covariance=covariance)
+        problem = sgd.TeacherStudent(
+            width=2, teacher_width=1, activation="erf", noise=NOISE, covariance=covariance
+        )
         begin = sgd.start(problem, M=M0, Q=Q0)
         algorithm = sgd.OnePassSGD(lr=0.5, update=update, per="trace")
         theory = sgd.solve_ode(problem, algorithm, begin, times=[0, 0.3, 0.6])
         method = "direct" if update.law.coordinatewise else "exact"
-        runs = sgd.simulate(problem, algorithm, begin, times=[0, 0.3, 0.6], dimension=2000, runs=40, seed=1, method=method)
+        runs = sgd.simulate(
+            problem,
+            algorithm,
+            begin,
+            times=[0, 0.3, 0.6],
+            dimension=2000,
+            runs=40,
+            seed=1,
+            method=method,
+        )
         means_agree(theory, runs, 4 / 2000)
         assert float(np.abs(theory.M[0, -1] - theory.M[0, 0]).max()) > 0.02
 
@@ -462,7 +621,9 @@ def test_wide_fields():
     """Where fields have become wide their gradients are as small as numbers can be: still no NaN, and the means of runs to 3%."""
     problem = sgd.TeacherStudent(width=1, activation="erf", noise=0.1)
     begin = sgd.start(problem, M=[[0.4]], Q=[[1.0]])
-    algorithm = sgd.OnePassSGD(lr=2.0, update=sgd.updates.gradient_noise(0.8, of=sgd.updates.clipped(0.2, over="sample")))
+    algorithm = sgd.OnePassSGD(
+        lr=2.0, update=sgd.updates.gradient_noise(0.8, of=sgd.updates.clipped(0.2, over="sample"))
+    )
     theory = sgd.solve_ode(problem, algorithm, begin, alpha=[10.0])
     runs = sgd.simulate(problem, algorithm, begin, alpha=[10.0], dimension=1000, runs=100)
     np.testing.assert_allclose(runs.Q.mean("run"), theory.Q[0], rtol=0.03)

@@ -29,11 +29,16 @@ def test_units_of_the_slides():
     moved = W + step * ((a * slope * E)[:, None] * x - wd * W), a + eps * step * (s * E - wd * a)
     gradient, head_gradient = -(a * slope * E)[:, None] * x / p, -s * E / p
     rate, decay = float(here.algorithm.lr) / d, here.problem.weight_decay
-    found = Stride(rate, here.algorithm.head_rate, decay, here.problem.structure).move(W, a, (gradient, head_gradient))
+    found = Stride(rate, here.algorithm.head_rate, decay, here.problem.structure).move(
+        W, a, (gradient, head_gradient)
+    )
     for one, other in zip(found, moved, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-12)
     # the printed gamma_a = eps gamma and a step gamma that does not know d are far off
-    assert np.abs(a + eps * gamma / p * (s * E - wd * a) - found[1]).max() > 5 * np.abs(found[1] - a).max()
+    assert (
+        np.abs(a + eps * gamma / p * (s * E - wd * a) - found[1]).max()
+        > 5 * np.abs(found[1] - a).max()
+    )
     # time tau has floor(tau/delta_t) steps
     np.testing.assert_allclose(here.times([0.0, 2.0]), [0.0, 6.0])
     np.testing.assert_allclose(here.steps(2.0, d), 2.0 / step)
@@ -45,10 +50,17 @@ def test_closed_scales():
     assert paper.theorem_scale(0.1, 8, 500) == pytest.approx(0.005)
     assert paper.mean_field_scale(4, 16) == pytest.approx(0.75)
     # E[s'^2]: 2/(pi sqrt 3) for erf, 1/2 for relu, 4 for the square
-    assert paper.plateau(0.3, 5, 0.01) == pytest.approx(0.3 * 0.01 / 20 * 2 / (np.pi * np.sqrt(3)), rel=1e-12)
+    assert paper.plateau(0.3, 5, 0.01) == pytest.approx(
+        0.3 * 0.01 / 20 * 2 / (np.pi * np.sqrt(3)), rel=1e-12
+    )
     assert paper.plateau(0.3, 5, 0.01, "relu") == pytest.approx(0.3 * 0.01 / 40, rel=1e-12)
     assert paper.plateau(0.3, 5, 0.01, "square") == pytest.approx(0.3 * 0.01 / 5, rel=1e-12)
-    mean = integrate.quad(lambda x: np.cosh(x) ** -4.0 * np.exp(-(x**2) / 2) / np.sqrt(2 * np.pi), -12, 12, epsabs=1e-13)[0]
+    mean = integrate.quad(
+        lambda x: np.cosh(x) ** -4.0 * np.exp(-(x**2) / 2) / np.sqrt(2 * np.pi),
+        -12,
+        12,
+        epsabs=1e-13,
+    )[0]
     assert paper.plateau(1.0, 1, 4.0, "tanh") == pytest.approx(mean, rel=1e-10)
 
 
@@ -57,7 +69,10 @@ def test_rows_split_along_and_beside_the_teachers():
     d, p, k = 4000, 3, 2
     draw = np.random.default_rng(1)
     teacher = np.array([[1.0, 0.0], [0.6, 0.8]]) @ np.linalg.qr(draw.standard_normal((d, k)))[0].T
-    W = draw.standard_normal((p, d)) / np.sqrt(d) + np.array([[0.5, 0.2], [-0.4, 0.9], [0.3, 0.3]]) @ teacher
+    W = (
+        draw.standard_normal((p, d)) / np.sqrt(d)
+        + np.array([[0.5, 0.2], [-0.4, 0.9], [0.3, 0.3]]) @ teacher
+    )
     M, Q, P = W @ teacher.T, W @ W.T, teacher @ teacher.T
     rows = np.concatenate([W, teacher])
     np.testing.assert_allclose(overlap_matrix(M, Q, P), rows @ rows.T, atol=1e-12)
@@ -65,7 +80,9 @@ def test_rows_split_along_and_beside_the_teachers():
     along = M @ np.linalg.inv(P) @ M.T
     np.testing.assert_allclose(Q - along, perpendicular @ perpendicular.T, atol=1e-12)
     diagonal = np.diag(np.diag(Q - along))
-    assert np.abs(Q - along - diagonal).max() < 6 / np.sqrt(d)  # three inner products of random directions
+    assert np.abs(Q - along - diagonal).max() < 6 / np.sqrt(
+        d
+    )  # three inner products of random directions
     assert np.abs(Q - M @ P @ M.T - np.diag(np.diag(Q - M @ P @ M.T))).max() > 0.2
     assert np.abs(Q - along + diagonal).max() > 1.5
     # and it is what a start by q means
@@ -96,8 +113,12 @@ def test_the_risk_is_quadratic_in_the_density():
     """f is linear in the density of units, R quadratic: third differences along a mixture of two densities vanish, second ones do not."""
     problem = sgd.TeacherStudent(width=3, activation="erf")
     kinds = np.array([[0, 0, 0], [0, 0, 1], [0, 1, 1], [1, 1, 1]])
-    start = sgd.start(problem, M=np.array([0.7, -0.4])[kinds][..., None], q=np.array([0.5, 1.2])[kinds])
-    risk = sgd.solve_mean_field(problem, sgd.OnePassSGD(lr=0.0), start, times=[0.0], expectations="pairs").excess_risk.values[:, 0]
+    start = sgd.start(
+        problem, M=np.array([0.7, -0.4])[kinds][..., None], q=np.array([0.5, 1.2])[kinds]
+    )
+    risk = sgd.solve_mean_field(
+        problem, sgd.OnePassSGD(lr=0.0), start, times=[0.0], expectations="pairs"
+    ).excess_risk.values[:, 0]
     assert abs(np.diff(risk, 3)[0]) < 1e-14
     assert np.all(np.diff(risk, 2) > 1e-2)
 
@@ -152,7 +173,10 @@ def test_classical(tmp_path):
     data = drawn(paper.classical, tmp_path)
     assert np.all(np.abs(data.gap - data.gap_ode) <= Z * data.gap_error + 0.01)
     assert abs(power(data.gamma, data.gap_ode.isel(k=0)) - 1) < 0.05
-    assert float(np.abs(data.excess_risk.isel(gamma=0).mean("run") / data.excess_risk_flow - 1).max()) < 0.015
+    assert (
+        float(np.abs(data.excess_risk.isel(gamma=0).mean("run") / data.excess_risk_flow - 1).max())
+        < 0.015
+    )
     assert float(data.gap.isel(gamma=-1).min()) > 5 * float(data.gap_ode.isel(gamma=0).max())
 
 
@@ -186,9 +210,17 @@ def test_mean_field_high_dimension(tmp_path):
 def test_regimes(tmp_path):
     """Each corner of the map is where it is said to be, and its description holds there; the ODE with noise holds in all."""
     data = drawn(paper.regimes, tmp_path)
-    assert list(data.setting.values) == ["classical", "high-dimensional", "mean-field", "fluctuating"]
+    assert list(data.setting.values) == [
+        "classical",
+        "high-dimensional",
+        "mean-field",
+        "fluctuating",
+    ]
     risk, theory = data.excess_risk, data.excess_risk_theory.values
-    mean, error = risk.mean("run").values, risk.std("run", ddof=1).values / np.sqrt(risk.sizes["run"])
+    mean, error = (
+        risk.mean("run").values,
+        risk.std("run", ddof=1).values / np.sqrt(risk.sizes["run"]),
+    )
     assert np.all(np.abs(mean - theory[:, 1]) <= Z * error + 0.02 * theory[:, 1])
     # without noise it does not in the second and fourth, with infinitely many units only in the third
     late = mean[:, -1] / theory[:, 0, -1] - 1
@@ -209,7 +241,10 @@ def test_noise_matters(tmp_path):
         assert float(data[f"excess_risk_{name}"].std(f"run_{name}").max()) > 0.1
     # what is left above first order is proportional to gamma/p
     above = data.plateau / data.plateau_first_order - 1
-    assert np.all(np.abs(above / data.gamma_over_p / (above / data.gamma_over_p).mean("gamma_over_p") - 1) < 0.1)
+    assert np.all(
+        np.abs(above / data.gamma_over_p / (above / data.gamma_over_p).mean("gamma_over_p") - 1)
+        < 0.1
+    )
     assert float(above.isel(gamma_over_p=0).max()) < 0.02
 
 
@@ -218,9 +253,13 @@ def test_width_matters(tmp_path):
     data = drawn(paper.width_matters, tmp_path)
     error = Z * data.exit_time_error
     # linearised formulas are for T d >> 1, here 50: ten to twenty per cent, and the ODE's own time with its shift is nearer
-    assert np.all(np.abs(data.exit_time - data.exit_time_corrected) <= error + 0.05 * data.exit_time_corrected)
+    assert np.all(
+        np.abs(data.exit_time - data.exit_time_corrected) <= error + 0.05 * data.exit_time_corrected
+    )
     for name in ("annealed", "quenched"):
-        assert np.all(np.abs(data.exit_time - data[f"exit_time_{name}"]) <= error + 0.2 * data.exit_time)
+        assert np.all(
+            np.abs(data.exit_time - data[f"exit_time_{name}"]) <= error + 0.2 * data.exit_time
+        )
     assert np.all(np.diff(data.gain, axis=0) > 0)
     gaps = data.gain.isel(width=-1) - data.attrs["largest_gain"]
     assert np.all(np.diff(gaps) < 0)

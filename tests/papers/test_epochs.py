@@ -31,7 +31,9 @@ def replacement(gamma, alpha, noise, last):
     for i in range(len(s)):
         past = h * (np.dot(kernels[0][i:0:-1], P[:i]) - kernels[0][i] * P[0] / 2) if i else 0.0
         P[i] = (F[i] + past) / (1 - (h / 2 * kernels[0][0] if i else 0.0))
-    inside = [integrate.trapezoid(kernels[1][: i + 1][::-1] * P[: i + 1], dx=h) for i in range(len(s))]
+    inside = [
+        integrate.trapezoid(kernels[1][: i + 1][::-1] * P[: i + 1], dx=h) for i in range(len(s))
+    ]
     return G + np.array(inside), s
 
 
@@ -50,13 +52,17 @@ def test_large_learning_rates_agree_with_the_volterra_equation(lr):
     solution = paper.linear_epochs(lr, 2.0, 0.0, 4, "replacement")
     error = np.abs(solution.distance - expected)
     assert np.all(error <= 0.006 * expected)
-    assert np.all(error <= solution.distance_error + 3e-4 * expected)  # the Volterra equation is solved to 3e-4
+    assert np.all(
+        error <= solution.distance_error + 3e-4 * expected
+    )  # the Volterra equation is solved to 3e-4
     assert np.all(solution.distance_error <= 0.05 * expected)
 
 
 def test_the_error_estimate_of_few_cells_is_honest():
     """At lr = 1.5 40 cells are just stable, and wrong by factors; the estimate contains that, and a warning is given."""
-    with pytest.warns(UserWarning, match="estimated error of distance is .* Use more cells than 40"):
+    with pytest.warns(
+        UserWarning, match="estimated error of distance is .* Use more cells than 40"
+    ):
         coarse = paper.linear_epochs(1.5, 2.0, 0.0, 4, cells=40)
     fine = paper.linear_epochs(1.5, 2.0, 0.0, 4, cells=160)
     assert coarse.distance[-1] > 2 * fine.distance[-1]
@@ -107,7 +113,10 @@ def test_a_plain_loop_has_these_distances(order):
         distances[:, epoch] = np.sum(apart**2, axis=1)
     known = paper.linear_epochs(lr, 2.0, noise, 3, order)[0][1:]
     error = distances.std(axis=0, ddof=1) / math.sqrt(runs)
-    assert np.all(np.abs(distances.mean(axis=0) - known) < stats.t.isf(FALSE_ALARM / 6, runs - 1) * error + 4 / d * known)
+    assert np.all(
+        np.abs(distances.mean(axis=0) - known)
+        < stats.t.isf(FALSE_ALARM / 6, runs - 1) * error + 4 / d * known
+    )
     assert np.all(error < 0.03 * known)  # so that a few percent would be seen
 
 
@@ -128,10 +137,19 @@ def test_fresh_samples_of_the_first_epoch_are_its_samples():
         (lambda: paper.linear_epochs(0.8, 2.0, 0.1, 0), "epochs = 0"),
         (lambda: paper.linear_epochs(0.8, 2.0, 0.1, 2, "shuffle"), "order = 'shuffle'"),
         (lambda: paper.linear_epochs(0.8, 2.0, 0.1, 2, cells=6), "cells = 6: .*multiple of 4"),
-        (lambda: paper.linear_epochs(1.5, 2.0, 0.0, 2, cells=24), "cells = 24: .*unstable.* Use cells = 28 or more"),
-        (lambda: paper.linear_epochs(1.9, 2.0, 0.0, 6), "epochs = 6: with 972 cells .*Use fewer epochs, a smaller lr"),
+        (
+            lambda: paper.linear_epochs(1.5, 2.0, 0.0, 2, cells=24),
+            "cells = 24: .*unstable.* Use cells = 28 or more",
+        ),
+        (
+            lambda: paper.linear_epochs(1.9, 2.0, 0.0, 6),
+            "epochs = 6: with 972 cells .*Use fewer epochs, a smaller lr",
+        ),
         (lambda: paper.linear_epochs(2.0, 2.0, 0.0, 6), "lr = 2.0: .*diverges from lr = 2 on"),
-        (lambda: paper.linear_epochs(0.8, 2.0, 0.1, 1000), "epochs = 1000: with 40 cells per epoch there are 40000 cells, more than 4000"),
+        (
+            lambda: paper.linear_epochs(0.8, 2.0, 0.1, 1000),
+            "epochs = 1000: with 40 cells per epoch there are 40000 cells, more than 4000",
+        ),
         (lambda: paper.fresh_samples(0.5, 2.0, 0.1), "lr = 2.0: .*below 2"),
         (lambda: paper.fresh_samples("far", 0.8, 0.1), "distance = 'far'"),
     ],

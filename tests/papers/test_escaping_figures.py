@@ -28,7 +28,9 @@ def test_figure_2_ratios_are_near_one_and_flat(tmp_path):
     assert np.ptp(np.asarray(data.measured / data.quenched), axis=1).max() < 0.2
     # for width one the shift by stochasticity takes most of the quenched time's excess away
     last = data.isel(d=-1, p=0)
-    assert abs(float(last.measured / last.corrected) - 1) < abs(float(last.measured / last.quenched) - 1)
+    assert abs(float(last.measured / last.corrected) - 1) < abs(
+        float(last.measured / last.quenched) - 1
+    )
 
 
 @pytest.mark.slow
@@ -38,7 +40,9 @@ def test_figure_6_is_flat_but_for_one_direction_and_costs_d_log_d(tmp_path):
         for name, m in (("saddle", 0.0), ("start", float(data.overlap_start[row]))):
             # the corrected (18): 4 m^2 on the sphere, less 4 (1 - m^2) along w*, and 0 off the sphere
             expected = np.sort([0.0, 4 * m**2 - 4 * (1 - m**2), *[4 * m**2] * (d - 2)])
-            np.testing.assert_allclose(data[f"eigenvalues_{name}"].values[row, :d], expected, atol=2e-5)
+            np.testing.assert_allclose(
+                data[f"eigenvalues_{name}"].values[row, :d], expected, atol=2e-5
+            )
     np.testing.assert_allclose(data.toward_teacher, 1, atol=1e-6)
     grown = float(data.samples[-1] - data.samples[0]) / np.log(10)
     error = float(np.hypot(data.samples_error[-1], data.samples_error[0])) / np.log(10)

@@ -26,7 +26,9 @@ def gauss(dimensions: int, count: int) -> tuple[np.ndarray, np.ndarray]:
     return nodes[grid], (weights / weights.sum())[grid].prod(axis=0)
 
 
-def fields(m: np.ndarray, Q: np.ndarray, noise: float, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+def fields(
+    m: np.ndarray, Q: np.ndarray, noise: float, count: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """lambda* (points), lambda (p, points), E = y - f (points) and weights."""
     p = len(m)
     g, weights = gauss(p + 2, count)
@@ -44,12 +46,18 @@ def drift(m: np.ndarray, Q: np.ndarray, rate: float, noise: float) -> tuple[np.n
     psi = 2 * (1 - trace[..., 0] / p) * m + 4 * (m - (Q @ m[..., None])[..., 0] / p)
     cubic = (trace**2 + 2 * square) * Q + 4 * trace * Q2 + 8 * Q2 @ Q
     cross = (trace + 2 * m2) * Q + 2 * trace * mm + 2 * Q2 + 4 * (mm @ Q + Q @ mm)
-    phi = 4 * (1 - trace / p) * Q + 8 * (mm - Q2 / p) + 4 * rate * ((3 + noise) * Q + 12 * mm + cubic / p**2 - 2 * cross / p)
+    phi = (
+        4 * (1 - trace / p) * Q
+        + 8 * (mm - Q2 / p)
+        + 4 * rate * ((3 + noise) * Q + 12 * mm + cubic / p**2 - 2 * cross / p)
+    )
     diagonal = np.diagonal(phi, axis1=-2, axis2=-1)
     return psi - m / 2 * diagonal, phi - Q / 2 * (diagonal[..., :, None] + diagonal[..., None, :])
 
 
-def runge_kutta(m: np.ndarray, Q: np.ndarray, rate: float, noise: float, h: float) -> tuple[np.ndarray, np.ndarray]:
+def runge_kutta(
+    m: np.ndarray, Q: np.ndarray, rate: float, noise: float, h: float
+) -> tuple[np.ndarray, np.ndarray]:
     a1, b1 = drift(m, Q, rate, noise)
     a2, b2 = drift(m + h / 2 * a1, Q + h / 2 * b1, rate, noise)
     a3, b3 = drift(m + h / 2 * a2, Q + h / 2 * b2, rate, noise)
@@ -73,12 +81,16 @@ def random_rows(p: int, d: int, runs: int, seed: int) -> tuple[np.ndarray, np.nd
     return W[:, :, 0].copy(), W @ W.transpose(0, 2, 1)
 
 
-def linear_times(m: np.ndarray, Q: np.ndarray, d: int, gamma: float, noise: float, T: float) -> np.ndarray:
+def linear_times(
+    m: np.ndarray, Q: np.ndarray, d: int, gamma: float, noise: float, T: float
+) -> np.ndarray:
     """Exit times of the linearised risk for each start, from (52)."""
     p = m.shape[-1]
     plateau = 1 + 1 / p
     target = (1 - T) * em.risk(m, Q)
-    return np.log((plateau - target) / (2 * (m**2).sum(axis=-1) / p)) / (2 * em.growth_rates(p, gamma, noise)[0])
+    return np.log((plateau - target) / (2 * (m**2).sum(axis=-1) / p)) / (
+        2 * em.growth_rates(p, gamma, noise)[0]
+    )
 
 
 def test_risk_at_point_A_and_by_quadrature():
@@ -107,15 +119,21 @@ def test_growth_rates_from_the_increments_of_sgd():
         np.testing.assert_allclose(dm, psi - m / 2 * np.diag(phi), rtol=1e-11)
         np.testing.assert_allclose(dQ[0, 1], phi[0, 1] - q / 2 * np.trace(phi), rtol=1e-11)
         if noise == 0.1:
-            np.testing.assert_allclose([*dm, dQ[0, 1]], [0.296508, -0.152754, -0.0893872], rtol=1e-12)
+            np.testing.assert_allclose(
+                [*dm, dQ[0, 1]], [0.296508, -0.152754, -0.0893872], rtol=1e-12
+            )
     small = 1e-6
     for p, gamma, noise in ((1, 0.1, 0.4), (2, 0.3, 0.1), (5, 0.5, 0.3)):
         omega_M, omega_Q = em.growth_rates(p, gamma, noise)
-        assert drift(np.full(p, small), np.eye(p), gamma / p, noise)[0][0] / small == pytest.approx(omega_M, abs=1e-8)
+        assert drift(np.full(p, small), np.eye(p), gamma / p, noise)[0][0] / small == pytest.approx(
+            omega_M, abs=1e-8
+        )
         if p > 1:
             Q = np.eye(p)
             Q[0, 1] = Q[1, 0] = small
-            assert drift(np.zeros(p), Q, gamma / p, noise)[1][0, 1] / small == pytest.approx(-omega_Q, abs=1e-8)
+            assert drift(np.zeros(p), Q, gamma / p, noise)[1][0, 1] / small == pytest.approx(
+                -omega_Q, abs=1e-8
+            )
     assert em.growth_rates(5, 0.5, 0.3) == pytest.approx((3.396, 1.344), rel=1e-13)
     assert em.growth_rates([1, 5], 0.5, [[0.0], [0.3]])[1].shape == (2, 2)
 
@@ -134,15 +152,22 @@ def test_annealed_time():
     small = 1e-5
     slopes = np.array([velocity(small, 0), velocity(0, small)]).T / small
     start = np.full(2, d**-0.5)
-    path = integrate.solve_ivp(lambda _, y: slopes @ y, (0, 2), start, rtol=1e-11, atol=1e-13, dense_output=True)
+    path = integrate.solve_ivp(
+        lambda _, y: slopes @ y, (0, 2), start, rtol=1e-11, atol=1e-13, dense_output=True
+    )
 
     def excess(y: np.ndarray, rows: float = 1.0) -> float:
         return em.risk([y[0], y[0]], [[1, rows * y[1]], [rows * y[1], 1]])
 
-    exact, without_rows = (optimize.brentq(lambda t, k=k: excess(path.sol(t), k) - (1 - T) * excess(start), 0, 2) for k in (1.0, 0.0))
+    exact, without_rows = (
+        optimize.brentq(lambda t, k=k: excess(path.sol(t), k) - (1 - T) * excess(start), 0, 2)
+        for k in (1.0, 0.0)
+    )
     formula = em.exit_time_annealed(p, d, gamma, noise, T)
     assert formula == pytest.approx(without_rows, abs=1e-7)
-    assert 0 < exact - formula < 1e-5  # what the formula leaves out: overlaps between rows that have not yet decayed
+    assert (
+        0 < exact - formula < 1e-5
+    )  # what the formula leaves out: overlaps between rows that have not yet decayed
     assert em.exit_time_annealed([1, 2, 5], 1000, 0.1, 0.0, [[0.1], [0.2]]).shape == (2, 3)
 
 
@@ -150,13 +175,25 @@ def test_quenched_time():
     assert em.exit_time_quenched(1, 3000, 0.05, 0, 0.3) == pytest.approx(1.441702586, abs=6e-10)
     assert em.exit_time_quenched(1, 3000, 0.08, 0.5, 0.2) == pytest.approx(1.917155795, abs=6e-10)
     # the chi-square law by direct integration, where T d is small
-    direct = 2 * integrate.quad(lambda x: np.log(0.2 * 4 / x**2 + 0.8) * np.exp(-(x**2) / 2) / np.sqrt(2 * np.pi), 0, 40, limit=400)[0]
-    assert em.exit_time_quenched(1, 4, 0.05, 0.0, 0.2) == pytest.approx(direct / (8 * 0.7), rel=1e-9)
+    direct = (
+        2
+        * integrate.quad(
+            lambda x: np.log(0.2 * 4 / x**2 + 0.8) * np.exp(-(x**2) / 2) / np.sqrt(2 * np.pi),
+            0,
+            40,
+            limit=400,
+        )[0]
+    )
+    assert em.exit_time_quenched(1, 4, 0.05, 0.0, 0.2) == pytest.approx(
+        direct / (8 * 0.7), rel=1e-9
+    )
     # the exact law: E ln m^2 is known for one row, and T -> 1 leaves nothing else
     almost = 1 - 1e-15
     for d in (2, 3, 50, 10**9):
         expected = (special.digamma(d / 2) - special.digamma(0.5)) / (8 * 0.7)
-        assert em.exit_time_quenched(1, d, 0.05, 0.0, almost, law="sphere") == pytest.approx(expected, rel=1e-11)
+        assert em.exit_time_quenched(1, d, 0.05, 0.0, almost, law="sphere") == pytest.approx(
+            expected, rel=1e-11
+        )
 
 
 @pytest.mark.parametrize(("p", "d", "T"), [(1, 30, 0.3), (3, 30, 0.5), (3, 6, 0.8)])
@@ -170,34 +207,59 @@ def test_quenched_time_by_brute_force(p: int, d: int, T: float):
     # the same without the noise of ln mu0, most of that of the times
     log_mu0 = np.log(d * (m**2).sum(axis=-1))
     mean_log_mu0, rate = formulas._mean_log_mu(p, d), 2 * em.growth_rates(p, 0.1, 0.2)[0]
-    for draws, expected in ((log_mu0, mean_log_mu0), (times * rate + log_mu0, value * rate + mean_log_mu0)):
+    for draws, expected in (
+        (log_mu0, mean_log_mu0),
+        (times * rate + log_mu0, value * rate + mean_log_mu0),
+    ):
         assert abs(draws.mean() - expected) <= Z * draws.std() / np.sqrt(len(draws))
-    other, other_error = em.exit_time_quenched(p, d, 0.1, 0.2, T, law="sphere", with_error=True, seed=1)
-    assert abs(other - value) <= 8 * np.hypot(error, other_error)  # eight replicates: Student's tails
+    other, other_error = em.exit_time_quenched(
+        p, d, 0.1, 0.2, T, law="sphere", with_error=True, seed=1
+    )
+    assert abs(other - value) <= 8 * np.hypot(
+        error, other_error
+    )  # eight replicates: Student's tails
     assert value > em.exit_time_annealed(p, d, 0.1, 0.2, T)
 
 
 def test_law_of_the_starts():
     """Overlaps of independent rows are pairwise independent, so that the moments of mu0 and tau0 are known."""
     p, d = 3, 6
-    mu0, tau0 = (x - mean for x, mean in zip(formulas._starts(p, d, 0), (p, p * (p - 1)), strict=True))
+    mu0, tau0 = (
+        x - mean for x, mean in zip(formulas._starts(p, d, 0), (p, p * (p - 1)), strict=True)
+    )
     one = 3 * d / (d + 2) - 1  # variance of d m^2
-    for draws, expected in ((mu0, 0), (tau0, 0), (mu0**2, p * one), (tau0**2, 2 * p * (p - 1) * one), (mu0 * tau0, 0)):
+    for draws, expected in (
+        (mu0, 0),
+        (tau0, 0),
+        (mu0**2, p * one),
+        (tau0**2, 2 * p * (p - 1) * one),
+        (mu0 * tau0, 0),
+    ):
         means = draws.mean(axis=1)
         error = means.std(ddof=1) / np.sqrt(len(means))
         assert error < 0.1
-        assert abs(means.mean() - expected) <= 15.8 * error  # Student's t with 7 degrees of freedom: false alarms 1e-6
+        assert (
+            abs(means.mean() - expected) <= 15.8 * error
+        )  # Student's t with 7 degrees of freedom: false alarms 1e-6
 
 
 def test_quenched_meets_annealed_for_wide_networks():
     quenched, error = em.exit_time_quenched([20, 60], 3000, [2.0, 6.0], 0.0, 0.1, with_error=True)
-    gap = (quenched - em.exit_time_annealed([20, 60], 3000, [2.0, 6.0], 0.0, 0.1)) * 2 * em.growth_rates([20, 60], [2.0, 6.0], 0.0)[0]
+    gap = (
+        (quenched - em.exit_time_annealed([20, 60], 3000, [2.0, 6.0], 0.0, 0.1))
+        * 2
+        * em.growth_rates([20, 60], [2.0, 6.0], 0.0)[0]
+    )
     np.testing.assert_allclose(gap, [1 / 20, 1 / 60], rtol=0.05)  # ln p - E ln chi^2_p = 1/p + ...
     assert np.all(error < 1e-7)
 
 
 def test_exit_time_of_the_p1_ode():
-    for m0, gamma, noise, T in ((0.02, 0.05, 0.5, 0.3), (-0.3, 0.1, 0.2, 0.8), (1e-6, 0.08, 0.0, 0.2)):
+    for m0, gamma, noise, T in (
+        (0.02, 0.05, 0.5, 0.3),
+        (-0.3, 0.1, 0.2, 0.8),
+        (1e-6, 0.08, 0.0, 0.2),
+    ):
         slope = 4 * (1 - 6 * gamma)
         # ln m^2 against time, and back
         path = integrate.solve_ivp(
@@ -205,22 +267,31 @@ def test_exit_time_of_the_p1_ode():
             (0, 9), [2 * np.log(abs(m0))], rtol=1e-11, atol=1e-12, max_step=0.02, dense_output=True,
         )  # fmt: skip
         level = np.log(T + (1 - T) * m0**2)
-        reached = optimize.brentq(lambda t, path=path, level=level: path.sol(t)[0] - level, 0, 9, xtol=1e-13)
+        reached = optimize.brentq(
+            lambda t, path=path, level=level: path.sol(t)[0] - level, 0, 9, xtol=1e-13
+        )
         assert em.exit_time_p1(m0, gamma, noise, T) == pytest.approx(reached, rel=1e-9)
         # (19) is the p = 1 case of (15), (33)
         rate, _ = drift(np.array([m0]), np.eye(1), gamma, noise)
         assert rate[0] == pytest.approx(m0 * (slope * (1 - m0**2) - 2 * gamma * noise), rel=1e-12)
     assert em.exit_time_p1(0.0, 0.05, 0.0, 0.3) == np.inf
-    with pytest.warns(UserWarning, match=r"threshold = 0.9 is never reached: label noise stops the ODE at m\^2 = 0.8214"):
+    with pytest.warns(
+        UserWarning,
+        match=r"threshold = 0.9 is never reached: label noise stops the ODE at m\^2 = 0.8214",
+    ):
         assert em.exit_time_p1(0.1, 0.05, 5.0, [0.3, 0.9])[1] == np.inf
     # the linearised time is the limit of small starts and thresholds
-    assert em.exit_time_p1(1e-5, 0.05, 0.3, 1e-4) == pytest.approx(em.exit_time_annealed(1, 10**10, 0.05, 0.3, 1e-4), abs=1e-4)
+    assert em.exit_time_p1(1e-5, 0.05, 0.3, 1e-4) == pytest.approx(
+        em.exit_time_annealed(1, 10**10, 0.05, 0.3, 1e-4), abs=1e-4
+    )
 
 
 def test_diffusive_time_solves_its_boundary_value_problem():
     d, gamma, noise, T = 3000, 0.05, 0.0, 0.3
     assert em.exit_time_diffusive(d, gamma, noise, T) == pytest.approx(1.5927819532, abs=6e-11)
-    assert em.exit_time_diffusive(d, gamma, noise, T, m0=d**-0.5) == pytest.approx(1.2981293369, abs=6e-11)
+    assert em.exit_time_diffusive(d, gamma, noise, T, m0=d**-0.5) == pytest.approx(
+        1.2981293369, abs=6e-11
+    )
     d, noise = 100, 0.4
     mu, variance = 4 * (1 - 6 * gamma) - 2 * gamma * noise, gamma / d * (48 + 4 * noise)
     edge = np.sqrt(T)
@@ -231,14 +302,26 @@ def test_diffusive_time_solves_its_boundary_value_problem():
     )  # fmt: skip
     assert solution.success
     m0 = np.array([0.0, 0.01, 0.1, 0.3, 0.5])
-    np.testing.assert_allclose(em.exit_time_diffusive(d, gamma, noise, T, m0=m0), solution.sol(m0)[0], rtol=1e-7)
+    np.testing.assert_allclose(
+        em.exit_time_diffusive(d, gamma, noise, T, m0=m0), solution.sol(m0)[0], rtol=1e-7
+    )
 
 
 @pytest.mark.filterwarnings("ignore:gamma = 0.2 does not learn")
 def test_diffusive_time_for_any_argument():
     """(59) by mpmath: mu T/sigma^2 from 1e-3 to 1e6, starts close to the edge, and mu < 0."""
-    cases = [(30, 0.01, 0.1, 0.001, 0.0), (50, 0.05, 0.5, 0.3, 0.5), (3000, 0.05, 0.0, 0.3, 0.547), (10**5, 0.05, 0.0, 0.3, 0.01)]
-    cases += [(10**7, 0.02, 0.0, 0.5, 0.0), (10**7, 0.02, 0.0, 0.5, 0.2), (30, 0.2, 1.0, 0.3, 0.1), (300, 0.2, 1.0, 0.3, 0.1)]
+    cases = [
+        (30, 0.01, 0.1, 0.001, 0.0),
+        (50, 0.05, 0.5, 0.3, 0.5),
+        (3000, 0.05, 0.0, 0.3, 0.547),
+        (10**5, 0.05, 0.0, 0.3, 0.01),
+    ]
+    cases += [
+        (10**7, 0.02, 0.0, 0.5, 0.0),
+        (10**7, 0.02, 0.0, 0.5, 0.2),
+        (30, 0.2, 1.0, 0.3, 0.1),
+        (300, 0.2, 1.0, 0.3, 0.1),
+    ]
     with mpmath.workdps(30):
         for d, gamma, noise, T, m0 in cases:
             mu = 4 * (1 - 6 * mpmath.mpf(gamma)) - 2 * mpmath.mpf(gamma) * noise
@@ -247,28 +330,42 @@ def test_diffusive_time_for_any_argument():
                 sign * u / variance * mpmath.hyp2f2(1, 1, mpmath.mpf(3) / 2, 2, -mu * u / variance)
                 for sign, u in ((1, mpmath.mpf(T)), (-1, mpmath.mpf(m0) ** 2))
             )
-            assert em.exit_time_diffusive(d, gamma, noise, T, m0=m0) == pytest.approx(float(expected), rel=1e-12)
+            assert em.exit_time_diffusive(d, gamma, noise, T, m0=m0) == pytest.approx(
+                float(expected), rel=1e-12
+            )
     # no drift: plain diffusion, continuous in gamma
     with pytest.warns(UserWarning, match="take gamma below 0.166667"):
-        assert em.exit_time_diffusive(100, 1 / 6, 0.0, 0.3, m0=0.1) == pytest.approx(0.29 * 100 / 8, rel=1e-9)
-    assert em.exit_time_diffusive(100, (1 - 1e-9) / 6, 0.0, 0.3, m0=0.1) == pytest.approx(0.29 * 100 / 8, rel=1e-6)
+        assert em.exit_time_diffusive(100, 1 / 6, 0.0, 0.3, m0=0.1) == pytest.approx(
+            0.29 * 100 / 8, rel=1e-9
+        )
+    assert em.exit_time_diffusive(100, (1 - 1e-9) / 6, 0.0, 0.3, m0=0.1) == pytest.approx(
+        0.29 * 100 / 8, rel=1e-6
+    )
 
 
 def test_stochastic_shift():
     for p, variance in ((1, 48), (5, 36.48), (20, 38.88)):
         rate = 2 * em.growth_rates(p, 0.1 * p, 0.0)[0]
-        assert np.expm1(-em.stochastic_shift(p, 0.1 * p, 0.0) * rate) * rate / 0.1 == pytest.approx(variance, rel=1e-12)
+        assert np.expm1(-em.stochastic_shift(p, 0.1 * p, 0.0) * rate) * rate / 0.1 == pytest.approx(
+            variance, rel=1e-12
+        )
     # that variance, with noise, from the increments themselves; those of two rows are uncorrelated
     star, lam, error, weights = fields(np.zeros(2), np.eye(2), 0.3, 5)
     increments = 2 * error * lam * star
     rate = 2 * em.growth_rates(2, 0.2, 0.3)[0]
     variance = np.expm1(-em.stochastic_shift(2, 0.2, 0.3) * rate) * rate / 0.1
-    np.testing.assert_allclose((weights * increments) @ increments.T, variance * np.eye(2), atol=1e-10)
+    np.testing.assert_allclose(
+        (weights * increments) @ increments.T, variance * np.eye(2), atol=1e-10
+    )
     # leaving m = 0 by noise alone and leaving from a random start differ by D -> 1 + D: (59) averaged over starts is the corrected time
     d, gamma, T = 10**6, 1 / 12, 0.1
     nodes, weights = special.roots_hermitenorm(120)
-    averaged = (weights * em.exit_time_diffusive(d, gamma, 0.0, T, m0=nodes / d**0.5)).sum() / weights.sum()
-    assert em.exit_time_quenched(1, d, gamma, 0.0, T) + em.stochastic_shift(1, gamma, 0.0) == pytest.approx(averaged, abs=1e-4)
+    averaged = (
+        weights * em.exit_time_diffusive(d, gamma, 0.0, T, m0=nodes / d**0.5)
+    ).sum() / weights.sum()
+    assert em.exit_time_quenched(1, d, gamma, 0.0, T) + em.stochastic_shift(
+        1, gamma, 0.0
+    ) == pytest.approx(averaged, abs=1e-4)
 
 
 @pytest.mark.slow  # those of width one, in closed form, are in the fast set
@@ -277,7 +374,11 @@ def test_corrected_time_at_width_five():
     p, gamma, h = 5, 0.5, 0.01
     m, Q = random_rows(p, PLATEAU["d"], 300, seed=0)
     linear = linear_times(m, Q, PLATEAU["d"], gamma, 0.0, PLATEAU["threshold"])
-    target, before, times = (1 - PLATEAU["threshold"]) * em.risk(m, Q), em.risk(m, Q), np.full(len(m), np.nan)
+    target, before, times = (
+        (1 - PLATEAU["threshold"]) * em.risk(m, Q),
+        em.risk(m, Q),
+        np.full(len(m), np.nan),
+    )
     for step in range(300):
         m, Q = runge_kutta(m, Q, gamma / p, 0.0, h)
         after = em.risk(m, Q)
@@ -309,15 +410,27 @@ def mean_p1_time(d: int, gamma: float, T: float) -> float:
     """exit_time_p1 averaged over one random row, by quadrature in the angle."""
     norm = special.beta(0.5, (d - 1) / 2)
     return (
-        2 * integrate.quad(lambda m: em.exit_time_p1(m, gamma, 0.0, T) * (1 - m * m) ** ((d - 3) / 2) / norm, 0, 10 / d**0.5, limit=200)[0]
+        2
+        * integrate.quad(
+            lambda m: em.exit_time_p1(m, gamma, 0.0, T) * (1 - m * m) ** ((d - 3) / 2) / norm,
+            0,
+            10 / d**0.5,
+            limit=200,
+        )[0]
     )
 
 
 def test_sgd_leaves_at_the_corrected_time():
     gamma = 1 / 12
-    assert mean_p1_time(1000, gamma, 0.1) == pytest.approx(1.497194, abs=1e-6)  # the reference ODE time 1.497
-    assert em.exit_time_corrected(1, 1000, gamma, 0.0, 0.1) == pytest.approx(1.497194 - np.log(2) / 4, abs=1e-6)
-    assert em.stochastic_shift(1, gamma, 0.0) == pytest.approx(-np.log(2) / 4, rel=1e-12)  # D_1 = 1: 1.3239 in all
+    assert mean_p1_time(1000, gamma, 0.1) == pytest.approx(
+        1.497194, abs=1e-6
+    )  # the reference ODE time 1.497
+    assert em.exit_time_corrected(1, 1000, gamma, 0.0, 0.1) == pytest.approx(
+        1.497194 - np.log(2) / 4, abs=1e-6
+    )
+    assert em.stochastic_shift(1, gamma, 0.0) == pytest.approx(
+        -np.log(2) / 4, rel=1e-12
+    )  # D_1 = 1: 1.3239 in all
     # SGD itself for p = 1 at d = 300: (lambda*, lambda) and |x|^2 are all that an input does
     d, T, runs = 300, 0.2, 1200
     generator = np.random.default_rng(0)
@@ -338,7 +451,9 @@ def test_sgd_leaves_at_the_corrected_time():
     error = times.std() / np.sqrt(runs)
     ode = mean_p1_time(d, gamma, T)
     corrected = ode + em.stochastic_shift(1, gamma, 0.0)
-    assert abs(times.mean() - corrected) <= Z * error + 1.5 / (T * d)  # the correction is the leading order in 1/(T d)
+    assert abs(times.mean() - corrected) <= Z * error + 1.5 / (
+        T * d
+    )  # the correction is the leading order in 1/(T d)
     assert times.mean() < ode - 6 * error
 
 
@@ -350,25 +465,39 @@ def test_learning_rates():
         def steps(gamma: float, p: int = p, noise: float = noise) -> float:
             return p * 1000 / gamma * em.exit_time_annealed(p, 1000, gamma, noise, 0.1)
 
-        found = optimize.minimize_scalar(steps, bounds=(best / 3, 1.5 * best), method="bounded", options={"xatol": 1e-9})
+        found = optimize.minimize_scalar(
+            steps, bounds=(best / 3, 1.5 * best), method="bounded", options={"xatol": 1e-9}
+        )
         assert found.x == pytest.approx(best, rel=1e-5)
         assert em.minimal_steps(p, 1000, noise, 0.1) == pytest.approx(steps(best), rel=1e-12)
-        assert em.minimal_steps(p, 1000, noise, 0.1, admissible=False) == pytest.approx(steps(best), rel=1e-12)
-    with pytest.warns(UserWarning, match=r"gamma_opt = 0.287\d* at p = 2 .* only below .* = 0.2867"):
+        assert em.minimal_steps(p, 1000, noise, 0.1, admissible=False) == pytest.approx(
+            steps(best), rel=1e-12
+        )
+    with pytest.warns(
+        UserWarning, match=r"gamma_opt = 0.287\d* at p = 2 .* only below .* = 0.2867"
+    ):
         em.optimal_lr(2, 1.95)  # admissible from noise = 8 - 4/p - 16/p^2 = 2 on
     with pytest.warns(UserWarning, match=r"gamma_opt = 0.4 at p = 2 .* = 0.333333"):
         assert em.optimal_lr(2, 0.0) == pytest.approx(0.4)
     limited = em.minimal_steps(2, 1000, 0.0, 0.1)
-    assert limited == pytest.approx(2 * 1000 / (1 / 3) * em.exit_time_annealed(2, 1000, 1 / 3, 0.0, 0.1), rel=1e-12)
+    assert limited == pytest.approx(
+        2 * 1000 / (1 / 3) * em.exit_time_annealed(2, 1000, 1 / 3, 0.0, 0.1), rel=1e-12
+    )
     assert limited > em.minimal_steps(2, 1000, 0.0, 0.1, admissible=False)
 
 
 def test_gain_is_the_limit_of_the_minimal_steps():
     noise = np.array([0.0, 3.0, 8.0, 20.0])
     for admissible in (True, False):
-        one, wide = (em.minimal_steps(p, 10**14, noise, 0.5, admissible=admissible) for p in (1, 10**6))
+        one, wide = (
+            em.minimal_steps(p, 10**14, noise, 0.5, admissible=admissible) for p in (1, 10**6)
+        )
         logarithms = np.log(0.5e14) / np.log(0.25e14)
-        np.testing.assert_allclose(em.overparametrization_gain(noise, admissible=admissible), one / wide / logarithms, rtol=1e-5)
+        np.testing.assert_allclose(
+            em.overparametrization_gain(noise, admissible=admissible),
+            one / wide / logarithms,
+            rtol=1e-5,
+        )
     assert em.overparametrization_gain(0.0) == pytest.approx(10 / 3)
     assert em.overparametrization_gain(0.0, admissible=False) == 6
 
@@ -378,7 +507,9 @@ def test_stable_rate_against_the_ode():
     assert final_excess(2, 0.9 * bound, 0.0) < 0.01
     assert final_excess(2, 1.1 * bound, 0.0) > 0.3
     assert final_excess(2, 0.4, 0.0) == pytest.approx(1.02, abs=0.02)  # gamma_opt: stalls
-    assert final_excess(5, 125 / 68, 0.0) == pytest.approx(2.0, abs=0.02)  # gamma_opt: goes to the maximum of the risk
+    assert final_excess(5, 125 / 68, 0.0) == pytest.approx(
+        2.0, abs=0.02
+    )  # gamma_opt: goes to the maximum of the risk
     # with noise parallel rows separate, at the rate of the docstring, and the network does better than a single unit with rate gamma/p
     rate, noise = 0.1, 1.0
     m2, distance = 1 - rate * noise / (2 * (1 - 6 * rate)), 1e-6
@@ -390,15 +521,21 @@ def test_stable_rate_against_the_ode():
 
 def test_covariance_of_the_increments():
     reference = em.covariance_p1(0.3, 0.05, 0.5)
-    np.testing.assert_allclose(reference[[0, 0, 1], [0, 1, 1]], [61.7648, 97.88328, 473.2344512], rtol=1e-12)
+    np.testing.assert_allclose(
+        reference[[0, 0, 1], [0, 1, 1]], [61.7648, 97.88328, 473.2344512], rtol=1e-12
+    )
     cases = [(0.3, 0.05, 0.5), (-0.8, 0.12, 1.3), (0.0, 0.1, 0.0)]
     for m, gamma, noise in cases:
         star, lam, error, weights = fields(np.array([m]), np.eye(1), noise, 8)
         lam = lam[0]
-        free = np.stack([2 * error * lam * star, 4 * error * lam**2 + 4 * gamma * error**2 * lam**2])
+        free = np.stack(
+            [2 * error * lam * star, 4 * error * lam**2 + 4 * gamma * error**2 * lam**2]
+        )
         centred = free - (weights * free).sum(axis=-1, keepdims=True)
         covariance = em.covariance_p1(m, gamma, noise)
-        np.testing.assert_allclose(covariance, (weights * centred) @ centred.T, rtol=1e-11, atol=1e-10)
+        np.testing.assert_allclose(
+            covariance, (weights * centred) @ centred.T, rtol=1e-11, atol=1e-10
+        )
         # one step of SGD on the sphere at finite d, |x|^2 random too: the gap to the projected covariance goes as 1/d
         projected = np.array([1, -m / 2]) @ covariance @ np.array([1, -m / 2])
         gaps = []
@@ -406,12 +543,23 @@ def test_covariance_of_the_increments():
             n = np.arange(3)
             half = (d - 2) / 2  # Gauss-Laguerre for chi^2 with d - 2 degrees of freedom
             off = np.sqrt(n[1:] * (n[1:] + half - 1))
-            chi2, vectors = np.linalg.eigh(np.diag(2 * n + half) + np.diag(off, 1) + np.diag(off, -1))
+            chi2, vectors = np.linalg.eigh(
+                np.diag(2 * n + half) + np.diag(off, 1) + np.diag(off, -1)
+            )
             g, point_weights = gauss(3, 8)
             joint = point_weights[:, None] * vectors[0] ** 2
             norm = ((g[0] ** 2 + (lam - m * star) ** 2 / (1 - m**2))[:, None] + 2 * chi2) / d
-            q = 1 + ((4 * gamma * error * lam**2)[:, None] + (4 * gamma**2 * error**2 * lam**2)[:, None] * norm) / d
-            change = ((m + 2 * gamma * error * lam * star / d)[:, None] / np.sqrt(q) - m) * d / gamma
+            q = (
+                1
+                + (
+                    (4 * gamma * error * lam**2)[:, None]
+                    + (4 * gamma**2 * error**2 * lam**2)[:, None] * norm
+                )
+                / d
+            )
+            change = (
+                ((m + 2 * gamma * error * lam * star / d)[:, None] / np.sqrt(q) - m) * d / gamma
+            )
             gaps.append((joint * (change - (joint * change).sum()) ** 2).sum() / projected - 1)
         assert abs(gaps[1]) < 2e-3
         assert gaps[0] / gaps[1] == pytest.approx(10, rel=0.1)
@@ -433,9 +581,17 @@ def test_critical_points_against_a_dense_hessian(constraint: str | None):
         return x @ (weights * -2 * ((teacher @ x) ** 2 - field**2) * field)
 
     found = em.critical_points(rho, noise, d=d, constraint=constraint)
-    assert [point.kind for point in found] == [*(["maximum"] if constraint is None else []), "saddle", "minimum", "minimum"]
+    assert [point.kind for point in found] == [
+        *(["maximum"] if constraint is None else []),
+        "saddle",
+        "minimum",
+        "minimum",
+    ]
     for point in found:
-        w = point.overlap / rho * teacher + np.sqrt(point.norm - point.overlap**2 / rho) * orthogonal
+        w = (
+            point.overlap / rho * teacher
+            + np.sqrt(point.norm - point.overlap**2 / rho) * orthogonal
+        )
         slope = gradient(w)
         hessian = np.array([gradient(w + 1e-30j * e).imag / 1e-30 for e in np.eye(d)])
         if constraint == "sphere":
@@ -444,25 +600,46 @@ def test_critical_points_against_a_dense_hessian(constraint: str | None):
             basis = np.linalg.svd(P)[0][:, : d - 1]
             hessian = basis.T @ hessian @ basis
         np.testing.assert_allclose(slope, 0, atol=1e-12)
-        expected = np.concatenate([np.full(int(count), value) for value, count in point.eigenvalues])
+        expected = np.concatenate(
+            [np.full(int(count), value) for value, count in point.eigenvalues]
+        )
         np.testing.assert_allclose(np.linalg.eigvalsh(hessian), np.sort(expected), atol=1e-11)
-        assert point.risk == pytest.approx((weights * ((teacher @ x) ** 2 - (w @ x) ** 2) ** 2).sum() / 2 + noise / 2, rel=1e-12)
-        assert point.risk == pytest.approx(em.risk([point.overlap], [[point.norm]], noise=noise, rho=rho), rel=1e-12)
+        assert point.risk == pytest.approx(
+            (weights * ((teacher @ x) ** 2 - (w @ x) ** 2) ** 2).sum() / 2 + noise / 2, rel=1e-12
+        )
+        assert point.risk == pytest.approx(
+            em.risk([point.overlap], [[point.norm]], noise=noise, rho=rho), rel=1e-12
+        )
     assert em.critical_points(rho, constraint=constraint)[-2].eigenvalues[0] == (4 * rho, "d - 1")
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: em.exit_time_annealed(1, 100, 0.1, 0.0, 1.0), "threshold = 1.0: give finite numbers, above 0 and below 1"),
+        (
+            lambda: em.exit_time_annealed(1, 100, 0.1, 0.0, 1.0),
+            "threshold = 1.0: give finite numbers, above 0 and below 1",
+        ),
         (lambda: em.exit_time_quenched(1, 100, 0.1, 0.0, [0.1, 0.0]), "threshold = 0.0"),
-        (lambda: em.exit_time_annealed(0, 100, 0.1, 0.0, 0.1), "p = 0: give whole numbers, 1 or more"),
+        (
+            lambda: em.exit_time_annealed(0, 100, 0.1, 0.0, 0.1),
+            "p = 0: give whole numbers, 1 or more",
+        ),
         (lambda: em.exit_time_corrected(5, 5, 0.1, 0.0, 0.1), r"d = 5.0: give d >= p \+ 1"),
         (lambda: em.exit_time_p1(0.1, 0.0, 0.0, 0.1), "gamma = 0.0: give finite numbers, above 0"),
         (lambda: em.growth_rates(1, 0.1, -0.1), "noise = -0.1: give finite numbers, 0 or more"),
-        (lambda: em.exit_time_diffusive(100, 0.1, 0.0, 0.1, m0=0.4), r"m0 = 0.4: give a start inside"),
-        (lambda: em.exit_time_annealed(5, 20, 0.1, 0.0, 0.01), r"threshold = 0.01: give more than .* = 0.03509"),
-        (lambda: em.exit_time_quenched(3, 12, 0.1, 0.0, 0.06), "threshold = 0.06: give a larger one or a larger d"),
+        (
+            lambda: em.exit_time_diffusive(100, 0.1, 0.0, 0.1, m0=0.4),
+            r"m0 = 0.4: give a start inside",
+        ),
+        (
+            lambda: em.exit_time_annealed(5, 20, 0.1, 0.0, 0.01),
+            r"threshold = 0.01: give more than .* = 0.03509",
+        ),
+        (
+            lambda: em.exit_time_quenched(3, 12, 0.1, 0.0, 0.06),
+            "threshold = 0.06: give a larger one or a larger d",
+        ),
         (lambda: em.exit_time_quenched(1, 100, 0.1, 0.0, 0.1, law="normal"), "law = 'normal'"),
         (lambda: em.risk([0.1, 0.2], np.eye(3)), r"M has shape \(2,\): give shape \(..., 3\)"),
         (lambda: em.covariance_p1(1.1, 0.1, 0.0), "m = 1.1"),
@@ -479,7 +656,10 @@ def test_no_learning_is_infinite_and_says_so():
         lambda: em.exit_time_quenched([1, 5], 100, 0.2, 0.0, 0.1),
         lambda: em.exit_time_corrected([1, 5], 100, 0.2, 0.0, 0.1),
     ):
-        with pytest.warns(UserWarning, match="gamma = 0.2 does not learn at p = 1, noise = 0: .* take gamma below 0.166667") as seen:
+        with pytest.warns(
+            UserWarning,
+            match="gamma = 0.2 does not learn at p = 1, noise = 0: .* take gamma below 0.166667",
+        ) as seen:
             times = call()
         assert len(seen) == 1
         assert times[0] == np.inf

@@ -11,7 +11,11 @@ import sgdynamics as sgd
 from tests.conftest import slow
 
 STORED = Path(__file__).parents[2] / "docs/gallery/rough_landscapes_figure_2.nc"
-PAPER = {"GD": 0.09, "SGD": 0.30, "PSGD": 0.99}  # shares of 500 seeds whose mean loss is below 1e-7 at t = 1000
+PAPER = {
+    "GD": 0.09,
+    "SGD": 0.30,
+    "PSGD": 0.99,
+}  # shares of 500 seeds whose mean loss is below 1e-7 at t = 1000
 
 
 @pytest.mark.parametrize("name", list(PAPER))
@@ -43,7 +47,16 @@ def test_the_code_of_today_makes_the_stored_runs(name):
     }[name]()
     begin = sgd.start(problem, M=stored.M.values[:, 0], Q=np.ones((2, 1, 1)))
     steps, seed = stored.step.values, int(stored.attrs["seed"])
-    found = sgd.simulate(problem, algorithm, begin, steps=steps, dimension=1000, seed=seed, method="direct", dtype="float32")
+    found = sgd.simulate(
+        problem,
+        algorithm,
+        begin,
+        steps=steps,
+        dimension=1000,
+        seed=seed,
+        method="direct",
+        dtype="float32",
+    )
     # rounding of float32, another on each device
     np.testing.assert_allclose(found.M, stored.M, atol=1e-5)
     np.testing.assert_allclose(found.train_risk, stored.train_risk, rtol=1e-4)

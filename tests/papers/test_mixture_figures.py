@@ -11,8 +11,21 @@ from scipy import special, stats
 
 import sgdynamics as sgd
 from sgdynamics.papers.effective_dynamics import mixture_figures as figures
-from sgdynamics.papers.effective_dynamics.mixture_figures import escape_rate, figure_2, figure_3, order_of_limits, outcome, served
-from sgdynamics.papers.effective_dynamics.mixtures import TYPES, arc_variance, mixture_components, optimum, ring_radius
+from sgdynamics.papers.effective_dynamics.mixture_figures import (
+    escape_rate,
+    figure_2,
+    figure_3,
+    order_of_limits,
+    outcome,
+    served,
+)
+from sgdynamics.papers.effective_dynamics.mixtures import (
+    TYPES,
+    arc_variance,
+    mixture_components,
+    optimum,
+    ring_radius,
+)
 from sgdynamics.results.datasets import encode
 from tests.conftest import FALSE_ALARM, Z
 
@@ -56,7 +69,9 @@ def test_rule_finds_the_active_types_of_every_fixed_point(kind):
     M, a = (np.stack([point[name] for point in points]) for name in ("M", "a"))
     for size in (0.8, 1.2):  # and of what is not far from it
         found = served(kind, size * M, a, AL)
-        assert [tuple(np.array(list(TYPES[kind]))[row]) for row in found] == [one.active for one in components]
+        assert [tuple(np.array(list(TYPES[kind]))[row]) for row in found] == [
+            one.active for one in components
+        ]
         assert not served(kind, size * M, -a, AL).any()
 
 
@@ -66,10 +81,14 @@ def test_outcome_of_a_result():
     C = ring_radius("xor", AL)
     v = 0.9 * math.sqrt(C) * np.array([[1, 1, -1, -1], [1, 1, -1, -1]])
     M = np.zeros((2, 4, 2))
-    M[:, [0, 1], 0] = 0.9 * math.sqrt(C) * np.array([[1, -1], [0.7, 0.7]])  # the second serves mu+ twice
+    M[:, [0, 1], 0] = (
+        0.9 * math.sqrt(C) * np.array([[1, -1], [0.7, 0.7]])
+    )  # the second serves mu+ twice
     M[:, [2, 3], 1] = 0.9 * math.sqrt(C) * np.array([1, -1])
     begin = sgd.start(problem, M=M, Q=M @ np.swapaxes(M, 1, 2), a=v)
-    found = outcome(sgd.solve_ode(problem, sgd.OnePassSGD(lr=1.0), begin, times=np.linspace(0, 30, 25)))
+    found = outcome(
+        sgd.solve_ode(problem, sgd.OnePassSGD(lr=1.0), begin, times=np.linspace(0, 30, 25))
+    )
     assert found.active.dims == ("run", "time", "type")
     assert found.type.values.tolist() == ["mu+", "mu-", "nu+", "nu-"]
     np.testing.assert_array_equal(found.active[:, -1], [[True] * 4, [True, False, True, True]])
@@ -85,7 +104,13 @@ def test_growth_of_a_small_unit():
             x, weight = np.polynomial.legendre.leggauss(200)  # on x > 0, where the unit is active
             width = 1 + 10 / math.sqrt(snr)
             x, weight = width * (x + 1) / 2, width * weight / 2
-            drift -= 0.25 * np.sum(weight * stats.norm.pdf(x, mean, snr**-0.5) * (special.expit(s * s * x) - label) * s * x)
+            drift -= 0.25 * np.sum(
+                weight
+                * stats.norm.pdf(x, mean, snr**-0.5)
+                * (special.expit(s * s * x) - label)
+                * s
+                * x
+            )
         assert drift / s == pytest.approx(escape_rate(alpha, snr), abs=1e-8)
     assert escape_rate(0.1, math.inf) == pytest.approx(0.025)
     assert escape_rate(0.1, 20) == pytest.approx(0.0027, abs=5e-5)
@@ -96,7 +121,9 @@ def test_error_bars_are_one_standard_error():
     counts = np.array([0, 3, 64, 128])
     low, high = figures._interval(counts, 128)
     for n, count in enumerate(counts.tolist()):
-        found = stats.binomtest(count, 128).proportion_ci(float(special.erf(math.sqrt(0.5))), "wilson")
+        found = stats.binomtest(count, 128).proportion_ci(
+            float(special.erf(math.sqrt(0.5))), "wilson"
+        )
         np.testing.assert_allclose([low[n], high[n]], [found.low, found.high], atol=1e-12)
 
 
@@ -112,21 +139,31 @@ def arcs_hold(data, kind):
     expected = np.atleast_2d(arc_variance(AL, kind)) * -np.expm1(-2 * rate * float(data.arc_t[-1]))
     variances = np.diag(expected)
     error = np.sqrt((np.outer(variances, variances) + expected**2) / runs)
-    assert np.all(np.abs(np.atleast_2d(np.cov(rho[:, -1].T)) - expected) < Z * error + 6 / N * variances.max())
-    np.testing.assert_allclose(data.rho_deviation_sde[-1] ** 2, variances, rtol=Z * math.sqrt(2 / figures.SDE_PATHS))
+    assert np.all(
+        np.abs(np.atleast_2d(np.cov(rho[:, -1].T)) - expected) < Z * error + 6 / N * variances.max()
+    )
+    np.testing.assert_allclose(
+        data.rho_deviation_sde[-1] ** 2, variances, rtol=Z * math.sqrt(2 / figures.SDE_PATHS)
+    )
     for name in ("sde", "chain", "chain_noiseless"):
         values = np.linalg.eigvalsh(data[f"covariance_{name}"])[::-1]
         rank = 1 if kind == "binary" else 2
         assert np.all(values[:rank] > 0.02)
         assert np.all(np.abs(values[rank:]) < 1e-10)
         m = np.asarray(data.covariance_sde if name == "sde" else data[f"m_{name}"])
-        np.testing.assert_allclose(m[:, 0] * v[1], m[:, 1] * v[0], atol=1e-10)  # both units of an arc move in proportion
+        np.testing.assert_allclose(
+            m[:, 0] * v[1], m[:, 1] * v[0], atol=1e-10
+        )  # both units of an arc move in proportion
 
 
 @pytest.mark.slow
 def test_figure_2(tmp_path):
     data = drawn(figure_2, tmp_path)
-    good, m, runs = np.asarray(data.optimal)[:, -1], np.asarray(data.m_end)[:, :, 0], data.sizes["run"]
+    good, m, runs = (
+        np.asarray(data.optimal)[:, -1],
+        np.asarray(data.m_end)[:, :, 0],
+        data.sizes["run"],
+    )
     assert likely(good.sum(), runs, 0.5)
     assert abs(float(data.fraction[-1] - data.fraction_flow[-1])) <= 3 / runs
     # a few runs of small |v| arrive late, in the flow as in the chain; none leaves again
@@ -135,12 +172,18 @@ def test_figure_2(tmp_path):
     assert data.attrs["changed_late"] <= late + 3 / runs
     assert np.all(good[np.asarray(data.optimal)[:, three_quarters]])
     # noise of size 1/sqrt(N) about the optima and the arcs
-    best, spread = optimum("binary", AL, 100.0), 6 / math.sqrt(data.attrs["N"]) * math.sqrt(float(arc_variance(AL))) / 2
+    best, spread = (
+        optimum("binary", AL, 100.0),
+        6 / math.sqrt(data.attrs["N"]) * math.sqrt(float(arc_variance(AL))) / 2,
+    )
     np.testing.assert_allclose(np.abs(m[good]), best, atol=spread)
     assert np.all(m[good, 0] * m[good, 1] < 0)
-    np.testing.assert_allclose(np.linalg.norm(m[~good], axis=1), math.sqrt(ring_radius("binary", AL)), atol=spread)
+    np.testing.assert_allclose(
+        np.linalg.norm(m[~good], axis=1), math.sqrt(ring_radius("binary", AL)), atol=spread
+    )
     np.testing.assert_array_equal(
-        np.asarray(data.optimal)[:, -1], sampled_accuracy("binary", np.asarray(data.m_end), data.v_end, 100.0) > 0.75
+        np.asarray(data.optimal)[:, -1],
+        sampled_accuracy("binary", np.asarray(data.m_end), data.v_end, 100.0) > 0.75,
     )
     arcs_hold(data, "binary")
 
@@ -153,9 +196,14 @@ def test_figure_3(tmp_path):
     for name in ("active_types", "active_types_flow"):
         counts = np.asarray(data[name]) * runs
         assert counts.sum() == pytest.approx(runs)
-        assert all(likely(count, runs, p) for count, p in zip(counts, data.active_types_predicted.values, strict=True))
+        assert all(
+            likely(count, runs, p)
+            for count, p in zip(counts, data.active_types_predicted.values, strict=True)
+        )
     # the rule against inputs drawn afresh: with one cluster wrong the accuracy is about 3/4
-    accuracy = sampled_accuracy("xor", np.asarray(data.m_end), np.asarray(data.v_end), data.attrs["snr"])
+    accuracy = sampled_accuracy(
+        "xor", np.asarray(data.m_end), np.asarray(data.v_end), data.attrs["snr"]
+    )
     np.testing.assert_array_equal(good, accuracy > 0.9)
     assert np.unique(np.asarray(data.stable_points)[:, :2, 0].round(9), axis=0).shape == (7, 2)
     arcs_hold(data, "xor")
@@ -189,7 +237,10 @@ def test_figure_3_at_full_size(tmp_path):
 def test_more_runs_succeed_as_N_grows_at_fixed_snr():
     runs = 400
     data = figures._order_data((20.0,), (20, 1500), runs, 16.0, 0)
-    assert stats.binomtest(round(float(data.fraction[0, 1]) * runs), runs, 3 / 32, "greater").pvalue < FALSE_ALARM
+    assert (
+        stats.binomtest(round(float(data.fraction[0, 1]) * runs), runs, 3 / 32, "greater").pvalue
+        < FALSE_ALARM
+    )
     assert data.fraction[0, 1] > data.fraction[0, 0]
     assert data.changed_late.max() < 0.04
 
@@ -201,11 +252,17 @@ def test_more_runs_succeed_as_N_grows_at_fixed_snr():
         (lambda: figure_3(seed=-3), "seed = -3"),
         (lambda: order_of_limits(seed=-2), "seed = -2"),
         (lambda: served("three", np.zeros((2, 1)), np.zeros(2), AL), "kind = 'three'"),
-        (lambda: served("xor", np.zeros((4, 2)), np.zeros(4), 0.125), "alpha = 0.125.*only fixed point"),
+        (
+            lambda: served("xor", np.zeros((4, 2)), np.zeros(4), 0.125),
+            "alpha = 0.125.*only fixed point",
+        ),
         (lambda: escape_rate(0.1, 0.0), "snr = 0.0"),
         (lambda: escape_rate(-0.1, 10.0), "alpha = -0.1"),
         (lambda: outcome(xr.Dataset()), "no attribute 'problem'"),
-        (lambda: outcome(xr.Dataset(attrs={"problem": encode(sgd.TeacherStudent().describe())})), "not about a Gaussian mixture"),
+        (
+            lambda: outcome(xr.Dataset(attrs={"problem": encode(sgd.TeacherStudent().describe())})),
+            "not about a Gaussian mixture",
+        ),
     ],
 )
 def test_bad_input(call, says):

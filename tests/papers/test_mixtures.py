@@ -49,13 +49,22 @@ def cases():
     found = []
     for kind, a in ARCS.items():
         arc = ("+", "+") if kind == "binary" else ("mu+", "mu+", "nu+", "nu+")
-        best = np.sqrt(ring_radius(kind, AL)) * np.array([1, -1] if kind == "binary" else [1, 1, -1, -1])
-        found += [pytest.param(kind, a, None, arc, id=f"{kind}-arc"), pytest.param(kind, best, SPLIT[kind], SPLIT[kind], id=f"{kind}-best")]
+        best = np.sqrt(ring_radius(kind, AL)) * np.array(
+            [1, -1] if kind == "binary" else [1, 1, -1, -1]
+        )
+        found += [
+            pytest.param(kind, a, None, arc, id=f"{kind}-arc"),
+            pytest.param(kind, best, SPLIT[kind], SPLIT[kind], id=f"{kind}-best"),
+        ]
     return found
 
 
 def test_rings():
-    np.testing.assert_allclose([ring_radius("binary", 0.1), ring_radius("xor", 0.1)], [1.38629436111989, 0.405465108108164], rtol=1e-14)
+    np.testing.assert_allclose(
+        [ring_radius("binary", 0.1), ring_radius("xor", 0.1)],
+        [1.38629436111989, 0.405465108108164],
+        rtol=1e-14,
+    )
     for kind, threshold in (("binary", 0.25), ("xor", 0.125)):
         assert 0 < ring_radius(kind, 0.999 * threshold) < 0.01
         for alpha in (threshold, 1.0):
@@ -68,11 +77,15 @@ def test_components():
     assert len(found) == 39
     assert Counter(len(one.active) for one in found) == {0: 1, 1: 4, 2: 6, 3: 4, 4: 24}
     assert sum(one.stable for one in found) == 24
-    assert sorted(stratum for one in found for stratum in one.strata) == sorted(itertools.product(("0", *SPLIT["xor"]), repeat=4))
+    assert sorted(stratum for one in found for stratum in one.strata) == sorted(
+        itertools.product(("0", *SPLIT["xor"]), repeat=4)
+    )
     for one in found:
         assert one.dimension == (4 - len(one.active) if one.active else 0)
         assert one.stable == (len(one.active) == 4)
-        assert all({name for name in stratum if name != "0"} == set(one.active) for stratum in one.strata)
+        assert all(
+            {name for name in stratum if name != "0"} == set(one.active) for stratum in one.strata
+        )
     assert [(len(one.active), one.dimension, one.stable) for one in mixture_components("binary")] == [
         (0, 0, False), (1, 1, False), (1, 1, False), (2, 0, True), (2, 0, True),
     ]  # fmt: skip
@@ -98,7 +111,11 @@ def test_stability_of_every_stratum():
     rng, alpha, small = np.random.default_rng(0), 0.05, 1e-3
     C = ring_radius("xor", alpha)
     strata = [stratum for one in mixture_components() for stratum in one.strata]
-    a, M, leaves = np.zeros((len(strata), 4)), np.zeros((len(strata), 4, 2)), np.zeros(len(strata), bool)
+    a, M, leaves = (
+        np.zeros((len(strata), 4)),
+        np.zeros((len(strata), 4, 2)),
+        np.zeros(len(strata), bool),
+    )
     for n, stratum in enumerate(strata):
         for name in SPLIT["xor"]:
             mine = np.array([one == name for one in stratum])
@@ -107,16 +124,29 @@ def test_stability_of_every_stratum():
         for unit, name in enumerate(stratum):
             if name != "0":
                 M[n, unit, DIRECTION[name]] = a[n, unit] * (1 if name[2] == "+" else -1)
-        idle, missing = [u for u in range(4) if stratum[u] == "0"], [name for name in SPLIT["xor"] if name not in stratum]
+        idle, missing = (
+            [u for u in range(4) if stratum[u] == "0"],
+            [name for name in SPLIT["xor"] if name not in stratum],
+        )
         leaves[n] = bool(idle and missing)
-    v, m = a + small * rng.uniform(-1, 1, size=a.shape), M + small * rng.uniform(-1, 1, size=M.shape)
+    v, m = (
+        a + small * rng.uniform(-1, 1, size=a.shape),
+        M + small * rng.uniform(-1, 1, size=M.shape),
+    )
     for n in np.nonzero(leaves)[0]:
-        unit, name = strata[n].index("0"), next(name for name in SPLIT["xor"] if name not in strata[n])
+        unit, name = (
+            strata[n].index("0"),
+            next(name for name in SPLIT["xor"] if name not in strata[n]),
+        )
         v[n, unit] = small * (1 if name[:2] == "mu" else -1)
         m[n, unit] = 0
         m[n, unit, DIRECTION[name]] = v[n, unit] * (1 if name[2] == "+" else -1)
-    end = solve_infinite_snr("xor", m, m @ np.swapaxes(m, 1, 2), v, times=[150.0], weight_decay=alpha)
-    distance = np.maximum(np.abs(end["a"][:, 0] - a).max(axis=1), np.abs(end["M"][:, 0] - M).max(axis=(1, 2)))
+    end = solve_infinite_snr(
+        "xor", m, m @ np.swapaxes(m, 1, 2), v, times=[150.0], weight_decay=alpha
+    )
+    distance = np.maximum(
+        np.abs(end["a"][:, 0] - a).max(axis=1), np.abs(end["M"][:, 0] - M).max(axis=(1, 2))
+    )
     assert leaves.sum() == sum("0" in stratum for stratum in strata) == 625 - 256
     assert distance[leaves].min() > 0.3
     assert distance[~leaves].max() < 5 * small
@@ -128,7 +158,10 @@ def test_probabilities():
     assert active_types_probability() == (1 / 64, 21 / 64, 9 / 16, 3 / 32)
     assert success_probability("xor", 3) == 0
     # all signatures of five units, by hand: v > 0 goes by the sign of m^mu, v < 0 by that of m^nu
-    ends = [{(v, mu if v else nu) for v, mu, nu in units} for units in itertools.product(itertools.product((0, 1), repeat=3), repeat=5)]
+    ends = [
+        {(v, mu if v else nu) for v, mu, nu in units}
+        for units in itertools.product(itertools.product((0, 1), repeat=3), repeat=5)
+    ]
     count = Counter(map(len, ends))
     assert active_types_probability("xor", 5) == tuple(count[n] / 8**5 for n in (1, 2, 3, 4))
 
@@ -141,7 +174,9 @@ def check_measured(kind, runs, width=None, **more):
     assert stats.chisquare(found.counts[1:], runs * expected[1:]).pvalue > 1e-6
     p = success_probability(kind, width)
     assert abs(found.fraction - p) < Z * np.sqrt(p * (1 - p) / runs)
-    np.testing.assert_allclose(found.standard_error, np.sqrt(found.fraction * (1 - found.fraction) / runs))
+    np.testing.assert_allclose(
+        found.standard_error, np.sqrt(found.fraction * (1 - found.fraction) / runs)
+    )
 
 
 @pytest.mark.parametrize("kind", ["binary", "xor"])
@@ -173,7 +208,9 @@ def test_rescaled_drift_is_the_jacobian(kind, a, types, names):
     A, _ = rescaled_diffusion(kind, a, AL, types=types)
     M, own = fixed_point(kind, a, names)
     with jax.enable_x64(True):
-        value, slope = jacobian(kind)(np.concatenate([a, M[np.arange(len(a)), own]]), AL, np.eye(M.shape[1])[own], np.sign(M))
+        value, slope = jacobian(kind)(
+            np.concatenate([a, M[np.arange(len(a)), own]]), AL, np.eye(M.shape[1])[own], np.sign(M)
+        )
     np.testing.assert_allclose(value, 0, atol=1e-12)
     np.testing.assert_allclose(A, slope, atol=1e-8)
     np.testing.assert_allclose(A, A.T, atol=1e-15)
@@ -208,7 +245,9 @@ def test_rescaled_noise_is_the_covariance_of_a_step(kind, a, types, names):
 def test_arc_spectrum_and_its_ends():
     C = ring_radius("binary", AL)
     A, Sigma = rescaled_diffusion("binary", ARCS["binary"], AL)
-    np.testing.assert_allclose(np.linalg.eigvalsh(A), sorted([0, -2 * AL, -2 * AL, -2 * C * (AL - 2 * AL**2)]), atol=1e-14)
+    np.testing.assert_allclose(
+        np.linalg.eigvalsh(A), sorted([0, -2 * AL, -2 * AL, -2 * C * (AL - 2 * AL**2)]), atol=1e-14
+    )
     # noise only along the mode that relaxes
     rho = np.tile(ARCS["binary"], 2)
     np.testing.assert_allclose(Sigma @ rho, 2 * C * AL**2 * rho, rtol=1e-12)
@@ -240,7 +279,9 @@ def test_arc_paths_have_the_law_of_the_sde():
         # covariance' = A c + c A + Sigma, as one linear system
         flow = np.kron(A, np.eye(8)) + np.kron(np.eye(8), A)
         both = np.block([[flow, Sigma.reshape(-1, 1)], [np.zeros((1, 65))]])
-        covariance = (linalg.expm(both * step) @ np.append(covariance.ravel(), 1.0))[:-1].reshape(8, 8)
+        covariance = (linalg.expm(both * step) @ np.append(covariance.ravel(), 1.0))[:-1].reshape(
+            8, 8
+        )
         mean = linalg.expm(A * times[n]) @ start
         spread = np.sqrt(np.diag(covariance))
         assert np.all(np.abs(u[:, n].mean(axis=0) - mean) < Z * spread / np.sqrt(runs) + 1e-12)
@@ -271,7 +312,9 @@ def test_sgd_has_the_stationary_variance_of_the_arc(kind):
     variances = np.diag(expected)
     error = np.sqrt((np.outer(variances, variances) + expected**2) / runs)
     # Z standard errors, what has not relaxed yet, and O(1/N)
-    slow = np.exp(-2 * time * 2 * ring_radius(kind, AL) * (AL - AL**2 * (2 if kind == "binary" else 4)))
+    slow = np.exp(
+        -2 * time * 2 * ring_radius(kind, AL) * (AL - AL**2 * (2 if kind == "binary" else 4))
+    )
     assert np.all(np.abs(found - expected) < Z * error + (slow + 3 / N) * variances.max())
 
 
@@ -280,15 +323,22 @@ def exact_optimum(kind, snr):
     z, weight = np.polynomial.hermite_e.hermegauss(60)
     weight /= weight.sum()
     half, area = np.polynomial.legendre.leggauss(80)
-    half, area = 5 * (half + 1), 5 * area * np.exp(-0.5 * (5 * (half + 1)) ** 2) / np.sqrt(2 * np.pi)  # z > 0
+    half, area = (
+        5 * (half + 1),
+        5 * area * np.exp(-0.5 * (5 * (half + 1)) ** 2) / np.sqrt(2 * np.pi),
+    )  # z > 0
     near, far = 1 + z / np.sqrt(snr), half / np.sqrt(snr)
 
     def balance(b):
         if kind == "binary":  # f = b^2 x_mu
             return AL - 0.5 * weight @ (near * special.expit(-(b**2) * near))
         # f = b^2 (|x_mu| - |x_nu|): on mu+ x_mu is near 1 and x_nu of either sign, on nu+- the other way round, and x_mu > 0
-        served = 2 * np.einsum("i,j,ij", weight, area, near[:, None] * special.expit(-(b**2) * (near[:, None] - far)))
-        others = 2 * np.einsum("i,j,ij", weight, area, far * special.expit(b**2 * (far - near[:, None])))
+        served = 2 * np.einsum(
+            "i,j,ij", weight, area, near[:, None] * special.expit(-(b**2) * (near[:, None] - far))
+        )
+        others = 2 * np.einsum(
+            "i,j,ij", weight, area, far * special.expit(b**2 * (far - near[:, None]))
+        )
         return AL - 0.25 * (served - others)
 
     return optimize.brentq(balance, 0.1, 3.0, xtol=1e-15)
@@ -296,9 +346,13 @@ def exact_optimum(kind, snr):
 
 def test_optimum_at_large_snr():
     # binary to O(snr^-2), XOR to O(1/snr)
-    gaps = np.array([exact_optimum("binary", snr) - optimum("binary", AL, snr) for snr in (100, 200, 400)])
+    gaps = np.array(
+        [exact_optimum("binary", snr) - optimum("binary", AL, snr) for snr in (100, 200, 400)]
+    )
     np.testing.assert_allclose(gaps[:-1] / gaps[1:], 4, rtol=0.1)
-    gaps = np.array([exact_optimum("xor", snr) - optimum("xor", AL, snr) for snr in (1e4, 2e4, 4e4)])
+    gaps = np.array(
+        [exact_optimum("xor", snr) - optimum("xor", AL, snr) for snr in (1e4, 2e4, 4e4)]
+    )
     np.testing.assert_allclose(gaps[:-1] / gaps[1:], 2, rtol=0.1)
     # with R, at c_delta = 1
     assert abs(optimum("binary", AL, 100) - 1.173936869495) < 1 / 100**2
@@ -314,10 +368,22 @@ def test_optimum_at_large_snr():
         (lambda: arc_variance(0.125, "xor"), "alpha = 0.125.*below 0.125"),
         (lambda: mixture_components()[0].representative(0.2), "alpha = 0.2"),
         (lambda: mixture_components("xor", 9), "width = 9"),
-        (lambda: rescaled_diffusion("binary", [1.0, 1.0], AL), "type '\\+' is 2: make it C_alpha = 1.38629"),
-        (lambda: rescaled_diffusion("binary", [np.sqrt(ring_radius("binary", AL)), 0.0], AL), "end of an arc"),
-        (lambda: rescaled_diffusion("xor", ARCS["xor"], AL, types=("mu+",)), "one type for each of the 4"),
-        (lambda: rescaled_diffusion("xor", ARCS["xor"], AL, types=("mu+", "mu+", "mu-", "nu-")), "type 'mu-' has the other sign"),
+        (
+            lambda: rescaled_diffusion("binary", [1.0, 1.0], AL),
+            "type '\\+' is 2: make it C_alpha = 1.38629",
+        ),
+        (
+            lambda: rescaled_diffusion("binary", [np.sqrt(ring_radius("binary", AL)), 0.0], AL),
+            "end of an arc",
+        ),
+        (
+            lambda: rescaled_diffusion("xor", ARCS["xor"], AL, types=("mu+",)),
+            "one type for each of the 4",
+        ),
+        (
+            lambda: rescaled_diffusion("xor", ARCS["xor"], AL, types=("mu+", "mu+", "mu-", "nu-")),
+            "type 'mu-' has the other sign",
+        ),
         (lambda: arc_paths("binary", ARCS["binary"], AL, [2.0, 1.0], 3), "times = .*increasing"),
         (lambda: optimum("xor", AL, 0.0), "snr = 0.0"),
     ],
@@ -337,4 +403,9 @@ def test_above_the_threshold_only_zero_is_left():
 def test_types_cover_the_clusters():
     # every cluster is served by exactly one type, with the head's sign that its label asks for
     assert sorted(mixtures.TYPES["binary"].values()) == [(0, -1, -1), (0, 1, 1)]
-    assert sorted(mixtures.TYPES["xor"].values()) == [(0, -1, 1), (0, 1, 1), (1, -1, -1), (1, 1, -1)]
+    assert sorted(mixtures.TYPES["xor"].values()) == [
+        (0, -1, 1),
+        (0, 1, 1),
+        (1, -1, -1),
+        (1, 1, -1),
+    ]

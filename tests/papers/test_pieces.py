@@ -27,7 +27,10 @@ def small(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     for name, numbers in every.items():
         one = paper.setting(3.0, 0.01, 0.2, name, dimension=20, seed=seed, runs=3, **numbers)
         each.append(style.runs_of(one, t, 20, seed + 1))
-    data = xr.Dataset({"m": (("algorithm", "run", "time"), np.stack([one["m"].values for one in each]))}, {"t": ("time", t)})
+    data = xr.Dataset(
+        {"m": (("algorithm", "run", "time"), np.stack([one["m"].values for one in each]))},
+        {"t": ("time", t)},
+    )
     data["dmft"] = style.theory_of(paper.setting(3.0, 0.01, 0.2), t, 1024, seed)["m"]
     fig = style.figure(1, 1)
     fig.subplots().plot(t, data["m"].values[0].T)
@@ -36,7 +39,9 @@ def small(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
 
 @pytest.mark.slow
-def test_a_figure_in_sittings_is_the_one_of_one_sitting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_figure_in_sittings_is_the_one_of_one_sitting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With no time for more than one piece of a run each; what was unfinished is said, and left out of no page."""
     monkeypatch.setattr(paper, "figure_3", small)
     monkeypatch.setattr(DirectFixedData, "grain", property(lambda self: 20))
@@ -46,7 +51,19 @@ def test_a_figure_in_sittings_is_the_one_of_one_sitting(tmp_path: Path, monkeypa
     expected = small()[1]
     codes, stem = [], tmp_path / "rough_landscapes-3"
     for _ in range(30):
-        codes.append(gallery.main(["--full", "--only", "rough_landscapes/3", "--seconds", "0.02", "--out", str(tmp_path)]))
+        codes.append(
+            gallery.main(
+                [
+                    "--full",
+                    "--only",
+                    "rough_landscapes/3",
+                    "--seconds",
+                    "0.02",
+                    "--out",
+                    str(tmp_path),
+                ]
+            )
+        )
         if codes[-1] == 0:
             break
         about = json.loads(stem.with_suffix(".json").read_text())
@@ -56,12 +73,30 @@ def test_a_figure_in_sittings_is_the_one_of_one_sitting(tmp_path: Path, monkeypa
     assert codes[-1] == 0
     assert len(codes) > 2
     assert set(codes[:-1]) == {3}
-    xr.testing.assert_identical(sgd.load(stem.with_suffix(".nc")).drop_attrs(), expected.drop_attrs())
-    kept = sorted(path.name.split("-")[0] for path in (tmp_path / "pieces" / stem.name).glob("*.nc"))
+    xr.testing.assert_identical(
+        sgd.load(stem.with_suffix(".nc")).drop_attrs(), expected.drop_attrs()
+    )
+    kept = sorted(
+        path.name.split("-")[0] for path in (tmp_path / "pieces" / stem.name).glob("*.nc")
+    )
     assert kept == ["runs", "runs", "theory"]
     # all pieces are there: nothing is simulated again
     monkeypatch.setattr(style, "simulate", lambda *_, **__: pytest.fail("simulated again"))
-    assert gallery.main(["--full", "--again", "--only", "rough_landscapes/3", "--seconds", "9", "--out", str(tmp_path)]) == 0
+    assert (
+        gallery.main(
+            [
+                "--full",
+                "--again",
+                "--only",
+                "rough_landscapes/3",
+                "--seconds",
+                "9",
+                "--out",
+                str(tmp_path),
+            ]
+        )
+        == 0
+    )
     with pytest.raises(SystemExit):
         gallery.main(["--seconds", "-1", "--only", "rough_landscapes/3", "--out", str(tmp_path)])
 

@@ -17,11 +17,15 @@ def test_best_rate_solves_its_equation():
     """eps' = -2 lr eps + lr^2 (eps + noise), lr = eps/(eps + noise), by steps; no other rate falls faster."""
     noise, start = 0.3, 0.7
     at = np.linspace(0, 30, 7)
-    whole = integrate.solve_ivp(lambda _, e: -(e**2) / (e + noise), (0, 30), [start], t_eval=at, rtol=1e-11, atol=1e-13)
+    whole = integrate.solve_ivp(
+        lambda _, e: -(e**2) / (e + noise), (0, 30), [start], t_eval=at, rtol=1e-11, atol=1e-13
+    )
     np.testing.assert_allclose(paper.best_error(at, start, noise), whole.y[0], rtol=1e-8)
     eps, lr = paper.best_error(at, start, noise), paper.best_rate(at, start, noise)
     for other in (0.9 * lr, 1.1 * lr):
-        assert np.all(-2 * other * eps + other**2 * (eps + noise) > -2 * lr * eps + lr**2 * (eps + noise))
+        assert np.all(
+            -2 * other * eps + other**2 * (eps + noise) > -2 * lr * eps + lr**2 * (eps + noise)
+        )
 
 
 def test_error_is_finite_late_and_falls_as_noise_over_alpha():
@@ -31,10 +35,16 @@ def test_error_is_finite_late_and_falls_as_noise_over_alpha():
 
 def test_constant_rate():
     """Against its equation, and the reference of the best one."""
-    whole = integrate.solve_ivp(lambda _, e: -2 * 0.4 * e + 0.16 * (e + 0.3), (0, 5), [0.7], rtol=1e-11, atol=1e-13)
-    assert float(paper.constant_error(5.0, 0.7, 0.3, 0.4)) == pytest.approx(whole.y[0, -1], rel=1e-8)
+    whole = integrate.solve_ivp(
+        lambda _, e: -2 * 0.4 * e + 0.16 * (e + 0.3), (0, 5), [0.7], rtol=1e-11, atol=1e-13
+    )
+    assert float(paper.constant_error(5.0, 0.7, 0.3, 0.4)) == pytest.approx(
+        whole.y[0, -1], rel=1e-8
+    )
     least = optimize.minimize_scalar(
-        lambda lr: float(paper.constant_error(20.0, 1.0, 0.1, lr)), bounds=(0.01, 1.9), options={"xatol": 1e-9}
+        lambda lr: float(paper.constant_error(20.0, 1.0, 0.1, lr)),
+        bounds=(0.01, 1.9),
+        options={"xatol": 1e-9},
     )
     known = reference.REFERENCE["linear"]
     assert least.fun / 2 == pytest.approx(known.constant_risk, rel=1e-7)
@@ -74,7 +84,16 @@ def test_chain_of_batches_is_that_of_simulate(batch):
     problem = sgd.TeacherStudent(width=1, activation="linear", noise=reference.NOISE)
     begin = sgd.start(problem, M=[[0.0]], Q=[[0.0]])
     algorithm = sgd.OnePassSGD(lr=0.8, batch=batch)
-    ran = sgd.simulate(problem, algorithm, begin, steps=[steps], dimension=batch_figure.DIMENSION, runs=runs, seed=1, progress=False)
+    ran = sgd.simulate(
+        problem,
+        algorithm,
+        begin,
+        steps=[steps],
+        dimension=batch_figure.DIMENSION,
+        runs=runs,
+        seed=1,
+        progress=False,
+    )
     other = ran.excess_risk.values[:, -1]
     error = np.hypot(own.std() / np.sqrt(len(own)), other.std() / np.sqrt(runs))
     assert abs(own.mean() - other.mean()) < Z * error
@@ -82,7 +101,9 @@ def test_chain_of_batches_is_that_of_simulate(batch):
     assert own.std() == pytest.approx(other.std(), rel=0.25)
 
 
-@pytest.mark.parametrize(("lr", "steps"), [(one, steps) for one, (steps, _) in reference.RAMPS.items()])
+@pytest.mark.parametrize(
+    ("lr", "steps"), [(one, steps) for one, (steps, _) in reference.RAMPS.items()]
+)
 def test_ramps_use_all_samples(lr, steps):
     rates, batches = batch_figure.ramp(lr)
     assert len(rates) == steps

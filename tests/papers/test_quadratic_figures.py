@@ -30,23 +30,36 @@ def test_exits_in_spectra_are_those_of_the_matrices(p, p_star, share):
     rho0 = 0.05 * rng.normal(size=(3, p, p_star))
     level = 0.9 * qn.plateau(p, p_star).risk
     found = escape_figures._exits(p, p_star, eta, rho0, level)
-    halves = escape_figures._exits(p, p_star, np.array([eta, 0.5 * eta, eta]), rho0) if p >= p_star else None
+    halves = (
+        escape_figures._exits(p, p_star, np.array([eta, 0.5 * eta, eta]), rho0)
+        if p >= p_star
+        else None
+    )
     for run, rho in enumerate(rho0):
         n = rho.size
 
         def field(_, y, n=n):
-            return np.concatenate([part.ravel() for part in qn.drift(y[:n].reshape(p, p_star), y[n:].reshape(p, p), eta)])
+            return np.concatenate(
+                [
+                    part.ravel()
+                    for part in qn.drift(y[:n].reshape(p, p_star), y[n:].reshape(p, p), eta)
+                ]
+            )
 
         def left(_, y, n=n):
             return qn.risk(y[:n].reshape(p, p_star), y[n:].reshape(p, p)) - level
 
         left.terminal = True
         begin = np.concatenate([rho.ravel(), np.eye(p).ravel()])
-        dense = solve_ivp(field, (0, 400 / share), begin, "DOP853", rtol=1e-10, atol=1e-13, events=left)
+        dense = solve_ivp(
+            field, (0, 400 / share), begin, "DOP853", rtol=1e-10, atol=1e-13, events=left
+        )
         assert found[run] == pytest.approx(eta * dense.t_events[0][0], rel=1e-6)
         if halves is not None and run != 1:
             level_half = 0.5 * qn.risk(rho, np.eye(p))
-            end = solve_ivp(field, (0, halves[run] / eta), begin, "DOP853", rtol=1e-10, atol=1e-13).y[:, -1]
+            end = solve_ivp(
+                field, (0, halves[run] / eta), begin, "DOP853", rtol=1e-10, atol=1e-13
+            ).y[:, -1]
             assert left(0, end) + level == pytest.approx(level_half, rel=1e-6)
 
 
@@ -66,9 +79,19 @@ def test_plateau_of_sgd_and_its_best_rate(p, p_star):
         np.testing.assert_allclose(d_Q, 0, atol=1e-14)
         np.testing.assert_allclose(d_rho, eta * growth * rho, rtol=1e-8)
         # of the two fixed points the one that norms are drawn to
-        assert qn.drift(0 * rho, 1.01 * norm * np.eye(p), eta)[1][0, 0] < 0 < qn.drift(0 * rho, 0.99 * norm * np.eye(p), eta)[1][0, 0]
-    assert qn.plateau_growth(p, p_star, 0.0) == pytest.approx((p / (p + 2), qn.growth_rates(p, p_star)[0]), rel=1e-13)
-    found = minimize_scalar(lambda x: -x * qn.plateau_growth(p, p_star, x)[1], bounds=(0.5 * best, 1.3 * best), options={"xatol": 1e-9})
+        assert (
+            qn.drift(0 * rho, 1.01 * norm * np.eye(p), eta)[1][0, 0]
+            < 0
+            < qn.drift(0 * rho, 0.99 * norm * np.eye(p), eta)[1][0, 0]
+        )
+    assert qn.plateau_growth(p, p_star, 0.0) == pytest.approx(
+        (p / (p + 2), qn.growth_rates(p, p_star)[0]), rel=1e-13
+    )
+    found = minimize_scalar(
+        lambda x: -x * qn.plateau_growth(p, p_star, x)[1],
+        bounds=(0.5 * best, 1.3 * best),
+        options={"xatol": 1e-9},
+    )
     assert found.x == pytest.approx(best, rel=1e-5)
     assert np.isnan(qn.plateau_growth(p, p_star, 10.0 * p)).all()
 
@@ -77,9 +100,14 @@ def test_best_rate_is_linear_in_the_width_and_reached_as_overlaps_vanish():
     assert qn.optimal_rate(10**6, 3) / 10**6 == pytest.approx(math.sqrt(3 / 5) / 4, rel=1e-5)
     assert qn.optimal_rate(10**6, 1) / 10**6 == pytest.approx(math.sqrt(1 / 3) / 4, rel=1e-5)
     normal = np.random.default_rng(0).normal(size=(6, 3, 3))
-    gaps = [1 - escape_figures._best(3, 3, 10.0**-power * normal, 5)[0] / qn.optimal_rate(3, 3) for power in (6, 24)]
+    gaps = [
+        1 - escape_figures._best(3, 3, 10.0**-power * normal, 5)[0] / qn.optimal_rate(3, 3)
+        for power in (6, 24)
+    ]
     assert 0 < gaps[1] < 0.01
-    assert gaps[0] / gaps[1] == pytest.approx(4, rel=0.15)  # as 1/log(1/epsilon): what follows the plateau takes its share of the time
+    assert gaps[0] / gaps[1] == pytest.approx(
+        4, rel=0.15
+    )  # as 1/log(1/epsilon): what follows the plateau takes its share of the time
 
 
 def test_noise_of_sgd_in_small_overlaps():
@@ -91,7 +119,9 @@ def test_noise_of_sgd_in_small_overlaps():
         u, v = rng.standard_normal((2, runs))
         field = rho * u + rest * v
         force = (4 * x / N) * (u**2 - field**2) * field
-        outside = N - 2 + math.sqrt(2 * (N - 2)) * rng.standard_normal(runs)  # chi^2_(N - 2), to 1/sqrt(N)
+        outside = (
+            N - 2 + math.sqrt(2 * (N - 2)) * rng.standard_normal(runs)
+        )  # chi^2_(N - 2), to 1/sqrt(N)
         rho, rest = rho + force * u, np.sqrt((rest + force * v) ** 2 + force**2 * outside)
 
     def growing(_, y):
@@ -109,12 +139,21 @@ def test_noise_of_sgd_in_small_overlaps():
 @pytest.mark.slow
 def test_figure_1_runs_lie_on_the_ode():
     data = figures._theory_beside_runs(100, 8.0, 3)
-    assert data.sizes == {"time": figures.POINTS, "unit": 6, "signal": 3, "unit_other": 6, "run": 10, "kept": 10}
+    assert data.sizes == {
+        "time": figures.POINTS,
+        "unit": 6,
+        "signal": 3,
+        "unit_other": 6,
+        "run": 10,
+        "kept": 10,
+    }
     np.testing.assert_allclose(data.rho_runs.mean("run")[-1], data.rho_mean[-1], rtol=1e-12)
     assert float(data.risk_ode[0]) == pytest.approx(float(data.risk_mean[0]), rel=1e-12)
     assert data.risk_ode[-1] < 0.6 * data.risk_ode[0]
     np.testing.assert_allclose(data.risk_ode, qn.risk(data.rho_ode, data.Q_ode), rtol=1e-9)
-    assert 0.5 < data.attrs["z_rms"] < 2.5  # 1.13 is what 10 runs give on average where the ODE is their mean
+    assert (
+        0.5 < data.attrs["z_rms"] < 2.5
+    )  # 1.13 is what 10 runs give on average where the ODE is their mean
     assert data.attrs["gap_risk_largest"] < 0.05
 
 
@@ -139,7 +178,9 @@ def test_figure_2(tmp_path):
     assert np.all(data.eta_best < data.eta_formula)
     assert np.all(data.eta_best > 0.83 * data.eta_formula)
     assert np.all(data.eta_best < data.eta_most)
-    assert np.all((data.eta_formula < data.eta_most) == (data.p < 16))  # wide students leave the plateau fastest where they do not converge
+    assert np.all(
+        (data.eta_formula < data.eta_most) == (data.p < 16)
+    )  # wide students leave the plateau fastest where they do not converge
 
 
 @pytest.mark.slow
@@ -153,7 +194,10 @@ def test_figure_3(tmp_path):
     assert data.predicted_end[1:].min() > 1
     assert data.risk[:, -1].max() < 1e-4
     # 1/distance and risk^(-1/2) are linear in t: their slopes do not know when the run left the plateau
-    for values, law, power in ((data.own_distance, data.distance_law, -1), (data.risk, data.risk_law, -0.5)):
+    for values, law, power in (
+        (data.own_distance, data.distance_law, -1),
+        (data.risk, data.risk_law, -0.5),
+    ):
         late = (values**power).diff("time")[:, -1]
         np.testing.assert_allclose(late, float((law**power).diff("time")[-1]), rtol=0.02)
 
@@ -165,10 +209,14 @@ def test_figure_4(tmp_path):
     assert data.moved_ode.max() < 1e-11
     np.testing.assert_allclose(data.S[-1].values.T @ data.S[-1].values, np.eye(3), atol=1e-12)
     assert np.all(data.moved_gaussian[:, -1] > 0.01)
-    assert 1.3 < float(data.moved_gaussian[0, -1] / data.moved_gaussian[1, -1]) < 3.2  # as N^(-1/2): a factor 2
+    assert (
+        1.3 < float(data.moved_gaussian[0, -1] / data.moved_gaussian[1, -1]) < 3.2
+    )  # as N^(-1/2): a factor 2
     assert np.all(data.moved_sgd[:, -1] > 0.05)
     # SGD's own noise explains how far S moves, at each N alike
-    assert np.all(np.abs(data.moved_sgd[:, -1] - data.moved_expected) < Z * data.moved_sgd_error[:, -1])
+    assert np.all(
+        np.abs(data.moved_sgd[:, -1] - data.moved_expected) < Z * data.moved_sgd_error[:, -1]
+    )
 
 
 def test_figures_5_and_6_count_what_the_formulas_say(tmp_path):
@@ -182,7 +230,9 @@ def test_figures_5_and_6_count_what_the_formulas_say(tmp_path):
     whole(fig, data, tmp_path)
     np.testing.assert_array_equal(data.counted, data.formula)
     rank = np.minimum(data.p_star, data.attrs["N"])
-    np.testing.assert_array_equal(data.flat, data.formula + (data.attrs["N"] - rank) * (data.p - rank) + 0 * data.formula)
+    np.testing.assert_array_equal(
+        data.flat, data.formula + (data.attrs["N"] - rank) * (data.p - rank) + 0 * data.formula
+    )
     np.testing.assert_array_equal(data.formula[0], data.p - 1)  # phase retrieval
     assert np.all(np.isnan(data.formula) == (data.p < rank).transpose("teacher", "width"))
 
@@ -204,8 +254,12 @@ def test_exits_move_with_log_epsilon_at_the_growth_rate():
     for p, p_star in ((3, 3), (9, 3)):
         eta, normal = 0.02 * p, np.random.default_rng(p).normal(size=(3, p, p_star))
         level = 0.9 * qn.plateau(p, p_star).risk
-        early, late = (escape_figures._exits(p, p_star, eta, size * normal, level) for size in (1e-4, 1e-6))
-        np.testing.assert_allclose(late - early, math.log(100) / qn.plateau_growth(p, p_star, eta)[1], rtol=1e-4)
+        early, late = (
+            escape_figures._exits(p, p_star, eta, size * normal, level) for size in (1e-4, 1e-6)
+        )
+        np.testing.assert_allclose(
+            late - early, math.log(100) / qn.plateau_growth(p, p_star, eta)[1], rtol=1e-4
+        )
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,15 @@ def integrate(rho, Q, times, eta=0.0, noise=0.0, method="DOP853", rtol=1e-12, at
         moved = qn.gradient_flow(*state) if eta == 0 else qn.drift(*state, eta, noise=noise)
         return np.concatenate([part.ravel() for part in moved]) / (eta or 1.0)
 
-    found = solve_ivp(field, (0, times[-1]), np.concatenate([rho.ravel(), Q.ravel()]), method, times, rtol=rtol, atol=atol)
+    found = solve_ivp(
+        field,
+        (0, times[-1]),
+        np.concatenate([rho.ravel(), Q.ravel()]),
+        method,
+        times,
+        rtol=rtol,
+        atol=atol,
+    )
     assert found.success
     return found.y[:n].T.reshape(-1, *rho.shape), found.y[n:].T.reshape(-1, *Q.shape)
 
@@ -42,9 +50,19 @@ def jacobian(rho, Q, eta):
     n, step = rho.size, 1e-4
     rows = []
     for direction in np.eye(n + Q.size):
-        change = direction[:n].reshape(rho.shape), (direction[n:].reshape(Q.shape) + direction[n:].reshape(Q.shape).T) / 2
-        plus, minus = (qn.drift(rho + sign * step * change[0], Q + sign * step * change[1], eta) for sign in (1, -1))
-        rows.append(np.concatenate([((a - b) / (2 * step * eta)).ravel() for a, b in zip(plus, minus, strict=True)]))
+        change = (
+            direction[:n].reshape(rho.shape),
+            (direction[n:].reshape(Q.shape) + direction[n:].reshape(Q.shape).T) / 2,
+        )
+        plus, minus = (
+            qn.drift(rho + sign * step * change[0], Q + sign * step * change[1], eta)
+            for sign in (1, -1)
+        )
+        rows.append(
+            np.concatenate(
+                [((a - b) / (2 * step * eta)).ravel() for a, b in zip(plus, minus, strict=True)]
+            )
+        )
     return np.array(rows).T
 
 
@@ -54,7 +72,9 @@ def test_drift_and_risk_are_the_gaussian_moments(p, p_star, n):
     W = POINT_B if (p, p_star) == (3, 2) else np.random.default_rng(p).normal(size=(p, n))
     nodes, weights = np.polynomial.hermite_e.hermegauss(4)
     x = np.array(list(itertools.product(nodes, repeat=n + 1)))
-    weight = np.prod(list(itertools.product(weights, repeat=n + 1)), axis=1) / (2 * np.pi) ** ((n + 1) / 2)
+    weight = np.prod(list(itertools.product(weights, repeat=n + 1)), axis=1) / (2 * np.pi) ** (
+        (n + 1) / 2
+    )
     eta, noise = ETA, 0.3
     u, fields = x[:, :p_star], x[:, :n] @ W.T
     clean = (u**2).mean(axis=1) - (fields**2).mean(axis=1)
@@ -63,11 +83,15 @@ def test_drift_and_risk_are_the_gaussian_moments(p, p_star, n):
     d_rho, d_Q = qn.drift(rho, Q, eta, noise=noise)
     pull = np.einsum("a,ai,aj->ij", weight, F, fields)
     np.testing.assert_allclose(d_rho, np.einsum("a,ai,aj->ij", weight, F, u), rtol=0, atol=1e-13)
-    np.testing.assert_allclose(d_Q, pull + pull.T + np.einsum("a,ai,aj->ij", weight, F, F), rtol=0, atol=1e-12)
+    np.testing.assert_allclose(
+        d_Q, pull + pull.T + np.einsum("a,ai,aj->ij", weight, F, F), rtol=0, atol=1e-12
+    )
     assert qn.risk(rho, Q) == pytest.approx(weight @ clean**2, rel=1e-12)
     stacked = qn.drift(np.stack([rho, 2 * rho]), np.stack([Q, 4 * Q]), eta, noise=noise)
     np.testing.assert_allclose(stacked[1][0], d_Q, rtol=1e-13)
-    np.testing.assert_allclose(stacked[1][1], qn.drift(2 * rho, 4 * Q, eta, noise=noise)[1], rtol=1e-13)
+    np.testing.assert_allclose(
+        stacked[1][1], qn.drift(2 * rho, 4 * Q, eta, noise=noise)[1], rtol=1e-13
+    )
 
 
 def test_reference_values():
@@ -81,23 +105,33 @@ def test_reference_values():
     assert d_rho[2, 1] == pytest.approx(0.08149333333, abs=5e-12)
     assert linear[0, 0] == pytest.approx(-0.01917866667, abs=5e-12)
     assert linear[2, 2] == pytest.approx(0.1420586667, abs=5e-11)
-    np.testing.assert_allclose(qn.closest_solution(RHO_0)[0], [0.8291994844, -0.1661869083], rtol=0, atol=5e-11)
+    np.testing.assert_allclose(
+        qn.closest_solution(RHO_0)[0], [0.8291994844, -0.1661869083], rtol=0, atol=5e-11
+    )
     end = integrate(RHO_0, np.eye(3), [10 * ETA], eta=ETA)
     assert qn.risk(end[0][0], end[1][0]) == pytest.approx(1.36996301, abs=5e-9)
 
 
 def test_the_generic_engine_has_the_same_drift():
     problem = sgd.TeacherStudent(width=3, teacher_width=2, activation="square")
-    engine = jax.jit(lambda parameters, state, lr: functional.drift(problem.structure, parameters, state, lr=lr))
+    engine = jax.jit(
+        lambda parameters, state, lr: functional.drift(problem.structure, parameters, state, lr=lr)
+    )
     W = np.random.default_rng(0).normal(size=(3, 5))
     with jax.enable_x64(True):
         for rows, eta, noise in ((POINT_B, ETA, 0.0), (W, 0.4, 0.2)):
             rho, Q = rows[:, :2], rows @ rows.T
             state = functional.state(sgd.start(problem, M=rho, Q=Q))
-            found = engine({**problem.parameters, "noise": np.float64(noise)}, state, np.float64(2 * eta))
+            found = engine(
+                {**problem.parameters, "noise": np.float64(noise)}, state, np.float64(2 * eta)
+            )
             d_rho, d_Q = qn.drift(rho, Q, eta, noise=noise)
-            np.testing.assert_allclose(2 * eta * np.asarray(found["M"])[0], d_rho, rtol=1e-12, atol=1e-14)
-            np.testing.assert_allclose(2 * eta * np.asarray(found["Q"])[0], d_Q, rtol=1e-12, atol=1e-14)
+            np.testing.assert_allclose(
+                2 * eta * np.asarray(found["M"])[0], d_rho, rtol=1e-12, atol=1e-14
+            )
+            np.testing.assert_allclose(
+                2 * eta * np.asarray(found["Q"])[0], d_Q, rtol=1e-12, atol=1e-14
+            )
 
 
 @pytest.mark.parametrize(("p", "p_star"), [(3, 2), (1, 1), (2, 3), (6, 3)])
@@ -116,29 +150,54 @@ def test_plateau_and_its_rates(p, p_star):
     change = change + change.T
     trace = np.trace(change) / p * np.eye(p)
     plus, minus = (qn.gradient_flow(nothing, flat.Q + sign * step * change)[1] for sign in (1, -1))
-    np.testing.assert_allclose((plus - minus) / (2 * step), -omega_q * (change - trace) - (8 / p) * trace, rtol=1e-8, atol=1e-9)
+    np.testing.assert_allclose(
+        (plus - minus) / (2 * step),
+        -omega_q * (change - trace) - (8 / p) * trace,
+        rtol=1e-8,
+        atol=1e-9,
+    )
 
 
 @pytest.mark.parametrize(("p", "p_star"), [(3, 2), (2, 1)])
 def test_loss_reduction_follows_gradient_flow(p, p_star):
     epsilon, flat = 1e-6, qn.plateau(p, p_star)
     rho = np.random.default_rng(1).normal(size=(p, p_star))
-    rho *= epsilon * math.sqrt(p * p_star) / np.linalg.norm(rho)  # the mean of |rho|^2, so the mean over starts
+    rho *= (
+        epsilon * math.sqrt(p * p_star) / np.linalg.norm(rho)
+    )  # the mean of |rho|^2, so the mean over starts
     times = np.array([0.0, 0.5, 7.0, 8.0]) / qn.growth_rates(p, p_star)[0]
     risk = qn.risk(*integrate(rho, flat.Q, times, rtol=1e-13, atol=1e-16))
-    np.testing.assert_allclose((risk[0] - risk) / risk[0], qn.loss_reduction(times, p, p_star, epsilon), rtol=1e-4, atol=1e-15)
+    np.testing.assert_allclose(
+        (risk[0] - risk) / risk[0],
+        qn.loss_reduction(times, p, p_star, epsilon),
+        rtol=1e-4,
+        atol=1e-15,
+    )
     # from Q(0) = I the norms fall as well: take off what they do without any overlap
-    risk, norms = (qn.risk(*integrate(x, np.eye(p), times, rtol=1e-13, atol=1e-16))[2:] for x in (rho, 0 * rho))
-    np.testing.assert_allclose((norms - risk) / flat.risk, qn.loss_reduction(times[2:], p, p_star, epsilon, since="start"), rtol=1e-3)
+    risk, norms = (
+        qn.risk(*integrate(x, np.eye(p), times, rtol=1e-13, atol=1e-16))[2:] for x in (rho, 0 * rho)
+    )
+    np.testing.assert_allclose(
+        (norms - risk) / flat.risk,
+        qn.loss_reduction(times[2:], p, p_star, epsilon, since="start"),
+        rtol=1e-3,
+    )
 
 
 def dense(W, p_star):
     """Gradient and Hessian of E[(y - yhat)^2] in the p N weights, from the tensor of fourth moments of x (Isserlis)."""
     p, N = W.shape
     one = np.eye(N)
-    fourth = np.einsum("ij,ab->ijab", one, one) + np.einsum("ia,jb->ijab", one, one) + np.einsum("ib,ja->ijab", one, one)
+    fourth = (
+        np.einsum("ij,ab->ijab", one, one)
+        + np.einsum("ia,jb->ijab", one, one)
+        + np.einsum("ib,ja->ijab", one, one)
+    )
     teacher = one[:p_star]
-    error = np.einsum("ijab,la,lb->ij", fourth, teacher, teacher) / p_star - np.einsum("ijab,ka,kb->ij", fourth, W, W) / p
+    error = (
+        np.einsum("ijab,la,lb->ij", fourth, teacher, teacher) / p_star
+        - np.einsum("ijab,ka,kb->ij", fourth, W, W) / p
+    )
     gradient = -(4 / p) * W @ error
     hessian = (8 / p**2) * np.einsum("ijab,ma,nb->minj", fourth, W, W)
     hessian -= (4 / p) * np.einsum("mn,ij->minj", np.eye(p), error)
@@ -151,7 +210,9 @@ def weights(point, N, seed):
     right = np.eye(N)
     for part in (slice(0, point.p_star), slice(point.p_star, N)):
         size = len(range(N)[part])
-        right[part, part] = stats.ortho_group.rvs(size, random_state=seed) if size > 1 else np.eye(size)
+        right[part, part] = (
+            stats.ortho_group.rvs(size, random_state=seed) if size > 1 else np.eye(size)
+        )
     W = np.zeros((point.p, N))
     W[:, : point.p_star] = point.rho
     for unit in range(point.s, point.s + point.r):
@@ -206,11 +267,17 @@ def test_the_papers_four_spectra(N, p, p_star):
     for (r, s), table in printed.items():
         spectrum = qn.critical_point(p, p_star, r, s).spectrum(N)
         expected = sorted((value, count) for value, count in table.items() if count)
-        np.testing.assert_allclose(spectrum.eigenvalues, [value for value, _ in expected], rtol=1e-13)
+        np.testing.assert_allclose(
+            spectrum.eigenvalues, [value for value, _ in expected], rtol=1e-13
+        )
         assert spectrum.multiplicities.tolist() == [count for _, count in expected]
     flat = qn.critical_point(p, p_star, p, 0).spectrum(1000)
-    assert flat.negative / flat.null == pytest.approx(p_star / (1000 - p_star - p / 2 - 1 / 2), rel=1e-12)  # (29)
-    assert qn.critical_point(p, p_star, p, 0).risk == pytest.approx(qn.plateau(p, p_star).risk, rel=1e-14)
+    assert flat.negative / flat.null == pytest.approx(
+        p_star / (1000 - p_star - p / 2 - 1 / 2), rel=1e-12
+    )  # (29)
+    assert qn.critical_point(p, p_star, p, 0).risk == pytest.approx(
+        qn.plateau(p, p_star).risk, rel=1e-14
+    )
 
 
 def test_there_are_no_other_critical_points():
@@ -220,24 +287,37 @@ def test_there_are_no_other_critical_points():
     at = lru_cache(maxsize=2)(lambda w: dense(np.frombuffer(w).reshape(p, N), p_star))
     seen = set()
     for _ in range(60):
-        W = rng.normal(size=(p, N)) * np.repeat([rng.uniform(0, 1.2), rng.uniform(0, 1.2)], [p_star, N - p_star])
+        W = rng.normal(size=(p, N)) * np.repeat(
+            [rng.uniform(0, 1.2), rng.uniform(0, 1.2)], [p_star, N - p_star]
+        )
         found = optimize.least_squares(
-            lambda w: at(w.tobytes())[0].ravel(), W.ravel(), lambda w: at(w.tobytes())[1], method="lm", xtol=1e-15, ftol=1e-15
+            lambda w: at(w.tobytes())[0].ravel(),
+            W.ravel(),
+            lambda w: at(w.tobytes())[1],
+            method="lm",
+            xtol=1e-15,
+            ftol=1e-15,
         )
         if np.abs(found.fun).max() > 1e-12:
             continue
         W = found.x.reshape(p, N)
-        label, risk = min(known.items(), key=lambda item: abs(item[1] - qn.risk(W[:, :p_star], W @ W.T)))
+        label, risk = min(
+            known.items(), key=lambda item: abs(item[1] - qn.risk(W[:, :p_star], W @ W.T))
+        )
         assert qn.risk(W[:, :p_star], W @ W.T) == pytest.approx(risk, abs=1e-8)
         seen.add(label)
-    assert seen >= {(0, 2), (1, 1), (2, 1)}, seen  # two of them mixed, which the paper does not have
+    assert seen >= {(0, 2), (1, 1), (2, 1)}, (
+        seen
+    )  # two of them mixed, which the paper does not have
 
 
 def test_closest_solution_is_closest_and_is_reached():
     S = qn.closest_solution(RHO_0)
     rho, Q = qn.solution_overlaps(S)
     assert qn.risk(rho, Q) == pytest.approx(0, abs=1e-14)
-    np.testing.assert_allclose(np.concatenate([part.ravel() for part in qn.drift(rho, Q, ETA)]), 0, atol=1e-15)
+    np.testing.assert_allclose(
+        np.concatenate([part.ravel() for part in qn.drift(rho, Q, ETA)]), 0, atol=1e-15
+    )
     # |W_S - W(0)|^2 = const - 2 sqrt(p/p*) Tr S^T rho0: no other S does better, near or far
     far = np.random.default_rng(0).normal(size=(500, 3, 2))
     others = np.linalg.qr(np.concatenate([far, S + 0.03 * far]))[0]
@@ -295,7 +375,9 @@ def test_exponential_tail_and_its_prefactor():
 
 @pytest.mark.parametrize(("p", "p_star"), [(2, 2), (3, 3), (3, 2), (4, 1), (1, 1)])
 def test_stability_of_the_solutions(p, p_star):
-    rho, Q = qn.solution_overlaps(qn.closest_solution(np.random.default_rng(0).normal(size=(p, p_star))))
+    rho, Q = qn.solution_overlaps(
+        qn.closest_solution(np.random.default_rng(0).normal(size=(p, p_star)))
+    )
     most = qn.largest_stable_rate(p, p_star)
     for share in (0.5, 0.9, 1.1):
         found = np.linalg.eigvals(jacobian(rho, Q, share * most)).real
@@ -303,12 +385,16 @@ def test_stability_of_the_solutions(p, p_star):
         assert (found.max() > 1e-6) == (share > 1)
         if p == p_star and share < 1:
             # of what is not a rotation, this mode is the slowest
-            assert -found[np.abs(found) > 1e-6].max() == pytest.approx(qn.tail_rate(p, eta=share * most), abs=1e-6)
+            assert -found[np.abs(found) > 1e-6].max() == pytest.approx(
+                qn.tail_rate(p, eta=share * most), abs=1e-6
+            )
 
 
 @pytest.mark.slow
 def test_S_is_conserved_by_commuting_starts_only():
-    problem = sgd.TeacherStudent(width=3, teacher_width=2, activation="square", noise=0.1, weight_decay=0.02)
+    problem = sgd.TeacherStudent(
+        width=3, teacher_width=2, activation="square", noise=0.1, weight_decay=0.02
+    )
     vectors = np.linalg.eigh(RHO_0 @ RHO_0.T)[1]
     commuting = (vectors * np.array([0.7, 1.1, 1.6])) @ vectors.T
     other = np.eye(3) + 0.1 * (np.ones((3, 3)) - np.eye(3))
@@ -321,12 +407,16 @@ def test_S_is_conserved_by_commuting_starts_only():
     moved = np.abs(S - S.isel(time=0)).max(("time", "unit", "signal"))
     assert moved[:2].max() < 1e-10
     assert moved[2] > 1e-3
-    assert float(np.abs(result.M[1, -1] - result.M[1, 0]).max()) > 0.3  # while the overlaps themselves do move
+    assert (
+        float(np.abs(result.M[1, -1] - result.M[1, 0]).max()) > 0.3
+    )  # while the overlaps themselves do move
     # the same solver, no noise: the paper's units
     quiet = sgd.TeacherStudent(width=3, teacher_width=2, activation="square")
     plain = sgd.solve_ode(quiet, sgd.OnePassSGD(lr=2 * ETA), begin, alpha=[0, 5, 10, 40])
     assert 2 * float(plain.risk[0, 2]) == pytest.approx(1.36996301, abs=5e-9)
-    np.testing.assert_allclose(2 * plain.risk[:, 2], qn.risk(plain.M[:, 2], plain.Q[:, 2]), rtol=1e-12)
+    np.testing.assert_allclose(
+        2 * plain.risk[:, 2], qn.risk(plain.M[:, 2], plain.Q[:, 2]), rtol=1e-12
+    )
     gone = result.copy(deep=True)
     gone["M"][0, -1] = np.nan
     assert np.isnan(qn.conserved_S(gone)[0, -1]).all()
@@ -341,7 +431,9 @@ def test_S_drifts_as_one_over_root_N_from_gaussian_starts():
         rho, _ = integrate(begin.M, begin.Q, [15.0], eta=ETA, rtol=1e-7, atol=1e-9)
         moved = np.abs(qn.closest_solution(rho[0]) - qn.closest_solution(begin.M)).max(axis=(1, 2))
         error = moved.std(ddof=1) / math.sqrt(len(moved))
-        assert abs(moved.mean() - stated) < Z * math.hypot(error, error / math.sqrt(2))  # the stated ones: 400 other runs
+        assert abs(moved.mean() - stated) < Z * math.hypot(
+            error, error / math.sqrt(2)
+        )  # the stated ones: 400 other runs
         means[N] = moved.mean()
     assert math.log10(means[100] / means[10000]) / 2 == pytest.approx(0.5, abs=0.06)
 
@@ -405,13 +497,28 @@ def test_direct_sgd_follows_the_corrected_34_and_not_the_printed_one():
             parts = drift(y[:6].reshape(3, 2), y[6:].reshape(3, 3), eta)
             return np.concatenate([part.ravel() for part in parts])
 
-        y = solve_ivp(rate, (0, 16), np.concatenate([rho0.ravel(), np.eye(3).ravel()]), t_eval=alphas, rtol=1e-9, atol=1e-11).y.T
+        y = solve_ivp(
+            rate,
+            (0, 16),
+            np.concatenate([rho0.ravel(), np.eye(3).ravel()]),
+            t_eval=alphas,
+            rtol=1e-9,
+            atol=1e-11,
+        ).y.T
         return np.array([qn.risk(row[:6].reshape(3, 2), row[6:].reshape(3, 3)) for row in y])
 
     problem = sgd.TeacherStudent(width=3, teacher_width=2, activation="square")
     begin = sgd.start(problem, M=rho0, Q=np.eye(3))
     runs = sgd.simulate(
-        problem, sgd.OnePassSGD(lr=2 * eta), begin, alpha=alphas, dimension=2000, runs=12, seed=1, method="direct", dtype="float32"
+        problem,
+        sgd.OnePassSGD(lr=2 * eta),
+        begin,
+        alpha=alphas,
+        dimension=2000,
+        runs=12,
+        seed=1,
+        method="direct",
+        dtype="float32",
     )
     measured = 2 * np.asarray(runs.risk)
     error = measured.std(axis=0, ddof=1) / np.sqrt(12)

@@ -13,7 +13,14 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 import sgdynamics as sgd
 from sgdynamics.gallery import kept_data
 from sgdynamics.papers import rough_landscapes as paper
-from sgdynamics.papers.rough_landscapes import appendix_figures, main_figures, noise_figures, pictures, random_start_figure, style
+from sgdynamics.papers.rough_landscapes import (
+    appendix_figures,
+    main_figures,
+    noise_figures,
+    pictures,
+    random_start_figure,
+    style,
+)
 from tests.conftest import Z
 
 
@@ -41,7 +48,9 @@ def test_log_times_are_on_the_grid_of_every_learning_rate():
 
 
 def test_average_leaves_exploded_runs_out():
-    mean, error = style.average(xr.DataArray([[1.0, 2.0], [3.0, math.nan], [5.0, 4.0]], dims=("run", "time")))
+    mean, error = style.average(
+        xr.DataArray([[1.0, 2.0], [3.0, math.nan], [5.0, 4.0]], dims=("run", "time"))
+    )
     np.testing.assert_allclose(mean, [3.0, 3.0])
     np.testing.assert_allclose(error, [2 / math.sqrt(3), math.sqrt(2) / math.sqrt(2)])
 
@@ -49,7 +58,9 @@ def test_average_leaves_exploded_runs_out():
 def test_measured_error_is_the_formula_within_its_error():
     m, q = np.array([[0.2, -0.9], [0.7, 0.0]]), np.array([[1.0, 1.3], [0.6, 0.4]])
     measured = appendix_figures.measured_error(m, q, seed=1, samples=40_000)
-    np.testing.assert_allclose(measured, paper.generalization_error(q, 1.0, m), atol=Z * 1.5 / math.sqrt(40_000))
+    np.testing.assert_allclose(
+        measured, paper.generalization_error(q, 1.0, m), atol=Z * 1.5 / math.sqrt(40_000)
+    )
 
 
 def test_plateau_share_counts_quiet_times_of_runs_that_have_not_recovered():
@@ -77,7 +88,9 @@ def made_up(one, t, dimension, seed, runs=None, shared_data=False):
     random, count = np.random.default_rng(seed), min(runs or one.start.runs, 20)
     m = np.linspace(0.2, 1, len(t)) * random.uniform(0.5, 1, (count, 1))
     variables = {"m": m, "q": 1 + 0.3 * m, "loss": np.exp(-20 * m)}
-    return xr.Dataset({name: (("run", "time"), value) for name, value in variables.items()}, {"t": ("time", t)})
+    return xr.Dataset(
+        {name: (("run", "time"), value) for name, value in variables.items()}, {"t": ("time", t)}
+    )
 
 
 def lines_of(fig):
@@ -86,13 +99,21 @@ def lines_of(fig):
 
 def words_of(fig):
     legends = [*fig.legends, *(found for ax in fig.axes if (found := ax.get_legend()))]
-    said = [words for ax in fig.axes for words in (ax.get_title(), ax.get_xlabel(), ax.get_ylabel())]
-    return fig.get_suptitle(), said, [text.get_text() for legend in legends for text in legend.get_texts()]
+    said = [
+        words for ax in fig.axes for words in (ax.get_title(), ax.get_xlabel(), ax.get_ylabel())
+    ]
+    return (
+        fig.get_suptitle(),
+        said,
+        [text.get_text() for legend in legends for text in legend.get_texts()],
+    )
 
 
 def made_up_theory(one, t, paths, seed):
     m = np.linspace(0.2, 0.9, len(t))
-    return xr.Dataset({name: ("time", m) for name in ("m", "m_error", "loss", "loss_error")}, {"t": ("time", t)})
+    return xr.Dataset(
+        {name: ("time", m) for name in ("m", "m_error", "loss", "loss_error")}, {"t": ("time", t)}
+    )
 
 
 # what the captions state: N, the last time, the runs, how many curves of runs, their eta
@@ -118,7 +139,14 @@ def test_full_size_asks_for_what_the_caption_states(number, monkeypatch, tmp_pat
     asked, given = [], []
 
     def noted(one, t, dimension, seed, runs=None, shared_data=False):
-        asked.append((dimension, float(t[-1]), runs or one.start.runs, one.algorithm.lr * 2 / one.algorithm.samples_per_dimension))
+        asked.append(
+            (
+                dimension,
+                float(t[-1]),
+                runs or one.start.runs,
+                one.algorithm.lr * 2 / one.algorithm.samples_per_dimension,
+            )
+        )
         given.append(made_up(one, t, dimension, seed + len(given), runs, shared_data))
         return given[-1]
 
@@ -135,7 +163,11 @@ def test_full_size_asks_for_what_the_caption_states(number, monkeypatch, tmp_pat
     assert {round(one[3], 9) for one in asked} == rates
     # no set of runs is left out: each is in the data by its mean, its median or its runs (of those that may explode only the share is, of
     # those in batches the error of each run)
-    kept = np.unique(np.concatenate([np.ravel(np.asarray(value, dtype=float)) for value in data.data_vars.values()]))
+    kept = np.unique(
+        np.concatenate(
+            [np.ravel(np.asarray(value, dtype=float)) for value in data.data_vars.values()]
+        )
+    )
     drawn = [one for one in given if number != "4" or float(one.t[-1]) == 1000.0]
     for one in drawn:
         ends = one.m.values[:, -1]
@@ -158,9 +190,14 @@ def test_full_size_asks_for_what_the_caption_states(number, monkeypatch, tmp_pat
     if (path := STORED / f"rough_landscapes-{number}.nc").exists():
         stored = sgd.load(path)
         same = {"alpha", "eta", "m0", "l", "tau", "T", "N", "runs", "paths"} & set(data.attrs)
-        assert {name: stored.attrs[name] for name in same} == {name: data.attrs[name] for name in same}
+        assert {name: stored.attrs[name] for name in same} == {
+            name: data.attrs[name] for name in same
+        }
         assert "runs" in same
-        assert "eta" in same or number in ("4", "b3")  # these have several, whose curves the data name
+        assert "eta" in same or number in (
+            "4",
+            "b3",
+        )  # these have several, whose curves the data name
         assert set(stored.data_vars) <= set(data.data_vars)
         np.testing.assert_allclose(stored.t, data.t)
 
@@ -185,19 +222,25 @@ def ridge_of(monkeypatch, batches, rescale=True):
 def test_batches_of_runs_come_after_the_first_which_stays_what_it_is(monkeypatch):
     single, first = ridge_of(monkeypatch, appendix_figures.ONE)
     data, asked = ridge_of(monkeypatch, {"GD": 2, "SGD": 2, "p-SGD": 4})
-    xr.testing.assert_identical(data[["mse_run", "mse_own"]].isel(run=slice(0, 4)), single[["mse_run", "mse_own"]])
+    xr.testing.assert_identical(
+        data[["mse_run", "mse_own"]].isel(run=slice(0, 4)), single[["mse_run", "mse_own"]]
+    )
     assert [len(one) for one in asked.values()] == [2, 2, 4]
     for name, batches in asked.items():
         seeds, starts = zip(*batches, strict=True)
         assert seeds[0] == first[name][0][0]
         np.testing.assert_array_equal(starts[0], first[name][0][1])
         # paired: those of p-SGD, as far as there are any; and no start twice
-        for (seed, begin), (other, begin_other) in zip(batches, asked["PersistentSGD"], strict=False):
+        for (seed, begin), (other, begin_other) in zip(
+            batches, asked["PersistentSGD"], strict=False
+        ):
             assert seed == other
             np.testing.assert_array_equal(begin, begin_other)
         assert len(np.unique(np.concatenate(starts))) == 4 * len(batches)
     # no seed serves twice: those of starts are one below those of runs, those of fresh samples 100 and more above the figure's
-    used = [7 + 100 + 3 + number for number in range(3)] + [seed - less for seed, _ in asked["PersistentSGD"] for less in (0, 1)]
+    used = [7 + 100 + 3 + number for number in range(3)] + [
+        seed - less for seed, _ in asked["PersistentSGD"] for less in (0, 1)
+    ]
     assert len(set(used)) == len(used)
 
 
@@ -209,9 +252,13 @@ def test_means_are_over_the_runs_that_an_algorithm_has(monkeypatch):
     np.testing.assert_array_equal(there, np.isfinite(data["mse_run"]))
     for name, kept in (("mse", "mse_run"), ("mse_formula_runs", "mse_own")):
         for number, count in enumerate((8, 8, 16)):
-            np.testing.assert_allclose(data[name][number], np.nanmean(data[kept].values[number, :count], axis=0))
+            np.testing.assert_allclose(
+                data[name][number], np.nanmean(data[kept].values[number, :count], axis=0)
+            )
     runs = there.sum("run").values
-    np.testing.assert_allclose(data["mse_error"], np.nanstd(data["mse_run"], axis=1, ddof=1) / np.sqrt(runs))
+    np.testing.assert_allclose(
+        data["mse_error"], np.nanstd(data["mse_run"], axis=1, ddof=1) / np.sqrt(runs)
+    )
 
 
 def hidden_points(fig):
@@ -220,30 +267,62 @@ def hidden_points(fig):
     for ax in fig.axes:
         [inset] = ax.child_axes
         box = inset.get_tightbbox()
-        parts = [line.get_xydata() for line in ax.lines] + [part for bars in ax.collections for part in bars.get_segments()]
+        parts = [line.get_xydata() for line in ax.lines] + [
+            part for bars in ax.collections for part in bars.get_segments()
+        ]
         points = [ax.transData.transform(np.asarray(part)) for part in parts]
         between = np.linspace(0, 1, 20)[:, None, None]
-        all_points = np.concatenate([(one[:-1] + between * (one[1:] - one[:-1])).reshape(-1, 2) for one in points if len(one) > 1])
+        all_points = np.concatenate(
+            [
+                (one[:-1] + between * (one[1:] - one[:-1])).reshape(-1, 2)
+                for one in points
+                if len(one) > 1
+            ]
+        )
         assert len(all_points) > 1000
         yield int(np.sum([box.contains(*point) for point in all_points]))
 
 
 # errors of figure B.1 at N = 1000 at t = .01, .1, 1, 10, 30, 100, 1000: a ridge a block, an algorithm a row
 B1 = [
-    [[0.72, 0.59, 0.51, 0.54, 0.54, 0.53, 0.53], [0.72, 0.59, 0.51, 0.52, 0.52, 0.5, 0.49], [0.72, 0.62, 0.63, 0.66, 0.57, 0.36, 0.07]],
-    [[0.72, 0.59, 0.49, 0.48, 0.47, 0.45, 0.45], [0.72, 0.59, 0.49, 0.46, 0.44, 0.41, 0.4], [0.72, 0.62, 0.61, 0.58, 0.41, 0.17, 0.02]],
-    [[0.72, 0.58, 0.39, 0.21, 0.18, 0.17, 0.17], [0.72, 0.58, 0.38, 0.19, 0.15, 0.14, 0.13], [0.72, 0.6, 0.52, 0.26, 0.14, 0.12, 0.12]],
+    [
+        [0.72, 0.59, 0.51, 0.54, 0.54, 0.53, 0.53],
+        [0.72, 0.59, 0.51, 0.52, 0.52, 0.5, 0.49],
+        [0.72, 0.62, 0.63, 0.66, 0.57, 0.36, 0.07],
+    ],
+    [
+        [0.72, 0.59, 0.49, 0.48, 0.47, 0.45, 0.45],
+        [0.72, 0.59, 0.49, 0.46, 0.44, 0.41, 0.4],
+        [0.72, 0.62, 0.61, 0.58, 0.41, 0.17, 0.02],
+    ],
+    [
+        [0.72, 0.58, 0.39, 0.21, 0.18, 0.17, 0.17],
+        [0.72, 0.58, 0.38, 0.19, 0.15, 0.14, 0.13],
+        [0.72, 0.6, 0.52, 0.26, 0.14, 0.12, 0.12],
+    ],
 ]
 
 
 def ridge_curves():
     """What figure B.1 draws, from these errors."""
-    t, known, dims = style.log_times(1000.0, 40), np.log([0.01, 0.1, 1, 10, 30, 100, 1000]), ("ridge", "algorithm", "time")
+    t, known, dims = (
+        style.log_times(1000.0, 40),
+        np.log([0.01, 0.1, 1, 10, 30, 100, 1000]),
+        ("ridge", "algorithm", "time"),
+    )
     mse = np.array([[np.interp(np.log(t + 0.01), known, row) for row in block] for block in B1])
     variables = {name: (dims, mse) for name in ("mse", "mse_formula", "mse_formula_runs")}
-    variables |= {"mse_error": (dims, 0.015 + 0 * mse), "loss": (dims, mse**2), "loss_error": (dims, 0.01 * mse)}
+    variables |= {
+        "mse_error": (dims, 0.015 + 0 * mse),
+        "loss": (dims, mse**2),
+        "loss_error": (dims, 0.01 * mse),
+    }
     attrs = {"eta": 0.01, "N": 1000, "runs": 500, "runs_persistent": 1000}
-    return xr.Dataset(variables, {"t": ("time", t), "ridge": [0.0, 0.1, 1.0], "algorithm": list(style.THREE)}, attrs)
+    return xr.Dataset(
+        variables,
+        {"t": ("time", t), "ridge": [0.0, 0.1, 1.0], "algorithm": list(style.THREE)},
+        attrs,
+    )
 
 
 def test_double_descent_at_a_small_ridge_is_of_average_overlaps():
@@ -268,7 +347,10 @@ def test_time_to_recover_grows_like_a_power_of_N():
     log_like = np.polyfit(np.log(N), np.log(np.log(N)), 1, w=np.sqrt(runs))[0]
     assert log_like == pytest.approx(0.17, abs=0.01)
     for number, (power, error, errors_off) in enumerate([(0.88, 0.09, 5.0), (0.67, 0.13, 3.5)]):
-        times = [np.nan_to_num(one[:k], nan=1e9) for one, k in zip(stored.time_rate.values[number], runs, strict=True)]
+        times = [
+            np.nan_to_num(one[:k], nan=1e9)
+            for one, k in zip(stored.time_rate.values[number], runs, strict=True)
+        ]
         drawn = [[np.median(rng.choice(one, len(one))) for one in times] for _ in range(1000)]
         powers = np.polyfit(np.log(N), np.log(drawn).T, 1, w=np.sqrt(runs))[0]
         assert powers.mean() == pytest.approx(power, abs=0.02)
@@ -285,7 +367,9 @@ def test_time_to_recover_grows_like_a_power_of_N():
 def test_insets_hide_nothing():
     stored = sgd.load(STORED / "rough_landscapes-b2.nc")
     made = ridge_curves()
-    assert [*hidden_points(pictures.draw_b2(stored)), *hidden_points(pictures.draw_b1(made))] == [0] * 5
+    assert [*hidden_points(pictures.draw_b2(stored)), *hidden_points(pictures.draw_b1(made))] == [
+        0
+    ] * 5
     assert "500 runs (1000 of persistent SGD)" in pictures.draw_b1(made).get_suptitle()
     assert "250 runs" in pictures.draw_b2(stored).get_suptitle()
 
@@ -300,16 +384,25 @@ def test_figure_b2(tmp_path):
     gap = np.abs(data["mse"] - data["mse_formula_runs"])
     assert float(gap.max()) < Z * 1.5 / math.sqrt(2000 * data.attrs["runs"])
     # gradient descent has no batches to rescale
-    np.testing.assert_array_equal(*(data["mse_formula"].sel(algorithm="GD", gradient=kind) for kind in ("rescaled", "not rescaled")))
+    np.testing.assert_array_equal(
+        *(
+            data["mse_formula"].sel(algorithm="GD", gradient=kind)
+            for kind in ("rescaled", "not rescaled")
+        )
+    )
     # at t = 0 (C.2): q = 1 + m^2
-    np.testing.assert_allclose(data["q"].isel(time=0), 1 + 0.2**2, atol=Z * 1.5 / math.sqrt(100 * 16) + 0.05)
+    np.testing.assert_allclose(
+        data["q"].isel(time=0), 1 + 0.2**2, atol=Z * 1.5 / math.sqrt(100 * 16) + 0.05
+    )
 
 
 @pytest.mark.slow
 def test_figure_1(tmp_path):
     data = drawn("figure_1", tmp_path)
     for name in ("m", "loss"):
-        assert float(np.abs(data[f"{name}_z"]).max()) < 5.5  # the standard error of DMFT is from four replicates
+        assert (
+            float(np.abs(data[f"{name}_z"]).max()) < 5.5
+        )  # the standard error of DMFT is from four replicates
         assert float(np.abs(data[f"{name}_gap"]).max()) < 0.06
     ends = data["m_seed"].isel(time_seed=-1)
     reached = (ends > 0.99).mean("run")
@@ -321,7 +414,9 @@ def test_figure_1(tmp_path):
 @pytest.mark.slow
 def test_figures_2_and_3(tmp_path):
     data = drawn("figure_2", tmp_path)
-    assert float(data["recovered"].sel(algorithm="p-SGD")) > float(data["recovered"].sel(algorithm="GD"))
+    assert float(data["recovered"].sel(algorithm="p-SGD")) > float(
+        data["recovered"].sel(algorithm="GD")
+    )
     # all three from the same starts, on the same data sets
     np.testing.assert_allclose(data["loss"].isel(time=0).std("algorithm"), 0.0, atol=1e-5)
     data = drawn("figure_3", tmp_path)
@@ -348,7 +443,9 @@ def test_figure_4(tmp_path):
 def test_figures_5_and_6(name, tmp_path):
     data = drawn(name, tmp_path)
     for key in ("m", "loss"):
-        assert float(np.abs(data[f"{key}_z"]).max()) < 6  # four replicates, and a drift of order 1/N of the loss
+        assert (
+            float(np.abs(data[f"{key}_z"]).max()) < 6
+        )  # four replicates, and a drift of order 1/N of the loss
     assert float(np.abs(data["loss_gap"]).max()) < 0.06
 
 
@@ -363,9 +460,13 @@ def test_figure_7(tmp_path):
 @pytest.mark.slow
 def test_figure_b1(tmp_path):
     data = drawn("figure_b1", tmp_path)
-    assert float(np.abs(data["mse"] - data["mse_formula_runs"]).max()) < Z * 1.5 / math.sqrt(2000 * data.attrs["runs"])
+    assert float(np.abs(data["mse"] - data["mse_formula_runs"]).max()) < Z * 1.5 / math.sqrt(
+        2000 * data.attrs["runs"]
+    )
     # a ridge of 1 keeps weights short
-    assert float(data["q"].sel(ridge=1.0, algorithm="GD")[-1]) < float(data["q"].sel(ridge=0.0, algorithm="GD")[-1])
+    assert float(data["q"].sel(ridge=1.0, algorithm="GD")[-1]) < float(
+        data["q"].sel(ridge=0.0, algorithm="GD")[-1]
+    )
 
 
 @pytest.mark.slow

@@ -70,16 +70,27 @@ def test_setting_makes_the_papers_step(name, ridge):
     noise = random.standard_normal(N)
     h, h0 = xi @ w / math.sqrt(N), xi @ w0 / math.sqrt(N)
     l, T = FOUR[name].get("l", 1.0), FOUR[name].get("T", 0.0)  # noqa: E741
-    paper = w - eta * ((s * slope(h, h0)) @ xi / (l * math.sqrt(N)) + (ridge or 0.0) * w) + math.sqrt(2 * T * eta) * noise
+    paper = (
+        w
+        - eta * ((s * slope(h, h0)) @ xi / (l * math.sqrt(N)) + (ridge or 0.0) * w)
+        + math.sqrt(2 * T * eta) * noise
+    )
     # the library: rows of norm O(1), loss (h^2 - h0^2)^2/2
     algorithm, W = one.algorithm, w / math.sqrt(N)
     gradient = (s * 2 * slope(h, h0)) @ xi / (algorithm.divisor * M)
-    ours = W - algorithm.lr * (gradient + one.problem.weight_decay * W) + kick(algorithm, 0, N) * noise
+    ours = (
+        W - algorithm.lr * (gradient + one.problem.weight_decay * W) + kick(algorithm, 0, N) * noise
+    )
     np.testing.assert_allclose(ours * math.sqrt(N), paper, rtol=1e-12)
     assert algorithm.samples(N) == M
     assert (one.problem.constraint == "sphere") == (ridge is None)
-    np.testing.assert_allclose(algorithm.switching() if name != "GD" and T == 0 else one.numbers.switching, one.numbers.switching)
-    assert one.loss_factor * (h[0] ** 2 - h0[0] ** 2) ** 2 / 2 == pytest.approx((h[0] ** 2 - h0[0] ** 2) ** 2 / 4)
+    np.testing.assert_allclose(
+        algorithm.switching() if name != "GD" and T == 0 else one.numbers.switching,
+        one.numbers.switching,
+    )
+    assert one.loss_factor * (h[0] ** 2 - h0[0] ** 2) ** 2 / 2 == pytest.approx(
+        (h[0] ** 2 - h0[0] ** 2) ** 2 / 4
+    )
     assert one.steps(1.3) == round(1.3 / eta)
     assert one.library_time(1.3) == pytest.approx(one.steps(1.3) * algorithm.lr)
     assert one.paper_time(one.library_time(1.3)) == pytest.approx(1.3)
@@ -101,7 +112,12 @@ def test_start_has_the_law_of_drawn_vectors(ridge):
     w0, z = random.standard_normal((runs, N)), random.standard_normal((runs, N))
     w0 *= math.sqrt(N) / np.linalg.norm(w0, axis=1, keepdims=True)
     if ridge is None:
-        c = np.array([np.roots([a, 2 * b, N * (m0**2 - 1)]).max() for a, b in zip((z**2).sum(1), m0 * (z * w0).sum(1), strict=True)])
+        c = np.array(
+            [
+                np.roots([a, 2 * b, N * (m0**2 - 1)]).max()
+                for a, b in zip((z**2).sum(1), m0 * (z * w0).sum(1), strict=True)
+            ]
+        )
         w = m0 * w0 + c[:, None] * z
     else:
         w = m0 * w0 + z
@@ -140,7 +156,9 @@ def test_setting_refuses(change, word):
 # closed formulas
 
 
-@pytest.mark.parametrize(("alpha", "m0", "l", "T"), [(2.0, 0.5, 1.0, 0.0), (3.0, 0.2, 0.5, 0.7), (1.7, -0.9, 0.1, 3.0)])
+@pytest.mark.parametrize(
+    ("alpha", "m0", "l", "T"), [(2.0, 0.5, 1.0, 0.0), (3.0, 0.2, 0.5, 0.7), (1.7, -0.9, 0.1, 3.0)]
+)
 def test_closed_values_by_quadrature(alpha, m0, l, T):  # noqa: E741
     found = formulas.closed_values(alpha, m0, l, T)
     # s is independent of the fields at t = 0: <s> = <s^2> = l
@@ -157,16 +175,24 @@ def test_closed_values_by_quadrature(alpha, m0, l, T):  # noqa: E741
 
 
 @pytest.mark.parametrize(
-    ("alpha", "eta", "m0", "l", "T"), [(2.0, 0.01, 0.5, 1.0, 0.0), (3.0, 0.01, 0.2, 0.5, 0.0), (3.0, 0.05, 0.4, 0.3, 2.0)]
+    ("alpha", "eta", "m0", "l", "T"),
+    [(2.0, 0.01, 0.5, 1.0, 0.0), (3.0, 0.01, 0.2, 0.5, 0.0), (3.0, 0.05, 0.4, 0.3, 2.0)],
 )
 def test_first_step_by_quadrature(alpha, eta, m0, l, T):  # noqa: E741
     """The gradient's mean lies in the plane of w and w0 (Stein), and independent samples add <g^2> to its square."""
     along = alpha * gaussian_mean(curvature, m0)
     across = alpha * gaussian_mean(lambda h, h0: -2 * h * h0, m0)
-    square = along**2 + across**2 + 2 * along * across * m0 + alpha / l * gaussian_mean(lambda h, h0: slope(h, h0) ** 2, m0)
+    square = (
+        along**2
+        + across**2
+        + 2 * along * across * m0
+        + alpha / l * gaussian_mean(lambda h, h0: slope(h, h0) ** 2, m0)
+    )
     m = m0 - eta * (along * m0 + across)
     norm = 1 - 2 * eta * (along + across * m0) + eta**2 * square + 2 * T * eta
-    assert formulas.first_step(alpha, eta, m0, l, T) == pytest.approx(m / math.sqrt(norm), abs=1e-12)
+    assert formulas.first_step(alpha, eta, m0, l, T) == pytest.approx(
+        m / math.sqrt(norm), abs=1e-12
+    )
 
 
 def test_first_step_of_the_reference():
@@ -174,15 +200,23 @@ def test_first_step_of_the_reference():
     assert formulas.first_step(3.0, 0.01, 0.2, 0.5) == pytest.approx(0.211387, abs=1e-6)
 
 
-@pytest.mark.parametrize(("q", "q0", "m"), [(1.0, 1.0, 0.3), (1.7, 0.8, -0.9), (0.6, 1.0, 0.0), (1.21, 1.0, 1.1), (0.0, 1.0, 0.0)])
+@pytest.mark.parametrize(
+    ("q", "q0", "m"),
+    [(1.0, 1.0, 0.3), (1.7, 0.8, -0.9), (0.6, 1.0, 0.0), (1.21, 1.0, 1.1), (0.0, 1.0, 0.0)],
+)
 def test_generalization_error_by_quadrature(q, q0, m):
     """E(|h| - |h0|)^2 in polar coordinates, where the radius gives <r^2> = 2 and the kinks are known angles."""
     angle = math.acos(np.clip(m / math.sqrt(q * q0), -1, 1)) if q > 0 else 0.0
 
     def at(theta):
-        return (math.sqrt(q) * abs(math.cos(theta - angle)) - math.sqrt(q0) * abs(math.cos(theta))) ** 2
+        return (
+            math.sqrt(q) * abs(math.cos(theta - angle)) - math.sqrt(q0) * abs(math.cos(theta))
+        ) ** 2
 
-    kinks = sorted({0.0, 2 * math.pi} | {(x + math.pi / 2 + k * math.pi) % (2 * math.pi) for x in (0.0, angle) for k in (0, 1)})
+    kinks = sorted(
+        {0.0, 2 * math.pi}
+        | {(x + math.pi / 2 + k * math.pi) % (2 * math.pi) for x in (0.0, angle) for k in (0, 1)}
+    )
     value = sum(integrate.quad(at, *ends, epsabs=1e-13)[0] for ends in pairwise(kinks)) / math.pi
     assert formulas.generalization_error(q, q0, m) == pytest.approx(value, abs=1e-10)
 
@@ -211,10 +245,17 @@ def test_unstable_share_by_counting():
     h = m * h0 + math.sqrt(1 - m**2) * random.standard_normal(count)
     above = int(np.sum(h**2 - h0**2 > formulas.stability_limit(eta, l)))
     assert stats.binomtest(above, count, formulas.unstable_share(eta, l, m)).pvalue > FALSE_ALARM
-    assert 3000 * formulas.unstable_share(eta, l, m) > 5 > 0.1 > 3000 * formulas.unstable_share(0.001, l, m)
+    assert (
+        3000 * formulas.unstable_share(eta, l, m)
+        > 5
+        > 0.1
+        > 3000 * formulas.unstable_share(0.001, l, m)
+    )
     # the closed form is what `simulate` finds for the library's own problem and start
     one = formulas.setting(3.0, eta, m, "SGD", l=l)
-    assert sample_stability.stability_limit(one.problem, one.algorithm) == pytest.approx(formulas.stability_limit(eta, l), rel=1e-12)
+    assert sample_stability.stability_limit(one.problem, one.algorithm) == pytest.approx(
+        formulas.stability_limit(eta, l), rel=1e-12
+    )
     share = sample_stability.unstable_share(one.problem, one.algorithm, one.start)[0]
     assert share == pytest.approx(formulas.unstable_share(eta, l, m), rel=1e-6)
 
@@ -284,7 +325,11 @@ def dense(name, N, alpha, eta, m0, steps, random, kicked, ridge=None):
         out["loss"].append(np.mean((h[0] ** 2 - h0**2) ** 2) / 4)
         out["C"].append(w[0] @ first / N)
         out["R"].append((w[1] - w[0]) @ signs / (N * size))
-        w = (1 - eta * (ridge or 0.0)) * w - eta / l * (s * slope(h, h0)) @ xi + math.sqrt(2 * T * eta) * random.standard_normal(N)
+        w = (
+            (1 - eta * (ridge or 0.0)) * w
+            - eta / l * (s * slope(h, h0)) @ xi
+            + math.sqrt(2 * T * eta) * random.standard_normal(N)
+        )
         if ridge is None:
             w *= math.sqrt(N) / np.linalg.norm(w, axis=1, keepdims=True)
         u = random.uniform(size=len(h0))
@@ -292,22 +337,34 @@ def dense(name, N, alpha, eta, m0, steps, random, kicked, ridge=None):
     return {key: np.array(value) for key, value in out.items()}
 
 
-@pytest.mark.parametrize(("name", "ridge"), [("GD", None), ("SGD", None), ("p-SGD", None), ("Langevin", None), ("p-SGD", 2.0)])
+@pytest.mark.parametrize(
+    ("name", "ridge"),
+    [("GD", None), ("SGD", None), ("p-SGD", None), ("Langevin", None), ("p-SGD", 2.0)],
+)
 def test_kernels_follow_the_algorithm_in_many_dimensions(name, ridge):
     """m, loss, correlation with the start, and the response to a kick at step 4, up to 12 steps, at N = 250."""
     N, runs, steps, kicked = 250, 16, 12, 4
     random = np.random.default_rng(7)
     each = [dense(name, N, 3.0, 0.02, 0.4, steps, random, kicked, ridge) for _ in range(runs)]
-    theory = kernel_dmft(3.0, 0.02, 0.4, steps=steps, paths=1 << 13, replicates=16, seed=2, ridge=ridge, **FOUR[name])
+    theory = kernel_dmft(
+        3.0, 0.02, 0.4, steps=steps, paths=1 << 13, replicates=16, seed=2, ridge=ridge, **FOUR[name]
+    )
     columns = {"m": theory.m, "loss": theory.loss, "C": theory.C[:, 0], "R": theory.R[:, kicked]}
     spread = theory.standard_error
-    errors = {"m": spread["m"], "loss": spread["loss"], "C": spread["C"][:, 0], "R": spread["R"][:, kicked]}
+    errors = {
+        "m": spread["m"],
+        "loss": spread["loss"],
+        "C": spread["C"][:, 0],
+        "R": spread["R"][:, kicked],
+    }
     for key, expected in columns.items():
         values = np.stack([one[key] for one in each])[:, kicked + 1 :]
         error = np.hypot(values.std(axis=0, ddof=1) / math.sqrt(runs), errors[key][kicked + 1 :])
         gap = np.abs(values.mean(axis=0) - expected[kicked + 1 :])
         # 3/N is the size of what a finite N adds
-        assert np.all(gap < too_far(16) * error + 3 / N), f"{key}: {np.max(gap / error):.1f} standard errors"
+        assert np.all(gap < too_far(16) * error + 3 / N), (
+            f"{key}: {np.max(gap / error):.1f} standard errors"
+        )
         assert np.all(error < 0.03), key
 
 
@@ -317,11 +374,22 @@ def test_kernels_follow_the_algorithm_in_many_dimensions(name, ridge):
 def papers_numbers(one, steps, paths, replicates=16, dtype="float64", **more):
     """m and loss (time) of sgd.solve_dmft in the paper's units, with standard errors; and the Dataset."""
     found = sgd.solve_dmft(
-        one.problem, one.algorithm, one.start, steps=steps, paths=paths, replicates=replicates, seed=3, dtype=dtype, **more
+        one.problem,
+        one.algorithm,
+        one.start,
+        steps=steps,
+        paths=paths,
+        replicates=replicates,
+        seed=3,
+        dtype=dtype,
+        **more,
     ).isel(run=0)
     values = {
         "m": (found["M"].values[:, 0, 0], found["M_standard_error"].values[:, 0, 0]),
-        "loss": tuple(one.loss_factor * found[name].values for name in ("train_risk", "train_risk_standard_error")),
+        "loss": tuple(
+            one.loss_factor * found[name].values
+            for name in ("train_risk", "train_risk_standard_error")
+        ),
     }
     return values, found
 
@@ -333,8 +401,13 @@ def test_two_forms_of_dmft_agree(name):
     one = formulas.setting(3.0, 0.02, 0.4, name, **FOUR[name])
     values, found = papers_numbers(one, steps, 1 << 15, two_time=True)
     for key in ("C", "R"):
-        values[key] = (found[key].values[:, :, 0, 0], found[f"{key}_standard_error"].values[:, :, 0, 0])
-    kernels = kernel_dmft(3.0, 0.02, 0.4, steps=last, paths=1 << 15, replicates=16, seed=4, **FOUR[name])
+        values[key] = (
+            found[key].values[:, :, 0, 0],
+            found[f"{key}_standard_error"].values[:, :, 0, 0],
+        )
+    kernels = kernel_dmft(
+        3.0, 0.02, 0.4, steps=last, paths=1 << 15, replicates=16, seed=4, **FOUR[name]
+    )
     largest = {"m": 0.02, "loss": 0.02, "C": 0.01, "R": 0.05}
     for key, (value, error) in values.items():
         other, spread = getattr(kernels, key), kernels.standard_error[key]
@@ -404,14 +477,22 @@ def test_dmft_follows_the_reference_for_a_while(case):
 @pytest.mark.slow
 @pytest.mark.parametrize("case", list(REFERENCE))
 def test_dmft_follows_the_reference(case):
-    follows_the_reference(case, 10.0, 1 << 15, "float32", 0.03 if case == "p-SGD" else 0.02)  # .025 at t = 10
+    follows_the_reference(
+        case, 10.0, 1 << 15, "float32", 0.03 if case == "p-SGD" else 0.02
+    )  # .025 at t = 10
 
 
 def sgd_becomes_gradient_descent(solve):
     """The effect of vanilla SGD's noise is proportional to eta; that of p-SGD has a limit. At l = .2, where noise is large; t = .1."""
     more = {"GD": {}, "SGD": {"l": 0.2}, "p-SGD": {"l": 0.2, "tau": 0.3}}
-    loss = {name: np.array([solve(eta, round(0.1 / eta), name, numbers) for eta in (0.01, 0.0025)]) for name, numbers in more.items()}
-    vanilla, persistent = loss["SGD"] - loss["GD"], loss["p-SGD"] - loss["GD"]  # about .030, .006 and .20, .20, to .003
+    loss = {
+        name: np.array([solve(eta, round(0.1 / eta), name, numbers) for eta in (0.01, 0.0025)])
+        for name, numbers in more.items()
+    }
+    vanilla, persistent = (
+        loss["SGD"] - loss["GD"],
+        loss["p-SGD"] - loss["GD"],
+    )  # about .030, .006 and .20, .20, to .003
     assert vanilla[0] > 0.015
     assert vanilla[1] < 0.5 * vanilla[0]
     assert vanilla[1] < 0.25 * persistent[1]
@@ -421,7 +502,9 @@ def sgd_becomes_gradient_descent(solve):
 @pytest.mark.slow
 def test_sgd_becomes_gradient_descent_at_small_steps():
     def solve(eta, steps, name, numbers):
-        return kernel_dmft(3.0, eta, 0.4, steps=steps, paths=1 << 15, replicates=8, seed=6, **numbers).loss[-1]
+        return kernel_dmft(
+            3.0, eta, 0.4, steps=steps, paths=1 << 15, replicates=8, seed=6, **numbers
+        ).loss[-1]
 
     sgd_becomes_gradient_descent(solve)
 
@@ -429,6 +512,8 @@ def test_sgd_becomes_gradient_descent_at_small_steps():
 @pytest.mark.slow
 def test_sgd_becomes_gradient_descent_at_small_steps_in_solve_dmft():
     def solve(eta, steps, name, numbers):
-        return papers_numbers(formulas.setting(3.0, eta, 0.4, name, **numbers), [steps], 1 << 16)[0]["loss"][0][-1]
+        return papers_numbers(formulas.setting(3.0, eta, 0.4, name, **numbers), [steps], 1 << 16)[
+            0
+        ]["loss"][0][-1]
 
     sgd_becomes_gradient_descent(solve)

@@ -20,14 +20,19 @@ def test_learning_exponents_are_those_of_the_sum_over_modes(s, e):
     loss = [np.sum(j ** (-s - 2 * e) * np.exp(-2 * j**-s * one)) for one in t]
     # what is beyond the last mode has not moved
     loss += j[-1] ** (1 - s - 2 * e) / (s + 2 * e - 1)
-    assert -np.log(loss[1] / loss[0]) / np.log(t[1] / t[0]) == pytest.approx(paper.learning_exponent(s, e), abs=2e-3)
+    assert -np.log(loss[1] / loss[0]) / np.log(t[1] / t[0]) == pytest.approx(
+        paper.learning_exponent(s, e), abs=2e-3
+    )
 
 
 def test_skills_follow_the_flow_of_their_own_population_risk():
     """Three students and three teachers in eight dimensions, by the gradient of the risk as moments of Gaussian inputs give it."""
     c, m0 = np.arange(1, 4.0) ** -1.5, 0.2
     # each row has an own direction for what is not along its teacher
-    teachers, begin = np.eye(8)[:3], np.stack([m0 * np.eye(8)[k] + np.sqrt(1 - m0**2) * np.eye(8)[5 + k] for k in range(3)])
+    teachers, begin = (
+        np.eye(8)[:3],
+        np.stack([m0 * np.eye(8)[k] + np.sqrt(1 - m0**2) * np.eye(8)[5 + k] for k in range(3)]),
+    )
 
     def right(_, y):
         W = y.reshape(3, 8)
@@ -38,7 +43,9 @@ def test_skills_follow_the_flow_of_their_own_population_risk():
         return -grad.ravel()
 
     t = np.array([0.5, 3.0, 12.0])
-    W = solve_ivp(right, (0, t[-1]), begin.ravel(), t_eval=t, rtol=1e-10, atol=1e-12).y.T.reshape(-1, 3, 8)
+    W = solve_ivp(right, (0, t[-1]), begin.ravel(), t_eval=t, rtol=1e-10, atol=1e-12).y.T.reshape(
+        -1, 3, 8
+    )
     m = np.diagonal(W[:, :, :3], axis1=1, axis2=2)
     expected = paper.emergence_loss(t, 1.5, m0, skills=3)
     np.testing.assert_allclose(2 * c**2 * (1 - m**2), expected, rtol=1e-6, atol=1e-7)
@@ -81,14 +88,19 @@ def test_sgd_on_samples_has_the_mean_of_its_own_recursion():
 
 def test_digits_need_scikit_learn(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    with pytest.raises(ImportError, match=r"scikit-learn, which is not installed: pip install .*sgdynamics\[data\]"):
+    with pytest.raises(
+        ImportError, match=r"scikit-learn, which is not installed: pip install .*sgdynamics\[data\]"
+    ):
         paper.figure_4(quick=True)
 
 
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (lambda: paper.learning_exponent(0.5, 0.1), "target_exponent = 0.1: the target has infinite variance"),
+        (
+            lambda: paper.learning_exponent(0.5, 0.1),
+            "target_exponent = 0.1: the target has infinite variance",
+        ),
         (lambda: paper.emergence_exponent(0.5), "decay = 0.5"),
         (lambda: paper.emergence_time([0], 1.0, 0.1), "skill = "),
         (lambda: paper.emergence_loss([-1.0], 1.0, 0.1, 3), "times = "),

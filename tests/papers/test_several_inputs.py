@@ -24,16 +24,26 @@ def classical(rule, lr=1.0):
         if rule == "hebb":
             return math.sqrt(2 / math.pi), 2 * math.sqrt(2 / math.pi) * m + lr
         if rule == "perceptron":
-            return (1 - rho) / math.sqrt(2 * math.pi), -2 * math.sqrt(Q / (2 * math.pi)) * (1 - rho) + lr * th / math.pi
-        return math.sqrt(Q) * (math.sin(th) - rho * th) / math.pi, (lr - 2) * Q * (th - rho * math.sin(th)) / math.pi
+            return (1 - rho) / math.sqrt(2 * math.pi), -2 * math.sqrt(Q / (2 * math.pi)) * (
+                1 - rho
+            ) + lr * th / math.pi
+        return math.sqrt(Q) * (math.sin(th) - rho * th) / math.pi, (lr - 2) * Q * (
+            th - rho * math.sin(th)
+        ) / math.pi
 
-    m, Q = solve_ivp(right, (0, ALPHA[-1]), (0.2, 1.0), t_eval=ALPHA, method="DOP853", rtol=1e-11, atol=1e-12).y
+    m, Q = solve_ivp(
+        right, (0, ALPHA[-1]), (0.2, 1.0), t_eval=ALPHA, method="DOP853", rtol=1e-11, atol=1e-12
+    ).y
     return np.arccos(m / np.sqrt(Q)) / np.pi
 
 
 @pytest.mark.parametrize(
     ("rule", "known"),
-    [("hebb", (0.16794849, 0.03977669)), ("perceptron", (0.16696271, 0.05943050)), ("adatron", (0.19841674, 0.01471771))],
+    [
+        ("hebb", (0.16794849, 0.03977669)),
+        ("perceptron", (0.16696271, 0.05943050)),
+        ("adatron", (0.19841674, 0.01471771)),
+    ],
 )
 def test_late_laws(rule, known):
     error = classical(rule)
@@ -46,7 +56,9 @@ def test_late_laws(rule, known):
 def test_the_reference_of_the_rl_perceptron():
     m, Q = paper.reward_path([1.0, 5.0], [[0.2], [0.6]])
     assert m.shape == Q.shape == (2, 1, 2)
-    assert np.arccos(m[0, 0, 1] / np.sqrt(Q[0, 0, 1])) / np.pi == pytest.approx(0.25004350, abs=1e-8)
+    assert np.arccos(m[0, 0, 1] / np.sqrt(Q[0, 0, 1])) / np.pi == pytest.approx(
+        0.25004350, abs=1e-8
+    )
 
 
 def test_the_drift_of_the_rl_perceptron_by_brute_force():
@@ -54,7 +66,9 @@ def test_the_drift_of_the_rl_perceptron_by_brute_force():
     signal = rng.normal(size=(400_000, T))
     field = m * signal + math.sqrt(Q - m**2) * rng.normal(size=signal.shape)
     step = np.where(np.all(field * signal > 0, axis=1), e1, -e2)[:, None] * np.sign(field) / T
-    samples = np.stack([(step * signal).sum(axis=1), 2 * (step * field).sum(axis=1) + (step**2).sum(axis=1)])
+    samples = np.stack(
+        [(step * signal).sum(axis=1), 2 * (step * field).sum(axis=1) + (step**2).sum(axis=1)]
+    )
     error = samples.std(axis=1) / math.sqrt(len(signal))
     assert np.all(np.abs(samples.mean(axis=1) - paper.reward_drift(m, Q, T, e1, e2)) < 4.9 * error)
 
@@ -74,7 +88,9 @@ def test_exit_laws_are_times_of_the_early_equation(n, lr):
     for d in (1e8, 1e10):
         u = np.geomspace(d**-0.5, 1e-2, 400_001)
         rate = lr / math.sqrt(d) if n == 3 else lr
-        times.append(np.trapezoid(u / (n * u ** (n - 1) - rate / 2 * n * (3 ** (n - 1) + 1) * u), np.log(u)))
+        times.append(
+            np.trapezoid(u / (n * u ** (n - 1) - rate / 2 * n * (3 ** (n - 1) + 1) * u), np.log(u))
+        )
     grown = paper.exit_law(n, 1e10, lr) - paper.exit_law(n, 1e8, lr)
     assert times[1] - times[0] == pytest.approx(grown, rel=1e-3)
 
@@ -89,7 +105,9 @@ def test_components_are_projections_of_the_matrix_equation():
 
     begin = math.sqrt(first) * np.linalg.qr(rng.normal(size=(3, 3)))[0]
     t = np.array([0.1, 0.3, 0.7])
-    W = solve_ivp(right, (0, t[-1]), begin.ravel(), t_eval=t, rtol=1e-10, atol=1e-12).y.T.reshape(-1, 3, 3)
+    W = solve_ivp(right, (0, t[-1]), begin.ravel(), t_eval=t, rtol=1e-10, atol=1e-12).y.T.reshape(
+        -1, 3, 3
+    )
     expected = np.stack([paper.component_path(t, beta, first) for beta in spikes], axis=-1)
     np.testing.assert_allclose((W**2).sum(axis=1), expected, rtol=1e-6)
 

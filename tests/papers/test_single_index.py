@@ -24,7 +24,9 @@ def test_links_have_their_exponent_and_variance_one(kappa):
     if kappa > 1:
         known = paper.overlap_diffusion(kappa, 0.0)
         # gradient flow at small m: kappa c^2 m^(kappa - 1)
-        assert known.drift(0.01) == pytest.approx(kappa * found[kappa] ** 2 * 0.01 ** (kappa - 1), rel=2e-3)
+        assert known.drift(0.01) == pytest.approx(
+            kappa * found[kappa] ** 2 * 0.01 ** (kappa - 1), rel=2e-3
+        )
 
 
 @pytest.mark.parametrize(("kappa", "noise"), [(1, 0.5), (3, 0.0), (4, 0.2)])
@@ -36,7 +38,9 @@ def test_drift_and_variance_are_those_of_one_step(kappa, noise):
     u, xi, z = generator.normal(size=(3, samples))
     v = m * u + math.sqrt(1 - m**2) * xi
     norm = u**2 + xi**2 + generator.chisquare(d - 2, size=samples)
-    value, slope, label = (np.asarray(s.derivative(order)(x)) for order, x in ((0, u), (1, u), (0, v)))
+    value, slope, label = (
+        np.asarray(s.derivative(order)(x)) for order, x in ((0, u), (1, u), (0, v))
+    )
     h = (lr / d) * slope * (label + math.sqrt(noise) * z - value)
     change = ((m + h * v) / np.sqrt(1 + 2 * h * u + h**2 * norm) - m) * d / lr
     known = paper.overlap_diffusion(kappa, lr, noise=noise)
@@ -44,7 +48,10 @@ def test_drift_and_variance_are_those_of_one_step(kappa, noise):
     slack = 5 / d * change.std()
     assert abs(change.mean() - known.drift(m)) < Z * change.std() / math.sqrt(samples) + slack
     square = (change - change.mean()) ** 2
-    assert abs(square.mean() - known.variance(m)) < Z * square.std() / math.sqrt(samples) + slack * change.std()
+    assert (
+        abs(square.mean() - known.variance(m))
+        < Z * square.std() / math.sqrt(samples) + slack * change.std()
+    )
 
 
 def test_passage_times_against_closed_forms_and_quadrature():
@@ -80,7 +87,9 @@ def test_learning_rates_scale_and_at_a_fixed_one_the_start_is_stable():
         assert fixed == pytest.approx(-0.05 * paper.scaling(3).friction, rel=1e-6)
         # with the scaled rate a start at 1/sqrt(d) grows, at half the speed of gradient flow
         m, flow = 1 / math.sqrt(d), paper.overlap_diffusion(3, 0.0)
-        assert paper.overlap_diffusion(3, paper.learning_rate(3, d)).drift(m) == pytest.approx(flow.drift(m) / 2, rel=0.05)
+        assert paper.overlap_diffusion(3, paper.learning_rate(3, d)).drift(m) == pytest.approx(
+            flow.drift(m) / 2, rel=0.05
+        )
 
 
 @pytest.mark.slow
@@ -92,7 +101,13 @@ def test_sgd_follows_the_diffusion_and_a_wrong_exponent_shows():
         n, m = paper.escape_samples(3, size, lr=lr, runs=runs, seed=3)
         assert np.all(m > 0)
         assert not np.isnan(n).any()
-        rows.append((n.mean(), n.std(ddof=1) / math.sqrt(runs), paper.overlap_diffusion(3, lr).mean_samples(m, size).mean()))
+        rows.append(
+            (
+                n.mean(),
+                n.std(ddof=1) / math.sqrt(runs),
+                paper.overlap_diffusion(3, lr).mean_samples(m, size).mean(),
+            )
+        )
     mean, error, theory = np.array(rows).T
     # the diffusion is a limit: some percent away at these d
     assert np.all(np.abs(mean - theory) < Z * error + 0.1 * theory), (mean, error, theory)
@@ -118,10 +133,14 @@ def test_exit_times_of_the_library_agree():
     several = sgd.random_start(problem, dimension=d, runs=64, seed=3)
     begin = sgd.Start(np.abs(several.M_blocks), several.Q_blocks, several.a)
     common = {"threshold": paper.THRESHOLD, "criterion": "overlap", "max_time": 100.0}
-    chain = sgd.exit_time(problem, sgd.OnePassSGD(lr=lr), begin, method="exact", dimension=d, seed=4, **common)
+    chain = sgd.exit_time(
+        problem, sgd.OnePassSGD(lr=lr), begin, method="exact", dimension=d, seed=4, **common
+    )
     np.testing.assert_allclose(chain.alpha * d, n, rtol=1e-9)
     ode = sgd.exit_time(problem, sgd.OnePassSGD(lr=lr), begin, **common)
-    np.testing.assert_allclose(ode.alpha * d, paper.overlap_diffusion(2, lr).ode_samples(m, d), rtol=1e-5)
+    np.testing.assert_allclose(
+        ode.alpha * d, paper.overlap_diffusion(2, lr).ode_samples(m, d), rtol=1e-5
+    )
 
 
 @pytest.mark.slow
@@ -157,19 +176,29 @@ def test_figure_has_the_exponents(tmp_path):
 def test_exponents_over_a_decade(kappa, counts):
     """n ~ d, d log d, d^2, d^3; what is left of finite d is of the size that the diffusion has."""
     data = paper._measured(kappa, counts, 5)
-    d, n, error, theory = (np.asarray(data[f"{name}_{kappa}"]) for name in ("d", "samples", "error", "samples_diffusion"))
+    d, n, error, theory = (
+        np.asarray(data[f"{name}_{kappa}"])
+        for name in ("d", "samples", "error", "samples_diffusion")
+    )
     doubt = (data.attrs[f"exponent_{kappa}_high"] - data.attrs[f"exponent_{kappa}"]) / 1.96
     expected = data.attrs[f"exponent_{kappa}_diffusion"]
     assert abs(data.attrs[f"exponent_{kappa}"] - expected) < Z * doubt + 0.1
     assert Z * doubt < 0.4
     # the same in the limit: far out, the diffusion has the exponent itself
     far = [1e6, 1e8]
-    times = [paper.overlap_diffusion(kappa, paper.learning_rate(kappa, size)).mean_samples(1 / math.sqrt(size), size) for size in far]
+    times = [
+        paper.overlap_diffusion(kappa, paper.learning_rate(kappa, size)).mean_samples(
+            1 / math.sqrt(size), size
+        )
+        for size in far
+    ]
     slope = math.log(times[1] / times[0]) / math.log(100)
     logarithm = math.log(math.log(1e8) / math.log(1e6)) / math.log(100) if kappa == 2 else 0.0
     assert slope == pytest.approx(max(1, kappa - 1) + logarithm, abs=0.01)
     if kappa == 1:
-        assert n[-1] / d[-1] == pytest.approx(paper.scaling(1).prefactor, rel=0.02 + Z * error[-1] / n[-1])
+        assert n[-1] / d[-1] == pytest.approx(
+            paper.scaling(1).prefactor, rel=0.02 + Z * error[-1] / n[-1]
+        )
     if kappa == 2:
         slope, doubt = paper.fitted_slope(np.log(d), n / d, error / d)
         assert abs(slope - paper.scaling(2).prefactor) < Z * doubt

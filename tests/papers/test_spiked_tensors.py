@@ -33,12 +33,22 @@ def small_groups(monkeypatch):
 
 def test_critical_snr_and_fixed_points_have_the_reference_values():
     np.testing.assert_allclose(
-        [paper.critical_snr(k) for k in (3, 4, 5, 6)], [3.079201435678004, 6.75, 14.10110203205829, 28.93518518518519], rtol=1e-14
+        [paper.critical_snr(k) for k in (3, 4, 5, 6)],
+        [3.079201435678004, 6.75, 14.10110203205829, 28.93518518518519],
+        rtol=1e-14,
     )
-    np.testing.assert_allclose(paper.correlated_fixed_points(3, 4.0, 1.0), (0.295597742522085, 1.0), rtol=1e-13)
-    np.testing.assert_allclose(paper.correlated_fixed_points(4, 8.0, 1.0), (0.485868271756646, 1.0), rtol=1e-13)
-    np.testing.assert_allclose(paper.eigenvalues(3, 4.0), [[4.81403514763, -14.1886916411], [-24, -48]], rtol=1e-11)
-    np.testing.assert_allclose(paper.correlated_fixed_points(2, 1.2, ridge=0.5), [0.42328083664] * 2, rtol=1e-10)
+    np.testing.assert_allclose(
+        paper.correlated_fixed_points(3, 4.0, 1.0), (0.295597742522085, 1.0), rtol=1e-13
+    )
+    np.testing.assert_allclose(
+        paper.correlated_fixed_points(4, 8.0, 1.0), (0.485868271756646, 1.0), rtol=1e-13
+    )
+    np.testing.assert_allclose(
+        paper.eigenvalues(3, 4.0), [[4.81403514763, -14.1886916411], [-24, -48]], rtol=1e-11
+    )
+    np.testing.assert_allclose(
+        paper.correlated_fixed_points(2, 1.2, ridge=0.5), [0.42328083664] * 2, rtol=1e-10
+    )
     np.testing.assert_allclose(paper.eigenvalues(2, 1.2, ridge=0.5), [[-1.6, -8.6]] * 2, rtol=1e-13)
     assert paper.critical_snr(2, 0.3) == 0.3
 
@@ -61,7 +71,10 @@ def test_the_pair_is_born_at_the_critical_snr():
 @pytest.mark.parametrize(("lr", "batch"), [(1.0, 1), (0.0, 1), (0.9, 3)])
 @pytest.mark.parametrize("ridge", [0.0, 0.4, 60.0])
 def test_fixed_points_are_roots_with_the_numerical_jacobian(order, lr, batch, ridge):
-    problem, algorithm = SpikedTensor(order=order, snr=12.0, ridge=ridge), sgd.OnePassSGD(lr=lr, batch=batch)
+    problem, algorithm = (
+        SpikedTensor(order=order, snr=12.0, ridge=ridge),
+        sgd.OnePassSGD(lr=lr, batch=batch),
+    )
     found = spiked_fixed_points(problem, algorithm)
     numbers = limits.equation_numbers(problem, algorithm, None)
     assert [point.risk for point in found] == sorted(point.risk for point in found)
@@ -70,8 +83,18 @@ def test_fixed_points_are_roots_with_the_numerical_jacobian(order, lr, batch, ri
         scale = abs(point.eigenvalues).max() + 1e-3
         assert point.residual < 1e-12 * scale
         step = 1e-6 * max(1e-3, abs(point.m), point.r2)
-        ahead = np.array([limits.drift(numbers, point.m + dm, point.r2 + dr) for dm, dr in ((step, 0.0), (0.0, step))])
-        behind = np.array([limits.drift(numbers, point.m - dm, point.r2 - dr) for dm, dr in ((step, 0.0), (0.0, step))])
+        ahead = np.array(
+            [
+                limits.drift(numbers, point.m + dm, point.r2 + dr)
+                for dm, dr in ((step, 0.0), (0.0, step))
+            ]
+        )
+        behind = np.array(
+            [
+                limits.drift(numbers, point.m - dm, point.r2 - dr)
+                for dm, dr in ((step, 0.0), (0.0, step))
+            ]
+        )
         slopes = np.sort(np.linalg.eigvals((ahead - behind).T / (2 * step)).real)[::-1]
         np.testing.assert_allclose(point.eigenvalues.real, slopes, atol=1e-6 * scale)
         if abs(point.eigenvalues).max() > 0:
@@ -88,7 +111,10 @@ def test_fixed_points_are_roots_with_the_numerical_jacobian(order, lr, batch, ri
         assert np.abs(stable - end).max(axis=1).min() < 1e-6, end
 
 
-@pytest.mark.parametrize(("order", "snr", "ridge", "count"), [(2, 1.2, 0.5, 4), (3, 4.0, 0.5, 7), (4, 8.0, 0.1, 11), (5, 12.0, 0.0, 2)])
+@pytest.mark.parametrize(
+    ("order", "snr", "ridge", "count"),
+    [(2, 1.2, 0.5, 4), (3, 4.0, 0.5, 7), (4, 8.0, 0.1, 11), (5, 12.0, 0.0, 2)],
+)
 def test_no_fixed_point_is_missed(order, snr, ridge, count):
     """Against a search that knows nothing of the equations in one unknown: Newton from random places."""
     problem, algorithm = SpikedTensor(order=order, snr=snr, ridge=ridge), sgd.OnePassSGD(lr=1.0)
@@ -98,9 +124,15 @@ def test_no_fixed_point_is_missed(order, snr, ridge, count):
         for _ in range(60):
             rate = np.stack(limits.drift(numbers, *y.T), axis=-1)
             slopes = limits.jacobian(numbers, *y.T)
-            slopes = np.where(np.abs(np.linalg.det(slopes))[:, None, None] > 1e-200, slopes, np.eye(2))
+            slopes = np.where(
+                np.abs(np.linalg.det(slopes))[:, None, None] > 1e-200, slopes, np.eye(2)
+            )
             y = y - np.linalg.solve(slopes, rate[..., None])[..., 0]
-        good = (np.linalg.norm(limits.drift(numbers, *y.T), axis=0) < 1e-11) & (y[:, 1] > -1e-9) & (np.abs(y).sum(axis=1) < 9)
+        good = (
+            (np.linalg.norm(limits.drift(numbers, *y.T), axis=0) < 1e-11)
+            & (y[:, 1] > -1e-9)
+            & (np.abs(y).sum(axis=1) < 9)
+        )
     # x = 0 is known, and left out: without a ridge it is degenerate, and Newton creeps into it
     away = y[:, 0] ** 2 + np.abs(y[:, 1]) > (1e-5 if ridge else 1e-2)
     seen = np.unique(np.round(y[good & away], 6) + 0.0, axis=0)
@@ -113,15 +145,27 @@ def test_no_fixed_point_is_missed(order, snr, ridge, count):
 
 def test_verdicts_follow_proposition_3_2():
     def verdicts(order, snr, lr=1.0, ridge=0.0):
-        found = spiked_fixed_points(SpikedTensor(order=order, snr=snr, ridge=ridge), sgd.OnePassSGD(lr=lr))
+        found = spiked_fixed_points(
+            SpikedTensor(order=order, snr=snr, ridge=ridge), sgd.OnePassSGD(lr=lr)
+        )
         return {(round(point.m, 6), round(point.r2, 6)): point.verdict for point in found}
 
     assert verdicts(2, 0.8) == {(0, 0): "saddle", (0, 1): "stable"}
     assert verdicts(2, 1.0)[(0, 1)] == "marginal"
     m = round(math.sqrt(0.2), 6)
-    assert verdicts(2, 1.2) == {(0, 0): "saddle", (0, 1): "saddle", (m, 1): "stable", (-m, 1): "stable"}
+    assert verdicts(2, 1.2) == {
+        (0, 0): "saddle",
+        (0, 1): "saddle",
+        (m, 1): "stable",
+        (-m, 1): "stable",
+    }
     assert verdicts(3, 3.0) == {(0, 0): "saddle", (0, 1): "stable"}
-    assert verdicts(3, 4.0) == {(0, 0): "saddle", (0, 1): "stable", (0.295598, 1): "saddle", (1, 1): "stable"}
+    assert verdicts(3, 4.0) == {
+        (0, 0): "saddle",
+        (0, 1): "stable",
+        (0.295598, 1): "saddle",
+        (1, 1): "stable",
+    }
     assert sorted(verdicts(4, 8.0).values()) == ["saddle"] * 3 + ["stable"] * 3
     assert verdicts(4, 16.0, lr=0.0) == {(2, 0): "stable", (-2, 0): "stable", (0, 0): "saddle"}
     # a ridge above which nothing but x = 0 is left
@@ -135,34 +179,58 @@ def test_verdicts_follow_proposition_3_2():
 
 def test_ode_has_the_reference_values():
     problem = SpikedTensor(order=2, snr=1.2)
-    result = sgd.solve_ode(problem, sgd.OnePassSGD(lr=1.0), spiked_start(problem, m=[0.5, 0.1], r2=[1.5, 0.7]), times=[0.0, 0.4, 1.0])
+    result = sgd.solve_ode(
+        problem,
+        sgd.OnePassSGD(lr=1.0),
+        spiked_start(problem, m=[0.5, 0.1], r2=[1.5, 0.7]),
+        times=[0.0, 0.4, 1.0],
+    )
     np.testing.assert_allclose(result.m[0, -1], 0.438454771190, rtol=1e-11)
     np.testing.assert_allclose(result.r2[0, -1], 1.000026040695, rtol=1e-11)
     assert result.m.dims == ("run", "time")
     assert result.attrs["error_integrator"] < 1e-8
-    np.testing.assert_allclose(result.risk, 1.44 - 2.4 * result.m**2 + (result.m**2 + result.r2) ** 2, rtol=1e-12)
+    np.testing.assert_allclose(
+        result.risk, 1.44 - 2.4 * result.m**2 + (result.m**2 + result.r2) ** 2, rtol=1e-12
+    )
     cubic = SpikedTensor(order=3, snr=4.0)
-    alone = sgd.solve_ode(cubic, sgd.OnePassSGD(lr=1.0), spiked_start(cubic, m=0.1, r2=1.0), alpha=[1.0])
+    alone = sgd.solve_ode(
+        cubic, sgd.OnePassSGD(lr=1.0), spiked_start(cubic, m=0.1, r2=1.0), alpha=[1.0]
+    )
     np.testing.assert_allclose(alone.m[0, 0], 0.000404610468, rtol=1e-9)
     # batch and lr enter as lr/batch
-    batch = sgd.solve_ode(cubic, sgd.OnePassSGD(lr=3.0, batch=3), spiked_start(cubic, m=0.1, r2=1.0), times=[1.0])
+    batch = sgd.solve_ode(
+        cubic, sgd.OnePassSGD(lr=3.0, batch=3), spiked_start(cubic, m=0.1, r2=1.0), times=[1.0]
+    )
     np.testing.assert_allclose(batch.m, alone.m, rtol=1e-12)
     # gradient flow keeps the direction orthogonal to the signal, and descends the risk to 0
-    flow = sgd.solve_ode(cubic, sgd.OnePassSGD(lr=0.0), spiked_start(cubic, m=0.3, r2=0.5), times=np.linspace(0, 3, 30))
+    flow = sgd.solve_ode(
+        cubic,
+        sgd.OnePassSGD(lr=0.0),
+        spiked_start(cubic, m=0.3, r2=0.5),
+        times=np.linspace(0, 3, 30),
+    )
     assert np.all(np.diff(flow.risk[0]) <= 1e-9)
     np.testing.assert_allclose(flow.m[0, -1], 4 ** (1 / 3), rtol=1e-9)
     # stiff: an implicit method takes over and ends at the fixed point
     strong = SpikedTensor(order=4, snr=2000.0)
-    stiff = sgd.solve_ode(strong, sgd.OnePassSGD(lr=0.5), spiked_start(strong, m=4.0, r2=0.1), times=[50.0], rtol=1e-6)
+    stiff = sgd.solve_ode(
+        strong, sgd.OnePassSGD(lr=0.5), spiked_start(strong, m=4.0, r2=0.1), times=[50.0], rtol=1e-6
+    )
     assert stiff.attrs["integrator"] == "DOP853, then LSODA"
-    np.testing.assert_allclose([stiff.m[0, 0], stiff.r2[0, 0]], [paper.correlated_fixed_points(4, 2000.0, 0.5)[1], 0.5], rtol=1e-6)
+    np.testing.assert_allclose(
+        [stiff.m[0, 0], stiff.r2[0, 0]],
+        [paper.correlated_fixed_points(4, 2000.0, 0.5)[1], 0.5],
+        rtol=1e-6,
+    )
 
 
 def test_ode_at_small_n_can_diverge_alone():
     problem = SpikedTensor(order=3, snr=1.0)
     begin = spiked_start(problem, m=[0.1, 3.0], r2=[0.5, 20.0])
     with pytest.warns(UserWarning, match="the solution diverges"):
-        result = sgd.solve_ode(problem, sgd.OnePassSGD(lr=0.5), begin, times=[0.0, 0.5, 1.0], dimension=40)
+        result = sgd.solve_ode(
+            problem, sgd.OnePassSGD(lr=0.5), begin, times=[0.0, 0.5, 1.0], dimension=40
+        )
     assert np.isfinite(result.m[0]).all()
     assert np.isnan(result.m[1, -1])
     assert float(result.diverged_at[1]) == 0.0
@@ -171,30 +239,49 @@ def test_ode_at_small_n_can_diverge_alone():
 
 def test_one_step_in_closed_form_and_by_quadrature():
     problem, algorithm = SpikedTensor(order=2, snr=1.2, ridge=0.2), sgd.OnePassSGD(lr=0.1)
-    mean, covariance = spiked_increment(problem, algorithm, spiked_start(problem, m=0.3, r2=0.8), dimension=10)
+    mean, covariance = spiked_increment(
+        problem, algorithm, spiked_start(problem, m=0.3, r2=0.8), dimension=10
+    )
     np.testing.assert_allclose(mean[0] + [0.3, 0.8], [0.30312, 0.748019008], rtol=1e-13)
-    np.testing.assert_allclose(covariance[0], [[7.84e-4, 3.695616e-4], [3.695616e-4, 0.004018938123264]], rtol=1e-11)
+    np.testing.assert_allclose(
+        covariance[0], [[7.84e-4, 3.695616e-4], [3.695616e-4, 0.004018938123264]], rtol=1e-11
+    )
     # any order and batch, against Gauss-Hermite points in (xi, z1, z2) of the chain's formula, written out again
     nodes, weights = np.polynomial.hermite_e.hermegauss(12)
     xi, z1, z2 = np.meshgrid(nodes, nodes, nodes, indexing="ij")
     w = np.multiply.outer(np.multiply.outer(weights, weights), weights) / weights.sum() ** 3
     for k, n, batch in ((2, 2, 1), (3, 5, 2), (5, 9, 3)):
-        problem, algorithm = SpikedTensor(order=k, snr=1.3, ridge=0.4), sgd.OnePassSGD(lr=0.2, batch=batch)
+        problem, algorithm = (
+            SpikedTensor(order=k, snr=1.3, ridge=0.4),
+            sgd.OnePassSGD(lr=0.2, batch=batch),
+        )
         m, r2, delta = -0.4, 0.7, 0.2 / n
         R = math.sqrt(m**2 + r2)
-        A = 1 - 2 * k * delta * R ** (2 * k - 2) - 0.4 * delta + 2 * delta * math.sqrt(k * (k - 1) / batch) * R ** (k - 2) * xi
+        A = (
+            1
+            - 2 * k * delta * R ** (2 * k - 2)
+            - 0.4 * delta
+            + 2 * delta * math.sqrt(k * (k - 1) / batch) * R ** (k - 2) * xi
+        )
         b = 2 * delta * math.sqrt(k / batch) * R ** (k - 1)
         dm = A * m + 2 * k * 1.3 * delta * m ** (k - 1) + b * z1 - m
         dr = (A * math.sqrt(r2) + b * z2) ** 2 + b**2 * (n - 2) - r2
         first = np.array([(w * dm).sum(), (w * dr).sum()])
-        second = [[(w * x * y).sum() - p * q for y, q in zip((dm, dr), first, strict=True)] for x, p in zip((dm, dr), first, strict=True)]
+        second = [
+            [(w * x * y).sum() - p * q for y, q in zip((dm, dr), first, strict=True)]
+            for x, p in zip((dm, dr), first, strict=True)
+        ]
         second[1][1] += 2 * (n - 2) * b**4  # the variance of b^2 chi2
-        mean, covariance = spiked_increment(problem, algorithm, spiked_start(problem, m=m, r2=r2), dimension=n)
+        mean, covariance = spiked_increment(
+            problem, algorithm, spiked_start(problem, m=m, r2=r2), dimension=n
+        )
         np.testing.assert_allclose(mean[0], first, rtol=1e-10)
         np.testing.assert_allclose(covariance[0], second, rtol=1e-9)
         # the drift at n is the mean increment, and the drift as n -> infinity its limit
         numbers = limits.equation_numbers(problem, algorithm, n)
-        np.testing.assert_allclose(np.array(limits.drift(numbers, m, r2)) * delta, first, rtol=1e-10)
+        np.testing.assert_allclose(
+            np.array(limits.drift(numbers, m, r2)) * delta, first, rtol=1e-10
+        )
 
 
 # the chain
@@ -215,23 +302,41 @@ def test_one_step_of_the_chain_by_sampling():
 
 @pytest.mark.parametrize(("order", "batch"), [pytest.param(2, 1, marks=pytest.mark.slow), (3, 2)])
 def test_chain_vector_and_true_tensors_have_one_law(order, batch):
-    problem, algorithm = SpikedTensor(order=order, snr=1.5, ridge=0.3), sgd.OnePassSGD(lr=0.12, batch=batch)
+    problem, algorithm = (
+        SpikedTensor(order=order, snr=1.5, ridge=0.3),
+        sgd.OnePassSGD(lr=0.12, batch=batch),
+    )
     begin = spiked_start(problem, m=0.4, r2=0.6)
     found = {
-        method: sgd.simulate(problem, algorithm, begin, steps=[1, 3, 9], dimension=4, runs=RUNS, seed=seed, method=method)
+        method: sgd.simulate(
+            problem,
+            algorithm,
+            begin,
+            steps=[1, 3, 9],
+            dimension=4,
+            runs=RUNS,
+            seed=seed,
+            method=method,
+        )
         for seed, method in enumerate(("exact", "direct", "tensor"))
     }
     for method in ("direct", "tensor"):
         for name in ("m", "r2", "risk"):
             for time in range(3):
-                one, other = (np.asarray(found[which][name][:, time]) for which in ("exact", method))
+                one, other = (
+                    np.asarray(found[which][name][:, time]) for which in ("exact", method)
+                )
                 same_law(one, other, f"order {order}, {method}, {name}, time {time}")
 
 
 @pytest.mark.parametrize(("order", "n"), [(2, 4), (2, 2), (3, 2), (3, 3)])
 def test_chain_against_tensors_contracted_by_hand(order, n):
     """Also in the smallest dimensions, where no or one direction is left outside x and the signal; from r2 = 0, where each counts."""
-    problem, algorithm, steps = SpikedTensor(order=order, snr=1.5, ridge=0.3), sgd.OnePassSGD(lr=0.04), (1, 6)
+    problem, algorithm, steps = (
+        SpikedTensor(order=order, snr=1.5, ridge=0.3),
+        sgd.OnePassSGD(lr=0.04),
+        (1, 6),
+    )
     begin = spiked_start(problem, m=0.9, r2=0.0)
     chain = sgd.simulate(problem, algorithm, begin, steps=steps, dimension=n, runs=RUNS, seed=4)
     generator = np.random.default_rng(n)
@@ -243,19 +348,25 @@ def test_chain_against_tensors_contracted_by_hand(order, n):
         if order == 2:
             slope = np.einsum("rij,rj->ri", Y, x) + np.einsum("rij,ri->rj", Y, x)
         else:
-            slope = sum(np.einsum(f"rijk,r{a},r{b}->r{c}", Y, x, x) for a, b, c in ("jki", "ikj", "ijk"))
+            slope = sum(
+                np.einsum(f"rijk,r{a},r{b}->r{c}", Y, x, x) for a, b, c in ("jki", "ikj", "ijk")
+            )
         total = np.sum(x**2, axis=1, keepdims=True)
         x = x - 0.04 / n * (2 * order * total ** (order - 1) * x - 2 * slope + 0.3 * x)
         if step in steps:
             time = steps.index(step)
             same_law(np.asarray(chain.m[:, time]), x[:, 0], f"m after {step}")
-            same_law(np.asarray(chain.r2[:, time]), np.sum(x[:, 1:] ** 2, axis=1), f"r2 after {step}")
+            same_law(
+                np.asarray(chain.r2[:, time]), np.sum(x[:, 1:] ** 2, axis=1), f"r2 after {step}"
+            )
 
 
 def test_same_seed_same_numbers_whatever_else(monkeypatch):
     problem, algorithm = SpikedTensor(order=2, snr=1.2), sgd.OnePassSGD(lr=0.5)
     begin = spiked_start(problem, m=0.1, r2=1.0)
-    one = sgd.simulate(problem, algorithm, begin, steps=[0, 37, 64, 200], dimension=50, runs=RUNS, seed=9)
+    one = sgd.simulate(
+        problem, algorithm, begin, steps=[0, 37, 64, 200], dimension=50, runs=RUNS, seed=9
+    )
     few = sgd.simulate(problem, algorithm, begin, steps=[200], dimension=50, runs=GROUP, seed=9)
     np.testing.assert_allclose(one.m[:GROUP, -1], few.m[:, 0], rtol=1e-12)
     monkeypatch.setattr(running, "PIECE_SECONDS", 1e-9)  # the smallest pieces
@@ -274,7 +385,9 @@ def test_overflow_is_reported_and_the_others_go_on():
     problem = SpikedTensor(order=2, snr=1.2)
     begin = spiked_random_start(problem, dimension=6, seed=0, runs=RUNS)
     with pytest.warns(UserWarning, match="runs diverged, the first after t = "):
-        result = sgd.simulate(problem, sgd.OnePassSGD(lr=0.5), begin, times=[1.0, 5.0, 10.0], dimension=6, seed=5)
+        result = sgd.simulate(
+            problem, sgd.OnePassSGD(lr=0.5), begin, times=[1.0, 5.0, 10.0], dimension=6, seed=5
+        )
     lost = np.isfinite(np.asarray(result.diverged_at))
     assert 0.01 < lost.mean() < 0.1
     assert np.isfinite(np.asarray(result.m)[~lost]).all()
@@ -290,7 +403,9 @@ def test_mean_of_the_chain_approaches_the_ode_like_1_over_n():
     ode = sgd.solve_ode(problem, algorithm, begin, times=[0.12])
     gaps, errors = [], []
     for n in (100, 200):
-        chain = sgd.simulate(problem, algorithm, begin, times=[0.12], dimension=n, runs=6 * RUNS, seed=3)
+        chain = sgd.simulate(
+            problem, algorithm, begin, times=[0.12], dimension=n, runs=6 * RUNS, seed=3
+        )
         values = np.stack([chain.m[:, 0], chain.r2[:, 0]])
         gaps.append(n * (values.mean(axis=1) - [ode.m[0, 0], ode.r2[0, 0]]))
         errors.append(n * values.std(axis=1) / math.sqrt(values.shape[1]))
@@ -307,10 +422,21 @@ def test_stationary_variance_below_the_critical_snr():
     problem = SpikedTensor(order=2, snr=snr)
     # from three times the stationary variance, three relaxation times later
     m = np.sqrt(3 * expected / n) * np.random.default_rng(2).standard_normal(RUNS)
-    chain = sgd.simulate(problem, sgd.OnePassSGD(lr=c), spiked_start(problem, m=m, r2=c), times=[1.5], dimension=n, seed=3)
+    chain = sgd.simulate(
+        problem,
+        sgd.OnePassSGD(lr=c),
+        spiked_start(problem, m=m, r2=c),
+        times=[1.5],
+        dimension=n,
+        seed=3,
+    )
     squares = n * np.asarray(chain.m[:, 0]) ** 2
-    assert abs(squares.mean() - paper.saddle_variance(1.5, snr, c, 3 * expected)) <= Z * squares.std() / math.sqrt(RUNS)
-    assert abs(squares.mean() - expected) <= Z * squares.std() / math.sqrt(RUNS) + 2 * expected * math.exp(-3)
+    assert abs(
+        squares.mean() - paper.saddle_variance(1.5, snr, c, 3 * expected)
+    ) <= Z * squares.std() / math.sqrt(RUNS)
+    assert abs(squares.mean() - expected) <= Z * squares.std() / math.sqrt(
+        RUNS
+    ) + 2 * expected * math.exp(-3)
     np.testing.assert_allclose(paper.saddle_variance(1.0, 0.8), 4.192413928, rtol=1e-9)
     np.testing.assert_allclose(paper.saddle_variance(1.0, 1.0), 9.0)
     assert paper.stationary_variance(1.2) == math.inf
@@ -320,7 +446,10 @@ def test_stationary_variance_below_the_critical_snr():
 
 @pytest.mark.parametrize("order", slow([2, 3], [2]))
 def test_sde_and_chain_have_one_law_at_large_n(order):
-    problem, algorithm = SpikedTensor(order=order, snr=1.2 if order == 2 else 3.5, ridge=0.2), sgd.OnePassSGD(lr=0.6)
+    problem, algorithm = (
+        SpikedTensor(order=order, snr=1.2 if order == 2 else 3.5, ridge=0.2),
+        sgd.OnePassSGD(lr=0.6),
+    )
     begin = spiked_start(problem, m=0.25, r2=0.9)
     # means differ by order 1/n, a step's length: at this n by less than their errors
     setting = {"times": [0.015, 0.06, 0.15], "dimension": 4000, "runs": RUNS}
@@ -329,14 +458,25 @@ def test_sde_and_chain_have_one_law_at_large_n(order):
     assert sde.attrs["error_integrator"] < 2e-3
     for name in ("m", "r2"):
         for time in range(3):
-            same_law(np.asarray(chain[name][:, time]), np.asarray(sde[name][:, time]), f"order {order}, {name}, time {time}")
+            same_law(
+                np.asarray(chain[name][:, time]),
+                np.asarray(sde[name][:, time]),
+                f"order {order}, {name}, time {time}",
+            )
 
 
 def test_sde_stays_positive_from_the_edge_at_tiny_n():
     problem, algorithm = SpikedTensor(order=2, snr=1.2), sgd.OnePassSGD(lr=0.1)
     setting = {"times": [0.1, 0.2, 0.4], "dimension": 4, "runs": RUNS, "step": 0.1}
     for higher_order in (True, False):
-        sde = sgd.solve_sde(problem, algorithm, spiked_start(problem, m=0.5, r2=0.0), seed=2, higher_order=higher_order, **setting)
+        sde = sgd.solve_sde(
+            problem,
+            algorithm,
+            spiked_start(problem, m=0.5, r2=0.0),
+            seed=2,
+            higher_order=higher_order,
+            **setting,
+        )
         assert float(sde.r2.min()) > 0
         assert sde.attrs["higher_order"] == int(higher_order)
 
@@ -347,12 +487,21 @@ def test_sde_stays_positive_from_the_edge_at_tiny_n():
 def test_rescaled_drift_and_noise_are_the_limit_of_one_step():
     n = 10**10
     for k, Lam, ridge in ((2, 0.8, 0.3), (3, 0.6, 0.0), (4, 1.1, 0.2)):
-        problem, algorithm = SpikedTensor(order=k, snr=Lam * n ** ((k - 2) / 2), ridge=ridge), sgd.OnePassSGD(lr=0.7)
+        problem, algorithm = (
+            SpikedTensor(order=k, snr=Lam * n ** ((k - 2) / 2), ridge=ridge),
+            sgd.OnePassSGD(lr=0.7),
+        )
         u1, u2, delta = 1.3, 0.9, 0.7 / n
-        mean, covariance = spiked_increment(problem, algorithm, spiked_start(problem, m=u1 / math.sqrt(n), r2=u2), dimension=n)
+        mean, covariance = spiked_increment(
+            problem, algorithm, spiked_start(problem, m=u1 / math.sqrt(n), r2=u2), dimension=n
+        )
         drift = paper.rescaled_drift(k, u1, u2, Lam, c=0.7, ridge=ridge)
-        np.testing.assert_allclose([mean[0, 0] * math.sqrt(n) / delta, mean[0, 1] / delta], drift, rtol=1e-6)
-        np.testing.assert_allclose(covariance[0, 0, 0] * n / delta, paper.rescaled_noise(k, u2, c=0.7) ** 2, rtol=1e-6)
+        np.testing.assert_allclose(
+            [mean[0, 0] * math.sqrt(n) / delta, mean[0, 1] / delta], drift, rtol=1e-6
+        )
+        np.testing.assert_allclose(
+            covariance[0, 0, 0] * n / delta, paper.rescaled_noise(k, u2, c=0.7) ** 2, rtol=1e-6
+        )
 
 
 def test_barrier_is_where_the_drift_vanishes():
@@ -361,9 +510,15 @@ def test_barrier_is_where_the_drift_vanishes():
         assert abs(paper.rescaled_drift(k, u, c, Lam, c)[0]) < 1e-12
         grid = np.linspace(0, u, 2001)
         work = -np.trapezoid(paper.rescaled_drift(k, grid, c, Lam, c)[0], grid)
-        np.testing.assert_allclose(height, work / (paper.rescaled_noise(k, c, c) ** 2 / 2), rtol=1e-5)
+        np.testing.assert_allclose(
+            height, work / (paper.rescaled_noise(k, c, c) ** 2 / 2), rtol=1e-5
+        )
         if c == 1:
-            np.testing.assert_allclose([u, height], [Lam ** (-1 / (k - 2)), (0.5 - 1 / k) * Lam ** (-2 / (k - 2))], rtol=1e-13)
+            np.testing.assert_allclose(
+                [u, height],
+                [Lam ** (-1 / (k - 2)), (0.5 - 1 / k) * Lam ** (-2 / (k - 2))],
+                rtol=1e-13,
+            )
 
 
 def test_rescaled_paths_of_the_matrix_are_ornstein_uhlenbeck():
@@ -376,9 +531,13 @@ def test_rescaled_paths_of_the_matrix_are_ornstein_uhlenbeck():
     # u2 that is not at rest, and run i alone
     few = paper.rescaled_paths(2, 0.8, times=[0.0, 0.3, 1.0], runs=3, seed=5)
     np.testing.assert_allclose(few.u1, paths.u1[:3], rtol=1e-12)
-    moving = paper.rescaled_paths(3, 0.0, times=[0.1, 0.5], c=0.7, ridge=0.1, u2=1.5, u1=2.0, runs=5)
+    moving = paper.rescaled_paths(
+        3, 0.0, times=[0.1, 0.5], c=0.7, ridge=0.1, u2=1.5, u1=2.0, runs=5
+    )
     problem = SpikedTensor(order=3, snr=1.0, ridge=0.1)
-    ode = sgd.solve_ode(problem, sgd.OnePassSGD(lr=0.7), spiked_start(problem, m=0.0, r2=1.5), times=[0.1, 0.5])
+    ode = sgd.solve_ode(
+        problem, sgd.OnePassSGD(lr=0.7), spiked_start(problem, m=0.0, r2=1.5), times=[0.1, 0.5]
+    )
     np.testing.assert_allclose(moving.u2, ode.r2[0], rtol=1e-7)
     # beyond the barrier a path is gone in finite time; without noise at u1' = 2k (Lam u1^2 - u1)
     gone = paper.rescaled_paths(3, 1.0, times=[0.1, 2.0], u1=30.0, runs=20)
@@ -396,8 +555,12 @@ def test_lambda_scaling_has_the_corrected_drift():
         problem = SpikedTensor(order=k, snr=Lam * n ** ((k - 2) / 2))
         begin = spiked_random_start(problem, dimension=n, seed=1, runs=runs)
         # for k = 4 steps of c/n are too long for what lies behind the barrier: a run that crosses it overflows
-        with contextlib.nullcontext() if k == 3 else pytest.warns(UserWarning, match="runs diverged"):
-            result = sgd.simulate(problem, sgd.OnePassSGD(lr=1.0), begin, times=[t], dimension=n, seed=2)
+        with (
+            contextlib.nullcontext() if k == 3 else pytest.warns(UserWarning, match="runs diverged")
+        ):
+            result = sgd.simulate(
+                problem, sgd.OnePassSGD(lr=1.0), begin, times=[t], dimension=n, seed=2
+            )
         chain = math.sqrt(n) * np.asarray(result.m[:, 0])
         paths = np.asarray(paper.rescaled_paths(k, Lam, times=[t], runs=runs, seed=4).u1[:, 0])
         # beyond a few the chain comes to rest at m of order 1 and the rescaled path at infinity: both count as gone

@@ -29,8 +29,15 @@ def made(method: str, risks: np.ndarray, **more) -> xr.Dataset:
         **more,
     }
     t = np.arange(count, dtype=float)
-    coordinates = {"t": ("time", t, {"long_name": "time t = lr steps/d"}), "diverged_at": ("run", np.full(runs, np.nan))}
-    return xr.Dataset(variables, coordinates, datasets.record(problem, algorithm, method, {"dimension": 200, "error_integrator": 2e-9}))
+    coordinates = {
+        "t": ("time", t, {"long_name": "time t = lr steps/d"}),
+        "diverged_at": ("run", np.full(runs, np.nan)),
+    }
+    return xr.Dataset(
+        variables,
+        coordinates,
+        datasets.record(problem, algorithm, method, {"dimension": 200, "error_integrator": 2e-9}),
+    )
 
 
 THEORY = made("solve_ode", np.geomspace(1, 0.01, 9)[None])
@@ -38,14 +45,19 @@ RUNS = made("simulate-exact", np.geomspace(1, 0.01, 9) * np.array([[0.9], [1.1],
 
 
 def pictures(shown: str) -> list[bytes]:
-    return [base64.b64decode(one) for one in re.findall(r"src='data:image/png;base64,([^']+)'", shown)]
+    return [
+        base64.b64decode(one) for one in re.findall(r"src='data:image/png;base64,([^']+)'", shown)
+    ]
 
 
 def columns(shown: str) -> dict[str, list[str]]:
     """The table: the cells of each column by its head."""
     table = re.search(r"<table.*?</table>", shown, flags=re.DOTALL)
     assert table is not None
-    lines = [re.findall(r"<t[dh] [^>]*>(.*?)</t[dh]>", line) for line in re.findall(r"<tr>(.*?)</tr>", table[0])]
+    lines = [
+        re.findall(r"<t[dh] [^>]*>(.*?)</t[dh]>", line)
+        for line in re.findall(r"<tr>(.*?)</tr>", table[0])
+    ]
     return {head: list(column) for head, *column in zip(*lines, strict=True)}
 
 
@@ -54,7 +66,9 @@ def test_a_solution_has_a_picture_a_table_and_its_errors():
     assert [one[:4] for one in pictures(shown)] == [b"\x89PNG"]
     table = columns(shown)
     assert table["t"] == ["0", "2", "3", "5", "6", "8"]
-    assert table["excess risk"] == [f"{value:.4g}" for value in np.geomspace(1, 0.01, 9)[[0, 2, 3, 5, 6, 8]]]
+    assert table["excess risk"] == [
+        f"{value:.4g}" for value in np.geomspace(1, 0.01, 9)[[0, 2, 3, 5, 6, 8]]
+    ]
     assert float(table["M11"][-1]) == pytest.approx(0.99)
     assert "risk" not in table
     assert "solve_ode, TeacherStudent, OnePassSGD, d = 200" in shown
@@ -76,7 +90,12 @@ def test_runs_have_standard_errors_and_those_that_diverged_are_counted():
 def test_the_error_of_dmft_is_its_own():
     error = (("run", "time"), np.full((1, 9), 3e-3))
     shown = display.html(
-        made("solve_dmft", THEORY.risk.values, risk_standard_error=error, train_risk=(("run", "time"), THEORY.risk.values))
+        made(
+            "solve_dmft",
+            THEORY.risk.values,
+            risk_standard_error=error,
+            train_risk=(("run", "time"), THEORY.risk.values),
+        )
     )
     assert columns(shown)["excess risk"][-1] == "0.01 ± 0.003"
     assert columns(shown)["train risk"][-1] == "0.01"
@@ -95,7 +114,12 @@ def test_times_that_grow_by_factors_have_a_logarithmic_axis(monkeypatch):
     """On a linear axis a power law would be a corner. Evenly spaced times keep it; from zero it is linear up to the next point."""
     by_factors, late = np.geomspace(10, 1000, 9), np.linspace(0.1, 1e6, 9)
     from_zero, even = np.array([0, *np.geomspace(0.1, 1e6, 8)]), np.linspace(0, 10, 9)
-    for times, scale in ((by_factors, "log"), (late, "linear"), (from_zero, "symlog"), (even, "linear")):
+    for times, scale in (
+        (by_factors, "log"),
+        (late, "linear"),
+        (from_zero, "symlog"),
+        (even, "linear"),
+    ):
         theory, runs = (one.assign_coords(t=("time", times, one.t.attrs)) for one in (THEORY, RUNS))
         assert scales(monkeypatch, theory) == scales(monkeypatch, compare(theory, runs)) == {scale}
 
@@ -151,7 +175,12 @@ def test_theory_beside_runs():
 
 @pytest.mark.parametrize(
     "other",
-    [xr.Dataset({"x": ("time", [1.0, 2.0])}), THEORY.isel(time=0), THEORY.drop_vars(["risk", "excess_risk"]), THEORY.isel(time=slice(0))],
+    [
+        xr.Dataset({"x": ("time", [1.0, 2.0])}),
+        THEORY.isel(time=0),
+        THEORY.drop_vars(["risk", "excess_risk"]),
+        THEORY.isel(time=slice(0)),
+    ],
     ids=["not a result", "one time", "no risk", "no times"],
 )
 def test_what_cannot_be_drawn_looks_as_xarray_shows_it(other):
@@ -185,5 +214,7 @@ print(displayed_by())
 @pytest.mark.slow  # a fresh process, which imports everything
 def test_the_notebook_display_is_opt_in():
     pytest.importorskip("IPython")
-    done = subprocess.run([sys.executable, "-c", NOTEBOOK], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", NOTEBOOK], capture_output=True, text=True, timeout=120
+    )
     assert done.stdout.split() == ["xarray", "sgdynamics", "xarray"], done.stderr

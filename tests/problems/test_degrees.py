@@ -22,7 +22,10 @@ POLYNOMIALS = {
     "jitted": (jax.jit(lambda x: jnp.stack([x[0] * x[1], x[2]]).sum()), 2),
     "indexed": (lambda x: jnp.sum(x[np.array([0, 2])] ** 2), 2),
     "mapped": (lambda x: jnp.sum(jax.vmap(lambda one: one**3)(x)), 3),
-    "a factor that is zero": (lambda x: x[0] + jnp.where(jnp.ones(()) > 0, 0.0, 1.0) * jnp.tanh(x[1]), 1),
+    "a factor that is zero": (
+        lambda x: x[0] + jnp.where(jnp.ones(()) > 0, 0.0, 1.0) * jnp.tanh(x[1]),
+        1,
+    ),
     "a constant choice": (lambda x: jnp.where(jnp.ones(()) > 0, x[0] ** 2, jnp.exp(x[0])), 2),
     "constant": (lambda x: jnp.exp(jnp.ones(())) + 0 * x[0], 0),
 }

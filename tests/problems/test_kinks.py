@@ -42,7 +42,9 @@ def test_steep_functions_have_none(name):
 
 
 def test_a_problem_warns_when_it_is_made():
-    with pytest.warns(UserWarning, match=r"activation = .*jumps at x = 0.3.*kinks=\(0.3,\)") as record:
+    with pytest.warns(
+        UserWarning, match=r"activation = .*jumps at x = 0.3.*kinks=\(0.3,\)"
+    ) as record:
         sgd.TeacherStudent(width=1, activation=KINKED["shifted"][0])
     assert record[0].filename == __file__
     with warnings.catch_warnings():

@@ -34,19 +34,39 @@ KINKED = {
 @pytest.mark.parametrize("name", [*SMOOTH, *KINKED])
 def test_kinks_are_seen(name):
     arguments = (np.zeros(2), np.zeros(1), np.zeros(2), np.zeros(()))
-    assert looked_into({**SMOOTH, **KINKED}[name], *arguments, random=(True, True, False, True))[0] == (name in SMOOTH)
+    assert looked_into({**SMOOTH, **KINKED}[name], *arguments, random=(True, True, False, True))[
+        0
+    ] == (name in SMOOTH)
 
 
 def test_what_is_read_is_seen():
     arguments = (np.zeros(2), np.zeros(1), np.zeros(2), np.zeros(()))
-    assert looked_into(SMOOTH["tanh"], *arguments, random=(True, True, False, True))[1] == [True, True, False, True]
-    assert looked_into(SMOOTH["gelu"], *arguments, random=(True, True, False, True))[1] == [True, False, False, False]
+    assert looked_into(SMOOTH["tanh"], *arguments, random=(True, True, False, True))[1] == [
+        True,
+        True,
+        False,
+        True,
+    ]
+    assert looked_into(SMOOTH["gelu"], *arguments, random=(True, True, False, True))[1] == [
+        True,
+        False,
+        False,
+        False,
+    ]
 
 
 def test_means_that_jump_with_a_draw_count():
     def loss(f, s, a, draws):
         return 0.5 * (jnp.tanh(f[0]) - s[0]) ** 2
 
-    steps = sgd.Problem(loss, width=1, signals=1, draws={"g": "normal"}, means=lambda draws: jnp.sign(draws["g"])[None])
-    slopes = sgd.Problem(loss, width=1, signals=1, draws={"g": "normal"}, means=lambda draws: 2 * draws["g"][None])
+    steps = sgd.Problem(
+        loss,
+        width=1,
+        signals=1,
+        draws={"g": "normal"},
+        means=lambda draws: jnp.sign(draws["g"])[None],
+    )
+    slopes = sgd.Problem(
+        loss, width=1, signals=1, draws={"g": "normal"}, means=lambda draws: 2 * draws["g"][None]
+    )
     assert (steps.structure.loss.smooth, slopes.structure.loss.smooth) == (False, True)

@@ -32,7 +32,14 @@ def given(problem):
 def after_one_step(problem, d, seed, runs=40_000):
     """M, Q and a of many runs of the chain, without their risk, which would cost more than all the rest."""
     begin = broadcast_runs(given(problem), runs)
-    found, _ = run(ExactChain(problem, ALGORITHM, begin, d, problem.block_dimensions(d)), runs, np.array([1]), seed, "one step", False)
+    found, _ = run(
+        ExactChain(problem, ALGORITHM, begin, d, problem.block_dimensions(d)),
+        runs,
+        np.array([1]),
+        seed,
+        "one step",
+        False,
+    )
     return {"M": found["M"][:, 0, 0], "Q": found["Q"][:, 0, 0], "a": found["a"][:, 0]}
 
 
@@ -40,9 +47,9 @@ def test_the_drift_of_the_binary_mixture_to_rounding():
     """The right-hand side (v, m, R) at snr 2, decay .1, c = 1, by independent quadrature."""
     problem = binary()
     with jax.enable_x64(True):
-        rate = jax.jit(lambda state: functional.drift(problem.structure, problem.parameters, state, lr=1.0))(
-            functional.state(given(problem))
-        )
+        rate = jax.jit(
+            lambda state: functional.drift(problem.structure, problem.parameters, state, lr=1.0)
+        )(functional.state(given(problem)))
     dm = np.asarray(rate["M"])[0]
     dR = np.asarray(rate["Q"])[0] - dm @ MEAN.T - MEAN @ dm.T
     found = np.concatenate([rate["a"], dm[:, 0], dR[0], dR[1, 1:]])
@@ -62,7 +69,9 @@ def test_the_drift_of_the_binary_mixture_to_rounding():
 def test_the_optimum_of_the_binary_mixture_is_a_stable_fixed_point():
     problem = binary(100.0)
     r = np.sqrt(sgd.papers.effective_dynamics.ring_radius("binary", 0.1))
-    begin = sgd.start(problem, M=[[r], [-r]], Q=r**2 * np.array([[1, -1], [-1, 1]]) + 1e-3 * np.eye(2), a=[r, -r])
+    begin = sgd.start(
+        problem, M=[[r], [-r]], Q=r**2 * np.array([[1, -1], [-1, 1]]) + 1e-3 * np.eye(2), a=[r, -r]
+    )
     (point,) = sgd.fixed_points(problem, ALGORITHM, starts=begin, tries=0)
     assert np.allclose(np.abs(point.a), 1.173936869495, atol=1e-11)
     assert np.allclose(np.abs(point.M), 1.173943526005, atol=1e-11)
@@ -81,7 +90,16 @@ def test_own_clusters_agree_with_the_built_in_mixture():
     """The generic, sampled expectations of a user's loss against the quadrature, at finite d too."""
     problem = binary()
     clusters = [(0.5, [1.0], 1.0), (0.5, [-1.0], 0.0)]
-    own = sgd.Problem(cross_entropy, 2, 1, head="trained", weight_decay=0.1, covariance=[(0.5, 1.0)], clusters=clusters, kinks=[0.0])
+    own = sgd.Problem(
+        cross_entropy,
+        2,
+        1,
+        head="trained",
+        weight_decay=0.1,
+        covariance=[(0.5, 1.0)],
+        clusters=clusters,
+        kinks=[0.0],
+    )
     begin = given(problem)
     results = []
     for each in (problem, own):
@@ -95,7 +113,9 @@ def test_own_clusters_agree_with_the_built_in_mixture():
                 overlaps = overlaps_at(each.structure, each.parameters, state)
 
                 def one(node):
-                    return expectation_of(each.structure).moments(rule, node, each.parameters, overlaps, state["a"], finite=True)
+                    return expectation_of(each.structure).moments(
+                        rule, node, each.parameters, overlaps, state["a"], finite=True
+                    )
 
                 return jax.vmap(one)(nodes)
 
@@ -117,13 +137,18 @@ def test_one_step_of_the_chain_has_the_mean_increment_of_finite_d():
     chain = after_one_step(problem, d, seed=1)
     with jax.enable_x64(True):
         finite = functional.finite(problem, d)
-        rate = jax.jit(lambda state: functional.drift(problem.structure, problem.parameters, state, lr=1.0, finite=finite))(
-            functional.state(begin)
-        )
+        rate = jax.jit(
+            lambda state: functional.drift(
+                problem.structure, problem.parameters, state, lr=1.0, finite=finite
+            )
+        )(functional.state(begin))
     for name in ("M", "Q", "a"):
         values = (chain[name] - getattr(begin, name)[0]) * d
         error = values.std(axis=0, ddof=1) / np.sqrt(len(values))
-        assert np.all(np.abs(values.mean(axis=0) - np.asarray(rate[name]).reshape(values.shape[1:])) <= Z * error), name
+        assert np.all(
+            np.abs(values.mean(axis=0) - np.asarray(rate[name]).reshape(values.shape[1:]))
+            <= Z * error
+        ), name
 
 
 @pytest.mark.slow
@@ -143,7 +168,8 @@ def test_covariance_of_the_increments():
     products = np.einsum("ni,nj->nij", u - u.mean(axis=0), u - u.mean(axis=0))
     spread = products.std(axis=0, ddof=1) / np.sqrt(len(u))
     assert np.all(
-        np.abs(products.mean(axis=0) - found.covariance) <= Z * (spread + found.standard_error) + 1e-3 * np.abs(found.covariance).max()
+        np.abs(products.mean(axis=0) - found.covariance)
+        <= Z * (spread + found.standard_error) + 1e-3 * np.abs(found.covariance).max()
     )
 
 
@@ -153,7 +179,16 @@ def test_exact_chain_and_direct_simulation_have_one_law(kind, d, width):
     problem = sgd.GaussianMixture(kind, width=width, snr=3.0, weight_decay=0.1)
     begin = sgd.random_start(problem, dimension=d, seed=3)
     exact, direct = (
-        sgd.simulate(problem, ALGORITHM, begin, steps=[5 * d], dimension=d, runs=2000, seed=seed, method=method)
+        sgd.simulate(
+            problem,
+            ALGORITHM,
+            begin,
+            steps=[5 * d],
+            dimension=d,
+            runs=2000,
+            seed=seed,
+            method=method,
+        )
         for seed, method in ((1, "exact"), (2, "direct"))
     )
     for name, entry in (
@@ -165,7 +200,10 @@ def test_exact_chain_and_direct_simulation_have_one_law(kind, d, width):
         ("Q", (0, 1)),
         ("risk", ()),
     ):
-        same_law(*(result[name].values[(slice(None), 0, *entry)] for result in (exact, direct)), f"{kind} {name}{entry}")
+        same_law(
+            *(result[name].values[(slice(None), 0, *entry)] for result in (exact, direct)),
+            f"{kind} {name}{entry}",
+        )
     assert np.all((exact.accuracy >= 0) & (exact.accuracy <= 1))
 
 
@@ -180,7 +218,9 @@ def test_infinite_snr_chain_follows_the_sliding_flow():
     for d in (200, 3200):
         chain = sgd.simulate(problem, ALGORITHM, begin, times=times, dimension=d, runs=50, seed=1)
         gaps.append(np.sqrt(np.mean((chain.M.values - flow.M.values) ** 2)))
-        assert np.allclose(chain.risk.values.mean(axis=0), flow.risk.values[0], atol=10 / np.sqrt(d))
+        assert np.allclose(
+            chain.risk.values.mean(axis=0), flow.risk.values[0], atol=10 / np.sqrt(d)
+        )
     # sixteen times the dimension: a quarter of the fluctuations
     assert 3.0 < gaps[0] / gaps[1] < 5.0
     with pytest.raises(ValueError, match="snr = inf"):
@@ -193,7 +233,14 @@ def test_random_starts_and_records():
     assert np.allclose(sgd.random_start(problem, dimension=200, seed=1, runs=3).a, begin.a[:3])
     assert abs(begin.a.mean()) < Z / np.sqrt(begin.a.size)
     assert abs(begin.a.var() - 1) < Z * np.sqrt(2 / begin.a.size)
-    result = sgd.simulate(problem, ALGORITHM, sgd.random_start(problem, dimension=50, seed=1), steps=[0, 3], dimension=50, runs=2)
+    result = sgd.simulate(
+        problem,
+        ALGORITHM,
+        sgd.random_start(problem, dimension=50, seed=1),
+        steps=[0, 3],
+        dimension=50,
+        runs=2,
+    )
     again = sgd.problem_of(result)
     assert again.describe() == problem.describe()
     assert np.isinf(again.snr)
@@ -213,7 +260,12 @@ def test_random_starts_and_records():
         (lambda: sgd.Problem(cross_entropy, 2, 1, clusters=[(1.0, [1.0, 2.0], 1.0)]), "clusters"),
         (lambda: sgd.start(binary(), M=MEAN, Q=R + MEAN @ MEAN.T, m=0.1), "received m"),
         (lambda: sgd.start(sgd.SpikedTensor(), M=MEAN, Q=R), "missing m, r2"),
-        (lambda: sgd.hessian_spectrum(sgd.SpikedTensor(), sgd.start(sgd.SpikedTensor(), m=0.1, r2=1.0), dimension=10), "spiked tensors"),
+        (
+            lambda: sgd.hessian_spectrum(
+                sgd.SpikedTensor(), sgd.start(sgd.SpikedTensor(), m=0.1, r2=1.0), dimension=10
+            ),
+            "spiked tensors",
+        ),
         (lambda: sgd.hessian_spectrum(binary(), given(binary()), dimension=10), "mixture"),
         (lambda: sgd.solve_ode("binary", ALGORITHM, None, times=[1.0]), "problem"),
     ],
@@ -230,8 +282,12 @@ def test_wide_networks_follow_their_sampled_ode():
     begin = sgd.random_start(problem, dimension=50, seed=1)
     theory = sgd.solve_ode(problem, ALGORITHM, begin, times=[0.0, 1.0])
     assert 0 < theory.attrs["error_quadrature"] < 1e-3
-    chain = sgd.simulate(problem, ALGORITHM, begin, times=[0.0, 1.0], dimension=2000, runs=100, seed=0)
+    chain = sgd.simulate(
+        problem, ALGORITHM, begin, times=[0.0, 1.0], dimension=2000, runs=100, seed=0
+    )
     for name in ("M", "Q", "a", "risk"):
         values = chain[name].values[:, 1]
         error = values.std(axis=0, ddof=1) / np.sqrt(len(values))
-        assert np.all(np.abs(values.mean(axis=0) - theory[name].values[0, 1]) <= Z * error + 2e-3), name
+        assert np.all(
+            np.abs(values.mean(axis=0) - theory[name].values[0, 1]) <= Z * error + 2e-3
+        ), name

@@ -16,9 +16,13 @@ from sgdynamics.results.records import problem_from
 from tests.conftest import Z
 
 ALL = {
-    "attention": lambda: sgd.models.attention(3, noise=0.1, token_correlation=0.2, weight_decay=0.01),
+    "attention": lambda: sgd.models.attention(
+        3, noise=0.1, token_correlation=0.2, weight_decay=0.01
+    ),
     "positional_semantic": lambda: sgd.models.positional_semantic(0.4, encoding=2.0),
-    "sequence_single_index": lambda: sgd.models.sequence_single_index("sum", 2, target="product", constraint=None),
+    "sequence_single_index": lambda: sgd.models.sequence_single_index(
+        "sum", 2, target="product", constraint=None
+    ),
     "autoencoder": lambda: sgd.models.autoencoder(2, "tanh", spikes=(3.0, 1.0), tied=True),
     "perceptron": lambda: sgd.models.perceptron("hebb"),
     "gan": lambda: sgd.models.gan({"generator": 0.1}, noise=0.5),
@@ -44,10 +48,16 @@ def test_records(name):
     assert repr(problem).startswith(f"{name}(")
 
 
-@pytest.mark.parametrize("n", [1, pytest.param(2, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "n", [1, pytest.param(2, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow)]
+)
 def test_reference_values_of_sequences(n):
     """Polynomials: to all digits. Free rows with label noise against the closed equations."""
-    sphere, free = {1: (0.82344787, 0.70569645), 2: (0.71097561, 0.52210605), 3: (0.06386001, 0.13501889)}[n]
+    sphere, free = {
+        1: (0.82344787, 0.70569645),
+        2: (0.71097561, 0.52210605),
+        3: (0.06386001, 0.13501889),
+    }[n]
     if n != 1:
         found = path(sgd.models.sequence_single_index(tokens=n), [[0.2]], [[1.0]], 0.1, times=[1.0])
         np.testing.assert_allclose(found.M.values.ravel(), sphere, atol=6e-9)
@@ -58,11 +68,19 @@ def test_reference_values_of_sequences(n):
     state = {"M": np.full((1, 1, 1), m), "Q": np.full((1, 1, 1), q), "a": np.ones(1)}
     rule = sgd.functional.rule(noisy, sgd.start(noisy, M=[[m]], Q=[[q]]))
     with jax.enable_x64(True):
-        drift = jax.jit(partial(sgd.functional.drift, noisy.structure, lr=lr, rule=rule))(noisy.parameters, state)
+        drift = jax.jit(partial(sgd.functional.drift, noisy.structure, lr=lr, rule=rule))(
+            noisy.parameters, state
+        )
     dm = -n * q ** (n - 1) * m + n * m ** (n - 1)
-    noise = 3 ** (n - 1) * (q ** (2 * n - 1) - 2 * q ** (n - 1) * m**n) + (q + 2 * m**2) ** (n - 1) + v * q ** (n - 1)
+    noise = (
+        3 ** (n - 1) * (q ** (2 * n - 1) - 2 * q ** (n - 1) * m**n)
+        + (q + 2 * m**2) ** (n - 1)
+        + v * q ** (n - 1)
+    )
     dq = -2 * n * q**n + 2 * n * m**n + lr * n * noise
-    np.testing.assert_allclose([np.asarray(drift[name]).item() for name in ("M", "Q")], [dm, dq], rtol=1e-11)
+    np.testing.assert_allclose(
+        [np.asarray(drift[name]).item() for name in ("M", "Q")], [dm, dq], rtol=1e-11
+    )
 
 
 def test_reference_values_of_rules():
@@ -74,14 +92,20 @@ def test_reference_values_of_rules():
     np.testing.assert_allclose(found.risk.values[0, 1:], [0.16696271, 0.05943050], atol=6e-9)
     gan = path(sgd.models.gan(), [[0.3], [0.2]], [[1.0, 0.3], [0.3, 1.0]], 1.0, alpha=[20.0])
     np.testing.assert_allclose(gan.M.values.ravel(), [1.15041461, 0.31962460], atol=6e-9)
-    np.testing.assert_allclose(gan.Q.values.ravel(), [1.92895863, 0.21245426, 0.21245426, 1.02769447], atol=6e-9)
+    np.testing.assert_allclose(
+        gan.Q.values.ravel(), [1.92895863, 0.21245426, 0.21245426, 1.02769447], atol=6e-9
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("rule", "late", "end"),
     [
-        ("hebb", lambda a: 0.39894228 * a**-0.5, 1e3),  # its row grows like alpha, and beyond 1e6 a Q counts as diverged
+        (
+            "hebb",
+            lambda a: 0.39894228 * a**-0.5,
+            1e3,
+        ),  # its row grows like alpha, and beyond 1e6 a Q counts as diverged
         ("perceptron", lambda a: (2 / 3) ** (1 / 3) / np.pi * a ** (-1 / 3), 1e5),
         ("adatron", lambda a: 1.5 / a, 1e5),
     ],
@@ -100,17 +124,30 @@ def test_reference_values_of_attention():
     """Two tokens: to all digits, with and without their correlation; runs within their errors."""
     M, Q = [[0.3, 0.1], [-0.2, 0.4]], [[1.0, 0.2], [0.2, 0.8]]
     free = path(sgd.models.attention(noise=0.1), M, Q, 1.0, times=[0, 1, 2, 10])
-    np.testing.assert_allclose(free.excess_risk.values[0], [0.36354539, 0.23755718, 0.17765431, 0.06585732], atol=6e-9)
+    np.testing.assert_allclose(
+        free.excess_risk.values[0], [0.36354539, 0.23755718, 0.17765431, 0.06585732], atol=6e-9
+    )
     problem = sgd.models.attention(noise=0.1, token_correlation=0.4)
     found = path(problem, M, Q, 1.0, times=[0, 2])
     np.testing.assert_allclose(found.excess_risk.values[0], [0.39920166, 0.13783400], atol=6e-9)
     np.testing.assert_allclose(np.diag(found.Q.values[0, 1]), [0.95829417, 0.93543692], atol=6e-9)
     np.testing.assert_allclose(np.diag(found.M.values[0, 1]), [0.35448428, 0.82758116], atol=6e-9)
-    runs = sgd.simulate(problem, sgd.OnePassSGD(lr=1.0), sgd.start(problem, M=M, Q=Q), times=[0, 2.0], dimension=2000, runs=200, seed=1)
+    runs = sgd.simulate(
+        problem,
+        sgd.OnePassSGD(lr=1.0),
+        sgd.start(problem, M=M, Q=Q),
+        times=[0, 2.0],
+        dimension=2000,
+        runs=200,
+        seed=1,
+    )
     direct = {"Q": ([0.9562, 0.9300], [0.0015, 0.0053]), "M": ([0.3550, 0.8251], [0.0015, 0.0029])}
     for name, (values, errors) in direct.items():
         one = np.einsum("rii->ri", runs[name].values[:, 1])
-        assert np.all(np.abs(one.mean(axis=0) - values) <= Z * np.hypot(one.std(axis=0, ddof=1) / np.sqrt(len(one)), errors))
+        assert np.all(
+            np.abs(one.mean(axis=0) - values)
+            <= Z * np.hypot(one.std(axis=0, ddof=1) / np.sqrt(len(one)), errors)
+        )
 
 
 @pytest.mark.slow
@@ -138,7 +175,9 @@ def test_growth_of_positions():
         whole = jax.jit(partial(sgd.functional.drift, problem.structure, lr=0.0, rule=rule))
         drift = whole(problem.parameters, sgd.functional.state(begin))
     rates = np.asarray(drift["M"]).ravel() / small
-    np.testing.assert_allclose(rates, [0.2205022 * 0.1, 4 * (-0.1332601 + 0.1533972 * 0.9)], atol=1e-3)
+    np.testing.assert_allclose(
+        rates, [0.2205022 * 0.1, 4 * (-0.1332601 + 0.1533972 * 0.9)], atol=1e-3
+    )
 
 
 def test_what_a_model_does_not_read_can_be_asked_for():
@@ -146,7 +185,11 @@ def test_what_a_model_does_not_read_can_be_asked_for():
     problem = sgd.models.autoencoder(spikes=(3.0,))
     begin = sgd.start(problem, M=[[0.3], [0.4]], Q=[[1.0, 0.2], [0.2, 0.8]])
     found = sgd.expect(
-        begin, lambda fields, signals, head, draws: jnp.array([signals[0] ** 2, signals[0] * fields[1], draws["g"][0] ** 2]), problem
+        begin,
+        lambda fields, signals, head, draws: jnp.array(
+            [signals[0] ** 2, signals[0] * fields[1], draws["g"][0] ** 2]
+        ),
+        problem,
     )
     expected = [1 + 3.0, 0.4 * (1 + 3.0), 1.0]
     assert np.all(np.abs(found.values[0] - expected) <= 8 * found.standard_error.values[0] + 1e-9)
@@ -174,7 +217,13 @@ def test_sequence_information_exponent():
 def test_no_warning_where_growth_is_of_higher_order():
     """A product of three tokens has no linear growth at m = 0, and is learned all the same."""
     problem = sgd.models.sequence_single_index(tokens=3)
-    found = sgd.exit_time(problem, sgd.OnePassSGD(lr=0.01), sgd.start(problem, M=[[0.3]], Q=[[1.0]]), criterion="overlap", threshold=0.5)
+    found = sgd.exit_time(
+        problem,
+        sgd.OnePassSGD(lr=0.01),
+        sgd.start(problem, M=[[0.3]], Q=[[1.0]]),
+        criterion="overlap",
+        threshold=0.5,
+    )
     assert 0.3 < found.mean < 1.5
 
 
@@ -189,8 +238,12 @@ def test_sweeps_and_files():
         alpha=[5.0],
         over={"noise": [0.5, 1.0], "problem.rates.generator": [0.04, 0.1]},
     )
-    one = path(sgd.models.gan({"generator": 0.1}, noise=0.5), begin["M"], begin["Q"], 1.0, alpha=[5.0])
-    np.testing.assert_allclose(swept.M.sel(noise=0.5, generator=0.1).values.ravel(), one.M.values.ravel(), rtol=1e-7)
+    one = path(
+        sgd.models.gan({"generator": 0.1}, noise=0.5), begin["M"], begin["Q"], 1.0, alpha=[5.0]
+    )
+    np.testing.assert_allclose(
+        swept.M.sel(noise=0.5, generator=0.1).values.ravel(), one.M.values.ravel(), rtol=1e-7
+    )
     assert len(np.unique(np.round(swept.M.values, 6))) == 8
     made = plan(
         {

@@ -12,7 +12,11 @@ from sgdynamics.problems.network_overlaps import overlaps_of
 
 RNG = np.random.default_rng(0)
 P, K, D = 3, 2, 40
-W, TEACHER, HEAD = RNG.normal(size=(P, D)) / D**0.5, RNG.normal(size=(K, D)) / D**0.5, RNG.normal(size=P)
+W, TEACHER, HEAD = (
+    RNG.normal(size=(P, D)) / D**0.5,
+    RNG.normal(size=(K, D)) / D**0.5,
+    RNG.normal(size=P),
+)
 GRAM = TEACHER @ TEACHER.T
 
 
@@ -30,7 +34,9 @@ class Tensor:
 
     def numpy(self):
         if self.attached or self.far:
-            raise RuntimeError("can't call numpy() on a tensor that requires grad or is not on the CPU")
+            raise RuntimeError(
+                "can't call numpy() on a tensor that requires grad or is not on the CPU"
+            )
         return self.value
 
     def __array__(self, dtype=None, copy=None):
@@ -38,10 +44,16 @@ class Tensor:
 
 
 def problem(**options):
-    return sgd.TeacherStudent(width=P, teacher_width=K, activation="erf", teacher_gram=GRAM, **options)
+    return sgd.TeacherStudent(
+        width=P, teacher_width=K, activation="erf", teacher_gram=GRAM, **options
+    )
 
 
-@pytest.mark.parametrize("kind", [np.asarray, jnp.asarray, Tensor, np.ndarray.tolist], ids=["numpy", "jax", "tensor", "lists"])
+@pytest.mark.parametrize(
+    "kind",
+    [np.asarray, jnp.asarray, Tensor, np.ndarray.tolist],
+    ids=["numpy", "jax", "tensor", "lists"],
+)
 def test_every_kind_of_array(kind):
     exact = 1e-12 if kind is not jnp.asarray else 1e-6  # JAX arrays are single precision here
     found = overlaps_of(kind(W), kind(TEACHER), kind(HEAD), problem())
@@ -69,11 +81,16 @@ def test_runs_and_blocks():
     np.testing.assert_allclose(found.M[3], many[3] @ TEACHER.T, atol=1e-12)
     first, rest = TEACHER[:, :10], TEACHER[:, 10:]
     blocks = sgd.TeacherStudent(
-        width=P, teacher_width=K, covariance=[(0.5, 0.25), (2.0, 0.75)], teacher_gram=np.stack([first @ first.T, rest @ rest.T])
+        width=P,
+        teacher_width=K,
+        covariance=[(0.5, 0.25), (2.0, 0.75)],
+        teacher_gram=np.stack([first @ first.T, rest @ rest.T]),
     )
     split = overlaps_of(many, TEACHER, problem=blocks)
     np.testing.assert_allclose(split.M_blocks[2, 0], many[2][:, :10] @ first.T, atol=1e-12)
-    np.testing.assert_allclose(split.Q_blocks[2, 1], many[2][:, 10:] @ many[2][:, 10:].T, atol=1e-12)
+    np.testing.assert_allclose(
+        split.Q_blocks[2, 1], many[2][:, 10:] @ many[2][:, 10:].T, atol=1e-12
+    )
     np.testing.assert_allclose(split.a, 1.0)
 
 
@@ -101,7 +118,9 @@ def test_scalings_give_the_same_network_and_the_same_training():
         g, h = jax.grad(theirs)(own), jax.grad(ours)((W, HEAD))
         moved = (own[0] - eta * np.asarray(g[0]), own[1] - eta_head * np.asarray(g[1]))
         expected = (W - lr / D * np.asarray(h[0]), HEAD - head_rate * lr / D * np.asarray(h[1]))
-    after = overlaps_of(moved[0], TEACHER, moved[1], problem(), input_scale=s, output_scale=out, teacher_scale=1.0)
+    after = overlaps_of(
+        moved[0], TEACHER, moved[1], problem(), input_scale=s, output_scale=out, teacher_scale=1.0
+    )
     np.testing.assert_allclose(after.Q[0], expected[0] @ expected[0].T, atol=1e-12)
     np.testing.assert_allclose(after.M[0], expected[0] @ TEACHER.T, atol=1e-12)
     np.testing.assert_allclose(after.a[0], expected[1], atol=1e-12)

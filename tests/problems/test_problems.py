@@ -21,7 +21,9 @@ def test_kinks_are_measured():
     assert NAMED["abs"].jumps(1) == pytest.approx((2.0,))
     assert NAMED["sign"].jumps(0) == pytest.approx((2.0,))
     assert NAMED["relu"].jumps(0) == (0.0,)
-    leaky = sgd.Activation(lambda x: jnp.where(x > 0.5, jnp.exp(x), jnp.exp(0.5) - 0.2 * (0.5 - x)), kinks=[0.5])
+    leaky = sgd.Activation(
+        lambda x: jnp.where(x > 0.5, jnp.exp(x), jnp.exp(0.5) - 0.2 * (0.5 - x)), kinks=[0.5]
+    )
     assert leaky.jumps(1) == pytest.approx((np.exp(0.5) - 0.2,), rel=1e-9)
 
 
@@ -37,7 +39,12 @@ def test_a_very_wide_network_is_tried_on_as_many_samples_as_there_is_room_for(mo
     monkeypatch.setattr(trial, "MOST_NUMBERS", 640)
     trial._normals.cache_clear()
     for width in (5, 100):
-        sgd.Problem(lambda fields, signals, head, z: (jnp.mean(fields) - signals[0]) ** 2, width=width, signals=1, kinks=[0.0])
+        sgd.Problem(
+            lambda fields, signals, head, z: (jnp.mean(fields) - signals[0]) ** 2,
+            width=width,
+            signals=1,
+            kinks=[0.0],
+        )
     trial._normals.cache_clear()
     assert shapes == [(trial.SAMPLES, 5), (640 // 102, 100)]
 
@@ -47,14 +54,18 @@ def test_random_start_has_the_law_of_random_rows():
     d, runs = 9, 4000
     generator = np.random.default_rng(0)
     for constraint, orthogonal in ((None, False), ("sphere", False), (None, True)):
-        problem = sgd.TeacherStudent(width=3, teacher_width=2, constraint=constraint, teacher_gram=[[1.0, 0.5], [0.5, 2.0]])
+        problem = sgd.TeacherStudent(
+            width=3, teacher_width=2, constraint=constraint, teacher_gram=[[1.0, 0.5], [0.5, 2.0]]
+        )
         drawn = sgd.random_start(problem, dimension=d, runs=runs, seed=3, orthogonal=orthogonal)
         rows = generator.standard_normal((runs, 3, d)) / np.sqrt(d)
         if constraint:
             rows /= np.linalg.norm(rows, axis=2, keepdims=True)
         if orthogonal:
             rows = np.swapaxes(np.linalg.qr(np.swapaxes(rows, 1, 2))[0], 1, 2)
-            rows *= generator.choice([-1.0, 1.0], size=(runs, 3, 1))  # QR fixes signs, the uniform law has none
+            rows *= generator.choice(
+                [-1.0, 1.0], size=(runs, 3, 1)
+            )  # QR fixes signs, the uniform law has none
         teacher = np.zeros((2, d))
         teacher[:, :2] = np.linalg.cholesky(problem.gram[0])
         M, Q = rows @ teacher.T, rows @ np.swapaxes(rows, 1, 2)
@@ -74,7 +85,12 @@ def test_random_start_runs_do_not_depend_on_their_number():
     np.testing.assert_array_equal(many.Q[:2], few.Q)
     np.testing.assert_allclose(np.diagonal(many.Q, axis1=1, axis2=2), 1.0, atol=3e-4)
     assert (
-        stats.kstest(sgd.random_start(problem, dimension=10**9, runs=400, seed=1).M[:, :, 0].ravel() * np.sqrt(1e9), "norm").pvalue > 1e-6
+        stats.kstest(
+            sgd.random_start(problem, dimension=10**9, runs=400, seed=1).M[:, :, 0].ravel()
+            * np.sqrt(1e9),
+            "norm",
+        ).pvalue
+        > 1e-6
     )
 
 
@@ -82,14 +98,20 @@ def test_random_start_scale_and_blocks():
     problem = sgd.TeacherStudent(width=2, covariance=[(1.0, 0.25), (2.0, 0.75)])
     drawn = sgd.random_start(problem, dimension=40_000, scale=2.0, seed=1)
     np.testing.assert_allclose(np.diagonal(drawn.Q[0]), 4.0, rtol=0.05)
-    np.testing.assert_allclose(drawn.Q_blocks[0, 0].diagonal() / drawn.Q[0].diagonal(), 0.25, rtol=0.05)
-    assert problem.block_dimensions(10).tolist() == [3, 7] or problem.block_dimensions(10).tolist() == [2, 8]
+    np.testing.assert_allclose(
+        drawn.Q_blocks[0, 0].diagonal() / drawn.Q[0].diagonal(), 0.25, rtol=0.05
+    )
+    assert problem.block_dimensions(10).tolist() == [3, 7] or problem.block_dimensions(
+        10
+    ).tolist() == [2, 8]
     assert problem.block_dimensions(41).sum() == 41
 
 
 def test_a_problem_does_not_change():
     problem = sgd.TeacherStudent(width=2)
-    with pytest.raises(AttributeError, match=r"does not change once made: take problem.replace\(noise=...\)"):
+    with pytest.raises(
+        AttributeError, match=r"does not change once made: take problem.replace\(noise=...\)"
+    ):
         problem.noise = 0.5
 
 
@@ -103,35 +125,73 @@ def start_of(**options):
 BAD = {
     "width 0": (lambda: sgd.TeacherStudent(width=0), r"width = 0: give a whole number, 1 or more"),
     "width 1.5": (lambda: sgd.TeacherStudent(width=1.5), "width = 1.5"),
-    "negative noise": (lambda: sgd.TeacherStudent(noise=-1), r"noise = -1: give a number, 0 or more"),
+    "negative noise": (
+        lambda: sgd.TeacherStudent(noise=-1),
+        r"noise = -1: give a number, 0 or more",
+    ),
     "nan decay": (lambda: sgd.TeacherStudent(weight_decay=float("nan")), "weight_decay = nan"),
-    "misspelt activation": (lambda: sgd.TeacherStudent(activation="rellu"), r"did you mean 'relu'\?"),
+    "misspelt activation": (
+        lambda: sgd.TeacherStudent(activation="rellu"),
+        r"did you mean 'relu'\?",
+    ),
     "sign for a student": (lambda: sgd.TeacherStudent(activation="sig"), r"silu, abs, he2"),
-    "sign for a teacher": (lambda: sgd.TeacherStudent(teacher_activation="sgn"), r"did you mean 'sign'\?"),
-    "sign student": (lambda: sgd.TeacherStudent(activation="sign"), "use it as teacher_activation only"),
-    "polynomial without coefficients": (lambda: sgd.TeacherStudent(activation="polynomial"), r"sgd.polynomial\(\[c0, c1"),
+    "sign for a teacher": (
+        lambda: sgd.TeacherStudent(teacher_activation="sgn"),
+        r"did you mean 'sign'\?",
+    ),
+    "sign student": (
+        lambda: sgd.TeacherStudent(activation="sign"),
+        "use it as teacher_activation only",
+    ),
+    "polynomial without coefficients": (
+        lambda: sgd.TeacherStudent(activation="polynomial"),
+        r"sgd.polynomial\(\[c0, c1",
+    ),
     "constant polynomial": (lambda: sgd.polynomial([1.0]), "non-constant"),
     "activation of two numbers": (lambda: sgd.Activation(lambda x, y: x), "calling it failed"),
     "misspelt head": (lambda: sgd.TeacherStudent(head="trainned"), r"did you mean 'trained'\?"),
     "misspelt loss": (lambda: sgd.TeacherStudent(loss="square"), r"did you mean 'squared'\?"),
-    "unknown constraint": (lambda: sgd.TeacherStudent(constraint="ball"), "choose one of None, 'sphere'"),
-    "teacher gram": (lambda: sgd.TeacherStudent(teacher_width=2, teacher_gram=[[1, 2], [2, 1]]), "not a Gram matrix"),
-    "teacher head": (lambda: sgd.TeacherStudent(teacher_width=2, teacher_head=[1.0]), r"has shape \(1,\): give shape \(2,\)"),
-    "covariance": (lambda: sgd.TeacherStudent(covariance=[(1.0, 0.5), (2.0, 0.4)]), "add up to 0.9"),
-    "loss arguments": (lambda: sgd.Problem(lambda a, b: a, 2, 1), r"it must take \(fields, signals, head, noise_draw\)"),
+    "unknown constraint": (
+        lambda: sgd.TeacherStudent(constraint="ball"),
+        "choose one of None, 'sphere'",
+    ),
+    "teacher gram": (
+        lambda: sgd.TeacherStudent(teacher_width=2, teacher_gram=[[1, 2], [2, 1]]),
+        "not a Gram matrix",
+    ),
+    "teacher head": (
+        lambda: sgd.TeacherStudent(teacher_width=2, teacher_head=[1.0]),
+        r"has shape \(1,\): give shape \(2,\)",
+    ),
+    "covariance": (
+        lambda: sgd.TeacherStudent(covariance=[(1.0, 0.5), (2.0, 0.4)]),
+        "add up to 0.9",
+    ),
+    "loss arguments": (
+        lambda: sgd.Problem(lambda a, b: a, 2, 1),
+        r"it must take \(fields, signals, head, noise_draw\)",
+    ),
     "loss shape": (lambda: sgd.Problem(lambda f, s, a, z: f, 2, 1), r"gave shape \(2,\)"),
     "target shape": (lambda: sgd.MultiIndex(lambda z: z, directions=2), r"gave shape \(2,\)"),
     "lr": (lambda: sgd.OnePassSGD(lr=-0.1), "lr = -0.1"),
     "batch": (lambda: sgd.OnePassSGD(batch=0), "batch = 0"),
-    "M and Q that do not fit": (lambda: start_of(M=[[2.0], [0.1]]), r"Omega = \[\[Q, M\], \[M\^T, P\]\] is not a Gram matrix"),
+    "M and Q that do not fit": (
+        lambda: start_of(M=[[2.0], [0.1]]),
+        r"Omega = \[\[Q, M\], \[M\^T, P\]\] is not a Gram matrix",
+    ),
     "Q not symmetric": (lambda: start_of(Q=[[1.0, 0.2], [0.1, 1.0]]), "not symmetric"),
     "M shape": (lambda: start_of(M=[[0.1, 0.1]]), r"M has shape \(1, 2\): give \(2, 1\)"),
     "a shape": (lambda: start_of(a=[1.0]), r"a has shape \(1,\): give shape \(2,\)"),
     "off the sphere": (
-        lambda: sgd.start(sgd.TeacherStudent(**GOOD, constraint="sphere"), M=[[0.1], [0.1]], Q=2 * np.eye(2)),
+        lambda: sgd.start(
+            sgd.TeacherStudent(**GOOD, constraint="sphere"), M=[[0.1], [0.1]], Q=2 * np.eye(2)
+        ),
         "keeps rows of norm 1",
     ),
-    "d too small": (lambda: sgd.random_start(sgd.TeacherStudent(**GOOD), dimension=2), r"dimension = 2.*take 3 or more"),
+    "d too small": (
+        lambda: sgd.random_start(sgd.TeacherStudent(**GOOD), dimension=2),
+        r"dimension = 2.*take 3 or more",
+    ),
 }
 
 
@@ -176,19 +236,48 @@ def test_more_bad_calls():
         sgd.solve_ode(problem, sgd.OnePassSGD(), {"M": 1}, times=[1.0])
 
 
-@pytest.mark.parametrize("slip", [lambda z: z[1] * z[2], lambda z: z[0] + z[..., 0] ** 2 + z[-3], lambda z: jnp.sum(z) * z[2, ...]])
+@pytest.mark.parametrize(
+    "slip",
+    [
+        lambda z: z[1] * z[2],
+        lambda z: z[0] + z[..., 0] ** 2 + z[-3],
+        lambda z: jnp.sum(z) * z[2, ...],
+    ],
+)
 def test_entries_that_are_not_there_are_refused(slip):
     """JAX would take the last entry in their place: another problem, without a word."""
-    with pytest.raises(ValueError, match=r"target = .*index (2|-3) is out of bounds for axis 0 with size 2"):
+    with pytest.raises(
+        ValueError, match=r"target = .*index (2|-3) is out of bounds for axis 0 with size 2"
+    ):
         sgd.MultiIndex(slip, directions=2, width=2, activation="erf")
-    with pytest.raises(ValueError, match=r"loss = .*index (2|-3) is out of bounds for axis 0 with size 2"):
-        sgd.Problem(lambda fields, signals, head, noise: (jnp.mean(head * fields) - slip(signals)) ** 2, width=2, signals=2)
+    with pytest.raises(
+        ValueError, match=r"loss = .*index (2|-3) is out of bounds for axis 0 with size 2"
+    ):
+        sgd.Problem(
+            lambda fields, signals, head, noise: (jnp.mean(head * fields) - slip(signals)) ** 2,
+            width=2,
+            signals=2,
+        )
 
 
 def test_functions_of_arrays_are_not_disturbed_by_the_watch():
     for target in (
-        lambda z: 2 * z[0] - z[-1] ** 2 + z @ z - jnp.dot(z, jnp.ones(2)) / (1 + abs(z[1])) + sum(one for one in z),
-        lambda z: jnp.where(z > 0, z, -z)[0] + jax.nn.relu(z).sum() + len(z) + z.sum() + (-z).T[1] + z[1:].mean() + 3.0 ** z[0],
+        lambda z: (
+            2 * z[0]
+            - z[-1] ** 2
+            + z @ z
+            - jnp.dot(z, jnp.ones(2)) / (1 + abs(z[1]))
+            + sum(one for one in z)
+        ),
+        lambda z: (
+            jnp.where(z > 0, z, -z)[0]
+            + jax.nn.relu(z).sum()
+            + len(z)
+            + z.sum()
+            + (-z).T[1]
+            + z[1:].mean()
+            + 3.0 ** z[0]
+        ),
         lambda z: z.at[0].set(1.0)[1],
     ):
         problem = sgd.MultiIndex(target, directions=2, width=2, activation="erf")
@@ -205,11 +294,27 @@ def product(z):
 
 
 REPLACED = [
-    (sgd.TeacherStudent, {"width": 3, "noise": 0.1, "teacher_width": 2, "activation": "erf"}, {"noise": 0.2}),
-    (sgd.TeacherStudent, {"width": 3, "noise": 0.1}, {"activation": "relu", "constraint": "sphere"}),
-    (sgd.MultiIndex, {"target": product, "directions": 2, "width": 2}, {"noise": 0.3, "kinks": [0.0]}),
+    (
+        sgd.TeacherStudent,
+        {"width": 3, "noise": 0.1, "teacher_width": 2, "activation": "erf"},
+        {"noise": 0.2},
+    ),
+    (
+        sgd.TeacherStudent,
+        {"width": 3, "noise": 0.1},
+        {"activation": "relu", "constraint": "sphere"},
+    ),
+    (
+        sgd.MultiIndex,
+        {"target": product, "directions": 2, "width": 2},
+        {"noise": 0.3, "kinks": [0.0]},
+    ),
     (sgd.GaussianMixture, {"kind": "xor", "snr": 50.0}, {"snr": float("inf")}),
-    (sgd.Problem, {"loss": quartic, "width": 2, "signals": 1, "parameters": {"scale": 1.0}}, {"parameters": {"scale": 2.0}}),
+    (
+        sgd.Problem,
+        {"loss": quartic, "width": 2, "signals": 1, "parameters": {"scale": 1.0}},
+        {"parameters": {"scale": 2.0}},
+    ),
     (sgd.SpikedTensor, {"order": 3, "snr": 2.0}, {"ridge": 0.1}),
     (sgd.OnePassSGD, {"lr": 0.2, "batch": 4}, {"batch": 2}),
     (sgd.OnePassSGD, {"lr": sgd.piecewise_rate([1.0], [0.1, 0.2])}, {"head_rate": 0.5}),

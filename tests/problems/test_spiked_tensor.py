@@ -76,24 +76,49 @@ def test_starts_of_runs():
         (lambda: SpikedTensor(snr=0.0), "snr = 0.0: give a number above 0"),
         (lambda: SpikedTensor(ridge=-1.0), "ridge = -1.0"),
         (lambda: spiked_start(PROBLEM, m=0.1, r2=-0.2), "r2 = -0.2: it is the squared length"),
-        (lambda: spiked_start(PROBLEM, m=[0.1, 0.2], r2=[1.0, 1.0, 1.0]), "m has 2 runs and r2 has 3"),
+        (
+            lambda: spiked_start(PROBLEM, m=[0.1, 0.2], r2=[1.0, 1.0, 1.0]),
+            "m has 2 runs and r2 has 3",
+        ),
         (lambda: spiked_start(PROBLEM, m=[[0.1]], r2=1.0), r"m has shape \(1, 1\)"),
         (lambda: spiked_start(PROBLEM, m=np.nan, r2=1.0), "m has entries that are not finite"),
         (lambda: spiked_start(sgd.TeacherStudent(), m=0.1, r2=1.0), "give a SpikedTensor"),
-        (lambda: spiked_random_start(PROBLEM, dimension=1), "dimension = 1: give a whole number, 2 or more"),
-        (lambda: spiked_random_start(PROBLEM, dimension=5, scale=0.0), "scale = 0.0"),
-        (lambda: sgd.simulate(PROBLEM, ALGORITHM, BEGIN, steps=[1], dimension=5, method="exakt"), "did you mean 'exact'"),
-        (lambda: sgd.simulate(PROBLEM, ALGORITHM, BEGIN, steps=[1], dimension=5, dtype="float32"), "leave it at float64"),
         (
-            lambda: sgd.simulate(PROBLEM, ALGORITHM, BEGIN, steps=[1], dimension=300, method="tensor"),
+            lambda: spiked_random_start(PROBLEM, dimension=1),
+            "dimension = 1: give a whole number, 2 or more",
+        ),
+        (lambda: spiked_random_start(PROBLEM, dimension=5, scale=0.0), "scale = 0.0"),
+        (
+            lambda: sgd.simulate(PROBLEM, ALGORITHM, BEGIN, steps=[1], dimension=5, method="exakt"),
+            "did you mean 'exact'",
+        ),
+        (
+            lambda: sgd.simulate(
+                PROBLEM, ALGORITHM, BEGIN, steps=[1], dimension=5, dtype="float32"
+            ),
+            "leave it at float64",
+        ),
+        (
+            lambda: sgd.simulate(
+                PROBLEM, ALGORITHM, BEGIN, steps=[1], dimension=300, method="tensor"
+            ),
             "n\\^order = 2.7e\\+07 numbers a step",
         ),
-        (lambda: sgd.simulate(PROBLEM, ALGORITHM, BEGIN, steps=[1], times=[1.0], dimension=5), "exactly one of"),
-        (lambda: sgd.simulate(PROBLEM, sgd.OnePassSGD(lr=0.0), BEGIN, steps=[1], dimension=5), "gradient flow makes no steps"),
+        (
+            lambda: sgd.simulate(PROBLEM, ALGORITHM, BEGIN, steps=[1], times=[1.0], dimension=5),
+            "exactly one of",
+        ),
+        (
+            lambda: sgd.simulate(PROBLEM, sgd.OnePassSGD(lr=0.0), BEGIN, steps=[1], dimension=5),
+            "gradient flow makes no steps",
+        ),
         (lambda: sgd.simulate(PROBLEM, ALGORITHM, (0.1, 1.0), steps=[1], dimension=5), "start = "),
         (lambda: sgd.solve_ode(PROBLEM, ALGORITHM, BEGIN, steps=[1]), "steps= needs a dimension"),
         (lambda: sgd.solve_ode(PROBLEM, ALGORITHM, BEGIN, times=[1.0], rtol=0.0), "rtol = 0.0"),
-        (lambda: sgd.solve_sde(PROBLEM, sgd.OnePassSGD(lr=0.0), BEGIN, times=[1.0], dimension=5), "gradient flow has no noise"),
+        (
+            lambda: sgd.solve_sde(PROBLEM, sgd.OnePassSGD(lr=0.0), BEGIN, times=[1.0], dimension=5),
+            "gradient flow has no noise",
+        ),
         (lambda: spiked_increment(PROBLEM, "sgd", BEGIN, dimension=5), "algorithm = 'sgd'"),
         (lambda: spiked_fixed_points("matrix", ALGORITHM), "problem = 'matrix'"),
     ],

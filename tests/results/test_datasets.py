@@ -52,11 +52,22 @@ def test_netcdf_round_trip_and_run_again(pair, tmp_path):
     again = sgd.load(path)
     xr.testing.assert_identical(again, simulation)
     problem, algorithm = sgd.problem_of(again), sgd.algorithm_of(again)
-    repeated = sgd.simulate(problem, algorithm, sgd.start_from(again, time=0), steps=again.step.values, dimension=200, seed=0)
+    repeated = sgd.simulate(
+        problem,
+        algorithm,
+        sgd.start_from(again, time=0),
+        steps=again.step.values,
+        dimension=200,
+        seed=0,
+    )
     np.testing.assert_allclose(repeated.Q, again.Q, rtol=1e-12, atol=1e-14)
     sgd.save({"theory": theory, "exact": simulation}, tmp_path / "two.nc")
     xr.testing.assert_identical(sgd.load(tmp_path / "two.nc", group="exact"), simulation)
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["one.nc", "plain.nc", "two.nc"]  # no temporary file is left
+    assert sorted(file.name for file in tmp_path.iterdir()) == [
+        "one.nc",
+        "plain.nc",
+        "two.nc",
+    ]  # no temporary file is left
 
 
 def test_failed_save_leaves_the_old_file(pair, tmp_path):
@@ -99,14 +110,20 @@ def test_compare(pair):
     _, _, theory, simulation = pair
     table = sgd.compare(theory, simulation)
     assert np.all(table.risk_z[0] == 0)  # the same start
-    expected = (simulation.risk.mean("run") - theory.risk[0]) / (simulation.risk.std("run", ddof=1) / np.sqrt(50))
+    expected = (simulation.risk.mean("run") - theory.risk[0]) / (
+        simulation.risk.std("run", ddof=1) / np.sqrt(50)
+    )
     np.testing.assert_allclose(table.risk_z[1:], expected[1:], rtol=1e-6)
     assert table.M_z.dims == ("time", "unit", "signal")
     assert table.attrs["runs"] == 50
     # a theory with more save points
     problem, algorithm, _, _ = pair
-    fine = sgd.solve_ode(problem, algorithm, sgd.start_from(theory, time=0), times=np.linspace(0, 0.5, 41))
-    np.testing.assert_allclose(sgd.compare(fine, simulation).risk_theory, table.risk_theory, rtol=1e-5)
+    fine = sgd.solve_ode(
+        problem, algorithm, sgd.start_from(theory, time=0), times=np.linspace(0, 0.5, 41)
+    )
+    np.testing.assert_allclose(
+        sgd.compare(fine, simulation).risk_theory, table.risk_theory, rtol=1e-5
+    )
     short = theory.isel(time=slice(0, 3))
     with pytest.raises(ValueError, match="solve for the same times"):
         sgd.compare(short, simulation)
@@ -119,7 +136,9 @@ def test_compare(pair):
     with pytest.warns(UserWarning, match="theory and simulation record different problems"):
         sgd.compare(other, simulation)
     with pytest.raises(ValueError, match=r"theory has M of shape \(1, 1\) and simulation"):
-        sgd.compare(theory.isel(unit=slice(0, 1), unit_other=slice(0, 1), signal=slice(0, 1)), simulation)
+        sgd.compare(
+            theory.isel(unit=slice(0, 1), unit_other=slice(0, 1), signal=slice(0, 1)), simulation
+        )
     for wrong in (5, {"a": 1}):
         with pytest.raises(ValueError, match=r"result = .*give a result"):
             sgd.save(wrong, "nowhere.nc")
@@ -139,9 +158,19 @@ def test_compare_solves_an_ode_again_between_its_save_points(pair):
     changed = ends.assign(risk=1.05 * ends.risk)
     without_start = theory.isel(time=[1, -1])
     other = ends.assign_attrs(method="solve_dmft")
-    runs = {"changed": simulation, "without start": simulation.isel(time=slice(1, None)), "other": simulation}
-    for name, result in {"changed": changed, "without start": without_start, "other": other}.items():
-        with pytest.warns(UserWarning, match="the theory is interpolated with an estimated error of up to"):
+    runs = {
+        "changed": simulation,
+        "without start": simulation.isel(time=slice(1, None)),
+        "other": simulation,
+    }
+    for name, result in {
+        "changed": changed,
+        "without start": without_start,
+        "other": other,
+    }.items():
+        with pytest.warns(
+            UserWarning, match="the theory is interpolated with an estimated error of up to"
+        ):
             table = sgd.compare(result, runs[name])
         assert table.attrs["alignment"] == "interpolated"
         exact = theory.risk[0] if name != "without start" else theory.risk[0, 1:]
@@ -153,7 +182,9 @@ def test_compare_solves_an_ode_again_between_its_save_points(pair):
         assert np.all(estimate > sampling[1:-1])
         np.testing.assert_allclose(table.risk_standard_error[-1], sampling[-1])
     # of many save points the spline is good, and nothing is said; the error of it is below a tenth of a standard error
-    dense = sgd.solve_ode(problem, algorithm, sgd.start_from(theory, time=0), times=np.linspace(0, 0.5, 44))
+    dense = sgd.solve_ode(
+        problem, algorithm, sgd.start_from(theory, time=0), times=np.linspace(0, 0.5, 44)
+    )
     table = sgd.compare(dense.assign_attrs(method="solve_dmft"), simulation)
     assert table.attrs["alignment"] == "interpolated"
     np.testing.assert_allclose(table.risk_theory, theory.risk[0], rtol=1e-4)
@@ -170,7 +201,9 @@ def test_compare_has_no_z_without_a_standard_error(pair):
         np.testing.assert_array_equal(table.risk_z[0], z)
         assert float(table.M_z[0].max()) == 0.0
         assert np.isfinite(table.risk_z[1:]).all()
-        summary = tables.compared(shifted.assign_attrs(error_quadrature=recorded), simulation)["variables"][0]
+        summary = tables.compared(shifted.assign_attrs(error_quadrature=recorded), simulation)[
+            "variables"
+        ][0]
         assert summary["variable"] == "risk"
         assert summary["largest_z"] == float(np.abs(table.risk_z[1:]).max())
     single = sgd.compare(theory, simulation.isel(run=[0]))
@@ -180,21 +213,39 @@ def test_compare_has_no_z_without_a_standard_error(pair):
 
 def test_results_record_the_clock_in_which_save_points_were_requested(pair):
     problem, algorithm, theory, simulation = pair
-    assert (theory.attrs["clock"], simulation.attrs["clock"], sgd.compare(theory, simulation).attrs["clock"]) == ("t",) * 3
+    assert (
+        theory.attrs["clock"],
+        simulation.attrs["clock"],
+        sgd.compare(theory, simulation).attrs["clock"],
+    ) == ("t",) * 3
     begin = sgd.start_from(theory, time=0)
     by_alpha = sgd.solve_ode(problem, algorithm, begin, alpha=theory.alpha.values)
-    by_steps = sgd.simulate(problem, algorithm, begin, steps=simulation.step.values, dimension=200, runs=50)
+    by_steps = sgd.simulate(
+        problem, algorithm, begin, steps=simulation.step.values, dimension=200, runs=50
+    )
     assert (by_alpha.attrs["clock"], by_steps.attrs["clock"]) == ("alpha", "step")
-    assert requested_clock(by_alpha.drop_attrs()) == requested_clock(by_steps.drop_vars("step")) == "t"
-    phases = [(problem, algorithm, by_alpha.alpha.values), (problem, algorithm, {"times": theory.t.values})]
+    assert (
+        requested_clock(by_alpha.drop_attrs()) == requested_clock(by_steps.drop_vars("step")) == "t"
+    )
+    phases = [
+        (problem, algorithm, by_alpha.alpha.values),
+        (problem, algorithm, {"times": theory.t.values}),
+    ]
     joined = sgd.phases(sgd.solve_ode, phases, begin)
     assert joined.attrs["clock"] == "t"
-    parts = {"problem": problem, "algorithm": algorithm, "start": begin, "alpha": theory.alpha.values}
+    parts = {
+        "problem": problem,
+        "algorithm": algorithm,
+        "start": begin,
+        "alpha": theory.alpha.values,
+    }
     swept = sgd.sweep(sgd.solve_ode, **parts, over={"lr": [0.1]}, workers=1, progress=False)
     assert swept.attrs["clock"] == "alpha"
 
 
-@pytest.mark.parametrize(("per", "name"), [("dimension", "lr steps/d"), ("trace", "lr steps/D"), ("step", "lr steps")])
+@pytest.mark.parametrize(
+    ("per", "name"), [("dimension", "lr steps/d"), ("trace", "lr steps/D"), ("step", "lr steps")]
+)
 def test_the_long_name_of_t_has_the_divisor_of_the_algorithm(per, name):
     spectrum = sgd.Spectrum([4.0, 1.0], [2, 3], target=[0.5, 0.5])
     problem = sgd.TeacherStudent(width=1, activation="linear", covariance=spectrum)
@@ -219,7 +270,10 @@ def test_pictures_show_the_requested_clock(pair):
         draw(simulation, ax)  # requested in t, drawn in the clock of the axis
         assert ax.get_xlabel() == r"$\alpha$ = samples / $d$"
         np.testing.assert_allclose(ax.containers[0].lines[0].get_xdata(), simulation.alpha)
-    with pytest.raises(ValueError, match=r"x = .alpha.: this is the unit of the curves on ax\. However, this result has only t, step"):
+    with pytest.raises(
+        ValueError,
+        match=r"x = .alpha.: this is the unit of the curves on ax\. However, this result has only t, step",
+    ):
         sgd.plot.risk(simulation.drop_vars("alpha"), sgd.plot.risk(by_alpha)[1])
     epochs = simulation.assign_coords(epoch=simulation.alpha / 0.5)
     assert sgd.plot.risk(epochs, x="epoch")[1].get_xlabel() == "epochs"
@@ -265,10 +319,16 @@ def test_a_theory_with_an_error_of_its_own_has_a_band(pair):
 
     theory = pair[2]
     assert not sgd.plot.risk(theory)[1].collections
-    sampled = theory.assign(risk_standard_error=0.1 * theory.risk, M_standard_error=0.02 + 0 * theory.M).assign_attrs(method="solve_dmft")
-    for name, (_, ax) in {"excess_risk": sgd.plot.risk(sampled), "M": sgd.plot.overlaps(sampled)}.items():
+    sampled = theory.assign(
+        risk_standard_error=0.1 * theory.risk, M_standard_error=0.02 + 0 * theory.M
+    ).assign_attrs(method="solve_dmft")
+    for name, (_, ax) in {
+        "excess_risk": sgd.plot.risk(sampled),
+        "M": sgd.plot.overlaps(sampled),
+    }.items():
         line, error = (
-            sampled[one].values.reshape(6, -1)[:, 0] for one in (name, "risk_standard_error" if name != "M" else "M_standard_error")
+            sampled[one].values.reshape(6, -1)[:, 0]
+            for one in (name, "risk_standard_error" if name != "M" else "M_standard_error")
         )
         edges = ax.collections[0].get_paths()[0].vertices[:, 1]
         assert edges.max() == pytest.approx((line + error).max())
@@ -287,8 +347,14 @@ def test_logarithmic_ticks_can_be_read_and_legends_hide_nothing():
     readable(axes)
     fig.canvas.draw()
     for ax in axes:
-        drawn = [(one.get_text(), one.get_window_extent()) for one in ax.get_yticklabels(which="both")]
-        heights = sorted((box.ymin, box.ymax) for text, box in drawn if text and ax.bbox.ymin <= box.ymin <= ax.bbox.ymax)
+        drawn = [
+            (one.get_text(), one.get_window_extent()) for one in ax.get_yticklabels(which="both")
+        ]
+        heights = sorted(
+            (box.ymin, box.ymax)
+            for text, box in drawn
+            if text and ax.bbox.ymin <= box.ymin <= ax.bbox.ymax
+        )
         assert len(heights) >= 3
         assert all(lower[1] <= upper[0] for lower, upper in itertools.pairwise(heights))
         assert ax.get_legend().get_window_extent().ymax < ax.xaxis.get_tightbbox().ymin

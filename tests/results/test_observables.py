@@ -28,11 +28,21 @@ def squares(fields, signals, head, z):
 ASKED = {"record": {"cosine": cosine}, "evaluate": {"clean": CLEAN, "same": PROBLEM}}
 SOLVERS = {
     "ode": lambda **more: sgd.solve_ode(PROBLEM, ONE_PASS, BEGIN, times=[0, 1.0], **more),
-    "sde": lambda **more: sgd.solve_sde(PROBLEM, ONE_PASS, BEGIN, times=[0, 0.1], dimension=100, runs=3, **more),
-    "chain": lambda **more: sgd.simulate(PROBLEM, ONE_PASS, BEGIN, times=[0, 1.0], dimension=100, runs=3, **more),
-    "direct": lambda **more: sgd.simulate(PROBLEM, ONE_PASS, BEGIN, times=[0, 1.0], dimension=20, runs=3, method="direct", **more),
-    "data, exact": lambda **more: sgd.simulate(PROBLEM, GD, BEGIN, steps=[0, 4], dimension=20, runs=2, **more),
-    "data, direct": lambda **more: sgd.simulate(PROBLEM, GD, BEGIN, steps=[0, 4], dimension=20, runs=2, method="direct", **more),
+    "sde": lambda **more: sgd.solve_sde(
+        PROBLEM, ONE_PASS, BEGIN, times=[0, 0.1], dimension=100, runs=3, **more
+    ),
+    "chain": lambda **more: sgd.simulate(
+        PROBLEM, ONE_PASS, BEGIN, times=[0, 1.0], dimension=100, runs=3, **more
+    ),
+    "direct": lambda **more: sgd.simulate(
+        PROBLEM, ONE_PASS, BEGIN, times=[0, 1.0], dimension=20, runs=3, method="direct", **more
+    ),
+    "data, exact": lambda **more: sgd.simulate(
+        PROBLEM, GD, BEGIN, steps=[0, 4], dimension=20, runs=2, **more
+    ),
+    "data, direct": lambda **more: sgd.simulate(
+        PROBLEM, GD, BEGIN, steps=[0, 4], dimension=20, runs=2, method="direct", **more
+    ),
     "dmft": lambda **more: sgd.solve_dmft(PROBLEM, GD, BEGIN, steps=[0, 4], paths=1024, **more),
 }
 
@@ -40,7 +50,10 @@ SOLVERS = {
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_every_solver(solver, tmp_path):
     on_data = solver not in ("ode", "sde", "chain", "direct")
-    asked = {**ASKED, "record": {**ASKED["record"], **({"squares": sgd.on_train(squares)} if on_data else {})}}
+    asked = {
+        **ASKED,
+        "record": {**ASKED["record"], **({"squares": sgd.on_train(squares)} if on_data else {})},
+    }
     result = SOLVERS[solver](**asked)
     M, Q = result.M.values, result.Q.values
     expected = M / np.sqrt(np.einsum("rtii->rti", Q))[..., None]
@@ -50,7 +63,9 @@ def test_every_solver(solver, tmp_path):
     assert result["cosine"].dims == ("run", "time", "cosine_0", "cosine_1")
     assert result["evaluated_risk"].dims == ("run", "time", "evaluation")
     both = result["evaluated_risk"]
-    np.testing.assert_allclose(both.sel(evaluation="clean").values, result.excess_risk.values, rtol=1e-9)
+    np.testing.assert_allclose(
+        both.sel(evaluation="clean").values, result.excess_risk.values, rtol=1e-9
+    )
     np.testing.assert_allclose(both.sel(evaluation="same").values, result.risk.values, rtol=1e-9)
     assert result.attrs["error_evaluated"] < 1e-8
     if on_data:
@@ -75,7 +90,10 @@ def test_means_over_the_data_set():
     record = {"loss": sgd.on_train(loss), "first": sgd.on_train(lambda f, s, a, z: f[0] ** 2)}
     shared = {"steps": [0, 2, 8], "record": record}
     runs = {
-        method: sgd.simulate(problem, GD, begin, dimension=50, runs=100, seed=2, method=method, **shared) for method in ("exact", "direct")
+        method: sgd.simulate(
+            problem, GD, begin, dimension=50, runs=100, seed=2, method=method, **shared
+        )
+        for method in ("exact", "direct")
     }
     theory = sgd.solve_dmft(problem, GD, begin, paths=2048, **shared)
     for result in (*runs.values(), theory):
@@ -99,17 +117,31 @@ def test_forgetting():
     algorithm, evaluate = sgd.OnePassSGD(lr=1.0), {"first": first, "second": second}
     times = np.linspace(0, 12, 5)
     learned = sgd.solve_ode(first, algorithm, begin, times=times, evaluate=evaluate)
-    forgot = sgd.solve_ode(second, algorithm, sgd.start_from(learned), times=times, evaluate=evaluate)
+    forgot = sgd.solve_ode(
+        second, algorithm, sgd.start_from(learned), times=times, evaluate=evaluate
+    )
     rose = forgot.evaluated_risk.sel(evaluation="first").values[0]
     assert rose[-1] > 3 * rose[0]
     assert forgot.evaluated_risk.sel(evaluation="second").values[0, -1] < 0.5 * rose[-1]
     runs = sgd.simulate(
-        second, algorithm, sgd.start_from(learned), times=times, dimension=300, runs=30, seed=4, method="direct", evaluate=evaluate
+        second,
+        algorithm,
+        sgd.start_from(learned),
+        times=times,
+        dimension=300,
+        runs=30,
+        seed=4,
+        method="direct",
+        evaluate=evaluate,
     )
     found = sgd.compare(forgot, runs)
     gap = np.abs(found.evaluated_risk_simulation - found.evaluated_risk_theory).values
     # the ODE is off by order 1/d: 4% of the size covers it at d = 300
-    assert np.all(gap <= Z * found.evaluated_risk_standard_error.values + 0.04 * found.evaluated_risk_theory.values)
+    assert np.all(
+        gap
+        <= Z * found.evaluated_risk_standard_error.values
+        + 0.04 * found.evaluated_risk_theory.values
+    )
 
 
 @pytest.mark.slow
@@ -117,9 +149,20 @@ def test_wide_networks():
     problem = sgd.TeacherStudent(width=8, activation="erf", noise=0.1)
     wide = sgd.mean_field_random_start(problem, dimension=100, seed=1)
     record = {"alignment": lambda state: jnp.mean(state["M"] ** 2)}
-    found = sgd.solve_mean_field(problem, ONE_PASS, wide, times=[0, 1.0], record=record, evaluate={"clean": problem.replace(noise=0.0)})
-    np.testing.assert_allclose(found["alignment"].values, (found.M**2).mean(("unit", "signal")).values, rtol=1e-12)
-    np.testing.assert_allclose(found.evaluated_risk.values[..., 0], found.excess_risk.values, rtol=1e-6)
+    found = sgd.solve_mean_field(
+        problem,
+        ONE_PASS,
+        wide,
+        times=[0, 1.0],
+        record=record,
+        evaluate={"clean": problem.replace(noise=0.0)},
+    )
+    np.testing.assert_allclose(
+        found["alignment"].values, (found.M**2).mean(("unit", "signal")).values, rtol=1e-12
+    )
+    np.testing.assert_allclose(
+        found.evaluated_risk.values[..., 0], found.excess_risk.values, rtol=1e-6
+    )
 
 
 def test_tensors_and_dynamics_of_ones_own():
@@ -132,12 +175,25 @@ def test_tensors_and_dynamics_of_ones_own():
         record={"angle": lambda state: state["m"] / jnp.sqrt(state["m"] ** 2 + state["r2"])},
         evaluate={"weak": other},
     )
-    np.testing.assert_allclose(path["angle"].values, (path.m / np.sqrt(path.m**2 + path.r2)).values, rtol=1e-12)
-    np.testing.assert_allclose(path.evaluated_risk.values[..., 0], other.risk(path.m.values, path.r2.values), rtol=1e-12)
+    np.testing.assert_allclose(
+        path["angle"].values, (path.m / np.sqrt(path.m**2 + path.r2)).values, rtol=1e-12
+    )
+    np.testing.assert_allclose(
+        path.evaluated_risk.values[..., 0], other.risk(path.m.values, path.r2.values), rtol=1e-12
+    )
     quiet = LinearStudent(noise=0.0)
-    own = sgd.solve_ode(LinearStudent(), ONE_PASS, START, times=[0, 1.0], record={"twice": lambda s: 2 * s["m"]}, evaluate={"quiet": quiet})
+    own = sgd.solve_ode(
+        LinearStudent(),
+        ONE_PASS,
+        START,
+        times=[0, 1.0],
+        record={"twice": lambda s: 2 * s["m"]},
+        evaluate={"quiet": quiet},
+    )
     np.testing.assert_allclose(own["twice"].values, 2 * own.m.values)
-    np.testing.assert_allclose(own.evaluated_risk.values[..., 0], own.risk.values - 0.5 * LinearStudent().noise, rtol=1e-12)
+    np.testing.assert_allclose(
+        own.evaluated_risk.values[..., 0], own.risk.values - 0.5 * LinearStudent().noise, rtol=1e-12
+    )
     # a start made of it has the states alone
     assert set(sgd.start_from(own)) == {"m", "q"}
 
@@ -145,11 +201,20 @@ def test_tensors_and_dynamics_of_ones_own():
 @pytest.mark.slow
 def test_sweeps_and_pictures():
     found = sgd.sweep(
-        "solve_ode", problem=PROBLEM, algorithm=ONE_PASS, start=BEGIN, times=[0, 1.0], over={"lr": [0.1, 0.5]}, workers=1, **ASKED
+        "solve_ode",
+        problem=PROBLEM,
+        algorithm=ONE_PASS,
+        start=BEGIN,
+        times=[0, 1.0],
+        over={"lr": [0.1, 0.5]},
+        workers=1,
+        **ASKED,
     )
     alone = SOLVERS["ode"](**ASKED)
     np.testing.assert_allclose(found["cosine"].isel(lr=1).values, alone["cosine"].values, rtol=1e-7)
-    np.testing.assert_allclose(found["evaluated_risk"].isel(lr=1).values, alone["evaluated_risk"].values, rtol=1e-7)
+    np.testing.assert_allclose(
+        found["evaluated_risk"].isel(lr=1).values, alone["evaluated_risk"].values, rtol=1e-7
+    )
     _, ax = sgd.plot.variable(alone, "evaluated_risk")
     assert [text.get_text() for text in ax.get_legend().get_texts()] == ["clean", "same"]
     assert len(sgd.plot.variable(alone, "cosine")[1].lines) == 4
@@ -160,7 +225,9 @@ def test_bad_input():
         SOLVERS["ode"](record={"M": cosine})
     with pytest.raises(ValueError, match=r"record\['cosine'\] = .*calling it on one state"):
         SOLVERS["ode"](record={"cosine": lambda state: state["N"]})
-    with pytest.raises(ValueError, match=r"record\['x'\] = .*no data set|fresh samples make no data set"):
+    with pytest.raises(
+        ValueError, match=r"record\['x'\] = .*no data set|fresh samples make no data set"
+    ):
         SOLVERS["chain"](record={"x": sgd.on_train(squares)})
     with pytest.raises(ValueError, match=r"record\['x'\] = .*fields, signals, head, draws"):
         SOLVERS["dmft"](record={"x": sgd.on_train(lambda fields: fields)})

@@ -41,7 +41,9 @@ def whitened(d):
     """One direction of +-1, of mean 0 and variance 1 as all others: only fourth cumulants differ."""
     inputs = sgd.Spectrum([0.0, 1.0], [1, d - 1], target=[1.0, 0.0])
     draws = {"s": ("bernoulli", 0.5)}
-    return sgd.Problem(fourth_power, 1, 1, constraint="sphere", covariance=inputs, means=sign_of_s, draws=draws)
+    return sgd.Problem(
+        fourth_power, 1, 1, constraint="sphere", covariance=inputs, means=sign_of_s, draws=draws
+    )
 
 
 SPREADS = (0.5, 1.5)
@@ -59,7 +61,15 @@ def centre(draws):
 
 
 def unequal_clusters():
-    return sgd.Problem(two_spreads, 1, 1, tokens=2, token_correlation=np.diag([1.0, 0.0]), means=centre, draws={"cluster": [0.3, 0.7]})
+    return sgd.Problem(
+        two_spreads,
+        1,
+        1,
+        tokens=2,
+        token_correlation=np.diag([1.0, 0.0]),
+        means=centre,
+        draws={"cluster": [0.3, 0.7]},
+    )
 
 
 def numpy_runs(kind, rows, steps, generator):
@@ -91,7 +101,10 @@ def stated(kind, d):
     """The problem, its start, and a row in d dimensions with the overlaps of that start."""
     if kind == "hypercube":
         problem, along, rest = hypercube(d), np.array([0.3, 0.1, -0.2]), 0.6
-        blocks = np.stack([along[None], np.zeros((1, 3))]), np.array([[[along @ along]], [[rest**2]]])
+        blocks = (
+            np.stack([along[None], np.zeros((1, 3))]),
+            np.array([[[along @ along]], [[rest**2]]]),
+        )
     elif kind == "whitened":
         problem, along, rest = whitened(d), np.array([0.6]), 0.8
         blocks = np.array([[[0.6]], [[0.0]]]), np.array([[[0.36]], [[0.64]]])
@@ -109,7 +122,9 @@ KINDS = ("hypercube", "whitened", "clusters")
 def test_chains_have_the_law_of_sgd_in_numpy(kind):
     d, steps, runs = 20, 60, 1000
     problem, start, row = stated(kind, d)
-    chain = sgd.simulate(problem, sgd.OnePassSGD(lr=LR), start, steps=[0, steps], dimension=d, runs=runs, seed=1)
+    chain = sgd.simulate(
+        problem, sgd.OnePassSGD(lr=LR), start, steps=[0, steps], dimension=d, runs=runs, seed=1
+    )
     w = numpy_runs(kind, np.broadcast_to(row, (runs, d)), steps, np.random.default_rng(2))
     same_law(chain.M.values[:, 1, 0, 0], w[:, 0], "M")
     if kind != "whitened":

@@ -41,7 +41,9 @@ def test_draws_have_the_quantiles_of_the_law(name):
         parameters = laws.shape_parameters(law.law, law.df)
         x = np.asarray(jax.jit(lambda z: laws.draw_from_normal(law.law, parameters, z))(z))
         pdf = np.asarray(laws.density(law.law, parameters, jnp.asarray(z)))
-    np.testing.assert_allclose(x, np.sign(z) * reference.isf(stats.norm.sf(np.abs(z))), rtol=1e-10, atol=1e-13)
+    np.testing.assert_allclose(
+        x, np.sign(z) * reference.isf(stats.norm.sf(np.abs(z))), rtol=1e-10, atol=1e-13
+    )
     np.testing.assert_allclose(pdf, reference.pdf(z), rtol=1e-10)
     assert law.variance == pytest.approx(reference.var()) or not np.isfinite(law.variance)
 
@@ -61,7 +63,9 @@ def test_two_points_between_edges_have_the_moments_of_the_law(name):
             def moment(x, power=power):
                 return (unit * x) ** power * reference.pdf(x)
 
-            truth = integrate.quad(moment, edges[0] / unit, edges[1] / unit, epsabs=1e-12, limit=500)[0]
+            truth = integrate.quad(
+                moment, edges[0] / unit, edges[1] / unit, epsabs=1e-12, limit=500
+            )[0]
             assert sum(w * x**power for x, w in rule) == pytest.approx(truth, abs=2e-8)
 
 
@@ -72,7 +76,9 @@ def stationary_distance(density, lr):
     """
 
     def gap(R):
-        mean = integrate.quad(lambda u: stats.norm.pdf(u) * density(np.sqrt(R) * u), -9, 9, epsabs=1e-12)[0]
+        mean = integrate.quad(
+            lambda u: stats.norm.pdf(u) * density(np.sqrt(R) * u), -9, 9, epsabs=1e-12
+        )[0]
         return 4 * np.sqrt(2 / np.pi) * R * mean - lr
 
     return float(optimize.brentq(gap, 1e-3, 5.0))  # type: ignore[arg-type]
@@ -91,7 +97,9 @@ def test_sign_sgd_settles_where_the_law_says(noise, reference, known):
     truth = stationary_distance(reference.pdf, 0.5)
     assert truth == pytest.approx(known, abs=1e-5)
     problem = linear(noise)
-    result = sgd.solve_ode(problem, sgd.OnePassSGD(lr=0.5, update=sgd.updates.sign()), zero(problem), times=[0.0, 30.0])
+    result = sgd.solve_ode(
+        problem, sgd.OnePassSGD(lr=0.5, update=sgd.updates.sign()), zero(problem), times=[0.0, 30.0]
+    )
     distance = 1 + float(result.Q[0, -1, 0, 0]) - 2 * float(result.M[0, -1, 0, 0])
     error = result.attrs["error_quadrature"] + result.attrs["error_integrator"]
     assert abs(distance / truth - 1) < min(1e-4, 5 * error)
@@ -106,7 +114,16 @@ def test_clipped_steps_with_heavy_tails_against_direct_runs():
     problem = linear(sgd.labels.student_t(3.0, 0.7))
     algorithm = sgd.OnePassSGD(lr=0.6, update=sgd.updates.clipped(1.0))
     theory = sgd.solve_ode(problem, algorithm, zero(problem), alpha=[0.0, 2.0])
-    runs = sgd.simulate(problem, algorithm, zero(problem), alpha=[0.0, 2.0], dimension=400, runs=400, method="direct", seed=3)
+    runs = sgd.simulate(
+        problem,
+        algorithm,
+        zero(problem),
+        alpha=[0.0, 2.0],
+        dimension=400,
+        runs=400,
+        method="direct",
+        seed=3,
+    )
     M = runs.M[:, -1, 0, 0].values
     # finite d moves the mean by order 1/d
     assert abs(M.mean() - float(theory.M[0, -1, 0, 0])) < Z * M.std() / np.sqrt(len(M)) + 2 / 400
@@ -119,7 +136,12 @@ def test_finite_variance_keeps_the_closed_form():
     result = sgd.solve_ode(problem, algorithm, zero(problem), alpha=[0.0, 1.0, 5.0])
     gaussian = sgd.solve_ode(linear(0.25 * 5 / 3), algorithm, zero(problem), alpha=[0.0, 1.0, 5.0])
     np.testing.assert_allclose(result.risk, gaussian.risk, rtol=1e-9)
-    own = sgd.Problem(lambda f, s, a, z: (f[0] - s[0] - 0.5 * z["e"]) ** 2 / 2, 1, 1, draws={"e": ("student_t", 5.0)})
+    own = sgd.Problem(
+        lambda f, s, a, z: (f[0] - s[0] - 0.5 * z["e"]) ** 2 / 2,
+        1,
+        1,
+        draws={"e": ("student_t", 5.0)},
+    )
     quadrature = sgd.solve_ode(own, algorithm, zero(own), alpha=[0.0, 1.0, 5.0])
     np.testing.assert_allclose(quadrature.risk, gaussian.risk, rtol=1e-6)
 
@@ -128,7 +150,9 @@ def test_noise_of_runs_has_its_law():
     """One step from zero weights: Q = y^2 |x|^2/d^2 shows the second and the fourth moment of the label."""
     d, runs = 100, 4000
     problem = linear(sgd.labels.laplace(1.0))
-    result = sgd.simulate(problem, sgd.OnePassSGD(lr=1.0), zero(problem), steps=[1], dimension=d, runs=runs, seed=5)
+    result = sgd.simulate(
+        problem, sgd.OnePassSGD(lr=1.0), zero(problem), steps=[1], dimension=d, runs=runs, seed=5
+    )
     # E[y^2] = 1 + 2, E[y^2 |x|^2] = 3 d + 2
     Q = result.Q[:, 0, 0, 0].values * d**2
     assert abs(Q.mean() - (3 * d + 2)) < Z * Q.std() / np.sqrt(runs)
@@ -137,7 +161,10 @@ def test_noise_of_runs_has_its_law():
     draws = np.random.default_rng(1)
     label = draws.standard_normal(10**6) + draws.laplace(size=10**6)
     expected = np.minimum(label**2 * draws.chisquare(d, 10**6) / d, 12.0) ** 2
-    assert abs(trimmed.mean() - expected.mean()) < Z * trimmed.std() / np.sqrt(runs) + 3 * expected.mean() / d
+    assert (
+        abs(trimmed.mean() - expected.mean())
+        < Z * trimmed.std() / np.sqrt(runs) + 3 * expected.mean() / d
+    )
     again = sgd.problem_of(result)
     assert again.describe() == problem.describe()
 
@@ -147,12 +174,20 @@ def test_infinite_variance_is_refused_where_it_matters():
     for solve in (
         lambda: sgd.solve_ode(problem, sgd.OnePassSGD(lr=0.1), start, times=[1.0]),
         lambda: sgd.solve_linear(problem, sgd.OnePassSGD(lr=0.1), start, steps=[1], dimension=50),
-        lambda: sgd.solve_dmft(problem, sgd.GradientDescent(lr=0.1, samples_per_dimension=2.0), start, times=[1.0]),
+        lambda: sgd.solve_dmft(
+            problem, sgd.GradientDescent(lr=0.1, samples_per_dimension=2.0), start, times=[1.0]
+        ),
     ):
         with pytest.raises(ValueError, match=r"variance is infinite.*sign"):
             solve()
     with pytest.raises(ValueError, match="fourth moment"):
-        sgd.solve_sde(linear(sgd.labels.student_t(3.0)), sgd.OnePassSGD(lr=0.1), start, times=[1.0], dimension=50)
+        sgd.solve_sde(
+            linear(sgd.labels.student_t(3.0)),
+            sgd.OnePassSGD(lr=0.1),
+            start,
+            times=[1.0],
+            dimension=50,
+        )
     with pytest.raises(ValueError, match="df"):
         sgd.labels.student_t(0.0)
     with pytest.raises(ValueError, match="dropout"):
@@ -164,7 +199,9 @@ def test_infinite_variance_is_refused_where_it_matters():
 def test_runs_with_infinite_variance_report_an_infinite_risk():
     problem = linear(sgd.labels.cauchy(0.5))
     algorithm = sgd.OnePassSGD(lr=0.5, update=sgd.updates.sign())
-    result = sgd.simulate(problem, algorithm, zero(problem), steps=[0, 20], dimension=50, method="direct")
+    result = sgd.simulate(
+        problem, algorithm, zero(problem), steps=[0, 20], dimension=50, method="direct"
+    )
     assert np.all(np.isposinf(result.risk))
     assert np.all(np.isfinite(result.excess_risk))
     assert float(result.excess_risk[0, 0]) == pytest.approx(0.5)

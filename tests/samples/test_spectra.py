@@ -33,11 +33,15 @@ def by_block(one, other, edges=EDGES):
 def reference(**changes):
     """The problem and start of four blocks, of 1, 1, 3 and 40 coordinates."""
     spectrum = sgd.Spectrum([4.0, 2.0, 1.0, 0.3], SIZES, target=by_block(SIGNAL, SIGNAL))
-    problem = sgd.TeacherStudent(**{"width": 2, "activation": "erf", "noise": 0.1, "covariance": spectrum, **changes})
+    problem = sgd.TeacherStudent(
+        **{"width": 2, "activation": "erf", "noise": 0.1, "covariance": spectrum, **changes}
+    )
     return problem, sgd.start(problem, M=by_block(ROWS, SIGNAL), Q=by_block(ROWS, ROWS))
 
 
-@pytest.mark.parametrize(("exponent", "dimension"), [(0.0, 300), (0.7, 10**6), (1.0, 10**6), (1.5, 5000)])
+@pytest.mark.parametrize(
+    ("exponent", "dimension"), [(0.0, 300), (0.7, 10**6), (1.0, 10**6), (1.5, 5000)]
+)
 def test_sums_of_power_laws(exponent, dimension):
     """The trace, and the signal's length in each block, are the sums over all j."""
     j = np.arange(1.0, dimension + 1)
@@ -54,12 +58,18 @@ def test_large_and_infinite():
     np.testing.assert_allclose(sgd.power_law(1.2, 1e9).trace, 5.51233778, atol=5e-9)
     endless = sgd.power_law(1.5, math.inf, target=0.3)
     np.testing.assert_allclose(endless.trace, special.zeta(1.5), rtol=1e-12)
-    np.testing.assert_allclose(endless.eigenvalues @ endless.target[:, 0, 0], special.zeta(2.1), rtol=3e-4)  # of bins
+    np.testing.assert_allclose(
+        endless.eigenvalues @ endless.target[:, 0, 0], special.zeta(2.1), rtol=3e-4
+    )  # of bins
     finer = sgd.power_law(1.5, math.inf, target=0.3, bins=4000)
-    np.testing.assert_allclose(finer.eigenvalues @ finer.target[:, 0, 0], special.zeta(2.1), rtol=1e-7)
+    np.testing.assert_allclose(
+        finer.eigenvalues @ finer.target[:, 0, 0], special.zeta(2.1), rtol=1e-7
+    )
     assert endless.dimension == math.inf
     two = sgd.power_law(1.5, 1e8, target=lambda j: np.stack([j**-0.3, 2 * j**-0.5]))
-    np.testing.assert_allclose(two.target[:, 0, 0], sgd.power_law(1.5, 1e8, target=0.3).target[:, 0, 0], rtol=1e-10)
+    np.testing.assert_allclose(
+        two.target[:, 0, 0], sgd.power_law(1.5, 1e8, target=0.3).target[:, 0, 0], rtol=1e-10
+    )
     one_by_one = sgd.power_law(1.5, 2000, target=lambda j: [j**-0.3, -1.0 if j % 2 else 1.0])
     assert abs(one_by_one.target[-1, 0, 1]) < 0.06 * one_by_one.target[-1, 0, 0]
 
@@ -70,13 +80,20 @@ def test_reference_values():
     algorithm = sgd.OnePassSGD(lr=1.5, per="trace").on(problem)
     rule = rule_for(problem, begin.Q_blocks, 1.0)
     with jax.enable_x64(True):
-        nodes = {name: value[0] for name, value in expectation_of(problem.structure).nodes(rule, False).items()}
+        nodes = {
+            name: value[0]
+            for name, value in expectation_of(problem.structure).nodes(rule, False).items()
+        }
         state = {"M": begin.M_blocks[0], "Q": begin.Q_blocks[0], "a": begin.a[0]}
         finite = finite_numbers(problem, None, 1)
         rates = jax.jit(partial(drift, problem.structure, rule, finite=finite))
         found = rates(nodes, problem.parameters, algorithm.parameters, state)
-    np.testing.assert_allclose(found["M"][:, 0, 0], [-0.003923013, 0.031806902, 0.023572236, 0.088277997], atol=6e-10)
-    np.testing.assert_allclose(found["Q"][:, 0, 0], [-0.032342776, 0.042192546, 0.015817055, -0.007133268], atol=6e-10)
+    np.testing.assert_allclose(
+        found["M"][:, 0, 0], [-0.003923013, 0.031806902, 0.023572236, 0.088277997], atol=6e-10
+    )
+    np.testing.assert_allclose(
+        found["Q"][:, 0, 0], [-0.032342776, 0.042192546, 0.015817055, -0.007133268], atol=6e-10
+    )
     result = sgd.solve_ode(problem, sgd.OnePassSGD(lr=1.5, per="trace"), begin, steps=[0])
     np.testing.assert_allclose(result.excess_risk[0, 0], 0.202476130969, atol=1e-12)
 
@@ -107,19 +124,29 @@ def test_reference_values_of_a_network(power, expected):
     eigenvalues = d / j / np.sum(1 / j)
     y = j**-power / np.sqrt(d if power == 0 else np.sum(eigenvalues * j ** (-2 * power)))
     S, W = np.stack([y, (-1.0) ** j * y]), np.sqrt(2 / d) * np.cos(i * j + 2 * i**2)
-    edges = np.concatenate([np.arange(10), np.unique(np.round(np.geomspace(10, d, 21)))]).astype(int)
+    edges = np.concatenate([np.arange(10), np.unique(np.round(np.geomspace(10, d, 21)))]).astype(
+        int
+    )
     means = np.add.reduceat(eigenvalues, edges[:-1]) / np.diff(edges)
     spectrum = sgd.Spectrum(means, np.diff(edges), target=by_block(S, S, edges))
-    problem = sgd.TeacherStudent(width=4, teacher_width=2, activation="erf", noise=1e-3, covariance=spectrum)
+    problem = sgd.TeacherStudent(
+        width=4, teacher_width=2, activation="erf", noise=1e-3, covariance=spectrum
+    )
     begin = sgd.start(problem, M=by_block(W, S, edges), Q=by_block(W, W, edges))
-    result = sgd.solve_ode(problem, sgd.OnePassSGD(lr=1.0, per="trace"), begin, times=[0, 1, 2, 5, 10])
+    result = sgd.solve_ode(
+        problem, sgd.OnePassSGD(lr=1.0, per="trace"), begin, times=[0, 1, 2, 5, 10]
+    )
     np.testing.assert_allclose(result.excess_risk[0], expected, atol=6e-11)
 
 
 def test_units_of_the_step():
     """One step, stated in three units."""
     problem, _ = reference()
-    made = [sgd.OnePassSGD(lr=4.5), sgd.OnePassSGD(lr=2.1, per="trace"), sgd.OnePassSGD(lr=0.1, per="step")]
+    made = [
+        sgd.OnePassSGD(lr=4.5),
+        sgd.OnePassSGD(lr=2.1, per="trace"),
+        sgd.OnePassSGD(lr=0.1, per="step"),
+    ]
     np.testing.assert_allclose([one.on(problem).lr for one in made], 4.5)
     assert [one.on(problem).describe() for one in made] == [one.describe() for one in made]
     # any covariance has a trace
@@ -131,8 +158,13 @@ def test_units_of_the_step():
 def test_units_of_schedules_and_updates():
     """At infinite dimension a schedule is one of steps."""
     problem, begin = reference()
-    schedules = [sgd.OnePassSGD(lr=lambda alpha: 2.1 - alpha, per="trace"), sgd.OnePassSGD(lr=lambda alpha: 4.5 - alpha * 45 / 21)]
-    one, other = (sgd.simulate(problem, algorithm, begin, steps=[0, 9, 18]) for algorithm in schedules)
+    schedules = [
+        sgd.OnePassSGD(lr=lambda alpha: 2.1 - alpha, per="trace"),
+        sgd.OnePassSGD(lr=lambda alpha: 4.5 - alpha * 45 / 21),
+    ]
+    one, other = (
+        sgd.simulate(problem, algorithm, begin, steps=[0, 9, 18]) for algorithm in schedules
+    )
     np.testing.assert_allclose(one.risk, other.risk, rtol=1e-9)
     np.testing.assert_allclose(one.t, other.t)
     # thresholds of updates are in units of sqrt(D) too
@@ -140,10 +172,21 @@ def test_units_of_schedules_and_updates():
         sgd.OnePassSGD(2.1, update=sgd.updates.clipped(0.1), per="trace"),
         sgd.OnePassSGD(4.5, update=sgd.updates.clipped(0.1 * (21 / 45) ** 0.5)),
     ]
-    np.testing.assert_allclose(*(sgd.simulate(problem, one, begin, steps=[9]).risk for one in clips), rtol=1e-9)
-    endless = sgd.TeacherStudent(width=1, activation="linear", covariance=sgd.power_law(1.5, math.inf, target=0.3, raw=4, bins=4))
+    np.testing.assert_allclose(
+        *(sgd.simulate(problem, one, begin, steps=[9]).risk for one in clips), rtol=1e-9
+    )
+    endless = sgd.TeacherStudent(
+        width=1,
+        activation="linear",
+        covariance=sgd.power_law(1.5, math.inf, target=0.3, raw=4, bins=4),
+    )
     begin = sgd.random_start(endless, per="trace")
-    result = sgd.simulate(endless, sgd.OnePassSGD(lr=sgd.piecewise_rate([8.0], [0.3, 0.1]), per="step"), begin, steps=[8, 16])
+    result = sgd.simulate(
+        endless,
+        sgd.OnePassSGD(lr=sgd.piecewise_rate([8.0], [0.3, 0.1]), per="step"),
+        begin,
+        steps=[8, 16],
+    )
     np.testing.assert_allclose(result.t, [2.4, 3.2])
     assert "alpha" not in result.coords
 
@@ -155,23 +198,38 @@ def test_infinite_is_the_limit_of_large():
         spectrum = sgd.power_law(1.5, dimension, target=0.3, raw=10, bins=30)
         problem = sgd.TeacherStudent(width=1, activation="linear", covariance=spectrum)
         begin = sgd.random_start(problem, per="trace", seed=2)
-        found.append(sgd.solve_linear(problem, sgd.OnePassSGD(lr=0.5, per="trace"), begin, steps=[0, 10, 1000]).risk.values)
+        found.append(
+            sgd.solve_linear(
+                problem, sgd.OnePassSGD(lr=0.5, per="trace"), begin, steps=[0, 10, 1000]
+            ).risk.values
+        )
     np.testing.assert_allclose(*found, rtol=1e-6)
 
 
-@pytest.mark.parametrize(("solver", "narrow"), [("solve_linear", 160), pytest.param("solve_ode", 80, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("solver", "narrow"),
+    [("solve_linear", 160), pytest.param("solve_ode", 80, marks=pytest.mark.slow)],
+)
 def test_error_of_binning_is_true(solver, narrow):
     """What a solver says of its bins, against narrower ones."""
 
     def solved(bins, **more):
-        problem = sgd.TeacherStudent(width=1, activation="linear", covariance=sgd.power_law(1.0, 10**5, target=0.25, raw=10, bins=bins))
+        problem = sgd.TeacherStudent(
+            width=1,
+            activation="linear",
+            covariance=sgd.power_law(1.0, 10**5, target=0.25, raw=10, bins=bins),
+        )
         zero = np.zeros((problem.spectrum.blocks, 1, 1))
         algorithm = sgd.OnePassSGD(lr=0.5, per="trace")
-        return getattr(sgd, solver)(problem, algorithm, sgd.start(problem, M=zero, Q=zero), steps=[10, 1000, 10**5], **more)
+        return getattr(sgd, solver)(
+            problem, algorithm, sgd.start(problem, M=zero, Q=zero), steps=[10, 1000, 10**5], **more
+        )
 
     coarse = solved(20)
     if solver == "solve_ode":
-        assert solved(20, dimension=10**5).attrs["error_binning"] == pytest.approx(coarse.attrs["error_binning"], rel=0.1)
+        assert solved(20, dimension=10**5).attrs["error_binning"] == pytest.approx(
+            coarse.attrs["error_binning"], rel=0.1
+        )
     off = float(np.abs(coarse.risk / solved(narrow).risk - 1).max())
     assert off == pytest.approx(coarse.attrs["error_binning"], rel=0.25)
     assert off > 1e-4
@@ -179,7 +237,9 @@ def test_error_of_binning_is_true(solver, narrow):
 
 def test_a_few_directions_carry_the_noise():
     problem, begin = reference()
-    with pytest.warns(UserWarning, match=r"g l_1 = 0\.38 .*few directions carry noise.*method=\"exact\""):
+    with pytest.warns(
+        UserWarning, match=r"g l_1 = 0\.38 .*few directions carry noise.*method=\"exact\""
+    ):
         sgd.solve_ode(problem, sgd.OnePassSGD(lr=2.0, per="trace"), begin, steps=[0])
 
 
@@ -208,35 +268,73 @@ def test_records(spectrum):
 
 
 REFUSED = {
-    "a negative eigenvalue": (lambda: sgd.Spectrum([1.0, -1.0], [1, 2]), r"eigenvalues = .*above 0"),
-    "multiplicities that are not whole": (lambda: sgd.Spectrum([1.0, 2.0], [1.5, 2]), r"multiplicities = .*whole numbers"),
-    "too few multiplicities": (lambda: sgd.Spectrum([1.0, 2.0], [1]), "there are 2 eigenvalues: give as many"),
-    "a target of other shape": (lambda: sgd.Spectrum([1.0, 2.0], [1, 2], target=[1.0, 2.0, 3.0]), "there are 2 blocks"),
-    "a target of large rank": (lambda: sgd.Spectrum([1.0, 2.0], [1, 2], target=np.stack([np.eye(2)] * 2)), "block 0 has 1 coordinates"),
-    "an infinite trace": (lambda: sgd.power_law(1.0, math.inf), "the trace of the inputs is infinite at exponent = 1"),
-    "an infinite target": (lambda: sgd.power_law(1.2, math.inf, target=-0.2), "the target has infinite variance"),
-    "a rough target": (lambda: sgd.power_law(1.0, 1e7, target=lambda j: np.sin(j)), "its sums are integrals"),
-    "a fraction of a dimension": (lambda: sgd.power_law(1.0, 10.5), "dimension = 10.5: give a whole number"),
+    "a negative eigenvalue": (
+        lambda: sgd.Spectrum([1.0, -1.0], [1, 2]),
+        r"eigenvalues = .*above 0",
+    ),
+    "multiplicities that are not whole": (
+        lambda: sgd.Spectrum([1.0, 2.0], [1.5, 2]),
+        r"multiplicities = .*whole numbers",
+    ),
+    "too few multiplicities": (
+        lambda: sgd.Spectrum([1.0, 2.0], [1]),
+        "there are 2 eigenvalues: give as many",
+    ),
+    "a target of other shape": (
+        lambda: sgd.Spectrum([1.0, 2.0], [1, 2], target=[1.0, 2.0, 3.0]),
+        "there are 2 blocks",
+    ),
+    "a target of large rank": (
+        lambda: sgd.Spectrum([1.0, 2.0], [1, 2], target=np.stack([np.eye(2)] * 2)),
+        "block 0 has 1 coordinates",
+    ),
+    "an infinite trace": (
+        lambda: sgd.power_law(1.0, math.inf),
+        "the trace of the inputs is infinite at exponent = 1",
+    ),
+    "an infinite target": (
+        lambda: sgd.power_law(1.2, math.inf, target=-0.2),
+        "the target has infinite variance",
+    ),
+    "a rough target": (
+        lambda: sgd.power_law(1.0, 1e7, target=lambda j: np.sin(j)),
+        "its sums are integrals",
+    ),
+    "a fraction of a dimension": (
+        lambda: sgd.power_law(1.0, 10.5),
+        "dimension = 10.5: give a whole number",
+    ),
     "target and gram": (
-        lambda: sgd.TeacherStudent(covariance=sgd.Spectrum([1.0], [9], target=[1.0]), teacher_gram=[[1.0]]),
+        lambda: sgd.TeacherStudent(
+            covariance=sgd.Spectrum([1.0], [9], target=[1.0]), teacher_gram=[[1.0]]
+        ),
         "the spectrum has a target, which says the same",
     ),
     "another number of signals": (
-        lambda: sgd.TeacherStudent(teacher_width=2, covariance=sgd.Spectrum([1.0], [9], target=[1.0])),
+        lambda: sgd.TeacherStudent(
+            teacher_width=2, covariance=sgd.Spectrum([1.0], [9], target=[1.0])
+        ),
         "the problem has 2 signals",
     ),
     "another dimension": (
-        lambda: sgd.random_start(sgd.TeacherStudent(covariance=sgd.Spectrum([1.0, 2.0], [9, 9])), dimension=20),
+        lambda: sgd.random_start(
+            sgd.TeacherStudent(covariance=sgd.Spectrum([1.0, 2.0], [9, 9])), dimension=20
+        ),
         "dimension = 20: the spectrum of the inputs has 18: leave dimension out",
     ),
-    "no dimension": (lambda: sgd.random_start(sgd.TeacherStudent()), "dimension = None: give the dimension d"),
+    "no dimension": (
+        lambda: sgd.random_start(sgd.TeacherStudent()),
+        "dimension = None: give the dimension d",
+    ),
     "steps without a dimension": (
         lambda: sgd.OnePassSGD(per="step").on(sgd.TeacherStudent()),
         r"per = 'step': the problem does not fix the dimension: state its covariance as sgd\.Spectrum",
     ),
     "a unit that is none": (lambda: sgd.OnePassSGD(per="eigenvalue"), "per = 'eigenvalue'"),
     "rows over infinity": (
-        lambda: sgd.random_start(sgd.TeacherStudent(covariance=sgd.power_law(2.0, math.inf, target=0.0))),
+        lambda: sgd.random_start(
+            sgd.TeacherStudent(covariance=sgd.power_law(2.0, math.inf, target=0.0))
+        ),
         'the dimension is infinite: take per="trace"',
     ),
 }
@@ -250,9 +348,16 @@ def test_refused(name):
 
 
 def test_infinite_refusals():
-    problem = sgd.TeacherStudent(width=1, activation="linear", covariance=sgd.power_law(2.0, math.inf, target=0.0, raw=3, bins=3))
+    problem = sgd.TeacherStudent(
+        width=1,
+        activation="linear",
+        covariance=sgd.power_law(2.0, math.inf, target=0.0, raw=3, bins=3),
+    )
     begin = sgd.random_start(problem, per="trace")
-    with pytest.raises(ValueError, match=r'per = \'dimension\': the dimension is infinite: take per="trace" or per="step"'):
+    with pytest.raises(
+        ValueError,
+        match=r'per = \'dimension\': the dimension is infinite: take per="trace" or per="step"',
+    ):
         sgd.solve_ode(problem, sgd.OnePassSGD(), begin, times=[1.0])
     with pytest.raises(ValueError, match="samples/d is nothing: give steps= or times="):
         sgd.solve_ode(problem, sgd.OnePassSGD(per="trace"), begin, alpha=[1.0])
@@ -260,38 +365,68 @@ def test_infinite_refusals():
 
 def test_numbers_of_an_infinite_dimension_depend_on_steps():
     """Label noise and decay that change after 30 steps: the mean risk of the exact chain, and a record that makes them again."""
-    pieces = {"noise": sgd.piecewise_rate([30.0], [4.0, 0.0]), "weight_decay": sgd.piecewise_rate([30.0], [0.0, 0.1])}
-    problem = sgd.TeacherStudent(width=1, activation="linear", covariance=sgd.power_law(2.0, math.inf, target=0.0, raw=3, bins=3), **pieces)
+    pieces = {
+        "noise": sgd.piecewise_rate([30.0], [4.0, 0.0]),
+        "weight_decay": sgd.piecewise_rate([30.0], [0.0, 0.1]),
+    }
+    problem = sgd.TeacherStudent(
+        width=1,
+        activation="linear",
+        covariance=sgd.power_law(2.0, math.inf, target=0.0, raw=3, bins=3),
+        **pieces,
+    )
     algorithm, begin = sgd.OnePassSGD(lr=0.2, per="trace"), sgd.random_start(problem, per="trace")
     result = sgd.solve_ode(problem, algorithm, begin, steps=[30, 60])
     assert sgd.problem_of(result) == problem
     plain = problem.replace(noise=4.0, weight_decay=0.0)
     first = sgd.solve_ode(plain, algorithm, begin, steps=[30])
     np.testing.assert_allclose(result.Q_fields[:, 0], first.Q_fields[:, 0], rtol=1e-6)
-    second = sgd.solve_ode(problem.replace(noise=0.0, weight_decay=0.1), algorithm, sgd.start_from(first), steps=[30])
+    second = sgd.solve_ode(
+        problem.replace(noise=0.0, weight_decay=0.1), algorithm, sgd.start_from(first), steps=[30]
+    )
     np.testing.assert_allclose(result.Q_fields[:, 1], second.Q_fields[:, 0], rtol=1e-6)
-    np.testing.assert_allclose(result.excess_risk[:, 0], result.risk[:, 0])  # at step 30 there is no noise any more
+    np.testing.assert_allclose(
+        result.excess_risk[:, 0], result.risk[:, 0]
+    )  # at step 30 there is no noise any more
 
 
 def merged_by_hand(problem, begin):
     """The problem and start with neighbouring bins merged in pairs, as a spectrum with fewer blocks."""
     spectrum = problem.spectrum
     first, blocks = spectrum.law["raw"], spectrum.blocks
-    pairs = [[block] for block in range(first)] + [list(range(low, min(low + 2, blocks))) for low in range(first, blocks, 2)]
+    pairs = [[block] for block in range(first)] + [
+        list(range(low, min(low + 2, blocks))) for low in range(first, blocks, 2)
+    ]
     counts = np.array([spectrum.multiplicities[pair].sum() for pair in pairs])
-    traces = np.array([spectrum.multiplicities[pair] @ spectrum.eigenvalues[pair] for pair in pairs])
+    traces = np.array(
+        [spectrum.multiplicities[pair] @ spectrum.eigenvalues[pair] for pair in pairs]
+    )
     target = np.array([spectrum.target[pair].sum(axis=0) for pair in pairs])
     merged = problem.replace(covariance=sgd.Spectrum(traces / counts, counts, target=target))
-    M, Q = (np.array([part[0, pair].sum(axis=0) for pair in pairs]) for part in (begin.M_blocks, begin.Q_blocks))
+    M, Q = (
+        np.array([part[0, pair].sum(axis=0) for pair in pairs])
+        for part in (begin.M_blocks, begin.Q_blocks)
+    )
     return merged, sgd.start(merged, M=M, Q=Q)
 
 
-@pytest.mark.parametrize("update", ["adam", pytest.param("sign", marks=pytest.mark.slow), pytest.param("plain", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "update",
+    [
+        "adam",
+        pytest.param("sign", marks=pytest.mark.slow),
+        pytest.param("plain", marks=pytest.mark.slow),
+    ],
+)
 def test_error_of_binning_is_that_of_merged_bins(update):
     """Every update has it: it once failed for coordinatewise ones, whose step in a block without coordinates is 0/0."""
     law = sgd.power_law(1.2, 40, target=0.5, raw=1, bins=3)
     problem = sgd.TeacherStudent(width=1, activation="erf", noise=0.1, covariance=law)
-    updates = {"adam": sgd.updates.adam(memory=1.0, eps=0.02), "sign": sgd.updates.sign(), "plain": None}
+    updates = {
+        "adam": sgd.updates.adam(memory=1.0, eps=0.02),
+        "sign": sgd.updates.sign(),
+        "plain": None,
+    }
     algorithm = sgd.OnePassSGD(lr=0.3, update=updates[update], per="trace")
     begin = sgd.random_start(problem, seed=3)
     result = sgd.solve_ode(problem, algorithm, begin, steps=[0, 20])
@@ -310,10 +445,17 @@ def test_a_failed_error_estimate_keeps_the_result(failure, monkeypatch):
             raise ValueError("no solution")
         return np.full((1, 2), np.nan)
 
-    problem = sgd.TeacherStudent(width=1, activation="linear", covariance=sgd.power_law(1.2, 40, target=0.5, raw=1, bins=3))
+    problem = sgd.TeacherStudent(
+        width=1, activation="linear", covariance=sgd.power_law(1.2, 40, target=0.5, raw=1, bins=3)
+    )
     monkeypatch.setattr(ode, "risk_of_path", fails)
     with pytest.warns(UserWarning, match=r"error_binning = nan: this error could not be estimated"):
-        result = sgd.solve_ode(problem, sgd.OnePassSGD(lr=0.3, per="trace"), sgd.random_start(problem, seed=3), steps=[0, 20])
+        result = sgd.solve_ode(
+            problem,
+            sgd.OnePassSGD(lr=0.3, per="trace"),
+            sgd.random_start(problem, seed=3),
+            steps=[0, 20],
+        )
     assert np.isnan(result.attrs["error_binning"])
     assert np.all(np.isfinite(result.risk))
     assert result.attrs["error_integrator"] < 1e-6
@@ -326,9 +468,14 @@ def test_signs_on_a_power_law_of_many_blocks():
 
     False alarm 1e-6; the limit itself is off by O(1/effective dimension), within 5%.
     """
-    problem = sgd.TeacherStudent(width=2, activation="erf", noise=0.1, covariance=sgd.power_law(0.6, 1000, target=0.5))
+    problem = sgd.TeacherStudent(
+        width=2, activation="erf", noise=0.1, covariance=sgd.power_law(0.6, 1000, target=0.5)
+    )
     assert problem.structure.blocks == 110
-    begin, algorithm = sgd.random_start(problem, seed=1), sgd.OnePassSGD(lr=0.3, update=sgd.updates.sign(), per="trace")
+    begin, algorithm = (
+        sgd.random_start(problem, seed=1),
+        sgd.OnePassSGD(lr=0.3, update=sgd.updates.sign(), per="trace"),
+    )
     started = time.process_time()
     theory = sgd.solve_ode(problem, algorithm, begin, steps=[0, 300])
     assert time.process_time() - started < 300
@@ -344,9 +491,14 @@ def test_a_spectrum_reads_back_as_given():
     assert repr(law) == "power_law(1.2, 1000, target=0.5)"
     assert repr(sgd.power_law(1.5, math.inf, raw=4, bins=6)) == "power_law(1.5, inf, raw=4, bins=6)"
     assert repr(sgd.Spectrum([2.0, 1.0], [1, 3])) == "Spectrum([2.0, 1.0], [1, 3])"
-    assert repr(sgd.Spectrum(law.eigenvalues, law.multiplicities)).startswith("Spectrum(110 blocks, dimension=1000, eigenvalues from 1 to ")
+    assert repr(sgd.Spectrum(law.eigenvalues, law.multiplicities)).startswith(
+        "Spectrum(110 blocks, dimension=1000, eigenvalues from 1 to "
+    )
     problem = sgd.TeacherStudent(width=1, covariance=law)
     assert problem.covariance is law
     assert "covariance=power_law(1.2, 1000, target=0.5)" in repr(problem)
-    assert sgd.TeacherStudent(width=1, covariance=[(2.0, 0.5), (1.0, 0.5)]).covariance == ((2.0, 0.5), (1.0, 0.5))
+    assert sgd.TeacherStudent(width=1, covariance=[(2.0, 0.5), (1.0, 0.5)]).covariance == (
+        (2.0, 0.5),
+        (1.0, 0.5),
+    )
     assert problem.replace(noise=0.2).covariance is law

@@ -15,7 +15,14 @@ from tests.conftest import Z
 def committee(**changes):
     """Three linear units with a head of their own, two teachers, blocks of 1, 2 and 30 coordinates."""
     spectrum = sgd.Spectrum([2.0, 1.0, 0.2], [1, 2, 30], target=[[0.5, 0.3, 0.6], [0.2, -0.4, 0.1]])
-    given = {"width": 3, "teacher_width": 2, "activation": "linear", "noise": 0.1, "covariance": spectrum, "teacher_head": [1.0, 2.0]}
+    given = {
+        "width": 3,
+        "teacher_width": 2,
+        "activation": "linear",
+        "noise": 0.1,
+        "covariance": spectrum,
+        "teacher_head": [1.0, 2.0],
+    }
     problem = sgd.TeacherStudent(**{**given, **changes})
     return problem, sgd.random_start(problem, seed=1, a=[1.0, -2.0, 3.0])
 
@@ -24,11 +31,22 @@ def test_power_law_of_a_billion_directions():
     """Reference values at d = 1e9, with the error of the bins taken off by Richardson's rule."""
     found = []
     for bins in (300, 600):
-        problem = sgd.TeacherStudent(width=1, activation="linear", noise=1e-4, covariance=sgd.power_law(1.2, 1e9, 0.3, raw=300, bins=bins))
+        problem = sgd.TeacherStudent(
+            width=1,
+            activation="linear",
+            noise=1e-4,
+            covariance=sgd.power_law(1.2, 1e9, 0.3, raw=300, bins=bins),
+        )
         zero = np.zeros((problem.spectrum.blocks, 1, 1))
         algorithm = sgd.OnePassSGD(lr=0.5, per="trace")
-        found.append(sgd.solve_linear(problem, algorithm, sgd.start(problem, M=zero, Q=zero), steps=[100, 10**4, 10**6]).risk.values[0])
-    np.testing.assert_allclose((4 * found[1] - found[0]) / 3, [0.0987796, 0.00495365, 2.97957e-4], rtol=1.2e-6)
+        found.append(
+            sgd.solve_linear(
+                problem, algorithm, sgd.start(problem, M=zero, Q=zero), steps=[100, 10**4, 10**6]
+            ).risk.values[0]
+        )
+    np.testing.assert_allclose(
+        (4 * found[1] - found[0]) / 3, [0.0987796, 0.00495365, 2.97957e-4], rtol=1.2e-6
+    )
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.3])
@@ -37,10 +55,19 @@ def test_all_steps_at_once(decay):
     rng, g, B, s2 = np.random.default_rng(0), (0.21, 0.05), 2, 0.1
     eigenvalues = np.repeat([2.0, 1.0, 0.2], [1, 2, 3])
     target, w = rng.standard_normal((2, 6))
-    spectrum = sgd.Spectrum([2.0, 1.0, 0.2], [1, 2, 3], target=[np.sqrt(np.sum(part**2)) for part in np.split(target, [1, 3])])
-    problem = sgd.TeacherStudent(width=1, activation="linear", noise=s2, weight_decay=decay, covariance=spectrum)
+    spectrum = sgd.Spectrum(
+        [2.0, 1.0, 0.2],
+        [1, 2, 3],
+        target=[np.sqrt(np.sum(part**2)) for part in np.split(target, [1, 3])],
+    )
+    problem = sgd.TeacherStudent(
+        width=1, activation="linear", noise=s2, weight_decay=decay, covariance=spectrum
+    )
     parts = list(zip(np.split(w, [1, 3]), np.split(target, [1, 3]), strict=True))
-    M, Q = ([[[float(one @ other)]] for one, other in pairs] for pairs in (parts, [(one, one) for one, _ in parts]))
+    M, Q = (
+        [[[float(one @ other)]] for one, other in pairs]
+        for pairs in (parts, [(one, one) for one, _ in parts])
+    )
     begin = sgd.start(problem, M=np.array(M), Q=np.array(Q))
     edge = 20 * B / 6
     algorithm = sgd.OnePassSGD(lr=sgd.piecewise_rate([edge], g), batch=B, per="step")
@@ -52,7 +79,12 @@ def test_all_steps_at_once(decay):
         r = 1 - rate * decay
         grown = rate**2 / B * eigenvalues * 2 * risks[-1]
         q = r**2 - 2 * r * rate * eigenvalues + rate**2 * (1 + 1 / B) * eigenvalues**2
-        c = q * c + grown - 2 * rate * decay * (r - rate * eigenvalues) * target * m + (rate * decay * target) ** 2
+        c = (
+            q * c
+            + grown
+            - 2 * rate * decay * (r - rate * eigenvalues) * target * m
+            + (rate * decay * target) ** 2
+        )
         m = (r - rate * eigenvalues) * m - rate * decay * target
     np.testing.assert_allclose(result.risk[0], np.array(risks)[[0, 1, 19, 20, 21, 60]], rtol=1e-11)
     np.testing.assert_allclose(result.t[-1], 20 * g[0] + 40 * g[1])
@@ -77,9 +109,13 @@ def test_what_it_says():
     modes = sgd.scaling.LinearModes([2.0, 1.0, 0.2], [1, 2, 30], [1.0, 1.0, 1.0])
     assert result.attrs["largest_step"] == pytest.approx(modes.largest_step() * 9 / 14)
     assert result.attrs["noise_gain"] == pytest.approx(modes.noise_gain(0.05 * 14 / 9))
-    steep = problem.replace(covariance=sgd.Spectrum([2.0, 0.1], [1, 5], target=[[0.5, 0.3], [0.2, -0.4]]))
+    steep = problem.replace(
+        covariance=sgd.Spectrum([2.0, 0.1], [1, 5], target=[[0.5, 0.3], [0.2, -0.4]])
+    )
     with pytest.warns(UserWarning, match="fourth moments diverge, and rare runs carry the mean"):
-        sgd.solve_linear(steep, sgd.OnePassSGD(lr=0.6, per="step"), sgd.random_start(steep), steps=[3])
+        sgd.solve_linear(
+            steep, sgd.OnePassSGD(lr=0.6, per="step"), sgd.random_start(steep), steps=[3]
+        )
     with pytest.warns(UserWarning, match="the mean does not settle"):
         grown = sgd.solve_linear(problem, sgd.OnePassSGD(lr=0.6, per="step"), begin, steps=[10**6])
     assert grown.risk[0, 0] == np.inf
@@ -99,7 +135,9 @@ def test_elliptical_samples_need_kappa():
     assert found.kappa == pytest.approx(np.mean(tau**2), rel=0.05)
     modes = sgd.scaling.LinearModes(found.eigenvalues, np.ones(6), np.ones(6), kappa=found.kappa)
     assert found.largest_step == pytest.approx(modes.largest_step(), rel=0.1)
-    assert found.gaussian_step == pytest.approx(sgd.scaling.LinearModes(found.eigenvalues, np.ones(6), np.ones(6)).largest_step(), rel=1e-4)
+    assert found.gaussian_step == pytest.approx(
+        sgd.scaling.LinearModes(found.eigenvalues, np.ones(6), np.ones(6)).largest_step(), rel=1e-4
+    )
 
 
 def test_spectrum_of_gaussian_samples():
@@ -117,8 +155,14 @@ def test_spectrum_of_gaussian_samples():
     assert found.noise == pytest.approx(0.09, rel=0.05)
     assert found.kappa == pytest.approx(1.0, abs=0.05)
     assert found.residual_ratio == pytest.approx(1.0, abs=0.05)
-    np.testing.assert_allclose(x @ found.axes @ np.sqrt(found.target[:, 0, 0]) + found.residuals, y, atol=1e-10)
-    for X, labels, said in ((x[:1], None, "X = "), (x, y[:5], f"give {n} finite numbers"), (0 * x, None, "all inputs are 0")):
+    np.testing.assert_allclose(
+        x @ found.axes @ np.sqrt(found.target[:, 0, 0]) + found.residuals, y, atol=1e-10
+    )
+    for X, labels, said in (
+        (x[:1], None, "X = "),
+        (x, y[:5], f"give {n} finite numbers"),
+        (0 * x, None, "all inputs are 0"),
+    ):
         with pytest.raises(ValueError, match=said):
             sgd.spectrum_of(X, labels)
 

@@ -23,27 +23,44 @@ def phase(p=2, noise=0.1, **more):
 
 def test_covariance_of_width_one_is_the_corrected_62():
     problem = phase(1, 0.5)
-    found = sgd.increment_covariance(problem, sgd.OnePassSGD(lr=0.05), sgd.start(problem, M=[[0.3]], Q=[[1.0]]))
+    found = sgd.increment_covariance(
+        problem, sgd.OnePassSGD(lr=0.05), sgd.start(problem, M=[[0.3]], Q=[[1.0]])
+    )
     assert found.names == ("M11", "Q11")
     assert found.method == "wick"
-    np.testing.assert_allclose(found.covariance, [[61.7648, 97.88328], [97.88328, 473.2344512]], rtol=1e-9)
-    np.testing.assert_allclose(found.covariance, sgd.papers.escaping_mediocrity.covariance_p1(0.3, 0.05, 0.5), rtol=1e-12)
+    np.testing.assert_allclose(
+        found.covariance, [[61.7648, 97.88328], [97.88328, 473.2344512]], rtol=1e-9
+    )
+    np.testing.assert_allclose(
+        found.covariance, sgd.papers.escaping_mediocrity.covariance_p1(0.3, 0.05, 0.5), rtol=1e-12
+    )
 
 
-@pytest.mark.parametrize("more", [{"head": "trained"}, {"constraint": "sphere"}, {"teacher_width": 2, "weight_decay": 0.1}])
+@pytest.mark.parametrize(
+    "more",
+    [{"head": "trained"}, {"constraint": "sphere"}, {"teacher_width": 2, "weight_decay": 0.1}],
+)
 def test_wick_against_the_exact_grid_and_sampling(more):
     a = [0.9, 1.2]
     found = []
     for activation in ("square", sgd.polynomial([0, 0, 1]), sgd.Activation(lambda x: x * x)):
         problem = sgd.TeacherStudent(width=2, activation=activation, noise=0.3, **more)
         M = M2 if problem.signals == 1 else np.hstack([M2, 0.1 + M2])
-        found.append(sgd.increment_covariance(problem, sgd.OnePassSGD(lr=0.2, batch=2, head_rate=0.5), sgd.start(problem, M=M, Q=Q2, a=a)))
+        found.append(
+            sgd.increment_covariance(
+                problem,
+                sgd.OnePassSGD(lr=0.2, batch=2, head_rate=0.5),
+                sgd.start(problem, M=M, Q=Q2, a=a),
+            )
+        )
     wick, grid, sampled = found
     assert [one.method for one in found] == ["wick", "exact grid", "sampled"]
     np.testing.assert_allclose(grid.covariance, wick.covariance, rtol=1e-11, atol=1e-11)
     np.testing.assert_allclose(grid.mean, wick.mean, rtol=1e-11, atol=1e-12)
     # eight replicates: a t variable with 7 degrees of freedom is beyond 25 once in 4e7
-    assert np.all(np.abs(sampled.covariance - wick.covariance) <= 25 * sampled.standard_error + 1e-9)
+    assert np.all(
+        np.abs(sampled.covariance - wick.covariance) <= 25 * sampled.standard_error + 1e-9
+    )
     assert np.abs(sampled.covariance - wick.covariance).max() < 0.03 * np.abs(wick.covariance).max()
     with jax.enable_x64(True):
         drift = jax.jit(partial(functional.drift, problem.structure, flow=True))(
@@ -55,9 +72,13 @@ def test_wick_against_the_exact_grid_and_sampling(more):
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
-def _steps(structure, rule, higher_order, nodes, parameters, algorithm, numbers, state, length, keys):
+def _steps(
+    structure, rule, higher_order, nodes, parameters, algorithm, numbers, state, length, keys
+):
     def one(key):
-        path = scheme.sde_step(structure, rule, higher_order, nodes, parameters, algorithm, numbers, state, length, key)
+        path = scheme.sde_step(
+            structure, rule, higher_order, nodes, parameters, algorithm, numbers, state, length, key
+        )
         M, Q = scheme._overlaps(structure, parameters, path.rows)
         return {"M": M, "Q": Q}
 
@@ -67,27 +88,55 @@ def _steps(structure, rule, higher_order, nodes, parameters, algorithm, numbers,
 def one_steps(problem, begin, dimension, length, count, higher_order, lr):
     """Increments of (M, Q upper) over one step of the scheme from one start, many times."""
     with jax.enable_x64(True):
-        paths = scheme.SdePaths(problem, sgd.OnePassSGD(lr=lr), begin, dimension, problem.block_dimensions(dimension), higher_order)
+        paths = scheme.SdePaths(
+            problem,
+            sgd.OnePassSGD(lr=lr),
+            begin,
+            dimension,
+            problem.block_dimensions(dimension),
+            higher_order,
+        )
         state = scheme.SdeState(*(part[0] for part in paths.initial(np.array([0]))))
-        numbers = (paths.nodes, paths.parameters, paths.algorithm, {**paths.numbers, "noise_rate": np.float64(lr)})
-        after = _steps(paths.structure, paths.rule, higher_order, *numbers, state, length, jax.random.split(jax.random.key(5), count))
+        numbers = (
+            paths.nodes,
+            paths.parameters,
+            paths.algorithm,
+            {**paths.numbers, "noise_rate": np.float64(lr)},
+        )
+        after = _steps(
+            paths.structure,
+            paths.rule,
+            higher_order,
+            *numbers,
+            state,
+            length,
+            jax.random.split(jax.random.key(5), count),
+        )
         return flat(after) - flat({"M": begin.M_blocks, "Q": begin.Q_blocks})
 
 
 def flat(state):
     """M and Q's upper triangle of one block as a vector."""
     M, Q = np.asarray(state["M"])[..., 0, :, :], np.asarray(state["Q"])[..., 0, :, :]
-    return np.concatenate([M.reshape(*M.shape[:-2], -1), Q[(..., *np.triu_indices(Q.shape[-1]))]], axis=-1)
+    return np.concatenate(
+        [M.reshape(*M.shape[:-2], -1), Q[(..., *np.triu_indices(Q.shape[-1]))]], axis=-1
+    )
 
 
-@pytest.mark.parametrize("sphere", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["free", "sphere"])
+@pytest.mark.parametrize(
+    "sphere", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["free", "sphere"]
+)
 @pytest.mark.runs_long
 def test_one_step_has_the_mean_of_the_drift_and_the_covariance_of_a_sample(sphere):
     """The mean at d = 10, where the drift of relative order 1/d shows, with and without it; erf, whose gradients have light tails."""
-    problem = sgd.TeacherStudent(width=2, activation="erf", noise=0.3, constraint="sphere" if sphere else None)
+    problem = sgd.TeacherStudent(
+        width=2, activation="erf", noise=0.3, constraint="sphere" if sphere else None
+    )
     begin = sgd.start(problem, M=M2, Q=Q2)
     lr, d, count = 2.0, 10, 60_000
-    length = 0.1 * lr / d  # short: what is of second order in the length stays below 1e-2 of the rates
+    length = (
+        0.1 * lr / d
+    )  # short: what is of second order in the length stays below 1e-2 of the rates
     with jax.enable_x64(True):
         state = functional.state(begin)
         finite = functional.finite(problem, d)
@@ -98,7 +147,10 @@ def test_one_step_has_the_mean_of_the_drift_and_the_covariance_of_a_sample(spher
         moved = steps[higher_order] = one_steps(problem, begin, d, length, count, higher_order, lr)
         error = moved.std(axis=0, ddof=1) / np.sqrt(count)
         gap = np.abs(moved.mean(axis=0) - rate * length)
-        assert np.all(gap <= Z * error + 0.01 * np.abs(rate).max() * length), (higher_order, gap / error)
+        assert np.all(gap <= Z * error + 0.01 * np.abs(rate).max() * length), (
+            higher_order,
+            gap / error,
+        )
     # same random numbers: the noise cancels in the difference, which must be that of the two drifts
     apart = steps[True] - steps[False]
     error = apart.std(axis=0, ddof=1) / np.sqrt(count)
@@ -111,7 +163,9 @@ def test_one_step_has_the_mean_of_the_drift_and_the_covariance_of_a_sample(spher
     unit = length * lr / 10_000
     centred = moved - moved.mean(axis=0)
     spread = (centred[:, :, None] * centred[:, None, :]).std(axis=0) / np.sqrt(count) / unit
-    assert np.all(np.abs(np.cov(moved.T) / unit - expected) <= Z * spread + 0.01 * np.abs(expected).max())
+    assert np.all(
+        np.abs(np.cov(moved.T) / unit - expected) <= Z * spread + 0.01 * np.abs(expected).max()
+    )
 
 
 @pytest.mark.slow  # the contracts hold mean and spread of paths of each kind, in the fast set
@@ -127,11 +181,16 @@ def test_paths_have_mean_and_spread_of_the_exact_chain():
     for name in ("M", "Q", "risk"):
         one, other = (np.asarray(result[name]).reshape(400, 2, -1) for result in (paths, chain))
         error = np.sqrt((one.var(axis=0, ddof=1) + other.var(axis=0, ddof=1)) / 400)
-        assert np.all(np.abs(one.mean(axis=0) - other.mean(axis=0)) <= Z * error + 2e-3 * np.abs(other.mean(axis=0))), name
+        assert np.all(
+            np.abs(one.mean(axis=0) - other.mean(axis=0))
+            <= Z * error + 2e-3 * np.abs(other.mean(axis=0))
+        ), name
         ratio = one.std(axis=0) / other.std(axis=0)
         assert np.all(np.abs(np.log(ratio)) < np.log(1.2)), (name, ratio)
     # the spread is many times what the steps miss: it could not be theirs
-    assert np.asarray(paths["risk"]).std(axis=0).min() > 20 * paths.attrs["error_integrator"] * float(chain.risk.mean("run").min())
+    assert np.asarray(paths["risk"]).std(axis=0).min() > 20 * paths.attrs[
+        "error_integrator"
+    ] * float(chain.risk.mean("run").min())
 
 
 @pytest.mark.slow
@@ -151,8 +210,20 @@ def test_positive_at_singular_overlaps_and_any_seed():
     """Rows in the span of the teacher, and equal rows: nothing is clipped, and no path leaves the positive matrices."""
     problem = phase(2, 0.5)
     algorithm = sgd.OnePassSGD(lr=0.2)
-    for M, Q in (([[0.5], [0.5]], np.full((2, 2), 0.25)), ([[0.3], [0.3]], np.full((2, 2), 1.0)), ([[0.0], [0.0]], np.zeros((2, 2)))):
-        result = sgd.solve_sde(problem, algorithm, sgd.start(problem, M=M, Q=Q), times=[0.2, 0.4], dimension=200, runs=50, step=0.01)
+    for M, Q in (
+        ([[0.5], [0.5]], np.full((2, 2), 0.25)),
+        ([[0.3], [0.3]], np.full((2, 2), 1.0)),
+        ([[0.0], [0.0]], np.zeros((2, 2))),
+    ):
+        result = sgd.solve_sde(
+            problem,
+            algorithm,
+            sgd.start(problem, M=M, Q=Q),
+            times=[0.2, 0.4],
+            dimension=200,
+            runs=50,
+            step=0.01,
+        )
         M, Q = np.asarray(result.M), np.asarray(result.Q)
         omega = np.block([[Q, M], [np.swapaxes(M, -1, -2), np.ones((50, 2, 1, 1))]])
         assert np.linalg.eigvalsh(omega).min() > -1e-9
@@ -164,7 +235,10 @@ def test_runs_do_not_depend_on_how_many_there_are_and_bad_input():
     problem = phase(2, 0.5)
     begin = sgd.start(problem, M=M2, Q=Q2)
     setting = {"times": [0.2, 0.4], "dimension": 200, "step": 0.01}
-    few, many = (sgd.solve_sde(problem, sgd.OnePassSGD(lr=0.2), begin, runs=runs, seed=3, **setting) for runs in (3, 50))
+    few, many = (
+        sgd.solve_sde(problem, sgd.OnePassSGD(lr=0.2), begin, runs=runs, seed=3, **setting)
+        for runs in (3, 50)
+    )
     np.testing.assert_allclose(few.Q, many.Q[:3], rtol=1e-12)
     assert few.attrs["method"] == "solve_sde"
     assert list(few.Q.dims) == ["run", "time", "unit", "unit_other"]

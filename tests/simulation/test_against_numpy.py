@@ -35,7 +35,9 @@ def compare_in_law(problem, algorithm, weights, teacher, numpy_run, *, steps, st
     np.testing.assert_allclose(M.sum(axis=0), measured.M[0])
     start = sgd.start(problem, M=M, Q=Q, a=heads)
     chain = sgd.simulate(problem, algorithm, start, steps=[steps], dimension=d, runs=RUNS, seed=11)
-    rows, trained = numpy_run(np.random.default_rng(12), np.broadcast_to(weights, (RUNS, *weights.shape)).copy(), steps)
+    rows, trained = numpy_run(
+        np.random.default_rng(12), np.broadcast_to(weights, (RUNS, *weights.shape)).copy(), steps
+    )
     expected = {"M": rows @ teacher.T, "Q": rows @ np.swapaxes(rows, 1, 2)}
     if trained is not None:
         expected["a"] = trained
@@ -67,13 +69,25 @@ def test_tokens_in_batches_of_seven_on_two_blocks():
     d, batch, lr = 16, 7, 3.0
     weights, teacher = rows_of(2, d, 1), rows_of(1, d, 2)
     gram = np.stack([teacher[:, :4] @ teacher[:, :4].T, teacher[:, 4:] @ teacher[:, 4:].T])
-    problem = sgd.Problem(gated, 2, 1, tokens=2, token_correlation=CORRELATION, draws={"noise": "normal"}, gram=gram, covariance=BLOCKS)
+    problem = sgd.Problem(
+        gated,
+        2,
+        1,
+        tokens=2,
+        token_correlation=CORRELATION,
+        draws={"noise": "normal"},
+        gram=gram,
+        covariance=BLOCKS,
+    )
     root = np.linalg.cholesky(CORRELATION)
     scale = np.sqrt(np.repeat([0.5, 2.0], [4, 12]))
 
     def run(generator, W, steps):
         for _ in range(steps):
-            x = np.einsum("ts,rbsd->rbtd", root, generator.standard_normal((RUNS, batch, 2, d))) * scale
+            x = (
+                np.einsum("ts,rbsd->rbtd", root, generator.standard_normal((RUNS, batch, 2, d)))
+                * scale
+            )
             noise = 0.3 * generator.standard_normal((RUNS, batch))
             q, v = (np.einsum("rbtd,rd->rbt", x, W[:, unit]) for unit in (0, 1))
             error = np.sum(np.tanh(q) * v, axis=-1) - np.einsum("rbtd,d->rb", x, teacher[0]) - noise
@@ -110,7 +124,9 @@ def test_muon_in_four_dimensions(batch):
     def run(generator, W, steps):
         for _ in range(steps):
             x = generator.standard_normal((RUNS, batch, d))
-            labels = erf(x[..., 0] / np.sqrt(2)) + np.sqrt(noise) * generator.standard_normal((RUNS, batch))
+            labels = erf(x[..., 0] / np.sqrt(2)) + np.sqrt(noise) * generator.standard_normal(
+                (RUNS, batch)
+            )
             G, _ = committee_gradient(W, x, labels)
             U, sizes, V = np.linalg.svd(G, full_matrices=False)
             W = W - lr / np.sqrt(d) * (U * (sizes > 1e-10 * sizes[:, :1])[:, None]) @ V
@@ -130,13 +146,17 @@ def test_sphere_with_weight_decay_and_noise_that_falls(batch):
     d, lr, decay = 8, 2.0, 0.7
     weights, teacher = rows_of(2, d, 5), np.eye(1, d)
     weights /= np.linalg.norm(weights, axis=1, keepdims=True)
-    problem = sgd.TeacherStudent(width=2, activation="erf", noise=falling_noise, constraint="sphere", weight_decay=decay)
+    problem = sgd.TeacherStudent(
+        width=2, activation="erf", noise=falling_noise, constraint="sphere", weight_decay=decay
+    )
 
     def run(generator, W, steps):
         for step in range(steps):
             noise = 0.8 * np.exp(-2 * step * batch / d)
             x = generator.standard_normal((RUNS, batch, d))
-            labels = erf(x[..., 0] / np.sqrt(2)) + np.sqrt(noise) * generator.standard_normal((RUNS, batch))
+            labels = erf(x[..., 0] / np.sqrt(2)) + np.sqrt(noise) * generator.standard_normal(
+                (RUNS, batch)
+            )
             G, _ = committee_gradient(W, x, labels)
             W = W - lr / d * (G + decay * W)
             W = W / np.linalg.norm(W, axis=-1, keepdims=True)
@@ -150,9 +170,20 @@ def test_contexts_with_replay():
     """Task one alone, then task two with a replay of 30%: two heads, each trained by its own samples."""
     d, batch, lr, head_rate, switch, replay = 10, 3, 1.5, 2.0, 0.9, 0.3
     weights, teacher = rows_of(2, d, 7), np.eye(2, d)
-    first = sgd.TeacherStudent(width=2, teacher_width=2, activation="erf", head="trained", teacher_head=[2.0, 0.0], noise=0.1)
+    first = sgd.TeacherStudent(
+        width=2,
+        teacher_width=2,
+        activation="erf",
+        head="trained",
+        teacher_head=[2.0, 0.0],
+        noise=0.1,
+    )
     shares = sgd.piecewise_rate([switch], [[1.0, 0.0], [replay, 1 - replay]])
-    problem = sgd.contexts({"one": first, "two": first.replace(teacher_head=[0.0, 2.0])}, probabilities=shares, heads="own")
+    problem = sgd.contexts(
+        {"one": first, "two": first.replace(teacher_head=[0.0, 2.0])},
+        probabilities=shares,
+        heads="own",
+    )
     heads = np.array([[1.0, 0.4], [0.6, -1.0]])
 
     def run(generator, W, steps):
@@ -162,12 +193,16 @@ def test_contexts_with_replay():
             task = (generator.random((RUNS, batch)) >= chance).astype(int)
             x = generator.standard_normal((RUNS, batch, d))
             signal = np.where(task == 0, x[..., 0], x[..., 1])
-            labels = erf(signal / np.sqrt(2)) + np.sqrt(0.1) * generator.standard_normal((RUNS, batch))
+            labels = erf(signal / np.sqrt(2)) + np.sqrt(0.1) * generator.standard_normal(
+                (RUNS, batch)
+            )
             used = np.take_along_axis(a, task[..., None], axis=1)
             G, g = committee_gradient(W, x, labels, used)
             W = W - lr / d * G
             for index in (0, 1):
-                a[:, index] -= head_rate * lr / d * np.sum(g * (task == index)[..., None], axis=1) / batch
+                a[:, index] -= (
+                    head_rate * lr / d * np.sum(g * (task == index)[..., None], axis=1) / batch
+                )
         return W, a
 
     algorithm = sgd.OnePassSGD(lr=lr, batch=batch, head_rate=head_rate)
@@ -208,7 +243,9 @@ def test_threads_that_compile_at_once():
         "assert all(np.array_equal(risk, risks[0]) for risk in risks)\n"
         "print(repr(risks[0].tolist()))\n"
     )
-    call = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=600, check=True)
+    call = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=600, check=True
+    )
     np.testing.assert_allclose(np.array(eval(call.stdout)), solve_and_simulate(), rtol=1e-12)
 
 
@@ -249,7 +286,13 @@ print(answer())
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 def test_a_process_forked_before_jax_starts_works_and_one_forked_later_is_told_why():
     """It used to wait for ever: JAX's threads do not survive a fork."""
-    call = subprocess.run([sys.executable, "-W", "ignore", "-c", FORK], capture_output=True, text=True, timeout=900, check=True)
+    call = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FORK],
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=True,
+    )
     same, message = call.stdout.splitlines()
     assert same == "True"
     assert "forked after JAX had started" in message

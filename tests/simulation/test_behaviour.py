@@ -18,7 +18,9 @@ def setting(phase_retrieval):
 
 def test_same_seed_same_numbers_whatever_else(setting, monkeypatch):
     problem, algorithm, begin = setting
-    one = sgd.simulate(problem, algorithm, begin, steps=[0, 37, 200, 1000], dimension=50, runs=40, seed=9)
+    one = sgd.simulate(
+        problem, algorithm, begin, steps=[0, 37, 200, 1000], dimension=50, runs=40, seed=9
+    )
     few = sgd.simulate(problem, algorithm, begin, steps=[1000], dimension=50, runs=3, seed=9)
     np.testing.assert_allclose(one.Q[:3, -1], few.Q[:, 0], rtol=1e-12)
     monkeypatch.setattr(running, "PIECE_SECONDS", 1e-9)  # the smallest pieces
@@ -35,16 +37,30 @@ DATA = {"lr": 0.2, "samples_per_dimension": 2.0}
 KINDS = {
     "sphere": (ERF.replace(constraint="sphere"), sgd.OnePassSGD(lr=0.5), "steps", 60, "exact"),
     "erf": (ERF, sgd.OnePassSGD(lr=0.5), "steps", 60, "exact"),
-    "momentum": (ERF, sgd.OnePassSGD(lr=0.5, update=sgd.updates.momentum(0.5)), "steps", 60, "exact"),
+    "momentum": (
+        ERF,
+        sgd.OnePassSGD(lr=0.5, update=sgd.updates.momentum(0.5)),
+        "steps",
+        60,
+        "exact",
+    ),
     "direct": (ERF, sgd.OnePassSGD(lr=0.5), "steps", 60, "direct"),
     "multi-pass": (ERF, sgd.MultiPassSGD(batch_fraction=0.5, **DATA), "steps", 10, "exact"),
-    "multi-pass, direct": (ERF, sgd.MultiPassSGD(batch_fraction=0.5, **DATA), "steps", 10, "direct"),
+    "multi-pass, direct": (
+        ERF,
+        sgd.MultiPassSGD(batch_fraction=0.5, **DATA),
+        "steps",
+        10,
+        "direct",
+    ),
     "gradient descent": (ERF, sgd.GradientDescent(**DATA), "steps", 10, "exact"),
     "epochs": (ERF, sgd.EpochSGD(**DATA), "alpha", 4.0, "exact"),
 }
 
 
-@pytest.mark.parametrize("kind", [pytest.param(kind, marks=[pytest.mark.slow] * (kind != "sphere")) for kind in KINDS])
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[pytest.mark.slow] * (kind != "sphere")) for kind in KINDS]
+)
 def test_same_seed_same_numbers_to_rounding_for_each_kind_of_run(kind):
     """One run or forty, other save points: 1e-12; the same call again: the same bits."""
     problem, algorithm, clock, last, method = KINDS[kind]
@@ -53,7 +69,10 @@ def test_same_seed_same_numbers_to_rounding_for_each_kind_of_run(kind):
     def final(runs, save_points):
         arguments = {clock: save_points, "dimension": 30, "runs": runs, "seed": 3, "method": method}
         result = sgd.simulate(problem, algorithm, begin, **arguments)
-        return np.concatenate([np.asarray(result[name])[:, -1].reshape(runs, -1) for name in ("M", "Q", "risk")], axis=1)
+        return np.concatenate(
+            [np.asarray(result[name])[:, -1].reshape(runs, -1) for name in ("M", "Q", "risk")],
+            axis=1,
+        )
 
     many, single = final(40, [last]), final(1, [last])
     np.testing.assert_allclose(single[0], many[0], rtol=1e-12, atol=1e-13)
@@ -64,7 +83,17 @@ def test_same_seed_same_numbers_to_rounding_for_each_kind_of_run(kind):
 @pytest.mark.slow
 def test_single_precision_of_direct_runs(setting):
     problem, algorithm, begin = setting
-    single = sgd.simulate(problem, algorithm, begin, steps=[60], dimension=30, runs=2, seed=9, method="direct", dtype="float32")
+    single = sgd.simulate(
+        problem,
+        algorithm,
+        begin,
+        steps=[60],
+        dimension=30,
+        runs=2,
+        seed=9,
+        method="direct",
+        dtype="float32",
+    )
     assert single.Q.dtype == np.float64
     assert single.attrs["dtype"] == "float32"
 
@@ -74,7 +103,14 @@ def test_a_diverging_run_does_not_spoil_the_others():
     begin = sgd.start(problem, M=[[[0.1]], [[2.0]]], Q=[[[0.2]], [[40.0]]])
     for method in ("exact", "direct"):
         with pytest.warns(UserWarning, match="1 of 2 runs diverged"):
-            result = sgd.simulate(problem, sgd.OnePassSGD(lr=0.1), begin, times=[0.0, 0.5, 1.0], dimension=20, method=method)
+            result = sgd.simulate(
+                problem,
+                sgd.OnePassSGD(lr=0.1),
+                begin,
+                times=[0.0, 0.5, 1.0],
+                dimension=20,
+                method=method,
+            )
         assert 0 <= float(result.diverged_at[1]) < 1.0
         assert np.isnan(result.diverged_at[0])
         assert np.isfinite(result.risk[0]).all()
@@ -86,7 +122,9 @@ def test_a_diverging_run_does_not_spoil_the_others():
 
 def test_one_start_serves_many_runs_and_n_serve_n(setting):
     problem, algorithm, begin = setting
-    assert sgd.simulate(problem, algorithm, begin, steps=[1], dimension=20, runs=7).sizes["run"] == 7
+    assert (
+        sgd.simulate(problem, algorithm, begin, steps=[1], dimension=20, runs=7).sizes["run"] == 7
+    )
     several = sgd.random_start(problem, dimension=20, runs=4)
     assert sgd.simulate(problem, algorithm, several, steps=[1], dimension=20).sizes["run"] == 4
     with pytest.raises(ValueError, match="the start has 4 runs"):
@@ -127,13 +165,17 @@ def count_compilations(work):
 
 def test_changing_numbers_never_compiles_again():
     def solve(index):
-        problem = sgd.TeacherStudent(width=2, activation="square", noise=0.1 + 0.01 * index, weight_decay=0.001 * index)
+        problem = sgd.TeacherStudent(
+            width=2, activation="square", noise=0.1 + 0.01 * index, weight_decay=0.001 * index
+        )
         begin = sgd.start(problem, M=[[0.3 - 0.01 * index], [0.1]], Q=np.eye(2))
         algorithm = sgd.OnePassSGD(lr=0.1 + 0.01 * index, head_rate=1.0 + index)
         times = np.linspace(0, 0.1 + 0.001 * index, 9)
         sgd.solve_ode(problem, algorithm, begin, times=times)
         sgd.solve_ode(problem, algorithm, begin, times=times, dimension=100 + 10 * index)
-        sgd.simulate(problem, algorithm, begin, times=times, dimension=100 + 10 * index, runs=4, seed=index)
+        sgd.simulate(
+            problem, algorithm, begin, times=times, dimension=100 + 10 * index, runs=4, seed=index
+        )
 
     assert count_compilations(lambda: solve(0)) > 0
     assert count_compilations(lambda: [solve(index) for index in range(1, 21)]) == 0

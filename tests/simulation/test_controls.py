@@ -17,13 +17,32 @@ def falling(alpha):
 
 
 def network(**changes):
-    return sgd.TeacherStudent(**({"width": 2, "activation": "erf", "noise": falling, "weight_decay": lambda alpha: 0.2 * alpha} | changes))
+    return sgd.TeacherStudent(
+        **(
+            {
+                "width": 2,
+                "activation": "erf",
+                "noise": falling,
+                "weight_decay": lambda alpha: 0.2 * alpha,
+            }
+            | changes
+        )
+    )
 
 
 def simulated(problem, method, seed, runs=4000, algorithm=None, **when):
     algorithm = sgd.OnePassSGD(lr=3.0, batch=2) if algorithm is None else algorithm
     begin = sgd.random_start(network(), dimension=D, seed=1)
-    return sgd.simulate(problem, algorithm, begin, dimension=D, runs=runs, seed=seed, method=method, **(when or {"steps": [0, 10, 20]}))
+    return sgd.simulate(
+        problem,
+        algorithm,
+        begin,
+        dimension=D,
+        runs=runs,
+        seed=seed,
+        method=method,
+        **(when or {"steps": [0, 10, 20]}),
+    )
 
 
 @pytest.mark.parametrize("method", ["exact", pytest.param("direct", marks=pytest.mark.slow)])
@@ -32,7 +51,9 @@ def test_a_switch_at_the_alpha_of_a_step_is_made_at_that_step(method):
     problem = sgd.TeacherStudent(width=1, activation="square")
     begin = sgd.start(problem, M=[[0.3]], Q=[[1.0]])
     algorithm = sgd.OnePassSGD(lr=sgd.piecewise_rate([0.9], [0.5, 0.0]), batch=3)
-    result = sgd.simulate(problem, algorithm, begin, steps=[2, 3, 6], dimension=10, runs=2, method=method)
+    result = sgd.simulate(
+        problem, algorithm, begin, steps=[2, 3, 6], dimension=10, runs=2, method=method
+    )
     assert np.all(result.Q[:, 1] != result.Q[:, 0])
     np.testing.assert_array_equal(result.Q[:, 2], result.Q[:, 1])
     np.testing.assert_allclose(result.t, [0.1, 0.15, 0.15])
@@ -41,11 +62,21 @@ def test_a_switch_at_the_alpha_of_a_step_is_made_at_that_step(method):
 @pytest.mark.slow  # the schedules of test_schedules, and the numbers of an own loss below, go the same way
 def test_chain_against_direct():
     """Label noise that falls from 2 to .27, and decay that grows: the law of SGD in d dimensions, not that of constant numbers."""
-    exact, direct = (simulated(network(), method, seed) for seed, method in enumerate(("exact", "direct")))
-    np.testing.assert_allclose(exact.risk - exact.excess_risk, np.broadcast_to(np.exp(-exact.alpha.values), exact.risk.shape), rtol=1e-12)
+    exact, direct = (
+        simulated(network(), method, seed) for seed, method in enumerate(("exact", "direct"))
+    )
+    np.testing.assert_allclose(
+        exact.risk - exact.excess_risk,
+        np.broadcast_to(np.exp(-exact.alpha.values), exact.risk.shape),
+        rtol=1e-12,
+    )
     for name in ("M", "Q"):
         for unit in range(2):
-            same_law(exact[name][:, -1, unit, 0].values, direct[name][:, -1, unit, 0].values, f"{name} of unit {unit}")
+            same_law(
+                exact[name][:, -1, unit, 0].values,
+                direct[name][:, -1, unit, 0].values,
+                f"{name} of unit {unit}",
+            )
     same_law(exact.risk[:, -1].values, direct.risk[:, -1].values, "risk")
     constant = simulated(network(noise=2.0, weight_decay=0.0), "exact", 0)
     difference = exact.Q[:, -1, 0, 0].values - constant.Q[:, -1, 0, 0].values
@@ -79,10 +110,15 @@ def test_fixed_data():
     """Functions of t: exact law and direct runs agree, the training risk at the noise of its own time included."""
     algorithm = sgd.GradientDescent(lr=0.2, samples_per_dimension=1.0)
     exact, direct = (
-        simulated(network(), method, seed, runs=2000, algorithm=algorithm, steps=[0, 8]) for seed, method in enumerate(("exact", "direct"))
+        simulated(network(), method, seed, runs=2000, algorithm=algorithm, steps=[0, 8])
+        for seed, method in enumerate(("exact", "direct"))
     )
     for index in range(2):
-        same_law(exact.train_risk[:, index].values, direct.train_risk[:, index].values, f"train risk {index}")
+        same_law(
+            exact.train_risk[:, index].values,
+            direct.train_risk[:, index].values,
+            f"train risk {index}",
+        )
     same_law(exact.Q[:, -1, 0, 0].values, direct.Q[:, -1, 0, 0].values, "Q")
 
 
@@ -92,7 +128,9 @@ def test_sde():
     problem = network()
     algorithm, begin = sgd.OnePassSGD(lr=1.0), sgd.random_start(problem, dimension=300, seed=1)
     chain = sgd.simulate(problem, algorithm, begin, alpha=[0.0, 1.0], dimension=300, runs=500)
-    paths = sgd.solve_sde(problem, algorithm, begin, alpha=[0.0, 1.0], dimension=300, runs=500, step=0.02)
+    paths = sgd.solve_sde(
+        problem, algorithm, begin, alpha=[0.0, 1.0], dimension=300, runs=500, step=0.02
+    )
     difference = chain.Q[:, -1].mean("run") - paths.Q[:, -1].mean("run")
     error = np.hypot(chain.Q[:, -1].std("run"), paths.Q[:, -1].std("run")) / np.sqrt(500)
     assert np.all(np.abs(difference) < Z * error + 1e-3)
@@ -116,8 +154,12 @@ def slower(t):
 
 ON_DATA = {
     "descent": sgd.GradientDescent(lr=slower, samples_per_dimension=2.0, head_rate=slower),
-    "persistent": sgd.PersistentSGD(lr=sgd.piecewise_rate([1.0], [0.2, 0.1]), samples_per_dimension=2.0, persistence_time=1.0),
-    "Langevin": sgd.Langevin(lr=slower, samples_per_dimension=2.0, temperature=lambda t: jnp.exp(-t)),
+    "persistent": sgd.PersistentSGD(
+        lr=sgd.piecewise_rate([1.0], [0.2, 0.1]), samples_per_dimension=2.0, persistence_time=1.0
+    ),
+    "Langevin": sgd.Langevin(
+        lr=slower, samples_per_dimension=2.0, temperature=lambda t: jnp.exp(-t)
+    ),
 }
 
 
@@ -125,17 +167,30 @@ ON_DATA = {
 @pytest.mark.parametrize("name", ON_DATA)
 def test_learning_rates_on_fixed_data(name):
     """Steps whose length depends on t: the clock adds them up, exact and direct runs agree in law, and DMFT has their mean."""
-    problem = sgd.TeacherStudent(width=1, activation="linear", noise=0.2, head="trained" if name == "descent" else "fixed")
+    problem = sgd.TeacherStudent(
+        width=1, activation="linear", noise=0.2, head="trained" if name == "descent" else "fixed"
+    )
     begin = sgd.start(problem, M=[[0.2]], Q=[[1.0]])
     algorithm, runs, steps = ON_DATA[name], 600, [3, 12]
     exact, direct = (
-        sgd.simulate(problem, algorithm, begin, steps=steps, dimension=40, runs=runs, method=method, seed=seed)
+        sgd.simulate(
+            problem,
+            algorithm,
+            begin,
+            steps=steps,
+            dimension=40,
+            runs=runs,
+            method=method,
+            seed=seed,
+        )
         for seed, method in enumerate(("exact", "direct"))
     )
     t = [0.0]
     for _ in range(12):
         t.append(t[-1] + float(algorithm.lr(t[-1])))
-    np.testing.assert_allclose(exact.t, [t[3], t[12]], rtol=1e-6)  # a user's function is float32 here
+    np.testing.assert_allclose(
+        exact.t, [t[3], t[12]], rtol=1e-6
+    )  # a user's function is float32 here
     same = sgd.simulate(problem, algorithm, begin, times=exact.t.values, dimension=40, runs=1)
     assert same.step.values.tolist() == steps
     for kept in ("M", "Q", "train_risk"):
@@ -143,10 +198,14 @@ def test_learning_rates_on_fixed_data(name):
     theory = sgd.solve_dmft(problem, algorithm, begin, steps=steps, paths=4096, progress=False)
     error = exact.risk.std("run").values / np.sqrt(runs)
     # runs at d = 40 are off their limit by O(1/d)
-    assert np.all(np.abs(exact.risk.mean("run").values - theory.risk.values[0]) <= Z * error + 2 / 40)
+    assert np.all(
+        np.abs(exact.risk.mean("run").values - theory.risk.values[0]) <= Z * error + 2 / 40
+    )
     if name == "persistent":
         assert sgd.algorithm_of(theory) == algorithm
         with pytest.raises(ValueError, match="a sample would switch with a probability above 1"):
-            sgd.simulate(problem, algorithm.replace(persistence_time=0.15), begin, steps=[1], dimension=40)
+            sgd.simulate(
+                problem, algorithm.replace(persistence_time=0.15), begin, steps=[1], dimension=40
+            )
     with pytest.raises(ValueError, match="at t = 0 the schedule gives -1"):
         sgd.GradientDescent(lr=lambda t: t - 1.0)

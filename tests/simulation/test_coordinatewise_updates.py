@@ -16,13 +16,19 @@ from tests.simulation.test_more_updates import COORDINATEWISE, S_M, S_Q
 U = sgd.updates
 
 
-def limit_and_runs(update, dimensions, runs, covariance=None, lr=0.5, batch=1, times=(0.0, 0.5), **options):
+def limit_and_runs(
+    update, dimensions, runs, covariance=None, lr=0.5, batch=1, times=(0.0, 0.5), **options
+):
     """The ODE at the start S of the reference values, and direct runs at each d."""
-    problem = sgd.TeacherStudent(width=2, teacher_width=1, activation="erf", noise=0.25, covariance=covariance, **options)
+    problem = sgd.TeacherStudent(
+        width=2, teacher_width=1, activation="erf", noise=0.25, covariance=covariance, **options
+    )
     begin = sgd.start(problem, M=S_M, Q=S_Q)
     algorithm = sgd.OnePassSGD(lr=lr, batch=batch, update=update)
     theory = sgd.solve_ode(problem, algorithm, begin, times=list(times))
-    ask = partial(sgd.simulate, problem, algorithm, begin, times=list(times), runs=runs, method="direct")
+    ask = partial(
+        sgd.simulate, problem, algorithm, begin, times=list(times), runs=runs, method="direct"
+    )
     with optimised():
         return theory, [ask(dimension=d, seed=d) for d in dimensions]
 
@@ -31,16 +37,26 @@ def gaps(theory, result):
     """Of M, Q and squares at the end, (runs, n)."""
     names = [name for name in ("M", "Q", "update_squares") if name in theory]
     return np.concatenate(
-        [(result[name].values[:, -1] - theory[name].values[0, -1]).reshape(len(result.run), -1) for name in names], axis=1
+        [
+            (result[name].values[:, -1] - theory[name].values[0, -1]).reshape(len(result.run), -1)
+            for name in names
+        ],
+        axis=1,
     )
 
 
 def means_agree(theory, result, slack):
     """Means of runs are the ODE, to 4.9 standard errors, its own error, and what finite d adds."""
     gap = gaps(theory, result)
-    own = max(theory.attrs.get("error_quadrature") or 0.0, theory.attrs.get("error_integrator") or 0.0)
+    own = max(
+        theory.attrs.get("error_quadrature") or 0.0, theory.attrs.get("error_integrator") or 0.0
+    )
     error = gap.std(axis=0, ddof=1) / np.sqrt(len(gap))
-    assert np.all(np.abs(gap.mean(axis=0)) <= SIGMAS * error + own + slack), (gap.mean(axis=0), error, own)
+    assert np.all(np.abs(gap.mean(axis=0)) <= SIGMAS * error + own + slack), (
+        gap.mean(axis=0),
+        error,
+        own,
+    )
 
 
 @pytest.mark.slow
@@ -83,13 +99,19 @@ def test_a_teacher_along_an_axis_is_another_problem():
     def simulated(localised):
         ends = []
         for _ in range(runs):
-            axes = np.eye(d)[:3] if localised else np.linalg.qr(generator.standard_normal((d, 3)))[0].T
+            axes = (
+                np.eye(d)[:3] if localised else np.linalg.qr(generator.standard_normal((d, 3)))[0].T
+            )
             rows = frame @ axes
             signal, W = rows[0], rows[1:].copy()
             for _ in range(d):
                 x = generator.standard_normal(d)
                 fields = W @ x
-                error = special.erf(fields / np.sqrt(2)).mean() - special.erf(signal @ x / np.sqrt(2)) - 0.5 * generator.standard_normal()
+                error = (
+                    special.erf(fields / np.sqrt(2)).mean()
+                    - special.erf(signal @ x / np.sqrt(2))
+                    - 0.5 * generator.standard_normal()
+                )
                 W -= lr / d * np.sign(np.outer(error * erf_slope(fields) / 2, x))
             ends.append(W @ signal)
         return np.mean(ends, axis=0), np.std(ends, axis=0, ddof=1) / np.sqrt(runs)

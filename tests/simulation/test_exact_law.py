@@ -39,7 +39,11 @@ def possible(case):
 def covering():
     """Settings in which every possible pair of values of two factors occurs (greedy, deterministic)."""
     names = list(FACTORS)
-    every = [case for values in itertools.product(*FACTORS.values()) if possible(case := dict(zip(names, values, strict=True)))]
+    every = [
+        case
+        for values in itertools.product(*FACTORS.values())
+        if possible(case := dict(zip(names, values, strict=True)))
+    ]
 
     def pairs(case):
         return {((a, case[a]), (b, case[b])) for a, b in itertools.combinations(names, 2)}
@@ -64,7 +68,9 @@ def make(case):
     )
     if case["kind"] == "target":
         # a student whose risk is closed given the signals: thousands of states are judged by it
-        return sgd.MultiIndex(lambda z: jnp.tanh(z[0]) + 0.5 * z[0] * z[1], directions=2, activation="relu", **options)
+        return sgd.MultiIndex(
+            lambda z: jnp.tanh(z[0]) + 0.5 * z[0] * z[1], directions=2, activation="relu", **options
+        )
     return sgd.TeacherStudent(activation=case["kind"], **options)
 
 
@@ -75,7 +81,11 @@ def cases():
     for case in covering():
         new = missing & set(case.items())
         missing -= new
-        result.append(pytest.param(case, id="-".join(map(str, case.values())), marks=() if new else pytest.mark.slow))
+        result.append(
+            pytest.param(
+                case, id="-".join(map(str, case.values())), marks=() if new else pytest.mark.slow
+            )
+        )
     return result
 
 
@@ -109,10 +119,19 @@ def test_exact_and_direct_agree_in_law(case):
 
 
 @pytest.mark.parametrize("batch", [1, 2, 7])
-@pytest.mark.parametrize("options", [{}, {"constraint": "sphere"}, {"head": "trained", "weight_decay": 0.3}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"constraint": "sphere"}, {"head": "trained", "weight_decay": 0.3}], ids=str
+)
 def test_one_step_pathwise(batch, options):
     """The same inputs, seen in d dimensions and in the compressed frame, give the same overlaps to 1e-12."""
-    problem = sgd.TeacherStudent(width=3, teacher_width=2, activation="erf", noise=0.2, teacher_gram=[[1.0, 0.3], [0.3, 0.8]], **options)
+    problem = sgd.TeacherStudent(
+        width=3,
+        teacher_width=2,
+        activation="erf",
+        noise=0.2,
+        teacher_gram=[[1.0, 0.3], [0.3, 0.8]],
+        **options,
+    )
     d, p, k = 15, 3, 2
     begin = sgd.random_start(problem, dimension=40, seed=5)
     T, L = (part[0] for part in factor(problem, begin))
@@ -140,10 +159,14 @@ def test_one_step_pathwise(batch, options):
         if grouping.wide_batch:
             fields = x @ weights.T
             signals = inside[:, :k] @ problem.parameters["frame"][0].T
-            h, _ = compressed.sample_gradients(problem.structure, problem.parameters, fields, signals, begin.a[0], noise)
+            h, _ = compressed.sample_gradients(
+                problem.structure, problem.parameters, fields, signals, begin.a[0], noise
+            )
             outside = np.linalg.qr(np.asarray(h))[0].T @ outside
         lower = np.linalg.qr(outside.T, mode="r").T
-        rows = compressed.initial_rows(grouping, jnp.asarray(T), jnp.asarray(L), jnp.asarray(begin.a[0]))
+        rows = compressed.initial_rows(
+            grouping, jnp.asarray(T), jnp.asarray(L), jnp.asarray(begin.a[0])
+        )
         beyond = np.zeros((batch, grouping.columns)) if grouping.wide_batch else lower
         seen = np.concatenate([inside, beyond], axis=1)
         sample = (jnp.asarray(seen), noise, jnp.asarray(lower)[None])
@@ -151,7 +174,9 @@ def test_one_step_pathwise(batch, options):
         folded = moved._replace(rows=compressed.fold(grouping, moved.rows))
         for state in (moved, folded):
             found = compressed.overlaps(grouping, problem.parameters, state)
-            np.testing.assert_allclose(found["M"][0], after[:, :k] @ problem.parameters["frame"][0].T, atol=1e-12)
+            np.testing.assert_allclose(
+                found["M"][0], after[:, :k] @ problem.parameters["frame"][0].T, atol=1e-12
+            )
             np.testing.assert_allclose(found["Q"][0], after @ after.T, atol=1e-12)
             np.testing.assert_allclose(found["a"], head, atol=1e-12)
 
@@ -164,7 +189,11 @@ def test_random_numbers_have_their_laws():
     grouping = compressed.Grouping(problem.structure, 1)
     with jax.enable_x64(True):
         keys = jax.random.split(jax.random.key(0), 3000)
-        draw = jax.jit(jax.vmap(lambda key, sizes: compressed.draw_span(grouping, key, sizes), in_axes=(0, None)))
+        draw = jax.jit(
+            jax.vmap(
+                lambda key, sizes: compressed.draw_span(grouping, key, sizes), in_axes=(0, None)
+            )
+        )
         for size in (3, 4, 7, 10**9):
             draws = draw(keys, jnp.array([float(size)]))
             outside = np.asarray(draws.outside)[:, 0, 0]

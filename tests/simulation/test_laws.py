@@ -18,7 +18,9 @@ def test_spread_shrinks_like_one_over_root_d():
     dimensions = np.array([100, 1000, 10_000])
     spreads, runs = [], 400
     for d in dimensions:
-        result = sgd.simulate(problem, algorithm, s0(problem), alpha=[0.4], dimension=int(d), runs=runs, seed=3)
+        result = sgd.simulate(
+            problem, algorithm, s0(problem), alpha=[0.4], dimension=int(d), runs=runs, seed=3
+        )
         spreads.append(result.M.values[:, 0, 0, 0].std(ddof=1))
     # log of a standard deviation from n runs has variance 1/(2 (n - 1))
     weights = np.full(len(dimensions), 2 * (runs - 1))
@@ -31,25 +33,39 @@ def test_spread_shrinks_like_one_over_root_d():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [{}, pytest.param({"constraint": "sphere"}, marks=pytest.mark.slow)], ids=["free", "sphere"])
+@pytest.mark.parametrize(
+    "options",
+    [{}, pytest.param({"constraint": "sphere"}, marks=pytest.mark.slow)],
+    ids=["free", "sphere"],
+)
 def test_mean_follows_the_ode_at_that_d(options):
     problem = sgd.TeacherStudent(width=4, teacher_width=2, activation="erf", noise=0.05, **options)
     algorithm = sgd.OnePassSGD(lr=1.0)
     begin = s0(problem)
     for d in (100, 600, 3000):
         theory = sgd.solve_ode(problem, algorithm, begin, times=[0.5, 1.0], dimension=d)
-        runs = sgd.simulate(problem, algorithm, begin, times=[0.5, 1.0], dimension=d, runs=600, seed=8)
+        runs = sgd.simulate(
+            problem, algorithm, begin, times=[0.5, 1.0], dimension=d, runs=600, seed=8
+        )
         table = sgd.compare(theory, runs)
         # the nonlinearity of the drift times the variance of the overlaps is of order 1/d and not in the ODE
         for name in ("M", "Q", "risk"):
             expected, found = table[f"{name}_theory"], table[f"{name}_simulation"]
             slack = 0.6 / d * np.abs(expected).max()
-            assert np.all(np.abs(found - expected) <= Z * table[f"{name}_standard_error"] + slack), (d, name)
+            assert np.all(
+                np.abs(found - expected) <= Z * table[f"{name}_standard_error"] + slack
+            ), (d, name)
 
 
 @pytest.mark.slow
 def test_three_blocks_theory_and_chain():
-    problem = sgd.TeacherStudent(width=2, teacher_width=1, activation="erf", noise=0.05, covariance=[(0.3, 0.5), (1.0, 0.3), (3.0, 0.2)])
+    problem = sgd.TeacherStudent(
+        width=2,
+        teacher_width=1,
+        activation="erf",
+        noise=0.05,
+        covariance=[(0.3, 0.5), (1.0, 0.3), (3.0, 0.2)],
+    )
     algorithm = sgd.OnePassSGD(lr=1.0, batch=2)
     begin = sgd.start(problem, M=[[0.3], [-0.1]], Q=[[1.0, 0.2], [0.2, 0.8]])
     theory = sgd.solve_ode(problem, algorithm, begin, times=[1.0, 2.0], dimension=3000)
@@ -84,7 +100,9 @@ def test_no_bias_at_a_million_dimensions():
     problem = sgd.TeacherStudent(width=1, activation="square")
     begin = sgd.start(problem, M=[[0.5]], Q=[[1.0]])
     theory = sgd.solve_ode(problem, sgd.OnePassSGD(lr=lr), begin, times=[t])
-    runs = sgd.simulate(problem, sgd.OnePassSGD(lr=lr), begin, times=[t], dimension=d, runs=64, seed=1)
+    runs = sgd.simulate(
+        problem, sgd.OnePassSGD(lr=lr), begin, times=[t], dimension=d, runs=64, seed=1
+    )
     table = sgd.compare(theory, runs)
     assert np.abs(table.Q_z).max() < Z
     assert np.abs(table.M_z).max() < Z

@@ -19,11 +19,26 @@ from tests.conftest import Z, same_law, slow
 CORRELATION = [[1.0, 0.4, 0.1], [0.4, 0.8, -0.2], [0.1, -0.2, 1.2]]
 # problem, dimension, lr, batch
 MODELS = {
-    "attention": lambda: (sgd.models.attention(3, noise=0.1, token_correlation=CORRELATION), 6, 2.0, 1),
-    "attention in batches": lambda: (sgd.models.attention(2, noise=0.1, covariance=[(0.5, 0.5), (2.0, 0.5)]), 12, 2.0, 3),
+    "attention": lambda: (
+        sgd.models.attention(3, noise=0.1, token_correlation=CORRELATION),
+        6,
+        2.0,
+        1,
+    ),
+    "attention in batches": lambda: (
+        sgd.models.attention(2, noise=0.1, covariance=[(0.5, 0.5), (2.0, 0.5)]),
+        12,
+        2.0,
+        3,
+    ),
     "positional": lambda: (sgd.models.positional_semantic(0.5, encoding=1.5), 8, 2.0, 1),
     "sequence": lambda: (sgd.models.sequence_single_index(tokens=3, noise=0.1), 7, 0.5, 1),
-    "sequence, free": lambda: (sgd.models.sequence_single_index("sum", 2, constraint=None, token_correlation=0.3), 20, 1.0, 2),
+    "sequence, free": lambda: (
+        sgd.models.sequence_single_index("sum", 2, constraint=None, token_correlation=0.3),
+        20,
+        1.0,
+        2,
+    ),
     "autoencoder": lambda: (sgd.models.autoencoder(2, spikes=(3.0, 1.0)), 30, 0.5, 1),
     "tied": lambda: (sgd.models.autoencoder(2, "tanh", tied=True), 6, 0.5, 1),
     "perceptron": lambda: (sgd.models.perceptron(), 6, 2.0, 1),
@@ -35,8 +50,12 @@ MODELS = {
 def overlaps_of(maker, name, runs, seed, steps=5):
     """M and Q of all runs after a few steps, (runs, entries)."""
     problem, d, lr, batch = MODELS[name]()
-    begin = broadcast_runs(checked_start(problem, sgd.random_start(problem, dimension=d, seed=1)), runs)
-    simulator = maker(problem, sgd.OnePassSGD(lr=lr, batch=batch), begin, *check_dimension(problem, d, small=True))
+    begin = broadcast_runs(
+        checked_start(problem, sgd.random_start(problem, dimension=d, seed=1)), runs
+    )
+    simulator = maker(
+        problem, sgd.OnePassSGD(lr=lr, batch=batch), begin, *check_dimension(problem, d, small=True)
+    )
     found, diverged = run(simulator, runs, np.array([steps]), seed, "", False)
     assert np.all(diverged < 0)
     upper = np.triu_indices(problem.width)
@@ -56,15 +75,27 @@ def compare(one, other):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", slow(MODELS, ("attention in batches", "sequence, free", "tied", "adatron")))
+@pytest.mark.parametrize(
+    "name", slow(MODELS, ("attention in batches", "sequence, free", "tied", "adatron"))
+)
 def test_exact_and_direct_runs_have_one_law(name):
-    compare(*(overlaps_of(maker, name, 1000, seed) for seed, maker in enumerate((ExactChain, DirectSGD), start=3)))
+    compare(
+        *(
+            overlaps_of(maker, name, 1000, seed)
+            for seed, maker in enumerate((ExactChain, DirectSGD), start=3)
+        )
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_exact_and_direct_runs_have_one_law_in_many_runs(name):
-    compare(*(overlaps_of(maker, name, 20_000, seed) for seed, maker in enumerate((ExactChain, DirectSGD), start=5)))
+    compare(
+        *(
+            overlaps_of(maker, name, 20_000, seed)
+            for seed, maker in enumerate((ExactChain, DirectSGD), start=5)
+        )
+    )
 
 
 @pytest.mark.slow

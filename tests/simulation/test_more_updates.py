@@ -51,7 +51,11 @@ EQUIVARIANT = {
     "adagrad_norm": (U.adagrad_norm(0.1), BOTH, False),
     "decay": (U.weight_decay(0.4), BOTH, False),
     "decay, momentum": (U.weight_decay(0.4, of=U.momentum(0.7)), BOTH, True),
-    "decay inside, momentum": (U.weight_decay(0.4, of=U.momentum(0.7), decoupled=False), BOTH, True),
+    "decay inside, momentum": (
+        U.weight_decay(0.4, of=U.momentum(0.7), decoupled=False),
+        BOTH,
+        True,
+    ),
     "decay inside, clipped": (U.weight_decay(0.4, of=U.clipped(0.2), decoupled=False), BOTH, False),
     "decay, average": (U.weight_decay(0.4, of=U.average(2.0)), BOTH, True),
     "decay, schedule_free": (U.weight_decay(0.4, of=U.schedule_free(0.8)), BOTH, True),
@@ -164,7 +168,9 @@ def reference(name, problem, Z, iterate, batches):
                 Z = Z - LR * rate * (np.sqrt(D) * G + decay * Z)
             case "muon, slow" | "muon, slow newton_schulz":
                 V = (1 - 3 / D) * V + 3 / D * batch(Z)
-                Z = Z - LR * rate * (singular(V, ones if name == "muon, slow" else quintic) + decay * Z)
+                Z = Z - LR * rate * (
+                    singular(V, ones if name == "muon, slow" else quintic) + decay * Z
+                )
             case "muon, fast":
                 V = 0.6 * V + batch(Z)
                 Z = Z - LR * rate * (np.sqrt(D) * singular(V, ones) + decay * Z)
@@ -191,26 +197,45 @@ def reference(name, problem, Z, iterate, batches):
             case "noise":
                 Z = Z - LR * rate * (batch(Z) + 0.7 * batch.kicks + decay * Z)
             case "noise, clipped sample":
-                Z = Z - LR * rate * (np.mean([clip(G) for G in batch.each(Z)], axis=0) + 0.7 * batch.kicks + decay * Z)
+                Z = Z - LR * rate * (
+                    np.mean([clip(G) for G in batch.each(Z)], axis=0)
+                    + 0.7 * batch.kicks
+                    + decay * Z
+                )
             case _:
                 raise AssertionError(name)
     return Z
 
 
 def problem_of(head):
-    return sgd.TeacherStudent(width=2, activation="square", noise=0.2, head=head, weight_decay=DECAY)
+    return sgd.TeacherStudent(
+        width=2, activation="square", noise=0.2, head=head, weight_decay=DECAY
+    )
 
 
 # a program of its own each: these run always
-ALWAYS = ("schedule_free", "clipped, sample", "muon, slow", "decay, average", "noise, clipped sample")
-PATHWISE = [pytest.param(name, heads[-1], marks=() if name in ALWAYS else pytest.mark.slow) for name, (_, heads, _) in EQUIVARIANT.items()]
+ALWAYS = (
+    "schedule_free",
+    "clipped, sample",
+    "muon, slow",
+    "decay, average",
+    "noise, clipped sample",
+)
+PATHWISE = [
+    pytest.param(name, heads[-1], marks=() if name in ALWAYS else pytest.mark.slow)
+    for name, (_, heads, _) in EQUIVARIANT.items()
+]
 
 
 @pytest.mark.parametrize(("name", "head"), PATHWISE)
 @pytest.mark.parametrize("batch", [2, pytest.param(1, marks=pytest.mark.slow)])
 def test_pathwise_against_the_definition(name, head, batch):
     """Three steps on given inputs, in d dimensions and in the compressed frame, to 1e-12; not compiled, as each is a program of its own."""
-    update, (_, _, decay_inside), problem = EQUIVARIANT[name][0], EQUIVARIANT[name], problem_of(head)
+    update, (_, _, decay_inside), problem = (
+        EQUIVARIANT[name][0],
+        EQUIVARIANT[name],
+        problem_of(head),
+    )
     assert update.law.decay_inside == decay_inside
     begin = beginning(update, sgd.random_start(problem, dimension=40, seed=5))
     T, L = (part[0] for part in factor(problem, begin))
@@ -218,14 +243,25 @@ def test_pathwise_against_the_definition(name, head, batch):
     grouping = compressed.Grouping(problem.structure, batch, update=update.law)
     kicked, inside, columns = grouping.kicks, grouping.inside, grouping.columns
     generator = np.random.default_rng(3)
-    x, noise = generator.standard_normal((grouping.steps, batch, D)), generator.standard_normal((grouping.steps, batch))
+    x, noise = (
+        generator.standard_normal((grouping.steps, batch, D)),
+        generator.standard_normal((grouping.steps, batch)),
+    )
     kicks = generator.standard_normal((grouping.steps, kicked, D)) if kicked else None
     together = x if kicks is None else np.concatenate([x, kicks], axis=1)
     # what lies outside, up to a rotation: the lower-triangular factor of its Gram matrix
-    outside = np.linalg.qr(np.pad(together[..., inside:].reshape(columns, -1), ((0, 0), (0, max(0, columns - D + inside)))).T, mode="r").T
+    outside = np.linalg.qr(
+        np.pad(
+            together[..., inside:].reshape(columns, -1), ((0, 0), (0, max(0, columns - D + inside)))
+        ).T,
+        mode="r",
+    ).T
     algorithm = sgd.OnePassSGD(lr=LR, batch=batch, head_rate=HEAD_RATE, update=update).parameters
     numbers, place = (problem.parameters, algorithm), placed(problem, np.array([D]))
-    given = [Batch(problem, *one) for one in zip(x, noise, kicks if kicked else [None] * len(x), strict=True)]
+    given = [
+        Batch(problem, *one)
+        for one in zip(x, noise, kicks if kicked else [None] * len(x), strict=True)
+    ]
 
     W = np.zeros((len(begin.a[0]), D))
     W[:, : T.shape[-1] + L.shape[-1]] = np.concatenate([T[0], L[0]], axis=1)
@@ -237,8 +273,12 @@ def test_pathwise_against_the_definition(name, head, batch):
     rest = sets - len(W)
     with jax.enable_x64(True):
         scalars = tuple(jnp.asarray(one) for one in begin.scalars[0])
-        direct = Rows(jnp.pad(W, ((0, rest), (0, 0))), jnp.pad(jnp.asarray(begin.a[0]), (0, rest)), scalars)
-        chain = compressed.initial_rows(grouping, jnp.asarray(T), jnp.asarray(L), jnp.asarray(begin.a[0]), scalars)
+        direct = Rows(
+            jnp.pad(W, ((0, rest), (0, 0))), jnp.pad(jnp.asarray(begin.a[0]), (0, rest)), scalars
+        )
+        chain = compressed.initial_rows(
+            grouping, jnp.asarray(T), jnp.asarray(L), jnp.asarray(begin.a[0]), scalars
+        )
         part = compressed.SpanDraws(x[:, :, None, :inside], noise[..., None], outside[None])
         if kicked:
             part = part._replace(kicks=kicks[:, :, None, :inside])
@@ -251,14 +291,29 @@ def test_pathwise_against_the_definition(name, head, batch):
                 problem.structure, numbers, LR / D, direct, jnp.asarray(x[n]), jnp.asarray(noise[n]), place, update.law, n,
                 kicks=None if kicks is None else jnp.asarray(kicks[n]),
             )  # fmt: skip
-            chain = compressed.one_step(grouping, numbers, LR / D, chain, (seen[n], labels[n], part.outside, mine), float(D), n)
+            chain = compressed.one_step(
+                grouping,
+                numbers,
+                LR / D,
+                chain,
+                (seen[n], labels[n], part.outside, mine),
+                float(D),
+                n,
+            )
         found = compressed.overlaps_of_sets(grouping, problem.parameters, chain)
-    after = reference(name, problem, np.c_[W[:p], begin.a[0, :p]], np.c_[W[-p:], begin.a[0, -p:]], given[:made])
+    after = reference(
+        name, problem, np.c_[W[:p], begin.a[0, :p]], np.c_[W[-p:], begin.a[0, -p:]], given[:made]
+    )
     assert np.abs(after[:, :-1] - W[:p]).max() > 1e-3
     np.testing.assert_allclose(direct.rows[:p], after[:, :-1], atol=1e-12)
     np.testing.assert_allclose(direct.head[:p], after[:, -1], atol=1e-12)
     rows = np.asarray(direct.rows)
-    for name_, meant in (("M", rows[:p, :1]), ("Q", rows[:p] @ rows[:p].T), ("rows_M", rows[:, :1]), ("rows_Q", rows @ rows.T)):
+    for name_, meant in (
+        ("M", rows[:p, :1]),
+        ("Q", rows[:p] @ rows[:p].T),
+        ("rows_M", rows[:, :1]),
+        ("rows_Q", rows @ rows.T),
+    ):
         if name_ in found:
             np.testing.assert_allclose(found[name_][0], meant, atol=1e-12)
     np.testing.assert_allclose(found["a"], after[:, -1], atol=1e-12)
@@ -296,24 +351,44 @@ def coordinatewise_runs(update, problem, W, x, noise):
     with jax.enable_x64(True):
         squares = tuple(jnp.asarray(np.repeat(one[:, None], D, axis=1)) for one in begin.squares[0])
         scalars = tuple(jnp.asarray(one) for one in begin.scalars[0])
-        state = Rows(jnp.pad(W, ((0, 2 * (sets - 1)), (0, 0))), jnp.pad(jnp.ones(2), (0, 2 * (sets - 1))), scalars, squares)
+        state = Rows(
+            jnp.pad(W, ((0, 2 * (sets - 1)), (0, 0))),
+            jnp.pad(jnp.ones(2), (0, 2 * (sets - 1))),
+            scalars,
+            squares,
+        )
         for n in range(len(x)):
             given = (jnp.asarray(x[n]), jnp.asarray(noise[n]))
-            state = direct_step(problem.structure, (problem.parameters, algorithm), LR / D, state, *given, place, update.law, n)
+            state = direct_step(
+                problem.structure,
+                (problem.parameters, algorithm),
+                LR / D,
+                state,
+                *given,
+                place,
+                update.law,
+                n,
+            )
     return np.asarray(state.rows[:2]), [np.asarray(one) for one in state.squares]
 
 
 def few_batches(batch=2, steps=4):
     generator = np.random.default_rng(8)
     W = 0.4 * generator.standard_normal((2, D))
-    return W, generator.standard_normal((steps, batch, D)), generator.standard_normal((steps, batch))
+    return (
+        W,
+        generator.standard_normal((steps, batch, D)),
+        generator.standard_normal((steps, batch)),
+    )
 
 
 @pytest.mark.parametrize("name", COORDINATEWISE)
 def test_coordinatewise_updates_pathwise(name):
     problem, (W, x, noise) = problem_of("fixed"), few_batches()
     found, squares = coordinatewise_runs(COORDINATEWISE[name], problem, W, x, noise)
-    after, S = coordinatewise_reference(name, problem, W, [Batch(problem, *one) for one in zip(x, noise, strict=True)])
+    after, S = coordinatewise_reference(
+        name, problem, W, [Batch(problem, *one) for one in zip(x, noise, strict=True)]
+    )
     np.testing.assert_allclose(found, after, atol=1e-12)
     for one in squares:
         np.testing.assert_allclose(one, S, atol=1e-12)
@@ -327,12 +402,18 @@ def test_coordinatewise_updates_are_those_of_torch(name):
     weights = torch.tensor(W, dtype=torch.float64, requires_grad=True)
     optimiser = {
         "adam": lambda: torch.optim.Adam([weights], lr=LR / D, betas=(0.9, 1 - 4 / D), eps=0.02),
-        "adamw": lambda: torch.optim.AdamW([weights], lr=LR / D, betas=(0.6, 1 - 4 / D), eps=0.02, weight_decay=0.3),
+        "adamw": lambda: torch.optim.AdamW(
+            [weights], lr=LR / D, betas=(0.6, 1 - 4 / D), eps=0.02, weight_decay=0.3
+        ),
         "rmsprop": lambda: torch.optim.RMSprop([weights], lr=LR / D, alpha=1 - 4 / D, eps=0.1),
-        "adagrad": lambda: torch.optim.Adagrad([weights], lr=LR / np.sqrt(D), initial_accumulator_value=0.5 * D, eps=0.01 * np.sqrt(D)),
+        "adagrad": lambda: torch.optim.Adagrad(
+            [weights], lr=LR / np.sqrt(D), initial_accumulator_value=0.5 * D, eps=0.01 * np.sqrt(D)
+        ),
     }[name]()
     for one in zip(x, noise, strict=True):
-        weights.grad = torch.tensor(Batch(problem, *one)(np.c_[weights.detach().numpy(), np.ones(2)])[:, :-1])
+        weights.grad = torch.tensor(
+            Batch(problem, *one)(np.c_[weights.detach().numpy(), np.ones(2)])[:, :-1]
+        )
         optimiser.step()
     np.testing.assert_allclose(found, weights.detach().numpy(), atol=1e-12)
 
@@ -346,31 +427,64 @@ def test_polar_factors(p):
         for G in (wide, 1e-9 * wide, np.outer(np.arange(1, p + 1), wide[0]), 0 * wide):
             rank = np.linalg.matrix_rank(G, tol=1e-12 * max(1e-12, norm(G)))
             left, s, right = np.linalg.svd(G, full_matrices=False)
-            np.testing.assert_allclose(polar(jnp.asarray(G)), left[:, :rank] @ right[:rank], atol=1e-7 if rank < p else 1e-12)
+            np.testing.assert_allclose(
+                polar(jnp.asarray(G)),
+                left[:, :rank] @ right[:rank],
+                atol=1e-7 if rank < p else 1e-12,
+            )
             if rank:
-                np.testing.assert_allclose(newton_schulz_of(jnp.asarray(G)), (left * quintic(s)) @ right, atol=1e-12)
+                np.testing.assert_allclose(
+                    newton_schulz_of(jnp.asarray(G)), (left * quintic(s)) @ right, atol=1e-12
+                )
         # singular values 1, 1/2, 1/10 of a matrix of norm 1 by the polynomial
         for share, expected in ((1.0, 0.69643641), (0.5, 0.76543853), (0.1, 0.71212008)):
             G = np.array([[share, 0.0], [0.0, np.sqrt(1 - share**2)]])
-            assert float(newton_schulz_of(jnp.asarray(G))[0, 0]) == pytest.approx(expected, abs=1e-8)
+            assert float(newton_schulz_of(jnp.asarray(G))[0, 0]) == pytest.approx(
+                expected, abs=1e-8
+            )
 
 
 @pytest.mark.parametrize("name", [*EQUIVARIANT, *COORDINATEWISE])
 def test_float32_stays_float32(name):
     update = COORDINATEWISE[name] if name in COORDINATEWISE else EQUIVARIANT[name][0]
-    problem = sgd.TeacherStudent(width=2, activation="square", head="trained" if update.law.trains_head else "fixed")
+    problem = sgd.TeacherStudent(
+        width=2, activation="square", head="trained" if update.law.trains_head else "fixed"
+    )
     rows, cast = 2 * copies_of(update.law), partial(np.asarray, dtype=np.float32)
-    numbers = [jax.tree.map(cast, part) for part in (problem.parameters, sgd.OnePassSGD(update=update).parameters)]
+    numbers = [
+        jax.tree.map(cast, part)
+        for part in (problem.parameters, sgd.OnePassSGD(update=update).parameters)
+    ]
     scalars = tuple(np.ones((), np.float32) for _ in update.law.scalars)
     squares = tuple(np.ones((2, D), np.float32) for _ in update.law.squares)
     state = Rows(np.zeros((rows, D), np.float32), np.zeros(rows, np.float32), scalars, squares)
-    place = Place(*(cast(part) if part.dtype.kind == "f" else part for part in placed(problem, np.array([D]))))
+    place = Place(
+        *(cast(part) if part.dtype.kind == "f" else part for part in placed(problem, np.array([D])))
+    )
 
     def step(parameters, algorithm, state, x, noise, kicks):
-        return direct_step(problem.structure, (parameters, algorithm), cast(0.1), state, x, noise, place, update.law, 3, kicks=kicks)
+        return direct_step(
+            problem.structure,
+            (parameters, algorithm),
+            cast(0.1),
+            state,
+            x,
+            noise,
+            place,
+            update.law,
+            3,
+            kicks=kicks,
+        )
 
     with jax.enable_x64(True):
-        found = jax.eval_shape(step, *numbers, state, np.zeros((1, D), np.float32), np.zeros(1, np.float32), np.zeros((2, D), np.float32))
+        found = jax.eval_shape(
+            step,
+            *numbers,
+            state,
+            np.zeros((1, D), np.float32),
+            np.zeros(1, np.float32),
+            np.zeros((2, D), np.float32),
+        )
     assert {str(part.dtype) for part in jax.tree.leaves(found)} == {"float32"}
 
 
@@ -385,11 +499,16 @@ def test_exact_and_direct_agree_in_law(name, batch, blocks):
     update, heads, _ = EQUIVARIANT[name]
     options = {"covariance": [(2.0, 0.4), (0.5, 0.6)]} if blocks else {}
     problem = network(head=heads[-1], **options)
-    exact, direct = (runs_of(update, method, problem, batch=batch, d=30 if blocks else 20, steps=(1, 30)) for method in ("exact", "direct"))
+    exact, direct = (
+        runs_of(update, method, problem, batch=batch, d=30 if blocks else 20, steps=(1, 30))
+        for method in ("exact", "direct")
+    )
     agree(exact, direct)
     for kept in ("rows_Q", "update_scalars"):
         if kept in exact:
-            one, other = (np.asarray(result[kept])[:, -1].reshape(2000, -1).T for result in (exact, direct))
+            one, other = (
+                np.asarray(result[kept])[:, -1].reshape(2000, -1).T for result in (exact, direct)
+            )
             for number, pair in enumerate(zip(one, other, strict=True)):
                 same_law(*pair, f"{kept}[{number}]")
 
@@ -432,7 +551,16 @@ def test_start_from_goes_on(name):
 def every_update():
     made = [update for update, _, _ in EQUIVARIANT.values()] + list(COORDINATEWISE.values())
     nested = U.weight_decay(0.1, of=U.weight_decay(0.2, of=U.adam(3.0), decoupled=False))
-    return [*made, nested, U.momentum(0.5), U.reuse(2), U.normalised(), U.clipped(0.3), U.sam(0.1), U.adam(2.0, beta=0.0)]
+    return [
+        *made,
+        nested,
+        U.momentum(0.5),
+        U.reuse(2),
+        U.normalised(),
+        U.clipped(0.3),
+        U.sam(0.1),
+        U.adam(2.0, beta=0.0),
+    ]
 
 
 def test_records_of_every_maker():
@@ -462,7 +590,10 @@ def test_what_the_ode_refuses():
 
     def signum(state, gradient, lr, D, number):
         V = 0.7 * state["velocity"] + gradient(state["weights"])
-        return {"weights": -lr / D * V * jnp.sqrt(D) / jnp.sqrt(jnp.sum(V**2)), "velocity": V - state["velocity"]}
+        return {
+            "weights": -lr / D * V * jnp.sqrt(D) / jnp.sqrt(jnp.sum(V**2)),
+            "velocity": V - state["velocity"],
+        }
 
     def long_steps(state, gradient, lr, D, number):
         return {"weights": -lr / jnp.sqrt(D) * gradient(state["weights"])}
@@ -487,9 +618,13 @@ def test_what_the_ode_refuses():
         (U.weight_decay(0.1, of=U.polyak()), sphere, r"update = weight_decay.*sphere"),
     ):
         with pytest.raises(ValueError, match=says):
-            sgd.solve_ode(at, sgd.OnePassSGD(update=update), held if at is sphere else begin, times=[1.0])
+            sgd.solve_ode(
+                at, sgd.OnePassSGD(update=update), held if at is sphere else begin, times=[1.0]
+            )
     with pytest.raises(ValueError, match=r"dimension = 100.*d -> infinity"):
-        sgd.solve_ode(problem, sgd.OnePassSGD(update=U.momentum(0.5)), begin, times=[1.0], dimension=100)
+        sgd.solve_ode(
+            problem, sgd.OnePassSGD(update=U.momentum(0.5)), begin, times=[1.0], dimension=100
+        )
 
 
 def test_what_makers_refuse():

@@ -37,21 +37,42 @@ OWN = {"rows": ("velocity", "average"), "scalars": ("norm",)}
 
 @pytest.mark.parametrize("batch", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_two_sets_and_a_scalar(batch):
-    problem = sgd.TeacherStudent(width=2, activation="erf", noise=0.1, head="trained", weight_decay=0.1)
+    problem = sgd.TeacherStudent(
+        width=2, activation="erf", noise=0.1, head="trained", weight_decay=0.1
+    )
     update = sgd.updates.own(scaled_ball, **OWN, memory="fast", rereads=False)
-    compare(problem, sgd.OnePassSGD(lr=4.0, batch=batch, head_rate=0.5, update=update), (ExactChain, DirectSGD), steps=10)
+    compare(
+        problem,
+        sgd.OnePassSGD(lr=4.0, batch=batch, head_rate=0.5, update=update),
+        (ExactChain, DirectSGD),
+        steps=10,
+    )
 
 
 @pytest.mark.parametrize(
-    ("options", "method"), [pytest.param({"head": "trained"}, "exact", marks=pytest.mark.slow), ({"constraint": "sphere"}, "direct")]
+    ("options", "method"),
+    [
+        pytest.param({"head": "trained"}, "exact", marks=pytest.mark.slow),
+        ({"constraint": "sphere"}, "direct"),
+    ],
 )
 def test_momentum_written_anew(options, method):
     """The same numbers as the library's own."""
     problem = sgd.TeacherStudent(width=2, activation="square", **options)
     begin = sgd.random_start(problem, dimension=20, runs=2)
     found = [
-        sgd.simulate(problem, sgd.OnePassSGD(lr=0.3, batch=3, update=update), begin, steps=[0, 30], dimension=20, method=method)
-        for update in (sgd.updates.own(heavy_ball, rows=("velocity",), rereads=False), sgd.updates.momentum(0.7))
+        sgd.simulate(
+            problem,
+            sgd.OnePassSGD(lr=0.3, batch=3, update=update),
+            begin,
+            steps=[0, 30],
+            dimension=20,
+            method=method,
+        )
+        for update in (
+            sgd.updates.own(heavy_ball, rows=("velocity",), rereads=False),
+            sgd.updates.momentum(0.7),
+        )
     ]
     for name in ("M", "Q", "a"):
         np.testing.assert_allclose(found[0][name], found[1][name], rtol=1e-9, atol=1e-12)

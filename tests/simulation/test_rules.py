@@ -43,7 +43,9 @@ def penalised(fields, signals, head, draws, overlaps, parameters):
     """A loss that reads all of Q, M and P, of two tokens, in blocks, with numbers of its own."""
     output = jnp.sum(jnp.tanh(fields[0])) + jnp.sum(head * fields[:, 0])
     penalty = jnp.sum(overlaps.Q**2) / 4 + jnp.sum(overlaps.M * overlaps.P[0, 0]) / 3
-    return 0.5 * (output - jnp.sum(signals) - draws["z"]) ** 2 + parameters["weight"] * penalty * (1 + draws["z"] ** 2)
+    return 0.5 * (output - jnp.sum(signals) - draws["z"]) ** 2 + parameters["weight"] * penalty * (
+        1 + draws["z"] ** 2
+    )
 
 
 DATA = {"means": spike, "draws": {"g": "normal"}}
@@ -72,18 +74,30 @@ def begin(problem):
 @pytest.mark.slow
 def test_a_loss_of_overlaps_is_the_rule_of_its_gradient():
     """To 1e-12, in the chain and in the drift at finite and infinite d."""
-    runs = [sgd.simulate(one, SGD, begin(one), steps=[0, 7], dimension=12, runs=3, seed=1) for one in (LOSS, RULE)]
+    runs = [
+        sgd.simulate(one, SGD, begin(one), steps=[0, 7], dimension=12, runs=3, seed=1)
+        for one in (LOSS, RULE)
+    ]
     for name in ("M", "Q", "risk"):
-        np.testing.assert_allclose(runs[0][name].values, runs[1][name].values, rtol=1e-12, atol=1e-13)
+        np.testing.assert_allclose(
+            runs[0][name].values, runs[1][name].values, rtol=1e-12, atol=1e-13
+        )
     with jax.enable_x64(True):
         state = sgd.functional.state(begin(LOSS))
         rule = sgd.functional.rule(LOSS, begin(LOSS))
         for finite in (None, sgd.functional.finite(LOSS, 20)):
             given = {"lr": 0.5, "rule": rule, "finite": finite}
             # compiled whole: operation by operation each is a program of its own
-            found = [jax.jit(partial(sgd.functional.drift, one.structure, **given))(one.parameters, state) for one in (LOSS, RULE)]
+            found = [
+                jax.jit(partial(sgd.functional.drift, one.structure, **given))(
+                    one.parameters, state
+                )
+                for one in (LOSS, RULE)
+            ]
             for name in ("M", "Q"):
-                np.testing.assert_allclose(np.asarray(found[0][name]), np.asarray(found[1][name]), rtol=1e-12, atol=1e-13)
+                np.testing.assert_allclose(
+                    np.asarray(found[0][name]), np.asarray(found[1][name]), rtol=1e-12, atol=1e-13
+                )
 
 
 @pytest.mark.runs_long
@@ -100,8 +114,15 @@ def test_the_mean_of_one_step_is_that_of_the_chain(kind):
     chain = ExactChain(problem, algorithm, one, d, problem.block_dimensions(d))
     after, _ = run(chain, runs, np.array([0, 1]), 3, "one step", False)
     with jax.enable_x64(True):
-        given = {"lr": lr, "batch": batch, "rule": sgd.functional.rule(problem, start), "finite": sgd.functional.finite(problem, d)}
-        drift = jax.jit(partial(sgd.functional.drift, problem.structure, **given))(problem.parameters, sgd.functional.state(start))
+        given = {
+            "lr": lr,
+            "batch": batch,
+            "rule": sgd.functional.rule(problem, start),
+            "finite": sgd.functional.finite(problem, d),
+        }
+        drift = jax.jit(partial(sgd.functional.drift, problem.structure, **given))(
+            problem.parameters, sgd.functional.state(start)
+        )
     for name in ("M", "Q", "a"):
         change = (after[name][:, 1] - after[name][:, 0]) / (lr / d)
         change = change if name == "a" else change.sum(axis=1)
@@ -109,24 +130,36 @@ def test_the_mean_of_one_step_is_that_of_the_chain(kind):
         expected = np.asarray(drift[name])
         expected = expected.sum(axis=0) if name != "a" else expected
         # the expectations themselves are sampled here, to a few 1e-3 of their size
-        assert np.all(np.abs(change.mean(axis=0) - expected) <= Z * error + 6e-3 * np.abs(expected).max() + 1e-12), name
+        assert np.all(
+            np.abs(change.mean(axis=0) - expected)
+            <= Z * error + 6e-3 * np.abs(expected).max() + 1e-12
+        ), name
 
 
 @pytest.mark.parametrize("kind", ["autoencoder", pytest.param("several", marks=pytest.mark.slow)])
 def test_chain_and_direct_runs_have_one_law(kind):
-    problem = sgd.Rule(by_hand, groups={"W": 1, "V": 1}, **DATA) if kind == "autoencoder" else SEVERAL
+    problem = (
+        sgd.Rule(by_hand, groups={"W": 1, "V": 1}, **DATA) if kind == "autoencoder" else SEVERAL
+    )
     shared = {"steps": [0, 6], "dimension": 8, "runs": 1000}
     one, other = (
-        sgd.simulate(problem, SGD, begin(problem), seed=seed, method=way, **shared) for seed, way in ((1, "exact"), (2, "direct"))
+        sgd.simulate(problem, SGD, begin(problem), seed=seed, method=way, **shared)
+        for seed, way in ((1, "exact"), (2, "direct"))
     )
     for name, entry in (("M", (0, 0)), ("M", (1, 0)), ("Q", (0, 0)), ("Q", (0, 1)), ("Q", (1, 1))):
-        same_law(one[name].values[(slice(None), 1, *entry)], other[name].values[(slice(None), 1, *entry)], f"{name}{entry}")
+        same_law(
+            one[name].values[(slice(None), 1, *entry)],
+            other[name].values[(slice(None), 1, *entry)],
+            f"{name}{entry}",
+        )
 
 
 def loss_of_blocks(fields, signals, head, z, overlaps):
     """Reads the overlaps by covariance block and those of the full rows."""
     b = overlaps.blocks
-    penalty = jnp.sum(b.eigenvalues * b.Q[:, 0, 0] ** 2) + jnp.sum(b.M[:, 0, 0] * b.eigenvalues * b.fractions)
+    penalty = jnp.sum(b.eigenvalues * b.Q[:, 0, 0] ** 2) + jnp.sum(
+        b.M[:, 0, 0] * b.eigenvalues * b.fractions
+    )
     penalty = penalty + overlaps.Q[0, 0] * overlaps.M[0, 0]
     return 0.5 * (fields[0] - signals[0] - 0.2 * z) ** 2 + 0.15 * penalty * (1 + 0.2 * z**2)
 
@@ -135,7 +168,9 @@ def rule_of_blocks(fields, signals, head, z, overlaps):
     """The gradient of `loss_of_blocks` by hand: coefficients with an axis of blocks."""
     b, weight = overlaps.blocks, 0.15 * (1 + 0.2 * z**2)
     rows = 4 * b.eigenvalues[:, None, None] * b.Q + 2 * overlaps.M[0, 0] * jnp.eye(1)
-    along_signals = (b.eigenvalues * b.fractions)[:, None, None] + overlaps.Q[0, 0] * jnp.ones((1, 1))
+    along_signals = (b.eigenvalues * b.fractions)[:, None, None] + overlaps.Q[0, 0] * jnp.ones(
+        (1, 1)
+    )
     return sgd.Move(fields - signals - 0.2 * z, rows=weight * rows, signals=weight * along_signals)
 
 
@@ -153,9 +188,13 @@ def test_rules_and_losses_read_overlaps_by_block():
     shared = {"steps": [0, 20], "dimension": 16, "runs": 1000}
     runs = {}
     for method, seed in (("exact", 1), ("direct", 2)):
-        runs[method] = sgd.simulate(rule, SGD, start_in_blocks(rule), seed=seed, method=method, **shared)
+        runs[method] = sgd.simulate(
+            rule, SGD, start_in_blocks(rule), seed=seed, method=method, **shared
+        )
     for name in ("M", "Q"):
-        same_law(runs["exact"][name].values[:, 1, 0, 0], runs["direct"][name].values[:, 1, 0, 0], name)
+        same_law(
+            runs["exact"][name].values[:, 1, 0, 0], runs["direct"][name].values[:, 1, 0, 0], name
+        )
     with jax.enable_x64(True):
         state = sgd.functional.state(start_in_blocks(loss))
         quadrature = sgd.functional.rule(loss, start_in_blocks(loss))
@@ -163,9 +202,15 @@ def test_rules_and_losses_read_overlaps_by_block():
             given = {"lr": 0.5, "rule": quadrature, "finite": finite}
             drifts = []
             for problem in (loss, rule):
-                drifts.append(jax.jit(partial(sgd.functional.drift, problem.structure, **given))(problem.parameters, state))
+                drifts.append(
+                    jax.jit(partial(sgd.functional.drift, problem.structure, **given))(
+                        problem.parameters, state
+                    )
+                )
             for name in ("M", "Q"):
-                np.testing.assert_allclose(np.asarray(drifts[0][name]), np.asarray(drifts[1][name]), rtol=1e-12, atol=1e-13)
+                np.testing.assert_allclose(
+                    np.asarray(drifts[0][name]), np.asarray(drifts[1][name]), rtol=1e-12, atol=1e-13
+                )
     plain = sgd.Rule(by_hand, groups={"W": 1, "V": 1}, **DATA).structure.loss
     assert not plain.reads_blocks
     assert not plain.pulls_by_block
@@ -176,12 +221,22 @@ def test_the_mean_step_and_the_sde_of_a_rule_that_reads_blocks():
     """The mean of 2e5 first steps of the chain is the drift at d = 16; the SDE at d = 400 has the means of the chain."""
     rule = sgd.Rule(rule_of_blocks, groups={"w": 1}, **BLOCKS)
     start, d, runs = start_in_blocks(rule), 16, 200_000
-    many = sgd.start(rule, M=np.broadcast_to(start.M_blocks, (runs, 2, 1, 1)), Q=np.broadcast_to(start.Q_blocks, (runs, 2, 1, 1)))
+    many = sgd.start(
+        rule,
+        M=np.broadcast_to(start.M_blocks, (runs, 2, 1, 1)),
+        Q=np.broadcast_to(start.Q_blocks, (runs, 2, 1, 1)),
+    )
     chain = ExactChain(rule, SGD, many, d, rule.block_dimensions(d))
     after, _ = run(chain, runs, np.array([0, 1]), 3, "one step", False)
     with jax.enable_x64(True):
-        given = {"lr": SGD.lr, "rule": sgd.functional.rule(rule, start), "finite": sgd.functional.finite(rule, d)}
-        drift = jax.jit(partial(sgd.functional.drift, rule.structure, **given))(rule.parameters, sgd.functional.state(start))
+        given = {
+            "lr": SGD.lr,
+            "rule": sgd.functional.rule(rule, start),
+            "finite": sgd.functional.finite(rule, d),
+        }
+        drift = jax.jit(partial(sgd.functional.drift, rule.structure, **given))(
+            rule.parameters, sgd.functional.state(start)
+        )
     for name in ("M", "Q"):
         change = (after[name][:, 1] - after[name][:, 0]) / (SGD.lr / d)
         error = change.std(axis=0, ddof=1) / np.sqrt(runs)
@@ -207,7 +262,9 @@ def test_a_problem_without_signals(tmp_path):
     assert start.M.shape == (1, 1, 0)
     path = sgd.solve_ode(problem, sgd.OnePassSGD(lr), start, times=[0, 1.5])
     fixed = lr / (2 - lr)
-    np.testing.assert_allclose(path.Q.values[0, -1, 0, 0], fixed + (2 - fixed) * np.exp(-(2 - lr) * 1.5), rtol=1e-7)
+    np.testing.assert_allclose(
+        path.Q.values[0, -1, 0, 0], fixed + (2 - fixed) * np.exp(-(2 - lr) * 1.5), rtol=1e-7
+    )
     # one step: E[Q'] = Q (1 - 2 lr/d + lr^2 (d + 2)/d^2) + lr^2/d
     mean = 2.0
     for _ in range(steps):
@@ -215,7 +272,9 @@ def test_a_problem_without_signals(tmp_path):
     shared = {"steps": [0, steps], "dimension": d, "runs": 4000}
     results = {}
     for method, seed in (("exact", 1), ("direct", 2)):
-        results[method] = sgd.simulate(problem, sgd.OnePassSGD(lr), start, method=method, seed=seed, **shared)
+        results[method] = sgd.simulate(
+            problem, sgd.OnePassSGD(lr), start, method=method, seed=seed, **shared
+        )
         values = results[method].Q.values[:, -1, 0, 0]
         assert abs(values.mean() - mean) <= Z * values.std() / np.sqrt(len(values)), method
     sgd.save(results["exact"], tmp_path / "result.nc")
@@ -238,11 +297,16 @@ def test_sde_and_fixed_data_without_signals():
     sde = sgd.solve_sde(problem, SGD, start, steps=steps, dimension=200, runs=1000, seed=1)
     chain = sgd.simulate(problem, SGD, start, steps=steps, dimension=200, runs=4000, seed=2)
     a, b = (result.Q.values[:, 1, 0, 0] for result in (sde, chain))
-    assert abs(a.mean() - b.mean()) <= Z * np.hypot(a.std() / np.sqrt(len(a)), b.std() / np.sqrt(len(b))) + 0.01 * b.mean()
+    assert (
+        abs(a.mean() - b.mean())
+        <= Z * np.hypot(a.std() / np.sqrt(len(a)), b.std() / np.sqrt(len(b))) + 0.01 * b.mean()
+    )
     descent = sgd.GradientDescent(lr=0.2, samples_per_dimension=2.0)
     dmft = sgd.solve_dmft(problem, descent, start, steps=[0, 3], paths=4096, seed=1)
     runs = sgd.simulate(problem, descent, start, steps=[0, 3], dimension=400, runs=50, seed=2)
-    np.testing.assert_allclose(dmft.Q.values[0, -1, 0, 0], runs.Q.values[:, -1, 0, 0].mean(), rtol=0.05)
+    np.testing.assert_allclose(
+        dmft.Q.values[0, -1, 0, 0], runs.Q.values[:, -1, 0, 0].mean(), rtol=0.05
+    )
 
 
 def lengths_read(fields, signals, head, z, overlaps):
@@ -254,7 +318,10 @@ def test_a_rule_that_reads_lengths():
     rule = sgd.Rule(lengths_read, groups={"w": 1}, reads_lengths=True)
     start = sgd.start(rule, M=[[0.2]], Q=[[1.0]])
     shared = {"steps": [0, 5], "dimension": 6, "runs": 2000}
-    one, other = (sgd.simulate(rule, SGD, start, seed=seed, method=way, **shared) for seed, way in ((1, "exact"), (2, "direct")))
+    one, other = (
+        sgd.simulate(rule, SGD, start, seed=seed, method=way, **shared)
+        for seed, way in ((1, "exact"), (2, "direct"))
+    )
     for name in ("M", "Q"):
         same_law(one[name].values[:, 1, 0, 0], other[name].values[:, 1, 0, 0], name)
 
@@ -272,15 +339,23 @@ def adatron(fields, signals, head, z, overlaps):
     return sgd.Move(fields * (fields * jnp.sign(signals[0]) < 0))
 
 
-ERRORS = {"hebb": (hebb, 0.16794849, 0.03977669), "perceptron": (perceptron, 0.16696271, 0.05943050)}
+ERRORS = {
+    "hebb": (hebb, 0.16794849, 0.03977669),
+    "perceptron": (perceptron, 0.16696271, 0.05943050),
+}
 ERRORS["adatron"] = (adatron, 0.19841674, 0.01471771)
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow) for name in ("hebb", "perceptron", "adatron")])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow) for name in ("hebb", "perceptron", "adatron")],
+)
 def test_reference_values_of_rules_that_jump(name):
     update, early, late = ERRORS[name]
     rule = sgd.Rule(update, groups={"w": 1}, kinks=(0.0,))
-    path = sgd.solve_ode(rule, sgd.OnePassSGD(lr=1.0), sgd.start(rule, M=[[0.2]], Q=[[1.0]]), alpha=[0, 5.0, 100.0])
+    path = sgd.solve_ode(
+        rule, sgd.OnePassSGD(lr=1.0), sgd.start(rule, M=[[0.2]], Q=[[1.0]]), alpha=[0, 5.0, 100.0]
+    )
     error = np.arccos(path.M.values[0, :, 0, 0] / np.sqrt(path.Q.values[0, :, 0, 0])) / np.pi
     np.testing.assert_allclose(error[1:], [early, late], atol=6e-9)
     assert path.attrs["error_quadrature"] < 1e-10
@@ -295,14 +370,24 @@ def test_reference_values_of_a_gan():
         c, other = draws["c"], draws["other"]
         real, made = c * overlaps.M[0, 0] + F[0, 0], other * overlaps.Q[0, 1] + F[0, 1]
         inputs = jnp.array([[-real, made], [0.0, 0.0]])
-        rows = jnp.array([[overlaps.Q[0, 0] - 1, other * made], [-other * made, overlaps.Q[1, 1] - 1]])
+        rows = jnp.array(
+            [[overlaps.Q[0, 0] - 1, other * made], [-other * made, overlaps.Q[1, 1] - 1]]
+        )
         return sgd.Move(inputs, rows=rows, signals=jnp.array([[-c * real], [0.0]]))
 
-    rule = sgd.Rule(gan, groups={"w": 1, "v": 1}, rates={"w": 0.2, "v": 0.04}, tokens=2, draws={"c": "normal", "other": "normal"})
+    rule = sgd.Rule(
+        gan,
+        groups={"w": 1, "v": 1},
+        rates={"w": 0.2, "v": 0.04},
+        tokens=2,
+        draws={"c": "normal", "other": "normal"},
+    )
     start = sgd.start(rule, M=[[0.3], [0.2]], Q=[[1.0, 0.3], [0.3, 1.0]])
     path = sgd.solve_ode(rule, sgd.OnePassSGD(lr=1.0), start, alpha=[0, 20.0])
     np.testing.assert_allclose(path.M.values[0, -1, :, 0], [1.15041461, 0.31962460], atol=2e-8)
-    np.testing.assert_allclose(path.Q.values[0, -1].ravel(), [1.92895863, 0.21245426, 0.21245426, 1.02769447], atol=2e-8)
+    np.testing.assert_allclose(
+        path.Q.values[0, -1].ravel(), [1.92895863, 0.21245426, 0.21245426, 1.02769447], atol=2e-8
+    )
 
 
 @pytest.mark.slow  # its mean step is held against the chain
@@ -322,10 +407,16 @@ def test_reference_values_of_a_tied_autoencoder():
 def test_reference_values_of_an_autoencoder():
     path = sgd.solve_ode(LOSS, SGD, begin(LOSS), times=[0, 2.0, 10.0])
     error = 20 * path.attrs["error_quadrature"]
-    np.testing.assert_allclose(path.risk.values[0], [-0.14536511, -1.34922497, -1.72824474], atol=error)
+    np.testing.assert_allclose(
+        path.risk.values[0], [-0.14536511, -1.34922497, -1.72824474], atol=error
+    )
     np.testing.assert_allclose(path.M.values[0, 1, :, 0], [0.91318377, 1.56591531], atol=error)
     runs = sgd.simulate(LOSS, SGD, begin(LOSS), times=[0, 2.0], dimension=500, runs=400, seed=1)
-    for name, entry, value, off in (("Q", (0, 0), 1.3170, 0.0020), ("Q", (1, 1), 3.035, 0.012), ("M", (1, 0), 1.5687, 0.0042)):
+    for name, entry, value, off in (
+        ("Q", (0, 0), 1.3170, 0.0020),
+        ("Q", (1, 1), 3.035, 0.012),
+        ("M", (1, 0), 1.5687, 0.0042),
+    ):
         found = runs[name].values[(slice(None), 1, *entry)]
         assert abs(found.mean() - value) <= Z * np.hypot(found.std(ddof=1) / 20, off)
 
@@ -361,14 +452,25 @@ def optimal_perceptron(fields, signals, head, z, overlaps):
 def test_a_rule_that_is_singular_at_zero_overlap_can_be_stated():
     """Its own trial avoids M = 0; a start at which it is not finite is refused with the overlaps."""
     rule = sgd.Rule(optimal_perceptron, groups={"w": 1}, kinks=(0.0,))
-    with pytest.raises(ValueError, match=r"update = .*its Move is not finite .*overlaps.Q = \[\[1.\]\], overlaps.M = \[\[0.\]\].*start"):
+    with pytest.raises(
+        ValueError,
+        match=r"update = .*its Move is not finite .*overlaps.Q = \[\[1.\]\], overlaps.M = \[\[0.\]\].*start",
+    ):
         sgd.simulate(rule, SGD, sgd.start(rule, M=[[0.0]], Q=[[1.0]]), steps=[0, 1], dimension=20)
-    sgd.Problem(lambda f, s, a, z, overlaps: (f[0] - s[0]) ** 2 * jnp.log(overlaps.M[0, 0] ** 2), width=1, signals=1)
+    sgd.Problem(
+        lambda f, s, a, z, overlaps: (f[0] - s[0]) ** 2 * jnp.log(overlaps.M[0, 0] ** 2),
+        width=1,
+        signals=1,
+    )
     never_finite = r"its value is not finite .*overlaps.M = \[\[0.*at all other overlaps tried"
     with pytest.raises(ValueError, match="loss = .*" + never_finite):
-        sgd.Problem(lambda f, s, a, z, overlaps: f[0] * jnp.log(-overlaps.Q[0, 0]), width=1, signals=1)
+        sgd.Problem(
+            lambda f, s, a, z, overlaps: f[0] * jnp.log(-overlaps.Q[0, 0]), width=1, signals=1
+        )
     with pytest.raises(ValueError, match="risk = .*" + never_finite):
-        sgd.Rule(hebb, groups={"w": 1}, risk=lambda f, s, a, z, overlaps: jnp.log(-overlaps.Q[0, 0]))
+        sgd.Rule(
+            hebb, groups={"w": 1}, risk=lambda f, s, a, z, overlaps: jnp.log(-overlaps.Q[0, 0])
+        )
 
 
 @pytest.mark.slow
@@ -389,7 +491,9 @@ def test_the_optimal_perceptron_against_its_published_rate():
         step = scale * np.exp(stats.norm.logpdf(u) - stats.norm.logcdf(u))
         return [rho / 2 * np.trapezoid(weight * step**2, z)]
 
-    expected = integrate.solve_ivp(rate, [0, 200], [0.1], t_eval=[50.0, 200.0], rtol=1e-9, atol=1e-12).y[0]
+    expected = integrate.solve_ivp(
+        rate, [0, 200], [0.1], t_eval=[50.0, 200.0], rtol=1e-9, atol=1e-12
+    ).y[0]
     np.testing.assert_allclose(np.arccos(rho[1:]), np.arccos(expected), rtol=3e-3)
     assert 0.86 < 200 * np.arccos(rho[2]) / np.pi < 0.883
 

@@ -21,19 +21,38 @@ GRAM = np.array([[[0.3, 0.0], [0.0, 0.0]], [[0.3, 0.2], [0.2, 0.3]], [[0.4, 0.1]
 
 
 def problem_of(**changes):
-    given = {"width": 2, "teacher_width": 2, "activation": "erf", "noise": 0.1, "covariance": COVARIANCE, "teacher_gram": GRAM}
+    given = {
+        "width": 2,
+        "teacher_width": 2,
+        "activation": "erf",
+        "noise": 0.1,
+        "covariance": COVARIANCE,
+        "teacher_gram": GRAM,
+    }
     return sgd.TeacherStudent(**(given | changes))
 
 
 @pytest.mark.parametrize("batch", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_chain_against_direct(batch):
     """Blocks of one and of two coordinates, where two signals and two rows would need four."""
-    compare(problem_of(head="trained"), sgd.OnePassSGD(lr=4.0, batch=batch), (ExactChain, DirectSGD), d=D, steps=10)
+    compare(
+        problem_of(head="trained"),
+        sgd.OnePassSGD(lr=4.0, batch=batch),
+        (ExactChain, DirectSGD),
+        d=D,
+        steps=10,
+    )
 
 
 @pytest.mark.slow
 def test_momentum():
-    compare(problem_of(), sgd.OnePassSGD(lr=1.0, update=sgd.updates.momentum(0.6)), (ExactChain, DirectSGD), d=D, steps=10)
+    compare(
+        problem_of(),
+        sgd.OnePassSGD(lr=1.0, update=sgd.updates.momentum(0.6)),
+        (ExactChain, DirectSGD),
+        d=D,
+        steps=10,
+    )
 
 
 @pytest.mark.slow
@@ -57,13 +76,20 @@ def test_start():
     for block, size in enumerate((1, 2, 9)):
         squares = begin.Q_blocks[:, block, 0, 0]
         assert abs(squares.mean() - size / D) < Z * squares.std() / np.sqrt(len(squares))
-        whole = np.block([[begin.Q_blocks[0, block], begin.M_blocks[0, block]], [begin.M_blocks[0, block].T, GRAM[block]]])
+        whole = np.block(
+            [
+                [begin.Q_blocks[0, block], begin.M_blocks[0, block]],
+                [begin.M_blocks[0, block].T, GRAM[block]],
+            ]
+        )
         assert np.linalg.matrix_rank(whole, tol=1e-9) == min(size, 4)
 
 
 def test_the_whole_way():
     """A block of one of 400 coordinates."""
-    problem = sgd.TeacherStudent(width=2, activation="erf", covariance=[(4.0, 1 / 400), (1.0, 399 / 400)])
+    problem = sgd.TeacherStudent(
+        width=2, activation="erf", covariance=[(4.0, 1 / 400), (1.0, 399 / 400)]
+    )
     begin = sgd.random_start(problem, dimension=400, runs=2)
     result = sgd.simulate(problem, sgd.OnePassSGD(lr=0.5), begin, steps=[0, 100], dimension=400)
     np.testing.assert_allclose(result.Q_block[:, 0, 0].values, begin.Q_blocks[:, 0], atol=1e-12)
@@ -75,11 +101,18 @@ def test_refused():
     algorithm = sgd.OnePassSGD(lr=0.5)
     spread = sgd.start(problem, M=np.zeros((2, 2)), Q=np.eye(2))
     for method in ("exact", "direct"):
-        with pytest.raises(ValueError, match="start has overlaps of rank 2 or more in block 0, which has 1 coordinates"):
+        with pytest.raises(
+            ValueError,
+            match="start has overlaps of rank 2 or more in block 0, which has 1 coordinates",
+        ):
             sgd.simulate(problem, algorithm, spread, steps=[1], dimension=D, method=method)
-    with pytest.raises(ValueError, match=r"gram = .*block 0 has 1 coordinates, and the signals have rank 2"):
+    with pytest.raises(
+        ValueError, match=r"gram = .*block 0 has 1 coordinates, and the signals have rank 2"
+    ):
         sgd.random_start(problem_of(teacher_gram=None), dimension=D)
-    with pytest.raises(ValueError, match="dimension = 5: there must be a coordinate in each covariance block"):
+    with pytest.raises(
+        ValueError, match="dimension = 5: there must be a coordinate in each covariance block"
+    ):
         sgd.random_start(problem, dimension=5)
 
 
@@ -102,9 +135,14 @@ def test_other_runs_on_a_spectrum(kind):
     """Six blocks, of which one is compressed."""
     sizes = [1, 2, 4, 6, 11, 25]
     spectrum = sgd.Spectrum(np.geomspace(4.0, 0.3, 6), sizes, target=np.linspace(0.2, 0.5, 6))
-    options = {"sphere": {"constraint": "sphere"}, "trained head": {"head": "trained", "weight_decay": 0.2}}.get(kind, {})
+    options = {
+        "sphere": {"constraint": "sphere"},
+        "trained head": {"head": "trained", "weight_decay": 0.2},
+    }.get(kind, {})
     update = {"momentum": sgd.updates.momentum(0.6), "clipped": sgd.updates.clipped(0.05)}.get(kind)
-    problem = sgd.TeacherStudent(width=2, activation="erf", noise=0.1, covariance=spectrum, **options)
+    problem = sgd.TeacherStudent(
+        width=2, activation="erf", noise=0.1, covariance=spectrum, **options
+    )
     algorithm = sgd.OnePassSGD(lr=1.5, per="trace", update=update).on(problem)
     compare(problem, algorithm, (ExactChain, DirectSGD), d=None, runs=10_000, steps=20, scale=1.0)
 
@@ -125,7 +163,9 @@ def test_tokens_on_a_spectrum(batch):
 @pytest.mark.parametrize("kind", ["overlaps", "lengths"])
 def test_rules_on_a_spectrum(kind, batch):
     """Rules that read overlaps, or the lengths of inputs, where small blocks are their coordinates, and one to three are compressed."""
-    spectrum = sgd.Spectrum(np.geomspace(3.0, 0.3, 6), [1, 2, 4, 6, 9, 20], target=np.linspace(0.2, 0.5, 6))
+    spectrum = sgd.Spectrum(
+        np.geomspace(3.0, 0.3, 6), [1, 2, 4, 6, 9, 20], target=np.linspace(0.2, 0.5, 6)
+    )
     if kind == "overlaps":
         problem = sgd.Rule(by_hand, groups={"W": 1, "V": 1}, covariance=spectrum, **DATA)
     else:
@@ -139,7 +179,9 @@ def test_rules_on_a_spectrum(kind, batch):
 def test_paths_of_the_sde(constraint):
     """In their coordinates small blocks have the means and spreads of the chain, up to the order of one step."""
     spectrum = sgd.Spectrum([4.0, 2.0, 1.0, 0.3], [1, 1, 3, 40], target=[0.03, 0.26, 0.3, 1.2])
-    problem = sgd.TeacherStudent(width=2, activation="erf", noise=0.1, covariance=spectrum, constraint=constraint)
+    problem = sgd.TeacherStudent(
+        width=2, activation="erf", noise=0.1, covariance=spectrum, constraint=constraint
+    )
     begin, algorithm = sgd.random_start(problem, seed=3), sgd.OnePassSGD(lr=0.2, per="trace")
     chain = sgd.simulate(problem, algorithm, begin, steps=[200], runs=8000)
     paths = sgd.solve_sde(problem, algorithm, begin, steps=[200], runs=8000, progress=False)
@@ -147,17 +189,29 @@ def test_paths_of_the_sde(constraint):
         one, other = (part[name].values[:, 0].reshape(8000, -1) for part in (chain, paths))
         spread = one.std(axis=0)
         # g l_1 = .04: means are off by less than that share of a spread, spreads by that share of themselves
-        np.testing.assert_array_less(np.abs(one.mean(axis=0) - other.mean(axis=0)), (2 * Z / np.sqrt(8000) + 0.08) * spread + 1e-12)
-        np.testing.assert_allclose(other.std(axis=0), spread, rtol=0.08 + 2 * Z / np.sqrt(8000), atol=1e-12)
+        np.testing.assert_array_less(
+            np.abs(one.mean(axis=0) - other.mean(axis=0)),
+            (2 * Z / np.sqrt(8000) + 0.08) * spread + 1e-12,
+        )
+        np.testing.assert_allclose(
+            other.std(axis=0), spread, rtol=0.08 + 2 * Z / np.sqrt(8000), atol=1e-12
+        )
 
 
 @pytest.mark.slow
 def test_a_large_spectrum_against_direct():
     """Raw columns and bins at d = 2000: means of runs, within their errors."""
-    problem = sgd.TeacherStudent(width=2, activation="erf", noise=0.01, covariance=sgd.power_law(1.0, 2000, target=0.3, bins=30))
+    problem = sgd.TeacherStudent(
+        width=2,
+        activation="erf",
+        noise=0.01,
+        covariance=sgd.power_law(1.0, 2000, target=0.3, bins=30),
+    )
     begin, algorithm = sgd.random_start(problem, seed=3), sgd.OnePassSGD(lr=1.0, per="trace")
     chain, direct = (
-        sgd.simulate(problem, algorithm, begin, steps=[100, 1000], runs=runs, method=method, seed=seed)
+        sgd.simulate(
+            problem, algorithm, begin, steps=[100, 1000], runs=runs, method=method, seed=seed
+        )
         for method, runs, seed in (("exact", 1000, 1), ("direct", 300, 2))
     )
     error = np.sqrt(chain.risk.var("run") / 1000 + direct.risk.var("run") / 300)

@@ -25,7 +25,9 @@ def line_search(overlaps):
     b = overlaps.blocks
     errors = b.Q[:, 0, 0] - 2 * b.M[:, 0, 0] + b.P[:, 0, 0]
     slope = jnp.sum(b.eigenvalues**2 * errors)
-    return slope / (jnp.sum(b.eigenvalues**2 * b.fractions) * (jnp.sum(b.eigenvalues * errors) + NOISE))
+    return slope / (
+        jnp.sum(b.eigenvalues**2 * b.fractions) * (jnp.sum(b.eigenvalues * errors) + NOISE)
+    )
 
 
 def linear(**given):
@@ -39,7 +41,9 @@ def test_polyaks_step_against_its_closed_form():
     alpha = np.array([2.0, 10.0])
     path = sgd.solve_ode(problem, algorithm, sgd.start(problem, M=[[0.0]], Q=[[0.0]]), alpha=alpha)
     for place, error in zip(alpha, 2 * path.excess_risk.values[0], strict=True):
-        expected = optimize.brentq(lambda e, place=place: np.log(1 / e) + NOISE * (1 / e - 1) - place, 1e-9, 1.0)
+        expected = optimize.brentq(
+            lambda e, place=place: np.log(1 / e) + NOISE * (1 / e - 1) - place, 1e-9, 1.0
+        )
         np.testing.assert_allclose(error, expected, rtol=1e-6)
 
 
@@ -47,14 +51,18 @@ def test_line_search_against_scipy():
     """Two eigenvalues: de_b/dalpha = -2 g l_b e_b + g^2 l_b f_b (sum l e + s) with the best g at every moment."""
     problem = linear(covariance=list(zip(EIGENVALUES, FRACTIONS, strict=True)))
     algorithm = sgd.OnePassSGD(lr=1.0, update=sgd.updates.state_rate(line_search))
-    path = sgd.solve_ode(problem, algorithm, sgd.start(problem, M=[[0.0]], Q=[[0.0]]), alpha=[3.0, 20.0])
+    path = sgd.solve_ode(
+        problem, algorithm, sgd.start(problem, M=[[0.0]], Q=[[0.0]]), alpha=[3.0, 20.0]
+    )
 
     def rate(alpha, errors):
         total = EIGENVALUES @ errors + NOISE
         g = EIGENVALUES**2 @ errors / (EIGENVALUES**2 @ FRACTIONS * total)
         return -2 * g * EIGENVALUES * errors + g**2 * EIGENVALUES * FRACTIONS * total
 
-    expected = integrate.solve_ivp(rate, [0, 20], FRACTIONS, t_eval=[3.0, 20.0], rtol=1e-10, atol=1e-13).y
+    expected = integrate.solve_ivp(
+        rate, [0, 20], FRACTIONS, t_eval=[3.0, 20.0], rtol=1e-10, atol=1e-13
+    ).y
     np.testing.assert_allclose(2 * path.excess_risk.values[0], EIGENVALUES @ expected, rtol=1e-6)
 
 
@@ -68,9 +76,15 @@ def line_search_in_numpy(d, steps, runs, decay, generator):
     w = np.zeros((runs, d))
     for _ in range(steps):
         x = np.sqrt(variances) * generator.standard_normal((runs, d))
-        residual = np.sum((w - teacher) * x, axis=1) - np.sqrt(NOISE) * generator.standard_normal(runs)
+        residual = np.sum((w - teacher) * x, axis=1) - np.sqrt(NOISE) * generator.standard_normal(
+            runs
+        )
         squares = np.add.reduceat((w - teacher) ** 2, first, axis=1)
-        g = squares @ EIGENVALUES**2 / (EIGENVALUES**2 @ FRACTIONS * (squares @ EIGENVALUES + NOISE))
+        g = (
+            squares
+            @ EIGENVALUES**2
+            / (EIGENVALUES**2 @ FRACTIONS * (squares @ EIGENVALUES + NOISE))
+        )
         w = w - g[:, None] / d * (residual[:, None] * x + decay * w)
     return w @ teacher, np.sum(w**2, axis=1)
 
@@ -81,7 +95,9 @@ def test_runs_with_line_search_have_the_law_of_numpy(method):
     problem = linear(covariance=list(zip(EIGENVALUES, FRACTIONS, strict=True)), weight_decay=decay)
     algorithm = sgd.OnePassSGD(lr=1.0, update=sgd.updates.state_rate(line_search))
     start = sgd.start(problem, M=[[0.0]], Q=[[0.0]])
-    result = sgd.simulate(problem, algorithm, start, steps=[0, steps], dimension=d, runs=runs, seed=1, method=method)
+    result = sgd.simulate(
+        problem, algorithm, start, steps=[0, steps], dimension=d, runs=runs, seed=1, method=method
+    )
     M, Q = line_search_in_numpy(d, steps, runs, decay, np.random.default_rng(2))
     same_law(result.M.values[:, 1, 0, 0], M, "M")
     same_law(result.Q.values[:, 1, 0, 0], Q, "Q")
@@ -94,9 +110,14 @@ def test_bad_rates():
         sgd.updates.state_rate(0.5)
     with pytest.raises(ValueError, match=r"rate = .*one argument"):
         sgd.updates.state_rate(lambda alpha, overlaps: 1.0)
-    for rate, match in ((lambda overlaps: overlaps.Q, r"shape \(1, 1\)"), (lambda overlaps: overlaps.R, "failed with")):
+    for rate, match in (
+        (lambda overlaps: overlaps.Q, r"shape \(1, 1\)"),
+        (lambda overlaps: overlaps.R, "failed with"),
+    ):
         with pytest.raises(ValueError, match=match):
-            sgd.solve_ode(problem, sgd.OnePassSGD(update=sgd.updates.state_rate(rate)), start, alpha=[1.0])
+            sgd.solve_ode(
+                problem, sgd.OnePassSGD(update=sgd.updates.state_rate(rate)), start, alpha=[1.0]
+            )
     tensor, algorithm = sgd.SpikedTensor(), sgd.OnePassSGD(update=sgd.updates.state_rate(polyak))
     spiked = sgd.start(tensor, m=0.5, r2=1.0)
     with pytest.raises(ValueError, match=r"update|algorithm"):

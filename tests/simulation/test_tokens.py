@@ -37,7 +37,13 @@ def means_of(draws):
 
 def problem_of(**changes):
     draws = {"noise": "normal", "group": [0.3, 0.7], "mask": ("bernoulli", 0.6, 2)}
-    given = {"tokens": 2, "token_correlation": CORRELATION, "means": means_of, "draws": draws, "gram": [[1.0, 0.2], [0.2, 0.8]]}
+    given = {
+        "tokens": 2,
+        "token_correlation": CORRELATION,
+        "means": means_of,
+        "draws": draws,
+        "gram": [[1.0, 0.2], [0.2, 0.8]],
+    }
     return sgd.Problem(attention, 2, 2, **(given | changes))
 
 
@@ -49,10 +55,13 @@ def overlaps_of(simulator, runs, steps, seed):
 
 def compare(problem, algorithm, makers, *, d=12, runs=6000, steps=6, scale=1.3):
     """The laws of all overlaps of the two simulators."""
-    begin = broadcast_runs(checked_start(problem, sgd.random_start(problem, dimension=d, seed=1, scale=scale)), runs)
+    begin = broadcast_runs(
+        checked_start(problem, sgd.random_start(problem, dimension=d, seed=1, scale=scale)), runs
+    )
     dimension, sizes = check_dimension(problem, d, small=True)
     one, other = (
-        overlaps_of(maker(problem, algorithm, begin, dimension, sizes), runs, steps, seed) for seed, maker in enumerate(makers, start=3)
+        overlaps_of(maker(problem, algorithm, begin, dimension, sizes), runs, steps, seed)
+        for seed, maker in enumerate(makers, start=3)
     )
     for name in one:
         first, second = (part[name].reshape(runs, -1) for part in (one, other))
@@ -62,13 +71,18 @@ def compare(problem, algorithm, makers, *, d=12, runs=6000, steps=6, scale=1.3):
 
 @pytest.mark.parametrize(
     ("batch", "options"),
-    [pytest.param(1, {}, marks=pytest.mark.slow), pytest.param(3, {"covariance": [(0.5, 0.5), (2.0, 0.5)]}, marks=pytest.mark.slow)],
+    [
+        pytest.param(1, {}, marks=pytest.mark.slow),
+        pytest.param(3, {"covariance": [(0.5, 0.5), (2.0, 0.5)]}, marks=pytest.mark.slow),
+    ],
     ids=["few", "wide"],
 )
 def test_chain_against_direct(batch, options):
     """Two correlated tokens with means, masks, groups and noise; a batch of 3 has more inputs than units, so that they are combined."""
     d = 12 if not options else 16
-    compare(problem_of(**options), sgd.OnePassSGD(lr=2.0, batch=batch), (ExactChain, DirectSGD), d=d)
+    compare(
+        problem_of(**options), sgd.OnePassSGD(lr=2.0, batch=batch), (ExactChain, DirectSGD), d=d
+    )
 
 
 @pytest.mark.slow
@@ -83,7 +97,12 @@ def test_the_test_can_tell():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "kind", ["descent", pytest.param("persistent", marks=pytest.mark.slow), pytest.param("langevin", marks=pytest.mark.slow)]
+    "kind",
+    [
+        "descent",
+        pytest.param("persistent", marks=pytest.mark.slow),
+        pytest.param("langevin", marks=pytest.mark.slow),
+    ],
 )
 def test_fixed_data(kind):
     algorithm = {
@@ -114,7 +133,19 @@ def test_one_token_is_one_input():
         problem = sgd.Problem(loss, 2, 1, tokens=tokens)
         begin = broadcast_runs(checked_start(problem, sgd.random_start(problem, dimension=20)), 2)
         for maker in (ExactChain, DirectSGD):
-            found.append(overlaps_of(maker(problem, sgd.OnePassSGD(lr=0.5, batch=3), begin, *check_dimension(problem, 20)), 2, 20, 0))
+            found.append(
+                overlaps_of(
+                    maker(
+                        problem,
+                        sgd.OnePassSGD(lr=0.5, batch=3),
+                        begin,
+                        *check_dimension(problem, 20),
+                    ),
+                    2,
+                    20,
+                    0,
+                )
+            )
     for one, other in zip(found[:2], found[2:], strict=True):
         np.testing.assert_allclose(one["Q"], other["Q"], rtol=1e-10)
 
@@ -124,10 +155,23 @@ def test_label_noise_of_a_mixture():
 
     def loss(fields, signals, head, draws):
         output = jnp.sum(head * jax.nn.relu(fields))
-        return jax.nn.softplus(output) - draws["label"] * output + 0.3 * draws["noise"] * jnp.sum(fields)
+        return (
+            jax.nn.softplus(output)
+            - draws["label"] * output
+            + 0.3 * draws["noise"] * jnp.sum(fields)
+        )
 
     clusters = [(0.3, [1.0], 1.0), (0.7, [-1.0], 0.0)]
-    problem = sgd.Problem(loss, 2, 1, clusters=clusters, draws={"noise": "normal"}, head="trained", covariance=[(0.5, 1.0)], kinks=[0.0])
+    problem = sgd.Problem(
+        loss,
+        2,
+        1,
+        clusters=clusters,
+        draws={"noise": "normal"},
+        head="trained",
+        covariance=[(0.5, 1.0)],
+        kinks=[0.0],
+    )
     compare(problem, sgd.OnePassSGD(lr=2.0, batch=1), (ExactChain, DirectSGD))
     sample = problem.structure.sample
     weights, cases = sample.cases(problem.parameters)
@@ -136,7 +180,9 @@ def test_label_noise_of_a_mixture():
     np.testing.assert_array_equal(cases["label"], [1.0, 0.0])
     with jax.enable_x64(True):
         draws = sample.drawn(problem.parameters, jnp.zeros((2, 1)), cases)
-        np.testing.assert_array_equal(sample.mean_coefficients(problem.parameters, draws), [[1.0], [-1.0]])
+        np.testing.assert_array_equal(
+            sample.mean_coefficients(problem.parameters, draws), [[1.0], [-1.0]]
+        )
 
 
 def test_cases():
@@ -147,10 +193,22 @@ def test_cases():
     assert sample.free == 1
     np.testing.assert_allclose(weights.sum(), 1.0)
     for weight, group, mask in zip(weights, cases["group"], cases["mask"], strict=True):
-        np.testing.assert_allclose(weight, [0.3, 0.7][group] * np.prod(np.where(mask == 1, 0.6, 0.4)))
-    assert len({(int(group), *mask) for group, mask in zip(cases["group"], cases["mask"], strict=True)}) == 8
+        np.testing.assert_allclose(
+            weight, [0.3, 0.7][group] * np.prod(np.where(mask == 1, 0.6, 0.4))
+        )
+    assert (
+        len(
+            {(int(group), *mask) for group, mask in zip(cases["group"], cases["mask"], strict=True)}
+        )
+        == 8
+    )
     many = problem_of(
-        draws={"noise": "normal", "group": [0.3, 0.7], "mask": ("bernoulli", 0.6, 2), "more": ("categorical", [0.2, 0.3, 0.5], 3)}
+        draws={
+            "noise": "normal",
+            "group": [0.3, 0.7],
+            "mask": ("bernoulli", 0.6, 2),
+            "more": ("categorical", [0.2, 0.3, 0.5], 3),
+        }
     )
     weights, cases = many.structure.sample.cases(many.parameters)
     assert many.structure.sample.free == many.structure.sample.draw_normals == 7
@@ -184,7 +242,11 @@ def test_record():
     problem = problem_of()
     record = problem.describe()
     assert record["tokens"] == 2
-    assert record["draws"] == {"noise": "normal", "group": [0.3, 0.7], "mask": ("bernoulli", 0.6, 2)}
+    assert record["draws"] == {
+        "noise": "normal",
+        "group": [0.3, 0.7],
+        "mask": ("bernoulli", 0.6, 2),
+    }
     assert record["means"]["function"] == "means_of"
     assert "tokens=2" in repr(problem)
     assert problem.replace(tokens=2) == problem

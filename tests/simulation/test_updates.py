@@ -84,25 +84,44 @@ def reference(update, problem, W, a, batches):
 
 @pytest.mark.parametrize(
     ("kind", "other"),
-    later([("momentum", "trained"), ("reuse", "sphere"), ("normalised", "trained"), ("clipped", "sphere"), ("sam", "trained")]),
+    later(
+        [
+            ("momentum", "trained"),
+            ("reuse", "sphere"),
+            ("normalised", "trained"),
+            ("clipped", "sphere"),
+            ("sam", "trained"),
+        ]
+    ),
 )
 def test_pathwise_against_the_definition(kind, other):
     """A block of steps on given inputs, in d dimensions and in the compressed frame, to 1e-12; also where it is plain SGD."""
-    batch = 3 if kind in ("reuse", "sam") else 2  # 3 > 2 units: these keep a column for every sample
-    options = {"constraint": "sphere"} if other == "sphere" else {"head": "trained", "weight_decay": 0.3}
+    batch = (
+        3 if kind in ("reuse", "sam") else 2
+    )  # 3 > 2 units: these keep a column for every sample
+    options = (
+        {"constraint": "sphere"} if other == "sphere" else {"head": "trained", "weight_decay": 0.3}
+    )
     problem = sgd.TeacherStudent(width=2, activation="square", noise=0.2, **options)
     begin = sgd.random_start(problem, dimension=40, seed=5)
     T, L = (part[0] for part in factor(problem, begin))
     grouping = compressed.Grouping(problem.structure, batch, update=MADE[kind].law)
     inside, copies = grouping.inside, copies_of(grouping.update)
     generator = np.random.default_rng(3)
-    x, noise = generator.standard_normal((grouping.steps, batch, D)), generator.standard_normal((grouping.steps, batch))
+    x, noise = (
+        generator.standard_normal((grouping.steps, batch, D)),
+        generator.standard_normal((grouping.steps, batch)),
+    )
     assert grouping.steps == 8 // batch
     W, a = np.zeros((2, D)), begin.a[0]
     W[:, :1], W[:, 1:3] = T[0], L[0]
 
     # the other blocks of the span are not active: nothing may happen there
-    parts = ((grouping.steps, batch, 1, inside), (grouping.steps, batch, 1), (1, grouping.columns, grouping.columns))
+    parts = (
+        (grouping.steps, batch, 1, inside),
+        (grouping.steps, batch, 1),
+        (1, grouping.columns, grouping.columns),
+    )
     draws = compressed.SpanDraws(*(np.ones((grouping.folds, *shape)) for shape in parts))
     draws.inside[0, :, :, 0], draws.noise[0] = x[..., :inside], noise[..., None]
     # what lies outside, up to a rotation: the lower-triangular factor of its Gram matrix
@@ -130,9 +149,19 @@ def test_pathwise_against_the_definition(kind, other):
             )
 
         place = placed(problem, np.array([D]))
-        return jax.lax.fori_loop(0, end, step, Rows(jnp.pad(W, ((0, (copies - 1) * 2), (0, 0))), jnp.pad(a, (0, (copies - 1) * 2))))
+        return jax.lax.fori_loop(
+            0,
+            end,
+            step,
+            Rows(jnp.pad(W, ((0, (copies - 1) * 2), (0, 0))), jnp.pad(a, (0, (copies - 1) * 2))),
+        )
 
-    plain = {"momentum": updates.momentum(0), "reuse": updates.reuse(1), "clipped": updates.clipped(1e6), "sam": updates.sam(0)}
+    plain = {
+        "momentum": updates.momentum(0),
+        "reuse": updates.reuse(1),
+        "clipped": updates.clipped(1e6),
+        "sam": updates.sam(0),
+    }
     for update, meant in ((MADE[kind], MADE[kind]), (plain.get(kind), None)):
         if update is None:
             continue
@@ -169,10 +198,21 @@ def test_length_of_a_step(trained):
 
     def length(update, scale=1.0):
         algorithm = sgd.OnePassSGD(lr=LR, update=update).parameters
-        stride = Stride(LR / D, algorithm["head_rate"], 0.0, sgd.TeacherStudent(head="trained" if trained else "fixed").structure)
+        stride = Stride(
+            LR / D,
+            algorithm["head_rate"],
+            0.0,
+            sgd.TeacherStudent(head="trained" if trained else "fixed").structure,
+        )
         with jax.enable_x64(True):
-            moved, head = take_step(update.law, algorithm, Rows(W, a), Fixed(scale * G, scale * g), stride, D, 0)[:2]
-        return np.hypot(np.linalg.norm(np.asarray(moved) - W), np.linalg.norm(np.asarray(head) - a)) * np.sqrt(D) / LR
+            moved, head = take_step(
+                update.law, algorithm, Rows(W, a), Fixed(scale * G, scale * g), stride, D, 0
+            )[:2]
+        return (
+            np.hypot(np.linalg.norm(np.asarray(moved) - W), np.linalg.norm(np.asarray(head) - a))
+            * np.sqrt(D)
+            / LR
+        )
 
     for scale in (1.0, 1e-3, 1e3):
         assert length(updates.normalised(), scale) == pytest.approx(1.0)
@@ -185,12 +225,26 @@ def test_float32_stays_float32(kind):
     problem = sgd.TeacherStudent(width=2, activation="square", head="trained")
     rows = 2 * copies_of(MADE[kind].law)
     cast = partial(np.asarray, dtype=np.float32)
-    numbers = [jax.tree.map(cast, part) for part in (problem.parameters, sgd.OnePassSGD(update=MADE[kind]).parameters)]
+    numbers = [
+        jax.tree.map(cast, part)
+        for part in (problem.parameters, sgd.OnePassSGD(update=MADE[kind]).parameters)
+    ]
     arrays = [np.zeros(shape, np.float32) for shape in ((), (rows, D), (rows,), (1, D), (1,))]
-    place = Place(*(cast(part) if part.dtype.kind == "f" else part for part in placed(problem, np.array([D]))))
+    place = Place(
+        *(cast(part) if part.dtype.kind == "f" else part for part in placed(problem, np.array([D])))
+    )
 
     def step(parameters, algorithm, rate, weights, head, x, noise):
-        return direct_step(problem.structure, (parameters, algorithm), rate, Rows(weights, head), x, noise, place, MADE[kind].law)
+        return direct_step(
+            problem.structure,
+            (parameters, algorithm),
+            rate,
+            Rows(weights, head),
+            x,
+            noise,
+            place,
+            MADE[kind].law,
+        )
 
     with jax.enable_x64(True):
         found = jax.eval_shape(step, *numbers, *arrays)
@@ -201,17 +255,30 @@ def test_float32_stays_float32(kind):
 
 
 def network(**options):
-    return sgd.TeacherStudent(width=2, activation="erf", noise=0.1, weight_decay=0.1, **{"head": "trained", **options})
+    return sgd.TeacherStudent(
+        width=2, activation="erf", noise=0.1, weight_decay=0.1, **{"head": "trained", **options}
+    )
 
 
 def runs_of(update, method="exact", problem=None, begin=None, steps=(1, 20), **options):
     """2000 runs of the network, always with the same shapes."""
     problem = problem or network()
     given = {"lr": 1.5, "head_rate": 0.7, "batch": 1, "d": 10} | options
-    algorithm = sgd.OnePassSGD(lr=given["lr"], head_rate=given["head_rate"], batch=given["batch"], update=update)
+    algorithm = sgd.OnePassSGD(
+        lr=given["lr"], head_rate=given["head_rate"], batch=given["batch"], update=update
+    )
     begin = begin or sgd.random_start(problem, dimension=60, seed=4)
     seed = 1 if method == "exact" else 2
-    return sgd.simulate(problem, algorithm, begin, steps=list(steps), dimension=given["d"], runs=2000, seed=seed, method=method)
+    return sgd.simulate(
+        problem,
+        algorithm,
+        begin,
+        steps=list(steps),
+        dimension=given["d"],
+        runs=2000,
+        seed=seed,
+        method=method,
+    )
 
 
 def agree(exact, direct):
@@ -241,7 +308,11 @@ def test_exact_and_direct_agree_in_law(kind):
 
 MORE = {
     "momentum, wide batch": (MADE["momentum"], {}, {"batch": 5}),
-    "momentum, sphere": (MADE["momentum"], {"constraint": "sphere", "head": "fixed"}, {"batch": 2, "d": 9}),
+    "momentum, sphere": (
+        MADE["momentum"],
+        {"constraint": "sphere", "head": "fixed"},
+        {"batch": 2, "d": 9},
+    ),
     "momentum, blocks": (MADE["momentum"], {"covariance": [(0.5, 0.5), (2.0, 0.5)]}, {"d": 16}),
     "reuse, sphere": (MADE["reuse"], {"constraint": "sphere"}, {}),
     "reuse, batch beyond d": (MADE["reuse"], {}, {"batch": 9, "d": 5}),
@@ -266,7 +337,9 @@ def test_a_mixture_agrees_in_law():
     problem = sgd.GaussianMixture(kind="xor", width=2, snr=5.0, weight_decay=0.1)
     begin = sgd.random_start(problem, dimension=60, seed=4)
     for kind in ("momentum", "sam"):
-        agree(*(runs_of(MADE[kind], method, problem, begin, lr=0.5) for method in ("exact", "direct")))
+        agree(
+            *(runs_of(MADE[kind], method, problem, begin, lr=0.5) for method in ("exact", "direct"))
+        )
 
 
 @pytest.mark.slow
@@ -282,7 +355,9 @@ def test_where_they_are_plain_sgd():
 
 def test_save_points_do_not_change_a_run():
     """A run that is stopped inside a block of steps keeps its velocity."""
-    one, other = (runs_of(MADE["momentum"], steps=steps, **CASES["momentum"]) for steps in ((1, 20), (13, 20)))
+    one, other = (
+        runs_of(MADE["momentum"], steps=steps, **CASES["momentum"]) for steps in ((1, 20), (13, 20))
+    )
     for name in ("M", "Q", "a"):
         np.testing.assert_allclose(one[name][:, -1], other[name][:, -1], atol=1e-12)
 
@@ -295,7 +370,9 @@ def test_length_of_the_first_step():
     for d in (10, 1000):
         Q = runs_of(MADE["normalised"], begin=begin, batch=3, d=d).Q.values[:, 0]
         np.testing.assert_allclose(np.trace(Q, axis1=1, axis2=2), 1.5**2 / d, rtol=1e-12)
-    plain, short = (runs_of(updates.clipped(threshold), begin=begin).Q.values[:, 0] for threshold in (1e6, 0.2))
+    plain, short = (
+        runs_of(updates.clipped(threshold), begin=begin).Q.values[:, 0] for threshold in (1e6, 0.2)
+    )
     length, found = (np.sqrt(np.trace(Q, axis1=1, axis2=2) * 10) / 1.5 for Q in (plain, short))
     assert 0.2 < np.mean(length > 0.2) < 0.8
     np.testing.assert_allclose(found, np.minimum(length, 0.2), rtol=1e-12)
@@ -320,13 +397,18 @@ def test_exit_times_take_updates():
 
 
 @pytest.mark.parametrize(
-    "update", [updates.sign(), updates.adam(3.0), updates.rmsprop(3.0, eps=0.1), updates.adagrad(0.5)], ids=lambda update: update.kind
+    "update",
+    [updates.sign(), updates.adam(3.0), updates.rmsprop(3.0, eps=0.1), updates.adagrad(0.5)],
+    ids=lambda update: update.kind,
 )
 def test_coordinatewise_updates_have_no_chain(update):
     """The reason is given; so it is for a trained head, which they do not train."""
     problem = sgd.TeacherStudent(width=2, activation="erf")
     begin = sgd.start(problem, M=[[0.1], [0.2]], Q=np.eye(2))
-    with pytest.raises(ValueError, match=r"method = 'exact': .*does not commute with rotations.*does not close on overlaps.*'direct'"):
+    with pytest.raises(
+        ValueError,
+        match=r"method = 'exact': .*does not commute with rotations.*does not close on overlaps.*'direct'",
+    ):
         sgd.simulate(problem, sgd.OnePassSGD(update=update), begin, steps=[1], dimension=20)
     with pytest.raises(ValueError, match=r"update = .*not for a head"):
         sgd.solve_ode(network(), sgd.OnePassSGD(update=update), begin, times=[1.0])
@@ -367,7 +449,9 @@ def test_theory_of_plain_sgd_refuses_updates():
         lambda: sgd.increment_covariance(problem, algorithm, begin),
         lambda: sgd.simulate(spiked, algorithm, spike, times=[1.0], dimension=100),
     ):
-        with pytest.raises(ValueError, match=r"^update = momentum\(beta=0.5\): this is made for plain SGD"):
+        with pytest.raises(
+            ValueError, match=r"^update = momentum\(beta=0.5\): this is made for plain SGD"
+        ):
             ask()
 
 

@@ -20,12 +20,16 @@ def test_muon():
     assert found.excess_risk[0, -1].item() == pytest.approx(0.05207588013, abs=1e-10)
     np.testing.assert_allclose(found.alpha, [0, 6, 10])
     np.testing.assert_allclose(found.t, [0, 0.6, 1.0])
-    again = sgd.solve_large_batch(PROBLEM, MUON, sgd.start_from(found, 1), steps=[2], samples_per_dimension=2.0)
+    again = sgd.solve_large_batch(
+        PROBLEM, MUON, sgd.start_from(found, 1), steps=[2], samples_per_dimension=2.0
+    )
     np.testing.assert_allclose(again.rows_Q[0, -1], found.rows_Q[0, -1], atol=1e-11)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["plain", "momentum", "muon", "blocks", "clipped", "sphere", "trained"])
+@pytest.mark.parametrize(
+    "kind", ["plain", "momentum", "muon", "blocks", "clipped", "sphere", "trained"]
+)
 def test_the_chain_comes_to_it(kind):
     """Means of runs at d and 4 d: 4.9 standard errors (1e-6) beside a bias of order 1/d, which a quarter is left of."""
     options = {
@@ -40,7 +44,9 @@ def test_the_chain_comes_to_it(kind):
         "momentum": (sgd.updates.momentum(0.5), 0.5, 1.0),
         "clipped": (sgd.updates.clipped(0.2), 0.5, 1.0),
     }.get(kind, (None, 0.5, 1.0))
-    theory = sgd.solve_large_batch(problem, sgd.OnePassSGD(lr=lr, update=update), begin, steps=[4], samples_per_dimension=2.0)
+    theory = sgd.solve_large_batch(
+        problem, sgd.OnePassSGD(lr=lr, update=update), begin, steps=[4], samples_per_dimension=2.0
+    )
     for d in (200, 800):
         at = update
         if kind == "clipped":  # its threshold counts in sqrt(D), and D is 1 there
@@ -56,7 +62,9 @@ def test_the_chain_comes_to_it(kind):
 def test_without_noise_it_is_gradient_descent():
     """At infinitely many samples the map is a step down the population risk: its first order is gradient flow's."""
     flow = sgd.solve_ode(PROBLEM, sgd.OnePassSGD(lr=0.0), START, times=[1e-4])
-    step = sgd.solve_large_batch(PROBLEM, sgd.OnePassSGD(lr=1e-4), START, steps=[1], samples_per_dimension=np.inf)
+    step = sgd.solve_large_batch(
+        PROBLEM, sgd.OnePassSGD(lr=1e-4), START, steps=[1], samples_per_dimension=np.inf
+    )
     for name in ("M", "Q"):
         np.testing.assert_allclose(step[name][0, 0], flow[name][0, 0], atol=1e-8)
     assert "alpha" not in step.coords
@@ -64,7 +72,9 @@ def test_without_noise_it_is_gradient_descent():
 
 def test_refusals():
     def ask(algorithm=MUON, **options):
-        return sgd.solve_large_batch(PROBLEM, algorithm, START, **{"steps": [1], "samples_per_dimension": 2.0, **options})
+        return sgd.solve_large_batch(
+            PROBLEM, algorithm, START, **{"steps": [1], "samples_per_dimension": 2.0, **options}
+        )
 
     for call, says in (
         (lambda: ask(samples_per_dimension=0.0), "samples_per_dimension = 0"),

@@ -18,7 +18,13 @@ def test_phases_are_a_schedule():
     """A batch of four at twice the rate is half the rate as d -> infinity."""
     parts = [(PROBLEM, ONE, [1.0, 2.0]), (PROBLEM, sgd.OnePassSGD(lr=2.0, batch=4), [1.0, 2.0])]
     found = sgd.phases(sgd.solve_ode, parts, BEGIN, rtol=1e-10)
-    whole = sgd.solve_ode(PROBLEM, ONE.replace(lr=sgd.piecewise_rate([2.0], [1.0, 0.5])), BEGIN, alpha=[1.0, 2.0, 3.0, 4.0], rtol=1e-10)
+    whole = sgd.solve_ode(
+        PROBLEM,
+        ONE.replace(lr=sgd.piecewise_rate([2.0], [1.0, 0.5])),
+        BEGIN,
+        alpha=[1.0, 2.0, 3.0, 4.0],
+        rtol=1e-10,
+    )
     np.testing.assert_allclose(found.risk, whole.risk, rtol=1e-8)
     np.testing.assert_allclose(found.alpha, whole.alpha)
     np.testing.assert_allclose(found.t, whole.t)
@@ -28,11 +34,18 @@ def test_phases_are_a_schedule():
 
 def test_a_task_that_changes(tmp_path):
     other = PROBLEM.replace(noise=1.0)
-    parts = [(PROBLEM, ONE, 1.0), (other, ONE.replace(update=sgd.updates.momentum(0.5)), {"steps": [0, 10]})]
+    parts = [
+        (PROBLEM, ONE, 1.0),
+        (other, ONE.replace(update=sgd.updates.momentum(0.5)), {"steps": [0, 10]}),
+    ]
     found = sgd.phases(sgd.simulate, parts, BEGIN, dimension=40, runs=3, seed=5)
-    first = sgd.simulate(PROBLEM, ONE, BEGIN, alpha=np.linspace(0, 1, 33), dimension=40, runs=3, seed=5)
+    first = sgd.simulate(
+        PROBLEM, ONE, BEGIN, alpha=np.linspace(0, 1, 33), dimension=40, runs=3, seed=5
+    )
     np.testing.assert_array_equal(found.M[:, :33], first.M)
-    np.testing.assert_array_equal(found.M[:, 33], found.M[:, 32])  # the end of the one is the beginning of the other
+    np.testing.assert_array_equal(
+        found.M[:, 33], found.M[:, 32]
+    )  # the end of the one is the beginning of the other
     assert (found.risk[:, 33] > found.risk[:, 32]).all()
     assert found.step.values[-1] == 50
     assert found.attrs["seed"] == 5
@@ -46,10 +59,16 @@ def test_a_task_that_changes(tmp_path):
 REFUSED = {
     "solver = 3: give a solver": lambda: sgd.phases(3, [(PROBLEM, ONE, 1.0)], BEGIN),
     "give phases": lambda: sgd.phases(sgd.solve_ode, [(PROBLEM, ONE)], BEGIN),
-    "every phase has its own": lambda: sgd.phases(sgd.solve_ode, [(PROBLEM, ONE, 1.0)], BEGIN, alpha=[1.0]),
+    "every phase has its own": lambda: sgd.phases(
+        sgd.solve_ode, [(PROBLEM, ONE, 1.0)], BEGIN, alpha=[1.0]
+    ),
     r"parts\[0\]\[2\] = 0.0": lambda: sgd.phases(sgd.solve_ode, [(PROBLEM, ONE, 0.0)], BEGIN),
-    "give one of alpha, times, steps": lambda: sgd.phases(sgd.solve_ode, [(PROBLEM, ONE, {"epochs": 3})], BEGIN),
-    "phase 1: .*start was made for": lambda: sgd.phases(sgd.solve_ode, [(PROBLEM, ONE, 0.1), (PROBLEM.replace(width=2), ONE, 0.1)], BEGIN),
+    "give one of alpha, times, steps": lambda: sgd.phases(
+        sgd.solve_ode, [(PROBLEM, ONE, {"epochs": 3})], BEGIN
+    ),
+    "phase 1: .*start was made for": lambda: sgd.phases(
+        sgd.solve_ode, [(PROBLEM, ONE, 0.1), (PROBLEM.replace(width=2), ONE, 0.1)], BEGIN
+    ),
 }
 
 

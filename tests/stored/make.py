@@ -16,14 +16,38 @@ from tests.stored.cases import CASES
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Compute the cases that the store of seeded results does not have yet.")
-    parser.add_argument("--replace", nargs="+", default=[], metavar="NAME", help="compute these again: a deliberate change of numbers")
-    parser.add_argument("--remove", nargs="+", default=[], metavar="NAME", help="take these out: they are gone from the table")
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="of the cases that are missing, these only")
-    parser.add_argument("--into", type=Path, default=store.PATH, metavar="FILE", help="another file than the store itself")
+    parser = argparse.ArgumentParser(
+        description="Compute the cases that the store of seeded results does not have yet."
+    )
+    parser.add_argument(
+        "--replace",
+        nargs="+",
+        default=[],
+        metavar="NAME",
+        help="compute these again: a deliberate change of numbers",
+    )
+    parser.add_argument(
+        "--remove",
+        nargs="+",
+        default=[],
+        metavar="NAME",
+        help="take these out: they are gone from the table",
+    )
+    parser.add_argument(
+        "--only", nargs="+", metavar="NAME", help="of the cases that are missing, these only"
+    )
+    parser.add_argument(
+        "--into",
+        type=Path,
+        default=store.PATH,
+        metavar="FILE",
+        help="another file than the store itself",
+    )
     given = parser.parse_args(arguments)
     kept = store.read(given.into)
-    unknown = sorted({*given.replace, *(given.only or [])} - set(CASES)) + sorted(set(given.remove) - set(kept))
+    unknown = sorted({*given.replace, *(given.only or [])} - set(CASES)) + sorted(
+        set(given.remove) - set(kept)
+    )
     if unknown:
         parser.error(f"no such case: {', '.join(unknown)}")
     there = sorted(set(given.only or []) & set(kept) - set(given.replace))
@@ -40,7 +64,10 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"{name}: replaced, {worst:.1e} away from what was stored")
         kept[name] = found
         # in the table's order, so that the file does not tell which case came when
-        store.write({one: kept[one] for one in [*CASES, *(set(kept) - set(CASES))] if one in kept}, given.into)
+        store.write(
+            {one: kept[one] for one in [*CASES, *(set(kept) - set(CASES))] if one in kept},
+            given.into,
+        )
         print(f"{name}: {len(found)} arrays, {time.perf_counter() - begun:.1f} s", flush=True)
         make_room()
     if given.remove:

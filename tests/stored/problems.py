@@ -59,32 +59,76 @@ CLUSTERS = [(0.3, [1.0, 0.5], 1.0), (0.7, [-1.0, 0.2], 0.0)]
 PROBLEMS: dict[str, Callable[[], Any]] = {
     "square": lambda: sgd.TeacherStudent(width=2, activation="square", noise=0.1),
     "erf": lambda: sgd.TeacherStudent(
-        width=3, teacher_width=2, activation="erf", teacher_gram=GRAM, teacher_head=[1.0, -0.5], noise=0.01, weight_decay=0.05
+        width=3,
+        teacher_width=2,
+        activation="erf",
+        teacher_gram=GRAM,
+        teacher_head=[1.0, -0.5],
+        noise=0.01,
+        weight_decay=0.05,
     ),
     "relu": lambda: sgd.TeacherStudent(width=2, activation="relu", noise=0.1),
-    "tanh of sign": lambda: sgd.TeacherStudent(width=2, activation="tanh", teacher_activation="sign", noise=0.1),
-    "own activation": lambda: sgd.TeacherStudent(width=2, activation=sgd.Activation(leaky, kinks=(0.0,))),
-    "trained head": lambda: sgd.TeacherStudent(width=2, activation="softplus", head="trained", weight_decay=0.1),
-    "sphere": lambda: sgd.TeacherStudent(width=2, activation="he2", constraint="sphere", noise=0.05),
-    "sphere, trained relu": lambda: sgd.TeacherStudent(width=2, activation="relu", head="trained", constraint="sphere", weight_decay=0.1),
-    "correlation": lambda: sgd.TeacherStudent(width=2, activation="erf", noise=0.1, loss="correlation", weight_decay=0.2),
-    "logistic": lambda: sgd.TeacherStudent(width=2, activation="tanh", teacher_activation="sign", loss="logistic"),
-    "two blocks": lambda: sgd.TeacherStudent(width=2, teacher_width=2, activation="erf", teacher_gram=GRAM, noise=0.1, covariance=TWO),
-    "three blocks": lambda: sgd.TeacherStudent(width=2, activation="relu", head="trained", weight_decay=0.1, covariance=THREE),
-    "blocks on the sphere": lambda: sgd.TeacherStudent(width=2, activation="square", constraint="sphere", covariance=TWO),
-    "one direction": lambda: sgd.MultiIndex(cubic, directions=1, width=2, activation="relu", noise=0.1),
-    "one direction, kinked": lambda: sgd.MultiIndex(sign, directions=1, width=2, activation="tanh", kinks=[0.0], head="trained"),
+    "tanh of sign": lambda: sgd.TeacherStudent(
+        width=2, activation="tanh", teacher_activation="sign", noise=0.1
+    ),
+    "own activation": lambda: sgd.TeacherStudent(
+        width=2, activation=sgd.Activation(leaky, kinks=(0.0,))
+    ),
+    "trained head": lambda: sgd.TeacherStudent(
+        width=2, activation="softplus", head="trained", weight_decay=0.1
+    ),
+    "sphere": lambda: sgd.TeacherStudent(
+        width=2, activation="he2", constraint="sphere", noise=0.05
+    ),
+    "sphere, trained relu": lambda: sgd.TeacherStudent(
+        width=2, activation="relu", head="trained", constraint="sphere", weight_decay=0.1
+    ),
+    "correlation": lambda: sgd.TeacherStudent(
+        width=2, activation="erf", noise=0.1, loss="correlation", weight_decay=0.2
+    ),
+    "logistic": lambda: sgd.TeacherStudent(
+        width=2, activation="tanh", teacher_activation="sign", loss="logistic"
+    ),
+    "two blocks": lambda: sgd.TeacherStudent(
+        width=2, teacher_width=2, activation="erf", teacher_gram=GRAM, noise=0.1, covariance=TWO
+    ),
+    "three blocks": lambda: sgd.TeacherStudent(
+        width=2, activation="relu", head="trained", weight_decay=0.1, covariance=THREE
+    ),
+    "blocks on the sphere": lambda: sgd.TeacherStudent(
+        width=2, activation="square", constraint="sphere", covariance=TWO
+    ),
+    "one direction": lambda: sgd.MultiIndex(
+        cubic, directions=1, width=2, activation="relu", noise=0.1
+    ),
+    "one direction, kinked": lambda: sgd.MultiIndex(
+        sign, directions=1, width=2, activation="tanh", kinks=[0.0], head="trained"
+    ),
     "two directions": lambda: sgd.MultiIndex(product, directions=2, width=2, activation="relu"),
     "two directions, kinked": lambda: sgd.MultiIndex(
-        larger, directions=2, width=2, activation="erf", kinks=[((1.0, -1.0), 0.0)], gram=GRAM, noise=0.1
+        larger,
+        directions=2,
+        width=2,
+        activation="erf",
+        kinks=[((1.0, -1.0), 0.0)],
+        gram=GRAM,
+        noise=0.1,
     ),
-    "directions, blocks": lambda: sgd.MultiIndex(product, directions=2, width=2, activation="tanh", covariance=TWO),
-    "own": lambda: sgd.Problem(hinge, width=2, signals=1, head="trained", parameters={"margin": 0.5}),
+    "directions, blocks": lambda: sgd.MultiIndex(
+        product, directions=2, width=2, activation="tanh", covariance=TWO
+    ),
+    "own": lambda: sgd.Problem(
+        hinge, width=2, signals=1, head="trained", parameters={"margin": 0.5}
+    ),
     "own, smooth": lambda: sgd.Problem(smooth, width=2, signals=1, constraint="sphere"),
     "own, kinked": lambda: sgd.Problem(kinked, width=2, signals=1, kinks=(0.0,), weight_decay=0.1),
     "own, blocks": lambda: sgd.Problem(kinked, width=2, signals=1, kinks=(0.0,), covariance=TWO),
-    "own clusters": lambda: sgd.Problem(classes, width=2, signals=2, head="trained", clusters=CLUSTERS),
-    "own clusters, blocks": lambda: sgd.Problem(classes, width=2, signals=2, head="trained", covariance=TWO, clusters=CLUSTERS),
+    "own clusters": lambda: sgd.Problem(
+        classes, width=2, signals=2, head="trained", clusters=CLUSTERS
+    ),
+    "own clusters, blocks": lambda: sgd.Problem(
+        classes, width=2, signals=2, head="trained", covariance=TWO, clusters=CLUSTERS
+    ),
     "binary": lambda: sgd.GaussianMixture("binary", snr=2.0),
     "binary without noise": lambda: sgd.GaussianMixture("binary", snr=np.inf),
     "xor": lambda: sgd.GaussianMixture("xor", width=2, snr=10.0),

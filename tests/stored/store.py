@@ -28,7 +28,10 @@ def write(cases: Mapping[str, Arrays], path: Path = PATH) -> None:
     """Written whole or not at all."""
     part = path.with_name(path.name + ".part")
     with part.open("wb") as file:
-        np.savez_compressed(file, **{f"{case}/{name}": value for case in cases for name, value in cases[case].items()})
+        np.savez_compressed(
+            file,
+            **{f"{case}/{name}": value for case in cases for name, value in cases[case].items()},
+        )
     part.replace(path)
 
 
@@ -45,7 +48,10 @@ def gap(found: np.ndarray, stored: np.ndarray) -> float:
         return np.inf
     if not finite.any():
         return 0.0
-    difference, scale = float(np.abs(found[finite] - stored[finite]).max()), float(np.abs(stored[finite]).max())
+    difference, scale = (
+        float(np.abs(found[finite] - stored[finite]).max()),
+        float(np.abs(stored[finite]).max()),
+    )
     if difference == 0.0:
         return 0.0
     return difference / scale if scale > 0 and np.isfinite(difference) else np.inf
@@ -53,4 +59,7 @@ def gap(found: np.ndarray, stored: np.ndarray) -> float:
 
 def gaps(found: Arrays, stored: Arrays) -> dict[str, float]:
     """The gap of every array of a case, infinite where one of the two has none."""
-    return {name: gap(found[name], stored[name]) if name in found and name in stored else np.inf for name in sorted({*found, *stored})}
+    return {
+        name: gap(found[name], stored[name]) if name in found and name in stored else np.inf
+        for name in sorted({*found, *stored})
+    }

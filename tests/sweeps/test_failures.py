@@ -65,7 +65,9 @@ def test_a_store_answers_and_grows(tmp_path, monkeypatch):
     same(sweep(logged, over=OVER, log=log, store=store, workers=1), first)
     assert len(calls(log)) == 12
     # more values: only they are computed, wherever they stand; fewer: nothing is
-    more = sweep(logged, over={"x": [7, 0, 1, 2, 3, 4, 5], "y": [0.25, 0.5]}, log=log, store=store, workers=1)
+    more = sweep(
+        logged, over={"x": [7, 0, 1, 2, 3, 4, 5], "y": [0.25, 0.5]}, log=log, store=store, workers=1
+    )
     assert calls(log)[12:] == ["7 0.25", "7 0.5"]
     np.testing.assert_array_equal(more.z.sel(x=[7, 0]), [[9.5, 12.0], [2.5, 5.0]])
     sweep(logged, over={"y": [0.5], "x": [3]}, log=log, store=store, workers=1)
@@ -86,7 +88,10 @@ def test_a_store_answers_and_grows(tmp_path, monkeypatch):
 def test_foreign_and_damaged_stores_are_refused(tmp_path):
     log, store = str(tmp_path / "log"), tmp_path / "store"
     sweep(logged, over=OVER, log=log, store=store, workers=1)
-    with pytest.raises(ValueError, match=r"manifest\.json belongs to another sweep \(arguments was .*give another folder"):
+    with pytest.raises(
+        ValueError,
+        match=r"manifest\.json belongs to another sweep \(arguments was .*give another folder",
+    ):
         sweep(logged, over=OVER, log=log + "2", store=store, workers=1)
     with pytest.raises(ValueError, match="belongs to another sweep"):
         sweep(slowly, over=OVER, log=log, store=store, workers=1)
@@ -106,7 +111,10 @@ def test_foreign_and_damaged_stores_are_refused(tmp_path):
     pieces = sorted((store / "pieces").glob("*.nc"))
     whole = pieces[0].read_bytes()
     pieces[0].write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(ValueError, match=rf"{pieces[0].name} cannot be read, it is truncated or damaged .*delete that file"):
+    with pytest.raises(
+        ValueError,
+        match=rf"{pieces[0].name} cannot be read, it is truncated or damaged .*delete that file",
+    ):
         sweep(logged, over=OVER, log=log, store=store, workers=1)
     before = len(calls(log))
     pieces[0].unlink()
@@ -239,15 +247,24 @@ def _no_threes(parts):
 def test_a_point_that_exits_on_dask():
     distributed = pytest.importorskip("distributed")
     with (
-        distributed.LocalCluster(n_workers=1, threads_per_worker=1, processes=False, dashboard_address=None) as cluster,
+        distributed.LocalCluster(
+            n_workers=1, threads_per_worker=1, processes=False, dashboard_address=None
+        ) as cluster,
         distributed.Client(cluster) as client,
     ):
-        check_troubles(sweep(troubled, over={"case": [*TROUBLES, "good", "warning", "best"]}, scheduler=client))
+        check_troubles(
+            sweep(troubled, over={"case": [*TROUBLES, "good", "warning", "best"]}, scheduler=client)
+        )
 
 
 def test_every_flipped_bit_is_noticed(tmp_path):
     """In a piece of a store and in a file of `sgd.save`: 200 bits anywhere, and 30 in the checksum itself."""
-    shared = {"over": {"x": [1, 2], "y": [0.25]}, "log": str(tmp_path / "log"), "store": tmp_path / "store", "workers": 1}
+    shared = {
+        "over": {"x": [1, 2], "y": [0.25]},
+        "log": str(tmp_path / "log"),
+        "store": tmp_path / "store",
+        "workers": 1,
+    }
     first = sweep(logged, **shared)
     piece = min((tmp_path / "store/pieces").glob("*.nc"))
     content = piece.read_bytes()
@@ -260,7 +277,10 @@ def test_every_flipped_bit_is_noticed(tmp_path):
         for required in (True, False):
             with pytest.raises(ValueError, match="this file is damaged"):
                 read_file(piece, sealed=required)
-    with pytest.raises(ValueError, match=rf"{piece.name} cannot be read, it is truncated or damaged .*delete that file"):
+    with pytest.raises(
+        ValueError,
+        match=rf"{piece.name} cannot be read, it is truncated or damaged .*delete that file",
+    ):
         sweep(logged, **shared)
     piece.write_bytes(content)
     same(sweep(logged, **shared), first)
@@ -276,7 +296,9 @@ def test_later_formats_are_rejected(tmp_path, monkeypatch):
     monkeypatch.setattr("sgdynamics.sweeps.store.FORMAT", 99)
     sweep(itself, **shared)
     monkeypatch.undo()
-    with pytest.raises(ValueError, match=r"manifest\.json has format 99, and this version reads format 2"):
+    with pytest.raises(
+        ValueError, match=r"manifest\.json has format 99, and this version reads format 2"
+    ):
         sweep(itself, **shared)
     manifest = json.loads((tmp_path / "store/manifest.json").read_text())
     (tmp_path / "store/manifest.json").write_text(json.dumps({**manifest, "format": 2}))
@@ -285,7 +307,9 @@ def test_later_formats_are_rejected(tmp_path, monkeypatch):
     monkeypatch.setattr("sgdynamics.base.files.FORMAT", 2)
     file = sgd.save(xr.Dataset({"x": 1.0}), tmp_path / "later.nc")
     monkeypatch.undo()
-    with pytest.raises(ValueError, match=r"later\.nc'.* it has format 2, of a later version of sgdynamics"):
+    with pytest.raises(
+        ValueError, match=r"later\.nc'.* it has format 2, of a later version of sgdynamics"
+    ):
         sgd.load(file)
 
 
@@ -301,7 +325,10 @@ def test_a_full_disk_is_one_error_and_loses_nothing(tmp_path):
     sweep(many, over={"x": over["x"][:1]}, store=store, workers=1)
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (500_000, before[1]))
-        with pytest.raises(OSError, match=r"pieces: a limit on the size of files is reached: .*MiB.* are free.*the same call continues"):
+        with pytest.raises(
+            OSError,
+            match=r"pieces: a limit on the size of files is reached: .*MiB.* are free.*the same call continues",
+        ):
             sweep(many, over=over, store=store, workers=1)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -316,7 +343,10 @@ def test_a_full_disk_is_named(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match=r"the disk or the quota is full: .* needs .* MiB, and .* MiB are free\. Free space there") as error:
+    with pytest.raises(
+        OSError,
+        match=r"the disk or the quota is full: .* needs .* MiB, and .* MiB are free\. Free space there",
+    ) as error:
         sgd.save(xr.Dataset({"x": 1.0}), tmp_path / "result.nc")
     assert error.value.errno == errno.ENOSPC
     assert not list(tmp_path.iterdir())
@@ -340,7 +370,9 @@ def test_threads_share_a_store(tmp_path):
     for thread in threads:
         thread.join()
     assert wrong == []
-    np.testing.assert_array_equal(sweep(itself, over={"x": list(range(20))}, store=store, workers=1)["value"], np.arange(20))
+    np.testing.assert_array_equal(
+        sweep(itself, over={"x": list(range(20))}, store=store, workers=1)["value"], np.arange(20)
+    )
 
 
 def test_temporary_files_are_unique_and_may_be_removed(tmp_path, monkeypatch):
@@ -375,7 +407,10 @@ def test_files_and_links_in_place_of_folders(tmp_path):
     (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     for name in ("file", "dangling", "loop", "file/inside", "loop/inside"):
-        with pytest.raises(ValueError, match=r"store = '.*: .*(is a file or a broken link|the folder cannot be used)"):
+        with pytest.raises(
+            ValueError,
+            match=r"store = '.*: .*(is a file or a broken link|the folder cannot be used)",
+        ):
             attempt(tmp_path / name)
     for name in ("file", "dangling", "loop"):
         store = tmp_path / f"with {name}"
@@ -417,12 +452,18 @@ def killed_again_and_again(tmp_path, workers, kills):
         before = len(calls(log))
         held = finished(store) if store.exists() else set()
         command = [sys.executable, str(script), str(store), log, str(workers)]
-        process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, start_new_session=True)
+        process = subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, start_new_session=True
+        )
         if more is None:
             assert process.wait(timeout=240) == 0
         else:
             deadline = time.monotonic() + 240
-            while len(calls(log)) < before + more and process.poll() is None and time.monotonic() < deadline:
+            while (
+                len(calls(log)) < before + more
+                and process.poll() is None
+                and time.monotonic() < deadline
+            ):
                 time.sleep(0.02)
             middle += process.poll() is None
             process.send_signal(signal.SIGKILL)
@@ -450,7 +491,10 @@ def test_resumes_after_being_killed_with_its_processes(tmp_path):
     count = len(calls(log))
     time.sleep(1.0)
     assert len(calls(log)) == count  # nobody goes on computing
-    same(sweep(slowly, over=OVER, log=log, store=store, workers=1), sweep(logged, over=OVER, log=str(tmp_path / "other"), workers=1))
+    same(
+        sweep(slowly, over=OVER, log=log, store=store, workers=1),
+        sweep(logged, over=OVER, log=str(tmp_path / "other"), workers=1),
+    )
 
 
 def deadly(x):
@@ -472,21 +516,54 @@ def test_dask_cluster_that_loses_a_worker(tmp_path):
     """A scheduler and two workers as processes; one worker is killed in the middle of the sweep."""
     pytest.importorskip("distributed")
     address = tmp_path / "scheduler.json"
-    environment = {**os.environ, "PYTHONPATH": PYTHONPATH, "DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT": "60s"}
-    dask = [sys.executable, "-m", "distributed.cli.dask_scheduler"], [sys.executable, "-m", "distributed.cli.dask_worker"]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": PYTHONPATH,
+        "DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT": "60s",
+    }
+    dask = (
+        [sys.executable, "-m", "distributed.cli.dask_scheduler"],
+        [sys.executable, "-m", "distributed.cli.dask_worker"],
+    )
     log, store = str(tmp_path / "log"), tmp_path / "store"
     processes = []
 
     def begin(command):
-        processes.append(subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=tmp_path))
+        processes.append(
+            subprocess.Popen(
+                command,
+                env=environment,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                cwd=tmp_path,
+            )
+        )
         return processes[-1]
 
     try:
-        begin([*dask[0], "--host", "127.0.0.1", "--port", "0", "--no-dashboard", "--scheduler-file", str(address)])
+        begin(
+            [
+                *dask[0],
+                "--host",
+                "127.0.0.1",
+                "--port",
+                "0",
+                "--no-dashboard",
+                "--scheduler-file",
+                str(address),
+            ]
+        )
         deadline = time.monotonic() + 120
         while not address.exists() and time.monotonic() < deadline:
             time.sleep(0.1)
-        options = ["--scheduler-file", str(address), "--nthreads", "1", "--no-nanny", "--no-dashboard"]
+        options = [
+            "--scheduler-file",
+            str(address),
+            "--nthreads",
+            "1",
+            "--no-nanny",
+            "--no-dashboard",
+        ]
         victim, _ = begin([*dask[1], *options]), begin([*dask[1], *options])
 
         def kill():

@@ -59,15 +59,27 @@ def test_parameters_that_depend_on_others():
         seen.append((dimension, lr, twice, offset))
         return dimension * lr
 
-    over = {"dimension": [10, 100], "twice": lambda lr: 2 * lr, "lr": lambda dimension, offset: offset / dimension}
+    over = {
+        "dimension": [10, 100],
+        "twice": lambda lr: 2 * lr,
+        "lr": lambda dimension, offset: offset / dimension,
+    }
     found = sweep(answer, over=over, offset=0.5)
     assert seen == [(10, 0.05, 0.1, 0.5), (100, 0.005, 0.01, 0.5)]
     assert found.lr.dims == ("dimension",)
     np.testing.assert_allclose(found.twice, [0.1, 0.01])
     with pytest.raises(ValueError, match="circle"):
-        sweep(answer, over={"dimension": [1], "lr": lambda twice: twice, "twice": lambda lr: lr}, offset=0.0)
+        sweep(
+            answer,
+            over={"dimension": [1], "lr": lambda twice: twice, "twice": lambda lr: lr},
+            offset=0.0,
+        )
     with pytest.raises(ValueError, match="did you mean 'dimension'"):
-        sweep(answer, over={"dimension": [1], "twice": [0.1], "lr": lambda dimensions: 1.0}, offset=0.0)
+        sweep(
+            answer,
+            over={"dimension": [1], "twice": [0.1], "lr": lambda dimensions: 1.0},
+            offset=0.0,
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,11 +92,17 @@ class Answer:
 def test_what_a_function_may_return():
     found = sweep(lambda n: Answer(2.0 * n, np.arange(n)), over={"n": [1, 3]})
     assert "name" not in found
-    np.testing.assert_array_equal(found["list"], [[0, np.nan, np.nan], [0, 1, 2]])  # shorter ones are filled up
-    grid = sweep(lambda n: xr.Dataset({"y": ("z", [n, 2 * n])}, {"z": [0.1, 0.2]}), over={"n": [1, 3]})
+    np.testing.assert_array_equal(
+        found["list"], [[0, np.nan, np.nan], [0, 1, 2]]
+    )  # shorter ones are filled up
+    grid = sweep(
+        lambda n: xr.Dataset({"y": ("z", [n, 2 * n])}, {"z": [0.1, 0.2]}), over={"n": [1, 3]}
+    )
     assert grid.y.dims == ("n", "z")
     assert float(grid.y.sel(n=3, z=0.2)) == 6.0
-    apart = sweep(lambda n: xr.Dataset({"y": ("z", [n, 2 * n])}, {"z": [0.1, 0.2 * n]}), over={"n": [1, 3]})
+    apart = sweep(
+        lambda n: xr.Dataset({"y": ("z", [n, 2 * n])}, {"z": [0.1, 0.2 * n]}), over={"n": [1, 3]}
+    )
     np.testing.assert_allclose(apart["z_values"].sel(n=3), [0.1, 0.6])
     for wrong in (lambda n: "text", lambda n: {"n": 1.0}, lambda n: {"c": 1j}):
         with pytest.warns(UserWarning, match="1 of 1 points failed"):
@@ -122,7 +140,10 @@ def test_names_are_checked_before_anything_runs(monkeypatch):
     for message, change in cases.items():
         with pytest.raises(ValueError, match=message):
             sweep("solve_ode", **{"times": TIMES, **BASE, **change})
-    with pytest.raises(ValueError, match=r"over = \{'x': 1000, 'y': 1000\}: 1e\+06 points need 2.79 GiB, and 1 GiB are free: give fewer"):
+    with pytest.raises(
+        ValueError,
+        match=r"over = \{'x': 1000, 'y': 1000\}: 1e\+06 points need 2.79 GiB, and 1 GiB are free: give fewer",
+    ):
         sweep(area, over={"x": list(range(1000)), "y": list(range(1000))})
     with pytest.raises(ValueError, match="did you mean 'solve_ode'"):
         sweep("solve_od", over={"lr": [0.1]}, times=TIMES, **BASE)
@@ -141,7 +162,9 @@ def batch():
 def test_batch_gives_the_numbers_of_single_solves(batch):
     for lr, noise in ((0.05, 0.2), (0.1, 0.0)):
         problem = sgd.TeacherStudent(width=2, activation="square", noise=noise)
-        alone = sgd.solve_ode(problem, sgd.OnePassSGD(lr=lr), sgd.start(problem, **START), times=TIMES)
+        alone = sgd.solve_ode(
+            problem, sgd.OnePassSGD(lr=lr), sgd.start(problem, **START), times=TIMES
+        )
         here = batch.sel(lr=lr, noise=noise)
         for name in ("M", "Q", "a", "risk", "excess_risk", "t", "diverged_at"):
             np.testing.assert_allclose(here[name], alone[name], rtol=1e-9, atol=1e-12, err_msg=name)
@@ -164,7 +187,11 @@ def test_what_diverges_or_fails_does_not_hold_up_the_others(batch):
 
 def test_same_numbers_in_this_process_and_in_two():
     """Two groups of one program, to the bit: what differs by a list is not taken for one group."""
-    shared = {**BASE, "over": {"lr": [0.05, 0.1], "problem.teacher_head": [[1.0], [1.2]]}, "times": TIMES}
+    shared = {
+        **BASE,
+        "over": {"lr": [0.05, 0.1], "problem.teacher_head": [[1.0], [1.2]]},
+        "times": TIMES,
+    }
     here = sweep("solve_ode", **shared)
     same(sweep("solve_ode", **{**shared, "workers": 2}), here)
     assert here.teacher_head.values.tolist() == ["[1]", "[1.2]"]
@@ -176,7 +203,15 @@ def test_exit_times_as_a_batch(monkeypatch):
     problem = {"kind": "TeacherStudent", "width": 1, "constraint": "sphere"}
     over = {"lr": [0.05, 0.1], "noise": [0.0, 0.05, 0.1]}
     start = {"M": [[0.05]], "Q": [[1.0]]}
-    found = sweep("exit_time", problem=problem, algorithm={"kind": "OnePassSGD"}, start=start, over=over, workers=1, threshold=0.3)
+    found = sweep(
+        "exit_time",
+        problem=problem,
+        algorithm={"kind": "OnePassSGD"},
+        start=start,
+        over=over,
+        workers=1,
+        threshold=0.3,
+    )
     for lr, noise in ((0.05, 0.05), (0.1, 0.1)):
         here = sgd.TeacherStudent(width=1, constraint="sphere", noise=noise)
         alone = sgd.exit_time(here, sgd.OnePassSGD(lr=lr), sgd.start(here, **start), threshold=0.3)
@@ -188,18 +223,34 @@ def test_exit_times_as_a_batch(monkeypatch):
 def test_starts_of_records_and_functions_and_other_solvers():
     problem = sgd.TeacherStudent(width=1, activation="square")
     record = {"kind": "random", "seed": 3}
-    shared = {"problem": problem, "algorithm": sgd.OnePassSGD(lr=0.2), "workers": 1, "times": [0.0, 0.1], "runs": 4}
+    shared = {
+        "problem": problem,
+        "algorithm": sgd.OnePassSGD(lr=0.2),
+        "workers": 1,
+        "times": [0.0, 0.1],
+        "runs": 4,
+    }
     drawn = sweep("simulate", start=record, over={"dimension": [50, 200], "seed": [0, 1]}, **shared)
     alone = sgd.simulate(
-        problem, sgd.OnePassSGD(lr=0.2), sgd.random_start(problem, dimension=200, seed=3), times=[0.0, 0.1], dimension=200, runs=4, seed=1
+        problem,
+        sgd.OnePassSGD(lr=0.2),
+        sgd.random_start(problem, dimension=200, seed=3),
+        times=[0.0, 0.1],
+        dimension=200,
+        runs=4,
+        seed=1,
     )
     np.testing.assert_array_equal(drawn.M.sel(dimension=200, seed=1), alone.M)
     assert float(drawn.step.sel(dimension=200, seed=0)[-1]) == 100.0
 
     def begin(problem, parameters):
-        return sgd.random_start(problem, dimension=parameters["dimension"], seed=parameters["start_seed"])
+        return sgd.random_start(
+            problem, dimension=parameters["dimension"], seed=parameters["start_seed"]
+        )
 
-    made = sweep("simulate", start=begin, over={"start.start_seed": [3, 4]}, dimension=200, seed=1, **shared)
+    made = sweep(
+        "simulate", start=begin, over={"start.start_seed": [3, 4]}, dimension=200, seed=1, **shared
+    )
     np.testing.assert_array_equal(made.M.sel(start_seed=3), alone.M)
     assert not np.array_equal(made.M.sel(start_seed=4), alone.M)
 
@@ -215,7 +266,11 @@ def test_users_problems_vary_too():
     def answer(problem):
         return float(problem.parameters["user"]["scale"]) + 10 * problem.weight_decay
 
-    found = sweep(answer, problem=problem, over={"problem.parameters.scale": [1.0, 2.0], "weight_decay": [0.0, 0.5]})
+    found = sweep(
+        answer,
+        problem=problem,
+        over={"problem.parameters.scale": [1.0, 2.0], "weight_decay": [0.0, 0.5]},
+    )
     np.testing.assert_allclose(found["value"], [[1.0, 6.0], [2.0, 7.0]])
     with pytest.raises(ValueError, match="there is no 'scal'"):
         sweep(answer, problem=problem, over={"problem.parameters.scal": [1.0]})
@@ -223,7 +278,10 @@ def test_users_problems_vary_too():
 
 def told(problem, algorithm=None):
     """Everything a point is made of, as numbers."""
-    return {"same": float(problem.activation == problem.teacher_activation), "units": float(len(problem.teacher_head))}
+    return {
+        "same": float(problem.activation == problem.teacher_activation),
+        "units": float(len(problem.teacher_head)),
+    }
 
 
 def test_what_was_left_out_follows():
@@ -234,13 +292,21 @@ def test_what_was_left_out_follows():
     np.testing.assert_array_equal(free.units, [[1, 2], [1, 2]])
     assert "teacher_activation" not in free.attrs["problem"]
     same(sweep(told, problem={"kind": "TeacherStudent", "width": 2}, over=over), free)
-    bound = sweep(told, problem=sgd.TeacherStudent(2, teacher_activation="square", teacher_head=[1.0]), over=over)
+    bound = sweep(
+        told,
+        problem=sgd.TeacherStudent(2, teacher_activation="square", teacher_head=[1.0]),
+        over=over,
+    )
     np.testing.assert_array_equal(bound.same, [[1, 1], [0, 0]])
     np.testing.assert_array_equal(bound.units, free.units)  # ones are ones, however many
     with pytest.warns(UserWarning, match="2 of 4 points failed"):
         heads = sweep(told, problem=sgd.TeacherStudent(2, teacher_head=[2.0]), over=over)
     assert "teacher_head has shape" in str(heads.failed[0, 1].values)
-    widths = sweep(lambda problem: problem.width, problem=sgd.GaussianMixture(), over={"mixture": ["binary", "xor"]})
+    widths = sweep(
+        lambda problem: problem.width,
+        problem=sgd.GaussianMixture(),
+        over={"mixture": ["binary", "xor"]},
+    )
     np.testing.assert_array_equal(widths["value"], [2, 4])
 
 
@@ -252,10 +318,18 @@ def test_numbers_inside_objects_vary():
 
     def answer(problem, algorithm):
         numbers = algorithm.parameters
-        shown = [*numbers["lr"].numbers["edges"], *numbers["lr"].numbers["rates"], numbers["update"]["beta"]]
+        shown = [
+            *numbers["lr"].numbers["edges"],
+            *numbers["lr"].numbers["rates"],
+            numbers["update"]["beta"],
+        ]
         return {"shown": [*shown, *problem.activation.coefficients]}
 
-    over = {"algorithm.update.beta": [0.0, 0.9], "algorithm.lr.rates": [[0.3, 0.4]], "algorithm.lr.edges": [[2.0]]}
+    over = {
+        "algorithm.update.beta": [0.0, 0.9],
+        "algorithm.lr.rates": [[0.3, 0.4]],
+        "algorithm.lr.edges": [[2.0]],
+    }
     over |= {"problem.activation.polynomial": [[0.0, 2.0], [0.0, 3.0]]}
     problem = sgd.TeacherStudent(2, activation=sgd.polynomial([0.0, 1.0]))
     for algorithm in (sgd.OnePassSGD(**given), record):
@@ -264,7 +338,12 @@ def test_numbers_inside_objects_vary():
     with pytest.raises(ValueError, match="there is no 'bet': did you mean 'beta'"):
         sweep(answer, problem=problem, algorithm=record, over={"algorithm.update.bet": [0.1]})
     with pytest.raises(ValueError, match="there is no 'beta'"):
-        sweep(answer, problem=problem, algorithm=sgd.OnePassSGD(), over={"algorithm.update.beta": [0.1]})
+        sweep(
+            answer,
+            problem=problem,
+            algorithm=sgd.OnePassSGD(),
+            over={"algorithm.update.beta": [0.1]},
+        )
     with pytest.warns(UserWarning, match="beta = 2.0: give a number, 0 or more and below 1"):
         sweep(answer, problem=problem, algorithm=record, over={"algorithm.update.beta": [2.0]})
 
@@ -285,19 +364,28 @@ def test_power_law_is_recovered_within_its_interval():
         held += law.interval[0] <= -1.7 <= law.interval[1]
         shifts.append((law.exponent + 1.7) / law.exponent_standard_error)
     assert law.weighted
-    assert abs(held / 300 - 0.95) < Z * np.sqrt(0.95 * 0.05 / 300) + 0.01  # a percent for errors known from 40 runs only
+    assert (
+        abs(held / 300 - 0.95) < Z * np.sqrt(0.95 * 0.05 / 300) + 0.01
+    )  # a percent for errors known from 40 runs only
     assert abs(np.mean(shifts)) < Z / np.sqrt(300) + 0.1
     # noise without known errors: Student's interval
     held = 0
     for _ in range(300):
-        law = fit_exponent(xr.Dataset({"y": ("x", truth * np.exp(0.1 * generator.standard_normal(12)))}, {"x": x}), "y", "x")
+        law = fit_exponent(
+            xr.Dataset({"y": ("x", truth * np.exp(0.1 * generator.standard_normal(12)))}, {"x": x}),
+            "y",
+            "x",
+        )
         held += law.interval[0] <= -1.7 <= law.interval[1]
     assert not law.weighted
     assert abs(held / 300 - 0.95) < Z * np.sqrt(0.95 * 0.05 / 300)
 
 
 def test_power_law_of_a_sweep():
-    found = sweep(lambda n, c: {"mean": c * n**2.0, "standard_error": 0.01 * n}, over={"n": [1, 2, 4, 8], "c": [1.0, 5.0]})
+    found = sweep(
+        lambda n, c: {"mean": c * n**2.0, "standard_error": 0.01 * n},
+        over={"n": [1, 2, 4, 8], "c": [1.0, 5.0]},
+    )
     law = fit_exponent(found, "mean", "n", c=5.0)
     assert (law.exponent, law.prefactor) == (pytest.approx(2.0), pytest.approx(5.0))
     assert law.weighted
@@ -320,10 +408,14 @@ def test_phase_diagram():
         return {"time": np.nan if noise == 0.0 else 10 * noise / lr}
 
     with pytest.warns(UserWarning, match="failed"):
-        found = sweep(answer, over={"lr": np.geomspace(0.01, 10, 7), "noise": np.linspace(0, 0.5, 6)})
+        found = sweep(
+            answer, over={"lr": np.geomspace(0.01, 10, 7), "noise": np.linspace(0, 0.5, 6)}
+        )
     fig, ax = plot.phase_diagram(found, "lr", "noise", value="time")
     assert (ax.get_xscale(), ax.get_yscale()) == ("log", "linear")
-    assert ax.get_xlim()[0] == pytest.approx(0.01 / np.sqrt(1000 ** (1 / 6)))  # cells are centred on their points
+    assert ax.get_xlim()[0] == pytest.approx(
+        0.01 / np.sqrt(1000 ** (1 / 6))
+    )  # cells are centred on their points
     assert len(fig.axes) == 2  # the colour bar
     hatched = [patch for patch in ax.patches if patch.get_hatch()]
     assert len(hatched) == int(np.sum(found.failed != ""))

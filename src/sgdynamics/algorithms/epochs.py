@@ -25,8 +25,13 @@ from sgdynamics.base.precision import float64
 
 ORDERS = ("reshuffle", "replacement", "fixed")
 FEWEST_CELLS = 16
-EPOCHS_SEEN, RATES_SEEN = 20, 401  # of a learning rate that is a function: its largest value here sets the number of cells
-FINEST = 0.04  # default t of a cell: for isotropic inputs at lr < 1 the extrapolation leaves about 1e-3
+EPOCHS_SEEN, RATES_SEEN = (
+    20,
+    401,
+)  # of a learning rate that is a function: its largest value here sets the number of cells
+FINEST = (
+    0.04  # default t of a cell: for isotropic inputs at lr < 1 the extrapolation leaves about 1e-3
+)
 SIMULATE = "sgd.simulate, whose cost does not depend on cells"
 
 
@@ -79,7 +84,9 @@ class EpochSGD(FixedData):
 
     kinds: ClassVar[tuple[str, ...]] = ("epochs",)
     rate_of: ClassVar[str] = "alpha"
-    share: ClassVar[float] = math.nan  # of an epoch that a step takes: known once d or the number of cells is
+    share: ClassVar[float] = (
+        math.nan
+    )  # of an epoch that a step takes: known once d or the number of cells is
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -90,7 +97,9 @@ class EpochSGD(FixedData):
         """The same as an algorithm on a fixed data set whose step takes this share of an epoch: batch/n, or 1/cells at d -> infinity."""
         found = copy(self)
         if not isinstance(self.lr, Schedule):
-            object.__setattr__(found, "lr", self.lr * self.samples_per_dimension * share / self.batch)
+            object.__setattr__(
+                found, "lr", self.lr * self.samples_per_dimension * share / self.batch
+            )
         object.__setattr__(found, "share", share)
         object.__setattr__(found, "_stated", self)
         return found
@@ -103,7 +112,11 @@ class EpochSGD(FixedData):
     def samples(self, dimension: int) -> int:
         count = super().samples(dimension)
         if self.batch > count:
-            raise checks.reject("batch", self.batch, f"at dimension {dimension} there are {count} samples: take at most as many")
+            raise checks.reject(
+                "batch",
+                self.batch,
+                f"at dimension {dimension} there are {count} samples: take at most as many",
+            )
         return count
 
     @property
@@ -154,7 +167,9 @@ class EpochSGD(FixedData):
         least = self.largest_rate * self.samples_per_dimension / FINEST
         if not least < checks.LARGEST_WHOLE:
             raise checks.reject(
-                "lr", self.lr, f"t of one epoch is {FINEST * least:.3g}. Use a smaller lr or smaller samples_per_dimension."
+                "lr",
+                self.lr,
+                f"t of one epoch is {FINEST * least:.3g}. Use a smaller lr or smaller samples_per_dimension.",
             )
         count = max(FEWEST_CELLS, LEVELS * math.ceil(least / LEVELS - 1e-9))
         if stability is None:
@@ -176,7 +191,9 @@ class EpochSGD(FixedData):
     @property
     def parameters(self) -> dict[str, Any]:
         # a visit moves a sample's own fields by lr/batch, which is this many times the lr of a step
-        return super().parameters | {"own": pytrees.traced(1 / (self.share * self.samples_per_dimension))}
+        return super().parameters | {
+            "own": pytrees.traced(1 / (self.share * self.samples_per_dimension))
+        }
 
 
 ALGORITHMS[EpochSGD.__name__] = EpochSGD
@@ -185,7 +202,9 @@ ALGORITHMS[EpochSGD.__name__] = EpochSGD
 @float64
 def rates_at(schedule: Schedule, alpha: np.ndarray) -> np.ndarray:
     """A learning rate at many values of alpha."""
-    return np.broadcast_to(np.asarray(jax.vmap(schedule)(jnp.asarray(alpha)), dtype=np.float64), alpha.shape)
+    return np.broadcast_to(
+        np.asarray(jax.vmap(schedule)(jnp.asarray(alpha)), dtype=np.float64), alpha.shape
+    )
 
 
 class Visits(NamedTuple):
@@ -201,10 +220,14 @@ class Visits(NamedTuple):
     def at(self, number: Whole, again: bool) -> Float[Numeric, "sets n"]:
         """How often a cell visits each sample; `again`: drawn with replacement."""
         count = self.sequences.shape[-1]
-        found = jax.lax.dynamic_index_in_dim(self.sequences, number // self.cells - self.first, 1, keepdims=False)
+        found = jax.lax.dynamic_index_in_dim(
+            self.sequences, number // self.cells - self.first, 1, keepdims=False
+        )
         cell = number % self.cells
         place = jnp.arange(count) if again else found
-        now = ((place >= cell * count // self.cells) & (place < (cell + 1) * count // self.cells)).astype(jnp.float64)
+        now = (
+            (place >= cell * count // self.cells) & (place < (cell + 1) * count // self.cells)
+        ).astype(jnp.float64)
         if not again:
             return now
         return jax.vmap(lambda one: jnp.zeros(count).at[one].add(now))(found)
@@ -212,4 +235,8 @@ class Visits(NamedTuple):
 
 def sequences(order: str, count: int, generator: Any) -> np.ndarray:
     """What `Visits` has of one epoch of one set."""
-    return generator.integers(count, size=count) if order == "replacement" else generator.permutation(count)
+    return (
+        generator.integers(count, size=count)
+        if order == "replacement"
+        else generator.permutation(count)
+    )

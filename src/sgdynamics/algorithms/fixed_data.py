@@ -23,7 +23,13 @@ from jaxtyping import Bool, Float
 
 from sgdynamics.base import checks, pytrees
 from sgdynamics.base.arrays import Numbers, Numeric, Scalar, Whole
-from sgdynamics.base.controls import Schedule, checked_values, describe_schedule, number_or_schedule, numbers_at
+from sgdynamics.base.controls import (
+    Schedule,
+    checked_values,
+    describe_schedule,
+    number_or_schedule,
+    numbers_at,
+)
 from sgdynamics.base.precision import float64
 
 MOST_TABLED = 1 << 22  # steps of a learning rate that depends on t
@@ -32,7 +38,9 @@ NUMBERS = ("lr", "samples_per_dimension", "head_rate")
 
 _PLAIN = "On a fixed data set steps are plain so far: omit it, or use sgd.OnePassSGD(update=...), which takes fresh samples."
 HINTS = {
-    **dict.fromkeys(("update", "momentum", "nesterov", "beta", "betas", "optimizer", "optimiser"), _PLAIN),
+    **dict.fromkeys(
+        ("update", "momentum", "nesterov", "beta", "betas", "optimizer", "optimiser"), _PLAIN
+    ),
     "weight_decay": "It is an argument of the problem.",
     "learning_rate": "Write lr=...",
     "batch_size": "Use sgd.MultiPassSGD(batch_fraction=...) or sgd.EpochSGD(batch=...).",
@@ -52,9 +60,17 @@ class FixedData:
     order = ""  # of the samples over an epoch, where there are epochs (`epochs`); a ClassVar would keep its place before later fields
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "lr", number_or_schedule("lr", self.lr, above=0.0, of=self.rate_of))
-        object.__setattr__(self, "samples_per_dimension", checks.number("samples_per_dimension", self.samples_per_dimension, above=0.0))
-        object.__setattr__(self, "head_rate", number_or_schedule("head_rate", self.head_rate, of="t"))
+        object.__setattr__(
+            self, "lr", number_or_schedule("lr", self.lr, above=0.0, of=self.rate_of)
+        )
+        object.__setattr__(
+            self,
+            "samples_per_dimension",
+            checks.number("samples_per_dimension", self.samples_per_dimension, above=0.0),
+        )
+        object.__setattr__(
+            self, "head_rate", number_or_schedule("head_rate", self.head_rate, of="t")
+        )
 
     def replace(self, **changes: object) -> Self:
         """The same algorithm with some of its arguments changed, checked as when it was made.
@@ -107,7 +123,11 @@ class FixedData:
         numbers = {"fraction": self.fraction, "divisor": self.divisor, "on": on, "off": off}
         if isinstance(self.lr, Schedule) and isinstance(self, PersistentSGD):
             numbers["per_time"] = 1.0
-        numbers |= {"lr": self.lr, "head_rate": self.head_rate, "temperature": getattr(self, "temperature", 0.0)}
+        numbers |= {
+            "lr": self.lr,
+            "head_rate": self.head_rate,
+            "temperature": getattr(self, "temperature", 0.0),
+        }
         return {name: pytrees.traced(value) for name, value in numbers.items()}
 
     def check_times(self, times: np.ndarray) -> None:
@@ -132,7 +152,11 @@ class FixedData:
             found, count = self.tabled(count), 2 * count
             if not np.all(np.diff(found) > 0):
                 where = float(found[np.argmin(np.append(np.diff(found) > 0, False))])
-                raise checks.reject("lr", self.lr, f"at t = {where:g} the schedule gives no number above 0: it must be above 0")
+                raise checks.reject(
+                    "lr",
+                    self.lr,
+                    f"at t = {where:g} the schedule gives no number above 0: it must be above 0",
+                )
         return found
 
     def tabled(self, count: int) -> np.ndarray:
@@ -173,11 +197,17 @@ class FixedData:
         """
         count = self.samples_per_dimension * dimension
         if not count < checks.LARGEST_WHOLE:
-            raise checks.reject("samples_per_dimension", self.samples_per_dimension, f"at d = {dimension} these are {count:.3g} samples")
+            raise checks.reject(
+                "samples_per_dimension",
+                self.samples_per_dimension,
+                f"at d = {dimension} these are {count:.3g} samples",
+            )
         count = round(count)
         if count < 1:
             raise checks.reject(
-                "samples_per_dimension", self.samples_per_dimension, f"at dimension {dimension} this is less than one sample: take more"
+                "samples_per_dimension",
+                self.samples_per_dimension,
+                f"at dimension {dimension} this is less than one sample: take more",
             )
         return count
 
@@ -191,8 +221,13 @@ class FixedData:
         """
         stated = getattr(self, "_stated", self)
         shown = {one.name: describe_schedule(getattr(stated, one.name)) for one in fields(self)}
-        record = {name: int(value) if isinstance(value, bool) else value for name, (value, _) in shown.items()}
-        return {"kind": type(self).__name__, **record} | ({} if all(again for _, again in shown.values()) else {"rerunnable": False})
+        record = {
+            name: int(value) if isinstance(value, bool) else value
+            for name, (value, _) in shown.items()
+        }
+        return {"kind": type(self).__name__, **record} | (
+            {} if all(again for _, again in shown.values()) else {"rerunnable": False}
+        )
 
 
 @pytrees.numbered(*NUMBERS)
@@ -268,7 +303,11 @@ class MultiPassSGD(FixedData):
         super().__post_init__()
         fraction = checks.number("batch_fraction", self.batch_fraction, above=0.0)
         if fraction > 1:
-            raise checks.reject("batch_fraction", self.batch_fraction, "give the share of the samples in a batch, above 0 and at most 1")
+            raise checks.reject(
+                "batch_fraction",
+                self.batch_fraction,
+                "give the share of the samples in a batch, above 0 and at most 1",
+            )
         object.__setattr__(self, "batch_fraction", fraction)
         object.__setattr__(self, "rescale", checks.flag("rescale", self.rescale))
 
@@ -329,7 +368,10 @@ class PersistentSGD(MultiPassSGD):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        tau, b = checks.number("persistence_time", self.persistence_time, above=0.0), self.batch_fraction
+        tau, b = (
+            checks.number("persistence_time", self.persistence_time, above=0.0),
+            self.batch_fraction,
+        )
         object.__setattr__(self, "persistence_time", tau)
         on, off = self.switching()
         if not self.scheduled and (on > 1 or off > 1):
@@ -382,21 +424,27 @@ class Langevin(FixedData):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "temperature", number_or_schedule("temperature", self.temperature, of="t"))
+        object.__setattr__(
+            self, "temperature", number_or_schedule("temperature", self.temperature, of="t")
+        )
 
     @property
     def hot(self) -> bool:
         return isinstance(self.temperature, Schedule) or self.temperature > 0
 
 
-ALGORITHMS: dict[str, type[FixedData]] = {kind.__name__: kind for kind in (GradientDescent, MultiPassSGD, PersistentSGD, Langevin)}
+ALGORITHMS: dict[str, type[FixedData]] = {
+    kind.__name__: kind for kind in (GradientDescent, MultiPassSGD, PersistentSGD, Langevin)
+}
 
 
 def checked_fixed_data(value: Any) -> FixedData:
     """An algorithm on a fixed data set as an argument."""
     if type(value) not in ALGORITHMS.values():
         raise checks.reject(
-            "algorithm", value, "give sgd.GradientDescent, sgd.MultiPassSGD, sgd.PersistentSGD, sgd.Langevin or sgd.EpochSGD(...)"
+            "algorithm",
+            value,
+            "give sgd.GradientDescent, sgd.MultiPassSGD, sgd.PersistentSGD, sgd.Langevin or sgd.EpochSGD(...)",
         )
     return value
 
@@ -434,7 +482,11 @@ def numbers_of_step(parameters: Numbers, algorithm: Numbers, number: Whole) -> t
 
 def largest_rate(algorithm: FixedData) -> float:
     """The largest learning rate of a run."""
-    return float(np.diff(algorithm.lr.numbers["times"]).max()) if isinstance(algorithm.lr, Schedule) else float(algorithm.lr)
+    return (
+        float(np.diff(algorithm.lr.numbers["times"]).max())
+        if isinstance(algorithm.lr, Schedule)
+        else float(algorithm.lr)
+    )
 
 
 def first_selection(algorithm: Numbers, uniform: Float[Numeric, "*s"]) -> Bool[Numeric, "*s"]:
@@ -442,7 +494,9 @@ def first_selection(algorithm: Numbers, uniform: Float[Numeric, "*s"]) -> Bool[N
     return uniform < algorithm["fraction"]
 
 
-def next_selection(algorithm: Numbers, selected: Bool[Numeric, "*s"], uniform: Float[Numeric, "*s"]) -> Bool[Numeric, "*s"]:
+def next_selection(
+    algorithm: Numbers, selected: Bool[Numeric, "*s"], uniform: Float[Numeric, "*s"]
+) -> Bool[Numeric, "*s"]:
     """Which samples are in use at the next step: a Markov chain that keeps the share in use (without memory for multi-pass SGD)."""
     return jnp.where(selected, uniform >= algorithm["off"], uniform < algorithm["on"])
 

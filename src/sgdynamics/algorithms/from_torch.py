@@ -9,7 +9,15 @@ import math
 from typing import Any
 
 from sgdynamics.algorithms.one_pass import OnePassSGD
-from sgdynamics.algorithms.updates import adagrad, adam, momentum, muon, nesterov, rmsprop, weight_decay
+from sgdynamics.algorithms.updates import (
+    adagrad,
+    adam,
+    momentum,
+    muon,
+    nesterov,
+    rmsprop,
+    weight_decay,
+)
 from sgdynamics.algorithms.updates.update import Update
 from sgdynamics.base import checks
 
@@ -94,7 +102,9 @@ def from_torch(optimiser: object, *, dimension: int, batch: int = 1) -> OnePassS
     return OnePassSGD(lr=lr, batch=batch, head_rate=head_rate, update=update)
 
 
-def convert_group(optimiser: object, group: dict[str, Any], d: int, gradient_scale: float = 1.0) -> tuple[float, Update | None]:
+def convert_group(
+    optimiser: object, group: dict[str, Any], d: int, gradient_scale: float = 1.0
+) -> tuple[float, Update | None]:
     """Library lr and update, without weight decay, of a parameter group.
 
     ``gradient_scale`` is the ratio of the gradients that the optimiser receives to those of the
@@ -114,7 +124,9 @@ def convert_group(optimiser: object, group: dict[str, Any], d: int, gradient_sca
     return factor * lr, update
 
 
-def with_weight_decay(optimiser: object, update: Update | None, rate: float, head: float | None = None) -> Update:
+def with_weight_decay(
+    optimiser: object, update: Update | None, rate: float, head: float | None = None
+) -> Update:
     """An update with the weight decay of the optimiser, coupled or decoupled as PyTorch has it."""
     decoupled = type(optimiser).__name__ in DECOUPLED or update is None
     return weight_decay(rate, of=update, decoupled=decoupled, head=head)
@@ -133,15 +145,26 @@ def plain(value: Any) -> Any:
 def parameter_groups(optimiser: object) -> list[dict[str, Any]]:
     """The parameter groups of an optimiser; raise ValueError if it has none."""
     groups = getattr(optimiser, "param_groups", None)
-    groups = list(groups) if isinstance(groups, (list, tuple)) and not isinstance(optimiser, type) else []
+    groups = (
+        list(groups)
+        if isinstance(groups, (list, tuple)) and not isinstance(optimiser, type)
+        else []
+    )
     if not groups or not all(isinstance(group, dict) and "lr" in group for group in groups):
-        raise checks.reject("optimiser", optimiser, "not a PyTorch optimiser. Pass torch.optim.SGD(...) or another one.")
+        raise checks.reject(
+            "optimiser",
+            optimiser,
+            "not a PyTorch optimiser. Pass torch.optim.SGD(...) or another one.",
+        )
     return groups
 
 
 def same_options(first: dict[str, Any], second: dict[str, Any], ignored: tuple[str, ...]) -> bool:
     """Whether two parameter groups agree in all but the ignored options."""
-    groups = [{key: value for key, value in group.items() if key not in ignored} for group in (first, second)]
+    groups = [
+        {key: value for key, value in group.items() if key not in ignored}
+        for group in (first, second)
+    ]
     return groups[0] == groups[1]
 
 
@@ -163,7 +186,11 @@ def relative_rate(rows: float, head: float) -> float:
     if head == rows:
         return 1.0
     if rows == 0:
-        raise checks.reject("lr", rows, "the first layer does not move and the head does. Use an lr above 0 for the first layer.")
+        raise checks.reject(
+            "lr",
+            rows,
+            "the first layer does not move and the head does. Use an lr above 0 for the first layer.",
+        )
     return head / rows
 
 
@@ -172,7 +199,9 @@ def _sgd(group: dict[str, Any], d: int, scale: float) -> tuple[float, Update | N
     if not mu:
         return d * scale, None
     if mu >= 1:
-        raise checks.reject("optimiser", f"SGD(momentum={mu})", "the velocity never decays. Use a momentum below 1.")
+        raise checks.reject(
+            "optimiser", f"SGD(momentum={mu})", "the velocity never decays. Use a momentum below 1."
+        )
     make = nesterov if group.get("nesterov") else momentum
     return d * scale * (1 - group.get("dampening", 0.0)) / (1 - mu), make(memory=d * (1 - mu))
 
@@ -181,8 +210,14 @@ def _adam(group: dict[str, Any], d: int, scale: float) -> tuple[float, Update | 
     first, second = group["betas"]
     if group.get("decoupled_weight_decay", False):
         # torch.optim.Adam(..., decoupled_weight_decay=True) is AdamW
-        raise checks.reject("optimiser", "Adam(decoupled_weight_decay=True)", "not supported. Use torch.optim.AdamW, which is the same.")
-    return float(d), adam(memory=d * (1 - plain(second)), eps=group["eps"] / scale, beta=plain(first))
+        raise checks.reject(
+            "optimiser",
+            "Adam(decoupled_weight_decay=True)",
+            "not supported. Use torch.optim.AdamW, which is the same.",
+        )
+    return float(d), adam(
+        memory=d * (1 - plain(second)), eps=group["eps"] / scale, beta=plain(first)
+    )
 
 
 def _adamw(group: dict[str, Any], d: int, scale: float) -> tuple[float, Update | None]:
@@ -191,7 +226,11 @@ def _adamw(group: dict[str, Any], d: int, scale: float) -> tuple[float, Update |
 
 def _rmsprop(group: dict[str, Any], d: int, scale: float) -> tuple[float, Update | None]:
     if group.get("momentum"):
-        raise checks.reject("optimiser", f"RMSprop(momentum={group['momentum']})", "not supported. Leave momentum at 0.")
+        raise checks.reject(
+            "optimiser",
+            f"RMSprop(momentum={group['momentum']})",
+            "not supported. Leave momentum at 0.",
+        )
     return float(d), rmsprop(memory=d * (1 - group["alpha"]), eps=group["eps"] / scale)
 
 
@@ -200,13 +239,24 @@ def _adagrad(group: dict[str, Any], d: int, scale: float) -> tuple[float, Update
     if not start:
         fix = "the first steps have no limit from 0. Use an initial_accumulator_value of order d."
         raise checks.reject("optimiser", "Adagrad(initial_accumulator_value=0)", fix)
-    return math.sqrt(d), adagrad(start=start / d / scale**2, eps=group.get("eps", 0.0) / math.sqrt(d) / scale)
+    return math.sqrt(d), adagrad(
+        start=start / d / scale**2, eps=group.get("eps", 0.0) / math.sqrt(d) / scale
+    )
 
 
 def _muon(group: dict[str, Any], d: int, scale: float) -> tuple[float, Update | None]:
     if group.get("nesterov"):
-        raise checks.reject("optimiser", "Muon(nesterov=True)", "not supported. Use nesterov=False.")
+        raise checks.reject(
+            "optimiser", "Muon(nesterov=True)", "not supported. Use nesterov=False."
+        )
     return float(d), muon(memory=d * (1 - group["momentum"]), newton_schulz=True)
 
 
-_CONVERSIONS = {"SGD": _sgd, "Adam": _adam, "AdamW": _adamw, "RMSprop": _rmsprop, "Adagrad": _adagrad, "Muon": _muon}
+_CONVERSIONS = {
+    "SGD": _sgd,
+    "Adam": _adam,
+    "AdamW": _adamw,
+    "RMSprop": _rmsprop,
+    "Adagrad": _adagrad,
+    "Muon": _muon,
+}

@@ -20,7 +20,16 @@ from sgdynamics.algorithms.from_torch import (
     with_weight_decay,
 )
 from sgdynamics.algorithms.one_pass import OnePassSGD
-from sgdynamics.algorithms.torch_network import Loss, Module, Optimiser, TwoLayers, is_module, loss_scale, optimised, read_network
+from sgdynamics.algorithms.torch_network import (
+    Loss,
+    Module,
+    Optimiser,
+    TwoLayers,
+    is_module,
+    loss_scale,
+    optimised,
+    read_network,
+)
 from sgdynamics.base import checks
 from sgdynamics.base.arrays import Function, Given
 from sgdynamics.base.controls import alpha_of_steps
@@ -242,7 +251,10 @@ def from_training(
     )
     velocity = _velocity(optimiser, layers, rows_group, head_group, (rows_scale, head_scale))
     if velocity is not None:
-        start = replace(start, beside=_velocity_overlaps(start, problem, velocity, b * layers.weights, labels.rows))
+        start = replace(
+            start,
+            beside=_velocity_overlaps(start, problem, velocity, b * layers.weights, labels.rows),
+        )
     return Training(problem, algorithm, start, d, r)
 
 
@@ -265,15 +277,25 @@ def _read_teacher(
     """The teacher from a module, or from the rows of its first layer."""
     if is_module(teacher):
         if head is not None:
-            raise checks.reject("teacher_head", head, "teacher is a network, which has a head. Omit teacher_head.")
+            raise checks.reject(
+                "teacher_head", head, "teacher is a network, which has a head. Omit teacher_head."
+            )
         layers = read_network("teacher", teacher, activation, input_scale, [], student.activation)
         rows, head = layers.weights, layers.output_scale * layers.head
         function = layers.activation
     else:
         rows = as_array("teacher", teacher)
         if rows.ndim != 2 or 0 in rows.shape:
-            raise checks.reject("teacher", f"array of shape {rows.shape}", "Pass a network, or rows of shape (k, d).")
-        function = student.activation if activation is None else find_activation(activation, "teacher_activation")
+            raise checks.reject(
+                "teacher",
+                f"array of shape {rows.shape}",
+                "Pass a network, or rows of shape (k, d).",
+            )
+        function = (
+            student.activation
+            if activation is None
+            else find_activation(activation, "teacher_activation")
+        )
         if head is None and len(rows) > 1:
             fix = (
                 f"a teacher of {len(rows)} rows needs a head. "
@@ -286,18 +308,24 @@ def _read_teacher(
         fix = f"it has {rows.shape[1]} inputs, the network has {d}. Pass rows of shape (k, {d})."
         raise checks.reject("teacher", f"rows of shape {rows.shape}", fix)
     if head.shape != (len(rows),):
-        raise checks.reject("teacher_head", head.tolist(), f"Pass {len(rows)} numbers, one per row of teacher.")
+        raise checks.reject(
+            "teacher_head", head.tolist(), f"Pass {len(rows)} numbers, one per row of teacher."
+        )
     return _Labels(input_scale * rows, head, function)
 
 
-def _layer_groups(layers: TwoLayers, optimiser: Optimiser, groups: list[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any] | None]:
+def _layer_groups(
+    layers: TwoLayers, optimiser: Optimiser, groups: list[dict[str, Any]]
+) -> tuple[dict[str, Any], dict[str, Any] | None]:
     """Parameter groups of the first layer and of the head; None for a frozen head."""
     rows, head = optimised(layers.first, groups), optimised(layers.second, groups)
     name = type(optimiser).__name__
     if rows is None:
         fix = "it does not train the first layer of the network. Build it from network.parameters(), with lr above 0."
         raise checks.reject("optimiser", name, fix)
-    if head is not None and not same_options(rows, head, ("params", "lr", "initial_lr", "weight_decay")):
+    if head is not None and not same_options(
+        rows, head, ("params", "lr", "initial_lr", "weight_decay")
+    ):
         fix = "the groups of first layer and head differ in other options than lr and weight_decay. Use the same."
         raise checks.reject("optimiser", name, fix)
     return rows, head
@@ -358,9 +386,15 @@ def _velocity(
     mu, dampening = (float(plain(rows_group.get(name, 0.0))) for name in ("momentum", "dampening"))
     head = (state.get(layers.second) or {}) if head_group is not None else {}
     velocities = []
-    for buffers, scale, shape in zip((rows, head), gradient_scales, (layers.weights.shape, layers.head.shape), strict=True):
+    for buffers, scale, shape in zip(
+        (rows, head), gradient_scales, (layers.weights.shape, layers.head.shape), strict=True
+    ):
         buffer = buffers.get("momentum_buffer")
-        average = np.zeros(shape) if buffer is None else as_array("momentum_buffer", buffer).reshape(shape)
+        average = (
+            np.zeros(shape)
+            if buffer is None
+            else as_array("momentum_buffer", buffer).reshape(shape)
+        )
         velocities.append(average * (1 - mu) / (1 - dampening) / scale)
     return (velocities[0], velocities[1]) if mu else None
 
@@ -378,4 +412,11 @@ def _velocity_overlaps(
     M = np.stack([block @ signal.T for block, signal in zip(rows, signals, strict=True)])
     Q = np.stack([block @ block.T for block in rows])
     a = np.concatenate([start.a[0], velocity[1]])
-    return Beside((("velocity",), (), ()), M[None], Q[None], a[None], np.zeros((1, 0)), np.zeros((1, 0, len(weights))))
+    return Beside(
+        (("velocity",), (), ()),
+        M[None],
+        Q[None],
+        a[None],
+        np.zeros((1, 0)),
+        np.zeros((1, 0, len(weights))),
+    )

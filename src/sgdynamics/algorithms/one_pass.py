@@ -20,7 +20,15 @@ from sgdynamics.algorithms.updates.state_rate import check_state_rate, reads_sta
 from sgdynamics.algorithms.updates.update import Law, Update, checked_update
 from sgdynamics.base import checks, pytrees
 from sgdynamics.base.arrays import Numbers, Numeric, Scalar, Whole
-from sgdynamics.base.controls import Schedule, all_stretched, checked_values, constant, describe_schedule, number_or_schedule, stretched
+from sgdynamics.base.controls import (
+    Schedule,
+    all_stretched,
+    checked_values,
+    constant,
+    describe_schedule,
+    number_or_schedule,
+    stretched,
+)
 from sgdynamics.base.support import require
 from sgdynamics.samples.input_covariance import trace
 from sgdynamics.samples.spectra import UNITS
@@ -88,7 +96,9 @@ class OnePassSGD:
     update: Update | None = None
     per: str = "dimension"
     temperature: Any = 0.0
-    hot: bool = field(default=False, init=False, repr=False)  # whether there is a temperature: its number may be traced
+    hot: bool = field(
+        default=False, init=False, repr=False
+    )  # whether there is a temperature: its number may be traced
     stated: Any = field(default=None, init=False, repr=False)  # what `on` has put into units of d
     unit: Any = field(default=1.0, init=False, repr=False)  # D/d there
 
@@ -102,7 +112,9 @@ class OnePassSGD:
             raise checks.reject("lr", self.lr, fix)
         object.__setattr__(self, "lr", number_or_schedule("lr", self.lr))
         object.__setattr__(self, "temperature", number_or_schedule("temperature", self.temperature))
-        object.__setattr__(self, "hot", isinstance(self.temperature, Schedule) or self.temperature > 0)
+        object.__setattr__(
+            self, "hot", isinstance(self.temperature, Schedule) or self.temperature > 0
+        )
         _ = self.stepping  # refuse an update that has no kicks
 
     def replace(self, **changes: object) -> OnePassSGD:
@@ -137,24 +149,47 @@ class OnePassSGD:
         infinite = spectrum is not None and spectrum.infinite
         if self.per == "dimension":
             if infinite and self.stated is None:
-                raise checks.reject("per", self.per, 'the dimension is infinite: take per="trace" or per="step"')
+                raise checks.reject(
+                    "per", self.per, 'the dimension is infinite: take per="trace" or per="step"'
+                )
             return self
         if "fields" not in problem.kinds:
-            raise checks.reject("per", self.per, 'the inputs of this problem have no spectrum: leave it at "dimension"')
+            raise checks.reject(
+                "per",
+                self.per,
+                'the inputs of this problem have no spectrum: leave it at "dimension"',
+            )
         numbers = problem.parameters
         if self.per == "trace":
             factor = 1 / trace(numbers)
         elif spectrum is None:
-            raise checks.reject("per", self.per, "the problem does not fix the dimension: state its covariance as sgd.Spectrum(...)")
+            raise checks.reject(
+                "per",
+                self.per,
+                "the problem does not fix the dimension: state its covariance as sgd.Spectrum(...)",
+            )
         else:
             factor = numbers["multiplicities"].sum()
         # where d is infinite a schedule is one of steps
         if infinite and isinstance(self.batch, Schedule):
-            raise checks.reject("batch", self.batch, "where d is infinite numbers change with steps: give a constant batch")
+            raise checks.reject(
+                "batch",
+                self.batch,
+                "where d is infinite numbers change with steps: give a constant batch",
+            )
         stretch = numbers["multiplicities"].sum() / self.batch if infinite else 1.0
         lr = stretched(self.lr, factor, stretch) if self.scheduled else self.lr * factor
-        others = {name: all_stretched(getattr(self, name), stretch) for name in ("head_rate", "update", "temperature")} if infinite else {}
-        found = replace(self, lr=lr if self.scheduled else pytrees.number(lr), per="dimension", **others)
+        others = (
+            {
+                name: all_stretched(getattr(self, name), stretch)
+                for name in ("head_rate", "update", "temperature")
+            }
+            if infinite
+            else {}
+        )
+        found = replace(
+            self, lr=lr if self.scheduled else pytrees.number(lr), per="dimension", **others
+        )
         object.__setattr__(found, "stated", self)
         object.__setattr__(found, "unit", 1 / factor)
         return found
@@ -162,7 +197,11 @@ class OnePassSGD:
     def _fits(self, problem: Any) -> None:
         """Refuse an update that cannot train what the problem trains, and a batch that the theory of it does not know."""
         structure = getattr(problem, "structure", None)
-        if not self.counts and (self.stepping is not None or "fields" not in problem.kinds or "snr = inf" in problem.kinds):
+        if not self.counts and (
+            self.stepping is not None
+            or "fields" not in problem.kinds
+            or "snr = inf" in problem.kinds
+        ):
             fix = "any number, or a function of alpha, is for plain steps on problems of fields: give a whole number, by sgd.phases several"
             raise checks.reject("batch", self.batch, fix)
         if self.law is not None and self.law.state_rate is not None:
@@ -170,14 +209,28 @@ class OnePassSGD:
         if self.law is None or structure is None:
             return
         if structure.trained and not self.law.trains_head:
-            raise checks.reject("update", self.update, 'it is for the rows, not for a head: take head="fixed", or another update')
+            raise checks.reject(
+                "update",
+                self.update,
+                'it is for the rows, not for a head: take head="fixed", or another update',
+            )
         if structure.heads > 1:
-            raise checks.reject("update", self.update, "contexts with heads of their own are trained by plain steps: leave update out")
-        if (structure.sample.own_spectra or structure.sample.noisy_inputs) and self.law.coordinatewise:
+            raise checks.reject(
+                "update",
+                self.update,
+                "contexts with heads of their own are trained by plain steps: leave update out",
+            )
+        if (
+            structure.sample.own_spectra or structure.sample.noisy_inputs
+        ) and self.law.coordinatewise:
             fix = "contexts with covariances of their own, and noise on inputs, are for updates that commute with rotations: take another"
             raise checks.reject("update", self.update, fix)
         if structure.sphere and not self.law.holds_sphere:
-            raise checks.reject("update", self.update, "an average of rows does not stay on the sphere: take constraint=None")
+            raise checks.reject(
+                "update",
+                self.update,
+                "an average of rows does not stay on the sphere: take constraint=None",
+            )
 
     @property
     def scheduled(self) -> bool:
@@ -268,7 +321,11 @@ class OnePassSGD:
         if self.stepping is None:
             return numbers
         # updates know lengths in units of D
-        return numbers | {"update": self.stepping.parameters} | ({} if self.stated is None else {"unit": pytrees.traced(self.unit)})
+        return (
+            numbers
+            | {"update": self.stepping.parameters}
+            | ({} if self.stated is None else {"unit": pytrees.traced(self.unit)})
+        )
 
     def describe(self) -> dict[str, Any]:
         """The algorithm as plain values for the record of a result.
@@ -280,9 +337,14 @@ class OnePassSGD:
         """
         if self.stated is not None:
             return self.stated.describe()
-        every = {name: describe_schedule(getattr(self, name)) for name in ("lr", "batch", "head_rate")}
+        every = {
+            name: describe_schedule(getattr(self, name)) for name in ("lr", "batch", "head_rate")
+        }
         rerunnable = all(whole for _, whole in every.values())
-        record = {"kind": type(self).__name__, **{name: value for name, (value, _) in every.items()}}
+        record = {
+            "kind": type(self).__name__,
+            **{name: value for name, (value, _) in every.items()},
+        }
         if self.per != "dimension":
             record["per"] = self.per
         if self.hot:
@@ -298,14 +360,22 @@ class OnePassSGD:
 
 def _checked_batch(value: object) -> Any:
     """A whole number where it is one, else a number or a schedule for the theory."""
-    fraction = isinstance(value, (float, np.floating)) and math.isfinite(value) and value != int(value)
-    return number_or_schedule("batch", value, 1.0) if callable(value) or fraction else checks.whole("batch", value, 1)
+    fraction = (
+        isinstance(value, (float, np.floating)) and math.isfinite(value) and value != int(value)
+    )
+    return (
+        number_or_schedule("batch", value, 1.0)
+        if callable(value) or fraction
+        else checks.whole("batch", value, 1)
+    )
 
 
 def constant_rate(algorithm: OnePassSGD, what: str) -> float:
     """The learning rate where a question needs a constant one."""
     if algorithm.scheduled:
-        raise checks.reject("lr", algorithm.lr, f"{what} need a constant learning rate: give a number")
+        raise checks.reject(
+            "lr", algorithm.lr, f"{what} need a constant learning rate: give a number"
+        )
     constant_head_rate(algorithm, what)
     return float(algorithm.lr)
 
@@ -313,11 +383,17 @@ def constant_rate(algorithm: OnePassSGD, what: str) -> float:
 def constant_head_rate(algorithm: OnePassSGD, what: str) -> float:
     """The head's rate where a question needs a constant one."""
     if isinstance(algorithm.head_rate, Schedule):
-        raise checks.reject("head_rate", algorithm.head_rate, f"{what} need a constant rate of the head: give a number")
+        raise checks.reject(
+            "head_rate",
+            algorithm.head_rate,
+            f"{what} need a constant rate of the head: give a number",
+        )
     return algorithm.head_rate
 
 
-def checked_algorithm(value: object, question: str | None = None, problem: Any = None) -> OnePassSGD:
+def checked_algorithm(
+    value: object, question: str | None = None, problem: Any = None
+) -> OnePassSGD:
     """An algorithm as an argument, in units of the problem's d: refuse what is none, and what a question is not answered for."""
     if question is not None:
         require(question, problem, value)
@@ -355,11 +431,20 @@ class Stride(NamedTuple):
 
 
 def take_step(
-    law: Law | None, algorithm: Numbers, state: Rows, ground: Ground, stride: Stride, dimension: Scalar | None, number: Whole
+    law: Law | None,
+    algorithm: Numbers,
+    state: Rows,
+    ground: Ground,
+    stride: Stride,
+    dimension: Scalar | None,
+    number: Whole,
 ) -> Rows:
     """One step of the algorithm on one batch; plain SGD unless an update has its `law`."""
     if law is None:
-        return Rows(*stride.move(state.rows, state.head, ground.mean(state.rows, state.head, None, None)), signals=state.signals)
+        return Rows(
+            *stride.move(state.rows, state.head, ground.mean(state.rows, state.head, None, None)),
+            signals=state.signals,
+        )
     lr, D = algorithm["lr"], dimension
     if "unit" in algorithm:
         lr, D = lr * algorithm["unit"], dimension * algorithm["unit"]
@@ -368,6 +453,9 @@ def take_step(
     rows, p = state.rows + more.rows, stride.structure.width
     if stride.structure.sphere:
         rows = rows.at[:p].divide(jnp.sqrt(jnp.sum(rows[:p] ** 2, axis=-1, keepdims=True)))
-    scalars, squares = (tuple(one + other for one, other in zip(*pair, strict=True)) for pair in zip(state[2:4], more[2:4], strict=True))
+    scalars, squares = (
+        tuple(one + other for one, other in zip(*pair, strict=True))
+        for pair in zip(state[2:4], more[2:4], strict=True)
+    )
     head = state.head + more.head if stride.structure.trained else state.head
     return Rows(rows, head, scalars, squares, state.signals)

@@ -54,7 +54,9 @@ Loss = str | Callable[..., object]  # a name in SQUARED_LOSSES, or loss(output, 
 
 PROBES = 16  # random inputs on which a network is compared with what was read from it
 HALF_PRECISION = ("float16", "bfloat16")
-EXPECTED = "Pass torch.nn.Sequential(Linear(d, p, bias=False), activation, Linear(p, 1, bias=False))."
+EXPECTED = (
+    "Pass torch.nn.Sequential(Linear(d, p, bias=False), activation, Linear(p, 1, bias=False))."
+)
 ACTIVATION_ARGUMENTS = {"network": "activation", "teacher": "teacher_activation"}
 NO_EFFECT = ("Flatten", "Unflatten")  # modules that only reshape
 SQUARED_LOSSES = {"mse": 2.0, "half_mse": 1.0}  # loss of a batch over the mean of (f - y)^2/2
@@ -88,7 +90,9 @@ def _gelu(approximate: str) -> Activation:
 def _shifted(function: Activation, offset: float) -> Activation:
     """The activation s(x + b) of units with the same bias b."""
     kinks = tuple(kink - offset for kink in function.kinks)
-    return Activation(lambda x: function.f(x + offset), kinks=kinks, name=f"{function.label}_shifted")
+    return Activation(
+        lambda x: function.f(x + offset), kinks=kinks, name=f"{function.label}_shifted"
+    )
 
 
 # class name of a PyTorch module -> activation of the library
@@ -144,7 +148,9 @@ def read_network(
     head = np.ones(1)
     if second is not None:
         head = as_array(f"{argument}, weight of the second layer", second.weight)[0]
-    biases = {name: module.bias for name, module in linear if getattr(module, "bias", None) is not None}
+    biases = {
+        name: module.bias for name, module in linear if getattr(module, "bias", None) is not None
+    }
     function = _activation(argument, other, activation, default)
     shift = _common_bias(argument, linear, biases, groups)
     if shift:
@@ -184,7 +190,11 @@ def _two_layers(argument: str, linear: list[tuple[str, Any]]) -> tuple[Any, Any]
     if len(linear) == 1 and shapes[0][0] == 1:
         return linear[0][1], None
     described = " and ".join(f"Linear{shape[::-1]}" for shape in shapes) or "no Linear layer"
-    raise checks.reject(argument, f"a network with {described}", f"not a two-layer network with one output. {EXPECTED}")
+    raise checks.reject(
+        argument,
+        f"a network with {described}",
+        f"not a two-layer network with one output. {EXPECTED}",
+    )
 
 
 def _activation(
@@ -201,7 +211,9 @@ def _activation(
     if len(kinds) == 1 and kinds[0] in MODULES:
         return MODULES[kinds[0]](other[0][1])
     if not kinds:
-        return default or find_activation("linear")  # compared with the network's output like any other
+        return default or find_activation(
+            "linear"
+        )  # compared with the network's output like any other
     fix = f"the modules between its layers are not a known activation. Use one of torch.nn.{', '.join(MODULES)}, or set {name}=."
     raise checks.reject(argument, f"a network with {', '.join(kinds)}", fix)
 
@@ -229,9 +241,7 @@ def _common_bias(
         if name == linear[0][0] and np.all(values == values[0]):
             shift = float(values[0])
         elif np.any(values != 0):
-            fix = (
-                "frozen biases must be 0, or equal in all units of the first layer. Build the layer with bias=False, or set the bias to 0."
-            )
+            fix = "frozen biases must be 0, or equal in all units of the first layer. Build the layer with bias=False, or set the bias to 0."
             raise checks.reject(layer, values.round(3).tolist(), fix)
     return shift
 
@@ -253,13 +263,19 @@ def _output_scale(
     inputs = np.random.default_rng(0).standard_normal((PROBES, d))
     output = _called(argument, network, tensor_like(parameter, inputs))
     if output.size != PROBES:
-        raise checks.reject(argument, f"a network with outputs of shape {output.shape[1:]}", f"it has several outputs. {EXPECTED}")
+        raise checks.reject(
+            argument,
+            f"a network with outputs of shape {output.shape[1:]}",
+            f"it has several outputs. {EXPECTED}",
+        )
     output = output.reshape(-1)
     fields = input_scale * inputs @ weights.T
     with jax.enable_x64(True):
         units = np.asarray(jax.vmap(jax.vmap(function.f))(jnp.asarray(fields)))
     expected = units @ head
-    tolerance = 0.05 if str(getattr(parameter, "dtype", "")).rpartition(".")[2] in HALF_PRECISION else 1e-3
+    tolerance = (
+        0.05 if str(getattr(parameter, "dtype", "")).rpartition(".")[2] in HALF_PRECISION else 1e-3
+    )
     size = float(np.linalg.norm(expected))
     scale = float(output @ expected) / size**2 if size > 0 else 1.0
     for candidate in (1.0, 1 / p, p**-0.5):
@@ -272,7 +288,11 @@ def _output_scale(
         )
         raise checks.reject(argument, type(network).__name__, fix)
     if scale <= 0:
-        raise checks.reject(argument, f"a network whose output has the factor {scale:.3g}", "the factor must be above 0.")
+        raise checks.reject(
+            argument,
+            f"a network whose output has the factor {scale:.3g}",
+            "the factor must be above 0.",
+        )
     return scale
 
 
@@ -287,7 +307,9 @@ def _called(argument: str, function: Callable[..., object], *arguments: object) 
     try:
         value = function(*arguments)
     except Exception as error:
-        raise checks.reject(argument, function, f"calling it failed with {checks.reason(error)}.") from error
+        raise checks.reject(
+            argument, function, f"calling it failed with {checks.reason(error)}."
+        ) from error
     return as_array(f"output of {argument}", value)
 
 
@@ -302,7 +324,9 @@ def loss_scale(loss: Loss, batch: int, parameter: Tensor) -> float:
     )
     if isinstance(loss, str):
         if loss not in SQUARED_LOSSES:
-            raise checks.reject("loss", loss, f"{checks.did_you_mean(loss, SQUARED_LOSSES)}{expected}")
+            raise checks.reject(
+                "loss", loss, f"{checks.did_you_mean(loss, SQUARED_LOSSES)}{expected}"
+            )
         return SQUARED_LOSSES[loss]
     if isinstance(loss, type) or not callable(loss):
         raise checks.reject("loss", loss, f"not a loss function. {expected}")
@@ -310,20 +334,29 @@ def loss_scale(loss: Loss, batch: int, parameter: Tensor) -> float:
         ratio = _constant_ratio(loss, batch, target_shape, parameter)
         if ratio is not None and ratio > 0:
             return ratio
-    raise checks.reject("loss", loss, f"its values are not proportional to the squared error. {expected}")
+    raise checks.reject(
+        "loss", loss, f"its values are not proportional to the squared error. {expected}"
+    )
 
 
-def _constant_ratio(loss: Callable[..., object], batch: int, target_shape: tuple[int, ...], parameter: Tensor) -> float | None:
+def _constant_ratio(
+    loss: Callable[..., object], batch: int, target_shape: tuple[int, ...], parameter: Tensor
+) -> float | None:
     """Ratio of a loss to the mean of (f - y)^2/2, or None if it varies between random batches."""
     generator, ratios = np.random.default_rng(1), []
     for size in (0.3, 1.0, 3.0, 10.0):
         output, target = size * generator.standard_normal((2, batch))
-        arguments = (tensor_like(parameter, output[:, None]), tensor_like(parameter, target.reshape(target_shape)))
+        arguments = (
+            tensor_like(parameter, output[:, None]),
+            tensor_like(parameter, target.reshape(target_shape)),
+        )
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of shapes that PyTorch broadcasts
                 value = as_array("output of loss", loss(*arguments))
-        except Exception:  # shapes or types that this loss does not take: not a squared loss of these arguments
+        except (
+            Exception
+        ):  # shapes or types that this loss does not take: not a squared loss of these arguments
             return None
         if value.size != 1:
             return None
@@ -340,6 +373,9 @@ def optimised(parameter: Tensor | None, groups: list[dict[str, Any]]) -> dict[st
     if parameter is None or not getattr(parameter, "requires_grad", True):
         return None
     for group in groups:
-        if any(member is parameter for member in group.get("params", ())) and float(plain(group["lr"])) > 0:
+        if (
+            any(member is parameter for member in group.get("params", ()))
+            and float(plain(group["lr"])) > 0
+        ):
             return group
     return None

@@ -114,16 +114,24 @@ class Certificate:
         """The exponent of d in the gap, -1 in theory; NaN where the gap is within three times its noise at some dimension."""
         if len(self.gap) < 2 or np.any(self.gap <= 3 * self.gap_noise):
             return math.nan
-        return float(np.polyfit(np.log(self.dimensions), np.log(self.gap**2 - self.gap_noise**2) / 2, 1)[0])
+        return float(
+            np.polyfit(np.log(self.dimensions), np.log(self.gap**2 - self.gap_noise**2) / 2, 1)[0]
+        )
 
     def __str__(self) -> str:
         lines = [f"certificate: {'passed' if self.passed else 'FAILED'} ({self._kinds()})"]
         lines.append(f"{'check':<26}{'found':>12}  {'':<6}expected")
         for check in self.checks:
-            lines.append(f"{check.name:<26}{check.value:>12.4g}  {'ok' if check.passed else 'FAIL':<6}{check.expected}")
+            lines.append(
+                f"{check.name:<26}{check.value:>12.4g}  {'ok' if check.passed else 'FAIL':<6}{check.expected}"
+            )
         if len(self.spread):
             lines.append(f"{'d':<26}" + "".join(f"{d:>12d}" for d in self.dimensions))
-            for name, values in (("spread", self.spread), (f"mean - {self.theory}, r.m.s.", self.gap), ("its noise", self.gap_noise)):
+            for name, values in (
+                ("spread", self.spread),
+                (f"mean - {self.theory}, r.m.s.", self.gap),
+                ("its noise", self.gap_noise),
+            ):
                 lines.append(f"{name:<26}" + "".join(f"{value:>12.3g}" for value in values))
         if self.data is not None:
             lines.append(f"{'step':<26}" + "".join(f"{step:>12.0f}" for step in self.data.steps))
@@ -170,10 +178,19 @@ class Certificate:
                 f"{mean.value:.1f} standard errors away, {'as chance allows' if mean.passed else 'MORE than chance allows'}."
             )
             budget = f"The theory's risk is known to {self.error_quadrature:.1g} (expectations)"
-            budget += f" and {self.error_integrator:.1g} (integrator), relative" if self.theory == "ODE" else ", relative"
-            said.append(f"{budget}; the means over runs at d = {d[-1]} to {self.error_sampling:.2g} or better (sampling).")
+            budget += (
+                f" and {self.error_integrator:.1g} (integrator), relative"
+                if self.theory == "ODE"
+                else ", relative"
+            )
+            said.append(
+                f"{budget}; the means over runs at d = {d[-1]} to {self.error_sampling:.2g} or better (sampling)."
+            )
         failed = [check for check in self.checks if not check.passed]
-        said += [f"Failed: {check.name} = {check.value:.4g}, expected {check.expected}." for check in failed]
+        said += [
+            f"Failed: {check.name} = {check.value:.4g}, expected {check.expected}."
+            for check in failed
+        ]
         remarks = self.remarks if self.data is None else (*self.remarks, self.data.sentence)
         said += [f"{remark[0].upper()}{remark[1:]}." for remark in remarks]
         return " ".join(said)

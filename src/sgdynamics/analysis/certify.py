@@ -44,7 +44,12 @@ from sgdynamics.solvers.ode import solve_ode
 
 SMALL = 50  # dimension of the test in law, where the rows and signals fit
 GROWING = (100, 400, 1600)
-GROWING_DIRECT = (100, 200, 400, 800)  # of updates that are simulated directly, whose cost grows with d
+GROWING_DIRECT = (
+    100,
+    200,
+    400,
+    800,
+)  # of updates that are simulated directly, whose cost grows with d
 GROWING_FIXED = (50, 100, 200)  # on a fixed data set the cost of a run grows with d
 ALPHA = (1.0, 2.0, 4.0)  # save points unless given: samples/d
 STEPS = (4, 8, 16)  # and on a fixed data set
@@ -56,7 +61,9 @@ ROUNDING = 1e-12  # spreads below this, relative, are none
 SMALL_ERROR = 1e-2  # relative error of the theory's risk that a certificate accepts
 FEW_DIVERGED = 0.01
 BOOTSTRAPS = 200
-BAND = float(stats.norm.cdf(1.0))  # the spread is half the distance of the 16% and 84% quantiles: heavy tails do not matter
+BAND = float(
+    stats.norm.cdf(1.0)
+)  # the spread is half the distance of the 16% and 84% quantiles: heavy tails do not matter
 
 
 def certify(
@@ -142,17 +149,31 @@ def certify(
     progress = checks.flag("progress", progress, unsaid=True)
     begin = dynamics.start(start)
     if begin.runs != 1:
-        raise checks.reject("start", f"{begin.runs} runs", "a certificate is about one start, from which all runs leave: give one run")
+        raise checks.reject(
+            "start",
+            f"{begin.runs} runs",
+            "a certificate is about one start, from which all runs leave: give one run",
+        )
     runs = (RUNS_FIXED if fixed else RUNS) if runs is None else checks.whole("runs", runs, 50)
     level = checks.number("level", level, above=0.0)
     if level >= 1:
-        raise checks.reject("level", level, "give the probability of a false alarm, above 0 and below 1")
+        raise checks.reject(
+            "level", level, "give the probability of a false alarm, above 0 and below 1"
+        )
     seed = checks.whole("seed", seed, 0)
     small, growing = _dimensions(dynamics, dimension, dimensions)
     samples = None if data is None else checked_samples(problem, data)
     if samples is not None and fixed:
-        raise checks.reject("data", samples.shape, "this is for one-pass SGD, which draws from the samples: give sgd.OnePassSGD(...)")
-    when = {name: value for name, value in (("times", times), ("alpha", alpha), ("steps", steps)) if value is not None}
+        raise checks.reject(
+            "data",
+            samples.shape,
+            "this is for one-pass SGD, which draws from the samples: give sgd.OnePassSGD(...)",
+        )
+    when = {
+        name: value
+        for name, value in (("times", times), ("alpha", alpha), ("steps", steps))
+        if value is not None
+    }
     when = when or ({"steps": STEPS} if fixed else {"alpha": ALPHA})
     if not fixed and "steps" in when:
         # theory has no steps, and runs of other dimensions need the same times: they are those of these steps at `dimension`
@@ -161,9 +182,16 @@ def certify(
     setting = _SharedRuns(dynamics, begin, runs, seed, when)
     setting.steps(small)  # refuses bad times before anything is computed
     no_ode = None if fixed else dynamics.without_ode
-    limit, chain = no_ode is None and problem.spectrum is None, "coordinatewise update" not in algorithm.kinds
+    limit, chain = (
+        no_ode is None and problem.spectrum is None,
+        "coordinatewise update" not in algorithm.kinds,
+    )
     if not limit and not chain:
-        raise checks.reject("update", algorithm.update, "there is neither an exact chain nor a growing dimension to compare runs with")  # type: ignore[union-attr]
+        raise checks.reject(
+            "update",
+            algorithm.update,
+            "there is neither an exact chain nor a growing dimension to compare runs with",
+        )  # type: ignore[union-attr]
     with meter("certificate", 2.0 * chain + (1 + len(growing)) * limit, progress) as bar:
         found, comparisons = [], 0
         numbers: dict[str, Any] = {}
@@ -175,13 +203,19 @@ def certify(
                 bar.advance(1)
             found, comparisons = _law(pair[0], pair[1], level / TESTS)
         else:
-            remarks.append(f"{algorithm.update} has no exact chain: direct runs are compared with the ODE")  # type: ignore[union-attr]
+            remarks.append(
+                f"{algorithm.update} has no exact chain: direct runs are compared with the ODE"
+            )  # type: ignore[union-attr]
         if limit:
             chains = []
             for number, d in enumerate(growing):
-                chains.append(setting.simulate(d, "exact" if chain else "direct", seed_shift=2 + number))
+                chains.append(
+                    setting.simulate(d, "exact" if chain else "direct", seed_shift=2 + number)
+                )
                 bar.advance(1)
-            theory = _dmft(setting, paths) if fixed else _ode(setting, [chain[1] for chain in chains])
+            theory = (
+                _dmft(setting, paths) if fixed else _ode(setting, [chain[1] for chain in chains])
+            )
             bar.advance(1)
             more, numbers = _limit(growing, chains, theory, begin, level / TESTS, seed)
             found += more
@@ -213,7 +247,9 @@ def certify(
     )
 
 
-def _dimensions(dynamics: Dynamics, dimension: int | None, dimensions: Sequence[int]) -> tuple[int, tuple[int, ...]]:
+def _dimensions(
+    dynamics: Dynamics, dimension: int | None, dimensions: Sequence[int]
+) -> tuple[int, tuple[int, ...]]:
     """The dimension of the test in law and the growing ones; those not given are as small as rows and signals allow."""
     problem, algorithm, fixed = dynamics.problem, dynamics.algorithm, dynamics.has_data
     if problem.spectrum is not None:
@@ -224,16 +260,32 @@ def _dimensions(dynamics: Dynamics, dimension: int | None, dimensions: Sequence[
     least = problem.signals + copies(None if fixed else algorithm.law) * problem.width
     needed = max(math.ceil(least / fraction) + 1 for fraction in problem.parameters["fractions"])
     small = max(SMALL, needed) if dimension is None else checks.whole("dimension", dimension, 1)
-    default = GROWING_FIXED if fixed else GROWING_DIRECT if "coordinatewise update" in algorithm.kinds else GROWING
+    default = (
+        GROWING_FIXED
+        if fixed
+        else GROWING_DIRECT
+        if "coordinatewise update" in algorithm.kinds
+        else GROWING
+    )
     enlarge = math.ceil(needed / default[0])
     given = (
         tuple(enlarge * d for d in default)
         if dimensions is None
-        else tuple(np.atleast_1d(checks.numbers("dimensions", dimensions, "give three increasing whole numbers or more")).tolist())
+        else tuple(
+            np.atleast_1d(
+                checks.numbers(
+                    "dimensions", dimensions, "give three increasing whole numbers or more"
+                )
+            ).tolist()
+        )
     )
     growing = tuple(checks.whole("dimensions", d, 1) for d in given)
     if len(growing) < 3 or any(one >= other for one, other in pairwise(growing)):
-        raise checks.reject("dimensions", dimensions, "give three increasing dimensions or more: the fits have a term 1/d each")
+        raise checks.reject(
+            "dimensions",
+            dimensions,
+            "give three increasing dimensions or more: the fits have a term 1/d each",
+        )
     for d in (small, *growing):
         _, sizes = check_dimension(problem, d)
         if not fixed:
@@ -259,14 +311,25 @@ class _SharedRuns:
         steps = self.clock(dimension).step
         if steps[0] < 1 or np.any(np.diff(steps) < 1):
             name, value = next(iter(self.when.items()))
-            raise checks.reject(name, value, f"at dimension {dimension} these are the steps {steps.tolist()}: give later or fewer times")
+            raise checks.reject(
+                name,
+                value,
+                f"at dimension {dimension} these are the steps {steps.tolist()}: give later or fewer times",
+            )
         return steps
 
-    def simulate(self, dimension: int, method: str, *, seed_shift: int) -> tuple[dict[str, np.ndarray], Any]:
+    def simulate(
+        self, dimension: int, method: str, *, seed_shift: int
+    ) -> tuple[dict[str, np.ndarray], Any]:
         """Entries (run, time, entry) of every overlap, NaN where a run has diverged, and the clock; no risk, which is not needed."""
-        steps, (d, sizes) = self.steps(dimension), self.dynamics.at_dimension(dimension, small=self.dynamics.problem.spectrum is not None)
+        steps, (d, sizes) = (
+            self.steps(dimension),
+            self.dynamics.at_dimension(dimension, small=self.dynamics.problem.spectrum is not None),
+        )
         seed = 64 * self.seed + seed_shift
-        simulator = self.dynamics.simulator(method, broadcast_runs(self.begin, self.runs), d, sizes, seed=seed)
+        simulator = self.dynamics.simulator(
+            method, broadcast_runs(self.begin, self.runs), d, sizes, seed=seed
+        )
         overlaps, _ = run(simulator, self.runs, steps, seed, "", False)
         return entries(self.dynamics.problem, overlaps), self.clock(dimension)
 
@@ -275,7 +338,10 @@ def entries(problem: Problem, overlaps: dict[str, np.ndarray]) -> dict[str, np.n
     """Every number that moves, (run, time, entry): M, the upper triangle of Q, a trained head, the train risk."""
     leading = overlaps["a"].shape[:2]
     upper = np.triu_indices(problem.width)
-    found = {"M": overlaps["M"].reshape(*leading, -1), "Q": overlaps["Q"][..., upper[0], upper[1]].reshape(*leading, -1)}
+    found = {
+        "M": overlaps["M"].reshape(*leading, -1),
+        "Q": overlaps["Q"][..., upper[0], upper[1]].reshape(*leading, -1),
+    }
     if problem.head == "trained":
         found["a"] = overlaps["a"]
     if "train_risk" in overlaps:
@@ -283,23 +349,43 @@ def entries(problem: Problem, overlaps: dict[str, np.ndarray]) -> dict[str, np.n
     return found
 
 
-def _law(exact: dict[str, np.ndarray], direct: dict[str, np.ndarray], level: float) -> tuple[list[Check], int]:
+def _law(
+    exact: dict[str, np.ndarray], direct: dict[str, np.ndarray], level: float
+) -> tuple[list[Check], int]:
     """Exact and direct runs in law: the smallest corrected p-value of Kolmogorov-Smirnov, and the largest difference of means."""
-    one, other = (np.concatenate([part.reshape(len(part), -1) for part in each.values()], axis=1) for each in (exact, direct))
+    one, other = (
+        np.concatenate([part.reshape(len(part), -1) for part in each.values()], axis=1)
+        for each in (exact, direct)
+    )
     # a run that has diverged is beyond every other: how many do is part of the law
     one, other = (np.where(np.isfinite(part), part, np.inf) for part in (one, other))
     scale = np.maximum(1.0, np.abs(np.where(np.isfinite(one), one, 0.0)).max(axis=0))
     # atoms (a ReLU never active, a row on the sphere) are equal up to rounding
     one, other = (np.round(part / scale, DIGITS) for part in (one, other))
-    moving = [i for i in range(one.shape[1]) if min(one[:, i].min(), other[:, i].min()) < max(one[:, i].max(), other[:, i].max())]
+    moving = [
+        i
+        for i in range(one.shape[1])
+        if min(one[:, i].min(), other[:, i].min()) < max(one[:, i].max(), other[:, i].max())
+    ]
     p_values = [float(cast(Any, stats.ks_2samp(one[:, i], other[:, i])).pvalue) for i in moving]
     smallest = min([1.0, *(len(moving) * p for p in p_values)])
-    found = [Check("exact = direct: law", smallest, f"corrected KS p-value of {level:.2g} or more", smallest >= level)]
+    found = [
+        Check(
+            "exact = direct: law",
+            smallest,
+            f"corrected KS p-value of {level:.2g} or more",
+            smallest >= level,
+        )
+    ]
     a, b = one[:, moving], other[:, moving]
     sure = np.isfinite(a).all(axis=0) & np.isfinite(b).all(axis=0)
     a, b = a[:, sure], b[:, sure]
     error = np.sqrt(a.var(axis=0, ddof=1) / len(a) + b.var(axis=0, ddof=1) / len(b))
-    z = float(np.max(np.abs(a.mean(axis=0) - b.mean(axis=0)) / np.maximum(error, 10.0**-DIGITS), initial=0.0))
+    z = float(
+        np.max(
+            np.abs(a.mean(axis=0) - b.mean(axis=0)) / np.maximum(error, 10.0**-DIGITS), initial=0.0
+        )
+    )
     most = _quantile(level, a.shape[1])
     found.append(Check("exact = direct: means", z, f"largest |z| of {most:.2f} or less", z <= most))
     return found, len(moving)
@@ -325,10 +411,14 @@ def _ode(setting: _SharedRuns, clocks: list[Any]) -> _Theory:
     """One solution, at the whole steps of every dimension."""
     points = [np.asarray(one.alpha, dtype=np.float64) for one in clocks]
     every, where = np.unique(np.concatenate(points), return_inverse=True)
-    found = solve_ode(setting.dynamics.problem, setting.dynamics.algorithm, setting.begin, alpha=every)
+    found = solve_ode(
+        setting.dynamics.problem, setting.dynamics.algorithm, setting.begin, alpha=every
+    )
     values = entries(setting.dynamics.problem, _blocks(found))
     places = np.split(where, np.cumsum([len(part) for part in points])[:-1])
-    quadrature = max(float(found.attrs.get(name, 0.0)) for name in ("error_quadrature", "error_quadrature_risk"))
+    quadrature = max(
+        float(found.attrs.get(name, 0.0)) for name in ("error_quadrature", "error_quadrature_risk")
+    )
     integrator = float(found.attrs["error_integrator"])
     parts = [{name: value[0, place] for name, value in values.items()} for place in places]
     return _Theory(parts, None, quadrature, integrator, quadrature + integrator)
@@ -337,21 +427,36 @@ def _ode(setting: _SharedRuns, clocks: list[Any]) -> _Theory:
 def _dmft(setting: _SharedRuns, paths: int) -> _Theory:
     steps = setting.steps(1)
     settings = {"paths": paths, "replicates": REPLICATES, "seed": setting.seed, "progress": False}
-    found = solve_dmft(setting.dynamics.problem, setting.dynamics.algorithm, setting.begin, steps=steps, **settings)
+    found = solve_dmft(
+        setting.dynamics.problem, setting.dynamics.algorithm, setting.begin, steps=steps, **settings
+    )
     # blocks are added up: the standard errors are of the sums
-    values = {name: value[0] for name, value in entries(setting.dynamics.problem, _blocks(found, add=True)).items()}
+    values = {
+        name: value[0]
+        for name, value in entries(setting.dynamics.problem, _blocks(found, add=True)).items()
+    }
     errors = {
-        name: value[0] for name, value in entries(setting.dynamics.problem, _blocks(found, add=True, suffix="_standard_error")).items()
+        name: value[0]
+        for name, value in entries(
+            setting.dynamics.problem, _blocks(found, add=True, suffix="_standard_error")
+        ).items()
     }
     share = float(found.attrs.get("error_quadrature", 0.0))
     return _Theory([values], errors, share, math.nan, 0.0)
 
 
-def _blocks(found: xr.Dataset | Mapping[str, Any], add: bool = False, suffix: str = "") -> dict[str, np.ndarray]:
+def _blocks(
+    found: xr.Dataset | Mapping[str, Any], add: bool = False, suffix: str = ""
+) -> dict[str, np.ndarray]:
     """Overlaps of a result in the form of a simulator's, with a block axis."""
-    names = {name: name if add or f"{name}_block" not in found else f"{name}_block" for name in ("M", "Q")}
+    names = {
+        name: name if add or f"{name}_block" not in found else f"{name}_block"
+        for name in ("M", "Q")
+    }
     result = {name: np.asarray(found[source + suffix]) for name, source in names.items()}
-    result = {name: value if value.ndim == 5 else value[:, :, None] for name, value in result.items()}
+    result = {
+        name: value if value.ndim == 5 else value[:, :, None] for name, value in result.items()
+    }
     result["a"] = np.asarray(found[f"a{suffix}"])
     if "train_risk" in found:
         result["train_risk"] = np.asarray(found[f"train_risk{suffix}"])
@@ -359,19 +464,32 @@ def _blocks(found: xr.Dataset | Mapping[str, Any], add: bool = False, suffix: st
 
 
 def _limit(
-    dimensions: tuple[int, ...], chains: list[Any], theory: _Theory, begin: Start, level: float, seed: int
+    dimensions: tuple[int, ...],
+    chains: list[Any],
+    theory: _Theory,
+    begin: Start,
+    level: float,
+    seed: int,
 ) -> tuple[list[Check], dict[str, Any]]:
     """Spread and mean of the runs against the theory, as d grows."""
     names = list(theory.values[0])
-    values = [_stack(chain[0], theory, names) for chain in chains]  # (run, entry and time) of each dimension
+    values = [
+        _stack(chain[0], theory, names) for chain in chains
+    ]  # (run, entry and time) of each dimension
     targets = [np.concatenate([part[name].reshape(-1) for name in names]) for part in theory.values]
     targets = targets * (len(values) if len(targets) == 1 else 1)
     whole = [np.isfinite(part).all(axis=1) for part in values]
     diverged = float(1 - whole[-1].mean())
     values = [part[keep] for part, keep in zip(values, whole, strict=True)]
-    if min(len(part) for part in values) < 2 or not all(np.isfinite(part).all() for part in targets):
-        return [Check("runs against the theory", math.nan, "finite runs and a finite theory", False)], {}
-    gap = np.stack([part.mean(axis=0) - target for part, target in zip(values, targets, strict=True)])
+    if min(len(part) for part in values) < 2 or not all(
+        np.isfinite(part).all() for part in targets
+    ):
+        return [
+            Check("runs against the theory", math.nan, "finite runs and a finite theory", False)
+        ], {}
+    gap = np.stack(
+        [part.mean(axis=0) - target for part, target in zip(values, targets, strict=True)]
+    )
     error = np.stack([part.std(axis=0, ddof=1) / math.sqrt(len(part)) for part in values])
     scale = np.maximum(1.0, np.abs(targets[-1]))
     moving = np.all(error > ROUNDING * scale, axis=0)
@@ -382,7 +500,9 @@ def _limit(
     slope, slope_error = _fit(np.array(dimensions), np.log(spread), spread_error / spread)
     most = _quantile(level, 1)
     text = f"-0.5 within {most:.2f} x {slope_error:.2g}"
-    found.append(Check("spread ~ d^s: s", slope, text, abs(slope + 0.5) <= most * slope_error, slope_error))
+    found.append(
+        Check("spread ~ d^s: s", slope, text, abs(slope + 0.5) <= most * slope_error, slope_error)
+    )
     # mean - theory = g_0 + g_1/d, entry by entry
     most = _quantile(level, int(moving.sum()))
     own = np.zeros(gap.shape[1])
@@ -390,14 +510,32 @@ def _limit(
         # few replicates: their t-distribution is wider than the normal one at this level
         wider = float(stats.t.isf(stats.norm.sf(most), REPLICATES - 1)) / most
         own = wider * np.concatenate([theory.errors[name].reshape(-1) for name in names])
-    own = np.hypot(own, theory.relative * np.max(np.abs(np.stack([part.mean(axis=0) for part in values]) - _first(begin, theory, names))))
+    own = np.hypot(
+        own,
+        theory.relative
+        * np.max(
+            np.abs(np.stack([part.mean(axis=0) for part in values]) - _first(begin, theory, names))
+        ),
+    )
     z = _intercept(np.array(dimensions), gap[:, moving], error[:, moving], own[moving])
     largest = float(np.max(np.abs(z), initial=0.0))
-    found.append(Check("mean gap, d -> infinity", largest, f"largest |z| of {most:.2f} or less", largest <= most))
-    budget = {"error of the quadrature": theory.quadrature, "error of the integrator": theory.integrator}
+    found.append(
+        Check(
+            "mean gap, d -> infinity",
+            largest,
+            f"largest |z| of {most:.2f} or less",
+            largest <= most,
+        )
+    )
+    budget = {
+        "error of the quadrature": theory.quadrature,
+        "error of the integrator": theory.integrator,
+    }
     for label, size in budget.items():
         if math.isfinite(size):
-            found.append(Check(label, size, f"{SMALL_ERROR:g} of the risk or less", size <= SMALL_ERROR))
+            found.append(
+                Check(label, size, f"{SMALL_ERROR:g} of the risk or less", size <= SMALL_ERROR)
+            )
     if diverged:
         text = f"{FEW_DIVERGED:g} of the runs at d = {dimensions[-1]} or fewer"
         found.append(Check("diverged", diverged, text, diverged <= FEW_DIVERGED))
@@ -429,7 +567,11 @@ def _stack(chain: dict[str, np.ndarray], theory: _Theory, names: list[str]) -> n
 def _first(begin: Start, theory: _Theory, names: list[str]) -> np.ndarray:
     """The start in the same order, once a save point (0 for the train risk, which the start does not tell)."""
     upper = np.triu_indices(begin.a.shape[1])
-    parts = {"M": begin.M_blocks[0], "Q": begin.Q_blocks[0][..., upper[0], upper[1]], "a": begin.a[0]}
+    parts = {
+        "M": begin.M_blocks[0],
+        "Q": begin.Q_blocks[0][..., upper[0], upper[1]],
+        "a": begin.a[0],
+    }
     found = []
     for name in names:
         times, count = theory.values[0][name].shape
@@ -444,7 +586,9 @@ def _spread(values: np.ndarray) -> np.ndarray:
     return (high - low) / 2
 
 
-def _pooled_spread(values: list[np.ndarray], moving: np.ndarray, wide: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def _pooled_spread(
+    values: list[np.ndarray], moving: np.ndarray, wide: np.ndarray, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
     """One spread a dimension, the geometric mean over entries and times, and its error by the bootstrap over whole runs."""
     generator = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(7,)))
     found, errors = [], []
@@ -452,7 +596,10 @@ def _pooled_spread(values: list[np.ndarray], moving: np.ndarray, wide: np.ndarra
         chosen = part[:, moving][:, wide]
         if chosen.shape[1] == 0:
             return np.full(len(values), np.nan), np.full(len(values), np.nan)
-        again = [np.mean(_log(_spread(chosen[generator.integers(0, len(chosen), len(chosen))]))) for _ in range(BOOTSTRAPS)]
+        again = [
+            np.mean(_log(_spread(chosen[generator.integers(0, len(chosen), len(chosen))])))
+            for _ in range(BOOTSTRAPS)
+        ]
         found.append(float(np.exp(np.mean(_log(_spread(chosen))))))
         errors.append(found[-1] * float(np.std(again, ddof=1)))
     return np.array(found), np.array(errors)
@@ -466,16 +613,23 @@ def _fit(dimensions: np.ndarray, logarithms: np.ndarray, errors: np.ndarray) -> 
     """s of log(spread) = c + s log d + b/d with its error, by weighted least squares."""
     if not np.all(np.isfinite(logarithms)):
         return math.nan, math.nan
-    design = np.stack([np.ones(len(dimensions)), np.log(dimensions), 1.0 / dimensions], axis=1) / errors[:, None]
+    design = (
+        np.stack([np.ones(len(dimensions)), np.log(dimensions), 1.0 / dimensions], axis=1)
+        / errors[:, None]
+    )
     inverse = np.linalg.pinv(design)
     return float(inverse[1] @ (logarithms / errors)), float(np.linalg.norm(inverse[1]))
 
 
-def _intercept(dimensions: np.ndarray, gap: np.ndarray, error: np.ndarray, own: np.ndarray) -> np.ndarray:
+def _intercept(
+    dimensions: np.ndarray, gap: np.ndarray, error: np.ndarray, own: np.ndarray
+) -> np.ndarray:
     """g_0/error of gap = g_0 + g_1/d, entry by entry; `own` is the error that the theory itself has at every dimension."""
     x = 1.0 / dimensions[:, None]
     weight = error**-2.0
     total, first, second = weight.sum(axis=0), (weight * x).sum(axis=0), (weight * x**2).sum(axis=0)
     determinant = total * second - first**2
-    g0 = (second * (weight * gap).sum(axis=0) - first * (weight * x * gap).sum(axis=0)) / determinant
+    g0 = (
+        second * (weight * gap).sum(axis=0) - first * (weight * x * gap).sum(axis=0)
+    ) / determinant
     return g0 / np.sqrt(second / determinant + own**2)

@@ -14,7 +14,10 @@ from sgdynamics.results.datasets import algorithm_of, problem_of, requested_cloc
 from sgdynamics.results.variables import STANDARD_ERROR, TIMES, VARIABLES, compared
 from sgdynamics.solvers.ode import solve_ode
 
-RESOLUTION = {"float64": 1e-12, "float32": 1e-6}  # differences below this share of the values are rounding, not a deviation
+RESOLUTION = {
+    "float64": 1e-12,
+    "float32": 1e-6,
+}  # differences below this share of the values are rounding, not a deviation
 SAME_TIME = 1e-9  # largest distance of equal save points, relative to the last one
 REPRODUCED = 1e-5  # relative accuracy to which a new solution must reproduce the theory
 # relative errors that results record
@@ -92,8 +95,14 @@ def compare(theory: xr.Dataset, simulation: xr.Dataset) -> xr.Dataset:
     if theory.attrs.get("problem") != simulation.attrs.get("problem"):
         warn("theory and simulation record different problems: see their attribute 'problem'")
     aligned = _Alignment(theory, simulation)
-    resolution = RESOLUTION[checks.choice("simulation.dtype", simulation.attrs.get("dtype", "float64"), RESOLUTION)]
-    numerical = sum(float(result.attrs.get(name, 0.0)) for result in (theory, simulation) for name in NUMERICAL_ERRORS)
+    resolution = RESOLUTION[
+        checks.choice("simulation.dtype", simulation.attrs.get("dtype", "float64"), RESOLUTION)
+    ]
+    numerical = sum(
+        float(result.attrs.get(name, 0.0))
+        for result in (theory, simulation)
+        for name in NUMERICAL_ERRORS
+    )
     variables = {}
     for name in compared(theory, simulation):
         if any(result[name].dims[:2] != ("run", "time") for result in (theory, simulation)):
@@ -101,17 +110,25 @@ def compare(theory: xr.Dataset, simulation: xr.Dataset) -> xr.Dataset:
         dims = tuple(dim for dim in simulation[name].dims if dim != "run")
         shapes = [result[name].shape[2:] for result in (theory, simulation)]
         if shapes[0] != shapes[1]:
-            raise ValueError(f"theory has {name} of shape {shapes[0]} and simulation {shapes[1]}: give results of one problem")
+            raise ValueError(
+                f"theory has {name} of shape {shapes[0]} and simulation {shapes[1]}: give results of one problem"
+            )
         values, interpolation = aligned.values(name)
         predicted = values[good] if several else values
         measured = np.asarray(simulation[name])[good]
         difference = measured - predicted
         mean = difference.mean(axis=0)
-        error = difference.std(axis=0, ddof=1) / np.sqrt(runs) if runs > 1 else np.full_like(mean, np.nan)
+        error = (
+            difference.std(axis=0, ddof=1) / np.sqrt(runs)
+            if runs > 1
+            else np.full_like(mean, np.nan)
+        )
         own_name = ((VARIABLES[name].error if name in VARIABLES else "") or name) + STANDARD_ERROR
         if own_name in theory:
             own = aligned.values(own_name)[0]
-            error = np.sqrt(error**2 + ((own[good] ** 2).mean(axis=0) / runs if several else own[0] ** 2))
+            error = np.sqrt(
+                error**2 + ((own[good] ** 2).mean(axis=0) / runs if several else own[0] ** 2)
+            )
         aligned.note_error(interpolation.max(axis=0), error)
         error = np.sqrt(error**2 + interpolation.max(axis=0) ** 2)
         rounding = resolution * (1 + np.abs(measured).mean(axis=0))
@@ -123,14 +140,42 @@ def compare(theory: xr.Dataset, simulation: xr.Dataset) -> xr.Dataset:
         with np.errstate(invalid="ignore", divide="ignore"):
             z = np.where(spread, mean / error, without_error)
         label = theory[name].attrs.get("long_name", name)
-        variables[f"{name}_theory"] = (dims, predicted.mean(axis=0), {"long_name": f"{label}, theory"})
-        variables[f"{name}_simulation"] = (dims, measured.mean(axis=0), {"long_name": f"{label}, mean over runs"})
-        variables[f"{name}_standard_error"] = (dims, error, {"long_name": f"{label}, standard error of the mean"})
-        variables[f"{name}_z"] = (dims, z, {"long_name": f"{label}, (simulation - theory)/standard error"})
+        variables[f"{name}_theory"] = (
+            dims,
+            predicted.mean(axis=0),
+            {"long_name": f"{label}, theory"},
+        )
+        variables[f"{name}_simulation"] = (
+            dims,
+            measured.mean(axis=0),
+            {"long_name": f"{label}, mean over runs"},
+        )
+        variables[f"{name}_standard_error"] = (
+            dims,
+            error,
+            {"long_name": f"{label}, standard error of the mean"},
+        )
+        variables[f"{name}_z"] = (
+            dims,
+            z,
+            {"long_name": f"{label}, (simulation - theory)/standard error"},
+        )
     aligned.warn_of_errors()
-    coordinates = {name: simulation[name] for name in (*TIMES, "epoch", "evaluation") if name in simulation.coords}
-    if "evaluation" in coordinates and "evaluated_risk" in theory and not simulation["evaluation"].equals(theory["evaluation"]):
-        raise checks.reject("simulation.evaluation", simulation["evaluation"].values.tolist(), "evaluate the same problems in both")
+    coordinates = {
+        name: simulation[name]
+        for name in (*TIMES, "epoch", "evaluation")
+        if name in simulation.coords
+    }
+    if (
+        "evaluation" in coordinates
+        and "evaluated_risk" in theory
+        and not simulation["evaluation"].equals(theory["evaluation"])
+    ):
+        raise checks.reject(
+            "simulation.evaluation",
+            simulation["evaluation"].values.tolist(),
+            "evaluate the same problems in both",
+        )
     attributes = {
         "theory": theory.attrs.get("method", ""),
         "simulation": simulation.attrs.get("method", ""),
@@ -148,12 +193,20 @@ def _check_results(theory: xr.Dataset, simulation: xr.Dataset) -> None:
     """Raise ValueError for what is not a pair of results with times and runs."""
     for argument, value in (("theory", theory), ("simulation", simulation)):
         needed = ("t", "diverged_at") if argument == "simulation" else ("t",)
-        checks.result(argument, value, "run", "time", *needed, fix="give a result of solve_ode or simulate")
+        checks.result(
+            argument, value, "run", "time", *needed, fix="give a result of solve_ode or simulate"
+        )
         for name in needed:
             checks.numbers(f"{argument}.{name}", value[name].values, "give numbers")
         axes = {"t": ("time",), "diverged_at": ("run",)}
-        if not value.sizes["time"] or not value.sizes["run"] or any(value[name].dims != axes[name] for name in needed):
-            raise checks.reject(argument, dict(value.sizes), "give a result with one time and one run at least")
+        if (
+            not value.sizes["time"]
+            or not value.sizes["run"]
+            or any(value[name].dims != axes[name] for name in needed)
+        ):
+            raise checks.reject(
+                argument, dict(value.sizes), "give a result with one time and one run at least"
+            )
 
 
 class Interpolated(NamedTuple):
@@ -168,7 +221,9 @@ class _Alignment:
 
     def __init__(self, theory: xr.Dataset, simulation: xr.Dataset) -> None:
         self.theory = theory
-        self.times, self.saved = (np.asarray(result["t"], dtype=float) for result in (simulation, theory))
+        self.times, self.saved = (
+            np.asarray(result["t"], dtype=float) for result in (simulation, theory)
+        )
         # rounding to whole steps moves a save point of the simulation by up to one step
         self.step = _step_length(simulation)
         if self.times[0] < self.saved[0] - self.step or self.times[-1] > self.saved[-1] + self.step:
@@ -193,15 +248,22 @@ class _Alignment:
         if self.solution is not None and name in self.solution:
             # with a schedule t is an integral, so that save points agree to rounding only
             solved_at = np.asarray(self.solution["t"])
-            of_saved, of_times = (np.abs(points[:, None] - solved_at).argmin(axis=1) for points in (self.saved, self.times))
+            of_saved, of_times = (
+                np.abs(points[:, None] - solved_at).argmin(axis=1)
+                for points in (self.saved, self.times)
+            )
             again = np.asarray(self.solution[name])
             if _reproduces(again[:, of_saved], stored):
                 new = again[:, of_times]
-                return Interpolated(np.where(_along_time(self.common, stored.ndim), values, new), error)
+                return Interpolated(
+                    np.where(_along_time(self.common, stored.ndim), values, new), error
+                )
         self.kind = "interpolated"
         found = _interpolate(self.times, self.saved, stored, self.step)
         common = _along_time(self.common, stored.ndim)
-        return Interpolated(np.where(common, values, found.values), np.where(common, 0.0, found.error))
+        return Interpolated(
+            np.where(common, values, found.values), np.where(common, 0.0, found.error)
+        )
 
     def note_error(self, interpolation: np.ndarray, error: np.ndarray) -> None:
         """Remember the largest interpolation error in units of the standard error."""
@@ -239,10 +301,14 @@ def _solve_again(theory: xr.Dataset, saved: np.ndarray, times: np.ndarray) -> xr
         problem, algorithm, start = problem_of(theory), algorithm_of(theory), start_from(theory, 0)
         spectrum = getattr(problem, "spectrum", None)
         # an infinite spectrum records its dimension too, which solve_ode does not take
-        dimension = None if spectrum is not None and spectrum.infinite else theory.attrs.get("dimension")
+        dimension = (
+            None if spectrum is not None and spectrum.infinite else theory.attrs.get("dimension")
+        )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the theory itself has given them
-            return solve_ode(problem, algorithm, start, times=np.union1d(saved, times), dimension=dimension)  # type: ignore[arg-type]
+            return solve_ode(
+                problem, algorithm, start, times=np.union1d(saved, times), dimension=dimension
+            )  # type: ignore[arg-type]
     except ValueError:
         return None
 
@@ -250,10 +316,14 @@ def _solve_again(theory: xr.Dataset, saved: np.ndarray, times: np.ndarray) -> xr
 def _reproduces(solution: np.ndarray, stored: np.ndarray) -> bool:
     """Whether a new solution has the stored values, which a user may have changed."""
     scale = np.nanmax(np.abs(stored), initial=0.0)
-    return solution.shape == stored.shape and np.allclose(solution, stored, rtol=0, atol=REPRODUCED * scale, equal_nan=True)
+    return solution.shape == stored.shape and np.allclose(
+        solution, stored, rtol=0, atol=REPRODUCED * scale, equal_nan=True
+    )
 
 
-def _interpolate(times: np.ndarray, saved: np.ndarray, values: np.ndarray, step: float) -> Interpolated:
+def _interpolate(
+    times: np.ndarray, saved: np.ndarray, values: np.ndarray, step: float
+) -> Interpolated:
     """Cubic splines through values (run, time, ...), NaN beyond the last finite value, with their error.
 
     The error is estimated by the distance of the spline from straight lines. Where there are fewer
@@ -272,7 +342,9 @@ def _interpolate(times: np.ndarray, saved: np.ndarray, values: np.ndarray, step:
     if len(points) < 4:
         left = np.clip(np.searchsorted(points, times, side="right") - 1, 0, len(points) - 2)
         share = np.clip((times - points[left]) / (points[left + 1] - points[left]), 0.0, 1.0)
-        error = np.abs(known[:, left + 1] - known[:, left]) * _along_time(4 * share * (1 - share), values.ndim)
+        error = np.abs(known[:, left + 1] - known[:, left]) * _along_time(
+            4 * share * (1 - share), values.ndim
+        )
     else:
         error = np.abs(result - make_interp_spline(points, known, k=1, axis=1)(times))
     result[:, times > points[-1] + step] = np.nan

@@ -19,7 +19,10 @@ from sgdynamics.problems.starts import Start
 from sgdynamics.results.variables import STANDARD_ERROR
 from sgdynamics.solvers.dmft import TOGETHER, number_of_cells, solve_dmft
 
-FIRST_SHARE, LONGER = 1 / 16, 4  # of max_time: how far the first trajectory goes, and how much farther each of the next ones
+FIRST_SHARE, LONGER = (
+    1 / 16,
+    4,
+)  # of max_time: how far the first trajectory goes, and how much farther each of the next ones
 POINTS = 200  # of a trajectory, at most
 
 
@@ -107,33 +110,56 @@ def early_stopping(trajectory: xr.Dataset) -> EarlyStopping:
     True
     """
     checks.result("trajectory", trajectory, "t", "run", "risk", fix="give a result of a solver")
-    t, risk = np.asarray(trajectory["t"], dtype=np.float64), np.asarray(trajectory["risk"], dtype=np.float64)
+    t, risk = (
+        np.asarray(trajectory["t"], dtype=np.float64),
+        np.asarray(trajectory["risk"], dtype=np.float64),
+    )
     name = "risk" + STANDARD_ERROR
-    error = np.asarray(trajectory[name], dtype=np.float64) if name in trajectory else np.zeros_like(risk)
-    if error.shape != risk.shape or trajectory.attrs.get("method", "") in ("exact", "direct", "tensor"):
+    error = (
+        np.asarray(trajectory[name], dtype=np.float64)
+        if name in trajectory
+        else np.zeros_like(risk)
+    )
+    if error.shape != risk.shape or trajectory.attrs.get("method", "") in (
+        "exact",
+        "direct",
+        "tensor",
+    ):
         good = np.isfinite(risk).all(axis=1)
         count = int(good.sum())
         spread = risk[good].std(axis=0, ddof=1) / np.sqrt(count) if count > 1 else np.zeros(len(t))
         risk, error = risk[good].mean(axis=0, keepdims=True) if count else risk[:1], spread[None]
     if not np.isfinite(risk).any(axis=1).all():
-        raise checks.reject("trajectory", "no finite risk", "a run has none at any save point: take a smaller lr")
+        raise checks.reject(
+            "trajectory", "no finite risk", "a run has none at any save point: take a smaller lr"
+        )
     found = [_least(t, one, its) for one, its in zip(risk, error, strict=True)]
-    when, least, errors, earliest, latest, at_end = (np.array(part) for part in zip(*found, strict=True))
+    when, least, errors, earliest, latest, at_end = (
+        np.array(part) for part in zip(*found, strict=True)
+    )
     incomplete = ~np.isfinite(risk).all(axis=1)
     if (at_end & ~incomplete).any():
-        warn(f"early_stopping: the risk is least at the last save point, t = {t[-1]:g}. It may decrease further: train for longer.")
+        warn(
+            f"early_stopping: the risk is least at the last save point, t = {t[-1]:g}. It may decrease further: train for longer."
+        )
     if incomplete.any():
-        warn(f"early_stopping: the trajectory diverges in {int(incomplete.sum())} of {len(risk)} runs. Only save points before are used.")
+        warn(
+            f"early_stopping: the trajectory diverges in {int(incomplete.sum())} of {len(risk)} runs. Only save points before are used."
+        )
 
     def others(name: str) -> np.ndarray:
         if name not in trajectory.coords:
             return np.full(len(when), np.nan)
         return np.interp(when, t, np.asarray(trajectory[name], dtype=np.float64))
 
-    return EarlyStopping(when, others("alpha"), others("epoch"), least, errors, earliest, latest, at_end)
+    return EarlyStopping(
+        when, others("alpha"), others("epoch"), least, errors, earliest, latest, at_end
+    )
 
 
-def _least(t: np.ndarray, risk: np.ndarray, error: np.ndarray) -> tuple[float, float, float, float, float, bool]:
+def _least(
+    t: np.ndarray, risk: np.ndarray, error: np.ndarray
+) -> tuple[float, float, float, float, float, bool]:
     """When a risk is least, its value, its error, the save points around those within errors of it, and whether it is at the end."""
     at = int(np.nanargmin(risk))
     near = np.flatnonzero(risk - risk[at] <= np.hypot(error, error[at]))
@@ -143,10 +169,19 @@ def _least(t: np.ndarray, risk: np.ndarray, error: np.ndarray) -> tuple[float, f
         if bend > 0:
             when, value = t[at] - slope / (2 * bend), value - slope**2 / (4 * bend)
     last = int(np.flatnonzero(np.isfinite(risk))[-1])
-    return float(when), float(value), float(error[at]), float(t[max(near[0] - 1, 0)]), float(t[min(near[-1] + 1, last)]), at == last
+    return (
+        float(when),
+        float(value),
+        float(error[at]),
+        float(t[max(near[0] - 1, 0)]),
+        float(t[min(near[-1] + 1, last)]),
+        at == last,
+    )
 
 
-def crossing(t: np.ndarray, values: np.ndarray, errors: np.ndarray, level: float) -> tuple[float, float]:
+def crossing(
+    t: np.ndarray, values: np.ndarray, errors: np.ndarray, level: float
+) -> tuple[float, float]:
     """When values first are below a level, linear between points, and the standard error of that; NaN where they are not."""
     below = np.flatnonzero(values < level)
     if not len(below):
@@ -156,11 +191,20 @@ def crossing(t: np.ndarray, values: np.ndarray, errors: np.ndarray, level: float
         return float(t[0]), 0.0
     slope = (values[at] - values[at - 1]) / (t[at] - t[at - 1])
     share = (level - values[at - 1]) / (values[at] - values[at - 1])
-    return float(t[at - 1] + (level - values[at - 1]) / slope), float(((1 - share) * errors[at - 1] + share * errors[at]) / abs(slope))
+    return float(t[at - 1] + (level - values[at - 1]) / slope), float(
+        ((1 - share) * errors[at - 1] + share * errors[at]) / abs(slope)
+    )
 
 
 def dmft_exits(
-    problem: Problem, algorithm: FixedData, start: Start, threshold: float, criterion: Any, end: float, seed: int, progress: bool | None
+    problem: Problem,
+    algorithm: FixedData,
+    start: Start,
+    threshold: float,
+    criterion: Any,
+    end: float,
+    seed: int,
+    progress: bool | None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Exit times at d -> infinity by `solve_dmft`, their standard errors, and which runs diverged. It goes on for longer until all left."""
     record = {"criterion": criterion} if callable(criterion) else None
@@ -168,10 +212,20 @@ def dmft_exits(
     while True:
         far = min(far, end)
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", TOGETHER)  # with a schedule there may be more of them than cells
+            warnings.filterwarnings(
+                "ignore", TOGETHER
+            )  # with a schedule there may be more of them than cells
             when = _steps_up_to(problem, algorithm, start, far)
             try:
-                found = solve_dmft(problem, algorithm, start, times=when, seed=seed, progress=progress, record=record)
+                found = solve_dmft(
+                    problem,
+                    algorithm,
+                    start,
+                    times=when,
+                    seed=seed,
+                    progress=progress,
+                    record=record,
+                )
             except ValueError as error:
                 if far <= FIRST_SHARE * end:
                     raise
@@ -181,12 +235,24 @@ def dmft_exits(
         if callable(criterion):
             values, name = np.asarray(found["criterion"]), "criterion"
         elif criterion == "overlap":
-            values, name = -np.abs(np.asarray(found["M"])).reshape(found.sizes["run"], len(t), -1).max(axis=-1), "M"
+            values, name = (
+                -np.abs(np.asarray(found["M"]))
+                .reshape(found.sizes["run"], len(t), -1)
+                .max(axis=-1),
+                "M",
+            )
         else:
             values = np.asarray(found["excess_risk" if "excess_risk" in found else "risk"])
         errors = np.asarray(found[name + STANDARD_ERROR]).reshape(*values.shape, -1).max(axis=-1)
-        levels = np.full(len(values), -threshold) if criterion == "overlap" else (1 - threshold) * values[:, 0]
-        pairs = [crossing(t, one, its, level) for one, its, level in zip(values, errors, levels, strict=True)]
+        levels = (
+            np.full(len(values), -threshold)
+            if criterion == "overlap"
+            else (1 - threshold) * values[:, 0]
+        )
+        pairs = [
+            crossing(t, one, its, level)
+            for one, its, level in zip(values, errors, levels, strict=True)
+        ]
         times, spread = (np.array(part) for part in zip(*pairs, strict=True))
         blown = np.isfinite(np.asarray(found["diverged_at"])) & np.isnan(times)
         if far >= end or np.all(np.isfinite(times) | blown):
@@ -202,5 +268,9 @@ def _steps_up_to(problem: Problem, algorithm: FixedData, start: Start, end: floa
         cells = number_of_cells(problem, algorithm, start)
         step = 4 * algorithm.lr * algorithm.samples_per_dimension / (algorithm.batch * cells)
     elif not algorithm.order:
-        step = float(np.diff(algorithm.step_times(math.inf, end)).max()) if algorithm.scheduled else algorithm.lr
+        step = (
+            float(np.diff(algorithm.step_times(math.inf, end)).max())
+            if algorithm.scheduled
+            else algorithm.lr
+        )
     return np.linspace(0.0, end, int(np.clip(np.floor(end / step), 1, POINTS)) + 1)

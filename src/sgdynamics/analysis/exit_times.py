@@ -92,7 +92,9 @@ class ExitTimes:
     lr: float | None = None
     batch: float = 1
     diverged: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=bool))
-    ran_out: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=bool))  # of steps of the integrator, before max_time
+    ran_out: np.ndarray = field(
+        default_factory=lambda: np.zeros(0, dtype=bool)
+    )  # of steps of the integrator, before max_time
     errors: np.ndarray = field(default_factory=lambda: np.zeros(0))
 
     @property
@@ -114,8 +116,14 @@ class ExitTimes:
     def standard_error(self) -> float:
         """Of the mean; NaN for one run that brings none of its own."""
         if len(self.errors):
-            return float(np.sqrt(np.nansum(self.errors**2)) / self.left) if self.left else float("nan")
-        return float(np.nanstd(self.times, ddof=1) / np.sqrt(self.left)) if self.left > 1 else float("nan")
+            return (
+                float(np.sqrt(np.nansum(self.errors**2)) / self.left) if self.left else float("nan")
+            )
+        return (
+            float(np.nanstd(self.times, ddof=1) / np.sqrt(self.left))
+            if self.left > 1
+            else float("nan")
+        )
 
     def quantile(self, level: ArrayLike) -> Any:
         """Quantiles over all runs: one that did not leave counts as later than any that did, so a quantile among them is infinite.
@@ -156,7 +164,9 @@ class ExitTimes:
     def alpha(self) -> np.ndarray:
         """The exit times in samples over d."""
         if not self.lr:
-            raise ValueError("without one learning rate (gradient flow, or a schedule) t does not tell the samples: alpha is not defined")
+            raise ValueError(
+                "without one learning rate (gradient flow, or a schedule) t does not tell the samples: alpha is not defined"
+            )
         return self.times * self.batch / self.lr
 
     def __repr__(self) -> str:
@@ -171,7 +181,9 @@ class _See:
     watch: Watch
     between: bool
 
-    def __call__(self, given: Tree, seen: dict[str, Any], made: Whole, state: dict[str, Any]) -> dict[str, Any]:
+    def __call__(
+        self, given: Tree, seen: dict[str, Any], made: Whole, state: dict[str, Any]
+    ) -> dict[str, Any]:
         value = self.watch.value(given, state)
         now = (seen["left"] < 0) & (value < seen["level"])
         when = jnp.asarray(made, jnp.float64)
@@ -262,7 +274,9 @@ def exit_time(
     asked = prepare_exits(**locals())
     if method == "dmft":
         setting: Any = (asked.threshold, criterion, asked.end, asked.seed, asked.progress)
-        times, errors, diverged = dmft_exits(asked.dynamics.problem, asked.dynamics.algorithm, asked.begin, *setting)
+        times, errors, diverged = dmft_exits(
+            asked.dynamics.problem, asked.dynamics.algorithm, asked.begin, *setting
+        )
         return _answer(asked, times, diverged, np.zeros(len(times), dtype=bool), errors)
     warn_if_no_growth(asked)
     if method != "ode" and not asked.away.all():
@@ -295,12 +309,21 @@ class Asked:
 
     def case(self, chosen: Any = None) -> Case:
         """Those that have not (or those chosen) as one solve that stops where they leave; of sampled expectations one replicate."""
-        case = self.dynamics.prepare(self.begin, Clock(np.array([self.end]), None, None), self.dimension).case
+        case = self.dynamics.prepare(
+            self.begin, Clock(np.array([self.end]), None, None), self.dimension
+        ).case
         chosen = ~self.away if chosen is None else chosen
         states = {name: value[chosen] for name, value in case.states.items()}
         each = jax.tree.map(lambda leaf: leaf[:1], case.each)
         shared = {**case.shared, **self.shared}
-        return replace(case, each=each, shared=shared, states=states, watch=self.watch, levels=self.seen["level"][chosen])
+        return replace(
+            case,
+            each=each,
+            shared=shared,
+            states=states,
+            watch=self.watch,
+            levels=self.seen["level"][chosen],
+        )
 
 
 def prepare_exits(problem: Any, algorithm: Any, start: Any, **given: Tree) -> Asked:
@@ -308,7 +331,9 @@ def prepare_exits(problem: Any, algorithm: Any, start: Any, **given: Tree) -> As
     checks.outside_jit("exit_time")
     bound = inspect.signature(exit_time).bind(problem, algorithm, start, **given)
     bound.apply_defaults()
-    _, _, _, threshold, method, dimension, runs, seed, max_time, criterion, progress = bound.arguments.values()
+    _, _, _, threshold, method, dimension, runs, seed, max_time, criterion, progress = (
+        bound.arguments.values()
+    )
     threshold = _threshold(threshold)
     checks.choice("method", method, METHODS)
     questions = {"ode": "exit_time by the ODE", "sde": "solve_sde", "dmft": "exit_time by DMFT"}
@@ -320,44 +345,93 @@ def prepare_exits(problem: Any, algorithm: Any, start: Any, **given: Tree) -> As
     if not on_data:
         constant_rate(algorithm, "exit times")
     elif method == "exact":
-        raise checks.reject("method", method, 'on a fixed data set first passages are watched in direct runs: give "direct", or "dmft"')
+        raise checks.reject(
+            "method",
+            method,
+            'on a fixed data set first passages are watched in direct runs: give "direct", or "dmft"',
+        )
     if method == "dmft" and dimension is not None:
         raise checks.reject("dimension", dimension, "DMFT is the limit d -> infinity: leave it out")
     if not callable(criterion):
         checks.choice("criterion", criterion, ("risk", "overlap"))
     seed = checks.whole("seed", seed, 0)
-    end = TIMES_A_UNIT * getattr(problem, "width", 1) if max_time is None else checks.number("max_time", max_time, above=0.0)
-    if method not in ("ode", "dmft") and dimension is None and getattr(problem, "spectrum", None) is None:
-        raise checks.reject("dimension", dimension, f'method="{method}" runs at a finite d: give dimension=d')
+    end = (
+        TIMES_A_UNIT * getattr(problem, "width", 1)
+        if max_time is None
+        else checks.number("max_time", max_time, above=0.0)
+    )
+    if (
+        method not in ("ode", "dmft")
+        and dimension is None
+        and getattr(problem, "spectrum", None) is None
+    ):
+        raise checks.reject(
+            "dimension", dimension, f'method="{method}" runs at a finite d: give dimension=d'
+        )
     if method != "ode" and not on_data and algorithm.flow:
-        raise checks.reject("lr", algorithm.lr, 'gradient flow makes no steps: use method="ode", or give a learning rate above 0')
-    d, sizes = (None, None) if dimension is None and method in ("ode", "dmft") else dynamics.at_dimension(dimension, small=True)
+        raise checks.reject(
+            "lr",
+            algorithm.lr,
+            'gradient flow makes no steps: use method="ode", or give a learning rate above 0',
+        )
+    d, sizes = (
+        (None, None)
+        if dimension is None and method in ("ode", "dmft")
+        else dynamics.at_dimension(dimension, small=True)
+    )
     if not on_data:
         spectrum = getattr(problem, "spectrum", None)
         counted = int(spectrum.multiplicities.sum()) if d is None and spectrum is not None else d
-        dynamics.check_memory(counted, end * algorithm.batch / algorithm.lr if algorithm.lr else 0.0)
+        dynamics.check_memory(
+            counted, end * algorithm.batch / algorithm.lr if algorithm.lr else 0.0
+        )
     if on_data and method == "direct":
         checks.choice("method", method, dynamics.methods)
         dynamics = dynamics.in_steps(d, None)
         when = clock(dynamics.algorithm, times=[end], dimension=d, whole_steps=True)
         assert when.step is not None
-        check_steps("max_time", end, float(when.step[-1]), "give less: runs stop once they have left")
+        check_steps(
+            "max_time", end, float(when.step[-1]), "give less: runs stop once they have left"
+        )
         dynamics = dynamics.counted(when)
         dynamics.check_controls(when)
     elif method in ("exact", "direct"):
         checks.choice("method", method, dynamics.methods)
-        check_steps("max_time", end, end * float(d or 1) / algorithm.lr, "give less: runs stop once they have left")
+        check_steps(
+            "max_time",
+            end,
+            end * float(d or 1) / algorithm.lr,
+            "give less: runs stop once they have left",
+        )
     begin = dynamics.start(start, runs)
     states = dynamics.states(begin)
     if callable(criterion):
-        first_state = {name: np.asarray(value[0]) for name, value in dynamics.public_states(states).items()}
+        first_state = {
+            name: np.asarray(value[0]) for name, value in dynamics.public_states(states).items()
+        }
         call = "one state {" + ", ".join(f'"{name}"' for name in first_state) + "}"
-        checked_function("criterion", criterion, (first_state,), takes="state", call=call, differentiated=False)
-    if criterion == "risk" and not getattr(getattr(getattr(problem, "structure", None), "loss", None), "has_risk", True):
-        raise checks.reject("criterion", criterion, "this rule has no risk: give Rule(..., risk=...), or a function of the state")
+        checked_function(
+            "criterion", criterion, (first_state,), takes="state", call=call, differentiated=False
+        )
+    if criterion == "risk" and not getattr(
+        getattr(getattr(problem, "structure", None), "loss", None), "has_risk", True
+    ):
+        raise checks.reject(
+            "criterion",
+            criterion,
+            "this rule has no risk: give Rule(..., risk=...), or a function of the state",
+        )
     # label noise of a squared loss is taken off; any other number that changes would change the risk by itself
-    if criterion == "risk" and dynamics.controlled and not getattr(getattr(problem, "structure", None), "has_excess", False):
-        raise checks.reject("criterion", criterion, "the risk itself changes with alpha here: give a function of the state")
+    if (
+        criterion == "risk"
+        and dynamics.controlled
+        and not getattr(getattr(problem, "structure", None), "has_excess", False)
+    ):
+        raise checks.reject(
+            "criterion",
+            criterion,
+            "the risk itself changes with alpha here: give a function of the state",
+        )
     watch, shared = dynamics.watched(criterion, begin, d)
     first = np.asarray(_values(watch, shared, states))
     if criterion == "overlap":
@@ -370,22 +444,52 @@ def prepare_exits(problem: Any, algorithm: Any, start: Any, **given: Tree) -> As
             )
         levels = (1 - threshold) * first
     seen = {"left": np.where(first < levels, 0.0, -1.0), "value": first, "level": levels}
-    return Asked(dynamics, begin, d, sizes, watch, shared, seen, threshold, criterion, method, end, seed, progress)
+    return Asked(
+        dynamics,
+        begin,
+        d,
+        sizes,
+        watch,
+        shared,
+        seen,
+        threshold,
+        criterion,
+        method,
+        end,
+        seed,
+        progress,
+    )
 
 
 def finish_exits(asked: Asked, found: Solved | None) -> ExitTimes:
     """Exit times by the ODE, from what ran; nothing did where all had left at once."""
-    times, (diverged, tired) = np.where(asked.away, 0.0, np.nan), np.zeros((2, len(asked.away)), dtype=bool)
+    times, (diverged, tired) = (
+        np.where(asked.away, 0.0, np.nan),
+        np.zeros((2, len(asked.away)), dtype=bool),
+    )
     if found is not None:
-        times[~asked.away], diverged[~asked.away], tired[~asked.away] = found.exits[0], found.blown[0], found.tired
+        times[~asked.away], diverged[~asked.away], tired[~asked.away] = (
+            found.exits[0],
+            found.blown[0],
+            found.tired,
+        )
     return _answer(asked, times, diverged, tired)
 
 
-def _answer(asked: Asked, times: np.ndarray, diverged: np.ndarray, tired: np.ndarray, errors: np.ndarray | None = None) -> ExitTimes:
+def _answer(
+    asked: Asked,
+    times: np.ndarray,
+    diverged: np.ndarray,
+    tired: np.ndarray,
+    errors: np.ndarray | None = None,
+) -> ExitTimes:
     algorithm, criterion = asked.dynamics.algorithm, asked.criterion
     lr, batch = algorithm.lr, getattr(algorithm, "batch", 1)
     if asked.dynamics.has_data:
-        lr, batch = None if algorithm.scheduled else float(lr), algorithm.fraction * algorithm.samples_per_dimension
+        lr, batch = (
+            None if algorithm.scheduled else float(lr),
+            algorithm.fraction * algorithm.samples_per_dimension,
+        )
         if algorithm.order and asked.method == "dmft":  # not cut into steps
             batch = getattr(algorithm, "batch", 1)
     name = criterion if isinstance(criterion, str) else getattr(criterion, "__name__", "function")
@@ -398,7 +502,11 @@ def _answer(asked: Asked, times: np.ndarray, diverged: np.ndarray, tired: np.nda
 def _threshold(value: object) -> float:
     threshold = checks.number("threshold", value)
     if not 0 < threshold < 1:
-        raise checks.reject("threshold", value, "give a number between 0 and 1 (the relative fall of the risk that counts as leaving)")
+        raise checks.reject(
+            "threshold",
+            value,
+            "give a number between 0 and 1 (the relative fall of the risk that counts as leaving)",
+        )
     return threshold
 
 
@@ -411,7 +519,9 @@ def _report(result: ExitTimes) -> None:
     parts = [f"{late} had not left by max_time = {result.max_time:g}"] if late else []
     parts += [f"{blown} diverged"] if blown else []
     parts += [f"{tired} ran out of the integrator's steps"] if tired else []
-    warn(f"exit_time: of {result.runs} runs {' and '.join(parts)}; they are NaN in .times, and .mean is over the {result.left} that left")
+    warn(
+        f"exit_time: of {result.runs} runs {' and '.join(parts)}; they are NaN in .times, and .mean is over the {result.left} that left"
+    )
 
 
 def _simulated_exits(asked: Asked) -> tuple[np.ndarray, np.ndarray]:
@@ -423,7 +533,9 @@ def _simulated_exits(asked: Asked) -> tuple[np.ndarray, np.ndarray]:
         noiseless = replace(asked, dimension=None)
         reach = or_raise(run_cases([noiseless.case(np.arange(begin.runs) == 0)])[0])
         scale = end if np.isnan(reach.exits[0, 0]) else float(min(end, 2 * reach.exits[0, 0]))
-        length = min(dynamics.longest_sde_step(begin, d, asked.sizes, scale, True)[0], scale / SDE_STEPS)
+        length = min(
+            dynamics.longest_sde_step(begin, d, asked.sizes, scale, True)[0], scale / SDE_STEPS
+        )
         simulator = dynamics.paths_of_sde(begin, d, asked.sizes, True)
         simulator.set_steps(*plan_steps(np.array([end]), length))
         length = float(simulator.lengths[0])
@@ -432,8 +544,12 @@ def _simulated_exits(asked: Asked) -> tuple[np.ndarray, np.ndarray]:
     last = _steps_on_data(algorithm, end) if on_data else int(np.ceil(end / length - 1e-9))
     see = _See(asked.watch, between=asked.method == "sde")
     label = f"exit times, {asked.method}, {dynamics.letter} = {d}"
-    left, diverged = first_passage(simulator, asked.seen, see, asked.shared, last, asked.seed, label, asked.progress)
-    return (np.where(np.isnan(left), np.nan, _time_after(algorithm, left)) if on_data else left * length), diverged
+    left, diverged = first_passage(
+        simulator, asked.seen, see, asked.shared, last, asked.seed, label, asked.progress
+    )
+    return (
+        np.where(np.isnan(left), np.nan, _time_after(algorithm, left)) if on_data else left * length
+    ), diverged
 
 
 def _steps_on_data(algorithm: FixedData, end: float) -> int:
@@ -481,7 +597,15 @@ def exit_time_of(trajectory: xr.Dataset, threshold: float, *, criterion: str = "
     """
     threshold = _threshold(threshold)
     checks.choice("criterion", criterion, ("risk", "overlap"))
-    checks.result("trajectory", trajectory, "t", "run", "diverged_at", "risk", fix="give a result of solve_ode, solve_sde or simulate")
+    checks.result(
+        "trajectory",
+        trajectory,
+        "t",
+        "run",
+        "diverged_at",
+        "risk",
+        fix="give a result of solve_ode, solve_sde or simulate",
+    )
     t = np.asarray(trajectory["t"])
     if criterion == "overlap":
         # of a spiked tensor the one overlap is m
@@ -507,7 +631,9 @@ def exit_time_of(trajectory: xr.Dataset, threshold: float, *, criterion: str = "
     diverged = np.isfinite(np.asarray(trajectory["diverged_at"])) & np.isnan(times)
     dimension = trajectory.attrs.get("dimension")
     method = str(trajectory.attrs.get("method", "trajectory"))
-    result = ExitTimes(times, threshold, criterion, method, float(t[-1]), dimension, diverged=diverged)
+    result = ExitTimes(
+        times, threshold, criterion, method, float(t[-1]), dimension, diverged=diverged
+    )
     _report(result)
     return result
 
@@ -532,14 +658,18 @@ def warn_if_no_growth(asked: Asked) -> None:
     p, k = problem.width, problem.signals
     places = [("at this start", begin.Q_blocks[0])]
     if p > 1:
-        places.append(("where all units agree, as they do once they learn", np.ones_like(begin.Q_blocks[0])))
+        places.append(
+            ("where all units agree, as they do once they learn", np.ones_like(begin.Q_blocks[0]))
+        )
     for where, Q in places:
         still, slope, bend = _plateau(problem, algorithm.batch, Q, begin.a[0])
         if not still:
             return
         if where != "at this start":
             # equal rows have equal overlaps: only these may grow
-            slope, bend = (matrix.reshape(p, k, p, k).sum(axis=2).mean(axis=0) for matrix in (slope, bend))
+            slope, bend = (
+                matrix.reshape(p, k, p, k).sum(axis=2).mean(axis=0) for matrix in (slope, bend)
+            )
 
         now = _growth(algorithm.lr, slope, bend)
         if now > 0:
@@ -548,7 +678,9 @@ def warn_if_no_growth(asked: Asked) -> None:
         if abs(flow) <= FLAT * np.abs(bend).max():
             return  # nothing grows to first order, but what is of higher order may
         if flow > 0:
-            bound = float(np.asarray(optimize.brentq(_growth, 0.0, algorithm.lr, args=(slope, bend))))
+            bound = float(
+                np.asarray(optimize.brentq(_growth, 0.0, algorithm.lr, args=(slope, bend)))
+            )
         warn(
             f"lr = {algorithm.lr:g}: no overlap with the signals grows {where} (largest rate {now:.3g} per unit of t), so SGD does not "
             + (f"learn; take lr below {bound:.4g}" if bound > 0 else "learn, at any learning rate")
@@ -561,12 +693,19 @@ def _growth(lr: float, slope: np.ndarray, bend: np.ndarray) -> float:
     return float(np.linalg.eigvals(slope + lr * bend).real.max())
 
 
-def _plateau(problem: Problem, batch: int, Q: np.ndarray, head: np.ndarray) -> tuple[bool, np.ndarray, np.ndarray]:
+def _plateau(
+    problem: Problem, batch: int, Q: np.ndarray, head: np.ndarray
+) -> tuple[bool, np.ndarray, np.ndarray]:
     """Whether dM/dt = 0 at M = 0, and the matrices A, B of d(dM/dt)/dM = A + lr B there."""
     rule = rule_for(problem, Q[None], MARGIN)
-    nodes = {name: value[0] for name, value in expectation_of(problem.structure).nodes(rule, flow=False).items()}
+    nodes = {
+        name: value[0]
+        for name, value in expectation_of(problem.structure).nodes(rule, flow=False).items()
+    }
     size = problem.width * problem.signals
-    rates, slopes = _plateau_slopes(problem.structure, rule, batch, nodes, problem.parameters, Q, head)
+    rates, slopes = _plateau_slopes(
+        problem.structure, rule, batch, nodes, problem.parameters, Q, head
+    )
     slopes = np.asarray(slopes).reshape(2, size, size)
     scale = np.abs(slopes).max()
     return bool(np.abs(np.asarray(rates)).max() <= 1e-6 * scale), slopes[0], slopes[1] - slopes[0]
@@ -584,8 +723,12 @@ def _plateau_slopes(
 ) -> tuple[Any, Any]:
     def rate(M: Float[Numeric, "blocks p K"], lr: Scalar) -> Any:
         algorithm = {"lr": lr, "head_rate": 1.0}
-        return drift(structure, rule, nodes, parameters, algorithm, {"M": M, "Q": Q, "a": head}, batch=batch)["M"]
+        return drift(
+            structure, rule, nodes, parameters, algorithm, {"M": M, "Q": Q, "a": head}, batch=batch
+        )["M"]
 
     zero = jnp.zeros((structure.blocks, structure.width, structure.signals))
     both = jnp.array([0.0, 1.0])
-    return jax.vmap(partial(rate, zero))(both), jax.vmap(lambda lr: jax.jacfwd(rate)(zero, lr))(both)
+    return jax.vmap(partial(rate, zero))(both), jax.vmap(lambda lr: jax.jacfwd(rate)(zero, lr))(
+        both
+    )

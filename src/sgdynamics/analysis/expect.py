@@ -18,7 +18,9 @@ from sgdynamics.results.datasets import field_states, largest_share, problem_of
 from sgdynamics.results.observables import check_of_sample
 
 
-def expect(result: xr.Dataset | Start, function: Callable[..., Any], problem: Problem | None = None) -> xr.DataArray:
+def expect(
+    result: xr.Dataset | Start, function: Callable[..., Any], problem: Problem | None = None
+) -> xr.DataArray:
     """The expectation over a fresh sample of any function of it, at every saved state of a result, or at a start.
 
     Parameters
@@ -69,31 +71,61 @@ def expect(result: xr.Dataset | Start, function: Callable[..., Any], problem: Pr
     at_start = isinstance(result, Start)
     if problem is None:
         if at_start:
-            raise checks.reject("problem", problem, "a start does not say of which problem it is: give problem=")
+            raise checks.reject(
+                "problem", problem, "a start does not say of which problem it is: give problem="
+            )
         problem = _recorded_problem(result)
     require("expect", problem)
-    more = asked(function, "user", ("user", "overlaps") if "user" in problem.parameters else ("overlaps",))
+    more = asked(
+        function, "user", ("user", "overlaps") if "user" in problem.parameters else ("overlaps",)
+    )
     check_of_sample("function", function, problem, more)
     if at_start:
         begin = checked_start(problem, result)
-        states = {"M": begin.M_blocks, "Q": begin.Q_blocks, "a": begin.a, "alpha": np.zeros(begin.runs)}
+        states = {
+            "M": begin.M_blocks,
+            "Q": begin.Q_blocks,
+            "a": begin.a,
+            "alpha": np.zeros(begin.runs),
+        }
         dims, coordinates = ("run",), {}
     else:
         states = field_states(result, problem.gram)
         dims = ("run", "time")
-        coordinates = {name: part for name, part in result.coords.items() if set(part.dims) <= {"run", "time"}}
-    shape, wanted = states["M"].shape[len(dims) :], (problem.structure.blocks, problem.width, problem.signals)
+        coordinates = {
+            name: part for name, part in result.coords.items() if set(part.dims) <= {"run", "time"}
+        }
+    shape, wanted = (
+        states["M"].shape[len(dims) :],
+        (problem.structure.blocks, problem.width, problem.signals),
+    )
     if shape != wanted:
-        raise checks.reject("problem", problem, f"it has (blocks, width, signals) = {wanted}, the result's states {shape}: give its own")
+        raise checks.reject(
+            "problem",
+            problem,
+            f"it has (blocks, width, signals) = {wanted}, the result's states {shape}: give its own",
+        )
     if not problem.scheduled:
         del states["alpha"]
-    lost = ~np.all([np.isfinite(value).all(axis=tuple(range(len(dims), value.ndim))) for value in states.values()], axis=0)
+    lost = ~np.all(
+        [
+            np.isfinite(value).all(axis=tuple(range(len(dims), value.ndim)))
+            for value in states.values()
+        ],
+        axis=0,
+    )
     values, errors = expected(problem, UserLoss(function, more), states)
     values[lost] = errors[lost] = np.nan
     name = getattr(function, "__name__", "expectation")
     dims = (*dims, *(f"component_{axis}" for axis in range(values.ndim - len(dims))))
-    said = {"long_name": f"E[{name}]" if name.isidentifier() else "expectation", "error_quadrature": largest_share(errors, values)}
-    with_errors = {**coordinates, "standard_error": (dims, errors, {"long_name": "standard error of the expectation"})}
+    said = {
+        "long_name": f"E[{name}]" if name.isidentifier() else "expectation",
+        "error_quadrature": largest_share(errors, values),
+    }
+    with_errors = {
+        **coordinates,
+        "standard_error": (dims, errors, {"long_name": "standard error of the expectation"}),
+    }
     return xr.DataArray(values, with_errors, dims, name if name.isidentifier() else None, said)
 
 
@@ -101,4 +133,6 @@ def _recorded_problem(result: xr.Dataset) -> Problem:
     try:
         return problem_of(result)  # type: ignore[return-value]
     except ValueError as error:
-        raise ValueError(f"problem is not given, and cannot be made again from the result: {error}; give problem=") from None
+        raise ValueError(
+            f"problem is not given, and cannot be made again from the result: {error}; give problem="
+        ) from None

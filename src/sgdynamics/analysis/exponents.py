@@ -32,7 +32,9 @@ from sgdynamics.expectations.nodes import gauss_hermite, gauss_legendre
 from sgdynamics.problems.activations import Activation, checked_kinks
 from sgdynamics.problems.activations import activation as find_activation
 
-RADII = np.concatenate([np.arange(0, 8, 0.5), np.arange(8, 14, 1.0), np.linspace(14, 36, 7)])  # phi(36) = 1e-282: no denormal numbers
+RADII = np.concatenate(
+    [np.arange(0, 8, 0.5), np.arange(8, 14, 1.0), np.linspace(14, 36, 7)]
+)  # phi(36) = 1e-282: no denormal numbers
 SURE = 8.0  # a link must be finite up to here; an overflow further out cuts the range
 COUNTS = (16, 24)  # nodes a panel, coarse and fine
 HALVINGS = 4  # of the panels, at most, until the two agree to
@@ -113,11 +115,16 @@ def _in_blocks(function: Callable[[Any], Any], points: np.ndarray) -> np.ndarray
     count = points.shape[-1]
     block = BLOCK if count <= 16 * BLOCK else count
     padded = np.pad(points, [(0, 0)] * (points.ndim - 1) + [(0, -count % block)], mode="edge")
-    parts = [np.asarray(function(padded[..., i : i + block]), dtype=np.float64).reshape(block) for i in range(0, count, block)]
+    parts = [
+        np.asarray(function(padded[..., i : i + block]), dtype=np.float64).reshape(block)
+        for i in range(0, count, block)
+    ]
     return np.concatenate(parts)[:count]
 
 
-def _evaluate(argument: str, function: Callable[[Any], Any], points: np.ndarray) -> tuple[np.ndarray, float]:
+def _evaluate(
+    argument: str, function: Callable[[Any], Any], points: np.ndarray
+) -> tuple[np.ndarray, float]:
     """function on the points along the last axis, and the relative rounding of its numbers.
 
     A function that takes arrays is called on blocks, a JAX function of one point is mapped, any other is called point by point; which
@@ -127,14 +134,24 @@ def _evaluate(argument: str, function: Callable[[Any], Any], points: np.ndarray)
     try:
         single = [np.asarray(function(probe[..., i])) for i in range(9)]
     except Exception as error:
-        raise checks.reject(argument, function, f"calling it on one point failed with: {checks.reason(error)}") from error
-    if any(value.shape != () or value.dtype.kind not in "biufV" for value in single):  # V: JAX's short floats
-        raise checks.reject(argument, function, f"a point must go to one real number, but it gave {single[0]!r}")
-    rounding = float(np.finfo(single[0].dtype if np.issubdtype(single[0].dtype, np.floating) else float).eps)
+        raise checks.reject(
+            argument, function, f"calling it on one point failed with: {checks.reason(error)}"
+        ) from error
+    if any(
+        value.shape != () or value.dtype.kind not in "biufV" for value in single
+    ):  # V: JAX's short floats
+        raise checks.reject(
+            argument, function, f"a point must go to one real number, but it gave {single[0]!r}"
+        )
+    rounding = float(
+        np.finfo(single[0].dtype if np.issubdtype(single[0].dtype, np.floating) else float).eps
+    )
     for whole in (function, jax.vmap(function, in_axes=-1)):
         try:
             trial = np.asarray(whole(probe), dtype=np.float64)
-            if trial.shape == (9,) and np.allclose(trial, np.array(single, dtype=np.float64), rtol=1e-6, atol=1e-12, equal_nan=True):
+            if trial.shape == (9,) and np.allclose(
+                trial, np.array(single, dtype=np.float64), rtol=1e-6, atol=1e-12, equal_nan=True
+            ):
                 return _in_blocks(whole, points), rounding
         except Exception:  # not a function of arrays: the next way
             continue
@@ -149,9 +166,13 @@ def _evaluate(argument: str, function: Callable[[Any], Any], points: np.ndarray)
 
 
 @lru_cache(maxsize=32)
-def _panels(kinks: tuple[float, ...], count: int, halvings: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _panels(
+    kinks: tuple[float, ...], count: int, halvings: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Nodes (panels, count), lengths, and the panels' widths."""
-    edges = np.union1d(np.concatenate([-RADII, RADII]), [kink for kink in kinks if abs(kink) < RADII[-1]])
+    edges = np.union1d(
+        np.concatenate([-RADII, RADII]), [kink for kink in kinks if abs(kink) < RADII[-1]]
+    )
     for _ in range(halvings):
         edges = np.sort(np.concatenate([edges, (edges[1:] + edges[:-1]) / 2]))
     node, weight = gauss_legendre(count)
@@ -181,7 +202,11 @@ def sample_link(link: Link, count: int, halvings: int) -> LinkSample:
     if bad.size:
         if bad.min() < SURE:
             at = x[~np.isfinite(values)][np.argmin(bad)]
-            raise checks.reject("f", link.label, f"it is not finite at x = {at:.6g}: give a link that is finite (declare a pole in kinks)")
+            raise checks.reject(
+                "f",
+                link.label,
+                f"it is not finite at x = {at:.6g}: give a link that is finite (declare a pole in kinks)",
+            )
         keep = np.abs(x).max(axis=1) < RADII[np.searchsorted(RADII, bad.min()) - 1]
         x, dx, widths, values = x[keep], dx[keep], widths[keep], values[keep]
     root = np.exp(-(x**2) / 4) / (2 * np.pi) ** 0.25
@@ -189,11 +214,17 @@ def sample_link(link: Link, count: int, halvings: int) -> LinkSample:
     beyond = tail_share(x, (amplitude / (np.abs(amplitude).max() or 1.0)) ** 2 * dx)
     if beyond > SLOW_TAIL:
         why = f"E[f^2] still grows at |x| = {np.abs(x).max():.3g} (estimated share beyond: {beyond:.2g}); transform or truncate it"
-        raise checks.reject("f", link.label, f"it is not square-integrable under the standard normal, or too nearly so: {why}")
+        raise checks.reject(
+            "f",
+            link.label,
+            f"it is not square-integrable under the standard normal, or too nearly so: {why}",
+        )
     return LinkSample(x, dx, root, values, widths, beyond, rounding)
 
 
-def projected(sample: LinkSample, rows: np.ndarray, order: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def projected(
+    sample: LinkSample, rows: np.ndarray, order: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Coefficients (rows, order + 1) of functions given on the nodes, |f|, and |f - E f|; the mean is taken off first (rounding)."""
     x, dx, root = sample.x.ravel(), sample.dx.ravel(), sample.root.ravel()
     amplitude = rows.reshape(len(rows), -1) * root
@@ -206,7 +237,10 @@ def projected(sample: LinkSample, rows: np.ndarray, order: int) -> tuple[np.ndar
 
 
 def _resolve(
-    link: Link, order: int, tolerance: float | None = None, transform: Callable[[np.ndarray], np.ndarray] = lambda values: values[None]
+    link: Link,
+    order: int,
+    tolerance: float | None = None,
+    transform: Callable[[np.ndarray], np.ndarray] = lambda values: values[None],
 ) -> tuple[list[HermiteSeries], int]:
     """The series of each row of transform(values), and how often the panels were halved for it.
 
@@ -215,18 +249,29 @@ def _resolve(
     before = None
     for halvings in range(HALVINGS + 1):
         samples = [sample_link(link, count, halvings) for count in COUNTS]
-        (coarse, _, rough), (fine, norms, deviations) = (projected(sample, transform(sample.values), order) for sample in samples)
+        (coarse, _, rough), (fine, norms, deviations) = (
+            projected(sample, transform(sample.values), order) for sample in samples
+        )
         gap, rounding = np.abs(fine - coarse), samples[1].rounding
-        if before is not None and halvings == HALVINGS:  # not resolved: that two grids agree may be luck, so ask a third
+        if (
+            before is not None and halvings == HALVINGS
+        ):  # not resolved: that two grids agree may be luck, so ask a third
             gap = np.maximum(gap, np.abs(fine - before))
         before = fine
         errors = gap + (math.sqrt(samples[1].beyond) + rounding) * norms[:, None]
-        rows = [HermiteSeries(*row) for row in zip(fine, errors, norms.tolist(), deviations.tolist(), strict=True)]
-        if np.all(gap <= np.maximum(AGREE * deviations, 8 * rounding * norms)[:, None]) or (tolerance and _clear(rows, tolerance)):
+        rows = [
+            HermiteSeries(*row)
+            for row in zip(fine, errors, norms.tolist(), deviations.tolist(), strict=True)
+        ]
+        if np.all(gap <= np.maximum(AGREE * deviations, 8 * rounding * norms)[:, None]) or (
+            tolerance and _clear(rows, tolerance)
+        ):
             break
     if abs(rough[0] - deviations[0]) > 0.02 * deviations[0] + 8 * rounding * norms[0]:
         shown = f"deviation {rough[0]:.4g}, then {deviations[0]:.4g} on a finer grid"
-        raise checks.reject("f", link.label, f"E[f^2] does not converge ({shown}): give a square-integrable link")
+        raise checks.reject(
+            "f", link.label, f"E[f^2] does not converge ({shown}): give a square-integrable link"
+        )
     return rows, halvings
 
 
@@ -261,7 +306,11 @@ def hermite_series(f: Function, n: int, *, kinks: Sequence[float] = ()) -> Hermi
     """
     order = checks.whole("n", n, 0)
     if order > MOST_ORDER:
-        raise checks.reject("n", n, f"Hermite functions beyond order {MOST_ORDER} leave the range of the quadrature: give at most that")
+        raise checks.reject(
+            "n",
+            n,
+            f"Hermite functions beyond order {MOST_ORDER} leave the range of the quadrature: give at most that",
+        )
     return _resolve(as_link(f, kinks), order)[0][0]
 
 
@@ -309,13 +358,17 @@ def _sizes(rows: list[HermiteSeries]) -> tuple[np.ndarray, np.ndarray]:
     """|c_k| and 20 times its error, in deviations, (rows, orders)."""
     # a transformed label is bounded by 1: relative to itself a T that is constant on the values of f would be nothing but rounding
     scales = np.array([[row.deviation if row is rows[0] else 1.0] for row in rows])
-    return np.abs([row.coefficients for row in rows]) / scales, MARGIN * np.array([row.errors for row in rows]) / scales
+    return np.abs([row.coefficients for row in rows]) / scales, MARGIN * np.array(
+        [row.errors for row in rows]
+    ) / scales
 
 
 def _clear(rows: list[HermiteSeries], tolerance: float) -> bool:
     """Whether every order before the first non-zero one is zero to the tolerance, and that one known as well, or too large for an error."""
     sizes, limits = _sizes(rows)
-    found = np.any((sizes > np.maximum(tolerance, limits)) & ((limits <= tolerance) | (sizes > LARGE)), axis=0)[1:]
+    found = np.any(
+        (sizes > np.maximum(tolerance, limits)) & ((limits <= tolerance) | (sizes > LARGE)), axis=0
+    )[1:]
     first = int(np.argmax(found)) if found.any() else len(found)
     return bool(np.all(limits[:, 1 : 1 + first] <= tolerance))
 
@@ -330,12 +383,22 @@ def first_order(link: Link, rows: list[HermiteSeries], name: str, tolerance: flo
         worst = int(np.argmax(limits[:, k]))
         if limits[worst, k] > VAGUE:
             why = f"|c_{k}| = {sizes[worst, k]:.2g} with an error of {limits[worst, k] / MARGIN:.2g} (in deviations)"
-            raise checks.reject("f", link.label, f"its {name} cannot be told: {why}; declare in kinks= where f or f' jumps")
+            raise checks.reject(
+                "f",
+                link.label,
+                f"its {name} cannot be told: {why}; declare in kinks= where f or f' jumps",
+            )
     why = f"|c_1|, ..., |c_{k}| are all below {tolerance:g} of the deviation (the largest is {sizes[:, 1:].max():.2g})"
-    raise checks.reject("f", link.label, f"its {name} cannot be told: {why}, zero at this precision: it is above {k}, or f too fast")
+    raise checks.reject(
+        "f",
+        link.label,
+        f"its {name} cannot be told: {why}, zero at this precision: it is above {k}, or f too fast",
+    )
 
 
-def resolved_series(link: Link, order: int, tolerance: float | None = None) -> tuple[HermiteSeries, int]:
+def resolved_series(
+    link: Link, order: int, tolerance: float | None = None
+) -> tuple[HermiteSeries, int]:
     """The series of a link that is not constant."""
     (series,), halvings = _resolve(link, order, tolerance)
     if not series.deviation > MARGIN * float(series.errors[0]):
@@ -345,7 +408,9 @@ def resolved_series(link: Link, order: int, tolerance: float | None = None) -> t
 
 
 @float64
-def information_exponent(f: Function, *, kinks: Sequence[float] = (), tolerance: float = TOLERANCE) -> int:
+def information_exponent(
+    f: Function, *, kinks: Sequence[float] = (), tolerance: float = TOLERANCE
+) -> int:
     """The information exponent of a link, the order of its first non-zero Hermite coefficient after the constant.
 
     ::
@@ -382,11 +447,15 @@ def information_exponent(f: Function, *, kinks: Sequence[float] = (), tolerance:
     """
     tolerance = checks.number("tolerance", tolerance, above=0.0)
     link = as_link(f, kinks)
-    return first_order(link, [resolved_series(link, SEARCH, tolerance)[0]], "information exponent", tolerance)
+    return first_order(
+        link, [resolved_series(link, SEARCH, tolerance)[0]], "information exponent", tolerance
+    )
 
 
 @float64
-def generative_exponent(f: Function, *, kinks: Sequence[float] = (), tolerance: float = TOLERANCE) -> int:
+def generative_exponent(
+    f: Function, *, kinks: Sequence[float] = (), tolerance: float = TOLERANCE
+) -> int:
     """The generative exponent of a link: the smallest information exponent of T(f) over all transformations T of the label.
 
     ::
@@ -432,7 +501,9 @@ def generative_exponent(f: Function, *, kinks: Sequence[float] = (), tolerance: 
         theta = 2 * np.arctan(y) * np.arange(1, HARMONICS + 1)[:, None, None]
         return np.concatenate([y[None], np.cos(theta), np.sin(theta)])
 
-    return first_order(link, _resolve(link, SEARCH, tolerance, transformed)[0], "generative exponent", tolerance)
+    return first_order(
+        link, _resolve(link, SEARCH, tolerance, transformed)[0], "generative exponent", tolerance
+    )
 
 
 # ---- several variables
@@ -463,23 +534,33 @@ def _piecewise_gauss(kinks: tuple[float, ...], count: int) -> tuple[np.ndarray, 
 class _Tensor:
     """A function on a tensor grid, centred and scaled to unit deviation."""
 
-    def __init__(self, g: Callable[[Any], Any], variables: int, kinks: tuple[float, ...], count: int) -> None:
+    def __init__(
+        self, g: Callable[[Any], Any], variables: int, kinks: tuple[float, ...], count: int
+    ) -> None:
         self.x, self.weights = _piecewise_gauss(kinks, count)
         grid = np.stack(np.meshgrid(*[self.x] * variables, indexing="ij")).reshape(variables, -1)
         values, self.rounding = _evaluate("g", g, grid)
         if not np.all(np.isfinite(values)):
             at = grid[:, int(np.argmin(np.isfinite(values)))]
-            raise checks.reject("g", g, f"it is not finite at z = {np.round(at, 4).tolist()}: give a function that is finite everywhere")
+            raise checks.reject(
+                "g",
+                g,
+                f"it is not finite at z = {np.round(at, 4).tolist()}: give a function that is finite everywhere",
+            )
         values = values.reshape((len(self.x),) * variables)
         mean = self._contract(values, [self.weights[None]] * variables).item()
         self.values = values - mean
         self.roots = np.diag(np.sqrt(self.weights))
-        self.deviation = float(np.linalg.norm(self._contract(self.values, [self.roots] * variables)))
+        self.deviation = float(
+            np.linalg.norm(self._contract(self.values, [self.roots] * variables))
+        )
         self.norm = math.hypot(mean, self.deviation)
 
     @staticmethod
     def _contract(values: np.ndarray, matrices: Sequence[np.ndarray]) -> np.ndarray:
-        for matrix in matrices:  # each takes the first axis and puts its result last, so that the order comes round
+        for matrix in (
+            matrices
+        ):  # each takes the first axis and puts its result last, so that the order comes round
             values = np.tensordot(values, matrix, axes=(0, 1))
         return values
 
@@ -487,15 +568,26 @@ class _Tensor:
         """|E[g h_beta(z_unseen) | z_seen]| for the degrees beta of the unseen variables (0 along seen ones), and |g - E[g | z_seen]|."""
         basis = hermite_functions(self.x, 1.0, degree) * self.weights
         axes = range(self.values.ndim)
-        found = self._contract(self.values, [self.roots if axis in seen else basis for axis in axes])
+        found = self._contract(
+            self.values, [self.roots if axis in seen else basis for axis in axes]
+        )
         norms = np.sqrt(np.sum(found**2, axis=tuple(seen), keepdims=True))
-        known = self._contract(self.values, [np.eye(len(self.x)) if axis in seen else self.weights[None] for axis in axes])
+        known = self._contract(
+            self.values,
+            [np.eye(len(self.x)) if axis in seen else self.weights[None] for axis in axes],
+        )
         rest = np.linalg.norm(self._contract(self.values - known, [self.roots for _ in axes]))
         return norms / self.deviation, float(rest) / self.deviation
 
 
 @float64
-def leap_complexity(g: Callable[[Any], Any], variables: int, *, kinks: Sequence[float] = (), tolerance: float = TOLERANCE) -> int:
+def leap_complexity(
+    g: Callable[[Any], Any],
+    variables: int,
+    *,
+    kinks: Sequence[float] = (),
+    tolerance: float = TOLERANCE,
+) -> int:
     """The leap of a target of several directions: the largest number of new degrees that must be learned at once.
 
     ::
@@ -540,7 +632,9 @@ def leap_complexity(g: Callable[[Any], Any], variables: int, *, kinks: Sequence[
     """
     count = checks.whole("variables", variables, 1)
     tolerance = checks.number("tolerance", tolerance, above=0.0)
-    breaks = tuple(kink for kink in _kinks(kinks) if abs(kink) < SURE)  # 1e-15 of the mass lies further out
+    breaks = tuple(
+        kink for kink in _kinks(kinks) if abs(kink) < SURE
+    )  # 1e-15 of the mass lies further out
     if not callable(g):
         raise checks.reject("g", g, "give a function from a vector of coordinates to a number")
     pieces = len(breaks) + 1
@@ -548,12 +642,16 @@ def leap_complexity(g: Callable[[Any], Any], variables: int, *, kinks: Sequence[
     if nodes * pieces < 8 or nodes < 4:
         why = f"k = {count} is beyond the quadrature's reach, {MOST_POINTS} points leave {nodes} nodes an axis{' and piece' * (pieces > 1)}"
         most = int(math.log(MOST_POINTS) / math.log(max(8, 4 * pieces)) + 1e-9)
-        raise checks.reject("variables", variables, f"{why}: give at most {most}{' or fewer kinks' * (pieces > 1)}")
+        raise checks.reject(
+            "variables", variables, f"{why}: give at most {most}{' or fewer kinks' * (pieces > 1)}"
+        )
     with np.errstate(all="ignore"):
         coarse, fine = (_Tensor(g, count, breaks, size) for size in (nodes - 1, nodes))
     rounding = 4 * fine.rounding * fine.norm
     if not fine.deviation > MARGIN * rounding:
-        raise checks.reject("g", g, f"it is constant (deviation {fine.deviation:.2g}): there is nothing to learn")
+        raise checks.reject(
+            "g", g, f"it is constant (deviation {fine.deviation:.2g}): there is nothing to learn"
+        )
     degree = min(len(coarse.x) - 1, MOST_DEGREE)
     seen: set[int] = set()
     leap = 0
@@ -564,17 +662,30 @@ def leap_complexity(g: Callable[[Any], Any], variables: int, *, kinks: Sequence[
         limits = MARGIN * (np.abs(norms - rough) + rounding / fine.deviation)
         new = np.sum(np.indices(norms.shape), axis=0)
         found = (norms > np.maximum(tolerance, limits)) & (new > 0)
-        least = int(new[found].min(initial=degree + 2))  # of the degrees above `degree` + 1 not all were looked at
+        least = int(
+            new[found].min(initial=degree + 2)
+        )  # of the degrees above `degree` + 1 not all were looked at
         vague = ~found & (limits > VAGUE) & (new > 0) & (new < least)
         if least > leap and vague.any():
             at = np.unravel_index(int(np.argmax(np.where(vague, limits, 0.0))), norms.shape)
             why = f"the part of degrees {tuple(map(int, at))} is {norms[at]:.2g} with an error of {limits[at] / MARGIN:.2g} (in deviations)"
-            raise checks.reject("g", g, f"its leap cannot be told: {why}; declare in kinks= where g breaks along an axis")
+            raise checks.reject(
+                "g",
+                g,
+                f"its leap cannot be told: {why}; declare in kinks= where g breaks along an axis",
+            )
         if least > degree + 1:
             unseen = ", ".join(f"z{axis + 1}" for axis in range(count) if axis not in seen)
             raise checks.reject(
-                "g", g, f"its leap cannot be told: it depends on {unseen} (by {rest:.2g}) in new degrees above {degree + 1} only"
+                "g",
+                g,
+                f"its leap cannot be told: it depends on {unseen} (by {rest:.2g}) in new degrees above {degree + 1} only",
             )
         leap = max(leap, least)
-        seen |= {axis for beta in np.argwhere(found & (new == least)) for axis in range(count) if beta[axis]}
+        seen |= {
+            axis
+            for beta in np.argwhere(found & (new == least))
+            for axis in range(count)
+            if beta[axis]
+        }
     return leap

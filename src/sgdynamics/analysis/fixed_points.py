@@ -41,7 +41,10 @@ from sgdynamics.samples import input_covariance
 
 TOLERANCE = 1e-12  # largest norm of the drift at a root
 PHYSICAL = 1e-9  # how negative an eigenvalue of Omega may be
-CHUNK, SAMPLED_CHUNK = 16, 4  # points evaluated at once; the last chunk is filled up, so that any number of them compiles once
+CHUNK, SAMPLED_CHUNK = (
+    16,
+    4,
+)  # points evaluated at once; the last chunk is filled up, so that any number of them compiles once
 SEARCH_STEPS, DESCENT_STEPS, POLISH_STEPS = 100, 300, 60
 MOST_TRIES = 10**6  # all of them are held in memory at once
 NULL = 1e-6  # an eigenvalue below this share of the largest is 0
@@ -203,33 +206,51 @@ def fixed_points(
     limit = tolerance or (KINKED_TOLERANCE if rough else TOLERANCE)
     X, a = _first_rows(problem, given, tries, seed)
     runs = tries // 4 + (0 if given is None else given.runs)
-    noisy = np.einsum("bii->bi", problem.gram).max(axis=1)[:, None, None] * np.eye(problem.width)  # noise lengthens rows
+    noisy = np.einsum("bii->bi", problem.gram).max(axis=1)[:, None, None] * np.eye(
+        problem.width
+    )  # noise lengthens rows
     rule = rule_for(problem, noisy, 1.5 if algorithm.lr > 0 else 0.0)
     # the search tries rows that overflow: their drift is not finite, and they are never taken
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         system, roots = _found(problem, algorithm, rule, X, a, runs, limit)
         if len(roots.y):
             return _described(system, roots, limit, unphysical)
-    warnings.warn(f"none of {len(a)} starts led to a fixed point (the drift did not fall below {limit:.0e}): raise tries", stacklevel=3)
+    warnings.warn(
+        f"none of {len(a)} starts led to a fixed point (the drift did not fall below {limit:.0e}): raise tries",
+        stacklevel=3,
+    )
     return []
 
 
 def _found(
-    problem: Problem, algorithm: OnePassSGD, rule: Rule, X: np.ndarray, a: np.ndarray, runs: int, limit: float
+    problem: Problem,
+    algorithm: OnePassSGD,
+    rule: Rule,
+    X: np.ndarray,
+    a: np.ndarray,
+    runs: int,
+    limit: float,
 ) -> tuple[_System, _Candidates]:
     """Roots from these rows and heads, by a rule that is fine enough for them."""
     while True:
         system = _System(problem, algorithm, rule)
         roots = _search(system, X, a, limit)
         if runs:
-            roots = _Candidates(*map(np.concatenate, zip(roots, _descend(system, X[:runs], a[:runs], limit), strict=True)))
+            roots = _Candidates(
+                *map(
+                    np.concatenate,
+                    zip(roots, _descend(system, X[:runs], a[:runs], limit), strict=True),
+                )
+            )
         roots = roots.take(roots.residual <= limit)
         lengths = system.overlaps(roots)["Q"]
         needed = np.array([rule_for(problem, Q[None], 1.0).terms for Q in lengths], dtype=int)
         # rows run off to infinity where a saturating activation has no drift left: no roots, and not worth a longer series
         size = np.einsum("nbii->n", lengths)
         near = size <= RUNAWAY * problem.width * np.einsum("bii->i", problem.gram).max()
-        roots = roots.take((needed <= rule.terms) & (near | (needed < MOST_TERMS)) & (size < FARTHEST))
+        roots = roots.take(
+            (needed <= rule.terms) & (near | (needed < MOST_TERMS)) & (size < FARTHEST)
+        )
         if not np.any(near & (needed > rule.terms)):
             return system, roots
         rule = replace(rule, terms=int(needed[near].max()))
@@ -271,11 +292,15 @@ def _rates(
     B, p, K = structure.blocks, structure.width, structure.signals
     nodes, parameters, algorithm, frame = numbers
 
-    def one(node: Nodes, y: Float[Numeric, "... coordinates"], base: Float[Numeric, "... entries"]) -> Any:
+    def one(
+        node: Nodes, y: Float[Numeric, "... coordinates"], base: Float[Numeric, "... entries"]
+    ) -> Any:
         M, Q, a = jnp.split(base + frame["out"] @ y, (B * p * K, B * p * (K + p)))
         state = {"M": M.reshape(B, p, K), "Q": Q.reshape(B, p, p), "a": a}
         rate = drift(structure, rule, node, parameters, algorithm, state, batch=batch, flow=flow)
-        return frame["back"] @ jnp.concatenate([rate["M"].reshape(-1), rate["Q"].reshape(-1), rate["a"]])
+        return frame["back"] @ jnp.concatenate(
+            [rate["M"].reshape(-1), rate["Q"].reshape(-1), rate["a"]]
+        )
 
     def every(y: Float[Numeric, "... coordinates"], base: Float[Numeric, "... entries"]) -> Any:
         return jax.vmap(one, (0, None, None))(nodes, y, base)
@@ -298,42 +323,71 @@ class _System:
         B, p, K = structure.blocks, structure.width, structure.signals
         self.shapes = {"M": (B, p, K), "Q": (B, p, p), "a": (p,)}
         size = B * p * (K + p) + p
-        of_M, of_Q = np.arange(B * p * K).reshape(B, p, K), B * p * K + np.arange(B * p * p).reshape(B, p, p)
+        of_M, of_Q = (
+            np.arange(B * p * K).reshape(B, p, K),
+            B * p * K + np.arange(B * p * p).reshape(B, p, p),
+        )
         self.diagonal = np.zeros(size)  # of Q, spread over the blocks
         self.diagonal[np.einsum("bii->bi", of_Q)] = 1.0 / B
         columns = []
         for b, i in itertools.product(range(B), range(p)):
             values, vectors = np.linalg.eigh(problem.gram[b])
-            kept = values > 1e-12 * values[-1]  # a row of M lies in the span of the signals, which may be dependent
+            kept = (
+                values > 1e-12 * values[-1]
+            )  # a row of M lies in the span of the signals, which may be dependent
             span = np.eye(K) if kept.all() else vectors[:, kept]
             columns += [np.bincount(of_M[b, i], direction, size) for direction in span.T]
         for b, (i, j) in itertools.product(range(B), zip(*np.triu_indices(p), strict=True)):
             column = np.zeros(size)
             column[[of_Q[b, i, j], of_Q[b, j, i]]] = 1.0
             if structure.sphere and i == j:
-                column[of_Q[-1, i, i]] -= 1.0  # the last block has what the others leave of the norm
+                column[of_Q[-1, i, i]] -= (
+                    1.0  # the last block has what the others leave of the norm
+                )
             if column.any():
                 columns.append(column)
         if structure.trained:
             columns += list(np.eye(size)[-p:])
         out = np.array(columns).T
         self.frame = {"out": out, "back": np.linalg.pinv(out)}
-        self.edge = EDGE if not structure.kinks else 10 * EDGE if expectation_of(structure).sampled(self.flow) else 0.0
+        self.edge = (
+            EDGE
+            if not structure.kinks
+            else 10 * EDGE
+            if expectation_of(structure).sampled(self.flow)
+            else 0.0
+        )
 
-    def rates(self, y: np.ndarray, base: np.ndarray, edge: float, nodes: Nodes | None = None) -> tuple[np.ndarray, np.ndarray]:
+    def rates(
+        self, y: np.ndarray, base: np.ndarray, edge: float, nodes: Nodes | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Drift (point, replicate, coordinate) and Jacobian, in chunks."""
-        numbers = (nodes or self.nodes, self.problem.parameters, self.algorithm.parameters, self.frame)
+        numbers = (
+            nodes or self.nodes,
+            self.problem.parameters,
+            self.algorithm.parameters,
+            self.frame,
+        )
         found = []
         chunk = SAMPLED_CHUNK if "points" in self.nodes else CHUNK
         for first in range(0, len(y), chunk):
             index = np.minimum(np.arange(first, first + chunk), len(y) - 1)
             static = (self.structure, self.rule, self.algorithm.batch, self.flow)
-            found.append([np.asarray(part) for part in _rates(*static, numbers, y[index], base[index], edge * self.diagonal)])
+            found.append(
+                [
+                    np.asarray(part)
+                    for part in _rates(
+                        *static, numbers, y[index], base[index], edge * self.diagonal
+                    )
+                ]
+            )
         rates, jacobians = (np.concatenate(part)[: len(y)] for part in zip(*found, strict=True))
         return rates, jacobians
 
     def at(self, y: np.ndarray, base: np.ndarray) -> _Candidates:
-        rates, jacobians = self.rates(y, base, 1e-4 * self.edge)  # a Jacobian for Newton need not be exact, but finite
+        rates, jacobians = self.rates(
+            y, base, 1e-4 * self.edge
+        )  # a Jacobian for Newton need not be exact, but finite
         return _Candidates(y.copy(), base.copy(), rates.mean(axis=1), jacobians)
 
     def overlaps(self, points: _Candidates) -> dict[str, np.ndarray]:
@@ -345,7 +399,9 @@ class _System:
 
     def of_rows(self, X: np.ndarray, a: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Coordinates and base of rows [T | L] (n, block, unit, column)."""
-        M = np.einsum("nbic,bkc->nbik", X[..., : self.structure.signals], self.problem.parameters["frame"])
+        M = np.einsum(
+            "nbic,bkc->nbik", X[..., : self.structure.signals], self.problem.parameters["frame"]
+        )
         Q = np.einsum("nbic,nbjc->nbij", X, X)
         full = np.concatenate([part.reshape(len(X), -1) for part in (M, Q, a)], axis=1)
         y = full @ self.frame["back"].T
@@ -355,11 +411,20 @@ class _System:
         """d(coordinates)/d(rows, head): (n, m, unknowns). Overlaps are quadratic in the rows, so a central difference is exact."""
         n, size = len(X), X[0].size
         moves = np.eye(size).reshape(size, *X.shape[1:])
-        ahead, behind = (self.of_rows((X[:, None] + m).reshape(-1, *X.shape[1:]), np.repeat(a, size, axis=0))[0] for m in (moves, -moves))
-        slopes = np.swapaxes((ahead - behind).reshape(n, size, -1) / 2, 1, 2).reshape(n, -1, *X.shape[1:])
+        ahead, behind = (
+            self.of_rows((X[:, None] + m).reshape(-1, *X.shape[1:]), np.repeat(a, size, axis=0))[0]
+            for m in (moves, -moves)
+        )
+        slopes = np.swapaxes((ahead - behind).reshape(n, size, -1) / 2, 1, 2).reshape(
+            n, -1, *X.shape[1:]
+        )
         if self.structure.sphere:  # radial moves are undone by the normalisation
-            slopes = slopes - np.einsum("nmbic,nbic->nmi", slopes, X)[:, :, None, :, None] * X[:, None]
-        on_head = np.broadcast_to(self.frame["back"][:, -a.shape[1] :], (n, slopes.shape[1], a.shape[1]))
+            slopes = (
+                slopes - np.einsum("nmbic,nbic->nmi", slopes, X)[:, :, None, :, None] * X[:, None]
+            )
+        on_head = np.broadcast_to(
+            self.frame["back"][:, -a.shape[1] :], (n, slopes.shape[1], a.shape[1])
+        )
         return np.concatenate([slopes.reshape(n, -1, size), on_head], axis=2)
 
 
@@ -367,7 +432,9 @@ def _finite(values: np.ndarray) -> np.ndarray:
     return np.where(np.isfinite(values), values, 0.0)
 
 
-def _first_rows(problem: Problem, given: Start | None, tries: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def _first_rows(
+    problem: Problem, given: Start | None, tries: int, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
     """Rows [T | L] and heads to search from: the given ones, then random ones of every kind that a fixed point may be of."""
     B, p, K = problem.structure.blocks, problem.width, problem.signals
     X, a = np.zeros((tries, B, p, K + p)), np.ones((tries, p))
@@ -376,7 +443,12 @@ def _first_rows(problem: Problem, given: Start | None, tries: int, seed: int) ->
         a[:] = given.a[0]
     for run in range(tries):
         draw = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(run,)))
-        rows = draw.standard_normal((B, p, K + p)) / np.sqrt(B * (K + p)) * size * np.exp(draw.uniform(-1.5, 0.7))
+        rows = (
+            draw.standard_normal((B, p, K + p))
+            / np.sqrt(B * (K + p))
+            * size
+            * np.exp(draw.uniform(-1.5, 0.7))
+        )
         groups = draw.integers(0, p, size=p) if draw.random() < 0.4 else np.arange(p)
         rows, kind, small = rows[:, groups], draw.random(), draw.random()
         if kind < 0.3:
@@ -398,7 +470,11 @@ def _search(system: _System, X: np.ndarray, a: np.ndarray, limit: float) -> _Can
     """Levenberg-Marquardt on the drift, in rows and head, every start at its own pace; then the polish."""
 
     def normal(rows: np.ndarray) -> np.ndarray:
-        return rows / np.sqrt(np.sum(rows**2, axis=(1, 3), keepdims=True)) if system.structure.sphere else rows
+        return (
+            rows / np.sqrt(np.sum(rows**2, axis=(1, 3), keepdims=True))
+            if system.structure.sphere
+            else rows
+        )
 
     X, a = normal(X), a.copy()
     points = system.at(*system.of_rows(X, a))
@@ -407,7 +483,9 @@ def _search(system: _System, X: np.ndarray, a: np.ndarray, limit: float) -> _Can
         part = points.take(live)
         J = _finite(part.jacobian @ system.row_slopes(X[live], a[live]))
         square = np.einsum("nmx,nmy->nxy", J, J) + damping[live, None, None] * np.eye(J.shape[2])
-        step = -np.linalg.solve(square, np.einsum("nmx,nm->nx", J, _finite(part.drift))[..., None])[..., 0]
+        step = -np.linalg.solve(square, np.einsum("nmx,nm->nx", J, _finite(part.drift))[..., None])[
+            ..., 0
+        ]
         rows = normal(X[live] + step[:, : X[0].size].reshape(-1, *X.shape[1:]))
         heads = a[live] + step[:, X[0].size :]
         new = system.at(*system.of_rows(rows, heads))
@@ -437,12 +515,20 @@ def _descend(system: _System, X: np.ndarray, a: np.ndarray, limit: float) -> _Ca
         part = points.take(live)
         growth = np.linalg.eigvals(part.jacobian).real.max(axis=1)
         rate = np.maximum(1 / pace[live], growth / 0.7)
-        step = np.linalg.solve(rate[:, None, None] * np.eye(part.y.shape[1]) - part.jacobian, part.drift[..., None])[..., 0]
+        step = np.linalg.solve(
+            rate[:, None, None] * np.eye(part.y.shape[1]) - part.jacobian, part.drift[..., None]
+        )[..., 0]
         new = system.at(part.y + step, part.base)
-        good = np.isfinite(new.jacobian).all(axis=(1, 2)) & (np.abs(step).max(axis=1) < 0.2 * np.maximum(1, np.abs(part.y).max(axis=1)))
+        good = np.isfinite(new.jacobian).all(axis=(1, 2)) & (
+            np.abs(step).max(axis=1) < 0.2 * np.maximum(1, np.abs(part.y).max(axis=1))
+        )
         points.put(live[good], new.take(good))
         pace[live] = np.where(good, 2.0, 0.25) / rate
-        live = live[(points.residual[live] > 100 * limit) & (pace[live] > 1e-9) & (np.abs(points.y[live]).max(axis=1) < FARTHEST)]
+        live = live[
+            (points.residual[live] > 100 * limit)
+            & (pace[live] > 1e-9)
+            & (np.abs(points.y[live]).max(axis=1) < FARTHEST)
+        ]
     return _polish(system, points, limit)
 
 
@@ -451,7 +537,9 @@ def _polish(system: _System, points: _Candidates, limit: float, cut: float = 1e-
     step, live = np.ones(len(points.y)), np.arange(len(points.y))
     for _ in range(POLISH_STEPS):
         part = points.take(live)
-        towards = np.einsum("nym,nm->ny", np.linalg.pinv(_finite(part.jacobian), rcond=cut), _finite(part.drift))
+        towards = np.einsum(
+            "nym,nm->ny", np.linalg.pinv(_finite(part.jacobian), rcond=cut), _finite(part.drift)
+        )
         new = system.at(part.y - step[live, None] * towards, part.base)
         better = new.residual < part.residual
         points.put(live[better], new.take(better))
@@ -467,7 +555,9 @@ def _jacobians(system: _System, points: _Candidates) -> np.ndarray:
     jacobians = system.rates(points.y, points.base, 0.0)[1].copy()
     state = system.overlaps(points)
     omega = overlap_matrix(state["M"], state["Q"], system.problem.gram)
-    edge = np.linalg.eigvalsh(input_covariance.variance(system.problem.parameters, omega))[:, 0] < NULL
+    edge = (
+        np.linalg.eigvalsh(input_covariance.variance(system.problem.parameters, omega))[:, 0] < NULL
+    )
     if system.edge and edge.any():
         part = points.take(edge)
         near, far = (system.rates(part.y, part.base, times * system.edge)[1] for times in (1, 2))
@@ -483,7 +573,9 @@ def _null_space(jacobian: np.ndarray) -> np.ndarray:
 
 def _settled(system: _System, roots: _Candidates, limit: float) -> _Candidates:
     """Degenerate roots are known badly (a triple root to 1e-4): put small parts to 0 and close rows together, if that is a root."""
-    degenerate = [index for index, jacobian in enumerate(roots.jacobian) if _null_space(jacobian).shape[1]]
+    degenerate = [
+        index for index, jacobian in enumerate(roots.jacobian) if _null_space(jacobian).shape[1]
+    ]
     if not degenerate:
         return roots
     part = roots.take(degenerate)
@@ -494,7 +586,9 @@ def _settled(system: _System, roots: _Candidates, limit: float) -> _Candidates:
     X, a = np.concatenate([T, L], axis=-1), state["a"].copy()
     together, heads = X.copy(), a.copy()
     for n, i in itertools.product(range(len(X)), range(X.shape[2])):
-        gaps = np.sqrt(np.sum((X[n] - X[n, :, i : i + 1]) ** 2, axis=(0, 2))) + np.abs(a[n] - a[n, i])
+        gaps = np.sqrt(np.sum((X[n] - X[n, :, i : i + 1]) ** 2, axis=(0, 2))) + np.abs(
+            a[n] - a[n, i]
+        )
         close = gaps <= NEAR * size[n, 0, 0]
         together[n, :, i], heads[n, i] = X[n][:, close].mean(axis=1), a[n, close].mean()
         if np.sum(X[n, :, i] ** 2) <= (NEAR * size[n, 0, 0]) ** 2:
@@ -502,7 +596,9 @@ def _settled(system: _System, roots: _Candidates, limit: float) -> _Candidates:
     for rows, values in ((X, a), (together, heads)):
         moved = _polish(system, system.at(*system.of_rows(rows, values)), limit)
         here = roots.take(degenerate)
-        near = np.abs(moved.y - here.y).max(axis=1) <= 3 * NEAR * np.maximum(1.0, np.abs(here.y).max(axis=1))
+        near = np.abs(moved.y - here.y).max(axis=1) <= 3 * NEAR * np.maximum(
+            1.0, np.abs(here.y).max(axis=1)
+        )
         chosen = near & (moved.residual <= np.maximum(limit / 100, here.residual))
         roots.put(np.array(degenerate)[chosen], moved.take(chosen))
     return roots
@@ -518,21 +614,29 @@ def _family_dimension(system: _System, root: _Candidates, null: np.ndarray, limi
     state = system.overlaps(root)
     T, L = factor(system.problem, Start(state["M"], state["Q"], state["a"]))
     # L enters squared: where it is 0, a step of the overlaps is the square root of one of the rows
-    reach = np.where(np.sqrt(np.sum(L**2, axis=-2, keepdims=True)) > np.sqrt(STEP), STEP, np.sqrt(STEP))
+    reach = np.where(
+        np.sqrt(np.sum(L**2, axis=-2, keepdims=True)) > np.sqrt(STEP), STEP, np.sqrt(STEP)
+    )
     scales = np.concatenate([np.full_like(T, STEP), np.broadcast_to(reach, L.shape)], axis=-1)
     draw, count = np.random.default_rng(7), 2 * null.shape[1] + 6
     X = np.concatenate([T, L], axis=-1) + scales * draw.standard_normal((count, *scales.shape[1:]))
-    a = state["a"] + STEP * system.structure.trained * draw.standard_normal((count, state["a"].shape[1]))
+    a = state["a"] + STEP * system.structure.trained * draw.standard_normal(
+        (count, state["a"].shape[1])
+    )
     # degenerate roots are approached slowly, along directions that are all but null: those must not pass for moves
     found = _polish(system, _search(system, X, a, limit), limit, 1e-12)
     moves = found.y - root.y
     moves = moves[found.residual <= limit] @ null
     # every start moves along a family; one that finds another root nearby is no family
     moves = moves[np.argsort(np.linalg.norm(moves, axis=1))][: null.shape[1] + 3]
-    return int(np.sum(np.linalg.svd(moves, compute_uv=False) > 0.03 * STEP * np.sqrt(max(len(moves), 1))))
+    return int(
+        np.sum(np.linalg.svd(moves, compute_uv=False) > 0.03 * STEP * np.sqrt(max(len(moves), 1)))
+    )
 
 
-def _described(system: _System, roots: _Candidates, limit: float, unphysical: bool) -> list[FixedPoint]:
+def _described(
+    system: _System, roots: _Candidates, limit: float, unphysical: bool
+) -> list[FixedPoint]:
     """Roots as fixed points: physical, each once, with risk, stability and family."""
     problem = system.problem
     roots = _settled(system, roots, limit)
@@ -542,26 +646,61 @@ def _described(system: _System, roots: _Candidates, limit: float, unphysical: bo
     jacobians, rates = _jacobians(system, roots), _rates_twice(system, roots)
     found: list[FixedPoint] = []
     for n in np.argsort(np.round(risk, 9), kind="stable"):
-        on_kink = 0.0 in problem.structure.kinks and np.einsum("bii->i", state["Q"][n]).min() <= PHYSICAL
+        on_kink = (
+            0.0 in problem.structure.kinks and np.einsum("bii->i", state["Q"][n]).min() <= PHYSICAL
+        )
         if on_kink or not (physical[n] or unphysical) or not np.isfinite(jacobians[n]).all():
             continue
-        values = np.array(sorted(np.linalg.eigvals(jacobians[n]).tolist(), key=lambda value: (-value.real, value.imag)), dtype=complex)
+        values = np.array(
+            sorted(
+                np.linalg.eigvals(jacobians[n]).tolist(),
+                key=lambda value: (-value.real, value.imag),
+            ),
+            dtype=complex,
+        )
         error = _root_error(rates[n], jacobians[n])
         close = SAME + 10 * error
-        level = [k for k, one in enumerate(found) if abs(one.risk - risk[n]) <= close * max(1.0, abs(risk[n]))]
-        same = [k for k in level if np.abs(found[k].eigenvalues - values).max() <= 10 * close * float(np.abs(values).max())]
-        dimension = 0 if same else _family_dimension(system, roots.take([n]), _null_space(jacobians[n]), limit)
+        level = [
+            k
+            for k, one in enumerate(found)
+            if abs(one.risk - risk[n]) <= close * max(1.0, abs(risk[n]))
+        ]
+        same = [
+            k
+            for k in level
+            if np.abs(found[k].eigenvalues - values).max()
+            <= 10 * close * float(np.abs(values).max())
+        ]
+        dimension = (
+            0
+            if same
+            else _family_dimension(system, roots.take([n]), _null_space(jacobians[n]), limit)
+        )
         same = same or [k for k in level if dimension and found[k].manifold_dimension == dimension]
         if same:
             found[same[0]] = replace(found[same[0]], found=found[same[0]].found + 1)
             continue
         if expectation_of(problem.structure).series:
             own = {name: part[n : n + 1] for name, part in state.items()}
-            error += risks_by(problem.structure, system.rule, [problem.parameters], [own])[0].worst * float(np.abs(roots.y[n]).max())
+            error += risks_by(problem.structure, system.rule, [problem.parameters], [own])[
+                0
+            ].worst * float(np.abs(roots.y[n]).max())
         M, Q, a = (part[n] for part in state.values())
         verdict = _verdict(system, values, dimension, Q.sum(axis=0))
-        excess = float(risk[n]) - problem.noise_floor if problem.structure.has_excess else float("nan")
-        numbers = (float(risk[n]), excess, float(roots.residual[n]), values, verdict, dimension, bool(physical[n]), error, 1)
+        excess = (
+            float(risk[n]) - problem.noise_floor if problem.structure.has_excess else float("nan")
+        )
+        numbers = (
+            float(risk[n]),
+            excess,
+            float(roots.residual[n]),
+            values,
+            verdict,
+            dimension,
+            bool(physical[n]),
+            error,
+            1,
+        )
         found.append(FixedPoint(M.sum(axis=0), Q.sum(axis=0), a, *numbers, M, Q))
     return found
 
@@ -578,7 +717,9 @@ def _rates_twice(system: _System, roots: _Candidates) -> np.ndarray:
     rates = system.rates(roots.y, roots.base, 0.0)[0]
     if system.coarse_nodes is None:
         return rates
-    return np.concatenate([rates, 2 * system.rates(roots.y, roots.base, 0.0, system.coarse_nodes)[0] - rates], axis=1)
+    return np.concatenate(
+        [rates, 2 * system.rates(roots.y, roots.base, 0.0, system.coarse_nodes)[0] - rates], axis=1
+    )
 
 
 def _root_error(rates: np.ndarray, jacobian: np.ndarray) -> float:
@@ -590,7 +731,10 @@ def _root_error(rates: np.ndarray, jacobian: np.ndarray) -> float:
 def _verdict(system: _System, values: np.ndarray, dimension: int, Q: np.ndarray) -> str:
     """Stable, saddle or marginal, from the eigenvalues; at parallel rows the noise term of a kinked loss has no derivative to judge by."""
     scale = float(np.abs(values).max())
-    growing, flat = (int(np.sum(chosen)) for chosen in (np.real(values) > NULL * scale, np.abs(np.real(values)) <= NULL * scale))
+    growing, flat = (
+        int(np.sum(chosen))
+        for chosen in (np.real(values) > NULL * scale, np.abs(np.real(values)) <= NULL * scale)
+    )
     lengths = np.sqrt(np.abs(np.diag(Q)))
     parallel = np.any(np.triu(Q - (1 - 1e-9) * np.outer(lengths, lengths), 1) > 0)
     if not system.flow and system.problem.structure.kinks and parallel:

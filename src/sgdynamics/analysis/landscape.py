@@ -95,7 +95,11 @@ class HessianSpectrum:
         return self._count(self.eigenvalues > self.tolerance)
 
     def _count(self, chosen: np.ndarray) -> int:
-        return sum(times for times, counts in zip(self.multiplicities, chosen.tolist(), strict=True) if counts)
+        return sum(
+            times
+            for times, counts in zip(self.multiplicities, chosen.tolist(), strict=True)
+            if counts
+        )
 
 
 @float64
@@ -158,7 +162,9 @@ def hessian_spectrum(
     begin = checked_start(problem, start)
     run = checks.whole("run", run, 0)
     if run >= begin.runs:
-        raise checks.reject("run", run, f"the start has {begin.runs} runs: give 0..{begin.runs - 1}")
+        raise checks.reject(
+            "run", run, f"the start has {begin.runs} runs: give 0..{begin.runs - 1}"
+        )
     limit = checks.choice("constraint", constraint, ("problem", None, "sphere"))
     limit = problem.constraint if limit == "problem" else limit
     if tolerance is not None:
@@ -173,17 +179,32 @@ def hessian_spectrum(
     rows, signals = _frame_rows(problem, begin, run)
     dead = np.flatnonzero(np.all(rows == 0.0, axis=1)).tolist()
     if dead and 0.0 in problem.structure.kinks:
-        raise ValueError(f"rows {dead} are zero, on the kink of the activation: the risk has no second derivative there; give other rows")
+        raise ValueError(
+            f"rows {dead} are zero, on the kink of the activation: the risk has no second derivative there; give other rows"
+        )
     if dead and limit == "sphere":
-        raise ValueError(f"rows {dead} are zero: constraint='sphere' needs rows with a direction; give constraint=None")
+        raise ValueError(
+            f"rows {dead} are zero: constraint='sphere' needs rows with a direction; give constraint=None"
+        )
     eigenvalues = input_covariance.eigenvalues(problem.parameters)
     columns = problem.structure.fields
     scale = np.sqrt(np.repeat(eigenvalues, columns))
     rule = rule_for(problem, begin.Q_blocks[run : run + 1], 1.0)
-    given = (problem.structure, rule, problem.parameters, begin.a[run], rows * scale, signals * scale)
+    given = (
+        problem.structure,
+        rule,
+        problem.parameters,
+        begin.a[run],
+        rows * scale,
+        signals * scale,
+    )
     versions, replicates = expectation_of(problem.structure).curvatures(*given)
     parts = [
-        np.stack(part) for part in zip(*(_unwhitened(one, rows, scale, np.asarray(eigenvalues), limit) for one in versions), strict=True)
+        np.stack(part)
+        for part in zip(
+            *(_unwhitened(one, rows, scale, np.asarray(eigenvalues), limit) for one in versions),
+            strict=True,
+        )
     ]
     if replicates:
         inside, outside, gradient = (part.mean(axis=0) for part in parts)
@@ -205,12 +226,16 @@ def hessian_spectrum(
     error = gap + ROUNDING * rows.size * largest
     within = float(max(GROUPING * largest, error)) if tolerance is None else tolerance
     grouped, counts = _grouped(values, within)
-    return HessianSpectrum(grouped, counts, float(np.linalg.norm(gradient)), float(error), within, n, limit)
+    return HessianSpectrum(
+        grouped, counts, float(np.linalg.norm(gradient)), float(error), within, n, limit
+    )
 
 
 def _frame_rows(problem: Problem, begin: Start, run: int) -> tuple[np.ndarray, np.ndarray]:
     """Students (p, D) and signals (K, D) in an orthonormal frame that holds both: [T_b | L_b] of every block side by side."""
-    one = Start(begin.M_blocks[run : run + 1], begin.Q_blocks[run : run + 1], begin.a[run : run + 1])
+    one = Start(
+        begin.M_blocks[run : run + 1], begin.Q_blocks[run : run + 1], begin.a[run : run + 1]
+    )
     T, L = (part[0] for part in factor(problem, one))
     size = np.einsum("bii->bi", one.Q_blocks[0]).max(axis=-1)[:, None]
     # a root of what is rounding in Omega would couple columns at 1e-8
@@ -224,7 +249,11 @@ def _frame_rows(problem: Problem, begin: Start, run: int) -> tuple[np.ndarray, n
 
 
 def _unwhitened(
-    found: Curvature, rows: np.ndarray, scale: np.ndarray, eigenvalues: np.ndarray, limit: str | None
+    found: Curvature,
+    rows: np.ndarray,
+    scale: np.ndarray,
+    eigenvalues: np.ndarray,
+    limit: str | None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The matrices to diagonalise, in the coordinates of W: inside (a square matrix), outside (one p x p a block), gradient."""
     D = rows.shape[1]

@@ -73,36 +73,64 @@ def checked_samples(problem: Any, data: Given) -> np.ndarray:
     """The samples in the coordinates of the problem's spectrum; refuse what that was not taken from."""
     spectrum = problem.spectrum
     if not isinstance(spectrum, DataSpectrum):
-        raise checks.reject("data", np.shape(data), "this is for a problem with covariance=sgd.spectrum_of(data, ...): take that")
+        raise checks.reject(
+            "data",
+            np.shape(data),
+            "this is for a problem with covariance=sgd.spectrum_of(data, ...): take that",
+        )
     sample = problem.structure.sample
     if not sample.plain:
-        raise checks.reject("data", np.shape(data), "samples of several inputs, with means or own draws, are not drawn from a data set")
+        raise checks.reject(
+            "data",
+            np.shape(data),
+            "samples of several inputs, with means or own draws, are not drawn from a data set",
+        )
     x = checks.numbers("data", data, "give finite numbers, samples x inputs")
     if x.ndim != 2 or x.shape[1] != len(spectrum.axes) or not np.all(np.isfinite(x)):
         raise checks.reject(
-            "data", np.shape(data), f"the spectrum was taken from {len(spectrum.axes)} inputs: give finite samples x {len(spectrum.axes)}"
+            "data",
+            np.shape(data),
+            f"the spectrum was taken from {len(spectrum.axes)} inputs: give finite samples x {len(spectrum.axes)}",
         )
     return x @ spectrum.axes
 
 
 @float64
-def gap_on_data(dynamics: Dynamics, begin: Start, z: np.ndarray, steps: np.ndarray, runs: int, seed: int) -> DataGap:
+def gap_on_data(
+    dynamics: Dynamics, begin: Start, z: np.ndarray, steps: np.ndarray, runs: int, seed: int
+) -> DataGap:
     """Runs on the samples beside the theory, at these steps."""
     problem, algorithm = dynamics.problem, dynamics.algorithm
     spectrum: DataSpectrum = problem.spectrum
     linear = linear_student(problem)
-    own = linear and spectrum.residuals is not None and len(spectrum.residuals) == len(z) and spectrum.noise > 0
+    own = (
+        linear
+        and spectrum.residuals is not None
+        and len(spectrum.residuals) == len(z)
+        and spectrum.noise > 0
+    )
     draws = spectrum.residuals / np.sqrt(spectrum.noise) if own else None
     simulator = DirectOnData(problem, algorithm, broadcast_runs(begin, runs), z, draws)
     found, diverged = run(simulator, runs, steps, seed, "", False)
     floor = 0.0 if own else problem.noise_floor
     risks = found["data_risk"] + floor
-    risks = np.where(np.isfinite(risks) & ~((diverged >= 0)[:, None] & (steps[None] > diverged[:, None])), risks, np.inf)
-    exact = linear and problem.head == "fixed" and problem.constraint is None and not algorithm.scheduled
+    risks = np.where(
+        np.isfinite(risks) & ~((diverged >= 0)[:, None] & (steps[None] > diverged[:, None])),
+        risks,
+        np.inf,
+    )
+    exact = (
+        linear
+        and problem.head == "fixed"
+        and problem.constraint is None
+        and not algorithm.scheduled
+    )
     if exact:
         # a mean that does not settle is still finite after few steps: the last number tells, where many steps are not taken one by one
         far = FAR if len(spectrum.eigenvalues) <= MOST_MODES else int(steps[-1])
-        theory = solve_linear(problem, algorithm, begin, steps=[*steps.tolist(), far], kappa=spectrum.kappa)
+        theory = solve_linear(
+            problem, algorithm, begin, steps=[*steps.tolist(), far], kappa=spectrum.kappa
+        )
     else:
         theory = solve_ode(problem, algorithm, begin, steps=steps.tolist())
     risk = theory["risk"].values[0]

@@ -46,13 +46,30 @@ SMALL = 0.05  # a term of this size (relative for noise and width, of an overlap
 LARGE = 0.2  # overlaps that scatter by more than this are moved by a few steps each: no diffusion describes them
 HORIZON = 5.0  # in t/p: how long fluctuations add up (that of the theorem's check: their mean largest size is then about the scale)
 ALONG = 0.5  # squared overlap of a row with its signal at the state where sizes are estimated: half learnt
-DRAWS, LEAST_DRAWS, MOST_NUMBERS = 1 << 13, 1 << 10, 1 << 23  # samples of that estimate, fewer for wide networks
+DRAWS, LEAST_DRAWS, MOST_NUMBERS = (
+    1 << 13,
+    1 << 10,
+    1 << 23,
+)  # samples of that estimate, fewer for wide networks
 UNITS = 32  # whose overlaps that estimate looks at
-ALPHAS = np.concatenate([[0.0], np.geomspace(1e-3, 1e4, 1024)])  # where a user's schedule is asked for its largest rate
-SHARES = (0.125, 0.25, 0.5, 1.0)  # of lr: the root of a plateau is followed from the small rates at which its leading term is near
+ALPHAS = np.concatenate(
+    [[0.0], np.geomspace(1e-3, 1e4, 1024)]
+)  # where a user's schedule is asked for its largest rate
+SHARES = (
+    0.125,
+    0.25,
+    0.5,
+    1.0,
+)  # of lr: the root of a plateau is followed from the small rates at which its leading term is near
 NEWTON_STEPS = 20
-DIFFERENCE, LEAST_DIFFERENCE = 1e-3, 1e-9  # step of a derivative by differences, over the distance to the teacher; the least of all
-RESIDUAL, NULL = 1e-10, 1e-6  # of the drift, over the largest slope: where Newton may stop; what counts as 0, for eigenvalues too
+DIFFERENCE, LEAST_DIFFERENCE = (
+    1e-3,
+    1e-9,
+)  # step of a derivative by differences, over the distance to the teacher; the least of all
+RESIDUAL, NULL = (
+    1e-10,
+    1e-6,
+)  # of the drift, over the largest slope: where Newton may stop; what counts as 0, for eigenvalues too
 ROUNDING = 1e-14  # of drifts and overlaps
 
 
@@ -126,14 +143,21 @@ class Regime:
             ("finite dimension", "d -> infinity", "lr/(p d B)", self.finite_dimension),
             ("finite width", "mean field", "1/p", self.finite_width),
         ]
-        lines = [f"{self.name}: width {self.width}, dimension {self.dimension}, lr {self.lr:g}, batch {self.batch}"]
+        lines = [
+            f"{self.name}: width {self.width}, dimension {self.dimension}, lr {self.lr:g}, batch {self.batch}"
+        ]
         lines += [f"  {'term':<17} {'neglected by':<26} {'scale':<17} {'':>9} {'size here':>10}"]
-        lines += [f"  {name:<17} {by:<26} {scale:<17} {term.scale:>9.2g} {term.size:>10.2g}" for name, by, scale, term in rows]
+        lines += [
+            f"  {name:<17} {by:<26} {scale:<17} {term.scale:>9.2g} {term.size:>10.2g}"
+            for name, by, scale, term in rows
+        ]
         return "\n".join([*lines, f"use {self.solver}", self.why])
 
 
 @float64
-def regime(problem: Problem, algorithm: OnePassSGD, dimension: int, *, start: Start | None = None) -> Regime:
+def regime(
+    problem: Problem, algorithm: OnePassSGD, dimension: int, *, start: Start | None = None
+) -> Regime:
     """The regime of one-pass SGD at this learning rate, dimension and width, and the solver that fits it.
 
     ::
@@ -180,7 +204,9 @@ def regime(problem: Problem, algorithm: OnePassSGD, dimension: int, *, start: St
     lr, p, batch = _largest_rate(algorithm), problem.width, algorithm.batch
     noise, fluctuation, finite, width = _coefficients(problem, begin, lr / batch)
     if not np.isfinite(noise):
-        raise ValueError("gradient flow does not move the state at which sizes are estimated: give start=, with rows that have learnt more")
+        raise ValueError(
+            "gradient flow does not move the state at which sizes are estimated: give start=, with rows that have learnt more"
+        )
     each = lr / (p * batch)
     terms = {
         "noise": Term(each, noise),
@@ -221,9 +247,9 @@ def _gradients(
     draws: Float[Numeric, " n"],
 ) -> tuple[Any, Any]:
     """Loss and dloss/dlambda of each sample."""
-    return jax.vmap(jax.value_and_grad(lambda *fields: structure.loss(*fields, parameters)), (0, 0, None, 0))(
-        students, signals, head, draws
-    )
+    return jax.vmap(
+        jax.value_and_grad(lambda *fields: structure.loss(*fields, parameters)), (0, 0, None, 0)
+    )(students, signals, head, draws)
 
 
 def _coefficients(problem: Problem, begin: Start, rate: float) -> tuple[float, float, float, float]:
@@ -232,8 +258,15 @@ def _coefficients(problem: Problem, begin: Start, rate: float) -> tuple[float, f
     With h = dloss/dlambda and whole rows (blocks summed), a step of lr/d moves M by -h lambda*^T and Q by -(h lambda^T + transpose)
     + (lr/B) (|x|^2/d) h h^T: means give flow and noise, variances the scatter, the weight |z|^2 - D on h h^T what finite d adds.
     """
-    structure, parameters, p, k = problem.structure, problem.parameters, problem.width, problem.signals
-    omega = input_covariance.variance(parameters, overlap_matrix(begin.M_blocks[0], begin.Q_blocks[0], problem.gram))
+    structure, parameters, p, k = (
+        problem.structure,
+        problem.parameters,
+        problem.width,
+        problem.signals,
+    )
+    omega = input_covariance.variance(
+        parameters, overlap_matrix(begin.M_blocks[0], begin.Q_blocks[0], problem.gram)
+    )
     fields, head = len(omega), begin.a[0]
     count = max(LEAST_DRAWS, min(DRAWS, MOST_NUMBERS // (fields + p)))
     z = np.random.default_rng(20260).standard_normal((count, fields + p + 1))
@@ -245,9 +278,17 @@ def _coefficients(problem: Problem, begin: Start, rate: float) -> tuple[float, f
     except np.linalg.LinAlgError:  # a start, or signals, that are dependent
         root = gram_root(first)
     signals, students = np.split(z[:, :fields] @ root.T, [k], axis=1)
-    loss, gradient = (np.asarray(part) for part in _gradients(structure, parameters, students, signals, head, z[:, -1]))
+    loss, gradient = (
+        np.asarray(part)
+        for part in _gradients(structure, parameters, students, signals, head, z[:, -1])
+    )
     some = min(p, UNITS)
-    M, Q, h, fields_of = begin.M[0, :some], begin.Q[0, :some, :some], gradient[:, :some], students[:, :some]
+    M, Q, h, fields_of = (
+        begin.M[0, :some],
+        begin.Q[0, :some, :some],
+        gradient[:, :some],
+        students[:, :some],
+    )
 
     def moved(dM: np.ndarray, dQ: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Increments of M and Q with the rows kept on the sphere, where they are."""
@@ -265,7 +306,9 @@ def _coefficients(problem: Problem, begin: Start, rate: float) -> tuple[float, f
     decay, still = problem.weight_decay, np.zeros_like(M)
     flow = largest(along.mean(axis=0) - decay * M, across.mean(axis=0) - 2 * decay * Q)
     noise = largest(still, kick.mean(axis=0))
-    finite = largest(still, np.tensordot(np.sum(z[:, :fields] ** 2, axis=1) - fields, kick, axes=1) / count)
+    finite = largest(
+        still, np.tensordot(np.sum(z[:, :fields] ** 2, axis=1) - fields, kick, axes=1) / count
+    )
     scatter = max(float(part.std(axis=0).max()) for part in moved(along, across + rate * kick))
     if flow <= 5 * scatter / np.sqrt(count):  # what sampling alone would show
         return np.inf, np.inf, np.inf, np.inf
@@ -273,31 +316,66 @@ def _coefficients(problem: Problem, begin: Start, rate: float) -> tuple[float, f
     if structure.has_excess:
         # the same signals, own parts drawn again: s(lambda) s(lambda') is what two units of infinitely many have in common
         again = np.concatenate([z[:, :k], z[:, fields:-1]], axis=1) @ root[k:].T
-        one, other = (np.asarray(structure.loss.student(jnp.asarray(part))) for part in (students, again))
+        one, other = (
+            np.asarray(structure.loss.student(jnp.asarray(part))) for part in (students, again)
+        )
         excess = float(loss.mean()) - problem.noise_floor
         own = float(np.mean(head**2 * np.mean(one * (one - other), axis=0))) / 2
-        width = own / excess if excess > 0 else width  # below 0 by sampling only: nothing is left to learn
-    return p * noise / flow, p * scatter * float(np.sqrt(HORIZON)), p * finite / flow, max(1.0, width)
+        width = (
+            own / excess if excess > 0 else width
+        )  # below 0 by sampling only: nothing is left to learn
+    return (
+        p * noise / flow,
+        p * scatter * float(np.sqrt(HORIZON)),
+        p * finite / flow,
+        max(1.0, width),
+    )
 
 
 def _verdict(
-    problem: Problem, d: int, *, noise: Term, fluctuation: Term, finite_dimension: Term, finite_width: Term
+    problem: Problem,
+    d: int,
+    *,
+    noise: Term,
+    fluctuation: Term,
+    finite_dimension: Term,
+    finite_width: Term,
 ) -> tuple[str, str, str]:
     """Name, solver and one sentence why."""
     p, room = problem.width, problem.width + problem.signals
     ode, scatter = "solve_ode(problem, algorithm, start, times=...)", f"{fluctuation.size:.2g}"
     name = place(noise.size, fluctuation.size, finite_width.size)
     if name in ("finite-dimensional", "fluctuating") and d < room:
-        return name, ode, f"runs scatter, but simulate and solve_sde need d >= width + signals = {room}: the ODE has their mean, roughly."
+        return (
+            name,
+            ode,
+            f"runs scatter, but simulate and solve_sde need d >= width + signals = {room}: the ODE has their mean, roughly.",
+        )
     if name == "finite-dimensional":
         chain = f'simulate(problem, algorithm, start, times=..., dimension={d}, runs=100, method="exact")'
-        return name, chain, f"runs scatter by {scatter}, as overlaps do: no ODE or diffusion describes them, and the chain is short."
+        return (
+            name,
+            chain,
+            f"runs scatter by {scatter}, as overlaps do: no ODE or diffusion describes them, and the chain is short.",
+        )
     if name == "fluctuating":
         sde = f"solve_sde(problem, algorithm, start, times=..., dimension={d}, runs=100)"
-        return name, sde, f"runs scatter by {scatter} around the ODE; solve_ode(dimension={d}) has their mean, simulate their law."
+        return (
+            name,
+            sde,
+            f"runs scatter by {scatter} around the ODE; solve_ode(dimension={d}) has their mean, simulate their law.",
+        )
     if name == "high-dimensional":
-        beyond = "; it is larger than the drift, so that lr may be too large to learn" if noise.size > 1 else ""
-        return name, ode, f"runs follow the ODE to {fluctuation.size:.2g}, and the noise of SGD in it ({noise.size:.2g}) counts{beyond}."
+        beyond = (
+            "; it is larger than the drift, so that lr may be too large to learn"
+            if noise.size > 1
+            else ""
+        )
+        return (
+            name,
+            ode,
+            f"runs follow the ODE to {fluctuation.size:.2g}, and the noise of SGD in it ({noise.size:.2g}) counts{beyond}.",
+        )
     if name == "mean-field" and _is_wide(problem):
         density = f"solve_mean_field(problem, algorithm, start, times=...{f', dimension={d}' if d * SMALL < 1 else ''})"
         return (
@@ -306,7 +384,11 @@ def _verdict(
             f"width ({finite_width.size:.2g}) and noise ({noise.size:.2g}) are negligible: a density of units, in the clock t/p.",
         )
     flow = "solve_ode(problem, OnePassSGD(lr=0), start, times=...)"
-    return name, flow, f"noise ({noise.size:.2g}) and scatter ({fluctuation.size:.2g}) are negligible: gradient flow of {p} units."
+    return (
+        name,
+        flow,
+        f"noise ({noise.size:.2g}) and scatter ({fluctuation.size:.2g}) are negligible: gradient flow of {p} units.",
+    )
 
 
 def _is_wide(problem: Problem) -> bool:
@@ -430,8 +512,13 @@ def plateau(problem: TeacherStudent, algorithm: OnePassSGD) -> Plateau:
     size = lr * problem.noise / (2 * algorithm.batch)
     leading = float(input_covariance.trace(problem.parameters) * size * curvature.sum() / 2)
     if size == 0:
-        return Plateau(0.0, 0.0, 0.0, problem.gram.sum(axis=0), problem.gram.sum(axis=0), np.nan, 0.0)
-    roots = [_root(problem, algorithm, rule, replicate, size) for replicate in _replicates(problem.structure, rule)]
+        return Plateau(
+            0.0, 0.0, 0.0, problem.gram.sum(axis=0), problem.gram.sum(axis=0), np.nan, 0.0
+        )
+    roots = [
+        _root(problem, algorithm, rule, replicate, size)
+        for replicate in _replicates(problem.structure, rule)
+    ]
     M, Q, rates, every = (np.stack(part) for part in zip(*roots, strict=True))
     error = float(every.std(ddof=1) / np.sqrt(len(every))) if len(every) > 1 else 0.0
     closed = _closed(problem, lr / algorithm.batch)
@@ -442,43 +529,78 @@ def plateau(problem: TeacherStudent, algorithm: OnePassSGD) -> Plateau:
 def _matched(problem: object) -> None:
     """Refuse problems whose student cannot sit on its teacher."""
     if not isinstance(problem, TeacherStudent):
-        raise checks.reject("problem", problem, "a plateau is known for a student that can be its teacher: give sgd.TeacherStudent(...)")
+        raise checks.reject(
+            "problem",
+            problem,
+            "a plateau is known for a student that can be its teacher: give sgd.TeacherStudent(...)",
+        )
     if problem.width != problem.teacher_width:
         fix = f"the plateau is that of a student as wide as its teacher: take {problem.teacher_width}, or follow solve_ode"
         raise checks.reject("width", problem.width, fix)
     if problem.teacher_activation != problem.activation:
-        raise checks.reject("teacher_activation", problem.teacher_activation.label, f"take the student's, {problem.activation.label}")
+        raise checks.reject(
+            "teacher_activation",
+            problem.teacher_activation.label,
+            f"take the student's, {problem.activation.label}",
+        )
     if not problem.structure.has_excess:
         raise checks.reject("loss", problem.loss, "the plateau is that of the squared loss")
     if problem.head != "fixed":
-        raise checks.reject("head", problem.head, 'with trained heads rows and heads trade their norms: take head="fixed", or solve_ode')
+        raise checks.reject(
+            "head",
+            problem.head,
+            'with trained heads rows and heads trade their norms: take head="fixed", or solve_ode',
+        )
     if problem.weight_decay:
-        raise checks.reject("weight_decay", problem.weight_decay, "it moves the minimum off the teacher: take 0, or sgd.fixed_points")
+        raise checks.reject(
+            "weight_decay",
+            problem.weight_decay,
+            "it moves the minimum off the teacher: take 0, or sgd.fixed_points",
+        )
     norms = np.einsum("bii->i", problem.gram)
     if problem.constraint == "sphere" and np.abs(norms - 1).max() > 1e-9:
-        raise checks.reject("teacher_gram", problem.gram.sum(axis=0), "rows on the sphere have norm 1: so must the teacher's have")
+        raise checks.reject(
+            "teacher_gram",
+            problem.gram.sum(axis=0),
+            "rows on the sphere have norm 1: so must the teacher's have",
+        )
 
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _squared_slopes(structure: Structure, rule: Rule, variances: Float[Numeric, " n"]) -> Any:
     """E[s'(lambda)^2] for fields of these variances."""
     student = structure.loss.student
-    return jnp.diagonal(pairs.moments(student, student, variances, variances, jnp.diag(variances), rule.terms)[2])
+    return jnp.diagonal(
+        pairs.moments(student, student, variances, variances, jnp.diag(variances), rule.terms)[2]
+    )
 
 
 def _replicates(structure: Structure, rule: Rule) -> list[dict[str, np.ndarray]]:
     """The points of each replicate, one empty set where nothing is sampled."""
     nodes = expectation_of(structure).nodes(rule, False)
-    return [{name: value[index] for name, value in nodes.items()} for index in range(len(next(iter(nodes.values()))))]
+    return [
+        {name: value[index] for name, value in nodes.items()}
+        for index in range(len(next(iter(nodes.values()))))
+    ]
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
 def _rates(
-    structure: Structure, rule: Rule, batch: int, nodes: Nodes, parameters: Numbers, algorithm: Numbers, states: State
+    structure: Structure,
+    rule: Rule,
+    batch: int,
+    nodes: Nodes,
+    parameters: Numbers,
+    algorithm: Numbers,
+    states: State,
 ) -> tuple[dict[str, Any], Any]:
     """The drift of many states, and the risk of the first."""
-    rates = jax.vmap(lambda state: drift(structure, rule, nodes, parameters, algorithm, state, batch=batch))(states)
-    return rates, risk_at(structure, rule, nodes, parameters, jax.tree.map(lambda value: value[0], states))
+    rates = jax.vmap(
+        lambda state: drift(structure, rule, nodes, parameters, algorithm, state, batch=batch)
+    )(states)
+    return rates, risk_at(
+        structure, rule, nodes, parameters, jax.tree.map(lambda value: value[0], states)
+    )
 
 
 def _root(
@@ -495,7 +617,11 @@ def _root(
     count = int(np.prod(shape_M))
     base = np.concatenate([problem.gram.reshape(-1), problem.gram.reshape(-1)])
     fractions = problem.parameters["fractions"][:, None, None] * np.eye(p)
-    shift = (-problem.gram / 2, fractions - problem.gram) if structure.sphere else (np.zeros(shape_M), fractions)
+    shift = (
+        (-problem.gram / 2, fractions - problem.gram)
+        if structure.sphere
+        else (np.zeros(shape_M), fractions)
+    )
     y = back @ np.concatenate([part.reshape(-1) for part in shift])
     points = np.concatenate([np.zeros((1, len(y))), np.eye(len(y)), -np.eye(len(y))])
     fix = "SGD does not stay near the teacher at this learning rate (no stable fixed point there): give a smaller one"
@@ -503,15 +629,26 @@ def _root(
 
     def overlaps(y: np.ndarray, unit: float) -> tuple[np.ndarray, np.ndarray]:
         full = base + unit * (y @ out.T)
-        return full[..., :count].reshape(*y.shape[:-1], *shape_M), full[..., count:].reshape(*y.shape[:-1], *shape_Q)
+        return full[..., :count].reshape(*y.shape[:-1], *shape_M), full[..., count:].reshape(
+            *y.shape[:-1], *shape_Q
+        )
 
-    def residual(y: np.ndarray, unit: float, numbers: dict[str, Any]) -> tuple[np.ndarray, np.ndarray, float]:
+    def residual(
+        y: np.ndarray, unit: float, numbers: dict[str, Any]
+    ) -> tuple[np.ndarray, np.ndarray, float]:
         """The drift in units of V, its derivatives by central differences, and the excess risk, all in one compiled call."""
         step = max(DIFFERENCE, LEAST_DIFFERENCE / unit)
         M, Q = overlaps(y + step * points, unit)
         states = {"M": M, "Q": Q, "a": np.broadcast_to(problem.teacher_head, (len(points), p))}
-        rates, risk = _rates(structure, rule, algorithm.batch, nodes, problem.parameters, numbers, states)
-        value = np.concatenate([np.asarray(rates[name]).reshape(len(points), -1) for name in ("M", "Q")], axis=1) / unit
+        rates, risk = _rates(
+            structure, rule, algorithm.batch, nodes, problem.parameters, numbers, states
+        )
+        value = (
+            np.concatenate(
+                [np.asarray(rates[name]).reshape(len(points), -1) for name in ("M", "Q")], axis=1
+            )
+            / unit
+        )
         plus, minus = np.split(value[1:], 2)
         return value[0], (plus - minus).T / (2 * step), float(risk) - problem.noise_floor
 
@@ -530,8 +667,15 @@ def _root(
     values = np.linalg.eigvals(back @ slope).real
     scale = np.abs(slope).max()
     lowest = np.linalg.eigvalsh(overlap_matrix(M, Q, problem.gram)).min()
-    still = np.abs(left).max() <= max(NULL * scale, ROUNDING / size)  # expectations at almost parallel rows are no better
-    if not (still and values.max() < NULL * scale and excess > 0 and lowest >= -max(NULL * size, ROUNDING)):
+    still = np.abs(left).max() <= max(
+        NULL * scale, ROUNDING / size
+    )  # expectations at almost parallel rows are no better
+    if not (
+        still
+        and values.max() < NULL * scale
+        and excess > 0
+        and lowest >= -max(NULL * size, ROUNDING)
+    ):
         raise refusal
     return M, Q, float(-values[values < -NULL * scale].max()), excess
 
@@ -556,7 +700,12 @@ def _closed(problem: TeacherStudent, rate: float) -> float | None:
     """The plateau in closed form, where there is one; `rate` = lr/B."""
     eigenvalues = input_covariance.eigenvalues(problem.parameters)
     if problem.activation == NAMED["linear"] and problem.constraint is None:
-        c = rate * float(input_covariance.trace(problem.parameters)) * float(np.sum((problem.teacher_head / problem.width) ** 2)) / 2
+        c = (
+            rate
+            * float(input_covariance.trace(problem.parameters))
+            * float(np.sum((problem.teacher_head / problem.width) ** 2))
+            / 2
+        )
         return problem.noise / 2 * c / (1 - c)
     gram, head, p = problem.gram[0], problem.teacher_head, problem.width
     if (

@@ -105,20 +105,43 @@ def worth_of_repeats(
     if not isinstance(algorithm, EpochSGD):
         raise checks.reject("algorithm", algorithm, "give sgd.EpochSGD(...)")
     if isinstance(algorithm.lr, Schedule):
-        raise checks.reject("lr", algorithm.lr, "what is learned later would be learned at another rate: give a number")
+        raise checks.reject(
+            "lr",
+            algorithm.lr,
+            "what is learned later would be learned at another rate: give a number",
+        )
     if isinstance(algorithm.head_rate, Schedule):
-        raise checks.reject("head_rate", algorithm.head_rate, "one pass and epochs count it in other times: give a number")
+        raise checks.reject(
+            "head_rate",
+            algorithm.head_rate,
+            "one pass and epochs count it in other times: give a number",
+        )
     if problem.scheduled:
-        raise checks.reject("problem", problem, "one pass and epochs count its numbers in other times: give numbers that stay")
+        raise checks.reject(
+            "problem",
+            problem,
+            "one pass and epochs count its numbers in other times: give numbers that stay",
+        )
     count = checks.whole("epochs", epochs, 1, MOST_EPOCHS)
     each = algorithm.samples_per_dimension
-    more: dict[str, Any] = {"paths": paths, "seed": seed, "replicates": replicates, "cells": cells, "dtype": dtype, "memory": memory}
-    repeated = solve_dmft(problem, algorithm, start, alpha=each * np.arange(count + 1), **more, progress=progress)
+    more: dict[str, Any] = {
+        "paths": paths,
+        "seed": seed,
+        "replicates": replicates,
+        "cells": cells,
+        "dtype": dtype,
+        "memory": memory,
+    }
+    repeated = solve_dmft(
+        problem, algorithm, start, alpha=each * np.arange(count + 1), **more, progress=progress
+    )
     one_pass = OnePassSGD(algorithm.lr, algorithm.batch, algorithm.head_rate)
     alpha = np.linspace(0.0, FARTHER * each * count, POINTS * count + 1)
     curve = solve_ode(problem, one_pass, start, alpha=alpha)
     risk, error = repeated["risk"].values, repeated["risk_standard_error"].values
-    found = [_fresh(alpha, one, values) for one, values in zip(curve["risk"].values, risk, strict=True)]
+    found = [
+        _fresh(alpha, one, values) for one, values in zip(curve["risk"].values, risk, strict=True)
+    ]
     fresh = np.stack([values for values, _ in found])
     spread = np.abs(np.stack([slope for _, slope in found])) * error
     if not np.all(np.isfinite(fresh[np.isfinite(risk)])):
@@ -127,15 +150,37 @@ def worth_of_repeats(
         )
     axes = ("run", "epoch")
     variables = {
-        "worth": (axes, np.diff(fresh) / each, {"long_name": "fresh samples that a sample is worth"}),
+        "worth": (
+            axes,
+            np.diff(fresh) / each,
+            {"long_name": "fresh samples that a sample is worth"},
+        ),
         "worth_standard_error": (axes, np.hypot(spread[:, 1:], spread[:, :-1]) / each),
         "fresh": (axes, fresh[:, 1:], {"long_name": "samples/d of one pass at the same risk"}),
         "fresh_standard_error": (axes, spread[:, 1:]),
-        **{name: (axes, repeated[name].values[:, 1:], repeated[name].attrs) for name in ("risk", "train_risk")},
-        **{f"{name}_standard_error": (axes, repeated[f"{name}_standard_error"].values[:, 1:]) for name in ("risk", "train_risk")},
+        **{
+            name: (axes, repeated[name].values[:, 1:], repeated[name].attrs)
+            for name in ("risk", "train_risk")
+        },
+        **{
+            f"{name}_standard_error": (axes, repeated[f"{name}_standard_error"].values[:, 1:])
+            for name in ("risk", "train_risk")
+        },
     }
-    kept = ("seed", "paths", "replicates", "cells", "error_cells", "error_sampling", "error_paths", "error_quadrature", "dtype")
-    attributes = record(problem, algorithm, "worth_of_repeats", {name: repeated.attrs.get(name) for name in kept})
+    kept = (
+        "seed",
+        "paths",
+        "replicates",
+        "cells",
+        "error_cells",
+        "error_sampling",
+        "error_paths",
+        "error_quadrature",
+        "dtype",
+    )
+    attributes = record(
+        problem, algorithm, "worth_of_repeats", {name: repeated.attrs.get(name) for name in kept}
+    )
     coordinates = {
         "epoch": ("epoch", np.arange(1, count + 1), {"long_name": "epoch"}),
         "diverged_at": repeated["diverged_at"],

@@ -99,19 +99,31 @@ class SampleComplexity:
 
     def __str__(self) -> str:
         kappa, best = self.information_exponent, self.generative_exponent
-        rate = "a constant learning rate" if kappa <= 2 else f"a learning rate ~ d^-{self.lr_power:g} (at a fixed one m = 0 is stable)"
+        rate = (
+            "a constant learning rate"
+            if kappa <= 2
+            else f"a learning rate ~ d^-{self.lr_power:g} (at a fixed one m = 0 is stable)"
+        )
         lines = [
             f"{self.link}: information exponent {kappa} (c_{kappa} = {self.coefficient:.6g}), generative exponent {best}.",
             f"One-pass SGD from a random start on the sphere needs n ~ {self.samples} samples, with {rate}.",
         ]
         if self.prefactor is not None:
             goal = f"reach overlap {self.overlap:g}" if kappa == 1 else "leave the start"
-            says = f"n = {self.prefactor:.4g} {self.samples} to {goal}" if self.prefactor < math.inf else f"it does not {goal}"
+            says = (
+                f"n = {self.prefactor:.4g} {self.samples} to {goal}"
+                if self.prefactor < math.inf
+                else f"it does not {goal}"
+            )
             given = f"student activation = link, squared loss, noise = {self.noise:g}; lr must stay below {self.largest_lr:.4g}"
             lines.append(f"At lr = {self.lr:.4g} {says} ({given}).")
         lines += [self.remark] if self.remark else []
-        gain = f"n ~ {_growth(best)}" + (f", and no efficient method below d^{best / 2:g}" if best > 2 else "")
-        lines.append(f"With samples used again, or a loss that transforms the labels, the generative exponent decides: {gain}.")
+        gain = f"n ~ {_growth(best)}" + (
+            f", and no efficient method below d^{best / 2:g}" if best > 2 else ""
+        )
+        lines.append(
+            f"With samples used again, or a loss that transforms the labels, the generative exponent decides: {gain}."
+        )
         return "\n".join(lines)
 
 
@@ -141,7 +153,9 @@ def _friction(sample: LinkSample, noise: float) -> tuple[np.ndarray, float, floa
     sides = value @ ends
     jump = np.abs(sides[1:, 0] - sides[:-1, 1])[np.abs(sample.x[1:, 0]) < SURE].max()
     top = (slope * value * sample.root) ** 2 * sample.dx
-    (c, b, a, d), *_ = projected(sample, np.stack([value, value**2, slope**2, slope**2 * value]), TERMS)
+    (c, b, a, d), *_ = projected(
+        sample, np.stack([value, value**2, slope**2, slope**2 * value]), TERMS
+    )
     series = a * b - 2 * d * c
     series[0] += top.sum() + noise * a[0]
     return series / 2, float(jump), tail_share(sample.x, top)
@@ -149,7 +163,12 @@ def _friction(sample: LinkSample, noise: float) -> tuple[np.ndarray, float, floa
 
 @float64
 def sample_complexity(
-    f: Function, *, lr: float | None = None, noise: float = 0.0, overlap: float = 0.5, kinks: Sequence[float] = ()
+    f: Function,
+    *,
+    lr: float | None = None,
+    noise: float = 0.0,
+    overlap: float = 0.5,
+    kinks: Sequence[float] = (),
 ) -> SampleComplexity:
     """How many samples one-pass SGD needs to find the direction of a single-index target, from a random start on the sphere.
 
@@ -205,7 +224,9 @@ def sample_complexity(
     c = series.coefficients
     signal = kappa * float(c[kappa]) ** 2
     with np.errstate(all="ignore"):
-        (rough, *_), (cost, jump, beyond) = (_friction(sample_link(link, count, halvings), noise) for count in COUNTS)
+        (rough, *_), (cost, jump, beyond) = (
+            _friction(sample_link(link, count, halvings), noise) for count in COUNTS
+        )
     remark, friction, largest, rate, prefactor = "", float(cost[0]), math.nan, math.nan, None
     if jump > 1e-6 * series.deviation:
         remark = "The link jumps (or is as steep), so that as a student's activation it has no gradient: no prefactor, only the scaling."
@@ -217,22 +238,47 @@ def sample_complexity(
         prefactor = 1 / (2 * rate * (signal - rate * friction)) if rate < largest else math.inf
     else:
         node, weight = gauss_legendre(400)
-        m = goal * np.append(node, 1.0)  # the end has no weight, but may be where the drift is least
-        pull = (1 - m**2) * np.polynomial.polynomial.polyval(m, np.arange(1, TERMS + 1) * c[1:] ** 2)
+        m = goal * np.append(
+            node, 1.0
+        )  # the end has no weight, but may be where the drift is least
+        pull = (1 - m**2) * np.polynomial.polynomial.polyval(
+            m, np.arange(1, TERMS + 1) * c[1:] ** 2
+        )
         drag = m * np.polynomial.polynomial.polyval(m, cost)
         largest = float((pull / drag).min())
 
         def used(rate: float) -> float:
-            return float(goal * np.sum(weight / (pull - rate * drag)[:-1])) / rate if rate < largest else math.inf
+            return (
+                float(goal * np.sum(weight / (pull - rate * drag)[:-1])) / rate
+                if rate < largest
+                else math.inf
+            )
 
         # 1/(rate drift) is convex in the rate: one minimum
-        fewest: Any = optimize.minimize_scalar(used, bounds=(0.0, largest), method="bounded", options={"xatol": 1e-9 * largest})
+        fewest: Any = optimize.minimize_scalar(
+            used, bounds=(0.0, largest), method="bounded", options={"xatol": 1e-9 * largest}
+        )
         rate = float(fewest.x) if given is None else given
         prefactor = used(rate)
     if remark:
         friction, rate = math.nan, math.nan if given is None else given
     elif kappa > 2:
-        remark, prefactor = "No prefactor for exponents above 2: the noise of the steps moves m as much as the drift does.", None
+        remark, prefactor = (
+            "No prefactor for exponents above 2: the noise of the steps moves m as much as the drift does.",
+            None,
+        )
     return SampleComplexity(
-        link.label, kappa, best, float(c[kappa]), signal, friction, rate, max(0.0, kappa / 2 - 1), largest, prefactor, goal, noise, remark
+        link.label,
+        kappa,
+        best,
+        float(c[kappa]),
+        signal,
+        friction,
+        rate,
+        max(0.0, kappa / 2 - 1),
+        largest,
+        prefactor,
+        goal,
+        noise,
+        remark,
     )

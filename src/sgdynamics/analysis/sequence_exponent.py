@@ -28,7 +28,11 @@ SEARCH = 12
 
 @float64
 def sequence_information_exponent(
-    link: str | Function | Problem, tokens: int | None = None, *, target: str | Function | None = None, tolerance: float = 1e-7
+    link: str | Function | Problem,
+    tokens: int | None = None,
+    *,
+    target: str | Function | None = None,
+    tolerance: float = 1e-7,
 ) -> int:
     """The smallest n >= 1 at which a function of a sequence and its target have a Hermite coefficient in common.
 
@@ -70,8 +74,16 @@ def sequence_information_exponent(
     tolerance = checks.number("tolerance", tolerance, above=0.0)
     if isinstance(link, Problem):
         loss = getattr(link, "user_loss", None)
-        if not isinstance(loss, SequenceLoss) or not link.structure.sample.centred or link.structure.sample.correlated:
-            raise checks.reject("link", link, "give a problem of sgd.models.sequence_single_index with independent tokens without means")
+        if (
+            not isinstance(loss, SequenceLoss)
+            or not link.structure.sample.centred
+            or link.structure.sample.correlated
+        ):
+            raise checks.reject(
+                "link",
+                link,
+                "give a problem of sgd.models.sequence_single_index with independent tokens without means",
+            )
         f, y, tokens = loss.link, loss.target, link.structure.sample.inputs_a_sample
     else:
         if tokens is None:
@@ -81,7 +93,9 @@ def sequence_information_exponent(
         y = f if target is None else link_of("target", target, tokens)
     most = int(MOST_POINTS ** (1 / tokens))
     if most < 8:
-        raise checks.reject("tokens", tokens, "a grid over so many numbers is too large: take 6 or fewer")
+        raise checks.reject(
+            "tokens", tokens, "a grid over so many numbers is too large: take 6 or fewer"
+        )
     nodes = min(MOST_NODES, most)
     coarse, fine = (_common(f, y, tokens, count) for count in (nodes * 3 // 4, nodes))
     scale = max(fine[0], 1e-300)
@@ -90,8 +104,16 @@ def sequence_information_exponent(
         if abs(fine[1][n]) > max(MARGIN * error, tolerance * scale):
             return n
         if error > 1e-3 * scale:
-            raise checks.reject("link", link, f"coefficients of order {n} are known to {error:.1e} only: is it smooth?")
-    raise checks.reject("link", link, f"it has nothing in common with the target up to order {min(SEARCH, nodes // 2)}")
+            raise checks.reject(
+                "link",
+                link,
+                f"coefficients of order {n} are known to {error:.1e} only: is it smooth?",
+            )
+    raise checks.reject(
+        "link",
+        link,
+        f"it has nothing in common with the target up to order {min(SEARCH, nodes // 2)}",
+    )
 
 
 def _common(f: Any, y: Any, tokens: int, count: int) -> tuple[float, np.ndarray]:
@@ -100,7 +122,10 @@ def _common(f: Any, y: Any, tokens: int, count: int) -> tuple[float, np.ndarray]
     order = min(SEARCH, count // 2)
     basis = hermite_functions(axis, np.sqrt(weights), order)  # (order + 1, count)
     points, shares = hermite_product((count,) * tokens)
-    values = [np.asarray(jax.vmap(one)(points), dtype=np.float64) * np.sqrt(shares) for one in ((f, y) if f is not y else (f,))]
+    values = [
+        np.asarray(jax.vmap(one)(points), dtype=np.float64) * np.sqrt(shares)
+        for one in ((f, y) if f is not y else (f,))
+    ]
 
     def coefficients(one: np.ndarray) -> np.ndarray:
         found = one.reshape((count,) * tokens)
@@ -110,5 +135,7 @@ def _common(f: Any, y: Any, tokens: int, count: int) -> tuple[float, np.ndarray]
 
     c = [coefficients(one) for one in values]
     degree = np.sum(np.indices(c[0].shape), axis=0)
-    together = np.bincount(np.ravel(degree), np.ravel(c[0] * c[-1]), minlength=order + 1)[: order + 1]
+    together = np.bincount(np.ravel(degree), np.ravel(c[0] * c[-1]), minlength=order + 1)[
+        : order + 1
+    ]
     return float(np.prod([np.linalg.norm(one) for one in (values[0], values[-1])])), together

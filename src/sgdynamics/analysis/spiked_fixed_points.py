@@ -133,8 +133,15 @@ def correlated(k: int, snr: float, c: float, ridge: float) -> list[tuple[float, 
     grid = np.linspace(low - 1e-3, high + 1e-3, GRID)
     values = np.array([gap(point) for point in grid])
     # dips that the grid steps over: roots that have just been born
-    for i in np.flatnonzero((values[1:-1] < values[:-2]) & (values[1:-1] < values[2:]) & (values[1:-1] > 0)) + 1:
-        dip: Any = optimize.minimize_scalar(gap, bounds=(grid[i - 1], grid[i + 1]), method="bounded", options={"xatol": 1e-10})
+    for i in (
+        np.flatnonzero(
+            (values[1:-1] < values[:-2]) & (values[1:-1] < values[2:]) & (values[1:-1] > 0)
+        )
+        + 1
+    ):
+        dip: Any = optimize.minimize_scalar(
+            gap, bounds=(grid[i - 1], grid[i + 1]), method="bounded", options={"xatol": 1e-10}
+        )
         # in the place of the grid's own lowest point
         grid[i], values[i] = dip.x, dip.fun if abs(dip.fun) > TOUCHING else 0.0
     roots = [grid[i] for i in np.flatnonzero(values == 0.0)]
@@ -143,12 +150,16 @@ def correlated(k: int, snr: float, c: float, ridge: float) -> list[tuple[float, 
     return [(float(m), float(r2)) for m, r2, _ in sorted(parts(root) for root in roots)]
 
 
-def _described(problem: SpikedTensor, algorithm: OnePassSGD, m: float, r2: float) -> SpikedFixedPoint:
+def _described(
+    problem: SpikedTensor, algorithm: OnePassSGD, m: float, r2: float
+) -> SpikedFixedPoint:
     numbers = equation_numbers(problem, algorithm, None)
     values = np.linalg.eigvals(jacobian(numbers, m, r2)).astype(complex)
     values = values[np.argsort(-np.real(values), kind="stable")]
     null = NULL * np.abs(values).max()
-    grows = values[0].real > null or not values.any()  # all null: only at x = 0, where higher orders grow
+    grows = (
+        values[0].real > null or not values.any()
+    )  # all null: only at x = 0, where higher orders grow
     verdict = "saddle" if grows else "stable" if values[0].real < -null else "marginal"
     residual = float(np.linalg.norm(np.asarray(drift(numbers, np.float64(m), np.float64(r2)))))
     return SpikedFixedPoint(m, r2, float(problem.risk(m, r2)), values, verdict, residual)

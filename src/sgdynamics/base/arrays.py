@@ -22,10 +22,14 @@ OneKey = Key[Array, ""]  # of JAX's random numbers
 Keys = Key[Array, " runs"]
 DType = np.dtype | type[np.generic]
 
-Given = float | Sequence[Any] | Numeric  # an argument that a user may write as a number, lists of numbers, or an array
+Given = (
+    float | Sequence[Any] | Numeric
+)  # an argument that a user may write as a number, lists of numbers, or an array
 Function = Callable[..., Any]  # of a user
 
 Nodes = Mapping[str, Numeric]  # points and weights of an expectation, by name
 State = Mapping[str, Numeric]  # M, Q (block by block) and a, with any axes before
-Numbers = dict[str, Any]  # of a problem or an algorithm, by name: arrays, schedules, or a dictionary of a user's own
+Numbers = dict[
+    str, Any
+]  # of a problem or an algorithm, by name: arrays, schedules, or a dictionary of a user's own
 Tree = PyTree  # arrays in any dictionaries, tuples and lists

@@ -28,7 +28,13 @@ def _shown(value: object) -> str:
     """A value as text; objects whose own text fails are named by their type."""
     try:
         # the rest of a long one is not shown anyway
-        return repr(value[:50] if isinstance(value, (list, tuple)) else value[:500] if isinstance(value, (str, bytes)) else value)
+        return repr(
+            value[:50]
+            if isinstance(value, (list, tuple))
+            else value[:500]
+            if isinstance(value, (str, bytes))
+            else value
+        )
     except Exception:
         return f"{type(value).__name__} object"
 
@@ -48,7 +54,9 @@ TRACED = (
 
 def is_traced(value: object) -> bool:
     """Whether a value is one of JAX's tracers, which have no number."""
-    jax = sys.modules.get("jax")  # without JAX there are none, and this module must not wait for its import
+    jax = sys.modules.get(
+        "jax"
+    )  # without JAX there are none, and this module must not wait for its import
     return jax is not None and isinstance(value, jax.core.Tracer)
 
 
@@ -78,11 +86,22 @@ def whole(argument: str, value: object, least: int, most: int = LARGEST_WHOLE) -
     if given in (math.inf, -math.inf) or given != given or int(given) != given or given < least:
         raise reject(argument, value, wanted)
     if given > most:
-        raise reject(argument, value, f"give a whole number from {least} to {most if most < 10**6 else f'{most:.3g}'}")
+        raise reject(
+            argument,
+            value,
+            f"give a whole number from {least} to {most if most < 10**6 else f'{most:.3g}'}",
+        )
     return int(given)
 
 
-def number(argument: str, value: object, least: float = -math.inf, *, above: float | None = None, infinite: bool = False) -> float:
+def number(
+    argument: str,
+    value: object,
+    least: float = -math.inf,
+    *,
+    above: float | None = None,
+    infinite: bool = False,
+) -> float:
     """A real number, at least `least` (or strictly above `above`); infinite only where that has a meaning."""
     bound = f"a number above {above:g}" if above is not None else f"a number, {least:g} or more"
     if least == -math.inf and above is None:
@@ -126,7 +145,9 @@ def choice(argument: str, value: object, allowed: Iterable[Any]) -> Any:
     options = list(allowed)
     if isinstance(value, np.bool_):
         value = bool(value)
-    if any(value is option or (type(value) is type(option) and value == option) for option in options):
+    if any(
+        value is option or (type(value) is type(option) and value == option) for option in options
+    ):
         return value
     listed = ", ".join(repr(option) for option in options)
     raise reject(argument, value, f"{did_you_mean(value, options)}choose one of {listed}")
@@ -145,7 +166,9 @@ def array(argument: str, value: object, shape: tuple[int, ...], meaning: str) ->
     if result.shape != shape:
         raise ValueError(f"{argument} has shape {result.shape}: give shape {shape} ({meaning})")
     if not np.all(np.isfinite(result)):
-        raise ValueError(f"{argument} has entries that are not finite: give finite numbers ({meaning})")
+        raise ValueError(
+            f"{argument} has entries that are not finite: give finite numbers ({meaning})"
+        )
     return result
 
 
@@ -157,7 +180,10 @@ def numbers(argument: str, value: object, fix: str) -> np.ndarray:
         given = np.asarray(value)
         if given.dtype.kind in "bcSUmM":  # float64 would read text and drop imaginary parts
             raise TypeError
-        if given.dtype.kind == "O" and any(isinstance(one, (bool, str, bytes, complex, type(None))) for one in given.ravel().tolist()):
+        if given.dtype.kind == "O" and any(
+            isinstance(one, (bool, str, bytes, complex, type(None)))
+            for one in given.ravel().tolist()
+        ):
             raise TypeError
         return np.array(given, dtype=np.float64)
     except (TypeError, ValueError, OverflowError, RuntimeError):
@@ -173,7 +199,12 @@ def _leaves(value: Any, depth: int = 0) -> Iterator[Any]:
         yield value
 
 
-def result(argument: str, value: Any, *needed: str, fix: str = "give what solve_ode, simulate or another solver returned") -> Any:
+def result(
+    argument: str,
+    value: Any,
+    *needed: str,
+    fix: str = "give what solve_ode, simulate or another solver returned",
+) -> Any:
     """A result as an argument: a Dataset that has these variables, coordinates or dimensions."""
     import xarray as xr
 
@@ -181,13 +212,21 @@ def result(argument: str, value: Any, *needed: str, fix: str = "give what solve_
         raise reject(argument, value, fix)
     missing = [name for name in needed if name not in value.variables and name not in value.dims]
     if missing:
-        raise reject(argument, [str(name) for name in value.variables], f"there is no {missing[0]!r} in it: {fix}")
+        raise reject(
+            argument,
+            [str(name) for name in value.variables],
+            f"there is no {missing[0]!r} in it: {fix}",
+        )
     return value
 
 
 def path(argument: str, value: object) -> Path:
     """A path as an argument."""
-    if isinstance(value, bool) or not isinstance(value, (str, os.PathLike)) or (isinstance(value, str) and (not value or "\0" in value)):
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, (str, os.PathLike))
+        or (isinstance(value, str) and (not value or "\0" in value))
+    ):
         raise reject(argument, value, "give the name of a file or folder")
     found = os.fspath(value)
     if not isinstance(found, str):
@@ -202,7 +241,9 @@ def gram(argument: str, value: np.ndarray, tolerance: float = 1e-9) -> None:
     scale = max(1.0, float(np.abs(value).max(initial=0.0)))
     asymmetry = float(np.abs(value - np.swapaxes(value, -1, -2)).max(initial=0.0))
     if asymmetry > tolerance * scale:
-        raise ValueError(f"{argument} is not symmetric (largest difference {asymmetry:.3g}): give a symmetric matrix of inner products")
+        raise ValueError(
+            f"{argument} is not symmetric (largest difference {asymmetry:.3g}): give a symmetric matrix of inner products"
+        )
     lowest = float(np.linalg.eigvalsh(value).min(initial=0.0))
     if lowest < -tolerance * scale:
         raise ValueError(
@@ -216,7 +257,9 @@ def known_names(what: str, names: Iterable[str], known: Iterable[str]) -> None:
     known = list(known)
     for name in names:
         if name not in known:
-            raise ValueError(f"{what} has no {name!r}: {did_you_mean(name, known)}it takes {', '.join(known)}")
+            raise ValueError(
+                f"{what} has no {name!r}: {did_you_mean(name, known)}it takes {', '.join(known)}"
+            )
 
 
 Decorated = TypeVar("Decorated")
@@ -232,20 +275,34 @@ def hinted(hints: Mapping[str, str]) -> Callable[[Decorated], Decorated]:
         function = target.__init__ if isinstance(target, type) else target
         first = 1 if isinstance(target, type) else 0  # after self
         parameters = list(inspect.signature(function).parameters.values())[first:]
-        if any(parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD) for parameter in parameters):
+        if any(
+            parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+            for parameter in parameters
+        ):
             return target  # it takes any
         known = [parameter.name for parameter in parameters]
-        needed = [parameter.name for parameter in parameters if parameter.default is parameter.empty]
+        needed = [
+            parameter.name for parameter in parameters if parameter.default is parameter.empty
+        ]
 
         @functools.wraps(function)
         def checked(*args: object, **kwargs: object) -> Any:
             for name in kwargs:
                 if name not in known:
-                    listed = f"{did_you_mean(name, known)}It takes {', '.join(known) or 'no arguments'}."
-                    raise reject(name, kwargs[name], f"{target.__name__} has no such argument. {hints.get(name, listed)}")
+                    listed = (
+                        f"{did_you_mean(name, known)}It takes {', '.join(known) or 'no arguments'}."
+                    )
+                    raise reject(
+                        name,
+                        kwargs[name],
+                        f"{target.__name__} has no such argument. {hints.get(name, listed)}",
+                    )
             for name in needed:
                 if name not in kwargs and known.index(name) + first >= len(args):
-                    hint = hints.get(name, f"Write {target.__name__}({', '.join(f'{other}=...' for other in needed)}).")
+                    hint = hints.get(
+                        name,
+                        f"Write {target.__name__}({', '.join(f'{other}=...' for other in needed)}).",
+                    )
                     raise ValueError(f"{name} is missing: {target.__name__} needs it. {hint}")
             return function(*args, **kwargs)
 
@@ -259,5 +316,9 @@ def hinted(hints: Mapping[str, str]) -> Callable[[Decorated], Decorated]:
 
 def replaced(value: Any, changes: dict[str, Any]) -> Any:
     """A frozen dataclass with some fields changed, checked as when it was made."""
-    known_names(type(value).__name__, changes, [field.name for field in dataclasses.fields(value) if field.init])
+    known_names(
+        type(value).__name__,
+        changes,
+        [field.name for field in dataclasses.fields(value) if field.init],
+    )
     return dataclasses.replace(value, **changes)

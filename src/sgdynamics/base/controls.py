@@ -33,15 +33,41 @@ class Range(NamedTuple):
     @property
     def fix(self) -> str:
         """The range in words."""
-        low = f"above {self.above:g}" if self.above > -math.inf else f"{self.least:g} or more" if self.least > -math.inf else ""
-        high = f"below {self.below:g}" if self.below < math.inf else f"at most {self.most:g}" if self.most < math.inf else ""
-        return " and ".join(part for part in (low, high, "adding up to 1" if self.total else "") if part) or "finite"
+        low = (
+            f"above {self.above:g}"
+            if self.above > -math.inf
+            else f"{self.least:g} or more"
+            if self.least > -math.inf
+            else ""
+        )
+        high = (
+            f"below {self.below:g}"
+            if self.below < math.inf
+            else f"at most {self.most:g}"
+            if self.most < math.inf
+            else ""
+        )
+        return (
+            " and ".join(
+                part for part in (low, high, "adding up to 1" if self.total else "") if part
+            )
+            or "finite"
+        )
 
     def holds(self, values: np.ndarray) -> np.ndarray:
         """Where values are finite and in it."""
-        inside = (values >= self.least) & (values > self.above) & (values < self.below) & (values <= self.most)
+        inside = (
+            (values >= self.least)
+            & (values > self.above)
+            & (values < self.below)
+            & (values <= self.most)
+        )
         found = np.isfinite(values) & inside
-        return found & (np.abs(values.sum(axis=-1, keepdims=True) - 1) < 1e-9) if self.total and np.ndim(values) else found
+        return (
+            found & (np.abs(values.sum(axis=-1, keepdims=True) - 1) < 1e-9)
+            if self.total and np.ndim(values)
+            else found
+        )
 
 
 @pytrees.numbered("numbers")
@@ -87,7 +113,9 @@ class _OwnSchedule:
 
 
 def _piecewise(numbers: Tree, alpha: Scalar) -> Any:
-    return jnp.asarray(numbers["rates"])[jnp.searchsorted(jnp.asarray(numbers["edges"]), alpha, side="right")]
+    return jnp.asarray(numbers["rates"])[
+        jnp.searchsorted(jnp.asarray(numbers["edges"]), alpha, side="right")
+    ]
 
 
 def piecewise_rate(edges: Given, rates: Given) -> Schedule:
@@ -121,7 +149,12 @@ def piecewise_rate(edges: Given, rates: Given) -> Schedule:
     edges = np.atleast_1d(checks.numbers("edges", edges, "give increasing values of alpha above 0"))
     given = checks.numbers("rates", rates, "give numbers, one more than edges")
     rates = checks.array("rates", given, (len(edges) + 1, *given.shape[1:]), "one more than edges")
-    if edges.ndim != 1 or not np.all(np.isfinite(edges)) or np.any(np.diff(edges) <= 0) or np.any(edges <= 0):
+    if (
+        edges.ndim != 1
+        or not np.all(np.isfinite(edges))
+        or np.any(np.diff(edges) <= 0)
+        or np.any(edges <= 0)
+    ):
         raise checks.reject("edges", edges, "give increasing values of alpha above 0")
     if np.any(rates < 0):
         raise checks.reject("rates", rates, "give learning rates of 0 or more")
@@ -169,7 +202,11 @@ def stretched(schedule: Schedule, factor: Scalar, stretch: Scalar) -> Schedule:
 
 def all_stretched(numbers: Tree, stretch: Scalar) -> Any:
     """Numbers whose schedules are read at stretch times the place."""
-    return jax.tree.map(lambda leaf: stretched(leaf, 1.0, stretch) if scheduled(leaf) else leaf, numbers, is_leaf=scheduled)
+    return jax.tree.map(
+        lambda leaf: stretched(leaf, 1.0, stretch) if scheduled(leaf) else leaf,
+        numbers,
+        is_leaf=scheduled,
+    )
 
 
 class _Mapped:
@@ -182,7 +219,10 @@ class _Mapped:
         return self.made(self.function(numbers, alpha))
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Mapped) and (self.function, self.made) == (other.function, other.made)
+        return isinstance(other, _Mapped) and (self.function, self.made) == (
+            other.function,
+            other.made,
+        )
 
     def __hash__(self) -> int:
         return hash((_Mapped, self.function, self.made))
@@ -190,12 +230,18 @@ class _Mapped:
 
 def mapped(number: Any, made: Callable[[Any], Any]) -> Any:
     """What follows from a number, which may be a schedule: then it is one too."""
-    return Schedule(_Mapped(number.function, made), number.numbers) if isinstance(number, Schedule) else made(number)
+    return (
+        Schedule(_Mapped(number.function, made), number.numbers)
+        if isinstance(number, Schedule)
+        else made(number)
+    )
 
 
 def numbers_at(numbers: Tree, alpha: Scalar) -> Any:
     """The numbers of a problem or an algorithm at alpha (on fixed data at t): schedules become their values, the rest stays."""
-    return jax.tree.map(lambda leaf: leaf(alpha) if isinstance(leaf, Schedule) else leaf, numbers, is_leaf=scheduled)
+    return jax.tree.map(
+        lambda leaf: leaf(alpha) if isinstance(leaf, Schedule) else leaf, numbers, is_leaf=scheduled
+    )
 
 
 def alpha_of_steps(steps: Any, batch: float, dimension: Any) -> Any:
@@ -209,8 +255,19 @@ def alpha_of_steps(steps: Any, batch: float, dimension: Any) -> Any:
 
 def piece_edges(numbers: Tree) -> np.ndarray:
     """Where pieces of schedules among these numbers begin, in alpha (on fixed data in t)."""
-    leaves = [leaf.numbers for leaf in jax.tree.leaves(numbers, is_leaf=scheduled) if isinstance(leaf, Schedule)]
-    return np.unique(np.concatenate([np.zeros(0), *(one["edges"] for one in leaves if isinstance(one, dict) and "edges" in one)]))
+    leaves = [
+        leaf.numbers
+        for leaf in jax.tree.leaves(numbers, is_leaf=scheduled)
+        if isinstance(leaf, Schedule)
+    ]
+    return np.unique(
+        np.concatenate(
+            [
+                np.zeros(0),
+                *(one["edges"] for one in leaves if isinstance(one, dict) and "edges" in one),
+            ]
+        )
+    )
 
 
 def scheduled(number: object) -> bool:
@@ -223,7 +280,15 @@ def made_schedule(name: str, function: Function, of: str, *, shaped: bool = Fals
     schedule = function if isinstance(function, Schedule) else Schedule(_OwnSchedule(function), ())
     # the function itself: the schedule made of it would turn whatever it gives into a real number
     tried = function.own if isinstance(function, _OwnSchedule) else function
-    checked_function(name, tried, (np.zeros(()),), takes=of, call=f"one {of}", differentiated=False, one_number=not shaped)
+    checked_function(
+        name,
+        tried,
+        (np.zeros(()),),
+        takes=of,
+        call=f"one {of}",
+        differentiated=False,
+        one_number=not shaped,
+    )
     return schedule
 
 
@@ -239,7 +304,9 @@ def number_or_schedule(
 ) -> Any:
     """A number of this range, or a schedule of such numbers from a user's function of alpha (or of t)."""
     low = (least, -math.inf) if above is None else (-math.inf, above)
-    within = Range(argument, *low, math.inf if below is None else below, math.inf if most is None else most)
+    within = Range(
+        argument, *low, math.inf if below is None else below, math.inf if most is None else most
+    )
     if not callable(value):
         found = checks.number(argument, value, within.least, above=above)
         if not within.holds(np.asarray(found)):
@@ -258,7 +325,11 @@ def checked_values(argument: str, schedule: Schedule, places: np.ndarray, of: st
     if bad.any():
         where, value = float(np.asarray(places)[bad][0]), values[bad][0]
         shown = f"{value:g}" if np.ndim(value) == 0 else value.tolist()
-        raise checks.reject(argument, schedule, f"at {of} = {where:g} the schedule gives {shown}: it must be {within.fix}")
+        raise checks.reject(
+            argument,
+            schedule,
+            f"at {of} = {where:g} the schedule gives {shown}: it must be {within.fix}",
+        )
     return values
 
 
@@ -288,4 +359,8 @@ def rates_of(schedule: Schedule, alpha: np.ndarray) -> np.ndarray:
 
 def values_along(value: object, alpha: np.ndarray) -> np.ndarray:
     """A number or a schedule at each alpha."""
-    return rates_of(value, alpha) if isinstance(value, Schedule) else np.full(np.shape(alpha), float(pytrees.number(value)))
+    return (
+        rates_of(value, alpha)
+        if isinstance(value, Schedule)
+        else np.full(np.shape(alpha), float(pytrees.number(value)))
+    )

@@ -74,7 +74,11 @@ def _full(target: Path, size: int, error: OSError) -> str:
         free = f"{shutil.disk_usage(target.parent).free / 2**20:.3g} MiB are free"
     except OSError:
         free = "the free space is unknown"
-    why = "a limit on the size of files is reached" if error.errno == errno.EFBIG else "the disk or the quota is full"
+    why = (
+        "a limit on the size of files is reached"
+        if error.errno == errno.EFBIG
+        else "the disk or the quota is full"
+    )
     return f"{target.parent}: {why}: {target.name} needs {size / 2**20:.3g} MiB, and {free}. Free space there, or choose another folder"
 
 
@@ -101,9 +105,14 @@ def check_seal(path: Path, required: bool = False) -> None:
                 raise DamagedFile("its checksum is missing or damaged")
             return
         if int(seal[1]) > FORMAT:
-            raise DamagedFile(f"it has format {int(seal[1])}, of a later version of sgdynamics; this version reads format {FORMAT}")
+            raise DamagedFile(
+                f"it has format {int(seal[1])}, of a later version of sgdynamics; this version reads format {FORMAT}"
+            )
         file.seek(0)
-        checksum, rest = hashlib.sha256(), size - 65  # all but the checksum itself and the end of its line
+        checksum, rest = (
+            hashlib.sha256(),
+            size - 65,
+        )  # all but the checksum itself and the end of its line
         while rest > 0 and (block := file.read(min(rest, 1 << 20))):
             checksum.update(block)
             rest -= len(block)
@@ -129,7 +138,9 @@ def require_file(path: str | Path) -> Path:
     if not file.is_file():
         names = [other.name for other in file.parent.glob("*")] if file.parent.is_dir() else []
         similar = checks.did_you_mean(file.name, names).strip()
-        raise checks.reject("file", str(path), f"no such file. {similar[:1].upper()}{similar[1:]}".strip())
+        raise checks.reject(
+            "file", str(path), f"no such file. {similar[:1].upper()}{similar[1:]}".strip()
+        )
     return file
 
 

@@ -35,19 +35,44 @@ import numpy as np
 from sgdynamics.base import checks
 
 UNIDENTIFIED = "unidentified"  # key of the text that names an object without identity
-SMALL_ARRAY = 64  # entries of an array that is written out, so that it equals a list of the same numbers
+SMALL_ARRAY = (
+    64  # entries of an array that is written out, so that it equals a list of the same numbers
+)
 # entries of a namespace that do not change what a function or a class computes
 COSMETIC = frozenset(
     (
-        *("__module__", "__name__", "__qualname__", "__doc__", "__dict__", "__weakref__", "__wrapped__"),
-        *("__annotations__", "__annotate__", "__annotate_func__", "__annotations_cache__", "__type_params__"),
-        *("__firstlineno__", "__static_attributes__", "__dataclass_fields__", "__dataclass_params__"),
+        *(
+            "__module__",
+            "__name__",
+            "__qualname__",
+            "__doc__",
+            "__dict__",
+            "__weakref__",
+            "__wrapped__",
+        ),
+        *(
+            "__annotations__",
+            "__annotate__",
+            "__annotate_func__",
+            "__annotations_cache__",
+            "__type_params__",
+        ),
+        *(
+            "__firstlineno__",
+            "__static_attributes__",
+            "__dataclass_fields__",
+            "__dataclass_params__",
+        ),
         *("__abstractmethods__", "_abc_impl"),
     )
 )
 LOCKS = ("_thread.lock", "_thread.RLock")  # they order threads, and do not change values
 SLOT_DESCRIPTORS = (types.MemberDescriptorType, types.GetSetDescriptorType)
-C_METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType)
+C_METHODS = (
+    types.MethodDescriptorType,
+    types.WrapperDescriptorType,
+    types.ClassMethodDescriptorType,
+)
 
 
 def digest(value: object) -> str:
@@ -97,7 +122,9 @@ class _Walk:
     def __init__(self) -> None:
         self.path: list[str] = []  # how the present value is reached from the outermost function
         self.active: dict[int, int] = {}  # objects that contain the present one, with their depth
-        self.finished: dict[int, tuple[object, Any]] = {}  # with the object, so that its id stays its own
+        self.finished: dict[
+            int, tuple[object, Any]
+        ] = {}  # with the object, so that its id stays its own
         self.exact = False  # inside functions and objects 1 and 1.0 differ
 
     def identify(self, value: object) -> Any:
@@ -125,7 +152,9 @@ class _Walk:
             return int(value)
         if isinstance(value, (float, np.floating)):
             number = _number(float(value))
-            return {"float": repr(float(value))} if self.exact and isinstance(number, int) else number
+            return (
+                {"float": repr(float(value))} if self.exact and isinstance(number, int) else number
+            )
         if isinstance(value, complex):
             return {"complex": [repr(value.real), repr(value.imag)]}
         if isinstance(value, (bytes, bytearray)):
@@ -164,7 +193,10 @@ class _Walk:
         if describe is not None:
             return self.identify(describe())
         if dataclasses.is_dataclass(value):
-            fields = {field.name: self.identify(getattr(value, field.name)) for field in dataclasses.fields(value)}
+            fields = {
+                field.name: self.identify(getattr(value, field.name))
+                for field in dataclasses.fields(value)
+            }
             return {"dataclass": type(value).__name__, **fields}
         with self._exactly(True):
             return self._function(value) if callable(value) else self._object(value)
@@ -193,18 +225,41 @@ class _Walk:
         if checks.is_traced(value):
             return self._without_identity(value)
         if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
-            return {"key": str(value.dtype), "data": self._array(np.asarray(jax.random.key_data(value)))}
+            return {
+                "key": str(value.dtype),
+                "data": self._array(np.asarray(jax.random.key_data(value))),
+            }
         return self._array(np.asarray(value))
 
     def _labelled(self, value: Any) -> Any:
         """Labelled arrays of xarray and pandas: values, labels and attributes."""
         if hasattr(value, "variables") or (hasattr(value, "dims") and hasattr(value, "coords")):
-            own = {} if hasattr(value, "variables") else {"values": self._array(value.values), "dims": list(value.dims)}
-            variables = value.variables if hasattr(value, "variables") else {name: value[name].variable for name in value.coords}
-            parts = {str(name): [list(one.dims), self._array(one.values), self.identify(one.attrs)] for name, one in variables.items()}
-            return {"labelled": parts, "coordinates": sorted(map(str, value.coords)), "attributes": self.identify(value.attrs), **own}
+            own = (
+                {}
+                if hasattr(value, "variables")
+                else {"values": self._array(value.values), "dims": list(value.dims)}
+            )
+            variables = (
+                value.variables
+                if hasattr(value, "variables")
+                else {name: value[name].variable for name in value.coords}
+            )
+            parts = {
+                str(name): [list(one.dims), self._array(one.values), self.identify(one.attrs)]
+                for name, one in variables.items()
+            }
+            return {
+                "labelled": parts,
+                "coordinates": sorted(map(str, value.coords)),
+                "attributes": self.identify(value.attrs),
+                **own,
+            }
         if hasattr(value, "__array__") and hasattr(value, "index"):
-            labels = [np.asarray(getattr(value, name)) for name in ("index", "columns") if hasattr(value, name)]
+            labels = [
+                np.asarray(getattr(value, name))
+                for name in ("index", "columns")
+                if hasattr(value, name)
+            ]
             return {"labelled": self._array(np.asarray(value)), "labels": self._all(labels)}
         with self._exactly(True):
             return self._function(value) if callable(value) else self._object(value)
@@ -228,25 +283,41 @@ class _Walk:
             return library
         if isinstance(value, functools.partial):
             parts = {"function": value.func, "arguments": value.args, "keywords": value.keywords}
-            return {"partial": {name: self._inside(f"{name} of partial", part) for name, part in parts.items()}}
+            return {
+                "partial": {
+                    name: self._inside(f"{name} of partial", part) for name, part in parts.items()
+                }
+            }
         if isinstance(value, types.MethodType):
-            return {"method": self.identify(value.__func__), "self": self._inside("the object it is bound to", value.__self__)}
+            return {
+                "method": self.identify(value.__func__),
+                "self": self._inside("the object it is bound to", value.__self__),
+            }
         if isinstance(value, types.FunctionType):
             return self._python_function(value)
         if isinstance(value, (types.BuiltinFunctionType, types.MethodWrapperType)):
             owner = value.__self__
             if owner is None or isinstance(owner, types.ModuleType):
                 return {"builtin": value.__qualname__, "module": getattr(owner, "__name__", None)}
-            return {"method": value.__name__, "self": self._inside("the object it is bound to", owner)}
+            return {
+                "method": value.__name__,
+                "self": self._inside("the object it is bound to", owner),
+            }
         if isinstance(value, C_METHODS):
             return {"method": value.__name__, "class": self.identify(value.__objclass__)}
         if isinstance(value, np.ufunc):
             return {"ufunc": value.__name__, "version": np.__version__}
         if isinstance(value, type):
             return self._class(value)
-        if hasattr(value, "__wrapped__"):  # jax.jit, functools.lru_cache, jax.custom_jvp with its rule
+        if hasattr(
+            value, "__wrapped__"
+        ):  # jax.jit, functools.lru_cache, jax.custom_jvp with its rule
             state = self._namespace(getattr(value, "__dict__", {}))
-            return {"wrapper": _type_name(value), "wrapped": self.identify(value.__wrapped__), "state": state}
+            return {
+                "wrapper": _type_name(value),
+                "wrapped": self.identify(value.__wrapped__),
+                "state": state,
+            }
         return self._object(value)
 
     def _python_function(self, function: types.FunctionType) -> Any:
@@ -261,14 +332,23 @@ class _Walk:
                 if not isinstance(value, types.ModuleType)
             },
             "globals": {},
-            "defaults": [self._inside("a default argument", value) for value in function.__defaults__ or ()],
+            "defaults": [
+                self._inside("a default argument", value) for value in function.__defaults__ or ()
+            ],
             "keyword_defaults": {
-                name: self._inside(f"the default of {name!r}", value) for name, value in (function.__kwdefaults__ or {}).items()
+                name: self._inside(f"the default of {name!r}", value)
+                for name, value in (function.__kwdefaults__ or {}).items()
             },
             "attributes": self._namespace(vars(function)),
         }
-        if _is_library(function.__module__ or ""):  # made by a package: its version stands for the globals
-            return {**parts, "library": function.__module__, "version": _version(function.__module__)}
+        if _is_library(
+            function.__module__ or ""
+        ):  # made by a package: its version stands for the globals
+            return {
+                **parts,
+                "library": function.__module__,
+                "version": _version(function.__module__),
+            }
         for name, value in _globals_read(function, closure):
             parts["globals"][name] = self._inside(f"global variable {name!r}", value)
         for name in _reads(code).imports:
@@ -284,12 +364,18 @@ class _Walk:
 
     def _class(self, value: type) -> Any:
         members = {name: _function_of(member) for name, member in vars(value).items()}
-        return {"class": value.__qualname__, "bases": self._all(value.__bases__), "members": self._namespace(members)}
+        return {
+            "class": value.__qualname__,
+            "bases": self._all(value.__bases__),
+            "members": self._namespace(members),
+        }
 
     def _module(self, module: types.ModuleType) -> Any:
         if _is_library(module.__name__):
             return {"module": module.__name__, "version": _version(module.__name__)}
-        return _module_file(module.__name__, getattr(module, "__file__", None)) or self._without_identity(module)
+        return _module_file(
+            module.__name__, getattr(module, "__file__", None)
+        ) or self._without_identity(module)
 
     def _object(self, value: object) -> Any:
         """Any other object: its class and its state, as pickle takes them."""
@@ -310,10 +396,20 @@ class _Walk:
             "maker": self.identify(maker),
             "arguments": self._all(cast(Iterable[Any], arguments or ())),
         }
-        if isinstance(state, tuple) and len(state) == 2 and all(one is None or isinstance(one, dict) for one in state):
+        if (
+            isinstance(state, tuple)
+            and len(state) == 2
+            and all(one is None or isinstance(one, dict) for one in state)
+        ):
             state = {**(state[0] or {}), **(state[1] or {})}  # of a class with slots
-        parts["state"] = self._namespace(state) if isinstance(state, dict) and _has_names(state) else self.identify(state)
-        parts["items"] = [None if part is None else self._all(cast(Iterable[Any], part)) for part in items]
+        parts["state"] = (
+            self._namespace(state)
+            if isinstance(state, dict) and _has_names(state)
+            else self.identify(state)
+        )
+        parts["items"] = [
+            None if part is None else self._all(cast(Iterable[Any], part)) for part in items
+        ]
         return {"object": _type_name(value), **_hashed(parts)}
 
     def object_identity(self, value: object) -> Any:
@@ -358,7 +454,10 @@ def hash_plain(identity: object) -> str:
 def _hashed(parts: object) -> dict[str, str]:
     """The hash of an identity; an object without identity inside it stays visible."""
     missing = unidentified(parts)
-    return {"sha256": hash_plain(parts)[:32], **({} if missing is None else {UNIDENTIFIED: missing})}
+    return {
+        "sha256": hash_plain(parts)[:32],
+        **({} if missing is None else {UNIDENTIFIED: missing}),
+    }
 
 
 def _number(value: float) -> int | float | str:
@@ -385,7 +484,10 @@ def _has_names(state: Mapping[Any, Any]) -> bool:
 def _is_described(value: object) -> bool:
     """Whether a value is of a class of this library, or of one derived from it that describes itself."""
     own = type(value).__module__.partition(".")[0] == "sgdynamics"
-    return own or any(base.__module__.partition(".")[0] == "sgdynamics" and "describe" in vars(base) for base in type(value).__mro__)
+    return own or any(
+        base.__module__.partition(".")[0] == "sgdynamics" and "describe" in vars(base)
+        for base in type(value).__mro__
+    )
 
 
 def _is_filled(cell: types.CellType) -> bool:
@@ -410,7 +512,11 @@ def _is_library(module: str) -> bool:
         return True
     top = sys.modules.get(package)
     file = getattr(top, "__file__", None)
-    return _is_installed(file) if file else any(map(_is_installed, map(str, getattr(top, "__path__", ()))))
+    return (
+        _is_installed(file)
+        if file
+        else any(map(_is_installed, map(str, getattr(top, "__path__", ()))))
+    )
 
 
 @functools.lru_cache(4096)
@@ -464,7 +570,9 @@ def _imported(name: str) -> dict[str, str]:
         file = None if specification is None else specification.origin
         if file is not None and not _is_installed(file):
             module_file = getattr(sys.modules.get(name), "__file__", None)
-            return _module_file(name, module_file or (file if name == package else None)) or {"module": name}
+            return _module_file(name, module_file or (file if name == package else None)) or {
+                "module": name
+            }
     return {"module": name}
 
 
@@ -477,8 +585,18 @@ def _code(code: types.CodeType, docstring: str | None = None) -> Any:
     return {
         "bytecode": code.co_code.hex(),
         "constants": constants,
-        "names": [list(code.co_names), list(code.co_varnames), list(code.co_freevars), list(code.co_cellvars)],
-        "signature": [code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags],
+        "names": [
+            list(code.co_names),
+            list(code.co_varnames),
+            list(code.co_freevars),
+            list(code.co_cellvars),
+        ],
+        "signature": [
+            code.co_argcount,
+            code.co_posonlyargcount,
+            code.co_kwonlyargcount,
+            code.co_flags,
+        ],
         "exceptions": getattr(code, "co_exceptiontable", b"").hex(),
     }
 
@@ -488,7 +606,9 @@ def _constant(value: object) -> Any:
         return _code(value)
     if isinstance(value, (tuple, frozenset)):
         parts = [_constant(part) for part in value]
-        return {type(value).__name__: parts if isinstance(value, tuple) else sorted(parts, key=_json)}
+        return {
+            type(value).__name__: parts if isinstance(value, tuple) else sorted(parts, key=_json)
+        }
     return [type(value).__name__, repr(value)]
 
 
@@ -506,7 +626,9 @@ def _reads(code: types.CodeType) -> _Reads:
     reads: dict[str, dict[Any, None]] = {"variables": {}, "free_variables": {}, "imports": {}}
     for index, instruction in enumerate(instructions):
         name = instruction.argval
-        following = (step.argval for step in itertools.takewhile(_takes_attribute, instructions[index + 1 :]))
+        following = (
+            step.argval for step in itertools.takewhile(_takes_attribute, instructions[index + 1 :])
+        )
         if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
             reads["variables"][name, tuple(following)] = None
         elif instruction.opname in ("LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF"):
@@ -524,17 +646,27 @@ def _takes_attribute(instruction: dis.Instruction) -> bool:
     return instruction.opname in ("LOAD_ATTR", "LOAD_METHOD")
 
 
-def _globals_read(function: types.FunctionType, closure: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _globals_read(
+    function: types.FunctionType, closure: Mapping[str, Any]
+) -> Iterator[tuple[str, Any]]:
     """Global variables that a function reads, by name; of the user's own modules only the attributes that it reads."""
     reads = _reads(function.__code__)
     variables = [(name, chain, function.__globals__) for name, chain in reads.variables]
-    variables += [(name, chain, closure) for name, chain in reads.free_variables if isinstance(closure.get(name), types.ModuleType)]
+    variables += [
+        (name, chain, closure)
+        for name, chain in reads.free_variables
+        if isinstance(closure.get(name), types.ModuleType)
+    ]
     for name, chain, namespace in variables:
         if name not in namespace:  # a builtin, which the code names, or not defined yet
             continue
         value = namespace[name]
         for attribute in chain:
-            if not isinstance(value, types.ModuleType) or _is_library(value.__name__) or not hasattr(value, attribute):
+            if (
+                not isinstance(value, types.ModuleType)
+                or _is_library(value.__name__)
+                or not hasattr(value, attribute)
+            ):
                 break
             name, value = f"{name}.{attribute}", getattr(value, attribute)
         yield name, value

@@ -25,7 +25,9 @@ class Meter:
         Whether the user has been told that this takes long.
     """
 
-    def __init__(self, bar: Any = None, task: Any = None, total: float = 0.0, label: str = "") -> None:
+    def __init__(
+        self, bar: Any = None, task: Any = None, total: float = 0.0, label: str = ""
+    ) -> None:
         self._bar = bar
         self._task = task
         self._total: float | None = total
@@ -36,7 +38,9 @@ class Meter:
         self.done += amount
         if self._bar is None:
             return
-        if self._total is not None:  # something is finished: from now on there is a share of the whole to show
+        if (
+            self._total is not None
+        ):  # something is finished: from now on there is a share of the whole to show
             self._bar.update(self._task, total=self._total)
             self._total = None
         self._bar.advance(self._task, amount)
@@ -60,7 +64,13 @@ def meter(label: str, total: float, show: bool | None) -> Iterator[Meter]:
         return
     try:
         from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+        from rich.progress import (
+            BarColumn,
+            Progress,
+            TextColumn,
+            TimeElapsedColumn,
+            TimeRemainingColumn,
+        )
     except ImportError:
         print(f"{label} ...", file=sys.stderr)
         yield Meter(total=total, label=label)
@@ -108,7 +118,11 @@ def warn_if_long(shown: Meter, seconds: float, how: str) -> None:
         return
     shown.has_warned = True
     length = (
-        f"{seconds:.0f} seconds" if seconds < 180 else f"{seconds / 60:.0f} minutes" if seconds < 7200 else f"{seconds / 3600:.1f} hours"
+        f"{seconds:.0f} seconds"
+        if seconds < 180
+        else f"{seconds / 60:.0f} minutes"
+        if seconds < 7200
+        else f"{seconds / 3600:.1f} hours"
     )
     warn(f"{shown.label}: about {length} expected ({how}). Set progress=True to watch it.")
 

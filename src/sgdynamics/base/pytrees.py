@@ -19,19 +19,31 @@ Kind = TypeVar("Kind")
 
 def number(value: Any) -> Any:
     """A number as Python's own; a tracer or an array as it is."""
-    return value.item() if getattr(value, "shape", None) == () and not checks.is_traced(value) else value
+    return (
+        value.item()
+        if getattr(value, "shape", None) == () and not checks.is_traced(value)
+        else value
+    )
 
 
 def traced(value: object) -> Any:
     """Numbers in float64; what is a tracer, or made of numbers, as it is."""
-    return np.asarray(value, dtype=np.float64)[()] if isinstance(value, (int, float, np.generic, np.ndarray)) else value
+    return (
+        np.asarray(value, dtype=np.float64)[()]
+        if isinstance(value, (int, float, np.generic, np.ndarray))
+        else value
+    )
 
 
 def settled(children: Sequence[Any]) -> Any:
     """Numbers that JAX has computed, as NumPy's: arithmetic with its own would lose digits wherever float64 is not switched on."""
 
     def one(value: object) -> Any:
-        return np.asarray(value)[()] if isinstance(value, jax.Array) and not checks.is_traced(value) else value
+        return (
+            np.asarray(value)[()]
+            if isinstance(value, jax.Array) and not checks.is_traced(value)
+            else value
+        )
 
     return jax.tree.map(one, children)
 
@@ -41,7 +53,9 @@ def same(self: object, other: object) -> bool:
     if type(self) is not type(other):
         return NotImplemented
     (mine, form), (theirs, other_form) = jax.tree.flatten(self), jax.tree.flatten(other)
-    return form == other_form and all(np.array_equal(x, y) for x, y in zip(mine, theirs, strict=True))
+    return form == other_form and all(
+        np.array_equal(x, y) for x, y in zip(mine, theirs, strict=True)
+    )
 
 
 def form(self: object) -> int:
@@ -57,14 +71,21 @@ def numbered(*numbers: str, unless_whole: Sequence[str] = ()) -> Callable[[type[
         rest = tuple(field.name for field in dataclasses.fields(cls) if field.name not in numbers)
 
         def flatten(one: object) -> tuple[list[Any], tuple[Any, ...]]:
-            whole = {name: value for name in unless_whole if isinstance(value := getattr(one, name), int)}
+            whole = {
+                name: value for name in unless_whole if isinstance(value := getattr(one, name), int)
+            }
             # None is a tree without leaves
-            children = [(jax.tree_util.GetAttrKey(name), None if name in whole else getattr(one, name)) for name in numbers]
+            children = [
+                (jax.tree_util.GetAttrKey(name), None if name in whole else getattr(one, name))
+                for name in numbers
+            ]
             return children, (*(getattr(one, name) for name in rest), tuple(whole.items()))
 
         def unflatten(static: tuple[Any, ...], children: Any) -> Any:
             made = object.__new__(cls)
-            made.__dict__.update(zip((*numbers, *rest), (*settled(children), *static[:-1]), strict=True))
+            made.__dict__.update(
+                zip((*numbers, *rest), (*settled(children), *static[:-1]), strict=True)
+            )
             made.__dict__.update(static[-1])
             return made
 

@@ -40,7 +40,10 @@ def step_key(key: OneKey, number: Whole) -> OneKey:
 
 
 def bartlett(
-    lower: Float[Numeric, "... lower"], chi: Float[Numeric, "... columns"], free: Float[Numeric, "blocks columns"], columns: int
+    lower: Float[Numeric, "... lower"],
+    chi: Float[Numeric, "... columns"],
+    free: Float[Numeric, "blocks columns"],
+    columns: int,
 ) -> Float[Numeric, "... columns columns"]:
     """The lower-triangular factor of a Wishart matrix from its normals and chi variables; columns beyond the space are zero."""
     rows, cols = np.tril_indices(columns, -1)
@@ -63,7 +66,9 @@ def normals_and_uniforms(key: OneKey, normals: int, uniforms: int) -> tuple[Any,
     """
     pairs = -(-normals // 2)
     count = 2 * pairs + uniforms
-    u = uniforms_at(jax.random.bits(key, (), dtype=jnp.uint64), jnp.arange(1, count + 1, dtype=jnp.uint64))
+    u = uniforms_at(
+        jax.random.bits(key, (), dtype=jnp.uint64), jnp.arange(1, count + 1, dtype=jnp.uint64)
+    )
     radius = jnp.sqrt(-2.0 * jnp.log(u[:pairs]))
     along, across = turn(u[pairs : 2 * pairs])
     both = jnp.concatenate([radius * along, radius * across])
@@ -103,7 +108,9 @@ def turn(u: Float[Numeric, "*s"]) -> tuple[Any, Any]:
     return 2 * s * s - 1, -2 * s * c
 
 
-def attempt(free: Num[Numeric, "..."], x: Float[Numeric, "*s"], u: Float[Numeric, "*s"]) -> tuple[Any, Any]:
+def attempt(
+    free: Num[Numeric, "..."], x: Float[Numeric, "*s"], u: Float[Numeric, "*s"]
+) -> tuple[Any, Any]:
     """Half of the square of a chi variable as Marsaglia and Tsang propose it from a normal, and whether a uniform accepts it."""
     raised = jnp.maximum(free, 2.0) / 2 - 1 / 3
     width = 1 / jnp.sqrt(9 * raised)
@@ -113,12 +120,19 @@ def attempt(free: Num[Numeric, "..."], x: Float[Numeric, "*s"], u: Float[Numeric
     return raised * v, positive & (jnp.log(u) < bound)
 
 
-def chi_length(free: Num[Numeric, "..."], value: Float[Numeric, "*s"], proposal: Float[Numeric, "*s"]) -> Float[Numeric, "*s"]:
+def chi_length(
+    free: Num[Numeric, "..."], value: Float[Numeric, "*s"], proposal: Float[Numeric, "*s"]
+) -> Float[Numeric, "*s"]:
     """The chi variable of an accepted value: |normal| with one degree of freedom, 0 with none."""
     return jnp.where(free > 1, jnp.sqrt(2 * value), jnp.where(free == 1, jnp.abs(proposal), 0.0))
 
 
-def chi(key: OneKey, free: Num[Numeric, "..."], proposal: Float[Numeric, "*s"], uniform: Float[Numeric, "*s"]) -> Float[Numeric, "*s"]:
+def chi(
+    key: OneKey,
+    free: Num[Numeric, "..."],
+    proposal: Float[Numeric, "*s"],
+    uniform: Float[Numeric, "*s"],
+) -> Float[Numeric, "*s"]:
     """chi variables with `free` (whole) degrees of freedom, by Marsaglia and Tsang's rejection; |normal| for one, 0 for none.
 
     jax.random.chisquare is the same law but goes element by element on a CPU, which would cost more than the rest of the step.

@@ -23,7 +23,9 @@ def check_steps(argument: str, value: object, steps: float, fix: str = "give les
     if not steps <= MOST_STEPS:
         years = steps / STEPS_A_SECOND / YEAR
         raise checks.reject(
-            argument, value, f"that is {steps:.3g} steps a run, {years:.2g} years at {STEPS_A_SECOND:.0e} steps a second: {fix}"
+            argument,
+            value,
+            f"that is {steps:.3g} steps a run, {years:.2g} years at {STEPS_A_SECOND:.0e} steps a second: {fix}",
         )
 
 
@@ -41,13 +43,19 @@ def check_work(argument: str, runs: float, steps: float, moves: float = 1.0) -> 
         )
 
 
-def check_memory(argument: str, value: object, needed: float, what: str, fix: str, host: bool = False) -> None:
+def check_memory(
+    argument: str, value: object, needed: float, what: str, fix: str, host: bool = False
+) -> None:
     """Reject arrays that do not fit into the free memory of JAX's device, or of the `host`."""
     if needed < 1 << 28:  # asking the system costs more than these
         return
     free = host_bytes() if host else available_bytes()
     if needed > SHARE_OF_MEMORY * free:
-        raise checks.reject(argument, value, f"{what} need {needed / 2**30:.3g} GiB, and {free / 2**30:.3g} GiB are free: {fix}")
+        raise checks.reject(
+            argument,
+            value,
+            f"{what} need {needed / 2**30:.3g} GiB, and {free / 2**30:.3g} GiB are free: {fix}",
+        )
 
 
 def available_bytes() -> float:
@@ -56,7 +64,11 @@ def available_bytes() -> float:
 
     if jax.default_backend() != "cpu":
         stats = jax.local_devices()[0].memory_stats() or {}
-        return float(stats["bytes_limit"] - stats.get("bytes_in_use", 0)) if "bytes_limit" in stats else np.inf
+        return (
+            float(stats["bytes_limit"] - stats.get("bytes_in_use", 0))
+            if "bytes_limit" in stats
+            else np.inf
+        )
     return host_bytes()
 
 
@@ -69,7 +81,9 @@ def host_bytes() -> float:
     try:  # files that are only cached count as free
         lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
         free = float(lines["MemAvailable"].split()[0]) * 1024
-        limit, used = (Path(f"/sys/fs/cgroup/memory.{name}").read_text().strip() for name in ("max", "current"))
+        limit, used = (
+            Path(f"/sys/fs/cgroup/memory.{name}").read_text().strip() for name in ("max", "current")
+        )
         return free if limit == "max" else min(free, float(limit) - float(used))
     except (OSError, KeyError, ValueError):
         return free

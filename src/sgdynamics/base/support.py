@@ -36,7 +36,9 @@ _PLAIN = (
 _DATA = "this is for a fixed data set, on which steps are plain: give sgd.GradientDescent(...) or another such algorithm"
 _EPOCHS = "this is about a data set that is used again and again: give sgd.EpochSGD(...)"
 _FRESH = "this is for fresh samples: give sgd.OnePassSGD(...)"
-_MAP = "this map is of networks that learn from centred Gaussian inputs, with limits in lr/p, d and p"
+_MAP = (
+    "this map is of networks that learn from centred Gaussian inputs, with limits in lr/p, d and p"
+)
 _PULLS = "losses of overlaps and own rules are for fresh samples, sgd.OnePassSGD(...): on a data set only losses of the fields are"
 _LINEAR = "exact means without stepping are those of linear students, sgd.TeacherStudent(activation='linear', ...)"
 _MIXED = "dropout, noise on inputs and contexts are for one pass: sgd.solve_ode, sgd.simulate, sgd.exit_time, sgd.optimal_protocol"
@@ -45,7 +47,10 @@ _WHOLE = (
     "of alpha, are for sgd.solve_ode, sgd.solve_sde and sgd.optimal_protocol"
 )
 _WIDE = "wide networks are solved for TeacherStudent and MultiIndex with loss='squared'"
-_SPIKED, _OWN = _FIELDS.format(what="spiked tensors"), _FIELDS.format(what="a dynamics of one's own")
+_SPIKED, _OWN = (
+    _FIELDS.format(what="spiked tensors"),
+    _FIELDS.format(what="a dynamics of one's own"),
+)
 _REGULAR = {"dropout": _MIXED, "contexts": _MIXED, "other inputs": _MIXED}
 _OTHER_STEPS = {"other update": _PLAIN, "coordinatewise update": _PLAIN}
 _UPDATES = {"temperature": _PLAIN, **_OTHER_STEPS}
@@ -66,7 +71,9 @@ _ON_DATA: Mapping[str, str | None] = {
 PART_OF = {"snr = inf": "mixture", "epochs": "fixed data"}
 # question -> kind -> why not, and what to do instead; what is not here is answered, and so is None
 REFUSED: dict[str, Mapping[str, str | None]] = {
-    "solve_ode": {"fixed data": "this is for fresh samples: for a fixed data set take sgd.solve_dmft"},
+    "solve_ode": {
+        "fixed data": "this is for fresh samples: for a fixed data set take sgd.solve_dmft"
+    },
     "solve_large_batch": {
         "temperature": "in large batches this takes updates that read a batch once, as a whole, and add no noise of their own: simulate it",
         "other batch": "batches are samples_per_dimension d samples here: leave batch out",
@@ -119,7 +126,9 @@ REFUSED: dict[str, Mapping[str, str | None]] = {
     "exit_time by the ODE": {
         "other batch": _WHOLE,
         "fixed data": 'the ODE is for fresh samples: on a fixed data set take method="dmft" or method="direct"',
-        "snr = inf": _JUMPS.format(what='the ODE slides: take method="exact", or save a trajectory and take sgd.exit_time_of(...)'),
+        "snr = inf": _JUMPS.format(
+            what='the ODE slides: take method="exact", or save a trajectory and take sgd.exit_time_of(...)'
+        ),
     },
     "exit_time by runs": {"other batch": _WHOLE},
     "exit_time by DMFT": _ON_DATA,
@@ -180,7 +189,12 @@ _INFINITE_FOURTH = (
 _OF_SQUARES = ("solve_sde", "increment_covariance")
 _WITHOUT_VARIANCE = ("simulate", "exit_time by runs", "expect", "sweep", "functional")
 _OF_BOUNDED_STEPS = ("solve_ode", "exit_time by the ODE", "certify")
-WITHOUT_ALGORITHM = ("hessian_spectrum", "optimal_schedule", "expect", "functional")  # they ask for none
+WITHOUT_ALGORITHM = (
+    "hessian_spectrum",
+    "optimal_schedule",
+    "expect",
+    "functional",
+)  # they ask for none
 # where it is the algorithm that does not fit, the error names that argument
 _ARGUMENT = {
     "temperature": "temperature",
@@ -202,7 +216,11 @@ def require(question: str, problem: object, algorithm: object = None) -> None:
     """Refuse what is no problem, and what this question is not answered for."""
     kinds = getattr(problem, "kinds", None)
     if kinds is None or isinstance(problem, type):
-        raise checks.reject("problem", problem, "give sgd.TeacherStudent(...), sgd.GaussianMixture(...), or another problem")
+        raise checks.reject(
+            "problem",
+            problem,
+            "give sgd.TeacherStudent(...), sgd.GaussianMixture(...), or another problem",
+        )
     require_variance(question, problem, algorithm)
     ways = getattr(algorithm, "kinds", ())
     on_data = {"fixed data", "epochs"} & set(ways)
@@ -216,7 +234,9 @@ def require(question: str, problem: object, algorithm: object = None) -> None:
             reason = _PLAIN  # of problems that have no fields, whatever the question
         if reason is not None:
             argument = _ARGUMENT.get(kind, "problem")
-            value = {"problem": problem, "algorithm": algorithm}.get(argument, getattr(algorithm, argument, None))
+            value = {"problem": problem, "algorithm": algorithm}.get(
+                argument, getattr(algorithm, argument, None)
+            )
             raise checks.reject(argument, value, reason)
 
 
@@ -259,4 +279,6 @@ def supported() -> str:
             reasons += [] if reason in reasons else [reason]
             cells.append(f"no ({reasons.index(reason) + 1})")
         lines.append(f"| `{question}` | " + " | ".join(cells) + " |")
-    return "\n".join([*lines, "", *(f"{number}. {reason}" for number, reason in enumerate(reasons, 1))])
+    return "\n".join(
+        [*lines, "", *(f"{number}. {reason}" for number, reason in enumerate(reasons, 1))]
+    )

@@ -53,17 +53,65 @@ def traced_shape(function: Callable, *arguments: Tree) -> tuple[int, ...]:
 # operations that are smooth wherever a loss is finite, and those that only move numbers about; roots and powers are not: sqrt(x^2) = |x|
 _SMOOTH = frozenset(
     (
-        *("add", "sub", "mul", "neg", "div", "integer_pow", "square", "exp", "exp2", "expm1", "log", "log1p", "tanh", "sinh", "cosh"),
-        *("logistic", "sin", "cos", "asinh", "atan", "erf", "erfc", "dot_general", "reduce_sum", "reduce_prod", "cumsum", "add_any"),
-        *("broadcast_in_dim", "reshape", "transpose", "squeeze", "expand_dims", "slice", "concatenate", "stack", "unstack", "split"),
+        *(
+            "add",
+            "sub",
+            "mul",
+            "neg",
+            "div",
+            "integer_pow",
+            "square",
+            "exp",
+            "exp2",
+            "expm1",
+            "log",
+            "log1p",
+            "tanh",
+            "sinh",
+            "cosh",
+        ),
+        *(
+            "logistic",
+            "sin",
+            "cos",
+            "asinh",
+            "atan",
+            "erf",
+            "erfc",
+            "dot_general",
+            "reduce_sum",
+            "reduce_prod",
+            "cumsum",
+            "add_any",
+        ),
+        *(
+            "broadcast_in_dim",
+            "reshape",
+            "transpose",
+            "squeeze",
+            "expand_dims",
+            "slice",
+            "concatenate",
+            "stack",
+            "unstack",
+            "split",
+        ),
         *("pad", "copy", "rev", "convert_element_type"),
     )
 )
-CALLS = ("pjit", "jit", "custom_jvp_call", "closed_call", "core_call")  # primitives that only call another jaxpr
+CALLS = (
+    "pjit",
+    "jit",
+    "custom_jvp_call",
+    "closed_call",
+    "core_call",
+)  # primitives that only call another jaxpr
 
 
 @float64
-def looked_into(function: Callable, *arguments: Any, random: Sequence[Any]) -> tuple[bool, list[bool]]:
+def looked_into(
+    function: Callable, *arguments: Any, random: Sequence[Any]
+) -> tuple[bool, list[bool]]:
     """Whether a JAX function is smooth in its random arguments as far as its operations tell, and which arguments it uses at all.
 
     `random` says for each argument whether it is: True, False, or for a dictionary the names of what is.
@@ -72,10 +120,16 @@ def looked_into(function: Callable, *arguments: Any, random: Sequence[Any]) -> t
     roots, a gradient that is stopped) counts as a kink, also where it is none.
     """
     jaxpr = jax.make_jaxpr(function)(*arguments).jaxpr
-    used = {id(one) for equation in jaxpr.eqns for one in equation.invars} | {id(one) for one in jaxpr.outvars}
+    used = {id(one) for equation in jaxpr.eqns for one in equation.invars} | {
+        id(one) for one in jaxpr.outvars
+    }
     counts = np.cumsum([0, *(len(jax.tree.leaves(argument)) for argument in arguments)])
     parts = [jaxpr.invars[low:high] for low, high in itertools.pairwise(counts)]
-    tainted = {id(one) for argument, part, which in zip(arguments, parts, random, strict=False) for one in _chosen(argument, part, which)}
+    tainted = {
+        id(one)
+        for argument, part, which in zip(arguments, parts, random, strict=False)
+        for one in _chosen(argument, part, which)
+    }
     return _smooth(jaxpr, tainted), [any(id(one) in used for one in part) for part in parts]
 
 
@@ -95,7 +149,10 @@ def _smooth(jaxpr: Any, random: set[int]) -> bool:
         random |= {id(one) for one in equation.outvars}
         name = equation.primitive.name
         bodies = [body for body, _ in inner_jaxprs(equation)]
-        if bodies and (name not in CALLS or not all(_smooth(body, {id(one) for one in body.invars}) for body in bodies)):
+        if bodies and (
+            name not in CALLS
+            or not all(_smooth(body, {id(one) for one in body.invars}) for body in bodies)
+        ):
             return False
         real = all(jnp.issubdtype(one.aval.dtype, jnp.floating) for one in equation.outvars)
         if not bodies and (name not in _SMOOTH or not real):
@@ -144,7 +201,11 @@ class ClosedJaxpr(Protocol):
 def inner_jaxprs(equation: Equation) -> list[tuple[Any, Sequence[Any]]]:
     """The jaxprs among the parameters of an equation, each with the values of its constants."""
     leaves = jax.tree.leaves(list(equation.params.values()), is_leaf=_is_jaxpr)
-    return [(getattr(leaf, "jaxpr", leaf), getattr(leaf, "consts", ())) for leaf in leaves if _is_jaxpr(leaf)]
+    return [
+        (getattr(leaf, "jaxpr", leaf), getattr(leaf, "consts", ()))
+        for leaf in leaves
+        if _is_jaxpr(leaf)
+    ]
 
 
 def _is_jaxpr(value: Any) -> bool:
@@ -182,18 +243,33 @@ def checked_function(
         hint = ""
         if isinstance(error, jax.errors.TracerBoolConversionError):
             hint = "; a Python `if` cannot look at a JAX number: use jnp.where"
-        elif isinstance(error, (jax.errors.TracerArrayConversionError, jax.errors.ConcretizationTypeError)):
+        elif isinstance(
+            error, (jax.errors.TracerArrayConversionError, jax.errors.ConcretizationTypeError)
+        ):
             hint = "; use jax.numpy in place of NumPy and of float()"
-        raise checks.reject(argument, shown, f"calling it on {call} failed with: {checks.reason(error)}{hint}") from error
-    shape, kind = getattr(output, "shape", None), getattr(getattr(output, "dtype", None), "kind", None)
+        raise checks.reject(
+            argument, shown, f"calling it on {call} failed with: {checks.reason(error)}{hint}"
+        ) from error
+    shape, kind = (
+        getattr(output, "shape", None),
+        getattr(getattr(output, "dtype", None), "kind", None),
+    )
     if shape is None or kind is None:
         what = "None: is a return missing?" if output is None else f"a {type(output).__name__}"
         raise checks.reject(argument, shown, f"{call} must give one number, but it gave {what}")
     if one_number and shape != ():
-        raise checks.reject(argument, shown, f"{call} must give one number, but it gave shape {shape}")
+        raise checks.reject(
+            argument, shown, f"{call} must give one number, but it gave shape {shape}"
+        )
     if jnp.issubdtype(output.dtype, jnp.complexfloating):
-        raise checks.reject(argument, shown, f"{call} must give one real number, but it gave a complex one: take its real part")
+        raise checks.reject(
+            argument,
+            shown,
+            f"{call} must give one real number, but it gave a complex one: take its real part",
+        )
     if differentiated and not jnp.issubdtype(output.dtype, jnp.floating):
         raise checks.reject(
-            argument, shown, f"it gives values of type {output.dtype}, through which no gradient goes: write 1.0 for 1, or multiply by 1.0"
+            argument,
+            shown,
+            f"it gives values of type {output.dtype}, through which no gradient goes: write 1.0 for 1, or multiply by 1.0",
         )

@@ -39,7 +39,9 @@ def warm() -> dict[str, Any]:
     try:
         where.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise checks.reject(VARIABLE, str(where), f"no folder can be made there ({error.strerror}): name another") from None
+        raise checks.reject(
+            VARIABLE, str(where), f"no folder can be made there ({error.strerror}): name another"
+        ) from None
     jax.config.update("jax_compilation_cache_dir", str(where))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", SHORTEST)
     began = time.perf_counter()
@@ -52,4 +54,7 @@ def warm() -> dict[str, Any]:
     curves(State(), pieces=1)
     files = [path for path in where.iterdir() if path.is_file()]
     about = {"folder": str(where), "programs": sum(path.name.endswith("-cache") for path in files)}
-    return about | {"bytes": sum(path.stat().st_size for path in files), "seconds": round(time.perf_counter() - began, 1)}
+    return about | {
+        "bytes": sum(path.stat().st_size for path in files),
+        "seconds": round(time.perf_counter() - began, 1),
+    }

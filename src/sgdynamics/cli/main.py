@@ -53,8 +53,12 @@ def _explained(error: Exception, commands: Any) -> tuple[str, int]:
             close = difflib.get_close_matches(name, commands, n=1, cutoff=0.5)
             message = f"no command {name!r}: {f'did you mean {close[0]!r}? ' if close else ''}choose one of {', '.join(commands)}"
         elif hasattr(error, "possibilities"):
-            close = difflib.get_close_matches(error.option_name, error.possibilities or (), n=1, cutoff=0.65)  # type: ignore[attr-defined]
-            message = f"no option {error.option_name!r}{f': did you mean {close[0]!r}?' if close else ''}"  # type: ignore[attr-defined]
+            close = difflib.get_close_matches(
+                error.option_name, error.possibilities or (), n=1, cutoff=0.65
+            )  # type: ignore[attr-defined]
+            message = (
+                f"no option {error.option_name!r}{f': did you mean {close[0]!r}?' if close else ''}"  # type: ignore[attr-defined]
+            )
         elif message.startswith("Missing command"):
             message = f"give a command, one of {', '.join(commands)} (sgdynamics --help says more)"
         return message, 2
@@ -81,11 +85,23 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
 
-File = Annotated[Path, typer.Argument(help="Problem file (.toml), or a result (.nc) to compute again.", show_default=False)]
-Out = Annotated[Path, typer.Option("--out", help="Folder for what is written; made if it is not there.")]
-Json = Annotated[bool, typer.Option("--json", help="Machine-readable output on stdout, and nothing else there.")]
+File = Annotated[
+    Path,
+    typer.Argument(
+        help="Problem file (.toml), or a result (.nc) to compute again.", show_default=False
+    ),
+]
+Out = Annotated[
+    Path, typer.Option("--out", help="Folder for what is written; made if it is not there.")
+]
+Json = Annotated[
+    bool, typer.Option("--json", help="Machine-readable output on stdout, and nothing else there.")
+]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bars.")]
-Debug = Annotated[bool, typer.Option("--debug", help="Show the whole traceback of an error (also after a command).")]
+Debug = Annotated[
+    bool,
+    typer.Option("--debug", help="Show the whole traceback of an error (also after a command)."),
+]
 
 
 def _version(asked: bool) -> None:
@@ -96,7 +112,10 @@ def _version(asked: bool) -> None:
         raise typer.Exit
 
 
-Version = Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")]
+Version = Annotated[
+    bool,
+    typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit."),
+]
 
 
 @app.callback()
@@ -108,7 +127,12 @@ def _common(debug: Debug = False, version: Version = False) -> None:
 def run(
     file: File,
     out: Out = Path("output"),
-    name: Annotated[str, typer.Option(help="Name of the files written; that of FILE unless given.", show_default=False)] = "",
+    name: Annotated[
+        str,
+        typer.Option(
+            help="Name of the files written; that of FILE unless given.", show_default=False
+        ),
+    ] = "",
     format: Annotated[str, typer.Option(help="Pictures to write: png, pdf, both or none.")] = "png",
     json_: Json = False,
     quiet: Quiet = False,
@@ -127,8 +151,14 @@ def run(
     if Path(name).name != name:
         raise checks.reject("name", name, "give a name without a folder; the folder is --out")
     if (out / f"{name}.nc").resolve() == file.resolve():
-        raise checks.reject("name", name, f"{file} would be written over: give another --name or --out")
-    results = {method: problem_files.solve(plan, method, False if quiet else None) for plan in plans for method in plan.calls}
+        raise checks.reject(
+            "name", name, f"{file} would be written over: give another --name or --out"
+        )
+    results = {
+        method: problem_files.solve(plan, method, False if quiet else None)
+        for plan in plans
+        for method in plan.calls
+    }
     files = [save(results, out / f"{name}.nc")]
     if kinds:
         from sgdynamics.cli.tables import picture
@@ -147,9 +177,16 @@ def run(
 @app.command(short_help="Theory beside simulation, in standard errors.")
 def compare(
     first: Annotated[Path, typer.Argument(metavar="A.nc", help="Theory.", show_default=False)],
-    second: Annotated[Path | None, typer.Argument(metavar="[B.nc]", help="Simulation; A.nc unless given.", show_default=False)] = None,
-    theory: Annotated[str, typer.Option(help="Which result of A.nc, where it has several.", show_default=False)] = "",
-    simulation: Annotated[str, typer.Option(help="Which result of B.nc, where it has several.", show_default=False)] = "",
+    second: Annotated[
+        Path | None,
+        typer.Argument(metavar="[B.nc]", help="Simulation; A.nc unless given.", show_default=False),
+    ] = None,
+    theory: Annotated[
+        str, typer.Option(help="Which result of A.nc, where it has several.", show_default=False)
+    ] = "",
+    simulation: Annotated[
+        str, typer.Option(help="Which result of B.nc, where it has several.", show_default=False)
+    ] = "",
     json_: Json = False,
 ) -> None:
     """Theory beside simulation: differences in standard errors, variable by variable."""
@@ -176,7 +213,10 @@ def exit_time(file: File, json_: Json = False, quiet: Quiet = False) -> None:
 
     problem, algorithm, start, calls = problem_files.exit_calls(problem_files.read(file))
     progress = False if quiet else None
-    found = [exit_times.exit_time(problem, algorithm, start, progress=progress, **arguments) for arguments in calls.values()]
+    found = [
+        exit_times.exit_time(problem, algorithm, start, progress=progress, **arguments)
+        for arguments in calls.values()
+    ]
     _answer({"exit_times": [exit_row(one) for one in found]}, json_, print_exits)
 
 
@@ -196,9 +236,18 @@ def hessian(file: File, json_: Json = False) -> None:
 def sweep(
     file: File,
     out: Out = Path("output"),
-    workers: Annotated[int, typer.Option(help="Processes; all cores unless given.", show_default=False)] = 0,
-    shard: Annotated[str, typer.Option(help="I/N: only every N-th group of points, from the I-th (0..N-1).", show_default=False)] = "",
-    scheduler: Annotated[str, typer.Option(help="Address of a Dask scheduler.", show_default=False)] = "",
+    workers: Annotated[
+        int, typer.Option(help="Processes; all cores unless given.", show_default=False)
+    ] = 0,
+    shard: Annotated[
+        str,
+        typer.Option(
+            help="I/N: only every N-th group of points, from the I-th (0..N-1).", show_default=False
+        ),
+    ] = "",
+    scheduler: Annotated[
+        str, typer.Option(help="Address of a Dask scheduler.", show_default=False)
+    ] = "",
     json_: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -245,23 +294,36 @@ def _folder(out: Path) -> None:
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise checks.reject("out", str(out), f"no folder can be made there ({error.strerror}): give another") from None
+        raise checks.reject(
+            "out", str(out), f"no folder can be made there ({error.strerror}): give another"
+        ) from None
 
 
 def _shard(text: str) -> tuple[int, int]:
     from sgdynamics.base import checks
 
     parts = text.split("/")
-    if len(parts) != 2 or not all(part.isdigit() for part in parts) or not int(parts[0]) < int(parts[1]):
+    if (
+        len(parts) != 2
+        or not all(part.isdigit() for part in parts)
+        or not int(parts[0]) < int(parts[1])
+    ):
         raise checks.reject("shard", text, "give I/N with I from 0 to N - 1, as in 0/4")
     return int(parts[0]), int(parts[1])
 
 
 @app.command(short_help="Make one figure, with claim and verdict.")
 def figure(
-    document: Annotated[str, typer.Argument(help="One of the documents, see `sgdynamics figures`.", show_default=False)],
-    number: Annotated[str, typer.Argument(help="Its number (2, b1) or name (escape_times).", show_default=False)],
-    quick: Annotated[bool, typer.Option("--quick", help="Smaller sizes, under half a minute.")] = False,
+    document: Annotated[
+        str,
+        typer.Argument(help="One of the documents, see `sgdynamics figures`.", show_default=False),
+    ],
+    number: Annotated[
+        str, typer.Argument(help="Its number (2, b1) or name (escape_times).", show_default=False)
+    ],
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Smaller sizes, under half a minute.")
+    ] = False,
     seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
     out: Out = Path("output"),
     json_: Json = False,
@@ -285,11 +347,17 @@ def figures(json_: Json = False) -> None:
     from sgdynamics import gallery
     from sgdynamics.cli.tables import print_figures
 
-    rows = [{"document": one.document, "number": one.number, "line": one.line} for one in gallery.ENTRIES]
+    rows = [
+        {"document": one.document, "number": one.number, "line": one.line}
+        for one in gallery.ENTRIES
+    ]
     _answer({"figures": rows}, json_, print_figures)
 
 
-Warm = Annotated[bool, typer.Option("--warm", help="Compile what a first session needs, and keep it in a folder.")]
+Warm = Annotated[
+    bool,
+    typer.Option("--warm", help="Compile what a first session needs, and keep it in a folder."),
+]
 
 
 @app.command(short_help="Versions, devices, cache.")
@@ -308,7 +376,9 @@ def info(warm: Warm = False, json_: Json = False) -> None:
 @app.command(short_help="A local page with sliders: theory and exact runs.")
 def explore(
     port: Annotated[int, typer.Option(help="Of 127.0.0.1; 0 for any that is free.")] = 8765,
-    no_browser: Annotated[bool, typer.Option("--no-browser", help="Only say where the page is.")] = False,
+    no_browser: Annotated[
+        bool, typer.Option("--no-browser", help="Only say where the page is.")
+    ] = False,
 ) -> None:
     """A page on this machine alone: sliders, the ODE and exact runs side by side, links, exports as Python, TOML and PDF."""
     from sgdynamics.base import checks

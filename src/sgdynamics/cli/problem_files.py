@@ -53,7 +53,19 @@ METHODS: dict[str, tuple[Callable[..., Any], dict[str, Any], tuple[str, ...]]] =
 SAMPLED = ("sde", "exact", "direct", "tensor")  # runs that scatter; the others are theory
 EXIT_METHODS = ("ode", "sde", "exact", "direct", "dmft")
 LARGEST_STATEMENT = 50_000  # characters: HDF5 keeps attributes below 64 kB
-RECORDED = ("dimension", "seed", "dtype", "paths", "replicates", "tolerance", "higher_order", "cells", "memory_directions", "keep", "form")
+RECORDED = (
+    "dimension",
+    "seed",
+    "dtype",
+    "paths",
+    "replicates",
+    "tolerance",
+    "higher_order",
+    "cells",
+    "memory_directions",
+    "keep",
+    "form",
+)
 
 
 @dataclass(frozen=True)
@@ -77,7 +89,9 @@ def read(path: str | Path) -> dict[str, Any]:
     checks.known_names("the file", record, TABLES)
     for name in TABLES[1:]:
         if not isinstance(record.get(name, {}), Mapping):
-            raise checks.reject(name, record[name], f"this is a table: write [{name}] and its keys below it")
+            raise checks.reject(
+                name, record[name], f"this is a table: write [{name}] and its keys below it"
+            )
     for name in ("problem", "algorithm"):
         if name not in record:
             raise ValueError(f"{path}: the table [{name}] is missing")
@@ -86,7 +100,9 @@ def read(path: str | Path) -> dict[str, Any]:
 
 def statements(path: str | Path) -> list[dict[str, Any]]:
     """What the results in a NetCDF file were made from, each once: results of one command share theirs."""
-    found = {encode(one): one for one in (_statement(result) for result in results_in(path).values())}
+    found = {
+        encode(one): one for one in (_statement(result) for result in results_in(path).values())
+    }
     return list(found.values())
 
 
@@ -98,7 +114,11 @@ def results_in(path: str | Path) -> dict[str, xr.Dataset]:
     for name, result in found.items():
         which = f"{path}, group {name}" if len(found) > 1 else str(path)
         if "failed" in result:
-            raise checks.reject("file", which, "this is a sweep: select one of its points and save that, or use the sweep's problem file")
+            raise checks.reject(
+                "file",
+                which,
+                "this is a sweep: select one of its points and save that, or use the sweep's problem file",
+            )
         if "t" not in result.coords or "method" not in result.attrs:
             raise checks.reject("file", which, "this is no trajectory that the library made")
     return found
@@ -117,22 +137,40 @@ def _statement(result: xr.Dataset) -> dict[str, Any]:
     method = method_of(result)
     checks.choice("the result's method", method, tuple(METHODS))
     if float(result["t"][0]) != 0.0:
-        raise ValueError("this result does not record its start, and its first save point is after 0: save t = 0 too")
+        raise ValueError(
+            "this result does not record its start, and its first save point is after 0: save t = 0 too"
+        )
     if method == "linear":
-        raise ValueError("a result of solve_linear does not record its start: state it in a problem file")
+        raise ValueError(
+            "a result of solve_linear does not record its start: state it in a problem file"
+        )
     first = start_from(result, 0)
-    problem, algorithm = (decode(f"the result's attribute {name}", result.attrs.get(name)) for name in ("problem", "algorithm"))
+    problem, algorithm = (
+        decode(f"the result's attribute {name}", result.attrs.get(name))
+        for name in ("problem", "algorithm")
+    )
     if "r2" in result:
         begin = {"m": first.m, "r2": first.r2}  # type: ignore[union-attr]
     elif "q" in result:
-        begin = {"M": result["M"].values[:, 0], "q": result["q"].values[:, 0], "a": result["a"].values[:, 0]}
+        begin = {
+            "M": result["M"].values[:, 0],
+            "q": result["q"].values[:, 0],
+            "a": result["a"].values[:, 0],
+        }
     else:
         begin = _rows(first, "M_block" in result, problem.get("constraint") == "sphere")
     whole = method in ("exact", "direct", "tensor", "dmft") and "step" in result.coords
     t = result["t"].values * (problem["width"] if method == "mean_field" else 1)
-    run: dict[str, Any] = {"methods": [method], "steps" if whole else "times": (result["step"].values if whole else t).tolist()}
+    run: dict[str, Any] = {
+        "methods": [method],
+        "steps" if whole else "times": (result["step"].values if whole else t).tolist(),
+    }
     known = inspect.signature(METHODS[method][0]).parameters
-    run[method] = {name: _plain(result.attrs[name]) for name in RECORDED if name in result.attrs and name in known}
+    run[method] = {
+        name: _plain(result.attrs[name])
+        for name in RECORDED
+        if name in result.attrs and name in known
+    }
     if "higher_order" in run[method]:
         run[method]["higher_order"] = bool(run[method]["higher_order"])
     return {
@@ -146,17 +184,31 @@ def _statement(result: xr.Dataset) -> dict[str, Any]:
 def _rows(first: Any, blocks: bool, sphere: bool) -> dict[str, Any]:
     """The overlaps of a first state; on the sphere rows have norm 1 again, which float32 keeps to 1e-7 only."""
     norm = np.sqrt(np.einsum("rbii->ri", first.Q_blocks)) if sphere else np.ones(first.a.shape)
-    M, Q = first.M_blocks / norm[:, None, :, None], first.Q_blocks / (norm[:, None, :, None] * norm[:, None, None, :])
+    M, Q = (
+        first.M_blocks / norm[:, None, :, None],
+        first.Q_blocks / (norm[:, None, :, None] * norm[:, None, None, :]),
+    )
     return {"M": M if blocks else M[:, 0], "Q": Q if blocks else Q[:, 0], "a": first.a}
 
 
 def plans(path: str | Path) -> list[FilePlan]:
     """The solver calls of a file: one plan of a TOML file, one for each statement of a NetCDF file."""
-    made = [plan(one) for one in (statements(path) if Path(path).suffix == ".nc" and Path(path).is_file() else [read(path)])]
+    made = [
+        plan(one)
+        for one in (
+            statements(path)
+            if Path(path).suffix == ".nc" and Path(path).is_file()
+            else [read(path)]
+        )
+    ]
     methods = [method for one in made for method in one.calls]
     twice = sorted({method for method in methods if methods.count(method) > 1})
     if twice:
-        raise checks.reject("file", str(path), f"it has several results of the method {twice[0]!r}: save them in files of their own")
+        raise checks.reject(
+            "file",
+            str(path),
+            f"it has several results of the method {twice[0]!r}: save them in files of their own",
+        )
     return made
 
 
@@ -167,7 +219,9 @@ def plan(record: Mapping[str, Any]) -> FilePlan:
     methods = _methods("run", table, tuple(METHODS))
     for name in METHODS:
         if name in table and name not in methods:
-            raise ValueError(f"[run.{name}] is there, but {name!r} is not among methods = {methods}")
+            raise ValueError(
+                f"[run.{name}] is there, but {name!r} is not among methods = {methods}"
+            )
     problem, algorithm = problem_from(record["problem"]), algorithm_from(record["algorithm"])
     calls: dict[str, dict[str, Any]] = {}
     for name in methods:
@@ -177,14 +231,22 @@ def plan(record: Mapping[str, Any]) -> FilePlan:
             raise checks.reject(f"run.{name}", own, "give a table of arguments of this method")
         checks.known_names(f"[run.{name}]", own, _arguments(solver, ("method", *WHEN)))
         calls[name] = {**{key: table[key] for key in common if key in table}, **own, **fixed}
-        if "dimension" in common and "dimension" not in calls[name] and getattr(problem, "spectrum", None) is None:
-            raise ValueError(f"[run]: method {name!r} runs at a finite dimension: give dimension = ...")
+        if (
+            "dimension" in common
+            and "dimension" not in calls[name]
+            and getattr(problem, "spectrum", None) is None
+        ):
+            raise ValueError(
+                f"[run]: method {name!r} runs at a finite dimension: give dimension = ..."
+            )
         for key, least in (("dimension", 1), ("runs", 1), ("seed", 0)):
             if calls[name].get(key) is not None:
                 checks.whole(f"run.{key}", calls[name][key], least)
     when = _when("[run]", table)
     if "linear" in methods and "steps" not in when:
-        raise ValueError(f"[run]: method 'linear' counts in steps: give steps = ... in place of {next(iter(when))}")
+        raise ValueError(
+            f"[run]: method 'linear' counts in steps: give steps = ... in place of {next(iter(when))}"
+        )
     return FilePlan(dict(record), problem, algorithm, _start(problem, record, table), when, calls)
 
 
@@ -216,7 +278,10 @@ def exit_calls(record: Mapping[str, Any]) -> tuple[Any, Any, Any, dict[str, dict
     calls = {}
     for method in methods:
         drop = COMMON if method == "ode" else ()
-        calls[method] = {"method": method, **{key: value for key, value in rest.items() if key not in drop}}
+        calls[method] = {
+            "method": method,
+            **{key: value for key, value in rest.items() if key not in drop},
+        }
     return problem, algorithm, _start(problem, record, table), calls
 
 
@@ -226,7 +291,11 @@ def hessian_call(record: Mapping[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
     checks.known_names("[hessian]", table, _arguments(hessian_spectrum, ()))
     problem = problem_from(record["problem"])
     size = _dimension(record, table)
-    return problem, _start(problem, record, table), {**({} if size is None else {"dimension": size}), **table}
+    return (
+        problem,
+        _start(problem, record, table),
+        {**({} if size is None else {"dimension": size}), **table},
+    )
 
 
 def sweep_call(record: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -249,20 +318,33 @@ def sweep_call(record: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
     given = _sweep_defaults(record, named)
     if named != "exit_time" and not set(WHEN) & set(table):
         given |= _when("[sweep]", record.get("run", {}))
-    told = {name: _points("[sweep]", name, value) if name in WHEN else value for name, value in table.items()}
-    arguments = {name: value for name, value in {**given, **told, **fixed}.items() if name not in varied}
+    told = {
+        name: _points("[sweep]", name, value) if name in WHEN else value
+        for name, value in table.items()
+    }
+    arguments = {
+        name: value for name, value in {**given, **told, **fixed}.items() if name not in varied
+    }
     if named == "mean_field" and "times" in arguments:  # its clock is t/p
         if {"width", "problem.width"} & set(varied):
-            raise ValueError("[sweep]: the clock of mean_field is t/width, which varies here: give alpha or steps in place of times")
-        arguments["times"] = (np.asarray(arguments["times"]) / problem_from(record["problem"]).width).tolist()  # type: ignore[union-attr]
+            raise ValueError(
+                "[sweep]: the clock of mean_field is t/width, which varies here: give alpha or steps in place of times"
+            )
+        arguments["times"] = (
+            np.asarray(arguments["times"]) / problem_from(record["problem"]).width
+        ).tolist()  # type: ignore[union-attr]
     begin = dict(record.get("start", {"kind": "random"}))
-    size = _dimension(record, table if named != "exit_time" else {**record.get("exit_time", {}), **table})
+    size = _dimension(
+        record, table if named != "exit_time" else {**record.get("exit_time", {}), **table}
+    )
     problem = problem_from(record["problem"])
     # overlaps need no dimension, and a spectrum has its own; a random start has that of the runs, and the d -> infinity theory has none
     asks = getattr(problem, "spectrum", None) is None and not {"M", "m", "dimension"} & set(begin)
     if asks and not {"dimension", "start.dimension"} & {*arguments, *varied}:
         if size is None:
-            raise ValueError("start: a random start needs a dimension: give dimension = ... in [start], [run] or [sweep]")
+            raise ValueError(
+                "start: a random start needs a dimension: give dimension = ... in [start], [run] or [sweep]"
+            )
         begin["dimension"] = size
     algorithm_from(record["algorithm"])
     parts = {"problem": record["problem"], "algorithm": record["algorithm"], "start": begin}
@@ -273,11 +355,17 @@ def _sweep_defaults(record: Mapping[str, Any], named: str) -> dict[str, Any]:
     """What the tables [run] or [exit_time] say, as far as this method takes it from there."""
     if named != "exit_time":
         source = record.get("run", {})
-        return {**{name: source[name] for name in METHODS[named][2] if name in source}, **source.get(named, {})}
+        return {
+            **{name: source[name] for name in METHODS[named][2] if name in source},
+            **source.get(named, {}),
+        }
     source = dict(record.get("exit_time", {}))
     methods = source.pop("methods", ["ode"])
     method = methods[0] if len(methods) == 1 else "ode"
-    return {"method": method, **{name: value for name, value in source.items() if method != "ode" or name not in COMMON}}
+    return {
+        "method": method,
+        **{name: value for name, value in source.items() if method != "ode" or name not in COMMON},
+    }
 
 
 def _start(problem: Any, record: Mapping[str, Any], table: Mapping[str, Any]) -> Any:
@@ -297,7 +385,9 @@ def _table(record: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 def _methods(where: str, table: Mapping[str, Any], known: tuple[str, ...]) -> list[str]:
     methods = table.get("methods")
     if not isinstance(methods, list) or not methods:
-        raise checks.reject(f"{where}.methods", methods, f"give a list of some of {', '.join(known)}")
+        raise checks.reject(
+            f"{where}.methods", methods, f"give a list of some of {', '.join(known)}"
+        )
     for method in methods:
         checks.choice(f"{where}.methods", method, known)
     return list(dict.fromkeys(methods))
@@ -306,14 +396,20 @@ def _methods(where: str, table: Mapping[str, Any], known: tuple[str, ...]) -> li
 def _when(where: str, table: Mapping[str, Any]) -> dict[str, Any]:
     given = [name for name in WHEN if name in table]
     if len(given) != 1:
-        raise ValueError(f"{where}: give exactly one of times, alpha, steps (received {', '.join(given) or 'none of them'})")
+        raise ValueError(
+            f"{where}: give exactly one of times, alpha, steps (received {', '.join(given) or 'none of them'})"
+        )
     return {given[0]: _points(where, given[0], table[given[0]])}
 
 
 def _points(where: str, name: str, value: object) -> list[Any]:
     """Save points; the numbers of a range of steps are rounded."""
     points = _values(f"{where.strip('[]')}.{name}", value)
-    return np.unique(np.rint(points)).astype(int).tolist() if name == "steps" and isinstance(value, Mapping) else points
+    return (
+        np.unique(np.rint(points)).astype(int).tolist()
+        if name == "steps" and isinstance(value, Mapping)
+        else points
+    )
 
 
 def _values(name: str, value: object) -> list[Any]:
@@ -341,7 +437,11 @@ def _arguments(solver: Callable[..., Any], without: tuple[str, ...]) -> tuple[st
     """What a solver may be told in a file: its keyword arguments."""
     parameters = inspect.signature(solver).parameters.values()
     left_out = ("progress", *without)
-    return tuple(one.name for one in parameters if one.kind is inspect.Parameter.KEYWORD_ONLY and one.name not in left_out)
+    return tuple(
+        one.name
+        for one in parameters
+        if one.kind is inspect.Parameter.KEYWORD_ONLY and one.name not in left_out
+    )
 
 
 def _plain(value: object) -> Any:

@@ -20,7 +20,9 @@ def dynamics_of(question: str, problem: Any, algorithm: Any) -> Dynamics:
     require(question, problem, algorithm)
     fixed = isinstance(algorithm, FixedData) and "fields" in problem.kinds
     if fixed:
-        return (EpochDynamics if "epochs" in algorithm.kinds else FixedDataDynamics)(problem, checked_fixed_data(algorithm))
+        return (EpochDynamics if "epochs" in algorithm.kinds else FixedDataDynamics)(
+            problem, checked_fixed_data(algorithm)
+        )
     algorithm = checked_algorithm(algorithm, problem=problem)
     if isinstance(problem, Dynamics):
         return problem.bound(algorithm)

@@ -24,11 +24,22 @@ class EpochDynamics(FixedDataDynamics):
         if cells is None:
             assert dimension is not None
             algorithm.samples(dimension)  # refuses a data set that is too small
-            found.algorithm = algorithm.in_steps(algorithm.batch / (algorithm.samples_per_dimension * dimension))
+            found.algorithm = algorithm.in_steps(
+                algorithm.batch / (algorithm.samples_per_dimension * dimension)
+            )
         else:
             found.algorithm = algorithm.in_steps(1 / cells)
         return found
 
-    def simulator(self, method: str, begin: Start, dimension: int, sizes: np.ndarray, *, seed: int = 0, **more: Any) -> Simulator:
+    def simulator(
+        self,
+        method: str,
+        begin: Start,
+        dimension: int,
+        sizes: np.ndarray,
+        *,
+        seed: int = 0,
+        **more: Any,
+    ) -> Simulator:
         given = (more.get("dtype", "float64"), seed, more.get("shared_data", False))
         return DirectEpochs(self.definition, self.algorithm, begin, dimension, sizes, *given)

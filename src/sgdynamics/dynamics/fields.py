@@ -19,12 +19,29 @@ from sgdynamics.expectations.accuracy import population_accuracy
 from sgdynamics.expectations.choice import expectation_of
 from sgdynamics.expectations.interface import Rule
 from sgdynamics.expectations.risk import MARGIN as RULE_MARGIN
-from sgdynamics.expectations.risk import Risks, finer_rule, population_risk, risk_at, risks_by, rule_for
+from sgdynamics.expectations.risk import (
+    Risks,
+    finer_rule,
+    population_risk,
+    risk_at,
+    risks_by,
+    rule_for,
+)
 from sgdynamics.fixed_data.direct import DirectFixedData
 from sgdynamics.fixed_data.exact import ExactFixedData
 from sgdynamics.fixed_data.sample_stability import warn_unstable
 from sgdynamics.ode.drift import MeanStep, finite_numbers, replicated
-from sgdynamics.ode.integrate import ATOL, MARGIN, RTOL, Case, Flat, Watch, from_units, in_units, rates_at
+from sgdynamics.ode.integrate import (
+    ATOL,
+    MARGIN,
+    RTOL,
+    Case,
+    Flat,
+    Watch,
+    from_units,
+    in_units,
+    rates_at,
+)
 from sgdynamics.problems.losses import label_noise
 from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.problems.starts import Start, broadcast_runs, check_dimension, checked_start
@@ -65,7 +82,10 @@ class FieldDynamics(Dynamics):
         """The same with functions of alpha in the problem read as functions of steps, for a dimension that is infinite."""
         found, numbers = copy(self), self.definition._parameters
         stretch = numbers["multiplicities"].sum() / self.algorithm.batch
-        found.definition, found.stated = self.definition.with_numbers(**all_stretched(numbers, stretch)), self.definition
+        found.definition, found.stated = (
+            self.definition.with_numbers(**all_stretched(numbers, stretch)),
+            self.definition,
+        )
         return found
 
     @property
@@ -81,7 +101,9 @@ class FieldDynamics(Dynamics):
     def check_controls(self, when: Clock) -> None:
         super().check_controls(when)
         self.definition.check_numbers(self.place(when)[-1])
-        check_schedules({**self.algorithm.parameters, "lr": 0.0}, self.place(when)[-1], "alpha")  # the clock has looked at lr
+        check_schedules(
+            {**self.algorithm.parameters, "lr": 0.0}, self.place(when)[-1], "alpha"
+        )  # the clock has looked at lr
 
     def states(self, begin: Start) -> dict[str, np.ndarray]:
         return {"M": begin.M_blocks, "Q": begin.Q_blocks, "a": begin.a}
@@ -91,8 +113,15 @@ class FieldDynamics(Dynamics):
 
     def beside(self, other: Any) -> Dynamics:
         mine = (self.structure.width, self.structure.signals, self.structure.blocks)
-        if "fields" not in getattr(other, "kinds", ()) or (other.width, other.signals, other.structure.blocks) != mine:
-            raise checks.reject("evaluate", other, f"give a problem of the same (width, signals, blocks of the covariance) = {mine}")
+        if (
+            "fields" not in getattr(other, "kinds", ())
+            or (other.width, other.signals, other.structure.blocks) != mine
+        ):
+            raise checks.reject(
+                "evaluate",
+                other,
+                f"give a problem of the same (width, signals, blocks of the covariance) = {mine}",
+            )
         if other.structure.heads != self.structure.heads:
             fix = "contexts have heads of their own: give the same contexts with other probabilities, problem.replace(probabilities=...)"
             raise checks.reject("evaluate", other, fix)
@@ -102,22 +131,44 @@ class FieldDynamics(Dynamics):
         return (FixedDataDynamics if self.has_data else FieldDynamics)(other, self.algorithm)
 
     def prepare(
-        self, begin: Start, when: Clock, dimension: int | None, rtol: Any = None, atol: Any = None, rule: Rule | None = None
+        self,
+        begin: Start,
+        when: Clock,
+        dimension: int | None,
+        rtol: Any = None,
+        atol: Any = None,
+        rule: Rule | None = None,
     ) -> Prepared:
         flow = self.algorithm.flow
-        whole = self.algorithm.batch if self.algorithm.counts else 1  # any other is among the numbers
+        whole = (
+            self.algorithm.batch if self.algorithm.counts else 1
+        )  # any other is among the numbers
         if dimension is not None and self.structure.sphere and not self.algorithm.counts:
             fix = "on the sphere the mean step at finite d is taken from the chain: give a whole number, or leave dimension out"
             raise checks.reject("batch", self.algorithm.batch, fix)
-        finite = None if dimension is None or flow else finite_numbers(self.definition, dimension, whole)
+        finite = (
+            None if dimension is None or flow else finite_numbers(self.definition, dimension, whole)
+        )
         rule = rule_for(self.definition, begin.Q_blocks, RULE_MARGIN) if rule is None else rule
         field = MeanStep(self.structure, rule, whole, flow)
         each, finite = replicated(self.structure, rule, flow, finite)
-        shared = {"problem": self.parameters, "algorithm": self.algorithm.parameters, "finite": finite}
+        shared = {
+            "problem": self.parameters,
+            "algorithm": self.algorithm.parameters,
+            "finite": finite,
+        }
         shared |= self._units(("M", "Q"), ("a",))
         states = in_units(shared, self.states(begin))
         case = Case(field, each, shared, states, self.variable(when), {}, alone="points" in each)
-        return Prepared(self, begin, when, dimension, rtol, atol, replace(case, tolerance=self._tolerance(case, rtol, atol)))
+        return Prepared(
+            self,
+            begin,
+            when,
+            dimension,
+            rtol,
+            atol,
+            replace(case, tolerance=self._tolerance(case, rtol, atol)),
+        )
 
     def _units(self, overlaps: tuple[str, ...], others: tuple[str, ...]) -> dict[str, Any]:
         """Units of the states of a spectrum, those of the fields' variance: blocks of many small eigenvalues have overlaps of another
@@ -125,8 +176,12 @@ class FieldDynamics(Dynamics):
         if self.definition.spectrum is None:
             return {}
         variances = np.asarray(eigenvalues(self.parameters))[:, None, None]
-        of_blocks = 1 / np.where(variances > 0, variances, 1.0)  # inputs of variance 0 act through their means
-        return {"units": dict.fromkeys(overlaps, of_blocks) | dict.fromkeys(others, np.float64(1.0))}
+        of_blocks = 1 / np.where(
+            variances > 0, variances, 1.0
+        )  # inputs of variance 0 act through their means
+        return {
+            "units": dict.fromkeys(overlaps, of_blocks) | dict.fromkeys(others, np.float64(1.0))
+        }
 
     def _tolerance(self, case: Case, rtol: float | None, atol: float | None) -> dict[str, Any]:
         """Local: a thousandth of what is asked for, or of what the expectations are known to; atol counts in the largest overlap."""
@@ -139,7 +194,10 @@ class FieldDynamics(Dynamics):
         floor = max(floor, self._roughness)
         atol = rtol * (ATOL / RTOL) if atol is None else atol
         scale = max(1.0, *(float(np.abs(case.states[name]).max()) for name in case.field.symmetric))
-        return {"rtol": np.float64(max(MARGIN * rtol, floor)), "atol": np.float64(max(MARGIN * atol, floor) * scale)}
+        return {
+            "rtol": np.float64(max(MARGIN * rtol, floor)),
+            "atol": np.float64(max(MARGIN * atol, floor) * scale),
+        }
 
     @property
     def _sampled(self) -> bool:
@@ -151,15 +209,31 @@ class FieldDynamics(Dynamics):
         """The local tolerance below which an integrator would follow jumps of single points."""
         return 0.0
 
-    def risks(self, group: list[Prepared], states: list[dict[str, np.ndarray]], size: int) -> list[Risks]:
-        timed = [one.dynamics.timed(state, one.when) for one, state in zip(group, states, strict=True)]
-        return risks_by(self.structure, group[0].case.field.rule, [one.dynamics.parameters for one in group], timed, size=size)
+    def risks(
+        self, group: list[Prepared], states: list[dict[str, np.ndarray]], size: int
+    ) -> list[Risks]:
+        timed = [
+            one.dynamics.timed(state, one.when) for one, state in zip(group, states, strict=True)
+        ]
+        return risks_by(
+            self.structure,
+            group[0].case.field.rule,
+            [one.dynamics.parameters for one in group],
+            timed,
+            size=size,
+        )
 
     def scales(self, states: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """sqrt(Q P) for M, which vanishes for signals that no row aligns with."""
         lengths = np.einsum("...ii->...i", states["Q"])
-        largest = np.max(np.where(np.isfinite(lengths), lengths, 0.0), axis=tuple(range(1, lengths.ndim)))
-        return {"M": np.sqrt(largest * np.max(np.einsum("...ii->...i", self.definition.gram), initial=0.0))}
+        largest = np.max(
+            np.where(np.isfinite(lengths), lengths, 0.0), axis=tuple(range(1, lengths.ndim))
+        )
+        return {
+            "M": np.sqrt(
+                largest * np.max(np.einsum("...ii->...i", self.definition.gram), initial=0.0)
+            )
+        }
 
     def timed(self, states: dict[str, np.ndarray], when: Clock) -> dict[str, np.ndarray]:
         """Overlaps (..., time, ...), with alpha where numbers of the problem depend on it."""
@@ -168,14 +242,18 @@ class FieldDynamics(Dynamics):
             return overlaps
         return {**overlaps, "alpha": np.broadcast_to(self.place(when), overlaps["a"].shape[:-1])}
 
-    def risk_of(self, states: dict[str, np.ndarray], when: Clock, dimension: int | None) -> tuple[np.ndarray, float]:
+    def risk_of(
+        self, states: dict[str, np.ndarray], when: Clock, dimension: int | None
+    ) -> tuple[np.ndarray, float]:
         return population_risk(self.definition, self.timed(states, when))
 
     def finer(self, prepared: Prepared, states: dict[str, np.ndarray]) -> Prepared | None:
         longer = finer_rule(self.definition, prepared.case.field.rule, states["Q"])
         if longer is None:
             return None
-        found = self.prepare(prepared.begin, prepared.when, prepared.dimension, prepared.rtol, prepared.atol, longer)
+        found = self.prepare(
+            prepared.begin, prepared.when, prepared.dimension, prepared.rtol, prepared.atol, longer
+        )
         return replace(found, case=replace(found.case, tolerance=prepared.case.tolerance))
 
     def _largest_move(self, when: Clock) -> float:
@@ -188,7 +266,11 @@ class FieldDynamics(Dynamics):
         spectrum = self.definition.spectrum
         if spectrum is None or self.has_data:
             return {}
-        found = {"g_l1": self._largest_move(when), "effective_dimension": spectrum.effective_dimension, "trace": spectrum.trace}
+        found = {
+            "g_l1": self._largest_move(when),
+            "effective_dimension": spectrum.effective_dimension,
+            "trace": spectrum.trace,
+        }
         return found | ({"dimension": spectrum.dimension} if spectrum.infinite else {})
 
     def caveats(self, when: Clock) -> tuple[str, ...]:
@@ -202,7 +284,11 @@ class FieldDynamics(Dynamics):
     def coarser(self, begin: Start) -> tuple[Dynamics, Start] | None:
         problem = self.definition
         # contexts have eigenvalues of their own
-        merged = None if problem.spectrum is None or self.structure.sample.contexts else problem.spectrum.coarser()
+        merged = (
+            None
+            if problem.spectrum is None or self.structure.sample.contexts
+            else problem.spectrum.coarser()
+        )
         if merged is None:
             return None
         pair, eigenvalues_of_pairs = merged
@@ -220,7 +306,9 @@ class FieldDynamics(Dynamics):
             shape = (-1, *[1] * (values.ndim - 1))
             return np.moveaxis(shares.reshape(shape) * totals[pair], 0, axis)
 
-        merged_problem = problem.with_numbers(eigenvalues=eigenvalues_of_pairs, gram=merge(self.parameters["gram"], 0))
+        merged_problem = problem.with_numbers(
+            eigenvalues=eigenvalues_of_pairs, gram=merge(self.parameters["gram"], 0)
+        )
         merged_start = Start(merge(begin.M_blocks, 1), merge(begin.Q_blocks, 1), begin.a)
         return type(self)(merged_problem, self.algorithm), merged_start
 
@@ -233,35 +321,63 @@ class FieldDynamics(Dynamics):
             )
         if not risks.worst > WARN_ABOVE:  # also where all runs diverged, and it is NaN
             return ()
-        return (f"expectations are known only to {risks.worst:.1e} (relative): {expectation_of(self.structure).advice}.",)
+        return (
+            f"expectations are known only to {risks.worst:.1e} (relative): {expectation_of(self.structure).advice}.",
+        )
 
-    def simulator(self, method: str, begin: Start, dimension: int, sizes: np.ndarray, *, dtype: str = "float64", **more: Any) -> Simulator:
+    def simulator(
+        self,
+        method: str,
+        begin: Start,
+        dimension: int,
+        sizes: np.ndarray,
+        *,
+        dtype: str = "float64",
+        **more: Any,
+    ) -> Simulator:
         if method == "exact":
             check_room(self.definition, self.algorithm, sizes)
             return exact_chain(self.definition, self.algorithm, begin, dimension, sizes)
-        return DirectSGD(self.definition, self.algorithm, begin, dimension, sizes, dtype, more.get("seed", 0))
+        return DirectSGD(
+            self.definition, self.algorithm, begin, dimension, sizes, dtype, more.get("seed", 0)
+        )
 
-    def paths_of_sde(self, begin: Start, dimension: int, sizes: np.ndarray, higher_order: bool) -> SdePaths:
+    def paths_of_sde(
+        self, begin: Start, dimension: int, sizes: np.ndarray, higher_order: bool
+    ) -> SdePaths:
         """Paths of the SDE, as a simulator whose steps have lengths."""
         return SdePaths(self.definition, self.algorithm, begin, dimension, sizes, higher_order)
 
     def sde_places(self, when: Clock) -> np.ndarray:
         return with_edges(self.definition, self.algorithm, self.variable(when))
 
-    def longest_sde_step(self, begin: Start, dimension: int, sizes: np.ndarray, end: float, higher_order: bool) -> tuple[float, float]:
+    def longest_sde_step(
+        self, begin: Start, dimension: int, sizes: np.ndarray, end: float, higher_order: bool
+    ) -> tuple[float, float]:
         return sde_step_length(self.definition, self.algorithm, begin, dimension, sizes, end)
 
     def watched(self, criterion: Any, begin: Start, dimension: int | None) -> tuple[Watch, Any]:
-        watch = FieldWatch(self.structure, rule_for(self.definition, begin.Q_blocks, RULE_MARGIN), criterion)
-        nodes = {name: value[0] for name, value in expectation_of(self.structure).risk_nodes(watch.rule).items()}
+        watch = FieldWatch(
+            self.structure, rule_for(self.definition, begin.Q_blocks, RULE_MARGIN), criterion
+        )
+        nodes = {
+            name: value[0]
+            for name, value in expectation_of(self.structure).risk_nodes(watch.rule).items()
+        }
         return watch, {"problem": self.parameters, "watch": nodes}
 
     def _floor(self, when: Clock) -> Any:
         """The label noise's share of the risk, at each time where it depends on it."""
         problem = self.definition
-        return np.array([problem.at(place).noise_floor for place in self.place(when)]) if problem.scheduled else problem.noise_floor
+        return (
+            np.array([problem.at(place).noise_floor for place in self.place(when)])
+            if problem.scheduled
+            else problem.noise_floor
+        )
 
-    def observed(self, states: dict[str, np.ndarray], risk: np.ndarray, when: Clock) -> dict[str, np.ndarray]:
+    def observed(
+        self, states: dict[str, np.ndarray], risk: np.ndarray, when: Clock
+    ) -> dict[str, np.ndarray]:
         M, Q = states["M"], states["Q"]
         found = {"M": M.sum(axis=2), "Q": Q.sum(axis=2), "a": states["a"], "risk": risk}
         if "train_risk" in states:
@@ -272,17 +388,29 @@ class FieldDynamics(Dynamics):
             # the noise entered by its scale: the excess risk does not depend on it, and the risk is infinite
             found["risk"] = np.where(np.isfinite(risk), np.inf, np.nan)
         if self.structure.heads > 1:
-            found["a"] = states["a"].reshape(*states["a"].shape[:-1], self.structure.heads, self.structure.width)
+            found["a"] = states["a"].reshape(
+                *states["a"].shape[:-1], self.structure.heads, self.structure.width
+            )
         if self.structure.sample.contexts:
-            alone = [self.definition.with_numbers(probabilities=one) for one in np.eye(self.structure.sample.contexts)]
-            found["context_risk"] = np.stack([population_risk(one, self.timed(states, when))[0] for one in alone], axis=-1)
+            alone = [
+                self.definition.with_numbers(probabilities=one)
+                for one in np.eye(self.structure.sample.contexts)
+            ]
+            found["context_risk"] = np.stack(
+                [population_risk(one, self.timed(states, when))[0] for one in alone], axis=-1
+            )
         if self.definition.classifies:
-            found["accuracy"], found["error_accuracy"] = population_accuracy(self.definition, M, Q, states["a"])
+            found["accuracy"], found["error_accuracy"] = population_accuracy(
+                self.definition, M, Q, states["a"]
+            )
         if self.structure.blocks > 1:
             found |= {"M_block": M, "Q_block": Q}
         if self.definition.spectrum is not None:
             # these alone are finite where d is not
-            found |= {"M_fields": variance(self.parameters, M), "Q_fields": variance(self.parameters, Q)}
+            found |= {
+                "M_fields": variance(self.parameters, M),
+                "Q_fields": variance(self.parameters, Q),
+            }
         return found
 
     def meanings(self) -> Mapping[str, tuple[Any, ...]]:
@@ -293,9 +421,17 @@ class FieldDynamics(Dynamics):
     def coordinates(self) -> dict[str, Any]:
         found: dict[str, Any] = {}
         if self.structure.blocks > 1:
-            found["eigenvalue"] = ("block", eigenvalues(self.parameters), {"long_name": "covariance eigenvalue"})
+            found["eigenvalue"] = (
+                "block",
+                eigenvalues(self.parameters),
+                {"long_name": "covariance eigenvalue"},
+            )
         if self.structure.sample.contexts:
-            found["context"] = ("context", np.array(self.definition.names), {"long_name": "context"})
+            found["context"] = (
+                "context",
+                np.array(self.definition.names),
+                {"long_name": "context"},
+            )
         return found
 
 
@@ -307,8 +443,15 @@ class FixedDataDynamics(FieldDynamics):
 
     def check_controls(self, when: Clock) -> None:
         self.definition.check_numbers(when.t[-1], "t")
-        if any(scheduled(leaf) for leaf in jax.tree.leaves(self.parameters.get("draws"), is_leaf=scheduled)):
-            raise checks.reject("draws", self.definition, "a data set is drawn once: its probabilities do not depend on t; give numbers")
+        if any(
+            scheduled(leaf)
+            for leaf in jax.tree.leaves(self.parameters.get("draws"), is_leaf=scheduled)
+        ):
+            raise checks.reject(
+                "draws",
+                self.definition,
+                "a data set is drawn once: its probabilities do not depend on t; give numbers",
+            )
 
     def place(self, when: Clock) -> np.ndarray:
         return when.t
@@ -323,13 +466,26 @@ class FixedDataDynamics(FieldDynamics):
     def warn_before(self, begin: Start, dimension: int) -> None:
         warn_unstable(self.definition, self.algorithm, begin, self.algorithm.samples(dimension))
 
-    def simulator(self, method: str, begin: Start, dimension: int, sizes: np.ndarray, *, seed: int = 0, **more: Any) -> Simulator:
+    def simulator(
+        self,
+        method: str,
+        begin: Start,
+        dimension: int,
+        sizes: np.ndarray,
+        *,
+        seed: int = 0,
+        **more: Any,
+    ) -> Simulator:
         setting = (self.definition, self.algorithm, begin, dimension, sizes)
         shared_data = more.get("shared_data", False)
         if method == "direct":
             return DirectFixedData(*setting, more.get("dtype", "float64"), seed, shared_data)
         if shared_data:
-            raise checks.reject("shared_data", shared_data, "the exact law keeps no data set to share: take method='direct'")
+            raise checks.reject(
+                "shared_data",
+                shared_data,
+                "the exact law keeps no data set to share: take method='direct'",
+            )
         return ExactFixedData(*setting, seed)
 
 

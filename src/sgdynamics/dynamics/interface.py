@@ -23,7 +23,18 @@ from sgdynamics.base.arrays import Numbers, OneKey, Scalar, Tree
 from sgdynamics.base.controls import describe_schedule, numbers_at, scheduled
 from sgdynamics.base.user_functions import function_identity
 from sgdynamics.expectations.risk import SHORT, TOLERANCE, Risks
-from sgdynamics.ode.integrate import ATOL, MARGIN, RTOL, Case, Field, Solved, Watch, by_program, or_raise, run_cases
+from sgdynamics.ode.integrate import (
+    ATOL,
+    MARGIN,
+    RTOL,
+    Case,
+    Field,
+    Solved,
+    Watch,
+    by_program,
+    or_raise,
+    run_cases,
+)
 from sgdynamics.ode.stiff import ran_out
 from sgdynamics.results.clock import Clock
 from sgdynamics.results.datasets import largest_share
@@ -90,7 +101,9 @@ class Path:
     def with_estimate(self, name: str, estimate: Callable[[], float]) -> Path:
         """The same path with an error estimate among its attributes: NaN and a warning if the estimate fails."""
         value, warnings = try_estimate(name, estimate)
-        return replace(self, attributes={**self.attributes, name: value}, warnings=(*self.warnings, *warnings))
+        return replace(
+            self, attributes={**self.attributes, name: value}, warnings=(*self.warnings, *warnings)
+        )
 
 
 class Dynamics:
@@ -197,9 +210,18 @@ class Dynamics:
             "kind", the parameters, and the identity of the class, which cannot be made again from them.
         """
         numbers = jax.tree.map(
-            lambda leaf: describe_schedule(leaf)[0] if scheduled(leaf) else np.asarray(leaf).tolist(), self.parameters, is_leaf=scheduled
+            lambda leaf: (
+                describe_schedule(leaf)[0] if scheduled(leaf) else np.asarray(leaf).tolist()
+            ),
+            self.parameters,
+            is_leaf=scheduled,
         )
-        return {"kind": type(self).__name__, "parameters": numbers, **function_identity(type(self)), "rerunnable": False}
+        return {
+            "kind": type(self).__name__,
+            "parameters": numbers,
+            **function_identity(type(self)),
+            "rerunnable": False,
+        }
 
     def replace(self, **changes: Any) -> Self:
         """The same dynamics with other values of its fields, where it is a dataclass.
@@ -248,23 +270,42 @@ class Dynamics:
 
     def _need(self, name: str) -> None:
         if not self.has(name):
-            raise checks.reject("problem", self.definition, f"{type(self).__name__} has no {name}, which this question needs: define it")
+            raise checks.reject(
+                "problem",
+                self.definition,
+                f"{type(self).__name__} has no {name}, which this question needs: define it",
+            )
 
     def start(self, start: Any, runs: int | None = None) -> Any:
         """A start as an argument, checked, for so many runs."""
         if not isinstance(start, Mapping) or set(start) != set(self.variables):
-            raise checks.reject("start", start, f"give a dictionary of arrays: {', '.join(self.variables)}")
-        values = {name: checks.numbers(name, value, "give numbers") for name, value in start.items()}
+            raise checks.reject(
+                "start", start, f"give a dictionary of arrays: {', '.join(self.variables)}"
+            )
+        values = {
+            name: checks.numbers(name, value, "give numbers") for name, value in start.items()
+        }
         for name, value in values.items():
             axes = len(self.variables[name][1])
             if value.ndim not in (axes, axes + 1):
-                raise checks.reject(name, value.shape, f"give {axes} axes ({', '.join(self.variables[name][1])}), or one more for runs")
+                raise checks.reject(
+                    name,
+                    value.shape,
+                    f"give {axes} axes ({', '.join(self.variables[name][1])}), or one more for runs",
+                )
             values[name] = value if value.ndim == axes + 1 else value[None]
         most = max(len(value) for value in values.values())
         wanted = most if runs is None else checks.whole("runs", runs, 1)
         if any(len(value) not in (1, wanted) for value in values.values()):
-            raise checks.reject("runs", wanted, f"the start has {most} runs: give as many, or a start of one")
-        return States({name: np.broadcast_to(value, (wanted, *value.shape[1:])).copy() for name, value in values.items()})
+            raise checks.reject(
+                "runs", wanted, f"the start has {most} runs: give as many, or a start of one"
+            )
+        return States(
+            {
+                name: np.broadcast_to(value, (wanted, *value.shape[1:])).copy()
+                for name, value in values.items()
+            }
+        )
 
     def at_dimension(self, dimension: Any, small: bool = False) -> tuple[int, np.ndarray]:
         """The dimension, checked, and its split over blocks of the covariance; `small`: blocks of any size will do."""
@@ -281,8 +322,16 @@ class Dynamics:
 
     def beside(self, other: Any) -> Dynamics:
         """Another problem with the same states, for its risk along the way."""
-        if not isinstance(other, Dynamics) or set(other.variables) != set(self.variables) or not other.has("risk"):
-            raise checks.reject("evaluate", other, f"give a Dynamics with a risk, and with the variables {', '.join(self.variables)}")
+        if (
+            not isinstance(other, Dynamics)
+            or set(other.variables) != set(self.variables)
+            or not other.has("risk")
+        ):
+            raise checks.reject(
+                "evaluate",
+                other,
+                f"give a Dynamics with a risk, and with the variables {', '.join(self.variables)}",
+            )
         return other.bound(self.algorithm)
 
     @property
@@ -293,7 +342,11 @@ class Dynamics:
     def check_controls(self, when: Clock) -> None:
         """Refuse numbers that depend on alpha where there is none."""
         if self.algorithm.flow and self.controlled:
-            raise checks.reject("lr", self.algorithm.lr, "gradient flow uses no samples, and the problem has numbers that depend on alpha")
+            raise checks.reject(
+                "lr",
+                self.algorithm.lr,
+                "gradient flow uses no samples, and the problem has numbers that depend on alpha",
+            )
 
     def check_memory(self, dimension: int | None, end: float) -> None:
         """Raise ValueError if the update remembers less than one step at this dimension, up to alpha = end."""
@@ -327,12 +380,26 @@ class Dynamics:
         self._need("rate")
         return OwnField(self.definition, self.algorithm.flow)
 
-    def prepare(self, begin: Any, when: Clock, dimension: int | None, rtol: float | None = None, atol: float | None = None) -> Prepared:
+    def prepare(
+        self,
+        begin: Any,
+        when: Clock,
+        dimension: int | None,
+        rtol: float | None = None,
+        atol: float | None = None,
+    ) -> Prepared:
         """A mean path before it runs."""
         rtol, atol = RTOL if rtol is None else rtol, ATOL if atol is None else atol
         tolerance = {"rtol": np.float64(MARGIN * rtol), "atol": np.float64(MARGIN * atol)}
         each = {"none": np.zeros((1, 1))}
-        case = Case(self.field(), each, self.numbers(dimension), self.states(begin), self.variable(when), tolerance)
+        case = Case(
+            self.field(),
+            each,
+            self.numbers(dimension),
+            self.states(begin),
+            self.variable(when),
+            tolerance,
+        )
         return Prepared(self, begin, when, dimension, rtol, atol, case)
 
     def paths(self, group: list[Prepared], size: int) -> list[Path | Prepared | ValueError]:
@@ -350,22 +417,36 @@ class Dynamics:
         means = [over_replicates(one.states) for one in solved]
         risks = self.risks(kept, means, size)
         again = [
-            one.dynamics.finer(one, mean) if risk.worst > TOLERANCE else None for one, mean, risk in zip(kept, means, risks, strict=True)
+            one.dynamics.finer(one, mean) if risk.worst > TOLERANCE else None
+            for one, mean, risk in zip(kept, means, risks, strict=True)
         ]
         found |= {good[row]: one for row, one in enumerate(again) if one is not None}
         rows = [row for row, one in enumerate(again) if one is None]
         if not rows:
             return [found[place] for place in range(len(group))]
-        some = [rows[place] for place in sorted(set(np.linspace(0, len(rows) - 1, SHORT).round().astype(int).tolist()))]
+        some = [
+            rows[place]
+            for place in sorted(
+                set(np.linspace(0, len(rows) - 1, SHORT).round().astype(int).tolist())
+            )
+        ]
         looser = [replace(kept[row], case=_looser(kept[row].case)) for row in some]
 
         def integrator_error() -> float:
             others = [over_replicates(or_raise(one).states) for one in self._solved(looser, size)]
             shares = zip(self.risks(looser, others, size), some, strict=True)
-            return max(largest_share(other.risk - risks[row].risk, risks[row].risk) for other, row in shares)
+            return max(
+                largest_share(other.risk - risks[row].risk, risks[row].risk)
+                for other, row in shares
+            )
 
         integrator, failures = try_estimate("error_integrator", integrator_error)
-        spreads = self._sampling([kept[row] for row in rows], [solved[row] for row in rows], [risks[row].worst for row in rows], size)
+        spreads = self._sampling(
+            [kept[row] for row in rows],
+            [solved[row] for row in rows],
+            [risks[row].worst for row in rows],
+            size,
+        )
         for row, (quadrature, of_risk) in zip(rows, spreads, strict=True):
             one = kept[row]
             ends, texts = told_apart(means[row], solved[row].tired, one.when.t)
@@ -377,22 +458,31 @@ class Dynamics:
                 "error_integrator": integrator,
             }
             doubts = (*one.dynamics.doubts(risks[row]), *one.dynamics.caveats(one.when))
-            if integrator > UNRELIABLE and not texts:  # a solution that diverges is reported as such
+            if (
+                integrator > UNRELIABLE and not texts
+            ):  # a solution that diverges is reported as such
                 doubts += (_unreliable(integrator),)
             if quadrature > UNDETERMINED and _replicates(solved[row]) > 1:
                 doubts += (_undetermined(quadrature),)
-            found[good[row]] = Path(means[row], risks[row].risk, attributes, ends, (*doubts, *texts, *failures))
+            found[good[row]] = Path(
+                means[row], risks[row].risk, attributes, ends, (*doubts, *texts, *failures)
+            )
         return [found[place] for place in range(len(group))]
 
     def _solved(self, group: list[Prepared], size: int) -> list[Any]:
         every = run_cases([one.case for one in group], size)
-        return [one if isinstance(one, ValueError) else one._replace(states=self.unpacked(one.states)) for one in every]
+        return [
+            one if isinstance(one, ValueError) else one._replace(states=self.unpacked(one.states))
+            for one in every
+        ]
 
     def unpacked(self, states: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The states of a solution as results have them, where others are integrated."""
         return states
 
-    def _sampling(self, group: list[Prepared], solved: list[Solved], worst: list[float], size: int) -> list[tuple[float, float]]:
+    def _sampling(
+        self, group: list[Prepared], solved: list[Solved], worst: list[float], size: int
+    ) -> list[tuple[float, float]]:
         """`error_quadrature` and `error_quadrature_risk` of each; that of pairs and grids alone where nothing is sampled."""
         if _replicates(solved[0]) == 1:
             return [(one, 0.0) for one in worst]
@@ -407,15 +497,24 @@ class Dynamics:
         """Natural sizes (run,) of variables that may vanish along a run, for relative errors."""
         return {}
 
-    def risks(self, group: list[Prepared], states: list[dict[str, np.ndarray]], size: int) -> list[Risks]:
+    def risks(
+        self, group: list[Prepared], states: list[dict[str, np.ndarray]], size: int
+    ) -> list[Risks]:
         """The risks of each at its states, with any axes before the time's."""
-        return [Risks(one.dynamics.risk_of(state, one.when, one.dimension)[0], 0.0, 0.0) for one, state in zip(group, states, strict=True)]
+        return [
+            Risks(one.dynamics.risk_of(state, one.when, one.dimension)[0], 0.0, 0.0)
+            for one, state in zip(group, states, strict=True)
+        ]
 
-    def risk_of(self, states: dict[str, np.ndarray], when: Clock, dimension: int | None) -> tuple[np.ndarray, float]:
+    def risk_of(
+        self, states: dict[str, np.ndarray], when: Clock, dimension: int | None
+    ) -> tuple[np.ndarray, float]:
         """Risks of states (..., time, ...) at these times, and their largest relative error."""
         if not self.has("risk"):
             return np.full(next(iter(states.values())).shape[:2], np.nan), 0.0
-        return np.asarray(_own_risks(self.definition, self.numbers(dimension), states, self.place(when))), 0.0
+        return np.asarray(
+            _own_risks(self.definition, self.numbers(dimension), states, self.place(when))
+        ), 0.0
 
     @property
     def without_ode(self) -> str | None:
@@ -444,25 +543,39 @@ class Dynamics:
 
     def described(self, dimension: int | None) -> dict[str, Any]:
         """What a result says of the limit."""
-        limit = f"{self.letter} -> infinity" if dimension is None else f"mean increment at {self.letter}"
+        limit = (
+            f"{self.letter} -> infinity"
+            if dimension is None
+            else f"mean increment at {self.letter}"
+        )
         return {"dimension": dimension, "assumptions": f"{self.assumptions}, {limit}"}
 
     assumptions: ClassVar[str] = "one pass"
 
-    def simulator(self, method: str, begin: Any, dimension: int, sizes: np.ndarray, **more: Any) -> Simulator:
+    def simulator(
+        self, method: str, begin: Any, dimension: int, sizes: np.ndarray, **more: Any
+    ) -> Simulator:
         """Runs at finite d."""
         self._need("step")
-        return OwnChain(self.definition, self.numbers(dimension), self.algorithm.batch, self.states(begin))
+        return OwnChain(
+            self.definition, self.numbers(dimension), self.algorithm.batch, self.states(begin)
+        )
 
     def watched(self, criterion: Any, begin: Any, dimension: int | None) -> tuple[Watch, Any]:
         """What `exit_time` watches, and its numbers."""
         if criterion == "overlap":
-            raise checks.reject("criterion", criterion, "a dynamics of one's own has no overlaps: give 'risk' or a function of the state")
+            raise checks.reject(
+                "criterion",
+                criterion,
+                "a dynamics of one's own has no overlaps: give 'risk' or a function of the state",
+            )
         if not callable(criterion):
             self._need("risk")
         return OwnWatch(self.definition, criterion), self.numbers(dimension)
 
-    def observed(self, states: dict[str, np.ndarray], risk: np.ndarray, when: Clock) -> dict[str, np.ndarray]:
+    def observed(
+        self, states: dict[str, np.ndarray], risk: np.ndarray, when: Clock
+    ) -> dict[str, np.ndarray]:
         """The variables of a result; numbers named error_* become its attributes."""
         return {**states, "risk": risk}
 
@@ -491,7 +604,11 @@ class OwnField(Field):
         alpha = t if scheduled(lr) or self.flow else t * shared["batch"] / lr
         now = {**numbers_at(shared, alpha), "alpha": alpha}
         moved = self.definition.rate(now, state)
-        return jax.tree.map(lambda value: value * (now["algorithm"]["lr"] / now["batch"]), moved) if scheduled(lr) else moved
+        return (
+            jax.tree.map(lambda value: value * (now["algorithm"]["lr"] / now["batch"]), moved)
+            if scheduled(lr)
+            else moved
+        )
 
 
 @dataclass(frozen=True)
@@ -502,7 +619,11 @@ class OwnWatch(Watch):
     criterion: Any
 
     def value(self, shared: Numbers, state: dict[str, Any]) -> Any:
-        return jnp.asarray(self.criterion(state) if callable(self.criterion) else self.definition.risk({"alpha": 0.0, **shared}, state))
+        return jnp.asarray(
+            self.criterion(state)
+            if callable(self.criterion)
+            else self.definition.risk({"alpha": 0.0, **shared}, state)
+        )
 
 
 @partial(jax.jit, static_argnums=0)
@@ -546,7 +667,11 @@ def risk_of_path(prepared: Prepared) -> np.ndarray:
 
 
 def sampling_errors(
-    states: dict[str, np.ndarray], risks: np.ndarray, worst: float, within: float, scales: dict[str, np.ndarray] | None = None
+    states: dict[str, np.ndarray],
+    risks: np.ndarray,
+    worst: float,
+    within: float,
+    scales: dict[str, np.ndarray] | None = None,
 ) -> tuple[float, float]:
     """`error_quadrature` and `error_quadrature_risk` from replicates (first axis) of runs: the spread of their overlaps and risks.
 
@@ -565,7 +690,12 @@ def sampling_errors(
         largest = finite.max(axis=tuple(range(1, size.ndim)), keepdims=True)
         if scales is not None and name in scales:
             largest = np.maximum(largest, scales[name].reshape(largest.shape))
-        share = max(share, largest_share(error, np.broadcast_to(np.where(np.isfinite(largest), largest, np.nan), error.shape)))
+        share = max(
+            share,
+            largest_share(
+                error, np.broadcast_to(np.where(np.isfinite(largest), largest, np.nan), error.shape)
+            ),
+        )
     mean = risks.mean(axis=0)
     of_risk = max(within, worst, largest_share(risks.std(axis=0, ddof=1) / root, mean))
     if share == 0 and not np.all(np.isfinite(mean)):
@@ -573,7 +703,9 @@ def sampling_errors(
     return share, of_risk
 
 
-UNRELIABLE = 0.1  # relative change of the risk with the tolerance above which a solution is not trusted
+UNRELIABLE = (
+    0.1  # relative change of the risk with the tolerance above which a solution is not trusted
+)
 
 
 UNDETERMINED = 0.3  # relative standard error of sampled overlaps above which they are not trusted
@@ -596,14 +728,21 @@ def _unreliable(error: float) -> str:
     )
 
 
-def told_apart(states: dict[str, np.ndarray], tired: np.ndarray, t: np.ndarray) -> tuple[dict[str, np.ndarray], list[str]]:
+def told_apart(
+    states: dict[str, np.ndarray], tired: np.ndarray, t: np.ndarray
+) -> tuple[dict[str, np.ndarray], list[str]]:
     """The last good times of runs that diverged and of runs whose steps ran out (NaN for all others), and the warnings of both."""
-    good = np.all([np.isfinite(value).all(axis=tuple(range(2, value.ndim))) for value in states.values()], axis=0)
+    good = np.all(
+        [np.isfinite(value).all(axis=tuple(range(2, value.ndim))) for value in states.values()],
+        axis=0,
+    )
     last = np.where(good.all(axis=1), np.nan, [t[row][-1] if row.any() else 0.0 for row in good])
     diverged_at, ran_out_at = np.where(tired, np.nan, last), np.where(tired, last, np.nan)
     texts = []
     if np.any(np.isfinite(diverged_at)):
-        texts.append(f"the solution diverges after t = {np.nanmin(diverged_at):.4g} (coordinate diverged_at); a smaller lr may help")
+        texts.append(
+            f"the solution diverges after t = {np.nanmin(diverged_at):.4g} (coordinate diverged_at); a smaller lr may help"
+        )
     if np.any(np.isfinite(ran_out_at)):
         texts.append(ran_out(ran_out_at))
     return {"diverged_at": diverged_at, "ran_out_at": ran_out_at}, texts

@@ -20,22 +20,51 @@ class SlidingDynamics(FieldDynamics):
     """A `GaussianMixture` of snr = infinity with ReLU units: simulated as any problem of fields, its ODE after Filippov."""
 
     def prepare(
-        self, begin: Start, when: Clock, dimension: int | None, rtol: float | None = None, atol: float | None = None, rule: Any = None
+        self,
+        begin: Start,
+        when: Clock,
+        dimension: int | None,
+        rtol: float | None = None,
+        atol: float | None = None,
+        rule: Any = None,
     ) -> Prepared:
         if dimension is not None:
-            raise checks.reject("dimension", dimension, "at snr = inf only d -> infinity has an ODE (its drift jumps): leave dimension out")
-        return Prepared(self, begin, when, None, RTOL if rtol is None else rtol, ATOL if atol is None else atol)
+            raise checks.reject(
+                "dimension",
+                dimension,
+                "at snr = inf only d -> infinity has an ODE (its drift jumps): leave dimension out",
+            )
+        return Prepared(
+            self, begin, when, None, RTOL if rtol is None else rtol, ATOL if atol is None else atol
+        )
 
     def paths(self, group: list[Prepared], size: int) -> list[Any]:
         found = []
         for one in group:
             problem, begin = one.dynamics.definition, one.begin
-            numbers = {"weight_decay": problem.weight_decay, "head_rate": constant_head_rate(one.dynamics.algorithm, "sliding motions")}
+            numbers = {
+                "weight_decay": problem.weight_decay,
+                "head_rate": constant_head_rate(one.dynamics.algorithm, "sliding motions"),
+            }
             tolerance = {"rtol": MARGIN * one.rtol, "atol": MARGIN * one.atol}
-            path = solve_infinite_snr(problem.mixture, begin.M, begin.Q, begin.a, times=one.when.t, error=True, **numbers, **tolerance)
+            path = solve_infinite_snr(
+                problem.mixture,
+                begin.M,
+                begin.Q,
+                begin.a,
+                times=one.when.t,
+                error=True,
+                **numbers,
+                **tolerance,
+            )
             finite = np.isfinite(path["a"]).all(axis=-1)
             # checked by the risk's own function, which refuses NaN
-            safe = [np.where(finite.reshape(*finite.shape, *[1] * (path[name].ndim - 2)), path[name], 0.0) for name in ("M", "a")]
+            safe = [
+                np.where(
+                    finite.reshape(*finite.shape, *[1] * (path[name].ndim - 2)), path[name], 0.0
+                )
+                for name in ("M", "a")
+            ]
             states = {"M": path["M"][:, :, None], "Q": path["Q"][:, :, None], "a": path["a"]}
             attributes = {
                 "assumptions": "one pass, d -> infinity, then snr -> infinity; sliding motion after Filippov",

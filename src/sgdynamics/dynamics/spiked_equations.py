@@ -34,7 +34,12 @@ from sgdynamics.algorithms.one_pass import OnePassSGD, checked_algorithm, consta
 from sgdynamics.base.arrays import Keys, Numbers, Numeric, Reals, Scalar, Tree, Whole
 from sgdynamics.base.random import normals_and_uniforms
 from sgdynamics.ode.stiff import follow
-from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor, check_spiked_dimension, checked_spiked_start
+from sgdynamics.problems.spiked_tensor import (
+    SpikedStart,
+    SpikedTensor,
+    check_spiked_dimension,
+    checked_spiked_start,
+)
 from sgdynamics.sde.scheme import Stepped
 from sgdynamics.simulation.running import UNSEEN, Advanced, See, Watched
 from sgdynamics.simulation.spiked_tensor import SpikedState, largest, power, power_bits
@@ -46,7 +51,9 @@ RTOL = 1e-8
 ATOL = 1e-10
 LEAST_RTOL = 1e-13  # what double precision allows
 MARGIN = 1e-3  # local tolerance over the one asked for: errors add up, and the risk is a small difference of overlaps
-MOST_STEPS = 500  # explicit steps before LSODA takes over: smooth trajectories take fewer than a hundred
+MOST_STEPS = (
+    500  # explicit steps before LSODA takes over: smooth trajectories take fewer than a hundred
+)
 RUNAWAY = 1e2  # |x|^2 beyond this, in units of where it may come to rest or began, has diverged: as n -> infinity it never is
 STEP_TOLERANCE = 2e-3  # relative error of the SDE's step length, on the noiseless path and on the stationary variance
 FIRST_SDE_STEPS, MOST_SDE_STEPS = 64, 1 << 14
@@ -64,7 +71,9 @@ class Rates(NamedTuple):
     across: Any
 
 
-def equation_numbers(problem: SpikedTensor, algorithm: OnePassSGD, dimension: int | None) -> dict[str, Any]:
+def equation_numbers(
+    problem: SpikedTensor, algorithm: OnePassSGD, dimension: int | None
+) -> dict[str, Any]:
     """What the rates depend on, all of it traced, the order too: one program for every spiked tensor."""
     return {
         **problem.parameters,
@@ -89,23 +98,31 @@ def drift(numbers: dict[str, Any], m: Reals, r2: Reals) -> tuple[Reals, Reals]:
     """(dm/dt, dr2/dt): the mean increment of one step over delta."""
     at = rates(numbers, m, r2)
     rest = (at.pull**2 + at.along) * r2 - at.across
-    return at.push - at.pull * m, -2 * at.pull * r2 + numbers["lr"] * (at.across + numbers["inverse_dimension"] * rest)
+    return at.push - at.pull * m, -2 * at.pull * r2 + numbers["lr"] * (
+        at.across + numbers["inverse_dimension"] * rest
+    )
 
 
-def noise(numbers: dict[str, Any], m: Reals, r2: Reals, raised: Power = pow) -> tuple[Reals, Reals, Reals, Reals]:
+def noise(
+    numbers: dict[str, Any], m: Reals, r2: Reals, raised: Power = pow
+) -> tuple[Reals, Reals, Reals, Reals]:
     """Standard deviations over delta of one step: of m and r2 together (one normal for both), of m alone, of r2 alone."""
     at = rates(numbers, m, r2, raised)
     small = numbers["lr"] * numbers["inverse_dimension"]
     a = 1 - small * at.pull
     tau = at.along * r2 + at.across
     # (n - 2) delta^2 without n
-    outside = numbers["lr"] ** 2 * numbers["inverse_dimension"] * (1 - 2 * numbers["inverse_dimension"])
+    outside = (
+        numbers["lr"] ** 2 * numbers["inverse_dimension"] * (1 - 2 * numbers["inverse_dimension"])
+    )
     alone = 4 * a**2 * r2 * at.across + 2 * small**2 * tau**2 + 2 * outside * at.across**2
     root = at.along**0.5
     return root * m, 2 * a * root * r2, at.across**0.5, alone**0.5
 
 
-def spiked_increment(problem: SpikedTensor, algorithm: OnePassSGD, start: SpikedStart, *, dimension: int) -> tuple[np.ndarray, np.ndarray]:
+def spiked_increment(
+    problem: SpikedTensor, algorithm: OnePassSGD, start: SpikedStart, *, dimension: int
+) -> tuple[np.ndarray, np.ndarray]:
     """Mean (run, 2) and covariance (run, 2, 2) of the increment of (m, r2) in one step at dimension n, exact.
 
     The equations at the head of this module; over delta = lr/n and delta^2 they are the drift and the squared noise of the SDE.
@@ -154,12 +171,16 @@ class SpikedPath(NamedTuple):
     tired: np.ndarray
 
 
-def integrate_spiked(numbers: dict[str, Any], begin: SpikedStart, t: np.ndarray, rtol: float, atol: float) -> SpikedPath:
+def integrate_spiked(
+    numbers: dict[str, Any], begin: SpikedStart, t: np.ndarray, rtol: float, atol: float
+) -> SpikedPath:
     """Two numbers a start and a right-hand side in closed form: SciPy's integrators need no compilation, which would take a hundred times
     as long as the solve. All starts go side by side; if one diverges or is stiff, each goes on its own, by LSODA where that is needed.
     """
     runs = begin.runs
-    limit = RUNAWAY * (1 + numbers["snr"] ** (2 / numbers["order"]) + numbers["lr"] + begin.m**2 + begin.r2)
+    limit = RUNAWAY * (
+        1 + numbers["snr"] ** (2 / numbers["order"]) + numbers["lr"] + begin.m**2 + begin.r2
+    )
     y = np.concatenate([begin.m, begin.r2])
     none = np.zeros(runs, dtype=bool)
 
@@ -176,13 +197,23 @@ def integrate_spiked(numbers: dict[str, Any], begin: SpikedStart, t: np.ndarray,
         if ended == "finished":
             return SpikedPath(found.reshape(2, runs, -1), none, none)
         if runs > 1:
-            each = [integrate_spiked(numbers, SpikedStart(begin.m[[i]], begin.r2[[i]]), t, rtol, atol) for i in range(runs)]
-            return SpikedPath(*(np.concatenate(parts, axis=axis) for parts, axis in zip(zip(*each, strict=True), (1, 0, 0), strict=True)))
+            each = [
+                integrate_spiked(numbers, SpikedStart(begin.m[[i]], begin.r2[[i]]), t, rtol, atol)
+                for i in range(runs)
+            ]
+            return SpikedPath(
+                *(
+                    np.concatenate(parts, axis=axis)
+                    for parts, axis in zip(zip(*each, strict=True), (1, 0, 0), strict=True)
+                )
+            )
         if ended == "diverged":
             return SpikedPath(found.reshape(2, 1, -1), none, none)
         rest = t > solver.t
         setting = {"loosest": 1 / MARGIN, "inside": lambda _, y: _within(limit, y)}
-        late = follow(field, solver.y, float(solver.t), t[rest], max(rtol, LEAST_RTOL), atol, **setting)
+        late = follow(
+            field, solver.y, float(solver.t), t[rest], max(rtol, LEAST_RTOL), atol, **setting
+        )
     found[:, rest] = late.values
     return SpikedPath(found.reshape(2, 1, -1), ~none, np.array([late.ended == "tired"]))
 
@@ -218,7 +249,11 @@ def _flow(
 
 
 def spiked_sde_step(
-    bits: int, numbers: dict[str, Any], state: SpikedState, length: Scalar, normals: Float[Numeric, "2 runs"]
+    bits: int,
+    numbers: dict[str, Any],
+    state: SpikedState,
+    length: Scalar,
+    normals: Float[Numeric, "2 runs"],
 ) -> SpikedState:
     """One step of the SDE of the given length in t, from three normals: half of the drift, all of the noise, half of the drift.
 
@@ -241,16 +276,34 @@ def spiked_sde_step(
 class SpikedPaths(Stepped):
     """Paths of the SDE; a step of the simulator is one step of the scheme."""
 
-    def __init__(self, problem: SpikedTensor, numbers: dict[str, Any], begin: SpikedStart, dimension: int) -> None:
-        self.numbers = {**numbers, "noise_rate": numbers["lr"] / dimension, "limit": largest(problem.order)}
+    def __init__(
+        self, problem: SpikedTensor, numbers: dict[str, Any], begin: SpikedStart, dimension: int
+    ) -> None:
+        self.numbers = {
+            **numbers,
+            "noise_rate": numbers["lr"] / dimension,
+            "limit": largest(problem.order),
+        }
         self.begin, self.bits = begin, power_bits(problem.order)
 
     def initial(self, chosen: np.ndarray) -> SpikedState:
         return SpikedState(jnp.asarray(self.begin.m[chosen]), jnp.asarray(self.begin.r2[chosen]))
 
-    def advance(self, state: SpikedState, keys: Keys, since: int, end: int, watch: Watched = UNSEEN) -> Advanced:
+    def advance(
+        self, state: SpikedState, keys: Keys, since: int, end: int, watch: Watched = UNSEEN
+    ) -> Advanced:
         plan = (self.numbers, self.edges, self.lengths)
-        return _advance_spiked(self.bits, watch.see, *plan, state, keys, np.int64(since), np.int64(end), watch.seen, watch.given)
+        return _advance_spiked(
+            self.bits,
+            watch.see,
+            *plan,
+            state,
+            keys,
+            np.int64(since),
+            np.int64(end),
+            watch.seen,
+            watch.given,
+        )
 
     def overlaps(self, state: SpikedState) -> dict[str, Any]:
         return state._asdict()
@@ -270,10 +323,14 @@ def _advance_spiked(
     seen: Tree,
     given: Tree,
 ) -> tuple[SpikedState, Int[Numeric, " runs"], Any]:
-    def step(number: Whole, carry: tuple[Any, Any, Any]) -> tuple[SpikedState, Int[Numeric, " runs"], Any]:
+    def step(
+        number: Whole, carry: tuple[Any, Any, Any]
+    ) -> tuple[SpikedState, Int[Numeric, " runs"], Any]:
         state, good, seen = carry
         length = lengths[jnp.searchsorted(edges, number, side="right") - 1]
-        normals = jax.vmap(lambda key: normals_and_uniforms(jax.random.fold_in(key, number), 3, 0)[0], out_axes=1)(keys)
+        normals = jax.vmap(
+            lambda key: normals_and_uniforms(jax.random.fold_in(key, number), 3, 0)[0], out_axes=1
+        )(keys)
         state = spiked_sde_step(bits, numbers, state, length, normals)
         fine = state.m**2 + state.r2 < numbers["limit"]
         if see is not None:
@@ -283,7 +340,9 @@ def _advance_spiked(
     return jax.lax.fori_loop(since, end, step, (state, jnp.broadcast_to(since, keys.shape), seen))
 
 
-def spiked_step_length(problem: SpikedTensor, numbers: dict[str, Any], begin: SpikedStart, end: float) -> tuple[float, float]:
+def spiked_step_length(
+    problem: SpikedTensor, numbers: dict[str, Any], begin: SpikedStart, end: float
+) -> tuple[float, float]:
     """A step length for the SDE and its error, on the noiseless path from the first start and on stationary variances.
 
     Half of the drift, the noise and half of the drift give a mode that decays at rate kappa the variance (kappa h)/sinh(kappa h) times
@@ -300,12 +359,20 @@ def spiked_step_length(problem: SpikedTensor, numbers: dict[str, Any], begin: Sp
             every = np.array(path)
             risk = problem.risk(*every[:: count // 16].T)
             bounded = every[np.isfinite(every).all(axis=1)]
-            slopes = np.linalg.eigvals(jacobian(numbers, *bounded.T)) if len(bounded) else np.zeros(1)
+            slopes = (
+                np.linalg.eigvals(jacobian(numbers, *bounded.T)) if len(bounded) else np.zeros(1)
+            )
         fastest = float(np.abs(slopes[np.isfinite(slopes)]).max(initial=0.0))
         if before is not None:
             fine = np.isfinite(risk) & np.isfinite(before)
             # of second order: this path is off by a third of what the halving changed
-            error = float(np.max(np.abs(risk - before)[fine], initial=0.0) / np.max(np.abs(before)[fine], initial=1e-300)) / 3
+            error = (
+                float(
+                    np.max(np.abs(risk - before)[fine], initial=0.0)
+                    / np.max(np.abs(before)[fine], initial=1e-300)
+                )
+                / 3
+            )
             error = max(error, (fastest * end / count) ** 2 / 6)
             if error <= STEP_TOLERANCE or count >= MOST_SDE_STEPS:
                 return end / count, error

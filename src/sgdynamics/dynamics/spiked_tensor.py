@@ -16,9 +16,21 @@ from sgdynamics.algorithms.one_pass import constant_rate
 from sgdynamics.base import checks
 from sgdynamics.base.arrays import Numbers, Scalar, State, Tree
 from sgdynamics.dynamics.interface import Dynamics, Path, Prepared, told_apart
-from sgdynamics.dynamics.spiked_equations import SpikedPaths, drift, equation_numbers, integrate_spiked, spiked_step_length
+from sgdynamics.dynamics.spiked_equations import (
+    SpikedPaths,
+    drift,
+    equation_numbers,
+    integrate_spiked,
+    spiked_step_length,
+)
 from sgdynamics.ode.integrate import MARGIN, Field, Watch
-from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor, check_spiked_dimension, checked_spiked_start, spiked_risk
+from sgdynamics.problems.spiked_tensor import (
+    SpikedStart,
+    SpikedTensor,
+    check_spiked_dimension,
+    checked_spiked_start,
+    spiked_risk,
+)
 from sgdynamics.problems.starts import broadcast_runs
 from sgdynamics.results.clock import Clock
 from sgdynamics.results.datasets import largest_share
@@ -65,7 +77,14 @@ class SpikedDynamics(Dynamics):
         for one in group:
             problem, numbers = one.dynamics.definition, one.dynamics.numbers(one.dimension)
             path, loose = (
-                integrate_spiked(numbers, one.begin, one.when.t, slack * MARGIN * one.rtol, slack * MARGIN * one.atol) for slack in (1, 10)
+                integrate_spiked(
+                    numbers,
+                    one.begin,
+                    one.when.t,
+                    slack * MARGIN * one.rtol,
+                    slack * MARGIN * one.atol,
+                )
+                for slack in (1, 10)
             )
             states = {"m": path.values[0], "r2": path.values[1]}
             risk = problem.risk(*path.values)
@@ -78,11 +97,20 @@ class SpikedDynamics(Dynamics):
             found.append(Path(states, risk, attributes, ends, tuple(texts)))
         return found
 
-    def risk_of(self, states: dict[str, np.ndarray], when: Clock, dimension: int | None) -> tuple[np.ndarray, float]:
+    def risk_of(
+        self, states: dict[str, np.ndarray], when: Clock, dimension: int | None
+    ) -> tuple[np.ndarray, float]:
         return self.definition.risk(states["m"], states["r2"]), 0.0
 
     def simulator(
-        self, method: str, begin: SpikedStart, dimension: int, sizes: np.ndarray, *, dtype: str = "float64", **more: Any
+        self,
+        method: str,
+        begin: SpikedStart,
+        dimension: int,
+        sizes: np.ndarray,
+        *,
+        dtype: str = "float64",
+        **more: Any,
     ) -> Simulator:
         if method == "exact":
             return SpikedChain(self.definition, self.algorithm, begin, dimension)
@@ -92,26 +120,39 @@ class SpikedDynamics(Dynamics):
             needs = f"n^order{' * batch' if self.algorithm.batch > 1 else ''} = {shown} numbers a step, more than {MOST_ENTRIES:.0e}"
             fix = f"method='tensor' would draw {needs}: use method='exact' or 'direct', or a smaller dimension"
             raise checks.reject("dimension", dimension, fix)
-        return SpikedVectors(self.definition, self.algorithm, begin, dimension, dtype, method == "tensor")
+        return SpikedVectors(
+            self.definition, self.algorithm, begin, dimension, dtype, method == "tensor"
+        )
 
-    def paths_of_sde(self, begin: SpikedStart, dimension: int, sizes: np.ndarray, higher_order: bool) -> SpikedPaths:
-        return SpikedPaths(self.definition, self.numbers(dimension if higher_order else None), begin, dimension)
+    def paths_of_sde(
+        self, begin: SpikedStart, dimension: int, sizes: np.ndarray, higher_order: bool
+    ) -> SpikedPaths:
+        return SpikedPaths(
+            self.definition, self.numbers(dimension if higher_order else None), begin, dimension
+        )
 
     def longest_sde_step(
         self, begin: SpikedStart, dimension: int, sizes: np.ndarray, end: float, higher_order: bool
     ) -> tuple[float, float]:
-        return spiked_step_length(self.definition, self.numbers(dimension if higher_order else None), begin, end)
+        return spiked_step_length(
+            self.definition, self.numbers(dimension if higher_order else None), begin, end
+        )
 
     def beside(self, other: Any) -> Dynamics:
         if set(self.definition.kinds) != set(getattr(other, "kinds", ())):
             raise checks.reject("evaluate", other, "give a spiked tensor: only those have m and r2")
         return SpikedDynamics(other, self.algorithm)
 
-    def watched(self, criterion: Any, begin: SpikedStart, dimension: int | None) -> tuple[Watch, Any]:
+    def watched(
+        self, criterion: Any, begin: SpikedStart, dimension: int | None
+    ) -> tuple[Watch, Any]:
         return SpikedWatch(self.definition.order, criterion), self.numbers(dimension)
 
     def meanings(self) -> Mapping[str, tuple[Any, ...]]:
-        return {**self.variables, "risk": ("population loss without ridge and noise, |snr v^(k) - x^(k)|^2", ())}
+        return {
+            **self.variables,
+            "risk": ("population loss without ridge and noise, |snr v^(k) - x^(k)|^2", ()),
+        }
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,9 @@ from sgdynamics.problems.starts import Start
 from sgdynamics.results.clock import Clock
 from sgdynamics.simulation.running import Simulator
 
-SAME = 1e-3  # how close the mean steps at the two large D have to be, relative to the largest of them
+SAME = (
+    1e-3  # how close the mean steps at the two large D have to be, relative to the largest of them
+)
 SMALLEST = 1e-3  # what counts as no motion at all there
 AVERAGED_TOLERANCE = 1e-4  # wanted of overlaps where a step is averaged over points: more would cost more than it is worth
 FINEST = 2.0  # how much finer points are made where fields are wide: in three dimensions eight times as many
@@ -47,7 +49,11 @@ class UpdateDynamics(FieldDynamics):
         """All slow sets of a start, with a leading axis of runs."""
         every = all_rows(self.algorithm.stepping, begin, self.structure.width)
         rows = self.structure.width * (1 + len(slow_rows(self.algorithm.law)))
-        cut = {"rows_M": every["rows_M"][:, :, :rows], "rows_Q": every["rows_Q"][:, :, :rows, :rows], "rows_a": every["rows_a"][:, :rows]}
+        cut = {
+            "rows_M": every["rows_M"][:, :, :rows],
+            "rows_Q": every["rows_Q"][:, :, :rows, :rows],
+            "rows_a": every["rows_a"][:, :rows],
+        }
         return every | cut
 
     def check_memory(self, dimension: int | None, end: float) -> None:
@@ -55,56 +61,94 @@ class UpdateDynamics(FieldDynamics):
             return
         algorithm = self.algorithm
         per = algorithm.per if algorithm.stated is None else algorithm.stated.per
-        unit = {"dimension": "the dimension", "trace": "the trace of the inputs", "step": 'per="step"'}[per]
+        unit = {
+            "dimension": "the dimension",
+            "trace": "the trace of the inputs",
+            "step": 'per="step"',
+        }[per]
         D = dimension * float(algorithm.unit)
         algorithm.stepping.check_memory(D, np.linspace(0.0, end, CHECKED), unit)
 
     def public_states(self, states: dict[str, np.ndarray], lead: int = 1) -> dict[str, np.ndarray]:
         return super().public_states({name: states[name] for name in ("M", "Q", "a")}, lead)
 
-    def simulator(self, method: str, begin: Start, dimension: int, sizes: np.ndarray, **more: Any) -> Simulator:
+    def simulator(
+        self, method: str, begin: Start, dimension: int, sizes: np.ndarray, **more: Any
+    ) -> Simulator:
         if method == "exact" and self.algorithm.law.coordinatewise:
             fix = "it acts on each coordinate by itself, does not commute with rotations of the inputs, and does not close on overlaps"
-            raise checks.reject("method", method, f"{self.algorithm.update}: {fix} at finite d: take method='direct', or solve_ode")
+            raise checks.reject(
+                "method",
+                method,
+                f"{self.algorithm.update}: {fix} at finite d: take method='direct', or solve_ode",
+            )
         return super().simulator(method, begin, dimension, sizes, **more)
 
     # ------------------------------------------------------------------------------------------------------------- the ODE
 
     def prepare(
-        self, begin: Start, when: Clock, dimension: int | None, rtol: Any = None, atol: Any = None, rule: Rule | None = None
+        self,
+        begin: Start,
+        when: Clock,
+        dimension: int | None,
+        rtol: Any = None,
+        atol: Any = None,
+        rule: Rule | None = None,
     ) -> Prepared:
         algorithm, law, structure = self.algorithm, self.algorithm.law, self.structure
         self._has_limit(dimension)
         rule = rule_for(self.definition, begin.Q_blocks, RULE_MARGIN) if rule is None else rule
-        shared: dict[str, Any] = {"problem": self.parameters, "algorithm": algorithm.parameters, "large": np.float64(LARGE)}
+        shared: dict[str, Any] = {
+            "problem": self.parameters,
+            "algorithm": algorithm.parameters,
+            "large": np.float64(LARGE),
+        }
         shared |= self._units(KEPT[:2], KEPT[2:])
         states = in_units(shared, self._kept(begin))
         by_noise, noise_law = self._by_noise(), structure.sample.noise_law
-        if by_noise:  # the step sees values of the noise, and not the normals that these are made of
+        if (
+            by_noise
+        ):  # the step sees values of the noise, and not the normals that these are made of
             structure = replace(structure, sample=replace(structure.sample, noise_law=None))
-        field = UpdateStep(structure, rule, algorithm.batch, law, by_noise, noise_law if by_noise else None)
+        field = UpdateStep(
+            structure, rule, algorithm.batch, law, by_noise, noise_law if by_noise else None
+        )
         each = {"nodes": expectation_of(structure).nodes(rule, False)}
         if not law.linear:
             reads = count_reads(field, shared, {name: value[0] for name, value in states.items()})
             # gradients that are narrow beside the fields need narrower points
             widest = float(np.abs(begin.Q_blocks).sum(axis=1).max())
             fine = min(max(1.0, np.sqrt(widest)), FINEST)
-            each = field_points(structure, algorithm.batch, reads, quiet=field.by_noise or self._quiet(), fine=fine)
+            each = field_points(
+                structure, algorithm.batch, reads, quiet=field.by_noise or self._quiet(), fine=fine
+            )
         case = Case(field, each, shared, states, self.variable(when), {})
         if not law.scales:
             self._try_limit(case)
         wanted = AVERAGED_TOLERANCE if rtol is None and not law.linear else rtol
-        return Prepared(self, begin, when, dimension, rtol, atol, replace(case, tolerance=self._tolerance(case, wanted, atol)))
+        return Prepared(
+            self,
+            begin,
+            when,
+            dimension,
+            rtol,
+            atol,
+            replace(case, tolerance=self._tolerance(case, wanted, atol)),
+        )
 
     def _has_limit(self, dimension: int | None) -> None:
         """Refuse what has no ODE, with the reason."""
         algorithm = self.algorithm
         if "snr = inf" in self.definition.kinds:
             raise checks.reject(
-                "update", algorithm.update, "at snr = infinity the drift jumps, and only plain SGD slides: give a finite snr"
+                "update",
+                algorithm.update,
+                "at snr = infinity the drift jumps, and only plain SGD slides: give a finite snr",
             )
         if algorithm.flow:
-            raise checks.reject("lr", algorithm.lr, "gradient flow knows no updates: give a learning rate above 0")
+            raise checks.reject(
+                "lr", algorithm.lr, "gradient flow knows no updates: give a learning rate above 0"
+            )
         if dimension is not None and self.definition.spectrum is None:
             fix = "the mean step of an update is known as d -> infinity: leave dimension out, or take sgd.simulate at this d"
             raise checks.reject("dimension", dimension, fix)
@@ -143,12 +187,23 @@ class UpdateDynamics(FieldDynamics):
 
     def _try_limit(self, case: Case) -> None:
         """Refuse an update whose mean step is another at another large D."""
-        place = TRIED_TAU * (self.algorithm.batch if self.algorithm.scheduled else float(self.algorithm.lr))
+        place = TRIED_TAU * (
+            self.algorithm.batch if self.algorithm.scheduled else float(self.algorithm.lr)
+        )
         one = [jax.tree.map(lambda leaf: leaf[0], part) for part in (case.each, case.states)]
-        both = [_rates(case.field, one[0], case.shared | {"large": np.float64(D)}, place, one[1]) for D in (LARGE, LESS_LARGE)]
-        flat = [np.concatenate([np.asarray(value).reshape(-1) for value in rates.values()]) for rates in both]
+        both = [
+            _rates(case.field, one[0], case.shared | {"large": np.float64(D)}, place, one[1])
+            for D in (LARGE, LESS_LARGE)
+        ]
+        flat = [
+            np.concatenate([np.asarray(value).reshape(-1) for value in rates.values()])
+            for rates in both
+        ]
         size = np.abs(flat[0]).max(initial=SMALLEST)
-        if not np.all(np.isfinite(flat)) or np.abs(flat[0] - flat[1]).max(initial=0.0) > SAME * size:
+        if (
+            not np.all(np.isfinite(flat))
+            or np.abs(flat[0] - flat[1]).max(initial=0.0) > SAME * size
+        ):
             fix = (
                 f"its mean step is another at D = {LARGE:g} than at D = {LESS_LARGE:g}: these numbers have no limit in units of lr/D. "
                 "Count lengths of gradients in sqrt(D), memories in c/D (fixed ones are memory='fast'), sam's ascent as reach="
@@ -176,14 +231,18 @@ class UpdateDynamics(FieldDynamics):
 
     # ------------------------------------------------------------------------------------------------------------- results
 
-    def observed(self, states: dict[str, np.ndarray], risk: np.ndarray, when: Clock) -> dict[str, np.ndarray]:
+    def observed(
+        self, states: dict[str, np.ndarray], risk: np.ndarray, when: Clock
+    ) -> dict[str, np.ndarray]:
         found = super().observed(states, risk, when)
         for name in ("rows_M", "rows_Q"):
             if name in states:
                 found[name] = states[name].sum(axis=2)
                 if self.structure.blocks > 1:
                     found[f"{name}_block"] = states[name]
-        return found | {name: states[name] for name in KEPT[2:] if name in states and states[name].size}
+        return found | {
+            name: states[name] for name in KEPT[2:] if name in states and states[name].size
+        }
 
     def named(self, values: Mapping[str, np.ndarray]) -> dict[str, Any]:
         law, p, found = self.algorithm.law, self.structure.width, {}
@@ -199,15 +258,26 @@ class UpdateDynamics(FieldDynamics):
 def with_weights(states: dict[str, np.ndarray], p: int) -> dict[str, np.ndarray]:
     """States of all sets of rows, with M, Q and a of the weights among them; what is empty, or the weights alone, is left out."""
     alone = states["rows_a"].shape[-1] == p
-    kept = {name: value for name, value in states.items() if value.size and not (alone and name.startswith("rows_"))}
-    return kept | {"M": states["rows_M"][..., :p, :], "Q": states["rows_Q"][..., :p, :p], "a": states["rows_a"][..., :p]}
+    kept = {
+        name: value
+        for name, value in states.items()
+        if value.size and not (alone and name.startswith("rows_"))
+    }
+    return kept | {
+        "M": states["rows_M"][..., :p, :],
+        "Q": states["rows_Q"][..., :p, :p],
+        "a": states["rows_a"][..., :p],
+    }
 
 
 def all_rows(update: Any, begin: Start, p: int) -> dict[str, np.ndarray]:
     """All sets of a start, with a leading axis of runs: those that it does not have are 0."""
     every = beginning(update, begin)
     more = p * copies(update.law) - every.M.shape[2]
-    M, a = np.pad(every.M, ((0, 0), (0, 0), (0, more), (0, 0))), np.pad(every.a, ((0, 0), (0, more)))
+    M, a = (
+        np.pad(every.M, ((0, 0), (0, 0), (0, more), (0, 0))),
+        np.pad(every.a, ((0, 0), (0, more))),
+    )
     Q = np.pad(every.Q, ((0, 0), (0, 0), (0, more), (0, more)))
     return dict(zip(KEPT, (M, Q, a, every.scalars, every.squares), strict=True))
 

@@ -35,13 +35,19 @@ PIECEWISE_LINEAR = ("relu", "abs", "linear")
 
 
 @float64
-def population_accuracy(problem: Problem, M: np.ndarray, Q: np.ndarray, a: np.ndarray) -> tuple[np.ndarray, float]:
+def population_accuracy(
+    problem: Problem, M: np.ndarray, Q: np.ndarray, a: np.ndarray
+) -> tuple[np.ndarray, float]:
     """Compute the share classified correctly at states with any leading axes, and its absolute error.
 
     A tie f = 0 counts as 1/2. The error is the largest of all states.
     """
     lead = a.shape[:-1]
-    states = {"M": M.reshape(-1, *M.shape[-3:]), "Q": Q.reshape(-1, *Q.shape[-3:]), "a": a.reshape(-1, a.shape[-1])}
+    states = {
+        "M": M.reshape(-1, *M.shape[-3:]),
+        "Q": Q.reshape(-1, *Q.shape[-3:]),
+        "a": a.reshape(-1, a.shape[-1]),
+    }
     structure, parameters = problem.structure, problem.parameters
     clusters = len(parameters["cluster_weights"])
     few = structure.width < indicators.MOST_UNITS or len(states["a"]) * clusters <= MOST_STATES
@@ -50,23 +56,36 @@ def population_accuracy(problem: Problem, M: np.ndarray, Q: np.ndarray, a: np.nd
     else:
         nodes = np.zeros((2, 1, 0))  # a single unit has one line
         if structure.width > 1:
-            log2_lines = LOG2_LINES if len(states["a"]) * clusters <= MOST_STATES else LOG2_LINES_OF_MANY
+            log2_lines = (
+                LOG2_LINES if len(states["a"]) * clusters <= MOST_STATES else LOG2_LINES_OF_MANY
+            )
             nodes = sobol_normals(structure.width - 1, log2_lines, REPLICATES, whiten=False)
-        (both,) = in_chunks(partial(_on_lines, structure, nodes, lanes_of([parameters], 1)), [states], 1)
+        (both,) = in_chunks(
+            partial(_on_lines, structure, nodes, lanes_of([parameters], 1)), [states], 1
+        )
         shares, errors = both[:, 0], both[:, 1]
     return shares.reshape(lead), float(np.max(errors[np.isfinite(errors)], initial=0.0))
 
 
 def _exact(parameters: Numbers, states: State) -> tuple[np.ndarray, np.ndarray]:
     """The share classified correctly by ReLU networks of up to four units, and its errors."""
-    weights, labels, coefficients = (np.asarray(parameters[f"cluster_{name}"]) for name in ("weights", "labels", "coefficients"))
+    weights, labels, coefficients = (
+        np.asarray(parameters[f"cluster_{name}"]) for name in ("weights", "labels", "coefficients")
+    )
     shares, errors = np.full((2, len(states["a"])), np.nan)
-    finite = np.nonzero(np.all([np.isfinite(value).all(axis=tuple(range(1, value.ndim))) for value in states.values()], axis=0))[0]
+    finite = np.nonzero(
+        np.all(
+            [np.isfinite(value).all(axis=tuple(range(1, value.ndim))) for value in states.values()],
+            axis=0,
+        )
+    )[0]
     M, Q, head = (states[name][finite] for name in ("M", "Q", "a"))
     means = np.einsum("cr,nir->nci", coefficients, M.sum(axis=1))
     count, clusters, units = means.shape
     covariance = np.repeat(input_covariance.variance(parameters, Q), clusters, axis=0)
-    positive, error = indicators.positive_share_and_error(means.reshape(-1, units), covariance, np.repeat(head, clusters, axis=0))
+    positive, error = indicators.positive_share_and_error(
+        means.reshape(-1, units), covariance, np.repeat(head, clusters, axis=0)
+    )
     positive, error = positive.reshape(count, clusters), error.reshape(count, clusters)
     shares[finite] = np.where(labels > 0.5, positive, 1 - positive) @ weights
     errors[finite] = error @ weights
@@ -75,7 +94,11 @@ def _exact(parameters: Numbers, states: State) -> tuple[np.ndarray, np.ndarray]:
 
 @partial(jax.jit, static_argnums=0)
 def _on_lines(
-    structure: Structure, nodes: Float[Numeric, "replicates n m"], parameters: Numbers, states: State, count: Numeric
+    structure: Structure,
+    nodes: Float[Numeric, "replicates n m"],
+    parameters: Numbers,
+    states: State,
+    count: Numeric,
 ) -> Float[Numeric, "1 n 2"]:
     """The share classified correctly and its standard error at the first `count` states."""
     width = structure.width
@@ -94,7 +117,9 @@ def _on_lines(
         right = numbers["cluster_weights"] @ shares
         return jnp.stack([jnp.mean(right), jnp.std(right, ddof=1) / np.sqrt(len(right))])
 
-    return jax.lax.map(lambda lane: first_states(partial(at_state, lane[0]), lane[1], count), (parameters, states))
+    return jax.lax.map(
+        lambda lane: first_states(partial(at_state, lane[0]), lane[1], count), (parameters, states)
+    )
 
 
 def sign_on_lines(
@@ -157,10 +182,13 @@ def _merged(ends: Float[Numeric, "n e"], places: Float[Numeric, "n k"]) -> Float
 
 
 def _chord_root(
-    left: tuple[Float[Numeric, "n e"], Float[Numeric, "n e"]], right: tuple[Float[Numeric, "n e"], Float[Numeric, "n e"]]
+    left: tuple[Float[Numeric, "n e"], Float[Numeric, "n e"]],
+    right: tuple[Float[Numeric, "n e"], Float[Numeric, "n e"]],
 ) -> Float[Numeric, "n e"]:
     """The zero of the chord between two points of opposite signs; the left point for others."""
     crosses = left[1] * right[1] < 0
     below = (left[1] != 0) & (right[1] == 0)  # the sign of the left point holds up to the right one
     share = left[1] / jnp.where(crosses, left[1] - right[1], 1.0)
-    return jnp.where(crosses, left[0] + (right[0] - left[0]) * share, jnp.where(below, right[0], left[0]))
+    return jnp.where(
+        crosses, left[0] + (right[0] - left[0]) * share, jnp.where(below, right[0], left[0])
+    )

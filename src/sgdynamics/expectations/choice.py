@@ -14,7 +14,15 @@ from sgdynamics.expectations.perturbed import Gated, NoisyInputs
 from sgdynamics.expectations.sampled import Sampled
 from sgdynamics.expectations.signal_grids import SignalGrids
 from sgdynamics.problems.activations import NAMED
-from sgdynamics.problems.losses import ClusterLoss, CommitteeLoss, ContextLoss, GatedLoss, TargetLoss, correlation, squared
+from sgdynamics.problems.losses import (
+    ClusterLoss,
+    CommitteeLoss,
+    ContextLoss,
+    GatedLoss,
+    TargetLoss,
+    correlation,
+    squared,
+)
 from sgdynamics.problems.problem import Structure
 from sgdynamics.samples.sample import Sample
 
@@ -31,7 +39,10 @@ def expectation_of(structure: Structure) -> Expectation:
         clean = replace(structure.sample, noisy_inputs=False)
         return NoisyInputs(structure, expectation_of(replace(structure, sample=clean)))
     if isinstance(loss, GatedLoss):
-        return Gated(structure, expectation_of(replace(structure, loss=loss.inner, sample=Sample(structure.signals))))
+        return Gated(
+            structure,
+            expectation_of(replace(structure, loss=loss.inner, sample=Sample(structure.signals))),
+        )
     if isinstance(loss, ClusterLoss) and loss.student == NAMED["relu"]:
         return Clusters(structure)
     if isinstance(loss, CommitteeLoss) and loss.outer in (squared, correlation):

@@ -29,10 +29,16 @@ def erf_offset(activation: Activation) -> float | None:
 
 
 def erf_value(
-    kappa1: float, kappa2: float, q1: Float[Numeric, " m"], q2: Float[Numeric, " n"], c: Float[Numeric, "m n"]
+    kappa1: float,
+    kappa2: float,
+    q1: Float[Numeric, " m"],
+    q2: Float[Numeric, " n"],
+    c: Float[Numeric, "m n"],
 ) -> Float[Numeric, "m n"]:
     ratio = c / jnp.sqrt((kappa1 + q1)[:, None] * (kappa2 + q2)[None, :])
-    return 2 / np.pi * jnp.arcsin(jnp.clip(ratio, -1.0, 1.0))  # past 1 by rounding only (sign with sign)
+    return (
+        2 / np.pi * jnp.arcsin(jnp.clip(ratio, -1.0, 1.0))
+    )  # past 1 by rounding only (sign with sign)
 
 
 def erf_moments(
@@ -58,7 +64,9 @@ def relu_parts(
 def quadrant(rho: Float[Numeric, "*s"]) -> Float[Numeric, "*s"]:
     """P(u > 0, v > 0) = 1/4 + asin(rho)/(2 pi); at |rho| = 1 with derivative 0, which is right along scalings."""
     inside = jnp.abs(rho) < 1
-    return 0.25 + jnp.where(inside, jnp.arcsin(jnp.where(inside, rho, 0.0)), jnp.sign(rho) * np.pi / 2) / (2 * np.pi)
+    return 0.25 + jnp.where(
+        inside, jnp.arcsin(jnp.where(inside, rho, 0.0)), jnp.sign(rho) * np.pi / 2
+    ) / (2 * np.pi)
 
 
 def relu_moments(
@@ -69,7 +77,11 @@ def relu_moments(
 
 
 def polynomial_moments(
-    first: Activation, second: Activation, q1: Float[Numeric, " m"], q2: Float[Numeric, " n"], c: Float[Numeric, "m n"]
+    first: Activation,
+    second: Activation,
+    q1: Float[Numeric, " m"],
+    q2: Float[Numeric, " n"],
+    c: Float[Numeric, "m n"],
 ) -> tuple[Float[Numeric, "m n"], Float[Numeric, "m n"], Float[Numeric, "m n"]]:
     """K, A, B of two polynomials, by Wick: E[f(u) g(v)] = sum_n c^n/n! E[f^(n)(u)] E[g^(n)(v)], n contractions between u and v.
 
@@ -94,7 +106,9 @@ def powers(x: Float[Numeric, "m n"], top: int) -> Float[Numeric, "m n top"]:
     return jnp.stack(rows, axis=-1)
 
 
-def derivative_means(activation: Activation, shift: int, degree: int, variance: Float[Numeric, " n"]) -> Float[Numeric, "n m"]:
+def derivative_means(
+    activation: Activation, shift: int, degree: int, variance: Float[Numeric, " n"]
+) -> Float[Numeric, "n m"]:
     """E[f^(shift + e)(sqrt(q) z)] for e = 0..degree and each variance q: (fields, degree + 1)."""
     columns = []
     for order in range(shift, shift + degree + 1):

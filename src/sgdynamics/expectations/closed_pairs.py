@@ -40,7 +40,9 @@ class ClosedPairs(Networks):
     def closed_noise(self) -> Callable[..., Any] | None:
         return four_point.noise_term(*self.partners)
 
-    def residual(self, parameters: Numbers, head: Float[Numeric, " p"]) -> Float[Numeric, " fields"]:
+    def residual(
+        self, parameters: Numbers, head: Float[Numeric, " p"]
+    ) -> Float[Numeric, " fields"]:
         """c of the students, then of the teachers."""
         teachers = parameters["teacher_head"] / parameters["teacher_head"].shape[0]
         return jnp.concatenate([super().residual(parameters, head), teachers])
@@ -58,34 +60,63 @@ class ClosedPairs(Networks):
         p, (student, teacher) = self.structure.width, self.partners
         q = jnp.diagonal(omega)
         cross = pairs.moments(student, teacher, q[:p], q[p:], omega[:p, p:], rule.terms)
-        teachers = pairs.value(teacher, teacher, q[p:], q[p:], omega[p:, p:], max(rule.terms, rule.label_terms))
-        K, A, B = (jnp.concatenate([left, right], axis=1) for left, right in zip(own, cross, strict=True))
+        teachers = pairs.value(
+            teacher, teacher, q[p:], q[p:], omega[p:, p:], max(rule.terms, rule.label_terms)
+        )
+        K, A, B = (
+            jnp.concatenate([left, right], axis=1) for left, right in zip(own, cross, strict=True)
+        )
         slope = B * c + jnp.eye(p, omega.shape[0], dtype=omega.dtype) * (A @ c)[:, None]
-        excess = 0.5 * (c[:p] @ K[:, :p] @ c[:p] + 2 * c[:p] @ K[:, p:] @ c[p:] + c[p:] @ teachers @ c[p:])
+        excess = 0.5 * (
+            c[:p] @ K[:, :p] @ c[:p] + 2 * c[:p] @ K[:, p:] @ c[p:] + c[p:] @ teachers @ c[p:]
+        )
         return slope, K @ c, excess
 
     @property
     def closed(self) -> bool:
         found = itertools.combinations_with_replacement(self.partners, 2)
-        return all(pairs.method(one, other) in ("polynomial", "erf", "relu") for one, other in found)
+        return all(
+            pairs.method(one, other) in ("polynomial", "erf", "relu") for one, other in found
+        )
 
     @property
     def has_label_series(self) -> bool:
         return True
 
     def label_series(
-        self, parameters: Numbers, frame: np.ndarray, terms: int, powers: np.ndarray, roots: np.ndarray
+        self,
+        parameters: Numbers,
+        frame: np.ndarray,
+        terms: int,
+        powers: np.ndarray,
+        roots: np.ndarray,
     ) -> tuple[np.ndarray, float, float]:
         teacher, weights = self.partners[1], parameters["teacher_head"] / self.structure.signals
         variances = np.sum(frame**2, axis=1)
         c = mehler.hermite_coefficients(teacher, variances, terms)
         rho = frame / np.sqrt(variances)[:, None]
-        found = roots * (weights @ (c[:, powers.sum(axis=1)] * np.prod(rho[:, None] ** powers, axis=2)))
+        found = roots * (
+            weights @ (c[:, powers.sum(axis=1)] * np.prod(rho[:, None] ** powers, axis=2))
+        )
         length = mehler.terms_for(teacher, teacher, float(variances.max()))
-        gram = pairs.value(teacher, teacher, jnp.asarray(variances), jnp.asarray(variances), frame @ frame.T, length)
+        gram = pairs.value(
+            teacher,
+            teacher,
+            jnp.asarray(variances),
+            jnp.asarray(variances),
+            frame @ frame.T,
+            length,
+        )
         return found, float(weights @ np.asarray(gram) @ weights), 0.0
 
-    def risk(self, rule: Rule, nodes: Nodes, parameters: Numbers, overlaps: Overlaps, head: Float[Numeric, " p"]) -> Float[Numeric, ""]:
+    def risk(
+        self,
+        rule: Rule,
+        nodes: Nodes,
+        parameters: Numbers,
+        overlaps: Overlaps,
+        head: Float[Numeric, " p"],
+    ) -> Float[Numeric, ""]:
         """For squared activations and loss by Wick: E[(sum_b c_b lambda_b^2)^2] = (sum_b c_b Omega_bb)^2 + 2 sum_bc c_b c_c Omega_bc^2."""
         if not self.structure.loss.quadratic:
             return super().risk(rule, nodes, parameters, overlaps, head)
@@ -93,7 +124,14 @@ class ClosedPairs(Networks):
         mean = jnp.sum(c * jnp.diagonal(omega))
         return 0.5 * (mean**2 + 2 * jnp.sum(c[:, None] * c * omega**2) + parameters["noise"])
 
-    def error(self, rule: Rule, nodes: Nodes, parameters: Numbers, overlaps: Overlaps, head: Float[Numeric, " p"]) -> Float[Numeric, ""]:
+    def error(
+        self,
+        rule: Rule,
+        nodes: Nodes,
+        parameters: Numbers,
+        overlaps: Overlaps,
+        head: Float[Numeric, " p"],
+    ) -> Float[Numeric, ""]:
         p, omega = self.structure.width, overlaps.covariance
         q = jnp.diagonal(omega)
         cross = pairs.error(*self.partners, q[:p], q[p:], omega[:p, p:], rule.terms)

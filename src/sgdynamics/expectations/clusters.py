@@ -37,7 +37,9 @@ class Clusters(Sampled):
 
     def finer(self, rule: Rule, largest: float) -> Rule | None:
         best = mixtures.rule_for(self.structure.width, fine=True)
-        return None if self.drift_sampled or best == self._rule(rule) else replace(rule, mixture=best)
+        return (
+            None if self.drift_sampled or best == self._rule(rule) else replace(rule, mixture=best)
+        )
 
     def _rule(self, rule: Rule) -> mixtures.MixtureRule:
         return rule.mixture or mixtures.rule_for(self.structure.width)
@@ -50,13 +52,19 @@ class Clusters(Sampled):
             return self.nodes(rule, flow=True)
         return super().risk_nodes(rule)
 
-    def search_nodes(self, rule: Rule, flow: bool) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray] | None]:
+    def search_nodes(
+        self, rule: Rule, flow: bool
+    ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray] | None]:
         return self.nodes(rule, flow), None
 
-    def _means(self, parameters: Numbers, overlaps: Overlaps) -> tuple[Float[Numeric, "clusters p"], Float[Numeric, "p p"]]:
+    def _means(
+        self, parameters: Numbers, overlaps: Overlaps
+    ) -> tuple[Float[Numeric, "clusters p"], Float[Numeric, "p p"]]:
         """Means of the students, cluster by cluster, and their covariance."""
         p = self.structure.width
-        return overlaps.means(parameters["cluster_coefficients"])[:, :p], overlaps.covariance[:p, :p]
+        return overlaps.means(parameters["cluster_coefficients"])[:, :p], overlaps.covariance[
+            :p, :p
+        ]
 
     def moments(
         self,
@@ -72,11 +80,19 @@ class Clusters(Sampled):
         p = self.structure.width
         weights, coefficients = parameters["cluster_weights"], parameters["cluster_coefficients"]
         middle, spread = self._means(parameters, overlaps)
-        find = partial(mixtures.cluster_moments, self._rule(rule), nodes, head=head, labels=parameters["cluster_labels"])
+        find = partial(
+            mixtures.cluster_moments,
+            self._rule(rule),
+            nodes,
+            head=head,
+            labels=parameters["cluster_labels"],
+        )
         found = find(means=middle, covariance=spread)
         D, S, B, risk = (jnp.tensordot(weights, part, axes=1) for part in found[1:])
         students = head[:, None] * (jnp.diag(D) + S * head)
-        stein = jnp.concatenate([students, jnp.zeros((p, self.structure.signals), spread.dtype)], axis=1)
+        stein = jnp.concatenate(
+            [students, jnp.zeros((p, self.structure.signals), spread.dtype)], axis=1
+        )
         shift = head[:, None] * jnp.einsum("c,ci,cr->ir", weights, found.P, coefficients)
         pull = weights @ (middle * found.P) + jnp.diagonal(spread) * D + (spread * S) @ head
         outer = head[:, None] * head
@@ -87,20 +103,46 @@ class Clusters(Sampled):
 
             def along(gram: Any, direction: Any, again: Any) -> Any:
                 tangents = (2 * coefficients @ direction[p:, :p], 2 * again[:p, :p])
-                _, slope = jax.jvp(lambda middle, spread: find(means=middle, covariance=spread).B, (middle, spread), tangents)
+                _, slope = jax.jvp(
+                    lambda middle, spread: find(means=middle, covariance=spread).B,
+                    (middle, spread),
+                    tangents,
+                )
                 own = jnp.einsum("cr,rs,cs->c", coefficients, gram, coefficients)
                 return jnp.tensordot(weights, slope + own[:, None, None] * found.B, axes=1)
 
-            norms = outer * jax.vmap(along)(parameters["gram"], directions, input_covariance.scaled(parameters, directions))
+            norms = outer * jax.vmap(along)(
+                parameters["gram"], directions, input_covariance.scaled(parameters, directions)
+            )
         return Moments(stein, outer * B, norms, pull, risk, shift)
 
-    def risk(self, rule: Rule, nodes: Nodes, parameters: Numbers, overlaps: Overlaps, head: Float[Numeric, " p"]) -> Float[Numeric, ""]:
+    def risk(
+        self,
+        rule: Rule,
+        nodes: Nodes,
+        parameters: Numbers,
+        overlaps: Overlaps,
+        head: Float[Numeric, " p"],
+    ) -> Float[Numeric, ""]:
         if "plain" in nodes:
             return super().risk(rule, nodes, parameters, overlaps, head)
         return self.moments(rule, nodes, parameters, overlaps, head, flow=True).risk
 
-    def error(self, rule: Rule, nodes: Nodes, parameters: Numbers, overlaps: Overlaps, head: Float[Numeric, " p"]) -> Float[Numeric, ""]:
+    def error(
+        self,
+        rule: Rule,
+        nodes: Nodes,
+        parameters: Numbers,
+        overlaps: Overlaps,
+        head: Float[Numeric, " p"],
+    ) -> Float[Numeric, ""]:
         if self.drift_sampled:
             return super().error(rule, nodes, parameters, overlaps, head)
         every = jax.tree.map(lambda value: value[None], nodes)
-        return mixtures.error(self._rule(rule), every, *self._means(parameters, overlaps), head, parameters["cluster_labels"])
+        return mixtures.error(
+            self._rule(rule),
+            every,
+            *self._means(parameters, overlaps),
+            head,
+            parameters["cluster_labels"],
+        )

@@ -42,7 +42,12 @@ def generic_conditional_means(
         points = mean[..., None] + spread[..., None] * xi
         s0, s1, s2 = (student.derivative(order)(points) @ weights for order in range(3))
         return s0, s1, s2
-    s0, s1, s2 = (polar.line_expectation(student.derivative(order), student.kinks, mean, spread, pairs.POLAR_NODES) for order in range(3))
+    s0, s1, s2 = (
+        polar.line_expectation(
+            student.derivative(order), student.kinks, mean, spread, pairs.POLAR_NODES
+        )
+        for order in range(3)
+    )
     for kink, jump in zip(student.kinks, student.jumps(1), strict=True):
         positive = jnp.where(spread > 0, spread, 1.0)
         density = jnp.exp(-(((kink - mean) / positive) ** 2) / 2) / (np.sqrt(2 * np.pi) * positive)

@@ -40,29 +40,61 @@ class ContextSums(Expectation):
         for context, part in enumerate(self.parts):
             weight, numbers, seen = weights[context], parameters["contexts"][context], overlaps
             if self.structure.sample.own_spectra:
-                seen = overlaps._replace(covariance=input_covariance.variance(numbers, overlaps.blocks))
+                seen = overlaps._replace(
+                    covariance=input_covariance.variance(numbers, overlaps.blocks)
+                )
             own = loss.head_of(head, context)
-            found = part.moments(rule, _own(nodes, context), numbers, seen, own, finite=finite, flow=flow)
+            found = part.moments(
+                rule, _own(nodes, context), numbers, seen, own, finite=finite, flow=flow
+            )
             if self.structure.sample.own_spectra:
                 # in units of the eigenvalues of all contexts together, by which moments are multiplied
                 ratio = (input_covariance.eigenvalues(numbers) / whole)[:, None, None]
                 found = found._replace(stein=ratio * found.stein, noise=ratio * found.noise)
             heads.append(weight * found.head_gradient)
-            rest = Moments(*(None if one is None else weight * one for one in found._replace(head_gradient=None)))  # type: ignore[arg-type]
-            total = rest if total is None else Moments(*(_plus(one, other) for one, other in zip(total, rest, strict=True)))
+            rest = Moments(
+                *(
+                    None if one is None else weight * one
+                    for one in found._replace(head_gradient=None)
+                )
+            )  # type: ignore[arg-type]
+            total = (
+                rest
+                if total is None
+                else Moments(*(_plus(one, other) for one, other in zip(total, rest, strict=True)))
+            )
         assert total is not None
         return total._replace(head_gradient=loss.placed(heads))
 
-    def risk(self, rule: Rule, nodes: Nodes, parameters: Numbers, overlaps: Overlaps, head: Float[Numeric, " heads"]) -> Float[Numeric, ""]:
-        every = jnp.stack([part.risk(rule, *one) for part, *one in self._each(nodes, parameters, overlaps, head)])
+    def risk(
+        self,
+        rule: Rule,
+        nodes: Nodes,
+        parameters: Numbers,
+        overlaps: Overlaps,
+        head: Float[Numeric, " heads"],
+    ) -> Float[Numeric, ""]:
+        every = jnp.stack(
+            [part.risk(rule, *one) for part, *one in self._each(nodes, parameters, overlaps, head)]
+        )
         return jnp.asarray(weights_of(parameters["probabilities"])) @ every
 
-    def _each(self, nodes: Nodes, parameters: Numbers, overlaps: Overlaps, head: Float[Numeric, " heads"]) -> list[tuple[Any, ...]]:
+    def _each(
+        self, nodes: Nodes, parameters: Numbers, overlaps: Overlaps, head: Float[Numeric, " heads"]
+    ) -> list[tuple[Any, ...]]:
         found = []
         for context, part in enumerate(self.parts):
             numbers = parameters["contexts"][context]
             seen = overlaps._replace(covariance=input_covariance.variance(numbers, overlaps.blocks))
-            found.append((part, _own(nodes, context), numbers, seen, self.structure.loss.head_of(head, context)))
+            found.append(
+                (
+                    part,
+                    _own(nodes, context),
+                    numbers,
+                    seen,
+                    self.structure.loss.head_of(head, context),
+                )
+            )
         return found
 
     def rule(self, largest: float) -> Rule:
@@ -80,9 +112,18 @@ class ContextSums(Expectation):
         return _together([part.risk_nodes(rule, quick=quick) for part in self.parts])
 
     def error(
-        self, rule: Rule, nodes: Nodes, parameters: Numbers, overlaps: Overlaps, head: Float[Numeric, " heads"]
+        self,
+        rule: Rule,
+        nodes: Nodes,
+        parameters: Numbers,
+        overlaps: Overlaps,
+        head: Float[Numeric, " heads"],
     ) -> Float[Numeric, ""]:
-        errors = [part.error(rule, own, *one) for part, own, *one in self._each(nodes, parameters, overlaps, head) if "plain" not in own]
+        errors = [
+            part.error(rule, own, *one)
+            for part, own, *one in self._each(nodes, parameters, overlaps, head)
+            if "plain" not in own
+        ]
         return jnp.max(jnp.stack([jnp.zeros(()), *errors]))
 
     def sampled(self, flow: bool) -> bool:
@@ -99,15 +140,23 @@ def _plus(one: Tree, other: Tree) -> Any:
 
 def _finest(rules: list[Rule]) -> Rule:
     """One rule that is as fine as each of these."""
-    finest = {one.name: max(getattr(rule, one.name) for rule in rules) for one in fields(Rule) if one.name != "mixture"}
-    return Rule(**finest, mixture=next((rule.mixture for rule in rules if rule.mixture is not None), None))
+    finest = {
+        one.name: max(getattr(rule, one.name) for rule in rules)
+        for one in fields(Rule)
+        if one.name != "mixture"
+    }
+    return Rule(
+        **finest, mixture=next((rule.mixture for rule in rules if rule.mixture is not None), None)
+    )
 
 
 def _together(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
     """The points of all contexts, with one number of replicates: what is not sampled goes with each of them."""
     replicates = max(len(value) for part in parts for value in part.values())
     return {
-        f"{context}.{name}": np.broadcast_to(value, (replicates, *value.shape[1:])) if len(value) == 1 else value[:replicates]
+        f"{context}.{name}": np.broadcast_to(value, (replicates, *value.shape[1:]))
+        if len(value) == 1
+        else value[:replicates]
         for context, part in enumerate(parts)
         for name, value in part.items()
     }
@@ -116,4 +165,6 @@ def _together(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
 def _own(nodes: Nodes, context: int) -> dict[str, Any]:
     """The points of one context."""
     mark = f"{context}."
-    return {name.removeprefix(mark): value for name, value in nodes.items() if name.startswith(mark)}
+    return {
+        name.removeprefix(mark): value for name, value in nodes.items() if name.startswith(mark)
+    }

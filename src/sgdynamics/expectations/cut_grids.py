@@ -16,15 +16,30 @@ import numpy as np
 from jaxtyping import Float
 
 from sgdynamics.base.arrays import Numeric
-from sgdynamics.expectations.nodes import gauss_hermite_grid, gauss_legendre, product_rule, safe_ratio
+from sgdynamics.expectations.nodes import (
+    gauss_hermite_grid,
+    gauss_legendre,
+    product_rule,
+    safe_ratio,
+)
 
 REACH = 8.3  # a standard normal is beyond with probability 1e-16
-NODES = {(1, 1): 32, (2, 1): 32, (2, 2): 24, (3, 1): 24, (3, 2): 14}  # of a piece, by dimensions and how many of them are cut
+NODES = {
+    (1, 1): 32,
+    (2, 1): 32,
+    (2, 2): 24,
+    (3, 1): 24,
+    (3, 2): 14,
+}  # of a piece, by dimensions and how many of them are cut
 UNCUT = {0: 1, 1: 40, 2: 18}  # nodes along each of so many others
 
 
 def turned_grid(
-    normals: Float[Numeric, "planes K"], levels: Float[Numeric, " planes"], cut: int, *, coarse: bool = False
+    normals: Float[Numeric, "planes K"],
+    levels: Float[Numeric, " planes"],
+    cut: int,
+    *,
+    coarse: bool = False,
 ) -> tuple[Float[Numeric, "m K"], Float[Numeric, " m"]]:
     """Points (count, n) and weights of n standard normals, cut along planes whose normals (m, n) span the first `cut` of them.
 
@@ -33,11 +48,15 @@ def turned_grid(
     dimensions = normals.shape[1]
     share = 3 if coarse else 4
     turn = _turn(normals, cut, dimensions)
-    inner, weights = cut_grid((normals @ turn)[:, :cut], levels, NODES[dimensions, cut] * share // 4)
+    inner, weights = cut_grid(
+        (normals @ turn)[:, :cut], levels, NODES[dimensions, cut] * share // 4
+    )
     others = dimensions - cut
     if others == 0:
         return inner @ turn.T, weights
-    points, weights = product_rule(jnp, (inner, weights), gauss_hermite_grid(UNCUT[others] * share // 4, others))
+    points, weights = product_rule(
+        jnp, (inner, weights), gauss_hermite_grid(UNCUT[others] * share // 4, others)
+    )
     return points @ turn.T, weights
 
 
@@ -70,9 +89,15 @@ def cut_grid(
     i, j = pairs[:, 0], pairs[:, 1]
     # where two cuts of the last coordinate meet; a plane without it is met by the others there, and stands for itself too
     alone = jnp.where(own == 0, 1.0, 0.0)
-    projected = jnp.concatenate([alone[:, None] * rest, own[j, None] * rest[i] - own[i, None] * rest[j]])
+    projected = jnp.concatenate(
+        [alone[:, None] * rest, own[j, None] * rest[i] - own[i, None] * rest[j]]
+    )
     offsets = jnp.concatenate([alone * levels, own[j] * levels[i] - own[i] * levels[j]])
-    outer, weights = cut_grid(projected, offsets, nodes) if dimensions > 1 else cut_grid(jnp.zeros((0, 0)), jnp.zeros(0), nodes)
+    outer, weights = (
+        cut_grid(projected, offsets, nodes)
+        if dimensions > 1
+        else cut_grid(jnp.zeros((0, 0)), jnp.zeros(0), nodes)
+    )
 
     def line(point: Float[Numeric, " n"]) -> tuple[Float[Numeric, " m"], Float[Numeric, " m"]]:
         place = safe_ratio(levels - rest @ point, own)
@@ -84,5 +109,7 @@ def cut_grid(
         return z, (lengths * weight).reshape(-1) * jnp.exp(-(z**2) / 2) / np.sqrt(2 * np.pi)
 
     z, share = jax.vmap(line)(outer)
-    points = jnp.concatenate([jnp.broadcast_to(outer[:, None], (*z.shape, dimensions - 1)), z[..., None]], axis=-1)
+    points = jnp.concatenate(
+        [jnp.broadcast_to(outer[:, None], (*z.shape, dimensions - 1)), z[..., None]], axis=-1
+    )
     return points.reshape(-1, dimensions), (weights[:, None] * share).reshape(-1)

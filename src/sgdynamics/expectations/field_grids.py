@@ -28,7 +28,11 @@ from sgdynamics.problems.problem import Structure
 
 # of a grid by its dimensions, in standard deviations: what lies beyond weighs 4e-12 or less, and 3e-7 in four, where points are dear
 REACHES = (0.0, 8.5, 8.0, 7.5, 6.0)
-MOST_POINTS, CHEAP_POINTS, QUICK_POINTS = 200_000, 20_000, 4_000  # for a drift, to begin with, for the risks of many states
+MOST_POINTS, CHEAP_POINTS, QUICK_POINTS = (
+    200_000,
+    20_000,
+    4_000,
+)  # for a drift, to begin with, for the risks of many states
 RADII = 48
 ROUNDING = 1e-14
 COARSEST, FINEST = 2, 8  # points in a standard deviation
@@ -37,7 +41,9 @@ FURTHER = 1.15  # reach of the grid that gives the error, relative to the grid u
 
 def on_circles(structure: Structure) -> bool:
     """Whether the fields are a row and a signal, of centred inputs, that jump at 0."""
-    plain = structure.sample.tokens is None and structure.sample.centred and not structure.loss.noisy
+    plain = (
+        structure.sample.tokens is None and structure.sample.centred and not structure.loss.noisy
+    )
     return plain and structure.kinks == (0.0,) and structure.fields == 2
 
 
@@ -45,13 +51,18 @@ def few_fields(structure: Structure) -> bool:
     """Whether a grid does: few fields that are no polynomials, not too many points in all, and no kink but where the circles are cut."""
     if structure.reading is None:
         return on_circles(structure)
-    return len(structure.reading.general) < len(REACHES) and grid_points(structure, COARSEST) <= MOST_POINTS
+    return (
+        len(structure.reading.general) < len(REACHES)
+        and grid_points(structure, COARSEST) <= MOST_POINTS
+    )
 
 
 def grid_points(structure: Structure, per_deviation: int) -> float:
     """How many points such a grid has, those on Gauss-Hermite nodes counted."""
     assert structure.reading is not None
-    return _trapezoid_points(len(structure.reading.general), per_deviation) * math.prod(map(float, structure.reading.counts))
+    return _trapezoid_points(len(structure.reading.general), per_deviation) * math.prod(
+        map(float, structure.reading.counts)
+    )
 
 
 @lru_cache(maxsize=64)
@@ -59,7 +70,9 @@ def _trapezoid_points(dimensions: int, per_deviation: int) -> int:
     """How many points `_trapezoids` has, without making them: of whole numbers in a ball, by the squares that they add up to."""
     radius = REACHES[dimensions] * per_deviation
     most = math.floor(radius**2)
-    each = np.bincount(np.arange(-round(radius), round(radius) + 1) ** 2, minlength=most + 1)[: most + 1]
+    each = np.bincount(np.arange(-round(radius), round(radius) + 1) ** 2, minlength=most + 1)[
+        : most + 1
+    ]
     found = np.eye(1, most + 1, dtype=np.int64)[0]
     for _ in range(dimensions):
         found = np.convolve(found, each)[: most + 1]
@@ -67,7 +80,9 @@ def _trapezoid_points(dimensions: int, per_deviation: int) -> int:
 
 
 @lru_cache(maxsize=16)
-def _trapezoids(dimensions: int, per_deviation: int, share: float = 1.0, shift: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
+def _trapezoids(
+    dimensions: int, per_deviation: int, share: float = 1.0, shift: float = 0.0
+) -> tuple[np.ndarray, np.ndarray]:
     """A grid of standard normals (n, dimensions) and its weights, without corners that weigh nothing, out to a share of its reach.
 
     `shift` moves it along every axis, in units of its spacing.
@@ -77,7 +92,9 @@ def _trapezoids(dimensions: int, per_deviation: int, share: float = 1.0, shift: 
     reach = share * REACHES[dimensions]
     half = round(reach * per_deviation)
     line = (np.arange(-half, half + 1) - shift) / per_deviation
-    grid = np.stack(np.meshgrid(*[line] * dimensions, indexing="ij"), axis=-1).reshape(-1, dimensions)
+    grid = np.stack(np.meshgrid(*[line] * dimensions, indexing="ij"), axis=-1).reshape(
+        -1, dimensions
+    )
     grid = grid[np.sum(grid**2, axis=1) <= reach**2]
     weights = np.exp(-0.5 * np.sum(grid**2, axis=1))
     return grid, weights / weights.sum()
@@ -113,7 +130,11 @@ class FewFields(Sampled):
 
     def rule(self, largest: float) -> Rule:
         """The finest grid that costs little: another one is another program."""
-        cheap = [count for count in (FINEST, FINEST // 2) if not self.circles and grid_points(self.structure, count) <= CHEAP_POINTS]
+        cheap = [
+            count
+            for count in (FINEST, FINEST // 2)
+            if not self.circles and grid_points(self.structure, count) <= CHEAP_POINTS
+        ]
         return Rule(per_deviation=max(cheap, default=COARSEST))
 
     def finer(self, rule: Rule, largest: float) -> Rule | None:
@@ -136,9 +157,17 @@ class FewFields(Sampled):
         reading = self.structure.reading
         if reading is None:
             grid, weights = _circles(round(RADII * share))
-            return {"points": np.concatenate([grid, np.zeros((len(grid), columns(self.structure)[1]))], axis=1), "weights": weights}
+            return {
+                "points": np.concatenate(
+                    [grid, np.zeros((len(grid), columns(self.structure)[1]))], axis=1
+                ),
+                "weights": weights,
+            }
         grid, weights = _trapezoids(len(reading.general), per_deviation, share, shift)
-        (few, shares), (more, more_shares) = hermite_product(reading.counts), hermite_product(reading.finite_counts)
+        (few, shares), (more, more_shares) = (
+            hermite_product(reading.counts),
+            hermite_product(reading.finite_counts),
+        )
         parts = {"few": few, "few_weights": shares, "more": more, "more_weights": more_shares}
         return {"points": grid, "weights": weights, **parts}
 
@@ -160,13 +189,19 @@ class FewFields(Sampled):
         """All points with their weights: the grid, and on each of its points the Gauss-Hermite nodes of this name."""
         if self.circles:
             return nodes
-        grid, weights = product_rule(jnp, (nodes["points"], nodes["weights"]), (nodes[name], nodes[f"{name}_weights"]))
+        grid, weights = product_rule(
+            jnp, (nodes["points"], nodes["weights"]), (nodes[name], nodes[f"{name}_weights"])
+        )
         return {"points": grid, "weights": weights}
 
     def risk_nodes(self, rule: Rule, *, quick: bool = True) -> dict[str, np.ndarray]:
         per_deviation, share = rule.per_deviation, 1.0
         if quick and not self.circles:
-            cheap = [count for count in (FINEST // 2, COARSEST) if grid_points(self.structure, count) <= QUICK_POINTS]
+            cheap = [
+                count
+                for count in (FINEST // 2, COARSEST)
+                if grid_points(self.structure, count) <= QUICK_POINTS
+            ]
             least = 1 if len(self.structure.reading.general) <= 2 else COARSEST  # type: ignore[union-attr]
             per_deviation, share = max(cheap, default=least), 0.75
         nodes = self._at(per_deviation, share)
@@ -175,14 +210,30 @@ class FewFields(Sampled):
         between = {f"between_{name}": other[name] for name in ("points", "weights")}
         return {name: value[None] for name, value in (nodes | between).items()}
 
-    def risk(self, rule: Rule, nodes: Nodes, parameters: Numbers, overlaps: Overlaps, head: Float[Numeric, " p"]) -> Any:
+    def risk(
+        self,
+        rule: Rule,
+        nodes: Nodes,
+        parameters: Numbers,
+        overlaps: Overlaps,
+        head: Float[Numeric, " p"],
+    ) -> Any:
         nodes = self._whole(nodes, "few")
         return self.mean_loss(nodes["points"], parameters, overlaps, head, weights=nodes["weights"])
 
-    def search_nodes(self, rule: Rule, flow: bool) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray] | None]:
+    def search_nodes(
+        self, rule: Rule, flow: bool
+    ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray] | None]:
         return self.nodes(rule, flow), None
 
-    def errors(self, rule: Rule, nodes: Nodes, parameters: Numbers, overlaps: Overlaps, head: Float[Numeric, " p"]) -> tuple[Any, Any]:
+    def errors(
+        self,
+        rule: Rule,
+        nodes: Nodes,
+        parameters: Numbers,
+        overlaps: Overlaps,
+        head: Float[Numeric, " p"],
+    ) -> tuple[Any, Any]:
         """Changes of the moments and of the risk, relative to their own size, on a second grid.
 
         The error of a trapezoidal rule of spacing h is a sum over the frequencies 2 pi k/h of the integrand, k != 0, and a shift of half a
@@ -190,16 +241,29 @@ class FewFields(Sampled):
         second grid has half as many radii.
         """
         if self.structure.reading is not None and not self.structure.reading.general:
-            return jnp.asarray(ROUNDING), jnp.asarray(ROUNDING)  # polynomials, on Gauss-Hermite nodes that are exact for them
+            return jnp.asarray(ROUNDING), jnp.asarray(
+                ROUNDING
+            )  # polynomials, on Gauss-Hermite nodes that are exact for them
         other = {**nodes, **{name: nodes[f"between_{name}"] for name in ("points", "weights")}}
-        first, second = (self.moments(rule, one, parameters, overlaps, head) for one in (nodes, other))
+        first, second = (
+            self.moments(rule, one, parameters, overlaps, head) for one in (nodes, other)
+        )
         changes = _changes(first, second)
         of_risk = changes["risk"] if self.structure.loss.has_risk else jnp.zeros(())
-        worst = jnp.max(jnp.stack([of_risk, *(change for name, change in changes.items() if name != "risk")]))
+        worst = jnp.max(
+            jnp.stack([of_risk, *(change for name, change in changes.items() if name != "risk")])
+        )
         share = 1.0 if self.circles else 0.5
         return jnp.maximum(share * worst, ROUNDING), jnp.maximum(share * of_risk, ROUNDING)
 
-    def error(self, rule: Rule, nodes: Nodes, parameters: Numbers, overlaps: Overlaps, head: Float[Numeric, " p"]) -> Any:
+    def error(
+        self,
+        rule: Rule,
+        nodes: Nodes,
+        parameters: Numbers,
+        overlaps: Overlaps,
+        head: Float[Numeric, " p"],
+    ) -> Any:
         return self.errors(rule, nodes, parameters, overlaps, head)[0]
 
 

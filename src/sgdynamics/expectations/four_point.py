@@ -23,7 +23,12 @@ from sgdynamics.expectations.nodes import PIVOT, gauss_legendre, safe_ratio, saf
 from sgdynamics.problems.activations import NAMED, Activation
 
 ORTHANT_NODES = 24
-TOUCHING = ([0, 1, 2], [0, 3, 4], [1, 3, 5], [2, 4, 5])  # of the pairs (12, 13, 14, 23, 24, 34): those with each of the four fields
+TOUCHING = (
+    [0, 1, 2],
+    [0, 3, 4],
+    [1, 3, 5],
+    [2, 4, 5],
+)  # of the pairs (12, 13, 14, 23, 24, 34): those with each of the four fields
 
 
 def noise_term(student: Activation, teacher: Activation) -> Callable[[Any, Any, int], Any] | None:
@@ -44,12 +49,17 @@ def noise_term(student: Activation, teacher: Activation) -> Callable[[Any, Any, 
 def _quadruples(p: int, fields: int) -> tuple[np.ndarray, np.ndarray]:
     """All (i <= j students, b <= c fields) and how often each (b, c) counts."""
     pairs, others = (np.stack(np.triu_indices(count), axis=1) for count in (p, fields))
-    index = np.concatenate([np.repeat(pairs, len(others), axis=0), np.tile(others, (len(pairs), 1))], axis=1)
+    index = np.concatenate(
+        [np.repeat(pairs, len(others), axis=0), np.tile(others, (len(pairs), 1))], axis=1
+    )
     return index, np.where(index[:, 2] == index[:, 3], 1.0, 2.0)
 
 
 def _quadruple_sum(
-    omega: Float[Numeric, "fields fields"], c: Float[Numeric, " fields"], p: int, four: Callable[[Any, np.ndarray, int], Any]
+    omega: Float[Numeric, "fields fields"],
+    c: Float[Numeric, " fields"],
+    p: int,
+    four: Callable[[Any, np.ndarray, int], Any],
 ) -> Float[Numeric, "p p"]:
     """sum_bc c_b c_c E[s'_i s'_j g_b g_c], each symmetric quadruple computed once."""
     fields = omega.shape[0]
@@ -66,7 +76,9 @@ def _symmetric(upper: Float[Numeric, " n"], p: int) -> Float[Numeric, "p p"]:
     return upper[position]
 
 
-def square_noise(omega: Float[Numeric, "fields fields"], c: Float[Numeric, " fields"], p: int) -> Float[Numeric, "p p"]:
+def square_noise(
+    omega: Float[Numeric, "fields fields"], c: Float[Numeric, " fields"], p: int
+) -> Float[Numeric, "p p"]:
     """N for squared activations (student and teacher), by Wick: 4 E[lambda_i lambda_j (sum_b c_b lambda_b^2)^2].
 
     With D = diag(c) and tau = Tr(D Omega): 4 [(tau^2 + 2 Tr (D Omega)^2) Omega + 4 tau Omega D Omega + 8 Omega D Omega D Omega]_ij.
@@ -74,17 +86,28 @@ def square_noise(omega: Float[Numeric, "fields fields"], c: Float[Numeric, " fie
     weighted = c[:, None] * omega
     tau = jnp.trace(weighted)
     once = omega @ weighted
-    full = (tau**2 + 2 * jnp.sum(weighted * weighted.T)) * omega + 4 * tau * once + 8 * once @ weighted
+    full = (
+        (tau**2 + 2 * jnp.sum(weighted * weighted.T)) * omega + 4 * tau * once + 8 * once @ weighted
+    )
     return 4 * full[:p, :p]
 
 
-def erf_four(kappa: float, omega: Float[Numeric, "fields fields"], index: np.ndarray, p: int) -> Float[Numeric, " n"]:
+def erf_four(
+    kappa: float, omega: Float[Numeric, "fields fields"], index: np.ndarray, p: int
+) -> Float[Numeric, " n"]:
     """I4 = E[g1' g2' g3 g4] for erf (kappa = 1) and sign (kappa = 0, slots 3 and 4 beyond the students)."""
     i, j, b, c = index.T
     al1, al2 = 1.0 + omega[i, i], 1.0 + omega[j, j]
     al3 = jnp.where(b < p, 1.0, kappa) + omega[b, b]
     al4 = jnp.where(c < p, 1.0, kappa) + omega[c, c]
-    C12, C13, C14, C23, C24, C34 = omega[i, j], omega[i, b], omega[i, c], omega[j, b], omega[j, c], omega[b, c]
+    C12, C13, C14, C23, C24, C34 = (
+        omega[i, j],
+        omega[i, b],
+        omega[i, c],
+        omega[j, b],
+        omega[j, c],
+        omega[b, c],
+    )
     L4 = al1 * al2 - C12**2
     L0 = L4 * C34 - C23 * C24 * al1 - C13 * C14 * al2 + C12 * (C13 * C24 + C14 * C23)
     L1 = L4 * al3 - C23**2 * al1 - C13**2 * al2 + 2 * C12 * C13 * C23
@@ -129,7 +152,9 @@ def _orthants(index: np.ndarray) -> list[_Orthants]:
     return groups
 
 
-def relu_four(omega: Float[Numeric, "fields fields"], index: np.ndarray, p: int) -> Float[Numeric, " m"]:
+def relu_four(
+    omega: Float[Numeric, "fields fields"], index: np.ndarray, p: int
+) -> Float[Numeric, " m"]:
     """E[s'_i s'_j s_b s_c] for ReLU, by the number of distinct fields (a repeated field is one constraint, not two).
 
     Exact where fields coincide, and to about 1e-11 elsewhere, except for different fields within 1e-6 of each other, whose
@@ -139,7 +164,9 @@ def relu_four(omega: Float[Numeric, "fields fields"], index: np.ndarray, p: int)
     for group in _orthants(index):
         of_sets = omega[group.members[:, :, None], group.members[:, None, :]]
         probability, edges = orthant(of_sets)[group.set_of], _edges(of_sets)[:, group.set_of]
-        moments = _orthant_moment(of_sets[group.set_of], group.first, group.second, probability, edges)
+        moments = _orthant_moment(
+            of_sets[group.set_of], group.first, group.second, probability, edges
+        )
         total = total.at[group.rows].set(moments)
     return total
 
@@ -150,10 +177,16 @@ def _edges(C: Float[Numeric, "n m m"]) -> Float[Numeric, "pairs n"]:
     edges = []
     for q, r in itertools.combinations(range(m), 2):
         others = [s for s in range(m) if s not in (q, r)]
-        chance = _both_positive(C, others[0], others[1], q, r) if len(others) == 2 else 0.5 ** len(others)
+        chance = (
+            _both_positive(C, others[0], others[1], q, r)
+            if len(others) == 2
+            else 0.5 ** len(others)
+        )
         # 0 where the two fields coincide: there the determinant is only rounding
         full = C[:, q, q] * C[:, r, r]
-        density = safe_ratio(jnp.ones_like(full), 2 * np.pi * safe_root(_variance_left(full - C[:, q, r] ** 2, full)))
+        density = safe_ratio(
+            jnp.ones_like(full), 2 * np.pi * safe_root(_variance_left(full - C[:, q, r] ** 2, full))
+        )
         edges.append(density * chance)
     return jnp.stack(edges) if edges else jnp.zeros((0, n), C.dtype)
 
@@ -175,7 +208,12 @@ def _orthant_moment(
     rows = np.arange(n)
     result = C[rows, first, second] * probability
     for edge, (q, r) in zip(edges, itertools.combinations(range(m), 2), strict=True):
-        aq, ar, bq, br = C[rows, first, q], C[rows, first, r], C[rows, second, q], C[rows, second, r]
+        aq, ar, bq, br = (
+            C[rows, first, q],
+            C[rows, first, r],
+            C[rows, second, q],
+            C[rows, second, r],
+        )
         given_q = br - bq * C[:, q, r] / C[:, q, q]
         given_r = bq - br * C[:, q, r] / C[:, r, r]
         result = result + edge * (aq * given_q + ar * given_r)
@@ -205,17 +243,23 @@ def orthant(C: Float[Numeric, "n m m"]) -> Float[Numeric, " n"]:
     for i, j in itertools.product((0, 1), (2, 3)):
         k, ell = 1 - i, 5 - j
         chance = _both_positive(scaled, k, ell, i, j)
-        slope = safe_ratio(r[..., i, j][..., None], 2 * np.pi * safe_root(1 - scaled[..., i, j] ** 2))
+        slope = safe_ratio(
+            r[..., i, j][..., None], 2 * np.pi * safe_root(1 - scaled[..., i, j] ** 2)
+        )
         total = total + jnp.sum(weight * jacobian * slope * chance, axis=-1)
     return total
 
 
-def _variance_left(conditional: Float[Numeric, "*s"], full: Float[Numeric, "*s"]) -> Float[Numeric, "*s"]:
+def _variance_left(
+    conditional: Float[Numeric, "*s"], full: Float[Numeric, "*s"]
+) -> Float[Numeric, "*s"]:
     """A conditional variance, 0 where it is only rounding: two fields that coincide."""
     return jnp.where(conditional > PIVOT * full, conditional, 0.0)
 
 
-def _conditional(C: Float[Numeric, "*s n n"], a: int, b: int, i: int, j: int) -> Float[Numeric, "*s"]:
+def _conditional(
+    C: Float[Numeric, "*s n n"], a: int, b: int, i: int, j: int
+) -> Float[Numeric, "*s"]:
     """Covariance of fields a and b given fields i and j."""
     det = C[..., i, i] * C[..., j, j] - C[..., i, j] ** 2
     on_i = C[..., j, j] * C[..., i, b] - C[..., i, j] * C[..., j, b]
@@ -223,7 +267,9 @@ def _conditional(C: Float[Numeric, "*s n n"], a: int, b: int, i: int, j: int) ->
     return C[..., a, b] - safe_ratio(C[..., a, i] * on_i + C[..., a, j] * on_j, det)
 
 
-def _both_positive(C: Float[Numeric, "*s n n"], k: int, ell: int, i: int, j: int) -> Float[Numeric, "*s"]:
+def _both_positive(
+    C: Float[Numeric, "*s n n"], k: int, ell: int, i: int, j: int
+) -> Float[Numeric, "*s"]:
     """P(lambda_k > 0, lambda_ell > 0 | lambda_i = lambda_j = 0).
 
     A field that coincides with i or j has no sign there. It gets the share that makes the terms of all coinciding fields add up:
@@ -253,7 +299,11 @@ def _wick_exponents(degrees: tuple[int, int, int, int]) -> np.ndarray:
 
 
 def polynomial_noise(
-    student: Activation, teacher: Activation, omega: Float[Numeric, "fields fields"], c: Float[Numeric, " fields"], p: int
+    student: Activation,
+    teacher: Activation,
+    omega: Float[Numeric, "fields fields"],
+    c: Float[Numeric, " fields"],
+    p: int,
 ) -> Float[Numeric, "p p"]:
     """N for polynomials, by Wick: E[prod_a f_a(lambda_a)] = sum_e prod_{a<b} C_ab^e_ab/e_ab! prod_a E[f_a^(e_a)(sqrt(C_aa) z)].
 
@@ -281,7 +331,12 @@ def polynomial_noise(
             term = term * means[quad[:, slot]][:, touched[slot]]
         for position, (a, b) in enumerate(itertools.combinations(range(4), 2)):
             covariance = omega[quad[:, a], quad[:, b]]
-            term = term * powers(covariance, int(exponents[:, position].max()))[:, exponents[:, position]]
+            term = (
+                term
+                * powers(covariance, int(exponents[:, position].max()))[:, exponents[:, position]]
+            )
         total = total.at[chosen].set(jnp.sum(term, axis=1))
-    values = (total * count * c[index[:, 2]] * c[index[:, 3]]).reshape(p * (p + 1) // 2, -1).sum(axis=1)
+    values = (
+        (total * count * c[index[:, 2]] * c[index[:, 3]]).reshape(p * (p + 1) // 2, -1).sum(axis=1)
+    )
     return _symmetric(values, p)

@@ -41,7 +41,9 @@ def _golub_welsch(edges: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray
     cuts = low[:, None] + (far - low)[:, None] * np.linspace(0.0, 1.0, panels + 1)
     length = np.diff(cuts, axis=1)[..., None]
     x = (cuts[:, :-1, None] + length * (node + 1) / 2).reshape(len(edges), -1)
-    mass = (length * weight / 2).reshape(len(edges), -1) * np.exp(-(x**2 - np.maximum(low, 0.0)[:, None] ** 2) / 2)
+    mass = (length * weight / 2).reshape(len(edges), -1) * np.exp(
+        -(x**2 - np.maximum(low, 0.0)[:, None] ** 2) / 2
+    )
     mass /= mass.sum(axis=1, keepdims=True)
     vector = np.sqrt(mass)
     before, basis = np.zeros_like(vector), [vector]
@@ -49,7 +51,11 @@ def _golub_welsch(edges: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray
     for k in range(count):
         image = x * vector
         diagonal[:, k] = np.sum(vector * image, axis=1)
-        image = image - diagonal[:, k : k + 1] * vector - off[:, k - 1 : k] * before if k else image - diagonal[:, :1] * vector
+        image = (
+            image - diagonal[:, k : k + 1] * vector - off[:, k - 1 : k] * before
+            if k
+            else image - diagonal[:, :1] * vector
+        )
         for _ in range(2):  # rounding would otherwise spoil the orthogonality of the later ones
             for old in basis:
                 image = image - np.sum(old * image, axis=1, keepdims=True) * old
@@ -67,7 +73,10 @@ def _golub_welsch(edges: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray
 @lru_cache(maxsize=16)
 def table(count: int) -> np.ndarray:
     """Coefficients (intervals, DEGREE + 1, 2 count), highest power first, of nodes, then weights, in t = -1 .. 1 on each interval."""
-    coarse, high = 1 / 16, 7  # few Gauss rules are found, and their polynomials then cut finer, of a degree that is cheaper to evaluate
+    coarse, high = (
+        1 / 16,
+        7,
+    )  # few Gauss rules are found, and their polynomials then cut finer, of a degree that is cheaper to evaluate
     t = np.cos(np.pi * (np.arange(high + 1) + 0.5) / (high + 1))
     centres = np.arange(-EDGE + coarse / 2, EDGE, coarse)
     edges = (centres[:, None] + coarse / 2 * t).reshape(-1)
@@ -83,7 +92,9 @@ def table(count: int) -> np.ndarray:
     return result
 
 
-def upper(coefficients: Float[Numeric, "k m c"], edge: Float[Numeric, "*s"]) -> tuple[Float[Numeric, "*s l"], Float[Numeric, "*s l"]]:
+def upper(
+    coefficients: Float[Numeric, "k m c"], edge: Float[Numeric, "*s"]
+) -> tuple[Float[Numeric, "*s l"], Float[Numeric, "*s l"]]:
     """Nodes and weights (..., n) of a standard normal on z >= edge; the weights add up to its mass there."""
     count = coefficients.shape[-1] // 2
     place = (jnp.clip(edge, -EDGE, EDGE) + EDGE) / STEP
@@ -96,14 +107,20 @@ def upper(coefficients: Float[Numeric, "k m c"], edge: Float[Numeric, "*s"]) -> 
     return value[..., :count], value[..., count:]
 
 
-def both(coefficients: Float[Numeric, "k m c"], edge: Float[Numeric, "*s"]) -> tuple[Float[Numeric, "*s 2 r"], Float[Numeric, "*s 2 r"]]:
+def both(
+    coefficients: Float[Numeric, "k m c"], edge: Float[Numeric, "*s"]
+) -> tuple[Float[Numeric, "*s 2 r"], Float[Numeric, "*s 2 r"]]:
     """Nodes and weights (..., 2, n) on z >= edge, then on z <= edge."""
     nodes, weights = upper(coefficients, jnp.stack([edge, -edge], axis=-1))
     return nodes * np.array([[1.0], [-1.0]]), weights
 
 
 def crowded(
-    start: Float[Numeric, "*s"], length: Float[Numeric, "*s"], layer: Scalar, count: int, sign: float
+    start: Float[Numeric, "*s"],
+    length: Float[Numeric, "*s"],
+    layer: Scalar,
+    count: int,
+    sign: float,
 ) -> tuple[Float[Numeric, "*s l"], Float[Numeric, "*s l"]]:
     """Nodes and weights of a normal on [start, start + sign length], even in log(layer + distance from start)."""
     node, weight = gauss_legendre(count)
@@ -153,15 +170,23 @@ def frame(root: Float[Numeric, "2 2"]) -> Frame:
     two = (sa > 0) & (sb > 0)
     correlation = jnp.where(two, safe_ratio(root[1, 0], sb), 1.0)
     size = jnp.abs(correlation)
-    gap = jnp.where(two, safe_ratio(root[1, 1], sb) ** 2 / (1 + size), 0.0)  # 1 - |correlation| without cancellation
-    return Frame(sa, sb, jnp.where(correlation >= 0, 1.0, -1.0), jnp.sqrt((1 + size) / 2), safe_root(gap / 2))
+    gap = jnp.where(
+        two, safe_ratio(root[1, 1], sb) ** 2 / (1 + size), 0.0
+    )  # 1 - |correlation| without cancellation
+    return Frame(
+        sa, sb, jnp.where(correlation >= 0, 1.0, -1.0), jnp.sqrt((1 + size) / 2), safe_root(gap / 2)
+    )
 
 
-def standardised(mean: Float[Numeric, "..."], spread: Float[Numeric, "..."]) -> Float[Numeric, "..."]:
+def standardised(
+    mean: Float[Numeric, "..."], spread: Float[Numeric, "..."]
+) -> Float[Numeric, "..."]:
     """mean/spread up to +-FAR; without spread the sign is certain, and that of 0 positive."""
     positive = spread > 0
     certain = jnp.where(mean >= 0, FAR, -FAR)
-    return jnp.clip(jnp.where(positive, mean / jnp.where(positive, spread, 1.0), certain), -FAR, FAR)
+    return jnp.clip(
+        jnp.where(positive, mean / jnp.where(positive, spread, 1.0), certain), -FAR, FAR
+    )
 
 
 class Plane(NamedTuple):
@@ -210,16 +235,38 @@ def plane(
         between_weight = (stop - start)[..., None] * share * density(between)
     else:
         half = (stop - start) / 2
-        ends = [crowded(start, half, grading.layer, middle, 1.0), crowded(stop, half, grading.layer, middle, -1.0)]
-        between, between_weight = (jnp.concatenate(pieces, axis=-1) for pieces in zip(*ends, strict=True))
+        ends = [
+            crowded(start, half, grading.layer, middle, 1.0),
+            crowded(stop, half, grading.layer, middle, -1.0),
+        ]
+        between, between_weight = (
+            jnp.concatenate(pieces, axis=-1) for pieces in zip(*ends, strict=True)
+        )
     # what lies between has a known mass; to meet it makes constants exact where a few nodes must do for a wide stretch
     mass, found = 1 - jnp.sum(outside_weight, axis=(-2, -1)), jnp.sum(between_weight, axis=-1)
     wide = mass > 0.01
-    between_weight = between_weight * jnp.where(wide, mass / jnp.where(wide, found, 1.0), 1.0)[..., None]
-    return Plane(t, weight, low, high, outside * np.array([[1.0], [-1.0]]), outside_weight, between, between_weight)
+    between_weight = (
+        between_weight * jnp.where(wide, mass / jnp.where(wide, found, 1.0), 1.0)[..., None]
+    )
+    return Plane(
+        t,
+        weight,
+        low,
+        high,
+        outside * np.array([[1.0], [-1.0]]),
+        outside_weight,
+        between,
+        between_weight,
+    )
 
 
 def active(sign: Float[Numeric, "*s"]) -> Float[Numeric, "*s 2 4"]:
     """Which of the two units is positive (..., 2, 4): above and below both lines, then between them right and left of the crossing."""
-    second = jnp.where(jnp.asarray(sign)[..., None] > 0, np.array([1.0, 0.0, 0.0, 1.0]), np.array([0.0, 1.0, 1.0, 0.0]))
-    return jnp.stack([jnp.broadcast_to(np.array([1.0, 0.0, 1.0, 0.0]), second.shape), second], axis=-2)
+    second = jnp.where(
+        jnp.asarray(sign)[..., None] > 0,
+        np.array([1.0, 0.0, 0.0, 1.0]),
+        np.array([0.0, 1.0, 1.0, 0.0]),
+    )
+    return jnp.stack(
+        [jnp.broadcast_to(np.array([1.0, 0.0, 1.0, 0.0]), second.shape), second], axis=-2
+    )

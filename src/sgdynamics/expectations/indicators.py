@@ -46,7 +46,9 @@ class IndicatorRule(NamedTuple):
 RULES = tuple(IndicatorRule(*counts) for counts in ((5, 4), (8, 5), (12, 8), (18, 12), (26, 18)))
 
 
-def positive_share_and_error(means: np.ndarray, covariance: np.ndarray, head: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def positive_share_and_error(
+    means: np.ndarray, covariance: np.ndarray, head: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """Compute `positive_share` with a rule as fine as each state needs, and its absolute errors.
 
     The error is the change from the next coarser rule, and TOLERANCE at least, because two
@@ -66,7 +68,9 @@ def positive_share_and_error(means: np.ndarray, covariance: np.ndarray, head: np
     return share, np.maximum(error, TOLERANCE)
 
 
-def positive_share(rule: IndicatorRule, means: np.ndarray, covariance: np.ndarray, head: np.ndarray) -> np.ndarray:
+def positive_share(
+    rule: IndicatorRule, means: np.ndarray, covariance: np.ndarray, head: np.ndarray
+) -> np.ndarray:
     """Compute P(f > 0) + P(f = 0)/2 for means (N, K), covariances (N, K, K) and heads (N, K), K <= 4.
 
     Covariances may be singular.
@@ -82,12 +86,20 @@ def positive_share(rule: IndicatorRule, means: np.ndarray, covariance: np.ndarra
     weights, owner = np.ones(states), np.arange(states)
     if units == 4:
         vertex = _all_zero(means, axes[:, :, 0], variances[:, 3])
-        means, weights, owner = _conditioned(means, weights, owner, slopes[:, :, 3], vertex, rule.fourth)
+        means, weights, owner = _conditioned(
+            means, weights, owner, slopes[:, :, 3], vertex, rule.fourth
+        )
     if units >= 3:
         three = units == 3
         smallest = variances[:, 2]
-        corners = _all_zero(means, axes[:, :, 0], smallest) if three else _corners(means, slopes[owner], head[owner])
-        means, weights, owner = _conditioned(means, weights, owner, slopes[:, :, 2], corners, rule.third)
+        corners = (
+            _all_zero(means, axes[:, :, 0], smallest)
+            if three
+            else _corners(means, slopes[owner], head[owner])
+        )
+        means, weights, owner = _conditioned(
+            means, weights, owner, slopes[:, :, 2], corners, rule.third
+        )
     slopes = np.concatenate([slopes, np.zeros((states, units, 1))], axis=2)[:, :, :2]
     total = np.zeros(states)
     for first in range(0, len(owner), PLANES):
@@ -109,7 +121,10 @@ def _corners(means: np.ndarray, slopes: np.ndarray, head: np.ndarray) -> np.ndar
     Corners have three preactivations at 0, or two at 0 and a zero of the output of the other two.
     """
     level, slope = means, slopes[:, :, :3]
-    found = [_solve_third(level[:, rows], slope[:, rows]) for rows in map(list, itertools.combinations(range(4), 3))]
+    found = [
+        _solve_third(level[:, rows], slope[:, rows])
+        for rows in map(list, itertools.combinations(range(4), 3))
+    ]
     for i, j in itertools.combinations(range(4), 2):
         k, m = (unit for unit in range(4) if unit not in (i, j))
         opposite = head[:, k] * head[:, m] < 0
@@ -125,11 +140,18 @@ def _solve_third(level: np.ndarray, slope: np.ndarray) -> np.ndarray:
     """Return z_3 of the solution of slope z = -level by Cramer's rule, infinite where there is none."""
     minors = np.cross(slope[:, :, 0], slope[:, :, 1])
     with np.errstate(divide="ignore", invalid="ignore"):
-        return np.nan_to_num(-np.sum(minors * level, axis=1) / np.sum(minors * slope[:, :, 2], axis=1), nan=np.inf)
+        return np.nan_to_num(
+            -np.sum(minors * level, axis=1) / np.sum(minors * slope[:, :, 2], axis=1), nan=np.inf
+        )
 
 
 def _conditioned(
-    means: np.ndarray, weights: np.ndarray, owner: np.ndarray, slopes: np.ndarray, cuts: np.ndarray, count: int
+    means: np.ndarray,
+    weights: np.ndarray,
+    owner: np.ndarray,
+    slopes: np.ndarray,
+    cuts: np.ndarray,
+    count: int,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return means, weights and states of all planes given nodes of one more axis, which is cut at `cuts` (N, C).
 
@@ -161,7 +183,11 @@ def plane_sign(means: np.ndarray, slopes: np.ndarray, head: np.ndarray) -> np.nd
     whole cell its sign would be that of the displacement: the mean over both signs counts it as 0.
     """
     spread = np.sqrt(np.sum(slopes**2, axis=2))
-    shift = np.where(spread > 0, SHIFT * (np.abs(means) + spread) * np.sin(1.0 + 2.0 * np.arange(means.shape[1])), 0.0)
+    shift = np.where(
+        spread > 0,
+        SHIFT * (np.abs(means) + spread) * np.sin(1.0 + 2.0 * np.arange(means.shape[1])),
+        0.0,
+    )
     signs, cancels = _generic_sign(means + shift, slopes, head)
     again = np.nonzero(cancels)[0]
     if len(again):
@@ -170,7 +196,9 @@ def plane_sign(means: np.ndarray, slopes: np.ndarray, head: np.ndarray) -> np.nd
     return signs
 
 
-def _generic_sign(means: np.ndarray, slopes: np.ndarray, head: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _generic_sign(
+    means: np.ndarray, slopes: np.ndarray, head: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """E[sign f] for lines in general position, and whether f cancels on any cell."""
     active = _patterns(means.shape[1])
     total = np.sign(np.sum(head * np.maximum(means, 0.0), axis=1))
@@ -185,7 +213,9 @@ def _generic_sign(means: np.ndarray, slopes: np.ndarray, head: np.ndarray) -> tu
     sides = np.where(active, 1.0, -1.0)[cell]
     total += _over_edges(plane, pieces[plane, cell], np.full(len(plane), 2.0), sides, means, slopes)
     # edges of the cell without active units, on which f = 0
-    plane, unit = np.nonzero((head != 0) & (np.abs(means) < REACH * np.sqrt(np.sum(slopes**2, axis=2))))
+    plane, unit = np.nonzero(
+        (head != 0) & (np.abs(means) < REACH * np.sqrt(np.sum(slopes**2, axis=2)))
+    )
     sides = np.where(np.eye(means.shape[1]) > 0, 0.0, -1.0)[unit]
     lines = np.concatenate([means[plane, unit, None], slopes[plane, unit]], axis=1)
     total += _over_edges(plane, lines, np.sign(head[plane, unit]), sides, means, slopes)
@@ -216,6 +246,8 @@ def _over_edges(
     high = np.min(np.where(rate < 0, crossing, 2 * REACH), axis=1, initial=2 * REACH)
     there = np.nonzero((low < high) & np.all((rate != 0) | (start >= 0), axis=1))[0]
     distance = np.maximum(np.abs(offset[there]), 1e-300)
-    masses = special.owens_t(distance, high[there] / distance) - special.owens_t(distance, low[there] / distance)
+    masses = special.owens_t(distance, high[there] / distance) - special.owens_t(
+        distance, low[there] / distance
+    )
     beyond = np.where(offset[there] >= 0, jumps[there], -jumps[there])
     return np.bincount(plane[there], beyond * masses, len(means))

@@ -42,7 +42,9 @@ class Overlaps(NamedTuple):
     """A state as an expectation sees it: the overlaps of students and signals in every covariance block, and the fields' covariance."""
 
     blocks: Float[Numeric, "blocks fields fields"]  # Omega_b, (blocks, fields, fields)
-    covariance: Float[Numeric, "fields fields"]  # Omega = sum_b eigenvalue_b Omega_b: of the fields about their mean
+    covariance: Float[
+        Numeric, "fields fields"
+    ]  # Omega = sum_b eigenvalue_b Omega_b: of the fields about their mean
 
     def means(self, coefficients: Float[Numeric, "*s K"]) -> Float[Numeric, "*s fields"]:
         """The mean of the fields, (..., fields), where that of the inputs has these coefficients (..., signals) on the signals."""
@@ -103,7 +105,9 @@ class Moments(NamedTuple):
             found = found + self.pull
         if self.shift is None:
             return found
-        rest = jnp.zeros((self.shift.shape[0], self.stein.shape[1] - self.shift.shape[1]), self.shift.dtype)
+        rest = jnp.zeros(
+            (self.shift.shape[0], self.stein.shape[1] - self.shift.shape[1]), self.shift.dtype
+        )
         return found + jnp.concatenate([rest, self.shift], axis=1)
 
 
@@ -182,7 +186,14 @@ class Expectation(ABC):
         """
 
     @abstractmethod
-    def risk(self, rule: Rule, nodes: Nodes, parameters: Numbers, overlaps: Overlaps, head: Float[Numeric, " p"]) -> Float[Numeric, ""]:
+    def risk(
+        self,
+        rule: Rule,
+        nodes: Nodes,
+        parameters: Numbers,
+        overlaps: Overlaps,
+        head: Float[Numeric, " p"],
+    ) -> Float[Numeric, ""]:
         """E[loss] at one state, with the nodes of ``risk_nodes``.
 
         Parameters
@@ -270,11 +281,20 @@ class Expectation(ABC):
         """
         return self.nodes(rule, flow=True)
 
-    def search_nodes(self, rule: Rule, flow: bool) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray] | None]:
+    def search_nodes(
+        self, rule: Rule, flow: bool
+    ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray] | None]:
         """Nodes with which `moments` is smooth up to the edge of the physical region, and coarser ones where these tell the error."""
         return self.nodes(rule, flow), None
 
-    def error(self, rule: Rule, nodes: Nodes, parameters: Numbers, overlaps: Overlaps, head: Float[Numeric, " p"]) -> Float[Numeric, ""]:
+    def error(
+        self,
+        rule: Rule,
+        nodes: Nodes,
+        parameters: Numbers,
+        overlaps: Overlaps,
+        head: Float[Numeric, " p"],
+    ) -> Float[Numeric, ""]:
         """Estimated relative error of what is not sampled, at one state (sampling has its replicates instead).
 
         Parameters
@@ -297,7 +317,14 @@ class Expectation(ABC):
         """
         return jnp.asarray(0.0)
 
-    def errors(self, rule: Rule, nodes: Nodes, parameters: Numbers, overlaps: Overlaps, head: Float[Numeric, " p"]) -> tuple[Any, Any]:
+    def errors(
+        self,
+        rule: Rule,
+        nodes: Nodes,
+        parameters: Numbers,
+        overlaps: Overlaps,
+        head: Float[Numeric, " p"],
+    ) -> tuple[Any, Any]:
         """`error`, and the part of it that is the error of the risk (0 where that is not known separately)."""
         error = self.error(rule, nodes, parameters, overlaps, head)
         return error, jnp.zeros_like(error)
@@ -322,7 +349,12 @@ class Expectation(ABC):
         return False
 
     def label_series(
-        self, parameters: Numbers, frame: np.ndarray, terms: int, powers: np.ndarray, roots: np.ndarray
+        self,
+        parameters: Numbers,
+        frame: np.ndarray,
+        terms: int,
+        powers: np.ndarray,
+        roots: np.ndarray,
     ) -> tuple[np.ndarray, float, float]:
         """E[y(C zeta) h_alpha(zeta)] of the noiseless label, signals C zeta, for alpha = powers (n, K), |alpha| < terms; E[y^2]; an error.
 
@@ -331,7 +363,13 @@ class Expectation(ABC):
         raise NotImplementedError("only the label of a network has a series")
 
     def curvatures(
-        self, structure: Structure, rule: Rule, parameters: Numbers, head: np.ndarray, rows: np.ndarray, signals: np.ndarray
+        self,
+        structure: Structure,
+        rule: Rule,
+        parameters: Numbers,
+        head: np.ndarray,
+        rows: np.ndarray,
+        signals: np.ndarray,
     ) -> tuple[list[curvature.Curvature], bool]:
         """E[h_ij x x^T] at whitened rows, more than once: a fine and a coarse version, or (True) equally good replicates."""
         return curvature.sampled(structure, parameters, head, rows, signals), True

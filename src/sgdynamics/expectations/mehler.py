@@ -42,10 +42,14 @@ def hermite_rule(terms: int) -> tuple[np.ndarray, np.ndarray]:
     x = (2 * nodes - 1) * REACH
     # h_n sqrt(phi) stays bounded where h_n alone overflows
     root_density = np.exp(-(x**2) / 4) / (2 * np.pi) ** 0.25
-    return x, np.ascontiguousarray(hermite_functions(x, root_density, terms - 1).T) * (2 * REACH * weights * root_density)[:, None]
+    return x, np.ascontiguousarray(hermite_functions(x, root_density, terms - 1).T) * (
+        2 * REACH * weights * root_density
+    )[:, None]
 
 
-def coefficients(f: Callable[[Any], Any], q: Float[Numeric, " n"], terms: int) -> Float[Numeric, "n m"]:
+def coefficients(
+    f: Callable[[Any], Any], q: Float[Numeric, " n"], terms: int
+) -> Float[Numeric, "n m"]:
     """c_n[f](q) for each variance in q, (len(q), terms)."""
     x, matrix = hermite_rule(terms)
     return f(jnp.sqrt(q)[:, None] * x) @ matrix
@@ -68,7 +72,12 @@ def terms_needed(first: Activation, second: Activation, terms: int) -> int:
 
 
 def pair_value(
-    first: Activation, second: Activation, q1: Float[Numeric, " m"], q2: Float[Numeric, " n"], c: Float[Numeric, "m n"], terms: int
+    first: Activation,
+    second: Activation,
+    q1: Float[Numeric, " m"],
+    q2: Float[Numeric, " n"],
+    c: Float[Numeric, "m n"],
+    terms: int,
 ) -> Float[Numeric, "m n"]:
     """K = E[f(u) g(v)]."""
     count = terms_needed(first, second, terms)
@@ -79,7 +88,12 @@ def pair_value(
 
 
 def pair_moments(
-    first: Activation, second: Activation, q1: Float[Numeric, " m"], q2: Float[Numeric, " n"], c: Float[Numeric, "m n"], terms: int
+    first: Activation,
+    second: Activation,
+    q1: Float[Numeric, " m"],
+    q2: Float[Numeric, " n"],
+    c: Float[Numeric, "m n"],
+    terms: int,
 ) -> tuple[Float[Numeric, "m n"], Float[Numeric, "m n"], Float[Numeric, "m n"]]:
     """K = E[f g], A = E[f'' g], B = E[f' g'] for all pairs (q1[i], q2[j], c[i, j])."""
     count = terms_needed(first, second, terms)
@@ -92,7 +106,13 @@ def pair_moments(
     return K, A, B
 
 
-def error(first: Activation, second: Activation, q1: Float[Numeric, " m"], q2: Float[Numeric, " n"], terms: int) -> Float[Numeric, ""]:
+def error(
+    first: Activation,
+    second: Activation,
+    q1: Float[Numeric, " m"],
+    q2: Float[Numeric, " n"],
+    terms: int,
+) -> Float[Numeric, ""]:
     """Estimated relative error of K, A, B with this many terms, by Cauchy-Schwarz on what each function has beyond them.
 
     The last four squared coefficients are continued as a geometric series, with the ratio they have to the four before: right
@@ -106,7 +126,9 @@ def error(first: Activation, second: Activation, q1: Float[Numeric, " m"], q2: F
         return jnp.max(safe_ratio(last, jnp.sum(c2, axis=1) * (1 - ratio)))
 
     pairs = [(0, 0), (2, 0), (1, 1)]
-    return jnp.sqrt(jnp.max(jnp.stack([share(first, q1, i) * share(second, q2, j) for i, j in pairs])))
+    return jnp.sqrt(
+        jnp.max(jnp.stack([share(first, q1, i) * share(second, q2, j) for i, j in pairs]))
+    )
 
 
 LEAST_TERMS = 32
@@ -116,13 +138,18 @@ ERROR = 1e-10  # relative, of K, A and B, at which a series may be cut
 
 @partial(jax.jit, static_argnums=0)
 def _squares(activation: Activation, q: Float[Numeric, " n"]) -> Float[Numeric, "3 n m"]:
-    return jnp.stack([coefficients(activation.derivative(order), q, MOST_TERMS) for order in range(3)]) ** 2
+    return (
+        jnp.stack([coefficients(activation.derivative(order), q, MOST_TERMS) for order in range(3)])
+        ** 2
+    )
 
 
 def _missed(activation: Activation, largest: float) -> np.ndarray:
     """Share of f, f', f'' that lies beyond the first n coefficients, at the largest variance (a larger one needs more terms)."""
     squares = np.asarray(_squares(activation, np.array([max(largest, 1e-12)])))[:, 0]
-    return np.cumsum(squares[:, ::-1], axis=1)[:, ::-1] / (squares.sum(axis=1, keepdims=True) + 1e-300)
+    return np.cumsum(squares[:, ::-1], axis=1)[:, ::-1] / (
+        squares.sum(axis=1, keepdims=True) + 1e-300
+    )
 
 
 def terms_for(first: Activation, second: Activation, largest: float) -> int:
@@ -137,7 +164,9 @@ def terms_for(first: Activation, second: Activation, largest: float) -> int:
     return terms
 
 
-def _correlation(q1: Float[Numeric, " m"], q2: Float[Numeric, " n"], c: Float[Numeric, "m n"]) -> Float[Numeric, "m n"]:
+def _correlation(
+    q1: Float[Numeric, " m"], q2: Float[Numeric, " n"], c: Float[Numeric, "m n"]
+) -> Float[Numeric, "m n"]:
     return safe_ratio(c, jnp.sqrt(q1[:, None] * q2[None, :]))
 
 
@@ -146,7 +175,9 @@ def hermite_coefficients(activation: Activation, variances: np.ndarray, count: i
     nodes, weights = gauss_legendre(300 + 2 * count)
     roots = np.sqrt(variances)
     cuts = [np.clip(kink / roots, -REACH, REACH) for kink in activation.kinks]
-    edges = np.sort(np.stack([np.full_like(roots, -REACH), *cuts, np.full_like(roots, REACH)], axis=1), axis=1)
+    edges = np.sort(
+        np.stack([np.full_like(roots, -REACH), *cuts, np.full_like(roots, REACH)], axis=1), axis=1
+    )
     lengths = np.diff(edges, axis=1)
     x = (edges[:, :-1, None] + lengths[..., None] * nodes).reshape(len(roots), -1)
     weight = (lengths[..., None] * weights).reshape(len(roots), -1)

@@ -19,7 +19,10 @@ from sgdynamics.base.arrays import Numeric, Scalar
 from sgdynamics.expectations import half_lines
 from sgdynamics.expectations.nodes import lower_root
 
-TRUSTED, DOUBTED = 1e-7, 1e-5  # differences of two numbers of nodes below which half-lines are taken, and above which pairs are
+TRUSTED, DOUBTED = (
+    1e-7,
+    1e-5,
+)  # differences of two numbers of nodes below which half-lines are taken, and above which pairs are
 
 
 class Orthants(NamedTuple):
@@ -33,7 +36,11 @@ class Orthants(NamedTuple):
 
 
 def orthants(
-    table: Float[Numeric, "l k m"], mean: Float[Numeric, " n"], covariance: Float[Numeric, "n n"], head: Float[Numeric, " n"], flip: Scalar
+    table: Float[Numeric, "l k m"],
+    mean: Float[Numeric, " n"],
+    covariance: Float[Numeric, "n n"],
+    head: Float[Numeric, " n"],
+    flip: Scalar,
 ) -> Orthants:
     """Over N(mean, covariance), with the half-line rule `table` in every dimension."""
     width = mean.shape[0]
@@ -58,12 +65,16 @@ def orthants(
     active = np.array(list(itertools.product((1.0, 0.0), repeat=width)))
     one, two = by_signs(q), by_signs(q**2)
     pairs = active.T[:, None, :] * active.T[None]
-    return Orthants(one @ active, pairs @ one, pairs @ two, weights @ jax.nn.softplus(flip * f), jnp.sum(one))
+    return Orthants(
+        one @ active, pairs @ one, pairs @ two, weights @ jax.nn.softplus(flip * f), jnp.sum(one)
+    )
 
 
 def doubt(coarse: Orthants, fine: Orthants) -> Float[Numeric, ""]:
     """0 where two numbers of nodes agree, 1 where they do not, and smooth in between, so that an integrator sees no jump."""
-    gap = jnp.maximum(jnp.max(jnp.abs(coarse.both - fine.both)), jnp.max(jnp.abs(coarse.squares - fine.squares)))
+    gap = jnp.maximum(
+        jnp.max(jnp.abs(coarse.both - fine.both)), jnp.max(jnp.abs(coarse.squares - fine.squares))
+    )
     place = jnp.log(jnp.maximum(gap, 1e-300) / TRUSTED) / np.log(DOUBTED / TRUSTED)
     x = jnp.clip(place, 0.0, 1.0)
     return x**2 * (3 - 2 * x)

@@ -14,7 +14,12 @@ from jaxtyping import Float
 from sgdynamics.base.arrays import Nodes, Numbers, Numeric
 from sgdynamics.expectations import curvature, mehler, pairs
 from sgdynamics.expectations.interface import Expectation, Moments, Overlaps, Rule
-from sgdynamics.expectations.weighted_points import field_points, mirrored, norm_weights, sample_fields
+from sgdynamics.expectations.weighted_points import (
+    field_points,
+    mirrored,
+    norm_weights,
+    sample_fields,
+)
 from sgdynamics.problems.activations import NAMED, Activation
 from sgdynamics.problems.losses import squared
 from sgdynamics.problems.problem import Structure
@@ -44,7 +49,9 @@ class Networks(Expectation):
     @property
     def advice(self) -> str:  # type: ignore[override]
         """What to do about a large error; the library's own activations declare their kinks."""
-        own = [one for one in self.partners if one.coefficients is None and one not in NAMED.values()]
+        own = [
+            one for one in self.partners if one.coefficients is None and one not in NAMED.values()
+        ]
         if any(not activation.kinks for activation in own):
             return "an activation with kinks should declare them, sgd.Activation(f, kinks=...)"
         return super().advice
@@ -63,7 +70,12 @@ class Networks(Expectation):
         """The Mehler series, where one is cut, is long enough up to fields of variance `largest`."""
         student = self.structure.loss.student
         cut = [other for other in self.partners if pairs.method(student, other) == "mehler"]
-        return replace(Rule(), terms=max((mehler.terms_for(student, other, largest) for other in cut), default=Rule().terms))
+        return replace(
+            Rule(),
+            terms=max(
+                (mehler.terms_for(student, other, largest) for other in cut), default=Rule().terms
+            ),
+        )
 
     def finer(self, rule: Rule, largest: float) -> Rule | None:
         longer = self.rule(largest)
@@ -71,18 +83,28 @@ class Networks(Expectation):
 
     def sampled(self, flow: bool) -> bool:
         """The noise term without closed form is (unless lr = 0)."""
-        return not flow and self.closed_noise is None and self.structure.loss.student != NAMED["linear"]
+        return (
+            not flow
+            and self.closed_noise is None
+            and self.structure.loss.student != NAMED["linear"]
+        )
 
     def nodes(self, rule: Rule, flow: bool) -> dict[str, np.ndarray]:
         found = {"points": field_points(self.structure, rule, more=0)} if self.sampled(flow) else {}
         return found or super().nodes(rule, flow)
 
-    def search_nodes(self, rule: Rule, flow: bool) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray] | None]:
+    def search_nodes(
+        self, rule: Rule, flow: bool
+    ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray] | None]:
         return mirrored(self.structure, self.nodes(rule, flow)), None
 
     def residual(self, parameters: Numbers, head: Float[Numeric, " p"]) -> Float[Numeric, " p"]:
         """c of the students."""
-        return -head / self.structure.width if self.structure.loss.outer is squared else jnp.zeros_like(head)
+        return (
+            -head / self.structure.width
+            if self.structure.loss.outer is squared
+            else jnp.zeros_like(head)
+        )
 
     def own_pairs(self, rule: Rule, omega: Float[Numeric, "fields fields"]) -> Pairs:
         """K, A, B among the students."""
@@ -128,11 +150,25 @@ class Networks(Expectation):
         norms = None if slopes is None else outer * slopes
         return Moments(stein, outer * noise, norms, -values / p, risk)
 
-    def risk(self, rule: Rule, nodes: Nodes, parameters: Numbers, overlaps: Overlaps, head: Float[Numeric, " p"]) -> Float[Numeric, ""]:
+    def risk(
+        self,
+        rule: Rule,
+        nodes: Nodes,
+        parameters: Numbers,
+        overlaps: Overlaps,
+        head: Float[Numeric, " p"],
+    ) -> Float[Numeric, ""]:
         return self.moments(rule, nodes, parameters, overlaps, head, flow=True).risk
 
     def _noise(
-        self, rule: Rule, nodes: Nodes, parameters: Numbers, overlaps: Overlaps, c: Float[Numeric, " n"], own: Pairs, finite: bool
+        self,
+        rule: Rule,
+        nodes: Nodes,
+        parameters: Numbers,
+        overlaps: Overlaps,
+        c: Float[Numeric, " n"],
+        own: Pairs,
+        finite: bool,
     ) -> tuple[Float[Numeric, "p p"], Any]:
         """E[s'_i s'_j (E0^2 + noise)] and, where `finite`, the same times |x_b|^2 - eigenvalue_b d_b."""
         loss, p, omega = self.structure.loss, self.structure.width, overlaps.covariance
@@ -151,7 +187,11 @@ class Networks(Expectation):
             directions = input_covariance.scaled(parameters, overlaps.blocks)
 
             def slope(direction: Float[Numeric, "fields fields"]) -> tuple[Any, Any]:
-                return jax.jvp(lambda matrix: full(matrix, self.own_pairs(rule, matrix)), (omega,), (direction,))
+                return jax.jvp(
+                    lambda matrix: full(matrix, self.own_pairs(rule, matrix)),
+                    (omega,),
+                    (direction,),
+                )
 
             # mapped, not a loop over blocks, of which a spectrum has a hundred
             value, slopes = jax.vmap(slope, out_axes=(None, 0))(directions)
@@ -160,25 +200,52 @@ class Networks(Expectation):
         d = student.derivative(1)(sample.students)
         labels = jax.vmap(lambda signals: loss.label(signals, parameters))(sample.signals)
         residual2 = (labels + student.derivative(0)(sample.students) @ c[:p]) ** 2
-        N = jnp.einsum("n,ni,nj->ij", sample.weights * residual2, d, d) + parameters["noise"] * own[2]
+        N = (
+            jnp.einsum("n,ni,nj->ij", sample.weights * residual2, d, d)
+            + parameters["noise"] * own[2]
+        )
         if not finite:
             return N, None
         full_weights = sample.weights * (residual2 + parameters["noise"])
         swing = norm_weights(self.structure, parameters, overlaps, sample)[..., 0, 0]
         return N, jnp.einsum("n,nb,ni,nj->bij", full_weights, swing, d, d)
 
-    def error(self, rule: Rule, nodes: Nodes, parameters: Numbers, overlaps: Overlaps, head: Float[Numeric, " p"]) -> Float[Numeric, ""]:
+    def error(
+        self,
+        rule: Rule,
+        nodes: Nodes,
+        parameters: Numbers,
+        overlaps: Overlaps,
+        head: Float[Numeric, " p"],
+    ) -> Float[Numeric, ""]:
         p, student = self.structure.width, self.structure.loss.student
         q = jnp.diagonal(overlaps.covariance)[:p]
         return pairs.error(student, student, q, q, overlaps.covariance[:p, :p], rule.terms)
 
     def curvatures(
-        self, structure: Structure, rule: Rule, parameters: Numbers, head: np.ndarray, rows: np.ndarray, signals: np.ndarray
+        self,
+        structure: Structure,
+        rule: Rule,
+        parameters: Numbers,
+        head: np.ndarray,
+        rows: np.ndarray,
+        signals: np.ndarray,
     ) -> tuple[list[curvature.Curvature], bool]:
-        c, student, others = np.asarray(self.residual(parameters, head)), structure.loss.student, (rows, signals)
-        parts = [curvature.pair_curvature(student, one, rule.terms, rows, other) for one, other in zip(self.partners, others, strict=False)]
+        c, student, others = (
+            np.asarray(self.residual(parameters, head)),
+            structure.loss.student,
+            (rows, signals),
+        )
+        parts = [
+            curvature.pair_curvature(student, one, rule.terms, rows, other)
+            for one, other in zip(self.partners, others, strict=False)
+        ]
         tables, first, second = (
-            np.concatenate(arrays, axis=axis) for arrays, axis in zip(zip(*parts, strict=True), (4, 1, 1), strict=True)
+            np.concatenate(arrays, axis=axis)
+            for arrays, axis in zip(zip(*parts, strict=True), (4, 1, 1), strict=True)
         )
         fields = np.concatenate(others)[: len(c)]
-        return [curvature.of_network(table, first, second, -head / len(rows), c, rows, fields) for table in tables], False
+        return [
+            curvature.of_network(table, first, second, -head / len(rows), c, rows, fields)
+            for table in tables
+        ], False

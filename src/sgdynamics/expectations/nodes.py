@@ -58,7 +58,9 @@ def gauss_hermite_grid(count: int, dimensions: int) -> tuple[np.ndarray, np.ndar
 
 
 @lru_cache(maxsize=8)
-def sobol_normals(dimensions: int, log2_count: int, replicates: int, *, whiten: bool, seed: int = 20260) -> np.ndarray:
+def sobol_normals(
+    dimensions: int, log2_count: int, replicates: int, *, whiten: bool, seed: int = 20260
+) -> np.ndarray:
     """Standard normals from scrambled Sobol points, (replicates, 2^log2_count, dimensions).
 
     Replicates have independent scramblings: their spread is the error estimate. `whiten` makes first and second moments exact,
@@ -68,7 +70,9 @@ def sobol_normals(dimensions: int, log2_count: int, replicates: int, *, whiten: 
 
     result = np.empty((replicates, 2**log2_count, dimensions))
     for replicate in range(replicates):
-        engine = qmc.Sobol(dimensions, scramble=True, rng=np.random.default_rng((seed, replicate, dimensions)))
+        engine = qmc.Sobol(
+            dimensions, scramble=True, rng=np.random.default_rng((seed, replicate, dimensions))
+        )
         points = engine.random_base2(log2_count)
         normals = special.ndtri(np.clip(points, 2.0**-40, 1 - 2.0**-40))
         if whiten:
@@ -86,7 +90,9 @@ def safe_root(x: Float[Numeric, "*s"]) -> Float[Numeric, "*s"]:
     return jnp.where(positive, jnp.sqrt(jnp.where(positive, x, 1.0)), 0.0)
 
 
-def safe_ratio(numerator: Float[Numeric, "..."], denominator: Float[Numeric, "..."]) -> Float[Numeric, "..."]:
+def safe_ratio(
+    numerator: Float[Numeric, "..."], denominator: Float[Numeric, "..."]
+) -> Float[Numeric, "..."]:
     """numerator / denominator, 0 where the denominator is 0."""
     nonzero = denominator != 0
     return jnp.where(nonzero, numerator / jnp.where(nonzero, denominator, 1.0), 0.0)

@@ -32,7 +32,9 @@ def method(first: Activation, second: Activation) -> str:
 def polar_nodes(first: Activation, second: Activation) -> int:
     """Nodes a sector: fewer where both activations are piecewise polynomials with kinks at 0 only."""
     piecewise = (NAMED["relu"], NAMED["abs"], NAMED["sign"])
-    simple = all(activation in piecewise or (activation.degree or 99) <= 4 for activation in (first, second))
+    simple = all(
+        activation in piecewise or (activation.degree or 99) <= 4 for activation in (first, second)
+    )
     return PIECEWISE_NODES if simple else POLAR_NODES
 
 
@@ -51,7 +53,9 @@ def value(
     if way == "polynomial":
         return closed_forms.polynomial_moments(first, second, q1, q2, c)[0]
     if way == "erf":
-        return closed_forms.erf_value(closed_forms.erf_offset(first) or 0.0, closed_forms.erf_offset(second) or 0.0, q1, q2, c)
+        return closed_forms.erf_value(
+            closed_forms.erf_offset(first) or 0.0, closed_forms.erf_offset(second) or 0.0, q1, q2, c
+        )
     if way == "relu":
         return closed_forms.relu_moments(q1, q2, c)[0]
     if way == "polar":
@@ -84,7 +88,12 @@ def moments(
 
 
 def error(
-    first: Activation, second: Activation, q1: Float[Numeric, " m"], q2: Float[Numeric, " n"], c: Float[Numeric, "m n"], terms: int
+    first: Activation,
+    second: Activation,
+    q1: Float[Numeric, " m"],
+    q2: Float[Numeric, " n"],
+    c: Float[Numeric, "m n"],
+    terms: int,
 ) -> Float[Numeric, ""]:
     """Estimated largest relative error of K, A, B: 1e-14 for closed forms, the tail of the series, or two resolutions apart."""
     way = method(first, second)
@@ -95,13 +104,19 @@ def error(
         if any(second.jumps(0)) and any(first.jumps(0)):
             return rounding
         fine = jnp.stack(moments(first, second, q1, q2, c, terms))
-        coarse = jnp.stack(moments(first, second, q1, q2, c, terms, nodes=polar_nodes(first, second) * 2 // 3))
+        coarse = jnp.stack(
+            moments(first, second, q1, q2, c, terms, nodes=polar_nodes(first, second) * 2 // 3)
+        )
         # of one size in the units of f g, because parity may make any one of them zero
-        units = jnp.stack(jnp.broadcast_arrays(1.0, q1[:, None], jnp.sqrt(q1[:, None] * q2[None, :])))
+        units = jnp.stack(
+            jnp.broadcast_arrays(1.0, q1[:, None], jnp.sqrt(q1[:, None] * q2[None, :]))
+        )
         scale = jnp.max(jnp.abs(units * fine)) + 1e-300
         return jnp.maximum(jnp.max(jnp.abs(units * (fine - coarse))) / scale, rounding)
     if undeclared_kinks(first) or undeclared_kinks(second):
-        return jnp.asarray(UNKNOWN)  # derivatives lack point masses at the kinks, of which a series knows nothing
+        return jnp.asarray(
+            UNKNOWN
+        )  # derivatives lack point masses at the kinks, of which a series knows nothing
     if mehler.terms_needed(first, second, terms) < terms:
         return rounding
     return jnp.maximum(mehler.error(first, second, q1, q2, terms), rounding)

@@ -46,10 +46,19 @@ class Around(Expectation):
     def risk_nodes(self, rule: Rule, *, quick: bool = True) -> dict[str, np.ndarray]:
         return self.inner.risk_nodes(rule, quick=quick)
 
-    def search_nodes(self, rule: Rule, flow: bool) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray] | None]:
+    def search_nodes(
+        self, rule: Rule, flow: bool
+    ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray] | None]:
         return self.inner.search_nodes(rule, flow)
 
-    def error(self, rule: Rule, nodes: Nodes, parameters: Numbers, overlaps: Overlaps, head: Float[Numeric, " p"]) -> Float[Numeric, ""]:
+    def error(
+        self,
+        rule: Rule,
+        nodes: Nodes,
+        parameters: Numbers,
+        overlaps: Overlaps,
+        head: Float[Numeric, " p"],
+    ) -> Float[Numeric, ""]:
         return self.inner.error(rule, nodes, parameters, overlaps, head)
 
     def sampled(self, flow: bool) -> bool:
@@ -59,7 +68,14 @@ class Around(Expectation):
     def drift_sampled(self) -> bool:
         return self.inner.drift_sampled
 
-    def risk(self, rule: Rule, nodes: Nodes, parameters: Numbers, overlaps: Overlaps, head: Float[Numeric, " p"]) -> Float[Numeric, ""]:
+    def risk(
+        self,
+        rule: Rule,
+        nodes: Nodes,
+        parameters: Numbers,
+        overlaps: Overlaps,
+        head: Float[Numeric, " p"],
+    ) -> Float[Numeric, ""]:
         return self.inner.risk(rule, nodes, parameters, overlaps, head)
 
 
@@ -91,13 +107,22 @@ class Gated(Around):
         weights = jnp.prod(jnp.where(gates > 0, keep, 1 - keep), axis=1)
 
         def one(gate: Numeric) -> Any:
-            found = self.inner.moments(rule, nodes, parameters, overlaps, head * gate, finite=finite, flow=flow)
+            found = self.inner.moments(
+                rule, nodes, parameters, overlaps, head * gate, finite=finite, flow=flow
+            )
             return found._replace(head_gradient=gate * found.head_gradient)
 
         every = jax.vmap(one)(jnp.asarray(gates))
         return jax.tree.map(lambda part: jnp.tensordot(weights, part, axes=1), every)
 
-    def risk(self, rule: Rule, nodes: Nodes, parameters: Numbers, overlaps: Overlaps, head: Float[Numeric, " p"]) -> Float[Numeric, ""]:
+    def risk(
+        self,
+        rule: Rule,
+        nodes: Nodes,
+        parameters: Numbers,
+        overlaps: Overlaps,
+        head: Float[Numeric, " p"],
+    ) -> Float[Numeric, ""]:
         return self.inner.risk(rule, nodes, parameters, overlaps, parameters["gain"] * head)
 
 
@@ -125,13 +150,28 @@ class NoisyInputs(Around):
         more = nu * jnp.sum(blocks, axis=0)[:p, :p]
         covariance = jnp.asarray(overlaps.covariance).at[:p, :p].add(more)
         ratio = 1 + nu / input_covariance.eigenvalues(parameters)
-        scale = jnp.concatenate([jnp.broadcast_to(ratio[:, None], (len(ratio), p)), jnp.ones((len(ratio), self.structure.signals))], axis=1)
+        scale = jnp.concatenate(
+            [
+                jnp.broadcast_to(ratio[:, None], (len(ratio), p)),
+                jnp.ones((len(ratio), self.structure.signals)),
+            ],
+            axis=1,
+        )
         # |x|^2 of the inputs that are seen goes along l (l + nu)/l of every student's part
         seen = Overlaps(scale[:, :, None] * blocks * scale[:, None, :], covariance)
         found = self.inner.moments(rule, nodes, parameters, seen, head, finite=finite, flow=flow)
-        return found._replace(stein=scale[:, None, :] * found.stein, noise=ratio[:, None, None] * found.noise)
+        return found._replace(
+            stein=scale[:, None, :] * found.stein, noise=ratio[:, None, None] * found.noise
+        )
 
-    def error(self, rule: Rule, nodes: Nodes, parameters: Numbers, overlaps: Overlaps, head: Float[Numeric, " p"]) -> Float[Numeric, ""]:
+    def error(
+        self,
+        rule: Rule,
+        nodes: Nodes,
+        parameters: Numbers,
+        overlaps: Overlaps,
+        head: Float[Numeric, " p"],
+    ) -> Float[Numeric, ""]:
         p = self.structure.width
         more = parameters["input_noise"] * jnp.sum(overlaps.blocks, axis=0)[:p, :p]
         seen = overlaps._replace(covariance=jnp.asarray(overlaps.covariance).at[:p, :p].add(more))

@@ -24,22 +24,36 @@ RADIUS = 9.5  # exp(-RADIUS^2/2) = 2.5e-20
 
 
 def pair_value(
-    first: Activation, second: Activation, q1: Float[Numeric, " m"], q2: Float[Numeric, " n"], c: Float[Numeric, "m n"], nodes: int
+    first: Activation,
+    second: Activation,
+    q1: Float[Numeric, " m"],
+    q2: Float[Numeric, " n"],
+    c: Float[Numeric, "m n"],
+    nodes: int,
 ) -> Any:
     """K = E[f(u) g(v)]."""
 
     def row(q: Float[Numeric, ""], cs: Float[Numeric, " n"]) -> Float[Numeric, " n"]:
-        return jax.vmap(lambda q2_, c_: _plane(first, second, q, q2_, c_, nodes, ((0, 0),))[0])(q2, cs)
+        return jax.vmap(lambda q2_, c_: _plane(first, second, q, q2_, c_, nodes, ((0, 0),))[0])(
+            q2, cs
+        )
 
     return jax.lax.map(lambda args: row(*args), (q1, c))
 
 
 def pair_moments(
-    first: Activation, second: Activation, q1: Float[Numeric, " m"], q2: Float[Numeric, " n"], c: Float[Numeric, "m n"], nodes: int
+    first: Activation,
+    second: Activation,
+    q1: Float[Numeric, " m"],
+    q2: Float[Numeric, " n"],
+    c: Float[Numeric, "m n"],
+    nodes: int,
 ) -> tuple[Any, Any, Any]:
     """K = E[f g], A = E[f'' g], B = E[f' g'] for all pairs (q1[i], q2[j], c[i, j])."""
 
-    def one(q: Float[Numeric, ""], r: Float[Numeric, ""], s: Float[Numeric, ""]) -> tuple[Any, Any, Any]:
+    def one(
+        q: Float[Numeric, ""], r: Float[Numeric, ""], s: Float[Numeric, ""]
+    ) -> tuple[Any, Any, Any]:
         K, A, B = _plane(first, second, q, r, s, nodes, ((0, 0), (2, 0), (1, 1)))
         A = A + _masses(first, 1, second.derivative(0), second.kinks, q, r, s, nodes)
         B = B + _masses(second, 0, first.derivative(1), first.kinks, r, q, s, nodes)
@@ -59,10 +73,15 @@ def _plane(
 ) -> list[Any]:
     """E[f^(i)(u) g^(j)(v)] of the smooth pieces for each (i, j) in `orders`."""
     s1, s2 = jnp.sqrt(q1), jnp.sqrt(q2)
-    rho = jnp.clip(safe_ratio(c, s1 * s2), -1.0, 1.0)  # beyond 1 by rounding only: the start's Omega is positive
+    rho = jnp.clip(
+        safe_ratio(c, s1 * s2), -1.0, 1.0
+    )  # beyond 1 by rounding only: the start's Omega is positive
     theta0 = jnp.arctan2(safe_root((1 - rho) * (1 + rho)), rho)
     points = plane_points(first.kinks, second.kinks, s1, s2, theta0, nodes)
-    return [jnp.sum(points.weights * first.derivative(i)(points.u) * second.derivative(j)(points.v)) for i, j in orders]
+    return [
+        jnp.sum(points.weights * first.derivative(i)(points.u) * second.derivative(j)(points.v))
+        for i, j in orders
+    ]
 
 
 class PlanePoints(NamedTuple):
@@ -90,7 +109,10 @@ def plane_points(
     breaks = [angle - jnp.pi / 2, turn / 2, angle + jnp.pi / 2]
     for kink1 in lines1:
         for kink2 in lines2:
-            x, y = safe_ratio(kink1 * jnp.ones_like(s1), s1), safe_ratio(kink2 * jnp.ones_like(s2), s2)
+            x, y = (
+                safe_ratio(kink1 * jnp.ones_like(s1), s1),
+                safe_ratio(kink2 * jnp.ones_like(s2), s2),
+            )
             breaks.append(_wrap(jnp.arctan2(y - jnp.cos(angle) * x, jnp.sin(angle) * x)))
     starts = jnp.sort(jnp.stack([-turn / 2, *breaks, 1.5 * turn]))
     node, weight = gauss_legendre(nodes)
@@ -107,9 +129,13 @@ def plane_points(
     radial_node, radial_weight = gauss_legendre(nodes + 16)
     lengths = jnp.diff(edges, axis=-1)
     r = edges[:, :-1, None] + lengths[..., None] * radial_node
-    weights = angle_weight[:, None, None] * lengths[..., None] * radial_weight * r * jnp.exp(-(r**2) / 2)
+    weights = (
+        angle_weight[:, None, None] * lengths[..., None] * radial_weight * r * jnp.exp(-(r**2) / 2)
+    )
     across = jnp.cos(theta)[:, None, None], jnp.sin(theta)[:, None, None]
-    return PlanePoints(r * across[0], r * across[1], r * along1[:, None, None], r * along2[:, None, None], weights)
+    return PlanePoints(
+        r * across[0], r * across[1], r * along1[:, None, None], r * along2[:, None, None], weights
+    )
 
 
 def _wrap(angle: Float[Numeric, "*s"]) -> Float[Numeric, "*s"]:
@@ -140,10 +166,16 @@ def _masses(
 
 
 def line_expectation(
-    f: Callable[[Any], Any], kinks: tuple[Scalar, ...], mean: Float[Numeric, "..."], spread: Float[Numeric, "..."], nodes: int
+    f: Callable[[Any], Any],
+    kinks: tuple[Scalar, ...],
+    mean: Float[Numeric, "..."],
+    spread: Float[Numeric, "..."],
+    nodes: int,
 ) -> Any:
     """E[f(mean + spread xi)] with the line cut at the kinks of f."""
-    inner = [jnp.clip(safe_ratio(kink - mean, spread), -RADIUS, RADIUS) for kink in kinks] or [jnp.zeros_like(mean)]
+    inner = [jnp.clip(safe_ratio(kink - mean, spread), -RADIUS, RADIUS) for kink in kinks] or [
+        jnp.zeros_like(mean)
+    ]
     ends = [jnp.full_like(mean, -RADIUS), jnp.full_like(mean, RADIUS)]
     edges = jnp.sort(jnp.stack([*ends, *inner], axis=-1), axis=-1)
     node, weight = gauss_legendre(nodes + 16)

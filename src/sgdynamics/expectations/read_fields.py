@@ -35,19 +35,27 @@ def read_fields(
     count, size, order = zeta.shape[0], tokens * fields, order_of(structure)
     root = lower_root(overlaps.covariance[order][:, order])
     correlation = parameters["token_correlation"] if sample.correlated else jnp.eye(tokens)
-    V = jnp.zeros((size + free, size + free)).at[:size, :size].set(jnp.kron(correlation, jnp.eye(fields)))
+    V = (
+        jnp.zeros((size + free, size + free))
+        .at[:size, :size]
+        .set(jnp.kron(correlation, jnp.eye(fields)))
+    )
     V = V.at[size:, size:].set(jnp.eye(free))
     shares = _of_draws(structure, parameters, case) if reading.affine else None
     # fields (token by token) and draws as functions of v
     turned = jnp.kron(jnp.eye(tokens), root[np.argsort(order)])
     along = jnp.zeros((size, free))
     if shares is not None:
-        along = jnp.einsum("lrj,rf->lfj", shares, jnp.sum(overlaps.blocks, axis=0)[p:]).reshape(size, free)
+        along = jnp.einsum("lrj,rf->lfj", shares, jnp.sum(overlaps.blocks, axis=0)[p:]).reshape(
+            size, free
+        )
     W = jnp.block([[turned, along], [jnp.zeros((free, size)), jnp.eye(free)]])
     G = jnp.asarray(reading.rows) @ W
     B = solve_forward(lower_root(G @ V @ G.T), G @ V).T
     v = zeta @ B.T
-    every = {name: jnp.broadcast_to(value, (count, *np.shape(value))) for name, value in case.items()}
+    every = {
+        name: jnp.broadcast_to(value, (count, *np.shape(value))) for name, value in case.items()
+    }
     draws = sample.drawn(parameters, v[:, size:], every)
     means = sample.mean_coefficients(parameters, draws)
     z = v[:, :size].reshape(-1, fields)
@@ -60,9 +68,13 @@ def read_fields(
     hidden = Hidden(own)
     if shares is not None and free:
         both = jnp.einsum("lrj,jtc->lrtc", shares, rest[size:, :size].reshape(free, tokens, fields))
-        hidden = Hidden(own, jnp.einsum("lrj,ij,msi->lrms", shares, rest[size:, size:], shares), both)
+        hidden = Hidden(
+            own, jnp.einsum("lrj,ij,msi->lrms", shares, rest[size:, size:], shares), both
+        )
     weights = jnp.full(count, 1.0 / count, zeta.dtype) if weights is None else weights
-    return Points(root, z, values[:, :p], values[:, p:], means, sample.given(draws), weights, hidden)
+    return Points(
+        root, z, values[:, :p], values[:, p:], means, sample.given(draws), weights, hidden
+    )
 
 
 def _of_draws(structure: Structure, parameters: Numbers, case: dict[str, Any]) -> Any:

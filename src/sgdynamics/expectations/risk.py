@@ -26,7 +26,9 @@ from sgdynamics.samples import input_covariance
 CHUNK = 256
 LARGE_CHUNK = 1 << 14  # of many states: the host gathers and sends few chunks
 TOGETHER = 16  # states of a chunk that are evaluated at once
-TOGETHER_BYTES = 1 << 28  # the same on a GPU, which waits for the launch of each batch: as many as this memory holds
+TOGETHER_BYTES = (
+    1 << 28
+)  # the same on a GPU, which waits for the launch of each batch: as many as this memory holds
 SOME = 32  # states at which errors are estimated
 SHORT = 8  # lanes of a program for a few
 MARGIN = 2.0  # a rule chosen from a start serves rows of up to twice its squared length
@@ -37,16 +39,22 @@ TOLERANCE = 1e-9  # relative error at which a Mehler series is long enough
 def overlaps_at(structure: Structure, parameters: Numbers, state: State) -> Overlaps:
     """The overlaps of students and signals from a state's M and Q: Omega_b of each block, and Omega = sum_b eigenvalue_b Omega_b."""
     M, Q = state["M"], state["Q"]
-    gram = jnp.broadcast_to(parameters["gram"], (structure.blocks, structure.signals, structure.signals))
+    gram = jnp.broadcast_to(
+        parameters["gram"], (structure.blocks, structure.signals, structure.signals)
+    )
     upper = jnp.concatenate([Q, M], axis=-1)
     lower = jnp.concatenate([jnp.swapaxes(M, -1, -2), gram], axis=-1)
     blocks = jnp.concatenate([upper, lower], axis=-2)
     return Overlaps(blocks, input_covariance.variance(parameters, blocks))
 
 
-def risk_at(structure: Structure, rule: Rule, nodes: Nodes, parameters: Numbers, state: State) -> Float[Numeric, ""]:
+def risk_at(
+    structure: Structure, rule: Rule, nodes: Nodes, parameters: Numbers, state: State
+) -> Float[Numeric, ""]:
     """E[loss] at one state {"M", "Q", "a"}, with one replicate of the expectation's `risk_nodes`."""
-    return expectation_of(structure).risk(rule, nodes, parameters, overlaps_at(structure, parameters, state), state["a"])
+    return expectation_of(structure).risk(
+        rule, nodes, parameters, overlaps_at(structure, parameters, state), state["a"]
+    )
 
 
 def _at(parameters: Numbers, state: State) -> Any:
@@ -61,10 +69,15 @@ def _risks(
     """The risk of every lane (outer) and of its first `count` states, by every replicate of the nodes."""
 
     def one(parameters: Numbers, state: State) -> Float[Numeric, " replicates"]:
-        return jax.vmap(lambda node: risk_at(structure, rule, node, _at(parameters, state), state))(nodes)
+        return jax.vmap(lambda node: risk_at(structure, rule, node, _at(parameters, state), state))(
+            nodes
+        )
 
     together = _together(states, nodes)
-    return jax.lax.map(lambda lane: first_states(partial(one, lane[0]), lane[1], count, together), (parameters, states))
+    return jax.lax.map(
+        lambda lane: first_states(partial(one, lane[0]), lane[1], count, together),
+        (parameters, states),
+    )
 
 
 def _together(states: State, nodes: Nodes) -> int:
@@ -77,11 +90,15 @@ def _together(states: State, nodes: Nodes) -> int:
     return max(TOGETHER, 1 << (largest.bit_length() - 1))
 
 
-def first_states(one: Callable[[State], Any], states: State, count: Whole, together_size: int = TOGETHER) -> Any:
+def first_states(
+    one: Callable[[State], Any], states: State, count: Whole, together_size: int = TOGETHER
+) -> Any:
     """A function of the first `count` states, a few at a time, and 0 for the others: one program for few and for many."""
 
     def part(index: Whole) -> State:
-        return jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, size * index, size), states)
+        return jax.tree.map(
+            lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, size * index, size), states
+        )
 
     def few(index: Whole, found: Numeric) -> Any:
         return jax.lax.dynamic_update_slice_in_dim(found, together(part(index)), size * index, 0)
@@ -90,18 +107,28 @@ def first_states(one: Callable[[State], Any], states: State, count: Whole, toget
     size = min(together_size, length)  # both are powers of two
     together = jax.jit(jax.vmap(one))  # named in two places, traced once
     shape = jax.eval_shape(together, jax.eval_shape(part, 0))
-    return jax.lax.fori_loop(0, (count + size - 1) // size, few, jnp.zeros((length, *shape.shape[1:]), shape.dtype))
+    return jax.lax.fori_loop(
+        0, (count + size - 1) // size, few, jnp.zeros((length, *shape.shape[1:]), shape.dtype)
+    )
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _errors(structure: Structure, rule: Rule, nodes: Nodes, parameters: Numbers, states: State) -> Float[Numeric, "1 n 2"]:
+def _errors(
+    structure: Structure, rule: Rule, nodes: Nodes, parameters: Numbers, states: State
+) -> Float[Numeric, "1 n 2"]:
     """The `errors` (2,) of the expectation at all states, one after the other."""
 
     def at_state(parameters: Numbers, state: State) -> Float[Numeric, "2"]:
         now = _at(parameters, state)
-        return jnp.stack(expectation_of(structure).errors(rule, nodes, now, overlaps_at(structure, now, state), state["a"]))
+        return jnp.stack(
+            expectation_of(structure).errors(
+                rule, nodes, now, overlaps_at(structure, now, state), state["a"]
+            )
+        )
 
-    return jax.lax.map(lambda lane: jax.lax.map(partial(at_state, lane[0]), lane[1]), (parameters, states))
+    return jax.lax.map(
+        lambda lane: jax.lax.map(partial(at_state, lane[0]), lane[1]), (parameters, states)
+    )
 
 
 @float64
@@ -110,7 +137,13 @@ def population_risk(problem: Problem, states: dict[str, np.ndarray]) -> tuple[np
 
     Where numbers of the problem depend on alpha, the states have an `alpha` too.
     """
-    (found,) = risks_by(problem.structure, rule_for(problem, states["Q"], MARGIN), [problem.parameters], [states], quick=True)
+    (found,) = risks_by(
+        problem.structure,
+        rule_for(problem, states["Q"], MARGIN),
+        [problem.parameters],
+        [states],
+        quick=True,
+    )
     return found.risk, max(found.sampling, found.worst)
 
 
@@ -121,7 +154,10 @@ def rule_for(problem: Problem, Q: np.ndarray, margin: float) -> Rule:
 
 
 def _largest_field(problem: Problem, Q: np.ndarray, margin: float) -> float:
-    students, signals = (np.einsum("...ii->...i", input_covariance.variance(problem.parameters, part)) for part in (Q, problem.gram))
+    students, signals = (
+        np.einsum("...ii->...i", input_covariance.variance(problem.parameters, part))
+        for part in (Q, problem.gram)
+    )
     return max(margin * _largest(students), float(signals.max(initial=0.0)))
 
 
@@ -145,14 +181,23 @@ class Risks(NamedTuple):
 
 @float64
 def risks_by(
-    structure: Structure, rule: Rule, parameters: list[Any], states: list[dict[str, np.ndarray]], *, quick: bool = False, size: int = 1
+    structure: Structure,
+    rule: Rule,
+    parameters: list[Any],
+    states: list[dict[str, np.ndarray]],
+    *,
+    quick: bool = False,
+    size: int = 1,
 ) -> list[Risks]:
     """The risks of one or more problems of one structure, each at its own states, by one rule; `size` lanes to a program."""
     nodes = expectation_of(structure).risk_nodes(rule, quick=quick)
     numbers = lanes_of(parameters, size)
     leads = [one["a"].shape[:-1] for one in states]
     flat = [
-        {name: value.reshape(math.prod(lead), *value.shape[len(lead) :]) for name, value in one.items()}
+        {
+            name: value.reshape(math.prod(lead), *value.shape[len(lead) :])
+            for name, value in one.items()
+        }
         for one, lead in zip(states, leads, strict=True)
     ]
     every = in_chunks(partial(_risks, structure, rule, nodes, numbers), flat, size)
@@ -169,11 +214,17 @@ def risks_by(
         if one.shape[1] > 1:
             with np.errstate(invalid="ignore", divide="ignore"):
                 shares = one.std(axis=1, ddof=1) / np.sqrt(one.shape[1]) / np.abs(risk)
-        least = float(np.min(shares[np.isfinite(shares)], initial=np.inf)) if np.any(np.isfinite(shares)) else 0.0
+        least = (
+            float(np.min(shares[np.isfinite(shares)], initial=np.inf))
+            if np.any(np.isfinite(shares))
+            else 0.0
+        )
         # a change as large as the risk itself at every state: it grows with the reach of the grid, or lies between its points; of points,
         # a few carry most of it
         of_risk = error[np.isfinite(error[:, 1]), 1]
-        undetermined = bool(len(of_risk) and of_risk.min() >= UNKNOWN / 2) or (least > VAGUE and bool(np.all(one[np.isfinite(one)] > 0)))
+        undetermined = bool(len(of_risk) and of_risk.min() >= UNKNOWN / 2) or (
+            least > VAGUE and bool(np.all(one[np.isfinite(one)] > 0))
+        )
         risk = np.full_like(risk, np.nan) if undetermined else risk
         worst = _largest(error[:, 0]) if np.any(np.isfinite(error[:, 0])) else np.nan
         found.append(Risks(risk.reshape(lead), _largest(shares), worst, undetermined))
@@ -188,11 +239,16 @@ def _telling(states: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 # of any function: 2^12 points in each replicate, and 2^10 for each case of discrete draws
-EXPECTED, EXPECTED_BY_CASE = Rule(log2_points=10, replicates=16), Rule(log2_points=12, replicates=16)
+EXPECTED, EXPECTED_BY_CASE = (
+    Rule(log2_points=10, replicates=16),
+    Rule(log2_points=12, replicates=16),
+)
 
 
 @float64
-def expected(problem: Problem, function: Loss, states: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+def expected(
+    problem: Problem, function: Loss, states: dict[str, np.ndarray]
+) -> tuple[np.ndarray, np.ndarray]:
     """E[function] of a sample, a number or an array, at states as of `population_risk`, and its standard errors.
 
     Averages over scrambled Sobol points, discrete draws case by case: nothing is assumed of the function, which may jump.
@@ -202,19 +258,30 @@ def expected(problem: Problem, function: Loss, states: dict[str, np.ndarray]) ->
     rule = EXPECTED_BY_CASE if by_case else EXPECTED
     nodes = expectation_of(structure).risk_nodes(rule)
     lead = states["a"].shape[:-1]
-    flat = {name: value.reshape(math.prod(lead), *value.shape[len(lead) :]) for name, value in states.items()}
-    (every,) = in_chunks(partial(_risks, structure, rule, nodes, lanes_of([problem.parameters], 1)), [flat], 1)
+    flat = {
+        name: value.reshape(math.prod(lead), *value.shape[len(lead) :])
+        for name, value in states.items()
+    }
+    (every,) = in_chunks(
+        partial(_risks, structure, rule, nodes, lanes_of([problem.parameters], 1)), [flat], 1
+    )
     error = every.std(axis=1, ddof=1) / np.sqrt(every.shape[1])
-    return every.mean(axis=1).reshape(*lead, *every.shape[2:]), error.reshape(*lead, *every.shape[2:])
+    return every.mean(axis=1).reshape(*lead, *every.shape[2:]), error.reshape(
+        *lead, *every.shape[2:]
+    )
 
 
 def lanes_of(items: list[Any], size: int) -> Any:
     """Trees of numbers, stacked along a first axis of one of two lengths (one for a single item): few programs are compiled."""
     length = min(size, SHORT) if len(items) <= SHORT else size
-    return jax.tree.map(lambda *leaves: np.stack(leaves), *(items + [items[-1]] * (length - len(items))))
+    return jax.tree.map(
+        lambda *leaves: np.stack(leaves), *(items + [items[-1]] * (length - len(items)))
+    )
 
 
-def in_chunks(function: Callable[..., Any], states: list[dict[str, np.ndarray]], size: int) -> list[np.ndarray]:
+def in_chunks(
+    function: Callable[..., Any], states: list[dict[str, np.ndarray]], size: int
+) -> list[np.ndarray]:
     """A function of the states of every lane, in chunks of one size, the last filled up, so that any number of them compiles once."""
     counts = [len(one["a"]) for one in states]
     most = max(counts)
@@ -223,8 +290,13 @@ def in_chunks(function: Callable[..., Any], states: list[dict[str, np.ndarray]],
     values = []
     for first in range(0, most, chunk):
         places = [np.minimum(np.arange(first, first + chunk), count - 1) for count in counts]
-        part = [{name: value[place] for name, value in one.items()} for one, place in zip(states, places, strict=True)]
-        values.append(np.asarray(function(lanes_of(part, size), np.int64(min(chunk, most - first)))))
+        part = [
+            {name: value[place] for name, value in one.items()}
+            for one, place in zip(states, places, strict=True)
+        ]
+        values.append(
+            np.asarray(function(lanes_of(part, size), np.int64(min(chunk, most - first))))
+        )
     every = np.concatenate(values, axis=1)
     return [every[row, :count] for row, count in enumerate(counts)]
 

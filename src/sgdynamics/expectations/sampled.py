@@ -26,7 +26,15 @@ from sgdynamics.base.arrays import Nodes, Numbers, Numeric
 from sgdynamics.expectations.interface import Expectation, Moments, Overlaps, Rule
 from sgdynamics.expectations.nodes import sobol_normals, solve_forward, solve_lower
 from sgdynamics.expectations.read_fields import read_fields
-from sgdynamics.expectations.weighted_points import Points, columns, field_points, mirrored, norm_weights, order_of, sample_fields
+from sgdynamics.expectations.weighted_points import (
+    Points,
+    columns,
+    field_points,
+    mirrored,
+    norm_weights,
+    order_of,
+    sample_fields,
+)
 from sgdynamics.problems.problem import Structure
 from sgdynamics.samples import input_covariance
 
@@ -57,10 +65,21 @@ class Sampled(Expectation):
 
     def risk_nodes(self, rule: Rule, *, quick: bool = True) -> dict[str, np.ndarray]:
         normals, draws = columns(self.structure)
-        every_case = self.structure.sample.free < self.structure.sample.draw_normals  # each point serves them all
-        return {"plain": sobol_normals(normals + draws, rule.log2_points + (-2 if every_case else 2), rule.replicates, whiten=True)}
+        every_case = (
+            self.structure.sample.free < self.structure.sample.draw_normals
+        )  # each point serves them all
+        return {
+            "plain": sobol_normals(
+                normals + draws,
+                rule.log2_points + (-2 if every_case else 2),
+                rule.replicates,
+                whiten=True,
+            )
+        }
 
-    def search_nodes(self, rule: Rule, flow: bool) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray] | None]:
+    def search_nodes(
+        self, rule: Rule, flow: bool
+    ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray] | None]:
         return mirrored(self.structure, self.nodes(rule, flow)), None
 
     def _over_cases(self, parameters: Numbers, one: Callable[..., Any]) -> Any:
@@ -68,7 +87,9 @@ class Sampled(Expectation):
         weights, cases = self.structure.sample.cases(parameters)
         if not cases:
             return one({})
-        return jax.tree.map(lambda value: jnp.tensordot(jnp.asarray(weights), value, axes=1), jax.vmap(one)(cases))
+        return jax.tree.map(
+            lambda value: jnp.tensordot(jnp.asarray(weights), value, axes=1), jax.vmap(one)(cases)
+        )
 
     def points(
         self,
@@ -83,7 +104,9 @@ class Sampled(Expectation):
         """Weighted samples that stand for all, at one value of the draws that are summed over."""
         if self.structure.reading is not None:
             return read_fields(self.structure, points, overlaps, parameters, case, weights)
-        return sample_fields(self.structure, points, overlaps, parameters, case, plain=plain, given_weights=weights)
+        return sample_fields(
+            self.structure, points, overlaps, parameters, case, plain=plain, given_weights=weights
+        )
 
     def moments(
         self,
@@ -100,10 +123,15 @@ class Sampled(Expectation):
         moves = jax.vmap(structure.loss.move, (0, 0, None, 0, None))
         reading = reading_overlaps(structure, parameters, overlaps)
 
-        by_slope = self.by_slopes and structure.width * structure.fields * sample.inputs_a_sample**2 <= MOST_SLOPES
+        by_slope = (
+            self.by_slopes
+            and structure.width * structure.fields * sample.inputs_a_sample**2 <= MOST_SLOPES
+        )
 
         def one(case: dict[str, Any]) -> Moments:
-            found = self.points(nodes["points"], parameters, overlaps, case, weights=nodes.get("weights"))
+            found = self.points(
+                nodes["points"], parameters, overlaps, case, weights=nodes.get("weights")
+            )
             fields = (sample.by_sample(found.students), sample.by_sample(found.signals))
             values, move = moves(*fields, head, found.given, reading)
             h, head_gradient = sample.by_input(move.inputs), move.head
@@ -111,13 +139,17 @@ class Sampled(Expectation):
             if by_slope:
                 stein = slopes(structure, parameters, fields, head, found, reading)
             else:
-                stein = solve_lower(found.root, weighted.T @ found.z)[:, np.argsort(order_of(structure))]
+                stein = solve_lower(found.root, weighted.T @ found.z)[
+                    :, np.argsort(order_of(structure))
+                ]
             mixed = sample.mixed_inputs(parameters, h.T)
             noise = (sample.each_input(found.weights) * mixed) @ mixed.T
             norms = None
             if finite:
                 by_token = h.reshape(-1, sample.inputs_a_sample, structure.width)
-                swing = found.weights[:, None, None, None] * norm_weights(structure, parameters, overlaps, found)
+                swing = found.weights[:, None, None, None] * norm_weights(
+                    structure, parameters, overlaps, found
+                )
                 norms = jnp.einsum("nbtu,nti,nuj->bij", swing, by_token, by_token)
             shift = None if found.means is None else weighted.T @ found.means
             pull = None
@@ -125,12 +157,29 @@ class Sampled(Expectation):
                 each = jnp.concatenate([move.rows, move.signals], axis=-1)
                 pull = jnp.tensordot(found.weights, each, axes=1)
                 if norms is not None:
-                    norms = norms + pulled_norms(structure, parameters, overlaps, found, weighted, each)
-            return Moments(stein, noise, norms, found.weights @ head_gradient, found.weights @ values, shift, pull)
+                    norms = norms + pulled_norms(
+                        structure, parameters, overlaps, found, weighted, each
+                    )
+            return Moments(
+                stein,
+                noise,
+                norms,
+                found.weights @ head_gradient,
+                found.weights @ values,
+                shift,
+                pull,
+            )
 
         return self._over_cases(parameters, one)
 
-    def risk(self, rule: Rule, nodes: Nodes, parameters: Numbers, overlaps: Overlaps, head: Float[Numeric, " p"]) -> Float[Numeric, ""]:
+    def risk(
+        self,
+        rule: Rule,
+        nodes: Nodes,
+        parameters: Numbers,
+        overlaps: Overlaps,
+        head: Float[Numeric, " p"],
+    ) -> Float[Numeric, ""]:
         """A loss is continuous, so plain points do also where it has kinks."""
         return self.mean_loss(nodes["plain"], parameters, overlaps, head, plain=True)
 
@@ -151,8 +200,14 @@ class Sampled(Expectation):
         def one(case: dict[str, Any]) -> Float[Numeric, "..."]:
             found = self.points(points, parameters, overlaps, case, plain=plain, weights=weights)
             fields = (sample.by_sample(found.students), sample.by_sample(found.signals))
-            values = jax.vmap(structure.loss, (0, 0, None, 0, None))(*fields, head, found.given, reading)
-            return jnp.mean(values, axis=0) if weights is None else jnp.tensordot(found.weights, values, axes=1)
+            values = jax.vmap(structure.loss, (0, 0, None, 0, None))(
+                *fields, head, found.given, reading
+            )
+            return (
+                jnp.mean(values, axis=0)
+                if weights is None
+                else jnp.tensordot(found.weights, values, axes=1)
+            )
 
         return self._over_cases(parameters, one)
 
@@ -168,11 +223,15 @@ def slopes(
     """G_ic = sum_lm C_lm E[dh_il/dF_cm] of a smooth loss, (p, fields): by Stein's lemma what E[h Y^T] root^-1 is, with less spread."""
     sample, p = structure.sample, structure.width
 
-    def gradient(students: Float[Numeric, "..."], signals: Float[Numeric, "..."], given: Any) -> Float[Numeric, "p tokens"]:
+    def gradient(
+        students: Float[Numeric, "..."], signals: Float[Numeric, "..."], given: Any
+    ) -> Float[Numeric, "p tokens"]:
         return structure.loss.move(students, signals, head, given, reading)[1].inputs.reshape(p, -1)
 
     each = jax.vmap(jax.jacfwd(gradient, argnums=(0, 1)))(*fields, points.given)
-    correlation = parameters["token_correlation"] if sample.correlated else jnp.eye(sample.inputs_a_sample)
+    correlation = (
+        parameters["token_correlation"] if sample.correlated else jnp.eye(sample.inputs_a_sample)
+    )
 
     def summed(slope: Float[Numeric, "..."]) -> Float[Numeric, "p columns"]:
         slope = slope.reshape(*slope.shape[:4], -1)  # (n, p, tokens, fields, tokens)
@@ -187,13 +246,24 @@ def reading_overlaps(structure: Structure, parameters: Numbers, overlaps: Overla
     lengths = None
     if structure.loss.reads_lengths:
         sample = structure.sample
-        correlation = parameters["token_correlation"] if sample.correlated else jnp.eye(sample.inputs_a_sample)
+        correlation = (
+            parameters["token_correlation"]
+            if sample.correlated
+            else jnp.eye(sample.inputs_a_sample)
+        )
         lengths = input_covariance.trace(parameters) * correlation
-    return structure.loss.reading(parameters, overlaps.blocks[:, :p, :p], overlaps.blocks[:, :p, p:], lengths)
+    return structure.loss.reading(
+        parameters, overlaps.blocks[:, :p, :p], overlaps.blocks[:, :p, p:], lengths
+    )
 
 
 def pulled_norms(
-    structure: Structure, parameters: Numbers, overlaps: Overlaps, points: Points, weighted: Float[Numeric, "..."], pulls: Any
+    structure: Structure,
+    parameters: Numbers,
+    overlaps: Overlaps,
+    points: Points,
+    weighted: Float[Numeric, "..."],
+    pulls: Any,
 ) -> Any:
     """What the coefficients D = [A | B] of a sample add to the mean of its increment's square, (blocks, p, p): with F_b the part of the
     fields in block b, E[h F_b^T D^T + transpose + D Omega_b D^T]."""
@@ -201,15 +271,27 @@ def pulled_norms(
     tokens, order = structure.sample.inputs_a_sample, order_of(structure)
     back = np.argsort(order)
 
-    def one(blocks: Float[Numeric, "..."], scaled: Float[Numeric, "..."], pulls: Float[Numeric, "n p fields"]) -> Any:
+    def one(
+        blocks: Float[Numeric, "..."],
+        scaled: Float[Numeric, "..."],
+        pulls: Float[Numeric, "n p fields"],
+    ) -> Any:
         # the mean of the fields' part in the block, given all of it
         part = points.z @ solve_forward(points.root, scaled[order][:, order])[:, back]
         if points.means is not None:
             part = part + points.means @ blocks[p:]
-        along = jnp.einsum("nti,ntf->nif", weighted.reshape(-1, tokens, p), part.reshape(-1, tokens, fields))
+        along = jnp.einsum(
+            "nti,ntf->nif", weighted.reshape(-1, tokens, p), part.reshape(-1, tokens, fields)
+        )
         cross = jnp.einsum("nif,njf->ij", along, pulls)
-        return cross + cross.T + jnp.einsum("n,nic,cd,njd->ij", points.weights, pulls, blocks, pulls)
+        return (
+            cross + cross.T + jnp.einsum("n,nic,cd,njd->ij", points.weights, pulls, blocks, pulls)
+        )
 
     if structure.loss.pulls_by_block:
-        return jax.vmap(one, (0, 0, 1))(overlaps.blocks, input_covariance.scaled(parameters, overlaps.blocks), pulls)
-    return jax.vmap(partial(one, pulls=pulls))(overlaps.blocks, input_covariance.scaled(parameters, overlaps.blocks))
+        return jax.vmap(one, (0, 0, 1))(
+            overlaps.blocks, input_covariance.scaled(parameters, overlaps.blocks), pulls
+        )
+    return jax.vmap(partial(one, pulls=pulls))(
+        overlaps.blocks, input_covariance.scaled(parameters, overlaps.blocks)
+    )

@@ -29,7 +29,11 @@ from sgdynamics.expectations.nodes import (
 )
 from sgdynamics.problems.problem import Structure
 
-GRID = {1: 96, 2: 40, 3: 18}  # Gauss-Hermite nodes an axis over the signals; beyond three signals, Sobol points
+GRID = {
+    1: 96,
+    2: 40,
+    3: 18,
+}  # Gauss-Hermite nodes an axis over the signals; beyond three signals, Sobol points
 
 LABEL_NODES = {1: 600, 2: 160, 3: 64, 4: 32}  # an axis, for the series of a target, once per solve
 
@@ -63,22 +67,41 @@ class SignalGrids(Networks):
         if self.by_planes:
             return found
         if not self.few:
-            grid = sobol_normals(self.structure.signals, rule.log2_points, rule.replicates, whiten=True, seed=711)
-            return {**found, "grid": grid, "grid_weights": np.full(grid.shape[:2], 1.0 / grid.shape[1])}
+            grid = sobol_normals(
+                self.structure.signals, rule.log2_points, rule.replicates, whiten=True, seed=711
+            )
+            return {
+                **found,
+                "grid": grid,
+                "grid_weights": np.full(grid.shape[:2], 1.0 / grid.shape[1]),
+            }
         replicates = len(next(iter(found.values())))
-        return found | {name: np.broadcast_to(value, (replicates, *value.shape)) for name, value in self._grid().items()}
+        return found | {
+            name: np.broadcast_to(value, (replicates, *value.shape))
+            for name, value in self._grid().items()
+        }
 
     def _grid(self, *, coarse: bool = False) -> dict[str, np.ndarray]:
         signals = self.structure.signals
-        return dict(zip(("grid", "grid_weights"), gauss_hermite_grid(GRID[signals] * (2 if coarse else 3) // 3, signals), strict=True))
+        return dict(
+            zip(
+                ("grid", "grid_weights"),
+                gauss_hermite_grid(GRID[signals] * (2 if coarse else 3) // 3, signals),
+                strict=True,
+            )
+        )
 
-    def search_nodes(self, rule: Rule, flow: bool) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray] | None]:
+    def search_nodes(
+        self, rule: Rule, flow: bool
+    ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray] | None]:
         nodes, _ = super().search_nodes(rule, flow)
         if "grid" not in nodes or not self.few:
             return nodes, None
         coarse = dict(nodes)
         for name, value in self._grid(coarse=True).items():
-            coarse[name] = np.zeros_like(nodes[name])  # filled to the same shape: no second compilation
+            coarse[name] = np.zeros_like(
+                nodes[name]
+            )  # filled to the same shape: no second compilation
             coarse[name][:, : len(value)] = value
         return nodes, coarse
 
@@ -99,12 +122,16 @@ class SignalGrids(Networks):
         spread = safe_root(q - jnp.sum(t**2, axis=1))
         if loss.cuts and "grid" not in nodes:
             normals, levels = (jnp.asarray(part) for part in zip(*loss.cuts, strict=True))
-            grid, weights = cut_grids.turned_grid(normals @ frame, levels, loss.cut_dimensions, coarse="coarse" in nodes)
+            grid, weights = cut_grids.turned_grid(
+                normals @ frame, levels, loss.cut_dimensions, coarse="coarse" in nodes
+            )
         else:
             grid, weights = nodes["grid"], nodes["grid_weights"]
         labels = jax.vmap(lambda zeta: loss.label(frame @ zeta, parameters))(grid)
         mean = t @ grid.T
-        s0, s1, s2 = conditional_means(loss.student, mean, jnp.broadcast_to(spread[:, None], mean.shape))
+        s0, s1, s2 = conditional_means(
+            loss.student, mean, jnp.broadcast_to(spread[:, None], mean.shape)
+        )
         weighted = weights * labels
         values = s0 @ weighted
         along = jnp.einsum("in,n,nr->ir", s1, weighted, grid)
@@ -112,15 +139,38 @@ class SignalGrids(Networks):
         on_signals = solve_lower(frame, along - bend[:, None] * t)
         on_students = B * c + jnp.diag(A @ c + bend)
         slope = jnp.concatenate([on_students, on_signals], axis=1)
-        return slope, K @ c + values, 0.5 * (c @ K @ c + 2 * c @ values + jnp.sum(weighted * labels))
+        return (
+            slope,
+            K @ c + values,
+            0.5 * (c @ K @ c + 2 * c @ values + jnp.sum(weighted * labels)),
+        )
 
-    def error(self, rule: Rule, nodes: Nodes, parameters: Numbers, overlaps: Overlaps, head: Float[Numeric, " p"]) -> Float[Numeric, ""]:
+    def error(
+        self,
+        rule: Rule,
+        nodes: Nodes,
+        parameters: Numbers,
+        overlaps: Overlaps,
+        head: Float[Numeric, " p"],
+    ) -> Float[Numeric, ""]:
         worst = super().error(rule, nodes, parameters, overlaps, head)
         if not self.few:
             return worst
-        coarser, doubt = ({"coarse": jnp.zeros(0)}, 1.0) if self.by_planes else (self._grid(coarse=True), UNDECLARED)
-        given = (parameters, overlaps.covariance, head, self.residual(parameters, head), self.own_pairs(rule, overlaps.covariance))
-        for left, right in zip(*(self.answers(rule, one, *given) for one in (nodes, coarser)), strict=True):
+        coarser, doubt = (
+            ({"coarse": jnp.zeros(0)}, 1.0)
+            if self.by_planes
+            else (self._grid(coarse=True), UNDECLARED)
+        )
+        given = (
+            parameters,
+            overlaps.covariance,
+            head,
+            self.residual(parameters, head),
+            self.own_pairs(rule, overlaps.covariance),
+        )
+        for left, right in zip(
+            *(self.answers(rule, one, *given) for one in (nodes, coarser)), strict=True
+        ):
             scale = jnp.max(jnp.abs(left)) + 1e-300
             worst = jnp.maximum(worst, doubt * jnp.max(jnp.abs(left - right)) / scale)
         return worst
@@ -130,15 +180,24 @@ class SignalGrids(Networks):
         return self.structure.signals in LABEL_NODES
 
     def label_series(
-        self, parameters: Numbers, frame: np.ndarray, terms: int, powers: np.ndarray, roots: np.ndarray
+        self,
+        parameters: Numbers,
+        frame: np.ndarray,
+        terms: int,
+        powers: np.ndarray,
+        roots: np.ndarray,
     ) -> tuple[np.ndarray, float, float]:
         count = LABEL_NODES[self.structure.signals]
-        (fine, square), (coarse, rough) = (self._label_table(parameters, frame, terms, nodes) for nodes in (count, count * 2 // 3))
+        (fine, square), (coarse, rough) = (
+            self._label_table(parameters, frame, terms, nodes) for nodes in (count, count * 2 // 3)
+        )
         chosen = tuple(powers.T)
         apart = math.sqrt(float(np.sum((fine[chosen] - coarse[chosen]) ** 2))) + abs(square - rough)
         return fine[chosen], square, apart
 
-    def _label_table(self, parameters: Numbers, frame: np.ndarray, terms: int, count: int) -> tuple[np.ndarray, float]:
+    def _label_table(
+        self, parameters: Numbers, frame: np.ndarray, terms: int, count: int
+    ) -> tuple[np.ndarray, float]:
         """E[g(C zeta) h_alpha(zeta)] for all alpha_r < terms, and E[g^2], on a Gauss-Hermite grid of count^K nodes."""
         k = self.structure.signals
         x, weights = gauss_hermite(count)
@@ -152,12 +211,20 @@ class SignalGrids(Networks):
         weighted = weights[:, None] * functions
         result, square = values, values**2
         for _ in range(k):
-            result = np.tensordot(result, weighted, axes=(0, 0))  # each pass moves one axis to the end: after k, all are in order
+            result = np.tensordot(
+                result, weighted, axes=(0, 0)
+            )  # each pass moves one axis to the end: after k, all are in order
             square = np.tensordot(square, weights, axes=(0, 0))
         return result, float(square)
 
     def curvatures(
-        self, structure: Structure, rule: Rule, parameters: Numbers, head: np.ndarray, rows: np.ndarray, signals: np.ndarray
+        self,
+        structure: Structure,
+        rule: Rule,
+        parameters: Numbers,
+        head: np.ndarray,
+        rows: np.ndarray,
+        signals: np.ndarray,
     ) -> tuple[list[curvature.Curvature], bool]:
         """Those of the students' pairs, and what the target adds: on a fine and a coarse grid, or on replicates of sampled ones."""
         own, _ = super().curvatures(structure, rule, parameters, head, rows, signals)
@@ -175,8 +242,14 @@ class SignalGrids(Networks):
             nodes = self.nodes(rule, flow=True)
             grids = list(zip(nodes["grid"], nodes["grid_weights"], strict=True))
             own = own[:1] * len(grids)
-        targets = [curvature.lifted(_target_slope(structure, parameters, *grid, head, fields), axes) for grid in grids]
-        return [curvature.Curvature(*(a + b for a, b in zip(*both, strict=True))) for both in zip(own, targets, strict=True)], not self.few
+        targets = [
+            curvature.lifted(_target_slope(structure, parameters, *grid, head, fields), axes)
+            for grid in grids
+        ]
+        return [
+            curvature.Curvature(*(a + b for a, b in zip(*both, strict=True)))
+            for both in zip(own, targets, strict=True)
+        ], not self.few
 
 
 @partial(jax.jit, static_argnums=0)
@@ -203,7 +276,11 @@ def _target_slope(
         # the tiny number gives the root a derivative at 0; what depends on it is even in it
         spread = jnp.sqrt(jnp.sum(rest**2, axis=1) + 1e-200)
         along = t @ grid.T
-        _, s1, s2 = conditional_means(loss.student, along, jnp.broadcast_to(spread[:, None], along.shape))
-        return -(head / p)[:, None] * (((s1 * labels) @ grid) @ axes.T + (s2 @ labels)[:, None] * rest)
+        _, s1, s2 = conditional_means(
+            loss.student, along, jnp.broadcast_to(spread[:, None], along.shape)
+        )
+        return -(head / p)[:, None] * (
+            ((s1 * labels) @ grid) @ axes.T + (s2 @ labels)[:, None] * rest
+        )
 
     return mean(fields[:p]), jax.jacfwd(mean)(fields[:p])

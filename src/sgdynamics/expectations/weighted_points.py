@@ -47,7 +47,9 @@ def field_points(structure: Structure, rule: Rule, more: int) -> np.ndarray:
     """Sobol points for the fields and draws, with kinks in pairs (`sample_fields`), 2^more times as many as the rule says."""
     normals, draws = columns(structure)
     if structure.kinks:
-        return sobol_normals(2 * normals + draws, rule.log2_circles + more, rule.replicates, whiten=False)
+        return sobol_normals(
+            2 * normals + draws, rule.log2_circles + more, rule.replicates, whiten=False
+        )
     return sobol_normals(normals + draws, rule.log2_points + more, rule.replicates, whiten=more > 0)
 
 
@@ -61,17 +63,26 @@ def mirrored(structure: Structure, nodes: dict[str, np.ndarray]) -> dict[str, np
     if "points" not in nodes or "weights" in nodes or p > MOST_MIRRORED:
         return nodes
     replicates, count, size = nodes["points"].shape
-    points = np.array(sobol_normals(size, max(int(np.log2(count)) - p, 6), replicates, whiten=False))
+    points = np.array(
+        sobol_normals(size, max(int(np.log2(count)) - p, 6), replicates, whiten=False)
+    )
     signs = np.array(list(itertools.product((1.0, -1.0), repeat=p)))
     every = np.repeat(points[:, None], len(signs), axis=1)
     if structure.reading is not None:
         for place, student in _students_read(structure):
             every[..., place] *= signs[:, None, student]
     else:
-        for first in range(k, size - columns(structure)[1], structure.fields):  # with kinks the points are pairs
+        for first in range(
+            k, size - columns(structure)[1], structure.fields
+        ):  # with kinks the points are pairs
             every[..., first : first + p] *= signs[:, None, :]
     every = every.reshape(replicates, -1, size)
-    return {**nodes, "points": every if structure.kinks else every / np.sqrt(np.mean(every**2, axis=1, keepdims=True))}
+    return {
+        **nodes,
+        "points": every
+        if structure.kinks
+        else every / np.sqrt(np.mean(every**2, axis=1, keepdims=True)),
+    }
 
 
 def _students_read(structure: Structure) -> list[tuple[int, int]]:
@@ -79,8 +90,14 @@ def _students_read(structure: Structure) -> list[tuple[int, int]]:
     assert structure.reading is not None
     size = structure.sample.inputs_a_sample * structure.fields
     places = [np.flatnonzero(row) for row in structure.reading.rows]
-    alone = [(place, int(one[0])) for place, one in enumerate(places) if len(one) == 1 and one[0] < size]
-    return [(place, one % structure.fields) for place, one in alone if one % structure.fields < structure.width]
+    alone = [
+        (place, int(one[0])) for place, one in enumerate(places) if len(one) == 1 and one[0] < size
+    ]
+    return [
+        (place, one % structure.fields)
+        for place, one in alone
+        if one % structure.fields < structure.width
+    ]
 
 
 class Hidden(NamedTuple):
@@ -125,7 +142,10 @@ def sample_fields(
     order = np.r_[structure.width : fields, 0 : structure.width]
     root = lower_root(overlaps.covariance[order][:, order])
     count = points.shape[0]
-    case = {name: jnp.broadcast_to(value, (count, *np.shape(value))) for name, value in (case or {}).items()}
+    case = {
+        name: jnp.broadcast_to(value, (count, *np.shape(value)))
+        for name, value in (case or {}).items()
+    }
     draws = sample.drawn(parameters, points[:, -free:], case)
     means = sample.mean_coefficients(parameters, draws)
     if means is not None:
@@ -133,17 +153,28 @@ def sample_fields(
     given = sample.given(draws)
 
     def students_of(z: Float[Numeric, "n fields"]) -> Float[Numeric, "n p"]:
-        return (sample.mixed(parameters, z.reshape(-1, tokens, fields), -2) @ root[k:].T).reshape(len(z), -1)
+        return (sample.mixed(parameters, z.reshape(-1, tokens, fields), -2) @ root[k:].T).reshape(
+            len(z), -1
+        )
 
     if plain or not structure.kinks:
-        z, weights = points[:, :size], jnp.full(count, 1.0 / count, points.dtype) if given_weights is None else given_weights
+        z, weights = (
+            points[:, :size],
+            jnp.full(count, 1.0 / count, points.dtype) if given_weights is None else given_weights,
+        )
     else:
         pair = points[:, :size], points[:, size : 2 * size]
         if means is None and not any(structure.kinks):
             every = students_of if given_weights is None else lambda z: z @ root.T
-            z, weights = _on_circles(*pair, every, ARC_NODES if given_weights is None else LONG_ARC_NODES)
+            z, weights = _on_circles(
+                *pair, every, ARC_NODES if given_weights is None else LONG_ARC_NODES
+            )
         else:
-            level = 0.0 if means is None else overlaps.means(means)[..., : structure.width].reshape(count, -1)
+            level = (
+                0.0
+                if means is None
+                else overlaps.means(means)[..., : structure.width].reshape(count, -1)
+            )
             z, weights = _on_lines(structure.kinks, *pair, students_of, level)
         means, given = jax.tree.map(lambda one: jnp.repeat(one, z.shape[1], axis=0), (means, given))
         share = 1 / count if given_weights is None else given_weights[:, None]
@@ -157,7 +188,10 @@ def sample_fields(
 
 
 def _on_circles(
-    one: Float[Numeric, "n fields"], other: Float[Numeric, "n fields"], fields_of: Callable[..., Any], count: int
+    one: Float[Numeric, "n fields"],
+    other: Float[Numeric, "n fields"],
+    fields_of: Callable[..., Any],
+    count: int,
 ) -> tuple[Float[Numeric, "n m fields"], Float[Numeric, "n m"]]:
     """Points (n, nodes, normals) and weights on the circles z cos(phi) + z' sin(phi), cut where a field is 0: always at two angles."""
     angle = jnp.arctan2(fields_of(other), fields_of(one))
@@ -168,33 +202,45 @@ def _on_circles(
     return z, weights / (2 * np.pi)
 
 
-def _on_lines(kinks: tuple[float, ...], one: Any, other: Any, students_of: Any, mean: Any) -> tuple[Any, Any]:
+def _on_lines(
+    kinks: tuple[float, ...], one: Any, other: Any, students_of: Any, mean: Any
+) -> tuple[Any, Any]:
     """The same on lines, for kinks away from the fields' mean: there a circle may touch a kink, where its average has an infinite slope."""
     direction = one / jnp.sqrt(jnp.sum(one**2, axis=1, keepdims=True))
     base = other - jnp.sum(other * direction, axis=1, keepdims=True) * direction
     slope, level = students_of(direction), students_of(base) + mean
     breaks = [jnp.full((one.shape[0], 1), place) for place in (-LINE_REACH, 0.0, LINE_REACH)]
     for kink in kinks:
-        breaks.append(jnp.clip((kink - level) / jnp.where(slope == 0, 1e-300, slope), -LINE_REACH, LINE_REACH))
+        breaks.append(
+            jnp.clip((kink - level) / jnp.where(slope == 0, 1e-300, slope), -LINE_REACH, LINE_REACH)
+        )
     t, weights = _pieces(jnp.concatenate(breaks, axis=1), LINE_NODES)
     density = jnp.exp(-(t**2) / 2) / np.sqrt(2 * np.pi)
     return base[:, None] + t[..., None] * direction[:, None], weights * density
 
 
-def _pieces(breaks: Float[Numeric, "m n"], count: int) -> tuple[Float[Numeric, "m k"], Float[Numeric, "m k"]]:
+def _pieces(
+    breaks: Float[Numeric, "m n"], count: int
+) -> tuple[Float[Numeric, "m k"], Float[Numeric, "m k"]]:
     """Gauss-Legendre nodes between sorted breaks, (n, pieces times count)."""
     edges = jnp.sort(breaks, axis=1)
     node, weight = gauss_legendre(count)
     lengths = jnp.diff(edges, axis=1)[..., None]
-    return (edges[:, :-1, None] + lengths * node).reshape(len(edges), -1), (lengths * weight).reshape(len(edges), -1)
+    return (edges[:, :-1, None] + lengths * node).reshape(len(edges), -1), (
+        lengths * weight
+    ).reshape(len(edges), -1)
 
 
-def norm_weights(structure: Structure, parameters: Numbers, overlaps: Overlaps, points: Points) -> Any:
+def norm_weights(
+    structure: Structure, parameters: Numbers, overlaps: Overlaps, points: Points
+) -> Any:
     """U_b (n, blocks, L, L), which turn E[h C h^T] into E[sum_lm h_l h_m^T (x_l.x_m - eigenvalue_b d_b C_lm)]."""
     sample, fields, hidden = structure.sample, structure.fields, points.hidden
     tokens, order = sample.inputs_a_sample, order_of(structure)
     z = points.z.reshape(-1, tokens, fields)
-    correlation = parameters["token_correlation"] if sample.correlated else jnp.eye(tokens, dtype=z.dtype)
+    correlation = (
+        parameters["token_correlation"] if sample.correlated else jnp.eye(tokens, dtype=z.dtype)
+    )
 
     def one(direction: Float[Numeric, "fields fields"]) -> Any:
         S = solve_forward(points.root, solve_forward(points.root, direction[order][:, order]).T)

@@ -27,7 +27,12 @@ import numpy as np
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
-from sgdynamics.algorithms.fixed_data import first_selection, kick_size, next_selection, numbers_of_step
+from sgdynamics.algorithms.fixed_data import (
+    first_selection,
+    kick_size,
+    next_selection,
+    numbers_of_step,
+)
 from sgdynamics.algorithms.one_pass import Stride
 from sgdynamics.base.arrays import DType, Keys, Numbers, Numeric, OneKey, Tree, Whole
 from sgdynamics.base.random import chi, normals_and_uniforms
@@ -37,7 +42,9 @@ from sgdynamics.samples.input_covariance import trace as input_trace
 from sgdynamics.samples.sample import as_dtype
 from sgdynamics.simulation.compressed import sample_gradients
 
-LARGEST = 1e50  # coefficients beyond this have diverged; the fourth powers of their fields still fit
+LARGEST = (
+    1e50  # coefficients beyond this have diverged; the fourth powers of their fields still fit
+)
 ROUNDING = 1e-10  # residuals below this share of a gradient are rounding, not new directions
 CACHE_BYTES = 1 << 20
 SMALLEST = 64  # directions that memory is made for at first
@@ -126,7 +133,9 @@ def initial(
     each = jnp.moveaxis(normals, -1, 0).reshape(n, *sample.token_shape, *normals.shape[:-1])
     x = sample.inputs(parameters, each, draws)
     A = jnp.moveaxis(x.reshape(-1, *x.shape[-2:]), 0, -1).astype(normals.dtype)
-    signals = jnp.einsum("brk,bkn->nr", parameters["frame"].astype(A.dtype), A[:, :k], precision="highest")
+    signals = jnp.einsum(
+        "brk,bkn->nr", parameters["frame"].astype(A.dtype), A[:, :k], precision="highest"
+    )
     rows = jnp.moveaxis(jnp.concatenate([T, L], axis=-1), 0, 1).astype(A.dtype)
     spare = room - setup.first
     selected = first_selection(algorithm, uniform) if setup.selects else jnp.ones(n, bool)
@@ -159,14 +168,24 @@ def next_room(room: int, most: int) -> int:
     return min(2 * room if room < 512 else room + room // 2, most)
 
 
-def fields_of(rows: Float[Numeric, "p blocks capacity"], A: Float[Numeric, "blocks capacity inputs"]) -> Float[Numeric, "inputs p"]:
+def fields_of(
+    rows: Float[Numeric, "p blocks capacity"], A: Float[Numeric, "blocks capacity inputs"]
+) -> Float[Numeric, "inputs p"]:
     """lambda (inputs, p)."""
     return jnp.einsum("pbk,bkn->np", rows, A, precision="highest")
 
 
 def observe(setup: Setup, parameters: Numbers, state: Known) -> dict[str, Any]:
     """M, Q (block by block), a and the mean loss over the data set."""
-    return observe_fields(setup, parameters, state.rows, state.head, fields_of(state.rows, state.A), state.signals, state.given)
+    return observe_fields(
+        setup,
+        parameters,
+        state.rows,
+        state.head,
+        fields_of(state.rows, state.A),
+        state.signals,
+        state.given,
+    )
 
 
 def observe_fields(
@@ -181,25 +200,38 @@ def observe_fields(
     """The same from the fields."""
     structure = setup.structure
     fields, signals = (structure.sample.by_sample(part) for part in (fields, signals))
-    losses = jax.vmap(structure.loss, in_axes=(0, 0, None, 0, None))(fields, signals, head, given, parameters)
+    losses = jax.vmap(structure.loss, in_axes=(0, 0, None, 0, None))(
+        fields, signals, head, given, parameters
+    )
     rows = jnp.moveaxis(rows, 1, 0)
     return {
-        "M": jnp.einsum("bpk,brk->bpr", rows[..., : structure.signals], parameters["frame"].astype(rows.dtype), precision="highest"),
+        "M": jnp.einsum(
+            "bpk,brk->bpr",
+            rows[..., : structure.signals],
+            parameters["frame"].astype(rows.dtype),
+            precision="highest",
+        ),
         "Q": jnp.einsum("bpk,bqk->bpq", rows, rows, precision="highest"),
         "a": head,
         "train_risk": jnp.mean(losses, axis=0),
     }
 
 
-def observed(observe_all: Any, setup: Setup, losses: Mapping[str, Any], parameters: Any, states: Any) -> dict[str, Any]:
+def observed(
+    observe_all: Any, setup: Setup, losses: Mapping[str, Any], parameters: Any, states: Any
+) -> dict[str, Any]:
     """What `observe` gives of many states (by a compiled function of setup, parameters, states), and means of other losses by name."""
     found = observe_all(setup, parameters, states)
     for name, loss in losses.items():
-        found[name] = observe_all(replace(setup, structure=setup.structure.with_loss(loss)), parameters, states)["train_risk"]
+        found[name] = observe_all(
+            replace(setup, structure=setup.structure.with_loss(loss)), parameters, states
+        )["train_risk"]
     return found
 
 
-def outside(P: Float[Numeric, "capacity inputs"], vectors: Float[Numeric, "m inputs"], passes: int) -> Float[Numeric, "m inputs"]:
+def outside(
+    P: Float[Numeric, "capacity inputs"], vectors: Float[Numeric, "m inputs"], passes: int
+) -> Float[Numeric, "m inputs"]:
     """vectors (m, n) less their part in the span of P. One pass leaves rounding that grows from step to step: residuals need two."""
     for _ in range(passes):
         inner = jnp.einsum("kn,mn->mk", P, vectors, precision="highest")
@@ -212,9 +244,15 @@ def draw(setup: Setup, key: OneKey, n: int, room: int, dtype: DType) -> StepDraw
     p, blocks = setup.structure.width, setup.structure.blocks
     small_key, along_key = jax.random.split(key)
     count = setup.normals * blocks * n
-    normals, uniform = normals_and_uniforms(key, count, n // setup.structure.sample.inputs_a_sample if setup.selects else 0)
-    few, uniforms = normals_and_uniforms(small_key, setup.opened * blocks + p * p * blocks + p, setup.opened * blocks)
-    lengths, lower, head = jnp.split(few, [setup.opened * blocks, setup.opened * blocks + p * p * blocks])
+    normals, uniform = normals_and_uniforms(
+        key, count, n // setup.structure.sample.inputs_a_sample if setup.selects else 0
+    )
+    few, uniforms = normals_and_uniforms(
+        small_key, setup.opened * blocks + p * p * blocks + p, setup.opened * blocks
+    )
+    lengths, lower, head = jnp.split(
+        few, [setup.opened * blocks, setup.opened * blocks + p * p * blocks]
+    )
     return StepDraws(
         normals.reshape(setup.normals, blocks, n).astype(dtype),
         uniform,
@@ -241,34 +279,57 @@ class _Now(NamedTuple):
     def length(self, index: int, opened: Whole, dtype: DType) -> Float[Numeric, " blocks"]:
         """How far a new direction reaches outside of the known ones: (blocks,)."""
         proposal = (self.draws.lengths[index], self.draws.uniforms[index])
-        return chi(jax.random.fold_in(self.key, index), self.sizes - opened, *proposal).astype(dtype)
-
-    def seen(self, there: Float[Numeric, " blocks"], vectors: Float[Numeric, "blocks inputs"]) -> Float[Numeric, "blocks inputs"]:
-        """The data along new directions (blocks, inputs), from (blocks,) and vectors in sample space without correlation."""
-        return (input_spread(self.parameters, vectors.dtype) * there)[:, None] * self.setup.structure.sample.mixed_inputs(
-            self.parameters, vectors
+        return chi(jax.random.fold_in(self.key, index), self.sizes - opened, *proposal).astype(
+            dtype
         )
 
+    def seen(
+        self, there: Float[Numeric, " blocks"], vectors: Float[Numeric, "blocks inputs"]
+    ) -> Float[Numeric, "blocks inputs"]:
+        """The data along new directions (blocks, inputs), from (blocks,) and vectors in sample space without correlation."""
+        return (input_spread(self.parameters, vectors.dtype) * there)[
+            :, None
+        ] * self.setup.structure.sample.mixed_inputs(self.parameters, vectors)
 
-def step(setup: Setup, given: tuple[Any, ...], state: Known, draws: StepDraws, key: OneKey, number: Whole) -> Known:
+
+def step(
+    setup: Setup, given: tuple[Any, ...], state: Known, draws: StepDraws, key: OneKey, number: Whole
+) -> Known:
     """One step, given (parameters, algorithm, sizes of the blocks, tolerance)."""
     parameters, algorithm, sizes, tolerance = given
     parameters, algorithm = numbers_of_step(parameters, algorithm, number)
     now = _Now(setup, parameters, algorithm, sizes, tolerance, draws, key)
     p, samples = setup.structure.width, state.selected.shape[0]
     given = (state.signals, state.head, state.given)
-    pulls, head_pull = look(setup, parameters, algorithm, state.selected, samples, fields_of(state.rows, state.A), *given)
+    pulls, head_pull = look(
+        setup,
+        parameters,
+        algorithm,
+        state.selected,
+        samples,
+        fields_of(state.rows, state.A),
+        *given,
+    )
     known, gradient = _gradient(now, state, pulls, draws.normals[:p])
     known, kick, head_kick = _kick(now, known) if setup.hot else (known, None, None)
 
     numbers = jax.tree.map(lambda value: jnp.asarray(value, state.A.dtype), algorithm)
-    stride = Stride(numbers["lr"], numbers["head_rate"], parameters["weight_decay"].astype(state.A.dtype), setup.structure)
+    stride = Stride(
+        numbers["lr"],
+        numbers["head_rate"],
+        parameters["weight_decay"].astype(state.A.dtype),
+        setup.structure,
+    )
     flat = state.rows.reshape(p, -1)
-    rows, head = stride.move(flat, state.head, (gradient[:p].reshape(p, -1), head_pull), kick, head_kick)
+    rows, head = stride.move(
+        flat, state.head, (gradient[:p].reshape(p, -1), head_pull), kick, head_kick
+    )
     return known._replace(
         rows=rows.reshape(state.rows.shape),
         head=head,
-        selected=next_selection(algorithm, state.selected, draws.uniform) if setup.selects else state.selected,
+        selected=next_selection(algorithm, state.selected, draws.uniform)
+        if setup.selects
+        else state.selected,
     )
 
 
@@ -289,12 +350,20 @@ def look(
     """
     structure, sample, p = setup.structure, setup.structure.sample, setup.structure.width
 
-    def gradients(fields: Float[Numeric, "inputs p"]) -> tuple[Float[Numeric, "inputs p"], Float[Numeric, "n p"]]:
+    def gradients(
+        fields: Float[Numeric, "inputs p"],
+    ) -> tuple[Float[Numeric, "inputs p"], Float[Numeric, "n p"]]:
         return sample_gradients(structure, parameters, fields, signals, head, given)
 
-    def slopes(fields: Float[Numeric, "inputs p"]) -> tuple[Float[Numeric, "inputs p"], Float[Numeric, "n p"]]:
+    def slopes(
+        fields: Float[Numeric, "inputs p"],
+    ) -> tuple[Float[Numeric, "inputs p"], Float[Numeric, "n p"]]:
         found = gradients(fields)
-        return _visited_again(setup, parameters, algorithm, used, gradients, fields, found) if setup.again else found
+        return (
+            _visited_again(setup, parameters, algorithm, used, gradients, fields, found)
+            if setup.again
+            else found
+        )
 
     h, head_gradient = slopes(fields[:, :p])
     weight = (used > 0).astype(fields.dtype) / (algorithm["divisor"] * samples).astype(fields.dtype)
@@ -324,13 +393,22 @@ def _visited_again(
         own = sample.mixed_inputs(parameters, sample.mixed_inputs(parameters, h.T)).T
         more, more_head = (part.astype(fields.dtype) for part in gradients(fields - each * own))
         still = (used > count).astype(fields.dtype)
-        return count + 1, h + sample.each_input(still)[:, None] * more, head_h + still[:, None] * more_head
+        return (
+            count + 1,
+            h + sample.each_input(still)[:, None] * more,
+            head_h + still[:, None] * more_head,
+        )
 
-    return jax.lax.while_loop(lambda carry: carry[0] < jnp.max(used), again, (jnp.ones(()), *first))[1:]
+    return jax.lax.while_loop(
+        lambda carry: carry[0] < jnp.max(used), again, (jnp.ones(()), *first)
+    )[1:]
 
 
 def _gradient(
-    now: _Now, state: Known, g: Float[Numeric, "spanned inputs"], normals: Float[Numeric, "spanned blocks inputs"]
+    now: _Now,
+    state: Known,
+    g: Float[Numeric, "spanned inputs"],
+    normals: Float[Numeric, "spanned blocks inputs"],
 ) -> tuple[Known, Float[Numeric, "spanned blocks capacity"]]:
     """What is known after the data have been seen through every g, and the gradients of the weights (spanned, blocks, capacity)."""
     setup = now.setup
@@ -346,15 +424,21 @@ def _gradient(
         size = jnp.sqrt(jnp.where(grows, square, 1.0))
         new = jnp.where(grows, both[0] / size, 0.0)
         rest = both[1:] - jnp.einsum("bn,n->b", both[1:], new, precision="highest")[:, None] * new
-        found = now.seen((grows & left).astype(A.dtype), now.length(unit, opened, A.dtype)[:, None] * new + rest)
+        found = now.seen(
+            (grows & left).astype(A.dtype), now.length(unit, opened, A.dtype)[:, None] * new + rest
+        )
         P = P.at[spanned].set(new)
         A = A.at[:, opened].set(found)
-        gradient = gradient.at[:, :, opened].set(jnp.einsum("bn,pn->pb", found, g, precision="highest"))
+        gradient = gradient.at[:, :, opened].set(
+            jnp.einsum("bn,pn->pb", found, g, precision="highest")
+        )
         opened, spanned = opened + grows, spanned + grows
     return state._replace(P=P, A=A, opened=opened, spanned=spanned), gradient
 
 
-def _kick(now: _Now, state: Known) -> tuple[Known, Float[Numeric, "p columns"], Float[Numeric, " p"]]:
+def _kick(
+    now: _Now, state: Known
+) -> tuple[Known, Float[Numeric, "p columns"], Float[Numeric, " p"]]:
     """White noise on the rows (p, blocks * capacity) and on the head, what is known once every row has a direction of its own for it."""
     setup, draws, sizes = now.setup, now.draws, now.sizes
     p, blocks = setup.structure.width, setup.structure.blocks
@@ -369,9 +453,13 @@ def _kick(now: _Now, state: Known) -> tuple[Known, Float[Numeric, "p columns"], 
         left = (sizes - opened > 0).astype(dtype)
         A = A.at[:, opened].set(now.seen(left, turned[unit]))
         others = lower[:, unit] * left
-        kick = kick.at[:, :, opened].set(others.at[unit].set(now.length(setup.spanned + unit, opened, dtype) * left))
+        kick = kick.at[:, :, opened].set(
+            others.at[unit].set(now.length(setup.spanned + unit, opened, dtype) * left)
+        )
         opened = opened + jnp.any(left > 0)
-    head_kick = jnp.sqrt(now.algorithm["head_rate"]).astype(dtype) * (amount * draws.head.astype(dtype))
+    head_kick = jnp.sqrt(now.algorithm["head_rate"]).astype(dtype) * (
+        amount * draws.head.astype(dtype)
+    )
     return state._replace(A=A, opened=opened), (amount * kick).reshape(p, -1), head_kick
 
 
@@ -390,7 +478,9 @@ def advance(
     """
     now, good = np.full(len(keys), since, dtype=np.int64), np.full(len(keys), since, dtype=np.int64)
     while True:
-        state, now, good = _advance_known(setup, _together(state), numbers, state, keys, now, good, np.int64(end))
+        state, now, good = _advance_known(
+            setup, _together(state), numbers, state, keys, now, good, np.int64(end)
+        )
         room = state.P.shape[1]
         if np.all(np.asarray(now) >= end) or room >= most:
             return state, np.asarray(good)
@@ -425,27 +515,41 @@ def _advance_known(
 
     def fits(carry: tuple[Any, Known, Any]) -> Bool[Numeric, ""]:
         number, state, _ = carry
-        enough = (jnp.max(state.opened) + setup.opened <= room) & (jnp.max(state.spanned) + setup.spanned <= room)
+        enough = (jnp.max(state.opened) + setup.opened <= room) & (
+            jnp.max(state.spanned) + setup.spanned <= room
+        )
         return (jnp.min(number) < end) & enough
 
-    def loop(advanced: Callable[..., Any], carry: tuple[Any, Known, Any]) -> tuple[Int[Numeric, " runs"], Known, Int[Numeric, " runs"]]:
-        def go(carry: tuple[Any, Known, Any]) -> tuple[Int[Numeric, " runs"], Known, Int[Numeric, " runs"]]:
+    def loop(
+        advanced: Callable[..., Any], carry: tuple[Any, Known, Any]
+    ) -> tuple[Int[Numeric, " runs"], Known, Int[Numeric, " runs"]]:
+        def go(
+            carry: tuple[Any, Known, Any],
+        ) -> tuple[Int[Numeric, " runs"], Known, Int[Numeric, " runs"]]:
             number, state, good = carry
             state = advanced(number, state)
-            fine = jnp.all(jnp.abs(state.rows) < LARGEST, axis=(-1, -2, -3)) & jnp.all(jnp.abs(state.head) < LARGEST, axis=-1)
+            fine = jnp.all(jnp.abs(state.rows) < LARGEST, axis=(-1, -2, -3)) & jnp.all(
+                jnp.abs(state.head) < LARGEST, axis=-1
+            )
             return number + 1, state, jnp.where(fine, number + 1, good)
 
         return jax.lax.while_loop(fits, go, carry)
 
-    def group(runs: tuple[Any, Known, Any, Any]) -> tuple[Int[Numeric, " runs"], Known, Int[Numeric, " runs"]]:
+    def group(
+        runs: tuple[Any, Known, Any, Any],
+    ) -> tuple[Int[Numeric, " runs"], Known, Int[Numeric, " runs"]]:
         now, state, good, keys = runs
         return loop(lambda number, state: jax.vmap(one)(number, state, keys), (now, state, good))
 
     runs = keys.shape[0]
     everything = (now, state, good, keys)
-    groups = jax.tree.map(lambda leaf: leaf.reshape(runs // together, together, *leaf.shape[1:]), everything)
+    groups = jax.tree.map(
+        lambda leaf: leaf.reshape(runs // together, together, *leaf.shape[1:]), everything
+    )
     if together == runs:
         now, state, good = group(everything)
     else:
-        now, state, good = jax.tree.map(lambda leaf: leaf.reshape(runs, *leaf.shape[2:]), jax.lax.map(group, groups))
+        now, state, good = jax.tree.map(
+            lambda leaf: leaf.reshape(runs, *leaf.shape[2:]), jax.lax.map(group, groups)
+        )
     return state, now, good

@@ -18,7 +18,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from sgdynamics.algorithms.fixed_data import FixedData, elapsed_at, first_selection, kick_size, next_selection, numbers_of_step
+from sgdynamics.algorithms.fixed_data import (
+    FixedData,
+    elapsed_at,
+    first_selection,
+    kick_size,
+    next_selection,
+    numbers_of_step,
+)
 from sgdynamics.algorithms.one_pass import Stride
 from sgdynamics.base import checks
 from sgdynamics.base.arrays import Keys, Numbers, Numeric, OneKey, Scalar, Tree, Whole
@@ -39,10 +46,17 @@ HIGHEST = jax.lax.Precision.HIGHEST  # a GPU would multiply float32 with 10 bits
 SHARED = 0xFFFFFFFF  # a run number that no run has: whose data set all of them read
 CPU_GROUP_BYTES = 1 << 26  # data sets in memory at a time on a CPU, where more of them gain nothing
 SHARE_OF_MEMORY = 0.5  # for the data sets of a group: finished runs leave by a copy of the others
-ROW_NUMBERS = 1 << 20  # normals drawn at a time while a data set is made; another value makes other data
+ROW_NUMBERS = (
+    1 << 20
+)  # normals drawn at a time while a data set is made; another value makes other data
 COMPUTED = {"float16": "float32"}  # the precision of all but the inputs, where it is not theirs
-STRETCH = CHECK_STEPS // 4  # steps of a kernel for each decision of the host, which takes as long as a step of small data sets
-HALF_RANGE = (0.01, 1000.0)  # spreads of inputs that float16 holds: it has 11 bits from 6e-5 to 65504, and fewer below
+STRETCH = (
+    CHECK_STEPS // 4
+)  # steps of a kernel for each decision of the host, which takes as long as a step of small data sets
+HALF_RANGE = (
+    0.01,
+    1000.0,
+)  # spreads of inputs that float16 holds: it has 11 bits from 6e-5 to 65504, and fewer below
 
 
 class Data(NamedTuple):
@@ -94,11 +108,21 @@ class DirectFixedData(Simulator):
         shared_data: bool = False,
     ) -> None:
         self.structure = problem.structure
-        self.stored, self.dtype = np.dtype(dtype), np.dtype(COMPUTED.get(dtype, dtype))  # of the inputs, of all else
-        self.options = Options(algorithm.selects, algorithm.hot, shared_data, shared_data or jax.default_backend() != "cpu")
+        self.stored, self.dtype = (
+            np.dtype(dtype),
+            np.dtype(COMPUTED.get(dtype, dtype)),
+        )  # of the inputs, of all else
+        self.options = Options(
+            algorithm.selects,
+            algorithm.hot,
+            shared_data,
+            shared_data or jax.default_backend() != "cpu",
+        )
         cast = partial(np.asarray, dtype=self.dtype)
         self.parameters = jax.tree.map(cast, problem.parameters | {"frame": frames(problem, sizes)})
-        self.algorithm = algorithm.parameters  # float64: a schedule counts steps, and few numbers depend on it
+        self.algorithm = (
+            algorithm.parameters
+        )  # float64: a schedule counts steps, and few numbers depend on it
         self.dimension, self.samples = dimension, algorithm.samples(dimension)
         check_memory(self)
         self.T, self.L = factor(problem, begin, sizes)
@@ -107,7 +131,9 @@ class DirectFixedData(Simulator):
         self.place = placed(problem, sizes)
         check_range(self)
         self.seed = seed
-        if unroll.has_kernels() and not shared_data:  # a product with all runs reads a data set that they share once for all of them
+        if (
+            unroll.has_kernels() and not shared_data
+        ):  # a product with all runs reads a data set that they share once for all of them
             self.read_once("triton")
         self.data: Data | None = None
 
@@ -126,18 +152,27 @@ class DirectFixedData(Simulator):
     def _refused(self, numbers: Numbers, given: Tree) -> str | None:
         """What the compiler of kernels says against the sums of one run and one chunk; None where it makes them."""
 
-        def of_samples(one: Any, *, lead: tuple[int, ...] = (1, data_gradients.CHUNK)) -> jax.ShapeDtypeStruct:
+        def of_samples(
+            one: Any, *, lead: tuple[int, ...] = (1, data_gradients.CHUNK)
+        ) -> jax.ShapeDtypeStruct:
             return jax.ShapeDtypeStruct((*lead, *np.shape(one)), jnp.result_type(one))
 
         empty = partial(np.empty, dtype=self.dtype)
         width, signals = self.structure.width, self.structure.signals
         inputs = of_samples(np.empty(self.dimension, self.stored))
         data = Data(inputs, of_samples(empty(signals)), jax.tree.map(of_samples, given))
-        rows, head = of_samples(empty((width, self.dimension)), lead=(1,)), of_samples(empty(width), lead=(1,))
+        rows, head = (
+            of_samples(empty((width, self.dimension)), lead=(1,)),
+            of_samples(empty(width), lead=(1,)),
+        )
         selected = of_samples(np.bool_(True)) if self.options.selects else None
         try:
-            jax.jit(partial(data_gradients.sums, self.structure, "triton")).lower(numbers, data, rows, head, selected).compile()
-        except Exception as error:  # whatever it is: there is another way, and the result says that it was gone
+            jax.jit(partial(data_gradients.sums, self.structure, "triton")).lower(
+                numbers, data, rows, head, selected
+            ).compile()
+        except (
+            Exception
+        ) as error:  # whatever it is: there is another way, and the result says that it was gone
             return " ".join(str(error).split())[:200]
         return None
 
@@ -151,7 +186,14 @@ class DirectFixedData(Simulator):
         self.now = 0.0
         keys = run_keys(self.seed, chosen)
         owners = run_keys(self.seed, np.array([SHARED])) if self.options.shared else keys
-        self.data = _draw_data(self.structure, self.samples, (self.stored, self.dtype), self.parameters, self.place, owners)
+        self.data = _draw_data(
+            self.structure,
+            self.samples,
+            (self.stored, self.dtype),
+            self.parameters,
+            self.place,
+            owners,
+        )
         if self.options.shared:
             self.data = jax.tree.map(lambda leaf: leaf[0], self.data)
         rows = jnp.asarray(self._rows(chosen))
@@ -167,24 +209,46 @@ class DirectFixedData(Simulator):
 
     def _rows(self, chosen: np.ndarray) -> np.ndarray:
         p, k = self.structure.width, self.structure.signals
-        rows = first_rows(np.concatenate([self.T, self.L], axis=-1)[chosen], self.edges).astype(self.dtype)
+        rows = first_rows(np.concatenate([self.T, self.L], axis=-1)[chosen], self.edges).astype(
+            self.dtype
+        )
         for block, (low, high) in enumerate(pairwise(self.edges) if self.options.shared else ()):
             for place, run in enumerate(chosen):
-                generator = np.random.default_rng(np.random.SeedSequence(self.seed, spawn_key=(int(run), block)))
+                generator = np.random.default_rng(
+                    np.random.SeedSequence(self.seed, spawn_key=(int(run), block))
+                )
                 frame = np.linalg.qr(generator.standard_normal((max(high - low - k, 0), p)))[0]
                 rows[place, :, low + k : high] = self.L[run, block][:, : frame.shape[1]] @ frame.T
         return rows
 
-    def advance(self, state: Weights, keys: Keys, since: int, end: int, watch: Watched = UNSEEN) -> Advanced:
+    def advance(
+        self, state: Weights, keys: Keys, since: int, end: int, watch: Watched = UNSEEN
+    ) -> Advanced:
         numbers = (self.parameters, self.algorithm, np.float64(self.dimension))
         self.now = float(elapsed_at(self.algorithm["lr"], end))
         plan = (self.structure, self.options, Watching(watch.see, self.edges))
-        return _advance_on_data(*plan, *numbers, self.data, state, keys, np.int64(since), np.int64(end), watch.seen, watch.given)
+        return _advance_on_data(
+            *plan,
+            *numbers,
+            self.data,
+            state,
+            keys,
+            np.int64(since),
+            np.int64(end),
+            watch.seen,
+            watch.given,
+        )
 
     def overlaps(self, state: Weights) -> dict[str, Any]:
         rows, head = (np.asarray(part, dtype=np.float64) for part in (state.rows, state.head))
         with np.errstate(over="ignore", invalid="ignore"):  # of runs that have diverged
-            M, Q = direct_overlaps(np, self.structure.signals, self.edges, np.asarray(self.parameters["frame"], dtype=np.float64), rows)
+            M, Q = direct_overlaps(
+                np,
+                self.structure.signals,
+                self.edges,
+                np.asarray(self.parameters["frame"], dtype=np.float64),
+                rows,
+            )
         means = {name: self.train_mean(loss, state) for name, loss in self.on_train.items()}
         return {"M": M, "Q": Q, "a": head, "train_risk": self.train_risk(state), **means}
 
@@ -194,7 +258,9 @@ class DirectFixedData(Simulator):
     def train_mean(self, loss: Loss, state: Weights) -> np.ndarray:
         """The mean of a loss over the data set of each run."""
         structure = self.structure.with_loss(loss)
-        return np.asarray(_train_mean(structure, self.options, self.parameters, self.now, self.data, state))
+        return np.asarray(
+            _train_mean(structure, self.options, self.parameters, self.now, self.data, state)
+        )
 
     def keep(self, state: Weights, index: np.ndarray) -> Any:
         if not self.options.shared:
@@ -250,7 +316,14 @@ def _step_key(key: OneKey, number: Whole) -> OneKey:
 
 @float64
 @partial(jax.jit, static_argnums=(0, 1, 2))
-def _draw_data(structure: Structure, samples: int, types: tuple[np.dtype, np.dtype], parameters: Numbers, place: Place, keys: Keys) -> Data:
+def _draw_data(
+    structure: Structure,
+    samples: int,
+    types: tuple[np.dtype, np.dtype],
+    parameters: Numbers,
+    place: Place,
+    keys: Keys,
+) -> Data:
     """The data set of each key, its inputs in the first type and what goes with them in the second.
 
     Drawn in float64, also for float32: both precisions see the same data. What is stored is the data set: signals are those of the
@@ -266,7 +339,9 @@ def _draw_data(structure: Structure, samples: int, types: tuple[np.dtype, np.dty
     def chunk(key: OneKey) -> Data:
         normals = normals_and_uniforms(key, rows * each, 0)[0].reshape(rows, each)
         draws = sample.drawn(parameters, normals[:, inputs:])
-        x = sample.inputs_in_space(parameters, normals[:, :inputs].reshape(rows, *sample.token_shape, -1), draws, place).astype(stored)
+        x = sample.inputs_in_space(
+            parameters, normals[:, :inputs].reshape(rows, *sample.token_shape, -1), draws, place
+        ).astype(stored)
         signals = jnp.matmul(x[:, place.axes].astype(dtype), place.signals.T, precision=HIGHEST)
         return Data(x, signals.astype(dtype), as_dtype(sample.given(draws), dtype))
 
@@ -274,9 +349,14 @@ def _draw_data(structure: Structure, samples: int, types: tuple[np.dtype, np.dty
         key = jax.random.fold_in(key, 0)
         if chunks == 1:
             return chunk(key)
-        parts = jax.lax.map(lambda number: chunk(jax.random.fold_in(key, number)), jnp.arange(chunks))
+        parts = jax.lax.map(
+            lambda number: chunk(jax.random.fold_in(key, number)), jnp.arange(chunks)
+        )
         return jax.tree.map(
-            lambda part: part.reshape(part.shape[0] * part.shape[1], *part.shape[2:])[: samples * (part.shape[1] // rows)], parts
+            lambda part: part.reshape(part.shape[0] * part.shape[1], *part.shape[2:])[
+                : samples * (part.shape[1] // rows)
+            ],
+            parts,
         )
 
     return jax.lax.map(one, keys)
@@ -289,7 +369,9 @@ def _first(samples: int, algorithm: Numbers, keys: Keys) -> Bool[Numeric, "runs 
     return first_selection(algorithm, draw(keys))
 
 
-def _product(rows: Float[Numeric, "p d"], x: Float[Numeric, "inputs d"]) -> Float[Numeric, "inputs p"]:
+def _product(
+    rows: Float[Numeric, "p d"], x: Float[Numeric, "inputs d"]
+) -> Float[Numeric, "inputs p"]:
     """Fields (n, p) of inputs (n, d); one row as a vector, which is faster."""
     x = x.astype(rows.dtype)
     if rows.shape[0] == 1:
@@ -306,19 +388,33 @@ def weighted(h: Float[Numeric, "inputs p"], x: Float[Numeric, "inputs d"]) -> Fl
 
 
 def losses_on(
-    structure: Structure, parameters: Numbers, data: Data, rows: Float[Numeric, "p d"], head: Float[Numeric, " p"]
+    structure: Structure,
+    parameters: Numbers,
+    data: Data,
+    rows: Float[Numeric, "p d"],
+    head: Float[Numeric, " p"],
 ) -> tuple[Float[Numeric, ""], tuple[Any, Any]]:
     """The mean loss over the data set, and dloss/dfields (inputs, p), dloss/dhead (samples, p)."""
     sample = structure.sample
-    compute = jax.vmap(jax.value_and_grad(structure.loss, argnums=(0, 2)), in_axes=(0, 0, None, 0, None))
+    compute = jax.vmap(
+        jax.value_and_grad(structure.loss, argnums=(0, 2)), in_axes=(0, 0, None, 0, None)
+    )
     fields, signals = sample.by_sample(_product(rows, data.inputs)), sample.by_sample(data.signals)
     loss, (h, head_h) = compute(fields, signals, head, data.given, parameters)
     # a user's loss may hold float64 constants; a float32 simulation stays one, but for the one sum that is compared with a threshold
-    return jnp.mean(loss, dtype=jnp.float64), (sample.by_input(h).astype(rows.dtype), head_h.astype(rows.dtype))
+    return jnp.mean(loss, dtype=jnp.float64), (
+        sample.by_input(h).astype(rows.dtype),
+        head_h.astype(rows.dtype),
+    )
 
 
 def sums_on(
-    structure: Structure, parameters: Numbers, data: Data, rows: Float[Numeric, "p d"], head: Float[Numeric, " p"], selected: Numeric | None
+    structure: Structure,
+    parameters: Numbers,
+    data: Data,
+    rows: Float[Numeric, "p d"],
+    head: Float[Numeric, " p"],
+    selected: Numeric | None,
 ) -> data_gradients.Sums:
     """What a step of one run needs of its data set, in two reads; selected: which samples are in use, None for all."""
     risk, (h, head_h) = losses_on(structure, parameters, data, rows, head)
@@ -331,24 +427,43 @@ def sums_on(
 def _over_runs(options: Options, function: Callable[..., Any], data: Data, *runs: Any) -> Any:
     """function(data, ...) for every run."""
     if options.together:
-        return jax.vmap(function, in_axes=(None if options.shared else 0, *[0] * len(runs)))(data, *runs)
+        return jax.vmap(function, in_axes=(None if options.shared else 0, *[0] * len(runs)))(
+            data, *runs
+        )
     return jax.lax.map(lambda one: function(*one), (data, *runs))
 
 
 @float64
 @partial(jax.jit, static_argnums=(0, 1))
-def _train_mean(structure: Structure, options: Options, parameters: Numbers, now: Scalar, data: Data, state: Weights) -> Any:
-    return _means(structure, options, as_dtype(numbers_at(parameters, now), state.rows.dtype), data, state)
+def _train_mean(
+    structure: Structure,
+    options: Options,
+    parameters: Numbers,
+    now: Scalar,
+    data: Data,
+    state: Weights,
+) -> Any:
+    return _means(
+        structure, options, as_dtype(numbers_at(parameters, now), state.rows.dtype), data, state
+    )
 
 
-def _means(structure: Structure, options: Options, numbers: Numbers, data: Data, state: Weights) -> Any:
+def _means(
+    structure: Structure, options: Options, numbers: Numbers, data: Data, state: Weights
+) -> Any:
     """The mean loss of each run over its data set."""
     sample = structure.sample
-    known = data_gradients.fields(options.kernel, data.inputs, state.rows) if options.kernel else None
+    known = (
+        data_gradients.fields(options.kernel, data.inputs, state.rows) if options.kernel else None
+    )
 
-    def one(data: Data, rows: Float[Numeric, "p d"], head: Float[Numeric, " p"], known: Tree) -> Any:
+    def one(
+        data: Data, rows: Float[Numeric, "p d"], head: Float[Numeric, " p"], known: Tree
+    ) -> Any:
         fields = sample.by_sample(_product(rows, data.inputs) if known is None else known)
-        values = jax.vmap(structure.loss, in_axes=(0, 0, None, 0, None))(fields, sample.by_sample(data.signals), head, data.given, numbers)
+        values = jax.vmap(structure.loss, in_axes=(0, 0, None, 0, None))(
+            fields, sample.by_sample(data.signals), head, data.given, numbers
+        )
         return jnp.mean(values, axis=0, dtype=jnp.float64)
 
     return _over_runs(options, one, data, state.rows, state.head, known)
@@ -360,7 +475,15 @@ class Watching(NamedTuple):
     see: See | None
     edges: tuple[int, ...]
 
-    def noted(self, structure: Structure, parameters: Numbers, given: Tree, seen: Tree, made: Whole, state: Weights) -> Any:
+    def noted(
+        self,
+        structure: Structure,
+        parameters: Numbers,
+        given: Tree,
+        seen: Tree,
+        made: Whole,
+        state: Weights,
+    ) -> Any:
         """What one run has been seen to do."""
         if self.see is None:
             return seen
@@ -389,21 +512,37 @@ def _advance_on_data(
     """All runs from step `since` to step `end`, for each the last step at which it was finite, and what was seen."""
 
     def step(
-        number: Whole, data: Data, state: Weights, good: Whole, seen: Tree, key: OneKey, known: data_gradients.Sums | None = None
+        number: Whole,
+        data: Data,
+        state: Weights,
+        good: Whole,
+        seen: Tree,
+        key: OneKey,
+        known: data_gradients.Sums | None = None,
     ) -> tuple[Weights, Int[Numeric, ""], Any]:
         numbers = (parameters, algorithm, dimension)
-        state = fixed_data_step(structure, options, *numbers, data, state, _step_key(key, number), number, known)
+        state = fixed_data_step(
+            structure, options, *numbers, data, state, _step_key(key, number), number, known
+        )
         limit = jnp.asarray(LARGEST if state.rows.dtype == jnp.float64 else 1e15, state.rows.dtype)
         fine = jnp.all(jnp.abs(state.rows) < limit) & jnp.all(jnp.abs(state.head) < limit)
-        return state, jnp.where(fine, number + 1, good), watching.noted(structure, parameters, given, seen, number + 1, state)
+        return (
+            state,
+            jnp.where(fine, number + 1, good),
+            watching.noted(structure, parameters, given, seen, number + 1, state),
+        )
 
-    def known_sums(number: Whole, state: Weights, careful: bool) -> tuple[data_gradients.Sums | None, Any]:
+    def known_sums(
+        number: Whole, state: Weights, careful: bool
+    ) -> tuple[data_gradients.Sums | None, Any]:
         """Sums of all runs where a kernel makes them, and whether a run on the sphere may have diverged."""
         if not options.kernel:
             return None, False
         numbers, rates = numbers_of_step(parameters, algorithm, number)
         numbers = as_dtype(numbers, state.rows.dtype)
-        found = data_gradients.sums(structure, options.kernel, numbers, data, state.rows, state.head, state.selected)
+        found = data_gradients.sums(
+            structure, options.kernel, numbers, data, state.rows, state.head, state.selected
+        )
         if found.risk is not None or not structure.sphere:
             return found._replace(risk=None if not structure.sphere else found.risk), False
         # all samples are read only where a run may have diverged, which is seldom; a percent more than the step itself asks for
@@ -412,7 +551,9 @@ def _advance_on_data(
         if not careful:
             return found._replace(risk=jnp.zeros_like(state.first_risk)), far
         means = partial(_means, structure, options, numbers, data, state)
-        return found._replace(risk=jax.lax.cond(far, means, lambda: jnp.zeros_like(state.first_risk))), False
+        return found._replace(
+            risk=jax.lax.cond(far, means, lambda: jnp.zeros_like(state.first_risk))
+        ), False
 
     if options.together:
 
@@ -433,16 +574,30 @@ def _advance_on_data(
             last = jnp.minimum(number + STRETCH, end)
 
             def tried() -> tuple[Any, Any]:
-                return jax.lax.fori_loop(0, STRETCH, lambda k, carry: all_runs(False, number + k, carry), (now, jnp.asarray(False)))
+                return jax.lax.fori_loop(
+                    0,
+                    STRETCH,
+                    lambda k, carry: all_runs(False, number + k, carry),
+                    (now, jnp.asarray(False)),
+                )
 
             # on a GPU whatever decides what is computed next waits for the host: that is asked once in a stretch of steps
-            found, doubt = jax.lax.cond(last - number == STRETCH, tried, lambda: (now, jnp.asarray(True)))
+            found, doubt = jax.lax.cond(
+                last - number == STRETCH, tried, lambda: (now, jnp.asarray(True))
+            )
             return last, jax.lax.cond(doubt, partial(stretch, number, last, now), lambda: found)
 
         return jax.lax.while_loop(lambda carry: carry[0] < end, some_steps, (since, begun))[1]
 
-    def one_run(data: Data, state: Weights, seen: Tree, key: OneKey) -> tuple[Weights, Int[Numeric, ""], Any]:
-        return jax.lax.fori_loop(since, end, lambda number, now: step(number, data, now[0], now[1], now[2], key), (state, since, seen))
+    def one_run(
+        data: Data, state: Weights, seen: Tree, key: OneKey
+    ) -> tuple[Weights, Int[Numeric, ""], Any]:
+        return jax.lax.fori_loop(
+            since,
+            end,
+            lambda number, now: step(number, data, now[0], now[1], now[2], key),
+            (state, since, seen),
+        )
 
     return _over_runs(options, one_run, data, state, seen, keys)
 
@@ -473,14 +628,21 @@ def fixed_data_step(
     parameters = as_dtype(parameters, rows.dtype)
     samples, dtype = data.inputs.shape[0] // structure.sample.inputs_a_sample, rows.dtype
     p = structure.width
-    risk, gradient, head_gradient = sums_on(structure, parameters, data, rows, head, selected) if known is None else known
+    risk, gradient, head_gradient = (
+        sums_on(structure, parameters, data, rows, head, selected) if known is None else known
+    )
     share = (1 / (algorithm["divisor"] * samples)).astype(dtype)
     gradient, head_gradient = share * gradient, share * head_gradient
     kick = head_kick = None
-    normals, uniforms = normals_and_uniforms(key, p * (rows.shape[1] + 1) if options.hot else 0, samples if options.selects else 0)
+    normals, uniforms = normals_and_uniforms(
+        key, p * (rows.shape[1] + 1) if options.hot else 0, samples if options.selects else 0
+    )
     if options.hot:
         noise = (kick_size(algorithm, dimension) * normals).astype(dtype)
-        kick, head_kick = noise[:-p].reshape(rows.shape), jnp.sqrt(algorithm["head_rate"].astype(dtype)) * noise[-p:]
+        kick, head_kick = (
+            noise[:-p].reshape(rows.shape),
+            jnp.sqrt(algorithm["head_rate"].astype(dtype)) * noise[-p:],
+        )
     lr, rate = (algorithm[name].astype(dtype) for name in ("lr", "head_rate"))
     stride = Stride(lr, rate, parameters["weight_decay"], structure)
     moved, head = stride.move(rows, head, (gradient, head_gradient), kick, head_kick)

@@ -16,7 +16,15 @@ from sgdynamics.algorithms.one_pass import Stride
 from sgdynamics.base.arrays import Keys, Numbers, Numeric, OneKey, Tree, Whole
 from sgdynamics.base.precision import float64
 from sgdynamics.base.random import normals_and_uniforms, run_keys, step_key
-from sgdynamics.fixed_data.direct import Data, DirectFixedData, Options, Watching, Weights, losses_on, weighted
+from sgdynamics.fixed_data.direct import (
+    Data,
+    DirectFixedData,
+    Options,
+    Watching,
+    Weights,
+    losses_on,
+    weighted,
+)
 from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.problems.starts import Start
 from sgdynamics.samples.sample import as_dtype
@@ -49,23 +57,41 @@ class DirectEpochs(DirectFixedData):
 
     def initial(self, chosen: np.ndarray) -> Weights:
         begun = super().initial(chosen)
-        return begun._replace(selected=_first_orders(self.samples, run_keys(self.seed, chosen)) if self.order == "reshuffle" else None)
+        return begun._replace(
+            selected=_first_orders(self.samples, run_keys(self.seed, chosen))
+            if self.order == "reshuffle"
+            else None
+        )
 
-    def advance(self, state: Weights, keys: Keys, since: int, end: int, watch: Watched = UNSEEN) -> Advanced:
+    def advance(
+        self, state: Weights, keys: Keys, since: int, end: int, watch: Watched = UNSEEN
+    ) -> Advanced:
         self.now = float(elapsed_at(self.algorithm["lr"], end))
-        setting = (self.structure, self.options.shared, self.order, self.batch, Watching(watch.see, self.edges))
+        setting = (
+            self.structure,
+            self.options.shared,
+            self.order,
+            self.batch,
+            Watching(watch.see, self.edges),
+        )
         moved = (state, keys, np.int64(since), np.int64(end), watch.seen, watch.given)
         return _advance_epochs(*setting, self.parameters, self.algorithm, self.data, *moved)
 
 
 def _order(samples: int, key: OneKey, epoch: Whole) -> Int[Numeric, " n"]:
-    return jax.random.permutation(step_key(jax.random.fold_in(key, 3), epoch), samples).astype(jnp.int32)
+    return jax.random.permutation(step_key(jax.random.fold_in(key, 3), epoch), samples).astype(
+        jnp.int32
+    )
 
 
 @float64
 @partial(jax.jit, static_argnums=0)
 def _first_orders(samples: int, keys: Keys) -> Int[Numeric, "runs 2 n"]:
-    return jax.vmap(lambda key: jnp.stack([jnp.arange(samples, dtype=jnp.int32), _order(samples, key, jnp.int64(1))]))(keys)
+    return jax.vmap(
+        lambda key: jnp.stack(
+            [jnp.arange(samples, dtype=jnp.int32), _order(samples, key, jnp.int64(1))]
+        )
+    )(keys)
 
 
 @float64
@@ -90,34 +116,64 @@ def _advance_epochs(
     tokens = structure.sample.inputs_a_sample
     n = data.inputs.shape[-2] // tokens
 
-    def step(number: Whole, data: Data, state: Weights, good: Whole, seen: Tree, key: OneKey) -> tuple[Weights, Int[Numeric, ""], Any]:
+    def step(
+        number: Whole, data: Data, state: Weights, good: Whole, seen: Tree, key: OneKey
+    ) -> tuple[Weights, Int[Numeric, ""], Any]:
         place = number * batch + jnp.arange(batch)
         epoch = place[0] // n
         if order == "reshuffle":
             began = (epoch > 0) & (epoch > (place[0] - batch) // n)
             # the number is one for all runs: orders are drawn when an epoch begins, not looked at in every step
-            orders = jax.lax.cond(began, lambda both: jnp.stack([both[1], _order(n, key, epoch + 1)]), lambda both: both, state.selected)
+            orders = jax.lax.cond(
+                began,
+                lambda both: jnp.stack([both[1], _order(n, key, epoch + 1)]),
+                lambda both: both,
+                state.selected,
+            )
             state = state._replace(selected=orders)
             chosen = orders[place // n - epoch, place % n]
         elif order == "fixed":
             chosen = place % n
         else:
-            uniform = normals_and_uniforms(step_key(jax.random.fold_in(key, 1), number), 0, batch)[1]
+            uniform = normals_and_uniforms(step_key(jax.random.fold_in(key, 1), number), 0, batch)[
+                1
+            ]
             chosen = jnp.floor(uniform * n).astype(jnp.int32)
         inputs = (tokens * chosen[:, None] + jnp.arange(tokens)).reshape(-1)
-        drawn = Data(data.inputs[inputs], data.signals[inputs], jax.tree.map(lambda leaf: leaf[chosen], data.given))
+        drawn = Data(
+            data.inputs[inputs],
+            data.signals[inputs],
+            jax.tree.map(lambda leaf: leaf[chosen], data.given),
+        )
         state = _batch_step(structure, parameters, algorithm, drawn, state, number)
         limit = jnp.asarray(LARGEST if state.rows.dtype == jnp.float64 else 1e15, state.rows.dtype)
         fine = jnp.all(jnp.abs(state.rows) < limit) & jnp.all(jnp.abs(state.head) < limit)
-        return state, jnp.where(fine, number + 1, good), watching.noted(structure, parameters, given, seen, number + 1, state)
+        return (
+            state,
+            jnp.where(fine, number + 1, good),
+            watching.noted(structure, parameters, given, seen, number + 1, state),
+        )
 
-    def all_runs(number: Whole, carry: tuple[Weights, Any, Any]) -> tuple[Weights, Int[Numeric, " runs"], Any]:
-        return jax.vmap(partial(step, number), in_axes=(None if shared else 0, 0, 0, 0, 0))(data, *carry, keys)
+    def all_runs(
+        number: Whole, carry: tuple[Weights, Any, Any]
+    ) -> tuple[Weights, Int[Numeric, " runs"], Any]:
+        return jax.vmap(partial(step, number), in_axes=(None if shared else 0, 0, 0, 0, 0))(
+            data, *carry, keys
+        )
 
-    return jax.lax.fori_loop(since, end, all_runs, (state, jnp.broadcast_to(since, keys.shape), seen))
+    return jax.lax.fori_loop(
+        since, end, all_runs, (state, jnp.broadcast_to(since, keys.shape), seen)
+    )
 
 
-def _batch_step(structure: Structure, parameters: Numbers, algorithm: Numbers, drawn: Data, state: Weights, number: Whole) -> Weights:
+def _batch_step(
+    structure: Structure,
+    parameters: Numbers,
+    algorithm: Numbers,
+    drawn: Data,
+    state: Weights,
+    number: Whole,
+) -> Weights:
     """One step of one run on the samples of a batch."""
     rows, head, _, first_risk = state
     parameters, algorithm = numbers_of_step(parameters, algorithm, number)
@@ -126,7 +182,9 @@ def _batch_step(structure: Structure, parameters: Numbers, algorithm: Numbers, d
     count = head_h.shape[0]
     gradient, head_gradient = weighted(h, drawn.inputs) / count, jnp.sum(head_h, axis=0) / count
     lr, rate = (algorithm[name].astype(dtype) for name in ("lr", "head_rate"))
-    moved, head = Stride(lr, rate, parameters["weight_decay"], structure).move(rows, head, (gradient, head_gradient))
+    moved, head = Stride(lr, rate, parameters["weight_decay"], structure).move(
+        rows, head, (gradient, head_gradient)
+    )
     if structure.sphere:
         length = jnp.sum((lr * gradient) ** 2, axis=1)
         moved = jnp.where(jnp.any(length > 4) & (risk > first_risk), jnp.nan, moved)

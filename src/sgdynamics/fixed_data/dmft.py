@@ -32,7 +32,15 @@ from sgdynamics.base.resources import available_bytes
 from sgdynamics.fixed_data import conditioning
 from sgdynamics.fixed_data.forgetting import Memory, forgotten
 from sgdynamics.fixed_data.path_plan import LEAST_FREE
-from sgdynamics.fixed_data.path_state import Paths, Places, blank, cut, first_places, observe, widened
+from sgdynamics.fixed_data.path_state import (
+    Paths,
+    Places,
+    blank,
+    cut,
+    first_places,
+    observe,
+    widened,
+)
 from sgdynamics.fixed_data.paths import DIRECTIONS, advanced, chunks_for, largest_chunk
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.starts import Start, factor
@@ -54,7 +62,9 @@ SECONDS = 5.0  # of estimated computing time, after which a loop comes back to s
 ROUNDING = {"float64": 1e-6, "float32": 1e-3}
 
 
-def within_reach(sweep: Sweep, step: np.ndarray, rank: int | None, runs: int, two_time: bool) -> None:
+def within_reach(
+    sweep: Sweep, step: np.ndarray, rank: int | None, runs: int, two_time: bool
+) -> None:
     """Refuse what would take more than MOST_DAYS."""
     steps = float(step[-1])
     directions = min(sweep.needed(steps), np.inf if rank is None else rank)
@@ -84,15 +94,30 @@ class Sweep:
     sweeps_a_pair: ClassVar[int] = 1  # more, at each save point, for two times
 
     def __init__(
-        self, problem: Problem, algorithm: FixedData, points: int, fewer: int, seed: int, replicates: int, tolerance: float, dtype: np.dtype
+        self,
+        problem: Problem,
+        algorithm: FixedData,
+        points: int,
+        fewer: int,
+        seed: int,
+        replicates: int,
+        tolerance: float,
+        dtype: np.dtype,
     ) -> None:
         each = points // fewer
         self.problem = problem
         self.setup = conditioning.Setup(
-            problem.structure, algorithm.selects, algorithm.hot, visited=bool(algorithm.order), again=algorithm.order == "replacement"
+            problem.structure,
+            algorithm.selects,
+            algorithm.hot,
+            visited=bool(algorithm.order),
+            again=algorithm.order == "replacement",
         )
         self.parameters, self.algorithm = problem.parameters, algorithm.parameters
-        self.order, self.cells = algorithm.order, round(1 / algorithm.fraction)  # of an epoch, where there are any
+        self.order, self.cells = (
+            algorithm.order,
+            round(1 / algorithm.fraction),
+        )  # of an epoch, where there are any
         self.each, self.seed, self.replicates, self.dtype = each, seed, replicates, dtype
         self.inputs = each * problem.structure.sample.inputs_a_sample
         self.fewer = fewer  # these paths are the first of so many times more
@@ -103,7 +128,9 @@ class Sweep:
         self.crowded = False  # whether gradients span too much of the paths, or with visits of the dimensions, to open directions
         self.most = 0
         self.memory: Memory | None = None  # bounded, where it is
-        self.on_train: Mapping[str, Any] = {}  # losses whose mean over the data set is given too, by name
+        self.on_train: Mapping[
+            str, Any
+        ] = {}  # losses whose mean over the data set is given too, by name
         self.initial_risk: list[float] = []  # training risk at the start of each run, with epochs
 
     @property
@@ -129,7 +156,9 @@ class Sweep:
         memory: a step uses as many slots as the replicate that adds the most directions.
         """
         setup = self.setup
-        spanned = min(setup.spanned * (steps + 1), self.sets * (self.inputs // LEAST_FREE) + setup.spanned)
+        spanned = min(
+            setup.spanned * (steps + 1), self.sets * (self.inputs // LEAST_FREE) + setup.spanned
+        )
         found = setup.first + spanned + setup.white * (steps + 1)
         return found if self.memory is None else min(found, self.memory.directions)
 
@@ -144,8 +173,14 @@ class Sweep:
         if rank is not None:
             self.most = min(self.most, rank + setup.first + setup.opened)
         # once more while it grows; a GPU's compiler tries products on a copy of what they read, beside what the last size has left
-        self.bytes = (2 if jax.default_backend() == "cpu" else 3) * self.replicates * self.held(self.most)
-        room = available_bytes() * SHARE_OF_MEMORY if memory is None else checks.number("memory", memory, above=0.0) * 1e9
+        self.bytes = (
+            (2 if jax.default_backend() == "cpu" else 3) * self.replicates * self.held(self.most)
+        )
+        room = (
+            available_bytes() * SHARE_OF_MEMORY
+            if memory is None
+            else checks.number("memory", memory, above=0.0) * 1e9
+        )
         if self.bytes > room:
             unit = "cells" if setup.visited else "steps"
             raise ValueError(
@@ -170,7 +205,9 @@ class Sweep:
         if self.memory is not None:
             needed = min(needed, self.memory.directions)
         if needed > self.most_directions:
-            enough = self.each * self.replicates << math.ceil(math.log2(needed / self.most_directions))
+            enough = self.each * self.replicates << math.ceil(
+                math.log2(needed / self.most_directions)
+            )
             raise checks.reject(
                 "paths",
                 self.each * self.replicates,
@@ -178,7 +215,9 @@ class Sweep:
                 f"{steps} cells need {needed}. Use paths = {enough} or more, fewer epochs, or sgd.simulate.",
             )
 
-    def solve(self, begin: Start, steps: np.ndarray, two_time: bool, bar: Meter) -> dict[str, np.ndarray]:
+    def solve(
+        self, begin: Start, steps: np.ndarray, two_time: bool, bar: Meter
+    ) -> dict[str, np.ndarray]:
         """Overlaps (replicate, time, ...) of one start."""
         points = Points(self)
         groups = self.initial(begin, points)
@@ -213,8 +252,16 @@ class Sweep:
     def observe_groups(self, groups: list[Any], now: int) -> dict[str, np.ndarray]:
         """Overlaps and mean losses of all replicates at a step."""
         parameters = numbers_at(self.parameters, elapsed_at(self.algorithm["lr"], now))
-        observed = [conditioning.observed(self.observer(group), self.setup, self.on_train, parameters, group.paths) for group in groups]
-        return {name: np.concatenate([np.asarray(part[name], dtype=np.float64) for part in observed]) for name in observed[0]}
+        observed = [
+            conditioning.observed(
+                self.observer(group), self.setup, self.on_train, parameters, group.paths
+            )
+            for group in groups
+        ]
+        return {
+            name: np.concatenate([np.asarray(part[name], dtype=np.float64) for part in observed])
+            for name in observed[0]
+        }
 
     def observer(self, group: Any) -> Any:
         """What reads off a group of replicates."""
@@ -241,7 +288,10 @@ class Sweep:
         T, L = factor(self.problem, begin)
         setup = self.setup
         smallest = FIRST_ROOM if setup.visited else conditioning.SMALLEST
-        room = min(max(smallest, setup.first + 2 * setup.opened), max(self.most, setup.first + setup.opened))
+        room = min(
+            max(smallest, setup.first + 2 * setup.opened),
+            max(self.most, setup.first + setup.opened),
+        )
         slots = 0 if self.memory is None else self.memory.slots(setup)
         origins = origins_of(self.seed, self.replicates)
         drawn = (*points.first(), points.directions(), origins)
@@ -251,10 +301,18 @@ class Sweep:
         groups = []
         for first in range(0, self.replicates, sets):
             part = tuple(value[first : first + sets] for value in drawn)
-            groups.append(_Group(_initial(setup, room, slots, chunks, str(self.dtype), *numbers, *part), first_places(setup), sets))
+            groups.append(
+                _Group(
+                    _initial(setup, room, slots, chunks, str(self.dtype), *numbers, *part),
+                    first_places(setup),
+                    sets,
+                )
+            )
         return groups
 
-    def advance(self, groups: list[Any], visits: list[Visits] | None, now: int, end: int, most: int) -> None:
+    def advance(
+        self, groups: list[Any], visits: list[Visits] | None, now: int, end: int, most: int
+    ) -> None:
         """All replicates to a step."""
         setup = groups[0].setup(self.setup)
         given = [None] * len(groups) if visits is None else visits
@@ -265,7 +323,9 @@ class Sweep:
         short = [group.number for group in groups if group.number < end]
         if short:
             rank = self.most - self.setup.first - self.setup.opened
-            raise ValueError(f"rank = {rank}: the basis was full at step {min(short)} of {end}. Increase rank or tolerance.")
+            raise ValueError(
+                f"rank = {rank}: the basis was full at step {min(short)} of {end}. Increase rank or tolerance."
+            )
 
 
 class _Pairs:
@@ -279,7 +339,9 @@ class _Pairs:
 
     def advance(self, visits: list[Visits] | None, now: int, end: int) -> None:
         for probe in self.probes:
-            self.sweep.advance(probe, visits, now, end, 2 * self.sweep.most + self.sweep.setup.opened)
+            self.sweep.advance(
+                probe, visits, now, end, 2 * self.sweep.most + self.sweep.setup.opened
+            )
 
     def note(self, groups: list[_Group], points: Points, now: int) -> None:
         """Keep what a save point needs."""
@@ -325,7 +387,9 @@ class _Group:
     slot: int | None = None  # where the kicked directions begin, of a copy that was kicked
     number: int = 0
     good: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    widths: list[int] = field(default_factory=list)  # steps in each slot of the past, where memory is bounded
+    widths: list[int] = field(
+        default_factory=list
+    )  # steps in each slot of the past, where memory is bounded
 
     @property
     def room(self) -> int:
@@ -335,7 +399,14 @@ class _Group:
         return setup if self.slot is None else replace(setup, probed=True)
 
     def go(
-        self, setup: conditioning.Setup, numbers: Tree, visits: Visits | None, now: int, end: int, most: int, memory: Memory | None
+        self,
+        setup: conditioning.Setup,
+        numbers: Tree,
+        visits: Visits | None,
+        now: int,
+        end: int,
+        most: int,
+        memory: Memory | None,
     ) -> None:
         """To step `end`, with memory made on the way, or given back; or as far as it lasts."""
         self.number, self.good = now, np.full(self.sets, now, dtype=np.int64)
@@ -347,13 +418,19 @@ class _Group:
             if room < most and int(self.places.opened) + setup.opened > room:
                 self.paths = widened(self.paths, next_room(room, most), 1)
             elif memory is not None:
-                self.paths, self.places, self.widths = forgotten(setup, memory, self.paths, self.places, self.widths)
+                self.paths, self.places, self.widths = forgotten(
+                    setup, memory, self.paths, self.places, self.widths
+                )
             else:
                 return
 
-    def call(self, setup: conditioning.Setup, numbers: Tree, visits: Visits | None, end: int) -> None:
+    def call(
+        self, setup: conditioning.Setup, numbers: Tree, visits: Visits | None, end: int
+    ) -> None:
         moved = (np.int64(self.number), self.good, np.int64(end))
-        self.paths, self.places, number, good = advanced(setup, numbers, self.paths, self.places, visits, *moved)
+        self.paths, self.places, number, good = advanced(
+            setup, numbers, self.paths, self.places, visits, *moved
+        )
         self.number, self.good = int(number), np.asarray(good)
 
     def response(self, fractions: np.ndarray, p: int) -> np.ndarray:
@@ -366,12 +443,18 @@ class _Group:
 def next_room(room: int, most: int) -> int:
     """The next size of memory: each size compiles, and all of it is read in every step. Doubled while small, then by a half or a third."""
     power = 1 << (room.bit_length() - 1)
-    return min(2 * power if room < SMALL_ROOM or room > power + power // 4 else power + power // 2, most)
+    return min(
+        2 * power if room < SMALL_ROOM or room > power + power // 4 else power + power // 2, most
+    )
 
 
 @partial(jax.jit, static_argnums=0)
 def _kicked(
-    setup: conditioning.Setup, parameters: Numbers, state: Paths, places: Places, normals: Float[Numeric, "sets p blocks inputs"]
+    setup: conditioning.Setup,
+    parameters: Numbers,
+    state: Paths,
+    places: Places,
+    normals: Float[Numeric, "sets p blocks inputs"],
 ) -> Paths:
     """Replicates that know one more direction for each unit, along which its row is kicked to first order."""
     p, blocks, sample = setup.structure.width, setup.structure.blocks, setup.structure.sample
@@ -382,11 +465,17 @@ def _kicked(
     def one(paths: Paths, normals: Float[Numeric, "p blocks inputs"]) -> Paths:
         n = normals.shape[-1]
         whole = cut(paths, 1, 0)
-        fresh = conditioning.outside(whole.P[0].astype(normals.dtype), normals.reshape(p * blocks, n), 2)
-        fresh = (fresh * jnp.sqrt(n / jnp.sum(fresh**2, axis=-1, keepdims=True))).reshape(p, blocks, n)
+        fresh = conditioning.outside(
+            whole.P[0].astype(normals.dtype), normals.reshape(p * blocks, n), 2
+        )
+        fresh = (fresh * jnp.sqrt(n / jnp.sum(fresh**2, axis=-1, keepdims=True))).reshape(
+            p, blocks, n
+        )
         fresh = spread[:, None] * sample.mixed_inputs(parameters, fresh)
         A = jnp.pad(whole.A[0], ((0, 0), (0, more), (0, 0)))
-        A = jax.lax.dynamic_update_slice(A, jnp.swapaxes(fresh, 0, 1).astype(A.dtype), (0, places.opened, 0))
+        A = jax.lax.dynamic_update_slice(
+            A, jnp.swapaxes(fresh, 0, 1).astype(A.dtype), (0, places.opened, 0)
+        )
         rows = jnp.pad(paths.rows, ((0, 0), (0, 0), (0, more)))
         kick = jnp.eye(p)[:, None, :] * share[:, None]
         change = jax.lax.dynamic_update_slice(jnp.zeros_like(rows), kick, (0, 0, places.opened))
@@ -426,8 +515,16 @@ def _initial(
         directions: Float[Numeric, "directions blocks inputs"],
         origins: Numeric,
     ) -> Paths:
-        known = conditioning.initial(setup, parameters, algorithm, T, L, head, normals, noise, uniform, room)
-        return cut(blank(setup, known, jax.scipy.special.ndtri(directions), origins, np.dtype(storage), slots), chunks, 0)
+        known = conditioning.initial(
+            setup, parameters, algorithm, T, L, head, normals, noise, uniform, room
+        )
+        return cut(
+            blank(
+                setup, known, jax.scipy.special.ndtri(directions), origins, np.dtype(storage), slots
+            ),
+            chunks,
+            0,
+        )
 
     return jax.vmap(one)(normals, noise, uniform, directions, origins)
 
@@ -448,7 +545,12 @@ class Points:
 
     def __init__(self, sweep: Sweep) -> None:
         setup = sweep.setup
-        self.setup, self.each, self.replicates, self.seed = setup, sweep.each, sweep.replicates, sweep.seed
+        self.setup, self.each, self.replicates, self.seed = (
+            setup,
+            sweep.each,
+            sweep.replicates,
+            sweep.seed,
+        )
         self.points = sweep.each * sweep.fewer  # of which the first are taken
         self.order, self.cells, self.sets = sweep.order, sweep.cells, sweep.sets
         blocks, sample = sweep.seen_blocks, setup.structure.sample
@@ -458,11 +560,21 @@ class Points:
         # quasi-random normals overlap less than by chance, and the many directions of cells make many overlaps (measured: a bias of 2% in a
         # risk at 512 paths a set, beside none)
         each = blocks * self.tokens * (2 if setup.hot else 1)
-        table = 0 if setup.visited or not sweep.quasi_random else min(DIRECTIONS, max(0, MOST_DIMENSIONS - self.first_count - 1) // each)
+        table = (
+            0
+            if setup.visited or not sweep.quasi_random
+            else min(DIRECTIONS, max(0, MOST_DIMENSIONS - self.first_count - 1) // each)
+        )
         self.shape = (table * (2 if setup.hot else 1), blocks)
         dimensions = self.first_count + 1 + self.shape[0] * blocks * self.tokens
-        roots = [np.random.SeedSequence(self.seed, spawn_key=(replicate, 1)) for replicate in range(self.replicates)]
-        sets = [qmc.Sobol(dimensions, rng=np.random.default_rng(root)).random(self.each).T for root in roots]
+        roots = [
+            np.random.SeedSequence(self.seed, spawn_key=(replicate, 1))
+            for replicate in range(self.replicates)
+        ]
+        sets = [
+            qmc.Sobol(dimensions, rng=np.random.default_rng(root)).random(self.each).T
+            for root in roots
+        ]
         # the points are multiples of 2^-30: the middle of each cell, never 0 or 1
         self.uniform = np.stack(sets) + 2.0**-31
         self.kept: tuple[int, Any] = (-1, None)
@@ -500,40 +612,68 @@ class Points:
         first = now // self.cells // EPOCHS_AT_A_TIME * EPOCHS_AT_A_TIME
         if self.kept[0] != first:
             # one more epoch: the last cell of the others looks ahead
-            epochs = [0 if self.order == "fixed" else first + epoch for epoch in range(EPOCHS_AT_A_TIME + 1)]
+            epochs = [
+                0 if self.order == "fixed" else first + epoch
+                for epoch in range(EPOCHS_AT_A_TIME + 1)
+            ]
             roots = [
-                [np.random.SeedSequence(self.seed, spawn_key=(replicate, 3, epoch)) for epoch in epochs]
+                [
+                    np.random.SeedSequence(self.seed, spawn_key=(replicate, 3, epoch))
+                    for epoch in epochs
+                ]
                 for replicate in range(self.replicates)
             ]
-            drawn = [[sequences(self.order, self.each, np.random.default_rng(root)) for root in row] for row in roots]
+            drawn = [
+                [sequences(self.order, self.each, np.random.default_rng(root)) for root in row]
+                for row in roots
+            ]
             found = np.array(drawn, dtype=np.int32)
-            parts = [found[start : start + self.sets] for start in range(0, self.replicates, self.sets)]
-            self.kept = (first, [Visits(part, np.int64(first), np.int64(self.cells)) for part in parts])
+            parts = [
+                found[start : start + self.sets] for start in range(0, self.replicates, self.sets)
+            ]
+            self.kept = (
+                first,
+                [Visits(part, np.int64(first), np.int64(self.cells)) for part in parts],
+            )
         return self.kept[1], min(end, (first + EPOCHS_AT_A_TIME) * self.cells)
 
     def probe(self) -> np.ndarray:
         """Normals (replicate, unit, blocks, inputs) of a kick, the same whenever it is asked for."""
         shape = (self.points, self.setup.structure.width, self.setup.structure.blocks, self.tokens)
-        roots = [np.random.SeedSequence(self.seed, spawn_key=(replicate, 2)) for replicate in range(self.replicates)]
-        drawn = np.stack([np.random.default_rng(root).standard_normal(shape)[: self.each] for root in roots])
+        roots = [
+            np.random.SeedSequence(self.seed, spawn_key=(replicate, 2))
+            for replicate in range(self.replicates)
+        ]
+        drawn = np.stack(
+            [np.random.default_rng(root).standard_normal(shape)[: self.each] for root in roots]
+        )
         drawn = np.moveaxis(drawn, 1, -2)
         return drawn.reshape(*drawn.shape[:-2], -1)
 
 
 def _uncorrelated(vectors: np.ndarray) -> np.ndarray:
     """vectors (..., count, n) with V V^T/n = I: the nearest ones."""
-    values, turn = np.linalg.eigh(np.einsum("...kn,...ln->...kl", vectors, vectors) / vectors.shape[-1])
-    return np.einsum("...ki,...i,...li,...ln->...kn", turn, values**-0.5, turn, vectors, optimize=True)
+    values, turn = np.linalg.eigh(
+        np.einsum("...kn,...ln->...kl", vectors, vectors) / vectors.shape[-1]
+    )
+    return np.einsum(
+        "...ki,...i,...li,...ln->...kn", turn, values**-0.5, turn, vectors, optimize=True
+    )
 
 
 def _of_all(parts: list[np.ndarray]) -> np.ndarray:
     """Rows of all replicates, (replicate, unit, blocks, directions), whose memory may have grown at different times."""
     longest = max(part.shape[-1] for part in parts)
-    return np.concatenate([np.pad(part, ((0, 0), (0, 0), (0, 0), (0, longest - part.shape[-1]))) for part in parts])
+    return np.concatenate(
+        [np.pad(part, ((0, 0), (0, 0), (0, 0), (0, longest - part.shape[-1]))) for part in parts]
+    )
 
 
 def _correlations(rows: list[np.ndarray]) -> np.ndarray:
     """C(t, t') (replicate, t, t', unit, unit') from rows (replicate, unit, blocks, directions) of growing length."""
     longest = max(part.shape[-1] for part in rows)
-    full = np.stack([np.pad(part, ((0, 0), (0, 0), (0, 0), (0, longest - part.shape[-1]))) for part in rows], axis=1)
+    full = np.stack(
+        [np.pad(part, ((0, 0), (0, 0), (0, 0), (0, longest - part.shape[-1]))) for part in rows],
+        axis=1,
+    )
     return np.einsum("rtpbk,rsqbk->rtspq", full, full)

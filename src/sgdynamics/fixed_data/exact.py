@@ -27,14 +27,24 @@ FIRST_STEP = (1 << 31) - 1  # a step number that no run reaches: what is drawn b
 class ExactFixedData(Simulator):
     """Runs whose data sets are known only as far as the algorithm has looked. Memory grows with the steps, up to that of the data set."""
 
-    def __init__(self, problem: Problem, algorithm: FixedData, begin: Start, dimension: int, sizes: np.ndarray, seed: int) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        algorithm: FixedData,
+        begin: Start,
+        dimension: int,
+        sizes: np.ndarray,
+        seed: int,
+    ) -> None:
         self.setup = conditioning.Setup(problem.structure, algorithm.selects, algorithm.hot)
         self.parameters = problem.parameters | {"frame": frames(problem, sizes)}
         self.algorithm = algorithm.parameters
         self.samples = algorithm.samples(dimension)
         self.inputs = self.samples * problem.structure.sample.inputs_a_sample
         self.sizes = sizes.astype(np.float64)
-        self.most = int(sizes.max()) + self.setup.opened  # the last steps need room to look, even where nothing is left to find
+        self.most = (
+            int(sizes.max()) + self.setup.opened
+        )  # the last steps need room to look, even where nothing is left to find
         self.T, self.L = factor(problem, begin, sizes)
         self.head = begin.a
         self.seed = seed
@@ -44,16 +54,24 @@ class ExactFixedData(Simulator):
         room = self._first_room
         rows = (self.T[chosen], self.L[chosen], self.head[chosen])
         numbers = (self.parameters, self.algorithm, self.sizes)
-        return _initial(self.setup, self.samples, room, *numbers, *rows, run_keys(self.seed, chosen))
+        return _initial(
+            self.setup, self.samples, room, *numbers, *rows, run_keys(self.seed, chosen)
+        )
 
-    def advance(self, state: Known, keys: Keys, since: int, end: int, watch: Watched = UNSEEN) -> Advanced:
+    def advance(
+        self, state: Known, keys: Keys, since: int, end: int, watch: Watched = UNSEEN
+    ) -> Advanced:
         assert watch.see is None, "first passages are not watched here"
         self.now = float(elapsed_at(self.algorithm["lr"], end))
         numbers = (self.parameters, self.algorithm, self.sizes, np.float64(conditioning.ROUNDING))
-        return *conditioning.advance(self.setup, numbers, self.most, state, keys, since, end), watch.seen
+        return *conditioning.advance(
+            self.setup, numbers, self.most, state, keys, since, end
+        ), watch.seen
 
     def overlaps(self, state: Known) -> dict[str, Any]:
-        return conditioning.observed(_observe, self.setup, self.on_train, numbers_at(self.parameters, self.now), state)
+        return conditioning.observed(
+            _observe, self.setup, self.on_train, numbers_at(self.parameters, self.now), state
+        )
 
     @property
     def grain(self) -> int:
@@ -95,15 +113,24 @@ def _initial(
     keys: Keys,
 ) -> conditioning.Known:
     def one(
-        T: Float[Numeric, "blocks p K"], L: Float[Numeric, "blocks p p"], head: Float[Numeric, " p"], key: OneKey
+        T: Float[Numeric, "blocks p K"],
+        L: Float[Numeric, "blocks p p"],
+        head: Float[Numeric, " p"],
+        key: OneKey,
     ) -> conditioning.Known:
         sample = setup.structure.sample
         count = setup.structure.blocks * setup.first * samples * sample.inputs_a_sample
-        normals, uniform = normals_and_uniforms(jax.random.fold_in(key, FIRST_STEP), count + samples * sample.draw_normals, samples)
+        normals, uniform = normals_and_uniforms(
+            jax.random.fold_in(key, FIRST_STEP), count + samples * sample.draw_normals, samples
+        )
         known = normals[:count].reshape(setup.structure.blocks, setup.first, -1)
-        known = jnp.where(jnp.arange(setup.first)[:, None] < sizes[:, None, None], known, 0.0)  # a small block has fewer directions
+        known = jnp.where(
+            jnp.arange(setup.first)[:, None] < sizes[:, None, None], known, 0.0
+        )  # a small block has fewer directions
         noise = normals[count:].reshape(samples, sample.draw_normals)
-        return conditioning.initial(setup, parameters, algorithm, T, L, head, known, noise, uniform, room)
+        return conditioning.initial(
+            setup, parameters, algorithm, T, L, head, known, noise, uniform, room
+        )
 
     return jax.vmap(one)(T, L, head, keys)
 

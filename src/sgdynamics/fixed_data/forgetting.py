@@ -26,7 +26,9 @@ from sgdynamics.fixed_data.conditioning import Setup
 from sgdynamics.fixed_data.path_state import Paths, Places
 
 LEAST_BINS = 4  # of steps
-SINGULAR = 1e-10  # eigenvalues of sums of gradients, scaled to length 1, below this share are rounding
+SINGULAR = (
+    1e-10  # eigenvalues of sums of gradients, scaled to length 1, below this share are rounding
+)
 
 
 @dataclass(frozen=True)
@@ -41,13 +43,19 @@ class Memory:
         """From the arguments `memory_directions` and `keep`; None where nothing is to be forgotten."""
         if directions is None:
             if keep is not None:
-                raise checks.reject("keep", keep, "these are what is kept of memory_directions=: give that too, or leave it out")
+                raise checks.reject(
+                    "keep",
+                    keep,
+                    "these are what is kept of memory_directions=: give that too, or leave it out",
+                )
             return None
         directions = checks.whole("memory_directions", directions, 1)
         least = setup.first + 2 * setup.opened
         fewest = LEAST_BINS * setup.structure.width
         if directions < fewest + least:
-            raise checks.reject("memory_directions", directions, f"for this width give {fewest + least} or more")
+            raise checks.reject(
+                "memory_directions", directions, f"for this width give {fewest + least} or more"
+            )
         if keep is None:
             return Memory(directions, max(fewest, min(directions // 2, directions - least)))
         keep = checks.whole("keep", keep, fewest)
@@ -88,7 +96,9 @@ def merged(widths: list[int], count: int) -> list[list[int]]:
     return groups
 
 
-def forgotten(setup: Setup, memory: Memory, paths: Paths, places: Places, widths: list[int]) -> tuple[Paths, Places, list[int]]:
+def forgotten(
+    setup: Setup, memory: Memory, paths: Paths, places: Places, widths: list[int]
+) -> tuple[Paths, Places, list[int]]:
     """Sets of paths (leading axis) that have forgotten, where they stand, and the steps of each bin."""
     bins = memory.bins(setup)
     widths = widths + [1] * (int(places.noted) - len(widths))
@@ -119,9 +129,13 @@ def _forgotten(setup: Setup, paths: Paths, sums: Float[Numeric, "bins slots"]) -
         values, vectors = jnp.linalg.eigh(unit @ unit.T)
         values, vectors = values[::-1], vectors[:, ::-1]
         there = values > SINGULAR * values[0]
-        on_P = (vectors * jnp.where(there, jnp.where(there, values, 1.0) ** -0.5, 0.0)).T @ unit  # (bins p, room)
+        on_P = (
+            vectors * jnp.where(there, jnp.where(there, values, 1.0) ** -0.5, 0.0)
+        ).T @ unit  # (bins p, room)
 
-        def basis(rows: Float[Numeric, "p room"], U: Float[Numeric, "m room"]) -> Float[Numeric, "count room"]:
+        def basis(
+            rows: Float[Numeric, "p room"], U: Float[Numeric, "m room"]
+        ) -> Float[Numeric, "count room"]:
             """Orthonormal: the signals' directions as they are, then those of the rows and of the gradients outside of them."""
             others = scaled(jnp.concatenate([rows, U])[:, k:])
             found = jnp.linalg.qr(others.T)[0].T
@@ -130,12 +144,26 @@ def _forgotten(setup: Setup, paths: Paths, sums: Float[Numeric, "bins slots"]) -
         turns = jax.vmap(basis, in_axes=(1, 1))(paths.rows, U)  # (blocks, k + p + bins p, room)
 
         def filled(values: Numeric, axis: int) -> Any:
-            return jnp.pad(values, [(0, room - size if place == axis % values.ndim else 0) for place, size in enumerate(values.shape)])
+            return jnp.pad(
+                values,
+                [
+                    (0, room - size if place == axis % values.ndim else 0)
+                    for place, size in enumerate(values.shape)
+                ],
+            )
 
         P = jnp.einsum("ok,jkn->jon", on_P.astype(dtype), paths.P, precision="highest")
         A = jnp.einsum("bok,jbkn->jbon", turns.astype(dtype), paths.A, precision="highest")
-        past = jnp.concatenate([(G @ on_P.T).reshape(bins, p, 1, -1), jnp.zeros((bins, p, 1, turns.shape[1] - bins * p))], axis=-1)
-        past = jnp.concatenate([past, jnp.einsum("mbk,bok->mbo", U, turns).reshape(bins, p, blocks, -1)], axis=2)
+        past = jnp.concatenate(
+            [
+                (G @ on_P.T).reshape(bins, p, 1, -1),
+                jnp.zeros((bins, p, 1, turns.shape[1] - bins * p)),
+            ],
+            axis=-1,
+        )
+        past = jnp.concatenate(
+            [past, jnp.einsum("mbk,bok->mbo", U, turns).reshape(bins, p, blocks, -1)], axis=2
+        )
         found = jnp.sum(there)
         return paths._replace(
             P=filled(P, -2),

@@ -49,8 +49,12 @@ class Paths(NamedTuple):
     g: Float[Numeric, "chunks spanned inputs"]
     Z: Float[Numeric, "chunks normals blocks inputs"]
     sums: Sums
-    reach: Float[Numeric, "spanned blocks"]  # how far the last new directions reach along the last new P
-    change: Any = None  # (p, blocks, room): how rows change with a small kick, where that is asked for
+    reach: Float[
+        Numeric, "spanned blocks"
+    ]  # how far the last new directions reach along the last new P
+    change: Any = (
+        None  # (p, blocks, room): how rows change with a small kick, where that is asked for
+    )
     past: Any = None  # (slots, p, 1 + blocks, room): gradients of steps in P, and in the directions; where memory is bounded
 
 
@@ -66,7 +70,10 @@ class Apart(NamedTuple):
 def apart(paths: Paths) -> Paths:
     """One set of paths, in a leading axis, with P and A chunk by chunk."""
     inputs = paths.P.shape[-1]
-    P, A = (Apart(tuple(chunk.reshape(-1, inputs) for chunk in known[0])) for known in (paths.P, paths.A))
+    P, A = (
+        Apart(tuple(chunk.reshape(-1, inputs) for chunk in known[0]))
+        for known in (paths.P, paths.A)
+    )
     return paths._replace(P=P, A=A)
 
 
@@ -87,7 +94,9 @@ class Places(NamedTuple):
     settled: Any  # whether the sums are those of the weights
 
 
-def blank(setup: Setup, known: Known, quasi: Numeric, origins: Numeric, storage: DType, slots: int) -> Paths:
+def blank(
+    setup: Setup, known: Known, quasi: Numeric, origins: Numeric, storage: DType, slots: int
+) -> Paths:
     """One set of paths from `conditioning.initial`, with nothing summed yet; in one chunk."""
     s, z, blocks, room = setup.spanned, setup.normals, setup.structure.blocks, known.P.shape[0]
     n, p = known.P.shape[1], setup.structure.width
@@ -137,7 +146,9 @@ def cut(paths: Paths, chunks: int, lead: int) -> Paths:
 
     def last(leaf: Numeric) -> Numeric:
         moved = jnp.moveaxis(leaf, lead, -2)
-        moved = moved.reshape(*moved.shape[:-2], chunks, moved.shape[-2] * moved.shape[-1] // chunks)
+        moved = moved.reshape(
+            *moved.shape[:-2], chunks, moved.shape[-2] * moved.shape[-1] // chunks
+        )
         return jnp.moveaxis(moved, -2, lead)
 
     def first(leaf: Numeric) -> Numeric:
@@ -145,7 +156,12 @@ def cut(paths: Paths, chunks: int, lead: int) -> Paths:
 
     if paths.P.shape[lead] == chunks:
         return paths
-    return paths._replace(**{name: jax.tree.map(last if name in _LAST else first, getattr(paths, name)) for name in _BY_CHUNK})
+    return paths._replace(
+        **{
+            name: jax.tree.map(last if name in _LAST else first, getattr(paths, name))
+            for name in _BY_CHUNK
+        }
+    )
 
 
 @partial(jax.jit, static_argnums=(1, 2))
@@ -154,16 +170,22 @@ def widened(paths: Paths, room: int, lead: int) -> Paths:
     more = room - paths.P.shape[lead + 1]
 
     def padded(leaf: Numeric, axis: int) -> Numeric:
-        return jnp.pad(leaf, [(0, more if place == axis % leaf.ndim else 0) for place in range(leaf.ndim)])
+        return jnp.pad(
+            leaf, [(0, more if place == axis % leaf.ndim else 0) for place in range(leaf.ndim)]
+        )
 
     sums = paths.sums._replace(P=padded(paths.sums.P, -1), A=padded(paths.sums.A, -1))
-    changed = {name: None if (leaf := getattr(paths, name)) is None else padded(leaf, -1) for name in ("rows", "change", "past")}
+    changed = {
+        name: None if (leaf := getattr(paths, name)) is None else padded(leaf, -1)
+        for name in ("rows", "change", "past")
+    }
     return paths._replace(P=padded(paths.P, -2), A=padded(paths.A, -2), sums=sums, **changed)
 
 
 def observe(setup: Setup, parameters: Numbers, paths: Paths) -> dict[str, Any]:
     """M, Q (block by block), a and the mean loss over the paths, of one set."""
     flat = jax.tree.map(
-        lambda leaf: leaf.reshape(leaf.shape[0] * leaf.shape[1], *leaf.shape[2:]), (paths.fields, paths.signals, paths.given)
+        lambda leaf: leaf.reshape(leaf.shape[0] * leaf.shape[1], *leaf.shape[2:]),
+        (paths.fields, paths.signals, paths.given),
     )
     return observe_fields(setup, parameters, paths.rows, paths.head, *flat)

@@ -35,7 +35,9 @@ from sgdynamics.fixed_data.path_state import Apart, Paths, Places, Sums, apart, 
 from sgdynamics.samples.input_covariance import spread as input_spread
 
 DIRECTIONS = 30  # the first, which are seen through quasi-random normals
-CHUNK = 1 << 14  # paths at a time on a CPU: so many, since a product of matrices cuts them for itself; on other machines:
+CHUNK = (
+    1 << 14
+)  # paths at a time on a CPU: so many, since a product of matrices cuts them for itself; on other machines:
 WIDE_CHUNK = 1024
 FEW_ROWS = 4  # so many rows go one by one on a CPU: products with vectors take half the time of one of matrices that has few rows
 FEW_ROWS_CHUNK = 1024  # paths at a time there: with more, XLA makes a product with a vector in another way, ten times slower
@@ -44,7 +46,10 @@ MOST_APART = 8  # chunks, each of which is compiled for itself
 
 def has_few_rows(setup: Setup) -> bool:
     """Whether a step's products with what is known have so few rows that they are made row by row."""
-    return jax.default_backend() == "cpu" and 2 * setup.spanned + setup.normals * setup.structure.blocks <= FEW_ROWS
+    return (
+        jax.default_backend() == "cpu"
+        and 2 * setup.spanned + setup.normals * setup.structure.blocks <= FEW_ROWS
+    )
 
 
 def largest_chunk(setup: Setup) -> int:
@@ -83,18 +88,26 @@ class _Rows(NamedTuple):
     white: Any  # and those of white noise
 
 
-def _normals(setup: Setup, paths: Paths, drawn: Whole, number: Whole) -> Float[Numeric, "chunks normals blocks inputs"]:
+def _normals(
+    setup: Setup, paths: Paths, drawn: Whole, number: Whole
+) -> Float[Numeric, "chunks normals blocks inputs"]:
     """Normals of the next directions, from the quasi-random ones as long as there are any, and of white noise."""
     blocks, tokens = setup.structure.blocks, setup.structure.sample.inputs_a_sample
     (chunks, inputs), table = paths.g.shape[::2], paths.quasi.shape[1] // (2 if setup.hot else 1)
     n = inputs // tokens
     low = 2 * jnp.arange(chunks * n // 2).astype(jnp.uint64).reshape(chunks, 1, 1, 1, n // 2)
 
-    def kind(origin: Numeric, first: Whole, count: int, quasi: Numeric) -> Float[Numeric, "chunks count blocks inputs"]:
+    def kind(
+        origin: Numeric, first: Whole, count: int, quasi: Numeric
+    ) -> Float[Numeric, "chunks count blocks inputs"]:
         numbers = first + jnp.arange(count)
-        high = (numbers[:, None] * blocks + jnp.arange(blocks))[..., None] * tokens + jnp.arange(tokens)
+        high = (numbers[:, None] * blocks + jnp.arange(blocks))[..., None] * tokens + jnp.arange(
+            tokens
+        )
         found = normals_at(origin, (high.astype(jnp.uint64)[..., None] << np.uint64(32)) + low)
-        found = jnp.swapaxes(found.reshape(chunks, count, blocks, tokens, n), -1, -2).reshape(chunks, count, blocks, inputs)
+        found = jnp.swapaxes(found.reshape(chunks, count, blocks, tokens, n), -1, -2).reshape(
+            chunks, count, blocks, inputs
+        )
         if not table:
             return found
         taken = quasi[:, jnp.minimum(numbers, table - 1)].astype(found.dtype)
@@ -102,12 +115,24 @@ def _normals(setup: Setup, paths: Paths, drawn: Whole, number: Whole) -> Float[N
 
     found = kind(paths.origins[0], drawn, setup.spanned, paths.quasi[:, :table])
     if setup.hot:
-        found = jnp.concatenate([found, kind(paths.origins[1], number * setup.white, setup.white, paths.quasi[:, table:])], axis=1)
+        found = jnp.concatenate(
+            [
+                found,
+                kind(paths.origins[1], number * setup.white, setup.white, paths.quasi[:, table:]),
+            ],
+            axis=1,
+        )
     return found.astype(paths.Z.dtype)
 
 
 def _visit(
-    setup: Setup, numbers: tuple[Any, ...], plan: Plan, places: Places, P: Numeric, A: Numeric, part: _Part
+    setup: Setup,
+    numbers: tuple[Any, ...],
+    plan: Plan,
+    places: Places,
+    P: Numeric,
+    A: Numeric,
+    part: _Part,
 ) -> tuple[tuple[Any, ...], tuple[_Rows, Any, Any]]:
     """One chunk: sums over it, and new rows of P and A, the fields and the next gradients."""
     parameters, algorithm, samples = numbers
@@ -123,12 +148,18 @@ def _visit(
     def multiplied(one: Numeric, other: Numeric) -> Any:
         # one row twice: a product with a vector alone would be a loop of XLA's own, many times slower on a CPU
         two = jnp.concatenate([one, one]) if len(one) == 1 else one
-        return jnp.matmul(two.astype(other.dtype), other, precision="highest").astype(wide)[: len(one)]
+        return jnp.matmul(two.astype(other.dtype), other, precision="highest").astype(wide)[
+            : len(one)
+        ]
 
-    def product(one: Float[Numeric, "m rows"], known: Float[Numeric, "rows inputs"]) -> Float[Numeric, "m inputs"]:
+    def product(
+        one: Float[Numeric, "m rows"], known: Float[Numeric, "rows inputs"]
+    ) -> Float[Numeric, "m inputs"]:
         return row_by_row(one, known) if few else multiplied(one, known)
 
-    def along(one: Float[Numeric, "m inputs"], known: Float[Numeric, "rows inputs"]) -> Float[Numeric, "m rows"]:
+    def along(
+        one: Float[Numeric, "m inputs"], known: Float[Numeric, "rows inputs"]
+    ) -> Float[Numeric, "m rows"]:
         return product(one, known.T)
 
     def stored(value: Numeric) -> Any:
@@ -145,28 +176,67 @@ def _visit(
     new = stored(_small(plan.turn, inner - found[s : 2 * s]))
     rest = part.Z.astype(wide) - found[2 * s :].reshape(z, blocks, inputs)
     rest = plan.rest[:, :, None] * (rest - jnp.einsum("zsb,sn->zbn", plan.over, new))
-    moved, opened = seen(plan.reach[:, :, None] * shift[:, None]), seen(plan.far[:, :, None] * new[:, None] + rest[:s])
+    moved, opened = (
+        seen(plan.reach[:, :, None] * shift[:, None]),
+        seen(plan.far[:, :, None] * new[:, None] + rest[:s]),
+    )
     rows = _Rows(second, new, moved, opened, seen(rest[s:]))
 
     both = plan.rows if plan.change is None else jnp.concatenate([plan.rows, plan.change])
 
     def at(place: Whole, count: int) -> Any:
-        return jnp.swapaxes(jax.lax.dynamic_slice(both, (0, 0, place), (len(both), blocks, count)), 1, 2).reshape(len(both), -1)
+        return jnp.swapaxes(
+            jax.lax.dynamic_slice(both, (0, 0, place), (len(both), blocks, count)), 1, 2
+        ).reshape(len(both), -1)
 
-    fresh = [at(places.last_opened, s), at(places.opened + setup.white, s), at(places.opened, setup.white)]
+    fresh = [
+        at(places.last_opened, s),
+        at(places.opened + setup.white, s),
+        at(places.opened, setup.white),
+    ]
     fields = product(both.reshape(len(both), -1), A)
-    fields = (fields + _small(jnp.concatenate(fresh, axis=1), jnp.concatenate([moved, opened, rows.white]))).T
-    g, head = look(setup, parameters, algorithm, part.used, samples, fields, part.signals, plan.head, part.given)
-    right = jnp.concatenate([sample.mixed_inputs(parameters, g), new, part.Z_next.astype(wide).reshape(z * blocks, inputs)])
+    fields = (
+        fields
+        + _small(jnp.concatenate(fresh, axis=1), jnp.concatenate([moved, opened, rows.white]))
+    ).T
+    g, head = look(
+        setup,
+        parameters,
+        algorithm,
+        part.used,
+        samples,
+        fields,
+        part.signals,
+        plan.head,
+        part.given,
+    )
+    right = jnp.concatenate(
+        [
+            sample.mixed_inputs(parameters, g),
+            new,
+            part.Z_next.astype(wide).reshape(z * blocks, inputs),
+        ]
+    )
 
     # rows that this pass makes or moves are not in the memory that was read: their products stand beside
     left = jnp.concatenate([right, g]) if sample.correlated else right
     made = jnp.concatenate([right, *rows])
     gram = row_by_row(left, made.T) if few else left @ made.T
-    sums = (along(right, P), along(_once(g, places) if few else g, A).reshape(s, blocks, -1), gram, head)
+    sums = (
+        along(right, P),
+        along(_once(g, places) if few else g, A).reshape(s, blocks, -1),
+        gram,
+        head,
+    )
     # the last new A as they now are: read here, where the chunk is, or all of A is copied before it is written to
-    last = jax.lax.dynamic_slice(A.reshape(blocks, -1, inputs), (0, places.last_opened, 0), (blocks, s, inputs)).astype(wide)
-    return sums, (rows._replace(moved=last + jnp.swapaxes(moved.reshape(s, blocks, inputs), 0, 1)), fields[:, :p], g)
+    last = jax.lax.dynamic_slice(
+        A.reshape(blocks, -1, inputs), (0, places.last_opened, 0), (blocks, s, inputs)
+    ).astype(wide)
+    return sums, (
+        rows._replace(moved=last + jnp.swapaxes(moved.reshape(s, blocks, inputs), 0, 1)),
+        fields[:, :p],
+        g,
+    )
 
 
 def _once(value: Numeric, places: Places) -> Numeric:
@@ -179,11 +249,17 @@ def _once(value: Numeric, places: Places) -> Numeric:
 
 def row_by_row(one: Float[Numeric, "m k"], other: Float[Numeric, "k n"]) -> Float[Numeric, "m n"]:
     """A product of few rows as products with vectors."""
-    one = jax.lax.optimization_barrier(one)  # or XLA takes several rows apart, and computes each again for each number of the product
-    return jax.lax.optimization_barrier(jnp.concatenate([jnp.matmul(row[None], other) for row in one]))
+    one = jax.lax.optimization_barrier(
+        one
+    )  # or XLA takes several rows apart, and computes each again for each number of the product
+    return jax.lax.optimization_barrier(
+        jnp.concatenate([jnp.matmul(row[None], other) for row in one])
+    )
 
 
-def _small(one: Float[Numeric, "m k"], other: Float[Numeric, "k inputs"]) -> Float[Numeric, "m inputs"]:
+def _small(
+    one: Float[Numeric, "m k"], other: Float[Numeric, "k inputs"]
+) -> Float[Numeric, "m inputs"]:
     """A product with a small matrix; with a single number without a call."""
     return one * other if one.shape == (1, 1) else one @ other
 
@@ -197,7 +273,8 @@ def _patched(setup: Setup, places: Places, sums: tuple[Any, ...]) -> Sums:
     sizes = np.cumsum([columns, s, s, s * blocks, s * blocks])
     with_itself, on_second, on_new, _, _, _ = jnp.split(gram[:columns], sizes, axis=1)
     _, _, _, on_moved, on_opened, on_white = (
-        jnp.swapaxes(part.reshape(s, -1, blocks), 1, 2) if place > 2 else part for place, part in enumerate(jnp.split(of_g, sizes, axis=1))
+        jnp.swapaxes(part.reshape(s, -1, blocks), 1, 2) if place > 2 else part
+        for place, part in enumerate(jnp.split(of_g, sizes, axis=1))
     )
     on_P = jax.lax.dynamic_update_slice(on_P, on_second, (0, places.last_spanned))
     on_P = jax.lax.dynamic_update_slice(on_P, on_new, (0, places.spanned))
@@ -211,11 +288,17 @@ def _patched(setup: Setup, places: Places, sums: tuple[Any, ...]) -> Sums:
     return Sums(on_P, on_A, with_itself[:s, :s], gZ, Z, with_itself[s : 2 * s, s : 2 * s], head)
 
 
-def _one_by_one(visit: Function, setup: Setup, plan: Plan, paths: Paths, places: Places, parts: _Part) -> tuple[Any, ...]:
+def _one_by_one(
+    visit: Function, setup: Setup, plan: Plan, paths: Paths, places: Places, parts: _Part
+) -> tuple[Any, ...]:
     """Sums, P, A, fields and gradients of a pass through chunks that are apart: no order among them, so that cores share them."""
     P, A, seen = [], [], []
     for number, known in enumerate(zip(paths.P.chunks, paths.A.chunks, strict=True)):
-        seen.append(visit(plan, places, *known, jax.tree.map(lambda leaf, number=number: leaf[number], parts)))
+        seen.append(
+            visit(
+                plan, places, *known, jax.tree.map(lambda leaf, number=number: leaf[number], parts)
+            )
+        )
         new = _written(setup, places, *known, *seen[-1], late=True)
         P.append(new[0])
         A.append(new[1])
@@ -224,10 +307,14 @@ def _one_by_one(visit: Function, setup: Setup, plan: Plan, paths: Paths, places:
     return sums, Apart(tuple(P)), Apart(tuple(A)), fields, g
 
 
-def _all_chunks(visit: Function, setup: Setup, plan: Plan, paths: Paths, places: Places, parts: _Part) -> tuple[Any, ...]:
+def _all_chunks(
+    visit: Function, setup: Setup, plan: Plan, paths: Paths, places: Places, parts: _Part
+) -> tuple[Any, ...]:
     """The same of chunks in an axis: one after the other on a CPU, elsewhere all at once."""
     chunks, inputs = paths.g.shape[::2]
-    flat = paths.A.reshape(chunks, -1, inputs)  # as an axis of its own, a single block makes XLA copy all of A
+    flat = paths.A.reshape(
+        chunks, -1, inputs
+    )  # as an axis of its own, a single block makes XLA copy all of A
     on_cpu = jax.default_backend() == "cpu"
     if on_cpu:
 
@@ -235,7 +322,11 @@ def _all_chunks(visit: Function, setup: Setup, plan: Plan, paths: Paths, places:
             found, seen = visit(plan, places, *chunk)
             return jax.tree.map(jnp.add, sums, found), seen
 
-        shapes = jax.eval_shape(lambda: visit(plan, places, *jax.tree.map(lambda leaf: leaf[0], (paths.P, flat, parts)))[0])
+        shapes = jax.eval_shape(
+            lambda: visit(
+                plan, places, *jax.tree.map(lambda leaf: leaf[0], (paths.P, flat, parts))
+            )[0]
+        )
         none = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
         sums, made = jax.lax.scan(one, none, (paths.P, flat, parts))
     else:
@@ -243,12 +334,20 @@ def _all_chunks(visit: Function, setup: Setup, plan: Plan, paths: Paths, places:
         each = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (chunks, *jnp.shape(leaf))), plan)
         sums, made = jax.vmap(visit, in_axes=(0, None, 0, 0, 0))(each, places, paths.P, flat, parts)
         sums = jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), sums)
-    P, A = _written(setup, places, paths.P, paths.A, sums, made, late=not on_cpu)  # there what goes through the chunks has read all
+    P, A = _written(
+        setup, places, paths.P, paths.A, sums, made, late=not on_cpu
+    )  # there what goes through the chunks has read all
     return sums, P, A, *made[1:]
 
 
 def _written(
-    setup: Setup, places: Places, P: Numeric, A: Numeric, sums: tuple[Any, ...], made: tuple[Any, ...], late: bool
+    setup: Setup,
+    places: Places,
+    P: Numeric,
+    A: Numeric,
+    sums: tuple[Any, ...],
+    made: tuple[Any, ...],
+    late: bool,
 ) -> tuple[Any, Any]:
     """P and A with the rows of a pass; late: XLA has to be told that all of P and A is read first."""
     rows, blocks = made[0], setup.structure.blocks
@@ -258,7 +357,9 @@ def _written(
         start = (0,) * (known.ndim - 2) + (place + _none(once) if late else place, 0)
         return jax.lax.dynamic_update_slice(known, rows.astype(known.dtype), start)
 
-    def on_A(known: Numeric, rows: Float[Numeric, "*chunks blocks m inputs"], place: Whole, once: Numeric) -> Any:
+    def on_A(
+        known: Numeric, rows: Float[Numeric, "*chunks blocks m inputs"], place: Whole, once: Numeric
+    ) -> Any:
         if known.ndim > 2:
             return placed(known, rows, place, once)
         for block in range(blocks):
@@ -274,23 +375,37 @@ def _written(
     A = on_A(A, by_block(rows.opened), places.opened + setup.white, read)
     A = on_A(A, by_block(rows.white), places.opened, read) if setup.hot else A
     written = jax.lax.dynamic_slice(A, (0,) * (A.ndim - 2) + (places.last_opened, 0), (1,) * A.ndim)
-    return placed(placed(P, rows.second, places.last_spanned, written), rows.new, places.spanned, written), A
+    return placed(
+        placed(P, rows.second, places.last_spanned, written), rows.new, places.spanned, written
+    ), A
 
 
-def _pass(setup: Setup, given: tuple[Any, ...], plan: Plan, paths: Paths, places: Places, more: tuple[Any, ...]) -> Paths:
+def _pass(
+    setup: Setup,
+    given: tuple[Any, ...],
+    plan: Plan,
+    paths: Paths,
+    places: Places,
+    more: tuple[Any, ...],
+) -> Paths:
     """One set of paths after the plan."""
     number, common, visits = more
     chunks, inputs = paths.g.shape[::2]
     tokens = setup.structure.sample.inputs_a_sample
     n = inputs // tokens
     ahead = number + places.settled
-    algorithm, after = numbers_of_step(given[0], given[1], number)[1], numbers_of_step(given[0], given[1], ahead)
+    algorithm, after = (
+        numbers_of_step(given[0], given[1], number)[1],
+        numbers_of_step(given[0], given[1], ahead),
+    )
     drawn = paths.drawn + plan.found
     redraw = (common > 0) | ~places.settled | setup.hot
     Z = jax.lax.cond(redraw, lambda: _normals(setup, paths, drawn, ahead), lambda: paths.Z)
     selected = paths.selected
     if setup.selects and not setup.visited:
-        count = (ahead.astype(jnp.uint64) << np.uint64(32)) + jnp.arange(chunks * n).astype(jnp.uint64)
+        count = (ahead.astype(jnp.uint64) << np.uint64(32)) + jnp.arange(chunks * n).astype(
+            jnp.uint64
+        )
         uniform = uniforms_at(paths.origins[2], count).reshape(chunks, n)
         selected = jnp.where(places.settled, next_selection(algorithm, selected, uniform), selected)
     used = visits if setup.visited else selected
@@ -300,7 +415,11 @@ def _pass(setup: Setup, given: tuple[Any, ...], plan: Plan, paths: Paths, places
     sums, P, A, fields, g = through(visit, setup, plan, paths, places, parts)
     past = paths.past
     if past is not None:
-        past = jnp.where(places.settled, jax.lax.dynamic_update_slice(past, plan.past[None], (places.noted, 0, 0, 0)), past)
+        past = jnp.where(
+            places.settled,
+            jax.lax.dynamic_update_slice(past, plan.past[None], (places.noted, 0, 0, 0)),
+            past,
+        )
     return paths._replace(
         P=P,
         A=A,
@@ -338,7 +457,9 @@ def together(function: Callable[..., Any], sets: int) -> Any:
         return jax.vmap(function)
 
     def each(change: Function, tree: Tree) -> Any:
-        return jax.tree.map(lambda leaf: leaf if _is_apart(leaf) else change(leaf), tree, is_leaf=_is_apart)
+        return jax.tree.map(
+            lambda leaf: leaf if _is_apart(leaf) else change(leaf), tree, is_leaf=_is_apart
+        )
 
     def alone(*given: Tree) -> Any:
         return each(lambda leaf: leaf[None], function(*each(lambda leaf: leaf[0], given)))
@@ -377,15 +498,20 @@ def advanced(
     def go(carry: tuple[Any, ...]) -> tuple[Any, ...]:
         number, paths, places, good = carry
         settled = places.settled
-        plans, fine = together(lambda one: planned(setup, given, one, places, number, n), sets)(paths)
+        plans, fine = together(lambda one: planned(setup, given, one, places, number, n), sets)(
+            paths
+        )
         plans = together(lambda plan, one: still(plan, one, settled), sets)(plans, paths)
         common = jnp.max(plans.found)
         visits = None
         if visited is not None:
             visits = visited.at(number + settled, setup.again).reshape(sets, chunks, -1)
-        paths = together(lambda plan, one, visits: _pass(setup, given, plan, one, places, (number, common, visits)), sets)(
-            plans, paths, visits
-        )
+        paths = together(
+            lambda plan, one, visits: _pass(
+                setup, given, plan, one, places, (number, common, visits)
+            ),
+            sets,
+        )(plans, paths, visits)
         later = Places(
             places.spanned + common,
             places.opened + common + jnp.where(settled, setup.white, 0),

@@ -36,7 +36,9 @@ from sgdynamics.samples.input_covariance import eigenvalues
 from sgdynamics.samples.sample import as_dtype
 
 SINGULAR = 1e-10  # of the variance of a field, what earlier fields do not tell: below this share it is rounding
-JUMP = 16.0  # times the variance of the step before: a field that grows so much in one step diverges
+JUMP = (
+    16.0  # times the variance of the step before: a field that grows so much in one step diverges
+)
 
 
 class Sums(NamedTuple):
@@ -101,7 +103,10 @@ def start_of(frame: np.ndarray, T: np.ndarray, L: np.ndarray, values: np.ndarray
         factor[i, :i] = along
         if rest > SINGULAR * whole[i]:
             factor[i, i] = np.sqrt(rest)
-            inverse[i, :i], inverse[i, i] = -(along @ inverse[:i, :i]) / factor[i, i], 1 / factor[i, i]
+            inverse[i, :i], inverse[i, i] = (
+                -(along @ inverse[:i, :i]) / factor[i, i],
+                1 / factor[i, i],
+            )
         else:
             singular = True
     return Start(overlaps, factor, inverse, singular)
@@ -122,12 +127,20 @@ def initial(
     """One set of paths at step 0, in one chunk, with nothing summed yet. `given`: parameters, algorithm, sizes of the blocks."""
     parameters, algorithm, sizes = given
     structure, sample = setup.structure, setup.structure.sample
-    k, p, first, blocks, n = structure.signals, structure.width, setup.first, structure.blocks, normals.shape[-1]
+    k, p, first, blocks, n = (
+        structure.signals,
+        structure.width,
+        setup.first,
+        structure.blocks,
+        normals.shape[-1],
+    )
     values = eigenvalues(parameters)
 
     def filled(block: Numeric, *shape: int) -> Any:
         found = jnp.zeros(shape)
-        return jax.lax.dynamic_update_slice(found, jnp.asarray(block, found.dtype), (0,) * len(shape))
+        return jax.lax.dynamic_update_slice(
+            found, jnp.asarray(block, found.dtype), (0,) * len(shape)
+        )
 
     overlaps = jnp.moveaxis(jnp.asarray(start.overlaps), 0, 1)
     known = values * jnp.einsum("zi,ibj,zj->b", start.inverse, overlaps, start.inverse)
@@ -174,7 +187,9 @@ def cut(paths: Kernels, chunks: int) -> Kernels:
         return leaf.reshape(chunks, -1, *leaf.shape[2:])
 
     changed = {name: last(getattr(paths, name)) for name in _LAST}
-    return paths._replace(**changed, **{name: jax.tree.map(first, getattr(paths, name)) for name in _FIRST})
+    return paths._replace(
+        **changed, **{name: jax.tree.map(first, getattr(paths, name)) for name in _FIRST}
+    )
 
 
 @partial(jax.jit, static_argnums=1)
@@ -183,7 +198,9 @@ def widened(paths: Kernels, room: int) -> Kernels:
     more = room - paths.z.shape[2]
 
     def padded(leaf: Numeric, *axes: int) -> Any:
-        return jnp.pad(leaf, [(0, more if place - leaf.ndim in axes else 0) for place in range(leaf.ndim)])
+        return jnp.pad(
+            leaf, [(0, more if place - leaf.ndim in axes else 0) for place in range(leaf.ndim)]
+        )
 
     one = paths.scalars
     scalars = one._replace(
@@ -199,10 +216,14 @@ def widened(paths: Kernels, room: int) -> Kernels:
 def _times(one: Float[Numeric, "m k"], other: Float[Numeric, "*b k n"]) -> Any:
     # one row twice: a product with a vector alone would be a loop of XLA's own, many times slower on a CPU
     two = jnp.concatenate([one, one]) if len(one) == 1 else one
-    return jnp.matmul(two.astype(other.dtype), other, precision="highest").astype(jnp.float64)[: len(one)]
+    return jnp.matmul(two.astype(other.dtype), other, precision="highest").astype(jnp.float64)[
+        : len(one)
+    ]
 
 
-def _plan(setup: Setup, given: tuple[Any, ...], one: Scalars, sums: Sums, number: Whole) -> tuple[Scalars, Any, Any]:
+def _plan(
+    setup: Setup, given: tuple[Any, ...], one: Scalars, sums: Sums, number: Whole
+) -> tuple[Scalars, Any, Any]:
     """A step, from the sums of the last pass; whether its numbers are finite, and whether the next fields have something new."""
     parameters, algorithm, sizes = given
     parameters, algorithm = numbers_of_step(parameters, algorithm, number)
@@ -212,7 +233,9 @@ def _plan(setup: Setup, given: tuple[Any, ...], one: Scalars, sums: Sums, number
     now = k + p * number
     after = now + p
 
-    def on_all(left: Float[Numeric, "m room"], right: Float[Numeric, "room blocks room"]) -> Float[Numeric, "m blocks room"]:
+    def on_all(
+        left: Float[Numeric, "m room"], right: Float[Numeric, "room blocks room"]
+    ) -> Float[Numeric, "m blocks room"]:
         return _times(left, right.reshape(room, -1)).reshape(-1, blocks, room)
 
     def at(matrix: Numeric, place: Whole) -> Any:
@@ -225,21 +248,34 @@ def _plan(setup: Setup, given: tuple[Any, ...], one: Scalars, sums: Sums, number
     # rows at the next time, and their overlaps with all before
     K = _times(sums.z, one.inverse)
     rates = put(one.rates, jnp.full(p, lr), now)
-    noise = jnp.roll(sums.g[:, None] * rates * one.free, p, axis=-1)  # (p, blocks, room), where the response to it begins
+    noise = jnp.roll(
+        sums.g[:, None] * rates * one.free, p, axis=-1
+    )  # (p, blocks, room), where the response to it begins
     two = jnp.concatenate([noise, noise]) if p == 1 else noise
     heard = jnp.einsum("pbs,jbs->pbj", two, one.responses, precision="highest")[:p]
     row = kept * at(one.overlaps, now) - lr * (values[:, None] * on_all(K, one.overlaps) - heard)
     response = kept * at(one.responses, now) - lr * values[:, None] * on_all(K, one.responses)
     last = put(response, jnp.broadcast_to(jnp.eye(p)[:, None], (p, blocks, p)), 0, 0, after)
-    itself = kept * jnp.swapaxes(jax.lax.dynamic_slice_in_dim(row, now, p, 2), 0, 2)  # (p, blocks, p)
-    itself = itself - lr * (values[:, None] * jnp.einsum("pj,qbj->pbq", K, row) - jnp.einsum("pbs,qbs->pbq", noise, last))
+    itself = kept * jnp.swapaxes(
+        jax.lax.dynamic_slice_in_dim(row, now, p, 2), 0, 2
+    )  # (p, blocks, p)
+    itself = itself - lr * (
+        values[:, None] * jnp.einsum("pj,qbj->pbq", K, row)
+        - jnp.einsum("pbs,qbs->pbq", noise, last)
+    )
 
     scale = jnp.ones(p)
     if structure.sphere:
         scale = 1 / jnp.sqrt(jnp.diagonal(jnp.sum(itself, axis=1)))
         rates = put(one.rates, lr * scale, now)
     row, itself = row * scale[:, None, None], itself * scale[:, None, None] * scale
-    last = put(response * scale[:, None, None], jnp.broadcast_to(jnp.eye(p)[:, None], (p, blocks, p)), 0, 0, after)
+    last = put(
+        response * scale[:, None, None],
+        jnp.broadcast_to(jnp.eye(p)[:, None], (p, blocks, p)),
+        0,
+        0,
+        after,
+    )
     row = put(row, itself, 0, 0, after)
     overlaps = put(one.overlaps, jnp.swapaxes(row, 0, 2), 0, 0, after)
     overlaps = put(overlaps, row, after, 0, 0)
@@ -263,7 +299,9 @@ def _plan(setup: Setup, given: tuple[Any, ...], one: Scalars, sums: Sums, number
     if structure.trained:
         head = head - algorithm["head_rate"] * lr * (sums.head + parameters["weight_decay"] * head)
 
-    before = jnp.einsum("b,pbp->p", values, jax.lax.dynamic_slice_in_dim(at(one.overlaps, now), now, p, 2))
+    before = jnp.einsum(
+        "b,pbp->p", values, jax.lax.dynamic_slice_in_dim(at(one.overlaps, now), now, p, 2)
+    )
     fine = jnp.all(jnp.abs(jnp.sum(itself, axis=1)) < LARGEST**2) & jnp.all(jnp.abs(head) < LARGEST)
     grown = jnp.any(jnp.diagonal(whole) > JUMP * jnp.max(before))
     found = Scalars(
@@ -271,7 +309,9 @@ def _plan(setup: Setup, given: tuple[Any, ...], one: Scalars, sums: Sums, number
         responses=put(one.responses, last, after, 0, 0),
         inverse=put(one.inverse, new, after, 0),
         rates=rates,
-        free=put(one.free, jnp.broadcast_to((values * (sizes - known))[:, None], (blocks, p)), 0, after),
+        free=put(
+            one.free, jnp.broadcast_to((values * (sizes - known))[:, None], (blocks, p)), 0, after
+        ),
         known=known,
         head=head,
         on_z=put(along, own, 0, after),
@@ -291,7 +331,9 @@ class _Part(NamedTuple):
     given: Any
 
 
-def _visit(setup: Setup, numbers: tuple[Any, ...], weights: tuple[Any, Any, Any], slot: Whole, part: _Part) -> tuple[Sums, tuple[Any, Any]]:
+def _visit(
+    setup: Setup, numbers: tuple[Any, ...], weights: tuple[Any, Any, Any], slot: Whole, part: _Part
+) -> tuple[Sums, tuple[Any, Any]]:
     """One chunk: its sums, fields and gradients. `weights`: what makes the fields of z and g, and the head."""
     from_z, from_g, head = weights
     parameters, algorithm, samples = numbers
@@ -302,7 +344,9 @@ def _visit(setup: Setup, numbers: tuple[Any, ...], weights: tuple[Any, Any, Any]
     fresh = part.fresh.astype(jnp.float64)
     own = jax.lax.dynamic_slice_in_dim(from_z, slot, p, 1)
     fields = (_times(from_z, z) + own @ fresh - _times(from_g, g)).T
-    new, pull = look(setup, parameters, algorithm, part.used, samples, fields, part.signals, head, part.given)
+    new, pull = look(
+        setup, parameters, algorithm, part.used, samples, fields, part.signals, head, part.given
+    )
     new = new.astype(part.g.dtype).astype(jnp.float64)
     on_z = jax.lax.dynamic_update_slice(_times(new, z.T), new @ fresh.T, (0, slot))
     on_g = jax.lax.dynamic_update_slice(_times(new, g.T), new @ new.T, (0, slot))
@@ -317,7 +361,9 @@ def _normals(setup: Setup, paths: Kernels, number: Whole) -> Float[Numeric, "chu
     return normals_at(paths.origins[0], high + low).reshape(chunks, p, n).astype(paths.z.dtype)
 
 
-def _pass(setup: Setup, given: tuple[Any, ...], paths: Kernels, ahead: Whole, settled: Any, visits: Any) -> Kernels:
+def _pass(
+    setup: Setup, given: tuple[Any, ...], paths: Kernels, ahead: Whole, settled: Any, visits: Any
+) -> Kernels:
     """One set of paths at the time `ahead`, of the weights as they stand."""
     chunks, n = paths.selected.shape
     numbers = numbers_of_step(given[0], given[1], ahead)
@@ -325,7 +371,9 @@ def _pass(setup: Setup, given: tuple[Any, ...], paths: Kernels, ahead: Whole, se
     selected = paths.selected
     if setup.selects and not setup.visited:
         before = numbers_of_step(given[0], given[1], ahead - settled)[1]
-        count = (jnp.asarray(ahead).astype(jnp.uint64) << np.uint64(32)) + jnp.arange(chunks * n).astype(jnp.uint64)
+        count = (jnp.asarray(ahead).astype(jnp.uint64) << np.uint64(32)) + jnp.arange(
+            chunks * n
+        ).astype(jnp.uint64)
         uniform = uniforms_at(paths.origins[2], count).reshape(chunks, n)
         selected = jnp.where(settled, next_selection(before, selected, uniform), selected)
     used = visits if setup.visited else selected
@@ -340,7 +388,9 @@ def _pass(setup: Setup, given: tuple[Any, ...], paths: Kernels, ahead: Whole, se
 
         sums, (fields, g) = jax.lax.scan(one, jax.tree.map(jnp.zeros_like, paths.sums), parts)
     else:
-        each = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (chunks, *jnp.shape(leaf))), weights)
+        each = jax.tree.map(
+            lambda leaf: jnp.broadcast_to(leaf, (chunks, *jnp.shape(leaf))), weights
+        )
         sums, (fields, g) = jax.vmap(visit, in_axes=(0, None, 0))(each, slot, parts)
         sums = jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), sums)
 
@@ -348,7 +398,14 @@ def _pass(setup: Setup, given: tuple[Any, ...], paths: Kernels, ahead: Whole, se
         return jax.lax.dynamic_update_slice(known, rows.astype(known.dtype), (0, slot, 0))
 
     fresh = _normals(setup, paths, ahead + 1)
-    return paths._replace(z=placed(paths.z, paths.fresh), g=placed(paths.g, g), fresh=fresh, fields=fields, selected=selected, sums=sums)
+    return paths._replace(
+        z=placed(paths.z, paths.fresh),
+        g=placed(paths.g, g),
+        fresh=fresh,
+        fields=fields,
+        selected=selected,
+        sums=sums,
+    )
 
 
 def slots(setup: Setup, steps: Any) -> Any:
@@ -384,7 +441,9 @@ def advanced(
 
     def go(carry: tuple[Any, ...]) -> tuple[Any, ...]:
         number, paths, good, settled = carry
-        small = paths._replace(**{name: None for name in _LAST + _FIRST})  # what a branch takes may be copied
+        small = paths._replace(
+            **{name: None for name in _LAST + _FIRST}
+        )  # what a branch takes may be copied
         scalars, lost, fine = jax.lax.cond(
             settled,
             lambda one: together(lambda one: moved(one, number), sets)(one),
@@ -393,8 +452,12 @@ def advanced(
         )
         paths = paths._replace(scalars=scalars, lost=lost)
         ahead = number + settled
-        visits = None if visited is None else visited.at(ahead, setup.again).reshape(sets, chunks, -1)
-        paths = together(lambda one, visits: _pass(setup, given, one, ahead, settled, visits), sets)(paths, visits)
+        visits = (
+            None if visited is None else visited.at(ahead, setup.again).reshape(sets, chunks, -1)
+        )
+        paths = together(
+            lambda one, visits: _pass(setup, given, one, ahead, settled, visits), sets
+        )(paths, visits)
         return ahead, paths, jnp.where(fine | ~settled, ahead, good), jnp.bool_(True)
 
     number, paths, good, _ = jax.lax.while_loop(fits, go, (number, paths, good, settled))
@@ -405,11 +468,16 @@ def observe(setup: Setup, parameters: Numbers, paths: Kernels, number: Whole) ->
     """M, Q (block by block), a and the mean loss over the paths, of one set at its present step."""
     structure = setup.structure
     k, p, one = structure.signals, structure.width, paths.scalars
-    rows = jnp.moveaxis(jax.lax.dynamic_slice_in_dim(one.overlaps, k + p * number, p, 0), 0, 1)  # (blocks, p, room)
+    rows = jnp.moveaxis(
+        jax.lax.dynamic_slice_in_dim(one.overlaps, k + p * number, p, 0), 0, 1
+    )  # (blocks, p, room)
     fields, signals, given = jax.tree.map(
-        lambda leaf: leaf.reshape(leaf.shape[0] * leaf.shape[1], *leaf.shape[2:]), (paths.fields, paths.signals, paths.given)
+        lambda leaf: leaf.reshape(leaf.shape[0] * leaf.shape[1], *leaf.shape[2:]),
+        (paths.fields, paths.signals, paths.given),
     )
-    losses = jax.vmap(structure.loss, in_axes=(0, 0, None, 0, None))(fields, signals, one.head, given, parameters)
+    losses = jax.vmap(structure.loss, in_axes=(0, 0, None, 0, None))(
+        fields, signals, one.head, given, parameters
+    )
     return {
         "M": rows[..., :k],
         "Q": jax.lax.dynamic_slice_in_dim(rows, k + p * number, p, 2),

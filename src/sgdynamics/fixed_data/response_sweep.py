@@ -24,7 +24,9 @@ from sgdynamics.samples.input_covariance import eigenvalues
 ORDERS = ("reshuffle", "replacement")  # of epochs
 A_ROW = 10  # paths for each input, a signal or a row at some time: with half as many the overlaps need not be positive
 DIMENSIONS_A_ROW = 2.0  # that count (`paths_a_row`), likewise: 2.2 were enough, 1.1 were not
-FEW_BLOCKS = 4  # from so many on this form is taken unless another is asked for: below, it saves little
+FEW_BLOCKS = (
+    4  # from so many on this form is taken unless another is asked for: below, it saves little
+)
 # of the samples in a batch: beyond, gradients are too near to those of earlier steps (measured: .9 failed at 13 paths an input, and so did
 # one order for all epochs, at 20 in the third)
 MOST_FRACTION = 0.5
@@ -56,19 +58,29 @@ def paths_a_row(problem: Problem, algorithm: FixedData) -> float:
     sum_b l_b^2 d_b/max l^2, the dimensions that count, is above the inputs.
     """
     values, shares = (np.asarray(problem.parameters[name]) for name in ("eigenvalues", "fractions"))
-    counted = np.sum(shares * values**2) / np.max(values) ** 2 / algorithm.samples_per_dimension  # for each path
+    counted = (
+        np.sum(shares * values**2) / np.max(values) ** 2 / algorithm.samples_per_dimension
+    )  # for each path
     return max(A_ROW, DIMENSIONS_A_ROW / counted)
 
 
 def paths_needed(problem: Problem, algorithm: FixedData, steps: float) -> float:
     """The same for all inputs that are known after so many steps."""
-    return paths_a_row(problem, algorithm) * response_form.slots(Setup(problem.structure, True, False), steps)
+    return paths_a_row(problem, algorithm) * response_form.slots(
+        Setup(problem.structure, True, False), steps
+    )
 
 
 def singular(problem: Problem, begin: Start) -> bool:
     """Whether fields of a start follow from each other, in one of its runs."""
-    frame, values = np.asarray(problem.parameters["frame"]), np.asarray(eigenvalues(problem.parameters))
-    return any(response_form.start_of(frame, *rows, values).singular for rows in zip(*factor(problem, begin), strict=True))
+    frame, values = (
+        np.asarray(problem.parameters["frame"]),
+        np.asarray(eigenvalues(problem.parameters)),
+    )
+    return any(
+        response_form.start_of(frame, *rows, values).singular
+        for rows in zip(*factor(problem, begin), strict=True)
+    )
 
 
 class KernelSweep(Sweep):
@@ -97,10 +109,18 @@ class KernelSweep(Sweep):
 
     def initial(self, begin: Start, points: Points) -> list[Any]:
         T, L = factor(self.problem, begin)
-        start = response_form.start_of(np.asarray(self.parameters["frame"]), T[0], L[0], np.asarray(eigenvalues(self.parameters)))
+        start = response_form.start_of(
+            np.asarray(self.parameters["frame"]),
+            T[0],
+            L[0],
+            np.asarray(eigenvalues(self.parameters)),
+        )
         setup = self.setup
         smallest = FIRST_ROOM if setup.visited else SMALLEST
-        room = min(max(smallest, setup.first + 2 * setup.opened), max(self.most, setup.first + setup.opened))
+        room = min(
+            max(smallest, setup.first + 2 * setup.opened),
+            max(self.most, setup.first + setup.opened),
+        )
         normals, noise, uniform = points.first()
         drawn = (normals[:, 0], noise, uniform, origins_of(self.seed, self.replicates))
         sets = self.sets
@@ -112,7 +132,9 @@ class KernelSweep(Sweep):
             groups.append(_Group(_initial(*fixed, *numbers, *part), sets))
         return groups
 
-    def advance(self, groups: list[Any], visits: list[Visits] | None, now: int, end: int, most: int) -> None:
+    def advance(
+        self, groups: list[Any], visits: list[Visits] | None, now: int, end: int, most: int
+    ) -> None:
         super().advance(groups, visits, now, end, most)
         lost = np.concatenate([np.asarray(group.paths.lost) for group in groups])
         if np.any(lost >= 0):
@@ -132,7 +154,9 @@ class KernelSweep(Sweep):
         return _Pairs(self)
 
     def finish(self, groups: list[Any]) -> None:
-        self.rank = max(self.rank, self.setup.structure.width * max(group.number for group in groups))
+        self.rank = max(
+            self.rank, self.setup.structure.width * max(group.number for group in groups)
+        )
 
 
 @dataclass
@@ -152,12 +176,29 @@ class _Group:
     def setup(self, setup: Setup) -> Setup:
         return setup
 
-    def go(self, setup: Setup, numbers: Tree, visits: Visits | None, now: int, end: int, most: int, memory: Any) -> None:
+    def go(
+        self,
+        setup: Setup,
+        numbers: Tree,
+        visits: Visits | None,
+        now: int,
+        end: int,
+        most: int,
+        memory: Any,
+    ) -> None:
         """To step `end`, with memory made on the way."""
         self.number, self.good = now, np.full(self.sets, now, dtype=np.int64)
         while True:
-            moved = (np.bool_(self.settled), visits, np.int64(self.number), self.good, np.int64(end))
-            self.paths, number, good = response_form.advanced(setup, numbers[:3], self.paths, *moved)
+            moved = (
+                np.bool_(self.settled),
+                visits,
+                np.int64(self.number),
+                self.good,
+                np.int64(end),
+            )
+            self.paths, number, good = response_form.advanced(
+                setup, numbers[:3], self.paths, *moved
+            )
             self.number, self.good, self.settled = int(number), np.asarray(good), True
             if self.number >= end or self.room >= most:
                 return
@@ -179,11 +220,25 @@ class _Pairs:
 
     def found(self, groups: list[_Group]) -> dict[str, np.ndarray]:
         structure = self.sweep.setup.structure
-        slots = structure.signals + structure.width * np.array(self.steps)[:, None] + np.arange(structure.width)
-        parts = {"C": ("overlaps", np.ones(structure.blocks)), "R": ("responses", self.sweep.parameters["fractions"])}
+        slots = (
+            structure.signals
+            + structure.width * np.array(self.steps)[:, None]
+            + np.arange(structure.width)
+        )
+        parts = {
+            "C": ("overlaps", np.ones(structure.blocks)),
+            "R": ("responses", self.sweep.parameters["fractions"]),
+        }
         result = {}
         for name, (kind, weights) in parts.items():
-            whole = np.concatenate([np.einsum("rjbs,b->rjs", np.asarray(getattr(group.paths.scalars, kind)), weights) for group in groups])
+            whole = np.concatenate(
+                [
+                    np.einsum(
+                        "rjbs,b->rjs", np.asarray(getattr(group.paths.scalars, kind)), weights
+                    )
+                    for group in groups
+                ]
+            )
             result[name] = whole[:, slots[:, None, :, None], slots[None, :, None, :]]
         return result
 
@@ -203,11 +258,16 @@ def _initial(
     origins: Numeric,
 ) -> response_form.Kernels:
     def one(*drawn: Any) -> response_form.Kernels:
-        return response_form.cut(response_form.initial(setup, room, np.dtype(storage), given, start, head, *drawn), chunks)
+        return response_form.cut(
+            response_form.initial(setup, room, np.dtype(storage), given, start, head, *drawn),
+            chunks,
+        )
 
     return jax.vmap(one)(normals, noise, uniform, origins)
 
 
 @partial(jax.jit, static_argnums=0)
-def _observe(setup: Setup, parameters: Numbers, paths: response_form.Kernels, number: Any) -> dict[str, Any]:
+def _observe(
+    setup: Setup, parameters: Numbers, paths: response_form.Kernels, number: Any
+) -> dict[str, Any]:
     return jax.vmap(lambda one: response_form.observe(setup, parameters, one, number))(paths)

@@ -41,7 +41,11 @@ def stability_limit(problem: Problem, algorithm: FixedData) -> float | None:
     )
     if not covered:
         return None
-    return algorithm.divisor * algorithm.samples_per_dimension / (largest_rate(algorithm) * float(trace(problem.parameters)))
+    return (
+        algorithm.divisor
+        * algorithm.samples_per_dimension
+        / (largest_rate(algorithm) * float(trace(problem.parameters)))
+    )
 
 
 def unstable_share(problem: Problem, algorithm: FixedData, begin: Start) -> np.ndarray | None:
@@ -53,11 +57,26 @@ def unstable_share(problem: Problem, algorithm: FixedData, begin: Start) -> np.n
     limit = stability_limit(problem, algorithm)
     if limit is None or not isinstance(problem, TeacherStudent):
         return None
-    squares = problem.teacher_width == 1 and problem.teacher_activation.coefficients == (0.0, 0.0, 1.0)
-    if not squares or scheduled(problem.noise) or problem.noise > 0 or problem.teacher_head[0] != 1 or np.any(begin.a != 1):
+    squares = problem.teacher_width == 1 and problem.teacher_activation.coefficients == (
+        0.0,
+        0.0,
+        1.0,
+    )
+    if (
+        not squares
+        or scheduled(problem.noise)
+        or problem.noise > 0
+        or problem.teacher_head[0] != 1
+        or np.any(begin.a != 1)
+    ):
         return None
-    q, m, q0 = (variance(problem.parameters, part)[..., 0, 0] for part in (begin.Q_blocks, begin.M_blocks, problem.gram))
-    return np.array([_beyond(*pair, float(q0), limit) for pair in zip(q.tolist(), m.tolist(), strict=True)])
+    q, m, q0 = (
+        variance(problem.parameters, part)[..., 0, 0]
+        for part in (begin.Q_blocks, begin.M_blocks, problem.gram)
+    )
+    return np.array(
+        [_beyond(*pair, float(q0), limit) for pair in zip(q.tolist(), m.tolist(), strict=True)]
+    )
 
 
 @lru_cache(maxsize=1024)  # many runs start alike

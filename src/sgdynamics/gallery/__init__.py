@@ -44,7 +44,9 @@ DOCUMENTS = {
 }
 
 LARGE = "-full_size.png"  # behind document-number: the picture of data stored at full size
-OPTIONAL = ("sklearn",)  # modules without which a figure is skipped; that any other cannot be imported is a failure
+OPTIONAL = (
+    "sklearn",
+)  # modules without which a figure is skipped; that any other cannot be imported is a failure
 
 
 def skipped(one: dict[str, Any]) -> bool:
@@ -55,7 +57,11 @@ def skipped(one: dict[str, Any]) -> bool:
 def _judged(entry: Entry, data: xr.Dataset) -> dict[str, Any]:
     """What is kept of a judgement."""
     found = entry.judge(data)
-    return {"claim": entry.claimed(data), "verdict": found.verdict, "findings": [one.plain() for one in found.findings]}
+    return {
+        "claim": entry.claimed(data),
+        "verdict": found.verdict,
+        "findings": [one.plain() for one in found.findings],
+    }
 
 
 def _place(entry: Entry) -> tuple[int, bool, str]:
@@ -65,7 +71,9 @@ def _place(entry: Entry) -> tuple[int, bool, str]:
 
 
 for document in DOCUMENTS:
-    importlib.import_module(f"sgdynamics.gallery.judges.{document}")  # its judges list their figures
+    importlib.import_module(
+        f"sgdynamics.gallery.judges.{document}"
+    )  # its judges list their figures
 ENTRIES = tuple(sorted(LISTED, key=_place))
 
 
@@ -81,7 +89,13 @@ UNFINISHED = "unfinished"
 
 
 def make(
-    entry: Entry, out: str | Path, *, quick: bool = True, seed: int = 0, again: bool = False, seconds: float | None = None
+    entry: Entry,
+    out: str | Path,
+    *,
+    quick: bool = True,
+    seed: int = 0,
+    again: bool = False,
+    seconds: float | None = None,
 ) -> dict[str, Any]:
     """Make a figure in the folder `out`: PNG, NetCDF, and a JSON with parameters, claim, verdict, time, and the error if it failed.
 
@@ -103,7 +117,12 @@ def make(
             data = load(data_file)
             return {**kept, **_judged(entry, data), "made": False}
     begin, before = time.perf_counter(), _kept(about)
-    found: dict[str, Any] = {"document": entry.document, "number": entry.number, "line": entry.line, "claim": entry.claim}
+    found: dict[str, Any] = {
+        "document": entry.document,
+        "number": entry.number,
+        "line": entry.line,
+        "claim": entry.claim,
+    }
     found |= {
         "verdict": "",
         "findings": [],
@@ -120,7 +139,9 @@ def make(
         drawn = quick and stem in full_size() and _draw_full_size(stem, large)
         if quick and stem in full_size():
             there = "" if drawn else " (data: docs/gallery of the repository)"
-            say_below(fig, f"This is a smaller size. At full size, {remarked(full_size()[stem])}{there}")
+            say_below(
+                fig, f"This is a smaller size. At full size, {remarked(full_size()[stem])}{there}"
+            )
         _write_picture(fig, picture)
         save(data, data_file)
         found |= {**_judged(entry, data), "parameters": _parameters(data)}
@@ -130,9 +151,19 @@ def make(
     except Exception as error:  # the other figures go on, and the page says what happened
         said = " ".join(str(error).split())
         missing = isinstance(error, ImportError) and error.name in OPTIONAL
-        found |= {"verdict": "skipped", "error": said} if missing else {"error": f"{type(error).__name__}: {said}"}
-    same = before is not None and before["verdict"] == UNFINISHED and (before["quick"], before["seed"]) == (quick, seed)
-    found["seconds"] = round(time.perf_counter() - begin + (before["seconds"] if before and same else 0.0), 1)  # of all sittings
+        found |= (
+            {"verdict": "skipped", "error": said}
+            if missing
+            else {"error": f"{type(error).__name__}: {said}"}
+        )
+    same = (
+        before is not None
+        and before["verdict"] == UNFINISHED
+        and (before["quick"], before["seed"]) == (quick, seed)
+    )
+    found["seconds"] = round(
+        time.perf_counter() - begin + (before["seconds"] if before and same else 0.0), 1
+    )  # of all sittings
     with files.whole(about) as unfinished:
         unfinished.write_text(json.dumps(found, indent=1))
     return {**found, "made": True}
@@ -150,7 +181,9 @@ def _draw_full_size(stem: str, picture: Path) -> bool:
     if data is None:
         return False
     fig, found = drawing_of(stem)(data), full_size()[stem]
-    say_below(fig, f"Full size, made once on {found['device']} in {found['seconds']} s: {remarked(found)}")
+    say_below(
+        fig, f"Full size, made once on {found['device']} in {found['seconds']} s: {remarked(found)}"
+    )
     _write_picture(fig, picture)
     return True
 
@@ -165,8 +198,16 @@ def _kept(about: Path) -> dict[str, Any] | None:
 def _parameters(data: xr.Dataset) -> dict[str, Any]:
     """The numbers and short words among the attributes: sizes, rates, seeds."""
     skip = ("claim", "verdict", "caption", "units")
-    plain = {str(name): value.item() if isinstance(value, np.generic) else value for name, value in data.attrs.items() if name not in skip}
-    return {name: value for name, value in plain.items() if isinstance(value, (int, float)) or (isinstance(value, str) and len(value) < 60)}
+    plain = {
+        str(name): value.item() if isinstance(value, np.generic) else value
+        for name, value in data.attrs.items()
+        if name not in skip
+    }
+    return {
+        name: value
+        for name, value in plain.items()
+        if isinstance(value, (int, float)) or (isinstance(value, str) and len(value) < 60)
+    }
 
 
 def _close(fig: Figure) -> None:
@@ -194,19 +235,37 @@ def make_all(
 
     chosen = _chosen(list(only))
     stream, found, spent = say_to or sys.stderr, [], []
-    until = None if seconds is None else time.monotonic() + checks.number("seconds", seconds, above=0.0)
+    until = (
+        None if seconds is None else time.monotonic() + checks.number("seconds", seconds, above=0.0)
+    )
     for index, entry in enumerate(chosen):
-        one = make(entry, out, quick=quick, seed=seed, again=again, seconds=None if until is None else until - time.monotonic())
+        one = make(
+            entry,
+            out,
+            quick=quick,
+            seed=seed,
+            again=again,
+            seconds=None if until is None else until - time.monotonic(),
+        )
         found.append(one)
         if one["made"]:
             spent.append(one["seconds"])
-        left = f", about {np.mean(spent) * (len(chosen) - index - 1) / 60:.0f} min left" if spent and index + 1 < len(chosen) else ""
+        left = (
+            f", about {np.mean(spent) * (len(chosen) - index - 1) / 60:.0f} min left"
+            if spent and index + 1 < len(chosen)
+            else ""
+        )
         state = f"{one['seconds']} s" if one["made"] else "there already"
         word = one["verdict"] if skipped(one) or one["verdict"] == UNFINISHED else ""
         said = f"{word}: {one['error']}" if word else one["error"] or one["verdict"].split(":")[0]
-        print(f"[{index + 1}/{len(chosen)}] {entry.document} {entry.number}: {said} ({state}{left})", file=stream)
+        print(
+            f"[{index + 1}/{len(chosen)}] {entry.document} {entry.number}: {said} ({state}{left})",
+            file=stream,
+        )
         stream.flush()
-        write_pages(out, _all_there(Path(out), found))  # after each, so that the page is there whenever this is stopped
+        write_pages(
+            out, _all_there(Path(out), found)
+        )  # after each, so that the page is there whenever this is stopped
         if index + 1 < len(chosen) and chosen[index + 1].document != entry.document:
             _forget()
     return found
@@ -220,7 +279,9 @@ def _all_there(folder: Path, found: list[dict[str, Any]]) -> list[dict[str, Any]
         kept = _kept(folder / f"{stem}.json")
         if kept and (kept["error"] or (folder / f"{stem}.png").is_file()):
             shown.setdefault((entry.document, entry.number), kept)
-    return [shown[key] for key in ((entry.document, entry.number) for entry in ENTRIES) if key in shown]
+    return [
+        shown[key] for key in ((entry.document, entry.number) for entry in ENTRIES) if key in shown
+    ]
 
 
 def _chosen(only: list[str]) -> list[Entry]:
@@ -245,25 +306,53 @@ def _forget() -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m sgdynamics.gallery", description="Make every figure of the documents.")
+    parser = argparse.ArgumentParser(
+        prog="python -m sgdynamics.gallery", description="Make every figure of the documents."
+    )
     size = parser.add_mutually_exclusive_group()
-    size.add_argument("--quick", action="store_true", default=True, help="small sizes, half a minute a figure (this is the default)")
-    size.add_argument("--full", action="store_true", help="the documents' sizes: hours, and a GPU for the rough landscapes")
+    size.add_argument(
+        "--quick",
+        action="store_true",
+        default=True,
+        help="small sizes, half a minute a figure (this is the default)",
+    )
+    size.add_argument(
+        "--full",
+        action="store_true",
+        help="the documents' sizes: hours, and a GPU for the rough landscapes",
+    )
     parser.add_argument("--out", default="output/gallery", help="folder (output/gallery)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--again", action="store_true", help="make again what is there")
     parser.add_argument(
-        "--seconds", type=float, help="end after so long, and keep what is finished for the same call to go on (exit code 3)"
+        "--seconds",
+        type=float,
+        help="end after so long, and keep what is finished for the same call to go on (exit code 3)",
     )
-    parser.add_argument("--only", action="append", default=[], metavar="DOCUMENT[/NUMBER]", help="only this; may be repeated")
+    parser.add_argument(
+        "--only",
+        action="append",
+        default=[],
+        metavar="DOCUMENT[/NUMBER]",
+        help="only this; may be repeated",
+    )
     given = parser.parse_args(arguments)
     try:
-        found = make_all(given.out, quick=not given.full, seed=given.seed, again=given.again, only=given.only, seconds=given.seconds)
+        found = make_all(
+            given.out,
+            quick=not given.full,
+            seed=given.seed,
+            again=given.again,
+            only=given.only,
+            seconds=given.seconds,
+        )
     except ValueError as error:
         parser.error(" ".join(str(error).split()))
     left_out = sum(skipped(one) for one in found)
     made = sum(not one["error"] for one in found)
-    print(f"{made} of {len(found)} figures{f', {left_out} skipped' if left_out else ''}: {Path(given.out) / 'index.html'}")
+    print(
+        f"{made} of {len(found)} figures{f', {left_out} skipped' if left_out else ''}: {Path(given.out) / 'index.html'}"
+    )
     unfinished = sum(one["verdict"] == UNFINISHED for one in found)
     if made + left_out + unfinished < len(found):
         return 1

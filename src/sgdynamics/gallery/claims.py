@@ -93,7 +93,9 @@ def judged(words: str, *findings: Finding) -> Judgement:
     if not findings:
         raise ValueError("findings = (): a verdict rests on one claim at least")
     states = [one.holds for one in findings]
-    return Judgement(False if False in states else None if None in states else True, words, findings)
+    return Judgement(
+        False if False in states else None if None in states else True, words, findings
+    )
 
 
 def agreement(
@@ -115,22 +117,45 @@ def agreement(
     `tolerance`: what the claim itself leaves open, in the units of `measured`. `scale`: the size of a wrong, at all points together,
     that must be seen for the claim to count as tested. `correlation`: the points' matrix, "independent", or None for the worst case.
     """
-    parts = np.broadcast_arrays(*(np.asarray(part, dtype=np.float64) for part in (measured, error, expected, tolerance, scale)))
+    parts = np.broadcast_arrays(
+        *(
+            np.asarray(part, dtype=np.float64)
+            for part in (measured, error, expected, tolerance, scale)
+        )
+    )
     m, s, e, tol, wanted = (part.reshape(-1) for part in parts)
     if not np.all(np.isfinite([m, s, e, tol, wanted])) or np.any(s < 0) or np.any(wanted <= 0):
-        return Finding(claim, "points that are not finite", math.nan, 0.0, math.inf, scale_words or "the claim", False)
+        return Finding(
+            claim,
+            "points that are not finite",
+            math.nan,
+            0.0,
+            math.inf,
+            scale_words or "the claim",
+            False,
+        )
     off = np.abs(m - e)
     words = scale_words or _sized(wanted)
     if not np.any(s):
         return _without_noise(claim, off, tol, wanted, words)
     if not np.all(s):
-        raise ValueError("error has zeros among the standard errors: judge numbers without noise apart")
+        raise ValueError(
+            "error has zeros among the standard errors: judge numbers without noise apart"
+        )
     free = math.inf if runs is None else max(runs - 1, 1)
     statistic = _statistic(len(m), free, correlation, rate)
     value = statistic.value(np.maximum(off - tol, 0.0) / s)
     seen = _least(lambda f: statistic.power(np.maximum(f * wanted - tol, 0.0) / s))
     holds = False if value > 1 else True if seen <= 1 else None
-    return Finding(claim, statistic.words(off / s, np.maximum(off - tol, 0.0) / s), value, 1.0, seen, words, holds)
+    return Finding(
+        claim,
+        statistic.words(off / s, np.maximum(off - tol, 0.0) / s),
+        value,
+        1.0,
+        seen,
+        words,
+        holds,
+    )
 
 
 def _sized(wanted: np.ndarray) -> str:
@@ -138,13 +163,23 @@ def _sized(wanted: np.ndarray) -> str:
     return low if low == high else f"({low} to {high})"
 
 
-def _without_noise(claim: str, off: np.ndarray, tol: np.ndarray, wanted: np.ndarray, words: str) -> Finding:
+def _without_noise(
+    claim: str, off: np.ndarray, tol: np.ndarray, wanted: np.ndarray, words: str
+) -> Finding:
     over = np.where(off > 0, off / np.maximum(tol, 1e-300), 0.0)
     worst = int(np.argmax(over))
     seen = float(np.min(tol / wanted))
     holds = False if np.any(off > tol) else True if seen <= 1 else None
     which = f" of {len(off)} numbers" if len(off) > 1 else ""
-    return Finding(claim, f"largest deviation{which} over its tolerance {tol[worst]:.2g}", float(over[worst]), 1.0, seen, words, holds)
+    return Finding(
+        claim,
+        f"largest deviation{which} over its tolerance {tol[worst]:.2g}",
+        float(over[worst]),
+        1.0,
+        seen,
+        words,
+        holds,
+    )
 
 
 class _Statistic(NamedTuple):
@@ -164,18 +199,34 @@ class _Statistic(NamedTuple):
         """Probability of a value above 1 where E[z] is this, at least: the better of the two."""
         if not np.any(z):
             return 0.0
-        shifts = (z @ self.axes) ** 2 if self.axes is not None else z**2 if len(self.spectrum) == len(z) else np.array([np.sum(z**2)])
+        shifts = (
+            (z @ self.axes) ** 2
+            if self.axes is not None
+            else z**2
+            if len(self.spectrum) == len(z)
+            else np.array([np.sum(z**2)])
+        )
         together = _tail(self.points * self.rms**2, self.spectrum, shifts, self.free)
         # a noncentral t at its threshold, by the normal that is good to a percent (Abramowitz and Stegun 26.7.10)
-        near, wide = (1.0, 0.0) if math.isinf(self.free) else (1 - 1 / (4 * self.free), self.largest**2 / (2 * self.free))
-        return max(together, float(stats.norm.cdf((np.max(z) - near * self.largest) / math.sqrt(1 + wide))))
+        near, wide = (
+            (1.0, 0.0)
+            if math.isinf(self.free)
+            else (1 - 1 / (4 * self.free), self.largest**2 / (2 * self.free))
+        )
+        return max(
+            together, float(stats.norm.cdf((np.max(z) - near * self.largest) / math.sqrt(1 + wide)))
+        )
 
     def words(self, off: np.ndarray, beyond: np.ndarray) -> str:
         """From |z|, and from what is left of it beyond the tolerance, which is what is judged."""
         if self.points == 1:
             left = f", {beyond[0]:.2f} beyond the tolerance" if np.any(beyond != off) else ""
             return f"{off[0]:.2f} standard errors off{left} (at most {self.largest:.2f}), over its threshold"
-        left = f", {_rms(beyond):.2f} and {np.max(beyond):.2f} beyond the tolerance" if np.any(beyond != off) else ""
+        left = (
+            f", {_rms(beyond):.2f} and {np.max(beyond):.2f} beyond the tolerance"
+            if np.any(beyond != off)
+            else ""
+        )
         return (
             f"{self.points} points off by rms {_rms(off):.2f}, at most {np.max(off):.2f} standard errors{left} (at most {self.rms:.2f} and "
             f"{self.largest:.2f}); the larger over its threshold"
@@ -197,13 +248,24 @@ def _statistic(points: int, free: float, correlation: ArrayLike | None, rate: fl
     else:
         R = np.asarray(correlation, dtype=np.float64)
         if R.shape != (points, points):
-            raise ValueError(f"correlation has shape {R.shape}: give ({points}, {points}), one row a point")
+            raise ValueError(
+                f"correlation has shape {R.shape}: give ({points}, {points}), one row a point"
+            )
         spectrum, axes = np.linalg.eigh(R)
-        spectrum = np.maximum(spectrum, 0.0)  # a matrix estimated from few runs has many zeros, to rounding
+        spectrum = np.maximum(
+            spectrum, 0.0
+        )  # a matrix estimated from few runs has many zeros, to rounding
     if points == 1:  # both are the same: the whole rate
         limit = _quantile(rate / 2, free)
         return _Statistic(np.ones(1), None, 1, free, limit, limit)
-    return _Statistic(spectrum, axes, points, free, math.sqrt(_far(rate / 2, spectrum, free) / points), _quantile(rate / 4 / points, free))
+    return _Statistic(
+        spectrum,
+        axes,
+        points,
+        free,
+        math.sqrt(_far(rate / 2, spectrum, free) / points),
+        _quantile(rate / 4 / points, free),
+    )
 
 
 def _far(rate: float, spectrum: np.ndarray, free: float) -> float:
@@ -227,10 +289,14 @@ def _tail(t: float, spectrum: np.ndarray, shifts: np.ndarray, free: float) -> fl
     def K(s: float, order: int) -> float:
         u, v = 1 - 2 * s * spectrum, 1 + 2 * s * t / f
         if order == 0:
-            return float(np.sum(-0.5 * np.log(u) + shifts * s / u) - 0.5 * f * math.log1p(2 * s * t / f))
+            return float(
+                np.sum(-0.5 * np.log(u) + shifts * s / u) - 0.5 * f * math.log1p(2 * s * t / f)
+            )
         if order == 1:
             return float(np.sum(spectrum / u + shifts / u**2) - t / v)
-        return float(np.sum(2 * spectrum**2 / u**2 + 4 * shifts * spectrum / u**3) + 2 * t**2 / f / v**2)
+        return float(
+            np.sum(2 * spectrum**2 / u**2 + 4 * shifts * spectrum / u**3) + 2 * t**2 / f / v**2
+        )
 
     edge, floor = 0.5 / float(spectrum.max()), -0.5 * f / t
     low, high = -edge, edge * (1 - 1e-12)
@@ -238,7 +304,13 @@ def _tail(t: float, spectrum: np.ndarray, shifts: np.ndarray, free: float) -> fl
         if low < floor or low < -1e15 * edge:
             return 1.0  # it cannot be less
         low *= 4
-    s = float(np.asarray(optimize.brentq(lambda s: K(s, 1), max(low, floor * (1 - 1e-12)), high, xtol=1e-14 * edge)))
+    s = float(
+        np.asarray(
+            optimize.brentq(
+                lambda s: K(s, 1), max(low, floor * (1 - 1e-12)), high, xtol=1e-14 * edge
+            )
+        )
+    )
     w = math.copysign(math.sqrt(max(-2 * K(s, 0), 0.0)), s)
     if abs(w) < 1e-3:  # at the mean the formula is 0/0, and the answer near a half
         return 0.5
@@ -262,18 +334,32 @@ def _least(power: Callable[[float], float]) -> float:
         low /= 2
         if low < 1e-9:
             return low
-    return float(np.asarray(optimize.brentq(lambda f: power(f) - POWER, low, high, xtol=1e-6 * high)))
+    return float(
+        np.asarray(optimize.brentq(lambda f: power(f) - POWER, low, high, xtol=1e-6 * high))
+    )
 
 
 def larger(
-    claim: str, difference: ArrayLike, error: ArrayLike, *, scale: float, scale_words: str = "", runs: int | None = None, rate: float = RATE
+    claim: str,
+    difference: ArrayLike,
+    error: ArrayLike,
+    *,
+    scale: float,
+    scale_words: str = "",
+    runs: int | None = None,
+    rate: float = RATE,
 ) -> Finding:
     """A difference is above 0: shown where it is so beyond its error, contradicted where it is surely less than `scale`.
 
     `scale` is the smallest effect that would bear the claim out: one that is above 0 and still surely smaller does not. Several
     differences must all be so, at the rate of one claim.
     """
-    found, errors = (part.reshape(-1) for part in np.broadcast_arrays(*(np.asarray(x, dtype=np.float64) for x in (difference, error))))
+    found, errors = (
+        part.reshape(-1)
+        for part in np.broadcast_arrays(
+            *(np.asarray(x, dtype=np.float64) for x in (difference, error))
+        )
+    )
     words = scale_words or f"{scale:.2g}"
     if not np.all(np.isfinite([found, errors])):
         return Finding(claim, "points that are not finite", math.nan, 0.0, math.inf, words, False)
@@ -284,18 +370,41 @@ def larger(
     seen = float(np.max(errors) * (limit + special.ndtri(POWER)) / scale)
     which = f"the least sure of {len(found)} differences" if len(found) > 1 else "the difference"
     said = f"{which}, {found[worst]:.3g}({errors[worst]:.1g}), against {limit:.2f} standard errors"
-    return Finding(claim, said, float(found[worst]), float(limit * errors[worst]), seen, words, holds, above=True)
+    return Finding(
+        claim,
+        said,
+        float(found[worst]),
+        float(limit * errors[worst]),
+        seen,
+        words,
+        holds,
+        above=True,
+    )
 
 
-def share(claim: str, count: SupportsFloat, runs: int, expected: float, *, scale: float, rate: float = RATE) -> Finding:
+def share(
+    claim: str,
+    count: SupportsFloat,
+    runs: int,
+    expected: float,
+    *,
+    scale: float,
+    rate: float = RATE,
+) -> Finding:
     """A share of independent runs has the expected probability: the exact binomial test, which must see `scale` on both sides."""
     count, law = round(float(count)), stats.binom(runs, expected)
     low, high = (float(law.ppf(rate / 2)), float(law.isf(rate / 2)))
 
     def power(f: float) -> float:
         # none or all of the runs is as far as a share goes
-        sides = [p for p in (max(expected - f * scale, 0.0), min(expected + f * scale, 1.0)) if p != expected]
-        return min(float(stats.binom.cdf(low - 1, runs, p) + stats.binom.sf(high, runs, p)) for p in sides)
+        sides = [
+            p
+            for p in (max(expected - f * scale, 0.0), min(expected + f * scale, 1.0))
+            if p != expected
+        ]
+        return min(
+            float(stats.binom.cdf(low - 1, runs, p) + stats.binom.sf(high, runs, p)) for p in sides
+        )
 
     outside = count < low or count > high
     seen = _least(power)
@@ -304,13 +413,23 @@ def share(claim: str, count: SupportsFloat, runs: int, expected: float, *, scale
     said = f"{count} of {runs}, {low:.0f} to {high:.0f} expected; distance from {expected * runs:.1f} over the nearer bound's"
     middle = expected * runs
     bound = (high - middle if count >= middle else middle - low) or spread * runs
-    return Finding(claim, said, abs(count - middle) / bound, 1.0, seen, f"{scale:.2g} of the runs", holds)
+    return Finding(
+        claim, said, abs(count - middle) / bound, 1.0, seen, f"{scale:.2g} of the runs", holds
+    )
 
 
 def counted(claim: str, wrong: int, total: int) -> Finding:
     """Numbers without error that agree or do not: one wrong number is seen."""
     said = f"numbers that disagree, of {total}"
-    return Finding(claim, said, float(wrong), 0.0, 1.0 if total else math.inf, "one number", wrong == 0 if total else None)
+    return Finding(
+        claim,
+        said,
+        float(wrong),
+        0.0,
+        1.0 if total else math.inf,
+        "one number",
+        wrong == 0 if total else None,
+    )
 
 
 class Mean(NamedTuple):
@@ -327,7 +446,15 @@ class Mean(NamedTuple):
 
     def agrees(self, claim: str, expected: ArrayLike, **setting: Any) -> Finding:
         """`agreement` with the expected numbers."""
-        return agreement(claim, self.value, self.error, expected, runs=self.runs, correlation=self.correlation, **setting)
+        return agreement(
+            claim,
+            self.value,
+            self.error,
+            expected,
+            runs=self.runs,
+            correlation=self.correlation,
+            **setting,
+        )
 
     def is_above(self, claim: str, **setting: Any) -> Finding:
         """`larger`: above 0."""
@@ -344,13 +471,18 @@ def mean_over_runs(values: Reals) -> Mean:
     scaled = (flat - flat.mean(axis=0)) / np.where(spread > 0, spread, 1.0)
     R = scaled.T @ scaled / (len(values) - 1)
     np.fill_diagonal(R, 1.0)
-    return Mean(values.mean(axis=0), values.std(axis=0, ddof=1) / math.sqrt(len(values)), R, len(values))
+    return Mean(
+        values.mean(axis=0), values.std(axis=0, ddof=1) / math.sqrt(len(values)), R, len(values)
+    )
 
 
 def difference(first: Mean, second: Mean) -> Mean:
     """Of two means over runs of their own, point by point."""
     error = np.hypot(first.error, second.error)
-    parts = [one.correlation * np.outer(one.error.reshape(-1), one.error.reshape(-1)) for one in (first, second)]
+    parts = [
+        one.correlation * np.outer(one.error.reshape(-1), one.error.reshape(-1))
+        for one in (first, second)
+    ]
     flat = np.where(error > 0, error, 1.0).reshape(-1)
     R = (parts[0] + parts[1]) / np.outer(flat, flat)
     np.fill_diagonal(R, 1.0)
@@ -362,7 +494,11 @@ def fitted_power(x: Reals, y: Reals, error: ArrayLike) -> tuple[float, float, fl
     x, y, error = (np.asarray(part, dtype=np.float64) for part in (x, y, error))
     found, covariance, chi2 = weighted_line(np.log(x), np.log(y), (y / error) ** 2)
     free = len(x) - 2
-    return float(found[1]), math.sqrt(covariance[1, 1]), float(stats.chi2.sf(chi2, free)) if free > 0 else math.nan
+    return (
+        float(found[1]),
+        math.sqrt(covariance[1, 1]),
+        float(stats.chi2.sf(chi2, free)) if free > 0 else math.nan,
+    )
 
 
 def spanned(values: Reals, digits: int = 3) -> str:
@@ -378,23 +514,39 @@ def listed(values: Reals) -> str:
 
 
 def direction(
-    claim: str, difference: ArrayLike, error: ArrayLike, *, scale: float, scale_words: str = "", runs: int | None = None, rate: float = RATE
+    claim: str,
+    difference: ArrayLike,
+    error: ArrayLike,
+    *,
+    scale: float,
+    scale_words: str = "",
+    runs: int | None = None,
+    rate: float = RATE,
 ) -> Finding:
     """A difference is above 0 at a size for which the document gives no number: contradicted where one is surely below 0.
 
     As `larger`, but an effect that is less than `scale` here may be a matter of the size, and is not decided.
     """
-    found = larger(claim, difference, error, scale=scale, scale_words=scale_words, runs=runs, rate=rate)
+    found = larger(
+        claim, difference, error, scale=scale, scale_words=scale_words, runs=runs, rate=rate
+    )
     if found.holds is not False:
         return found
-    each, errors = (part.reshape(-1) for part in np.broadcast_arrays(*(np.asarray(x, dtype=np.float64) for x in (difference, error))))
+    each, errors = (
+        part.reshape(-1)
+        for part in np.broadcast_arrays(
+            *(np.asarray(x, dtype=np.float64) for x in (difference, error))
+        )
+    )
     if not np.all(np.isfinite([each, errors])):
         return found
     limit = _quantile(rate / len(each), math.inf if runs is None else max(runs - 1, 1))
     return replace(found, holds=False if np.any(each + limit * errors < 0) else None)
 
 
-def occurs(claim: str, count: SupportsFloat, runs: int, *, scale: float, rate: float = RATE) -> Finding:
+def occurs(
+    claim: str, count: SupportsFloat, runs: int, *, scale: float, rate: float = RATE
+) -> Finding:
     """Something happens in some of the runs: once is enough; contradicted where it never does although a share `scale` would have shown.
 
     A share f is missed by all of n runs with the probability (1 - f)^n.
@@ -402,13 +554,24 @@ def occurs(claim: str, count: SupportsFloat, runs: int, *, scale: float, rate: f
     count = round(float(count))
     seen = (1 - (1 - POWER) ** (1 / max(runs, 1))) / scale
     holds = True if count else False if (1 - scale) ** runs <= rate else None
-    return Finding(claim, f"runs in which it does, of {runs}, against 1", float(count), 1.0, seen, f"{scale:.2g} of the runs", holds)
+    return Finding(
+        claim,
+        f"runs in which it does, of {runs}, against 1",
+        float(count),
+        1.0,
+        seen,
+        f"{scale:.2g} of the runs",
+        holds,
+    )
 
 
 def joined_runs(*parts: tuple[Any, int]) -> int:
     """What a standard error sqrt(sum s_i^2) with parts from n_i runs is worth in runs (Welch, Satterthwaite): at the median point."""
     squares = [np.asarray(error, dtype=np.float64) ** 2 for error, _ in parts]
-    total, doubt = sum(squares), sum(square**2 / max(runs - 1, 1) for square, (_, runs) in zip(squares, parts, strict=True))
+    total, doubt = (
+        sum(squares),
+        sum(square**2 / max(runs - 1, 1) for square, (_, runs) in zip(squares, parts, strict=True)),
+    )
     known = np.asarray(total) > 0
     if not np.any(known):
         return max(runs for _, runs in parts)

@@ -20,7 +20,11 @@ from sgdynamics.base import checks
 from sgdynamics.results.datasets import load
 
 FOLDER = Path(__file__).parents[3] / "docs/gallery"  # of a checkout
-IN_GROUPS = {"GD": "GD", "SGD": "SGD", "p-SGD": "PSGD"}  # of the file of figure 2, which has an algorithm a group
+IN_GROUPS = {
+    "GD": "GD",
+    "SGD": "SGD",
+    "p-SGD": "PSGD",
+}  # of the file of figure 2, which has an algorithm a group
 
 
 @cache
@@ -54,7 +58,10 @@ def _runs_of_figure_2(file: Path) -> xr.Dataset | None:
     found = [load(file, group=name) for name in IN_GROUPS.values()]
     each = [
         xr.Dataset(
-            {"m": (("run", "time"), one["M"].values[:, :, 0, 0]), "loss": (("run", "time"), one["train_risk"].values / 2)},
+            {
+                "m": (("run", "time"), one["M"].values[:, :, 0, 0]),
+                "loss": (("run", "time"), one["train_risk"].values / 2),
+            },
             {"t": ("time", one["paper_time"].values)},
         )
         for one in found
@@ -67,7 +74,9 @@ def _runs_of_figure_2(file: Path) -> xr.Dataset | None:
 def drawing_of(stem: str) -> Callable[[xr.Dataset], Figure]:
     """What draws the data of document-number."""
     document, _, number = stem.partition("-")
-    return getattr(importlib.import_module(f"sgdynamics.papers.{document}.pictures"), f"draw_{number}")
+    return getattr(
+        importlib.import_module(f"sgdynamics.papers.{document}.pictures"), f"draw_{number}"
+    )
 
 
 def draw_full_size(document: str, number: str) -> tuple[Figure, xr.Dataset]:
@@ -76,7 +85,11 @@ def draw_full_size(document: str, number: str) -> tuple[Figure, xr.Dataset]:
     checks.choice("figure", stem, tuple(full_size()))
     data = stored(stem)
     if data is None:
-        raise checks.reject("figure", stem, f"its data are in docs/gallery of the repository, which is not at {FOLDER}: run in a checkout")
+        raise checks.reject(
+            "figure",
+            stem,
+            f"its data are in docs/gallery of the repository, which is not at {FOLDER}: run in a checkout",
+        )
     return drawing_of(stem)(data), data
 
 
@@ -91,4 +104,6 @@ def say_below(fig: Figure, words: str) -> None:
         legend.set_loc("lower left")
     fig.set_layout_engine("none")
     said = "\n".join(textwrap.wrap(words, int(14 * fig.get_figwidth())))
-    fig.text(0.5, -0.02, said.replace("$", "\\$"), ha="center", va="top", fontsize="small", color="0.25")
+    fig.text(
+        0.5, -0.02, said.replace("$", "\\$"), ha="center", va="top", fontsize="small", color="0.25"
+    )

@@ -72,7 +72,8 @@ def _full_words(one: dict[str, Any]) -> str:
 
 def _parameters(one: dict[str, Any]) -> str:
     return ", ".join(
-        f"{name} = {value:.6g}" if isinstance(value, float) else f"{name} = {value}" for name, value in one["parameters"].items()
+        f"{name} = {value:.6g}" if isinstance(value, float) else f"{name} = {value}"
+        for name, value in one["parameters"].items()
     )
 
 
@@ -83,7 +84,13 @@ def _summary(found: list[dict[str, Any]]) -> str:
     ]
     said = ", ".join(f"{count} {WORDS.get(state, state)}" for count, state in counts if count)
     quick = sum(one["quick"] for one in found)
-    sizes = f"{quick} of quick and {len(found) - quick} of full size" if 0 < quick < len(found) else "quick sizes" if quick else "full size"
+    sizes = (
+        f"{quick} of quick and {len(found) - quick} of full size"
+        if 0 < quick < len(found)
+        else "quick sizes"
+        if quick
+        else "full size"
+    )
     if not found:
         return "No figures yet."
     claims = [one for figure in found for one in figure.get("findings", ())]
@@ -97,7 +104,10 @@ def _summary(found: list[dict[str, Any]]) -> str:
 def _documents(found: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
     from sgdynamics.gallery import DOCUMENTS
 
-    return {DOCUMENTS[name]: [one for one in found if one["document"] == name] for name in dict.fromkeys(one["document"] for one in found)}
+    return {
+        DOCUMENTS[name]: [one for one in found if one["document"] == name]
+        for name in dict.fromkeys(one["document"] for one in found)
+    }
 
 
 def _pictures(folder: Path | None, one: dict[str, Any]) -> list[tuple[str, str]]:
@@ -108,23 +118,39 @@ def _pictures(folder: Path | None, one: dict[str, Any]) -> list[tuple[str, str]]
     if folder is None or not one["quick"] or not (folder / large).is_file():
         return [(f"{_stem(one)}.png", "")]
     full = _at_full_size(one) or {}
-    sizes = ", ".join(f"{name} = {value:g}" for name, value in full["parameters"].items() if name in ("N", "runs"))
+    sizes = ", ".join(
+        f"{name} = {value:g}" for name, value in full["parameters"].items() if name in ("N", "runs")
+    )
     told = f"At full size ({sizes}), drawn from data stored in docs/gallery, which were made on {full['device']}:"
-    return [(large, told), (f"{_stem(one)}.png", "The quick run, which the verdict and the table below judge:")]
+    return [
+        (large, told),
+        (f"{_stem(one)}.png", "The quick run, which the verdict and the table below judge:"),
+    ]
 
 
 def markdown(found: list[dict[str, Any]], folder: Path | None = None) -> str:
     """The page as Markdown, in the folder of the pictures."""
-    lines = ["# Gallery", "", _summary(found), "", "| document | figure | verdict | on a GPU | time |"]
+    lines = [
+        "# Gallery",
+        "",
+        _summary(found),
+        "",
+        "| document | figure | verdict | on a GPU | time |",
+    ]
     lines += ["| --- | --- | --- | --- | --- |"]
     for title, group in _documents(found).items():
-        lines += [f"| {title} | {_title(one)} | {_word(one)} | {_full_words(one)} | {one['seconds']} s |" for one in group]
+        lines += [
+            f"| {title} | {_title(one)} | {_word(one)} | {_full_words(one)} | {one['seconds']} s |"
+            for one in group
+        ]
     for title, group in _documents(found).items():
         lines += ["", f"## {title}"]
         for one in group:
             lines += ["", f"### {_title(one)}", ""]
             if one["error"]:
-                lines += [f"**{_state(one).capitalize()}** after {one['seconds']} s: {one['error']}"]
+                lines += [
+                    f"**{_state(one).capitalize()}** after {one['seconds']} s: {one['error']}"
+                ]
                 continue
             for file, words in _pictures(folder, one):
                 lines += [*([words, ""] if words else []), f"![{_title(one)}]({file})", ""]
@@ -136,7 +162,10 @@ def markdown(found: list[dict[str, Any]], folder: Path | None = None) -> str:
                 lines += [
                     f"- At full size ({full['device']}, {full['seconds']} s): **{_word(full)}**: {_numbers(full)} ({_parameters(full)})"
                 ]
-            lines += [f"- Parameters: {_parameters(one)}", f"- Data: [{_stem(one)}.nc]({_stem(one)}.nc), {one['seconds']} s"]
+            lines += [
+                f"- Parameters: {_parameters(one)}",
+                f"- Data: [{_stem(one)}.nc]({_stem(one)}.nc), {one['seconds']} s",
+            ]
             lines += _findings_markdown(one)
     return "\n".join(lines) + "\n"
 
@@ -164,7 +193,12 @@ def _findings_markdown(one: dict[str, Any]) -> list[str]:
     if not rows:
         return []
     escaped = [[cell.replace("|", "\\|") for cell in row] for row in rows]
-    return ["", f"| {' | '.join(COLUMNS)} |", "| --- " * len(COLUMNS) + "|", *(f"| {' | '.join(row)} |" for row in escaped)]
+    return [
+        "",
+        f"| {' | '.join(COLUMNS)} |",
+        "| --- " * len(COLUMNS) + "|",
+        *(f"| {' | '.join(row)} |" for row in escaped),
+    ]
 
 
 def _findings_html(one: dict[str, Any]) -> str:
@@ -178,7 +212,11 @@ def _findings_html(one: dict[str, Any]) -> str:
         for row in rows
     ]
     head = "".join(f"<th>{name}</th>" for name in COLUMNS)
-    return f"<table class='findings'><tr>{head}</tr>" + "".join(f"<tr>{line}</tr>" for line in lines) + "</table>"
+    return (
+        f"<table class='findings'><tr>{head}</tr>"
+        + "".join(f"<tr>{line}</tr>" for line in lines)
+        + "</table>"
+    )
 
 
 def _numbers(one: dict[str, Any]) -> str:
@@ -187,27 +225,41 @@ def _numbers(one: dict[str, Any]) -> str:
 
 def webpage(folder: Path, found: list[dict[str, Any]]) -> str:
     """The page as HTML with the pictures inside."""
-    parts = [f"<!doctype html><html lang='en'><meta charset='utf-8'><title>Gallery</title><style>{STYLE}</style><h1>Gallery</h1>"]
+    parts = [
+        f"<!doctype html><html lang='en'><meta charset='utf-8'><title>Gallery</title><style>{STYLE}</style><h1>Gallery</h1>"
+    ]
     parts.append(f"<p>{html.escape(_summary(found))}</p><table>")
     for title, group in _documents(found).items():
         parts.append(f"<tr><th colspan='4'>{html.escape(title)}</th></tr>")
         for one in group:
             link = f"<a href='#{_stem(one)}'>{html.escape(_title(one))}</a>"
             full = _at_full_size(one)
-            cells = [(_state(one), _word(one)), (_state(full) if full else "", _full_words(one)), ("", f"{one['seconds']} s")]
-            parts.append(f"<tr><td>{link}</td>" + "".join(f"<td class='{kind}'>{text}</td>" for kind, text in cells) + "</tr>")
+            cells = [
+                (_state(one), _word(one)),
+                (_state(full) if full else "", _full_words(one)),
+                ("", f"{one['seconds']} s"),
+            ]
+            parts.append(
+                f"<tr><td>{link}</td>"
+                + "".join(f"<td class='{kind}'>{text}</td>" for kind, text in cells)
+                + "</tr>"
+            )
     parts.append("</table>")
     for title, group in _documents(found).items():
         parts.append(f"<h2>{html.escape(title)}</h2>")
         for one in group:
             parts.append(f"<h3 id='{_stem(one)}'>{html.escape(_title(one))}</h3>")
             if one["error"]:
-                parts.append(f"<p class='{_state(one)}'>{_state(one)} after {one['seconds']} s: {html.escape(one['error'])}</p>")
+                parts.append(
+                    f"<p class='{_state(one)}'>{_state(one)} after {one['seconds']} s: {html.escape(one['error'])}</p>"
+                )
                 continue
             for file, words in _pictures(folder, one):
                 image = base64.b64encode((folder / file).read_bytes()).decode()
                 parts.append(f"<p>{html.escape(words)}</p>" if words else "")
-                parts.append(f"<img alt='{html.escape(_title(one), quote=True)}' src='data:image/png;base64,{image}'>")
+                parts.append(
+                    f"<img alt='{html.escape(_title(one), quote=True)}' src='data:image/png;base64,{image}'>"
+                )
             parts.append(
                 f"<p>Claim: {html.escape(one['claim'])}<br>"
                 f"Verdict: <b class='{_state(one)}'>{_word(one)}</b>: {html.escape(_numbers(one))}<br>"
@@ -217,6 +269,8 @@ def webpage(folder: Path, found: list[dict[str, Any]]) -> str:
                     f"At full size ({html.escape(full['device'])}, {full['seconds']} s): <b class='{_state(full)}'>{_word(full)}</b>: "
                     f"{html.escape(_numbers(full))} ({html.escape(_parameters(full))})<br>"
                 )
-            parts.append(f"<small>{html.escape(_parameters(one))}; data: {_stem(one)}.nc; {one['seconds']} s</small></p>")
+            parts.append(
+                f"<small>{html.escape(_parameters(one))}; data: {_stem(one)}.nc; {one['seconds']} s</small></p>"
+            )
             parts.append(_findings_html(one))
     return "\n".join(parts) + "</html>\n"

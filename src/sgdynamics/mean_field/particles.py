@@ -40,7 +40,13 @@ from sgdynamics.mean_field.series import Basis
 from sgdynamics.ode.stiff import Followed, follow, ran_out
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.starts import MOST_DIMENSION, Start
-from sgdynamics.problems.wide_starts import MeanFieldStart, checked_wide_problem, mean_field_random_start, mean_field_start, particles
+from sgdynamics.problems.wide_starts import (
+    MeanFieldStart,
+    checked_wide_problem,
+    mean_field_random_start,
+    mean_field_start,
+    particles,
+)
 from sgdynamics.results.clock import Clock, clock, elapsed
 from sgdynamics.results.datasets import largest_share, time_coordinates
 from sgdynamics.results.datasets import record as recorded
@@ -53,9 +59,16 @@ __all__ = ["MeanFieldStart", "mean_field_random_start", "mean_field_start", "sol
 RTOL = 1e-6
 ATOL = 1e-8
 MARGIN = 1e-2  # local tolerance over the one asked for: errors add up, and the risk is a small difference
-FEW_STEPS, MOST_STEPS = 1000, 20000  # explicit ones: before LSODA takes over, and where the state is too large for that
+FEW_STEPS, MOST_STEPS = (
+    1000,
+    20000,
+)  # explicit ones: before LSODA takes over, and where the state is too large for that
 LARGEST_IMPLICIT = 1500  # numbers of a state
-FIRST_TERMS = {1: 32, 2: 24, 3: 16}  # of the series; doubled while the error asks for it and the basis allows
+FIRST_TERMS = {
+    1: 32,
+    2: 24,
+    3: 16,
+}  # of the series; doubled while the error asks for it and the basis allows
 LARGEST_BASIS = 12000
 SPAN = 8.0  # the table of coefficients begins with row lengths up to this factor beyond those of the start (squared), either way
 TABLE_NODES = 40
@@ -78,7 +91,9 @@ class _Way:
 def _velocity(way: _Way, numbers: dict[str, Any], state: State, t: Scalar = 0.0) -> dict[str, Any]:
     """d(T, q, a)/d(t/p)."""
     if "clock" in numbers:
-        numbers = numbers_at(numbers, jnp.interp(t, numbers["clock"]["t"], numbers["clock"]["alpha"]))
+        numbers = numbers_at(
+            numbers, jnp.interp(t, numbers["clock"]["t"], numbers["clock"]["alpha"])
+        )
     T, q, a, decay = state["T"], state["q"], state["a"], numbers["decay"]
     if way.basis is None:
         push, stretch, value, _ = series.pair_forces(way.loss, numbers["problem"], numbers, state)
@@ -88,17 +103,30 @@ def _velocity(way: _Way, numbers: dict[str, Any], state: State, t: Scalar = 0.0)
     if way.sphere:
         grow = jnp.sum(T * dT, axis=-1) + dq / 2
         dT, dq = dT - T * grow[:, None], dq - 2 * q * grow
-    return {"T": dT, "q": dq, "a": numbers["head_rate"] * (value - decay * a) if way.trained else jnp.zeros_like(a)}
+    return {
+        "T": dT,
+        "q": dq,
+        "a": numbers["head_rate"] * (value - decay * a) if way.trained else jnp.zeros_like(a),
+    }
 
 
 def _on_table(numbers: dict[str, Any], state: State) -> Bool[Numeric, ""]:
     v = series.variance(numbers, state)
-    return (jnp.min(v) >= numbers["lowest"]) & (jnp.max(v) <= numbers["highest"]) & jnp.all(jnp.isfinite(state["a"]))
+    return (
+        (jnp.min(v) >= numbers["lowest"])
+        & (jnp.max(v) <= numbers["highest"])
+        & jnp.all(jnp.isfinite(state["a"]))
+    )
 
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _integrate(
-    way: _Way, most: int, numbers: dict[str, Any], states: State, times: Float[Array, " times"], tolerance: Mapping[str, float]
+    way: _Way,
+    most: int,
+    numbers: dict[str, Any],
+    states: State,
+    times: Float[Array, " times"],
+    tolerance: Mapping[str, float],
 ) -> tuple[Any, ...]:
     """Every start, one after the other: states at `times`, whether it left the table, whether it needed too many steps, and its end."""
     rate = jax.jit(partial(_velocity, way))
@@ -115,7 +143,9 @@ def _integrate(
             dt0=None,
             y0=state,
             saveat=diffrax.SaveAt(subs=[diffrax.SubSaveAt(ts=times), diffrax.SubSaveAt(t1=True)]),
-            stepsize_controller=diffrax.PIDController(rtol=tolerance["rtol"], atol=tolerance["atol"]),
+            stepsize_controller=diffrax.PIDController(
+                rtol=tolerance["rtol"], atol=tolerance["atol"]
+            ),
             event=diffrax.Event(left),
             max_steps=most,
             throw=False,
@@ -130,7 +160,9 @@ def _integrate(
 
 
 @partial(jax.jit, static_argnums=0)
-def _flat_velocity(way: _Way, numbers: dict[str, Any], like: State, t: Scalar, y: Float[Array, " n"]) -> Any:
+def _flat_velocity(
+    way: _Way, numbers: dict[str, Any], like: State, t: Scalar, y: Float[Array, " n"]
+) -> Any:
     return ravel_pytree(_velocity(way, numbers, ravel_pytree(like)[1](y), t))[0]
 
 
@@ -139,7 +171,14 @@ def _flat_on_table(numbers: dict[str, Any], like: State, y: Float[Array, " n"]) 
     return _on_table(numbers, ravel_pytree(like)[1](y))
 
 
-def _later(way: _Way, numbers: dict[str, Any], state: State, t0: float, times: np.ndarray, tolerance: Mapping[str, float]) -> Followed:
+def _later(
+    way: _Way,
+    numbers: dict[str, Any],
+    state: State,
+    t0: float,
+    times: np.ndarray,
+    tolerance: Mapping[str, float],
+) -> Followed:
     """One start from where the explicit method stopped, by LSODA."""
     like = jax.tree.map(jnp.asarray, state)
     numbers = jax.tree.map(jnp.asarray, numbers)
@@ -147,11 +186,20 @@ def _later(way: _Way, numbers: dict[str, Any], state: State, t0: float, times: n
     setting = {"loosest": 1 / MARGIN, "inside": lambda _, y: bool(inside(y))}
     y = np.asarray(ravel_pytree(like)[0])
     limits = float(tolerance["rtol"]), float(tolerance["atol"])
-    return follow(lambda t, y: np.asarray(_flat_velocity(way, numbers, like, t, y)), y, t0, times, *limits, **setting)
+    return follow(
+        lambda t, y: np.asarray(_flat_velocity(way, numbers, like, t, y)),
+        y,
+        t0,
+        times,
+        *limits,
+        **setting,
+    )
 
 
 @partial(jax.jit, static_argnums=0)
-def _risks(way: _Way, numbers: dict[str, Any], states: State) -> tuple[Float[Numeric, " states"], Float[Numeric, " states"]]:
+def _risks(
+    way: _Way, numbers: dict[str, Any], states: State
+) -> tuple[Float[Numeric, " states"], Float[Numeric, " states"]]:
     """The excess risk of each state, and the error that the end of the series may cause in it.
 
         excess = (1/2) (E[y^2] - |y|^2 + |y - F|^2) on the basis;   error <= |y_tail| |F_tail| + |F_tail|^2/2
@@ -161,14 +209,23 @@ def _risks(way: _Way, numbers: dict[str, Any], states: State) -> tuple[Float[Num
 
     def one(state: State) -> tuple[Float[Numeric, ""], Float[Numeric, ""]]:
         if way.basis is None:
-            return series.pair_forces(way.loss, numbers["problem"], numbers, state)[3], jnp.asarray(0.0)
+            return series.pair_forces(way.loss, numbers["problem"], numbers, state)[3], jnp.asarray(
+                0.0
+            )
         F = series.output(way.basis, numbers, state)
         y = numbers["labels"]
         excess = 0.5 * (numbers["rest"] + jnp.sum((y - F) ** 2))
         if way.loss is not None:  # a polynomial: the series ends
             return excess, jnp.asarray(0.0)
         degree = series.indices(way.basis).degree
-        last, before = (jnp.sum(jnp.where((degree >= way.basis.terms - n) & (degree < way.basis.terms - n + 4), F**2, 0.0)) for n in (4, 8))
+        last, before = (
+            jnp.sum(
+                jnp.where(
+                    (degree >= way.basis.terms - n) & (degree < way.basis.terms - n + 4), F**2, 0.0
+                )
+            )
+            for n in (4, 8)
+        )
         ratio = jnp.minimum(last / jnp.maximum(before, 1e-300), 0.999)
         tail = last * ratio / (1 - ratio)
         return excess, jnp.sqrt(numbers["rest"] * tail) + tail / 2
@@ -258,11 +315,18 @@ def solve_mean_field(
     rtol = checks.number("rtol", rtol, above=0.0)
     atol = checks.number("atol", atol, above=0.0)
     perpendicular = (
-        None if dimension is None else checks.whole("dimension", dimension, problem.signals + 1, MOST_DIMENSION) - problem.signals
+        None
+        if dimension is None
+        else checks.whole("dimension", dimension, problem.signals + 1, MOST_DIMENSION)
+        - problem.signals
     )
     when = _clock(problem, algorithm, times, alpha, steps, dimension)
     t, changing = when.t, _alpha_at(problem, algorithm, when)
-    way = _way(problem, checks.choice("expectations", expectations, ("auto", "series", "pairs")), perpendicular)
+    way = _way(
+        problem,
+        checks.choice("expectations", expectations, ("auto", "series", "pairs")),
+        perpendicular,
+    )
     T, q, a = particles(problem, start)
     states = {"T": T, "q": q, "a": a}
     first = {"M": T[0] @ problem.parameters["frame"][0].T, "q": q[0], "a": a[0]}
@@ -274,7 +338,9 @@ def solve_mean_field(
     # one solution, one at a looser tolerance, and one of half the particles
     with meter(f"mean field, {p} particles", 3.0, progress) as bar:
         while True:
-            numbers, label_error = _numbers(problem, algorithm, way, states, span, nodes, perpendicular)
+            numbers, label_error = _numbers(
+                problem, algorithm, way, states, span, nodes, perpendicular
+            )
             numbers |= changing
             found, out, full = _solve(way, numbers, states, t, tolerance)
             if out.any() and widenings < WIDENINGS:
@@ -287,13 +353,20 @@ def solve_mean_field(
             way = longer
         bar.advance(1.0)
         quadrature = largest_share(ends + label_error * np.sqrt(2 * excess), excess)
-        loose = _solve(way, numbers, states, t, {name: 10 * value for name, value in tolerance.items()})[0]
+        loose = _solve(
+            way, numbers, states, t, {name: 10 * value for name, value in tolerance.items()}
+        )[0]
         error_integrator = largest_share(_risk_of(way, numbers, loose)[0] - excess, excess)
         bar.advance(1.0)
         error_particles = None
         if p > 1:
-            half = {**numbers, "weights": np.where(np.arange(p) % 2 == 0, 1.0 / ((p + 1) // 2), 0.0)}
-            fewer = _solve(way, half, states, t, {name: 10 * value for name, value in tolerance.items()})[0]
+            half = {
+                **numbers,
+                "weights": np.where(np.arange(p) % 2 == 0, 1.0 / ((p + 1) // 2), 0.0),
+            }
+            fewer = _solve(
+                way, half, states, t, {name: 10 * value for name, value in tolerance.items()}
+            )[0]
             largest = np.max(np.where(np.isfinite(excess), excess, 0.0), axis=1, keepdims=True)
             change = _risk_of(way, half, fewer)[0] - excess
             error_particles = largest_share(change, np.broadcast_to(largest, change.shape))
@@ -308,16 +381,26 @@ def solve_mean_field(
     diverged_at, ran_out_at = np.where(full, np.nan, last), np.where(full, last, np.nan)
     if out.any():
         what = "has rows that grow or shrink without bound"
-        warnings.warn(f"the solution {what} after t = {np.nanmin(diverged_at):.4g} (coordinate diverged_at)", stacklevel=3)
+        warnings.warn(
+            f"the solution {what} after t = {np.nanmin(diverged_at):.4g} (coordinate diverged_at)",
+            stacklevel=3,
+        )
     if full.any():
         warnings.warn(ran_out(ran_out_at), stacklevel=3)
     observed, of_others = of_states(asked.of_state, _public(problem, found), 2), None
     if others:
-        risks = [_evaluated(other, algorithm, expectations, found, span, nodes, perpendicular) for other in others.values()]
-        observed["evaluated_risk"], of_others = np.stack([one[0] for one in risks], axis=-1), max(one[1] for one in risks)
+        risks = [
+            _evaluated(other, algorithm, expectations, found, span, nodes, perpendicular)
+            for other in others.values()
+        ]
+        observed["evaluated_risk"], of_others = (
+            np.stack([one[0] for one in risks], axis=-1),
+            max(one[1] for one in risks),
+        )
     attributes = {
         "dimension": dimension,
-        "assumptions": "Gaussian inputs, one pass, p -> infinity, lr/p -> 0, " + ("d -> infinity" if dimension is None else "this d"),
+        "assumptions": "Gaussian inputs, one pass, p -> infinity, lr/p -> 0, "
+        + ("d -> infinity" if dimension is None else "this d"),
         "integrator": "Dopri8",
         "expectations": "pairs" if way.basis is None else f"series, {way.basis.terms} terms",
         "error_quadrature": quadrature,
@@ -327,7 +410,9 @@ def solve_mean_field(
         "recorded": " ".join(asked.of_state) or None,
     }
     ends = {"diverged_at": diverged_at, "ran_out_at": ran_out_at}
-    return _dataset(problem, algorithm, when, found, excess, ends, attributes, labelled(observed, others))
+    return _dataset(
+        problem, algorithm, when, found, excess, ends, attributes, labelled(observed, others)
+    )
 
 
 def _public(problem: Problem, found: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -339,8 +424,14 @@ def _beside(problem: Problem, other: Any) -> Problem:
     """Another problem with the same particles, for its risk along the way."""
     require("solve_mean_field", other)
     checked_wide_problem(other)
-    if (other.width, other.signals) != (problem.width, problem.signals) or not np.allclose(other.gram, problem.gram, rtol=0, atol=1e-9):
-        raise checks.reject("evaluate", other, "give a problem of the same width, signals and Gram matrix of the signals")
+    if (other.width, other.signals) != (problem.width, problem.signals) or not np.allclose(
+        other.gram, problem.gram, rtol=0, atol=1e-9
+    ):
+        raise checks.reject(
+            "evaluate",
+            other,
+            "give a problem of the same width, signals and Gram matrix of the signals",
+        )
     return other
 
 
@@ -367,7 +458,12 @@ def _evaluated(
 
 
 def _clock(
-    problem: Problem, algorithm: OnePassSGD, times: Given | None, alpha: Given | None, steps: Given | None, dimension: int | None
+    problem: Problem,
+    algorithm: OnePassSGD,
+    times: Given | None,
+    alpha: Given | None,
+    steps: Given | None,
+    dimension: int | None,
 ) -> Clock:
     """Save points in t/p, with alpha and steps of a network of this width where lr > 0."""
     given: dict[str, Any] = {"times": times, "alpha": alpha, "steps": steps}
@@ -387,12 +483,18 @@ def _alpha_at(problem: Problem, algorithm: OnePassSGD, when: Clock) -> dict[str,
     if not problem.scheduled and not scheduled(algorithm.head_rate):
         return {}
     if when.alpha is None:
-        raise checks.reject("lr", algorithm.lr, "gradient flow uses no samples, and there are numbers that depend on alpha: give lr")
+        raise checks.reject(
+            "lr",
+            algorithm.lr,
+            "gradient flow uses no samples, and there are numbers that depend on alpha: give lr",
+        )
     end = float(when.alpha[-1])
     problem.check_numbers(end)
     check_schedules(algorithm.parameters["head_rate"], end, "alpha")
     alpha = np.linspace(0.0, end, CLOCK_NODES)[1:] if end > 0 else np.ones(1)
-    if isinstance(algorithm.lr, Schedule) and algorithm.lr.name == "piecewise":  # a table is linear between its nodes, as t is there
+    if (
+        isinstance(algorithm.lr, Schedule) and algorithm.lr.name == "piecewise"
+    ):  # a table is linear between its nodes, as t is there
         edges = algorithm.lr.numbers["edges"]
         alpha = np.unique(np.concatenate([alpha, edges[edges < alpha[-1]]]))
     wide = replace(algorithm, batch=algorithm.batch * problem.width)
@@ -416,12 +518,20 @@ def _way(problem: Problem, expectations: str, perpendicular: int | None) -> _Way
             "closed pairs need d = infinity and polynomial, erf or ReLU committees (teacher too): take 'series'",
         )
     if expectations != "pairs" and not series_fits and (expectations == "series" or not possible):
-        raise checks.reject("signals", k, f"a series in {k} signals is too long: take fewer, or a committee with closed pairs")
+        raise checks.reject(
+            "signals",
+            k,
+            f"a series in {k} signals is too long: take fewer, or a committee with closed pairs",
+        )
     cheaper = PAIR_COST * problem.width < series.size(k, terms) or not series_fits
     if expectations == "pairs" or (expectations == "auto" and possible and cheaper):
         return _Way(None, loss, *flags)
     # a polynomial's loss marks a series that ends; any other series is compiled for all activations alike
-    return _Way(Basis(k, terms, series.radial_terms(terms, perpendicular)), None if degree is None else "polynomial", *flags)
+    return _Way(
+        Basis(k, terms, series.radial_terms(terms, perpendicular)),
+        None if degree is None else "polynomial",
+        *flags,
+    )
 
 
 def _longer(way: _Way, perpendicular: int | None) -> _Way | None:
@@ -436,7 +546,13 @@ def _longer(way: _Way, perpendicular: int | None) -> _Way | None:
 
 
 def _numbers(
-    problem: Problem, algorithm: OnePassSGD, way: _Way, states: State, span: float, nodes: int, perpendicular: int | None
+    problem: Problem,
+    algorithm: OnePassSGD,
+    way: _Way,
+    states: State,
+    span: float,
+    nodes: int,
+    perpendicular: int | None,
 ) -> tuple[dict[str, Any], float]:
     """All that is traced: rates, the table of c_n(v), the label's coefficients; and the error of the latter."""
     p, eigenvalue = problem.width, float(eigenvalues(problem.parameters)[0])
@@ -444,7 +560,9 @@ def _numbers(
     lowest, highest = v.min() / span, v.max() * span
     numbers: dict[str, Any] = {
         "eigenvalue": np.float64(eigenvalue),
-        "decay": stretched(problem.weight_decay, p, 1.0) if scheduled(problem.weight_decay) else np.float64(p * problem.weight_decay),
+        "decay": stretched(problem.weight_decay, p, 1.0)
+        if scheduled(problem.weight_decay)
+        else np.float64(p * problem.weight_decay),
         "head_rate": pytrees.traced(algorithm.head_rate),
         "weights": np.full(p, 1.0 / p),
         "lowest": np.float64(lowest),
@@ -455,7 +573,11 @@ def _numbers(
     coefficients, square, error = series.labels(problem, way.basis)
     numbers |= series.table(problem.structure.loss.student, way.basis.terms, lowest, highest, nodes)
     rest = max(square - float(np.sum(coefficients**2)), 0.0)  # below 0 by rounding only
-    numbers |= {"labels": coefficients, "rest": np.float64(rest), "perpendicular": np.float64(perpendicular or np.inf)}
+    numbers |= {
+        "labels": coefficients,
+        "rest": np.float64(rest),
+        "perpendicular": np.float64(perpendicular or np.inf),
+    }
     return numbers, error
 
 
@@ -465,10 +587,16 @@ def _solve(
     """States (run, time, ...), which runs left the table, and whose steps ran out."""
     runs = len(states["q"])
     if t[-1] == 0.0:
-        return {name: np.asarray(value)[:, None] for name, value in states.items()}, np.zeros(runs, bool), np.zeros(runs, bool)
+        return (
+            {name: np.asarray(value)[:, None] for name, value in states.items()},
+            np.zeros(runs, bool),
+            np.zeros(runs, bool),
+        )
     # LSODA's implicit steps take matrices of the size of the state
     small = sum(value[0].size for value in states.values()) <= LARGEST_IMPLICIT
-    found, out, full, last, when = _integrate(way, FEW_STEPS if small else MOST_STEPS, numbers, states, filled(t), tolerance)
+    found, out, full, last, when = _integrate(
+        way, FEW_STEPS if small else MOST_STEPS, numbers, states, filled(t), tolerance
+    )
     result = {}
     for name, value in found.items():
         values = np.array(value[:, : len(t)])
@@ -481,14 +609,18 @@ def _solve(
         state = {name: np.asarray(value[run]) for name, value in last.items()}
         rest = t > float(when[run])
         end = _later(way, numbers, state, float(when[run]), t[rest], tolerance)
-        back = jax.vmap(ravel_pytree(jax.tree.map(jnp.asarray, state))[1])(jnp.asarray(end.values.T))
+        back = jax.vmap(ravel_pytree(jax.tree.map(jnp.asarray, state))[1])(
+            jnp.asarray(end.values.T)
+        )
         for name, value in back.items():
             result[name][run, rest] = np.asarray(value)
         out[run], full[run] = end.ended == "diverged", end.ended == "tired"
     return result, out, full
 
 
-def _risk_of(way: _Way, numbers: Numbers, found: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+def _risk_of(
+    way: _Way, numbers: Numbers, found: dict[str, np.ndarray]
+) -> tuple[np.ndarray, np.ndarray]:
     """Excess risk and its error, (run, time)."""
     shape = found["q"].shape[:2]
     flat = {name: value.reshape(-1, *value.shape[2:]) for name, value in found.items()}
@@ -511,9 +643,22 @@ def _dataset(
         floor = np.array([problem.at(place).noise_floor for place in when.alpha])
     values = {**_public(problem, found), "risk": excess + floor, "excess_risk": excess}
     variables = {
-        name: (("run", "time", *VARIABLES[name].axes), value, {"long_name": VARIABLES[name].meaning}) for name, value in values.items()
+        name: (
+            ("run", "time", *VARIABLES[name].axes),
+            value,
+            {"long_name": VARIABLES[name].meaning},
+        )
+        for name, value in values.items()
     } | more
     coordinates = time_coordinates(when, ends["diverged_at"], ran_out_at=ends["ran_out_at"])
     coordinates["t"] = ("time", when.t, {"long_name": "mean-field time t/p = lr steps/(p d)"})
-    coordinates["t_sgd"] = ("time", problem.width * when.t, {"long_name": "time lr steps/d of a network of this width: width times t"})
-    return xr.Dataset(variables, coordinates, recorded(problem, algorithm, "solve_mean_field", attributes | {"clock": when.requested}))
+    coordinates["t_sgd"] = (
+        "time",
+        problem.width * when.t,
+        {"long_name": "time lr steps/d of a network of this width: width times t"},
+    )
+    return xr.Dataset(
+        variables,
+        coordinates,
+        recorded(problem, algorithm, "solve_mean_field", attributes | {"clock": when.requested}),
+    )

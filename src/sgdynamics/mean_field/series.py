@@ -67,7 +67,12 @@ class Indices(NamedTuple):
 @lru_cache(maxsize=32)
 def indices(basis: Basis) -> Indices:
     """Every index of the basis, in order of degree."""
-    found = [(*alpha, j) for j in range(basis.radial) for alpha in _compositions(basis.signals, basis.terms - 2 * j) if basis.terms > 2 * j]
+    found = [
+        (*alpha, j)
+        for j in range(basis.radial)
+        for alpha in _compositions(basis.signals, basis.terms - 2 * j)
+        if basis.terms > 2 * j
+    ]
     found.sort(key=lambda index: sum(index) + index[-1])
     place: dict[tuple[int, ...], int] = {index: position for position, index in enumerate(found)}
     powers = np.array([index[:-1] for index in found]).reshape(len(found), basis.signals)
@@ -77,7 +82,10 @@ def indices(basis: Basis) -> Indices:
     roots = np.exp((logs[degree] - logs[powers].sum(axis=1) - logs[2 * radial]) / 2)
 
     def moved(axis: int) -> list[int]:
-        return [place.get(tuple(value + (axis == i) for i, value in enumerate(index)), len(found)) for index in found]
+        return [
+            place.get(tuple(value + (axis == i) for i, value in enumerate(index)), len(found))
+            for index in found
+        ]
 
     up = np.array([moved(axis) for axis in range(basis.signals)])
     return Indices(powers, radial, degree, roots, up, np.array(moved(basis.signals)))
@@ -112,7 +120,9 @@ def radial_shares(count: int, perpendicular: float) -> np.ndarray:
     return np.concatenate([[1.0], np.cumprod((2 * j + 1) / (perpendicular + 2 * j))])
 
 
-def table(activation: Activation, terms: int, lowest: float, highest: float, nodes: int) -> dict[str, Any]:
+def table(
+    activation: Activation, terms: int, lowest: float, highest: float, nodes: int
+) -> dict[str, Any]:
     """c_n(v) for n < terms + 2 as Chebyshev series in log v on [lowest, highest]."""
     middle, half = np.log(highest * lowest) / 2, np.log(highest / lowest) / 2
     angles = np.pi * (np.arange(nodes) + 0.5) / nodes
@@ -142,7 +152,9 @@ def _output(basis: Basis, numbers: dict[str, Any], parts: dict[str, Any]) -> Flo
     degree = indices(basis).degree
 
     def one(part: dict[str, Any]) -> Float[Numeric, " n"]:
-        return (_monomials(basis, numbers, part) * part["c"][degree]) @ (part["weights"] * part["a"])
+        return (_monomials(basis, numbers, part) * part["c"][degree]) @ (
+            part["weights"] * part["a"]
+        )
 
     return jnp.sum(lax.map(one, parts), axis=0)
 
@@ -159,7 +171,9 @@ def forces(
     eigenvalue = numbers["eigenvalue"]
     n = np.arange(basis.terms + 1.0)[:, None]
 
-    def one(part: dict[str, Any]) -> tuple[Float[Numeric, "p K"], Float[Numeric, " p"], Float[Numeric, " p"]]:
+    def one(
+        part: dict[str, Any],
+    ) -> tuple[Float[Numeric, "p K"], Float[Numeric, " p"], Float[Numeric, " p"]]:
         X, c, v = _monomials(basis, numbers, part), part["c"], part["v"]
         first = np.sqrt(n + 1) * c[1:] / jnp.sqrt(v)
         second = np.sqrt((n[:-1] + 1) * (n[:-1] + 2)) * c[2:] / v
@@ -169,8 +183,12 @@ def forces(
         dq = 2 * part["q"] * eigenvalue * bend
         if basis.radial > 1:
             j = shape.radial + 1.0
-            raised = padded[shape.up_radial] * jnp.sqrt(2 * j * (shape.degree + 1) / (numbers["perpendicular"] + 2 * j - 2))
-            dq = dq + 2 * part["q"] * eigenvalue / jnp.sqrt(v) * (raised @ (X * first[shape.degree + 1]))
+            raised = padded[shape.up_radial] * jnp.sqrt(
+                2 * j * (shape.degree + 1) / (numbers["perpendicular"] + 2 * j - 2)
+            )
+            dq = dq + 2 * part["q"] * eigenvalue / jnp.sqrt(v) * (
+                raised @ (X * first[shape.degree + 1])
+            )
         return dT, dq, residual @ (X * c[shape.degree]) if trained else jnp.zeros_like(dq)
 
     p = state["q"].shape[0]
@@ -204,7 +222,9 @@ def variance(numbers: dict[str, Any], state: State) -> Float[Numeric, " p"]:
     return numbers["eigenvalue"] * (jnp.sum(state["T"] ** 2, axis=-1) + state["q"])
 
 
-def _monomials(basis: Basis, numbers: dict[str, Any], part: dict[str, Any]) -> Float[Numeric, "n p"]:
+def _monomials(
+    basis: Basis, numbers: dict[str, Any], part: dict[str, Any]
+) -> Float[Numeric, "n p"]:
     """u/c_n (A, particles)."""
     shape = indices(basis)
     rho = jnp.sqrt(numbers["eigenvalue"] / part["v"]) * part["T"].T
@@ -216,7 +236,13 @@ def _monomials(basis: Basis, numbers: dict[str, Any], part: dict[str, Any]) -> F
         j = np.arange(1.0, basis.radial)
         steps = jnp.sqrt((2 * j - 1) / (numbers["perpendicular"] + 2 * j - 2))
         kappa = jnp.concatenate([jnp.ones(1), jnp.cumprod(steps)])
-        X = X * (kappa[:, None] * _powers(numbers["eigenvalue"] * part["q"] / part["v"], basis.radial))[shape.radial]
+        X = (
+            X
+            * (
+                kappa[:, None]
+                * _powers(numbers["eigenvalue"] * part["q"] / part["v"], basis.radial)
+            )[shape.radial]
+        )
     return X
 
 
@@ -228,10 +254,14 @@ def _powers(x: Float[Numeric, "K p"], count: int) -> Float[Numeric, "n K p"]:
 def _chebyshev(x: Float[Numeric, " p"], count: int) -> Float[Numeric, "n p"]:
     """T_0(x), ..., T_(count-1)(x) along a new first axis."""
     start = (jnp.ones_like(x), x)
-    return lax.scan(lambda pair, _: ((pair[1], 2 * x * pair[1] - pair[0]), pair[0]), start, None, length=count)[1]
+    return lax.scan(
+        lambda pair, _: ((pair[1], 2 * x * pair[1] - pair[0]), pair[0]), start, None, length=count
+    )[1]
 
 
-def pair_forces(problem_loss: CommitteeLoss, parameters: Numbers, numbers: dict[str, Any], state: State) -> tuple[Any, Any, Any, Any]:
+def pair_forces(
+    problem_loss: CommitteeLoss, parameters: Numbers, numbers: dict[str, Any], state: State
+) -> tuple[Any, Any, Any, Any]:
     """The same at d = infinity from closed pair expectations, O(p^2), for a committee teacher: forces, U and the excess risk.
 
         E[s_i' zeta E] = t_i sum_c w_c A_ic + sum_c w_c B_ic t_c,   E[s_i'' E] = sum_c w_c A_ic,   E[s_i E] = sum_c w_c K_ic
@@ -242,7 +272,10 @@ def pair_forces(problem_loss: CommitteeLoss, parameters: Numbers, numbers: dict[
     root = jnp.sqrt(numbers["eigenvalue"])
     T, frame = root * state["T"], root * parameters["frame"][0]
     v, target = variance(numbers, state), jnp.sum(frame**2, axis=1)
-    students, teachers = -numbers["weights"] * state["a"], parameters["teacher_head"] / frame.shape[0]
+    students, teachers = (
+        -numbers["weights"] * state["a"],
+        parameters["teacher_head"] / frame.shape[0],
+    )
     own = pairs.moments(s, s, v, v, T @ T.T, 0)
     cross = pairs.moments(s, teacher, v, target, T @ frame.T, 0)
     K, bend = (own[part] @ students + cross[part] @ teachers for part in range(2))

@@ -40,7 +40,9 @@ from sgdynamics.problems.starts import check_dimension
 from sgdynamics.samples import input_covariance
 from sgdynamics.simulation import compressed
 
-SPHERE_LOG2_POINTS = 11  # a replicate; the remainder on the sphere is O(1/d), a percent of it is plenty
+SPHERE_LOG2_POINTS = (
+    11  # a replicate; the remainder on the sphere is O(1/d), a percent of it is plenty
+)
 
 
 def drift(
@@ -60,14 +62,18 @@ def drift(
     M, Q, head = state["M"], state["Q"], state["a"]
     decay, lr = parameters["weight_decay"], algorithm["lr"]
     overlaps = overlaps_at(structure, parameters, state)
-    found = expectation_of(structure).moments(rule, nodes, parameters, overlaps, head, finite=finite is not None, flow=flow)
+    found = expectation_of(structure).moments(
+        rule, nodes, parameters, overlaps, head, finite=finite is not None, flow=flow
+    )
     coefficients = found.coefficients(parameters)
     pull = jnp.einsum("bic,bcd->bid", coefficients, overlaps.blocks)
     inward = pull[..., :p] + jnp.swapaxes(pull[..., :p], -1, -2)
     dM = -pull[..., p:] - decay * M
     dQ = -inward - 2 * decay * Q
     if not flow:
-        growth = input_covariance.growth(parameters, None if finite is None else finite["sizes"] * finite["inverse_dimension"])
+        growth = input_covariance.growth(
+            parameters, None if finite is None else finite["sizes"] * finite["inverse_dimension"]
+        )
         dQ = dQ + (lr / batch) * growth[:, None, None] * found.noise
         if finite is not None:
             tilt = jnp.einsum("bid,bjd->bij", pull, coefficients)
@@ -80,7 +86,11 @@ def drift(
         if finite is not None and not flow:
             rest = _sphere_remainder(structure, parameters, algorithm, state, batch, finite)
             dM, dQ = dM + rest["M"], dQ + rest["Q"]
-    da = -algorithm["head_rate"] * (found.head_gradient + decay * head) if structure.trained else jnp.zeros_like(head)
+    da = (
+        -algorithm["head_rate"] * (found.head_gradient + decay * head)
+        if structure.trained
+        else jnp.zeros_like(head)
+    )
     return {"M": dM, "Q": dQ, "a": da}
 
 
@@ -104,24 +114,55 @@ class MeanStep(Field):
         alpha = t if scheduled(lr) or self.flow else t * constant / lr
         now = numbers_at({"problem": shared["problem"], "algorithm": shared["algorithm"]}, alpha)
         batch = now["algorithm"].get("batch", self.batch)
-        finite = shared["finite"] if "points" not in each else {**shared["finite"], "points": each["points"]}
+        finite = (
+            shared["finite"]
+            if "points" not in each
+            else {**shared["finite"], "points": each["points"]}
+        )
         setting = {"batch": batch, "flow": self.flow, "finite": finite}
-        moved = in_units(shared, drift(self.structure, self.rule, each["nodes"], now["problem"], now["algorithm"], state, **setting))
-        return jax.tree.map(lambda value: value * (now["algorithm"]["lr"] / batch), moved) if scheduled(lr) else moved
+        moved = in_units(
+            shared,
+            drift(
+                self.structure,
+                self.rule,
+                each["nodes"],
+                now["problem"],
+                now["algorithm"],
+                state,
+                **setting,
+            ),
+        )
+        return (
+            jax.tree.map(lambda value: value * (now["algorithm"]["lr"] / batch), moved)
+            if scheduled(lr)
+            else moved
+        )
 
 
-def replicated(structure: Structure, rule: Rule, flow: bool, finite: dict[str, Any] | None) -> tuple[dict[str, Any], dict[str, Any] | None]:
+def replicated(
+    structure: Structure, rule: Rule, flow: bool, finite: dict[str, Any] | None
+) -> tuple[dict[str, Any], dict[str, Any] | None]:
     """What a `MeanStep` takes with a leading axis of replicates (nodes, points), and `finite` without its points."""
     nodes = expectation_of(structure).nodes(rule, flow)
     if finite is None or "points" not in finite:
         return {"nodes": nodes}, finite
     # what is not sampled goes once with each replicate of what is
-    nodes = {name: np.broadcast_to(value, (rule.replicates, *value.shape[1:])) for name, value in nodes.items()}
-    return {"nodes": nodes, "points": finite["points"]}, {name: value for name, value in finite.items() if name != "points"}
+    nodes = {
+        name: np.broadcast_to(value, (rule.replicates, *value.shape[1:]))
+        for name, value in nodes.items()
+    }
+    return {"nodes": nodes, "points": finite["points"]}, {
+        name: value for name, value in finite.items() if name != "points"
+    }
 
 
 def _sphere_remainder(
-    structure: Structure, parameters: Numbers, algorithm: Numbers, state: State, batch: Any, finite: dict[str, Any]
+    structure: Structure,
+    parameters: Numbers,
+    algorithm: Numbers,
+    state: State,
+    batch: Any,
+    finite: dict[str, Any],
 ) -> dict[str, Any]:
     """Mean over one step of (normalised overlaps - their expansion to first order in the step), per unit of t.
 
@@ -135,8 +176,12 @@ def _sphere_remainder(
     rows = compressed.initial_rows(grouping, T, L, state["a"])
     rate = algorithm["lr"] * finite["inverse_dimension"]
 
-    def one(inside: Float[Numeric, "..."], noise: Float[Numeric, "..."], outside: Float[Numeric, "..."]) -> dict[str, Any]:
-        x, given = compressed.block_inputs(grouping, parameters, compressed.SpanDraws(inside, noise, outside))
+    def one(
+        inside: Float[Numeric, "..."], noise: Float[Numeric, "..."], outside: Float[Numeric, "..."]
+    ) -> dict[str, Any]:
+        x, given = compressed.block_inputs(
+            grouping, parameters, compressed.SpanDraws(inside, noise, outside)
+        )
         sample = (x[0], jax.tree.map(lambda one: one[0], given), outside)
         moved = compressed.one_step(grouping, (parameters, algorithm), rate, rows, sample)
         after = compressed.overlaps(grouping, parameters, moved)
@@ -148,7 +193,9 @@ def _sphere_remainder(
         u = k - g / 2
         both = (g[:, None] + g[None, :]) / 2
         rest_M = after["M"] * k[:, None] - change["M"] * g[:, None] / 2
-        rest_Q = after["Q"] * (k[:, None] + k[None, :] + u[:, None] * u[None, :]) - change["Q"] * both
+        rest_Q = (
+            after["Q"] * (k[:, None] + k[None, :] + u[:, None] * u[None, :]) - change["Q"] * both
+        )
         return {"M": rest_M / rate, "Q": rest_Q / rate}
 
     points = finite["points"]
@@ -157,7 +204,9 @@ def _sphere_remainder(
 
 
 @lru_cache(maxsize=16)
-def _sphere_points(structure: Structure, batch: int, sizes: tuple[int, ...]) -> dict[str, np.ndarray]:
+def _sphere_points(
+    structure: Structure, batch: int, sizes: tuple[int, ...]
+) -> dict[str, np.ndarray]:
     """Sobol points for one step's random numbers: inside normals, label noise, Bartlett factors at these block sizes.
 
     A leading axis of replicates, as for every expectation that is sampled.
@@ -167,7 +216,12 @@ def _sphere_points(structure: Structure, batch: int, sizes: tuple[int, ...]) -> 
     grouping = compressed.Grouping(structure, batch, single=True)
     blocks, columns, sample = structure.blocks, grouping.columns, structure.sample
     lower = columns * (columns - 1) // 2
-    counts = [grouping.inputs * blocks * grouping.inside, batch * sample.draw_normals, blocks * lower, blocks * columns]
+    counts = [
+        grouping.inputs * blocks * grouping.inside,
+        batch * sample.draw_normals,
+        blocks * lower,
+        blocks * columns,
+    ]
     replicates = Rule().replicates
     points = sobol_normals(sum(counts), SPHERE_LOG2_POINTS, replicates, whiten=False, seed=97)
     points = points.reshape(-1, sum(counts))
@@ -183,13 +237,19 @@ def _sphere_points(structure: Structure, batch: int, sizes: tuple[int, ...]) -> 
         "noise": noise.reshape(n, 1, batch, sample.draw_normals),
         "outside": outside,
     }
-    return {name: value.reshape(replicates, n // replicates, *value.shape[1:]) for name, value in found.items()}
+    return {
+        name: value.reshape(replicates, n // replicates, *value.shape[1:])
+        for name, value in found.items()
+    }
 
 
 def finite_numbers(problem: Problem, dimension: int, batch: int) -> dict[str, Any]:
     """What `drift` needs to know of a finite dimension; on the sphere also `points`, with a leading axis of replicates."""
     d, sizes = check_dimension(problem, dimension, small=not problem.structure.sphere)
-    numbers: dict[str, Any] = {"inverse_dimension": np.float64(1.0 / d), "sizes": sizes.astype(np.float64)}
+    numbers: dict[str, Any] = {
+        "inverse_dimension": np.float64(1.0 / d),
+        "sizes": sizes.astype(np.float64),
+    }
     if problem.structure.sphere:
         numbers["points"] = _sphere_points(problem.structure, batch, tuple(sizes.tolist()))
     return numbers

@@ -21,8 +21,14 @@ from sgdynamics.base.arrays import Numeric, Scalar, State, Whole
 from sgdynamics.ode.dormand_prince import DENSE, ERROR, ORDER, STAGES, A, C
 
 FIRST_STEP = 0.01  # that of diffeqsolve, whatever the field: where it is too long it is tried again
-NEAR_THE_END = 100  # last places of the end of the interval: a step that stops so close to it goes to the end
-SAFETY, SHORTEST, LONGEST = 0.9, 0.2, 10.0  # of the next step over this one, as in diffrax's PIDController
+NEAR_THE_END = (
+    100  # last places of the end of the interval: a step that stops so close to it goes to the end
+)
+SAFETY, SHORTEST, LONGEST = (
+    0.9,
+    0.2,
+    10.0,
+)  # of the next step over this one, as in diffrax's PIDController
 
 
 class Found(NamedTuple):
@@ -82,7 +88,9 @@ def advance(
     A trajectory that is advanced in several stretches makes the same steps as in one.
     """
     end = times[-1]
-    close = jax.lax.bitcast_convert_type(jax.lax.bitcast_convert_type(end, jnp.int64) - NEAR_THE_END, end.dtype)
+    close = jax.lax.bitcast_convert_type(
+        jax.lax.bitcast_convert_type(end, jnp.int64) - NEAR_THE_END, end.dtype
+    )
 
     def going(loop: Loop) -> Any:
         return (loop.t < end) & (loop.steps < most) & ~loop.left
@@ -91,13 +99,23 @@ def advance(
         h = loop.until - loop.t
         # the first "step" has no length: it finds the rate at the start, with the field in the program once
         still = loop.steps < 0
-        y, last, ks = _stages(lambda t, y: flat(field(t, shaped(form, y))), loop.t, loop.until, loop.y, loop.rate)
+        y, last, ks = _stages(
+            lambda t, y: flat(field(t, shaped(form, y))), loop.t, loop.until, loop.y, loop.rate
+        )
         size = _error(loop.y, y, ks, rtol, atol)
         kept = (size < 1) | still
-        factor = jnp.clip(SAFETY * (1 / size) ** (1 / ORDER), jnp.where(kept, 1.0, SHORTEST), jnp.where(kept, LONGEST, SAFETY))
+        factor = jnp.clip(
+            SAFETY * (1 / size) ** (1 / ORDER),
+            jnp.where(kept, 1.0, SHORTEST),
+            jnp.where(kept, LONGEST, SAFETY),
+        )
         t = jnp.minimum(jnp.where(kept, loop.until, loop.t), end)
         until = t + jnp.where(still, FIRST_STEP, h * factor)
-        until = jnp.where(still, jnp.minimum(until, end), jnp.where(until > close, jnp.where(kept, end, t + 0.5 * (end - t)), until))
+        until = jnp.where(
+            still,
+            jnp.minimum(until, end),
+            jnp.where(until > close, jnp.where(kept, end, t + 0.5 * (end - t)), until),
+        )
 
         def more(now: tuple[Any, Any]) -> Any:
             return kept & (times[now[0]] <= loop.until) & (now[0] < len(times))
@@ -133,7 +151,13 @@ def explicit(
 
 def reached(form: Form, loop: Loop, end: Any) -> Found:
     """What a trajectory, or several with leading axes, has reached."""
-    return Found(shaped(form, loop.saved), shaped(form, loop.y), loop.t, loop.left, (loop.t < end) & ~loop.left)
+    return Found(
+        shaped(form, loop.saved),
+        shaped(form, loop.y),
+        loop.t,
+        loop.left,
+        (loop.t < end) & ~loop.left,
+    )
 
 
 def flat(state: State) -> Float[Array, " n"]:
@@ -152,7 +176,11 @@ def shaped(form: Form, y: Float[Numeric, "... n"]) -> dict[str, Any]:
 
 
 def _stages(
-    field: Callable[[Scalar, Any], Any], t: Scalar, until: Scalar, y: Float[Array, " n"], rate: Float[Array, " n"]
+    field: Callable[[Scalar, Any], Any],
+    t: Scalar,
+    until: Scalar,
+    y: Float[Array, " n"],
+    rate: Float[Array, " n"],
 ) -> tuple[Float[Array, " n"], Float[Array, " n"], Float[Array, "stages n"]]:
     """The state after the step, the rate there, and all increments; the first is known."""
     h, rows, places = until - t, jnp.asarray(A), jnp.asarray(C)
@@ -168,7 +196,11 @@ def _stages(
 
 
 def _error(
-    y: Float[Array, " n"], after: Float[Array, " n"], ks: Float[Array, "stages n"], rtol: Numeric | float, atol: Numeric | float
+    y: Float[Array, " n"],
+    after: Float[Array, " n"],
+    ks: Float[Array, "stages n"],
+    rtol: Numeric | float,
+    atol: Numeric | float,
 ) -> Float[Array, ""]:
     """The error of a step over the tolerance, root mean square; beyond every bound where the field was not defined on the way."""
     undefined: Bool[Array, ""] = jnp.isnan(after).any()

@@ -49,7 +49,9 @@ class Field(ABC):
     `each` are numbers that come in replicates (points of a sampled expectation), `shared` all others.
     """
 
-    symmetric: tuple[str, ...] = ()  # variables that are symmetric matrices: LSODA sees a triangle of them
+    symmetric: tuple[
+        str, ...
+    ] = ()  # variables that are symmetric matrices: LSODA sees a triangle of them
 
     @abstractmethod
     def __call__(self, each: Tree, shared: Tree, t: Scalar, state: State) -> Any:
@@ -67,7 +69,10 @@ class Field(ABC):
 
     def _symmetric_part(self, state: State) -> Any:
         halves = {name: state[name] / 2 for name in self.symmetric}
-        return {**state, **{name: half + jnp.swapaxes(half, -1, -2) for name, half in halves.items()}}
+        return {
+            **state,
+            **{name: half + jnp.swapaxes(half, -1, -2) for name, half in halves.items()},
+        }
 
 
 class Watch(ABC):
@@ -98,7 +103,9 @@ class Case:
     @property
     def numbers(self) -> tuple[Any, ...]:
         """What is traced beside `each`; save points, whose number is a shape, are filled up to a power of two."""
-        levels = np.zeros(len(next(iter(self.states.values())))) if self.levels is None else self.levels
+        levels = (
+            np.zeros(len(next(iter(self.states.values())))) if self.levels is None else self.levels
+        )
         return self.shared, self.states, levels, filled(self.times), self.tolerance
 
     @property
@@ -111,7 +118,13 @@ class Case:
     def key(self) -> Hashable:
         """Cases with the same key may be lanes of one program."""
         leaves, form = jax.tree.flatten(self.numbers)
-        return (id(self) if self.alone else 0), self.field, self.watch, form, tuple(np.shape(leaf) for leaf in leaves)
+        return (
+            (id(self) if self.alone else 0),
+            self.field,
+            self.watch,
+            form,
+            tuple(np.shape(leaf) for leaf in leaves),
+        )
 
 
 def from_units(shared: Tree, state: State) -> Any:
@@ -183,7 +196,10 @@ def integrate(
         # flip: told, not detected, for runs without an event get a function that is 0 at the end, which detection refuses
         found = optimistix.Bisection(rtol=EVENT_TOLERANCE, atol=EVENT_TOLERANCE, flip=True)
         # one condition for both, as bisection takes one: a state beyond every bound counts as below zero
-        event = diffrax.Event(lambda t, y, args, **_: jnp.where(blown_up(t, y, args), -1.0, watch(y)), root_finder=found)
+        event = diffrax.Event(
+            lambda t, y, args, **_: jnp.where(blown_up(t, y, args), -1.0, watch(y)),
+            root_finder=found,
+        )
     at_end = diffrax.SubSaveAt(t1=True)
     return diffrax.diffeqsolve(
         diffrax.ODETerm(lambda t, y, args: moving(each, shared, t, y)),
@@ -193,7 +209,9 @@ def integrate(
         dt0=None,
         y0=state,
         # with a watch only its end is of use; twice, so that what is saved has one form
-        saveat=diffrax.SaveAt(subs=[diffrax.SubSaveAt(ts=times) if watch is None else at_end, at_end]),
+        saveat=diffrax.SaveAt(
+            subs=[diffrax.SubSaveAt(ts=times) if watch is None else at_end, at_end]
+        ),
         stepsize_controller=diffrax.PIDController(rtol=rtol, atol=atol),
         event=event,
         max_steps=MOST_STEPS if most is None else most,
@@ -237,14 +255,19 @@ def _reach(
         def moving(t: Scalar, state: State) -> Any:
             return compiled(own, shared, t, _symmetric(field, state))
 
-        return advance(moving, form, loop, times, tolerance["rtol"], tolerance["atol"], _inside, most)
+        return advance(
+            moving, form, loop, times, tolerance["rtol"], tolerance["atol"], _inside, most
+        )
 
     return _for_each(lambda own, loops: _for_each(partial(advance_run, own), loops), each, loops)
 
 
 def _symmetric(field: Field, state: State) -> State:
     """The state with its symmetric matrices symmetric to the last bit: the drift may amplify antisymmetric rounding errors."""
-    return {name: (value + value.swapaxes(-1, -2)) / 2 if name in field.symmetric else value for name, value in state.items()}
+    return {
+        name: (value + value.swapaxes(-1, -2)) / 2 if name in field.symmetric else value
+        for name, value in state.items()
+    }
 
 
 def _exit(
@@ -262,13 +285,21 @@ def _exit(
 
     def exit_run(own: Tree, state: State, level: Scalar) -> Reached:
         seen = partial(_below, watch, shared, level)
-        found = integrate(field, own, shared, state, times, tolerance["rtol"], tolerance["atol"], watch=seen)
+        found = integrate(
+            field, own, shared, state, times, tolerance["rtol"], tolerance["atol"], watch=seen
+        )
         states_found: Any = found.ys
         times_found: Any = found.ts
         last = jax.tree.map(lambda leaf: leaf[0], states_found[1])
         stopped: Any = found.event_mask
         left = stopped & (_size(last) < largest(times_found[1][0]) / 2)
-        return Reached(states_found[0], last, times_found[1][0], left, found.result == diffrax.RESULTS.max_steps_reached)
+        return Reached(
+            states_found[0],
+            last,
+            times_found[1][0],
+            left,
+            found.result == diffrax.RESULTS.max_steps_reached,
+        )
 
     return _for_each(lambda own: _for_each(partial(exit_run, own), states, levels), each)
 
@@ -277,7 +308,9 @@ def _for_each(function: Callable[..., Any], *trees: Tree) -> Any:
     """`jax.vmap`; an axis of one is taken off and put on again, as a loop whose end each case has for itself is a larger program."""
     if any(len(leaf) != 1 for leaf in jax.tree.leaves(trees)):
         return jax.vmap(function)(*trees)
-    return jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], function(*jax.tree.map(lambda leaf: leaf[0], trees)))
+    return jax.tree.map(
+        lambda leaf: jnp.asarray(leaf)[None], function(*jax.tree.map(lambda leaf: leaf[0], trees))
+    )
 
 
 def _reach_lanes(field: Field, form: Form, each: Tree, *numbers: Tree) -> Loop:
@@ -291,7 +324,9 @@ def _exit_lanes(field: Field, watch: Watch, each: Tree, *numbers: Tree) -> Reach
 
 @cache
 def _compiled(function: Callable[..., Any], small: bool) -> Callable[..., Any]:
-    return jax.jit(function, static_argnums=(0, 1), compiler_options=older_generator() if small else None)
+    return jax.jit(
+        function, static_argnums=(0, 1), compiler_options=older_generator() if small else None
+    )
 
 
 def _program(function: Callable[..., Any], case: Case) -> Callable[..., Any]:
@@ -305,7 +340,11 @@ def by_program(cases: dict[Any, Case], size: int) -> list[list[Any]]:
     found: dict[Hashable, list[Any]] = {}
     for name, case in cases.items():
         found.setdefault(case.key, []).append(name)
-    return [names[first : first + size] for names in found.values() for first in range(0, len(names), size)]
+    return [
+        names[first : first + size]
+        for names in found.values()
+        for first in range(0, len(names), size)
+    ]
 
 
 def run_cases(cases: list[Case], size: int = 1) -> list[Solved | ValueError]:
@@ -323,15 +362,28 @@ def _run_cases(cases: list[Case], size: int) -> list[Solved | ValueError]:
         return [_still(case) for case in cases]
     if first.watch is not None:
         if len(cases) == 1 and size == 1:
-            return [_finished(first, _program(_exit, first)(first.field, first.watch, first.each, *first.numbers))]
-        together = _program(_exit_lanes, first)(first.field, first.watch, first.each, *lanes_of([case.numbers for case in cases], size))
+            return [
+                _finished(
+                    first,
+                    _program(_exit, first)(first.field, first.watch, first.each, *first.numbers),
+                )
+            ]
+        together = _program(_exit_lanes, first)(
+            first.field, first.watch, first.each, *lanes_of([case.numbers for case in cases], size)
+        )
         together = jax.tree.map(np.asarray, together)
-        return [_finished(case, jax.tree.map(lambda leaf, row=row: leaf[row], together)) for row, case in enumerate(cases)]
+        return [
+            _finished(case, jax.tree.map(lambda leaf, row=row: leaf[row], together))
+            for row, case in enumerate(cases)
+        ]
     if len(cases) == 1 and size == 1:
         return [_finished(first, _reached(first, _advance_all(_reach, first, first.stretch)))]
     loops = _advance_all(_reach_lanes, first, lanes_of([case.stretch for case in cases], size))
     loops = Loop(*(np.asarray(leaf) for leaf in loops))
-    return [_finished(case, _reached(case, Loop(*(leaf[row] for leaf in loops)))) for row, case in enumerate(cases)]
+    return [
+        _finished(case, _reached(case, Loop(*(leaf[row] for leaf in loops))))
+        for row, case in enumerate(cases)
+    ]
 
 
 _PACE: dict[Hashable, float] = {}  # seconds per step of programs that have run
@@ -351,7 +403,9 @@ def _advance_all(function: Callable[..., Loop], case: Case, numbers: tuple[Any, 
     while True:
         stretch = FIRST_STRETCH if per_step is None else max(1, int(STRETCH / per_step))
         began = perf_counter()
-        loops = program(case.field, form, case.each, *given, loops, np.int64(min(made + stretch, MOST_STEPS)))
+        loops = program(
+            case.field, form, case.each, *given, loops, np.int64(min(made + stretch, MOST_STEPS))
+        )
         t = np.asarray(loops.t)
         seconds = perf_counter() - began
         if per_step is not None and (t >= end).all():
@@ -416,7 +470,13 @@ def _still(case: Case) -> Solved:
     """Nothing to integrate: the start."""
     runs = len(next(iter(case.states.values())))
     states = {name: np.asarray(value)[None, :, None] for name, value in case.states.items()}
-    return Solved(from_units(case.shared, states), False, np.zeros(runs, bool), np.full((1, runs), np.nan), np.zeros((1, runs), bool))
+    return Solved(
+        from_units(case.shared, states),
+        False,
+        np.zeros(runs, bool),
+        np.full((1, runs), np.nan),
+        np.zeros((1, runs), bool),
+    )
 
 
 def _finished(case: Case, found: Reached) -> Solved | ValueError:
@@ -424,7 +484,9 @@ def _finished(case: Case, found: Reached) -> Solved | ValueError:
     t = case.times
     states = {}
     for name, value in found.saved.items():
-        states[name] = np.array(np.asarray(value)[:, :, : len(t)])  # cut on the host: on the device every shape is a program
+        states[name] = np.array(
+            np.asarray(value)[:, :, : len(t)]
+        )  # cut on the host: on the device every shape is a program
         states[name][~np.isfinite(states[name])] = np.nan
     full, time, left = np.asarray(found.full), np.array(found.time), np.array(found.left)
     tired = np.zeros(full.shape, dtype=bool)
@@ -434,20 +496,37 @@ def _finished(case: Case, found: Reached) -> Solved | ValueError:
         t0 = float(time[replicate, run])
         rest = t > t0
         try:
-            end, values = _long_run(case, own, state, t0, t[rest], 0.0 if case.levels is None else float(case.levels[run]))
+            end, values = _long_run(
+                case,
+                own,
+                state,
+                t0,
+                t[rest],
+                0.0 if case.levels is None else float(case.levels[run]),
+            )
         except ValueError as error:
             return error
         for name, value in values.items() if case.watch is None else ():
             states[name][replicate, run, rest] = value
-        time[replicate, run], left[replicate, run], tired[replicate, run] = end.time, end.ended == "event", end.ended == "tired"
+        time[replicate, run], left[replicate, run], tired[replicate, run] = (
+            end.time,
+            end.ended == "event",
+            end.ended == "tired",
+        )
     # stopped before the end without leaving: beyond every bound
     blown = ~left & ~tired & (time < t[-1] * (1 - 1e-12))
     return Solved(
-        from_units(case.shared, states), bool(full.any()), np.any(tired, axis=0, keepdims=True)[0], np.where(left, time, np.nan), blown
+        from_units(case.shared, states),
+        bool(full.any()),
+        np.any(tired, axis=0, keepdims=True)[0],
+        np.where(left, time, np.nan),
+        blown,
     )
 
 
-def _long_run(case: Case, own: Tree, state: State, t0: float, times: np.ndarray, level: float) -> Any:
+def _long_run(
+    case: Case, own: Tree, state: State, t0: float, times: np.ndarray, level: float
+) -> Any:
     """One trajectory that the explicit method did not finish, in the flat form that LSODA takes."""
     form = Flat(case.field, tuple((name, value.shape) for name, value in state.items()))
     # on the device once, not at each of thousands of calls
@@ -458,18 +537,37 @@ def _long_run(case: Case, own: Tree, state: State, t0: float, times: np.ndarray,
 
     y = np.asarray(form.flat(state))
     fix = "late times need an implicit method: take fewer blocks of the covariance, a smaller width, or shorter times"
-    check_memory("times", float(times[-1]) if len(times) else t0, 24.0 * len(y) ** 2, f"the Jacobian of {len(y)} overlaps", fix)
+    check_memory(
+        "times",
+        float(times[-1]) if len(times) else t0,
+        24.0 * len(y) ** 2,
+        f"the Jacobian of {len(y)} overlaps",
+        fix,
+    )
     if not np.all(np.isfinite(field(t0, y))):
         raise ValueError(
             f"problem: its drift is not finite at t = {t0:.4g}: the loss, an activation or the target gives NaN or infinity there; "
             "make it finite for every real field"
         )
-    seen = None if case.watch is None else lambda y: float(_flat_watch(form, case.watch, numbers[1], y)) - level
+    seen = (
+        None
+        if case.watch is None
+        else lambda y: float(_flat_watch(form, case.watch, numbers[1], y)) - level
+    )
     shown, end = current_meter(), times[-1] if len(times) else t0
     report = None if shown is None or end == 0 else lambda t: shown.reach(_share(t, end))
-    setting = {"report": report, "loosest": 1 / MARGIN, "inside": lambda t, y: bool(np.sum(np.abs(y)) < largest(t)), "watch": seen}
-    found = follow(field, y, t0, times, float(case.tolerance["rtol"]), float(case.tolerance["atol"]), **setting)
-    return found, {name: np.asarray(value) for name, value in _all_shaped(form, found.values.T).items()}
+    setting = {
+        "report": report,
+        "loosest": 1 / MARGIN,
+        "inside": lambda t, y: bool(np.sum(np.abs(y)) < largest(t)),
+        "watch": seen,
+    }
+    found = follow(
+        field, y, t0, times, float(case.tolerance["rtol"]), float(case.tolerance["atol"]), **setting
+    )
+    return found, {
+        name: np.asarray(value) for name, value in _all_shaped(form, found.values.T).items()
+    }
 
 
 @dataclass(frozen=True)
@@ -480,12 +578,16 @@ class Flat:
     form: tuple[tuple[str, tuple[int, ...]], ...]
 
     def flat(self, state: State) -> Float[Numeric, " n"]:
-        return jnp.concatenate([self._packed(name, jnp.asarray(state[name])).reshape(-1) for name, _ in self.form])
+        return jnp.concatenate(
+            [self._packed(name, jnp.asarray(state[name])).reshape(-1) for name, _ in self.form]
+        )
 
     def shaped(self, y: Float[Array, " n"]) -> dict[str, Any]:
         found, place = {}, 0
         for name, shape in self.form:
-            packed = jax.eval_shape(partial(self._packed, name), jax.ShapeDtypeStruct(shape, y.dtype))
+            packed = jax.eval_shape(
+                partial(self._packed, name), jax.ShapeDtypeStruct(shape, y.dtype)
+            )
             part = y[place : place + packed.size].reshape(packed.shape)
             place += packed.size
             if name in self.field.symmetric:
@@ -516,6 +618,10 @@ def _all_shaped(form: Flat, values: Float[Array, "..."]) -> dict[str, Any]:
 
 
 @partial(jax.jit, static_argnums=0)
-def rates_at(form: Flat, each: Tree, shared: Tree, states: State) -> Float[Numeric, "states replicates n"]:
+def rates_at(
+    form: Flat, each: Tree, shared: Tree, states: State
+) -> Float[Numeric, "states replicates n"]:
     """The field of every replicate (outer) and start (inner) at t = 0, flat."""
-    return jax.vmap(lambda own: jax.vmap(lambda state: form.flat(form.field(own, shared, 0.0, state)))(states))(each)
+    return jax.vmap(
+        lambda own: jax.vmap(lambda state: form.flat(form.field(own, shared, 0.0, state)))(states)
+    )(each)

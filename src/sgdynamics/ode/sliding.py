@@ -48,7 +48,10 @@ from sgdynamics.ode.stiff import follow
 from sgdynamics.problems.mixture import CLUSTERS
 
 # of the clusters (+q, -q), for each direction q
-LABELS = {kind: tuple(zip(*[iter(label for _, _, label in clusters)] * 2, strict=True)) for kind, clusters in CLUSTERS.items()}
+LABELS = {
+    kind: tuple(zip(*[iter(label for _, _, label in clusters)] * 2, strict=True))
+    for kind, clusters in CLUSTERS.items()
+}
 RTOL = 1e-11  # of one step; the dense output in between is less accurate than the steps
 ATOL = 1e-13
 EVENT_TOLERANCE = 1e-13  # on the time a surface is met
@@ -71,16 +74,28 @@ def _clusters(kind: str) -> dict[str, np.ndarray]:
     return {"labels": labels, "weights": np.full(len(labels), 1.0 / labels.size)}
 
 
-def _errors(clusters: Numbers, M: Float[Numeric, "..."], a: Float[Numeric, "..."], side: Float[Numeric, "..."]) -> tuple[Any, Any]:
+def _errors(
+    clusters: Numbers,
+    M: Float[Numeric, "..."],
+    a: Float[Numeric, "..."],
+    side: Float[Numeric, "..."],
+) -> tuple[Any, Any]:
     """relu(h) (K, q, 2) with the active set taken from `side` (K, q), and w e (q, 2); the last axis is the cluster's sign, + then -."""
     sign = jnp.array([1.0, -1.0])
     relu = jnp.where(side[..., None] == sign, sign * M[..., None], 0.0)
     flip = 1.0 - 2.0 * clusters["labels"]  # sigmoid(f) - y without cancellation
-    return relu, clusters["weights"][:, None] * flip * jax.nn.sigmoid(flip * jnp.einsum("i,iqs->qs", a, relu))
+    return relu, clusters["weights"][:, None] * flip * jax.nn.sigmoid(
+        flip * jnp.einsum("i,iqs->qs", a, relu)
+    )
 
 
 def _field(
-    clusters: Numbers, decay: Scalar, head_rate: Scalar, M: Float[Numeric, "..."], a: Float[Numeric, "..."], side: Float[Numeric, "..."]
+    clusters: Numbers,
+    decay: Scalar,
+    head_rate: Scalar,
+    M: Float[Numeric, "..."],
+    a: Float[Numeric, "..."],
+    side: Float[Numeric, "..."],
 ) -> tuple[Any, Any]:
     """The smooth field of one side of every surface: `side` (K, q) is +1, -1, or 0 where m_i^q stays 0."""
     relu, e = _errors(clusters, M, a, side)
@@ -89,7 +104,13 @@ def _field(
     return dM, -head_rate * (decay * a + jnp.einsum("iqs,qs->i", relu, e))
 
 
-def _sides(clusters: Numbers, decay: Scalar, head_rate: Scalar, M: Float[Numeric, "..."], a: Float[Numeric, "..."]) -> Any:
+def _sides(
+    clusters: Numbers,
+    decay: Scalar,
+    head_rate: Scalar,
+    M: Float[Numeric, "..."],
+    a: Float[Numeric, "..."],
+) -> Any:
     """On which side of each surface the solution goes on: the sign of m_i^q, and on the surface the module's three cases."""
     at = jnp.sign(M)
     _, e = _errors(clusters, M, a, at)
@@ -100,7 +121,10 @@ def _sides(clusters: Numbers, decay: Scalar, head_rate: Scalar, M: Float[Numeric
 
     # f_(q,+) - f_(q,-) and its rate: e grows with f, so where the labels agree they have the signs of e_+ - e_- and of its rate
     values, rates = jax.jvp(parts, (M, a), _field(clusters, decay, head_rate, M, a, at))
-    first, then = (_sign(x[..., 0].sum(axis=0) - x[..., 1].sum(axis=0), jnp.abs(x).sum(axis=(0, 2))) for x in (values, rates))
+    first, then = (
+        _sign(x[..., 0].sum(axis=0) - x[..., 1].sum(axis=0), jnp.abs(x).sum(axis=(0, 2)))
+        for x in (values, rates)
+    )
     leaves = -jnp.sign(a)[:, None] * jnp.where(first == 0, then, first)
     same = jnp.sign(right) == jnp.sign(left)
     on = jnp.where(same, jnp.sign(right), jnp.where(right > left, leaves, 0.0))
@@ -112,7 +136,13 @@ def _sign(difference: Float[Numeric, "..."], scale: Float[Numeric, "..."]) -> Fl
     return jnp.where(jnp.abs(difference) <= TIE * scale, 0.0, jnp.sign(difference))
 
 
-def infinite_snr_sides(kind: str, weight_decay: Scalar, M: Float[Numeric, "..."], a: Float[Numeric, "..."], head_rate: Scalar = 1.0) -> Any:
+def infinite_snr_sides(
+    kind: str,
+    weight_decay: Scalar,
+    M: Float[Numeric, "..."],
+    a: Float[Numeric, "..."],
+    head_rate: Scalar = 1.0,
+) -> Any:
     """The side (K, q) of each surface m_i^q = 0 on which the solution goes on: +1, -1, or 0 where it slides or stays.
 
     The sign of m_i^q; where m_i^q = 0 exactly, by the rates right and left of the surface (see the module). Pure JAX, one state.
@@ -138,12 +168,16 @@ def infinite_snr_drift(
     return _field(clusters, weight_decay, head_rate, M, a, jax.lax.stop_gradient(chosen))
 
 
-def _outputs(kind: str, M: Float[Numeric, "..."], a: Float[Numeric, "..."]) -> tuple[np.ndarray, np.ndarray]:
+def _outputs(
+    kind: str, M: Float[Numeric, "..."], a: Float[Numeric, "..."]
+) -> tuple[np.ndarray, np.ndarray]:
     """f (..., q, 2) on the clusters, and 2 y - 1."""
     labels = _clusters(kind)["labels"]
     shape = np.shape(M)
     if len(shape) < 2 or shape[-1] != len(labels):
-        raise ValueError(f"M has shape {shape}: give (..., K, {len(labels)}), units x directions of a {kind} mixture")
+        raise ValueError(
+            f"M has shape {shape}: give (..., K, {len(labels)}), units x directions of a {kind} mixture"
+        )
     M = checks.array("M", M, shape, "units x directions")
     a = checks.array("a", a, shape[:-1], "one head weight a unit, with the leading axes of M")
     h = np.stack([M, -M], axis=-1)
@@ -171,14 +205,20 @@ def infinite_snr_accuracy(kind: str, M: Float[Numeric, "..."], a: Float[Numeric,
 
 
 def _segment(
-    numbers: dict[str, Any], times: Float[Array, " times"], state: State, side: Float[Numeric, "..."], t0: float | Float[Array, ""]
+    numbers: dict[str, Any],
+    times: Float[Array, " times"],
+    state: State,
+    side: Float[Numeric, "..."],
+    t0: float | Float[Array, ""],
 ) -> dict[str, Any]:
     """One run from `t0` until it meets its next surface or times[-1], saved at the times in between. A side given as NaN is chosen."""
     import diffrax  # here: its import takes as long as a small solution
     import optimistix
 
     clusters, decay, head_rate = numbers["clusters"], numbers["decay"], numbers["head_rate"]
-    side = jnp.where(jnp.isnan(side), _sides(clusters, decay, head_rate, state["M"], state["a"]), side)
+    side = jnp.where(
+        jnp.isnan(side), _sides(clusters, decay, head_rate, state["M"], state["a"]), side
+    )
 
     def field(t: Scalar, y: State, args: Tree) -> Any:
         dM, da = _field(clusters, decay, head_rate, y["M"], y["a"], side)
@@ -197,9 +237,13 @@ def _segment(
         t1=end,
         dt0=None,
         y0=state,
-        saveat=diffrax.SaveAt(subs=[diffrax.SubSaveAt(ts=jnp.clip(times, t0, end)), diffrax.SubSaveAt(t1=True)]),
+        saveat=diffrax.SaveAt(
+            subs=[diffrax.SubSaveAt(ts=jnp.clip(times, t0, end)), diffrax.SubSaveAt(t1=True)]
+        ),
         # the largest error counts, so that what is filled up with zeros changes nothing
-        stepsize_controller=diffrax.PIDController(rtol=numbers["rtol"], atol=numbers["atol"], norm=optimistix.max_norm),
+        stepsize_controller=diffrax.PIDController(
+            rtol=numbers["rtol"], atol=numbers["atol"], norm=optimistix.max_norm
+        ),
         event=diffrax.Event(distance, root_finder=finder, direction=False),
         max_steps=MOST_STEPS,
         throw=False,
@@ -209,19 +253,37 @@ def _segment(
     until, last = times_found[1][0], jax.tree.map(lambda leaf: leaf[0], states_found[1])
     met: Any = found.event_mask
     failed = ~(met | (found.result == diffrax.RESULTS.successful))
-    return {"saved": states_found[0], "last": _landed(numbers, last, side, until, met), "met": met, "failed": failed}
+    return {
+        "saved": states_found[0],
+        "last": _landed(numbers, last, side, until, met),
+        "met": met,
+        "failed": failed,
+    }
 
 
 def _landed(
-    numbers: dict[str, Any], last: dict[str, Any], side: Float[Numeric, "..."], until: Scalar, met: Bool[Numeric, "..."]
+    numbers: dict[str, Any],
+    last: dict[str, Any],
+    side: Float[Numeric, "..."],
+    until: Scalar,
+    met: Bool[Numeric, "..."],
 ) -> dict[str, Any]:
     """The end of a piece: where a surface was met, what met it is exactly 0 and has to choose its side anew."""
-    dM, _ = _field(numbers["clusters"], numbers["decay"], numbers["head_rate"], last["M"], last["a"], side)
+    dM, _ = _field(
+        numbers["clusters"], numbers["decay"], numbers["head_rate"], last["M"], last["a"], side
+    )
     # the nearest met it by definition, and so did those that the clock cannot tell from it (runs with a symmetry)
     away = jnp.where(side == 0, jnp.inf, side * last["M"])
     inward = jnp.maximum(-side * dM, 0.0)
-    hit = met & ((away == away.min()) | (away <= SAME_TIME * EVENT_TOLERANCE * (1.0 + until) * inward))
-    return {"M": jnp.where(hit, 0.0, last["M"]), "a": last["a"], "side": jnp.where(hit, jnp.nan, side), "time": until}
+    hit = met & (
+        (away == away.min()) | (away <= SAME_TIME * EVENT_TOLERANCE * (1.0 + until) * inward)
+    )
+    return {
+        "M": jnp.where(hit, 0.0, last["M"]),
+        "a": last["a"],
+        "side": jnp.where(hit, jnp.nan, side),
+        "time": until,
+    }
 
 
 _segments = jax.jit(jax.vmap(_segment, in_axes=(None, None, 0, 0, 0)))
@@ -235,7 +297,9 @@ def _flat_field(numbers: dict[str, Any], side: Float[Numeric, "p K"], y: Float[A
     return jnp.concatenate([dM.reshape(-1), da])
 
 
-def _long_segment(numbers: dict[str, Any], times: np.ndarray, last: dict[str, np.ndarray]) -> tuple[dict[str, Any], str]:
+def _long_segment(
+    numbers: dict[str, Any], times: np.ndarray, last: dict[str, np.ndarray]
+) -> tuple[dict[str, Any], str]:
     """The rest of a piece that the explicit method did not finish, by LSODA: as `_segment`, and how it ended."""
     side, t0 = last["side"], float(last["time"])
     size = side.size
@@ -246,13 +310,30 @@ def _long_segment(numbers: dict[str, Any], times: np.ndarray, last: dict[str, np
 
     y = np.concatenate([last["M"].reshape(-1), last["a"]])
     rest = times > t0
-    setting = {"loosest": LOOSEST, "inside": lambda _, y: bool(np.all(np.abs(y) < LARGEST)), "watch": distance}
+    setting = {
+        "loosest": LOOSEST,
+        "inside": lambda _, y: bool(np.all(np.abs(y) < LARGEST)),
+        "watch": distance,
+    }
     tolerance = (numbers["rtol"], numbers["atol"])
-    found = follow(lambda _, y: np.asarray(_flat_field(numbers, side, y)), y, t0, times[rest], *tolerance, **setting)
+    found = follow(
+        lambda _, y: np.asarray(_flat_field(numbers, side, y)),
+        y,
+        t0,
+        times[rest],
+        *tolerance,
+        **setting,
+    )
     end = {"M": found.state[:size].reshape(side.shape), "a": found.state[size:]}
     met = found.ended == "event"
-    saved = {"M": np.full((len(times), *side.shape), np.nan), "a": np.full((len(times), len(end["a"])), np.nan)}
-    saved["M"][rest], saved["a"][rest] = found.values[:size].T.reshape(-1, *side.shape), found.values[size:].T
+    saved = {
+        "M": np.full((len(times), *side.shape), np.nan),
+        "a": np.full((len(times), len(end["a"])), np.nan),
+    }
+    saved["M"][rest], saved["a"][rest] = (
+        found.values[:size].T.reshape(-1, *side.shape),
+        found.values[size:].T,
+    )
     landed = jax.tree.map(np.asarray, _landing(numbers, end, side, found.time, met))
     return {"saved": saved, "last": landed, "met": met}, found.ended
 
@@ -262,9 +343,13 @@ def _checked(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     shape, directions = np.shape(M), len(LABELS[kind])
     if len(shape) != 3 or 0 in shape or shape[-1] != directions:
-        raise ValueError(f"M has shape {shape}: give (run, K, {directions}), units x directions of a {kind} mixture")
+        raise ValueError(
+            f"M has shape {shape}: give (run, K, {directions}), units x directions of a {kind} mixture"
+        )
     M = checks.array("M", M, shape, "run x units x directions")
-    Q = checks.array("Q", Q, (shape[0], shape[1], shape[1]), "run x units x units, the Gram matrix of the rows")
+    Q = checks.array(
+        "Q", Q, (shape[0], shape[1], shape[1]), "run x units x units, the Gram matrix of the rows"
+    )
     a = checks.array("a", a, shape[:2], "run x units")
     checks.gram("Q", Q)
     checks.gram("Q - M M^T", Q - M @ np.swapaxes(M, 1, 2))
@@ -310,10 +395,18 @@ def solve_infinite_snr(
     fading = np.exp(-2 * numbers["decay"] * times)[:, None, None] * R[:, None]
     result["Q"] = fading + np.einsum("rtiq,rtjq->rtij", result["M"], result["M"])
     if error:
-        loose = _solve(kind, M, a, times, {**numbers, "rtol": 10 * numbers["rtol"], "atol": 10 * numbers["atol"]})
+        loose = _solve(
+            kind,
+            M,
+            a,
+            times,
+            {**numbers, "rtol": 10 * numbers["rtol"], "atol": 10 * numbers["atol"]},
+        )
         changes = [np.abs(loose[name] - result[name]).reshape(len(M), -1) for name in ("M", "a")]
         # what was not reached has no error
-        result["error"] = np.maximum(*(np.where(np.isfinite(change), change, 0.0).max(axis=1) for change in changes))
+        result["error"] = np.maximum(
+            *(np.where(np.isfinite(change), change, 0.0).max(axis=1) for change in changes)
+        )
     return result
 
 
@@ -321,23 +414,40 @@ def _first(count: int, tree: Tree) -> Any:
     return jax.tree.map(lambda leaf: leaf[:count], tree)
 
 
-def _solve(kind: str, M: np.ndarray, a: np.ndarray, times: np.ndarray, tolerances: dict[str, float]) -> dict[str, np.ndarray]:
+def _solve(
+    kind: str, M: np.ndarray, a: np.ndarray, times: np.ndarray, tolerances: dict[str, float]
+) -> dict[str, np.ndarray]:
     """All pieces of all runs: each run has its own clock, and goes back to the end of the queue until it reaches the last time."""
     clusters = _clusters(kind)
     runs, width, directions = M.shape
     units = -width % UNITS
-    clusters = {name: np.pad(x, [(0, DIRECTIONS - directions)] + [(0, 0)] * (x.ndim - 1)) for name, x in clusters.items()}
+    clusters = {
+        name: np.pad(x, [(0, DIRECTIONS - directions)] + [(0, 0)] * (x.ndim - 1))
+        for name, x in clusters.items()
+    }
     numbers = {**tolerances, "clusters": clusters}
-    M, a = np.pad(M, [(0, 0), (0, units), (0, DIRECTIONS - directions)]), np.pad(a, [(0, 0), (0, units)])
+    M, a = (
+        np.pad(M, [(0, 0), (0, units), (0, DIRECTIONS - directions)]),
+        np.pad(a, [(0, 0), (0, units)]),
+    )
     now = {"M": M.copy(), "a": a.copy(), "side": np.full_like(M, np.nan), "time": np.zeros(runs)}
-    saved = {"M": np.repeat(M[:, None], len(times), axis=1), "a": np.repeat(a[:, None], len(times), axis=1)}
+    saved = {
+        "M": np.repeat(M[:, None], len(times), axis=1),
+        "a": np.repeat(a[:, None], len(times), axis=1),
+    }
     met, ran_out = np.zeros(runs, dtype=int), np.zeros(runs, dtype=bool)
     padded = filled(times, max(FEWEST_TIMES, power_of_two(len(times))))
     queue = np.arange(runs) if times[-1] > 0 else np.arange(0)
     while len(queue):
         some, queue = queue[:LANES], queue[LANES:]
         rows = np.resize(some, LANES)  # a hand that is not full repeats itself
-        hand = _segments(numbers, padded, {"M": now["M"][rows], "a": now["a"][rows]}, now["side"][rows], now["time"][rows])
+        hand = _segments(
+            numbers,
+            padded,
+            {"M": now["M"][rows], "a": now["a"][rows]},
+            now["side"][rows],
+            now["time"][rows],
+        )
         found = _first(len(some), jax.tree.map(np.asarray, hand))
         found = jax.tree.map(np.array, found)
         for place in np.flatnonzero(found["failed"]):
@@ -353,11 +463,18 @@ def _solve(kind: str, M: np.ndarray, a: np.ndarray, times: np.ndarray, tolerance
                 ran_out[some[place]] = True
                 for name in saved:
                     saved[name][some[place], times > later["last"]["time"]] = np.nan
-        lane, inside = np.nonzero((times > now["time"][some][:, None]) & (times <= found["last"]["time"][:, None]))
+        lane, inside = np.nonzero(
+            (times > now["time"][some][:, None]) & (times <= found["last"]["time"][:, None])
+        )
         for name in saved:
             saved[name][some[lane], inside] = found["saved"][name][lane, inside]
         for name in now:
             now[name][some] = found["last"][name]
         met[some] += found["met"]
         queue = np.concatenate([queue, some[found["met"] & (now["time"][some] < times[-1])]])
-    return {"M": saved["M"][:, :, :width, :directions], "a": saved["a"][:, :, :width], "met": met, "ran_out": ran_out}
+    return {
+        "M": saved["M"][:, :, :width, :directions],
+        "a": saved["a"][:, :, :width],
+        "met": met,
+        "ran_out": ran_out,
+    }

@@ -14,7 +14,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-STEPS_A_DECADE = 1500  # of LSODA before its tolerance is loosened; a smooth decade takes some hundred
+STEPS_A_DECADE = (
+    1500  # of LSODA before its tolerance is loosened; a smooth decade takes some hundred
+)
 MOST_STEPS = 30000  # in all
 REPORTED = 20  # steps between two reports
 LEAST_RTOL = 1e-13  # LSODA takes no less
@@ -59,11 +61,15 @@ def follow(
     values[:, times == now] = y[:, None]
     end = float(times[-1]) if len(times) else now
     while now < end:
-        solver = integrate.LSODA(field, now, y, end, rtol=max(slack * rtol, LEAST_RTOL), atol=slack * atol)
+        solver = integrate.LSODA(
+            field, now, y, end, rtol=max(slack * rtol, LEAST_RTOL), atol=slack * atol
+        )
         decade = 10.0 * now if now > 0 else end
         for _ in range(STEPS_A_DECADE):
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of LSODA's own, on lack of convergence: it ends as "failed", which is told
+                warnings.simplefilter(
+                    "ignore"
+                )  # of LSODA's own, on lack of convergence: it ends as "failed", which is told
                 solver.step()
             spent += 1
             if report is not None and spent % REPORTED == 0:
@@ -118,4 +124,10 @@ def _crossing(watch: Callable[[np.ndarray], float], dense: Any, low: float, high
         return high
     from scipy import optimize
 
-    return float(np.asarray(optimize.brentq(lambda t: watch(dense(t)), low, high, xtol=EVENT_TOLERANCE * max(1.0, high))))
+    return float(
+        np.asarray(
+            optimize.brentq(
+                lambda t: watch(dense(t)), low, high, xtol=EVENT_TOLERANCE * max(1.0, high)
+            )
+        )
+    )

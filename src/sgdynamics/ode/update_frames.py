@@ -25,8 +25,23 @@ UNROLLED = 4  # rows up to which the roots of every point's own matrices are wri
 class Frame:
     """The rows of a state in orthonormal columns [T | L | new] of each block, and how to read overlaps from increments there."""
 
-    def __init__(self, structure: Structure, batch: int, law: Law, parameters: Numbers, D: Scalar, state: State) -> None:
-        self.structure, self.batch, self.law, self.parameters, self.D, self.state = structure, batch, law, parameters, D, state
+    def __init__(
+        self,
+        structure: Structure,
+        batch: int,
+        law: Law,
+        parameters: Numbers,
+        D: Scalar,
+        state: State,
+    ) -> None:
+        self.structure, self.batch, self.law, self.parameters, self.D, self.state = (
+            structure,
+            batch,
+            law,
+            parameters,
+            D,
+            state,
+        )
         self.p, self.k, self.blocks = structure.width, structure.signals, structure.blocks
         self.rows = state["rows_Q"].shape[-1]  # slow ones
         self.sizes = parameters["fractions"] * D
@@ -37,8 +52,14 @@ class Frame:
         """Say which columns there are, and what rows and signals are in them."""
         structure, law = self.structure, self.law
         # of the chain; the columns that rows of fast sets have there stay empty
-        spare = max(0, self.p - self.batch * structure.sample.inputs_a_sample) if law.coordinatewise else 0
-        self.grouping = compressed.Grouping(structure, self.batch, single=True, update=law, spare=spare)
+        spare = (
+            max(0, self.p - self.batch * structure.sample.inputs_a_sample)
+            if law.coordinatewise
+            else 0
+        )
+        self.grouping = compressed.Grouping(
+            structure, self.batch, single=True, update=law, spare=spare
+        )
         self.inside = self.grouping.inside
         self.new = (1 + law.noise) * self.p if law.linear else self.grouping.columns
         C = jnp.broadcast_to(self.parameters["frame"], (self.blocks, self.k, self.k))
@@ -50,7 +71,9 @@ class Frame:
     def _wide(self, part: Float[Numeric, "blocks n m"]) -> Any:
         return jnp.pad(part, ((0, 0), (0, 0), (0, self.inside + self.new - part.shape[-1])))
 
-    def input_map(self, factors: Float[Numeric, "blocks fields inside"]) -> Float[Numeric, "blocks fields inside"]:
+    def input_map(
+        self, factors: Float[Numeric, "blocks fields inside"]
+    ) -> Float[Numeric, "blocks fields inside"]:
         """What a standard normal of each field adds to the normals of an input; `factors` are X_b C^-T of the rows that are read."""
         return jnp.sqrt(self.eigenvalues)[:, None, None] * factors
 
@@ -78,7 +101,9 @@ class Frame:
         state, missing = self.state, copies(self.law) * self.p - self.rows
         rows = jnp.pad(self.flat(self.Z), ((0, missing), (0, 0)))
         squares = tuple(self.spread_out(one) for one in state["update_squares"])
-        return Rows(rows, jnp.pad(state["rows_a"], (0, missing)), tuple(state["update_scalars"]), squares)
+        return Rows(
+            rows, jnp.pad(state["rows_a"], (0, missing)), tuple(state["update_scalars"]), squares
+        )
 
     def spread_out(self, each: Float[Numeric, " p"]) -> Float[Numeric, "p flat"]:
         """Numbers of the units times the variance of each column's input."""
@@ -94,12 +119,19 @@ class Frame:
         along = self.Z @ jnp.swapaxes(dZ, -1, -2)
         rest = {
             "rows_a": step.head[: self.rows],
-            "update_scalars": jnp.stack(step.scalars) if step.scalars else self.state["update_scalars"] * 0,
+            "update_scalars": jnp.stack(step.scalars)
+            if step.scalars
+            else self.state["update_scalars"] * 0,
         }
         dQ = along + jnp.swapaxes(along, -1, -2) + dZ @ jnp.swapaxes(dZ, -1, -2)
         if not self.structure.trained:
             rest["rows_a"] = jnp.zeros_like(rest["rows_a"])
-        found = {"rows_M": dZ @ jnp.swapaxes(self.S, -1, -2), "rows_Q": dQ, **rest, "update_squares": self._gathered(step.squares)}
+        found = {
+            "rows_M": dZ @ jnp.swapaxes(self.S, -1, -2),
+            "rows_Q": dQ,
+            **rest,
+            "update_squares": self._gathered(step.squares),
+        }
         return jax.tree.map(lambda value: self.D * value, found)
 
     def overlaps(self, rows: Float[Numeric, "blocks n columns"]) -> dict[str, Any]:
@@ -111,7 +143,9 @@ class Frame:
         overlaps = self.overlaps(self.by_block(rows))
         return overlaps_of_blocks(self.parameters, overlaps["Q"], overlaps["M"])
 
-    def noisy(self, noise: Float[Numeric, "p p"], samples: Scalar | int) -> Float[Numeric, "blocks p p"]:
+    def noisy(
+        self, noise: Float[Numeric, "p p"], samples: Scalar | int
+    ) -> Float[Numeric, "blocks p p"]:
         """The noise of a gradient, of covariance E[h h^T] over so many samples, along new columns."""
         return jnp.sqrt(self.eigenvalues * self.sizes / samples)[:, None, None] * _root(noise)
 
@@ -120,7 +154,9 @@ class Frame:
         if not squares:
             return self.state["update_squares"] * 0
         weights = self.parameters["fractions"] / input_covariance.trace(self.parameters)
-        return jnp.stack([jnp.einsum("b,bp->p", weights, self.by_block(one)[..., -1]) for one in squares])
+        return jnp.stack(
+            [jnp.einsum("b,bp->p", weights, self.by_block(one)[..., -1]) for one in squares]
+        )
 
     def gram(self, G: Float[Numeric, "p flat"]) -> Float[Numeric, "blocks p p"]:
         """The covariance of the coordinates of a gradient in each block."""
@@ -130,7 +166,9 @@ class Frame:
     def squares(self, G: Float[Numeric, "p flat"]) -> Float[Numeric, "p flat"]:
         """Mean squares of a gradient's coordinates, which are Gaussian over the coordinates of a block."""
         each = jnp.einsum("bpp->bp", self.gram(G))
-        return self.flat(jnp.broadcast_to(each[..., None], (self.blocks, self.p, self.inside + self.new)))
+        return self.flat(
+            jnp.broadcast_to(each[..., None], (self.blocks, self.p, self.inside + self.new))
+        )
 
     def sign(self, G: Float[Numeric, "p flat"]) -> Float[Numeric, "p flat"]:
         """The signs of Gaussian coordinates: along a row their mean is sqrt(2/pi) over the deviation, their products are arcsines."""
@@ -139,11 +177,17 @@ class Frame:
         ratio = 1 / jnp.where(size > 0, size, 1.0)
         correlation = jnp.clip(gram * ratio[:, :, None] * ratio[:, None, :], -1.0, 1.0)
         root = (
-            jax.vmap(partial(lower_root, unrolled=self.p <= UNROLLED))(2 / jnp.pi * jnp.arcsin(correlation))
+            jax.vmap(partial(lower_root, unrolled=self.p <= UNROLLED))(
+                2 / jnp.pi * jnp.arcsin(correlation)
+            )
             * jnp.sqrt(self.sizes)[:, None, None]
         )
         mean = jnp.sqrt(2 / jnp.pi) * ratio[..., None] * self.by_block(G)[..., : self.inside]
-        return self.flat(jnp.concatenate([mean, jnp.pad(root, ((0, 0), (0, 0), (0, self.new - self.p)))], axis=-1))
+        return self.flat(
+            jnp.concatenate(
+                [mean, jnp.pad(root, ((0, 0), (0, 0), (0, self.new - self.p)))], axis=-1
+            )
+        )
 
 
 class JointFrame:
@@ -167,11 +211,18 @@ class JointFrame:
         vectors = [rows, *(safe[:, None, None] ** power * rows for power in powers)]
         if frame.law.coordinatewise and not structure.sample.centred:
             vectors.append(safe[:, None, None] ** -0.5 * rows[:, : frame.k])
-        self.basis, _ = jnp.linalg.qr(jnp.concatenate([frame.flat(part) for part in vectors]).T)  # (flat, columns)
+        self.basis, _ = jnp.linalg.qr(
+            jnp.concatenate([frame.flat(part) for part in vectors]).T
+        )  # (flat, columns)
         self.inside, self.new = self.basis.shape[1], frame.new
         single = replace(structure, blocks=1)
         self.grouping = _JointGrouping(
-            single, frame.batch, single=True, update=frame.law, spare=frame.grouping.spare, frame_columns=self.inside
+            single,
+            frame.batch,
+            single=True,
+            update=frame.law,
+            spare=frame.grouping.spare,
+            frame_columns=self.inside,
         )
         signals = self.inner(frame.S)
         self.parameters = frame.parameters | {
@@ -185,8 +236,14 @@ class JointFrame:
         self.variances = jnp.sum(frame.eigenvalues * frame.sizes)  # |x|^2 outside of the frame
         counted = jnp.where(self.has_variance, frame.sizes, 0.0)
         self.counted = jnp.sum(counted)
-        own = counted / self.counted if frame.law.coordinatewise else frame.eigenvalues * frame.sizes / self.variances
-        self.shares = jnp.stack([own, frame.sizes / frame.D])  # of the squared lengths of input columns, and of kicks
+        own = (
+            counted / self.counted
+            if frame.law.coordinatewise
+            else frame.eigenvalues * frame.sizes / self.variances
+        )
+        self.shares = jnp.stack(
+            [own, frame.sizes / frame.D]
+        )  # of the squared lengths of input columns, and of kicks
         self.cut = frame.new - kicks
         self.whitening: Any = self._whitening_matrix() if frame.law.coordinatewise else None
 
@@ -197,13 +254,17 @@ class JointFrame:
     def coordinates(self, rows: Float[Numeric, "blocks n columns"]) -> Float[Numeric, "n flat"]:
         return jnp.pad(self.inner(rows), ((0, 0), (0, self.new)))
 
-    def input_map(self, factors: Float[Numeric, "blocks fields inside"]) -> Float[Numeric, "1 fields inside"]:
+    def input_map(
+        self, factors: Float[Numeric, "blocks fields inside"]
+    ) -> Float[Numeric, "1 fields inside"]:
         return self.inner(self.frame.eigenvalues[:, None, None] * factors)[None]
 
     @property
     def outside(self) -> Float[Numeric, "1 columns columns"]:
         columns, kicks = self.grouping.columns, self.grouping.kicks
-        lengths = jnp.where(jnp.arange(columns) < columns - kicks, jnp.sqrt(self.variances), jnp.sqrt(self.D))
+        lengths = jnp.where(
+            jnp.arange(columns) < columns - kicks, jnp.sqrt(self.variances), jnp.sqrt(self.D)
+        )
         return jnp.diag(lengths)[None]
 
     def begin(self) -> Rows:
@@ -219,7 +280,9 @@ class JointFrame:
         size = jnp.sqrt(jnp.diagonal(gram))
         ratio = 1 / jnp.where(size > 0, size, 1.0)
         correlation = jnp.clip(gram * ratio[:, None] * ratio, -1.0, 1.0)
-        root = lower_root(2 / jnp.pi * jnp.arcsin(correlation), unrolled=self.p <= UNROLLED) * jnp.sqrt(self.counted)
+        root = lower_root(
+            2 / jnp.pi * jnp.arcsin(correlation), unrolled=self.p <= UNROLLED
+        ) * jnp.sqrt(self.counted)
         mean = jnp.sqrt(2 / jnp.pi) * ratio[:, None] * (G[:, : self.inside] @ self.whitening)
         return jnp.concatenate([mean, jnp.pad(root, ((0, 0), (0, self.new - self.p)))], axis=1)
 
@@ -244,7 +307,9 @@ class JointFrame:
             "inside": rows[:, : self.inside],
             "products": jnp.stack([part @ part.T for part in parts]),
             "rows_a": step.head[: self.rows],
-            "update_scalars": jnp.stack(step.scalars) if step.scalars else self.frame.state["update_scalars"] * 0,
+            "update_scalars": jnp.stack(step.scalars)
+            if step.scalars
+            else self.frame.state["update_scalars"] * 0,
         }
         return jax.tree.map(lambda value: self.D * value, found)
 
@@ -253,7 +318,11 @@ class JointFrame:
         frame = self.frame
         dZ = frame.by_block(mean["inside"] @ self.basis.T)
         along = frame.Z[..., : frame.inside] @ jnp.swapaxes(dZ, -1, -2)
-        dQ = along + jnp.swapaxes(along, -1, -2) + jnp.einsum("gb,gij->bij", self.shares, mean["products"])
+        dQ = (
+            along
+            + jnp.swapaxes(along, -1, -2)
+            + jnp.einsum("gb,gij->bij", self.shares, mean["products"])
+        )
         trained = frame.structure.trained
         return {
             "rows_M": dZ @ jnp.swapaxes(frame.S[..., : frame.inside], -1, -2),
@@ -286,7 +355,10 @@ class Oblique(Frame):
         gram = jnp.broadcast_to(self.parameters["gram"], (self.blocks, self.k, self.k))
         across = jnp.concatenate([jnp.swapaxes(M, -1, -2), gram], axis=-1)
         self.products = jnp.concatenate([jnp.concatenate([Q, M], axis=-1), across], axis=-2)
-        every = jnp.broadcast_to(jnp.eye(self.inside, self.inside + self.new), (self.blocks, self.inside, self.inside + self.new))
+        every = jnp.broadcast_to(
+            jnp.eye(self.inside, self.inside + self.new),
+            (self.blocks, self.inside, self.inside + self.new),
+        )
         self.Z, self.S = every[:, : self.rows], every[:, self.rows :]
 
     def overlaps(self, rows: Float[Numeric, "blocks n columns"]) -> dict[str, Any]:
@@ -294,7 +366,9 @@ class Oblique(Frame):
         along = inside @ self.products
         return {"M": along[..., self.rows :], "Q": along @ jnp.swapaxes(inside, -1, -2)}
 
-    def noisy(self, noise: Float[Numeric, "p p"], samples: Scalar | int) -> Float[Numeric, "blocks p p"]:
+    def noisy(
+        self, noise: Float[Numeric, "p p"], samples: Scalar | int
+    ) -> Float[Numeric, "blocks p p"]:
         self.noise = (self.eigenvalues * self.sizes / samples)[:, None, None] * noise
         return jnp.broadcast_to(jnp.eye(self.p), (self.blocks, self.p, self.p))
 
@@ -309,7 +383,9 @@ class Oblique(Frame):
             "rows_M": along[..., self.rows :],
             "rows_Q": both + jnp.swapaxes(both, -1, -2) + square,
             "rows_a": head,
-            "update_scalars": jnp.stack(step.scalars) if step.scalars else self.state["update_scalars"] * 0,
+            "update_scalars": jnp.stack(step.scalars)
+            if step.scalars
+            else self.state["update_scalars"] * 0,
             "update_squares": self.state["update_squares"] * 0,
         }
         return jax.tree.map(lambda value: self.D * value, found)

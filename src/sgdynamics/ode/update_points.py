@@ -16,13 +16,20 @@ from sgdynamics.samples import laws
 
 CHUNK = 4096  # points that go together
 MOST_LATTICE = 4  # dimensions in which a lattice is better than Sobol points
-LATTICE = {1: (0.2, 8.0), 2: (0.4, 7.0), 3: (0.6, 6.5), 4: (0.8, 6.0)}  # its step and radius, a replicate
+LATTICE = {
+    1: (0.2, 8.0),
+    2: (0.4, 7.0),
+    3: (0.6, 6.5),
+    4: (0.8, 6.0),
+}  # its step and radius, a replicate
 LOG2_POINTS, REPLICATES = 13, 4  # of Sobol points
 LAW_NODES = 32  # of the incomplete moments of a law of label noise
 EDGE_SHARE = 1e-4  # distance of the first node from its edge, as a share of that of the mean
 
 
-def field_points(structure: Structure, batch: int, reads: int, *, quiet: bool, fine: float = 1.0) -> dict[str, np.ndarray]:
+def field_points(
+    structure: Structure, batch: int, reads: int, *, quiet: bool, fine: float = 1.0
+) -> dict[str, np.ndarray]:
     """Points of the fields of a batch and of its draws, (replicates, chunks, points, ...), and their weights.
 
     `reads`: how many sets of rows gradients are taken at. `quiet`: the label noise is 0, or summed by hand. Few dimensions have a lattice,
@@ -42,7 +49,10 @@ def field_points(structure: Structure, batch: int, reads: int, *, quiet: bool, f
         noise = np.zeros((*fields.shape[:2], batch * sample.draw_normals))
     size = min(CHUNK, fields.shape[1])
     fill = -fields.shape[1] % size
-    padded = [np.pad(one, ((0, 0), (0, fill)) + ((0, 0),) * (one.ndim - 2)) for one in (fields, noise, weights)]
+    padded = [
+        np.pad(one, ((0, 0), (0, fill)) + ((0, 0),) * (one.ndim - 2))
+        for one in (fields, noise, weights)
+    ]
     parts = [one.reshape(len(one), -1, size, *one.shape[2:]) for one in padded]
     return dict(zip(("fields", "noise", "weights"), parts, strict=True))
 
@@ -55,7 +65,9 @@ def _lattice(dimensions: int, fine: float) -> tuple[np.ndarray, np.ndarray]:
     every = []
     for shift in (0.0, 0.5):
         axis = (np.arange(-int(radius / step) - 1, int(radius / step) + 2) + shift) * step
-        grid = np.stack(np.meshgrid(*[axis] * dimensions, indexing="ij"), axis=-1).reshape(-1, dimensions)
+        grid = np.stack(np.meshgrid(*[axis] * dimensions, indexing="ij"), axis=-1).reshape(
+            -1, dimensions
+        )
         every.append(grid[np.sum(grid**2, axis=1) < radius**2])
     n = max(len(one) for one in every)
     weights = [np.exp(-0.5 * np.sum(one**2, axis=1)) for one in every]
@@ -89,7 +101,9 @@ def two_points(low: Scalar | Numeric, high: Scalar | Numeric) -> list[tuple[Any,
     return [(mean + down, mass * share), (mean + up, mass * (1 - share))]
 
 
-def two_points_of_law(law: str, parameters: Numbers, low: Scalar | Numeric, high: Scalar | Numeric) -> list[tuple[Any, Any]]:
+def two_points_of_law(
+    law: str, parameters: Numbers, low: Scalar | Numeric, high: Scalar | Numeric
+) -> list[tuple[Any, Any]]:
     """Nodes and weights for label noise of a law between two edges, exact for polynomials of degree 2.
 
     One node lies next to the lower edge (to the upper one where the lower is infinite), as in a
@@ -98,7 +112,10 @@ def two_points_of_law(law: str, parameters: Numbers, low: Scalar | Numeric, high
     """
     unit = parameters["unit"]
     mirrored = jnp.isinf(low)
-    start, stop = (jnp.where(mirrored, -high, low) / unit, jnp.where(mirrored, jnp.inf, high) / unit)
+    start, stop = (
+        jnp.where(mirrored, -high, low) / unit,
+        jnp.where(mirrored, jnp.inf, high) / unit,
+    )
     lower, upper = (_incomplete_moments(law, parameters, edge) for edge in (start, stop))
     mass = jnp.maximum(upper[0] - lower[0], 0.0)
     over = 1 / jnp.where(mass > 0, mass, 1.0)

@@ -36,7 +36,10 @@ from sgdynamics.problems.problem import Structure
 from sgdynamics.samples import input_covariance
 from sgdynamics.simulation import compressed
 
-LARGE, LESS_LARGE = 1e14, 1e10  # D of the limit, and another at which a user's update has to give the same
+LARGE, LESS_LARGE = (
+    1e14,
+    1e10,
+)  # D of the limit, and another at which a user's update has to give the same
 
 
 @dataclass(frozen=True)
@@ -50,15 +53,21 @@ class UpdateStep(Field):
     rule: Rule
     batch: int
     law: Law
-    by_noise: bool = False  # label noise is summed by hand, piece by piece, and is not among the points
-    noise_law: str | None = None  # of that label noise, where it is not Gaussian; the structure's sample is Gaussian then
+    by_noise: bool = (
+        False  # label noise is summed by hand, piece by piece, and is not among the points
+    )
+    noise_law: str | None = (
+        None  # of that label noise, where it is not Gaussian; the structure's sample is Gaussian then
+    )
     symmetric = ("rows_Q",)
 
     def __call__(self, each: Tree, shared: Numbers, t: Scalar, state: State) -> Any:
         lr, state = shared["algorithm"]["lr"], from_units(shared, state)
         alpha = t if scheduled(lr) else t * self.batch / lr
         now = numbers_at({"problem": shared["problem"], "algorithm": shared["algorithm"]}, alpha)
-        rates = update_rates(self, each, now["problem"], now["algorithm"], shared["large"], alpha / self.batch, state)
+        rates = update_rates(
+            self, each, now["problem"], now["algorithm"], shared["large"], alpha / self.batch, state
+        )
         scale = 1 / self.batch if scheduled(lr) else 1 / lr
         return in_units(shared, jax.tree.map(lambda value: value * scale, rates))
 
@@ -69,14 +78,27 @@ def slow_rows(law: Law) -> tuple[str, ...]:
 
 
 def update_rates(
-    field: UpdateStep, each: Tree, parameters: Numbers, algorithm: Numbers, D: Scalar, tau: Scalar, state: State
+    field: UpdateStep,
+    each: Tree,
+    parameters: Numbers,
+    algorithm: Numbers,
+    D: Scalar,
+    tau: Scalar,
+    state: State,
 ) -> dict[str, Any]:
     """d(state)/dtau of the overlaps of all slow rows, the head, the scalars and squares."""
     law = field.law
     oblique = law.lengthless and not law.noise and not field.structure.sphere
     frame = (Oblique if oblique else Frame)(field.structure, field.batch, law, parameters, D, state)
     lr, unit = algorithm["lr"], algorithm.get("unit", 1.0)
-    setting = Setting(lr * unit, D * unit, tau * D, algorithm["head_rate"], parameters["weight_decay"], field.structure)
+    setting = Setting(
+        lr * unit,
+        D * unit,
+        tau * D,
+        algorithm["head_rate"],
+        parameters["weight_decay"],
+        field.structure,
+    )
     reads = _read_at(law, algorithm["update"], frame, setting)
     if law.linear:
         return _linear_rates(field, each, parameters, algorithm, frame, setting, reads)
@@ -93,12 +115,18 @@ class _Recorder(Ground):
         if not any(rows is other for other in self.heard):
             self.heard.append(rows)
 
-    def mean(self, rows: Numeric, head: Numeric, shift: Numeric | None, head_shift: Numeric | None) -> tuple[Any, Any]:
+    def mean(
+        self, rows: Numeric, head: Numeric, shift: Numeric | None, head_shift: Numeric | None
+    ) -> tuple[Any, Any]:
         return jnp.zeros_like(rows), jnp.zeros_like(head)
 
-    def each(self, rows: Numeric, head: Numeric, shift: Numeric | None, head_shift: Numeric | None) -> tuple[Any, Any]:
+    def each(
+        self, rows: Numeric, head: Numeric, shift: Numeric | None, head_shift: Numeric | None
+    ) -> tuple[Any, Any]:
         batch = self.frame.batch
-        return jnp.zeros((batch, *rows.shape), rows.dtype), jnp.zeros((batch, *head.shape), head.dtype)
+        return jnp.zeros((batch, *rows.shape), rows.dtype), jnp.zeros(
+            (batch, *head.shape), head.dtype
+        )
 
     def overlaps(self, rows: Numeric) -> Any:
         return self.frame.seen(rows)
@@ -113,7 +141,11 @@ def _read_at(law: Law, numbers: Numbers, frame: Frame, setting: Setting) -> list
     increments(law, numbers, state, ground, setting)
     trained, found = setting.structure.trained, []
     for rows in ground.heard or [state.rows[: frame.p]]:
-        flat, head = (rows[:, :-1], rows[:, -1]) if trained and ground.heard else (rows, state.head[: frame.p])
+        flat, head = (
+            (rows[:, :-1], rows[:, -1])
+            if trained and ground.heard
+            else (rows, state.head[: frame.p])
+        )
         found.append((frame.by_block(flat), head))
     return found
 
@@ -126,7 +158,9 @@ class _MeanBatch(Ground):
     G: Any
     g: Any
 
-    def mean(self, rows: Numeric, head: Numeric, shift: Numeric | None, head_shift: Numeric | None) -> tuple[Any, Any]:
+    def mean(
+        self, rows: Numeric, head: Numeric, shift: Numeric | None, head_shift: Numeric | None
+    ) -> tuple[Any, Any]:
         return self.G, self.g
 
     def overlaps(self, rows: Numeric) -> Any:
@@ -144,30 +178,64 @@ class _MeanBatch(Ground):
         return self.frame.sign(G)
 
 
-def _mean_batch(field: UpdateStep, each: Tree, parameters: Numbers, frame: Frame, reads: list[Any], samples: Scalar | int) -> _MeanBatch:
+def _mean_batch(
+    field: UpdateStep,
+    each: Tree,
+    parameters: Numbers,
+    frame: Frame,
+    reads: list[Any],
+    samples: Scalar | int,
+) -> _MeanBatch:
     """A batch of so many samples."""
     (R, head), structure, p = reads[0], field.structure, frame.p
     at = frame.overlaps(R)
-    found = expectation_of(structure).moments(field.rule, each["nodes"], parameters, overlaps_at(structure, parameters, at), head)
+    found = expectation_of(structure).moments(
+        field.rule, each["nodes"], parameters, overlaps_at(structure, parameters, at), head
+    )
     coefficients = found.coefficients(parameters)
     G = coefficients[..., :p] @ R + coefficients[..., p:] @ frame.S
-    G = frame.flat(G.at[..., frame.inside : frame.inside + p].set(frame.noisy(found.noise, samples)))
+    G = frame.flat(
+        G.at[..., frame.inside : frame.inside + p].set(frame.noisy(found.noise, samples))
+    )
     return _MeanBatch(frame, G, found.head_gradient)
 
 
 def map_step(
-    field: UpdateStep, each: Tree, parameters: Numbers, algorithm: Numbers, share: Scalar, number: Scalar | Whole, state: State
+    field: UpdateStep,
+    each: Tree,
+    parameters: Numbers,
+    algorithm: Numbers,
+    share: Scalar,
+    number: Scalar | Whole,
+    state: State,
 ) -> dict[str, Any]:
     """The state after one step on a batch of `share` d samples, with D = 1 in the update's units: deterministic as d -> infinity."""
     frame = Frame(field.structure, field.batch, field.law, parameters, jnp.asarray(1.0), state)
-    setting = Setting(algorithm["lr"], 1.0, number, algorithm["head_rate"], parameters["weight_decay"], field.structure)
+    setting = Setting(
+        algorithm["lr"],
+        1.0,
+        number,
+        algorithm["head_rate"],
+        parameters["weight_decay"],
+        field.structure,
+    )
     reads = _read_at(field.law, algorithm["update"], frame, setting)
     ground = _mean_batch(field, each, parameters, frame, reads, share)
-    return jax.tree.map(jnp.add, state, frame.rates(increments(field.law, algorithm["update"], frame.begin(), ground, setting)))
+    return jax.tree.map(
+        jnp.add,
+        state,
+        frame.rates(increments(field.law, algorithm["update"], frame.begin(), ground, setting)),
+    )
 
 
 def _linear_rates(
-    field: UpdateStep, each: Tree, parameters: Numbers, algorithm: Numbers, frame: Frame, setting: Setting, reads: list[Any]
+    field: UpdateStep,
+    each: Tree,
+    parameters: Numbers,
+    algorithm: Numbers,
+    frame: Frame,
+    setting: Setting,
+    reads: list[Any],
 ) -> dict[str, Any]:
     ground = _mean_batch(field, each, parameters, frame, reads, field.batch)
     state = frame.begin()
@@ -176,20 +244,32 @@ def _linear_rates(
     return frame.rates(increments(field.law, algorithm["update"], state, ground, setting))
 
 
-def _stationary(law: Law, numbers: Numbers, state: Rows, ground: Ground, setting: Setting, p: int) -> Rows:
+def _stationary(
+    law: Law, numbers: Numbers, state: Rows, ground: Ground, setting: Setting, p: int
+) -> Rows:
     """The state with its fast sets where they do not move: as they are linear, with the right mean and the right noise."""
 
     def moved(fast: Numeric) -> Any:
         rows, head = fast[:, :-1], fast[:, -1]
-        now = state._replace(rows=jnp.concatenate([state.rows[:p], rows]), head=jnp.concatenate([state.head[:p], head]))
+        now = state._replace(
+            rows=jnp.concatenate([state.rows[:p], rows]),
+            head=jnp.concatenate([state.head[:p], head]),
+        )
         step = increments(law, numbers, now, ground, setting)
         return jnp.concatenate([step.rows[p:], step.head[p:, None]], axis=1)
 
     rest = jnp.concatenate([state.rows[p:], state.head[p:, None]], axis=1) * 0
-    first = jnp.zeros((len(rest), *rest.shape)).at[jnp.arange(len(rest)), jnp.arange(len(rest)), 0].set(1.0)
+    first = (
+        jnp.zeros((len(rest), *rest.shape))
+        .at[jnp.arange(len(rest)), jnp.arange(len(rest)), 0]
+        .set(1.0)
+    )
     matrix = jax.vmap(lambda one: jax.jvp(moved, (rest,), (one,))[1][:, 0])(first).T
     fast = jnp.linalg.solve(matrix, -moved(rest))
-    rows, head = jnp.concatenate([state.rows[:p], fast[:, :-1]]), jnp.concatenate([state.head[:p], fast[:, -1]])
+    rows, head = (
+        jnp.concatenate([state.rows[:p], fast[:, :-1]]),
+        jnp.concatenate([state.head[:p], fast[:, -1]]),
+    )
     return state._replace(rows=rows, head=head)
 
 
@@ -207,7 +287,13 @@ class _LimitBatch(compressed.ChainBatch):
 
 
 def _averaged_rates(
-    field: UpdateStep, each: Tree, parameters: Numbers, algorithm: Numbers, frame: Frame, setting: Setting, reads: list[Any]
+    field: UpdateStep,
+    each: Tree,
+    parameters: Numbers,
+    algorithm: Numbers,
+    frame: Frame,
+    setting: Setting,
+    reads: list[Any],
 ) -> dict[str, Any]:
     # a loss that reads overlaps may read those of each block
     view = frame if frame.blocks == 1 or field.structure.loss.pulls else JointFrame(frame)
@@ -219,10 +305,14 @@ def _averaged_rates(
     outside, state = view.outside, view.begin()
 
     def step(zeta: Numeric, noise: Numeric) -> Any:
-        inside = jnp.einsum("...n,bnc->...bc", zeta.reshape(1, field.batch, *sample.token_shape, -1), onto)
+        inside = jnp.einsum(
+            "...n,bnc->...bc", zeta.reshape(1, field.batch, *sample.token_shape, -1), onto
+        )
         part = compressed.SpanDraws(inside, noise.reshape(1, field.batch, -1), outside)
         if grouping.kicks:
-            part = part._replace(kicks=jnp.zeros((1, grouping.kicks, grouping.structure.blocks, view.inside)))
+            part = part._replace(
+                kicks=jnp.zeros((1, grouping.kicks, grouping.structure.blocks, view.inside))
+            )
         x, given = compressed.block_inputs(grouping, view.parameters, part)
         kicks = compressed.block_kicks(grouping, part)
         given = jax.tree.map(lambda one: one[0], given)
@@ -236,17 +326,27 @@ def _averaged_rates(
         # h is linear in the noise, along one direction: between where it vanishes, or is bent, a step is a polynomial of the noise
         (R, head), quiet = reads[0], jnp.zeros_like(noise)
         rows = view.coordinates(R)
-        h0, h1 = (step(zeta, quiet + shift)[1]._moves(rows, head, None, None)[2] for shift in (0.0, 1.0))
+        h0, h1 = (
+            step(zeta, quiet + shift)[1]._moves(rows, head, None, None)[2] for shift in (0.0, 1.0)
+        )
         slope = jnp.sqrt(jnp.sum((h1 - h0) ** 2))
         flat = slope == 0
         slope = jnp.where(flat, 1.0, slope)
-        edges = [-jnp.sum(h0 * ((h1 - h0) / slope)) / slope]  # no square of the slope, which may be as small as it can be
+        edges = [
+            -jnp.sum(h0 * ((h1 - h0) / slope)) / slope
+        ]  # no square of the slope, which may be as small as it can be
         if field.law.bends:
-            most = _inner_number(algorithm["update"], field.law.bends) / jnp.sqrt(input_covariance.trace(parameters))
-            slopes = jnp.sqrt(jnp.sum((h1 - h0) ** 2, axis=0)) if field.law.bends_by_row else slope[None]
+            most = _inner_number(algorithm["update"], field.law.bends) / jnp.sqrt(
+                input_covariance.trace(parameters)
+            )
+            slopes = (
+                jnp.sqrt(jnp.sum((h1 - h0) ** 2, axis=0)) if field.law.bends_by_row else slope[None]
+            )
             # a row that does not feel the noise does not bend by it
             reach = jnp.where(slopes > 0, most / jnp.where(slopes > 0, slopes, 1.0), jnp.inf)
-            edges = list(jnp.sort(jnp.concatenate([edges[0] - reach, jnp.array(edges), edges[0] + reach])))
+            edges = list(
+                jnp.sort(jnp.concatenate([edges[0] - reach, jnp.array(edges), edges[0] + reach]))
+            )
         total = None
         for low, high in zip([-jnp.inf, *edges], [*edges, jnp.inf], strict=True):
             if field.noise_law is None:
@@ -265,7 +365,9 @@ def _averaged_rates(
 
     nodes = (each["fields"], each["noise"], each["weights"])
     shapes = jax.eval_shape(one, *(value[0, 0] for value in nodes))
-    total, _ = jax.lax.scan(chunk, jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes), nodes)
+    total, _ = jax.lax.scan(
+        chunk, jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes), nodes
+    )
     return view.combine(total)
 
 
@@ -280,9 +382,23 @@ def count_reads(field: UpdateStep, shared: Numbers, state: State) -> int:
 
     def heard(shared: Numbers, state: State) -> Any:
         now = numbers_at({"problem": shared["problem"], "algorithm": shared["algorithm"]}, 0.0)
-        frame = Frame(field.structure, field.batch, field.law, now["problem"], shared["large"], from_units(shared, state))
+        frame = Frame(
+            field.structure,
+            field.batch,
+            field.law,
+            now["problem"],
+            shared["large"],
+            from_units(shared, state),
+        )
         algorithm = now["algorithm"]
-        setting = Setting(algorithm["lr"], shared["large"], 0.0, algorithm["head_rate"], now["problem"]["weight_decay"], field.structure)
+        setting = Setting(
+            algorithm["lr"],
+            shared["large"],
+            0.0,
+            algorithm["head_rate"],
+            now["problem"]["weight_decay"],
+            field.structure,
+        )
         found.append(len(_read_at(field.law, algorithm["update"], frame, setting)))
         return 0.0
 

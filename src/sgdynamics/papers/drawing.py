@@ -8,7 +8,16 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
-__all__ = ["finish", "legend_below", "letters", "panels", "readable", "runs_on", "subplots", "ticks"]
+__all__ = [
+    "finish",
+    "legend_below",
+    "letters",
+    "panels",
+    "readable",
+    "runs_on",
+    "subplots",
+    "ticks",
+]
 
 
 def subplots(rows: int, columns: int, size: tuple[float, float], **more: Any) -> tuple[Any, Any]:
@@ -36,7 +45,10 @@ def readable(axes: Iterable[Axes]) -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     for ax in axes:
-        for axis, (low, high) in ((ax.xaxis, sorted(ax.get_xlim())), (ax.yaxis, sorted(ax.get_ylim()))):
+        for axis, (low, high) in (
+            (ax.xaxis, sorted(ax.get_xlim())),
+            (ax.yaxis, sorted(ax.get_ylim())),
+        ):
             if axis.get_scale() != "log" or not isinstance(axis.get_major_locator(), LogLocator):
                 continue  # `ticks` has said where
             axis.set_minor_formatter(NullFormatter())
@@ -49,7 +61,18 @@ def readable(axes: Iterable[Axes]) -> None:
 
 def legend_below(ax: Axes, **more: Any) -> None:
     """A legend under the panel, where it hides nothing."""
-    ax.legend(**({"frameon": False, "fontsize": "small", "loc": "upper center", "bbox_to_anchor": (0.5, -0.17), "ncols": 2} | more))
+    ax.legend(
+        **(
+            {
+                "frameon": False,
+                "fontsize": "small",
+                "loc": "upper center",
+                "bbox_to_anchor": (0.5, -0.17),
+                "ncols": 2,
+            }
+            | more
+        )
+    )
 
 
 def panels(columns: int, width: float = 4.4, height: float = 3.7) -> tuple[Any, Any]:
@@ -58,14 +81,31 @@ def panels(columns: int, width: float = 4.4, height: float = 3.7) -> tuple[Any, 
     return fig, axes[0]
 
 
-def runs_on(ax: Axes, x: Any, runs: Any, colour: str, label: str | None = None, bars: float = 2.0) -> None:
+def runs_on(
+    ax: Axes, x: Any, runs: Any, colour: str, label: str | None = None, bars: float = 2.0
+) -> None:
     """The mean over runs (the first axis) as points, with bars of so many standard errors."""
     runs = np.asarray(runs)
     error = bars * runs.std(axis=0, ddof=1) / np.sqrt(len(runs))
-    ax.errorbar(x, runs.mean(axis=0), error, fmt="o", ms=4, mfc="white", mec=colour, color=colour, capsize=2, lw=1, label=label, zorder=3)
+    ax.errorbar(
+        x,
+        runs.mean(axis=0),
+        error,
+        fmt="o",
+        ms=4,
+        mfc="white",
+        mec=colour,
+        color=colour,
+        capsize=2,
+        lw=1,
+        label=label,
+        zorder=3,
+    )
 
 
-def finish(fig: Any, axes: Iterable[Axes], title: str, legends: Iterable[Axes] | None = None, **legend: Any) -> None:
+def finish(
+    fig: Any, axes: Iterable[Axes], title: str, legends: Iterable[Axes] | None = None, **legend: Any
+) -> None:
     """Letters, a title over all, and legends on all axes unless some are named."""
     for ax in axes if legends is None else legends:
         ax.legend(**({"frameon": False, "fontsize": "small"} | legend))

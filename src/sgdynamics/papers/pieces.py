@@ -47,7 +47,9 @@ def kept(folder: Path, seconds: float) -> Iterator[None]:
         _sitting.reset(token)
 
 
-def made(name: str, call: Mapping[str, Any], compute: Function, resumes: bool = False) -> xr.Dataset:
+def made(
+    name: str, call: Mapping[str, Any], compute: Function, resumes: bool = False
+) -> xr.Dataset:
     """What compute(**options) gives, or gave: one piece, which its call names; where it `resumes`, options are those of a checkpoint."""
     sitting = _sitting.get()
     if sitting is None:
@@ -58,9 +60,13 @@ def made(name: str, call: Mapping[str, Any], compute: Function, resumes: bool = 
         return load(path)
     left = sitting.until - time.monotonic()
     if left <= 0 and sitting.begun:
-        raise TimeoutError(f"the time is over before the piece {stem}: the same call goes on from there")
+        raise TimeoutError(
+            f"the time is over before the piece {stem}: the same call goes on from there"
+        )
     sitting.begun = True
-    found = compute(**({"checkpoint": sitting.folder / stem, "seconds": max(left, SHORT)} if resumes else {}))
+    found = compute(
+        **({"checkpoint": sitting.folder / stem, "seconds": max(left, SHORT)} if resumes else {})
+    )
     sitting.folder.mkdir(parents=True, exist_ok=True)
     save(found, path)
     return found
@@ -75,4 +81,6 @@ def _digest(call: Mapping[str, Any]) -> str:
             return describe()
         return np.asarray(value).tolist() if isinstance(value, (np.ndarray, np.generic)) else value
 
-    return hashlib.sha256(encode({name: plain(value) for name, value in sorted(call.items())}).encode()).hexdigest()[:12]
+    return hashlib.sha256(
+        encode({name: plain(value) for name, value in sorted(call.items())}).encode()
+    ).hexdigest()[:12]

@@ -18,16 +18,32 @@ from sgdynamics.results.variables import STANDARD_ERROR, VARIABLES
 
 POINTS = 6  # save points of the table
 ENTRIES = 4  # of one variable in the table
-SHOWN = ("excess_risk", "risk", "train_risk", "accuracy", "M", "m", "M_fields")  # those that are there, the second only without the first
+SHOWN = (
+    "excess_risk",
+    "risk",
+    "train_risk",
+    "accuracy",
+    "M",
+    "m",
+    "M_fields",
+)  # those that are there, the second only without the first
 
 
 def html(result: xr.Dataset) -> str:
     """A result, or theory and simulation side by side, as HTML; any other Dataset, and what cannot be drawn, as xarray shows it."""
     whole = result._repr_html_()
     try:
-        if {"theory", "simulation", "runs"} <= set(result.attrs) and "risk_z" in result and "t" in result.coords:
+        if (
+            {"theory", "simulation", "runs"} <= set(result.attrs)
+            and "risk_z" in result
+            and "t" in result.coords
+        ):
             parts = _compared(result)
-        elif {"method", "problem", "version"} <= set(result.attrs) and {"run", "time"} <= set(result.sizes) and "t" in result.coords:
+        elif (
+            {"method", "problem", "version"} <= set(result.attrs)
+            and {"run", "time"} <= set(result.sizes)
+            and "t" in result.coords
+        ):
             parts = _trajectory(result)
         else:
             return whole
@@ -47,11 +63,17 @@ def _trajectory(result: xr.Dataset) -> list[str]:
     if picture[1] and not {"risk", "excess_risk"} & set(result):
         raise ValueError("it has no risk")
     plot.risk(result, picture[1][0])
-    for ax, name in zip(picture[1][1:], (one for one in names if one in ("M", "m", "M_fields")), strict=False):
+    for ax, name in zip(
+        picture[1][1:], (one for one in names if one in ("M", "m", "M_fields")), strict=False
+    ):
         plot.variable(result, name, ax, label=f"{result.sizes['run']} runs")
     for ax in picture[1]:
         add_epoch_axis(ax, result, requested_clock(result))
-    good = np.flatnonzero(np.isnan(result["diverged_at"])) if "diverged_at" in result.coords else np.arange(result.sizes["run"])
+    good = (
+        np.flatnonzero(np.isnan(result["diverged_at"]))
+        if "diverged_at" in result.coords
+        else np.arange(result.sizes["run"])
+    )
     if not len(good):
         raise ValueError("all runs have diverged")
     kept, runs = result.isel(run=good), len(good)
@@ -61,11 +83,19 @@ def _trajectory(result: xr.Dataset) -> list[str]:
         values = np.asarray(kept[name]).reshape(runs, result.sizes["time"], -1)
         error = values.std(axis=0, ddof=1) / np.sqrt(runs) if runs > 1 else None
         if name in own:
-            error = np.sqrt((np.asarray(kept[f"{_error_of(name)}{STANDARD_ERROR}"]) ** 2).mean(axis=0) / runs).reshape(values.shape[1:])
+            error = np.sqrt(
+                (np.asarray(kept[f"{_error_of(name)}{STANDARD_ERROR}"]) ** 2).mean(axis=0) / runs
+            ).reshape(values.shape[1:])
         entries = list(np.ndindex(*result[name].shape[2:]))[:ENTRIES]
         for position, entry in enumerate(entries):
             label = name.replace("_", " ") + "".join(str(index + 1) for index in entry)
-            columns.append((label, values[:, :, position].mean(axis=0), None if error is None else error[:, position]))
+            columns.append(
+                (
+                    label,
+                    values[:, :, position].mean(axis=0),
+                    None if error is None else error[:, position],
+                )
+            )
     said = (
         "mean over the data's randomness ± DMFT's own standard error"
         if own
@@ -74,8 +104,15 @@ def _trajectory(result: xr.Dataset) -> list[str]:
         else ""
     )
     lost = result.sizes["run"] - runs
-    notes = [said, f"{lost} of {result.sizes['run']} runs diverged and are left out" if lost else ""]
-    notes += [f"{name.replace('_', ' ')} {result.attrs[name]:.1g}" for name in sorted(map(str, result.attrs)) if name.startswith("error_")]
+    notes = [
+        said,
+        f"{lost} of {result.sizes['run']} runs diverged and are left out" if lost else "",
+    ]
+    notes += [
+        f"{name.replace('_', ' ')} {result.attrs[name]:.1g}"
+        for name in sorted(map(str, result.attrs))
+        if name.startswith("error_")
+    ]
     return [_heading(result), _image(picture[0]), _table(result, columns), _notes(notes)]
 
 
@@ -87,10 +124,22 @@ def _compared(result: xr.Dataset) -> list[str]:
         set_time_axis(ax, result, clock)
         add_epoch_axis(ax, result, clock)
     name = "excess_risk" if "excess_risk_z" in result else "risk"
-    theory, runs, error, z = (np.asarray(result[f"{name}_{part}"]) for part in ("theory", "simulation", "standard_error", "z"))
+    theory, runs, error, z = (
+        np.asarray(result[f"{name}_{part}"])
+        for part in ("theory", "simulation", "standard_error", "z")
+    )
     left.set_yscale("log")
     left.plot(points, theory, label="theory", **curve_style(len(points)))
-    left.errorbar(points, runs, error, fmt="o", ms=3.5, lw=1, capsize=2, label=f"mean of {result.attrs['runs']} runs")
+    left.errorbar(
+        points,
+        runs,
+        error,
+        fmt="o",
+        ms=3.5,
+        lw=1,
+        capsize=2,
+        label=f"mean of {result.attrs['runs']} runs",
+    )
     left.set_ylabel(VARIABLES[name].label)
     left.legend(frameon=False)
     right.axhspan(-2, 2, color="0.9")
@@ -102,7 +151,10 @@ def _compared(result: xr.Dataset) -> list[str]:
         ("difference / error", z, None),
     ]
     left_out = result.attrs.get("runs_left_out", 0)
-    notes = [f"{VARIABLES[name].label}; ± standard error", f"{left_out} runs diverged and are left out" if left_out else ""]
+    notes = [
+        f"{VARIABLES[name].label}; ± standard error",
+        f"{left_out} runs diverged and are left out" if left_out else "",
+    ]
     return [_heading(result), _image(fig), _table(result, columns), _notes(notes)]
 
 
@@ -135,7 +187,9 @@ def _heading(result: xr.Dataset) -> str:
         except ValueError:
             return ""
 
-    method = result.attrs.get("method") or f"{result.attrs['theory']} and {result.attrs['simulation']}"
+    method = (
+        result.attrs.get("method") or f"{result.attrs['theory']} and {result.attrs['simulation']}"
+    )
     found = [str(method), kind("problem"), kind("algorithm")]
     if "dimension" in result.attrs:
         found.append(f"d = {result.attrs['dimension']}")
@@ -148,12 +202,22 @@ def _table(result: xr.Dataset, columns: list[tuple[str, np.ndarray, np.ndarray |
     points = np.unique(np.linspace(0, count - 1, min(POINTS, count)).round().astype(int))
     style = "style='text-align:right; padding:.1em .6em; white-space:nowrap'"
     clocks = table_clocks(result)
-    lines = ["".join(f"<th {style}>{escape(label)}</th>" for label in (*clocks, *(label for label, _, _ in columns)))]
+    lines = [
+        "".join(
+            f"<th {style}>{escape(label)}</th>"
+            for label in (*clocks, *(label for label, _, _ in columns))
+        )
+    ]
     for point in points:
         cells = [f"{float(result[clock][point]):.4g}" for clock in clocks]
-        cells += [_number(float(values[point]), None if error is None else float(error[point])) for _, values, error in columns]
+        cells += [
+            _number(float(values[point]), None if error is None else float(error[point]))
+            for _, values, error in columns
+        ]
         lines.append("".join(f"<td {style}>{cell}</td>" for cell in cells))
-    table = "<table style='font-size:85%'>" + "".join(f"<tr>{line}</tr>" for line in lines) + "</table>"
+    table = (
+        "<table style='font-size:85%'>" + "".join(f"<tr>{line}</tr>" for line in lines) + "</table>"
+    )
     return f"<div class='sgdynamics-table' style='overflow-x:auto'>{table}</div>"
 
 

@@ -77,14 +77,28 @@ def risk(
     if train:
         chosen = "train_risk"
         if chosen not in result:
-            raise checks.reject("train", train, "this result has no data set that is used again: leave it out")
+            raise checks.reject(
+                "train", train, "this result has no data set that is used again: leave it out"
+            )
     if chosen == "excess_risk" and chosen not in result:
-        raise checks.reject("excess", excess, "this result has no excess risk (its loss is not squared): leave it out")
+        raise checks.reject(
+            "excess",
+            excess,
+            "this result has no excess risk (its loss is not squared): leave it out",
+        )
     checks.result("result", result, chosen)
     fig, ax = _axes(ax)
     set_time_axis(ax, result, clock)
     own = _own_error(result, chosen)
-    _draw(ax, np.asarray(result[clock]), np.asarray(result[chosen]), _style(result), label or _label(result), None, own)
+    _draw(
+        ax,
+        np.asarray(result[clock]),
+        np.asarray(result[chosen]),
+        _style(result),
+        label or _label(result),
+        None,
+        own,
+    )
     ax.set_ylabel(VARIABLES[chosen].label)
     if log:
         ax.set_yscale("log")
@@ -93,7 +107,12 @@ def risk(
 
 
 def overlaps(
-    result: xr.Dataset, ax: Axes | None = None, *, x: str | None = None, name: str = "M", label: str | None = None
+    result: xr.Dataset,
+    ax: Axes | None = None,
+    *,
+    x: str | None = None,
+    name: str = "M",
+    label: str | None = None,
 ) -> tuple[Any, Any]:
     """Every entry of M (or Q, or a) against time, one colour an entry; ``variable`` draws any other.
 
@@ -133,11 +152,23 @@ def overlaps(
     3
     """
     checks.choice("name", name, ("M", "Q", "a"))
-    checks.result("result", result, name, fix="give a result with overlaps; those of a spiked tensor are m and r2")
+    checks.result(
+        "result",
+        result,
+        name,
+        fix="give a result with overlaps; those of a spiked tensor are m and r2",
+    )
     return variable(result, name, ax, x=x, label=label)
 
 
-def variable(result: xr.Dataset, name: str, ax: Axes | None = None, *, x: str | None = None, label: str | None = None) -> tuple[Any, Any]:
+def variable(
+    result: xr.Dataset,
+    name: str,
+    ax: Axes | None = None,
+    *,
+    x: str | None = None,
+    label: str | None = None,
+) -> tuple[Any, Any]:
     """Any variable of a result against time, one colour an entry: overlaps, risks, and what ``record`` and ``evaluate`` have added.
 
     Parameters
@@ -179,7 +210,11 @@ def variable(result: xr.Dataset, name: str, ax: Axes | None = None, *, x: str | 
     _checked(result)
     checks.result("result", result, name)
     if result[name].dims[:2] != ("run", "time"):
-        raise checks.reject("name", name, f"it has the axes {result[name].dims}: give a variable along runs and times")
+        raise checks.reject(
+            "name",
+            name,
+            f"it has the axes {result[name].dims}: give a variable along runs and times",
+        )
     clock = choose_clock(result, x, ax)
     label = _text("label", label)
     fig, ax = _axes(ax)
@@ -195,7 +230,15 @@ def variable(result: xr.Dataset, name: str, ax: Axes | None = None, *, x: str | 
             shown = label or _label(result)
         every = (slice(None), slice(None), *entry)
         band = None if own is None else own[every]
-        _draw(ax, np.asarray(result[clock]), values[every], _style(result), shown, f"C{position % 10}", band)
+        _draw(
+            ax,
+            np.asarray(result[clock]),
+            values[every],
+            _style(result),
+            shown,
+            f"C{position % 10}",
+            band,
+        )
     ax.set_ylabel(VARIABLES[name].label if name in VARIABLES else name)
     if ax.get_legend_handles_labels()[0]:
         ax.legend(frameon=False, ncols=2)
@@ -261,9 +304,19 @@ def regime_map(regimes: Any, ax: Axes | None = None) -> tuple[Any, Any]:
     from sgdynamics.analysis.regimes import LARGE, SMALL, Regime
 
     listed = dict(enumerate(regimes)) if isinstance(regimes, (list, tuple)) else {}
-    given = regimes if isinstance(regimes, dict) else {None: regimes} if isinstance(regimes, Regime) else listed
+    given = (
+        regimes
+        if isinstance(regimes, dict)
+        else {None: regimes}
+        if isinstance(regimes, Regime)
+        else listed
+    )
     if not given or not all(isinstance(value, Regime) for value in given.values()):
-        raise checks.reject("regimes", regimes, "give what sgd.regime returns, a list of them, or a dictionary of them by label")
+        raise checks.reject(
+            "regimes",
+            regimes,
+            "give what sgd.regime returns, a list of them, or a dictionary of them by label",
+        )
     fig, ax = _axes(ax, (8.5, 4.5))
     every = list(given.values())
     borders = [_scatter_borders(one, (SMALL, LARGE)) for one in every]
@@ -283,16 +336,29 @@ def regime_map(regimes: Any, ax: Axes | None = None) -> tuple[Any, Any]:
     for index, (label, one) in enumerate(given.items()):
         if abs(np.log(borders[index][0] / first[0])) > 0.1 and bottom < borders[index][0] < top:
             ax.axhline(borders[index][0], color=f"C{index}", ls=":", lw=1.4)
-        named = label if isinstance(label, str) else f"$p$ = {one.width}, $d$ = {one.dimension}, lr = {one.lr:g}"
+        named = (
+            label
+            if isinstance(label, str)
+            else f"$p$ = {one.width}, $d$ = {one.dimension}, lr = {one.lr:g}"
+        )
         height, shape = (bottom, "v") if y[index] < bottom else (y[index], "o")
-        style = {"mfc": REGION_COLOURS[one.name], "mec": f"C{index}", "mew": 2, "ms": 9, "clip_on": False, "zorder": 4}
+        style = {
+            "mfc": REGION_COLOURS[one.name],
+            "mec": f"C{index}",
+            "mew": 2,
+            "ms": 9,
+            "clip_on": False,
+            "zorder": 4,
+        }
         ax.plot(x[index], height, shape, ls="none", label=f"{named}\n{one.name}", **style)
     _limits(ax, (x[0], max(y[0], 3 * bottom)), (right, first[0]), top)
     ax.set(xscale="log", yscale="log", xlim=(left, right), ylim=(bottom, top))
     ax.set_title(f"borders for $d$ = {every[0].dimension}", fontsize=10)
     ax.set_xlabel(r"width: 1/(finite-width term) $\propto p$")
     ax.set_ylabel(r"noise of SGD over gradient flow $\propto$ lr$/(pB)$")
-    ax.legend(frameon=False, loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=9, labelspacing=1.0)
+    ax.legend(
+        frameon=False, loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=9, labelspacing=1.0
+    )
     return fig, ax
 
 
@@ -315,14 +381,27 @@ def _scatter_borders(one: Any, sizes: tuple[float, float]) -> tuple[float, float
     return (ratio * sizes[0] ** 2, ratio * sizes[1] ** 2)
 
 
-def _region(ax: Axes, name: str, x: tuple[float, float], y: tuple[float, float], method: str) -> None:
+def _region(
+    ax: Axes, name: str, x: tuple[float, float], y: tuple[float, float], method: str
+) -> None:
     """A coloured rectangle with its name, where there is room for it."""
     if y[1] <= y[0]:
         return
     ax.fill_between(x, y[0], y[1], color=REGION_COLOURS[name], lw=0)
     if np.log(y[1] / y[0]) > 1.0:
-        box = {"facecolor": REGION_COLOURS[name], "edgecolor": "none", "pad": 1.0}  # over the arrows, which may cross it
-        style = {"ha": "center", "va": "center", "fontsize": 9, "color": "0.25", "zorder": 3.5, "bbox": box}
+        box = {
+            "facecolor": REGION_COLOURS[name],
+            "edgecolor": "none",
+            "pad": 1.0,
+        }  # over the arrows, which may cross it
+        style = {
+            "ha": "center",
+            "va": "center",
+            "fontsize": 9,
+            "color": "0.25",
+            "zorder": 3.5,
+            "bbox": box,
+        }
         ax.text(np.sqrt(x[0] * x[1]), np.sqrt(y[0] * y[1]), f"{name}\n{method}", **style)
 
 
@@ -385,9 +464,18 @@ def phase_diagram(
     log, label = checks.flag("log", log, unsaid=True), _text("label", label)
     for argument, name in (("x", x), ("y", y)):
         known = [str(dim) for dim in dataset.dims if dim in dataset.coords]
-        if not isinstance(name, str) or name not in known or np.asarray(dataset[name]).dtype.kind not in "iuf" or dataset.sizes[name] < 2:
+        if (
+            not isinstance(name, str)
+            or name not in known
+            or np.asarray(dataset[name]).dtype.kind not in "iuf"
+            or dataset.sizes[name] < 2
+        ):
             listed = f": {', '.join(known)}" if known else "; this dataset has none, it is no sweep"
-            raise checks.reject(argument, name, f"{checks.did_you_mean(name, known)}give a swept number of two values or more{listed}")
+            raise checks.reject(
+                argument,
+                name,
+                f"{checks.did_you_mean(name, known)}give a swept number of two values or more{listed}",
+            )
     fig, ax = _axes(ax, (6.4, 4.6))
     name, table = _table(dataset, x, y, value)
     edges = []
@@ -399,8 +487,12 @@ def phase_diagram(
     span = values.max() > 100 * values.min() > 0 if values.count() else False
     norm = LogNorm() if (span if log is None else log) else None
     ax.set_facecolor("0.85")
-    mesh = ax.pcolormesh(*edges, values, norm=norm, cmap="viridis", shading="flat", rasterized=table.size > 2500)
-    fig.colorbar(mesh, ax=ax, label=label or str(dataset[name].attrs.get("long_name", name)), pad=0.02)
+    mesh = ax.pcolormesh(
+        *edges, values, norm=norm, cmap="viridis", shading="flat", rasterized=table.size > 2500
+    )
+    fig.colorbar(
+        mesh, ax=ax, label=label or str(dataset[name].attrs.get("long_name", name)), pad=0.02
+    )
     failed = np.zeros(table.shape, dtype=bool)
     if "failed" in dataset and {x, y} <= set(dataset["failed"].dims):
         rest = [dim for dim in dataset["failed"].dims if dim not in (x, y)]
@@ -408,11 +500,19 @@ def phase_diagram(
     for row, column in np.argwhere(failed):
         corner = edges[0][column], edges[1][row]
         size = edges[0][column + 1] - corner[0], edges[1][row + 1] - corner[1]
-        ax.add_patch(Rectangle(corner, *size, facecolor="white", edgecolor="0.4", hatch="////", lw=0))
-    keys = [Patch(facecolor="white", edgecolor="0.4", hatch="////", label="failed")] if failed.any() else []
+        ax.add_patch(
+            Rectangle(corner, *size, facecolor="white", edgecolor="0.4", hatch="////", lw=0)
+        )
+    keys = (
+        [Patch(facecolor="white", edgecolor="0.4", hatch="////", label="failed")]
+        if failed.any()
+        else []
+    )
     keys += [Patch(facecolor="0.85", label="no value")] if np.any(np.isnan(table) & ~failed) else []
     if keys:
-        ax.legend(handles=keys, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2, frameon=False)
+        ax.legend(
+            handles=keys, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2, frameon=False
+        )
     ax.set(xlim=(edges[0][0], edges[0][-1]), ylim=(edges[1][0], edges[1][-1]))
     ax.set_xlabel(PARAMETER_LABELS.get(x, x))
     ax.set_ylabel(PARAMETER_LABELS.get(y, y))
@@ -430,33 +530,54 @@ PARAMETER_LABELS = {
 
 def _table(dataset: xr.Dataset, x: str, y: str, value: str | None) -> tuple[str, np.ndarray]:
     """One number at every point (rows along y), and the name of the variable that it is."""
-    over = [str(name) for name, one in dataset.data_vars.items() if one.dtype.kind in "iuf" and {x, y} <= set(one.dims)]
+    over = [
+        str(name)
+        for name, one in dataset.data_vars.items()
+        if one.dtype.kind in "iuf" and {x, y} <= set(one.dims)
+    ]
     if value is None:
         over = [name for name in over if not name.startswith("error_")]
         if len(over) != 1:
             raise checks.reject("value", value, f"say which variable to show: {', '.join(over)}")
         value = over[0]
     if not isinstance(value, str) or value not in over:
-        raise checks.reject("value", value, f"{checks.did_you_mean(value, over)}variables over {x} and {y} are {', '.join(over)}")
+        raise checks.reject(
+            "value",
+            value,
+            f"{checks.did_you_mean(value, over)}variables over {x} and {y} are {', '.join(over)}",
+        )
     shown = dataset[value]
     if "run" in shown.dims:
         shown = shown.mean("run")
     left = [str(dim) for dim in shown.dims if dim not in (x, y) and shown.sizes[dim] > 1]
     if left:
-        raise checks.reject("value", value, f"it also varies along {', '.join(left)}: choose one place with dataset.isel({left[0]}=...)")
-    return value, np.asarray(shown.squeeze([dim for dim in shown.dims if dim not in (x, y)]).transpose(y, x), dtype=float)
+        raise checks.reject(
+            "value",
+            value,
+            f"it also varies along {', '.join(left)}: choose one place with dataset.isel({left[0]}=...)",
+        )
+    return value, np.asarray(
+        shown.squeeze([dim for dim in shown.dims if dim not in (x, y)]).transpose(y, x), dtype=float
+    )
 
 
 def _cell_edges(points: np.ndarray) -> tuple[np.ndarray, str]:
     """Borders half way between points: in the logarithm where the points are spaced so, or span more than a factor of 100."""
     steps = np.diff(points)
     if np.any(steps <= 0):
-        raise checks.reject("x, y", points.tolist(), "the grid of a phase diagram must increase: sort it with dataset.sortby(...)")
+        raise checks.reject(
+            "x, y",
+            points.tolist(),
+            "the grid of a phase diagram must increase: sort it with dataset.sortby(...)",
+        )
     even = np.ptp(steps) <= 1e-6 * np.abs(steps).max()
     log = (
         points[0] > 0
         and not even
-        and (np.ptp(np.diff(np.log(points))) <= 1e-6 * np.log(points[-1] / points[0]) or points[-1] > 100 * points[0])
+        and (
+            np.ptp(np.diff(np.log(points))) <= 1e-6 * np.log(points[-1] / points[0])
+            or points[-1] > 100 * points[0]
+        )
     )
     places = np.log(points) if log else points
     middle = (places[1:] + places[:-1]) / 2
@@ -483,7 +604,11 @@ def _text(argument: str, value: Any) -> str | None:
 def _checked(result: Any) -> None:
     checks.result("result", result, "run", "time", "t")
     if not result.sizes["run"] or not result.sizes["time"]:
-        raise checks.reject("result", dict(result.sizes), "it has no runs or no save points: there is nothing to draw")
+        raise checks.reject(
+            "result",
+            dict(result.sizes),
+            "it has no runs or no save points: there is nothing to draw",
+        )
 
 
 def _is_theory(result: xr.Dataset) -> bool:
@@ -515,7 +640,11 @@ def _label(result: xr.Dataset) -> str:
     label = names.get(method, method)
     if "dimension" in result.attrs:
         label += f", d = {result.attrs['dimension']}"
-    return label + (f", {result.sizes['run']} runs" if result.sizes["run"] > 1 and not _is_theory(result) else "")
+    return label + (
+        f", {result.sizes['run']} runs"
+        if result.sizes["run"] > 1 and not _is_theory(result)
+        else ""
+    )
 
 
 def _own_error(result: xr.Dataset, name: str) -> np.ndarray | None:
@@ -543,7 +672,14 @@ def _draw(
         for index, row in enumerate(values):
             (line,) = ax.plot(x, row, label=label if index == 0 else None, color=color, **kind)
             if band is not None:
-                ax.fill_between(x, row - band[index], row + band[index], color=line.get_color(), alpha=0.25, lw=0)
+                ax.fill_between(
+                    x,
+                    row - band[index],
+                    row + band[index],
+                    color=line.get_color(),
+                    alpha=0.25,
+                    lw=0,
+                )
         return
     good = np.isfinite(values).all(axis=1)
     if good.sum() < 2:
@@ -553,11 +689,25 @@ def _draw(
     every = max(1, len(x) // MOST_POINTS)
     mean = values[good].mean(axis=0)
     error = values[good].std(axis=0, ddof=1) / np.sqrt(good.sum())
-    ax.errorbar(x[::every], mean[::every], error[::every], lw=1, capsize=2, label=label, color=color, **style)
+    ax.errorbar(
+        x[::every],
+        mean[::every],
+        error[::every],
+        lw=1,
+        capsize=2,
+        label=label,
+        color=color,
+        **style,
+    )
 
 
 def mean_field_density(
-    result: xr.Dataset, time: int = -1, ax: Axes | None = None, *, run: int | None = None, bins: int = 60
+    result: xr.Dataset,
+    time: int = -1,
+    ax: Axes | None = None,
+    *,
+    run: int | None = None,
+    bins: int = 60,
 ) -> tuple[Any, Any]:
     """The density mu_t of the particles at a save point: of (m, q) for one signal, of (m_1, m_2) for more.
 
@@ -595,17 +745,31 @@ def mean_field_density(
     >>> ax.get_title()
     '$t/p$ = 1'
     """
-    checks.result("result", result, "q", "M", "time", "signal", "run", "t", fix="give what solve_mean_field returns")
+    checks.result(
+        "result",
+        result,
+        "q",
+        "M",
+        "time",
+        "signal",
+        "run",
+        "t",
+        fix="give what solve_mean_field returns",
+    )
     point = result.isel(time=_place("time", time, result.sizes["time"], "save points", ""))
     bins = checks.whole("bins", bins, 1, 10_000)
     if run is not None:
-        point = point.isel(run=[_place("run", run, result.sizes["run"], "runs", ", or None for all")])
+        point = point.isel(
+            run=[_place("run", run, result.sizes["run"], "runs", ", or None for all")]
+        )
     M = np.asarray(point["M"]).reshape(-1, result.sizes["signal"])
     one = M.shape[1] == 1
     x, y = M[:, 0], np.asarray(point["q"]).reshape(-1) if one else M[:, 1]
     good = np.isfinite(x) & np.isfinite(y)
     if not good.any():
-        raise checks.reject("time", time, "every run has diverged by then: take an earlier save point")
+        raise checks.reject(
+            "time", time, "every run has diverged by then: take an earlier save point"
+        )
     fig, ax = _axes(ax, (5, 4))
     *_, image = ax.hist2d(x[good], y[good], bins=bins, density=True, cmin=1e-300)
     fig.colorbar(image, ax=ax, label="density")
@@ -616,6 +780,12 @@ def mean_field_density(
 
 
 def _place(argument: str, value: Any, count: int, what: str, more: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not -count <= value < count:
-        raise checks.reject(argument, value, f"the result has {count} {what}: give -{count}..{count - 1}{more}")
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, (int, np.integer))
+        or not -count <= value < count
+    ):
+        raise checks.reject(
+            argument, value, f"the result has {count} {what}: give -{count}..{count - 1}{more}"
+        )
     return int(value)

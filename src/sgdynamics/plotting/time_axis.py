@@ -16,9 +16,16 @@ from sgdynamics.results.datasets import requested_clock
 if TYPE_CHECKING:  # drawing is imported where it is done
     from matplotlib.axes import Axes
 
-CLOCK_LABELS = {"t": "$t$ = lr steps / $d$", "alpha": r"$\alpha$ = samples / $d$", "step": "steps", "epoch": "epochs"}
+CLOCK_LABELS = {
+    "t": "$t$ = lr steps / $d$",
+    "alpha": r"$\alpha$ = samples / $d$",
+    "step": "steps",
+    "epoch": "epochs",
+}
 SPARSE = 12  # save points up to which a theory is drawn as markers: a line could hide a jump
-GROWTH = 5.0  # ratio of last to median save point of a logarithmic axis; evenly spaced points have 2
+GROWTH = (
+    5.0  # ratio of last to median save point of a logarithmic axis; evenly spaced points have 2
+)
 axis_clocks: MutableMapping[Any, str] = WeakKeyDictionary()  # unit of time of each axis drawn on
 
 
@@ -31,12 +38,18 @@ def choose_clock(result: xr.Dataset, x: str | None, ax: Axes | None) -> str:
     """The unit of time of a picture: that of the caller, of earlier curves on the axis, or of the result."""
     if x is not None:
         checks.choice("x", x, tuple(CLOCK_LABELS))
-    drawn = axis_clocks.get(ax) if hasattr(ax, "errorbar") else None  # what is no axis is rejected later
+    drawn = (
+        axis_clocks.get(ax) if hasattr(ax, "errorbar") else None
+    )  # what is no axis is rejected later
     name = x or drawn or requested_clock(result)
     if name not in result.coords:
         known = [clock for clock in CLOCK_LABELS if clock in result.coords]
         fix = f"this result has only {', '.join(known)}"
-        raise checks.reject("x", name, fix if x else f"this is the unit of the curves on ax. However, {fix}: give x=")
+        raise checks.reject(
+            "x",
+            name,
+            fix if x else f"this is the unit of the curves on ax. However, {fix}: give x=",
+        )
     return name
 
 
@@ -78,7 +91,9 @@ def add_epoch_axis(ax: Any, result: xr.Dataset, clock: str) -> None:
     points, epochs = (np.asarray(result[name], dtype=float) for name in (clock, "epoch"))
     rate = epochs[-1] / points[-1] if points[-1] > 0 else 0.0
     if rate > 0 and np.allclose(epochs, rate * points, rtol=1e-6, atol=1e-9 * epochs[-1]):
-        upper = ax.secondary_xaxis("top", functions=(lambda x: x * rate, lambda epoch: epoch / rate))
+        upper = ax.secondary_xaxis(
+            "top", functions=(lambda x: x * rate, lambda epoch: epoch / rate)
+        )
         upper.set_xlabel("epochs")
 
 

@@ -64,14 +64,22 @@ class Activation:
     f: Callable[[Any], Any]
     kinks: tuple[float, ...] = ()
     name: str | None = None
-    coefficients: tuple[float, ...] | None = field(default=None)  # of a polynomial, lowest degree first
+    coefficients: tuple[float, ...] | None = field(
+        default=None
+    )  # of a polynomial, lowest degree first
 
     def __post_init__(self) -> None:
         if not callable(self.f):
-            raise checks.reject("activation", self.f, "give a JAX function of one number, such as jnp.tanh")
+            raise checks.reject(
+                "activation", self.f, "give a JAX function of one number, such as jnp.tanh"
+            )
         object.__setattr__(self, "kinks", checked_kinks(self.kinks))
         if isinstance(self.f, np.ufunc):
-            raise checks.reject("activation", self.f, f"give a JAX function of one number: jnp.{self.f.__name__}, not np.{self.f.__name__}")
+            raise checks.reject(
+                "activation",
+                self.f,
+                f"give a JAX function of one number: jnp.{self.f.__name__}, not np.{self.f.__name__}",
+            )
         checked_function("activation", self.f, (np.zeros(()),), takes="x", call="one number")
         if self.name is not None and not isinstance(self.name, str):
             raise checks.reject("name", self.name, "give a text, or None")
@@ -104,7 +112,11 @@ class Activation:
             A JAX function, elementwise on arrays.
         """
         if self.coefficients is not None:
-            coefficients = np.polynomial.polynomial.polyder(np.asarray(self.coefficients), order) if order else self.coefficients
+            coefficients = (
+                np.polynomial.polynomial.polyder(np.asarray(self.coefficients), order)
+                if order
+                else self.coefficients
+            )
             return lambda x: _horner(tuple(coefficients), x)
         function: Callable[[Any], Any] = self.f
         for _ in range(order):
@@ -144,7 +156,12 @@ class Activation:
         if self.coefficients is not None:
             return {"polynomial": list(self.coefficients)}
         named = {"name": self.name} if self.name else {}
-        return {**named, **function_identity(self.f), "kinks": list(self.kinks), "rerunnable": False}
+        return {
+            **named,
+            **function_identity(self.f),
+            "kinks": list(self.kinks),
+            "rerunnable": False,
+        }
 
 
 @lru_cache(maxsize=256)
@@ -187,20 +204,30 @@ def undeclared_kinks(activation: Activation) -> tuple[float, ...]:
 def _jump_points(function: Callable[[Any], Any]) -> list[float]:
     """Where a scalar function jumps, by bisection."""
     function = jax.jit(function)
-    x = np.linspace(-SEARCHED, SEARCHED, SEARCH_POINTS) + 1e-3 * np.sqrt(2)  # kinks are rarely irrational
+    x = np.linspace(-SEARCHED, SEARCHED, SEARCH_POINTS) + 1e-3 * np.sqrt(
+        2
+    )  # kinks are rarely irrational
     values = np.asarray(function(x))
-    changes = np.where(np.isfinite(values[1:]) & np.isfinite(values[:-1]), np.abs(np.diff(values)), 0.0)
+    changes = np.where(
+        np.isfinite(values[1:]) & np.isfinite(values[:-1]), np.abs(np.diff(values)), 0.0
+    )
     largest = np.sort(np.argsort(-changes)[:SUSPECTS])
     low, high = x[largest], x[largest + 1]
     at_low, at_high = values[largest], values[largest + 1]
     for _ in range(BISECTIONS):
         middle = (low + high) / 2
-        at_middle = np.asarray(function(np.resize(middle, len(x))))[: len(middle)]  # of one shape: one compilation
+        at_middle = np.asarray(function(np.resize(middle, len(x))))[
+            : len(middle)
+        ]  # of one shape: one compilation
         left = np.abs(at_middle - at_low) >= np.abs(at_high - at_middle)
         high, at_high = np.where(left, middle, high), np.where(left, at_middle, at_high)
         low, at_low = np.where(left, low, middle), np.where(left, at_low, at_middle)
     size = np.max(np.abs(values[np.isfinite(values)]), initial=0.0)
-    return [float(x) for x, jump in zip((low + high) / 2, np.abs(at_high - at_low), strict=True) if jump > JUMP * size]
+    return [
+        float(x)
+        for x, jump in zip((low + high) / 2, np.abs(at_high - at_low), strict=True)
+        if jump > JUMP * size
+    ]
 
 
 def _warn_of_kinks(activation: Activation, argument: str) -> None:
@@ -269,14 +296,22 @@ def polynomial(coefficients: Sequence[float]) -> Activation:
 
 
 def _coefficients(coefficients: Sequence[float]) -> tuple[float, ...]:
-    given = checks.numbers("coefficients", coefficients, "give numbers c0, c1, ... (lowest degree first)")
+    given = checks.numbers(
+        "coefficients", coefficients, "give numbers c0, c1, ... (lowest degree first)"
+    )
     if given.ndim != 1 or given.size > MOST_COEFFICIENTS:
-        raise checks.reject("coefficients", coefficients, f"give a list of numbers c0, c1, ..., {MOST_COEFFICIENTS} at most")
+        raise checks.reject(
+            "coefficients",
+            coefficients,
+            f"give a list of numbers c0, c1, ..., {MOST_COEFFICIENTS} at most",
+        )
     values = tuple(given.tolist())
     while len(values) > 1 and values[-1] == 0.0:
         values = values[:-1]
     if len(values) < 2 or not all(math.isfinite(value) for value in values):
-        raise checks.reject("coefficients", coefficients, "give finite numbers with at least one non-constant term")
+        raise checks.reject(
+            "coefficients", coefficients, "give finite numbers with at least one non-constant term"
+        )
     return values
 
 
@@ -316,10 +351,14 @@ NAMED: dict[str, Activation] = {
 
 
 JUMPING = ("sign",)  # activations that a student cannot have: their gradient is 0 almost everywhere
-ActivationLike = str | Activation | Function | Mapping[str, Any]  # a name, an activation, a user's function, or a record of one
+ActivationLike = (
+    str | Activation | Function | Mapping[str, Any]
+)  # a name, an activation, a user's function, or a record of one
 
 
-def activation(value: ActivationLike, argument: str = "activation", *, trained: bool = False) -> Activation:
+def activation(
+    value: ActivationLike, argument: str = "activation", *, trained: bool = False
+) -> Activation:
     """The activation that a name, an `Activation` or a plain JAX function stands for.
 
     `trained` activations must not jump, which restricts the names that an error message suggests.
@@ -330,10 +369,16 @@ def activation(value: ActivationLike, argument: str = "activation", *, trained: 
     if isinstance(value, dict) and "polynomial" in value:
         return polynomial(value["polynomial"])
     if isinstance(value, dict) and "function" in value:
-        raise checks.reject(argument, value, "a user's function cannot be made again from its record: pass the function itself")
+        raise checks.reject(
+            argument,
+            value,
+            "a user's function cannot be made again from its record: pass the function itself",
+        )
     if isinstance(value, str):
         if value == "polynomial":
-            raise checks.reject(argument, value, "give its coefficients: sgd.polynomial([c0, c1, ...])")
+            raise checks.reject(
+                argument, value, "give its coefficients: sgd.polynomial([c0, c1, ...])"
+            )
         if value not in NAMED:
             names = [name for name in NAMED if not (trained and name in JUMPING)]
             known = f"known are {', '.join(names)}; or sgd.Activation(f, kinks=...)"
@@ -343,12 +388,18 @@ def activation(value: ActivationLike, argument: str = "activation", *, trained: 
         made = Activation(value)
         _warn_of_kinks(made, argument)
         return made
-    raise checks.reject(argument, value, "give a name, sgd.polynomial([...]) or sgd.Activation(f, kinks=...)")
+    raise checks.reject(
+        argument, value, "give a name, sgd.polynomial([...]) or sgd.Activation(f, kinks=...)"
+    )
 
 
 def student_activation(value: ActivationLike, argument: str = "activation") -> Activation:
     """An activation that can be trained through: it must not jump."""
     result = activation(value, argument, trained=True)
     if any(result.jumps(0)):
-        raise checks.reject(argument, result.label, "it jumps, so its gradient is 0 almost everywhere; use it as teacher_activation only")
+        raise checks.reject(
+            argument,
+            result.label,
+            "it jumps, so its gradient is 0 almost everywhere; use it as teacher_activation only",
+        )
     return result

@@ -17,7 +17,12 @@ from sgdynamics.samples.input_covariance import eigenvalues
 from sgdynamics.samples.sample import Sample
 
 HEADS = ("shared", "own")
-SHARED = ("weight_decay", "gram", "fractions", "multiplicities")  # numbers that all contexts have alike
+SHARED = (
+    "weight_decay",
+    "gram",
+    "fractions",
+    "multiplicities",
+)  # numbers that all contexts have alike
 
 
 class Contexts(Problem):
@@ -48,7 +53,10 @@ class Contexts(Problem):
     kind: ClassVar[str] = "contexts"
 
     def __init__(
-        self, problems: Mapping[str, Problem], probabilities: Given | Function | Mapping[str, Any] | None = None, heads: str = "shared"
+        self,
+        problems: Mapping[str, Problem],
+        probabilities: Given | Function | Mapping[str, Any] | None = None,
+        heads: str = "shared",
     ) -> None:
         self._made_of(locals())
         self.heads = checks.choice("heads", heads, HEADS)
@@ -67,13 +75,31 @@ class Contexts(Problem):
         sizes = np.stack([np.asarray(eigenvalues(one.parameters)) for one in every])
         own = bool(np.any(sizes != sizes[0]))
         if own and np.any(sizes.max(axis=0) == 0):
-            raise checks.reject("problems", self.names, "a block of the covariance has eigenvalue 0 in all of them: leave it out")
-        self.width, self.signals, self.head, self.constraint = first.width, first.signals, first.head, first.constraint
+            raise checks.reject(
+                "problems",
+                self.names,
+                "a block of the covariance has eigenvalue 0 in all of them: leave it out",
+            )
+        self.width, self.signals, self.head, self.constraint = (
+            first.width,
+            first.signals,
+            first.head,
+            first.constraint,
+        )
         shape = first.structure
         loss = ContextLoss(tuple(one.structure for one in every), self.heads == "own")
         sample = Sample(self.signals, contexts=len(every), own_spectra=own)
         count = len(every) if self.heads == "own" else 1
-        self.structure = Structure(self.width, self.signals, shape.blocks, loss, shape.trained, shape.sphere, sample, heads=count)
+        self.structure = Structure(
+            self.width,
+            self.signals,
+            shape.blocks,
+            loss,
+            shape.trained,
+            shape.sphere,
+            sample,
+            heads=count,
+        )
         self._stated_spectrum = first._stated_spectrum
         self._parameters = {
             **{name: first._parameters[name] for name in SHARED if name in first._parameters},
@@ -90,7 +116,11 @@ class Contexts(Problem):
         found = self._parameters["probabilities"]
         if not isinstance(found, tuple):
             return found
-        return {name: pytrees.number(one) for name, one in zip(self.names, found, strict=True) if one is not None}
+        return {
+            name: pytrees.number(one)
+            for name, one in zip(self.names, found, strict=True)
+            if one is not None
+        }
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -100,7 +130,13 @@ class Contexts(Problem):
     def shares(self) -> dict[str, Any]:
         """The probability of every context by name; a function of alpha where its own share is one, and None where it is what is left."""
         found = self._parameters["probabilities"]
-        return dict(zip(self.names, found if isinstance(found, tuple) else [float(one) for one in found], strict=True))
+        return dict(
+            zip(
+                self.names,
+                found if isinstance(found, tuple) else [float(one) for one in found],
+                strict=True,
+            )
+        )
 
     @property
     def problems(self) -> dict[str, Problem]:
@@ -118,7 +154,11 @@ class Contexts(Problem):
 
     @property
     def noise_floor(self) -> float:
-        return float(label_noise(numbers_at(self.parameters, 0.0))) / 2 if self.structure.has_excess else 0.0
+        return (
+            float(label_noise(numbers_at(self.parameters, 0.0))) / 2
+            if self.structure.has_excess
+            else 0.0
+        )
 
     def describe(self) -> dict[str, Any]:
         chances, whole = _described(self.probabilities)
@@ -134,7 +174,9 @@ class Contexts(Problem):
 
 
 def contexts(
-    problems: Mapping[str, Problem], probabilities: Given | Function | Mapping[str, Any] | None = None, heads: str = "shared"
+    problems: Mapping[str, Problem],
+    probabilities: Given | Function | Mapping[str, Any] | None = None,
+    heads: str = "shared",
 ) -> Contexts:
     """Several problems of which every sample draws one: tasks with replay, groups of data, a curriculum.
 
@@ -180,12 +222,23 @@ def _chances(value: Any, names: tuple[str, ...]) -> Any:
     if not isinstance(value, Mapping):
         chances, count = probabilities_of("probabilities", value)
         if count != len(names):
-            raise checks.reject("probabilities", value, f"there are {len(names)} contexts: give one probability for each")
+            raise checks.reject(
+                "probabilities",
+                value,
+                f"there are {len(names)} contexts: give one probability for each",
+            )
         return chances
     for name in value:
         if name not in names:
-            raise checks.reject("probabilities", value, f"{checks.did_you_mean(name, names)}the contexts are {', '.join(names)}")
-    shares = {name: number_or_schedule(f"probabilities[{name!r}]", one, most=1.0) for name, one in value.items()}
+            raise checks.reject(
+                "probabilities",
+                value,
+                f"{checks.did_you_mean(name, names)}the contexts are {', '.join(names)}",
+            )
+    shares = {
+        name: number_or_schedule(f"probabilities[{name!r}]", one, most=1.0)
+        for name, one in value.items()
+    }
     known = [one for one in shares.values() if not scheduled(one)]
     if not 0 < len(shares) < len(names) or sum(known) > 1 + 1e-9:
         fix = "give the shares of some contexts, at most 1 in all, and the others have equal parts of the rest; or a list of all"
@@ -197,31 +250,60 @@ def _described(value: Any) -> tuple[Any, bool]:
     """Probabilities as plain values for a record, and whether they can be made again from them."""
     if isinstance(value, dict):
         every = {name: describe_schedule(one) for name, one in value.items()}
-        return {name: one for name, (one, _) in every.items()}, all(whole for _, whole in every.values())
+        return {name: one for name, (one, _) in every.items()}, all(
+            whole for _, whole in every.values()
+        )
     found, whole = describe_schedule(value)
     return found if isinstance(found, dict) else np.asarray(found).tolist(), whole
 
 
 def _accept(name: object, one: Any, fix: str) -> None:
     """Refuse what is no problem of one centred Gaussian input."""
-    if not isinstance(name, str) or not name or not isinstance(one, Problem) or isinstance(one, Contexts):
+    if (
+        not isinstance(name, str)
+        or not name
+        or not isinstance(one, Problem)
+        or isinstance(one, Contexts)
+    ):
         raise checks.reject("problems", {name: one}, fix)
-    if one.structure.sample != Sample(one.signals) or one.structure.loss.pulls or one.structure.expectation is not None:
+    if (
+        one.structure.sample != Sample(one.signals)
+        or one.structure.loss.pulls
+        or one.structure.expectation is not None
+    ):
         fix = "contexts are problems of one centred input and label noise: leave draws, clusters, tokens, dropout and noise on inputs out"
         raise checks.reject(f"problems[{name!r}]", one, fix)
 
 
 def _alike(first_name: str, first: Problem, name: str, one: Problem) -> None:
     """Refuse problems whose states are not those of the first."""
-    shapes = {"width": (first.width, one.width), "signals": (first.signals, one.signals), "head": (first.head, one.head)}
-    shapes |= {"constraint": (first.constraint, one.constraint), "blocks of the covariance": (first.structure.blocks, one.structure.blocks)}
+    shapes = {
+        "width": (first.width, one.width),
+        "signals": (first.signals, one.signals),
+        "head": (first.head, one.head),
+    }
+    shapes |= {
+        "constraint": (first.constraint, one.constraint),
+        "blocks of the covariance": (first.structure.blocks, one.structure.blocks),
+    }
     for what, (mine, other) in shapes.items():
         if mine != other:
-            raise checks.reject("problems", {first_name: mine, name: other}, f"all contexts need the same {what}: state them alike")
+            raise checks.reject(
+                "problems",
+                {first_name: mine, name: other},
+                f"all contexts need the same {what}: state them alike",
+            )
     parts = ("gram", "fractions", "multiplicities")
-    same = all(np.array_equal(first.parameters.get(part, 0.0), one.parameters.get(part, 0.0)) for part in parts)
+    same = all(
+        np.array_equal(first.parameters.get(part, 0.0), one.parameters.get(part, 0.0))
+        for part in parts
+    )
     if not same:
         fix = "all contexts need the same signals: one Gram matrix, and the same fractions of d; let each problem read those it needs"
         raise checks.reject("problems", [first_name, name], fix)
     if first.weight_decay != one.weight_decay:
-        raise checks.reject("problems", {first_name: first.weight_decay, name: one.weight_decay}, "all contexts need the same weight decay")
+        raise checks.reject(
+            "problems",
+            {first_name: first.weight_decay, name: one.weight_decay},
+            "all contexts need the same weight decay",
+        )

@@ -47,7 +47,12 @@ def degree_bounds(closed: ClosedJaxpr, inputs: Sequence[np.ndarray]) -> list[np.
     """Degree bounds of the outputs of a closed jaxpr, given those of its inputs: 1 where an entry is chosen, 0 elsewhere."""
     with jax.ensure_compile_time_eval(), np.errstate(invalid="ignore"):
         bounds = [Bound(np.asarray(degree, dtype=np.float64)) for degree in inputs]
-        return [bound.degree for bound in _propagate(closed.jaxpr, [_known(value) for value in closed.consts], bounds)]
+        return [
+            bound.degree
+            for bound in _propagate(
+                closed.jaxpr, [_known(value) for value in closed.consts], bounds
+            )
+        ]
 
 
 def _known(value: Numeric) -> Bound:
@@ -56,7 +61,9 @@ def _known(value: Numeric) -> Bound:
 
 
 def _propagate(jaxpr: Jaxpr, constants: Sequence[Bound], inputs: Sequence[Bound]) -> list[Bound]:
-    bounds: dict[Any, Bound] = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*constants, *inputs], strict=True))
+    bounds: dict[Any, Bound] = dict(
+        zip([*jaxpr.constvars, *jaxpr.invars], [*constants, *inputs], strict=True)
+    )
 
     def read(atom: Any) -> Bound:
         return _known(atom.val) if hasattr(atom, "val") else bounds[atom]
@@ -83,18 +90,30 @@ def _apply(equation: Equation, operands: list[Bound]) -> list[Bound]:
         return [Bound(np.full(shape, 0.0 if constant else UNBOUNDED)) for shape in shapes]
     degrees = rule(equation, operands)
     degrees = degrees if isinstance(degrees, list) else [degrees]
-    return [Bound(np.broadcast_to(degree, shape)) for degree, shape in zip(degrees, shapes, strict=True)]
+    return [
+        Bound(np.broadcast_to(degree, shape)) for degree, shape in zip(degrees, shapes, strict=True)
+    ]
 
 
-def _constants(equation: Equation, operands: list[Bound], shapes: list[tuple[int, ...]]) -> list[Bound]:
+def _constants(
+    equation: Equation, operands: list[Bound], shapes: list[tuple[int, ...]]
+) -> list[Bound]:
     """Outputs that depend on no input; they are computed only where they are factors."""
 
     @cache
     def values() -> list[np.ndarray]:
-        outputs = equation.primitive.bind(*[operand.value() for operand in operands], **equation.params)  # type: ignore[misc]
-        return [np.asarray(output) for output in (outputs if equation.primitive.multiple_results else [outputs])]
+        outputs = equation.primitive.bind(
+            *[operand.value() for operand in operands], **equation.params
+        )  # type: ignore[misc]
+        return [
+            np.asarray(output)
+            for output in (outputs if equation.primitive.multiple_results else [outputs])
+        ]
 
-    return [Bound(np.zeros(shape), lambda index=index: values()[index]) for index, shape in enumerate(shapes)]
+    return [
+        Bound(np.zeros(shape), lambda index=index: values()[index])
+        for index, shape in enumerate(shapes)
+    ]
 
 
 def _product(first: np.ndarray, second: np.ndarray) -> np.ndarray:
@@ -133,9 +152,15 @@ def _dot(equation: Equation, operands: list[Bound]) -> np.ndarray:
     left_free = [axis for axis in range(left.ndim) if axis not in (*left_sum, *left_batch)]
     right_free = [axis for axis in range(right.ndim) if axis not in (*right_sum, *right_batch)]
     batch = [left.shape[axis] for axis in left_batch]
-    shape = [*batch, *(left.shape[axis] for axis in left_free), *(right.shape[axis] for axis in right_free)]
+    shape = [
+        *batch,
+        *(left.shape[axis] for axis in left_free),
+        *(right.shape[axis] for axis in right_free),
+    ]
     inner = int(np.prod([left.shape[axis] for axis in left_sum], dtype=int))
-    a = left.transpose([*left_batch, *left_free, *left_sum]).reshape(int(np.prod(batch, dtype=int)), -1, inner)
+    a = left.transpose([*left_batch, *left_free, *left_sum]).reshape(
+        int(np.prod(batch, dtype=int)), -1, inner
+    )
     b = right.transpose([*right_batch, *right_free, *right_sum]).reshape(len(a), -1, inner)
     return _product(a[:, :, None], b[:, None]).max(axis=-1, initial=ZERO).reshape(shape)
 
@@ -187,7 +212,9 @@ def _slice(equation: Equation, operands: list[Bound]) -> np.ndarray:
 
 
 def _concatenate(equation: Equation, operands: list[Bound]) -> np.ndarray:
-    return np.concatenate([operand.degree for operand in operands], axis=equation.params["dimension"])
+    return np.concatenate(
+        [operand.degree for operand in operands], axis=equation.params["dimension"]
+    )
 
 
 def _stack(equation: Equation, operands: list[Bound]) -> np.ndarray:
@@ -212,7 +239,9 @@ def _mixed(equation: Equation, operands: list[Bound]) -> list[np.ndarray]:
 def _indexed(equation: Equation, operands: list[Bound]) -> list[np.ndarray]:
     """The same for operations with integer indices, which must not depend on the chosen inputs."""
     integers = [np.issubdtype(atom.aval.dtype, np.integer) for atom in equation.invars]
-    if all(operand.is_constant for operand, integer in zip(operands, integers, strict=True) if integer):
+    if all(
+        operand.is_constant for operand, integer in zip(operands, integers, strict=True) if integer
+    ):
         return _mixed(equation, operands)
     return [np.full(variable.aval.shape, UNBOUNDED) for variable in equation.outvars]
 

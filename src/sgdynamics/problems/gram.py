@@ -17,16 +17,27 @@ from sgdynamics.samples.arguments import Covariance
 
 def spread_gram(value: Given | None, name: str, signals: int, covariance: Covariance) -> np.ndarray:
     """One Gram matrix of the signals a block; a single one is spread over the blocks by their fractions."""
-    blocks, target = len(covariance.fractions), None if covariance.spectrum is None else covariance.spectrum.target
+    blocks, target = (
+        len(covariance.fractions),
+        None if covariance.spectrum is None else covariance.spectrum.target,
+    )
     if target is not None:
         if value is not None:
-            raise checks.reject(name, value, "the spectrum has a target, which says the same: give one of them")
+            raise checks.reject(
+                name, value, "the spectrum has a target, which says the same: give one of them"
+            )
         if target.shape[1] != signals:
-            raise checks.reject("target", target.shape, f"the problem has {signals} signals: give one row of coordinates for each")
+            raise checks.reject(
+                "target",
+                target.shape,
+                f"the problem has {signals} signals: give one row of coordinates for each",
+            )
         value = target
     if value is None:
         value = np.eye(signals)
-    value = checks.numbers(name, value, f"give numbers of shape {(signals, signals)} (signals x signals)")
+    value = checks.numbers(
+        name, value, f"give numbers of shape {(signals, signals)} (signals x signals)"
+    )
     if value.ndim == 3:
         result = checks.array(name, value, (blocks, signals, signals), "blocks x signals x signals")
     else:
@@ -34,11 +45,15 @@ def spread_gram(value: Given | None, name: str, signals: int, covariance: Covari
         result = covariance.fractions[:, None, None] * one
     checks.gram(name, result)
     if np.any(np.einsum("bii->i", result) <= 0):
-        raise checks.reject(name, value, "each signal direction needs a positive norm on the diagonal")
+        raise checks.reject(
+            name, value, "each signal direction needs a positive norm on the diagonal"
+        )
     return result
 
 
-def eigen_root(gram: Float[Numeric, "*blocks K K"], at: ModuleType = np) -> Float[Numeric, "*blocks K K"]:
+def eigen_root(
+    gram: Float[Numeric, "*blocks K K"], at: ModuleType = np
+) -> Float[Numeric, "*blocks K K"]:
     """A factor C with C C^T = gram, by eigenvectors: for samples, to which its rotation is nothing."""
     values, vectors = at.linalg.eigh(gram)
     return vectors * at.sqrt(at.maximum(values, 0.0))[..., None, :]

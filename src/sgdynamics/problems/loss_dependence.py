@@ -58,7 +58,9 @@ class Reading:
         return np.array([*self.general, *self.polynomial])
 
 
-def reading_of(problem: Problem, overlaps: tuple[np.ndarray, np.ndarray] | None = None) -> Reading | None:
+def reading_of(
+    problem: Problem, overlaps: tuple[np.ndarray, np.ndarray] | None = None
+) -> Reading | None:
     """How the loss of a problem depends on fields and draws, tried at the overlaps Q and M (by block).
 
     None where nothing is known: a loss with kinks, draws that jump, very many fields.
@@ -84,7 +86,14 @@ def reading_of(problem: Problem, overlaps: tuple[np.ndarray, np.ndarray] | None 
 class _Lines:
     """Values on lines through one generic point, along chosen coordinates: of fields (tokens x fields) and draws, in one row."""
 
-    def __init__(self, problem: Problem, settings: list[dict[str, Any]], cases: dict[str, np.ndarray], affine: bool, overlaps: Any) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        settings: list[dict[str, Any]],
+        cases: dict[str, np.ndarray],
+        affine: bool,
+        overlaps: Any,
+    ) -> None:
         sample = problem.structure.sample
         self.shape = sample.inputs_a_sample, problem.structure.fields
         size = self.shape[0] * self.shape[1] + sample.free
@@ -102,12 +111,18 @@ class _Lines:
     def draw(self, one: int) -> np.ndarray:
         return np.arange(len(self.base)) == self.shape[0] * self.shape[1] + one
 
-    def __call__(self, chosen: list[np.ndarray], t: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
+    def __call__(
+        self, chosen: list[np.ndarray], t: np.ndarray
+    ) -> list[tuple[np.ndarray, np.ndarray]]:
         """The loss (places, cases) and all that it moves (places, entries), at base + t along, on each line, in every case of the draws."""
-        where = np.stack([np.where(mask, self.base + self.along * s, self.base) for mask in chosen for s in t])
+        where = np.stack(
+            [np.where(mask, self.base + self.along * s, self.base) for mask in chosen for s in t]
+        )
         size = self.shape[0] * self.shape[1]
         value, moved = self.samples(where[:, :size].reshape(-1, *self.shape), where[:, size:])
-        return list(zip(*(part.reshape(len(chosen), len(t), -1) for part in (value, moved)), strict=True))
+        return list(
+            zip(*(part.reshape(len(chosen), len(t), -1) for part in (value, moved)), strict=True)
+        )
 
     def degrees(self, chosen: list[np.ndarray]) -> list[int | None]:
         """In the chosen coordinates together: of the moves, and at least half of that of the loss; None where it is no polynomial.
@@ -121,8 +136,12 @@ class _Lines:
             if self.samples.degree_bound(mask) >= len(unit):
                 degrees.append(None)
                 continue
-            of_loss, of_moves = (_degree(part.reshape(len(REACHES), len(unit), -1), unit) for part in on_line)
-            degrees.append(None if of_loss is None or of_moves is None else max((of_loss + 1) // 2, of_moves))
+            of_loss, of_moves = (
+                _degree(part.reshape(len(REACHES), len(unit), -1), unit) for part in on_line
+            )
+            degrees.append(
+                None if of_loss is None or of_moves is None else max((of_loss + 1) // 2, of_moves)
+            )
         return degrees
 
 
@@ -144,7 +163,10 @@ def _found(problem: Problem, overlaps: tuple[np.ndarray, np.ndarray] | None) -> 
         draws = {one for one in range(free) if read[fields + one]}
         plain_draws = {one for one in draws if simple[fields + one]}
         nothing = np.zeros(len(every[0]), bool)
-        by_token = [np.any([nothing, *(lines.field(row, token) for row in plain)], axis=0) for token in range(tokens)]
+        by_token = [
+            np.any([nothing, *(lines.field(row, token) for row in plain)], axis=0)
+            for token in range(tokens)
+        ]
         of_draws = np.any([nothing, *(lines.draw(one) for one in plain_draws)], axis=0)
         together = np.any([nothing, of_draws, *by_token], axis=0)
         degrees = lines.degrees([*by_token, of_draws, together])
@@ -155,18 +177,35 @@ def _found(problem: Problem, overlaps: tuple[np.ndarray, np.ndarray] | None) -> 
         return None
     # coordinates of independent tokens and draws are independent: each has only the degree in its own
     mixed = sample.correlated or (affine and not sample.centred and free > 0)
-    degree = [most[-1] if mixed else max(most[:tokens])] * (tokens * len(plain)) + [most[-1] if mixed else most[-2]] * len(plain_draws)
+    degree = [most[-1] if mixed else max(most[:tokens])] * (tokens * len(plain)) + [
+        most[-1] if mixed else most[-2]
+    ] * len(plain_draws)
     # squares of a move; at finite d times that of a field or, where these are no fields, a mean
     longer = [1] * (tokens * len(plain)) + [int(mixed) if affine else most[-2]] * len(plain_draws)
-    order = [*(row for row in rows if row >= structure.width), *(row for row in rows if row < structure.width)]  # the signals first
+    order = [
+        *(row for row in rows if row >= structure.width),
+        *(row for row in rows if row < structure.width),
+    ]  # the signals first
     unit = np.eye(len(every[0]))
 
     def chosen(masks: list[np.ndarray]) -> Rows:
-        return tuple(tuple(unit[place].tolist()) for mask in masks for place in np.flatnonzero(mask))
+        return tuple(
+            tuple(unit[place].tolist()) for mask in masks for place in np.flatnonzero(mask)
+        )
 
     return Reading(
-        chosen([*(lines.field(row) for row in order if row not in plain), *(lines.draw(one) for one in sorted(draws - plain_draws))]),
-        chosen([*(lines.field(row) for row in order if row in plain), *(lines.draw(one) for one in sorted(plain_draws))]),
+        chosen(
+            [
+                *(lines.field(row) for row in order if row not in plain),
+                *(lines.draw(one) for one in sorted(draws - plain_draws)),
+            ]
+        ),
+        chosen(
+            [
+                *(lines.field(row) for row in order if row in plain),
+                *(lines.draw(one) for one in sorted(plain_draws)),
+            ]
+        ),
         tuple(one + 1 for one in degree),
         tuple(one + 1 + more for one, more in zip(degree, longer, strict=True)),
         affine,
@@ -183,7 +222,9 @@ def _degree(values: np.ndarray, unit: np.ndarray) -> int | None:
     for line in values:
         size = np.maximum(np.abs(line).max(axis=0), 1e-8 * np.abs(line).max())
         fit = np.abs(through @ (line / np.where(size > 0, size, 1.0)))
-        tails = np.cumsum(fit[::-1], axis=0)[::-1].max(axis=1)  # what all powers from this one on contribute
+        tails = np.cumsum(fit[::-1], axis=0)[::-1].max(
+            axis=1
+        )  # what all powers from this one on contribute
         largest = max(largest, int(np.sum(tails[1:] > SAME)))
     return largest if largest <= MOST_DEGREE else None
 
@@ -195,28 +236,42 @@ def _settings(problem: Problem) -> tuple[list[dict[str, Any]], dict[str, np.ndar
     numbers, sample = problem.at(0.0).parameters, problem.structure.sample
     every = [numbers]
     if "user" in numbers:
-        every.append({**numbers, "user": jax.tree.map(lambda one: _moved(one, draw), numbers["user"])})
+        every.append(
+            {**numbers, "user": jax.tree.map(lambda one: _moved(one, draw), numbers["user"])}
+        )
     if sample.free == sample.draw_normals:
         return every, {}
-    with jax.ensure_compile_time_eval():  # compiled, which leaves out what is not asked for: the weights
-        return every, jax.tree.map(np.asarray, jax.jit(lambda given: sample.cases(given)[1])(numbers))
+    with (
+        jax.ensure_compile_time_eval()
+    ):  # compiled, which leaves out what is not asked for: the weights
+        return every, jax.tree.map(
+            np.asarray, jax.jit(lambda given: sample.cases(given)[1])(numbers)
+        )
 
 
-def _in_every_case(cases: dict[str, np.ndarray], *parts: np.ndarray) -> tuple[dict[str, Any], list[np.ndarray]]:
+def _in_every_case(
+    cases: dict[str, np.ndarray], *parts: np.ndarray
+) -> tuple[dict[str, Any], list[np.ndarray]]:
     """The cases, each as often as there are places (n, ...), and all places again for each of them."""
     count = max((len(value) for value in cases.values()), default=1)
     many = [np.tile(part, (count, *[1] * (part.ndim - 1))) for part in parts]
-    return {name: jnp.asarray(np.repeat(value, len(parts[0]), axis=0)) for name, value in cases.items()}, many
+    return {
+        name: jnp.asarray(np.repeat(value, len(parts[0]), axis=0)) for name, value in cases.items()
+    }, many
 
 
 def _moved(value: Any, draw: np.random.Generator) -> Any:
     """A number a little further from 0."""
     value = np.asarray(value, dtype=np.float64)
-    return value + np.where(value < 0, -1.0, 1.0) * (0.3 * np.abs(value) + 0.7) * draw.uniform(0.5, 1.0, value.shape)
+    return value + np.where(value < 0, -1.0, 1.0) * (0.3 * np.abs(value) + 0.7) * draw.uniform(
+        0.5, 1.0, value.shape
+    )
 
 
 @float64
-def _affine_means(problem: Problem, settings: list[dict[str, Any]], cases: dict[str, np.ndarray]) -> bool:
+def _affine_means(
+    problem: Problem, settings: list[dict[str, Any]], cases: dict[str, np.ndarray]
+) -> bool:
     """Whether the means of the inputs are affine in the draws that are not summed over, so that all fields are Gaussian."""
     sample = problem.structure.sample
     if sample.centred:
@@ -241,11 +296,23 @@ class _Samples:
     Where means are not affine, fields are without them, and the means are among what is moved.
     """
 
-    def __init__(self, problem: Problem, settings: list[dict[str, Any]], cases: dict[str, np.ndarray], affine: bool, overlaps: Any) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        settings: list[dict[str, Any]],
+        cases: dict[str, np.ndarray],
+        affine: bool,
+        overlaps: Any,
+    ) -> None:
         self.overlaps = generic_overlaps(problem)[1] if overlaps is None else overlaps
         self.M, self.P = self.overlaps[1].sum(axis=0), np.asarray(problem.gram).sum(axis=0)
         self.head = np.random.default_rng(13).uniform(0.5, 1.5, problem.width)
-        self.structure, self.settings, self.cases, self.affine = problem.structure, settings, cases, affine
+        self.structure, self.settings, self.cases, self.affine = (
+            problem.structure,
+            settings,
+            cases,
+            affine,
+        )
 
     def __call__(self, places: np.ndarray, xi: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The loss (n, cases) and the moves (n, entries), in every case and setting."""
@@ -253,9 +320,13 @@ class _Samples:
         found = [part for numbers in self.settings for part in self._evaluate(numbers, case, *many)]
 
         def by_place(part: np.ndarray) -> np.ndarray:
-            return np.swapaxes(part.reshape(-1, len(places), part.shape[1]), 0, 1).reshape(len(places), -1)
+            return np.swapaxes(part.reshape(-1, len(places), part.shape[1]), 0, 1).reshape(
+                len(places), -1
+            )
 
-        return tuple(np.concatenate([by_place(part) for part in found[which::2]], axis=1) for which in (0, 1))  # type: ignore[return-value]
+        return tuple(
+            np.concatenate([by_place(part) for part in found[which::2]], axis=1) for which in (0, 1)
+        )  # type: ignore[return-value]
 
     def degree_bound(self, mask: np.ndarray) -> float:
         """A bound on the degree of loss and moves in the chosen coordinates, in every case and setting; infinity where there is none."""
@@ -275,11 +346,16 @@ class _Samples:
         with jax.ensure_compile_time_eval():
             place = np.zeros((1, sample.inputs_a_sample, structure.fields))
             case, many = _in_every_case(self.cases, place, np.zeros((1, sample.free)))
-            all_numbers = [(numbers, with_overlaps(structure, numbers, self.overlaps)) for numbers in self.settings]
+            all_numbers = [
+                (numbers, with_overlaps(structure, numbers, self.overlaps))
+                for numbers in self.settings
+            ]
         found = []
         for numbers, with_all in all_numbers:
 
-            def sampled(y: Any, xi: Any, numbers: dict[str, Any] = numbers, with_all: Any = with_all) -> Any:
+            def sampled(
+                y: Any, xi: Any, numbers: dict[str, Any] = numbers, with_all: Any = with_all
+            ) -> Any:
                 fields, signals, given, means = self._sample(numbers, case, y, xi)
                 value, *moved = moves(structure, with_all, fields, signals, self.head, given)
                 return (*([value] if structure.loss.has_risk else []), *moved, means)
@@ -287,12 +363,17 @@ class _Samples:
             found.append((len(many[0]), jax.make_jaxpr(sampled)(*many)))
         return found
 
-    def _sample(self, numbers: dict[str, Any], case: dict[str, Any], y: Any, xi: Any) -> tuple[Any, Any, Any, Any]:
+    def _sample(
+        self, numbers: dict[str, Any], case: dict[str, Any], y: Any, xi: Any
+    ) -> tuple[Any, Any, Any, Any]:
         """Fields, signals, the fourth argument of the loss, and the coefficients of the means that are not part of the fields."""
         sample, p, k = self.structure.sample, self.structure.width, self.structure.signals
         count, tokens = y.shape[:2]
         draws = sample.drawn(numbers, jnp.asarray(xi), case)
-        means, c = (None if self.affine else sample.mean_coefficients(numbers, draws)), jnp.zeros((count, 0))
+        means, c = (
+            (None if self.affine else sample.mean_coefficients(numbers, draws)),
+            jnp.zeros((count, 0)),
+        )
         if means is not None:
             c = jnp.broadcast_to(means.reshape(-1, tokens, k), (count, tokens, k))
             y = y + jnp.concatenate([c @ self.M.T, c @ self.P], axis=-1)
@@ -300,9 +381,15 @@ class _Samples:
         return sample.by_sample(rows[:, :p]), sample.by_sample(rows[:, p:]), sample.given(draws), c
 
     @float64
-    def _evaluate(self, numbers: dict[str, Any], case: dict[str, Any], y: np.ndarray, xi: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _evaluate(
+        self, numbers: dict[str, Any], case: dict[str, Any], y: np.ndarray, xi: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
         with jax.ensure_compile_time_eval():
             fields, signals, given, means = self._sample(numbers, case, y, xi)
-            parts = moves_of(self.structure, numbers, self.overlaps, fields, signals, self.head, given)
+            parts = moves_of(
+                self.structure, numbers, self.overlaps, fields, signals, self.head, given
+            )
         value = np.asarray(parts[0]) if self.structure.loss.has_risk else np.zeros(len(y))
-        return value[:, None], np.concatenate([np.asarray(part).reshape(len(y), -1) for part in (*parts[1:], means)], axis=1)
+        return value[:, None], np.concatenate(
+            [np.asarray(part).reshape(len(y), -1) for part in (*parts[1:], means)], axis=1
+        )

@@ -38,7 +38,11 @@ def logistic(output: Scalar, label: Scalar) -> Any:
     return jax.nn.softplus(-output * label)
 
 
-LOSSES: dict[str, Callable[[Any, Any], Any]] = {"squared": squared, "correlation": correlation, "logistic": logistic}
+LOSSES: dict[str, Callable[[Any, Any], Any]] = {
+    "squared": squared,
+    "correlation": correlation,
+    "logistic": logistic,
+}
 
 
 def outer_loss(value: str | Function) -> Callable[[Any, Any], Any]:
@@ -46,16 +50,26 @@ def outer_loss(value: str | Function) -> Callable[[Any, Any], Any]:
     if isinstance(value, str):
         return LOSSES[checks.choice("loss", value, LOSSES)]
     if callable(value):
-        checked_function("loss", value, (np.zeros(()), np.zeros(())), takes="output, label", call="an output and a label")
+        checked_function(
+            "loss",
+            value,
+            (np.zeros(()), np.zeros(())),
+            takes="output, label",
+            call="an output and a label",
+        )
         return value
-    raise checks.reject("loss", value, f"give one of {', '.join(LOSSES)} or a JAX function of (output, label)")
+    raise checks.reject(
+        "loss", value, f"give one of {', '.join(LOSSES)} or a JAX function of (output, label)"
+    )
 
 
 def label_noise(numbers: Numbers) -> Any:
     """The variance of the label noise: a number of the problem, or one of its own loss; with contexts its mean."""
     if "contexts" in numbers:
         weights = weights_of(numbers["probabilities"])
-        return sum(weights[context] * label_noise(one) for context, one in enumerate(numbers["contexts"]))
+        return sum(
+            weights[context] * label_noise(one) for context, one in enumerate(numbers["contexts"])
+        )
     return numbers["noise"] if "noise" in numbers else numbers["user"]["noise"]
 
 
@@ -96,8 +110,14 @@ class Move(NamedTuple):
 
     def filled(self, rows: int, signals: int) -> Move:
         """The same with zeros for what is not there."""
-        zeros = [jnp.zeros(shape, self.inputs.dtype) for shape in ((rows, rows), (rows, signals), (rows,))]
-        return Move(self.inputs, *(empty if part is None else part for part, empty in zip(self[1:], zeros, strict=True)))
+        zeros = [
+            jnp.zeros(shape, self.inputs.dtype)
+            for shape in ((rows, rows), (rows, signals), (rows,))
+        ]
+        return Move(
+            self.inputs,
+            *(empty if part is None else part for part, empty in zip(self[1:], zeros, strict=True)),
+        )
 
 
 class BlockOverlaps(NamedTuple):
@@ -124,13 +144,17 @@ class Seen(NamedTuple):
     blocks: Any = None
 
 
-def overlaps_of_blocks(parameters: Numbers, Q: Any, M: Any, lengths: Any = None, *, with_blocks: bool = True) -> Seen:
+def overlaps_of_blocks(
+    parameters: Numbers, Q: Any, M: Any, lengths: Any = None, *, with_blocks: bool = True
+) -> Seen:
     """The overlaps that a user's function reads, from Q (blocks, p, p) and M (blocks, p, K)."""
     P = jnp.broadcast_to(parameters["gram"], (*M.shape[:1], *parameters["gram"].shape[-2:]))
     overlaps = Seen(jnp.sum(Q, axis=0), jnp.sum(M, axis=0), jnp.sum(P, axis=0), lengths)
     if not with_blocks:
         return overlaps
-    blocks = BlockOverlaps(Q, M, P, input_covariance.eigenvalues(parameters), input_covariance.fractions(parameters))
+    blocks = BlockOverlaps(
+        Q, M, P, input_covariance.eigenvalues(parameters), input_covariance.fractions(parameters)
+    )
     return overlaps._replace(blocks=jax.tree.map(lambda part: jnp.asarray(part, Q.dtype), blocks))
 
 
@@ -150,9 +174,13 @@ class RecordedOverlaps:
 class Loss:
     """What is asked of any loss, answered for one of which nothing is known."""
 
-    pulls = False  # whether a sample also moves rows along rows and signals, depending on the overlaps
+    pulls = (
+        False  # whether a sample also moves rows along rows and signals, depending on the overlaps
+    )
     reads_blocks = False  # whether it reads the overlaps of each covariance block
-    pulls_by_block = False  # whether these coefficients on rows and signals differ between covariance blocks
+    pulls_by_block = (
+        False  # whether these coefficients on rows and signals differ between covariance blocks
+    )
     reads_lengths = False  # whether it depends on the inputs' lengths too
     has_risk = True
     smooth = False  # whether it is known to have no kinks, so that its gradient has a derivative
@@ -184,19 +212,30 @@ class Loss:
         parameters: Numbers,
     ) -> tuple[Any, Move]:
         """The value at one sample, and how that sample moves the rows: against its gradient."""
-        value, (h, g) = jax.value_and_grad(self, argnums=(0, 2))(fields, signals, head, noise_draw, parameters)  # type: ignore[arg-type]
+        value, (h, g) = jax.value_and_grad(self, argnums=(0, 2))(
+            fields, signals, head, noise_draw, parameters
+        )  # type: ignore[arg-type]
         return value, Move(h, head=g)
 
     def reading(self, parameters: Numbers, Q: Any, M: Any, lengths: Any = None) -> Any:
         """The numbers with the overlaps (block by block) among them, where they are read."""
         if not self.pulls:
             return parameters
-        return {**parameters, "overlaps": overlaps_of_blocks(parameters, Q, M, lengths, with_blocks=self.reads_blocks)}
+        return {
+            **parameters,
+            "overlaps": overlaps_of_blocks(
+                parameters, Q, M, lengths, with_blocks=self.reads_blocks
+            ),
+        }
 
 
 def _own_activation(name: str, activation: Activation, of: Callable[..., Any]) -> Parts:
     known = activation.coefficients is not None or any(activation is one for one in NAMED.values())
-    return {} if known else {name: (activation.f, lambda fields, signals: activation(of(fields, signals)))}
+    return (
+        {}
+        if known
+        else {name: (activation.f, lambda fields, signals: activation(of(fields, signals)))}
+    )
 
 
 @dataclass(frozen=True)
@@ -210,7 +249,9 @@ class NetworkLoss(Loss):
     def kinks(self) -> tuple[float, ...]:
         return self.student.kinks
 
-    def output(self, fields: Float[Numeric, " p"], head: Float[Numeric, " p"]) -> Float[Numeric, ""]:
+    def output(
+        self, fields: Float[Numeric, " p"], head: Float[Numeric, " p"]
+    ) -> Float[Numeric, ""]:
         return jnp.mean(head * self.student(fields))
 
     def label(self, signals: Float[Numeric, "K ..."], parameters: Numbers) -> Any:
@@ -218,7 +259,11 @@ class NetworkLoss(Loss):
 
     def own_parts(self) -> Parts:
         outer: Parts = {} if self.outer in LOSSES.values() else {"loss": (self.outer, None)}
-        return _own_activation("activation", self.student, lambda fields, signals: fields) | self.own_label() | outer
+        return (
+            _own_activation("activation", self.student, lambda fields, signals: fields)
+            | self.own_label()
+            | outer
+        )
 
     def own_label(self) -> Parts:
         """Those of the label."""
@@ -296,7 +341,12 @@ class GatedLoss(Loss):
         return self.inner.own_parts()
 
     def __call__(
-        self, fields: Float[Numeric, " p"], signals: Float[Numeric, " K"], head: Float[Numeric, " p"], draws: Tree, parameters: Numbers
+        self,
+        fields: Float[Numeric, " p"],
+        signals: Float[Numeric, " K"],
+        head: Float[Numeric, " p"],
+        draws: Tree,
+        parameters: Numbers,
     ) -> Float[Numeric, ""]:
         return self.inner(fields, signals, head * draws["gates"], draws["noise"], parameters)
 
@@ -328,19 +378,40 @@ class ContextLoss(Loss):
 
     def placed(self, gradients: list[Any]) -> Any:
         """Gradients (..., p) of all contexts' heads as one: side by side, or added up."""
-        return jnp.concatenate(gradients, axis=-1) if self.own_heads else sum(gradients[1:], gradients[0])
+        return (
+            jnp.concatenate(gradients, axis=-1)
+            if self.own_heads
+            else sum(gradients[1:], gradients[0])
+        )
 
-    def _each(self, function: Callable[[Any, Any, Any], Any], head: Numeric, draws: Tree, parameters: Numbers) -> list[Any]:
+    def _each(
+        self,
+        function: Callable[[Any, Any, Any], Any],
+        head: Numeric,
+        draws: Tree,
+        parameters: Numbers,
+    ) -> list[Any]:
         """function(structure, head, numbers) of every context, times whether it was drawn."""
         found = []
         for context, structure in enumerate(self.structures):
             there = draws["context"] == context
-            value = function(structure, self.head_of(head, context), parameters["contexts"][context])
-            found.append(jax.tree.map(lambda one, there=there: jnp.where(there, one, jnp.zeros_like(one)), value))
+            value = function(
+                structure, self.head_of(head, context), parameters["contexts"][context]
+            )
+            found.append(
+                jax.tree.map(
+                    lambda one, there=there: jnp.where(there, one, jnp.zeros_like(one)), value
+                )
+            )
         return found
 
     def __call__(
-        self, fields: Float[Numeric, " p"], signals: Float[Numeric, " K"], head: Float[Numeric, " heads"], draws: Tree, parameters: Numbers
+        self,
+        fields: Float[Numeric, " p"],
+        signals: Float[Numeric, " K"],
+        head: Float[Numeric, " heads"],
+        draws: Tree,
+        parameters: Numbers,
     ) -> Float[Numeric, ""]:
         def value(structure: Any, head: Numeric, numbers: Numbers) -> Any:
             return structure.loss(fields, signals, head, draws["given"], numbers)
@@ -369,7 +440,9 @@ class TargetLoss(NetworkLoss):
     """Labels of any function of the signals, y = g(w*_1 . x, ..., w*_K . x), with a kink or a jump along the planes `cuts`."""
 
     target: Callable[[Any], Any]
-    cuts: tuple[tuple[tuple[float, ...], float], ...] = ()  # (normal, level): normal . signals = level
+    cuts: tuple[
+        tuple[tuple[float, ...], float], ...
+    ] = ()  # (normal, level): normal . signals = level
     cut_dimensions: int = 0  # how many dimensions the normals span
 
     def own_label(self) -> Parts:
@@ -393,7 +466,12 @@ class ClusterLoss(Loss):
         return _own_activation("activation", self.student, lambda fields, signals: fields)
 
     def __call__(
-        self, fields: Float[Numeric, " p"], signals: Float[Numeric, " K"], head: Float[Numeric, " p"], label: Scalar, parameters: Numbers
+        self,
+        fields: Float[Numeric, " p"],
+        signals: Float[Numeric, " K"],
+        head: Float[Numeric, " p"],
+        label: Scalar,
+        parameters: Numbers,
     ) -> Float[Numeric, ""]:
         output = jnp.sum(head * self.student(fields))
         return jax.nn.softplus(output) - label * output
@@ -405,11 +483,17 @@ def asked(function: Function, fifth: str, known: tuple[str, ...]) -> tuple[str, 
     An argument of the name overlaps or parameters is that, any other what `fifth` says. Of what it could take, `known` is there.
     """
     try:
-        names = [name for name, one in inspect.signature(function).parameters.items() if one.kind is not one.VAR_KEYWORD][4:]
+        names = [
+            name
+            for name, one in inspect.signature(function).parameters.items()
+            if one.kind is not one.VAR_KEYWORD
+        ][4:]
     except (TypeError, ValueError):
         return known[:1]
     meant = {"overlaps": "overlaps", "parameters": "user"}
-    return tuple(dict.fromkeys(meant.get(name, fifth) for name in names if meant.get(name, fifth) in known))
+    return tuple(
+        dict.fromkeys(meant.get(name, fifth) for name in names if meant.get(name, fifth) in known)
+    )
 
 
 @dataclass(frozen=True)
@@ -447,7 +531,9 @@ class UserLoss(Loss):
         noise_draw: Tree,
         parameters: Numbers,
     ) -> Float[Numeric, ""]:
-        return self.function(fields, signals, head, noise_draw, *(parameters[name] for name in self.more))
+        return self.function(
+            fields, signals, head, noise_draw, *(parameters[name] for name in self.more)
+        )
 
     def move(
         self,
@@ -461,16 +547,31 @@ class UserLoss(Loss):
             return super().move(fields, signals, head, noise_draw, parameters)
         seen = parameters["overlaps"]
 
-        def value(fields: Float[Numeric, "p ..."], head: Float[Numeric, " p"], Q: Float[Numeric, "p p"], M: Float[Numeric, "p K"]) -> Any:
-            return self(fields, signals, head, noise_draw, {**parameters, "overlaps": seen._replace(Q=Q, M=M)})
+        def value(
+            fields: Float[Numeric, "p ..."],
+            head: Float[Numeric, " p"],
+            Q: Float[Numeric, "p p"],
+            M: Float[Numeric, "p K"],
+        ) -> Any:
+            return self(
+                fields,
+                signals,
+                head,
+                noise_draw,
+                {**parameters, "overlaps": seen._replace(Q=Q, M=M)},
+            )
 
         if self.reads_blocks:
             return self._move_by_block(fields, signals, head, noise_draw, parameters)
         # W enters through the fields, Q = W W^T and M = W W*^T
-        found, (h, g, of_Q, of_M) = jax.value_and_grad(value, argnums=(0, 1, 2, 3))(fields, head, seen.Q, seen.M)
+        found, (h, g, of_Q, of_M) = jax.value_and_grad(value, argnums=(0, 1, 2, 3))(
+            fields, head, seen.Q, seen.M
+        )
         return found, Move(h, of_Q + of_Q.T, of_M, g)
 
-    def _move_by_block(self, fields: Any, signals: Any, head: Any, noise_draw: Tree, parameters: Numbers) -> tuple[Any, Move]:
+    def _move_by_block(
+        self, fields: Any, signals: Any, head: Any, noise_draw: Tree, parameters: Numbers
+    ) -> tuple[Any, Move]:
         """The gradient where the loss reads Q_b and M_b: the rows of block b move along dl/dQ_b and dl/dM_b."""
         overlaps = parameters["overlaps"]
 
@@ -517,7 +618,9 @@ class RuleLoss(Loss):
     ) -> Any:
         if self.risk is None:
             return jnp.full((), jnp.nan, fields.dtype)
-        return self.risk(fields, signals, head, noise_draw, *(parameters[name] for name in self.risk_more))
+        return self.risk(
+            fields, signals, head, noise_draw, *(parameters[name] for name in self.risk_more)
+        )
 
     def move(
         self,
@@ -527,7 +630,9 @@ class RuleLoss(Loss):
         noise_draw: Tree,
         parameters: Numbers,
     ) -> tuple[Any, Move]:
-        found = self.update(fields, signals, head, noise_draw, *(parameters[name] for name in self.more))
+        found = self.update(
+            fields, signals, head, noise_draw, *(parameters[name] for name in self.more)
+        )
         found = found.filled(fields.shape[0], signals.shape[0])
         if self.pulls_by_block:
             blocks = max(part.shape[0] for part in (found.rows, found.signals) if part.ndim == 3)
@@ -537,5 +642,10 @@ class RuleLoss(Loss):
             )
         rate = parameters["rates"][:, None].astype(fields.dtype)
         H = rate * found.inputs.reshape(fields.shape[0], -1)
-        scaled = Move(H.reshape(fields.shape).astype(fields.dtype), rate * found.rows, rate * found.signals, found.head)
+        scaled = Move(
+            H.reshape(fields.shape).astype(fields.dtype),
+            rate * found.rows,
+            rate * found.signals,
+            found.head,
+        )
         return self(fields, signals, head, noise_draw, parameters), scaled

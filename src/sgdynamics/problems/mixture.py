@@ -19,7 +19,12 @@ from sgdynamics.samples.arguments import Covariance
 # (weight, mean on the signals, label), +q and -q of every direction q: mu alone, and mu, nu
 CLUSTERS: dict[str, tuple[tuple[float, tuple[float, ...], float], ...]] = {
     "binary": ((0.5, (1.0,), 1.0), (0.5, (-1.0,), 0.0)),
-    "xor": ((0.25, (1.0, 0.0), 1.0), (0.25, (-1.0, 0.0), 1.0), (0.25, (0.0, 1.0), 0.0), (0.25, (0.0, -1.0), 0.0)),
+    "xor": (
+        (0.25, (1.0, 0.0), 1.0),
+        (0.25, (-1.0, 0.0), 1.0),
+        (0.25, (0.0, 1.0), 0.0),
+        (0.25, (0.0, -1.0), 0.0),
+    ),
 }
 LEAST_WIDTH = {"binary": 1, "xor": 2}
 
@@ -83,22 +88,46 @@ class GaussianMixture(Problem):
         least = LEAST_WIDTH[kind]
         width = 2 * len(CLUSTERS[kind][0][1]) if width is None else checks.whole("width", width, 1)
         if width < least:
-            raise checks.reject("width", width, f"kind = {kind!r} needs a positive and a negative unit at least: give {least} or more")
+            raise checks.reject(
+                "width",
+                width,
+                f"kind = {kind!r} needs a positive and a negative unit at least: give {least} or more",
+            )
         clusters = CLUSTERS[kind]
         noise = Covariance(np.array([1.0 / snr]), np.ones(1))
-        self._set(ClusterLoss(self.activation), width, len(clusters[0][1]), None, "gram", "trained", None, weight_decay, noise, clusters)
+        self._set(
+            ClusterLoss(self.activation),
+            width,
+            len(clusters[0][1]),
+            None,
+            "gram",
+            "trained",
+            None,
+            weight_decay,
+            noise,
+            clusters,
+        )
         self._constants = self._parameters
-        self._parameters = {"weight_decay": self._constants.pop("weight_decay"), "snr": np.float64(snr)}
+        self._parameters = {
+            "weight_decay": self._constants.pop("weight_decay"),
+            "snr": np.float64(snr),
+        }
         try_problem(self)
         self._sealed = True
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        return ("fields", "mixture", "snr = inf") if math.isinf(self.snr) and self.activation == NAMED["relu"] else ("fields", "mixture")
+        return (
+            ("fields", "mixture", "snr = inf")
+            if math.isinf(self.snr) and self.activation == NAMED["relu"]
+            else ("fields", "mixture")
+        )
 
     @cached_property
     def _derived(self) -> dict[str, Any]:
-        return super()._derived | {"eigenvalues": 1.0 / pytrees.traced(self._parameters["snr"])[..., None]}
+        return super()._derived | {
+            "eigenvalues": 1.0 / pytrees.traced(self._parameters["snr"])[..., None]
+        }
 
     def replace(self, **changes: object) -> GaussianMixture:
         """The same problem with some of its arguments changed.
@@ -113,7 +142,9 @@ class GaussianMixture(Problem):
         GaussianMixture
             A new one; this one stays as it is.
         """
-        return super().replace(**{"kind" if name == "mixture" else name: value for name, value in changes.items()})
+        return super().replace(
+            **{"kind" if name == "mixture" else name: value for name, value in changes.items()}
+        )
 
     @classmethod
     def from_record(
@@ -126,7 +157,13 @@ class GaussianMixture(Problem):
     ) -> GaussianMixture:
         """The problem that `describe` wrote down, also where JSON made its infinities strings."""
         snr = math.inf if isinstance(snr, str) and snr == str(math.inf) else snr
-        return cls(checks.choice("mixture", mixture, tuple(CLUSTERS)), width, snr, weight_decay, activation=activation)
+        return cls(
+            checks.choice("mixture", mixture, tuple(CLUSTERS)),
+            width,
+            snr,
+            weight_decay,
+            activation=activation,
+        )
 
     def describe(self) -> dict[str, Any]:
         return {

@@ -11,7 +11,9 @@ from sgdynamics.base.arrays import Given
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.starts import TOLERANCE_AGAIN, Start, check_dimension, checked_start
 
-GRAM_TOLERANCE = TOLERANCE_AGAIN  # single precision resolves a Gram matrix of rows of norm 1 to about 1e-7
+GRAM_TOLERANCE = (
+    TOLERANCE_AGAIN  # single precision resolves a Gram matrix of rows of norm 1 to about 1e-7
+)
 
 
 def overlaps_of(
@@ -78,7 +80,9 @@ def overlaps_of(
     [[1.1], [0.1]]
     """
     s = checks.number("input_scale", input_scale, above=0.0)
-    s_teacher = s if teacher_scale is None else checks.number("teacher_scale", teacher_scale, above=0.0)
+    s_teacher = (
+        s if teacher_scale is None else checks.number("teacher_scale", teacher_scale, above=0.0)
+    )
     W = s * _rows("weights", weights, "units x inputs")
     signals = s_teacher * _rows("teacher", teacher, "signals x inputs")
     runs, p, d = W.shape
@@ -87,7 +91,9 @@ def overlaps_of(
             f"weights have {d} inputs and teacher has {signals.shape[-1]}: give both as (rows, inputs), transposed where they are not"
         )
     if signals.shape[0] not in (1, runs):
-        raise ValueError(f"teacher has {signals.shape[0]} runs and weights have {runs}: give one teacher, or one a run")
+        raise ValueError(
+            f"teacher has {signals.shape[0]} runs and weights have {runs}: give one teacher, or one a run"
+        )
     if problem is not None:
         _fits(problem, p, signals.shape[1], d)
     a = _head(head, runs, p, problem)
@@ -98,13 +104,21 @@ def overlaps_of(
     edges = np.cumsum(sizes)[:-1]
     students, teachers = np.split(W, edges, axis=-1), np.split(signals, edges, axis=-1)
     with np.errstate(over="ignore", invalid="ignore"):  # judged right below
-        M = np.stack([one @ np.swapaxes(other, -1, -2) for one, other in zip(students, teachers, strict=True)], axis=1)
+        M = np.stack(
+            [
+                one @ np.swapaxes(other, -1, -2)
+                for one, other in zip(students, teachers, strict=True)
+            ],
+            axis=1,
+        )
         Q = np.stack([one @ np.swapaxes(one, -1, -2) for one in students], axis=1)
         gram = np.stack([one @ np.swapaxes(one, -1, -2) for one in teachers], axis=1)
     for argument, value in (("weights", Q), ("teacher", gram)):
         if not np.all(np.isfinite(value)):
             scale = f"{'input' if argument == 'weights' else 'teacher'}_scale"
-            raise ValueError(f"{argument} has rows whose squared length is beyond float64: give rows of norm O(1), or another {scale}")
+            raise ValueError(
+                f"{argument} has rows whose squared length is beyond float64: give rows of norm O(1), or another {scale}"
+            )
     _one_gram(gram, problem, s_teacher)
     found = Start(M, (Q + np.swapaxes(Q, -1, -2)) / 2, a)
     return found if problem is None else checked_start(problem, found)
@@ -122,12 +136,18 @@ def as_array(argument: str, value: object) -> np.ndarray:
         if not np.iscomplexobj(result):
             result = np.array(result, dtype=np.float64)
     except (TypeError, ValueError, RuntimeError, OverflowError):
-        raise checks.reject(argument, type(value).__name__, "give an array of numbers (NumPy, JAX or PyTorch)") from None
+        raise checks.reject(
+            argument, type(value).__name__, "give an array of numbers (NumPy, JAX or PyTorch)"
+        ) from None
     if np.iscomplexobj(result):
-        raise checks.reject(argument, f"{type(value).__name__} of complex numbers", "give real numbers")
+        raise checks.reject(
+            argument, f"{type(value).__name__} of complex numbers", "give real numbers"
+        )
     if not np.all(np.isfinite(result)):
         bad = int(np.size(result) - np.isfinite(result).sum())
-        raise ValueError(f"{argument} has {bad} entries that are not finite: the network has diverged; take an earlier state of it")
+        raise ValueError(
+            f"{argument} has {bad} entries that are not finite: the network has diverged; take an earlier state of it"
+        )
     return result
 
 
@@ -135,7 +155,9 @@ def _rows(argument: str, value: object, meaning: str) -> np.ndarray:
     """Rows with their run axis."""
     rows = as_array(argument, value)
     if rows.ndim not in (2, 3) or 0 in rows.shape:
-        raise ValueError(f"{argument} has shape {rows.shape}: give {meaning}, with a leading run axis if you like")
+        raise ValueError(
+            f"{argument} has shape {rows.shape}: give {meaning}, with a leading run axis if you like"
+        )
     return rows if rows.ndim == 3 else rows[None]
 
 
@@ -143,22 +165,34 @@ def _head(value: object, runs: int, p: int, problem: Problem | None) -> np.ndarr
     """The head of every run."""
     if value is None:
         if problem is not None and problem.head == "trained":
-            raise checks.reject("head", None, f"the problem's head is trained: give the {p} weights of the second layer")
+            raise checks.reject(
+                "head",
+                None,
+                f"the problem's head is trained: give the {p} weights of the second layer",
+            )
         return np.ones((runs, p))
     head = as_array("head", value)
     if head.shape in ((runs, 1, p), (1, p), (runs, p)):
         head = head.reshape(-1, p)
     elif head.shape != (p,):
-        raise ValueError(f"head has shape {head.shape}: give ({p},), one number a unit" + (f", or ({runs}, {p})" if runs > 1 else ""))
+        raise ValueError(
+            f"head has shape {head.shape}: give ({p},), one number a unit"
+            + (f", or ({runs}, {p})" if runs > 1 else "")
+        )
     return np.broadcast_to(head, (runs, p)).copy()
 
 
 def _fits(problem: Problem, p: int, k: int, d: int) -> None:
     """Refuse a network of another shape than the problem's."""
     check_dimension(problem, d, small=True)
-    for argument, rows, name, wanted in (("weights", p, "width", problem.width), ("teacher", k, "signals", problem.signals)):
+    for argument, rows, name, wanted in (
+        ("weights", p, "width", problem.width),
+        ("teacher", k, "signals", problem.signals),
+    ):
         if rows != wanted:
-            raise ValueError(f"{argument} has {rows} rows, the problem has {name} = {wanted}: give ({wanted}, {d}), or change the problem")
+            raise ValueError(
+                f"{argument} has {rows} rows, the problem has {name} = {wanted}: give ({wanted}, {d}), or change the problem"
+            )
 
 
 def _one_gram(gram: np.ndarray, problem: Problem | None, scale: float) -> None:
@@ -168,12 +202,18 @@ def _one_gram(gram: np.ndarray, problem: Problem | None, scale: float) -> None:
     if apart <= GRAM_TOLERANCE * max(1.0, float(np.abs(expected).max())):
         return
     if problem is None:
-        raise ValueError(f"teacher has Gram matrices that differ by {apart:.3g} between runs: give each run to overlaps_of on its own")
+        raise ValueError(
+            f"teacher has Gram matrices that differ by {apart:.3g} between runs: give each run to overlaps_of on its own"
+        )
     name = problem.gram_argument
     rows = "teacher" if scale == 1.0 else f"({scale:g} * teacher)"
     one = gram[0, 0] if gram.shape[1] == 1 else gram[0]
     shown = np.array2string(one, precision=4, separator=", ", threshold=16).replace("\n", "")
-    fix = f"make the problem with {name} = {rows} @ {rows}.T" + (", block by block" if gram.shape[1] > 1 else "")
+    fix = f"make the problem with {name} = {rows} @ {rows}.T" + (
+        ", block by block" if gram.shape[1] > 1 else ""
+    )
     if name is None:
         fix = "give the orthonormal means of the mixture"
-    raise ValueError(f"teacher has the Gram matrix {shown}, {apart:.3g} away from the problem's: {fix}, or check teacher_scale")
+    raise ValueError(
+        f"teacher has the Gram matrix {shown}, {apart:.3g} away from the problem's: {fix}, or check teacher_scale"
+    )

@@ -21,21 +21,48 @@ from jax.tree_util import GetAttrKey, register_pytree_with_keys
 
 from sgdynamics.base import checks, pytrees
 from sgdynamics.base.arrays import Function, Given
-from sgdynamics.base.controls import Schedule, check_schedules, describe_schedule, made_schedule, number_or_schedule, numbers_at, scheduled
+from sgdynamics.base.controls import (
+    Schedule,
+    check_schedules,
+    describe_schedule,
+    made_schedule,
+    number_or_schedule,
+    numbers_at,
+    scheduled,
+)
 from sgdynamics.base.precision import float64
 from sgdynamics.base.resources import check_memory
 from sgdynamics.base.user_functions import checked_function, function_identity, looked_into
 from sgdynamics.problems.activations import checked_kinks
 from sgdynamics.problems.gram import gram_root, spread_gram
 from sgdynamics.problems.loss_dependence import Reading, reading_of
-from sgdynamics.problems.losses import BlockOverlaps, RecordedOverlaps, Seen, UserLoss, asked, label_noise, squared
+from sgdynamics.problems.losses import (
+    BlockOverlaps,
+    RecordedOverlaps,
+    Seen,
+    UserLoss,
+    asked,
+    label_noise,
+    squared,
+)
 from sgdynamics.problems.trial import try_problem
-from sgdynamics.samples.arguments import Covariance, checked_clusters, checked_covariance, following, stated_sample
+from sgdynamics.samples.arguments import (
+    Covariance,
+    checked_clusters,
+    checked_covariance,
+    following,
+    stated_sample,
+)
 from sgdynamics.samples.draws import described_draws
 from sgdynamics.samples.sample import Sample
 from sgdynamics.samples.spectra import Spectrum
 
-DATA = ("tokens", "token_correlation", "means", "draws")  # arguments that say what a sample is, beside covariance and clusters
+DATA = (
+    "tokens",
+    "token_correlation",
+    "means",
+    "draws",
+)  # arguments that say what a sample is, beside covariance and clusters
 
 
 @dataclass(frozen=True)
@@ -50,7 +77,9 @@ class Structure:
     sphere: bool
     sample: Sample
     expectation: Any = None  # a user's own, in place of the one the library chooses
-    reading: Reading | None = None  # how a smooth loss depends on fields and draws, where that is known
+    reading: Reading | None = (
+        None  # how a smooth loss depends on fields and draws, where that is known
+    )
     heads: int = 1  # of how many units each; contexts may have one each
 
     def with_loss(self, loss: Any) -> Structure:
@@ -171,11 +200,17 @@ class Problem:
     kind: ClassVar[str] = "Problem"
     weight_decay, gram = Number(), Number()
     gram_argument: ClassVar[str | None] = "gram"  # None: the signals are orthonormal
-    mean_output: ClassVar[bool] = True  # whether a network's output is a mean over its units, not their sum
+    mean_output: ClassVar[bool] = (
+        True  # whether a network's output is a mean over its units, not their sum
+    )
     _sealed = False
-    _mapped = False  # whether JAX has put its numbers there, which may not be those that it was made of
+    _mapped = (
+        False  # whether JAX has put its numbers there, which may not be those that it was made of
+    )
     _stated_spectrum: Spectrum | None = None
-    _maker: Callable[..., Any] | None = None  # the function of `sgd.models` whose arguments are `_given`, where one made it
+    _maker: Callable[..., Any] | None = (
+        None  # the function of `sgd.models` whose arguments are `_given`, where one made it
+    )
     _record: Callable[[Any], dict[str, Any]] | None = None  # how what it made is described
     _given: dict[str, Any]
     _parameters: dict[str, Any]  # numbers that are given: the leaves of the problem as a pytree
@@ -203,24 +238,58 @@ class Problem:
     ) -> None:
         self._made_of(locals())
         if not callable(loss):
-            raise checks.reject("loss", loss, "give a JAX function loss(fields, signals, head, noise_draw)")
+            raise checks.reject(
+                "loss", loss, "give a JAX function loss(fields, signals, head, noise_draw)"
+            )
         self.user_loss = loss
         self.kinks = checked_kinks(kinks)
-        wrapped = UserLoss(loss, asked(loss, "user", ("user", "overlaps") if parameters is not None else ("overlaps",)), self.kinks)
+        wrapped = UserLoss(
+            loss,
+            asked(loss, "user", ("user", "overlaps") if parameters is not None else ("overlaps",)),
+            self.kinks,
+        )
         user = None if parameters is None else user_parameters(parameters)
         data = {**{name: self._given[name] for name in DATA}, "user": user}
-        if expectation is not None and not all(callable(getattr(expectation, name, None)) for name in ("moments", "risk", "__hash__")):
-            raise checks.reject("expectation", expectation, "give a hashable sgd.Expectation, with moments and risk")
+        if expectation is not None and not all(
+            callable(getattr(expectation, name, None)) for name in ("moments", "risk", "__hash__")
+        ):
+            raise checks.reject(
+                "expectation", expectation, "give a hashable sgd.Expectation, with moments and risk"
+            )
         pairs = checked_covariance(covariance)
-        self._set(wrapped, width, signals, gram, "gram", head, constraint, weight_decay, pairs, clusters, expectation, **data)
-        checked_function("loss", loss, self.example(wrapped.more), takes=self.takes(wrapped.more), call="one sample")
-        self.structure = replace(self.structure, loss=replace(wrapped, reads_blocks=self._reads_blocks(loss, wrapped.more)))
+        self._set(
+            wrapped,
+            width,
+            signals,
+            gram,
+            "gram",
+            head,
+            constraint,
+            weight_decay,
+            pairs,
+            clusters,
+            expectation,
+            **data,
+        )
+        checked_function(
+            "loss",
+            loss,
+            self.example(wrapped.more),
+            takes=self.takes(wrapped.more),
+            call="one sample",
+        )
+        self.structure = replace(
+            self.structure,
+            loss=replace(wrapped, reads_blocks=self._reads_blocks(loss, wrapped.more)),
+        )
         self._look_into((loss, wrapped.more))
         self._try()
 
     def __setattr__(self, name: str, value: object) -> None:
         if self._sealed:
-            raise AttributeError(f"a problem does not change once made: take problem.replace({name}=...)")
+            raise AttributeError(
+                f"a problem does not change once made: take problem.replace({name}=...)"
+            )
         object.__setattr__(self, name, value)
 
     def replace(self, **changes: object) -> Self:
@@ -252,12 +321,19 @@ class Problem:
         before, now = (self._maker or type(self))(**self._given).describe(), self.describe()
         changed = [name for name in self._given if now.get(name) != before.get(name)]
         # records only name a user's functions of alpha: these stand among the numbers
-        numbers = {**now, **self._parameters, "parameters": self._parameters.get("user"), "draws": now.get("draws")}
+        numbers = {
+            **now,
+            **self._parameters,
+            "parameters": self._parameters.get("user"),
+            "draws": now.get("draws"),
+        }
         return self._given | {name: numbers[name] for name in changed}
 
     def _made_of(self, arguments: dict[str, Any]) -> None:
         """Keep what it is made of, for `replace`: the constructor's own arguments (its `locals()`), a user's functions among them."""
-        self._given = {name: value for name, value in arguments.items() if name not in ("self", "__class__")}
+        self._given = {
+            name: value for name, value in arguments.items() if name not in ("self", "__class__")
+        }
         self._constants = {}
 
     def __init_subclass__(cls) -> None:
@@ -285,13 +361,26 @@ class Problem:
         self.signals = checks.whole("signals", signals, 0)
         # rows alone may be many (a wide network keeps no p x p matrix); the signals' Gram matrix is made here and now
         check_memory("width", self.width, 64.0 * self.width, "its rows", "take a smaller width")
-        check_memory("signals", self.signals, 64.0 * self.signals**2, "their overlaps", "take fewer")
+        check_memory(
+            "signals", self.signals, 64.0 * self.signals**2, "their overlaps", "take fewer"
+        )
         self.head = checks.choice("head", head, ("fixed", "trained"))
         self.constraint = checks.choice("constraint", constraint, (None, "sphere"))
         weight_decay = number_or_schedule("weight_decay", weight_decay)
-        sample, numbers = stated_sample(self.signals, covariance, checked_clusters(clusters, self.signals), **data)
+        sample, numbers = stated_sample(
+            self.signals, covariance, checked_clusters(clusters, self.signals), **data
+        )
         trained, sphere = self.head == "trained", self.constraint == "sphere"
-        self.structure = Structure(self.width, self.signals, len(covariance.fractions), loss, trained, sphere, sample, expectation)
+        self.structure = Structure(
+            self.width,
+            self.signals,
+            len(covariance.fractions),
+            loss,
+            trained,
+            sphere,
+            sample,
+            expectation,
+        )
         self._stated_spectrum = covariance.spectrum
         self._parameters = {
             "weight_decay": pytrees.traced(weight_decay),
@@ -310,13 +399,32 @@ class Problem:
         """Note whether a user's functions (with what they take after the draws) are smooth, and whether they read the draws."""
         sample = self.structure.sample
         drawn = sample.random_draws
-        found = [looked_into(function, *self.example(more), random=(True, True, False, drawn)) for function, more in functions]
+        found = [
+            looked_into(function, *self.example(more), random=(True, True, False, drawn))
+            for function, more in functions
+        ]
         if callable(sample.means):  # of a normal draw that is read there
-            numbers, names = self.at(0.0).parameters, drawn if isinstance(drawn, tuple) else ("noise",)
-            found.append((looked_into(partial(sample.means_of, numbers), sample.example_draws(numbers), random=(names,))[0], [False] * 4))
+            numbers, names = (
+                self.at(0.0).parameters,
+                drawn if isinstance(drawn, tuple) else ("noise",),
+            )
+            found.append(
+                (
+                    looked_into(
+                        partial(sample.means_of, numbers),
+                        sample.example_draws(numbers),
+                        random=(names,),
+                    )[0],
+                    [False] * 4,
+                )
+            )
         smooth = all(one for one, _ in found) and not getattr(self.structure.loss, "kinks", ())
-        smooth = smooth or all(getattr(function, "smooth", False) for function, _ in functions)  # a function may say so itself
-        loss = replace(self.structure.loss, smooth=smooth, noisy=any(touched[3] for _, touched in found))
+        smooth = smooth or all(
+            getattr(function, "smooth", False) for function, _ in functions
+        )  # a function may say so itself
+        loss = replace(
+            self.structure.loss, smooth=smooth, noisy=any(touched[3] for _, touched in found)
+        )
         self.structure = replace(self.structure, loss=loss)
 
     def _reads_blocks(self, function: Callable[..., Any], more: tuple[str, ...]) -> bool:
@@ -340,19 +448,36 @@ class Problem:
 
     def takes(self, more: Sequence[str] = ()) -> str:
         """The names of the arguments of a function of one sample, with what it takes after the draws."""
-        names = ["fields", "signals", "head", "noise_draw" if self.structure.sample.draws is None else "draws"]
+        names = [
+            "fields",
+            "signals",
+            "head",
+            "noise_draw" if self.structure.sample.draws is None else "draws",
+        ]
         return ", ".join([*names, *("parameters" if name == "user" else name for name in more)])
 
     def example(self, more: Sequence[str] = ()) -> tuple[Any, ...]:
         """Zeros of the shapes of such arguments."""
         p, k, sample = self.width, self.signals, self.structure.sample
         tokens, numbers = sample.token_shape, self.at(0.0).parameters
-        lengths = np.zeros((sample.inputs_a_sample,) * 2) if self.structure.loss.reads_lengths else None
+        lengths = (
+            np.zeros((sample.inputs_a_sample,) * 2) if self.structure.loss.reads_lengths else None
+        )
         b = self.structure.blocks
-        blocks = BlockOverlaps(np.zeros((b, p, p)), np.zeros((b, p, k)), np.zeros((b, k, k)), np.zeros(b), np.zeros(b))
-        numbers["overlaps"] = Seen(np.zeros((p, p)), np.zeros((p, k)), np.zeros((k, k)), lengths, blocks)
+        blocks = BlockOverlaps(
+            np.zeros((b, p, p)), np.zeros((b, p, k)), np.zeros((b, k, k)), np.zeros(b), np.zeros(b)
+        )
+        numbers["overlaps"] = Seen(
+            np.zeros((p, p)), np.zeros((p, k)), np.zeros((k, k)), lengths, blocks
+        )
         given = sample.example(numbers)
-        return np.zeros((p, *tokens)), np.zeros((k, *tokens)), np.zeros(p), given, *(numbers[name] for name in more)
+        return (
+            np.zeros((p, *tokens)),
+            np.zeros((k, *tokens)),
+            np.zeros(p),
+            given,
+            *(numbers[name] for name in more),
+        )
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -422,7 +547,10 @@ class Problem:
     @property
     def scheduled(self) -> bool:
         """Whether any of its numbers depends on alpha."""
-        return any(isinstance(leaf, Schedule) for leaf in jax.tree.leaves(self._parameters, is_leaf=scheduled))
+        return any(
+            isinstance(leaf, Schedule)
+            for leaf in jax.tree.leaves(self._parameters, is_leaf=scheduled)
+        )
 
     def check_numbers(self, end: float, of: str = "alpha") -> None:
         """Refuse numbers that leave their range somewhere up to the end of a run."""
@@ -494,30 +622,59 @@ class Problem:
 
     def _described_data(self) -> dict[str, Any]:
         """The arguments that say what a sample is, where they are given."""
-        data = {**self._parameters, "draws": described_draws(self._given["draws"] or {}, self._parameters.get("draws", {}))}
-        return {name: data.get(name, self._given[name]) for name in DATA if self._given[name] is not None}
+        data = {
+            **self._parameters,
+            "draws": described_draws(self._given["draws"] or {}, self._parameters.get("draws", {})),
+        }
+        return {
+            name: data.get(name, self._given[name])
+            for name in DATA
+            if self._given[name] is not None
+        }
 
     def _describe_common(self, gram_name: str) -> dict[str, Any]:
         single, gram, spectrum = self.structure.blocks == 1, np.asarray(self.gram), self.spectrum
         shown = None if self._blocks == ((1.0, 1.0),) else [list(pair) for pair in self._blocks]
         whole = single and np.array_equal(gram[0], np.eye(self.signals))
         if spectrum is not None:
-            shown, whole = spectrum.describe(), spectrum.target is not None and np.array_equal(spectrum.target, gram)
+            shown, whole = (
+                spectrum.describe(),
+                spectrum.target is not None and np.array_equal(spectrum.target, gram),
+            )
             if spectrum.target is not None and not whole:  # other numbers have been put there
-                shown, whole = {**replace(spectrum, target=gram).describe(), **({"infinite": True} if spectrum.infinite else {})}, True
+                shown, whole = (
+                    {
+                        **replace(spectrum, target=gram).describe(),
+                        **({"infinite": True} if spectrum.infinite else {}),
+                    },
+                    True,
+                )
         return {
             gram_name: None if whole else (gram[0] if single else gram).tolist(),
             "head": self.head,
             "constraint": self.constraint,
             "weight_decay": describe_schedule(self.weight_decay)[0],
             "covariance": shown,
-            **({"clusters": [[w, list(means), label] for w, means, label in self.clusters]} if self.clusters else {}),
-            **({} if all(describe_schedule(getattr(self, name, None))[1] for name in ("noise", "weight_decay")) else {"rerunnable": False}),
+            **(
+                {"clusters": [[w, list(means), label] for w, means, label in self.clusters]}
+                if self.clusters
+                else {}
+            ),
+            **(
+                {}
+                if all(
+                    describe_schedule(getattr(self, name, None))[1]
+                    for name in ("noise", "weight_decay")
+                )
+                else {"rerunnable": False}
+            ),
         }
 
     def __repr__(self) -> str:
         values = self.describe() | ({} if self.spectrum is None else {"covariance": self.spectrum})
-        shown = ", ".join(f"{key}={value!r}" for key, value in values.items() if key not in ("kind", "rerunnable"))
+        shown = ", ".join(
+            f"{key}={value!r}" for key, value in values.items() if key not in ("kind", "rerunnable")
+        )
         return f"{self.kind}({shown})"
 
 
@@ -532,7 +689,9 @@ def user_parameters(value: Any) -> Any:
         if callable(leaf):
             found.append(made_schedule(name, leaf, "alpha"))
             continue
-        array = checks.numbers(name, leaf, "give a number, an array of numbers or a function of alpha")
+        array = checks.numbers(
+            name, leaf, "give a number, an array of numbers or a function of alpha"
+        )
         if not np.all(np.isfinite(array)):
             raise checks.reject(name, leaf, "give finite numbers")
         found.append(array)
@@ -569,13 +728,23 @@ def _register(kind: type[Problem]) -> None:
     """Make a kind of problems a pytree in its given numbers."""
 
     def flatten(problem: Problem) -> tuple[list[Any], _Form]:
-        static = {name: value for name, value in vars(problem).items() if name not in ("_parameters", "_derived")}
+        static = {
+            name: value
+            for name, value in vars(problem).items()
+            if name not in ("_parameters", "_derived")
+        }
         numbers = problem._parameters
-        return [(GetAttrKey(name), value) for name, value in numbers.items()], _Form(problem.structure, tuple(numbers), static)
+        return [(GetAttrKey(name), value) for name, value in numbers.items()], _Form(
+            problem.structure, tuple(numbers), static
+        )
 
     def unflatten(form: _Form, numbers: Any) -> Problem:
         made = object.__new__(kind)
-        made.__dict__.update(form.attributes, _mapped=True, _parameters=dict(zip(form.names, pytrees.settled(numbers), strict=True)))
+        made.__dict__.update(
+            form.attributes,
+            _mapped=True,
+            _parameters=dict(zip(form.names, pytrees.settled(numbers), strict=True)),
+        )
         return made
 
     register_pytree_with_keys(kind, flatten, unflatten)

@@ -130,22 +130,53 @@ class Rule(Problem):
     ) -> None:
         self._made_of(locals())
         if not callable(update):
-            raise checks.reject("update", update, "give a JAX function update(fields, signals, head, draws, overlaps)")
+            raise checks.reject(
+                "update",
+                update,
+                "give a JAX function update(fields, signals, head, draws, overlaps)",
+            )
         self.update, self.risk, self.kinks = update, risk, checked_kinks(kinks)
         self.groups = _checked_groups(groups)
         self.reads_lengths = checks.flag("reads_lengths", reads_lengths)
         known = ("overlaps",) if parameters is None else ("overlaps", "user")
-        more, of_risk = asked(update, "overlaps", known), asked(risk, "overlaps", known) if risk is not None else ()
+        more, of_risk = (
+            asked(update, "overlaps", known),
+            asked(risk, "overlaps", known) if risk is not None else (),
+        )
         loss = RuleLoss(update, more, risk, of_risk, self.kinks, self.reads_lengths)
         user = None if parameters is None else user_parameters(parameters)
         data = {**{name: self._given[name] for name in DATA}, "user": user}
         pairs, width = checked_covariance(covariance), sum(self.groups.values())
-        self._set(loss, width, signals, gram, "gram", head, constraint, weight_decay, pairs, clusters, expectation, **data)
+        self._set(
+            loss,
+            width,
+            signals,
+            gram,
+            "gram",
+            head,
+            constraint,
+            weight_decay,
+            pairs,
+            clusters,
+            expectation,
+            **data,
+        )
         self._parameters["rates"] = self._checked_rates(rates)
         by_block = self._check_update(more)
         if risk is not None:
-            checked_function("risk", risk, self.example(of_risk), takes=self.takes(of_risk), call="one sample", differentiated=False)
-        reads = [self._reads_blocks(function, names) for function, names in ((update, more), (risk, of_risk)) if function is not None]
+            checked_function(
+                "risk",
+                risk,
+                self.example(of_risk),
+                takes=self.takes(of_risk),
+                call="one sample",
+                differentiated=False,
+            )
+        reads = [
+            self._reads_blocks(function, names)
+            for function, names in ((update, more), (risk, of_risk))
+            if function is not None
+        ]
         loss = replace(loss, reads_blocks=any(reads), pulls_by_block=by_block)
         self.structure = replace(self.structure, loss=loss)
         self._look_into((update, more), *([] if risk is None else [(risk, of_risk)]))
@@ -156,7 +187,10 @@ class Rule(Problem):
             raise checks.reject("rates", rates, 'give numbers by group: {"V": 0.5}')
         given = dict(rates or {})
         checks.known_names("rates", given, self.groups)
-        values = [checks.number(f"rates[{name!r}]", given.get(name, 1.0), least=0.0) for name in self.groups]
+        values = [
+            checks.number(f"rates[{name!r}]", given.get(name, 1.0), least=0.0)
+            for name in self.groups
+        ]
         return np.repeat(np.array(values), list(self.groups.values()))
 
     def _check_update(self, more: tuple[str, ...]) -> bool:
@@ -165,18 +199,33 @@ class Rule(Problem):
         try:
             inspect.signature(self.update).bind(*example)
         except TypeError:
-            raise checks.reject("update", self.update, f"calling it failed: it must take ({takes})") from None
+            raise checks.reject(
+                "update", self.update, f"calling it failed: it must take ({takes})"
+            ) from None
         except ValueError:
             pass
         try:
             found = traced_output(lambda *given: self.update(*given), *example)
         except Exception as error:
-            raise checks.reject("update", self.update, f"calling it on one sample failed with: {checks.reason(error)}") from error
+            raise checks.reject(
+                "update",
+                self.update,
+                f"calling it on one sample failed with: {checks.reason(error)}",
+            ) from error
         if not isinstance(found, Move):
-            raise checks.reject("update", self.update, f"it gave a {type(found).__name__}: return sgd.Move(inputs=..., rows=..., ...)")
+            raise checks.reject(
+                "update",
+                self.update,
+                f"it gave a {type(found).__name__}: return sgd.Move(inputs=..., rows=..., ...)",
+            )
         p, k, fields = self.width, self.signals, np.shape(example[0])
         by_block = False
-        for name, shape in (("inputs", fields), ("rows", (p, p)), ("signals", (p, k)), ("head", (p,))):
+        for name, shape in (
+            ("inputs", fields),
+            ("rows", (p, p)),
+            ("signals", (p, k)),
+            ("head", (p,)),
+        ):
             part = getattr(found, name)
             if part is None and name != "inputs":
                 continue
@@ -184,7 +233,9 @@ class Rule(Problem):
             if name in ("rows", "signals") and given == (self.structure.blocks, *shape):
                 by_block = True
             elif given != shape:
-                raise checks.reject("update", self.update, f"its Move has {name} of shape {given}: give {shape}")
+                raise checks.reject(
+                    "update", self.update, f"its Move has {name} of shape {given}: give {shape}"
+                )
         return by_block
 
     def describe(self) -> dict[str, Any]:
@@ -212,6 +263,10 @@ class Rule(Problem):
 
 
 def _checked_groups(groups: Mapping[str, int] | None) -> dict[str, int]:
-    if not isinstance(groups, Mapping) or not groups or not all(isinstance(name, str) for name in groups):
+    if (
+        not isinstance(groups, Mapping)
+        or not groups
+        or not all(isinstance(name, str) for name in groups)
+    ):
         raise checks.reject("groups", groups, 'give the number of rows by group: {"W": 2, "V": 2}')
     return {name: checks.whole(f"groups[{name!r}]", count, 1) for name, count in groups.items()}

@@ -105,7 +105,9 @@ class SpikedTensor:
         float or ndarray
             A sum of terms that are not negative, so that nothing cancels near 0. Section 3, before Proposition 3.1.
         """
-        value = spiked_risk(self.order, self.snr, np.asarray(m, dtype=np.float64), np.asarray(r2, dtype=np.float64))
+        value = spiked_risk(
+            self.order, self.snr, np.asarray(m, dtype=np.float64), np.asarray(r2, dtype=np.float64)
+        )
         return float(value) if np.ndim(value) == 0 else value
 
     def describe(self) -> dict[str, Any]:
@@ -116,7 +118,12 @@ class SpikedTensor:
         dict
             "kind" and the arguments.
         """
-        return {"kind": self.kind, "order": self.order, "snr": pytrees.number(self.snr), "ridge": pytrees.number(self.ridge)}
+        return {
+            "kind": self.kind,
+            "order": self.order,
+            "snr": pytrees.number(self.snr),
+            "ridge": pytrees.number(self.ridge),
+        }
 
 
 def spiked_risk(order: int, snr: float, m: Reals, r2: Reals) -> Reals:
@@ -141,9 +148,14 @@ class SpikedStart:
     r2: np.ndarray
 
     def __post_init__(self) -> None:
-        m, r2 = (checks.numbers(name, getattr(self, name), "give one number a run") for name in ("m", "r2"))
+        m, r2 = (
+            checks.numbers(name, getattr(self, name), "give one number a run")
+            for name in ("m", "r2")
+        )
         if m.ndim != 1 or m.shape != r2.shape or not len(m):
-            raise ValueError(f"m has shape {m.shape} and r2 {r2.shape}: give one number a run in each, one run at least")
+            raise ValueError(
+                f"m has shape {m.shape} and r2 {r2.shape}: give one number a run in each, one run at least"
+            )
         object.__setattr__(self, "m", m)
         object.__setattr__(self, "r2", r2)
 
@@ -164,12 +176,18 @@ def spiked_start(problem: SpikedTensor, *, m: Given | None, r2: Given | None) ->
     lengths = {name: len(value) for name, value in values.items()}
     runs = max(lengths.values())
     if any(length not in (1, runs) for length in lengths.values()):
-        raise ValueError(f"m has {lengths['m']} runs and r2 has {lengths['r2']}: give the same number, or one")
+        raise ValueError(
+            f"m has {lengths['m']} runs and r2 has {lengths['r2']}: give the same number, or one"
+        )
     if np.any(values["r2"] < 0):
         raise checks.reject(
-            "r2", float(values["r2"].min()), "it is the squared length |x|^2 - m^2 orthogonal to the signal: give 0 or more"
+            "r2",
+            float(values["r2"].min()),
+            "it is the squared length |x|^2 - m^2 orthogonal to the signal: give 0 or more",
         )
-    return SpikedStart(np.broadcast_to(values["m"], runs).copy(), np.broadcast_to(values["r2"], runs).copy())
+    return SpikedStart(
+        np.broadcast_to(values["m"], runs).copy(), np.broadcast_to(values["r2"], runs).copy()
+    )
 
 
 def checked_spiked_start(problem: SpikedTensor, begin: SpikedStart) -> SpikedStart:
@@ -186,7 +204,9 @@ def check_spiked_dimension(dimension: int) -> int:
     return checks.whole("dimension", dimension, 2, 10**18)
 
 
-def spiked_random_start(problem: SpikedTensor, *, dimension: int, seed: int = 0, runs: int = 1, scale: float = 1.0) -> SpikedStart:
+def spiked_random_start(
+    problem: SpikedTensor, *, dimension: int, seed: int = 0, runs: int = 1, scale: float = 1.0
+) -> SpikedStart:
     """m and r2 of x ~ N(0, scale^2 I/n), with their exact law and at a cost that does not depend on n.
 
         m ~ N(0, scale^2/n),   r2 ~ scale^2 chi2_{n-1}/n,   independent
@@ -212,4 +232,8 @@ def spiked_random_start(problem: SpikedTensor, *, dimension: int, seed: int = 0,
 def check_scale(scale: float, M: np.ndarray, Q: np.ndarray, lengths: np.ndarray) -> None:
     """Refuse a scale at which squared lengths are infinite, or 0, in float64."""
     if not (np.all(np.isfinite(M)) and np.all(np.isfinite(Q)) and np.all(lengths > 0)):
-        raise checks.reject("scale", scale, "squared lengths of the rows leave the range of float64: give a scale of order 1")
+        raise checks.reject(
+            "scale",
+            scale,
+            "squared lengths of the rows leave the range of float64: give a scale of order 1",
+        )

@@ -13,14 +13,23 @@ from sgdynamics.base.arrays import Given
 from sgdynamics.base.resources import check_memory
 from sgdynamics.base.support import require
 from sgdynamics.problems.problem import Problem
-from sgdynamics.problems.spiked_tensor import SpikedTensor, check_scale, spiked_random_start, spiked_start
+from sgdynamics.problems.spiked_tensor import (
+    SpikedTensor,
+    check_scale,
+    spiked_random_start,
+    spiked_start,
+)
 from sgdynamics.problems.trial import try_start
 from sgdynamics.samples.input_covariance import coordinate_spreads, trace
 from sgdynamics.samples.sample import Place
 from sgdynamics.samples.spectra import MOST_DIMENSION, UNITS
 
-TOLERANCE = 1e-9  # how far from positive semi-definite, or from norm 1 on the sphere, a start may be
-TOLERANCE_AGAIN = 1e-6  # the same for a start that this library made: an integrator's error is not the user's
+TOLERANCE = (
+    1e-9  # how far from positive semi-definite, or from norm 1 on the sphere, a start may be
+)
+TOLERANCE_AGAIN = (
+    1e-6  # the same for a start that this library made: an integrator's error is not the user's
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,7 +44,13 @@ class Beside:
     squares: np.ndarray  # (run, set, unit)
 
     def repeated(self, runs: int) -> Beside:
-        return Beside(self.names, *(np.repeat(part, runs, axis=0) for part in (self.M, self.Q, self.a, self.scalars, self.squares)))
+        return Beside(
+            self.names,
+            *(
+                np.repeat(part, runs, axis=0)
+                for part in (self.M, self.Q, self.a, self.scalars, self.squares)
+            ),
+        )
 
 
 @dataclass(frozen=True)
@@ -75,9 +90,16 @@ class Start:
 
     def __post_init__(self) -> None:
         fix = "give an array of numbers; sgd.start makes a start from overlaps and checks them"
-        M, Q, a = (checks.numbers(name, getattr(self, name), fix) for name in ("M_blocks", "Q_blocks", "a"))
+        M, Q, a = (
+            checks.numbers(name, getattr(self, name), fix) for name in ("M_blocks", "Q_blocks", "a")
+        )
         runs, p = (len(a), Q.shape[-1]) if a.ndim == 2 and Q.ndim == 4 else (-1, -1)
-        fits = M.ndim == 4 and Q.ndim == 4 and M.shape[:3] == (runs, Q.shape[1], p) and Q.shape == (runs, Q.shape[1], p, p)
+        fits = (
+            M.ndim == 4
+            and Q.ndim == 4
+            and M.shape[:3] == (runs, Q.shape[1], p)
+            and Q.shape == (runs, Q.shape[1], p, p)
+        )
         fits = fits and a.shape[1] > 0 and a.shape[1] % p == 0
         if not fits or 0 in M.shape[:3]:
             raise ValueError(
@@ -164,12 +186,18 @@ def start(
     if not spiked and M is None and problem.signals == 0:
         M = np.zeros((problem.width, 0))
     wanted = {"m": m, "r2": r2} if spiked else {"M": M, "q" if wide else "Q": q if wide else Q}
-    others = {"M": M, "Q": Q, "q": q, "a": a} if spiked else {"m": m, "r2": r2, **({"Q": Q} if wide else {})}
+    others = (
+        {"M": M, "Q": Q, "q": q, "a": a}
+        if spiked
+        else {"m": m, "r2": r2, **({"Q": Q} if wide else {})}
+    )
     missing = [name for name, value in wanted.items() if value is None]
     extra = [name for name, value in others.items() if value is not None]
     if missing or extra:
         shown = f"missing {', '.join(missing)}" if missing else f"received {', '.join(extra)}"
-        raise ValueError(f"a start of {problem.kind} takes {', '.join(wanted)}{'' if spiked else ' and perhaps a'}: {shown}")
+        raise ValueError(
+            f"a start of {problem.kind} takes {', '.join(wanted)}{'' if spiked else ' and perhaps a'}: {shown}"
+        )
     if isinstance(problem, SpikedTensor):
         return spiked_start(problem, m=m, r2=r2)
     if wide:
@@ -181,7 +209,9 @@ def start(
     full_M = _with_blocks("M", M, problem, (p, k), "units x signals")
     full_Q = _with_blocks("Q", Q, problem, (p, p), "units x units")
     if full_M.shape[0] != full_Q.shape[0] and 1 not in (full_M.shape[0], full_Q.shape[0]):
-        raise ValueError(f"M has {full_M.shape[0]} runs and Q has {full_Q.shape[0]}: give the same number, or one")
+        raise ValueError(
+            f"M has {full_M.shape[0]} runs and Q has {full_Q.shape[0]}: give the same number, or one"
+        )
     runs = max(full_M.shape[0], full_Q.shape[0])
     full_M = np.broadcast_to(full_M, (runs, blocks, p, k)).copy()
     full_Q = np.broadcast_to(full_Q, (runs, blocks, p, p)).copy()
@@ -201,14 +231,20 @@ def _head(value: Given, runs: int, p: int, heads: int = 1) -> np.ndarray:
         return np.broadcast_to(given.reshape(*lead, -1), (runs, heads * p)).copy()
     given = checks.numbers("a", value, f"give {p} numbers, one a unit, or {runs} x {p}")
     if given.ndim <= 1:
-        return np.broadcast_to(checks.array("a", given, (p,), "one number a unit"), (runs, p)).copy()
+        return np.broadcast_to(
+            checks.array("a", given, (p,), "one number a unit"), (runs, p)
+        ).copy()
     return checks.array("a", given, (runs, p), "runs x units")
 
 
 def checked_kind(problem: object) -> str:
     """The kind of a problem; refuse what is none."""
     if not isinstance(problem, (Problem, SpikedTensor)):
-        raise checks.reject("problem", problem, "give sgd.TeacherStudent(...), sgd.GaussianMixture(...), or another problem")
+        raise checks.reject(
+            "problem",
+            problem,
+            "give sgd.TeacherStudent(...), sgd.GaussianMixture(...), or another problem",
+        )
     return problem.kind
 
 
@@ -216,9 +252,15 @@ def _accept(problem: Problem, begin: Start, tolerance: float) -> None:
     """Refuse what is not a Gram matrix, or not on the sphere where it must be, and functions that are not finite there."""
     for name in ("M", "Q", "a"):
         if not np.all(np.isfinite(getattr(begin, name))):
-            raise ValueError(f"start has entries of {name} that are not finite: give finite overlaps and head")
+            raise ValueError(
+                f"start has entries of {name} that are not finite: give finite overlaps and head"
+            )
     try:
-        checks.gram("Omega = [[Q, M], [M^T, P]]", overlap_matrix(begin.M_blocks, begin.Q_blocks, problem.gram), tolerance)
+        checks.gram(
+            "Omega = [[Q, M], [M^T, P]]",
+            overlap_matrix(begin.M_blocks, begin.Q_blocks, problem.gram),
+            tolerance,
+        )
     except ValueError:
         checks.gram("Q", begin.Q_blocks, tolerance)
         raise
@@ -236,7 +278,9 @@ def checked_start(problem: Problem, begin: Start) -> Start:
     """A start as an argument: refuse what is none, or belongs to a problem of another shape, teacher or constraint."""
     require("functional", problem)
     if not isinstance(begin, Start):
-        raise checks.reject("start", begin, "give what sgd.start, sgd.random_start or sgd.start_from returns")
+        raise checks.reject(
+            "start", begin, "give what sgd.start, sgd.random_start or sgd.start_from returns"
+        )
     expected = (problem.structure.blocks, problem.width, problem.signals)
     if begin.M_blocks.shape[1:] != expected:
         raise ValueError(
@@ -258,10 +302,20 @@ def broadcast_runs(begin: Any, runs: int | None) -> Any:
     if begin.runs == runs:
         return begin
     if begin.runs != 1:
-        raise checks.reject("runs", runs, f"the start has {begin.runs} runs: leave runs out, or give {begin.runs} or a start of one")
+        raise checks.reject(
+            "runs",
+            runs,
+            f"the start has {begin.runs} runs: leave runs out, or give {begin.runs} or a start of one",
+        )
     parts = {part.name: getattr(begin, part.name) for part in fields(begin)}
     beside = parts.pop("beside", None)
-    check_memory("runs", runs, 4.0 * runs * sum(part.nbytes for part in parts.values()), "the overlaps", "give fewer runs")
+    check_memory(
+        "runs",
+        runs,
+        4.0 * runs * sum(part.nbytes for part in parts.values()),
+        "the overlaps",
+        "give fewer runs",
+    )
     found = type(begin)(**{name: np.repeat(part, runs, axis=0) for name, part in parts.items()})
     return found if beside is None else replace(found, beside=beside.repeated(runs))
 
@@ -274,7 +328,9 @@ def overlap_matrix(M: np.ndarray, Q: np.ndarray, gram: np.ndarray) -> np.ndarray
     return np.concatenate([upper, lower], axis=-2)
 
 
-def _with_blocks(name: str, value: object, problem: Problem, shape: tuple[int, int], meaning: str) -> np.ndarray:
+def _with_blocks(
+    name: str, value: object, problem: Problem, shape: tuple[int, int], meaning: str
+) -> np.ndarray:
     """Give overlaps their run and block axes."""
     blocks = problem.structure.blocks
     result = checks.numbers(name, value, f"give numbers of shape {shape} ({meaning})")
@@ -290,10 +346,14 @@ def _with_blocks(name: str, value: object, problem: Problem, shape: tuple[int, i
         result = result[None]
     elif result.ndim == 3:
         result = fractions * result[:, None]
-    return checks.array(name, result, (result.shape[0], blocks, *shape), f"runs x blocks x {meaning}")
+    return checks.array(
+        name, result, (result.shape[0], blocks, *shape), f"runs x blocks x {meaning}"
+    )
 
 
-def check_dimension(problem: Problem, dimension: int | float | None, small: bool = False) -> tuple[int, np.ndarray]:
+def check_dimension(
+    problem: Problem, dimension: int | float | None, small: bool = False
+) -> tuple[int, np.ndarray]:
     """The dimension and its split over the blocks; d >= signals + width in each, or one at least where a question takes `small` blocks.
 
     A spectrum fixes it, and it may be left out. That of infinitely many directions counts those that stand for them.
@@ -301,31 +361,53 @@ def check_dimension(problem: Problem, dimension: int | float | None, small: bool
     require("functional", problem)
     spectrum = problem.spectrum
     if spectrum is not None and dimension is not None and dimension != spectrum.dimension:
-        raise checks.reject("dimension", dimension, f"the spectrum of the inputs has {spectrum.dimension:g}: leave dimension out")
+        raise checks.reject(
+            "dimension",
+            dimension,
+            f"the spectrum of the inputs has {spectrum.dimension:g}: leave dimension out",
+        )
     if spectrum is not None:
         d = int(spectrum.multiplicities.sum())
     elif dimension is None:
-        raise checks.reject("dimension", dimension, "give the dimension d of the inputs, a whole number")
+        raise checks.reject(
+            "dimension", dimension, "give the dimension d of the inputs, a whole number"
+        )
     else:
         d = checks.whole("dimension", dimension, 1, MOST_DIMENSION)
     sizes = problem.block_dimensions(d)
     rows = problem.signals + problem.width
     least = 1 if small and len(sizes) > 1 else rows
     if sizes.min() < least:
-        where = "" if len(sizes) == 1 else f" in each covariance block (the smallest of {sizes.tolist()} is too small)"
+        where = (
+            ""
+            if len(sizes) == 1
+            else f" in each covariance block (the smallest of {sizes.tolist()} is too small)"
+        )
         if spectrum is not None:
             fix = f"rows and signals need signals + width = {rows} coordinates in every block here, and one has {sizes.min()}"
-            raise checks.reject("covariance", spectrum, f"{fix}: put eigenvalues together, or take solve_ode or simulate")
+            raise checks.reject(
+                "covariance",
+                spectrum,
+                f"{fix}: put eigenvalues together, or take solve_ode or simulate",
+            )
         needed = max(math.ceil(least / fraction) for fraction in problem.parameters["fractions"])
-        what = f"the rows and signals need signals + width = {rows} coordinates" if least == rows else "there must be a coordinate"
+        what = (
+            f"the rows and signals need signals + width = {rows} coordinates"
+            if least == rows
+            else "there must be a coordinate"
+        )
         raise checks.reject("dimension", d, f"{what}{where}: take {needed} or more")
     return d, sizes
 
 
-def _small(problem: Problem, sizes: np.ndarray | None, rows: int | None = None) -> list[tuple[int, int]]:
+def _small(
+    problem: Problem, sizes: np.ndarray | None, rows: int | None = None
+) -> list[tuple[int, int]]:
     """The blocks with fewer coordinates than signals and rows, and how many: there these are written in the coordinates themselves."""
     every = () if sizes is None else enumerate(sizes.tolist())
-    return [(block, size) for block, size in every if size < problem.signals + (rows or problem.width)]
+    return [
+        (block, size) for block, size in every if size < problem.signals + (rows or problem.width)
+    ]
 
 
 def frames(problem: Problem, sizes: np.ndarray | None) -> np.ndarray:
@@ -345,7 +427,9 @@ def frames(problem: Problem, sizes: np.ndarray | None) -> np.ndarray:
     return result
 
 
-def factor(problem: Problem, begin: Any, sizes: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+def factor(
+    problem: Problem, begin: Any, sizes: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray]:
     """The compressed rows [T | L] of a start, or of overlaps of more rows: M = T C^T with C C^T = P, and L L^T = Q - T T^T, by block.
 
     In a small block of n coordinates only the first n of these columns are in use, whatever their number along the signals.
@@ -447,20 +531,34 @@ def random_start(
     if isinstance(problem, SpikedTensor):
         for name, value in (("orthogonal", orthogonal or None), ("a", a)):
             if value is not None:
-                raise checks.reject(name, value, "a spiked tensor has one vector, no rows and no head: leave it out")
+                raise checks.reject(
+                    name, value, "a spiked tensor has one vector, no rows and no head: leave it out"
+                )
         checks.choice("per", per, ("dimension",))
-        return spiked_random_start(problem, dimension=checks.whole("dimension", dimension, 1), seed=seed, runs=runs, scale=scale)
+        return spiked_random_start(
+            problem,
+            dimension=checks.whole("dimension", dimension, 1),
+            seed=seed,
+            runs=runs,
+            scale=scale,
+        )
     d, sizes = check_dimension(problem, dimension, small=True)
     runs = checks.whole("runs", runs, 1)
     seed = checks.whole("seed", seed, 0)
     scale = checks.number("scale", scale, above=0.0)
     p, k = problem.width, problem.signals
     if problem.constraint == "sphere" and scale != 1.0:
-        raise checks.reject("scale", scale, "constraint='sphere' fixes the norm of the rows: leave scale at 1")
+        raise checks.reject(
+            "scale", scale, "constraint='sphere' fixes the norm of the rows: leave scale at 1"
+        )
     narrower = "take a smaller width; solve_mean_field keeps no p x p matrix, for starts of mean_field_random_start"
     large, fix = (("runs", runs), "give fewer runs") if runs > 1 else (("width", p), narrower)
     check_memory(*large, 8.0 * 4 * runs * len(sizes) * p * (p + k), "the overlaps", fix)
-    head = np.ones((runs, problem.structure.head_size)) if a is None else _head(a, runs, p, problem.structure.heads)
+    head = (
+        np.ones((runs, problem.structure.head_size))
+        if a is None
+        else _head(a, runs, p, problem.structure.heads)
+    )
     T = np.empty((runs, len(sizes), p, k))
     L = np.zeros((runs, len(sizes), p, p))
     lower = np.tril_indices(p, -1)
@@ -473,7 +571,9 @@ def random_start(
                 continue
             T[run, block] = generator.standard_normal((p, k))
             L[run, block][lower] = generator.standard_normal(len(lower[0]))
-            L[run, block][np.diag_indices(p)] = np.sqrt(generator.chisquare(size - k - np.arange(p)))
+            L[run, block][np.diag_indices(p)] = np.sqrt(
+                generator.chisquare(size - k - np.arange(p))
+            )
         if problem.clusters and a is None:
             head[run] = generator.standard_normal(p)
     unit = _unit(problem, per, d)

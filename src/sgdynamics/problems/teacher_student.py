@@ -17,7 +17,16 @@ from sgdynamics.base.resources import check_memory
 from sgdynamics.base.user_functions import checked_function, function_identity
 from sgdynamics.problems.activations import ActivationLike, student_activation
 from sgdynamics.problems.activations import activation as find_activation
-from sgdynamics.problems.losses import LOSSES, MOST_CUTS, CommitteeLoss, GatedLoss, NetworkLoss, TargetLoss, cuts_possible, outer_loss
+from sgdynamics.problems.losses import (
+    LOSSES,
+    MOST_CUTS,
+    CommitteeLoss,
+    GatedLoss,
+    NetworkLoss,
+    TargetLoss,
+    cuts_possible,
+    outer_loss,
+)
 from sgdynamics.problems.problem import Number, Problem
 from sgdynamics.problems.trial import try_problem
 from sgdynamics.samples.arguments import checked_covariance
@@ -48,9 +57,13 @@ class _Network(Problem):
         if self.structure.sample != Sample(self.signals):
             fix = "laws of label noise are for one input without dropout and without noise on inputs. Give its variance."
             raise checks.reject("noise", law, fix)
-        self._parameters["noise"] = pytrees.traced(law.variance if math.isfinite(law.variance) else law.scale**2)
+        self._parameters["noise"] = pytrees.traced(
+            law.variance if math.isfinite(law.variance) else law.scale**2
+        )
         self._parameters["noise_law"] = law.parameters
-        self.structure = replace(self.structure, sample=replace(self.structure.sample, noise_law=law.law))
+        self.structure = replace(
+            self.structure, sample=replace(self.structure.sample, noise_law=law.law)
+        )
 
     @property
     def finite_noise_moments(self) -> float:
@@ -155,20 +168,36 @@ class TeacherStudent(_Network):
         self._made_of(locals())
         self.activation = student_activation(activation)
         self.teacher_activation = (
-            self.activation if teacher_activation is None else find_activation(teacher_activation, "teacher_activation")
+            self.activation
+            if teacher_activation is None
+            else find_activation(teacher_activation, "teacher_activation")
         )
         self.teacher_width = checks.whole("teacher_width", teacher_width, 1)
         sample_loss = CommitteeLoss(self.activation, outer_loss(loss), self.teacher_activation)
         pairs = checked_covariance(covariance)
-        self._set(sample_loss, width, self.teacher_width, teacher_gram, "teacher_gram", head, constraint, weight_decay, pairs)
+        self._set(
+            sample_loss,
+            width,
+            self.teacher_width,
+            teacher_gram,
+            "teacher_gram",
+            head,
+            constraint,
+            weight_decay,
+            pairs,
+        )
         if teacher_head is None:
             teacher_head = np.ones(self.teacher_width)
-        teacher_head = checks.array("teacher_head", teacher_head, (self.teacher_width,), "one number a teacher unit")
+        teacher_head = checks.array(
+            "teacher_head", teacher_head, (self.teacher_width,), "one number a teacher unit"
+        )
         self._parameters["teacher_head"] = teacher_head
         self._set_regularisation(sample_loss, keep, gain, input_noise)
         self._set_network(sample_loss, noise)
 
-    def _set_regularisation(self, loss: CommitteeLoss, keep: object, gain: object, input_noise: object) -> None:
+    def _set_regularisation(
+        self, loss: CommitteeLoss, keep: object, gain: object, input_noise: object
+    ) -> None:
         """Dropout and noise on the inputs, where they are asked for."""
         kept, gained = number_or_schedule("keep", keep, most=1.0), number_or_schedule("gain", gain)
         seen = number_or_schedule("input_noise", input_noise)
@@ -179,13 +208,21 @@ class TeacherStudent(_Network):
             self.structure = replace(self.structure, loss=GatedLoss(loss), sample=sample)
         if scheduled(seen) or seen != 0.0:
             if np.any(np.asarray(eigenvalues(self._parameters)) == 0):
-                raise checks.reject("input_noise", input_noise, "a block of the covariance has eigenvalue 0: leave noise on the inputs out")
+                raise checks.reject(
+                    "input_noise",
+                    input_noise,
+                    "a block of the covariance has eigenvalue 0: leave noise on the inputs out",
+                )
             self._parameters["input_noise"] = pytrees.traced(seen)
-            self.structure = replace(self.structure, sample=replace(self.structure.sample, noisy_inputs=True))
+            self.structure = replace(
+                self.structure, sample=replace(self.structure.sample, noisy_inputs=True)
+            )
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        found = ["dropout"] * ("keep" in self._parameters) + ["other inputs"] * ("input_noise" in self._parameters)
+        found = ["dropout"] * ("keep" in self._parameters) + ["other inputs"] * (
+            "input_noise" in self._parameters
+        )
         return ("fields", *found)
 
     @cached_property
@@ -194,14 +231,24 @@ class TeacherStudent(_Network):
         if "keep" not in self._parameters:
             return found
         chances = mapped(self._parameters["keep"], of_two)
-        return {**found, "draws": {"gates": {"probabilities": chances, "edges": mapped(chances, edges_of)}}}
+        return {
+            **found,
+            "draws": {"gates": {"probabilities": chances, "edges": mapped(chances, edges_of)}},
+        }
 
     def describe(self) -> dict[str, Any]:
-        more = {name: self._parameters.get(name, usual) for name, usual in (("keep", 1.0), ("gain", 1.0), ("input_noise", 0.0))}
+        more = {
+            name: self._parameters.get(name, usual)
+            for name, usual in (("keep", 1.0), ("gain", 1.0), ("input_noise", 0.0))
+        }
         whole = all(describe_schedule(value)[1] for value in more.values())
         return {
             **({} if whole else {"rerunnable": False}),
-            **{name: describe_schedule(value)[0] for name, value in more.items() if name in self._parameters},
+            **{
+                name: describe_schedule(value)[0]
+                for name, value in more.items()
+                if name in self._parameters
+            },
             "kind": self.kind,
             "width": self.width,
             "teacher_width": self.teacher_width,
@@ -289,17 +336,40 @@ class MultiIndex(_Network):
     ) -> None:
         self._made_of(locals())
         if not callable(target):
-            raise checks.reject("target", target, "give a JAX function from a vector of signals to a number")
+            raise checks.reject(
+                "target", target, "give a JAX function from a vector of signals to a number"
+            )
         self.directions = checks.whole("directions", directions, 1)
-        check_memory("directions", self.directions, 64.0 * self.directions**2, "their overlaps", "take fewer")
+        check_memory(
+            "directions", self.directions, 64.0 * self.directions**2, "their overlaps", "take fewer"
+        )
         call = f"a vector of {self.directions} signals"
         # labels may be whole numbers, such as classes: nothing is differentiated through them
-        checked_function("target", target, (np.zeros(self.directions),), takes="signals", call=call, differentiated=False)
+        checked_function(
+            "target",
+            target,
+            (np.zeros(self.directions),),
+            takes="signals",
+            call=call,
+            differentiated=False,
+        )
         self.target = target
         self.activation = student_activation(activation)
         self.kinks = _planes(kinks, self.directions)
-        sample_loss = TargetLoss(self.activation, outer_loss(loss), target, self.kinks, _spanned(self.kinks))
-        self._set(sample_loss, width, self.directions, gram, "gram", head, constraint, weight_decay, checked_covariance(covariance))
+        sample_loss = TargetLoss(
+            self.activation, outer_loss(loss), target, self.kinks, _spanned(self.kinks)
+        )
+        self._set(
+            sample_loss,
+            width,
+            self.directions,
+            gram,
+            "gram",
+            head,
+            constraint,
+            weight_decay,
+            checked_covariance(covariance),
+        )
         self._set_network(sample_loss, noise)
 
     def describe(self) -> dict[str, Any]:
@@ -326,7 +396,9 @@ def _planes(value: Any, directions: int) -> tuple[tuple[tuple[float, ...], float
     for one in value:
         if isinstance(one, (int, float, np.number)):
             level = checks.number("kinks", one)
-            found |= {(tuple(np.eye(directions)[row].tolist()), level): None for row in range(directions)}
+            found |= {
+                (tuple(np.eye(directions)[row].tolist()), level): None for row in range(directions)
+            }
             continue
         try:
             normal, level = one
@@ -336,9 +408,15 @@ def _planes(value: Any, directions: int) -> tuple[tuple[tuple[float, ...], float
         length = float(np.linalg.norm(normal))
         if length == 0.0:
             raise checks.reject("kinks", value, "a normal of length 0 says nothing: " + fix)
-        found[tuple((normal / length).tolist()), checks.number("kinks level", level) / length] = None
+        found[tuple((normal / length).tolist()), checks.number("kinks level", level) / length] = (
+            None
+        )
     planes = tuple(found)
-    if planes and directions in MOST_CUTS and not cuts_possible(directions, len(planes), _spanned(planes)):
+    if (
+        planes
+        and directions in MOST_CUTS
+        and not cuts_possible(directions, len(planes), _spanned(planes))
+    ):
         most = MOST_CUTS[directions]
         raise checks.reject(
             "kinks",
@@ -350,4 +428,8 @@ def _planes(value: Any, directions: int) -> tuple[tuple[tuple[float, ...], float
 
 
 def _spanned(planes: tuple[tuple[tuple[float, ...], float], ...]) -> int:
-    return int(np.linalg.matrix_rank(np.array([normal for normal, _ in planes]), tol=1e-9)) if planes else 0
+    return (
+        int(np.linalg.matrix_rank(np.array([normal for normal, _ in planes]), tol=1e-9))
+        if planes
+        else 0
+    )

@@ -63,7 +63,9 @@ def try_problem(problem: Problem) -> tuple[np.ndarray, np.ndarray] | None:
     if not loss.pulls:
         z, normals = _drawn(problem)
         fields = np.sqrt(input_covariance.trace(problem.parameters)) * z[:, :p]
-        signals = z[:, p:] @ eigen_root(input_covariance.variance(problem.parameters, problem.gram)).T
+        signals = (
+            z[:, p:] @ eigen_root(input_covariance.variance(problem.parameters, problem.gram)).T
+        )
         _try(problem, fields, signals, np.ones(p), normals, None, (np.zeros(0), np.zeros(0)), False)
         return None
     first_error = None
@@ -86,7 +88,9 @@ def generic_overlaps(problem: Problem) -> list[tuple[np.ndarray, np.ndarray]]:
     """
     blocks, p, k = problem.structure.blocks, problem.width, problem.signals
     roots = eigen_root(np.asarray(problem.gram))
-    roots = roots @ np.swapaxes(np.linalg.eigh(np.asarray(problem.gram))[1], -1, -2)  # the symmetric root
+    roots = roots @ np.swapaxes(
+        np.linalg.eigh(np.asarray(problem.gram))[1], -1, -2
+    )  # the symmetric root
     generator = np.random.default_rng(13)
     sizes = generator.uniform(0.2, 0.6, (p, k)) / np.sqrt(max(k, 1))
     tilt = 0.3 * generator.standard_normal((p, p)) / np.sqrt(p)
@@ -109,7 +113,9 @@ def try_start(problem: Problem, M: np.ndarray, Q: np.ndarray, a: np.ndarray) -> 
         _try_overlaps(problem, M[run], Q[run], a[run], at_start=True)
 
 
-def _try_overlaps(problem: Problem, M: np.ndarray, Q: np.ndarray, head: np.ndarray, at_start: bool) -> None:
+def _try_overlaps(
+    problem: Problem, M: np.ndarray, Q: np.ndarray, head: np.ndarray, at_start: bool
+) -> None:
     """Try the problem on samples whose fields and signals have the covariance of these overlaps, given by block."""
     p = problem.width
     z, normals = _drawn(problem)
@@ -133,9 +139,10 @@ def _try(
     sample = problem.structure.sample
     coefficients, given = _beside(problem, normals)
     if coefficients is not None:
-        rows = np.broadcast_to(coefficients, (len(normals), *coefficients.shape[-(1 if sample.tokens is None else 2) :])).reshape(
-            len(fields), -1
-        )
+        rows = np.broadcast_to(
+            coefficients,
+            (len(normals), *coefficients.shape[-(1 if sample.tokens is None else 2) :]),
+        ).reshape(len(fields), -1)
         signals = signals + rows @ problem.gram.sum(axis=0)
         fields = fields if M is None else fields + rows @ M.T
     fields, signals = (np.asarray(sample.by_sample(part)) for part in (fields, signals))
@@ -143,26 +150,38 @@ def _try(
         found = _values(problem, fields, signals, head, given, overlaps)
     except Exception as error:
         name, function = _culprit(problem, None)
-        raise checks.reject(name, function, f"differentiating it failed with: {checks.reason(error)}") from error
+        raise checks.reject(
+            name, function, f"differentiating it failed with: {checks.reason(error)}"
+        ) from error
     value, *slopes, head_slope = found
     value = value if problem.structure.loss.has_risk else np.zeros(len(value))
     flat = np.concatenate([np.isfinite(slope).reshape(len(value), -1) for slope in slopes], axis=1)
-    bad = [~np.isfinite(value), ~flat.all(axis=1), ~np.isfinite(head_slope).all(axis=1) & problem.structure.trained]
+    bad = [
+        ~np.isfinite(value),
+        ~flat.all(axis=1),
+        ~np.isfinite(head_slope).all(axis=1) & problem.structure.trained,
+    ]
     for wrong, what in zip(bad, ("value", "gradient", "gradient"), strict=True):
         if wrong.any():
             first = int(np.flatnonzero(wrong)[0])
             draws = jax.tree.map(lambda part, first=first: part[first], given)
             count = f"{int(wrong.sum())} of {len(wrong)} Gaussian samples"
-            _refuse(problem, fields[first], signals[first], head, draws, overlaps, what, count, at_start)
+            _refuse(
+                problem, fields[first], signals[first], head, draws, overlaps, what, count, at_start
+            )
 
 
 @float64
 def _beside(problem: Problem, normals: np.ndarray) -> tuple[np.ndarray | None, Any]:
     """The coefficients of the inputs' means on the signals, if any, and what the loss takes beside fields and signals."""
     sample = problem.structure.sample
-    with jax.ensure_compile_time_eval():  # a problem may be made while a function of the user's is traced
+    with (
+        jax.ensure_compile_time_eval()
+    ):  # a problem may be made while a function of the user's is traced
         draws = sample.drawn(problem.parameters, jnp.asarray(normals))
-        return jax.tree.map(np.asarray, (sample.mean_coefficients(problem.parameters, draws), sample.given(draws)))
+        return jax.tree.map(
+            np.asarray, (sample.mean_coefficients(problem.parameters, draws), sample.given(draws))
+        )
 
 
 @float64
@@ -175,7 +194,9 @@ def _values(
     overlaps: Any,
 ) -> tuple[np.ndarray, ...]:
     with jax.ensure_compile_time_eval():
-        return moves_of(problem.structure, problem.at(0.0).parameters, overlaps, fields, signals, head, given)
+        return moves_of(
+            problem.structure, problem.at(0.0).parameters, overlaps, fields, signals, head, given
+        )
 
 
 def moves_of(
@@ -191,10 +212,16 @@ def moves_of(
     numbers = with_overlaps(structure, numbers, overlaps)
     every = jax.tree.map(np.asarray, (fields, signals, given))
     each = sum(one.size for one in jax.tree.leaves(every)) // len(fields)
-    least = SAMPLES if SAMPLES * each <= MOST_NUMBERS else 0  # very wide networks have room for no more samples than there are
+    least = (
+        SAMPLES if SAMPLES * each <= MOST_NUMBERS else 0
+    )  # very wide networks have room for no more samples than there are
     found = []
-    for first in range(0, len(fields), SAMPLES):  # as many at a time as a trial has, so that one program does
-        some = jax.tree.map(lambda one, first=first: _filled(one[first : first + SAMPLES], least), every)
+    for first in range(
+        0, len(fields), SAMPLES
+    ):  # as many at a time as a trial has, so that one program does
+        some = jax.tree.map(
+            lambda one, first=first: _filled(one[first : first + SAMPLES], least), every
+        )
         found.append(_compiled(replace(structure, reading=None), numbers, *some[:2], head, some[2]))
     return tuple(np.concatenate(parts)[: len(fields)] for parts in zip(*found, strict=True))
 
@@ -209,7 +236,11 @@ def with_overlaps(structure: Structure, numbers: Numbers, overlaps: Any) -> Numb
 def _filled(values: np.ndarray, least: int) -> np.ndarray:
     """Values of at least so many samples, the last one again and again."""
     missing = least - len(values)
-    return values if missing <= 0 else np.concatenate([values, np.repeat(values[-1:], missing, axis=0)])
+    return (
+        values
+        if missing <= 0
+        else np.concatenate([values, np.repeat(values[-1:], missing, axis=0)])
+    )
 
 
 def moves(
@@ -221,8 +252,15 @@ def moves(
     given: Tree,
 ) -> tuple[Any, ...]:
     """The value of each sample and how it moves rows and head, as a JAX function; `parameters` contain the overlaps that it reads."""
-    value, found = jax.vmap(structure.loss.move, (0, 0, None, 0, None))(fields, signals, head, given, parameters)
-    return (value, found.inputs, *([found.rows, found.signals] if structure.loss.pulls else []), found.head)
+    value, found = jax.vmap(structure.loss.move, (0, 0, None, 0, None))(
+        fields, signals, head, given, parameters
+    )
+    return (
+        value,
+        found.inputs,
+        *([found.rows, found.signals] if structure.loss.pulls else []),
+        found.head,
+    )
 
 
 _compiled = jax.jit(moves, static_argnums=0)
@@ -263,7 +301,9 @@ def _refuse(
     loss = problem.structure.loss
     name, function = _culprit(problem, (fields, signals))
     if name == "update":  # a rule: its value is the risk, and it has no gradient
-        name, function, what = ("risk", loss.risk, "value") if what == "value" else (name, function, "Move")
+        name, function, what = (
+            ("risk", loss.risk, "value") if what == "value" else (name, function, "Move")
+        )
     if name in ("activation", "teacher_activation"):
         seen = fields if name == "activation" else signals
         values = _eager(lambda one, _: jax.vmap(function)(one), seen, seen)
@@ -293,12 +333,18 @@ def _refuse(
 
 
 @float64
-def _compared(problem: Problem, fields: np.ndarray, signals: np.ndarray, head: np.ndarray, given: Tree) -> list[float] | None:
+def _compared(
+    problem: Problem, fields: np.ndarray, signals: np.ndarray, head: np.ndarray, given: Tree
+) -> list[float] | None:
     """Output and label, where these are what the loss sees."""
     with jax.ensure_compile_time_eval():
-        found = problem.structure.loss.output_and_label(fields, signals, head, given, problem.at(0.0).parameters)
+        found = problem.structure.loss.output_and_label(
+            fields, signals, head, given, problem.at(0.0).parameters
+        )
         return None if found is None else [float(one) for one in found]
 
 
 def _short(values: np.ndarray) -> str:
-    return np.array2string(np.asarray(values), precision=3, separator=", ", threshold=8, edgeitems=3).replace("\n", "")
+    return np.array2string(
+        np.asarray(values), precision=3, separator=", ", threshold=8, edgeitems=3
+    ).replace("\n", "")

@@ -14,7 +14,14 @@ from sgdynamics.base.arrays import Given
 from sgdynamics.base.resources import check_memory
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.spiked_tensor import check_scale
-from sgdynamics.problems.starts import MOST_DIMENSION, TOLERANCE, TOLERANCE_AGAIN, Start, checked_kind, checked_start
+from sgdynamics.problems.starts import (
+    MOST_DIMENSION,
+    TOLERANCE,
+    TOLERANCE_AGAIN,
+    Start,
+    checked_kind,
+    checked_start,
+)
 
 
 @dataclass(frozen=True)
@@ -26,8 +33,17 @@ class MeanFieldStart:
     a: np.ndarray
 
     def __post_init__(self) -> None:
-        M, q, a = (checks.numbers(name, getattr(self, name), "give an array of numbers") for name in ("M", "q", "a"))
-        if M.ndim != 3 or q.ndim != 2 or M.shape[:2] != q.shape or a.shape != q.shape or 0 in M.shape:
+        M, q, a = (
+            checks.numbers(name, getattr(self, name), "give an array of numbers")
+            for name in ("M", "q", "a")
+        )
+        if (
+            M.ndim != 3
+            or q.ndim != 2
+            or M.shape[:2] != q.shape
+            or a.shape != q.shape
+            or 0 in M.shape
+        ):
             raise ValueError(
                 f"M has shape {M.shape}, q {q.shape} and a {a.shape}: give (runs, units, signals), (runs, units) and (runs, units), one "
                 "run at least; sgd.start makes them from M, q and a"
@@ -40,30 +56,49 @@ class MeanFieldStart:
         return self.a.shape[0]
 
 
-def mean_field_start(problem: Problem, *, M: Given | None, q: Given | None, a: Given | None = None) -> MeanFieldStart:
+def mean_field_start(
+    problem: Problem, *, M: Given | None, q: Given | None, a: Given | None = None
+) -> MeanFieldStart:
     """Particles from M (units x signals), q (units: the squared length orthogonal to the signals) and the head a (ones unless given).
 
     The rows have Q = M P^-1 M^T + diag(q); a leading axis stands for runs. On the sphere m P^-1 m + q must be 1.
     """
     checked_wide_problem(problem)
     p, k = problem.width, problem.signals
-    parts = {"M": (M, (p, k), "units x signals"), "q": (q, (p,), "units"), "a": (np.ones(p) if a is None else a, (p,), "units")}
+    parts = {
+        "M": (M, (p, k), "units x signals"),
+        "q": (q, (p,), "units"),
+        "a": (np.ones(p) if a is None else a, (p,), "units"),
+    }
     found = {}
     for name, (value, shape, meaning) in parts.items():
         given = checks.numbers(name, value, f"give numbers of shape {shape} ({meaning})")
         full = given if given.ndim > len(shape) else given[None]
-        found[name] = checks.array(name, full, (full.shape[0], *shape), f"runs x {meaning}, or {meaning}")
+        found[name] = checks.array(
+            name, full, (full.shape[0], *shape), f"runs x {meaning}, or {meaning}"
+        )
     runs = max(value.shape[0] for value in found.values())
     if any(value.shape[0] not in (1, runs) for value in found.values()):
         counts = ", ".join(f"{name} has {value.shape[0]}" for name, value in found.items())
         raise ValueError(f"{counts} runs: give the same number, or one")
-    result = MeanFieldStart(*(np.broadcast_to(found[name], (runs, *found[name].shape[1:])).copy() for name in ("M", "q", "a")))
+    result = MeanFieldStart(
+        *(
+            np.broadcast_to(found[name], (runs, *found[name].shape[1:])).copy()
+            for name in ("M", "q", "a")
+        )
+    )
     _frame_rows(problem, result, TOLERANCE)
     return result
 
 
 def mean_field_random_start(
-    problem: Problem, *, dimension: int, seed: int = 0, runs: int = 1, scale: float = 1.0, sampling: str = "independent"
+    problem: Problem,
+    *,
+    dimension: int,
+    seed: int = 0,
+    runs: int = 1,
+    scale: float = 1.0,
+    sampling: str = "independent",
 ) -> MeanFieldStart:
     """Particles with the law of random rows, for ``solve_mean_field``.
 
@@ -111,8 +146,16 @@ def mean_field_random_start(
     scale = checks.number("scale", scale, above=0.0)
     checks.choice("sampling", sampling, ("independent", "sobol"))
     if problem.constraint == "sphere" and scale != 1.0:
-        raise checks.reject("scale", scale, "constraint='sphere' fixes the norm of the rows: leave scale at 1")
-    check_memory("runs" if runs > 1 else "width", runs if runs > 1 else p, 64.0 * runs * p * (k + 2), "the particles", "take fewer")
+        raise checks.reject(
+            "scale", scale, "constraint='sphere' fixes the norm of the rows: leave scale at 1"
+        )
+    check_memory(
+        "runs" if runs > 1 else "width",
+        runs if runs > 1 else p,
+        64.0 * runs * p * (k + 2),
+        "the particles",
+        "take fewer",
+    )
     T, q = np.empty((runs, p, k)), np.empty((runs, p))
     for run in range(runs):
         generator = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(run,)))
@@ -121,7 +164,9 @@ def mean_field_random_start(
             continue
         from scipy import stats  # here: its import takes as long as a small solution
 
-        points = stats.qmc.Sobol(k + 1, scramble=True, rng=generator).random_base2(math.ceil(math.log2(max(p, 2))))[:p]
+        points = stats.qmc.Sobol(k + 1, scramble=True, rng=generator).random_base2(
+            math.ceil(math.log2(max(p, 2)))
+        )[:p]
         # every other particle is then the first half of the sequence, an even spread too: what error_particles leaves out
         points = points[np.argsort(np.argsort(np.arange(p) % 2, kind="stable"), kind="stable")]
         T[run], q[run] = special.ndtri(points[:, :k]), stats.chi2.ppf(points[:, k], d - k)
@@ -139,25 +184,45 @@ def checked_wide_problem(problem: Any) -> None:
     """Refuse what has no mean-field limit here."""
     checked_kind(problem)
     if not getattr(getattr(problem, "structure", None), "has_excess", False):
-        raise checks.reject("problem", problem, "wide networks are solved for TeacherStudent and MultiIndex with loss='squared'")
+        raise checks.reject(
+            "problem",
+            problem,
+            "wide networks are solved for TeacherStudent and MultiIndex with loss='squared'",
+        )
     if problem.structure.blocks > 1:
-        raise checks.reject("covariance", problem.covariance, "particles are (m, q, a) for inputs of one variance: leave covariance out")
+        raise checks.reject(
+            "covariance",
+            problem.covariance,
+            "particles are (m, q, a) for inputs of one variance: leave covariance out",
+        )
 
 
 def _frame_rows(problem: Problem, begin: MeanFieldStart, tolerance: float) -> np.ndarray:
     """t of each particle, M = t C^T; refuse overlaps that no rows have."""
     for name in ("M", "q", "a"):
         if not np.all(np.isfinite(getattr(begin, name))):
-            raise ValueError(f"start has entries of {name} that are not finite: give finite numbers")
+            raise ValueError(
+                f"start has entries of {name} that are not finite: give finite numbers"
+            )
     frame = problem.parameters["frame"][0]
     T = begin.M @ np.linalg.pinv(frame, rcond=1e-12).T
     if np.abs(T @ frame.T - begin.M).max() > tolerance * max(1.0, np.abs(begin.M).max()):
-        raise ValueError("M has overlaps that no row can have: the signals are dependent, and M does not respect that")
+        raise ValueError(
+            "M has overlaps that no row can have: the signals are dependent, and M does not respect that"
+        )
     if begin.q.min() < 0:
-        raise checks.reject("q", float(begin.q.min()), "it is the squared length orthogonal to the signals: give 0 or more")
+        raise checks.reject(
+            "q",
+            float(begin.q.min()),
+            "it is the squared length orthogonal to the signals: give 0 or more",
+        )
     norm2 = np.sum(T**2, axis=-1) + begin.q
     if norm2.min() <= 0:
-        raise checks.reject("q", float(begin.q.min()), "a row of length 0 does not move as a particle does: give M or q other than 0")
+        raise checks.reject(
+            "q",
+            float(begin.q.min()),
+            "a row of length 0 does not move as a particle does: give M or q other than 0",
+        )
     worst = np.abs(norm2 - 1).max()
     if problem.constraint == "sphere" and worst > tolerance:
         raise ValueError(
@@ -166,15 +231,23 @@ def _frame_rows(problem: Problem, begin: MeanFieldStart, tolerance: float) -> np
     return T
 
 
-def particles(problem: Problem, start: Start | MeanFieldStart) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def particles(
+    problem: Problem, start: Start | MeanFieldStart
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """T, q, a of a start; of one with a full Q, q is the diagonal of Q - M P^-1 M^T."""
     if isinstance(start, Start):
         begin = checked_start(problem, start)
         T = begin.M @ np.linalg.pinv(problem.parameters["frame"][0], rcond=1e-12).T
         rest = np.einsum("rii->ri", begin.Q) - np.sum(T**2, axis=-1)
-        start = MeanFieldStart(begin.M, np.where(np.abs(rest) < TOLERANCE, np.maximum(rest, 0.0), rest), begin.a)
+        start = MeanFieldStart(
+            begin.M, np.where(np.abs(rest) < TOLERANCE, np.maximum(rest, 0.0), rest), begin.a
+        )
     if not isinstance(start, MeanFieldStart):
-        raise checks.reject("start", start, "give a start with M and q (or what sgd.start or sgd.random_start returns)")
+        raise checks.reject(
+            "start",
+            start,
+            "give a start with M and q (or what sgd.start or sgd.random_start returns)",
+        )
     if start.M.shape[1:] != (problem.width, problem.signals):
         raise ValueError(
             f"start was made for (width, signals) = {start.M.shape[1:]}, the problem has {(problem.width, problem.signals)}: "

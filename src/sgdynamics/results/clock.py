@@ -55,7 +55,11 @@ def clock(
     whole_steps: bool,
 ) -> Clock:
     """Convert what the caller gave; with `whole_steps` save points are rounded to the nearest step of the run."""
-    given = {name: value for name, value in (("times", times), ("alpha", alpha), ("steps", steps)) if value is not None}
+    given = {
+        name: value
+        for name, value in (("times", times), ("alpha", alpha), ("steps", steps))
+        if value is not None
+    }
     if len(given) != 1:
         shown = ", ".join(given) or "none of them"
         raise ValueError(f"give exactly one of times=, alpha=, steps= (received {shown})")
@@ -71,7 +75,9 @@ def clock(
         found = _one_pass(algorithm, name, points, dimension, whole_steps)
     for unit, values in (("t", found.t), ("alpha", found.alpha), ("step", found.step)):
         if values is not None and not np.all(np.isfinite(values)):
-            raise checks.reject(name, float(points[-1]), f"in units of {unit} this is beyond float64: give less")
+            raise checks.reject(
+                name, float(points[-1]), f"in units of {unit} this is beyond float64: give less"
+            )
     return replace(found, requested=requested, divisor=time_divisor(algorithm))
 
 
@@ -81,11 +87,17 @@ def time_divisor(algorithm: OnePassSGD) -> str:
     return DIVISORS[stated.per]
 
 
-def _one_pass(algorithm: OnePassSGD, name: str, points: np.ndarray, dimension: int | None, whole_steps: bool) -> Clock:
+def _one_pass(
+    algorithm: OnePassSGD, name: str, points: np.ndarray, dimension: int | None, whole_steps: bool
+) -> Clock:
     """The clock of one-pass SGD, from points of one unit."""
     batch = algorithm.batch
     if algorithm.flow and (name != "times" or whole_steps):
-        raise checks.reject("lr", algorithm.lr, "gradient flow makes no steps: use solve_ode with times=, or give a learning rate above 0")
+        raise checks.reject(
+            "lr",
+            algorithm.lr,
+            "gradient flow makes no steps: use solve_ode with times=, or give a learning rate above 0",
+        )
     if name == "steps" and dimension is None:
         raise ValueError("steps= needs a dimension: give dimension=d, or use times= or alpha=")
     if algorithm.flow:
@@ -104,7 +116,12 @@ def _one_pass(algorithm: OnePassSGD, name: str, points: np.ndarray, dimension: i
     if dimension is not None:
         step = points if name == "steps" else t * dimension / lr
         if whole_steps:
-            check_steps(name, float(points[-1]), float(step[-1]), "give less, a smaller dimension or a larger lr")
+            check_steps(
+                name,
+                float(points[-1]),
+                float(step[-1]),
+                "give less, a smaller dimension or a larger lr",
+            )
             step = np.round(step).astype(np.int64)
             t = step * (lr / dimension)
     return Clock(t, t * batch / lr, step)
@@ -114,13 +131,19 @@ def _fixed_data(algorithm: FixedData, name: str, points: np.ndarray) -> Clock:
     """On a fixed data set t = lr steps, without the dimension; alpha counts every use of a sample."""
     if algorithm.scheduled:
         return _fixed_data_scheduled(algorithm, name, points)
-    per_step = {"steps": 1.0, "times": algorithm.lr, "alpha": algorithm.fraction * algorithm.samples_per_dimension}
+    per_step = {
+        "steps": 1.0,
+        "times": algorithm.lr,
+        "alpha": algorithm.fraction * algorithm.samples_per_dimension,
+    }
     with np.errstate(over="ignore"):
         step = points / per_step[name]
     check_steps(name, float(points[-1]), float(step[-1]), "give less, or a larger lr")
     step = np.round(step).astype(np.int64)
     end = float(step[-1]) * algorithm.lr
-    algorithm.check_times(np.unique(np.concatenate([step * algorithm.lr, np.linspace(0, end, CHECKED_TIMES)])))
+    algorithm.check_times(
+        np.unique(np.concatenate([step * algorithm.lr, np.linspace(0, end, CHECKED_TIMES)]))
+    )
     epoch = step * algorithm.fraction if algorithm.order else None
     return Clock(step * per_step["times"], step * per_step["alpha"], step, epoch=epoch)
 
@@ -136,12 +159,16 @@ def _fixed_data_scheduled(algorithm: FixedData, name: str, points: np.ndarray) -
     else:
         step = np.round(points / (1.0 if name == "steps" else each)).astype(np.int64)
         table = algorithm.step_times(float(step[-1]))
-    algorithm.check_times(np.unique(np.concatenate([table[step], np.linspace(0, table[step[-1]], CHECKED_TIMES)])))
+    algorithm.check_times(
+        np.unique(np.concatenate([table[step], np.linspace(0, table[step[-1]], CHECKED_TIMES)]))
+    )
     epoch = step * algorithm.fraction if algorithm.order else None
     return Clock(table[step], step * each, step.astype(np.int64), epoch=epoch)
 
 
-def _scheduled(algorithm: OnePassSGD, name: str, points: np.ndarray, dimension: int | None, whole_steps: bool) -> Clock:
+def _scheduled(
+    algorithm: OnePassSGD, name: str, points: np.ndarray, dimension: int | None, whole_steps: bool
+) -> Clock:
     """The same where lr or batch depends on alpha: t is the integral of lr/batch, or with whole steps the sum of lr/d."""
     if name == "times":
         alpha = _alpha_at(algorithm, points)
@@ -156,7 +183,11 @@ def _scheduled(algorithm: OnePassSGD, name: str, points: np.ndarray, dimension: 
         assert dimension is not None
         check_steps(name, float(points[-1]), float(step[-1]), "give less, or a smaller dimension")
         step = np.round(step).astype(np.int64)
-        return Clock(time_of_steps(algorithm, step, dimension), alpha_of_steps(step, algorithm.batch, dimension), step)
+        return Clock(
+            time_of_steps(algorithm, step, dimension),
+            alpha_of_steps(step, algorithm.batch, dimension),
+            step,
+        )
     return Clock(elapsed(algorithm, alpha), alpha, step)
 
 
@@ -164,7 +195,9 @@ def elapsed(algorithm: OnePassSGD, alpha: np.ndarray) -> np.ndarray:
     """t at increasing alpha: the integral of lr/batch from 0."""
     if not isinstance(algorithm.lr, Schedule):
         return alpha * float(algorithm.lr) / algorithm.batch
-    return _integrated(algorithm, lambda places: algorithm.rates(places) / algorithm.batches(places), alpha)
+    return _integrated(
+        algorithm, lambda places: algorithm.rates(places) / algorithm.batches(places), alpha
+    )
 
 
 def steps_by(algorithm: OnePassSGD, alpha: np.ndarray) -> np.ndarray:
@@ -174,24 +207,42 @@ def steps_by(algorithm: OnePassSGD, alpha: np.ndarray) -> np.ndarray:
     return _integrated(algorithm, lambda places: 1 / algorithm.batches(places), alpha)
 
 
-def _integrated(algorithm: OnePassSGD, integrand: Callable[[np.ndarray], np.ndarray], alpha: np.ndarray) -> np.ndarray:
+def _integrated(
+    algorithm: OnePassSGD, integrand: Callable[[np.ndarray], np.ndarray], alpha: np.ndarray
+) -> np.ndarray:
     """The integral from 0 to increasing alpha of what lr and batch make up, pieces of schedules one by one."""
     breaks = piece_edges((algorithm.lr, algorithm.batch))
     node, weight = gauss_legendre(NODES)
     total, result = 0.0, []
     for low, high in pairwise(np.concatenate([[0.0], alpha])):
-        inner = np.unique(np.concatenate([np.linspace(low, high, PANELS + 1), breaks[(breaks > low) & (breaks < high)]]))
+        inner = np.unique(
+            np.concatenate(
+                [np.linspace(low, high, PANELS + 1), breaks[(breaks > low) & (breaks < high)]]
+            )
+        )
         lengths = np.diff(inner)[:, None]
         if high > low:
-            total += float(np.sum(integrand((inner[:-1, None] + lengths * node).reshape(-1)).reshape(-1, NODES) * weight * lengths))
+            total += float(
+                np.sum(
+                    integrand((inner[:-1, None] + lengths * node).reshape(-1)).reshape(-1, NODES)
+                    * weight
+                    * lengths
+                )
+            )
         result.append(total)
     return np.array(result)
 
 
-def time_of_steps(algorithm: OnePassSGD | FixedData, step: np.ndarray, dimension: int) -> np.ndarray:
+def time_of_steps(
+    algorithm: OnePassSGD | FixedData, step: np.ndarray, dimension: int
+) -> np.ndarray:
     """t after so many whole steps: the sum of lr/d over them (beyond a few million, the integral)."""
     if isinstance(algorithm, FixedData):
-        return np.asarray(algorithm.lr.numbers["times"])[step] if algorithm.scheduled else step * algorithm.lr
+        return (
+            np.asarray(algorithm.lr.numbers["times"])[step]
+            if algorithm.scheduled
+            else step * algorithm.lr
+        )
     if not isinstance(algorithm.lr, Schedule):
         return step * (float(algorithm.lr) / dimension)
     if np.max(step, initial=0) > MOST_SUMMED:
@@ -216,7 +267,9 @@ def _alpha_at(algorithm: OnePassSGD, times: np.ndarray) -> np.ndarray:
     return _place_at(partial(elapsed, algorithm), "times", times)
 
 
-def _place_at(reach: Callable[[np.ndarray], np.ndarray], name: str, wanted: np.ndarray) -> np.ndarray:
+def _place_at(
+    reach: Callable[[np.ndarray], np.ndarray], name: str, wanted: np.ndarray
+) -> np.ndarray:
     """alpha at which an integral has these increasing values, by bisection."""
     from scipy import optimize  # here: a constant rate does without
 
@@ -233,7 +286,11 @@ def _place_at(reach: Callable[[np.ndarray], np.ndarray], name: str, wanted: np.n
     low = 0.0
     for value in wanted:
         inside = partial(gap, float(value))
-        low = low if inside(low) >= 0 else float(np.asarray(optimize.brentq(inside, low, far, xtol=1e-13)))
+        low = (
+            low
+            if inside(low) >= 0
+            else float(np.asarray(optimize.brentq(inside, low, far, xtol=1e-13)))
+        )
         found.append(low)
     return np.array(found)
 
@@ -260,4 +317,8 @@ def plan_steps(times: np.ndarray, longest: float) -> tuple[np.ndarray, np.ndarra
 
 def reached(edges: np.ndarray, lengths: np.ndarray, steps: np.ndarray) -> np.ndarray:
     """The time after so many steps of a plan of `plan_steps`."""
-    return np.interp(steps, edges, np.concatenate([[0.0], np.cumsum(np.diff(edges) * lengths)])) if len(edges) > 1 else np.zeros(len(steps))
+    return (
+        np.interp(steps, edges, np.concatenate([[0.0], np.cumsum(np.diff(edges) * lengths)]))
+        if len(edges) > 1
+        else np.zeros(len(steps))
+    )

@@ -49,14 +49,23 @@ def trajectory(
     `more` are variables and coordinates with their axes, as a Dataset takes them.
     """
     meanings = dynamics.meanings()
-    variables = {name: (("run", "time", *meanings[name][1]), value, {"long_name": meanings[name][0]}) for name, value in values.items()}
+    variables = {
+        name: (("run", "time", *meanings[name][1]), value, {"long_name": meanings[name][0]})
+        for name, value in values.items()
+    }
     coordinates = time_coordinates(clock, diverged_at, dynamics.letter, ran_out_at)
     attributes = attributes | {"clock": clock.requested}
     for name, part in (more or {}).items():
         (variables if part[0][:1] == ("run",) else coordinates)[name] = part
     # many answers of one definition need not each say what it is
-    attributes = record(dynamics.problem, dynamics.algorithm, method, attributes) if made is xr.Dataset else attributes | {"method": method}
-    return made(variables, coordinates | dynamics.coordinates() | dynamics.named(values), attributes)
+    attributes = (
+        record(dynamics.problem, dynamics.algorithm, method, attributes)
+        if made is xr.Dataset
+        else attributes | {"method": method}
+    )
+    return made(
+        variables, coordinates | dynamics.coordinates() | dynamics.named(values), attributes
+    )
 
 
 def time_name(divisor: str) -> str:
@@ -64,17 +73,31 @@ def time_name(divisor: str) -> str:
     return f"time t = lr steps/{divisor}" if divisor else "time t = lr steps"
 
 
-def time_coordinates(clock: Clock, diverged_at: np.ndarray, d: str = "d", ran_out_at: np.ndarray | None = None) -> dict[str, Any]:
+def time_coordinates(
+    clock: Clock, diverged_at: np.ndarray, d: str = "d", ran_out_at: np.ndarray | None = None
+) -> dict[str, Any]:
     """Every unit of time that is defined, where runs diverged, and where an integrator ran out of steps, if any.
 
     `d` is the symbol of the dimension.
     """
     coordinates: dict[str, Any] = {
-        "t": ("time", clock.t, {"long_name": time_name(d if clock.divisor == "d" else clock.divisor)}),
-        "diverged_at": ("run", diverged_at, {"long_name": "last finite time of a run that diverged"}),
+        "t": (
+            "time",
+            clock.t,
+            {"long_name": time_name(d if clock.divisor == "d" else clock.divisor)},
+        ),
+        "diverged_at": (
+            "run",
+            diverged_at,
+            {"long_name": "last finite time of a run that diverged"},
+        ),
     }
     if ran_out_at is not None and np.any(np.isfinite(ran_out_at)):
-        coordinates["ran_out_at"] = ("run", ran_out_at, {"long_name": "last time reached by a run whose integrator ran out of steps"})
+        coordinates["ran_out_at"] = (
+            "run",
+            ran_out_at,
+            {"long_name": "last time reached by a run whose integrator ran out of steps"},
+        )
     if clock.alpha is not None and clock.samples:
         coordinates["alpha"] = ("time", clock.alpha, {"long_name": f"samples/{d}"})
     if clock.step is not None:
@@ -94,7 +117,9 @@ def requested_clock(result: xr.Dataset) -> str:
     return name if name in TIMES and name in result.coords else "t"
 
 
-def record(problem: Any, algorithm: OnePassSGD | FixedData, method: str, attributes: dict[str, Any]) -> dict[str, Any]:
+def record(
+    problem: Any, algorithm: OnePassSGD | FixedData, method: str, attributes: dict[str, Any]
+) -> dict[str, Any]:
     """Where a result comes from; netCDF knows no None and no bool: what is not defined is left out."""
     return {name: value for name, value in attributes.items() if value is not None} | {
         "problem": encode(problem.describe()),
@@ -114,7 +139,9 @@ def largest_share(difference: Any, value: Any) -> float:
     """
     size = np.abs(value)
     with np.errstate(invalid="ignore", divide="ignore"):
-        share = np.abs(difference) / np.maximum(size, ROUNDING * np.max(size[np.isfinite(size)], initial=0.0))
+        share = np.abs(difference) / np.maximum(
+            size, ROUNDING * np.max(size[np.isfinite(size)], initial=0.0)
+        )
     return float(np.max(share[np.isfinite(share)], initial=0.0))
 
 
@@ -244,22 +271,37 @@ def start_from(result: xr.Dataset, time: int | float = -1) -> Any:
     count = result.sizes["time"]
     if isinstance(time, (int, np.integer)) and not isinstance(time, bool):
         if not -count <= time < count:
-            raise checks.reject("time", time, f"the result has {count} save points: give -{count}..{count - 1}")
+            raise checks.reject(
+                "time", time, f"the result has {count} save points: give -{count}..{count - 1}"
+            )
         index = int(time)
     else:
         time = checks.number("time", time)
         times = np.asarray(result["t"])
         if not len(times) or not times[0] <= time <= times[-1]:
-            raise checks.reject("time", time, f"the result runs from t = {times[0]:g} to {times[-1]:g}" if len(times) else "no save points")
+            raise checks.reject(
+                "time",
+                time,
+                f"the result runs from t = {times[0]:g} to {times[-1]:g}"
+                if len(times)
+                else "no save points",
+            )
         index = int(np.argmin(np.abs(times - time)))
     kind, values = _states_of(result.isel(time=index), ("run",))
-    bad = ~np.all([np.isfinite(value).reshape(len(value), -1).all(axis=1) for value in values.values()], axis=0)
+    bad = ~np.all(
+        [np.isfinite(value).reshape(len(value), -1).all(axis=1) for value in values.values()],
+        axis=0,
+    )
     if bad.any():
-        raise ValueError(f"runs {np.flatnonzero(bad).tolist()} have diverged by then: drop them with result.isel(run=...) first")
+        raise ValueError(
+            f"runs {np.flatnonzero(bad).tolist()} have diverged by then: drop them with result.isel(run=...) first"
+        )
     if kind is None:
         return values
     found = kind(*values.values())
-    return replace(found, beside=_beside(result.isel(time=index), found)) if kind is Start else found
+    return (
+        replace(found, beside=_beside(result.isel(time=index), found)) if kind is Start else found
+    )
 
 
 def _beside(point: xr.Dataset, begin: Start) -> Beside | None:
@@ -268,7 +310,8 @@ def _beside(point: xr.Dataset, begin: Start) -> Beside | None:
         return None
     p, tail = begin.a.shape[1], "_block" if "M_block" in point else ""
     names = tuple(
-        tuple(str(one) for one in point[axis].values) if axis in point.coords else () for axis in ("update_scalar", "update_square")
+        tuple(str(one) for one in point[axis].values) if axis in point.coords else ()
+        for axis in ("update_scalar", "update_square")
     )
     if "rows_a" in point:
         sets = tuple(str(one) for one in point["row_set"].values[p::p])
@@ -279,9 +322,15 @@ def _beside(point: xr.Dataset, begin: Start) -> Beside | None:
         M, Q = (M, Q) if tail else (M[:, None], Q[:, None])
     else:
         sets, M, Q, a = (), begin.M_blocks, begin.Q_blocks, begin.a
-    scalars = _values(point, "update_scalars", ("run", "update_scalar")) if "update_scalars" in point else np.zeros((begin.runs, 0))
+    scalars = (
+        _values(point, "update_scalars", ("run", "update_scalar"))
+        if "update_scalars" in point
+        else np.zeros((begin.runs, 0))
+    )
     squares = (
-        _values(point, "update_squares", ("run", "update_square", "unit")) if "update_squares" in point else np.zeros((begin.runs, 0, p))
+        _values(point, "update_squares", ("run", "update_square", "unit"))
+        if "update_squares" in point
+        else np.zeros((begin.runs, 0, p))
     )
     return Beside((sets, *names), M, Q, a, scalars, squares)
 
@@ -292,7 +341,10 @@ def _states_of(result: xr.Dataset, lead: tuple[str, ...]) -> tuple[Any, dict[str
     checks.result("result", result, *axes)
     values = {name: _values(result, name, (*lead, *dims)) for name, dims in axes.items()}
     if kind is Start and "M" in values:  # one block
-        values = {name: np.expand_dims(value, len(lead)) if name != "a" else value for name, value in values.items()}
+        values = {
+            name: np.expand_dims(value, len(lead)) if name != "a" else value
+            for name, value in values.items()
+        }
     if kind is Start:  # heads of contexts side by side
         values["a"] = values["a"].reshape(*values["a"].shape[: len(lead)], -1)
     return kind, values
@@ -307,15 +359,30 @@ def field_states(result: xr.Dataset, gram: np.ndarray) -> dict[str, np.ndarray]:
     checks.result("result", result, "time", "run", "t")
     kind, values = _states_of(result, ("run", "time"))
     if kind not in (Start, MeanFieldStart):
-        raise checks.reject("result", result.attrs.get("method"), "its states have no fields: give a result of a problem of fields")
+        raise checks.reject(
+            "result",
+            result.attrs.get("method"),
+            "its states have no fields: give a result of a problem of fields",
+        )
     M, second, a = values.values()
     if kind is MeanFieldStart:
-        check_memory("result", second.shape, 8.0 * second.size * second.shape[-1], "their overlaps", "take fewer units, runs or times")
+        check_memory(
+            "result",
+            second.shape,
+            8.0 * second.size * second.shape[-1],
+            "their overlaps",
+            "take fewer units, runs or times",
+        )
         along = M @ np.linalg.solve(gram[0], np.swapaxes(M, -1, -2))
         M, second = M[:, :, None], (along + second[..., None] * np.eye(M.shape[-2]))[:, :, None]
     fixed_data = "samples_per_dimension" in _recorded(result, "algorithm")
     when = result["t" if fixed_data or "alpha" not in result.coords else "alpha"]
-    return {"M": M, "Q": second, "a": a, "alpha": np.broadcast_to(np.asarray(when, dtype=np.float64), a.shape[:2])}
+    return {
+        "M": M,
+        "Q": second,
+        "a": a,
+        "alpha": np.broadcast_to(np.asarray(when, dtype=np.float64), a.shape[:2]),
+    }
 
 
 def _start_form(result: xr.Dataset) -> tuple[Any, dict[str, tuple[str, ...]]]:
@@ -324,18 +391,30 @@ def _start_form(result: xr.Dataset) -> tuple[Any, dict[str, tuple[str, ...]]]:
         return SpikedStart, {"m": (), "r2": ()}
     if "M" not in result and "a" not in result and len(result) > 1:
         beside = ("risk", "evaluated_risk", *str(result.attrs.get("recorded", "")).split())
-        return None, {str(name): tuple(map(str, part.dims[2:])) for name, part in result.items() if name not in beside}
+        return None, {
+            str(name): tuple(map(str, part.dims[2:]))
+            for name, part in result.items()
+            if name not in beside
+        }
     if "q" in result:
         return MeanFieldStart, {"M": ("unit", "signal"), "q": ("unit",), "a": ("unit",)}
     blocks, tail = (("block",), "_block") if "M_block" in result else ((), "")
     heads = ("context", "unit") if "context" in result["a"].dims else ("unit",)
-    return Start, {f"M{tail}": (*blocks, "unit", "signal"), f"Q{tail}": (*blocks, "unit", "unit_other"), "a": heads}
+    return Start, {
+        f"M{tail}": (*blocks, "unit", "signal"),
+        f"Q{tail}": (*blocks, "unit", "unit_other"),
+        "a": heads,
+    }
 
 
 def _values(point: xr.Dataset, name: str, dims: tuple[str, ...]) -> np.ndarray:
     """A variable with the axes that this library gives it."""
     if point[name].dims != dims:
-        raise checks.reject(f"result.{name}", point[name].dims, f"it has the axes {dims} in a result of this library's")
+        raise checks.reject(
+            f"result.{name}",
+            point[name].dims,
+            f"it has the axes {dims} in a result of this library's",
+        )
     return checks.numbers(f"result.{name}", point[name].values, "give numbers")
 
 
@@ -373,15 +452,28 @@ def save(result: xr.Dataset | Mapping[str, xr.Dataset], path: str | os.PathLike[
     1.0
     """
     # a Dataset is a mapping too, of its variables
-    parts = dict(result) if isinstance(result, Mapping) and not isinstance(result, xr.Dataset) else {None: result}
+    parts = (
+        dict(result)
+        if isinstance(result, Mapping) and not isinstance(result, xr.Dataset)
+        else {None: result}
+    )
     if not parts:
         raise checks.reject("result", result, "give one result at least")
     for name, part in parts.items():
         if not isinstance(part, xr.Dataset):
             raise checks.reject("result", part, "give a result (a Dataset), or several by name")
-        plain = isinstance(name, str) and name.strip() and name not in (".", "..") and not any(one in name for one in "/\0")
+        plain = (
+            isinstance(name, str)
+            and name.strip()
+            and name not in (".", "..")
+            and not any(one in name for one in "/\0")
+        )
         if name is not None and not plain:
-            raise checks.reject("group", name, "the name of a result in a file is plain text, without a slash, and not . or ..")
+            raise checks.reject(
+                "group",
+                name,
+                "the name of a result in a file is plain text, without a slash, and not . or ..",
+            )
     target = checks.path("path", path)
     if target.is_dir():
         raise checks.reject("path", str(path), "this is a folder: give the name of a file")
@@ -434,29 +526,45 @@ def load(path: str | os.PathLike[str], group: str | None = None) -> xr.Dataset:
     return read_file(path, group)
 
 
-def read_file(path: str | os.PathLike[str], group: str | None = None, sealed: bool = False) -> xr.Dataset:
+def read_file(
+    path: str | os.PathLike[str], group: str | None = None, sealed: bool = False
+) -> xr.Dataset:
     """The result in a file; a file that must be `sealed` has a checksum."""
     names = groups_in(path, sealed=sealed)
     if group is not None:
         checks.choice("group", group, names)
     elif names:
-        raise checks.reject("group", None, f"{path} has several results: choose one of {', '.join(map(repr, names))}")
+        raise checks.reject(
+            "group",
+            None,
+            f"{path} has several results: choose one of {', '.join(map(repr, names))}",
+        )
     try:
         with xr.open_dataset(checks.path("path", path), engine="h5netcdf", group=group) as stored:
             return stored.load()
     except (MemoryError, KeyboardInterrupt):
         raise
     except Exception as error:  # a damaged file can make the libraries below fail in any way
-        raise checks.reject("path", str(path), f"this file cannot be read, it is damaged or no result ({checks.reason(error)})") from None
+        raise checks.reject(
+            "path",
+            str(path),
+            f"this file cannot be read, it is damaged or no result ({checks.reason(error)})",
+        ) from None
 
 
-def groups_in(path: str | os.PathLike[str], argument: str = "path", sealed: bool = False) -> list[str]:
+def groups_in(
+    path: str | os.PathLike[str], argument: str = "path", sealed: bool = False
+) -> list[str]:
     """The names of the results in a file of several, none in a file of one; damaged files are rejected as `argument`."""
     import h5py
 
     file = checks.path(argument, path)
     if not file.is_file():
-        raise checks.reject(argument, str(path), "this is a folder: give a file" if file.is_dir() else "no such file")
+        raise checks.reject(
+            argument,
+            str(path),
+            "this is a folder: give a file" if file.is_dir() else "no such file",
+        )
     try:
         files.check_seal(file, required=sealed)
     except (files.DamagedFile, OSError) as error:
@@ -466,4 +574,6 @@ def groups_in(path: str | os.PathLike[str], argument: str = "path", sealed: bool
         with h5py.File(file) as content:
             return [name for name, part in content.items() if isinstance(part, h5py.Group)]
     except (OSError, RuntimeError, KeyError, ValueError, UnicodeDecodeError):
-        raise checks.reject(argument, str(path), "this is no NetCDF file, or it is not whole") from None
+        raise checks.reject(
+            argument, str(path), "this is no NetCDF file, or it is not whole"
+        ) from None

@@ -77,27 +77,51 @@ class Observables:
         return {name: UserLoss(function) for name, function in self.of_sample.items()}
 
 
-def checked_record(record: Any, state: Mapping[str, Any], problem: Any, has_data: bool) -> Observables:
+def checked_record(
+    record: Any, state: Mapping[str, Any], problem: Any, has_data: bool
+) -> Observables:
     """The argument `record`, tried on one state and, where there is a data set, on one sample."""
     if record is None:
         return Observables()
     if not isinstance(record, Mapping):
-        raise checks.reject("record", record, 'give functions by name: {"cosine": function_of_state}')
+        raise checks.reject(
+            "record", record, 'give functions by name: {"cosine": function_of_state}'
+        )
     found = Observables()
     for name, function in record.items():
-        if not isinstance(name, str) or not name.isidentifier() or name in TAKEN or name in state or name.endswith(STANDARD_ERROR):
+        if (
+            not isinstance(name, str)
+            or not name.isidentifier()
+            or name in TAKEN
+            or name in state
+            or name.endswith(STANDARD_ERROR)
+        ):
             raise checks.reject(
-                "record", name, "a result has this name already, or it is no plain word: give another one, such as 'cosine'"
+                "record",
+                name,
+                "a result has this name already, or it is no plain word: give another one, such as 'cosine'",
             )
         argument = f"record[{name!r}]"
         if isinstance(function, OnTrain):
             if not has_data:
-                raise checks.reject(argument, "sgd.on_train(...)", "fresh samples make no data set: give a function of the state")
+                raise checks.reject(
+                    argument,
+                    "sgd.on_train(...)",
+                    "fresh samples make no data set: give a function of the state",
+                )
             found.of_sample[name] = function.function
             check_of_sample(argument, function.function, problem)
             continue
         call = "one state {" + ", ".join(f'"{part}"' for part in state) + "}"
-        checked_function(argument, function, (dict(state),), takes="state", call=call, differentiated=False, one_number=False)
+        checked_function(
+            argument,
+            function,
+            (dict(state),),
+            takes="state",
+            call=call,
+            differentiated=False,
+            one_number=False,
+        )
         found.of_state[name] = function
     return found
 
@@ -105,22 +129,38 @@ def checked_record(record: Any, state: Mapping[str, Any], problem: Any, has_data
 def check_of_sample(argument: str, function: Any, problem: Any, more: tuple[str, ...] = ()) -> None:
     """Refuse what is no JAX function of one sample (`problems.losses.asked` says what it takes after the draws)."""
     takes = problem.takes(more).replace("noise_draw", "draws")
-    checked_function(argument, function, problem.example(more), takes=takes, call="one sample", differentiated=False, one_number=False)
+    checked_function(
+        argument,
+        function,
+        problem.example(more),
+        takes=takes,
+        call="one sample",
+        differentiated=False,
+        one_number=False,
+    )
 
 
 @float64
 @partial(jax.jit, static_argnums=0)
 def _each(function: Callable[..., Any], states: Any) -> Any:
-    return jax.lax.map(lambda state: jnp.asarray(function(state), jnp.float64), states, batch_size=CHUNK)
+    return jax.lax.map(
+        lambda state: jnp.asarray(function(state), jnp.float64), states, batch_size=CHUNK
+    )
 
 
-def of_states(functions: Mapping[str, Callable[..., Any]], states: Mapping[str, np.ndarray], lead: int) -> dict[str, np.ndarray]:
+def of_states(
+    functions: Mapping[str, Callable[..., Any]], states: Mapping[str, np.ndarray], lead: int
+) -> dict[str, np.ndarray]:
     """Functions of states with so many leading axes, by name; NaN where a state is not finite."""
     if not functions:
         return {}
     shape = next(iter(states.values())).shape[:lead]
-    flat = {name: np.asarray(value).reshape(-1, *value.shape[lead:]) for name, value in states.items()}
-    lost = ~np.all([np.isfinite(value).reshape(len(value), -1).all(axis=1) for value in flat.values()], axis=0)
+    flat = {
+        name: np.asarray(value).reshape(-1, *value.shape[lead:]) for name, value in states.items()
+    }
+    lost = ~np.all(
+        [np.isfinite(value).reshape(len(value), -1).all(axis=1) for value in flat.values()], axis=0
+    )
     found = {}
     for name, function in functions.items():
         value = np.array(_each(function, flat))
@@ -133,20 +173,34 @@ def checked_evaluate(evaluate: Any) -> Mapping[str, Any]:
     """The argument `evaluate`: other problems, by name."""
     if evaluate is None:
         return {}
-    if not isinstance(evaluate, Mapping) or not evaluate or not all(isinstance(name, str) for name in evaluate):
+    if (
+        not isinstance(evaluate, Mapping)
+        or not evaluate
+        or not all(isinstance(name, str) for name in evaluate)
+    ):
         raise checks.reject("evaluate", evaluate, 'give problems by name: {"task 1": problem}')
     return evaluate
 
 
-def labelled(values: Mapping[str, np.ndarray], evaluated: Iterable[str], error: bool = False) -> Variables:
+def labelled(
+    values: Mapping[str, np.ndarray], evaluated: Iterable[str], error: bool = False
+) -> Variables:
     """What was recorded, (run, time, ...), as variables of a result, and their coordinates; or its standard errors."""
     found: Variables = {}
     for name, value in values.items():
         known = VARIABLES.get(name)
-        axes = tuple(f"{name}_{axis}" for axis in range(value.ndim - 2)) if known is None else known.axes
+        axes = (
+            tuple(f"{name}_{axis}" for axis in range(value.ndim - 2))
+            if known is None
+            else known.axes
+        )
         meaning = f"{name}, recorded" if known is None else known.meaning
         said = {"long_name": f"{meaning}, standard error" if error else meaning}
         found[name + (STANDARD_ERROR if error else "")] = (("run", "time", *axes), value, said)
     if "evaluated_risk" in values and not error:
-        found["evaluation"] = (("evaluation",), np.array(list(evaluated)), {"long_name": "other problems"})
+        found["evaluation"] = (
+            ("evaluation",),
+            np.array(list(evaluated)),
+            {"long_name": "other problems"},
+        )
     return found

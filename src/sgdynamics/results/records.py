@@ -27,10 +27,16 @@ CLASSES: dict[str, Callable[..., Any]] = {
     "GaussianMixture": GaussianMixture.from_record,
     "SpikedTensor": SpikedTensor,
 }
-KINDS: dict[str, Callable[..., Any]] = {"OnePassSGD": OnePassSGD, **ALGORITHMS, "EpochSGD": EpochSGD}
+KINDS: dict[str, Callable[..., Any]] = {
+    "OnePassSGD": OnePassSGD,
+    **ALGORITHMS,
+    "EpochSGD": EpochSGD,
+}
 
 
-def _contexts(problems: Mapping[str, Any], probabilities: Any = None, heads: str = "shared") -> Problem:
+def _contexts(
+    problems: Mapping[str, Any], probabilities: Any = None, heads: str = "shared"
+) -> Problem:
     """Contexts from the records of their problems."""
     every: dict[str, Any] = {name: problem_from(one) for name, one in problems.items()}
     if isinstance(probabilities, Mapping):
@@ -46,7 +52,9 @@ def problem_from(record: Mapping[str, Any]) -> Problem | SpikedTensor:
     """The problem that a record states: {"kind": "TeacherStudent", "width": 4, ...}."""
     values = _plain_record("problem", record)
     if not values.pop("rerunnable", True):
-        raise ValueError(f"this problem ({values.get('kind')}) holds a user's function, which its record names but cannot make again")
+        raise ValueError(
+            f"this problem ({values.get('kind')}) holds a user's function, which its record names but cannot make again"
+        )
     known = {**CLASSES, **MODELS}  # a user's models too
     kind = _kind("problem", values, known)
     _names("problem", kind, values, known[kind])
@@ -58,13 +66,17 @@ def algorithm_from(record: Mapping[str, Any]) -> OnePassSGD | FixedData:
     """The algorithm that a record states: {"kind": "OnePassSGD", "lr": 0.1, ...}; a schedule is {"edges": [...], "rates": [...]}."""
     values = _plain_record("algorithm", record)
     if not values.pop("rerunnable", True):
-        raise ValueError("this algorithm holds a user's function, which its record names but cannot make again")
+        raise ValueError(
+            "this algorithm holds a user's function, which its record names but cannot make again"
+        )
     kind = _kind("algorithm", values, KINDS)
     _names("algorithm", kind, values, KINDS[kind])
     _with_schedules("algorithm", values)
     if "rescale" in values:
         # netCDF has no bool: a result records 0 or 1
-        values["rescale"] = bool(values["rescale"]) if values["rescale"] in (0, 1) else values["rescale"]
+        values["rescale"] = (
+            bool(values["rescale"]) if values["rescale"] in (0, 1) else values["rescale"]
+        )
     if isinstance(values.get("update"), Mapping):
         values["update"] = update_from(values["update"])
     return KINDS[kind](**values)
@@ -104,7 +116,9 @@ def own_makers(record: object) -> dict[str, Any]:
     return identities
 
 
-def start_of(problem: Problem | SpikedTensor, record: Mapping[str, Any], dimension: int | None = None) -> Any:
+def start_of(
+    problem: Problem | SpikedTensor, record: Mapping[str, Any], dimension: int | None = None
+) -> Any:
     """The start that a record states: {"kind": "random", "seed": 0, ...} or overlaps {"M": ..., "Q": ...}.
 
     A random start is drawn at `dimension` unless it names its own, or the problem's spectrum fixes it.
@@ -136,15 +150,26 @@ def _kind(what: str, values: dict[str, Any], kinds: Mapping[str, Any]) -> str:
         raise ValueError(f"{what}: give its kind, one of {', '.join(kinds)}")
     kind = values.pop("kind")
     if not isinstance(kind, str) or kind not in kinds:
-        raise checks.reject(f"{what} kind", kind, f"{checks.did_you_mean(kind, kinds)}choose one of {', '.join(kinds)}")
+        raise checks.reject(
+            f"{what} kind",
+            kind,
+            f"{checks.did_you_mean(kind, kinds)}choose one of {', '.join(kinds)}",
+        )
     return kind
 
 
 def _names(
-    what: str, kind: str, values: Mapping[str, Any], maker: Callable[..., Any], skip: tuple[str, ...] = (), given: tuple[str, ...] = ()
+    what: str,
+    kind: str,
+    values: Mapping[str, Any],
+    maker: Callable[..., Any],
+    skip: tuple[str, ...] = (),
+    given: tuple[str, ...] = (),
 ) -> None:
     """Refuse names that the maker does not take, with what was probably meant, and ask for those it needs and is not `given` elsewhere."""
-    parameters = {name: one for name, one in inspect.signature(maker).parameters.items() if name not in skip}
+    parameters = {
+        name: one for name, one in inspect.signature(maker).parameters.items() if name not in skip
+    }
     checks.known_names(f"{what}: {kind}", values, parameters)
     needed = [name for name, one in parameters.items() if one.default is inspect.Parameter.empty]
     missing = [name for name in needed if name not in values and name not in given]
@@ -160,10 +185,21 @@ def contents(value: object) -> Mapping[str, Any]:
     if not isinstance(found, Mapping) or "sha256" in found:
         return {}
     if isinstance(value, Problem):  # as it was told, and what it was not told as it is
-        found = {**found, **{name: part for name, part in value.arguments.items() if part is not None or name not in found}}
+        found = {
+            **found,
+            **{
+                name: part
+                for name, part in value.arguments.items()
+                if part is not None or name not in found
+            },
+        }
     if isinstance(value, Contexts) and not scheduled(value.probabilities):
         found = {**found, "probabilities": value.shares}
-    return found if found is value else {name: part for name, part in found.items() if name not in ("kind", "rerunnable")}
+    return (
+        found
+        if found is value
+        else {name: part for name, part in found.items() if name not in ("kind", "rerunnable")}
+    )
 
 
 def changed(value: Any, changes: Mapping[tuple[str, ...], Any]) -> Any:
@@ -175,7 +211,17 @@ def changed(value: Any, changes: Mapping[tuple[str, ...], Any]) -> Any:
         inside.setdefault(path[0], {})[path[1:]] = new
     known = contents(value)
     parts = {name: changed(known.get(name), below) for name, below in inside.items()}
-    if isinstance(value, Contexts) and "probabilities" in inside and () not in inside["probabilities"]:
+    if (
+        isinstance(value, Contexts)
+        and "probabilities" in inside
+        and () not in inside["probabilities"]
+    ):
         # the shares that change, the others have the rest
-        parts["probabilities"] = {name: parts["probabilities"][name] for name, *_ in inside["probabilities"]}
-    return {**known, **parts} if isinstance(value, Mapping) or not hasattr(value, "replace") else value.replace(**parts)
+        parts["probabilities"] = {
+            name: parts["probabilities"][name] for name, *_ in inside["probabilities"]
+        }
+    return (
+        {**known, **parts}
+        if isinstance(value, Mapping) or not hasattr(value, "replace")
+        else value.replace(**parts)
+    )

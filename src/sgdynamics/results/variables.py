@@ -23,30 +23,85 @@ VARIABLES: dict[str, Variable] = {
     "accuracy": Variable("share classified right", (), "share classified right"),
     "evaluated_risk": Variable("population risk of other problems", ("evaluation",), "risk"),
     "context_risk": Variable("population risk of each context", ("context",), "risk"),
-    "M": Variable("overlaps with the signals, W W*^T", ("unit", "signal"), "overlaps with the signals $M$"),
-    "Q": Variable("Gram matrix of the rows, W W^T", ("unit", "unit_other"), "overlaps of the rows $Q$"),
-    "q": Variable("squared length orthogonal to the signals", ("unit",), "squared length orthogonal to the signals $q$"),
+    "M": Variable(
+        "overlaps with the signals, W W*^T", ("unit", "signal"), "overlaps with the signals $M$"
+    ),
+    "Q": Variable(
+        "Gram matrix of the rows, W W^T", ("unit", "unit_other"), "overlaps of the rows $Q$"
+    ),
+    "q": Variable(
+        "squared length orthogonal to the signals",
+        ("unit",),
+        "squared length orthogonal to the signals $q$",
+    ),
     "a": Variable("head", ("unit",), "head $a$"),
     "m": Variable("overlap with the signal, <x, v>", (), "overlap with the signal $m$"),
-    "r2": Variable("squared length orthogonal to the signal, |x|^2 - m^2", (), "squared length orthogonal to the signal $r^2$"),
+    "r2": Variable(
+        "squared length orthogonal to the signal, |x|^2 - m^2",
+        (),
+        "squared length orthogonal to the signal $r^2$",
+    ),
     "M_block": Variable("overlaps, block by block", ("block", "unit", "signal"), compared=False),
-    "Q_block": Variable("Gram matrix, block by block", ("block", "unit", "unit_other"), compared=False),
-    "M_fields": Variable("covariance of fields and signals, sum_b l_b M_b", ("unit", "signal"), "covariance with the signals"),
-    "Q_fields": Variable("covariance of the fields, sum_b l_b Q_b", ("unit", "unit_other"), "covariance of the fields"),
-    "rows_M": Variable("overlaps of all sets of rows with the signals", ("set_row", "signal"), compared=False),
-    "rows_Q": Variable("Gram matrix of all sets of rows", ("set_row", "set_row_other"), compared=False),
+    "Q_block": Variable(
+        "Gram matrix, block by block", ("block", "unit", "unit_other"), compared=False
+    ),
+    "M_fields": Variable(
+        "covariance of fields and signals, sum_b l_b M_b",
+        ("unit", "signal"),
+        "covariance with the signals",
+    ),
+    "Q_fields": Variable(
+        "covariance of the fields, sum_b l_b Q_b",
+        ("unit", "unit_other"),
+        "covariance of the fields",
+    ),
+    "rows_M": Variable(
+        "overlaps of all sets of rows with the signals", ("set_row", "signal"), compared=False
+    ),
+    "rows_Q": Variable(
+        "Gram matrix of all sets of rows", ("set_row", "set_row_other"), compared=False
+    ),
     "rows_a": Variable("heads of all sets of rows", ("set_row",), compared=False),
-    "rows_M_block": Variable("overlaps of all sets, block by block", ("block", "set_row", "signal"), compared=False),
-    "rows_Q_block": Variable("Gram matrix of all sets, block by block", ("block", "set_row", "set_row_other"), compared=False),
-    "update_scalars": Variable("numbers that the update keeps", ("update_scalar",), "numbers of the update"),
-    "update_squares": Variable("mean squares that the update keeps", ("update_square", "unit"), "mean squares of the update"),
-    "C": Variable("two-time correlation W(t) W(t')^T", ("time_other", "unit", "unit_other"), compared=False),
-    "R": Variable("response of W(t) to a kick of W(t')", ("time_other", "unit", "unit_other"), compared=False),
+    "rows_M_block": Variable(
+        "overlaps of all sets, block by block", ("block", "set_row", "signal"), compared=False
+    ),
+    "rows_Q_block": Variable(
+        "Gram matrix of all sets, block by block",
+        ("block", "set_row", "set_row_other"),
+        compared=False,
+    ),
+    "update_scalars": Variable(
+        "numbers that the update keeps", ("update_scalar",), "numbers of the update"
+    ),
+    "update_squares": Variable(
+        "mean squares that the update keeps",
+        ("update_square", "unit"),
+        "mean squares of the update",
+    ),
+    "C": Variable(
+        "two-time correlation W(t) W(t')^T", ("time_other", "unit", "unit_other"), compared=False
+    ),
+    "R": Variable(
+        "response of W(t) to a kick of W(t')", ("time_other", "unit", "unit_other"), compared=False
+    ),
 }
 TIMES = ("t", "alpha", "step")
 AXES = ("run", "time", *dict.fromkeys(axis for one in VARIABLES.values() for axis in one.axes))
 # names of a result that nothing else may have
-TAKEN = frozenset((*AXES, *VARIABLES, *TIMES, "t_sgd", "epoch", "eigenvalue", "row_set", "diverged_at", "ran_out_at", "stopped_at"))
+TAKEN = frozenset(
+    (
+        *AXES,
+        *VARIABLES,
+        *TIMES,
+        "t_sgd",
+        "epoch",
+        "eigenvalue",
+        "row_set",
+        "diverged_at",
+        "ran_out_at",
+        "stopped_at",
+    )
+)
 STANDARD_ERROR = "_standard_error"  # what the name of a variable's standard error ends with
 
 

@@ -47,7 +47,11 @@ def stated_sample(
         numbers["multiplicities"] = covariance.spectrum.multiplicities.astype(np.float64)
     for name, value in (("clusters", clusters or None), ("means", means)):
         if signals == 0 and value is not None:
-            raise checks.reject(name, value, "the means of the inputs lie along the signals, and signals = 0. Set signals to 1 or more")
+            raise checks.reject(
+                name,
+                value,
+                "the means of the inputs lie along the signals, and signals = 0. Set signals to 1 or more",
+            )
     if clusters:
         weights, coefficients, labels = (np.array(part) for part in zip(*clusters, strict=True))
         numbers |= {
@@ -59,19 +63,31 @@ def stated_sample(
         tokens = checks.whole("tokens", tokens, 1)
         check_memory("tokens", tokens, 64.0 * tokens**2, "their correlation", "take fewer")
         if token_correlation is not None:
-            numbers["token_correlation"] = checks.array("token_correlation", token_correlation, (tokens, tokens), "tokens x tokens")
+            numbers["token_correlation"] = checks.array(
+                "token_correlation", token_correlation, (tokens, tokens), "tokens x tokens"
+            )
             checks.gram("token_correlation", numbers["token_correlation"])
     elif token_correlation is not None:
-        raise checks.reject("token_correlation", token_correlation, "it is for samples of several inputs: give tokens= as well")
+        raise checks.reject(
+            "token_correlation",
+            token_correlation,
+            "it is for samples of several inputs: give tokens= as well",
+        )
     kinds, chances = checked_draws(draws, bool(clusters))
     if chances:
         numbers["draws"] = chances
-    shape, meaning = ((signals,), "one number a signal") if tokens is None else ((tokens, signals), "tokens x signals")
+    shape, meaning = (
+        ((signals,), "one number a signal")
+        if tokens is None
+        else ((tokens, signals), "tokens x signals")
+    )
     if means is not None and not callable(means):
         numbers["means"] = checks.array("means", means, shape, meaning)
     stated: Callable[..., Any] | bool = means if callable(means) else means is not None
     take_numbers = callable(means) and user is not None and takes_two(means)
-    sample = Sample(signals, tokens, token_correlation is not None, kinds, len(clusters), stated, take_numbers)
+    sample = Sample(
+        signals, tokens, token_correlation is not None, kinds, len(clusters), stated, take_numbers
+    )
     if callable(means):
         _check_means(sample, {**numbers, **following(numbers), "user": user}, means, shape, meaning)
     return sample, numbers
@@ -91,22 +107,43 @@ def following(numbers: dict[str, Any]) -> dict[str, Any]:
     if "token_correlation" in numbers:
         at = jnp if checks.is_traced(numbers["token_correlation"]) else np
         values, vectors = at.linalg.eigh(numbers["token_correlation"])
-        found["token_root"] = (vectors * at.sqrt(at.maximum(values, 0.0))[..., None, :]) @ at.swapaxes(vectors, -1, -2)
+        found["token_root"] = (
+            vectors * at.sqrt(at.maximum(values, 0.0))[..., None, :]
+        ) @ at.swapaxes(vectors, -1, -2)
     return found
 
 
-def _check_means(sample: Sample, numbers: dict[str, Any], means: Any, shape: tuple[int, ...], meaning: str) -> None:
+def _check_means(
+    sample: Sample, numbers: dict[str, Any], means: Any, shape: tuple[int, ...], meaning: str
+) -> None:
     """Refuse what is no JAX function from the draws of one sample to the coefficients of its means."""
     if sample.draws is None and not sample.clusters and not sample.means_take_numbers:
-        raise checks.reject("means", means, f"a function of the draws needs draws=; or give numbers of shape {shape} ({meaning})")
-    draws = jax.eval_shape(lambda normals: sample.drawn(numbers, normals), np.zeros(sample.draw_normals))
+        raise checks.reject(
+            "means",
+            means,
+            f"a function of the draws needs draws=; or give numbers of shape {shape} ({meaning})",
+        )
+    draws = jax.eval_shape(
+        lambda normals: sample.drawn(numbers, normals), np.zeros(sample.draw_normals)
+    )
     try:
         numbers = numbers_at(numbers, 0.0)
-        found = traced_shape(partial(sample.means_of, numbers), jax.tree.map(lambda one: np.zeros(one.shape, one.dtype), draws))
+        found = traced_shape(
+            partial(sample.means_of, numbers),
+            jax.tree.map(lambda one: np.zeros(one.shape, one.dtype), draws),
+        )
     except Exception as error:
-        raise checks.reject("means", means, f"calling it on the draws of one sample failed with: {checks.reason(error)}") from error
+        raise checks.reject(
+            "means",
+            means,
+            f"calling it on the draws of one sample failed with: {checks.reason(error)}",
+        ) from error
     if found != shape:
-        raise checks.reject("means", means, f"the draws of one sample must give shape {shape} ({meaning}), but gave {found}")
+        raise checks.reject(
+            "means",
+            means,
+            f"the draws of one sample must give shape {shape} ({meaning}), but gave {found}",
+        )
 
 
 def checked_covariance(value: Any) -> Covariance:
@@ -124,18 +161,25 @@ def checked_covariance(value: Any) -> Covariance:
     if not pairs:
         raise checks.reject("covariance", value, "give at least one (eigenvalue, fraction of d)")
     pairs = [
-        (checks.number("covariance eigenvalue", eigenvalue, 0.0), checks.number("covariance fraction", fraction, above=0.0))
+        (
+            checks.number("covariance eigenvalue", eigenvalue, 0.0),
+            checks.number("covariance fraction", fraction, above=0.0),
+        )
         for eigenvalue, fraction in pairs
     ]
     if not any(eigenvalue for eigenvalue, _ in pairs):
         raise checks.reject("covariance", value, "all eigenvalues are 0: give one above 0")
     total = sum(fraction for _, fraction in pairs)
     if abs(total - 1.0) > 1e-9:
-        raise checks.reject("covariance", value, f"the fractions of d must add up to 1, these add up to {total:.6g}")
+        raise checks.reject(
+            "covariance", value, f"the fractions of d must add up to 1, these add up to {total:.6g}"
+        )
     return Covariance(*(np.array(part) for part in zip(*pairs, strict=True)))
 
 
-def checked_clusters(value: Any, signals: int) -> tuple[tuple[float, tuple[float, ...], float], ...]:
+def checked_clusters(
+    value: Any, signals: int
+) -> tuple[tuple[float, tuple[float, ...], float], ...]:
     if value is None:
         return ()
     fix = f"give a list of (weight, {signals} coefficients on the signals, label), such as [(.5, [1.0], 1.0), (.5, [-1.0], 0.0)]"
@@ -155,5 +199,7 @@ def checked_clusters(value: Any, signals: int) -> tuple[tuple[float, tuple[float
     ]
     total = sum(weight for weight, _, _ in found)
     if abs(total - 1.0) > 1e-9:
-        raise checks.reject("clusters", value, f"the weights must add up to 1, these add up to {total:.6g}")
+        raise checks.reject(
+            "clusters", value, f"the weights must add up to 1, these add up to {total:.6g}"
+        )
     return tuple(found)

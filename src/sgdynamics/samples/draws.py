@@ -15,7 +15,13 @@ from scipy import special
 
 from sgdynamics.base import checks
 from sgdynamics.base.arrays import Numbers, Numeric, Reals, Tree
-from sgdynamics.base.controls import Range, checked_values, made_schedule, mapped, number_or_schedule
+from sgdynamics.base.controls import (
+    Range,
+    checked_values,
+    made_schedule,
+    mapped,
+    number_or_schedule,
+)
 from sgdynamics.samples.laws import LAWS, draw_from_normal, shape_parameters
 
 FIX = (
@@ -48,7 +54,9 @@ class Draw:
         """How many values a discrete draw has, all its entries together."""
         return self.outcomes**self.size if self.outcomes else 1
 
-    def value(self, edges: Float[Numeric, " edges"] | None, normals: Float[Numeric, "*s size"]) -> Num[Numeric, "..."]:
+    def value(
+        self, edges: Float[Numeric, " edges"] | None, normals: Float[Numeric, "*s size"]
+    ) -> Num[Numeric, "..."]:
         """The draw that standard normals (..., size) stand for: a value between two edges each."""
         z = normals.reshape(*normals.shape[:-1], *self.shape)
         if edges is None:  # normal
@@ -56,7 +64,9 @@ class Draw:
         index = jnp.sum(z[..., None] > edges, axis=-1)
         return index.astype(z.dtype) if self.binary else index
 
-    def heavy_tailed(self, parameters: Numbers, normals: Float[Numeric, "*s size"]) -> Float[Numeric, "..."]:
+    def heavy_tailed(
+        self, parameters: Numbers, normals: Float[Numeric, "*s size"]
+    ) -> Float[Numeric, "..."]:
         """The draw with a law that standard normals (..., size) stand for."""
         assert self.law is not None
         z = normals.reshape(*normals.shape[:-1], *self.shape)
@@ -65,21 +75,31 @@ class Draw:
 
     def values(self) -> np.ndarray:
         """All values of a discrete draw, (combinations, *shape), and so the index of each entry."""
-        every = np.indices((self.outcomes,) * self.size).reshape(self.size, -1).T.reshape(-1, *self.shape)
+        every = (
+            np.indices((self.outcomes,) * self.size)
+            .reshape(self.size, -1)
+            .T.reshape(-1, *self.shape)
+        )
         return every.astype(np.float64) if self.binary else every
 
 
-def _scheduled(argument: str, name: str, shape: tuple[int, ...], binary: bool, given: Any) -> tuple[Draw, Any]:
+def _scheduled(
+    argument: str, name: str, shape: tuple[int, ...], binary: bool, given: Any
+) -> tuple[Draw, Any]:
     """A draw whose probabilities depend on alpha."""
     if binary:
-        return Draw(name, shape, 2, True), mapped(number_or_schedule(argument, given, most=1.0), of_two)
+        return Draw(name, shape, 2, True), mapped(
+            number_or_schedule(argument, given, most=1.0), of_two
+        )
     chances, outcomes = probabilities_of(argument, given)
     return Draw(name, shape, outcomes), chances
 
 
 def of_two(chance: Reals) -> Any:
     """The probabilities of 0 and 1, from that of 1."""
-    return (jnp if checks.is_traced(chance) or isinstance(chance, jax.Array) else np).stack([1 - chance, chance])
+    return (jnp if checks.is_traced(chance) or isinstance(chance, jax.Array) else np).stack(
+        [1 - chance, chance]
+    )
 
 
 def weights_of(probabilities: Tree) -> Any:
@@ -90,14 +110,19 @@ def weights_of(probabilities: Tree) -> Any:
     free = len(probabilities) - len(given)
     rest = (1 - sum(given)) / max(free, 1)
     every = [rest if one is None else one for one in probabilities]
-    return (jnp if any(checks.is_traced(one) or isinstance(one, jax.Array) for one in given) else np).stack(every)
+    return (
+        jnp if any(checks.is_traced(one) or isinstance(one, jax.Array) for one in given) else np
+    ).stack(every)
 
 
 def probabilities_of(argument: str, value: Any) -> tuple[Any, int]:
     """Probabilities as an argument, numbers or a function of alpha that gives them, and how many there are."""
     fix = "give probabilities, 0 or more and adding up to 1, or a JAX function of alpha that gives them"
     if callable(value):
-        schedule = replace(made_schedule(argument, value, "alpha", shaped=True), within=Range(argument, 0.0, most=1.0, total=True))
+        schedule = replace(
+            made_schedule(argument, value, "alpha", shaped=True),
+            within=Range(argument, 0.0, most=1.0, total=True),
+        )
         first = checked_values(argument, schedule, np.zeros(1), "alpha")[0]
         if first.ndim != 1 or len(first) < 2:
             raise checks.reject(argument, value, fix)
@@ -110,7 +135,9 @@ def probabilities_of(argument: str, value: Any) -> tuple[Any, int]:
 
 def edges_of(probabilities: Float[Numeric, " outcomes"]) -> Float[Numeric, " edges"]:
     """A standard normal between two of these edges stands for a value."""
-    at, quantile = (jnp, jax.scipy.special.ndtri) if checks.is_traced(probabilities) else (np, special.ndtri)
+    at, quantile = (
+        (jnp, jax.scipy.special.ndtri) if checks.is_traced(probabilities) else (np, special.ndtri)
+    )
     return quantile(at.minimum(at.cumsum(probabilities, axis=-1), 1.0)[..., :-1])
 
 
@@ -143,12 +170,20 @@ def checked_draws(value: Any, clusters: bool) -> tuple[tuple[Draw, ...] | None, 
     """`draws=` as an argument: what compiled code depends on, and the probabilities by name."""
     if value is None:
         return None, {}
-    if not isinstance(value, Mapping) or not value or not all(isinstance(name, str) for name in value):
+    if (
+        not isinstance(value, Mapping)
+        or not value
+        or not all(isinstance(name, str) for name in value)
+    ):
         raise checks.reject("draws", value, f"give a dictionary of draws by name; for each {FIX}")
     found, numbers = [], {}
     for name, one in sorted(value.items()):
         if clusters and name in TAKEN:
-            raise checks.reject("draws", value, f"clusters= already gives the draws {' and '.join(TAKEN)}: take another name for {name!r}")
+            raise checks.reject(
+                "draws",
+                value,
+                f"clusters= already gives the draws {' and '.join(TAKEN)}: take another name for {name!r}",
+            )
         draw, parameters = _checked(f"draws[{name!r}]", name, one)
         found.append(draw)
         if draw.outcomes:
@@ -160,10 +195,16 @@ def checked_draws(value: Any, clusters: bool) -> tuple[tuple[Draw, ...] | None, 
 
 def _shape(argument: str, rest: list[Any]) -> tuple[int, ...]:
     """The shape of a draw, where one is given."""
-    return tuple(checks.whole(f"{argument} shape", size, 1) for size in np.atleast_1d(rest[0])) if rest else ()
+    return (
+        tuple(checks.whole(f"{argument} shape", size, 1) for size in np.atleast_1d(rest[0]))
+        if rest
+        else ()
+    )
 
 
-def _with_law(argument: str, name: str, value: Any, law: str, rest: list[Any]) -> tuple[Draw, dict[str, Any]]:
+def _with_law(
+    argument: str, name: str, value: Any, law: str, rest: list[Any]
+) -> tuple[Draw, dict[str, Any]]:
     """A heavy-tailed draw and its parameters: the degrees of freedom of Student t, the scale of the others."""
     if len(rest) > 2 or (law == "student_t" and not rest):
         raise checks.reject(argument, value, FIX)
@@ -174,7 +215,9 @@ def _with_law(argument: str, name: str, value: Any, law: str, rest: list[Any]) -
 
 
 def _checked(argument: str, name: str, value: Any) -> tuple[Draw, Any]:
-    kind, *rest = value if isinstance(value, tuple) and value and isinstance(value[0], str) else (value,)
+    kind, *rest = (
+        value if isinstance(value, tuple) and value and isinstance(value[0], str) else (value,)
+    )
     if isinstance(kind, str):
         checks.choice(argument, kind, ("normal", "bernoulli", "categorical", *LAWS))
     else:
@@ -189,8 +232,15 @@ def _checked(argument: str, name: str, value: Any) -> tuple[Draw, Any]:
         return Draw(name, shape), np.zeros(0)
     if callable(given):
         return _scheduled(argument, name, shape, kind == "bernoulli", given)
-    chances = [1 - given, given] if kind == "bernoulli" and isinstance(given, (int, float)) else given
+    chances = (
+        [1 - given, given] if kind == "bernoulli" and isinstance(given, (int, float)) else given
+    )
     probabilities = checks.numbers(argument, chances, FIX)
-    if probabilities.ndim != 1 or len(probabilities) < 2 or not np.all(probabilities >= 0) or abs(probabilities.sum() - 1) > 1e-9:
+    if (
+        probabilities.ndim != 1
+        or len(probabilities) < 2
+        or not np.all(probabilities >= 0)
+        or abs(probabilities.sum() - 1) > 1e-9
+    ):
         raise checks.reject(argument, value, f"probabilities are 0 or more and add up to 1: {FIX}")
     return Draw(name, shape, len(probabilities), kind == "bernoulli"), probabilities

@@ -23,7 +23,11 @@ def fractions(numbers: Numbers) -> Float[Numeric, " blocks"]:
 
 def of_blocks(numbers: Numbers, blocks: np.ndarray) -> dict[str, Any]:
     """The numbers of some of the blocks."""
-    found = {**numbers, "frame": numbers["frame"][blocks], "eigenvalues": numbers["eigenvalues"][blocks]}
+    found = {
+        **numbers,
+        "frame": numbers["frame"][blocks],
+        "eigenvalues": numbers["eigenvalues"][blocks],
+    }
     if "context_eigenvalues" in numbers:
         found["context_eigenvalues"] = numbers["context_eigenvalues"][:, blocks]
     return found
@@ -45,12 +49,16 @@ def clean_share(numbers: Numbers) -> Float[Numeric, "*contexts blocks"]:
 
 def coordinate_spreads(numbers: Numbers, sizes: np.ndarray) -> np.ndarray:
     """The standard deviation of each of d coordinates without noise, a row for each context where these have their own."""
-    return np.sqrt(np.repeat(numbers.get("context_eigenvalues", numbers["eigenvalues"]), sizes, axis=-1))
+    return np.sqrt(
+        np.repeat(numbers.get("context_eigenvalues", numbers["eigenvalues"]), sizes, axis=-1)
+    )
 
 
 def variance(numbers: Numbers, blocks: Float[Numeric, "*s blocks i j"]) -> Float[Numeric, "*s i j"]:
     """sum_b l_b X_b: of overlaps (..., blocks, i, j) the covariance of the fields."""
-    return (jnp if isinstance(blocks, jnp.ndarray) else np).einsum("b,...bij->...ij", numbers["eigenvalues"], blocks)
+    return (jnp if isinstance(blocks, jnp.ndarray) else np).einsum(
+        "b,...bij->...ij", numbers["eigenvalues"], blocks
+    )
 
 
 def scaled(numbers: Numbers, blocks: Float[Numeric, "... i j"]) -> Float[Numeric, "... i j"]:
@@ -58,7 +66,9 @@ def scaled(numbers: Numbers, blocks: Float[Numeric, "... i j"]) -> Float[Numeric
     return numbers["eigenvalues"][:, None, None] * blocks
 
 
-def growth(numbers: Numbers, shares: Float[Numeric, " blocks"] | None = None) -> Float[Numeric, " blocks"]:
+def growth(
+    numbers: Numbers, shares: Float[Numeric, " blocks"] | None = None
+) -> Float[Numeric, " blocks"]:
     """l_b f_b: a block's part of |x|^2/d, with f_b its share of the dimensions (its fraction unless given)."""
     return numbers["eigenvalues"] * (numbers["fractions"] if shares is None else shares)
 

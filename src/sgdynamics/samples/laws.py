@@ -23,7 +23,9 @@ from sgdynamics.base import checks
 from sgdynamics.base.arrays import Numbers, Numeric
 
 LAWS = ("student_t", "laplace", "cauchy")
-FURTHEST = 9.0  # standard deviations of the normal up to which the quantiles of Student t are tabulated
+FURTHEST = (
+    9.0  # standard deviations of the normal up to which the quantiles of Student t are tabulated
+)
 TERMS = 64  # of their Chebyshev series
 
 
@@ -135,7 +137,9 @@ def _quantile_series(df: float) -> np.ndarray:
     return series
 
 
-def draw_from_normal(law: str, parameters: Numbers, z: Float[Numeric, "*s"]) -> Float[Numeric, "*s"]:
+def draw_from_normal(
+    law: str, parameters: Numbers, z: Float[Numeric, "*s"]
+) -> Float[Numeric, "*s"]:
     """The draw of the standard law that a standard normal stands for, g(z), odd and increasing."""
     size = jnp.abs(z)
     if law == "laplace":

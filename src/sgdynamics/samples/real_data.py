@@ -15,7 +15,10 @@ from sgdynamics.samples.spectra import Spectrum
 
 LEAST = 1e-10  # of the largest eigenvalue: directions below it are none
 FAR = 1.25  # by which factor the largest step may be off before a user hears of it
-LEAST_SAMPLES, MOST_PRODUCTS = 2000, 4e8  # whose fourth moments are looked at: as many as so many products allow
+LEAST_SAMPLES, MOST_PRODUCTS = (
+    2000,
+    4e8,
+)  # whose fourth moments are looked at: as many as so many products allow
 ROUNDS = 200
 
 
@@ -109,7 +112,13 @@ def spectrum_of(X: Given, y: Given | None = None) -> DataSpectrum:
     x = checks.numbers("X", X, fix)
     if x.ndim != 2 or x.shape[0] < 2 or not x.shape[1] or not np.all(np.isfinite(x)):
         raise checks.reject("X", np.shape(X), fix)
-    check_memory("X", x.shape, 8.0 * (3 * x.size + 3 * x.shape[1] ** 2), "its covariance", "take fewer inputs")
+    check_memory(
+        "X",
+        x.shape,
+        8.0 * (3 * x.size + 3 * x.shape[1] ** 2),
+        "its covariance",
+        "take fewer inputs",
+    )
     n = len(x)
     values, vectors = np.linalg.eigh(x.T @ x / n)
     kept = values > LEAST * max(values[-1], 0.0)
@@ -159,7 +168,9 @@ def _largest_step(z: np.ndarray | None, eigenvalues: np.ndarray) -> float:
     for _ in range(ROUNDS):
         before = size
         if z is None:
-            pushed = 2 * eigenvalues[:, None] * C * eigenvalues[None] + np.diag(eigenvalues) * float(eigenvalues @ np.diag(C))
+            pushed = 2 * eigenvalues[:, None] * C * eigenvalues[None] + np.diag(
+                eigenvalues
+            ) * float(eigenvalues @ np.diag(C))
         else:
             pushed = (z * np.sum((z @ C) * z, axis=1)[:, None]).T @ z / len(z)
         C = pushed / sums

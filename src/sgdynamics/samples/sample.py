@@ -34,13 +34,17 @@ class Place(NamedTuple):
 
 def as_dtype(given: Tree, dtype: DType) -> Tree:
     """What a loss takes beside fields and signals, its real numbers in this precision."""
-    return jax.tree.map(lambda one: one.astype(dtype) if jnp.issubdtype(one.dtype, jnp.floating) else one, given)
+    return jax.tree.map(
+        lambda one: one.astype(dtype) if jnp.issubdtype(one.dtype, jnp.floating) else one, given
+    )
 
 
 def chosen_row(index: Int[Numeric, "*s"], table: Float[Numeric, "rows ..."], dtype: DType) -> Any:
     """Rows of a table of few: a sum over them, not a gather, which goes one by one on a CPU."""
     chosen = (index[..., None] == jnp.arange(len(table))).astype(dtype)
-    return jnp.sum(chosen.reshape(*chosen.shape, *[1] * (table.ndim - 1)) * table, axis=chosen.ndim - 1)
+    return jnp.sum(
+        chosen.reshape(*chosen.shape, *[1] * (table.ndim - 1)) * table, axis=chosen.ndim - 1
+    )
 
 
 def _root(matrix: Float[Numeric, "... n n"]) -> Float[Numeric, "... n n"]:
@@ -58,7 +62,9 @@ class Sample:
     signals: int
     tokens: int | None = None
     correlated: bool = False
-    draws: tuple[Draw, ...] | None = None  # None: the loss takes one standard normal, or with clusters the cluster's label
+    draws: tuple[Draw, ...] | None = (
+        None  # None: the loss takes one standard normal, or with clusters the cluster's label
+    )
     clusters: int = 0
     means: Callable[..., Any] | bool = False  # a function of the draws; True: numbers["means"]
     means_take_numbers: bool = False  # whether that function takes the problem's own parameters too
@@ -92,7 +98,17 @@ class Sample:
         first = (Draw("context", (), self.contexts),) if self.contexts else ()
         first += (Draw("cluster", (), self.clusters),) if self.clusters else ()
         last = (Draw("signal_noise", (self.signals,)),) if self.noisy_inputs else ()
-        return first + (self.draws if self.draws is not None else () if self.clusters else (Draw("noise", law=self.noise_law),)) + last
+        return (
+            first
+            + (
+                self.draws
+                if self.draws is not None
+                else ()
+                if self.clusters
+                else (Draw("noise", law=self.noise_law),)
+            )
+            + last
+        )
 
     @property
     def draw_normals(self) -> int:
@@ -108,7 +124,11 @@ class Sample:
     def _summed(self) -> tuple[Draw, ...]:
         """The draws that expectations sum over."""
         discrete = tuple(draw for draw in self._every if draw.outcomes)
-        return discrete if np.prod([float(draw.combinations) for draw in discrete]) <= MOST_CASES else ()
+        return (
+            discrete
+            if np.prod([float(draw.combinations) for draw in discrete]) <= MOST_CASES
+            else ()
+        )
 
     @property
     def free_draws(self) -> tuple[Draw, ...]:
@@ -120,14 +140,21 @@ class Sample:
         """How many standard normals they take."""
         return sum(draw.size for draw in self.free_draws)
 
-    def drawn(self, numbers: Numbers, normals: Float[Numeric, "*s normals"], case: dict[str, Any] | None = None) -> dict[str, Any]:
+    def drawn(
+        self,
+        numbers: Numbers,
+        normals: Float[Numeric, "*s normals"],
+        case: dict[str, Any] | None = None,
+    ) -> dict[str, Any]:
         """The draws from standard normals (..., draw_normals); with a `case` of the summed ones, from (..., free)."""
         found, first = dict(case or {}), 0
         for draw in self._every:
             if draw.name not in found:
                 own = normals[..., first : first + draw.size]
                 if draw.law:
-                    parameters = numbers["noise_law"] if self.draws is None else numbers["draws"][draw.name]
+                    parameters = (
+                        numbers["noise_law"] if self.draws is None else numbers["draws"][draw.name]
+                    )
                     found[draw.name] = draw.heavy_tailed(parameters, own)
                 else:
                     edges = None if not draw.outcomes else self._chances(numbers, draw)[1]
@@ -137,7 +164,9 @@ class Sample:
             found["label"] = self._of_cluster(found, numbers["cluster_labels"], normals.dtype)
         return found
 
-    def _chances(self, numbers: Numbers, draw: Draw) -> tuple[Float[Numeric, " n"], Float[Numeric, " m"]]:
+    def _chances(
+        self, numbers: Numbers, draw: Draw
+    ) -> tuple[Float[Numeric, " n"], Float[Numeric, " m"]]:
         """Probabilities of a discrete draw's values, and the edges between them."""
         if self.clusters and draw.name == "cluster":
             return numbers["cluster_weights"], numbers["cluster_edges"]
@@ -146,7 +175,9 @@ class Sample:
             return weights, edges_of(weights)
         return numbers["draws"][draw.name]["probabilities"], numbers["draws"][draw.name]["edges"]
 
-    def _of_cluster(self, draws: dict[str, Any], table: Float[Numeric, "clusters ..."], dtype: DType) -> Float[Numeric, "*s"]:
+    def _of_cluster(
+        self, draws: dict[str, Any], table: Float[Numeric, "clusters ..."], dtype: DType
+    ) -> Float[Numeric, "*s"]:
         return chosen_row(draws["cluster"], table, dtype)
 
     def given(self, draws: dict[str, Any]) -> Tree:
@@ -154,7 +185,9 @@ class Sample:
         if self.draws is None:
             found = draws["label" if self.clusters else "noise"]
         else:
-            found = {name: one for name, one in draws.items() if name not in ("context", "signal_noise")}
+            found = {
+                name: one for name, one in draws.items() if name not in ("context", "signal_noise")
+            }
         return {"context": draws["context"], "given": found} if self.contexts else found
 
     def spread(self, numbers: Numbers, draws: dict[str, Any]) -> Float[Numeric, "... blocks"]:
@@ -169,20 +202,30 @@ class Sample:
         """With noisy inputs, of what is seen: the share (..., blocks) of each block that is the input itself, and what the signals of the
         input have beside it (..., K)."""
         share, gram = clean_share(numbers), jnp.asarray(numbers["gram"])
-        rest = jnp.einsum("...b,bij->...ij", numbers["input_noise"] * share, jnp.broadcast_to(gram, (share.shape[-1], *gram.shape[-2:])))
+        rest = jnp.einsum(
+            "...b,bij->...ij",
+            numbers["input_noise"] * share,
+            jnp.broadcast_to(gram, (share.shape[-1], *gram.shape[-2:])),
+        )
         root = _root(rest)
         if self.own_spectra:
-            share, root = (chosen_row(draws["context"], table, table.dtype) for table in (share, root))
+            share, root = (
+                chosen_row(draws["context"], table, table.dtype) for table in (share, root)
+            )
         return share, jnp.einsum("...ij,...j->...i", root, draws["signal_noise"])
 
     def example(self, numbers: Numbers) -> Tree:
         """Zeros of the shapes and types of the loss's fourth argument for one sample."""
-        shapes = jax.eval_shape(lambda normals: self.given(self.drawn(numbers, normals)), np.zeros(self.draw_normals))
+        shapes = jax.eval_shape(
+            lambda normals: self.given(self.drawn(numbers, normals)), np.zeros(self.draw_normals)
+        )
         return jax.tree.map(lambda one: np.zeros(one.shape, one.dtype), shapes)
 
     def example_draws(self, numbers: Numbers) -> dict[str, Any]:
         """The same of the draws by name, which a function of the means takes."""
-        shapes = jax.eval_shape(lambda normals: self.drawn(numbers, normals), np.zeros(self.draw_normals))
+        shapes = jax.eval_shape(
+            lambda normals: self.drawn(numbers, normals), np.zeros(self.draw_normals)
+        )
         return {name: np.zeros(one.shape, one.dtype) for name, one in shapes.items()}
 
     @property
@@ -198,7 +241,11 @@ class Sample:
         weights, found = np.ones(1), {}
         for draw in self._summed:
             values, count = draw.values(), len(weights)
-            chances = jnp.asarray(self._chances(numbers, draw)[0])[values.astype(int)].reshape(len(values), -1).prod(axis=1)
+            chances = (
+                jnp.asarray(self._chances(numbers, draw)[0])[values.astype(int)]
+                .reshape(len(values), -1)
+                .prod(axis=1)
+            )
             found = {name: np.repeat(value, len(values), axis=0) for name, value in found.items()}
             found[draw.name] = np.tile(values, (count, *[1] * (values.ndim - 1)))
             weights = (weights[:, None] * chances).reshape(-1)
@@ -206,7 +253,9 @@ class Sample:
             found["label"] = numbers["cluster_labels"][found["cluster"]]
         return weights, found
 
-    def mean_coefficients(self, numbers: Numbers, draws: dict[str, Any]) -> Float[Numeric, "... K"] | None:
+    def mean_coefficients(
+        self, numbers: Numbers, draws: dict[str, Any]
+    ) -> Float[Numeric, "... K"] | None:
         """Means of the inputs on the signals, (..., [tokens,] K); None for centred data."""
         parts = []
         if self.clusters:
@@ -227,7 +276,9 @@ class Sample:
         assert callable(self.means)
         return self.means(draws, numbers["user"]) if self.means_take_numbers else self.means(draws)
 
-    def inputs(self, numbers: Numbers, normals: Float[Numeric, "..."], draws: dict[str, Any]) -> Tree:
+    def inputs(
+        self, numbers: Numbers, normals: Float[Numeric, "..."], draws: dict[str, Any]
+    ) -> Tree:
         """Inputs in the compressed frame from normals (..., [tokens,] blocks, columns), of which the first K lie along the signals."""
         x = self.mixed(numbers, normals, -3) * self.spread(numbers, draws)[..., None]
         means = self.mean_coefficients(numbers, draws)
@@ -237,7 +288,9 @@ class Sample:
         empty = jnp.zeros((*along.shape[:-1], x.shape[-1] - self.signals), x.dtype)
         return x + jnp.concatenate([along, empty], axis=-1)
 
-    def inputs_in_space(self, numbers: Numbers, normals: Float[Numeric, "..."], draws: dict[str, Any], place: Place) -> Tree:
+    def inputs_in_space(
+        self, numbers: Numbers, normals: Float[Numeric, "..."], draws: dict[str, Any], place: Place
+    ) -> Tree:
         """Inputs in d dimensions, one a row, from normals (samples, [tokens,] d)."""
         spreads = place.spread
         if self.own_spectra:
@@ -249,23 +302,39 @@ class Sample:
             x = jnp.asarray(x).at[..., place.axes].add((means @ place.signals).astype(x.dtype))
         return x.reshape(-1, x.shape[-1])
 
-    def mixed(self, numbers: Numbers, values: Float[Numeric, "*s"], axis: int) -> Float[Numeric, "*s"]:
+    def mixed(
+        self, numbers: Numbers, values: Float[Numeric, "*s"], axis: int
+    ) -> Float[Numeric, "*s"]:
         """C^1/2 (which is symmetric) along the axis of the tokens."""
         if not self.correlated:
             return values
         root = numbers["token_root"].astype(values.dtype)
-        return jnp.moveaxis(jnp.tensordot(root, values, axes=(1, axis), precision="highest"), 0, axis)
+        return jnp.moveaxis(
+            jnp.tensordot(root, values, axes=(1, axis), precision="highest"), 0, axis
+        )
 
-    def mixed_inputs(self, numbers: Numbers, values: Float[Numeric, "*s inputs"]) -> Float[Numeric, "*s inputs"]:
+    def mixed_inputs(
+        self, numbers: Numbers, values: Float[Numeric, "*s inputs"]
+    ) -> Float[Numeric, "*s inputs"]:
         """The same along the last axis, which holds all inputs of all samples."""
         if not self.correlated:
             return values
-        samples = values.shape[-1] // self.inputs_a_sample  # of no values too, where a size that is left to be found would not be
-        return self.mixed(numbers, values.reshape(*values.shape[:-1], samples, self.inputs_a_sample), -1).reshape(values.shape)
+        samples = (
+            values.shape[-1] // self.inputs_a_sample
+        )  # of no values too, where a size that is left to be found would not be
+        return self.mixed(
+            numbers, values.reshape(*values.shape[:-1], samples, self.inputs_a_sample), -1
+        ).reshape(values.shape)
 
     def by_sample(self, rows: Float[Numeric, "inputs p"]) -> Float[Numeric, "samples p ..."]:
         """What the loss sees of (inputs, p): (samples, p), or (samples, p, tokens)."""
-        return rows if self.tokens is None else rows.reshape(rows.shape[0] // self.tokens, self.tokens, rows.shape[-1]).swapaxes(1, 2)
+        return (
+            rows
+            if self.tokens is None
+            else rows.reshape(rows.shape[0] // self.tokens, self.tokens, rows.shape[-1]).swapaxes(
+                1, 2
+            )
+        )
 
     def by_input(self, values: Float[Numeric, "samples p ..."]) -> Float[Numeric, "inputs p"]:
         """(samples, p[, tokens]) as (inputs, p)."""

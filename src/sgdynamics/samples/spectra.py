@@ -12,14 +12,20 @@ import numpy as np
 
 from sgdynamics.base import checks
 
-UNITS = ("dimension", "trace", "step")  # of D in a step lr/D, and in the variance 1/D of a random coordinate
+UNITS = (
+    "dimension",
+    "trace",
+    "step",
+)  # of D in a step lr/D, and in the variance 1/D of a random coordinate
 MOST_DIMENSION = 10**18  # beyond it block sizes, and then counters of 64 bits, overflow
 MOST_POWER_LAW = 1e14
 MOST_BLOCKS = 100_000
 RAW, BINS = 30, 80  # blocks of a power law, by default
 SHOWN = 8  # blocks up to which a spectrum is printed in full
 CUT = 1e14  # where infinitely many directions go on as one block: what SGD learns of them in fewer steps is nothing
-ONE_BY_ONE = 1 << 17  # numbers j that are summed one by one; an integral in place of a sum over those beyond is right to 1e-11
+ONE_BY_ONE = (
+    1 << 17
+)  # numbers j that are summed one by one; an integral in place of a sum over those beyond is right to 1e-11
 PANEL = 24  # nodes of such an integral over the logarithm of j
 SMOOTH = 1e-6  # relative difference of an integral by fewer nodes that a target may make
 
@@ -62,36 +68,68 @@ class Spectrum:
     multiplicities: Any
     target: Any = None
     infinite: bool = field(default=False, init=False)
-    law: dict[str, Any] | None = field(default=None, init=False, repr=False)  # the arguments of power_law that made it
+    law: dict[str, Any] | None = field(
+        default=None, init=False, repr=False
+    )  # the arguments of power_law that made it
 
     def __post_init__(self) -> None:
-        fix = "give numbers of 0 or more, at least one above 0, in one row with one number per block"
+        fix = (
+            "give numbers of 0 or more, at least one above 0, in one row with one number per block"
+        )
         eigenvalues = np.atleast_1d(checks.numbers("eigenvalues", self.eigenvalues, fix))
-        valid = eigenvalues.ndim == 1 and np.all(np.isfinite(eigenvalues)) and np.all(eigenvalues >= 0)
+        valid = (
+            eigenvalues.ndim == 1 and np.all(np.isfinite(eigenvalues)) and np.all(eigenvalues >= 0)
+        )
         if not valid or not np.any(eigenvalues):
             raise checks.reject("eigenvalues", self.eigenvalues, fix)
-        counts = np.atleast_1d(checks.numbers("multiplicities", self.multiplicities, "give whole numbers, 1 or more, one a block"))
+        counts = np.atleast_1d(
+            checks.numbers(
+                "multiplicities", self.multiplicities, "give whole numbers, 1 or more, one a block"
+            )
+        )
         if counts.shape != eigenvalues.shape:
             raise checks.reject(
-                "multiplicities", self.multiplicities, f"there are {len(eigenvalues)} eigenvalues: give as many whole numbers"
+                "multiplicities",
+                self.multiplicities,
+                f"there are {len(eigenvalues)} eigenvalues: give as many whole numbers",
             )
-        if not np.all(np.isfinite(counts)) or np.any(counts != np.round(counts)) or np.any(counts < 1):
-            raise checks.reject("multiplicities", self.multiplicities, "give whole numbers, 1 or more, one a block")
+        if (
+            not np.all(np.isfinite(counts))
+            or np.any(counts != np.round(counts))
+            or np.any(counts < 1)
+        ):
+            raise checks.reject(
+                "multiplicities", self.multiplicities, "give whole numbers, 1 or more, one a block"
+            )
         if counts.sum() > MOST_DIMENSION:
-            raise checks.reject("multiplicities", float(counts.sum()), f"they may add up to {MOST_DIMENSION:.0e} at most")
+            raise checks.reject(
+                "multiplicities",
+                float(counts.sum()),
+                f"they may add up to {MOST_DIMENSION:.0e} at most",
+            )
         object.__setattr__(self, "eigenvalues", eigenvalues)
         object.__setattr__(self, "multiplicities", counts.astype(np.int64))
-        object.__setattr__(self, "target", None if self.target is None else self._checked_target(self.target))
+        object.__setattr__(
+            self, "target", None if self.target is None else self._checked_target(self.target)
+        )
 
     def _checked_target(self, given: Any) -> np.ndarray:
         """The signals as Gram matrices (blocks, K, K)."""
-        blocks, fix = len(self.eigenvalues), "give (signals, blocks) coordinates or (blocks, signals, signals) Gram matrices"
+        blocks, fix = (
+            len(self.eigenvalues),
+            "give (signals, blocks) coordinates or (blocks, signals, signals) Gram matrices",
+        )
         target = checks.numbers("target", given, fix)
         if target.ndim == 1:
             target = target[None]
         if target.ndim == 2 and target.shape[1] == blocks and len(target):
             target = np.einsum("rb,sb->brs", target, target)
-        if target.ndim != 3 or target.shape[0] != blocks or target.shape[1] != target.shape[2] or not target.size:
+        if (
+            target.ndim != 3
+            or target.shape[0] != blocks
+            or target.shape[1] != target.shape[2]
+            or not target.size
+        ):
             raise checks.reject("target", np.shape(given), f"there are {blocks} blocks: {fix}")
         checks.gram("target", target)
         values = np.linalg.eigvalsh(target)
@@ -100,14 +138,20 @@ class Spectrum:
         if rank[worst] > self.multiplicities[worst]:
             n = self.multiplicities[worst]
             raise checks.reject(
-                "target", np.shape(given), f"block {worst} has {n} coordinates, and the signals have rank {rank[worst]} there"
+                "target",
+                np.shape(given),
+                f"block {worst} has {n} coordinates, and the signals have rank {rank[worst]} there",
             )
         return target
 
     def __repr__(self) -> str:
         if self.law is not None:
             named = {"target": None, "raw": RAW, "bins": BINS}
-            others = [f"{name}={_named(self.law[name])}" for name in named if self.law[name] != named[name]]
+            others = [
+                f"{name}={_named(self.law[name])}"
+                for name in named
+                if self.law[name] != named[name]
+            ]
             return f"power_law({', '.join([f'{self.law[name]:g}' for name in ('exponent', 'dimension')] + others)})"
         if self.blocks > SHOWN:
             largest, smallest = self.eigenvalues.max(), self.eigenvalues.min()
@@ -171,12 +215,24 @@ class Spectrum:
         """
         if self.law is not None and not callable(self.law["target"]):
             return {"kind": "power_law", **self.law}
-        plain = {"kind": "Spectrum", "eigenvalues": self.eigenvalues.tolist(), "multiplicities": self.multiplicities.tolist()}
-        return plain | ({} if self.target is None else {"target": self.target.tolist()}) | ({"infinite": True} if self.infinite else {})
+        plain = {
+            "kind": "Spectrum",
+            "eigenvalues": self.eigenvalues.tolist(),
+            "multiplicities": self.multiplicities.tolist(),
+        }
+        return (
+            plain
+            | ({} if self.target is None else {"target": self.target.tolist()})
+            | ({"infinite": True} if self.infinite else {})
+        )
 
 
 def power_law(
-    exponent: float, dimension: float, target: float | Callable[[Any], Any] | None = None, raw: int = RAW, bins: int = BINS
+    exponent: float,
+    dimension: float,
+    target: float | Callable[[Any], Any] | None = None,
+    raw: int = RAW,
+    bins: int = BINS,
 ) -> Spectrum:
     """Eigenvalues l_j = j^-exponent, j = 1 ... dimension: the first ``raw`` one by one, the others in bins of equal width in log j.
 
@@ -217,23 +273,36 @@ def power_law(
     """
     s = checks.number("exponent", exponent, least=0.0)
     d = checks.number("dimension", dimension, least=1.0, infinite=True)
-    first, count = checks.whole("raw", raw, 0, MOST_BLOCKS), checks.whole("bins", bins, 1, MOST_BLOCKS)
+    first, count = (
+        checks.whole("raw", raw, 0, MOST_BLOCKS),
+        checks.whole("bins", bins, 1, MOST_BLOCKS),
+    )
     if math.isinf(d) and s <= 1:
-        raise checks.reject("dimension", d, f"the trace of the inputs is infinite at exponent = {s:g}: give a finite number")
+        raise checks.reject(
+            "dimension",
+            d,
+            f"the trace of the inputs is infinite at exponent = {s:g}: give a finite number",
+        )
     if math.isfinite(d) and (d != round(d) or d > MOST_POWER_LAW):
         raise checks.reject(
-            "dimension", dimension, f"give a whole number up to {MOST_POWER_LAW:.0e}, or infinity where the trace is finite"
+            "dimension",
+            dimension,
+            f"give a whole number up to {MOST_POWER_LAW:.0e}, or infinity where the trace is finite",
         )
     if target is not None and not callable(target):
         target = checks.number("target", target)
         if math.isinf(d) and 2 * target + s <= 1:
             raise checks.reject(
-                "target", target, f"the target has infinite variance: give more than {(1 - s) / 2:g}, or a finite dimension"
+                "target",
+                target,
+                f"the target has infinite variance: give more than {(1 - s) / 2:g}, or a finite dimension",
             )
     last = min(d, CUT)
     edges = np.arange(0.0, min(first, last) + 1)
     if last > edges[-1]:
-        edges = np.concatenate([edges, np.unique(np.round(np.geomspace(max(edges[-1], 1.0), last, count + 1)))])
+        edges = np.concatenate(
+            [edges, np.unique(np.round(np.geomspace(max(edges[-1], 1.0), last, count + 1)))]
+        )
         edges = np.unique(edges)
     of_target = None if target is None else _coordinates(target)
     counts = np.diff(edges)
@@ -246,10 +315,16 @@ def power_law(
         if of_target is not None and gram is not None:
             far = _far(lambda j: j**-s * of_target(j)) / eigenvalues[-1]
             gram = np.concatenate([gram, far[None]])
-    made = Spectrum(eigenvalues, counts, None if gram is None else gram.reshape(len(counts), *gram.shape[1:]))
+    made = Spectrum(
+        eigenvalues, counts, None if gram is None else gram.reshape(len(counts), *gram.shape[1:])
+    )
     object.__setattr__(made, "infinite", math.isinf(d))
     whole = d if math.isinf(d) else int(d)
-    object.__setattr__(made, "law", {"exponent": s, "dimension": whole, "target": target, "raw": first, "bins": count})
+    object.__setattr__(
+        made,
+        "law",
+        {"exponent": s, "dimension": whole, "target": target, "raw": first, "bins": count},
+    )
     return made
 
 
@@ -265,7 +340,9 @@ def _coordinates(target: float | Callable[[Any], Any]) -> Callable[[np.ndarray],
     try:
         one = np.atleast_1d(np.asarray(target(1.0), dtype=float))
     except Exception as error:
-        raise checks.reject("target", target, f"calling it with j = 1 failed with: {checks.reason(error)}; {fix}") from error
+        raise checks.reject(
+            "target", target, f"calling it with j = 1 failed with: {checks.reason(error)}; {fix}"
+        ) from error
     if one.ndim != 1 or not len(one):
         raise checks.reject("target", target, f"at j = 1 it gave shape {one.shape}; {fix}")
 
@@ -290,7 +367,9 @@ def _called(target: Callable[[Any], Any], j: np.ndarray, signals: int) -> np.nda
         found = np.full((signals, len(j)), np.nan)
     if np.allclose(found[:, some], np.stack(each, axis=1), rtol=1e-12, atol=1e-300):
         return found
-    return np.stack([np.atleast_1d(np.asarray(target(float(one)), dtype=float)) for one in j], axis=1)
+    return np.stack(
+        [np.atleast_1d(np.asarray(target(float(one)), dtype=float)) for one in j], axis=1
+    )
 
 
 def _summed(function: Callable[[np.ndarray], np.ndarray], edges: np.ndarray) -> np.ndarray:
@@ -299,9 +378,16 @@ def _summed(function: Callable[[np.ndarray], np.ndarray], edges: np.ndarray) -> 
     parts = []
     if near:
         values = function(np.arange(1.0, edges[near] + 1))
-        running = np.concatenate([np.zeros((*values.shape[:-1], 1)), np.cumsum(values, axis=-1)], axis=-1)
-        parts.append(np.moveaxis(np.diff(running[..., edges[: near + 1].astype(int)], axis=-1), -1, 0))
-    far = [_integral(function, low, high) for low, high in zip(edges[near:-1], edges[near + 1 :], strict=True)]
+        running = np.concatenate(
+            [np.zeros((*values.shape[:-1], 1)), np.cumsum(values, axis=-1)], axis=-1
+        )
+        parts.append(
+            np.moveaxis(np.diff(running[..., edges[: near + 1].astype(int)], axis=-1), -1, 0)
+        )
+    far = [
+        _integral(function, low, high)
+        for low, high in zip(edges[near:-1], edges[near + 1 :], strict=True)
+    ]
     if far:
         parts.append(np.stack(far))
     return np.concatenate(parts)
@@ -348,7 +434,11 @@ def spectrum_from(record: dict[str, Any]) -> Spectrum:
     makers: dict[str, Any] = {"Spectrum": Spectrum, "power_law": power_law}
     checks.choice("covariance kind", kind, tuple(makers))
     infinite = values.pop("infinite", False)
-    known = ("eigenvalues", "multiplicities", "target") if kind == "Spectrum" else ("exponent", "dimension", "target", "raw", "bins")
+    known = (
+        ("eigenvalues", "multiplicities", "target")
+        if kind == "Spectrum"
+        else ("exponent", "dimension", "target", "raw", "bins")
+    )
     checks.known_names(f"covariance: {kind}", values, known)
     missing = [name for name in known[:2] if name not in values]
     if missing:

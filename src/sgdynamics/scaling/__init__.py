@@ -4,4 +4,12 @@ from sgdynamics.scaling.compute import ComputeOptimal, Phase, compute_optimal, p
 from sgdynamics.scaling.modes import LinearModes
 from sgdynamics.scaling.random_features import Equivalent, RandomFeatures
 
-__all__ = ["ComputeOptimal", "Equivalent", "LinearModes", "Phase", "RandomFeatures", "compute_optimal", "phase"]
+__all__ = [
+    "ComputeOptimal",
+    "Equivalent",
+    "LinearModes",
+    "Phase",
+    "RandomFeatures",
+    "compute_optimal",
+    "phase",
+]

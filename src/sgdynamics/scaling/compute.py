@@ -80,9 +80,14 @@ def phase(data_exponent: float, target_exponent: float) -> Phase:
     >>> found.name, round(found.eta, 4), round(found.xi, 4)
     ('Ia', 0.4167, 0.4167)
     """
-    a, b = checks.number("data_exponent", data_exponent, above=0.0), checks.number("target_exponent", target_exponent)
+    a, b = (
+        checks.number("data_exponent", data_exponent, above=0.0),
+        checks.number("target_exponent", target_exponent),
+    )
     if 2 * (a + b) <= 1:
-        raise checks.reject("target_exponent", b, f"the target has infinite variance: give more than {0.5 - a:g}")
+        raise checks.reject(
+            "target_exponent", b, f"the target has infinite variance: give more than {0.5 - a:g}"
+        )
     r = 2 * a + 2 * b - 1
     if b < 0.5 < a:
         return Phase("Ia", r / (2 * a + 1), 1 / (2 * a + 1), ("pp", "F0"))
@@ -100,7 +105,9 @@ def phase(data_exponent: float, target_exponent: float) -> Phase:
     if 0.25 < a < SHARP and b > 0.5:
         w = 2 * b - a - 2 * a * b
         return Phase("IVb", (1 - 2 * a) * r / (2 * w), (b - a) / w, ("pp", "kpp"))
-    raise checks.reject("data_exponent", (a, b), "this pair lies on the boundary of two phases: move it a little")
+    raise checks.reject(
+        "data_exponent", (a, b), "this pair lies on the boundary of two phases: move it a little"
+    )
 
 
 @dataclass(frozen=True)
@@ -185,16 +192,25 @@ def compute_optimal(
     >>> bool(abs(found.eta / found.predicted.eta - 1) < 0.03)
     True
     """
-    a, b = checks.number("data_exponent", data_exponent, above=0.0), checks.number("target_exponent", target_exponent)
+    a, b = (
+        checks.number("data_exponent", data_exponent, above=0.0),
+        checks.number("target_exponent", target_exponent),
+    )
     budgets = listed("flops", flops, 1.0)
     if len(budgets) < 4 or np.any(np.diff(budgets) <= 0) or budgets[-1] < 1e3 * budgets[0]:
-        raise checks.reject("flops", flops, "give four numbers or more in growing order, over three decades or more")
+        raise checks.reject(
+            "flops", flops, "give four numbers or more in growing order, over three decades or more"
+        )
     eta0 = checks.number("rate", rate, above=0.0)
     if eta0 >= 2.0:
         raise checks.reject("rate", rate, "steps of 2 over the trace or more diverge: give less")
     B = checks.whole("batch", batch, 1)
     if budgets[0] < 20.0 * B * LEAST_SIZE:
-        raise checks.reject("flops", flops, f"{LEAST_SIZE:g} features and 20 steps of this batch take {20 * B * LEAST_SIZE:.3g}: give more")
+        raise checks.reject(
+            "flops",
+            flops,
+            f"{LEAST_SIZE:g} features and 20 steps of this batch take {20 * B * LEAST_SIZE:.3g}: give more",
+        )
     ratio = checks.number("inputs_per_feature", inputs_per_feature, least=1.0)
 
     @cache  # a search for the best of few features comes back to the same number of them
@@ -215,7 +231,9 @@ def compute_optimal(
         values = [loss_at(budget, one) for one in grid]
         best = int(np.argmin(values))
         bracket = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
-        found: Any = optimize.minimize_scalar(partial(loss_at, budget), bounds=bracket, method="bounded", options={"xatol": 1e-4})
+        found: Any = optimize.minimize_scalar(
+            partial(loss_at, budget), bounds=bracket, method="bounded", options={"xatol": 1e-4}
+        )
         sizes.append(math.exp(found.x))
         losses.append(math.exp(found.fun))
     x, y, z = np.log(budgets), np.log(losses), np.log(sizes)
@@ -224,7 +242,9 @@ def compute_optimal(
         predicted = phase(a, b)
     except ValueError:
         predicted = None
-    return ComputeOptimal(budgets, np.array(losses), np.array(sizes), -eta, eta_error, xi, xi_error, predicted)
+    return ComputeOptimal(
+        budgets, np.array(losses), np.array(sizes), -eta, eta_error, xi, xi_error, predicted
+    )
 
 
 def _slope(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:

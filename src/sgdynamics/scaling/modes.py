@@ -36,7 +36,9 @@ def small_step(step: Any, largest: float) -> float:
     """A step that is not absurd: the largest eigenvalue times it is 1e6 at most (2 is unstable already)."""
     g = checks.number("step", step, above=0.0)
     if g * largest > 1e6:
-        raise checks.reject("step", step, f"steps above {2 / largest:.3g} diverge: give a smaller one")
+        raise checks.reject(
+            "step", step, f"steps above {2 / largest:.3g} diverge: give a smaller one"
+        )
     return g
 
 
@@ -94,11 +96,16 @@ class LinearModes:
 
     def __post_init__(self) -> None:
         fix = "give numbers in one row"
-        parts = {name: checks.numbers(name, getattr(self, name), fix) for name in ("eigenvalues", "counts", "errors")}
+        parts = {
+            name: checks.numbers(name, getattr(self, name), fix)
+            for name in ("eigenvalues", "counts", "errors")
+        }
         shape = next(iter(parts.values())).shape
         for name, value in parts.items():
             if value.shape != shape or value.ndim != 1 or not len(value):
-                raise checks.reject(name, value.shape, f"all three have one number a block: {shape}")
+                raise checks.reject(
+                    name, value.shape, f"all three have one number a block: {shape}"
+                )
             least = 1.0 if name == "counts" else 0.0
             if not np.all(np.isfinite(value)) or np.any(value < least):
                 raise checks.reject(name, value, f"give finite numbers, {least:g} or more")
@@ -108,7 +115,9 @@ class LinearModes:
         for name in ("targets", "along"):
             value = getattr(self, name)
             if value is not None:
-                object.__setattr__(self, name, checks.array(name, value, shape, "one number a block"))
+                object.__setattr__(
+                    self, name, checks.array(name, value, shape, "one number a block")
+                )
         if self.along is None and self.targets is not None:
             object.__setattr__(self, "along", -self.targets)
 
@@ -141,7 +150,11 @@ class LinearModes:
         from sgdynamics.samples.spectra import Spectrum
 
         if self.kappa != 1.0:
-            raise checks.reject("kappa", self.kappa, "a problem has Gaussian inputs, kappa = 1. Use sgd.solve_linear(kappa=...)")
+            raise checks.reject(
+                "kappa",
+                self.kappa,
+                "a problem has Gaussian inputs, kappa = 1. Use sgd.solve_linear(kappa=...)",
+            )
         targets = self.errors if self.targets is None else self.targets
         spectrum = Spectrum(self.eigenvalues, self.counts, target=np.sqrt(targets))
         total = self.noise + checks.number("noise", noise, least=0.0)
@@ -165,7 +178,13 @@ class LinearModes:
         along, k, r = step * self.eigenvalues, self.kappa, 1 - step * decay
         return r**2 - 2 * r * along + (1 - 1 / batch + 2 * k / batch) * along**2
 
-    def risk(self, steps: Sequence[float] | np.ndarray, step: float, batch: int = 1, weight_decay: float = 0.0) -> np.ndarray:
+    def risk(
+        self,
+        steps: Sequence[float] | np.ndarray,
+        step: float,
+        batch: int = 1,
+        weight_decay: float = 0.0,
+    ) -> np.ndarray:
         """The mean risk after these numbers of steps.
 
         Parameters
@@ -190,11 +209,18 @@ class LinearModes:
             If there are more than 3000 blocks and more than 20000 steps, or weight decay and no ``targets``.
         """
         with np.errstate(over="ignore", invalid="ignore"):
-            found = 0.5 * (self.errors_after(steps, step, batch, weight_decay)[0] @ self.eigenvalues + self.noise)
+            found = 0.5 * (
+                self.errors_after(steps, step, batch, weight_decay)[0] @ self.eigenvalues
+                + self.noise
+            )
         return np.where(np.isfinite(found), found, np.inf)
 
     def errors_after(
-        self, steps: Sequence[float] | np.ndarray, step: float, batch: int = 1, weight_decay: float = 0.0
+        self,
+        steps: Sequence[float] | np.ndarray,
+        step: float,
+        batch: int = 1,
+        weight_decay: float = 0.0,
     ) -> tuple[np.ndarray, np.ndarray]:
         """The blocks' ``errors``, and ``along``, after these numbers of steps.
 
@@ -217,13 +243,21 @@ class LinearModes:
         g, B = small_step(step, float(self.eigenvalues.max())), checks.whole("batch", batch, 1)
         decay = checks.number("weight_decay", weight_decay, least=0.0)
         if decay and self.targets is None:
-            raise checks.reject("weight_decay", decay, "weight decay pulls towards 0: say where the target is, with targets=")
+            raise checks.reject(
+                "weight_decay",
+                decay,
+                "weight decay pulls towards 0: say where the target is, with targets=",
+            )
         wanted = listed("steps", steps, 0.0)
         if np.any(wanted != np.round(wanted)):
             raise checks.reject("steps", steps, "steps are whole")
-        return (self._stepped if len(self.eigenvalues) > MOST_MODES else self._at_once)(wanted, g, B, decay)
+        return (self._stepped if len(self.eigenvalues) > MOST_MODES else self._at_once)(
+            wanted, g, B, decay
+        )
 
-    def _sources(self, g: float, B: int, decay: float) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    def _sources(
+        self, g: float, B: int, decay: float
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """What a step adds to the errors: always, and times rho^n after n steps; rho, and where ``along`` settles."""
         noise = g**2 / B * self.noise * self.counts * self.eigenvalues
         rho = 1 - g * decay - g * self.eigenvalues
@@ -237,25 +271,39 @@ class LinearModes:
             settled,
         )
 
-    def _at_once(self, steps: np.ndarray, g: float, B: int, decay: float) -> tuple[np.ndarray, np.ndarray]:
+    def _at_once(
+        self, steps: np.ndarray, g: float, B: int, decay: float
+    ) -> tuple[np.ndarray, np.ndarray]:
         """By one eigenproblem: r' = (1 - E) r + b + b_1 rho^n."""
         root = np.sqrt(self.counts)
-        eigen, vectors = _decomposed((1 - self._survival(g, B, decay)).tobytes(), self._scale.tobytes(), self.kappa * g**2 / B)
+        eigen, vectors = _decomposed(
+            (1 - self._survival(g, B, decay)).tobytes(),
+            self._scale.tobytes(),
+            self.kappa * g**2 / B,
+        )
         always, once, rho, settled = self._sources(g, B, decay)
         with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
             lost = _lost(eigen, steps)
             summed = np.where(np.abs(eigen) > 1e-300, lost / eigen, steps[:, None])
-            found = (1 - lost) * (vectors.T @ (self.errors / root)) + summed * (vectors.T @ (always / root))
+            found = (1 - lost) * (vectors.T @ (self.errors / root)) + summed * (
+                vectors.T @ (always / root)
+            )
             if decay:
-                found = found + np.einsum("nkb,kb->nk", _mixed(eigen, 1 - rho, steps), vectors.T * (once / root))
+                found = found + np.einsum(
+                    "nkb,kb->nk", _mixed(eigen, 1 - rho, steps), vectors.T * (once / root)
+                )
                 left = 1 - _lost(1 - rho, steps)
             else:
                 left = np.ones((len(steps), 1))
             errors = (found @ vectors.T) * root
-        along = np.zeros_like(errors) if self.along is None else settled + left * (self.along - settled)
+        along = (
+            np.zeros_like(errors) if self.along is None else settled + left * (self.along - settled)
+        )
         return errors, along
 
-    def _stepped(self, steps: np.ndarray, g: float, B: int, decay: float) -> tuple[np.ndarray, np.ndarray]:
+    def _stepped(
+        self, steps: np.ndarray, g: float, B: int, decay: float
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Step by step: for many modes and few steps."""
         last = int(steps.max(initial=0))
         if last > MOST_STEPS:
@@ -266,9 +314,16 @@ class LinearModes:
         for number in range(last + 1):
             if number in steps:
                 found[number] = c, power
-            feedback = self.kappa * g**2 / B * self.counts * self.eigenvalues * float(self.eigenvalues @ c)
+            feedback = (
+                self.kappa * g**2 / B * self.counts * self.eigenvalues * float(self.eigenvalues @ c)
+            )
             c, power = q * c + feedback + always + once * power, power * rho if decay else power
-        along = [np.zeros_like(c) if self.along is None else settled + found[int(one)][1] * (self.along - settled) for one in steps]
+        along = [
+            np.zeros_like(c)
+            if self.along is None
+            else settled + found[int(one)][1] * (self.along - settled)
+            for one in steps
+        ]
         return np.array([found[int(one)][0] for one in steps]), np.array(along)
 
     def noise_gain(self, step: float, batch: int = 1) -> float:
@@ -307,7 +362,12 @@ class LinearModes:
         """
         B = checks.whole("batch", batch, 1)
         edge = 2 / ((1 - 1 / B + 2 * self.kappa / B) * float(self.eigenvalues.max()))
-        root: Any = optimize.brentq(lambda g: min(self.noise_gain(g, B), 1e6) - 1, 1e-12 * edge, edge * (1 - 1e-12), xtol=1e-15 * edge)
+        root: Any = optimize.brentq(
+            lambda g: min(self.noise_gain(g, B), 1e6) - 1,
+            1e-12 * edge,
+            edge * (1 - 1e-12),
+            xtol=1e-15 * edge,
+        )
         return float(root)
 
 
@@ -323,7 +383,10 @@ def _decomposed(lost: bytes, scale: bytes, feedback: float) -> tuple[np.ndarray,
 
 def _lost(eigen: np.ndarray, steps: np.ndarray) -> np.ndarray:
     """1 - (1 - eigen)^n, (steps, modes), without cancellation where eigen is small."""
-    size = np.outer(steps, np.where(eigen < 1, np.log1p(-np.minimum(eigen, 1.0)), np.log(np.maximum(eigen - 1, 0.0))))
+    size = np.outer(
+        steps,
+        np.where(eigen < 1, np.log1p(-np.minimum(eigen, 1.0)), np.log(np.maximum(eigen - 1, 0.0))),
+    )
     size = np.where(steps[:, None] == 0, 0.0, size)
     odd = np.outer(steps % 2 == 1, eigen > 1)
     return -np.expm1(size) * ~odd + (1 + np.exp(size)) * odd
@@ -333,8 +396,12 @@ def _mixed(eigen: np.ndarray, other: np.ndarray, steps: np.ndarray) -> np.ndarra
     """sum_m (1 - eigen)^(n - 1 - m) (1 - other)^m over m < n, (steps, modes, modes)."""
     one, two, gap = _lost(eigen, steps), _lost(other, steps), other[None] - eigen[:, None]
     close = np.abs(gap) < 1e-9
-    same = steps[:, None] * np.where(np.abs(1 - eigen) > 1e-300, (1 - one) / (1 - eigen), steps[:, None] == 1)
-    return np.where(close, same[:, :, None], (two[:, None] - one[:, :, None]) / np.where(close, 1.0, gap))
+    same = steps[:, None] * np.where(
+        np.abs(1 - eigen) > 1e-300, (1 - one) / (1 - eigen), steps[:, None] == 1
+    )
+    return np.where(
+        close, same[:, :, None], (two[:, None] - one[:, :, None]) / np.where(close, 1.0, gap)
+    )
 
 
 @dataclass(frozen=True)

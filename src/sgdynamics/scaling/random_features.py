@@ -27,7 +27,11 @@ if TYPE_CHECKING:
     from sgdynamics.problems.teacher_student import TeacherStudent
 
 CONTOUR = 32  # points of Talbot's contour
-REAL, TURNS, NEWTON = 16, 6, 5  # of Newton's method for m: on the negative axis, and while z is turned from there
+REAL, TURNS, NEWTON = (
+    16,
+    6,
+    5,
+)  # of Newton's method for m: on the negative axis, and while z is turned from there
 
 
 @dataclass(frozen=True)
@@ -72,15 +76,25 @@ class RandomFeatures:
         a = checks.number("data_exponent", self.data_exponent, above=0.0)
         b = checks.number("target_exponent", self.target_exponent)
         if 2 * (a + b) <= 1:
-            raise checks.reject("target_exponent", b, f"the target has infinite variance: give more than {0.5 - a:g}")
+            raise checks.reject(
+                "target_exponent",
+                b,
+                f"the target has infinite variance: give more than {0.5 - a:g}",
+            )
         d = checks.number("features", self.features, least=1.0)
         v = checks.number("inputs", self.inputs, least=1.0, infinite=True)
         if math.isinf(v) and 2 * a <= 1:
-            raise checks.reject("inputs", v, f"the trace of the inputs is infinite at data_exponent = {a:g}: give a finite number")
+            raise checks.reject(
+                "inputs",
+                v,
+                f"the trace of the inputs is infinite at data_exponent = {a:g}: give a finite number",
+            )
         if d != round(d) or (math.isfinite(v) and v != round(v)):
             raise checks.reject("features", (d, v), "numbers of features and inputs are whole")
         if v < d:
-            raise checks.reject("features", d, f"there are only {v:g} inputs: give that many at most")
+            raise checks.reject(
+                "features", d, f"there are only {v:g} inputs: give that many at most"
+            )
 
     def sample(self, seed: int = 0) -> LinearModes:
         """One draw of the features: its modes, from which the mean risk over samples is exact.
@@ -102,10 +116,14 @@ class RandomFeatures:
         """
         if math.isinf(self.inputs):
             raise checks.reject(
-                "inputs", self.inputs, "features of infinitely many inputs cannot be drawn: give a number, or take equivalent()"
+                "inputs",
+                self.inputs,
+                "features of infinitely many inputs cannot be drawn: give a number, or take equivalent()",
             )
         v, d = int(self.inputs), int(self.features)
-        check_memory("features", d, 32.0 * v * d, "the matrix of features", "take fewer inputs or features")
+        check_memory(
+            "features", d, 32.0 * v * d, "the matrix of features", "take fewer inputs or features"
+        )
         return self.given(np.random.default_rng(seed).standard_normal((v, d)) / math.sqrt(d))
 
     def given(self, matrix: np.ndarray) -> LinearModes:
@@ -202,7 +220,9 @@ class Equivalent:
         _, t, weights = self._sums
         return 0.5 * float(weights @ t)
 
-    def risk(self, steps: Sequence[float] | np.ndarray, step: float, batch: int = 1, noise: float = 0.0) -> np.ndarray:
+    def risk(
+        self, steps: Sequence[float] | np.ndarray, step: float, batch: int = 1, noise: float = 0.0
+    ) -> np.ndarray:
         """The risk after these numbers of steps.
 
         Parameters
@@ -236,7 +256,13 @@ class Equivalent:
         with np.errstate(all="ignore"):
             s = CONTOUR / (g * n[:, None]) * shape
         with np.errstate(all="ignore"):  # steps beyond every bound
-            values = np.exp(s * g * n[:, None]) * self._transform(s, g, B, s2) * slope * CONTOUR / (g * n[:, None])
+            values = (
+                np.exp(s * g * n[:, None])
+                * self._transform(s, g, B, s2)
+                * slope
+                * CONTOUR
+                / (g * n[:, None])
+            )
             # half of the contour, the other half is its mirror image; ds = slope dtheta, 2 pi/CONTOUR apart
             found = 0.5 * g * np.sum((values / 1j).real, axis=1) * 2 / CONTOUR
         return np.where(np.isfinite(found), found, np.inf)
@@ -254,7 +280,9 @@ class Equivalent:
 
     def _resolvents(self, z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """G_F and G_K at complex z."""
-        lam, t, weights = self._sums  # eigenvalues, their share of the target, and how often each stands
+        lam, t, weights = (
+            self._sums
+        )  # eigenvalues, their share of the target, and how often each stands
         d, flat = self.model.features, z.reshape(-1, 1)
         size, angle = np.abs(flat), np.angle(-flat)
 

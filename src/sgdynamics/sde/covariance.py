@@ -64,7 +64,9 @@ class IncrementCovariance:
 
 
 @float64
-def increment_covariance(problem: Problem, algorithm: OnePassSGD, start: Start, run: int = 0) -> IncrementCovariance:
+def increment_covariance(
+    problem: Problem, algorithm: OnePassSGD, start: Start, run: int = 0
+) -> IncrementCovariance:
     """The covariance of one sample's increment of (M, Q, a) per unit of lr/d, as d -> infinity: the SDE's noise is sqrt(lr/(d B)) its root.
 
     Parameters
@@ -109,14 +111,32 @@ def increment_covariance(problem: Problem, algorithm: OnePassSGD, start: Start, 
         raise checks.reject("run", run, f"the start has {begin.runs} runs")
     structure = problem.structure
     parameters = problem.parameters
-    overlaps = overlaps_at(structure, parameters, {"M": begin.M_blocks[run], "Q": begin.Q_blocks[run]})
+    overlaps = overlaps_at(
+        structure, parameters, {"M": begin.M_blocks[run], "Q": begin.Q_blocks[run]}
+    )
     # lr/B times |x|^2/d
-    push = constant_rate(algorithm, "increments") / algorithm.batch * float(input_covariance.trace(parameters))
+    push = (
+        constant_rate(algorithm, "increments")
+        / algorithm.batch
+        * float(input_covariance.trace(parameters))
+    )
     names, kinds = _coordinates(structure)
-    project = _projection(structure, names, begin.M[run], begin.Q[run]) if structure.sphere else np.eye(len(names))
+    project = (
+        _projection(structure, names, begin.M[run], begin.Q[run])
+        if structure.sphere
+        else np.eye(len(names))
+    )
     shift = _decay(structure, names, parameters, algorithm, begin, run)
     if structure.loss.quadratic and structure.sample.noise_law is None:
-        mean, covariance = _wick(structure, parameters, algorithm, np.asarray(overlaps.covariance), begin.a[run], push, kinds)
+        mean, covariance = _wick(
+            structure,
+            parameters,
+            algorithm,
+            np.asarray(overlaps.covariance),
+            begin.a[run],
+            push,
+            kinds,
+        )
         error, method = np.zeros_like(covariance), "wick"
     else:
         points, weights, exact = _points(structure)
@@ -124,24 +144,36 @@ def increment_covariance(problem: Problem, algorithm: OnePassSGD, start: Start, 
         found = [_averages(*given, z, w) for z, w in zip(points, weights, strict=True)]
         mean, second = (np.mean([part[index] for part in found], axis=0) for index in (0, 1))
         covariance = second - np.outer(mean, mean)
-        each = np.array([project @ (part[1] - np.outer(part[0], part[0])) @ project.T for part in found])
-        error = np.zeros_like(covariance) if exact else each.std(axis=0, ddof=1) / math.sqrt(len(each))
+        each = np.array(
+            [project @ (part[1] - np.outer(part[0], part[0])) @ project.T for part in found]
+        )
+        error = (
+            np.zeros_like(covariance) if exact else each.std(axis=0, ddof=1) / math.sqrt(len(each))
+        )
         method = "exact grid" if exact else "sampled"
     covariance = project @ covariance @ project.T
-    return IncrementCovariance(names, project @ (mean + shift), (covariance + covariance.T) / 2, error, method)
+    return IncrementCovariance(
+        names, project @ (mean + shift), (covariance + covariance.T) / 2, error, method
+    )
 
 
 def _coordinates(structure: Structure) -> tuple[tuple[str, ...], list[tuple[str, int, int]]]:
     p, k = structure.width, structure.signals
     separator = "" if max(p, k) < 10 else ","
-    kinds = [("M", i, r) for i in range(p) for r in range(k)] + [("Q", i, j) for i in range(p) for j in range(i, p)]
+    kinds = [("M", i, r) for i in range(p) for r in range(k)] + [
+        ("Q", i, j) for i in range(p) for j in range(i, p)
+    ]
     if structure.trained:
         kinds += [("a", i, i) for i in range(p)]
-    names = tuple(f"a{i + 1}" if kind == "a" else f"{kind}{i + 1}{separator}{j + 1}" for kind, i, j in kinds)
+    names = tuple(
+        f"a{i + 1}" if kind == "a" else f"{kind}{i + 1}{separator}{j + 1}" for kind, i, j in kinds
+    )
     return names, kinds
 
 
-def _projection(structure: Structure, names: tuple[str, ...], M: np.ndarray, Q: np.ndarray) -> np.ndarray:
+def _projection(
+    structure: Structure, names: tuple[str, ...], M: np.ndarray, Q: np.ndarray
+) -> np.ndarray:
     """What normalising the rows does to an increment, to first order."""
     _, kinds = _coordinates(structure)
     place = {kind: index for index, kind in enumerate(kinds)}
@@ -155,17 +187,34 @@ def _projection(structure: Structure, names: tuple[str, ...], M: np.ndarray, Q: 
     return project
 
 
-def _decay(structure: Structure, names: tuple[str, ...], parameters: Numbers, algorithm: OnePassSGD, begin: Start, run: int) -> np.ndarray:
+def _decay(
+    structure: Structure,
+    names: tuple[str, ...],
+    parameters: Numbers,
+    algorithm: OnePassSGD,
+    begin: Start,
+    run: int,
+) -> np.ndarray:
     """What weight decay adds to the mean: it has no noise."""
     al = float(parameters["weight_decay"])
     M, Q, a = begin.M[run], begin.Q[run], begin.a[run]
     _, kinds = _coordinates(structure)
-    values = {"M": lambda i, r: -al * M[i, r], "Q": lambda i, j: -2 * al * Q[i, j], "a": lambda i, _: -algorithm.head_rate * al * a[i]}
+    values = {
+        "M": lambda i, r: -al * M[i, r],
+        "Q": lambda i, j: -2 * al * Q[i, j],
+        "a": lambda i, _: -algorithm.head_rate * al * a[i],
+    }
     return np.array([values[kind](i, j) for kind, i, j in kinds])
 
 
 def _wick(
-    structure: Structure, parameters: Numbers, algorithm: OnePassSGD, omega: np.ndarray, head: np.ndarray, push: float, kinds: list
+    structure: Structure,
+    parameters: Numbers,
+    algorithm: OnePassSGD,
+    omega: np.ndarray,
+    head: np.ndarray,
+    push: float,
+    kinds: list,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Squared activations: u = (A e + B e^2) lambda_i lambda_j with e = sum_b c_b lambda_b^2 + sqrt(noise) z."""
     p = structure.width
@@ -174,7 +223,12 @@ def _wick(
     alpha = 2 * head / p
     first = [i for _, i, _ in kinds]
     second = [p + j if kind == "M" else j for kind, _, j in kinds]
-    A = np.array([{"M": alpha[i], "Q": alpha[i] + alpha[j % p], "a": algorithm.head_rate / p}[kind] for kind, i, j in kinds])
+    A = np.array(
+        [
+            {"M": alpha[i], "Q": alpha[i] + alpha[j % p], "a": algorithm.head_rate / p}[kind]
+            for kind, i, j in kinds
+        ]
+    )
     B = np.array([push * alpha[i] * alpha[j] if kind == "Q" else 0.0 for kind, i, j in kinds])
     order = 5
     # the covariance of the fields under exp(s e), and the normalisation, as power series in s
@@ -203,13 +257,19 @@ def _wick(
         total = np.zeros((len(i), len(i)))
         for s in range(m + 1):
             low, high = tilted[s], tilted[m - s]
-            total += low[X] * high[Y] + low[X[0], Y[0]] * high[X[1], Y[1]] + low[X[0], Y[1]] * high[X[1], Y[0]]
+            total += (
+                low[X] * high[Y]
+                + low[X[0], Y[0]] * high[X[1], Y[1]]
+                + low[X[0], Y[1]] * high[X[1], Y[0]]
+            )
         return total
 
     e1, e2 = (moment(k, lambda m: tilted[m][i, j]) for k in (1, 2))
     mean = A * e1 + B * e2
     second_moment = (
-        np.outer(A, A) * moment(2, four) + (np.outer(A, B) + np.outer(B, A)) * moment(3, four) + np.outer(B, B) * moment(4, four)
+        np.outer(A, A) * moment(2, four)
+        + (np.outer(A, B) + np.outer(B, A)) * moment(3, four)
+        + np.outer(B, B) * moment(4, four)
     )
     return mean, second_moment - np.outer(mean, mean)
 
@@ -223,7 +283,9 @@ def _points(structure: Structure) -> tuple[list[np.ndarray], list[np.ndarray], b
         if count**structure.fields * 3 <= MOST_GRID_POINTS:
             grid, weight = hermite_product((count,) * structure.fields + (3,))
             return [grid], [weight], True
-    points = sobol_normals(sum(_columns(structure)), LOG2_POINTS, REPLICATES, whiten=False, seed=1701)
+    points = sobol_normals(
+        sum(_columns(structure)), LOG2_POINTS, REPLICATES, whiten=False, seed=1701
+    )
     return list(points), [np.full(points.shape[1], 1 / points.shape[1])] * REPLICATES, False
 
 
@@ -246,19 +308,30 @@ def _averages(
     """E[u] and E[u u^T] over weighted points, each once with every case of the draws that have few."""
     sample, p = structure.sample, structure.width
     tokens, (size, free) = sample.inputs_a_sample, _columns(structure)
-    centred = np.asarray(sample.mixed(parameters, z[:, :size].reshape(-1, tokens, structure.fields), -2))
+    centred = np.asarray(
+        sample.mixed(parameters, z[:, :size].reshape(-1, tokens, structure.fields), -2)
+    )
     centred = centred @ eigen_root(np.asarray(overlaps.covariance)).T
     shares, cases = sample.cases(parameters)
     reading = reading_overlaps(structure, parameters, overlaps)
     first: Any = 0.0
     second: Any = 0.0
     for index, share in enumerate(np.asarray(shares)):
-        case = {name: jnp.broadcast_to(value[index], (len(z), *value.shape[1:])) for name, value in cases.items()}
+        case = {
+            name: jnp.broadcast_to(value[index], (len(z), *value.shape[1:]))
+            for name, value in cases.items()
+        }
         draws = sample.drawn(parameters, jnp.asarray(z[:, -free:]), case)
         means = sample.mean_coefficients(parameters, draws)
-        fields = centred if means is None else centred + np.asarray(overlaps.means(means.reshape(-1, tokens, structure.signals)))
+        fields = (
+            centred
+            if means is None
+            else centred + np.asarray(overlaps.means(means.reshape(-1, tokens, structure.signals)))
+        )
         rows = fields.reshape(-1, structure.fields)
-        h, head_gradient, pulls = _moves(structure, reading, rows[:, :p], rows[:, p:], head, sample.given(draws))
+        h, head_gradient, pulls = _moves(
+            structure, reading, rows[:, :p], rows[:, p:], head, sample.given(draws)
+        )
         by_token = h.reshape(-1, tokens, p)
         along = np.einsum("nti,ntf->nif", by_token, fields)
         if pulls is not None:
@@ -271,11 +344,16 @@ def _averages(
         kick = np.einsum("nti,ntj->nij", mixed, mixed)
         every = np.concatenate([along, push * kick, np.asarray(head_gradient)[:, :, None]], axis=2)
         u = np.stack([_increment(structure, algorithm, every, *one) for one in kinds], axis=1)
-        first, second = first + share * (weights @ u), second + share * ((weights[:, None] * u).T @ u)
+        first, second = (
+            first + share * (weights @ u),
+            second + share * ((weights[:, None] * u).T @ u),
+        )
     return first, second
 
 
-def _increment(structure: Structure, algorithm: OnePassSGD, every: np.ndarray, kind: str, i: int, j: int) -> np.ndarray:
+def _increment(
+    structure: Structure, algorithm: OnePassSGD, every: np.ndarray, kind: str, i: int, j: int
+) -> np.ndarray:
     """u of one coordinate, from h lambda^T of all fields, the kicks and dloss/da side by side."""
     p, fields = structure.width, structure.fields
     if kind == "M":

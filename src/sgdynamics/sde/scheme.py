@@ -48,7 +48,9 @@ from sgdynamics.simulation import compressed
 from sgdynamics.simulation.running import UNSEEN, Advanced, See, Simulator, Watched, run
 
 SAMPLES = 32  # fresh samples a step: the covariance is exact for any number, more of them make one step's noise more Gaussian
-STEP_TOLERANCE = 2e-3  # relative error of the risk that the step length may make, on the noiseless path
+STEP_TOLERANCE = (
+    2e-3  # relative error of the risk that the step length may make, on the noiseless path
+)
 FIRST_STEPS, MOST_STEPS = 64, 1 << 14
 LARGEST = 1e100
 SMALLEST = 1e-100  # rate of a step whose kicks are not 0/0
@@ -74,8 +76,13 @@ class _Field(NamedTuple):
 
 def _signal_rows(structure: Structure, parameters: Numbers) -> Float[Numeric, "blocks K fields"]:
     """The signals in the compressed frame, (blocks, K, K + p)."""
-    empty = jnp.zeros((structure.blocks, structure.signals, structure.width), parameters["frame"].dtype)
-    return jnp.concatenate([jnp.broadcast_to(parameters["frame"], (*empty.shape[:2], structure.signals)), empty], axis=-1)
+    empty = jnp.zeros(
+        (structure.blocks, structure.signals, structure.width), parameters["frame"].dtype
+    )
+    return jnp.concatenate(
+        [jnp.broadcast_to(parameters["frame"], (*empty.shape[:2], structure.signals)), empty],
+        axis=-1,
+    )
 
 
 def _overlaps(
@@ -115,12 +122,24 @@ def _field(
         columns = columns + found.pull[..., :p]
     if structure.sphere:
         # half the growth of |w_i|^2, taken off again
-        norms = -jnp.einsum("bim,bim->i", pull, path.rows) - jnp.einsum("bij,bij->i", columns, extra) - decay
-        norms = norms + decay * jnp.einsum("bii->i", extra) + 0.5 * jnp.einsum("bij,bij->i", grown, grown)
+        norms = (
+            -jnp.einsum("bim,bim->i", pull, path.rows)
+            - jnp.einsum("bij,bij->i", columns, extra)
+            - decay
+        )
+        norms = (
+            norms
+            + decay * jnp.einsum("bii->i", extra)
+            + 0.5 * jnp.einsum("bij,bij->i", grown, grown)
+        )
     else:
         norms = jnp.zeros(p)
     drift = -pull - (decay + norms)[:, None] * path.rows
-    head = -algorithm["head_rate"] * (found.head_gradient + decay * path.head) if structure.trained else jnp.zeros_like(path.head)
+    head = (
+        -algorithm["head_rate"] * (found.head_gradient + decay * path.head)
+        if structure.trained
+        else jnp.zeros_like(path.head)
+    )
     return _Field(pull, drift, columns + jnp.diag(norms), root, grown, head)
 
 
@@ -139,12 +158,17 @@ def _samples(
     algorithm: Numbers,
     path: SdeState,
     field: _Field,
-    drawn: tuple[Float[Numeric, "samples normals"], Float[Numeric, "samples blocks p fields"] | None],
+    drawn: tuple[
+        Float[Numeric, "samples normals"], Float[Numeric, "samples blocks p fields"] | None
+    ],
 ) -> _Noise:
     """What each of a step's samples does beyond the mean, from its normals and those of its kicks."""
     normals, kicks = drawn
     sample, count = structure.sample, SAMPLES * structure.sample.inputs_a_sample
-    z, draws = normals[:, : -sample.draw_normals], sample.drawn(parameters, normals[:, -sample.draw_normals :])
+    z, draws = (
+        normals[:, : -sample.draw_normals],
+        sample.drawn(parameters, normals[:, -sample.draw_normals :]),
+    )
     z = z.reshape(-1, *sample.token_shape, structure.blocks, structure.fields)
     if "inside" in parameters:  # coordinates that a block does not have
         z = z * parameters["inside"]
@@ -157,8 +181,12 @@ def _samples(
         seen = seen * share[..., None]
     signals = jnp.einsum("brk,sbk->sr", parameters["frame"], seen) + rest
     M, Q = _overlaps(structure, parameters, path.rows)
-    reading = reading_overlaps(structure, parameters, overlaps_at(structure, parameters, {"M": M, "Q": Q}))
-    h, head_gradient, pulls = compressed.sample_moves(structure, reading, fields, signals, path.head, sample.given(draws))
+    reading = reading_overlaps(
+        structure, parameters, overlaps_at(structure, parameters, {"M": M, "Q": Q})
+    )
+    h, head_gradient, pulls = compressed.sample_moves(
+        structure, reading, fields, signals, path.head, sample.given(draws)
+    )
     each = h[:, None, :, None] * x[:, :, None, :]
     each = each.reshape(SAMPLES, -1, *each.shape[1:]).sum(axis=1)
     if pulls is not None:
@@ -169,13 +197,24 @@ def _samples(
         )
     rows = -(each - field.pull)
     if kicks is not None:
-        rows = rows + kicks if "inside" not in parameters else rows + kicks * parameters["inside"][:, None]
+        rows = (
+            rows + kicks
+            if "inside" not in parameters
+            else rows + kicks * parameters["inside"][:, None]
+        )
     head = jnp.zeros_like(head_gradient)
     if structure.trained:
-        head = -algorithm["head_rate"] * (head_gradient + parameters["weight_decay"] * path.head) - field.head
-    mixed = jnp.moveaxis(sample.mixed_inputs(parameters, h.T).reshape(structure.width, SAMPLES, -1), 0, 1)[:, None]
+        head = (
+            -algorithm["head_rate"] * (head_gradient + parameters["weight_decay"] * path.head)
+            - field.head
+        )
+    mixed = jnp.moveaxis(
+        sample.mixed_inputs(parameters, h.T).reshape(structure.width, SAMPLES, -1), 0, 1
+    )[:, None]
     if sample.noisy_inputs or sample.own_spectra:
-        sizes = sample.spread(parameters, draws) / jnp.sqrt(input_covariance.eigenvalues(parameters))
+        sizes = sample.spread(parameters, draws) / jnp.sqrt(
+            input_covariance.eigenvalues(parameters)
+        )
         mixed = jnp.broadcast_to(sizes, (SAMPLES, structure.blocks))[..., None, None] * mixed
     return _Noise(mixed, rows, head)
 
@@ -197,7 +236,9 @@ def _second_order(
     share = scale / e.shape[0]
     products = jnp.einsum("sbim,sbjm->sbij", e, e)
     if not structure.sphere:
-        return jnp.zeros_like(path.rows[..., : structure.signals]), share * jnp.sum(products, axis=0)
+        return jnp.zeros_like(path.rows[..., : structure.signals]), share * jnp.sum(
+            products, axis=0
+        )
     M, Q = _overlaps(structure, parameters, path.rows)
     across = jnp.einsum("bim,sbjm->sbij", path.rows, e)
     s = across + jnp.swapaxes(across, -1, -2) + zeta
@@ -228,10 +269,17 @@ def sde_step(
     the temperature where there is one.
     """
     k, raw = structure.signals, numbers.get("raw")
-    here, drifted, new = _drifted(partial(_field, structure, rule, nodes, parameters, algorithm, numbers), path, length)
+    here, drifted, new = _drifted(
+        partial(_field, structure, rule, nodes, parameters, algorithm, numbers), path, length
+    )
     g, normals, kicks = _step_normals(structure, key, "temperature" in numbers)
-    if kicks is not None:  # a step's kicks beside the increment of one of its samples, both in units of sqrt(lr/(d B))
-        kicks = jnp.sqrt(2 * numbers["temperature"] / jnp.maximum(numbers["noise_rate"], SMALLEST)) * kicks
+    if (
+        kicks is not None
+    ):  # a step's kicks beside the increment of one of its samples, both in units of sqrt(lr/(d B))
+        kicks = (
+            jnp.sqrt(2 * numbers["temperature"] / jnp.maximum(numbers["noise_rate"], SMALLEST))
+            * kicks
+        )
     noise = _samples(structure, parameters, algorithm, path, here, (normals, kicks))
     scale = numbers["amount"] * numbers["noise_rate"] * numbers["inverse_dimension"] * length
     weights = jnp.sqrt(scale / SAMPLES) * g
@@ -241,14 +289,18 @@ def sde_step(
     if raw is not None:  # with nothing outside; what is not used below must not be singular
         L = jnp.where(raw[:, None, None], jnp.eye(structure.width), L)
     # all of |x|^2, not only what lies outside
-    swing = (numbers["noise_rate"] * input_covariance.growth(parameters, numbers["shares"]))[:, None, None]
+    swing = (numbers["noise_rate"] * input_covariance.growth(parameters, numbers["shares"]))[
+        :, None, None
+    ]
     X = _gram_noise(L, noise.h, here.root, swing, weights, scale)
     mean_gram = here.root @ jnp.swapaxes(here.root, -1, -2)
     if higher_order:
         # products of the mean increment with itself: what a step of length lr/d does beyond the flow
         mean_rows = -(here.pull + parameters["weight_decay"] * path.rows)[None]
         step = length * algorithm["lr"] * numbers["inverse_dimension"]
-        M2, Q2 = _second_order(structure, parameters, path, mean_rows, (swing * mean_gram)[None], step)
+        M2, Q2 = _second_order(
+            structure, parameters, path, mean_rows, (swing * mean_gram)[None], step
+        )
     else:
         gram = swing * (jnp.einsum("scil,scjl->scij", noise.h, noise.h) - mean_gram)
         M2, Q2 = _second_order(structure, parameters, path, noise.rows, gram, -scale)
@@ -267,14 +319,25 @@ def _drifted(
     head = path.head + length / 2 * (here.head + ahead.head)
     # the trapezoid rule for the new columns, as a sum of squares
     carried = (jnp.eye(p) - length * ahead.columns) @ here.grown
-    return here, SdeState(rows, head), jnp.sqrt(length / 2) * jnp.concatenate([carried, ahead.grown], axis=-1)
+    return (
+        here,
+        SdeState(rows, head),
+        jnp.sqrt(length / 2) * jnp.concatenate([carried, ahead.grown], axis=-1),
+    )
 
 
 def _step_normals(
     structure: Structure, key: OneKey, hot: bool
-) -> tuple[Float[Numeric, " samples"], Float[Numeric, "samples normals"], Float[Numeric, "samples blocks p fields"] | None]:
+) -> tuple[
+    Float[Numeric, " samples"],
+    Float[Numeric, "samples normals"],
+    Float[Numeric, "samples blocks p fields"] | None,
+]:
     """The random numbers of a step: one weight a sample, the normals that each sample is made of, and those of its kicks."""
-    each = structure.sample.inputs_a_sample * structure.blocks * structure.fields + structure.sample.draw_normals
+    each = (
+        structure.sample.inputs_a_sample * structure.blocks * structure.fields
+        + structure.sample.draw_normals
+    )
     kicks = (structure.blocks, structure.width, structure.fields) if hot else (0,)
     normals, _ = normals_and_uniforms(key, SAMPLES * (each + 1 + int(np.prod(kicks))), 0)
     g, made, kicked = jnp.split(normals, [SAMPLES, SAMPLES * (each + 1)])
@@ -295,7 +358,9 @@ def _gram_noise(
     inward = jax.vmap(solve_forward)(L, jnp.broadcast_to(every, (blocks, *every.shape[1:])))
     seen, mean = inward[..., :-p].reshape(blocks, p, SAMPLES, -1), inward[..., -p:]
     eta = swing * (jnp.einsum("bisl,bjsl->sbij", seen, seen) - mean @ jnp.swapaxes(mean, -1, -2))
-    return jnp.einsum("s,sbij->bij", weights, eta) - scale / (2 * SAMPLES) * jnp.einsum("sbij,sbjk->bik", eta, eta)
+    return jnp.einsum("s,sbij->bij", weights, eta) - scale / (2 * SAMPLES) * jnp.einsum(
+        "sbij,sbjk->bik", eta, eta
+    )
 
 
 def _moved(
@@ -341,8 +406,12 @@ class Stepped(Simulator):
         # filled up to a power of two, so that nearby numbers of save points share one compilation
         room = power_of_two(len(lengths)) - len(lengths)
         self.edges = np.concatenate([edges, np.full(room, np.iinfo(np.int64).max)])
-        self.lengths = np.concatenate([lengths, np.full(room, lengths[-1] if len(lengths) else 0.0)])
-        self.begins = np.concatenate([[0.0], np.cumsum(np.diff(edges) * lengths)[:-1], np.zeros(room)])
+        self.lengths = np.concatenate(
+            [lengths, np.full(room, lengths[-1] if len(lengths) else 0.0)]
+        )
+        self.begins = np.concatenate(
+            [[0.0], np.cumsum(np.diff(edges) * lengths)[:-1], np.zeros(room)]
+        )
 
     @property
     def grain(self) -> int:
@@ -378,7 +447,9 @@ class SdePaths(Stepped):
         self.higher_order = higher_order
         inside = self.structure.fields if higher_order else 0
         self.numbers = {
-            "batch": np.float64(algorithm.batch if algorithm.counts else np.nan),  # any other is among the algorithm's
+            "batch": np.float64(
+                algorithm.batch if algorithm.counts else np.nan
+            ),  # any other is among the algorithm's
             "inverse_dimension": np.float64(1.0 / dimension),
             "outside": np.where(raw, 0, sizes - inside) / dimension,
             "shares": np.where(raw, 0, sizes) / dimension,
@@ -395,10 +466,30 @@ class SdePaths(Stepped):
     def initial(self, chosen: np.ndarray) -> SdeState:
         return SdeState(jnp.asarray(self.rows[chosen]), jnp.asarray(self.head[chosen]))
 
-    def advance(self, state: SdeState, keys: Keys, since: int, end: int, watch: Watched = UNSEEN) -> Advanced:
-        numbers = (self.nodes, self.parameters, self.algorithm, self.numbers, self.edges, self.lengths, self.begins)
+    def advance(
+        self, state: SdeState, keys: Keys, since: int, end: int, watch: Watched = UNSEEN
+    ) -> Advanced:
+        numbers = (
+            self.nodes,
+            self.parameters,
+            self.algorithm,
+            self.numbers,
+            self.edges,
+            self.lengths,
+            self.begins,
+        )
         plan = (self.structure, self.rule, self.higher_order)
-        return _advance_paths(plan, watch.see, numbers, state, keys, np.int64(since), np.int64(end), watch.seen, watch.given)
+        return _advance_paths(
+            plan,
+            watch.see,
+            numbers,
+            state,
+            keys,
+            np.int64(since),
+            np.int64(end),
+            watch.seen,
+            watch.given,
+        )
 
     def overlaps(self, state: SdeState) -> dict[str, Any]:
         return _path_overlaps(self.structure, self.parameters, state)
@@ -422,30 +513,48 @@ def _advance_paths(
     seen: Tree,
     watched: Tree,
 ) -> tuple[SdeState, Int[Numeric, " runs"], Any]:
-    (structure, rule, higher_order), (nodes, parameters, algorithm, numbers, edges, lengths, begins) = plan, given
+    (
+        (structure, rule, higher_order),
+        (nodes, parameters, algorithm, numbers, edges, lengths, begins),
+    ) = plan, given
 
-    def step(number: Whole, carry: tuple[SdeState, Any, Any]) -> tuple[SdeState, Int[Numeric, " runs"], Any]:
+    def step(
+        number: Whole, carry: tuple[SdeState, Any, Any]
+    ) -> tuple[SdeState, Int[Numeric, " runs"], Any]:
         state, last_good, seen = carry
         place = jnp.searchsorted(edges, number, side="right") - 1
-        length, middle = lengths[place], begins[place] + (number - edges[place] + 0.5) * lengths[place]
-        in_alpha = isinstance(algorithm["lr"], Schedule)  # steps are in alpha then, and in t elsewhere
+        length, middle = (
+            lengths[place],
+            begins[place] + (number - edges[place] + 0.5) * lengths[place],
+        )
+        in_alpha = isinstance(
+            algorithm["lr"], Schedule
+        )  # steps are in alpha then, and in t elsewhere
         batch = algorithm.get("batch", numbers["batch"])
-        now, rates = numbers_at((parameters, algorithm), middle if in_alpha else middle * batch / algorithm["lr"])
+        now, rates = numbers_at(
+            (parameters, algorithm), middle if in_alpha else middle * batch / algorithm["lr"]
+        )
         scales = {**numbers, "noise_rate": rates["lr"] / rates.get("batch", numbers["batch"])}
-        if "update" in rates:  # no other one has paths than that of a temperature, which counts lengths in units of D
+        if (
+            "update" in rates
+        ):  # no other one has paths than that of a temperature, which counts lengths in units of D
             scales["temperature"] = rates["update"]["temperature"] / rates.get("unit", 1.0)
         length = length * scales["noise_rate"] if in_alpha else length
 
         def one(path: SdeState, key: OneKey, seen: Tree) -> tuple[SdeState, Any]:
             key = jax.random.fold_in(key, number)
-            path = sde_step(structure, rule, higher_order, nodes, now, rates, scales, path, length, key)
+            path = sde_step(
+                structure, rule, higher_order, nodes, now, rates, scales, path, length, key
+            )
             if see is not None:
                 M, Q = _overlaps(structure, parameters, path.rows)
                 seen = see(watched, seen, number + 1, {"M": M, "Q": Q, "a": path.head})
             return path, seen
 
         state, seen = jax.vmap(one)(state, keys, seen)
-        fine = jnp.all(jnp.abs(state.rows) < LARGEST, axis=(1, 2, 3)) & jnp.all(jnp.abs(state.head) < LARGEST, axis=1)
+        fine = jnp.all(jnp.abs(state.rows) < LARGEST, axis=(1, 2, 3)) & jnp.all(
+            jnp.abs(state.head) < LARGEST, axis=1
+        )
         return state, jnp.where(fine, number + 1, last_good), seen
 
     return jax.lax.fori_loop(since, end, step, (state, jnp.broadcast_to(since, keys.shape), seen))
@@ -460,7 +569,12 @@ def with_edges(problem: Problem, algorithm: OnePassSGD, places: np.ndarray) -> n
 
 
 def sde_step_length(
-    problem: Problem, algorithm: OnePassSGD, begin: Start, dimension: int, sizes: np.ndarray, end: float
+    problem: Problem,
+    algorithm: OnePassSGD,
+    begin: Start,
+    dimension: int,
+    sizes: np.ndarray,
+    end: float,
 ) -> tuple[float, float]:
     """A step length whose error on the noiseless path from the first start is below STEP_TOLERANCE, and that error."""
     first = Start(begin.M_blocks[:1], begin.Q_blocks[:1], begin.a[:1])

@@ -38,7 +38,11 @@ class Checkpoint:
         except (OSError, ValueError) as error:
             fix = f"its {ABOUT} cannot be read ({type(error).__name__}): give another folder"
             raise checks.reject("checkpoint", str(self.folder), fix) from None
-        other = [name for name in sorted({*self.call, *found["call"]}) if self.call.get(name) != found["call"].get(name)]
+        other = [
+            name
+            for name in sorted({*self.call, *found["call"]})
+            if self.call.get(name) != found["call"].get(name)
+        ]
         if other:
             fix = f"it has the runs of another call (another {', '.join(other)}): give another folder, or the same arguments"
             raise checks.reject("checkpoint", str(self.folder), fix)
@@ -49,7 +53,9 @@ class Checkpoint:
         if self.size is None:
             self.folder.mkdir(parents=True, exist_ok=True)
             with files.whole(self.folder / ABOUT) as unfinished:
-                unfinished.write_text(json.dumps({"call": self.call, "size": size}, indent=1), encoding="utf-8")
+                unfinished.write_text(
+                    json.dumps({"call": self.call, "size": size}, indent=1), encoding="utf-8"
+                )
             self.size = size
 
     def _file(self, first: int) -> Path:
@@ -69,7 +75,11 @@ class Checkpoint:
 
     def write(self, first: int, arrays: Mapping[str, Any]) -> None:
         with files.whole(self._file(first)) as unfinished, unfinished.open("wb") as target:
-            np.savez(target, allow_pickle=False, **{name: np.asarray(value) for name, value in arrays.items()})
+            np.savez(
+                target,
+                allow_pickle=False,
+                **{name: np.asarray(value) for name, value in arrays.items()},
+            )
         self.written = time.monotonic()
 
     @property

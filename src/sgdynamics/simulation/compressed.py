@@ -42,8 +42,12 @@ from sgdynamics.samples.sample import Place, chosen_row
 
 SPAN = 64  # samples whose random numbers are drawn together (a few kilobytes a run)
 FEW_BLOCKS = 4  # that are compressed wherever they can be; more are a spectrum, whose cost is that of its columns
-LEAST_COLUMNS = 8  # new columns between two folds: more wastes normals, fewer wastes QR decompositions
-COLUMNS_OF_ONE_ROW = 2  # its fold is a sum of squares, and costs less than the normals of more columns
+LEAST_COLUMNS = (
+    8  # new columns between two folds: more wastes normals, fewer wastes QR decompositions
+)
+COLUMNS_OF_ONE_ROW = (
+    2  # its fold is a sum of squares, and costs less than the normals of more columns
+)
 
 
 @dataclass(frozen=True)
@@ -55,13 +59,19 @@ class Grouping:
     batch: int
     single: bool = False  # one step at a time, for averages over one step
     update: Law | None = None  # None: plain SGD
-    raw: tuple[int, ...] = ()  # sizes of the blocks whose coordinates are kept, 0 for the others; () where there are none
+    raw: tuple[
+        int, ...
+    ] = ()  # sizes of the blocks whose coordinates are kept, 0 for the others; () where there are none
     spare: int = 0  # more new columns, of no input
 
     @property
     def wide_batch(self) -> bool:
         """More samples than units: the outside of a batch is p combinations, known only once the gradient is."""
-        return self.inputs > self.structure.width and not (self.update and self.update.rereads) and not self.structure.loss.reads_lengths
+        return (
+            self.inputs > self.structure.width
+            and not (self.update and self.update.rereads)
+            and not self.structure.loss.reads_lengths
+        )
 
     @property
     def inputs(self) -> int:
@@ -83,7 +93,11 @@ class Grouping:
     @property
     def columns(self) -> int:
         """New columns of a block of steps."""
-        return (self.structure.width if self.wide_batch else self.steps * self.inputs) + self.steps * self.kicks + self.spare
+        return (
+            (self.structure.width if self.wide_batch else self.steps * self.inputs)
+            + self.steps * self.kicks
+            + self.spare
+        )
 
     @property
     def folds(self) -> int:
@@ -112,7 +126,10 @@ class Grouping:
     @property
     def wide(self) -> np.ndarray:
         """The blocks that are compressed."""
-        return np.array([block for block in range(self.structure.blocks) if not (self.raw and self.raw[block])], dtype=int)
+        return np.array(
+            [block for block in range(self.structure.blocks) if not (self.raw and self.raw[block])],
+            dtype=int,
+        )
 
     @property
     def strip(self) -> np.ndarray:
@@ -137,7 +154,9 @@ class Grouping:
     def split(self, columns: Any) -> tuple[Any, Any]:
         """The strip and the wide blocks of flat columns."""
         cut = len(self.strip)
-        return columns[..., :cut], columns[..., cut:].reshape(*columns.shape[:-1], len(self.wide), self.inside + self.columns)
+        return columns[..., :cut], columns[..., cut:].reshape(
+            *columns.shape[:-1], len(self.wide), self.inside + self.columns
+        )
 
 
 class SpanDraws(NamedTuple):
@@ -163,7 +182,9 @@ def initial_rows(
     more = copies(grouping.update) * grouping.structure.width - T.shape[1]
     # rows that are 0, and what the others have along their columns
     room = more + grouping.columns
-    every = jnp.moveaxis(jnp.pad(jnp.concatenate([T, L], axis=-1), ((0, 0), (0, more), (0, room))), 0, 1)
+    every = jnp.moveaxis(
+        jnp.pad(jnp.concatenate([T, L], axis=-1), ((0, 0), (0, more), (0, room))), 0, 1
+    )
     strip, blocks = every[:, grouping.strip, grouping.strip_place], every[:, grouping.wide]
     return Rows(grouping.joined(strip, blocks), jnp.pad(head, (0, more)), scalars)
 
@@ -185,26 +206,44 @@ def overlaps_of_sets(grouping: Grouping, parameters: Numbers, state: Rows) -> di
     return found | ({"update_scalars": jnp.stack(state.scalars)} if state.scalars else {})
 
 
-def _gram_and_overlaps(grouping: Grouping, parameters: Numbers, rows: Float[Numeric, "p columns"]) -> tuple[Any, Any]:
+def _gram_and_overlaps(
+    grouping: Grouping, parameters: Numbers, rows: Float[Numeric, "p columns"]
+) -> tuple[Any, Any]:
     """Q and M (block by block) of rows: sums of products, as in `one_step`."""
     strip, blocks = grouping.split(rows)
     blocks = jnp.moveaxis(blocks, 1, 0)
-    M = jnp.sum(blocks[..., : grouping.structure.signals][:, :, None] * parameters["frame"][grouping.wide][:, None], axis=-1)
+    M = jnp.sum(
+        blocks[..., : grouping.structure.signals][:, :, None]
+        * parameters["frame"][grouping.wide][:, None],
+        axis=-1,
+    )
     Q = jnp.sum(blocks[:, :, None] * blocks[:, None], axis=-1)
     if not grouping.raw:
         return Q, M
 
-    def by_block(products: Float[Numeric, "p q columns"], others: Float[Numeric, "blocks p q"]) -> Float[Numeric, "blocks p q"]:
+    def by_block(
+        products: Float[Numeric, "p q columns"], others: Float[Numeric, "blocks p q"]
+    ) -> Float[Numeric, "blocks p q"]:
         found = jnp.zeros((len(grouping.raw), *products.shape[:2]), products.dtype)
-        return found.at[grouping.strip].add(jnp.moveaxis(products, -1, 0)).at[grouping.wide].set(others)
+        return (
+            found.at[grouping.strip]
+            .add(jnp.moveaxis(products, -1, 0))
+            .at[grouping.wide]
+            .set(others)
+        )
 
-    return by_block(strip[:, None] * strip[None], Q), by_block(strip[:, None] * strip_signals(grouping, parameters)[None], M)
+    return by_block(strip[:, None] * strip[None], Q), by_block(
+        strip[:, None] * strip_signals(grouping, parameters)[None], M
+    )
 
 
 def strip_signals(grouping: Grouping, parameters: Numbers) -> Float[Numeric, "K columns"]:
     """Coordinates of the signals along the columns of the strip: in a block of more coordinates than signals the rest of them are 0."""
     room = max(grouping.raw, default=0)
-    frame = jnp.pad(jnp.asarray(parameters["frame"]), ((0, 0), (0, 0), (0, max(0, room - grouping.structure.signals))))
+    frame = jnp.pad(
+        jnp.asarray(parameters["frame"]),
+        ((0, 0), (0, 0), (0, max(0, room - grouping.structure.signals))),
+    )
     return frame[grouping.strip, :, grouping.strip_place].T
 
 
@@ -212,32 +251,59 @@ def _signal_rows(grouping: Grouping, parameters: Numbers) -> Float[Numeric, "K c
     """The signals as rows beside those of W."""
     frame = jnp.moveaxis(jnp.asarray(parameters["frame"])[grouping.wide], 0, 1)
     room = grouping.inside + grouping.columns - grouping.structure.signals
-    return grouping.joined(strip_signals(grouping, parameters), jnp.pad(frame, ((0, 0), (0, 0), (0, room))))
+    return grouping.joined(
+        strip_signals(grouping, parameters), jnp.pad(frame, ((0, 0), (0, 0), (0, room)))
+    )
 
 
 def span_shapes(grouping: Grouping, folds: int) -> tuple[tuple[int, ...], ...]:
     """Of the normals of so many folds: inside, draws, below the diagonal of the outside, proposals of its chi variables, strip, kicks."""
     structure, blocks, columns = grouping.structure, len(grouping.wide), grouping.columns
-    inside = (folds, grouping.steps, grouping.batch, *structure.sample.token_shape, blocks, grouping.inside)
+    inside = (
+        folds,
+        grouping.steps,
+        grouping.batch,
+        *structure.sample.token_shape,
+        blocks,
+        grouping.inside,
+    )
     noise = (folds, grouping.steps, grouping.batch, structure.sample.draw_normals)
     kicks = (folds, grouping.steps, grouping.kicks, blocks, grouping.inside)
     strip = (*inside[:-2], len(grouping.strip))
     lower = (folds, blocks, columns * (columns - 1) // 2)
-    return inside, noise, lower, (folds, blocks, columns), strip, kicks, (*kicks[:3], len(grouping.strip))
+    return (
+        inside,
+        noise,
+        lower,
+        (folds, blocks, columns),
+        strip,
+        kicks,
+        (*kicks[:3], len(grouping.strip)),
+    )
 
 
 def in_shapes(numbers: Float[Numeric, " n"], shapes: tuple[tuple[int, ...], ...]) -> list[Any]:
     """Numbers one after the other in arrays of these shapes."""
     edges = np.cumsum([0, *(int(np.prod(shape)) for shape in shapes)])
-    return [numbers[low:high].reshape(shape) for low, high, shape in zip(edges, edges[1:], shapes, strict=False)]
+    return [
+        numbers[low:high].reshape(shape)
+        for low, high, shape in zip(edges, edges[1:], shapes, strict=False)
+    ]
 
 
-def free_directions(grouping: Grouping, sizes: Float[Numeric, " blocks"]) -> Float[Numeric, "wide columns"]:
+def free_directions(
+    grouping: Grouping, sizes: Float[Numeric, " blocks"]
+) -> Float[Numeric, "wide columns"]:
     """Degrees of freedom left for each new column."""
     return (sizes[grouping.wide] - grouping.inside)[:, None] - jnp.arange(grouping.columns)
 
 
-def span_draws(grouping: Grouping, parts: list[Any], lengths: Float[Numeric, "folds blocks columns"], free: Numeric) -> SpanDraws:
+def span_draws(
+    grouping: Grouping,
+    parts: list[Any],
+    lengths: Float[Numeric, "folds blocks columns"],
+    free: Numeric,
+) -> SpanDraws:
     """The random numbers of a span from normals in its shapes, and the chi variables of the outside."""
     inside, noise, lower, _, strip, kicks, strip_kicks = parts
     outside = bartlett(lower, lengths, free, grouping.columns)
@@ -257,7 +323,13 @@ def draw_span(grouping: Grouping, key: OneKey, sizes: Float[Numeric, " blocks"])
 
 
 def lone_step(
-    grouping: Grouping, given: tuple[Any, ...], state: Rows, part: SpanDraws, index: Whole, seen: Tree, see: Function | None
+    grouping: Grouping,
+    given: tuple[Any, ...],
+    state: Rows,
+    part: SpanDraws,
+    index: Whole,
+    seen: Tree,
+    see: Function | None,
 ) -> tuple[Rows, Any]:
     """One step, with its fold, of a grouping whose steps are single, given (parameters, algorithm, dimension); as `run_span` makes many."""
     parameters, algorithm, dimension = given
@@ -271,10 +343,22 @@ def lone_step(
         state = state._replace(rows=rows)
     # lengths of rows do not change in a fold: taken before it, neither root waits for the other
     late = grouping.structure.sphere and grouping.update is None
-    moving = replace(grouping, structure=replace(grouping.structure, sphere=False)) if late else grouping
-    state = one_step(moving, (now, rates), rates["lr"] / dimension, state, (x, noise, part.outside, kicks), dimension, index)
+    moving = (
+        replace(grouping, structure=replace(grouping.structure, sphere=False)) if late else grouping
+    )
+    state = one_step(
+        moving,
+        (now, rates),
+        rates["lr"] / dimension,
+        state,
+        (x, noise, part.outside, kicks),
+        dimension,
+        index,
+    )
     rows = fold(grouping, state.rows)
-    state = state._replace(rows=rows * jax.lax.rsqrt(jnp.sum(state.rows**2, axis=-1, keepdims=True)) if late else rows)
+    state = state._replace(
+        rows=rows * jax.lax.rsqrt(jnp.sum(state.rows**2, axis=-1, keepdims=True)) if late else rows
+    )
     if see is not None:
         seen = see(seen, index + 1, overlaps(grouping, parameters, state))
     return state, seen
@@ -299,17 +383,30 @@ def facing(
             some = length > 0
             safe = jnp.where(some, length, 1.0)
             c, s = jnp.where(some, along[j - 1] / safe, 1.0), along[j] / safe
-            columns[j - 1], columns[j] = c * columns[j - 1] + s * columns[j], c * columns[j] - s * columns[j - 1]
+            columns[j - 1], columns[j] = (
+                c * columns[j - 1] + s * columns[j],
+                c * columns[j] - s * columns[j - 1],
+            )
             along[j - 1] = length
         first = blocks[:, block, :k], jnp.stack(columns, axis=1), blocks[:, block, inside:]
         faced.append(jnp.concatenate(first, axis=1))
         ahead = jnp.concatenate([along[0][None], jnp.zeros(len(along) - 1, x.dtype)])
-        inputs.append(jnp.concatenate([seen[:, block, :k], ahead[None], seen[:, block, inside:]], axis=1))
-    return grouping.joined(strip, jnp.stack(faced, axis=1)), grouping.joined(placed, jnp.stack(inputs, axis=1))
+        inputs.append(
+            jnp.concatenate([seen[:, block, :k], ahead[None], seen[:, block, inside:]], axis=1)
+        )
+    return grouping.joined(strip, jnp.stack(faced, axis=1)), grouping.joined(
+        placed, jnp.stack(inputs, axis=1)
+    )
 
 
 def run_span(
-    grouping: Grouping, given: tuple[Any, ...], state: Rows, draws: SpanDraws, when: tuple[Any, ...], seen: Tree, see: Function | None
+    grouping: Grouping,
+    given: tuple[Any, ...],
+    state: Rows,
+    draws: SpanDraws,
+    when: tuple[Any, ...],
+    seen: Tree,
+    see: Function | None,
 ) -> tuple[Rows, Any]:
     """The steps of one span that lie in [since, end), given (parameters, algorithm, dimension).
 
@@ -320,19 +417,37 @@ def run_span(
     number = first + jnp.arange(grouping.span_steps).reshape(grouping.folds, grouping.steps)
     active = (number >= since) & (number < end)
 
-    def block(carry: tuple[Rows, Any], given: tuple[SpanDraws, Any, Any]) -> tuple[tuple[Rows, Any], None]:
+    def block(
+        carry: tuple[Rows, Any], given: tuple[SpanDraws, Any, Any]
+    ) -> tuple[tuple[Rows, Any], None]:
         part, on, numbers = given
-        inputs, labels = block_inputs(grouping, parameters, part, alpha_of_steps(numbers, grouping.batch, dimension))
+        inputs, labels = block_inputs(
+            grouping, parameters, part, alpha_of_steps(numbers, grouping.batch, dimension)
+        )
         kicks = block_kicks(grouping, part)
 
         def step(carry: tuple[Rows, Any], sample: tuple[Any, ...]) -> tuple[tuple[Rows, Any], None]:
             state, seen = carry
             x, noise, kicks, flag, index = sample
-            now, rates = numbers_at((parameters, algorithm), alpha_of_steps(index, grouping.batch, dimension))
+            now, rates = numbers_at(
+                (parameters, algorithm), alpha_of_steps(index, grouping.batch, dimension)
+            )
             rate = jnp.where(flag, rates["lr"] / dimension, 0.0)
-            moved = one_step(grouping, (now, rates), rate, state, (x, noise, part.outside, kicks), dimension, index)
+            moved = one_step(
+                grouping,
+                (now, rates),
+                rate,
+                state,
+                (x, noise, part.outside, kicks),
+                dimension,
+                index,
+            )
             # a plain step of length 0 changes nothing; others have to be held
-            state = moved if grouping.update is None else jax.tree.map(partial(jnp.where, flag), moved, state)
+            state = (
+                moved
+                if grouping.update is None
+                else jax.tree.map(partial(jnp.where, flag), moved, state)
+            )
             if see is not None:
                 found = see(seen, index + 1, overlaps(grouping, parameters, state))
                 seen = jax.tree.map(partial(jnp.where, flag), found, seen)
@@ -340,14 +455,20 @@ def run_span(
 
         (state, seen), _ = jax.lax.scan(step, carry, (inputs, labels, kicks, on, numbers))
         # a span that stops inside a block keeps its unfolded columns: where it stops then changes nothing
-        return (state._replace(rows=jnp.where(on[-1], fold(grouping, state.rows), state.rows)), seen), None
+        return (
+            state._replace(rows=jnp.where(on[-1], fold(grouping, state.rows), state.rows)),
+            seen,
+        ), None
 
     (state, seen), _ = jax.lax.scan(block, (state, seen), (draws, active, number))
     return state, seen
 
 
 def block_inputs(
-    grouping: Grouping, parameters: Numbers, part: SpanDraws, alpha: Float[Numeric, " steps"] | None = None
+    grouping: Grouping,
+    parameters: Numbers,
+    part: SpanDraws,
+    alpha: Float[Numeric, " steps"] | None = None,
 ) -> tuple[Float[Numeric, "steps inputs columns"], Any]:
     """The inputs of a block of steps in the compressed frame, (steps, inputs, columns), and what the loss takes beside them; at the `alpha`
     of each step, where the law of samples depends on it."""
@@ -356,20 +477,33 @@ def block_inputs(
     outside = jnp.zeros(shape, part.inside.dtype) if grouping.wide_batch else own.reshape(shape)
     normals = (jnp.concatenate([part.inside, outside], axis=-1), part.noise, part.strip)
     changing = {name: parameters[name] for name in SAMPLED if name in parameters}
-    if alpha is None or not any(scheduled(leaf) for leaf in jax.tree.leaves(changing, is_leaf=scheduled)):
+    if alpha is None or not any(
+        scheduled(leaf) for leaf in jax.tree.leaves(changing, is_leaf=scheduled)
+    ):
         return _made_inputs(grouping, (grouping.steps, grouping.inputs), parameters, *normals)
 
     def one(alpha: Scalar, *normals: Any) -> Any:
-        return _made_inputs(grouping, (grouping.inputs,), {**parameters, **numbers_at(changing, alpha)}, *normals)
+        return _made_inputs(
+            grouping, (grouping.inputs,), {**parameters, **numbers_at(changing, alpha)}, *normals
+        )
 
     return jax.vmap(one)(alpha, *normals)
 
 
-SAMPLED = ("draws", "probabilities", "input_noise")  # numbers of the samples that may depend on alpha
+SAMPLED = (
+    "draws",
+    "probabilities",
+    "input_noise",
+)  # numbers of the samples that may depend on alpha
 
 
 def _made_inputs(
-    grouping: Grouping, lead: tuple[int, ...], parameters: Numbers, normals: Numeric, noise: Numeric, strip: Numeric
+    grouping: Grouping,
+    lead: tuple[int, ...],
+    parameters: Numbers,
+    normals: Numeric,
+    noise: Numeric,
+    strip: Numeric,
 ) -> tuple[Any, Any]:
     """Inputs (*lead, columns) from their normals, and what the loss takes beside them."""
     sample = grouping.structure.sample
@@ -378,11 +512,17 @@ def _made_inputs(
     if sample.noisy_inputs:
         given = Noticed(given, *sample.seen_signals(parameters, draws))
         if given.share.ndim == 1:
-            given = given._replace(share=jnp.broadcast_to(given.share, (*given.rest.shape[:-1], *given.share.shape)))
+            given = given._replace(
+                share=jnp.broadcast_to(given.share, (*given.rest.shape[:-1], *given.share.shape))
+            )
     if not grouping.raw:
         return sample.inputs(parameters, normals, draws).reshape(*lead, -1), given
     x = sample.inputs(of_blocks(parameters, grouping.wide), normals, draws)
-    place = Place(spread(parameters)[..., grouping.strip], np.arange(len(grouping.strip)), strip_signals(grouping, parameters))
+    place = Place(
+        spread(parameters)[..., grouping.strip],
+        np.arange(len(grouping.strip)),
+        strip_signals(grouping, parameters),
+    )
     placed = sample.inputs_in_space(parameters, strip, draws, place)
     return grouping.joined(placed.reshape(*lead, -1), x.reshape(*lead, *x.shape[-2:])), given
 
@@ -407,11 +547,20 @@ def block_kicks(grouping: Grouping, part: SpanDraws) -> Float[Numeric, "steps p 
     """The rows of noise of an update's own, standard normals in every direction; None where it has none."""
     if not grouping.kicks:
         return None
-    return grouping.joined(part.strip_kicks, jnp.concatenate([part.kicks, _outside(grouping, part)[:, -grouping.kicks :]], axis=-1))
+    return grouping.joined(
+        part.strip_kicks,
+        jnp.concatenate([part.kicks, _outside(grouping, part)[:, -grouping.kicks :]], axis=-1),
+    )
 
 
 def sample_moves(
-    structure: Structure, parameters: Numbers, fields: Any, signals: Any, head: Float[Numeric, " p"], noise: Tree, lengths: Any = None
+    structure: Structure,
+    parameters: Numbers,
+    fields: Any,
+    signals: Any,
+    head: Float[Numeric, " p"],
+    noise: Tree,
+    lengths: Any = None,
 ) -> tuple[Any, Any, Any]:
     """How the samples of a batch move the rows: dloss/dfields h (inputs, p), dloss/dhead (batch, p), and where the loss reads overlaps
     (which then stand in the parameters) its coefficients [A | B] on rows and signals (batch, p, p + K), from fields (inputs, p), signals
@@ -426,8 +575,15 @@ def sample_moves(
 
     found = jax.vmap(one)(sample.by_sample(fields), sample.by_sample(signals), noise, lengths)
     # a user's loss may hold float64 constants; a float32 simulation stays one
-    h, head_gradient = sample.by_input(found.inputs).astype(fields.dtype), found.head.astype(fields.dtype)
-    pulls = jnp.concatenate([found.rows, found.signals], axis=-1).astype(fields.dtype) if structure.loss.pulls else None
+    h, head_gradient = (
+        sample.by_input(found.inputs).astype(fields.dtype),
+        found.head.astype(fields.dtype),
+    )
+    pulls = (
+        jnp.concatenate([found.rows, found.signals], axis=-1).astype(fields.dtype)
+        if structure.loss.pulls
+        else None
+    )
     return h, head_gradient, pulls
 
 
@@ -455,7 +611,9 @@ class ChainBatch(Ground):
     outside: Any
     kicks: Any = None
 
-    def _moves(self, rows: Numeric, head: Numeric, shift: Numeric | None, head_shift: Numeric | None) -> tuple[Any, Any, Any, Any, Any]:
+    def _moves(
+        self, rows: Numeric, head: Numeric, shift: Numeric | None, head_shift: Numeric | None
+    ) -> tuple[Any, Any, Any, Any, Any]:
         grouping, parameters, x = self.grouping, self.parameters, self.x
         structure = grouping.structure
         # sums of products, not dot products: on a CPU the many tiny matrices of a batch of runs fuse into one loop
@@ -471,19 +629,25 @@ class ChainBatch(Ground):
         frame = parameters["frame"][grouping.wide] if grouping.raw else parameters["frame"]
         signals = jnp.sum(frame * in_blocks[:, :, None, : structure.signals], axis=(1, 3))
         if grouping.raw:
-            signals = signals + jnp.sum(strip_signals(grouping, parameters) * in_strip[:, None], axis=-1)
+            signals = signals + jnp.sum(
+                strip_signals(grouping, parameters) * in_strip[:, None], axis=-1
+            )
         if isinstance(given, Noticed):
             signals, given = signals + given.rest, given.given
         reading, lengths = parameters, None
         if structure.loss.pulls:
-            reading = structure.loss.reading(parameters, *_gram_and_overlaps(grouping, parameters, rows))
+            reading = structure.loss.reading(
+                parameters, *_gram_and_overlaps(grouping, parameters, rows)
+            )
         if structure.loss.reads_lengths:
             tokens = x.reshape(grouping.batch, -1, x.shape[1])
             lengths = tokens @ jnp.swapaxes(tokens, 1, 2) / self.dimension
         return rows, head, *sample_moves(structure, reading, fields, signals, head, given, lengths)
 
     def overlaps(self, rows: Any) -> Any:
-        return overlaps_of_blocks(self.parameters, *_gram_and_overlaps(self.grouping, self.parameters, rows))
+        return overlaps_of_blocks(
+            self.parameters, *_gram_and_overlaps(self.grouping, self.parameters, rows)
+        )
 
     def _pulled(self, pull: Any, rows: Any) -> Any:
         """What coefficients (..., [blocks,] p, p + K) on rows and signals move the rows along."""
@@ -494,27 +658,53 @@ class ChainBatch(Ground):
         by_column = jnp.take(pull, grouping.column_blocks, axis=-3)
         return jnp.einsum("...cif,fc->...ic", by_column, jnp.concatenate([rows, signals]))
 
-    def mean(self, rows: Numeric, head: Numeric, shift: Numeric | None, head_shift: Numeric | None) -> tuple[Any, Any]:
-        grouping, parameters, x, p = self.grouping, self.parameters, self.x, self.grouping.structure.width
+    def mean(
+        self, rows: Numeric, head: Numeric, shift: Numeric | None, head_shift: Numeric | None
+    ) -> tuple[Any, Any]:
+        grouping, parameters, x, p = (
+            self.grouping,
+            self.parameters,
+            self.x,
+            self.grouping.structure.width,
+        )
         rows, head, h, head_gradient, pulls = self._moves(rows, head, shift, head_shift)
         # a mean over one sample is left out: the compiler would keep it as a pass of its own
-        found = h[0, :, None] * x[0] if grouping.inputs == 1 else jnp.sum(h[:, :, None] * x[:, None], axis=0) / grouping.batch
+        found = (
+            h[0, :, None] * x[0]
+            if grouping.inputs == 1
+            else jnp.sum(h[:, :, None] * x[:, None], axis=0) / grouping.batch
+        )
         if grouping.wide_batch:
-            mixed, sizes = grouping.structure.sample.mixed_inputs(parameters, h.T).T, spread(parameters)[..., grouping.wide]
-            if grouping.structure.sample.own_spectra:  # samples of several contexts, each of its own size in every block
-                mixed, sizes = chosen_row(self.given["context"], sizes, h.dtype).T[..., None] * mixed, jnp.ones(len(grouping.wide))
+            mixed, sizes = (
+                grouping.structure.sample.mixed_inputs(parameters, h.T).T,
+                spread(parameters)[..., grouping.wide],
+            )
+            if (
+                grouping.structure.sample.own_spectra
+            ):  # samples of several contexts, each of its own size in every block
+                mixed, sizes = (
+                    chosen_row(self.given["context"], sizes, h.dtype).T[..., None] * mixed,
+                    jnp.ones(len(grouping.wide)),
+                )
             combined = jnp.swapaxes(jnp.linalg.qr(mixed, mode="r"), -1, -2) / grouping.batch
             new = sizes[:, None, None] * (combined @ self.outside[:, :p])
             strip, blocks = grouping.split(found)
-            found = grouping.joined(strip, blocks.at[..., grouping.inside :].set(jnp.moveaxis(new, 0, 1)))
+            found = grouping.joined(
+                strip, blocks.at[..., grouping.inside :].set(jnp.moveaxis(new, 0, 1))
+            )
         if pulls is not None:
             found = found + self._pulled(jnp.mean(pulls, axis=0), rows)
         return found, jnp.mean(head_gradient, axis=0)
 
-    def each(self, rows: Numeric, head: Numeric, shift: Numeric | None, head_shift: Numeric | None) -> tuple[Any, Any]:
+    def each(
+        self, rows: Numeric, head: Numeric, shift: Numeric | None, head_shift: Numeric | None
+    ) -> tuple[Any, Any]:
         grouping, p = self.grouping, self.grouping.structure.width
         rows, head, h, head_gradient, pulls = self._moves(rows, head, shift, head_shift)
-        found = jnp.sum((h[:, :, None] * self.x[:, None]).reshape(grouping.batch, -1, p, self.x.shape[1]), axis=1)
+        found = jnp.sum(
+            (h[:, :, None] * self.x[:, None]).reshape(grouping.batch, -1, p, self.x.shape[1]),
+            axis=1,
+        )
         if pulls is not None:
             found = found + self._pulled(pulls, rows)
         return found, head_gradient
@@ -538,17 +728,31 @@ def one_step(
     """
     parameters, algorithm = numbers
     stride = Stride(rate, algorithm["head_rate"], parameters["weight_decay"], grouping.structure)
-    return take_step(grouping.update, algorithm, state, ChainBatch(grouping, parameters, dimension, *sample), stride, dimension, number)
+    return take_step(
+        grouping.update,
+        algorithm,
+        state,
+        ChainBatch(grouping, parameters, dimension, *sample),
+        stride,
+        dimension,
+        number,
+    )
 
 
-def fold(grouping: Grouping, rows: Float[Numeric, "rows columns"]) -> Float[Numeric, "rows columns"]:
+def fold(
+    grouping: Grouping, rows: Float[Numeric, "rows columns"]
+) -> Float[Numeric, "rows columns"]:
     """[T | L | new] -> [T | L' | 0] with the same Gram matrix: L'^T is the R of a QR decomposition, also when rank is lost."""
     if not len(grouping.wide):
         return rows
     k, (strip, blocks) = grouping.structure.signals, grouping.split(rows)
     rest = jnp.transpose(blocks[..., k:], (1, 2, 0))
     one = grouping.rows == 1  # the R of a single column is its length
-    L = jnp.sqrt(jnp.sum(rest**2, axis=1, keepdims=True)) if one else jnp.swapaxes(jnp.linalg.qr(rest, mode="r"), -1, -2)
+    L = (
+        jnp.sqrt(jnp.sum(rest**2, axis=1, keepdims=True))
+        if one
+        else jnp.swapaxes(jnp.linalg.qr(rest, mode="r"), -1, -2)
+    )
     empty = jnp.zeros((*L.shape[:-1], grouping.columns), rows.dtype)
     folded = jnp.moveaxis(jnp.concatenate([L, empty], axis=-1), 0, 1)
     return grouping.joined(strip, jnp.concatenate([blocks[..., :k], folded], axis=-1))

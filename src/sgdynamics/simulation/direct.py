@@ -61,7 +61,9 @@ class DirectSGD(Simulator):
         self.rows = np.concatenate(factor(problem, self.begin, sizes), axis=-1)
         self.seed = seed
         self.edges = (0, *np.cumsum(sizes).tolist())  # of the blocks
-        self.place = Place(*(cast(part) if part.dtype.kind == "f" else part for part in placed(problem, sizes)))
+        self.place = Place(
+            *(cast(part) if part.dtype.kind == "f" else part for part in placed(problem, sizes))
+        )
 
     @property
     def turned(self) -> bool:
@@ -71,7 +73,9 @@ class DirectSGD(Simulator):
     def initial(self, chosen: np.ndarray) -> Rows:
         p, sets = self.structure.width, copies(self.law)
         rows, runs = self.rows[chosen], len(chosen)
-        weights = np.zeros((runs, sets * p, self.dimension), self.dtype)  # rows that are not given are 0
+        weights = np.zeros(
+            (runs, sets * p, self.dimension), self.dtype
+        )  # rows that are not given are 0
         head = np.zeros((runs, (sets - 1) * p + self.structure.head_size), self.dtype)
         head[:, : self.begin.a.shape[1]] = self.begin.a[chosen]
         signals = None
@@ -89,14 +93,29 @@ class DirectSGD(Simulator):
             weights[:, : rows.shape[2]] = first_rows(rows, self.edges)
         scalars = tuple(jnp.asarray(self.begin.scalars[chosen].astype(self.dtype).T))
         variances = np.asarray(self.place.spread) ** 2
-        squares = tuple(jnp.asarray((one[..., None] * variances).astype(self.dtype)) for one in self.begin.squares[chosen].swapaxes(0, 1))
+        squares = tuple(
+            jnp.asarray((one[..., None] * variances).astype(self.dtype))
+            for one in self.begin.squares[chosen].swapaxes(0, 1)
+        )
         placed_signals = None if signals is None else jnp.asarray(signals)
         return Rows(jnp.asarray(weights), jnp.asarray(head), scalars, squares, placed_signals)
 
-    def advance(self, state: Rows, keys: Keys, since: int, end: int, watch: Watched = UNSEEN) -> Advanced:
+    def advance(
+        self, state: Rows, keys: Keys, since: int, end: int, watch: Watched = UNSEEN
+    ) -> Advanced:
         numbers = (self.parameters, self.algorithm, self.place)
         plan = (self.structure, self.batch, self.law, self.edges)
-        return _advance_weights(plan, watch.see, numbers, state, keys, np.int64(since), np.int64(end), watch.seen, watch.given)
+        return _advance_weights(
+            plan,
+            watch.see,
+            numbers,
+            state,
+            keys,
+            np.int64(since),
+            np.int64(end),
+            watch.seen,
+            watch.given,
+        )
 
     def overlaps(self, state: Rows) -> dict[str, Any]:
         rows, head = (np.asarray(part, dtype=np.float64) for part in state[:2])
@@ -108,10 +127,14 @@ class DirectSGD(Simulator):
         if rows.shape[1] > p:
             found |= {"rows_M": M, "rows_Q": Q, "rows_a": head}
         if state.scalars:
-            found["update_scalars"] = np.stack([np.asarray(one, dtype=np.float64) for one in state.scalars], axis=-1)
+            found["update_scalars"] = np.stack(
+                [np.asarray(one, dtype=np.float64) for one in state.scalars], axis=-1
+            )
         if state.squares:
             weights = np.asarray(self.place.spread, dtype=np.float64) ** -2 / self.dimension
-            found["update_squares"] = np.stack([np.asarray(one, dtype=np.float64) @ weights for one in state.squares], axis=1)
+            found["update_squares"] = np.stack(
+                [np.asarray(one, dtype=np.float64) @ weights for one in state.squares], axis=1
+            )
         return found
 
     @property
@@ -131,18 +154,41 @@ class DirectSGD(Simulator):
 
     def bytes_a_run(self, steps: float = 0.0) -> int:
         p, law = self.structure.width, self.law
-        more = 0 if law is None else 2 * p * len(law.squares) + 2 * p * law.noise + 2 * self.structure.signals * law.coordinatewise
-        samples = 2 * self.batch * p if law is not None and law.rereads else 0  # gradients sample by sample
-        return self.dimension * (2 * copies(law) * p + 3 * self.batch + more + samples) * self.dtype.itemsize
+        more = (
+            0
+            if law is None
+            else 2 * p * len(law.squares)
+            + 2 * p * law.noise
+            + 2 * self.structure.signals * law.coordinatewise
+        )
+        samples = (
+            2 * self.batch * p if law is not None and law.rereads else 0
+        )  # gradients sample by sample
+        return (
+            self.dimension
+            * (2 * copies(law) * p + 3 * self.batch + more + samples)
+            * self.dtype.itemsize
+        )
 
 
-def _random_frames(seed: int, run: int, edges: tuple[int, ...], most: int) -> list[tuple[int, np.ndarray]]:
+def _random_frames(
+    seed: int, run: int, edges: tuple[int, ...], most: int
+) -> list[tuple[int, np.ndarray]]:
     """The first coordinate of each block, and orthonormal rows (as many as are needed, or there is room for) in random directions."""
     found = []
     for block, (low, high) in enumerate(pairwise(edges)):
-        generator = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(run, block, FRAMES)))
+        generator = np.random.default_rng(
+            np.random.SeedSequence(seed, spawn_key=(run, block, FRAMES))
+        )
         count = min(most, high - low)
-        found.append((low, np.linalg.qr(generator.standard_normal((high - low, count)))[0].T if count else np.zeros((0, 0))))
+        found.append(
+            (
+                low,
+                np.linalg.qr(generator.standard_normal((high - low, count)))[0].T
+                if count
+                else np.zeros((0, 0)),
+            )
+        )
     return found
 
 
@@ -193,18 +239,46 @@ def _advance_weights(
     def one(number: Whole, state: Rows, key: OneKey, watched: Tree) -> tuple[Rows, Any]:
         data_key, noise_key = jax.random.split(step_key(key, number))
         normals = jax.random.normal(data_key, (batch, *sample.token_shape, dimension), dtype)
-        now, rates = as_dtype(numbers_at((parameters, algorithm), alpha_of_steps(number, batch, dimension)), dtype)
+        now, rates = as_dtype(
+            numbers_at((parameters, algorithm), alpha_of_steps(number, batch, dimension)), dtype
+        )
         draws = sample.drawn(now, jax.random.normal(noise_key, (batch, sample.draw_normals), dtype))
         here = own_place(place, state)
         x = sample.inputs_in_space(now, normals, draws, here)
         seen = x
         if sample.noisy_inputs:
-            seen = x + jnp.sqrt(now["input_noise"]) * jax.random.normal(jax.random.fold_in(data_key, 1), x.shape, dtype)
-        more = {"kicks": kicks_of(law, noise_key, (structure.width, dimension), dtype), "clean": x, "edges": edges}
-        state = direct_step(structure, (now, rates), rates["lr"] / dimension, state, seen, sample.given(draws), here, law, number, **more)
+            seen = x + jnp.sqrt(now["input_noise"]) * jax.random.normal(
+                jax.random.fold_in(data_key, 1), x.shape, dtype
+            )
+        more = {
+            "kicks": kicks_of(law, noise_key, (structure.width, dimension), dtype),
+            "clean": x,
+            "edges": edges,
+        }
+        state = direct_step(
+            structure,
+            (now, rates),
+            rates["lr"] / dimension,
+            state,
+            seen,
+            sample.given(draws),
+            here,
+            law,
+            number,
+            **more,
+        )
         if see is not None:
-            M, Q = direct_overlaps(jnp, structure.signals, edges, parameters["frame"], state.rows[: structure.width], state.signals)
-            watched = see(given, watched, number + 1, {"M": M, "Q": Q, "a": state.head[: structure.head_size]})
+            M, Q = direct_overlaps(
+                jnp,
+                structure.signals,
+                edges,
+                parameters["frame"],
+                state.rows[: structure.width],
+                state.signals,
+            )
+            watched = see(
+                given, watched, number + 1, {"M": M, "Q": Q, "a": state.head[: structure.head_size]}
+            )
         return state, watched
 
     def step(number: Whole, carry: tuple[Any, Any, Any]) -> tuple[Rows, Int[Numeric, " runs"], Any]:
@@ -212,7 +286,10 @@ def _advance_weights(
         state, seen = jax.vmap(partial(one, number))(state, keys, seen)
         # the first few coordinates carry the signals and the start: cheap to watch, and a diverging run blows up there
         limit = jnp.asarray(LARGEST if dtype == jnp.float64 else 1e15, dtype)
-        watched = jnp.abs(state.rows if state.signals is not None else state.rows[:, :, place.axes]) < limit
+        watched = (
+            jnp.abs(state.rows if state.signals is not None else state.rows[:, :, place.axes])
+            < limit
+        )
         fine = jnp.all(watched, axis=(1, 2)) & jnp.all(jnp.abs(state.head) < limit, axis=1)
         return state, jnp.where(fine, number + 1, good), seen
 
@@ -221,12 +298,20 @@ def _advance_weights(
 
 def own_place(place: Place, state: Rows) -> Place:
     """Where the samples of one run lie: a run that has its signals in a frame of its own has coordinates of them along all axes."""
-    return place if state.signals is None else Place(place.spread, jnp.arange(place.spread.shape[0]), state.signals)
+    return (
+        place
+        if state.signals is None
+        else Place(place.spread, jnp.arange(place.spread.shape[0]), state.signals)
+    )
 
 
 def kicks_of(law: Law | None, key: OneKey, shape: tuple[int, int], dtype: Any) -> Any:
     """The rows of noise of an update's own; None where it has none."""
-    return jax.random.normal(jax.random.fold_in(key, 1), shape, dtype) if law is not None and law.noise else None
+    return (
+        jax.random.normal(jax.random.fold_in(key, 1), shape, dtype)
+        if law is not None and law.noise
+        else None
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -240,9 +325,13 @@ class DirectBatch(Ground):
     place: Place
     kicks: Any = None
     clean: Any = None  # the inputs that the signals are of, where those in x have noise
-    edges: tuple[int, ...] = ()  # first coordinates of the covariance blocks, and d; read by functions of overlaps by block
+    edges: tuple[
+        int, ...
+    ] = ()  # first coordinates of the covariance blocks, and d; read by functions of overlaps by block
 
-    def _moves(self, weights: Numeric, head: Numeric, shift: Numeric | None, head_shift: Numeric | None) -> tuple[Any, Any, Any, Any]:
+    def _moves(
+        self, weights: Numeric, head: Numeric, shift: Numeric | None, head_shift: Numeric | None
+    ) -> tuple[Any, Any, Any, Any]:
         structure, parameters, x, place = self.structure, self.parameters, self.x, self.place
         fields = x @ weights.T
         if shift is not None:
@@ -259,7 +348,9 @@ class DirectBatch(Ground):
             tokens = x.reshape(self.samples, -1, x.shape[1])
             lengths = tokens @ jnp.swapaxes(tokens, 1, 2) / x.shape[1]
         signals = (x if self.clean is None else self.clean)[:, place.axes] @ place.signals.T
-        return weights, *sample_moves(structure, reading, fields, signals, head, self.given, lengths)
+        return weights, *sample_moves(
+            structure, reading, fields, signals, head, self.given, lengths
+        )
 
     @property
     def samples(self) -> int:
@@ -276,7 +367,10 @@ class DirectBatch(Ground):
         for low, high in pairwise(self.edges):
             W, S = weights[:, low:high], signals[:, low:high]
             parts.append((W @ W.T, W @ S.T, S @ S.T))
-        laws = (law(self.parameters).astype(weights.dtype) for law in (input_covariance.eigenvalues, input_covariance.fractions))
+        laws = (
+            law(self.parameters).astype(weights.dtype)
+            for law in (input_covariance.eigenvalues, input_covariance.fractions)
+        )
         return BlockOverlaps(*(jnp.stack(part) for part in zip(*parts, strict=True)), *laws)
 
     def overlaps(self, rows: Numeric) -> Seen:
@@ -288,21 +382,30 @@ class DirectBatch(Ground):
         p = len(weights)
         if self.structure.loss.pulls_by_block:
             every = jnp.concatenate([weights, self._signals_in_space(weights.dtype)])
-            moved = [pull[..., block, :, :] @ every[:, low:high] for block, (low, high) in enumerate(pairwise(self.edges))]
+            moved = [
+                pull[..., block, :, :] @ every[:, low:high]
+                for block, (low, high) in enumerate(pairwise(self.edges))
+            ]
             return jnp.concatenate(moved, axis=-1)
         along = pull[..., p:] @ self.place.signals.astype(weights.dtype)
         return jnp.asarray(pull[..., :p] @ weights).at[..., self.place.axes].add(along)
 
-    def mean(self, rows: Numeric, head: Numeric, shift: Numeric | None, head_shift: Numeric | None) -> tuple[Any, Any]:
+    def mean(
+        self, rows: Numeric, head: Numeric, shift: Numeric | None, head_shift: Numeric | None
+    ) -> tuple[Any, Any]:
         weights, h, head_gradient, pulls = self._moves(rows, head, shift, head_shift)
         found = h.T @ self.x / self.samples
         if pulls is not None:
             found = found + self._pulled(jnp.mean(pulls, axis=0), weights)
         return found, jnp.mean(head_gradient, axis=0)
 
-    def each(self, rows: Numeric, head: Numeric, shift: Numeric | None, head_shift: Numeric | None) -> tuple[Any, Any]:
+    def each(
+        self, rows: Numeric, head: Numeric, shift: Numeric | None, head_shift: Numeric | None
+    ) -> tuple[Any, Any]:
         weights, h, head_gradient, pulls = self._moves(rows, head, shift, head_shift)
-        found = jnp.einsum("btp,btd->bpd", *(one.reshape(self.samples, -1, one.shape[1]) for one in (h, self.x)))
+        found = jnp.einsum(
+            "btp,btd->bpd", *(one.reshape(self.samples, -1, one.shape[1]) for one in (h, self.x))
+        )
         return found if pulls is None else found + self._pulled(pulls, weights), head_gradient
 
     def noise(self) -> Any:

@@ -30,8 +30,17 @@ LEAST_GROUP, CACHE_BYTES = 16, 1 << 22  # of the runs of a spectrum that go toge
 class ExactChain(Simulator):
     """Runs in the compressed space."""
 
-    def __init__(self, problem: Problem, algorithm: OnePassSGD, begin: Start, dimension: int, sizes: np.ndarray) -> None:
-        self.grouping = compressed.Grouping(problem.structure, algorithm.batch, update=algorithm.law).at(sizes)
+    def __init__(
+        self,
+        problem: Problem,
+        algorithm: OnePassSGD,
+        begin: Start,
+        dimension: int,
+        sizes: np.ndarray,
+    ) -> None:
+        self.grouping = compressed.Grouping(
+            problem.structure, algorithm.batch, update=algorithm.law
+        ).at(sizes)
         self.parameters = problem.parameters | {"frame": frames(problem, sizes)}
         self.algorithm = algorithm.parameters
         self.moves_a_step = 1.0 if algorithm.stepping is None else algorithm.stepping.moves
@@ -42,12 +51,25 @@ class ExactChain(Simulator):
         self.head, self.scalars = every.a, every.scalars
 
     def initial(self, chosen: np.ndarray) -> Any:
-        return _initial(self.grouping, self.T[chosen], self.L[chosen], self.head[chosen], self.scalars[chosen])
+        return _initial(
+            self.grouping, self.T[chosen], self.L[chosen], self.head[chosen], self.scalars[chosen]
+        )
 
-    def advance(self, state: Rows, keys: Keys, since: int, end: int, watch: Watched = UNSEEN) -> Advanced:
+    def advance(
+        self, state: Rows, keys: Keys, since: int, end: int, watch: Watched = UNSEEN
+    ) -> Advanced:
         numbers = (self.parameters, self.algorithm, self.dimension)
         return _advance_chain(
-            self.grouping, watch.see, numbers, self.sizes, state, keys, np.int64(since), np.int64(end), watch.seen, watch.given
+            self.grouping,
+            watch.see,
+            numbers,
+            self.sizes,
+            state,
+            keys,
+            np.int64(since),
+            np.int64(end),
+            watch.seen,
+            watch.given,
         )
 
     def overlaps(self, state: Rows) -> dict[str, Any]:
@@ -59,8 +81,13 @@ class ExactChain(Simulator):
 
     def largest_group(self) -> int:
         # a batch that is read again has a column a sample: their Bartlett factors are what takes memory
-        most = GROUP_BYTES // (4 * 8 * self.grouping.folds * self.grouping.structure.blocks * self.grouping.columns**2)
-        if self.grouping.structure.blocks > compressed.FEW_BLOCKS and jax.default_backend() == "cpu":
+        most = GROUP_BYTES // (
+            4 * 8 * self.grouping.folds * self.grouping.structure.blocks * self.grouping.columns**2
+        )
+        if (
+            self.grouping.structure.blocks > compressed.FEW_BLOCKS
+            and jax.default_backend() == "cpu"
+        ):
             # the many columns of a spectrum are no longer in the processor's cache where many runs go together
             most = min(most, max(LEAST_GROUP, int(CACHE_BYTES / self.bytes_a_run())))
         return max(1, min(super().largest_group(), most))
@@ -132,12 +159,18 @@ def _advance_chain(
 
         def one(state: Rows, key: OneKey, seen: Tree) -> tuple[Rows, None]:
             draws = compressed.draw_span(grouping, step_key(key, index), sizes)
-            return compressed.run_span(grouping, numbers, state, draws, (first, since, end), seen, watch)
+            return compressed.run_span(
+                grouping, numbers, state, draws, (first, since, end), seen, watch
+            )
 
         state, seen = jax.vmap(one)(state, keys, seen)
         # comparisons, not a maximum: XLA's fast maximum on a CPU may lose a NaN, and NaN < x is false
-        fine = jnp.all(jnp.abs(state.rows) < LARGEST, axis=(1, 2)) & jnp.all(jnp.abs(state.head) < LARGEST, axis=1)
+        fine = jnp.all(jnp.abs(state.rows) < LARGEST, axis=(1, 2)) & jnp.all(
+            jnp.abs(state.head) < LARGEST, axis=1
+        )
         return state, jnp.where(fine, jnp.minimum(first + length, end), last_good), seen
 
     good = jnp.broadcast_to(since, keys.shape)
-    return jax.lax.fori_loop(since // length, (end + length - 1) // length, span, (state, good, seen))
+    return jax.lax.fori_loop(
+        since // length, (end + length - 1) // length, span, (state, good, seen)
+    )

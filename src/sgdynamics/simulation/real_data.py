@@ -26,26 +26,53 @@ class DirectOnData(DirectSGD):
     """Runs in d dimensions on samples `z` (n, d), in the coordinates of the spectrum; `draws` (n,) are their label noise, in its standard
     deviations, fresh normals where they are None."""
 
-    def __init__(self, problem: Problem, algorithm: OnePassSGD, begin: Start, z: np.ndarray, draws: np.ndarray | None) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        algorithm: OnePassSGD,
+        begin: Start,
+        z: np.ndarray,
+        draws: np.ndarray | None,
+    ) -> None:
         sizes = np.ones(z.shape[1], dtype=np.int64)
         super().__init__(problem, algorithm, begin, z.shape[1], sizes)
         self.z, self.draws = jnp.asarray(z), None if draws is None else jnp.asarray(draws)
 
-    def advance(self, state: Rows, keys: Keys, since: int, end: int, watch: Watched = UNSEEN) -> Advanced:
+    def advance(
+        self, state: Rows, keys: Keys, since: int, end: int, watch: Watched = UNSEEN
+    ) -> Advanced:
         numbers = (self.parameters, self.algorithm, self.place, self.z, self.draws)
-        state, good = _advance(self.structure, self.batch, self.law, numbers, state, keys, np.int64(since), np.int64(end))
+        state, good = _advance(
+            self.structure,
+            self.batch,
+            self.law,
+            numbers,
+            state,
+            keys,
+            np.int64(since),
+            np.int64(end),
+        )
         return state, good, watch.seen
 
     def overlaps(self, state: Rows) -> dict[str, Any]:
         """With the mean loss over the samples, label noise left out where it is not theirs."""
         return super().overlaps(state) | {
-            "data_risk": np.asarray(_risks(self.structure, self.parameters, self.place, self.z, self.draws, state))
+            "data_risk": np.asarray(
+                _risks(self.structure, self.parameters, self.place, self.z, self.draws, state)
+            )
         }
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
 def _advance(
-    structure: Structure, batch: int, law: Any, numbers: tuple[Any, ...], state: Rows, keys: Keys, since: Whole, end: Whole
+    structure: Structure,
+    batch: int,
+    law: Any,
+    numbers: tuple[Any, ...],
+    state: Rows,
+    keys: Keys,
+    since: Whole,
+    end: Whole,
 ) -> tuple[Rows, Int[Numeric, " runs"]]:
     parameters, algorithm, place, z, draws = numbers
     n, dimension = z.shape
@@ -56,12 +83,25 @@ def _advance(
         noise = jax.random.normal(noise_key, (batch,), z.dtype) if draws is None else draws[which]
         now, rates = numbers_at((parameters, algorithm), alpha_of_steps(number, batch, dimension))
         kicks = kicks_of(law, noise_key, (structure.width, dimension), z.dtype)
-        return direct_step(structure, (now, rates), rates["lr"] / dimension, state, z[which], noise, place, law, number, kicks=kicks)
+        return direct_step(
+            structure,
+            (now, rates),
+            rates["lr"] / dimension,
+            state,
+            z[which],
+            noise,
+            place,
+            law,
+            number,
+            kicks=kicks,
+        )
 
     def step(number: Whole, carry: tuple[Rows, Any]) -> tuple[Rows, Any]:
         state, good = carry
         state = jax.vmap(partial(one, number))(state, keys)
-        fine = jnp.all(jnp.abs(state.rows) < LARGEST, axis=(1, 2)) & jnp.all(jnp.abs(state.head) < LARGEST, axis=1)
+        fine = jnp.all(jnp.abs(state.rows) < LARGEST, axis=(1, 2)) & jnp.all(
+            jnp.abs(state.head) < LARGEST, axis=1
+        )
         return state, jnp.where(fine, number + 1, good)
 
     return jax.lax.fori_loop(since, end, step, (state, jnp.broadcast_to(since, keys.shape)))
@@ -69,7 +109,12 @@ def _advance(
 
 @partial(jax.jit, static_argnums=0)
 def _risks(
-    structure: Structure, parameters: Numbers, place: Any, z: Float[Numeric, "n d"], draws: Tree, state: Rows
+    structure: Structure,
+    parameters: Numbers,
+    place: Any,
+    z: Float[Numeric, "n d"],
+    draws: Tree,
+    state: Rows,
 ) -> Float[Numeric, " runs"]:
     signals = z[:, place.axes] @ place.signals.T
     noise = jnp.zeros(len(z)) if draws is None else draws
@@ -77,7 +122,9 @@ def _risks(
     def one(each: tuple[Any, Any]) -> Any:
         rows, head = each
         fields = z @ rows[: structure.width].T
-        losses = jax.vmap(structure.loss, in_axes=(0, 0, None, 0, None))(fields, signals, head[: structure.width], noise, parameters)
+        losses = jax.vmap(structure.loss, in_axes=(0, 0, None, 0, None))(
+            fields, signals, head[: structure.width], noise, parameters
+        )
         return jnp.mean(losses)
 
     return jax.lax.map(one, (state.rows, state.head))

@@ -19,15 +19,21 @@ from sgdynamics.base.resources import check_memory, check_work
 from sgdynamics.simulation.checkpoints import Checkpoint
 
 SMALLEST_BATCH = 64  # runs below which dropping more saves nothing
-PIECE_SECONDS = 0.5  # how long one compiled call should run, so that progress shows and an interrupt is heard
+PIECE_SECONDS = (
+    0.5  # how long one compiled call should run, so that progress shows and an interrupt is heard
+)
 CHECK_STEPS = 100  # a run may stop early at multiples of this, whatever its save points
-COMPILE_SECONDS = 3.0  # what a batch of another size costs: it is made smaller where that saves more
+COMPILE_SECONDS = (
+    3.0  # what a batch of another size costs: it is made smaller where that saves more
+)
 LEAST_GAIN = 0.1  # of what a smaller batch saves, however little the last one did: a pace is known to a few percent
 
 
 # (given, seen by one run, steps made, overlaps of that run) -> seen; hashable, for compiled code
 See = Callable[[Any, Any, Any, dict[str, Any]], Any]
-Advanced = tuple[Any, Any, Any]  # states, for each run the last step at which it was finite, and what was seen
+Advanced = tuple[
+    Any, Any, Any
+]  # states, for each run the last step at which it was finite, and what was seen
 
 
 class Watched(NamedTuple):
@@ -46,14 +52,18 @@ class Simulator(ABC):
 
     engine: str = "xla"  # what makes the steps
     drops_runs: bool = True  # whether a smaller batch of runs pays; where runs that have left cost nothing it does not
-    on_train: Mapping[str, Any] = {}  # losses whose mean over the data set `overlaps` gives too, by name
+    on_train: Mapping[
+        str, Any
+    ] = {}  # losses whose mean over the data set `overlaps` gives too, by name
 
     @abstractmethod
     def initial(self, chosen: np.ndarray) -> Any:
         """The states of these runs at step 0."""
 
     @abstractmethod
-    def advance(self, state: Tree, keys: Keys, since: int, end: int, watch: Watched = UNSEEN) -> Advanced:
+    def advance(
+        self, state: Tree, keys: Keys, since: int, end: int, watch: Watched = UNSEEN
+    ) -> Advanced:
         """The states at step `end`, for each run the last step at which it was finite, and what `see` noted after each step."""
 
     @abstractmethod
@@ -93,7 +103,9 @@ class Simulator(ABC):
 
     def resumed(self, chosen: np.ndarray, leaves: list[np.ndarray], now: int) -> Any:
         """The states of these runs at step `now`, from the leaves that an earlier simulator had."""
-        return jax.tree.unflatten(jax.tree.structure(self.initial(chosen)), [jax.numpy.asarray(one) for one in leaves])
+        return jax.tree.unflatten(
+            jax.tree.structure(self.initial(chosen)), [jax.numpy.asarray(one) for one in leaves]
+        )
 
     def keep(self, state: Tree, index: np.ndarray) -> Any:
         """The states of some of the runs, which then are the batch."""
@@ -128,9 +140,16 @@ def run_until(
         kept.begin(len(groups[0]))
     # one group after the other: two XLA programs at once on the CPU's one thread pool can wait for each other for ever
     with meter(label, float(steps[-1]) * len(groups), show) as progress:
-        results = [_run_group(simulator, runs, group, steps, seed, progress, stop_at, kept) for group in groups]
-    saved = {name: np.concatenate([part[0][name] for part in results])[:runs] for name in results[0][0]}
-    diverged, stopped = (np.concatenate(parts)[:runs] for parts in zip(*(part[1:] for part in results), strict=True))
+        results = [
+            _run_group(simulator, runs, group, steps, seed, progress, stop_at, kept)
+            for group in groups
+        ]
+    saved = {
+        name: np.concatenate([part[0][name] for part in results])[:runs] for name in results[0][0]
+    }
+    diverged, stopped = (
+        np.concatenate(parts)[:runs] for parts in zip(*(part[1:] for part in results), strict=True)
+    )
     return saved, diverged, stopped
 
 
@@ -138,7 +157,13 @@ def check_reach(simulator: Simulator, runs: int, steps: float) -> None:
     """Refuse, before anything compiles, what nobody can wait for and what one run alone has no room for."""
     check_work("steps", runs, steps, simulator.moves)
     needed = simulator.bytes_a_run(steps)
-    check_memory("batch (or samples), width and dimension", simulator.size, needed, "the numbers of one run", "take smaller ones")
+    check_memory(
+        "batch (or samples), width and dimension",
+        simulator.size,
+        needed,
+        "the numbers of one run",
+        "take smaller ones",
+    )
 
 
 def _groups(runs: int, largest: int) -> list[np.ndarray]:
@@ -151,10 +176,22 @@ def _groups(runs: int, largest: int) -> list[np.ndarray]:
 class _Group:
     """Runs that go together: their states, how far they are, which have diverged or stopped, and their latest values."""
 
-    def __init__(self, simulator: Simulator, runs: int, chosen: np.ndarray, seed: int, kept: dict[str, np.ndarray] | None = None) -> None:
+    def __init__(
+        self,
+        simulator: Simulator,
+        runs: int,
+        chosen: np.ndarray,
+        seed: int,
+        kept: dict[str, np.ndarray] | None = None,
+    ) -> None:
         self.simulator, self.count, self.first = simulator, len(chosen), int(chosen[0])
-        self.batch = np.arange(self.count) if kept is None else kept["batch"]  # which of the group's runs the states belong to
-        self.keys, there = run_keys(seed, chosen[self.batch]), np.minimum(chosen, runs - 1)[self.batch]
+        self.batch = (
+            np.arange(self.count) if kept is None else kept["batch"]
+        )  # which of the group's runs the states belong to
+        self.keys, there = (
+            run_keys(seed, chosen[self.batch]),
+            np.minimum(chosen, runs - 1)[self.batch],
+        )
         self.diverged, self.stopped = np.full((2, self.count), -1, dtype=np.int64)
         self.values: dict[str, np.ndarray] = {}
         self.now, self.piece = 0, simulator.grain
@@ -170,9 +207,18 @@ class _Group:
     def kept(self, saved: dict[str, list[np.ndarray]], steps: np.ndarray) -> dict[str, Any]:
         """All that a later call needs to go on from here."""
         done = max((len(values) for values in saved.values()), default=0)
-        found: dict[str, Any] = {"now": self.now, "batch": self.batch, "diverged": self.diverged, "stopped": self.stopped}
-        found |= {"steps": steps[:done]} | {f"value/{name}": value for name, value in self.values.items()}
-        found |= {f"state/{number:04d}": leaf for number, leaf in enumerate(jax.tree.leaves(self.state))}
+        found: dict[str, Any] = {
+            "now": self.now,
+            "batch": self.batch,
+            "diverged": self.diverged,
+            "stopped": self.stopped,
+        }
+        found |= {"steps": steps[:done]} | {
+            f"value/{name}": value for name, value in self.values.items()
+        }
+        found |= {
+            f"state/{number:04d}": leaf for number, leaf in enumerate(jax.tree.leaves(self.state))
+        }
         return found | {f"saved/{name}": np.stack(values) for name, values in saved.items()}
 
     @property
@@ -220,7 +266,10 @@ class _Group:
 
     def shrink(self, last: float) -> None:
         """A smaller batch for the runs that go on, where that pays over the steps up to `last`."""
-        pace, gain = min(self.paces[1:], default=0.0), 1.0  # the first piece has compiled its program
+        pace, gain = (
+            min(self.paces[1:], default=0.0),
+            1.0,
+        )  # the first piece has compiled its program
         if self.larger is not None and self.larger[1] > 0:
             # small runs take as long on a GPU however many they are: what the last smaller batch saved, of the share that it left out
             size, before = self.larger
@@ -234,7 +283,11 @@ class _Group:
 
 def _named(kept: dict[str, np.ndarray], kind: str) -> dict[str, np.ndarray]:
     """What a checkpoint has of one kind."""
-    return {name.partition("/")[2]: value for name, value in sorted(kept.items()) if name.startswith(f"{kind}/")}
+    return {
+        name.partition("/")[2]: value
+        for name, value in sorted(kept.items())
+        if name.startswith(f"{kind}/")
+    }
 
 
 @float64
@@ -249,10 +302,20 @@ def _run_group(
     kept: Checkpoint | None = None,
 ) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
     found = None if kept is None else kept.read(int(chosen[0]), steps)
-    saved: dict[str, list[np.ndarray]] = {} if found is None else {name: list(value) for name, value in _named(found, "saved").items()}
-    if found is not None and len(found["steps"]) == len(steps):  # no data set is made again for what is there
+    saved: dict[str, list[np.ndarray]] = (
+        {}
+        if found is None
+        else {name: list(value) for name, value in _named(found, "saved").items()}
+    )
+    if found is not None and len(found["steps"]) == len(
+        steps
+    ):  # no data set is made again for what is there
         progress.advance(float(steps[-1]))
-        return {name: np.stack(values, axis=1) for name, values in saved.items()}, found["diverged"], found["stopped"]
+        return (
+            {name: np.stack(values, axis=1) for name, values in saved.items()},
+            found["diverged"],
+            found["stopped"],
+        )
     group = _Group(simulator, runs, chosen, seed, found)
     progress.advance(float(group.now))
     if stop_at is not None and found is None:
@@ -274,10 +337,21 @@ def _run_group(
             write()
         group.save(saved)
     write(enough=True)
-    return {name: np.stack(values, axis=1) for name, values in saved.items()}, group.diverged, group.stopped
+    return (
+        {name: np.stack(values, axis=1) for name, values in saved.items()},
+        group.diverged,
+        group.stopped,
+    )
 
 
-def _go_and_stop(group: _Group, target: int, stop_at: float, last: float, progress: Meter, write: Callable[[], None]) -> None:
+def _go_and_stop(
+    group: _Group,
+    target: int,
+    stop_at: float,
+    last: float,
+    progress: Meter,
+    write: Callable[[], None],
+) -> None:
     """On to step `target` or until no run is left, looking at train risks on the way."""
     while group.now < target and np.any(group.going):
         check = (group.now // CHECK_STEPS + 1) * CHECK_STEPS
@@ -322,7 +396,14 @@ def _next_piece(simulator: Simulator, piece: int, elapsed: float) -> int:
 
 
 def first_passage(
-    simulator: Simulator, seen: dict[str, np.ndarray], see: See, given: Tree, last: int, seed: int, label: str, show: bool | None
+    simulator: Simulator,
+    seen: dict[str, np.ndarray],
+    see: See,
+    given: Tree,
+    last: int,
+    seed: int,
+    label: str,
+    show: bool | None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """The step at which each run was first seen to have left (NaN where it had not by step `last`), and which runs diverged.
 
@@ -335,7 +416,18 @@ def first_passage(
     left, diverged = np.full(runs, np.nan), np.zeros(runs, dtype=bool)
     with meter(label, float(last) * runs, show) as progress:
         for group in groups:
-            _first_passage_group(simulator, np.minimum(group, runs - 1), seen, see, given, last, seed, progress, left, diverged)
+            _first_passage_group(
+                simulator,
+                np.minimum(group, runs - 1),
+                seen,
+                see,
+                given,
+                last,
+                seed,
+                progress,
+                left,
+                diverged,
+            )
     return left, diverged
 
 
@@ -366,7 +458,9 @@ def _first_passage_group(
         left[chosen[gone]] = when[gone]
         blown = alive & (when < 0) & (good < end)
         diverged[chosen[blown]] = True
-        progress.advance(float((end - now) * alive.sum() + (last - end) * (gone.sum() + blown.sum())))
+        progress.advance(
+            float((end - now) * alive.sum() + (last - end) * (gone.sum() + blown.sum()))
+        )
         alive &= ~(gone | blown)
         now = end
         room = _room(int(alive.sum()), len(chosen)) if simulator.drops_runs else len(chosen)
@@ -375,7 +469,10 @@ def _first_passage_group(
             keep = np.resize(np.flatnonzero(alive), room)
             keep[alive.sum() :] = keep[0]
             chosen, keys = chosen[keep], keys[keep]
-            state, noted = simulator.keep(state, keep), jax.tree.map(lambda leaf, keep=keep: leaf[keep], noted)
+            state, noted = (
+                simulator.keep(state, keep),
+                jax.tree.map(lambda leaf, keep=keep: leaf[keep], noted),
+            )
             alive = np.arange(room) < alive.sum()
 
 

@@ -31,7 +31,10 @@ from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor
 from sgdynamics.simulation.running import UNSEEN, Advanced, See, Simulator, Watched
 
 SPAN = 64  # steps whose random numbers are drawn together
-LARGEST_DIGITS = {"float64": 200, "float32": 60}  # of |x|^(2k) at which a run has diverged: its risk, and one more step, are still finite
+LARGEST_DIGITS = {
+    "float64": 200,
+    "float32": 60,
+}  # of |x|^(2k) at which a run has diverged: its risk, and one more step, are still finite
 MOST_ENTRIES = 10**7  # of the tensors of one step
 GROUP_BYTES = 1 << 28
 
@@ -75,7 +78,11 @@ def power(bits: int, x: Float[Numeric, "*s"], n: Whole) -> Float[Numeric, "*s"]:
 
 
 def _coefficients(
-    bits: int, numbers: dict[str, Any], m: Float[Numeric, "*s"], total: Float[Numeric, "*s"], xi: Float[Numeric, "*s"]
+    bits: int,
+    numbers: dict[str, Any],
+    m: Float[Numeric, "*s"],
+    total: Float[Numeric, "*s"],
+    xi: Float[Numeric, "*s"],
 ) -> tuple[Float[Numeric, "*s"], Float[Numeric, "*s"], Float[Numeric, "*s"]]:
     """A, the push along v and b of one step, at m and total = |x|^2."""
     order, delta = numbers["order"], numbers["delta"]
@@ -84,7 +91,11 @@ def _coefficients(
     along = power(bits, root, order - 2)
     across = along * root
     share = 1 / jnp.sqrt(numbers["batch"])
-    A = 1 - delta * (2 * k * across * across + numbers["ridge"]) + 2 * delta * jnp.sqrt(k * (k - 1)) * share * along * xi
+    A = (
+        1
+        - delta * (2 * k * across * across + numbers["ridge"])
+        + 2 * delta * jnp.sqrt(k * (k - 1)) * share * along * xi
+    )
     push = 2 * k * delta * numbers["snr"] * power(bits, m, order - 1)
     return A, push, 2 * delta * jnp.sqrt(k) * share * across
 
@@ -107,7 +118,9 @@ def chain_step(
 class SpikedChain(Simulator):
     """Runs of the chain in (m, r2), at any n."""
 
-    def __init__(self, problem: SpikedTensor, algorithm: OnePassSGD, begin: SpikedStart, dimension: int) -> None:
+    def __init__(
+        self, problem: SpikedTensor, algorithm: OnePassSGD, begin: SpikedStart, dimension: int
+    ) -> None:
         self.bits = power_bits(problem.order)
         self.numbers = chain_numbers(problem, algorithm, dimension)
         self.begin = begin
@@ -115,8 +128,20 @@ class SpikedChain(Simulator):
     def initial(self, chosen: np.ndarray) -> SpikedState:
         return SpikedState(jnp.asarray(self.begin.m[chosen]), jnp.asarray(self.begin.r2[chosen]))
 
-    def advance(self, state: SpikedState, keys: Keys, since: int, end: int, watch: Watched = UNSEEN) -> Advanced:
-        return _advance_chain(self.bits, watch.see, self.numbers, state, keys, np.int64(since), np.int64(end), watch.seen, watch.given)
+    def advance(
+        self, state: SpikedState, keys: Keys, since: int, end: int, watch: Watched = UNSEEN
+    ) -> Advanced:
+        return _advance_chain(
+            self.bits,
+            watch.see,
+            self.numbers,
+            state,
+            keys,
+            np.int64(since),
+            np.int64(end),
+            watch.seen,
+            watch.given,
+        )
 
     def overlaps(self, state: SpikedState) -> dict[str, Any]:
         return state._asdict()
@@ -128,7 +153,15 @@ class SpikedChain(Simulator):
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _advance_chain(
-    bits: int, see: See | None, numbers: Numbers, state: SpikedState, keys: Keys, since: Whole, end: Whole, seen: Tree, given: Tree
+    bits: int,
+    see: See | None,
+    numbers: Numbers,
+    state: SpikedState,
+    keys: Keys,
+    since: Whole,
+    end: Whole,
+    seen: Tree,
+    given: Tree,
 ) -> tuple[SpikedState, Int[Numeric, " runs"], Any]:
     def draw(key: OneKey, index: Whole) -> tuple[Float[Numeric, " n"], ...]:
         key = step_key(key, index)
@@ -136,15 +169,21 @@ def _advance_chain(
         xi, z1, z2, proposal = normals.reshape(4, SPAN)
         return xi, z1, z2, chi(key, numbers["free"], proposal, uniforms)
 
-    def span(index: Whole, carry: tuple[Any, Any, Any]) -> tuple[SpikedState, Int[Numeric, " runs"], Any]:
+    def span(
+        index: Whole, carry: tuple[Any, Any, Any]
+    ) -> tuple[SpikedState, Int[Numeric, " runs"], Any]:
         draws = jax.vmap(draw, (0, None), 1)(keys, index)
 
-        def step(carry: tuple[Any, Any, Any], sample: tuple[Any, Any]) -> tuple[tuple[Any, Any, Any], None]:
+        def step(
+            carry: tuple[Any, Any, Any], sample: tuple[Any, Any]
+        ) -> tuple[tuple[Any, Any, Any], None]:
             state, good, seen = carry
             number, random = sample
             active = (number >= since) & (number < end)
             moved = chain_step(bits, numbers, state, *random)
-            state = SpikedState(*(jnp.where(active, new, old) for new, old in zip(moved, state, strict=True)))
+            state = SpikedState(
+                *(jnp.where(active, new, old) for new, old in zip(moved, state, strict=True))
+            )
             # a comparison, not a maximum: NaN < x is false
             fine = active & (state.m**2 + state.r2 < numbers["limit"])
             if see is not None:
@@ -162,13 +201,25 @@ class SpikedVectors(Simulator):
     """Runs of x in n dimensions, v along the first axis: from the gradient's law ("direct"), or from true tensors by autodiff."""
 
     def __init__(
-        self, problem: SpikedTensor, algorithm: OnePassSGD, begin: SpikedStart, dimension: int, dtype: str = "float64", tensor: bool = False
+        self,
+        problem: SpikedTensor,
+        algorithm: OnePassSGD,
+        begin: SpikedStart,
+        dimension: int,
+        dtype: str = "float64",
+        tensor: bool = False,
     ) -> None:
         self.dimension, self.dtype = dimension, np.dtype(dtype)
         self.tensor = (problem.order, algorithm.batch) if tensor else None
         self.bits = power_bits(problem.order)
-        numbers = {**chain_numbers(problem, algorithm, dimension), "limit": largest(problem.order, dtype)}
-        self.numbers = {name: value if name == "order" else value.astype(self.dtype) for name, value in numbers.items()}
+        numbers = {
+            **chain_numbers(problem, algorithm, dimension),
+            "limit": largest(problem.order, dtype),
+        }
+        self.numbers = {
+            name: value if name == "order" else value.astype(self.dtype)
+            for name, value in numbers.items()
+        }
         self.begin = begin
 
     def initial(self, chosen: np.ndarray) -> Float[Numeric, "runs d"]:
@@ -177,9 +228,25 @@ class SpikedVectors(Simulator):
         x[:, 1] = np.sqrt(self.begin.r2[chosen])
         return jnp.asarray(x)
 
-    def advance(self, state: Float[Numeric, "runs d"], keys: Keys, since: int, end: int, watch: Watched = UNSEEN) -> Advanced:
+    def advance(
+        self,
+        state: Float[Numeric, "runs d"],
+        keys: Keys,
+        since: int,
+        end: int,
+        watch: Watched = UNSEEN,
+    ) -> Advanced:
         return _advance_vectors(
-            self.bits, self.tensor, watch.see, self.numbers, state, keys, np.int64(since), np.int64(end), watch.seen, watch.given
+            self.bits,
+            self.tensor,
+            watch.see,
+            self.numbers,
+            state,
+            keys,
+            np.int64(since),
+            np.int64(end),
+            watch.seen,
+            watch.given,
         )
 
     def overlaps(self, state: Float[Numeric, "runs d"]) -> dict[str, Any]:
@@ -194,7 +261,9 @@ class SpikedVectors(Simulator):
         return (1 if self.tensor is None else self.tensor[1]), 1, self.dimension
 
     def bytes_a_run(self, steps: float = 0.0) -> float:
-        return 4.0 * self.dimension * self.dtype.itemsize  # tensors are refused beyond ten million entries
+        return (
+            4.0 * self.dimension * self.dtype.itemsize
+        )  # tensors are refused beyond ten million entries
 
     def largest_group(self) -> int:
         numbers = 4 * self.dimension
@@ -209,7 +278,9 @@ def _vector_overlaps(x: Float[Numeric, "runs d"]) -> dict[str, Any]:
         return {"m": x[..., 0], "r2": (x[..., 1:] ** 2).sum(-1)}
 
 
-def tensor_loss(order: int, ridge: Scalar, x: Float[Numeric, " d"], Y: Float[Numeric, "batch ..."]) -> Float[Numeric, ""]:
+def tensor_loss(
+    order: int, ridge: Scalar, x: Float[Numeric, " d"], Y: Float[Numeric, "batch ..."]
+) -> Float[Numeric, ""]:
     """The mean over the batch of |Y - x^(k)|^2, and (ridge/2)|x|^2; Y has axes (batch, n, ..., n)."""
     power = x
     for _ in range(order - 1):
@@ -243,12 +314,16 @@ def _advance_vectors(
         Y = Y.at[(slice(None), *[0] * order)].add(numbers["snr"])
         return x - numbers["delta"] * jax.grad(partial(tensor_loss, order, numbers["ridge"]))(x, Y)
 
-    def step(number: Whole, carry: tuple[Any, Any, Any]) -> tuple[Float[Numeric, "runs d"], Int[Numeric, " runs"], Any]:
+    def step(
+        number: Whole, carry: tuple[Any, Any, Any]
+    ) -> tuple[Float[Numeric, "runs d"], Int[Numeric, " runs"], Any]:
         x, good, seen = carry
         x = jax.vmap(lambda x, key: move(x, step_key(key, number)))(x, keys)
         fine = jnp.sum(x * x, axis=1) < numbers["limit"]
         if see is not None:
-            seen = jax.vmap(partial(see, given), (0, None, 0))(seen, number + 1, _vector_overlaps(x))
+            seen = jax.vmap(partial(see, given), (0, None, 0))(
+                seen, number + 1, _vector_overlaps(x)
+            )
         return x, jnp.where(fine, number + 1, good), seen
 
     return jax.lax.fori_loop(since, end, step, (x, jnp.broadcast_to(since, keys.shape), seen))

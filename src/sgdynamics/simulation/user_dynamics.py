@@ -20,16 +20,29 @@ LARGEST = 1e100  # values beyond this have diverged
 class OwnChain(Simulator):
     """`definition.step(numbers, state, key)`, the numbers read at alpha = steps batch/d."""
 
-    def __init__(self, definition: Any, numbers: dict[str, Any], batch: int, states: dict[str, np.ndarray]) -> None:
+    def __init__(
+        self, definition: Any, numbers: dict[str, Any], batch: int, states: dict[str, np.ndarray]
+    ) -> None:
         self.definition, self.numbers, self.states = definition, numbers, states
         self.share = np.float64(batch / numbers["dimension"])
 
     def initial(self, chosen: np.ndarray) -> Any:
         return {name: jnp.asarray(value[chosen]) for name, value in self.states.items()}
 
-    def advance(self, state: State, keys: Keys, since: int, end: int, watch: Watched = UNSEEN) -> Advanced:
+    def advance(
+        self, state: State, keys: Keys, since: int, end: int, watch: Watched = UNSEEN
+    ) -> Advanced:
         return _advance_own(
-            self.definition, watch.see, self.numbers, self.share, state, keys, np.int64(since), np.int64(end), watch.seen, watch.given
+            self.definition,
+            watch.see,
+            self.numbers,
+            self.share,
+            state,
+            keys,
+            np.int64(since),
+            np.int64(end),
+            watch.seen,
+            watch.given,
         )
 
     def overlaps(self, state: State) -> dict[str, Any]:
@@ -62,7 +75,12 @@ def _advance_own(
             return moved, seen if see is None else see(given, seen, number + 1, moved)
 
         state, seen = jax.vmap(one)(state, keys, seen)
-        fine = jnp.stack([jnp.all(jnp.abs(leaf.reshape(len(keys), -1)) < LARGEST, axis=1) for leaf in jax.tree.leaves(state)]).all(axis=0)
+        fine = jnp.stack(
+            [
+                jnp.all(jnp.abs(leaf.reshape(len(keys), -1)) < LARGEST, axis=1)
+                for leaf in jax.tree.leaves(state)
+            ]
+        ).all(axis=0)
         return state, jnp.where(fine, number + 1, good), seen
 
     return jax.lax.fori_loop(since, end, step, (state, jnp.broadcast_to(since, keys.shape), seen))

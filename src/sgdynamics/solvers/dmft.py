@@ -22,7 +22,15 @@ from sgdynamics.base.progress import Meter, meter, warn
 from sgdynamics.base.support import require
 from sgdynamics.fixed_data.dmft import FEWER, FEWEST_PATHS, ROUNDING, Sweep, within_reach
 from sgdynamics.fixed_data.forgetting import Memory
-from sgdynamics.fixed_data.response_sweep import FEW_BLOCKS, KernelSweep, NothingNew, hindrance, paths_a_row, paths_needed, singular
+from sgdynamics.fixed_data.response_sweep import (
+    FEW_BLOCKS,
+    KernelSweep,
+    NothingNew,
+    hindrance,
+    paths_a_row,
+    paths_needed,
+    singular,
+)
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.starts import Start
 from sgdynamics.results.datasets import largest_share
@@ -180,8 +188,24 @@ def solve_dmft(
     require("solve_dmft", problem, algorithm)
     checked_fixed_data(algorithm)
     parts = _parts(problem, algorithm, start, cells, steps)
-    where = {"times": times, "alpha": alpha, "steps": steps, "seed": seed, "progress": progress, "cells": parts[0] if parts else None}
-    door = opened("solve_dmft", problem, algorithm, start, **where, whole_steps=True, record=record, evaluate=evaluate)
+    where = {
+        "times": times,
+        "alpha": alpha,
+        "steps": steps,
+        "seed": seed,
+        "progress": progress,
+        "cells": parts[0] if parts else None,
+    }
+    door = opened(
+        "solve_dmft",
+        problem,
+        algorithm,
+        start,
+        **where,
+        whole_steps=True,
+        record=record,
+        evaluate=evaluate,
+    )
     given = alpha if times is None else times
     asked_for = 0 if given is None else len(np.unique(np.asarray(given)))
     if parts and len(np.unique(door.when.step)) < asked_for:
@@ -189,7 +213,9 @@ def solve_dmft(
             f"{TOGETHER} {4 / parts[-1]:.3g} epochs, four cells: some of {asked_for} fall together (see the coordinates), give more cells="
         )
     if problem.spectrum is not None and problem.spectrum.multiplicities.min() < FEW_COORDINATES:
-        warn("every block of the covariance is taken as infinite here, and some have few coordinates: sgd.simulate is exact for them")
+        warn(
+            "every block of the covariance is taken as infinite here, and some have few coordinates: sgd.simulate is exact for them"
+        )
     replicates = checks.whole("replicates", replicates, 2)
     checks.choice("dtype", dtype, ("float64", "float32"))
     checks.choice("two_time", two_time, (False, True))
@@ -197,20 +223,47 @@ def solve_dmft(
     each = 1 << round(np.log2(max(checks.whole("paths", paths, 1) / replicates, 1)))
     if each < FEWEST_PATHS:
         raise checks.reject(
-            "paths", paths, f"{replicates} replicates of {FEWEST_PATHS} paths at least: take {replicates * FEWEST_PATHS} or more"
+            "paths",
+            paths,
+            f"{replicates} replicates of {FEWEST_PATHS} paths at least: take {replicates * FEWEST_PATHS} or more",
         )
     rank = None if rank is None else checks.whole("rank", rank, 1)
     if memory_directions is not None and two_time:
-        raise checks.reject("memory_directions", memory_directions, "C and R go back to what is forgotten: leave it out")
+        raise checks.reject(
+            "memory_directions",
+            memory_directions,
+            "C and R go back to what is forgotten: leave it out",
+        )
     if memory_directions is not None and rank is not None:
-        raise checks.reject("rank", rank, "memory_directions= is how many directions there are at most: give one of the two")
+        raise checks.reject(
+            "rank",
+            rank,
+            "memory_directions= is how many directions there are at most: give one of the two",
+        )
     # where epochs are cut into cells the fewest come first: the save points are at these
     finer = [count // parts[0] for count in parts] or [1]
     algorithms = [door.dynamics.algorithm]
     if isinstance(algorithm, EpochSGD):
         last_step = float(door.when.step[-1])
-        algorithms = [algorithm.in_steps(1 / count).counted(ratio * last_step) for count, ratio in zip(parts, finer, strict=True)]
-    asked = _Asked(problem, door, each, replicates, tolerance, rank, two_time, dtype, memory, memory_directions, keep, algorithms, finer)
+        algorithms = [
+            algorithm.in_steps(1 / count).counted(ratio * last_step)
+            for count, ratio in zip(parts, finer, strict=True)
+        ]
+    asked = _Asked(
+        problem,
+        door,
+        each,
+        replicates,
+        tolerance,
+        rank,
+        two_time,
+        dtype,
+        memory,
+        memory_directions,
+        keep,
+        algorithms,
+        finer,
+    )
     if _kernels(asked, form, algorithm, paths):
         try:
             return _answer(asked, KernelSweep)
@@ -252,7 +305,9 @@ def _kernels(asked: _Asked, form: str, algorithm: FixedData, paths: int) -> bool
         return False
     fix = hindrance(problem, algorithm)
     for name in ("rank", "memory_directions"):
-        fix = fix or ("" if getattr(asked, name) is None else f"it has no directions: leave out {name}=")
+        fix = fix or (
+            "" if getattr(asked, name) is None else f"it has no directions: leave out {name}="
+        )
     if not fix and asked.two_time and singular(problem, asked.door.begin):
         fix = "it has no R of time 0 where fields of the start follow from each other: leave out two_time="
     least = FEWER * paths_needed(problem, algorithm, asked.steps)
@@ -273,7 +328,10 @@ def _answer(asked: _Asked, kind: type[Sweep]) -> xr.Dataset:
     setting, floor = (door.seed, asked.replicates), ROUNDING[asked.dtype]
     problem, dtype = asked.problem, np.dtype(asked.dtype)
     sweeps = {
-        fewer: [kind(problem, one, each, fewer, *setting, max(fewer * asked.tolerance, floor), dtype) for one in asked.algorithms]
+        fewer: [
+            kind(problem, one, each, fewer, *setting, max(fewer * asked.tolerance, floor), dtype)
+            for one in asked.algorithms
+        ]
         for fewer in (1, FEWER)
     }
     last = sweeps[1][-1]
@@ -290,7 +348,9 @@ def _answer(asked: _Asked, kind: type[Sweep]) -> xr.Dataset:
         for sweep, ratio in zip(chosen, finer, strict=True):
             sweep.on_train = door.observables.losses()
             # an epoch of fewer cells has fewer directions: the same memory in epochs
-            sweep.memory = None if bound is None else bound.over(sweep.setup, halved * finer[-1] // ratio)
+            sweep.memory = (
+                None if bound is None else bound.over(sweep.setup, halved * finer[-1] // ratio)
+            )
     within_reach(last, finer[-1] * door.when.step, asked.rank, door.begin.runs, two_time)
     last.check_paths(asked.steps, asked.rank)
     for chosen, _ in levels.values():
@@ -302,7 +362,10 @@ def _answer(asked: _Asked, kind: type[Sweep]) -> xr.Dataset:
     with meter(f"DMFT, {each * asked.replicates} paths", work, door.progress) as bar:
         for name, (chosen, _) in levels.items():
             two = two_time and name in ("all", "fewer")
-            states[name] = [_solved(door, sweep, ratio, two, bar) for sweep, ratio in zip(chosen, finer, strict=True)]
+            states[name] = [
+                _solved(door, sweep, ratio, two, bar)
+                for sweep, ratio in zip(chosen, finer, strict=True)
+            ]
     if any(sweep.crowded for sweep in sweeps[1]):
         warn(
             f"The gradients span half of the {each} paths of a replicate, or all of the {float(np.sum(last.numbers[2])):.0f} "
@@ -318,7 +381,10 @@ def cell_stability(problem: Problem, algorithm: EpochSGD, start: Start) -> CellS
     if infinite or not isinstance(start, Start) or not problem.structure.sample.centred:
         return None
     is_linear = (
-        has_linear_output(problem) and problem.head == "fixed" and problem.constraint is None and not scheduled(problem.weight_decay)
+        has_linear_output(problem)
+        and problem.head == "fixed"
+        and problem.constraint is None
+        and not scheduled(problem.weight_decay)
     )
     curvature, decay = 1.0, 0.0
     if is_linear:
@@ -326,17 +392,24 @@ def cell_stability(problem: Problem, algorithm: EpochSGD, start: Start) -> CellS
         if curvature == 0:
             return None
         decay = float(problem.weight_decay) / curvature
-    values, fractions = (np.asarray(problem.parameters[name], dtype=np.float64) for name in ("eigenvalues", "fractions"))
+    values, fractions = (
+        np.asarray(problem.parameters[name], dtype=np.float64)
+        for name in ("eigenvalues", "fractions")
+    )
     rate = curvature * algorithm.largest_rate
     return CellStability(rate, algorithm.samples_per_dimension, values, fractions, decay, is_linear)
 
 
-def number_of_cells(problem: Problem, algorithm: EpochSGD, start: Start, given: int | None = None) -> int:
+def number_of_cells(
+    problem: Problem, algorithm: EpochSGD, start: Start, given: int | None = None
+) -> int:
     """Number of cells that an epoch is divided into: the default, or a given one that is large enough."""
     return algorithm.cells(given, cell_stability(problem, algorithm, start))
 
 
-def _parts(problem: Problem, algorithm: FixedData, start: Start, cells: int | None, steps: Given | None) -> list[int]:
+def _parts(
+    problem: Problem, algorithm: FixedData, start: Start, cells: int | None, steps: Given | None
+) -> list[int]:
     """Numbers of cells per epoch, the smallest first; empty for algorithms without epochs."""
     if not isinstance(algorithm, EpochSGD):
         if cells is not None:
@@ -350,7 +423,9 @@ def _parts(problem: Problem, algorithm: FixedData, start: Start, cells: int | No
     return [count // 4, count // 2, count]
 
 
-def _solved(door: Door, sweep: Sweep, ratio: int, two_time: bool, bar: Meter) -> dict[str, np.ndarray]:
+def _solved(
+    door: Door, sweep: Sweep, ratio: int, two_time: bool, bar: Meter
+) -> dict[str, np.ndarray]:
     """All runs of a start, (run, replicate, time, ...), with `ratio` steps for each of the door's."""
     begin, found = door.begin, []
     for run in range(begin.runs):
@@ -359,7 +434,9 @@ def _solved(door: Door, sweep: Sweep, ratio: int, two_time: bool, bar: Meter) ->
     return {name: np.stack([part[name] for part in found]) for name in found[0]}
 
 
-def _extrapolated(levels: list[dict[str, np.ndarray]]) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+def _extrapolated(
+    levels: list[dict[str, np.ndarray]],
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """Values without the first order of a cell's length, and what the second order would change, from a quarter, a half and all cells."""
     if len(levels) == 1:
         return levels[0], {}
@@ -384,17 +461,35 @@ def _dataset(
         part |= observed
     (states, bent), (fewer, _) = (_extrapolated(solved[name]) for name in ("all", "fewer"))
     means = {name: value.mean(axis=1) for name, value in states.items()}
-    whole, change, bent = ({name: _all_blocks(name, value) for name, value in part.items()} for part in (states, fewer, bent))
-    biases = {name: np.abs((value - whole[name]).mean(axis=1)) / (FEWER - 1) for name, value in change.items()}
-    spreads = {name: value.std(axis=1, ddof=1) / np.sqrt(sweep.replicates) for name, value in whole.items()}
-    of_cells = {name: np.abs(value.mean(axis=1)) for name, value in bent.items() if name not in ("C", "R")}
+    whole, change, bent = (
+        {name: _all_blocks(name, value) for name, value in part.items()}
+        for part in (states, fewer, bent)
+    )
+    biases = {
+        name: np.abs((value - whole[name]).mean(axis=1)) / (FEWER - 1)
+        for name, value in change.items()
+    }
+    spreads = {
+        name: value.std(axis=1, ddof=1) / np.sqrt(sweep.replicates) for name, value in whole.items()
+    }
+    of_cells = {
+        name: np.abs(value.mean(axis=1)) for name, value in bent.items() if name not in ("C", "R")
+    }
     others = {}  # what half the memory, and float64, change
     for kind in ("half", "wide"):
         if kind in solved:
-            other = {name: _all_blocks(name, value) for name, value in _extrapolated(solved[kind])[0].items()}
-            others[kind] = {name: np.abs((value - change[name]).mean(axis=1)) for name, value in other.items()}
+            other = {
+                name: _all_blocks(name, value)
+                for name, value in _extrapolated(solved[kind])[0].items()
+            }
+            others[kind] = {
+                name: np.abs((value - change[name]).mean(axis=1)) for name, value in other.items()
+            }
     parts = (biases, of_cells, *others.values())
-    errors = {name: np.sqrt(value**2 + sum(part.get(name, 0.0) ** 2 for part in parts)) for name, value in spreads.items()}
+    errors = {
+        name: np.sqrt(value**2 + sum(part.get(name, 0.0) ** 2 for part in parts))
+        for name, value in spreads.items()
+    }
     texts = ()
     if of_cells:
         failed = _cells_fail(solved["all"], means, of_cells, initial_risk)
@@ -404,7 +499,9 @@ def _dataset(
             for name in values.keys() - {"C", "R"}:
                 values[name][failed] = np.nan
     good = np.isfinite(means["Q"]).all(axis=(2, 3, 4))
-    diverged_at = np.where(good.all(axis=1), np.nan, door.when.t[np.maximum(good.argmin(axis=1) - 1, 0)])
+    diverged_at = np.where(
+        good.all(axis=1), np.nan, door.when.t[np.maximum(good.argmin(axis=1) - 1, 0)]
+    )
     if not texts and not good.all():
         texts = (
             f"The paths diverged after t = {np.nanmin(diverged_at):.4g}. At fixed lr the limit d -> infinity may be only "
@@ -431,17 +528,38 @@ def _dataset(
         door = replace(door, when=replace(door.when, step=None))  # cells are no steps
     if bound is not None:
         attributes |= {"memory_directions": bound.directions, "keep": bound.keep}
-        attributes["error_memory"] = largest_share(others["half"]["train_risk"], means["train_risk"])
+        attributes["error_memory"] = largest_share(
+            others["half"]["train_risk"], means["train_risk"]
+        )
     if "wide" in others:
-        attributes["error_storage"] = largest_share(others["wide"]["train_risk"], means["train_risk"])
+        attributes["error_storage"] = largest_share(
+            others["wide"]["train_risk"], means["train_risk"]
+        )
     more = {name: means[name] for name in observed}
-    result = closed(door, "solve_dmft", means, attributes, {"diverged_at": diverged_at}, risk=means["risk"], warnings=texts, observed=more)
+    result = closed(
+        door,
+        "solve_dmft",
+        means,
+        attributes,
+        {"diverged_at": diverged_at},
+        risk=means["risk"],
+        warnings=texts,
+        observed=more,
+    )
     for name in ("C", "R"):
         if name in means:
-            result[name] = (("run", "time", *VARIABLES[name].axes), means[name], {"long_name": VARIABLES[name].meaning})
+            result[name] = (
+                ("run", "time", *VARIABLES[name].axes),
+                means[name],
+                {"long_name": VARIABLES[name].meaning},
+            )
     for name in (*(name for name in VARIABLES if name in result and name in errors), *observed):
         label = result[name].attrs["long_name"]
-        result[name + STANDARD_ERROR] = (result[name].dims, errors[name], {"long_name": f"{label}, standard error"})
+        result[name + STANDARD_ERROR] = (
+            result[name].dims,
+            errors[name],
+            {"long_name": f"{label}, standard error"},
+        )
     return result
 
 
@@ -486,7 +604,9 @@ def _large_errors(
     for name in ("risk", "train_risk"):
         large = errors[name] > np.abs(means[name])
         if large.any():
-            of_cells = bool(cell_errors) and np.any(cell_errors[name][large] > errors[name][large] / 2)
+            of_cells = bool(cell_errors) and np.any(
+                cell_errors[name][large] > errors[name][large] / 2
+            )
             texts.append(
                 f"The standard error of {name} exceeds its value at {int(large.sum())} of {large.size} save points. "
                 f"Use more {'cells' if of_cells else 'paths'}, or sgd.simulate."

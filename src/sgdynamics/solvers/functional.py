@@ -39,8 +39,15 @@ from sgdynamics.problems.starts import Start, checked_start
 
 __all__ = ["drift", "finite", "risk", "rule", "solve", "state"]
 
-MOST_STEPS, MOST_IMPLICIT_STEPS = 2000, 20000  # of a differentiable solve, which has no other method to go on by
-ADJOINTS = {"reverse": diffrax.RecursiveCheckpointAdjoint, "forward": diffrax.ForwardMode, "both": diffrax.DirectAdjoint}
+MOST_STEPS, MOST_IMPLICIT_STEPS = (
+    2000,
+    20000,
+)  # of a differentiable solve, which has no other method to go on by
+ADJOINTS = {
+    "reverse": diffrax.RecursiveCheckpointAdjoint,
+    "forward": diffrax.ForwardMode,
+    "both": diffrax.DirectAdjoint,
+}
 
 
 def state(start: Start, run: int | None = 0) -> dict[str, Any]:
@@ -70,11 +77,21 @@ def state(start: Start, run: int | None = 0) -> dict[str, Any]:
     (1, 2, 1)
     """
     if not isinstance(start, Start):
-        raise checks.reject("start", start, "give what sgd.start, sgd.random_start or sgd.start_from returns")
+        raise checks.reject(
+            "start", start, "give what sgd.start, sgd.random_start or sgd.start_from returns"
+        )
     if run is None:
         return {"M": start.M_blocks, "Q": start.Q_blocks, "a": start.a}
-    if isinstance(run, bool) or not isinstance(run, (int, np.integer)) or not -start.runs <= run < start.runs:
-        raise checks.reject("run", run, f"the start has {start.runs} runs: give a whole number from 0 to {start.runs - 1}, or None for all")
+    if (
+        isinstance(run, bool)
+        or not isinstance(run, (int, np.integer))
+        or not -start.runs <= run < start.runs
+    ):
+        raise checks.reject(
+            "run",
+            run,
+            f"the start has {start.runs} runs: give a whole number from 0 to {start.runs - 1}, or None for all",
+        )
     return {"M": start.M_blocks[run], "Q": start.Q_blocks[run], "a": start.a[run]}
 
 
@@ -107,7 +124,9 @@ def rule(problem: Problem, start: Start, margin: float = MARGIN) -> Rule:
     64
     """
     require("functional", problem)
-    return rule_for(problem, checked_start(problem, start).Q_blocks, checks.number("margin", margin, above=0.0))
+    return rule_for(
+        problem, checked_start(problem, start).Q_blocks, checks.number("margin", margin, above=0.0)
+    )
 
 
 def finite(problem: Problem, dimension: int, batch: int = 1) -> dict[str, Any]:
@@ -140,12 +159,17 @@ def finite(problem: Problem, dimension: int, batch: int = 1) -> dict[str, Any]:
     require("functional", problem)
     numbers = finite_numbers(problem, dimension, batch)
     if "points" in numbers:
-        numbers["points"] = {name: value.reshape(-1, *value.shape[2:]) for name, value in numbers["points"].items()}
+        numbers["points"] = {
+            name: value.reshape(-1, *value.shape[2:]) for name, value in numbers["points"].items()
+        }
     return numbers
 
 
 def _first_nodes(structure: Structure, rule: Rule, flow: bool) -> dict[str, Any]:
-    return {name: jnp.asarray(value[0]) for name, value in expectation_of(structure).nodes(rule, flow).items()}
+    return {
+        name: jnp.asarray(value[0])
+        for name, value in expectation_of(structure).nodes(rule, flow).items()
+    }
 
 
 def drift(
@@ -201,10 +225,14 @@ def drift(
     rule = rule or Rule()
     algorithm = {"lr": lr, "head_rate": head_rate}
     nodes = _first_nodes(structure, rule, flow)
-    return mean_increment(structure, rule, nodes, parameters, algorithm, state, batch=batch, flow=flow, finite=finite)
+    return mean_increment(
+        structure, rule, nodes, parameters, algorithm, state, batch=batch, flow=flow, finite=finite
+    )
 
 
-def risk(structure: Structure, parameters: Numbers, state: State, *, rule: Rule | None = None) -> Float[Numeric, ""]:
+def risk(
+    structure: Structure, parameters: Numbers, state: State, *, rule: Rule | None = None
+) -> Float[Numeric, ""]:
     """E[loss] at one state.
 
     Parameters
@@ -233,7 +261,10 @@ def risk(structure: Structure, parameters: Numbers, state: State, *, rule: Rule 
     1.4
     """
     rule = rule or Rule()
-    nodes = {name: jnp.asarray(value[0]) for name, value in expectation_of(structure).risk_nodes(rule).items()}
+    nodes = {
+        name: jnp.asarray(value[0])
+        for name, value in expectation_of(structure).risk_nodes(rule).items()
+    }
     return risk_at(structure, rule, nodes, parameters, state)
 
 
@@ -327,7 +358,9 @@ def solve(
 
     def one(begin: dict[str, Any]) -> dict[str, Any]:
         setting = {"stiff": stiff, "guard": False, "adjoint": ADJOINTS[mode](), "most": most}
-        found = integrate.integrate(field, {"nodes": nodes, **points_each}, shared, begin, points, *local, **setting)
+        found = integrate.integrate(
+            field, {"nodes": nodes, **points_each}, shared, begin, points, *local, **setting
+        )
         states: Any = found.ys
         return jax.tree.map(lambda value: value[-1], states[0]) if last else states[0]
 

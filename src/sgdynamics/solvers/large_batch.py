@@ -101,18 +101,41 @@ def solve_large_batch(
     share = checks.number("samples_per_dimension", samples_per_dimension, above=0.0, infinite=True)
     points = checks.numbers("steps", steps, "give increasing whole numbers, 0 or more")
     points = np.atleast_1d(points)
-    if points.ndim != 1 or points.size == 0 or np.any(points != np.round(points)) or np.any(np.diff(points) <= 0) or points[0] < 0:
+    if (
+        points.ndim != 1
+        or points.size == 0
+        or np.any(points != np.round(points))
+        or np.any(np.diff(points) <= 0)
+        or points[0] < 0
+    ):
         raise checks.reject("steps", steps, "give increasing whole numbers, 0 or more")
     if points[-1] > MOST_STEPS:
-        raise checks.reject("steps", float(points[-1]), f"the map is made step by step: give {MOST_STEPS:g} or fewer")
+        raise checks.reject(
+            "steps",
+            float(points[-1]),
+            f"the map is made step by step: give {MOST_STEPS:g} or fewer",
+        )
     _accept(algorithm)
     if algorithm.stepping is not None:
         ends = np.linspace(0.0, points[-1] * (share if np.isfinite(share) else 1.0), CHECKED)
         algorithm.stepping.check_memory(1.0, ends)  # a step is lr itself, so that D = 1
-    door = opened("solve_large_batch", problem, algorithm, start, alpha=[0.0], record=record, evaluate=evaluate, progress=progress)
+    door = opened(
+        "solve_large_batch",
+        problem,
+        algorithm,
+        start,
+        alpha=[0.0],
+        record=record,
+        evaluate=evaluate,
+        progress=progress,
+    )
     alpha = points * (share if np.isfinite(share) else 1.0)
     each = alpha[-1] / points[-1] if points[-1] else 0.0
-    t = points * float(algorithm.lr) if not algorithm.scheduled else _summed(algorithm, points.astype(int), each)
+    t = (
+        points * float(algorithm.lr)
+        if not algorithm.scheduled
+        else _summed(algorithm, points.astype(int), each)
+    )
     finite = bool(np.isfinite(share))
     when = Clock(t, alpha, points.astype(np.int64), samples=finite, requested="step", divisor="")
     door = replace(door, when=when)
@@ -120,20 +143,30 @@ def solve_large_batch(
     rule = rule_for(problem, door.begin.Q_blocks, MARGIN)
     field = UpdateStep(problem.structure, rule, 1, replace(update.law, linear=True))
     nodes = expectation_of(problem.structure).nodes(rule, False)
-    numbers = {"problem": problem.parameters, "algorithm": algorithm.parameters | {"update": update.parameters}}
+    numbers = {
+        "problem": problem.parameters,
+        "algorithm": algorithm.parameters | {"update": update.parameters},
+    }
     share_of = {"share": np.float64(share), "each": np.float64(each)}
     states, saved, now = all_rows(update, door.begin, problem.width), [], 0
-    states = {name: np.broadcast_to(value, (len(next(iter(nodes.values()))), *value.shape)) for name, value in states.items()}
+    states = {
+        name: np.broadcast_to(value, (len(next(iter(nodes.values()))), *value.shape))
+        for name, value in states.items()
+    }
     with meter("solve_large_batch", float(points[-1]), door.progress) as shown:
         for step in points.astype(np.int64):
             while now < step:
                 end = min(step, now + STRETCH)
-                states = _advance(field, nodes, numbers, share_of, states, np.int64(now), np.int64(end))
+                states = _advance(
+                    field, nodes, numbers, share_of, states, np.int64(now), np.int64(end)
+                )
                 jax.block_until_ready(states)
                 shown.advance(float(end - now))
                 now = end
             saved.append({name: np.asarray(value) for name, value in states.items()})
-    found = {name: np.stack([one[name] for one in saved], axis=2) for name in saved[0]}  # (replicate, run, time, ...)
+    found = {
+        name: np.stack([one[name] for one in saved], axis=2) for name in saved[0]
+    }  # (replicate, run, time, ...)
     return _dataset(door, found).assign_attrs(samples_per_dimension=share)
 
 
@@ -156,13 +189,29 @@ def _accept(algorithm: Any) -> None:
 
 
 @partial(jax.jit, static_argnums=0)
-def _advance(field: UpdateStep, nodes: Tree, numbers: Tree, share: Tree, states: Tree, since: Whole, end: Whole) -> Any:
+def _advance(
+    field: UpdateStep,
+    nodes: Tree,
+    numbers: Tree,
+    share: Tree,
+    states: Tree,
+    since: Whole,
+    end: Whole,
+) -> Any:
     """All replicates and runs from one step to another."""
 
     def one(node: Tree, state: Tree) -> Any:
         def step(number: Whole, state: Tree) -> Any:
             now = numbers_at(numbers, number * share["each"])
-            return map_step(field, {"nodes": node}, now["problem"], now["algorithm"], share["share"], number, state)
+            return map_step(
+                field,
+                {"nodes": node},
+                now["problem"],
+                now["algorithm"],
+                share["share"],
+                number,
+                state,
+            )
 
         return jax.lax.fori_loop(since, end, step, state)
 
@@ -172,17 +221,48 @@ def _advance(field: UpdateStep, nodes: Tree, numbers: Tree, share: Tree, states:
 def _dataset(door: Door, found: dict[str, np.ndarray]) -> xr.Dataset:
     dynamics, every = door.dynamics, with_weights(found, door.dynamics.structure.width)
     states = over_replicates(every)
-    good = np.all([np.abs(value).reshape(*value.shape[:2], -1).max(axis=-1, initial=0.0) < LARGEST for value in states.values()], axis=0)
-    states = {name: np.where(good.reshape(*good.shape, *[1] * (value.ndim - 2)), value, np.nan) for name, value in states.items()}
-    last = np.where(good.all(axis=1), np.nan, [door.when.t[row][-1] if row.any() else 0.0 for row in good])
+    good = np.all(
+        [
+            np.abs(value).reshape(*value.shape[:2], -1).max(axis=-1, initial=0.0) < LARGEST
+            for value in states.values()
+        ],
+        axis=0,
+    )
+    states = {
+        name: np.where(good.reshape(*good.shape, *[1] * (value.ndim - 2)), value, np.nan)
+        for name, value in states.items()
+    }
+    last = np.where(
+        good.all(axis=1), np.nan, [door.when.t[row][-1] if row.any() else 0.0 for row in good]
+    )
     risk, error = dynamics.risk_of(states, door.when, None)
     replicates = len(found["rows_a"])
     if replicates > 1:
         each = np.stack(
-            [dynamics.risk_of({name: every[name][index] for name in WEIGHTS}, door.when, None)[0] for index in range(replicates)]
+            [
+                dynamics.risk_of({name: every[name][index] for name in WEIGHTS}, door.when, None)[0]
+                for index in range(replicates)
+            ]
         )
         error = sampling_errors({name: every[name] for name in WEIGHTS}, each, error, 0.0)[0]
-    attributes = {"assumptions": f"{dynamics.assumptions}, batches proportional to d, d -> infinity", "error_quadrature": error}
+    attributes = {
+        "assumptions": f"{dynamics.assumptions}, batches proportional to d, d -> infinity",
+        "error_quadrature": error,
+    }
     lost = int(np.isfinite(last).sum())
-    warnings = (f"{lost} of {len(risk)} solutions diverge (coordinate diverged_at); a smaller lr may help",) if lost else ()
-    return closed(door, "solve_large_batch", states, attributes, {"diverged_at": last}, risk=risk, warnings=warnings)
+    warnings = (
+        (
+            f"{lost} of {len(risk)} solutions diverge (coordinate diverged_at); a smaller lr may help",
+        )
+        if lost
+        else ()
+    )
+    return closed(
+        door,
+        "solve_large_batch",
+        states,
+        attributes,
+        {"diverged_at": last},
+        risk=risk,
+        warnings=warnings,
+    )

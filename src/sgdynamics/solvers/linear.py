@@ -98,9 +98,16 @@ def solve_linear(
     kappa = checks.number("kappa", kappa, above=0.0)
     dynamics = FieldDynamics(problem, algorithm)
     found = _means(dynamics, begin, weights, sizes, d, kappa, wanted)
-    attributes: dict[str, Any] = {"dimension": d, "kappa": kappa, "assumptions": "linear student, one pass, exact mean"}
+    attributes: dict[str, Any] = {
+        "dimension": d,
+        "kappa": kappa,
+        "assumptions": "linear student, one pass, exact mean",
+    }
     if problem.spectrum is not None:
-        attributes |= {"dimension": problem.spectrum.dimension, "effective_dimension": problem.spectrum.effective_dimension}
+        attributes |= {
+            "dimension": problem.spectrum.dimension,
+            "effective_dimension": problem.spectrum.effective_dimension,
+        }
     g = float(np.max(_pieces(algorithm, d)[1])) / d
     modes = modes_of(dynamics, begin, 0, weights, sizes, kappa)
     scale = output_gain(begin, 0)
@@ -113,8 +120,13 @@ def solve_linear(
     coarser = dynamics.coarser(begin)
     if coarser is not None:
         other = _means(coarser[0], coarser[1], weights, sizes, d, kappa, wanted)
-        risks = found[0] @ eigenvalues(problem.parameters), other[0] @ eigenvalues(coarser[0].parameters)
-        attributes["error_binning"] = largest_share((risks[0] - risks[1]) / 3, risks[0] + float(problem.noise))  # type: ignore[attr-defined]
+        risks = (
+            found[0] @ eigenvalues(problem.parameters),
+            other[0] @ eigenvalues(coarser[0].parameters),
+        )
+        attributes["error_binning"] = largest_share(
+            (risks[0] - risks[1]) / 3, risks[0] + float(problem.noise)
+        )  # type: ignore[attr-defined]
     _warn(attributes, algorithm.batch)
     return _dataset(problem, algorithm, found, wanted, d, attributes)
 
@@ -131,7 +143,11 @@ def output_weights(problem: Problem) -> np.ndarray:
 
 def has_linear_output(problem: object) -> TypeGuard[TeacherStudent]:
     """Whether the student is linear with the squared loss, whatever the teacher."""
-    return isinstance(problem, TeacherStudent) and problem.structure.has_excess and problem.activation.name == "linear"
+    return (
+        isinstance(problem, TeacherStudent)
+        and problem.structure.has_excess
+        and problem.activation.name == "linear"
+    )
 
 
 def linear_student(problem: object) -> TypeGuard[TeacherStudent]:
@@ -145,7 +161,9 @@ def output_gain(begin: Start, run: int) -> float:
     return float(np.sum((a / len(a)) ** 2))
 
 
-def modes_of(dynamics: Any, begin: Start, run: int, weights: np.ndarray, sizes: Any, kappa: float) -> LinearModes:
+def modes_of(
+    dynamics: Any, begin: Start, run: int, weights: np.ndarray, sizes: Any, kappa: float
+) -> LinearModes:
     """The student of one run as its modes."""
     numbers = dynamics.parameters
     a = begin.a[run] / begin.a.shape[1]
@@ -154,7 +172,15 @@ def modes_of(dynamics: Any, begin: Start, run: int, weights: np.ndarray, sizes: 
     target = np.einsum("r,brs,s->b", weights, numbers["gram"], weights)
     errors = np.maximum(own - 2 * cross + target, 0.0)
     counts = np.asarray(sizes, dtype=float)
-    return LinearModes(np.asarray(eigenvalues(numbers)), counts, errors, float(numbers["noise"]), kappa, target, cross - target)
+    return LinearModes(
+        np.asarray(eigenvalues(numbers)),
+        counts,
+        errors,
+        float(numbers["noise"]),
+        kappa,
+        target,
+        cross - target,
+    )
 
 
 def _pieces(algorithm: OnePassSGD, d: int) -> tuple[np.ndarray, np.ndarray]:
@@ -163,14 +189,24 @@ def _pieces(algorithm: OnePassSGD, d: int) -> tuple[np.ndarray, np.ndarray]:
     if not isinstance(lr, Schedule):
         return np.zeros(0), np.array([float(lr)])
     if lr.name != "piecewise":
-        raise checks.reject("lr", lr, "a schedule is taken piece by piece here: give sgd.piecewise_rate(...), or take solve_ode")
+        raise checks.reject(
+            "lr",
+            lr,
+            "a schedule is taken piece by piece here: give sgd.piecewise_rate(...), or take solve_ode",
+        )
     # the rate of a step is that at its alpha
     edges = np.ceil(np.asarray(lr.numbers["edges"]) * d / algorithm.batch - 1e-9)
     return edges, np.asarray(lr.numbers["rates"])
 
 
 def _means(
-    dynamics: Any, begin: Start, weights: np.ndarray, sizes: Any, d: int, kappa: float, wanted: np.ndarray
+    dynamics: Any,
+    begin: Start,
+    weights: np.ndarray,
+    sizes: Any,
+    d: int,
+    kappa: float,
+    wanted: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Errors (run, time, block) and the learning rates' sum over d after so many steps, which is t."""
     edges, rates = _pieces(dynamics.algorithm, d)
@@ -190,7 +226,10 @@ def _means(
             if g > 0:
                 errors, alongs = now.errors_after(ends, g, batch, decay / scale)
             else:
-                errors, alongs = np.tile(now.errors, (len(ends), 1)), np.tile(now.along, (len(ends), 1))  # type: ignore[arg-type]
+                errors, alongs = (
+                    np.tile(now.errors, (len(ends), 1)),
+                    np.tile(now.along, (len(ends), 1)),
+                )  # type: ignore[arg-type]
             found[run][here] = errors[:-1]
             if np.isfinite(last):
                 students[run] = replace(now, errors=np.maximum(errors[-1], 0.0), along=alongs[-1])
@@ -213,23 +252,48 @@ def _warn(attributes: dict[str, Any], batch: int) -> None:
 
 
 def _dataset(
-    problem: Any, algorithm: OnePassSGD, found: tuple[np.ndarray, np.ndarray], steps: np.ndarray, d: int, attributes: dict[str, Any]
+    problem: Any,
+    algorithm: OnePassSGD,
+    found: tuple[np.ndarray, np.ndarray],
+    steps: np.ndarray,
+    d: int,
+    attributes: dict[str, Any],
 ) -> xr.Dataset:
     errors, t = found
     with np.errstate(over="ignore", invalid="ignore"):
         excess = 0.5 * errors @ eigenvalues(problem.parameters)
     excess = np.where(np.isfinite(excess), excess, np.inf)
     variables = {
-        "risk": (("run", "time"), excess + problem.noise_floor, {"long_name": "mean population risk"}),
+        "risk": (
+            ("run", "time"),
+            excess + problem.noise_floor,
+            {"long_name": "mean population risk"},
+        ),
         "excess_risk": (("run", "time"), excess, {"long_name": "mean excess risk"}),
-        "error_block": (("run", "time", "block"), errors, {"long_name": "mean of |w - w*|^2 in a block"}),
+        "error_block": (
+            ("run", "time", "block"),
+            errors,
+            {"long_name": "mean of |w - w*|^2 in a block"},
+        ),
     }
     coordinates: dict[str, Any] = {
         "t": ("time", t, {"long_name": time_name(time_divisor(algorithm))}),
         "step": ("time", steps, {"long_name": "steps"}),
-        "diverged_at": ("run", np.full(len(excess), np.nan), {"long_name": "last finite time of a run that diverged"}),
-        "eigenvalue": ("block", eigenvalues(problem.parameters), {"long_name": "covariance eigenvalue"}),
+        "diverged_at": (
+            "run",
+            np.full(len(excess), np.nan),
+            {"long_name": "last finite time of a run that diverged"},
+        ),
+        "eigenvalue": (
+            "block",
+            eigenvalues(problem.parameters),
+            {"long_name": "covariance eigenvalue"},
+        ),
     }
     if problem.spectrum is None or not problem.spectrum.infinite:
         coordinates["alpha"] = ("time", steps * (algorithm.batch / d), {"long_name": "samples/d"})
-    return xr.Dataset(variables, coordinates, record(problem, algorithm, "solve_linear", attributes | {"clock": "step"}))
+    return xr.Dataset(
+        variables,
+        coordinates,
+        record(problem, algorithm, "solve_linear", attributes | {"clock": "step"}),
+    )

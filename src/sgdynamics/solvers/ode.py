@@ -146,14 +146,22 @@ def binning_error(merged: Prepared, risk: np.ndarray) -> float:
     Bins twice as wide have four times the error. Narrower bins would need a start that this one does not determine.
     """
     merged_risk = risk_of_path(merged)
-    is_complete = np.isfinite(risk).all(axis=1)  # a run that diverges may do so earlier with wider bins
+    is_complete = np.isfinite(risk).all(
+        axis=1
+    )  # a run that diverges may do so earlier with wider bins
     if not np.isfinite(merged_risk[is_complete]).all():
         return float("nan")
     return largest_share((merged_risk - risk) / 3, risk)
 
 
 def prepare_ode(
-    problem: Any, algorithm: Any, start: Any, *, rtol: float | None = None, atol: float | None = None, **where: Any
+    problem: Any,
+    algorithm: Any,
+    start: Any,
+    *,
+    rtol: float | None = None,
+    atol: float | None = None,
+    **where: Any,
 ) -> tuple[Door, Prepared]:
     """The checks of solve_ode, and what it will run."""
     rtol = None if rtol is None else checks.number("rtol", rtol, above=0.0)
@@ -166,4 +174,13 @@ def prepare_ode(
 
 def finish_ode(door: Door, path: Path, made: Any = xr.Dataset) -> Any:
     """The result of a path."""
-    return closed(door, "solve_ode", path.states, path.attributes, path.ends, risk=path.risk, warnings=path.warnings, made=made)
+    return closed(
+        door,
+        "solve_ode",
+        path.states,
+        path.attributes,
+        path.ends,
+        risk=path.risk,
+        warnings=path.warnings,
+        made=made,
+    )

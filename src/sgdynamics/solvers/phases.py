@@ -18,7 +18,12 @@ POINTS = 33  # save points of a phase whose length is all that is given
 UNITS = ("alpha", "times", "steps")
 
 
-def phases(solver: Callable[..., xr.Dataset], parts: Sequence[tuple[Any, Any, Any]], start: object, **more: Any) -> xr.Dataset:
+def phases(
+    solver: Callable[..., xr.Dataset],
+    parts: Sequence[tuple[Any, Any, Any]],
+    start: object,
+    **more: Any,
+) -> xr.Dataset:
     """Solve or simulate several phases one after the other, each from where the one before ended.
 
     Parameters
@@ -68,13 +73,21 @@ def phases(solver: Callable[..., xr.Dataset], parts: Sequence[tuple[Any, Any, An
         raise checks.reject("parts", parts, fix)
     given = set(more) & {*UNITS, "start"}
     if given:
-        raise checks.reject(sorted(given)[0], more[sorted(given)[0]], "every phase has its own, the third of its parts: leave it out")
+        raise checks.reject(
+            sorted(given)[0],
+            more[sorted(given)[0]],
+            "every phase has its own, the third of its parts: leave it out",
+        )
     when = [_points(index, part[2]) for index, part in enumerate(parts)]
     seed = checks.whole("seed", more.get("seed", 0), 0)
     found: list[xr.Dataset] = []
     for index, ((problem, algorithm, _), points) in enumerate(zip(parts, when, strict=True)):
         if "seed" in takes:
-            more["seed"] = seed if index == 0 else int(np.random.SeedSequence((seed, index)).generate_state(1)[0])
+            more["seed"] = (
+                seed
+                if index == 0
+                else int(np.random.SeedSequence((seed, index)).generate_state(1)[0])
+            )
         try:
             begin = start if index == 0 else start_from(found[-1])
             found.append(solver(problem, algorithm, begin, **points, **more))
@@ -91,7 +104,9 @@ def _arguments(solver: object) -> list[str]:
     except ValueError:
         found = []
     if found[:3] != ["problem", "algorithm", "start"]:
-        raise checks.reject("solver", solver, "give a solver, such as sgd.solve_ode or sgd.simulate")
+        raise checks.reject(
+            "solver", solver, "give a solver, such as sgd.solve_ode or sgd.simulate"
+        )
     return found
 
 
@@ -100,9 +115,15 @@ def _points(index: int, value: Any) -> dict[str, Any]:
     name, points = "alpha", value
     if isinstance(value, Mapping):
         if len(value) != 1 or next(iter(value)) not in UNITS:
-            raise checks.reject(f"parts[{index}][2]", value, f"give one of {', '.join(UNITS)}, such as {{'times': [1.0, 2.0]}}")
+            raise checks.reject(
+                f"parts[{index}][2]",
+                value,
+                f"give one of {', '.join(UNITS)}, such as {{'times': [1.0, 2.0]}}",
+            )
         name, points = next(iter(value.items()))
-    points = checks.numbers(f"parts[{index}][2]", points, "give the length of the phase, or its save points")
+    points = checks.numbers(
+        f"parts[{index}][2]", points, "give the length of the phase, or its save points"
+    )
     if points.ndim == 0:
         length = checks.number(f"parts[{index}][2]", float(points), above=0.0)
         points = np.linspace(0.0, length, POINTS)
@@ -117,14 +138,23 @@ def _joined(parts: list[xr.Dataset], solver: str) -> xr.Dataset:
         moved = {}
         for name in TIMES:
             if name in part.coords:
-                moved[name] = part[name] + (int(past[name]) if part[name].dtype.kind == "i" else past[name])
+                moved[name] = part[name] + (
+                    int(past[name]) if part[name].dtype.kind == "i" else past[name]
+                )
                 past[name] = float(moved[name].values[-1])
         moved["phase"] = ("time", np.full(part.sizes["time"], number), {"long_name": "phase"})
         shifted.append(part.assign_coords(moved).drop_attrs(deep=False))
     # what only some phases have is not a number in the others
     both = {str(name): one for part in shifted for name, one in part.data_vars.items()}
-    filled = [part.assign({name: _empty(one, part) for name, one in both.items() if name not in part}) for part in shifted]
-    ends = [name for name in ("diverged_at", "ran_out_at", "stopped_at") if any(name in part.coords for part in filled)]
+    filled = [
+        part.assign({name: _empty(one, part) for name, one in both.items() if name not in part})
+        for part in shifted
+    ]
+    ends = [
+        name
+        for name in ("diverged_at", "ran_out_at", "stopped_at")
+        if any(name in part.coords for part in filled)
+    ]
     kept = [part.drop_vars(ends, errors="ignore") for part in filled]
     joined = xr.concat(kept, dim="time", coords="minimal", compat="override", join="exact")
     last = parts[-1]
@@ -132,10 +162,19 @@ def _joined(parts: list[xr.Dataset], solver: str) -> xr.Dataset:
     attributes = dict(last.attrs)
     for name in {name for part in parts for name in part.attrs if name.startswith("error_")}:
         attributes[name] = max(float(part.attrs[name]) for part in parts if name in part.attrs)
-    each = [{name: json.loads(part.attrs[name]) for name in ("problem", "algorithm") if name in part.attrs} for part in parts]
+    each = [
+        {
+            name: json.loads(part.attrs[name])
+            for name in ("problem", "algorithm")
+            if name in part.attrs
+        }
+        for part in parts
+    ]
     clocks = {str(part.attrs["clock"]) for part in parts if "clock" in part.attrs}
     attributes["clock"] = clocks.pop() if len(clocks) == 1 else "t"
-    return joined.assign_attrs(attributes | {"method": f"phases of {solver}", "phases": json.dumps(each)})
+    return joined.assign_attrs(
+        attributes | {"method": f"phases of {solver}", "phases": json.dumps(each)}
+    )
 
 
 def _empty(one: xr.DataArray, part: xr.Dataset) -> xr.DataArray:

@@ -98,8 +98,26 @@ def solve_sde(
     >>> paths["M"].shape
     (4, 1, 2, 1)
     """
-    where = {"times": times, "alpha": alpha, "steps": steps, "dimension": dimension, "runs": runs, "seed": seed, "progress": progress}
-    door = opened("solve_sde", problem, algorithm, start, **where, needs_dimension=True, small=True, record=record, evaluate=evaluate)
+    where = {
+        "times": times,
+        "alpha": alpha,
+        "steps": steps,
+        "dimension": dimension,
+        "runs": runs,
+        "seed": seed,
+        "progress": progress,
+    }
+    door = opened(
+        "solve_sde",
+        problem,
+        algorithm,
+        start,
+        **where,
+        needs_dimension=True,
+        small=True,
+        record=record,
+        evaluate=evaluate,
+    )
     dynamics, d = door.dynamics, door.dimension
     higher_order = checks.flag("higher_order", higher_order)
     if algorithm.flow:
@@ -108,13 +126,17 @@ def solve_sde(
     if step is not None:
         longest = checks.number("step", step, above=0.0)
     elif variable[-1] > 0:
-        longest, error = dynamics.longest_sde_step(door.begin, d, door.sizes, float(variable[-1]), higher_order)
+        longest, error = dynamics.longest_sde_step(
+            door.begin, d, door.sizes, float(variable[-1]), higher_order
+        )
     places = dynamics.sde_places(door.when)
     edges, lengths = plan_steps(places, longest)  # refuses more steps than anybody can wait for
     saved = edges[-len(places) :][np.searchsorted(places, variable)]
     simulator = dynamics.paths_of_sde(door.begin, d, door.sizes, higher_order)
     simulator.set_steps(edges, lengths)
-    states, last = run(simulator, door.begin.runs, saved, door.seed, f"SDE, {dynamics.letter} = {d}", door.progress)
+    states, last = run(
+        simulator, door.begin.runs, saved, door.seed, f"SDE, {dynamics.letter} = {d}", door.progress
+    )
     ends = reached(edges, lengths, np.maximum(last, 0))
     if algorithm.scheduled:
         order = np.argsort(ends)
@@ -126,4 +148,11 @@ def solve_sde(
         "assumptions": f"{dynamics.assumptions}, Gaussian fluctuations",
         "error_integrator": error,
     }
-    return closed(door, "solve_sde", states, attributes, {"diverged_at": np.where(last >= 0, ends, np.nan)}, sampled="paths")
+    return closed(
+        door,
+        "solve_sde",
+        states,
+        attributes,
+        {"diverged_at": np.where(last >= 0, ends, np.nan)},
+        sampled="paths",
+    )

@@ -130,24 +130,54 @@ def simulate(
     >>> runs["M"].shape
     (16, 2, 2, 1)
     """
-    where = {"times": times, "alpha": alpha, "steps": steps, "dimension": dimension, "runs": runs, "seed": seed, "progress": progress}
+    where = {
+        "times": times,
+        "alpha": alpha,
+        "steps": steps,
+        "dimension": dimension,
+        "runs": runs,
+        "seed": seed,
+        "progress": progress,
+    }
     shared_data = checks.flag("shared_data", shared_data)
     where |= {"record": record, "evaluate": evaluate}
-    door = opened("simulate", problem, algorithm, start, **where, needs_dimension=True, small=True, whole_steps=True)
+    door = opened(
+        "simulate",
+        problem,
+        algorithm,
+        start,
+        **where,
+        needs_dimension=True,
+        small=True,
+        whole_steps=True,
+    )
     dynamics, d = door.dynamics, door.dimension
     checks.choice("method", method, dynamics.methods)
     method = "direct" if dynamics.only_direct else method
     checks.choice("dtype", dtype, ("float64", "float32", "float16"))
     if dtype == "float16" and not (dynamics.has_data and method == "direct"):
-        raise checks.reject("dtype", dtype, 'this is for the data of direct runs on a fixed data set: take "float32" or "float64"')
+        raise checks.reject(
+            "dtype",
+            dtype,
+            'this is for the data of direct runs on a fixed data set: take "float32" or "float64"',
+        )
     if method == "exact" and dtype != "float64":
         raise checks.reject(
-            "dtype", dtype, f"the exact chain is biased at large {dynamics.letter} in float32: leave it at float64, or take method='direct'"
+            "dtype",
+            dtype,
+            f"the exact chain is biased at large {dynamics.letter} in float32: leave it at float64, or take method='direct'",
         )
     if not dynamics.has_data:
-        for name, value, default in (("shared_data", shared_data, False), ("stop_at", stop_at, None)):
+        for name, value, default in (
+            ("shared_data", shared_data, False),
+            ("stop_at", stop_at, None),
+        ):
             if value is not default:
-                raise checks.reject(name, value, "this is for algorithms on a fixed data set (sgd.GradientDescent, ...): leave it out")
+                raise checks.reject(
+                    name,
+                    value,
+                    "this is for algorithms on a fixed data set (sgd.GradientDescent, ...): leave it out",
+                )
     stop_at = None if stop_at is None else checks.number("stop_at", stop_at, above=0.0)
     if checkpoint is not None and not isinstance(door.begin, Start):
         raise checks.reject(
@@ -164,41 +194,70 @@ def simulate(
     if seconds is not None:
         seconds = checks.number("seconds", seconds, above=0.0)
         if checkpoint is None:
-            raise checks.reject("seconds", seconds, "a time limit without a checkpoint would lose the runs. Set checkpoint to a folder")
+            raise checks.reject(
+                "seconds",
+                seconds,
+                "a time limit without a checkpoint would lose the runs. Set checkpoint to a folder",
+            )
     more = {"dtype": dtype, "seed": door.seed, "shared_data": shared_data}
     kept = None
     if checkpoint is not None:
         folder = checks.path("checkpoint", checkpoint)
         kept = Checkpoint(
-            folder, _call(door, more | {"method": method, "stop_at": stop_at, "recorded": sorted(door.observables.losses())}), seconds
+            folder,
+            _call(
+                door,
+                more
+                | {
+                    "method": method,
+                    "stop_at": stop_at,
+                    "recorded": sorted(door.observables.losses()),
+                },
+            ),
+            seconds,
         )
     simulator = dynamics.simulator(method, door.begin, d, door.sizes, **more)
     simulator.on_train = door.observables.losses()
     dynamics.warn_before(door.begin, d)
     label = f"{method} simulation, {dynamics.letter} = {d}"
-    states, last, stopped = run_until(simulator, door.begin.runs, door.when.step, door.seed, label, door.progress, stop_at, kept)
+    states, last, stopped = run_until(
+        simulator, door.begin.runs, door.when.step, door.seed, label, door.progress, stop_at, kept
+    )
     attributes = {
         "seed": door.seed,
         "dimension": d,
         "dtype": dtype,
         "engine": simulator.engine,
-        "assumptions": dynamics.assumptions + (", exact in law" if method == "exact" or dynamics.letter == "n" else ""),
+        "assumptions": dynamics.assumptions
+        + (", exact in law" if method == "exact" or dynamics.letter == "n" else ""),
     }
     if dynamics.has_data:
-        attributes |= {"samples": dynamics.algorithm.samples(d), "shared_data": int(shared_data), "stop_at": stop_at}
+        attributes |= {
+            "samples": dynamics.algorithm.samples(d),
+            "shared_data": int(shared_data),
+            "stop_at": stop_at,
+        }
     ends = {"diverged_at": np.where(last >= 0, time_of_steps(dynamics.algorithm, last, d), np.nan)}
     result = closed(door, f"simulate-{method}", states, attributes, ends, sampled="runs")
     if stop_at is None:
         return result
     stopped_at = np.where(stopped >= 0, time_of_steps(dynamics.algorithm, stopped, d), np.nan)
-    meaning = {"long_name": f"time at which the train risk was below stop_at, seen every {CHECK_STEPS} steps"}
+    meaning = {
+        "long_name": f"time at which the train risk was below stop_at, seen every {CHECK_STEPS} steps"
+    }
     return result.assign_coords(stopped_at=("run", stopped_at, meaning))
 
 
 def _call(door: Door, more: dict[str, Any]) -> dict[str, Any]:
     """What makes a simulation the one that it is, but for its save points."""
     dynamics, begin = door.dynamics, door.begin
-    arrays = [np.ascontiguousarray(one, dtype=np.float64).tobytes() for one in (begin.M_blocks, begin.Q_blocks, begin.a)]
+    arrays = [
+        np.ascontiguousarray(one, dtype=np.float64).tobytes()
+        for one in (begin.M_blocks, begin.Q_blocks, begin.a)
+    ]
     start = hashlib.sha256(b"".join(arrays)).hexdigest()
-    of = {"problem": encode(dynamics.problem.describe()), "algorithm": encode(dynamics.algorithm.describe())}
+    of = {
+        "problem": encode(dynamics.problem.describe()),
+        "algorithm": encode(dynamics.algorithm.describe()),
+    }
     return of | {"start": start, "runs": int(begin.runs), "dimension": door.dimension} | more

@@ -14,10 +14,17 @@ from sgdynamics.analysis.exit_times import ExitTimes
 from sgdynamics.base.arrays import Function
 from sgdynamics.results.datasets import Parts
 
-KEPT = ("method", "assumptions", "integrator", "clock")  # attributes of a solver's Dataset that a sweep passes on
+KEPT = (
+    "method",
+    "assumptions",
+    "integrator",
+    "clock",
+)  # attributes of a solver's Dataset that a sweep passes on
 OWN = ("point_name", "point_values", "failed", "warning")
 MISSING = "not computed yet"
-LARGEST_INTEGER = 2**53  # beyond it integers are not exact next to NaN, which stands for missing points
+LARGEST_INTEGER = (
+    2**53
+)  # beyond it integers are not exact next to NaN, which stands for missing points
 
 
 @dataclass(frozen=True)
@@ -46,13 +53,22 @@ class Answer:
     failed: str = ""
     warning: str = ""
 
-    def hold(self, name: str, dims: tuple[str, ...], values: np.ndarray, attributes: dict[str, Any], coordinate: bool) -> None:
+    def hold(
+        self,
+        name: str,
+        dims: tuple[str, ...],
+        values: np.ndarray,
+        attributes: dict[str, Any],
+        coordinate: bool,
+    ) -> None:
         """Add a variable; the labels of an axis get a name of their own, as points may differ in them."""
         index = dims == (name,)
         attributes = _stored_attributes(attributes) | ({"index_of": name} if index else {})
         key = f"{name}_values" if index else name
         if key in self.variables:
-            raise ValueError(f"the answer has a variable {key!r}, which a sweep uses for the labels of an axis. Rename it")
+            raise ValueError(
+                f"the answer has a variable {key!r}, which a sweep uses for the labels of an axis. Rename it"
+            )
         self.variables[key] = Variable(dims, _values(name, values), attributes, coordinate)
 
 
@@ -72,7 +88,9 @@ class Stack:
     def row(self, index: int) -> Stack:
         """One of its points."""
         rows = slice(index, index + 1)
-        variables = {name: replace(one, values=one.values[rows]) for name, one in self.variables.items()}
+        variables = {
+            name: replace(one, values=one.values[rows]) for name, one in self.variables.items()
+        }
         return Stack(self.names[rows], self.failed[rows], self.warning[rows], variables, self.texts)
 
 
@@ -106,33 +124,59 @@ def answer_of(answer: Function) -> Answer:
     own = Answer()
     if isinstance(answer, xr.Dataset):
         for name, values in answer.variables.items():
-            own.hold(str(name), tuple(map(str, values.dims)), values.values, values.attrs, name in answer.coords)
+            own.hold(
+                str(name),
+                tuple(map(str, values.dims)),
+                values.values,
+                values.attrs,
+                name in answer.coords,
+            )
     elif isinstance(answer, Parts):
         for name, (dims, values, attributes) in (answer.variables | answer.coords).items():
-            own.hold(name, (dims,) if isinstance(dims, str) else dims, values, attributes, name in answer.coords)
+            own.hold(
+                name,
+                (dims,) if isinstance(dims, str) else dims,
+                values,
+                attributes,
+                name in answer.coords,
+            )
     elif isinstance(answer, ExitTimes):
         own.variables = {
-            "times": Variable(("run",), answer.times, {"long_name": "exit times t; NaN: did not leave"}),
-            "diverged": Variable(("run",), answer.diverged.astype(np.int8), {"long_name": "whether a run diverged"}),
-            "mean": Variable((), np.float64(answer.mean), {"long_name": "mean exit time over the runs that left"}),
-            "standard_error": Variable((), np.float64(answer.standard_error), {"long_name": "standard error of the mean"}),
+            "times": Variable(
+                ("run",), answer.times, {"long_name": "exit times t; NaN: did not leave"}
+            ),
+            "diverged": Variable(
+                ("run",), answer.diverged.astype(np.int8), {"long_name": "whether a run diverged"}
+            ),
+            "mean": Variable(
+                (), np.float64(answer.mean), {"long_name": "mean exit time over the runs that left"}
+            ),
+            "standard_error": Variable(
+                (), np.float64(answer.standard_error), {"long_name": "standard error of the mean"}
+            ),
             "left": Variable((), np.int64(answer.left), {"long_name": "runs that left"}),
         }
         own.texts = {"method": f"exit_time-{answer.method}"}
     elif dataclasses.is_dataclass(answer) and not isinstance(answer, type):
         parts = {part.name: getattr(answer, part.name) for part in dataclasses.fields(answer)}
-        own.variables = _plain_variables({name: value for name, value in parts.items() if _numeric(value)})
+        own.variables = _plain_variables(
+            {name: value for name, value in parts.items() if _numeric(value)}
+        )
     elif isinstance(answer, Mapping):
         own.variables = _plain_variables(answer)
     elif _numeric(answer):
         own.variables = _plain_variables({"value": answer})
     for name, value in answer.attrs.items() if isinstance(answer, (xr.Dataset, Parts)) else ():
         if name.startswith("error") and np.ndim(value) == 0 and not isinstance(value, str):
-            own.variables[name] = Variable((), np.float64(value), {"long_name": name.replace("_", " ") + " of the solver"})
+            own.variables[name] = Variable(
+                (), np.float64(value), {"long_name": name.replace("_", " ") + " of the solver"}
+            )
         elif name in KEPT:
             own.texts[name] = storable_text(value)
     if not own.variables:
-        raise TypeError(f"the solver returned {type(answer).__name__}: return a Dataset, a dataclass, a dict of numbers, or a number")
+        raise TypeError(
+            f"the solver returned {type(answer).__name__}: return a Dataset, a dataclass, a dict of numbers, or a number"
+        )
     return own
 
 
@@ -142,21 +186,31 @@ def checked(own: Answer, swept: Iterable[str]) -> Answer:
     dims = {dim for variable in own.variables.values() for dim in variable.dims}
     for name in [*own.variables, *dims]:
         if not name or "/" in name or name in (".", "..") or storable_text(name) != name:
-            raise ValueError(f"the answer has the name {storable_text(name)!r}, which files cannot hold. Use a name without a slash")
+            raise ValueError(
+                f"the answer has the name {storable_text(name)!r}, which files cannot hold. Use a name without a slash"
+            )
     clash = sorted((swept | set(OWN)) & set(own.variables))
     if clash:
-        raise ValueError(f"the answer has a variable {clash[0]!r}, which is also the name of a parameter: rename it")
+        raise ValueError(
+            f"the answer has a variable {clash[0]!r}, which is also the name of a parameter: rename it"
+        )
     clash = sorted((swept | {"point"}) & dims)
     if clash:
-        raise ValueError(f"the answer has a dimension {clash[0]!r}, which a sweep uses itself: rename it")
+        raise ValueError(
+            f"the answer has a dimension {clash[0]!r}, which a sweep uses itself: rename it"
+        )
     clash = sorted(dims & set(own.variables))
     if clash:
-        raise ValueError(f"the answer has a dimension and a variable of the name {clash[0]!r}. Rename one of them")
+        raise ValueError(
+            f"the answer has a dimension and a variable of the name {clash[0]!r}. Rename one of them"
+        )
     return own
 
 
 def _numeric(value: Any) -> bool:
-    return not isinstance(value, (str, bytes)) and hasattr(value, "__float__" if np.ndim(value) == 0 else "__len__")
+    return not isinstance(value, (str, bytes)) and hasattr(
+        value, "__float__" if np.ndim(value) == 0 else "__len__"
+    )
 
 
 def _plain_variables(parts: Mapping[Any, Any]) -> dict[str, Variable]:
@@ -165,7 +219,9 @@ def _plain_variables(parts: Mapping[Any, Any]) -> dict[str, Variable]:
         values = _values(name, np.asarray(value))
         if str(name) in variables:
             raise ValueError(f"the answer has two entries of the name {name!r}. Rename one of them")
-        variables[str(name)] = Variable(tuple(f"{name}_{axis}" for axis in range(values.ndim)), values)
+        variables[str(name)] = Variable(
+            tuple(f"{name}_{axis}" for axis in range(values.ndim)), values
+        )
     return variables
 
 
@@ -175,23 +231,39 @@ def _values(name: object, values: np.ndarray) -> np.ndarray:
     if kind in "US" or (kind == "O" and all(isinstance(value, str) for value in values.flat)):
         texts = values.astype(str).astype(object)
         if any(storable_text(text) != text for text in texts.flat):
-            raise ValueError(f"the answer's {name!r} is a text with a NUL or a lone surrogate, which files cannot hold. Remove it")
+            raise ValueError(
+                f"the answer's {name!r} is a text with a NUL or a lone surrogate, which files cannot hold. Remove it"
+            )
         return texts
     if kind == "O" and all(isinstance(value, (int, np.integer)) for value in values.flat):
         kind = "i"
     elif kind == "b":
         return values.astype(np.int8)
     if kind not in "iuf":
-        raise TypeError(f"the answer's {name!r} has values of type {values.dtype}: return real numbers (a complex one as two)")
-    if kind in "iu" and values.size and max(abs(int(values.max())), abs(int(values.min()))) > LARGEST_INTEGER:
-        raise ValueError(f"the answer's {name!r} is an integer beyond 2**53, which is not stored exactly. Return a float or a text")
+        raise TypeError(
+            f"the answer's {name!r} has values of type {values.dtype}: return real numbers (a complex one as two)"
+        )
+    if (
+        kind in "iu"
+        and values.size
+        and max(abs(int(values.max())), abs(int(values.min()))) > LARGEST_INTEGER
+    ):
+        raise ValueError(
+            f"the answer's {name!r} is an integer beyond 2**53, which is not stored exactly. Return a float or a text"
+        )
     return values.astype(np.int64) if kind in "iu" and values.dtype.kind in "uO" else values
 
 
 def stacked(names: list[str], answers: list[Answer]) -> list[Stack]:
     """Answers as stacks, one for each group of points whose variables have the same layout."""
     parts = [
-        Stack([name], [own.failed], [own.warning], {key: _lifted(one) for key, one in own.variables.items()}, own.texts)
+        Stack(
+            [name],
+            [own.failed],
+            [own.warning],
+            {key: _lifted(one) for key, one in own.variables.items()},
+            own.texts,
+        )
         for name, own in zip(names, answers, strict=True)
     ]
     return joined(parts)
@@ -203,7 +275,9 @@ def failure(names: list[str], text: str) -> Stack:
 
 
 def _lifted(one: Variable) -> Variable:
-    return Variable(("point", *one.dims), np.asarray(one.values)[None], one.attributes, one.coordinate)
+    return Variable(
+        ("point", *one.dims), np.asarray(one.values)[None], one.attributes, one.coordinate
+    )
 
 
 def joined(parts: list[Stack]) -> list[Stack]:
@@ -239,15 +313,25 @@ def _joined(parts: list[Stack]) -> Stack:
     )
 
 
-def _gathered(parts: list[Stack], places: list[np.ndarray], rows: list[np.ndarray], total: int) -> dict[str, Variable]:
+def _gathered(
+    parts: list[Stack], places: list[np.ndarray], rows: list[np.ndarray], total: int
+) -> dict[str, Variable]:
     """Every variable over `total` points: rows[i] of part i go to places[i]."""
     found: dict[str, Variable] = {}
     names = list(dict.fromkeys(name for part in parts for name in part.variables))
     for name in names:
-        held = [(part.variables[name], place, row) for part, place, row in zip(parts, places, rows, strict=True) if name in part.variables]
+        held = [
+            (part.variables[name], place, row)
+            for part, place, row in zip(parts, places, rows, strict=True)
+            if name in part.variables
+        ]
         first = held[0][0]
-        shape = tuple(max(sizes) for sizes in zip(*(one.values.shape[1:] for one, _, _ in held), strict=True))
-        whole = sum(len(place) for _, place, _ in held) == total and all(one.values.shape[1:] == shape for one, _, _ in held)
+        shape = tuple(
+            max(sizes) for sizes in zip(*(one.values.shape[1:] for one, _, _ in held), strict=True)
+        )
+        whole = sum(len(place) for _, place, _ in held) == total and all(
+            one.values.shape[1:] == shape for one, _, _ in held
+        )
         dtype = np.result_type(*(one.values.dtype for one, _, _ in held))
         if dtype.kind == "O":
             values = np.full((total, *shape), "", dtype=object)
@@ -271,12 +355,19 @@ def chosen(parts: list[Stack], order: list[str]) -> Stack:
     best: dict[str, tuple[int, int]] = {}
     for number, part in enumerate(parts):
         for row, name in enumerate(part.names):
-            if name in position and (name not in best or not part.failed[row] or parts[best[name][0]].failed[best[name][1]]):
+            if name in position and (
+                name not in best
+                or not part.failed[row]
+                or parts[best[name][0]].failed[best[name][1]]
+            ):
                 best[name] = (number, row)
     failed, warning = [MISSING] * len(order), [""] * len(order)
     rows: list[list[int]] = [[] for _ in parts]
     for name, (number, row) in best.items():
-        failed[position[name]], warning[position[name]] = parts[number].failed[row], parts[number].warning[row]
+        failed[position[name]], warning[position[name]] = (
+            parts[number].failed[row],
+            parts[number].warning[row],
+        )
         if not parts[number].failed[row]:
             rows[number].append(row)
     for number, text in _misfits(parts, [len(part_rows) for part_rows in rows]).items():
@@ -288,8 +379,15 @@ def chosen(parts: list[Stack], order: list[str]) -> Stack:
         for name, text in part.texts.items() if used else ():
             texts[name] = text if texts.get(name, text) == text else "several"
     used = [number for number in range(len(parts)) if rows[number]]
-    positions = [np.array([position[parts[number].names[row]] for row in rows[number]]) for number in used]
-    variables = _gathered([parts[number] for number in used], positions, [np.array(rows[number]) for number in used], len(order))
+    positions = [
+        np.array([position[parts[number].names[row]] for row in rows[number]]) for number in used
+    ]
+    variables = _gathered(
+        [parts[number] for number in used],
+        positions,
+        [np.array(rows[number]) for number in used],
+        len(order),
+    )
     return Stack(order, failed, warning, variables, texts)
 
 
@@ -311,12 +409,24 @@ def _misfits(parts: list[Stack], counts: list[int]) -> dict[int, str]:
                     "Return the same dimensions and the same kind of values at every point"
                 )
     fitting = [number for number, count in enumerate(counts) if count and number not in misfits]
-    dims = {dim: [] for number in fitting for one in parts[number].variables.values() for dim in one.layout[0]}
+    dims = {
+        dim: []
+        for number in fitting
+        for one in parts[number].variables.values()
+        for dim in one.layout[0]
+    }
     for dim in dims:
         with_variable = [number for number in fitting if dim in parts[number].variables]
-        with_dimension = [number for number in fitting if any(dim in one.layout[0] for one in parts[number].variables.values())]
+        with_dimension = [
+            number
+            for number in fitting
+            if any(dim in one.layout[0] for one in parts[number].variables.values())
+        ]
         if with_variable and with_dimension:
-            fewer = min((with_dimension, with_variable), key=lambda numbers: sum(counts[number] for number in numbers))
+            fewer = min(
+                (with_dimension, with_variable),
+                key=lambda numbers: sum(counts[number] for number in numbers),
+            )
             text = f"ValueError: {dim!r} is a dimension of the answer at some points and a variable at others. Rename one of them"
             misfits |= dict.fromkeys(fewer, text)
     return misfits
@@ -339,16 +449,28 @@ def dataset(stack: Stack, dims: Mapping[str, list[Any]]) -> tuple[dict[str, Any]
         values = one.values
         some = values[good]
         if one.coordinate and len(some) and _same(some):
-            coordinates[one.attributes.get("index_of", name)] = (one.dims[1:], _text(some[0]), attributes)
+            coordinates[one.attributes.get("index_of", name)] = (
+                one.dims[1:],
+                _text(some[0]),
+                attributes,
+            )
             continue
         home = coordinates if one.coordinate else variables
-        home[name] = ((*dims, *one.dims[1:]), _text(values.reshape(*shape, *values.shape[1:])), attributes)
+        home[name] = (
+            (*dims, *one.dims[1:]),
+            _text(values.reshape(*shape, *values.shape[1:])),
+            attributes,
+        )
     return variables, coordinates
 
 
 def _same(values: np.ndarray) -> bool:
     first = np.broadcast_to(values[:1], values.shape)
-    return bool(np.all(values == first)) if values.dtype.kind == "O" else np.array_equal(values, first, equal_nan=True)
+    return (
+        bool(np.all(values == first))
+        if values.dtype.kind == "O"
+        else np.array_equal(values, first, equal_nan=True)
+    )
 
 
 def _text(values: np.ndarray) -> Any:

@@ -16,7 +16,15 @@ from sgdynamics.expectations.choice import expectation_of
 from sgdynamics.ode.integrate import by_program, or_raise, run_cases
 from sgdynamics.results.datasets import Parts
 from sgdynamics.solvers.ode import finish_ode, prepare_ode
-from sgdynamics.sweeps.answers import Answer, Stack, answer_of, checked, error_text, stacked, storable_text
+from sgdynamics.sweeps.answers import (
+    Answer,
+    Stack,
+    answer_of,
+    checked,
+    error_text,
+    stacked,
+    storable_text,
+)
 from sgdynamics.sweeps.job import Job
 from sgdynamics.sweeps.points import Point
 
@@ -34,7 +42,9 @@ def together(job: Job, point: Point) -> int:
         problem, algorithm, _, arguments = job.made(point.values)
     except Exception:
         return 1  # it cannot be made, a start of the user's among it: by itself, it records why
-    if job.solver == "exit_time" and (arguments.get("method", "ode") != "ode" or callable(arguments.get("criterion"))):
+    if job.solver == "exit_time" and (
+        arguments.get("method", "ode") != "ode" or callable(arguments.get("criterion"))
+    ):
         return 1
     # others have a solver of their own, which takes one at a time; on the sphere at finite d replicates are their own
     own = "fields" not in problem.kinds or "snr = inf" in problem.kinds or algorithm.kinds
@@ -56,7 +66,9 @@ def compute(job: Job, points: list[Point], size: int, swept: list[str]) -> list[
                 return function()
             except KeyboardInterrupt:
                 raise
-            except BaseException as error:  # SystemExit too: sys.exit in a point ends that point, and no worker
+            except (
+                BaseException
+            ) as error:  # SystemExit too: sys.exit in a point ends that point, and no worker
                 own.failed = error_text(error)
                 return None
             finally:
@@ -80,7 +92,9 @@ def compute(job: Job, points: list[Point], size: int, swept: list[str]) -> list[
             answers.clear()
             for place, point in enumerate(points):
                 answer(place, lambda point=point: job.run(point.values))
-    return stacked([point.name for point in points], [answers[place] for place in range(len(points))])
+    return stacked(
+        [point.name for point in points], [answers[place] for place in range(len(points))]
+    )
 
 
 def _message(warning: object) -> str:
@@ -91,19 +105,35 @@ def _message(warning: object) -> str:
 
 
 @float64
-def _odes(points: dict[int, Point], job: Job, size: int, attempt: Function, answer: Function) -> None:
+def _odes(
+    points: dict[int, Point], job: Job, size: int, attempt: Function, answer: Function
+) -> None:
     """solve_ode at each point: prepared each, run together, finished each. Starts are checked once for all problems that they fit alike."""
-    doors = {place: attempt(place, lambda point=point: _asked(prepare_ode, job, point)) for place, point in points.items()}
+    doors = {
+        place: attempt(place, lambda point=point: _asked(prepare_ode, job, point))
+        for place, point in points.items()
+    }
     good = {place: door for place, door in doors.items() if door is not None}
-    for place, path in zip(good, solve([prepared for _, prepared in good.values()], size), strict=True):
-        answer(place, lambda place=place, path=path: finish_ode(good[place][0], or_raise(path), Parts))
+    for place, path in zip(
+        good, solve([prepared for _, prepared in good.values()], size), strict=True
+    ):
+        answer(
+            place, lambda place=place, path=path: finish_ode(good[place][0], or_raise(path), Parts)
+        )
 
 
 @float64
-def _exits(points: dict[int, Point], job: Job, size: int, attempt: Function, answer: Function) -> None:
+def _exits(
+    points: dict[int, Point], job: Job, size: int, attempt: Function, answer: Function
+) -> None:
     """exit_time by the ODE at each point, likewise."""
-    asked = {place: attempt(place, lambda point=point: _asked(prepare_exits, job, point)) for place, point in points.items()}
-    cases = {place: one.case() for place, one in asked.items() if one is not None and not one.away.all()}
+    asked = {
+        place: attempt(place, lambda point=point: _asked(prepare_exits, job, point))
+        for place, point in points.items()
+    }
+    cases = {
+        place: one.case() for place, one in asked.items() if one is not None and not one.away.all()
+    }
     found: dict[int, Any] = {}
     for names in by_program(cases, size):
         found |= dict(zip(names, run_cases([cases[name] for name in names], size), strict=True))

@@ -18,7 +18,14 @@ from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.spiked_tensor import SpikedStart
 from sgdynamics.problems.starts import Start, random_start, start
 from sgdynamics.problems.wide_starts import MeanFieldStart
-from sgdynamics.results.records import algorithm_from, changed, contents, own_makers, problem_from, start_of
+from sgdynamics.results.records import (
+    algorithm_from,
+    changed,
+    contents,
+    own_makers,
+    problem_from,
+    start_of,
+)
 from sgdynamics.solvers.dmft import solve_dmft
 from sgdynamics.solvers.large_batch import solve_large_batch
 from sgdynamics.solvers.linear import solve_linear
@@ -53,13 +60,19 @@ WHEN = ("times", "alpha", "steps")
 class Job:
     """A solver with its base values. It travels to the workers once; a point adds only what it varies."""
 
-    def __init__(self, solver: Any, problem: Any, algorithm: Any, start: Any, arguments: Mapping[str, Any]) -> None:
+    def __init__(
+        self, solver: Any, problem: Any, algorithm: Any, start: Any, arguments: Mapping[str, Any]
+    ) -> None:
         self.solver = solver
         self.built_in = isinstance(solver, str)
         if isinstance(solver, str):
             checks.choice("solver", solver, SOLVERS)
         elif not callable(solver):
-            raise checks.reject("solver", solver, f"give one of {', '.join(SOLVERS)}, or a function of the parameters")
+            raise checks.reject(
+                "solver",
+                solver,
+                f"give one of {', '.join(SOLVERS)}, or a function of the parameters",
+            )
         self.takes, self.anything, self.needs = _signature(self.function)
         self.arguments = dict(arguments)
         self.varied: set[tuple[str, ...]] = set()
@@ -69,20 +82,44 @@ class Job:
             if self.built_in and value is None:
                 raise checks.reject(name, value, f"{solver} needs a {name}: give one")
             if value is not None and not self.anything and name not in self.takes:
-                raise checks.reject(name, value, f"the function does not take {name}: leave it out, or let it take {name}")
+                raise checks.reject(
+                    name,
+                    value,
+                    f"the function does not take {name}: leave it out, or let it take {name}",
+                )
         self.own = [name for name in self.takes if name not in (*OBJECTS, "progress")]
         if not self.anything:
             checks.known_names(self.name, self.arguments, self.own)
-        if start is not None and not isinstance(start, (Start, SpikedStart, MeanFieldStart, Mapping)) and not callable(start):
-            raise checks.reject("start", start, "give what sgd.start or sgd.random_start returns, a record, or a function")
+        if (
+            start is not None
+            and not isinstance(start, (Start, SpikedStart, MeanFieldStart, Mapping))
+            and not callable(start)
+        ):
+            raise checks.reject(
+                "start",
+                start,
+                "give what sgd.start or sgd.random_start returns, a record, or a function",
+            )
         self.start = dict(start) if isinstance(start, Mapping) else start
-        self.records = {name: dict(value) for name, value in given.items() if isinstance(value, Mapping)}
+        self.records = {
+            name: dict(value) for name, value in given.items() if isinstance(value, Mapping)
+        }
         self.problem: Any = problem_from(problem) if isinstance(problem, Mapping) else problem
         if problem is not None and not hasattr(self.problem, "kinds"):
-            raise checks.reject("problem", problem, "give sgd.TeacherStudent(...), another problem of the library, or a record of one")
-        self.algorithm: Any = algorithm_from(algorithm) if isinstance(algorithm, Mapping) else algorithm
+            raise checks.reject(
+                "problem",
+                problem,
+                "give sgd.TeacherStudent(...), another problem of the library, or a record of one",
+            )
+        self.algorithm: Any = (
+            algorithm_from(algorithm) if isinstance(algorithm, Mapping) else algorithm
+        )
         if algorithm is not None and not isinstance(self.algorithm, (OnePassSGD, FixedData)):
-            raise checks.reject("algorithm", algorithm, "give sgd.OnePassSGD(...), another algorithm of the library, or a record of one")
+            raise checks.reject(
+                "algorithm",
+                algorithm,
+                "give sgd.OnePassSGD(...), another algorithm of the library, or a record of one",
+            )
 
     @property
     def function(self) -> Callable[..., Any]:
@@ -90,7 +127,11 @@ class Job:
 
     @property
     def name(self) -> str:
-        return self.solver if self.built_in else getattr(self.solver, "__name__", type(self.solver).__name__)
+        return (
+            self.solver
+            if self.built_in
+            else getattr(self.solver, "__name__", type(self.solver).__name__)
+        )
 
     def names(self, section: str) -> list[str] | None:
         """What may be varied in a section; None where anything may."""
@@ -101,15 +142,20 @@ class Job:
                 return None
             if not isinstance(self.start, dict):
                 return []
-            random = self.start.get("kind", "overlaps" if {"M", "m"} & set(self.start) else "random") == "random"
-            return [name for name in inspect.signature(random_start if random else start).parameters if name != "problem"]
+            random = (
+                self.start.get("kind", "overlaps" if {"M", "m"} & set(self.start) else "random")
+                == "random"
+            )
+            return [
+                name
+                for name in inspect.signature(random_start if random else start).parameters
+                if name != "problem"
+            ]
         return list(contents(getattr(self, section)))
 
     def closed(self, section: str) -> str:
         if section == "start" and self.start is not None:
-            return (
-                'the start is fixed: give it as a record such as {"kind": "random", "seed": 0}, or as a function of (problem, parameters)'
-            )
+            return 'the start is fixed: give it as a record such as {"kind": "random", "seed": 0}, or as a function of (problem, parameters)'
         return f"there is no {section}"
 
     def inner(self, path: tuple[str, ...]) -> None:
@@ -118,7 +164,11 @@ class Job:
         for step in path[1:]:
             known = contents(place)
             if step not in known:
-                raise checks.reject("over", ".".join(path), f"there is no {step!r}: {checks.did_you_mean(step, known)}{', '.join(known)}")
+                raise checks.reject(
+                    "over",
+                    ".".join(path),
+                    f"there is no {step!r}: {checks.did_you_mean(step, known)}{', '.join(known)}",
+                )
             place = known[step]
 
     def vary(self, paths: set[tuple[str, ...]]) -> None:
@@ -130,10 +180,20 @@ class Job:
         given = set(self.arguments) | swept
         missing = [name for name in self.needs if name not in given and name not in OBJECTS]
         if missing:
-            raise checks.reject("arguments", sorted(given), f"{self.name} needs {', '.join(missing)}: give them, or sweep over them")
-        when = [name for name in WHEN if name in given and (name in swept or self.arguments.get(name) is not None)]
+            raise checks.reject(
+                "arguments",
+                sorted(given),
+                f"{self.name} needs {', '.join(missing)}: give them, or sweep over them",
+            )
+        when = [
+            name
+            for name in WHEN
+            if name in given and (name in swept or self.arguments.get(name) is not None)
+        ]
         if self.built_in and "times" in self.takes and len(when) != 1:
-            raise ValueError(f"give exactly one of times=, alpha=, steps= (received {', '.join(when) or 'none of them'})")
+            raise ValueError(
+                f"give exactly one of times=, alpha=, steps= (received {', '.join(when) or 'none of them'})"
+            )
 
     def describe(self) -> dict[str, Any]:
         """What the points share, as plain values; functions of the user by their identity."""
@@ -141,11 +201,16 @@ class Job:
         for name, value in (("problem", self.problem), ("algorithm", self.algorithm)):
             if value is not None:
                 kind = value.describe()["kind"]
-                shared[name] = {"kind": kind, **self._fixed(name, self.records.get(name) or self._stated(value))}
+                shared[name] = {
+                    "kind": kind,
+                    **self._fixed(name, self.records.get(name) or self._stated(value)),
+                }
                 makers = own_makers(value.describe())
                 if makers:
                     shared[name]["makers"] = makers
-        shared["start"] = self._fixed("start", self.start) if isinstance(self.start, dict) else plain(self.start)
+        shared["start"] = (
+            self._fixed("start", self.start) if isinstance(self.start, dict) else plain(self.start)
+        )
         shared["arguments"] = self._fixed("arguments", self.arguments)
         return shared
 
@@ -156,7 +221,11 @@ class Job:
                 return contents(value)
             # dynamics of the user: the class counts, and so does the state where it is not in fields
             fields = contents(value)
-            return {**fields, "class": plain(type(value))} if fields else {"object": object_identity(value)}
+            return (
+                {**fields, "class": plain(type(value))}
+                if fields
+                else {"object": object_identity(value)}
+            )
         record = {}
         for name, part in value.describe().items():
             follows = any(("problem", lead) in self.varied for lead in FOLLOWS.get(name, ()))
@@ -174,16 +243,32 @@ class Job:
     @property
     def identity(self) -> str:
         """The same for two sweeps of the same thing over the same parameters, whatever their values."""
-        return digest({"format": FORMAT, "over": sorted(".".join(path) for path in self.varied), **self.describe()})
+        return digest(
+            {
+                "format": FORMAT,
+                "over": sorted(".".join(path) for path in self.varied),
+                **self.describe(),
+            }
+        )
 
     def known(self) -> dict[str, Any]:
         """Fixed values by bare name, for parameters that depend on them."""
-        sections = (self.start if isinstance(self.start, dict) else None, self.algorithm, self.problem, self.arguments)
+        sections = (
+            self.start if isinstance(self.start, dict) else None,
+            self.algorithm,
+            self.problem,
+            self.arguments,
+        )
         return {name: value for section in sections for name, value in contents(section).items()}
 
     def made(self, values: Mapping[tuple[str, ...], Any]) -> tuple[Any, Any, Any, dict[str, Any]]:
         """Problem, algorithm, start and arguments at a point."""
-        changes: dict[str, dict[tuple[str, ...], Any]] = {"problem": {}, "algorithm": {}, "start": {}, "arguments": {}}
+        changes: dict[str, dict[tuple[str, ...], Any]] = {
+            "problem": {},
+            "algorithm": {},
+            "start": {},
+            "arguments": {},
+        }
         for path, value in values.items():
             changes[path[0]][path[1:]] = value
         problem, algorithm = (self._kept(name, changes[name]) for name in ("problem", "algorithm"))
@@ -191,9 +276,13 @@ class Job:
         begin = self.start
         if isinstance(begin, dict):
             begin = changed(begin, changes["start"])
-            begin = begin if problem is None else start_of(problem, begin, arguments.get("dimension"))
+            begin = (
+                begin if problem is None else start_of(problem, begin, arguments.get("dimension"))
+            )
         elif callable(begin):
-            begin = begin(problem, {**self.known(), **{path[-1]: value for path, value in values.items()}})
+            begin = begin(
+                problem, {**self.known(), **{path[-1]: value for path, value in values.items()}}
+            )
         return problem, algorithm, begin, arguments
 
     def _kept(self, section: str, changes: dict[tuple[str, ...], Any]) -> Any:
@@ -216,8 +305,14 @@ class Job:
         """The solver's answer at a point."""
         problem, algorithm, begin, arguments = self.made(values)
         given = {"problem": problem, "algorithm": algorithm, "start": begin}
-        quiet = {"progress": False} if "progress" in self.takes and "progress" not in arguments else {}
-        return self.function(**{name: value for name, value in given.items() if value is not None}, **arguments, **quiet)
+        quiet = (
+            {"progress": False} if "progress" in self.takes and "progress" not in arguments else {}
+        )
+        return self.function(
+            **{name: value for name, value in given.items() if value is not None},
+            **arguments,
+            **quiet,
+        )
 
 
 def _signature(function: Callable[..., Any]) -> tuple[list[str], bool, list[str]]:
@@ -226,6 +321,12 @@ def _signature(function: Callable[..., Any]) -> tuple[list[str], bool, list[str]
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
         return [], True, []
-    named = [part for part in parameters if part.kind in (part.POSITIONAL_OR_KEYWORD, part.KEYWORD_ONLY)]
+    named = [
+        part for part in parameters if part.kind in (part.POSITIONAL_OR_KEYWORD, part.KEYWORD_ONLY)
+    ]
     anything = any(part.kind is part.VAR_KEYWORD for part in parameters)
-    return [part.name for part in named], anything, [part.name for part in named if part.default is part.empty]
+    return (
+        [part.name for part in named],
+        anything,
+        [part.name for part in named if part.default is part.empty],
+    )

@@ -26,7 +26,20 @@ SECTIONS = ("problem", "algorithm", "start", "arguments")
 TAKEN = variables.TAKEN | {"point", "times", "left", "mean", "failed", "warning"}
 # whole numbers that are shapes: points that differ in them are other programs (all other numbers are traced)
 SHAPES = frozenset(
-    ["width", "teacher_width", "signals", "directions", "order", "batch", "runs", "paths", "replicates", "rank", "raw", "bins"]
+    [
+        "width",
+        "teacher_width",
+        "signals",
+        "directions",
+        "order",
+        "batch",
+        "runs",
+        "paths",
+        "replicates",
+        "rank",
+        "raw",
+        "bins",
+    ]
 )
 
 
@@ -44,12 +57,18 @@ class Point:
 class SweepPlan:
     """All points, the axes of the result and the variables that depend on others."""
 
-    dims: dict[str, list[Any]]  # of a grid: labels along each axis; of a list: {"point": [0, 1, ...]}
-    along: dict[str, tuple[str, list[Any]]]  # of a list: parameters as coordinates, name -> (dim, labels)
+    dims: dict[
+        str, list[Any]
+    ]  # of a grid: labels along each axis; of a list: {"point": [0, 1, ...]}
+    along: dict[
+        str, tuple[str, list[Any]]
+    ]  # of a list: parameters as coordinates, name -> (dim, labels)
     dependent: dict[str, list[Any]]  # labels at every point
     points: list[Point]
     titles: dict[str, str]  # short name -> full name
-    unidentified: str | None  # the first value or function without an identity that a store could record
+    unidentified: (
+        str | None
+    )  # the first value or function without an identity that a store could record
 
 
 def plan_sweep(job: Job, over: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> SweepPlan:
@@ -75,7 +94,9 @@ def plan_sweep(job: Job, over: Mapping[str, Any] | Sequence[Mapping[str, Any]]) 
         identities = {".".join(path): identify(value) for path, value in values.items()}
         # without identities points differ by their position: such a sweep has no store
         position = [] if identify.missing is None else [index]
-        points.append(Point(index, hash_plain([identity, identities, *position])[:24], values, identities))
+        points.append(
+            Point(index, hash_plain([identity, identities, *position])[:24], values, identities)
+        )
     if len({point.name for point in points}) < count:
         raise checks.reject("over", over, "two points have the same parameters: give each once")
     if isinstance(axes, dict):
@@ -83,10 +104,16 @@ def plan_sweep(job: Job, over: Mapping[str, Any] | Sequence[Mapping[str, Any]]) 
         along = {}
     else:
         dims = {"point": list(range(count))}
-        along = {short[name]: ("point", [label(setting[name]) for setting in settings]) for name in names}
-    dependent = {short[name]: [label(point.values[paths[name]]) for point in points] for name, _, _ in order}
+        along = {
+            short[name]: ("point", [label(setting[name]) for setting in settings]) for name in names
+        }
+    dependent = {
+        short[name]: [label(point.values[paths[name]]) for point in points] for name, _, _ in order
+    }
     titles = {short[name]: ".".join(paths[name]) for name in names}
-    return SweepPlan(dims, along, dependent, points, titles, unidentified(job.describe()) or identify.missing)
+    return SweepPlan(
+        dims, along, dependent, points, titles, unidentified(job.describe()) or identify.missing
+    )
 
 
 class _Identities:
@@ -106,27 +133,45 @@ class _Identities:
         return self._known[id(value)][1]
 
 
-def _columns(over: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> tuple[list[str], dict[str, Any], Any]:
+def _columns(
+    over: Mapping[str, Any] | Sequence[Mapping[str, Any]],
+) -> tuple[list[str], dict[str, Any], Any]:
     """Names, the values of each at every point (or the function that gives them), and for a grid its axes."""
     if isinstance(over, Mapping) and over:
         axes = {}
         for name, values in over.items():
             if callable(values):
                 continue
-            if isinstance(values, (str, bytes, Mapping)) or not hasattr(values, "__len__") or getattr(values, "shape", None) == ():
-                raise checks.reject(f"over[{name!r}]", values, "give a list of values, or a function of the other parameters")
+            if (
+                isinstance(values, (str, bytes, Mapping))
+                or not hasattr(values, "__len__")
+                or getattr(values, "shape", None) == ()
+            ):
+                raise checks.reject(
+                    f"over[{name!r}]",
+                    values,
+                    "give a list of values, or a function of the other parameters",
+                )
             axes[name] = list(values)
             if not axes[name]:
                 raise checks.reject(f"over[{name!r}]", values, "give at least one value")
         if not axes:
-            raise checks.reject("over", over, "all parameters depend on others: give a list of values for one at least")
+            raise checks.reject(
+                "over",
+                over,
+                "all parameters depend on others: give a list of values for one at least",
+            )
         size = math.prod(len(values) for values in axes.values())
         if size > MOST_POINTS:
             raise checks.reject(
-                "over", {name: len(values) for name, values in axes.items()}, f"that is {size:.3g} points: give fewer values"
+                "over",
+                {name: len(values) for name, values in axes.items()},
+                f"that is {size:.3g} points: give fewer values",
             )
         shape = {name: len(values) for name, values in axes.items()}
-        check_memory("over", shape, POINT_BYTES * size, f"{size:.3g} points", "give fewer values", host=True)
+        check_memory(
+            "over", shape, POINT_BYTES * size, f"{size:.3g} points", "give fewer values", host=True
+        )
         product = list(zip(*itertools.product(*axes.values()), strict=True))
         columns: dict[str, Any] = dict(zip(axes, product, strict=True))
         columns |= {name: values for name, values in over.items() if callable(values)}
@@ -140,9 +185,17 @@ def _columns(over: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> tuple[lis
         names = list(over[0])
         for setting in over:
             if set(setting) != set(names):
-                raise checks.reject("over", setting, f"every point of a list needs the same parameters, here {', '.join(names)}")
+                raise checks.reject(
+                    "over",
+                    setting,
+                    f"every point of a list needs the same parameters, here {', '.join(names)}",
+                )
         return names, {name: [setting[name] for setting in over] for name in names}, None
-    raise checks.reject("over", over, 'give {"lr": [0.1, 0.2], ...} (every combination) or [{"lr": 0.1, ...}, ...] (a list of points)')
+    raise checks.reject(
+        "over",
+        over,
+        'give {"lr": [0.1, 0.2], ...} (every combination) or [{"lr": 0.1, ...}, ...] (a list of points)',
+    )
 
 
 def _labels(name: str, values: list[Any]) -> list[Any]:
@@ -155,9 +208,16 @@ def _labels(name: str, values: list[Any]) -> list[Any]:
     for index, identity in enumerate(identities):
         if unidentified(identity):
             identities[index] = [identity, index]
-        elif identity in identities[:index] or (labels[index] in repeated and not isinstance(labels[index], str)):
-            raise checks.reject(f"over[{name!r}]", values, "two values are the same: give each once")
-    return [f"{text} {digest(identity)[:8]}" if text in repeated else text for text, identity in zip(labels, identities, strict=True)]
+        elif identity in identities[:index] or (
+            labels[index] in repeated and not isinstance(labels[index], str)
+        ):
+            raise checks.reject(
+                f"over[{name!r}]", values, "two values are the same: give each once"
+            )
+    return [
+        f"{text} {digest(identity)[:8]}" if text in repeated else text
+        for text, identity in zip(labels, identities, strict=True)
+    ]
 
 
 def label(value: object) -> Any:
@@ -187,22 +247,44 @@ def find(job: Job, name: object) -> Path:
         if known is not None and path[1] not in known:
             close = checks.did_you_mean(path[1], known)
             why = f"it takes {', '.join(known)}" if known else job.closed(path[0])
-            raise checks.reject("over", name, f"the {path[0].rstrip('s')} has no parameter {path[1]!r}: {close}{why}")
+            raise checks.reject(
+                "over",
+                name,
+                f"the {path[0].rstrip('s')} has no parameter {path[1]!r}: {close}{why}",
+            )
         if len(path) > 2:
             job.inner(path)
         return path
     if len(path) > 1:
-        raise checks.reject("over", name, f"{checks.did_you_mean(path[0], SECTIONS)}a dotted name begins with one of {', '.join(SECTIONS)}")
-    homes = [section for section in SECTIONS if open_to[section] is not None and name in (open_to[section] or ())]
+        raise checks.reject(
+            "over",
+            name,
+            f"{checks.did_you_mean(path[0], SECTIONS)}a dotted name begins with one of {', '.join(SECTIONS)}",
+        )
+    homes = [
+        section
+        for section in SECTIONS
+        if open_to[section] is not None and name in (open_to[section] or ())
+    ]
     if "arguments" in homes or (not homes and open_to["arguments"] is None):
         return ("arguments", name)
     if len(homes) == 1:
         return (homes[0], name)
     if homes:
-        raise checks.reject("over", name, f"it is a parameter of more than one: write {' or '.join(f'{home}.{name}' for home in homes)}")
+        raise checks.reject(
+            "over",
+            name,
+            f"it is a parameter of more than one: write {' or '.join(f'{home}.{name}' for home in homes)}",
+        )
     everything = [known for section in SECTIONS for known in open_to[section] or ()]
-    listed = "; ".join(f"{section}: {', '.join(known)}" for section, known in open_to.items() if known)
-    raise checks.reject("over", name, f"no such parameter: {checks.did_you_mean(name, everything)}there are {listed}")
+    listed = "; ".join(
+        f"{section}: {', '.join(known)}" for section, known in open_to.items() if known
+    )
+    raise checks.reject(
+        "over",
+        name,
+        f"no such parameter: {checks.did_you_mean(name, everything)}there are {listed}",
+    )
 
 
 def _short(names: list[str], paths: dict[str, Path]) -> dict[str, str]:
@@ -215,7 +297,9 @@ def _short(names: list[str], paths: dict[str, Path]) -> dict[str, str]:
     return short
 
 
-def _order(names: list[str], columns: dict[str, Any], short: dict[str, str], job: Job) -> list[tuple[str, Callable[..., Any], list[str]]]:
+def _order(
+    names: list[str], columns: dict[str, Any], short: dict[str, str], job: Job
+) -> list[tuple[str, Callable[..., Any], list[str]]]:
     """Dependent parameters so that each comes after what it depends on."""
     ready = set(job.known()) | {short[name] for name in columns}
     waiting = dict.fromkeys(names)
@@ -224,20 +308,32 @@ def _order(names: list[str], columns: dict[str, Any], short: dict[str, str], job
         try:
             signature = inspect.signature(columns[name]).parameters.values()
         except (TypeError, ValueError):
-            raise checks.reject(f"over[{name!r}]", columns[name], "give a Python function of named parameters") from None
-        needs[name] = [part.name for part in signature if part.default is inspect.Parameter.empty or part.name in ready]
+            raise checks.reject(
+                f"over[{name!r}]", columns[name], "give a Python function of named parameters"
+            ) from None
+        needs[name] = [
+            part.name
+            for part in signature
+            if part.default is inspect.Parameter.empty or part.name in ready
+        ]
         for need in needs[name]:
             if need not in ready or need == short[name]:
                 close = checks.did_you_mean(need, ready - {short[name]})
                 raise checks.reject(
-                    f"over[{name!r}]", need, f"it depends on a parameter that is not there: {close}there are {_listed(ready)}"
+                    f"over[{name!r}]",
+                    need,
+                    f"it depends on a parameter that is not there: {close}there are {_listed(ready)}",
                 )
     order = []
     while waiting:
         blocked = {short[name] for name in waiting}
         free = [name for name in waiting if not blocked & set(needs[name])]
         if not free:
-            raise checks.reject("over", list(waiting), "these parameters depend on one another in a circle: give values for one of them")
+            raise checks.reject(
+                "over",
+                list(waiting),
+                "these parameters depend on one another in a circle: give values for one of them",
+            )
         for name in free:
             order.append((name, columns[name], needs[name]))
             del waiting[name]
@@ -252,10 +348,18 @@ def family(point: Point) -> str:
     """What two points must share to be solved together, as far as their values tell: all that is not a traced number."""
     kept = {}
     for path, value in point.values.items():
-        number = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
+        number = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(
+            value, bool
+        )
         if number and path[-1] not in SHAPES:
             # at these a problem becomes another one: gradient flow, a mixture without noise
-            value = "0" if value == 0 and path[-1] == "lr" else "inf" if value in (math.inf, -math.inf) else "number"
+            value = (
+                "0"
+                if value == 0 and path[-1] == "lr"
+                else "inf"
+                if value in (math.inf, -math.inf)
+                else "number"
+            )
         elif isinstance(value, np.ndarray):
             value = ["array", *value.shape]
         else:

@@ -115,10 +115,16 @@ def fit_exponent(result: xr.Dataset, y: str, x: str, **selection: Any) -> PowerL
     for name, argument in ((y, "y"), (x, "x")):
         if not isinstance(name, str) or name not in result.variables:
             numbers = [str(key) for key, one in result.variables.items() if one.dtype.kind in "iuf"]
-            raise checks.reject(argument, name, f"no such variable: {checks.did_you_mean(name, numbers)}there are {', '.join(numbers)}")
+            raise checks.reject(
+                argument,
+                name,
+                f"no such variable: {checks.did_you_mean(name, numbers)}there are {', '.join(numbers)}",
+            )
     for name, argument in ((y, "y"), (x, "x")):
         if result[name].dtype.kind not in "iuf":
-            raise checks.reject(argument, name, "a power law needs numbers, and this variable has none")
+            raise checks.reject(
+                argument, name, "a power law needs numbers, and this variable has none"
+            )
     part = _selected(result, selection)
     across, up, errors = part[x], part[y], _errors(part, y)
     if "run" in up.dims and "run" not in across.dims:
@@ -127,15 +133,31 @@ def fit_exponent(result: xr.Dataset, y: str, x: str, **selection: Any) -> PowerL
         up = up.mean("run")
     extra = [dim for dim in up.dims if dim not in across.dims]
     if extra or across.ndim == 0:
-        fix = f"fix {', '.join(f'{dim}=...' for dim in extra)}" if extra else f"{x} does not vary: it must be a swept parameter"
-        raise checks.reject("y", y, f"it has dimensions {', '.join(map(str, up.dims)) or 'none'}: {fix}")
+        fix = (
+            f"fix {', '.join(f'{dim}=...' for dim in extra)}"
+            if extra
+            else f"{x} does not vary: it must be a swept parameter"
+        )
+        raise checks.reject(
+            "y", y, f"it has dimensions {', '.join(map(str, up.dims)) or 'none'}: {fix}"
+        )
     across, up = xr.broadcast(across, up)
-    horizontal, vertical = np.asarray(across, dtype=float).reshape(-1), np.asarray(up, dtype=float).reshape(-1)
-    sigma = None if errors is None else np.asarray(errors.broadcast_like(up).transpose(*up.dims), dtype=float).reshape(-1)
+    horizontal, vertical = (
+        np.asarray(across, dtype=float).reshape(-1),
+        np.asarray(up, dtype=float).reshape(-1),
+    )
+    sigma = (
+        None
+        if errors is None
+        else np.asarray(errors.broadcast_like(up).transpose(*up.dims), dtype=float).reshape(-1)
+    )
     good = np.isfinite(horizontal) & np.isfinite(vertical)
     left_out = int((~good).sum())
     if left_out:
-        warnings.warn(f"fit_exponent: {left_out} of {len(good)} points have no value of {y} and are left out", stacklevel=2)
+        warnings.warn(
+            f"fit_exponent: {left_out} of {len(good)} points have no value of {y} and are left out",
+            stacklevel=2,
+        )
     if sigma is not None and not np.all(np.isfinite(sigma[good]) & (sigma[good] > 0)):
         sigma = None  # a point without a standard error (one run, no spread) cannot be weighed against the others
     horizontal, vertical = horizontal[good], vertical[good]
@@ -144,7 +166,11 @@ def fit_exponent(result: xr.Dataset, y: str, x: str, **selection: Any) -> PowerL
             f"{y} against {x}: a power law needs positive numbers, here the smallest are {vertical.min():.4g}, {horizontal.min():.4g}"
         )
     if len(np.unique(horizontal)) < 2:
-        raise checks.reject("x", x, f"{len(np.unique(horizontal))} different values with a value of {y}: a power law needs 2 at least")
+        raise checks.reject(
+            "x",
+            x,
+            f"{len(np.unique(horizontal))} different values with a value of {y}: a power law needs 2 at least",
+        )
     return _fitted(horizontal, vertical, None if sigma is None else sigma[good], left_out)
 
 
@@ -158,25 +184,47 @@ def _selected(result: xr.Dataset, selection: dict[str, Any]) -> xr.Dataset:
             else:
                 match = np.asarray([one == value for one in have.tolist()], dtype=bool)
             if not match.any():
-                raise checks.reject(name, value, f"the sweep has {', '.join(str(one) for one in have[:12])}")
+                raise checks.reject(
+                    name, value, f"the sweep has {', '.join(str(one) for one in have[:12])}"
+                )
             found = np.flatnonzero(match)
             part = part.isel({part[name].dims[0]: int(found[0]) if name in part.dims else found})
         elif name in part.dims:
-            if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not -part.sizes[name] <= value < part.sizes[name]:
-                raise checks.reject(name, value, f"give a place from 0 to {part.sizes[name] - 1}, or from the end with -1")
+            if (
+                isinstance(value, bool)
+                or not isinstance(value, (int, np.integer))
+                or not -part.sizes[name] <= value < part.sizes[name]
+            ):
+                raise checks.reject(
+                    name,
+                    value,
+                    f"give a place from 0 to {part.sizes[name] - 1}, or from the end with -1",
+                )
             part = part.isel({name: value})
         else:
             known = [str(one) for one in (*part.dims, *part.coords)]
-            raise checks.reject(name, value, f"no such dimension: {checks.did_you_mean(name, known)}there are {', '.join(known)}")
+            raise checks.reject(
+                name,
+                value,
+                f"no such dimension: {checks.did_you_mean(name, known)}there are {', '.join(known)}",
+            )
     return part
 
 
 def _errors(part: xr.Dataset, y: str) -> Any:
-    name = f"{y}_standard_error" if f"{y}_standard_error" in part else "standard_error" if y == "mean" else None
+    name = (
+        f"{y}_standard_error"
+        if f"{y}_standard_error" in part
+        else "standard_error"
+        if y == "mean"
+        else None
+    )
     return part[name] if name is not None and name in part else None
 
 
-def weighted_line(x: ArrayLike, y: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
+def weighted_line(
+    x: ArrayLike, y: np.ndarray, weights: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, float]:
     """Least squares: (intercept, slope), their covariance where weights are 1/variance, and the weighted sum of squared residuals."""
     design = np.stack([np.ones(len(y)), np.asarray(x, dtype=np.float64)], axis=1)
     inverse = np.linalg.inv(design.T @ (weights[:, None] * design))
@@ -186,7 +234,9 @@ def weighted_line(x: ArrayLike, y: np.ndarray, weights: np.ndarray) -> tuple[np.
 
 def _fitted(x: np.ndarray, y: np.ndarray, sigma: np.ndarray | None, left_out: int) -> PowerLaw:
     u, v = np.log(x), np.log(y)
-    weights = np.ones(len(x)) if sigma is None else (y / sigma) ** 2  # the error of log y is sigma/y
+    weights = (
+        np.ones(len(x)) if sigma is None else (y / sigma) ** 2
+    )  # the error of log y is sigma/y
     (level, exponent), inverse, chi2 = weighted_line(u, v, weights)
     free = len(x) - 2
     scatter = chi2 / free if free else np.nan
@@ -202,4 +252,15 @@ def _fitted(x: np.ndarray, y: np.ndarray, sigma: np.ndarray | None, left_out: in
     residuals = v - level - exponent * u
     spreads = (float(errors[1]), prefactor * float(errors[0]))
     weighted = sigma is not None
-    return PowerLaw(float(exponent), prefactor, *spreads, interval, residuals, x, y, weighted, chi2 if weighted else float("nan"), left_out)
+    return PowerLaw(
+        float(exponent),
+        prefactor,
+        *spreads,
+        interval,
+        residuals,
+        x,
+        y,
+        weighted,
+        chi2 if weighted else float("nan"),
+        left_out,
+    )

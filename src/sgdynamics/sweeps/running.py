@@ -10,7 +10,13 @@ import threading
 import time
 import warnings
 from collections.abc import Generator, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
+from concurrent.futures import (
+    FIRST_COMPLETED,
+    Future,
+    ProcessPoolExecutor,
+    ThreadPoolExecutor,
+    wait,
+)
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
@@ -22,14 +28,14 @@ from sgdynamics.sweeps.compute import compute
 from sgdynamics.sweeps.job import Job
 from sgdynamics.sweeps.points import Point
 
-WORTH_PROCESSES = 30.0  # seconds of work left: several times what it takes to start Python and compile in each
+WORTH_PROCESSES = (
+    30.0  # seconds of work left: several times what it takes to start Python and compile in each
+)
 TO_JUDGE = 5.0  # seconds of work before that is estimated
 FEW_CORES = 4
 DIED = "the process that computed this point died twice (killed, or out of memory)"
 
-NO_GUARD = (
-    'sweep: processes cannot be started; a script that starts them needs its calls under if __name__ == "__main__":, or take workers=1'
-)
+NO_GUARD = 'sweep: processes cannot be started; a script that starts them needs its calls under if __name__ == "__main__":, or take workers=1'
 
 Task = tuple[list[Point], int]
 
@@ -44,7 +50,9 @@ def refuse_inside_a_start() -> None:
         raise CannotStart(NO_GUARD)
 
 
-def answers(job: Job, tasks: list[Task], swept: list[str], workers: int | None, scheduler: Any) -> Generator[Stack]:
+def answers(
+    job: Job, tasks: list[Task], swept: list[str], workers: int | None, scheduler: Any
+) -> Generator[Stack]:
     """Finished groups, in whatever order they finish."""
     if not tasks:
         return
@@ -64,7 +72,9 @@ def _as_needed(job: Job, tasks: list[Task], swept: list[str]) -> Generator[Stack
     # here, because it starts the backend: on an accelerator several processes would fight for its memory
     import jax
 
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     alone = cores == 1 or jax.default_backend() != "cpu"
     # programs of many lanes leave Python alone while they run, so threads fill the cores; a solver by itself may not bear them
     threads = cores if min(size for _, size in tasks) > 1 and not alone else 1
@@ -76,7 +86,12 @@ def _as_needed(job: Job, tasks: list[Task], swept: list[str]) -> Generator[Stack
         yield stack
         took, done, missing = time.monotonic() - began, done + len(stack), missing - len(stack)
         # a few threads are as good as processes; many wait for one another's Python
-        stay = alone or 1 < threads <= FEW_CORES or took < TO_JUDGE or took / done * missing < WORTH_PROCESSES
+        stay = (
+            alone
+            or 1 < threads <= FEW_CORES
+            or took < TO_JUDGE
+            or took / done * missing < WORTH_PROCESSES
+        )
         if not stay and len(waiting) > 1:
             stop.set()
     if not waiting:
@@ -93,7 +108,9 @@ def _as_needed(job: Job, tasks: list[Task], swept: list[str]) -> Generator[Stack
                 yield from compute(job, points, size, swept)
 
 
-def _in_threads(job: Job, waiting: list[Task], swept: list[str], threads: int, stop: threading.Event) -> Generator[Stack]:
+def _in_threads(
+    job: Job, waiting: list[Task], swept: list[str], threads: int, stop: threading.Event
+) -> Generator[Stack]:
     """Groups from the end of `waiting`, until it is told to stop."""
     if threads == 1:
         while waiting and not stop.is_set():
@@ -182,14 +199,21 @@ def _on_processes(job: Job, tasks: list[Task], swept: list[str], workers: int) -
     """Processes of this machine, started afresh (JAX does not survive a fork). One that dies takes its group with it: it is tried again."""
     sent = packed(job)
     waiting = list(tasks)[::-1]
-    suspects: list[Task] = []  # running when a process died: tried one at a time, so that it is clear which one it is
+    suspects: list[
+        Task
+    ] = []  # running when a process died: tried one at a time, so that it is clear which one it is
     deaths: dict[str, int] = {}
     while waiting or suspects:
         alone = bool(suspects)
         queue, count = (suspects, 1) if alone else (waiting, workers)
         running: dict[Future[list[Stack]], Task] = {}
         with _few_threads(max(1, (os.cpu_count() or 1) // workers)):
-            pool = ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn"), initializer=_start_worker, initargs=(sent,))
+            pool = ProcessPoolExecutor(
+                count,
+                mp_context=multiprocessing.get_context("spawn"),
+                initializer=_start_worker,
+                initargs=(sent,),
+            )
             try:
                 _wait_for(pool)
                 while queue or running:
@@ -239,18 +263,29 @@ def _on_cluster(job: Job, tasks: list[Task], swept: list[str], scheduler: Any) -
     try:
         from distributed import Client, as_completed
     except ImportError:
-        raise checks.reject("scheduler", scheduler, "needs Dask: pip install 'sgdynamics[cluster]'") from None
+        raise checks.reject(
+            "scheduler", scheduler, "needs Dask: pip install 'sgdynamics[cluster]'"
+        ) from None
     if not isinstance(scheduler, (str, Client)):
         raise checks.reject(
-            "scheduler", scheduler, 'give the address of a scheduler, such as "tcp://10.0.0.1:8786", or a distributed.Client'
+            "scheduler",
+            scheduler,
+            'give the address of a scheduler, such as "tcp://10.0.0.1:8786", or a distributed.Client',
         )
     try:
         client = Client(scheduler) if isinstance(scheduler, str) else scheduler
     except (ValueError, OSError) as error:
-        raise checks.reject("scheduler", scheduler, f'no scheduler answers there ({error}): give its address, "tcp://host:port"') from error
+        raise checks.reject(
+            "scheduler",
+            scheduler,
+            f'no scheduler answers there ({error}): give its address, "tcp://host:port"',
+        ) from error
     try:
         sent = packed(job)
-        futures = {client.submit(remote, sent, points, size, swept, pure=False): points for points, size in tasks}
+        futures = {
+            client.submit(remote, sent, points, size, swept, pure=False): points
+            for points, size in tasks
+        }
         for future in as_completed(list(futures)):
             points = futures[future]
             error = future.exception() if future.status != "finished" else None

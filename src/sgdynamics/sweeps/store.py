@@ -45,12 +45,20 @@ class Store:
         with self._readable():
             for path in (self.folder, self.pieces):
                 if os.path.lexists(path) and not path.is_dir():
-                    raise checks.reject("store", str(folder), f"{path} is a file or a broken link: give the name of a new folder")
+                    raise checks.reject(
+                        "store",
+                        str(folder),
+                        f"{path} is a file or a broken link: give the name of a new folder",
+                    )
             if os.path.lexists(self.manifest):
                 self._compare(mine)
-            elif self.folder.is_dir() and any(self._is_foreign(path) for path in self.folder.iterdir()):
+            elif self.folder.is_dir() and any(
+                self._is_foreign(path) for path in self.folder.iterdir()
+            ):
                 raise checks.reject(
-                    "store", str(folder), "the folder holds other files and no manifest.json: give a new or an empty folder"
+                    "store",
+                    str(folder),
+                    "the folder holds other files and no manifest.json: give a new or an empty folder",
                 )
             self.pieces.mkdir(parents=True, exist_ok=True)
             if not self.manifest.exists():
@@ -89,17 +97,31 @@ class Store:
             theirs = json.loads(self.manifest.read_text())
             same, version = theirs["identity"] == mine["identity"], theirs["format"]
         except (ValueError, KeyError, TypeError, RecursionError, OSError) as error:
-            raise ValueError(f"store: {self.manifest} cannot be read ({checks.reason(error)}): {AGAIN}") from None
+            raise ValueError(
+                f"store: {self.manifest} cannot be read ({checks.reason(error)}): {AGAIN}"
+            ) from None
         if version != FORMAT:
-            raise ValueError(f"store: {self.manifest} has format {version!r}, and this version reads format {FORMAT}: {AGAIN}")
+            raise ValueError(
+                f"store: {self.manifest} has format {version!r}, and this version reads format {FORMAT}: {AGAIN}"
+            )
         if same:
             return
-        differs = [name for name in mine if name not in ("identity", "version") and theirs.get(name) != json.loads(json.dumps(mine[name]))]
-        shown = "; ".join(f"{name} was {_short(theirs.get(name))} and is {_short(mine[name])}" for name in differs[:3])
+        differs = [
+            name
+            for name in mine
+            if name not in ("identity", "version")
+            and theirs.get(name) != json.loads(json.dumps(mine[name]))
+        ]
+        shown = "; ".join(
+            f"{name} was {_short(theirs.get(name))} and is {_short(mine[name])}"
+            for name in differs[:3]
+        )
         hint = ""
         if "sha256" in shown:
             hint = " (the hash of a function covers the variables that it reads: a list or dictionary that it fills changes it)"
-        raise ValueError(f"store: {self.manifest} belongs to another sweep ({shown or 'its identity differs'}){hint}: {AGAIN}")
+        raise ValueError(
+            f"store: {self.manifest} belongs to another sweep ({shown or 'its identity differs'}){hint}: {AGAIN}"
+        )
 
     def write(self, stacks: list[Stack], values: dict[str, str]) -> list[Stack]:
         """Write finished points in as few pieces as possible, and return them as written.
@@ -114,7 +136,9 @@ class Store:
                 parts = joined([_storable(stack.row(index), values) for index in range(len(stack))])
                 contents = [(part, netcdf({None: _piece(part, values)})) for part in parts]
             for part, content in contents:
-                path = self.pieces / f"{digest(part.names)[:24]}.nc"  # the name follows from the points
+                path = (
+                    self.pieces / f"{digest(part.names)[:24]}.nc"
+                )  # the name follows from the points
                 try:
                     files.write(path, content, seal=True)
                 except OSError as error:
@@ -131,10 +155,19 @@ class Store:
             try:
                 piece = read_file(path, sealed=True)
                 if piece.attrs["format"] != FORMAT:
-                    raise ValueError(f"it has format {piece.attrs['format']}, and this version of sgdynamics reads format {FORMAT}")
+                    raise ValueError(
+                        f"it has format {piece.attrs['format']}, and this version of sgdynamics reads format {FORMAT}"
+                    )
                 stacks.append(_stack(piece))
                 versions.add(str(piece.attrs["version"]))
-            except (OSError, ValueError, KeyError, RuntimeError, TypeError, AttributeError) as error:
+            except (
+                OSError,
+                ValueError,
+                KeyError,
+                RuntimeError,
+                TypeError,
+                AttributeError,
+            ) as error:
                 raise ValueError(
                     f"store: {path} cannot be read, it is truncated or damaged ({error}): delete that file, and its points are computed "
                     "again on the next call"
@@ -159,13 +192,20 @@ def _piece(stack: Stack, values: dict[str, str]) -> xr.Dataset:
         "warning": ("point", np.array(stack.warning, dtype=object)),
     }
     for name, one in stack.variables.items():
-        variables[name] = (one.dims, one.values, {**one.attributes, "is_coordinate": int(one.coordinate)})
+        variables[name] = (
+            one.dims,
+            one.values,
+            {**one.attributes, "is_coordinate": int(one.coordinate)},
+        )
     attributes = {f"text_{name}": text for name, text in stack.texts.items()}
     return xr.Dataset(variables, attrs={**attributes, "version": __version__, "format": FORMAT})
 
 
 def _stack(piece: xr.Dataset) -> Stack:
-    own = {name: [str(text) for text in piece[name].values] for name in ("point_name", "failed", "warning", "point_values")}
+    own = {
+        name: [str(text) for text in piece[name].values]
+        for name in ("point_name", "failed", "warning", "point_values")
+    }
     variables = {}
     for name, one in piece.variables.items():
         if name in own:
@@ -176,7 +216,9 @@ def _stack(piece: xr.Dataset) -> Stack:
         if values.dtype.kind in "US":
             values = values.astype(object)
         variables[str(name)] = Variable(tuple(map(str, one.dims)), values, attributes, coordinate)
-    texts = {name[5:]: str(text) for name, text in piece.attrs.items() if str(name).startswith("text_")}
+    texts = {
+        name[5:]: str(text) for name, text in piece.attrs.items() if str(name).startswith("text_")
+    }
     return Stack(own["point_name"], own["failed"], own["warning"], variables, texts)
 
 

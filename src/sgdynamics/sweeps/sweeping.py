@@ -124,7 +124,12 @@ def sweep(
         )
     folder = None if store is None else Store(store, job)
     parts, versions = ([], [__version__]) if folder is None else folder.read()
-    done = {name for piece in parts for name, failed in zip(piece.names, piece.failed, strict=True) if not failed}
+    done = {
+        name
+        for piece in parts
+        for name, failed in zip(piece.names, piece.failed, strict=True)
+        if not failed
+    }
     complete = {point.name for point in made.points} <= done
     tasks = [] if complete else _tasks(job, made.points, done, part)
     values = {point.name: json.dumps(point.identities) for point in made.points}
@@ -151,7 +156,9 @@ def sweep(
             running.close()
     if shard is not None and folder is not None:
         parts, versions = folder.read()  # with what other shards have finished in the meantime
-    result = _result(job, made, chosen(parts + waiting, [point.name for point in made.points]), versions)
+    result = _result(
+        job, made, chosen(parts + waiting, [point.name for point in made.points]), versions
+    )
     _report(result, job.name)
     return result
 
@@ -167,13 +174,17 @@ def _checked(workers: object, shard: Any, store: object) -> tuple[int | None, tu
     try:
         index, count = (checks.whole("shard", one, 0) for one in shard)
     except (TypeError, ValueError):
-        raise checks.reject("shard", shard, "give (i, n): this is part i of n, counted from 0") from None
+        raise checks.reject(
+            "shard", shard, "give (i, n): this is part i of n, counted from 0"
+        ) from None
     if not index < count:
         raise checks.reject("shard", shard, "give (i, n) with i = 0, ..., n - 1")
     return workers, (index, count)
 
 
-def _tasks(job: Job, points: list[Point], done: set[str], shard: tuple[int, int]) -> list[tuple[list[Point], int]]:
+def _tasks(
+    job: Job, points: list[Point], done: set[str], shard: tuple[int, int]
+) -> list[tuple[list[Point], int]]:
     """Groups with what they still lack. They are those of the whole sweep: what is finished changes neither groups nor shards."""
     sizes: dict[int, int] = {}
 
@@ -184,7 +195,9 @@ def _tasks(job: Job, points: list[Point], done: set[str], shard: tuple[int, int]
     found = []
     at_once = 1
     for number, group in enumerate(groups(points, size)):
-        at_once = sizes.get(group[0].index, at_once)  # of its family, which begins with a point that was asked
+        at_once = sizes.get(
+            group[0].index, at_once
+        )  # of its family, which begins with a point that was asked
         missing = [point for point in group if point.name not in done]
         if missing and number % shard[1] == shard[0]:
             found.append((missing, at_once))
@@ -199,7 +212,11 @@ def _result(job: Job, made: SweepPlan, stack: Stack, versions: Iterable[str]) ->
     for name, (dim, labels) in made.along.items():
         coordinates[name] = (dim, _array(labels), {"long_name": made.titles[name]})
     for name, labels in made.dependent.items():
-        variables[name] = (tuple(made.dims), _array(labels).reshape(shape), {"long_name": made.titles[name]})
+        variables[name] = (
+            tuple(made.dims),
+            _array(labels).reshape(shape),
+            {"long_name": made.titles[name]},
+        )
     for name, texts in (("failed", stack.failed), ("warning", stack.warning)):
         variables[name] = (tuple(made.dims), np.array(texts, dtype=str).reshape(shape))
     shared = job.describe()
@@ -219,7 +236,9 @@ def _result(job: Job, made: SweepPlan, stack: Stack, versions: Iterable[str]) ->
 
 def _array(labels: list[Any]) -> np.ndarray:
     if any(isinstance(value, str) for value in labels):
-        return np.array([value if isinstance(value, str) else f"{value:g}" for value in labels], dtype=str)
+        return np.array(
+            [value if isinstance(value, str) else f"{value:g}" for value in labels], dtype=str
+        )
     return np.array(labels)
 
 
@@ -228,7 +247,13 @@ def _report(result: xr.Dataset, name: str) -> None:
     failed = np.asarray(result["failed"]).reshape(-1)
     bad = [text for text in failed if text and text != MISSING]
     if bad:
-        warnings.warn(f"sweep: {len(bad)} of {len(failed)} points failed (variable 'failed'); the first: {bad[0]}", stacklevel=3)
+        warnings.warn(
+            f"sweep: {len(bad)} of {len(failed)} points failed (variable 'failed'); the first: {bad[0]}",
+            stacklevel=3,
+        )
     told = [text for text in np.asarray(result["warning"]).reshape(-1) if text]
     if told:
-        warnings.warn(f"sweep: {len(told)} of {len(failed)} points warned (variable 'warning'); the first: {told[0]}", stacklevel=3)
+        warnings.warn(
+            f"sweep: {len(told)} of {len(failed)} points warned (variable 'warning'); the first: {told[0]}",
+            stacklevel=3,
+        )

@@ -22,8 +22,12 @@ CATCHES = 0.05  # relative deviation that each comparison with a closed form wou
 def agrees(found, error, exact, scale, what):
     """Within the stated error of the closed form, and with an error small enough to notice 5% of `scale`."""
     found, error, exact = np.asarray(found), np.asarray(error), np.asarray(exact)
-    assert np.all(np.abs(found - exact) <= Z * error + 1e-12), f"{what}: {found} for {exact} ± {error}"
-    assert np.all(Z * error <= CATCHES * scale + 1e-9), f"{what}: the error {error} would not show 5% of {scale}"
+    assert np.all(np.abs(found - exact) <= Z * error + 1e-12), (
+        f"{what}: {found} for {exact} ± {error}"
+    )
+    assert np.all(Z * error <= CATCHES * scale + 1e-9), (
+        f"{what}: the error {error} would not show 5% of {scale}"
+    )
 
 
 # Spiked matrix and tensor: L = |Y - x^(k)|^2 + (al/2)|x|^2, Y = lam v^(k) + W, v = e_1
@@ -49,7 +53,9 @@ def sample_3(key, d):
 def spiked_loss(k):
     def loss(x, noise):
         spike = LAM * power(jnp.zeros_like(x).at[0].set(1.0), k)
-        return jnp.sum((spike + noise.reshape(spike.shape) - power(x, k)) ** 2) + AL / 2 * jnp.sum(x**2)
+        return jnp.sum((spike + noise.reshape(spike.shape) - power(x, k)) ** 2) + AL / 2 * jnp.sum(
+            x**2
+        )
 
     return loss
 
@@ -78,7 +84,14 @@ def spiked_closed(k, n, m, r2, delta):
     shrink = 2 * k * R2 ** (k - 1) + AL
     f = np.array([shrink * m - 2 * k * LAM * m ** (k - 1), 2 * shrink * r2])
     g = np.array([0.0, delta * (one * (n - 1) + two * r2)])
-    return f, g, delta * np.array([[one + two * m**2, 2 * two * m * r2], [2 * two * m * r2, 4 * (one * r2 + two * r2**2)]])
+    return (
+        f,
+        g,
+        delta
+        * np.array(
+            [[one + two * m**2, 2 * two * m * r2], [2 * two * m * r2, 4 * (one * r2 + two * r2**2)]]
+        ),
+    )
 
 
 def dense(k, x, delta):
@@ -87,12 +100,19 @@ def dense(k, x, delta):
     A = np.zeros((n, n**k))
     for column, index in enumerate(itertools.product(range(n), repeat=k)):
         for place in range(k):
-            A[index[place], column] -= 2 * np.prod([x[i] for other, i in enumerate(index) if other != place])
+            A[index[place], column] -= 2 * np.prod(
+                [x[i] for other, i in enumerate(index) if other != place]
+            )
     V = A @ A.T
     J = np.stack([np.eye(n)[0], np.concatenate([[0.0], 2 * x[1:]])])
     hessian = np.diag([0.0] + (n - 1) * [2.0])
     mean = A @ (LAM * np.eye(n**k)[0] - power(x, k).reshape(-1)) + AL * x
-    return J @ mean, np.array([0.0, delta / 2 * np.sum(V * hessian)]), delta * J @ V @ J.T, float(mean @ mean)
+    return (
+        J @ mean,
+        np.array([0.0, delta / 2 * np.sum(V * hessian)]),
+        delta * J @ V @ J.T,
+        float(mean @ mean),
+    )
 
 
 @pytest.mark.parametrize(("k", "n"), [(2, 10), (3, 5)])
@@ -100,7 +120,9 @@ def test_spiked_matrix_and_tensor(k, n):
     m, r2, lr = 0.3, 0.8, 0.1
     x, delta = spiked_point(n, m, r2), lr / n
     settings = {"lr": lr, "dimension": n, "samples": 22_000}
-    found = effective_dynamics(LOSS[k], SAMPLE[k], overlap_and_rest, point=x, antithetic=jnp.negative, **settings)
+    found = effective_dynamics(
+        LOSS[k], SAMPLE[k], overlap_and_rest, point=x, antithetic=jnp.negative, **settings
+    )
     f, g, sigma = spiked_closed(k, n, m, r2, delta)
     for one, other in zip((f, g, sigma), dense(k, x, delta), strict=False):
         np.testing.assert_allclose(one, other, atol=1e-12)
@@ -109,17 +131,38 @@ def test_spiked_matrix_and_tensor(k, n):
     np.testing.assert_allclose(found.drift, f, rtol=1e-10)
     assert np.all(found.drift_error < 1e-10)
     agrees(found.corrector, found.corrector_error, g, g, "corrector")
-    agrees(found.mean_increment, found.mean_increment_error, g - f, np.abs(g) + np.abs(f), "mean increment")
+    agrees(
+        found.mean_increment,
+        found.mean_increment_error,
+        g - f,
+        np.abs(g) + np.abs(f),
+        "mean increment",
+    )
     root = np.sqrt(np.diag(sigma))
     agrees(found.diffusion, found.diffusion_error, sigma, np.outer(root, root), "diffusion")
     norm = dense(k, x, delta)[3]
-    agrees(found.gradient_norm_squared, found.gradient_norm_squared_error, norm, norm, "gradient norm")
+    agrees(
+        found.gradient_norm_squared, found.gradient_norm_squared_error, norm, norm, "gradient norm"
+    )
     if k == 3:
         return
     # at the saddle sqrt(n) m diffuses with 4 c k u2^(k-1), at any n
-    saddle = effective_dynamics(LOSS[k], SAMPLE[k], rescaled, point=spiked_point(n, 0.0, r2), antithetic=jnp.negative, **settings)
+    saddle = effective_dynamics(
+        LOSS[k],
+        SAMPLE[k],
+        rescaled,
+        point=spiked_point(n, 0.0, r2),
+        antithetic=jnp.negative,
+        **settings,
+    )
     exact = 4 * lr * k * r2 ** (k - 1)
-    agrees(saddle.diffusion[0, 0], saddle.diffusion_error[0, 0], exact, exact, "diffusion at the saddle")
+    agrees(
+        saddle.diffusion[0, 0],
+        saddle.diffusion_error[0, 0],
+        exact,
+        exact,
+        "diffusion at the saddle",
+    )
     # one step of the exact chain: E m, Var m, and E r2 = r2 + delta (-f + g) + delta^2 |grad Phi outside v|^2
     assert m - delta * f[0] == pytest.approx(0.30312)
     assert delta * sigma[0, 0] == pytest.approx(7.84e-4)
@@ -132,7 +175,14 @@ SNR = 2.0
 V2, M2, R2 = np.array([0.8, -0.5]), np.array([0.3, 0.2]), np.array([[0.5, 0.1], [0.1, 0.7]])
 V4 = np.array([0.9, 0.7, -0.8, -0.6])
 M4 = np.array([[0.4, -0.3, 0.1, -0.2], [0.1, 0.2, -0.5, 0.3]])
-R4 = np.array([[0.63, 0.11, -0.14, 0.35], [0.11, 0.45, 0.12, -0.11], [-0.14, 0.12, 0.31, 0.09], [0.35, -0.11, 0.09, 0.5]])
+R4 = np.array(
+    [
+        [0.63, 0.11, -0.14, 0.35],
+        [0.11, 0.45, 0.12, -0.11],
+        [-0.14, 0.12, 0.31, 0.09],
+        [0.35, -0.11, 0.09, 0.5],
+    ]
+)
 
 
 def normals(key, d):
@@ -144,7 +194,11 @@ def mixture(signals, decay):
 
     def cluster(y):
         # binary: +-mu with labels 1, 0; XOR: +-mu with label 1, +-nu with label 0
-        return jnp.sign(y[0]), (0 if signals == 1 else jnp.where(y[1] > 0, 0, 1)), (y[0] > 0 if signals == 1 else y[1] > 0)
+        return (
+            jnp.sign(y[0]),
+            (0 if signals == 1 else jnp.where(y[1] > 0, 0, 1)),
+            (y[0] > 0 if signals == 1 else y[1] > 0),
+        )
 
     def loss(x, y):
         sign, signal, label = cluster(y)
@@ -168,9 +222,17 @@ def mixture(signals, decay):
     def statistics(x):
         rest = x["W"][:, signals:]
         upper = np.triu_indices(len(rest))
-        return jnp.concatenate([x["v"], *(x["W"][:, q] for q in range(signals)), (rest @ rest.T)[upper]])
+        return jnp.concatenate(
+            [x["v"], *(x["W"][:, q] for q in range(signals)), (rest @ rest.T)[upper]]
+        )
 
-    return {"loss": loss, "sample": normals, "statistics": statistics, "antithetic": antithetic, "controls": controls}
+    return {
+        "loss": loss,
+        "sample": normals,
+        "statistics": statistics,
+        "antithetic": antithetic,
+        "controls": controls,
+    }
 
 
 def mixture_point(v, m, R, d):
@@ -191,12 +253,23 @@ def binary_exact(d, decay, delta):
     gauss, share = np.polynomial.hermite_e.hermegauss(6)
     columns, mass = [], []
     for sign in (1.0, -1.0):
-        density = stats.multivariate_normal(sign * M2, Q / SNR).pdf(h[:, 0]) * np.outer(width, width).ravel() / 2
+        density = (
+            stats.multivariate_normal(sign * M2, Q / SNR).pdf(h[:, 0])
+            * np.outer(width, width).ravel()
+            / 2
+        )
         gain = np.linalg.solve(Q, M2)
         x = sign + (h - sign * M2) @ gain + np.sqrt((1 - M2 @ gain) / SNR) * gauss
         e = 1 / (1 + np.exp(-np.maximum(h, 0) @ V2)) - (sign > 0)
         columns.append(
-            np.concatenate([np.broadcast_to(h, (*x.shape, 2)), x[..., None], np.broadcast_to(e[..., None], (*x.shape, 1))], axis=-1)
+            np.concatenate(
+                [
+                    np.broadcast_to(h, (*x.shape, 2)),
+                    x[..., None],
+                    np.broadcast_to(e[..., None], (*x.shape, 1)),
+                ],
+                axis=-1,
+            )
         )
         mass.append(np.outer(density, share / share.sum()))
     h1, h2, x, e = np.concatenate(columns).reshape(-1, 4).T
@@ -204,11 +277,19 @@ def binary_exact(d, decay, delta):
     h, active = np.stack([h1, h2]), np.stack([h1 > 0, h2 > 0])
     zeta = h - M2[:, None] * x
     push = V2[:, None] * e * active
-    D = np.stack([*(e * np.maximum(h, 0)), *(push * x), *(push[i] * zeta[j] + push[j] * zeta[i] for i, j in ((0, 0), (0, 1), (1, 1)))])
+    D = np.stack(
+        [
+            *(e * np.maximum(h, 0)),
+            *(push * x),
+            *(push[i] * zeta[j] + push[j] * zeta[i] for i, j in ((0, 0), (0, 1), (1, 1))),
+        ]
+    )
     mean = D @ mass
     norm = (SNR * np.einsum("in,ij,jn->n", zeta, np.linalg.inv(R2), zeta) + d - 3) / SNR
     outside = np.einsum("in,jn,n->ij", push, zeta, mass)
-    growth = np.einsum("in,jn,n->ij", push, push, mass * norm) - outside @ np.linalg.inv(R2) @ outside.T
+    growth = (
+        np.einsum("in,jn,n->ij", push, push, mass * norm) - outside @ np.linalg.inv(R2) @ outside.T
+    )
     f = mean + decay * np.concatenate([V2, M2, 2 * R2[np.triu_indices(2)]])
     g = np.concatenate([np.zeros(4), delta * growth[np.triu_indices(2)]])
     return f, g, delta * ((D * mass) @ D.T - np.outer(mean, mean)), {
@@ -223,10 +304,18 @@ def test_binary_mixture():
     f, g, sigma, parts = binary_exact(d, decay, lr / d)
     np.testing.assert_allclose(parts["A"], [-0.226358145197966, -0.233778449108416], atol=1e-9)
     np.testing.assert_allclose(
-        parts["Aperp"].ravel(), [0.017562025318612, -0.009202202762247, 0.013327359374818, -0.008425346984023], atol=1e-9
+        parts["Aperp"].ravel(),
+        [0.017562025318612, -0.009202202762247, 0.013327359374818, -0.008425346984023],
+        atol=1e-9,
     )
-    np.testing.assert_allclose(parts["B"][np.triu_indices(2)], [0.113797688266163, 0.070443819122, 0.117868368033395], atol=1e-9)
-    limit = -f + np.concatenate([np.zeros(4), lr * (np.outer(V2, V2) * parts["B"])[np.triu_indices(2)] / SNR])
+    np.testing.assert_allclose(
+        parts["B"][np.triu_indices(2)],
+        [0.113797688266163, 0.070443819122, 0.117868368033395],
+        atol=1e-9,
+    )
+    limit = -f + np.concatenate(
+        [np.zeros(4), lr * (np.outer(V2, V2) * parts["B"])[np.triu_indices(2)] / SNR]
+    )
     printed = [
         -0.02965458175922,
         0.10518103680571,
@@ -238,11 +327,19 @@ def test_binary_mixture():
     ]
     np.testing.assert_allclose(limit, printed, atol=1e-9)
     task = mixture(1, decay)
-    found = effective_dynamics(**task, point=mixture_point(V2, M2, R2, d), lr=lr, dimension=d, samples=20_000)
+    found = effective_dynamics(
+        **task, point=mixture_point(V2, M2, R2, d), lr=lr, dimension=d, samples=20_000
+    )
     families = [slice(0, 2), slice(2, 4), slice(4, 7)]
     for part in families:
         agrees(found.drift[part], found.drift_error[part], f[part], np.abs(f[part]).max(), "drift")
-        agrees(found.corrector[part], found.corrector_error[part], g[part], np.abs(g[part]).max(), "corrector")
+        agrees(
+            found.corrector[part],
+            found.corrector_error[part],
+            g[part],
+            np.abs(g[part]).max(),
+            "corrector",
+        )
     root = np.sqrt(np.diag(sigma))
     agrees(found.diffusion, found.diffusion_error, sigma, np.outer(root, root), "diffusion")
 
@@ -251,9 +348,14 @@ def test_binary_mixture():
 def test_xor_mixture():
     d, lr = 32, 1.0
     task = mixture(2, 0.0)
-    found = effective_dynamics(**task, point=mixture_point(V4, M4, R4, d), lr=lr, dimension=d, samples=32_000)
+    found = effective_dynamics(
+        **task, point=mixture_point(V4, M4, R4, d), lr=lr, dimension=d, samples=32_000
+    )
     A = np.array(
-        [[-0.02814623828, 0.05265103168, -0.01344229844, 0.05099906036], [0.04041490456, 0.06522686779, -0.03419851094, 0.07084578565]]
+        [
+            [-0.02814623828, 0.05265103168, -0.01344229844, 0.05099906036],
+            [0.04041490456, 0.06522686779, -0.03419851094, 0.07084578565],
+        ]
     )
     rest = np.array([0.03109141406, 0.02012432794, -0.02051912717, -0.00627913488])
     f_v, f_m, f_R = np.sum(M4 * A, axis=0) + rest, (V4 * A).ravel(), 2 * V4 * rest
@@ -261,8 +363,16 @@ def test_xor_mixture():
     for part, exact in ((slice(0, 4), f_v), (slice(4, 12), f_m), (diagonal, f_R)):
         agrees(found.drift[part], found.drift_error[part], exact, np.abs(exact).max(), "drift")
     # c v_i v_j B_ij/snr in the limit; at finite d with d - 2 directions outside, and what |X|^2 there has to do with e, about 1/d
-    limit = lr * np.array([V4[0] ** 2 * 0.12809526688, V4[0] * V4[1] * 0.06546284797]) / SNR * (d - 2) / d
-    assert np.all(np.abs(found.corrector[first] - limit) <= Z * found.corrector_error[first] + 0.02 * limit)
+    limit = (
+        lr
+        * np.array([V4[0] ** 2 * 0.12809526688, V4[0] * V4[1] * 0.06546284797])
+        / SNR
+        * (d - 2)
+        / d
+    )
+    assert np.all(
+        np.abs(found.corrector[first] - limit) <= Z * found.corrector_error[first] + 0.02 * limit
+    )
     assert np.all(Z * found.corrector_error[first] <= 0.03 * limit)
     assert np.all(found.corrector[:12] == 0)
     # W_i.dL/dW_i = v_i dL/dv_i draw by draw: without decay v_i^2 - |W_i|^2 does not move at first order, in mean or noise
@@ -303,7 +413,13 @@ def small_exact(mean, second, delta):
     """f, g, Sigma and |grad Phi|^2 in one vector, from a mean and a covariance of the gradient."""
     x = POINT
     J = np.array([[1, 2 * x[1], 0], 2 * x, [x[1], x[0], 0]])
-    return np.concatenate([J @ mean, delta / 2 * np.einsum("iab,ab->i", HESSIANS, second), (delta * J @ second @ J.T)[UPPER]])
+    return np.concatenate(
+        [
+            J @ mean,
+            delta / 2 * np.einsum("iab,ab->i", HESSIANS, second),
+            (delta * J @ second @ J.T)[UPPER],
+        ]
+    )
 
 
 def small(**options):
@@ -316,7 +432,11 @@ def together(found, suffix=""):
     return np.concatenate([parts["drift"], parts["corrector"], parts["diffusion"][UPPER]])
 
 
-@pytest.mark.parametrize("options", [{}, {"antithetic": jnp.negative, "controls": small_controls}], ids=["plain", "pairs and controls"])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"antithetic": jnp.negative, "controls": small_controls}],
+    ids=["plain", "pairs and controls"],
+)
 def test_errors_are_honest(options):
     seeds = 120
     found = [small(seed=seed, **options) for seed in range(seeds)]
@@ -324,7 +444,15 @@ def test_errors_are_honest(options):
     z = np.array([(together(one) - exact) / together(one, "_error") for one in found])
     h = exact[3:6] - exact[:3]
     z = np.hstack([z, [(one.mean_increment - h) / one.mean_increment_error for one in found]])
-    z = np.hstack([z, [[(one.gradient_norm_squared - MU @ MU) / one.gradient_norm_squared_error] for one in found]])
+    z = np.hstack(
+        [
+            z,
+            [
+                [(one.gradient_norm_squared - MU @ MU) / one.gradient_norm_squared_error]
+                for one in found
+            ],
+        ]
+    )
     assert np.all(np.abs(z.mean(axis=0)) <= Z / np.sqrt(seeds)), z.mean(axis=0)
     # a sum of squares of standard normals (a little more for the norm, whose error comes of 16 groups)
     low, high = stats.chi2.ppf(FALSE_ALARM / 2, seeds), stats.chi2.isf(FALSE_ALARM / 2, seeds)
@@ -340,13 +468,29 @@ def test_estimates_are_the_unbiased_ones_of_the_same_draws(pairs, monkeypatch):
     found = small(antithetic=jnp.negative if pairs else None, samples=samples, seed=7)
     with jax.enable_x64(True):
         keys = dynamics._keys((7,), 0, samples)
-        y = np.concatenate([dynamics._draws(dynamics.Functions((small_sample,)), 3, part) for part in (keys[:256], keys[256:])])
+        y = np.concatenate(
+            [
+                dynamics._draws(dynamics.Functions((small_sample,)), 3, part)
+                for part in (keys[:256], keys[256:])
+            ]
+        )
     draws = np.stack([y, -y] if pairs else [y], axis=1)
-    G = np.stack([draws[..., 0] + draws[..., 1] ** 2, draws[..., 1] * draws[..., 2] + 0.5, draws[..., 2] + draws[..., 0]], axis=-1)
+    G = np.stack(
+        [
+            draws[..., 0] + draws[..., 1] ** 2,
+            draws[..., 1] * draws[..., 2] + 0.5,
+            draws[..., 2] + draws[..., 0],
+        ],
+        axis=-1,
+    )
     unit = G.mean(axis=1)
-    product = (np.outer(unit.sum(axis=0), unit.sum(axis=0)) - unit.T @ unit) / (samples * (samples - 1))
+    product = (np.outer(unit.sum(axis=0), unit.sum(axis=0)) - unit.T @ unit) / (
+        samples * (samples - 1)
+    )
     second = np.einsum("nda,ndb->ab", G, G) / (samples * G.shape[1]) - product
-    np.testing.assert_allclose(together(found), small_exact(unit.mean(axis=0), second, 1 / 3), rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(
+        together(found), small_exact(unit.mean(axis=0), second, 1 / 3), rtol=1e-10, atol=1e-12
+    )
     np.testing.assert_allclose(found.mean_increment, found.corrector - found.drift, rtol=1e-10)
     assert found.draws == samples * (1 + pairs)
 
@@ -366,7 +510,9 @@ def test_seeds_and_programs():
 
 def test_example_of_the_docstring():
     runner = doctest.DocTestRunner()
-    test = doctest.DocTestFinder(recurse=False).find(effective_dynamics, "effective_dynamics", globs={"np": np, "sgd": sgd})[0]
+    test = doctest.DocTestFinder(recurse=False).find(
+        effective_dynamics, "effective_dynamics", globs={"np": np, "sgd": sgd}
+    )[0]
     assert len(test.examples) > 5
     assert runner.run(test).failed == 0
 
@@ -380,7 +526,9 @@ def test_controls_and_pairs_of_the_wrong_law():
     draw = rng.normal(size=(200, 1, 1))
     pairs = np.concatenate([draw, -draw], axis=1)
     dynamics._check_means(pairs, 0 * pairs, control)
-    with pytest.raises(ValueError, match="antithetic: the draws it returns do not have the law of sample"):
+    with pytest.raises(
+        ValueError, match="antithetic: the draws it returns do not have the law of sample"
+    ):
         dynamics._check_means(pairs + np.array([[0.0], [2.0]]), 0 * pairs, control)
 
 
@@ -394,10 +542,19 @@ def cheap_sample(key, d):
     [
         ({"loss": 3}, r"loss = 3: give a function, loss\(x, y\)"),
         ({"loss": lambda x, y: x}, r"loss returns .*shape"),
-        ({"loss": lambda x: x[0]}, r"loss, called as loss\(point, sample\(key, dimension\)\), failed with TypeError"),
+        (
+            {"loss": lambda x: x[0]},
+            r"loss, called as loss\(point, sample\(key, dimension\)\), failed with TypeError",
+        ),
         ({"loss": lambda x, y: jnp.sum(x @ jnp.ones((5, 5)))}, "loss, called as"),
-        ({"sample": lambda key: jax.random.normal(key)}, r"sample, called as sample\(key, dimension\), failed with TypeError"),
-        ({"sample": lambda key, d: np.asarray(jax.random.normal(key, (d,)))}, "sample, called as .* give a JAX function"),
+        (
+            {"sample": lambda key: jax.random.normal(key)},
+            r"sample, called as sample\(key, dimension\), failed with TypeError",
+        ),
+        (
+            {"sample": lambda key, d: np.asarray(jax.random.normal(key, (d,)))},
+            "sample, called as .* give a JAX function",
+        ),
         ({"statistics": lambda x: x @ x}, r"statistics returns .*of shape \(k,\)"),
         ({"statistics": lambda x: [x[0], x[1]]}, r"statistics returns .*of shape \(k,\)"),
         ({"point": lambda d: POINT}, "point = .*give the parameters themselves"),
@@ -411,19 +568,32 @@ def cheap_sample(key, d):
         ({"antithetic": 1}, "antithetic = 1: give a function"),
         ({"antithetic": lambda y: y[:2]}, "antithetic returns .*same kind and shapes"),
         ({"controls": lambda y: y[0]}, "controls returns .*mean zero"),
-        ({"controls": small_controls, "samples": 20}, "samples = 20: give ten for each of the 3 controls"),
+        (
+            {"controls": small_controls, "samples": 20},
+            "samples = 20: give ten for each of the 3 controls",
+        ),
         ({"names": ["a", "b"]}, "names = .*give 3 names"),
         (
             {"sample": cheap_sample, "loss": lambda x, y: jnp.sqrt(x[0] - 0.5) + y[0] * x[1]},
             "point: the gradient of loss is not finite for 64",
         ),
         (
-            {"sample": cheap_sample, "statistics": lambda x: jnp.stack([x[1], jnp.sqrt(x[0] - 0.5)])},
+            {
+                "sample": cheap_sample,
+                "statistics": lambda x: jnp.stack([x[1], jnp.sqrt(x[0] - 0.5)]),
+            },
             "statistics: u2 or its first two derivatives are not finite",
         ),
     ],
 )
 def test_bad_input(change, message):
-    settings = {"loss": small_loss, "sample": small_sample, "statistics": small_statistics, "point": POINT, "lr": 1.0, "dimension": 3}
+    settings = {
+        "loss": small_loss,
+        "sample": small_sample,
+        "statistics": small_statistics,
+        "point": POINT,
+        "lr": 1.0,
+        "dimension": 3,
+    }
     with pytest.raises(ValueError, match=message):
         effective_dynamics(**{**settings, "samples": 64, **change})

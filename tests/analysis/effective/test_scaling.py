@@ -55,14 +55,23 @@ def test_scaling_of_the_spiked_matrix():
         agrees(one.corrector[[0, 2]], one.corrector_error[[0, 2]], g, g, f"corrector, n = {n}")
         chosen = np.ix_([0, 2], [0, 2])
         assert np.all(np.abs(one.diffusion[chosen] - sigma) <= Z * one.diffusion_error[chosen])
-    for trends, exponents in ((found.corrector, (None, None, 0.0)), (found.diffusion, (-1.0, 0.0, -1.0))):
+    for trends, exponents in (
+        (found.corrector, (None, None, 0.0)),
+        (found.diffusion, (-1.0, 0.0, -1.0)),
+    ):
         for trend, exponent in zip(trends, exponents, strict=False):
             if exponent is None:
                 assert trend.verdict == "zero"
                 continue
-            assert abs(trend.exponent - exponent) <= Z * trend.exponent_error + 0.02  # R^2 and (n - 1)/n move by 3% from 32 to 512
+            assert (
+                abs(trend.exponent - exponent) <= Z * trend.exponent_error + 0.02
+            )  # R^2 and (n - 1)/n move by 3% from 32 to 512
             assert trend.exponent_error < 0.03
-            assert trend.verdict == "bounded" if exponent == 0 else trend.verdict.startswith("vanishes like d^-")
+            assert (
+                trend.verdict == "bounded"
+                if exponent == 0
+                else trend.verdict.startswith("vanishes like d^-")
+            )
     np.testing.assert_allclose(found.critical[:3], [0.0, 1.0, 1.0], atol=0.1)
     assert found.critical_exponent == pytest.approx(1.0, abs=0.1)
     assert found.critical_exponent_error < 0.03
@@ -71,10 +80,14 @@ def test_scaling_of_the_spiked_matrix():
     scale = np.array(dimensions)
     np.testing.assert_allclose(hessian.each[:, 2], 2 * np.sqrt(lr / scale), rtol=1e-9)
     cube = [np.sum(spiked_point(n, 0.0, r2)[1:4]) for n in dimensions]
-    np.testing.assert_allclose(hessian.each[:, 3], 3 * np.array(cube) * np.sqrt(lr / scale), rtol=1e-9)
+    np.testing.assert_allclose(
+        hessian.each[:, 3], 3 * np.array(cube) * np.sqrt(lr / scale), rtol=1e-9
+    )
     np.testing.assert_allclose(third.each, np.tile([0, 0, 0, 3**1.5], (3, 1)), atol=1e-8)
     # E<grad H, grad u>^4 = 3 Var^2 for a Gaussian; E<hess u, HH - V>^2 = 512 R^4 n for r2, to leading order
-    variance = np.array([spiked_closed(2, n, 0.3 / np.sqrt(n), r2, 1.0)[2][0, 0] for n in dimensions])
+    variance = np.array(
+        [spiked_closed(2, n, 0.3 / np.sqrt(n), r2, 1.0)[2][0, 0] for n in dimensions]
+    )
     np.testing.assert_allclose(fourth.each[:, 1], 3 * (lr * variance) ** 2, rtol=0.2)
     np.testing.assert_allclose(printed.each[:, 2], lr * 512 * r2**2, rtol=0.15)
     assert abs(square.trend.exponent + 2) < 0.1
@@ -100,7 +113,9 @@ def test_fitted_exponents():
         verdicts.add(trend.verdict.split("^")[0])
     assert verdicts == {"vanishes like d"}
     assert abs(np.mean(z)) < Z / np.sqrt(200)
-    assert 0.5 < np.mean(np.square(z)) < 1.5  # errors are not taken below the misfit, so the mean is below one
+    assert (
+        0.5 < np.mean(np.square(z)) < 1.5
+    )  # errors are not taken below the misfit, so the mean is below one
     # values that sink into their error are fitted, not dropped
     error = np.full(4, 0.01)
     assert _fit(d, d**-2.0 + [0.0, 0.003, -0.004, 0.002], error).exponent < -1
@@ -123,6 +138,12 @@ def test_fitted_exponents():
     ],
 )
 def test_bad_input_of_scaling(change, message):
-    settings = {"loss": small_loss, "sample": small_sample, "statistics": small_statistics, "point": np.ones, "lr": 1.0}
+    settings = {
+        "loss": small_loss,
+        "sample": small_sample,
+        "statistics": small_statistics,
+        "point": np.ones,
+        "lr": 1.0,
+    }
     with pytest.raises(ValueError, match=message):
         effective_scaling(**{**settings, "dimensions": [3, 4, 5], **change})

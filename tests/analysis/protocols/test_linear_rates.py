@@ -9,7 +9,12 @@ import numpy as np
 import pytest
 
 import sgdynamics as sgd
-from sgdynamics.analysis.protocols.linear_rates import batch_ramp, linear_recursion, noise_dominated, optimal_rates
+from sgdynamics.analysis.protocols.linear_rates import (
+    batch_ramp,
+    linear_recursion,
+    noise_dominated,
+    optimal_rates,
+)
 from sgdynamics.analysis.protocols.linear_recursion import cheaper, room_for
 from sgdynamics.base.precision import float64
 from tests.simulation.test_behaviour import count_compilations
@@ -29,12 +34,20 @@ def power(a, b, size, noise, steps, method=None):
 def isotropic(steps, noise=0.1):
     """Reference (a): eps0 = 1, d = 1000."""
     problem = sgd.TeacherStudent(width=1, activation="linear", noise=noise)
-    return linear_recursion(problem, sgd.OnePassSGD(), sgd.start(problem, M=[[0.5]], Q=[[1.0]]), steps=steps, dimension=1000)
+    return linear_recursion(
+        problem,
+        sgd.OnePassSGD(),
+        sgd.start(problem, M=[[0.5]], Q=[[1.0]]),
+        steps=steps,
+        dimension=1000,
+    )
 
 
 def blocks(decay=0.0, **arguments):
     spectrum = sgd.Spectrum([4.0, 1.0, 0.25, 0.03], [1, 3, 40, 200], target=[1.0, 0.5, 0.2, 0.3])
-    return sgd.TeacherStudent(activation="linear", noise=0.1, covariance=spectrum, weight_decay=decay, **arguments)
+    return sgd.TeacherStudent(
+        activation="linear", noise=0.1, covariance=spectrum, weight_decay=decay, **arguments
+    )
 
 
 @pytest.mark.parametrize("batch", [1, 3])
@@ -50,8 +63,12 @@ def test_recursion_is_that_of_solve_linear(method, decay, batch):
     assert edges[-1] == 1003
     assert set(np.diff(edges)) == {143, 144}
     assert recursion.risks(rates).dtype == np.float64
-    found = sgd.solve_linear(problem, algorithm.replace(lr=recursion.schedule(rates)), begin, steps=edges, kappa=1.2)
-    np.testing.assert_allclose(recursion.risks(rates), found["excess_risk"].values.mean(0), rtol=1e-12)
+    found = sgd.solve_linear(
+        problem, algorithm.replace(lr=recursion.schedule(rates)), begin, steps=edges, kappa=1.2
+    )
+    np.testing.assert_allclose(
+        recursion.risks(rates), found["excess_risk"].values.mean(0), rtol=1e-12
+    )
 
 
 @pytest.mark.slow
@@ -63,8 +80,12 @@ def test_runs_with_other_heads_have_other_steps():
     algorithm = sgd.OnePassSGD(per="trace")
     rates = np.array([0.1, 0.05, 0.2])
     recursion = linear_recursion(problem, algorithm, begin, steps=60)
-    found = sgd.solve_linear(problem, algorithm.replace(lr=recursion.schedule(rates)), begin, steps=recursion.edges(3))
-    np.testing.assert_allclose(recursion.risks(rates), found["excess_risk"].values.mean(0), rtol=1e-12)
+    found = sgd.solve_linear(
+        problem, algorithm.replace(lr=recursion.schedule(rates)), begin, steps=recursion.edges(3)
+    )
+    np.testing.assert_allclose(
+        recursion.risks(rates), found["excess_risk"].values.mean(0), rtol=1e-12
+    )
     assert len(recursion.numbers["scale"]) == 2
 
 
@@ -79,9 +100,16 @@ def test_both_ways_agree_with_their_gradients(decay):
     edges = np.array([0, 1, 130, 131, 400, 700])
     found = []
     for method in ("steps", "powers"):
-        recursion = linear_recursion(problem, sgd.OnePassSGD(per="trace"), begin, steps=700, method=method)
+        recursion = linear_recursion(
+            problem, sgd.OnePassSGD(per="trace"), begin, steps=700, method=method
+        )
         for ends in (None, edges):
-            last = jax.value_and_grad(lambda rates, batches, here=recursion, ends=ends: here.risks(rates, batches, ends)[-1], (0, 1))
+            last = jax.value_and_grad(
+                lambda rates, batches, here=recursion, ends=ends: here.risks(rates, batches, ends)[
+                    -1
+                ],
+                (0, 1),
+            )
             value, slopes = last(rates, batches)
             found.append(np.concatenate([recursion.risks(rates, batches, ends), [value], *slopes]))
     np.testing.assert_allclose(found[0], found[2], rtol=1e-10)
@@ -105,7 +133,9 @@ def test_chunks_of_long_paths_change_nothing(monkeypatch):
 def test_the_way_is_chosen_by_cost():
     assert cheaper(1000, 100, 10, 500) == "steps"
     assert cheaper(10**6, 100, 10**4, 110) == "powers"
-    assert all(steps <= room_for(steps) <= max(1.25 * steps, steps + 16) for steps in range(1, 3000))
+    assert all(
+        steps <= room_for(steps) <= max(1.25 * steps, steps + 16) for steps in range(1, 3000)
+    )
 
 
 # risks of formulas 12 (f): optimum with a rate for each of 100 pieces, N = 400
@@ -113,14 +143,18 @@ EASY = {100: 0.050929893, 300: 0.026474043, 1000: 0.013018085, 3000: 0.006816367
 HARD = {100: 0.31601, 300: 0.21033, 1000: 0.13122, 3000: 0.08171}
 
 
-@pytest.mark.parametrize("steps", [100, *(pytest.param(steps, marks=pytest.mark.slow) for steps in (300, 1000, 3000))])
+@pytest.mark.parametrize(
+    "steps", [100, *(pytest.param(steps, marks=pytest.mark.slow) for steps in (300, 1000, 3000))]
+)
 def test_easy_power_law(steps):
     found = optimal_rates(power(2.5, 1.2, 400, 1.0, steps), 100)
     assert found.converged
     assert found.risk == pytest.approx(EASY[steps], rel=1e-7)
 
 
-@pytest.mark.parametrize("steps", [100, *(pytest.param(steps, marks=pytest.mark.slow) for steps in (300, 1000, 3000))])
+@pytest.mark.parametrize(
+    "steps", [100, *(pytest.param(steps, marks=pytest.mark.slow) for steps in (300, 1000, 3000))]
+)
 def test_hard_power_law(steps):
     found = optimal_rates(power(1.5, 2.0, 400, 0.01, steps), 100)
     assert found.risk == pytest.approx(HARD[steps], abs=6e-6)
@@ -143,25 +177,34 @@ def test_reference_optima(a, b, constant, hundred, each):
     assert found.gain == pytest.approx(constant / hundred, rel=1e-6)
     assert found.history[0] == pytest.approx(constant, rel=1e-7)
     assert np.all(np.diff(found.history) <= 0)
-    assert float(recursion.risks(np.full(5, found.best_constant_lr))[-1]) == pytest.approx(constant, rel=1e-7)
+    assert float(recursion.risks(np.full(5, found.best_constant_lr))[-1]) == pytest.approx(
+        constant, rel=1e-7
+    )
 
 
 @pytest.mark.slow
 def test_reference_a_at_d():
     found = optimal_rates(isotropic(20_000), 1000)
-    assert found.risk == pytest.approx(0.0033160907, rel=2e-6)  # 1000 pieces are 1e-6 above a rate a step
+    assert found.risk == pytest.approx(
+        0.0033160907, rel=2e-6
+    )  # 1000 pieces are 1e-6 above a rate a step
 
 
 @pytest.mark.slow
 def test_exponents_in_the_horizon():
     horizons = np.array(list(EASY))
     runs = [optimal_rates(power(2.5, 1.2, 400, 1.0, int(steps)), 100) for steps in horizons]
-    slope = np.diff(np.log([[one.risk, one.best_constant_risk] for one in runs]), axis=0) / np.diff(np.log(horizons))[:, None]
+    slope = (
+        np.diff(np.log([[one.risk, one.best_constant_risk] for one in runs]), axis=0)
+        / np.diff(np.log(horizons))[:, None]
+    )
     assert -slope[-1, 0] == pytest.approx(0.589, abs=6e-4)
     assert -slope[-1, 1] == pytest.approx(0.534, abs=6e-4)
 
 
-@pytest.mark.parametrize(("noise", "steps"), [(100.0, 1000), pytest.param(1000.0, 10_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("noise", "steps"), [(100.0, 1000), pytest.param(1000.0, 10_000, marks=pytest.mark.slow)]
+)
 def test_noise_dominated_law(noise, steps):
     recursion = power(2.5, 1.2, 150, noise, steps)
     law, found = noise_dominated(recursion), optimal_rates(recursion, 100)
@@ -179,7 +222,13 @@ def test_noise_dominated_law(noise, steps):
 
 
 @pytest.mark.parametrize(
-    ("lr", "steps", "risk"), [(1.0, 5021, 0.0033164), (10.0, 505, 0.0033215), (100.0, 53, 0.0034135), (300.0, 21, 0.0039929)]
+    ("lr", "steps", "risk"),
+    [
+        (1.0, 5021, 0.0033164),
+        (10.0, 505, 0.0033215),
+        (100.0, 53, 0.0034135),
+        (300.0, 21, 0.0039929),
+    ],
 )
 def test_batch_ramps(lr, steps, risk):
     # the batch that is best for the error at hand, B = lr/lr*; the last step is cut to the samples left
@@ -191,7 +240,9 @@ def test_batch_ramps(lr, steps, risk):
         g, size = rates[-1] / d, batches[-1]
         error = (1 - 2 * g + (1 + 1 / size) * g**2) * error + g**2 / size * d * (error + noise)
     assert len(rates) == steps
-    assert float(isotropic(steps).risks(np.array(rates), np.array(batches))[-1]) == pytest.approx(risk, abs=6e-8)
+    assert float(isotropic(steps).risks(np.array(rates), np.array(batches))[-1]) == pytest.approx(
+        risk, abs=6e-8
+    )
 
 
 @pytest.mark.slow
@@ -202,7 +253,9 @@ def test_ramps_of_optimal_rates():
         ramped, rates, batches = batch_ramp(recursion, found.rates, lr)
         assert batches.sum() == pytest.approx(20_000)
         assert ramped.steps == len(rates) == pytest.approx(5016 / lr, rel=2e-3, abs=1)
-        assert float(ramped.risks(rates, batches)[-1]) == pytest.approx(found.risk, rel=0.3 * lr / 1000)
+        assert float(ramped.risks(rates, batches)[-1]) == pytest.approx(
+            found.risk, rel=0.3 * lr / 1000
+        )
     same, rates, batches = batch_ramp(isotropic(100), np.full(10, 0.5), 0.5)
     assert same.steps == 100
     np.testing.assert_allclose(batches, 1.0)
@@ -212,7 +265,10 @@ def test_ramps_of_optimal_rates():
 @pytest.mark.slow
 def test_batches_make_better_rates():
     recursion = power(2.5, 1.2, 30, 0.1, 200)
-    one, ramp = optimal_rates(recursion, 10), optimal_rates(recursion, 10, batches=np.geomspace(1.0, 8.0, 10))
+    one, ramp = (
+        optimal_rates(recursion, 10),
+        optimal_rates(recursion, 10, batches=np.geomspace(1.0, 8.0, 10)),
+    )
     assert ramp.risk < one.risk
     assert ramp.best_constant_risk < one.best_constant_risk
     flat = optimal_rates(recursion, 10, batches=4.0)
@@ -228,7 +284,12 @@ def test_other_numbers_compile_nothing():
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
-    [({"pieces": 60}, "50 steps"), ({"lr": (2.0, 1.0)}, "lowest"), ({"lr": (0.5, 1.0)}, "range"), ({"lr": 3}, "lowest")],
+    [
+        ({"pieces": 60}, "50 steps"),
+        ({"lr": (2.0, 1.0)}, "lowest"),
+        ({"lr": (0.5, 1.0)}, "range"),
+        ({"lr": 3}, "lowest"),
+    ],
 )
 def test_refusals(arguments, words):
     with pytest.raises(ValueError, match=words):
@@ -248,7 +309,9 @@ def test_other_refusals():
 
 @pytest.mark.slow
 def test_a_million_inputs_and_steps():
-    problem = sgd.TeacherStudent(width=1, activation="linear", noise=1.0, covariance=sgd.power_law(1.2, 1e6, target=0.65))
+    problem = sgd.TeacherStudent(
+        width=1, activation="linear", noise=1.0, covariance=sgd.power_law(1.2, 1e6, target=0.65)
+    )
     begin = sgd.start(problem, M=np.zeros((110, 1, 1)), Q=np.zeros((110, 1, 1)))
     recursion = linear_recursion(problem, STEP, begin, steps=10**6)
     found = optimal_rates(recursion, 100)
@@ -269,13 +332,23 @@ def test_speed():
 @pytest.mark.slow
 def test_infinitely_many_inputs():
     problem = sgd.TeacherStudent(
-        width=1, activation="linear", noise=1.0, covariance=sgd.power_law(1.5, np.inf, target=0.5, raw=10, bins=30)
+        width=1,
+        activation="linear",
+        noise=1.0,
+        covariance=sgd.power_law(1.5, np.inf, target=0.5, raw=10, bins=30),
     )
     size = problem.spectrum.blocks
     begin = sgd.start(problem, M=np.zeros((size, 1, 1)), Q=np.zeros((size, 1, 1)))
     for algorithm in (STEP.replace(batch=2), sgd.OnePassSGD(per="trace")):
         recursion = linear_recursion(problem, algorithm, begin, steps=5000)
         rates = np.array([0.2, 0.1, 0.05])
-        found = sgd.solve_linear(problem, algorithm.replace(lr=recursion.schedule(rates)), begin, steps=recursion.edges(3))
-        np.testing.assert_allclose(recursion.risks(rates), found["excess_risk"].values[0], rtol=1e-9)
+        found = sgd.solve_linear(
+            problem,
+            algorithm.replace(lr=recursion.schedule(rates)),
+            begin,
+            steps=recursion.edges(3),
+        )
+        np.testing.assert_allclose(
+            recursion.risks(rates), found["excess_risk"].values[0], rtol=1e-9
+        )
         assert optimal_rates(recursion, 3).risk < found["excess_risk"].values[0, -1]

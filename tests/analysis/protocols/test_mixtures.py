@@ -25,14 +25,37 @@ def confirmed(found, runs=100, slack=0.01, dimension=1000):
 def test_replay():
     """Two tasks with a head each; the first is known, the share of the second is free."""
     one = sgd.TeacherStudent(
-        width=2, teacher_width=2, activation="erf", teacher_gram=[[1, 0.3], [0.3, 1]], teacher_head=[2.0, 0.0], head="trained"
+        width=2,
+        teacher_width=2,
+        activation="erf",
+        teacher_gram=[[1, 0.3], [0.3, 1]],
+        teacher_head=[2.0, 0.0],
+        head="trained",
     )
-    tasks = sgd.contexts({"one": one, "two": one.replace(teacher_head=[0.0, 2.0])}, probabilities=[1.0, 0.0], heads="own")
-    begin = sgd.start(tasks, M=[[0.1, 0.02], [-0.05, 0.08]], Q=[[0.5, 0.05], [0.05, 0.4]], a=[[1.0, 0.4], [0.6, 1.0]])
+    tasks = sgd.contexts(
+        {"one": one, "two": one.replace(teacher_head=[0.0, 2.0])},
+        probabilities=[1.0, 0.0],
+        heads="own",
+    )
+    begin = sgd.start(
+        tasks,
+        M=[[0.1, 0.02], [-0.05, 0.08]],
+        Q=[[0.5, 0.05], [0.05, 0.4]],
+        a=[[1.0, 0.4], [0.6, 1.0]],
+    )
     algorithm = sgd.OnePassSGD(lr=1.0, head_rate=4.0)
     known = sgd.start_from(sgd.solve_ode(tasks, algorithm, begin, alpha=[30.0], rtol=1e-9))
     both = tasks.replace(probabilities=[0.5, 0.5])
-    found = sgd.optimal_protocol(tasks, algorithm, known, alpha=10.0, controls={"two": (0, 1)}, evaluate=both, pieces=40, progress=False)
+    found = sgd.optimal_protocol(
+        tasks,
+        algorithm,
+        known,
+        alpha=10.0,
+        controls={"two": (0, 1)},
+        evaluate=both,
+        pieces=40,
+        progress=False,
+    )
     assert found.value == pytest.approx(0.0122981087, rel=1e-5)
     assert found.extrapolated == pytest.approx(0.0122981084, rel=1e-4)
     assert found.constant["risk"] == pytest.approx(0.0140192769, rel=1e-5)
@@ -48,7 +71,9 @@ def test_replay():
 def test_dropout():
     problem = sgd.TeacherStudent(width=2, activation="erf", noise=0.3, keep=0.5, gain=0.6)
     begin = sgd.start(problem, M=[[0.1], [0.05]], Q=np.diag([1.0, 0.8]), a=[2.0, 2.0])
-    found = sgd.optimal_protocol(problem, ONE, begin, alpha=30.0, controls={"keep": (0.01, 1)}, pieces=20, progress=False)
+    found = sgd.optimal_protocol(
+        problem, ONE, begin, alpha=30.0, controls={"keep": (0.01, 1)}, pieces=20, progress=False
+    )
     assert found.value == pytest.approx(0.0356424354, rel=1e-5)
     assert found.extrapolated == pytest.approx(0.0356392674, rel=1e-4)
     assert found.constant["risk"] == pytest.approx(0.0372338421, rel=1e-5)
@@ -62,11 +87,17 @@ def test_curriculum():
 
     def group(size):
         blocks = [(1.0, 0.5), (size, 0.5)]
-        return sgd.TeacherStudent(width=1, activation="erf", noise=0.3, covariance=blocks, teacher_gram=[[[1.0]], [[0.0]]])
+        return sgd.TeacherStudent(
+            width=1, activation="erf", noise=0.3, covariance=blocks, teacher_gram=[[[1.0]], [[0.0]]]
+        )
 
     both = sgd.contexts({"easy": group(0.0), "hard": group(1.0)})
     begin = sgd.start(both, M=[[[0.1]], [[0.0]]], Q=[[[0.5]], [[0.5]]])
-    asked = {"controls": {"hard": (0, 1)}, "budget": {"hard": 0.5}, "evaluate": both.problems["hard"]}
+    asked = {
+        "controls": {"hard": (0, 1)},
+        "budget": {"hard": 0.5},
+        "evaluate": both.problems["hard"],
+    }
     found = sgd.optimal_protocol(both, ONE, begin, alpha=8.0, **asked, pieces=40, progress=False)
     assert found.value == pytest.approx(0.0456275867, rel=1e-5)
     assert found.extrapolated == pytest.approx(0.0456272433, rel=1e-4)
@@ -85,7 +116,10 @@ def power_law(a, b, N, noise):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("a", "b", "constant", "expected", "bold"),
-    [(2.5, 1.2, 0.0033384841, 0.0024450917, 0.0024445770), (1.5, 2.0, 0.2271739635, 0.1650717361, 0.1650512127)],
+    [
+        (2.5, 1.2, 0.0033384841, 0.0024450917, 0.0024445770),
+        (1.5, 2.0, 0.2271739635, 0.1650717361, 0.1650512127),
+    ],
 )
 def test_power_laws(a, b, constant, expected, bold):
     """By the exact mean of SGD, not by the ODE, whose steps are not small along the first directions."""
@@ -106,8 +140,17 @@ def test_power_laws(a, b, constant, expected, bold):
 def test_what_is_refused():
     problem, begin = power_law(2.5, 1.2, 20, 0.01)
     with pytest.raises(ValueError, match="alpha = 2 is 40 steps: give as many pieces at most"):
-        sgd.optimal_protocol(problem, sgd.OnePassSGD(per="step"), begin, alpha=2.0, controls={"lr": (1e-4, 1.9)}, pieces=100)
-    both = sgd.contexts({"one": sgd.TeacherStudent(width=1), "two": sgd.TeacherStudent(width=1, noise=0.3)})
+        sgd.optimal_protocol(
+            problem,
+            sgd.OnePassSGD(per="step"),
+            begin,
+            alpha=2.0,
+            controls={"lr": (1e-4, 1.9)},
+            pieces=100,
+        )
+    both = sgd.contexts(
+        {"one": sgd.TeacherStudent(width=1), "two": sgd.TeacherStudent(width=1, noise=0.3)}
+    )
     start = sgd.start(both, M=[[0.1]], Q=[[1.0]])
     with pytest.raises(ValueError, match="no such number: did you mean 'lr'"):
         sgd.optimal_protocol(both, ONE, start, alpha=1.0, controls={"lt": (0, 1)})

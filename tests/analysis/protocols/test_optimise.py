@@ -32,7 +32,9 @@ def begin(problem, m=0.0, q=0.0):
 
 
 def solve(problem, start, alpha, controls=RATE, algorithm=SGD, **more):
-    return sgd.optimal_protocol(problem, algorithm, start, alpha=alpha, controls=controls, progress=False, **more)
+    return sgd.optimal_protocol(
+        problem, algorithm, start, alpha=alpha, controls=controls, progress=False, **more
+    )
 
 
 def of_linear(eps, noise, alpha):
@@ -84,13 +86,21 @@ def test_what_comes_back(rate):
     assert len(rate.edges) == len(rate.risks) == 51
     assert rate.at_bounds["lr"].size == 0
     assert rate.bounds == {"lr": (0.005, 5.0)}
-    np.testing.assert_allclose(rate.algorithm.rates((rate.edges[:-1] + rate.edges[1:]) / 2), rate.protocol["lr"], rtol=1e-15)
+    np.testing.assert_allclose(
+        rate.algorithm.rates((rate.edges[:-1] + rate.edges[1:]) / 2),
+        rate.protocol["lr"],
+        rtol=1e-15,
+    )
     assert "times below the best constants" in repr(rate)
 
 
 def test_numbers_do_not_compile_again(rate):
     problem, again = linear(0.2), []
-    compiled = count_compilations(lambda: again.append(solve(problem, begin(problem, 0.1, 1.0), 7.0, {"lr": (0.01, 1.9)}, pieces=50)))
+    compiled = count_compilations(
+        lambda: again.append(
+            solve(problem, begin(problem, 0.1, 1.0), 7.0, {"lr": (0.01, 1.9)}, pieces=50)
+        )
+    )
     assert compiled == 0
     assert again[0].extrapolated == pytest.approx(of_linear(1.8, 0.2, 7.0), rel=1e-5)
 
@@ -105,7 +115,9 @@ def test_budget_against_pontryagin_by_shooting(rate):
             u = (2 * p * e - unknown[1]) / (2 * p * (e + D))
             return [-2 * u * e + u**2 * (e + D), -p * (-2 * u + u**2), u]
 
-        end = integrate.solve_ivp(equations, (0, T), [1.0, unknown[0], 0.0], rtol=1e-10, atol=1e-12).y[:, -1]
+        end = integrate.solve_ivp(
+            equations, (0, T), [1.0, unknown[0], 0.0], rtol=1e-10, atol=1e-12
+        ).y[:, -1]
         return end[0] / 2 if whole else [end[1] - 1, end[2] / T - mean]
 
     found = optimize.fsolve(shot, [0.02, 0.01], xtol=1e-11)
@@ -127,7 +139,9 @@ def test_rate_of_an_erf_student(erf_rate):
     assert erf_rate.constant["risk"] == pytest.approx(0.0059212185, rel=1e-7)
     assert erf_rate.constant["lr"] == pytest.approx(0.45113, rel=1e-5)
     places = np.searchsorted(erf_rate.edges, [0, 1, 4, 8, 12, 19], side="right") - 1
-    np.testing.assert_allclose(erf_rate.protocol["lr"][places], [1.11, 1.12, 0.98, 0.57, 0.35, 0.20], rtol=0.05)
+    np.testing.assert_allclose(
+        erf_rate.protocol["lr"][places], [1.11, 1.12, 0.98, 0.57, 0.35, 0.20], rtol=0.05
+    )
 
 
 @pytest.mark.slow
@@ -187,7 +201,14 @@ def test_runs_confirm_the_gain(decay):
     ],
 )
 def test_bad_input_is_named_before_anything_compiles(arguments, message):
-    given = {"problem": linear(), "algorithm": SGD, "start": begin(linear()), "alpha": 1.0, "pieces": 7, **arguments}
+    given = {
+        "problem": linear(),
+        "algorithm": SGD,
+        "start": begin(linear()),
+        "alpha": 1.0,
+        "pieces": 7,
+        **arguments,
+    }
 
     def call():
         with pytest.raises(ValueError, match=message):
@@ -200,7 +221,11 @@ def test_bad_input_is_named_before_anything_compiles(arguments, message):
 def test_objectives_without_a_gradient_are_refused(monkeypatch, rate):
     """A gradient that is not the objective's own."""
     slope = search.protocol_program.with_slope
-    monkeypatch.setattr(search.protocol_program, "with_slope", lambda *given: (slope(*given)[0], 2 * slope(*given)[1]))
+    monkeypatch.setattr(
+        search.protocol_program,
+        "with_slope",
+        lambda *given: (slope(*given)[0], 2 * slope(*given)[1]),
+    )
     with pytest.raises(ValueError, match="no gradient in the controls that is right"):
         solve(linear(), begin(linear()), 20.0, pieces=50)
 
@@ -214,10 +239,16 @@ def test_switches_of_steps():
     edges = np.linspace(0, 1, 6)
     np.testing.assert_allclose(_switches(np.array([1, 1, 0.25, 0, 0.0]), (0.0, 1.0), edges), [0.45])
     np.testing.assert_allclose(_switches(np.array([0, 0.25, 1, 1, 1.0]), (0.0, 1.0), edges), [0.35])
-    np.testing.assert_allclose(_switches(np.array([1, 0, 0, 1, 1.0]), (0.0, 1.0), edges), [0.2, 0.6])
+    np.testing.assert_allclose(
+        _switches(np.array([1, 0, 0, 1, 1.0]), (0.0, 1.0), edges), [0.2, 0.6]
+    )
     # a singular arc is left at an edge, and so is a piece that turns back
-    np.testing.assert_allclose(_switches(np.array([1, 0.6, 0.5, 0, 0.0]), (0.0, 1.0), edges), [0.2, 0.6])
-    np.testing.assert_allclose(_switches(np.array([0, 0.6, 0, 0, 0.0]), (0.0, 1.0), edges), [0.2, 0.4])
+    np.testing.assert_allclose(
+        _switches(np.array([1, 0.6, 0.5, 0, 0.0]), (0.0, 1.0), edges), [0.2, 0.6]
+    )
+    np.testing.assert_allclose(
+        _switches(np.array([0, 0.6, 0, 0, 0.0]), (0.0, 1.0), edges), [0.2, 0.4]
+    )
     assert _switches(np.full(5, 0.3), (0.0, 1.0), edges).size == 0
 
 
@@ -236,7 +267,9 @@ def test_rates_on_the_sphere():
     still = solve(problem, begin(problem, 0.1, 1.0), 20.0, {"lr": (0, 1)}, pieces=40)
     np.testing.assert_allclose(still.protocol["lr"], 1 / 12, rtol=1e-6)
     assert still.value == pytest.approx(0.2237864685, rel=1e-7)
-    noisy = solve(problem.replace(noise=1.0), begin(problem, 0.1, 1.0), 40.0, {"lr": (0, 1)}, pieces=40)
+    noisy = solve(
+        problem.replace(noise=1.0), begin(problem, 0.1, 1.0), 40.0, {"lr": (0, 1)}, pieces=40
+    )
     assert noisy.extrapolated == pytest.approx(0.0395742300, rel=1e-5)
     assert noisy.constant["risk"] == pytest.approx(0.0666786276, rel=1e-6)
     assert noisy.constant["lr"] == pytest.approx(0.041265, rel=1e-5)
@@ -247,7 +280,12 @@ def test_integral_and_cost():
     whole = solve(linear(), begin(linear()), 20.0, pieces=40, objective="integral")
     assert whole.extrapolated == pytest.approx(0.7474954848, rel=1e-5)
     problem = linear(0.25)
-    priced = solve(problem, begin(problem, 0.0, 1.0), 10.0, cost=lambda alpha, controls, state: 0.02 * controls["lr"] ** 2)
+    priced = solve(
+        problem,
+        begin(problem, 0.0, 1.0),
+        10.0,
+        cost=lambda alpha, controls, state: 0.02 * controls["lr"] ** 2,
+    )
     assert priced.extrapolated == pytest.approx(0.0400940858, rel=1e-6)
     assert priced.constant["risk"] == pytest.approx(0.0427171693, rel=1e-7)
     measured = priced.confirm(dimension=1000, runs=200)
@@ -258,7 +296,9 @@ def test_integral_and_cost():
 @pytest.mark.slow
 def test_two_controls_and_what_each_gains():
     problem = erf(0.5)
-    both = solve(problem, begin(problem, 0.1, 2.0), 5.0, {"weight_decay": (0, 1), "lr": (0, 5)}, restarts=1)
+    both = solve(
+        problem, begin(problem, 0.1, 2.0), 5.0, {"weight_decay": (0, 1), "lr": (0, 5)}, restarts=1
+    )
     assert both.value == pytest.approx(0.0530267, rel=1e-5)
     # no decay at the end
     np.testing.assert_allclose(both.protocol["weight_decay"][-5:], 0, atol=1e-9)
@@ -273,7 +313,9 @@ def test_momentum_whose_memory_changes():
     """The value is that of solve_ode with the protocol, the gradient that of differences: a search from there finds no better."""
     algorithm = sgd.OnePassSGD(lr=0.5, update=sgd.updates.momentum(memory=2.0))
     problem = linear()
-    found = solve(problem, begin(problem), 10.0, {"algorithm.update.memory": (0.2, 20)}, algorithm, pieces=10)
+    found = solve(
+        problem, begin(problem), 10.0, {"algorithm.update.memory": (0.2, 20)}, algorithm, pieces=10
+    )
     ode = sgd.solve_ode(found.problem, found.algorithm, begin(problem), alpha=[10.0])
     assert float(ode.excess_risk[0, -1]) == pytest.approx(found.value, rel=1e-5)
     assert found.gain > 1.01
@@ -281,7 +323,9 @@ def test_momentum_whose_memory_changes():
         values = found.protocol["algorithm.update.memory"].copy()
         values[index] *= factor
         moved = found.algorithm.update.replace(memory=sgd.piecewise_rate(found.edges[1:-1], values))
-        other = sgd.solve_ode(problem, found.algorithm.replace(update=moved), begin(problem), alpha=[10.0])
+        other = sgd.solve_ode(
+            problem, found.algorithm.replace(update=moved), begin(problem), alpha=[10.0]
+        )
         assert float(other.excess_risk[0, -1]) > found.value * (1 - 1e-7)
     measured = found.confirm(dimension=1000, runs=100)
     assert abs(measured.gain - found.gain) < Z * measured.gain_error + 0.01
@@ -302,10 +346,18 @@ def test_objectives_of_other_problems_and_of_the_state():
     problem, other = linear(0.3), linear(0.0)
     start = begin(problem, 0.2, 1.0)
     of_risk = solve(problem, start, 8.0, pieces=10, evaluate=other)
-    of_state = solve(problem, start, 8.0, pieces=10, objective=lambda y: (y["Q"][0, 0] - 2 * y["M"][0, 0] + 1) / 2)
+    of_state = solve(
+        problem,
+        start,
+        8.0,
+        pieces=10,
+        objective=lambda y: (y["Q"][0, 0] - 2 * y["M"][0, 0] + 1) / 2,
+    )
     assert of_state.value == pytest.approx(of_risk.value, rel=1e-8)
     assert of_state.value == pytest.approx(solve(problem, start, 8.0, pieces=10).value, rel=1e-8)
-    assert of_risk.confirm(dimension=200, runs=20).value == pytest.approx(of_state.confirm(dimension=200, runs=20).value, rel=1e-6)
+    assert of_risk.confirm(dimension=200, runs=20).value == pytest.approx(
+        of_state.confirm(dimension=200, runs=20).value, rel=1e-6
+    )
     quiet = solve(problem, start, 8.0, {"noise": (0.1, 0.5)}, sgd.OnePassSGD(lr=0.3), pieces=10)
     np.testing.assert_allclose(quiet.protocol["noise"], 0.1)
     assert quiet.at_bounds["noise"].size == 10
@@ -316,7 +368,9 @@ def test_finite_dimension_and_several_starts():
     """At dimension d the best rate is eps/(c eps + noise), c = 1 + 2/d: c log(1/eps) + noise (1/eps - 1) = alpha from eps = 1."""
     start = begin(linear())
     found = solve(linear(), start, 20.0, pieces=50, dimension=1000)
-    best = optimize.brentq(lambda eps: -(1 + 2 / 1000) * np.log(eps) + 0.1 * (1 / eps - 1) - 20.0, 1e-4, 1.0)
+    best = optimize.brentq(
+        lambda eps: -(1 + 2 / 1000) * np.log(eps) + 0.1 * (1 / eps - 1) - 20.0, 1e-4, 1.0
+    )
     assert found.extrapolated == pytest.approx(best / 2, rel=1e-5)
     # the mean of SGD itself with its best rates, step by step, is off by O(1/d)
     assert found.extrapolated == pytest.approx(0.0033160907, rel=1e-3)

@@ -61,7 +61,9 @@ def test_linear_regression_has_the_optimum_of_dynamic_programming(found):
     assert 0 < found.risk / (r / 2) - 1 < 1e-3
     middle = (2 * found.risks[:-1] + 2 * found.risks[1:]) / 2
     np.testing.assert_allclose(found.rates, middle / (middle + NOISE), rtol=1e-2)
-    constant = optimize.minimize_scalar(lambda lr: after(lr, 1.6, ALPHA, NOISE) / 2, bounds=(0.01, 1.9), method="bounded")
+    constant = optimize.minimize_scalar(
+        lambda lr: after(lr, 1.6, ALPHA, NOISE) / 2, bounds=(0.01, 1.9), method="bounded"
+    )
     assert found.best_constant_risk == pytest.approx(constant.fun, rel=1e-8)
     assert found.best_constant_lr == pytest.approx(constant.x, rel=1e-3)
     assert found.gain == pytest.approx(constant.fun / risk, rel=1e-7)
@@ -77,7 +79,9 @@ def test_what_comes_back(found):
     assert found.constant_risks[-1] == found.best_constant_risk
     assert found.edges[-1] == found.alpha == ALPHA
     # the algorithm's rates are those of the pieces, in alpha
-    np.testing.assert_allclose(found.algorithm.rates((found.edges[:-1] + found.edges[1:]) / 2), found.rates, rtol=1e-15)
+    np.testing.assert_allclose(
+        found.algorithm.rates((found.edges[:-1] + found.edges[1:]) / 2), found.rates, rtol=1e-15
+    )
     assert "times below the best constant" in repr(found)
 
 
@@ -91,7 +95,9 @@ def test_solve_ode_confirms_it(found):
 def test_gradient_of_the_final_risk_by_differences(found):
     """On the programs that the search itself has compiled."""
     problem, start = linear(), begin(linear())
-    setting = schedules._Static(problem.structure, sgd.functional.rule(problem, start), 1, schedules.STEPS // PIECES)
+    setting = schedules._Static(
+        problem.structure, sgd.functional.rule(problem, start), 1, schedules.STEPS // PIECES
+    )
     with jax.enable_x64(True):
         numbers = {
             "parameters": problem.parameters,
@@ -104,15 +110,23 @@ def test_gradient_of_the_final_risk_by_differences(found):
         value, slope = schedules._with_gradient(setting, numbers, at)
         chosen = np.arange(16) * 3
         steps = 1e-5 * np.eye(PIECES)[chosen]
-        around = np.asarray(schedules._many(setting, numbers, np.concatenate([at + steps, at - steps, at[None]])))
+        around = np.asarray(
+            schedules._many(setting, numbers, np.concatenate([at + steps, at - steps, at[None]]))
+        )
     assert around[-1] == pytest.approx(float(value), rel=1e-12)
-    np.testing.assert_allclose(np.asarray(slope)[chosen], (around[:16] - around[16:32]) / 2e-5, rtol=1e-6, atol=1e-9)
+    np.testing.assert_allclose(
+        np.asarray(slope)[chosen], (around[:16] - around[16:32]) / 2e-5, rtol=1e-6, atol=1e-9
+    )
 
 
 def test_numbers_do_not_compile_again(found):
     problem = linear(noise=0.1)
     again = []
-    compiled = count_compilations(lambda: again.append(optimal_schedule(problem, begin(problem, 0.5), alpha=5.0, lr=(0.01, 1.9))))
+    compiled = count_compilations(
+        lambda: again.append(
+            optimal_schedule(problem, begin(problem, 0.5), alpha=5.0, lr=(0.01, 1.9))
+        )
+    )
     assert compiled == 0
     assert again[0].risk == pytest.approx(programmed(1.0, 5.0, PIECES, 0.1)[1], rel=1e-7)
 
@@ -154,7 +168,9 @@ def test_batches_at_finite_dimension_against_dynamic_programming():
     rates, risk = programmed(1.6, ALPHA, PIECES, NOISE, batch, 2 / d + (batch - 1) / d)
     assert best.risk == pytest.approx(risk, rel=1e-8)
     np.testing.assert_allclose(best.rates, rates, rtol=1e-5)
-    chain = sgd.simulate(problem, best.algorithm, begin(problem), alpha=[ALPHA], dimension=d, runs=4000, seed=1).excess_risk.values[:, -1]
+    chain = sgd.simulate(
+        problem, best.algorithm, begin(problem), alpha=[ALPHA], dimension=d, runs=4000, seed=1
+    ).excess_risk.values[:, -1]
     # steps are long at this d, and the ODE has none: a percent of what is learned
     assert abs(chain.mean() - best.risk) < Z * chain.std() / np.sqrt(len(chain)) + 0.1 * best.risk
 
@@ -185,5 +201,8 @@ def test_figure_gains_are_confirmed_by_the_chain(tmp_path):
     at = data.attrs
     assert at["gain_erf_2_2"] > 1.1
     # the ODE's gain within the chain's error, and a gain beyond doubt for the committee
-    assert abs(at["gain_chain_erf_2_2"] - at["gain_erf_2_2"]) < Z * at["gain_chain_error_erf_2_2"] + 0.02
+    assert (
+        abs(at["gain_chain_erf_2_2"] - at["gain_erf_2_2"])
+        < Z * at["gain_chain_error_erf_2_2"] + 0.02
+    )
     assert at["gain_chain_erf_2_2"] - 1 > Z * at["gain_chain_error_erf_2_2"]

@@ -15,7 +15,9 @@ HEARS = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)
 def interruptible() -> Iterator[subprocess.Popen[str]]:
     """It hears an interrupt, whoever runs the tests; what does not end is killed."""
     command = [sys.executable, "-c", HEARS, "explore", "--port", "0", "--no-browser"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
         try:
             yield process
         finally:

@@ -29,8 +29,13 @@ from tests.docs.test_pages import faults
 
 FOLDER = os.environ.get("PAGES")
 pytestmark = [
-    pytest.mark.skipif(FOLDER is None, reason="PAGES does not name the folder of the built pages: `make docs` does"),
-    pytest.mark.skipif(installed() is None, reason=f"none of {', '.join(NAMES)} is installed (Debian: apt-get install chromium)"),
+    pytest.mark.skipif(
+        FOLDER is None, reason="PAGES does not name the folder of the built pages: `make docs` does"
+    ),
+    pytest.mark.skipif(
+        installed() is None,
+        reason=f"none of {', '.join(NAMES)} is installed (Debian: apt-get install chromium)",
+    ),
 ]
 SIMPLE = State(width=1, activation="linear", lr=0.5, noise=0.1, dimension=30, time=10.0)
 RISK = "document.querySelector('#explorer-risk path.line').getAttribute('d')"
@@ -59,7 +64,9 @@ def wait(browser, script, seconds=120.0):
     """Until an expression of the page is true; how long that took."""
     began = time.monotonic()
     while not browser.run(script):
-        assert time.monotonic() < began + seconds, f"{script}: not within {seconds} s; the page says: {browser.run(STATUS)}"
+        assert time.monotonic() < began + seconds, (
+            f"{script}: not within {seconds} s; the page says: {browser.run(STATUS)}"
+        )
         time.sleep(0.02)
     return time.monotonic() - began
 
@@ -78,7 +85,13 @@ def press(browser, name, key):
     """A key on a control, as a hand would."""
     browser.run(f"document.querySelector('#explorer-{name}').focus()")
     for kind in ("keyDown", "keyUp"):
-        browser.ask("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode={"ArrowLeft": 37, "ArrowRight": 39}[key])
+        browser.ask(
+            "Input.dispatchKeyEvent",
+            type=kind,
+            key=key,
+            code=key,
+            windowsVirtualKeyCode={"ArrowLeft": 37, "ArrowRight": 39}[key],
+        )
 
 
 def shown(browser):
@@ -104,7 +117,9 @@ def test_a_slider_moves_the_curves_and_the_link_brings_them_back(browser, server
         assert "Compiling" not in browser.run(STATUS)
         assert settled(browser) < 5.0  # on a busy machine; a second on an idle one
     # the link, in a new page
-    link = browser.run("document.querySelector('#explorer-link').href").replace("dimension=200", "dimension=30")
+    link = browser.run("document.querySelector('#explorer-link').href").replace(
+        "dimension=200", "dimension=30"
+    )
     visit(browser, link)
     settled(browser)
     assert browser.run(RISK) == after
@@ -126,7 +141,9 @@ def test_of_many_moves_the_last_one_is_shown(browser, server):
     settled(browser)
     said = browser.run("document.querySelector('#explorer-said').textContent")
     assert "noise=0.0003" in shown(browser)
-    visit(browser, f"{server.url}#width=1&activation=linear&lr=0.3&noise=0.0003&dimension=30&time=10")
+    visit(
+        browser, f"{server.url}#width=1&activation=linear&lr=0.3&noise=0.0003&dimension=30&time=10"
+    )
     settled(browser)
     assert browser.run("document.querySelector('#explorer-said').textContent") == said
 
@@ -145,12 +162,28 @@ def test_exports_are_downloaded_and_run(browser, server, tmp_path):
             time.sleep(0.05)
     assert (tmp_path / "explored.pdf").read_bytes().startswith(b"%PDF")
     assert (tmp_path / "explored.toml").read_text() == exported(SIMPLE, "toml")
-    done = CliRunner().invoke(main.app, ["run", str(tmp_path / "explored.toml"), "--out", str(tmp_path), "--format", "none", "--quiet"])
+    done = CliRunner().invoke(
+        main.app,
+        [
+            "run",
+            str(tmp_path / "explored.toml"),
+            "--out",
+            str(tmp_path),
+            "--format",
+            "none",
+            "--quiet",
+        ],
+    )
     assert done.exit_code == 0, done.output
-    last = {name: load(tmp_path / "explored.nc", group=name)["excess_risk"].isel(time=-1) for name in ("ode", "exact")}
+    last = {
+        name: load(tmp_path / "explored.nc", group=name)["excess_risk"].isel(time=-1)
+        for name in ("ode", "exact")
+    }
     assert risk[0] == pytest.approx(float(last["ode"][0]), rel=1e-3)
     assert risk[1] == pytest.approx(float(last["exact"].mean()), rel=1e-3)
-    run = subprocess.run([sys.executable, "explored.py"], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    run = subprocess.run(
+        [sys.executable, "explored.py"], cwd=tmp_path, capture_output=True, text=True, timeout=300
+    )
     assert run.returncode == 0, run.stderr
     assert f"{float(last['ode'][0]):.5f}"[:6] in run.stdout
     assert (tmp_path / "explored.png").stat().st_size > 5000
@@ -222,7 +255,9 @@ def test_the_documentation_has_it_without_a_server(browser, tmp_path):
             for _ in values:
                 press(browser, name, "ArrowLeft")
                 assert browser.run(STATUS).startswith("Computed")
-    text = browser.run("fetch(document.querySelector('#explorer-toml').href).then((answer) => answer.text())")
+    text = browser.run(
+        "fetch(document.querySelector('#explorer-toml').href).then((answer) => answer.text())"
+    )
     lowest = {name: min(values) for name, values in GRID.items() if name != "activation"}
     assert tomllib.loads(text) == tomllib.loads(exported(State(**lowest), "toml"))
     assert browser.run("document.querySelector('#explorer-pdf').hidden")

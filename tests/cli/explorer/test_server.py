@@ -45,7 +45,9 @@ def server():
 
 def get(server, path, **headers):
     connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=30)
-    connection.request("GET", path, headers={name.replace("_", "-"): value for name, value in headers.items()})
+    connection.request(
+        "GET", path, headers={name.replace("_", "-"): value for name, value in headers.items()}
+    )
     answer = connection.getresponse()
     content = answer.read()
     connection.close()
@@ -67,7 +69,9 @@ def test_the_page_brings_all_it_needs(server):
         status, headers, content = get(server, path)
         assert (status, headers["Content-Type"].split(";")[0]) == (200, kind)
         assert inside in content
-        assert b"://" not in content.replace(b"http://www.w3.org/2000/svg", b"")  # nothing from elsewhere
+        assert b"://" not in content.replace(
+            b"http://www.w3.org/2000/svg", b""
+        )  # nothing from elsewhere
         assert "default-src 'none'" in headers["Content-Security-Policy"]
     settings = told(server, "/settings", 200)
     assert settings["first"] == asdict(State())
@@ -90,11 +94,26 @@ def test_it_is_for_this_machine_alone(server):
     ):
         for path in ("/", "/curves", "/export?kind=pdf"):
             assert "127.0.0.1 and localhost only" in told(server, path, 403, Host=host)["error"]
-    assert "other sites" in told(server, "/curves", 403, Sec_Fetch_Site="cross-site", Sec_Fetch_Mode="no-cors")["error"]
-    for origin in ("http://evil.example", "null", f"http://evil.example:{port}", f"http://127.0.0.1:{port + 1}"):
+    assert (
+        "other sites"
+        in told(server, "/curves", 403, Sec_Fetch_Site="cross-site", Sec_Fetch_Mode="no-cors")[
+            "error"
+        ]
+    )
+    for origin in (
+        "http://evil.example",
+        "null",
+        f"http://evil.example:{port}",
+        f"http://127.0.0.1:{port + 1}",
+    ):
         assert "other sites" in told(server, "/curves", 403, Origin=origin)["error"]
-    assert get(server, "/settings", Origin=f"http://127.0.0.1:{port}", Host=f"127.0.0.1:{port}")[0] == 200
-    assert get(server, "/", Sec_Fetch_Site="cross-site", Sec_Fetch_Mode="navigate")[0] == 200  # somebody's link
+    assert (
+        get(server, "/settings", Origin=f"http://127.0.0.1:{port}", Host=f"127.0.0.1:{port}")[0]
+        == 200
+    )
+    assert (
+        get(server, "/", Sec_Fetch_Site="cross-site", Sec_Fetch_Mode="navigate")[0] == 200
+    )  # somebody's link
 
 
 @pytest.mark.parametrize(
@@ -168,7 +187,10 @@ def test_malformed_requests_leave_the_server_working(server, request_bytes):
 
 def test_a_flood_of_connections_is_cut_off(server):
     """Idle connections beyond the limit are closed at once; when they have gone, the page answers again."""
-    flood = [socket.create_connection(server.server_address, timeout=10) for _ in range(MAX_CONNECTIONS + 20)]
+    flood = [
+        socket.create_connection(server.server_address, timeout=10)
+        for _ in range(MAX_CONNECTIONS + 20)
+    ]
     try:
         deadline, closed = time.monotonic() + 20, 0
         while closed < 20 and time.monotonic() < deadline:
@@ -231,7 +253,12 @@ def test_the_newest_of_those_that_wait_is_computed(server, monkeypatch):
     go.set()
     for thread in threads:
         thread.join()
-    assert {key: answer[0] for key, answer in answers.items()} == {("p", 1): 200, ("p", 2): 409, ("p", 3): 200, ("other", 1): 200}
+    assert {key: answer[0] for key, answer in answers.items()} == {
+        ("p", 1): 200,
+        ("p", 2): 409,
+        ("p", 3): 200,
+        ("other", 1): 200,
+    }
     assert sorted(computed) == [1.0, 1.0, 3.0]
     assert "4 erf" in told(server, "/settings", 200)["compiled"]
 

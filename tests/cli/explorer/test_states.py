@@ -52,7 +52,10 @@ def test_every_slider_has_the_first_state_and_stays_within_the_bounds():
         assert list(sliders) == list(asdict(State()))
         for name, values in sliders.items():
             assert asdict(State())[name] in values
-            assert [asdict(state_from({"dimension": "100", name: states.text_of(value)}))[name] for value in values] == values
+            assert [
+                asdict(state_from({"dimension": "100", name: states.text_of(value)}))[name]
+                for value in values
+            ] == values
 
 
 def test_the_program_asks_for_what_the_file_states(monkeypatch):
@@ -66,18 +69,30 @@ def test_the_program_asks_for_what_the_file_states(monkeypatch):
         asked.update(problem=problem, algorithm=algorithm, start=start, more=more)
         raise Enough
 
-    monkeypatch.setattr(sgd, "solve_ode", lambda *parts, times, dimension=None: asked.update({f"ode {dimension}": (*parts, times)}))
+    monkeypatch.setattr(
+        sgd,
+        "solve_ode",
+        lambda *parts, times, dimension=None: asked.update({f"ode {dimension}": (*parts, times)}),
+    )
     monkeypatch.setattr(sgd, "simulate", simulate)
     with pytest.raises(Enough):
         exec(compile(exported(OTHER, "py"), "explored.py", "exec"), {})
-    assert plan.problem == asked["problem"] == sgd.TeacherStudent(width=3, teacher_width=2, activation="relu", noise=1e-05)
+    assert (
+        plan.problem
+        == asked["problem"]
+        == sgd.TeacherStudent(width=3, teacher_width=2, activation="relu", noise=1e-05)
+    )
     assert plan.algorithm == asked["algorithm"] == sgd.OnePassSGD(lr=0.25)
     assert np.array_equal(plan.start.M, asked["start"].M)
     assert np.array_equal(plan.start.Q, asked["start"].Q)
     assert np.array_equal(plan.when["times"], asked["more"].pop("times"))
     for dimension in (None, 77):
         assert np.array_equal(plan.when["times"], asked[f"ode {dimension}"][3])
-    assert asked["more"] | {"method": "exact"} == plan.calls["exact"] == {"dimension": 77, "runs": 8, "seed": 6, "method": "exact"}
+    assert (
+        asked["more"] | {"method": "exact"}
+        == plan.calls["exact"]
+        == {"dimension": 77, "runs": 8, "seed": 6, "method": "exact"}
+    )
 
 
 @pytest.fixture(scope="module")
@@ -91,12 +106,24 @@ def test_curves_are_those_of_the_solvers(simple):
     plan = problem_files.plan(record(simple))
     runs = problem_files.solve(plan, "exact", False)
     assert np.allclose(found["exact"]["risk"], runs["excess_risk"], rtol=1e-4)
-    assert np.allclose(found["exact"]["M"], runs["M"].mean("run").values[:, 0].T, rtol=1e-4, atol=1e-4)
-    assert (len(found["ode"]["t"]), len(found["ode"]["M"]), found["notes"], found["complete"]) == (41, 2, [], True)
+    assert np.allclose(
+        found["exact"]["M"], runs["M"].mean("run").values[:, 0].T, rtol=1e-4, atol=1e-4
+    )
+    assert (len(found["ode"]["t"]), len(found["ode"]["M"]), found["notes"], found["complete"]) == (
+        41,
+        2,
+        [],
+        True,
+    )
     # at finite d: the ODE with the exact mean step
-    finite = sgd.solve_ode(plan.problem, plan.algorithm, plan.start, **plan.when, dimension=simple.dimension)
+    finite = sgd.solve_ode(
+        plan.problem, plan.algorithm, plan.start, **plan.when, dimension=simple.dimension
+    )
     np.testing.assert_allclose(found["finite"]["risk"], finite["excess_risk"][0], rtol=1e-4)
-    assert np.abs(np.log(np.array(found["finite"]["risk"][1:]) / found["ode"]["risk"][1:])).max() > 0.01
+    assert (
+        np.abs(np.log(np.array(found["finite"]["risk"][1:]) / found["ode"]["risk"][1:])).max()
+        > 0.01
+    )
     # the mean of the runs lies by the ODE, which is that of d -> infinity, and the risk has fallen
     assert found["ode"]["risk"][-1] < 0.2 * found["ode"]["risk"][0]
     assert np.mean(found["exact"]["risk"], axis=0)[-1] < 0.5 * found["ode"]["risk"][0]
@@ -134,7 +161,9 @@ def test_runs_beyond_the_limit_end_early_with_a_note(simple, monkeypatch):
     monkeypatch.setattr(curves, "MAX_STEPS", 5)
     omitted = curves.curves(replace(simple, seed=4))
     assert omitted["exact"]["t"] == [0.0]
-    assert "Exact runs are omitted: the first of 40 save points takes 10 steps" in omitted["notes"][0]
+    assert (
+        "Exact runs are omitted: the first of 40 save points takes 10 steps" in omitted["notes"][0]
+    )
 
 
 def test_checkpoints_of_old_states_are_removed(simple, monkeypatch):
@@ -157,17 +186,32 @@ def test_a_diverging_ode_is_drawn_up_to_its_divergence():
     (note,) = answer["notes"]
     stable = float(re.search(r"Move the learning rate to (\S+) or less", note)[1])
     assert not curves._diverges(replace(state, lr=stable))
-    assert curves._diverges(replace(state, lr=states.SLIDERS["lr"][states.SLIDERS["lr"].index(stable) + 1]))
+    assert curves._diverges(
+        replace(state, lr=states.SLIDERS["lr"][states.SLIDERS["lr"].index(stable) + 1])
+    )
 
 
 def test_another_number_does_not_compile_again(simple, caplog):
     curves.curves(simple)
     with jax.log_compiles():
-        curves.curves(State(**{**asdict(simple), "lr": 0.3, "noise": 0.2, "dimension": 31, "time": 7.0, "seed": 2}))
+        curves.curves(
+            State(
+                **{
+                    **asdict(simple),
+                    "lr": 0.3,
+                    "noise": 0.2,
+                    "dimension": 31,
+                    "time": 7.0,
+                    "seed": 2,
+                }
+            )
+        )
         again = [one.message for one in caplog.records if "Finished XLA compilation" in one.message]
         assert again == []
         jax.jit(lambda x: 3 * x)(np.ones(3))
-    assert any("Finished XLA compilation" in one.message for one in caplog.records)  # it would see it
+    assert any(
+        "Finished XLA compilation" in one.message for one in caplog.records
+    )  # it would see it
 
 
 def test_the_grid_of_the_documentation_has_every_place_of_its_sliders(monkeypatch):

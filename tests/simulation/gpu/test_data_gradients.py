@@ -24,7 +24,12 @@ SEED, RUNS, D = 5, 3, 50  # 150 samples: two chunks, the last of them not full
 def erf_start(problem: Any, runs: int) -> Any:
     p, k = problem.width, problem.signals
     M = np.random.default_rng(1).normal(size=(runs, p, k)) / 4
-    return sgd.start(problem, M=M, Q=M @ M.swapaxes(1, 2) + np.eye(p), a=np.linspace(0.5, 1.5, p) if problem.structure.trained else None)
+    return sgd.start(
+        problem,
+        M=M,
+        Q=M @ M.swapaxes(1, 2) + np.eye(p),
+        a=np.linspace(0.5, 1.5, p) if problem.structure.trained else None,
+    )
 
 
 def mixture_start(problem: Any, runs: int) -> Any:
@@ -34,17 +39,31 @@ def mixture_start(problem: Any, runs: int) -> Any:
 
 CASES: dict[str, Any] = {
     "sphere": (SPHERE, PERSISTENT, lambda problem, runs: sphere_start(runs)),
-    "hot": (SPHERE, sgd.Langevin(lr=0.01, temperature=0.5), lambda problem, runs: sphere_start(runs)),
+    "hot": (
+        SPHERE,
+        sgd.Langevin(lr=0.01, temperature=0.5),
+        lambda problem, runs: sphere_start(runs),
+    ),
     "committee": (COMMITTEE, sgd.MultiPassSGD(lr=0.02, batch_fraction=0.4), erf_start),
-    "erf": (sgd.TeacherStudent(width=2, teacher_width=2, noise=0.1), sgd.GradientDescent(lr=0.05), erf_start),
+    "erf": (
+        sgd.TeacherStudent(width=2, teacher_width=2, noise=0.1),
+        sgd.GradientDescent(lr=0.05),
+        erf_start,
+    ),
     "mixture": (MIXTURE, PERSISTENT, mixture_start),
-    "diverging": (SPHERE, sgd.MultiPassSGD(lr=0.6, batch_fraction=0.5), lambda problem, runs: sphere_start(runs)),
+    "diverging": (
+        SPHERE,
+        sgd.MultiPassSGD(lr=0.6, batch_fraction=0.5),
+        lambda problem, runs: sphere_start(runs),
+    ),
 }
 
 
 def made(name: str, dtype: str, mode: str, d: int = D) -> DirectFixedData:
     problem, algorithm, begin = CASES[name]
-    simulator = DirectFixedData(problem, algorithm, begin(problem, RUNS), d, problem.block_dimensions(d), dtype, SEED)
+    simulator = DirectFixedData(
+        problem, algorithm, begin(problem, RUNS), d, problem.block_dimensions(d), dtype, SEED
+    )
     if mode:
         simulator.read_once(mode)
         assert simulator.engine == "kernel (one read a step)", simulator.engine
@@ -66,7 +85,10 @@ TRIED = [(name, dtype) for name in CASES for dtype in ("float64", "float32", "fl
 OFTEN = (("sphere", "float16"), ("committee", "float64"))  # in the fast tests
 
 
-@pytest.mark.parametrize(("name", "dtype"), [pytest.param(*one, marks=() if one in OFTEN else pytest.mark.slow) for one in TRIED])
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [pytest.param(*one, marks=() if one in OFTEN else pytest.mark.slow) for one in TRIED],
+)
 @float64
 def test_sums_are_those_of_two_products(name: str, dtype: str) -> None:
     """Risk, gradient and that of the head, of every run, and fields: to rounding in float64, to 2e-6 of their size in float32."""
@@ -76,15 +98,26 @@ def test_sums_are_those_of_two_products(name: str, dtype: str) -> None:
 
     @jax.jit
     def once(data: Any, state: Any) -> Any:
-        found = data_gradients.sums(structure, "interpret", numbers, data, state.rows, state.head, state.selected)
+        found = data_gradients.sums(
+            structure, "interpret", numbers, data, state.rows, state.head, state.selected
+        )
         return found, data_gradients.fields("interpret", data.inputs, state.rows)
 
     @jax.jit
     def twice(data: Any, state: Any) -> Any:
-        one = jax.vmap(lambda data, state: direct.sums_on(structure, numbers, data, state.rows, state.head, state.selected))
-        return one(data, state), jnp.einsum("rnd,rpd->rnp", data.inputs.astype(state.rows.dtype), state.rows, precision="highest")
+        one = jax.vmap(
+            lambda data, state: direct.sums_on(
+                structure, numbers, data, state.rows, state.head, state.selected
+            )
+        )
+        return one(data, state), jnp.einsum(
+            "rnd,rpd->rnp", data.inputs.astype(state.rows.dtype), state.rows, precision="highest"
+        )
 
-    (found, fields), (expected, fields_too) = once(simulator.data, state), twice(simulator.data, state)
+    (found, fields), (expected, fields_too) = (
+        once(simulator.data, state),
+        twice(simulator.data, state),
+    )
     pairs = [(fields, fields_too), (found.gradient, expected.gradient)]
     if state.selected is None:
         pairs += [(found.risk, expected.risk)]
@@ -93,15 +126,25 @@ def test_sums_are_those_of_two_products(name: str, dtype: str) -> None:
     pairs += [(found.head_gradient, expected.head_gradient)] if structure.trained else []
     for left, right in pairs:
         left, right = np.asarray(left, np.float64), np.asarray(right, np.float64)
-        assert np.abs(left - right).max() < (1e-13 if dtype == "float64" else 2e-6) * np.abs(right).max()
+        assert (
+            np.abs(left - right).max()
+            < (1e-13 if dtype == "float64" else 2e-6) * np.abs(right).max()
+        )
 
 
-@pytest.mark.parametrize(("name", "dtype", "d"), [("sphere", "float16", 1000), ("committee", "float32", 2000), ("mixture", "float64", 100)])
+@pytest.mark.parametrize(
+    ("name", "dtype", "d"),
+    [("sphere", "float16", 1000), ("committee", "float32", 2000), ("mixture", "float64", 100)],
+)
 @float64
 def test_it_is_lowered_for_a_gpu_on_any_machine(name: str, dtype: str, d: int) -> None:
     """As far as JAX goes: Triton's own compiler is not asked."""
     simulator = made(name, dtype, "interpret", d)
-    structure, n, numbers = simulator.structure, simulator.samples, as_dtype(simulator.parameters_now, simulator.dtype)
+    structure, n, numbers = (
+        simulator.structure,
+        simulator.samples,
+        as_dtype(simulator.parameters_now, simulator.dtype),
+    )
 
     def shape(*sizes: int, dtype: Any = simulator.dtype) -> Any:
         return jax.ShapeDtypeStruct((RUNS, *sizes), dtype)
@@ -114,7 +157,9 @@ def test_it_is_lowered_for_a_gpu_on_any_machine(name: str, dtype: str, d: int) -
         sums = data_gradients.sums(structure, "triton", numbers, data, rows, head, selected)
         return sums, data_gradients.fields("triton", data.inputs, rows)
 
-    traced = jax.jit(both).trace(data, shape(structure.width, d), shape(structure.width), shape(n, dtype=bool))
+    traced = jax.jit(both).trace(
+        data, shape(structure.width, d), shape(structure.width), shape(n, dtype=bool)
+    )
     assert traced.lower(lowering_platforms=("cuda",)).as_text().count("triton") == 2
 
 
@@ -124,7 +169,10 @@ def test_it_is_lowered_for_a_gpu_on_any_machine(name: str, dtype: str, d: int) -
     [
         ("sphere", "float32"),
         ("diverging", "float64"),
-        *(pytest.param(*one, marks=pytest.mark.slow) for one in (("hot", "float16"), ("committee", "float64"))),
+        *(
+            pytest.param(*one, marks=pytest.mark.slow)
+            for one in (("hot", "float16"), ("committee", "float64"))
+        ),
     ],
 )
 def test_runs_are_those_of_two_products(name: str, dtype: str) -> None:
@@ -171,15 +219,22 @@ def test_half_width_data_sets() -> None:
     x = np.asarray(simulator.data.inputs)
     assert x.dtype == np.float16
     np.testing.assert_array_equal(x, np.asarray(single.data.inputs).astype(np.float16))
-    signals = x[..., simulator.place.axes].astype(np.float64) @ np.asarray(simulator.place.signals).T
+    signals = (
+        x[..., simulator.place.axes].astype(np.float64) @ np.asarray(simulator.place.signals).T
+    )
     np.testing.assert_allclose(np.asarray(simulator.data.signals), signals, rtol=1e-6, atol=1e-6)
-    large = [DirectFixedData(SPHERE, PERSISTENT, sphere_start(1), 1000, np.array([1000]), one) for one in ("float16", "float32")]
+    large = [
+        DirectFixedData(SPHERE, PERSISTENT, sphere_start(1), 1000, np.array([1000]), one)
+        for one in ("float16", "float32")
+    ]
     share = large[0].bytes_of(1000) / large[1].bytes_of(1000)
     assert 0.49 < share < 0.53
     small = sgd.TeacherStudent(width=1, covariance=[(1e-6, 0.5), (1.0, 0.5)])
     given = {"steps": [1], "dimension": 20, "method": "direct", "dtype": "float16"}
     with pytest.raises(ValueError, match=r'dtype = .float16.*0\.001 to 1.*take "float32"'):
-        sgd.simulate(small, PERSISTENT, sgd.start(small, M=[[[0.1]], [[0.1]]], Q=[[[0.5]], [[0.5]]]), **given)
+        sgd.simulate(
+            small, PERSISTENT, sgd.start(small, M=[[[0.1]], [[0.1]]], Q=[[[0.5]], [[0.5]]]), **given
+        )
     with pytest.raises(ValueError, match=r"dtype = .float16.*fixed data set"):
         sgd.simulate(SPHERE, sgd.OnePassSGD(lr=0.1), sphere_start(1), **given)
 
@@ -190,16 +245,31 @@ def test_half_width_data_sets_have_the_law_of_whole_ones() -> None:
 
     By chance beyond 4.9 standard errors once in 1e6; those of the share and of |m| are .02 and .01.
     """
-    problem, algorithm = SPHERE, sgd.PersistentSGD(lr=0.02, samples_per_dimension=3.0, batch_fraction=0.5, persistence_time=1.0)
+    problem, algorithm = (
+        SPHERE,
+        sgd.PersistentSGD(
+            lr=0.02, samples_per_dimension=3.0, batch_fraction=0.5, persistence_time=1.0
+        ),
+    )
     shares, means = [], []
     for dtype, seed in (("float16", 0), ("float64", 1)):
-        given = {"times": [0, 2, 30], "dimension": 60, "runs": 600, "seed": seed, "method": "direct", "dtype": dtype, "stop_at": 1e-7}
+        given = {
+            "times": [0, 2, 30],
+            "dimension": 60,
+            "runs": 600,
+            "seed": seed,
+            "method": "direct",
+            "dtype": dtype,
+            "stop_at": 1e-7,
+        }
         found = sgd.simulate(problem, algorithm, sphere_start(1), **given)
         shares.append(np.isfinite(found.stopped_at.values))
         means.append(np.abs(found.M.values[:, 1, 0, 0]))
     for one, other in (shares, means):
         one, other = (np.asarray(part, dtype=np.float64) for part in (one, other))
-        assert abs(one.mean() - other.mean()) < 4.9 * np.hypot(one.std(), other.std()) / np.sqrt(len(one))
+        assert abs(one.mean() - other.mean()) < 4.9 * np.hypot(one.std(), other.std()) / np.sqrt(
+            len(one)
+        )
     assert 0.1 < np.mean(shares) < 0.9
 
 
@@ -208,6 +278,8 @@ def test_samples_in_use_are_listed_chunk_by_chunk() -> None:
     selected = np.random.default_rng(0).random((3, 300)) < [[0.0], [0.4], [1.0]]
     places, counts = (np.asarray(one) for one in data_gradients.listed(jnp.asarray(selected)))
     for run, chunk in np.ndindex(counts.shape):
-        expected = np.flatnonzero(selected[run, chunk * data_gradients.CHUNK : (chunk + 1) * data_gradients.CHUNK])
+        expected = np.flatnonzero(
+            selected[run, chunk * data_gradients.CHUNK : (chunk + 1) * data_gradients.CHUNK]
+        )
         assert counts[run, chunk] == len(expected)
         np.testing.assert_array_equal(places[run, chunk, : counts[run, chunk]], expected)

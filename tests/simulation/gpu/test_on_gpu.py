@@ -15,7 +15,9 @@ from tests.simulation.gpu.cases import CASES, made
 from tests.simulation.gpu.test_data_gradients import CASES as FIXED
 from tests.simulation.gpu.test_data_gradients import made as fixed
 
-pytestmark = pytest.mark.skipif("NVIDIA" not in jax.local_devices()[0].device_kind, reason="needs an NVIDIA GPU")
+pytestmark = pytest.mark.skipif(
+    "NVIDIA" not in jax.local_devices()[0].device_kind, reason="needs an NVIDIA GPU"
+)
 RUNS = 1 << 16
 STEPS = {30: 60, 1_000_000: 4000}
 
@@ -31,7 +33,9 @@ def test_the_law_of_the_chain(name: str, dimension: int) -> None:
     for chain, seed in ((kernel, 0), (plain, 1)):
         found, diverged = run(chain, RUNS, np.array([STEPS[dimension]]), seed, "", False)
         assert np.all(diverged < 0)
-        values.append(np.concatenate([found[key].reshape(RUNS, -1) for key in ("M", "Q", "a")], axis=1))
+        values.append(
+            np.concatenate([found[key].reshape(RUNS, -1) for key in ("M", "Q", "a")], axis=1)
+        )
     moving = values[1].std(axis=0) > 1e-9  # but for rounding, rows on the sphere have one length
     one, other = (value[:, moving] for value in values)
     # numbers that are there twice, as Q is, count once
@@ -49,9 +53,18 @@ def test_the_law_of_the_chain(name: str, dimension: int) -> None:
 def test_what_runs_where() -> None:
     problem, algorithm, given = CASES["erf"]()
     begin = sgd.start(problem, **given)
-    assert sgd.simulate(problem, algorithm, begin, steps=[10], dimension=100, runs=4).attrs["engine"] == "kernel"
+    assert (
+        sgd.simulate(problem, algorithm, begin, steps=[10], dimension=100, runs=4).attrs["engine"]
+        == "kernel"
+    )
     wide = sgd.TeacherStudent(width=40)
-    found = sgd.simulate(wide, sgd.OnePassSGD(lr=0.1), sgd.start(wide, M=np.full((40, 1), 0.1), Q=np.eye(40)), steps=[10], dimension=100)
+    found = sgd.simulate(
+        wide,
+        sgd.OnePassSGD(lr=0.1),
+        sgd.start(wide, M=np.full((40, 1), 0.1), Q=np.eye(40)),
+        steps=[10],
+        dimension=100,
+    )
     assert "no kernel" in found.attrs["engine"]
 
 
@@ -75,9 +88,17 @@ def test_exit_times() -> None:
     """Kernel and chain without it, 2^14 runs: one law of exit times (Kolmogorov, 1e-6)."""
     problem = sgd.TeacherStudent(width=1)
     begin = sgd.start(problem, M=[[0.1]], Q=[[1.0]])
-    setting = {"threshold": 0.1, "method": "exact", "dimension": 300, "runs": 1 << 14, "max_time": 60.0}
+    setting = {
+        "threshold": 0.1,
+        "method": "exact",
+        "dimension": 300,
+        "runs": 1 << 14,
+        "max_time": 60.0,
+    }
     one = sgd.exit_time(problem, sgd.OnePassSGD(lr=0.05), begin, seed=0, **setting)
-    assert isinstance(exact_chain(problem, sgd.OnePassSGD(lr=0.05), begin, 300, np.array([300])), KernelChain)
+    assert isinstance(
+        exact_chain(problem, sgd.OnePassSGD(lr=0.05), begin, 300, np.array([300])), KernelChain
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(KernelChain, "watching", lambda self, *given: ExactChain(*self.setting))
         other = sgd.exit_time(problem, sgd.OnePassSGD(lr=0.05), begin, seed=1, **setting)
@@ -95,7 +116,9 @@ def test_the_same_numbers_however_it_is_cut() -> None:
 
 
 @pytest.mark.parametrize("name", ["square", "erf", "own", "sphere", "head", "blocks", "momentum"])
-def test_the_same_numbers_wherever_they_are_made(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_numbers_wherever_they_are_made(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Bit by bit: random numbers made where they are used, and a block of steps ahead with several steps in the loop."""
     found = []
     for ahead, saved in ((0, [0, 3001]), (256, [0, 3001]), (256, [0, 1, 63, 70, 1000, 3001])):

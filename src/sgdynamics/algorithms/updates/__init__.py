@@ -11,7 +11,14 @@ the rows are normalised after every move. The clock does not change: a step is o
 
 from sgdynamics.algorithms.updates.adaptive import adagrad, adagrad_norm, adam, rmsprop, sign
 from sgdynamics.algorithms.updates.additions import gradient_noise, weight_decay
-from sgdynamics.algorithms.updates.momentum import average, dana, momentum, nesterov, polyak, schedule_free
+from sgdynamics.algorithms.updates.momentum import (
+    average,
+    dana,
+    momentum,
+    nesterov,
+    polyak,
+    schedule_free,
+)
 from sgdynamics.algorithms.updates.muon import muon
 from sgdynamics.algorithms.updates.state_rate import state_rate
 from sgdynamics.algorithms.updates.step_length import clipped, normalised, reuse, sam

@@ -18,7 +18,9 @@ from sgdynamics.base.controls import number_or_schedule
 SIZES: dict[str, Any] = {"coordinatewise": True, "trains_head": False}
 
 
-def _adagrad_norm(state: State, gradient: Asked, lr: Scalar, D: Scalar, number: Scalar, *, start: Scalar) -> dict[str, Any]:
+def _adagrad_norm(
+    state: State, gradient: Asked, lr: Scalar, D: Scalar, number: Scalar, *, start: Scalar
+) -> dict[str, Any]:
     G = gradient(state["weights"])
     more = jnp.sum(G**2) / D**2
     return {"weights": -lr / D * G / jnp.sqrt(state["sum"] + more), "sum": more}
@@ -56,7 +58,14 @@ def adagrad_norm(start: float) -> Update:
     >>> sgd.updates.adagrad_norm(0.1)
     adagrad_norm(start=0.1)
     """
-    law = Law("adagrad_norm", _adagrad_norm, scalars=("sum",), first=(("sum", "start"),), memory="slow", linear=True)
+    law = Law(
+        "adagrad_norm",
+        _adagrad_norm,
+        scalars=("sum",),
+        first=(("sum", "start"),),
+        memory="slow",
+        linear=True,
+    )
     return Update(law, {"start": checks.number("start", start, above=0.0)})
 
 
@@ -86,16 +95,32 @@ def sign() -> Update:
 
 
 def _adam(
-    state: State, gradient: Asked, lr: Scalar, D: Scalar, number: Scalar, *, memory: Scalar, eps: Scalar, weight_decay: Scalar, beta: Scalar
+    state: State,
+    gradient: Asked,
+    lr: Scalar,
+    D: Scalar,
+    number: Scalar,
+    *,
+    memory: Scalar,
+    eps: Scalar,
+    weight_decay: Scalar,
+    beta: Scalar,
 ) -> Any:
     W, rate, steps = state["weights"], memory / D, D * state["age"] + 1
     G = gradient(W)
     # the velocity is kept corrected for its start at 0: V/(1 - beta^steps) follows this
     more = (1 - beta) / (1 - beta**steps) * (G - state["velocity"])
     larger = rate * (gradient.squares(G) - state["squares"])
-    seen = -jnp.expm1(steps * jnp.log1p(-jnp.minimum(rate, 1.0)))  # 1 - (1 - c/D)^steps, without cancellation
+    seen = -jnp.expm1(
+        steps * jnp.log1p(-jnp.minimum(rate, 1.0))
+    )  # 1 - (1 - c/D)^steps, without cancellation
     step = (state["velocity"] + more) / (jnp.sqrt((state["squares"] + larger) / seen) + eps)
-    return {"weights": -lr / D * (step + weight_decay * W), "velocity": more, "squares": larger, "age": 1 / D}
+    return {
+        "weights": -lr / D * (step + weight_decay * W),
+        "velocity": more,
+        "squares": larger,
+        "age": 1 / D,
+    }
 
 
 @maker
@@ -160,7 +185,16 @@ def adam(memory: float, eps: float = 1e-8, weight_decay: float = 0.0, beta: floa
     return Update(law, numbers)
 
 
-def _rmsprop(state: State, gradient: Asked, lr: Scalar, D: Scalar, number: Scalar, *, memory: Scalar, eps: Scalar) -> dict[str, Any]:
+def _rmsprop(
+    state: State,
+    gradient: Asked,
+    lr: Scalar,
+    D: Scalar,
+    number: Scalar,
+    *,
+    memory: Scalar,
+    eps: Scalar,
+) -> dict[str, Any]:
     G = gradient(state["weights"])
     more = memory / D * (gradient.squares(G) - state["squares"])
     return {"weights": -lr / D * G / (jnp.sqrt(state["squares"] + more) + eps), "squares": more}
@@ -200,11 +234,34 @@ def rmsprop(memory: float, eps: float) -> Update:
     >>> sgd.updates.rmsprop(4.0, eps=0.1)
     rmsprop(memory=4, eps=0.1)
     """
-    numbers = {"memory": number_or_schedule("memory", memory, above=0.0), "eps": number_or_schedule("eps", eps, above=0.0)}
-    return Update(Law("rmsprop", _rmsprop, squares=("squares",), memory="slow", linear=True, averaging=("memory",), **SIZES), numbers)
+    numbers = {
+        "memory": number_or_schedule("memory", memory, above=0.0),
+        "eps": number_or_schedule("eps", eps, above=0.0),
+    }
+    return Update(
+        Law(
+            "rmsprop",
+            _rmsprop,
+            squares=("squares",),
+            memory="slow",
+            linear=True,
+            averaging=("memory",),
+            **SIZES,
+        ),
+        numbers,
+    )
 
 
-def _adagrad(state: State, gradient: Asked, lr: Scalar, D: Scalar, number: Scalar, *, start: Scalar, eps: Scalar) -> dict[str, Any]:
+def _adagrad(
+    state: State,
+    gradient: Asked,
+    lr: Scalar,
+    D: Scalar,
+    number: Scalar,
+    *,
+    start: Scalar,
+    eps: Scalar,
+) -> dict[str, Any]:
     G = gradient(state["weights"])
     more = gradient.squares(G) / D
     return {"weights": -lr / D * G / (jnp.sqrt(state["squares"] + more) + eps), "squares": more}
@@ -244,6 +301,17 @@ def adagrad(start: float, eps: float = 0.0) -> Update:
     >>> sgd.updates.adagrad(0.5)
     adagrad(start=0.5, eps=0)
     """
-    numbers = {"start": checks.number("start", start, above=0.0), "eps": number_or_schedule("eps", eps)}
-    law = Law("adagrad", _adagrad, squares=("squares",), first=(("squares", "start"),), memory="slow", linear=True, **SIZES)
+    numbers = {
+        "start": checks.number("start", start, above=0.0),
+        "eps": number_or_schedule("eps", eps),
+    }
+    law = Law(
+        "adagrad",
+        _adagrad,
+        squares=("squares",),
+        first=(("squares", "start"),),
+        memory="slow",
+        linear=True,
+        **SIZES,
+    )
     return Update(law, numbers)

@@ -24,10 +24,16 @@ PLAIN = Update(Law("plain", _plain, linear=True, lengthless=True))
 def _inner(of: Any) -> Update:
     if of is None:
         return PLAIN
-    if isinstance(of, Mapping) and of.get("kind") in MAKERS:  # a record, of which a sweep varies a part
+    if (
+        isinstance(of, Mapping) and of.get("kind") in MAKERS
+    ):  # a record, of which a sweep varies a part
         return MAKERS[of["kind"]](**{name: value for name, value in of.items() if name != "kind"})
     if not isinstance(of, Update):
-        raise checks.reject("of", of, "give another update, such as sgd.updates.momentum(0.9), or leave it out for plain steps")
+        raise checks.reject(
+            "of",
+            of,
+            "give another update, such as sgd.updates.momentum(0.9), or leave it out for plain steps",
+        )
     return of
 
 
@@ -70,7 +76,9 @@ def _decay_rates(rows: Any, gradient: Any, rate: Scalar, head: Scalar | None) ->
 
 
 @maker
-def weight_decay(rate: float, of: Update | None = None, decoupled: bool = True, head: float | None = None) -> Update:
+def weight_decay(
+    rate: float, of: Update | None = None, decoupled: bool = True, head: float | None = None
+) -> Update:
     """Weight decay of the algorithm, in addition to that of the problem.
 
     ::
@@ -110,9 +118,15 @@ def weight_decay(rate: float, of: Update | None = None, decoupled: bool = True, 
     weight_decay(rate=0.1, of=momentum(beta=0.9))
     """
     inner = _inner(of)
-    law = replace(inner.law, name="weight_decay", step=_Decayed(inner.law, checks.flag("decoupled", decoupled)))
+    law = replace(
+        inner.law,
+        name="weight_decay",
+        step=_Decayed(inner.law, checks.flag("decoupled", decoupled)),
+    )
     if not decoupled and law.bends:
-        law = replace(law, jumps=False)  # what a clipped step does to the decay is no polynomial of the label noise
+        law = replace(
+            law, jumps=False
+        )  # what a clipped step does to the decay is no polynomial of the label noise
     elif not decoupled and law.jumps and not law.rereads:
         why = "where the data's gradient vanishes, decay inside of it is all that is left of a step whose length does not vanish"
         law = replace(law, no_limit=f"{why}: its mean has no limit; take decoupled=True")
@@ -120,7 +134,9 @@ def weight_decay(rate: float, of: Update | None = None, decoupled: bool = True, 
     if head is not None:
         numbers["head"] = number_or_schedule("head", head)
     if of is not None and law.first:
-        raise checks.reject("of", of, "its start is a number of its own: give weight decay to the problem instead")
+        raise checks.reject(
+            "of", of, "its start is a number of its own: give weight decay to the problem instead"
+        )
     return Update(law, numbers, () if decoupled else (("decoupled", False),))
 
 
@@ -129,7 +145,15 @@ class _Noisy:
     law: Law
 
     def __call__(
-        self, state: State, gradient: Asked, lr: Scalar, D: Scalar, number: Scalar, *, sigma: Scalar, of: Numbers | None = None
+        self,
+        state: State,
+        gradient: Asked,
+        lr: Scalar,
+        D: Scalar,
+        number: Scalar,
+        *,
+        sigma: Scalar,
+        of: Numbers | None = None,
     ) -> dict[str, Any]:
         found = dict(self.law.step(state, gradient, lr, D, number, **(of or {})))
         found["weights"] = found["weights"] - lr / D * sigma * gradient.noise()
@@ -141,10 +165,20 @@ class _Thermal:
     law: Law
 
     def __call__(
-        self, state: State, gradient: Asked, lr: Scalar, D: Scalar, number: Scalar, *, temperature: Scalar, of: Numbers | None = None
+        self,
+        state: State,
+        gradient: Asked,
+        lr: Scalar,
+        D: Scalar,
+        number: Scalar,
+        *,
+        temperature: Scalar,
+        of: Numbers | None = None,
     ) -> dict[str, Any]:
         found = dict(self.law.step(state, gradient, lr, D, number, **(of or {})))
-        found[self.law.moved] = found[self.law.moved] + jnp.sqrt(2 * temperature * lr) / D * gradient.noise()
+        found[self.law.moved] = (
+            found[self.law.moved] + jnp.sqrt(2 * temperature * lr) / D * gradient.noise()
+        )
         return found
 
 
@@ -195,8 +229,18 @@ def gradient_noise(sigma: float, of: Update | None = None) -> Update:
     """
     inner = _inner(of)
     if inner.law.memory != "none" or inner.law.coordinatewise:
-        raise checks.reject("of", of, "noise is added to updates without a memory that commute with rotations: clipped, normalised, ...")
+        raise checks.reject(
+            "of",
+            of,
+            "noise is added to updates without a memory that commute with rotations: clipped, normalised, ...",
+        )
     if inner.law.noise:
-        raise checks.reject("of", of, "it has noise already, and a second would be the same draw: give one sigma for both")
+        raise checks.reject(
+            "of",
+            of,
+            "it has noise already, and a second would be the same draw: give one sigma for both",
+        )
     law = replace(inner.law, name="gradient_noise", step=_Noisy(inner.law), noise=True)
-    return Update(law, {"sigma": number_or_schedule("sigma", sigma)} | ({} if of is None else {"of": inner}))
+    return Update(
+        law, {"sigma": number_or_schedule("sigma", sigma)} | ({} if of is None else {"of": inner})
+    )

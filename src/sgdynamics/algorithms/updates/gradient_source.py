@@ -33,10 +33,14 @@ class Ground(ABC):
         """Hear at which rows a gradient is asked for, as the step gives them."""
 
     @abstractmethod
-    def mean(self, rows: Numeric, head: Numeric, shift: Numeric | None, head_shift: Numeric | None) -> tuple[Any, Any]:
+    def mean(
+        self, rows: Numeric, head: Numeric, shift: Numeric | None, head_shift: Numeric | None
+    ) -> tuple[Any, Any]:
         """dloss/dW and dloss/da of the mean loss of the batch; the shifts may be None."""
 
-    def each(self, rows: Numeric, head: Numeric, shift: Numeric | None, head_shift: Numeric | None) -> tuple[Any, Any]:
+    def each(
+        self, rows: Numeric, head: Numeric, shift: Numeric | None, head_shift: Numeric | None
+    ) -> tuple[Any, Any]:
         """The same of every sample, (batch, p, columns) and (batch, p)."""
         raise NotImplementedError
 
@@ -152,7 +156,9 @@ class Gradient:
         return self.decay * (rows if shift is None else rows + shift)
 
 
-def on_sphere(rows: Float[Numeric, "p columns"], kick: Float[Numeric, "p columns"]) -> Float[Numeric, "p columns"]:
+def on_sphere(
+    rows: Float[Numeric, "p columns"], kick: Float[Numeric, "p columns"]
+) -> Float[Numeric, "p columns"]:
     """The increment of normalised rows: (rows + kick)/|rows + kick| - rows for rows of norm 1, without cancellation."""
     q = jnp.sum(kick * (2 * rows + kick), axis=-1, keepdims=True)
     root = jnp.sqrt(1 + q)
@@ -162,11 +168,20 @@ def on_sphere(rows: Float[Numeric, "p columns"], kick: Float[Numeric, "p columns
 def increments(law: Law, numbers: Numbers, state: Rows, ground: Ground, setting: Setting) -> Rows:
     """What one step adds to a state; on the sphere before the rows are normalised."""
     parts, p = copies(law), state.head.shape[0] // copies(law)
-    gradient = Gradient(ground, setting, state.head[:p], setting.weight_decay if law.decay_inside else 0.0)
+    gradient = Gradient(
+        ground, setting, state.head[:p], setting.weight_decay if law.decay_inside else 0.0
+    )
     trained = gradient.trained
-    sets = zip(("weights", *law.rows), jnp.split(state.rows, parts), jnp.split(state.head, parts), strict=True)
+    sets = zip(
+        ("weights", *law.rows),
+        jnp.split(state.rows, parts),
+        jnp.split(state.head, parts),
+        strict=True,
+    )
     given = {name: gradient.joined(rows, head) for name, rows, head in sets}
-    given |= dict(zip(law.scalars, state.scalars, strict=True)) | dict(zip(law.squares, state.squares, strict=True))
+    given |= dict(zip(law.scalars, state.scalars, strict=True)) | dict(
+        zip(law.squares, state.squares, strict=True)
+    )
     more = law.step(given, gradient, setting.lr, setting.D, setting.number, **numbers)
     rows, heads = [], []
     for name in ("weights", *law.rows):
@@ -176,9 +191,17 @@ def increments(law: Law, numbers: Numbers, state: Rows, ground: Ground, setting:
         if name == law.moved and trained and not law.explicit_head_rate:
             head = setting.head_rate * head
         if name == law.moved and not law.decay_inside:
-            size, (W, a) = setting.lr / setting.D * setting.weight_decay, gradient.parted(given[name])
+            size, (W, a) = (
+                setting.lr / setting.D * setting.weight_decay,
+                gradient.parted(given[name]),
+            )
             kick, head = kick - size * W, head - setting.head_rate * size * a if trained else head
         rows.append(kick)
         heads.append(head)
     squares = tuple(more[name] for name in law.squares)
-    return Rows(jnp.concatenate(rows), jnp.concatenate(heads), tuple(more[name] for name in law.scalars), squares)
+    return Rows(
+        jnp.concatenate(rows),
+        jnp.concatenate(heads),
+        tuple(more[name] for name in law.scalars),
+        squares,
+    )

@@ -32,14 +32,19 @@ def beginning(update: Update | None, begin: Any) -> Beginning:
     if beside is not None and _goes_on(law, beside.names):
         return _again(law, beside, a.shape[1])
     first = {name: np.asarray(numbers[number]) for name, number in law.first}
-    scalars, squares = np.zeros((runs, len(law.scalars))), np.zeros((runs, len(law.squares), a.shape[1]))
+    scalars, squares = (
+        np.zeros((runs, len(law.scalars))),
+        np.zeros((runs, len(law.squares), a.shape[1])),
+    )
     for names, values in ((law.scalars, scalars), (law.squares, squares)):
         for place, name in enumerate(names):
             values[:, place] = first.get(name, 0.0)
     if law.begins_as_weights:
         same = np.array([1.0, *(float(name in law.begins_as_weights) for name in law.rows)])
         M = np.concatenate([one * M for one in same], axis=2)
-        Q = np.concatenate([np.concatenate([one * other * Q for other in same], axis=3) for one in same], axis=2)
+        Q = np.concatenate(
+            [np.concatenate([one * other * Q for other in same], axis=3) for one in same], axis=2
+        )
         a = np.concatenate([one * a for one in same], axis=1)
     return Beginning(M, Q, a, scalars, squares)
 
@@ -48,7 +53,11 @@ def _goes_on(law: Law, names: tuple[tuple[str, ...], ...]) -> bool:
     """Whether what was kept is what this law keeps; a set of rows that is forgotten in O(1) steps may be missing."""
     rows, scalars, squares = names
     needed = law.begins_as_weights if law.memory == "fast" else law.rows
-    return scalars == law.scalars and squares == law.squares and set(needed) <= set(rows) <= set(law.rows)
+    return (
+        scalars == law.scalars
+        and squares == law.squares
+        and set(needed) <= set(rows) <= set(law.rows)
+    )
 
 
 def _again(law: Law, beside: Any, p: int) -> Beginning:
@@ -58,4 +67,10 @@ def _again(law: Law, beside: Any, p: int) -> Beginning:
     index = np.concatenate([np.arange(p) + (0 if place is None else place) * p for place in places])
     there = np.repeat([place is not None for place in places], p).astype(float)
     Q = beside.Q[:, :, index][..., index] * there[:, None] * there
-    return Beginning(beside.M[:, :, index] * there[:, None], Q, beside.a[:, index] * there, beside.scalars, beside.squares)
+    return Beginning(
+        beside.M[:, :, index] * there[:, None],
+        Q,
+        beside.a[:, index] * there,
+        beside.scalars,
+        beside.squares,
+    )

@@ -13,36 +13,56 @@ from sgdynamics.base.controls import number_or_schedule
 def _one_of(beta: float | None, memory: float | None) -> tuple[str, float]:
     """A velocity's memory as an argument: what is left of it after a step, or c in 1 - beta = c/D."""
     if (beta is None) == (memory is None):
-        raise checks.reject("beta and memory", (beta, memory), "give one of them: beta, or memory=c for 1 - beta = c/D")
+        raise checks.reject(
+            "beta and memory",
+            (beta, memory),
+            "give one of them: beta, or memory=c for 1 - beta = c/D",
+        )
     if memory is not None:
         return "memory", number_or_schedule("memory", memory, above=0.0)
     return "beta", number_or_schedule("beta", beta, below=1.0)
 
 
-def _momentum(state: State, gradient: Asked, lr: Scalar, D: Scalar, number: Scalar, *, beta: Scalar) -> dict[str, Any]:
+def _momentum(
+    state: State, gradient: Asked, lr: Scalar, D: Scalar, number: Scalar, *, beta: Scalar
+) -> dict[str, Any]:
     V = beta * state["velocity"] + gradient(state["weights"])
     return {"weights": -lr / D * V, "velocity": V - state["velocity"]}
 
 
-def _slow_momentum(state: State, gradient: Asked, lr: Scalar, D: Scalar, number: Scalar, *, memory: Scalar) -> dict[str, Any]:
+def _slow_momentum(
+    state: State, gradient: Asked, lr: Scalar, D: Scalar, number: Scalar, *, memory: Scalar
+) -> dict[str, Any]:
     more = memory / D * (gradient(state["weights"]) - state["velocity"])
     return {"weights": -lr / D * (state["velocity"] + more), "velocity": more}
 
 
-def _nesterov(state: State, gradient: Asked, lr: Scalar, D: Scalar, number: Scalar, *, beta: Scalar) -> dict[str, Any]:
+def _nesterov(
+    state: State, gradient: Asked, lr: Scalar, D: Scalar, number: Scalar, *, beta: Scalar
+) -> dict[str, Any]:
     G = gradient(state["weights"])
     V = beta * state["velocity"] + G
     return {"weights": -lr / D * (G + beta * V), "velocity": V - state["velocity"]}
 
 
-def _slow_nesterov(state: State, gradient: Asked, lr: Scalar, D: Scalar, number: Scalar, *, memory: Scalar) -> dict[str, Any]:
+def _slow_nesterov(
+    state: State, gradient: Asked, lr: Scalar, D: Scalar, number: Scalar, *, memory: Scalar
+) -> dict[str, Any]:
     G = gradient(state["weights"])
     rate = memory / D
     more = rate * (G - state["velocity"])
-    return {"weights": -lr / D * (rate * G + (1 - rate) * (state["velocity"] + more)), "velocity": more}
+    return {
+        "weights": -lr / D * (rate * G + (1 - rate) * (state["velocity"] + more)),
+        "velocity": more,
+    }
 
 
-BALL: dict[str, Any] = {"rows": ("velocity",), "linear": True, "lengthless": True, "decay_inside": True}
+BALL: dict[str, Any] = {
+    "rows": ("velocity",),
+    "linear": True,
+    "lengthless": True,
+    "decay_inside": True,
+}
 
 
 @maker
@@ -87,7 +107,10 @@ def momentum(beta: float | None = None, memory: float | None = None) -> Update:
     name, value = _one_of(beta, memory)
     if name == "beta":
         return Update(Law("momentum", _momentum, **BALL, memory="fast"), {"beta": value})
-    return Update(Law("momentum", _slow_momentum, **BALL, memory="slow", averaging=("memory",)), {"memory": value})
+    return Update(
+        Law("momentum", _slow_momentum, **BALL, memory="slow", averaging=("memory",)),
+        {"memory": value},
+    )
 
 
 @maker
@@ -128,7 +151,10 @@ def nesterov(beta: float | None = None, memory: float | None = None) -> Update:
     name, value = _one_of(beta, memory)
     if name == "beta":
         return Update(Law("nesterov", _nesterov, **BALL, memory="fast"), {"beta": value})
-    return Update(Law("nesterov", _slow_nesterov, **BALL, memory="slow", averaging=("memory",)), {"memory": value})
+    return Update(
+        Law("nesterov", _slow_nesterov, **BALL, memory="slow", averaging=("memory",)),
+        {"memory": value},
+    )
 
 
 # the weights are the average, which is the network; the iterate moves
@@ -150,7 +176,9 @@ def _averaged(state: State, gradient: Asked, keep: Scalar) -> dict[str, Any]:
     return {"weights": keep * (state["iterate"] + step - state["weights"]), "iterate": step}
 
 
-def _average(state: State, gradient: Asked, lr: Scalar, D: Scalar, number: Scalar, *, memory: Scalar) -> dict[str, Any]:
+def _average(
+    state: State, gradient: Asked, lr: Scalar, D: Scalar, number: Scalar, *, memory: Scalar
+) -> dict[str, Any]:
     return _averaged(state, gradient, memory / D)
 
 
@@ -187,7 +215,10 @@ def average(memory: float) -> Update:
     >>> sgd.updates.average(2.0)
     average(memory=2)
     """
-    return Update(Law("average", _average, **AVERAGED, averaging=("memory",)), {"memory": number_or_schedule("memory", memory, above=0.0)})
+    return Update(
+        Law("average", _average, **AVERAGED, averaging=("memory",)),
+        {"memory": number_or_schedule("memory", memory, above=0.0)},
+    )
 
 
 def _polyak(state: State, gradient: Asked, lr: Scalar, D: Scalar, number: Scalar) -> dict[str, Any]:
@@ -217,9 +248,15 @@ def polyak() -> Update:
     return Update(Law("polyak", _polyak, **AVERAGED, scalars=("age",)))
 
 
-def _schedule_free(state: State, gradient: Asked, lr: Scalar, D: Scalar, number: Scalar, *, beta: Scalar) -> dict[str, Any]:
+def _schedule_free(
+    state: State, gradient: Asked, lr: Scalar, D: Scalar, number: Scalar, *, beta: Scalar
+) -> dict[str, Any]:
     step = gradient.stepped(gradient((1 - beta) * state["iterate"] + beta * state["weights"]))
-    return {"weights": (state["iterate"] + step - state["weights"]) / (D * state["age"] + 1), "iterate": step, "age": 1 / D}
+    return {
+        "weights": (state["iterate"] + step - state["weights"]) / (D * state["age"] + 1),
+        "iterate": step,
+        "age": 1 / D,
+    }
 
 
 @maker
@@ -255,15 +292,29 @@ def schedule_free(beta: float = 0.9) -> Update:
     schedule_free(beta=0.9)
     """
     beta = number_or_schedule("beta", beta, most=1.0)
-    return Update(Law("schedule_free", _schedule_free, **AVERAGED, scalars=("age",)), {"beta": beta})
+    return Update(
+        Law("schedule_free", _schedule_free, **AVERAGED, scalars=("age",)), {"beta": beta}
+    )
 
 
 def _dana(
-    state: State, gradient: Asked, lr: Scalar, D: Scalar, number: Scalar, *, velocity_rate: Scalar, delta: Scalar, offset: Scalar
+    state: State,
+    gradient: Asked,
+    lr: Scalar,
+    D: Scalar,
+    number: Scalar,
+    *,
+    velocity_rate: Scalar,
+    delta: Scalar,
+    offset: Scalar,
 ) -> dict[str, Any]:
     G = gradient(state["weights"])
     more = (G - delta / (offset + state["age"]) * state["velocity"]) / D
-    return {"weights": -(lr * G + velocity_rate * (state["velocity"] + more)) / D, "velocity": more, "age": 1 / D}
+    return {
+        "weights": -(lr * G + velocity_rate * (state["velocity"] + more)) / D,
+        "velocity": more,
+        "age": 1 / D,
+    }
 
 
 @maker
@@ -307,4 +358,7 @@ def dana(velocity_rate: float, delta: float, offset: float = 1.0) -> Update:
         "delta": number_or_schedule("delta", delta, above=0.0),
         "offset": number_or_schedule("offset", offset, above=0.0),
     }
-    return Update(Law("dana", _dana, **BALL, memory="slow", scalars=("age",), averaging=("delta", "offset")), numbers)
+    return Update(
+        Law("dana", _dana, **BALL, memory="slow", scalars=("age",), averaging=("delta", "offset")),
+        numbers,
+    )

@@ -13,7 +13,10 @@ from sgdynamics.base import checks
 from sgdynamics.base.arrays import Numeric, Scalar, State
 from sgdynamics.base.controls import number_or_schedule
 
-ITERATIONS, COEFFICIENTS = 5, (3.4445, -4.7750, 2.0315)  # of Newton-Schulz, as in Jordan et al. 2024
+ITERATIONS, COEFFICIENTS = (
+    5,
+    (3.4445, -4.7750, 2.0315),
+)  # of Newton-Schulz, as in Jordan et al. 2024
 RANK = 1e-12  # squared singular values below this share of the largest are rounding
 
 
@@ -34,11 +37,17 @@ def _polar_of_two(G: Float[Numeric, "p columns"]) -> Any:
     if len(G) == 1:
         return one
     A = G @ G.T
-    root = jnp.sqrt(jnp.maximum(A[0, 0] * A[1, 1] - A[0, 1] * A[1, 0], 0.0))  # the product of both singular values
+    root = jnp.sqrt(
+        jnp.maximum(A[0, 0] * A[1, 1] - A[0, 1] * A[1, 0], 0.0)
+    )  # the product of both singular values
     full = root > jnp.sqrt(RANK) * trace
     safe = jnp.where(full, root, 1.0)
     # A^(-1/2) = (adj A + root I)/(root sqrt(trace + 2 root)) by Cayley and Hamilton
-    adjugate = jnp.array([[0.0, 1.0], [-1.0, 0.0]], G.dtype) @ A.T @ jnp.array([[0.0, -1.0], [1.0, 0.0]], G.dtype)
+    adjugate = (
+        jnp.array([[0.0, 1.0], [-1.0, 0.0]], G.dtype)
+        @ A.T
+        @ jnp.array([[0.0, -1.0], [1.0, 0.0]], G.dtype)
+    )
     both = (adjugate + safe * jnp.eye(2, dtype=G.dtype)) @ G / (safe * jnp.sqrt(trace + 2 * safe))
     return jnp.where(full, both, one)
 
@@ -88,7 +97,9 @@ class _Muon:
 
 
 @maker
-def muon(memory: float | None = None, newton_schulz: bool = False, beta: float | None = None) -> Update:
+def muon(
+    memory: float | None = None, newton_schulz: bool = False, beta: float | None = None
+) -> Update:
     """Muon: steps along the polar factor of the gradient, or of a velocity, whose singular values are all 1.
 
     ::
@@ -131,9 +142,21 @@ def muon(memory: float | None = None, newton_schulz: bool = False, beta: float |
         raise checks.reject("beta and memory", (beta, memory), "give one of them, or none")
     common: dict[str, Any] = {"trains_head": False}
     if memory is not None:
-        law = Law("muon", _Muon("slow", newton_schulz), rows=("velocity",), memory="slow", linear=True, averaging=("memory",), **common)
+        law = Law(
+            "muon",
+            _Muon("slow", newton_schulz),
+            rows=("velocity",),
+            memory="slow",
+            linear=True,
+            averaging=("memory",),
+            **common,
+        )
         return Update(law, {"memory": number_or_schedule("memory", memory, above=0.0)}, options)
     if beta is None:
         return Update(Law("muon", _Muon("none", newton_schulz), jumps=True, **common), {}, options)
     beta = number_or_schedule("beta", beta, below=1.0)
-    return Update(Law("muon", _Muon("fast", newton_schulz), rows=("velocity",), memory="fast", **common), {"beta": beta}, options)
+    return Update(
+        Law("muon", _Muon("fast", newton_schulz), rows=("velocity",), memory="fast", **common),
+        {"beta": beta},
+        options,
+    )

@@ -19,7 +19,9 @@ class _StateRate:
 
     rate: Callable[[Any], Any]
 
-    def __call__(self, state: State, gradient: Asked, lr: Scalar, D: Scalar, number: Scalar) -> dict[str, Any]:
+    def __call__(
+        self, state: State, gradient: Asked, lr: Scalar, D: Scalar, number: Scalar
+    ) -> dict[str, Any]:
         rows = state["weights"]
         factor = self.rate(gradient.overlaps(rows))  # type: ignore[attr-defined]
         return {"weights": -lr / D * factor * gradient(rows)}
@@ -71,10 +73,14 @@ def state_rate(rate: Callable[[Any], Any]) -> Update:
     try:
         inspect.signature(rate).bind(None)
     except TypeError:
-        raise checks.reject("rate", rate, "The function must take one argument, overlaps.") from None
+        raise checks.reject(
+            "rate", rate, "The function must take one argument, overlaps."
+        ) from None
     except ValueError:
         pass
-    return Update(Law("state_rate", _StateRate(rate), linear=True, decay_inside=True, state_rate=rate))
+    return Update(
+        Law("state_rate", _StateRate(rate), linear=True, decay_inside=True, state_rate=rate)
+    )
 
 
 def reads_state(value: object) -> bool:
@@ -90,7 +96,11 @@ def reads_state(value: object) -> bool:
 def check_state_rate(rate: Callable[[Any], Any], problem: Any) -> None:
     """Raise ValueError unless the rate returns one number for the overlaps of this problem."""
     if "fields" not in problem.kinds:
-        raise checks.reject("update", "state_rate", "Rates that read overlaps are for problems of fields. Leave update out.")
+        raise checks.reject(
+            "update",
+            "state_rate",
+            "Rates that read overlaps are for problems of fields. Leave update out.",
+        )
     overlaps = problem.example(("overlaps",))[-1]
     try:
         shape = traced_shape(rate, overlaps)

@@ -26,7 +26,9 @@ def root(D: Scalar, like: Any) -> Any:
     return jnp.sqrt(jnp.asarray(D, like.dtype))
 
 
-def _normalised(state: State, gradient: Asked, lr: Scalar, D: Scalar, number: Scalar) -> dict[str, Any]:
+def _normalised(
+    state: State, gradient: Asked, lr: Scalar, D: Scalar, number: Scalar
+) -> dict[str, Any]:
     G = gradient(state["weights"])
     return {"weights": -lr / D * root(D, G) * inverse(jnp.sqrt(jnp.sum(G**2))) * G}
 
@@ -58,7 +60,9 @@ def normalised() -> Update:
 
 
 def _clipped(axes: tuple[int, ...]) -> Any:
-    def step(state: State, gradient: Asked, lr: Scalar, D: Scalar, number: Scalar, *, threshold: Scalar) -> dict[str, Any]:
+    def step(
+        state: State, gradient: Asked, lr: Scalar, D: Scalar, number: Scalar, *, threshold: Scalar
+    ) -> dict[str, Any]:
         G = gradient.each(state["weights"]) if len(axes) == 3 else gradient(state["weights"])
         over = axes if len(axes) < 3 else (1, 2)
         length = jnp.sqrt(jnp.sum(G**2, axis=over, keepdims=True)) / root(D, G)
@@ -118,13 +122,19 @@ def clipped(threshold: float, over: str = "all") -> Update:
     return Update(CLIPPED[over], numbers, () if over == "all" else (("over", over),))
 
 
-def _reuse(state: State, gradient: Asked, lr: Scalar, D: Scalar, number: Scalar, *, times: Scalar) -> dict[str, Any]:
+def _reuse(
+    state: State, gradient: Asked, lr: Scalar, D: Scalar, number: Scalar, *, times: Scalar
+) -> dict[str, Any]:
     W = state["weights"]
 
     def again(_: Any, shift: Any) -> Any:
         return gradient.held(W, shift + gradient.stepped(gradient(W, shift)))
 
-    return {"weights": jax.lax.fori_loop(0, jnp.asarray(times).astype(jnp.int32), again, jnp.zeros_like(W))}
+    return {
+        "weights": jax.lax.fori_loop(
+            0, jnp.asarray(times).astype(jnp.int32), again, jnp.zeros_like(W)
+        )
+    }
 
 
 @maker
@@ -166,11 +176,15 @@ def _uphill(state: State, gradient: Asked, lr: Scalar, D: Scalar, radius: Scalar
     return {"weights": -lr / D * gradient(W, radius * inverse(jnp.sqrt(jnp.sum(G**2))) * G)}
 
 
-def _sam(state: State, gradient: Asked, lr: Scalar, D: Scalar, number: Scalar, *, radius: Scalar) -> dict[str, Any]:
+def _sam(
+    state: State, gradient: Asked, lr: Scalar, D: Scalar, number: Scalar, *, radius: Scalar
+) -> dict[str, Any]:
     return _uphill(state, gradient, lr, D, radius)
 
 
-def _sam_in_reach(state: State, gradient: Asked, lr: Scalar, D: Scalar, number: Scalar, *, reach: Scalar) -> dict[str, Any]:
+def _sam_in_reach(
+    state: State, gradient: Asked, lr: Scalar, D: Scalar, number: Scalar, *, reach: Scalar
+) -> dict[str, Any]:
     return _uphill(state, gradient, lr, D, reach / root(D, state["weights"]))
 
 
@@ -210,9 +224,17 @@ def sam(radius: float | None = None, reach: float | None = None) -> Update:
     """
     if (radius is None) == (reach is None):
         raise checks.reject(
-            "radius and reach", (radius, reach), "give one of them: sam(0.05), or sam(reach=0.5) for radius = reach/sqrt(D)"
+            "radius and reach",
+            (radius, reach),
+            "give one of them: sam(0.05), or sam(reach=0.5) for radius = reach/sqrt(D)",
         )
     if reach is not None:
-        return Update(Law("sam", _sam_in_reach, rereads=True, jumps=True), {"reach": number_or_schedule("reach", reach)})
+        return Update(
+            Law("sam", _sam_in_reach, rereads=True, jumps=True),
+            {"reach": number_or_schedule("reach", reach)},
+        )
     why = "its ascent moves the field of a sample by radius sqrt(D), which has no limit: give sam(reach=...), radius = reach/sqrt(D)"
-    return Update(Law("sam", _sam, rereads=True, jumps=True, no_limit=why), {"radius": number_or_schedule("radius", radius)})
+    return Update(
+        Law("sam", _sam, rereads=True, jumps=True, no_limit=why),
+        {"radius": number_or_schedule("radius", radius)},
+    )

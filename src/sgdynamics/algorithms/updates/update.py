@@ -47,17 +47,27 @@ class Law:
     """What compiled code depends on: the step and the sets of rows, scalars and squares that a run keeps beside its weights."""
 
     name: str
-    step: Callable[..., dict[str, Any]]  # step(state, gradient, lr, D, number, **numbers) -> increments
+    step: Callable[
+        ..., dict[str, Any]
+    ]  # step(state, gradient, lr, D, number, **numbers) -> increments
     rows: tuple[str, ...] = ()
     scalars: tuple[str, ...] = ()
-    squares: tuple[str, ...] = ()  # one number a coordinate of the input space and unit: what only coordinatewise updates keep
-    memory: str = "none"  # how long it remembers: not at all, O(D) steps ("slow"), O(1) steps ("fast")
+    squares: tuple[
+        str, ...
+    ] = ()  # one number a coordinate of the input space and unit: what only coordinatewise updates keep
+    memory: str = (
+        "none"  # how long it remembers: not at all, O(D) steps ("slow"), O(1) steps ("fast")
+    )
     linear: bool = False  # the rows' increments are affine in the gradient: its ODE needs means and the noise only
     lengthless: bool = False  # linear in the rows too, without a length or product of rows: any frame will do for its ODE
     rereads: bool = False  # a batch is seen again after a move along it, or sample by sample: the Gram matrix of all samples is needed
     begins_as_weights: tuple[str, ...] = ()  # rows that start there; the others start at 0
-    first: tuple[tuple[str, str], ...] = ()  # scalars or squares and the number at which they start; the others start at 0
-    decay_inside: bool = False  # weight decay is part of every gradient; otherwise it is added to the increment
+    first: tuple[
+        tuple[str, str], ...
+    ] = ()  # scalars or squares and the number at which they start; the others start at 0
+    decay_inside: bool = (
+        False  # weight decay is part of every gradient; otherwise it is added to the increment
+    )
     moved: str = "weights"  # the set that steps along gradients; the weights, which are the network, may be an average of it
     explicit_head_rate: bool = False  # the step itself uses gradient.stepped
     trains_head: bool = True
@@ -69,8 +79,12 @@ class Law:
     bends_by_row: bool = False  # as a norm of every row by itself
     no_limit: str = ""  # why it has no ODE, where that is known
     scales: bool = True  # known to have a limit in its units; a user's is tried
-    state_rate: Callable[[Any], Any] | None = None  # function of the overlaps that multiplies its step
-    averaging: tuple[str, ...] = ()  # the number c of an average over D/c steps, or two numbers whose ratio is c
+    state_rate: Callable[[Any], Any] | None = (
+        None  # function of the overlaps that multiplies its step
+    )
+    averaging: tuple[
+        str, ...
+    ] = ()  # the number c of an average over D/c steps, or two numbers whose ratio is c
 
 
 @pytrees.numbered("numbers")
@@ -102,10 +116,15 @@ class Update:
 
     def __post_init__(self) -> None:
         if not isinstance(self.law, Law):
-            raise checks.reject("kind", self.law, f"make an update with sgd.updates.{', '.join(MAKERS)} or own")
+            raise checks.reject(
+                "kind", self.law, f"make an update with sgd.updates.{', '.join(MAKERS)} or own"
+            )
 
     def __repr__(self) -> str:
-        shown = [f"{name}={value:g}" if isinstance(value, (int, float)) else f"{name}={value}" for name, value in self.numbers.items()]
+        shown = [
+            f"{name}={value:g}" if isinstance(value, (int, float)) else f"{name}={value}"
+            for name, value in self.numbers.items()
+        ]
         return f"{self.kind}({', '.join([*shown, *(f'{name}={value!r}' for name, value in self.options)])})"
 
     @property
@@ -116,7 +135,10 @@ class Update:
     @property
     def parameters(self) -> dict[str, Any]:
         """The numbers, as a dictionary that JAX can trace."""
-        return {name: value.parameters if isinstance(value, Update) else pytrees.traced(value) for name, value in self.numbers.items()}
+        return {
+            name: value.parameters if isinstance(value, Update) else pytrees.traced(value)
+            for name, value in self.numbers.items()
+        }
 
     @property
     def moves(self) -> float:
@@ -124,7 +146,9 @@ class Update:
         inner = self.numbers.get("of")
         return inner.moves if isinstance(inner, Update) else float(self.numbers.get("times", 1.0))
 
-    def check_memory(self, D: float, alpha: np.ndarray, unit: str = "the step is lr itself") -> None:
+    def check_memory(
+        self, D: float, alpha: np.ndarray, unit: str = "the step is lr itself"
+    ) -> None:
         """Raise ValueError if the update averages over less than one step, D/c < 1, at any of these alpha.
 
         The share of the past that remains in the average, 1 - c/D, is negative there.
@@ -152,7 +176,9 @@ class Update:
         values, *scales = (values_along(self.numbers[number], alpha) for number in (name, *offsets))
         largest = D * (scales[0] if scales else np.ones_like(values))
         worst = int(np.argmax(values / largest))
-        if values[worst] > largest[worst] * (1 + 1e-9):  # c = D (1 - beta) of a converted beta is rounded
+        if values[worst] > largest[worst] * (
+            1 + 1e-9
+        ):  # c = D (1 - beta) of a converted beta is rounded
             steps = f"{largest[worst] / values[worst]:.3g} steps"
             scaled = f" times {offsets[0]} = {scales[0][worst]:g}" if scales else ""
             fix = f"{self.kind} would remember {steps}, less than one. Give {name} of at most D{scaled}; D = {D:.6g} here ({unit})."
@@ -166,11 +192,20 @@ class Update:
         dict
             "kind", the numbers and the options; "rerunnable" is False for a user's own that has no maker.
         """
-        own = {} if self.kind in MAKERS else {**function_identity(self.law.state_rate or self.law.step), "rerunnable": False}
+        own = (
+            {}
+            if self.kind in MAKERS
+            else {**function_identity(self.law.state_rate or self.law.step), "rerunnable": False}
+        )
         shown = {
-            name: value.describe() if isinstance(value, Update) else describe_schedule(value)[0] for name, value in self.numbers.items()
+            name: value.describe() if isinstance(value, Update) else describe_schedule(value)[0]
+            for name, value in self.numbers.items()
         }
-        if not all(describe_schedule(value)[1] for value in self.numbers.values() if not isinstance(value, Update)):
+        if not all(
+            describe_schedule(value)[1]
+            for value in self.numbers.values()
+            if not isinstance(value, Update)
+        ):
             own["rerunnable"] = False
         inner = shown.get("of")
         if isinstance(inner, dict) and not inner.get("rerunnable", True):
@@ -191,7 +226,11 @@ class Update:
             A new one; this one stays as it is.
         """
         checks.known_names(self.kind, changes, {**self.numbers, **dict(self.options)})
-        return MAKERS[self.kind](**{**self.numbers, **dict(self.options), **changes}) if changes else self
+        return (
+            MAKERS[self.kind](**{**self.numbers, **dict(self.options), **changes})
+            if changes
+            else self
+        )
 
 
 def maker(function: Callable[..., Update]) -> Callable[..., Update]:
@@ -227,7 +266,9 @@ def maker(function: Callable[..., Update]) -> Callable[..., Update]:
     def made(*args: Any, **numbers: Any) -> Update:
         found = checked(*args, **numbers)
         if not isinstance(found, Update):
-            raise checks.reject("function", function, "it has to return an update, such as sgd.updates.own(...)")
+            raise checks.reject(
+                "function", function, "it has to return an update, such as sgd.updates.own(...)"
+            )
         return replace(found, law=replace(found.law, name=name))
 
     MAKERS[name] = made
@@ -290,19 +331,30 @@ def own(
     'own'
     """
     for argument, value in (("rows", rows), ("scalars", scalars)):
-        if not isinstance(value, (tuple, list, set, frozenset, dict)) and not hasattr(value, "__next__"):
+        if not isinstance(value, (tuple, list, set, frozenset, dict)) and not hasattr(
+            value, "__next__"
+        ):
             raise checks.reject(argument, value, 'give names, such as ("velocity",)')
     names: dict[str, Any] = {"rows": tuple(rows), "scalars": tuple(scalars)}
     every = ("weights", *names["rows"], *names["scalars"])
     if not all(isinstance(name, str) for name in every) or len(set(every)) < len(every):
-        raise checks.reject("rows and scalars", names, 'give different names, such as rows=("velocity",), scalars=("norm",)')
+        raise checks.reject(
+            "rows and scalars",
+            names,
+            'give different names, such as rows=("velocity",), scalars=("norm",)',
+        )
     checks.choice("memory", memory, MEMORIES)
     if numbers is not None and not isinstance(numbers, Mapping):
         raise checks.reject("numbers", numbers, 'give numbers by name, such as {"beta": 0.9}')
-    given = {name: number_or_schedule(name, value, -np.inf) for name, value in (numbers or {}).items()}
+    given = {
+        name: number_or_schedule(name, value, -np.inf) for name, value in (numbers or {}).items()
+    }
     linear = _try_own(step, **names, numbers=given)
     rereads = checks.flag("rereads", rereads)
-    return Update(Law("own", step, **names, rereads=rereads, memory=memory, linear=linear, scales=False), given)
+    return Update(
+        Law("own", step, **names, rereads=rereads, memory=memory, linear=linear, scales=False),
+        given,
+    )
 
 
 class _Fixed:
@@ -326,25 +378,43 @@ class _Fixed:
 
 
 @float64
-def _try_own(step: Callable[..., Any], rows: tuple[str, ...], scalars: tuple[str, ...], numbers: dict[str, Any]) -> bool:
+def _try_own(
+    step: Callable[..., Any],
+    rows: tuple[str, ...],
+    scalars: tuple[str, ...],
+    numbers: dict[str, Any],
+) -> bool:
     """Refuse a step that fails, gives other names or shapes than its state, or does not commute with rotations; whether it is linear."""
     fix = "give step(state, gradient, lr, D, number) -> increments with the names and shapes of the state"
     generator = np.random.default_rng(0)
     turn, X = np.linalg.qr(generator.standard_normal((5, 5)))[0], generator.standard_normal((3, 5))
-    state = {name: generator.standard_normal((2, 5)) for name in ("weights", *rows)} | {name: np.float64(1.3) for name in scalars}
+    state = {name: generator.standard_normal((2, 5)) for name in ("weights", *rows)} | {
+        name: np.float64(1.3) for name in scalars
+    }
     traced = {name: jnp.asarray(value) for name, value in numbers_at(numbers, 0.0).items()}
 
     def increments(turn: np.ndarray) -> dict[str, Any]:
         gradient = _Fixed(lambda rows: jnp.tanh(rows @ (X @ turn).T) @ (X @ turn) / 3, 3)
         turned = {name: one if one.ndim == 0 else one @ turn for name, one in state.items()}
-        return step(jax.tree.map(jnp.asarray, turned), gradient, jnp.asarray(0.1), jnp.asarray(5.0), jnp.asarray(3), **traced)
+        return step(
+            jax.tree.map(jnp.asarray, turned),
+            gradient,
+            jnp.asarray(0.1),
+            jnp.asarray(5.0),
+            jnp.asarray(3),
+            **traced,
+        )
 
     with jax.ensure_compile_time_eval():
         try:
             plain, turned = increments(np.eye(5)), increments(turn)
         except Exception as error:
-            raise checks.reject("step", step, f"calling it failed with: {checks.reason(error)}; {fix}") from error
-        if not isinstance(plain, dict) or jax.tree.map(np.shape, plain) != jax.tree.map(np.shape, state):
+            raise checks.reject(
+                "step", step, f"calling it failed with: {checks.reason(error)}; {fix}"
+            ) from error
+        if not isinstance(plain, dict) or jax.tree.map(np.shape, plain) != jax.tree.map(
+            np.shape, state
+        ):
             raise checks.reject("step", step, fix)
         for name, one in plain.items():
             meant = one if np.ndim(one) == 0 else one @ turn
@@ -354,12 +424,19 @@ def _try_own(step: Callable[..., Any], rows: tuple[str, ...], scalars: tuple[str
         return _linear(step, ("weights", *rows), scalars, traced)
 
 
-def _linear(step: Callable[..., Any], rows: tuple[str, ...], scalars: tuple[str, ...], numbers: dict[str, Any]) -> bool:
+def _linear(
+    step: Callable[..., Any],
+    rows: tuple[str, ...],
+    scalars: tuple[str, ...],
+    numbers: dict[str, Any],
+) -> bool:
     """Whether, at large D, the mean gradient and its noise are enough: the step asks once for the gradient, in which the increments of the
     rows are affine, and those of the scalars are affine along rows and signals, quadratic in what is new. At several sizes of it, as a
     bound may be anywhere."""
     generator, D, inside, new = np.random.default_rng(1), TRIED_AT, 6, 4
-    state = {name: np.pad(generator.standard_normal((2, inside)), ((0, 0), (0, new))) for name in rows}
+    state = {
+        name: np.pad(generator.standard_normal((2, inside)), ((0, 0), (0, new))) for name in rows
+    }
     state |= {name: np.float64(1.3) for name in scalars}
     size = np.concatenate([np.ones(inside), np.full(new, np.sqrt(D))])
     mean, spread = generator.standard_normal((2, 2, inside + new)) * size
@@ -367,20 +444,36 @@ def _linear(step: Callable[..., Any], rows: tuple[str, ...], scalars: tuple[str,
 
     def increments(G: np.ndarray) -> dict[str, Any]:
         gradient = _Fixed(lambda rows: jnp.asarray(G), 1)
-        found = step(jax.tree.map(jnp.asarray, state), gradient, jnp.asarray(0.7), jnp.asarray(D), jnp.asarray(0.3 * D), **numbers)
-        return {name: np.asarray(value) for name, value in found.items()} if gradient.asked == 1 else {}
+        found = step(
+            jax.tree.map(jnp.asarray, state),
+            gradient,
+            jnp.asarray(0.7),
+            jnp.asarray(D),
+            jnp.asarray(0.3 * D),
+            **numbers,
+        )
+        return (
+            {name: np.asarray(value) for name, value in found.items()}
+            if gradient.asked == 1
+            else {}
+        )
 
     def small(bent: Any, whole: Any) -> bool:
         return bool(np.abs(bent).max() <= 1e-3 * np.abs(whole).max())
 
     for scale in TRIED_SIZES:
-        plus, minus, middle, far = (increments(scale * (mean + sign * spread)) for sign in (1, -1, 0, 2))
+        plus, minus, middle, far = (
+            increments(scale * (mean + sign * spread)) for sign in (1, -1, 0, 2)
+        )
         up, down = (increments(scale * (mean + sign * along)) for sign in (1, -1))
         if not plus:
             return False
         for name in rows:
             bent = plus[name] + minus[name] - 2 * middle[name]
-            if not all(small(bent[:, part], plus[name][:, part]) for part in (slice(None, inside), slice(inside, None))):
+            if not all(
+                small(bent[:, part], plus[name][:, part])
+                for part in (slice(None, inside), slice(inside, None))
+            ):
                 return False
         for name in scalars:
             largest = np.stack([far[name], plus[name], minus[name], middle[name]])
@@ -397,11 +490,19 @@ def checked_update(value: Update | None) -> Update | None:
         return value
     known = "sgd.updates." + ", ".join(MAKERS)
     name = value if isinstance(value, str) else getattr(value, "__name__", "")
-    meant = {"signsgd": "sign", "adamw": "adam", "nag": "nesterov", "heavy_ball": "momentum"}.get(name.lower(), name.lower())
+    meant = {"signsgd": "sign", "adamw": "adam", "nag": "nesterov", "heavy_ball": "momentum"}.get(
+        name.lower(), name.lower()
+    )
     if meant in MAKERS:
-        raise checks.reject("update", value, f"give the update made with its numbers, such as sgd.updates.{meant}(...)")
+        raise checks.reject(
+            "update",
+            value,
+            f"give the update made with its numbers, such as sgd.updates.{meant}(...)",
+        )
     if type(value).__module__.partition(".")[0] == "torch":
-        raise checks.reject("update", value, "sgd.from_torch(optimiser, dimension=d) makes an algorithm of it")
+        raise checks.reject(
+            "update", value, "sgd.from_torch(optimiser, dimension=d) makes an algorithm of it"
+        )
     raise checks.reject(
         "update",
         value,

@@ -43,7 +43,9 @@ LARGEST_CHUNK = 4096
 SMALL = 64  # numbers in a draw
 SLICE = 1 << 10  # units reduced at a time, so that they stay in the cache
 ROUNDING = 1e-12  # of the root mean square of what is averaged: no error is stated below it
-IMPOSSIBLE = 10.0  # standard errors: a mean that is known to be zero and is this far from it is not zero
+IMPOSSIBLE = (
+    10.0  # standard errors: a mean that is known to be zero and is this far from it is not zero
+)
 
 
 @dataclass(frozen=True)
@@ -115,21 +117,31 @@ class EffectiveDynamics:
 
     def __str__(self) -> str:
         diagonal, error = np.diag(self.diffusion), np.diag(self.diffusion_error)
-        rows: list[tuple[str, ...]] = [("statistic", "value", "drift f", "corrector g", "-f + g", "diffusion Sigma_ii")]
+        rows: list[tuple[str, ...]] = [
+            ("statistic", "value", "drift f", "corrector g", "-f + g", "diffusion Sigma_ii")
+        ]
         for i, name in enumerate(self.names):
             pairs = (
                 (self.drift, self.drift_error),
                 (self.corrector, self.corrector_error),
                 (self.mean_increment, self.mean_increment_error),
             )
-            shown = [f"{value[i]:.4g} ± {spread[i]:.1g}" for value, spread in (*pairs, (diagonal, error))]
+            shown = [
+                f"{value[i]:.4g} ± {spread[i]:.1g}" for value, spread in (*pairs, (diagonal, error))
+            ]
             rows.append((name, f"{self.statistics[i]:.4g}", *shown))
-        return f"effective dynamics at lr = {self.lr:g}, d = {self.dimension}, {self.draws} draws\n" + table(rows)
+        return (
+            f"effective dynamics at lr = {self.lr:g}, d = {self.dimension}, {self.draws} draws\n"
+            + table(rows)
+        )
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    )
 
 
 class Functions(tuple[Any, ...]):
@@ -141,7 +153,11 @@ class Functions(tuple[Any, ...]):
         return hash(tuple(map(id, self)))
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Functions) and len(self) == len(other) and all(a is b for a, b in zip(self, other, strict=True))
+        return (
+            isinstance(other, Functions)
+            and len(self) == len(other)
+            and all(a is b for a, b in zip(self, other, strict=True))
+        )
 
 
 class Task(NamedTuple):
@@ -166,7 +182,11 @@ def _keys(entropy: Sequence[int], first: int, chunk: int) -> np.ndarray:
     """
     start = np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0]
     with np.errstate(over="ignore"):
-        return (start + np.arange(first, first + chunk, dtype=np.uint64)).view(np.uint32).reshape(chunk, 2)
+        return (
+            (start + np.arange(first, first + chunk, dtype=np.uint64))
+            .view(np.uint32)
+            .reshape(chunk, 2)
+        )
 
 
 @partial(jax.jit, static_argnums=(0, 1))
@@ -197,13 +217,20 @@ def _gradients(functions: Functions, point: Tree, data: Tree) -> tuple[Any, Any]
         gradients = jax.vmap(gradient)(draws)
         if antithetic is not None:
             gradients = jnp.concatenate([gradients, gradients.mean(axis=0, keepdims=True)])
-        return gradients, jnp.zeros(0) if controls is None else jax.vmap(controls)(draws).astype(float).mean(axis=0)
+        return gradients, jnp.zeros(0) if controls is None else jax.vmap(controls)(draws).astype(
+            float
+        ).mean(axis=0)
 
     return jax.vmap(unit)(data)
 
 
 @partial(jax.jit, static_argnums=0)
-def _along(functions: Functions, point: Tree, centre: Float[Numeric, " parameters"], gradients: Float[Numeric, "..."]) -> tuple[Any, ...]:
+def _along(
+    functions: Functions,
+    point: Tree,
+    centre: Float[Numeric, " parameters"],
+    gradients: Float[Numeric, "..."],
+) -> tuple[Any, ...]:
     """J h and h^T (hess u) h for all gradients of a chunk; u, and J applied to the mean gradient."""
     (statistics,) = functions
     flat, back = ravel_pytree(point)
@@ -238,65 +265,123 @@ def _shapes(argument: str, call: str, function: Callable[..., Any], *args: Tree)
 
 
 def checked_task(
-    loss: Function, sample: Function, statistics: Function | Mapping[str, Function], antithetic: Function | None, controls: Function | None
+    loss: Function,
+    sample: Function,
+    statistics: Function | Mapping[str, Function],
+    antithetic: Function | None,
+    controls: Function | None,
 ) -> Task:
-    named = {"loss": (loss, "loss(x, y)"), "sample": (sample, "sample(key, dimension)"), "statistics": (statistics, "statistics(x)")}
+    named = {
+        "loss": (loss, "loss(x, y)"),
+        "sample": (sample, "sample(key, dimension)"),
+        "statistics": (statistics, "statistics(x)"),
+    }
     optional = {"antithetic": (antithetic, "antithetic(y)"), "controls": (controls, "controls(y)")}
     for argument, (value, call) in {**named, **optional}.items():
         if not callable(value) and not (argument in optional and value is None):
             raise checks.reject(argument, value, f"give a function, {call}")
-    return Task(Functions((sample,)), Functions((loss, antithetic, controls)), Functions((statistics,)))
+    return Task(
+        Functions((sample,)), Functions((loss, antithetic, controls)), Functions((statistics,))
+    )
 
 
-def checked_sizes(task: Task, point: Tree, dimension: int, samples: int, names: Sequence[str] | None) -> Sizes:
+def checked_sizes(
+    task: Task, point: Tree, dimension: int, samples: int, names: Sequence[str] | None
+) -> Sizes:
     """Everything that can be wrong with the user's functions and point, found by tracing."""
     if callable(point):
-        raise checks.reject("point", point, "give the parameters themselves: an array, or a tree (dict, list, ...) of arrays")
+        raise checks.reject(
+            "point",
+            point,
+            "give the parameters themselves: an array, or a tree (dict, list, ...) of arrays",
+        )
     if not jax.tree.leaves(point):
-        raise checks.reject("point", point, "give the parameters: an array, or a tree (dict, list, ...) of arrays")
+        raise checks.reject(
+            "point", point, "give the parameters: an array, or a tree (dict, list, ...) of arrays"
+        )
     for leaf in jax.tree.leaves(point):
         try:
             array = np.asarray(leaf)
         except (TypeError, ValueError):
-            raise checks.reject("point", leaf, "give the parameters: an array, or a tree (dict, list, ...) of arrays") from None
+            raise checks.reject(
+                "point",
+                leaf,
+                "give the parameters: an array, or a tree (dict, list, ...) of arrays",
+            ) from None
         if array.dtype.kind not in "fiu" and array.dtype != jnp.bfloat16:
-            raise checks.reject("point", leaf, f"its arrays must hold real numbers (this one holds {array.dtype})")
+            raise checks.reject(
+                "point", leaf, f"its arrays must hold real numbers (this one holds {array.dtype})"
+            )
         if not np.all(np.isfinite(array.astype(np.float64))):
             raise checks.reject("point", leaf, "its arrays must be finite")
     point = jax.tree.map(lambda leaf: np.asarray(leaf).astype(np.float64), point)
     (sample,), (loss, antithetic, controls), (statistics,) = task
-    y = _shapes("sample", "sample(key, dimension)", lambda key: sample(key, dimension), jax.random.key(0, impl=GENERATOR))
+    y = _shapes(
+        "sample",
+        "sample(key, dimension)",
+        lambda key: sample(key, dimension),
+        jax.random.key(0, impl=GENERATOR),
+    )
     value = _shapes("loss", "loss(point, sample(key, dimension))", loss, point, y)
     if getattr(value, "shape", None) != () or not jnp.issubdtype(value.dtype, jnp.floating):
-        raise ValueError(f"loss returns {value}: give one real number per draw, loss(x, y) of shape ()")
+        raise ValueError(
+            f"loss returns {value}: give one real number per draw, loss(x, y) of shape ()"
+        )
     u = _shapes("statistics", "statistics(point)", statistics, point)
-    if len(getattr(u, "shape", ())) != 1 or u.shape[0] < 1 or not jnp.issubdtype(u.dtype, jnp.floating):
-        raise ValueError(f"statistics returns {u}: give a vector of real numbers, such as jnp.stack([...]), of shape (k,)")
+    if (
+        len(getattr(u, "shape", ())) != 1
+        or u.shape[0] < 1
+        or not jnp.issubdtype(u.dtype, jnp.floating)
+    ):
+        raise ValueError(
+            f"statistics returns {u}: give a vector of real numbers, such as jnp.stack([...]), of shape (k,)"
+        )
     if antithetic is not None:
         other = _shapes("antithetic", "antithetic(sample(key, dimension))", antithetic, y)
-        if jax.tree.structure(other) != jax.tree.structure(y) or [a.shape for a in jax.tree.leaves(other)] != [
-            a.shape for a in jax.tree.leaves(y)
-        ]:
-            raise ValueError(f"antithetic returns {other} for a draw {y}: give a draw of the same kind and shapes")
+        if jax.tree.structure(other) != jax.tree.structure(y) or [
+            a.shape for a in jax.tree.leaves(other)
+        ] != [a.shape for a in jax.tree.leaves(y)]:
+            raise ValueError(
+                f"antithetic returns {other} for a draw {y}: give a draw of the same kind and shapes"
+            )
     if controls is not None:
         control = _shapes("controls", "controls(sample(key, dimension))", controls, y)
         if len(getattr(control, "shape", ())) != 1:
-            raise ValueError(f"controls returns {control}: give a vector of mean zero, of shape (q,)")
+            raise ValueError(
+                f"controls returns {control}: give a vector of mean zero, of shape (q,)"
+            )
         if samples < 10 * control.shape[0]:
             raise checks.reject(
-                "samples", samples, f"give ten for each of the {control.shape[0]} controls, {10 * control.shape[0]} or more"
+                "samples",
+                samples,
+                f"give ten for each of the {control.shape[0]} controls, {10 * control.shape[0]} or more",
             )
     if names is None:
         names = [f"u{i + 1}" for i in range(u.shape[0])]
-    elif not isinstance(names, (list, tuple)) or len(names) != u.shape[0] or not all(isinstance(name, str) for name in names):
+    elif (
+        not isinstance(names, (list, tuple))
+        or len(names) != u.shape[0]
+        or not all(isinstance(name, str) for name in names)
+    ):
         raise checks.reject("names", names, f"give {u.shape[0]} names, one for each statistic")
     parameters, draws = _numbers(point), 1 if antithetic is None else 2
-    fits = max(1, min(LARGEST_CHUNK, MEMORY // (8 * draws * (4 * parameters + 2 * _numbers(y))), samples))
+    fits = max(
+        1, min(LARGEST_CHUNK, MEMORY // (8 * draws * (4 * parameters + 2 * _numbers(y))), samples)
+    )
     chunk = math.ceil(samples / math.ceil(samples / fits))
-    return Sizes(point, parameters, u.shape[0], chunk, 8 * draws * parameters * samples <= KEEP, tuple(map(str, names)))
+    return Sizes(
+        point,
+        parameters,
+        u.shape[0],
+        chunk,
+        8 * draws * parameters * samples <= KEEP,
+        tuple(map(str, names)),
+    )
 
 
-def _average(part: Callable[[slice], np.ndarray], controls: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _average(
+    part: Callable[[slice], np.ndarray], controls: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """Mean over units of part(slice), less its regression on the controls, and the jackknife's standard error of that.
 
     The estimate is linear in the values: weights w, and leaving unit i out moves it by w_i residual_i/(1 - leverage_i).
@@ -340,11 +425,21 @@ class Found(NamedTuple):
     square: tuple[np.ndarray, np.ndarray]  # E <hess u_i, grad H grad H^T - V>^2, and its error
 
 
-def measure(task: Task, sizes: Sizes, lr: float, dimension: int, samples: int, entropy: Sequence[int], shown: Meter) -> Found:
+def measure(
+    task: Task,
+    sizes: Sizes,
+    lr: float,
+    dimension: int,
+    samples: int,
+    entropy: Sequence[int],
+    shown: Meter,
+) -> Found:
     """Both passes over the draws, and what comes of them."""
     groups, control, kept = _gradient_sums(task, sizes, dimension, samples, entropy, shown)
     centre = groups.sum(axis=0) / samples
-    slope, bend, value, mean = _increments(task, sizes, centre, kept, dimension, samples, entropy, shown)
+    slope, bend, value, mean = _increments(
+        task, sizes, centre, kept, dimension, samples, entropy, shown
+    )
     draws = 1 if task.data[1] is None else 2
     pair, pair_bend = slope[:, -1], bend[:, -1]
     slope, bend = slope[:, :draws], bend[:, :draws]
@@ -359,7 +454,9 @@ def measure(task: Task, sizes: Sizes, lr: float, dimension: int, samples: int, e
     # errors are never stated below what rounding does
     size = np.sqrt(mean**2 + (slope**2).mean(axis=(0, 1)))
     bent = delta / 2 * np.abs(bend).mean(axis=(0, 1))
-    norm, norm_error = _squared_norm(groups / np.bincount(np.arange(samples) * GROUPS // samples)[:, None])
+    norm, norm_error = _squared_norm(
+        groups / np.bincount(np.arange(samples) * GROUPS // samples)[:, None]
+    )
     dynamics = EffectiveDynamics(
         names=sizes.names,
         statistics=value,
@@ -388,7 +485,11 @@ def _gradient_sums(
     """The first pass: sums of gradients in groups (GROUPS, parameters), the controls (samples, ...), the gradients where there is room."""
     groups, control, kept = np.zeros((GROUPS, sizes.parameters)), [], []
     for first in range(0, samples, sizes.chunk):
-        gradients, found = _gradients(task.data, sizes.point, _draws(task.sample, dimension, _keys(entropy, first, sizes.chunk)))
+        gradients, found = _gradients(
+            task.data,
+            sizes.point,
+            _draws(task.sample, dimension, _keys(entropy, first, sizes.chunk)),
+        )
         units = np.asarray(gradients)[: samples - first, -1]
         broken = np.sum(~np.isfinite(units).all(axis=1))
         if broken:
@@ -405,7 +506,14 @@ def _gradient_sums(
 
 
 def _increments(
-    task: Task, sizes: Sizes, centre: np.ndarray, kept: list[Any], dimension: int, samples: int, entropy: Sequence[int], shown: Meter
+    task: Task,
+    sizes: Sizes,
+    centre: np.ndarray,
+    kept: list[Any],
+    dimension: int,
+    samples: int,
+    entropy: Sequence[int],
+    shown: Meter,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """The second pass: first and second derivatives of the statistics along each centred gradient (samples, draws, statistics), the
     statistics and their derivative along the centre."""
@@ -413,20 +521,36 @@ def _increments(
     value = mean = np.zeros(0)
     for first, gradients in zip(range(0, samples, sizes.chunk), kept, strict=True):
         if gradients is None:
-            gradients, _ = _gradients(task.data, sizes.point, _draws(task.sample, dimension, _keys(entropy, first, sizes.chunk)))
-        slope, bend, value, mean = (np.asarray(part) for part in _along(task.statistics, sizes.point, centre, gradients))
+            gradients, _ = _gradients(
+                task.data,
+                sizes.point,
+                _draws(task.sample, dimension, _keys(entropy, first, sizes.chunk)),
+            )
+        slope, bend, value, mean = (
+            np.asarray(part) for part in _along(task.statistics, sizes.point, centre, gradients)
+        )
         slopes.append(slope[: samples - first])
         bends.append(bend[: samples - first])
         shown.advance(sizes.chunk)
     slope, bend = np.concatenate(slopes), np.concatenate(bends)
-    if not (np.all(np.isfinite(value)) and np.all(np.isfinite(slope)) and np.all(np.isfinite(bend))):
-        wrong = ~(np.isfinite(value) & np.isfinite(slope).all(axis=(0, 1)) & np.isfinite(bend).all(axis=(0, 1)))
+    if not (
+        np.all(np.isfinite(value)) and np.all(np.isfinite(slope)) and np.all(np.isfinite(bend))
+    ):
+        wrong = ~(
+            np.isfinite(value)
+            & np.isfinite(slope).all(axis=(0, 1))
+            & np.isfinite(bend).all(axis=(0, 1))
+        )
         told = ", ".join(np.array(sizes.names)[wrong])
-        raise ValueError(f"statistics: {told} or its first two derivatives are not finite at point; give a smooth statistic there")
+        raise ValueError(
+            f"statistics: {told} or its first two derivatives are not finite at point; give a smooth statistic there"
+        )
     return slope, bend, value, mean
 
 
-def _diffusion(slope: np.ndarray, pair: np.ndarray, control: np.ndarray, delta: float) -> tuple[np.ndarray, np.ndarray]:
+def _diffusion(
+    slope: np.ndarray, pair: np.ndarray, control: np.ndarray, delta: float
+) -> tuple[np.ndarray, np.ndarray]:
     """delta E[(J h)(J h)^T] of the centred gradients h (statistics, statistics), and its error."""
     samples, draws, statistics = slope.shape
     upper = np.triu_indices(statistics)
@@ -434,7 +558,12 @@ def _diffusion(slope: np.ndarray, pair: np.ndarray, control: np.ndarray, delta: 
     def outer(s: slice) -> np.ndarray:
         """The upper triangle of (J h)(J h)^T, row by row, averaged over a unit's draws."""
         a = slope[s]
-        return np.concatenate([np.einsum("nd,ndj->nj", a[..., i], a[..., i:]) for i in range(statistics)], axis=1) / draws
+        return (
+            np.concatenate(
+                [np.einsum("nd,ndj->nj", a[..., i], a[..., i:]) for i in range(statistics)], axis=1
+            )
+            / draws
+        )
 
     products, products_error = _average(outer, control)
     products += (pair.T @ pair)[upper] / (samples * (samples - 1))
@@ -558,7 +687,10 @@ def effective_dynamics(
     """
     task = checked_task(loss, sample, statistics, antithetic, controls)
     lr, dimension = checks.number("lr", lr, above=0.0), checks.whole("dimension", dimension, 1)
-    samples, seed = checks.whole("samples", samples, GROUPS, MOST_SAMPLES), checks.whole("seed", seed, 0)
+    samples, seed = (
+        checks.whole("samples", samples, GROUPS, MOST_SAMPLES),
+        checks.whole("seed", seed, 0),
+    )
     progress = checks.flag("progress", progress, unsaid=True)
     sizes = checked_sizes(task, point, dimension, samples, names)
     with meter(f"effective dynamics, d = {dimension}", 2.0 * samples, progress) as shown:

@@ -49,8 +49,14 @@ from sgdynamics.base.arrays import Numeric, Tree
 from sgdynamics.base.precision import float64
 from sgdynamics.base.progress import meter
 
-SQUARINGS, SWEEPS, RESTARTS = 60, 30, 4  # power iterations for the norms of second and third derivatives
-SMALL_EXPONENT = 0.1  # growth slower than d^0.1 is not told from none over the dimensions one can run
+SQUARINGS, SWEEPS, RESTARTS = (
+    60,
+    30,
+    4,
+)  # power iterations for the norms of second and third derivatives
+SMALL_EXPONENT = (
+    0.1  # growth slower than d^0.1 is not told from none over the dimensions one can run
+)
 UNDECIDED = 0.2  # standard error of an exponent from which on no verdict is given
 SEEN = 4.0  # standard errors from which on a value counts as not zero
 FIT = 1e-6  # relative error that the fit assumes of values known exactly
@@ -155,7 +161,11 @@ class EffectiveScaling:
     @property
     def words(self) -> str:
         """The critical scaling of the step size, in a sentence."""
-        s, error, worst = self.critical_exponent, self.critical_exponent_error, int(np.argmax(self.critical))
+        s, error, worst = (
+            self.critical_exponent,
+            self.critical_exponent_error,
+            int(np.argmax(self.critical)),
+        )
         if s == -math.inf:
             return "g and Sigma are zero here: they do not bound the step size"
         part = "corrector" if self.corrector[worst].exponent + 1 == s else "diffusion"
@@ -171,15 +181,25 @@ class EffectiveScaling:
         columns = (f"d = {low.dimension}", f"d = {high.dimension}", "exponent", "verdict")
         rows: list[tuple[str, ...]] = [("quantity", *columns, "needed", "holds")]
         for symbol, trends in (("f", self.drift), ("g", self.corrector), ("Sigma", self.diffusion)):
-            rows += [(f"{symbol}({name})", *_row(trend), "", "") for name, trend in zip(self.names, trends, strict=True)]
+            rows += [
+                (f"{symbol}({name})", *_row(trend), "", "")
+                for name, trend in zip(self.names, trends, strict=True)
+            ]
         held = {True: "yes", False: "no", None: "?"}
-        rows += [(c.quantity, *_row(c.trend), c.needed, held[c.holds] if c.needed else "") for c in self.conditions]
+        rows += [
+            (c.quantity, *_row(c.trend), c.needed, held[c.holds] if c.needed else "")
+            for c in self.conditions
+        ]
         title = f"effective dynamics at delta = lr/d, lr = {self.lr:g}, d = {', '.join(map(str, self.dimensions))}"
         return f"{title}\n{table(rows)}\nlocalizable at these points: {held[self.localizable]}\n{self.words}"
 
 
 def _row(trend: Trend) -> tuple[str, ...]:
-    exponent = f"{trend.exponent:.2f} ± {trend.exponent_error:.2g}" if math.isfinite(trend.exponent) else ""
+    exponent = (
+        f"{trend.exponent:.2f} ± {trend.exponent_error:.2g}"
+        if math.isfinite(trend.exponent)
+        else ""
+    )
     return f"{trend.values[0]:.4g}", f"{trend.values[-1]:.4g}", exponent, trend.verdict
 
 
@@ -214,7 +234,12 @@ def _norms(functions: Functions, point: Tree, starts: Tree) -> tuple[Any, Any]:
 
         begin = unit(starts[0, 0])
         matrix = jax.lax.fori_loop(0, SQUARINGS, lambda _, state: unit(second(state[0])), begin)[1]
-        tensor = jax.lax.map(lambda s: jax.lax.fori_loop(0, 3 * SWEEPS, sweep, (unit(s[0])[0], unit(s[1])[0], 0.0))[2], starts)
+        tensor = jax.lax.map(
+            lambda s: jax.lax.fori_loop(0, 3 * SWEEPS, sweep, (unit(s[0])[0], unit(s[1])[0], 0.0))[
+                2
+            ],
+            starts,
+        )
         return matrix, tensor.max()
 
     return jax.lax.map(one, jnp.arange(count))
@@ -233,8 +258,17 @@ def _fit(dimensions: np.ndarray, values: np.ndarray, errors: np.ndarray) -> Tren
     # where only one value is seen, start from a slope that hides the others
     guess = np.polyfit(log[usable], np.log(scaled[usable]), 1)[0] if usable.sum() > 1 else 0.0
     try:
-        (size, exponent), covariance = curve_fit(lambda t, a, x: a * np.exp(x * t), log, scaled, (1.0, guess), spread, absolute_sigma=True)
-        misfit = np.sum(((scaled - size * np.exp(exponent * log)) / spread) ** 2) / (len(values) - 2)
+        (size, exponent), covariance = curve_fit(
+            lambda t, a, x: a * np.exp(x * t),
+            log,
+            scaled,
+            (1.0, guess),
+            spread,
+            absolute_sigma=True,
+        )
+        misfit = np.sum(((scaled - size * np.exp(exponent * log)) / spread) ** 2) / (
+            len(values) - 2
+        )
         error = math.sqrt(covariance[1, 1] * max(1.0, misfit))
     except RuntimeError:  # no fit found
         exponent, error = guess, math.inf
@@ -243,7 +277,9 @@ def _fit(dimensions: np.ndarray, values: np.ndarray, errors: np.ndarray) -> Tren
     elif abs(exponent) <= max(SMALL_EXPONENT, 3 * error):
         verdict = "bounded"
     else:
-        verdict = f"grows like d^{exponent:.2f}" if exponent > 0 else f"vanishes like d^{exponent:.2f}"
+        verdict = (
+            f"grows like d^{exponent:.2f}" if exponent > 0 else f"vanishes like d^{exponent:.2f}"
+        )
     return Trend(values, errors, float(exponent), float(error), verdict)
 
 
@@ -251,15 +287,25 @@ def _point_at(point: Tree, dimension: int) -> Any:
     try:
         return point(dimension)
     except Exception as error:
-        raise checks.reject("point", point, f"calling it on dimension = {dimension} failed with: {checks.reason(error)}") from error
+        raise checks.reject(
+            "point",
+            point,
+            f"calling it on dimension = {dimension} failed with: {checks.reason(error)}",
+        ) from error
 
 
-def _condition(quantity: str, needed: str, dimensions: np.ndarray, each: np.ndarray, errors: np.ndarray) -> Condition:
+def _condition(
+    quantity: str, needed: str, dimensions: np.ndarray, each: np.ndarray, errors: np.ndarray
+) -> Condition:
     worst = np.argmax(each, axis=1)
     rows = np.arange(len(each))
     trend = _fit(dimensions, each[rows, worst], errors[rows, worst])
     zero, small = trend.verdict.startswith("zero"), trend.verdict.startswith("vanishes")
-    holds = None if trend.verdict == "undecided" or not needed else zero or small or (needed == "bounded" and trend.verdict == "bounded")
+    holds = (
+        None
+        if trend.verdict == "undecided" or not needed
+        else zero or small or (needed == "bounded" and trend.verdict == "bounded")
+    )
     return Condition(quantity, needed, each, trend, holds)
 
 
@@ -348,22 +394,35 @@ def effective_scaling(
     if not callable(point):
         raise checks.reject("point", point, "give a function dimension -> parameters")
     lr = checks.number("lr", lr, above=0.0)
-    samples, seed = checks.whole("samples", samples, GROUPS, MOST_SAMPLES), checks.whole("seed", seed, 0)
+    samples, seed = (
+        checks.whole("samples", samples, GROUPS, MOST_SAMPLES),
+        checks.whole("seed", seed, 0),
+    )
     progress = checks.flag("progress", progress, unsaid=True)
-    listed = np.atleast_1d(checks.numbers("dimensions", dimensions, "give at least three increasing whole numbers")).tolist()
+    listed = np.atleast_1d(
+        checks.numbers("dimensions", dimensions, "give at least three increasing whole numbers")
+    ).tolist()
     every = tuple(checks.whole("dimensions", d, 1) for d in listed)
     if len(every) < 3 or any(a >= b for a, b in itertools.pairwise(every)):
-        raise checks.reject("dimensions", dimensions, "give at least three increasing whole numbers")
+        raise checks.reject(
+            "dimensions", dimensions, "give at least three increasing whole numbers"
+        )
     all_sizes = [checked_sizes(task, _point_at(point, d), d, samples, names) for d in every]
     counts = [sizes.statistics for sizes in all_sizes]
     if len(set(counts)) > 1:
-        raise ValueError(f"statistics has {counts} entries at dimensions {list(every)}: give the same number at each")
+        raise ValueError(
+            f"statistics has {counts} entries at dimensions {list(every)}: give the same number at each"
+        )
     found, second, third = [], [], []
     for d, sizes in zip(every, all_sizes, strict=True):
         with meter(f"effective dynamics, d = {d}", 2.0 * samples, progress) as shown:
             # each dimension has draws of its own, so that the errors of the fit are independent
             found.append(measure(task, sizes, lr, d, samples, (seed, d), shown))
-        norms = _norms(task.statistics, sizes.point, np.random.default_rng(seed).normal(size=(RESTARTS, 2, sizes.parameters)))
+        norms = _norms(
+            task.statistics,
+            sizes.point,
+            np.random.default_rng(seed).normal(size=(RESTARTS, 2, sizes.parameters)),
+        )
         second.append(np.asarray(norms[0]))
         third.append(np.asarray(norms[1]))
     at = tuple(part.dynamics for part in found)
@@ -371,23 +430,53 @@ def effective_scaling(
     delta = (lr / scale)[:, None]
 
     def trends(values: list[np.ndarray], errors: list[np.ndarray]) -> tuple[Trend, ...]:
-        return tuple(_fit(scale, one, error) for one, error in zip(np.array(values).T, np.array(errors).T, strict=True))
+        return tuple(
+            _fit(scale, one, error)
+            for one, error in zip(np.array(values).T, np.array(errors).T, strict=True)
+        )
 
     drift = trends([one.drift for one in at], [one.drift_error for one in at])
     corrector = trends([one.corrector for one in at], [one.corrector_error for one in at])
-    diffusion = trends([np.diag(one.diffusion) for one in at], [np.diag(one.diffusion_error) for one in at])
-    fourth, square = (np.array([getattr(part, name) for part in found]) for name in ("fourth", "square"))
+    diffusion = trends(
+        [np.diag(one.diffusion) for one in at], [np.diag(one.diffusion_error) for one in at]
+    )
+    fourth, square = (
+        np.array([getattr(part, name) for part in found]) for name in ("fourth", "square")
+    )
     norm = np.array([[one.gradient_norm_squared, one.gradient_norm_squared_error] for one in at])
     bends, twists = np.array(second) * np.sqrt(delta), np.array(third)
     conditions = (
         _condition("|hess u| delta^(1/2)", "bounded", scale, bends, 0 * bends),
         _condition("|d^3 u| (at least)", "bounded", scale, twists, 0 * twists),
         _condition("|grad Phi|^2", "bounded", scale, norm[:, :1], norm[:, 1:]),
-        _condition("E<grad H, grad u>^4 delta^2", "bounded", scale, fourth[:, 0] * delta**2, fourth[:, 1] * delta**2),
-        _condition("E<hess u, HH - V>^2 delta^3", "vanishes", scale, square[:, 0] * delta**3, square[:, 1] * delta**3),
-        _condition("the same, times delta (as printed)", "", scale, square[:, 0] * delta, square[:, 1] * delta),
+        _condition(
+            "E<grad H, grad u>^4 delta^2",
+            "bounded",
+            scale,
+            fourth[:, 0] * delta**2,
+            fourth[:, 1] * delta**2,
+        ),
+        _condition(
+            "E<hess u, HH - V>^2 delta^3",
+            "vanishes",
+            scale,
+            square[:, 0] * delta**3,
+            square[:, 1] * delta**3,
+        ),
+        _condition(
+            "the same, times delta (as printed)",
+            "",
+            scale,
+            square[:, 0] * delta,
+            square[:, 1] * delta,
+        ),
     )
-    leading = [max(pair, key=lambda trend: trend.exponent) for pair in zip(corrector, diffusion, strict=True)]
+    leading = [
+        max(pair, key=lambda trend: trend.exponent)
+        for pair in zip(corrector, diffusion, strict=True)
+    ]
     critical = np.array([1 + trend.exponent for trend in leading])
     errors = np.array([trend.exponent_error for trend in leading])
-    return EffectiveScaling(at[0].names, every, lr, at, drift, corrector, diffusion, conditions, critical, errors)
+    return EffectiveScaling(
+        at[0].names, every, lr, at, drift, corrector, diffusion, conditions, critical, errors
+    )

@@ -66,12 +66,20 @@ def measured(
     runs = checks.whole("runs", runs, 2)
     begin, starts = _repeated(asked.start, runs)
     direct = "coordinatewise update" in asked.algorithm.kinds
-    where = {"dimension": dimension, "runs": runs, "seed": seed, "progress": progress, "method": "direct" if direct else "exact"}
+    where = {
+        "dimension": dimension,
+        "runs": runs,
+        "seed": seed,
+        "progress": progress,
+        "method": "direct" if direct else "exact",
+    }
     both: list[np.ndarray] = []
     d = 0
     for values in (protocol, flat):
         problem, algorithm = asked.controls.put(
-            asked.problem, asked.algorithm, {name: pieces_of(edges, value) for name, value in values.items()}
+            asked.problem,
+            asked.algorithm,
+            {name: pieces_of(edges, value) for name, value in values.items()},
         )
         found, d = _objectives(asked, problem, algorithm, begin, edges, values, where)
         both.append(found)
@@ -102,8 +110,15 @@ def _repeated(start: Any, runs: int) -> tuple[Any, int]:
     if not isinstance(start, Start) or start.runs == 1:
         return start, 1
     if runs % start.runs or runs == start.runs:
-        raise checks.reject("runs", runs, f"the start has {start.runs}: give a multiple of that, twice as many or more")
-    M, Q, a = (np.repeat(part, runs // start.runs, axis=0) for part in (start.M_blocks, start.Q_blocks, start.a))
+        raise checks.reject(
+            "runs",
+            runs,
+            f"the start has {start.runs}: give a multiple of that, twice as many or more",
+        )
+    M, Q, a = (
+        np.repeat(part, runs // start.runs, axis=0)
+        for part in (start.M_blocks, start.Q_blocks, start.a)
+    )
     return Start(M, Q, a), start.runs
 
 
@@ -117,10 +132,16 @@ def _objectives(
     where: dict[str, Any],
 ) -> tuple[np.ndarray, int]:
     """The objective of each run, and the dimension."""
-    places = np.sort(np.concatenate([edges, (edges[1:] + edges[:-1]) / 2])) if asked.integrated else edges[-1:]
+    places = (
+        np.sort(np.concatenate([edges, (edges[1:] + edges[:-1]) / 2]))
+        if asked.integrated
+        else edges[-1:]
+    )
     record = {"objective_of_state": asked.objective} if callable(asked.objective) else None
     evaluate = None if asked.evaluate is None else {"other": asked.evaluate}
-    found = simulate(problem, algorithm, begin, alpha=places, record=record, evaluate=evaluate, **where)
+    found = simulate(
+        problem, algorithm, begin, alpha=places, record=record, evaluate=evaluate, **where
+    )
     if callable(asked.objective):
         risk = np.asarray(found["objective_of_state"])
     elif asked.evaluate is not None:
@@ -137,20 +158,31 @@ def _objectives(
 
 def _integral(numbers: np.ndarray, edges: np.ndarray) -> np.ndarray:
     """Over alpha, of numbers (run, time) at the edges and middles of pieces, or (run, piece, 3) of each."""
-    every = numbers if numbers.ndim == 3 else np.stack([numbers[:, :-2:2], numbers[:, 1:-1:2], numbers[:, 2::2]], axis=2)
+    every = (
+        numbers
+        if numbers.ndim == 3
+        else np.stack([numbers[:, :-2:2], numbers[:, 1:-1:2], numbers[:, 2::2]], axis=2)
+    )
     return np.einsum("rpk,k,p->r", every, SIMPSON, np.diff(edges))
 
 
-def _costs(asked: Asked, found: xr.Dataset, places: np.ndarray, values: dict[str, np.ndarray]) -> np.ndarray:
+def _costs(
+    asked: Asked, found: xr.Dataset, places: np.ndarray, values: dict[str, np.ndarray]
+) -> np.ndarray:
     """The cost of each run at the ends and the middle of each piece, with the piece's own controls."""
     names = ("M", "Q", "a") if "fields" in asked.problem.kinds else tuple(asked.problem.variables)
 
     def pieces(numbers: np.ndarray, axis: int) -> np.ndarray:
         parts = np.moveaxis(numbers, axis, 0)
-        return np.moveaxis(np.stack([parts[:-2:2], parts[1:-1:2], parts[2::2]], axis=1), (0, 1), (axis, axis + 1))
+        return np.moveaxis(
+            np.stack([parts[:-2:2], parts[1:-1:2], parts[2::2]], axis=1), (0, 1), (axis, axis + 1)
+        )
 
     states = {name: jnp.asarray(pieces(np.asarray(found[name]), 1)) for name in names}
-    at, controls = jnp.asarray(pieces(places, 0)), {name: jnp.asarray(value) for name, value in values.items()}
+    at, controls = (
+        jnp.asarray(pieces(places, 0)),
+        {name: jnp.asarray(value) for name, value in values.items()},
+    )
     of_point = jax.vmap(asked.cost, (0, None, 0))
     of_piece = jax.vmap(of_point, (0, 0, 0))
     return np.asarray(jax.vmap(lambda state: of_piece(at, controls, state))(states))

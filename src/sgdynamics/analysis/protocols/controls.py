@@ -31,16 +31,24 @@ class Controls:
     paths: tuple[Path, ...]
     box: Box
 
-    def put(self, problem: object, algorithm: object, schedules: Mapping[str, Any]) -> tuple[Any, Any]:
+    def put(
+        self, problem: object, algorithm: object, schedules: Mapping[str, Any]
+    ) -> tuple[Any, Any]:
         """The problem and the algorithm with these schedules, or numbers, in place of the controls."""
         made: list[Any] = []
         for section, value in (("problem", problem), ("algorithm", algorithm)):
-            own = {path[1:]: schedules[name] for name, path in zip(self.names, self.paths, strict=True) if path[0] == section}
+            own = {
+                path[1:]: schedules[name]
+                for name, path in zip(self.names, self.paths, strict=True)
+                if path[0] == section
+            }
             made.append(changed(value, own))
         return made[0], made[1]
 
 
-def checked_controls(problem: object, algorithm: object, controls: object, budget: object) -> Controls:
+def checked_controls(
+    problem: object, algorithm: object, controls: object, budget: object
+) -> Controls:
     """The arguments `controls` and `budget`."""
     if not isinstance(controls, Mapping) or not controls:
         raise checks.reject("controls", controls, 'give bounds by name, such as {"lr": (0, 5)}')
@@ -49,7 +57,11 @@ def checked_controls(problem: object, algorithm: object, controls: object, budge
     paths = tuple(find(objects, name) for name in names)
     for index, path in enumerate(paths):
         if path in paths[:index]:
-            raise checks.reject("controls", [names[paths.index(path)], names[index]], "both name the same number: keep one")
+            raise checks.reject(
+                "controls",
+                [names[paths.index(path)], names[index]],
+                "both name the same number: keep one",
+            )
     means = _means(budget, names)
     low, high, log = [], [], []
     for name, path in zip(names, paths, strict=True):
@@ -59,7 +71,11 @@ def checked_controls(problem: object, algorithm: object, controls: object, budge
         for end in (lowest, highest):
             _allowed(objects, name, path, end)
         if name in means and not lowest <= means[name] <= highest:
-            raise checks.reject(f"budget[{name!r}]", means[name], f"give a mean between its bounds, {lowest:g} and {highest:g}")
+            raise checks.reject(
+                f"budget[{name!r}]",
+                means[name],
+                f"give a mean between its bounds, {lowest:g} and {highest:g}",
+            )
         low.append(lowest)
         high.append(highest)
         # a budget is a mean of the numbers themselves, and linear in them alone
@@ -71,7 +87,9 @@ def checked_controls(problem: object, algorithm: object, controls: object, budge
 def find(objects: Mapping[str, Any], name: object) -> Path:
     """The number that a name stands for, as in sweeps: dotted, or bare where only one has it."""
     if not isinstance(name, str) or not name:
-        raise checks.reject("controls", name, 'name numbers by text, such as "algorithm.lr" or "lr"')
+        raise checks.reject(
+            "controls", name, 'name numbers by text, such as "algorithm.lr" or "lr"'
+        )
     path = tuple(name.split("."))
     known = {section: list(contents(objects[section])) for section in SECTIONS}
     names = getattr(objects["problem"], "names", ())
@@ -85,17 +103,29 @@ def find(objects: Mapping[str, Any], name: object) -> Path:
         if not homes:
             everything = [one for section in SECTIONS for one in known[section]]
             listed = "; ".join(f"{section}: {', '.join(known[section])}" for section in SECTIONS)
-            raise checks.reject("controls", name, f"no such number: {checks.did_you_mean(path[0], everything)}there are {listed}")
+            raise checks.reject(
+                "controls",
+                name,
+                f"no such number: {checks.did_you_mean(path[0], everything)}there are {listed}",
+            )
         path = (homes[0], *path)
     place = objects[path[0]]
     for step in path[1:]:
         inside = contents(place)
         if step not in inside:
-            raise checks.reject("controls", name, f"there is no {step!r}: {checks.did_you_mean(step, inside)}{', '.join(inside)}")
+            raise checks.reject(
+                "controls",
+                name,
+                f"there is no {step!r}: {checks.did_you_mean(step, inside)}{', '.join(inside)}",
+            )
         place = inside[step]
     if len(path) == 1 or not (_is_number(place) or path[1:-1] == ("probabilities",)):
         inside = ", ".join(f"{name}.{step}" for step in contents(place))
-        raise checks.reject("controls", name, f"it is no single number that may change: {f'write {inside}' if inside else 'give another'}")
+        raise checks.reject(
+            "controls",
+            name,
+            f"it is no single number that may change: {f'write {inside}' if inside else 'give another'}",
+        )
     return path
 
 
@@ -103,7 +133,11 @@ def _is_number(value: object) -> bool:
     """Whether a control may stand in its place: one number, or a function of alpha."""
     if scheduled(value) or callable(value):
         return True
-    return isinstance(value, (int, float, np.number, np.ndarray)) and not isinstance(value, bool) and np.ndim(value) == 0
+    return (
+        isinstance(value, (int, float, np.number, np.ndarray))
+        and not isinstance(value, bool)
+        and np.ndim(value) == 0
+    )
 
 
 def _bounds(name: str, bounds: Any) -> tuple[float, float]:
@@ -128,10 +162,16 @@ def _means(budget: object, names: tuple[str, ...]) -> dict[str, float]:
     if budget is None:
         return {}
     if not isinstance(budget, Mapping):
-        raise checks.reject("budget", budget, 'give means over alpha by name of a control, such as {"lr": 0.5}')
+        raise checks.reject(
+            "budget", budget, 'give means over alpha by name of a control, such as {"lr": 0.5}'
+        )
     for name in budget:
         if name not in names:
-            raise checks.reject("budget", name, f"it is not among the controls: {checks.did_you_mean(name, names)}{', '.join(names)}")
+            raise checks.reject(
+                "budget",
+                name,
+                f"it is not among the controls: {checks.did_you_mean(name, names)}{', '.join(names)}",
+            )
     return {name: checks.number(f"budget[{name!r}]", mean) for name, mean in budget.items()}
 
 
@@ -140,7 +180,9 @@ def _allowed(objects: Mapping[str, Any], name: str, path: Path, end: float) -> N
     try:
         changed(objects[path[0]], {path[1:]: end})
     except (ValueError, TypeError) as error:
-        raise checks.reject(f"controls[{name!r}]", end, f"it cannot be that: {checks.reason(error)}") from None
+        raise checks.reject(
+            f"controls[{name!r}]", end, f"it cannot be that: {checks.reason(error)}"
+        ) from None
 
 
 def pieces_of(edges: np.ndarray, values: np.ndarray) -> Schedule:

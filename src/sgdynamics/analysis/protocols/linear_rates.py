@@ -15,14 +15,26 @@ from jaxtyping import Float, Int
 from scipy import optimize
 from scipy.optimize import OptimizeResult
 
-from sgdynamics.analysis.protocols.linear_recursion import LinearRecursion, linear_recursion, room_for
+from sgdynamics.analysis.protocols.linear_recursion import (
+    LinearRecursion,
+    linear_recursion,
+    room_for,
+)
 from sgdynamics.base import checks
 from sgdynamics.base.arrays import Numeric, Reals, Tree
 from sgdynamics.base.controls import Schedule
 from sgdynamics.base.precision import float64
 from sgdynamics.base.progress import Meter
 
-__all__ = ["LinearOptimum", "LinearRecursion", "NoiseDominated", "batch_ramp", "linear_recursion", "noise_dominated", "optimal_rates"]
+__all__ = [
+    "LinearOptimum",
+    "LinearRecursion",
+    "NoiseDominated",
+    "batch_ramp",
+    "linear_recursion",
+    "noise_dominated",
+    "optimal_rates",
+]
 
 LOWEST = 1e-9  # of the largest step: rates are searched above
 GRID, ZOOMS = 33, 5  # constant rates tried at once, then again between the neighbours of the best
@@ -55,17 +67,26 @@ def _level(recursion: LinearRecursion, batches: Tree, edges: Tree, log_rates: Nu
 
 
 @jax.jit
-def _levels(recursion: LinearRecursion, batches: Tree, edges: Tree, log_rates: Float[Numeric, "several pieces"]) -> Any:
+def _levels(
+    recursion: LinearRecursion,
+    batches: Tree,
+    edges: Tree,
+    log_rates: Float[Numeric, "several pieces"],
+) -> Any:
     return jax.lax.map(partial(_level, recursion, batches, edges), log_rates, batch_size=11)
 
 
 @jax.jit
-def _with_gradient(recursion: LinearRecursion, batches: Tree, edges: Tree, log_rates: Float[Numeric, " pieces"]) -> Any:
+def _with_gradient(
+    recursion: LinearRecursion, batches: Tree, edges: Tree, log_rates: Float[Numeric, " pieces"]
+) -> Any:
     return jax.value_and_grad(partial(_level, recursion, batches, edges))(log_rates)
 
 
 @jax.jit
-def _risks(recursion: LinearRecursion, batches: Tree, edges: Tree, rates: Float[Numeric, " pieces"]) -> Any:
+def _risks(
+    recursion: LinearRecursion, batches: Tree, edges: Tree, rates: Float[Numeric, " pieces"]
+) -> Any:
     return recursion.risks(rates, batches, edges)
 
 
@@ -111,17 +132,27 @@ def optimal_rates(
     """
     pieces = checks.whole("pieces", pieces, 1)
     if pieces > recursion.steps:
-        raise checks.reject("pieces", pieces, f"there are {recursion.steps} steps: take as many at most")
+        raise checks.reject(
+            "pieces", pieces, f"there are {recursion.steps} steps: take as many at most"
+        )
     low, high = _checked_range(recursion, lr)
     ends = np.asarray(recursion.edges(pieces) if edges is None else edges)
-    batches = None if batches is None else np.broadcast_to(np.asarray(batches, dtype=float), (pieces,))
-    constant, level = _best_constant(recursion, batches, edges, pieces, (math.log(low), math.log(high)))
+    batches = (
+        None if batches is None else np.broadcast_to(np.asarray(batches, dtype=float), (pieces,))
+    )
+    constant, level = _best_constant(
+        recursion, batches, edges, pieces, (math.log(low), math.log(high))
+    )
     path = [level]
 
     def value(log_rates: np.ndarray) -> tuple[float, np.ndarray]:
         found, slope = _with_gradient(recursion, batches, edges, log_rates)
         found, slope = float(found), np.array(slope)
-        return (found, slope) if math.isfinite(found) and np.all(np.isfinite(slope)) else (DIVERGED, np.zeros(pieces))
+        return (
+            (found, slope)
+            if math.isfinite(found) and np.all(np.isfinite(slope))
+            else (DIVERGED, np.zeros(pieces))
+        )
 
     def note(intermediate_result: OptimizeResult) -> None:
         path.append(float(intermediate_result.fun))
@@ -134,20 +165,40 @@ def optimal_rates(
         method="L-BFGS-B",
         bounds=[(math.log(low), math.log(high))] * pieces,
         callback=note,
-        options={"maxiter": iterations, "maxfun": 4 * iterations, "ftol": 1e-13, "gtol": 1e-9, "maxcor": 30},
+        options={
+            "maxiter": iterations,
+            "maxfun": 4 * iterations,
+            "ftol": 1e-13,
+            "gtol": 1e-9,
+            "maxcor": 30,
+        },
     )
     converged = bool(found.status != 1)
     if not converged:
-        warnings.warn(f"the rates still improve after {iterations} iterations: give more, iterations=...", stacklevel=3)
+        warnings.warn(
+            f"the rates still improve after {iterations} iterations: give more, iterations=...",
+            stacklevel=3,
+        )
     rates = np.exp(np.asarray(found.x))
     risks = np.asarray(_risks(recursion, batches, edges, rates))
     history, schedule = np.exp(np.array(path)), recursion.schedule(rates, ends)
     return LinearOptimum(
-        rates, ends, float(risks[-1]), risks, math.exp(constant), math.exp(level), history, int(found.nfev), converged, schedule
+        rates,
+        ends,
+        float(risks[-1]),
+        risks,
+        math.exp(constant),
+        math.exp(level),
+        history,
+        int(found.nfev),
+        converged,
+        schedule,
     )
 
 
-def _checked_range(recursion: LinearRecursion, lr: tuple[float, float] | None) -> tuple[float, float]:
+def _checked_range(
+    recursion: LinearRecursion, lr: tuple[float, float] | None
+) -> tuple[float, float]:
     numbers = recursion.numbers
     if lr is None:
         high = 2 / float(numbers["eigenvalues"].max() * numbers["scale"].max() * numbers["unit"])
@@ -162,7 +213,9 @@ def _checked_range(recursion: LinearRecursion, lr: tuple[float, float] | None) -
     return low, high
 
 
-def _best_constant(recursion: LinearRecursion, batches: Tree, edges: Tree, pieces: int, bounds: tuple[float, float]) -> tuple[float, float]:
+def _best_constant(
+    recursion: LinearRecursion, batches: Tree, edges: Tree, pieces: int, bounds: tuple[float, float]
+) -> tuple[float, float]:
     """The best constant log-rate and its level, by grids that close in on it."""
     (low, high), (best, level) = bounds, (bounds[0], math.inf)
     single = batches is None or np.ptp(batches) == 0
@@ -170,7 +223,9 @@ def _best_constant(recursion: LinearRecursion, batches: Tree, edges: Tree, piece
         batches, edges, pieces = (None if batches is None else batches[:1]), None, 1
     for zoom in range(ZOOMS):
         grid = np.linspace(low, high, GRID)
-        levels = np.asarray(_levels(recursion, batches, edges, np.repeat(grid[:, None], pieces, axis=1)))
+        levels = np.asarray(
+            _levels(recursion, batches, edges, np.repeat(grid[:, None], pieces, axis=1))
+        )
         at = int(np.argmin(np.where(np.isfinite(levels), levels, np.inf)))
         if zoom == 0 and (not np.isfinite(levels[at]) or at == 0):
             fix = "the smallest of these rates is the best constant one, or all diverge: give another range, lr=(lowest, highest)"
@@ -181,7 +236,9 @@ def _best_constant(recursion: LinearRecursion, batches: Tree, edges: Tree, piece
 
 
 @float64
-def batch_ramp(recursion: LinearRecursion, rates: Float[Numeric, " pieces"], lr: float) -> tuple[LinearRecursion, np.ndarray, np.ndarray]:
+def batch_ramp(
+    recursion: LinearRecursion, rates: Float[Numeric, " pieces"], lr: float
+) -> tuple[LinearRecursion, np.ndarray, np.ndarray]:
     """Growing batches in place of falling rates: a step of ``lr`` on as many samples as would have moved it as far.
 
     With the batch B of the algorithm a rate lr* becomes a batch of B lr/lr*, real here. After as many samples, in fewer steps, the risk is
@@ -206,7 +263,10 @@ def batch_ramp(recursion: LinearRecursion, rates: Float[Numeric, " pieces"], lr:
     ValueError
         If rates are not above 0.
     """
-    lr, given = checks.number("lr", lr, above=0.0), checks.numbers("rates", rates, "give rates above 0")
+    lr, given = (
+        checks.number("lr", lr, above=0.0),
+        checks.numbers("rates", rates, "give rates above 0"),
+    )
     if given.ndim != 1 or not len(given) or np.any(given <= 0):
         raise checks.reject("rates", rates, "give rates above 0")
     edges = np.asarray(recursion.edges(len(given)), dtype=float)
@@ -214,7 +274,9 @@ def batch_ramp(recursion: LinearRecursion, rates: Float[Numeric, " pieces"], lr:
     steps = max(1, math.ceil(way[-1] / lr - 1e-9))
     reached = np.append(lr * np.arange(steps), way[-1])
     batches = recursion.batch * np.diff(np.interp(reached, way, edges))
-    ramped = replace(recursion, numbers={**recursion.numbers, "steps": np.int64(steps)}, room=room_for(steps))
+    ramped = replace(
+        recursion, numbers={**recursion.numbers, "steps": np.int64(steps)}, room=room_for(steps)
+    )
     return ramped, np.diff(reached), batches
 
 
@@ -256,17 +318,24 @@ def noise_dominated(recursion: LinearRecursion, pieces: int = 100) -> NoiseDomin
     K^(1/2) from 0: the best chi0 makes the sum of both smallest.
     """
     numbers = recursion.numbers
-    noise, share = float(numbers["noise"]), float(numbers["noise"]) / (recursion.steps * recursion.batch)
+    noise, share = (
+        float(numbers["noise"]),
+        float(numbers["noise"]) / (recursion.steps * recursion.batch),
+    )
     if not noise > 0 or recursion.decays or len(numbers["scale"]) > 1:
         raise checks.reject(
-            "recursion", recursion.numbers["noise"], "the law needs label noise, no weight decay, and one head for all runs"
+            "recursion",
+            recursion.numbers["noise"],
+            "the law needs label noise, no weight decay, and one head for all runs",
         )
     each_l, errors = numbers["eigenvalues"], numbers["errors"][0]
     nodes, weights = np.polynomial.legendre.leggauss(10)
     ends = np.append(0.0, np.geomspace(1e-3 / each_l.max(), 30 / each_l.min(), 400))
 
     def root_K(chi: np.ndarray) -> np.ndarray:
-        return np.sqrt(np.exp(-2 * np.multiply.outer(chi, each_l)) @ (numbers["counts"] * each_l**2))
+        return np.sqrt(
+            np.exp(-2 * np.multiply.outer(chi, each_l)) @ (numbers["counts"] * each_l**2)
+        )
 
     def between(low: np.ndarray, high: np.ndarray) -> np.ndarray:
         half = (high - low)[:, None] / 2
@@ -280,9 +349,14 @@ def noise_dominated(recursion: LinearRecursion, pieces: int = 100) -> NoiseDomin
 
     def slope(chi: float) -> float:
         here = np.array([chi])
-        return float(-(np.exp(-2 * each_l * chi) @ (each_l**2 * errors)) + share * y(here)[0] * root_K(here)[0])
+        return float(
+            -(np.exp(-2 * each_l * chi) @ (each_l**2 * errors))
+            + share * y(here)[0] * root_K(here)[0]
+        )
 
-    levels = np.exp(-2 * np.multiply.outer(ends, each_l)) @ (each_l * errors) / 2 + share * sums**2 / 2
+    levels = (
+        np.exp(-2 * np.multiply.outer(ends, each_l)) @ (each_l * errors) / 2 + share * sums**2 / 2
+    )
     at = int(np.clip(np.argmin(levels), 1, len(ends) - 2))
     chi: Any = optimize.brentq(slope, ends[at - 1], ends[at + 1], xtol=1e-14 * ends[at])
     whole = y(np.array([chi]))[0]

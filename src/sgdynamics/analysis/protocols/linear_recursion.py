@@ -32,7 +32,9 @@ from sgdynamics.solvers.linear import modes_of, output_gain, output_weights
 
 MOST_STEPS = 10**12
 MOST_ONE_BY_ONE = 10**8
-KEPT = 1 << 24  # numbers of a path that the gradient keeps; beyond, it keeps some and computes the rest again
+KEPT = (
+    1 << 24
+)  # numbers of a path that the gradient keeps; beyond, it keeps some and computes the rest again
 # seconds of a step with its gradient, for itself and for a block; of a squaring, for a block cubed (measured, one core)
 STEP, STEP_BLOCK, SQUARING = 2.3e-6, 8e-9, 2.5e-10
 
@@ -72,7 +74,10 @@ class LinearRecursion:
 
     @float64
     def risks(
-        self, rates: Float[Numeric, " pieces"], batches: Reals | None = None, edges: Int[Numeric, " edges"] | None = None
+        self,
+        rates: Float[Numeric, " pieces"],
+        batches: Reals | None = None,
+        edges: Int[Numeric, " edges"] | None = None,
     ) -> Float[Numeric, " edges"]:
         """The mean excess risk at the edges of the pieces, (pieces + 1,): a pure function that JAX can transform.
 
@@ -91,11 +96,17 @@ class LinearRecursion:
             Not finite where the mean has left every bound.
         """
         numbers, pieces = self.numbers, len(rates)
-        batches = jnp.broadcast_to(jnp.asarray(numbers["batch"] if batches is None else batches, dtype=float), (pieces,))
+        batches = jnp.broadcast_to(
+            jnp.asarray(numbers["batch"] if batches is None else batches, dtype=float), (pieces,)
+        )
         longest = self.room if edges is not None else -(-self.room // pieces)
         ends = jnp.asarray(self.edges(pieces) if edges is None else edges)
         method = self.method or cheaper(self.room, pieces, longest, self.blocks)
-        inside = partial(_by_steps, self.room) if method == "steps" else partial(_by_powers, longest.bit_length())
+        inside = (
+            partial(_by_steps, self.room)
+            if method == "steps"
+            else partial(_by_powers, longest.bit_length())
+        )
         rates = jnp.asarray(rates, dtype=float) * numbers["unit"]
 
         def group(scale: Scalar, errors: Numeric, along: Numeric) -> Any:
@@ -107,7 +118,9 @@ class LinearRecursion:
         # outside of float64, where a caller may be, JAX would cut its own array to float32 at the next touch
         return risks if checks.is_traced(risks) else np.asarray(risks)
 
-    def schedule(self, rates: Float[Numeric, " pieces"], edges: Int[Numeric, " edges"] | None = None) -> Any:
+    def schedule(
+        self, rates: Float[Numeric, " pieces"], edges: Int[Numeric, " edges"] | None = None
+    ) -> Any:
         """Rates as ``lr`` for ``solve_linear`` and ``simulate``: a function of alpha = samples/d (of steps, where d is infinite)."""
         inner = np.asarray(self.edges(len(rates)) if edges is None else edges)[1:-1]
         if not len(inner):
@@ -212,7 +225,9 @@ def _survival(numbers: Numbers, g: Scalar, batch: Scalar) -> tuple[Any, Any, Any
     return pull * (2 - pull) + along * (2 * (1 - pull) - square * along), g**2 / batch, along + pull
 
 
-def _by_steps(room: int, numbers: Numbers, begin: Tree, rates: Numeric, batches: Numeric, edges: Numeric) -> Any:
+def _by_steps(
+    room: int, numbers: Numbers, begin: Tree, rates: Numeric, batches: Numeric, edges: Numeric
+) -> Any:
     """sum l c at the edges of pieces, step by step; steps after the last have rate 0, and change nothing."""
     number = jnp.arange(room)
     piece = jnp.clip(jnp.searchsorted(edges, number, side="right") - 1, 0, len(rates) - 1)
@@ -236,11 +251,15 @@ def _by_steps(room: int, numbers: Numbers, begin: Tree, rates: Numeric, batches:
     else:
         chunks = 1 << (room.bit_length() - 3) // 2  # a divisor of the room, near its root
         each = jax.tree.map(lambda values: values.reshape(chunks, -1), each)
-        end, totals = jax.lax.scan(jax.checkpoint(lambda state, here: jax.lax.scan(step, state, here)), begin, each)
+        end, totals = jax.lax.scan(
+            jax.checkpoint(lambda state, here: jax.lax.scan(step, state, here)), begin, each
+        )
     return jnp.append(totals.reshape(-1), each_l @ end[0])[edges]
 
 
-def _by_powers(bits: int, numbers: Numbers, begin: Tree, rates: Numeric, batches: Numeric, edges: Numeric) -> Any:
+def _by_powers(
+    bits: int, numbers: Numbers, begin: Tree, rates: Numeric, batches: Numeric, edges: Numeric
+) -> Any:
     """sum l c at the edges of pieces, by squaring the map of a step, in r = c/sqrt(n), where it is symmetric.
 
     r' = r - E r + X m + b, m' = m - z m + t (z and t of weight decay, X a matrix from its second power on): E, not 1 - E, is kept, so that
@@ -252,7 +271,10 @@ def _by_powers(bits: int, numbers: Numbers, begin: Tree, rates: Numeric, batches
     def piece(state: tuple[Any, Any], now: tuple[Any, Any, Any]) -> tuple[tuple[Any, Any], Any]:
         g, batch, length = now
         lost, feedback, behind = _survival(numbers, g, batch)
-        E, b = jnp.diag(lost) - numbers["kappa"] * feedback * jnp.outer(w, w), feedback * numbers["noise"] * w
+        E, b = (
+            jnp.diag(lost) - numbers["kappa"] * feedback * jnp.outer(w, w),
+            feedback * numbers["noise"] * w,
+        )
         rest = None
         if decay is not None:
             pull, target = g * decay, numbers["targets"] / root

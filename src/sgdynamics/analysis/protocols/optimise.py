@@ -126,9 +126,19 @@ class OptimalProtocol:
     @property
     def switches(self) -> dict[str, np.ndarray]:
         """Where each control leaves or reaches a bound, in alpha; a single piece between opposite bounds is where its mean puts it."""
-        return {name: _switches(values, self.bounds[name], self.edges) for name, values in self.protocol.items()}
+        return {
+            name: _switches(values, self.bounds[name], self.edges)
+            for name, values in self.protocol.items()
+        }
 
-    def confirm(self, *, dimension: int | None = None, runs: int = 100, seed: int = 0, progress: bool | None = None) -> Confirmation:
+    def confirm(
+        self,
+        *,
+        dimension: int | None = None,
+        runs: int = 100,
+        seed: int = 0,
+        progress: bool | None = None,
+    ) -> Confirmation:
         """The gain of SGD itself at dimension d: the protocol and the best constants by ``sgd.simulate``, with the same random numbers.
 
         Parameters
@@ -147,12 +157,22 @@ class OptimalProtocol:
         Confirmation
             ``gain`` and ``gain_error``, ``value`` and ``value_error``, ``constant`` and ``constant_error``, of means over runs.
         """
-        flat = {name: np.full(len(values), self.constant[name]) for name, values in self.protocol.items()}
-        return measured(self.asked, self.edges, self.protocol, flat, dimension, runs, seed, progress)
+        flat = {
+            name: np.full(len(values), self.constant[name])
+            for name, values in self.protocol.items()
+        }
+        return measured(
+            self.asked, self.edges, self.protocol, flat, dimension, runs, seed, progress
+        )
 
     def __repr__(self) -> str:
-        shown = ", ".join(f"{name} from {values[0]:.4g} to {values[-1]:.4g}" for name, values in self.protocol.items())
-        best = ", ".join(f"{name} = {value:.4g}" for name, value in self.constant.items() if name != "risk")
+        shown = ", ".join(
+            f"{name} from {values[0]:.4g} to {values[-1]:.4g}"
+            for name, values in self.protocol.items()
+        )
+        best = ", ".join(
+            f"{name} = {value:.4g}" for name, value in self.constant.items() if name != "risk"
+        )
         return (
             f"OptimalProtocol({self.value:.5g} at alpha = {self.alpha:g}, {self.gain:.4g} times below the best constants, {best}; "
             f"{len(self.edges) - 1} pieces, {shown})"
@@ -262,7 +282,11 @@ def optimal_protocol(
     require("optimal_protocol", problem, algorithm)
     algorithm = checked_algorithm(algorithm)
     if algorithm.flow:
-        raise checks.reject("lr", algorithm.lr, "gradient flow makes no steps and uses no samples: give a learning rate above 0")
+        raise checks.reject(
+            "lr",
+            algorithm.lr,
+            "gradient flow makes no steps and uses no samples: give a learning rate above 0",
+        )
     if algorithm.law is not None and algorithm.law.jumps:
         fix = "its step jumps with the sample's gradient, and what it reaches has no gradient in the controls: take momentum, or Adam"
         raise checks.reject("update", algorithm.update, fix)
@@ -272,10 +296,17 @@ def optimal_protocol(
     restarts, seed = checks.whole("restarts", restarts, 0, 10**6), checks.whole("seed", seed, 0)
     if not callable(objective):
         checks.choice("objective", objective, ("final", "integral"))
-    chosen = checked_controls(problem, algorithm, {"lr": (0.0, 5.0)} if controls is None else controls, budget)
+    chosen = checked_controls(
+        problem, algorithm, {"lr": (0.0, 5.0)} if controls is None else controls, budget
+    )
     if by_recursion(problem, algorithm, chosen, objective, evaluate, cost):
         asked = Asked(problem, algorithm, start, chosen, objective, evaluate, cost)
-        return _linear(asked, solve_linear_protocol(problem, algorithm, start, chosen, alpha, pieces, iterations, progress))
+        return _linear(
+            asked,
+            solve_linear_protocol(
+                problem, algorithm, start, chosen, alpha, pieces, iterations, progress
+            ),
+        )
     door = _opened(problem, algorithm, start, chosen, alpha, dimension)
     prepared = _prepared(door, chosen, objective, evaluate, cost)
     program = replace(prepared[0], steps=max(4, STEPS // pieces))
@@ -291,7 +322,9 @@ def optimal_protocol(
     protocol = {name: values[:, index] for index, name in enumerate(chosen.names)}
     ends = chosen.box.at_ends(found.z)
     constant = dict(zip(chosen.names, chosen.box.values(found.flat[0]).tolist(), strict=True))
-    moving = chosen.put(problem, algorithm, {name: pieces_of(edges, value) for name, value in protocol.items()})
+    moving = chosen.put(
+        problem, algorithm, {name: pieces_of(edges, value) for name, value in protocol.items()}
+    )
     bounds = zip(chosen.box.low.tolist(), chosen.box.high.tolist(), strict=True)
     return OptimalProtocol(
         value=found.value,
@@ -320,7 +353,9 @@ def _linear(asked: Asked, found: LinearProtocol) -> OptimalProtocol:
     """The result where the mean of SGD itself was followed, step by step."""
     best, (name,) = found.best, asked.controls.names
     box, protocol = asked.controls.box, {name: best.rates}
-    moving = asked.controls.put(asked.problem, asked.algorithm, {name: pieces_of(found.edges, best.rates)})
+    moving = asked.controls.put(
+        asked.problem, asked.algorithm, {name: pieces_of(found.edges, best.rates)}
+    )
     return OptimalProtocol(
         value=best.risk,
         extrapolated=found.extrapolated,
@@ -344,7 +379,14 @@ def _linear(asked: Asked, found: LinearProtocol) -> OptimalProtocol:
     )
 
 
-def _opened(problem: object, algorithm: OnePassSGD, start: object, chosen: Controls, alpha: float, dimension: int | None) -> Door:
+def _opened(
+    problem: object,
+    algorithm: OnePassSGD,
+    start: object,
+    chosen: Controls,
+    alpha: float,
+    dimension: int | None,
+) -> Door:
     """The question as the solvers see it, with placeholders for the controls."""
     low, high = chosen.box.ends
     middle = chosen.box.values((low + high) / 2)
@@ -359,41 +401,77 @@ def _opened(problem: object, algorithm: OnePassSGD, start: object, chosen: Contr
         algorithm = algorithm.replace(lr=constant(algorithm.lr))
     # the mean step is exact at any size of the blocks; on the sphere it is taken from the chain, which is not
     small = getattr(problem, "constraint", None) is None
-    return opened("optimal_protocol", problem, algorithm, start, alpha=[alpha], dimension=dimension, small=small)
+    return opened(
+        "optimal_protocol",
+        problem,
+        algorithm,
+        start,
+        alpha=[alpha],
+        dimension=dimension,
+        small=small,
+    )
 
 
-def _prepared(door: Door, chosen: Controls, objective: Any, evaluate: Any, cost: Any) -> tuple[Program, dict[str, Any], list[Any]]:
+def _prepared(
+    door: Door, chosen: Controls, objective: Any, evaluate: Any, cost: Any
+) -> tuple[Program, dict[str, Any], list[Any]]:
     """What is compiled, but for the number of steps, its numbers, and all replicates of what is sampled, of which these have the first."""
     dynamics: Any = door.dynamics
-    state = {name: np.asarray(value[0]) for name, value in dynamics.public_states(dynamics.states(door.begin)).items()}
+    state = {
+        name: np.asarray(value[0])
+        for name, value in dynamics.public_states(dynamics.states(door.begin)).items()
+    }
     call = "one state {" + ", ".join(f'"{name}"' for name in state) + "}"
     if callable(objective):
         checked_function("objective", objective, (state,), takes="state", call=call)
     if cost is not None:
         numbers = dict.fromkeys(chosen.names, np.zeros(()))
-        checked_function("cost", cost, (np.zeros(()), numbers, state), takes="alpha, controls, state", call=f"alpha, controls and {call}")
+        checked_function(
+            "cost",
+            cost,
+            (np.zeros(()), numbers, state),
+            takes="alpha, controls, state",
+            call=f"alpha, controls and {call}",
+        )
     judge = dynamics
     if evaluate is not None:
         judge = dynamics.beside(evaluate)
         if "fields" in evaluate.kinds:
-            judge = type(dynamics)(evaluate, dynamics.algorithm)  # which knows where the weights are among its states
+            judge = type(dynamics)(
+                evaluate, dynamics.algorithm
+            )  # which knows where the weights are among its states
     own = objective if callable(objective) else None
     risky = "own dynamics" not in dynamics.definition.kinds or judge.has("risk")
     case = dynamics.prepare(door.begin, door.when, door.dimension).case
     watch, more = judge.watched("risk" if risky or own is None else own, door.begin, door.dimension)
-    missing = [name for index, name in enumerate(chosen.names) if index not in controls_in(case.shared)]
+    missing = [
+        name for index, name in enumerate(chosen.names) if index not in controls_in(case.shared)
+    ]
     if missing:
-        raise checks.reject("controls", missing, "the equations do not read it as a function of alpha: leave it out")
+        raise checks.reject(
+            "controls", missing, "the equations do not read it as a function of alpha: leave it out"
+        )
     count = min(len(leaf) for leaf in jax.tree.leaves(case.each))
-    every = [{name: _one_replicate(name, part, index) for name, part in case.each.items()} for index in range(count)]
+    every = [
+        {name: _one_replicate(name, part, index) for name, part in case.each.items()}
+        for index in range(count)
+    ]
     numbers = {
         "each": every[0],
         "shared": case.shared,
         "states": case.states,
         "alpha": np.float64(door.when.alpha[-1]),
-        "watch": {name: value for name, value in more.items() if name not in case.shared or (evaluate is not None and name == "problem")},
+        "watch": {
+            name: value
+            for name, value in more.items()
+            if name not in case.shared or (evaluate is not None and name == "problem")
+        },
     }
-    return Program(case.field, watch, chosen.names, 1, objective == "integral", own, cost, risky), numbers, every
+    return (
+        Program(case.field, watch, chosen.names, 1, objective == "integral", own, cost, risky),
+        numbers,
+        every,
+    )
 
 
 def _one_replicate(name: str, part: Tree, index: int) -> Any:
@@ -407,12 +485,18 @@ def _averaged(found: Outcome, every: list[Any]) -> tuple[Outcome, float]:
     """The same protocols with means over all replicates of what is sampled, and the relative standard error of the objective."""
     if len(every) == 1:
         return found, 0.0
-    searches = [replace(found.search, numbers={**found.search.numbers, "each": each}) for each in every]
-    best, flat = (list(zip(*(one.exact(z) for one in searches), strict=True)) for z in (found.z, found.flat))
+    searches = [
+        replace(found.search, numbers={**found.search.numbers, "each": each}) for each in every
+    ]
+    best, flat = (
+        list(zip(*(one.exact(z) for one in searches), strict=True)) for z in (found.z, found.flat)
+    )
     values = np.array(best[0])
     error = float(values.std(ddof=1) / np.sqrt(len(values)) / max(abs(values.mean()), 1e-300))
     more = {"risks": np.mean(best[1], axis=0), "constant_risks": np.mean(flat[1], axis=0)}
-    return replace(found, value=float(values.mean()), constant_value=float(np.mean(flat[0])), **more), error
+    return replace(
+        found, value=float(values.mean()), constant_value=float(np.mean(flat[0])), **more
+    ), error
 
 
 def _expectation_error(door: Door, found: Outcome) -> float:
@@ -422,7 +506,9 @@ def _expectation_error(door: Door, found: Outcome) -> float:
         return 0.0
     errors = []
     for states in (found.search.numbers["states"], found.search.last_states(found.z)):
-        in_time = {name: np.asarray(value)[:, None] for name, value in from_units(shared, states).items()}
+        in_time = {
+            name: np.asarray(value)[:, None] for name, value in from_units(shared, states).items()
+        }
         errors.append(dynamics.risk_of(dynamics.unpacked(in_time), door.when, door.dimension)[1])
     return max(errors)
 
@@ -438,7 +524,9 @@ def _half(found: Outcome) -> tuple[float, float]:
         # in pieces of its own: another shape, hence another program
         coarse = fine // 2
         centres = (np.arange(coarse) + 0.5) / coarse * fine - 0.5
-        start = np.stack([np.interp(centres, np.arange(fine), column) for column in found.z.T], axis=1)
+        start = np.stack(
+            [np.interp(centres, np.arange(fine), column) for column in found.z.T], axis=1
+        )
         search = replace(search, pieces=coarse)
     other, _ = search.exact(search.descend(start, np.full(found.z.shape[1], coarse)).z)
     return other, found.value + (found.value - other) / ((fine / coarse) ** 2 - 1)
@@ -451,7 +539,9 @@ def _gains(found: Outcome, chosen: Controls) -> dict[str, float]:
     gains = {}
     for index, name in enumerate(chosen.names):
         groups = np.where(np.arange(len(chosen.names)) == index, found.search.pieces, 0)
-        gains[name] = found.constant_value / found.search.exact(found.search.descend(found.flat, groups).z)[0]
+        gains[name] = (
+            found.constant_value / found.search.exact(found.search.descend(found.flat, groups).z)[0]
+        )
     return gains
 
 
@@ -460,14 +550,19 @@ def _switches(values: np.ndarray, bounds: tuple[float, float], edges: np.ndarray
     low, high = bounds
     near = 1e-5 * (high - low)
     ends = np.where(values <= low + near, -1, np.where(values >= high - near, 1, 0))
-    first = np.flatnonzero(np.diff(ends, prepend=ends[0] + 9))  # of each stretch of pieces that are alike
+    first = np.flatnonzero(
+        np.diff(ends, prepend=ends[0] + 9)
+    )  # of each stretch of pieces that are alike
     found = []
     for number, here in enumerate(first[1:], 1):
         before, after = ends[here - 1], ends[here]
         follows = first[number + 1] if number + 1 < len(first) else len(ends)
         if after == 0 and follows == here + 1 < len(ends) and ends[follows] == -before:
             share = (values[here] - low) / (high - low)
-            found.append(edges[here] + (share if before == 1 else 1 - share) * (edges[here + 1] - edges[here]))
+            found.append(
+                edges[here]
+                + (share if before == 1 else 1 - share) * (edges[here + 1] - edges[here])
+            )
         elif not (before == 0 and found and edges[here - 1] < found[-1] < edges[here]):
             found.append(edges[here])
     return np.array(found)
@@ -476,6 +571,10 @@ def _switches(values: np.ndarray, bounds: tuple[float, float], edges: np.ndarray
 def _warn(found: Outcome, iterations: int) -> None:
     if found.error > 100 * ACCURACY:
         steps = 2 * found.search.program.steps
-        warn(f"the objective is known only to {found.error:.1e} with {steps} steps a piece: take more pieces, or narrower bounds")
+        warn(
+            f"the objective is known only to {found.error:.1e} with {steps} steps a piece: take more pieces, or narrower bounds"
+        )
     if not found.converged:
-        warn(f"the protocol still improves after {iterations} iterations: give more, iterations=...")
+        warn(
+            f"the protocol still improves after {iterations} iterations: give more, iterations=..."
+        )

@@ -51,7 +51,11 @@ def _control(leaf: object) -> int | None:
 
 def controls_in(numbers: Tree) -> set[int]:
     """Which controls there are among these numbers."""
-    return {index for leaf in jax.tree.leaves(numbers, is_leaf=scheduled) if (index := _control(leaf)) is not None}
+    return {
+        index
+        for leaf in jax.tree.leaves(numbers, is_leaf=scheduled)
+        if (index := _control(leaf)) is not None
+    }
 
 
 def placed(numbers: Tree, row: Float[Numeric, " controls"]) -> Any:
@@ -63,7 +67,9 @@ def placed(numbers: Tree, row: Float[Numeric, " controls"]) -> Any:
             return leaf
         # a learning rate in other units has numbers of its own beside
         wrapped = isinstance(leaf.numbers, dict) and "numbers" in leaf.numbers
-        return replace(leaf, numbers={**leaf.numbers, "numbers": row[index]} if wrapped else row[index])
+        return replace(
+            leaf, numbers={**leaf.numbers, "numbers": row[index]} if wrapped else row[index]
+        )
 
     return jax.tree.map(one, numbers, is_leaf=scheduled)
 
@@ -90,7 +96,14 @@ def _judged(numbers: Numbers, now: Tree, alpha: Scalar) -> dict[str, Any]:
     return {**numbers_at(now, alpha), **numbers_at(numbers["watch"], alpha), "alpha": alpha}
 
 
-def _running(program: Program, numbers: Numbers, now: Tree, row: Float[Numeric, " controls"], alpha: Scalar, state: State) -> Any:
+def _running(
+    program: Program,
+    numbers: Numbers,
+    now: Tree,
+    row: Float[Numeric, " controls"],
+    alpha: Scalar,
+    state: State,
+) -> Any:
     """l(y, u, alpha): what is integrated beside the state."""
     total, judged = jnp.zeros(()), _judged(numbers, now, alpha)
     if program.integral:
@@ -103,7 +116,9 @@ def _running(program: Program, numbers: Numbers, now: Tree, row: Float[Numeric, 
     return total
 
 
-def _along(program: Program, numbers: Numbers, values: Float[Numeric, "pieces controls"], begin: State) -> Any:
+def _along(
+    program: Program, numbers: Numbers, values: Float[Numeric, "pieces controls"], begin: State
+) -> Any:
     """The states of one run at the end of each piece, and the integral of l up to there."""
     pieces = values.shape[0]
     length = numbers["alpha"] / (pieces * program.steps)
@@ -117,17 +132,24 @@ def _along(program: Program, numbers: Numbers, values: Float[Numeric, "pieces co
 
         def rates(alpha: Scalar, both: tuple[Any, Any]) -> tuple[Any, Any]:
             moved = program.field.on_symmetric(numbers["each"], now, alpha, both[0])
-            return moved, _running(program, numbers, now, row, alpha, both[0]) if priced else jnp.zeros(())
+            return moved, _running(
+                program, numbers, now, row, alpha, both[0]
+            ) if priced else jnp.zeros(())
 
         def step(carry: Tree, number: Scalar) -> tuple[Any, None]:
             first = (index * program.steps + number) * length
 
-            def stage(inner: tuple[Any, Any], coefficients: tuple[Any, Any]) -> tuple[tuple[Any, Any], None]:
+            def stage(
+                inner: tuple[Any, Any], coefficients: tuple[Any, Any]
+            ) -> tuple[tuple[Any, Any], None]:
                 slope, total = inner
                 place, weight = coefficients
                 at = jax.tree.map(lambda value, rate: value + place * length * rate, carry, slope)
                 slope = rates(first + place * length, at)
-                return (slope, jax.tree.map(lambda so_far, rate: so_far + weight * rate, total, slope)), None
+                return (
+                    slope,
+                    jax.tree.map(lambda so_far, rate: so_far + weight * rate, total, slope),
+                ), None
 
             # the stages in a loop: the field is compiled once, which is most of what there is to compile
             zero = jax.tree.map(jnp.zeros_like, carry)
@@ -141,17 +163,23 @@ def _along(program: Program, numbers: Numbers, values: Float[Numeric, "pieces co
     return jax.lax.scan(piece, first, (jnp.arange(pieces), values))[1]
 
 
-def _reached(program: Program, numbers: Numbers, row: Float[Numeric, " controls"], last: tuple[Any, Any]) -> Any:
+def _reached(
+    program: Program, numbers: Numbers, row: Float[Numeric, " controls"], last: tuple[Any, Any]
+) -> Any:
     """Phi of the last state of one run, and the integral."""
     state, integral = last
     if program.integral:
         return integral
     judged = _judged(numbers, placed(numbers["shared"], row), numbers["alpha"])
-    watch: Any = program.watch if program.own is None else replace(program.watch, criterion=program.own)  # type: ignore[type-var]
+    watch: Any = (
+        program.watch if program.own is None else replace(program.watch, criterion=program.own)
+    )  # type: ignore[type-var]
     return watch.value(judged, state) + integral
 
 
-def _objective(program: Program, numbers: Numbers, values: Float[Numeric, "pieces controls"]) -> Any:
+def _objective(
+    program: Program, numbers: Numbers, values: Float[Numeric, "pieces controls"]
+) -> Any:
     def one(begin: State) -> Any:
         last = jax.tree.map(lambda value: value[-1], _along(program, numbers, values, begin))
         return _reached(program, numbers, values[-1], last)
@@ -160,19 +188,25 @@ def _objective(program: Program, numbers: Numbers, values: Float[Numeric, "piece
 
 
 @partial(jax.jit, static_argnums=0)
-def with_slope(program: Program, numbers: Numbers, values: Float[Numeric, "pieces controls"]) -> Any:
+def with_slope(
+    program: Program, numbers: Numbers, values: Float[Numeric, "pieces controls"]
+) -> Any:
     """J and dJ/du of every piece."""
     return jax.value_and_grad(partial(_objective, program, numbers))(values)
 
 
 @partial(jax.jit, static_argnums=0)
-def many(program: Program, numbers: Numbers, values: Float[Numeric, "protocols pieces controls"]) -> Any:
+def many(
+    program: Program, numbers: Numbers, values: Float[Numeric, "protocols pieces controls"]
+) -> Any:
     """J of several protocols."""
     return jax.vmap(partial(_objective, program, numbers))(values)
 
 
 @partial(jax.jit, static_argnums=0)
-def path(program: Program, numbers: Numbers, values: Float[Numeric, "pieces controls"]) -> tuple[Any, Any, Any]:
+def path(
+    program: Program, numbers: Numbers, values: Float[Numeric, "pieces controls"]
+) -> tuple[Any, Any, Any]:
     """J, the mean risk over starts at every edge, and the last states."""
     pieces = values.shape[0]
     begin = jax.tree.map(jnp.asarray, numbers["states"])
@@ -187,7 +221,9 @@ def path(program: Program, numbers: Numbers, values: Float[Numeric, "pieces cont
         judged = _judged(numbers, placed(numbers["shared"], row), alpha)
         return jnp.mean(jax.vmap(lambda one: program.watch.value(judged, one))(at))
 
-    every = jax.tree.map(lambda first, rest: jnp.concatenate([first[None], jnp.moveaxis(rest, 1, 0)]), begin, states)
+    every = jax.tree.map(
+        lambda first, rest: jnp.concatenate([first[None], jnp.moveaxis(rest, 1, 0)]), begin, states
+    )
     edges = numbers["alpha"] * jnp.arange(pieces + 1) / pieces
     # at an edge the numbers are those of the piece that ends there
     return value, jax.lax.map(risk, (edges, jnp.concatenate([values[:1], values]), every)), last[0]

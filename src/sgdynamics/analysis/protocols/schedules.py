@@ -36,9 +36,14 @@ from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.problems.starts import Start, check_dimension, checked_start
 from sgdynamics.solvers import functional
 
-RANGE = (1e-3, 30.0)  # where learning rates are searched unless the caller says, in units of the width
+RANGE = (
+    1e-3,
+    30.0,
+)  # where learning rates are searched unless the caller says, in units of the width
 MOST_PIECES = 10**5  # the gradient keeps a state for each
-STEPS = 400  # Runge-Kutta steps in all (at least four a piece), doubled until the risk is known to 1e-6
+STEPS = (
+    400  # Runge-Kutta steps in all (at least four a piece), doubled until the risk is known to 1e-6
+)
 
 
 @dataclass(frozen=True)
@@ -143,7 +148,11 @@ class _Static:
         algorithm = {"lr": held(0, 1.0), "head_rate": given["head_rate"]}
         return {
             "each": {"nodes": nodes},
-            "shared": {"problem": given["parameters"], "algorithm": algorithm, "finite": given["finite"]},
+            "shared": {
+                "problem": given["parameters"],
+                "algorithm": algorithm,
+                "finite": given["finite"],
+            },
             "states": given["states"],
             "alpha": given["alpha"],
             "watch": {"watch": of_risk},
@@ -253,7 +262,9 @@ def optimal_schedule(
         "finite": None if dimension is None else functional.finite(problem, dimension, batch),
         "states": {"M": begin.M_blocks, "Q": begin.Q_blocks, "a": begin.a},
     }
-    setting = _Static(problem.structure, functional.rule(problem, begin), batch, max(4, STEPS // pieces))
+    setting = _Static(
+        problem.structure, functional.rule(problem, begin), batch, max(4, STEPS // pieces)
+    )
     box = Box(np.array([low]), np.array([high]), np.array([True]), np.array([math.nan]))
     with meter("optimal schedule", iterations * (1 + restarts), progress) as bar:
         search = Search(setting.program, setting.numbers(numbers), box, pieces, iterations, bar)
@@ -265,7 +276,10 @@ def optimal_schedule(
             stacklevel=3,
         )
     if not found.converged:
-        warnings.warn(f"the schedule still improves after {iterations} iterations: give more, iterations=...", stacklevel=3)
+        warnings.warn(
+            f"the schedule still improves after {iterations} iterations: give more, iterations=...",
+            stacklevel=3,
+        )
     edges, rates = np.linspace(0, alpha, pieces + 1), np.exp(found.z[:, 0])
     return OptimalSchedule(
         piecewise_rate(edges[1:-1], rates),
@@ -290,7 +304,9 @@ def _checked_range(problem: Problem, lr: tuple[float, float] | None) -> tuple[fl
     try:
         low, high = (float(value) for value in lr)
     except (TypeError, ValueError):
-        raise checks.reject("lr", lr, "give the lowest and the highest learning rate, lr=(lowest, highest)") from None
+        raise checks.reject(
+            "lr", lr, "give the lowest and the highest learning rate, lr=(lowest, highest)"
+        ) from None
     if not 0 < low < high < math.inf:
         raise checks.reject("lr", lr, "give lr=(lowest, highest) with 0 < lowest < highest")
     return low, high

@@ -18,12 +18,17 @@ from sgdynamics.base.progress import Meter
 
 ACCURACY = 1e-6  # relative, of the objective, by twice as many Runge-Kutta steps
 MOST_STEPS = 64  # times the first number of them
-DIVERGED = 1e3  # stands for the logarithm of what is not finite: the line search then takes shorter steps
+DIVERGED = (
+    1e3  # stands for the logarithm of what is not finite: the line search then takes shorter steps
+)
 GRID = {1: 33, 2: 81}  # constants that are tried at once; of more controls than two MORE
 MORE = 128
 REFINED = 3  # of them, those from which the best constants are searched for where there are several controls
 CLOSE = 1e-6  # of a control's range: nearer to a bound is at it
-PROBE, WRONG = 1e-4, 0.05  # a step along the gradient, and how far it may be off what the step gives
+PROBE, WRONG = (
+    1e-4,
+    0.05,
+)  # a step along the gradient, and how far it may be off what the step gives
 ROUNDING = 1e-9  # relative, of the objective, in such a difference
 
 
@@ -44,11 +49,19 @@ class Box:
         )
 
     def values(self, z: np.ndarray) -> np.ndarray:
-        return np.where(self.log, np.exp(np.where(self.log, z, 0.0)), self.low + (self.high - self.low) * np.where(self.log, 0.0, z))
+        return np.where(
+            self.log,
+            np.exp(np.where(self.log, z, 0.0)),
+            self.low + (self.high - self.low) * np.where(self.log, 0.0, z),
+        )
 
     def places(self, values: np.ndarray) -> np.ndarray:
         with np.errstate(divide="ignore", invalid="ignore"):
-            return np.where(self.log, np.log(np.where(self.log, values, 1.0)), (values - self.low) / (self.high - self.low))
+            return np.where(
+                self.log,
+                np.log(np.where(self.log, values, 1.0)),
+                (values - self.low) / (self.high - self.low),
+            )
 
     def slopes(self, slope: np.ndarray, values: np.ndarray) -> np.ndarray:
         """A gradient in the controls as one in these scales."""
@@ -107,7 +120,9 @@ class Search:
         return math.log(value), slope / value
 
     def _value(self, level: float) -> float:
-        return math.inf if level >= DIVERGED else math.exp(level) if self.log else level / self.scale
+        return (
+            math.inf if level >= DIVERGED else math.exp(level) if self.log else level / self.scale
+        )
 
     def exact(self, z: np.ndarray) -> tuple[float, np.ndarray]:
         """The objective by twice as many steps, and the risks at the edges."""
@@ -124,7 +139,9 @@ class Search:
 
     # ------------------------------------------------------------------------------------------------------------- constants
 
-    def constants(self, near: np.ndarray | None = None, interior: bool = False) -> tuple[np.ndarray, float]:
+    def constants(
+        self, near: np.ndarray | None = None, interior: bool = False
+    ) -> tuple[np.ndarray, float]:
         """The best constants in their scales and what they reach; `near`: known roughly. With `interior` the bounds must hold them."""
         budgeted = np.isfinite(self.box.budget)
         fixed = self.box.places(np.where(budgeted, self.box.budget, 1.0))
@@ -132,7 +149,10 @@ class Search:
         groups = np.where(budgeted, 0, 1)
         if near is None:
             self._check_gradient(np.tile(starts[0], (self.pieces, 1)))
-        found = [self.descend(np.tile(start, (self.pieces, 1)), groups, counted=False) for start in starts]
+        found = [
+            self.descend(np.tile(start, (self.pieces, 1)), groups, counted=False)
+            for start in starts
+        ]
         best = min(found, key=lambda one: one.value)
         return best.z[0], best.value
 
@@ -155,14 +175,26 @@ class Search:
         finite = levels[np.isfinite(levels)]
         self.log = bool(finite.min() > 0)
         self.scale = 1 / max(float(np.abs(finite[0])), float(np.abs(finite).min()), 1e-300)
-        return [points[index] for index in order[: 1 if free < 2 else REFINED] if np.isfinite(levels[index])]
+        return [
+            points[index]
+            for index in order[: 1 if free < 2 else REFINED]
+            if np.isfinite(levels[index])
+        ]
 
     def _refuse(self, what: str) -> None:
-        shown = tuple((float(low), float(high)) for low, high in zip(self.box.low, self.box.high, strict=True))
+        shown = tuple(
+            (float(low), float(high)) for low, high in zip(self.box.low, self.box.high, strict=True)
+        )
         if self.program.names == ("lr",):
-            raise checks.reject("lr", shown[0], f"{what.format(what='rate')}: give another, lr=(lowest, highest)")
+            raise checks.reject(
+                "lr", shown[0], f"{what.format(what='rate')}: give another, lr=(lowest, highest)"
+            )
         shown = dict(zip(self.program.names, shown, strict=True))
-        raise checks.reject("controls", shown, f"{what.format(what='of all controls')}: give other bounds (lowest, highest)")
+        raise checks.reject(
+            "controls",
+            shown,
+            f"{what.format(what='of all controls')}: give other bounds (lowest, highest)",
+        )
 
     # ------------------------------------------------------------------------------------------------------------- pieces
 
@@ -189,7 +221,11 @@ class Search:
 
         def level(x: np.ndarray) -> tuple[float, np.ndarray]:
             value, slope = self._level(spread(x))
-            parts = [slope[:, column].reshape(count, -1).sum(axis=1) for column, count in enumerate(sizes) if count]
+            parts = [
+                slope[:, column].reshape(count, -1).sum(axis=1)
+                for column, count in enumerate(sizes)
+                if count
+            ]
             return value, np.concatenate(parts)
 
         def note(intermediate_result: OptimizeResult) -> None:
@@ -199,15 +235,35 @@ class Search:
 
         if not any(sizes):
             return Found(z, self._value(self._level(z)[0]), [], True)
-        first = np.concatenate([z[:, column].reshape(count, -1).mean(axis=1) for column, count in enumerate(sizes) if count])
-        bounds = [(low[column], high[column]) for column, count in enumerate(sizes) for _ in range(count)]
+        first = np.concatenate(
+            [
+                z[:, column].reshape(count, -1).mean(axis=1)
+                for column, count in enumerate(sizes)
+                if count
+            ]
+        )
+        bounds = [
+            (low[column], high[column]) for column, count in enumerate(sizes) for _ in range(count)
+        ]
         constraints = self._budgets(sizes)
         if constraints:
-            given = {"method": "SLSQP", "constraints": constraints, "options": {"maxiter": self.iterations, "ftol": 1e-13}}
+            given = {
+                "method": "SLSQP",
+                "constraints": constraints,
+                "options": {"maxiter": self.iterations, "ftol": 1e-13},
+            }
         else:
-            options = {"maxiter": self.iterations, "maxfun": 4 * self.iterations, "ftol": 1e-13, "gtol": 1e-9, "maxcor": 30}
+            options = {
+                "maxiter": self.iterations,
+                "maxfun": 4 * self.iterations,
+                "ftol": 1e-13,
+                "gtol": 1e-9,
+                "maxcor": 30,
+            }
             given = {"method": "L-BFGS-B", "options": options}
-        found: Any = optimize.minimize(level, first, jac=True, bounds=bounds, callback=note, **given)
+        found: Any = optimize.minimize(
+            level, first, jac=True, bounds=bounds, callback=note, **given
+        )
         converged = bool(found.success if constraints else found.status != 1)
         clipped = np.clip(found.x, [one[0] for one in bounds], [one[1] for one in bounds])
         return Found(spread(clipped), self._value(float(found.fun)), history, converged)
@@ -219,7 +275,13 @@ class Search:
             if count and np.isfinite(self.box.budget[column]):
                 row = np.zeros(total)
                 row[sum(sizes[:column]) : sum(sizes[: column + 1])] = 1 / count
-                found.append({"type": "eq", "fun": lambda x, row=row, at=target[column]: row @ x - at, "jac": lambda x, row=row: row})
+                found.append(
+                    {
+                        "type": "eq",
+                        "fun": lambda x, row=row, at=target[column]: row @ x - at,
+                        "jac": lambda x, row=row: row,
+                    }
+                )
         return found
 
     def best(self, flat: np.ndarray, restarts: int, seed: int) -> Found:
@@ -229,7 +291,9 @@ class Search:
         low, high = self.box.ends
         for _ in range(restarts):
             # random walks of order one over all pieces: a factor e, or the whole range
-            bent = flat + np.cumsum(generator.normal(size=flat.shape), axis=0) / math.sqrt(self.pieces)
+            bent = flat + np.cumsum(generator.normal(size=flat.shape), axis=0) / math.sqrt(
+                self.pieces
+            )
             other = self.descend(np.clip(bent, low, high), every)
             found = other if other.value < found.value else found
         return found
@@ -243,7 +307,9 @@ class Search:
         for column in np.flatnonzero(np.isfinite(self.box.budget)):
             inside = ends[:, column] == 0
             # a budget has a multiplier, the same for all pieces
-            slope[:, column] -= slope[inside, column].mean() if inside.any() else np.median(slope[:, column])
+            slope[:, column] -= (
+                slope[inside, column].mean() if inside.any() else np.median(slope[:, column])
+            )
         outward = ((ends < 0) & (slope > 0)) | ((ends > 0) & (slope < 0))
         return float(np.abs(np.where(outward, 0.0, slope)).max())
 
@@ -272,7 +338,9 @@ def _unit_grid(controls: int) -> np.ndarray:
         return np.linspace(0, 1, GRID[1])[:, None]
     if controls == 2:
         line = np.linspace(0, 1, math.isqrt(GRID[2]))
-        return np.stack([part.reshape(-1) for part in np.meshgrid(line, line, indexing="ij")], axis=1)
+        return np.stack(
+            [part.reshape(-1) for part in np.meshgrid(line, line, indexing="ij")], axis=1
+        )
     return qmc.Sobol(controls, scramble=False).random(MORE)
 
 
@@ -310,4 +378,15 @@ def solve(search: Search, restarts: int, seed: int, interior: bool = False) -> O
         if error <= ACCURACY or 2 * search.program.steps > MOST_STEPS * first:
             break
         search = replace(search, program=replace(search.program, steps=2 * search.program.steps))
-    return Outcome(search, found.z, flat, value, constant_value, risks, constant_risks, np.array(history), error, found.converged)
+    return Outcome(
+        search,
+        found.z,
+        flat,
+        value,
+        constant_value,
+        risks,
+        constant_risks,
+        np.array(history),
+        error,
+        found.converged,
+    )

@@ -62,7 +62,9 @@ def solve_theory(state: State) -> Theory:
     return Theory(times, limit, finite, notes)
 
 
-def _times_before_divergence(state: State, times: np.ndarray, limit: xr.Dataset) -> tuple[np.ndarray, xr.Dataset]:
+def _times_before_divergence(
+    state: State, times: np.ndarray, limit: xr.Dataset
+) -> tuple[np.ndarray, xr.Dataset]:
     """Shrink the time axis until a solution that diverges has a visible beginning.
 
     A result knows the last save point at which it is finite. Each pass takes the next save point, which
@@ -88,14 +90,21 @@ def _diverged(result: xr.Dataset) -> bool:
 def _divergence_note(state: State, diverged_at: float) -> str:
     """Say when the ODE diverges, and the largest learning rate of the slider at which it does not."""
     slower = [lr for lr in SLIDERS["lr"] if lr < state.lr]
-    low, high = 0, len(slower)  # slower[:low] are stable; bisection assumes that slower[high:] are not
+    low, high = (
+        0,
+        len(slower),
+    )  # slower[:low] are stable; bisection assumes that slower[high:] are not
     while low < high:
         middle = (low + high) // 2
         if _diverges(replace(state, lr=slower[middle])):
             high = middle
         else:
             low = middle + 1
-    advice = f"Move the learning rate to {slower[low - 1]:g} or less." if low else "Reduce the learning rate."
+    advice = (
+        f"Move the learning rate to {slower[low - 1]:g} or less."
+        if low
+        else "Reduce the learning rate."
+    )
     return f"The ODE diverges at t = {diverged_at:.3g}, where the curves end. {advice}"
 
 
@@ -107,7 +116,9 @@ def _diverges(state: State) -> bool:
 
 
 @lru_cache(maxsize=64)
-def simulate_runs(state: State, pieces: int | None = None) -> tuple[xr.Dataset, bool, tuple[str, ...]]:
+def simulate_runs(
+    state: State, pieces: int | None = None
+) -> tuple[xr.Dataset, bool, tuple[str, ...]]:
     """Exact runs of a state after this many pieces (all by default), whether they are complete, notes."""
     times = solve_theory(state).times
     steps = times * state.dimension / state.lr
@@ -184,7 +195,10 @@ def curves(state: State, pieces: int | None = None) -> dict[str, Any]:
             "risk": _rounded(theory.limit["excess_risk"][0]),
             "M": _overlap_curves(theory.limit),
         },
-        "finite": {"t": _rounded(theory.finite["t"]), "risk": _rounded(theory.finite["excess_risk"][0])},
+        "finite": {
+            "t": _rounded(theory.finite["t"]),
+            "risk": _rounded(theory.finite["excess_risk"][0]),
+        },
         "exact": {
             "t": _rounded(runs["t"]),
             "risk": _rounded(runs["excess_risk"]),
@@ -232,5 +246,8 @@ GRID: dict[str, list[Any]] = {
 
 def grid(values: Mapping[str, list[Any]] = GRID) -> dict[str, Any]:
     """Return the settings and the curves of every state of a grid, by address: the page without a server."""
-    states = [State(**dict(zip(values, combination, strict=True))) for combination in itertools.product(*values.values())]
+    states = [
+        State(**dict(zip(values, combination, strict=True)))
+        for combination in itertools.product(*values.values())
+    ]
     return settings(values, curves={address(state): curves(state) for state in states})

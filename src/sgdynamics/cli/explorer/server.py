@@ -21,8 +21,14 @@ ADDRESS = "127.0.0.1"
 HOSTS = ("127.0.0.1", "localhost")
 LONGEST_ADDRESS = 2000
 MAX_CONNECTIONS = 64  # each has a thread; a browser opens six
-CONTENT_POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:"
-FILES = {"/": ("page.html", "text/html"), "/page.css": ("page.css", "text/css"), "/page.js": ("page.js", "text/javascript")}
+CONTENT_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:"
+)
+FILES = {
+    "/": ("page.html", "text/html"),
+    "/page.css": ("page.css", "text/css"),
+    "/page.js": ("page.js", "text/javascript"),
+}
 KINDS = {"py": "text/x-python", "toml": "application/toml", "pdf": "application/pdf"}
 
 
@@ -69,7 +75,9 @@ class Explorer(ThreadingHTTPServer):
             return
         super().process_request(request, client_address)
 
-    def process_request_thread(self, request: socket.socket, client_address: tuple[str, int]) -> None:
+    def process_request_thread(
+        self, request: socket.socket, client_address: tuple[str, int]
+    ) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:
@@ -84,7 +92,9 @@ class Explorer(ThreadingHTTPServer):
         page, number = query.pop("page", ""), _count(query, "number", 0)
         pieces = _count(query, "pieces", 1)
         if len(page) > 40:
-            raise checks.reject("page", page, "the name of a page has at most 40 characters. Shorten it")
+            raise checks.reject(
+                "page", page, "the name of a page has at most 40 characters. Shorten it"
+            )
         state = states.state_from(query)
         if page:
             if len(self._newest) > 1000:
@@ -145,11 +155,15 @@ class Handler(BaseHTTPRequestHandler):
         """Reject requests of other sites, under a name of their own for this machine or across origins."""
         host = self.headers.get("Host", "")
         if not _is_local(host):
-            raise Forbidden(f"Host = {host[:80]!r}: this page answers to 127.0.0.1 and localhost only")
+            raise Forbidden(
+                f"Host = {host[:80]!r}: this page answers to 127.0.0.1 and localhost only"
+            )
         if self.headers.get("Sec-Fetch-Mode") == "navigate":
             return  # a link on another site opens the page, whose content that site cannot read
         if self.headers.get("Sec-Fetch-Site") == "cross-site":
-            raise Forbidden("Sec-Fetch-Site = 'cross-site': requests of other sites are not answered")
+            raise Forbidden(
+                "Sec-Fetch-Site = 'cross-site': requests of other sites are not answered"
+            )
         origin = self.headers.get("Origin")
         if origin is not None and urlsplit(origin).netloc != host:
             raise Forbidden(f"Origin = {origin[:80]!r}: requests of other sites are not answered")
@@ -173,7 +187,13 @@ class Handler(BaseHTTPRequestHandler):
     def _json(self, value: Any, status: HTTPStatus = HTTPStatus.OK) -> None:
         self._send(json.dumps(value, allow_nan=False).encode(), "application/json", status=status)
 
-    def _send(self, content: bytes, kind: str, extra: dict[str, str] | None = None, status: HTTPStatus = HTTPStatus.OK) -> None:
+    def _send(
+        self,
+        content: bytes,
+        kind: str,
+        extra: dict[str, str] | None = None,
+        status: HTTPStatus = HTTPStatus.OK,
+    ) -> None:
         self.send_response(status)
         headers = {
             "Content-Type": kind,
@@ -201,7 +221,9 @@ def _is_local(host: str) -> bool:
 def _parsed(query: str) -> dict[str, str]:
     """Parse a query, in which each name may stand once."""
     if len(query) > LONGEST_ADDRESS:
-        raise ValueError(f"the address has {len(query)} characters: the limit is {LONGEST_ADDRESS}. Shorten it")
+        raise ValueError(
+            f"the address has {len(query)} characters: the limit is {LONGEST_ADDRESS}. Shorten it"
+        )
     pairs = parse_qsl(query, keep_blank_values=True)
     values: dict[str, str] = {}
     for name, text in pairs:

@@ -54,7 +54,9 @@ def state_from(query: Mapping[str, str]) -> State:
     """Parse and validate the texts of an address; missing values are those of the first state."""
     first = asdict(State())
     checks.known_names("the address", query, first)
-    state = State(**{name: _read(name, text, isinstance(first[name], int)) for name, text in query.items()})
+    state = State(
+        **{name: _read(name, text, isinstance(first[name], int)) for name, text in query.items()}
+    )
     smallest = state.width + 2  # the span of student rows and teacher rows
     if state.dimension < smallest:
         fix = f"rows and teachers span width + 2 dimensions. Use {smallest} or more"
@@ -87,12 +89,16 @@ def address(state: State) -> str:
 
 def templates() -> dict[str, str]:
     """Return the TOML and Python templates, with a $name for each value of the state."""
-    return {kind: (FOLDER / f"export.{kind}.txt").read_text(encoding="utf-8") for kind in ("toml", "py")}
+    return {
+        kind: (FOLDER / f"export.{kind}.txt").read_text(encoding="utf-8") for kind in ("toml", "py")
+    }
 
 
 def exported(state: State, kind: str) -> str:
     """Return a state as a problem file ("toml") or a program ("py")."""
-    return Template(templates()[kind]).substitute({name: text_of(value) for name, value in asdict(state).items()})
+    return Template(templates()[kind]).substitute(
+        {name: text_of(value) for name, value in asdict(state).items()}
+    )
 
 
 def record(state: State) -> dict[str, Any]:

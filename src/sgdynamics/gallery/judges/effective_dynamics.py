@@ -7,15 +7,29 @@ import math
 import numpy as np
 import xarray as xr
 
-from sgdynamics.gallery.claims import Finding, Judgement, counted, judged, larger, listed, mean_over_runs, share, spanned
+from sgdynamics.gallery.claims import (
+    Finding,
+    Judgement,
+    counted,
+    judged,
+    larger,
+    listed,
+    mean_over_runs,
+    share,
+    spanned,
+)
 from sgdynamics.gallery.entries import judge_of
 
-FINITE = 0.08  # what a finite dimension of 100 and more leaves open of a variance about an arc, relative
+FINITE = (
+    0.08  # what a finite dimension of 100 and more leaves open of a variance about an arc, relative
+)
 ZERO = 1e-8  # of the largest eigenvalue: what is less is none
 
 
 @judge_of(
-    "figure_1", "matrix PCA below and above its critical snr", "a stable, then an unstable diffusion of m, ending at +-sqrt(lambda - 1)"
+    "figure_1",
+    "matrix PCA below and above its critical snr",
+    "a stable, then an unstable diffusion of m, ending at +-sqrt(lambda - 1)",
 )
 def spiked_matrix(data: xr.Dataset) -> Judgement:
     """n m^2 against V(t) of the rescaled SDE while m is small, below and above the transition; then where m ends."""
@@ -23,13 +37,20 @@ def spiked_matrix(data: xr.Dataset) -> Judgement:
     below, above = (data.sel(snr=snr, method="nearest") for snr in (0.8, 1.2))
     star = math.sqrt(float(above.snr) - 1)
     grid = np.unique(np.linspace(1, len(t) - 1, 25).astype(int))
-    stable = mean_over_runs(below.m.values[:, grid] ** 2 / below.standard_deviation_limit.values[grid] ** 2)
+    stable = mean_over_runs(
+        below.m.values[:, grid] ** 2 / below.standard_deviation_limit.values[grid] ** 2
+    )
     # beyond a quarter of the way the fixed point is felt
     early = np.flatnonzero((t > 0) & (above.standard_deviation_limit.values < 0.25 * star))
-    unstable = mean_over_runs(above.m.values[:, early] ** 2 / above.standard_deviation_limit.values[early] ** 2)
+    unstable = mean_over_runs(
+        above.m.values[:, early] ** 2 / above.standard_deviation_limit.values[early] ** 2
+    )
     end = mean_over_runs(above.m.values[:, -1:] ** 2 / star**2)
     up = int(np.sum(above.m.values[:, -1] > 0))
-    growth = np.log(above.standard_deviation_limit.values[early[-1]] / above.standard_deviation_limit.values[early[0]])
+    growth = np.log(
+        above.standard_deviation_limit.values[early[-1]]
+        / above.standard_deviation_limit.values[early[0]]
+    )
     # m is normal: the mean square of so many has this error. At finite n the variance is 60/n below V (n = 1500: 4%)
     normal = {"error": math.sqrt(2 / runs), "runs": None}
     return judged(
@@ -37,7 +58,11 @@ def spiked_matrix(data: xr.Dataset) -> Judgement:
         f"{n * float(below.standard_deviation_limit[-1]) ** 2:.2f}; lambda = 1.2: {spanned(unstable.value)} of V(t), while sqrt(V) grows "
         f"by e^{growth:.1f}; at the end m^2 = {end.value[0]:.3f}({end.error[0]:.3f}) of lambda - 1, {up} of {runs} at +; n = {n}",
         stable._replace(**normal).agrees(
-            "lambda = .8: m is the stable diffusion, n m^2 = V(t)", 1.0, tolerance=60 / n, scale=0.4, scale_words="40% of the variance"
+            "lambda = .8: m is the stable diffusion, n m^2 = V(t)",
+            1.0,
+            tolerance=60 / n,
+            scale=0.4,
+            scale_words="40% of the variance",
         ),
         unstable._replace(**normal).agrees(
             "lambda = 1.2: m is the unstable diffusion while it is small, n m^2 = V(t)",
@@ -47,7 +72,11 @@ def spiked_matrix(data: xr.Dataset) -> Judgement:
             scale_words="60% of the variance",
         ),
         end.agrees(
-            "lambda = 1.2: m ends at +-sqrt(lambda - 1), m^2 to 10%", 1.0, tolerance=0.1, scale=0.25, scale_words="a quarter of lambda - 1"
+            "lambda = 1.2: m ends at +-sqrt(lambda - 1), m^2 to 10%",
+            1.0,
+            tolerance=0.1,
+            scale=0.25,
+            scale_words="a quarter of lambda - 1",
         ),
         share("lambda = 1.2: either sign with probability 1/2", up, runs, 0.5, scale=0.2),
     )
@@ -78,7 +107,11 @@ def _around_the_arcs(data: xr.Dataset, rank: int) -> tuple[str, list[Finding]]:
         f"the other sign), where the printed sign makes it {math.expm1(2 * r * t[end]):.3g}"
     )
     return words, [
-        counted(f"fluctuations about the arcs have rank {rank}, at both snr", sum(one != rank for one in ranks), len(ranks)),
+        counted(
+            f"fluctuations about the arcs have rank {rank}, at both snr",
+            sum(one != rank for one in ranks),
+            len(ranks),
+        ),
         noise._replace(error=math.sqrt(2 / noise.runs), runs=None).agrees(  # of normal numbers
             f"the noise about the arcs is the one printed: rho^2 at t = {t[first]:g}",
             1.0,
@@ -87,7 +120,9 @@ def _around_the_arcs(data: xr.Dataset, rank: int) -> tuple[str, list[Finding]]:
             scale_words="half of its variance",
         ),
         grown.over(printed).is_above(
-            f"the arcs are unstable: rho^2 grows from t = {t[middle]:g} to {t[end]:g}", scale=0.5, scale_words="what the printed rate makes"
+            f"the arcs are unstable: rho^2 grows from t = {t[middle]:g} to {t[end]:g}",
+            scale=0.5,
+            scale_words="what the printed rate makes",
         ),
     ]
 
@@ -107,10 +142,14 @@ def binary_mixture(data: xr.Dataset) -> Judgement:
     ring = math.sqrt(data.attrs["ring_radius_squared"])
     m = data.m_end.values[:, :, 0]
     # both overlaps of an optimal run are +-ring, on an arc their sum of squares is ring^2
-    size = np.where(good, np.linalg.norm(m, axis=1) / math.sqrt(2), np.linalg.norm(m, axis=1)) / ring
+    size = (
+        np.where(good, np.linalg.norm(m, axis=1) / math.sqrt(2), np.linalg.norm(m, axis=1)) / ring
+    )
     ends = mean_over_runs(size[:, None])
     words, findings = _around_the_arcs(data, 1)
-    stayed = float(np.mean(data.optimal.values[:, -1] == data.optimal.values[:, 3 * data.sizes["time"] // 4]))
+    stayed = float(
+        np.mean(data.optimal.values[:, -1] == data.optimal.values[:, 3 * data.sizes["time"] // 4])
+    )
     return judged(
         f"optimal in {good.mean():.3f}({math.sqrt(good.mean() * (1 - good.mean()) / runs):.3f}) of {runs} runs (1/2 predicted), the same "
         f"at three quarters of the time in {stayed:.0%}; end points at {ends.value[0]:.3f}({ends.error[0]:.3f}) of their predicted size, "
@@ -139,7 +178,9 @@ def xor_mixture(data: xr.Dataset) -> Judgement:
     return judged(
         f"optimal in {last:.3f}({math.sqrt(last * (1 - last) / runs):.3f}) of {runs} runs (section 5: 3/32; caption: 29/32 and 3/32); "
         f"{words}",
-        share("optimal with probability 3/32, sub-optimal with 29/32", good, runs, 3 / 32, scale=0.13),
+        share(
+            "optimal with probability 3/32, sub-optimal with 29/32", good, runs, 3 / 32, scale=0.13
+        ),
         *findings,
     )
 
@@ -156,7 +197,10 @@ def order_of_limits(data: xr.Dataset) -> Judgement:
     inside, outside = N * 10 <= 1000, N >= 3 * 20
     total, count = runs * int(inside.sum()), round(float(high[inside].sum()) * runs)
     found = float(low[outside].mean())
-    more, error = found - 3 / 32, math.sqrt(max(found * (1 - found), 3 / 32 * 29 / 32) / (runs * int(outside.sum())))
+    more, error = (
+        found - 3 / 32,
+        math.sqrt(max(found * (1 - found), 3 / 32 * 29 / 32) / (runs * int(outside.sum()))),
+    )
     return judged(
         f"at snr = 1000 optimal in {listed(high.round(3))} of {runs} runs each at N = {listed(N)} (3/32 = .094); at snr = 20 in "
         f"{listed(low.round(3))}: {more:+.3f}({error:.3f}) from 3/32 for N >= 60",

@@ -5,7 +5,16 @@ from __future__ import annotations
 import numpy as np
 import xarray as xr
 
-from sgdynamics.gallery.claims import Finding, Judgement, agreement, counted, judged, larger, listed, mean_over_runs
+from sgdynamics.gallery.claims import (
+    Finding,
+    Judgement,
+    agreement,
+    counted,
+    judged,
+    larger,
+    listed,
+    mean_over_runs,
+)
 from sgdynamics.gallery.entries import judge_of
 
 PER_DIMENSION = 6.0  # runs at d are on the limit to this over d, relative
@@ -14,10 +23,14 @@ ERRORS = 3.0  # standard errors of DMFT that are left open where runs are held a
 PRINTED = 0.006  # of worths given to two digits
 
 
-def _on_theory(claim: str, runs: np.ndarray, line: np.ndarray, error: np.ndarray | float, d: int, scale: float) -> Finding:
+def _on_theory(
+    claim: str, runs: np.ndarray, line: np.ndarray, error: np.ndarray | float, d: int, scale: float
+) -> Finding:
     """The mean of runs against a line of DMFT, in units of it."""
     tolerance = ERRORS * np.asarray(error) / line + PER_DIMENSION / d
-    return mean_over_runs(runs / line).agrees(claim, 1.0, tolerance=tolerance, scale=scale, scale_words=f"{scale:.0%} of it")
+    return mean_over_runs(runs / line).agrees(
+        claim, 1.0, tolerance=tolerance, scale=scale, scale_words=f"{scale:.0%} of it"
+    )
 
 
 def _off(runs: np.ndarray, line: np.ndarray) -> float:
@@ -36,14 +49,23 @@ def worth_of_repeats(data: xr.Dataset) -> Judgement:
 
     d, lines, runs = data.attrs["d"], worths(data), worths_of_runs(data)
     places = np.array(KNOWN_EPOCHS) - 1
-    named = [f"lr = {lr:g}, noise {noise:g}" for lr, noise in zip(data.lr.values, data.noise.values, strict=True)]
+    named = [
+        f"lr = {lr:g}, noise {noise:g}"
+        for lr, noise in zip(data.lr.values, data.noise.values, strict=True)
+    ]
     means = [mean_over_runs(one) for one in runs]
     solved = [int(case) for case in data.solved.values]
     early = data.sizes["early"]
-    quiet, loud = (int(np.argmax((data.noise.values == noise) & (data.lr.values == 0.8))) for noise in (0.0, 0.25))
+    quiet, loud = (
+        int(np.argmax((data.noise.values == noise) & (data.lr.values == 0.8)))
+        for noise in (0.0, 0.25)
+    )
     falls = mean_over_runs(-np.diff(runs[quiet][:, :early]))
     fourth = mean_over_runs(-runs[loud][:, 3:4])
-    told = "; ".join(f"{words}: {listed(one.value[places].round(3))}" for words, one in zip(named, means, strict=True))
+    told = "; ".join(
+        f"{words}: {listed(one.value[places].round(3))}"
+        for words, one in zip(named, means, strict=True)
+    )
     gap = max(float(np.abs(one.value - line).max()) for one, line in zip(means, lines, strict=True))
     return judged(
         f"worth of epochs {listed(np.array(KNOWN_EPOCHS))} in runs at d = {d}: {told}; runs are off the two-time equations by at most "
@@ -78,7 +100,10 @@ def worth_of_repeats(data: xr.Dataset) -> Judgement:
             )
             for case, found, error in zip(solved, data.dmft, data.dmft_error, strict=True)
         ),
-        falls.is_above("without noise each of the first four epochs is worth less than the one before", scale=0.02),
+        falls.is_above(
+            "without noise each of the first four epochs is worth less than the one before",
+            scale=0.02,
+        ),
         fourth.is_above("with noise .25 a fourth epoch does harm", scale=0.02),
     )
 
@@ -104,9 +129,14 @@ def three_orders(data: xr.Dataset) -> Judgement:
     worse = mean_over_runs(fresh[other, :, last:] - fresh[same, :, last:])
     behind = mean_over_runs(fresh[drawn, :, first : first + 1] - fresh[same, :, first : first + 1])
     equal = np.abs(fresh[other, :, first] - fresh[same, :, first]) < 1e-9
-    ends = [f"{name} {value:.4f}" for name, value in zip(names, fresh[:, :, last].mean(axis=1) - left, strict=True)]
+    ends = [
+        f"{name} {value:.4f}"
+        for name, value in zip(names, fresh[:, :, last].mean(axis=1) - left, strict=True)
+    ]
     off = [
-        f"{name}, {what}: {_off(part[row], line[row, at]):.1%}" for what, (part, line, _) in lines.items() for row, name in enumerate(names)
+        f"{name}, {what}: {_off(part[row], line[row, at]):.1%}"
+        for what, (part, line, _) in lines.items()
+        for row, name in enumerate(names)
     ]
     return judged(
         f"excess risk on fresh data after {points[last]} epochs: {', '.join(ends)}; it rises from epoch 3 on by "
@@ -126,8 +156,12 @@ def three_orders(data: xr.Dataset) -> Judgement:
             for what, (part, line, error) in lines.items()
             for row, name in enumerate(names)
         ),
-        counted("the first epoch is the same, reshuffled later or not", int(np.sum(~equal)), equal.size),
-        turns.is_above("in every order the risk on fresh data rises after the third epoch", scale=0.01),
+        counted(
+            "the first epoch is the same, reshuffled later or not", int(np.sum(~equal)), equal.size
+        ),
+        turns.is_above(
+            "in every order the risk on fresh data rises after the third epoch", scale=0.01
+        ),
         falls.is_above("and that on the data set falls", scale=0.002),
         worse.is_above("with noise one fixed order ends worse than reshuffling", scale=5e-4),
         behind.is_above("drawn with replacement the first epoch is worth less", scale=0.01),
@@ -149,7 +183,9 @@ def unlearned(data: xr.Dataset) -> Judgement:
     at = np.searchsorted(data.t.values, points[here])
     known = [one for one in KNOWN if one in points]
     places = [list(points).index(one) for one in known]
-    excess, train, share = (data[f"{name}_runs"].values for name in ("excess_risk", "train_risk", "share"))
+    excess, train, share = (
+        data[f"{name}_runs"].values for name in ("excess_risk", "train_risk", "share")
+    )
     early = list(points).index(5.0)
     rises = mean_over_runs(excess[:, -1:] - excess[:, early : early + 1])
     turned = mean_over_runs(share[:, early : early + 1] - share[:, -1:])
@@ -162,21 +198,35 @@ def unlearned(data: xr.Dataset) -> Judgement:
             tolerance=0.03,
             scale=0.1,
         )
-        for which, (words, part) in enumerate((("excess risk", excess), ("share along the signal", share)))
+        for which, (words, part) in enumerate(
+            (("excess risk", excess), ("share along the signal", share))
+        )
     ]
     lines = {
         "excess risk": (excess, "excess_risk"),
         "risk on the data set": (train, "train_risk"),
         "share along the signal": (share, "share"),
     }
-    errors = {"share": np.zeros(data.sizes["t"])} | {name: data[f"{name}_error"].values for name in ("excess_risk", "train_risk")}
-    off = [f"{words} {_off(part[:, here], data[name].values[at]):.1%}" for words, (part, name) in lines.items()]
+    errors = {"share": np.zeros(data.sizes["t"])} | {
+        name: data[f"{name}_error"].values for name in ("excess_risk", "train_risk")
+    }
+    off = [
+        f"{words} {_off(part[:, here], data[name].values[at]):.1%}"
+        for words, (part, name) in lines.items()
+    ]
     return judged(
         f"t = {listed(points[[early, -1]])}: excess risk {listed(excess.mean(axis=0)[[early, -1]].round(4))}, risk on the data set "
         f"{listed(train.mean(axis=0)[[early, -1]].round(4))}, share along the signal {listed(share.mean(axis=0)[[early, -1]].round(4))}; "
         f"runs at d = {d} are off DMFT up to t = {data.t.values[-1]:g} by at most {', '.join(off)}",
         *(
-            _on_theory(f"{words}: that of runs is DMFT's", part[:, here], data[name].values[at], errors[name][at], d, 0.3)
+            _on_theory(
+                f"{words}: that of runs is DMFT's",
+                part[:, here],
+                data[name].values[at],
+                errors[name][at],
+                d,
+                0.3,
+            )
             for words, (part, name) in lines.items()
         ),
         *findings,

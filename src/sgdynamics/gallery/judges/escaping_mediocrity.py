@@ -7,7 +7,18 @@ import math
 import numpy as np
 import xarray as xr
 
-from sgdynamics.gallery.claims import Judgement, Mean, agreement, counted, difference, judged, larger, listed, mean_over_runs, spanned
+from sgdynamics.gallery.claims import (
+    Judgement,
+    Mean,
+    agreement,
+    counted,
+    difference,
+    judged,
+    larger,
+    listed,
+    mean_over_runs,
+    spanned,
+)
 from sgdynamics.gallery.entries import judge_of
 
 HARDLY = 0.125  # of the ODE's exit time: a change up to this is no "considerable" one
@@ -34,13 +45,19 @@ def exits_from_one_start(data: xr.Dataset) -> Judgement:
     line = data.excess_risk_ODE.values[0]
     fallen = np.flatnonzero((line < 0.9 * line[0]) & (line > 0.02 * line[0]))
     points = fallen[:: max(len(fallen) // 12, 1)]
-    scatter = {name: mean_over_runs((data[f"excess_risk_{name}"].values[:, points] - line[points]) ** 2) for name in means}
+    scatter = {
+        name: mean_over_runs((data[f"excess_risk_{name}"].values[:, points] - line[points]) ** 2)
+        for name in means
+    }
     apart = difference(scatter["SDE"], scatter["SGD"])
     size, worst = scatter["SGD"].value, [int(np.argmax(scatter["SGD"].value))]
-    largest = Mean(scatter["SDE"].value[worst], scatter["SDE"].error[worst], runs=scatter["SDE"].runs)
+    largest = Mean(
+        scatter["SDE"].value[worst], scatter["SDE"].error[worst], runs=scatter["SDE"].runs
+    )
     shift = float(stochastic_shift(*(data.attrs[name] for name in ("p", "gamma", "noise"))))
     said = "; ".join(
-        f"{name} {mean.value[0]:.3f}({mean.error[0]:.3f}) of the ODE's" + (f", {late[name]} not out yet" if late[name] else "")
+        f"{name} {mean.value[0]:.3f}({mean.error[0]:.3f}) of the ODE's"
+        + (f", {late[name]} not out yet" if late[name] else "")
         for name, mean in means.items()
     )
     return judged(
@@ -58,7 +75,9 @@ def exits_from_one_start(data: xr.Dataset) -> Judgement:
             for name, mean in means.items()
         ),
         largest.over(size.max()).is_above(
-            "runs of the SDE scatter about the ODE, which has no spread", scale=0.5, scale_words="half of the mean square of SGD"
+            "runs of the SDE scatter about the ODE, which has no spread",
+            scale=0.5,
+            scale_words="half of the mean square of SGD",
         ),
         apart.over(size).agrees(
             "the SDE has the spread of SGD: mean squares about the ODE, to 10%",
@@ -84,28 +103,48 @@ def exit_ratios(data: xr.Dataset) -> Judgement:
     p = data.p.values.astype(float)
     shift = stochastic_shift(p, data.attrs["gamma_over_p"] * p, data.attrs["noise"])
     still = data.corrected.values - shift[:, None]  # the ODE's own mean time
-    ratios = {name: (data.measured / data[name]).values for name in ("annealed", "quenched", "corrected")}
+    ratios = {
+        name: (data.measured / data[name]).values for name in ("annealed", "quenched", "corrected")
+    }
     gap = data.quenched.values - data.annealed.values
     columns = [np.flatnonzero(row)[[0, -1]] for row in known]
     grown, predicted = (
         np.array([one[row, last] - one[row, first] for row, (first, last) in enumerate(columns)])
         for one in (measured, data.annealed.values)
     )
-    grown_error = np.array([math.hypot(error[row, first], error[row, last]) for row, (first, last) in enumerate(columns)])
+    grown_error = np.array(
+        [
+            math.hypot(error[row, first], error[row, last])
+            for row, (first, last) in enumerate(columns)
+        ]
+    )
     growth = Mean(grown, grown_error, "independent").over(predicted)
     said = ", ".join(f"{name} {spanned(value)}" for name, value in ratios.items())
     common = {"tolerance": FORMULA, "scale": 0.12, "scale_words": "12% of the exit time"}
-    by_formula, by_ode = (Mean(measured[known], error[known], "independent").over(one[known]) for one in (data.quenched.values, still))
+    by_formula, by_ode = (
+        Mean(measured[known], error[known], "independent").over(one[known])
+        for one in (data.quenched.values, still)
+    )
     return judged(
         f"measured over predicted: {said}, for p = {listed(data.p)}, d = {listed(d)}; without the noise of SGD the ODE's mean time is "
         f"{spanned((still / measured)[known])} of the measured one; from d = {d[0]:g} on it grows by "
         f"{listed(growth.value.round(3))} of what the formulas say; annealed and quenched differ by {listed(gap[:, 0].round(3))}, "
         f"the same at every d to "
         f"{np.nanmax(np.abs(gap - gap[:, :1])):.3f}",
-        by_formula.agrees(f"the quenched formula is the mean exit time, to {100 * FORMULA:g}%", 1.0, **common),
-        by_ode.agrees(f"stochasticity can be neglected: the ODE's mean exit time is that of SGD, to {100 * FORMULA:g}%", 1.0, **common),
+        by_formula.agrees(
+            f"the quenched formula is the mean exit time, to {100 * FORMULA:g}%", 1.0, **common
+        ),
+        by_ode.agrees(
+            f"stochasticity can be neglected: the ODE's mean exit time is that of SGD, to {100 * FORMULA:g}%",
+            1.0,
+            **common,
+        ),
         growth.agrees(
-            "exit times grow with log d as the formulas say, to 10%", 1.0, tolerance=0.1, scale=0.4, scale_words="40% of the growth"
+            "exit times grow with log d as the formulas say, to 10%",
+            1.0,
+            tolerance=0.1,
+            scale=0.4,
+            scale_words="40% of the growth",
         ),
         larger(
             "annealed and quenched formulas meet at large width",
@@ -127,7 +166,11 @@ def _first_passage(t: np.ndarray, values: np.ndarray, level: float) -> np.ndarra
     return t[before] + share * (t[at] - t[before])
 
 
-@judge_of("figure_3", "fixed and trained heads, p = 20 and 50", "exit times agree, what comes after differs")
+@judge_of(
+    "figure_3",
+    "fixed and trained heads, p = 20 and 50",
+    "exit times agree, what comes after differs",
+)
 def heads(data: xr.Dataset) -> Judgement:
     """Fixed against trained heads, run by run with the same noise: exit times, and the risk at four times the exit time."""
     exits, t = data.exit_time_ode.values, data.t.values
@@ -136,7 +179,9 @@ def heads(data: xr.Dataset) -> Judgement:
     ratio = data.excess_risk_ode.values[:, 0, after] / data.excess_risk_ode.values[:, 1, after]
     left = _first_passage(t, data.largest_overlap.values, data.attrs["threshold"])  # (p, head, run)
     paired = mean_over_runs(((left[:, 1] - left[:, 0]) / left[:, 0].mean(axis=1, keepdims=True)).T)
-    logs = mean_over_runs(np.log(data.excess_risk.values[:, 0, :, after] / data.excess_risk.values[:, 1, :, after]).T)
+    logs = mean_over_runs(
+        np.log(data.excess_risk.values[:, 0, :, after] / data.excess_risk.values[:, 1, :, after]).T
+    )
     same = {"tolerance": 0.02, "scale": 0.1, "scale_words": "10% of the exit time"}
     later = {"scale": math.log(1.25), "scale_words": "a quarter of the risk"}
     return judged(
@@ -146,17 +191,26 @@ def heads(data: xr.Dataset) -> Judgement:
         f"{listed(np.exp(logs.value).round(2))} (SGD) times the other's",
         Mean(apart, 0.0).agrees("ODE: the exit times agree, to 2%", 0.0, **same),
         paired.agrees("SGD: the exit times agree, to 2%", 0.0, **same),
-        larger("ODE: what comes after differs, the fixed head's risk is larger", np.log(ratio), 0.0, **later),
+        larger(
+            "ODE: what comes after differs, the fixed head's risk is larger",
+            np.log(ratio),
+            0.0,
+            **later,
+        ),
         logs.is_above("SGD: what comes after differs, the fixed head's risk is larger", **later),
     )
 
 
-@judge_of("figure_4", "the ODE against many runs, p = 5 and 20", "the ODE describes the mean of the runs")
+@judge_of(
+    "figure_4", "the ODE against many runs, p = 5 and 20", "the ODE describes the mean of the runs"
+)
 def mean_of_runs(data: xr.Dataset) -> Judgement:
     """The ODE against the mean of runs at every time at which it has moved."""
     runs = data.sizes["run"]
     findings, parts = [], []
-    for p, each, line in zip(data.p.values, data.excess_risk.values, data.excess_risk_ode.values, strict=True):
+    for p, each, line in zip(
+        data.p.values, data.excess_risk.values, data.excess_risk_ode.values, strict=True
+    ):
         first = line[0]
         points = np.flatnonzero(line < 0.98 * first)[::3]
         gap = mean_over_runs(each[:, points] - line[points]).over(first)
@@ -178,9 +232,20 @@ def mean_of_runs(data: xr.Dataset) -> Judgement:
         for each, line in zip(data.excess_risk.values, data.excess_risk_ode.values, strict=True)
     ]
     findings.append(
-        agreement("both start at the same risk", start, 0.0, 0.0, tolerance=1e-6, scale=0.01, scale_words="1% of the first risk")
+        agreement(
+            "both start at the same risk",
+            start,
+            0.0,
+            0.0,
+            tolerance=1e-6,
+            scale=0.01,
+            scale_words="1% of the first risk",
+        )
     )
-    return judged(f"mean of {runs} runs at d = {data.attrs['d']}, of the risk at the start: {'; '.join(parts)}", *findings)
+    return judged(
+        f"mean of {runs} runs at d = {data.attrs['d']}, of the risk at the start: {'; '.join(parts)}",
+        *findings,
+    )
 
 
 @judge_of(
@@ -193,12 +258,19 @@ def golf_course(data: xr.Dataset) -> Judgement:
     sizes = data.hessian_d.values
     saddle = [row[:d] for row, d in zip(data.eigenvalues_saddle.values, sizes, strict=True)]
     # one is 0 for the direction off the sphere
-    hole = np.concatenate([row[:d][np.argsort(np.abs(row[:d]))][1:] for row, d in zip(data.eigenvalues_minimum.values, sizes, strict=True)])
+    hole = np.concatenate(
+        [
+            row[:d][np.argsort(np.abs(row[:d]))][1:]
+            for row, d in zip(data.eigenvalues_minimum.values, sizes, strict=True)
+        ]
+    )
     flat = np.array([int(np.sum(np.abs(row) < FLAT)) for row in saddle])
     down = np.array([int(np.sum(row < -FLAT)) for row in saddle])
     wrong = int(np.sum(flat != sizes - 1) + np.sum(down != 1))
     samples, error, d = data.samples.values, data.samples_error.values, data.d.values
-    slope = 1 / (2 * data.attrs["gamma"] * 4 * (1 - 6 * data.attrs["gamma"]))  # of n/d in log d: p = 1, no label noise
+    slope = 1 / (
+        2 * data.attrs["gamma"] * 4 * (1 - 6 * data.attrs["gamma"])
+    )  # of n/d in log d: p = 1, no label noise
     grown = (samples[-1] - samples[0]) / (slope * math.log(d[-1] / d[0]))
     grown_error = math.hypot(error[-1], error[0]) / (slope * math.log(d[-1] / d[0]))
     least = np.array([row.min() for row in saddle])
@@ -209,11 +281,21 @@ def golf_course(data: xr.Dataset) -> Judgement:
         f"samples/d to leave: {listed(samples.round(1))} at d = {listed(d)}, growing with log d by {grown:.3f}({grown_error:.3f}) of "
         f"1/(2 gamma omega_M)",
         counted("a saddle with one direction down and d - 1 flat ones", wrong, 2 * len(sizes)),
-        agreement("the one down has the eigenvalue -4", least, 0.0, -4.0, tolerance=FLAT, scale=0.1),
         agreement(
-            "it points to the minimum w*", data.toward_teacher, 0.0, 1.0, tolerance=1e-4, scale=0.01, scale_words=".01 of the overlap"
+            "the one down has the eigenvalue -4", least, 0.0, -4.0, tolerance=FLAT, scale=0.1
         ),
-        larger("w* is a minimum: the risk rises in all directions on the sphere", hole, 0.0, scale=1.0),
+        agreement(
+            "it points to the minimum w*",
+            data.toward_teacher,
+            0.0,
+            1.0,
+            tolerance=1e-4,
+            scale=0.01,
+            scale_words=".01 of the overlap",
+        ),
+        larger(
+            "w* is a minimum: the risk rises in all directions on the sphere", hole, 0.0, scale=1.0
+        ),
         Mean(grown, grown_error).agrees(
             "leaving takes n ~ d log d samples: n/d grows with log d by 1/(2 gamma omega_M), to 10%",
             1.0,

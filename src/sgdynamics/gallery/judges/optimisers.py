@@ -5,7 +5,16 @@ from __future__ import annotations
 import numpy as np
 import xarray as xr
 
-from sgdynamics.gallery.claims import Finding, Judgement, agreement, counted, judged, larger, listed, mean_over_runs
+from sgdynamics.gallery.claims import (
+    Finding,
+    Judgement,
+    agreement,
+    counted,
+    judged,
+    larger,
+    listed,
+    mean_over_runs,
+)
 from sgdynamics.gallery.entries import judge_of
 
 PER_DIMENSION = 8.0  # runs at d are on the limit to this over d, relative to what is drawn: two orders of a step, a few units
@@ -15,10 +24,16 @@ LEADING = 0.01  # of a leading order in lr, at lr = .01
 FIRST = 0.01  # of a first speed, from a finite time
 
 
-def _on_line(claim: str, runs: np.ndarray, line: np.ndarray, tolerance: float, scale: float) -> Finding:
+def _on_line(
+    claim: str, runs: np.ndarray, line: np.ndarray, tolerance: float, scale: float
+) -> Finding:
     """The mean of runs (run, points) is the theory's line, to errors and the tolerance, both relative."""
     return mean_over_runs(np.asarray(runs) / line - 1).agrees(
-        f"{claim}, to {tolerance:.2g} of it", 0.0, tolerance=tolerance, scale=scale, scale_words=f"{scale:.2g} of it"
+        f"{claim}, to {tolerance:.2g} of it",
+        0.0,
+        tolerance=tolerance,
+        scale=scale,
+        scale_words=f"{scale:.2g} of it",
     )
 
 
@@ -36,12 +51,20 @@ def eight_optimisers(data: xr.Dataset) -> Judgement:
     each, d = data.attrs["every"], data.attrs["d"]
     pairs = [
         (name, runs, line[each::each])
-        for name, runs, line in zip(data.optimiser.values, data.excess_risk_runs.values, data.excess_risk.values, strict=True)
+        for name, runs, line in zip(
+            data.optimiser.values,
+            data.excess_risk_runs.values,
+            data.excess_risk.values,
+            strict=True,
+        )
     ]
     told = ", ".join(f"{name} {_farthest(runs, line):.1%}" for name, runs, line in pairs)
     return judged(
         f"mean excess risk of {data.sizes['run']} direct runs at d = {d} is off the ODE by at most: {told}",
-        *(_on_line(f"{name}: the mean of runs is the ODE", runs, line, PER_DIMENSION / d, 0.15) for name, runs, line in pairs),
+        *(
+            _on_line(f"{name}: the mean of runs is the ODE", runs, line, PER_DIMENSION / d, 0.15)
+            for name, runs, line in pairs
+        ),
     )
 
 
@@ -55,7 +78,9 @@ def reused_samples(data: xr.Dataset) -> Judgement:
     each, sizes = data.attrs["every"], data.d.values
     once, twice = data.M_runs.values
     line = data.M.values[1, each::each]
-    squares = np.mean(once[:, :, -1] ** 2, axis=-1)  # (d, run): the units of a run share their noise
+    squares = np.mean(
+        once[:, :, -1] ** 2, axis=-1
+    )  # (d, run): the units of a run share their noise
     last = np.sqrt(squares.mean(axis=1))
     x = (np.log(sizes) - np.log(sizes).mean()) / np.sum((np.log(sizes) - np.log(sizes).mean()) ** 2)
     each_error = 0.5 * squares.std(axis=1, ddof=1) / np.sqrt(once.shape[1]) / squares.mean(axis=1)
@@ -76,9 +101,27 @@ def reused_samples(data: xr.Dataset) -> Judgement:
             )
             for d, runs in zip(sizes, twice, strict=True)
         ),
-        counted("used once, the ODE stays at M = 0", int(np.sum(np.abs(data.M.values[0]) > 1e-9)), data.M.values[0].size),
-        agreement("used once, overlaps fall as 1/sqrt(d)", slope, error, -0.5, scale=0.25, runs=once.shape[1]),
-        agreement("the first drift is its leading order in lr, to 1% at lr = .01", ratio[0], 0.0, 1.0, tolerance=LEADING, scale=0.05),
+        counted(
+            "used once, the ODE stays at M = 0",
+            int(np.sum(np.abs(data.M.values[0]) > 1e-9)),
+            data.M.values[0].size,
+        ),
+        agreement(
+            "used once, overlaps fall as 1/sqrt(d)",
+            slope,
+            error,
+            -0.5,
+            scale=0.25,
+            runs=once.shape[1],
+        ),
+        agreement(
+            "the first drift is its leading order in lr, to 1% at lr = .01",
+            ratio[0],
+            0.0,
+            1.0,
+            tolerance=LEADING,
+            scale=0.05,
+        ),
     )
 
 
@@ -106,11 +149,24 @@ def momentum(data: xr.Dataset) -> Judgement:
         for d, runs in zip(sizes, rows, strict=True)
     ]
     slow = [
-        _on_line(f"c = {c:g}: the mean of runs is its own ODE", runs, line[each::each], PER_DIMENSION / far, 0.1)
-        for c, runs, line in zip(data.memory.values, data.slow_runs.values, data.slow.values, strict=True)
+        _on_line(
+            f"c = {c:g}: the mean of runs is its own ODE",
+            runs,
+            line[each::each],
+            PER_DIMENSION / far,
+            0.1,
+        )
+        for c, runs, line in zip(
+            data.memory.values, data.slow_runs.values, data.slow.values, strict=True
+        )
     ]
-    off = [_farthest(one, line[each::each]) for one, line in zip(data.slow_runs.values, data.slow.values, strict=True)]
-    apart = np.array([mean_over_runs(runs / some).value.max() - 1 for runs in data.slow_runs.values])
+    off = [
+        _farthest(one, line[each::each])
+        for one, line in zip(data.slow_runs.values, data.slow.values, strict=True)
+    ]
+    apart = np.array(
+        [mean_over_runs(runs / some).value.max() - 1 for runs in data.slow_runs.values]
+    )
     longest = mean_over_runs(data.slow_runs.values[0] / some - 1)
     middle = int(np.argmax(longest.value))
     return judged(
@@ -118,7 +174,14 @@ def momentum(data: xr.Dataset) -> Judgement:
         f"{', '.join(f'{_farthest(one, some):.1%}' for rows in data.fixed_runs.values for one in rows)}; with c = "
         f"{listed(data.memory.values)} runs are above it by up to {', '.join(f'{one:.0%}' for one in apart)}, and off their own ODE by "
         f"{', '.join(f'{one:.1%}' for one in off)}",
-        agreement("at fixed beta the ODE is that of plain SGD at lr/(1 - beta)", same, 0.0, 0.0, tolerance=SAME, scale=0.01),
+        agreement(
+            "at fixed beta the ODE is that of plain SGD at lr/(1 - beta)",
+            same,
+            0.0,
+            0.0,
+            tolerance=SAME,
+            scale=0.01,
+        ),
         *findings,
         *slow,
         larger(
@@ -143,7 +206,11 @@ def muon_and_batches(data: xr.Dataset) -> Judgement:
     """Late risks fitted in the batch, the ODE of Muon with memory against runs, Muon against normalised steps run by run."""
     from sgdynamics.papers.optimisers.muon_figure import late_risks
 
-    d, names, runs = data.attrs["d"], [str(one) for one in data.optimiser.values], data.excess_risk_runs.values
+    d, names, runs = (
+        data.attrs["d"],
+        [str(one) for one in data.optimiser.values],
+        data.excess_risk_runs.values,
+    )
     late, B = late_risks(data), data.batch.values
     wide = B >= 16
     x = np.log(B[wide]) - np.log(B[wide]).mean()
@@ -152,13 +219,22 @@ def muon_and_batches(data: xr.Dataset) -> Judgement:
     error = np.sqrt((errors / means)[:, wide] ** 2 @ x**2) / np.sum(x**2)
     expected = np.array([-1.0, -0.5, -0.5])
     memory = runs[names.index("Muon, memory 3")]
-    lines = [np.interp(data.point.values, data.tau.values, data.excess_risk.sel(solved=one).values) for one in data.solved.values]
-    pairs = [(one, memory[list(B).index(one)], line) for one, line in zip(data.solved.values, lines, strict=True)]
+    lines = [
+        np.interp(data.point.values, data.tau.values, data.excess_risk.sel(solved=one).values)
+        for one in data.solved.values
+    ]
+    pairs = [
+        (one, memory[list(B).index(one)], line)
+        for one, line in zip(data.solved.values, lines, strict=True)
+    ]
     early = data.sizes["early"]
     gap = np.abs(runs[names.index("Muon"), 0, :, :early] / data.normalised_runs.values - 1)
     return judged(
         f"late excess risk ~ B^e from B = 16 to {B[-1]}: "
-        + "; ".join(f"{name} e = {e:.3f}({s:.1g}) (expected {w:g})" for name, e, s, w in zip(names, fitted, error, expected, strict=True))
+        + "; ".join(
+            f"{name} e = {e:.3f}({s:.1g}) (expected {w:g})"
+            for name, e, s, w in zip(names, fitted, error, expected, strict=True)
+        )
         + f"; runs of Muon with memory are off the ODE by at most {', '.join(f'{_farthest(one, line):.1%}' for _, one, line in pairs)} at "
         f"B = {listed(data.solved.values)}, d = {d}; Muon of one sample is normalised SGD to {gap.max():.1g} in each run",
         *(
@@ -174,10 +250,20 @@ def muon_and_batches(data: xr.Dataset) -> Judgement:
             for name, e, s, w in zip(names, fitted, error, expected, strict=True)
         ),
         *(
-            _on_line(f"Muon with memory, B = {one}: the mean of runs is the ODE", part, line, 2 * PER_DIMENSION / d, 0.25)
+            _on_line(
+                f"Muon with memory, B = {one}: the mean of runs is the ODE",
+                part,
+                line,
+                2 * PER_DIMENSION / d,
+                0.25,
+            )
             for one, part, line in pairs
         ),
-        counted("Muon of one sample is normalised SGD run by run, to 1e-6", int(np.sum(gap > 1e-6)), gap.size),
+        counted(
+            "Muon of one sample is normalised SGD run by run, to 1e-6",
+            int(np.sum(gap > 1e-6)),
+            gap.size,
+        ),
     )
 
 
@@ -191,15 +277,30 @@ def clipping(data: xr.Dataset) -> Judgement:
     each, d, noises = data.attrs["every"], data.attrs["d"], data.noise.values
     lines, runs = data.excess_risk.values, data.excess_risk_runs.values
     findings = [
-        _on_line(f"{name}, noise {noise:g}: the mean of runs is the ODE", one, line[each::each], 2 * PER_DIMENSION / d, 0.15)
+        _on_line(
+            f"{name}, noise {noise:g}: the mean of runs is the ODE",
+            one,
+            line[each::each],
+            2 * PER_DIMENSION / d,
+            0.15,
+        )
         for name, rows, paths in zip(data["update"].values, runs, lines, strict=True)
         for noise, one, line in zip(noises, rows, paths, strict=True)
     ]
     first = lines[0, 0, 0]
-    worse, better = (mean_over_runs(sign * (runs[row, -1, :, -1:] / first - 1)) for row, sign in ((0, 1), (1, -1)))
-    off = [_farthest(one, line[each::each]) for rows, paths in zip(runs, lines, strict=True) for one, line in zip(rows, paths, strict=True)]
+    worse, better = (
+        mean_over_runs(sign * (runs[row, -1, :, -1:] / first - 1))
+        for row, sign in ((0, 1), (1, -1))
+    )
+    off = [
+        _farthest(one, line[each::each])
+        for rows, paths in zip(runs, lines, strict=True)
+        for one, line in zip(rows, paths, strict=True)
+    ]
     best = data.last.values.min(axis=-1)
-    rates = np.take_along_axis(data.lr.values[:, None], data.last.values.argmin(axis=-1)[..., None], axis=-1)[..., 0]
+    rates = np.take_along_axis(
+        data.lr.values[:, None], data.last.values.argmin(axis=-1)[..., None], axis=-1
+    )[..., 0]
     moves = rates.max(axis=1) / rates.min(axis=1)
     inside = [int(0 < np.argmin(one) < len(one) - 1) for rows in data.last.values for one in rows]
     return judged(
@@ -209,9 +310,20 @@ def clipping(data: xr.Dataset) -> Judgement:
         f"{moves[0]:.2g} and {moves[1]:.2g}; runs at d = {d} are off the ODE by at most "
         f"{max(off):.1%}",
         *findings,
-        worse.is_above("at the largest noise plain SGD ends above its start", scale=0.1, scale_words="10% of the first excess risk"),
-        better.is_above("clipped SGD ends below it", scale=0.1, scale_words="10% of the first excess risk"),
-        larger("with its best rate plain SGD is no worse than clipped by 25%", 1.25 - best[0] / best[1], 0.0, scale=1e-9),
+        worse.is_above(
+            "at the largest noise plain SGD ends above its start",
+            scale=0.1,
+            scale_words="10% of the first excess risk",
+        ),
+        better.is_above(
+            "clipped SGD ends below it", scale=0.1, scale_words="10% of the first excess risk"
+        ),
+        larger(
+            "with its best rate plain SGD is no worse than clipped by 25%",
+            1.25 - best[0] / best[1],
+            0.0,
+            scale=1e-9,
+        ),
         larger(
             "the best rate of plain SGD moves with the noise by more than that of clipped SGD",
             float(np.log2(moves[0] / moves[1])),
@@ -234,10 +346,21 @@ def adam_equalises(data: xr.Dataset) -> Judgement:
     speed = data.speed.values / data.fraction.values
     ratio, values = speed[:, 0] / speed[:, 1], data.eigenvalue.values
     powers = np.log(ratio) / np.log(values[0] / values[1])
-    lines, runs, total = data.M.values[:, each::each], data.M_runs.values, data.M.values[:, each::each].sum(axis=-1)
+    lines, runs, total = (
+        data.M.values[:, each::each],
+        data.M_runs.values,
+        data.M.values[:, each::each].sum(axis=-1),
+    )
     names = [str(one) for one in data.optimiser.values]
-    gaps = [mean_over_runs((one - line) / whole[:, None]) for one, line, whole in zip(runs, lines, total, strict=True)]
-    risks = list(zip(names, data.excess_risk_runs.values, data.excess_risk.values[:, each::each], strict=True))
+    gaps = [
+        mean_over_runs((one - line) / whole[:, None])
+        for one, line, whole in zip(runs, lines, total, strict=True)
+    ]
+    risks = list(
+        zip(
+            names, data.excess_risk_runs.values, data.excess_risk.values[:, each::each], strict=True
+        )
+    )
     return judged(
         f"first speeds along eigenvalues {listed(values)} are in the ratio {listed(ratio.round(3))} ({', '.join(names)}), powers "
         f"{listed(powers.round(4))} of the eigenvalues; {data.sizes['run']} direct runs at d = {d} are off the ODE by at most "
@@ -261,7 +384,16 @@ def adam_equalises(data: xr.Dataset) -> Judgement:
             )
             for name, one in zip(names, gaps, strict=True)
         ),
-        *(_on_line(f"{name}: the mean excess risk of runs is the ODE's", one, line, PER_DIMENSION / d, 0.2) for name, one, line in risks),
+        *(
+            _on_line(
+                f"{name}: the mean excess risk of runs is the ODE's",
+                one,
+                line,
+                PER_DIMENSION / d,
+                0.2,
+            )
+            for name, one, line in risks
+        ),
     )
 
 
@@ -283,10 +415,18 @@ def private(data: xr.Dataset) -> Judgement:
         f"as sigma^{power:.3f}; the growth of Q less that at sigma = 0 is {listed(grown.round(4))} of lr^2 sigma^2; runs at d = {d} are "
         f"off the ODE by at most {max(_farthest(one, line[each::each]) for one, line in zip(runs, lines, strict=True)):.1%}",
         *(
-            _on_line(f"sigma = {one:g}: the mean of runs is the ODE", part, line[each::each], 2 * PER_DIMENSION / d, 0.15)
+            _on_line(
+                f"sigma = {one:g}: the mean of runs is the ODE",
+                part,
+                line[each::each],
+                2 * PER_DIMENSION / d,
+                0.15,
+            )
             for one, part, line in zip(sigma, runs, lines, strict=True)
         ),
-        agreement("noise adds lr^2 sigma^2 to dQ/dtau, to 1%", grown, 0.0, 1.0, tolerance=FIRST, scale=0.1),
+        agreement(
+            "noise adds lr^2 sigma^2 to dQ/dtau, to 1%", grown, 0.0, 1.0, tolerance=FIRST, scale=0.1
+        ),
         # the next power is sigma^4, of the cost's own size beside the excess risk
         agreement(
             f"the cost begins as sigma^2, to .2 in the power between {sigma[1]:g} and {sigma[2]:g}",
@@ -296,5 +436,9 @@ def private(data: xr.Dataset) -> Judgement:
             tolerance=0.2,
             scale=0.5,
         ),
-        paid.is_above(f"at sigma = {sigma[-1]:g} it is paid", scale=1.0, scale_words="the excess risk without noise"),
+        paid.is_above(
+            f"at sigma = {sigma[-1]:g} it is paid",
+            scale=1.0,
+            scale_words="the excess risk without noise",
+        ),
     )

@@ -7,9 +7,27 @@ from itertools import pairwise
 import numpy as np
 import xarray as xr
 
-from sgdynamics.gallery.claims import Finding, Judgement, agreement, counted, judged, larger, listed, mean_over_runs
+from sgdynamics.gallery.claims import (
+    Finding,
+    Judgement,
+    agreement,
+    counted,
+    judged,
+    larger,
+    listed,
+    mean_over_runs,
+)
 from sgdynamics.gallery.entries import judge_of
-from sgdynamics.papers.protocols.reference import EASY, ERF_RATES, HARD, KEEP, RAMPS, REFERENCE, REPLAY_ARC, SWITCHES
+from sgdynamics.papers.protocols.reference import (
+    EASY,
+    ERF_RATES,
+    HARD,
+    KEEP,
+    RAMPS,
+    REFERENCE,
+    REPLAY_ARC,
+    SWITCHES,
+)
 
 EXTRAPOLATED = 1e-4  # of an optimum for infinitely many pieces, relative: two numbers of pieces, and an error of 1/pieces^2
 CONSTANT = 1e-5  # of a best constant, relative
@@ -42,9 +60,21 @@ def _optimum(data: xr.Dataset, name: str) -> list[Finding]:
             scale=0.01,
         ),
         agreement(
-            f"{name}: and where that is, to 1e-5", float(one.constant), 0.0, known.constant, tolerance=BEST, scale=0.01 * known.constant
+            f"{name}: and where that is, to 1e-5",
+            float(one.constant),
+            0.0,
+            known.constant,
+            tolerance=BEST,
+            scale=0.01 * known.constant,
         ),
-        agreement(f"{name}: Pontryagin's condition holds to 1e-4", float(one.residual), 0.0, 0.0, tolerance=RESIDUAL, scale=0.01),
+        agreement(
+            f"{name}: Pontryagin's condition holds to 1e-4",
+            float(one.residual),
+            0.0,
+            0.0,
+            tolerance=RESIDUAL,
+            scale=0.01,
+        ),
     ]
 
 
@@ -53,10 +83,19 @@ def _confirmed(data: xr.Dataset, name: str) -> list[Finding]:
     one, runs, loose = data.sel(problem=name), data.attrs["runs"], PER_DIMENSION / data.attrs["d"]
     gain = float(one.constant_value / one.value)
     risks = [float(one.runs_value / one.value), float(one.runs_constant / one.constant_value)]
-    errors = [float(one.runs_value_error / one.value), float(one.runs_constant_error / one.constant_value)]
+    errors = [
+        float(one.runs_value_error / one.value),
+        float(one.runs_constant_error / one.constant_value),
+    ]
     return [
         agreement(
-            f"{name}: risks of runs are the ODE's, to {loose:.1g} of them", risks, errors, 1.0, tolerance=loose, scale=0.1, runs=runs
+            f"{name}: risks of runs are the ODE's, to {loose:.1g} of them",
+            risks,
+            errors,
+            1.0,
+            tolerance=loose,
+            scale=0.1,
+            runs=runs,
         ),
         agreement(
             f"{name}: the gain of runs is the ODE's, to {loose:.1g}",
@@ -83,9 +122,18 @@ def _switched(data: xr.Dataset, name: str) -> Finding:
     places = places[np.isfinite(places)]
     expected = SWITCHES[name]
     if len(places) != len(expected):
-        return counted(f"{name}: there are {len(expected)} switches", abs(len(places) - len(expected)), len(expected))
+        return counted(
+            f"{name}: there are {len(expected)} switches",
+            abs(len(places) - len(expected)),
+            len(expected),
+        )
     return agreement(
-        f"{name}: the switches are those of other methods, to {PLACE:g} in alpha", places, 0.0, expected, tolerance=PLACE, scale=0.1
+        f"{name}: the switches are those of other methods, to {PLACE:g} in alpha",
+        places,
+        0.0,
+        expected,
+        tolerance=PLACE,
+        scale=0.1,
     )
 
 
@@ -110,7 +158,9 @@ def best_learning_rates(data: xr.Dataset) -> Judgement:
     # a piece has the best rate of a whole stretch of alpha, not its mean: second order in the pieces
     loose = 2e-2 * (40 / pieces) ** 2
     rates = linear.control.values / data.closed.values
-    places = np.searchsorted(data.edges.sel(problem="erf").values, list(ERF_RATES), side="right") - 1
+    places = (
+        np.searchsorted(data.edges.sel(problem="erf").values, list(ERF_RATES), side="right") - 1
+    )
     found = data.control.sel(problem="erf").values[places]
     constant, least = data.closed_constant.values
     return judged(
@@ -141,9 +191,18 @@ def best_learning_rates(data: xr.Dataset) -> Judgement:
             scale=0.01,
         ),
         agreement(
-            "erf: the rates are those of Pontryagin's equations, to 5%", found / data.reference.values, 0.0, 1.0, tolerance=0.05, scale=0.2
+            "erf: the rates are those of Pontryagin's equations, to 5%",
+            found / data.reference.values,
+            0.0,
+            1.0,
+            tolerance=0.05,
+            scale=0.2,
         ),
-        *(finding for name in ("linear", "erf") for finding in (*_optimum(data, name), *_confirmed(data, name))),
+        *(
+            finding
+            for name in ("linear", "erf")
+            for finding in (*_optimum(data, name), *_confirmed(data, name))
+        ),
     )
 
 
@@ -168,10 +227,26 @@ def replay(data: xr.Dataset) -> Judgement:
         f"{mean[2]:.5f}, that of task one at {risks[2, 0]:.5f} (optimum {risks[0, 0]:.5f})",
         *_optimum(data, "replay"),
         _switched(data, "replay"),
-        counted("task two alone before the arc, task one alone after it", int(np.sum(np.abs(ends) > 1e-6)), len(ends)),
-        agreement("on the arc its share falls from .62 to .58, to .015", share[arc], 0.0, expected, tolerance=0.015, scale=0.05),
+        counted(
+            "task two alone before the arc, task one alone after it",
+            int(np.sum(np.abs(ends) > 1e-6)),
+            len(ends),
+        ),
         agreement(
-            "without replay the mean risk ends at .0258949, to 1e-4 of it", mean[2] / 0.0258949173, 0.0, 1.0, tolerance=1e-4, scale=0.1
+            "on the arc its share falls from .62 to .58, to .015",
+            share[arc],
+            0.0,
+            expected,
+            tolerance=0.015,
+            scale=0.05,
+        ),
+        agreement(
+            "without replay the mean risk ends at .0258949, to 1e-4 of it",
+            mean[2] / 0.0258949173,
+            0.0,
+            1.0,
+            tolerance=1e-4,
+            scale=0.1,
         ),
         *_confirmed(data, "replay"),
     )
@@ -184,17 +259,35 @@ def replay(data: xr.Dataset) -> Judgement:
 )
 def dropout_and_decay(data: xr.Dataset) -> Judgement:
     """Optima against those of other programs, the shape of both controls, gains in runs."""
-    keep, decay = data.control.sel(problem="dropout").values, data.control.sel(problem="weight decay").values
+    keep, decay = (
+        data.control.sel(problem="dropout").values,
+        data.control.sel(problem="weight decay").values,
+    )
     between = int(np.sum((decay > 1e-6) & (decay < 1 - 1e-6)))
     places = data.switches.sel(problem="weight decay").values
     return judged(
         f"{_told(data, 'dropout')}; {_told(data, 'weight decay')}; the share kept goes from {keep[0]:.3f} to {keep[-1]:.3f}; the decay "
         f"switches at alpha = {listed(places[np.isfinite(places)].round(4))}, {between} of {len(decay)} pieces are between its bounds",
-        *(finding for name in ("dropout", "weight decay") for finding in (*_optimum(data, name), *_confirmed(data, name))),
-        agreement("dropout: the share kept goes from .635 to .136, to .02", keep[[0, -1]], 0.0, KEEP, tolerance=0.02, scale=0.1),
+        *(
+            finding
+            for name in ("dropout", "weight decay")
+            for finding in (*_optimum(data, name), *_confirmed(data, name))
+        ),
+        agreement(
+            "dropout: the share kept goes from .635 to .136, to .02",
+            keep[[0, -1]],
+            0.0,
+            KEEP,
+            tolerance=0.02,
+            scale=0.1,
+        ),
         counted("dropout: it falls at every step", int(np.sum(np.diff(keep) >= 0)), len(keep) - 1),
         _switched(data, "weight decay"),
-        counted("weight decay: at a bound but for a piece at each switch", max(between - 2, 0), len(decay)),
+        counted(
+            "weight decay: at a bound but for a piece at each switch",
+            max(between - 2, 0),
+            len(decay),
+        ),
     )
 
 
@@ -205,15 +298,27 @@ def dropout_and_decay(data: xr.Dataset) -> Judgement:
 )
 def curriculum(data: xr.Dataset) -> Judgement:
     """Four risks against those of other programs, runs against the ODE, and the order in runs with the same random numbers."""
-    names, lines, runs = [str(one) for one in data.order.values], data.excess_risk.values, data.excess_risk_runs.values
+    names, lines, runs = (
+        [str(one) for one in data.order.values],
+        data.excess_risk.values,
+        data.excess_risk_runs.values,
+    )
     last = dict(zip(names, lines[:, -1], strict=True))
-    known = {"mixed": 0.0478011553, "easy first": 0.0472214328, "easy last": 0.0525590721, "optimum": REFERENCE["curriculum"].risk}
+    known = {
+        "mixed": 0.0478011553,
+        "easy first": 0.0472214328,
+        "easy last": 0.0525590721,
+        "optimum": REFERENCE["curriculum"].risk,
+    }
     ranked = ("optimum", "easy first", "mixed", "easy last")
     ends = {name: runs[names.index(name), :, -1] for name in names}
     loose = PER_DIMENSION / data.attrs["d"]
     used = data.shares.values.mean(axis=1)
     some = np.searchsorted(data.edges.values[0], data.point.values - 1e-9)
-    pairs = [(better, worse, ends[worse] - ends[better], known[worse] - known[better]) for better, worse in pairwise(ranked)]
+    pairs = [
+        (better, worse, ends[worse] - ends[better], known[worse] - known[better])
+        for better, worse in pairwise(ranked)
+    ]
     return judged(
         f"excess risk of hard samples: {', '.join(f'{name} {last[name]:.6f}, runs {ends[name].mean():.5f}' for name in ranked)}; "
         f"{_told(data, 'curriculum')}",
@@ -227,16 +332,29 @@ def curriculum(data: xr.Dataset) -> Judgement:
             tolerance=5e-5,
             scale=0.01,
         ),
-        agreement("half of the samples are hard, in all orders", used, 0.0, 0.5, tolerance=1e-6, scale=0.01),
+        agreement(
+            "half of the samples are hard, in all orders",
+            used,
+            0.0,
+            0.5,
+            tolerance=1e-6,
+            scale=0.01,
+        ),
         *(
             mean_over_runs(part / line[some] - 1).agrees(
-                f"{name}: the mean of runs is the ODE, to {loose:.1g} of it", 0.0, tolerance=loose, scale=0.1, scale_words="10% of it"
+                f"{name}: the mean of runs is the ODE, to {loose:.1g} of it",
+                0.0,
+                tolerance=loose,
+                scale=0.1,
+                scale_words="10% of it",
             )
             for name, part, line in zip(names, runs, lines, strict=True)
         ),
         *(
             mean_over_runs(gap[:, None] / gone).is_above(
-                f"runs: {better} is better than {worse}", scale=0.3, scale_words="0.3 of what the ODE says"
+                f"runs: {better} is better than {worse}",
+                scale=0.3,
+                scale_words="0.3 of what the ODE says",
             )
             for better, worse, gap, gone in pairs
         ),
@@ -291,10 +409,26 @@ def horizons(data: xr.Dataset) -> Judgement:
             scale=0.01,
         ),
         agreement(
-            "easy: they are those of theory, to .025", local[easy, :, -1], 0.0, data.exponents.values[easy], tolerance=0.025, scale=0.05
+            "easy: they are those of theory, to .025",
+            local[easy, :, -1],
+            0.0,
+            data.exponents.values[easy],
+            tolerance=0.025,
+            scale=0.05,
         ),
-        counted("hard: the exponent comes down to (a - 1)/b from above", int(np.sum(np.diff(local[hard, 0]) >= 0)), len(steps) - 2),
-        agreement("hard: it is that, to .05", local[hard, 0, -1], 0.0, float(data.early[hard]), tolerance=0.05, scale=0.1),
+        counted(
+            "hard: the exponent comes down to (a - 1)/b from above",
+            int(np.sum(np.diff(local[hard, 0]) >= 0)),
+            len(steps) - 2,
+        ),
+        agreement(
+            "hard: it is that, to .05",
+            local[hard, 0, -1],
+            0.0,
+            float(data.early[hard]),
+            tolerance=0.05,
+            scale=0.1,
+        ),
         agreement(
             "hard, constant rate: it is that while the risk is above the noise, to .01",
             local[hard, 1, 1:],
@@ -303,7 +437,11 @@ def horizons(data: xr.Dataset) -> Judgement:
             tolerance=0.01,
             scale=0.03,
         ),
-        counted("hard: the share of steps that anneal falls with T", int(np.sum(np.diff(annealed[hard]) >= 0)), len(steps) - 1),
+        counted(
+            "hard: the share of steps that anneal falls with T",
+            int(np.sum(np.diff(annealed[hard]) >= 0)),
+            len(steps) - 1,
+        ),
         agreement(
             "hard: rates begin near the largest stable one, .47 to .6",
             data.rates.values[hard, :, 0],
@@ -312,9 +450,21 @@ def horizons(data: xr.Dataset) -> Judgement:
             tolerance=0.065,
             scale=0.2,
         ),
-        agreement("easy: past a tenth of T eta K^(1/2) is constant, to 5%", invariant, 0.0, 1.0, tolerance=0.05, scale=0.2),
         agreement(
-            f"with noise {data.attrs['loud']:g} it is from the start, to 1%", loud, 0.0, 1.0, tolerance=1 / data.attrs["loud"], scale=0.05
+            "easy: past a tenth of T eta K^(1/2) is constant, to 5%",
+            invariant,
+            0.0,
+            1.0,
+            tolerance=0.05,
+            scale=0.2,
+        ),
+        agreement(
+            f"with noise {data.attrs['loud']:g} it is from the start, to 1%",
+            loud,
+            0.0,
+            1.0,
+            tolerance=1 / data.attrs["loud"],
+            scale=0.05,
         ),
         agreement(
             "and the least risk is the law's, to half of that",
@@ -343,8 +493,19 @@ def batch_ramps(data: xr.Dataset) -> Judgement:
         f"lr = {listed(lr)}: {listed(data.steps.values)} steps, excess risk {listed(data['last'].values.round(7))}, above that of the "
         f"falling rate ({data.attrs['best']:.7f}) by {', '.join(f'{one:.2%}' for one in above)}; {runs.shape[1]} runs at "
         f"d = {d} with whole batches are off their mean by {', '.join(f'{one:.2%}' for one in relative.mean(axis=1))}",
-        counted("ramps take as many steps as another program's", int(np.sum(data.steps.values != steps)), len(lr)),
-        agreement("and reach the same risks, to 6e-8", data["last"].values, 0.0, risks, tolerance=6e-8, scale=1e-6),
+        counted(
+            "ramps take as many steps as another program's",
+            int(np.sum(data.steps.values != steps)),
+            len(lr),
+        ),
+        agreement(
+            "and reach the same risks, to 6e-8",
+            data["last"].values,
+            0.0,
+            risks,
+            tolerance=6e-8,
+            scale=1e-6,
+        ),
         agreement(
             "they are above the falling rate by .5 lr/d at most, to lr/d = .1",
             above[middle],
@@ -356,7 +517,10 @@ def batch_ramps(data: xr.Dataset) -> Judgement:
         counted("the more the larger lr is", int(np.sum(np.diff(above) <= 0)), len(lr) - 1),
         *(
             mean_over_runs(part[:, None]).agrees(
-                f"lr = {one:g}: the mean of runs is the exact one", 0.0, scale=0.05, scale_words="5% of it"
+                f"lr = {one:g}: the mean of runs is the exact one",
+                0.0,
+                scale=0.05,
+                scale_words="5% of it",
             )
             for one, part in zip(lr, relative, strict=True)
         ),

@@ -7,7 +7,18 @@ import math
 import numpy as np
 import xarray as xr
 
-from sgdynamics.gallery.claims import Judgement, Mean, agreement, counted, fitted_power, judged, larger, listed, mean_over_runs, spanned
+from sgdynamics.gallery.claims import (
+    Judgement,
+    Mean,
+    agreement,
+    counted,
+    fitted_power,
+    judged,
+    larger,
+    listed,
+    mean_over_runs,
+    spanned,
+)
 from sgdynamics.gallery.entries import judge_of
 
 ON_THE_ODE = 0.05  # "closely align": overlaps and norms are of order one
@@ -17,7 +28,11 @@ POWER_SEEN = 1.5  # a power of p that must be told from a line
 RATE = 0.1  # of 16/(p p*): eta = .02 p slows it by 5%, a finite N by a few more
 
 
-@judge_of("figure_1", "all overlaps and the error: ODE and SGD, p = 6, p* = 3", "runs of SGD lie on the ODE")
+@judge_of(
+    "figure_1",
+    "all overlaps and the error: ODE and SGD, p = 6, p* = 3",
+    "runs of SGD lie on the ODE",
+)
 def runs_on_the_ode(data: xr.Dataset) -> Judgement:
     """Means of runs against the ODE, all overlaps and the risk, at every save point that is kept run by run."""
     at = data.attrs
@@ -25,7 +40,11 @@ def runs_on_the_ode(data: xr.Dataset) -> Judgement:
     upper = np.triu_indices(data.sizes["unit"])
     findings = []
     largest = {}
-    for name, what, tolerance in (("rho", "overlaps rho", ON_THE_ODE), ("Q", "overlaps Q", ON_THE_ODE), ("risk", "the risk", 0.02)):
+    for name, what, tolerance in (
+        ("rho", "overlaps rho", ON_THE_ODE),
+        ("Q", "overlaps Q", ON_THE_ODE),
+        ("risk", "the risk", 0.02),
+    ):
         each, ode = data[f"{name}_runs"].values, data[f"{name}_ode"].values[kept]
         if name == "Q":
             each, ode = each[:, :, *upper], ode[:, *upper]
@@ -41,7 +60,11 @@ def runs_on_the_ode(data: xr.Dataset) -> Judgement:
     )
 
 
-@judge_of("figure_2", "samples to leave against eta; the best eta against p", "there is a best eta, and it is linear in p")
+@judge_of(
+    "figure_2",
+    "samples to leave against eta; the best eta against p",
+    "there is a best eta, and it is linear in p",
+)
 def best_rates(data: xr.Dataset) -> Judgement:
     """A valley in eta, start by start, and best rates on a straight line: to 3%, and not as p^1.5."""
     at, alpha = data.attrs, data.alpha_c.values
@@ -58,7 +81,9 @@ def best_rates(data: xr.Dataset) -> Judgement:
     off = np.abs(on_line.value - 1).max()
     short = (1 - data.eta_best / data.eta_formula).values
     share = best / p
-    exact = "curved beyond its errors" if at["chi2_per_freedom"] > 5 else "straight within its errors"
+    exact = (
+        "curved beyond its errors" if at["chi2_per_freedom"] > 5 else "straight within its errors"
+    )
     return judged(
         f"alpha_c is least at eta = {best[0]:.3f} for p = {p[0]:g}; best eta = {at['slope']:.4f}({at['slope_error']:.4f}) p "
         f"{at['intercept']:+.3f}({at['intercept_error']:.3f}), on a line to {100 * off:.1f}% and {exact} (chi2 "
@@ -94,20 +119,34 @@ def _line(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     return design @ found
 
 
-@judge_of("figure_3", "distance to the predicted solution", "the start predicts which zero-error solution is reached")
+@judge_of(
+    "figure_3",
+    "distance to the predicted solution",
+    "the start predicts which zero-error solution is reached",
+)
 def predicted_solution(data: xr.Dataset) -> Judgement:
     """Without noise: where each start ends, against the prediction from it, at a distance that vanishes as 1/t."""
     own, apart = data.own_distance[:, -1].values, data.predicted_end[1:].values
     other, law = data.distance[1:, -1].values, float(data.distance_law[-1])
     risk, risk_law = data.risk[:, -1].values, float(data.risk_law[-1])
     half = int(np.searchsorted(data.t.values, data.t.values[-1] / 2))
-    decay = np.log(own / data.own_distance[:, half].values).mean() / math.log(float(data.t[-1] / data.t[half]))
+    decay = np.log(own / data.own_distance[:, half].values).mean() / math.log(
+        float(data.t[-1] / data.t[half])
+    )
     return judged(
         f"at t = {float(data.t[-1]):g} each start is at most {own.max():.4f} from the solution predicted from it ({law:.4f} by the law "
         f"1/t), the others {other.min():.2f} or more from that of the first, where their own predictions say to "
         f"{100 * np.abs(other / apart - 1).max():.1f}%; all errors below {risk.max():.1e}; the distance falls like "
         f"t^{decay:.2f} over the last half",
-        agreement("every start ends at the solution predicted from it", own, 0.0, 0.0, tolerance=0.02, scale=0.05, scale_words=".05"),
+        agreement(
+            "every start ends at the solution predicted from it",
+            own,
+            0.0,
+            0.0,
+            tolerance=0.02,
+            scale=0.05,
+            scale_words=".05",
+        ),
         Mean(other / apart, 0.0).agrees(
             "starts without correlation to it end elsewhere, at the distance of the predictions",
             1.0,
@@ -116,29 +155,65 @@ def predicted_solution(data: xr.Dataset) -> Judgement:
             scale_words="5% of the distance",
         ),
         larger("the solutions of different starts differ", apart, 0.0, scale=0.5),
-        agreement("all reach zero error", risk, 0.0, 0.0, tolerance=2 * risk_law, scale=0.01, scale_words=".01 (it starts at 1)"),
+        agreement(
+            "all reach zero error",
+            risk,
+            0.0,
+            0.0,
+            tolerance=2 * risk_law,
+            scale=0.01,
+            scale_words=".01 (it starts at 1)",
+        ),
     )
 
 
-@judge_of("figure_4", "the conserved matrix S", "S is constant through learning (ODE); SGD moves it by its noise alone (ours)")
+@judge_of(
+    "figure_4",
+    "the conserved matrix S",
+    "S is constant through learning (ODE); SGD moves it by its noise alone (ours)",
+)
 def conserved(data: xr.Dataset) -> Judgement:
     """S along the ODE without noise; along SGD it may move by what the noise in small overlaps does, and by no more."""
-    ode, gaussian, sgd = float(data.moved_ode.max()), data.moved_gaussian[:, -1].values, data.moved_sgd[:, -1].values
+    ode, gaussian, sgd = (
+        float(data.moved_ode.max()),
+        data.moved_gaussian[:, -1].values,
+        data.moved_sgd[:, -1].values,
+    )
     expected = data.moved_expected.values
     gap = mean_over_runs(data.moved_gap.values.T)
     return judged(
         f"along the ODE from orthonormal rows S moves by {ode:.0e}; SGD itself moves it, at any N: by {listed(sgd.round(3))} at N = "
         f"{listed(data.N)}, where the noise in its overlaps makes {listed(expected.round(3))}; "
         f"from Gaussian rows the ODE moves it by {listed(gaussian.round(3))}",
-        agreement("S is constant along the ODE", ode, 0.0, 0.0, tolerance=1e-8, scale=1e-3, scale_words=".001 of its entries"),
+        agreement(
+            "S is constant along the ODE",
+            ode,
+            0.0,
+            0.0,
+            tolerance=1e-8,
+            scale=1e-3,
+            scale_words=".001 of its entries",
+        ),
         gap.over(expected).agrees(
-            "SGD moves S by its own noise and no more, to 10%", 0.0, tolerance=0.1, scale=0.5, scale_words="half of the expected motion"
+            "SGD moves S by its own noise and no more, to 10%",
+            0.0,
+            tolerance=0.1,
+            scale=0.5,
+            scale_words="half of the expected motion",
         ),
     )
 
 
-@judge_of("figure_5", "degrees of freedom against width", "N p - p (p - 1)/2 up to p = N, N (N + 1)/2 beyond")
-@judge_of("figure_6", "dimension of the solution manifold", "p (p - 1)/2 - (p - m)(p - m - 1)/2, m = min(p*, N)")
+@judge_of(
+    "figure_5",
+    "degrees of freedom against width",
+    "N p - p (p - 1)/2 up to p = N, N (N + 1)/2 beyond",
+)
+@judge_of(
+    "figure_6",
+    "dimension of the solution manifold",
+    "p (p - 1)/2 - (p - m)(p - m - 1)/2, m = min(p*, N)",
+)
 def numbers_agree(data: xr.Dataset) -> Judgement:
     """Closed formulas against ranks counted at a random point: every number."""
     known = np.isfinite(data.formula.values)
@@ -159,10 +234,15 @@ def escape_rates(data: xr.Dataset) -> Judgement:
     """Rates of escape against 16/(p p*), by the slopes d t/d log N = 1/rate, in which the errors are normal."""
     p, star = data.p.values.astype(float), data.p_star.values.astype(float)
     claimed = 16 / (p * star)
-    slope, error = 1 / data.rate_chain.values, data.rate_chain_error.values / data.rate_chain.values**2
+    slope, error = (
+        1 / data.rate_chain.values,
+        data.rate_chain_error.values / data.rate_chain.values**2,
+    )
     share = 1 / (slope * claimed)
     runs = int(data.attrs["runs"])
-    late = Mean(data.gap[:, -1].values, data.gap_error[:, -1].values, "independent", runs).over(data.t_noisy[:, -1].values)
+    late = Mean(data.gap[:, -1].values, data.gap_error[:, -1].values, "independent", runs).over(
+        data.t_noisy[:, -1].values
+    )
     rates = Mean(slope * claimed, error * claimed, "independent", runs)
     slowed = (data.rate_ode.values / claimed).min()
     return judged(
@@ -178,7 +258,11 @@ def escape_rates(data: xr.Dataset) -> Judgement:
             scale_words="a quarter of the rate",
         ),
         _per_student(star, rates).agrees(
-            "the rate in t/p does not depend on p: only the height does", 0.0, tolerance=0.05, scale=0.5, scale_words="half of the rate"
+            "the rate in t/p does not depend on p: only the height does",
+            0.0,
+            tolerance=0.05,
+            scale=0.5,
+            scale_words="half of the rate",
         ),
         late.agrees(
             "escape times at the largest N are the ODE's, with SGD's noise in the overlaps, to 3%",
@@ -192,6 +276,14 @@ def escape_rates(data: xr.Dataset) -> Judgement:
 
 def _per_student(star: np.ndarray, rates: Mean) -> Mean:
     """Differences between the narrowest and the widest student of each teacher that has several."""
-    pairs = [(found[0], found[-1]) for found in (np.flatnonzero(star == one) for one in np.unique(star)) if len(found) > 1]
+    pairs = [
+        (found[0], found[-1])
+        for found in (np.flatnonzero(star == one) for one in np.unique(star))
+        if len(found) > 1
+    ]
     first, last = np.array(pairs).T
-    return Mean(rates.value[last] - rates.value[first], np.hypot(rates.error[first], rates.error[last]), runs=rates.runs)
+    return Mean(
+        rates.value[last] - rates.value[first],
+        np.hypot(rates.error[first], rates.error[last]),
+        runs=rates.runs,
+    )

@@ -7,23 +7,43 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from sgdynamics.gallery.claims import Finding, Judgement, Mean, agreement, counted, difference, judged, listed, mean_over_runs
+from sgdynamics.gallery.claims import (
+    Finding,
+    Judgement,
+    Mean,
+    agreement,
+    counted,
+    difference,
+    judged,
+    listed,
+    mean_over_runs,
+)
 from sgdynamics.gallery.entries import judge_of
 
 EXPONENTS = 0.03  # relative: measured exponents of compute-optimal training on those predicted
-SLOW = {"IVb": 0.06}  # where corrections fade as d^-.05 only, and several percent are left at any size
+SLOW = {
+    "IVb": 0.06
+}  # where corrections fade as d^-.05 only, and several percent are left at any size
 PER_FEATURE = 6.0  # drawn features are on their equivalent to this over d, relative
-PER_DIMENSION = 4.0  # runs at d are on theory for d -> infinity to this over d, of the size of what is drawn
+PER_DIMENSION = (
+    4.0  # runs at d are on theory for d -> infinity to this over d, of the size of what is drawn
+)
 LEARNING = 0.03  # exponents in time: what is left of the transient, as large as the risk at the begin of the fit
 EMERGENCE = 0.04  # exponents of skills: .02 for finitely many, .02 for their being whole numbers and for noise
 NOISY = 0.02  # the same against the closed sum of as many skills: noise of SGD alone, lr = .02 times a loss of order 1
 REAL = {0.2: 0.03, 1.0: 0.1}  # theory on SGD on real samples, relative, by the learning rate
 
 
-def _relative(claim: str, runs: np.ndarray, theory: np.ndarray, tolerance: float, scale: float) -> Finding:
+def _relative(
+    claim: str, runs: np.ndarray, theory: np.ndarray, tolerance: float, scale: float
+) -> Finding:
     """The mean of runs (run, points) is the theory's line, to errors and the tolerance, both relative."""
     return mean_over_runs(np.asarray(runs) / theory - 1).agrees(
-        f"{claim}, to {tolerance:.2g} of it", 0.0, tolerance=tolerance, scale=scale, scale_words=f"{scale:.2g} of it"
+        f"{claim}, to {tolerance:.2g} of it",
+        0.0,
+        tolerance=tolerance,
+        scale=scale,
+        scale_words=f"{scale:.2g} of it",
     )
 
 
@@ -49,7 +69,11 @@ def seven_phases(data: xr.Dataset) -> Judgement:
     words: dict[str, Any] = {"scale": 2 * within, "scale_words": "6% (IVb 12%) of them"}
     return judged(
         f"measured (predicted): {told}",
-        counted("each point lies in its phase", int(np.sum(data.phase_predicted.values != names)), len(names)),
+        counted(
+            "each point lies in its phase",
+            int(np.sum(data.phase_predicted.values != names)),
+            len(names),
+        ),
         agreement("eta is the predicted one", rows["eta"], 0.0, 1.0, tolerance=within, **words),
         agreement("xi is the predicted one", rows["xi"], 0.0, 1.0, tolerance=within, **words),
     )
@@ -83,11 +107,32 @@ def curves_and_envelope(data: xr.Dataset) -> Judgement:
         f"{listed(data.xi.values.round(4))} ({listed(data.xi_predicted.values.round(4))}) in phases {', '.join(data.case.values)}; sizes "
         f"come within {middle.max():.2%} of the envelope; the mean over {runs.shape[1]} draws of {d} features is from the equivalent by "
         f"at most {', '.join(f'{one:.1%}' for one in gaps)}",
-        agreement("eta and xi are the predicted ones, to 3%", shares, 0.0, 1.0, tolerance=EXPONENTS, scale=0.06, scale_words="6% of them"),
+        agreement(
+            "eta and xi are the predicted ones, to 3%",
+            shares,
+            0.0,
+            1.0,
+            tolerance=EXPONENTS,
+            scale=0.06,
+            scale_words="6% of them",
+        ),
         counted("no curve is below the envelope", below, points),
-        agreement("each size is best somewhere: its curve comes within 1% of the envelope", middle, 0.0, 0.0, tolerance=0.01, scale=0.03),
+        agreement(
+            "each size is best somewhere: its curve comes within 1% of the envelope",
+            middle,
+            0.0,
+            0.0,
+            tolerance=0.01,
+            scale=0.03,
+        ),
         *(
-            _relative(f"phase {name}: the mean over draws is the equivalent", one, line, PER_FEATURE / d, 0.25)
+            _relative(
+                f"phase {name}: the mean over draws is the equivalent",
+                one,
+                line,
+                PER_FEATURE / d,
+                0.25,
+            )
             for name, one, line in zip(data.case.values, runs, data.equivalent.values, strict=True)
         ),
     )
@@ -101,21 +146,34 @@ def curves_and_envelope(data: xr.Dataset) -> Judgement:
 def relu_on_power_laws(data: xr.Dataset) -> Judgement:
     """Chain against direct runs, the ODE against the chain at three spectra and at four learning rates."""
     each, lines = data.attrs["every"], data.excess_risk.values
-    closure = 1 / (2 * data.attrs["width"])  # of g l_1: the step times the largest curvature of the risk, p units of weight 1/p, half on
+    closure = 1 / (
+        2 * data.attrs["width"]
+    )  # of g l_1: the step times the largest curvature of the risk, p units of weight 1/p, half on
     row = int(np.argmin(np.abs(data.exponent.values - data.attrs["direct"])))
     few = data.sizes["direct_point"]
     line = lines[row, each::each][:few]
     direct = mean_over_runs(data.excess_risk_direct.values / line)
     chain = mean_over_runs(data.excess_risk_runs.values[row, :, :few] / line)
     apart = difference(chain, direct)
-    gaps = [_farthest(one, path[each::each]) for one, path in zip(data.excess_risk_runs.values, lines, strict=True)]
-    fast = [_farthest(one, path) for one, path in zip(data.by_rate_runs.values, data.by_rate.values, strict=True)]
+    gaps = [
+        _farthest(one, path[each::each])
+        for one, path in zip(data.excess_risk_runs.values, lines, strict=True)
+    ]
+    fast = [
+        _farthest(one, path)
+        for one, path in zip(data.by_rate_runs.values, data.by_rate.values, strict=True)
+    ]
     return judged(
         f"mean of {data.sizes['direct_run']} direct runs at d = {data.attrs['d']} over that of {data.sizes['run']} chain runs less 1: at "
         f"most {np.abs(apart.value).max():.2%} ({np.abs(apart.value / apart.error).max():.1f} standard errors); chain over ODE less 1 at "
         f"most {', '.join(f'{one:.2%}' for one in gaps)} at g l_1 = {listed(data.g_l1.values.round(3))}, and "
         f"{', '.join(f'{one:.1%}' for one in fast)} at {listed(data.by_rate_g_l1.values.round(2))}",
-        apart.agrees("direct runs have the mean of the exact chain", 0.0, scale=0.1, scale_words="10% of the excess risk"),
+        apart.agrees(
+            "direct runs have the mean of the exact chain",
+            0.0,
+            scale=0.1,
+            scale_words="10% of the excess risk",
+        ),
         *(
             _relative(
                 f"s = {s:g}: the mean of the chain is the ODE",
@@ -124,12 +182,28 @@ def relu_on_power_laws(data: xr.Dataset) -> Judgement:
                 closure * share + PER_DIMENSION / data.attrs["d"],
                 0.2,
             )
-            for s, one, path, share in zip(data.exponent.values, data.excess_risk_runs.values, lines, data.g_l1.values, strict=True)
+            for s, one, path, share in zip(
+                data.exponent.values,
+                data.excess_risk_runs.values,
+                lines,
+                data.g_l1.values,
+                strict=True,
+            )
         ),
         *(
-            _relative(f"lr = {lr:g}: the mean of the chain is the ODE", one, path, closure * share, 0.2 + closure * share)
+            _relative(
+                f"lr = {lr:g}: the mean of the chain is the ODE",
+                one,
+                path,
+                closure * share,
+                0.2 + closure * share,
+            )
             for lr, one, path, share in zip(
-                data.lr.values, data.by_rate_runs.values, data.by_rate.values, data.by_rate_g_l1.values, strict=True
+                data.lr.values,
+                data.by_rate_runs.values,
+                data.by_rate.values,
+                data.by_rate_g_l1.values,
+                strict=True,
             )
         ),
     )
@@ -156,11 +230,17 @@ def digits(data: xr.Dataset) -> Judgement:
         return _relative(claim, runs, line, REAL[lr], REAL[lr] + 0.1)
 
     def gap(name: str, column: int, theory: str) -> str:
-        share = risk[view[name], column][:, late].mean(axis=0) / at[theory][view[name], column, late] - 1
+        share = (
+            risk[view[name], column][:, late].mean(axis=0) / at[theory][view[name], column, late]
+            - 1
+        )
         return f"{share[np.argmax(np.abs(share))]:+.1%}"
 
     # the logarithm, as the mean of a risk that grows is carried by its largest run
-    ends = {name: mean_over_runs(np.log(risk[view[name], large, :, -1:] / data.attrs["start"])) for name in ("raw", "standardised")}
+    ends = {
+        name: mean_over_runs(np.log(risk[view[name], large, :, -1:] / data.attrs["start"]))
+        for name in ("raw", "standardised")
+    }
     largest, gaussian = data.largest_lr.values, data.gaussian_lr.values
     said = [
         (gaussian[view["raw"]] < lrs[large] < largest[view["raw"]]),
@@ -178,11 +258,17 @@ def digits(data: xr.Dataset) -> Judgement:
         on("centred", small, "gaussian"),
         on("centred", large, "repaired"),
         on("raw", large, "repaired"),
-        ends["standardised"].is_above(f"standardised pixels, lr = {lrs[large]:g}: SGD diverges", **size),
+        ends["standardised"].is_above(
+            f"standardised pixels, lr = {lrs[large]:g}: SGD diverges", **size
+        ),
         Mean(-ends["raw"].value, ends["raw"].error, runs=ends["raw"].runs).is_above(
             f"raw pixels, lr = {lrs[large]:g}: SGD does not", **size
         ),
-        counted("largest_step says so where Gaussian theory says the contrary", sum(not bool(one) for one in said), len(said)),
+        counted(
+            "largest_step says so where Gaussian theory says the contrary",
+            sum(not bool(one) for one in said),
+            len(said),
+        ),
     )
 
 
@@ -204,7 +290,10 @@ def emergence(data: xr.Dataset) -> Judgement:
     sizes = first[None, None]
     single = mean_over_runs((data.skill_loss_runs.values - data.skill_loss_at.values) / sizes)
     # noise of SGD slows skills by lr times a loss of order 1 to 3, and stirs overlaps by lr loss/d beside first^2
-    slowed, stirred = 3 * data.attrs["lr"] * 3, 3 * data.attrs["lr"] / (d * data.attrs["first"] ** 2) + PER_DIMENSION / d
+    slowed, stirred = (
+        3 * data.attrs["lr"] * 3,
+        3 * data.attrs["lr"] / (d * data.attrs["first"] ** 2) + PER_DIMENSION / d,
+    )
     return judged(
         f"exponents fitted to {K} skills: {listed(data.fitted.values.round(4))} at b = {listed(b)} "
         f"({listed(data.predicted.values.round(4))} predicted, {listed(data.fitted_closed.values.round(4))} for {K} under flow); half of "
@@ -212,7 +301,12 @@ def emergence(data: xr.Dataset) -> Judgement:
         f"{len(runs)} runs at d = {d} are from the ODE by at most {_farthest(runs, lines):.1%} of the loss and "
         f"{np.abs(single.value).max():.3f} of a skill",
         agreement(
-            "the loss falls as t^-(2b-1)/2b, to .04", data.fitted.values, 0.0, data.predicted.values, tolerance=EMERGENCE, scale=0.08
+            "the loss falls as t^-(2b-1)/2b, to .04",
+            data.fitted.values,
+            0.0,
+            data.predicted.values,
+            tolerance=EMERGENCE,
+            scale=0.08,
         ),
         agreement(
             f"with the exponent of the closed sum of {K} skills, to .02",
@@ -260,7 +354,10 @@ def _half(t: np.ndarray, falling: np.ndarray, level: float) -> float:
 def any_activation(data: xr.Dataset) -> Judgement:
     """Fitted exponents against the closed one."""
     gap = np.abs(data.fitted - data.predicted).values
-    told = "; ".join(f"{name} {listed(row.round(4))}" for name, row in zip(data.activation.values, data.fitted.values, strict=True))
+    told = "; ".join(
+        f"{name} {listed(row.round(4))}"
+        for name, row in zip(data.activation.values, data.fitted.values, strict=True)
+    )
     return judged(
         f"fitted from t = {data.attrs['late']:g} on, s = {listed(data.exponent)}: {told} ({listed(data.predicted.values.round(4))} "
         f"predicted), at most {gap.max():.4f} off",

@@ -6,23 +6,50 @@ import numpy as np
 import xarray as xr
 from scipy import stats
 
-from sgdynamics.gallery.claims import RATE, Finding, Judgement, Mean, agreement, counted, difference, judged, listed, mean_over_runs
+from sgdynamics.gallery.claims import (
+    RATE,
+    Finding,
+    Judgement,
+    Mean,
+    agreement,
+    counted,
+    difference,
+    judged,
+    listed,
+    mean_over_runs,
+)
 from sgdynamics.gallery.entries import judge_of
 
 PER_DIMENSION = 4.0  # theory is for d -> infinity: runs at d may differ from it by this over d, of the size of what is drawn
 WRONG = 0.05  # of that size: what must be seen
 LONG = 20.0  # the same over hundreds of samples a dimension, in which it adds up
-NEAR = {1: 0.02, 2: 0.05, 3: 0.25}  # of the ODE's exit time: how near the median of runs is to be, by the exponent
+NEAR = {
+    1: 0.02,
+    2: 0.05,
+    3: 0.25,
+}  # of the ODE's exit time: how near the median of runs is to be, by the exponent
 
 
 def _on_theory(
-    claim: str, runs: np.ndarray, theory: np.ndarray, d: float, *, size: float | np.ndarray = 1.0, most: float = PER_DIMENSION
+    claim: str,
+    runs: np.ndarray,
+    theory: np.ndarray,
+    d: float,
+    *,
+    size: float | np.ndarray = 1.0,
+    most: float = PER_DIMENSION,
 ) -> Finding:
     """The mean of runs (run, points...) is the theory's line (points...), to errors and `most`/d of the size."""
     return (
         mean_over_runs(np.asarray(runs) - theory)
         .over(size)
-        .agrees(f"{claim}, to {most:g}/d", 0.0, tolerance=most / d, scale=WRONG, scale_words=f"{WRONG:.0%} of its size")
+        .agrees(
+            f"{claim}, to {most:g}/d",
+            0.0,
+            tolerance=most / d,
+            scale=WRONG,
+            scale_words=f"{WRONG:.0%} of its size",
+        )
     )
 
 
@@ -56,12 +83,29 @@ def late_laws(data: xr.Dataset) -> Judgement:
     for row, rule in enumerate(data.rule.values):
         runs, line = data.error_runs.values[row], data.error_at_runs.values[row]
         parts.append(f"{rule} {100 * _farthest(runs, line, line):.2f}%")
-        findings.append(_on_theory(f"{rule}: the mean error of the runs is the ODE's", runs, line, d, size=line))
+        findings.append(
+            _on_theory(f"{rule}: the mean error of the runs is the ODE's", runs, line, d, size=line)
+        )
     return judged(
         f"at alpha = {end:g} the exponents are {listed(exponent.round(4))} and the errors {listed(front.round(4))} of the closed laws; "
         f"runs at d = {d} are from the ODE by at most {', '.join(parts)}",
-        agreement("local exponents are -1/2, -1/3 and -1, to .005", exponent, 0.0, law, tolerance=0.005, scale=0.02),
-        agreement("prefactors are the closed ones, to .5%", front, 0.0, 1.0, tolerance=0.005, scale=0.02, scale_words="2% of them"),
+        agreement(
+            "local exponents are -1/2, -1/3 and -1, to .005",
+            exponent,
+            0.0,
+            law,
+            tolerance=0.005,
+            scale=0.02,
+        ),
+        agreement(
+            "prefactors are the closed ones, to .5%",
+            front,
+            0.0,
+            1.0,
+            tolerance=0.005,
+            scale=0.02,
+            scale_words="2% of them",
+        ),
         *findings,
     )
 
@@ -78,17 +122,36 @@ def attention_curves(data: xr.Dataset) -> Judgement:
     lines = {name: data[name].values[at] for name in ("excess_risk", "M", "Q")}
     runs = {name: data[f"{name}_runs"].values for name in lines}
     sizes = {"excess_risk": first, "M": 1.0, "Q": 1.0}
-    said = {"excess_risk": "excess risk, of the first", "M": "overlap with the teacher", "Q": "product of the rows"}
+    said = {
+        "excess_risk": "excess risk, of the first",
+        "M": "overlap with the teacher",
+        "Q": "product of the rows",
+    }
     query, value = ((np.abs(runs["M"][:, 0, one])) for one in (0, 1))
     ahead = mean_over_runs((value - query)[:, None])
     halves = [_passage(data.t.values, data.M.values[:, one], 0.5) for one in (0, 1)]
-    gaps = ", ".join(f"{said[name]} {_farthest(runs[name], lines[name], sizes[name]):.4f}" for name in lines)
+    gaps = ", ".join(
+        f"{said[name]} {_farthest(runs[name], lines[name], sizes[name]):.4f}" for name in lines
+    )
     return judged(
         f"mean of {data.sizes['run']} runs at d = {d}, largest distance from the ODE: {gaps}; at t = "
         f"{float(data.t_runs[0]):g} the overlap of v with v* is ahead of that of q with q* by {ahead.value[0]:.3f}({ahead.error[0]:.3f}); "
         f"half is reached at t = {halves[1]:.2f} and {halves[0]:.2f}",
-        *(_on_theory(f"{said[name]}: the mean of the runs is the ODE", runs[name], lines[name], d, size=sizes[name]) for name in lines),
-        ahead.is_above("the value row is learned before the query row", scale=0.1, scale_words=".1 of the overlap"),
+        *(
+            _on_theory(
+                f"{said[name]}: the mean of the runs is the ODE",
+                runs[name],
+                lines[name],
+                d,
+                size=sizes[name],
+            )
+            for name in lines
+        ),
+        ahead.is_above(
+            "the value row is learned before the query row",
+            scale=0.1,
+            scale_words=".1 of the overlap",
+        ),
     )
 
 
@@ -104,7 +167,10 @@ def one_after_the_other(data: xr.Dataset) -> Judgement:
     alone = np.log(1 / data.attrs["first"] - 1) / (4 * (1 + beta))
     half = np.array([_passage(t, row, 0.5) for row in data.held.values.T])
     began = np.append(0.0, data.t_runs.values)
-    of_runs = np.concatenate([np.full_like(data.held_runs.values[:, :1], data.attrs["first"]), data.held_runs.values], axis=1)
+    of_runs = np.concatenate(
+        [np.full_like(data.held_runs.values[:, :1], data.attrs["first"]), data.held_runs.values],
+        axis=1,
+    )
     times = np.array([[_passage(began, row, 0.5) for row in run.T] for run in of_runs])
     waits = mean_over_runs(np.diff(times, axis=1))
     lines = data.held.values[each::each]
@@ -123,7 +189,9 @@ def one_after_the_other(data: xr.Dataset) -> Judgement:
             scale=0.2,
             scale_words="20% of the time",
         ),
-        waits.is_above("runs: the larger spike is learned first", scale=0.05, scale_words="t = .05"),
+        waits.is_above(
+            "runs: the larger spike is learned first", scale=0.05, scale_words="t = .05"
+        ),
         _on_theory("what runs hold of the spikes is the ODE's", data.held_runs.values, lines, d),
         _on_theory("the mean risk of the runs is the ODE's", risks, risk, d, size=size),
     )
@@ -151,14 +219,22 @@ def adversaries(data: xr.Dataset) -> Judgement:
     return judged(
         f"last third of the time, runs at d = {d}: {shown}",
         *(
-            _on_theory(f"{case}: the mean overlaps of the runs are the ODE's", one, line, d, most=LONG)
+            _on_theory(
+                f"{case}: the mean overlaps of the runs are the ODE's", one, line, d, most=LONG
+            )
             for case, one, line in zip(data.case.values, runs, lines, strict=True)
         ),
         Mean(generator[0].value - 0.75, generator[0].error, runs=generator[0].runs).is_above(
-            "recovery: the generator's overlap is above .75", scale=0.05, scale_words=".05 of the overlap"
+            "recovery: the generator's overlap is above .75",
+            scale=0.05,
+            scale_words=".05 of the overlap",
         ),
-        difference(swing[1], swing[0]).is_above("w.u goes on swinging with little noise, more than in recovery", **size),
-        generator[2].agrees("no learning: the generator stays where it began, to .1", 0.2, tolerance=0.1, **size),
+        difference(swing[1], swing[0]).is_above(
+            "w.u goes on swinging with little noise, more than in recovery", **size
+        ),
+        generator[2].agrees(
+            "no learning: the generator stays where it began, to .1", 0.2, tolerance=0.1, **size
+        ),
     )
 
 
@@ -183,7 +259,10 @@ def exits_of_sequences(data: xr.Dataset) -> Judgement:
         tolerance = NEAR[int(n)]
         findings += [
             _median_between(
-                f"exponent {n}, d = {size:g}: the median of the runs is the ODE's time, to {tolerance:.0%}", one, time, tolerance
+                f"exponent {n}, d = {size:g}: the median of the runs is the ODE's time, to {tolerance:.0%}",
+                one,
+                time,
+                tolerance,
             )
             for one, time, size in zip(times, expected, at, strict=True)
         ]
@@ -219,12 +298,19 @@ def _median_between(claim: str, times: np.ndarray, expected: float, tolerance: f
     Runs that had not left are later than any time. A median twice or half as long must be seen.
     """
     runs, far = len(times), float(stats.binom.isf(RATE / 2, len(times), 0.5))
-    low, high = int(np.sum(times < (1 - tolerance) * expected)), int(np.sum(times > (1 + tolerance) * expected))
+    low, high = (
+        int(np.sum(times < (1 - tolerance) * expected)),
+        int(np.sum(times > (1 + tolerance) * expected)),
+    )
     # seen: the least f with the median at (1 + f) or 1/(1 + f) times the expected one told apart, from the runs' own law
     middle = float(np.median(times))
     factors = np.geomspace(1 + tolerance, 4.0, 200)
     told = [
-        min(np.sum(times * f > (1 + tolerance) * middle), np.sum(times / f < (1 - tolerance) * middle)) > far + 2.33 * np.sqrt(runs) / 2
+        min(
+            np.sum(times * f > (1 + tolerance) * middle),
+            np.sum(times / f < (1 - tolerance) * middle),
+        )
+        > far + 2.33 * np.sqrt(runs) / 2
         for f in factors
     ]
     seen = float(factors[int(np.argmax(told))] - 1) if any(told) else np.inf
@@ -260,7 +346,10 @@ def rewards(data: xr.Dataset) -> Judgement:
         (i, j)
         for i in np.flatnonzero(learned)
         for j in np.flatnonzero(~learned)
-        if (T[i], e2[i]) == (T[j], e2[j]) and T[i] == data.attrs["long"] and first[i] > first[j] and first[j] > data.attrs["small"]
+        if (T[i], e2[i]) == (T[j], e2[j])
+        and T[i] == data.attrs["long"]
+        and first[i] > first[j]
+        and first[j] > data.attrs["small"]
     ]
     apart = [difference(ends[i], ends[j]) for i, j in pairs]
     by_start, by_length = data.by_start.values > known, data.by_length.values > known
@@ -272,7 +361,12 @@ def rewards(data: xr.Dataset) -> Judgement:
         f"{by_start.mean():.0%} of the map, T <= 3 in {1 - short / np.sum(data.tokens.values <= 3) / data.sizes['penalty']:.0%} of it from "
         f"{data.attrs['small']:g}",
         *(
-            _on_theory(f"T = {a}, e2 = {b:g}, from {c:g}: the mean cosine of the runs is the ODE's", one, line, d)
+            _on_theory(
+                f"T = {a}, e2 = {b:g}, from {c:g}: the mean cosine of the runs is the ODE's",
+                one,
+                line,
+                d,
+            )
             for a, b, c, one, line in zip(T, e2, first, runs, lines, strict=True)
         ),
         *(
@@ -283,10 +377,18 @@ def rewards(data: xr.Dataset) -> Judgement:
             )
             for (i, j), one in zip(pairs, apart, strict=True)
         ),
-        counted("episodes of up to three decisions are learned from a small overlap at any penalty", short, by_length[:3].size),
-        counted("long ones with a penalty of .2 or more are not", int(np.sum(penalised)), penalised.size),
         counted(
-            "what is learned is learned from any nearer start, and in any shorter episode", int(undone), by_start.size + by_length.size
+            "episodes of up to three decisions are learned from a small overlap at any penalty",
+            short,
+            by_length[:3].size,
+        ),
+        counted(
+            "long ones with a penalty of .2 or more are not", int(np.sum(penalised)), penalised.size
+        ),
+        counted(
+            "what is learned is learned from any nearer start, and in any shorter episode",
+            int(undone),
+            by_start.size + by_length.size,
         ),
     )
 
@@ -308,16 +410,32 @@ def content_or_position(data: xr.Dataset) -> Judgement:
     ahead = data.M.values[:, early, 1] - data.M.values[:, early, 0]
     lead = _passage(omega, ahead, 0.0)
     rows = [int(np.argmin(np.abs(omega - one))) for one in data.shown.values]
-    lines, runs = data.M.values[rows][:, data.attrs["every"] :: data.attrs["every"]], data.M_runs.values
+    lines, runs = (
+        data.M.values[rows][:, data.attrs["every"] :: data.attrs["every"]],
+        data.M_runs.values,
+    )
     gaps = [_farthest(one, line) for one, line in zip(runs, lines, strict=True)]
-    ends = mean_over_runs(np.stack([runs[0, :, -1, 0] - runs[0, :, -1, 1], runs[-1, :, -1, 1] - runs[-1, :, -1, 0]], axis=1))
+    ends = mean_over_runs(
+        np.stack(
+            [runs[0, :, -1, 0] - runs[0, :, -1, 1], runs[-1, :, -1, 1] - runs[-1, :, -1, 0]], axis=1
+        )
+    )
     return judged(
         f"growth rates are from the closed ones by at most {np.abs(gap).max():.5f}; position is unstable from omega = "
         f"{found[0][0]:.4f} on and faster from {found[0][1]:.4f} (c0 = 1) and {found[1][1]:.4f} (c0 = 2); "
         f"at t = {t[early]:g} it leads from {lead:.3f} on; "
         f"runs at d = {d} are from the ODE by at most {listed(np.round(gaps, 3))} at omega = {listed(data.shown)}",
-        agreement("growth rates are the closed ones, to .002", gap, 0.0, 0.0, tolerance=0.002, scale=0.02),
-        agreement("position is unstable and faster where closed, to .004", found, 0.0, data.crossing.values, tolerance=0.004, scale=0.02),
+        agreement(
+            "growth rates are the closed ones, to .002", gap, 0.0, 0.0, tolerance=0.002, scale=0.02
+        ),
+        agreement(
+            "position is unstable and faster where closed, to .004",
+            found,
+            0.0,
+            data.crossing.values,
+            tolerance=0.004,
+            scale=0.02,
+        ),
         agreement(
             "c0 = 2: who leads early changes where the rates cross, to .02",
             lead,

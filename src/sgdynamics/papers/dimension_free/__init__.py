@@ -5,7 +5,13 @@ In the slides' symbols and units: step gamma/d, time t = steps gamma/(d p), labe
 
 from sgdynamics.papers.dimension_free.escape_figures import noise_matters, width_matters
 from sgdynamics.papers.dimension_free.figures import classical, high_dimensional
-from sgdynamics.papers.dimension_free.formulas import Setting, mean_field_scale, plateau, setting, theorem_scale
+from sgdynamics.papers.dimension_free.formulas import (
+    Setting,
+    mean_field_scale,
+    plateau,
+    setting,
+    theorem_scale,
+)
 from sgdynamics.papers.dimension_free.regime_figure import regimes
 from sgdynamics.papers.dimension_free.schedules import optimal_schedules
 from sgdynamics.papers.dimension_free.single_index import single_index

@@ -41,8 +41,16 @@ def _retrieval(gamma: float, p: int, Delta: float) -> Setting:
 
 def _exits(here: Setting, begin: Start, threshold: float, d: int, seed: int) -> np.ndarray:
     """Exit times of SGD in the slides' units, one a run."""
-    options: dict[str, Any] = {"threshold": threshold, "max_time": LONGEST * here.time_factor, "dimension": d, "seed": seed}
-    return exit_time(here.problem, here.algorithm, begin, method="exact", **options).times / here.time_factor
+    options: dict[str, Any] = {
+        "threshold": threshold,
+        "max_time": LONGEST * here.time_factor,
+        "dimension": d,
+        "seed": seed,
+    }
+    return (
+        exit_time(here.problem, here.algorithm, begin, method="exact", **options).times
+        / here.time_factor
+    )
 
 
 def noise_matters(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
@@ -76,18 +84,30 @@ def noise_matters(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     """
     seed = checks.whole("seed", seed, 0)
     threshold, gamma, d, runs, shown = 0.3, 0.05, *((500, 384, 48) if quick else (3000, 512, 48))
-    rates, noises = ((0.04, 0.1), (0.0, 1.0)) if quick else ((0.02, 0.04, 0.06, 0.08, 0.11), (0.0, 1.0))
+    rates, noises = (
+        ((0.04, 0.1), (0.0, 1.0)) if quick else ((0.02, 0.04, 0.06, 0.08, 0.11), (0.0, 1.0))
+    )
     here = _retrieval(gamma, 1, 0.0)
     starts = random_start(here.problem, dimension=d, seed=seed, runs=runs)
     typical = int(np.argmin(np.abs(d * starts.M[:, 0, 0] ** 2 - 1)))
     one = start(here.problem, M=starts.M[typical], Q=starts.Q[typical])
     t = np.linspace(0, 3.5, 64)
     options: dict[str, Any] = {"times": here.times(t), "dimension": d, "runs": shown}
-    step = float(options["times"][1]) / 2 if quick else None  # the search for a step length has a compilation of its own
+    step = (
+        float(options["times"][1]) / 2 if quick else None
+    )  # the search for a step length has a compilation of its own
     paths = {
-        "SGD": np.asarray(simulate(here.problem, here.algorithm, one, seed=seed + 1, **options).excess_risk),
-        "SDE": np.asarray(solve_sde(here.problem, here.algorithm, one, seed=seed + 2, step=step, **options).excess_risk),
-        "ODE": np.asarray(solve_ode(here.problem, here.algorithm, one, times=here.times(t)).excess_risk),
+        "SGD": np.asarray(
+            simulate(here.problem, here.algorithm, one, seed=seed + 1, **options).excess_risk
+        ),
+        "SDE": np.asarray(
+            solve_sde(
+                here.problem, here.algorithm, one, seed=seed + 2, step=step, **options
+            ).excess_risk
+        ),
+        "ODE": np.asarray(
+            solve_ode(here.problem, here.algorithm, one, times=here.times(t)).excess_risk
+        ),
     }
     shape = (len(noises), len(rates))
     ratio, error, shift = np.zeros(shape), np.zeros(shape), np.zeros(shape)
@@ -96,21 +116,58 @@ def noise_matters(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
             now = _retrieval(rate, 1, Delta)
             ode = np.asarray(exit_time_p1(starts.M[:, 0, 0], rate, Delta, threshold))
             chain = _exits(now, starts, threshold, d, seed + 3)
-            ratio[row, column], error[row, column] = chain.mean() / ode.mean(), spread(chain - ode) / ode.mean()
+            ratio[row, column], error[row, column] = (
+                chain.mean() / ode.mean(),
+                spread(chain - ode) / ode.mean(),
+            )
             shift[row, column] = 1 + stochastic_shift(1, rate, Delta) / ode.mean()
-    ends, levels, left = _plateaus((0.05, 0.2) if quick else (0.02, 0.05, 0.1, 0.2, 0.4, 0.8), (1e-3, 1e-1))
+    ends, levels, left = _plateaus(
+        (0.05, 0.2) if quick else (0.02, 0.05, 0.1, 0.2, 0.4, 0.8), (1e-3, 1e-1)
+    )
     deviation = (ratio - shift) / error
     data = xr.Dataset(
         {
-            **{f"excess_risk_{name}": ((f"run_{name}", "time"), value) for name, value in paths.items()},
-            "exit_ratio": (("Delta", "gamma"), ratio, {"long_name": "mean exit time of SGD over that of the ODE, same starts"}),
+            **{
+                f"excess_risk_{name}": ((f"run_{name}", "time"), value)
+                for name, value in paths.items()
+            },
+            "exit_ratio": (
+                ("Delta", "gamma"),
+                ratio,
+                {"long_name": "mean exit time of SGD over that of the ODE, same starts"},
+            ),
             "exit_ratio_error": (("Delta", "gamma"), error, {"long_name": "its standard error"}),
-            "exit_ratio_shift": (("Delta", "gamma"), shift, {"long_name": "predicted from the constant shift"}),
-            "plateau": (("noise", "gamma_over_p"), left, {"long_name": "excess risk of the ODE at the end, erf, p = k = 2"}),
-            "plateau_first_order": (("noise", "gamma_over_p"), levels, {"long_name": "gamma Delta E[s'^2]/(4 p)"}),
+            "exit_ratio_shift": (
+                ("Delta", "gamma"),
+                shift,
+                {"long_name": "predicted from the constant shift"},
+            ),
+            "plateau": (
+                ("noise", "gamma_over_p"),
+                left,
+                {"long_name": "excess risk of the ODE at the end, erf, p = k = 2"},
+            ),
+            "plateau_first_order": (
+                ("noise", "gamma_over_p"),
+                levels,
+                {"long_name": "gamma Delta E[s'^2]/(4 p)"},
+            ),
         },
-        {"t": ("time", t), "Delta": list(noises), "gamma": list(rates), "noise": [1e-3, 1e-1], "gamma_over_p": ends},
-        {"p": 1, "d": d, "gamma_of_paths": gamma, "threshold": threshold, "runs": runs, "seed": seed},
+        {
+            "t": ("time", t),
+            "Delta": list(noises),
+            "gamma": list(rates),
+            "noise": [1e-3, 1e-1],
+            "gamma_over_p": ends,
+        },
+        {
+            "p": 1,
+            "d": d,
+            "gamma_of_paths": gamma,
+            "threshold": threshold,
+            "runs": runs,
+            "seed": seed,
+        },
     )
     data.attrs |= {
         "claim": "the noise of SGD gives paths a spread that the ODE lacks, and does not change the order of the time to escape",
@@ -126,24 +183,52 @@ def noise_matters(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
         axes[0].plot(t, paths[name].T, color=color, lw=0.7, alpha=0.45)
         axes[0].plot([], [], color=color, label=f"{name}, {shown} runs")
     axes[0].plot(t, paths["ODE"][0], "k-", lw=1.8, label="ODE")
-    axes[0].set(xlabel=TIME, ylabel="excess risk", title=f"$p$ = 1, $d$ = {d}, $\\gamma$ = {gamma:g}, $\\Delta$ = 0")
+    axes[0].set(
+        xlabel=TIME,
+        ylabel="excess risk",
+        title=f"$p$ = 1, $d$ = {d}, $\\gamma$ = {gamma:g}, $\\Delta$ = 0",
+    )
     for row, Delta in enumerate(noises):
-        axes[1].errorbar(rates, ratio[row], error[row], fmt="o", capsize=2, color=f"C{row + 2}", label=f"SGD, $\\Delta$ = {Delta:g}")
+        axes[1].errorbar(
+            rates,
+            ratio[row],
+            error[row],
+            fmt="o",
+            capsize=2,
+            color=f"C{row + 2}",
+            label=f"SGD, $\\Delta$ = {Delta:g}",
+        )
         axes[1].plot(rates, shift[row], "--", color=f"C{row + 2}", lw=1.2)
         style = {"color": f"C{row + 4}", "mfc": "none", "ms": 5 + 3 * row, "lw": 1}
-        axes[2].plot(ends, left[row] / levels[row], "o-", label=f"ODE, $\\Delta$ = {data.noise.values[row]:g}", **style)
+        axes[2].plot(
+            ends,
+            left[row] / levels[row],
+            "o-",
+            label=f"ODE, $\\Delta$ = {data.noise.values[row]:g}",
+            **style,
+        )
     axes[1].plot([], [], "k--", lw=1.2, label="constant shift")
     axes[1].axhline(1.0, color="0.6", lw=0.8)
-    axes[1].set(xlabel="$\\gamma$", ylabel="mean exit time, SGD / ODE", title=f"$T$ = {threshold:g}, {runs} random starts")
+    axes[1].set(
+        xlabel="$\\gamma$",
+        ylabel="mean exit time, SGD / ODE",
+        title=f"$T$ = {threshold:g}, {runs} random starts",
+    )
     axes[2].axhline(1.0, color="0.6", lw=0.8)
-    axes[2].set(xlabel="$\\gamma/p$", ylabel="$R_{\\mathrm{end}}$ / [$\\gamma\\Delta\\,E s'^2/(4p)$]", xscale="log")
+    axes[2].set(
+        xlabel="$\\gamma/p$",
+        ylabel="$R_{\\mathrm{end}}$ / [$\\gamma\\Delta\\,E s'^2/(4p)$]",
+        xscale="log",
+    )
     axes[2].set_title("learned: erf, $p = k = 2$")
     ticks(axes[2], ends)
     finish(axes)
     return fig, data
 
 
-def _plateaus(ratios: tuple[float, ...], noises: tuple[float, ...]) -> tuple[list[float], np.ndarray, np.ndarray]:
+def _plateaus(
+    ratios: tuple[float, ...], noises: tuple[float, ...]
+) -> tuple[list[float], np.ndarray, np.ndarray]:
     """gamma/p, the first-order plateau and the ODE's risk long after a start at the teacher, (noise, gamma/p), for erf with p = k = 2."""
     p, end = 2, 400.0
     first, found = np.zeros((len(noises), len(ratios))), np.zeros((len(noises), len(ratios)))
@@ -151,7 +236,9 @@ def _plateaus(ratios: tuple[float, ...], noises: tuple[float, ...]) -> tuple[lis
         for column, ratio in enumerate(ratios):
             here = setting(ratio * p, p, p, Delta)
             begin = start(here.problem, M=np.eye(p), Q=np.eye(p))
-            found[row, column] = solve_ode(here.problem, here.algorithm, begin, times=here.times([end])).excess_risk[0, 0]
+            found[row, column] = solve_ode(
+                here.problem, here.algorithm, begin, times=here.times([end])
+            ).excess_risk[0, 0]
             first[row, column] = plateau(ratio * p, p, Delta)
     return list(ratios), first, found
 
@@ -194,8 +281,15 @@ def width_matters(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
         starts = random_start(here.problem, dimension=d, seed=seed + 10 * i, runs=runs)
         chain = _exits(here, starts, threshold, d, seed + 10 * i + 1)
         measured[i], error[i] = chain.mean(), spread(chain)
-    named: dict[str, Any] = {"annealed": exit_time_annealed, "quenched": exit_time_quenched, "corrected": exit_time_corrected}
-    theory = {name: np.array([f(p, d, ratio * p, Delta, threshold) for p in widths]) for name, f in named.items()}
+    named: dict[str, Any] = {
+        "annealed": exit_time_annealed,
+        "quenched": exit_time_quenched,
+        "corrected": exit_time_corrected,
+    }
+    theory = {
+        name: np.array([f(p, d, ratio * p, Delta, threshold) for p in widths])
+        for name, f in named.items()
+    }
     ratios = {name: measured / value for name, value in theory.items()}
     smooth, sizes = np.arange(1, 4 * widths[-1] + 1), np.array([d, 1000 * d, 10**6 * d])
     steps = np.asarray(minimal_steps(smooth[:, None], sizes, Delta, threshold))
@@ -207,17 +301,37 @@ def width_matters(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
             "exit_time_error": ("p", error, {"long_name": "its standard error"}),
             "exit_time_annealed": ("p", theory["annealed"], {"long_name": "t_anl"}),
             "exit_time_quenched": ("p", theory["quenched"], {"long_name": "t_qnc"}),
-            "exit_time_corrected": ("p", theory["corrected"], {"long_name": "mean over starts of the ODE's, shifted by stochasticity"}),
-            "gain": (("width", "size"), gain, {"long_name": "samples to leave at p = 1 over those at this width, best rate for each"}),
+            "exit_time_corrected": (
+                "p",
+                theory["corrected"],
+                {"long_name": "mean over starts of the ODE's, shifted by stochasticity"},
+            ),
+            "gain": (
+                ("width", "size"),
+                gain,
+                {
+                    "long_name": "samples to leave at p = 1 over those at this width, best rate for each"
+                },
+            ),
         },
         {"p": list(widths), "width": smooth, "size": sizes},
-        {"d": d, "gamma_over_p": ratio, "Delta": Delta, "threshold": threshold, "runs": runs, "seed": seed, "largest_gain": most},
+        {
+            "d": d,
+            "gamma_over_p": ratio,
+            "Delta": Delta,
+            "threshold": threshold,
+            "runs": runs,
+            "seed": seed,
+            "largest_gain": most,
+        },
     )
     data.attrs |= {
         "claim": "t_anl and t_qnc describe the exit time at every width; overparametrisation gains a constant factor, no power of d",
         "verdict": (
             "SGD over "
-            + ", ".join(f"t_{name} {value.min():.3f} to {value.max():.3f}" for name, value in ratios.items())
+            + ", ".join(
+                f"t_{name} {value.min():.3f} to {value.max():.3f}" for name, value in ratios.items()
+            )
             + f" for p = {widths[0]}..{widths[-1]}, d = {d}; at fixed gamma/p the exit time at p = {widths[-1]} is "
             f"{measured[-1] / measured[0]:.3f}({error[-1] / measured[0]:.3f}) of that at p = 1; at the best rates width {smooth[-1]} "
             f"needs {gain[-1, 0]:.2f} times fewer samples than one unit at d = {sizes[0]}, {gain[-1, -1]:.2f} times at d = "
@@ -225,18 +339,26 @@ def width_matters(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
         ),
     }
     fig, axes = panels(2)
-    axes[0].errorbar(widths, measured, error, fmt="o", capsize=2, color="C0", label=f"SGD, {runs} runs")
+    axes[0].errorbar(
+        widths, measured, error, fmt="o", capsize=2, color="C0", label=f"SGD, {runs} runs"
+    )
     for name, style in (("annealed", "C1--"), ("quenched", "C2-"), ("corrected", "k:")):
         axes[0].plot(widths, theory[name], style, lw=1.2, label=f"$t_{{ext}}$, {name}")
-    axes[0].set(xscale="log", xlabel="$p$", ylabel="exit time $t$ = steps $\\gamma/(d\\,p)$", ylim=(0, None))
+    axes[0].set(
+        xscale="log", xlabel="$p$", ylabel="exit time $t$ = steps $\\gamma/(d\\,p)$", ylim=(0, None)
+    )
     axes[0].set_title(f"$d$ = {d}, $\\gamma/p$ = {ratio:g}, $T$ = {threshold:g}")
     ticks(axes[0], widths)
     for color, (size, line) in enumerate(zip(sizes, gain.T, strict=True)):
         axes[1].plot(smooth, line, f"C{color + 4}-", label=f"$d$ = {size:g}")
     axes[1].axhline(most, color="k", ls="--", lw=1, label=f"$p, d \\to \\infty$: {most:.3g}")
-    axes[1].set(xscale="log", xlabel="$p$", ylabel="samples at $p$ = 1 / samples at $p$", ylim=(0, None))
+    axes[1].set(
+        xscale="log", xlabel="$p$", ylabel="samples at $p$ = 1 / samples at $p$", ylim=(0, None)
+    )
     axes[1].set_title("gain from width at the best rates")
     for ax in axes:
-        ax.legend(frameon=False, fontsize="small", loc="upper right" if ax is axes[0] else "lower right")
+        ax.legend(
+            frameon=False, fontsize="small", loc="upper right" if ax is axes[0] else "lower right"
+        )
     letters(axes)
     return fig, data

@@ -41,7 +41,9 @@ def finish(axes: Iterable[Axes], legends: Iterable[Axes] | None = None) -> None:
 
 def slope(x: ArrayLike, y: ArrayLike) -> float:
     """The exponent e of y ~ x^e, least squares on the logarithms."""
-    return float(np.polyfit(np.log(np.asarray(x, dtype=float)), np.log(np.asarray(y, dtype=float)), 1)[0])
+    return float(
+        np.polyfit(np.log(np.asarray(x, dtype=float)), np.log(np.asarray(y, dtype=float)), 1)[0]
+    )
 
 
 def spread(values: np.ndarray) -> np.ndarray:
@@ -92,25 +94,60 @@ def classical(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     for row, k in enumerate(teachers):
         still = setting(FLOW, p, k, Delta)
         begin = random_start(still.problem, dimension=d, seed=seed)
-        flow[row] = solve_ode(still.problem, still.algorithm, begin, times=still.times(t)).excess_risk[0]
+        flow[row] = solve_ode(
+            still.problem, still.algorithm, begin, times=still.times(t)
+        ).excess_risk[0]
         for column, gamma in enumerate(rates):
             one = setting(gamma, p, k, Delta)
-            ode[row, column] = solve_ode(one.problem, one.algorithm, begin, times=one.times(t)).excess_risk[0]
-            chain = simulate(one.problem, one.algorithm, begin, times=one.times(t), dimension=d, runs=runs, seed=seed + 1)
+            ode[row, column] = solve_ode(
+                one.problem, one.algorithm, begin, times=one.times(t)
+            ).excess_risk[0]
+            chain = simulate(
+                one.problem,
+                one.algorithm,
+                begin,
+                times=one.times(t),
+                dimension=d,
+                runs=runs,
+                seed=seed + 1,
+            )
             risk[row, column] = chain.excess_risk
     mean = risk.mean(axis=2)
-    gap, error = mean[..., -1] / flow[:, None, -1] - 1, spread(np.moveaxis(risk[..., -1], 2, 0)) / flow[:, None, -1]
+    gap, error = (
+        mean[..., -1] / flow[:, None, -1] - 1,
+        spread(np.moveaxis(risk[..., -1], 2, 0)) / flow[:, None, -1],
+    )
     gap_ode = ode[..., -1] / flow[:, None, -1] - 1
     exponent = [slope(rates, row) for row in np.abs(gap_ode)]
     largest = np.abs(mean[:, 0] / flow - 1).max(axis=1)
     data = xr.Dataset(
         {
-            "excess_risk": (("k", "gamma", "run", "time"), risk, {"long_name": "excess risk of SGD"}),
-            "excess_risk_ode": (("k", "gamma", "time"), ode, {"long_name": "excess risk of the ODE at this gamma"}),
-            "excess_risk_flow": (("k", "time"), flow, {"long_name": "excess risk of gradient flow"}),
-            "gap": (("k", "gamma"), gap, {"long_name": "mean of SGD over gradient flow, less 1, at the last time"}),
+            "excess_risk": (
+                ("k", "gamma", "run", "time"),
+                risk,
+                {"long_name": "excess risk of SGD"},
+            ),
+            "excess_risk_ode": (
+                ("k", "gamma", "time"),
+                ode,
+                {"long_name": "excess risk of the ODE at this gamma"},
+            ),
+            "excess_risk_flow": (
+                ("k", "time"),
+                flow,
+                {"long_name": "excess risk of gradient flow"},
+            ),
+            "gap": (
+                ("k", "gamma"),
+                gap,
+                {"long_name": "mean of SGD over gradient flow, less 1, at the last time"},
+            ),
             "gap_error": (("k", "gamma"), error, {"long_name": "standard error of gap"}),
-            "gap_ode": (("k", "gamma"), gap_ode, {"long_name": "ODE over gradient flow, less 1, at the last time"}),
+            "gap_ode": (
+                ("k", "gamma"),
+                gap_ode,
+                {"long_name": "ODE over gradient flow, less 1, at the last time"},
+            ),
         },
         {"k": list(teachers), "gamma": list(rates), "t": ("time", t)},
         {"p": p, "d": d, "Delta": Delta, "activation": "erf", "runs": runs, "seed": seed},
@@ -134,13 +171,47 @@ def classical(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
             ax.plot(t[later], risk[row, column, :3, later].T, color=color, lw=0.5, alpha=0.5)
             ax.plot(t[later], ode[row, column, later], "--", color=color, lw=1.2)
             label, error_here = f"SGD, $\\gamma$ = {gamma:g}", spread(risk[row, column])[later]
-            ax.errorbar(t[later], mean[row, column, later], error_here, fmt="o", ms=3.5, color=color, label=label)
+            ax.errorbar(
+                t[later],
+                mean[row, column, later],
+                error_here,
+                fmt="o",
+                ms=3.5,
+                color=color,
+                label=label,
+            )
         ax.plot([], [], "k--", lw=1.2, label="ODE at this $\\gamma$")
-        ax.set(xscale="log", yscale="log", xlabel=TIME, title=f"$k$ = {k}, $p$ = {p}, $d$ = {d}, $\\Delta$ = {Delta:g}")
-        axes[-1].errorbar(rates, gap[row], error[row], fmt="os"[row], ms=5, capsize=2, color=f"C{row + 3}", label=f"SGD, $k$ = {k}")
-        axes[-1].plot(rates, gap_ode[row], "--", color=f"C{row + 3}", label=f"ODE, $\\gamma^{{{exponent[row]:.2f}}}$")
+        ax.set(
+            xscale="log",
+            yscale="log",
+            xlabel=TIME,
+            title=f"$k$ = {k}, $p$ = {p}, $d$ = {d}, $\\Delta$ = {Delta:g}",
+        )
+        axes[-1].errorbar(
+            rates,
+            gap[row],
+            error[row],
+            fmt="os"[row],
+            ms=5,
+            capsize=2,
+            color=f"C{row + 3}",
+            label=f"SGD, $k$ = {k}",
+        )
+        axes[-1].plot(
+            rates,
+            gap_ode[row],
+            "--",
+            color=f"C{row + 3}",
+            label=f"ODE, $\\gamma^{{{exponent[row]:.2f}}}$",
+        )
     axes[0].set_ylabel("excess risk")
-    axes[-1].set(xscale="log", yscale="log", xlabel="$\\gamma$", ylabel="$R/R_{\\mathrm{flow}} - 1$", title=f"at $t$ = {end:g}")
+    axes[-1].set(
+        xscale="log",
+        yscale="log",
+        xlabel="$\\gamma$",
+        ylabel="$R/R_{\\mathrm{flow}} - 1$",
+        title=f"at $t$ = {end:g}",
+    )
     finish(axes)
     return fig, data
 
@@ -177,17 +248,36 @@ def high_dimensional(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Datase
     sizes, runs, end = ((25, 100, 400), 32, 5.0) if quick else ((50, 200, 800, 2000), 24, 12.0)
     here = setting(gamma, p, k, Delta)
     begin = random_start(here.problem, dimension=500, seed=seed)
-    t = np.concatenate([[0.0], np.geomspace(0.1, horizon, 11), np.linspace(horizon, end, 7)[1:] if end > horizon else []])
+    t = np.concatenate(
+        [
+            [0.0],
+            np.geomspace(0.1, horizon, 11),
+            np.linspace(horizon, end, 7)[1:] if end > horizon else [],
+        ]
+    )
     ode = solve_ode(here.problem, here.algorithm, begin, times=here.times(t))
     risk, apart = np.zeros((len(sizes), runs, len(t))), np.zeros((len(sizes), runs, len(t)))
     for row, d in enumerate(sizes):
-        chain = simulate(here.problem, here.algorithm, begin, times=here.times(t), dimension=d, runs=runs, seed=seed + 1 + row)
+        chain = simulate(
+            here.problem,
+            here.algorithm,
+            begin,
+            times=here.times(t),
+            dimension=d,
+            runs=runs,
+            seed=seed + 1 + row,
+        )
         risk[row] = chain.excess_risk
         for name in ("M", "Q"):
-            apart[row] = np.maximum(apart[row], np.abs(np.asarray(chain[name]) - np.asarray(ode[name])).max(axis=(2, 3)))
+            apart[row] = np.maximum(
+                apart[row], np.abs(np.asarray(chain[name]) - np.asarray(ode[name])).max(axis=(2, 3))
+            )
     inside = t <= horizon
     worst = int(np.argmax(apart.mean(axis=(0, 1)) * inside))
-    deviation, error = apart[:, :, worst].mean(axis=1), spread(np.moveaxis(apart[:, :, worst], 1, 0))
+    deviation, error = (
+        apart[:, :, worst].mean(axis=1),
+        spread(np.moveaxis(apart[:, :, worst], 1, 0)),
+    )
     scale = np.array([theorem_scale(gamma, p, d) for d in sizes])
     exponent = slope(sizes, deviation)
     line = np.asarray(ode.excess_risk)[0]
@@ -199,13 +289,23 @@ def high_dimensional(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Datase
             "mean_deviation": (
                 "d",
                 deviation,
-                {"long_name": f"mean over runs at t = {t[worst]:.3g}, where it is largest for t <= {horizon:g}"},
+                {
+                    "long_name": f"mean over runs at t = {t[worst]:.3g}, where it is largest for t <= {horizon:g}"
+                },
             ),
             "mean_deviation_error": ("d", error, {"long_name": "its standard error"}),
             "theorem_scale": ("d", scale, {"long_name": "sqrt(gamma/(d p))"}),
         },
         {"d": list(sizes), "t": ("time", t)},
-        {"p": p, "k": k, "gamma": gamma, "Delta": Delta, "activation": "erf", "runs": runs, "seed": seed},
+        {
+            "p": p,
+            "k": k,
+            "gamma": gamma,
+            "Delta": Delta,
+            "activation": "erf",
+            "runs": runs,
+            "seed": seed,
+        },
     )
     data.attrs |= {
         "claim": "E |Omega - Omega_ODE|_inf <= exp(C t) sqrt(gamma/(d p)): at fixed gamma and p SGD concentrates on the ODE as d grows",
@@ -221,11 +321,21 @@ def high_dimensional(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Datase
         axes[0].plot([], [], color=color, label=f"SGD, $d$ = {sizes[row]}")
     axes[0].plot(t, line, "k--", lw=1.8, label="ODE")
     axes[0].set(
-        yscale="log", xlabel=TIME, ylabel="excess risk", title=f"$k$ = {k}, $p$ = {p}, $\\gamma$ = {gamma:g}, $\\Delta$ = {Delta:g}"
+        yscale="log",
+        xlabel=TIME,
+        ylabel="excess risk",
+        title=f"$k$ = {k}, $p$ = {p}, $\\gamma$ = {gamma:g}, $\\Delta$ = {Delta:g}",
     )
-    axes[1].errorbar(sizes, deviation, error, fmt="o", capsize=2, label=f"SGD, $d^{{{exponent:.2f}}}$")
+    axes[1].errorbar(
+        sizes, deviation, error, fmt="o", capsize=2, label=f"SGD, $d^{{{exponent:.2f}}}$"
+    )
     axes[1].plot(sizes, scale, "k-", lw=1, label="$\\sqrt{\\gamma/(d\\,p)}$")
-    axes[1].set(xscale="log", yscale="log", xlabel="$d$", ylabel="mean of $|\\Omega - \\Omega_{\\mathrm{ODE}}|_\\infty$")
+    axes[1].set(
+        xscale="log",
+        yscale="log",
+        xlabel="$d$",
+        ylabel="mean of $|\\Omega - \\Omega_{\\mathrm{ODE}}|_\\infty$",
+    )
     axes[1].set_title(f"$t$ = {t[worst]:.2g}, {runs} runs")
     finish(axes)
     return fig, data

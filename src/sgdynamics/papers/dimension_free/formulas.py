@@ -145,7 +145,11 @@ def setting(
     (4, 0.1, 4.0)
     """
     gamma, wd = checks.number("gamma", gamma, 0.0), checks.number("wd", wd, 0.0)
-    p, k, Delta = checks.whole("p", p, 1), checks.whole("k", k, 1), checks.number("Delta", Delta, 0.0)
+    p, k, Delta = (
+        checks.whole("p", p, 1),
+        checks.whole("k", k, 1),
+        checks.number("Delta", Delta, 0.0),
+    )
     problem = TeacherStudent(
         width=p,
         teacher_width=k,
@@ -156,7 +160,9 @@ def setting(
         constraint=constraint,
         weight_decay=wd / p,
     )
-    return Setting(problem, OnePassSGD(lr=gamma, head_rate=checks.number("eps", eps, 0.0)), float(p))
+    return Setting(
+        problem, OnePassSGD(lr=gamma, head_rate=checks.number("eps", eps, 0.0)), float(p)
+    )
 
 
 def theorem_scale(gamma: float, p: int, d: int) -> float:
@@ -185,7 +191,11 @@ def theorem_scale(gamma: float, p: int, d: int) -> float:
     >>> round(sgd.papers.dimension_free.theorem_scale(0.1, 4, 1000), 5)
     0.005
     """
-    gamma, p, d = checks.number("gamma", gamma, 0.0), checks.whole("p", p, 1), checks.whole("d", d, 1)
+    gamma, p, d = (
+        checks.number("gamma", gamma, 0.0),
+        checks.whole("p", p, 1),
+        checks.whole("d", d, 1),
+    )
     return math.sqrt(gamma / (d * p))
 
 
@@ -252,7 +262,11 @@ def plateau(gamma: float, p: int, Delta: float, activation: str | Activation = "
     >>> round(sgd.papers.dimension_free.plateau(0.1, 4, 0.01), 7)
     2.3e-05
     """
-    gamma, Delta, p = checks.number("gamma", gamma, 0.0), checks.number("Delta", Delta, 0.0), checks.whole("p", p, 1)
+    gamma, Delta, p = (
+        checks.number("gamma", gamma, 0.0),
+        checks.number("Delta", Delta, 0.0),
+        checks.whole("p", p, 1),
+    )
     s = find_activation(activation, "activation")
     edges = np.array([-REACH, *(kink for kink in s.kinks if abs(kink) < REACH), REACH])
     node, weight = gauss_legendre(NODES)

@@ -70,12 +70,30 @@ def regimes(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
         found = regime(here.problem, here.algorithm, d, start=begin)
         places[f"$\\gamma$ = {gamma:g}, $p$ = {p}, $d$ = {d}"] = found
         names.append(found.name)
-        chain = simulate(here.problem, here.algorithm, begin, times=here.times(t), dimension=d, runs=runs, seed=seed + 10 + row)
+        chain = simulate(
+            here.problem,
+            here.algorithm,
+            begin,
+            times=here.times(t),
+            dimension=d,
+            runs=runs,
+            seed=seed + 10 + row,
+        )
         risks.append(np.asarray(chain.excess_risk))
-        scatter.append(max(float(np.asarray(chain[name])[:, -1].std(axis=0, ddof=1).max()) for name in ("M", "Q")))
+        scatter.append(
+            max(
+                float(np.asarray(chain[name])[:, -1].std(axis=0, ddof=1).max())
+                for name in ("M", "Q")
+            )
+        )
         wide = setting(gamma, widest, k, Delta)
-        mean_field = solve_mean_field(wide.problem, OnePassSGD(lr=gamma), repeated(begin, widest), times=t)
-        lines = [solve_ode(one.problem, one.algorithm, begin, times=one.times(t)) for one in (still, here)]
+        mean_field = solve_mean_field(
+            wide.problem, OnePassSGD(lr=gamma), repeated(begin, widest), times=t
+        )
+        lines = [
+            solve_ode(one.problem, one.algorithm, begin, times=one.times(t))
+            for one in (still, here)
+        ]
         theory.append([np.asarray(line.excess_risk)[0] for line in (*lines, mean_field)])
     terms = ("noise", "fluctuation", "finite_dimension", "finite_width")
     sizes = {name: [getattr(one, name).size for one in places.values()] for name in terms}
@@ -84,17 +102,45 @@ def regimes(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     data = xr.Dataset(
         {
             "excess_risk": (("setting", "run", "time"), risk, {"long_name": "excess risk of SGD"}),
-            "excess_risk_theory": (("setting", "description", "time"), lines, {"long_name": "excess risk of each description"}),
-            "scatter": ("setting", scatter, {"long_name": f"largest standard deviation over runs of an overlap at t = {HORIZON:g}"}),
-            **{f"size_{name}": ("setting", value, {"long_name": f"size of the term {name} on the map"}) for name, value in sizes.items()},
+            "excess_risk_theory": (
+                ("setting", "description", "time"),
+                lines,
+                {"long_name": "excess risk of each description"},
+            ),
+            "scatter": (
+                "setting",
+                scatter,
+                {
+                    "long_name": f"largest standard deviation over runs of an overlap at t = {HORIZON:g}"
+                },
+            ),
+            **{
+                f"size_{name}": (
+                    "setting",
+                    value,
+                    {"long_name": f"size of the term {name} on the map"},
+                )
+                for name, value in sizes.items()
+            },
         },
         {
             "setting": names,
             "description": list(DESCRIPTIONS),
             "t": ("time", t),
-            **{name: ("setting", [one[i] for one in CORNERS.values()]) for i, name in enumerate(("gamma", "p", "d"))},
+            **{
+                name: ("setting", [one[i] for one in CORNERS.values()])
+                for i, name in enumerate(("gamma", "p", "d"))
+            },
         },
-        {"k": k, "Delta": Delta, "activation": "erf", "runs": runs, "seed": seed, "small": SMALL, "large": LARGE},
+        {
+            "k": k,
+            "Delta": Delta,
+            "activation": "erf",
+            "runs": runs,
+            "seed": seed,
+            "small": SMALL,
+            "large": LARGE,
+        },
     )
     each = [
         f"{name} {', '.join(f'{one[int(np.argmax(np.abs(one)))]:+.3f}' for one in gap[row])}, runs scatter by {scatter[row]:.3f} "
@@ -116,7 +162,9 @@ def _drawn(places: dict[str, Regime], data: xr.Dataset) -> Any:
     grid = fig.add_gridspec(2, 4, height_ratios=(1.25, 1.0))
     above = fig.add_subplot(grid[0, :])
     # the borders drawn are those of the first setting: that of the high-dimensional corner has room for all
-    plot.regime_map(dict(sorted(places.items(), key=lambda one: one[1].name != "high-dimensional")), above)
+    plot.regime_map(
+        dict(sorted(places.items(), key=lambda one: one[1].name != "high-dimensional")), above
+    )
     above.set_title("(a)", loc="left")
     t = data.t.values
     for column, name in enumerate(data.setting.values):
@@ -124,9 +172,21 @@ def _drawn(places: dict[str, Regime], data: xr.Dataset) -> Any:
         flow = data.excess_risk_theory.values[column, 0]
         relative = data.excess_risk.values[column] / flow
         mean = relative.mean(axis=0)
-        ax.fill_between(t, *(mean + sign * relative.std(axis=0, ddof=1) for sign in (-1, 1)), color="0.85", lw=0, label="single runs")
+        ax.fill_between(
+            t,
+            *(mean + sign * relative.std(axis=0, ddof=1) for sign in (-1, 1)),
+            color="0.85",
+            lw=0,
+            label="single runs",
+        )
         for row, description in enumerate(DESCRIPTIONS):
-            ax.plot(t, data.excess_risk_theory.values[column, row] / flow, color=COLOURS[description], lw=1.5, label=description)
+            ax.plot(
+                t,
+                data.excess_risk_theory.values[column, row] / flow,
+                color=COLOURS[description],
+                lw=1.5,
+                label=description,
+            )
         ax.errorbar(t, mean, spread(relative), fmt="ko", ms=4, capsize=2, lw=1, label="mean of SGD")
         gamma, p, d = (float(data[key][column]) for key in ("gamma", "p", "d"))
         ax.set(xlabel=TIME, title=f"{name}\n$\\gamma$ = {gamma:g}, $p$ = {p:g}, $d$ = {d:g}")

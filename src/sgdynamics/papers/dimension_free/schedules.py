@@ -41,12 +41,30 @@ def cases(quick: bool = False, seed: int = 0) -> dict[str, Case]:
     four = TeacherStudent(width=4, teacher_width=2, activation="erf", noise=0.1)
     several = random_start(sphere, dimension=DIMENSION, runs=16, seed=seed)
     found = {
-        "phase_random": Case("phase retrieval, sphere,\n16 random starts", sphere, several, 100.0, 512),
-        "phase_warm": Case("phase retrieval, free,\nfrom $m$ = 0.3", free, start(free, M=[[0.3]], Q=[[1.0]]), 60.0, 256),
-        "erf_2_2": Case(
-            "erf, $p = k = 2$,\na random start", two, random_start(two, dimension=DIMENSION, seed=seed), 50.0 if quick else 200.0, 64
+        "phase_random": Case(
+            "phase retrieval, sphere,\n16 random starts", sphere, several, 100.0, 512
         ),
-        "erf_4_2": Case("erf, $p$ = 4, $k$ = 2,\na random start", four, random_start(four, dimension=DIMENSION, seed=seed), 200.0, 64),
+        "phase_warm": Case(
+            "phase retrieval, free,\nfrom $m$ = 0.3",
+            free,
+            start(free, M=[[0.3]], Q=[[1.0]]),
+            60.0,
+            256,
+        ),
+        "erf_2_2": Case(
+            "erf, $p = k = 2$,\na random start",
+            two,
+            random_start(two, dimension=DIMENSION, seed=seed),
+            50.0 if quick else 200.0,
+            64,
+        ),
+        "erf_4_2": Case(
+            "erf, $p$ = 4, $k$ = 2,\na random start",
+            four,
+            random_start(four, dimension=DIMENSION, seed=seed),
+            200.0,
+            64,
+        ),
     }
     return {name: case for name, case in found.items() if not quick or name == "erf_2_2"}
 
@@ -94,20 +112,33 @@ def _solved(name: str, case: Case, pieces: int, seed: int) -> xr.Dataset:
     every = max(1, pieces // SAVES)
     alpha = best.edges[::every]
     repeats = case.runs // case.begin.runs
-    M, Q, a = (np.repeat(part, repeats, axis=0) for part in (case.begin.M_blocks, case.begin.Q_blocks, case.begin.a))
+    M, Q, a = (
+        np.repeat(part, repeats, axis=0)
+        for part in (case.begin.M_blocks, case.begin.Q_blocks, case.begin.a)
+    )
     many = Start(M, Q, a)
     groups, medians = [], []
     for index, algorithm in enumerate(_both(best)):
-        chain = simulate(case.problem, algorithm, many, alpha=alpha, dimension=DIMENSION, seed=seed + 1 + index)
+        chain = simulate(
+            case.problem, algorithm, many, alpha=alpha, dimension=DIMENSION, seed=seed + 1 + index
+        )
         risks = np.asarray(chain.excess_risk)
         medians.append(float(np.median(risks[:, -1])))
         # runs from one start are alike: the starts are what is independent, unless there is only one
-        groups.append(risks.reshape(case.begin.runs, repeats, -1).mean(axis=1) if case.begin.runs > 1 else risks)
+        groups.append(
+            risks.reshape(case.begin.runs, repeats, -1).mean(axis=1)
+            if case.begin.runs > 1
+            else risks
+        )
     mean = [group.mean(axis=0) for group in groups]
     error = [group.std(axis=0, ddof=1) / np.sqrt(len(group)) for group in groups]
     chain_gain = mean[1][-1] / mean[0][-1]
     # of a ratio of means, start by start: an unlucky one is so with both rates
-    doubt = np.std(groups[1][:, -1] - chain_gain * groups[0][:, -1], ddof=1) / np.sqrt(len(groups[0])) / mean[0][-1]
+    doubt = (
+        np.std(groups[1][:, -1] - chain_gain * groups[0][:, -1], ddof=1)
+        / np.sqrt(len(groups[0]))
+        / mean[0][-1]
+    )
     dims = ("rate", f"save_{name}")
     return xr.Dataset(
         {
@@ -140,19 +171,32 @@ def _both(best: OptimalSchedule) -> tuple[OnePassSGD, OnePassSGD]:
 def _drawn(chosen: dict[str, Case], data: xr.Dataset) -> Any:
     import matplotlib.pyplot as plt
 
-    fig, axes = plt.subplots(2, len(chosen), figsize=(3.7 * len(chosen), 6.6), layout="constrained", squeeze=False, sharex="col")
+    fig, axes = plt.subplots(
+        2,
+        len(chosen),
+        figsize=(3.7 * len(chosen), 6.6),
+        layout="constrained",
+        squeeze=False,
+        sharex="col",
+    )
     for column, (name, case) in enumerate(chosen.items()):
         at, (above, below) = data.attrs, axes[:, column]
         edges, constant = np.asarray(data[f"edges_{name}"]), at[f"best_constant_lr_{name}"]
-        above.stairs(np.asarray(data[f"rates_{name}"]), edges, color="C0", lw=1.6, label="optimal schedule")
+        above.stairs(
+            np.asarray(data[f"rates_{name}"]), edges, color="C0", lw=1.6, label="optimal schedule"
+        )
         above.axhline(constant, color="C3", lw=1.2, ls="--", label=f"best constant, {constant:.3g}")
         above.set(title=case.title, ylim=(0, None))
         above.legend(frameon=False)
         alpha = np.asarray(data[f"alpha_{name}"])
-        for index, (colour, label) in enumerate((("C0", "optimal schedule"), ("C3", "best constant"))):
+        for index, (colour, label) in enumerate(
+            (("C0", "optimal schedule"), ("C3", "best constant"))
+        ):
             below.plot(alpha, data[f"risk_{name}"][index], color=colour, lw=1.4, label=label)
             points = {"fmt": "o", "ms": 3, "capsize": 2, "lw": 1, "color": colour}
-            below.errorbar(alpha, data[f"chain_{name}"][index], data[f"chain_error_{name}"][index], **points)
+            below.errorbar(
+                alpha, data[f"chain_{name}"][index], data[f"chain_error_{name}"][index], **points
+            )
         below.plot([], [], "o", color="0.4", ms=3, label=f"exact chain, $d$ = {DIMENSION}")
         below.plot([], [], color="0.4", label="ODE")
         gain = f"ODE {at[f'gain_{name}']:.3f}, chain {at[f'gain_chain_{name}']:.3f} $\\pm$ {at[f'gain_chain_error_{name}']:.3f}"

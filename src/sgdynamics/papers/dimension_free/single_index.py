@@ -42,7 +42,9 @@ CELLS = 20_000  # of the mean first-passage time
 ERF_RATE = 2.0  # gamma for kappa = 1: a third of the one that needs the fewest samples, so that steps are small
 FAR = (1e6, 1e8)  # dimensions between which the diffusion has its exponent, to 1%
 RUNS_FIXED = 64
-TRIED = 2  # samples in which a fixed gamma is compared to the scaled one, over the mean of the latter
+TRIED = (
+    2  # samples in which a fixed gamma is compared to the scaled one, over the mean of the latter
+)
 
 # Waves of which two cancel each other's lower coefficients: exp(-w^2/2) w^n is what a wave of frequency w has in order n
 SLOW, FAST_SINE, FAST_COSINE = 0.6, 1.6, 2.0
@@ -169,7 +171,9 @@ class OverlapDiffusion:
 
 
 @float64
-def overlap_diffusion(kappa: int, lr: float, *, noise: float = 0.0, threshold: float = THRESHOLD) -> OverlapDiffusion:
+def overlap_diffusion(
+    kappa: int, lr: float, *, noise: float = 0.0, threshold: float = THRESHOLD
+) -> OverlapDiffusion:
     """The drift and variance of m (top of this module) for the link of exponent kappa, by Gauss-Hermite quadrature over (u, v).
 
     d -> infinity at this learning rate; jumps of m are taken as small (rare samples with a large gradient are the first correction).
@@ -179,7 +183,9 @@ def overlap_diffusion(kappa: int, lr: float, *, noise: float = 0.0, threshold: f
     noise = checks.number("noise", noise, 0.0)
     threshold = checks.number("threshold", threshold, above=0.0)
     if threshold >= 1:
-        raise checks.reject("threshold", threshold, "give a number between 0 and 1: |m| is at most 1")
+        raise checks.reject(
+            "threshold", threshold, "give a number between 0 and 1: |m| is at most 1"
+        )
     node, weight = hermite_e.hermegauss(NODES)
     weights = np.outer(weight, weight) / weight.sum() ** 2
     m = threshold * chebyshev.chebpts1(DEGREE + 1)[:, None, None]
@@ -190,14 +196,28 @@ def overlap_diffusion(kappa: int, lr: float, *, noise: float = 0.0, threshold: f
     # moments of X over the label noise, X^4 included
     e, across, drag = label - value, v - m * u, lr / 2 * m
     first, second = slope * e, slope**2 * (e**2 + noise)
-    third, fourth = slope**3 * (e**3 + 3 * e * noise), slope**4 * (e**4 + 6 * e**2 * noise + 3 * noise**2)
+    third, fourth = (
+        slope**3 * (e**3 + 3 * e * noise),
+        slope**4 * (e**4 + 6 * e**2 * noise + 3 * noise**2),
+    )
     b = np.sum(weights * (first * across - drag * second), axis=(1, 2))
-    V = np.sum(weights * (second * across**2 - 2 * drag * third * across + drag**2 * fourth), axis=(1, 2)) - b**2
-    fits = [chebyshev.Chebyshev.fit(m[:, 0, 0], values, DEGREE, domain=[-threshold, threshold]) for values in (b, V)]
+    V = (
+        np.sum(
+            weights * (second * across**2 - 2 * drag * third * across + drag**2 * fourth),
+            axis=(1, 2),
+        )
+        - b**2
+    )
+    fits = [
+        chebyshev.Chebyshev.fit(m[:, 0, 0], values, DEGREE, domain=[-threshold, threshold])
+        for values in (b, V)
+    ]
     return OverlapDiffusion(fits[0], fits[1], lr, threshold, kappa % 2 == 0)
 
 
-def _left(given: Tree, seen: dict[str, Any], made: Whole, overlaps: dict[str, Any]) -> dict[str, Any]:
+def _left(
+    given: Tree, seen: dict[str, Any], made: Whole, overlaps: dict[str, Any]
+) -> dict[str, Any]:
     """Notes the first step after which |m| has passed the threshold."""
     now = (seen["left"] < 0) & (jnp.abs(overlaps["M"][0, 0, 0]) >= given)
     return {"left": jnp.where(now, jnp.asarray(made, jnp.float64), seen["left"])}
@@ -226,11 +246,15 @@ def escape_samples(
     begin = Start(np.abs(several.M_blocks), several.Q_blocks, several.a)
     m = begin.M[:, 0, 0]
     if most is None:
-        most = 100 * float(overlap_diffusion(kappa, lr, threshold=threshold).mean_samples(m, d).mean())
+        most = 100 * float(
+            overlap_diffusion(kappa, lr, threshold=threshold).mean_samples(m, d).mean()
+        )
     chain = ExactChain(problem, OnePassSGD(lr=lr), begin, d, sizes)
     seen = {"left": np.where(m >= threshold, 0.0, -1.0)}
     label = f"single index, exponent {kappa}, d = {d}"
-    samples, _ = first_passage(chain, seen, _left, np.float64(threshold), math.ceil(most), seed + 1, label, progress)
+    samples, _ = first_passage(
+        chain, seen, _left, np.float64(threshold), math.ceil(most), seed + 1, label, progress
+    )
     return np.where(m >= threshold, 0.0, samples), m
 
 
@@ -253,7 +277,10 @@ QUICK: dict[int, dict[int, int]] = {
     3: {14: 256, 28: 256, 56: 256},
     4: {8: 256, 12: 256, 18: 256},
 }
-FIXED = {False: (32, 64, 96, 128, 192), True: (32, 96)}  # by `quick`: dimensions at which kappa = 3 is run with one learning rate
+FIXED = {
+    False: (32, 64, 96, 128, 192),
+    True: (32, 96),
+}  # by `quick`: dimensions at which kappa = 3 is run with one learning rate
 
 
 def single_index(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
@@ -286,12 +313,20 @@ def single_index(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     >>> fig, data = sgd.papers.dimension_free.single_index(quick=True)  # doctest: +SKIP
     """
     plan = QUICK if quick else FULL
-    parts = [_measured(kappa, counts, seed) for kappa, counts in plan.items()] + [_at_fixed_rate(FIXED[quick], seed)]
+    parts = [_measured(kappa, counts, seed) for kappa, counts in plan.items()] + [
+        _at_fixed_rate(FIXED[quick], seed)
+    ]
     data = xr.merge(parts, combine_attrs="no_conflicts")
     d, n, error = (np.asarray(data[name]) for name in ("d_2", "samples_2", "error_2"))
     slope, doubt = fitted_slope(np.log(d), n / d, error / d)
-    data.attrs |= {"slope_2": slope, "slope_2_low": slope - 1.96 * doubt, "slope_2_high": slope + 1.96 * doubt}
-    data.attrs |= {f"prefactor_{kappa}": float(scaling(kappa).prefactor or math.nan) for kappa in (1, 2)}
+    data.attrs |= {
+        "slope_2": slope,
+        "slope_2_low": slope - 1.96 * doubt,
+        "slope_2_high": slope + 1.96 * doubt,
+    }
+    data.attrs |= {
+        f"prefactor_{kappa}": float(scaling(kappa).prefactor or math.nan) for kappa in (1, 2)
+    }
     data.attrs |= {"threshold": THRESHOLD, "seed": seed}
     return _drawn(data), data
 
@@ -303,19 +338,38 @@ def _measured(kappa: int, counts: dict[int, int], seed: int) -> xr.Dataset:
         lr = learning_rate(kappa, d)
         n, m = escape_samples(kappa, d, lr=lr, runs=runs, seed=seed)
         if np.isnan(n).any():
-            raise RuntimeError(f"exponent {kappa}, d = {d}: {int(np.isnan(n).sum())} of {runs} runs had not left: a mean would be wrong")
+            raise RuntimeError(
+                f"exponent {kappa}, d = {d}: {int(np.isnan(n).sum())} of {runs} runs had not left: a mean would be wrong"
+            )
         theory = overlap_diffusion(kappa, lr)
         ode = theory.ode_samples(m, d)
         leaves = np.isfinite(ode)
         ode_mean = float(ode[leaves].mean()) if leaves.any() else np.nan
-        rows.append([lr, n.mean(), n.std(ddof=1) / math.sqrt(runs), ode_mean, leaves.mean(), theory.mean_samples(m, d).mean()])
+        rows.append(
+            [
+                lr,
+                n.mean(),
+                n.std(ddof=1) / math.sqrt(runs),
+                ode_mean,
+                leaves.mean(),
+                theory.mean_samples(m, d).mean(),
+            ]
+        )
     lr, mean, error, ode, share, diffusion = np.array(rows).T
     dim, d = f"d_{kappa}", np.array(list(counts))
     exponent, doubt = fitted_slope(np.log(d), np.log(mean), error / mean)
     expected, _ = fitted_slope(np.log(d), np.log(diffusion), error / mean)
-    variables = {"lr": lr, "samples": mean, "error": error, "samples_ode": ode, "share_ode": share, "samples_diffusion": diffusion}
+    variables = {
+        "lr": lr,
+        "samples": mean,
+        "error": error,
+        "samples_ode": ode,
+        "share_ode": share,
+        "samples_diffusion": diffusion,
+    }
     return xr.Dataset(
-        {f"{key}_{kappa}": (dim, value) for key, value in variables.items()} | {f"runs_{kappa}": (dim, list(counts.values()))},
+        {f"{key}_{kappa}": (dim, value) for key, value in variables.items()}
+        | {f"runs_{kappa}": (dim, list(counts.values()))},
         {dim: d},
         {
             f"exponent_{kappa}": exponent,
@@ -329,7 +383,10 @@ def _measured(kappa: int, counts: dict[int, int], seed: int) -> xr.Dataset:
 
 def _limit(kappa: int) -> float:
     """The exponent that the diffusion has far out, from a start at 1/sqrt(d)."""
-    n = [float(overlap_diffusion(kappa, learning_rate(kappa, d)).mean_samples(d**-0.5, d)) for d in FAR]
+    n = [
+        float(overlap_diffusion(kappa, learning_rate(kappa, d)).mean_samples(d**-0.5, d))
+        for d in FAR
+    ]
     return math.log(n[1] / n[0]) / math.log(FAR[1] / FAR[0])
 
 
@@ -341,13 +398,24 @@ def _at_fixed_rate(dimensions: tuple[int, ...], seed: int) -> xr.Dataset:
     shares, budgets = [], []
     for d in dimensions:
         scaled = learning_rate(3, d)
-        m = np.abs(random_start(single_index_problem(3), dimension=d, seed=seed, runs=RUNS_FIXED).M[:, 0, 0])
+        m = np.abs(
+            random_start(single_index_problem(3), dimension=d, seed=seed, runs=RUNS_FIXED).M[
+                :, 0, 0
+            ]
+        )
         budgets.append(TRIED * float(overlap_diffusion(3, scaled).mean_samples(m, d).mean()))
-        times = [escape_samples(3, d, lr=lr, runs=RUNS_FIXED, most=budgets[-1], seed=seed + 7)[0] for lr in (fixed, scaled)]
+        times = [
+            escape_samples(3, d, lr=lr, runs=RUNS_FIXED, most=budgets[-1], seed=seed + 7)[0]
+            for lr in (fixed, scaled)
+        ]
         shares.append([float(np.isfinite(n).mean()) for n in times])
     at_fixed, at_scaled = np.array(shares).T
     return xr.Dataset(
-        {"share_fixed_lr": ("d_fixed", at_fixed), "share_scaled_lr": ("d_fixed", at_scaled), "budget_fixed_lr": ("d_fixed", budgets)},
+        {
+            "share_fixed_lr": ("d_fixed", at_fixed),
+            "share_scaled_lr": ("d_fixed", at_scaled),
+            "budget_fixed_lr": ("d_fixed", budgets),
+        },
         {"d_fixed": list(dimensions)},
         {"growth_rate_fixed_lr": growth, "fixed_lr": fixed, "runs_fixed": RUNS_FIXED},
     )
@@ -359,11 +427,30 @@ def _drawn(data: xr.Dataset) -> Any:
 
     at = data.attrs
     fig, axes = plt.subplots(2, 3, figsize=(13.2, 7.6), layout="constrained")
-    shown = {1: ("$n / d$", "erf"), 2: ("$n / d$", "He$_2$"), 3: ("$n / d^2$", "sines"), 4: ("$n / d^3$", "cosines")}
-    for kappa, (ax, (ylabel, name)) in zip(KAPPAS, zip(axes.flat, shown.values(), strict=False), strict=False):
+    shown = {
+        1: ("$n / d$", "erf"),
+        2: ("$n / d$", "He$_2$"),
+        3: ("$n / d^2$", "sines"),
+        4: ("$n / d^3$", "cosines"),
+    }
+    for kappa, (ax, (ylabel, name)) in zip(
+        KAPPAS, zip(axes.flat, shown.values(), strict=False), strict=False
+    ):
         d, power, colour = np.asarray(data[f"d_{kappa}"]), max(1, kappa - 1), f"C{kappa - 1}"
-        value = {key: np.asarray(data[f"{key}_{kappa}"]) / d**power for key in ("samples", "error", "samples_ode", "samples_diffusion")}
-        ax.errorbar(d, value["samples"], value["error"], fmt="o", ms=4, capsize=2, color=colour, label="exact chain")
+        value = {
+            key: np.asarray(data[f"{key}_{kappa}"]) / d**power
+            for key in ("samples", "error", "samples_ode", "samples_diffusion")
+        }
+        ax.errorbar(
+            d,
+            value["samples"],
+            value["error"],
+            fmt="o",
+            ms=4,
+            capsize=2,
+            color=colour,
+            label="exact chain",
+        )
         ax.plot(d, value["samples_diffusion"], color=colour, lw=1.2, label="diffusion of $m$")
         share = float(np.mean(data[f"share_ode_{kappa}"]))
         label = "ODE" if share == 1 else f"ODE, from the {100 * share:.0f}% of starts that leave"
@@ -371,10 +458,26 @@ def _drawn(data: xr.Dataset) -> Any:
         low, high = at[f"exponent_{kappa}_low"], at[f"exponent_{kappa}_high"]
         title = f"$\\kappa = {kappa}$ ({name}): exponent {at[f'exponent_{kappa}']:.3f} [{low:.3f}, {high:.3f}]"
         if kappa == 1:
-            ax.axhline(at["prefactor_1"], color="0.5", lw=0.9, ls="--", label=f"predicted limit, {at['prefactor_1']:.3f}")
+            ax.axhline(
+                at["prefactor_1"],
+                color="0.5",
+                lw=0.9,
+                ls="--",
+                label=f"predicted limit, {at['prefactor_1']:.3f}",
+            )
         if kappa == 2:
-            line = at["prefactor_2"] * (np.log(d) - np.log(d).mean()) + value["samples_diffusion"].mean()
-            ax.plot(d, line, color="0.5", lw=0.9, ls="--", label=f"predicted slope, {at['prefactor_2']:.3f}")
+            line = (
+                at["prefactor_2"] * (np.log(d) - np.log(d).mean())
+                + value["samples_diffusion"].mean()
+            )
+            ax.plot(
+                d,
+                line,
+                color="0.5",
+                lw=0.9,
+                ls="--",
+                label=f"predicted slope, {at['prefactor_2']:.3f}",
+            )
             title = f"$\\kappa = 2$ ({name}): slope in $\\log d$ {at['slope_2']:.2f} [{at['slope_2_low']:.2f}, {at['slope_2_high']:.2f}]"
         ax.set(xscale="log", xlabel="$d$", ylabel=ylabel, ylim=(0, None), title=title)
         if d[-1] < 1000:
@@ -385,7 +488,15 @@ def _drawn(data: xr.Dataset) -> Any:
     ax = axes[1, 1]
     d = np.asarray(data.d_fixed)
     ax.plot(d, data.share_scaled_lr, "o-", color="C2", ms=4, label="$\\gamma \\sim d^{-1/2}$")
-    ax.plot(d, data.share_fixed_lr, "s-", color="k", mfc="none", ms=5, label=f"$\\gamma$ = {at['fixed_lr']:.3f} at every $d$")
+    ax.plot(
+        d,
+        data.share_fixed_lr,
+        "s-",
+        color="k",
+        mfc="none",
+        ms=5,
+        label=f"$\\gamma$ = {at['fixed_lr']:.3f} at every $d$",
+    )
     ax.set(xscale="log", xlabel="$d$", ylim=(0, 1.08), ylabel="share of runs that leave")
     ax.set(title=f"$\\kappa = 3$, equal samples ({TRIED} mean $n$ of the scaled $\\gamma$)")
     ax.set_xticks(d, [str(value) for value in d])
@@ -394,14 +505,25 @@ def _drawn(data: xr.Dataset) -> Any:
     ax = axes[1, 2]
     for kappa in KAPPAS:
         colour = f"C{kappa - 1}"
-        ax.plot([kappa] * 2, [at[f"exponent_{kappa}_low"], at[f"exponent_{kappa}_high"]], color=colour, lw=2.5, solid_capstyle="butt")
+        ax.plot(
+            [kappa] * 2,
+            [at[f"exponent_{kappa}_low"], at[f"exponent_{kappa}_high"]],
+            color=colour,
+            lw=2.5,
+            solid_capstyle="butt",
+        )
         ax.plot(kappa, at[f"exponent_{kappa}"], "o", color=colour, ms=5)
         ax.plot(kappa, at[f"exponent_{kappa}_diffusion"], "x", color="k", ms=7)
         ax.plot([kappa - 0.3, kappa + 0.3], [max(1, kappa - 1)] * 2, color="0.5", lw=1, ls="--")
     ax.plot([], [], "o-", color="C0", label="fitted, 95%")
     ax.plot([], [], "kx", label="diffusion over the same $d$")
     ax.plot([], [], "--", color="0.5", label="$\\max(1, \\kappa - 1)$")
-    ax.set(xticks=KAPPAS, xlabel="information exponent $\\kappa$", ylabel="exponent of $n$ in $d$", xlim=(0.4, 4.6))
+    ax.set(
+        xticks=KAPPAS,
+        xlabel="information exponent $\\kappa$",
+        ylabel="exponent of $n$ in $d$",
+        xlim=(0.4, 4.6),
+    )
     ax.legend(frameon=False, loc="upper left")
     fig.suptitle("Samples until $|m|$ = 1/2, one-pass SGD from random starts on the sphere")
     return fig

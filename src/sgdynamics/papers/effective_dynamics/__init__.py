@@ -3,7 +3,13 @@
 In the paper's symbols and units: step size c/n, time t = steps c/n, weight decay alpha, snr lambda.
 """
 
-from sgdynamics.papers.effective_dynamics.mixture_figures import escape_rate, figure_2, figure_3, order_of_limits, outcome
+from sgdynamics.papers.effective_dynamics.mixture_figures import (
+    escape_rate,
+    figure_2,
+    figure_3,
+    order_of_limits,
+    outcome,
+)
 from sgdynamics.papers.effective_dynamics.mixtures import (
     MeasuredSuccess,
     MixtureComponent,

@@ -55,7 +55,11 @@ def _below_threshold(kind: str, alpha: float) -> float:
     _kind(kind)
     alpha, most = checks.number("alpha", alpha, above=0.0), _weight(kind) / 2
     if alpha >= most:
-        raise checks.reject("alpha", alpha, f"at {most:g} and above 0 is the only fixed point: give alpha below {most:g}")
+        raise checks.reject(
+            "alpha",
+            alpha,
+            f"at {most:g} and above 0 is the only fixed point: give alpha below {most:g}",
+        )
     return alpha
 
 
@@ -90,7 +94,10 @@ def ring_radius(kind: str, alpha: float) -> float:
     _kind(kind)
     alpha, w = checks.number("alpha", alpha, above=0.0), _weight(kind)
     if alpha >= w / 2:
-        warnings.warn(f"alpha = {alpha:g} is at or above {w / 2:g}: the only fixed point is 0, there is no ring", stacklevel=2)
+        warnings.warn(
+            f"alpha = {alpha:g} is at or above {w / 2:g}: the only fixed point is 0, there is no ring",
+            stacklevel=2,
+        )
         return 0.0
     return math.log((w - alpha) / alpha)
 
@@ -149,7 +156,10 @@ class MixtureComponent:
         C = ring_radius(self.kind, _below_threshold(self.kind, alpha))
         stratum = max(self.strata, key=_dimension)
         types = TYPES[self.kind]
-        M, a = np.zeros((self.width, 1 + max(q for q, _, _ in types.values()))), np.zeros(self.width)
+        M, a = (
+            np.zeros((self.width, 1 + max(q for q, _, _ in types.values()))),
+            np.zeros(self.width),
+        )
         for unit, name in enumerate(stratum):
             if name != IDLE:
                 direction, side, sign = types[name]
@@ -197,7 +207,11 @@ def mixture_components(kind: str = "xor", width: int | None = None) -> list[Mixt
     """
     types, width = _kind(kind), _width(kind, width)
     if width > MOST_WIDTH:
-        raise checks.reject("width", width, f"there are {len(types) + 1}^width strata to list: give a width of {MOST_WIDTH} or less")
+        raise checks.reject(
+            "width",
+            width,
+            f"there are {len(types) + 1}^width strata to list: give a width of {MOST_WIDTH} or less",
+        )
     strata = list(itertools.product((IDLE, *types), repeat=width))
     parent = {stratum: stratum for stratum in strata}
 
@@ -219,7 +233,11 @@ def mixture_components(kind: str = "xor", width: int | None = None) -> list[Mixt
         present = _active(inside[0])
         active = tuple(name for name in types if name in present)
         stable = len(active) == len(types) or not any(IDLE in stratum for stratum in inside)
-        found.append(MixtureComponent(kind, width, tuple(inside), active, max(map(_dimension, inside)), stable))
+        found.append(
+            MixtureComponent(
+                kind, width, tuple(inside), active, max(map(_dimension, inside)), stable
+            )
+        )
     return sorted(found, key=lambda one: len(one.active))
 
 
@@ -250,7 +268,10 @@ def _active_law(kind: str, width: int) -> list[Fraction]:
                 more = seen | {name}
                 after[more] = after.get(more, Fraction(0)) + p * share
         law = after
-    return [sum((p for seen, p in law.items() if len(seen) == n), Fraction(0)) for n in range(len(unit) + 1)]
+    return [
+        sum((p for seen, p in law.items() if len(seen) == n), Fraction(0))
+        for n in range(len(unit) + 1)
+    ]
 
 
 def success_probability(kind: str, width: int | None = None) -> float:
@@ -334,7 +355,13 @@ class MeasuredSuccess:
 
 
 def measured_success(
-    kind: str, alpha: float = 0.1, runs: int = 10000, seed: int = 0, *, width: int | None = None, scale: float = 1e-6
+    kind: str,
+    alpha: float = 0.1,
+    runs: int = 10000,
+    seed: int = 0,
+    *,
+    width: int | None = None,
+    scale: float = 1e-6,
 ) -> MeasuredSuccess:
     """``success_probability`` by integrating the flow at snr = infinity from random starts v ~ N(0, 1), m ~ N(0, scale^2).
 
@@ -380,22 +407,44 @@ def measured_success(
     draws = np.random.default_rng(seed).standard_normal((runs, width, 1 + directions))
     a, M = draws[..., 0], scale * draws[..., 1:]
     time = math.log(GROWTH) / (_weight(kind) / 2 - alpha)
-    end = solve_infinite_snr(kind, M, M @ np.swapaxes(M, 1, 2), a, times=[time], weight_decay=alpha, rtol=RTOL, atol=RTOL / 100)
+    end = solve_infinite_snr(
+        kind,
+        M,
+        M @ np.swapaxes(M, 1, 2),
+        a,
+        times=[time],
+        weight_decay=alpha,
+        rtol=RTOL,
+        atol=RTOL / 100,
+    )
     a, M = end["a"][:, 0], end["M"][:, 0]
-    reached = [sign * np.sum(a * np.maximum(side * M[:, :, q], 0.0), axis=1) > C / 2 for q, side, sign in types.values()]
+    reached = [
+        sign * np.sum(a * np.maximum(side * M[:, :, q], 0.0), axis=1) > C / 2
+        for q, side, sign in types.values()
+    ]
     counts = np.bincount(np.sum(reached, axis=0), minlength=len(types) + 1)
     fraction = float(counts[-1] / runs)
-    return MeasuredSuccess(fraction, math.sqrt(fraction * (1 - fraction) / runs), tuple(counts.tolist()), runs)
+    return MeasuredSuccess(
+        fraction, math.sqrt(fraction * (1 - fraction) / runs), tuple(counts.tolist()), runs
+    )
 
 
-def _on_ring(kind: str, a: Reals, alpha: float, types: Sequence[str] | None) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
+def _on_ring(
+    kind: str, a: Reals, alpha: float, types: Sequence[str] | None
+) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
     """v and m of a fixed point without idle units, and the type of each unit: by default the one with m = v = a."""
     known, C = _kind(kind), ring_radius(kind, alpha)
     if np.ndim(a) != 1 or np.size(a) == 0:
-        raise ValueError(f"a has shape {np.shape(a)}: give the head of the fixed point, one number a unit")
+        raise ValueError(
+            f"a has shape {np.shape(a)}: give the head of the fixed point, one number a unit"
+        )
     a = checks.array("a", a, np.shape(a), "one number a unit")
     if np.any(a == 0.0):
-        raise checks.reject("a", a.tolist(), "a unit at 0 is an end of an arc, where the drift has a kink: give numbers that are not 0")
+        raise checks.reject(
+            "a",
+            a.tolist(),
+            "a unit at 0 is an end of an arc, where the drift has a kink: give numbers that are not 0",
+        )
     if types is None:
         straight = {sign: name for name, (_, side, sign) in known.items() if side == sign}
         types = [straight[int(sign)] for sign in np.sign(a)]
@@ -408,12 +457,18 @@ def _on_ring(kind: str, a: Reals, alpha: float, types: Sequence[str] | None) -> 
     for name in dict.fromkeys(names):
         total = sum(value**2 for value, mine in zip(a, names, strict=True) if mine == name)
         if abs(total - C) > ON_RING * C:
-            raise checks.reject("a", a.tolist(), f"sum of a_i^2 over the units of type {name!r} is {total:.6g}: make it C_alpha = {C:.6g}")
+            raise checks.reject(
+                "a",
+                a.tolist(),
+                f"sum of a_i^2 over the units of type {name!r} is {total:.6g}: make it C_alpha = {C:.6g}",
+            )
     m = np.array([known[name][1] * abs(value) for value, name in zip(a, names, strict=True)])
     return a, m, names
 
 
-def rescaled_diffusion(kind: str, a: Reals, alpha: float, *, types: Sequence[str] | None = None) -> tuple[np.ndarray, np.ndarray]:
+def rescaled_diffusion(
+    kind: str, a: Reals, alpha: float, *, types: Sequence[str] | None = None
+) -> tuple[np.ndarray, np.ndarray]:
     """(A, Sigma) of the SDE du = A u dt + Sigma^(1/2) dB for u = sqrt(N) (v_1 - a_1, ..., v_K - a_K, m_1 - m_1*, ..., m_K - m_K*).
 
     Parameters
@@ -525,7 +580,11 @@ def arc_paths(
     times = checks.array("times", times, np.shape(times), "increasing, 0 or more")
     if times.ndim != 1 or len(times) == 0 or times[0] < 0 or np.any(np.diff(times) <= 0):
         raise checks.reject("times", times, "give increasing times, 0 or more")
-    begin = np.zeros(len(A)) if start is None else checks.array("start", start, (len(A),), "v, then m, rescaled by sqrt(N)")
+    begin = (
+        np.zeros(len(A))
+        if start is None
+        else checks.array("start", start, (len(A),), "v, then m, rescaled by sqrt(N)")
+    )
     values, basis = np.linalg.eigh(A)
     S, pairs = basis.T @ Sigma @ basis, values[:, None] + values[None, :]
     draws = np.random.default_rng(seed).standard_normal((runs, len(times), len(A)))

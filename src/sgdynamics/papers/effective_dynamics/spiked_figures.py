@@ -10,7 +10,10 @@ import xarray as xr
 from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.analysis.spiked_fixed_points import spiked_fixed_points
 from sgdynamics.dynamics.spiked_equations import drift, equation_numbers
-from sgdynamics.papers.effective_dynamics.spiked_formulas import saddle_variance, stationary_variance
+from sgdynamics.papers.effective_dynamics.spiked_formulas import (
+    saddle_variance,
+    stationary_variance,
+)
 from sgdynamics.problems.spiked_tensor import SpikedTensor, spiked_random_start
 from sgdynamics.simulation.spiked_tensor import SPAN
 from sgdynamics.solvers.simulate import simulate
@@ -55,14 +58,20 @@ def figure_1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     for snr in SNRS:
         problem = SpikedTensor(order=2, snr=snr)
         begin = spiked_random_start(problem, dimension=n, seed=seed, runs=runs)
-        found[snr] = simulate(problem, OnePassSGD(lr=c), begin, steps=steps, dimension=n, seed=seed + 1)
+        found[snr] = simulate(
+            problem, OnePassSGD(lr=c), begin, steps=steps, dimension=n, seed=seed + 1
+        )
     t = np.asarray(found[SNRS[0]].t)
     band = np.sqrt(np.array([saddle_variance(t, snr, c) for snr in SNRS]) / n)
     data = xr.Dataset(
         {
             "m": (("snr", "run", "time"), np.stack([np.asarray(found[snr].m) for snr in SNRS])),
             "r2": (("snr", "run", "time"), np.stack([np.asarray(found[snr].r2) for snr in SNRS])),
-            "standard_deviation_limit": (("snr", "time"), band, {"long_name": "sqrt(V(t)/n) of the rescaled SDE at the saddle"}),
+            "standard_deviation_limit": (
+                ("snr", "time"),
+                band,
+                {"long_name": "sqrt(V(t)/n) of the rescaled SDE at the saddle"},
+            ),
             "stationary_variance_limit": ("snr", [stationary_variance(snr, c) for snr in SNRS]),
             "m_star": ("snr", [max(point.m for point in _points(snr, c)) for snr in SNRS]),
         },
@@ -89,11 +98,28 @@ def _drawn(data: xr.Dataset, c: float) -> Any:
         ax = axes[row, 0]
         ax.plot(t, m.T, lw=0.7, alpha=0.8)
         valid = width <= (np.inf if star == 0 else star)
-        ax.fill_between(t[valid], -width[valid], width[valid], color="0.6", alpha=0.35, lw=0, label="$\\pm 2\\sqrt{V(t)/n}$, rescaled SDE")
+        ax.fill_between(
+            t[valid],
+            -width[valid],
+            width[valid],
+            color="0.6",
+            alpha=0.35,
+            lw=0,
+            label="$\\pm 2\\sqrt{V(t)/n}$, rescaled SDE",
+        )
         for value in {star, -star}:
-            ax.axhline(value, color="k", ls="--", lw=1.2, label="stable fixed point" if value >= 0 else None)
+            ax.axhline(
+                value,
+                color="k",
+                ls="--",
+                lw=1.2,
+                label="stable fixed point" if value >= 0 else None,
+            )
         ax.set(
-            xlabel="$t$ = steps $c/n$", ylabel="$m$", ylim=(-top, top), title=f"({'ac'[row]})  $\\lambda$ = {snr:g}, $n$ = {n}, $c$ = {c:g}"
+            xlabel="$t$ = steps $c/n$",
+            ylabel="$m$",
+            ylim=(-top, top),
+            title=f"({'ac'[row]})  $\\lambda$ = {snr:g}, $n$ = {n}, $c$ = {c:g}",
         )
         ax.legend(frameon=False, loc="upper right", ncols=2)
 
@@ -106,6 +132,20 @@ def _drawn(data: xr.Dataset, c: float) -> Any:
         ax.plot(m.T, r2.T, lw=0.5, alpha=0.6)
         for point in _points(snr, c):
             if low <= point.r2 <= high:
-                ax.plot(point.m, point.r2, "kx" if point.stable else "wo", mec="k", ms=9, mew=2 if point.stable else 1.2, zorder=5)
-        ax.set(xlabel="$m$", ylabel="$r_\\perp^2$", xlim=(-top, top), ylim=(low, high), title=f"({'bd'[row]})  $\\lambda$ = {snr:g}")
+                ax.plot(
+                    point.m,
+                    point.r2,
+                    "kx" if point.stable else "wo",
+                    mec="k",
+                    ms=9,
+                    mew=2 if point.stable else 1.2,
+                    zorder=5,
+                )
+        ax.set(
+            xlabel="$m$",
+            ylabel="$r_\\perp^2$",
+            xlim=(-top, top),
+            ylim=(low, high),
+            title=f"({'bd'[row]})  $\\lambda$ = {snr:g}",
+        )
     return fig

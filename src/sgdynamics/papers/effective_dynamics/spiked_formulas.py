@@ -64,7 +64,9 @@ def critical_snr(k: int, c: float = 1.0) -> float:
     return c ** (k / 2) * (2 * (k - 1) / k) ** (k - 1) * (k / (k - 2)) ** ((k - 2) / 2)
 
 
-def correlated_fixed_points(k: int, snr: float, c: float = 1.0, ridge: float = 0.0) -> tuple[float, float]:
+def correlated_fixed_points(
+    k: int, snr: float, c: float = 1.0, ridge: float = 0.0
+) -> tuple[float, float]:
     """(m_dagger, m_star): the saddle that must be passed and the stable fixed point behind it, m_dagger < sqrt((k-2)c/k) < m_star.
 
     ::
@@ -101,18 +103,27 @@ def correlated_fixed_points(k: int, snr: float, c: float = 1.0, ridge: float = 0
     """
     star, dagger = _star_and_dagger(k, snr, c, ridge)
     if star is None:
-        where = f"the critical snr is {critical_snr(k, c):.6g}" if ridge == 0.0 and c > 0 else "lower the ridge or raise the snr"
+        where = (
+            f"the critical snr is {critical_snr(k, c):.6g}"
+            if ridge == 0.0 and c > 0
+            else "lower the ridge or raise the snr"
+        )
         warnings.warn(
-            f"no stable fixed point knows the signal at k = {k}, snr = {snr:g}, c = {c:g}, ridge = {ridge:g}: {where}", stacklevel=2
+            f"no stable fixed point knows the signal at k = {k}, snr = {snr:g}, c = {c:g}, ridge = {ridge:g}: {where}",
+            stacklevel=2,
         )
         return math.nan, math.nan
     return dagger[0], star[0]
 
 
-def _star_and_dagger(k: Reals, snr: Reals, c: Reals, ridge: Reals) -> tuple[tuple[float, float] | None, tuple[float, float]]:
+def _star_and_dagger(
+    k: Reals, snr: Reals, c: Reals, ridge: Reals
+) -> tuple[tuple[float, float] | None, tuple[float, float]]:
     """(m, r2) of both; star is None where there is none."""
     k = checks.whole("k", k, 2)
-    problem = SpikedTensor(order=k, snr=checks.number("snr", snr, above=0.0), ridge=checks.number("ridge", ridge, 0.0))
+    problem = SpikedTensor(
+        order=k, snr=checks.number("snr", snr, above=0.0), ridge=checks.number("ridge", ridge, 0.0)
+    )
     found = spiked_fixed_points(problem, OnePassSGD(lr=checks.number("c", c, 0.0)))
     # a pair just born is marginal to rounding: it still counts
     points = sorted((point for point in found if point.m > 0), key=lambda point: point.m)
@@ -168,14 +179,20 @@ def eigenvalues(k: int, snr: float, c: float = 1.0, ridge: float = 0.0) -> np.nd
             rows.append([-8 * (snr - c), -2 * (4 * snr - ridge)])
         elif ridge == 0.0:
             total = m**2 + c
-            rows.append([2 * k * total ** (k - 2) * ((k - 2) * c - k * m**2), -4 * k * total ** (k - 1)])
+            rows.append(
+                [2 * k * total ** (k - 2) * ((k - 2) * c - k * m**2), -4 * k * total ** (k - 1)]
+            )
         else:
-            numbers = equation_numbers(SpikedTensor(order=k, snr=snr, ridge=ridge), OnePassSGD(lr=c), None)
+            numbers = equation_numbers(
+                SpikedTensor(order=k, snr=snr, ridge=ridge), OnePassSGD(lr=c), None
+            )
             rows.append(np.sort(np.real(np.linalg.eigvals(jacobian(numbers, m, r2))))[::-1])
     return np.array(rows)
 
 
-def rescaled_drift(k: int, u1: Reals, u2: Reals, Lam: float, c: float = 1.0, ridge: float = 0.0) -> tuple[Any, Any]:
+def rescaled_drift(
+    k: int, u1: Reals, u2: Reals, Lam: float, c: float = 1.0, ridge: float = 0.0
+) -> tuple[Any, Any]:
     """The drift of u = (sqrt(n) m, r2) at the saddle as n -> infinity, with snr = Lam n^((k-2)/2).
 
     ::
@@ -216,7 +233,9 @@ def rescaled_drift(k: int, u1: Reals, u2: Reals, Lam: float, c: float = 1.0, rid
     k = checks.whole("k", k, 2)
     u1, u2 = np.asarray(u1, dtype=np.float64), np.asarray(u2, dtype=np.float64)
     restoring = 2 * k * u2 ** (k - 1)
-    return 2 * k * Lam * u1 ** (k - 1) - (restoring + ridge) * u1, -2 * restoring * (u2 - c) - 2 * ridge * u2
+    return 2 * k * Lam * u1 ** (k - 1) - (restoring + ridge) * u1, -2 * restoring * (
+        u2 - c
+    ) - 2 * ridge * u2
 
 
 def rescaled_noise(k: int, u2: Reals, c: float = 1.0) -> Any:
@@ -279,7 +298,11 @@ def stationary_variance(snr: float, c: float = 1.0, ridge: float = 0.0) -> float
     c = checks.number("c", c, above=0.0)
     ridge = checks.number("ridge", ridge, 0.0)
     if ridge >= 4 * c:
-        raise checks.reject("ridge", ridge, f"from 4c = {4 * c:g} on, r2 decays to 0 and no noise is left: give less")
+        raise checks.reject(
+            "ridge",
+            ridge,
+            f"from 4c = {4 * c:g} on, r2 decays to 0 and no noise is left: give less",
+        )
     return math.inf if snr >= c else c * (c - ridge / 4) / (c - snr)
 
 
@@ -428,21 +451,44 @@ def rescaled_paths(
     c, u2 = checks.number("c", c, above=0.0), checks.number("u2", u2, 0.0)
     runs, seed = checks.whole("runs", runs, 1), checks.whole("seed", seed, 0)
     t = np.atleast_1d(np.asarray(times, dtype=np.float64))
-    if t.ndim != 1 or t.size == 0 or not np.all(np.isfinite(t)) or t[0] < 0 or np.any(np.diff(t) <= 0):
+    if (
+        t.ndim != 1
+        or t.size == 0
+        or not np.all(np.isfinite(t))
+        or t[0] < 0
+        or np.any(np.diff(t) <= 0)
+    ):
         raise checks.reject("times", times, "give increasing numbers, 0 or more")
     fastest = 4 * k * max(u2, c) ** (k - 1) + 2 * ridge
     longest = STEP_SHARE / fastest if step is None else checks.number("step", step, above=0.0)
-    generators = [np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(run,))) for run in range(runs)]
+    generators = [
+        np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(run,))) for run in range(runs)
+    ]
     first = np.array([generator.standard_normal() for generator in generators])
     if u1 is not None:
-        first = np.broadcast_to(checks.array("u1", u1, np.shape(u1), "one number, or one a run"), (runs,)).copy()
+        first = np.broadcast_to(
+            checks.array("u1", u1, np.shape(u1), "one number, or one a run"), (runs,)
+        ).copy()
 
     # pairs of steps between save points, so that two steps at a time are the coarser path
     edges = np.concatenate([[0.0], t])
-    pairs = np.maximum(1, np.ceil(np.diff(edges) / (2 * longest) - 1e-9)).astype(int) * (np.diff(edges) > 0)
-    grid = np.concatenate([np.linspace(a, b, 2 * n, endpoint=False) for a, b, n in zip(edges, edges[1:], pairs, strict=False)] + [t[-1:]])
+    pairs = np.maximum(1, np.ceil(np.diff(edges) / (2 * longest) - 1e-9)).astype(int) * (
+        np.diff(edges) > 0
+    )
+    grid = np.concatenate(
+        [
+            np.linspace(a, b, 2 * n, endpoint=False)
+            for a, b, n in zip(edges, edges[1:], pairs, strict=False)
+        ]
+        + [t[-1:]]
+    )
     solution: Any = integrate.solve_ivp(
-        lambda _, y: rescaled_drift(k, 0.0, y, Lam, c, ridge)[1], (0.0, max(t[-1], 1e-300)), [u2], rtol=1e-11, atol=1e-12, dense_output=True
+        lambda _, y: rescaled_drift(k, 0.0, y, Lam, c, ridge)[1],
+        (0.0, max(t[-1], 1e-300)),
+        [u2],
+        rtol=1e-11,
+        atol=1e-12,
+        dense_output=True,
     )
     middle = np.maximum(solution.sol(grid)[0], 0.0)  # rounding of a u2 that a ridge has killed
 
@@ -460,10 +506,14 @@ def rescaled_paths(
     error, position = 0.0, 0
     with np.errstate(over="ignore", invalid="ignore"):
         for index, count in enumerate(pairs):
-            normals = np.stack([generator.standard_normal(2 * count) for generator in generators], axis=1)
+            normals = np.stack(
+                [generator.standard_normal(2 * count) for generator in generators], axis=1
+            )
             for one, two in zip(normals[::2], normals[1::2], strict=True):
                 i, j, e = position, position + 1, position + 2
-                noise = rescaled_noise(k, (middle[i : e + 1][:-1] + middle[i : e + 1][1:]) / 2, c) * np.sqrt(np.diff(grid[i : e + 1]))
+                noise = rescaled_noise(
+                    k, (middle[i : e + 1][:-1] + middle[i : e + 1][1:]) / 2, c
+                ) * np.sqrt(np.diff(grid[i : e + 1]))
                 fine = heun(heun(fine, i, j, noise[0] * one), j, e, noise[1] * two)
                 coarse = heun(coarse, i, e, noise[0] * one + noise[1] * two)
                 escaped = np.where(np.isinf(fine) & np.isnan(escaped), grid[e], escaped)
@@ -476,6 +526,17 @@ def rescaled_paths(
             "u1": (("run", "time"), saved, {"long_name": "sqrt(n) m"}),
             "u2": ("time", np.maximum(solution.sol(t)[0], 0.0), {"long_name": "r2"}),
         },
-        {"t": ("time", t), "escaped_at": ("run", escaped, {"long_name": "when u1 left for infinity"})},
-        {"k": k, "Lam": Lam, "c": c, "ridge": ridge, "seed": seed, "step": longest, "error_integrator": error},
+        {
+            "t": ("time", t),
+            "escaped_at": ("run", escaped, {"long_name": "when u1 left for infinity"}),
+        },
+        {
+            "k": k,
+            "Lam": Lam,
+            "c": c,
+            "ridge": ridge,
+            "seed": seed,
+            "step": longest,
+            "error_integrator": error,
+        },
     )

@@ -18,7 +18,9 @@ TOLERANCE = 0.05  # estimated relative error at which it is not doubled further
 LARGE_ERROR = 0.1  # estimated relative error that is warned of
 
 
-def two_time(lr: float, alpha: float, noise: float, order: str, epochs: int, cells: int) -> tuple[np.ndarray, np.ndarray]:
+def two_time(
+    lr: float, alpha: float, noise: float, order: str, epochs: int, cells: int
+) -> tuple[np.ndarray, np.ndarray]:
     """|w - w*|^2 and the mean squared residual of the data set (not of "fixed": 0) at the start of each epoch and after the last, with
     so many cells an epoch and what they leave of an error."""
     b, count = 1 / cells, epochs * cells + 1
@@ -138,9 +140,13 @@ def linear_epochs(
     noise, order = checks.number("noise", noise, 0.0), checks.choice("order", order, ORDERS)
     count = checks.whole("epochs", epochs, 1)
     if lr >= 2:
-        raise checks.reject("lr", lr, "SGD of a linear unit diverges from lr = 2 on. Use a smaller lr.")
+        raise checks.reject(
+            "lr", lr, "SGD of a linear unit diverges from lr = 2 on. Use a smaller lr."
+        )
     if cells is not None and checks.whole("cells", cells, 4) % 4:
-        raise checks.reject("cells", cells, "a half and a quarter of the cells are used too. Use a multiple of 4.")
+        raise checks.reject(
+            "cells", cells, "a half and a quarter of the cells are used too. Use a multiple of 4."
+        )
     stability = CellStability(lr, alpha, np.ones(1), np.ones(1))
     m = EpochSGD(lr, alpha).cells(cells, stability)
     if m * count > MOST_CELLS:

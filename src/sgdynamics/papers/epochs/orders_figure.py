@@ -51,26 +51,62 @@ def figure_2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     problem = TeacherStudent(width=1, activation="erf", noise=NOISE)
     begin = start(problem, M=[[0.1]], Q=[[0.5]])
     epochs, some = np.arange(EPOCHS + 1.0), np.array([1, 2, 3, 5, 8, 12, 16, 20])
-    parts: dict[str, list[np.ndarray]] = {f"{name}{kind}": [] for name in RISKS for kind in ("", "_error", "_runs")}
+    parts: dict[str, list[np.ndarray]] = {
+        f"{name}{kind}": [] for name in RISKS for kind in ("", "_error", "_runs")
+    }
     left = []
     for order in ORDERS:
         algorithm = EpochSGD(RATE, ALPHA, order=order)
-        theory = solve_dmft(problem, algorithm, begin, alpha=ALPHA * epochs, cells=cells, paths=paths, seed=seed, progress=False)
-        more: dict[str, Any] = {"dimension": dimension, "runs": runs, "seed": seed + 1, "progress": False}
+        theory = solve_dmft(
+            problem,
+            algorithm,
+            begin,
+            alpha=ALPHA * epochs,
+            cells=cells,
+            paths=paths,
+            seed=seed,
+            progress=False,
+        )
+        more: dict[str, Any] = {
+            "dimension": dimension,
+            "runs": runs,
+            "seed": seed + 1,
+            "progress": False,
+        }
         found = simulate(problem, algorithm, begin, alpha=ALPHA * some, **more)
         left.append([theory.attrs["error_cells"], theory.attrs["error_paths"]])
         for name in RISKS:
             parts[name].append(theory[name].values[0])
             parts[f"{name}_error"].append(theory[f"{name}_standard_error"].values[0])
             parts[f"{name}_runs"].append(found[name].values)
-    axes = {"": ("order", "after"), "_error": ("order", "after"), "_runs": ("order", "run", "point")}
+    axes = {
+        "": ("order", "after"),
+        "_error": ("order", "after"),
+        "_runs": ("order", "run", "point"),
+    }
     data = xr.Dataset(
         {
-            **{f"{name}{kind}": (axes[kind], np.array(parts[f"{name}{kind}"])) for name in RISKS for kind in axes},
-            "left": (("order", "of"), np.array(left), {"long_name": "what cells and paths leave, as shares of the training risk"}),
+            **{
+                f"{name}{kind}": (axes[kind], np.array(parts[f"{name}{kind}"]))
+                for name in RISKS
+                for kind in axes
+            },
+            "left": (
+                ("order", "of"),
+                np.array(left),
+                {"long_name": "what cells and paths leave, as shares of the training risk"},
+            ),
         },
         {"order": list(ORDERS), "after": epochs, "point": some, "of": ["cells", "paths"]},
-        {"d": dimension, "runs": runs, "paths": paths, "cells": cells, "lr": RATE, "noise": NOISE, "seed": seed},
+        {
+            "d": dimension,
+            "runs": runs,
+            "paths": paths,
+            "cells": cells,
+            "lr": RATE,
+            "noise": NOISE,
+            "seed": seed,
+        },
     )
     data.attrs["samples_per_dimension"] = ALPHA
     return _drawn(data), data

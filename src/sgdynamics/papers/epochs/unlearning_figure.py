@@ -21,7 +21,11 @@ POINTS = (1.0, 2.0, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0)
 LONGER = (640.0, 1280.0)
 # six runs at d = 120 by another program: excess risk and share along the signal, at these times
 KNOWN = {5.0: (0.089, 0.748), 20.0: (0.135, 0.713), 80.0: (0.180, 0.503), 1280.0: (0.237, 0.426)}
-NAMES = {"excess_risk": "excess risk on fresh data", "train_risk": "risk on the data set", "share": "share of $|W|$ along the signal"}
+NAMES = {
+    "excess_risk": "excess risk on fresh data",
+    "train_risk": "risk on the data set",
+    "share": "share of $|W|$ along the signal",
+}
 
 
 def figure_3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
@@ -63,19 +67,39 @@ def figure_3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     theory = solve_dmft(problem, algorithm, begin, times=times, **more)
     drawn = random_start(problem, dimension=dimension, seed=seed, runs=runs, scale=SCALE)
     begin = start(problem, M=drawn.M, Q=drawn.Q, a=np.tile(HEAD, (runs, 1)))
-    more = {"dimension": dimension, "runs": runs, "seed": seed + 1, "method": "direct", "progress": False}
+    more = {
+        "dimension": dimension,
+        "runs": runs,
+        "seed": seed + 1,
+        "method": "direct",
+        "progress": False,
+    }
     found = simulate(problem, algorithm, begin, times=points, **more)
-    errors = {"excess_risk": theory.risk_standard_error.values[0], "train_risk": theory.train_risk_standard_error.values[0]}
+    errors = {
+        "excess_risk": theory.risk_standard_error.values[0],
+        "train_risk": theory.train_risk_standard_error.values[0],
+    }
     data = xr.Dataset(
         {
             **{name: ("t", theory[name].values[0]) for name in ("excess_risk", "train_risk")},
             "share": ("t", _share(theory)[0]),
             **{f"{name}_error": ("t", error) for name, error in errors.items()},
-            **{f"{name}_runs": (("run", "point"), found[name].values) for name in ("excess_risk", "train_risk")},
+            **{
+                f"{name}_runs": (("run", "point"), found[name].values)
+                for name in ("excess_risk", "train_risk")
+            },
             "share_runs": (("run", "point"), _share(found)),
         },
         {"t": times, "point": points},
-        {"d": dimension, "runs": runs, "paths": paths, "rank": theory.attrs["rank"], "lr": RATE, "noise": NOISE, "seed": seed},
+        {
+            "d": dimension,
+            "runs": runs,
+            "paths": paths,
+            "rank": theory.attrs["rank"],
+            "lr": RATE,
+            "noise": NOISE,
+            "seed": seed,
+        },
     )
     data.attrs["samples_per_dimension"] = ALPHA
     return _drawn(data), data
@@ -83,7 +107,10 @@ def figure_3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
 def _share(result: xr.Dataset) -> np.ndarray:
     """|W w*|/|W|, (run, time)."""
-    return np.sqrt(np.sum(result.M.values[..., 0] ** 2, axis=-1) / np.trace(result.Q.values, axis1=-2, axis2=-1))
+    return np.sqrt(
+        np.sum(result.M.values[..., 0] ** 2, axis=-1)
+        / np.trace(result.Q.values, axis1=-2, axis2=-1)
+    )
 
 
 def _drawn(data: xr.Dataset) -> Any:
@@ -94,11 +121,29 @@ def _drawn(data: xr.Dataset) -> Any:
         ax.plot(data.t[later], line[later], color="C0", label="DMFT")
         if f"{name}_error" in data:
             band = 2 * data[f"{name}_error"].values
-            ax.fill_between(data.t[later], (line - band)[later], (line + band)[later], color="C0", alpha=0.2, lw=0)
-        runs_on(ax, data.point, data[f"{name}_runs"].values, "C3", f"{data.attrs['runs']} runs, $d$ = {data.attrs['d']}")
+            ax.fill_between(
+                data.t[later],
+                (line - band)[later],
+                (line + band)[later],
+                color="C0",
+                alpha=0.2,
+                lw=0,
+            )
+        runs_on(
+            ax,
+            data.point,
+            data[f"{name}_runs"].values,
+            "C3",
+            f"{data.attrs['runs']} runs, $d$ = {data.attrs['d']}",
+        )
         ax.set(xscale="log", xlabel="$t$ = lr steps", title=words)
     axes[0].set(ylim=(0, None))
     axes[1].set(ylim=(0, None))
     axes[2].set(ylim=(0, 0.85))
-    finish(fig, axes, "what is learned first is unlearned: four erf units, noisy labels, small start; bars: 2 errors", legends=[axes[0]])
+    finish(
+        fig,
+        axes,
+        "what is learned first is unlearned: four erf units, noisy labels, small start; bars: 2 errors",
+        legends=[axes[0]],
+    )
     return fig

@@ -58,19 +58,52 @@ def figure_1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
         problem = TeacherStudent(width=1, activation="linear", noise=noise)
         begin, algorithm = start(problem, M=[[0.0]], Q=[[NEAR_ZERO]]), EpochSGD(lr, ALPHA)
         distances.append(linear_epochs(lr, ALPHA, noise, EPOCHS)[0])
-        more: dict[str, Any] = {"dimension": dimension, "runs": runs, "seed": len(CASES) * seed + row, "progress": False}
-        at_runs.append(2 * simulate(problem, algorithm, begin, alpha=ALPHA * np.arange(EPOCHS + 1), **more).excess_risk.values)
+        more: dict[str, Any] = {
+            "dimension": dimension,
+            "runs": runs,
+            "seed": len(CASES) * seed + row,
+            "progress": False,
+        }
+        at_runs.append(
+            2
+            * simulate(
+                problem, algorithm, begin, alpha=ALPHA * np.arange(EPOCHS + 1), **more
+            ).excess_risk.values
+        )
         if row in BY_DMFT:
-            more = {"epochs": SOLVED, "cells": cells, "paths": paths, "replicates": 16, "seed": seed, "progress": False}
+            more = {
+                "epochs": SOLVED,
+                "cells": cells,
+                "paths": paths,
+                "replicates": 16,
+                "seed": seed,
+                "progress": False,
+            }
             found = worth_of_repeats(problem, algorithm, begin, **more)
             worths.append(found["worth"].values[0])
             errors.append(found["worth_standard_error"].values[0])
     data = xr.Dataset(
         {
-            "distance": (("case", "after"), np.array(distances), {"long_name": "|w - w*|^2, equations in two times"}),
-            "distance_runs": (("case", "run", "after"), np.array(at_runs), {"long_name": "|w - w*|^2 of runs"}),
-            "dmft": (("solved", "early"), np.array(worths), {"long_name": "worth of a sample by DMFT"}),
-            "dmft_error": (("solved", "early"), np.array(errors), {"long_name": "its standard error"}),
+            "distance": (
+                ("case", "after"),
+                np.array(distances),
+                {"long_name": "|w - w*|^2, equations in two times"},
+            ),
+            "distance_runs": (
+                ("case", "run", "after"),
+                np.array(at_runs),
+                {"long_name": "|w - w*|^2 of runs"},
+            ),
+            "dmft": (
+                ("solved", "early"),
+                np.array(worths),
+                {"long_name": "worth of a sample by DMFT"},
+            ),
+            "dmft_error": (
+                ("solved", "early"),
+                np.array(errors),
+                {"long_name": "its standard error"},
+            ),
         },
         {
             "lr": ("case", [lr for lr, _ in CASES]),
@@ -79,7 +112,15 @@ def figure_1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
             "solved": list(BY_DMFT),
             "early": np.arange(1, SOLVED + 1),
         },
-        {"d": dimension, "runs": runs, "paths": paths, "replicates": 16, "cells": cells, "samples_per_dimension": ALPHA, "seed": seed},
+        {
+            "d": dimension,
+            "runs": runs,
+            "paths": paths,
+            "replicates": 16,
+            "cells": cells,
+            "samples_per_dimension": ALPHA,
+            "seed": seed,
+        },
     )
     return _drawn(data), data
 
@@ -87,13 +128,18 @@ def figure_1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 def worths(data: xr.Dataset) -> np.ndarray:
     """Of the equations in two times, (case, epoch)."""
     pairs = zip(data.distance.values, data.lr.values, data.noise.values, strict=True)
-    return np.stack([np.diff(fresh_samples(U, lr, noise)) for U, lr, noise in pairs]) / data.attrs["samples_per_dimension"]
+    return (
+        np.stack([np.diff(fresh_samples(U, lr, noise)) for U, lr, noise in pairs])
+        / data.attrs["samples_per_dimension"]
+    )
 
 
 def worths_of_runs(data: xr.Dataset) -> np.ndarray:
     """(case, run, epoch): the worth is that of the mean distance, and each run moves it by the slope there."""
     found = []
-    for U, lr, noise in zip(data.distance_runs.values, data.lr.values, data.noise.values, strict=True):
+    for U, lr, noise in zip(
+        data.distance_runs.values, data.lr.values, data.noise.values, strict=True
+    ):
         mean = U.mean(axis=0)
         slope = -1 / (lr * (2 - lr) * mean - lr**2 * noise)
         found.append(np.diff(fresh_samples(mean, lr, noise) + slope * (U - mean)))
@@ -111,13 +157,37 @@ def _drawn(data: xr.Dataset) -> Any:
                 continue
             more = {"color": f"C{case}", "capsize": 2, "lw": 1, "zorder": 3}
             ax.plot(epoch, lines[case], color=f"C{case}", label=words)
-            ax.errorbar(epoch, runs[case].mean(axis=0), error[case], fmt="o", ms=5, mfc="white", mec=f"C{case}", **more)
+            ax.errorbar(
+                epoch,
+                runs[case].mean(axis=0),
+                error[case],
+                fmt="o",
+                ms=5,
+                mfc="white",
+                mec=f"C{case}",
+                **more,
+            )
             if case in solved:
                 row = solved.index(case)
-                ax.errorbar(data.early + 0.12, data.dmft[row], 2 * data.dmft_error[row], fmt="x", ms=5, alpha=0.7, **more)
-    for ax, title in zip(axes, ("several noises, lr = 0.8", "two learning rates, noise 0.25"), strict=True):
+                ax.errorbar(
+                    data.early + 0.12,
+                    data.dmft[row],
+                    2 * data.dmft_error[row],
+                    fmt="x",
+                    ms=5,
+                    alpha=0.7,
+                    **more,
+                )
+    for ax, title in zip(
+        axes, ("several noises, lr = 0.8", "two learning rates, noise 0.25"), strict=True
+    ):
         ax.axhline(0.0, color="0.6", lw=0.8, ls=":")
-        ax.set(xlabel="epoch", ylabel="fresh samples that a sample is worth", title=title, ylim=(-0.4, 1.15))
+        ax.set(
+            xlabel="epoch",
+            ylabel="fresh samples that a sample is worth",
+            title=title,
+            ylim=(-0.4, 1.15),
+        )
         ax.set_xticks(epoch)
     words = (
         f"worth of a sample seen again: two-time equations (lines), {data.attrs['runs']} runs at $d$ = {data.attrs['d']} (circles), "

@@ -4,7 +4,13 @@ Closed formulas in the paper's symbols and its time t = steps gamma/(p d), with 
 """
 
 from sgdynamics.papers.escaping_mediocrity.corrected import drift, exit_time_corrected
-from sgdynamics.papers.escaping_mediocrity.figures import figure_1, figure_2, figure_3, figure_4, figure_5
+from sgdynamics.papers.escaping_mediocrity.figures import (
+    figure_1,
+    figure_2,
+    figure_3,
+    figure_4,
+    figure_5,
+)
 from sgdynamics.papers.escaping_mediocrity.formulas import (
     exit_time_annealed,
     exit_time_diffusive,
@@ -17,7 +23,12 @@ from sgdynamics.papers.escaping_mediocrity.formulas import (
     overparametrization_gain,
     stochastic_shift,
 )
-from sgdynamics.papers.escaping_mediocrity.landscape import CriticalPoint, covariance_p1, critical_points, risk
+from sgdynamics.papers.escaping_mediocrity.landscape import (
+    CriticalPoint,
+    covariance_p1,
+    critical_points,
+    risk,
+)
 from sgdynamics.papers.escaping_mediocrity.landscape_figure import figure_6
 
 __all__ = [

@@ -20,7 +20,14 @@ LONGEST = 40.0  # after the linearised exit, in the same unit
 
 
 def exit_time_corrected(
-    p: Reals, d: Reals, gamma: Reals, noise: Reals, threshold: Reals, *, with_error: bool = False, seed: int = 0
+    p: Reals,
+    d: Reals,
+    gamma: Reals,
+    noise: Reals,
+    threshold: Reals,
+    *,
+    with_error: bool = False,
+    seed: int = 0,
 ) -> Any:
     """Mean exit time of SGD from random starts: the exit time of the ODE, averaged over them, plus the constant shift by stochasticity.
 
@@ -62,26 +69,41 @@ def exit_time_corrected(
     >>> round(float(sgd.papers.escaping_mediocrity.exit_time_corrected(1, 1000, 0.05, 0.0, 0.2)), 4)
     1.1497
     """
-    formulas.exit_time_quenched(p, d, gamma, noise, threshold)  # checks the arguments, and warns where nothing is learned
-    given = np.broadcast_arrays(*(np.asarray(value, dtype=float) for value in (p, d, gamma, noise, threshold)))
+    formulas.exit_time_quenched(
+        p, d, gamma, noise, threshold
+    )  # checks the arguments, and warns where nothing is learned
+    given = np.broadcast_arrays(
+        *(np.asarray(value, dtype=float) for value in (p, d, gamma, noise, threshold))
+    )
     shape = given[0].shape
     points = zip(*(value.ravel() for value in given), strict=True)
-    found = [_corrected(int(point[0]), int(point[1]), *(float(value) for value in point[2:]), seed) for point in points]
+    found = [
+        _corrected(int(point[0]), int(point[1]), *(float(value) for value in point[2:]), seed)
+        for point in points
+    ]
     values, errors = (np.reshape([row[index] for row in found], shape) for index in (0, 1))
     plain = (float(values), float(errors)) if not shape else (values, errors)
     return plain if with_error else plain[0]
 
 
 @lru_cache(maxsize=256)
-def _corrected(p: int, d: int, gamma: float, noise: float, threshold: float, seed: int) -> tuple[float, float]:
+def _corrected(
+    p: int, d: int, gamma: float, noise: float, threshold: float, seed: int
+) -> tuple[float, float]:
     omega = formulas.growth_rates(p, gamma, noise)[0]
     if omega <= 0:
         return math.inf, 0.0
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        linear, error = formulas.exit_time_quenched(p, d, gamma, noise, threshold, law="sphere", with_error=True)
+        linear, error = formulas.exit_time_quenched(
+            p, d, gamma, noise, threshold, law="sphere", with_error=True
+        )
         shift = formulas.stochastic_shift(p, gamma, noise)
-    added, spread = _beyond_width_one(d, gamma, noise, threshold) if p == 1 else _beyond(p, d, gamma, noise, threshold, omega, seed)
+    added, spread = (
+        _beyond_width_one(d, gamma, noise, threshold)
+        if p == 1
+        else _beyond(p, d, gamma, noise, threshold, omega, seed)
+    )
     if not math.isfinite(added):
         warnings.warn(
             f"threshold = {threshold:g}: the ODE at p = {p}, gamma = {gamma:g} does not lose that share of its risk; take a smaller gamma "
@@ -106,12 +128,21 @@ def _beyond_width_one(d: int, gamma: float, noise: float, threshold: float) -> t
     return float((weights[heavy] * added).sum() / weights[heavy].sum()), 0.0
 
 
-def _beyond(p: int, d: int, gamma: float, noise: float, threshold: float, omega: float, seed: int) -> tuple[float, float]:
+def _beyond(
+    p: int, d: int, gamma: float, noise: float, threshold: float, omega: float, seed: int
+) -> tuple[float, float]:
     """Mean and standard error of the nonlinear less the linearised time over random starts."""
-    begin = random_start(TeacherStudent(width=p, activation="square", constraint="sphere"), dimension=d, runs=STARTS, seed=seed)
+    begin = random_start(
+        TeacherStudent(width=p, activation="square", constraint="sphere"),
+        dimension=d,
+        runs=STARTS,
+        seed=seed,
+    )
     m, Q = begin.M[:, :, 0], begin.Q
     mu0, tau0 = d * np.sum(m**2, axis=1), d * (np.sum(Q**2, axis=(1, 2)) - p)
-    linear = np.log((threshold * p * (p + 1) * d + (1 - threshold) * (2 * p * mu0 - tau0)) / (2 * p * mu0)) / (2 * omega)
+    linear = np.log(
+        (threshold * p * (p + 1) * d + (1 - threshold) * (2 * p * mu0 - tau0)) / (2 * p * mu0)
+    ) / (2 * omega)
     before = risk(m, Q)
     level = (1 - threshold) * before
     times = np.full(STARTS, np.nan)
@@ -130,7 +161,9 @@ def _beyond(p: int, d: int, gamma: float, noise: float, threshold: float, omega:
     return float(added.mean()), float(added.std(ddof=1) / math.sqrt(STARTS))
 
 
-def drift(m: np.ndarray, Q: np.ndarray, ratio: float, noise: float) -> tuple[np.ndarray, np.ndarray]:
+def drift(
+    m: np.ndarray, Q: np.ndarray, ratio: float, noise: float
+) -> tuple[np.ndarray, np.ndarray]:
     """(dm/dt, dQ/dt) of the ODE on the sphere for overlaps (..., p) and (..., p, p), head of ones, rho = 1; ratio = gamma/p.
 
     Parameters
@@ -163,24 +196,39 @@ def drift(m: np.ndarray, Q: np.ndarray, ratio: float, noise: float) -> tuple[np.
     p = m.shape[-1]
     one = np.ones((*m.shape[:-1], 1, 1))
     column = m[..., None]
-    omega = np.concatenate([np.concatenate([Q, column], axis=-1), np.concatenate([np.swapaxes(column, -1, -2), one], axis=-1)], axis=-2)
+    omega = np.concatenate(
+        [
+            np.concatenate([Q, column], axis=-1),
+            np.concatenate([np.swapaxes(column, -1, -2), one], axis=-1),
+        ],
+        axis=-2,
+    )
     c = np.append(np.full(p, -1.0 / p), 1.0)
     weighted = c[:, None] * omega
     t = np.einsum("...ii->...", weighted)[..., None, None]
     square = np.sum(weighted * np.swapaxes(weighted, -1, -2), axis=(-2, -1))[..., None, None]
     once = omega @ weighted
-    gamma = ((t**2 + 2 * square) * omega + 4 * t * once + 8 * once @ weighted)[..., :p, :p] + noise * Q
+    gamma = ((t**2 + 2 * square) * omega + 4 * t * once + 8 * once @ weighted)[
+        ..., :p, :p
+    ] + noise * Q
     tau = np.einsum("...ii->...", Q)[..., None]
     dm = 2 * (3 * m - (tau * m + 2 * np.einsum("...ij,...j->...i", Q, m)) / p)
-    dQ = 4 * (Q + 2 * column * m[..., None, :] - (tau[..., None] * Q + 2 * Q @ Q) / p) + 4 * ratio * gamma
+    dQ = (
+        4 * (Q + 2 * column * m[..., None, :] - (tau[..., None] * Q + 2 * Q @ Q) / p)
+        + 4 * ratio * gamma
+    )
     norms = np.einsum("...ii->...i", dQ)
     return dm - m * norms / 2, dQ - Q * (norms[..., :, None] + norms[..., None, :]) / 2
 
 
-def _step(m: np.ndarray, Q: np.ndarray, ratio: float, noise: float, h: float) -> tuple[np.ndarray, np.ndarray]:
+def _step(
+    m: np.ndarray, Q: np.ndarray, ratio: float, noise: float, h: float
+) -> tuple[np.ndarray, np.ndarray]:
     """One step of the classical Runge-Kutta method."""
     k1 = drift(m, Q, ratio, noise)
     k2 = drift(m + h / 2 * k1[0], Q + h / 2 * k1[1], ratio, noise)
     k3 = drift(m + h / 2 * k2[0], Q + h / 2 * k2[1], ratio, noise)
     k4 = drift(m + h * k3[0], Q + h * k3[1], ratio, noise)
-    return m + h / 6 * (k1[0] + 2 * k2[0] + 2 * k3[0] + k4[0]), Q + h / 6 * (k1[1] + 2 * k2[1] + 2 * k3[1] + k4[1])
+    return m + h / 6 * (k1[0] + 2 * k2[0] + 2 * k3[0] + k4[0]), Q + h / 6 * (
+        k1[1] + 2 * k2[1] + 2 * k3[1] + k4[1]
+    )

@@ -37,11 +37,26 @@ def _problem(p: int, noise: float, head: str = "fixed") -> TeacherStudent:
 def _axes(columns: int, height: float = 3.6, rows: int = 1, **more: Any) -> tuple[Any, Any]:
     import matplotlib.pyplot as plt
 
-    return plt.subplots(rows, columns, figsize=(4.6 * columns, height * rows), layout="constrained", squeeze=False, **more)
+    return plt.subplots(
+        rows,
+        columns,
+        figsize=(4.6 * columns, height * rows),
+        layout="constrained",
+        squeeze=False,
+        **more,
+    )
 
 
 def _from_one_start(
-    p: int, gamma: float, noise: float, threshold: float, d: int, runs: int, end: float, quick: bool, seed: int
+    p: int,
+    gamma: float,
+    noise: float,
+    threshold: float,
+    d: int,
+    runs: int,
+    end: float,
+    quick: bool,
+    seed: int,
 ) -> tuple[Any, xr.Dataset]:
     """Figures 1 and 5: SGD and SDE paths from one start with the ODE, and the exit times of each; SHOWN of the runs are drawn."""
     problem, algorithm = _problem(p, noise), OnePassSGD(lr=gamma)
@@ -51,8 +66,12 @@ def _from_one_start(
     begin = start(problem, M=several.M[typical], Q=several.Q[typical])
     times = np.linspace(0, end, 121) * p
     shown = {
-        "SGD": simulate(problem, algorithm, begin, times=times, dimension=d, runs=runs, seed=seed + 1),
-        "SDE": solve_sde(problem, algorithm, begin, times=times, dimension=d, runs=runs, seed=seed + 2),
+        "SGD": simulate(
+            problem, algorithm, begin, times=times, dimension=d, runs=runs, seed=seed + 1
+        ),
+        "SDE": solve_sde(
+            problem, algorithm, begin, times=times, dimension=d, runs=runs, seed=seed + 2
+        ),
         "ODE": solve_ode(problem, algorithm, begin, times=times),
     }
     if quick:
@@ -62,27 +81,47 @@ def _from_one_start(
         common: dict[str, Any] = {"threshold": threshold, "max_time": 40.0 * p}
         many: dict[str, Any] = {"dimension": d, "runs": 2 * runs}
         exits = {
-            "SGD": exit_time(problem, algorithm, begin, method="exact", seed=seed + 1, **many, **common),
-            "SDE": exit_time(problem, algorithm, begin, method="sde", seed=seed + 2, **many, **common),
+            "SGD": exit_time(
+                problem, algorithm, begin, method="exact", seed=seed + 1, **many, **common
+            ),
+            "SDE": exit_time(
+                problem, algorithm, begin, method="sde", seed=seed + 2, **many, **common
+            ),
             "ODE": exit_time(problem, algorithm, begin, **common),
         }
     fig, axes = _axes(2, sharey=True)
     first = float(shown["ODE"].excess_risk[0, 0])
     for ax, name in zip(axes[0], ("SGD", "SDE"), strict=True):
         t = np.asarray(shown[name].t) / p
-        ax.plot(t, np.asarray(shown[name].excess_risk)[:SHOWN].T, color=COLOURS[name], lw=0.7, alpha=0.5)
+        ax.plot(
+            t, np.asarray(shown[name].excess_risk)[:SHOWN].T, color=COLOURS[name], lw=0.7, alpha=0.5
+        )
         ax.plot([], [], color=COLOURS[name], label=f"{name}, {SHOWN} of {runs} runs")
-        ax.plot(np.asarray(shown["ODE"].t) / p, shown["ODE"].excess_risk[0], color="k", lw=1.8, label="ODE")
+        ax.plot(
+            np.asarray(shown["ODE"].t) / p,
+            shown["ODE"].excess_risk[0],
+            color="k",
+            lw=1.8,
+            label="ODE",
+        )
         ax.axhline((1 - threshold) * first, color="0.6", lw=0.8, ls=":")
         for which in (name, "ODE"):
             ax.axvline(exits[which].mean / p, color=COLOURS[which], ls="--", lw=1.2)
-        ax.set(xlabel=TIME, title=f"$t_{{ext}}$: {name} {_shown(exits[name], p)}, ODE {exits['ODE'].mean / p:.3f}")
+        ax.set(
+            xlabel=TIME,
+            title=f"$t_{{ext}}$: {name} {_shown(exits[name], p)}, ODE {exits['ODE'].mean / p:.3f}",
+        )
         legend_below(ax)
     axes[0, 0].set_ylabel("excess risk")
-    fig.suptitle(f"$p$ = {p}, $d$ = {d}, $\\gamma$ = {gamma:g}, $\\Delta$ = {noise:g}, $T$ = {threshold:g}")
+    fig.suptitle(
+        f"$p$ = {p}, $d$ = {d}, $\\gamma$ = {gamma:g}, $\\Delta$ = {noise:g}, $T$ = {threshold:g}"
+    )
     data = xr.Dataset(
         {
-            f"excess_risk_{name}": (("run", "time") if name != "ODE" else ("one", "time"), np.asarray(r.excess_risk))
+            f"excess_risk_{name}": (
+                ("run", "time") if name != "ODE" else ("one", "time"),
+                np.asarray(r.excess_risk),
+            )
             for name, r in shown.items()
         }
         | {f"exit_time_{name}": (f"exit_{name}", found.times / p) for name, found in exits.items()},
@@ -150,17 +189,28 @@ def figure_5(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     return _from_one_start(2, 0.1, 0.0, 0.3, 500 if quick else 3000, 512, 2.0, quick, seed)
 
 
-def measured_exit(p: int, d: int, ratio: float, threshold: float, runs: int, seed: int) -> xr.Dataset:
+def measured_exit(
+    p: int, d: int, ratio: float, threshold: float, runs: int, seed: int
+) -> xr.Dataset:
     """The mean exit time of runs from random starts, in the paper's time, with its standard error: one point of figure 2."""
     problem, algorithm = _problem(p, 0.0), OnePassSGD(lr=ratio * p)
-    setting: dict[str, Any] = {"threshold": threshold, "max_time": 40.0 * p, "seed": seed + 1, "dimension": d}
+    setting: dict[str, Any] = {
+        "threshold": threshold,
+        "max_time": 40.0 * p,
+        "seed": seed + 1,
+        "dimension": d,
+    }
 
     def compute() -> xr.Dataset:
         begin = random_start(problem, dimension=d, seed=seed, runs=runs)
         found = exit_time(problem, algorithm, begin, method="exact", **setting)
         return xr.Dataset({"mean": found.mean / p, "standard_error": found.standard_error / p})
 
-    return pieces.made(f"exit-{p}-{d}", {"problem": problem, "algorithm": algorithm, "runs": runs, **setting}, compute)
+    return pieces.made(
+        f"exit-{p}-{d}",
+        {"problem": problem, "algorithm": algorithm, "runs": runs, **setting},
+        compute,
+    )
 
 
 def figure_2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
@@ -193,7 +243,9 @@ def figure_2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     ratio, threshold = 0.1, 0.1
     widths = (1, 4) if quick else (1, 2, 5, 10)
     # one number of runs is one program a width
-    counts = dict.fromkeys((100, 300, 1000) if quick else (100, 1000, 10_000, 100_000, 1_000_000), 256)
+    counts = dict.fromkeys(
+        (100, 300, 1000) if quick else (100, 1000, 10_000, 100_000, 1_000_000), 256
+    )
     shape = (len(widths), len(counts))
     mean, error = np.full(shape, np.nan), np.full(shape, np.nan)
     theory = {name: np.full(shape, np.nan) for name in ("annealed", "quenched", "corrected")}
@@ -212,7 +264,13 @@ def figure_2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
             **{name: (("p", "d"), value) for name, value in theory.items()},
         },
         {"p": list(widths), "d": list(counts), "runs": ("d", list(counts.values()))},
-        {"gamma_over_p": ratio, "noise": 0.0, "threshold": threshold, "runs": next(iter(counts.values())), "seed": seed},
+        {
+            "gamma_over_p": ratio,
+            "noise": 0.0,
+            "threshold": threshold,
+            "runs": next(iter(counts.values())),
+            "seed": seed,
+        },
     )
     return draw_2(data), data
 
@@ -250,7 +308,10 @@ def figure_3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     end = 3.0 if quick else 4.0
     times = np.linspace(0, end, 161)
     fig, axes = _axes(len(widths), 3.0, rows=2, sharey="row", sharex=True)
-    shown: dict[str, np.ndarray] = {"run": np.zeros((len(widths), 2, runs, len(times))), "ode": np.zeros((len(widths), 2, len(times)))}
+    shown: dict[str, np.ndarray] = {
+        "run": np.zeros((len(widths), 2, runs, len(times))),
+        "ode": np.zeros((len(widths), 2, len(times))),
+    }
     risks = {"run": np.zeros_like(shown["run"]), "ode": np.zeros_like(shown["ode"])}
     exits = np.zeros((len(widths), 2))
     for column, p in enumerate(widths):
@@ -259,26 +320,44 @@ def figure_3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
         for index, (head, colour) in enumerate((("fixed", "C0"), ("trained", "C2"))):
             problem, algorithm = _problem(p, 0.0, head), OnePassSGD(lr=ratio * p)
             begin = Start(several.M_blocks, several.Q_blocks, several.a)
-            chain = simulate(problem, algorithm, begin, times=times * p, dimension=d, runs=runs, seed=seed + 1)
+            chain = simulate(
+                problem, algorithm, begin, times=times * p, dimension=d, runs=runs, seed=seed + 1
+            )
             ode = solve_ode(problem, algorithm, begin, times=times * p)
             left = exit_time_of(ode, threshold, criterion="overlap")
             largest = np.abs(np.asarray(chain.M)).max(axis=(2, 3))
             smooth = np.abs(np.asarray(ode.M)).max(axis=(2, 3))[0]
             shown["run"][column, index], shown["ode"][column, index] = largest, smooth
             exits[column, index] = left.mean / p
-            risks["run"][column, index], risks["ode"][column, index] = np.asarray(chain.excess_risk), np.asarray(ode.excess_risk)[0]
-            axes[1, column].plot(times, risks["run"][column, index, :6].T, color=colour, lw=0.7, alpha=0.5)
+            risks["run"][column, index], risks["ode"][column, index] = (
+                np.asarray(chain.excess_risk),
+                np.asarray(ode.excess_risk)[0],
+            )
+            axes[1, column].plot(
+                times, risks["run"][column, index, :6].T, color=colour, lw=0.7, alpha=0.5
+            )
             axes[1, column].plot(times, risks["ode"][column, index], color=colour, lw=1.8)
             axes[1, column].axvline(left.mean / p, color=colour, ls="--", lw=1)
             ax.plot(times, largest[:6].T, color=colour, lw=0.7, alpha=0.5)
-            ax.plot(times, smooth, color=colour, lw=1.8, label=f"{head} head, $t_{{ext}}$ = {left.mean / p:.3f}")
+            ax.plot(
+                times,
+                smooth,
+                color=colour,
+                lw=1.8,
+                label=f"{head} head, $t_{{ext}}$ = {left.mean / p:.3f}",
+            )
             ax.axvline(left.mean / p, color=colour, ls="--", lw=1)
         ax.set(title=f"$p$ = {p}, $d$ = {d}, $\\gamma/p$ = {ratio:g}")
         axes[1, column].set(xlabel=TIME, yscale="log")
         handles, labels = ax.get_legend_handles_labels()
         handles += [Line2D([], [], color="k", lw=1.8), Line2D([], [], color="k", lw=0.7, alpha=0.5)]
         handles.append(Line2D([], [], color="k", ls="--", lw=1))
-        legend_below(axes[1, column], handles=handles, labels=[*labels, "ODE", f"6 of {runs} runs", "exit"], bbox_to_anchor=(0.5, -0.22))
+        legend_below(
+            axes[1, column],
+            handles=handles,
+            labels=[*labels, "ODE", f"6 of {runs} runs", "exit"],
+            bbox_to_anchor=(0.5, -0.22),
+        )
     axes[0, 0].set_ylabel("$\\max_i |m_i|$")
     axes[1, 0].set_ylabel("excess risk")
     fig.suptitle("largest overlap and excess risk, fixed and trained head")
@@ -330,9 +409,13 @@ def figure_4(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     for column, p in enumerate(widths):
         problem, algorithm = _problem(p, noise), OnePassSGD(lr=ratio * p)
         begin = random_start(problem, dimension=d, seed=seed)
-        chain = simulate(problem, algorithm, begin, times=times * p, dimension=d, runs=runs, seed=seed + 1)
+        chain = simulate(
+            problem, algorithm, begin, times=times * p, dimension=d, runs=runs, seed=seed + 1
+        )
         risks[column] = np.asarray(chain.excess_risk)
-        lines[column] = np.asarray(solve_ode(problem, algorithm, begin, times=times * p).excess_risk)[0]
+        lines[column] = np.asarray(
+            solve_ode(problem, algorithm, begin, times=times * p).excess_risk
+        )[0]
         ax = axes[0, column]
         ax.plot(times, risks[column, :30].T, color="C0", lw=0.6, alpha=0.45)
         mean, error = risks[column].mean(axis=0), risks[column].std(axis=0, ddof=1) / np.sqrt(runs)
@@ -340,7 +423,10 @@ def figure_4(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
         ax.plot(times, mean, color="C3", lw=1.4, label=f"mean of {runs} runs")
         ax.plot([], [], color="C0", label="SGD")
         ax.plot(times, lines[column], color="k", lw=1.8, ls="--", label="ODE")
-        ax.set(xlabel=TIME, title=f"$p$ = {p}, $d$ = {d}, $\\gamma/p$ = {ratio:g}, $\\Delta$ = {noise:g}")
+        ax.set(
+            xlabel=TIME,
+            title=f"$p$ = {p}, $d$ = {d}, $\\gamma/p$ = {ratio:g}, $\\Delta$ = {noise:g}",
+        )
         ax.legend(frameon=False)
     axes[0, 0].set_ylabel("excess risk")
     data = xr.Dataset(

@@ -32,7 +32,13 @@ SOBOL_MOST = 21201  # dimensions
 
 
 def _values(
-    argument: str, value: ArrayLike, *, least: float = -math.inf, above: float = -math.inf, below: float = math.inf, whole: bool = False
+    argument: str,
+    value: ArrayLike,
+    *,
+    least: float = -math.inf,
+    above: float = -math.inf,
+    below: float = math.inf,
+    whole: bool = False,
 ) -> np.ndarray:
     """Finite numbers (whole ones where asked) inside the bounds, in any shape."""
     bounds = (
@@ -40,7 +46,9 @@ def _values(
         + [f"above {above:g}"] * (above > -math.inf)
         + [f"below {below:g}"] * (below < math.inf)
     )
-    fix = f"give {'whole' if whole else 'finite'} numbers" + (", " + " and ".join(bounds) if bounds else "")
+    fix = f"give {'whole' if whole else 'finite'} numbers" + (
+        ", " + " and ".join(bounds) if bounds else ""
+    )
     try:
         result = np.array(value, dtype=np.float64)
     except (TypeError, ValueError):
@@ -57,8 +65,14 @@ def _plain(result: np.ndarray) -> Any:
     return float(result) if np.ndim(result) == 0 else np.asarray(result)
 
 
-def _width_and_rate(p: Reals, gamma: Reals, noise: Reals) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    return _values("p", p, least=1, whole=True), _values("gamma", gamma, above=0), _values("noise", noise, least=0)
+def _width_and_rate(
+    p: Reals, gamma: Reals, noise: Reals
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    return (
+        _values("p", p, least=1, whole=True),
+        _values("gamma", gamma, above=0),
+        _values("noise", noise, least=0),
+    )
 
 
 def _dimension(d: Reals, p: np.ndarray) -> np.ndarray:
@@ -66,7 +80,11 @@ def _dimension(d: Reals, p: np.ndarray) -> np.ndarray:
     short = result < p + 1
     if np.any(short):
         worst = float(np.broadcast_to(result, short.shape)[short][0])
-        raise checks.reject("d", worst, f"give d >= p + 1 (p rows and the teacher need that many directions), here p = {np.max(p):g}")
+        raise checks.reject(
+            "d",
+            worst,
+            f"give d >= p + 1 (p rows and the teacher need that many directions), here p = {np.max(p):g}",
+        )
     return result
 
 
@@ -174,7 +192,9 @@ def _annealed(p: np.ndarray, d: Reals, threshold: Reals) -> np.ndarray:
     return np.log((p + 1) * (threshold * d + 1 - threshold) / (2 * p))
 
 
-def _over_rate(logarithm: Reals, learns: np.ndarray, p: Reals, gamma: Reals, noise: Reals) -> np.ndarray:
+def _over_rate(
+    logarithm: Reals, learns: np.ndarray, p: Reals, gamma: Reals, noise: Reals
+) -> np.ndarray:
     rate = np.where(learns, 2 * _omega_M(p, gamma, noise), 1.0)
     return np.where(learns, logarithm / rate, np.inf)
 
@@ -186,12 +206,22 @@ def _reachable(p: np.ndarray, d: np.ndarray, threshold: np.ndarray) -> None:
     if np.any(low):
         values = np.broadcast_to(threshold, low.shape)[low], np.broadcast_to(least, low.shape)[low]
         raise checks.reject(
-            "threshold", float(values[0][0]), f"give more than (p - 1)/((p + 1)(d - 1)) = {values[1][0]:.4g}, or a larger d"
+            "threshold",
+            float(values[0][0]),
+            f"give more than (p - 1)/((p + 1)(d - 1)) = {values[1][0]:.4g}, or a larger d",
         )
 
 
 def exit_time_quenched(
-    p: Reals, d: Reals, gamma: Reals, noise: Reals, threshold: Reals, *, law: str = "paper", with_error: bool = False, seed: int = 0
+    p: Reals,
+    d: Reals,
+    gamma: Reals,
+    noise: Reals,
+    threshold: Reals,
+    *,
+    law: str = "paper",
+    with_error: bool = False,
+    seed: int = 0,
 ) -> Any:
     """Time to lose the share T of the initial excess risk, averaged over random starts.
 
@@ -243,14 +273,18 @@ def exit_time_quenched(
     return (time, _plain(_over_rate(error, learns, p, gamma, noise))) if with_error else time
 
 
-def _quenched(p: np.ndarray, d: Reals, threshold: Reals, law: str, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def _quenched(
+    p: np.ndarray, d: Reals, threshold: Reals, law: str, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
     d, threshold = _dimension(d, p), _threshold(threshold)
     checks.choice("law", law, ("paper", "sphere"))
     seed = checks.whole("seed", seed, 0)
     _reachable(p, d, threshold)
     shape = np.broadcast_shapes(p.shape, d.shape, threshold.shape)
     points = zip(*(np.broadcast_to(x, shape).ravel() for x in (p, d, threshold)), strict=True)
-    means = [_mean_logarithm(int(width), int(size), float(T), law, seed) for width, size, T in points]
+    means = [
+        _mean_logarithm(int(width), int(size), float(T), law, seed) for width, size, T in points
+    ]
     result = np.reshape(np.array(means), (*shape, 2))
     return result[..., 0], result[..., 1]
 
@@ -263,7 +297,9 @@ def _mean_logarithm(p: int, d: int, threshold: float, law: str, seed: int) -> tu
         return _laplace_difference(T * d, rest)
     centre = T * p * (p + 1) * d + rest * p * (p + 1)
     value = math.log(centre / (2 * p)) - _mean_log_mu(p, d)
-    error = 1e-12 * (1 + abs(value))  # rounding in the quadratures, whose steps are far below what they need
+    error = 1e-12 * (
+        1 + abs(value)
+    )  # rounding in the quadratures, whose steps are far below what they need
     if p == 1:
         nodes, weights = sphere_nodes(0.0, d)
         x = 2 * rest * (d * np.tanh(nodes) ** 2 - 1) / centre
@@ -278,7 +314,9 @@ def _mean_logarithm(p: int, d: int, threshold: float, law: str, seed: int) -> tu
         )
     # ln(1 + x) - x in place of ln(1 + x), since E[x] = 0 exactly
     replicates = (np.log1p(x) - x).mean(axis=1)
-    return value + float(replicates.mean()), error + float(replicates.std(ddof=1) / math.sqrt(REPLICATES))
+    return value + float(replicates.mean()), error + float(
+        replicates.std(ddof=1) / math.sqrt(REPLICATES)
+    )
 
 
 def _laplace_difference(A: float, B: float) -> tuple[float, float]:
@@ -331,7 +369,9 @@ def _starts(p: int, d: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     if dimensions <= SOBOL_MOST:
         normals = sobol_normals(dimensions, log2_count, REPLICATES, whiten=False, seed=seed)
     else:  # beyond Sobol's tables; so wide a network averages by itself
-        normals = np.random.default_rng(seed).standard_normal((REPLICATES, 2**log2_count, dimensions))
+        normals = np.random.default_rng(seed).standard_normal(
+            (REPLICATES, 2**log2_count, dimensions)
+        )
     mu0, tau0 = np.empty(normals.shape[:2]), np.empty(normals.shape[:2])
     row, column = np.tril_indices(p, -1)
     for replicate, draw in enumerate(normals):
@@ -339,7 +379,9 @@ def _starts(p: int, d: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
         rows[:, :, 0] = draw[:, :p]
         rows[:, row, column + 1] = draw[:, p : p + lower]
         free = d - 1 - np.arange(p)
-        rows[:, np.arange(p), np.arange(1, p + 1)] = np.sqrt(2 * special.gammaincinv(free / 2, special.ndtr(draw[:, p + lower :])))
+        rows[:, np.arange(p), np.arange(1, p + 1)] = np.sqrt(
+            2 * special.gammaincinv(free / 2, special.ndtr(draw[:, p + lower :]))
+        )
         rows /= np.linalg.norm(rows, axis=-1, keepdims=True)
         mu0[replicate] = d * (rows[:, :, 0] ** 2).sum(axis=-1)
         tau0[replicate] = d * (((rows @ rows.transpose(0, 2, 1)) ** 2).sum(axis=(1, 2)) - p)
@@ -389,7 +431,10 @@ def exit_time_p1(m0: Reals, gamma: Reals, noise: Reals, threshold: Reals) -> Any
     kappa = 1 - gamma * noise / (2 * np.where(learns, 1 - 6 * gamma, 1.0))
     out_of_reach = learns & (target >= kappa) & (start > 0)
     if np.any(out_of_reach):
-        level, T = (float(np.broadcast_to(x, out_of_reach.shape)[out_of_reach][0]) for x in (kappa, threshold))
+        level, T = (
+            float(np.broadcast_to(x, out_of_reach.shape)[out_of_reach][0])
+            for x in (kappa, threshold)
+        )
         warnings.warn(
             f"threshold = {T:g} is never reached: label noise stops the ODE at m^2 = {level:.4g}; "
             f"take a smaller threshold or a smaller gamma",
@@ -402,7 +447,9 @@ def exit_time_p1(m0: Reals, gamma: Reals, noise: Reals, threshold: Reals) -> Any
     return _plain(np.where(moves, logarithm / np.where(moves, 2 * mu, 1.0), np.inf))
 
 
-def exit_time_diffusive(d: Reals, gamma: Reals, noise: Reals, threshold: Reals, m0: Reals = 0.0) -> Any:
+def exit_time_diffusive(
+    d: Reals, gamma: Reals, noise: Reals, threshold: Reals, m0: Reals = 0.0
+) -> Any:
     """Mean time at which the linearised p = 1 SDE dm = mu m dt + sigma db, started at m0, leaves (-sqrt(T), sqrt(T)).
 
     ::
@@ -440,12 +487,22 @@ def exit_time_diffusive(d: Reals, gamma: Reals, noise: Reals, threshold: Reals, 
     1.3239
     """
     _, gamma, noise = _width_and_rate(1, gamma, noise)
-    d, threshold, m0 = _values("d", d, least=2, whole=True), _threshold(threshold), _values("m0", m0)
+    d, threshold, m0 = (
+        _values("d", d, least=2, whole=True),
+        _threshold(threshold),
+        _values("m0", m0),
+    )
     start = m0**2
     if np.any(start >= threshold):
-        raise checks.reject("m0", m0.tolist(), "give a start inside the interval, |m0| < sqrt(threshold)")
+        raise checks.reject(
+            "m0", m0.tolist(), "give a start inside the interval, |m0| < sqrt(threshold)"
+        )
     _learns(1.0, gamma, noise)
-    return _plain(np.vectorize(_diffusive, otypes=[float])(_omega_M(1.0, gamma, noise), gamma / d * (48 + 4 * noise), start, threshold))
+    return _plain(
+        np.vectorize(_diffusive, otypes=[float])(
+            _omega_M(1.0, gamma, noise), gamma / d * (48 + 4 * noise), start, threshold
+        )
+    )
 
 
 def _diffusive(mu: float, variance: float, start: float, end: float) -> float:
@@ -461,7 +518,12 @@ def _diffusive(mu: float, variance: float, start: float, end: float) -> float:
         panels = math.ceil(a1 - a0)
         width = (y1 - y0) / (a1 + a0) / panels
         x = a0 + width * (np.arange(panels)[:, None] + nodes)
-        return width * math.sqrt(math.pi) * float((weights * np.exp(x**2) * special.erf(x)).sum()) / -mu
+        return (
+            width
+            * math.sqrt(math.pi)
+            * float((weights * np.exp(x**2) * special.erf(x)).sum())
+            / -mu
+        )
     total = 0.0
     if a0 < LARGE:
         width = (y1 - y0) / (a1 + a0) if a1 <= LARGE else LARGE - a0
@@ -471,7 +533,9 @@ def _diffusive(mu: float, variance: float, start: float, end: float) -> float:
         low = max(y0, LARGE**2)
         n = np.arange(1, 25)
         terms = np.cumprod(n - 0.5) / (2 * n)
-        total += 0.5 * math.log1p((y1 - low) / low) + float((terms * (low ** -n.astype(float) - y1 ** -n.astype(float))).sum())
+        total += 0.5 * math.log1p((y1 - low) / low) + float(
+            (terms * (low ** -n.astype(float) - y1 ** -n.astype(float))).sum()
+        )
     return total / mu
 
 
@@ -599,7 +663,9 @@ def optimal_lr(p: Reals, noise: Reals) -> Any:
     return _plain(best)
 
 
-def minimal_steps(p: Reals, d: Reals, noise: Reals, threshold: Reals, *, admissible: bool = True) -> Any:
+def minimal_steps(
+    p: Reals, d: Reals, noise: Reals, threshold: Reals, *, admissible: bool = True
+) -> Any:
     """The smallest number of SGD steps to leave the plateau over all learning rates, by the annealed formula.
 
     ::
@@ -638,8 +704,12 @@ def minimal_steps(p: Reals, d: Reals, noise: Reals, threshold: Reals, *, admissi
     """
     p, noise = _values("p", p, least=1, whole=True), _values("noise", noise, least=0)
     logarithm = _annealed(p, d, threshold)
-    gamma = np.minimum(_optimal(p, noise), 2 * p / (12 + noise)) if admissible else _optimal(p, noise)
-    return _plain(p * np.asarray(d, dtype=np.float64) / gamma * logarithm / (2 * _omega_M(p, gamma, noise)))
+    gamma = (
+        np.minimum(_optimal(p, noise), 2 * p / (12 + noise)) if admissible else _optimal(p, noise)
+    )
+    return _plain(
+        p * np.asarray(d, dtype=np.float64) / gamma * logarithm / (2 * _omega_M(p, gamma, noise))
+    )
 
 
 def overparametrization_gain(noise: Reals, *, admissible: bool = True) -> Any:

@@ -47,7 +47,9 @@ def risk(M: Reals, Q: Reals, noise: Reals = 0.0, rho: Reals = 1.0) -> Any:
     """
     m, q = _values("M", M), _values("Q", Q)
     if q.ndim < 2 or q.shape[-1] != q.shape[-2] or q.shape[-1] == 0:
-        raise ValueError(f"Q has shape {q.shape}: give shape (..., p, p), the overlaps of the p rows")
+        raise ValueError(
+            f"Q has shape {q.shape}: give shape (..., p, p), the overlaps of the p rows"
+        )
     p = q.shape[-1]
     if m.shape[-2:] == (p, 1) and (p > 1 or m.ndim == q.ndim):
         m = m[..., 0]
@@ -58,7 +60,11 @@ def risk(M: Reals, Q: Reals, noise: Reals = 0.0, rho: Reals = 1.0) -> Any:
     noise, rho = _values("noise", noise, least=0), _values("rho", rho, least=0)
     trace = np.trace(q, axis1=-2, axis2=-1)
     square = (q**2).sum(axis=(-2, -1))
-    return _plain((3 * rho**2 + noise) / 2 - (rho * trace + 2 * (m**2).sum(axis=-1)) / p + (trace**2 + 2 * square) / (2 * p**2))
+    return _plain(
+        (3 * rho**2 + noise) / 2
+        - (rho * trace + 2 * (m**2).sum(axis=-1)) / p
+        + (trace**2 + 2 * square) / (2 * p**2)
+    )
 
 
 def covariance_p1(m: Reals, gamma: Reals, noise: Reals) -> np.ndarray:
@@ -96,15 +102,26 @@ def covariance_p1(m: Reals, gamma: Reals, noise: Reals) -> np.ndarray:
     >>> sgd.papers.escaping_mediocrity.covariance_p1(0.5, 0.1, 0.0).round(2).tolist()
     [[72.0, 99.0], [99.0, 282.24]]
     """
-    m, gamma, noise = _values("m", m, least=-1), _values("gamma", gamma, least=0), _values("noise", noise, least=0)
+    m, gamma, noise = (
+        _values("m", m, least=-1),
+        _values("gamma", gamma, least=0),
+        _values("noise", noise, least=0),
+    )
     if np.any(m > 1):
         raise checks.reject("m", float(m.max()), "give overlaps between -1 and 1")
     s = (1 - m) * (1 + m)
     variance_m = 4 * (noise * (1 + 2 * m**2) + 12 * s * (1 + 4 * m**2)) + 0 * gamma
     covariance = 24 * m * (noise + 20 * s) * (1 - 6 * gamma * s)
     second = noise**2 + noise * s * (42 + 18 * s) + 36 * s**2 * (17 + 10 * s)
-    variance_q = 48 * noise + 320 * s * (3 + s) - 64 * gamma * s * (17 * noise + 348 * s) + 128 * gamma**2 * second
-    return np.stack([np.stack([variance_m, covariance], -1), np.stack([covariance, variance_q], -1)], -2)
+    variance_q = (
+        48 * noise
+        + 320 * s * (3 + s)
+        - 64 * gamma * s * (17 * noise + 348 * s)
+        + 128 * gamma**2 * second
+    )
+    return np.stack(
+        [np.stack([variance_m, covariance], -1), np.stack([covariance, variance_q], -1)], -2
+    )
 
 
 @dataclass(frozen=True)
@@ -138,7 +155,9 @@ class CriticalPoint:
     eigenvalues: tuple[tuple[float, int | str], ...]
 
 
-def critical_points(rho: float = 1.0, noise: float = 0.0, d: int | None = None, constraint: str | None = None) -> tuple[CriticalPoint, ...]:
+def critical_points(
+    rho: float = 1.0, noise: float = 0.0, d: int | None = None, constraint: str | None = None
+) -> tuple[CriticalPoint, ...]:
     """The critical points of R = Delta/2 + (3 rho^2 + 3 q^2 - 4 m^2 - 2 rho q)/2, with the spectrum of their Hessian.
 
     ::
@@ -195,8 +214,16 @@ def critical_points(rho: float = 1.0, noise: float = 0.0, d: int | None = None, 
         )
     hole = ((4 * rho, rest(1)), (12 * rho, 1))
     return (
-        CriticalPoint("maximum", floor + 1.5 * rho**2, 0.0, 0.0, ((-6 * rho, 1), (-2 * rho, rest(1)))),
-        CriticalPoint("saddle", floor + 4 * rho**2 / 3, 0.0, rho / 3, ((-4 * rho, 1), (0.0, rest(2)), (4 * rho, 1))),
+        CriticalPoint(
+            "maximum", floor + 1.5 * rho**2, 0.0, 0.0, ((-6 * rho, 1), (-2 * rho, rest(1)))
+        ),
+        CriticalPoint(
+            "saddle",
+            floor + 4 * rho**2 / 3,
+            0.0,
+            rho / 3,
+            ((-4 * rho, 1), (0.0, rest(2)), (4 * rho, 1)),
+        ),
         CriticalPoint("minimum", floor, rho, rho, hole),
         CriticalPoint("minimum", floor, -rho, rho, hole),
     )

@@ -77,29 +77,57 @@ def figure_6(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
         start /= np.linalg.norm(start)
         saddle = start - start[0] * teacher
         overlap[row] = start[0]
-        for name, w in (("saddle", saddle / np.linalg.norm(saddle)), ("start", start), ("minimum", teacher)):
+        for name, w in (
+            ("saddle", saddle / np.linalg.norm(saddle)),
+            ("start", start),
+            ("minimum", teacher),
+        ):
             values, axes = np.linalg.eigh(hessian_on_the_sphere(w))
             spectra[name][row, :d] = values
             if name == "saddle":
                 toward[row] = abs(axes[0, 0])
-    counts = {100: 256, 300: 256, 1000: 256} if quick else {100: 1000, 1000: 1000, 10_000: 500, 100_000: 100}
+    counts = (
+        {100: 256, 300: 256, 1000: 256}
+        if quick
+        else {100: 1000, 1000: 1000, 10_000: 500, 100_000: 100}
+    )
     mean, error = np.zeros(len(counts)), np.zeros(len(counts))
     problem = TeacherStudent(width=1, activation="square", constraint="sphere")
     for column, (d, runs) in enumerate(counts.items()):
         begin = random_start(problem, dimension=d, seed=seed, runs=runs)
         found = exit_time(
-            problem, OnePassSGD(lr=GAMMA), begin, threshold=THRESHOLD, max_time=40.0, method="exact", seed=seed + 1, dimension=d
+            problem,
+            OnePassSGD(lr=GAMMA),
+            begin,
+            threshold=THRESHOLD,
+            max_time=40.0,
+            method="exact",
+            seed=seed + 1,
+            dimension=d,
         )
         mean[column], error[column] = found.mean / GAMMA, found.standard_error / GAMMA
     dimensions = np.array(list(counts))
     data = xr.Dataset(
         {
-            **{f"eigenvalues_{name}": (("size", "index"), value) for name, value in spectra.items()},
-            "toward_teacher": ("size", toward, {"long_name": "overlap of the lowest eigenvector at the saddle with w*"}),
+            **{
+                f"eigenvalues_{name}": (("size", "index"), value) for name, value in spectra.items()
+            },
+            "toward_teacher": (
+                "size",
+                toward,
+                {"long_name": "overlap of the lowest eigenvector at the saddle with w*"},
+            ),
             "overlap_start": ("size", overlap, {"long_name": "m of the random start"}),
-            "samples": ("d", mean, {"long_name": "samples/d to lose the share T of the risk, mean over random starts"}),
+            "samples": (
+                "d",
+                mean,
+                {"long_name": "samples/d to lose the share T of the risk, mean over random starts"},
+            ),
             "samples_error": ("d", error, {"long_name": "its standard error"}),
-            "samples_quenched": ("d", exit_time_quenched(1, dimensions, GAMMA, 0.0, THRESHOLD) / GAMMA),
+            "samples_quenched": (
+                "d",
+                exit_time_quenched(1, dimensions, GAMMA, 0.0, THRESHOLD) / GAMMA,
+            ),
         },
         {"hessian_d": ("size", list(sizes)), "d": dimensions, "runs": ("d", list(counts.values()))},
         {
@@ -120,20 +148,55 @@ def _drawn(data: xr.Dataset) -> Any:
     for row, d in enumerate(data.hessian_d.values):
         for name, style in (("saddle", "o"), ("start", "x")):
             values = data[f"eigenvalues_{name}"].values[row, :d]
-            middle.plot(np.full(d, row) + (0.12 if name == "start" else -0.12), values, style, color=f"C{row}", ms=5, mfc="none")
-        middle.annotate(f"{d - 1} times", (row - 0.12, 0), xytext=(0, -14), textcoords="offset points", ha="center", fontsize="small")
+            middle.plot(
+                np.full(d, row) + (0.12 if name == "start" else -0.12),
+                values,
+                style,
+                color=f"C{row}",
+                ms=5,
+                mfc="none",
+            )
+        middle.annotate(
+            f"{d - 1} times",
+            (row - 0.12, 0),
+            xytext=(0, -14),
+            textcoords="offset points",
+            ha="center",
+            fontsize="small",
+        )
     middle.plot([], [], "ko", mfc="none", label="$w \\perp w_*$")
     middle.plot([], [], "kx", label="random start")
     middle.axhline(-4, color="0.6", lw=0.8, ls=":")
     middle.set_xticks(range(data.sizes["size"]), [str(d) for d in data.hessian_d.values])
-    middle.set(xlabel="$d$", ylabel="eigenvalues of the Hessian", title="one direction down, the others flat", ylim=(-4.6, 0.8))
+    middle.set(
+        xlabel="$d$",
+        ylabel="eigenvalues of the Hessian",
+        title="one direction down, the others flat",
+        ylim=(-4.6, 0.8),
+    )
     middle.legend(frameon=False, loc="center left")
     d = data.d.values
-    right.errorbar(d, data.samples, data.samples_error, fmt="o", ms=4, capsize=2, label="exact chain, random starts")
+    right.errorbar(
+        d,
+        data.samples,
+        data.samples_error,
+        fmt="o",
+        ms=4,
+        capsize=2,
+        label="exact chain, random starts",
+    )
     line = data.samples.values[-1] + data.attrs["slope"] * np.log(d / d[-1])
     right.plot(d, line, "k-.", lw=1, label=r"slope $1/(2 \gamma \omega_M)$ in $\log d$")
-    right.plot(d, data.samples_quenched, ":", color="0.5", label="quenched formula, no noise of SGD")
-    right.set(xscale="log", xlabel="$d$", ylabel="samples / $d$ to leave", ylim=(0, None), title="$n \\sim d \\log d$")
+    right.plot(
+        d, data.samples_quenched, ":", color="0.5", label="quenched formula, no noise of SGD"
+    )
+    right.set(
+        xscale="log",
+        xlabel="$d$",
+        ylabel="samples / $d$ to leave",
+        ylim=(0, None),
+        title="$n \\sim d \\log d$",
+    )
     right.legend(frameon=False, loc="lower right")
     return fig
 
@@ -146,7 +209,11 @@ def _draw_sphere(ax: Axes) -> None:
     x, y = np.meshgrid(np.linspace(-1, 1, 401), np.linspace(-1, 1, 401))
     z = np.sqrt(np.maximum(1 - x**2 - y**2, 0.0))
     m = np.cos(angle) * z + np.sin(angle) * y
-    height = np.where(x**2 + y**2 <= 1, risk_on_the_sphere(np.stack([m, x, np.cos(angle) * y - np.sin(angle) * z], axis=-1)), np.nan)
+    height = np.where(
+        x**2 + y**2 <= 1,
+        risk_on_the_sphere(np.stack([m, x, np.cos(angle) * y - np.sin(angle) * z], axis=-1)),
+        np.nan,
+    )
     drawn = ax.contourf(x, y, height, levels=np.linspace(0, 2, 21), cmap="viridis")
     start = np.array([0.0, -np.cos(angle)])  # m = 0, in front
     turn = np.linspace(0, np.pi, 100)
@@ -156,7 +223,11 @@ def _draw_sphere(ax: Axes) -> None:
     ax.plot(0, np.sin(angle), "w*", ms=11)
     ax.text(0.07, np.sin(angle) - 0.03, "$w_*$", color="w")
     ax.add_patch(Circle((0, 0), 1, fill=False, color="k", lw=0.8))
-    ax.set(aspect="equal", xlim=(-1.05, 1.05), ylim=(-1.05, 1.05), title="risk on the sphere, $d$ = 3")
+    ax.set(
+        aspect="equal", xlim=(-1.05, 1.05), ylim=(-1.05, 1.05), title="risk on the sphere, $d$ = 3"
+    )
     ax.set_axis_off()
     ax.legend(loc="lower left", frameon=False, fontsize="small", bbox_to_anchor=(-0.12, -0.05))
-    ax.figure.colorbar(drawn, ax=ax, shrink=0.8, label="$\\mathcal{R}(w)$", ticks=[0, 0.5, 1, 1.5, 2])
+    ax.figure.colorbar(
+        drawn, ax=ax, shrink=0.8, label="$\\mathcal{R}(w)$", ticks=[0, 0.5, 1, 1.5, 2]
+    )

@@ -12,4 +12,13 @@ from sgdynamics.papers.optimisers.muon_figure import figure_4
 from sgdynamics.papers.optimisers.private_figure import figure_7
 from sgdynamics.papers.optimisers.reuse_figure import figure_2
 
-__all__ = ["figure_1", "figure_2", "figure_3", "figure_4", "figure_5", "figure_6", "figure_7", "reuse_drift"]
+__all__ = [
+    "figure_1",
+    "figure_2",
+    "figure_3",
+    "figure_4",
+    "figure_5",
+    "figure_6",
+    "figure_7",
+    "reuse_drift",
+]

@@ -52,12 +52,21 @@ def figure_6(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     dimension, runs = (300, 32) if quick else (1000, 200)
     problem, begin = two_units(NOISE, covariance=list(BLOCKS))
     alpha, some = spread_over(8.0, 33, 4)
-    found: dict[str, list[np.ndarray]] = {name: [] for name in ("M", "excess_risk", "M_runs", "excess_risk_runs", "speed")}
+    found: dict[str, list[np.ndarray]] = {
+        name: [] for name in ("M", "excess_risk", "M_runs", "excess_risk_runs", "speed")
+    }
     for row, (lr, update) in enumerate(OPTIMISERS.values()):
         algorithm = OnePassSGD(lr=lr, update=update)
         line = solve_ode(problem, algorithm, begin, alpha=alpha)
-        near = solve_ode(problem, algorithm, begin, alpha=[0.0, SHORT / 2, SHORT]).M_block.values[0, ..., 0]
-        more: dict[str, Any] = {"dimension": dimension, "runs": runs, "seed": len(OPTIMISERS) * seed + row, "method": "direct"}
+        near = solve_ode(problem, algorithm, begin, alpha=[0.0, SHORT / 2, SHORT]).M_block.values[
+            0, ..., 0
+        ]
+        more: dict[str, Any] = {
+            "dimension": dimension,
+            "runs": runs,
+            "seed": len(OPTIMISERS) * seed + row,
+            "method": "direct",
+        }
         ran = simulate(problem, algorithm, begin, alpha=some, **more)
         # sums over units: they are alike
         found["M"].append(line.M_block.values[0, ..., 0].sum(axis=-1))
@@ -89,17 +98,29 @@ def figure_6(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 def _drawn(data: xr.Dataset) -> Any:
     fig, axes = panels(3, 4.5, 3.9)
     for row, name in enumerate(data.optimiser.values):
-        for block, (value, f) in enumerate(zip(data.eigenvalue.values, data.fraction.values, strict=True)):
+        for block, (value, f) in enumerate(
+            zip(data.eigenvalue.values, data.fraction.values, strict=True)
+        ):
             colour = f"C{block}"
-            axes[row].plot(data.alpha, data.M.values[row, :, block] / f, color=colour, label=f"eigenvalue {value:g}")
+            axes[row].plot(
+                data.alpha,
+                data.M.values[row, :, block] / f,
+                color=colour,
+                label=f"eigenvalue {value:g}",
+            )
             runs_on(axes[row], data.point, data.M_runs.values[row, :, :, block] / f, colour)
         lr = OPTIMISERS[name][0]
         axes[row].set(
-            xlabel="$\\alpha$ = samples/$d$", ylabel="$M_1 + M_2$ in a half/its share", ylim=(0.4, 2.6), title=f"{name}, lr = {lr:g}"
+            xlabel="$\\alpha$ = samples/$d$",
+            ylabel="$M_1 + M_2$ in a half/its share",
+            ylim=(0.4, 2.6),
+            title=f"{name}, lr = {lr:g}",
         )
         axes[2].plot(data.alpha, data.excess_risk.values[row], color=f"C{2 + row}", label=str(name))
         runs_on(axes[2], data.point, data.excess_risk_runs.values[row], f"C{2 + row}")
-    axes[2].set(yscale="log", xlabel="$\\alpha$ = samples/$d$", ylabel="excess risk", title="excess risk")
+    axes[2].set(
+        yscale="log", xlabel="$\\alpha$ = samples/$d$", ylabel="excess risk", title="excess risk"
+    )
     words = f"inputs of two variances: ODE (lines), {data.attrs['runs']} direct runs at $d$ = {data.attrs['d']} (bars: 2 errors)"
     finish(fig, axes, words)
     return fig

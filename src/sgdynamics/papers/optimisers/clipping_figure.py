@@ -17,7 +17,10 @@ from sgdynamics.solvers.simulate import simulate
 
 NOISES = (0.1, 1.0, 10.0)
 RATE, THRESHOLD = 1.0, 0.2
-RATES = {"plain": np.geomspace(0.02, 1.28, 7), "clipped": np.geomspace(0.0625, 4.0, 7)}  # among which the best are
+RATES = {
+    "plain": np.geomspace(0.02, 1.28, 7),
+    "clipped": np.geomspace(0.0625, 4.0, 7),
+}  # among which the best are
 
 
 def figure_5(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
@@ -57,21 +60,50 @@ def figure_5(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
         for column, noise in enumerate(NOISES):
             problem, begin = one_unit(noise)
             algorithm = OnePassSGD(lr=RATE, update=update)
-            lines[row, column] = solve_ode(problem, algorithm, begin, alpha=alpha).excess_risk.values[0]
-            more: dict[str, Any] = {"dimension": dimension, "runs": runs, "seed": 10 * seed + len(NOISES) * row + column}
-            points[row, column] = simulate(problem, algorithm, begin, alpha=some, **more).excess_risk.values
+            lines[row, column] = solve_ode(
+                problem, algorithm, begin, alpha=alpha
+            ).excess_risk.values[0]
+            more: dict[str, Any] = {
+                "dimension": dimension,
+                "runs": runs,
+                "seed": 10 * seed + len(NOISES) * row + column,
+            }
+            points[row, column] = simulate(
+                problem, algorithm, begin, alpha=some, **more
+            ).excess_risk.values
             for index, lr in enumerate(RATES[name]):
-                found = solve_ode(problem, OnePassSGD(lr=lr, update=update), begin, alpha=alpha[-1:])
+                found = solve_ode(
+                    problem, OnePassSGD(lr=lr, update=update), begin, alpha=alpha[-1:]
+                )
                 last[row, column, index] = float(found.excess_risk.values[0, -1])
     data = xr.Dataset(
         {
-            "excess_risk": (("update", "noise", "alpha"), lines, {"long_name": "excess risk of the ODE, lr = 1"}),
-            "excess_risk_runs": (("update", "noise", "run", "point"), points, {"long_name": "excess risk of exact chain runs, lr = 1"}),
-            "last": (("update", "noise", "rate"), last, {"long_name": "excess risk of the ODE at the last alpha"}),
+            "excess_risk": (
+                ("update", "noise", "alpha"),
+                lines,
+                {"long_name": "excess risk of the ODE, lr = 1"},
+            ),
+            "excess_risk_runs": (
+                ("update", "noise", "run", "point"),
+                points,
+                {"long_name": "excess risk of exact chain runs, lr = 1"},
+            ),
+            "last": (
+                ("update", "noise", "rate"),
+                last,
+                {"long_name": "excess risk of the ODE at the last alpha"},
+            ),
             "lr": (("update", "rate"), np.array(list(RATES.values()))),
         },
         {"update": list(made), "noise": list(NOISES), "alpha": alpha, "point": some},
-        {"d": dimension, "rate": RATE, "threshold": THRESHOLD, "runs": runs, "every": 8, "seed": seed},
+        {
+            "d": dimension,
+            "rate": RATE,
+            "threshold": THRESHOLD,
+            "runs": runs,
+            "every": 8,
+            "seed": seed,
+        },
     )
     return _drawn(data), data
 
@@ -81,12 +113,23 @@ def _drawn(data: xr.Dataset) -> Any:
     for row, name in enumerate(data["update"].values):
         for column, noise in enumerate(data.noise.values):
             colour = f"C{column}"
-            axes[row].plot(data.alpha, data.excess_risk.values[row, column], color=colour, label=f"noise {noise:g}")
+            axes[row].plot(
+                data.alpha,
+                data.excess_risk.values[row, column],
+                color=colour,
+                label=f"noise {noise:g}",
+            )
             runs_on(axes[row], data.point, data.excess_risk_runs.values[row, column], colour)
-            x, y, best = data.lr.values[row], data.last.values[row, column], int(np.argmin(data.last.values[row, column]))
+            x, y, best = (
+                data.lr.values[row],
+                data.last.values[row, column],
+                int(np.argmin(data.last.values[row, column])),
+            )
             axes[2].plot(x, y, color=colour, ls=("-", "--")[row], label=f"{name}, noise {noise:g}")
             axes[2].plot(x[best], y[best], "o", color=colour, mfc=("white", colour)[row], ms=6)
-        axes[row].set(yscale="log", xlabel="$\\alpha$ = samples/$d$", ylabel="excess risk", ylim=(0.004, 0.8))
+        axes[row].set(
+            yscale="log", xlabel="$\\alpha$ = samples/$d$", ylabel="excess risk", ylim=(0.004, 0.8)
+        )
     axes[0].set(title=f"plain, lr = {data.attrs['rate']:g}")
     axes[1].set(title=f"clipped at {data.attrs['threshold']:g}, lr = {data.attrs['rate']:g}")
     axes[2].set(

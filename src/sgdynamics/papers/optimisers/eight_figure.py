@@ -61,13 +61,28 @@ def figure_1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     lines, points = [], []
     for row, (lr, update) in enumerate(OPTIMISERS.values()):
         algorithm = OnePassSGD(lr=lr, update=update)
-        lines.append(solve_ode(problem, algorithm, begin, alpha=alpha, rtol=ACCURATE).excess_risk.values[0])
-        more: dict[str, Any] = {"dimension": dimension, "runs": runs, "seed": len(OPTIMISERS) * seed + row, "method": "direct"}
+        lines.append(
+            solve_ode(problem, algorithm, begin, alpha=alpha, rtol=ACCURATE).excess_risk.values[0]
+        )
+        more: dict[str, Any] = {
+            "dimension": dimension,
+            "runs": runs,
+            "seed": len(OPTIMISERS) * seed + row,
+            "method": "direct",
+        }
         points.append(simulate(problem, algorithm, begin, alpha=some, **more).excess_risk.values)
     data = xr.Dataset(
         {
-            "excess_risk": (("optimiser", "alpha"), np.array(lines), {"long_name": "excess risk of the ODE"}),
-            "excess_risk_runs": (("optimiser", "run", "point"), np.array(points), {"long_name": "excess risk of direct runs"}),
+            "excess_risk": (
+                ("optimiser", "alpha"),
+                np.array(lines),
+                {"long_name": "excess risk of the ODE"},
+            ),
+            "excess_risk_runs": (
+                ("optimiser", "run", "point"),
+                np.array(points),
+                {"long_name": "excess risk of direct runs"},
+            ),
             "lr": ("optimiser", [lr for lr, _ in OPTIMISERS.values()]),
         },
         {"optimiser": list(OPTIMISERS), "alpha": alpha, "point": some},
@@ -85,10 +100,23 @@ def _drawn(data: xr.Dataset) -> Any:
         ax.plot(data.alpha, line, color=colour, label=f"{name}, lr = {float(data.lr[row]):g}")
         runs_on(ax, data.point, runs, colour)
         runs_on(axes[2], data.point + 0.08 * (row - 3.5), runs / line[each::each], colour)
-    for ax, words in zip(axes, ("memories and lengths", "directions and coordinates"), strict=False):
-        ax.set(yscale="log", xlabel="$\\alpha$ = samples/$d$", ylabel="excess risk", title=words, ylim=(0.01, 0.25))
+    for ax, words in zip(
+        axes, ("memories and lengths", "directions and coordinates"), strict=False
+    ):
+        ax.set(
+            yscale="log",
+            xlabel="$\\alpha$ = samples/$d$",
+            ylabel="excess risk",
+            title=words,
+            ylim=(0.01, 0.25),
+        )
     axes[2].axhline(1, color="k", lw=0.9)
-    axes[2].set(xlabel="$\\alpha$ = samples/$d$", ylabel="runs/ODE", title="runs over the ODE", ylim=(0.85, 1.15))
+    axes[2].set(
+        xlabel="$\\alpha$ = samples/$d$",
+        ylabel="runs/ODE",
+        title="runs over the ODE",
+        ylim=(0.85, 1.15),
+    )
     words = f"eight optimisers on one problem: ODE (lines), {data.attrs['runs']} direct runs at $d$ = {data.attrs['d']} (bars: 2 errors)"
     finish(fig, axes, words, legends=axes[:2])
     return fig

@@ -56,22 +56,50 @@ def figure_3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
         return solve_ode(problem, algorithm, begin, alpha=alpha).excess_risk.values[0]
 
     def ran(algorithm: OnePassSGD, d: int, number: int) -> np.ndarray:
-        return simulate(problem, algorithm, begin, alpha=some, dimension=d, runs=runs, seed=20 * seed + number).excess_risk.values
+        return simulate(
+            problem, algorithm, begin, alpha=some, dimension=d, runs=runs, seed=20 * seed + number
+        ).excess_risk.values
 
     fixed = [OnePassSGD(lr=RATE * (1 - beta), update=updates.momentum(beta)) for beta in BETAS]
     slow = [OnePassSGD(lr=RATE, update=updates.momentum(memory=c)) for c in MEMORIES]
     data = xr.Dataset(
         {
-            "plain": ("alpha", line(OnePassSGD(lr=RATE)), {"long_name": "excess risk of plain SGD at lr/(1 - beta), ODE"}),
-            "fixed": (("beta", "alpha"), np.array([line(one) for one in fixed]), {"long_name": "excess risk at fixed beta, ODE"}),
-            "slow": (("memory", "alpha"), np.array([line(one) for one in slow]), {"long_name": "excess risk at 1 - beta = c/d, ODE"}),
+            "plain": (
+                "alpha",
+                line(OnePassSGD(lr=RATE)),
+                {"long_name": "excess risk of plain SGD at lr/(1 - beta), ODE"},
+            ),
+            "fixed": (
+                ("beta", "alpha"),
+                np.array([line(one) for one in fixed]),
+                {"long_name": "excess risk at fixed beta, ODE"},
+            ),
+            "slow": (
+                ("memory", "alpha"),
+                np.array([line(one) for one in slow]),
+                {"long_name": "excess risk at 1 - beta = c/d, ODE"},
+            ),
             "fixed_runs": (
                 ("beta", "d", "run", "point"),
-                np.array([[ran(one, d, 2 * row + column) for column, d in enumerate(sizes)] for row, one in enumerate(fixed)]),
+                np.array(
+                    [
+                        [ran(one, d, 2 * row + column) for column, d in enumerate(sizes)]
+                        for row, one in enumerate(fixed)
+                    ]
+                ),
             ),
-            "slow_runs": (("memory", "run", "point"), np.array([ran(one, sizes[-1], 10 + row) for row, one in enumerate(slow)])),
+            "slow_runs": (
+                ("memory", "run", "point"),
+                np.array([ran(one, sizes[-1], 10 + row) for row, one in enumerate(slow)]),
+            ),
         },
-        {"alpha": alpha, "point": some, "beta": list(BETAS), "memory": list(MEMORIES), "d": list(sizes)},
+        {
+            "alpha": alpha,
+            "point": some,
+            "beta": list(BETAS),
+            "memory": list(MEMORIES),
+            "d": list(sizes),
+        },
         {"effective_rate": RATE, "noise": NOISE, "runs": runs, "every": 4, "seed": seed},
     )
     return _drawn(data), data
@@ -83,22 +111,48 @@ def _drawn(data: xr.Dataset) -> Any:
     for ax in axes[:2]:
         ax.plot(data.alpha, plain, color="k", lw=1.2, label="plain SGD, ODE")
     for row, beta in enumerate(data.beta.values):
-        axes[0].plot(data.alpha, data.fixed.values[row], color=f"C{row}", ls=(0, (3 + 3 * row, 6)), lw=3, alpha=0.7)
+        axes[0].plot(
+            data.alpha,
+            data.fixed.values[row],
+            color=f"C{row}",
+            ls=(0, (3 + 3 * row, 6)),
+            lw=3,
+            alpha=0.7,
+        )
         for column, d in enumerate(data.d.values):
             colour = f"C{row + 2 * column}"
             if column:
-                runs_on(axes[0], data.point + 0.12 * row, data.fixed_runs.values[row, column], f"C{row}", f"$\\beta$ = {beta:g}")
+                runs_on(
+                    axes[0],
+                    data.point + 0.12 * row,
+                    data.fixed_runs.values[row, column],
+                    f"C{row}",
+                    f"$\\beta$ = {beta:g}",
+                )
             ratio = data.fixed_runs.values[row, column] / plain[each::each]
-            runs_on(axes[2], data.point + 0.08 * (2 * column + row), ratio, colour, f"$\\beta$ = {beta:g}, $d$ = {d}")
+            runs_on(
+                axes[2],
+                data.point + 0.08 * (2 * column + row),
+                ratio,
+                colour,
+                f"$\\beta$ = {beta:g}, $d$ = {d}",
+            )
     for row, c in enumerate(data.memory.values):
         axes[1].plot(data.alpha, data.slow.values[row], color=f"C{4 + row}", label=f"$c$ = {c:g}")
         runs_on(axes[1], data.point, data.slow_runs.values[row], f"C{4 + row}")
     axes[0].set(title=f"fixed $\\beta$, $d$ = {far}")
     axes[1].set(title=f"$1 - \\beta = c/d$, $d$ = {far}")
     for ax in axes[:2]:
-        ax.set(yscale="log", xlabel="$\\alpha$ = samples/$d$", ylabel="excess risk", ylim=(0.012, 0.25))
+        ax.set(
+            yscale="log", xlabel="$\\alpha$ = samples/$d$", ylabel="excess risk", ylim=(0.012, 0.25)
+        )
     axes[2].axhline(1, color="k", lw=0.9)
-    axes[2].set(xlabel="$\\alpha$ = samples/$d$", ylabel="runs/ODE of plain SGD", ylim=(0.96, 1.1), title="fixed $\\beta$, two dimensions")
+    axes[2].set(
+        xlabel="$\\alpha$ = samples/$d$",
+        ylabel="runs/ODE of plain SGD",
+        ylim=(0.96, 1.1),
+        title="fixed $\\beta$, two dimensions",
+    )
     words = f"momentum at the effective rate {data.attrs['effective_rate']:g}: ODE (lines), {data.attrs['runs']} runs of the exact chain"
     finish(fig, axes, words)
     return fig

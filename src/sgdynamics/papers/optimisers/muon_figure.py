@@ -18,7 +18,11 @@ from sgdynamics.solvers.simulate import simulate
 NOISE, DIMENSION = 0.1, 200
 BATCHES = (1, 4, 16, 64)
 SOLVED = (1, 16)  # of which the ODE is drawn
-OPTIMISERS = {"SGD": (4.0, None), "Muon": (0.3, updates.muon()), "Muon, memory 3": (0.3, updates.muon(memory=3.0))}
+OPTIMISERS = {
+    "SGD": (4.0, None),
+    "Muon": (0.3, updates.muon()),
+    "Muon, memory 3": (0.3, updates.muon(memory=3.0)),
+}
 STEPS = np.array([1.0, 2.0, 4.0, 8.0, 12.0, 16.0, 24.0, 80.0, 85.0, 90.0, 95.0, 100.0])  # over d
 LATE = 80.0  # from here on runs have settled
 
@@ -60,24 +64,48 @@ def figure_4(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
         for column, batch in enumerate(BATCHES):
             algorithm = OnePassSGD(lr=lr, batch=batch, update=update)
             number = 100 * seed + len(BATCHES) * row + column
-            points[row, column] = simulate(problem, algorithm, begin, steps=steps, seed=number, **more).excess_risk.values
+            points[row, column] = simulate(
+                problem, algorithm, begin, steps=steps, seed=number, **more
+            ).excess_risk.values
     lr, update = OPTIMISERS["Muon, memory 3"]
     tau = np.sort(np.append(np.linspace(0.0, 24.0, 49), STEPS[STEPS > 24]))
     line = [
-        solve_ode(problem, OnePassSGD(lr=lr, batch=batch, update=update), begin, alpha=tau * batch).excess_risk.values[0]
+        solve_ode(
+            problem, OnePassSGD(lr=lr, batch=batch, update=update), begin, alpha=tau * batch
+        ).excess_risk.values[0]
         for batch in SOLVED
     ]
     # the same inputs as Muon's first runs, so that steps that are the same are the same run by run
     few = steps[: len(steps) // 2]
     one = OnePassSGD(lr=OPTIMISERS["Muon"][0], update=updates.normalised())
-    same = simulate(problem, one, begin, steps=few, seed=100 * seed + len(BATCHES), **more).excess_risk.values
+    same = simulate(
+        problem, one, begin, steps=few, seed=100 * seed + len(BATCHES), **more
+    ).excess_risk.values
     data = xr.Dataset(
         {
-            "excess_risk_runs": (("optimiser", "batch", "run", "point"), points, {"long_name": "excess risk of exact chain runs"}),
-            "excess_risk": (("solved", "tau"), np.array(line), {"long_name": "excess risk of the ODE of Muon, memory 3"}),
-            "normalised_runs": (("run", "early"), same, {"long_name": "excess risk of normalised SGD, batch 1"}),
+            "excess_risk_runs": (
+                ("optimiser", "batch", "run", "point"),
+                points,
+                {"long_name": "excess risk of exact chain runs"},
+            ),
+            "excess_risk": (
+                ("solved", "tau"),
+                np.array(line),
+                {"long_name": "excess risk of the ODE of Muon, memory 3"},
+            ),
+            "normalised_runs": (
+                ("run", "early"),
+                same,
+                {"long_name": "excess risk of normalised SGD, batch 1"},
+            ),
         },
-        {"optimiser": list(OPTIMISERS), "batch": list(BATCHES), "point": STEPS, "solved": list(SOLVED), "tau": tau},
+        {
+            "optimiser": list(OPTIMISERS),
+            "batch": list(BATCHES),
+            "point": STEPS,
+            "solved": list(SOLVED),
+            "tau": tau,
+        },
         {"d": DIMENSION, "noise": NOISE, "runs": runs, "late": LATE, "seed": seed},
     )
     return _drawn(data), data
@@ -113,14 +141,36 @@ def _drawn(data: xr.Dataset) -> Any:
                 line = data.excess_risk.sel(solved=batch)
                 ax.plot(data.tau[1:], line[1:], color=shade)
         lr = OPTIMISERS[name][0]
-        ax.set(xscale="log", yscale="log", xlabel="steps/$d$", ylabel="excess risk", ylim=(2e-4, 0.3), title=f"{name}, lr = {lr:g}")
+        ax.set(
+            xscale="log",
+            yscale="log",
+            xlabel="steps/$d$",
+            ylabel="excess risk",
+            ylim=(2e-4, 0.3),
+            title=f"{name}, lr = {lr:g}",
+        )
         ticks(ax, [1, 3, 10, 30, 100])
     late, B = late_risks(data), data.batch.values
     for row, name in enumerate(data.optimiser.values):
         runs_on(axes[3], B * (1 + 0.03 * (row - 1)), late[row].T, f"C{row}", str(name))
-    axes[3].plot(B, late[0].mean(axis=1)[-1] * B[-1] / B, color="k", lw=0.8, ls="--", label="$B^{-1}$")
-    axes[3].plot(B, late[1].mean(axis=1)[-1] * (B / B[-1]) ** -0.5, color="k", lw=0.8, ls="-.", label="$B^{-1/2}$")
-    axes[3].set(xscale="log", yscale="log", xlabel="batch $B$", ylabel="late excess risk", title="what is left late")
+    axes[3].plot(
+        B, late[0].mean(axis=1)[-1] * B[-1] / B, color="k", lw=0.8, ls="--", label="$B^{-1}$"
+    )
+    axes[3].plot(
+        B,
+        late[1].mean(axis=1)[-1] * (B / B[-1]) ** -0.5,
+        color="k",
+        lw=0.8,
+        ls="-.",
+        label="$B^{-1/2}$",
+    )
+    axes[3].set(
+        xscale="log",
+        yscale="log",
+        xlabel="batch $B$",
+        ylabel="late excess risk",
+        title="what is left late",
+    )
     ticks(axes[3], B)
     words = f"batches at the same learning rate: {data.attrs['runs']} runs of the exact chain at $d$ = {data.attrs['d']}; lines in (c): ODE"
     finish(fig, axes, words, loc="upper right")

@@ -54,23 +54,45 @@ def figure_2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     """
     seed = checks.whole("seed", seed, 0)
     sizes, runs = ((1000, 10_000, 100_000), 48) if quick else ((1000, 10_000, 100_000), 200)
-    problem = TeacherStudent(width=2, teacher_width=1, activation="erf", teacher_activation=polynomial(HE3), noise=0.0)
+    problem = TeacherStudent(
+        width=2, teacher_width=1, activation="erf", teacher_activation=polynomial(HE3), noise=0.0
+    )
     begin = start(problem, M=[[0.0], [0.0]], Q=FIRST_Q)
     alpha, some = spread_over(4.0, 17, 4)
     rules = {"once": None, "twice": updates.reuse(TIMES)}
-    lines = [solve_ode(problem, OnePassSGD(lr=RATE, update=one), begin, alpha=alpha).M.values[0, :, :, 0] for one in rules.values()]
+    lines = [
+        solve_ode(problem, OnePassSGD(lr=RATE, update=one), begin, alpha=alpha).M.values[0, :, :, 0]
+        for one in rules.values()
+    ]
     points = np.zeros((len(rules), len(sizes), runs, len(some), 2))
     for row, update in enumerate(rules.values()):
         for column, d in enumerate(sizes):
-            more: dict[str, Any] = {"dimension": d, "runs": runs, "seed": 10 * seed + len(sizes) * row + column}
-            points[row, column] = simulate(problem, OnePassSGD(lr=RATE, update=update), begin, alpha=some, **more).M.values[..., 0]
+            more: dict[str, Any] = {
+                "dimension": d,
+                "runs": runs,
+                "seed": 10 * seed + len(sizes) * row + column,
+            }
+            points[row, column] = simulate(
+                problem, OnePassSGD(lr=RATE, update=update), begin, alpha=some, **more
+            ).M.values[..., 0]
     slopes = [_slope(problem, begin, lr) for lr in RATES]
     data = xr.Dataset(
         {
             "M": (("use", "alpha", "unit"), np.array(lines), {"long_name": "overlaps of the ODE"}),
-            "M_runs": (("use", "d", "run", "point", "unit"), points, {"long_name": "overlaps of exact chain runs"}),
-            "slope": (("rate", "unit"), np.array(slopes), {"long_name": "dM/dt of the ODE at M = 0, samples used twice"}),
-            "slope_closed": (("rate", "unit"), np.array([reuse_drift(lr, TIMES, 0.5, np.diagonal(FIRST_Q)) for lr in RATES])),
+            "M_runs": (
+                ("use", "d", "run", "point", "unit"),
+                points,
+                {"long_name": "overlaps of exact chain runs"},
+            ),
+            "slope": (
+                ("rate", "unit"),
+                np.array(slopes),
+                {"long_name": "dM/dt of the ODE at M = 0, samples used twice"},
+            ),
+            "slope_closed": (
+                ("rate", "unit"),
+                np.array([reuse_drift(lr, TIMES, 0.5, np.diagonal(FIRST_Q)) for lr in RATES]),
+            ),
         },
         {"use": list(rules), "alpha": alpha, "point": some, "d": list(sizes), "rate": list(RATES)},
         {"lr": RATE, "times": TIMES, "runs": runs, "every": 4, "seed": seed},
@@ -81,7 +103,9 @@ def figure_2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 def _slope(problem: Any, begin: Any, lr: float) -> np.ndarray:
     """dM/dt at the start, by a parabola through two points near it."""
     algorithm = OnePassSGD(lr=lr, update=updates.reuse(TIMES))
-    M = solve_ode(problem, algorithm, begin, times=[SHORT / 2, SHORT], rtol=1e-10, atol=1e-14).M.values[0, :, :, 0]
+    M = solve_ode(
+        problem, algorithm, begin, times=[SHORT / 2, SHORT], rtol=1e-10, atol=1e-14
+    ).M.values[0, :, :, 0]
     return (4 * M[0] - M[1]) / SHORT
 
 
@@ -96,22 +120,48 @@ def _drawn(data: xr.Dataset) -> Any:
         squares, means = np.mean(once[row] ** 2, axis=2), twice[row].mean(axis=2)
         root, both = np.sqrt(squares.mean(axis=0)), 2 / np.sqrt(len(squares))
         look = {"fmt": "o-", "color": f"C{row}", "ms": 4, "mfc": "white", "capsize": 2, "lw": 1}
-        axes[1].errorbar(data.point, root, both * squares.std(axis=0, ddof=1) / (2 * root), label=said, **look)
         axes[1].errorbar(
-            data.point, np.abs(means.mean(axis=0)), both * means.std(axis=0, ddof=1), color=f"C{row}", lw=1, ls="--", capsize=2
+            data.point, root, both * squares.std(axis=0, ddof=1) / (2 * root), label=said, **look
         )
-    axes[0].set(xlabel="$\\alpha$ = samples/$d$", ylabel="$M$, mean over units", title="each sample twice")
+        axes[1].errorbar(
+            data.point,
+            np.abs(means.mean(axis=0)),
+            both * means.std(axis=0, ddof=1),
+            color=f"C{row}",
+            lw=1,
+            ls="--",
+            capsize=2,
+        )
+    axes[0].set(
+        xlabel="$\\alpha$ = samples/$d$", ylabel="$M$, mean over units", title="each sample twice"
+    )
     axes[1].plot([], [], "k--", lw=1, label="twice, $|$mean$|$")
     axes[1].set(
-        xlabel="$\\alpha$ = samples/$d$", ylabel="root mean square of $M$", yscale="log", ylim=(1e-3, 1.5), title="each sample once"
+        xlabel="$\\alpha$ = samples/$d$",
+        ylabel="root mean square of $M$",
+        yscale="log",
+        ylim=(1e-3, 1.5),
+        title="each sample once",
     )
     ratio = data.slope.values / data.slope_closed.values
     for unit in range(2):
         axes[2].plot(
-            data.rate, ratio[:, unit], "os"[unit], color=f"C{3 + unit}", ms=5 + 3 * (1 - unit), mfc="none", label=f"unit {unit + 1}"
+            data.rate,
+            ratio[:, unit],
+            "os"[unit],
+            color=f"C{3 + unit}",
+            ms=5 + 3 * (1 - unit),
+            mfc="none",
+            label=f"unit {unit + 1}",
         )
     axes[2].axhline(1, color="k", lw=0.9)
-    axes[2].set(xscale="log", xlabel="lr", ylabel="d$M$/d$t$/leading order in lr", ylim=(0, 1.1), title="first drift, samples used twice")
+    axes[2].set(
+        xscale="log",
+        xlabel="lr",
+        ylabel="d$M$/d$t$/leading order in lr",
+        ylim=(0, 1.1),
+        title="first drift, samples used twice",
+    )
     words = f"He3 teacher from $M$ = 0, lr = {data.attrs['lr']:g}: ODE, {data.attrs['runs']} runs of the exact chain (bars: 2 errors)"
     finish(fig, axes, words, legends=[axes[0], axes[2]], loc="lower left")
     axes[1].legend(frameon=False, fontsize="small", ncols=2, loc="upper left")

@@ -6,7 +6,12 @@ Learning rate, replay of a task, dropout, weight decay, the order of easy and ha
 from sgdynamics.papers.protocols.batch_figure import figure_6
 from sgdynamics.papers.protocols.curriculum_figure import figure_4
 from sgdynamics.papers.protocols.dropout_figure import figure_3
-from sgdynamics.papers.protocols.formulas import best_error, best_rate, constant_error, horizon_exponents
+from sgdynamics.papers.protocols.formulas import (
+    best_error,
+    best_rate,
+    constant_error,
+    horizon_exponents,
+)
 from sgdynamics.papers.protocols.horizon_figure import figure_5
 from sgdynamics.papers.protocols.rate_figure import figure_1
 from sgdynamics.papers.protocols.replay_figure import figure_2

@@ -9,7 +9,11 @@ import numpy as np
 import xarray as xr
 
 from sgdynamics.algorithms.one_pass import OnePassSGD
-from sgdynamics.analysis.protocols.linear_rates import LinearRecursion, linear_recursion, optimal_rates
+from sgdynamics.analysis.protocols.linear_rates import (
+    LinearRecursion,
+    linear_recursion,
+    optimal_rates,
+)
 from sgdynamics.base import checks
 from sgdynamics.papers.drawing import finish, subplots, ticks
 from sgdynamics.papers.protocols.reference import NOISE, RAMPS
@@ -69,16 +73,35 @@ def figure_6(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     data = xr.Dataset(
         {
             "rates": ("piece", best.rates, {"long_name": "the best falling rate, batch 1"}),
-            "fall": ("at", np.interp(at, best.edges, best.risks), {"long_name": "excess risk with it"}),
+            "fall": (
+                "at",
+                np.interp(at, best.edges, best.risks),
+                {"long_name": "excess risk with it"},
+            ),
             "excess_risk": (("lr", "at"), np.array(lines), {"long_name": "excess risk of ramps"}),
-            "batch": (("lr", "at"), np.array(sizes), {"long_name": "samples in a step over its rate"}),
+            "batch": (
+                ("lr", "at"),
+                np.array(sizes),
+                {"long_name": "samples in a step over its rate"},
+            ),
             "steps": ("lr", steps, {"long_name": "steps taken"}),
             "last": ("lr", last, {"long_name": "excess risk at the end"}),
             "whole": ("lr", whole, {"long_name": "the same with whole batches"}),
-            "excess_risk_runs": (("lr", "run"), np.array(points), {"long_name": "excess risk at the end, exact chain"}),
+            "excess_risk_runs": (
+                ("lr", "run"),
+                np.array(points),
+                {"long_name": "excess risk at the end, exact chain"},
+            ),
         },
         {"lr": list(RAMPS), "at": at / DIMENSION},
-        {"d": DIMENSION, "noise": NOISE, "best": best.risk, "pieces": pieces, "runs": runs, "seed": seed},
+        {
+            "d": DIMENSION,
+            "noise": NOISE,
+            "best": best.risk,
+            "pieces": pieces,
+            "runs": runs,
+            "seed": seed,
+        },
     )
     return _drawn(data), data
 
@@ -113,36 +136,90 @@ def chain(rates: np.ndarray, batches: np.ndarray, runs: int, seed: int) -> np.nd
         move = lr / DIMENSION / batch
         inner = length * along + across * np.sqrt(along)
         residual = (length * np.sqrt(along) + across) ** 2 + rest
-        length = np.sqrt((length - move * inner) ** 2 + move**2 * residual * generator.chisquare(DIMENSION - 1, runs))
+        length = np.sqrt(
+            (length - move * inner) ** 2
+            + move**2 * residual * generator.chisquare(DIMENSION - 1, runs)
+        )
     return length**2 / 2
 
 
 def _recursion(steps: int) -> LinearRecursion:
     problem = TeacherStudent(width=1, activation="linear", noise=NOISE)
-    return linear_recursion(problem, OnePassSGD(), start(problem, M=[[0.0]], Q=[[0.0]]), steps=steps, dimension=DIMENSION)
+    return linear_recursion(
+        problem,
+        OnePassSGD(),
+        start(problem, M=[[0.0]], Q=[[0.0]]),
+        steps=steps,
+        dimension=DIMENSION,
+    )
 
 
 def _drawn(data: xr.Dataset) -> Any:
     fig, axes = subplots(1, 3, (14.0, 4.3))
     at, d, lr = data["at"].values, data.attrs["d"], data.lr.values
     edges = np.linspace(0, at[-1], len(data.piece) + 1)
-    axes[0].stairs(1 / data.rates.values, edges, color="k", ls=":", lw=2, baseline=None, label="1/lr*, falling rate")
+    axes[0].stairs(
+        1 / data.rates.values,
+        edges,
+        color="k",
+        ls=":",
+        lw=2,
+        baseline=None,
+        label="1/lr*, falling rate",
+    )
     axes[1].plot(at, data.fall, color="k", ls=":", lw=2, label="falling rate", zorder=4)
     points = data.excess_risk_runs.values
     for row, one in enumerate(lr):
         colour = f"C{row}"
-        axes[0].plot(at, data.batch.values[row], color=colour, lw=1.2, label=f"batch/lr, lr = {one:g}")
-        axes[1].plot(at, data.excess_risk.values[row], color=colour, label=f"lr = {one:g}, {int(data.steps[row])} steps")
+        axes[0].plot(
+            at, data.batch.values[row], color=colour, lw=1.2, label=f"batch/lr, lr = {one:g}"
+        )
+        axes[1].plot(
+            at,
+            data.excess_risk.values[row],
+            color=colour,
+            label=f"lr = {one:g}, {int(data.steps[row])} steps",
+        )
         mean, error = points[row].mean(), points[row].std(ddof=1) / np.sqrt(points.shape[1])
         scale = data.attrs["best"]
-        axes[2].errorbar([one / d], [mean / scale], [2 * error / scale], fmt="o", ms=5, mfc="white", color=colour, capsize=3, zorder=3)
+        axes[2].errorbar(
+            [one / d],
+            [mean / scale],
+            [2 * error / scale],
+            fmt="o",
+            ms=5,
+            mfc="white",
+            color=colour,
+            capsize=3,
+            zorder=3,
+        )
     axes[2].plot(lr / d, data["last"].values / data.attrs["best"], "k-", lw=1, label="exact mean")
-    axes[2].plot(lr / d, data.whole.values / data.attrs["best"], "k+", ms=9, label="exact mean, whole batches", zorder=4)
-    axes[2].errorbar([], [], [], fmt="o", mfc="white", color="0.4", label=f"chain, {points.shape[1]} runs")
+    axes[2].plot(
+        lr / d,
+        data.whole.values / data.attrs["best"],
+        "k+",
+        ms=9,
+        label="exact mean, whole batches",
+        zorder=4,
+    )
+    axes[2].errorbar(
+        [], [], [], fmt="o", mfc="white", color="0.4", label=f"chain, {points.shape[1]} runs"
+    )
     axes[2].axhline(1, color="k", ls=":", lw=1.5, label="falling rate")
     axes[0].set(xlabel="$\\alpha$ = samples/$d$", ylabel="batch/lr", title="batches", yscale="log")
-    axes[1].set(xlabel="$\\alpha$ = samples/$d$", ylabel="excess risk", yscale="log", title="excess risk")
-    axes[2].set(xscale="log", xlabel="lr/$d$", ylabel="excess risk at the end/that of the falling rate", title="at the end")
+    axes[1].set(
+        xlabel="$\\alpha$ = samples/$d$", ylabel="excess risk", yscale="log", title="excess risk"
+    )
+    axes[2].set(
+        xscale="log",
+        xlabel="lr/$d$",
+        ylabel="excess risk at the end/that of the falling rate",
+        title="at the end",
+    )
     ticks(axes[2], lr / d)
-    finish(fig, list(axes), f"growing batches in place of a falling rate: linear student, $d$ = {d} (bars: 2 errors)")
+    finish(
+        fig,
+        list(axes),
+        f"growing batches in place of a falling rate: linear student, $d$ = {d} (bars: 2 errors)",
+    )
     return fig

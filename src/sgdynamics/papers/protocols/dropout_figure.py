@@ -45,7 +45,10 @@ def figure_3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     seed = checks.whole("seed", seed, 0)
     pieces, runs = (40, 150) if quick else (80, 1000)
     found = {"dropout": dropout(pieces), "weight decay": decay(pieces)}
-    measured = {name: one.confirm(dimension=DIMENSION, runs=runs, seed=seed, progress=False) for name, one in found.items()}
+    measured = {
+        name: one.confirm(dimension=DIMENSION, runs=runs, seed=seed, progress=False)
+        for name, one in found.items()
+    }
     data = kept(found, measured, seed)
     return _drawn(data), data
 
@@ -59,6 +62,8 @@ def _drawn(data: xr.Dataset) -> Any:
         axes[0, column].set(ylim=(-0.08, 1.08), title=str(name))
     words = f"dropout and weight decay: {data.attrs['pieces']} pieces; {data.attrs['runs']} runs at the end (bars: 2 errors)"
     finish(fig, list(axes.flat), words)
-    axes[0, 0].legend(frameon=False, fontsize="small", loc="upper right", bbox_to_anchor=(1.0, 0.93))
+    axes[0, 0].legend(
+        frameon=False, fontsize="small", loc="upper right", bbox_to_anchor=(1.0, 0.93)
+    )
     axes[0, 1].legend(frameon=False, fontsize="small", loc="center", bbox_to_anchor=(0.55, 0.55))
     return fig

@@ -44,7 +44,10 @@ def best_error(alpha: Given, start: float, noise: float) -> Any:
     0.0033148159
     """
     when = _times(alpha)
-    start, noise = checks.number("start", start, above=0.0), checks.number("noise", noise, above=0.0)
+    start, noise = (
+        checks.number("start", start, above=0.0),
+        checks.number("noise", noise, above=0.0),
+    )
     r = noise / start
     # W(e^z) is the solution of w + log w = z, and e^z would overflow
     return noise / special.wrightomega(np.log(r) + r + when)

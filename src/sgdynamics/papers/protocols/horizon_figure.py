@@ -8,7 +8,13 @@ import numpy as np
 import xarray as xr
 
 from sgdynamics.algorithms.one_pass import OnePassSGD
-from sgdynamics.analysis.protocols.linear_rates import LinearOptimum, LinearRecursion, linear_recursion, noise_dominated, optimal_rates
+from sgdynamics.analysis.protocols.linear_rates import (
+    LinearOptimum,
+    LinearRecursion,
+    linear_recursion,
+    noise_dominated,
+    optimal_rates,
+)
 from sgdynamics.base import checks
 from sgdynamics.papers.drawing import finish, subplots, ticks
 from sgdynamics.papers.protocols.formulas import horizon_exponents
@@ -63,7 +69,11 @@ def figure_5(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
         for column, steps in enumerate(horizons):
             recursion = _recursion(a, b, noise, size, steps)
             found = optimal_rates(recursion, PIECES)
-            risk[row, column], constant[row, column], rates[row, column] = found.risk, found.best_constant_risk, found.rates
+            risk[row, column], constant[row, column], rates[row, column] = (
+                found.risk,
+                found.best_constant_risk,
+                found.rates,
+            )
             if row == 0:
                 invariant[column] = _invariant(recursion, found)
     a, b, _, size = LAWS["easy"]
@@ -72,13 +82,36 @@ def figure_5(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     data = xr.Dataset(
         {
             "risk": (("law", "steps"), risk, {"long_name": "least excess risk"}),
-            "constant_risk": (("law", "steps"), constant, {"long_name": "least excess risk with a constant rate"}),
+            "constant_risk": (
+                ("law", "steps"),
+                constant,
+                {"long_name": "least excess risk with a constant rate"},
+            ),
             "rates": (("law", "steps", "piece"), rates, {"long_name": "best rates"}),
-            "invariant": (("steps", "piece"), invariant, {"long_name": "eta K^(1/2) over that of the law, easy, noise 1"}),
-            "loud_invariant": ("piece", _invariant(loud, found), {"long_name": "the same with noise 100, at the last T"}),
-            "loud_risk": ("of", [found.risk, noise_dominated(loud, PIECES).risk], {"long_name": "least excess risk and the law's"}),
-            "exponents": (("law", "schedule"), [horizon_exponents(*one[:2]) for one in LAWS.values()]),
-            "early": ("law", [(one[0] - 1) / one[1] for one in LAWS.values()], {"long_name": "(a - 1)/b"}),
+            "invariant": (
+                ("steps", "piece"),
+                invariant,
+                {"long_name": "eta K^(1/2) over that of the law, easy, noise 1"},
+            ),
+            "loud_invariant": (
+                "piece",
+                _invariant(loud, found),
+                {"long_name": "the same with noise 100, at the last T"},
+            ),
+            "loud_risk": (
+                "of",
+                [found.risk, noise_dominated(loud, PIECES).risk],
+                {"long_name": "least excess risk and the law's"},
+            ),
+            "exponents": (
+                ("law", "schedule"),
+                [horizon_exponents(*one[:2]) for one in LAWS.values()],
+            ),
+            "early": (
+                "law",
+                [(one[0] - 1) / one[1] for one in LAWS.values()],
+                {"long_name": "(a - 1)/b"},
+            ),
         },
         {
             "law": list(LAWS),
@@ -111,7 +144,9 @@ def _recursion(a: float, b: float, noise: float, size: float, steps: int) -> Lin
         spectrum = Spectrum(k**-b, np.ones(len(k)), target=k ** ((b - a) / 2))
     problem = TeacherStudent(width=1, activation="linear", noise=noise, covariance=spectrum)
     zero = np.zeros((spectrum.blocks, 1, 1))
-    return linear_recursion(problem, OnePassSGD(lr=0.1, per="step"), start(problem, M=zero, Q=zero), steps=steps)
+    return linear_recursion(
+        problem, OnePassSGD(lr=0.1, per="step"), start(problem, M=zero, Q=zero), steps=steps
+    )
 
 
 def _invariant(recursion: LinearRecursion, found: LinearOptimum) -> np.ndarray:
@@ -135,26 +170,65 @@ def _drawn(data: xr.Dataset) -> Any:
             theory = data.exponents.values[row, kind] if row == 0 else float(data.early[row])
             beside = ", 400 inputs" if small else f" (theory {theory:.3f})"
             said = f"{('best', 'constant')[kind]}: {e:.3f}{beside}"
-            ax.plot(T, y, "s:" if small else "o-", color=colour, ms=4, mfc="white", lw=1.2, label=said)
+            ax.plot(
+                T, y, "s:" if small else "o-", color=colour, ms=4, mfc="white", lw=1.2, label=said
+            )
             if not small:
                 ax.plot(T, y[-1] * (T / T[-1]) ** -theory, color=colour, lw=0.8, ls="--")
     shades = colormaps["viridis"](np.linspace(0.0, 0.85, len(T)))
     for column, steps in enumerate(T):
         for row, dashes in ((0, "-"), (1, "--")):
             rates = data.rates.values[row, column]
-            axes[2].plot(inside, rates / rates.max(), color=shades[column], ls=dashes, lw=1.2, label=f"$T$ = {steps}" if row == 0 else None)
-        axes[3].plot(inside, data.invariant.values[column], color=shades[column], label=f"noise 1, $T$ = {steps}")
+            axes[2].plot(
+                inside,
+                rates / rates.max(),
+                color=shades[column],
+                ls=dashes,
+                lw=1.2,
+                label=f"$T$ = {steps}" if row == 0 else None,
+            )
+        axes[3].plot(
+            inside,
+            data.invariant.values[column],
+            color=shades[column],
+            label=f"noise 1, $T$ = {steps}",
+        )
     axes[2].plot([], [], "k-", label="easy")
     axes[2].plot([], [], "k--", label="hard")
-    axes[3].plot(inside, data.loud_invariant, "k:", lw=1.8, label=f"noise {data.attrs['loud']:g}, $T$ = {T[-1]}")
+    axes[3].plot(
+        inside,
+        data.loud_invariant,
+        "k:",
+        lw=1.8,
+        label=f"noise {data.attrs['loud']:g}, $T$ = {T[-1]}",
+    )
     axes[3].axhline(1, color="0.6", lw=0.8, zorder=0)
-    for ax, words in ((axes[0], "easy, $(a, b)$ = (2.5, 1.2)"), (axes[1], "hard, $(a, b)$ = (1.5, 2)")):
-        ax.set(xscale="log", yscale="log", xlabel="steps $T$", ylabel="excess risk after $T$ steps", title=words)
+    for ax, words in (
+        (axes[0], "easy, $(a, b)$ = (2.5, 1.2)"),
+        (axes[1], "hard, $(a, b)$ = (1.5, 2)"),
+    ):
+        ax.set(
+            xscale="log",
+            yscale="log",
+            xlabel="steps $T$",
+            ylabel="excess risk after $T$ steps",
+            title=words,
+        )
         ticks(ax, T)
     low, high = axes[1].get_ylim()
     axes[1].set_ylim(low / 2.2, high)  # room for the legend
     axes[2].set(xlabel="$s/T$", ylabel="rate/largest rate", ylim=(0, 1.08), title="schedules")
-    axes[3].set(xlabel="$s/T$", ylabel=r"$\eta\,K(\chi)^{1/2}$/that of the law", ylim=(0.6, 1.1), title="invariant, easy")
-    finish(fig, list(axes), "best schedules on power laws; exponents: the last two $T$, dashed: the slopes of theory", loc="lower left")
+    axes[3].set(
+        xlabel="$s/T$",
+        ylabel=r"$\eta\,K(\chi)^{1/2}$/that of the law",
+        ylim=(0.6, 1.1),
+        title="invariant, easy",
+    )
+    finish(
+        fig,
+        list(axes),
+        "best schedules on power laws; exponents: the last two $T$, dashed: the slopes of theory",
+        loc="lower left",
+    )
     axes[3].legend(frameon=False, fontsize="small", loc="lower right")
     return fig

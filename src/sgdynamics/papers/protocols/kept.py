@@ -16,7 +16,9 @@ MEASURED = ("gain", "gain_error", "value", "value_error", "constant", "constant_
 SWITCHES = 4  # places that are kept for them
 
 
-def kept(found: Mapping[str, OptimalProtocol], measured: Mapping[str, Confirmation], seed: int) -> xr.Dataset:
+def kept(
+    found: Mapping[str, OptimalProtocol], measured: Mapping[str, Confirmation], seed: int
+) -> xr.Dataset:
     """Protocols of one control each, all in as many pieces, and their runs, by name."""
     controls = [next(iter(one.protocol)) for one in found.values()]
     both = list(zip(found.values(), controls, strict=True))
@@ -24,18 +26,35 @@ def kept(found: Mapping[str, OptimalProtocol], measured: Mapping[str, Confirmati
         "edges": (("problem", "edge"), np.array([one.edges for one in found.values()])),
         "control": (("problem", "piece"), np.array([one.protocol[name] for one, name in both])),
         "risks": (("problem", "edge"), np.array([one.risks for one in found.values()])),
-        "constant_risks": (("problem", "edge"), np.array([one.constant_risks for one in found.values()])),
+        "constant_risks": (
+            ("problem", "edge"),
+            np.array([one.constant_risks for one in found.values()]),
+        ),
         "value": (("problem",), np.array([one.value for one in found.values()])),
         "extrapolated": (("problem",), np.array([one.extrapolated for one in found.values()])),
         "constant": (("problem",), np.array([one.constant[name] for one, name in both])),
-        "constant_value": (("problem",), np.array([one.constant["risk"] for one in found.values()])),
+        "constant_value": (
+            ("problem",),
+            np.array([one.constant["risk"] for one in found.values()]),
+        ),
         "bounds": (("problem", "end"), np.array([one.bounds[name] for one, name in both])),
         "residual": (("problem",), np.array([one.residual for one in found.values()])),
-        "switches": (("problem", "switch"), np.array([_padded(one.switches[name]) for one, name in both])),
+        "switches": (
+            ("problem", "switch"),
+            np.array([_padded(one.switches[name]) for one, name in both]),
+        ),
     }
-    columns |= {f"runs_{name}": (("problem",), np.array([getattr(one, name) for one in measured.values()])) for name in MEASURED}
+    columns |= {
+        f"runs_{name}": (("problem",), np.array([getattr(one, name) for one in measured.values()]))
+        for name in MEASURED
+    }
     first = next(iter(measured.values()))
-    attributes = {"d": first.dimension, "runs": first.runs, "pieces": len(both[0][0].edges) - 1, "seed": seed}
+    attributes = {
+        "d": first.dimension,
+        "runs": first.runs,
+        "pieces": len(both[0][0].edges) - 1,
+        "seed": seed,
+    }
     return xr.Dataset(columns, {"problem": list(found)}, attributes)
 
 
@@ -49,8 +68,16 @@ def control_on(ax: Axes, data: xr.Dataset, label: str, *, bounds: bool = True) -
     if bounds:
         ax.axhspan(high, high + 1e3, color="0.9", lw=0, zorder=0)
         ax.axhspan(low - 1e3, low, color="0.9", lw=0, zorder=0, label="beyond the bounds")
-    ax.axhline(float(data.constant), color="C3", lw=1.2, ls="--", label=f"best constant, {float(data.constant):.3g}")
-    ax.stairs(data.control.values, data.edges.values, color="C0", lw=1.6, baseline=None, label="optimum")
+    ax.axhline(
+        float(data.constant),
+        color="C3",
+        lw=1.2,
+        ls="--",
+        label=f"best constant, {float(data.constant):.3g}",
+    )
+    ax.stairs(
+        data.control.values, data.edges.values, color="C0", lw=1.6, baseline=None, label="optimum"
+    )
     for index, place in enumerate(data.switches.values[np.isfinite(data.switches.values)]):
         ax.axvline(place, color="0.5", lw=0.8, ls=":", label="switches" if index == 0 else None)
     ax.set(ylabel=label, xlim=(0, data.edges.values[-1]))

@@ -45,20 +45,56 @@ REFERENCE = {
     "curriculum": Optimum(0.0456272433, 0.0478011553, 0.5),
 }
 # where these leave or reach a bound, in alpha
-SWITCHES = {"replay": (5.004, 9.741), "weight decay": (0.94853, 4.65467), "curriculum": (2.46277, 6.46277)}
-ERF_RATES = {0.0: 1.11, 1.0: 1.12, 4.0: 0.98, 8.0: 0.57, 12.0: 0.35, 19.0: 0.20}  # the best rate at these alpha
+SWITCHES = {
+    "replay": (5.004, 9.741),
+    "weight decay": (0.94853, 4.65467),
+    "curriculum": (2.46277, 6.46277),
+}
+ERF_RATES = {
+    0.0: 1.11,
+    1.0: 1.12,
+    4.0: 0.98,
+    8.0: 0.57,
+    12.0: 0.35,
+    19.0: 0.20,
+}  # the best rate at these alpha
 REPLAY_ARC = (0.62, 0.58)  # the share of task two between the switches, first and last
 KEEP = (0.635, 0.136)  # the share of units kept, first and last
-RAMPS = {1.0: (5021, 0.0033164), 10.0: (505, 0.0033215), 100.0: (53, 0.0034135), 300.0: (21, 0.0039929)}  # lr: steps, risk at d = 1000
-EASY = {100: 0.050929893, 300: 0.026474043, 1000: 0.013018085, 3000: 0.0068163679}  # steps: best risk, 400 inputs
+RAMPS = {
+    1.0: (5021, 0.0033164),
+    10.0: (505, 0.0033215),
+    100.0: (53, 0.0034135),
+    300.0: (21, 0.0039929),
+}  # lr: steps, risk at d = 1000
+EASY = {
+    100: 0.050929893,
+    300: 0.026474043,
+    1000: 0.013018085,
+    3000: 0.0068163679,
+}  # steps: best risk, 400 inputs
 HARD = {100: 0.31601, 300: 0.21033, 1000: 0.13122, 3000: 0.08171}
 
 
 def best(
-    problem: Any, algorithm: OnePassSGD, begin: Any, alpha: float, controls: dict[str, Any], pieces: int, **more: Any
+    problem: Any,
+    algorithm: OnePassSGD,
+    begin: Any,
+    alpha: float,
+    controls: dict[str, Any],
+    pieces: int,
+    **more: Any,
 ) -> OptimalProtocol:
     """``optimal_protocol`` without its bar."""
-    return optimal_protocol(problem, algorithm, begin, alpha=alpha, controls=controls, pieces=pieces, progress=False, **more)
+    return optimal_protocol(
+        problem,
+        algorithm,
+        begin,
+        alpha=alpha,
+        controls=controls,
+        pieces=pieces,
+        progress=False,
+        **more,
+    )
 
 
 def rate_of_linear(pieces: int) -> OptimalProtocol:
@@ -76,7 +112,9 @@ def rate_of_erf(pieces: int) -> OptimalProtocol:
 def decay(pieces: int) -> OptimalProtocol:
     """Weight decay of one erf unit that begins too long, to alpha = 5."""
     problem = TeacherStudent(width=1, activation="erf", noise=0.5)
-    return best(problem, ONE, start(problem, M=[[0.1]], Q=[[2.0]]), 5.0, {"weight_decay": (0, 1)}, pieces)
+    return best(
+        problem, ONE, start(problem, M=[[0.1]], Q=[[2.0]]), 5.0, {"weight_decay": (0, 1)}, pieces
+    )
 
 
 def dropout(pieces: int) -> OptimalProtocol:
@@ -89,18 +127,40 @@ def dropout(pieces: int) -> OptimalProtocol:
 def two_tasks(pieces: int) -> tuple[Contexts, OnePassSGD, Any]:
     """Two tasks with a head each, the algorithm, and the state after task one alone to alpha = 30."""
     one = TeacherStudent(
-        width=2, teacher_width=2, activation="erf", teacher_gram=[[1, 0.3], [0.3, 1]], teacher_head=[2.0, 0.0], head="trained"
+        width=2,
+        teacher_width=2,
+        activation="erf",
+        teacher_gram=[[1, 0.3], [0.3, 1]],
+        teacher_head=[2.0, 0.0],
+        head="trained",
     )
-    tasks = contexts({"one": one, "two": one.replace(teacher_head=[0.0, 2.0])}, probabilities=[1.0, 0.0], heads="own")
-    begin = start(tasks, M=[[0.1, 0.02], [-0.05, 0.08]], Q=[[0.5, 0.05], [0.05, 0.4]], a=[[1.0, 0.4], [0.6, 1.0]])
+    tasks = contexts(
+        {"one": one, "two": one.replace(teacher_head=[0.0, 2.0])},
+        probabilities=[1.0, 0.0],
+        heads="own",
+    )
+    begin = start(
+        tasks,
+        M=[[0.1, 0.02], [-0.05, 0.08]],
+        Q=[[0.5, 0.05], [0.05, 0.4]],
+        a=[[1.0, 0.4], [0.6, 1.0]],
+    )
     algorithm = OnePassSGD(lr=1.0, head_rate=4.0)
     edges = np.linspace(0, 30, pieces + 1)
-    return tasks, algorithm, start_from(with_share(tasks, algorithm, begin, edges, np.zeros(pieces)))
+    return (
+        tasks,
+        algorithm,
+        start_from(with_share(tasks, algorithm, begin, edges, np.zeros(pieces))),
+    )
 
 
-def with_share(tasks: Contexts, algorithm: OnePassSGD, begin: Any, edges: np.ndarray, share: np.ndarray) -> xr.Dataset:
+def with_share(
+    tasks: Contexts, algorithm: OnePassSGD, begin: Any, edges: np.ndarray, share: np.ndarray
+) -> xr.Dataset:
     """The ODE at the edges with shares of the second of two contexts in pieces; of as many pieces all are one program."""
-    moving = tasks.replace(probabilities=piecewise_rate(edges[1:-1], np.stack([1 - share, share], axis=-1)))
+    moving = tasks.replace(
+        probabilities=piecewise_rate(edges[1:-1], np.stack([1 - share, share], axis=-1))
+    )
     return solve_ode(moving, algorithm, begin, alpha=edges, rtol=1e-9)
 
 
@@ -109,7 +169,9 @@ def groups() -> tuple[Contexts, Any]:
 
     def group(loud: float) -> TeacherStudent:
         blocks = [(1.0, 0.5), (loud, 0.5)]
-        return TeacherStudent(width=1, activation="erf", noise=0.3, covariance=blocks, teacher_gram=[[[1.0]], [[0.0]]])
+        return TeacherStudent(
+            width=1, activation="erf", noise=0.3, covariance=blocks, teacher_gram=[[[1.0]], [[0.0]]]
+        )
 
     both = contexts({"easy": group(0.0), "hard": group(1.0)})
     return both, start(both, M=[[[0.1]], [[0.0]]], Q=[[[0.5]], [[0.5]]])

@@ -49,12 +49,22 @@ def figure_2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     found = best(tasks, algorithm, known, ALPHA, {"two": (0, 1)}, pieces, evaluate=both)
     measured = found.confirm(dimension=DIMENSION, runs=runs, seed=seed, progress=False)
     data = kept({"replay": found}, {"replay": measured}, seed)
-    shares = {"optimum": found.protocol["two"], "best constant": np.full(pieces, found.constant["two"]), "no replay": np.ones(pieces)}
+    shares = {
+        "optimum": found.protocol["two"],
+        "best constant": np.full(pieces, found.constant["two"]),
+        "no replay": np.ones(pieces),
+    }
     risks = []
     for share in shares.values():
         line = with_share(tasks, algorithm, known, found.edges, share)
         risks.append(line.context_risk.transpose("run", "time", "context").values[0])
-    data = data.assign(task_risks=(("share", "edge", "task"), np.array(risks), {"long_name": "risk of each task, ODE"}))
+    data = data.assign(
+        task_risks=(
+            ("share", "edge", "task"),
+            np.array(risks),
+            {"long_name": "risk of each task, ODE"},
+        )
+    )
     data = data.assign_coords(share=list(shares), task=["one", "two"])
     return _drawn(data), data
 
@@ -65,13 +75,31 @@ def _drawn(data: xr.Dataset) -> Any:
     control_on(axes[0], one, "share of task two")
     axes[0].set(ylim=(-0.08, 1.08), xlabel="$\\alpha$ = samples/$d$", title="share of task two")
     risk_on(axes[1], one, f"chain, $d$ = {data.attrs['d']}", "mean risk of both tasks")
-    axes[1].plot(one.edges, data.task_risks.sel(share="no replay").mean("task"), color="C2", ls="-.", lw=1.2, label="no replay")
+    axes[1].plot(
+        one.edges,
+        data.task_risks.sel(share="no replay").mean("task"),
+        color="C2",
+        ls="-.",
+        lw=1.2,
+        label="no replay",
+    )
     for row, (name, colour) in enumerate(zip(data.share.values, ("C0", "C3", "C2"), strict=True)):
         for task, dashes in (("one", "-"), ("two", ":")):
             said = f"{name}, task {task}" if row == 0 else name if task == "one" else None
-            axes[2].plot(one.edges, data.task_risks.sel(share=name, task=task), color=colour, ls=dashes, label=said)
+            axes[2].plot(
+                one.edges,
+                data.task_risks.sel(share=name, task=task),
+                color=colour,
+                ls=dashes,
+                label=said,
+            )
     axes[2].set(
-        yscale="log", xlabel="$\\alpha$ = samples/$d$", ylabel="risk", xlim=(0, float(one.edges[-1])), ylim=(1e-4, 1.0), title="each task"
+        yscale="log",
+        xlabel="$\\alpha$ = samples/$d$",
+        ylabel="risk",
+        xlim=(0, float(one.edges[-1])),
+        ylim=(1e-4, 1.0),
+        title="each task",
     )
     words = f"replay after task one: {data.attrs['pieces']} pieces; {data.attrs['runs']} runs at the end (bars: 2 errors)"
     finish(fig, list(axes), words, legends=[axes[0], axes[1]])

@@ -4,8 +4,20 @@ Closed formulas in the paper's symbols and units: loss (y - yhat)^2 without 1/2,
 units lr = 2 eta, t = 2 eta alpha, M = rho, and the risk is half of the paper's.
 """
 
-from sgdynamics.papers.quadratic_networks.escape_figures import escape_times, figure_2, noise_share, optimal_rate, plateau_growth
-from sgdynamics.papers.quadratic_networks.figures import figure_1, figure_3, figure_4, figure_5, figure_6
+from sgdynamics.papers.quadratic_networks.escape_figures import (
+    escape_times,
+    figure_2,
+    noise_share,
+    optimal_rate,
+    plateau_growth,
+)
+from sgdynamics.papers.quadratic_networks.figures import (
+    figure_1,
+    figure_3,
+    figure_4,
+    figure_5,
+    figure_6,
+)
 from sgdynamics.papers.quadratic_networks.formulas import (
     Plateau,
     closest_solution,

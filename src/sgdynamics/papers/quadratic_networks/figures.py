@@ -16,7 +16,13 @@ from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.base import checks
 from sgdynamics.papers.drawing import subplots
 from sgdynamics.papers.quadratic_networks.escape_figures import noise_share
-from sgdynamics.papers.quadratic_networks.formulas import closest_solution, conserved_S, plateau, solution_overlaps, tail
+from sgdynamics.papers.quadratic_networks.formulas import (
+    closest_solution,
+    conserved_S,
+    plateau,
+    solution_overlaps,
+    tail,
+)
 from sgdynamics.papers.quadratic_networks.landscape import degrees_of_freedom, manifold_dimension
 from sgdynamics.problems.starts import Start, broadcast_runs, random_start, start
 from sgdynamics.problems.teacher_student import TeacherStudent
@@ -88,21 +94,43 @@ def figure_1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
         "norm": [data.isel(unit=k, unit_other=k) for k in range(P)],
         "risk": [data],
     }
-    titles = {"rho": r"teacher-student overlaps $\rho_{kl}$", "Q": r"student-student overlaps $Q_{kk'}$", "norm": r"student norms $Q_{kk}$"}
+    titles = {
+        "rho": r"teacher-student overlaps $\rho_{kl}$",
+        "Q": r"student-student overlaps $Q_{kk'}$",
+        "norm": r"student norms $Q_{kk}$",
+    }
     for ax, (name, curves) in zip(axes.flat, entries.items(), strict=True):
         variable = "Q" if name == "norm" else name
         for number, one in enumerate(curves):
             color = f"C{number % 10}"
             mean, error = one[f"{variable}_mean"], one[f"{variable}_error"]
-            ax.plot(data.alpha, one[f"{variable}_ode"], color=color, lw=1.2, label="ODE" if number == 0 else None)
-            ax.plot(data.alpha, mean, "--", color=color, lw=1.2, label=f"mean of {count} runs, $N$ = {N}" if number == 0 else None)
+            ax.plot(
+                data.alpha,
+                one[f"{variable}_ode"],
+                color=color,
+                lw=1.2,
+                label="ODE" if number == 0 else None,
+            )
+            ax.plot(
+                data.alpha,
+                mean,
+                "--",
+                color=color,
+                lw=1.2,
+                label=f"mean of {count} runs, $N$ = {N}" if number == 0 else None,
+            )
             ax.fill_between(data.alpha, mean - error, mean + error, color=color, alpha=0.25, lw=0)
-        ax.set(xlabel=r"$\alpha$ = steps/$N$", ylabel=titles.get(name, r"generalization error $\mathcal{R}$"))
+        ax.set(
+            xlabel=r"$\alpha$ = steps/$N$",
+            ylabel=titles.get(name, r"generalization error $\mathcal{R}$"),
+        )
     axes[1, 0].axhline(plateau(P, P_STAR).Q[0, 0], color="0.5", ls=":", label="plateau $p/(p + 2)$")
     axes[1, 1].axhline(plateau(P, P_STAR).risk, color="0.5", ls=":", label="plateau")
     axes[1, 0].legend(frameon=False, loc="upper left")
     axes[1, 1].legend(frameon=False, loc="lower left")
-    fig.suptitle(rf"$p$ = {P}, $p^*$ = {P_STAR}, $\eta$ = {ETA}: line ODE, dashed with band simulation and its standard error")
+    fig.suptitle(
+        rf"$p$ = {P}, $p^*$ = {P_STAR}, $\eta$ = {ETA}: line ODE, dashed with band simulation and its standard error"
+    )
     return fig, data
 
 
@@ -116,13 +144,33 @@ def _theory_beside_runs(N: int, end: float, seed: int, count: int = RUNS) -> xr.
     for name, source, factor in (("rho", "M", 1.0), ("Q", "Q", 1.0), ("risk", "risk", 2.0)):
         ode, each = factor * theory[source].values, factor * runs[source].values
         mean, error = each.mean(axis=0), each.std(axis=0, ddof=1) / math.sqrt(count)
-        variables[f"{name}_runs"] = (("run", "kept", *theory[source].dims[1:]), each[:, EVERY::EVERY])
-        variables |= {f"{name}_{kind}": (theory[source].dims, value) for kind, value in (("ode", ode), ("mean", mean), ("error", error))}
+        variables[f"{name}_runs"] = (
+            ("run", "kept", *theory[source].dims[1:]),
+            each[:, EVERY::EVERY],
+        )
+        variables |= {
+            f"{name}_{kind}": (theory[source].dims, value)
+            for kind, value in (("ode", ode), ("mean", mean), ("error", error))
+        }
         scores[name] = (mean[1:] - ode[1:]) / error[1:]
-    data = xr.Dataset(variables, {"alpha": ("time", t / ETA), "t": ("time", t), "kept_t": ("kept", t[EVERY::EVERY])})
+    data = xr.Dataset(
+        variables,
+        {"alpha": ("time", t / ETA), "t": ("time", t), "kept_t": ("kept", t[EVERY::EVERY])},
+    )
     middle = plateau(P, P_STAR).risk / 2
-    times = [float(np.interp(-middle, -np.minimum.accumulate(data[name].values), t)) for name in ("risk_ode", "risk_mean")]
-    data.attrs = {"p": P, "p_star": P_STAR, "eta": ETA, "N": N, "runs": count, "seed": seed, "units": UNITS}
+    times = [
+        float(np.interp(-middle, -np.minimum.accumulate(data[name].values), t))
+        for name in ("risk_ode", "risk_mean")
+    ]
+    data.attrs = {
+        "p": P,
+        "p_star": P_STAR,
+        "eta": ETA,
+        "N": N,
+        "runs": count,
+        "seed": seed,
+        "units": UNITS,
+    }
     data.attrs |= {
         "z_rms": math.sqrt(np.mean([np.mean(score**2) for score in scores.values()])),
         "z_risk_largest": float(np.abs(scores["risk"]).max()),
@@ -172,13 +220,27 @@ def figure_3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     begin = _near_plateau(RUNS, seed)
     found = _solve(begin, t)
     ends = solution_overlaps(closest_solution(begin.M))[0]
-    distance, own = (np.sqrt(((found.M.values - end) ** 2).sum(axis=(2, 3))) for end in (ends[0], ends[:, None]))
+    distance, own = (
+        np.sqrt(((found.M.values - end) ** 2).sum(axis=(2, 3))) for end in (ends[0], ends[:, None])
+    )
     law = P_STAR * (P - P_STAR) * P**1.5 / (32 * (P + 2) * t[1:])
     data = xr.Dataset(
         {
-            "distance": (("run", "time"), distance, {"long_name": "|rho(t) - rho| to the solution predicted from run 0"}),
-            "own_distance": (("run", "time"), own, {"long_name": "the same to the solution predicted from each run's own start"}),
-            "predicted_end": ("run", np.sqrt(((ends - ends[0]) ** 2).sum(axis=(1, 2))), {"long_name": "where `distance` must end"}),
+            "distance": (
+                ("run", "time"),
+                distance,
+                {"long_name": "|rho(t) - rho| to the solution predicted from run 0"},
+            ),
+            "own_distance": (
+                ("run", "time"),
+                own,
+                {"long_name": "the same to the solution predicted from each run's own start"},
+            ),
+            "predicted_end": (
+                "run",
+                np.sqrt(((ends - ends[0]) ** 2).sum(axis=(1, 2))),
+                {"long_name": "where `distance` must end"},
+            ),
             "risk": (("run", "time"), 2 * found.risk.values, {"long_name": "risk"}),
             "distance_law": ("time", np.concatenate([[np.nan], law])),
             "risk_law": ("time", np.concatenate([[np.nan], tail(P, P_STAR, t[1:], eta=ETA)])),
@@ -189,14 +251,26 @@ def figure_3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     fig, (left, right) = subplots(1, 2, (10, 4))
     late = t > 10
     for run in range(1, RUNS):
-        left.plot(t, data.distance[run], color="0.6", lw=1, label="other starts" if run == 1 else None)
-        left.plot(t[-1] * 1.08, data.predicted_end[run], "<", color="C3", ms=4, label="their predicted ends" if run == 1 else None)
+        left.plot(
+            t, data.distance[run], color="0.6", lw=1, label="other starts" if run == 1 else None
+        )
+        left.plot(
+            t[-1] * 1.08,
+            data.predicted_end[run],
+            "<",
+            color="C3",
+            ms=4,
+            label="their predicted ends" if run == 1 else None,
+        )
         right.plot(t, data.risk[run], color="0.6", lw=1)
     left.plot(t, data.distance[0], "k", lw=1.6, label=r"start $\rho_0$ of the prediction")
     right.plot(t, data.risk[0], "k", lw=1.6)
     left.plot(t[late], data.distance_law[late], "C0--", lw=1, label="law $1/t$")
     right.plot(t[late], data.risk_law[late], "C0--", lw=1, label="law $1/t^2$")
-    for ax, what in ((left, r"distance $|\rho(t) - \bar\rho|$"), (right, r"generalization error $\mathcal{R}$")):
+    for ax, what in (
+        (left, r"distance $|\rho(t) - \bar\rho|$"),
+        (right, r"generalization error $\mathcal{R}$"),
+    ):
         ax.set(yscale="log", xlabel=r"$t = \eta \alpha$", ylabel=what)
         ax.legend(frameon=False)
     left.set_title(rf"$p$ = {P}, $p^*$ = {P_STAR}, $\eta$ = {ETA}, $\epsilon$ = {EPSILON}")
@@ -241,32 +315,72 @@ def figure_4(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     moved: dict[str, list[np.ndarray]] = {"gaussian": [], "gaussian_error": [], "sgd": []}
     expected, errors, ends = [], [], []
     for N in sizes:
-        gaussian = conserved_S(_solve(random_start(_problem(), dimension=N, seed=seed, runs=RUNS), t)).values
+        gaussian = conserved_S(
+            _solve(random_start(_problem(), dimension=N, seed=seed, runs=RUNS), t)
+        ).values
         moved["gaussian"].append(_moved(gaussian).mean(axis=0))
         moved["gaussian_error"].append(_moved(gaussian).std(axis=0, ddof=1) / math.sqrt(RUNS))
         rows = random_start(_problem(), dimension=N, seed=seed, runs=count, orthogonal=True)
-        runs = _moved(conserved_S(simulate(_problem(), ALGORITHM, rows, alpha=t / ETA, dimension=N, seed=seed)).values)
+        runs = _moved(
+            conserved_S(
+                simulate(_problem(), ALGORITHM, rows, alpha=t / ETA, dimension=N, seed=seed)
+            ).values
+        )
         moved["sgd"].append(runs.mean(axis=0))
         errors.append(runs.std(axis=0, ddof=1) / math.sqrt(count))
-        noise = math.sqrt(share / N) * np.random.default_rng(seed).normal(size=(DRAWS, count, P, P_STAR))
+        noise = math.sqrt(share / N) * np.random.default_rng(seed).normal(
+            size=(DRAWS, count, P, P_STAR)
+        )
         # start by start: how far S moves depends on the start, and that part of the scatter drops out
-        each = np.abs(closest_solution(rows.M + noise) - closest_solution(rows.M)).max(axis=(2, 3)).mean(axis=0)
+        each = (
+            np.abs(closest_solution(rows.M + noise) - closest_solution(rows.M))
+            .max(axis=(2, 3))
+            .mean(axis=0)
+        )
         expected.append(float(each.mean()))
         ends.append(runs[:, -1] - each)
     data = xr.Dataset(
         {
-            "S": (("time", "unit", "signal"), S[0], {"long_name": "S(t) along the ODE, orthonormal rows"}),
-            "moved_ode": ("time", _moved(S)[0], {"long_name": "largest |S(t) - S(0)|, ODE, orthonormal rows"}),
-            "moved_gaussian": (("size", "time"), np.array(moved["gaussian"]), {"long_name": "the same, Gaussian rows, mean"}),
+            "S": (
+                ("time", "unit", "signal"),
+                S[0],
+                {"long_name": "S(t) along the ODE, orthonormal rows"},
+            ),
+            "moved_ode": (
+                "time",
+                _moved(S)[0],
+                {"long_name": "largest |S(t) - S(0)|, ODE, orthonormal rows"},
+            ),
+            "moved_gaussian": (
+                ("size", "time"),
+                np.array(moved["gaussian"]),
+                {"long_name": "the same, Gaussian rows, mean"},
+            ),
             "moved_gaussian_error": (
                 ("size", "time"),
                 np.array(moved["gaussian_error"]),
                 {"long_name": f"its standard error, {RUNS} starts"},
             ),
-            "moved_sgd": (("size", "time"), np.array(moved["sgd"]), {"long_name": "the same, SGD from orthonormal rows, mean"}),
-            "moved_sgd_error": (("size", "time"), np.array(errors), {"long_name": "its standard error"}),
-            "moved_gap": (("size", "run"), np.array(ends), {"long_name": "where SGD ends less that, run by run from the same rows"}),
-            "moved_expected": ("size", expected, {"long_name": "the same if noise of variance noise_share/N is added to rho(0)"}),
+            "moved_sgd": (
+                ("size", "time"),
+                np.array(moved["sgd"]),
+                {"long_name": "the same, SGD from orthonormal rows, mean"},
+            ),
+            "moved_sgd_error": (
+                ("size", "time"),
+                np.array(errors),
+                {"long_name": "its standard error"},
+            ),
+            "moved_gap": (
+                ("size", "run"),
+                np.array(ends),
+                {"long_name": "where SGD ends less that, run by run from the same rows"},
+            ),
+            "moved_expected": (
+                "size",
+                expected,
+                {"long_name": "the same if noise of variance noise_share/N is added to rho(0)"},
+            ),
         },
         {"t": ("time", t), "N": ("size", list(sizes))},
         {"p": P, "p_star": P_STAR, "eta": ETA, "seed": seed, "noise_share": share, "units": UNITS},
@@ -274,16 +388,33 @@ def figure_4(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     fig, (left, right) = subplots(1, 2, (10, 4))
     for number, (k, r) in enumerate(np.ndindex(P, P_STAR)):
         left.plot(t, data.S[:, k, r], color=f"C{number % 10}", lw=1.2)
-    left.set(xlabel=r"$t = \eta \alpha$", ylabel="$S_{kl}(t)$", title=f"ODE, orthonormal rows: $p$ = {P}, $p^*$ = {P_STAR}")
+    left.set(
+        xlabel=r"$t = \eta \alpha$",
+        ylabel="$S_{kl}(t)$",
+        title=f"ODE, orthonormal rows: $p$ = {P}, $p^*$ = {P_STAR}",
+    )
     for index, N in enumerate(sizes):
         style = {"fmt": "os"[index], "ms": 3, "color": f"C{index}"}
-        right.errorbar(t[1::4], data.moved_sgd[index, 1::4], errors[index][1::4], label=f"SGD, $N$ = {N}", **style)
-        mean, error = (data[name].values[index, 1:] for name in ("moved_gaussian", "moved_gaussian_error"))
+        right.errorbar(
+            t[1::4],
+            data.moved_sgd[index, 1::4],
+            errors[index][1::4],
+            label=f"SGD, $N$ = {N}",
+            **style,
+        )
+        mean, error = (
+            data[name].values[index, 1:] for name in ("moved_gaussian", "moved_gaussian_error")
+        )
         right.plot(t[1:], mean, "--", color=f"C{index}", label=f"ODE, Gaussian rows, $N$ = {N}")
         right.fill_between(t[1:], mean - error, mean + error, color=f"C{index}", alpha=0.2, lw=0)
     right.axhline(expected[-1], color="0.5", ls=":", label="expected of SGD's noise")
     right.plot(t[1:], data.moved_ode[1:], "k", label="ODE, orthonormal rows")
-    right.set(xlabel=r"$t = \eta \alpha$", ylabel=r"largest $|S(t) - S(0)|$", yscale="log", title=rf"$\eta$ = {ETA}")
+    right.set(
+        xlabel=r"$t = \eta \alpha$",
+        ylabel=r"largest $|S(t) - S(0)|$",
+        yscale="log",
+        title=rf"$\eta$ = {ETA}",
+    )
     right.legend(frameon=False, loc="center right", fontsize="small")
     return fig, data
 
@@ -324,11 +455,27 @@ def figure_5(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     p = np.arange(1, sizes[-1] + 5)
     rng = np.random.default_rng(seed)
     formula = np.array([[degrees_of_freedom(int(width), N) for width in p] for N in sizes])
-    counted = np.array([[np.linalg.matrix_rank(_change_of_gram(rng.normal(size=(int(width), N)))) for width in p] for N in sizes])
+    counted = np.array(
+        [
+            [
+                np.linalg.matrix_rank(_change_of_gram(rng.normal(size=(int(width), N))))
+                for width in p
+            ]
+            for N in sizes
+        ]
+    )
     data = xr.Dataset(
         {
-            "formula": (("size", "width"), formula, {"long_name": "degrees of freedom, closed formula"}),
-            "counted": (("size", "width"), counted, {"long_name": "rank of dW -> d(W^T W) at a random W"}),
+            "formula": (
+                ("size", "width"),
+                formula,
+                {"long_name": "degrees of freedom, closed formula"},
+            ),
+            "counted": (
+                ("size", "width"),
+                counted,
+                {"long_name": "rank of dW -> d(W^T W) at a random W"},
+            ),
         },
         {"N": ("size", list(sizes)), "p": ("width", p)},
         {"seed": seed},
@@ -336,9 +483,20 @@ def figure_5(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     fig, ax = subplots(1, 1, (5.5, 4))
     for index, N in enumerate(sizes):
         ax.plot(p, formula[index], "-", color=f"C{index}", label=f"$N$ = {N}")
-        ax.plot(p, counted[index], "o", ms=4, color=f"C{index}", label="counted" if index == len(sizes) - 1 else None)
+        ax.plot(
+            p,
+            counted[index],
+            "o",
+            ms=4,
+            color=f"C{index}",
+            label="counted" if index == len(sizes) - 1 else None,
+        )
         ax.axvline(N, color=f"C{index}", ls=":", lw=1)
-    ax.set(xlabel="student width $p$", ylabel="degrees of freedom of the student", title="constant beyond $p = N$ (dotted)")
+    ax.set(
+        xlabel="student width $p$",
+        ylabel="degrees of freedom of the student",
+        title="constant beyond $p = N$ (dotted)",
+    )
     ax.legend(frameon=False)
     return fig, data
 
@@ -383,9 +541,15 @@ def figure_6(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     formula, counted, flat = (np.full((len(stars), len(p)), np.nan) for _ in range(3))
     for row, p_star in enumerate(stars):
         rank = min(p_star, N)
-        teacher = rng.normal(size=(p_star, N)) if p_star > N else np.linalg.qr(rng.normal(size=(N, p_star)))[0].T
+        teacher = (
+            rng.normal(size=(p_star, N))
+            if p_star > N
+            else np.linalg.qr(rng.normal(size=(N, p_star)))[0].T
+        )
         values, vectors = np.linalg.eigh(teacher.T @ teacher)
-        root = (vectors * np.sqrt(np.maximum(values, 0)))[:, -rank:].T  # rank x N, root^T root = W*^T W*
+        root = (vectors * np.sqrt(np.maximum(values, 0)))[
+            :, -rank:
+        ].T  # rank x N, root^T root = W*^T W*
         for column, width in enumerate(p.tolist()):
             if width < rank:
                 continue
@@ -398,17 +562,46 @@ def figure_6(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
             flat[row, column] = W.size - np.linalg.matrix_rank(_change_of_gram(W))
     data = xr.Dataset(
         {
-            "formula": (("teacher", "width"), formula, {"long_name": "dimension of the manifold, closed formula"}),
-            "counted": (("teacher", "width"), counted, {"long_name": "rank of the rotations' moves at a solution"}),
-            "flat": (("teacher", "width"), flat, {"long_name": "moves that keep W^T W to first order"}),
+            "formula": (
+                ("teacher", "width"),
+                formula,
+                {"long_name": "dimension of the manifold, closed formula"},
+            ),
+            "counted": (
+                ("teacher", "width"),
+                counted,
+                {"long_name": "rank of the rotations' moves at a solution"},
+            ),
+            "flat": (
+                ("teacher", "width"),
+                flat,
+                {"long_name": "moves that keep W^T W to first order"},
+            ),
         },
         {"p_star": ("teacher", list(stars)), "p": ("width", p)},
         {"N": N, "seed": seed},
     )
     fig, ax = subplots(1, 1, (5.5, 4))
     for row, p_star in enumerate(stars):
-        ax.plot(p, formula[row], "-", color=f"C{row}", label=f"$p^*$ = {p_star}" + (" > $N$" if p_star > N else ""))
-        ax.plot(p, counted[row], "o", ms=4, color=f"C{row}", label="counted" if row == len(stars) - 1 else None)
-    ax.set(xlabel="student width $p$", ylabel="dimension of the solution manifold", title=rf"$N$ = {N}, from $p = \min(p^*, N)$ on")
+        ax.plot(
+            p,
+            formula[row],
+            "-",
+            color=f"C{row}",
+            label=f"$p^*$ = {p_star}" + (" > $N$" if p_star > N else ""),
+        )
+        ax.plot(
+            p,
+            counted[row],
+            "o",
+            ms=4,
+            color=f"C{row}",
+            label="counted" if row == len(stars) - 1 else None,
+        )
+    ax.set(
+        xlabel="student width $p$",
+        ylabel="dimension of the solution manifold",
+        title=rf"$N$ = {N}, from $p = \min(p^*, N)$ on",
+    )
     ax.legend(frameon=False)
     return fig, data

@@ -27,17 +27,26 @@ def _matrix(name: str, value: ArrayLike) -> np.ndarray:
     """Overlaps with the teacher, (..., p, p*)."""
     shape = np.shape(value)
     if len(shape) < 2 or 0 in shape:
-        raise ValueError(f"{name} has shape {shape}: give (p, p_star), student units x teacher units")
+        raise ValueError(
+            f"{name} has shape {shape}: give (p, p_star), student units x teacher units"
+        )
     return checks.array(name, value, shape, "student units x teacher units")
 
 
 def _overlaps(rho: Reals, Q: Reals) -> tuple[np.ndarray, np.ndarray]:
     """Overlaps (..., p, p*) and (..., p, p), checked as far as an integrator's trial states allow: it may miss positivity by a little."""
     first = _matrix("rho", rho)
-    second = checks.array("Q", Q, (*first.shape[:-1], first.shape[-2]), "the student's Gram matrix, with the leading axes of rho")
+    second = checks.array(
+        "Q",
+        Q,
+        (*first.shape[:-1], first.shape[-2]),
+        "the student's Gram matrix, with the leading axes of rho",
+    )
     asymmetry = float(np.abs(second - np.swapaxes(second, -1, -2)).max(initial=0.0))
     if asymmetry > SYMMETRIC * max(1.0, float(np.abs(second).max(initial=0.0))):
-        raise ValueError(f"Q is not symmetric (largest difference {asymmetry:.3g}): give a symmetric matrix of inner products")
+        raise ValueError(
+            f"Q is not symmetric (largest difference {asymmetry:.3g}): give a symmetric matrix of inner products"
+        )
     return first, second
 
 
@@ -50,7 +59,9 @@ def _learner_widths(p: Reals, p_star: Reals) -> tuple[int, int]:
     """The two widths where a solution of zero error is asked for."""
     p, p_star = widths(p, p_star)
     if p < p_star:
-        raise checks.reject("p", p, f"p < p_star = {p_star} leaves no solution of zero error: give p >= {p_star}")
+        raise checks.reject(
+            "p", p, f"p < p_star = {p_star} leaves no solution of zero error: give p >= {p_star}"
+        )
     return p, p_star
 
 
@@ -178,10 +189,23 @@ def drift(rho: Reals, Q: Reals, eta: float, *, noise: float = 0.0) -> tuple[np.n
     p, p_star = rho.shape[-2:]
     d_rho, d_Q = _flow(rho, Q)
     T, aligned, square = _trace(Q), rho @ np.swapaxes(rho, -1, -2), Q @ Q
-    loss = noise + 1 + 2 / p_star - 2 * T / p + (T**2 + 2 * _trace(square)) / p**2 - 4 * _trace(aligned) / (p * p_star)
+    loss = (
+        noise
+        + 1
+        + 2 / p_star
+        - 2 * T / p
+        + (T**2 + 2 * _trace(square)) / p**2
+        - 4 * _trace(aligned) / (p * p_star)
+    )
     both = aligned @ Q
-    spread = loss * Q + (4 / p_star + 8 / p_star**2 - 4 * T / (p * p_star)) * aligned + (4 * T / p**2 - 4 / p) * square
-    spread = spread + (8 / p**2) * square @ Q - (8 / (p * p_star)) * (both + np.swapaxes(both, -1, -2))
+    spread = (
+        loss * Q
+        + (4 / p_star + 8 / p_star**2 - 4 * T / (p * p_star)) * aligned
+        + (4 * T / p**2 - 4 / p) * square
+    )
+    spread = (
+        spread + (8 / p**2) * square @ Q - (8 / (p * p_star)) * (both + np.swapaxes(both, -1, -2))
+    )
     return eta * d_rho, eta * d_Q + (16 * eta**2 / p**2) * spread
 
 
@@ -317,14 +341,21 @@ def loss_reduction(t: Reals, p: int, p_star: int, epsilon: float, *, since: str 
     checks.choice("since", since, ("plateau", "start"))
     times = _times(t)
     size = epsilon**2 * (p / (p + 2) if since == "start" else 1.0)
-    value = 4 * size * np.expm1(2 * growth_rates(p=p, p_star=p_star)[0] * times) / plateau(p=p, p_star=p_star).risk
+    value = (
+        4
+        * size
+        * np.expm1(2 * growth_rates(p=p, p_star=p_star)[0] * times)
+        / plateau(p=p, p_star=p_star).risk
+    )
     return float(value) if np.ndim(value) == 0 else value
 
 
 def _times(t: Reals, above: bool = False) -> np.ndarray:
     values = np.asarray(t, dtype=np.float64)
     if not np.all(np.isfinite(values)) or np.any(values < 0) or (above and np.any(values == 0)):
-        raise checks.reject("t", t, "give times t = eta alpha " + ("above 0" if above else "not below 0"))
+        raise checks.reject(
+            "t", t, "give times t = eta alpha " + ("above 0" if above else "not below 0")
+        )
     return values
 
 
@@ -332,7 +363,9 @@ def _polar(rho: np.ndarray, name: str) -> np.ndarray:
     """rho (rho^T rho)^(-1/2) by singular values, for any leading axes; refuses a deficient rank."""
     p, p_star = rho.shape[-2:]
     if p < p_star:
-        raise ValueError(f"{name} has shape {rho.shape}: p = {p} < p_star = {p_star} leaves no solution of zero error, give p >= p_star")
+        raise ValueError(
+            f"{name} has shape {rho.shape}: p = {p} < p_star = {p_star} leaves no solution of zero error, give p >= p_star"
+        )
     left, values, right = np.linalg.svd(rho, full_matrices=False)
     if np.any(values[..., -1] <= FULL_RANK * values[..., 0]):
         raise ValueError(
@@ -405,7 +438,9 @@ def solution_overlaps(S: Reals) -> tuple[np.ndarray, np.ndarray]:
     transposed = np.swapaxes(S, -1, -2)
     off = float(np.abs(transposed @ S - np.eye(p_star)).max())
     if off > ORTHONORMAL:
-        raise ValueError(f"S^T S is {off:.3g} away from the identity: give S with orthonormal columns, as closest_solution does")
+        raise ValueError(
+            f"S^T S is {off:.3g} away from the identity: give S with orthonormal columns, as closest_solution does"
+        )
     return math.sqrt(p / p_star) * S, (p / p_star) * S @ transposed
 
 
@@ -440,11 +475,19 @@ def conserved_S(trajectory: xr.Dataset) -> xr.DataArray:
     (1, 2, 2, 1)
     """
     if not isinstance(trajectory, xr.Dataset) or "M" not in trajectory:
-        raise checks.reject("trajectory", type(trajectory).__name__, "give the Dataset of solve_ode or simulate, with its variable M")
+        raise checks.reject(
+            "trajectory",
+            type(trajectory).__name__,
+            "give the Dataset of solve_ode or simulate, with its variable M",
+        )
     M = trajectory["M"]
     dims = ("run", "time", "unit", "signal")
     if set(M.dims) != set(dims):
-        raise checks.reject("trajectory", tuple(M.dims), f"M must have the dims {dims}: keep run and time when you select")
+        raise checks.reject(
+            "trajectory",
+            tuple(M.dims),
+            f"M must have the dims {dims}: keep run and time when you select",
+        )
     M = M.transpose(*dims)
     values = np.asarray(M, dtype=np.float64)
     good = np.isfinite(values).all(axis=(-2, -1))
@@ -492,7 +535,9 @@ def _share_of_largest(eta: Reals, p: int, p_star: int) -> float:
     eta = checks.number("eta", eta, 0.0)
     most = largest_stable_rate(p=p, p_star=p_star)
     if eta >= most:
-        raise checks.reject("eta", eta, f"SGD does not converge: give eta < p p_star/(4 (p_star + 2)) = {most:.6g}")
+        raise checks.reject(
+            "eta", eta, f"SGD does not converge: give eta < p p_star/(4 (p_star + 2)) = {most:.6g}"
+        )
     return eta / most
 
 
@@ -529,7 +574,15 @@ def tail_rate(p: int, eta: float = 0.0) -> float:
     return (16 / p**2) * (1 - _share_of_largest(eta, p, p))
 
 
-def tail(p: int, p_star: int, t: Reals, *, eta: float = 0.0, rho0: Reals | None = None, Q0: Reals | None = None) -> Any:
+def tail(
+    p: int,
+    p_star: int,
+    t: Reals,
+    *,
+    eta: float = 0.0,
+    rho0: Reals | None = None,
+    Q0: Reals | None = None,
+) -> Any:
     """How the risk of noiseless SGD vanishes at late t = eta alpha: as a power for p > p*, exponentially for p = p*.
 
     ::
@@ -576,19 +629,35 @@ def tail(p: int, p_star: int, t: Reals, *, eta: float = 0.0, rho0: Reals | None 
     times = _times(t, above=True)
     if p > p_star:
         if rho0 is not None or Q0 is not None:
-            raise checks.reject("rho0", rho0, f"for p > p_star = {p_star} the tail does not depend on the start: leave rho0 and Q0 out")
+            raise checks.reject(
+                "rho0",
+                rho0,
+                f"for p > p_star = {p_star} the tail does not depend on the start: leave rho0 and Q0 out",
+            )
         slowed = 1 + p_star / (p_star + 2) * share / (1 - share)
         value = p**2 * (p - p_star) * (p_star + 2) / (128 * (p + 2) * times**2) * slowed
         return float(value) if np.ndim(value) == 0 else value
     if share > 0:
-        raise checks.reject("eta", eta, "for p = p_star the prefactor is known as eta -> 0 only: give eta=0, or ask tail_rate for the rate")
+        raise checks.reject(
+            "eta",
+            eta,
+            "for p = p_star the prefactor is known as eta -> 0 only: give eta=0, or ask tail_rate for the rate",
+        )
     if rho0 is None:
-        raise checks.reject("rho0", rho0, "for p = p_star the prefactor depends on the start: give the initial overlaps, (p, p)")
+        raise checks.reject(
+            "rho0",
+            rho0,
+            "for p = p_star the prefactor depends on the start: give the initial overlaps, (p, p)",
+        )
     rho = checks.array("rho0", rho0, (p, p), "student units x teacher units")
     _polar(rho, "rho0")
     Q = checks.array("Q0", np.eye(p) if Q0 is None else Q0, (p, p), "the student's Gram matrix")
     checks.gram("Q0", Q)
     checks.gram("Q0 - rho0 rho0^T", Q - rho @ rho.T)
     inverse = np.linalg.inv(rho)
-    value = (4 / p**2) * np.trace(inverse @ (Q - rho @ rho.T) @ inverse.T) * np.exp(-tail_rate(p=p) * times)
+    value = (
+        (4 / p**2)
+        * np.trace(inverse @ (Q - rho @ rho.T) @ inverse.T)
+        * np.exp(-tail_rate(p=p) * times)
+    )
     return float(value) if np.ndim(value) == 0 else value

@@ -158,7 +158,9 @@ class CriticalPoint:
         p, p_star, r, s = self.p, self.p_star, self.r, self.s
         if p_star + r > N:
             raise checks.reject(
-                "N", N, f"the teacher and {r} directions off it need p_star + r = {p_star + r} dimensions: give that or more"
+                "N",
+                N,
+                f"the teacher and {r} directions off it need p_star + r = {p_star + r} dimensions: give that or more",
             )
         alpha, beta = self.alpha, self.beta
         spare, free_teacher, free = p - r - s, p_star - s, N - p_star - r
@@ -174,9 +176,15 @@ class CriticalPoint:
         ]
         first, second = (2 + r) * alpha, (2 + s) * beta
         if r and s:
-            middle, half = (first + second) / 2, math.hypot((first - second) / 2, math.sqrt(r * s * alpha * beta))
+            middle, half = (
+                (first + second) / 2,
+                math.hypot((first - second) / 2, math.sqrt(r * s * alpha * beta)),
+            )
             # the smaller root from the product of both: no difference of nearly equal numbers
-            found += [(8 / p**2 * (middle + half), 1), (8 / p**2 * 2 * (2 + r + s) * alpha * beta / (middle + half), 1)]
+            found += [
+                (8 / p**2 * (middle + half), 1),
+                (8 / p**2 * 2 * (2 + r + s) * alpha * beta / (middle + half), 1),
+            ]
         elif r or s:
             found.append((8 / p**2 * (first if r else second), 1))
         return _gathered(found)
@@ -235,11 +243,19 @@ def critical_point(p: int, p_star: int, r: int, s: int) -> CriticalPoint:
     p, p_star = widths(p, p_star)
     r, s = checks.whole("r", r, 0), checks.whole("s", s, 0)
     if s > p_star:
-        raise checks.reject("s", s, f"the teacher has p_star = {p_star} directions: give s <= {p_star}")
+        raise checks.reject(
+            "s", s, f"the teacher has p_star = {p_star} directions: give s <= {p_star}"
+        )
     if r + s > p:
-        raise ValueError(f"r + s = {r + s}: {p} students span at most p = {p} directions, give r + s <= {p}")
+        raise ValueError(
+            f"r + s = {r + s}: {p} students span at most p = {p} directions, give r + s <= {p}"
+        )
     if s == p_star and r > 0:
-        raise checks.reject("r", r, "at s = p_star the error is zero and nothing is left off the teacher: give r = 0")
+        raise checks.reject(
+            "r",
+            r,
+            "at s = p_star the error is zero and nothing is left off the teacher: give r = 0",
+        )
     return CriticalPoint(p, p_star, r, s)
 
 
@@ -264,7 +280,9 @@ def critical_points(p: int, p_star: int) -> list[CriticalPoint]:
     4
     """
     p, p_star = widths(p, p_star)
-    pairs = [(r, s) for s in range(min(p, p_star) + 1) for r in range(p - s + 1) if s < p_star or r == 0]
+    pairs = [
+        (r, s) for s in range(min(p, p_star) + 1) for r in range(p - s + 1) if s < p_star or r == 0
+    ]
     return sorted((CriticalPoint(p, p_star, r, s) for r, s in pairs), key=lambda point: point.risk)
 
 
@@ -301,7 +319,11 @@ def manifold_dimension(p: int, p_star: int, N: int) -> int:
     p, p_star = widths(p, p_star)
     rank = min(p_star, checks.whole("N", N, 1))
     if p < rank:
-        raise checks.reject("p", p, f"p < min(p_star, N) = {rank} leaves no solution of zero error: give p >= {rank}")
+        raise checks.reject(
+            "p",
+            p,
+            f"p < min(p_star, N) = {rank} leaves no solution of zero error: give p >= {rank}",
+        )
     return p * (p - 1) // 2 - (p - rank) * (p - rank - 1) // 2
 
 

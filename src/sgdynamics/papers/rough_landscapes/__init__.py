@@ -4,7 +4,12 @@ In the paper's symbols and units: alpha = M/N, learning rate eta, time t = eta s
 ridge lambda, overlap (magnetization) m, mean loss of v = (h^2 - h0^2)^2/4.
 """
 
-from sgdynamics.papers.rough_landscapes.appendix_figures import figure_b1, figure_b2, figure_b3, figure_b4
+from sgdynamics.papers.rough_landscapes.appendix_figures import (
+    figure_b1,
+    figure_b2,
+    figure_b3,
+    figure_b4,
+)
 from sgdynamics.papers.rough_landscapes.formulas import (
     ClosedValues,
     Setting,

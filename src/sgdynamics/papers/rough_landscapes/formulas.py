@@ -17,7 +17,13 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import integrate, special
 
-from sgdynamics.algorithms.fixed_data import FixedData, GradientDescent, Langevin, MultiPassSGD, PersistentSGD
+from sgdynamics.algorithms.fixed_data import (
+    FixedData,
+    GradientDescent,
+    Langevin,
+    MultiPassSGD,
+    PersistentSGD,
+)
 from sgdynamics.base import checks
 from sgdynamics.base.arrays import Reals
 from sgdynamics.base.controls import piecewise_rate
@@ -69,26 +75,48 @@ def numbers(
 ) -> Numbers:
     """The paper's numbers as arguments; refuse what has no meaning."""
     checks.choice("algorithm", algorithm, ALGORITHMS)
-    alpha, eta, m0 = checks.number("alpha", alpha, above=0.0), checks.number("eta", eta, above=0.0), checks.number("m0", m0)
+    alpha, eta, m0 = (
+        checks.number("alpha", alpha, above=0.0),
+        checks.number("eta", eta, above=0.0),
+        checks.number("m0", m0),
+    )
     if ridge is None and abs(m0) > 1:
         raise checks.reject("m0", m0, "on the sphere an overlap is between -1 and 1")
     fraction = checks.number("l", l, above=0.0)
     if fraction > 1:
-        raise checks.reject("l", l, "give the share of the samples in a batch, above 0 and at most 1")
+        raise checks.reject(
+            "l", l, "give the share of the samples in a batch, above 0 and at most 1"
+        )
     if algorithm in ("GD", "Langevin") and fraction != 1:
-        raise checks.reject("l", l, f"{algorithm} uses all samples: give l=1, or algorithm='SGD' or 'p-SGD'")
+        raise checks.reject(
+            "l", l, f"{algorithm} uses all samples: give l=1, or algorithm='SGD' or 'p-SGD'"
+        )
     if (tau is not None) != (algorithm == "p-SGD"):
         raise checks.reject("tau", tau, "give tau for 'p-SGD', and for nothing else")
     if tau is not None:
         least = eta * max(1.0, (1 - fraction) / fraction)
         if checks.number("tau", tau, above=0.0) < least:
-            raise checks.reject("tau", tau, f"a sample would switch with a probability above 1 in a step: give {least:g} or more")
+            raise checks.reject(
+                "tau",
+                tau,
+                f"a sample would switch with a probability above 1 in a step: give {least:g} or more",
+            )
     hot, off = T if isinstance(T, (tuple, list)) and len(T) == 2 else (T, math.inf)
     hot, off = checks.number("T", hot, 0.0), checks.number("T", off, above=0.0, infinite=True)
     if hot > 0 and algorithm != "Langevin":
         raise checks.reject("T", T, "only algorithm='Langevin' has a temperature")
     decay = math.nan if ridge is None else checks.number("ridge", ridge, 0.0)
-    return Numbers(alpha, eta, m0, algorithm, fraction, math.nan if tau is None else float(tau), hot, off, decay)
+    return Numbers(
+        alpha,
+        eta,
+        m0,
+        algorithm,
+        fraction,
+        math.nan if tau is None else float(tau),
+        hot,
+        off,
+        decay,
+    )
 
 
 @dataclass(frozen=True)
@@ -260,12 +288,16 @@ def setting(
     return Setting(problem, method, start(problem, M=M[:, None, None], Q=Q[:, None, None]), given)
 
 
-def _overlaps(given: Numbers, dimension: int | None, seed: int, runs: int | None) -> tuple[np.ndarray, np.ndarray]:
+def _overlaps(
+    given: Numbers, dimension: int | None, seed: int, runs: int | None
+) -> tuple[np.ndarray, np.ndarray]:
     """M = w.w0/N and Q = |w|^2/N of the starts (11), (C.2), one a run."""
     m0 = given.m0
     if dimension is None:
         if runs is not None:
-            raise checks.reject("runs", runs, "without dimension= all starts are the same one: leave it out")
+            raise checks.reject(
+                "runs", runs, "without dimension= all starts are the same one: leave it out"
+            )
         return np.array([m0]), np.array([1.0 if given.sphere else m0**2 + 1])
     N = checks.whole("dimension", dimension, 2)
     count = checks.whole("runs", 1 if runs is None else runs, 1)
@@ -430,7 +462,14 @@ def closed_values(alpha: float, m0: float, l: float = 1.0, T: float = 0.0) -> Cl
     given = numbers(alpha, 1.0, m0, "SGD", l, None, 0.0, None)
     T, rest = checks.number("T", T, 0.0), 1 - given.m0**2
     per_batch = 12 * given.alpha / given.l
-    return ClosedValues(rest, 0.0, T - 2 * given.alpha * rest, 2 * given.alpha, per_batch * rest, per_batch * (1 + rest))
+    return ClosedValues(
+        rest,
+        0.0,
+        T - 2 * given.alpha * rest,
+        2 * given.alpha,
+        per_batch * rest,
+        per_batch * (1 + rest),
+    )
 
 
 def stability_limit(eta: float, l: float = 1.0) -> float:  # noqa: E741
@@ -461,7 +500,11 @@ def stability_limit(eta: float, l: float = 1.0) -> float:  # noqa: E741
     >>> sgd.papers.rough_landscapes.stability_limit(0.01, 0.5)
     100.0
     """
-    return 2 * numbers(1.0, eta, 0.0, "SGD", l, None, 0.0, None).l / checks.number("eta", eta, above=0.0)
+    return (
+        2
+        * numbers(1.0, eta, 0.0, "SGD", l, None, 0.0, None).l
+        / checks.number("eta", eta, above=0.0)
+    )
 
 
 def unstable_share(eta: float, l: float = 1.0, m: float = 0.0) -> float:  # noqa: E741
@@ -500,7 +543,9 @@ def unstable_share(eta: float, l: float = 1.0, m: float = 0.0) -> float:  # noqa
         raise checks.reject("m", m, "give an overlap between -1 and 1, both excluded")
     x = stability_limit(eta, l) / 2 / math.sqrt(1 - m**2)
     # K_0(y) = exp(-y) k0e(y): the factor exp(-x) is taken out, so that small shares keep their digits
-    scaled = integrate.quad(lambda u: special.k0e(x + u) * math.exp(-u), 0, math.inf, epsabs=0, epsrel=1e-10)[0]
+    scaled = integrate.quad(
+        lambda u: special.k0e(x + u) * math.exp(-u), 0, math.inf, epsabs=0, epsrel=1e-10
+    )[0]
     return math.exp(-x) * scaled / math.pi
 
 

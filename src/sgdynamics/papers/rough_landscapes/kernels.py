@@ -155,11 +155,15 @@ def kernel_dmft(
     found = [_replicate(given, steps, each, np.random.default_rng(one)) for one in seeds]
     values = {name: np.stack([one[name] for one in found]) for name in found[0]}
     means = {name: each.mean(axis=0) for name, each in values.items()}
-    errors = {name: each.std(axis=0, ddof=1) / math.sqrt(replicates) for name, each in values.items()}
+    errors = {
+        name: each.std(axis=0, ddof=1) / math.sqrt(replicates) for name, each in values.items()
+    }
     return KernelDMFT(t=given.eta * np.arange(steps + 1), standard_error=errors, **means)
 
 
-def _replicate(given: Numbers, steps: int, n: int, random: np.random.Generator) -> dict[str, np.ndarray]:
+def _replicate(
+    given: Numbers, steps: int, n: int, random: np.random.Generator
+) -> dict[str, np.ndarray]:
     """One causal sweep with n paths, a power of two; paths are the last axis."""
     alpha, eta, rate, sphere = given.alpha, given.eta, given.eta / given.l, given.sphere
     b = 1.0 if sphere else 1 - eta * given.ridge
@@ -167,13 +171,22 @@ def _replicate(given: Numbers, steps: int, n: int, random: np.random.Generator) 
     normal = special.ndtri(np.clip(points, 1e-16, 1 - 1e-16))
     h0 = normal[0]
     h, g = np.zeros((steps + 1, n)), np.zeros((steps, n))
-    normals, kicks, switches = normal[3 : 3 + steps], normal[3 + steps : 3 + 2 * steps], points[3 + 2 * steps :]
+    normals, kicks, switches = (
+        normal[3 : 3 + steps],
+        normal[3 + steps : 3 + 2 * steps],
+        points[3 + 2 * steps :],
+    )
     C = np.zeros((steps + 1, steps + 1))  # less m m' until the end
     C[0, 0] = 1 - given.m0**2 if sphere else 1.0
     h[0] = math.sqrt(C[0, 0]) * normal[1]
     m, loss = np.zeros(steps + 1), np.zeros(steps + 1)
     m[0] = given.m0
-    Rg, G, root, R = np.zeros((steps, steps)), np.zeros((steps, steps)), np.zeros((steps, steps)), np.eye(steps + 1)
+    Rg, G, root, R = (
+        np.zeros((steps, steps)),
+        np.zeros((steps, steps)),
+        np.zeros((steps, steps)),
+        np.eye(steps + 1),
+    )
     Th = np.zeros((steps, steps + 1, n))  # (s, t, path)
     K, scale = np.zeros((steps, steps + 1)), np.ones(steps)  # <zeta_t w_s>, and a
     on, off = given.switching
@@ -193,7 +206,9 @@ def _replicate(given: Numbers, steps: int, n: int, random: np.random.Generator) 
         m[t + 1] = b * m[t] - rate * alpha * np.mean(h0 * g[t])
         # covariances: of zeta_t with the weights so far, then of the next weight with them and with itself
         for r in range(t):
-            K[t, r + 1] = scale[r] * (b * K[t, r] - rate * (G[t, r] + Rg[r, : r + 1] @ K[t, : r + 1]))
+            K[t, r + 1] = scale[r] * (
+                b * K[t, r] - rate * (G[t, r] + Rg[r, : r + 1] @ K[t, : r + 1])
+            )
         pull = K[t, : t + 1] + now @ C[: t + 1, : t + 1]
         square = G[t, t] + now @ (2 * K[t, : t + 1] + C[: t + 1, : t + 1] @ now)
         C[t + 1, : t + 1] = C[: t + 1, t + 1] = b * C[t, : t + 1] - rate * pull
@@ -202,7 +217,9 @@ def _replicate(given: Numbers, steps: int, n: int, random: np.random.Generator) 
         a = 1 / math.sqrt(C[t + 1, t + 1] + m[t + 1] ** 2) if sphere else 1.0
         scale[t] = a
         for r in range(t):
-            Th[r, t + 1] = a * ((b - rate * D) * Th[r, t] - rate * (now[r + 1 :] @ Th[r, r + 1 : t + 1]))
+            Th[r, t + 1] = a * (
+                (b - rate * D) * Th[r, t] - rate * (now[r + 1 :] @ Th[r, r + 1 : t + 1])
+            )
         Th[t, t + 1] = -a * rate * D
         for part in (h, m, C, R):
             part[t + 1, ...] *= a

@@ -30,7 +30,11 @@ from sgdynamics.papers.rough_landscapes.style import (
 
 ETA = 0.01
 WARM = (0.5, 0.65, 0.8)
-TROUBLE: dict[str, dict[str, Any]] = {"GD": {}, "SGD": {"l": 0.5}, "p-SGD": {"l": 0.5, "tau": 1.0}}  # of figures 2 and 3
+TROUBLE: dict[str, dict[str, Any]] = {
+    "GD": {},
+    "SGD": {"l": 0.5},
+    "p-SGD": {"l": 0.5, "tau": 1.0},
+}  # of figures 2 and 3
 
 
 def figure_1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
@@ -61,20 +65,44 @@ def figure_1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     >>> fig, data = sgd.papers.rough_landscapes.figure_1(quick=True)  # doctest: +SKIP
     """
     seed = checks.whole("seed", seed, 0)
-    N, count, seeds, end, paths = (200, 64, 32, 4.0, 16384) if quick else (1000, 100, 40, 10.0, 131072)
+    N, count, seeds, end, paths = (
+        (200, 64, 32, 4.0, 16384) if quick else (1000, 100, 40, 10.0, 131072)
+    )
     t, t_seed = np.linspace(0, end, 41), np.linspace(0, 10.0, 51)
     parts, single = [], []
     for number, m0 in enumerate(WARM):
         one = setting(2.0, ETA, m0)
-        parts.append(beside(theory_of(one, t, paths, seed + number), runs_of(one, t, N, seed + 20 + number, count)))
+        parts.append(
+            beside(
+                theory_of(one, t, paths, seed + number),
+                runs_of(one, t, N, seed + 20 + number, count),
+            )
+        )
         several = setting(2.0, ETA, m0, dimension=N, seed=seed + 30 + number, runs=seeds)
         single.append(np.abs(runs_of(several, t_seed, N, seed + 40, shared_data=True)["m"].values))
-    data = xr.concat(parts, "start").assign_coords(m0=("start", list(WARM)), t_seed=("time_seed", t_seed))
-    data["m_seed"] = (("start", "run", "time_seed"), np.stack(single), {"long_name": "|m| of runs on one data set"})
+    data = xr.concat(parts, "start").assign_coords(
+        m0=("start", list(WARM)), t_seed=("time_seed", t_seed)
+    )
+    data["m_seed"] = (
+        ("start", "run", "time_seed"),
+        np.stack(single),
+        {"long_name": "|m| of runs on one data set"},
+    )
     ends = data["m_seed"].values[:, :, -1]
-    shares = ", ".join(f"{np.mean(one > RECOVERED):.0%} from m0 = {m0}" for m0, one in zip(WARM, ends, strict=True))
+    shares = ", ".join(
+        f"{np.mean(one > RECOVERED):.0%} from m0 = {m0}" for m0, one in zip(WARM, ends, strict=True)
+    )
     beaten = bool(ends[0].max() > RECOVERED > ends[1].min())
-    data.attrs = {"alpha": 2.0, "eta": ETA, "N": N, "runs": count, "seeds": seeds, "paths": paths, "seed": seed, "units": UNITS}
+    data.attrs = {
+        "alpha": 2.0,
+        "eta": ETA,
+        "N": N,
+        "runs": count,
+        "seeds": seeds,
+        "paths": paths,
+        "seed": seed,
+        "units": UNITS,
+    }
     data.attrs |= {
         "replicates": REPLICATES,
         "claim": "averages follow DMFT; runs on one landscape get stuck near the signal, some from m0 = .65 while some from .5 recover; "
@@ -92,7 +120,17 @@ def _three(N: int, count: int, end: float, seed: int) -> xr.Dataset:
     for name in THREE:
         one = setting(3.0, ETA, 0.2, name, dimension=N, seed=seed, runs=count, **TROUBLE[name])
         each.append(runs_of(one, t, N, seed + 1)[["m", "loss"]])
-    size = {"alpha": 3.0, "eta": ETA, "m0": 0.2, "l": 0.5, "tau": 1.0, "N": N, "runs": count, "seed": seed, "units": UNITS}
+    size = {
+        "alpha": 3.0,
+        "eta": ETA,
+        "m0": 0.2,
+        "l": 0.5,
+        "tau": 1.0,
+        "N": N,
+        "runs": count,
+        "seed": seed,
+        "units": UNITS,
+    }
     return three_of(each, size)
 
 
@@ -100,8 +138,16 @@ def three_of(each: list[xr.Dataset], size: dict[str, Any]) -> xr.Dataset:
     """m and loss (run, time) of GD, SGD and p-SGD in one data set, with the shares that recovered."""
     data = xr.concat(each, "algorithm").assign_coords(algorithm=list(THREE))
     found = [fraction_recovered(one["loss"].isel(time=-1).values) for one in each]
-    data["recovered"] = ("algorithm", [share for share, _ in found], {"long_name": "share of runs with a loss below 1e-7 at the end"})
-    data["recovered_error"] = ("algorithm", [error for _, error in found], {"long_name": "its standard error"})
+    data["recovered"] = (
+        "algorithm",
+        [share for share, _ in found],
+        {"long_name": "share of runs with a loss below 1e-7 at the end"},
+    )
+    data["recovered_error"] = (
+        "algorithm",
+        [error for _, error in found],
+        {"long_name": "its standard error"},
+    )
     data.attrs = dict(size)
     return data
 
@@ -177,8 +223,15 @@ def figure_3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     seed = checks.whole("seed", seed, 0)
     N, count, end = (100, 48, 60.0) if quick else (1000, 50, 1000.0)
     data = _three(N, count, end, seed)
-    shares = [plateau_share(data["t"].values, np.abs(data["m"].sel(algorithm=name).values)) for name in THREE]
-    data["plateau"] = ("algorithm", shares, {"long_name": "share of the unrecovered time past t = 1 that is spent on plateaus"})
+    shares = [
+        plateau_share(data["t"].values, np.abs(data["m"].sel(algorithm=name).values))
+        for name in THREE
+    ]
+    data["plateau"] = (
+        "algorithm",
+        shares,
+        {"long_name": "share of the unrecovered time past t = 1 that is spent on plateaus"},
+    )
     data.attrs |= {
         "claim": "GD has long plateaus and sudden jumps, p-SGD is not stuck in one region for long, SGD is in between",
         "verdict": "share of unrecovered time (in log t, past t = 1) on plateaus: "

@@ -11,7 +11,12 @@ import numpy as np
 import xarray as xr
 
 from sgdynamics.base import checks
-from sgdynamics.papers.rough_landscapes.formulas import Setting, setting, stability_limit, unstable_share
+from sgdynamics.papers.rough_landscapes.formulas import (
+    Setting,
+    setting,
+    stability_limit,
+    unstable_share,
+)
 from sgdynamics.papers.rough_landscapes.pictures import draw_4, draw_5, draw_6
 from sgdynamics.papers.rough_landscapes.style import (
     RECOVERED,
@@ -28,10 +33,27 @@ from sgdynamics.papers.rough_landscapes.style import (
 )
 
 ETA, ALPHA, WARM = 0.01, 3.0, 0.2
-SMALL_STEPS = {0.01: 0.001, 0.05: 0.0025, 0.1: 0.005}  # eta at small l; the paper has .0025 at l = .01, where runs explode
-EXPLODING = ((0.01, 0.0025), (0.01, 0.001), (0.05, 0.01), (0.05, 0.0025), (0.1, 0.01), (0.1, 0.005))  # (l, eta)
-BATCHES = {"batch": 2, "persistence": 1, "temperature": 1}  # of full-size runs: 250 leave open whether any l is better than .01
-Curves = dict[str, tuple[float, str, dict[str, Any]]]  # by its label: eta, the algorithm and its numbers
+SMALL_STEPS = {
+    0.01: 0.001,
+    0.05: 0.0025,
+    0.1: 0.005,
+}  # eta at small l; the paper has .0025 at l = .01, where runs explode
+EXPLODING = (
+    (0.01, 0.0025),
+    (0.01, 0.001),
+    (0.05, 0.01),
+    (0.05, 0.0025),
+    (0.1, 0.01),
+    (0.1, 0.005),
+)  # (l, eta)
+BATCHES = {
+    "batch": 2,
+    "persistence": 1,
+    "temperature": 1,
+}  # of full-size runs: 250 leave open whether any l is better than .01
+Curves = dict[
+    str, tuple[float, str, dict[str, Any]]
+]  # by its label: eta, the algorithm and its numbers
 
 
 def figure_4(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
@@ -69,7 +91,9 @@ def figure_4(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     taus = (0.1, 1.0, 5.0) if quick else (0.05, 0.1, 0.5, 1.0, 2.0, 5.0)
     hot = (0.0, 0.5, 2.0, 10.0) if quick else (0.0, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0)
     panels: dict[str, Curves] = {
-        "batch": {f"l = {b:g}": (SMALL_STEPS.get(b, ETA), "p-SGD", {"l": b, "tau": 1.0}) for b in batches},
+        "batch": {
+            f"l = {b:g}": (SMALL_STEPS.get(b, ETA), "p-SGD", {"l": b, "tau": 1.0}) for b in batches
+        },
         "persistence": {
             "SGD": (ETA, "SGD", {"l": 0.5}),
             **{f"tau = {tau:g}": (ETA, "p-SGD", {"l": 0.5, "tau": tau}) for tau in taus},
@@ -77,12 +101,23 @@ def figure_4(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
         "temperature": {f"T = {T:g}": (ETA, "Langevin", {"T": (T, off)}) for T in hot},
     }
     t = log_times(end, 50)
-    each = {panel: _panel(panel, curves, t, N, count, seed, 1 if quick else BATCHES[panel]) for panel, curves in panels.items()}
+    each = {
+        panel: _panel(panel, curves, t, N, count, seed, 1 if quick else BATCHES[panel])
+        for panel, curves in panels.items()
+    }
     data = xr.merge(each.values())
     tried = 20 if quick else 100
     data = data.merge(_explosions(N, tried, 2.0 if quick else 10.0, seed + 2))
     bad = data["exploded"].values
-    data.attrs = {"alpha": ALPHA, "m0": WARM, "N": N, "runs": count, "runs_batch": data.sizes["run_batch"], "seed": seed, "units": UNITS}
+    data.attrs = {
+        "alpha": ALPHA,
+        "m0": WARM,
+        "N": N,
+        "runs": count,
+        "runs_batch": data.sizes["run_batch"],
+        "seed": seed,
+        "units": UNITS,
+    }
     data.attrs |= {
         "runs_exploding": tried,
         "switched_off_at": off,
@@ -94,12 +129,16 @@ def figure_4(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     return draw_4(data), data
 
 
-def _panel(panel: str, curves: Curves, t: np.ndarray, N: int, count: int, seed: int, batches: int) -> xr.Dataset:
+def _panel(
+    panel: str, curves: Curves, t: np.ndarray, N: int, count: int, seed: int, batches: int
+) -> xr.Dataset:
     """|m| of each run, medians and quartiles, and the share that exploded, curve by curve; so many batches of `count` runs."""
 
     def runs(eta: float, algorithm: str, numbers: dict[str, Any]) -> xr.Dataset:
         starts = {
-            first: setting(ALPHA, eta, WARM, algorithm, dimension=N, seed=first, runs=count, **numbers)
+            first: setting(
+                ALPHA, eta, WARM, algorithm, dimension=N, seed=first, runs=count, **numbers
+            )
             for first in batch_seeds(seed, batches)
         }
         return xr.concat([runs_of(one, t, N, first + 1) for first, one in starts.items()], "run")
@@ -108,12 +147,24 @@ def _panel(panel: str, curves: Curves, t: np.ndarray, N: int, count: int, seed: 
     curve, loss = f"curve_{panel}", np.stack([one["loss"].values for one in found])
     m = np.stack([np.abs(one["m"].values) for one in found])
     variables: dict[str, Any] = {
-        f"m_runs_{panel}": ((curve, f"run_{panel}", "time"), m, {"long_name": "|m| of each run, NaN once it has exploded"}),
-        f"exploded_{panel}": (curve, np.isnan(m[..., -1]).mean(axis=1), {"long_name": "share of runs that exploded"}),
+        f"m_runs_{panel}": (
+            (curve, f"run_{panel}", "time"),
+            m,
+            {"long_name": "|m| of each run, NaN once it has exploded"},
+        ),
+        f"exploded_{panel}": (
+            curve,
+            np.isnan(m[..., -1]).mean(axis=1),
+            {"long_name": "share of runs that exploded"},
+        ),
     }
     for key, values in (("m", m), ("loss", loss)):
         variables[f"{key}_{panel}"] = ((curve, "time"), np.nanmedian(values, axis=1))
-        variables[f"{key}_quartiles_{panel}"] = ((curve, "quartile", "time"), quartiles(values), {"long_name": "of the runs"})
+        variables[f"{key}_quartiles_{panel}"] = (
+            (curve, "quartile", "time"),
+            quartiles(values),
+            {"long_name": "of the runs"},
+        )
     return xr.Dataset(variables, {"t": ("time", t), curve: list(curves)})
 
 
@@ -139,8 +190,16 @@ def _explosions(N: int, count: int, end: float, seed: int) -> xr.Dataset:
     limits = [stability_limit(eta, b) for b, eta in EXPLODING]
     return xr.Dataset(
         {
-            "exploded": ("pair", share, {"long_name": f"share of {count} runs that exploded by t = {end:g}"}),
-            "unstable_samples": ("pair", expected, {"long_name": "samples above the stability limit at the start, expected"}),
+            "exploded": (
+                "pair",
+                share,
+                {"long_name": f"share of {count} runs that exploded by t = {end:g}"},
+            ),
+            "unstable_samples": (
+                "pair",
+                expected,
+                {"long_name": "samples above the stability limit at the start, expected"},
+            ),
             "stability_limit": ("pair", limits, {"long_name": "2 l/eta"}),
         },
         {"pair_l": ("pair", pairs[:, 0]), "pair_eta": ("pair", pairs[:, 1])},
@@ -152,7 +211,16 @@ def _theory(one: Setting, sizes: tuple[int, int, float, int], seed: int) -> xr.D
     N, count, end, paths = sizes
     t = np.linspace(0, end, 51)
     data = beside(theory_of(one, t, paths, seed), runs_of(one, t, N, seed + 1, count))
-    data.attrs = {"alpha": ALPHA, "m0": WARM, "eta": ETA, "N": N, "runs": count, "paths": paths, "seed": seed, "units": UNITS}
+    data.attrs = {
+        "alpha": ALPHA,
+        "m0": WARM,
+        "eta": ETA,
+        "N": N,
+        "runs": count,
+        "paths": paths,
+        "seed": seed,
+        "units": UNITS,
+    }
     data.attrs |= {
         "replicates": REPLICATES,
         "claim": "very good agreement between DMFT and the average of runs",

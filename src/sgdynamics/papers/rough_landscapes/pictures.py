@@ -16,7 +16,18 @@ from numpy.typing import ArrayLike
 from scipy import optimize
 
 from sgdynamics.papers.rough_landscapes.formulas import unstable_share
-from sgdynamics.papers.rough_landscapes.style import COLORS, LINES, MARKS, NAMES, THERE, THREE, average, draw_beside, figure, threshold_line
+from sgdynamics.papers.rough_landscapes.style import (
+    COLORS,
+    LINES,
+    MARKS,
+    NAMES,
+    THERE,
+    THREE,
+    average,
+    draw_beside,
+    figure,
+    threshold_line,
+)
 
 
 def draw_1(data: xr.Dataset) -> Any:
@@ -34,7 +45,9 @@ def draw_1(data: xr.Dataset) -> Any:
     axes[0, 0].set_ylabel(f"average $m$, {data.attrs['runs']} data sets")
     axes[1, 0].set_ylabel(f"$|m|$ of {data.attrs['seeds']} runs, one data set")
     axes[0, 2].legend(frameon=False, loc="lower right")
-    fig.suptitle(rf"Gradient descent, $\alpha$ = 2, $\eta$ = {data.attrs['eta']}, $N$ = {data.attrs['N']}")
+    fig.suptitle(
+        rf"Gradient descent, $\alpha$ = 2, $\eta$ = {data.attrs['eta']}, $N$ = {data.attrs['N']}"
+    )
     return fig
 
 
@@ -68,7 +81,10 @@ def draw_3(data: xr.Dataset) -> Any:
     fig, t = figure(3, 1.2), data["t"].values + data.attrs["eta"]
     for ax, name in zip(fig.subplots(1, 3, sharey=True), THREE, strict=True):
         _single_runs(ax, t, data["m"].sel(algorithm=name).values)
-        ax.set(xlabel=r"$t + \eta$", title=f"{NAMES[name]}: {float(data['recovered'].sel(algorithm=name)):.0%} recovered")
+        ax.set(
+            xlabel=r"$t + \eta$",
+            title=f"{NAMES[name]}: {float(data['recovered'].sel(algorithm=name)):.0%} recovered",
+        )
     fig.axes[0].set_ylabel("$|m|$")
     fig.suptitle(_numbers_of_three(data))
     return fig
@@ -80,7 +96,11 @@ def _single_runs(ax: Axes, t: np.ndarray, m: np.ndarray) -> None:
     ax.set(xscale="log", ylim=(0, 1.03))
 
 
-SYMBOLS = {"l": r"$\ell$", "tau": r"$\tau$", "T": "$T$"}  # of the curves of figure 4, which the data name in plain letters
+SYMBOLS = {
+    "l": r"$\ell$",
+    "tau": r"$\tau$",
+    "T": "$T$",
+}  # of the curves of figure 4, which the data name in plain letters
 
 
 def draw_4(data: xr.Dataset) -> Any:
@@ -90,7 +110,11 @@ def draw_4(data: xr.Dataset) -> Any:
     fig = figure(4, 2)
     axes = fig.subplots(2, 4)
     t = data["t"].values + float(data["t"][1])  # the first save point is after one step, t = eta
-    titles = {"batch": r"p-SGD, $\tau$ = 1", "persistence": r"p-SGD and SGD, $\ell$ = 0.5", "temperature": "Langevin"}
+    titles = {
+        "batch": r"p-SGD, $\tau$ = 1",
+        "persistence": r"p-SGD and SGD, $\ell$ = 0.5",
+        "temperature": "Langevin",
+    }
     for column, (panel, title) in enumerate(titles.items()):
         curves = [str(name) for name in data[f"curve_{panel}"].values]
         upper, lower = axes[:, column]
@@ -101,11 +125,19 @@ def draw_4(data: xr.Dataset) -> Any:
             style = {"color": color, "lw": 1.4, "ls": ":" if name == "SGD" else "-"}
             for ax, key, named in ((upper, "m", None), (lower, "loss", label)):
                 ax.plot(t, data[f"{key}_{panel}"].values[number], label=named, **style)
-                ax.fill_between(t, *data[f"{key}_quartiles_{panel}"].values[number], color=color, alpha=0.09, lw=0)
+                ax.fill_between(
+                    t,
+                    *data[f"{key}_quartiles_{panel}"].values[number],
+                    color=color,
+                    alpha=0.09,
+                    lw=0,
+                )
         upper.set(xscale="log", title=title, ylim=(0, 1.03))
         lower.set(xscale="log", yscale="log", xlabel=r"$t + \eta$", ylim=(1e-8, 3))
         threshold_line(lower)
-        lower.legend(frameon=False, fontsize="small", loc="lower left", bbox_to_anchor=(0, 0.12))  # where no curve goes
+        lower.legend(
+            frameon=False, fontsize="small", loc="lower left", bbox_to_anchor=(0, 0.12)
+        )  # where no curve goes
         if panel == "temperature":
             for ax in (upper, lower):
                 ax.axvline(data.attrs["switched_off_at"], color="0.7", lw=0.8, zorder=0)
@@ -114,13 +146,21 @@ def draw_4(data: xr.Dataset) -> Any:
     _draw_stability(axes[0, 3], axes[1, 3], data)
     counts = [data.sizes[f"run_{panel}"] for panel in titles]
     runs = f"{counts[-1]} runs" + (f" ({counts[0]} at the left)" if counts[0] != counts[-1] else "")
-    fig.suptitle(rf"$\alpha$ = 3, $m_0$ = 0.2, $N$ = {data.attrs['N']}, {runs}; bands: from quartile to quartile")
+    fig.suptitle(
+        rf"$\alpha$ = 3, $m_0$ = 0.2, $N$ = {data.attrs['N']}, {runs}; bands: from quartile to quartile"
+    )
     return fig
 
 
 def _draw_stability(upper: Axes, lower: Axes, data: xr.Dataset) -> None:
     """Above, the stability line in the plane of l and eta; below, what explodes."""
-    names, size = [f"{b:g}, {eta:g}" for b, eta in zip(data["pair_l"].values, data["pair_eta"].values, strict=True)], data.attrs
+    names, size = (
+        [
+            f"{b:g}, {eta:g}"
+            for b, eta in zip(data["pair_l"].values, data["pair_eta"].values, strict=True)
+        ],
+        data.attrs,
+    )
     grid = np.geomspace(0.005, 1, 40)
     for number, style in ((1.0, "-"), (0.01, "--")):
         upper.plot(
@@ -130,40 +170,80 @@ def _draw_stability(upper: Axes, lower: Axes, data: xr.Dataset) -> None:
             ls=style,
             label=f"{number:g} unstable expected",
         )
-    for l, eta, share in zip(data["pair_l"].values, data["pair_eta"].values, data["exploded"].values, strict=True):  # noqa: E741
+    pairs = (data[name].values for name in ("pair_l", "pair_eta", "exploded"))
+    for l, eta, share in zip(*pairs, strict=True):  # noqa: E741
         upper.plot(l, eta, "o", color="C3" if share > 0.05 else "C0", ms=6)
-        upper.annotate(f"{share:.0%}", (l, eta), textcoords="offset points", xytext=(0, 6), ha="center", fontsize="small")
-    upper.set(xscale="log", yscale="log", xlabel=r"$\ell$", ylabel=r"$\eta$", title="share of runs that explode", ylim=(5e-4, 0.3))
+        upper.annotate(
+            f"{share:.0%}",
+            (l, eta),
+            textcoords="offset points",
+            xytext=(0, 6),
+            ha="center",
+            fontsize="small",
+        )
+    upper.set(
+        xscale="log",
+        yscale="log",
+        xlabel=r"$\ell$",
+        ylabel=r"$\eta$",
+        title="share of runs that explode",
+        ylim=(5e-4, 0.3),
+    )
     upper.legend(frameon=False, fontsize="small", loc="upper left")
     place = np.arange(len(names))
     lower.barh(place, data["exploded"].values, color="C3", height=0.6)
     for at, value in zip(place, data["unstable_samples"].values, strict=True):
-        lower.text(0.98, float(at), f"{value:.2g}", va="center", ha="right", fontsize="small", transform=lower.get_yaxis_transform())
-    lower.set(yticks=place, yticklabels=names, xlim=(0, 1.25), xticks=[0, 0.5, 1], xlabel="share of runs that explode")
+        lower.text(
+            0.98,
+            float(at),
+            f"{value:.2g}",
+            va="center",
+            ha="right",
+            fontsize="small",
+            transform=lower.get_yaxis_transform(),
+        )
+    lower.set(
+        yticks=place,
+        yticklabels=names,
+        xlim=(0, 1.25),
+        xticks=[0, 0.5, 1],
+        xlabel="share of runs that explode",
+    )
     lower.set_title(r"$\ell, \eta$; right: unstable samples at $t = 0$", fontsize="small")
     lower.invert_yaxis()
 
 
 def _line(m0: float, share: float) -> float:
     """The eta/l at which this share of the samples is unstable at the start: it depends on l and eta by their ratio alone."""
-    ratio = optimize.brentq(lambda x: math.log(unstable_share(math.exp(-x), 1.0, m0) / share), math.log(1e-3), math.log(60.0))
+    ratio = optimize.brentq(
+        lambda x: math.log(unstable_share(math.exp(-x), 1.0, m0) / share),
+        math.log(1e-3),
+        math.log(60.0),
+    )
     return math.exp(-float(ratio))  # pyright: ignore[reportArgumentType]
 
 
 def _draw_theory(data: xr.Dataset, title: str) -> Any:
     """Average m and loss of runs against DMFT at the same eta."""
     fig = figure(2, 1.2)
-    for ax, name, label in zip(fig.subplots(1, 2), ("m", "loss"), ("average $m$", "average training loss"), strict=True):
+    for ax, name, label in zip(
+        fig.subplots(1, 2), ("m", "loss"), ("average $m$", "average training loss"), strict=True
+    ):
         draw_beside(ax, data, name, 2)
         ax.set(xlabel="$t$", ylabel=label)
     fig.axes[0].legend(frameon=False, loc="lower right")
-    fig.suptitle(rf"{title}, $\eta$ = {data.attrs['eta']}, $N$ = {data.attrs['N']}, {data.attrs['runs']} runs", fontsize="medium")
+    fig.suptitle(
+        rf"{title}, $\eta$ = {data.attrs['eta']}, $N$ = {data.attrs['N']}, {data.attrs['runs']} runs",
+        fontsize="medium",
+    )
     return fig
 
 
 def draw_5(data: xr.Dataset) -> Any:
     """Persistent SGD against its DMFT."""
-    return _draw_theory(data, r"Persistent SGD, $\alpha$ = 3, $m_0$ = 0.2, $\ell$ = 0.5, $\tau$ = 1")
+    return _draw_theory(
+        data, r"Persistent SGD, $\alpha$ = 3, $m_0$ = 0.2, $\ell$ = 0.5, $\tau$ = 1"
+    )
 
 
 def draw_6(data: xr.Dataset) -> Any:
@@ -176,7 +256,15 @@ def draw_7(data: xr.Dataset) -> Any:
     against N and m in the limit. Bands are quartiles of the runs, or standard errors."""
     sizes, eta = data["N"].values, data.attrs["eta"]
     counts = data["runs_size"].values if "runs_size" in data else [data.attrs["runs"]] * len(sizes)
-    more = [draw for name, draw in (("share", _draw_shares), ("growth", _draw_times), ("growth", _draw_limit)) if name in data]
+    more = [
+        draw
+        for name, draw in (
+            ("share", _draw_shares),
+            ("growth", _draw_times),
+            ("growth", _draw_limit),
+        )
+        if name in data
+    ]
     panels = len(sizes) + len(more)
     rows, columns = (1, panels) if panels < 4 else (2, -(-panels // 2))
     fig, t, banded = figure(columns, 1.2 * rows), data["t"].values + eta, "m_quartiles" in data
@@ -190,10 +278,14 @@ def draw_7(data: xr.Dataset) -> Any:
             for place, key, label in ((ax, "m", NAMES[name]), (inset, "loss", None)):
                 place.plot(t, one[key], label=label, **style)
                 if banded:
-                    place.fill_between(t, *one[f"{key}_quartiles"].values, color=COLORS[name], alpha=0.15, lw=0)
+                    place.fill_between(
+                        t, *one[f"{key}_quartiles"].values, color=COLORS[name], alpha=0.15, lw=0
+                    )
         for other in range(1, data.sizes.get("rate", 1)):
             label = rf"{NAMES['p-SGD']}, $\eta$ = {float(data['eta_rate'][other]):g}"
-            ax.plot(t, data["m_rate"][other, number], color=COLORS["p-SGD"], lw=1, ls=":", label=label)
+            ax.plot(
+                t, data["m_rate"][other, number], color=COLORS["p-SGD"], lw=1, ls=":", label=label
+            )
         inset.set(xscale="log", ylim=(0, None))
         inset.set_title("loss", fontsize="small", pad=2)
         inset.tick_params(labelsize="x-small")
@@ -204,7 +296,9 @@ def draw_7(data: xr.Dataset) -> Any:
         draw(ax, data)
     for ax in axes[panels:]:
         ax.set_axis_off()
-    fig.legend(*axes[0].get_legend_handles_labels(), frameon=False, loc="outside lower center", ncols=3)
+    fig.legend(
+        *axes[0].get_legend_handles_labels(), frameon=False, loc="outside lower center", ncols=3
+    )
     told = " (bands: quartiles)" if banded else ""
     fig.suptitle(rf"Random start, $\alpha$ = 2.5, $\ell$ = 0.5, $\tau$ = 2, $\eta$ = {eta}{told}")
     return fig
@@ -227,27 +321,72 @@ def _draw_shares(ax: Axes, data: xr.Dataset) -> None:
         color = colormaps["viridis"](0.9 * size / (len(sizes) - 1))
         for number, eta in enumerate(data["eta_rate"].values):
             share, error = (data[name].values[number, size] for name in ("share", "share_error"))
-            label = f"$N$ = {N}" if number == 0 else rf"dotted: $\eta$ = {eta:g}" if size == len(sizes) - 1 else None
+            label = (
+                f"$N$ = {N}"
+                if number == 0
+                else rf"dotted: $\eta$ = {eta:g}"
+                if size == len(sizes) - 1
+                else None
+            )
             ax.plot(t, share, color=color, ls=":" if number else "-", lw=1.4, label=label)
             ax.fill_between(t, share - error, share + error, color=color, alpha=0.2, lw=0)
-    ax.set(xscale="log", title="p-SGD", xlabel=r"$t + \eta$", ylabel=f"share of runs with $|m|$ above {THERE:g}", ylim=(-0.03, 1.03))
+    ax.set(
+        xscale="log",
+        title="p-SGD",
+        xlabel=r"$t + \eta$",
+        ylabel=f"share of runs with $|m|$ above {THERE:g}",
+        ylim=(-0.03, 1.03),
+    )
     ax.legend(frameon=False, fontsize="small", loc="upper left")
 
 
 def _draw_times(ax: Axes, data: xr.Dataset) -> None:
     """Median times of p-SGD, with bars of one standard error of the median's rank, beside log N and N through the first.
     A run that does not get there has the last time."""
-    sizes, counts, last = data["N"].values.astype(float), data["runs_size"].values, float(data["t"][-1])
+    sizes, counts, last = (
+        data["N"].values.astype(float),
+        data["runs_size"].values,
+        float(data["t"][-1]),
+    )
     for number, eta in enumerate(data["eta_rate"].values):
-        each = [np.sort(np.nan_to_num(one[:k], nan=last)) for one, k in zip(data["time_rate"].values[number], counts, strict=True)]
+        each = [
+            np.sort(np.nan_to_num(one[:k], nan=last))
+            for one, k in zip(data["time_rate"].values[number], counts, strict=True)
+        ]
         bounds = [[k / 2, (k - math.sqrt(k)) / 2, (k + math.sqrt(k)) / 2] for k in counts]
-        middle, low, high = np.stack([one[np.array(ranks, dtype=int)] for one, ranks in zip(each, bounds, strict=True)], axis=1)
+        middle, low, high = np.stack(
+            [one[np.array(ranks, dtype=int)] for one, ranks in zip(each, bounds, strict=True)],
+            axis=1,
+        )
         at = sizes * 1.05 ** (number - (len(data["eta_rate"]) - 1) / 2)
-        ax.errorbar(at, middle, [middle - low, high - middle], color=f"C{number}", fmt="os"[number % 2], ms=4, label=rf"$\eta$ = {eta:g}")
+        ax.errorbar(
+            at,
+            middle,
+            [middle - low, high - middle],
+            color=f"C{number}",
+            fmt="os"[number % 2],
+            ms=4,
+            label=rf"$\eta$ = {eta:g}",
+        )
         if number == 0:
-            ax.plot(sizes, middle[0] * np.log(sizes) / np.log(sizes[0]), color="0.4", lw=1, ls="--", label=r"$\propto \log N$")
-            ax.plot(sizes, middle[0] * sizes / sizes[0], color="0.4", lw=1, ls=":", label=r"$\propto N$")
-    ax.set(xscale="log", yscale="log", title="p-SGD", xlabel="$N$", ylabel=f"median time of $|m|$ = {THERE:g}")
+            ax.plot(
+                sizes,
+                middle[0] * np.log(sizes) / np.log(sizes[0]),
+                color="0.4",
+                lw=1,
+                ls="--",
+                label=r"$\propto \log N$",
+            )
+            ax.plot(
+                sizes, middle[0] * sizes / sizes[0], color="0.4", lw=1, ls=":", label=r"$\propto N$"
+            )
+    ax.set(
+        xscale="log",
+        yscale="log",
+        title="p-SGD",
+        xlabel="$N$",
+        ylabel=f"median time of $|m|$ = {THERE:g}",
+    )
     _plain_ticks(ax.xaxis, sizes)
     _plain_ticks(ax.yaxis, [300, 1000, 3000])
     ax.legend(frameon=False, fontsize="small", loc="upper left")
@@ -258,7 +397,9 @@ def _draw_limit(ax: Axes, data: xr.Dataset) -> None:
     for number, m0 in enumerate(data["m0_limit"].values):
         m, error = (data[name].values[number] / m0 for name in ("m_limit", "m_limit_error"))
         ax.plot(t[1:], m[1:], color=f"C{number}", lw=1.4, label=f"$m_0$ = {m0:g}")
-        ax.fill_between(t[1:], (m - error)[1:], (m + error)[1:], color=f"C{number}", alpha=0.25, lw=0)
+        ax.fill_between(
+            t[1:], (m - error)[1:], (m + error)[1:], color=f"C{number}", alpha=0.25, lw=0
+        )
     ax.set(xscale="log", yscale="log", title="DMFT of p-SGD", xlabel="$t$", ylabel="$m/m_0$")
     _plain_ticks(ax.yaxis, [1.5, 2, 2.5])
     ax.legend(frameon=False, fontsize="small", loc="upper left")
@@ -268,7 +409,13 @@ def draw_b1(data: xr.Dataset) -> Any:
     """Errors with every ridge."""
     fig, top = figure(3, 1.3), HEAD * float(data["mse"].max())
     for number, ax in enumerate(fig.subplots(1, 3, sharey=True)):
-        _draw_ridge(ax, data.isel(ridge=number), rf"$\lambda$ = {float(data['ridge'][number]):g}", number == 2, top)
+        _draw_ridge(
+            ax,
+            data.isel(ridge=number),
+            rf"$\lambda$ = {float(data['ridge'][number]):g}",
+            number == 2,
+            top,
+        )
     _finish_ridge(fig, data, "Ridge")
     return fig
 
@@ -293,28 +440,65 @@ def _free_corner(ax: Axes, t: np.ndarray, data: xr.Dataset) -> tuple[float, floa
     """The place of an inset in which the fewest points of the curves and their error bars lie."""
     curves = [data[name] for name in ("mse_formula", "mse_formula_runs", "mse")]
     curves += [data["mse"] + sign * data["mse_error"] for sign in (-1, 1)]
-    points = np.concatenate([np.stack([np.broadcast_to(t, one.shape), one.values], axis=-1).reshape(-1, 2) for one in curves])
+    points = np.concatenate(
+        [
+            np.stack([np.broadcast_to(t, one.shape), one.values], axis=-1).reshape(-1, 2)
+            for one in curves
+        ]
+    )
     x, y = (ax.transScale + ax.transLimits).transform(points).T
     left, below, right, above = AROUND
 
     def hidden(box: tuple[float, float, float, float]) -> int:
         x0, y0, width, height = box
-        return int(np.sum((x > x0 - left) & (x < x0 + width + right) & (y > y0 - below) & (y < y0 + height + above)))
+        return int(
+            np.sum(
+                (x > x0 - left)
+                & (x < x0 + width + right)
+                & (y > y0 - below)
+                & (y < y0 + height + above)
+            )
+        )
 
     return min(CORNERS, key=hidden)
 
 
 def _draw_ridge(ax: Axes, data: xr.Dataset, title: str, labels: bool, top: float) -> None:
     t = data["t"].values + data.attrs["eta"]
-    ax.set(xscale="log", xlabel=r"$t + \eta$", title=title, xlim=(t[0] / 1.6, t[-1] * 1.6), ylim=(0, top))
+    ax.set(
+        xscale="log",
+        xlabel=r"$t + \eta$",
+        title=title,
+        xlim=(t[0] / 1.6, t[-1] * 1.6),
+        ylim=(0, top),
+    )
     inset = ax.inset_axes(_free_corner(ax, t, data))
     for name in THREE:
         one = data.sel(algorithm=name)
         style = {"fmt": MARKS[name], "ms": 3.5, "lw": 0.8, "color": COLORS[name]}
-        ax.errorbar(t[::2], one["mse"][::2], one["mse_error"][::2], label=NAMES[name] if labels else None, **style)
+        ax.errorbar(
+            t[::2],
+            one["mse"][::2],
+            one["mse_error"][::2],
+            label=NAMES[name] if labels else None,
+            **style,
+        )
         last = labels and name == THREE[-1]
-        ax.plot(t, one["mse_formula_runs"], color="k", lw=0.9, label="(B.8), average over runs" if last else None)
-        ax.plot(t, one["mse_formula"], color="0.5", lw=0.9, ls=":", label="(B.8) at average overlaps" if last else None)
+        ax.plot(
+            t,
+            one["mse_formula_runs"],
+            color="k",
+            lw=0.9,
+            label="(B.8), average over runs" if last else None,
+        )
+        ax.plot(
+            t,
+            one["mse_formula"],
+            color="0.5",
+            lw=0.9,
+            ls=":",
+            label="(B.8) at average overlaps" if last else None,
+        )
         inset.plot(t, one["loss"], color=COLORS[name], ls=LINES[name], lw=1.2)
         low, high = ((one["loss"] + sign * one["loss_error"]).values for sign in (-1, 1))
         inset.fill_between(t, low, high, color=COLORS[name], alpha=0.2, lw=0)
@@ -330,7 +514,14 @@ def _finish_ridge(fig: Any, data: xr.Dataset, title: str) -> None:
     fig.axes[0].set_ylabel("mean squared error")
     # below all panels: curves and insets leave no room
     handles, labels = next(found for ax in fig.axes if (found := ax.get_legend_handles_labels())[0])
-    fig.legend(handles, labels, frameon=False, fontsize="small", loc="outside lower center", ncols=len(labels))
+    fig.legend(
+        handles,
+        labels,
+        frameon=False,
+        fontsize="small",
+        loc="outside lower center",
+        ncols=len(labels),
+    )
     fig.suptitle(rf"{title}, $\alpha$ = 3, $m_0$ = 0.2, {size}")
 
 
@@ -338,15 +529,27 @@ def draw_b3(data: xr.Dataset) -> Any:
     """Averages at every learning rate, the smaller the stronger."""
     fig, rates, size = figure(2, 1.2), data["eta"].values, data.attrs
     t = data["t"].values + rates[0]
-    for ax, key, ylabel in zip(fig.subplots(1, 2), ("m", "loss"), ("average $|m|$", "average training loss"), strict=True):
+    for ax, key, ylabel in zip(
+        fig.subplots(1, 2), ("m", "loss"), ("average $|m|$", "average training loss"), strict=True
+    ):
         for name in THREE:
             for number, eta in enumerate(rates):
                 label = rf"{NAMES[name]}, $\eta$ = {eta:g}" if number == len(rates) - 1 else None
-                style = {"color": COLORS[name], "ls": LINES[name], "lw": 1.4, "alpha": 0.3 + 0.7 * number / (len(rates) - 1)}
-                mean, error = (data[which].sel(algorithm=name)[number].values for which in (key, f"{key}_error"))
+                style = {
+                    "color": COLORS[name],
+                    "ls": LINES[name],
+                    "lw": 1.4,
+                    "alpha": 0.3 + 0.7 * number / (len(rates) - 1),
+                }
+                mean, error = (
+                    data[which].sel(algorithm=name)[number].values
+                    for which in (key, f"{key}_error")
+                )
                 ax.plot(t, mean, label=label, **style)
                 if number == len(rates) - 1:
-                    ax.fill_between(t, mean - error, mean + error, color=COLORS[name], alpha=0.15, lw=0)
+                    ax.fill_between(
+                        t, mean - error, mean + error, color=COLORS[name], alpha=0.15, lw=0
+                    )
         ax.set(xscale="log", xlabel=rf"$t$ + {rates[0]:g}", ylabel=ylabel, ylim=(0, None))
     fig.axes[0].legend(frameon=False, fontsize="small")
     fig.suptitle(

@@ -17,7 +17,9 @@ from sgdynamics.solvers.dmft import solve_dmft
 from sgdynamics.solvers.simulate import simulate
 
 REPLICATES = 8  # of DMFT: its standard errors are from them
-HALF_WIDTH = 500  # N from which data sets are stored in float16: there a run waits for its data to be read
+HALF_WIDTH = (
+    500  # N from which data sets are stored in float16: there a run waits for its data to be read
+)
 THERE = 0.9  # of |m|: a run, or a median, that has recovered in figure 7
 RECOVERED = 0.99  # of |m|, where the loss need not be below its threshold yet
 THREE = ("GD", "SGD", "p-SGD")
@@ -40,7 +42,14 @@ def batch_seeds(seed: int, batches: int) -> range:
     return range(seed, seed + BETWEEN * batches, BETWEEN)
 
 
-def runs_of(one: Setting, t: np.ndarray, dimension: int, seed: int, runs: int | None = None, shared_data: bool = False) -> xr.Dataset:
+def runs_of(
+    one: Setting,
+    t: np.ndarray,
+    dimension: int,
+    seed: int,
+    runs: int | None = None,
+    shared_data: bool = False,
+) -> xr.Dataset:
     """m, q and the mean loss (20) of the setting's runs (run, time), in float32, a data set a run unless shared.
 
     Large data sets are stored in float16, and are what is stored: their labels are those of the rounded inputs.
@@ -50,9 +59,22 @@ def runs_of(one: Setting, t: np.ndarray, dimension: int, seed: int, runs: int | 
     A run whose loss is below the threshold has recovered the signal: it stops there, and keeps its values. One that explodes is NaN.
     """
     dtype = "float16" if dimension >= HALF_WIDTH else "float32"
-    options: dict[str, Any] = {"steps": one.steps(t), "dimension": dimension, "runs": runs, "seed": seed, "shared_data": shared_data}
+    options: dict[str, Any] = {
+        "steps": one.steps(t),
+        "dimension": dimension,
+        "runs": runs,
+        "seed": seed,
+        "shared_data": shared_data,
+    }
     options |= {"method": "direct", "dtype": dtype, "stop_at": THRESHOLD / one.loss_factor}
-    call = {"problem": one.problem, "algorithm": one.algorithm, "M": one.start.M_blocks, "Q": one.start.Q_blocks, "t": t, **options}
+    call = {
+        "problem": one.problem,
+        "algorithm": one.algorithm,
+        "M": one.start.M_blocks,
+        "Q": one.start.Q_blocks,
+        "t": t,
+        **options,
+    }
     return pieces.made(f"runs-{dimension}", call, partial(_run, one, t, options), resumes=True)
 
 
@@ -64,7 +86,11 @@ def _run(one: Setting, t: np.ndarray, options: dict[str, Any], **more: Any) -> x
         {
             "m": (("run", "time"), found["M"].values[:, :, 0, 0], {"long_name": "magnetization m"}),
             "q": (("run", "time"), found["Q"].values[:, :, 0, 0], {"long_name": "norm q"}),
-            "loss": (("run", "time"), one.loss_factor * found["train_risk"].values, {"long_name": "mean training loss"}),
+            "loss": (
+                ("run", "time"),
+                one.loss_factor * found["train_risk"].values,
+                {"long_name": "mean training loss"},
+            ),
         },
         {"t": ("time", t)},
     )
@@ -72,8 +98,21 @@ def _run(one: Setting, t: np.ndarray, options: dict[str, Any], **more: Any) -> x
 
 def theory_of(one: Setting, t: np.ndarray, paths: int, seed: int) -> xr.Dataset:
     """m and loss of DMFT (time), at the same finite eta, with their standard errors."""
-    options: dict[str, Any] = {"steps": one.steps(t), "paths": paths, "replicates": REPLICATES, "seed": seed, "dtype": "float32"}
-    call = {"problem": one.problem, "algorithm": one.algorithm, "M": one.start.M_blocks, "Q": one.start.Q_blocks, "t": t, **options}
+    options: dict[str, Any] = {
+        "steps": one.steps(t),
+        "paths": paths,
+        "replicates": REPLICATES,
+        "seed": seed,
+        "dtype": "float32",
+    }
+    call = {
+        "problem": one.problem,
+        "algorithm": one.algorithm,
+        "M": one.start.M_blocks,
+        "Q": one.start.Q_blocks,
+        "t": t,
+        **options,
+    }
     return pieces.made("theory", call, partial(_solved, one, t, options))
 
 
@@ -95,14 +134,20 @@ def average(values: xr.DataArray) -> tuple[np.ndarray, np.ndarray]:
     """Mean over runs and its standard error; runs that diverged are left out from then on."""
     each, axis = values.values, values.dims.index("run")
     count = np.maximum(np.isfinite(each).sum(axis=axis), 1)
-    return np.nanmean(each, axis=axis), np.nanstd(each, axis=axis) / np.sqrt(np.maximum(count - 1, 1))
+    return np.nanmean(each, axis=axis), np.nanstd(each, axis=axis) / np.sqrt(
+        np.maximum(count - 1, 1)
+    )
 
 
 def quartiles(each: np.ndarray) -> np.ndarray:
     """The lower and the upper quartile of the runs (..., run, time), as (..., quartile, time); runs that diverged are left out, and
     it is NaN where none is there."""
     there = np.isfinite(each).any(axis=-2, keepdims=True)
-    return np.where(there, np.moveaxis(np.nanquantile(np.where(there, each, 0.0), [0.25, 0.75], axis=-2), 0, -2), np.nan)
+    return np.where(
+        there,
+        np.moveaxis(np.nanquantile(np.where(there, each, 0.0), [0.25, 0.75], axis=-2), 0, -2),
+        np.nan,
+    )
 
 
 def share_text(loss: xr.DataArray) -> str:
@@ -116,7 +161,9 @@ def beside(theory: xr.Dataset, runs: xr.Dataset) -> xr.Dataset:
     variables: dict[str, Any] = {}
     for name in ("m", "loss"):
         mean, error = average(runs[name])
-        among = np.nan_to_num(np.ma.corrcoef(np.ma.masked_invalid(runs[name].values), rowvar=False).filled(0.0))
+        among = np.nan_to_num(
+            np.ma.corrcoef(np.ma.masked_invalid(runs[name].values), rowvar=False).filled(0.0)
+        )
         np.fill_diagonal(among, 1.0)
         # both are computed in float32: at the start, where nothing scatters, they differ by its rounding
         rounding = np.finfo(np.float32).eps * np.abs(mean)
@@ -126,10 +173,22 @@ def beside(theory: xr.Dataset, runs: xr.Dataset) -> xr.Dataset:
             f"{name}_mean": ("time", mean, {"long_name": f"average {name} of the runs"}),
             f"{name}_error": ("time", error, {"long_name": "its standard error"}),
             f"{name}_dmft": ("time", theory[name].values, {"long_name": f"{name} by DMFT"}),
-            f"{name}_dmft_error": ("time", theory[f"{name}_error"].values, {"long_name": "its standard error"}),
+            f"{name}_dmft_error": (
+                "time",
+                theory[f"{name}_error"].values,
+                {"long_name": "its standard error"},
+            ),
             f"{name}_gap": ("time", gap, {"long_name": "runs less DMFT"}),
-            f"{name}_z": ("time", gap / np.where(both > 0, both, np.inf), {"long_name": "the same in standard errors"}),
-            f"{name}_correlation": (("time", "time_other"), among, {"long_name": f"correlation of {name} among the runs"}),
+            f"{name}_z": (
+                "time",
+                gap / np.where(both > 0, both, np.inf),
+                {"long_name": "the same in standard errors"},
+            ),
+            f"{name}_correlation": (
+                ("time", "time_other"),
+                among,
+                {"long_name": f"correlation of {name} among the runs"},
+            ),
         }
     return xr.Dataset(variables, {"t": theory["t"]})
 
@@ -145,10 +204,20 @@ def gap_text(data: xr.Dataset) -> str:
 
 def draw_beside(ax: Axes, data: xr.Dataset, name: str, every: int, labels: bool = True) -> None:
     """Grey dots with error bars for the runs, a red line for DMFT with a band of its standard error."""
-    t, mean, error, line = (data[key].values for key in ("t", f"{name}_mean", f"{name}_error", f"{name}_dmft"))
+    t, mean, error, line = (
+        data[key].values for key in ("t", f"{name}_mean", f"{name}_error", f"{name}_dmft")
+    )
     chosen = slice(None, None, every)
     ax.errorbar(
-        t[chosen], mean[chosen], error[chosen], fmt="o", ms=4, lw=1, color="0.55", label="average of runs" if labels else None, zorder=1
+        t[chosen],
+        mean[chosen],
+        error[chosen],
+        fmt="o",
+        ms=4,
+        lw=1,
+        color="0.55",
+        label="average of runs" if labels else None,
+        zorder=1,
     )
     ax.plot(t, line, color="C3", lw=1.5, label="DMFT" if labels else None, zorder=2)
     spread = data[f"{name}_dmft_error"].values

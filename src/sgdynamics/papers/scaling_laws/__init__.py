@@ -8,7 +8,12 @@ from sgdynamics.papers.scaling_laws.activation_figure import figure_6
 from sgdynamics.papers.scaling_laws.curves_figure import figure_2
 from sgdynamics.papers.scaling_laws.digits_figure import figure_4
 from sgdynamics.papers.scaling_laws.emergence_figure import figure_5
-from sgdynamics.papers.scaling_laws.formulas import emergence_exponent, emergence_loss, emergence_time, learning_exponent
+from sgdynamics.papers.scaling_laws.formulas import (
+    emergence_exponent,
+    emergence_loss,
+    emergence_time,
+    learning_exponent,
+)
 from sgdynamics.papers.scaling_laws.phases_figure import figure_1
 from sgdynamics.papers.scaling_laws.relu_figure import figure_3
 

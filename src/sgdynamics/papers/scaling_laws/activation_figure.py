@@ -57,17 +57,34 @@ def figure_6(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     def learned(activation: str, exponent: float) -> xr.Dataset:
         law = power_law(exponent, DIMENSION, target=TARGET, raw=20, bins=bins)
         gram = law.target / float(law.eigenvalues @ law.target[:, 0, 0])
-        problem = TeacherStudent(width=1, activation=activation, covariance=Spectrum(law.eigenvalues, law.multiplicities, gram))
+        problem = TeacherStudent(
+            width=1,
+            activation=activation,
+            covariance=Spectrum(law.eigenvalues, law.multiplicities, gram),
+        )
         begin = start(problem, M=FIRST * gram, Q=FIRST**2 * gram)
-        return solve_ode(problem, OnePassSGD(lr=0.0, per="trace"), begin, times=times)[["excess_risk"]]
+        return solve_ode(problem, OnePassSGD(lr=0.0, per="trace"), begin, times=times)[
+            ["excess_risk"]
+        ]
 
-    grid = sweep(learned, over={"activation": list(ACTIVATIONS), "exponent": list(EXPONENTS)}, workers=1, progress=False)
+    grid = sweep(
+        learned,
+        over={"activation": list(ACTIVATIONS), "exponent": list(EXPONENTS)},
+        workers=1,
+        progress=False,
+    )
     grid = grid.isel(run=0).drop_vars("t").assign_coords(t=("time", times))
     late = grid.isel(time=times >= LATE)
-    fits = [[fit_exponent(late, "excess_risk", "t", activation=one, exponent=s) for s in EXPONENTS] for one in ACTIVATIONS]
+    fits = [
+        [fit_exponent(late, "excess_risk", "t", activation=one, exponent=s) for s in EXPONENTS]
+        for one in ACTIVATIONS
+    ]
     data = xr.Dataset(
         {
-            "excess_risk": (("activation", "exponent", "time"), grid.excess_risk.transpose("activation", "exponent", "time").values),
+            "excess_risk": (
+                ("activation", "exponent", "time"),
+                grid.excess_risk.transpose("activation", "exponent", "time").values,
+            ),
             "fitted": (
                 ("activation", "exponent"),
                 [[-one.exponent for one in row] for row in fits],
@@ -83,10 +100,20 @@ def figure_6(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
 def _drawn(data: xr.Dataset) -> Any:
     fig, axes = panels(2, 5.2, 4.0)
-    t, looks, marks = data.time.values, ("-", "--", ":"), {"marker": ("o", "s", "^"), "ms": (12, 8, 4)}
+    t, looks, marks = (
+        data.time.values,
+        ("-", "--", ":"),
+        {"marker": ("o", "s", "^"), "ms": (12, 8, 4)},
+    )
     late = t >= data.attrs["late"]
     for row, name in enumerate(data.activation.values):
-        style: dict[str, Any] = {"marker": marks["marker"][row], "ms": marks["ms"][row], "mfc": "none", "ls": "none", "mew": 1.5}
+        style: dict[str, Any] = {
+            "marker": marks["marker"][row],
+            "ms": marks["ms"][row],
+            "mfc": "none",
+            "ls": "none",
+            "mew": 1.5,
+        }
         axes[0].plot([], [], color=f"C{row}", label=name)
         axes[1].plot(data.exponent, data.fitted.values[row], color=f"C{row}", label=name, **style)
     for column, s in enumerate(data.exponent.values):
@@ -97,8 +124,21 @@ def _drawn(data: xr.Dataset) -> Any:
         axes[0].plot(t[late], 0.5 * law[late], color="k", lw=0.8, ls=looks[column])
     axes[0].plot([], [], color="k", lw=0.8, label="closed exponent")
     s = np.linspace(1.2, 2.05, 50)
-    axes[1].plot(s, [learning_exponent(one, data.attrs["target"]) for one in s], color="k", lw=0.9, zorder=0, label="$(s + 2e - 1)/s$")
-    axes[0].set(xscale="log", yscale="log", xlabel="time $t$", ylabel="excess risk", title="gradient flow")
+    axes[1].plot(
+        s,
+        [learning_exponent(one, data.attrs["target"]) for one in s],
+        color="k",
+        lw=0.9,
+        zorder=0,
+        label="$(s + 2e - 1)/s$",
+    )
+    axes[0].set(
+        xscale="log", yscale="log", xlabel="time $t$", ylabel="excess risk", title="gradient flow"
+    )
     axes[1].set(xlabel="$s$", ylabel="exponent of the excess risk in $t$", title="fitted exponents")
-    finish(fig, axes, "erf, ReLU and square on eigenvalues $j^{-s}$, teacher $j^{-e}$, $e$ = 1/4, $d$ = $10^9$")
+    finish(
+        fig,
+        axes,
+        "erf, ReLU and square on eigenvalues $j^{-s}$, teacher $j^{-e}$, $e$ = 1/4, $d$ = $10^9$",
+    )
     return fig

@@ -64,7 +64,9 @@ def figure_4(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     real, found = np.zeros((len(views), len(RATES), runs, len(some))), []
     for row, x in enumerate(views.values()):
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # that theory fails here and there is what is drawn
+            warnings.simplefilter(
+                "ignore", UserWarning
+            )  # that theory fails here and there is what is drawn
             spectrum = spectrum_of(x, labels)
             found.append(spectrum)
             for column, lr in enumerate(RATES):
@@ -72,24 +74,46 @@ def figure_4(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
                     line = _theory(spectrum, lr, np.concatenate([steps, some]), kappa)
                     (gauss, repaired)[which][row, column] = line[: len(steps)]
                     at[which, row, column] = line[len(steps) :]
-                real[row, column] = sgd_on_samples(x, labels, spectrum, lr, some, runs, len(RATES) * seed + column)
+                real[row, column] = sgd_on_samples(
+                    x, labels, spectrum, lr, some, runs, len(RATES) * seed + column
+                )
     of = {
         name: ("view", [getattr(one, name) for one in found])
         for name in ("kappa", "trace", "noise", "residual_ratio", "effective_dimension")
     }
-    stable = {name: ("view", [getattr(one, f"{name}_step") * one.trace for one in found]) for name in ("largest", "gaussian")}
+    stable = {
+        name: ("view", [getattr(one, f"{name}_step") * one.trace for one in found])
+        for name in ("largest", "gaussian")
+    }
     data = xr.Dataset(
         {
-            "gaussian": (("view", "lr", "step"), gauss, {"long_name": "mean risk for Gaussian inputs"}),
-            "repaired": (("view", "lr", "step"), repaired, {"long_name": "mean risk with the samples' kappa"}),
+            "gaussian": (
+                ("view", "lr", "step"),
+                gauss,
+                {"long_name": "mean risk for Gaussian inputs"},
+            ),
+            "repaired": (
+                ("view", "lr", "step"),
+                repaired,
+                {"long_name": "mean risk with the samples' kappa"},
+            ),
             "gaussian_at": (("view", "lr", "point"), at[0]),
             "repaired_at": (("view", "lr", "point"), at[1]),
-            "risk": (("view", "lr", "run", "point"), real, {"long_name": "risk of SGD on the samples"}),
+            "risk": (
+                ("view", "lr", "run", "point"),
+                real,
+                {"long_name": "risk of SGD on the samples"},
+            ),
             **of,
             **{f"{name}_lr": value for name, value in stable.items()},
         },
         {"view": list(views), "lr": list(RATES), "step": steps, "point": some},
-        {"samples": len(labels), "start": float(0.5 * np.mean(labels**2)), "runs": runs, "seed": seed},
+        {
+            "samples": len(labels),
+            "start": float(0.5 * np.mean(labels**2)),
+            "runs": runs,
+            "seed": seed,
+        },
     )
     return _drawn(data), data
 
@@ -104,17 +128,35 @@ def pixels() -> tuple[dict[str, np.ndarray], np.ndarray]:
     found: Any = load_digits()
     x, labels = np.asarray(found.data, dtype=float) / 16, np.where(found.target % 2 == 1, 1.0, -1.0)
     centred, spread = x - x.mean(axis=0), x.std(axis=0)
-    return {"raw": x, "centred": centred, "standardised": centred[:, spread > 0] / spread[spread > 0]}, labels
+    return {
+        "raw": x,
+        "centred": centred,
+        "standardised": centred[:, spread > 0] / spread[spread > 0],
+    }, labels
 
 
 def _theory(spectrum: DataSpectrum, lr: float, steps: np.ndarray, kappa: float) -> np.ndarray:
-    problem = TeacherStudent(width=1, activation="linear", covariance=spectrum, noise=spectrum.noise)
+    problem = TeacherStudent(
+        width=1, activation="linear", covariance=spectrum, noise=spectrum.noise
+    )
     none = np.zeros((spectrum.blocks, 1, 1))
-    return solve_linear(problem, OnePassSGD(lr=lr, per="trace"), start(problem, M=none, Q=none), steps=steps, kappa=kappa).risk.values[0]
+    return solve_linear(
+        problem,
+        OnePassSGD(lr=lr, per="trace"),
+        start(problem, M=none, Q=none),
+        steps=steps,
+        kappa=kappa,
+    ).risk.values[0]
 
 
 def sgd_on_samples(
-    x: np.ndarray, labels: np.ndarray, spectrum: DataSpectrum, lr: float, steps: np.ndarray, runs: int, seed: int
+    x: np.ndarray,
+    labels: np.ndarray,
+    spectrum: DataSpectrum,
+    lr: float,
+    steps: np.ndarray,
+    runs: int,
+    seed: int,
 ) -> np.ndarray:
     """Risks (run, step) of plain SGD from 0, samples drawn with replacement."""
     rng, g = np.random.default_rng(seed), lr / spectrum.trace
@@ -133,8 +175,19 @@ def _drawn(data: xr.Dataset) -> Any:
     for row, (ax, view) in enumerate(zip(axes, data.view.values, strict=True)):
         for column, lr in enumerate(data.lr.values):
             colour = f"C{column}"
-            ax.plot(data.step, data.gaussian.values[row, column], color=colour, label=f"lr = {lr:g}: Gaussian")
-            ax.plot(data.step, data.repaired.values[row, column], color=colour, ls="--", label=f"lr = {lr:g}: with $\\kappa$")
+            ax.plot(
+                data.step,
+                data.gaussian.values[row, column],
+                color=colour,
+                label=f"lr = {lr:g}: Gaussian",
+            )
+            ax.plot(
+                data.step,
+                data.repaired.values[row, column],
+                color=colour,
+                ls="--",
+                label=f"lr = {lr:g}: with $\\kappa$",
+            )
             runs = data.risk.values[row, column]
             settles = lr < float(data.largest_lr[row])
             # where the mean does not settle it is carried by rare runs, and a mean over runs means nothing
@@ -144,7 +197,16 @@ def _drawn(data: xr.Dataset) -> Any:
                 low, middle, high = np.quantile(runs, [0.1, 0.5, 0.9], axis=0)
                 bars = [middle - low, high - middle]
                 ax.errorbar(
-                    data.point, middle, bars, fmt="s", ms=4, mfc="white", color=colour, capsize=2, lw=1, label=f"lr = {lr:g}: SGD, median"
+                    data.point,
+                    middle,
+                    bars,
+                    fmt="s",
+                    ms=4,
+                    mfc="white",
+                    color=colour,
+                    capsize=2,
+                    lw=1,
+                    label=f"lr = {lr:g}: SGD, median",
                 )
         words = f"{view}: $\\kappa$ = {float(data.kappa[row]):.2f}"
         stable = f"stable up to lr = {float(data.largest_lr[row]):.2g}\n(Gaussian: {float(data.gaussian_lr[row]):.2g})"
@@ -154,9 +216,7 @@ def _drawn(data: xr.Dataset) -> Any:
         if row < 2:
             ax.set_yticks([0.1, 0.2, 0.5, 1, 2], ["0.1", "0.2", "0.5", "1", "2"])
             ax.set_yticks([], minor=True)
-    words = (
-        "odd or even digits: SGD on the {samples} samples ({runs} runs; bars 2 standard errors, of medians 10% to 90% of runs) and theory"
-    )
+    words = "odd or even digits: SGD on the {samples} samples ({runs} runs; bars 2 standard errors, of medians 10% to 90% of runs) and theory"
     finish(fig, axes, words.format(**data.attrs), loc="upper right")
     axes[2].legend(frameon=False, fontsize="small", loc="upper left")
     return fig

@@ -10,7 +10,11 @@ import xarray as xr
 from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.base import checks
 from sgdynamics.papers.drawing import finish, panels, runs_on
-from sgdynamics.papers.scaling_laws.formulas import emergence_exponent, emergence_loss, emergence_time
+from sgdynamics.papers.scaling_laws.formulas import (
+    emergence_exponent,
+    emergence_loss,
+    emergence_time,
+)
 from sgdynamics.problems.starts import start
 from sgdynamics.problems.teacher_student import TeacherStudent
 from sgdynamics.solvers.ode import solve_ode
@@ -55,7 +59,9 @@ def figure_5(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     >>> fig, data = sgd.papers.scaling_laws.figure_5(quick=True)  # doctest: +SKIP
     """
     seed, lr = checks.whole("seed", seed, 0), 0.02
-    K, d, runs, seen = (24, 100, 16, 3.0) if quick else (32, 500, 64, 4.4)  # runs go on until the time of skill `seen`
+    K, d, runs, seen = (
+        (24, 100, 16, 3.0) if quick else (32, 500, 64, 4.4)
+    )  # runs go on until the time of skill `seen`
     curves, times, fitted, of_closed = [], [], [], []
     skills, at, of_runs = np.zeros((81, K)), np.zeros(0), slice(0)
     for b in DECAYS:
@@ -75,19 +81,45 @@ def figure_5(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     problem, begin = _problem(K, DECAYS[0])
     chain = simulate(problem, OnePassSGD(lr=lr), begin, times=at, dimension=d, runs=runs, seed=seed)
     held = _of_skills(chain, DECAYS[0])
-    sums = [[emergence_loss(one, b, FIRST, count).sum(axis=1) for one, b in zip(times, DECAYS, strict=True)] for count in (K, MANY)]
+    sums = [
+        [
+            emergence_loss(one, b, FIRST, count).sum(axis=1)
+            for one, b in zip(times, DECAYS, strict=True)
+        ]
+        for count in (K, MANY)
+    ]
     data = xr.Dataset(
         {
             "loss": (("b", "time"), np.array(curves), {"long_name": "excess risk of the ODE"}),
-            "closed": (("b", "time"), np.array(sums[0]), {"long_name": "closed sum, gradient flow"}),
-            "closed_many": (("b", "time"), np.array(sums[1]), {"long_name": "closed sum of infinitely many skills"}),
+            "closed": (
+                ("b", "time"),
+                np.array(sums[0]),
+                {"long_name": "closed sum, gradient flow"},
+            ),
+            "closed_many": (
+                ("b", "time"),
+                np.array(sums[1]),
+                {"long_name": "closed sum of infinitely many skills"},
+            ),
             "t": (("b", "time"), np.array(times)),
             "fitted": ("b", fitted, {"long_name": "minus the exponent in t"}),
-            "fitted_closed": ("b", of_closed, {"long_name": "the same of the closed sum of as many skills"}),
+            "fitted_closed": (
+                "b",
+                of_closed,
+                {"long_name": "the same of the closed sum of as many skills"},
+            ),
             "predicted": ("b", [emergence_exponent(b) for b in DECAYS]),
-            "skill_loss": (("time", "skill"), skills[:, :SHOWN], {"long_name": "losses of single skills, ODE"}),
+            "skill_loss": (
+                ("time", "skill"),
+                skills[:, :SHOWN],
+                {"long_name": "losses of single skills, ODE"},
+            ),
             "loss_at": ("point", curves[0][of_runs]),
-            "loss_runs": (("run", "point"), chain.excess_risk.values, {"long_name": "excess risk of exact chain runs"}),
+            "loss_runs": (
+                ("run", "point"),
+                chain.excess_risk.values,
+                {"long_name": "excess risk of exact chain runs"},
+            ),
             "skill_loss_at": (("point", "skill"), skills[of_runs, :SHOWN]),
             "skill_loss_runs": (("run", "point", "skill"), held[:, :, :SHOWN]),
         },
@@ -99,7 +131,9 @@ def figure_5(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
 def _problem(K: int, b: float) -> tuple[TeacherStudent, Any]:
     head = K * np.arange(1, K + 1.0) ** -b  # outputs are means over units
-    problem = TeacherStudent(width=K, teacher_width=K, activation="square", teacher_head=head, constraint="sphere")
+    problem = TeacherStudent(
+        width=K, teacher_width=K, activation="square", teacher_head=head, constraint="sphere"
+    )
     return problem, start(problem, M=FIRST * np.eye(K), Q=np.eye(K), a=head)
 
 
@@ -113,9 +147,16 @@ def _drawn(data: xr.Dataset) -> Any:
     fig, axes = panels(3, 4.5, 3.9)
     t, at = data.t.values, data.t_runs.values
     for index, skill in enumerate(data.skill.values):
-        axes[0].plot(t[0], data.skill_loss.values[:, index], color=f"C{index}", label=f"skill {skill}")
+        axes[0].plot(
+            t[0], data.skill_loss.values[:, index], color=f"C{index}", label=f"skill {skill}"
+        )
         runs_on(axes[0], at, data.skill_loss_runs.values[:, :, index], f"C{index}")
-        axes[0].axvline(emergence_time(skill, data.b.values[0], data.attrs["first"]), color=f"C{index}", lw=0.7, ls=":")
+        axes[0].axvline(
+            emergence_time(skill, data.b.values[0], data.attrs["first"]),
+            color=f"C{index}",
+            lw=0.7,
+            ls=":",
+        )
     axes[0].plot(t[0], data.loss.values[0], color="k", label="all")
     runs_on(axes[0], at, data.loss_runs.values, "k")
     axes[0].set(
@@ -130,16 +171,47 @@ def _drawn(data: xr.Dataset) -> Any:
     for row, b in enumerate(data.b.values):
         line, law = data.loss.values[row], data.closed_many.values[row]
         axes[1].plot(t[row], line, color=f"C{row}", label=f"$b$ = {b:g}, {data.attrs['K']} skills")
-        axes[1].plot(t[row], law, color=f"C{row}", lw=0.9, ls="--", label="closed, infinitely many" if row == 2 else None)
+        axes[1].plot(
+            t[row],
+            law,
+            color=f"C{row}",
+            lw=0.9,
+            ls="--",
+            label="closed, infinitely many" if row == 2 else None,
+        )
         late = t[row] > emergence_time(2, b, data.attrs["first"])
         straight = law[-1] * (t[row] / t[row][-1]) ** -float(data.predicted[row])
-        axes[1].plot(t[row][late], 0.5 * straight[late], color="k", lw=0.8, label="$t^{-(2b-1)/2b}$" if row == 2 else None)
-    axes[1].set(xscale="log", yscale="log", xlabel="$t$ = lr steps/$d$", ylabel="loss", title="their sum")
+        axes[1].plot(
+            t[row][late],
+            0.5 * straight[late],
+            color="k",
+            lw=0.8,
+            label="$t^{-(2b-1)/2b}$" if row == 2 else None,
+        )
+    axes[1].set(
+        xscale="log", yscale="log", xlabel="$t$ = lr steps/$d$", ylabel="loss", title="their sum"
+    )
     b = np.linspace(1.4, 2.1, 50)
-    axes[2].plot(b, [emergence_exponent(one) for one in b], color="k", lw=0.9, label="$(2b-1)/2b$, infinitely many")
-    axes[2].plot(data.b, data.fitted_closed, "s", color="0.5", mfc="none", ms=9, label=f"fitted to the closed sum of {data.attrs['K']}")
+    axes[2].plot(
+        b,
+        [emergence_exponent(one) for one in b],
+        color="k",
+        lw=0.9,
+        label="$(2b-1)/2b$, infinitely many",
+    )
+    axes[2].plot(
+        data.b,
+        data.fitted_closed,
+        "s",
+        color="0.5",
+        mfc="none",
+        ms=9,
+        label=f"fitted to the closed sum of {data.attrs['K']}",
+    )
     axes[2].plot(data.b, data.fitted, "o", color="C3", label="fitted to the ODE")
-    axes[2].set(xlabel="$b$", ylabel="exponent of the loss in $t$", title="exponents", ylim=(0.6, 0.8))
+    axes[2].set(
+        xlabel="$b$", ylabel="exponent of the loss in $t$", title="exponents", ylim=(0.6, 0.8)
+    )
     words = "skills of weights $k^{{-b}}$, one student each: ODE (lines), {runs} exact chain runs at $d$ = {d} (2 standard errors)"
     finish(fig, axes, words.format(**data.attrs))
     axes[0].legend(frameon=False, fontsize="small", ncols=2, loc="lower left")

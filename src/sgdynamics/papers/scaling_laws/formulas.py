@@ -43,9 +43,16 @@ def learning_exponent(data_exponent: float, target_exponent: float) -> float:
     >>> sgd.papers.scaling_laws.learning_exponent(2.0, 0.25)
     0.75
     """
-    s, e = checks.number("data_exponent", data_exponent, above=0.0), checks.number("target_exponent", target_exponent)
+    s, e = (
+        checks.number("data_exponent", data_exponent, above=0.0),
+        checks.number("target_exponent", target_exponent),
+    )
     if s + 2 * e <= 1:
-        raise checks.reject("target_exponent", e, f"the target has infinite variance: give more than {(1 - s) / 2:g}")
+        raise checks.reject(
+            "target_exponent",
+            e,
+            f"the target has infinite variance: give more than {(1 - s) / 2:g}",
+        )
     return (s + 2 * e - 1) / s
 
 
@@ -155,7 +162,9 @@ def emergence_loss(times: Given, decay: float, overlap: float, skills: int) -> n
      [0.    0.    0.03 ]]
     """
     odds = _odds(overlap)
-    weights = np.arange(1, checks.whole("skills", skills, 1) + 1.0) ** -checks.number("decay", decay, above=0.5)
+    weights = np.arange(1, checks.whole("skills", skills, 1) + 1.0) ** -checks.number(
+        "decay", decay, above=0.5
+    )
     t = np.atleast_1d(checks.numbers("times", times, "give times, 0 or later"))
     if t.ndim != 1 or np.any(t < 0):
         raise checks.reject("times", times, "give times in one row, 0 or later")

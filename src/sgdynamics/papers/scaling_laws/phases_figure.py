@@ -56,11 +56,16 @@ def figure_1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     seed, count = checks.whole("seed", seed, 0), 5 if quick else 9
     names = list(POINTS)
     found = {
-        name: compute_optimal(a, b, flops=np.geomspace(10.0 ** (top - 4), 10.0**top, count).tolist())
+        name: compute_optimal(
+            a, b, flops=np.geomspace(10.0 ** (top - 4), 10.0**top, count).tolist()
+        )
         for name, (a, b, top) in POINTS.items()
     }
     predicted = {name: phase(*POINTS[name][:2]) for name in names}
-    a, b = np.linspace(0.0, WIDEST[0], 121)[1:] - 0.004, np.linspace(0.0, WIDEST[1], 141)[1:] - 0.0055  # off the boundaries
+    a, b = (
+        np.linspace(0.0, WIDEST[0], 121)[1:] - 0.004,
+        np.linspace(0.0, WIDEST[1], 141)[1:] - 0.0055,
+    )  # off the boundaries
     data = xr.Dataset(
         {
             "map": (
@@ -70,11 +75,25 @@ def figure_1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
             ),
             "data_exponent": ("phase", [POINTS[name][0] for name in names]),
             "target_exponent": ("phase", [POINTS[name][1] for name in names]),
-            **{one: ("phase", [getattr(found[name], one) for name in names]) for one in ("eta", "eta_error", "xi", "xi_error")},
-            **{f"{one}_predicted": ("phase", [getattr(predicted[name], one) for name in names]) for one in ("eta", "xi")},
-            **{one: (("phase", "budget"), [getattr(found[name], one) for name in names]) for one in ("flops", "loss", "size")},
+            **{
+                one: ("phase", [getattr(found[name], one) for name in names])
+                for one in ("eta", "eta_error", "xi", "xi_error")
+            },
+            **{
+                f"{one}_predicted": ("phase", [getattr(predicted[name], one) for name in names])
+                for one in ("eta", "xi")
+            },
+            **{
+                one: (("phase", "budget"), [getattr(found[name], one) for name in names])
+                for one in ("flops", "loss", "size")
+            },
         },
-        {"phase": names, "phase_predicted": ("phase", [predicted[name].name for name in names]), "a": a, "b": b},
+        {
+            "phase": names,
+            "phase_predicted": ("phase", [predicted[name].name for name in names]),
+            "a": a,
+            "b": b,
+        },
         {"rate": 0.5, "batch": 1, "seed": seed},
     )
     return _drawn(data), data
@@ -91,22 +110,52 @@ def _drawn(data: xr.Dataset) -> Any:
     fig, axes = panels(3, 4.5, 4.0)
     shades = [(1.0, 1.0, 1.0, 1.0)] + [(*to_rgba(COLOURS[name])[:3], 0.3) for name in POINTS]
     edges = (0, WIDEST[0], 0, WIDEST[1])
-    axes[0].imshow(data["map"], origin="lower", extent=edges, cmap=ListedColormap(shades), vmin=-1.5, vmax=6.5, aspect="auto")
+    axes[0].imshow(
+        data["map"],
+        origin="lower",
+        extent=edges,
+        cmap=ListedColormap(shades),
+        vmin=-1.5,
+        vmax=6.5,
+        aspect="auto",
+    )
     for row, name in enumerate(data.phase.values):
         a, b = float(data.data_exponent[row]), float(data.target_exponent[row])
         axes[0].plot(a, b, "o", color=COLOURS[name], mec="k", mew=0.6)
         axes[0].annotate(name, (a, b), xytext=(0, 6), textcoords="offset points", ha="center")
         for ax, what in ((axes[1], "eta"), (axes[2], "xi")):
-            x, y, error = (float(data[key][row]) for key in (f"{what}_predicted", what, f"{what}_error"))
-            ax.errorbar(x, y / x - 1, error / x, fmt="o", color=COLOURS[name], mec="k", mew=0.6, capsize=2, label=name)
+            x, y, error = (
+                float(data[key][row]) for key in (f"{what}_predicted", what, f"{what}_error")
+            )
+            ax.errorbar(
+                x,
+                y / x - 1,
+                error / x,
+                fmt="o",
+                color=COLOURS[name],
+                mec="k",
+                mew=0.6,
+                capsize=2,
+                label=name,
+            )
     axes[0].text(0.06, 0.12, "infinite\nvariance", fontsize="small", color="0.4")
     axes[0].set(xlabel="data exponent $a$", ylabel="target exponent $b$", title="phases")
-    for ax, what, symbol in ((axes[1], "loss $\\sim$ flops$^{-\\eta}$", "\\eta"), (axes[2], "best size $\\sim$ flops$^{\\xi}$", "\\xi")):
+    for ax, what, symbol in (
+        (axes[1], "loss $\\sim$ flops$^{-\\eta}$", "\\eta"),
+        (axes[2], "best size $\\sim$ flops$^{\\xi}$", "\\xi"),
+    ):
         ax.axhline(0, color="k", lw=0.9)
         ax.axhspan(-0.03, 0.03, color="0.92", zorder=0)
-        ax.set(xlabel=f"predicted ${symbol}$", ylabel=f"measured ${symbol}$/predicted - 1", ylim=(-0.08, 0.08), title=what)
+        ax.set(
+            xlabel=f"predicted ${symbol}$",
+            ylabel=f"measured ${symbol}$/predicted - 1",
+            ylim=(-0.08, 0.08),
+            title=what,
+        )
         ax.yaxis.set_major_formatter("{x:.0%}")
     axes[2].set_xticks([0.4, 0.45, 0.5, 0.55, 0.6])
-    words = "compute-optimal random features: bars, difference from the two decades before; grey, 3%"
+    words = (
+        "compute-optimal random features: bars, difference from the two decades before; grey, 3%"
+    )
     finish(fig, axes, words, legends=[axes[2]], ncols=3, loc="lower center")
     return fig

@@ -58,7 +58,11 @@ def figure_3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     each = 4
     some = steps[each::each]
     few = some[some <= direct_last]
-    ode, chain, shares = np.zeros((len(EXPONENTS), len(steps))), np.zeros((len(EXPONENTS), runs, len(some))), []
+    ode, chain, shares = (
+        np.zeros((len(EXPONENTS), len(steps))),
+        np.zeros((len(EXPONENTS), runs, len(some))),
+        [],
+    )
     direct = np.zeros((direct_runs, len(few)))
     for row, s in enumerate(EXPONENTS):
         problem = _problem(s)
@@ -68,23 +72,58 @@ def figure_3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
         ode[row] = found.excess_risk.values[0]
         shares.append([found.attrs["g_l1"], found.attrs["effective_dimension"]])
         more: dict[str, Any] = {"dimension": DIMENSION, "seed": len(EXPONENTS) * seed + row}
-        chain[row] = simulate(problem, algorithm, begin, steps=some, runs=runs, **more).excess_risk.values
+        chain[row] = simulate(
+            problem, algorithm, begin, steps=some, runs=runs, **more
+        ).excess_risk.values
         if s == DIRECT:
-            direct[:] = simulate(problem, algorithm, begin, steps=few, runs=direct_runs, method="direct", **more).excess_risk.values
+            direct[:] = simulate(
+                problem, algorithm, begin, steps=few, runs=direct_runs, method="direct", **more
+            ).excess_risk.values
     fast, by_rate, at_rate, times = _by_rate(seed, runs, 800 if quick else 8000)
     data = xr.Dataset(
         {
             "excess_risk": (("exponent", "step"), ode, {"long_name": "excess risk of the ODE"}),
-            "excess_risk_runs": (("exponent", "run", "point"), chain, {"long_name": "excess risk of exact chain runs"}),
-            "excess_risk_direct": (("direct_run", "direct_point"), direct, {"long_name": "excess risk of direct runs"}),
+            "excess_risk_runs": (
+                ("exponent", "run", "point"),
+                chain,
+                {"long_name": "excess risk of exact chain runs"},
+            ),
+            "excess_risk_direct": (
+                ("direct_run", "direct_point"),
+                direct,
+                {"long_name": "excess risk of direct runs"},
+            ),
             "g_l1": ("exponent", [one for one, _ in shares]),
             "effective_dimension": ("exponent", [one for _, one in shares]),
-            "by_rate": (("lr", "time"), by_rate, {"long_name": "excess risk of the ODE at s = 1.3"}),
-            "by_rate_runs": (("lr", "run", "time"), at_rate, {"long_name": "excess risk of exact chain runs at s = 1.3"}),
+            "by_rate": (
+                ("lr", "time"),
+                by_rate,
+                {"long_name": "excess risk of the ODE at s = 1.3"},
+            ),
+            "by_rate_runs": (
+                ("lr", "run", "time"),
+                at_rate,
+                {"long_name": "excess risk of exact chain runs at s = 1.3"},
+            ),
             "by_rate_g_l1": ("lr", fast),
         },
-        {"exponent": list(EXPONENTS), "step": steps, "point": some, "direct_point": few, "lr": list(RATES), "time": times},
-        {"d": DIMENSION, "width": WIDTH, "noise": NOISE, "every": each, "runs": runs, "direct": DIRECT, "seed": seed},
+        {
+            "exponent": list(EXPONENTS),
+            "step": steps,
+            "point": some,
+            "direct_point": few,
+            "lr": list(RATES),
+            "time": times,
+        },
+        {
+            "d": DIMENSION,
+            "width": WIDTH,
+            "noise": NOISE,
+            "every": each,
+            "runs": runs,
+            "direct": DIRECT,
+            "seed": seed,
+        },
     )
     return _drawn(data), data
 
@@ -92,11 +131,20 @@ def figure_3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 def _problem(s: float) -> TeacherStudent:
     bins: dict[str, Any] = {"raw": 10, "bins": 20}
     size = power_law(s, DIMENSION, **bins).trace ** -0.5
-    spectrum = power_law(s, DIMENSION, target=lambda j: size * np.array([np.ones_like(j), (-1.0) ** np.asarray(j)]), **bins)
-    return TeacherStudent(width=WIDTH, teacher_width=2, activation="relu", covariance=spectrum, noise=NOISE)
+    spectrum = power_law(
+        s,
+        DIMENSION,
+        target=lambda j: size * np.array([np.ones_like(j), (-1.0) ** np.asarray(j)]),
+        **bins,
+    )
+    return TeacherStudent(
+        width=WIDTH, teacher_width=2, activation="relu", covariance=spectrum, noise=NOISE
+    )
 
 
-def _by_rate(seed: int, runs: int, last: int) -> tuple[list[float], np.ndarray, np.ndarray, np.ndarray]:
+def _by_rate(
+    seed: int, runs: int, last: int
+) -> tuple[list[float], np.ndarray, np.ndarray, np.ndarray]:
     """At the steepest spectrum: g l_1, the ODE, runs, and the times, which are the same for all learning rates."""
     problem, shares, lines, points, times = _problem(EXPONENTS[-1]), [], [], [], np.zeros(0)
     begin = random_start(problem, per="trace", seed=seed)
@@ -104,11 +152,17 @@ def _by_rate(seed: int, runs: int, last: int) -> tuple[list[float], np.ndarray, 
         algorithm = OnePassSGD(lr=lr, per="trace")
         steps = np.round(np.array([0.02, 0.1, 0.3, 1.0]) * last / lr).astype(int)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # that g l_1 is large is what is looked at here
+            warnings.simplefilter(
+                "ignore", UserWarning
+            )  # that g l_1 is large is what is looked at here
             found = solve_ode(problem, algorithm, begin, steps=steps)
         shares.append(found.attrs["g_l1"])
         lines.append(found.excess_risk.values[0])
-        more: dict[str, Any] = {"dimension": DIMENSION, "seed": 1000 + len(RATES) * seed + index, "runs": runs}
+        more: dict[str, Any] = {
+            "dimension": DIMENSION,
+            "seed": 1000 + len(RATES) * seed + index,
+            "runs": runs,
+        }
         points.append(simulate(problem, algorithm, begin, steps=steps, **more).excess_risk.values)
         times = found.t.values
     return shares, np.array(lines), np.array(points), times
@@ -118,26 +172,65 @@ def _drawn(data: xr.Dataset) -> Any:
     fig, axes = panels(3, 4.5, 3.9)
     each = data.attrs["every"]
     for row, s in enumerate(data.exponent.values):
-        colour, line, runs = f"C{row}", data.excess_risk.values[row], data.excess_risk_runs.values[row]
-        axes[0].plot(data.step, line, color=colour, label=f"$s$ = {s:g}, $g\\,l_1$ = {float(data.g_l1[row]):.2g}")
+        colour, line, runs = (
+            f"C{row}",
+            data.excess_risk.values[row],
+            data.excess_risk_runs.values[row],
+        )
+        axes[0].plot(
+            data.step,
+            line,
+            color=colour,
+            label=f"$s$ = {s:g}, $g\\,l_1$ = {float(data.g_l1[row]):.2g}",
+        )
         runs_on(axes[0], data.point, runs, colour)
-        runs_on(axes[1], data.point * (1 + 0.06 * (row - 1)), runs / line[each::each], colour, f"$s$ = {s:g}, {len(runs)} chain runs")
+        runs_on(
+            axes[1],
+            data.point * (1 + 0.06 * (row - 1)),
+            runs / line[each::each],
+            colour,
+            f"$s$ = {s:g}, {len(runs)} chain runs",
+        )
     row = int(np.argmin(np.abs(data.exponent.values - data.attrs["direct"])))
-    direct, line = data.excess_risk_direct.values, data.excess_risk.values[row, each::each][: data.sizes["direct_point"]]
+    direct, line = (
+        data.excess_risk_direct.values,
+        data.excess_risk.values[row, each::each][: data.sizes["direct_point"]],
+    )
     error = 2 * direct.std(axis=0, ddof=1) / np.sqrt(len(direct))
     look: dict[str, Any] = {"fmt": "x", "color": "k", "ms": 5, "capsize": 2, "lw": 1, "zorder": 4}
     said = f"direct, $d$ = {data.attrs['d']}, {len(direct)} runs"
     axes[0].errorbar(data.direct_point, direct.mean(axis=0), error, label=said, **look)
-    axes[1].errorbar(data.direct_point * 1.12, direct.mean(axis=0) / line, error / line, label=said, **look)
-    axes[0].set(xscale="log", yscale="log", xlabel="steps", ylabel="excess risk", title="excess risk, lr = 1")
+    axes[1].errorbar(
+        data.direct_point * 1.12, direct.mean(axis=0) / line, error / line, label=said, **look
+    )
+    axes[0].set(
+        xscale="log",
+        yscale="log",
+        xlabel="steps",
+        ylabel="excess risk",
+        title="excess risk, lr = 1",
+    )
     axes[1].axhline(1, color="k", lw=0.9)
-    axes[1].set(xscale="log", xlabel="steps", ylabel="runs/ODE", title="runs over the ODE", ylim=(0.93, 1.07))
+    axes[1].set(
+        xscale="log",
+        xlabel="steps",
+        ylabel="runs/ODE",
+        title="runs over the ODE",
+        ylim=(0.93, 1.07),
+    )
     for index, t in enumerate(data.time.values):
         gap = data.by_rate_runs.values[:, :, index] / data.by_rate.values[:, None, index] - 1
         x = data.by_rate_g_l1.values * (1 + 0.05 * (index - 1.5))
         runs_on(axes[2], x, gap.T, f"C{index + 4}", f"$t$ = {t:.3g}")
     x = np.geomspace(0.2, 3, 50)
-    axes[2].fill_between(x, -x / (2 * data.attrs["width"]), x / (2 * data.attrs["width"]), color="0.92", lw=0, label="$\\pm g\\,l_1/2p$")
+    axes[2].fill_between(
+        x,
+        -x / (2 * data.attrs["width"]),
+        x / (2 * data.attrs["width"]),
+        color="0.92",
+        lw=0,
+        label="$\\pm g\\,l_1/2p$",
+    )
     axes[2].axhline(0, color="k", lw=0.9)
     axes[2].set_xscale("log")
     ticks(axes[2], [0.25, 0.5, 1, 2])

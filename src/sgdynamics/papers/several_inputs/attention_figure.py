@@ -15,7 +15,12 @@ from sgdynamics.problems.models import attention
 from sgdynamics.problems.starts import start
 from sgdynamics.solvers.simulate import simulate
 
-PAIRS = {"$q\\cdot q^*$": (0, 0), "$v\\cdot v^*$": (1, 1), "$q\\cdot v^*$": (0, 1), "$v\\cdot q^*$": (1, 0)}
+PAIRS = {
+    "$q\\cdot q^*$": (0, 0),
+    "$v\\cdot v^*$": (1, 1),
+    "$q\\cdot v^*$": (0, 1),
+    "$v\\cdot q^*$": (1, 0),
+}
 GRAM = {"$q\\cdot q$": (0, 0), "$v\\cdot v$": (1, 1), "$q\\cdot v$": (0, 1)}
 
 
@@ -52,19 +57,50 @@ def figure_1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     begin = start(problem, M=[[0.3, 0.1], [-0.2, 0.4]], Q=[[1.0, 0.2], [0.2, 0.8]])
     t, each = np.linspace(0, end, 49), 6
     ode = path(problem, begin, t, 1.0)
-    chain = simulate(problem, OnePassSGD(lr=1.0), begin, times=t[each::each], dimension=d, runs=runs, seed=seed)
+    chain = simulate(
+        problem, OnePassSGD(lr=1.0), begin, times=t[each::each], dimension=d, runs=runs, seed=seed
+    )
     overlap, gram = ("pair", list(PAIRS)), ("product", list(GRAM))
     data = xr.Dataset(
         {
             "excess_risk": ("time", ode["risk"] - 0.05, {"long_name": "excess risk of the ODE"}),
-            "excess_risk_runs": (("run", "point"), chain.excess_risk.values, {"long_name": "excess risk of exact chain runs"}),
-            "M": (("time", "pair"), np.stack([ode["M"][:, i, j] for i, j in PAIRS.values()], axis=-1)),
-            "M_runs": (("run", "point", "pair"), np.stack([chain.M.values[:, :, i, j] for i, j in PAIRS.values()], axis=-1)),
-            "Q": (("time", "product"), np.stack([ode["Q"][:, i, j] for i, j in GRAM.values()], axis=-1)),
-            "Q_runs": (("run", "point", "product"), np.stack([chain.Q.values[:, :, i, j] for i, j in GRAM.values()], axis=-1)),
+            "excess_risk_runs": (
+                ("run", "point"),
+                chain.excess_risk.values,
+                {"long_name": "excess risk of exact chain runs"},
+            ),
+            "M": (
+                ("time", "pair"),
+                np.stack([ode["M"][:, i, j] for i, j in PAIRS.values()], axis=-1),
+            ),
+            "M_runs": (
+                ("run", "point", "pair"),
+                np.stack([chain.M.values[:, :, i, j] for i, j in PAIRS.values()], axis=-1),
+            ),
+            "Q": (
+                ("time", "product"),
+                np.stack([ode["Q"][:, i, j] for i, j in GRAM.values()], axis=-1),
+            ),
+            "Q_runs": (
+                ("run", "point", "product"),
+                np.stack([chain.Q.values[:, :, i, j] for i, j in GRAM.values()], axis=-1),
+            ),
         },
-        {"t": ("time", t), "t_runs": ("point", t[each::each]), overlap[0]: overlap[1], gram[0]: gram[1]},
-        {"d": d, "runs": runs, "lr": 1.0, "noise": 0.1, "token_correlation": 0.4, "every": each, "seed": seed},
+        {
+            "t": ("time", t),
+            "t_runs": ("point", t[each::each]),
+            overlap[0]: overlap[1],
+            gram[0]: gram[1],
+        },
+        {
+            "d": d,
+            "runs": runs,
+            "lr": 1.0,
+            "noise": 0.1,
+            "token_correlation": 0.4,
+            "every": each,
+            "seed": seed,
+        },
     )
     return _drawn(data), data
 
@@ -84,7 +120,11 @@ def _drawn(data: xr.Dataset) -> Any:
     for ax in axes:
         ax.set_xlabel(TIME)
     words = "one attention head learns from another: 2 tokens of correlation {token_correlation:g}, noise {noise:g}, lr = {lr:g}"
-    finish(fig, axes, words.format(**data.attrs) + f" ({data.attrs['runs']} runs, bars: 2 standard errors)")
+    finish(
+        fig,
+        axes,
+        words.format(**data.attrs) + f" ({data.attrs['runs']} runs, bars: 2 standard errors)",
+    )
     for ax in axes[1:]:
         ax.legend(frameon=False, fontsize="small", ncols=2, loc="upper left")
     return fig

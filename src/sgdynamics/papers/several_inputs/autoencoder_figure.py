@@ -56,13 +56,30 @@ def figure_4(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     begin = start(problem, M=np.sqrt(FIRST) * turned, Q=(OUTSIDE + FIRST) * np.eye(3))
     t, each = np.linspace(0, end, 121), 8
     ode = solve_ode(problem, algorithm, begin, times=t)
-    chain = simulate(problem, algorithm, begin, times=t[each::each], dimension=d, runs=runs, seed=seed)
+    chain = simulate(
+        problem, algorithm, begin, times=t[each::each], dimension=d, runs=runs, seed=seed
+    )
     data = xr.Dataset(
         {
-            "held": (("time", "spike"), (ode.M.values[0] ** 2).sum(axis=1), {"long_name": "squared overlap of the rows with a spike, ODE"}),
-            "held_runs": (("run", "point", "spike"), (chain.M.values**2).sum(axis=2), {"long_name": "the same, exact chain runs"}),
-            "alone": (("time", "spike"), np.stack([component_path(t, beta, FIRST) for beta in SPIKES], axis=-1)),
-            "risk": ("time", ode.risk.values[0], {"long_name": "risk less half of the mean square of x, ODE"}),
+            "held": (
+                ("time", "spike"),
+                (ode.M.values[0] ** 2).sum(axis=1),
+                {"long_name": "squared overlap of the rows with a spike, ODE"},
+            ),
+            "held_runs": (
+                ("run", "point", "spike"),
+                (chain.M.values**2).sum(axis=2),
+                {"long_name": "the same, exact chain runs"},
+            ),
+            "alone": (
+                ("time", "spike"),
+                np.stack([component_path(t, beta, FIRST) for beta in SPIKES], axis=-1),
+            ),
+            "risk": (
+                "time",
+                ode.risk.values[0],
+                {"long_name": "risk less half of the mean square of x, ODE"},
+            ),
             "risk_runs": (("run", "point"), chain.risk.values),
         },
         {"spike": list(SPIKES), "t": ("time", t), "t_runs": ("point", t[each::each])},
@@ -79,10 +96,37 @@ def _drawn(data: xr.Dataset) -> Any:
             ax.plot(t, data.held.values[:, index], color=f"C{index}", label=f"spike {beta:g}")
             runs_on(ax, at, data.held_runs.values[:, :, index], f"C{index}")
         alone = data.alone.values[:, index]
-        axes[1].plot(t, alone, color="k", lw=0.9, ls="--", zorder=4, label="alone, logistic" if index == 2 else None)
-    axes[0].errorbar([], [], [], fmt="o", ms=4, mfc="white", color="0.3", capsize=2, label=f"exact chain, $d$ = {data.attrs['d']}")
-    axes[0].set(ylabel="$\\sum_i M_{ir}^2$, held of spike $r$", ylim=(-0.03, 1.08), title="one after the other")
-    axes[1].set(yscale="log", ylabel="$\\sum_i M_{ir}^2$", ylim=(5e-4, 1.5), title="at rates $4\\,(1+\\beta_r)$")
+        axes[1].plot(
+            t,
+            alone,
+            color="k",
+            lw=0.9,
+            ls="--",
+            zorder=4,
+            label="alone, logistic" if index == 2 else None,
+        )
+    axes[0].errorbar(
+        [],
+        [],
+        [],
+        fmt="o",
+        ms=4,
+        mfc="white",
+        color="0.3",
+        capsize=2,
+        label=f"exact chain, $d$ = {data.attrs['d']}",
+    )
+    axes[0].set(
+        ylabel="$\\sum_i M_{ir}^2$, held of spike $r$",
+        ylim=(-0.03, 1.08),
+        title="one after the other",
+    )
+    axes[1].set(
+        yscale="log",
+        ylabel="$\\sum_i M_{ir}^2$",
+        ylim=(5e-4, 1.5),
+        title="at rates $4\\,(1+\\beta_r)$",
+    )
     axes[2].plot(t, data.risk, color="C4", label="ODE")
     runs_on(axes[2], at, data.risk_runs, "C4", f"exact chain, $d$ = {data.attrs['d']}")
     for index, beta in enumerate(data.spike.values):

@@ -11,7 +11,10 @@ from numpy.typing import ArrayLike
 from sgdynamics.base import checks
 
 LATE_EXPONENTS = {"hebb": -1 / 2, "perceptron": -1 / 3, "adatron": -1.0}
-CONTENT, PLACE = 0.2205022, (-0.1332601, 0.1533972)  # growth at the origin, of the overlaps with w* and with pos
+CONTENT, PLACE = (
+    0.2205022,
+    (-0.1332601, 0.1533972),
+)  # growth at the origin, of the overlaps with w* and with pos
 
 
 def late_error(rule: str, alpha: ArrayLike, lr: float = 1.0) -> np.ndarray:
@@ -50,7 +53,11 @@ def late_error(rule: str, alpha: ArrayLike, lr: float = 1.0) -> np.ndarray:
     lr = checks.number("lr", lr, above=0.0)
     if lr >= 3:
         raise checks.reject("lr", lr, "give a rate below 3: above it the Adatron does not learn")
-    front = {"hebb": 1 / math.sqrt(2 * math.pi), "perceptron": (2 / 3) ** (1 / 3) / math.pi, "adatron": 3 / ((3 - lr) * lr)}
+    front = {
+        "hebb": 1 / math.sqrt(2 * math.pi),
+        "perceptron": (2 / 3) ** (1 / 3) / math.pi,
+        "adatron": 3 / ((3 - lr) * lr),
+    }
     return front[rule] * np.asarray(alpha, dtype=np.float64) ** LATE_EXPONENTS[rule]
 
 
@@ -122,12 +129,24 @@ def exit_law(exponent: int, dimension: ArrayLike, lr: float = 0.0) -> np.ndarray
     >>> [round(float(sgd.papers.several_inputs.exit_law(n, 400)), 3) for n in (1, 2, 3)]
     [0.0, 1.498, 6.667]
     """
-    n, d, c = checks.whole("exponent", exponent, 1, 3), np.asarray(dimension, dtype=np.float64), checks.number("lr", lr, least=0.0)
+    n, d, c = (
+        checks.whole("exponent", exponent, 1, 3),
+        np.asarray(dimension, dtype=np.float64),
+        checks.number("lr", lr, least=0.0),
+    )
     if c >= (np.inf, 1 / 2, 1 / 5)[n - 1]:
-        raise checks.reject("lr", lr, f"give a rate below {1 / 2 if n == 2 else 1 / 5:g}: above it noise keeps m at zero")
+        raise checks.reject(
+            "lr",
+            lr,
+            f"give a rate below {1 / 2 if n == 2 else 1 / 5:g}: above it noise keeps m at zero",
+        )
     if n == 1:
         return 0.0 * d
-    return np.log(d) / (4 * (1 - 2 * c)) if n == 2 else np.sqrt(d) / 3 * (-math.log1p(-5 * c) / (5 * c) if c else 1.0)
+    return (
+        np.log(d) / (4 * (1 - 2 * c))
+        if n == 2
+        else np.sqrt(d) / 3 * (-math.log1p(-5 * c) / (5 * c) if c else 1.0)
+    )
 
 
 def positional_growth(omega: ArrayLike, encoding: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
@@ -232,7 +251,12 @@ def reward_drift(m: Any, Q: Any, tokens: Any, reward: Any, penalty: Any) -> tupl
 
 
 def reward_path(
-    alpha: ArrayLike, rho: ArrayLike = 0.2, *, tokens: ArrayLike = 3, reward: ArrayLike = 1.0, penalty: ArrayLike = 0.2
+    alpha: ArrayLike,
+    rho: ArrayLike = 0.2,
+    *,
+    tokens: ArrayLike = 3,
+    reward: ArrayLike = 1.0,
+    penalty: ArrayLike = 0.2,
 ) -> tuple[np.ndarray, np.ndarray]:
     """The overlaps m and Q of the same perceptron at the given alpha, from a row of norm 1.
 
@@ -278,14 +302,24 @@ def reward_path(
     when = np.atleast_1d(np.asarray(alpha, dtype=np.float64))
     if when.ndim != 1 or when[0] < 0 or np.any(np.diff(when) <= 0):
         raise checks.reject("alpha", alpha, "give increasing numbers from 0 on")
-    cosine, T, e1, e2 = np.broadcast_arrays(*(np.asarray(one, dtype=np.float64) for one in (rho, tokens, reward, penalty)))
+    cosine, T, e1, e2 = np.broadcast_arrays(
+        *(np.asarray(one, dtype=np.float64) for one in (rho, tokens, reward, penalty))
+    )
 
     def right_hand(_: float, y: Any) -> Any:
         m, Q = y.reshape(2, -1)
         return np.concatenate(reward_drift(m, Q, T.ravel(), e1.ravel(), e2.ravel()))
 
     begin = np.concatenate([cosine.ravel(), np.ones(cosine.size)])
-    found = solve_ivp(right_hand, (0.0, max(when[-1], 1e-9)), begin, t_eval=when, method="DOP853", rtol=1e-9, atol=1e-11)
+    found = solve_ivp(
+        right_hand,
+        (0.0, max(when[-1], 1e-9)),
+        begin,
+        t_eval=when,
+        method="DOP853",
+        rtol=1e-9,
+        atol=1e-11,
+    )
     if not found.success:
         raise ValueError(f"alpha = {when[-1]:g}: {found.message}")
     m, Q = found.y.reshape(2, *cosine.shape, len(when))

@@ -59,7 +59,15 @@ def figure_5(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
         begin = start(problem, M=[[0.2]], Q=[[1.0]])
         error[row] = solve_ode(problem, algorithm, begin, alpha=alpha).risk[0]
         # more seeds than one a figure, so that the rules' runs are independent
-        measured[row] = simulate(problem, algorithm, begin, alpha=alpha[some], dimension=d, runs=runs, seed=3 * seed + row).risk
+        measured[row] = simulate(
+            problem,
+            algorithm,
+            begin,
+            alpha=alpha[some],
+            dimension=d,
+            runs=runs,
+            seed=3 * seed + row,
+        ).risk
     law = np.array([late_error(rule, alpha, lr) for rule in rules])
     exponent = np.gradient(np.log(error), np.log(alpha), axis=1, edge_order=2)
     data = xr.Dataset(
@@ -67,8 +75,16 @@ def figure_5(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
             "error": (("rule", "time"), error, {"long_name": "error of the ODE"}),
             "late_error": (("rule", "time"), law, {"long_name": "closed late law"}),
             "exponent": (("rule", "time"), exponent, {"long_name": "local exponent of the ODE"}),
-            "error_runs": (("rule", "run", "point"), measured, {"long_name": "error of exact chain runs"}),
-            "error_at_runs": (("rule", "point"), error[:, some], {"long_name": "error of the ODE there"}),
+            "error_runs": (
+                ("rule", "run", "point"),
+                measured,
+                {"long_name": "error of exact chain runs"},
+            ),
+            "error_at_runs": (
+                ("rule", "point"),
+                error[:, some],
+                {"long_name": "error of the ODE there"},
+            ),
         },
         {"rule": list(rules), "alpha": ("time", alpha), "alpha_runs": ("point", alpha[some])},
         {"d": d, "lr": lr, "m": 0.2, "Q": 1.0, "runs": runs, "seed": seed},
@@ -84,16 +100,54 @@ def _drawn(data: xr.Dataset) -> Any:
         error, runs = data.error.values[row], data.error_runs.values[row]
         axes[0].plot(alpha, error, color=colour, label=f"{NAMES[rule]} (ODE)")
         late = alpha >= 3
-        axes[0].plot(alpha[late], law[late], color="k", lw=0.9, ls="--", zorder=4, label="closed late law" if row == 2 else None)
+        axes[0].plot(
+            alpha[late],
+            law[late],
+            color="k",
+            lw=0.9,
+            ls="--",
+            zorder=4,
+            label="closed late law" if row == 2 else None,
+        )
         runs_on(axes[0], at, runs, colour)
         axes[1].plot(alpha, error / law, color=colour, label=NAMES[rule])
         runs_on(axes[1], at, runs / np.interp(np.log(at), np.log(alpha), law), colour)
-        axes[2].plot(alpha, data.exponent.values[row], color=colour, label=f"{NAMES[rule]}, law {LAWS[rule]}")
+        axes[2].plot(
+            alpha, data.exponent.values[row], color=colour, label=f"{NAMES[rule]}, law {LAWS[rule]}"
+        )
         axes[2].axhline(LATE_EXPONENTS[rule], color=colour, lw=0.9, ls="--")
-    axes[0].errorbar([], [], [], fmt="o", ms=4, mfc="white", color="0.3", capsize=2, label=f"exact chain, $d$ = {data.attrs['d']}")
-    axes[0].set(xscale="log", yscale="log", xlabel=ALPHA, ylabel="probability of a wrong label", title="error")
+    axes[0].errorbar(
+        [],
+        [],
+        [],
+        fmt="o",
+        ms=4,
+        mfc="white",
+        color="0.3",
+        capsize=2,
+        label=f"exact chain, $d$ = {data.attrs['d']}",
+    )
+    axes[0].set(
+        xscale="log",
+        yscale="log",
+        xlabel=ALPHA,
+        ylabel="probability of a wrong label",
+        title="error",
+    )
     axes[1].axhline(1.0, color="k", lw=0.9, ls="--")
-    axes[1].set(xscale="log", xlabel=ALPHA, ylabel="error / late law", ylim=(0, 1.5), title="prefactor")
-    axes[2].set(xscale="log", xlabel=ALPHA, ylabel="d log(error) / d log($\\alpha$)", ylim=(-1.15, 0.05), title="exponent")
-    finish(fig, axes, f"Hebb, perceptron, Adatron: lr = {data.attrs['lr']:g}, from $m$ = 0.2, $Q$ = 1 (bars: 2 standard errors)")
+    axes[1].set(
+        xscale="log", xlabel=ALPHA, ylabel="error / late law", ylim=(0, 1.5), title="prefactor"
+    )
+    axes[2].set(
+        xscale="log",
+        xlabel=ALPHA,
+        ylabel="d log(error) / d log($\\alpha$)",
+        ylim=(-1.15, 0.05),
+        title="exponent",
+    )
+    finish(
+        fig,
+        axes,
+        f"Hebb, perceptron, Adatron: lr = {data.attrs['lr']:g}, from $m$ = 0.2, $Q$ = 1 (bars: 2 standard errors)",
+    )
     return fig

@@ -19,10 +19,21 @@ from sgdynamics.solvers.simulate import simulate
 
 LONG, SMALL = 8, 0.05  # decisions an episode of map (b) has; overlap at the start of map (a)
 # decisions, penalty, overlap at the start of the runs
-CELLS = ((8, 0.2, 0.2), (8, 0.2, 0.8), (8, 0.4, 0.4), (8, 0.4, 0.9), (8, 0.05, 0.3), (8, 0.4, SMALL), (3, 0.2, SMALL), (3, 0.8, SMALL))
+CELLS = (
+    (8, 0.2, 0.2),
+    (8, 0.2, 0.8),
+    (8, 0.4, 0.4),
+    (8, 0.4, 0.9),
+    (8, 0.05, 0.3),
+    (8, 0.4, SMALL),
+    (3, 0.2, SMALL),
+    (3, 0.8, SMALL),
+)
 
 
-def reward_rule(fields: Any, signals: Any, head: Any, draws: Any, overlaps: Any, parameters: Any) -> Move:
+def reward_rule(
+    fields: Any, signals: Any, head: Any, draws: Any, overlaps: Any, parameters: Any
+) -> Move:
     """Towards its own decisions after an episode without a mistake, away from them after any other."""
     right = jnp.all(jnp.sign(fields) == jnp.sign(signals))
     step = jnp.where(right, parameters["reward"], -parameters["penalty"])
@@ -60,30 +71,85 @@ def figure_6(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     """
     seed = checks.whole("seed", seed, 0)
     d, runs, fine = (400, 96, 41) if quick else (2000, 256, 81)
-    end, penalty, cosine, tokens = 60.0, np.linspace(0, 1, fine), np.linspace(0, 0.98, fine), np.arange(1, 13)
+    end, penalty, cosine, tokens = (
+        60.0,
+        np.linspace(0, 1, fine),
+        np.linspace(0, 0.98, fine),
+        np.arange(1, 13),
+    )
     alpha, each = np.linspace(0, end, 241), 24
-    by_length = _cosine(*reward_path([end], SMALL, tokens=tokens[:, None], penalty=penalty[None]))[..., 0]
-    by_start = _cosine(*reward_path([end], cosine[:, None], tokens=LONG, penalty=penalty[None]))[..., 0]
-    lines, found = np.zeros((len(CELLS), len(alpha))), np.zeros((len(CELLS), runs, (len(alpha) - 1) // each))
+    by_length = _cosine(*reward_path([end], SMALL, tokens=tokens[:, None], penalty=penalty[None]))[
+        ..., 0
+    ]
+    by_start = _cosine(*reward_path([end], cosine[:, None], tokens=LONG, penalty=penalty[None]))[
+        ..., 0
+    ]
+    lines, found = (
+        np.zeros((len(CELLS), len(alpha))),
+        np.zeros((len(CELLS), runs, (len(alpha) - 1) // each)),
+    )
     for row, (T, e2, rho) in enumerate(CELLS):
         lines[row] = _cosine(*reward_path(alpha, rho, tokens=T, penalty=e2))
-        rule = Rule(reward_rule, groups={"w": 1}, tokens=T, kinks=(0.0,), parameters={"reward": 1.0, "penalty": e2})
+        rule = Rule(
+            reward_rule,
+            groups={"w": 1},
+            tokens=T,
+            kinks=(0.0,),
+            parameters={"reward": 1.0, "penalty": e2},
+        )
         begin = start(rule, M=[[rho]], Q=[[1.0]])
-        chain = simulate(rule, OnePassSGD(lr=1.0), begin, alpha=alpha[each::each], dimension=d, runs=runs, seed=len(CELLS) * seed + row)
+        chain = simulate(
+            rule,
+            OnePassSGD(lr=1.0),
+            begin,
+            alpha=alpha[each::each],
+            dimension=d,
+            runs=runs,
+            seed=len(CELLS) * seed + row,
+        )
         found[row] = _cosine(chain.M.values[..., 0, 0], chain.Q.values[..., 0, 0])
     data = xr.Dataset(
         {
-            "by_length": (("tokens", "penalty"), by_length, {"long_name": "cosine at the end from a small one"}),
-            "by_start": (("first", "penalty"), by_start, {"long_name": f"cosine at the end, T = {LONG}"}),
+            "by_length": (
+                ("tokens", "penalty"),
+                by_length,
+                {"long_name": "cosine at the end from a small one"},
+            ),
+            "by_start": (
+                ("first", "penalty"),
+                by_start,
+                {"long_name": f"cosine at the end, T = {LONG}"},
+            ),
             "path": (("cell", "time"), lines, {"long_name": "cosine with the teacher, closed ODE"}),
-            "path_runs": (("cell", "run", "point"), found, {"long_name": "cosine with the teacher, exact chain runs"}),
+            "path_runs": (
+                ("cell", "run", "point"),
+                found,
+                {"long_name": "cosine with the teacher, exact chain runs"},
+            ),
             **{
                 f"cell_{name}": ("cell", list(value))
-                for name, value in zip(("tokens", "penalty", "first"), zip(*CELLS, strict=True), strict=True)
+                for name, value in zip(
+                    ("tokens", "penalty", "first"), zip(*CELLS, strict=True), strict=True
+                )
             },
         },
-        {"tokens": tokens, "penalty": penalty, "first": cosine, "alpha": ("time", alpha), "alpha_runs": ("point", alpha[each::each])},
-        {"d": d, "runs": runs, "reward": 1.0, "small": SMALL, "long": LONG, "every": each, "end": end, "seed": seed},
+        {
+            "tokens": tokens,
+            "penalty": penalty,
+            "first": cosine,
+            "alpha": ("time", alpha),
+            "alpha_runs": ("point", alpha[each::each]),
+        },
+        {
+            "d": d,
+            "runs": runs,
+            "reward": 1.0,
+            "small": SMALL,
+            "long": LONG,
+            "every": each,
+            "end": end,
+            "seed": seed,
+        },
     )
     return _drawn(data), data
 
@@ -102,21 +168,51 @@ def _drawn(data: xr.Dataset) -> Any:
         (axes[1], "by_start", data["first"], data.attrs["long"] == T, first),
     )
     for ax, name, y, chosen, height in maps:
-        shown = ax.pcolormesh(data.penalty, y, data[name], shading="nearest", rasterized=True, **colour)
-        ax.scatter(e2[chosen], height[chosen], c=last[chosen], s=75, edgecolor="red", linewidth=1.4, zorder=4, clip_on=False, **colour)
+        shown = ax.pcolormesh(
+            data.penalty, y, data[name], shading="nearest", rasterized=True, **colour
+        )
+        ax.scatter(
+            e2[chosen],
+            height[chosen],
+            c=last[chosen],
+            s=75,
+            edgecolor="red",
+            linewidth=1.4,
+            zorder=4,
+            clip_on=False,
+            **colour,
+        )
         ax.set_xlabel("penalty $e_2$ (reward $e_1$ = 1)")
-    axes[0].set(ylabel="decisions in an episode, $T$", title=f"from a cosine of {data.attrs['small']:g}")
-    axes[1].set(ylabel="cosine at the start", title=f"$T$ = {data.attrs['long']}")
-    fig.colorbar(shown, ax=list(axes[:2]), label=f"cosine with the teacher at $\\alpha$ = {data.attrs['end']:g}", shrink=0.9, pad=0.02)
-    for row, colour_of in zip(
-        np.flatnonzero((data.attrs["long"] == T) & (first != data.attrs["small"])), ("C3", "C0", "C1", "C4", "C2"), strict=False
-    ):
-        axes[2].plot(data.alpha, data.path.values[row], color=colour_of, label=f"$e_2$ = {e2[row]:g}, from {first[row]:g}")
-        runs_on(axes[2], data.alpha_runs, data.path_runs.values[row], colour_of)
-    axes[2].set(xlabel=ALPHA, ylabel="cosine with the teacher", ylim=(-0.08, 1.08), title=f"$T$ = {data.attrs['long']}: both sides")
-    words = (
-        "a perceptron told only whether a whole episode was right: closed ODE (maps, lines), {runs} exact chain runs (circles, $d$ = {d})"
+    axes[0].set(
+        ylabel="decisions in an episode, $T$", title=f"from a cosine of {data.attrs['small']:g}"
     )
+    axes[1].set(ylabel="cosine at the start", title=f"$T$ = {data.attrs['long']}")
+    fig.colorbar(
+        shown,
+        ax=list(axes[:2]),
+        label=f"cosine with the teacher at $\\alpha$ = {data.attrs['end']:g}",
+        shrink=0.9,
+        pad=0.02,
+    )
+    for row, colour_of in zip(
+        np.flatnonzero((data.attrs["long"] == T) & (first != data.attrs["small"])),
+        ("C3", "C0", "C1", "C4", "C2"),
+        strict=False,
+    ):
+        axes[2].plot(
+            data.alpha,
+            data.path.values[row],
+            color=colour_of,
+            label=f"$e_2$ = {e2[row]:g}, from {first[row]:g}",
+        )
+        runs_on(axes[2], data.alpha_runs, data.path_runs.values[row], colour_of)
+    axes[2].set(
+        xlabel=ALPHA,
+        ylabel="cosine with the teacher",
+        ylim=(-0.08, 1.08),
+        title=f"$T$ = {data.attrs['long']}: both sides",
+    )
+    words = "a perceptron told only whether a whole episode was right: closed ODE (maps, lines), {runs} exact chain runs (circles, $d$ = {d})"
     finish(fig, axes, words.format(**data.attrs), legends=axes[2:], loc="center right")
     for ax in axes[:2]:
         ax.spines[["top", "right"]].set_visible(True)

@@ -53,7 +53,11 @@ def figure_3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     """
     seed = checks.whole("seed", seed, 0)
     runs = (256, 256, 1536)  # exits of exponent 3 scatter far more
-    short, long = ((20, 36, 64), (100, 400, 1600)) if quick else ((20, 36, 64, 128, 256), (100, 400, 1600, 6400))
+    short, long = (
+        ((20, 36, 64), (100, 400, 1600))
+        if quick
+        else ((20, 36, 64, 128, 256), (100, 400, 1600, 6400))
+    )
     d_ode = np.geomspace(16, 16 * 4**6, 13)
     ode, law = np.zeros((3, len(d_ode))), np.zeros((3, len(d_ode)))
     sizes = np.full((3, max(len(short), len(long))), np.nan)
@@ -66,14 +70,29 @@ def figure_3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
         for column, d in enumerate(short if n == 3 else long):
             sizes[row, column] = d
             at_runs[row, column] = _left(problem, n, d, 10 + 2 * float(exit_law(n, d, RATE)))[0]
-            more: dict[str, Any] = {"method": "exact", "dimension": d, "runs": runs[row], "seed": 100 * seed + 10 * row + column}
-            left[row, column, : runs[row]] = _left(problem, n, d, FOLLOWED * at_runs[row, column], **more)
+            more: dict[str, Any] = {
+                "method": "exact",
+                "dimension": d,
+                "runs": runs[row],
+                "seed": 100 * seed + 10 * row + column,
+            }
+            left[row, column, : runs[row]] = _left(
+                problem, n, d, FOLLOWED * at_runs[row, column], **more
+            )
     data = xr.Dataset(
         {
             "exit_ode": (("exponent", "d_ode"), ode, {"long_name": "time to m = 1/2, ODE"}),
             "law": (("exponent", "d_ode"), law, {"long_name": "closed law, to a constant"}),
-            "exit_runs": (("exponent", "point", "run"), left, {"long_name": "time to |m| = 1/2, exact chain; NaN where later"}),
-            "exit_ode_runs": (("exponent", "point"), at_runs, {"long_name": "time of the ODE there"}),
+            "exit_runs": (
+                ("exponent", "point", "run"),
+                left,
+                {"long_name": "time to |m| = 1/2, exact chain; NaN where later"},
+            ),
+            "exit_ode_runs": (
+                ("exponent", "point"),
+                at_runs,
+                {"long_name": "time of the ODE there"},
+            ),
             "d": (("exponent", "point"), sizes),
         },
         {"exponent": [1, 2, 3], "d_ode": d_ode, "runs": ("exponent", list(runs))},
@@ -88,7 +107,15 @@ def _left(problem: Any, n: int, d: float, most: float, **more: Any) -> np.ndarra
     with warnings.catch_warnings():
         # that runs have not left yet is no news here, and that nothing grows linearly is what an exponent of 3 means
         warnings.simplefilter("ignore", UserWarning)
-        return exit_time(problem, OnePassSGD(lr=float(lr)), begin, criterion="overlap", threshold=LEVEL, max_time=float(most), **more).times
+        return exit_time(
+            problem,
+            OnePassSGD(lr=float(lr)),
+            begin,
+            criterion="overlap",
+            threshold=LEVEL,
+            max_time=float(most),
+            **more,
+        ).times
 
 
 def median_with_error(times: np.ndarray) -> tuple[float, float, float]:
@@ -96,7 +123,11 @@ def median_with_error(times: np.ndarray) -> tuple[float, float, float]:
     found = np.sort(np.where(np.isfinite(times), times, np.inf))
     half = 0.98 * np.sqrt(len(found))
     low, high = int(np.floor(len(found) / 2 - half)), int(np.ceil(len(found) / 2 + half))
-    return float(np.median(found)), float(found[max(low, 0)]), float(found[min(high, len(found) - 1)])
+    return (
+        float(np.median(found)),
+        float(found[max(low, 0)]),
+        float(found[min(high, len(found) - 1)]),
+    )
 
 
 def _drawn(data: xr.Dataset) -> Any:
@@ -106,15 +137,35 @@ def _drawn(data: xr.Dataset) -> Any:
         ode, law, colour = data.exit_ode.values[row], data.law.values[row], f"C{row}"
         known = np.isfinite(data.d.values[row])
         at = data.d.values[row, known]
-        found = np.array([median_with_error(one) for one in data.exit_runs.values[row, known, : int(data.runs[row])]])
+        found = np.array(
+            [
+                median_with_error(one)
+                for one in data.exit_runs.values[row, known, : int(data.runs[row])]
+            ]
+        )
         bars = np.abs(found[:, 1:].T - found[:, 0])
-        style: dict[str, Any] = {"fmt": "o", "ms": 4.5, "mfc": "white", "color": colour, "capsize": 2, "lw": 1, "zorder": 3}
+        style: dict[str, Any] = {
+            "fmt": "o",
+            "ms": 4.5,
+            "mfc": "white",
+            "color": colour,
+            "capsize": 2,
+            "lw": 1,
+            "zorder": 3,
+        }
         shown = d_ode <= 4.01 * at[-1]
         x = np.sqrt if n == 3 else np.log if n == 2 else np.asarray
         ax = axes[row]
         ax.plot(x(d_ode[shown]), ode[shown], color=colour, label="ODE")
         offset = ode[-1] - law[-1]
-        ax.plot(x(d_ode[shown]), law[shown] + offset, color="k", lw=0.9, ls="--", label=f"${LAWS[int(n)]}$ law")
+        ax.plot(
+            x(d_ode[shown]),
+            law[shown] + offset,
+            color="k",
+            lw=0.9,
+            ls="--",
+            label=f"${LAWS[int(n)]}$ law",
+        )
         ax.errorbar(x(at), found[:, 0], bars, label="median of runs", **style)
         ax.set(title=f"exponent {n}: $t \\sim {LAWS[int(n)]}$", ylim=(0, None))
         if n == 1:
@@ -124,15 +175,21 @@ def _drawn(data: xr.Dataset) -> Any:
             chosen = [one for one in chosen if one <= d_ode[shown][-1] * 1.01]
             ticks(ax, x(np.array(chosen, dtype=float)))
             ax.set_xticklabels([f"{one:g}" for one in chosen])
-            ax.set_xlabel("$d$ (axis linear in $\\log d$)" if n == 2 else "$d$ (axis linear in $\\sqrt{d}$)")
+            ax.set_xlabel(
+                "$d$ (axis linear in $\\log d$)" if n == 2 else "$d$ (axis linear in $\\sqrt{d}$)"
+            )
         rate = RATE if n < 3 else RATE / np.sqrt(d_ode)
         axes[3].plot(d_ode, ode / rate, color=colour, label=f"exponent {n}")
         rate = RATE if n < 3 else RATE / np.sqrt(at)
         axes[3].errorbar(at, found[:, 0] / rate, bars / rate, **style)
     axes[0].set_ylabel("time to $m$ = 1/2, $t$ = lr steps/$d$")
-    axes[3].set(xscale="log", yscale="log", xlabel="$d$", ylabel="samples/$d$ to $m$ = 1/2", title="samples: $d$, $d\\,\\log d$, $d^2$")
-    words = (
-        "products of 1, 2, 3 tokens from $m = d^{-1/2}$: lr = 0.1, exponent 3 with $0.1\\,d^{-1/2}$ (medians of runs with 95% intervals)"
+    axes[3].set(
+        xscale="log",
+        yscale="log",
+        xlabel="$d$",
+        ylabel="samples/$d$ to $m$ = 1/2",
+        title="samples: $d$, $d\\,\\log d$, $d^2$",
     )
+    words = "products of 1, 2, 3 tokens from $m = d^{-1/2}$: lr = 0.1, exponent 3 with $0.1\\,d^{-1/2}$ (medians of runs with 95% intervals)"
     finish(fig, axes, words)
     return fig

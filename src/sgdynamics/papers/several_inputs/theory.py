@@ -16,19 +16,47 @@ from sgdynamics.solvers import functional
 
 
 @partial(jax.jit, static_argnames=("structure", "rule", "risk"))
-def _path(structure: Any, rule: Any, parameters: Any, state: Any, times: Any, lr: Any, rtol: Any, risk: bool) -> Any:
-    found = functional.solve(structure, parameters, state, times, lr=lr, rule=rule, mode="forward", rtol=rtol, atol=rtol / 10)
+def _path(
+    structure: Any,
+    rule: Any,
+    parameters: Any,
+    state: Any,
+    times: Any,
+    lr: Any,
+    rtol: Any,
+    risk: bool,
+) -> Any:
+    found = functional.solve(
+        structure,
+        parameters,
+        state,
+        times,
+        lr=lr,
+        rule=rule,
+        mode="forward",
+        rtol=rtol,
+        atol=rtol / 10,
+    )
     if not risk:
         return found
-    return {**found, "risk": jax.lax.map(lambda one: functional.risk(structure, parameters, one, rule=rule), found)}
+    return {
+        **found,
+        "risk": jax.lax.map(
+            lambda one: functional.risk(structure, parameters, one, rule=rule), found
+        ),
+    }
 
 
 @float64
-def path(problem: Problem, begin: Start, times: Any, lr: float, *, rtol: float = 1e-6, risk: bool = True) -> dict[str, np.ndarray]:
+def path(
+    problem: Problem, begin: Start, times: Any, lr: float, *, rtol: float = 1e-6, risk: bool = True
+) -> dict[str, np.ndarray]:
     """M, Q and the risk at the given times; another number in the problem does not compile again."""
     rule = functional.rule(problem, begin)
     when = np.asarray(times, dtype=np.float64)
-    found = _path(problem.structure, rule, problem.parameters, functional.state(begin), when, lr, rtol, risk)
+    found = _path(
+        problem.structure, rule, problem.parameters, functional.state(begin), when, lr, rtol, risk
+    )
     # summed over blocks: the first axis after time
     overlaps = {name: np.asarray(found[name]).sum(axis=1) for name in ("M", "Q")}
     return {**overlaps, **({"risk": np.asarray(found["risk"])} if risk else {})}
@@ -47,5 +75,10 @@ def _growth(structure: Any, rule: Any, parameters: Any, state: Any) -> Any:
 def growth(problem: Problem, begin: Start) -> np.ndarray:
     """The Jacobian of the drift of M where M = 0 and Q is the start's, lr = 0, of a width of one: (signals, signals)."""
     K = begin.M.shape[-1]
-    found = _growth(problem.structure, functional.rule(problem, begin), problem.parameters, functional.state(begin))
+    found = _growth(
+        problem.structure,
+        functional.rule(problem, begin),
+        problem.parameters,
+        functional.state(begin),
+    )
     return np.asarray(found).reshape(K, K)

@@ -7,4 +7,13 @@ from sgdynamics.problems.models.model import MODELS, model
 from sgdynamics.problems.models.perceptron import perceptron
 from sgdynamics.problems.models.sequences import sequence_single_index
 
-__all__ = ["MODELS", "attention", "autoencoder", "gan", "model", "perceptron", "positional_semantic", "sequence_single_index"]
+__all__ = [
+    "MODELS",
+    "attention",
+    "autoencoder",
+    "gan",
+    "model",
+    "perceptron",
+    "positional_semantic",
+    "sequence_single_index",
+]

@@ -19,7 +19,9 @@ from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.samples.spectra import Spectrum
 
 
-def read(queries: Float[Numeric, " tokens"], values: Float[Numeric, " tokens"]) -> Float[Numeric, ""]:
+def read(
+    queries: Float[Numeric, " tokens"], values: Float[Numeric, " tokens"]
+) -> Float[Numeric, ""]:
     """sum_l softmax(queries)_l values_l."""
     return jnp.sum(jax.nn.softmax(queries) * values)
 
@@ -113,8 +115,21 @@ def attention(
     tokens = checks.whole("tokens", tokens, 2)
     numbers = {"noise": noise_number(noise)}
     correlation = correlated(tokens, token_correlation)
-    common = {"gram": gram, "constraint": constraint, "weight_decay": weight_decay, "covariance": covariance}
-    return Problem(attention_loss, 2, 2, tokens=tokens, token_correlation=correlation, parameters=numbers, **common)  # type: ignore[arg-type]
+    common = {
+        "gram": gram,
+        "constraint": constraint,
+        "weight_decay": weight_decay,
+        "covariance": covariance,
+    }
+    return Problem(
+        attention_loss,
+        2,
+        2,
+        tokens=tokens,
+        token_correlation=correlation,
+        parameters=numbers,
+        **common,
+    )  # type: ignore[arg-type]
 
 
 def kept(fields: Float[Numeric, " 2"]) -> Float[Numeric, " 2"]:
@@ -123,7 +138,11 @@ def kept(fields: Float[Numeric, " 2"]) -> Float[Numeric, " 2"]:
 
 
 def positional_loss(
-    fields: Float[Numeric, "1 2"], signals: Float[Numeric, "2 2"], head: Float[Numeric, " 1"], noise_draw: Scalar, parameters: Numbers
+    fields: Float[Numeric, "1 2"],
+    signals: Float[Numeric, "2 2"],
+    head: Float[Numeric, " 1"],
+    noise_draw: Scalar,
+    parameters: Numbers,
 ) -> Float[Numeric, ""]:
     """|A - A*|^2/2 of the attention matrix against a mixture of one by content and one by position."""
     k, omega = parameters["contrast"], parameters["omega"]
@@ -189,6 +208,10 @@ def positional_semantic(
     share = checks.number("omega", omega, least=0.0)
     if share > 1.0:
         raise checks.reject("omega", omega, "give a share between 0 and 1")
-    numbers = {"omega": share, "encoding": checks.number("encoding", encoding), "contrast": checks.number("contrast", contrast)}
+    numbers = {
+        "omega": share,
+        "encoding": checks.number("encoding", encoding),
+        "contrast": checks.number("contrast", contrast),
+    }
     common = {"constraint": none_or(constraint), "weight_decay": weight_decay}
     return Problem(positional_loss, 1, 2, tokens=2, means=positions, parameters=numbers, **common)  # type: ignore[arg-type]

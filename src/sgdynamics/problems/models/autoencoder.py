@@ -25,7 +25,12 @@ class Reconstruction:
     tied: bool
 
     def __call__(
-        self, fields: Float[Numeric, " rows"], signals: Float[Numeric, " K"], head: Any, draws: dict[str, Any], overlaps: Any
+        self,
+        fields: Float[Numeric, " rows"],
+        signals: Float[Numeric, " K"],
+        head: Any,
+        draws: dict[str, Any],
+        overlaps: Any,
     ) -> Float[Numeric, ""]:
         first = 0 if self.tied else fields.shape[0] // 2
         s = self.activation(fields[: fields.shape[0] - first])
@@ -92,5 +97,10 @@ def autoencoder(
     if beta.ndim != 1 or not len(beta) or not np.all(np.isfinite(beta)) or np.any(beta < 0):
         raise checks.reject("spikes", spikes, fix)
     loss = Reconstruction(student_activation(activation), checks.flag("tied", tied))
-    data = {"means": spiked_means, "draws": {"g": ("normal", len(beta))}, "parameters": {"spikes": beta}, "kinks": loss.activation.kinks}
+    data = {
+        "means": spiked_means,
+        "draws": {"g": ("normal", len(beta))},
+        "parameters": {"spikes": beta},
+        "kinks": loss.activation.kinks,
+    }
     return Problem(loss, p if tied else 2 * p, len(beta), weight_decay=weight_decay, **data)  # type: ignore[arg-type]

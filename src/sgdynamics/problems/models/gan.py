@@ -16,7 +16,12 @@ from sgdynamics.problems.rule import Rule
 
 
 def adversarial(
-    fields: Float[Numeric, "2 2"], signals: Float[Numeric, "1 2"], head: Any, draws: dict[str, Any], overlaps: Any, parameters: Numbers
+    fields: Float[Numeric, "2 2"],
+    signals: Float[Numeric, "1 2"],
+    head: Any,
+    draws: dict[str, Any],
+    overlaps: Any,
+    parameters: Numbers,
 ) -> Move:
     """Rows w, v; tokens a, a'; y = c u + sqrt(noise) a is seen, y' = c' v + sqrt(noise') a' is made, and w tells them apart."""
     c, made_of = draws["seen"], draws["made"]
@@ -25,8 +30,12 @@ def adversarial(
     seen = c * M[0, 0] + spread * fields[0, 0]  # w . y
     made = made_of * Q[0, 1] + own * fields[0, 1]  # w . y'
     inputs = jnp.stack([jnp.stack([-seen * spread, made * own]), jnp.zeros(2, fields.dtype)])
-    rows = jnp.array([[force * (Q[0, 0] - 1), made_of * made], [-made_of * made, force * (Q[1, 1] - 1)]])
-    return Move(inputs, rows=rows, signals=jnp.stack([jnp.stack([-c * seen]), jnp.zeros(1, fields.dtype)]))
+    rows = jnp.array(
+        [[force * (Q[0, 0] - 1), made_of * made], [-made_of * made, force * (Q[1, 1] - 1)]]
+    )
+    return Move(
+        inputs, rows=rows, signals=jnp.stack([jnp.stack([-c * seen]), jnp.zeros(1, fields.dtype)])
+    )
 
 
 @model
@@ -80,9 +89,19 @@ def gan(
     [1.150415, 0.319625]
     """
     if rates is not None and not isinstance(rates, Mapping):
-        raise checks.reject("rates", rates, 'give numbers by group: {"discriminator": 0.2, "generator": 0.04}')
+        raise checks.reject(
+            "rates", rates, 'give numbers by group: {"discriminator": 0.2, "generator": 0.04}'
+        )
     given = {"discriminator": 0.2, "generator": 0.04, **(rates or {})}
     stated = {"noise": noise, "generator_noise": generator_noise, "normalisation": normalisation}
     numbers = {name: checks.number(name, value, least=0.0) for name, value in stated.items()}
     groups, draws = {"discriminator": 1, "generator": 1}, {"seen": "normal", "made": "normal"}
-    return Rule(adversarial, groups=groups, rates=given, tokens=2, draws=draws, parameters=numbers, weight_decay=weight_decay)
+    return Rule(
+        adversarial,
+        groups=groups,
+        rates=given,
+        tokens=2,
+        draws=draws,
+        parameters=numbers,
+        weight_decay=weight_decay,
+    )

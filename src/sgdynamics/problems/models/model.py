@@ -54,7 +54,9 @@ def model(function: Callable[Arguments, Stated]) -> Callable[Arguments, Stated]:
         bound.apply_defaults()
         problem = function(*bound.args, **bound.kwargs)
         # what is sealed is not changed by anyone else: this is still the making of it
-        vars(problem).update(_maker=made, _record=_described, kind=function.__name__, _given=dict(bound.arguments))
+        vars(problem).update(
+            _maker=made, _record=_described, kind=function.__name__, _given=dict(bound.arguments)
+        )
         return problem
 
     MODELS[function.__name__] = made
@@ -63,7 +65,10 @@ def model(function: Callable[Arguments, Stated]) -> Callable[Arguments, Stated]:
 
 def _described(problem: Problem) -> dict[str, Any]:
     """The record of what a model made: its name and arguments, with the numbers that stand there now."""
-    numbers = {"weight_decay": problem._parameters["weight_decay"], **problem._parameters.get("user", {})}
+    numbers = {
+        "weight_decay": problem._parameters["weight_decay"],
+        **problem._parameters.get("user", {}),
+    }
     found: dict[str, Any] = {"kind": problem.kind}
     again = True
     for name, given in problem._given.items():
@@ -71,10 +76,14 @@ def _described(problem: Problem) -> dict[str, Any]:
         if hasattr(value, "describe") and not scheduled(value):
             found[name] = value.describe()
         elif callable(value):
-            found[name], whole = describe_schedule(value) if scheduled(value) else (function_identity(value), False)
+            found[name], whole = (
+                describe_schedule(value) if scheduled(value) else (function_identity(value), False)
+            )
             again = again and whole
         else:
-            found[name] = value if value is None or isinstance(value, (str, bool)) else plain_numbers(value)
+            found[name] = (
+                value if value is None or isinstance(value, (str, bool)) else plain_numbers(value)
+            )
     return found if again else {**found, "rerunnable": False}
 
 

@@ -21,7 +21,9 @@ def hebb_rule(fields: One, signals: One, head: Any, noise_draw: Scalar, overlaps
     return Move(-jnp.sign(signals))
 
 
-def perceptron_rule(fields: One, signals: One, head: Any, noise_draw: Scalar, overlaps: Any) -> Move:
+def perceptron_rule(
+    fields: One, signals: One, head: Any, noise_draw: Scalar, overlaps: Any
+) -> Move:
     """The same, where it is wrong."""
     label = jnp.sign(signals)
     return Move(-label * (fields * label < 0))

@@ -41,16 +41,31 @@ class SequenceLoss:
     outer = staticmethod(squared)
 
     def __call__(
-        self, fields: Float[Numeric, "1 tokens"], signals: Float[Numeric, "1 tokens"], head: Any, noise_draw: Scalar, parameters: Numbers
+        self,
+        fields: Float[Numeric, "1 tokens"],
+        signals: Float[Numeric, "1 tokens"],
+        head: Any,
+        noise_draw: Scalar,
+        parameters: Numbers,
     ) -> Scalar:
-        return squared(self.link(fields[0]), self.target(signals[0]) + jnp.sqrt(parameters["noise"]) * noise_draw)
+        return squared(
+            self.link(fields[0]),
+            self.target(signals[0]) + jnp.sqrt(parameters["noise"]) * noise_draw,
+        )
 
 
 def link_of(argument: str, value: Any, tokens: int) -> Any:
     """The function that a name stands for, or a user's function of the numbers of all tokens."""
     if isinstance(value, str):
         return LINKS[checks.choice(argument, value, LINKS)]
-    checked_function(argument, value, (np.zeros(tokens),), takes="values", call=f"{tokens} numbers", differentiated=argument == "link")
+    checked_function(
+        argument,
+        value,
+        (np.zeros(tokens),),
+        takes="values",
+        call=f"{tokens} numbers",
+        differentiated=argument == "link",
+    )
     return value
 
 
@@ -121,5 +136,18 @@ def sequence_single_index(
     tokens = checks.whole("tokens", tokens, 1)
     f = link_of("link", link, tokens)
     loss = SequenceLoss(f, f if target is None else link_of("target", target, tokens))
-    data = {"tokens": tokens, "token_correlation": correlated(tokens, token_correlation), "means": means, "covariance": covariance}
-    return Problem(loss, 1, 1, parameters={"noise": noise_number(noise)}, constraint=none_or(constraint), weight_decay=weight_decay, **data)  # type: ignore[arg-type]
+    data = {
+        "tokens": tokens,
+        "token_correlation": correlated(tokens, token_correlation),
+        "means": means,
+        "covariance": covariance,
+    }
+    return Problem(
+        loss,
+        1,
+        1,
+        parameters={"noise": noise_number(noise)},
+        constraint=none_or(constraint),
+        weight_decay=weight_decay,
+        **data,
+    )  # type: ignore[arg-type]

@@ -27,15 +27,34 @@ from sgdynamics.problems.starts import Start
 from sgdynamics.simulation import compressed
 from sgdynamics.simulation.exact import LARGEST, ExactChain
 from sgdynamics.simulation.gpu import unroll
-from sgdynamics.simulation.gpu.draws import LANES, Draws, as_whole, made_ahead, random_numbers, read_ahead, rounded
+from sgdynamics.simulation.gpu.draws import (
+    LANES,
+    Draws,
+    as_whole,
+    made_ahead,
+    random_numbers,
+    read_ahead,
+    rounded,
+)
 from sgdynamics.simulation.running import UNSEEN, Advanced, See, Simulator, Watched
 
 SPAN = 64  # steps between two looks at whether a run has left or diverged
-MOST_AHEAD, LEAST_AHEAD = 4096, 256  # steps whose random numbers are made ahead; where there is room for fewer, none are
-ROOM_AHEAD, SHARE_AHEAD = 1 << 31, 1 / 16  # bytes for them at most, and their share of the device's memory
-MOST_RUNS_AHEAD = 1 << 15  # where they gain on an H200 at widths 1, 2, 4; four times as many take as long either way at width 1
+MOST_AHEAD, LEAST_AHEAD = (
+    4096,
+    256,
+)  # steps whose random numbers are made ahead; where there is room for fewer, none are
+ROOM_AHEAD, SHARE_AHEAD = (
+    1 << 31,
+    1 / 16,
+)  # bytes for them at most, and their share of the device's memory
+MOST_RUNS_AHEAD = (
+    1 << 15
+)  # where they gain on an H200 at widths 1, 2, 4; four times as many take as long either way at width 1
 MOST_NUMBERS = 16  # of a step: more have no place in registers while they are on their way
-MOST_TOGETHER, OPERATIONS_TOGETHER = 8, 1500  # steps whose numbers, made ahead, are read at once: memory takes longer than a short step
+MOST_TOGETHER, OPERATIONS_TOGETHER = (
+    8,
+    1500,
+)  # steps whose numbers, made ahead, are read at once: memory takes longer than a short step
 MOST_OPERATIONS = 12_000  # of a step: compilation takes a minute there, and grows with their square
 
 
@@ -63,7 +82,10 @@ def _triangle(grouping: compressed.Grouping) -> tuple[np.ndarray, np.ndarray]:
     """Of rows without their new columns, flat: the places of numbers that a fold does not leave 0; and the way back, with 0 put last."""
     signals, rows = grouping.structure.signals, grouping.rows
     block = np.arange(grouping.inside) - signals <= np.arange(rows)[:, None]
-    there = np.concatenate([np.ones((rows, len(grouping.strip)), bool), np.tile(block, (1, len(grouping.wide)))], axis=1).reshape(-1)
+    there = np.concatenate(
+        [np.ones((rows, len(grouping.strip)), bool), np.tile(block, (1, len(grouping.wide)))],
+        axis=1,
+    ).reshape(-1)
     kept = np.flatnonzero(there)
     back = np.full(there.shape, len(kept))
     back[kept] = np.arange(len(kept))
@@ -88,11 +110,15 @@ def unpacked(grouping: compressed.Grouping, numbers: Numeric) -> Any:
     return grouping.joined(rows[..., :cut], jnp.concatenate([blocks, empty], axis=-1))
 
 
-def one_step(grouping: compressed.Grouping, see: See | None, shared: tuple[Any, ...], lane: Lane, turn: Turn) -> Lane:
+def one_step(
+    grouping: compressed.Grouping, see: See | None, shared: tuple[Any, ...], lane: Lane, turn: Turn
+) -> Lane:
     """A step of one run, as it is traced; shared: numbers, sizes and what `see` is given."""
     numbers, sizes, given = shared
     parts = compressed.in_shapes(turn.normals, compressed.span_shapes(grouping, 1))
-    draws = compressed.span_draws(grouping, parts, turn.lengths[None], compressed.free_directions(grouping, sizes))
+    draws = compressed.span_draws(
+        grouping, parts, turn.lengths[None], compressed.free_directions(grouping, sizes)
+    )
     part = jax.tree.map(lambda leaf: leaf[0], draws)
     state = Rows(unpacked(grouping, lane.rows), lane.head, lane.scalars, lane.squares)
     watch = None if see is None else partial(see, given)
@@ -115,10 +141,14 @@ def draws_of(grouping: compressed.Grouping) -> Draws:
     return Draws(sum(counts), sum(counts[:3]), (len(grouping.wide), grouping.columns))
 
 
-def planned(grouping: compressed.Grouping, see: See | None, shared: tuple[Any, ...], lane: Lane) -> Plan:
+def planned(
+    grouping: compressed.Grouping, see: See | None, shared: tuple[Any, ...], lane: Lane
+) -> Plan:
     """Trace a step; lane: shapes of one run."""
     draws = draws_of(grouping)
-    normals, lengths = (jax.ShapeDtypeStruct(shape, np.float64) for shape in ((draws.normals,), draws.chi))
+    normals, lengths = (
+        jax.ShapeDtypeStruct(shape, np.float64) for shape in ((draws.normals,), draws.chi)
+    )
     turn = Turn(normals, lengths, jax.ShapeDtypeStruct((), np.int64))
     program = unroll.traced(partial(one_step, grouping, see), shared, lane, turn)
     count = len(jax.tree.leaves(shared))
@@ -143,24 +173,50 @@ def _kernel(plan: Plan, lane: Lane, ahead: int, together: int, *refs: Any) -> No
     def step(index: Whole, values: tuple[Any, ...], drawn: list[Any]) -> tuple[Any, ...]:
         normals, lengths = drawn[: plan.draws.normals], drawn[plan.draws.normals :]
         edges = np.cumsum([0, *sizes])
-        own = [unroll.arranged(list(values[low:high]), one.shape) for low, high, one in zip(edges, edges[1:], kinds, strict=False)]
+        own = [
+            unroll.arranged(list(values[low:high]), one.shape)
+            for low, high, one in zip(edges, edges[1:], kinds, strict=False)
+        ]
         shapes = ((plan.draws.normals,), plan.draws.chi, ())
-        own += [unroll.arranged(some, shape) for some, shape in zip((normals, lengths, [index]), shapes, strict=True)]
+        own += [
+            unroll.arranged(some, shape)
+            for some, shape in zip((normals, lengths, [index]), shapes, strict=True)
+        ]
         common = unroll.read_before(plan.program, plan.parts, lambda k: shared_ref[k])
         given = common | dict(zip(plan.program.inputs[plan.shared :], own, strict=True))
         found = unroll.run(plan.program, plan.parts.after, given)
-        return tuple(jnp.broadcast_to(one, (LANES,)).astype(jnp.float64) for array in found for one in array.reshape(-1))
+        return tuple(
+            jnp.broadcast_to(one, (LANES,)).astype(jnp.float64)
+            for array in found
+            for one in array.reshape(-1)
+        )
 
     def steps(count: int, carry: tuple[Any, Any]) -> tuple[Any, Any]:
         """So many steps; numbers that were made ahead are read before the first."""
         index, values = carry
         if ahead:
-            read = [read_ahead(plan.draws, ahead, numbers_ref[0], group, (index - since).astype(jnp.int32) + k) for k in range(count)]
+            read = [
+                read_ahead(
+                    plan.draws, ahead, numbers_ref[0], group, (index - since).astype(jnp.int32) + k
+                )
+                for k in range(count)
+            ]
         for k in range(count):
             free = [free_ref[j] for j in range(plan.draws.lengths)]
-            drawn = read[k] if ahead else [rounded(one, when_ref[2]) for one in random_numbers(plan.draws, keys, index, free)]
+            drawn = (
+                read[k]
+                if ahead
+                else [
+                    rounded(one, when_ref[2])
+                    for one in random_numbers(plan.draws, keys, index, free)
+                ]
+            )
             # else a product that ends a step and a sum that begins the next are one operation where they stand side by side
-            values = step(index, values if k == 0 else tuple(rounded(one, when_ref[2]) for one in values), drawn)
+            values = step(
+                index,
+                values if k == 0 else tuple(rounded(one, when_ref[2]) for one in values),
+                drawn,
+            )
             index = index + 1
         return index, values
 
@@ -180,12 +236,20 @@ def _kernel(plan: Plan, lane: Lane, ahead: int, together: int, *refs: Any) -> No
         index, good, values, _ = carry
         stop = jnp.minimum((index // SPAN + 1) * SPAN, end)
         for count in (together, 1) if together > 1 else (1,):
-            index, values = jax.lax.while_loop(lambda carry, last=stop - count: carry[0] <= last, partial(steps, count), (index, values))
+            index, values = jax.lax.while_loop(
+                lambda carry, last=stop - count: carry[0] <= last,
+                partial(steps, count),
+                (index, values),
+            )
         good = jnp.where(fine(values) > 0, index, good)
         return index, good, values, lively(values, good, index)
 
     good = jnp.where(fine(begin) > 0, since, since - 1)
-    carry = jax.lax.while_loop(lambda carry: (carry[0] < end) & (carry[3] > 0), span, (since, good, begin, lively(begin, good, since)))
+    carry = jax.lax.while_loop(
+        lambda carry: (carry[0] < end) & (carry[3] > 0),
+        span,
+        (since, good, begin, lively(begin, good, since)),
+    )
     # where a run has gone on to the end of its program's steps, it has to the end of all of them
     good = jnp.where(carry[1] == carry[0], end, carry[1])
     _stored(made_ref, here, (*carry[2], good.astype(jnp.float64)))
@@ -198,7 +262,9 @@ def _loaded(ref: Any, here: Any, count: int) -> tuple[Any, ...]:
         value = ref[row, here]
         return tuple(jnp.where(row == k, value, old) for k, old in enumerate(found))
 
-    return jax.lax.fori_loop(0, count, one, tuple(jnp.zeros((LANES,), ref.dtype) for _ in range(count)))
+    return jax.lax.fori_loop(
+        0, count, one, tuple(jnp.zeros((LANES,), ref.dtype) for _ in range(count))
+    )
 
 
 def _stored(ref: Any, here: Any, values: tuple[Any, ...]) -> None:
@@ -254,11 +320,17 @@ def advance(
     runs = keys.shape[0]
     filled = -(-runs // LANES) * LANES
     # all that a run has is read at one place and written at one: keys beside the numbers, and the last good step
-    places = jax.lax.bitcast_convert_type(jax.vmap(lambda key: jax.random.bits(key, (2,), jnp.uint64))(keys), jnp.float64)
+    places = jax.lax.bitcast_convert_type(
+        jax.vmap(lambda key: jax.random.bits(key, (2,), jnp.uint64))(keys), jnp.float64
+    )
     columns = [jnp.reshape(leaf, (runs, -1)).astype(jnp.float64) for leaf in jax.tree.leaves(every)]
-    values = jnp.pad(jnp.concatenate([*columns, places], axis=1).T, ((0, 0), (0, filled - runs)), mode="edge")
+    values = jnp.pad(
+        jnp.concatenate([*columns, places], axis=1).T, ((0, 0), (0, filled - runs)), mode="edge"
+    )
     # one more, as a kernel takes no array without numbers
-    free = jnp.append(jnp.ravel(compressed.free_directions(grouping, jnp.asarray(sizes))).astype(jnp.float64), 0.0)
+    free = jnp.append(
+        jnp.ravel(compressed.free_directions(grouping, jnp.asarray(sizes))).astype(jnp.float64), 0.0
+    )
     left, together = _place_of_left(lane), _together(plan, lane) if ahead else 1
 
     def chain(since: Whole, end: Whole, values: Numeric, *more: Numeric) -> Any:
@@ -278,8 +350,12 @@ def advance(
 
     def block(carry: tuple[Any, ...]) -> tuple[Any, ...]:
         index, values, good, lively = carry
-        stop = jnp.minimum(index // SPAN * SPAN + ahead, end)  # looks at runs are at multiples of a span, whatever is made ahead
-        numbers = made_ahead(plan.draws, ahead, interpret, free, _when(index, stop), lively, as_whole(values[-2:]))
+        stop = jnp.minimum(
+            index // SPAN * SPAN + ahead, end
+        )  # looks at runs are at multiples of a span, whatever is made ahead
+        numbers = made_ahead(
+            plan.draws, ahead, interpret, free, _when(index, stop), lively, as_whole(values[-2:])
+        )
         made = chain(index, stop, values, numbers)
         # what was not fine when a block began keeps its last good step
         last, values = made[-1].astype(jnp.int64), values.at[:-2].set(made[:-1])
@@ -290,8 +366,13 @@ def advance(
     if ahead:
         good = jnp.full(filled, since)
         carry = (since, values, good, going(since, values, good))
-        index, values, good, _ = jax.lax.while_loop(lambda carry: (carry[0] < end) & (jnp.sum(carry[3]) > 0), block, carry)
-        made, good = values[:-2], jnp.where(good == index, end, good)  # what has left is at the end where it is now
+        index, values, good, _ = jax.lax.while_loop(
+            lambda carry: (carry[0] < end) & (jnp.sum(carry[3]) > 0), block, carry
+        )
+        made, good = (
+            values[:-2],
+            jnp.where(good == index, end, good),
+        )  # what has left is at the end where it is now
     else:
         made = chain(since, end, values)
         made, good = made[:-1], made[-1].astype(jnp.int64)
@@ -301,13 +382,17 @@ def advance(
         leaves.append(made[first : first + size, :runs].T.reshape(leaf.shape).astype(leaf.dtype))
         first += size
     found = jax.tree.unflatten(jax.tree.structure(every), leaves)
-    state = Rows(unpacked(grouping, found.rows), found.head, found.scalars, found.squares, state.signals)
+    state = Rows(
+        unpacked(grouping, found.rows), found.head, found.scalars, found.squares, state.signals
+    )
     return state, good[:runs], found.seen
 
 
 def _when(since: Whole, end: Whole) -> Any:
     """Steps for a kernel: where it begins and ends; and a 0 that its compiler does not know."""
-    return jnp.stack([jnp.asarray(since, jnp.int64), jnp.asarray(end, jnp.int64), jnp.zeros((), jnp.int64)])
+    return jnp.stack(
+        [jnp.asarray(since, jnp.int64), jnp.asarray(end, jnp.int64), jnp.zeros((), jnp.int64)]
+    )
 
 
 class KernelChain(ExactChain):
@@ -317,7 +402,13 @@ class KernelChain(ExactChain):
     drops_runs = False
 
     def __init__(
-        self, problem: Problem, algorithm: OnePassSGD, begin: Start, dimension: int, sizes: np.ndarray, interpret: bool = False
+        self,
+        problem: Problem,
+        algorithm: OnePassSGD,
+        begin: Start,
+        dimension: int,
+        sizes: np.ndarray,
+        interpret: bool = False,
     ) -> None:
         super().__init__(problem, algorithm, begin, dimension, sizes)
         self.grouping = replace(self.grouping, single=True).at(sizes)
@@ -332,9 +423,21 @@ class KernelChain(ExactChain):
     def numbers(self) -> tuple[Any, Any, Any]:
         return self.parameters, self.algorithm, self.dimension
 
-    def advance(self, state: Rows, keys: Keys, since: int, end: int, watch: Watched = UNSEEN) -> Advanced:
+    def advance(
+        self, state: Rows, keys: Keys, since: int, end: int, watch: Watched = UNSEEN
+    ) -> Advanced:
         fixed = self.grouping, watch.see, self.interpret, self.steps_ahead(len(keys))
-        return advance(*fixed, self.numbers, self.sizes, state, keys, np.int64(since), np.int64(end), watch.seen, watch.given)
+        return advance(
+            *fixed,
+            self.numbers,
+            self.sizes,
+            state,
+            keys,
+            np.int64(since),
+            np.int64(end),
+            watch.seen,
+            watch.given,
+        )
 
     def steps_ahead(self, runs: int) -> int:
         """Steps whose random numbers are made ahead. 0, and runs make their own, where they are so many that the device is busy, where a
@@ -342,7 +445,11 @@ class KernelChain(ExactChain):
         count = draws_of(self.grouping).count
         room = min(ROOM_AHEAD, SHARE_AHEAD * _memory())
         steps = int(min(MOST_AHEAD, room / (8 * count * -(-runs // LANES) * LANES))) // SPAN * SPAN
-        return steps if runs <= MOST_RUNS_AHEAD and count <= MOST_NUMBERS and steps >= LEAST_AHEAD else 0
+        return (
+            steps
+            if runs <= MOST_RUNS_AHEAD and count <= MOST_NUMBERS and steps >= LEAST_AHEAD
+            else 0
+        )
 
     @property
     def grain(self) -> int:
@@ -353,7 +460,9 @@ class KernelChain(ExactChain):
 
     def bytes_a_run(self, steps: float = 0.0) -> float:
         # rows with their new columns, the same in the kernel's order, and both once more when they are made
-        rows = self.grouping.structure.width * (len(self.grouping.strip) + len(self.grouping.wide) * (self.grouping.inside + 1))
+        rows = self.grouping.structure.width * (
+            len(self.grouping.strip) + len(self.grouping.wide) * (self.grouping.inside + 1)
+        )
         return 8.0 * 6 * (rows * max(1, len(self.L[0][0]) // self.grouping.structure.width) + 8)
 
     def watching(self, see: See, seen: Tree, given: Tree) -> Simulator:
@@ -381,7 +490,10 @@ def _memory() -> int:
 @cache
 def _against(grouping: compressed.Grouping, see: See | None, *kinds: tuple[Any, Any]) -> str | None:
     shared, lane = (
-        jax.tree.unflatten(tree, [jax.ShapeDtypeStruct(shape, np.dtype(name)) for shape, name in leaves]) for leaves, tree in kinds
+        jax.tree.unflatten(
+            tree, [jax.ShapeDtypeStruct(shape, np.dtype(name)) for shape, name in leaves]
+        )
+        for leaves, tree in kinds
     )
     try:
         plan = planned(grouping, see, shared, lane)
@@ -393,26 +505,54 @@ def _against(grouping: compressed.Grouping, see: See | None, *kinds: tuple[Any, 
 
 def _operations(plan: Plan, lane: Lane) -> int:
     """How many operations a step has once it is unrolled."""
-    own = [jax.ShapeDtypeStruct((int(np.prod(one.shape)), LANES), np.float64) for one in jax.tree.leaves(lane)]
-    own += [jax.ShapeDtypeStruct((size, LANES), np.float64) for size in (plan.draws.normals, plan.draws.lengths)]
-    kinds = [*jax.tree.leaves(lane), *(plan.program.kinds[one] for one in plan.program.inputs[-3:-1])]
+    own = [
+        jax.ShapeDtypeStruct((int(np.prod(one.shape)), LANES), np.float64)
+        for one in jax.tree.leaves(lane)
+    ]
+    own += [
+        jax.ShapeDtypeStruct((size, LANES), np.float64)
+        for size in (plan.draws.normals, plan.draws.lengths)
+    ]
+    kinds = [
+        *jax.tree.leaves(lane),
+        *(plan.program.kinds[one] for one in plan.program.inputs[-3:-1]),
+    ]
     common = [plan.program.kinds[one] for one in plan.parts.shared]
 
     def step(own: list[Any], common: list[Any], index: Whole) -> list[Any]:
-        arrays = [unroll.arranged(list(one), kind.shape) for one, kind in zip(own, kinds, strict=True)]
-        values = dict(zip(plan.program.inputs[plan.shared :], [*arrays, unroll.arranged([index], ())], strict=True))
-        values |= {name: unroll.arranged(list(jnp.ravel(one)), one.shape) for name, one in zip(plan.parts.shared, common, strict=True)}
-        return [one for array in unroll.run(plan.program, plan.parts.after, values) for one in array.reshape(-1)]
+        arrays = [
+            unroll.arranged(list(one), kind.shape) for one, kind in zip(own, kinds, strict=True)
+        ]
+        values = dict(
+            zip(
+                plan.program.inputs[plan.shared :],
+                [*arrays, unroll.arranged([index], ())],
+                strict=True,
+            )
+        )
+        values |= {
+            name: unroll.arranged(list(jnp.ravel(one)), one.shape)
+            for name, one in zip(plan.parts.shared, common, strict=True)
+        }
+        return [
+            one
+            for array in unroll.run(plan.program, plan.parts.after, values)
+            for one in array.reshape(-1)
+        ]
 
     return len(jax.make_jaxpr(step)(own, common, jax.ShapeDtypeStruct((), np.int64)).jaxpr.eqns)
 
 
 def _together(plan: Plan, lane: Lane) -> int:
     """How many steps with numbers made ahead the kernel's loop has: as many as compile fast."""
-    return max(2 ** int(np.log2(min(MOST_TOGETHER, OPERATIONS_TOGETHER / _operations(plan, lane)))), 1)
+    return max(
+        2 ** int(np.log2(min(MOST_TOGETHER, OPERATIONS_TOGETHER / _operations(plan, lane)))), 1
+    )
 
 
-def exact_chain(problem: Problem, algorithm: OnePassSGD, begin: Start, dimension: int, sizes: np.ndarray) -> ExactChain:
+def exact_chain(
+    problem: Problem, algorithm: OnePassSGD, begin: Start, dimension: int, sizes: np.ndarray
+) -> ExactChain:
     """The exact chain as this machine runs it best: in one kernel on an NVIDIA GPU where a step can be unrolled, else step by step."""
     if not unroll.has_kernels():
         return ExactChain(problem, algorithm, begin, dimension, sizes)

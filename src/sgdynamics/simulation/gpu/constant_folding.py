@@ -20,7 +20,9 @@ def _spread(params: dict[str, Any], value: np.ndarray) -> np.ndarray:
 def _counted(params: dict[str, Any]) -> np.ndarray:
     shape, along = params["shape"], params["dimension"]
     each = np.arange(shape[along], dtype=params["dtype"])
-    return np.broadcast_to(each.reshape([-1 if axis == along else 1 for axis in range(len(shape))]), shape)
+    return np.broadcast_to(
+        each.reshape([-1 if axis == along else 1 for axis in range(len(shape))]), shape
+    )
 
 
 def _chosen(_: dict[str, Any], which: np.ndarray, *cases: np.ndarray) -> np.ndarray:
@@ -32,7 +34,12 @@ def _chosen(_: dict[str, Any], which: np.ndarray, *cases: np.ndarray) -> np.ndar
 
 def _sliced(params: dict[str, Any], value: np.ndarray) -> np.ndarray:
     strides = params["strides"] or (1,) * value.ndim
-    return value[tuple(slice(*one) for one in zip(params["start_indices"], params["limit_indices"], strides, strict=True))]
+    return value[
+        tuple(
+            slice(*one)
+            for one in zip(params["start_indices"], params["limit_indices"], strides, strict=True)
+        )
+    ]
 
 
 # primitives that are short in NumPy: on a GPU JAX compiles a program for each shape that it meets
@@ -47,7 +54,9 @@ IN_NUMPY: dict[str, Callable[..., Any]] = {
     "broadcast_in_dim": _spread,
     "iota": _counted,
     "select_n": _chosen,
-    "reshape": lambda params, one: one.transpose(params["dimensions"] or range(one.ndim)).reshape(params["new_sizes"]),
+    "reshape": lambda params, one: one.transpose(params["dimensions"] or range(one.ndim)).reshape(
+        params["new_sizes"]
+    ),
     "convert_element_type": lambda params, one: one.astype(params["new_dtype"]),
     "squeeze": lambda params, one: np.squeeze(one, params["dimensions"]),
     "expand_dims": lambda params, one: np.expand_dims(one, params["dimensions"]),
@@ -59,12 +68,20 @@ IN_NUMPY: dict[str, Callable[..., Any]] = {
 
 def _cut_short(primitive: Any, params: dict[str, Any], inputs: Sequence[Any]) -> bool:
     """Whether numbers become whole ones: what does not fit goes to the nearest end in JAX, and anywhere in NumPy."""
-    return primitive.name == "convert_element_type" and inputs[0].dtype.kind == "f" and np.dtype(params["new_dtype"]).kind in "iu"
+    return (
+        primitive.name == "convert_element_type"
+        and inputs[0].dtype.kind == "f"
+        and np.dtype(params["new_dtype"]).kind in "iu"
+    )
 
 
 def evaluated(primitive: Any, params: dict[str, Any], inputs: Sequence[Any]) -> list[np.ndarray]:
     """What depends on nothing."""
-    if primitive.name in IN_NUMPY and all(isinstance(one, np.ndarray) for one in inputs) and not _cut_short(primitive, params, inputs):
+    if (
+        primitive.name in IN_NUMPY
+        and all(isinstance(one, np.ndarray) for one in inputs)
+        and not _cut_short(primitive, params, inputs)
+    ):
         with np.errstate(all="ignore"):  # as in JAX, what is not finite is no news
             return [np.asarray(IN_NUMPY[primitive.name](params, *inputs))]
     with jax.ensure_compile_time_eval():

@@ -77,28 +77,47 @@ def random_numbers(draws: Draws, keys: tuple[Any, Any], index: Whole, free: list
     """The normals of a step, then its chi variables by Marsaglia and Tsang's rejection, with as many attempts as the slowest lane needs."""
     pairs, chis = -(-draws.normals // 2), len(free)
     counter = index * np.int64(2 * pairs + chis)
-    normals = [one for pair in range(pairs) for one in two_normals(keys, counter + np.int64(2 * pair))][: draws.normals]
+    normals = [
+        one for pair in range(pairs) for one in two_normals(keys, counter + np.int64(2 * pair))
+    ][: draws.normals]
     proposals = normals[draws.proposals : draws.proposals + chis]
     tried = [
-        attempt(one, x, uniform(keys, counter + np.int64(2 * pairs + k))) for k, (one, x) in enumerate(zip(free, proposals, strict=True))
+        attempt(one, x, uniform(keys, counter + np.int64(2 * pairs + k)))
+        for k, (one, x) in enumerate(zip(free, proposals, strict=True))
     ]
 
     def again(carry: tuple[Any, ...]) -> tuple[Any, ...]:
         count, values, good = carry
         other = (keys[0], bits(keys, ~count))  # what is drawn again has keys of its own
         places = [counter + np.int64(3 * k) for k in range(chis)]
-        made = [attempt(one, two_normals(other, at)[0], uniform(other, at + np.int64(2))) for one, at in zip(free, places, strict=True)]
-        values = tuple(jnp.where(fine > 0, old, new[0]) for old, fine, new in zip(values, good, made, strict=True))
-        return count + 1, values, tuple(jnp.where(new[1], 1, fine) for fine, new in zip(good, made, strict=True))
+        made = [
+            attempt(one, two_normals(other, at)[0], uniform(other, at + np.int64(2)))
+            for one, at in zip(free, places, strict=True)
+        ]
+        values = tuple(
+            jnp.where(fine > 0, old, new[0])
+            for old, fine, new in zip(values, good, made, strict=True)
+        )
+        return (
+            count + 1,
+            values,
+            tuple(jnp.where(new[1], 1, fine) for fine, new in zip(good, made, strict=True)),
+        )
 
     def open_ones(carry: tuple[Any, ...]) -> Any:
         return sum(jnp.sum(1 - one) for one in carry[2]) > 0
 
     if not chis:
         return normals
-    begin = (np.int64(0), tuple(one for one, _ in tried), tuple(jnp.where(fine, 1, 0) for _, fine in tried))
+    begin = (
+        np.int64(0),
+        tuple(one for one, _ in tried),
+        tuple(jnp.where(fine, 1, 0) for _, fine in tried),
+    )
     _, values, _ = jax.lax.while_loop(open_ones, again, begin)
-    return normals + [chi_length(one, value, x) for one, value, x in zip(free, values, proposals, strict=True)]
+    return normals + [
+        chi_length(one, value, x) for one, value, x in zip(free, values, proposals, strict=True)
+    ]
 
 
 def as_whole(bits: Numeric) -> Any:
@@ -126,7 +145,9 @@ def _ahead(draws: Draws, steps: int, *refs: Any) -> None:
     def step(at: Whole, nothing: Whole) -> Any:
         free = [free_ref[k] for k in range(draws.lengths)]
         for k, one in enumerate(random_numbers(draws, keys, when_ref[0] + at, free)):
-            made_ref[(group * steps + at) * draws.count + k, pl.ds(0, LANES)] = jnp.broadcast_to(one, (LANES,))
+            made_ref[(group * steps + at) * draws.count + k, pl.ds(0, LANES)] = jnp.broadcast_to(
+                one, (LANES,)
+            )
         return nothing
 
     jax.lax.fori_loop(first, jnp.where(lively_ref[group] > 0, last, first), step, np.int32(0))
@@ -134,10 +155,20 @@ def _ahead(draws: Draws, steps: int, *refs: Any) -> None:
 
 def read_ahead(draws: Draws, steps: int, ref: Any, group: Whole, at: Whole) -> list[Any]:
     """The numbers of step `at` of those that were made ahead, of the runs of one program."""
-    return [ref[(group * steps + at) * draws.count + k, pl.ds(0, LANES)] for k in range(draws.count)]
+    return [
+        ref[(group * steps + at) * draws.count + k, pl.ds(0, LANES)] for k in range(draws.count)
+    ]
 
 
-def made_ahead(draws: Draws, steps: int, interpret: bool, free: Numeric, when: Numeric, lively: Numeric, keys: Numeric) -> Any:
+def made_ahead(
+    draws: Draws,
+    steps: int,
+    interpret: bool,
+    free: Numeric,
+    when: Numeric,
+    lively: Numeric,
+    keys: Numeric,
+) -> Any:
     """The numbers of up to so many steps (a multiple of a tile) of all runs: 32 runs a row, and (their group, step, number) in order.
 
     when: the first step, and the one that ends it. lively: of each 32 runs, how many go on.

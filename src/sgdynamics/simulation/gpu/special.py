@@ -21,7 +21,9 @@ from sgdynamics.base.arrays import Numeric
 SMALL = 0.5
 FAR_ERF, FAR_ERFC = 6.0, 28.0  # where 1 - erf and erfc are 0 in float64
 SHIFT, POINTS = 1.5, 64
-TERMS = tuple(2 / math.sqrt(math.pi) * (-1) ** n / (math.factorial(n) * (2 * n + 1)) for n in range(13))
+TERMS = tuple(
+    2 / math.sqrt(math.pi) * (-1) ** n / (math.factorial(n) * (2 * n + 1)) for n in range(13)
+)
 
 
 @cache
@@ -31,9 +33,14 @@ def _series(far: float) -> tuple[float, float, tuple[float, ...]]:
     b = 2 / (end - near)
     a = 1 - b * end
     # long doubles: in double precision the sums alone are off by 1e-14
-    angles = (np.arange(POINTS, dtype=np.longdouble) + 0.5) * (np.arccos(np.longdouble(-1)) / POINTS)
+    angles = (np.arange(POINTS, dtype=np.longdouble) + 0.5) * (
+        np.arccos(np.longdouble(-1)) / POINTS
+    )
     values = erfcx((b / (np.cos(angles) - a) - SHIFT).astype(np.float64))
-    found = np.array([2 * np.sum(values * np.cos(order * angles)) / POINTS for order in range(POINTS // 2)], dtype=np.float64)
+    found = np.array(
+        [2 * np.sum(values * np.cos(order * angles)) / POINTS for order in range(POINTS // 2)],
+        dtype=np.float64,
+    )
     found[0] /= 2
     powers = chebyshev.cheb2poly(found[: int(np.flatnonzero(np.abs(found) > 2e-16)[-1]) + 1])
     return a, b, tuple(float(one) for one in powers)

@@ -36,7 +36,17 @@ class NotUnrolled(ValueError):
     """What a function does that cannot be unrolled."""
 
 
-CALLS = ("jit", "pjit", "closed_call", "core_call", "remat", "remat2", "checkpoint", "custom_jvp_call", "custom_vjp_call")
+CALLS = (
+    "jit",
+    "pjit",
+    "closed_call",
+    "core_call",
+    "remat",
+    "remat2",
+    "checkpoint",
+    "custom_jvp_call",
+    "custom_vjp_call",
+)
 NAMES = """
 neg abs sign floor ceil exp exp2 expm1 log log1p sqrt rsqrt cbrt sin cos tan asin acos atan atan2 sinh cosh tanh asinh acosh atanh
 add add_any sub mul div rem pow integer_pow max min eq ne lt le gt ge and or xor not select_n clamp logistic is_finite square
@@ -44,10 +54,29 @@ convert_element_type copy copy_p
 """
 ONE_BY_ONE = frozenset(NAMES.split())
 EITHER_WAY = frozenset({"add", "add_any", "mul", "max", "min", "eq", "ne", "and", "or", "xor"})
-SAME_AS = {"lt_to": jax.lax.lt_p, "le_to": jax.lax.le_p, "eq_to": jax.lax.eq_p}  # but for NaN, of which there is none
+SAME_AS = {
+    "lt_to": jax.lax.lt_p,
+    "le_to": jax.lax.le_p,
+    "eq_to": jax.lax.eq_p,
+}  # but for NaN, of which there is none
 SPECIAL: dict[str, Function] = {"erf": erf, "erfc": erfc, "one_minus_square": lambda x: 1.0 - x * x}
-DATA_OPERANDS: dict[str, tuple[int, ...] | None] = {  # which operands are data; None: all, the others are indices
-    **dict.fromkeys(("reshape", "transpose", "broadcast_in_dim", "slice", "squeeze", "expand_dims", "rev", "concatenate", "pad"), None),
+DATA_OPERANDS: dict[
+    str, tuple[int, ...] | None
+] = {  # which operands are data; None: all, the others are indices
+    **dict.fromkeys(
+        (
+            "reshape",
+            "transpose",
+            "broadcast_in_dim",
+            "slice",
+            "squeeze",
+            "expand_dims",
+            "rev",
+            "concatenate",
+            "pad",
+        ),
+        None,
+    ),
     **dict.fromkeys(("stack", "unstack", "split", "tile"), None),
     "gather": (0,),
     "dynamic_slice": (0,),
@@ -84,7 +113,13 @@ class Program:
 
     def take_in(self, jaxpr: Any, constants: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
         """The equations of a jaxpr, those of its calls too; what it gives."""
-        given = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*(np.asarray(one) for one in constants), *arguments], strict=True))
+        given = dict(
+            zip(
+                [*jaxpr.constvars, *jaxpr.invars],
+                [*(np.asarray(one) for one in constants), *arguments],
+                strict=True,
+            )
+        )
 
         def read(one: Any) -> Any:
             return np.asarray(one.val, one.aval.dtype) if hasattr(one, "val") else given[one]
@@ -92,9 +127,15 @@ class Program:
         for equation in jaxpr.eqns:
             inputs = [read(one) for one in equation.invars]
             if equation.primitive.name in CALLS:
-                inner = next(equation.params[name] for name in ("jaxpr", "call_jaxpr", "fun_jaxpr") if name in equation.params)
+                inner = next(
+                    equation.params[name]
+                    for name in ("jaxpr", "call_jaxpr", "fun_jaxpr")
+                    if name in equation.params
+                )
                 closed = hasattr(inner, "jaxpr")
-                found = self.take_in(inner.jaxpr if closed else inner, inner.consts if closed else (), inputs)
+                found = self.take_in(
+                    inner.jaxpr if closed else inner, inner.consts if closed else (), inputs
+                )
             elif not any(isinstance(one, int) for one in inputs):
                 found = evaluated(equation.primitive, equation.params, inputs)
             else:
@@ -147,7 +188,9 @@ def split(program: Program, known: set[int]) -> Split:
     used = {one for equation in after for one in equation.inputs if isinstance(one, int)} | {
         one for one in program.outputs if isinstance(one, int)
     }
-    work = sum(int(np.prod(program.kinds[one].shape)) for equation in after for one in equation.outputs)
+    work = sum(
+        int(np.prod(program.kinds[one].shape)) for equation in after for one in equation.outputs
+    )
     if work > MOST_NUMBERS:
         raise NotUnrolled(f"a step of {work} numbers")
     return Split(before, after, sorted(used & known))
@@ -158,16 +201,27 @@ def computed_before(program: Program, parts: Split, values: dict[int, Any]) -> l
     values = dict(values)
     for equation in parts.before:
         found = equation.primitive.bind(
-            *(values[one] if isinstance(one, int) else jnp.asarray(one) for one in equation.inputs), **equation.params
+            *(values[one] if isinstance(one, int) else jnp.asarray(one) for one in equation.inputs),
+            **equation.params,
         )
-        values |= dict(zip(equation.outputs, found if equation.primitive.multiple_results else [found], strict=True))
+        values |= dict(
+            zip(
+                equation.outputs,
+                found if equation.primitive.multiple_results else [found],
+                strict=True,
+            )
+        )
     return [values[one] for one in parts.shared]
 
 
-def numbers_before(program: Program, parts: Split, inputs: Sequence[Any]) -> Float[Numeric, " numbers"]:
+def numbers_before(
+    program: Program, parts: Split, inputs: Sequence[Any]
+) -> Float[Numeric, " numbers"]:
     """The same as one array of numbers, for a kernel to read; a zero where there are none. `inputs`: the values that are shared."""
     arrays = computed_before(program, parts, dict(zip(program.inputs, inputs, strict=False)))
-    found = jnp.concatenate([jnp.zeros(1), *(jnp.ravel(jnp.asarray(one)).astype(jnp.float64) for one in arrays)])
+    found = jnp.concatenate(
+        [jnp.zeros(1), *(jnp.ravel(jnp.asarray(one)).astype(jnp.float64) for one in arrays)]
+    )
     return found[bool(arrays) :]
 
 
@@ -177,12 +231,16 @@ def read_before(program: Program, parts: Split, number: Function) -> dict[int, n
     for one in parts.shared:
         kind = program.kinds[one]
         size = math.prod(kind.shape)
-        found[one] = arranged([number(first + k).astype(kind.dtype) for k in range(size)], kind.shape)
+        found[one] = arranged(
+            [number(first + k).astype(kind.dtype) for k in range(size)], kind.shape
+        )
         first += size
     return found
 
 
-def run(program: Program, equations: Sequence[Equation], values: dict[int, np.ndarray]) -> list[np.ndarray]:
+def run(
+    program: Program, equations: Sequence[Equation], values: dict[int, np.ndarray]
+) -> list[np.ndarray]:
     """What the program gives, from arrays of numbers (constants, or vectors of the runs) of all variables that the equations need."""
     values = dict(values)
 
@@ -193,7 +251,13 @@ def run(program: Program, equations: Sequence[Equation], values: dict[int, np.nd
     try:
         for equation in equations:
             kinds = [program.kinds[one] for one in equation.outputs]
-            values |= dict(zip(equation.outputs, _unrolled(equation, [read(one) for one in equation.inputs], kinds), strict=True))
+            values |= dict(
+                zip(
+                    equation.outputs,
+                    _unrolled(equation, [read(one) for one in equation.inputs], kinds),
+                    strict=True,
+                )
+            )
     finally:
         _done.pop()
     found = [read(one) for one in program.outputs]
@@ -214,7 +278,9 @@ def _objects(values: Given) -> np.ndarray:
 
 def _numbers(values: np.ndarray, none: DType = np.float64) -> np.ndarray:
     """The way back, where all are known; lists would lose the shape of an array that has none, whose kind is then `none`."""
-    return np.array(values.tolist(), dtype=values.reshape(-1)[0].dtype if values.size else none).reshape(values.shape)
+    return np.array(
+        values.tolist(), dtype=values.reshape(-1)[0].dtype if values.size else none
+    ).reshape(values.shape)
 
 
 def has_kernels() -> bool:
@@ -247,11 +313,22 @@ def _known(one: Any) -> bool:
 def _unrolled(equation: Equation, inputs: list[np.ndarray], kinds: list[Any]) -> list[np.ndarray]:
     name, params = equation.primitive.name, equation.params
     if all(_known(one) for value in inputs for one in value.reshape(-1)):
-        return [_objects(one) for one in evaluated(equation.primitive, params, [_numbers(value) for value in inputs])]
+        return [
+            _objects(one)
+            for one in evaluated(equation.primitive, params, [_numbers(value) for value in inputs])
+        ]
     if name in SPECIAL:
-        return [_each(lambda one: one if _known(one) else _once(name, "", SPECIAL[name], (one,)), inputs)]
+        return [
+            _each(
+                lambda one: one if _known(one) else _once(name, "", SPECIAL[name], (one,)), inputs
+            )
+        ]
     if name in ONE_BY_ONE or name in SAME_AS:
-        operation = partial(_bound, SAME_AS[name], {}) if name in SAME_AS else partial(_bound, equation.primitive, params)
+        operation = (
+            partial(_bound, SAME_AS[name], {})
+            if name in SAME_AS
+            else partial(_bound, equation.primitive, params)
+        )
         every = np.broadcast_arrays(*inputs)
         return [_each(lambda *one: _simple(name, operation, one, kinds[0].dtype), every)]
     if name in DATA_OPERANDS:
@@ -272,7 +349,9 @@ def _each(operation: Callable[..., Any], arrays: Sequence[np.ndarray]) -> np.nda
     return found
 
 
-_done: list[dict[Any, Any]] = []  # what has been computed in the programs that are being unrolled, by what it was computed from
+_done: list[
+    dict[Any, Any]
+] = []  # what has been computed in the programs that are being unrolled, by what it was computed from
 
 
 def _bound(primitive: Any, params: dict[str, Any], *numbers: Any) -> Any:
@@ -285,7 +364,10 @@ def _bound(primitive: Any, params: dict[str, Any], *numbers: Any) -> Any:
     return _once(
         primitive.name,
         str(params),
-        lambda *ones: primitive.bind(*(one if np.shape(one) == shape else jnp.broadcast_to(one, shape) for one in ones), **params),
+        lambda *ones: primitive.bind(
+            *(one if np.shape(one) == shape else jnp.broadcast_to(one, shape) for one in ones),
+            **params,
+        ),
         numbers,
     )
 
@@ -295,7 +377,10 @@ def _once(name: str, params: str, operation: Callable[..., Any], numbers: tuple[
     parts = [f"{one.dtype}{one!r}" if _known(one) else str(id(one)) for one in numbers]
     key = (name, params, *(sorted(parts) if name in EITHER_WAY else parts))
     if key not in _done[-1]:
-        _done[-1][key] = (operation(*numbers), numbers)  # the numbers too: what is thrown away gives its id to others
+        _done[-1][key] = (
+            operation(*numbers),
+            numbers,
+        )  # the numbers too: what is thrown away gives its id to others
     return _done[-1][key][0]
 
 
@@ -303,7 +388,9 @@ def _is(one: Any, value: float) -> bool:
     return _known(one) and bool(one == value)
 
 
-def _simple(name: str, operation: Callable[..., Any], numbers: tuple[Any, ...], dtype: np.dtype[Any]) -> Any:
+def _simple(
+    name: str, operation: Callable[..., Any], numbers: tuple[Any, ...], dtype: np.dtype[Any]
+) -> Any:
     """One operation, where a constant makes it none. (0 times what has become infinite is 0 here, as if it had never been there.)"""
     first, last = numbers[0], numbers[-1]
     if name in ("add", "add_any") and (_is(first, 0) or _is(last, 0)):
@@ -327,7 +414,9 @@ def _simple(name: str, operation: Callable[..., Any], numbers: tuple[Any, ...], 
     if name in ("and", "or") and dtype == np.bool_ and (_known(first) or _known(last)):
         known, other = (first, last) if _known(first) else (last, first)
         return other if bool(known) == (name == "and") else np.bool_(name == "or")
-    if name in ("copy", "copy_p") or (name == "convert_element_type" and not _known(first) and first.dtype == dtype):
+    if name in ("copy", "copy_p") or (
+        name == "convert_element_type" and not _known(first) and first.dtype == dtype
+    ):
         return first
     return operation(*numbers)
 
@@ -367,8 +456,15 @@ def _moved(equation: Equation, inputs: list[np.ndarray], kinds: list[Any]) -> li
     """Numbers that only go elsewhere: the primitive itself says where, asked of their places."""
     data = DATA_OPERANDS[equation.primitive.name]
     data = tuple(range(len(inputs))) if data is None else data
-    open_places = [(which, place) for which, value in enumerate(inputs) if which not in data for place in np.ndindex(*value.shape)]
-    open_places = [(which, place) for which, place in open_places if not _known(inputs[which][place])]
+    open_places = [
+        (which, place)
+        for which, value in enumerate(inputs)
+        if which not in data
+        for place in np.ndindex(*value.shape)
+    ]
+    open_places = [
+        (which, place) for which, place in open_places if not _known(inputs[which][place])
+    ]
     if not open_places:
         return _moved_to(equation, inputs, data)
     # an index that is not known: all its values, and one selection each
@@ -382,15 +478,27 @@ def _moved(equation: Equation, inputs: list[np.ndarray], kinds: list[Any]) -> li
             index = inputs[which][place]
             tried[which][place] = np.asarray(value, index.dtype)[()]
             # beyond the ends counts as the end, as in JAX's clamped reads
-            holds = index <= value if value == 0 else index >= value if value == size - 1 else index == value
+            holds = (
+                index <= value
+                if value == 0
+                else index >= value
+                if value == size - 1
+                else index == value
+            )
             here = holds if here is None else here & holds
         moved = _moved_to(equation, tried, data)
-        found = moved if found is None else [_each(partial(where, here), pair) for pair in zip(moved, found, strict=True)]
+        found = (
+            moved
+            if found is None
+            else [_each(partial(where, here), pair) for pair in zip(moved, found, strict=True)]
+        )
     assert found is not None
     return found
 
 
-def _choices(equation: Equation, inputs: list[np.ndarray], which: int, place: tuple[int, ...]) -> int:
+def _choices(
+    equation: Equation, inputs: list[np.ndarray], which: int, place: tuple[int, ...]
+) -> int:
     """How many values an index may have."""
     if equation.primitive.name == "gather":
         return inputs[0].shape[equation.params["dimension_numbers"].start_index_map[place[-1]]]
@@ -399,7 +507,9 @@ def _choices(equation: Equation, inputs: list[np.ndarray], which: int, place: tu
     raise NotUnrolled(f"{equation.primitive.name} to a place that is not known")
 
 
-def _moved_to(equation: Equation, inputs: list[np.ndarray], data: tuple[int, ...]) -> list[np.ndarray]:
+def _moved_to(
+    equation: Equation, inputs: list[np.ndarray], data: tuple[int, ...]
+) -> list[np.ndarray]:
     pool, asked, first = [], [], 1
     for which, value in enumerate(inputs):
         if which in data:
@@ -438,7 +548,9 @@ def _linear(equation: Equation, inputs: list[np.ndarray]) -> list[np.ndarray]:
     found = np.empty(matrix.shape[1:], dtype=object)
     for place in np.ndindex(*found.shape):
         column = matrix[(slice(None), *place)]
-        found[place] = _sum([multiply(np.float64(column[row]), pool[row]) for row in np.flatnonzero(column)])
+        found[place] = _sum(
+            [multiply(np.float64(column[row]), pool[row]) for row in np.flatnonzero(column)]
+        )
     return [found]
 
 
@@ -449,7 +561,12 @@ def _sum(numbers: Sequence[Any]) -> Any:
     return found
 
 
-def _folded(operation: Callable[[Any, Any], Any], params: dict[str, Any], inputs: list[np.ndarray], kinds: list[Any]) -> list[np.ndarray]:
+def _folded(
+    operation: Callable[[Any, Any], Any],
+    params: dict[str, Any],
+    inputs: list[np.ndarray],
+    kinds: list[Any],
+) -> list[np.ndarray]:
     """A reduction."""
     value, axes = inputs[0], tuple(params["axes"])
     last = np.moveaxis(value, axes, range(-len(axes), 0)) if axes else value
@@ -463,7 +580,9 @@ def _folded(operation: Callable[[Any, Any], Any], params: dict[str, Any], inputs
     return [found.reshape(kinds[0].shape)]
 
 
-def _largest(sign: float, params: dict[str, Any], inputs: list[np.ndarray], kinds: list[Any]) -> list[np.ndarray]:
+def _largest(
+    sign: float, params: dict[str, Any], inputs: list[np.ndarray], kinds: list[Any]
+) -> list[np.ndarray]:
     """The place of the largest, or the smallest, number along an axis; the first of equal ones."""
     (axis,) = params["axes"]
     rows = np.moveaxis(inputs[0], axis, -1)
@@ -477,7 +596,9 @@ def _largest(sign: float, params: dict[str, Any], inputs: list[np.ndarray], kind
     return [found]
 
 
-def _products(params: dict[str, Any], inputs: list[np.ndarray], kinds: list[Any]) -> list[np.ndarray]:
+def _products(
+    params: dict[str, Any], inputs: list[np.ndarray], kinds: list[Any]
+) -> list[np.ndarray]:
     """dot_general."""
     (left_sum, right_sum), (left_lead, right_lead) = params["dimension_numbers"]
 
@@ -487,10 +608,15 @@ def _products(params: dict[str, Any], inputs: list[np.ndarray], kinds: list[Any]
         size = [int(np.prod([value.shape[axis] for axis in axes])) for axes in (lead, free, summed)]
         return moved.reshape(size)
 
-    left, right = arranged(inputs[0], left_sum, left_lead), arranged(inputs[1], right_sum, right_lead)
+    left, right = (
+        arranged(inputs[0], left_sum, left_lead),
+        arranged(inputs[1], right_sum, right_lead),
+    )
     found = np.empty((left.shape[0], left.shape[1], right.shape[1]), dtype=object)
     for batch, row, column in np.ndindex(*found.shape):
-        found[batch, row, column] = _sum([multiply(*pair) for pair in zip(left[batch, row], right[batch, column], strict=True)])
+        found[batch, row, column] = _sum(
+            [multiply(*pair) for pair in zip(left[batch, row], right[batch, column], strict=True)]
+        )
     return [found.reshape(kinds[0].shape)]
 
 
@@ -518,7 +644,12 @@ def _triangle(a: np.ndarray) -> np.ndarray:
         squared = -end * first  # half of the squared length of the reflection's vector
         scale = jnp.where(squared > 0, 1 / jnp.where(squared > 0, squared, 1.0), 0.0)
         for column in range(j + 1, columns):
-            along = _sum([multiply(first, a[j, column]), *(multiply(a[row, j], a[row, column]) for row in below)])
+            along = _sum(
+                [
+                    multiply(first, a[j, column]),
+                    *(multiply(a[row, j], a[row, column]) for row in below),
+                ]
+            )
             if _is(along, 0):
                 continue
             along = along * scale
@@ -530,12 +661,16 @@ def _triangle(a: np.ndarray) -> np.ndarray:
     return a
 
 
-def _branches(params: dict[str, Any], inputs: list[np.ndarray], kinds: list[Any]) -> list[np.ndarray]:
+def _branches(
+    params: dict[str, Any], inputs: list[np.ndarray], kinds: list[Any]
+) -> list[np.ndarray]:
     """All branches, and a selection."""
     index, every = inputs[0][()], [_inner(one, inputs[1:]) for one in params["branches"]]
     if _known(index):
         return every[int(np.clip(index, 0, len(every) - 1))]
-    return [_each(lambda *ones: _choice(index, ones), values) for values in zip(*every, strict=True)]
+    return [
+        _each(lambda *ones: _choice(index, ones), values) for values in zip(*every, strict=True)
+    ]
 
 
 def _scan(params: dict[str, Any], inputs: list[np.ndarray], kinds: list[Any]) -> list[np.ndarray]:
@@ -549,14 +684,21 @@ def _scan(params: dict[str, Any], inputs: list[np.ndarray], kinds: list[Any]) ->
         raise NotUnrolled(f"a loop of {length} turns")
     outputs: list[Any] = [None] * length
     for turn in range(length)[:: -1 if params["reverse"] else 1]:
-        each = [one[turn : turn + 1].reshape(one.shape[1:]) for one in inputs[constants + carried :]]
+        each = [
+            one[turn : turn + 1].reshape(one.shape[1:]) for one in inputs[constants + carried :]
+        ]
         found = _inner(params["jaxpr"], [*inputs[:constants], *carry, *each])
         carry, outputs[turn] = found[:carried], found[carried:]
-    return [*carry, *(np.concatenate([one[None] for one in every]) for every in zip(*outputs, strict=True))]
+    return [
+        *carry,
+        *(np.concatenate([one[None] for one in every]) for every in zip(*outputs, strict=True)),
+    ]
 
 
 def _inner(closed: Any, inputs: Sequence[Any]) -> list[np.ndarray]:
-    program = of_jaxpr(closed if hasattr(closed, "jaxpr") else jax.extend.core.ClosedJaxpr(closed, ()))
+    program = of_jaxpr(
+        closed if hasattr(closed, "jaxpr") else jax.extend.core.ClosedJaxpr(closed, ())
+    )
     return run(program, program.equations, dict(zip(program.inputs, inputs, strict=True)))
 
 
