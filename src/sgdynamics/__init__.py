@@ -68,7 +68,6 @@ if TYPE_CHECKING:
     from sgdynamics.mean_field.particles import mean_field_random_start as mean_field_random_start
     from sgdynamics.mean_field.particles import solve_mean_field as solve_mean_field
     from sgdynamics.plotting import plot as plot
-    from sgdynamics.plotting.plot import mean_field_density as mean_field_density
     from sgdynamics.problems import labels as labels
     from sgdynamics.problems.activations import Activation as Activation
     from sgdynamics.problems.activations import polynomial as polynomial
@@ -103,7 +102,7 @@ if TYPE_CHECKING:
     from sgdynamics.solvers.phases import phases as phases
     from sgdynamics.solvers.sde import solve_sde as solve_sde
     from sgdynamics.solvers.simulate import simulate as simulate
-    from sgdynamics.sweeps.power_law_fit import PowerLaw as PowerLaw
+    from sgdynamics.sweeps.power_law_fit import PowerLawFit as PowerLawFit
     from sgdynamics.sweeps.power_law_fit import fit_exponent as fit_exponent
     from sgdynamics.sweeps.sweeping import sweep as sweep
 
@@ -134,7 +133,7 @@ _PACKAGE_OF = {
     "OptimalSchedule": "sgdynamics.analysis.protocols.schedules",
     "PersistentSGD": "sgdynamics.algorithms.fixed_data",
     "Plateau": "sgdynamics.analysis.regimes",
-    "PowerLaw": "sgdynamics.sweeps.power_law_fit",
+    "PowerLawFit": "sgdynamics.sweeps.power_law_fit",
     "Problem": "sgdynamics.problems.problem",
     "Regime": "sgdynamics.analysis.regimes",
     "Rule": "sgdynamics.problems.rule",
@@ -168,7 +167,6 @@ _PACKAGE_OF = {
     "labels": "sgdynamics.problems",
     "leap_complexity": "sgdynamics.analysis.exponents",
     "load": "sgdynamics.results.datasets",
-    "mean_field_density": "sgdynamics.plotting.plot",
     "mean_field_random_start": "sgdynamics.mean_field.particles",
     "models": "sgdynamics.analysis",
     "on_train": "sgdynamics.results.observables",

@@ -557,18 +557,18 @@ RAW = {
         "rescale = 'no'",
     ),
     "density of a number": (
-        lambda: sgd.mean_field_density(3),
+        lambda: sgd.plot.density(3),
         "result = 3: give what solve_mean_field returns",
     ),
     "density of an ODE": (
-        lambda: sgd.mean_field_density(result().drop_vars("q")),
+        lambda: sgd.plot.density(result().drop_vars("q")),
         "there is no 'q' in it",
     ),
     "density of a run": (
-        lambda: sgd.mean_field_density(result(), run=7),
+        lambda: sgd.plot.density(result(), run=7),
         "run = 7: the result has 2 runs",
     ),
-    "density on no axis": (lambda: sgd.mean_field_density(result(), ax=3), "ax = 3: give an axis"),
+    "density on no axis": (lambda: sgd.plot.density(result(), ax=3), "ax = 3: give an axis"),
     "plot of a number": (lambda: plot.risk(3), "result = 3"),
     "plot without runs": (
         lambda: plot.risk(result().isel(run=slice(0, 0))),

@@ -662,8 +662,8 @@ CALLS = {
             **{"shard": None, "progress": None, "times": [1.0]},
         },
     ),
-    "mean_field_density": (
-        sgd.mean_field_density,
+    "plot.density": (
+        plot.density,
         {"result": result(), "time": -1, "ax": None, "run": None, "bins": 3},
     ),
     "plot.risk": (

@@ -42,7 +42,7 @@ SLOW = (
 )
 SLOW += (
     "solve_mean_field",
-    "mean_field_density",
+    "density",
     "solve_dmft",
     "solve_sde",
 )  # of docstrings: the same

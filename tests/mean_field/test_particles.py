@@ -19,7 +19,7 @@ from sgdynamics.mean_field.particles import (
     mean_field_start,
     solve_mean_field,
 )
-from sgdynamics.plotting.plot import mean_field_density
+from sgdynamics.plotting import plot
 from sgdynamics.results.clock import Clock
 from tests.conftest import Z, same_law
 
@@ -303,14 +303,14 @@ def test_density():
     result = particles._dataset(
         problem, FLOW, Clock(np.zeros(1), None, None), found, np.zeros((1, 1)), ends, {}, {}
     )
-    fig, ax = mean_field_density(result, bins=20)
+    fig, ax = plot.density(result, bins=20)
     mesh = ax.collections[0]
     heights = np.ma.filled(mesh.get_array(), 0.0)
     corners = mesh.get_coordinates()
     cell = np.ptp(corners[0, :2, 0]) * np.ptp(corners[:2, 0, 1])
     assert abs(heights.sum() * cell - 1) < 1e-9
     assert (ax.get_xlabel(), ax.get_ylabel()) == ("$m$", "$q$")
-    assert mean_field_density(result, ax=ax)[0] is fig
+    assert plot.density(result, ax=ax)[0] is fig
 
 
 def test_bad_input():
@@ -359,7 +359,7 @@ def test_bad_input():
         ),
         "gradient flow makes no steps": lambda: solve(start, alpha=[1.0]),
         "received none of them": lambda: solve(start),
-        "give what solve_mean_field returns": lambda: mean_field_density(xr.Dataset({"Q": 1.0})),
+        "give what solve_mean_field returns": lambda: plot.density(xr.Dataset({"Q": 1.0})),
     }.items():
         with pytest.raises(ValueError, match=message):
             call()

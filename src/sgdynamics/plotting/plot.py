@@ -701,7 +701,7 @@ def _draw(
     )
 
 
-def mean_field_density(
+def density(
     result: xr.Dataset,
     time: int = -1,
     ax: Axes | None = None,
@@ -741,7 +741,7 @@ def mean_field_density(
     >>> problem = sgd.TeacherStudent(width=64, activation="erf")
     >>> begin = sgd.mean_field_random_start(problem, dimension=200)
     >>> result = sgd.solve_mean_field(problem, sgd.OnePassSGD(lr=0.1), begin, times=[0.5, 1.0])
-    >>> fig, ax = sgd.mean_field_density(result, bins=20)
+    >>> fig, ax = sgd.plot.density(result, bins=20)
     >>> ax.get_title()
     '$t/p$ = 1'
     """

@@ -17,7 +17,7 @@ LEVEL = 0.95
 
 
 @dataclass(frozen=True)
-class PowerLaw:
+class PowerLawFit:
     """y = prefactor x^exponent, with standard errors, the 95% interval of the exponent and the residuals of log y.
 
     Attributes
@@ -71,10 +71,10 @@ class PowerLaw:
         return self.prefactor * np.asarray(x, dtype=np.float64) ** self.exponent
 
     def __repr__(self) -> str:
-        return f"PowerLaw({self.prefactor:.4g} x^({self.exponent:.4g} +- {self.exponent_standard_error:.2g}), {len(self.x)} points)"
+        return f"PowerLawFit({self.prefactor:.4g} x^({self.exponent:.4g} +- {self.exponent_standard_error:.2g}), {len(self.x)} points)"
 
 
-def fit_exponent(result: xr.Dataset, y: str, x: str, **selection: Any) -> PowerLaw:
+def fit_exponent(result: xr.Dataset, y: str, x: str, **selection: Any) -> PowerLawFit:
     """Least squares of log y = log prefactor + exponent log x over the points of a sweep.
 
     Parameters
@@ -91,7 +91,7 @@ def fit_exponent(result: xr.Dataset, y: str, x: str, **selection: Any) -> PowerL
 
     Returns
     -------
-    PowerLaw
+    PowerLawFit
         With weights the standard errors follow from them (normal quantiles, and Student's where residuals are larger than the weights
         allow), without from the residuals (Student's, n - 2 degrees of freedom).
 
@@ -232,7 +232,7 @@ def weighted_line(
     return found, inverse, float(np.sum(weights * (y - design @ found) ** 2))
 
 
-def _fitted(x: np.ndarray, y: np.ndarray, sigma: np.ndarray | None, left_out: int) -> PowerLaw:
+def _fitted(x: np.ndarray, y: np.ndarray, sigma: np.ndarray | None, left_out: int) -> PowerLawFit:
     u, v = np.log(x), np.log(y)
     weights = (
         np.ones(len(x)) if sigma is None else (y / sigma) ** 2
@@ -252,7 +252,7 @@ def _fitted(x: np.ndarray, y: np.ndarray, sigma: np.ndarray | None, left_out: in
     residuals = v - level - exponent * u
     spreads = (float(errors[1]), prefactor * float(errors[0]))
     weighted = sigma is not None
-    return PowerLaw(
+    return PowerLawFit(
         float(exponent),
         prefactor,
         *spreads,

@@ -16,7 +16,7 @@ from sgdynamics.mean_field.particles import solve_mean_field
 from sgdynamics.papers.dimension_free.figures import TIME, finish, panels, slope, spread
 from sgdynamics.papers.dimension_free.formulas import mean_field_scale, setting
 from sgdynamics.papers.drawing import ticks
-from sgdynamics.plotting.plot import mean_field_density
+from sgdynamics.plotting import plot
 from sgdynamics.problems import random_start
 from sgdynamics.problems.starts import Start
 from sgdynamics.problems.wide_starts import MeanFieldStart, mean_field_random_start
@@ -196,7 +196,7 @@ def mean_field(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     )
     ticks(axes[1], widths)
     for ax, i in ((axes[2], chosen[0]), (axes[3], len(t) - 1)):
-        mean_field_density(density, i, ax, bins=14 if quick else 36)
+        plot.density(density, i, ax, bins=14 if quick else 36)
         ax.set_title(f"$\\mu_t$ at $t$ = {t[i]:g}")
     finish(axes, axes[:2])
     return fig, data
@@ -403,7 +403,7 @@ def mean_field_high_dimension(quick: bool = False, seed: int = 0) -> tuple[Any, 
     )
     ticks(axes[1], widths)
     ticks(axes[2], dimensions)
-    mean_field_density(density, -1, axes[3], bins=14 if quick else 36)
+    plot.density(density, -1, axes[3], bins=14 if quick else 36)
     axes[3].set_title(f"$\\mu_t(m_1, m_2)$ at $t$ = {t[-1]:g}")
     finish(axes, axes[:3])
     return fig, data
