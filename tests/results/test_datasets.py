@@ -11,6 +11,7 @@ import pytest
 import xarray as xr
 
 import sgdynamics as sgd
+from sgdynamics.analysis import comparison
 from sgdynamics.cli import tables
 from sgdynamics.results.clock import clock
 from sgdynamics.results.datasets import encode, requested_clock, time_coordinates
@@ -188,6 +189,19 @@ def test_compare_solves_an_ode_again_between_its_save_points(pair):
     table = sgd.compare(dense.assign_attrs(method="solve_dmft"), simulation)
     assert table.attrs["alignment"] == "interpolated"
     np.testing.assert_allclose(table.risk_theory, theory.risk[0], rtol=1e-4)
+
+
+def test_save_points_of_a_new_solution_may_differ_by_rounding(pair, monkeypatch):
+    """With a schedule t is an integral, so that save points agree to rounding, on either side."""
+    _, _, theory, simulation = pair
+    rounding = 1e-13 * (-1.0) ** np.arange(theory.sizes["time"])
+    monkeypatch.setattr(
+        comparison, "_solve_again", lambda *_: theory.assign_coords(t=theory.t * (1 + rounding))
+    )
+    table = sgd.compare(theory.isel(time=[0, -1]), simulation)
+    assert table.attrs["alignment"] == "solved again"
+    np.testing.assert_array_equal(table.risk_theory, theory.risk[0])
+    np.testing.assert_array_equal(table.M_theory, theory.M[0])
 
 
 def test_compare_has_no_z_without_a_standard_error(pair):

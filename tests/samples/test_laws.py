@@ -196,6 +196,26 @@ def test_infinite_variance_is_refused_where_it_matters():
         sgd.Problem(lambda f, s, a, z: f[0], 1, 1, draws={"e": "laplce"})
 
 
+def test_functions_of_the_pure_layer_reject_infinite_variance():
+    """`functional` raises where the variance is infinite, and is not finite where df is traced."""
+    f, state = sgd.functional, sgd.functional.state(zero(linear(0.25)))
+    heavy = {"cauchy": sgd.labels.cauchy(0.5), "student_t, df = 2": sgd.labels.student_t(2.0, 0.5)}
+    for name, law in heavy.items():
+        structure, parameters = linear(law).structure, linear(law).parameters
+        for function in (f.risk, f.drift, lambda *given: f.solve(*given, [1.0], lr=0.1)):
+            with pytest.raises(ValueError, match=rf"noise = '?{name}'?: its variance is infinite"):
+                function(structure, parameters, state)
+    with jax.enable_x64(True):
+        risk = jax.jit(f.risk, static_argnums=0)
+        for df, expected in ((2.0, np.inf), (4.0, (1 + 0.25 * 2) / 2)):
+            problem = linear(sgd.labels.student_t(df, 0.5))
+            assert float(risk(problem.structure, problem.parameters, state)) == pytest.approx(
+                expected, rel=1e-12
+            )
+        rates = jax.jit(f.drift, static_argnums=0)(structure, parameters, state, lr=0.1)
+        assert not np.isfinite(rates["Q"]).any()
+
+
 def test_runs_with_infinite_variance_report_an_infinite_risk():
     problem = linear(sgd.labels.cauchy(0.5))
     algorithm = sgd.OnePassSGD(lr=0.5, update=sgd.updates.sign())

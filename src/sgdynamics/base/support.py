@@ -177,7 +177,7 @@ REFUSED: dict[str, Mapping[str, str | None]] = {
     "sweep": {},
 }
 # label noise of infinite variance under the squared loss
-_INFINITE = (
+INFINITE_VARIANCE = (
     "its variance is infinite, so that steps of the squared loss have no mean square and this theory does not exist. Use "
     "sgd.updates.sign(), sgd.updates.clipped(...) or sgd.updates.normalised() with sgd.solve_ode, a loss with a bounded slope, or "
     "sgd.simulate"
@@ -251,7 +251,7 @@ def require_variance(question: str, problem: Any, algorithm: object) -> None:
     bounded = law is not None and law.jumps and (bool(law.bends) or not law.rereads)
     if bounded and question in _OF_BOUNDED_STEPS:
         return
-    raise checks.reject("noise", problem.arguments["noise"], _INFINITE)
+    raise checks.reject("noise", problem.arguments["noise"], INFINITE_VARIANCE)
 
 
 def supported() -> str:

@@ -75,7 +75,7 @@ class NoiseLaw:
     @property
     def finite_moments(self) -> float:
         """Moments below this order are finite."""
-        return {"laplace": math.inf, "cauchy": 1.0}.get(self.law, self.df or 0.0)
+        return finite_moments(self.law, self.df)
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -97,6 +97,11 @@ class NoiseLaw:
         """
         described = {"law": self.law, "scale": self.scale}
         return described if self.df is None else {**described, "df": self.df}
+
+
+def finite_moments(law: str, df: Any = None) -> Any:
+    """Order below which the moments of a law are finite; ``df`` may be traced."""
+    return {"laplace": math.inf, "cauchy": 1.0}[law] if df is None else df
 
 
 def noise_law(value: object) -> NoiseLaw | None:

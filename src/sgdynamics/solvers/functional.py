@@ -27,7 +27,7 @@ from jaxtyping import Float
 from sgdynamics.base import checks
 from sgdynamics.base.arrays import Given, Numbers, Numeric, Scalar, State
 from sgdynamics.base.controls import Schedule
-from sgdynamics.base.support import require
+from sgdynamics.base.support import INFINITE_VARIANCE, require
 from sgdynamics.expectations.choice import expectation_of
 from sgdynamics.expectations.interface import Rule
 from sgdynamics.expectations.risk import MARGIN, risk_at, rule_for
@@ -36,6 +36,7 @@ from sgdynamics.ode.drift import MeanStep, finite_numbers
 from sgdynamics.ode.drift import drift as mean_increment
 from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.problems.starts import Start, checked_start
+from sgdynamics.samples.laws import finite_moments
 
 __all__ = ["drift", "finite", "risk", "rule", "solve", "state"]
 
@@ -172,6 +173,26 @@ def _first_nodes(structure: Structure, rule: Rule, flow: bool) -> dict[str, Any]
     }
 
 
+def _with_variance(structure: Structure, parameters: Numbers) -> Numbers:
+    """Check that label noise under the squared loss has a variance: else risk and drift do not exist.
+
+    Traced degrees of freedom of Student t cannot be rejected: up to df = 2 the noise is made
+    infinite.
+    """
+    law = structure.sample.noise_law
+    if law is None or not structure.has_excess:
+        return parameters
+    df = parameters["noise_law"].get("df")
+    moments = finite_moments(law, df)
+    if checks.is_traced(moments):
+        return {**parameters, "noise": jnp.where(moments <= 2, jnp.inf, parameters["noise"])}
+    if np.any(np.asarray(moments) <= 2):
+        raise checks.reject(
+            "noise", law if df is None else f"{law}, df = {np.min(df):g}", INFINITE_VARIANCE
+        )
+    return parameters
+
+
 def drift(
     structure: Structure,
     parameters: Numbers,
@@ -212,6 +233,12 @@ def drift(
     dict
         The rates, of the shapes of ``state``.
 
+    Raises
+    ------
+    ValueError
+        If label noise of infinite variance meets the squared loss; if its degrees of freedom are
+        traced, rates are not finite instead.
+
     Examples
     --------
     >>> import jax
@@ -222,6 +249,7 @@ def drift(
     >>> np.round(rates["M"].ravel(), 3).tolist()
     [0.3, 0.1]
     """
+    parameters = _with_variance(structure, parameters)
     rule = rule or Rule()
     algorithm = {"lr": lr, "head_rate": head_rate}
     nodes = _first_nodes(structure, rule, flow)
@@ -251,6 +279,12 @@ def risk(
     array
         One number.
 
+    Raises
+    ------
+    ValueError
+        If label noise of infinite variance meets the squared loss; if its degrees of freedom are
+        traced, the risk is infinite instead.
+
     Examples
     --------
     >>> import jax
@@ -260,6 +294,7 @@ def risk(
     ...     print(round(float(f.risk(problem.structure, problem.parameters, state)), 3))
     1.4
     """
+    parameters = _with_variance(structure, parameters)
     rule = rule or Rule()
     nodes = {
         name: jnp.asarray(value[0])
@@ -331,7 +366,8 @@ def solve(
     Raises
     ------
     ValueError
-        If ``mode`` is none of these.
+        If ``mode`` is none of these, or if label noise of infinite variance meets the squared loss (if
+        its degrees of freedom are traced, states are not finite instead).
 
     Examples
     --------
@@ -344,6 +380,7 @@ def solve(
     (2, 1, 2, 1)
     """
     checks.choice("mode", mode, tuple(ADJOINTS))
+    parameters = _with_variance(structure, parameters)
     rule = rule or Rule()
     algorithm = {"lr": lr, "head_rate": head_rate}
     begin = jax.tree.map(jnp.asarray, state)
