@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 from rich.progress import Progress
 
 import sgdynamics as sgd
 from sgdynamics.base import progress
-from sgdynamics.base.progress import Meter, meter
+from sgdynamics.base.progress import Cost, Meter, meter
 from sgdynamics.ode import integrate
+from sgdynamics.simulation import running
+from sgdynamics.solvers import large_batch
 
 
 def test_the_bar_moves_before_the_first_piece_is_finished(monkeypatch):
@@ -87,6 +91,98 @@ def test_a_solution_that_takes_long_is_announced(slow_steps, monkeypatch):
         match=r"solve_ode: about .* expected \(.* s per evaluation of the drift, \d+ evaluations or more per",
     ):
         solve()
+
+
+def announcements(monkeypatch, pieces, **options):
+    """Warnings of a meter whose pieces (seconds, amount, skipped) take the stated time."""
+    clock = iter(np.cumsum([0.0] + [seconds for seconds, *_ in pieces]))
+    monkeypatch.setattr(progress, "perf_counter", lambda: float(next(clock)))
+    with (
+        warnings.catch_warnings(record=True) as caught,
+        meter("work", 10_000.0, False, Cost("step", **options)) as shown,
+    ):
+        warnings.simplefilter("always")
+        for _, *work in pieces:
+            shown.advance(*work)
+    return [str(one.message) for one in caught]
+
+
+def test_long_work_is_announced_from_the_time_of_its_first_pieces(monkeypatch):
+    """Ten steps take 2 s: the compilation in the first pieces does not count."""
+    slow = [(30.0, 10.0), (7.0, 10.0), (2.0, 10.0), (2.0, 10.0)]
+    message = (
+        "work: about 33 minutes expected (0.2 s per step, 10000 steps). "
+        "Set progress=True to watch it."
+    )
+    assert announcements(monkeypatch, slow) == [message]
+    (message,) = announcements(monkeypatch, slow, of=" of 5 runs", bound="at most")
+    assert message.startswith(
+        "work: at most 33 minutes expected (0.2 s per step, 10000 steps of 5 runs)"
+    )
+    # short work, a pace that is not known yet, and runs that have all left
+    assert (
+        announcements(monkeypatch, [(30.0, 10.0), (0.5, 100.0), (0.5, 100.0), (0.5, 100.0)]) == []
+    )
+    assert announcements(monkeypatch, slow[:2]) == []
+    assert announcements(monkeypatch, [(30.0, 10.0), (0.1, 10.0), (0.1, 10.0)]) == []
+    assert announcements(monkeypatch, [(30.0, 10.0), (7.0, 10.0), (2.0, 10.0, 9900.0)]) == []
+    # steps that a checkpoint holds are no fast piece
+    (message,) = announcements(monkeypatch, [(0.1, 0.0, 5000.0), *slow])
+    assert (
+        "16 minutes expected (0.2 s per step" in message
+        or "17 minutes expected (0.2 s per step" in message
+    )
+
+
+LABELS = {
+    "solve_sde": r"SDE, d = 60: about .* s per step, \d+ steps\)",
+    "simulate": r"exact simulation, d = 60: about .* s per step, 1000 steps\)",
+    "exit_time": r"exit times, exact, d = 60: at most .* s per step, .* steps of 3 runs\)",
+    "solve_large_batch": r"solve_large_batch: about .* s per step, 60 steps\)",
+}
+
+
+@pytest.mark.parametrize("solver", LABELS)
+def test_every_solver_announces_long_work(solver, monkeypatch):
+    """The estimate and the pieces of work that it needs change no number."""
+    problem = sgd.TeacherStudent(width=2)
+    begin, algorithm = sgd.start(problem, M=[[0.3], [0.1]], Q=np.eye(2)), sgd.OnePassSGD(lr=0.1)
+    ways = {
+        "solve_sde": lambda: (
+            sgd.solve_sde(problem, algorithm, begin, steps=[60], step=0.002, dimension=60, runs=3).Q
+        ),
+        "simulate": lambda: (
+            sgd.simulate(problem, algorithm, begin, steps=[1000], dimension=60, runs=3).Q
+        ),
+        "exit_time": lambda: (
+            sgd.exit_time(
+                problem,
+                algorithm,
+                begin,
+                threshold=0.9,
+                method="exact",
+                dimension=60,
+                runs=3,
+                max_time=2.0,
+            ).times
+        ),
+        "solve_large_batch": lambda: (
+            sgd.solve_large_batch(
+                problem, algorithm, begin, steps=[60], samples_per_dimension=2.0
+            ).Q
+        ),
+    }
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".* expected")
+        warnings.filterwarnings("ignore", message="exit_time: of 3 runs")
+        expected = ways[solver]()
+    monkeypatch.setattr(progress, "LONG", 0.0)
+    monkeypatch.setattr(progress, "MEASURED", 0.0)
+    monkeypatch.setattr(running, "PIECE_SECONDS", 1e-9)
+    monkeypatch.setattr(large_batch, "next_piece", lambda piece, seconds: 7)
+    with pytest.warns(UserWarning, match=LABELS[solver]):
+        result = ways[solver]()
+    np.testing.assert_array_equal(result, expected)
 
 
 def test_the_mean_field_reports_its_three_solutions(monkeypatch):

@@ -7,7 +7,20 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from time import perf_counter
+from typing import Any, NamedTuple
+
+LONG = 60.0  # seconds of expected work above which the user is warned
+PIECES = 3  # pieces of work needed for an estimate: the first two may compile programs
+MEASURED = 1.0  # seconds of measured work needed for an estimate
+
+
+class Cost(NamedTuple):
+    """Words of a warning: "{bound} 3 minutes expected (0.1 s per {unit}, 1800 {unit}s{of})"."""
+
+    unit: str
+    of: str = ""
+    bound: str = "about"
 
 
 class Meter:
@@ -26,16 +39,33 @@ class Meter:
     """
 
     def __init__(
-        self, bar: Any = None, task: Any = None, total: float = 0.0, label: str = ""
+        self,
+        bar: Any = None,
+        task: Any = None,
+        total: float = 0.0,
+        label: str = "",
+        cost: Cost | None = None,
     ) -> None:
         self._bar = bar
+        self._cost = cost
+        self._since = perf_counter()
+        self._pieces, self._measured, self._pace = 0, 0.0, float("inf")
         self._task = task
         self._total: float | None = total
         self.label, self.total, self.done = label, total, 0.0
         self.finished, self.has_warned = 0, False
 
-    def advance(self, amount: float) -> None:
-        self.done += amount
+    @property
+    def is_visible(self) -> bool:
+        """Whether a progress bar is shown."""
+        return self._bar is not None
+
+    def advance(self, amount: float, skipped: float = 0.0) -> None:
+        """Count a piece of work that was done, and work that turned out to be unnecessary."""
+        self.done += amount + skipped
+        if self._cost is not None:
+            self._estimate(amount, self._cost)
+        amount += skipped
         if self._bar is None:
             return
         if (
@@ -44,6 +74,23 @@ class Meter:
             self._bar.update(self._task, total=self._total)
             self._total = None
         self._bar.advance(self._task, amount)
+
+    def _estimate(self, amount: float, cost: Cost) -> None:
+        """Warn where the remaining work takes long, at the pace of the fastest piece.
+
+        Slower pieces contain a compilation.
+        """
+        now = perf_counter()
+        seconds, self._since = now - self._since, now
+        if amount <= 0:
+            return
+        self._pieces += 1
+        if self._pieces == 1:
+            return
+        self._measured, self._pace = self._measured + seconds, min(self._pace, seconds / amount)
+        if self._pieces >= PIECES and self._measured >= MEASURED:
+            how = f"{self._pace:.2g} s per {cost.unit}, {self.total:g} {cost.unit}s{cost.of}"
+            warn_if_long(self, self._pace * (self.total - self.done), how, cost.bound)
 
     def reach(self, share: float) -> None:
         """Show that this share of the present unit is done."""
@@ -56,11 +103,14 @@ class Meter:
 
 
 @contextmanager
-def meter(label: str, total: float, show: bool | None) -> Iterator[Meter]:
-    """show=None: only on a terminal; True: always; False: never."""
+def meter(label: str, total: float, show: bool | None, cost: Cost | None = None) -> Iterator[Meter]:
+    """show=None: only on a terminal; True: always; False: never.
+
+    With a `cost`, long work is announced by a warning.
+    """
     wanted = sys.stderr.isatty() if show is None else show
     if not wanted or total <= 0:
-        yield Meter(total=total, label=label)
+        yield Meter(total=total, label=label, cost=cost)
         return
     try:
         from rich.console import Console
@@ -73,7 +123,7 @@ def meter(label: str, total: float, show: bool | None) -> Iterator[Meter]:
         )
     except ImportError:
         print(f"{label} ...", file=sys.stderr)
-        yield Meter(total=total, label=label)
+        yield Meter(total=total, label=label, cost=cost)
         return
     columns = (
         TextColumn("{task.description}"),
@@ -86,7 +136,7 @@ def meter(label: str, total: float, show: bool | None) -> Iterator[Meter]:
     with Progress(*columns, console=Console(stderr=True)) as bar:
         # without a total the bar runs to and fro: while the first piece compiles, a bar that stands still looks dead
         task = bar.add_task(label, total=None)
-        yield Meter(bar, task, total, label)
+        yield Meter(bar, task, total, label, cost)
         bar.update(task, total=total, completed=total)
 
 
@@ -109,10 +159,21 @@ def current_meter() -> Meter | None:
     return _CURRENT.get()
 
 
-LONG = 60.0  # seconds of expected work that a user should hear of
+PIECE_SECONDS = (
+    0.5  # duration of one piece of work, so that progress is shown and an interrupt is heard
+)
 
 
-def warn_if_long(shown: Meter, seconds: float, how: str) -> None:
+def next_piece(piece: int, seconds: float, grain: int = 1, wanted: float = PIECE_SECONDS) -> int:
+    """Size of the next piece of work, a multiple of `grain`, given the duration of the last."""
+    if seconds < wanted / 2:
+        return min(piece * 2, 1 << 40)
+    if seconds > wanted * 2:
+        return max(piece // 2 // grain, 1) * grain
+    return piece
+
+
+def warn_if_long(shown: Meter, seconds: float, how: str, bound: str = "about") -> None:
     """Warn once if the work is expected to take long; `how` says which numbers this follows from."""
     if shown.has_warned or seconds < LONG:
         return
@@ -124,7 +185,8 @@ def warn_if_long(shown: Meter, seconds: float, how: str) -> None:
         if seconds < 7200
         else f"{seconds / 3600:.1f} hours"
     )
-    warn(f"{shown.label}: about {length} expected ({how}). Set progress=True to watch it.")
+    advice = "" if shown.is_visible else " Set progress=True to watch it."
+    warn(f"{shown.label}: {bound} {length} expected ({how}).{advice}")
 
 
 def warn(message: str) -> None:

@@ -13,15 +13,12 @@ import numpy as np
 from sgdynamics.base.arrays import Keys, Tree
 from sgdynamics.base.padding import power_of_two
 from sgdynamics.base.precision import float64
-from sgdynamics.base.progress import Meter, meter
+from sgdynamics.base.progress import PIECE_SECONDS, Cost, Meter, meter, next_piece
 from sgdynamics.base.random import run_keys
 from sgdynamics.base.resources import check_memory, check_work
 from sgdynamics.simulation.checkpoints import Checkpoint
 
 SMALLEST_BATCH = 64  # runs below which dropping more saves nothing
-PIECE_SECONDS = (
-    0.5  # how long one compiled call should run, so that progress shows and an interrupt is heard
-)
 CHECK_STEPS = 100  # a run may stop early at multiples of this, whatever its save points
 COMPILE_SECONDS = (
     3.0  # what a batch of another size costs: it is made smaller where that saves more
@@ -139,7 +136,11 @@ def run_until(
     if kept is not None:
         kept.begin(len(groups[0]))
     # one group after the other: two XLA programs at once on the CPU's one thread pool can wait for each other for ever
-    with meter(label, float(steps[-1]) * len(groups), show) as progress:
+    of = f" of {len(groups)} groups of runs" if len(groups) > 1 else ""
+    cost = Cost(
+        "step", of, "about" if stop_at is None else "at most"
+    )  # runs that stop leave the batch
+    with meter(label, float(steps[-1]) * len(groups), show, cost) as progress:
         results = [
             _run_group(simulator, runs, group, steps, seed, progress, stop_at, kept)
             for group in groups
@@ -231,7 +232,7 @@ class _Group:
         self.state, good, _ = self.simulator.advance(self.state, self.keys, self.now, end)
         good = np.asarray(good)
         elapsed = time.perf_counter() - began
-        self.piece = _next_piece(self.simulator, self.piece, elapsed)
+        self.piece = next_piece(self.piece, elapsed, self.simulator.grain, PIECE_SECONDS)
         self.paces.append(elapsed / made)
         newly = (good < end) & self.going[self.batch]
         self.diverged[self.batch[newly]] = good[newly]
@@ -310,14 +311,14 @@ def _run_group(
     if found is not None and len(found["steps"]) == len(
         steps
     ):  # no data set is made again for what is there
-        progress.advance(float(steps[-1]))
+        progress.advance(0.0, skipped=float(steps[-1]))
         return (
             {name: np.stack(values, axis=1) for name, values in saved.items()},
             found["diverged"],
             found["stopped"],
         )
     group = _Group(simulator, runs, chosen, seed, found)
-    progress.advance(float(group.now))
+    progress.advance(0.0, skipped=float(group.now))
     if stop_at is not None and found is None:
         group.stopped[chosen >= runs] = 0  # nobody waits for what only fills up the group
         group.stop_below(stop_at)
@@ -361,7 +362,7 @@ def _go_and_stop(
             group.shrink(last)
         write()
     if group.now < target:
-        progress.advance(target - group.now)
+        progress.advance(0.0, skipped=target - group.now)
         group.now = target
 
 
@@ -387,14 +388,6 @@ def _piece_end(simulator: Simulator, now: int, target: int, piece: int) -> int:
     return min(target, (now // simulator.grain) * simulator.grain + piece)
 
 
-def _next_piece(simulator: Simulator, piece: int, elapsed: float) -> int:
-    if elapsed < PIECE_SECONDS / 2:
-        return min(piece * 2, 1 << 40)
-    if elapsed > PIECE_SECONDS * 2:
-        return max(piece // 2 // simulator.grain, 1) * simulator.grain
-    return piece
-
-
 def first_passage(
     simulator: Simulator,
     seen: dict[str, np.ndarray],
@@ -414,7 +407,10 @@ def first_passage(
     check_reach(simulator, runs, float(last))
     groups = _groups(runs, simulator.largest_group())
     left, diverged = np.full(runs, np.nan), np.zeros(runs, dtype=bool)
-    with meter(label, float(last) * runs, show) as progress:
+    cost = Cost(
+        "step", f" of {runs} runs" if runs > 1 else "", "at most"
+    )  # runs stop where they leave
+    with meter(label, float(last) * runs, show, cost) as progress:
         for group in groups:
             _first_passage_group(
                 simulator,
@@ -453,13 +449,14 @@ def _first_passage_group(
         began = time.perf_counter()
         state, good, noted = simulator.advance(state, keys, now, end, Watched(noted, see, given))
         when, good = np.asarray(noted["left"]), np.asarray(good)
-        piece = _next_piece(simulator, piece, time.perf_counter() - began)
+        piece = next_piece(piece, time.perf_counter() - began, simulator.grain, PIECE_SECONDS)
         gone = alive & (when >= 0)
         left[chosen[gone]] = when[gone]
         blown = alive & (when < 0) & (good < end)
         diverged[chosen[blown]] = True
         progress.advance(
-            float((end - now) * alive.sum() + (last - end) * (gone.sum() + blown.sum()))
+            float((end - now) * alive.sum()),
+            skipped=float((last - end) * (gone.sum() + blown.sum())),
         )
         alive &= ~(gone | blown)
         now = end

@@ -18,7 +18,7 @@ from sgdynamics.base import checks
 from sgdynamics.base.arrays import Given
 from sgdynamics.base.controls import scheduled
 from sgdynamics.base.precision import float64
-from sgdynamics.base.progress import Meter, meter, warn
+from sgdynamics.base.progress import Cost, Meter, meter, warn
 from sgdynamics.base.support import require
 from sgdynamics.fixed_data.dmft import FEWER, FEWEST_PATHS, ROUNDING, Sweep, within_reach
 from sgdynamics.fixed_data.forgetting import Memory
@@ -359,7 +359,10 @@ def _answer(asked: _Asked, kind: type[Sweep]) -> xr.Dataset:
     shares = sum(1 / chosen[0].fewer for chosen, _ in levels.values())
     work = float(door.when.step[-1]) * door.begin.runs * sum(finer) * shares
     states = {}
-    with meter(f"DMFT, {each * asked.replicates} paths", work, door.progress) as bar:
+    cost = Cost(
+        "step", " of the solution and its error estimates", "at least"
+    )  # steps slow down as the basis grows
+    with meter(f"DMFT, {each * asked.replicates} paths", work, door.progress, cost) as bar:
         for name, (chosen, _) in levels.items():
             two = two_time and name in ("all", "fewer")
             states[name] = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
+from time import perf_counter
 from typing import Any
 
 import jax
@@ -17,7 +18,7 @@ from sgdynamics.base import checks
 from sgdynamics.base.arrays import Given, Tree, Whole
 from sgdynamics.base.controls import CHECKED, numbers_at
 from sgdynamics.base.precision import float64
-from sgdynamics.base.progress import meter
+from sgdynamics.base.progress import Cost, meter, next_piece
 from sgdynamics.base.support import require
 from sgdynamics.dynamics.interface import over_replicates, sampling_errors
 from sgdynamics.dynamics.updates import all_rows, with_weights
@@ -31,7 +32,7 @@ from sgdynamics.solvers.call import Door, closed, opened
 
 WEIGHTS = ("M", "Q", "a")
 MOST_STEPS = 10**7  # minutes to hours
-STRETCH = 1000  # steps between two looks at the progress
+FIRST_PIECE = 8  # steps of the first call of the compiled map
 LARGEST = 1e100  # overlaps beyond this have diverged
 
 
@@ -153,14 +154,16 @@ def solve_large_batch(
         name: np.broadcast_to(value, (len(next(iter(nodes.values()))), *value.shape))
         for name, value in states.items()
     }
-    with meter("solve_large_batch", float(points[-1]), door.progress) as shown:
+    piece = FIRST_PIECE
+    with meter("solve_large_batch", float(points[-1]), door.progress, Cost("step")) as shown:
         for step in points.astype(np.int64):
             while now < step:
-                end = min(step, now + STRETCH)
+                end, began = min(step, now + piece), perf_counter()
                 states = _advance(
                     field, nodes, numbers, share_of, states, np.int64(now), np.int64(end)
                 )
                 jax.block_until_ready(states)
+                piece = next_piece(piece, perf_counter() - began)
                 shown.advance(float(end - now))
                 now = end
             saved.append({name: np.asarray(value) for name, value in states.items()})
