@@ -29,6 +29,7 @@ tenth: $(VENV)/.ready
 lint: $(VENV)/.ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python -m tests.style --gate
 	$(BIN)/pyright
 
 bench: $(VENV)/.ready
