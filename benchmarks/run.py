@@ -26,7 +26,7 @@ import spectra
 import sweeps
 from sgdynamics.base.random import run_keys
 from sgdynamics.expectations.choice import expectation_of
-from sgdynamics.expectations.interface import Rule
+from sgdynamics.expectations.interface import Quadrature
 from sgdynamics.ode import drift as right_hand_side
 from sgdynamics.simulation import compressed
 from sgdynamics.simulation.exact import ExactChain
@@ -94,16 +94,16 @@ def integrator() -> tuple[str, float, float, bool]:
     M = 0.2 * generator.standard_normal((8, 4))
     begin = sgd.start(problem, M=M, Q=M @ M.T + np.eye(8))
     state = functional.state(begin)
-    rule = Rule()
+    quadrature = Quadrature()
     nodes = {
         name: value[0]
-        for name, value in expectation_of(problem.structure).nodes(rule, False).items()
+        for name, value in expectation_of(problem.structure).nodes(quadrature, False).items()
     }
     algorithm = {"lr": np.float64(1.0), "head_rate": np.float64(1.0)}
 
     def field(y):
         return right_hand_side.drift(
-            problem.structure, rule, nodes, problem.parameters, algorithm, y
+            problem.structure, quadrature, nodes, problem.parameters, algorithm, y
         )
 
     @jax.jit

@@ -402,13 +402,13 @@ def overlap_problem(activation, noise=0.0):
 
 def library_drift(problem):
     """dm/dt of the library's ODE as a function of (m, lr), at many m."""
-    rule = sgd.functional.rule(problem, sgd.start(problem, M=[[0.0]], Q=[[1.0]]))
+    quadrature = sgd.functional.quadrature(problem, sgd.start(problem, M=[[0.0]], Q=[[1.0]]))
 
     def drift(m, lr):
         state = {"M": m.reshape(1, 1, 1), "Q": jnp.ones((1, 1, 1)), "a": jnp.ones(1)}
-        return sgd.functional.drift(problem.structure, problem.parameters, state, lr=lr, rule=rule)[
-            "M"
-        ][0, 0, 0]
+        return sgd.functional.drift(
+            problem.structure, problem.parameters, state, lr=lr, quadrature=quadrature
+        )["M"][0, 0, 0]
 
     return jax.jit(jax.vmap(drift, in_axes=(0, None)))
 

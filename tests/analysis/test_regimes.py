@@ -340,7 +340,7 @@ def ends(problem, rates, spans):
         M=0.99 * np.eye(p) + 0.003,
         Q=(0.99 * np.eye(p) + 0.003) @ (0.99 * np.eye(p) + 0.003) + 0.004 * np.eye(p),
     )
-    rule = functional.rule(problem, begin)
+    quadrature = functional.quadrature(problem, begin)
     with jax.enable_x64(True):
 
         def solve(lr, times):
@@ -350,11 +350,11 @@ def ends(problem, rates, spans):
                 functional.state(begin),
                 times,
                 lr=lr,
-                rule=rule,
+                quadrature=quadrature,
             )
             return jax.vmap(
                 lambda state: functional.risk(
-                    problem.structure, problem.parameters, state, rule=rule
+                    problem.structure, problem.parameters, state, quadrature=quadrature
                 )
             )(states)
 

@@ -126,7 +126,7 @@ def steps(sgd: Any, name: str, problem: Any) -> Iterator[tuple[str, Callable[[],
     """(what, a function that traces it) of one problem."""
     from sgdynamics.base.random import run_keys
     from sgdynamics.expectations.choice import expectation_of
-    from sgdynamics.expectations.risk import MARGIN, overlaps_at, rule_for
+    from sgdynamics.expectations.risk import MARGIN, choose_quadrature, overlaps_at
     from sgdynamics.fixed_data import conditioning
     from sgdynamics.fixed_data.dmft import Points, Sweep
     from sgdynamics.fixed_data.paths import advanced as steps_of_paths
@@ -139,7 +139,10 @@ def steps(sgd: Any, name: str, problem: Any) -> Iterator[tuple[str, Callable[[],
     from sgdynamics.simulation.exact import ExactChain
 
     structure, numbers, start = problem.structure, problem.parameters, begin(sgd, problem)
-    expectation, rule = expectation_of(structure), rule_for(problem, start.Q_blocks, MARGIN)
+    expectation, quadrature = (
+        expectation_of(structure),
+        choose_quadrature(problem, start.Q_blocks, MARGIN),
+    )
     state = {"M": start.M_blocks[0], "Q": start.Q_blocks[0], "a": start.a[0]}
     sizes = problem.block_dimensions(DIMENSION)
     algorithm = sgd.OnePassSGD(lr=0.2, batch=BATCH)
@@ -152,8 +155,8 @@ def steps(sgd: Any, name: str, problem: Any) -> Iterator[tuple[str, Callable[[],
     one = partial(
         drift,
         structure,
-        rule,
-        first(expectation.nodes(rule, False)),
+        quadrature,
+        first(expectation.nodes(quadrature, False)),
         numbers,
         algorithm.parameters,
         state,
@@ -167,8 +170,8 @@ def steps(sgd: Any, name: str, problem: Any) -> Iterator[tuple[str, Callable[[],
         "risk",
         partial(
             expectation.risk,
-            rule,
-            first(expectation.risk_nodes(rule)),
+            quadrature,
+            first(expectation.risk_nodes(quadrature)),
             numbers,
             overlaps,
             state["a"],

@@ -36,7 +36,7 @@ CALLS = {
     "optimal_protocol": lambda p, a, s: sgd.optimal_protocol(p, smooth(a), s, alpha=1.0),
     "expect": lambda p, a, s: sgd.expect(s, lambda f, s, a, d: f[0], p),
     "certify": lambda p, a, s: sgd.certify(p, a, s, progress=False),
-    "functional": lambda p, a, s: sgd.functional.rule(p, s),
+    "functional": lambda p, a, s: sgd.functional.quadrature(p, s),
     "sweep": lambda p, a, s: sgd.sweep(
         problem=p, algorithm=a, start=s, steps=[1], dimension=50, **swept(a), over={"lr": [0.1]}
     ),

@@ -29,14 +29,14 @@ class Work(BaseException):
     """The work of a solver would begin here. Not an Exception, so that nothing on the way catches it."""
 
 
-# what each calls first once its arguments are accepted: a progress bar, a rule of quadrature, or its first computation
+# what each calls first once its arguments are accepted: a progress bar, the choice of a quadrature, or its first computation
 PLACES = [
     *(
         (module, "meter")
         for module in (running, dmft, dynamics, scaling, optimise, schedules, certify, sweeping)
     ),
     *(
-        (module, "rule_for")
+        (module, "choose_quadrature")
         for module in (fields, updates, exit_times, fixed_points, regimes, large_batch)
     ),
     *((module, "run_cases") for module in (interface, exit_times)),

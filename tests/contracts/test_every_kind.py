@@ -223,7 +223,7 @@ def test_fixed_points_are_roots(kind):
                 problem.parameters,
                 functional.state(begin),
                 lr=LR,
-                rule=functional.rule(problem, begin),
+                quadrature=functional.quadrature(problem, begin),
             )
         assert max(float(np.abs(part).max()) for part in rate.values()) < 1e-6 + 10 * point.error
 

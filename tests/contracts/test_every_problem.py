@@ -106,9 +106,11 @@ def test_every_method_takes_every_problem(name):
             )
             assert np.all(gap <= allowed), (part, float(gap.max()))
     with jax.enable_x64(True):
-        rule = functional.rule(problem, begin)
+        quadrature = functional.quadrature(problem, begin)
         value = jax.jit(
-            lambda state: functional.risk(problem.structure, problem.parameters, state, rule=rule)
+            lambda state: functional.risk(
+                problem.structure, problem.parameters, state, quadrature=quadrature
+            )
         )(functional.state(begin))
     assert float(value) == pytest.approx(float(theory.risk[0, 0]), rel=max(1e-9, 20 * sampling))
 

@@ -13,14 +13,14 @@ from scipy import special, stats
 import sgdynamics as sgd
 from sgdynamics.expectations.choice import expectation_of
 from sgdynamics.expectations.field_grids import REACHES, FewFields, _trapezoid_points, _trapezoids
-from sgdynamics.expectations.interface import Rule
+from sgdynamics.expectations.interface import Quadrature
 from sgdynamics.expectations.risk import overlaps_at, population_risk
 from sgdynamics.expectations.sampled import Sampled
 from sgdynamics.problems import loss_dependence
 from tests.conftest import FALSE_ALARM, slow
 
 REPLICATES = 16
-RULE = Rule(log2_points=10, replicates=REPLICATES)
+QUADRATURE = Quadrature(log2_points=10, replicates=REPLICATES)
 SPREADS = float(stats.t.isf(FALSE_ALARM / 2, REPLICATES - 1))
 CORRELATION = [[1.0, 0.4], [0.4, 0.8]]
 
@@ -117,7 +117,7 @@ PROBLEMS = {
 }
 
 
-def moments(expectation, problem, rule):
+def moments(expectation, problem, quadrature):
     """(replicates, ...) of every moment at finite d."""
     p, k, blocks = problem.width, problem.signals, problem.structure.blocks
     M, Q = np.array([[0.3, 0.1], [-0.2, 0.4]])[:p, :k], np.array([[1.0, 0.2], [0.2, 0.8]])[:p, :p]
@@ -126,11 +126,11 @@ def moments(expectation, problem, rule):
         overlaps = overlaps_at(
             problem.structure, problem.parameters, {"M": M * shares, "Q": Q * shares}
         )
-        nodes = expectation.nodes(rule, False)
+        nodes = expectation.nodes(quadrature, False)
 
         def one(node):
             return expectation.moments(
-                rule, node, problem.parameters, overlaps, np.ones(p), finite=True
+                quadrature, node, problem.parameters, overlaps, np.ones(p), finite=True
             )
 
         found = jax.jit(lambda nodes: jax.lax.map(one, nodes))(nodes)
@@ -150,8 +150,11 @@ def test_it_is_what_points_give(name):
     chosen = expectation_of(problem.structure)
     assert isinstance(chosen, FewFields) == (name != "points")
     assert (problem.structure.reading is None) == (name == "circles")
-    rule = RULE if name == "points" else chosen.rule(1.0)
-    fast, plain = moments(chosen, problem, rule), moments(generic(problem), problem, RULE)
+    quadrature = QUADRATURE if name == "points" else chosen.quadrature(1.0)
+    fast, plain = (
+        moments(chosen, problem, quadrature),
+        moments(generic(problem), problem, QUADRATURE),
+    )
     assert set(fast) == set(plain)
     for moment, values in plain.items():
         if moment == "risk" and name == "circles":
@@ -276,7 +279,7 @@ def test_all_cases_are_tried_at_once(monkeypatch):
 def test_what_is_read_has_less_spread():
     problem = PROBLEMS["points"]()
     read, plain = (
-        moments(one, problem, RULE)["stein"].std(axis=0, ddof=1).max()
+        moments(one, problem, QUADRATURE)["stein"].std(axis=0, ddof=1).max()
         for one in (Sampled(problem.structure), generic(problem))
     )
     assert read < 0.5 * plain

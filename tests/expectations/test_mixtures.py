@@ -21,19 +21,19 @@ QUICK = {"xla_backend_optimization_level": 0}
 
 
 @lru_cache
-def program(function, rule, width):
+def program(function, quadrature, width):
     """A compiled function of the library at one rule, and its nodes."""
-    nodes = mixtures.nodes_for(rule, width)
+    nodes = mixtures.nodes_for(quadrature, width)
     if function is not mixtures.error:
         nodes = {name: value[0] for name, value in nodes.items()}
     return jax.jit(
-        lambda nodes, *state: function(rule, nodes, *state), compiler_options=QUICK
+        lambda nodes, *state: function(quadrature, nodes, *state), compiler_options=QUICK
     ), nodes
 
 
-def found(means, covariance, head, labels, function=mixtures.cluster_moments, rule=None):
+def found(means, covariance, head, labels, function=mixtures.cluster_moments, quadrature=None):
     width = len(head)
-    run, nodes = program(function, rule or mixtures.rule_for(width), width)
+    run, nodes = program(function, quadrature or mixtures.choose_quadrature(width), width)
     with jax.enable_x64(True):
         return jax.tree.map(
             np.asarray,
@@ -47,10 +47,10 @@ def clusters(kinds, M):
     )
 
 
-def drift(kinds, v, M, R, snr, decay, lr, rule=None):
+def drift(kinds, v, M, R, snr, decay, lr, quadrature=None):
     """The right-hand side at any snr, put together from the moments; also A, A_perp and B."""
     means, labels = clusters(kinds, M)
-    moments = found(means, (M @ M.T + R) / snr, v, labels, rule=rule)
+    moments = found(means, (M @ M.T + R) / snr, v, labels, quadrature=quadrature)
     A, Aperp, B = np.zeros_like(M), np.zeros_like(R), np.zeros_like(R)
     for k, (q, sign, _, weight) in enumerate(kinds):
         A[:, q] += weight * sign * moments.P[k]
@@ -169,7 +169,7 @@ XOR_B = [0.12809526688, 0.06546284797]
 )
 def test_xor_values(fine, tolerance):
     _, _, _, (A, Aperp, B) = drift(
-        XOR, *STATE10, 2.0, 0.1, 1.0, rule=mixtures.rule_for(4, fine=fine)
+        XOR, *STATE10, 2.0, 0.1, 1.0, quadrature=mixtures.choose_quadrature(4, fine=fine)
     )
     np.testing.assert_allclose(A.T, XOR_A, atol=tolerance)
     np.testing.assert_allclose(np.diag(Aperp), XOR_PERP, atol=tolerance)
@@ -202,17 +202,20 @@ def test_fine_rule():
     v, M, R = nearly_parallel()
     means, labels = clusters(XOR, M)
     state = (means, (M @ M.T + R) / 100, v, labels)
-    finest = mixtures.MixtureRule(line=12, inner=(8, 8, 24), outer=(10, 8, 16), graded=18, span=7.0)
-    fast, fine, truth = (
-        found(*state, rule=rule) for rule in (None, mixtures.rule_for(4, fine=True), finest)
+    finest = mixtures.MixtureQuadrature(
+        line=12, inner=(8, 8, 24), outer=(10, 8, 16), graded=18, span=7.0
     )
-    for rule, values, tolerance in (
-        (mixtures.rule_for(4), fast, 1e-5),
-        (mixtures.rule_for(4, fine=True), fine, 1e-6),
+    fast, fine, truth = (
+        found(*state, quadrature=quadrature)
+        for quadrature in (None, mixtures.choose_quadrature(4, fine=True), finest)
+    )
+    for quadrature, values, tolerance in (
+        (mixtures.choose_quadrature(4), fast, 1e-5),
+        (mixtures.choose_quadrature(4, fine=True), fine, 1e-6),
     ):
         gap = max(np.abs(one - other).max() for one, other in zip(values, truth, strict=True))
         assert gap < tolerance
-        assert gap < found(*state, function=mixtures.error, rule=rule) < 100 * tolerance
+        assert gap < found(*state, function=mixtures.error, quadrature=quadrature) < 100 * tolerance
 
 
 # brute force
@@ -421,8 +424,8 @@ def test_no_variance_at_all_or_in_one_unit():
 def test_derivatives(width, tolerance):
     """Along a line of states they are those of differences, and finite at singular ones."""
     means, covariance, head, labels = random_state(width, 2)
-    rule = mixtures.rule_for(width)
-    nodes = program(mixtures.cluster_moments, rule, width)[1]
+    quadrature = mixtures.choose_quadrature(width)
+    nodes = program(mixtures.cluster_moments, quadrature, width)[1]
     step, (to_means, to_covariance, to_head, _) = 1e-4, random_state(width + 4, 2)
     to_means, to_covariance, to_head = (
         to_means[:, :width],
@@ -432,7 +435,7 @@ def test_derivatives(width, tolerance):
 
     def slopes(*state):
         return jax.jvp(
-            lambda *state: mixtures.cluster_moments(rule, nodes, *state, labels)[:4],
+            lambda *state: mixtures.cluster_moments(quadrature, nodes, *state, labels)[:4],
             state,
             (to_means, to_covariance, to_head),
         )[1]
@@ -474,17 +477,19 @@ def test_wide_networks_against_monte_carlo(width):
         generator.standard_normal(width),
     )
     labels = np.array([0.0, 1.0])
-    rule = mixtures.MixtureRule(replicates=8)
-    nodes = mixtures.nodes_for(rule, width)
+    quadrature = mixtures.MixtureQuadrature(replicates=8)
+    nodes = mixtures.nodes_for(quadrature, width)
     with jax.enable_x64(True):
         run = jax.jit(
             jax.vmap(
-                lambda node: mixtures.cluster_moments(rule, node, means, covariance, head, labels)
+                lambda node: mixtures.cluster_moments(
+                    quadrature, node, means, covariance, head, labels
+                )
             ),
             compiler_options=QUICK,
         )
         each = jax.tree.map(np.asarray, run(nodes))
-    few = stats.t.isf(FALSE_ALARM / 2, rule.replicates - 1)
+    few = stats.t.isf(FALSE_ALARM / 2, quadrature.replicates - 1)
     count = 2**20
     z = generator.standard_normal((count, width))
     h = means[0] + z @ np.linalg.cholesky(covariance).T
@@ -504,7 +509,7 @@ def test_wide_networks_against_monte_carlo(width):
         "D": each.D[:, 0, 0],
     }
     for name, samples in truth.items():
-        spread = mine[name].std(axis=0, ddof=1) / np.sqrt(rule.replicates)
+        spread = mine[name].std(axis=0, ddof=1) / np.sqrt(quadrature.replicates)
         allowed = Z * samples.std(axis=0) / np.sqrt(count) + few * spread
         assert np.all(np.abs(mine[name].mean(axis=0) - samples.mean(axis=0)) <= allowed), name
         assert np.all(spread < 0.02 * np.abs(samples.mean())), name
@@ -538,4 +543,4 @@ def test_error_estimate_and_rule():
         estimate = found([[0.3], [-0.2]], [[0.5]], [scale], [0.0, 1.0], function=mixtures.error)
         assert low <= estimate < high
     with pytest.raises(ValueError, match=r"width = 0: give a whole number, 1 or more"):
-        mixtures.rule_for(0)
+        mixtures.choose_quadrature(0)

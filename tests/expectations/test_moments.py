@@ -10,7 +10,7 @@ import pytest
 import sgdynamics as sgd
 from sgdynamics.expectations.choice import expectation_of
 from sgdynamics.expectations.conditional import generic_conditional_means, relu_conditional_means
-from sgdynamics.expectations.interface import Overlaps, Rule
+from sgdynamics.expectations.interface import Overlaps, Quadrature
 from sgdynamics.expectations.risk import overlaps_at
 from sgdynamics.problems.activations import NAMED
 from tests.conftest import S0_M, S0_Q, Z, slow
@@ -21,18 +21,20 @@ SAMPLED = (
 )
 
 
-def found(problem, rule=None, finite=False):
+def found(problem, quadrature=None, finite=False):
     """Moments at S0, averaged over replicates, with their spread."""
     # more circles than the default: the tails of a product target are what a few of them miss
-    rule = rule or Rule(terms=128, log2_circles=12)
+    quadrature = quadrature or Quadrature(terms=128, log2_circles=12)
     expectation = expectation_of(problem.structure)
-    nodes = expectation.nodes(rule, False)
+    nodes = expectation.nodes(quadrature, False)
 
     @jax.jit  # one program: operation by operation there would be a hundred
     def moments(nodes, numbers, M, Q, head):
         overlaps = overlaps_at(problem.structure, numbers, {"M": M[None], "Q": Q[None]})
         return jax.vmap(
-            lambda node: expectation.moments(rule, node, numbers, overlaps, head, finite=finite)
+            lambda node: expectation.moments(
+                quadrature, node, numbers, overlaps, head, finite=finite
+            )
         )(nodes), overlaps.covariance
 
     with jax.enable_x64(True):
@@ -113,10 +115,10 @@ def test_pairs_against_the_sampled_path(name):
         2,
         kinks=problem.structure.kinks,
     )
-    fast, _ = found(problem, Rule(terms=128, log2_circles=12, replicates=16))
+    fast, _ = found(problem, Quadrature(terms=128, log2_circles=12, replicates=16))
     # the curvature of a kink is sampled on circles, and needs more of them
     slow, _ = found(
-        own, Rule(log2_points=11, log2_circles=13 if name == "relu" else 9, replicates=16)
+        own, Quadrature(log2_points=11, log2_circles=13 if name == "relu" else 9, replicates=16)
     )
     for field in ("stein", "noise", "head_gradient", "risk"):
         one, many = getattr(fast, field).mean(axis=0), getattr(slow, field)
@@ -166,12 +168,12 @@ def test_closed_risk_of_squared_networks_is_the_generic_one():
             expectation_of(problem.structure),
             (Overlaps(omega[None], jnp.asarray(omega)), head),
         )
-        closed = jax.jit(lambda *given: expectation.risk(Rule(), {}, problem.parameters, *given))(
-            *state
-        )
+        closed = jax.jit(
+            lambda *given: expectation.risk(Quadrature(), {}, problem.parameters, *given)
+        )(*state)
         generic = jax.jit(
             lambda *given: (
-                expectation.moments(Rule(), {}, problem.parameters, *given, flow=True).risk
+                expectation.moments(Quadrature(), {}, problem.parameters, *given, flow=True).risk
             )
         )(*state)
     assert float(closed) == pytest.approx(float(generic), rel=1e-12)

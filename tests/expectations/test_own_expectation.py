@@ -29,7 +29,7 @@ class Linear(sgd.Expectation):
         v = jnp.concatenate([head / self.width, jnp.full(self.signals, -1.0 / self.signals)])
         return v, v @ overlaps.covariance @ v, parameters["user"]["noise"]
 
-    def moments(self, rule, nodes, parameters, overlaps, head, *, finite=False, flow=False):
+    def moments(self, quadrature, nodes, parameters, overlaps, head, *, finite=False, flow=False):
         v, square, noise = self.pieces(parameters, overlaps, head)
         lead = head / self.width
         outer = lead[:, None] * lead
@@ -39,7 +39,7 @@ class Linear(sgd.Expectation):
             lead[:, None] * v, outer * (square + noise), norms, gradient, (square + noise) / 2
         )
 
-    def risk(self, rule, nodes, parameters, overlaps, head):
+    def risk(self, quadrature, nodes, parameters, overlaps, head):
         _, square, noise = self.pieces(parameters, overlaps, head)
         return (square + noise) / 2
 

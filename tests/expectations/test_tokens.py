@@ -9,7 +9,7 @@ import pytest
 
 import sgdynamics as sgd
 from sgdynamics.expectations.choice import expectation_of
-from sgdynamics.expectations.interface import Rule
+from sgdynamics.expectations.interface import Quadrature
 from sgdynamics.ode.drift import drift, finite_numbers
 from sgdynamics.solvers import functional
 from tests.conftest import Z, slow
@@ -88,7 +88,7 @@ def test_mean_of_one_step_in_d_dimensions(name):
         draws=draws,
         **given,
     )
-    rule = Rule(log2_points=8, log2_circles=6, replicates=16)
+    quadrature = Quadrature(log2_points=8, log2_circles=6, replicates=16)
     numbers = finite_numbers(problem, D, 1)
     state = {"M": M, "Q": Q, "a": np.ones(2)}
     with jax.enable_x64(True):
@@ -98,14 +98,20 @@ def test_mean_of_one_step_in_d_dimensions(name):
             algorithm = {"lr": LR, "head_rate": 1.0}
             return jax.vmap(
                 lambda node: drift(
-                    problem.structure, rule, node, parameters, algorithm, state, finite=numbers
+                    problem.structure,
+                    quadrature,
+                    node,
+                    parameters,
+                    algorithm,
+                    state,
+                    finite=numbers,
                 )
             )(nodes)
 
         found = {
             key: np.asarray(value)
             for key, value in every(
-                expectation_of(problem.structure).nodes(rule, False), problem.parameters
+                expectation_of(problem.structure).nodes(quadrature, False), problem.parameters
             ).items()
         }
 
@@ -171,7 +177,7 @@ def attending(correlation):
 
 def test_attention_from_few_points():
     problem, begin = attending(0.4)
-    rule = Rule(log2_points=10)
+    quadrature = Quadrature(log2_points=10)
     with jax.enable_x64(True):
         last = functional.solve(
             problem.structure,
@@ -179,7 +185,7 @@ def test_attention_from_few_points():
             functional.state(begin),
             [2.0],
             lr=1.0,
-            rule=rule,
+            quadrature=quadrature,
             last=True,
             rtol=1e-3,
         )

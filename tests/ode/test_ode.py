@@ -60,7 +60,9 @@ def test_reference_risks_at_the_start(name, expected):
     begin = s0(problem)
     with jax.enable_x64(True):
         risk = jax.jit(
-            partial(functional.risk, problem.structure, rule=functional.rule(problem, begin))
+            partial(
+                functional.risk, problem.structure, quadrature=functional.quadrature(problem, begin)
+            )
         )
         found = risk(problem.parameters, functional.state(begin))
     assert float(found) == pytest.approx(expected, rel=1e-11)

@@ -30,7 +30,7 @@ FAST = ((50, 4.0), (200, 4.0), (800, 4.0), (3200, 4.0), (50, 0.25))
 def ode() -> dict[str, np.ndarray]:
     """M and Q of the ODE (d -> infinity) at every rate, (rate, time, ...)."""
     begin = s0(PROBLEM)
-    rule = functional.rule(PROBLEM, begin)
+    quadrature = functional.quadrature(PROBLEM, begin)
     times = PROBLEM.width * SLIDES_TIME
     with jax.enable_x64(True):
         solve = jax.jit(
@@ -40,7 +40,7 @@ def ode() -> dict[str, np.ndarray]:
                 functional.state(begin),
                 times,
                 lr=lr,
-                rule=rule,
+                quadrature=quadrature,
             )
         )
         found = [solve(np.float64(lr)) for lr in RATES]

@@ -22,7 +22,7 @@ from scipy import special
 import sgdynamics as sgd
 from sgdynamics.algorithms.updates.initial_state import beginning
 from sgdynamics.expectations.choice import expectation_of
-from sgdynamics.expectations.risk import rule_for
+from sgdynamics.expectations.risk import choose_quadrature
 from sgdynamics.ode.update_points import field_points
 from sgdynamics.ode.update_step import UpdateStep, slow_rows, update_rates
 from tests.conftest import Z as SIGMAS
@@ -91,12 +91,12 @@ def rates(
 ):
     """d(state)/dtau by the library, on the given points; a linear update has none."""
     algorithm = sgd.OnePassSGD(lr=lr, batch=batch, update=update, **options).on(problem)
-    rule = rule_for(problem, begin.Q_blocks, 2.0)
-    field = UpdateStep(problem.structure, rule, batch, update.law, by_noise)
+    quadrature = choose_quadrature(problem, begin.Q_blocks, 2.0)
+    field = UpdateStep(problem.structure, quadrature, batch, update.law, by_noise)
     if points is None:
         points = {
             "nodes": jax.tree.map(
-                lambda part: part[0], expectation_of(problem.structure).nodes(rule, False)
+                lambda part: part[0], expectation_of(problem.structure).nodes(quadrature, False)
             )
         }
     state = state_of(update, begin) if state is None else state

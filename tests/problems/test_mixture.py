@@ -9,7 +9,7 @@ import pytest
 
 import sgdynamics as sgd
 from sgdynamics.expectations.choice import expectation_of
-from sgdynamics.expectations.interface import Rule
+from sgdynamics.expectations.interface import Quadrature
 from sgdynamics.expectations.risk import overlaps_at
 from sgdynamics.problems.starts import broadcast_runs
 from sgdynamics.simulation.exact import ExactChain
@@ -103,18 +103,18 @@ def test_own_clusters_agree_with_the_built_in_mixture():
     begin = given(problem)
     results = []
     for each in (problem, own):
-        rule = Rule(log2_circles=12)
-        nodes = expectation_of(each.structure).nodes(rule, False)
+        quadrature = Quadrature(log2_circles=12)
+        nodes = expectation_of(each.structure).nodes(quadrature, False)
         with jax.enable_x64(True):
 
             @jax.jit
-            def every(nodes, each=each, rule=rule):
+            def every(nodes, each=each, quadrature=quadrature):
                 state = functional.state(begin)
                 overlaps = overlaps_at(each.structure, each.parameters, state)
 
                 def one(node):
                     return expectation_of(each.structure).moments(
-                        rule, node, each.parameters, overlaps, state["a"], finite=True
+                        quadrature, node, each.parameters, overlaps, state["a"], finite=True
                     )
 
                 return jax.vmap(one)(nodes)

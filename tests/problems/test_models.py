@@ -66,11 +66,11 @@ def test_reference_values_of_sequences(n):
     np.testing.assert_allclose(found.M.values.ravel(), free, atol=6e-9)
     noisy, m, q, lr, v = problem.replace(noise=0.3), 0.2, 0.7, 0.1, 0.3
     state = {"M": np.full((1, 1, 1), m), "Q": np.full((1, 1, 1), q), "a": np.ones(1)}
-    rule = sgd.functional.rule(noisy, sgd.start(noisy, M=[[m]], Q=[[q]]))
+    quadrature = sgd.functional.quadrature(noisy, sgd.start(noisy, M=[[m]], Q=[[q]]))
     with jax.enable_x64(True):
-        drift = jax.jit(partial(sgd.functional.drift, noisy.structure, lr=lr, rule=rule))(
-            noisy.parameters, state
-        )
+        drift = jax.jit(
+            partial(sgd.functional.drift, noisy.structure, lr=lr, quadrature=quadrature)
+        )(noisy.parameters, state)
     dm = -n * q ** (n - 1) * m + n * m ** (n - 1)
     noise = (
         3 ** (n - 1) * (q ** (2 * n - 1) - 2 * q ** (n - 1) * m**n)
@@ -171,8 +171,10 @@ def test_growth_of_positions():
     problem, small = sgd.models.positional_semantic(0.9, encoding=2.0), 0.01
     begin = sgd.start(problem, M=[[small, small]], Q=[[1.0]])
     with jax.enable_x64(True):
-        rule = sgd.functional.rule(problem, begin)
-        whole = jax.jit(partial(sgd.functional.drift, problem.structure, lr=0.0, rule=rule))
+        quadrature = sgd.functional.quadrature(problem, begin)
+        whole = jax.jit(
+            partial(sgd.functional.drift, problem.structure, lr=0.0, quadrature=quadrature)
+        )
         drift = whole(problem.parameters, sgd.functional.state(begin))
     rates = np.asarray(drift["M"]).ravel() / small
     np.testing.assert_allclose(

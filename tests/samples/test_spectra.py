@@ -14,7 +14,7 @@ from scipy import special
 
 import sgdynamics as sgd
 from sgdynamics.expectations.choice import expectation_of
-from sgdynamics.expectations.risk import rule_for
+from sgdynamics.expectations.risk import choose_quadrature
 from sgdynamics.ode.drift import drift, finite_numbers
 from sgdynamics.solvers import ode
 from tests.conftest import Z
@@ -78,15 +78,15 @@ def test_reference_values():
     """The risk and the mean of one step, block by block, of the four-block problem."""
     problem, begin = reference()
     algorithm = sgd.OnePassSGD(lr=1.5, per="trace").on(problem)
-    rule = rule_for(problem, begin.Q_blocks, 1.0)
+    quadrature = choose_quadrature(problem, begin.Q_blocks, 1.0)
     with jax.enable_x64(True):
         nodes = {
             name: value[0]
-            for name, value in expectation_of(problem.structure).nodes(rule, False).items()
+            for name, value in expectation_of(problem.structure).nodes(quadrature, False).items()
         }
         state = {"M": begin.M_blocks[0], "Q": begin.Q_blocks[0], "a": begin.a[0]}
         finite = finite_numbers(problem, None, 1)
-        rates = jax.jit(partial(drift, problem.structure, rule, finite=finite))
+        rates = jax.jit(partial(drift, problem.structure, quadrature, finite=finite))
         found = rates(nodes, problem.parameters, algorithm.parameters, state)
     np.testing.assert_allclose(
         found["M"][:, 0, 0], [-0.003923013, 0.031806902, 0.023572236, 0.088277997], atol=6e-10

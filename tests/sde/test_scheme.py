@@ -73,11 +73,20 @@ def test_wick_against_the_exact_grid_and_sampling(more):
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
 def _steps(
-    structure, rule, higher_order, nodes, parameters, algorithm, numbers, state, length, keys
+    structure, quadrature, higher_order, nodes, parameters, algorithm, numbers, state, length, keys
 ):
     def one(key):
         path = scheme.sde_step(
-            structure, rule, higher_order, nodes, parameters, algorithm, numbers, state, length, key
+            structure,
+            quadrature,
+            higher_order,
+            nodes,
+            parameters,
+            algorithm,
+            numbers,
+            state,
+            length,
+            key,
         )
         M, Q = scheme._overlaps(structure, parameters, path.rows)
         return {"M": M, "Q": Q}
@@ -105,7 +114,7 @@ def one_steps(problem, begin, dimension, length, count, higher_order, lr):
         )
         after = _steps(
             paths.structure,
-            paths.rule,
+            paths.quadrature,
             higher_order,
             *numbers,
             state,

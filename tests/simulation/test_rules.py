@@ -84,9 +84,9 @@ def test_a_loss_of_overlaps_is_the_rule_of_its_gradient():
         )
     with jax.enable_x64(True):
         state = sgd.functional.state(begin(LOSS))
-        rule = sgd.functional.rule(LOSS, begin(LOSS))
+        quadrature = sgd.functional.quadrature(LOSS, begin(LOSS))
         for finite in (None, sgd.functional.finite(LOSS, 20)):
-            given = {"lr": 0.5, "rule": rule, "finite": finite}
+            given = {"lr": 0.5, "quadrature": quadrature, "finite": finite}
             # compiled whole: operation by operation each is a program of its own
             found = [
                 jax.jit(partial(sgd.functional.drift, one.structure, **given))(
@@ -117,7 +117,7 @@ def test_the_mean_of_one_step_is_that_of_the_chain(kind):
         given = {
             "lr": lr,
             "batch": batch,
-            "rule": sgd.functional.rule(problem, start),
+            "quadrature": sgd.functional.quadrature(problem, start),
             "finite": sgd.functional.finite(problem, d),
         }
         drift = jax.jit(partial(sgd.functional.drift, problem.structure, **given))(
@@ -197,9 +197,9 @@ def test_rules_and_losses_read_overlaps_by_block():
         )
     with jax.enable_x64(True):
         state = sgd.functional.state(start_in_blocks(loss))
-        quadrature = sgd.functional.rule(loss, start_in_blocks(loss))
+        quadrature = sgd.functional.quadrature(loss, start_in_blocks(loss))
         for finite in (None, sgd.functional.finite(loss, 16)):
-            given = {"lr": 0.5, "rule": quadrature, "finite": finite}
+            given = {"lr": 0.5, "quadrature": quadrature, "finite": finite}
             drifts = []
             for problem in (loss, rule):
                 drifts.append(
@@ -231,7 +231,7 @@ def test_the_mean_step_and_the_sde_of_a_rule_that_reads_blocks():
     with jax.enable_x64(True):
         given = {
             "lr": SGD.lr,
-            "rule": sgd.functional.rule(rule, start),
+            "quadrature": sgd.functional.quadrature(rule, start),
             "finite": sgd.functional.finite(rule, d),
         }
         drift = jax.jit(partial(sgd.functional.drift, rule.structure, **given))(

@@ -16,7 +16,7 @@ from tests.conftest import s0
 def test_gradient_of_the_final_risk():
     problem = sgd.TeacherStudent(width=4, teacher_width=2, activation="erf", noise=1e-2)
     begin = s0(problem)
-    rule = functional.rule(problem, begin)
+    quadrature = functional.quadrature(problem, begin)
 
     algorithm = sgd.OnePassSGD(lr=0.3)
 
@@ -27,10 +27,10 @@ def test_gradient_of_the_final_risk():
             state,
             [0.5, 3.0],
             **algorithm.parameters,
-            rule=rule,
+            quadrature=quadrature,
             last=True,
         )
-        return functional.risk(problem.structure, problem.parameters, end, rule=rule)
+        return functional.risk(problem.structure, problem.parameters, end, quadrature=quadrature)
 
     with jax.enable_x64(True):
         state = functional.state(begin)

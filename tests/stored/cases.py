@@ -343,7 +343,7 @@ def pure(name: str, dimension: int = 60) -> Arrays:
     start = begin(problem)
     with jax.enable_x64(True):
         fixed = (problem.structure, problem.parameters, functional.state(start))
-        rule = functional.rule(problem, start)
+        quadrature = functional.quadrature(problem, start)
         kinds = {"drift": {"lr": 0.3}, "flow": {"flow": True}}
         kinds["finite"] = {
             "lr": 0.3,
@@ -351,17 +351,24 @@ def pure(name: str, dimension: int = 60) -> Arrays:
             "finite": functional.finite(problem, dimension, 2),
         }
         found = {
-            kind: arrays(jax.jit(partial(functional.drift, *fixed, rule=rule, **more))())
+            kind: arrays(
+                jax.jit(partial(functional.drift, *fixed, quadrature=quadrature, **more))()
+            )
             for kind, more in kinds.items()
         }
 
         def last(lr: Any) -> Any:
-            return functional.solve(*fixed, [0.0, 0.5], lr=lr, rule=rule, last=True, mode="forward")
+            return functional.solve(
+                *fixed, [0.0, 0.5], lr=lr, quadrature=quadrature, last=True, mode="forward"
+            )
 
         if not problem.clusters:  # for a mixture this is half a minute of compiling
             value, change = jax.jvp(last, (0.3,), (1.0,))
             found |= {"last": arrays(value), "change": arrays(change)}
-        return {**prefixed(found), "risk": np.asarray(functional.risk(*fixed, rule=rule))}
+        return {
+            **prefixed(found),
+            "risk": np.asarray(functional.risk(*fixed, quadrature=quadrature)),
+        }
 
 
 def sweep_ode() -> Arrays:

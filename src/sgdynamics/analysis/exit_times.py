@@ -28,8 +28,8 @@ from sgdynamics.base.user_functions import checked_function
 from sgdynamics.dynamics.choice import dynamics_of
 from sgdynamics.dynamics.interface import Dynamics
 from sgdynamics.expectations.choice import expectation_of
-from sgdynamics.expectations.interface import Rule
-from sgdynamics.expectations.risk import MARGIN, rule_for
+from sgdynamics.expectations.interface import Quadrature
+from sgdynamics.expectations.risk import MARGIN, choose_quadrature
 from sgdynamics.ode.drift import drift
 from sgdynamics.ode.integrate import Case, Solved, Watch, or_raise, run_cases
 from sgdynamics.problems.problem import Problem, Structure
@@ -697,14 +697,14 @@ def _plateau(
     problem: Problem, batch: int, Q: np.ndarray, head: np.ndarray
 ) -> tuple[bool, np.ndarray, np.ndarray]:
     """Whether dM/dt = 0 at M = 0, and the matrices A, B of d(dM/dt)/dM = A + lr B there."""
-    rule = rule_for(problem, Q[None], MARGIN)
+    quadrature = choose_quadrature(problem, Q[None], MARGIN)
     nodes = {
         name: value[0]
-        for name, value in expectation_of(problem.structure).nodes(rule, flow=False).items()
+        for name, value in expectation_of(problem.structure).nodes(quadrature, flow=False).items()
     }
     size = problem.width * problem.signals
     rates, slopes = _plateau_slopes(
-        problem.structure, rule, batch, nodes, problem.parameters, Q, head
+        problem.structure, quadrature, batch, nodes, problem.parameters, Q, head
     )
     slopes = np.asarray(slopes).reshape(2, size, size)
     scale = np.abs(slopes).max()
@@ -714,7 +714,7 @@ def _plateau(
 @partial(jax.jit, static_argnums=(0, 1, 2))
 def _plateau_slopes(
     structure: Structure,
-    rule: Rule,
+    quadrature: Quadrature,
     batch: int,
     nodes: Nodes,
     parameters: Numbers,
@@ -724,7 +724,13 @@ def _plateau_slopes(
     def rate(M: Float[Numeric, "blocks p K"], lr: Scalar) -> Any:
         algorithm = {"lr": lr, "head_rate": 1.0}
         return drift(
-            structure, rule, nodes, parameters, algorithm, {"M": M, "Q": Q, "a": head}, batch=batch
+            structure,
+            quadrature,
+            nodes,
+            parameters,
+            algorithm,
+            {"M": M, "Q": Q, "a": head},
+            batch=batch,
         )["M"]
 
     zero = jnp.zeros((structure.blocks, structure.width, structure.signals))

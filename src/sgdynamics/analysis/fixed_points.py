@@ -31,9 +31,9 @@ from sgdynamics.base.arrays import Nodes, Numbers, Numeric, Scalar
 from sgdynamics.base.precision import float64
 from sgdynamics.dynamics.fields import KINKED_TOLERANCE
 from sgdynamics.expectations.choice import expectation_of
-from sgdynamics.expectations.interface import Rule
+from sgdynamics.expectations.interface import Quadrature
 from sgdynamics.expectations.mehler import MOST_TERMS
-from sgdynamics.expectations.risk import risks_by, rule_for
+from sgdynamics.expectations.risk import choose_quadrature, risks_by
 from sgdynamics.ode.drift import drift
 from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.problems.starts import Start, checked_start, factor, overlap_matrix
@@ -209,10 +209,10 @@ def fixed_points(
     noisy = np.einsum("bii->bi", problem.gram).max(axis=1)[:, None, None] * np.eye(
         problem.width
     )  # noise lengthens rows
-    rule = rule_for(problem, noisy, 1.5 if algorithm.lr > 0 else 0.0)
+    quadrature = choose_quadrature(problem, noisy, 1.5 if algorithm.lr > 0 else 0.0)
     # the search tries rows that overflow: their drift is not finite, and they are never taken
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        system, roots = _found(problem, algorithm, rule, X, a, runs, limit)
+        system, roots = _found(problem, algorithm, quadrature, X, a, runs, limit)
         if len(roots.y):
             return _described(system, roots, limit, unphysical)
     warnings.warn(
@@ -225,15 +225,15 @@ def fixed_points(
 def _found(
     problem: Problem,
     algorithm: OnePassSGD,
-    rule: Rule,
+    quadrature: Quadrature,
     X: np.ndarray,
     a: np.ndarray,
     runs: int,
     limit: float,
 ) -> tuple[_System, _Candidates]:
-    """Roots from these rows and heads, by a rule that is fine enough for them."""
+    """Roots from these rows and heads, by a quadrature that is fine enough for them."""
     while True:
-        system = _System(problem, algorithm, rule)
+        system = _System(problem, algorithm, quadrature)
         roots = _search(system, X, a, limit)
         if runs:
             roots = _Candidates(
@@ -244,16 +244,18 @@ def _found(
             )
         roots = roots.take(roots.residual <= limit)
         lengths = system.overlaps(roots)["Q"]
-        needed = np.array([rule_for(problem, Q[None], 1.0).terms for Q in lengths], dtype=int)
+        needed = np.array(
+            [choose_quadrature(problem, Q[None], 1.0).terms for Q in lengths], dtype=int
+        )
         # rows run off to infinity where a saturating activation has no drift left: no roots, and not worth a longer series
         size = np.einsum("nbii->n", lengths)
         near = size <= RUNAWAY * problem.width * np.einsum("bii->i", problem.gram).max()
         roots = roots.take(
-            (needed <= rule.terms) & (near | (needed < MOST_TERMS)) & (size < FARTHEST)
+            (needed <= quadrature.terms) & (near | (needed < MOST_TERMS)) & (size < FARTHEST)
         )
-        if not np.any(near & (needed > rule.terms)):
+        if not np.any(near & (needed > quadrature.terms)):
             return system, roots
-        rule = replace(rule, terms=int(needed[near].max()))
+        quadrature = replace(quadrature, terms=int(needed[near].max()))
 
 
 class _Candidates(NamedTuple):
@@ -280,7 +282,7 @@ class _Candidates(NamedTuple):
 @partial(jax.jit, static_argnums=(0, 1, 2, 3))
 def _rates(
     structure: Structure,
-    rule: Rule,
+    quadrature: Quadrature,
     batch: int,
     flow: bool,
     numbers: tuple[Nodes, Numbers, Numbers, Numbers],
@@ -297,7 +299,9 @@ def _rates(
     ) -> Any:
         M, Q, a = jnp.split(base + frame["out"] @ y, (B * p * K, B * p * (K + p)))
         state = {"M": M.reshape(B, p, K), "Q": Q.reshape(B, p, p), "a": a}
-        rate = drift(structure, rule, node, parameters, algorithm, state, batch=batch, flow=flow)
+        rate = drift(
+            structure, quadrature, node, parameters, algorithm, state, batch=batch, flow=flow
+        )
         return frame["back"] @ jnp.concatenate(
             [rate["M"].reshape(-1), rate["Q"].reshape(-1), rate["a"]]
         )
@@ -315,11 +319,13 @@ def _rates(
 class _System:
     """The drift of one problem and algorithm in independent coordinates: full = base + out y, (M, Q, a) side by side."""
 
-    def __init__(self, problem: Problem, algorithm: OnePassSGD, rule: Rule) -> None:
-        self.problem, self.algorithm, self.rule = problem, algorithm, rule
+    def __init__(self, problem: Problem, algorithm: OnePassSGD, quadrature: Quadrature) -> None:
+        self.problem, self.algorithm, self.quadrature = problem, algorithm, quadrature
         self.structure = structure = problem.structure
         self.flow = algorithm.lr == 0.0
-        self.nodes, self.coarse_nodes = expectation_of(structure).search_nodes(rule, self.flow)
+        self.nodes, self.coarse_nodes = expectation_of(structure).search_nodes(
+            quadrature, self.flow
+        )
         B, p, K = structure.blocks, structure.width, structure.signals
         self.shapes = {"M": (B, p, K), "Q": (B, p, p), "a": (p,)}
         size = B * p * (K + p) + p
@@ -372,7 +378,7 @@ class _System:
         chunk = SAMPLED_CHUNK if "points" in self.nodes else CHUNK
         for first in range(0, len(y), chunk):
             index = np.minimum(np.arange(first, first + chunk), len(y) - 1)
-            static = (self.structure, self.rule, self.algorithm.batch, self.flow)
+            static = (self.structure, self.quadrature, self.algorithm.batch, self.flow)
             found.append(
                 [
                     np.asarray(part)
@@ -642,7 +648,7 @@ def _described(
     roots = _settled(system, roots, limit)
     state = system.overlaps(roots)
     physical = _physical(problem, state)
-    risk = risks_by(problem.structure, system.rule, [problem.parameters], [state])[0].risk
+    risk = risks_by(problem.structure, system.quadrature, [problem.parameters], [state])[0].risk
     jacobians, rates = _jacobians(system, roots), _rates_twice(system, roots)
     found: list[FixedPoint] = []
     for n in np.argsort(np.round(risk, 9), kind="stable"):
@@ -682,7 +688,7 @@ def _described(
             continue
         if expectation_of(problem.structure).series:
             own = {name: part[n : n + 1] for name, part in state.items()}
-            error += risks_by(problem.structure, system.rule, [problem.parameters], [own])[
+            error += risks_by(problem.structure, system.quadrature, [problem.parameters], [own])[
                 0
             ].worst * float(np.abs(roots.y[n]).max())
         M, Q, a = (part[n] for part in state.values())

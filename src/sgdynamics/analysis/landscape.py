@@ -31,7 +31,7 @@ from sgdynamics.dynamics.fields import WARN_ABOVE
 from sgdynamics.expectations.choice import expectation_of
 from sgdynamics.expectations.curvature import Curvature
 from sgdynamics.expectations.nodes import PIVOT
-from sgdynamics.expectations.risk import rule_for
+from sgdynamics.expectations.risk import choose_quadrature
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.starts import Start, check_dimension, checked_start, factor
 from sgdynamics.samples import input_covariance
@@ -189,10 +189,10 @@ def hessian_spectrum(
     eigenvalues = input_covariance.eigenvalues(problem.parameters)
     columns = problem.structure.fields
     scale = np.sqrt(np.repeat(eigenvalues, columns))
-    rule = rule_for(problem, begin.Q_blocks[run : run + 1], 1.0)
+    quadrature = choose_quadrature(problem, begin.Q_blocks[run : run + 1], 1.0)
     given = (
         problem.structure,
-        rule,
+        quadrature,
         problem.parameters,
         begin.a[run],
         rows * scale,

@@ -31,8 +31,8 @@ from sgdynamics.base.controls import Schedule
 from sgdynamics.base.precision import float64
 from sgdynamics.expectations import pairs
 from sgdynamics.expectations.choice import expectation_of
-from sgdynamics.expectations.interface import Rule
-from sgdynamics.expectations.risk import MARGIN, risk_at, rule_for
+from sgdynamics.expectations.interface import Quadrature
+from sgdynamics.expectations.risk import MARGIN, choose_quadrature, risk_at
 from sgdynamics.ode.drift import drift
 from sgdynamics.problems.activations import NAMED
 from sgdynamics.problems.gram import gram_root
@@ -506,9 +506,11 @@ def plateau(problem: TeacherStudent, algorithm: OnePassSGD) -> Plateau:
     algorithm = checked_algorithm(algorithm, problem=problem)
     lr = constant_rate(algorithm, "plateaus")
     p, head = problem.width, problem.teacher_head
-    rule = rule_for(problem, problem.gram, MARGIN)
+    quadrature = choose_quadrature(problem, problem.gram, MARGIN)
     variances = np.diag(input_covariance.variance(problem.parameters, problem.gram))
-    curvature = (head / p) ** 2 * np.asarray(_squared_slopes(problem.structure, rule, variances))
+    curvature = (head / p) ** 2 * np.asarray(
+        _squared_slopes(problem.structure, quadrature, variances)
+    )
     size = lr * problem.noise / (2 * algorithm.batch)
     leading = float(input_covariance.trace(problem.parameters) * size * curvature.sum() / 2)
     if size == 0:
@@ -516,8 +518,8 @@ def plateau(problem: TeacherStudent, algorithm: OnePassSGD) -> Plateau:
             0.0, 0.0, 0.0, problem.gram.sum(axis=0), problem.gram.sum(axis=0), np.nan, 0.0
         )
     roots = [
-        _root(problem, algorithm, rule, replicate, size)
-        for replicate in _replicates(problem.structure, rule)
+        _root(problem, algorithm, quadrature, replicate, size)
+        for replicate in _replicates(problem.structure, quadrature)
     ]
     M, Q, rates, every = (np.stack(part) for part in zip(*roots, strict=True))
     error = float(every.std(ddof=1) / np.sqrt(len(every))) if len(every) > 1 else 0.0
@@ -567,17 +569,21 @@ def _matched(problem: object) -> None:
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _squared_slopes(structure: Structure, rule: Rule, variances: Float[Numeric, " n"]) -> Any:
+def _squared_slopes(
+    structure: Structure, quadrature: Quadrature, variances: Float[Numeric, " n"]
+) -> Any:
     """E[s'(lambda)^2] for fields of these variances."""
     student = structure.loss.student
     return jnp.diagonal(
-        pairs.moments(student, student, variances, variances, jnp.diag(variances), rule.terms)[2]
+        pairs.moments(
+            student, student, variances, variances, jnp.diag(variances), quadrature.terms
+        )[2]
     )
 
 
-def _replicates(structure: Structure, rule: Rule) -> list[dict[str, np.ndarray]]:
+def _replicates(structure: Structure, quadrature: Quadrature) -> list[dict[str, np.ndarray]]:
     """The points of each replicate, one empty set where nothing is sampled."""
-    nodes = expectation_of(structure).nodes(rule, False)
+    nodes = expectation_of(structure).nodes(quadrature, False)
     return [
         {name: value[index] for name, value in nodes.items()}
         for index in range(len(next(iter(nodes.values()))))
@@ -587,7 +593,7 @@ def _replicates(structure: Structure, rule: Rule) -> list[dict[str, np.ndarray]]
 @partial(jax.jit, static_argnums=(0, 1, 2))
 def _rates(
     structure: Structure,
-    rule: Rule,
+    quadrature: Quadrature,
     batch: int,
     nodes: Nodes,
     parameters: Numbers,
@@ -596,15 +602,19 @@ def _rates(
 ) -> tuple[dict[str, Any], Any]:
     """The drift of many states, and the risk of the first."""
     rates = jax.vmap(
-        lambda state: drift(structure, rule, nodes, parameters, algorithm, state, batch=batch)
+        lambda state: drift(structure, quadrature, nodes, parameters, algorithm, state, batch=batch)
     )(states)
     return rates, risk_at(
-        structure, rule, nodes, parameters, jax.tree.map(lambda value: value[0], states)
+        structure, quadrature, nodes, parameters, jax.tree.map(lambda value: value[0], states)
     )
 
 
 def _root(
-    problem: TeacherStudent, algorithm: OnePassSGD, rule: Rule, nodes: Nodes, size: float
+    problem: TeacherStudent,
+    algorithm: OnePassSGD,
+    quadrature: Quadrature,
+    nodes: Nodes,
+    size: float,
 ) -> tuple[np.ndarray, np.ndarray, float, float]:
     """M_blocks, Q_blocks, slowest rate and excess risk of the root that comes out of the teacher as lr grows from 0.
 
@@ -641,7 +651,7 @@ def _root(
         M, Q = overlaps(y + step * points, unit)
         states = {"M": M, "Q": Q, "a": np.broadcast_to(problem.teacher_head, (len(points), p))}
         rates, risk = _rates(
-            structure, rule, algorithm.batch, nodes, problem.parameters, numbers, states
+            structure, quadrature, algorithm.batch, nodes, problem.parameters, numbers, states
         )
         value = (
             np.concatenate(

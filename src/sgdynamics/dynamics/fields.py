@@ -17,15 +17,15 @@ from sgdynamics.base.controls import all_stretched, check_schedules, numbers_at,
 from sgdynamics.dynamics.interface import Dynamics, Prepared
 from sgdynamics.expectations.accuracy import population_accuracy
 from sgdynamics.expectations.choice import expectation_of
-from sgdynamics.expectations.interface import Rule
-from sgdynamics.expectations.risk import MARGIN as RULE_MARGIN
+from sgdynamics.expectations.interface import Quadrature
+from sgdynamics.expectations.risk import MARGIN as QUADRATURE_MARGIN
 from sgdynamics.expectations.risk import (
     Risks,
-    finer_rule,
+    choose_quadrature,
     population_risk,
+    refine_quadrature,
     risk_at,
     risks_by,
-    rule_for,
 )
 from sgdynamics.fixed_data.direct import DirectFixedData
 from sgdynamics.fixed_data.exact import ExactFixedData
@@ -137,7 +137,7 @@ class FieldDynamics(Dynamics):
         dimension: int | None,
         rtol: Any = None,
         atol: Any = None,
-        rule: Rule | None = None,
+        quadrature: Quadrature | None = None,
     ) -> Prepared:
         flow = self.algorithm.flow
         whole = (
@@ -149,9 +149,13 @@ class FieldDynamics(Dynamics):
         finite = (
             None if dimension is None or flow else finite_numbers(self.definition, dimension, whole)
         )
-        rule = rule_for(self.definition, begin.Q_blocks, RULE_MARGIN) if rule is None else rule
-        field = MeanStep(self.structure, rule, whole, flow)
-        each, finite = replicated(self.structure, rule, flow, finite)
+        quadrature = (
+            choose_quadrature(self.definition, begin.Q_blocks, QUADRATURE_MARGIN)
+            if quadrature is None
+            else quadrature
+        )
+        field = MeanStep(self.structure, quadrature, whole, flow)
+        each, finite = replicated(self.structure, quadrature, flow, finite)
         shared = {
             "problem": self.parameters,
             "algorithm": self.algorithm.parameters,
@@ -217,7 +221,7 @@ class FieldDynamics(Dynamics):
         ]
         return risks_by(
             self.structure,
-            group[0].case.field.rule,
+            group[0].case.field.quadrature,
             [one.dynamics.parameters for one in group],
             timed,
             size=size,
@@ -248,7 +252,7 @@ class FieldDynamics(Dynamics):
         return population_risk(self.definition, self.timed(states, when))
 
     def finer(self, prepared: Prepared, states: dict[str, np.ndarray]) -> Prepared | None:
-        longer = finer_rule(self.definition, prepared.case.field.rule, states["Q"])
+        longer = refine_quadrature(self.definition, prepared.case.field.quadrature, states["Q"])
         if longer is None:
             return None
         found = self.prepare(
@@ -358,11 +362,13 @@ class FieldDynamics(Dynamics):
 
     def watched(self, criterion: Any, begin: Start, dimension: int | None) -> tuple[Watch, Any]:
         watch = FieldWatch(
-            self.structure, rule_for(self.definition, begin.Q_blocks, RULE_MARGIN), criterion
+            self.structure,
+            choose_quadrature(self.definition, begin.Q_blocks, QUADRATURE_MARGIN),
+            criterion,
         )
         nodes = {
             name: value[0]
-            for name, value in expectation_of(self.structure).risk_nodes(watch.rule).items()
+            for name, value in expectation_of(self.structure).risk_nodes(watch.quadrature).items()
         }
         return watch, {"problem": self.parameters, "watch": nodes}
 
@@ -494,7 +500,7 @@ class FieldWatch(Watch):
     """The excess risk, minus the largest overlap, or a user's function of the state. Holds no numbers, so that none is compiled in."""
 
     structure: Structure
-    rule: Rule
+    quadrature: Quadrature
     criterion: str | Callable[[dict[str, Any]], Any]
 
     def value(self, shared: Numbers, state: dict[str, Any]) -> Any:
@@ -504,7 +510,7 @@ class FieldWatch(Watch):
         if callable(self.criterion):
             return jnp.asarray(self.criterion(public_state(state)), dtype=state["a"].dtype)
         now = numbers_at(parameters, 0.0)
-        value = risk_at(structure, self.rule, shared["watch"], now, state)
+        value = risk_at(structure, self.quadrature, shared["watch"], now, state)
         return value - 0.5 * label_noise(now) if structure.has_excess else value
 
 

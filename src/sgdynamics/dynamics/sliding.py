@@ -26,7 +26,7 @@ class SlidingDynamics(FieldDynamics):
         dimension: int | None,
         rtol: float | None = None,
         atol: float | None = None,
-        rule: Any = None,
+        quadrature: Any = None,
     ) -> Prepared:
         if dimension is not None:
             raise checks.reject(

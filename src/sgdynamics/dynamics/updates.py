@@ -17,9 +17,9 @@ from sgdynamics.base.controls import CHECKED, scheduled
 from sgdynamics.dynamics.fields import FieldDynamics, FieldWatch
 from sgdynamics.dynamics.interface import Dynamics, Prepared
 from sgdynamics.expectations.choice import expectation_of
-from sgdynamics.expectations.interface import Rule
-from sgdynamics.expectations.risk import MARGIN as RULE_MARGIN
-from sgdynamics.expectations.risk import rule_for
+from sgdynamics.expectations.interface import Quadrature
+from sgdynamics.expectations.risk import MARGIN as QUADRATURE_MARGIN
+from sgdynamics.expectations.risk import choose_quadrature
 from sgdynamics.ode.integrate import Case, Watch, in_units
 from sgdynamics.ode.update_points import field_points
 from sgdynamics.ode.update_step import LARGE, LESS_LARGE, UpdateStep, count_reads, slow_rows
@@ -93,11 +93,15 @@ class UpdateDynamics(FieldDynamics):
         dimension: int | None,
         rtol: Any = None,
         atol: Any = None,
-        rule: Rule | None = None,
+        quadrature: Quadrature | None = None,
     ) -> Prepared:
         algorithm, law, structure = self.algorithm, self.algorithm.law, self.structure
         self._has_limit(dimension)
-        rule = rule_for(self.definition, begin.Q_blocks, RULE_MARGIN) if rule is None else rule
+        quadrature = (
+            choose_quadrature(self.definition, begin.Q_blocks, QUADRATURE_MARGIN)
+            if quadrature is None
+            else quadrature
+        )
         shared: dict[str, Any] = {
             "problem": self.parameters,
             "algorithm": algorithm.parameters,
@@ -111,9 +115,9 @@ class UpdateDynamics(FieldDynamics):
         ):  # the step sees values of the noise, and not the normals that these are made of
             structure = replace(structure, sample=replace(structure.sample, noise_law=None))
         field = UpdateStep(
-            structure, rule, algorithm.batch, law, by_noise, noise_law if by_noise else None
+            structure, quadrature, algorithm.batch, law, by_noise, noise_law if by_noise else None
         )
-        each = {"nodes": expectation_of(structure).nodes(rule, False)}
+        each = {"nodes": expectation_of(structure).nodes(quadrature, False)}
         if not law.linear:
             reads = count_reads(field, shared, {name: value[0] for name, value in states.items()})
             # gradients that are narrow beside the fields need narrower points
@@ -227,7 +231,7 @@ class UpdateDynamics(FieldDynamics):
 
     def watched(self, criterion: Any, begin: Start, dimension: int | None) -> tuple[Watch, Any]:
         watch, numbers = super().watched(criterion, begin, dimension)
-        return WeightsWatch(watch.structure, watch.rule, watch.criterion), numbers  # type: ignore[attr-defined]
+        return WeightsWatch(watch.structure, watch.quadrature, watch.criterion), numbers  # type: ignore[attr-defined]
 
     # ------------------------------------------------------------------------------------------------------------- results
 

@@ -13,7 +13,7 @@ from jaxtyping import Float
 
 from sgdynamics.base.arrays import Nodes, Numbers, Numeric
 from sgdynamics.expectations import four_point, mehler, pairs
-from sgdynamics.expectations.interface import Overlaps, Rule
+from sgdynamics.expectations.interface import Overlaps, Quadrature
 from sgdynamics.expectations.networks import Networks, Pairs
 from sgdynamics.problems.activations import Activation
 from sgdynamics.problems.losses import squared
@@ -28,13 +28,13 @@ class ClosedPairs(Networks):
     def partners(self) -> tuple[Activation, Activation]:
         return (self.structure.loss.student, self.structure.loss.teacher)
 
-    def rule(self, largest: float) -> Rule:
+    def quadrature(self, largest: float) -> Quadrature:
         """Among teachers the series, which enters the squared loss, may need more terms than with students."""
-        rule, teacher = super().rule(largest), self.partners[1]
+        quadrature, teacher = super().quadrature(largest), self.partners[1]
         if self.structure.loss.outer is not squared or pairs.method(teacher, teacher) != "mehler":
-            return rule
+            return quadrature
         needed = mehler.terms_for(teacher, teacher, largest)
-        return replace(rule, label_terms=needed) if needed > rule.terms else rule
+        return replace(quadrature, label_terms=needed) if needed > quadrature.terms else quadrature
 
     @property
     def closed_noise(self) -> Callable[..., Any] | None:
@@ -49,7 +49,7 @@ class ClosedPairs(Networks):
 
     def parts(
         self,
-        rule: Rule,
+        quadrature: Quadrature,
         nodes: Nodes,
         parameters: Numbers,
         omega: Float[Numeric, "fields fields"],
@@ -59,9 +59,14 @@ class ClosedPairs(Networks):
         """G_ib = E[s'_i lambda_b E0] = A_i Omega_ib + sum_c c_c B_ic Omega_cb (formulas of 004)."""
         p, (student, teacher) = self.structure.width, self.partners
         q = jnp.diagonal(omega)
-        cross = pairs.moments(student, teacher, q[:p], q[p:], omega[:p, p:], rule.terms)
+        cross = pairs.moments(student, teacher, q[:p], q[p:], omega[:p, p:], quadrature.terms)
         teachers = pairs.value(
-            teacher, teacher, q[p:], q[p:], omega[p:, p:], max(rule.terms, rule.label_terms)
+            teacher,
+            teacher,
+            q[p:],
+            q[p:],
+            omega[p:, p:],
+            max(quadrature.terms, quadrature.label_terms),
         )
         K, A, B = (
             jnp.concatenate([left, right], axis=1) for left, right in zip(own, cross, strict=True)
@@ -111,7 +116,7 @@ class ClosedPairs(Networks):
 
     def risk(
         self,
-        rule: Rule,
+        quadrature: Quadrature,
         nodes: Nodes,
         parameters: Numbers,
         overlaps: Overlaps,
@@ -119,14 +124,14 @@ class ClosedPairs(Networks):
     ) -> Float[Numeric, ""]:
         """For squared activations and loss by Wick: E[(sum_b c_b lambda_b^2)^2] = (sum_b c_b Omega_bb)^2 + 2 sum_bc c_b c_c Omega_bc^2."""
         if not self.structure.loss.quadratic:
-            return super().risk(rule, nodes, parameters, overlaps, head)
+            return super().risk(quadrature, nodes, parameters, overlaps, head)
         c, omega = self.residual(parameters, head), overlaps.covariance
         mean = jnp.sum(c * jnp.diagonal(omega))
         return 0.5 * (mean**2 + 2 * jnp.sum(c[:, None] * c * omega**2) + parameters["noise"])
 
     def error(
         self,
-        rule: Rule,
+        quadrature: Quadrature,
         nodes: Nodes,
         parameters: Numbers,
         overlaps: Overlaps,
@@ -134,9 +139,9 @@ class ClosedPairs(Networks):
     ) -> Float[Numeric, ""]:
         p, omega = self.structure.width, overlaps.covariance
         q = jnp.diagonal(omega)
-        cross = pairs.error(*self.partners, q[:p], q[p:], omega[:p, p:], rule.terms)
-        worst = jnp.maximum(super().error(rule, nodes, parameters, overlaps, head), cross)
+        cross = pairs.error(*self.partners, q[:p], q[p:], omega[:p, p:], quadrature.terms)
+        worst = jnp.maximum(super().error(quadrature, nodes, parameters, overlaps, head), cross)
         if self.structure.loss.outer is not squared:
             return worst
-        teacher, terms = self.partners[1], max(rule.terms, rule.label_terms)
+        teacher, terms = self.partners[1], max(quadrature.terms, quadrature.label_terms)
         return jnp.maximum(worst, pairs.error(teacher, teacher, q[p:], q[p:], omega[p:, p:], terms))

@@ -13,7 +13,7 @@ from jaxtyping import Float
 
 from sgdynamics.base.arrays import Nodes, Numbers, Numeric
 from sgdynamics.expectations import mixtures
-from sgdynamics.expectations.interface import Moments, Overlaps, Rule
+from sgdynamics.expectations.interface import Moments, Overlaps, Quadrature
 from sgdynamics.expectations.sampled import Sampled
 from sgdynamics.samples import input_covariance
 
@@ -32,30 +32,32 @@ class Clusters(Sampled):
     def sampled(self, flow: bool) -> bool:
         return self.drift_sampled
 
-    def rule(self, largest: float) -> Rule:
-        return Rule(mixture=mixtures.rule_for(self.structure.width))
+    def quadrature(self, largest: float) -> Quadrature:
+        return Quadrature(mixture=mixtures.choose_quadrature(self.structure.width))
 
-    def finer(self, rule: Rule, largest: float) -> Rule | None:
-        best = mixtures.rule_for(self.structure.width, fine=True)
+    def finer(self, quadrature: Quadrature, largest: float) -> Quadrature | None:
+        best = mixtures.choose_quadrature(self.structure.width, fine=True)
         return (
-            None if self.drift_sampled or best == self._rule(rule) else replace(rule, mixture=best)
+            None
+            if self.drift_sampled or best == self._mixture_quadrature(quadrature)
+            else replace(quadrature, mixture=best)
         )
 
-    def _rule(self, rule: Rule) -> mixtures.MixtureRule:
-        return rule.mixture or mixtures.rule_for(self.structure.width)
+    def _mixture_quadrature(self, quadrature: Quadrature) -> mixtures.MixtureQuadrature:
+        return quadrature.mixture or mixtures.choose_quadrature(self.structure.width)
 
-    def nodes(self, rule: Rule, flow: bool) -> dict[str, np.ndarray]:
-        return mixtures.nodes_for(self._rule(rule), self.structure.width)
+    def nodes(self, quadrature: Quadrature, flow: bool) -> dict[str, np.ndarray]:
+        return mixtures.nodes_for(self._mixture_quadrature(quadrature), self.structure.width)
 
-    def risk_nodes(self, rule: Rule, *, quick: bool = True) -> dict[str, np.ndarray]:
+    def risk_nodes(self, quadrature: Quadrature, *, quick: bool = True) -> dict[str, np.ndarray]:
         if self.structure.width <= 2 or not (quick or self.drift_sampled):
-            return self.nodes(rule, flow=True)
-        return super().risk_nodes(rule)
+            return self.nodes(quadrature, flow=True)
+        return super().risk_nodes(quadrature)
 
     def search_nodes(
-        self, rule: Rule, flow: bool
+        self, quadrature: Quadrature, flow: bool
     ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray] | None]:
-        return self.nodes(rule, flow), None
+        return self.nodes(quadrature, flow), None
 
     def _means(
         self, parameters: Numbers, overlaps: Overlaps
@@ -68,7 +70,7 @@ class Clusters(Sampled):
 
     def moments(
         self,
-        rule: Rule,
+        quadrature: Quadrature,
         nodes: Nodes,
         parameters: Numbers,
         overlaps: Overlaps,
@@ -82,7 +84,7 @@ class Clusters(Sampled):
         middle, spread = self._means(parameters, overlaps)
         find = partial(
             mixtures.cluster_moments,
-            self._rule(rule),
+            self._mixture_quadrature(quadrature),
             nodes,
             head=head,
             labels=parameters["cluster_labels"],
@@ -118,29 +120,29 @@ class Clusters(Sampled):
 
     def risk(
         self,
-        rule: Rule,
+        quadrature: Quadrature,
         nodes: Nodes,
         parameters: Numbers,
         overlaps: Overlaps,
         head: Float[Numeric, " p"],
     ) -> Float[Numeric, ""]:
         if "plain" in nodes:
-            return super().risk(rule, nodes, parameters, overlaps, head)
-        return self.moments(rule, nodes, parameters, overlaps, head, flow=True).risk
+            return super().risk(quadrature, nodes, parameters, overlaps, head)
+        return self.moments(quadrature, nodes, parameters, overlaps, head, flow=True).risk
 
     def error(
         self,
-        rule: Rule,
+        quadrature: Quadrature,
         nodes: Nodes,
         parameters: Numbers,
         overlaps: Overlaps,
         head: Float[Numeric, " p"],
     ) -> Float[Numeric, ""]:
         if self.drift_sampled:
-            return super().error(rule, nodes, parameters, overlaps, head)
+            return super().error(quadrature, nodes, parameters, overlaps, head)
         every = jax.tree.map(lambda value: value[None], nodes)
         return mixtures.error(
-            self._rule(rule),
+            self._mixture_quadrature(quadrature),
             every,
             *self._means(parameters, overlaps),
             head,

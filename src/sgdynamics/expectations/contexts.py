@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float
 
 from sgdynamics.base.arrays import Nodes, Numbers, Numeric, Tree
-from sgdynamics.expectations.interface import Expectation, Moments, Overlaps, Rule
+from sgdynamics.expectations.interface import Expectation, Moments, Overlaps, Quadrature
 from sgdynamics.problems.problem import Structure
 from sgdynamics.samples import input_covariance
 from sgdynamics.samples.draws import weights_of
@@ -25,7 +25,7 @@ class ContextSums(Expectation):
 
     def moments(
         self,
-        rule: Rule,
+        quadrature: Quadrature,
         nodes: Nodes,
         parameters: Numbers,
         overlaps: Overlaps,
@@ -45,7 +45,7 @@ class ContextSums(Expectation):
                 )
             own = loss.head_of(head, context)
             found = part.moments(
-                rule, _own(nodes, context), numbers, seen, own, finite=finite, flow=flow
+                quadrature, _own(nodes, context), numbers, seen, own, finite=finite, flow=flow
             )
             if self.structure.sample.own_spectra:
                 # in units of the eigenvalues of all contexts together, by which moments are multiplied
@@ -68,14 +68,17 @@ class ContextSums(Expectation):
 
     def risk(
         self,
-        rule: Rule,
+        quadrature: Quadrature,
         nodes: Nodes,
         parameters: Numbers,
         overlaps: Overlaps,
         head: Float[Numeric, " heads"],
     ) -> Float[Numeric, ""]:
         every = jnp.stack(
-            [part.risk(rule, *one) for part, *one in self._each(nodes, parameters, overlaps, head)]
+            [
+                part.risk(quadrature, *one)
+                for part, *one in self._each(nodes, parameters, overlaps, head)
+            ]
         )
         return jnp.asarray(weights_of(parameters["probabilities"])) @ every
 
@@ -97,30 +100,32 @@ class ContextSums(Expectation):
             )
         return found
 
-    def rule(self, largest: float) -> Rule:
-        every = [part.rule(largest) for part in self.parts]
+    def quadrature(self, largest: float) -> Quadrature:
+        every = [part.quadrature(largest) for part in self.parts]
         return _finest(every)
 
-    def finer(self, rule: Rule, largest: float) -> Rule | None:
-        every = [found for part in self.parts if (found := part.finer(rule, largest)) is not None]
+    def finer(self, quadrature: Quadrature, largest: float) -> Quadrature | None:
+        every = [
+            found for part in self.parts if (found := part.finer(quadrature, largest)) is not None
+        ]
         return _finest(every) if every else None
 
-    def nodes(self, rule: Rule, flow: bool) -> dict[str, np.ndarray]:
-        return _together([part.nodes(rule, flow) for part in self.parts])
+    def nodes(self, quadrature: Quadrature, flow: bool) -> dict[str, np.ndarray]:
+        return _together([part.nodes(quadrature, flow) for part in self.parts])
 
-    def risk_nodes(self, rule: Rule, *, quick: bool = True) -> dict[str, np.ndarray]:
-        return _together([part.risk_nodes(rule, quick=quick) for part in self.parts])
+    def risk_nodes(self, quadrature: Quadrature, *, quick: bool = True) -> dict[str, np.ndarray]:
+        return _together([part.risk_nodes(quadrature, quick=quick) for part in self.parts])
 
     def error(
         self,
-        rule: Rule,
+        quadrature: Quadrature,
         nodes: Nodes,
         parameters: Numbers,
         overlaps: Overlaps,
         head: Float[Numeric, " heads"],
     ) -> Float[Numeric, ""]:
         errors = [
-            part.error(rule, own, *one)
+            part.error(quadrature, own, *one)
             for part, own, *one in self._each(nodes, parameters, overlaps, head)
             if "plain" not in own
         ]
@@ -138,15 +143,19 @@ def _plus(one: Tree, other: Tree) -> Any:
     return other if one is None else one if other is None else one + other
 
 
-def _finest(rules: list[Rule]) -> Rule:
-    """One rule that is as fine as each of these."""
+def _finest(quadratures: list[Quadrature]) -> Quadrature:
+    """A quadrature that is as fine as each of these."""
     finest = {
-        one.name: max(getattr(rule, one.name) for rule in rules)
-        for one in fields(Rule)
+        one.name: max(getattr(quadrature, one.name) for quadrature in quadratures)
+        for one in fields(Quadrature)
         if one.name != "mixture"
     }
-    return Rule(
-        **finest, mixture=next((rule.mixture for rule in rules if rule.mixture is not None), None)
+    return Quadrature(
+        **finest,
+        mixture=next(
+            (quadrature.mixture for quadrature in quadratures if quadrature.mixture is not None),
+            None,
+        ),
     )
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from jaxtyping import Float
 
 from sgdynamics.base.arrays import Nodes, Numbers, Numeric
-from sgdynamics.expectations.interface import Moments, Overlaps, Rule
+from sgdynamics.expectations.interface import Moments, Overlaps, Quadrature
 from sgdynamics.expectations.nodes import gauss_legendre, hermite_product, product_rule
 from sgdynamics.expectations.pairs import UNKNOWN
 from sgdynamics.expectations.sampled import Sampled
@@ -128,29 +128,31 @@ class FewFields(Sampled):
     def by_slopes(self) -> bool:
         return False  # a grid has no spread
 
-    def rule(self, largest: float) -> Rule:
+    def quadrature(self, largest: float) -> Quadrature:
         """The finest grid that costs little: another one is another program."""
         cheap = [
             count
             for count in (FINEST, FINEST // 2)
             if not self.circles and grid_points(self.structure, count) <= CHEAP_POINTS
         ]
-        return Rule(per_deviation=max(cheap, default=COARSEST))
+        return Quadrature(per_deviation=max(cheap, default=COARSEST))
 
-    def finer(self, rule: Rule, largest: float) -> Rule | None:
+    def finer(self, quadrature: Quadrature, largest: float) -> Quadrature | None:
         reading = self.structure.reading
-        if reading is None or not reading.general or 2 * rule.per_deviation > FINEST:
+        if reading is None or not reading.general or 2 * quadrature.per_deviation > FINEST:
             return None
-        if grid_points(self.structure, 2 * rule.per_deviation) > 4 * MOST_POINTS:
+        if grid_points(self.structure, 2 * quadrature.per_deviation) > 4 * MOST_POINTS:
             return None
-        return replace(rule, per_deviation=2 * rule.per_deviation)
+        return replace(quadrature, per_deviation=2 * quadrature.per_deviation)
 
     @property
     def circles(self) -> bool:
         return self.structure.reading is None
 
-    def nodes(self, rule: Rule, flow: bool) -> dict[str, np.ndarray]:
-        return {name: value[None] for name, value in self._at(rule.per_deviation, 1.0).items()}
+    def nodes(self, quadrature: Quadrature, flow: bool) -> dict[str, np.ndarray]:
+        return {
+            name: value[None] for name, value in self._at(quadrature.per_deviation, 1.0).items()
+        }
 
     def _at(self, per_deviation: int, share: float, shift: float = 0.0) -> dict[str, np.ndarray]:
         """The grid of so many points a standard deviation, out to a share of its reach; what goes on Gauss-Hermite nodes beside it."""
@@ -173,7 +175,7 @@ class FewFields(Sampled):
 
     def moments(
         self,
-        rule: Rule,
+        quadrature: Quadrature,
         nodes: Nodes,
         parameters: Numbers,
         overlaps: Overlaps,
@@ -183,7 +185,9 @@ class FewFields(Sampled):
         flow: bool = False,
     ) -> Moments:
         nodes = self._whole(nodes, "more" if finite else "few")
-        return super().moments(rule, nodes, parameters, overlaps, head, finite=finite, flow=flow)
+        return super().moments(
+            quadrature, nodes, parameters, overlaps, head, finite=finite, flow=flow
+        )
 
     def _whole(self, nodes: Nodes, name: str) -> Nodes:
         """All points with their weights: the grid, and on each of its points the Gauss-Hermite nodes of this name."""
@@ -194,8 +198,8 @@ class FewFields(Sampled):
         )
         return {"points": grid, "weights": weights}
 
-    def risk_nodes(self, rule: Rule, *, quick: bool = True) -> dict[str, np.ndarray]:
-        per_deviation, share = rule.per_deviation, 1.0
+    def risk_nodes(self, quadrature: Quadrature, *, quick: bool = True) -> dict[str, np.ndarray]:
+        per_deviation, share = quadrature.per_deviation, 1.0
         if quick and not self.circles:
             cheap = [
                 count
@@ -212,7 +216,7 @@ class FewFields(Sampled):
 
     def risk(
         self,
-        rule: Rule,
+        quadrature: Quadrature,
         nodes: Nodes,
         parameters: Numbers,
         overlaps: Overlaps,
@@ -222,13 +226,13 @@ class FewFields(Sampled):
         return self.mean_loss(nodes["points"], parameters, overlaps, head, weights=nodes["weights"])
 
     def search_nodes(
-        self, rule: Rule, flow: bool
+        self, quadrature: Quadrature, flow: bool
     ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray] | None]:
-        return self.nodes(rule, flow), None
+        return self.nodes(quadrature, flow), None
 
     def errors(
         self,
-        rule: Rule,
+        quadrature: Quadrature,
         nodes: Nodes,
         parameters: Numbers,
         overlaps: Overlaps,
@@ -246,7 +250,7 @@ class FewFields(Sampled):
             )  # polynomials, on Gauss-Hermite nodes that are exact for them
         other = {**nodes, **{name: nodes[f"between_{name}"] for name in ("points", "weights")}}
         first, second = (
-            self.moments(rule, one, parameters, overlaps, head) for one in (nodes, other)
+            self.moments(quadrature, one, parameters, overlaps, head) for one in (nodes, other)
         )
         changes = _changes(first, second)
         of_risk = changes["risk"] if self.structure.loss.has_risk else jnp.zeros(())
@@ -258,13 +262,13 @@ class FewFields(Sampled):
 
     def error(
         self,
-        rule: Rule,
+        quadrature: Quadrature,
         nodes: Nodes,
         parameters: Numbers,
         overlaps: Overlaps,
         head: Float[Numeric, " p"],
     ) -> Any:
-        return self.errors(rule, nodes, parameters, overlaps, head)[0]
+        return self.errors(quadrature, nodes, parameters, overlaps, head)[0]
 
 
 def _changes(moments: Moments, others: Moments) -> dict[str, Any]:

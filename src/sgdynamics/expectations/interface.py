@@ -26,14 +26,14 @@ from sgdynamics.samples import input_covariance
 
 
 @dataclass(frozen=True)
-class Rule:
+class Quadrature:
     """How finely to integrate: terms of the Mehler series, Sobol points or circles (powers of two) and replicates."""
 
     terms: int = 64
     log2_points: int = 12
     log2_circles: int = 8
     replicates: int = 4
-    mixture: Any = None  # a rule of gaussian.mixtures, where that is how
+    mixture: Any = None  # the quadrature of `expectations.mixtures`, for mixtures only
     per_deviation: int = 4  # points of a grid over a few fields in one standard deviation
     label_terms: int = 0  # terms of the series among teachers, where they need more than `terms`
 
@@ -121,7 +121,7 @@ class Expectation(ABC):
     ``moments`` and ``risk`` are all that one of your own must have: pure JAX functions of the numbers ``parameters``, the ``overlaps``
     (their ``.covariance`` is that of the fields, students first) and the head. What is fixed once, such as points, comes from ``nodes``,
     arrays with a leading axis of replicates (of one, where nothing is sampled), and they receive one of them; how fine these are is the
-    ``rule``. With ``flow`` the noise is not needed, and ``norms`` only where ``finite``.
+    ``quadrature``. With ``flow`` the noise is not needed, and ``norms`` only where ``finite``.
 
     Examples
     --------
@@ -131,11 +131,11 @@ class Expectation(ABC):
     >>> import jax.numpy as jnp
     >>> @dataclass(frozen=True)
     ... class Linear(sgd.Expectation):
-    ...     def risk(self, rule, nodes, parameters, overlaps, head):
+    ...     def risk(self, quadrature, nodes, parameters, overlaps, head):
     ...         left = jnp.array([1.0, -1.0])
     ...         return left @ overlaps.covariance @ left / 2
-    ...     def moments(self, rule, nodes, parameters, overlaps, head, *, finite=False, flow=False):
-    ...         risk = self.risk(rule, nodes, parameters, overlaps, head)
+    ...     def moments(self, quadrature, nodes, parameters, overlaps, head, *, finite=False, flow=False):
+    ...         risk = self.risk(quadrature, nodes, parameters, overlaps, head)
     ...         return sgd.Moments(jnp.array([[1.0, -1.0]]), 2 * risk[None, None], None, jnp.zeros(1), risk)
     >>> problem = sgd.Problem(lambda f, s, a, z: (f[0] - s[0]) ** 2 / 2, width=1, signals=1, expectation=Linear())
     >>> begin = sgd.functional.state(sgd.start(problem, M=[[0.5]], Q=[[1.0]]))
@@ -151,7 +151,7 @@ class Expectation(ABC):
     @abstractmethod
     def moments(
         self,
-        rule: Rule,
+        quadrature: Quadrature,
         nodes: Nodes,
         parameters: Numbers,
         overlaps: Overlaps,
@@ -164,7 +164,7 @@ class Expectation(ABC):
 
         Parameters
         ----------
-        rule : Rule
+        quadrature : Quadrature
             How finely to integrate.
         nodes : dict
             One replicate of what ``nodes`` returned.
@@ -188,7 +188,7 @@ class Expectation(ABC):
     @abstractmethod
     def risk(
         self,
-        rule: Rule,
+        quadrature: Quadrature,
         nodes: Nodes,
         parameters: Numbers,
         overlaps: Overlaps,
@@ -198,7 +198,7 @@ class Expectation(ABC):
 
         Parameters
         ----------
-        rule : Rule
+        quadrature : Quadrature
             How finely to integrate.
         nodes : dict
             One replicate of what ``risk_nodes`` returned.
@@ -215,8 +215,8 @@ class Expectation(ABC):
             One number.
         """
 
-    def rule(self, largest: float) -> Rule:
-        """The rule that is fine enough at the start of a run.
+    def quadrature(self, largest: float) -> Quadrature:
+        """The quadrature that is fine enough at the start of a run.
 
         Parameters
         ----------
@@ -225,34 +225,34 @@ class Expectation(ABC):
 
         Returns
         -------
-        Rule
+        Quadrature
             How finely to integrate.
         """
-        return Rule()
+        return Quadrature()
 
-    def finer(self, rule: Rule, largest: float) -> Rule | None:
-        """A finer rule for states at which one is not accurate.
+    def finer(self, quadrature: Quadrature, largest: float) -> Quadrature | None:
+        """A finer quadrature for states at which one is not accurate.
 
         Parameters
         ----------
-        rule : Rule
+        quadrature : Quadrature
             The one that was not.
         largest : float
             The largest variance of a field.
 
         Returns
         -------
-        Rule or None
+        Quadrature or None
             None where there is no finer one.
         """
         return None
 
-    def nodes(self, rule: Rule, flow: bool) -> dict[str, np.ndarray]:
+    def nodes(self, quadrature: Quadrature, flow: bool) -> dict[str, np.ndarray]:
         """The points that ``moments`` needs.
 
         Parameters
         ----------
-        rule : Rule
+        quadrature : Quadrature
             How finely to integrate.
         flow : bool
             Whether the noise is left out.
@@ -264,12 +264,12 @@ class Expectation(ABC):
         """
         return {"none": np.zeros((1, 1))}
 
-    def risk_nodes(self, rule: Rule, *, quick: bool = True) -> dict[str, np.ndarray]:
+    def risk_nodes(self, quadrature: Quadrature, *, quick: bool = True) -> dict[str, np.ndarray]:
         """The points that ``risk`` needs.
 
         Parameters
         ----------
-        rule : Rule
+        quadrature : Quadrature
             How finely to integrate.
         quick : bool, default True
             For many states, where 1e-4 is plenty.
@@ -279,17 +279,17 @@ class Expectation(ABC):
         dict of ndarray
             With a leading axis of replicates ("plain" where they serve nothing else).
         """
-        return self.nodes(rule, flow=True)
+        return self.nodes(quadrature, flow=True)
 
     def search_nodes(
-        self, rule: Rule, flow: bool
+        self, quadrature: Quadrature, flow: bool
     ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray] | None]:
         """Nodes with which `moments` is smooth up to the edge of the physical region, and coarser ones where these tell the error."""
-        return self.nodes(rule, flow), None
+        return self.nodes(quadrature, flow), None
 
     def error(
         self,
-        rule: Rule,
+        quadrature: Quadrature,
         nodes: Nodes,
         parameters: Numbers,
         overlaps: Overlaps,
@@ -299,7 +299,7 @@ class Expectation(ABC):
 
         Parameters
         ----------
-        rule : Rule
+        quadrature : Quadrature
             How finely to integrate.
         nodes : dict
             One replicate of the nodes.
@@ -319,14 +319,14 @@ class Expectation(ABC):
 
     def errors(
         self,
-        rule: Rule,
+        quadrature: Quadrature,
         nodes: Nodes,
         parameters: Numbers,
         overlaps: Overlaps,
         head: Float[Numeric, " p"],
     ) -> tuple[Any, Any]:
         """`error`, and the part of it that is the error of the risk (0 where that is not known separately)."""
-        error = self.error(rule, nodes, parameters, overlaps, head)
+        error = self.error(quadrature, nodes, parameters, overlaps, head)
         return error, jnp.zeros_like(error)
 
     def sampled(self, flow: bool) -> bool:
@@ -365,7 +365,7 @@ class Expectation(ABC):
     def curvatures(
         self,
         structure: Structure,
-        rule: Rule,
+        quadrature: Quadrature,
         parameters: Numbers,
         head: np.ndarray,
         rows: np.ndarray,

@@ -47,7 +47,7 @@ class ClusterMoments(NamedTuple):
 
 
 @dataclass(frozen=True)
-class MixtureRule:
+class MixtureQuadrature:
     """How finely to integrate.
 
     `inner`: nodes along (a half-line), across (a half-line) and between the lines of the pair that is integrated last. `outer`: the
@@ -70,19 +70,19 @@ class MixtureRule:
     replicates: int = 4
 
 
-def rule_for(width: int, *, fine: bool = False) -> MixtureRule:
+def choose_quadrature(width: int, *, fine: bool = False) -> MixtureQuadrature:
     """The rule for so many units: one and two to rounding, three and four to 1e-8 (four nearly parallel to 1e-5; fine: 1e-6), more sampled.
 
     That is where v_i times the standard deviation of h_i is about 1 or less; a steeper f needs more nodes, and `error` says so.
     """
     width = whole("width", width, 1)
     if width <= 2:
-        return MixtureRule(line=16, inner=(16, 16, 40), span=8.5)
+        return MixtureQuadrature(line=16, inner=(16, 16, 40), span=8.5)
     if width == 3:
-        return MixtureRule(line=12, inner=(12, 12, 28), graded=12, span=7.5)
+        return MixtureQuadrature(line=12, inner=(12, 12, 28), graded=12, span=7.5)
     if not fine:
-        return MixtureRule(lines=(5, 7))
-    return MixtureRule(
+        return MixtureQuadrature(lines=(5, 7))
+    return MixtureQuadrature(
         lines=(7, 9),
         line=8,
         inner=(6, 7, 16),
@@ -99,23 +99,25 @@ def sampled(width: int) -> bool:
     return width > WIDTHS
 
 
-def nodes_for(rule: MixtureRule, width: int) -> dict[str, np.ndarray]:
+def nodes_for(quadrature: MixtureQuadrature, width: int) -> dict[str, np.ndarray]:
     """The arrays the rule needs, with a leading axis of replicates (of one, where the moments are not sampled)."""
     if sampled(width):
         return {
-            "circles": sobol_normals(2 * width, rule.log2_circles, rule.replicates, whiten=False),
+            "circles": sobol_normals(
+                2 * width, quadrature.log2_circles, quadrature.replicates, whiten=False
+            ),
             "points": sobol_normals(
-                width, rule.log2_points, rule.replicates, whiten=False, seed=20261
+                width, quadrature.log2_points, quadrature.replicates, whiten=False, seed=20261
             ),
         }
-    counts = {rule.line, *rule.inner[:2], *rule.lines} | (
-        set(rule.outer[:2]) if width == WIDTHS else set()
+    counts = {quadrature.line, *quadrature.inner[:2], *quadrature.lines} | (
+        set(quadrature.outer[:2]) if width == WIDTHS else set()
     )
     return {f"half_line_{count}": half_lines.table(count)[None] for count in counts}
 
 
 def cluster_moments(
-    rule: MixtureRule,
+    quadrature: MixtureQuadrature,
     nodes: Nodes,
     means: Float[Numeric, "clusters p"],
     covariance: Float[Numeric, "p p"],
@@ -133,13 +135,13 @@ def cluster_moments(
             lambda mean, label: _on_circles(nodes, mean, covariance, head, 1 - 2 * label)
         )(means, labels)
     found = jax.vmap(
-        lambda mean, label: _nested(rule, nodes, mean, covariance, head, 1 - 2 * label)
+        lambda mean, label: _nested(quadrature, nodes, mean, covariance, head, 1 - 2 * label)
     )(means, labels)
-    if not rule.lines:
+    if not quadrature.lines:
         return found
     # one cluster after the other: side by side their many points leave the cache
     better, doubts = jax.lax.map(
-        lambda given: _by_lines(rule, nodes, given[0], covariance, head, 1 - 2 * given[1]),
+        lambda given: _by_lines(quadrature, nodes, given[0], covariance, head, 1 - 2 * given[1]),
         (means, labels),
     )
 
@@ -151,7 +153,7 @@ def cluster_moments(
 
 
 def _by_lines(
-    rule: MixtureRule,
+    quadrature: MixtureQuadrature,
     nodes: Nodes,
     mean: Float[Numeric, " p"],
     covariance: Float[Numeric, "p p"],
@@ -161,9 +163,9 @@ def _by_lines(
     """A cluster by nested half-lines, and how far not to believe them."""
     coarse, fine = (
         nested.orthants(nodes[f"half_line_{count}"], mean, covariance, head, flip)
-        for count in rule.lines
+        for count in quadrature.lines
     )
-    table = nodes[f"half_line_{rule.lines[-1]}"]
+    table = nodes[f"half_line_{quadrature.lines[-1]}"]
     density, edge_mean, edge_covariance, edge_head = _conditioned(mean, covariance, head)
     edges = jax.vmap(lambda m, c, v: nested.orthants(table, m, c, v, flip).total)(
         edge_mean, edge_covariance, edge_head
@@ -175,7 +177,7 @@ def _by_lines(
 
 
 def error(
-    rule: MixtureRule,
+    quadrature: MixtureQuadrature,
     nodes: Nodes,
     means: Float[Numeric, "p p"],
     covariance: Float[Numeric, "p p"],
@@ -190,17 +192,17 @@ def error(
     means, covariance, head, labels = (jnp.asarray(x) for x in (means, covariance, head, labels))
     spread = safe_root(jnp.diagonal(covariance))
     if sampled(means.shape[1]):
-        each = jax.vmap(lambda node: cluster_moments(rule, node, means, covariance, head, labels))(
-            nodes
-        )
+        each = jax.vmap(
+            lambda node: cluster_moments(quadrature, node, means, covariance, head, labels)
+        )(nodes)
         values = jax.tree.map(lambda value: jnp.mean(value, axis=0), each)
         gaps = jax.tree.map(
             lambda value: jnp.std(value, axis=0, ddof=1) / np.sqrt(value.shape[0]), each
         )
     else:
-        other = _other(rule, means.shape[1])
+        other = _other(quadrature, means.shape[1])
         first = {name: value[0] for name, value in nodes.items()}
-        values = cluster_moments(rule, first, means, covariance, head, labels)
+        values = cluster_moments(quadrature, first, means, covariance, head, labels)
         theirs = {
             name: jnp.asarray(value[0]) for name, value in nodes_for(other, means.shape[1]).items()
         }
@@ -219,21 +221,26 @@ def error(
     return jnp.max(jnp.stack(ratios))
 
 
-def _other(rule: MixtureRule, width: int) -> MixtureRule:
+def _other(quadrature: MixtureQuadrature, width: int) -> MixtureQuadrature:
     """The rule that another is compared with."""
-    along, across, middle = rule.inner
+    along, across, middle = quadrature.inner
     if width <= 2:
-        return replace(rule, line=rule.line - 4, inner=(along - 4, across - 4, middle - 10))
-    inner, outer = (along + 1, across + 1, middle + 4), tuple(count + 2 for count in rule.outer)
-    lines = tuple(count + 1 for count in rule.lines)
+        return replace(
+            quadrature, line=quadrature.line - 4, inner=(along - 4, across - 4, middle - 10)
+        )
+    inner, outer = (
+        (along + 1, across + 1, middle + 4),
+        tuple(count + 2 for count in quadrature.outer),
+    )
+    lines = tuple(count + 1 for count in quadrature.lines)
     return replace(
-        rule,
-        line=rule.line + 2,
+        quadrature,
+        line=quadrature.line + 2,
         inner=inner,
         outer=outer,
-        graded=rule.graded + 4,
-        near=0.7 * rule.near,
-        span=rule.span + 0.7,
+        graded=quadrature.graded + 4,
+        near=0.7 * quadrature.near,
+        span=quadrature.span + 0.7,
         lines=lines,
     )
 
@@ -255,7 +262,7 @@ class _Given(NamedTuple):
 
 
 def _given(
-    rule: MixtureRule,
+    quadrature: MixtureQuadrature,
     nodes: Nodes,
     mean: Float[Numeric, " n"],
     root: Float[Numeric, "n n"],
@@ -274,9 +281,9 @@ def _given(
         return _Given(one, jnp.zeros((1, 0), mean.dtype), 0 * one, mean[:1], mean[1:], **last)
     rest = safe_root(jnp.sum(root[first:, first:] ** 2, axis=1))
     z, weights, active = (
-        _given_one(rule, nodes, mean, root, rest, layered)
+        _given_one(quadrature, nodes, mean, root, rest, layered)
         if first == 1
-        else _given_pair(rule, nodes, mean, root, rest)
+        else _given_pair(quadrature, nodes, mean, root, rest)
     )
     fields = mean[:, None] + root[:, :first] @ z
     f = jnp.sum(head[:first, None] * active * fields[:first], axis=0)
@@ -284,7 +291,7 @@ def _given(
 
 
 def _given_one(
-    rule: MixtureRule,
+    quadrature: MixtureQuadrature,
     nodes: Nodes,
     mean: Float[Numeric, "3"],
     root: Float[Numeric, "3 3"],
@@ -293,16 +300,16 @@ def _given_one(
 ) -> tuple[Float[Numeric, "1 n"], Float[Numeric, "K k"], Float[Numeric, "1 n"]]:
     """Points z (1, N) of a first unit, its kink at an edge of two half-lines; their weights, and whether it is active (1, N)."""
     edge = -standardised(mean[0], root[0, 0])
-    grading = _grading(rule, rest, root[1:, 0]) if layered else None
+    grading = _grading(quadrature, rest, root[1:, 0]) if layered else None
     z, weights = half_lines.graded(
-        nodes[f"half_line_{rule.line}"], jnp.stack([edge, -edge]), grading
+        nodes[f"half_line_{quadrature.line}"], jnp.stack([edge, -edge]), grading
     )
     z = jnp.concatenate([z[0], -z[1]])
     return z[None], weights, jnp.asarray(np.repeat([1.0, 0.0], z.shape[0] // 2))[None]
 
 
 def _given_pair(
-    rule: MixtureRule,
+    quadrature: MixtureQuadrature,
     nodes: Nodes,
     mean: Float[Numeric, " p"],
     root: Float[Numeric, "p p"],
@@ -314,11 +321,17 @@ def _given_pair(
     by_n = jnp.where(
         pair.sa > 0, root[2:, 0] * pair.cos + pair.sign * root[2:, 1] * pair.sin, root[2:, 1]
     )
-    grading = _grading(rule, rest, by_n)
+    grading = _grading(quadrature, rest, by_n)
     plane = half_lines.plane(
-        _tables(nodes, rule.outer), rule.outer[2], rule.span, pair, mean[:1], mean[1:2], grading
+        _tables(nodes, quadrature.outer),
+        quadrature.outer[2],
+        quadrature.span,
+        pair,
+        mean[:1],
+        mean[1:2],
+        grading,
     )
-    count = rule.outer[0]
+    count = quadrature.outer[0]
     n = jnp.concatenate([plane.outside.reshape(2, count, -1), plane.between[0]], axis=-1)
     weights = (
         jnp.concatenate(
@@ -345,23 +358,28 @@ def _tables(
 
 
 def _grading(
-    rule: MixtureRule, rest: Float[Numeric, "2"], slope: Float[Numeric, "2"]
+    quadrature: MixtureQuadrature, rest: Float[Numeric, "2"], slope: Float[Numeric, "2"]
 ) -> half_lines.Grading:
     """Nodes down to the narrowest layer that later units make at a kink: their spread given the earlier units, over their slope."""
     steep = jnp.abs(slope)
     layer = jnp.min(jnp.where(steep > 0, rest / jnp.where(steep > 0, steep, 1.0), 1.0))
     return half_lines.Grading(
-        rule.graded, rule.near, jax.lax.stop_gradient(jnp.clip(layer, 1e-5, 1.0))
+        quadrature.graded, quadrature.near, jax.lax.stop_gradient(jnp.clip(layer, 1e-5, 1.0))
     )
 
 
 def _over_pair(
-    rule: MixtureRule, nodes: Nodes, given: _Given, flip: Scalar
+    quadrature: MixtureQuadrature, nodes: Nodes, given: _Given, flip: Scalar
 ) -> tuple[Float[Numeric, "n 4"], Float[Numeric, "n 4"], Float[Numeric, " n"]]:
     """Of q = sigmoid(flip f) given each point: the parts (N, 4) of E[q] and E[q^2] above, below, right, left; E[softplus(flip f)]."""
     frame = given.frame
     plane = half_lines.plane(
-        _tables(nodes, rule.inner), rule.inner[2], rule.span, frame, given.ma, given.mb
+        _tables(nodes, quadrature.inner),
+        quadrature.inner[2],
+        quadrature.span,
+        frame,
+        given.ma,
+        given.mb,
     )
     # f is linear in n on every piece, with a slope that depends on the piece alone
     active = half_lines.active(frame.sign)
@@ -461,7 +479,7 @@ def _conditioned(
 
 
 def _one_unit(
-    rule: MixtureRule,
+    quadrature: MixtureQuadrature,
     nodes: Nodes,
     mean: Float[Numeric, ""],
     spread: Float[Numeric, ""],
@@ -469,7 +487,7 @@ def _one_unit(
     flip: Scalar,
 ) -> tuple[Any, Any, Any, Any]:
     """E[1 q], E[1 q^2], E[softplus(flip f)] and E[q] of a single unit."""
-    z, weights = half_lines.both(nodes[f"half_line_{rule.line}"], -standardised(mean, spread))
+    z, weights = half_lines.both(nodes[f"half_line_{quadrature.line}"], -standardised(mean, spread))
     f = flip * head * (mean + spread * z[0])
     q = jax.nn.sigmoid(f)
     silent = jnp.sum(weights[1])
@@ -483,7 +501,7 @@ def _one_unit(
 
 
 def _nested(
-    rule: MixtureRule,
+    quadrature: MixtureQuadrature,
     nodes: Nodes,
     mean: Float[Numeric, " p"],
     covariance: Float[Numeric, "p p"],
@@ -498,7 +516,7 @@ def _nested(
     density, edge_mean, edge_covariance, edge_head = _conditioned(mean, covariance, head)
     if width == 1:
         first, second, risk, _ = _one_unit(
-            rule, nodes, mean[0], safe_root(covariance[0, 0]), head[0], flip
+            quadrature, nodes, mean[0], safe_root(covariance[0, 0]), head[0], flip
         )
         return ClusterMoments(
             flip * first[None],
@@ -516,7 +534,12 @@ def _nested(
     ) -> tuple[_Given, Int[Numeric, " n"]]:
         order, back = _order(mean, covariance)
         given = _given(
-            rule, nodes, mean[order], lower_root(covariance[order][:, order]), head[order], layered
+            quadrature,
+            nodes,
+            mean[order],
+            lower_root(covariance[order][:, order]),
+            head[order],
+            layered,
         )
         count = given.weights.shape[0]
         spread = jax.tree.map(
@@ -527,9 +550,9 @@ def _nested(
     given, back = points(mean, covariance, head, True)
     count = given.weights.shape[0]
     if width == 2:
-        q, q2, soft = _over_pair(rule, nodes, given, flip)
+        q, q2, soft = _over_pair(quadrature, nodes, given, flip)
         spreads = safe_root(edge_covariance[:, 0, 0])
-        edges = jax.vmap(lambda m, s, v: _one_unit(rule, nodes, m, s, v, flip)[3])(
+        edges = jax.vmap(lambda m, s, v: _one_unit(quadrature, nodes, m, s, v, flip)[3])(
             edge_mean[:, 0], spreads, edge_head[:, 0]
         )
     else:
@@ -540,7 +563,7 @@ def _nested(
         together = jax.tree.map(
             lambda *x: jnp.concatenate(x), given._replace(active=given.weights), flat
         )
-        q, q2, soft = _over_pair(rule, nodes, together, flip)
+        q, q2, soft = _over_pair(quadrature, nodes, together, flip)
         edges = jnp.sum(at_edges.weights * jnp.sum(q[count:], axis=1).reshape(width, -1), axis=1)
     first, second = (given.weights[:, None] * x[:count] for x in (q, q2))
     last = jnp.moveaxis(half_lines.active(given.frame.sign), -1, -2)

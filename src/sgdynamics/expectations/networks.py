@@ -13,7 +13,7 @@ from jaxtyping import Float
 
 from sgdynamics.base.arrays import Nodes, Numbers, Numeric
 from sgdynamics.expectations import curvature, mehler, pairs
-from sgdynamics.expectations.interface import Expectation, Moments, Overlaps, Rule
+from sgdynamics.expectations.interface import Expectation, Moments, Overlaps, Quadrature
 from sgdynamics.expectations.weighted_points import (
     field_points,
     mirrored,
@@ -37,7 +37,7 @@ class Networks(Expectation):
     @abstractmethod
     def parts(
         self,
-        rule: Rule,
+        quadrature: Quadrature,
         nodes: Nodes,
         parameters: Numbers,
         omega: Float[Numeric, "fields fields"],
@@ -66,20 +66,21 @@ class Networks(Expectation):
         """E[s'_i s'_j E0^2] as a function of (Omega, c, p), where it has a closed form."""
         return None
 
-    def rule(self, largest: float) -> Rule:
+    def quadrature(self, largest: float) -> Quadrature:
         """The Mehler series, where one is cut, is long enough up to fields of variance `largest`."""
         student = self.structure.loss.student
         cut = [other for other in self.partners if pairs.method(student, other) == "mehler"]
         return replace(
-            Rule(),
+            Quadrature(),
             terms=max(
-                (mehler.terms_for(student, other, largest) for other in cut), default=Rule().terms
+                (mehler.terms_for(student, other, largest) for other in cut),
+                default=Quadrature().terms,
             ),
         )
 
-    def finer(self, rule: Rule, largest: float) -> Rule | None:
-        longer = self.rule(largest)
-        return longer if longer.terms > rule.terms else None
+    def finer(self, quadrature: Quadrature, largest: float) -> Quadrature | None:
+        longer = self.quadrature(largest)
+        return longer if longer.terms > quadrature.terms else None
 
     def sampled(self, flow: bool) -> bool:
         """The noise term without closed form is (unless lr = 0)."""
@@ -89,14 +90,18 @@ class Networks(Expectation):
             and self.structure.loss.student != NAMED["linear"]
         )
 
-    def nodes(self, rule: Rule, flow: bool) -> dict[str, np.ndarray]:
-        found = {"points": field_points(self.structure, rule, more=0)} if self.sampled(flow) else {}
-        return found or super().nodes(rule, flow)
+    def nodes(self, quadrature: Quadrature, flow: bool) -> dict[str, np.ndarray]:
+        found = (
+            {"points": field_points(self.structure, quadrature, more=0)}
+            if self.sampled(flow)
+            else {}
+        )
+        return found or super().nodes(quadrature, flow)
 
     def search_nodes(
-        self, rule: Rule, flow: bool
+        self, quadrature: Quadrature, flow: bool
     ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray] | None]:
-        return mirrored(self.structure, self.nodes(rule, flow)), None
+        return mirrored(self.structure, self.nodes(quadrature, flow)), None
 
     def residual(self, parameters: Numbers, head: Float[Numeric, " p"]) -> Float[Numeric, " p"]:
         """c of the students."""
@@ -106,15 +111,15 @@ class Networks(Expectation):
             else jnp.zeros_like(head)
         )
 
-    def own_pairs(self, rule: Rule, omega: Float[Numeric, "fields fields"]) -> Pairs:
+    def own_pairs(self, quadrature: Quadrature, omega: Float[Numeric, "fields fields"]) -> Pairs:
         """K, A, B among the students."""
         p, student = self.structure.width, self.structure.loss.student
         q = jnp.diagonal(omega)[:p]
-        return pairs.moments(student, student, q, q, omega[:p, :p], rule.terms)
+        return pairs.moments(student, student, q, q, omega[:p, :p], quadrature.terms)
 
     def answers(
         self,
-        rule: Rule,
+        quadrature: Quadrature,
         nodes: Nodes,
         parameters: Numbers,
         omega: Float[Numeric, "fields fields"],
@@ -123,14 +128,14 @@ class Networks(Expectation):
         own: Pairs,
     ) -> tuple[Float[Numeric, "p fields"], Float[Numeric, " p"], Float[Numeric, ""]]:
         """The Stein matrix of s'_i E0, E[s_i E0] and the risk."""
-        slope, values, excess = self.parts(rule, nodes, parameters, omega, c, own)
+        slope, values, excess = self.parts(quadrature, nodes, parameters, omega, c, own)
         if self.structure.loss.outer is squared:
             return slope, values, excess + 0.5 * parameters["noise"]
         return slope, values, -(head / self.structure.width) @ values
 
     def moments(
         self,
-        rule: Rule,
+        quadrature: Quadrature,
         nodes: Nodes,
         parameters: Numbers,
         overlaps: Overlaps,
@@ -140,29 +145,29 @@ class Networks(Expectation):
         flow: bool = False,
     ) -> Moments:
         p, omega, lead = self.structure.width, overlaps.covariance, head / self.structure.width
-        c, own = self.residual(parameters, head), self.own_pairs(rule, omega)
-        slope, values, risk = self.answers(rule, nodes, parameters, omega, head, c, own)
+        c, own = self.residual(parameters, head), self.own_pairs(quadrature, omega)
+        slope, values, risk = self.answers(quadrature, nodes, parameters, omega, head, c, own)
         stein = -lead[:, None] * slope
         if flow:
             return Moments(stein, jnp.zeros((p, p), omega.dtype), None, -values / p, risk)
-        noise, slopes = self._noise(rule, nodes, parameters, overlaps, c, own, finite)
+        noise, slopes = self._noise(quadrature, nodes, parameters, overlaps, c, own, finite)
         outer = lead[:, None] * lead[None, :]
         norms = None if slopes is None else outer * slopes
         return Moments(stein, outer * noise, norms, -values / p, risk)
 
     def risk(
         self,
-        rule: Rule,
+        quadrature: Quadrature,
         nodes: Nodes,
         parameters: Numbers,
         overlaps: Overlaps,
         head: Float[Numeric, " p"],
     ) -> Float[Numeric, ""]:
-        return self.moments(rule, nodes, parameters, overlaps, head, flow=True).risk
+        return self.moments(quadrature, nodes, parameters, overlaps, head, flow=True).risk
 
     def _noise(
         self,
-        rule: Rule,
+        quadrature: Quadrature,
         nodes: Nodes,
         parameters: Numbers,
         overlaps: Overlaps,
@@ -180,7 +185,9 @@ class Networks(Expectation):
                 if closed is not None:
                     return closed(matrix, c, p) + label_noise
                 # a linear student has s' = 1: the noise is the mean squared residual, whatever the label
-                return 2 * self.parts(rule, nodes, parameters, matrix, c, mine)[2] + label_noise
+                return (
+                    2 * self.parts(quadrature, nodes, parameters, matrix, c, mine)[2] + label_noise
+                )
 
             if not finite:
                 return full(omega, own), None
@@ -188,7 +195,7 @@ class Networks(Expectation):
 
             def slope(direction: Float[Numeric, "fields fields"]) -> tuple[Any, Any]:
                 return jax.jvp(
-                    lambda matrix: full(matrix, self.own_pairs(rule, matrix)),
+                    lambda matrix: full(matrix, self.own_pairs(quadrature, matrix)),
                     (omega,),
                     (direction,),
                 )
@@ -212,7 +219,7 @@ class Networks(Expectation):
 
     def error(
         self,
-        rule: Rule,
+        quadrature: Quadrature,
         nodes: Nodes,
         parameters: Numbers,
         overlaps: Overlaps,
@@ -220,12 +227,12 @@ class Networks(Expectation):
     ) -> Float[Numeric, ""]:
         p, student = self.structure.width, self.structure.loss.student
         q = jnp.diagonal(overlaps.covariance)[:p]
-        return pairs.error(student, student, q, q, overlaps.covariance[:p, :p], rule.terms)
+        return pairs.error(student, student, q, q, overlaps.covariance[:p, :p], quadrature.terms)
 
     def curvatures(
         self,
         structure: Structure,
-        rule: Rule,
+        quadrature: Quadrature,
         parameters: Numbers,
         head: np.ndarray,
         rows: np.ndarray,
@@ -237,7 +244,7 @@ class Networks(Expectation):
             (rows, signals),
         )
         parts = [
-            curvature.pair_curvature(student, one, rule.terms, rows, other)
+            curvature.pair_curvature(student, one, quadrature.terms, rows, other)
             for one, other in zip(self.partners, others, strict=False)
         ]
         tables, first, second = (

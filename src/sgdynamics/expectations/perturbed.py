@@ -12,7 +12,7 @@ from jaxtyping import Float
 
 from sgdynamics.base import checks
 from sgdynamics.base.arrays import Nodes, Numbers, Numeric
-from sgdynamics.expectations.interface import Expectation, Moments, Overlaps, Rule
+from sgdynamics.expectations.interface import Expectation, Moments, Overlaps, Quadrature
 from sgdynamics.problems.problem import Structure
 from sgdynamics.samples import input_covariance
 
@@ -34,32 +34,32 @@ class Around(Expectation):
     def advice(self) -> str:  # type: ignore[override]
         return self.inner.advice
 
-    def rule(self, largest: float) -> Rule:
-        return self.inner.rule(largest)
+    def quadrature(self, largest: float) -> Quadrature:
+        return self.inner.quadrature(largest)
 
-    def finer(self, rule: Rule, largest: float) -> Rule | None:
-        return self.inner.finer(rule, largest)
+    def finer(self, quadrature: Quadrature, largest: float) -> Quadrature | None:
+        return self.inner.finer(quadrature, largest)
 
-    def nodes(self, rule: Rule, flow: bool) -> dict[str, np.ndarray]:
-        return self.inner.nodes(rule, flow)
+    def nodes(self, quadrature: Quadrature, flow: bool) -> dict[str, np.ndarray]:
+        return self.inner.nodes(quadrature, flow)
 
-    def risk_nodes(self, rule: Rule, *, quick: bool = True) -> dict[str, np.ndarray]:
-        return self.inner.risk_nodes(rule, quick=quick)
+    def risk_nodes(self, quadrature: Quadrature, *, quick: bool = True) -> dict[str, np.ndarray]:
+        return self.inner.risk_nodes(quadrature, quick=quick)
 
     def search_nodes(
-        self, rule: Rule, flow: bool
+        self, quadrature: Quadrature, flow: bool
     ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray] | None]:
-        return self.inner.search_nodes(rule, flow)
+        return self.inner.search_nodes(quadrature, flow)
 
     def error(
         self,
-        rule: Rule,
+        quadrature: Quadrature,
         nodes: Nodes,
         parameters: Numbers,
         overlaps: Overlaps,
         head: Float[Numeric, " p"],
     ) -> Float[Numeric, ""]:
-        return self.inner.error(rule, nodes, parameters, overlaps, head)
+        return self.inner.error(quadrature, nodes, parameters, overlaps, head)
 
     def sampled(self, flow: bool) -> bool:
         return self.inner.sampled(flow)
@@ -70,29 +70,29 @@ class Around(Expectation):
 
     def risk(
         self,
-        rule: Rule,
+        quadrature: Quadrature,
         nodes: Nodes,
         parameters: Numbers,
         overlaps: Overlaps,
         head: Float[Numeric, " p"],
     ) -> Float[Numeric, ""]:
-        return self.inner.risk(rule, nodes, parameters, overlaps, head)
+        return self.inner.risk(quadrature, nodes, parameters, overlaps, head)
 
 
 @dataclass(frozen=True)
 class Gated(Around):
     """Dropout: moments are sums over all gates, each with the head of the units that are there; the risk is that of the test's gain."""
 
-    def rule(self, largest: float) -> Rule:
+    def quadrature(self, largest: float) -> Quadrature:
         p = self.structure.width
         if p > MOST_GATED:
             fix = f"its theory sums over 2^{p} sets of units: take a width of {MOST_GATED} or less, or sgd.simulate"
             raise checks.reject("keep", f"of width {p}", fix)
-        return super().rule(largest)
+        return super().quadrature(largest)
 
     def moments(
         self,
-        rule: Rule,
+        quadrature: Quadrature,
         nodes: Nodes,
         parameters: Numbers,
         overlaps: Overlaps,
@@ -108,7 +108,7 @@ class Gated(Around):
 
         def one(gate: Numeric) -> Any:
             found = self.inner.moments(
-                rule, nodes, parameters, overlaps, head * gate, finite=finite, flow=flow
+                quadrature, nodes, parameters, overlaps, head * gate, finite=finite, flow=flow
             )
             return found._replace(head_gradient=gate * found.head_gradient)
 
@@ -117,13 +117,13 @@ class Gated(Around):
 
     def risk(
         self,
-        rule: Rule,
+        quadrature: Quadrature,
         nodes: Nodes,
         parameters: Numbers,
         overlaps: Overlaps,
         head: Float[Numeric, " p"],
     ) -> Float[Numeric, ""]:
-        return self.inner.risk(rule, nodes, parameters, overlaps, parameters["gain"] * head)
+        return self.inner.risk(quadrature, nodes, parameters, overlaps, parameters["gain"] * head)
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ class NoisyInputs(Around):
 
     def moments(
         self,
-        rule: Rule,
+        quadrature: Quadrature,
         nodes: Nodes,
         parameters: Numbers,
         overlaps: Overlaps,
@@ -159,14 +159,16 @@ class NoisyInputs(Around):
         )
         # |x|^2 of the inputs that are seen goes along l (l + nu)/l of every student's part
         seen = Overlaps(scale[:, :, None] * blocks * scale[:, None, :], covariance)
-        found = self.inner.moments(rule, nodes, parameters, seen, head, finite=finite, flow=flow)
+        found = self.inner.moments(
+            quadrature, nodes, parameters, seen, head, finite=finite, flow=flow
+        )
         return found._replace(
             stein=scale[:, None, :] * found.stein, noise=ratio[:, None, None] * found.noise
         )
 
     def error(
         self,
-        rule: Rule,
+        quadrature: Quadrature,
         nodes: Nodes,
         parameters: Numbers,
         overlaps: Overlaps,
@@ -175,4 +177,4 @@ class NoisyInputs(Around):
         p = self.structure.width
         more = parameters["input_noise"] * jnp.sum(overlaps.blocks, axis=0)[:p, :p]
         seen = overlaps._replace(covariance=jnp.asarray(overlaps.covariance).at[:p, :p].add(more))
-        return self.inner.error(rule, nodes, parameters, seen, head)
+        return self.inner.error(quadrature, nodes, parameters, seen, head)

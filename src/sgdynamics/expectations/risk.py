@@ -17,7 +17,7 @@ from sgdynamics.base.controls import numbers_at
 from sgdynamics.base.padding import power_of_two
 from sgdynamics.base.precision import float64
 from sgdynamics.expectations.choice import expectation_of
-from sgdynamics.expectations.interface import Overlaps, Rule
+from sgdynamics.expectations.interface import Overlaps, Quadrature
 from sgdynamics.expectations.pairs import UNKNOWN
 from sgdynamics.problems.losses import Loss
 from sgdynamics.problems.problem import Problem, Structure
@@ -49,11 +49,11 @@ def overlaps_at(structure: Structure, parameters: Numbers, state: State) -> Over
 
 
 def risk_at(
-    structure: Structure, rule: Rule, nodes: Nodes, parameters: Numbers, state: State
+    structure: Structure, quadrature: Quadrature, nodes: Nodes, parameters: Numbers, state: State
 ) -> Float[Numeric, ""]:
     """E[loss] at one state {"M", "Q", "a"}, with one replicate of the expectation's `risk_nodes`."""
     return expectation_of(structure).risk(
-        rule, nodes, parameters, overlaps_at(structure, parameters, state), state["a"]
+        quadrature, nodes, parameters, overlaps_at(structure, parameters, state), state["a"]
     )
 
 
@@ -64,14 +64,19 @@ def _at(parameters: Numbers, state: State) -> Any:
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _risks(
-    structure: Structure, rule: Rule, nodes: Nodes, parameters: Numbers, states: State, count: Whole
+    structure: Structure,
+    quadrature: Quadrature,
+    nodes: Nodes,
+    parameters: Numbers,
+    states: State,
+    count: Whole,
 ) -> Float[Numeric, "lanes states replicates"]:
     """The risk of every lane (outer) and of its first `count` states, by every replicate of the nodes."""
 
     def one(parameters: Numbers, state: State) -> Float[Numeric, " replicates"]:
-        return jax.vmap(lambda node: risk_at(structure, rule, node, _at(parameters, state), state))(
-            nodes
-        )
+        return jax.vmap(
+            lambda node: risk_at(structure, quadrature, node, _at(parameters, state), state)
+        )(nodes)
 
     together = _together(states, nodes)
     return jax.lax.map(
@@ -114,7 +119,7 @@ def first_states(
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _errors(
-    structure: Structure, rule: Rule, nodes: Nodes, parameters: Numbers, states: State
+    structure: Structure, quadrature: Quadrature, nodes: Nodes, parameters: Numbers, states: State
 ) -> Float[Numeric, "1 n 2"]:
     """The `errors` (2,) of the expectation at all states, one after the other."""
 
@@ -122,7 +127,7 @@ def _errors(
         now = _at(parameters, state)
         return jnp.stack(
             expectation_of(structure).errors(
-                rule, nodes, now, overlaps_at(structure, now, state), state["a"]
+                quadrature, nodes, now, overlaps_at(structure, now, state), state["a"]
             )
         )
 
@@ -139,7 +144,7 @@ def population_risk(problem: Problem, states: dict[str, np.ndarray]) -> tuple[np
     """
     (found,) = risks_by(
         problem.structure,
-        rule_for(problem, states["Q"], MARGIN),
+        choose_quadrature(problem, states["Q"], MARGIN),
         [problem.parameters],
         [states],
         quick=True,
@@ -148,9 +153,9 @@ def population_risk(problem: Problem, states: dict[str, np.ndarray]) -> tuple[np
 
 
 @float64
-def rule_for(problem: Problem, Q: np.ndarray, margin: float) -> Rule:
+def choose_quadrature(problem: Problem, Q: np.ndarray, margin: float) -> Quadrature:
     """A rule that is fine enough for rows as long as these, `margin` times over."""
-    return expectation_of(problem.structure).rule(_largest_field(problem, Q, margin))
+    return expectation_of(problem.structure).quadrature(_largest_field(problem, Q, margin))
 
 
 def _largest_field(problem: Problem, Q: np.ndarray, margin: float) -> float:
@@ -162,9 +167,9 @@ def _largest_field(problem: Problem, Q: np.ndarray, margin: float) -> float:
 
 
 @float64
-def finer_rule(problem: Problem, rule: Rule, Q: np.ndarray) -> Rule | None:
+def refine_quadrature(problem: Problem, quadrature: Quadrature, Q: np.ndarray) -> Quadrature | None:
     """A rule for the rows of a run at which this one was not accurate, where there is a finer one: they grew, or became more parallel."""
-    return expectation_of(problem.structure).finer(rule, _largest_field(problem, Q, 1.0))
+    return expectation_of(problem.structure).finer(quadrature, _largest_field(problem, Q, 1.0))
 
 
 class Risks(NamedTuple):
@@ -182,7 +187,7 @@ class Risks(NamedTuple):
 @float64
 def risks_by(
     structure: Structure,
-    rule: Rule,
+    quadrature: Quadrature,
     parameters: list[Any],
     states: list[dict[str, np.ndarray]],
     *,
@@ -190,7 +195,7 @@ def risks_by(
     size: int = 1,
 ) -> list[Risks]:
     """The risks of one or more problems of one structure, each at its own states, by one rule; `size` lanes to a program."""
-    nodes = expectation_of(structure).risk_nodes(rule, quick=quick)
+    nodes = expectation_of(structure).risk_nodes(quadrature, quick=quick)
     numbers = lanes_of(parameters, size)
     leads = [one["a"].shape[:-1] for one in states]
     flat = [
@@ -200,13 +205,13 @@ def risks_by(
         }
         for one, lead in zip(states, leads, strict=True)
     ]
-    every = in_chunks(partial(_risks, structure, rule, nodes, numbers), flat, size)
+    every = in_chunks(partial(_risks, structure, quadrature, nodes, numbers), flat, size)
     errors = np.zeros((len(states), 1, 2))
     if "plain" not in nodes:
         # an error estimate costs more than the risk itself: take it at a few states, those with the longest rows among them
         some = lanes_of([_telling(one) for one in flat], size)
         first = {name: value[0] for name, value in nodes.items()}
-        errors = np.asarray(_errors(structure, rule, first, numbers, some))
+        errors = np.asarray(_errors(structure, quadrature, first, numbers, some))
     found = []
     for one, lead, error in zip(every, leads, errors, strict=False):
         risk = one.mean(axis=1)
@@ -240,8 +245,8 @@ def _telling(states: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 # of any function: 2^12 points in each replicate, and 2^10 for each case of discrete draws
 EXPECTED, EXPECTED_BY_CASE = (
-    Rule(log2_points=10, replicates=16),
-    Rule(log2_points=12, replicates=16),
+    Quadrature(log2_points=10, replicates=16),
+    Quadrature(log2_points=12, replicates=16),
 )
 
 
@@ -255,15 +260,15 @@ def expected(
     """
     structure = problem.structure.with_loss(function)
     by_case = structure.sample.free < structure.sample.draw_normals
-    rule = EXPECTED_BY_CASE if by_case else EXPECTED
-    nodes = expectation_of(structure).risk_nodes(rule)
+    quadrature = EXPECTED_BY_CASE if by_case else EXPECTED
+    nodes = expectation_of(structure).risk_nodes(quadrature)
     lead = states["a"].shape[:-1]
     flat = {
         name: value.reshape(math.prod(lead), *value.shape[len(lead) :])
         for name, value in states.items()
     }
     (every,) = in_chunks(
-        partial(_risks, structure, rule, nodes, lanes_of([problem.parameters], 1)), [flat], 1
+        partial(_risks, structure, quadrature, nodes, lanes_of([problem.parameters], 1)), [flat], 1
     )
     error = every.std(axis=1, ddof=1) / np.sqrt(every.shape[1])
     return every.mean(axis=1).reshape(*lead, *every.shape[2:]), error.reshape(

@@ -23,7 +23,7 @@ import numpy as np
 from jaxtyping import Float
 
 from sgdynamics.base.arrays import Nodes, Numbers, Numeric
-from sgdynamics.expectations.interface import Expectation, Moments, Overlaps, Rule
+from sgdynamics.expectations.interface import Expectation, Moments, Overlaps, Quadrature
 from sgdynamics.expectations.nodes import sobol_normals, solve_forward, solve_lower
 from sgdynamics.expectations.read_fields import read_fields
 from sgdynamics.expectations.weighted_points import (
@@ -59,11 +59,11 @@ class Sampled(Expectation):
     def sampled(self, flow: bool) -> bool:
         return True
 
-    def nodes(self, rule: Rule, flow: bool) -> dict[str, np.ndarray]:
+    def nodes(self, quadrature: Quadrature, flow: bool) -> dict[str, np.ndarray]:
         # the drift is sampled too, not only the noise term: it needs more points
-        return {"points": field_points(self.structure, rule, more=2)}
+        return {"points": field_points(self.structure, quadrature, more=2)}
 
-    def risk_nodes(self, rule: Rule, *, quick: bool = True) -> dict[str, np.ndarray]:
+    def risk_nodes(self, quadrature: Quadrature, *, quick: bool = True) -> dict[str, np.ndarray]:
         normals, draws = columns(self.structure)
         every_case = (
             self.structure.sample.free < self.structure.sample.draw_normals
@@ -71,16 +71,16 @@ class Sampled(Expectation):
         return {
             "plain": sobol_normals(
                 normals + draws,
-                rule.log2_points + (-2 if every_case else 2),
-                rule.replicates,
+                quadrature.log2_points + (-2 if every_case else 2),
+                quadrature.replicates,
                 whiten=True,
             )
         }
 
     def search_nodes(
-        self, rule: Rule, flow: bool
+        self, quadrature: Quadrature, flow: bool
     ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray] | None]:
-        return mirrored(self.structure, self.nodes(rule, flow)), None
+        return mirrored(self.structure, self.nodes(quadrature, flow)), None
 
     def _over_cases(self, parameters: Numbers, one: Callable[..., Any]) -> Any:
         """The sum over all values of the draws that have few, each with its probability."""
@@ -110,7 +110,7 @@ class Sampled(Expectation):
 
     def moments(
         self,
-        rule: Rule,
+        quadrature: Quadrature,
         nodes: Nodes,
         parameters: Numbers,
         overlaps: Overlaps,
@@ -174,7 +174,7 @@ class Sampled(Expectation):
 
     def risk(
         self,
-        rule: Rule,
+        quadrature: Quadrature,
         nodes: Nodes,
         parameters: Numbers,
         overlaps: Overlaps,

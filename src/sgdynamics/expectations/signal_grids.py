@@ -14,7 +14,7 @@ from jaxtyping import Float
 from sgdynamics.base.arrays import Nodes, Numbers, Numeric
 from sgdynamics.expectations import curvature, cut_grids
 from sgdynamics.expectations.conditional import conditional_means
-from sgdynamics.expectations.interface import Overlaps, Rule
+from sgdynamics.expectations.interface import Overlaps, Quadrature
 from sgdynamics.expectations.networks import Networks, Pairs
 from sgdynamics.expectations.nodes import (
     PIVOT,
@@ -62,13 +62,17 @@ class SignalGrids(Networks):
     def sampled(self, flow: bool) -> bool:
         return not self.few or super().sampled(flow)
 
-    def nodes(self, rule: Rule, flow: bool) -> dict[str, np.ndarray]:
-        found = super().nodes(rule, flow)
+    def nodes(self, quadrature: Quadrature, flow: bool) -> dict[str, np.ndarray]:
+        found = super().nodes(quadrature, flow)
         if self.by_planes:
             return found
         if not self.few:
             grid = sobol_normals(
-                self.structure.signals, rule.log2_points, rule.replicates, whiten=True, seed=711
+                self.structure.signals,
+                quadrature.log2_points,
+                quadrature.replicates,
+                whiten=True,
+                seed=711,
             )
             return {
                 **found,
@@ -92,9 +96,9 @@ class SignalGrids(Networks):
         )
 
     def search_nodes(
-        self, rule: Rule, flow: bool
+        self, quadrature: Quadrature, flow: bool
     ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray] | None]:
-        nodes, _ = super().search_nodes(rule, flow)
+        nodes, _ = super().search_nodes(quadrature, flow)
         if "grid" not in nodes or not self.few:
             return nodes, None
         coarse = dict(nodes)
@@ -107,7 +111,7 @@ class SignalGrids(Networks):
 
     def parts(
         self,
-        rule: Rule,
+        quadrature: Quadrature,
         nodes: Nodes,
         parameters: Numbers,
         omega: Float[Numeric, "fields fields"],
@@ -147,13 +151,13 @@ class SignalGrids(Networks):
 
     def error(
         self,
-        rule: Rule,
+        quadrature: Quadrature,
         nodes: Nodes,
         parameters: Numbers,
         overlaps: Overlaps,
         head: Float[Numeric, " p"],
     ) -> Float[Numeric, ""]:
-        worst = super().error(rule, nodes, parameters, overlaps, head)
+        worst = super().error(quadrature, nodes, parameters, overlaps, head)
         if not self.few:
             return worst
         coarser, doubt = (
@@ -166,10 +170,10 @@ class SignalGrids(Networks):
             overlaps.covariance,
             head,
             self.residual(parameters, head),
-            self.own_pairs(rule, overlaps.covariance),
+            self.own_pairs(quadrature, overlaps.covariance),
         )
         for left, right in zip(
-            *(self.answers(rule, one, *given) for one in (nodes, coarser)), strict=True
+            *(self.answers(quadrature, one, *given) for one in (nodes, coarser)), strict=True
         ):
             scale = jnp.max(jnp.abs(left)) + 1e-300
             worst = jnp.maximum(worst, doubt * jnp.max(jnp.abs(left - right)) / scale)
@@ -220,14 +224,14 @@ class SignalGrids(Networks):
     def curvatures(
         self,
         structure: Structure,
-        rule: Rule,
+        quadrature: Quadrature,
         parameters: Numbers,
         head: np.ndarray,
         rows: np.ndarray,
         signals: np.ndarray,
     ) -> tuple[list[curvature.Curvature], bool]:
         """Those of the students' pairs, and what the target adds: on a fine and a coarse grid, or on replicates of sampled ones."""
-        own, _ = super().curvatures(structure, rule, parameters, head, rows, signals)
+        own, _ = super().curvatures(structure, quadrature, parameters, head, rows, signals)
         fields, axes = curvature.reduced(rows, signals)
         rest = np.linalg.norm(rows - rows @ np.linalg.pinv(signals) @ signals, axis=1)
         inside = np.flatnonzero(rest**2 <= PIVOT * np.sum(rows**2, axis=1)).tolist()
@@ -239,7 +243,7 @@ class SignalGrids(Networks):
         if self.few:
             grids = [tuple(self._grid(coarse=coarse).values()) for coarse in (False, True)]
         else:
-            nodes = self.nodes(rule, flow=True)
+            nodes = self.nodes(quadrature, flow=True)
             grids = list(zip(nodes["grid"], nodes["grid_weights"], strict=True))
             own = own[:1] * len(grids)
         targets = [

@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Float
 
 from sgdynamics.base.arrays import Numbers, Numeric
-from sgdynamics.expectations.interface import Overlaps, Rule
+from sgdynamics.expectations.interface import Overlaps, Quadrature
 from sgdynamics.expectations.nodes import gauss_legendre, lower_root, sobol_normals, solve_forward
 from sgdynamics.problems.problem import Structure
 from sgdynamics.samples import input_covariance
@@ -43,14 +43,16 @@ def order_of(structure: Structure) -> np.ndarray:
     return np.r_[structure.width : structure.fields, 0 : structure.width]
 
 
-def field_points(structure: Structure, rule: Rule, more: int) -> np.ndarray:
+def field_points(structure: Structure, quadrature: Quadrature, more: int) -> np.ndarray:
     """Sobol points for the fields and draws, with kinks in pairs (`sample_fields`), 2^more times as many as the rule says."""
     normals, draws = columns(structure)
     if structure.kinks:
         return sobol_normals(
-            2 * normals + draws, rule.log2_circles + more, rule.replicates, whiten=False
+            2 * normals + draws, quadrature.log2_circles + more, quadrature.replicates, whiten=False
         )
-    return sobol_normals(normals + draws, rule.log2_points + more, rule.replicates, whiten=more > 0)
+    return sobol_normals(
+        normals + draws, quadrature.log2_points + more, quadrature.replicates, whiten=more > 0
+    )
 
 
 def mirrored(structure: Structure, nodes: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -31,7 +31,7 @@ from sgdynamics.base.arrays import Nodes, Numbers, Numeric, Scalar, State, Tree
 from sgdynamics.base.controls import numbers_at, scheduled
 from sgdynamics.base.random import bartlett
 from sgdynamics.expectations.choice import expectation_of
-from sgdynamics.expectations.interface import Rule
+from sgdynamics.expectations.interface import Quadrature
 from sgdynamics.expectations.nodes import lower_root, sobol_normals, solve_forward
 from sgdynamics.expectations.risk import overlaps_at
 from sgdynamics.ode.integrate import Field, from_units, in_units
@@ -47,7 +47,7 @@ SPHERE_LOG2_POINTS = (
 
 def drift(
     structure: Structure,
-    rule: Rule,
+    quadrature: Quadrature,
     nodes: Nodes,
     parameters: Numbers,
     algorithm: Numbers,
@@ -63,7 +63,7 @@ def drift(
     decay, lr = parameters["weight_decay"], algorithm["lr"]
     overlaps = overlaps_at(structure, parameters, state)
     found = expectation_of(structure).moments(
-        rule, nodes, parameters, overlaps, head, finite=finite is not None, flow=flow
+        quadrature, nodes, parameters, overlaps, head, finite=finite is not None, flow=flow
     )
     coefficients = found.coefficients(parameters)
     pull = jnp.einsum("bic,bcd->bid", coefficients, overlaps.blocks)
@@ -103,7 +103,7 @@ class MeanStep(Field):
     """
 
     structure: Structure
-    rule: Rule
+    quadrature: Quadrature
     batch: int
     flow: bool
     symmetric = ("Q",)
@@ -124,7 +124,7 @@ class MeanStep(Field):
             shared,
             drift(
                 self.structure,
-                self.rule,
+                self.quadrature,
                 each["nodes"],
                 now["problem"],
                 now["algorithm"],
@@ -140,15 +140,15 @@ class MeanStep(Field):
 
 
 def replicated(
-    structure: Structure, rule: Rule, flow: bool, finite: dict[str, Any] | None
+    structure: Structure, quadrature: Quadrature, flow: bool, finite: dict[str, Any] | None
 ) -> tuple[dict[str, Any], dict[str, Any] | None]:
     """What a `MeanStep` takes with a leading axis of replicates (nodes, points), and `finite` without its points."""
-    nodes = expectation_of(structure).nodes(rule, flow)
+    nodes = expectation_of(structure).nodes(quadrature, flow)
     if finite is None or "points" not in finite:
         return {"nodes": nodes}, finite
     # what is not sampled goes once with each replicate of what is
     nodes = {
-        name: np.broadcast_to(value, (rule.replicates, *value.shape[1:]))
+        name: np.broadcast_to(value, (quadrature.replicates, *value.shape[1:]))
         for name, value in nodes.items()
     }
     return {"nodes": nodes, "points": finite["points"]}, {
@@ -222,7 +222,7 @@ def _sphere_points(
         blocks * lower,
         blocks * columns,
     ]
-    replicates = Rule().replicates
+    replicates = Quadrature().replicates
     points = sobol_normals(sum(counts), SPHERE_LOG2_POINTS, replicates, whiten=False, seed=97)
     points = points.reshape(-1, sum(counts))
     inside, noise, below, diagonal = np.split(points, np.cumsum(counts)[:-1], axis=1)

@@ -26,7 +26,7 @@ from sgdynamics.algorithms.updates.update import Law
 from sgdynamics.base.arrays import Numbers, Numeric, Scalar, State, Tree, Whole
 from sgdynamics.base.controls import numbers_at, scheduled
 from sgdynamics.expectations.choice import expectation_of
-from sgdynamics.expectations.interface import Rule
+from sgdynamics.expectations.interface import Quadrature
 from sgdynamics.expectations.nodes import lower_root, solve_forward
 from sgdynamics.expectations.risk import overlaps_at
 from sgdynamics.ode.integrate import Field, from_units, in_units
@@ -50,7 +50,7 @@ class UpdateStep(Field):
     """
 
     structure: Structure
-    rule: Rule
+    quadrature: Quadrature
     batch: int
     law: Law
     by_noise: bool = (
@@ -190,7 +190,7 @@ def _mean_batch(
     (R, head), structure, p = reads[0], field.structure, frame.p
     at = frame.overlaps(R)
     found = expectation_of(structure).moments(
-        field.rule, each["nodes"], parameters, overlaps_at(structure, parameters, at), head
+        field.quadrature, each["nodes"], parameters, overlaps_at(structure, parameters, at), head
     )
     coefficients = found.coefficients(parameters)
     G = coefficients[..., :p] @ R + coefficients[..., p:] @ frame.S

@@ -36,9 +36,9 @@ from sgdynamics.base.controls import Schedule, numbers_at, piece_edges
 from sgdynamics.base.padding import power_of_two
 from sgdynamics.base.random import normals_and_uniforms
 from sgdynamics.expectations.choice import expectation_of
-from sgdynamics.expectations.interface import Rule
+from sgdynamics.expectations.interface import Quadrature
 from sgdynamics.expectations.nodes import lower_root, solve_forward
-from sgdynamics.expectations.risk import MARGIN, overlaps_at, population_risk, rule_for
+from sgdynamics.expectations.risk import MARGIN, choose_quadrature, overlaps_at, population_risk
 from sgdynamics.expectations.sampled import reading_overlaps
 from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.problems.starts import Start, factor, frames
@@ -94,7 +94,7 @@ def _overlaps(
 
 def _field(
     structure: Structure,
-    rule: Rule,
+    quadrature: Quadrature,
     nodes: Nodes,
     parameters: Numbers,
     algorithm: Numbers,
@@ -107,7 +107,7 @@ def _field(
     M, Q = _overlaps(structure, parameters, path.rows)
     Q = Q + extra
     overlaps = overlaps_at(structure, parameters, {"M": M, "Q": Q})
-    found = expectation_of(structure).moments(rule, nodes, parameters, overlaps, path.head)
+    found = expectation_of(structure).moments(quadrature, nodes, parameters, overlaps, path.head)
     every = jnp.concatenate([path.rows, _signal_rows(structure, parameters)], axis=1)
     pull = jnp.einsum("bic,bcm->bim", found.coefficients(parameters), every)
     decay = parameters["weight_decay"]
@@ -253,7 +253,7 @@ def _second_order(
 
 def sde_step(
     structure: Structure,
-    rule: Rule,
+    quadrature: Quadrature,
     higher_order: bool,
     nodes: Nodes,
     parameters: Numbers,
@@ -270,7 +270,7 @@ def sde_step(
     """
     k, raw = structure.signals, numbers.get("raw")
     here, drifted, new = _drifted(
-        partial(_field, structure, rule, nodes, parameters, algorithm, numbers), path, length
+        partial(_field, structure, quadrature, nodes, parameters, algorithm, numbers), path, length
     )
     g, normals, kicks = _step_normals(structure, key, "temperature" in numbers)
     if (
@@ -437,8 +437,8 @@ class SdePaths(Stepped):
         amount: float = 1.0,
     ) -> None:
         self.structure = problem.structure
-        self.rule = rule_for(problem, begin.Q_blocks, MARGIN)
-        nodes = expectation_of(self.structure).nodes(self.rule, flow=False)
+        self.quadrature = choose_quadrature(problem, begin.Q_blocks, MARGIN)
+        nodes = expectation_of(self.structure).nodes(self.quadrature, flow=False)
         self.nodes = {name: value[0] for name, value in nodes.items()}
         self.parameters = problem.parameters
         self.algorithm = algorithm.parameters
@@ -478,7 +478,7 @@ class SdePaths(Stepped):
             self.lengths,
             self.begins,
         )
-        plan = (self.structure, self.rule, self.higher_order)
+        plan = (self.structure, self.quadrature, self.higher_order)
         return _advance_paths(
             plan,
             watch.see,
@@ -514,7 +514,7 @@ def _advance_paths(
     watched: Tree,
 ) -> tuple[SdeState, Int[Numeric, " runs"], Any]:
     (
-        (structure, rule, higher_order),
+        (structure, quadrature, higher_order),
         (nodes, parameters, algorithm, numbers, edges, lengths, begins),
     ) = plan, given
 
@@ -544,7 +544,7 @@ def _advance_paths(
         def one(path: SdeState, key: OneKey, seen: Tree) -> tuple[SdeState, Any]:
             key = jax.random.fold_in(key, number)
             path = sde_step(
-                structure, rule, higher_order, nodes, now, rates, scales, path, length, key
+                structure, quadrature, higher_order, nodes, now, rates, scales, path, length, key
             )
             if see is not None:
                 M, Q = _overlaps(structure, parameters, path.rows)

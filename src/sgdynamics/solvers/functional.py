@@ -5,7 +5,7 @@
     structure = problem.structure            # shapes and functions: static
     parameters = problem.parameters          # numbers: noise, weight_decay, gram, ...
     state = functional.state(start)          # {"M": (blocks, p, K), "Q": (blocks, p, p), "a": (p,)}
-    rule = functional.rule(problem, start)   # how finely to integrate: static, chosen from the start
+    quadrature = functional.quadrature(problem, start)   # how finely to integrate: static, chosen from the start
 
     with jax.enable_x64(True):
         final = lambda lr: functional.risk(structure, parameters, functional.solve(structure, parameters, state, times, lr=lr, last=True))
@@ -29,8 +29,8 @@ from sgdynamics.base.arrays import Given, Numbers, Numeric, Scalar, State
 from sgdynamics.base.controls import Schedule
 from sgdynamics.base.support import INFINITE_VARIANCE, require
 from sgdynamics.expectations.choice import expectation_of
-from sgdynamics.expectations.interface import Rule
-from sgdynamics.expectations.risk import MARGIN, risk_at, rule_for
+from sgdynamics.expectations.interface import Quadrature
+from sgdynamics.expectations.risk import MARGIN, choose_quadrature, risk_at
 from sgdynamics.ode import integrate
 from sgdynamics.ode.drift import MeanStep, finite_numbers
 from sgdynamics.ode.drift import drift as mean_increment
@@ -38,7 +38,7 @@ from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.problems.starts import Start, checked_start
 from sgdynamics.samples.laws import finite_moments
 
-__all__ = ["drift", "finite", "risk", "rule", "solve", "state"]
+__all__ = ["drift", "finite", "quadrature", "risk", "solve", "state"]
 
 MOST_STEPS, MOST_IMPLICIT_STEPS = (
     2000,
@@ -96,7 +96,7 @@ def state(start: Start, run: int | None = 0) -> dict[str, Any]:
     return {"M": start.M_blocks[run], "Q": start.Q_blocks[run], "a": start.a[run]}
 
 
-def rule(problem: Problem, start: Start, margin: float = MARGIN) -> Rule:
+def quadrature(problem: Problem, start: Start, margin: float = MARGIN) -> Quadrature:
     """How finely to integrate.
 
     Parameters
@@ -110,7 +110,7 @@ def rule(problem: Problem, start: Start, margin: float = MARGIN) -> Rule:
 
     Returns
     -------
-    Rule
+    Quadrature
         Static: compiled code depends on it.
 
     Raises
@@ -121,11 +121,11 @@ def rule(problem: Problem, start: Start, margin: float = MARGIN) -> Rule:
     Examples
     --------
     >>> problem = sgd.TeacherStudent(width=2)
-    >>> sgd.functional.rule(problem, sgd.start(problem, M=[[0.3], [0.1]], Q=np.eye(2))).terms
+    >>> sgd.functional.quadrature(problem, sgd.start(problem, M=[[0.3], [0.1]], Q=np.eye(2))).terms
     64
     """
     require("functional", problem)
-    return rule_for(
+    return choose_quadrature(
         problem, checked_start(problem, start).Q_blocks, checks.number("margin", margin, above=0.0)
     )
 
@@ -166,10 +166,10 @@ def finite(problem: Problem, dimension: int, batch: int = 1) -> dict[str, Any]:
     return numbers
 
 
-def _first_nodes(structure: Structure, rule: Rule, flow: bool) -> dict[str, Any]:
+def _first_nodes(structure: Structure, quadrature: Quadrature, flow: bool) -> dict[str, Any]:
     return {
         name: jnp.asarray(value[0])
-        for name, value in expectation_of(structure).nodes(rule, flow).items()
+        for name, value in expectation_of(structure).nodes(quadrature, flow).items()
     }
 
 
@@ -202,7 +202,7 @@ def drift(
     head_rate: Scalar = 1.0,
     batch: int = 1,
     finite: dict[str, Any] | None = None,
-    rule: Rule | None = None,
+    quadrature: Quadrature | None = None,
     flow: bool = False,
 ) -> dict[str, Any]:
     """The rates d(M, Q, a)/dt at one state, in t = lr steps/d.
@@ -223,8 +223,8 @@ def drift(
         Samples in a step, static.
     finite : dict, optional
         What ``functional.finite`` returns, for the exact mean increment at finite d; d -> infinity unless given.
-    rule : Rule, optional
-        What ``functional.rule`` returns, static; the default rule unless given.
+    quadrature : Quadrature, optional
+        Quadrature chosen by ``functional.quadrature``, static; defaults to ``Quadrature()``.
     flow : bool, default False
         Leave the noise of SGD out (lr -> 0); static.
 
@@ -250,16 +250,24 @@ def drift(
     [0.3, 0.1]
     """
     parameters = _with_variance(structure, parameters)
-    rule = rule or Rule()
+    quadrature = quadrature or Quadrature()
     algorithm = {"lr": lr, "head_rate": head_rate}
-    nodes = _first_nodes(structure, rule, flow)
+    nodes = _first_nodes(structure, quadrature, flow)
     return mean_increment(
-        structure, rule, nodes, parameters, algorithm, state, batch=batch, flow=flow, finite=finite
+        structure,
+        quadrature,
+        nodes,
+        parameters,
+        algorithm,
+        state,
+        batch=batch,
+        flow=flow,
+        finite=finite,
     )
 
 
 def risk(
-    structure: Structure, parameters: Numbers, state: State, *, rule: Rule | None = None
+    structure: Structure, parameters: Numbers, state: State, *, quadrature: Quadrature | None = None
 ) -> Float[Numeric, ""]:
     """E[loss] at one state.
 
@@ -271,8 +279,8 @@ def risk(
         ``problem.parameters``.
     state : dict
         What ``functional.state`` returns.
-    rule : Rule, optional
-        What ``functional.rule`` returns, static; the default rule unless given.
+    quadrature : Quadrature, optional
+        Quadrature chosen by ``functional.quadrature``, static; defaults to ``Quadrature()``.
 
     Returns
     -------
@@ -295,12 +303,12 @@ def risk(
     1.4
     """
     parameters = _with_variance(structure, parameters)
-    rule = rule or Rule()
+    quadrature = quadrature or Quadrature()
     nodes = {
         name: jnp.asarray(value[0])
-        for name, value in expectation_of(structure).risk_nodes(rule).items()
+        for name, value in expectation_of(structure).risk_nodes(quadrature).items()
     }
-    return risk_at(structure, rule, nodes, parameters, state)
+    return risk_at(structure, quadrature, nodes, parameters, state)
 
 
 def solve(
@@ -313,7 +321,7 @@ def solve(
     head_rate: Any = 1.0,
     batch: int = 1,
     finite: dict[str, Any] | None = None,
-    rule: Rule | None = None,
+    quadrature: Quadrature | None = None,
     flow: bool = False,
     stiff: bool = False,
     last: bool = False,
@@ -341,8 +349,8 @@ def solve(
         Samples in a step, static.
     finite : dict, optional
         What ``functional.finite`` returns, for the exact mean increment at finite d; d -> infinity unless given.
-    rule : Rule, optional
-        What ``functional.rule`` returns, static; the default rule unless given.
+    quadrature : Quadrature, optional
+        Quadrature chosen by ``functional.quadrature``, static; defaults to ``Quadrature()``.
     flow : bool, default False
         Leave the noise of SGD out (lr -> 0); static.
     stiff : bool, default False
@@ -381,15 +389,15 @@ def solve(
     """
     checks.choice("mode", mode, tuple(ADJOINTS))
     parameters = _with_variance(structure, parameters)
-    rule = rule or Rule()
+    quadrature = quadrature or Quadrature()
     algorithm = {"lr": lr, "head_rate": head_rate}
     begin = jax.tree.map(jnp.asarray, state)
-    nodes = _first_nodes(structure, rule, flow)
+    nodes = _first_nodes(structure, quadrature, flow)
     points = jnp.asarray(times, dtype=begin["a"].dtype)
     most = MOST_IMPLICIT_STEPS if stiff else MOST_STEPS
     local = (integrate.MARGIN * rtol, integrate.MARGIN * atol)
 
-    field = MeanStep(structure, rule, batch, flow)
+    field = MeanStep(structure, quadrature, batch, flow)
     points_each = {} if finite is None or "points" not in finite else {"points": finite["points"]}
     shared = {"problem": parameters, "algorithm": algorithm, "finite": finite}
 

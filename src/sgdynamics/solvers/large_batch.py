@@ -23,7 +23,7 @@ from sgdynamics.base.support import require
 from sgdynamics.dynamics.interface import over_replicates, sampling_errors
 from sgdynamics.dynamics.updates import all_rows, with_weights
 from sgdynamics.expectations.choice import expectation_of
-from sgdynamics.expectations.risk import MARGIN, rule_for
+from sgdynamics.expectations.risk import MARGIN, choose_quadrature
 from sgdynamics.ode.update_step import UpdateStep, map_step
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.starts import Start
@@ -141,9 +141,9 @@ def solve_large_batch(
     when = Clock(t, alpha, points.astype(np.int64), samples=finite, requested="step", divisor="")
     door = replace(door, when=when)
     update = algorithm.stepping or PLAIN
-    rule = rule_for(problem, door.begin.Q_blocks, MARGIN)
-    field = UpdateStep(problem.structure, rule, 1, replace(update.law, linear=True))
-    nodes = expectation_of(problem.structure).nodes(rule, False)
+    quadrature = choose_quadrature(problem, door.begin.Q_blocks, MARGIN)
+    field = UpdateStep(problem.structure, quadrature, 1, replace(update.law, linear=True))
+    nodes = expectation_of(problem.structure).nodes(quadrature, False)
     numbers = {
         "problem": problem.parameters,
         "algorithm": algorithm.parameters | {"update": update.parameters},

@@ -96,7 +96,7 @@ def test_gradient_of_the_final_risk_by_differences(found):
     """On the programs that the search itself has compiled."""
     problem, start = linear(), begin(linear())
     setting = schedules._Static(
-        problem.structure, sgd.functional.rule(problem, start), 1, schedules.STEPS // PIECES
+        problem.structure, sgd.functional.quadrature(problem, start), 1, schedules.STEPS // PIECES
     )
     with jax.enable_x64(True):
         numbers = {

@@ -30,7 +30,7 @@ from sgdynamics.base.progress import meter
 from sgdynamics.base.support import require
 from sgdynamics.dynamics.fields import FieldWatch
 from sgdynamics.expectations.choice import expectation_of
-from sgdynamics.expectations.interface import Rule
+from sgdynamics.expectations.interface import Quadrature
 from sgdynamics.ode.drift import MeanStep
 from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.problems.starts import Start, check_dimension, checked_start
@@ -129,21 +129,26 @@ class _Static:
     """All that is static, so that one program serves any numbers."""
 
     structure: Structure
-    rule: Rule
+    quadrature: Quadrature
     batch: int
     steps: int
 
     @property
     def program(self) -> Program:
-        field = MeanStep(self.structure, self.rule, self.batch, False)
-        return Program(field, FieldWatch(self.structure, self.rule, "risk"), ("lr",), self.steps)
+        field = MeanStep(self.structure, self.quadrature, self.batch, False)
+        return Program(
+            field, FieldWatch(self.structure, self.quadrature, "risk"), ("lr",), self.steps
+        )
 
     def numbers(self, given: Numbers) -> dict[str, Any]:
         """The numbers of the program, with the rate as its one control."""
         expectation = expectation_of(self.structure)
         nodes, of_risk = (
             {name: value[0] for name, value in part.items()}
-            for part in (expectation.nodes(self.rule, False), expectation.risk_nodes(self.rule))
+            for part in (
+                expectation.nodes(self.quadrature, False),
+                expectation.risk_nodes(self.quadrature),
+            )
         )
         algorithm = {"lr": held(0, 1.0), "head_rate": given["head_rate"]}
         return {
@@ -263,7 +268,7 @@ def optimal_schedule(
         "states": {"M": begin.M_blocks, "Q": begin.Q_blocks, "a": begin.a},
     }
     setting = _Static(
-        problem.structure, functional.rule(problem, begin), batch, max(4, STEPS // pieces)
+        problem.structure, functional.quadrature(problem, begin), batch, max(4, STEPS // pieces)
     )
     box = Box(np.array([low]), np.array([high]), np.array([True]), np.array([math.nan]))
     with meter("optimal schedule", iterations * (1 + restarts), progress) as bar:

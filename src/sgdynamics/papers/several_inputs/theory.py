@@ -15,10 +15,10 @@ from sgdynamics.problems.starts import Start
 from sgdynamics.solvers import functional
 
 
-@partial(jax.jit, static_argnames=("structure", "rule", "risk"))
+@partial(jax.jit, static_argnames=("structure", "quadrature", "risk"))
 def _path(
     structure: Any,
-    rule: Any,
+    quadrature: Any,
     parameters: Any,
     state: Any,
     times: Any,
@@ -32,7 +32,7 @@ def _path(
         state,
         times,
         lr=lr,
-        rule=rule,
+        quadrature=quadrature,
         mode="forward",
         rtol=rtol,
         atol=rtol / 10,
@@ -42,7 +42,7 @@ def _path(
     return {
         **found,
         "risk": jax.lax.map(
-            lambda one: functional.risk(structure, parameters, one, rule=rule), found
+            lambda one: functional.risk(structure, parameters, one, quadrature=quadrature), found
         ),
     }
 
@@ -52,20 +52,29 @@ def path(
     problem: Problem, begin: Start, times: Any, lr: float, *, rtol: float = 1e-6, risk: bool = True
 ) -> dict[str, np.ndarray]:
     """M, Q and the risk at the given times; another number in the problem does not compile again."""
-    rule = functional.rule(problem, begin)
+    quadrature = functional.quadrature(problem, begin)
     when = np.asarray(times, dtype=np.float64)
     found = _path(
-        problem.structure, rule, problem.parameters, functional.state(begin), when, lr, rtol, risk
+        problem.structure,
+        quadrature,
+        problem.parameters,
+        functional.state(begin),
+        when,
+        lr,
+        rtol,
+        risk,
     )
     # summed over blocks: the first axis after time
     overlaps = {name: np.asarray(found[name]).sum(axis=1) for name in ("M", "Q")}
     return {**overlaps, **({"risk": np.asarray(found["risk"])} if risk else {})}
 
 
-@partial(jax.jit, static_argnames=("structure", "rule"))
-def _growth(structure: Any, rule: Any, parameters: Any, state: Any) -> Any:
+@partial(jax.jit, static_argnames=("structure", "quadrature"))
+def _growth(structure: Any, quadrature: Any, parameters: Any, state: Any) -> Any:
     def moved(M: Any) -> Any:
-        return functional.drift(structure, parameters, {**state, "M": M}, rule=rule, flow=True)["M"]
+        return functional.drift(
+            structure, parameters, {**state, "M": M}, quadrature=quadrature, flow=True
+        )["M"]
 
     none = jnp.zeros_like(state["M"])
     return jax.jacfwd(moved)(none)
@@ -77,7 +86,7 @@ def growth(problem: Problem, begin: Start) -> np.ndarray:
     K = begin.M.shape[-1]
     found = _growth(
         problem.structure,
-        functional.rule(problem, begin),
+        functional.quadrature(problem, begin),
         problem.parameters,
         functional.state(begin),
     )
