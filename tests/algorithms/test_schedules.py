@@ -9,7 +9,7 @@ import pytest
 
 import sgdynamics as sgd
 from sgdynamics.mean_field.particles import _clock
-from sgdynamics.results.clock import clock
+from sgdynamics.results.clock import make_clock
 from sgdynamics.solvers import functional
 from tests.conftest import Z, optimised
 from tests.simulation.test_behaviour import count_compilations
@@ -121,7 +121,7 @@ def test_a_constant_schedule_is_a_constant_rate(problem):
         assert np.array_equal(other.step, chains[0].step)
     # the times of one are those of the other
     assert np.allclose(
-        clock(same[2], times=[0.3, 0.7], dimension=None, whole_steps=False).alpha,
+        make_clock(same[2], times=[0.3, 0.7], dimension=None, whole_steps=False).alpha,
         [0.6, 1.4],
         rtol=1e-12,
     )

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 import sgdynamics as sgd
 from sgdynamics.cli import main
 from sgdynamics.dynamics.choice import dynamics_of
-from sgdynamics.results.clock import clock
+from sgdynamics.results.clock import make_clock
 from sgdynamics.results.datasets import trajectory
 from tests.contracts.before_work import Work, stop_before_work
 
@@ -147,7 +147,7 @@ def stored(folder: Path) -> Path:
     start = sgd.random_start(problem, dimension=100, seed=0)
     made = {}
     for method, runs, whole in (("solve_ode", 1, False), ("simulate-exact", 3, True)):
-        when = clock(algorithm, times=[0.0, 1.0, 2.0], dimension=100, whole_steps=whole)
+        when = make_clock(algorithm, times=[0.0, 1.0, 2.0], dimension=100, whole_steps=whole)
         repeated = {"M": start.M_blocks, "Q": start.Q_blocks, "a": start.a}
         overlaps = {
             name: np.repeat(np.repeat(value[:, None], 3, axis=1), runs, axis=0)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import sgdynamics as sgd
-from sgdynamics.results.clock import clock
+from sgdynamics.results.clock import make_clock
 
 PROBLEM = sgd.TeacherStudent(width=1, activation="erf", noise=0.1)
 BEGIN = sgd.start(PROBLEM, M=[[0.1]], Q=[[1.0]])
@@ -58,10 +58,10 @@ def test_steps_and_times():
     algorithm = sgd.OnePassSGD(lr=1.0, batch=sgd.piecewise_rate([2.0, 4.0], [1.0, 2.0, 4.5])).on(
         PROBLEM
     )
-    by_steps = clock(algorithm, steps=[100, 500], dimension=100, whole_steps=False)
+    by_steps = make_clock(algorithm, steps=[100, 500], dimension=100, whole_steps=False)
     np.testing.assert_allclose(by_steps.alpha, [1.0, 13.0], rtol=1e-10)
     np.testing.assert_allclose(by_steps.t, [1.0, 5.0], rtol=1e-10)  # lr steps/d, whatever the batch
-    by_times = clock(algorithm, times=[2.5, 3.0], dimension=None, whole_steps=False)
+    by_times = make_clock(algorithm, times=[2.5, 3.0], dimension=None, whole_steps=False)
     np.testing.assert_allclose(by_times.alpha, [3.0, 4.0], rtol=1e-10)
 
 

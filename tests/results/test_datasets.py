@@ -13,7 +13,7 @@ import xarray as xr
 import sgdynamics as sgd
 from sgdynamics.analysis import comparison
 from sgdynamics.cli import tables
-from sgdynamics.results.clock import clock
+from sgdynamics.results.clock import make_clock
 from sgdynamics.results.datasets import encode, requested_clock, time_coordinates
 
 mpl.use("Agg")
@@ -264,7 +264,7 @@ def test_the_long_name_of_t_has_the_divisor_of_the_algorithm(per, name):
     spectrum = sgd.Spectrum([4.0, 1.0], [2, 3], target=[0.5, 0.5])
     problem = sgd.TeacherStudent(width=1, activation="linear", covariance=spectrum)
     algorithm = sgd.OnePassSGD(lr=0.02, per=per)
-    when = clock(algorithm.on(problem), steps=[0, 10], dimension=5, whole_steps=False)
+    when = make_clock(algorithm.on(problem), steps=[0, 10], dimension=5, whole_steps=False)
     assert time_coordinates(when, np.full(1, np.nan))["t"][2]["long_name"] == f"time t = {name}"
     linear = sgd.solve_linear(problem, algorithm, sgd.random_start(problem), steps=[0, 10])
     assert linear.t.attrs["long_name"] == f"time t = {name}"

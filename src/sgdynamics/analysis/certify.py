@@ -36,7 +36,7 @@ from sgdynamics.dynamics.choice import dynamics_of
 from sgdynamics.dynamics.interface import Dynamics
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.starts import Start, broadcast_runs, check_dimension
-from sgdynamics.results.clock import clock
+from sgdynamics.results.clock import make_clock
 from sgdynamics.simulation.exact import check_room
 from sgdynamics.simulation.running import run
 from sgdynamics.solvers.dmft import solve_dmft
@@ -304,7 +304,9 @@ class _SharedRuns:
     when: dict[str, Any]
 
     def clock(self, dimension: int) -> Any:
-        return clock(self.dynamics.algorithm, **self.when, dimension=dimension, whole_steps=True)
+        return make_clock(
+            self.dynamics.algorithm, **self.when, dimension=dimension, whole_steps=True
+        )
 
     def steps(self, dimension: int) -> np.ndarray:
         """Save points in steps, at least one and each once."""

@@ -35,7 +35,7 @@ from sgdynamics.ode.integrate import Case, Solved, Watch, or_raise, run_cases
 from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor
 from sgdynamics.problems.starts import Start
-from sgdynamics.results.clock import Clock, clock, plan_steps, time_of_steps
+from sgdynamics.results.clock import Clock, make_clock, plan_steps, time_of_steps
 from sgdynamics.simulation.running import first_passage
 
 METHODS = ("ode", "sde", "exact", "direct", "dmft")
@@ -388,7 +388,7 @@ def prepare_exits(problem: Any, algorithm: Any, start: Any, **given: Tree) -> As
     if on_data and method == "direct":
         checks.choice("method", method, dynamics.methods)
         dynamics = dynamics.in_steps(d, None)
-        when = clock(dynamics.algorithm, times=[end], dimension=d, whole_steps=True)
+        when = make_clock(dynamics.algorithm, times=[end], dimension=d, whole_steps=True)
         assert when.step is not None
         check_steps(
             "max_time", end, float(when.step[-1]), "give less: runs stop once they have left"

@@ -34,7 +34,7 @@ class EpochDynamics(FixedDataDynamics):
     def simulator(
         self,
         method: str,
-        begin: Start,
+        initial_state: Start,
         dimension: int,
         sizes: np.ndarray,
         *,
@@ -42,4 +42,6 @@ class EpochDynamics(FixedDataDynamics):
         **more: Any,
     ) -> Simulator:
         given = (more.get("dtype", "float64"), seed, more.get("shared_data", False))
-        return DirectEpochs(self.definition, self.algorithm, begin, dimension, sizes, *given)
+        return DirectEpochs(
+            self.definition, self.algorithm, initial_state, dimension, sizes, *given
+        )

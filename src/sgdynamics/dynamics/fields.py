@@ -14,7 +14,7 @@ import numpy as np
 from sgdynamics.base import checks
 from sgdynamics.base.arrays import Numbers
 from sgdynamics.base.controls import all_stretched, check_schedules, numbers_at, scheduled
-from sgdynamics.dynamics.interface import Dynamics, Prepared
+from sgdynamics.dynamics.interface import Dynamics, SolveRequest
 from sgdynamics.expectations.accuracy import population_accuracy
 from sgdynamics.expectations.choice import expectation_of
 from sgdynamics.expectations.interface import Quadrature
@@ -98,15 +98,15 @@ class FieldDynamics(Dynamics):
     def at_dimension(self, dimension: Any, small: bool = False) -> tuple[int, np.ndarray]:
         return check_dimension(self.definition, dimension, small)
 
-    def check_controls(self, when: Clock) -> None:
-        super().check_controls(when)
-        self.definition.check_numbers(self.place(when)[-1])
+    def check_controls(self, clock: Clock) -> None:
+        super().check_controls(clock)
+        self.definition.check_numbers(self.place(clock)[-1])
         check_schedules(
-            {**self.algorithm.parameters, "lr": 0.0}, self.place(when)[-1], "alpha"
+            {**self.algorithm.parameters, "lr": 0.0}, self.place(clock)[-1], "alpha"
         )  # the clock has looked at lr
 
-    def states(self, begin: Start) -> dict[str, np.ndarray]:
-        return {"M": begin.M_blocks, "Q": begin.Q_blocks, "a": begin.a}
+    def states(self, initial_state: Start) -> dict[str, np.ndarray]:
+        return {"M": initial_state.M_blocks, "Q": initial_state.Q_blocks, "a": initial_state.a}
 
     def public_states(self, states: dict[str, np.ndarray], lead: int = 1) -> dict[str, np.ndarray]:
         return public_state(states, lead)
@@ -132,13 +132,13 @@ class FieldDynamics(Dynamics):
 
     def prepare(
         self,
-        begin: Start,
-        when: Clock,
+        initial_state: Start,
+        clock: Clock,
         dimension: int | None,
         rtol: Any = None,
         atol: Any = None,
         quadrature: Quadrature | None = None,
-    ) -> Prepared:
+    ) -> SolveRequest:
         flow = self.algorithm.flow
         whole = (
             self.algorithm.batch if self.algorithm.counts else 1
@@ -150,7 +150,7 @@ class FieldDynamics(Dynamics):
             None if dimension is None or flow else finite_numbers(self.definition, dimension, whole)
         )
         quadrature = (
-            choose_quadrature(self.definition, begin.Q_blocks, QUADRATURE_MARGIN)
+            choose_quadrature(self.definition, initial_state.Q_blocks, QUADRATURE_MARGIN)
             if quadrature is None
             else quadrature
         )
@@ -162,12 +162,12 @@ class FieldDynamics(Dynamics):
             "finite": finite,
         }
         shared |= self._units(("M", "Q"), ("a",))
-        states = in_units(shared, self.states(begin))
-        case = Case(field, each, shared, states, self.variable(when), {}, alone="points" in each)
-        return Prepared(
+        states = in_units(shared, self.states(initial_state))
+        case = Case(field, each, shared, states, self.variable(clock), {}, alone="points" in each)
+        return SolveRequest(
             self,
-            begin,
-            when,
+            initial_state,
+            clock,
             dimension,
             rtol,
             atol,
@@ -214,10 +214,10 @@ class FieldDynamics(Dynamics):
         return 0.0
 
     def risks(
-        self, group: list[Prepared], states: list[dict[str, np.ndarray]], size: int
+        self, group: list[SolveRequest], states: list[dict[str, np.ndarray]], size: int
     ) -> list[Risks]:
         timed = [
-            one.dynamics.timed(state, one.when) for one, state in zip(group, states, strict=True)
+            one.dynamics.timed(state, one.clock) for one, state in zip(group, states, strict=True)
         ]
         return risks_by(
             self.structure,
@@ -239,53 +239,58 @@ class FieldDynamics(Dynamics):
             )
         }
 
-    def timed(self, states: dict[str, np.ndarray], when: Clock) -> dict[str, np.ndarray]:
+    def timed(self, states: dict[str, np.ndarray], clock: Clock) -> dict[str, np.ndarray]:
         """Overlaps (..., time, ...), with alpha where numbers of the problem depend on it."""
         overlaps = {name: states[name] for name in ("M", "Q", "a")}
         if not self.definition.scheduled:
             return overlaps
-        return {**overlaps, "alpha": np.broadcast_to(self.place(when), overlaps["a"].shape[:-1])}
+        return {**overlaps, "alpha": np.broadcast_to(self.place(clock), overlaps["a"].shape[:-1])}
 
     def risk_of(
-        self, states: dict[str, np.ndarray], when: Clock, dimension: int | None
+        self, states: dict[str, np.ndarray], clock: Clock, dimension: int | None
     ) -> tuple[np.ndarray, float]:
-        return population_risk(self.definition, self.timed(states, when))
+        return population_risk(self.definition, self.timed(states, clock))
 
-    def finer(self, prepared: Prepared, states: dict[str, np.ndarray]) -> Prepared | None:
+    def finer(self, prepared: SolveRequest, states: dict[str, np.ndarray]) -> SolveRequest | None:
         longer = refine_quadrature(self.definition, prepared.case.field.quadrature, states["Q"])
         if longer is None:
             return None
         found = self.prepare(
-            prepared.begin, prepared.when, prepared.dimension, prepared.rtol, prepared.atol, longer
+            prepared.initial_state,
+            prepared.clock,
+            prepared.dimension,
+            prepared.rtol,
+            prepared.atol,
+            longer,
         )
         return replace(found, case=replace(found.case, tolerance=prepared.case.tolerance))
 
-    def _largest_move(self, when: Clock) -> float:
+    def _largest_move(self, clock: Clock) -> float:
         """g l_1: how much of an error along the largest eigenvalue one step takes."""
-        numbers, alpha = self.parameters, when.alpha
+        numbers, alpha = self.parameters, clock.alpha
         rates = self.algorithm.rates(np.zeros(1) if alpha is None else alpha)
         return float(np.max(rates) / numbers["multiplicities"].sum() * eigenvalues(numbers).max())
 
-    def facts(self, when: Clock) -> dict[str, Any]:
+    def facts(self, clock: Clock) -> dict[str, Any]:
         spectrum = self.definition.spectrum
         if spectrum is None or self.has_data:
             return {}
         found = {
-            "g_l1": self._largest_move(when),
+            "g_l1": self._largest_move(clock),
             "effective_dimension": spectrum.effective_dimension,
             "trace": spectrum.trace,
         }
         return found | ({"dimension": spectrum.dimension} if spectrum.infinite else {})
 
-    def caveats(self, when: Clock) -> tuple[str, ...]:
-        if self.definition.spectrum is None or self._largest_move(when) <= FEW_DIRECTIONS:
+    def caveats(self, clock: Clock) -> tuple[str, ...]:
+        if self.definition.spectrum is None or self._largest_move(clock) <= FEW_DIRECTIONS:
             return ()
         return (
-            f"a step takes g l_1 = {self._largest_move(when):.2g} of an error along the largest eigenvalue: few directions carry noise, "
+            f"a step takes g l_1 = {self._largest_move(clock):.2g} of an error along the largest eigenvalue: few directions carry noise, "
             'runs scatter, and their mean is off this ODE by that order; take a smaller lr, or sgd.simulate(..., method="exact")',
         )
 
-    def coarser(self, begin: Start) -> tuple[Dynamics, Start] | None:
+    def coarser(self, initial_state: Start) -> tuple[Dynamics, Start] | None:
         problem = self.definition
         # contexts have eigenvalues of their own
         merged = (
@@ -313,7 +318,9 @@ class FieldDynamics(Dynamics):
         merged_problem = problem.with_numbers(
             eigenvalues=eigenvalues_of_pairs, gram=merge(self.parameters["gram"], 0)
         )
-        merged_start = Start(merge(begin.M_blocks, 1), merge(begin.Q_blocks, 1), begin.a)
+        merged_start = Start(
+            merge(initial_state.M_blocks, 1), merge(initial_state.Q_blocks, 1), initial_state.a
+        )
         return type(self)(merged_problem, self.algorithm), merged_start
 
     def doubts(self, risks: Risks) -> tuple[str, ...]:
@@ -332,7 +339,7 @@ class FieldDynamics(Dynamics):
     def simulator(
         self,
         method: str,
-        begin: Start,
+        initial_state: Start,
         dimension: int,
         sizes: np.ndarray,
         *,
@@ -341,29 +348,46 @@ class FieldDynamics(Dynamics):
     ) -> Simulator:
         if method == "exact":
             check_room(self.definition, self.algorithm, sizes)
-            return exact_chain(self.definition, self.algorithm, begin, dimension, sizes)
+            return exact_chain(self.definition, self.algorithm, initial_state, dimension, sizes)
         return DirectSGD(
-            self.definition, self.algorithm, begin, dimension, sizes, dtype, more.get("seed", 0)
+            self.definition,
+            self.algorithm,
+            initial_state,
+            dimension,
+            sizes,
+            dtype,
+            more.get("seed", 0),
         )
 
     def paths_of_sde(
-        self, begin: Start, dimension: int, sizes: np.ndarray, higher_order: bool
+        self, initial_state: Start, dimension: int, sizes: np.ndarray, higher_order: bool
     ) -> SdePaths:
         """Paths of the SDE, as a simulator whose steps have lengths."""
-        return SdePaths(self.definition, self.algorithm, begin, dimension, sizes, higher_order)
+        return SdePaths(
+            self.definition, self.algorithm, initial_state, dimension, sizes, higher_order
+        )
 
-    def sde_places(self, when: Clock) -> np.ndarray:
-        return with_edges(self.definition, self.algorithm, self.variable(when))
+    def sde_places(self, clock: Clock) -> np.ndarray:
+        return with_edges(self.definition, self.algorithm, self.variable(clock))
 
     def longest_sde_step(
-        self, begin: Start, dimension: int, sizes: np.ndarray, end: float, higher_order: bool
+        self,
+        initial_state: Start,
+        dimension: int,
+        sizes: np.ndarray,
+        end: float,
+        higher_order: bool,
     ) -> tuple[float, float]:
-        return sde_step_length(self.definition, self.algorithm, begin, dimension, sizes, end)
+        return sde_step_length(
+            self.definition, self.algorithm, initial_state, dimension, sizes, end
+        )
 
-    def watched(self, criterion: Any, begin: Start, dimension: int | None) -> tuple[Watch, Any]:
+    def watched(
+        self, criterion: Any, initial_state: Start, dimension: int | None
+    ) -> tuple[Watch, Any]:
         watch = FieldWatch(
             self.structure,
-            choose_quadrature(self.definition, begin.Q_blocks, QUADRATURE_MARGIN),
+            choose_quadrature(self.definition, initial_state.Q_blocks, QUADRATURE_MARGIN),
             criterion,
         )
         nodes = {
@@ -372,24 +396,24 @@ class FieldDynamics(Dynamics):
         }
         return watch, {"problem": self.parameters, "watch": nodes}
 
-    def _floor(self, when: Clock) -> Any:
+    def _floor(self, clock: Clock) -> Any:
         """The label noise's share of the risk, at each time where it depends on it."""
         problem = self.definition
         return (
-            np.array([problem.at(place).noise_floor for place in self.place(when)])
+            np.array([problem.at(place).noise_floor for place in self.place(clock)])
             if problem.scheduled
             else problem.noise_floor
         )
 
     def observed(
-        self, states: dict[str, np.ndarray], risk: np.ndarray, when: Clock
+        self, states: dict[str, np.ndarray], risk: np.ndarray, clock: Clock
     ) -> dict[str, np.ndarray]:
         M, Q = states["M"], states["Q"]
         found = {"M": M.sum(axis=2), "Q": Q.sum(axis=2), "a": states["a"], "risk": risk}
         if "train_risk" in states:
             found["train_risk"] = states["train_risk"]
         if self.structure.has_excess:
-            found["excess_risk"] = risk - self._floor(when)
+            found["excess_risk"] = risk - self._floor(clock)
         if self.definition.infinite_risk:
             # the noise entered by its scale: the excess risk does not depend on it, and the risk is infinite
             found["risk"] = np.where(np.isfinite(risk), np.inf, np.nan)
@@ -403,7 +427,7 @@ class FieldDynamics(Dynamics):
                 for one in np.eye(self.structure.sample.contexts)
             ]
             found["context_risk"] = np.stack(
-                [population_risk(one, self.timed(states, when))[0] for one in alone], axis=-1
+                [population_risk(one, self.timed(states, clock))[0] for one in alone], axis=-1
             )
         if self.definition.classifies:
             found["accuracy"], found["error_accuracy"] = population_accuracy(
@@ -447,8 +471,8 @@ class FixedDataDynamics(FieldDynamics):
     has_data: ClassVar[bool] = True
     assumptions: ClassVar[str] = "Gaussian inputs, a fixed data set"
 
-    def check_controls(self, when: Clock) -> None:
-        self.definition.check_numbers(when.t[-1], "t")
+    def check_controls(self, clock: Clock) -> None:
+        self.definition.check_numbers(clock.t[-1], "t")
         if any(
             scheduled(leaf)
             for leaf in jax.tree.leaves(self.parameters.get("draws"), is_leaf=scheduled)
@@ -459,30 +483,32 @@ class FixedDataDynamics(FieldDynamics):
                 "a data set is drawn once: its probabilities do not depend on t; give numbers",
             )
 
-    def place(self, when: Clock) -> np.ndarray:
-        return when.t
+    def place(self, clock: Clock) -> np.ndarray:
+        return clock.t
 
-    def counted(self, when: Clock) -> FixedDataDynamics:
-        if not self.algorithm.scheduled or when.step is None:
+    def counted(self, clock: Clock) -> FixedDataDynamics:
+        if not self.algorithm.scheduled or clock.step is None:
             return self
         found = copy(self)
-        found.algorithm = self.algorithm.counted(float(when.step[-1]))
+        found.algorithm = self.algorithm.counted(float(clock.step[-1]))
         return found
 
-    def warn_before(self, begin: Start, dimension: int) -> None:
-        warn_unstable(self.definition, self.algorithm, begin, self.algorithm.samples(dimension))
+    def warn_before(self, initial_state: Start, dimension: int) -> None:
+        warn_unstable(
+            self.definition, self.algorithm, initial_state, self.algorithm.samples(dimension)
+        )
 
     def simulator(
         self,
         method: str,
-        begin: Start,
+        initial_state: Start,
         dimension: int,
         sizes: np.ndarray,
         *,
         seed: int = 0,
         **more: Any,
     ) -> Simulator:
-        setting = (self.definition, self.algorithm, begin, dimension, sizes)
+        setting = (self.definition, self.algorithm, initial_state, dimension, sizes)
         shared_data = more.get("shared_data", False)
         if method == "direct":
             return DirectFixedData(*setting, more.get("dtype", "float64"), seed, shared_data)

@@ -44,7 +44,7 @@ from sgdynamics.simulation.user_dynamics import OwnChain
 
 
 @dataclass(frozen=True, eq=False)
-class States:
+class InitialArrays:
     """Where runs of a dynamics of one's own start: named arrays with a leading axis of runs."""
 
     values: dict[str, np.ndarray]
@@ -55,16 +55,16 @@ class States:
 
 
 @dataclass(frozen=True, eq=False)
-class Prepared:
+class SolveRequest:
     """One mean path, checked and chosen before anything runs; `case` is None where a dynamics has an integrator of its own."""
 
-    dynamics: Any  # of one kind, in what runs together
-    begin: Any
-    when: Clock
+    dynamics: Dynamics  # the same class for all requests of a batch
+    initial_state: Any
+    clock: Clock
     dimension: int | None
-    rtol: Any
-    atol: Any
-    case: Any = None
+    rtol: float | None
+    atol: float | None
+    case: Case | None = None
 
     @property
     def key(self) -> Any:
@@ -89,7 +89,7 @@ def try_estimate(name: str, estimate: Callable[[], float]) -> tuple[float, tuple
 
 
 @dataclass(frozen=True)
-class Path:
+class Solution:
     """A solution: its states (run, time, ...) and risks, where runs ended, what a result says of it, and what a user is told."""
 
     states: dict[str, np.ndarray]
@@ -98,7 +98,7 @@ class Path:
     ends: dict[str, np.ndarray]
     warnings: tuple[str, ...] = ()
 
-    def with_estimate(self, name: str, estimate: Callable[[], float]) -> Path:
+    def with_estimate(self, name: str, estimate: Callable[[], float]) -> Solution:
         """The same path with an error estimate among its attributes: NaN and a warning if the estimate fails."""
         value, warnings = try_estimate(name, estimate)
         return replace(
@@ -136,7 +136,7 @@ class Dynamics:
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("own dynamics",)
-    letter: ClassVar[str] = "d"  # the dimension's name
+    letter: str = "d"  # the dimension's name
     methods: ClassVar[tuple[str, ...]] = ("exact",)  # of simulate
     only_direct: ClassVar[bool] = False  # whether that is always by direct runs
     has_data: ClassVar[bool] = False  # whether a data set is read again and again
@@ -260,7 +260,7 @@ class Dynamics:
         """The same with an algorithm whose steps are known, where these depend on the dimension or on the cells of an epoch."""
         return self
 
-    def counted(self, when: Clock) -> Dynamics:
+    def counted(self, clock: Clock) -> Dynamics:
         """The same for a run that ends with this clock."""
         return self
 
@@ -300,7 +300,7 @@ class Dynamics:
             raise checks.reject(
                 "runs", wanted, f"the start has {most} runs: give as many, or a start of one"
             )
-        return States(
+        return InitialArrays(
             {
                 name: np.broadcast_to(value, (wanted, *value.shape[1:])).copy()
                 for name, value in values.items()
@@ -312,9 +312,9 @@ class Dynamics:
         d = checks.whole("dimension", dimension, 1, MOST_DIMENSION)
         return d, np.array([d])
 
-    def states(self, begin: Any) -> dict[str, np.ndarray]:
+    def states(self, initial_state: Any) -> dict[str, np.ndarray]:
         """A start as arrays with a leading axis of runs."""
-        return begin.values
+        return initial_state.values
 
     def public_states(self, states: dict[str, np.ndarray], lead: int = 1) -> dict[str, np.ndarray]:
         """What a user's function of a state sees, of states with so many leading axes."""
@@ -339,7 +339,7 @@ class Dynamics:
         """Whether any number depends on alpha."""
         return any(scheduled(leaf) for leaf in jax.tree.leaves(self.parameters, is_leaf=scheduled))
 
-    def check_controls(self, when: Clock) -> None:
+    def check_controls(self, clock: Clock) -> None:
         """Refuse numbers that depend on alpha where there is none."""
         if self.algorithm.flow and self.controlled:
             raise checks.reject(
@@ -351,20 +351,20 @@ class Dynamics:
     def check_memory(self, dimension: int | None, end: float) -> None:
         """Raise ValueError if the update remembers less than one step at this dimension, up to alpha = end."""
 
-    def place(self, when: Clock) -> np.ndarray:
+    def place(self, clock: Clock) -> np.ndarray:
         """Where numbers that change are read: at alpha (on fixed data at t)."""
-        return np.zeros(len(when.t)) if when.alpha is None else when.alpha
+        return np.zeros(len(clock.t)) if clock.alpha is None else clock.alpha
 
-    def warn_before(self, begin: Any, dimension: int) -> None:
+    def warn_before(self, initial_state: Any, dimension: int) -> None:
         """Say beforehand what is likely to go wrong."""
 
-    def variable(self, when: Clock) -> np.ndarray:
+    def variable(self, clock: Clock) -> np.ndarray:
         """Save points in the variable of the integration."""
-        return when.alpha if scheduled(self.algorithm.lr) and when.alpha is not None else when.t
+        return clock.alpha if scheduled(self.algorithm.lr) and clock.alpha is not None else clock.t
 
-    def sde_places(self, when: Clock) -> np.ndarray:
+    def sde_places(self, clock: Clock) -> np.ndarray:
         """Save points in that variable, and where else a step of the SDE has to end."""
-        return self.variable(when)
+        return self.variable(clock)
 
     def numbers(self, dimension: int | None) -> dict[str, Any]:
         """All numbers, before they are read at an alpha."""
@@ -382,12 +382,12 @@ class Dynamics:
 
     def prepare(
         self,
-        begin: Any,
-        when: Clock,
+        initial_state: Any,
+        clock: Clock,
         dimension: int | None,
         rtol: float | None = None,
         atol: float | None = None,
-    ) -> Prepared:
+    ) -> SolveRequest:
         """A mean path before it runs."""
         rtol, atol = RTOL if rtol is None else rtol, ATOL if atol is None else atol
         tolerance = {"rtol": np.float64(MARGIN * rtol), "atol": np.float64(MARGIN * atol)}
@@ -396,13 +396,15 @@ class Dynamics:
             self.field(),
             each,
             self.numbers(dimension),
-            self.states(begin),
-            self.variable(when),
+            self.states(initial_state),
+            self.variable(clock),
             tolerance,
         )
-        return Prepared(self, begin, when, dimension, rtol, atol, case)
+        return SolveRequest(self, initial_state, clock, dimension, rtol, atol, case)
 
-    def paths(self, group: list[Prepared], size: int) -> list[Path | Prepared | ValueError]:
+    def paths(
+        self, group: list[SolveRequest], size: int
+    ) -> list[Solution | SolveRequest | ValueError]:
         """Solutions of cases of one program; a case whose expectations are too coarse comes back with a finer rule, to go again.
 
         `error_integrator` is measured at a few cases of a group, and the largest of them stands for all.
@@ -449,7 +451,7 @@ class Dynamics:
         )
         for row, (quadrature, of_risk) in zip(rows, spreads, strict=True):
             one = kept[row]
-            ends, texts = told_apart(means[row], solved[row].tired, one.when.t)
+            ends, texts = told_apart(means[row], solved[row].tired, one.clock.t)
             attributes = {
                 **one.dynamics.described(one.dimension),
                 "integrator": "Dopri8, then LSODA" if solved[row].long else "Dopri8",
@@ -457,19 +459,19 @@ class Dynamics:
                 "error_quadrature_risk": of_risk if of_risk > 0 else None,
                 "error_integrator": integrator,
             }
-            doubts = (*one.dynamics.doubts(risks[row]), *one.dynamics.caveats(one.when))
+            doubts = (*one.dynamics.doubts(risks[row]), *one.dynamics.caveats(one.clock))
             if (
                 integrator > UNRELIABLE and not texts
             ):  # a solution that diverges is reported as such
                 doubts += (_unreliable(integrator),)
             if quadrature > UNDETERMINED and _replicates(solved[row]) > 1:
                 doubts += (_undetermined(quadrature),)
-            found[good[row]] = Path(
+            found[good[row]] = Solution(
                 means[row], risks[row].risk, attributes, ends, (*doubts, *texts, *failures)
             )
         return [found[place] for place in range(len(group))]
 
-    def _solved(self, group: list[Prepared], size: int) -> list[Any]:
+    def _solved(self, group: list[SolveRequest], size: int) -> list[Any]:
         every = run_cases([one.case for one in group], size)
         return [
             one if isinstance(one, ValueError) else one._replace(states=self.unpacked(one.states))
@@ -481,7 +483,7 @@ class Dynamics:
         return states
 
     def _sampling(
-        self, group: list[Prepared], solved: list[Solved], worst: list[float], size: int
+        self, group: list[SolveRequest], solved: list[Solved], worst: list[float], size: int
     ) -> list[tuple[float, float]]:
         """`error_quadrature` and `error_quadrature_risk` of each; that of pairs and grids alone where nothing is sampled."""
         if _replicates(solved[0]) == 1:
@@ -498,22 +500,22 @@ class Dynamics:
         return {}
 
     def risks(
-        self, group: list[Prepared], states: list[dict[str, np.ndarray]], size: int
+        self, group: list[SolveRequest], states: list[dict[str, np.ndarray]], size: int
     ) -> list[Risks]:
         """The risks of each at its states, with any axes before the time's."""
         return [
-            Risks(one.dynamics.risk_of(state, one.when, one.dimension)[0], 0.0, 0.0)
+            Risks(one.dynamics.risk_of(state, one.clock, one.dimension)[0], 0.0, 0.0)
             for one, state in zip(group, states, strict=True)
         ]
 
     def risk_of(
-        self, states: dict[str, np.ndarray], when: Clock, dimension: int | None
+        self, states: dict[str, np.ndarray], clock: Clock, dimension: int | None
     ) -> tuple[np.ndarray, float]:
         """Risks of states (..., time, ...) at these times, and their largest relative error."""
         if not self.has("risk"):
             return np.full(next(iter(states.values())).shape[:2], np.nan), 0.0
         return np.asarray(
-            _own_risks(self.definition, self.numbers(dimension), states, self.place(when))
+            _own_risks(self.definition, self.numbers(dimension), states, self.place(clock))
         ), 0.0
 
     @property
@@ -521,7 +523,7 @@ class Dynamics:
         """Why there is no ODE; None where there is one."""
         return None
 
-    def finer(self, prepared: Prepared, states: dict[str, np.ndarray]) -> Prepared | None:
+    def finer(self, prepared: SolveRequest, states: dict[str, np.ndarray]) -> SolveRequest | None:
         """The same path with finer expectations, where there are any."""
         return None
 
@@ -529,15 +531,15 @@ class Dynamics:
         """Warnings about the error of expectations."""
         return ()
 
-    def caveats(self, when: Clock) -> tuple[str, ...]:
+    def caveats(self, clock: Clock) -> tuple[str, ...]:
         """What a user is told of how far the limit itself holds."""
         return ()
 
-    def facts(self, when: Clock) -> dict[str, Any]:
+    def facts(self, clock: Clock) -> dict[str, Any]:
         """What every result says of the inputs, theory and simulation."""
         return {}
 
-    def coarser(self, begin: Any) -> tuple[Dynamics, Any] | None:
+    def coarser(self, initial_state: Any) -> tuple[Dynamics, Any] | None:
         """The same with neighbouring bins of a spectrum merged, and its start; None where there are no bins."""
         return None
 
@@ -553,15 +555,20 @@ class Dynamics:
     assumptions: ClassVar[str] = "one pass"
 
     def simulator(
-        self, method: str, begin: Any, dimension: int, sizes: np.ndarray, **more: Any
+        self, method: str, initial_state: Any, dimension: int, sizes: np.ndarray, **more: Any
     ) -> Simulator:
         """Runs at finite d."""
         self._need("step")
         return OwnChain(
-            self.definition, self.numbers(dimension), self.algorithm.batch, self.states(begin)
+            self.definition,
+            self.numbers(dimension),
+            self.algorithm.batch,
+            self.states(initial_state),
         )
 
-    def watched(self, criterion: Any, begin: Any, dimension: int | None) -> tuple[Watch, Any]:
+    def watched(
+        self, criterion: Any, initial_state: Any, dimension: int | None
+    ) -> tuple[Watch, Any]:
         """What `exit_time` watches, and its numbers."""
         if criterion == "overlap":
             raise checks.reject(
@@ -574,7 +581,7 @@ class Dynamics:
         return OwnWatch(self.definition, criterion), self.numbers(dimension)
 
     def observed(
-        self, states: dict[str, np.ndarray], risk: np.ndarray, when: Clock
+        self, states: dict[str, np.ndarray], risk: np.ndarray, clock: Clock
     ) -> dict[str, np.ndarray]:
         """The variables of a result; numbers named error_* become its attributes."""
         return {**states, "risk": risk}
@@ -646,7 +653,7 @@ def _looser(case: Case) -> Case:
     return replace(case, tolerance={name: 10 * value for name, value in case.tolerance.items()})
 
 
-def solve(prepared: list[Prepared], size: int = 1) -> list[Path | ValueError]:
+def solve(prepared: list[SolveRequest], size: int = 1) -> list[Solution | ValueError]:
     """Mean paths: what was prepared is run and finished, those of one program together; what fails is its error."""
     waiting: dict[int, Any] = dict(enumerate(prepared))
     done: dict[int, Any] = {}
@@ -655,12 +662,12 @@ def solve(prepared: list[Prepared], size: int = 1) -> list[Path | ValueError]:
         for names in by_program(waiting, size):
             group = [waiting[name] for name in names]
             for name, one in zip(names, group[0].dynamics.paths(group, size), strict=True):
-                (again if isinstance(one, Prepared) else done)[name] = one
+                (again if isinstance(one, SolveRequest) else done)[name] = one
         waiting = again
     return [done[place] for place in range(len(prepared))]
 
 
-def risk_of_path(prepared: Prepared) -> np.ndarray:
+def risk_of_path(prepared: SolveRequest) -> np.ndarray:
     """The risk along one path, without its errors."""
     states = over_replicates(or_raise(prepared.dynamics._solved([prepared], 1)[0]).states)
     return prepared.dynamics.risks([prepared], [states], 1)[0].risk

@@ -9,7 +9,7 @@ import numpy as np
 from sgdynamics.algorithms.one_pass import constant_head_rate
 from sgdynamics.base import checks
 from sgdynamics.dynamics.fields import FieldDynamics
-from sgdynamics.dynamics.interface import Path, Prepared, told_apart
+from sgdynamics.dynamics.interface import Solution, SolveRequest, told_apart
 from sgdynamics.ode.integrate import ATOL, MARGIN, RTOL
 from sgdynamics.ode.sliding import infinite_snr_risk, solve_infinite_snr
 from sgdynamics.problems.starts import Start
@@ -21,27 +21,32 @@ class SlidingDynamics(FieldDynamics):
 
     def prepare(
         self,
-        begin: Start,
-        when: Clock,
+        initial_state: Start,
+        clock: Clock,
         dimension: int | None,
         rtol: float | None = None,
         atol: float | None = None,
         quadrature: Any = None,
-    ) -> Prepared:
+    ) -> SolveRequest:
         if dimension is not None:
             raise checks.reject(
                 "dimension",
                 dimension,
                 "at snr = inf only d -> infinity has an ODE (its drift jumps): leave dimension out",
             )
-        return Prepared(
-            self, begin, when, None, RTOL if rtol is None else rtol, ATOL if atol is None else atol
+        return SolveRequest(
+            self,
+            initial_state,
+            clock,
+            None,
+            RTOL if rtol is None else rtol,
+            ATOL if atol is None else atol,
         )
 
-    def paths(self, group: list[Prepared], size: int) -> list[Any]:
+    def paths(self, group: list[SolveRequest], size: int) -> list[Any]:
         found = []
         for one in group:
-            problem, begin = one.dynamics.definition, one.begin
+            problem, initial_state = one.dynamics.definition, one.initial_state
             numbers = {
                 "weight_decay": problem.weight_decay,
                 "head_rate": constant_head_rate(one.dynamics.algorithm, "sliding motions"),
@@ -49,10 +54,10 @@ class SlidingDynamics(FieldDynamics):
             tolerance = {"rtol": MARGIN * one.rtol, "atol": MARGIN * one.atol}
             path = solve_infinite_snr(
                 problem.mixture,
-                begin.M,
-                begin.Q,
-                begin.a,
-                times=one.when.t,
+                initial_state.M,
+                initial_state.Q,
+                initial_state.a,
+                times=one.clock.t,
                 error=True,
                 **numbers,
                 **tolerance,
@@ -72,7 +77,7 @@ class SlidingDynamics(FieldDynamics):
                 "error_quadrature": 0.0,
                 "error_integrator": float(path["error"].max()),
             }
-            ends, texts = told_apart(states, path["ran_out"], one.when.t)
+            ends, texts = told_apart(states, path["ran_out"], one.clock.t)
             risk = np.where(finite, infinite_snr_risk(problem.mixture, *safe), np.nan)
-            found.append(Path(states, risk, attributes, ends, tuple(texts)))
+            found.append(Solution(states, risk, attributes, ends, tuple(texts)))
         return found

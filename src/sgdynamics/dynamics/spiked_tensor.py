@@ -15,7 +15,7 @@ import numpy as np
 from sgdynamics.algorithms.one_pass import constant_rate
 from sgdynamics.base import checks
 from sgdynamics.base.arrays import Numbers, Scalar, State, Tree
-from sgdynamics.dynamics.interface import Dynamics, Path, Prepared, told_apart
+from sgdynamics.dynamics.interface import Dynamics, Solution, SolveRequest, told_apart
 from sgdynamics.dynamics.spiked_equations import (
     SpikedPaths,
     drift,
@@ -43,7 +43,7 @@ class SpikedDynamics(Dynamics):
     """A `SpikedTensor` under one-pass SGD."""
 
     methods: ClassVar[tuple[str, ...]] = ("exact", "direct", "tensor")
-    letter: ClassVar[str] = "n"
+    letter: str = "n"
     assumptions: ClassVar[str] = "fresh Gaussian tensors"
     variables: ClassVar = {name: VARIABLES[name] for name in ("m", "r2")}
 
@@ -62,8 +62,8 @@ class SpikedDynamics(Dynamics):
         n = check_spiked_dimension(dimension)
         return n, np.array([n])
 
-    def states(self, begin: SpikedStart) -> dict[str, np.ndarray]:
-        return {"m": begin.m, "r2": begin.r2}
+    def states(self, initial_state: SpikedStart) -> dict[str, np.ndarray]:
+        return {"m": initial_state.m, "r2": initial_state.r2}
 
     def numbers(self, dimension: int | None) -> dict[str, Any]:
         return equation_numbers(self.definition, self.algorithm, dimension)
@@ -71,7 +71,7 @@ class SpikedDynamics(Dynamics):
     def field(self) -> Field:
         return SpikedField()
 
-    def paths(self, group: list[Prepared], size: int) -> list[Any]:
+    def paths(self, group: list[SolveRequest], size: int) -> list[Any]:
         """By SciPy: two numbers a start and a closed right-hand side need no compilation, which would take a hundred times the solve."""
         found = []
         for one in group:
@@ -79,8 +79,8 @@ class SpikedDynamics(Dynamics):
             path, loose = (
                 integrate_spiked(
                     numbers,
-                    one.begin,
-                    one.when.t,
+                    one.initial_state,
+                    one.clock.t,
                     slack * MARGIN * one.rtol,
                     slack * MARGIN * one.atol,
                 )
@@ -93,19 +93,19 @@ class SpikedDynamics(Dynamics):
                 "integrator": "DOP853, then LSODA" if path.long.any() else "DOP853",
                 "error_integrator": largest_share(problem.risk(*loose.values) - risk, risk),
             }
-            ends, texts = told_apart(states, path.tired, one.when.t)
-            found.append(Path(states, risk, attributes, ends, tuple(texts)))
+            ends, texts = told_apart(states, path.tired, one.clock.t)
+            found.append(Solution(states, risk, attributes, ends, tuple(texts)))
         return found
 
     def risk_of(
-        self, states: dict[str, np.ndarray], when: Clock, dimension: int | None
+        self, states: dict[str, np.ndarray], clock: Clock, dimension: int | None
     ) -> tuple[np.ndarray, float]:
         return self.definition.risk(states["m"], states["r2"]), 0.0
 
     def simulator(
         self,
         method: str,
-        begin: SpikedStart,
+        initial_state: SpikedStart,
         dimension: int,
         sizes: np.ndarray,
         *,
@@ -113,7 +113,7 @@ class SpikedDynamics(Dynamics):
         **more: Any,
     ) -> Simulator:
         if method == "exact":
-            return SpikedChain(self.definition, self.algorithm, begin, dimension)
+            return SpikedChain(self.definition, self.algorithm, initial_state, dimension)
         entries = self.algorithm.batch * dimension**self.definition.order
         if method == "tensor" and entries > MOST_ENTRIES:
             shown = f"{entries:.4g}" if entries < 10**300 else "1e300 and more"
@@ -121,21 +121,29 @@ class SpikedDynamics(Dynamics):
             fix = f"method='tensor' would draw {needs}: use method='exact' or 'direct', or a smaller dimension"
             raise checks.reject("dimension", dimension, fix)
         return SpikedVectors(
-            self.definition, self.algorithm, begin, dimension, dtype, method == "tensor"
+            self.definition, self.algorithm, initial_state, dimension, dtype, method == "tensor"
         )
 
     def paths_of_sde(
-        self, begin: SpikedStart, dimension: int, sizes: np.ndarray, higher_order: bool
+        self, initial_state: SpikedStart, dimension: int, sizes: np.ndarray, higher_order: bool
     ) -> SpikedPaths:
         return SpikedPaths(
-            self.definition, self.numbers(dimension if higher_order else None), begin, dimension
+            self.definition,
+            self.numbers(dimension if higher_order else None),
+            initial_state,
+            dimension,
         )
 
     def longest_sde_step(
-        self, begin: SpikedStart, dimension: int, sizes: np.ndarray, end: float, higher_order: bool
+        self,
+        initial_state: SpikedStart,
+        dimension: int,
+        sizes: np.ndarray,
+        end: float,
+        higher_order: bool,
     ) -> tuple[float, float]:
         return spiked_step_length(
-            self.definition, self.numbers(dimension if higher_order else None), begin, end
+            self.definition, self.numbers(dimension if higher_order else None), initial_state, end
         )
 
     def beside(self, other: Any) -> Dynamics:
@@ -144,7 +152,7 @@ class SpikedDynamics(Dynamics):
         return SpikedDynamics(other, self.algorithm)
 
     def watched(
-        self, criterion: Any, begin: SpikedStart, dimension: int | None
+        self, criterion: Any, initial_state: SpikedStart, dimension: int | None
     ) -> tuple[Watch, Any]:
         return SpikedWatch(self.definition.order, criterion), self.numbers(dimension)
 

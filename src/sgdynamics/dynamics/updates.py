@@ -15,7 +15,7 @@ from sgdynamics.algorithms.updates.update import copies
 from sgdynamics.base import checks
 from sgdynamics.base.controls import CHECKED, scheduled
 from sgdynamics.dynamics.fields import FieldDynamics, FieldWatch
-from sgdynamics.dynamics.interface import Dynamics, Prepared
+from sgdynamics.dynamics.interface import Dynamics, SolveRequest
 from sgdynamics.expectations.choice import expectation_of
 from sgdynamics.expectations.interface import Quadrature
 from sgdynamics.expectations.risk import MARGIN as QUADRATURE_MARGIN
@@ -42,12 +42,12 @@ KEPT = ("rows_M", "rows_Q", "rows_a", "update_scalars", "update_squares")  # sta
 class UpdateDynamics(FieldDynamics):
     """A `Problem` under one-pass SGD with an update."""
 
-    def states(self, begin: Start) -> dict[str, np.ndarray]:
-        return super().states(begin) | self._kept(begin)
+    def states(self, initial_state: Start) -> dict[str, np.ndarray]:
+        return super().states(initial_state) | self._kept(initial_state)
 
-    def _kept(self, begin: Start) -> dict[str, np.ndarray]:
+    def _kept(self, initial_state: Start) -> dict[str, np.ndarray]:
         """All slow sets of a start, with a leading axis of runs."""
-        every = all_rows(self.algorithm.stepping, begin, self.structure.width)
+        every = all_rows(self.algorithm.stepping, initial_state, self.structure.width)
         rows = self.structure.width * (1 + len(slow_rows(self.algorithm.law)))
         cut = {
             "rows_M": every["rows_M"][:, :, :rows],
@@ -73,7 +73,7 @@ class UpdateDynamics(FieldDynamics):
         return super().public_states({name: states[name] for name in ("M", "Q", "a")}, lead)
 
     def simulator(
-        self, method: str, begin: Start, dimension: int, sizes: np.ndarray, **more: Any
+        self, method: str, initial_state: Start, dimension: int, sizes: np.ndarray, **more: Any
     ) -> Simulator:
         if method == "exact" and self.algorithm.law.coordinatewise:
             fix = "it acts on each coordinate by itself, does not commute with rotations of the inputs, and does not close on overlaps"
@@ -82,23 +82,23 @@ class UpdateDynamics(FieldDynamics):
                 method,
                 f"{self.algorithm.update}: {fix} at finite d: take method='direct', or solve_ode",
             )
-        return super().simulator(method, begin, dimension, sizes, **more)
+        return super().simulator(method, initial_state, dimension, sizes, **more)
 
     # ------------------------------------------------------------------------------------------------------------- the ODE
 
     def prepare(
         self,
-        begin: Start,
-        when: Clock,
+        initial_state: Start,
+        clock: Clock,
         dimension: int | None,
         rtol: Any = None,
         atol: Any = None,
         quadrature: Quadrature | None = None,
-    ) -> Prepared:
+    ) -> SolveRequest:
         algorithm, law, structure = self.algorithm, self.algorithm.law, self.structure
         self._has_limit(dimension)
         quadrature = (
-            choose_quadrature(self.definition, begin.Q_blocks, QUADRATURE_MARGIN)
+            choose_quadrature(self.definition, initial_state.Q_blocks, QUADRATURE_MARGIN)
             if quadrature is None
             else quadrature
         )
@@ -108,7 +108,7 @@ class UpdateDynamics(FieldDynamics):
             "large": np.float64(LARGE),
         }
         shared |= self._units(KEPT[:2], KEPT[2:])
-        states = in_units(shared, self._kept(begin))
+        states = in_units(shared, self._kept(initial_state))
         by_noise, noise_law = self._by_noise(), structure.sample.noise_law
         if (
             by_noise
@@ -121,19 +121,19 @@ class UpdateDynamics(FieldDynamics):
         if not law.linear:
             reads = count_reads(field, shared, {name: value[0] for name, value in states.items()})
             # gradients that are narrow beside the fields need narrower points
-            widest = float(np.abs(begin.Q_blocks).sum(axis=1).max())
+            widest = float(np.abs(initial_state.Q_blocks).sum(axis=1).max())
             fine = min(max(1.0, np.sqrt(widest)), FINEST)
             each = field_points(
                 structure, algorithm.batch, reads, quiet=field.by_noise or self._quiet(), fine=fine
             )
-        case = Case(field, each, shared, states, self.variable(when), {})
+        case = Case(field, each, shared, states, self.variable(clock), {})
         if not law.scales:
             self._try_limit(case)
         wanted = AVERAGED_TOLERANCE if rtol is None and not law.linear else rtol
-        return Prepared(
+        return SolveRequest(
             self,
-            begin,
-            when,
+            initial_state,
+            clock,
             dimension,
             rtol,
             atol,
@@ -226,19 +226,21 @@ class UpdateDynamics(FieldDynamics):
     def unpacked(self, states: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         return with_weights(states, self.structure.width)
 
-    def coarser(self, begin: Start) -> tuple[Dynamics, Start] | None:
-        return None if begin.beside is not None else super().coarser(begin)
+    def coarser(self, initial_state: Start) -> tuple[Dynamics, Start] | None:
+        return None if initial_state.beside is not None else super().coarser(initial_state)
 
-    def watched(self, criterion: Any, begin: Start, dimension: int | None) -> tuple[Watch, Any]:
-        watch, numbers = super().watched(criterion, begin, dimension)
+    def watched(
+        self, criterion: Any, initial_state: Start, dimension: int | None
+    ) -> tuple[Watch, Any]:
+        watch, numbers = super().watched(criterion, initial_state, dimension)
         return WeightsWatch(watch.structure, watch.quadrature, watch.criterion), numbers  # type: ignore[attr-defined]
 
     # ------------------------------------------------------------------------------------------------------------- results
 
     def observed(
-        self, states: dict[str, np.ndarray], risk: np.ndarray, when: Clock
+        self, states: dict[str, np.ndarray], risk: np.ndarray, clock: Clock
     ) -> dict[str, np.ndarray]:
-        found = super().observed(states, risk, when)
+        found = super().observed(states, risk, clock)
         for name in ("rows_M", "rows_Q"):
             if name in states:
                 found[name] = states[name].sum(axis=2)
@@ -274,9 +276,9 @@ def with_weights(states: dict[str, np.ndarray], p: int) -> dict[str, np.ndarray]
     }
 
 
-def all_rows(update: Any, begin: Start, p: int) -> dict[str, np.ndarray]:
+def all_rows(update: Any, initial_state: Start, p: int) -> dict[str, np.ndarray]:
     """All sets of a start, with a leading axis of runs: those that it does not have are 0."""
-    every = beginning(update, begin)
+    every = beginning(update, initial_state)
     more = p * copies(update.law) - every.M.shape[2]
     M, a = (
         np.pad(every.M, ((0, 0), (0, 0), (0, more), (0, 0))),

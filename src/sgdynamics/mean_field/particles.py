@@ -47,7 +47,7 @@ from sgdynamics.problems.wide_starts import (
     mean_field_start,
     particles,
 )
-from sgdynamics.results.clock import Clock, clock, elapsed
+from sgdynamics.results.clock import Clock, elapsed, make_clock
 from sgdynamics.results.datasets import largest_share, time_coordinates
 from sgdynamics.results.datasets import record as recorded
 from sgdynamics.results.observables import checked_evaluate, checked_record, labelled, of_states
@@ -468,10 +468,12 @@ def _clock(
     """Save points in t/p, with alpha and steps of a network of this width where lr > 0."""
     given: dict[str, Any] = {"times": times, "alpha": alpha, "steps": steps}
     if steps is not None:
-        given = {"alpha": clock(algorithm, **given, dimension=dimension, whole_steps=False).alpha}
+        given = {
+            "alpha": make_clock(algorithm, **given, dimension=dimension, whole_steps=False).alpha
+        }
     # a batch p times as large has t/p for its t at equal alpha, whatever the schedule
     wide = replace(algorithm, batch=algorithm.batch * problem.width)
-    found = clock(wide, **given, dimension=None, whole_steps=False)
+    found = make_clock(wide, **given, dimension=None, whole_steps=False)
     if dimension is None or found.alpha is None:
         return found
     requested = found.requested if steps is None else "step"

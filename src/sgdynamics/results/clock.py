@@ -45,7 +45,7 @@ class Clock:
     divisor: str = "d"  # symbol of D in t = lr steps/D; empty where t = lr steps
 
 
-def clock(
+def make_clock(
     algorithm: OnePassSGD | FixedData,
     *,
     times: Given | None = None,

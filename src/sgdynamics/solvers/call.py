@@ -1,101 +1,132 @@
-"""What the front doors share: how arguments come in, and how a result goes out."""
+"""`validate_call`: the arguments that all solvers share, validated in one order."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import xarray as xr
 
+from sgdynamics.algorithms.fixed_data import FixedData
+from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.base import checks
 from sgdynamics.base.arrays import Given
-from sgdynamics.base.progress import warn
 from sgdynamics.dynamics.choice import dynamics_of
-from sgdynamics.results.clock import clock
-from sgdynamics.results.datasets import largest_share, trajectory
-from sgdynamics.results.observables import (
-    Observables,
-    checked_evaluate,
-    checked_record,
-    labelled,
-    of_states,
-)
+from sgdynamics.dynamics.interface import Dynamics
+from sgdynamics.results.clock import Clock, make_clock
+from sgdynamics.results.observables import Observables, checked_evaluate, checked_record
 
 
 @dataclass(frozen=True, eq=False)
-class Door:
-    """Checked arguments: the dynamics, where and when, at which dimension."""
+class SolverCall:
+    """The validated arguments of a solver.
 
-    dynamics: Any
-    begin: Any
-    when: Any  # a Clock
-    dimension: Any
-    sizes: Any  # of the covariance blocks at that dimension
+    Attributes
+    ----------
+    dynamics : Dynamics
+        The problem and the algorithm as solvers see them.
+    initial_state : Start, SpikedStart or InitialArrays
+        The initial condition of all runs.
+    clock : Clock
+        The save points in all units of time.
+    dimension : int or None
+        The dimension d; None for the limit d -> infinity.
+    block_sizes : array or None
+        The sizes of the covariance blocks at that dimension.
+    seed : int
+        Seed of the random number generator.
+    progress : bool or None
+        Whether to show a progress bar; None shows it on a terminal only.
+    observables : Observables
+        The arguments ``record`` and ``evaluate``.
+    """
+
+    dynamics: Dynamics
+    initial_state: Any
+    clock: Clock
+    dimension: int | None
+    block_sizes: np.ndarray | None
     seed: int
     progress: bool | None
     observables: Observables
 
-    def observed(
-        self, states: dict[str, np.ndarray], lead: int = 2
-    ) -> tuple[dict[str, np.ndarray], float]:
-        """What was asked for beside the overlaps, of states with so many leading axes, the last of them time; and the risks' error."""
-        asked, error = self.observables, 0.0
-        found = of_states(asked.of_state, self.dynamics.public_states(states, lead), lead)
-        found |= {name: states[name] for name in asked.of_sample}
-        risks = [
-            other.risk_of(states, self.when, self.dimension) for other in asked.evaluated.values()
-        ]
-        if risks:
-            found["evaluated_risk"], error = (
-                np.stack([risk for risk, _ in risks], axis=-1),
-                max(error for _, error in risks),
-            )
-        return found, error
+    @property
+    def finite_dimension(self) -> tuple[int, np.ndarray]:
+        """The dimension and the sizes of its covariance blocks, of a solver that needs them."""
+        assert self.dimension is not None
+        assert self.block_sizes is not None
+        return self.dimension, self.block_sizes
+
+    @property
+    def save_steps(self) -> np.ndarray:
+        """The save points in steps, of a solver that counts steps."""
+        assert self.clock.step is not None
+        return self.clock.step
 
 
-def opened(
-    question: str,
+def validate_call(
+    solver: str,
     problem: Any,
-    algorithm: Any,
+    algorithm: OnePassSGD | FixedData,
     start: Any,
     *,
     times: Given | None = None,
     alpha: Given | None = None,
     steps: Given | None = None,
-    dimension: Any = None,
+    dimension: float | None = None,
     needs_dimension: bool = False,
-    small: bool = False,
-    runs: Any = None,
-    seed: Any = 0,
-    progress: Any = None,
-    record: Any = None,
-    evaluate: Any = None,
+    allow_small_blocks: bool = False,
+    runs: int | None = None,
+    seed: int = 0,
+    progress: bool | None = None,
+    record: Mapping[str, Any] | None = None,
+    evaluate: Mapping[str, Any] | None = None,
     whole_steps: bool = False,
     cells: int | None = None,
-) -> Door:
-    """The arguments of every solver, checked in one order, before anything compiles."""
-    checks.outside_jit(question)
-    dynamics = dynamics_of(question, problem, algorithm)
+) -> SolverCall:
+    """Validate the arguments shared by all solvers, in a fixed order, before anything is compiled.
+
+    Parameters
+    ----------
+    solver : str
+        Name of the solver in the support table.
+    problem, algorithm, start
+        The arguments of the solver.
+    times, alpha, steps : array_like, optional
+        Save points; exactly one of them is given.
+    dimension : int, optional
+        The dimension d.
+    needs_dimension : bool
+        Whether the solver works at finite d only.
+    allow_small_blocks : bool
+        Whether covariance blocks may be smaller than the number of rows and signals.
+    runs, seed, progress, record, evaluate
+        Optional arguments of the solver.
+    whole_steps : bool
+        Whether save points are rounded to whole steps, as in simulations.
+    cells : int, optional
+        Number of cells per epoch in the limit d -> infinity.
+    """
+    checks.outside_jit(solver)
+    dynamics = dynamics_of(solver, problem, algorithm)
     progress = checks.flag("progress", progress, unsaid=True)
-    d, sizes = (
-        (None, None)
-        if dimension is None and not needs_dimension
-        else dynamics.at_dimension(dimension, small)
-    )
-    spectrum = getattr(problem, "spectrum", None)
+    if dimension is None and not needs_dimension:
+        d, block_sizes = None, None
+    else:
+        d, block_sizes = dynamics.at_dimension(dimension, allow_small_blocks)
     seed = checks.whole("seed", seed, 0)
     dynamics = dynamics.in_steps(d, cells)
-    if spectrum is not None and spectrum.infinite and alpha is not None:
-        raise checks.reject(
-            "alpha",
-            alpha,
-            "the dimension is infinite, and samples/d is nothing: give steps= or times=",
-        )
-    if spectrum is not None and spectrum.infinite and problem.scheduled:
+    spectrum = getattr(problem, "spectrum", None)
+    is_infinite = spectrum is not None and spectrum.infinite
+    if is_infinite and alpha is not None:
+        fix = "samples/d is undefined for an infinite-dimensional spectrum. Use steps= or times="
+        raise checks.reject("alpha", alpha, fix)
+    if is_infinite and problem.scheduled:
         dynamics = dynamics.counted_in_steps()
+    # a spectrum has a dimension of its own, in which steps are counted in the limit as well
     counted = int(spectrum.multiplicities.sum()) if d is None and spectrum is not None else d
-    when = clock(
+    clock = make_clock(
         dynamics.algorithm,
         times=times,
         alpha=alpha,
@@ -103,71 +134,15 @@ def opened(
         dimension=counted,
         whole_steps=whole_steps,
     )
-    if spectrum is not None and spectrum.infinite:
-        when = replace(when, samples=False)
-    dynamics = dynamics.counted(when)
-    dynamics.check_controls(when)
-    dynamics.check_memory(counted, dynamics.place(when)[-1])
-    begin = dynamics.start(start, runs)
-    first = {
-        name: np.asarray(value[0])
-        for name, value in dynamics.public_states(dynamics.states(begin)).items()
-    }
-    observables = checked_record(record, first, problem, dynamics.has_data)
-    observables.evaluated.update(
-        {name: dynamics.beside(other) for name, other in checked_evaluate(evaluate).items()}
-    )
-    return Door(dynamics, begin, when, d, sizes, seed, progress, observables)
-
-
-def closed(
-    door: Door,
-    method: str,
-    states: dict[str, np.ndarray],
-    attributes: dict[str, Any],
-    ends: dict[str, np.ndarray],
-    *,
-    risk: Any = None,
-    warnings: tuple[str, ...] = (),
-    sampled: str | None = None,
-    made: Any = xr.Dataset,
-    observed: dict[str, np.ndarray] | None = None,
-) -> Any:
-    """The result: risks where they are not known yet, errors over runs (`sampled` says what a run is called), warnings, labels."""
-    dynamics = door.dynamics
-    attributes = {**attributes, **dynamics.facts(door.when)}
-    if risk is None:
-        risk, attributes["error_quadrature"] = dynamics.risk_of(states, door.when, door.dimension)
-    if sampled is not None:
-        lost = int(np.isfinite(ends["diverged_at"]).sum())
-        if lost:
-            shown = f"{lost} of {len(risk)} {sampled} diverged, the first after t = {np.nanmin(ends['diverged_at']):.4g}"
-            warnings = (
-                *warnings,
-                f"{shown} (coordinate diverged_at); a smaller lr{' or step' if sampled == 'paths' else ''} may help",
-            )
-        elif len(risk) > 1:
-            attributes["error_sampling"] = largest_share(
-                risk.std(axis=0, ddof=1) / np.sqrt(len(risk)), risk.mean(axis=0)
-            )
-    for text in warnings:
-        warn(text)
-    if observed is None:
-        observed, error = door.observed(states)
-        attributes["error_evaluated"] = error if "evaluated_risk" in observed else None
-    attributes["recorded"] = " ".join(name for name in observed if name != "evaluated_risk") or None
-    values = dynamics.observed(states, risk, door.when)
-    attributes |= {
-        name: float(values.pop(name)) for name in list(values) if name.startswith("error_")
-    }
-    more = labelled(observed, door.observables.evaluated)
-    return trajectory(
-        dynamics,
-        door.when,
-        values,
-        method=method,
-        attributes=attributes,
-        made=made,
-        more=more,
-        **ends,
-    )
+    if is_infinite:
+        clock = replace(clock, samples=False)
+    dynamics = dynamics.counted(clock)
+    dynamics.check_controls(clock)
+    dynamics.check_memory(counted, dynamics.place(clock)[-1])
+    initial_state = dynamics.start(start, runs)
+    states = dynamics.public_states(dynamics.states(initial_state))
+    first_state = {name: np.asarray(value[0]) for name, value in states.items()}
+    observables = checked_record(record, first_state, problem, dynamics.has_data)
+    for name, other in checked_evaluate(evaluate).items():
+        observables.evaluated[name] = dynamics.beside(other)
+    return SolverCall(dynamics, initial_state, clock, d, block_sizes, seed, progress, observables)

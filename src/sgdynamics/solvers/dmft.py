@@ -33,9 +33,10 @@ from sgdynamics.fixed_data.response_sweep import (
 )
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.starts import Start
+from sgdynamics.results.build import build_result, evaluate_observables
 from sgdynamics.results.datasets import largest_share
 from sgdynamics.results.variables import STANDARD_ERROR, VARIABLES
-from sgdynamics.solvers.call import Door, closed, opened
+from sgdynamics.solvers.call import SolverCall, validate_call
 from sgdynamics.solvers.linear import has_linear_output, output_gain
 
 FORMS = ("auto", "projections", "kernels")
@@ -196,7 +197,7 @@ def solve_dmft(
         "progress": progress,
         "cells": parts[0] if parts else None,
     }
-    door = opened(
+    call = validate_call(
         "solve_dmft",
         problem,
         algorithm,
@@ -208,7 +209,7 @@ def solve_dmft(
     )
     given = alpha if times is None else times
     asked_for = 0 if given is None else len(np.unique(np.asarray(given)))
-    if parts and len(np.unique(door.when.step)) < asked_for:
+    if parts and len(np.unique(call.save_steps)) < asked_for:
         warn(
             f"{TOGETHER} {4 / parts[-1]:.3g} epochs, four cells: some of {asked_for} fall together (see the coordinates), give more cells="
         )
@@ -242,16 +243,16 @@ def solve_dmft(
         )
     # where epochs are cut into cells the fewest come first: the save points are at these
     finer = [count // parts[0] for count in parts] or [1]
-    algorithms = [door.dynamics.algorithm]
+    algorithms = [call.dynamics.algorithm]
     if isinstance(algorithm, EpochSGD):
-        last_step = float(door.when.step[-1])
+        last_step = float(call.save_steps[-1])
         algorithms = [
             algorithm.in_steps(1 / count).counted(ratio * last_step)
             for count, ratio in zip(parts, finer, strict=True)
         ]
     asked = _Asked(
         problem,
-        door,
+        call,
         each,
         replicates,
         tolerance,
@@ -278,7 +279,7 @@ class _Asked(NamedTuple):
     """What is asked for, checked."""
 
     problem: Problem
-    door: Door
+    call: SolverCall
     each: int
     replicates: int
     tolerance: float
@@ -294,7 +295,7 @@ class _Asked(NamedTuple):
     @property
     def steps(self) -> int:
         """Of the finest."""
-        return self.finer[-1] * int(self.door.when.step[-1])
+        return self.finer[-1] * int(self.call.save_steps[-1])
 
 
 def _kernels(asked: _Asked, form: str, algorithm: FixedData, paths: int) -> bool:
@@ -308,7 +309,7 @@ def _kernels(asked: _Asked, form: str, algorithm: FixedData, paths: int) -> bool
         fix = fix or (
             "" if getattr(asked, name) is None else f"it has no directions: leave out {name}="
         )
-    if not fix and asked.two_time and singular(problem, asked.door.begin):
+    if not fix and asked.two_time and singular(problem, asked.call.initial_state):
         fix = "it has no R of time 0 where fields of the start follow from each other: leave out two_time="
     least = FEWER * paths_needed(problem, algorithm, asked.steps)
     if form == "auto":
@@ -324,8 +325,8 @@ def _kernels(asked: _Asked, form: str, algorithm: FixedData, paths: int) -> bool
 
 def _answer(asked: _Asked, kind: type[Sweep]) -> xr.Dataset:
     """The solution in one form."""
-    door, each, two_time, finer = asked.door, asked.each, asked.two_time, asked.finer
-    setting, floor = (door.seed, asked.replicates), ROUNDING[asked.dtype]
+    call, each, two_time, finer = asked.call, asked.each, asked.two_time, asked.finer
+    setting, floor = (call.seed, asked.replicates), ROUNDING[asked.dtype]
     problem, dtype = asked.problem, np.dtype(asked.dtype)
     sweeps = {
         fewer: [
@@ -346,27 +347,27 @@ def _answer(asked: _Asked, kind: type[Sweep]) -> xr.Dataset:
         levels["wide"] = (wide, 1)
     for chosen, halved in levels.values():
         for sweep, ratio in zip(chosen, finer, strict=True):
-            sweep.on_train = door.observables.losses()
+            sweep.on_train = call.observables.losses()
             # an epoch of fewer cells has fewer directions: the same memory in epochs
             sweep.memory = (
                 None if bound is None else bound.over(sweep.setup, halved * finer[-1] // ratio)
             )
-    within_reach(last, finer[-1] * door.when.step, asked.rank, door.begin.runs, two_time)
+    within_reach(last, finer[-1] * call.save_steps, asked.rank, call.initial_state.runs, two_time)
     last.check_paths(asked.steps, asked.rank)
     for chosen, _ in levels.values():
         for sweep in chosen:
             sweep.make_room(asked.steps, asked.rank, asked.memory)
     shares = sum(1 / chosen[0].fewer for chosen, _ in levels.values())
-    work = float(door.when.step[-1]) * door.begin.runs * sum(finer) * shares
+    work = float(call.save_steps[-1]) * call.initial_state.runs * sum(finer) * shares
     states = {}
     cost = Cost(
         "step", " of the solution and its error estimates", "at least"
     )  # steps slow down as the basis grows
-    with meter(f"DMFT, {each * asked.replicates} paths", work, door.progress, cost) as bar:
+    with meter(f"DMFT, {each * asked.replicates} paths", work, call.progress, cost) as bar:
         for name, (chosen, _) in levels.items():
             two = two_time and name in ("all", "fewer")
             states[name] = [
-                _solved(door, sweep, ratio, two, bar)
+                _solved(call, sweep, ratio, two, bar)
                 for sweep, ratio in zip(chosen, finer, strict=True)
             ]
     if any(sweep.crowded for sweep in sweeps[1]):
@@ -375,7 +376,7 @@ def _answer(asked: _Asked, kind: type[Sweep]) -> xr.Dataset:
             "dimensions that the paths represent, so that later gradients add no directions. Use more paths, fewer steps or "
             "fewer replicates."
         )
-    return _dataset(door, states, last, asked.tolerance, bound, np.array(last.initial_risk))
+    return _dataset(call, states, last, asked.tolerance, bound, np.array(last.initial_risk))
 
 
 def cell_stability(problem: Problem, algorithm: EpochSGD, start: Start) -> CellStability | None:
@@ -427,13 +428,13 @@ def _parts(
 
 
 def _solved(
-    door: Door, sweep: Sweep, ratio: int, two_time: bool, bar: Meter
+    call: SolverCall, sweep: Sweep, ratio: int, two_time: bool, bar: Meter
 ) -> dict[str, np.ndarray]:
     """All runs of a start, (run, replicate, time, ...), with `ratio` steps for each of the door's."""
-    begin, found = door.begin, []
+    begin, found = call.initial_state, []
     for run in range(begin.runs):
         one = Start(*(part[run : run + 1] for part in (begin.M_blocks, begin.Q_blocks, begin.a)))
-        found.append(sweep.solve(one, ratio * door.when.step, two_time, bar))
+        found.append(sweep.solve(one, ratio * call.save_steps, two_time, bar))
     return {name: np.stack([part[name] for part in found]) for name in found[0]}
 
 
@@ -449,7 +450,7 @@ def _extrapolated(
 
 
 def _dataset(
-    door: Door,
+    call: SolverCall,
     solved: dict[str, list[dict[str, np.ndarray]]],
     sweep: Sweep,
     tolerance: float,
@@ -459,8 +460,8 @@ def _dataset(
     """Means over replicates, and their standard errors: from all paths, a quarter of them, and that with half the memory or in float64."""
     error, observed, of_others = 0.0, {}, 0.0
     for part in (part for levels in solved.values() for part in levels):
-        part["risk"], error = door.dynamics.risk_of(part, door.when, None)
-        observed, of_others = door.observed(part, 3)
+        part["risk"], error = call.dynamics.risk_of(part, call.clock, None)
+        observed, of_others = evaluate_observables(call, part, 3)
         part |= observed
     (states, bent), (fewer, _) = (_extrapolated(solved[name]) for name in ("all", "fewer"))
     means = {name: value.mean(axis=1) for name, value in states.items()}
@@ -497,13 +498,13 @@ def _dataset(
     if of_cells:
         failed = _cells_fail(solved["all"], means, of_cells, initial_risk)
         if failed.any():
-            texts = (_cell_failure(door, sweep, failed),)
+            texts = (_cell_failure(call, sweep, failed),)
         for values in (means, errors):
             for name in values.keys() - {"C", "R"}:
                 values[name][failed] = np.nan
     good = np.isfinite(means["Q"]).all(axis=(2, 3, 4))
     diverged_at = np.where(
-        good.all(axis=1), np.nan, door.when.t[np.maximum(good.argmin(axis=1) - 1, 0)]
+        good.all(axis=1), np.nan, call.clock.t[np.maximum(good.argmin(axis=1) - 1, 0)]
     )
     if not texts and not good.all():
         texts = (
@@ -512,14 +513,14 @@ def _dataset(
         )
     texts += _large_errors(means, errors, of_cells, sweep.setup.hot)
     attributes = {
-        "seed": door.seed,
+        "seed": call.seed,
         "paths": sweep.each * sweep.replicates,
         "replicates": sweep.replicates,
         "rank": sweep.rank,
         "form": sweep.form,
         "tolerance": tolerance,
         "dtype": str(sweep.dtype),
-        "assumptions": f"{door.dynamics.assumptions}, d -> infinity at fixed samples_per_dimension and lr",
+        "assumptions": f"{call.dynamics.assumptions}, d -> infinity at fixed samples_per_dimension and lr",
         "error_quadrature": error,
         "error_sampling": largest_share(errors["train_risk"], means["train_risk"]),
         "error_paths": largest_share(biases["train_risk"], means["train_risk"]),
@@ -528,7 +529,7 @@ def _dataset(
     if of_cells:
         attributes["cells"] = sweep.cells
         attributes["error_cells"] = largest_share(of_cells["train_risk"], means["train_risk"])
-        door = replace(door, when=replace(door.when, step=None))  # cells are no steps
+        call = replace(call, clock=replace(call.clock, step=None))  # cells are no steps
     if bound is not None:
         attributes |= {"memory_directions": bound.directions, "keep": bound.keep}
         attributes["error_memory"] = largest_share(
@@ -539,15 +540,15 @@ def _dataset(
             others["wide"]["train_risk"], means["train_risk"]
         )
     more = {name: means[name] for name in observed}
-    result = closed(
-        door,
+    result = build_result(
+        call,
         "solve_dmft",
         means,
         attributes,
         {"diverged_at": diverged_at},
         risk=means["risk"],
         warnings=texts,
-        observed=more,
+        recorded=more,
     )
     for name in ("C", "R"):
         if name in means:
@@ -587,11 +588,11 @@ def _cells_fail(
     return np.logical_or.accumulate(failed, axis=1)
 
 
-def _cell_failure(door: Door, sweep: Sweep, failed: np.ndarray) -> str:
+def _cell_failure(call: SolverCall, sweep: Sweep, failed: np.ndarray) -> str:
     first = int(np.argmax(failed.any(axis=0)))
     return (
         f"cells = {sweep.cells}: the solutions with a quarter, a half and all of the cells do not converge "
-        f"at t = {door.when.t[first]:.4g}, and values from there on are NaN. "
+        f"at t = {call.clock.t[first]:.4g}, and values from there on are NaN. "
         f"Use more cells, a smaller lr, or {SIMULATE}."
     )
 

@@ -27,8 +27,9 @@ from sgdynamics.expectations.risk import MARGIN, choose_quadrature
 from sgdynamics.ode.update_step import UpdateStep, map_step
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.starts import Start
+from sgdynamics.results.build import build_result
 from sgdynamics.results.clock import Clock
-from sgdynamics.solvers.call import Door, closed, opened
+from sgdynamics.solvers.call import SolverCall, validate_call
 
 WEIGHTS = ("M", "Q", "a")
 MOST_STEPS = 10**7  # minutes to hours
@@ -120,7 +121,7 @@ def solve_large_batch(
     if algorithm.stepping is not None:
         ends = np.linspace(0.0, points[-1] * (share if np.isfinite(share) else 1.0), CHECKED)
         algorithm.stepping.check_memory(1.0, ends)  # a step is lr itself, so that D = 1
-    door = opened(
+    call = validate_call(
         "solve_large_batch",
         problem,
         algorithm,
@@ -139,9 +140,9 @@ def solve_large_batch(
     )
     finite = bool(np.isfinite(share))
     when = Clock(t, alpha, points.astype(np.int64), samples=finite, requested="step", divisor="")
-    door = replace(door, when=when)
+    call = replace(call, clock=when)
     update = algorithm.stepping or PLAIN
-    quadrature = choose_quadrature(problem, door.begin.Q_blocks, MARGIN)
+    quadrature = choose_quadrature(problem, call.initial_state.Q_blocks, MARGIN)
     field = UpdateStep(problem.structure, quadrature, 1, replace(update.law, linear=True))
     nodes = expectation_of(problem.structure).nodes(quadrature, False)
     numbers = {
@@ -149,13 +150,13 @@ def solve_large_batch(
         "algorithm": algorithm.parameters | {"update": update.parameters},
     }
     share_of = {"share": np.float64(share), "each": np.float64(each)}
-    states, saved, now = all_rows(update, door.begin, problem.width), [], 0
+    states, saved, now = all_rows(update, call.initial_state, problem.width), [], 0
     states = {
         name: np.broadcast_to(value, (len(next(iter(nodes.values()))), *value.shape))
         for name, value in states.items()
     }
     piece = FIRST_PIECE
-    with meter("solve_large_batch", float(points[-1]), door.progress, Cost("step")) as shown:
+    with meter("solve_large_batch", float(points[-1]), call.progress, Cost("step")) as shown:
         for step in points.astype(np.int64):
             while now < step:
                 end, began = min(step, now + piece), perf_counter()
@@ -170,7 +171,7 @@ def solve_large_batch(
     found = {
         name: np.stack([one[name] for one in saved], axis=2) for name in saved[0]
     }  # (replicate, run, time, ...)
-    return _dataset(door, found).assign_attrs(samples_per_dimension=share)
+    return _dataset(call, found).assign_attrs(samples_per_dimension=share)
 
 
 def _summed(algorithm: OnePassSGD, points: np.ndarray, each: float) -> np.ndarray:
@@ -221,8 +222,8 @@ def _advance(
     return jax.vmap(lambda node, states: jax.vmap(partial(one, node))(states))(nodes, states)
 
 
-def _dataset(door: Door, found: dict[str, np.ndarray]) -> xr.Dataset:
-    dynamics, every = door.dynamics, with_weights(found, door.dynamics.structure.width)
+def _dataset(call: SolverCall, found: dict[str, np.ndarray]) -> xr.Dataset:
+    dynamics, every = call.dynamics, with_weights(found, call.dynamics.structure.width)
     states = over_replicates(every)
     good = np.all(
         [
@@ -236,14 +237,16 @@ def _dataset(door: Door, found: dict[str, np.ndarray]) -> xr.Dataset:
         for name, value in states.items()
     }
     last = np.where(
-        good.all(axis=1), np.nan, [door.when.t[row][-1] if row.any() else 0.0 for row in good]
+        good.all(axis=1), np.nan, [call.clock.t[row][-1] if row.any() else 0.0 for row in good]
     )
-    risk, error = dynamics.risk_of(states, door.when, None)
+    risk, error = dynamics.risk_of(states, call.clock, None)
     replicates = len(found["rows_a"])
     if replicates > 1:
         each = np.stack(
             [
-                dynamics.risk_of({name: every[name][index] for name in WEIGHTS}, door.when, None)[0]
+                dynamics.risk_of({name: every[name][index] for name in WEIGHTS}, call.clock, None)[
+                    0
+                ]
                 for index in range(replicates)
             ]
         )
@@ -260,8 +263,8 @@ def _dataset(door: Door, found: dict[str, np.ndarray]) -> xr.Dataset:
         if lost
         else ()
     )
-    return closed(
-        door,
+    return build_result(
+        call,
         "solve_large_batch",
         states,
         attributes,

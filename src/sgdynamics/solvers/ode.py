@@ -13,13 +13,14 @@ from sgdynamics.base import checks
 from sgdynamics.base.arrays import Given
 from sgdynamics.base.precision import float64
 from sgdynamics.base.progress import shared_meter
-from sgdynamics.dynamics.interface import Dynamics, Path, Prepared, risk_of_path, solve
+from sgdynamics.dynamics.interface import Dynamics, Solution, SolveRequest, risk_of_path, solve
 from sgdynamics.ode.integrate import or_raise
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor
 from sgdynamics.problems.starts import Start
+from sgdynamics.results.build import build_result
 from sgdynamics.results.datasets import largest_share
-from sgdynamics.solvers.call import Door, closed, opened
+from sgdynamics.solvers.call import SolverCall, validate_call
 
 
 @float64
@@ -116,7 +117,7 @@ def solve_ode(
     >>> result["alpha"].values.round(6).tolist()
     [5.0, 10.0]
     """
-    door, prepared = prepare_ode(
+    call, prepared = prepare_ode(
         problem,
         algorithm,
         start,
@@ -130,17 +131,17 @@ def solve_ode(
         evaluate=evaluate,
         progress=progress,
     )
-    coarser = door.dynamics.coarser(door.begin)
+    coarser = call.dynamics.coarser(call.initial_state)
     solutions = 2 if coarser is None else 3  # one for the result, the others for its errors
-    with shared_meter("solve_ode", solutions, door.progress):
+    with shared_meter("solve_ode", solutions, call.progress):
         path = or_raise(solve([prepared])[0])
         if coarser is not None:
-            merged = coarser[0].prepare(coarser[1], door.when, door.dimension, rtol, atol)
+            merged = coarser[0].prepare(coarser[1], call.clock, call.dimension, rtol, atol)
             path = path.with_estimate("error_binning", lambda: binning_error(merged, path.risk))
-    return finish_ode(door, path)
+    return finish_ode(call, path)
 
 
-def binning_error(merged: Prepared, risk: np.ndarray) -> float:
+def binning_error(merged: SolveRequest, risk: np.ndarray) -> float:
     """The relative error of the risk due to bins, from the solution with bins merged in pairs.
 
     Bins twice as wide have four times the error. Narrower bins would need a start that this one does not determine.
@@ -162,25 +163,25 @@ def prepare_ode(
     rtol: float | None = None,
     atol: float | None = None,
     **where: Any,
-) -> tuple[Door, Prepared]:
+) -> tuple[SolverCall, SolveRequest]:
     """The checks of solve_ode, and what it will run."""
     rtol = None if rtol is None else checks.number("rtol", rtol, above=0.0)
     atol = None if atol is None else checks.number("atol", atol, above=0.0)
     # the mean step is exact at any size of the blocks; on the sphere it is taken from the chain, which is not
     small = getattr(problem, "constraint", None) is None
-    door = opened("solve_ode", problem, algorithm, start, **where, small=small)
-    return door, door.dynamics.prepare(door.begin, door.when, door.dimension, rtol, atol)
+    call = validate_call("solve_ode", problem, algorithm, start, **where, allow_small_blocks=small)
+    return call, call.dynamics.prepare(call.initial_state, call.clock, call.dimension, rtol, atol)
 
 
-def finish_ode(door: Door, path: Path, made: Any = xr.Dataset) -> Any:
+def finish_ode(call: SolverCall, path: Solution, made: Any = xr.Dataset) -> Any:
     """The result of a path."""
-    return closed(
-        door,
+    return build_result(
+        call,
         "solve_ode",
         path.states,
         path.attributes,
         path.ends,
         risk=path.risk,
         warnings=path.warnings,
-        made=made,
+        container=made,
     )

@@ -15,9 +15,10 @@ from sgdynamics.base.precision import float64
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor
 from sgdynamics.problems.starts import Start
+from sgdynamics.results.build import build_result
 from sgdynamics.results.clock import elapsed, plan_steps, reached
 from sgdynamics.simulation.running import run
-from sgdynamics.solvers.call import closed, opened
+from sgdynamics.solvers.call import validate_call
 
 
 @float64
@@ -107,49 +108,54 @@ def solve_sde(
         "seed": seed,
         "progress": progress,
     }
-    door = opened(
+    call = validate_call(
         "solve_sde",
         problem,
         algorithm,
         start,
         **where,
         needs_dimension=True,
-        small=True,
+        allow_small_blocks=True,
         record=record,
         evaluate=evaluate,
     )
-    dynamics, d = door.dynamics, door.dimension
+    dynamics, (d, block_sizes) = call.dynamics, call.finite_dimension
     higher_order = checks.flag("higher_order", higher_order)
     if algorithm.flow:
         raise checks.reject("lr", algorithm.lr, "gradient flow has no noise: use solve_ode")
-    variable, longest, error = dynamics.variable(door.when), 1.0, None
+    variable, longest, error = dynamics.variable(call.clock), 1.0, None
     if step is not None:
         longest = checks.number("step", step, above=0.0)
     elif variable[-1] > 0:
         longest, error = dynamics.longest_sde_step(
-            door.begin, d, door.sizes, float(variable[-1]), higher_order
+            call.initial_state, d, block_sizes, float(variable[-1]), higher_order
         )
-    places = dynamics.sde_places(door.when)
+    places = dynamics.sde_places(call.clock)
     edges, lengths = plan_steps(places, longest)  # refuses more steps than anybody can wait for
     saved = edges[-len(places) :][np.searchsorted(places, variable)]
-    simulator = dynamics.paths_of_sde(door.begin, d, door.sizes, higher_order)
+    simulator = dynamics.paths_of_sde(call.initial_state, d, block_sizes, higher_order)
     simulator.set_steps(edges, lengths)
     states, last = run(
-        simulator, door.begin.runs, saved, door.seed, f"SDE, {dynamics.letter} = {d}", door.progress
+        simulator,
+        call.initial_state.runs,
+        saved,
+        call.seed,
+        f"SDE, {dynamics.letter} = {d}",
+        call.progress,
     )
     ends = reached(edges, lengths, np.maximum(last, 0))
     if algorithm.scheduled:
         order = np.argsort(ends)
         ends[order] = elapsed(dynamics.algorithm, ends[order])
     attributes = {
-        "seed": door.seed,
+        "seed": call.seed,
         "dimension": d,
         "higher_order": int(higher_order),
         "assumptions": f"{dynamics.assumptions}, Gaussian fluctuations",
         "error_integrator": error,
     }
-    return closed(
-        door,
+    return build_result(
+        call,
         "solve_sde",
         states,
         attributes,

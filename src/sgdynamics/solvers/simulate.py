@@ -18,11 +18,12 @@ from sgdynamics.dynamics.interface import Dynamics
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor
 from sgdynamics.problems.starts import Start
+from sgdynamics.results.build import build_result
 from sgdynamics.results.clock import time_of_steps
 from sgdynamics.results.datasets import encode
 from sgdynamics.simulation.checkpoints import Checkpoint
 from sgdynamics.simulation.running import CHECK_STEPS, run_until
-from sgdynamics.solvers.call import Door, closed, opened
+from sgdynamics.solvers.call import SolverCall, validate_call
 
 
 def simulate(
@@ -141,17 +142,17 @@ def simulate(
     }
     shared_data = checks.flag("shared_data", shared_data)
     where |= {"record": record, "evaluate": evaluate}
-    door = opened(
+    call = validate_call(
         "simulate",
         problem,
         algorithm,
         start,
         **where,
         needs_dimension=True,
-        small=True,
+        allow_small_blocks=True,
         whole_steps=True,
     )
-    dynamics, d = door.dynamics, door.dimension
+    dynamics, (d, block_sizes) = call.dynamics, call.finite_dimension
     checks.choice("method", method, dynamics.methods)
     method = "direct" if dynamics.only_direct else method
     checks.choice("dtype", dtype, ("float64", "float32", "float16"))
@@ -179,7 +180,7 @@ def simulate(
                     "this is for algorithms on a fixed data set (sgd.GradientDescent, ...): leave it out",
                 )
     stop_at = None if stop_at is None else checks.number("stop_at", stop_at, above=0.0)
-    if checkpoint is not None and not isinstance(door.begin, Start):
+    if checkpoint is not None and not isinstance(call.initial_state, Start):
         raise checks.reject(
             "checkpoint",
             checkpoint,
@@ -199,32 +200,39 @@ def simulate(
                 seconds,
                 "a time limit without a checkpoint would lose the runs. Set checkpoint to a folder",
             )
-    more = {"dtype": dtype, "seed": door.seed, "shared_data": shared_data}
+    more = {"dtype": dtype, "seed": call.seed, "shared_data": shared_data}
     kept = None
     if checkpoint is not None:
         folder = checks.path("checkpoint", checkpoint)
         kept = Checkpoint(
             folder,
             _call(
-                door,
+                call,
                 more
                 | {
                     "method": method,
                     "stop_at": stop_at,
-                    "recorded": sorted(door.observables.losses()),
+                    "recorded": sorted(call.observables.losses()),
                 },
             ),
             seconds,
         )
-    simulator = dynamics.simulator(method, door.begin, d, door.sizes, **more)
-    simulator.on_train = door.observables.losses()
-    dynamics.warn_before(door.begin, d)
+    simulator = dynamics.simulator(method, call.initial_state, d, block_sizes, **more)
+    simulator.on_train = call.observables.losses()
+    dynamics.warn_before(call.initial_state, d)
     label = f"{method} simulation, {dynamics.letter} = {d}"
     states, last, stopped = run_until(
-        simulator, door.begin.runs, door.when.step, door.seed, label, door.progress, stop_at, kept
+        simulator,
+        call.initial_state.runs,
+        call.save_steps,
+        call.seed,
+        label,
+        call.progress,
+        stop_at,
+        kept,
     )
     attributes = {
-        "seed": door.seed,
+        "seed": call.seed,
         "dimension": d,
         "dtype": dtype,
         "engine": simulator.engine,
@@ -238,7 +246,7 @@ def simulate(
             "stop_at": stop_at,
         }
     ends = {"diverged_at": np.where(last >= 0, time_of_steps(dynamics.algorithm, last, d), np.nan)}
-    result = closed(door, f"simulate-{method}", states, attributes, ends, sampled="runs")
+    result = build_result(call, f"simulate-{method}", states, attributes, ends, sampled="runs")
     if stop_at is None:
         return result
     stopped_at = np.where(stopped >= 0, time_of_steps(dynamics.algorithm, stopped, d), np.nan)
@@ -248,9 +256,9 @@ def simulate(
     return result.assign_coords(stopped_at=("run", stopped_at, meaning))
 
 
-def _call(door: Door, more: dict[str, Any]) -> dict[str, Any]:
+def _call(call: SolverCall, more: dict[str, Any]) -> dict[str, Any]:
     """What makes a simulation the one that it is, but for its save points."""
-    dynamics, begin = door.dynamics, door.begin
+    dynamics, begin = call.dynamics, call.initial_state
     arrays = [
         np.ascontiguousarray(one, dtype=np.float64).tobytes()
         for one in (begin.M_blocks, begin.Q_blocks, begin.a)
@@ -260,4 +268,4 @@ def _call(door: Door, more: dict[str, Any]) -> dict[str, Any]:
         "problem": encode(dynamics.problem.describe()),
         "algorithm": encode(dynamics.algorithm.describe()),
     }
-    return of | {"start": start, "runs": int(begin.runs), "dimension": door.dimension} | more
+    return of | {"start": start, "runs": int(begin.runs), "dimension": call.dimension} | more

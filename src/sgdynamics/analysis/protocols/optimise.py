@@ -27,7 +27,7 @@ from sgdynamics.dynamics.interface import Dynamics
 from sgdynamics.ode.integrate import from_units
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.starts import Start
-from sgdynamics.solvers.call import Door, opened
+from sgdynamics.solvers.call import SolverCall, validate_call
 
 MOST_PIECES = 10**5  # the gradient keeps a state for each
 STEPS = 160  # Runge-Kutta steps in all (at least four a piece), doubled until the objective is known to 1e-6
@@ -307,8 +307,8 @@ def optimal_protocol(
                 problem, algorithm, start, chosen, alpha, pieces, iterations, progress
             ),
         )
-    door = _opened(problem, algorithm, start, chosen, alpha, dimension)
-    prepared = _prepared(door, chosen, objective, evaluate, cost)
+    call = _opened(problem, algorithm, start, chosen, alpha, dimension)
+    prepared = _prepared(call, chosen, objective, evaluate, cost)
     program = replace(prepared[0], steps=max(4, STEPS // pieces))
     searches = 1 + restarts + (pieces > 1) + (len(chosen.names) if len(chosen.names) > 1 else 0)
     with meter("optimal protocol", iterations * searches, progress) as bar:
@@ -316,7 +316,7 @@ def optimal_protocol(
         found = solve(search, restarts, seed)
         half, gains = _half(found), _gains(found, chosen)
         first, (found, unsure) = found.value, _averaged(found, prepared[2])
-    unsure = max(unsure, _expectation_error(door, found))
+    unsure = max(unsure, _expectation_error(call, found))
     _warn(found, iterations)
     edges, values = np.linspace(0, alpha, pieces + 1), chosen.box.values(found.z)
     protocol = {name: values[:, index] for index, name in enumerate(chosen.names)}
@@ -386,7 +386,7 @@ def _opened(
     chosen: Controls,
     alpha: float,
     dimension: int | None,
-) -> Door:
+) -> SolverCall:
     """The question as the solvers see it, with placeholders for the controls."""
     low, high = chosen.box.ends
     middle = chosen.box.values((low + high) / 2)
@@ -401,29 +401,29 @@ def _opened(
         algorithm = algorithm.replace(lr=constant(algorithm.lr))
     # the mean step is exact at any size of the blocks; on the sphere it is taken from the chain, which is not
     small = getattr(problem, "constraint", None) is None
-    return opened(
+    return validate_call(
         "optimal_protocol",
         problem,
         algorithm,
         start,
         alpha=[alpha],
         dimension=dimension,
-        small=small,
+        allow_small_blocks=small,
     )
 
 
 def _prepared(
-    door: Door, chosen: Controls, objective: Any, evaluate: Any, cost: Any
+    call: SolverCall, chosen: Controls, objective: Any, evaluate: Any, cost: Any
 ) -> tuple[Program, dict[str, Any], list[Any]]:
     """What is compiled, but for the number of steps, its numbers, and all replicates of what is sampled, of which these have the first."""
-    dynamics: Any = door.dynamics
+    dynamics: Any = call.dynamics
     state = {
         name: np.asarray(value[0])
-        for name, value in dynamics.public_states(dynamics.states(door.begin)).items()
+        for name, value in dynamics.public_states(dynamics.states(call.initial_state)).items()
     }
-    call = "one state {" + ", ".join(f'"{name}"' for name in state) + "}"
+    example = "one state {" + ", ".join(f'"{name}"' for name in state) + "}"
     if callable(objective):
-        checked_function("objective", objective, (state,), takes="state", call=call)
+        checked_function("objective", objective, (state,), takes="state", call=example)
     if cost is not None:
         numbers = dict.fromkeys(chosen.names, np.zeros(()))
         checked_function(
@@ -431,7 +431,7 @@ def _prepared(
             cost,
             (np.zeros(()), numbers, state),
             takes="alpha, controls, state",
-            call=f"alpha, controls and {call}",
+            call=f"alpha, controls and {example}",
         )
     judge = dynamics
     if evaluate is not None:
@@ -442,8 +442,10 @@ def _prepared(
             )  # which knows where the weights are among its states
     own = objective if callable(objective) else None
     risky = "own dynamics" not in dynamics.definition.kinds or judge.has("risk")
-    case = dynamics.prepare(door.begin, door.when, door.dimension).case
-    watch, more = judge.watched("risk" if risky or own is None else own, door.begin, door.dimension)
+    case = dynamics.prepare(call.initial_state, call.clock, call.dimension).case
+    watch, more = judge.watched(
+        "risk" if risky or own is None else own, call.initial_state, call.dimension
+    )
     missing = [
         name for index, name in enumerate(chosen.names) if index not in controls_in(case.shared)
     ]
@@ -460,7 +462,7 @@ def _prepared(
         "each": every[0],
         "shared": case.shared,
         "states": case.states,
-        "alpha": np.float64(door.when.alpha[-1]),
+        "alpha": np.float64(call.clock.alpha[-1]),
         "watch": {
             name: value
             for name, value in more.items()
@@ -499,9 +501,9 @@ def _averaged(found: Outcome, every: list[Any]) -> tuple[Outcome, float]:
     ), error
 
 
-def _expectation_error(door: Door, found: Outcome) -> float:
+def _expectation_error(call: SolverCall, found: Outcome) -> float:
     """The estimated relative error of the risk, at the start and at the end of the protocol."""
-    dynamics, shared = door.dynamics, found.search.numbers["shared"]
+    dynamics, shared = call.dynamics, found.search.numbers["shared"]
     if not isinstance(dynamics, FieldDynamics):
         return 0.0
     errors = []
@@ -509,7 +511,7 @@ def _expectation_error(door: Door, found: Outcome) -> float:
         in_time = {
             name: np.asarray(value)[:, None] for name, value in from_units(shared, states).items()
         }
-        errors.append(dynamics.risk_of(dynamics.unpacked(in_time), door.when, door.dimension)[1])
+        errors.append(dynamics.risk_of(dynamics.unpacked(in_time), call.clock, call.dimension)[1])
     return max(errors)
 
 
