@@ -22,6 +22,7 @@ ROOT = Path(__file__).parents[2]
 KINDS = ("phrase", "name", "definition", "description", "summary", "length", "override")
 
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 DEFINITIONS = (*FUNCTIONS, ast.ClassDef)
 LEAVES = (ast.Name, ast.Constant, ast.operator, ast.unaryop, ast.boolop, ast.cmpop)
 CHECKED_NODES = (*DEFINITIONS, ast.Module, ast.Expr, ast.Constant, ast.JoinedStr)
@@ -141,7 +142,7 @@ def is_participle(name: str) -> bool:
 
 
 class AssignedName(NamedTuple):
-    """A name that is assigned, its line, and the class or function that it belongs to."""
+    """A name that is assigned, its line, and the dotted name of its function or class."""
 
     name: str
     line: int
@@ -149,7 +150,7 @@ class AssignedName(NamedTuple):
 
 
 def walk(tree: ast.AST) -> Iterator[tuple[ast.AST, str]]:
-    """All nodes of a tree but contexts, each with the name of its function or class."""
+    """All nodes of a tree but contexts, each with the dotted name of its function or class."""
     stack = [(tree, "")]
     while stack:
         node, owner = stack.pop()
@@ -157,7 +158,7 @@ def walk(tree: ast.AST) -> Iterator[tuple[ast.AST, str]]:
         if isinstance(node, LEAVES):
             continue
         if isinstance(node, DEFINITIONS):
-            owner = node.name
+            owner = f"{owner}.{node.name}".lstrip(".")
         for field_name in node._fields:
             value = getattr(node, field_name, None)
             if isinstance(value, list):
@@ -210,10 +211,10 @@ def _is_property(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     return any("property" in ast.unparse(decorator) for decorator in node.decorator_list)
 
 
-def definition_fault(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> str | None:
+def definition_fault(node: Definition, owner: str) -> str | None:
     """The fault in the name of a function or class, if any."""
     name = node.name
-    if name in rules.PUBLIC or name.startswith(("__", "test_")):
+    if f"{owner}.{name}".lstrip(".") in rules.PUBLIC or name.startswith(("__", "test_")):
         return None
     if is_filler(name):
         return f"`{name}` does not say what it is: use a noun for a class, a verb for a function"
@@ -435,12 +436,12 @@ def _without_overrides(
 def check_python(path: str, text: str) -> Report:
     """Check the source of a Python file."""
     owned_nodes = list(walk(ast.parse(text)))
-    # names are most of the nodes and have no text, no docstring and no fault of definitions
+    # most nodes are names, which have neither text nor docstring
     nodes = [node for node, _ in owned_nodes if isinstance(node, CHECKED_NODES)]
     source = Source(text, nodes)
     report = check_names(path, owned_nodes)
-    for node in nodes:
-        if isinstance(node, DEFINITIONS) and (fault := definition_fault(node)):
+    for node, owner in owned_nodes:
+        if isinstance(node, DEFINITIONS) and (fault := definition_fault(node, owner)):
             report.findings.append(Finding(path, node.lineno, "definition", fault))
     check_docstrings(path, nodes, report)
     if path not in rules.QUOTING:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 
 import pytest
 
 from tests.style import gate, rules
-from tests.style.checker import Report, check_markdown, check_python, is_filler, is_participle
+from tests.style.checker import (
+    Report,
+    check_markdown,
+    check_python,
+    is_filler,
+    is_participle,
+)
 
 CLEAN_SOURCE = '''
 """Overlaps of a network with its teacher."""
@@ -258,7 +265,17 @@ def test_exceptions_need_a_reason():
 def test_public_names_pass_at_their_owner_alone():
     assert kinds_of("class FixedPoint:\n    found: int") == []
     assert kinds_of("class Basis:\n    found: int") == [(2, "name")]
+    assert kinds_of("class Basis:\n    def supported(self): pass") == [(2, "definition")]
     assert all(reason for reason in [*rules.PUBLIC.values(), *rules.QUOTING.values()])
+
+
+def test_public_names_are_names_of_the_library():
+    texts = [file.read_text(encoding="utf-8") for file in gate.files_of([gate.ROOT / "src"])]
+    for public_name in rules.PUBLIC:
+        first, *_, last = [public_name.split(".")[0], *public_name.split(".")]
+        definition = re.compile(rf"^(?:class|def) {first}\b", re.MULTILINE)
+        homes = [text for text in texts if definition.search(text)]
+        assert any(re.search(rf"\b{last}\b", text) for text in homes), public_name
 
 
 def report_of(number: int) -> Report:
