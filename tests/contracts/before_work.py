@@ -42,7 +42,7 @@ PLACES = [
     *((module, "run_cases") for module in (interface, exit_times)),
     (particles, "_numbers"),
     (linear, "_means"),
-    (expect, "expected"),
+    (expect, "estimate_expectation"),
     (sliding, "solve_infinite_snr"),
     (spiked_tensor, "integrate_spiked"),
     (spiked_tensor, "spiked_step_length"),

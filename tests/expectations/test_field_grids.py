@@ -15,7 +15,7 @@ from sgdynamics.expectations.choice import expectation_of
 from sgdynamics.expectations.field_grids import REACHES, FewFields, _trapezoid_points, _trapezoids
 from sgdynamics.expectations.interface import Quadrature
 from sgdynamics.expectations.risk import overlaps_at, population_risk
-from sgdynamics.expectations.sampled import Sampled
+from sgdynamics.expectations.sampled import SobolAverages
 from sgdynamics.problems import loss_dependence
 from tests.conftest import FALSE_ALARM, slow
 
@@ -138,7 +138,7 @@ def moments(expectation, problem, quadrature):
 
 
 def generic(problem):
-    return Sampled(
+    return SobolAverages(
         replace(problem.structure, reading=None, loss=replace(problem.structure.loss, smooth=False))
     )
 
@@ -280,7 +280,7 @@ def test_what_is_read_has_less_spread():
     problem = PROBLEMS["points"]()
     read, plain = (
         moments(one, problem, QUADRATURE)["stein"].std(axis=0, ddof=1).max()
-        for one in (Sampled(problem.structure), generic(problem))
+        for one in (SobolAverages(problem.structure), generic(problem))
     )
     assert read < 0.5 * plain
 

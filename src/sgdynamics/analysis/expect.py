@@ -10,7 +10,7 @@ import xarray as xr
 
 from sgdynamics.base import checks
 from sgdynamics.base.support import require
-from sgdynamics.expectations.risk import expected
+from sgdynamics.expectations.risk import estimate_expectation
 from sgdynamics.problems.losses import UserLoss, asked
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.starts import Start, checked_start
@@ -114,7 +114,7 @@ def expect(
         ],
         axis=0,
     )
-    values, errors = expected(problem, UserLoss(function, more), states)
+    values, errors = estimate_expectation(problem, UserLoss(function, more), states)
     values[lost] = errors[lost] = np.nan
     name = getattr(function, "__name__", "expectation")
     dims = (*dims, *(f"component_{axis}" for axis in range(values.ndim - len(dims))))

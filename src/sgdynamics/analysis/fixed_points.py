@@ -33,7 +33,7 @@ from sgdynamics.dynamics.fields import KINKED_TOLERANCE
 from sgdynamics.expectations.choice import expectation_of
 from sgdynamics.expectations.interface import Quadrature
 from sgdynamics.expectations.mehler import MOST_TERMS
-from sgdynamics.expectations.risk import choose_quadrature, risks_by
+from sgdynamics.expectations.risk import choose_quadrature, compute_risks
 from sgdynamics.ode.drift import drift
 from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.problems.starts import Start, checked_start, factor, overlap_matrix
@@ -648,7 +648,9 @@ def _described(
     roots = _settled(system, roots, limit)
     state = system.overlaps(roots)
     physical = _physical(problem, state)
-    risk = risks_by(problem.structure, system.quadrature, [problem.parameters], [state])[0].risk
+    risk = compute_risks(problem.structure, system.quadrature, [problem.parameters], [state])[
+        0
+    ].risk
     jacobians, rates = _jacobians(system, roots), _rates_twice(system, roots)
     found: list[FixedPoint] = []
     for n in np.argsort(np.round(risk, 9), kind="stable"):
@@ -686,11 +688,11 @@ def _described(
         if same:
             found[same[0]] = replace(found[same[0]], found=found[same[0]].found + 1)
             continue
-        if expectation_of(problem.structure).series:
+        if expectation_of(problem.structure).uses_series:
             own = {name: part[n : n + 1] for name, part in state.items()}
-            error += risks_by(problem.structure, system.quadrature, [problem.parameters], [own])[
-                0
-            ].worst * float(np.abs(roots.y[n]).max())
+            error += compute_risks(
+                problem.structure, system.quadrature, [problem.parameters], [own]
+            )[0].worst * float(np.abs(roots.y[n]).max())
         M, Q, a = (part[n] for part in state.values())
         verdict = _verdict(system, values, dimension, Q.sum(axis=0))
         excess = (

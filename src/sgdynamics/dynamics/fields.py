@@ -22,10 +22,10 @@ from sgdynamics.expectations.risk import MARGIN as QUADRATURE_MARGIN
 from sgdynamics.expectations.risk import (
     Risks,
     choose_quadrature,
+    compute_risks,
     population_risk,
     refine_quadrature,
     risk_at,
-    risks_by,
 )
 from sgdynamics.fixed_data.direct import DirectFixedData
 from sgdynamics.fixed_data.exact import ExactFixedData
@@ -219,7 +219,7 @@ class FieldDynamics(Dynamics):
         timed = [
             one.dynamics.timed(state, one.clock) for one, state in zip(group, states, strict=True)
         ]
-        return risks_by(
+        return compute_risks(
             self.structure,
             group[0].case.field.quadrature,
             [one.dynamics.parameters for one in group],

@@ -20,7 +20,7 @@ from sgdynamics.base.arrays import Numbers, Numeric, State
 from sgdynamics.base.precision import float64
 from sgdynamics.expectations import indicators
 from sgdynamics.expectations.nodes import sobol_normals
-from sgdynamics.expectations.risk import first_states, in_chunks, lanes_of, overlaps_at
+from sgdynamics.expectations.risk import map_first_states, map_in_chunks, overlaps_at, stack_lanes
 from sgdynamics.problems.activations import NAMED, Activation
 from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.samples import input_covariance
@@ -60,8 +60,8 @@ def population_accuracy(
                 LOG2_LINES if len(states["a"]) * clusters <= MOST_STATES else LOG2_LINES_OF_MANY
             )
             nodes = sobol_normals(structure.width - 1, log2_lines, REPLICATES, whiten=False)
-        (both,) = in_chunks(
-            partial(_on_lines, structure, nodes, lanes_of([parameters], 1)), [states], 1
+        (both,) = map_in_chunks(
+            partial(_on_lines, structure, nodes, stack_lanes([parameters], 1)), [states], 1
         )
         shares, errors = both[:, 0], both[:, 1]
     return shares.reshape(lead), float(np.max(errors[np.isfinite(errors)], initial=0.0))
@@ -118,7 +118,8 @@ def _on_lines(
         return jnp.stack([jnp.mean(right), jnp.std(right, ddof=1) / np.sqrt(len(right))])
 
     return jax.lax.map(
-        lambda lane: first_states(partial(at_state, lane[0]), lane[1], count), (parameters, states)
+        lambda lane: map_first_states(partial(at_state, lane[0]), lane[1], count),
+        (parameters, states),
     )
 
 

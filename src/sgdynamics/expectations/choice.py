@@ -10,8 +10,8 @@ from sgdynamics.expectations.clusters import Clusters
 from sgdynamics.expectations.contexts import ContextSums
 from sgdynamics.expectations.field_grids import FewFields, few_fields
 from sgdynamics.expectations.interface import Expectation
-from sgdynamics.expectations.perturbed import Gated, NoisyInputs
-from sgdynamics.expectations.sampled import Sampled
+from sgdynamics.expectations.perturbed import DropoutSums, NoisyInputs
+from sgdynamics.expectations.sampled import SobolAverages
 from sgdynamics.expectations.signal_grids import SignalGrids
 from sgdynamics.problems.activations import NAMED
 from sgdynamics.problems.losses import (
@@ -39,7 +39,7 @@ def expectation_of(structure: Structure) -> Expectation:
         clean = replace(structure.sample, noisy_inputs=False)
         return NoisyInputs(structure, expectation_of(replace(structure, sample=clean)))
     if isinstance(loss, GatedLoss):
-        return Gated(
+        return DropoutSums(
             structure,
             expectation_of(replace(structure, loss=loss.inner, sample=Sample(structure.signals))),
         )
@@ -51,4 +51,4 @@ def expectation_of(structure: Structure) -> Expectation:
         return SignalGrids(structure)
     if few_fields(structure):
         return FewFields(structure)
-    return Sampled(structure)
+    return SobolAverages(structure)

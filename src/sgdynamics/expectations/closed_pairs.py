@@ -22,7 +22,7 @@ from sgdynamics.problems.losses import squared
 class ClosedPairs(Networks):
     """A teacher y = (1/k) sum_r a*_r s*(w*_r.x): every expectation is a sum over pairs of fields (noise: over quadruples)."""
 
-    series = True
+    uses_series = True
 
     @property
     def partners(self) -> tuple[Activation, Activation]:
@@ -78,7 +78,7 @@ class ClosedPairs(Networks):
         return slope, K @ c, excess
 
     @property
-    def closed(self) -> bool:
+    def has_closed_pairs(self) -> bool:
         found = itertools.combinations_with_replacement(self.partners, 2)
         return all(
             pairs.method(one, other) in ("polynomial", "erf", "relu") for one, other in found

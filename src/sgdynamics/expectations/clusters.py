@@ -14,11 +14,11 @@ from jaxtyping import Float
 from sgdynamics.base.arrays import Nodes, Numbers, Numeric
 from sgdynamics.expectations import mixtures
 from sgdynamics.expectations.interface import Moments, Overlaps, Quadrature
-from sgdynamics.expectations.sampled import Sampled
+from sgdynamics.expectations.sampled import SobolAverages
 from sgdynamics.samples import input_covariance
 
 
-class Clusters(Sampled):
+class Clusters(SobolAverages):
     """f = sum_i a_i relu(lambda_i) under logistic loss, by Stein's lemma from P, D, S, B of `expectations.mixtures`:
 
     H_ij = a_i (D_i delta_ij + a_j S_ij),   shift_ir = a_i sum_c w_c P_i^c coefficient_cr,   C_ij = a_i a_j B_ij,

@@ -22,7 +22,7 @@ from sgdynamics.base.arrays import Nodes, Numbers, Numeric
 from sgdynamics.expectations.interface import Moments, Overlaps, Quadrature
 from sgdynamics.expectations.nodes import gauss_legendre, hermite_product, product_rule
 from sgdynamics.expectations.pairs import UNKNOWN
-from sgdynamics.expectations.sampled import Sampled
+from sgdynamics.expectations.sampled import SobolAverages
 from sgdynamics.expectations.weighted_points import columns
 from sgdynamics.problems.problem import Structure
 
@@ -112,7 +112,7 @@ def _circles(radii: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 @dataclass(frozen=True)
-class FewFields(Sampled):
+class FewFields(SobolAverages):
     """A grid over what is read, or circles in the plane of one row and one signal."""
 
     advice = "the loss bends faster in its fields than the grid has points; sgd.simulate, which needs no grid, tells whether it matters"

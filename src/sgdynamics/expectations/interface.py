@@ -145,7 +145,7 @@ class Expectation(ABC):
     0.5
     """
 
-    series = False  # whether `error` is that of a series, which other nodes would not show
+    uses_series = False  # whether `error` is that of a series, which other nodes would not show
     advice = "the quadrature does not resolve the loss at these overlaps. Compare with sgd.simulate, which uses none"
 
     @abstractmethod
@@ -339,7 +339,7 @@ class Expectation(ABC):
         return False
 
     @property
-    def closed(self) -> bool:
+    def has_closed_pairs(self) -> bool:
         """Whether every pair of fields has a closed form."""
         return False
 

@@ -20,15 +20,15 @@ MOST_GATED = 10  # units: expectations sum over all 2^p ways to drop some
 
 
 @dataclass(frozen=True)
-class Around(Expectation):
+class Wrapper(Expectation):
     """An expectation whose points, rules and errors are those of the one inside."""
 
     structure: Structure
     inner: Expectation
 
     @property
-    def series(self) -> bool:  # type: ignore[override]
-        return self.inner.series
+    def uses_series(self) -> bool:  # type: ignore[override]
+        return self.inner.uses_series
 
     @property
     def advice(self) -> str:  # type: ignore[override]
@@ -80,7 +80,7 @@ class Around(Expectation):
 
 
 @dataclass(frozen=True)
-class Gated(Around):
+class DropoutSums(Wrapper):
     """Dropout: moments are sums over all gates, each with the head of the units that are there; the risk is that of the test's gain."""
 
     def quadrature(self, largest: float) -> Quadrature:
@@ -127,7 +127,7 @@ class Gated(Around):
 
 
 @dataclass(frozen=True)
-class NoisyInputs(Around):
+class NoisyInputs(Wrapper):
     """Noise of variance nu on the inputs that the students see, not on the signals; the risk is that of inputs without noise.
 
     In block b the students see l_b + nu: the fields' covariance is [[(l + nu) Q, l M], [l M^T, l P]], E[h x] has l_b + nu times

@@ -80,7 +80,7 @@ def _risks(
 
     together = _together(states, nodes)
     return jax.lax.map(
-        lambda lane: first_states(partial(one, lane[0]), lane[1], count, together),
+        lambda lane: map_first_states(partial(one, lane[0]), lane[1], count, together),
         (parameters, states),
     )
 
@@ -95,7 +95,7 @@ def _together(states: State, nodes: Nodes) -> int:
     return max(TOGETHER, 1 << (largest.bit_length() - 1))
 
 
-def first_states(
+def map_first_states(
     one: Callable[[State], Any], states: State, count: Whole, together_size: int = TOGETHER
 ) -> Any:
     """A function of the first `count` states, a few at a time, and 0 for the others: one program for few and for many."""
@@ -142,7 +142,7 @@ def population_risk(problem: Problem, states: dict[str, np.ndarray]) -> tuple[np
 
     Where numbers of the problem depend on alpha, the states have an `alpha` too.
     """
-    (found,) = risks_by(
+    (found,) = compute_risks(
         problem.structure,
         choose_quadrature(problem, states["Q"], MARGIN),
         [problem.parameters],
@@ -185,7 +185,7 @@ class Risks(NamedTuple):
 
 
 @float64
-def risks_by(
+def compute_risks(
     structure: Structure,
     quadrature: Quadrature,
     parameters: list[Any],
@@ -196,7 +196,7 @@ def risks_by(
 ) -> list[Risks]:
     """The risks of one or more problems of one structure, each at its own states, by one rule; `size` lanes to a program."""
     nodes = expectation_of(structure).risk_nodes(quadrature, quick=quick)
-    numbers = lanes_of(parameters, size)
+    numbers = stack_lanes(parameters, size)
     leads = [one["a"].shape[:-1] for one in states]
     flat = [
         {
@@ -205,11 +205,11 @@ def risks_by(
         }
         for one, lead in zip(states, leads, strict=True)
     ]
-    every = in_chunks(partial(_risks, structure, quadrature, nodes, numbers), flat, size)
+    every = map_in_chunks(partial(_risks, structure, quadrature, nodes, numbers), flat, size)
     errors = np.zeros((len(states), 1, 2))
     if "plain" not in nodes:
         # an error estimate costs more than the risk itself: take it at a few states, those with the longest rows among them
-        some = lanes_of([_telling(one) for one in flat], size)
+        some = stack_lanes([_telling(one) for one in flat], size)
         first = {name: value[0] for name, value in nodes.items()}
         errors = np.asarray(_errors(structure, quadrature, first, numbers, some))
     found = []
@@ -251,7 +251,7 @@ EXPECTED, EXPECTED_BY_CASE = (
 
 
 @float64
-def expected(
+def estimate_expectation(
     problem: Problem, function: Loss, states: dict[str, np.ndarray]
 ) -> tuple[np.ndarray, np.ndarray]:
     """E[function] of a sample, a number or an array, at states as of `population_risk`, and its standard errors.
@@ -267,8 +267,10 @@ def expected(
         name: value.reshape(math.prod(lead), *value.shape[len(lead) :])
         for name, value in states.items()
     }
-    (every,) = in_chunks(
-        partial(_risks, structure, quadrature, nodes, lanes_of([problem.parameters], 1)), [flat], 1
+    (every,) = map_in_chunks(
+        partial(_risks, structure, quadrature, nodes, stack_lanes([problem.parameters], 1)),
+        [flat],
+        1,
     )
     error = every.std(axis=1, ddof=1) / np.sqrt(every.shape[1])
     return every.mean(axis=1).reshape(*lead, *every.shape[2:]), error.reshape(
@@ -276,7 +278,7 @@ def expected(
     )
 
 
-def lanes_of(items: list[Any], size: int) -> Any:
+def stack_lanes(items: list[Any], size: int) -> Any:
     """Trees of numbers, stacked along a first axis of one of two lengths (one for a single item): few programs are compiled."""
     length = min(size, SHORT) if len(items) <= SHORT else size
     return jax.tree.map(
@@ -284,7 +286,7 @@ def lanes_of(items: list[Any], size: int) -> Any:
     )
 
 
-def in_chunks(
+def map_in_chunks(
     function: Callable[..., Any], states: list[dict[str, np.ndarray]], size: int
 ) -> list[np.ndarray]:
     """A function of the states of every lane, in chunks of one size, the last filled up, so that any number of them compiles once."""
@@ -300,7 +302,7 @@ def in_chunks(
             for one, place in zip(states, places, strict=True)
         ]
         values.append(
-            np.asarray(function(lanes_of(part, size), np.int64(min(chunk, most - first))))
+            np.asarray(function(stack_lanes(part, size), np.int64(min(chunk, most - first))))
         )
     every = np.concatenate(values, axis=1)
     return [every[row, :count] for row, count in enumerate(counts)]

@@ -42,7 +42,7 @@ MOST_SLOPES = 512  # second derivatives of a loss that are taken at each point
 
 
 @dataclass(frozen=True)
-class Sampled(Expectation):
+class SobolAverages(Expectation):
     """Any loss at all: averages over points, the discrete draws case by case."""
 
     structure: Structure
@@ -121,7 +121,7 @@ class Sampled(Expectation):
     ) -> Moments:
         structure, sample = self.structure, self.structure.sample
         moves = jax.vmap(structure.loss.move, (0, 0, None, 0, None))
-        reading = reading_overlaps(structure, parameters, overlaps)
+        reading = parameters_with_overlaps(structure, parameters, overlaps)
 
         by_slope = (
             self.by_slopes
@@ -195,7 +195,7 @@ class Sampled(Expectation):
     ) -> Any:
         """E[loss] over points that all weigh the same unless weights are given; of a function of many values E of each."""
         structure, sample = self.structure, self.structure.sample
-        reading = reading_overlaps(structure, parameters, overlaps)
+        reading = parameters_with_overlaps(structure, parameters, overlaps)
 
         def one(case: dict[str, Any]) -> Float[Numeric, "..."]:
             found = self.points(points, parameters, overlaps, case, plain=plain, weights=weights)
@@ -240,7 +240,7 @@ def slopes(
     return jnp.concatenate([summed(part) for part in each], axis=1)
 
 
-def reading_overlaps(structure: Structure, parameters: Numbers, overlaps: Overlaps) -> Any:
+def parameters_with_overlaps(structure: Structure, parameters: Numbers, overlaps: Overlaps) -> Any:
     """The numbers with the overlaps among them, where the loss reads them; lengths X X^T/d are those of d = infinity."""
     p = structure.width
     lengths = None

@@ -511,7 +511,7 @@ def _way(problem: Problem, expectations: str, perpendicular: int | None) -> _Way
     degree = loss.student.degree
     terms = FIRST_TERMS.get(k, 12) if degree is None else degree + 1
     expectation = expectation_of(problem.structure)
-    possible = expectation.closed and perpendicular is None
+    possible = expectation.has_closed_pairs and perpendicular is None
     series_fits = series.size(k, terms) <= LARGEST_BASIS and expectation.has_label_series
     if expectations == "pairs" and not possible:
         raise checks.reject(

@@ -24,7 +24,7 @@ from sgdynamics.base.code_generator import older_generator
 from sgdynamics.base.padding import filled
 from sgdynamics.base.progress import current_meter, warn_if_long
 from sgdynamics.base.resources import check_memory
-from sgdynamics.expectations.risk import lanes_of
+from sgdynamics.expectations.risk import stack_lanes
 from sgdynamics.ode.dormand_prince import STAGES
 from sgdynamics.ode.explicit import LONGEST, Form, Loop, advance, first_loop, form_of, shaped
 from sgdynamics.ode.stiff import EVENT_TOLERANCE, follow
@@ -369,7 +369,10 @@ def _run_cases(cases: list[Case], size: int) -> list[Solved | ValueError]:
                 )
             ]
         together = _program(_exit_lanes, first)(
-            first.field, first.watch, first.each, *lanes_of([case.numbers for case in cases], size)
+            first.field,
+            first.watch,
+            first.each,
+            *stack_lanes([case.numbers for case in cases], size),
         )
         together = jax.tree.map(np.asarray, together)
         return [
@@ -378,7 +381,7 @@ def _run_cases(cases: list[Case], size: int) -> list[Solved | ValueError]:
         ]
     if len(cases) == 1 and size == 1:
         return [_finished(first, _reached(first, _advance_all(_reach, first, first.stretch)))]
-    loops = _advance_all(_reach_lanes, first, lanes_of([case.stretch for case in cases], size))
+    loops = _advance_all(_reach_lanes, first, stack_lanes([case.stretch for case in cases], size))
     loops = Loop(*(np.asarray(leaf) for leaf in loops))
     return [
         _finished(case, _reached(case, Loop(*(leaf[row] for leaf in loops))))

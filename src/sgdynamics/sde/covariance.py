@@ -33,7 +33,7 @@ from sgdynamics.base.precision import float64
 from sgdynamics.expectations.interface import Overlaps
 from sgdynamics.expectations.nodes import hermite_product, sobol_normals
 from sgdynamics.expectations.risk import overlaps_at
-from sgdynamics.expectations.sampled import reading_overlaps
+from sgdynamics.expectations.sampled import parameters_with_overlaps
 from sgdynamics.problems.gram import eigen_root
 from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.problems.starts import Start, checked_start
@@ -313,7 +313,7 @@ def _averages(
     )
     centred = centred @ eigen_root(np.asarray(overlaps.covariance)).T
     shares, cases = sample.cases(parameters)
-    reading = reading_overlaps(structure, parameters, overlaps)
+    reading = parameters_with_overlaps(structure, parameters, overlaps)
     first: Any = 0.0
     second: Any = 0.0
     for index, share in enumerate(np.asarray(shares)):

@@ -39,7 +39,7 @@ from sgdynamics.expectations.choice import expectation_of
 from sgdynamics.expectations.interface import Quadrature
 from sgdynamics.expectations.nodes import lower_root, solve_forward
 from sgdynamics.expectations.risk import MARGIN, choose_quadrature, overlaps_at, population_risk
-from sgdynamics.expectations.sampled import reading_overlaps
+from sgdynamics.expectations.sampled import parameters_with_overlaps
 from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.problems.starts import Start, factor, frames
 from sgdynamics.results.clock import plan_steps
@@ -181,7 +181,7 @@ def _samples(
         seen = seen * share[..., None]
     signals = jnp.einsum("brk,sbk->sr", parameters["frame"], seen) + rest
     M, Q = _overlaps(structure, parameters, path.rows)
-    reading = reading_overlaps(
+    reading = parameters_with_overlaps(
         structure, parameters, overlaps_at(structure, parameters, {"M": M, "Q": Q})
     )
     h, head_gradient, pulls = compressed.sample_moves(
