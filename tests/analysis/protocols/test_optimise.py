@@ -220,9 +220,9 @@ def test_bad_input_is_named_before_anything_compiles(arguments, message):
 
 def test_objectives_without_a_gradient_are_refused(monkeypatch, rate):
     """A gradient that is not the objective's own."""
-    slope = search.protocol_program.with_slope
+    slope = search.program.with_slope
     monkeypatch.setattr(
-        search.protocol_program,
+        search.program,
         "with_slope",
         lambda *given: (slope(*given)[0], 2 * slope(*given)[1]),
     )

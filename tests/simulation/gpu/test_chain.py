@@ -18,6 +18,7 @@ from sgdynamics.base.random import run_keys
 from sgdynamics.dynamics.choice import dynamics_of
 from sgdynamics.problems.starts import broadcast_runs
 from sgdynamics.simulation.exact import ExactChain
+from sgdynamics.simulation.gpu import chain as chain_module
 from sgdynamics.simulation.gpu import constant_folding, unroll
 from sgdynamics.simulation.gpu.chain import KernelChain, Lane, Turn
 from sgdynamics.simulation.gpu.special import erf, erfc
@@ -224,11 +225,13 @@ def one_turn(chain: Any, runs: int, index: int) -> tuple[Any, Any, Turn]:
     """States of runs, and the random numbers of one step of each."""
     draws = np.random.default_rng(index)
     state = chain.initial(np.zeros(runs, int))
-    lane = chain.of_runs(chain.grouping, state, None)
+    lane = chain_module.of_runs(chain.grouping, state, None)
     lane = jax.tree.map(
         lambda leaf: np.asarray(leaf) * (1 + 0.1 * draws.normal(size=leaf.shape)), lane
     )
-    counts = [int(np.prod(shape)) for shape in chain.compressed.span_shapes(chain.grouping, 1)]
+    counts = [
+        int(np.prod(shape)) for shape in chain_module.compressed.span_shapes(chain.grouping, 1)
+    ]
     lengths = np.sqrt(
         draws.chisquare(20, size=(runs, len(chain.grouping.wide), chain.grouping.columns))
     )
@@ -244,7 +247,7 @@ def test_a_step_is_that_of_the_chain(name: str) -> None:
     chain = made(name, 40)
     assert chain.against() is None
     _, lane, turn = one_turn(chain, 4, 37)
-    step = partial(chain.one_step, chain.grouping, None)
+    step = partial(chain_module.one_step, chain.grouping, None)
     shared = (chain.numbers, chain.sizes, None)
     expected = jax.vmap(step, (None, 0, 0))(shared, lane, turn)
     leaves = [np.asarray(one) for one in jax.tree.leaves(shared)]
@@ -273,16 +276,18 @@ def test_a_lone_step_is_the_first_of_a_span(name: str) -> None:
     state, _, turn = one_turn(chain, 1, 0)
     grouping, numbers = chain.grouping, chain.numbers
     state = jax.tree.map(lambda leaf: leaf[0], state)
-    parts = chain.compressed.in_shapes(
-        jnp.asarray(turn.normals[0]), chain.compressed.span_shapes(grouping, 1)
+    parts = chain_module.compressed.in_shapes(
+        jnp.asarray(turn.normals[0]), chain_module.compressed.span_shapes(grouping, 1)
     )
-    free = chain.compressed.free_directions(grouping, jnp.asarray(chain.sizes))
-    draws = chain.compressed.span_draws(grouping, parts, jnp.asarray(turn.lengths), free)
+    free = chain_module.compressed.free_directions(grouping, jnp.asarray(chain.sizes))
+    draws = chain_module.compressed.span_draws(grouping, parts, jnp.asarray(turn.lengths), free)
     many = jax.tree.map(lambda leaf: jnp.repeat(leaf, grouping.folds, axis=0), draws)
-    lone, _ = chain.compressed.lone_step(
+    lone, _ = chain_module.compressed.lone_step(
         grouping, numbers, state, jax.tree.map(lambda leaf: leaf[0], draws), 0, None, None
     )
-    first, _ = chain.compressed.run_span(grouping, numbers, state, many, (0, 0, 1), None, None)
+    first, _ = chain_module.compressed.run_span(
+        grouping, numbers, state, many, (0, 0, 1), None, None
+    )
     one, other = (
         chain.overlaps(jax.tree.map(lambda leaf: leaf[None], found)) for found in (lone, first)
     )
@@ -303,7 +308,7 @@ def test_the_compiler_of_kernels_takes_it(name: str, monkeypatch: pytest.MonkeyP
     state, keys = chain.initial(np.arange(32)), run_keys(0, np.arange(32))
     ahead = chain.steps_ahead(32)
     assert (ahead > 0) == (name != "batch 5"), "few numbers a step are made ahead"
-    traced = chain.advance.trace(
+    traced = chain_module.advance.trace(
         chain.grouping,
         None,
         False,
@@ -330,7 +335,7 @@ def test_a_frame_that_faces_the_input() -> None:
     rows, x = draws.normal(size=(width, columns)), draws.normal(size=(1, columns))
     turned, seen = (
         np.asarray(one)
-        for one in chain.compressed.facing(chain.grouping, jnp.asarray(rows), jnp.asarray(x))
+        for one in chain_module.compressed.facing(chain.grouping, jnp.asarray(rows), jnp.asarray(x))
     )
     np.testing.assert_allclose(turned @ turned.T, rows @ rows.T, rtol=1e-12, atol=1e-12)
     np.testing.assert_allclose(turned @ seen.T, rows @ x.T, rtol=1e-12, atol=1e-12)
@@ -339,13 +344,14 @@ def test_a_frame_that_faces_the_input() -> None:
     # an input that has nothing there leaves rows as they are
     nothing = np.zeros_like(x)
     np.testing.assert_array_equal(
-        chain.compressed.facing(chain.grouping, jnp.asarray(rows), jnp.asarray(nothing))[0], rows
+        chain_module.compressed.facing(chain.grouping, jnp.asarray(rows), jnp.asarray(nothing))[0],
+        rows,
     )
 
 
 def overlaps_of(chain: Any, lane: Lane) -> dict[str, np.ndarray]:
-    rows = chain.unpacked(chain.grouping, jnp.asarray(lane.rows))
-    state = chain.Rows(
+    rows = chain_module.unpacked(chain.grouping, jnp.asarray(lane.rows))
+    state = chain_module.Rows(
         rows, jnp.asarray(lane.head), tuple(jnp.asarray(one) for one in lane.scalars), lane.squares
     )
     return {key: np.asarray(value) for key, value in chain.overlaps(state).items()}
