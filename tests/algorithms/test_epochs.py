@@ -247,7 +247,7 @@ def test_a_result_says_how_to_make_it_again(tmp_path):
         "paths": 8192,
         "replicates": 16,
     }
-    np.testing.assert_allclose(made.when["times"], result.t)
+    np.testing.assert_allclose(made.save_points["times"], result.t)
 
 
 def test_a_second_visit_sees_the_first():

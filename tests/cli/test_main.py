@@ -224,7 +224,7 @@ def test_a_result_runs_again(first, folder):
     )
     later = runs.isel(time=slice(1, None))
     sgd.save(later, folder / "later.nc")
-    assert "first save point is after 0" in invoke("run", folder / "later.nc", code=2).stderr
+    assert "first save point is after t = 0" in invoke("run", folder / "later.nc", code=2).stderr
 
 
 def test_compare(first, folder):
@@ -454,7 +454,7 @@ def test_sweeps_reach_into_a_spectrum(folder):
     [
         (
             {"steps": None, "runs": "9\ntimes = [0, 1]"},
-            "[run]: method 'linear' counts in steps: give steps = ... in place of times",
+            "[run]: the method 'linear' does not accept times. Set steps = ... instead.",
         ),
         (
             {"covariance": '{ kind = "power_law", exponent = 1.5 }'},
@@ -542,7 +542,7 @@ SAYS = {
     "'protocols', 'epochs'",
     "figure": "figure = 'escape_time': did you mean 'escape_times'? choose one of '1', '2', '3', '4', '5', '6', 'escape_times'",
     "result": "file = '{folder}/small.toml': this is no NetCDF file, or it is not whole",
-    "shard": "the table [sweep] is missing: it says what to compute",
+    "shard": "the table [sweep] is missing. It states what to compute.",
     "toml": "{folder}/bad.toml: not a TOML file: Invalid value (at line 4, column 9)",
     "table": "the file has no 'algoritm': did you mean 'algorithm'? "
     "it takes title, problem, algorithm, start, run, exit_time, hessian, sweep",
@@ -551,16 +551,16 @@ SAYS = {
     "activation": "activation = 'sqare': did you mean 'square'? known are linear, square, erf, relu, tanh, gelu, softplus, sigmoid, "
     "silu, abs, he2, he3, he4, he5, he6; or sgd.Activation(f, kinks=...)",
     "number": "lr = 'fast': give a number, 0 or more",
-    "method": "run.methods = 'exakt': did you mean 'exact'? choose one of 'ode', 'sde', 'mean_field', 'dmft', 'linear', "
-    "'large_batch', 'exact', 'direct', 'tensor'",
+    "method": "run.methods = 'exakt': did you mean 'exact'? choose one of 'ode', 'large_batch', 'sde', 'mean_field', 'dmft', "
+    "'linear', 'exact', 'direct', 'tensor'",
     "times": "[run] has no 'time': did you mean 'times'? it takes methods, times, alpha, steps, dimension, runs, seed, "
-    "ode, sde, mean_field, dmft, linear, large_batch, exact, direct, tensor",
-    "both": "[run]: give exactly one of times, alpha, steps (received times, alpha)",
+    "ode, large_batch, sde, mean_field, dmft, linear, exact, direct, tensor",
+    "both": "[run]: set exactly one of times, alpha, steps (received times, alpha).",
     "range": "run.times has no 'point': did you mean 'points'? it takes from, to, points, spacing",
-    "dimension": "[run]: method 'exact' runs at a finite dimension: give dimension = ...",
+    "dimension": "[run]: the method 'exact' needs a dimension. Set dimension = ...",
     "width": "width = 0: give a whole number, 1 or more",
-    "no table": "the table [run] is missing: it says what to compute",
-    "part": "the table [sweep] is missing: it says what to compute",
+    "no table": "the table [run] is missing. It states what to compute.",
+    "part": "the table [sweep] is missing. It states what to compute.",
     "out": "out = '{folder}/small.toml': no folder can be made there (File exists): give another",
     "name": "name = 'a/b': give a name without a folder; the folder is --out",
     "folder": "file = '{folder}': this is a folder. Give a problem file (.toml) or a result (.nc).",
@@ -637,7 +637,9 @@ def test_what_a_sweep_of_the_mean_field_is_told(folder):
     (folder / "wide.toml").write_text(
         text.replace('"algorithm.lr" = [0.1, 0.2]', '"problem.width" = [2, 4]')
     )
-    with pytest.raises(ValueError, match=r"the clock of mean_field is t/width, which varies here"):
+    with pytest.raises(
+        ValueError, match=r"the clock of mean_field is t/width, and the width varies"
+    ):
         problem_files.sweep_call(problem_files.read(folder / "wide.toml"))
     (folder / "wide.toml").write_text(
         text.replace('"mean_field"\n', '"exact"\nsteps = { to = 7, points = 4 }\n')
@@ -658,13 +660,15 @@ import sgdynamics, sgdynamics.cli.main
 assert not {"jax", "numpy", "xarray"} & set(sys.modules)
 import ast
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 [typed] = [node for node in ast.parse(Path(sgdynamics.__file__).read_text()).body if isinstance(node, ast.If)]
 public = [(node.module, node.names[0].name) for node in typed.body]
 assert {name for _, name in public} | {"__version__"} == set(sgdynamics.__all__) == set(dir(sgdynamics))
 for module, name in public:
-    home = import_module(module)
-    value = getattr(home, name) if module != "sgdynamics" else import_module(f"sgdynamics.{name}")
+    package = import_module(module)
+    submodule = find_spec(f"{module}.{name}") if hasattr(package, "__path__") else None
+    value = import_module(submodule.name) if submodule else getattr(package, name)
     assert getattr(sgdynamics, name) is value, name
 assert not hasattr(sgdynamics, "solve_everything")
 """

@@ -460,7 +460,7 @@ VALUES = {
             times=[1.0],
             dimension=50,
         ),
-        r"snr=inf.*without noise the drift jumps",
+        r"snr=inf.*at snr = infinity the drift is discontinuous",
     ),
     "too many coefficients": (
         lambda: sgd.polynomial(np.ones(10**6)),

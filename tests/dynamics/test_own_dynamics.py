@@ -145,7 +145,7 @@ def test_sweeps_take_it():
 
 
 def test_what_it_does_not_have_is_refused():
-    with pytest.raises(ValueError, match="noise of one's own dynamics is not known"):
+    with pytest.raises(ValueError, match="does not know the noise of a Dynamics"):
         sgd.solve_sde(LinearStudent(), ALGORITHM, START, times=[1.0], dimension=D)
     with pytest.raises(ValueError, match=r"start = .*m, q"):
         sgd.solve_ode(LinearStudent(), ALGORITHM, {"m": 0.1}, times=[1.0])

@@ -103,7 +103,7 @@ def test_the_best_ramp_is_the_best_decay():
     assert found.constant["risk"] == pytest.approx(0.0059212185, rel=1e-5)
     assert found.constant["batch"] == pytest.approx(2 / 0.45113, rel=1e-3)
     with pytest.raises(
-        ValueError, match=r"batch = piecewise: a step takes a whole number of samples"
+        ValueError, match=r"batch = piecewise: the batch size must be an integer here"
     ):
         found.confirm(dimension=100, runs=4)
 
@@ -119,10 +119,10 @@ def test_refused():
         r"it must be 1 or more": lambda: sgd.solve_ode(
             PROBLEM, ramp.replace(batch=lambda alpha: 1 - alpha), BEGIN, alpha=[1.0]
         ),
-        r"other phases of sgd\.phases": lambda: sgd.simulate(
+        r"Use batch=4, for example, and sgd\.phases": lambda: sgd.simulate(
             PROBLEM, ramp, BEGIN, alpha=[1.0], dimension=50
         ),
-        r"batch = 1\.5: a step takes a whole number": lambda: sgd.fixed_points(
+        r"batch = 1\.5: the batch size must be an integer": lambda: sgd.fixed_points(
             PROBLEM, ramp.replace(batch=1.5)
         ),
         r"leave dimension out": lambda: sgd.solve_ode(

@@ -349,7 +349,7 @@ def test_what_is_refused():
             begin,
             alpha=[0.5],
         ),
-        "dropout, noise on inputs and contexts are for one pass": lambda: sgd.simulate(
+        "dropout, input noise and contexts are not supported here": lambda: sgd.simulate(
             network,
             sgd.GradientDescent(lr=0.1, samples_per_dimension=2.0),
             begin,

@@ -1,202 +1,39 @@
-"""What is supported: which question is answered for which kind of problem and algorithm. Everyone refuses through this one table."""
+"""The support table: which question is supported for which kind of problem and algorithm."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
-from sgdynamics.base import checks
+from sgdynamics.base import checks, registry
 
-# what a problem or an algorithm says of itself (`kinds`), and how a reader knows it
+# The kinds that a problem or an algorithm declares in its attribute `kinds`, and what they mean.
 KINDS: dict[str, str] = {
-    "fields": "a problem of fields (TeacherStudent, MultiIndex, Problem)",
+    "fields": "a problem stated by its fields (TeacherStudent, MultiIndex, Problem)",
     "mixture": "a Gaussian mixture, or inputs with means",
-    "snr = inf": "a ReLU mixture at snr = infinity, whose drift jumps (and which is a mixture)",
-    "several inputs": "samples of several inputs, or with own draws",
+    "snr = inf": "a ReLU mixture at snr = infinity, whose drift is discontinuous (also a mixture)",
+    "several inputs": "samples of several inputs, or with named draws",
     "rule": "a loss that reads overlaps, or a Rule",
     "dropout": "dropout of hidden units (keep, gain)",
-    "contexts": "sgd.contexts: several problems of which a sample draws one",
-    "other inputs": "noise on the student's inputs, or contexts with covariances of their own",
+    "contexts": "sgd.contexts: each sample belongs to one of several problems",
+    "other inputs": "noise on the student's inputs, or contexts with different covariances",
     "spiked tensor": "SpikedTensor",
     "own dynamics": "a subclass of Dynamics",
     "temperature": "one-pass SGD at a temperature",
-    "other batch": "one-pass SGD with a batch that is no whole number, or a function of alpha",
-    "other update": "one-pass SGD with an update that commutes with rotations (momentum, clipped, Muon, ...)",
-    "coordinatewise update": "one-pass SGD with an update of each coordinate by itself (sign, Adam, AdaGrad, RMSprop)",
+    "other batch": "one-pass SGD with a non-integer or scheduled batch size",
+    "other update": (
+        "one-pass SGD with an update that commutes with rotations (momentum, clipped, Muon, ...)"
+    ),
+    "coordinatewise update": (
+        "one-pass SGD with an update of each coordinate (sign, Adam, AdaGrad, RMSprop)"
+    ),
     "fixed data": "an algorithm on a fixed data set",
-    "epochs": "EpochSGD (which is on a fixed data set)",
+    "epochs": "EpochSGD (also an algorithm on a fixed data set)",
 }
-_JUMPS = "without noise the drift jumps where a unit is orthogonal to a cluster, and {what}"
-_FIELDS = "this question is answered for problems with Gaussian inputs, not for {what}"
-_PLAIN = (
-    "this is made for plain SGD, update=None; other updates are for sgd.solve_ode, sgd.simulate, sgd.exit_time and sgd.certify, of "
-    "problems that are stated by fields"
-)
-_DATA = "this is for a fixed data set, on which steps are plain: give sgd.GradientDescent(...) or another such algorithm"
-_EPOCHS = "this is about a data set that is used again and again: give sgd.EpochSGD(...)"
-_FRESH = "this is for fresh samples: give sgd.OnePassSGD(...)"
-_MAP = (
-    "this map is of networks that learn from centred Gaussian inputs, with limits in lr/p, d and p"
-)
-_PULLS = "losses of overlaps and own rules are for fresh samples, sgd.OnePassSGD(...): on a data set only losses of the fields are"
-_LINEAR = "exact means without stepping are those of linear students, sgd.TeacherStudent(activation='linear', ...)"
-_MIXED = "dropout, noise on inputs and contexts are for one pass: sgd.solve_ode, sgd.simulate, sgd.exit_time, sgd.optimal_protocol"
-_WHOLE = (
-    "a step takes a whole number of samples: give batch=4, say, and other batches in other phases of sgd.phases; any number, and functions "
-    "of alpha, are for sgd.solve_ode, sgd.solve_sde and sgd.optimal_protocol"
-)
-_WIDE = "wide networks are solved for TeacherStudent and MultiIndex with loss='squared'"
-_SPIKED, _OWN = (
-    _FIELDS.format(what="spiked tensors"),
-    _FIELDS.format(what="a dynamics of one's own"),
-)
-_REGULAR = {"dropout": _MIXED, "contexts": _MIXED, "other inputs": _MIXED}
-_OTHER_STEPS = {"other update": _PLAIN, "coordinatewise update": _PLAIN}
-_UPDATES = {"temperature": _PLAIN, **_OTHER_STEPS}
-_THEORY = {"other batch": _WHOLE, **_UPDATES, "fixed data": _FRESH}
-
-_ON_DATA: Mapping[str, str | None] = {
-    **_REGULAR,
-    "temperature": _DATA,
-    "other batch": _DATA,
-    "other update": _DATA,
-    "coordinatewise update": _DATA,
-    "rule": _PULLS,
-    "spiked tensor": "fresh tensors have no data set: use solve_ode, solve_sde or simulate",
-    "own dynamics": "only fields on a data set have this limit: use solve_ode and simulate",
-}
-
-# what is refused for one kind is for another, unless the table says so itself
-PART_OF = {"snr = inf": "mixture", "epochs": "fixed data"}
-# question -> kind -> why not, and what to do instead; what is not here is answered, and so is None
-REFUSED: dict[str, Mapping[str, str | None]] = {
-    "solve_ode": {
-        "fixed data": "this is for fresh samples: for a fixed data set take sgd.solve_dmft"
-    },
-    "solve_large_batch": {
-        "temperature": "in large batches this takes updates that read a batch once, as a whole, and add no noise of their own: simulate it",
-        "other batch": "batches are samples_per_dimension d samples here: leave batch out",
-        "coordinatewise update": "in large batches each coordinate has a mean of its own: only updates that commute with rotations close",
-        "fixed data": _FRESH,
-        "snr = inf": _JUMPS.format(what="the map jumps too: give a finite snr"),
-        "spiked tensor": _SPIKED,
-        "own dynamics": _OWN,
-    },
-    "solve_sde": {
-        **_OTHER_STEPS,
-        "fixed data": _FRESH,
-        "snr = inf": _JUMPS.format(
-            what="an SDE has no meaning there: use solve_ode (d -> infinity), simulate (exact at any d), or a finite snr"
-        ),
-        "own dynamics": "the noise of one's own dynamics is not known to the library: use solve_ode and simulate",
-    },
-    "solve_mean_field": {
-        **_THEORY,
-        **_REGULAR,
-        "mixture": _WIDE,
-        "several inputs": _WIDE,
-        "rule": _WIDE,
-        "spiked tensor": _WIDE,
-        "own dynamics": _WIDE,
-    },
-    "solve_dmft": _ON_DATA,
-    "worth_of_repeats": {
-        **_REGULAR,
-        "temperature": _EPOCHS,
-        "other batch": _EPOCHS,
-        "other update": _EPOCHS,
-        "coordinatewise update": _EPOCHS,
-        "fixed data": _EPOCHS,
-        "epochs": None,
-        "rule": _PULLS,
-        "spiked tensor": _SPIKED,
-        "own dynamics": _OWN,
-    },
-    "solve_linear": {
-        **_THEORY,
-        **_REGULAR,
-        "mixture": _LINEAR,
-        "several inputs": _LINEAR,
-        "rule": _LINEAR,
-        "spiked tensor": _LINEAR,
-        "own dynamics": _LINEAR,
-    },
-    "simulate": {"other batch": _WHOLE},
-    "exit_time by the ODE": {
-        "other batch": _WHOLE,
-        "fixed data": 'the ODE is for fresh samples: on a fixed data set take method="dmft" or method="direct"',
-        "snr = inf": _JUMPS.format(
-            what='the ODE slides: take method="exact", or save a trajectory and take sgd.exit_time_of(...)'
-        ),
-    },
-    "exit_time by runs": {"other batch": _WHOLE},
-    "exit_time by DMFT": _ON_DATA,
-    "fixed_points": {
-        **_THEORY,
-        **_REGULAR,
-        "snr = inf": _JUMPS.format(what="it has no roots there: give a finite snr"),
-        "own dynamics": _OWN,
-    },
-    "hessian_spectrum": {
-        **_REGULAR,
-        "mixture": "the Hessian is built for centred inputs, not for a mixture; use fixed_points for stability",
-        "several inputs": "the Hessian is built for samples of one input; use fixed_points for stability",
-        "rule": "the Hessian is built for losses of the fields; use fixed_points for stability",
-        "spiked tensor": _SPIKED,
-        "own dynamics": _OWN,
-    },
-    "increment_covariance": {**_THEORY, **_REGULAR, "spiked tensor": _SPIKED, "own dynamics": _OWN},
-    "regime": {
-        **_THEORY,
-        **_REGULAR,
-        "mixture": f"{_MAP}; a mixture has no 1/p, and its noise scales with the snr: see sgd.effective_scaling",
-        "several inputs": f"{_MAP}; these samples have several inputs",
-        "rule": f"{_MAP}; this moves rows along one another",
-        "spiked tensor": f"{_MAP}; a spiked tensor has no width: see sgd.effective_scaling",
-        "own dynamics": _MAP,
-    },
-    "optimal_schedule": {
-        "snr = inf": _JUMPS.format(what="it has no gradient: give a finite snr"),
-        "spiked tensor": _SPIKED,
-        "own dynamics": _OWN,
-    },
-    "optimal_protocol": {
-        "fixed data": _FRESH,
-        "snr = inf": _JUMPS.format(what="it has no gradient: give a finite snr"),
-        "spiked tensor": "spiked tensors need a constant learning rate, and have no numbers that depend on alpha",
-    },
-    "expect": {**_REGULAR, "spiked tensor": _SPIKED, "own dynamics": _OWN},
-    "certify": {
-        "other batch": _WHOLE,
-        "epochs": "direct runs of epochs have no other scheme beside them: hold sgd.simulate against sgd.solve_dmft by sgd.compare",
-        "spiked tensor": _SPIKED,
-        "own dynamics": _OWN,
-    },
-    "functional": {"spiked tensor": _SPIKED, "own dynamics": _OWN},
-    "sweep": {},
-}
-# label noise of infinite variance under the squared loss
-INFINITE_VARIANCE = (
-    "its variance is infinite, so that steps of the squared loss have no mean square and this theory does not exist. Use "
-    "sgd.updates.sign(), sgd.updates.clipped(...) or sgd.updates.normalised() with sgd.solve_ode, a loss with a bounded slope, or "
-    "sgd.simulate"
-)
-_INFINITE_FOURTH = (
-    "its fourth moment is infinite, so that the squares of residuals, by which rows grow, fluctuate without a variance. Use "
-    "sgd.solve_ode or sgd.simulate, or more than 4 degrees of freedom"
-)
-_OF_SQUARES = ("solve_sde", "increment_covariance")
-_WITHOUT_VARIANCE = ("simulate", "exit_time by runs", "expect", "sweep", "functional")
-_OF_BOUNDED_STEPS = ("solve_ode", "exit_time by the ODE", "certify")
-WITHOUT_ALGORITHM = (
-    "hessian_spectrum",
-    "optimal_schedule",
-    "expect",
-    "functional",
-)  # they ask for none
-# where it is the algorithm that does not fit, the error names that argument
-_ARGUMENT = {
+# A kind inherits the reasons of the more general kind, unless the entry overrides them.
+GENERAL_KIND = {"snr = inf": "mixture", "epochs": "fixed data"}
+# The argument that an error names, where the algorithm is the cause; otherwise `problem`.
+ARGUMENT = {
     "temperature": "temperature",
     "other batch": "batch",
     "other update": "update",
@@ -205,62 +42,119 @@ _ARGUMENT = {
     "epochs": "algorithm",
 }
 
+# Reasons and remedies that several questions share.
+PLAIN_SGD = (
+    "only plain SGD (update=None, no temperature) is supported here. Other updates need a problem "
+    "stated by its fields, and sgd.solve_ode, sgd.simulate, sgd.exit_time or sgd.certify."
+)
+INTEGER_BATCH = (
+    "the batch size must be an integer here. Use batch=4, for example, and sgd.phases to change it "
+    "during training. Non-integer and scheduled batch sizes are supported by sgd.solve_ode, "
+    "sgd.solve_sde and sgd.optimal_protocol."
+)
+FRESH_SAMPLES = "only fresh samples are supported here. Use sgd.OnePassSGD(...)."
+NO_OVERLAPS_ON_DATA = (
+    "on a fixed data set the loss may only read the fields. Use fresh samples, "
+    "sgd.OnePassSGD(...), for a Rule or a loss that reads overlaps."
+)
+ONE_PASS_REGULARISERS = (
+    "dropout, input noise and contexts are not supported here. Use one-pass SGD and sgd.solve_ode, "
+    "sgd.solve_sde, sgd.simulate, sgd.exit_time or sgd.optimal_protocol."
+)
+NO_SPIKED_TENSOR = (
+    "a spiked tensor has no Gaussian inputs, which are needed here. Use sgd.solve_ode, "
+    "sgd.solve_sde, sgd.simulate, sgd.exit_time or sgd.fixed_points."
+)
+NO_OWN_DYNAMICS = (
+    "a problem with Gaussian inputs is needed here, not a Dynamics. Use sgd.solve_ode, "
+    "sgd.simulate, sgd.exit_time or sgd.optimal_protocol."
+)
+INFINITE_VARIANCE = (
+    "its variance is infinite, so steps of the squared loss have no second moment and this theory "
+    "does not exist. Use sgd.updates.sign(), sgd.updates.clipped(...) or sgd.updates.normalised() "
+    "with sgd.solve_ode, a loss with a bounded slope, or sgd.simulate."
+)
+_INFINITE_FOURTH_MOMENT = (
+    "its fourth moment is infinite, so the squared residuals, by which rows grow, have no variance. "
+    "Use sgd.solve_ode or sgd.simulate, or more than 4 degrees of freedom."
+)
+
+# Groups of kinds that are usually unsupported together.
+REGULARISERS = dict.fromkeys(("dropout", "contexts", "other inputs"), ONE_PASS_REGULARISERS)
+OTHER_UPDATES = dict.fromkeys(("other update", "coordinatewise update"), PLAIN_SGD)
+OTHER_STEPS = {"temperature": PLAIN_SGD, **OTHER_UPDATES}
+PLAIN_ONE_PASS = {"other batch": INTEGER_BATCH, **OTHER_STEPS, "fixed data": FRESH_SAMPLES}
+
+
+def discontinuous_drift(consequence: str) -> str:
+    """The reason why a question does not support snr = infinity."""
+    cause = "at snr = infinity the drift is discontinuous where a unit is orthogonal to a cluster"
+    return f"{cause}, {consequence}"
+
 
 def why_not(question: str, kind: str) -> str | None:
-    """Why a question is not answered for a kind; None where it is."""
-    refused = REFUSED[question]
-    return refused.get(kind, refused.get(PART_OF.get(kind, "")))
+    """The reason why a question does not support a kind, or None if it does."""
+    unsupported = registry.find(question).unsupported
+    return unsupported.get(kind, unsupported.get(GENERAL_KIND.get(kind, "")))
 
 
 def require(question: str, problem: object, algorithm: object = None) -> None:
-    """Refuse what is no problem, and what this question is not answered for."""
-    kinds = getattr(problem, "kinds", None)
-    if kinds is None or isinstance(problem, type):
+    """Raise ValueError unless a question supports this problem and this algorithm."""
+    problem_kinds = getattr(problem, "kinds", None)
+    if problem_kinds is None or isinstance(problem, type):
         raise checks.reject(
             "problem",
             problem,
-            "give sgd.TeacherStudent(...), sgd.GaussianMixture(...), or another problem",
+            "this is not a problem. Use sgd.TeacherStudent(...), sgd.GaussianMixture(...), or "
+            "another problem.",
         )
-    require_variance(question, problem, algorithm)
-    ways = getattr(algorithm, "kinds", ())
-    on_data = {"fixed data", "epochs"} & set(ways)
-    for kind in (*kinds, *ways):
+    _require_moments(question, problem, algorithm)
+    algorithm_kinds = getattr(algorithm, "kinds", ())
+    on_data = bool({"fixed data", "epochs"} & set(algorithm_kinds))
+    for kind in (*problem_kinds, *algorithm_kinds):
         reason = why_not(question, kind)
+        # Three combinations of a problem and an algorithm are unsupported by every question.
         if kind == "rule" and on_data:
-            reason = _PULLS  # whatever the question
-        if kind in _REGULAR and on_data:
-            reason = _MIXED
-        if kind in _UPDATES and "fields" not in kinds:
-            reason = _PLAIN  # of problems that have no fields, whatever the question
+            reason = NO_OVERLAPS_ON_DATA
+        if kind in REGULARISERS and on_data:
+            reason = ONE_PASS_REGULARISERS
+        if kind in OTHER_STEPS and "fields" not in problem_kinds:
+            reason = PLAIN_SGD
         if reason is not None:
-            argument = _ARGUMENT.get(kind, "problem")
-            value = {"problem": problem, "algorithm": algorithm}.get(
-                argument, getattr(algorithm, argument, None)
-            )
+            argument = ARGUMENT.get(kind, "problem")
+            values = {"problem": problem, "algorithm": algorithm}
+            value = values.get(argument, getattr(algorithm, argument, None))
             raise checks.reject(argument, value, reason)
 
 
-def require_variance(question: str, problem: Any, algorithm: object) -> None:
-    """Refuse theory of steps that are not bounded where label noise has infinite variance."""
+def _require_moments(question: str, problem: Any, algorithm: object) -> None:
+    """Raise ValueError if the label noise lacks a moment that the theory needs.
+
+    Under the squared loss a step is proportional to the residual, so a theory of the mean step
+    needs the variance of the noise, and a theory of its fluctuations needs the fourth moment.
+    Updates whose steps are bounded (sign, clipped, normalised) need neither.
+    """
+    needed = registry.find(question).label_noise
     moments = getattr(problem, "finite_noise_moments", math.inf)
-    if question in _OF_SQUARES and moments <= 4 and problem.structure.has_excess:
-        raise checks.reject("noise", problem.arguments["noise"], _INFINITE_FOURTH)
-    if not getattr(problem, "infinite_risk", False) or question in _WITHOUT_VARIANCE:
+    if needed == "fourth moment" and moments <= 4 and problem.structure.has_excess:
+        raise checks.reject("noise", problem.arguments["noise"], _INFINITE_FOURTH_MOMENT)
+    if not getattr(problem, "infinite_risk", False) or needed == "any":
         return
     law = getattr(algorithm, "law", None)
-    bounded = law is not None and law.jumps and (bool(law.bends) or not law.rereads)
-    if bounded and question in _OF_BOUNDED_STEPS:
+    has_bounded_steps = law is not None and law.jumps and (bool(law.bends) or not law.rereads)
+    if has_bounded_steps and needed == "finite variance or bounded steps":
         return
     raise checks.reject("noise", problem.arguments["noise"], INFINITE_VARIANCE)
 
 
 def supported() -> str:
-    """The table of what is supported, as Markdown.
+    """Return the table of supported problems and algorithms as Markdown.
 
     Returns
     -------
     str
-        Questions in rows, kinds of problems and algorithms in columns, and below it why not.
+        Questions in rows, kinds of problems and algorithms in columns. Numbers refer to the
+        reasons below the table.
 
     Examples
     --------
@@ -269,16 +163,17 @@ def supported() -> str:
     """
     reasons: list[str] = []
     lines = ["| | " + " | ".join(KINDS) + " |", "| --- |" + " --- |" * len(KINDS)]
-    for question in REFUSED:
+    for name, question in registry.questions().items():
         cells = []
         for kind in KINDS:
-            reason = why_not(question, kind)
+            reason = why_not(name, kind)
             if reason is None:
-                cells.append("-" if kind in _ARGUMENT and question in WITHOUT_ALGORITHM else "yes")
+                applies = question.takes_algorithm or kind not in ARGUMENT
+                cells.append("yes" if applies else "-")
                 continue
-            reasons += [] if reason in reasons else [reason]
+            if reason not in reasons:
+                reasons.append(reason)
             cells.append(f"no ({reasons.index(reason) + 1})")
-        lines.append(f"| `{question}` | " + " | ".join(cells) + " |")
-    return "\n".join(
-        [*lines, "", *(f"{number}. {reason}" for number, reason in enumerate(reasons, 1))]
-    )
+        lines.append(f"| `{name}` | " + " | ".join(cells) + " |")
+    notes = [f"{number}. {reason}" for number, reason in enumerate(reasons, 1)]
+    return "\n".join([*lines, "", *notes])

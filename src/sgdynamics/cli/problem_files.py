@@ -1,13 +1,18 @@
-"""Problem files (TOML) and what a result records, turned into solver calls: every key is checked before anything is computed.
+"""Problem files (TOML) and stored results (NetCDF), translated into solver calls.
 
-    [problem], [algorithm]      records, as in `sgdynamics.results.records`
-    [start]                     {kind = "random", seed = 0, ...} or overlaps {M = ..., Q = ...}; random unless given
-                                (at the dimension of the command's own table, else of [run], unless it names one or the spectrum fixes it)
-    [run]                       methods, one of times/alpha/steps, dimension, runs, seed; [run.ode], [run.exact], ...: more for one method
-    [exit_time], [hessian]      arguments of `exit_time` (with methods) and `hessian_spectrum`
-    [sweep], [sweep.over]       a solver, its arguments, and what is varied
+Every key is checked before anything is computed. The tables of a problem file are
 
-Times and what is varied are lists, or ranges {from = 0, to = 4, points = 21, spacing = "linear" | "log"}.
+    [problem], [algorithm]   records, as in `sgdynamics.results.records`
+    [start]                  {kind = "random", seed = 0, ...}, the default, or overlaps
+                             {M = ..., Q = ...}; a random start without a dimension has that of
+                             the command's table, else that of [run], else that of the spectrum
+    [run]                    methods, one of times, alpha and steps, and dimension, runs, seed;
+                             [run.ode], [run.exact], ...: further arguments of one method
+    [exit_time], [hessian]   arguments of `exit_time` (with methods) and `hessian_spectrum`
+    [sweep], [sweep.over]    a solver, its arguments, and the parameters to vary
+
+Save points and varied parameters are lists, or ranges
+{from = 0, to = 4, points = 21, spacing = "linear" | "log"}.
 """
 
 from __future__ import annotations
@@ -21,39 +26,18 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from sgdynamics.analysis.exit_times import exit_time
+from sgdynamics.analysis import exit_times
 from sgdynamics.analysis.landscape import hessian_spectrum
-from sgdynamics.base import checks
+from sgdynamics.base import checks, registry
 from sgdynamics.base.files import read_toml, require_file
-from sgdynamics.mean_field.particles import solve_mean_field
+from sgdynamics.base.registry import CLOCKS, RUN_KEYS, Method
 from sgdynamics.results.datasets import decode, encode, groups_in, load, start_from
 from sgdynamics.results.records import algorithm_from, problem_from, start_of
-from sgdynamics.solvers.dmft import solve_dmft
-from sgdynamics.solvers.large_batch import solve_large_batch
-from sgdynamics.solvers.linear import solve_linear
-from sgdynamics.solvers.ode import solve_ode
-from sgdynamics.solvers.sde import solve_sde
-from sgdynamics.solvers.simulate import simulate
 
 TABLES = ("title", "problem", "algorithm", "start", "run", "exit_time", "hessian", "sweep")
-WHEN = ("times", "alpha", "steps")
-COMMON = ("dimension", "runs", "seed")
-# method: solver, what fixes it to this method, which of dimension, runs, seed it takes from [run]
-METHODS: dict[str, tuple[Callable[..., Any], dict[str, Any], tuple[str, ...]]] = {
-    "ode": (solve_ode, {}, ()),
-    "sde": (solve_sde, {}, COMMON),
-    "mean_field": (solve_mean_field, {}, ()),
-    "dmft": (solve_dmft, {}, ("seed",)),
-    "linear": (solve_linear, {}, ("dimension",)),
-    "large_batch": (solve_large_batch, {}, ()),
-    "exact": (simulate, {"method": "exact"}, COMMON),
-    "direct": (simulate, {"method": "direct"}, COMMON),
-    "tensor": (simulate, {"method": "tensor"}, COMMON),
-}
-SAMPLED = ("sde", "exact", "direct", "tensor")  # runs that scatter; the others are theory
-EXIT_METHODS = ("ode", "sde", "exact", "direct", "dmft")
-LARGEST_STATEMENT = 50_000  # characters: HDF5 keeps attributes below 64 kB
-RECORDED = (
+MAX_STATEMENT_LENGTH = 50_000  # characters; HDF5 limits attributes to 64 kB
+# Attributes of a result that are arguments of the solver which made it.
+RECORDED_ARGUMENTS = (
     "dimension",
     "seed",
     "dtype",
@@ -69,19 +53,45 @@ RECORDED = (
 
 
 @dataclass(frozen=True)
-class FilePlan:
-    """What a file states: `record` is the file in plain values, `calls` the arguments of each method."""
+class RunPlan:
+    """The solver calls of a file.
+
+    Attributes
+    ----------
+    record : dict
+        The contents of the file as plain values.
+    problem, algorithm, start : object
+        What the file states, as arguments of a solver.
+    save_points : dict
+        The clock of the save points (times, alpha or steps) and their values.
+    calls : dict of str to dict
+        The other arguments of each method.
+    """
 
     record: dict[str, Any]
     problem: Any
     algorithm: Any
     start: Any
-    when: dict[str, Any]
+    save_points: dict[str, Any]
     calls: dict[str, dict[str, Any]]
 
 
+def is_random(method: str) -> bool:
+    """Whether the runs of a method scatter; other methods, and unknown ones, are theory."""
+    entry = registry.methods().get(method)
+    return entry is not None and entry[1].is_random
+
+
+def method_of(result: xr.Dataset) -> str:
+    """The name in problem files of the method that made a result."""
+    return registry.method_name(str(result.attrs.get("method", "result")))
+
+
+# Reading files
+
+
 def read(path: str | Path) -> dict[str, Any]:
-    """The record in a TOML file, or the one that a result (.nc) keeps of the run that made it."""
+    """Read the record of a TOML file, or the record that a result (.nc) was made from."""
     file = require_file(path)
     if file.suffix == ".nc":
         return next(iter(statements(file)))
@@ -90,282 +100,323 @@ def read(path: str | Path) -> dict[str, Any]:
     for name in TABLES[1:]:
         if not isinstance(record.get(name, {}), Mapping):
             raise checks.reject(
-                name, record[name], f"this is a table: write [{name}] and its keys below it"
+                name, record[name], f"this must be a table. Write [{name}] with its keys below it."
             )
     for name in ("problem", "algorithm"):
         if name not in record:
-            raise ValueError(f"{path}: the table [{name}] is missing")
+            raise ValueError(f"{path}: the table [{name}] is missing.")
     return record
 
 
 def statements(path: str | Path) -> list[dict[str, Any]]:
-    """What the results in a NetCDF file were made from, each once: results of one command share theirs."""
-    found = {
-        encode(one): one for one in (_statement(result) for result in results_in(path).values())
-    }
-    return list(found.values())
+    """The records that the results in a NetCDF file were made from, without repetitions."""
+    records = [_statement(result) for result in results_in(path).values()]
+    return list({encode(record): record for record in records}.values())
 
 
 def results_in(path: str | Path) -> dict[str, xr.Dataset]:
-    """The results in a NetCDF file by name; a file of a single one has it under the name of its method."""
-    found = {name: load(path, group=name) for name in groups_in(path, "file")} or {"": load(path)}
-    if "" in found:
-        found = {method_of(found[""]): found[""]}
-    for name, result in found.items():
-        which = f"{path}, group {name}" if len(found) > 1 else str(path)
+    """The results in a NetCDF file by name; a single result has the name of its method."""
+    results = {name: load(path, group=name) for name in groups_in(path, "file")}
+    if not results:
+        result = load(path)
+        results = {method_of(result): result}
+    for name, result in results.items():
+        source = f"{path}, group {name}" if len(results) > 1 else str(path)
         if "failed" in result:
             raise checks.reject(
                 "file",
-                which,
-                "this is a sweep: select one of its points and save that, or use the sweep's problem file",
+                source,
+                "this is a sweep. Select one of its points and save it, or use the problem file "
+                "of the sweep.",
             )
         if "t" not in result.coords or "method" not in result.attrs:
-            raise checks.reject("file", which, "this is no trajectory that the library made")
-    return found
-
-
-def method_of(result: xr.Dataset) -> str:
-    """The name in METHODS of the method that made a result."""
-    name = str(result.attrs.get("method", "result"))
-    return name.removeprefix("solve_").removeprefix("simulate-")
+            raise checks.reject(
+                "file",
+                source,
+                "this is not a trajectory of this library. Use a file that sgd.save or "
+                "sgdynamics run has written.",
+            )
+    return results
 
 
 def _statement(result: xr.Dataset) -> dict[str, Any]:
-    """What would make this result again: the file it was made from, else its attributes, save points and first state."""
+    """The record that reproduces a result.
+
+    A result of the command line stores it. For other results it is rebuilt from their attributes,
+    save points and first state.
+    """
     if "statement" in result.attrs:
         return decode("the result's attribute statement", result.attrs["statement"])
-    method = method_of(result)
-    checks.choice("the result's method", method, tuple(METHODS))
+    name = method_of(result)
+    checks.choice("the result's method", name, tuple(registry.methods()))
+    entry, method = registry.methods()[name]
     if float(result["t"][0]) != 0.0:
         raise ValueError(
-            "this result does not record its start, and its first save point is after 0: save t = 0 too"
+            "this result does not record its start, because its first save point is after t = 0. "
+            "Save t = 0 too."
         )
-    if method == "linear":
+    if not method.records_start:
         raise ValueError(
-            "a result of solve_linear does not record its start: state it in a problem file"
+            f"a result of {entry.public_name} does not record its start. Use a problem file."
         )
     first = start_from(result, 0)
     problem, algorithm = (
-        decode(f"the result's attribute {name}", result.attrs.get(name))
-        for name in ("problem", "algorithm")
+        decode(f"the result's attribute {key}", result.attrs.get(key))
+        for key in ("problem", "algorithm")
     )
     if "r2" in result:
-        begin = {"m": first.m, "r2": first.r2}  # type: ignore[union-attr]
+        overlaps = {"m": first.m, "r2": first.r2}  # type: ignore[union-attr]
     elif "q" in result:
-        begin = {
-            "M": result["M"].values[:, 0],
-            "q": result["q"].values[:, 0],
-            "a": result["a"].values[:, 0],
-        }
+        overlaps = {key: result[key].values[:, 0] for key in ("M", "q", "a")}
     else:
-        begin = _rows(first, "M_block" in result, problem.get("constraint") == "sphere")
-    whole = method in ("exact", "direct", "tensor", "dmft") and "step" in result.coords
-    t = result["t"].values * (problem["width"] if method == "mean_field" else 1)
-    run: dict[str, Any] = {
-        "methods": [method],
-        "steps" if whole else "times": (result["step"].values if whole else t).tolist(),
+        on_sphere = problem.get("constraint") == "sphere"
+        overlaps = _overlaps_of(first, "M_block" in result, on_sphere)
+    run: dict[str, Any] = {"methods": [name]}
+    if method.counts_steps and "step" in result.coords:
+        run["steps"] = result["step"].values.tolist()
+    else:
+        scale = problem["width"] if method.times_per_width else 1
+        run["times"] = (result["t"].values * scale).tolist()
+    accepted = inspect.signature(entry.load()).parameters
+    run[name] = {
+        key: _plain(result.attrs[key])
+        for key in RECORDED_ARGUMENTS
+        if key in result.attrs and key in accepted
     }
-    known = inspect.signature(METHODS[method][0]).parameters
-    run[method] = {
-        name: _plain(result.attrs[name])
-        for name in RECORDED
-        if name in result.attrs and name in known
-    }
-    if "higher_order" in run[method]:
-        run[method]["higher_order"] = bool(run[method]["higher_order"])
+    if "higher_order" in run[name]:
+        run[name]["higher_order"] = bool(run[name]["higher_order"])
     return {
         "problem": problem,
         "algorithm": algorithm,
-        "start": {"kind": "overlaps", **{name: value.tolist() for name, value in begin.items()}},
+        "start": {"kind": "overlaps", **{key: value.tolist() for key, value in overlaps.items()}},
         "run": run,
     }
 
 
-def _rows(first: Any, blocks: bool, sphere: bool) -> dict[str, Any]:
-    """The overlaps of a first state; on the sphere rows have norm 1 again, which float32 keeps to 1e-7 only."""
-    norm = np.sqrt(np.einsum("rbii->ri", first.Q_blocks)) if sphere else np.ones(first.a.shape)
-    M, Q = (
-        first.M_blocks / norm[:, None, :, None],
-        first.Q_blocks / (norm[:, None, :, None] * norm[:, None, None, :]),
-    )
-    return {"M": M if blocks else M[:, 0], "Q": Q if blocks else Q[:, 0], "a": first.a}
+def _overlaps_of(first: Any, has_blocks: bool, on_sphere: bool) -> dict[str, Any]:
+    """The overlaps of an initial state.
+
+    On the sphere the rows are normalised, because a result in float32 has norms of 1 +- 1e-7.
+    """
+    norms = np.sqrt(np.einsum("rbii->ri", first.Q_blocks)) if on_sphere else np.ones(first.a.shape)
+    M = first.M_blocks / norms[:, None, :, None]
+    Q = first.Q_blocks / (norms[:, None, :, None] * norms[:, None, None, :])
+    return {"M": M if has_blocks else M[:, 0], "Q": Q if has_blocks else Q[:, 0], "a": first.a}
 
 
-def plans(path: str | Path) -> list[FilePlan]:
-    """The solver calls of a file: one plan of a TOML file, one for each statement of a NetCDF file."""
-    made = [
-        plan(one)
-        for one in (
-            statements(path)
-            if Path(path).suffix == ".nc" and Path(path).is_file()
-            else [read(path)]
-        )
-    ]
-    methods = [method for one in made for method in one.calls]
-    twice = sorted({method for method in methods if methods.count(method) > 1})
-    if twice:
+# [run]
+
+
+def plans(path: str | Path) -> list[RunPlan]:
+    """The plans of a file: one for a TOML file, one for each statement of a NetCDF file."""
+    is_result = Path(path).suffix == ".nc" and Path(path).is_file()
+    records = statements(path) if is_result else [read(path)]
+    file_plans = [plan(record) for record in records]
+    methods = [method for file_plan in file_plans for method in file_plan.calls]
+    repeated = sorted({method for method in methods if methods.count(method) > 1})
+    if repeated:
         raise checks.reject(
             "file",
             str(path),
-            f"it has several results of the method {twice[0]!r}: save them in files of their own",
+            f"it has several results of the method {repeated[0]!r}. Save them in separate files.",
         )
-    return made
+    return file_plans
 
 
-def plan(record: Mapping[str, Any]) -> FilePlan:
-    """The solver calls that [run] states."""
+def plan(record: Mapping[str, Any]) -> RunPlan:
+    """The solver calls that the table [run] states."""
     table = _table(record, "run")
-    checks.known_names("[run]", table, ("methods", *WHEN, *COMMON, *METHODS))
-    methods = _methods("run", table, tuple(METHODS))
-    for name in METHODS:
-        if name in table and name not in methods:
+    known = registry.methods()
+    checks.known_names("[run]", table, ("methods", *CLOCKS, *RUN_KEYS, *known))
+    names = _methods("run", table, tuple(known))
+    for name in known:
+        if name in table and name not in names:
             raise ValueError(
-                f"[run.{name}] is there, but {name!r} is not among methods = {methods}"
+                f"[run.{name}]: methods = {names} does not contain {name!r}. Add it, or remove "
+                "this table."
             )
     problem, algorithm = problem_from(record["problem"]), algorithm_from(record["algorithm"])
-    calls: dict[str, dict[str, Any]] = {}
-    for name in methods:
-        solver, fixed, common = METHODS[name]
-        own = table.get(name, {})
-        if not isinstance(own, Mapping):
-            raise checks.reject(f"run.{name}", own, "give a table of arguments of this method")
-        checks.known_names(f"[run.{name}]", own, _arguments(solver, ("method", *WHEN)))
-        calls[name] = {**{key: table[key] for key in common if key in table}, **own, **fixed}
-        if (
-            "dimension" in common
-            and "dimension" not in calls[name]
-            and getattr(problem, "spectrum", None) is None
-        ):
-            raise ValueError(
-                f"[run]: method {name!r} runs at a finite dimension: give dimension = ..."
-            )
-        for key, least in (("dimension", 1), ("runs", 1), ("seed", 0)):
-            if calls[name].get(key) is not None:
-                checks.whole(f"run.{key}", calls[name][key], least)
-    when = _when("[run]", table)
-    if "linear" in methods and "steps" not in when:
-        raise ValueError(
-            f"[run]: method 'linear' counts in steps: give steps = ... in place of {next(iter(when))}"
+    calls = {name: _method_arguments(name, table, problem) for name in names}
+    save_points = _save_points("[run]", table)
+    for name in names:
+        _check_clock(name, known[name][1], next(iter(save_points)))
+    start = _start(problem, record, table)
+    return RunPlan(dict(record), problem, algorithm, start, save_points, calls)
+
+
+def _method_arguments(name: str, table: Mapping[str, Any], problem: Any) -> dict[str, Any]:
+    """The arguments of a method: shared keys of [run], its own table, and what selects it."""
+    entry, method = registry.methods()[name]
+    own = table.get(name, {})
+    if not isinstance(own, Mapping):
+        raise checks.reject(
+            f"run.{name}", own, f"this must be a table. Write [run.{name}] and its arguments."
         )
-    return FilePlan(dict(record), problem, algorithm, _start(problem, record, table), when, calls)
+    checks.known_names(f"[run.{name}]", own, _arguments(entry.load(), ("method", *CLOCKS)))
+    shared = {key: table[key] for key in method.run_keys if key in table}
+    arguments = {**shared, **own, **method.arguments}
+    has_spectrum = getattr(problem, "spectrum", None) is not None
+    if "dimension" in method.run_keys and "dimension" not in arguments and not has_spectrum:
+        raise ValueError(f"[run]: the method {name!r} needs a dimension. Set dimension = ...")
+    for key, minimum in (("dimension", 1), ("runs", 1), ("seed", 0)):
+        if arguments.get(key) is not None:
+            checks.whole(f"run.{key}", arguments[key], minimum)
+    return arguments
 
 
-def solve(made: FilePlan, method: str, progress: bool | None = None) -> xr.Dataset:
-    """One method of a plan; the result says in its attribute `statement` what it was made from."""
-    solver = METHODS[method][0]
-    arguments, when = dict(made.calls[method]), dict(made.when)
+def _check_clock(name: str, method: Method, clock: str) -> None:
+    if clock not in method.clocks:
+        accepted = " or ".join(method.clocks)
+        raise ValueError(
+            f"[run]: the method {name!r} does not accept {clock}. Set {accepted} = ... instead."
+        )
+
+
+def solve(run_plan: RunPlan, method_name: str, progress: bool | None = None) -> xr.Dataset:
+    """Compute the result of one method; its attribute `statement` stores the record of the plan."""
+    entry, method = registry.methods()[method_name]
+    solver = entry.load()
+    arguments, save_points = dict(run_plan.calls[method_name]), dict(run_plan.save_points)
     if "progress" in inspect.signature(solver).parameters:
         arguments["progress"] = progress
-    if method == "mean_field" and "times" in when:
-        when["times"] = np.asarray(when["times"]) / made.problem.width  # its clock is t/p
-    result = solver(made.problem, made.algorithm, made.start, **when, **arguments)
-    statement = encode(made.record)
-    if len(statement) <= LARGEST_STATEMENT:
+    if method.times_per_width and "times" in save_points:
+        save_points["times"] = np.asarray(save_points["times"]) / run_plan.problem.width
+    result = solver(
+        run_plan.problem, run_plan.algorithm, run_plan.start, **save_points, **arguments
+    )
+    statement = encode(run_plan.record)
+    if len(statement) <= MAX_STATEMENT_LENGTH:
         result.attrs["statement"] = statement
     return result
 
 
+# [exit_time] and [hessian]
+
+
 def exit_calls(record: Mapping[str, Any]) -> tuple[Any, Any, Any, dict[str, dict[str, Any]]]:
-    """Problem, algorithm, start, and the arguments of `exit_time` for each method that [exit_time] names."""
+    """Problem, algorithm, start, and the arguments of `exit_time` for each method of [exit_time]."""
     table = _table(record, "exit_time")
-    names = _arguments(exit_time, ("method",))
-    checks.known_names("[exit_time]", table, ("methods", *names))
-    methods = _methods("exit_time", table, EXIT_METHODS)
+    accepted = _arguments(exit_times.exit_time, ("method",))
+    checks.known_names("[exit_time]", table, ("methods", *accepted))
+    methods = _methods("exit_time", table, exit_times.METHODS)
     problem, algorithm = problem_from(record["problem"]), algorithm_from(record["algorithm"])
-    rest = {key: value for key, value in table.items() if key != "methods"}
-    if (size := _dimension(record, table)) is not None:
-        rest["dimension"] = size
-    calls = {}
-    for method in methods:
-        drop = COMMON if method == "ode" else ()
-        calls[method] = {
-            "method": method,
-            **{key: value for key, value in rest.items() if key not in drop},
-        }
+    shared = {key: value for key, value in table.items() if key != "methods"}
+    if (dimension := _dimension(record, table)) is not None:
+        shared["dimension"] = dimension
+    calls = {method: {"method": method, **_exit_arguments(method, shared)} for method in methods}
     return problem, algorithm, _start(problem, record, table), calls
 
 
+def _exit_arguments(method: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments that a method of `exit_time` accepts: the ODE has no runs and no dimension."""
+    ignored = RUN_KEYS if method == "ode" else ()
+    return {key: value for key, value in arguments.items() if key not in ignored}
+
+
 def hessian_call(record: Mapping[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
-    """Problem, start and the arguments of `hessian_spectrum`; [hessian] may be left out."""
+    """Problem, start and the arguments of `hessian_spectrum`; the table [hessian] is optional."""
     table = record.get("hessian", {})
     checks.known_names("[hessian]", table, _arguments(hessian_spectrum, ()))
     problem = problem_from(record["problem"])
-    size = _dimension(record, table)
-    return (
-        problem,
-        _start(problem, record, table),
-        {**({} if size is None else {"dimension": size}), **table},
-    )
+    dimension = _dimension(record, table)
+    defaults = {} if dimension is None else {"dimension": dimension}
+    return problem, _start(problem, record, table), {**defaults, **table}
+
+
+# [sweep]
+
+
+def _swept_solvers() -> tuple[str, ...]:
+    """The names that [sweep] accepts: methods of [run], and questions that have no method."""
+    methods = registry.methods()
+    with_method = {entry.public_name for entry, _ in methods.values()}
+    others = [name for name in registry.swept_functions() if name not in with_method]
+    return (*methods, *others)
 
 
 def sweep_call(record: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """The solver of [sweep] and all arguments of `sgd.sweep`; what [sweep] does not say of times and sizes is taken from [run]."""
+    """The solver of [sweep] and all arguments of `sgd.sweep`.
+
+    Save points, dimension, runs and seed default to those of [run].
+    """
     table = dict(_table(record, "sweep"))
-    named = table.pop("solver", None)
-    if named is None:
-        raise ValueError(f"[sweep]: give solver = ..., one of {', '.join((*METHODS, 'exit_time'))}")
-    checks.choice("sweep.solver", named, (*METHODS, "exit_time"))
-    solver, fixed = (exit_time, {}) if named == "exit_time" else METHODS[named][:2]
-    known = _arguments(solver, () if named == "exit_time" else ("method",))
-    checks.known_names("[sweep]", table, ("over", "store", "workers", *known))
+    name = table.pop("solver", None)
+    if name is None:
+        raise ValueError(
+            f"[sweep]: solver is missing. Set it to one of {_listed(_swept_solvers())}"
+        )
+    checks.choice("sweep.solver", name, _swept_solvers())
+    entry, method = registry.methods().get(name, (None, None))
+    entry = entry or registry.swept_functions()[name]
+    accepted = _arguments(entry.load(), ("method",) if method else ())
+    checks.known_names("[sweep]", table, ("over", "store", "workers", *accepted))
     over = table.pop("over", None)
     if not isinstance(over, Mapping) or not over:
-        raise ValueError("[sweep.over]: give at least one parameter to vary and its values")
-    varied = {name: _values(f"sweep.over.{name}", value) for name, value in over.items()}
-    settings = {name: table.pop(name) for name in ("store", "workers") if name in table}
+        raise ValueError("[sweep.over]: no parameter is varied. Set at least one, with its values.")
+    varied = {key: _values(f"sweep.over.{key}", value) for key, value in over.items()}
+    settings = {key: table.pop(key) for key in ("store", "workers") if key in table}
     if not isinstance(settings.get("store", ""), str):
-        raise checks.reject("sweep.store", settings["store"], "give the name of a folder")
-    given = _sweep_defaults(record, named)
-    if named != "exit_time" and not set(WHEN) & set(table):
-        given |= _when("[sweep]", record.get("run", {}))
-    told = {
-        name: _points("[sweep]", name, value) if name in WHEN else value
-        for name, value in table.items()
+        raise checks.reject("sweep.store", settings["store"], "this must be the name of a folder.")
+    defaults = _sweep_defaults(record, name, method)
+    if method is not None and not set(CLOCKS) & set(table):
+        defaults |= _save_points("[sweep]", record.get("run", {}))
+    own = {
+        key: _points("[sweep]", key, value) if key in CLOCKS else value
+        for key, value in table.items()
     }
-    arguments = {
-        name: value for name, value in {**given, **told, **fixed}.items() if name not in varied
-    }
-    if named == "mean_field" and "times" in arguments:  # its clock is t/p
+    arguments = {**defaults, **own, **(method.arguments if method else {})}
+    arguments = {key: value for key, value in arguments.items() if key not in varied}
+    problem = problem_from(record["problem"])
+    if method is not None and method.times_per_width and "times" in arguments:
         if {"width", "problem.width"} & set(varied):
             raise ValueError(
-                "[sweep]: the clock of mean_field is t/width, which varies here: give alpha or steps in place of times"
+                f"[sweep]: the clock of {name} is t/width, and the width varies. Use alpha or "
+                "steps instead of times."
             )
-        arguments["times"] = (
-            np.asarray(arguments["times"]) / problem_from(record["problem"]).width
-        ).tolist()  # type: ignore[union-attr]
-    begin = dict(record.get("start", {"kind": "random"}))
-    size = _dimension(
-        record, table if named != "exit_time" else {**record.get("exit_time", {}), **table}
-    )
-    problem = problem_from(record["problem"])
-    # overlaps need no dimension, and a spectrum has its own; a random start has that of the runs, and the d -> infinity theory has none
-    asks = getattr(problem, "spectrum", None) is None and not {"M", "m", "dimension"} & set(begin)
-    if asks and not {"dimension", "start.dimension"} & {*arguments, *varied}:
-        if size is None:
-            raise ValueError(
-                "start: a random start needs a dimension: give dimension = ... in [start], [run] or [sweep]"
-            )
-        begin["dimension"] = size
+        arguments["times"] = (np.asarray(arguments["times"]) / problem.width).tolist()  # type: ignore[union-attr]
+    sizes = table if method is not None else {**record.get(name, {}), **table}
+    start = _swept_start(record, problem, {*arguments, *varied}, _dimension(record, sizes))
     algorithm_from(record["algorithm"])
-    parts = {"problem": record["problem"], "algorithm": record["algorithm"], "start": begin}
-    return solver.__name__, {**parts, "over": varied, **settings, **arguments}
+    objects = {"problem": record["problem"], "algorithm": record["algorithm"], "start": start}
+    return entry.public_name, {**objects, "over": varied, **settings, **arguments}
 
 
-def _sweep_defaults(record: Mapping[str, Any], named: str) -> dict[str, Any]:
-    """What the tables [run] or [exit_time] say, as far as this method takes it from there."""
-    if named != "exit_time":
-        source = record.get("run", {})
-        return {
-            **{name: source[name] for name in METHODS[named][2] if name in source},
-            **source.get(named, {}),
-        }
-    source = dict(record.get("exit_time", {}))
-    methods = source.pop("methods", ["ode"])
-    method = methods[0] if len(methods) == 1 else "ode"
-    return {
-        "method": method,
-        **{name: value for name, value in source.items() if method != "ode" or name not in COMMON},
-    }
+def _swept_start(
+    record: Mapping[str, Any], problem: Any, names: set[str], dimension: int | None
+) -> dict[str, Any]:
+    """The record of the start, with a dimension where a random start needs one.
+
+    Overlaps need no dimension, a spectrum has its own, and a random start takes the `dimension`
+    among the arguments of the solver, `names`.
+    """
+    start = dict(record.get("start", {"kind": "random"}))
+    has_spectrum = getattr(problem, "spectrum", None) is not None
+    has_dimension = {"dimension", "start.dimension"} & names
+    if has_spectrum or has_dimension or {"M", "m", "dimension"} & set(start):
+        return start
+    if dimension is None:
+        raise ValueError(
+            "start: a random start needs a dimension. Set dimension = ... in [start], [run] or "
+            "[sweep]."
+        )
+    return {**start, "dimension": dimension}
+
+
+def _sweep_defaults(record: Mapping[str, Any], name: str, method: Method | None) -> dict[str, Any]:
+    """The arguments that a sweep takes from [run], or from the table of its own question."""
+    if method is not None:
+        table = record.get("run", {})
+        shared = {key: table[key] for key in method.run_keys if key in table}
+        return {**shared, **table.get(name, {})}
+    table = dict(record.get(name, {}))
+    if name != "exit_time":
+        return table
+    methods = table.pop("methods", ["ode"])
+    exit_method = methods[0] if len(methods) == 1 else "ode"
+    return {"method": exit_method, **_exit_arguments(exit_method, table)}
+
+
+# Shared by the tables
 
 
 def _start(problem: Any, record: Mapping[str, Any], table: Mapping[str, Any]) -> Any:
@@ -378,7 +429,7 @@ def _dimension(record: Mapping[str, Any], table: Mapping[str, Any]) -> int | Non
 
 def _table(record: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     if name not in record:
-        raise ValueError(f"the table [{name}] is missing: it says what to compute")
+        raise ValueError(f"the table [{name}] is missing. It states what to compute.")
     return record[name]
 
 
@@ -386,40 +437,45 @@ def _methods(where: str, table: Mapping[str, Any], known: tuple[str, ...]) -> li
     methods = table.get("methods")
     if not isinstance(methods, list) or not methods:
         raise checks.reject(
-            f"{where}.methods", methods, f"give a list of some of {', '.join(known)}"
+            f"{where}.methods", methods, f"this must be a list of methods out of {_listed(known)}"
         )
     for method in methods:
         checks.choice(f"{where}.methods", method, known)
     return list(dict.fromkeys(methods))
 
 
-def _when(where: str, table: Mapping[str, Any]) -> dict[str, Any]:
-    given = [name for name in WHEN if name in table]
-    if len(given) != 1:
+def _listed(names: tuple[str, ...]) -> str:
+    return f"{', '.join(names)}."
+
+
+def _save_points(where: str, table: Mapping[str, Any]) -> dict[str, Any]:
+    clocks = [name for name in CLOCKS if name in table]
+    if len(clocks) != 1:
         raise ValueError(
-            f"{where}: give exactly one of times, alpha, steps (received {', '.join(given) or 'none of them'})"
+            f"{where}: set exactly one of times, alpha, steps (received "
+            f"{', '.join(clocks) or 'none of them'})."
         )
-    return {given[0]: _points(where, given[0], table[given[0]])}
+    return {clocks[0]: _points(where, clocks[0], table[clocks[0]])}
 
 
-def _points(where: str, name: str, value: object) -> list[Any]:
-    """Save points; the numbers of a range of steps are rounded."""
-    points = _values(f"{where.strip('[]')}.{name}", value)
-    return (
-        np.unique(np.rint(points)).astype(int).tolist()
-        if name == "steps" and isinstance(value, Mapping)
-        else points
-    )
+def _points(where: str, clock: str, value: object) -> list[Any]:
+    """Save points on a clock; those of a range of steps are rounded to integers."""
+    points = _values(f"{where.strip('[]')}.{clock}", value)
+    if clock == "steps" and isinstance(value, Mapping):
+        return np.unique(np.rint(points)).astype(int).tolist()
+    return points
 
 
 def _values(name: str, value: object) -> list[Any]:
-    """A list as it is, or the numbers of a range."""
+    """The values of a list or of a range."""
     if isinstance(value, list):
         if not value:
-            raise checks.reject(name, value, "give at least one value")
+            raise checks.reject(name, value, "this list is empty. Use at least one value.")
         return value
     if not isinstance(value, Mapping):
-        raise checks.reject(name, value, "give a list, or a range {to = ..., points = ...}")
+        raise checks.reject(
+            name, value, "this must be a list, or a range {to = ..., points = ...}."
+        )
     checks.known_names(name, value, ("from", "to", "points", "spacing"))
     for key in ("to", "points"):
         if key not in value:
@@ -427,20 +483,19 @@ def _values(name: str, value: object) -> list[Any]:
     spacing = checks.choice(f"{name}.spacing", value.get("spacing", "linear"), ("linear", "log"))
     first = checks.number(f"{name}.from", value.get("from", 0.0))
     last = checks.number(f"{name}.to", value["to"], above=first)
-    points = checks.whole(f"{name}.points", value["points"], 2)
+    count = checks.whole(f"{name}.points", value["points"], 2)
     if spacing == "linear":
-        return np.linspace(first, last, points).tolist()
-    return np.geomspace(checks.number(f"{name}.from", first, above=0.0), last, points).tolist()
+        return np.linspace(first, last, count).tolist()
+    return np.geomspace(checks.number(f"{name}.from", first, above=0.0), last, count).tolist()
 
 
-def _arguments(solver: Callable[..., Any], without: tuple[str, ...]) -> tuple[str, ...]:
-    """What a solver may be told in a file: its keyword arguments."""
-    parameters = inspect.signature(solver).parameters.values()
-    left_out = ("progress", *without)
+def _arguments(function: Callable[..., Any], excluded: tuple[str, ...]) -> tuple[str, ...]:
+    """The keyword-only arguments of a function that a file may set."""
     return tuple(
-        one.name
-        for one in parameters
-        if one.kind is inspect.Parameter.KEYWORD_ONLY and one.name not in left_out
+        parameter.name
+        for parameter in inspect.signature(function).parameters.values()
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+        and parameter.name not in ("progress", *excluded)
     )
 
 

@@ -15,7 +15,7 @@ import xarray as xr
 
 from sgdynamics.analysis.comparison import compare as compare_results
 from sgdynamics.base import checks
-from sgdynamics.cli.problem_files import SAMPLED, method_of
+from sgdynamics.cli.problem_files import is_random, method_of
 from sgdynamics.plotting.time_axis import add_epoch_axis, table_clocks
 from sgdynamics.results.datasets import requested_clock, time_name
 from sgdynamics.results.variables import TIMES
@@ -60,9 +60,7 @@ def picked(
     if name:
         return results[checks.choice(what, name, tuple(results))]
     fitting = (
-        [key for key in results if (key in SAMPLED) == sampled]
-        if len(results) > 1
-        else list(results)
+        [key for key in results if is_random(key) == sampled] if len(results) > 1 else list(results)
     )
     if len(fitting) != 1:
         raise ValueError(f"{file} has the results {', '.join(results)}: choose with --{what} NAME")
@@ -99,7 +97,7 @@ def beside(results: dict[str, xr.Dataset]) -> dict[str, Any]:
         one: dict[str, Any] = {"runs": len(values), "diverged": int(diverged.sum())}
         one["mean"] = good.mean(axis=0) if len(good) else np.full(values.shape[1], np.nan)
         own = f"{quantity.removeprefix('excess_')}_standard_error"
-        if name in SAMPLED and len(good) > 1:
+        if is_random(name) and len(good) > 1:
             one["standard_error"] = good.std(axis=0, ddof=1) / math.sqrt(len(good))
         elif own in result:
             one["standard_error"] = result[own].values.mean(axis=0)
@@ -110,7 +108,7 @@ def beside(results: dict[str, xr.Dataset]) -> dict[str, Any]:
         }
         found["methods"][name] = one
     theories, simulations = (
-        [name for name in shown if (name in SAMPLED) == wanted] for wanted in (False, True)
+        [name for name in shown if is_random(name) == wanted] for wanted in (False, True)
     )
     found["comparisons"] = [
         {"theory": theory, "simulation": other, **_distances(shown[theory], shown[other], quantity)}
@@ -433,7 +431,7 @@ def print_beside(found: dict[str, Any]) -> None:
     clocks, methods, count = found["clocks"], found["methods"], len(found["t"])
     chosen = np.unique(np.linspace(0, count - 1, min(ROWS, count)).round().astype(int))
     z = {(one["theory"], one["simulation"]): one["z"] for one in found["comparisons"]}
-    first = next(iter(name for name in methods if name not in SAMPLED), None)
+    first = next(iter(name for name in methods if not is_random(name)), None)
     columns = [*clocks, *methods] + [f"z {name}" for name in methods if (first, name) in z]
     rows, nothing = [], [None] * count
     for index in chosen:

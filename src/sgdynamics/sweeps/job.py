@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import pkgutil
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,10 +11,8 @@ import numpy as np
 
 from sgdynamics.algorithms.fixed_data import FixedData
 from sgdynamics.algorithms.one_pass import OnePassSGD
-from sgdynamics.analysis.exit_times import exit_time
-from sgdynamics.base import checks
+from sgdynamics.base import checks, registry
 from sgdynamics.base.identity import digest, object_identity, plain
-from sgdynamics.mean_field.particles import solve_mean_field
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.spiked_tensor import SpikedStart
 from sgdynamics.problems.starts import Start, random_start, start
@@ -26,24 +25,8 @@ from sgdynamics.results.records import (
     problem_from,
     start_of,
 )
-from sgdynamics.solvers.dmft import solve_dmft
-from sgdynamics.solvers.large_batch import solve_large_batch
-from sgdynamics.solvers.linear import solve_linear
-from sgdynamics.solvers.ode import solve_ode
-from sgdynamics.solvers.sde import solve_sde
-from sgdynamics.solvers.simulate import simulate
 
 FORMAT = 2  # of a store
-SOLVERS: dict[str, Callable[..., Any]] = {
-    "solve_ode": solve_ode,
-    "solve_sde": solve_sde,
-    "solve_mean_field": solve_mean_field,
-    "solve_dmft": solve_dmft,
-    "solve_linear": solve_linear,
-    "solve_large_batch": solve_large_batch,
-    "simulate": simulate,
-    "exit_time": exit_time,
-}
 # arguments of a problem that, left out, follow from others
 FOLLOWS = {
     "teacher_activation": ("activation",),
@@ -65,13 +48,18 @@ class Job:
     ) -> None:
         self.solver = solver
         self.built_in = isinstance(solver, str)
+        self._path = ""
+        solvers = registry.swept_functions()
         if isinstance(solver, str):
-            checks.choice("solver", solver, SOLVERS)
+            checks.choice("solver", solver, solvers)
+            # The import path, because the workers' registry lacks entries added by the user.
+            self._path = solvers[solver].function
         elif not callable(solver):
             raise checks.reject(
                 "solver",
                 solver,
-                f"give one of {', '.join(SOLVERS)}, or a function of the parameters",
+                f"this is not a solver. Use one of {', '.join(solvers)}, or a function of the "
+                "parameters.",
             )
         self.takes, self.anything, self.needs = _signature(self.function)
         self.arguments = dict(arguments)
@@ -79,8 +67,8 @@ class Job:
         self._made: dict[Any, Any] = {}
         given = {"problem": problem, "algorithm": algorithm, "start": start}
         for name, value in given.items():
-            if self.built_in and value is None:
-                raise checks.reject(name, value, f"{solver} needs a {name}: give one")
+            if self.built_in and value is None and name in self.needs:
+                raise checks.reject(name, value, f"{solver} needs this argument. Pass {name}=...")
             if value is not None and not self.anything and name not in self.takes:
                 raise checks.reject(
                     name,
@@ -123,7 +111,7 @@ class Job:
 
     @property
     def function(self) -> Callable[..., Any]:
-        return SOLVERS[self.solver] if self.built_in else self.solver
+        return pkgutil.resolve_name(self._path) if self.built_in else self.solver
 
     @property
     def name(self) -> str:

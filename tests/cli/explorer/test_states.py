@@ -85,9 +85,9 @@ def test_the_program_asks_for_what_the_file_states(monkeypatch):
     assert plan.algorithm == asked["algorithm"] == sgd.OnePassSGD(lr=0.25)
     assert np.array_equal(plan.start.M, asked["start"].M)
     assert np.array_equal(plan.start.Q, asked["start"].Q)
-    assert np.array_equal(plan.when["times"], asked["more"].pop("times"))
+    assert np.array_equal(plan.save_points["times"], asked["more"].pop("times"))
     for dimension in (None, 77):
-        assert np.array_equal(plan.when["times"], asked[f"ode {dimension}"][3])
+        assert np.array_equal(plan.save_points["times"], asked[f"ode {dimension}"][3])
     assert (
         asked["more"] | {"method": "exact"}
         == plan.calls["exact"]
@@ -117,7 +117,7 @@ def test_curves_are_those_of_the_solvers(simple):
     )
     # at finite d: the ODE with the exact mean step
     finite = sgd.solve_ode(
-        plan.problem, plan.algorithm, plan.start, **plan.when, dimension=simple.dimension
+        plan.problem, plan.algorithm, plan.start, **plan.save_points, dimension=simple.dimension
     )
     np.testing.assert_allclose(found["finite"]["risk"], finite["excess_risk"][0], rtol=1e-4)
     assert (

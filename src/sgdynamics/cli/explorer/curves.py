@@ -145,14 +145,16 @@ def simulate_runs(
 
 
 def _save_points(state: State) -> np.ndarray:
-    return np.asarray(problem_files.plan(record(state)).when["times"], dtype=float)
+    return np.asarray(problem_files.plan(record(state)).save_points["times"], dtype=float)
 
 
 def _solve(state: State, method: str, times: np.ndarray, **options: Any) -> xr.Dataset:
     """Solve a state by one method of its problem file, at these save points."""
     plan = problem_files.plan(record(state))
     calls = {**plan.calls, method: {**plan.calls[method], **options}}
-    return problem_files.solve(replace(plan, when={"times": times}, calls=calls), method, False)
+    return problem_files.solve(
+        replace(plan, save_points={"times": times}, calls=calls), method, False
+    )
 
 
 @cache

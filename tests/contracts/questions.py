@@ -1,0 +1,63 @@
+"""A small call of every question in the registry, for any problem, algorithm and start."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import sgdynamics as sgd
+from sgdynamics.base.registry import Question
+
+
+def call(question: Question, problem: Any, algorithm: Any, start: Any) -> Any:
+    """Call a question with the example of its entry, adapted to the algorithm and the problem."""
+    if question.name == "functional":  # a module: its functions share one choice of quadrature
+        return sgd.functional.quadrature(problem, start)
+    return question.load()(**small_arguments(question, problem, algorithm, start))
+
+
+def small_arguments(question: Question, problem: Any, algorithm: Any, start: Any) -> dict[str, Any]:
+    """The arguments of a small call.
+
+    Where a method or an update decides whether a question has an answer, the one that does is used.
+    """
+    arguments = dict(question.example)
+    if question.name == "solve_linear" and isinstance(problem, sgd.TeacherStudent):
+        problem = problem.replace(activation="linear")
+    if question.name == "optimal_protocol":
+        algorithm = _differentiable(algorithm)
+    if question.name == "simulate":
+        arguments["method"] = _simulation_method(algorithm)
+    if question.name == "exit_time by runs":
+        on_data = {"fixed data", "epochs"} & set(algorithm.kinds)
+        arguments["method"] = "direct" if on_data else _simulation_method(algorithm)
+    if question.name == "sweep" and algorithm.kinds == ("other batch",):
+        arguments["solver"] = "solve_ode"  # runs need an integer batch size
+    elif question.name == "sweep":
+        arguments["method"] = _simulation_method(algorithm)
+    objects = {"problem": problem, "algorithm": algorithm, "start": start}
+    if question.name == "expect":
+        objects["result"] = start
+    accepted = inspect.signature(question.load()).parameters
+    return {name: value for name, value in objects.items() if name in accepted} | arguments
+
+
+def all_arguments(question: Question, problem: Any, algorithm: Any, start: Any) -> dict[str, Any]:
+    """The arguments of a small call, and the defaults of all others."""
+    parameters = inspect.signature(question.load()).parameters.values()
+    defaults = {one.name: one.default for one in parameters if one.default is not one.empty}
+    return defaults | small_arguments(question, problem, algorithm, start)
+
+
+def _simulation_method(algorithm: Any) -> str:
+    """A coordinatewise update has no exact chain."""
+    return "direct" if "coordinatewise update" in algorithm.kinds else "exact"
+
+
+def _differentiable(algorithm: Any) -> Any:
+    """An algorithm of the same kinds whose update has a gradient."""
+    if "coordinatewise update" in algorithm.kinds:
+        return algorithm.replace(update=sgd.updates.adam(memory=1.0))
+    if "other update" in algorithm.kinds:
+        return algorithm.replace(update=sgd.updates.momentum(0.5))
+    return algorithm
