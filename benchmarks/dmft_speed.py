@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 SIZES = {  # paths, steps
     "small": {"GD": (4096, 40), "SGD": (4096, 40), "ReLU": (1024, 6)},
@@ -46,7 +47,11 @@ def solved(case: str, paths: int, steps: int, dtype: str) -> dict[str, float]:
         problem = sgd.TeacherStudent(width=8, teacher_width=3, activation="relu", noise=0.05)
         algorithm = sgd.MultiPassSGD(lr=0.2, samples_per_dimension=3.0, batch_fraction=0.5)
         begin = sgd.random_start(problem, dimension=1000, seed=1)
-    more = {"steps": [steps], "paths": paths, "dtype": dtype, "progress": False}
+    more: dict[str, Any] = {"steps": [steps], "paths": paths, "progress": False}
+    if hasattr(sgd, "DMFT"):
+        more["method"] = sgd.DMFT(dtype=dtype)
+    else:  # an older checkout, in which the options were arguments
+        more["dtype"] = dtype
     sgd.solve_dmft(problem, algorithm, begin, **more)
     began, busy = time.perf_counter(), time.process_time()
     found = sgd.solve_dmft(problem, algorithm, begin, **more)

@@ -65,6 +65,7 @@ if TYPE_CHECKING:
     from sgdynamics.dynamics.interface import Dynamics as Dynamics
     from sgdynamics.expectations.interface import Expectation as Expectation
     from sgdynamics.expectations.interface import Moments as Moments
+    from sgdynamics.fixed_data.options import DMFT as DMFT
     from sgdynamics.mean_field.particles import mean_field_random_start as mean_field_random_start
     from sgdynamics.mean_field.particles import solve_mean_field as solve_mean_field
     from sgdynamics.plotting import plot as plot
@@ -111,6 +112,7 @@ if TYPE_CHECKING:
 _PACKAGE_OF = {
     "Activation": "sgdynamics.problems.activations",
     "Certificate": "sgdynamics.analysis.certificate",
+    "DMFT": "sgdynamics.fixed_data.options",
     "DataSpectrum": "sgdynamics.samples.real_data",
     "Dynamics": "sgdynamics.dynamics.interface",
     "EarlyStopping": "sgdynamics.analysis.early_stopping",

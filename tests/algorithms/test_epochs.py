@@ -512,7 +512,7 @@ def test_correlated_tokens_and_eigenvalues(order):
         cells=16,
         paths=16 * 1024,
         replicates=16,
-        dtype="float32",
+        method=sgd.DMFT(dtype="float32"),
     )
     runs = sgd.simulate(
         problem, algorithm, begin, alpha=alpha, dimension=d, runs=64, seed=1, dtype="float32"

@@ -131,7 +131,7 @@ def steps(sgd: Any, name: str, problem: Any) -> Iterator[tuple[str, Callable[[],
     from sgdynamics.fixed_data.dmft import Points, Sweep
     from sgdynamics.fixed_data.paths import advanced as steps_of_paths
     from sgdynamics.fixed_data.response_form import advanced as steps_of_kernels
-    from sgdynamics.fixed_data.response_sweep import KernelSweep
+    from sgdynamics.fixed_data.response_sweep import ResponseSweep
     from sgdynamics.ode.drift import drift
     from sgdynamics.problems.starts import Start
     from sgdynamics.sde.scheme import SdePaths
@@ -237,7 +237,7 @@ def steps(sgd: Any, name: str, problem: Any) -> Iterator[tuple[str, Callable[[],
             ),
         )
     if name == "erf":
-        kernels = KernelSweep(problem, sgd.MultiPassSGD(), 64, 1, 0, 2, 1e-5, np.dtype("float64"))
+        kernels = ResponseSweep(problem, sgd.MultiPassSGD(), 64, 1, 0, 2, 1e-5, np.dtype("float64"))
         kernels.make_room(4, None, None)
         fields = kernels.initial(
             Start(*(part[:1] for part in (start.M_blocks, start.Q_blocks, start.a))),
@@ -245,7 +245,7 @@ def steps(sgd: Any, name: str, problem: Any) -> Iterator[tuple[str, Callable[[],
         )[0].paths
         more = (np.bool_(False), None, np.int64(0), np.zeros(1, dtype=np.int64), np.int64(2))
         yield (
-            "kernel form",
+            "response form",
             lambda: steps_of_kernels.__wrapped__(kernels.setup, kernels.numbers[:3], fields, *more),
         )
 

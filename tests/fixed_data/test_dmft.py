@@ -147,7 +147,7 @@ def test_two_times_of_ridge_regression():
         steps=[60],
         paths=REPLICATES * 2048,
         replicates=REPLICATES,
-        rank=30,
+        method=sgd.DMFT(rank=30),
     )
     assert longer.attrs["rank"] < 20
     close(longer, "train_risk", np.array([regression(60, 60, 0.0)[2]]))
@@ -347,7 +347,7 @@ def test_bad_input():
     with pytest.raises(
         ValueError, match=r"need 0\.\d+ GB, and 0.001 GB are available. Use fewer paths"
     ):
-        sgd.solve_dmft(problem, descent, start, steps=[100], memory=1e-3)
+        sgd.solve_dmft(problem, descent, start, steps=[100], method=sgd.DMFT(memory=1e-3))
     with pytest.raises(ValueError, match="paths = 10"):
         sgd.solve_dmft(problem, descent, start, steps=[1], paths=10)
     with pytest.raises(ValueError, match="exactly one of"):
@@ -367,7 +367,7 @@ def test_bad_input():
         ):
             sgd.solve_dmft(problem, descent, start, **{name: [value]})
     assert time.perf_counter() - began < 2
-    numbers = {"paths": REPLICATES * 2048, "replicates": REPLICATES, "rank": 2}
+    numbers = {"paths": REPLICATES * 2048, "replicates": REPLICATES, "method": sgd.DMFT(rank=2)}
     with pytest.raises(
         ValueError,
         match=r"rank = 2: the basis was full at step \d of 60. Increase rank or tolerance.",
@@ -398,7 +398,7 @@ def test_direct_simulation_at_a_thousand_dimensions(name):
         steps=steps,
         paths=1 << 17,
         replicates=REPLICATES,
-        dtype="float32",
+        method=sgd.DMFT(dtype="float32"),
     )
     runs = {"dimension": 1000, "runs": 40, "seed": 3, "method": "direct", "dtype": "float32"}
     table = sgd.compare(

@@ -245,7 +245,9 @@ def linear_epochs(**memory):
     begin = sgd.start(problem, M=[[0.0]], Q=[[1e-12]])
     algorithm = sgd.EpochSGD(0.3, 1.5, order="replacement")
     more = {"paths": 2048, "replicates": 2, "cells": 8, "progress": False}
-    found = sgd.solve_dmft(problem, algorithm, begin, alpha=[30.0], **more, **memory)
+    found = sgd.solve_dmft(
+        problem, algorithm, begin, alpha=[30.0], **more, method=sgd.DMFT(**memory)
+    )
     return (
         found,
         2 * float(found["excess_risk"][0, 0]),
@@ -271,15 +273,26 @@ def test_bounded_memory_is_checked_before_work():
     problem = sgd.TeacherStudent(width=2, activation="erf")
     begin = sgd.random_start(problem, dimension=100, seed=0)
     descent = sgd.GradientDescent(lr=0.1)
-    for given, match in (
-        ({"keep": 8}, "keep = 8.*memory_directions="),
-        ({"memory_directions": 10}, "memory_directions = 10: for this width give 15 or more"),
-        ({"memory_directions": 40, "keep": 39}, "keep = 39: of memory_directions = 40 at most 33"),
-        ({"memory_directions": 40, "rank": 4}, "rank = 4: memory_directions="),
-        ({"memory_directions": 40, "two_time": True}, "memory_directions = 40: C and R"),
+    for options, match in (
+        ({"keep": 8}, "keep = 8: only used together with memory_directions"),
+        (
+            {"memory_directions": 10},
+            "memory_directions = 10: too few for this width. Use 15 or more",
+        ),
+        ({"memory_directions": 40, "keep": 39}, "keep = 39: must be between 8 and 33"),
+        ({"memory_directions": 40, "rank": 4}, "rank = 4: memory_directions limits"),
     ):
         with pytest.raises(ValueError, match=match):
-            sgd.solve_dmft(problem, descent, begin, steps=[100], **given)
+            sgd.solve_dmft(problem, descent, begin, steps=[100], method=sgd.DMFT(**options))
+    with pytest.raises(ValueError, match="memory_directions = 40: C and R"):
+        sgd.solve_dmft(
+            problem,
+            descent,
+            begin,
+            steps=[100],
+            two_time=True,
+            method=sgd.DMFT(memory_directions=40),
+        )
 
 
 def test_bins_of_steps_grow_with_age():

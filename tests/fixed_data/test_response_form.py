@@ -1,7 +1,8 @@
-"""DMFT in the kernel form: against its equations written out, exact equations of a linear network with a spectrum, projections, runs."""
+"""DMFT in the response form: against its equations written out, exact equations of a linear network with a spectrum, projections, runs."""
 
 from __future__ import annotations
 
+import dataclasses
 import time
 
 import jax
@@ -13,7 +14,7 @@ import sgdynamics as sgd
 from sgdynamics.base.progress import meter
 from sgdynamics.fixed_data import response_sweep
 from sgdynamics.fixed_data.dmft import Points, Sweep
-from sgdynamics.fixed_data.response_sweep import KernelSweep, NothingNew
+from sgdynamics.fixed_data.response_sweep import DependentFields, ResponseSweep
 from sgdynamics.problems.starts import Start
 from sgdynamics.solvers import dmft
 from tests.conftest import FALSE_ALARM
@@ -124,7 +125,7 @@ def test_equations_written_out(constraint):
     algorithm = sgd.MultiPassSGD(lr=0.4, samples_per_dimension=2.0, batch_fraction=0.4)
     steps = 5
     with jax.enable_x64(True):
-        sweep = sweep_of(KernelSweep, problem, algorithm, 512, steps, 2)
+        sweep = sweep_of(ResponseSweep, problem, algorithm, 512, steps, 2)
         groups = sweep.initial(first_run(start), Points(sweep))
         sweep.advance(groups, None, 0, 2, sweep.most)
         sweep.advance(groups, None, 2, steps, sweep.most)
@@ -190,7 +191,7 @@ def test_the_equations_in_two_times_with_one_block():
     np.testing.assert_allclose(residual, expected[1], rtol=0, atol=1e-12)
 
 
-def linear_spectrum(each, epochs=2, cells=8, replicates=REPLICATES, kind=KernelSweep):
+def linear_spectrum(each, epochs=2, cells=8, replicates=REPLICATES, kind=ResponseSweep):
     """Distances (replicate, time, block) and training residual of replicates over their exact values, of a linear unit."""
     e, f = np.array(BLOCKS).T
     problem = sgd.TeacherStudent(width=1, activation="linear", noise=0.1, covariance=BLOCKS)
@@ -252,10 +253,10 @@ def test_sampling_error_of_derivatives_is_no_noise(monkeypatch):
 def in_law(problem, algorithm, start, **when):
     numbers = {"paths": REPLICATES * 4096, "replicates": REPLICATES, "progress": False}
     found, other = (
-        sgd.solve_dmft(problem, algorithm, start, **when, **numbers, form=form)
-        for form in ("kernels", "projections")
+        sgd.solve_dmft(problem, algorithm, start, **when, **numbers, method=sgd.DMFT(form=form))
+        for form in ("response", "projections")
     )
-    assert (found.attrs["form"], other.attrs["form"]) == ("kernels", "projections")
+    assert (found.attrs["form"], other.attrs["form"]) == ("response", "projections")
     names = ["M", "Q", "a", "risk", "train_risk", *(["C", "R"] if when.get("two_time") else [])]
     for name in names:
         error = np.hypot(found[f"{name}_standard_error"], other[f"{name}_standard_error"]).values
@@ -304,8 +305,7 @@ def test_direct_runs_of_three_epochs():
         "replicates": REPLICATES,
         "progress": False,
         "cells": 32,
-        "form": "kernels",
-        "dtype": "float32",
+        "method": sgd.DMFT(form="response", dtype="float32"),
     }
     theory = sgd.solve_dmft(problem, algorithm, start, alpha=alpha, **numbers)
     assert theory.attrs["error_storage"] < 1e-3
@@ -349,7 +349,7 @@ def test_all_chunks_and_sets_at_once(monkeypatch):
 
     def found():
         with jax.enable_x64(True):
-            sweep, start = made(KernelSweep, 2, 2048)
+            sweep, start = made(ResponseSweep, 2, 2048)
             return solved(sweep, start, [0, 3, 9])
 
     alone = found()
@@ -371,17 +371,17 @@ def test_paths_are_those_of_one_block():
             paths = sweep.initial(first_run(start), Points(sweep))[0].paths
         names = (
             ("z", "g", "fresh", "fields", "signals")
-            if kind is KernelSweep
+            if kind is ResponseSweep
             else ("P", "A", "fields", "signals")
         )
         return sum(np.size(getattr(paths, name)) for name in names) / sweep.each
 
     kernels, projections = (
-        [numbers_a_path(kind, blocks) for blocks in (1, 8)] for kind in (KernelSweep, Sweep)
+        [numbers_a_path(kind, blocks) for blocks in (1, 8)] for kind in (ResponseSweep, Sweep)
     )
     assert kernels[0] == kernels[1]
     assert projections[1] > 4 * projections[0]
-    sizes = [made(KernelSweep, blocks, 1 << 14)[0].bytes for blocks in (1, 8)]
+    sizes = [made(ResponseSweep, blocks, 1 << 14)[0].bytes for blocks in (1, 8)]
     assert sizes[1] < 1.05 * sizes[0]  # and what there is for each block is small beside it
 
 
@@ -400,15 +400,22 @@ def test_time_of_eight_blocks():
                 taken.append(time.perf_counter() - began)
         return min(taken)
 
-    assert seconds(KernelSweep, 8) < 2 * seconds(KernelSweep, 1)
-    assert seconds(Sweep, 8) > 2 * seconds(KernelSweep, 8)
+    assert seconds(ResponseSweep, 8) < 2 * seconds(ResponseSweep, 1)
+    assert seconds(Sweep, 8) > 2 * seconds(ResponseSweep, 8)
 
 
 def chosen(monkeypatch, problem, algorithm, start, **more):
     """The form that would be taken."""
     monkeypatch.setattr(dmft, "_answer", lambda asked, kind: kind.form)
-    return sgd.solve_dmft.__wrapped__(
-        problem, algorithm, start, **{"steps": [10], "paths": 8192, "progress": False} | more
+    names = [field.name for field in dataclasses.fields(sgd.DMFT)]
+    arguments = {name: value for name, value in more.items() if name not in names}
+    options = {name: value for name, value in more.items() if name in names}
+    return sgd.solve_dmft.__wrapped__.__wrapped__(
+        problem,
+        algorithm,
+        start,
+        method=sgd.DMFT(**options),
+        **{"steps": [10], "paths": 8192, "progress": False} | arguments,
     )
 
 
@@ -426,11 +433,11 @@ def test_which_form_is_taken(monkeypatch):
     }
     epochs = {"steps": None, "alpha": [3.0]}
     for problem, algorithm, more, form in (
-        (many, noisy, {}, "kernels"),
-        (many, sgd.EpochSGD(), epochs, "kernels"),
+        (many, noisy, {}, "response"),
+        (many, sgd.EpochSGD(), epochs, "response"),
         (steep, sgd.EpochSGD(), epochs, "projections"),
         (few, noisy, {}, "projections"),
-        (few, noisy, {"form": "kernels"}, "kernels"),
+        (few, noisy, {"form": "response"}, "response"),
         (many, noisy, {"form": "projections"}, "projections"),
         (many, noisy, {"paths": 1024}, "projections"),
         (many, noisy, {"rank": 4}, "projections"),
@@ -451,7 +458,7 @@ def test_what_it_is_not_for_is_refused_by_name(monkeypatch):
     noisy = sgd.MultiPassSGD(batch_fraction=0.5)
     mixture = sgd.GaussianMixture("binary", width=1, snr=3.0)
     at_rest = sgd.start(problem, M=np.zeros((2, 1, 1)), Q=np.zeros((2, 1, 1)))
-    own = "form = 'kernels': it needs noise of its own in every step"
+    own = "form = 'response': each step must add noise of its own"
     for problem_, algorithm, begin, more, match in (
         (problem, noisy, start, {"form": "blocks"}, "form = 'blocks'"),
         (problem, sgd.GradientDescent(), start, {}, own),
@@ -463,27 +470,28 @@ def test_what_it_is_not_for_is_refused_by_name(monkeypatch):
             noisy,
             sgd.random_start(mixture, dimension=200, seed=0),
             {},
-            "one centred input a sample: not for mixtures",
+            "this form supports samples of one centred input",
         ),
-        (problem, noisy, start, {"rank": 4}, "it has no directions: leave out rank="),
+        (problem, noisy, start, {"rank": 4}, "this form has no basis of directions. Omit rank"),
         (
             problem,
             noisy,
             start,
             {"memory_directions": 20},
-            "it has no directions: leave out memory_directions=",
+            "this form has no basis of directions. Omit memory_directions",
         ),
-        (problem, noisy, at_rest, {"two_time": True}, "no R of time 0"),
+        (problem, noisy, at_rest, {"two_time": True}, "R at time 0 does not exist"),
         (
             problem,
             noisy,
             start,
             {"steps": [100]},
-            "paths = 8192: form='kernels' needs 54.86 of a replicate for each row of 100 steps: take 32768",
+            "paths = 8192: form='response' needs 54.86 paths of a replicate for each row of 100 steps. "
+            "Use paths = 32768 or more",
         ),
     ):
         with pytest.raises(ValueError, match=match):
-            chosen(monkeypatch, problem_, algorithm, begin, **{"form": "kernels"} | more)
+            chosen(monkeypatch, problem_, algorithm, begin, **{"form": "response"} | more)
 
 
 def test_memory_is_known_before_the_start():
@@ -491,35 +499,42 @@ def test_memory_is_known_before_the_start():
     start = sgd.random_start(problem, dimension=200, seed=0)
     with pytest.raises(
         ValueError,
-        match=r"need 0\.0\d+ GB, and 0.001 GB are available. Use fewer paths or steps, dtype='float32'",
+        match=r"need 0\.0\d+ GB, and 0.001 GB are available. Use fewer paths or steps, sgd.simulate, or sgd.DMFT",
     ):
-        sgd.solve_dmft(problem, sgd.MultiPassSGD(), start, steps=[50], paths=16384, memory=1e-3)
+        sgd.solve_dmft(
+            problem,
+            sgd.MultiPassSGD(),
+            start,
+            steps=[50],
+            paths=16384,
+            method=sgd.DMFT(memory=1e-3),
+        )
 
 
 def test_where_fields_bring_nothing_new(monkeypatch):
-    """What the kernel form cannot go on with is solved by projections, with a word, or refused where it was asked for."""
+    """What the response form cannot go on with is solved by projections, with a word, or refused where it was asked for."""
     problem = sgd.TeacherStudent(width=1, activation="erf", covariance=FOUR)
     start = sgd.random_start(problem, dimension=200, seed=0)
     algorithm = sgd.MultiPassSGD(lr=0.2, batch_fraction=0.5)
 
     def answer(asked, kind):
-        if kind is KernelSweep:
-            raise NothingNew("after step 3 nothing is new: take more paths, or form='projections'")
+        if kind is ResponseSweep:
+            raise DependentFields("After step 3. Use form='projections'.")
         return kind.form
 
     monkeypatch.setattr(dmft, "_answer", answer)
     more = {"steps": [4], "paths": 4096, "progress": False}
-    with pytest.warns(UserWarning, match="form='projections', which is taken here"):
+    with pytest.warns(UserWarning, match="form='projections'. The projections are used here"):
         assert sgd.solve_dmft(problem, algorithm, start, **more) == "projections"
-    with pytest.raises(NothingNew, match="after step 3"):
-        sgd.solve_dmft(problem, algorithm, start, form="kernels", **more)
+    with pytest.raises(DependentFields, match="After step 3"):
+        sgd.solve_dmft(problem, algorithm, start, method=sgd.DMFT(form="response"), **more)
 
 
 @pytest.mark.slow
 def test_too_few_paths_are_noticed():
     """Five paths an input: the overlaps of some replicate are not positive."""
     with pytest.raises(
-        NothingNew,
-        match="their overlaps are not positive: take more paths or fewer steps, or form='projections'",
+        DependentFields,
+        match=r"their overlaps are not positive definite. Use more paths, fewer steps or form='projections'",
     ):
         linear_spectrum(256, 4, 16, 32)

@@ -381,7 +381,7 @@ def papers_numbers(one, steps, paths, replicates=16, dtype="float64", **more):
         paths=paths,
         replicates=replicates,
         seed=3,
-        dtype=dtype,
+        method=sgd.DMFT(dtype=dtype),
         **more,
     ).isel(run=0)
     values = {

@@ -14,6 +14,7 @@ from sgdynamics.base import checks
 from sgdynamics.base.controls import Schedule
 from sgdynamics.base.progress import warn
 from sgdynamics.base.support import require
+from sgdynamics.fixed_data.options import DMFT
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.starts import Start
 from sgdynamics.results.datasets import record
@@ -67,9 +68,9 @@ def worth_of_repeats(
     cells : int, optional
         As in ``solve_dmft``.
     dtype : str, default "float64"
-        As in ``solve_dmft``.
+        As in ``sgd.DMFT``.
     memory : float, optional
-        As in ``solve_dmft``.
+        As in ``sgd.DMFT``.
     progress : bool, optional
         A progress bar; unless given on a terminal only.
 
@@ -129,8 +130,7 @@ def worth_of_repeats(
         "seed": seed,
         "replicates": replicates,
         "cells": cells,
-        "dtype": dtype,
-        "memory": memory,
+        "method": DMFT(dtype=dtype, memory=memory),
     }
     repeated = solve_dmft(
         problem, algorithm, start, alpha=each * np.arange(count + 1), **more, progress=progress

@@ -177,7 +177,7 @@ def _statement(result: xr.Dataset) -> dict[str, Any]:
     else:
         scale = problem["width"] if method.times_per_width else 1
         run["times"] = (result["t"].values * scale).tolist()
-    accepted = inspect.signature(entry.load()).parameters
+    accepted = _arguments(entry.load(), ())
     run[name] = {
         key: _plain(result.attrs[key])
         for key in RECORDED_ARGUMENTS
@@ -254,7 +254,7 @@ def _method_arguments(name: str, table: Mapping[str, Any], problem: Any) -> dict
         )
     checks.known_names(f"[run.{name}]", own, _arguments(entry.load(), ("method", *CLOCKS)))
     shared = {key: table[key] for key in method.run_keys if key in table}
-    arguments = {**shared, **own, **method.arguments}
+    arguments = {**shared, **_with_options(entry.load(), own), **method.arguments}
     has_spectrum = getattr(problem, "spectrum", None) is not None
     if "dimension" in method.run_keys and "dimension" not in arguments and not has_spectrum:
         raise ValueError(f"[run]: the method {name!r} needs a dimension. Set dimension = ...")
@@ -366,6 +366,7 @@ def sweep_call(record: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
     }
     arguments = {**defaults, **own, **(method.arguments if method else {})}
     arguments = {key: value for key, value in arguments.items() if key not in varied}
+    arguments = _with_options(entry.load(), arguments)
     problem = problem_from(record["problem"])
     if method is not None and method.times_per_width and "times" in arguments:
         if {"width", "problem.width"} & set(varied):
@@ -490,13 +491,32 @@ def _values(name: str, value: object) -> list[Any]:
 
 
 def _arguments(function: Callable[..., Any], excluded: tuple[str, ...]) -> tuple[str, ...]:
-    """The keyword-only arguments of a function that a file may set."""
-    return tuple(
+    """The keyword-only arguments of a function that a file may set, and the fields of its options."""
+    names = [
         parameter.name
         for parameter in inspect.signature(function).parameters.values()
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY
         and parameter.name not in ("progress", *excluded)
+    ]
+    return (*names, *_option_names(function))
+
+
+def _option_names(function: Callable[..., Any]) -> tuple[str, ...]:
+    """The fields of the options object, such as `sgd.DMFT`, that a solver takes as `method`."""
+    method = inspect.signature(function).parameters.get("method")
+    return (
+        tuple(method.default.describe()) if hasattr(method and method.default, "describe") else ()
     )
+
+
+def _with_options(function: Callable[..., Any], table: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a function from a table in which the fields of its options are plain keys."""
+    options = {key: table[key] for key in _option_names(function) if key in table}
+    if not options:
+        return dict(table)
+    default = inspect.signature(function).parameters["method"].default
+    arguments = {key: value for key, value in table.items() if key not in options}
+    return {**arguments, "method": default.replace(**options)}
 
 
 def _plain(value: object) -> Any:

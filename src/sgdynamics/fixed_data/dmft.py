@@ -78,7 +78,7 @@ def within_reach(
             "steps",
             int(step[-1]),
             f"with {sweep.each * sweep.replicates} paths and up to {directions:.3g} directions they need {work:.2g} "
-            f"multiplications, about {days:.2g} days. Use fewer steps or paths, rank where the algorithm is smooth, or sgd.simulate.",
+            f"multiplications, about {days:.2g} days. Use fewer steps or paths, sgd.DMFT(rank=...) if the algorithm is smooth, or sgd.simulate.",
         )
 
 
@@ -88,8 +88,8 @@ class Sweep:
     form: ClassVar[str] = "projections"
     quasi_random: ClassVar[bool] = True  # also of the first directions
     less_memory: ClassVar[str] = (
-        "Use fewer paths or steps, dtype='float32', rank where the algorithm is smooth (gradient descent needs far fewer "
-        "directions than steps), memory_directions, or sgd.simulate."
+        "Use fewer paths or steps, sgd.simulate, or an option of sgd.DMFT: dtype='float32', "
+        "memory_directions, or rank (gradient descent needs far fewer directions than steps)."
     )
     sweeps_a_pair: ClassVar[int] = 1  # more, at each save point, for two times
 

@@ -23,6 +23,7 @@ from jaxtyping import Float
 from sgdynamics.base import checks
 from sgdynamics.base.arrays import Numeric
 from sgdynamics.fixed_data.conditioning import Setup
+from sgdynamics.fixed_data.options import DMFT
 from sgdynamics.fixed_data.path_state import Paths, Places
 
 LEAST_BINS = 4  # of steps
@@ -39,29 +40,25 @@ class Memory:
     keep: int
 
     @staticmethod
-    def checked(setup: Setup, directions: int | None, keep: int | None) -> Memory | None:
-        """From the arguments `memory_directions` and `keep`; None where nothing is to be forgotten."""
+    def from_options(setup: Setup, options: DMFT) -> Memory | None:
+        """The memory that the options describe; None if no direction is ever discarded."""
+        directions, keep = options.memory_directions, options.keep
         if directions is None:
-            if keep is not None:
-                raise checks.reject(
-                    "keep",
-                    keep,
-                    "these are what is kept of memory_directions=: give that too, or leave it out",
-                )
             return None
-        directions = checks.whole("memory_directions", directions, 1)
-        least = setup.first + 2 * setup.opened
+        per_step = setup.first + 2 * setup.opened
         fewest = LEAST_BINS * setup.structure.width
-        if directions < fewest + least:
-            raise checks.reject(
-                "memory_directions", directions, f"for this width give {fewest + least} or more"
-            )
+        if directions < fewest + per_step:
+            fix = f"too few for this width. Use {fewest + per_step} or more."
+            raise checks.reject("memory_directions", directions, fix)
         if keep is None:
-            return Memory(directions, max(fewest, min(directions // 2, directions - least)))
-        keep = checks.whole("keep", keep, fewest)
-        if keep > directions - least:
-            fix = f"of memory_directions = {directions} at most {directions - least} can be kept, so that a step has room: give less"
-            raise checks.reject("keep", keep, fix)
+            return Memory(directions, max(fewest, min(directions // 2, directions - per_step)))
+        if not fewest <= keep <= directions - per_step:
+            raise checks.reject(
+                "keep",
+                keep,
+                f"must be between {fewest} and {directions - per_step} for this width and "
+                f"memory_directions = {directions}.",
+            )
         return Memory(directions, keep)
 
     def over(self, setup: Setup, ratio: int) -> Memory:

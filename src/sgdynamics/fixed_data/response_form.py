@@ -1,4 +1,4 @@
-"""Paths of the effective process in the kernel form: whatever the number of covariance blocks, a step reads the paths of one of them.
+"""Paths of the effective process in the response form: whatever the number of covariance blocks, a step reads the paths of one of them.
 
 What is known of a path are its fields, not the data behind them. With e_b, f_b the eigenvalue and share of block b, and the signals and the
 rows W(0), W(1), ... as the vectors v, of which block b has the overlaps G_b = v_b v_b^T (P_b, M_b and C_b(t, t') in one matrix),
@@ -63,7 +63,7 @@ class Scalars(NamedTuple):
     on_g: Float[Numeric, "p room"]  # and from earlier gradients
 
 
-class Kernels(NamedTuple):
+class ResponsePaths(NamedTuple):
     """One set of paths, cut into chunks; z and g are kept in the dtype of storage, all else in float64."""
 
     z: Float[Array, "chunks room n"]
@@ -123,7 +123,7 @@ def initial(
     noise: Float[Numeric, "n draws"],
     uniform: Float[Numeric, " n"],
     origins: Numeric,
-) -> Kernels:
+) -> ResponsePaths:
     """One set of paths at step 0, in one chunk, with nothing summed yet. `given`: parameters, algorithm, sizes of the blocks."""
     parameters, algorithm, sizes = given
     structure, sample = setup.structure, setup.structure.sample
@@ -158,7 +158,7 @@ def initial(
     )
     selected = first_selection(algorithm, uniform) if setup.selects else jnp.ones(n, bool)
     draws = sample.drawn(parameters, noise)
-    return Kernels(
+    return ResponsePaths(
         z=jnp.zeros((1, room, n), storage).at[0, :k].set(normals[:k].astype(storage)),
         g=jnp.zeros((1, room, n), storage),
         fresh=normals[None, k:first].astype(storage),
@@ -177,7 +177,7 @@ _LAST = ("z", "g", "fresh")  # whose paths are in the last axis
 _FIRST = ("fields", "selected", "signals", "given")
 
 
-def cut(paths: Kernels, chunks: int) -> Kernels:
+def cut(paths: ResponsePaths, chunks: int) -> ResponsePaths:
     """The same paths, of one chunk, in so many."""
 
     def last(leaf: Numeric) -> Numeric:
@@ -193,7 +193,7 @@ def cut(paths: Kernels, chunks: int) -> Kernels:
 
 
 @partial(jax.jit, static_argnums=1)
-def widened(paths: Kernels, room: int) -> Kernels:
+def widened(paths: ResponsePaths, room: int) -> ResponsePaths:
     """Sets of paths (leading axis) with memory for more slots."""
     more = room - paths.z.shape[2]
 
@@ -353,7 +353,7 @@ def _visit(
     return Sums(on_z, on_g, pull), (fields, new)
 
 
-def _normals(setup: Setup, paths: Kernels, number: Whole) -> Float[Numeric, "chunks p n"]:
+def _normals(setup: Setup, paths: ResponsePaths, number: Whole) -> Float[Numeric, "chunks p n"]:
     """z of a time."""
     chunks, p, n = paths.fresh.shape
     high = (number * p + jnp.arange(p)).astype(jnp.uint64)[:, None] << np.uint64(32)
@@ -362,8 +362,13 @@ def _normals(setup: Setup, paths: Kernels, number: Whole) -> Float[Numeric, "chu
 
 
 def _pass(
-    setup: Setup, given: tuple[Any, ...], paths: Kernels, ahead: Whole, settled: Any, visits: Any
-) -> Kernels:
+    setup: Setup,
+    given: tuple[Any, ...],
+    paths: ResponsePaths,
+    ahead: Whole,
+    settled: Any,
+    visits: Any,
+) -> ResponsePaths:
     """One set of paths at the time `ahead`, of the weights as they stand."""
     chunks, n = paths.selected.shape
     numbers = numbers_of_step(given[0], given[1], ahead)
@@ -417,13 +422,13 @@ def slots(setup: Setup, steps: Any) -> Any:
 def advanced(
     setup: Setup,
     given: tuple[Any, ...],
-    paths: Kernels,
+    paths: ResponsePaths,
     settled: Any,
     visited: Visits | None,
     number: Whole,
     good: Int[Numeric, " sets"],
     end: Whole,
-) -> tuple[Kernels, Whole, Int[Numeric, " sets"]]:
+) -> tuple[ResponsePaths, Whole, Int[Numeric, " sets"]]:
     """Sets of paths (leading axis) from step `number` to `end`, or as far as memory lasts; with the sums of the start unless `settled`.
 
     `given`: parameters, algorithm, sizes of the blocks. `visited`: `algorithms.epochs.Visits`, or None. `good`: the last steps whose
@@ -435,7 +440,7 @@ def advanced(
         number, _, _, settled = carry
         return ~settled | ((number < end) & (slots(setup, number + 1) <= room))
 
-    def moved(paths: Kernels, number: Whole) -> tuple[Scalars, Any, Any]:
+    def moved(paths: ResponsePaths, number: Whole) -> tuple[Scalars, Any, Any]:
         scalars, fine, new = _plan(setup, given, paths.scalars, paths.sums, number)
         return scalars, jnp.where((paths.lost < 0) & ~new, number, paths.lost), fine
 
@@ -464,7 +469,9 @@ def advanced(
     return paths, number, good
 
 
-def observe(setup: Setup, parameters: Numbers, paths: Kernels, number: Whole) -> dict[str, Any]:
+def observe(
+    setup: Setup, parameters: Numbers, paths: ResponsePaths, number: Whole
+) -> dict[str, Any]:
     """M, Q (block by block), a and the mean loss over the paths, of one set at its present step."""
     structure = setup.structure
     k, p, one = structure.signals, structure.width, paths.scalars

@@ -1,4 +1,4 @@
-"""DMFT in the kernel form (`fixed_data.response_form`): which problems and algorithms it is for, and the sweep over its steps."""
+"""DMFT in the response form (`fixed_data.response_form`): which problems and algorithms it is for, and the sweep over its steps."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from sgdynamics.samples.input_covariance import eigenvalues
 
 ORDERS = ("reshuffle", "replacement")  # of epochs
 A_ROW = 10  # paths for each input, a signal or a row at some time: with half as many the overlaps need not be positive
-DIMENSIONS_A_ROW = 2.0  # that count (`paths_a_row`), likewise: 2.2 were enough, 1.1 were not
+DIMENSIONS_A_ROW = 2.0  # that count (`paths_per_row`), likewise: 2.2 were enough, 1.1 were not
 FEW_BLOCKS = (
     4  # from so many on this form is taken unless another is asked for: below, it saves little
 )
@@ -33,25 +33,28 @@ MOST_FRACTION = 0.5
 CHUNK = 256  # paths at a time on a CPU: they stay in its cache
 
 
-class NothingNew(ValueError):
-    """Fields that follow from earlier ones: the kernel form has no derivatives in them."""
+class DependentFields(ValueError):
+    """Fields that follow from earlier ones: the response form has no derivatives in them."""
 
 
-def hindrance(problem: Problem, algorithm: FixedData) -> str:
+def response_form_obstacle(problem: Problem, algorithm: FixedData) -> str:
     """Why this form is not for a problem and an algorithm; empty where it is."""
     sample = problem.structure.sample
     fresh = type(algorithm) is MultiPassSGD and algorithm.batch_fraction <= MOST_FRACTION
     if not fresh and algorithm.order not in ORDERS:
         return (
-            f"it needs noise of its own in every step: sgd.MultiPassSGD with batch_fraction at most {MOST_FRACTION}, or sgd.EpochSGD of "
-            "order 'reshuffle' or 'replacement'"
+            "each step must add noise of its own. Use sgd.MultiPassSGD with batch_fraction at most "
+            f"{MOST_FRACTION}, or sgd.EpochSGD with order 'reshuffle' or 'replacement'"
         )
     if sample.tokens is not None or not sample.centred or sample.noisy_inputs or sample.contexts:
-        return "it is for one centred input a sample: not for mixtures, means, tokens, or noise on the inputs"
+        return (
+            "this form supports samples of one centred input, without input noise. "
+            "Use such a problem"
+        )
     return ""
 
 
-def paths_a_row(problem: Problem, algorithm: FixedData) -> float:
+def paths_per_row(problem: Problem, algorithm: FixedData) -> float:
     """Paths of a set for each input: enough, and so many that what sampling adds is less than the noise there is in every block.
 
     Rows that move by noise have N_b as l_b^2 d_b, with all N_b together the inputs: d_b is above N_b in all blocks where
@@ -66,7 +69,7 @@ def paths_a_row(problem: Problem, algorithm: FixedData) -> float:
 
 def paths_needed(problem: Problem, algorithm: FixedData, steps: float) -> float:
     """The same for all inputs that are known after so many steps."""
-    return paths_a_row(problem, algorithm) * response_form.slots(
+    return paths_per_row(problem, algorithm) * response_form.slots(
         Setup(problem.structure, True, False), steps
     )
 
@@ -83,12 +86,14 @@ def singular(problem: Problem, begin: Start) -> bool:
     )
 
 
-class KernelSweep(Sweep):
-    """Replicates of the effective process in the kernel form."""
+class ResponseSweep(Sweep):
+    """Replicates of the effective process in the response form."""
 
-    form: ClassVar[str] = "kernels"
+    form: ClassVar[str] = "response"
     quasi_random: ClassVar[bool] = False
-    less_memory: ClassVar[str] = "Use fewer paths or steps, dtype='float32', or sgd.simulate."
+    less_memory: ClassVar[str] = (
+        "Use fewer paths or steps, sgd.simulate, or sgd.DMFT(dtype='float32')."
+    )
     sweeps_a_pair: ClassVar[int] = 0
 
     @property
@@ -139,9 +144,10 @@ class KernelSweep(Sweep):
         lost = np.concatenate([np.asarray(group.paths.lost) for group in groups])
         if np.any(lost >= 0):
             where = int(lost[lost >= 0].min())
-            raise NothingNew(
-                f"after step {where} the fields of {self.each} paths a replicate follow from earlier ones, or their overlaps are not "
-                "positive: take more paths or fewer steps, or form='projections'"
+            raise DependentFields(
+                f"After step {where} the fields of the {self.each} paths of a replicate are linear "
+                "combinations of earlier fields, or their overlaps are not positive definite. Use "
+                "more paths, fewer steps or form='projections'."
             )
 
     def check_paths(self, steps: int, rank: int | None) -> None:
@@ -163,7 +169,7 @@ class KernelSweep(Sweep):
 class _Group:
     """Replicates that go together (leading axis), where they stand, and the last steps at which they were finite."""
 
-    paths: response_form.Kernels
+    paths: response_form.ResponsePaths
     sets: int
     number: int = 0
     settled: bool = False
@@ -208,7 +214,7 @@ class _Group:
 class _Pairs:
     """C and R at pairs of save points, which this form has anyway."""
 
-    def __init__(self, sweep: KernelSweep) -> None:
+    def __init__(self, sweep: ResponseSweep) -> None:
         self.sweep = sweep
         self.steps: list[int] = []
 
@@ -256,8 +262,8 @@ def _initial(
     noise: Float[Numeric, "sets n draws"],
     uniform: Float[Numeric, "sets n"],
     origins: Numeric,
-) -> response_form.Kernels:
-    def one(*drawn: Any) -> response_form.Kernels:
+) -> response_form.ResponsePaths:
+    def one(*drawn: Any) -> response_form.ResponsePaths:
         return response_form.cut(
             response_form.initial(setup, room, np.dtype(storage), given, start, head, *drawn),
             chunks,
@@ -268,6 +274,6 @@ def _initial(
 
 @partial(jax.jit, static_argnums=0)
 def _observe(
-    setup: Setup, parameters: Numbers, paths: response_form.Kernels, number: Any
+    setup: Setup, parameters: Numbers, paths: response_form.ResponsePaths, number: Any
 ) -> dict[str, Any]:
     return jax.vmap(lambda one: response_form.observe(setup, parameters, one, number))(paths)

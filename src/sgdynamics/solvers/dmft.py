@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from copy import copy
@@ -22,13 +23,14 @@ from sgdynamics.base.progress import Cost, Meter, meter, warn
 from sgdynamics.base.support import require
 from sgdynamics.fixed_data.dmft import FEWER, FEWEST_PATHS, ROUNDING, Sweep, within_reach
 from sgdynamics.fixed_data.forgetting import Memory
+from sgdynamics.fixed_data.options import DMFT
 from sgdynamics.fixed_data.response_sweep import (
     FEW_BLOCKS,
-    KernelSweep,
-    NothingNew,
-    hindrance,
-    paths_a_row,
+    DependentFields,
+    ResponseSweep,
     paths_needed,
+    paths_per_row,
+    response_form_obstacle,
     singular,
 )
 from sgdynamics.problems.problem import Problem
@@ -39,12 +41,17 @@ from sgdynamics.results.variables import STANDARD_ERROR, VARIABLES
 from sgdynamics.solvers.call import SolverCall, validate_call
 from sgdynamics.solvers.linear import has_linear_output, output_gain
 
-FORMS = ("auto", "projections", "kernels")
+DEFAULT_OPTIONS = DMFT()
+# where a caller of the former arguments finds them
+HINTS = {
+    field.name: f"Write method=sgd.DMFT({field.name}=...)." for field in dataclasses.fields(DMFT)
+}
 TOGETHER = "save points are at multiples of"  # so begins what is said of those that cells do not tell apart
 FEW_COORDINATES = 100  # of a block, whose limit they are far from
 LARGE_LANGEVIN_ERROR = 0.05  # relative standard error of Langevin dynamics that is warned of
 
 
+@checks.hinted(HINTS)
 @float64
 def solve_dmft(
     problem: Problem,
@@ -57,93 +64,71 @@ def solve_dmft(
     paths: int = 20000,
     seed: int = 0,
     replicates: int = 4,
-    tolerance: float = 1e-5,
-    rank: int | None = None,
     two_time: bool = False,
-    dtype: str = "float64",
-    memory: float | None = None,
     cells: int | None = None,
-    memory_directions: int | None = None,
-    keep: int | None = None,
-    form: str = "auto",
+    method: DMFT = DEFAULT_OPTIONS,
     progress: bool | None = None,
     record: Mapping[str, Any] | None = None,
     evaluate: Mapping[str, Any] | None = None,
 ) -> xr.Dataset:
-    """Overlaps, training risk and population risk of a fixed-data algorithm at d -> infinity, at its own finite learning rate.
+    """Overlaps, training risk and population risk of a fixed-data algorithm in the limit d -> infinity.
 
-    Give exactly one of ``times``, ``alpha``, ``steps``.
+    The learning rate is the finite one of the algorithm. Set exactly one of ``times``, ``alpha`` and
+    ``steps``.
 
     Parameters
     ----------
     problem : Problem
-        What is learned, with Gaussian inputs.
+        The learning problem, with Gaussian inputs.
     algorithm : GradientDescent, MultiPassSGD, PersistentSGD, Langevin or EpochSGD
-        How, on a fixed data set.
+        The training algorithm on a fixed data set.
     start : Start
-        Where, of one run or several. With M = 0 a run stays there only up to the sampling error of the paths, from which an unstable M = 0
-        will leave.
+        Initial condition of one or several runs. A run that starts at M = 0 stays there up to the
+        sampling error of the paths; if M = 0 is unstable, this error makes the run leave it.
     times : array_like, optional
-        Save points in t = lr steps, rounded to whole steps; with ``EpochSGD`` in t = lr steps/d, rounded to 4/m of an epoch.
+        Save points in t = lr steps, rounded to whole steps. With ``EpochSGD`` in t = lr steps/d,
+        rounded to 4/m of an epoch of m cells.
     alpha : array_like, optional
         Save points in samples used/d.
     steps : array_like, optional
-        Save points in steps; not with ``EpochSGD``, which makes infinitely many.
+        Save points in steps. Not available with ``EpochSGD``, whose epochs have infinitely many.
     paths : int, default 20000
-        Of the effective process, in all.
+        Total number of Monte Carlo paths of the effective process.
     seed : int, default 0
-        Of the random numbers.
+        Seed of the random number generator.
     replicates : int, default 4
-        Independent sets of paths (each rounded to a power of two, for quasi-random points), whose spread gives every quantity X its
-        ``X_standard_error``.
-    tolerance : float, default 1e-05
-        A gradient whose part outside of what is known is smaller than this share of it opens no new direction, so that smooth algorithms
-        stay of low rank (the attribute ``rank`` tells how low).
-    rank : int, optional
-        How many directions memory is set aside for; as many as the steps may open unless given.
+        Number of independent sets of paths, whose scatter yields the ``X_standard_error`` of each
+        quantity X. The size of a set is rounded to a power of two, for quasi-random points.
     two_time : bool, default False
-        Add C(t, t') = W(t) W(t')^T and the response R(t, t') = tr dW_i(t)/dW_j(t') / d at all pairs of save points; R costs one more sweep
-        of twice the cost a save point.
-    dtype : str, default "float64"
-        Of what is kept of the paths: "float32" halves memory and traffic, with sums in float64; ``error_storage`` is then what that
-        changes, as a share of the training risk, measured on a quarter of the paths and part of the standard errors. Tolerances are 1e-3
-        then at least, and 1e-6 in float64.
-    memory : float, optional
-        Gigabytes beyond which the solution is refused before it starts; 80% of what is free unless given.
+        Whether to add C(t, t') = W(t) W(t')^T and the response R(t, t') = tr dW_i(t)/dW_j(t') / d at
+        all pairs of save points. R costs one additional sweep of twice the cost per save point.
     cells : int, optional
-        With ``EpochSGD``: the number m of cells that an epoch is divided into, rounded up to a multiple
-        of 4. By default t of a cell, lr samples_per_dimension/(batch m), is at most 0.04, m is at least
-        16, and a quarter of the cells is stable with a margin (see Notes).
-    memory_directions : int, optional
-        How many directions are known at most: once there are so many, all but a part of them is forgotten, and the cost is linear in the
-        steps. Unless given nothing is forgotten, and the cost grows with their square.
-    keep : int, optional
-        How many gradients, summed over bins of steps, are then kept; half of ``memory_directions`` unless given.
-    form : str, default "auto"
-        "projections": what is known of the data in each covariance block, a cost of 1 + blocks; "kernels": the fields alone, with
-        derivatives from Stein's formula and responses block by block, at the cost of one block, for ``EpochSGD`` (but in one fixed order)
-        and ``MultiPassSGD`` with a batch_fraction of at most 0.5, on centred samples of one input; "auto": kernels from four blocks on,
-        where there are paths enough. The attribute ``form`` tells which it was.
+        Number m of cells of an epoch of ``EpochSGD``, rounded up to a multiple of 4. By default t of
+        a cell, lr samples_per_dimension/(batch m), is at most 0.04, m is at least 16, and a quarter
+        of the cells is stable with a margin (see Notes).
+    method : DMFT, default DMFT()
+        Numerical options: basis, storage precision, memory and form of the equations.
     progress : bool, optional
-        A progress bar; unless given on a terminal only.
+        Whether to display a progress bar. By default only on a terminal.
     record : dict, optional
         Functions of the state by name, as in ``solve_ode``, or ``sgd.on_train(...)`` of a sample.
     evaluate : dict, optional
-        Other problems by name, as in ``solve_ode``: their risks are the variable ``evaluated_risk``.
+        Other problems by name, as in ``solve_ode``. Their risks are the variable
+        ``evaluated_risk``.
 
     Returns
     -------
     xarray.Dataset
-        ``M``, ``Q``, ``a``, ``risk`` and ``train_risk``, each with its ``_standard_error``, and with ``two_time`` ``C`` and ``R``. With
-        ``EpochSGD`` the coordinate ``epoch``, and the attributes ``cells`` and ``error_cells``; with ``memory_directions`` the attribute
-        ``error_memory``.
+        ``M``, ``Q``, ``a``, ``risk`` and ``train_risk``, each with its ``_standard_error``, and with
+        ``two_time`` ``C`` and ``R``. With ``EpochSGD`` the coordinate ``epoch`` and the attributes
+        ``cells`` and ``error_cells``; with ``memory_directions`` the attribute ``error_memory``.
 
     Raises
     ------
     ValueError
-        If an argument is out of range, if a quarter of ``cells`` is unstable, if the paths are too few
-        for the directions that the cells of all epochs add, or if more memory or work (ten days) is
-        needed than there is.
+        If an argument is out of range, if a quarter of ``cells`` is unstable, if the paths are too
+        few for the directions that the cells of all epochs add, or if the solution needs more memory
+        than available or more than ten days.
 
     Warns
     -----
@@ -153,41 +138,49 @@ def solve_dmft(
 
     Notes
     -----
-    What is left of a bias of order 1/paths, and of the tolerance, is measured by solving again with a quarter of each set and four times
-    the tolerance: a third of the change is part of the standard errors, in squares (not of R's; ``error_paths`` is its largest share of the
-    training risk, ``error_sampling`` that of the whole standard error).
-    With ``EpochSGD`` all visits of a cell use the weights at its start, and the error is of order t of a cell. So x(m), x(m/2) and x(m/4)
-    are solved for; what is given is 2 x(m) - x(m/2), and the change that a third level would make to it, (2 x(m) - 3 x(m/2) + x(m/4))/3, is
-    part of the standard errors (not of C's and R's); ``error_cells`` is its largest share of the training risk.
-    The levels converge if the coarsest one is stable. For a linear student the condition is exact
-    (``load(m/4) < 1`` in ``sgdynamics.algorithms.cell_stability``) and is checked before the start. For
-    other students the default takes the largest eigenvalue of the covariance into account. Where the
-    extrapolated risk is negative, or the change by a third level exceeds both the value and the initial
-    risk, the solution has failed: later values are NaN and ``diverged_at`` is the last save point
-    before.
-    With ``memory_directions`` a quarter of the paths is solved for with half of it too: that change is part of the standard errors (not of
-    C's and R's), and ``error_memory`` its largest share of the training risk. Rows and fields stay as they are then; what is
-    lost is how later gradients go with it, which matters least where steps are noisy. With ``EpochSGD`` coarser cells have as much smaller
-    a memory, the same in epochs.
-    Memory is 8 (dtype="float32": 4) bytes a path and direction, 2 (1 + blocks) times; it is known before the start, for the number of
-    steps, or for ``rank`` or ``memory_directions`` where these are given.
-    With form="kernels" it is four times so much whatever the blocks, and 16 (2 blocks + 1) bytes a pair of rows at two times. There are no
-    directions to be left out or forgotten then (``tolerance`` is not used, ``rank`` counts rows of all steps), C and R cost nothing more,
-    and there must be 40 paths of a replicate for each row of each step, more where few dimensions carry the spectrum (8 times
-    samples_per_dimension times the largest squared eigenvalue over their mean): with fewer, overlaps of a quarter of them need not be
-    positive.
+    **Sampling error.** The bias of order 1/paths, and the effect of ``tolerance``, are measured by a
+    second solution with a quarter of each set and four times the tolerance: a third of the change is
+    included in the standard errors in quadrature (not in that of R). ``error_paths`` is its largest
+    value relative to the training risk, ``error_sampling`` that of the whole standard error.
+
+    **Cells.** With ``EpochSGD`` all visits of a cell use the weights at its start, with an error of
+    first order in t of a cell. The result is therefore 2 x(m) - x(m/2), extrapolated from solutions
+    with m, m/2 and m/4 cells. The change by a third level, (2 x(m) - 3 x(m/2) + x(m/4))/3, is included
+    in the standard errors (not in those of C and R); ``error_cells`` is its largest value relative to
+    the training risk. The levels converge if the coarsest one is stable. For a linear student the
+    condition is exact (``load(m/4) < 1`` in ``sgdynamics.algorithms.cell_stability``) and is checked
+    before the start. For other students the default takes the largest eigenvalue of the covariance
+    into account. Where the extrapolated risk is negative, or the change by a third level exceeds both
+    the value and the initial risk, the solution has failed: later values are NaN and ``diverged_at``
+    is the last save point before.
+
+    **Bounded memory.** With ``memory_directions`` a quarter of the paths is also solved with half of
+    that memory: the change is included in the standard errors (not in those of C and R), and
+    ``error_memory`` is its largest value relative to the training risk. Discarding directions changes
+    neither rows nor fields; the correlations of later gradients with the discarded directions are
+    lost, which matters least where steps are noisy. With ``EpochSGD`` coarser cells have a
+    proportionally smaller memory, the same in epochs.
+
+    **Memory.** The projections need 8 bytes (dtype="float32": 4) per path and direction, 2 (1 +
+    blocks) times. The response form needs four times 8 bytes whatever the number of blocks, and
+    16 (2 blocks + 1) bytes per pair of rows at two times. It computes C and R without additional
+    cost, and needs 40 paths of a replicate for each row of each step, or 8 times
+    samples_per_dimension times the largest squared eigenvalue over their mean if that is more: with
+    fewer paths, the overlaps of a quarter of them need not be positive definite.
 
     Examples
     --------
     >>> problem = sgd.TeacherStudent(width=1, activation="linear")
-    >>> begin = sgd.start(problem, M=[[0.2]], Q=[[1.0]])
+    >>> start = sgd.start(problem, M=[[0.2]], Q=[[1.0]])
     >>> algorithm = sgd.GradientDescent(lr=0.1, samples_per_dimension=2.0)
-    >>> result = sgd.solve_dmft(problem, algorithm, begin, steps=[0, 4], paths=1024, progress=False)
+    >>> result = sgd.solve_dmft(problem, algorithm, start, steps=[0, 4], paths=1024, progress=False)
     >>> result["train_risk"].shape, "M_standard_error" in result
     ((1, 2), True)
     """
     require("solve_dmft", problem, algorithm)
     checked_fixed_data(algorithm)
+    if not isinstance(method, DMFT):
+        raise checks.reject("method", method, "expected sgd.DMFT(...).")
     parts = _parts(problem, algorithm, start, cells, steps)
     where = {
         "times": times,
@@ -218,9 +211,7 @@ def solve_dmft(
             "every block of the covariance is taken as infinite here, and some have few coordinates: sgd.simulate is exact for them"
         )
     replicates = checks.whole("replicates", replicates, 2)
-    checks.choice("dtype", dtype, ("float64", "float32"))
     checks.choice("two_time", two_time, (False, True))
-    tolerance = checks.number("tolerance", tolerance, above=0.0)
     each = 1 << round(np.log2(max(checks.whole("paths", paths, 1) / replicates, 1)))
     if each < FEWEST_PATHS:
         raise checks.reject(
@@ -228,18 +219,11 @@ def solve_dmft(
             paths,
             f"{replicates} replicates of {FEWEST_PATHS} paths at least: take {replicates * FEWEST_PATHS} or more",
         )
-    rank = None if rank is None else checks.whole("rank", rank, 1)
-    if memory_directions is not None and two_time:
+    if method.memory_directions is not None and two_time:
         raise checks.reject(
             "memory_directions",
-            memory_directions,
-            "C and R go back to what is forgotten: leave it out",
-        )
-    if memory_directions is not None and rank is not None:
-        raise checks.reject(
-            "rank",
-            rank,
-            "memory_directions= is how many directions there are at most: give one of the two",
+            method.memory_directions,
+            "C and R depend on the discarded directions. Omit memory_directions or two_time.",
         )
     # where epochs are cut into cells the fewest come first: the save points are at these
     finer = [count // parts[0] for count in parts] or [1]
@@ -255,23 +239,18 @@ def solve_dmft(
         call,
         each,
         replicates,
-        tolerance,
-        rank,
         two_time,
-        dtype,
-        memory,
-        memory_directions,
-        keep,
+        method,
         algorithms,
         finer,
     )
-    if _kernels(asked, form, algorithm, paths):
+    if _uses_response_form(asked, algorithm, paths):
         try:
-            return _answer(asked, KernelSweep)
-        except NothingNew as error:
-            if form == "kernels":
+            return _answer(asked, ResponseSweep)
+        except DependentFields as error:
+            if method.form == "response":
                 raise
-            warn(f"{error}, which is taken here")
+            warn(f"{error} The projections are used here.")
     return _answer(asked, Sweep)
 
 
@@ -282,13 +261,8 @@ class _Asked(NamedTuple):
     call: SolverCall
     each: int
     replicates: int
-    tolerance: float
-    rank: int | None
     two_time: bool
-    dtype: str
-    memory: float | None
-    memory_directions: int | None
-    keep: int | None
+    method: DMFT
     algorithms: Sequence[FixedData]  # one for each number of cells
     finer: list[int]  # how many steps of each are one of the first
 
@@ -298,49 +272,64 @@ class _Asked(NamedTuple):
         return self.finer[-1] * int(self.call.save_steps[-1])
 
 
-def _kernels(asked: _Asked, form: str, algorithm: FixedData, paths: int) -> bool:
-    """Whether the kernel form is taken; refuse it where it is asked for and not possible."""
-    checks.choice("form", form, FORMS)
-    problem = asked.problem
+def _uses_response_form(asked: _Asked, algorithm: FixedData, paths: int) -> bool:
+    """Whether the response form is used; raises ValueError if it is required and not available."""
+    form, problem = asked.method.form, asked.problem
     if form == "projections" or (form == "auto" and problem.structure.blocks < FEW_BLOCKS):
         return False
-    fix = hindrance(problem, algorithm)
-    for name in ("rank", "memory_directions"):
-        fix = fix or (
-            "" if getattr(asked, name) is None else f"it has no directions: leave out {name}="
+    obstacle = response_form_obstacle(problem, algorithm)
+    if not obstacle and asked.two_time and singular(problem, asked.call.initial_state):
+        obstacle = (
+            "R at time 0 does not exist in this form if the initial fields are linearly dependent. "
+            "Omit two_time"
         )
-    if not fix and asked.two_time and singular(problem, asked.call.initial_state):
-        fix = "it has no R of time 0 where fields of the start follow from each other: leave out two_time="
     least = FEWER * paths_needed(problem, algorithm, asked.steps)
     if form == "auto":
-        return not fix and asked.each >= least
-    if fix:
-        raise checks.reject("form", form, f"{fix}, or take form='projections'")
+        # the basis options apply to the projections only
+        for_projections = (
+            asked.method.rank is not None or asked.method.memory_directions is not None
+        )
+        return not obstacle and not for_projections and asked.each >= least
+    if obstacle:
+        raise checks.reject("form", form, f"{obstacle}, or use form='projections'.")
     if asked.each < least:
         enough = asked.replicates << math.ceil(math.log2(least))
-        each = f"form='kernels' needs {FEWER * paths_a_row(problem, algorithm):.4g} of a replicate for each row of {asked.steps} steps"
-        raise checks.reject("paths", paths, f"{each}: take {enough} or more, or fewer steps")
+        per_row = FEWER * paths_per_row(problem, algorithm)
+        raise checks.reject(
+            "paths",
+            paths,
+            f"form='response' needs {per_row:.4g} paths of a replicate for each row of "
+            f"{asked.steps} steps. Use paths = {enough} or more, or fewer steps.",
+        )
     return True
 
 
 def _answer(asked: _Asked, kind: type[Sweep]) -> xr.Dataset:
     """The solution in one form."""
     call, each, two_time, finer = asked.call, asked.each, asked.two_time, asked.finer
-    setting, floor = (call.seed, asked.replicates), ROUNDING[asked.dtype]
-    problem, dtype = asked.problem, np.dtype(asked.dtype)
+    setting, floor = (call.seed, asked.replicates), ROUNDING[asked.method.dtype]
+    problem, dtype = asked.problem, np.dtype(asked.method.dtype)
     sweeps = {
         fewer: [
-            kind(problem, one, each, fewer, *setting, max(fewer * asked.tolerance, floor), dtype)
+            kind(
+                problem,
+                one,
+                each,
+                fewer,
+                *setting,
+                max(fewer * asked.method.tolerance, floor),
+                dtype,
+            )
             for one in asked.algorithms
         ]
         for fewer in (1, FEWER)
     }
     last = sweeps[1][-1]
-    bound = Memory.checked(last.setup, asked.memory_directions, asked.keep)
+    bound = Memory.from_options(last.setup, asked.method)
     levels = {"all": (sweeps[1], 1), "fewer": (sweeps[FEWER], 1)}
     if bound is not None:
         levels["half"] = ([copy(sweep) for sweep in sweeps[FEWER]], 2)
-    if asked.dtype == "float32":
+    if asked.method.dtype == "float32":
         wide = [copy(sweep) for sweep in sweeps[FEWER]]
         for sweep in wide:
             sweep.dtype = np.dtype("float64")
@@ -352,11 +341,13 @@ def _answer(asked: _Asked, kind: type[Sweep]) -> xr.Dataset:
             sweep.memory = (
                 None if bound is None else bound.over(sweep.setup, halved * finer[-1] // ratio)
             )
-    within_reach(last, finer[-1] * call.save_steps, asked.rank, call.initial_state.runs, two_time)
-    last.check_paths(asked.steps, asked.rank)
+    within_reach(
+        last, finer[-1] * call.save_steps, asked.method.rank, call.initial_state.runs, two_time
+    )
+    last.check_paths(asked.steps, asked.method.rank)
     for chosen, _ in levels.values():
         for sweep in chosen:
-            sweep.make_room(asked.steps, asked.rank, asked.memory)
+            sweep.make_room(asked.steps, asked.method.rank, asked.method.memory)
     shares = sum(1 / chosen[0].fewer for chosen, _ in levels.values())
     work = float(call.save_steps[-1]) * call.initial_state.runs * sum(finer) * shares
     states = {}
@@ -376,7 +367,7 @@ def _answer(asked: _Asked, kind: type[Sweep]) -> xr.Dataset:
             "dimensions that the paths represent, so that later gradients add no directions. Use more paths, fewer steps or "
             "fewer replicates."
         )
-    return _dataset(call, states, last, asked.tolerance, bound, np.array(last.initial_risk))
+    return _dataset(call, states, last, asked.method.tolerance, bound, np.array(last.initial_risk))
 
 
 def cell_stability(problem: Problem, algorithm: EpochSGD, start: Start) -> CellStability | None:

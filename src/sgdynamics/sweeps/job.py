@@ -62,7 +62,8 @@ class Job:
                 "parameters.",
             )
         self.takes, self.anything, self.needs = _signature(self.function)
-        self.arguments = dict(arguments)
+        # options objects are always present, so that points can vary a field of them
+        self.arguments = {**_options(self.function), **arguments}
         self.varied: set[tuple[str, ...]] = set()
         self._made: dict[Any, Any] = {}
         given = {"problem": problem, "algorithm": algorithm, "start": start}
@@ -145,6 +146,14 @@ class Job:
         if section == "start" and self.start is not None:
             return 'the start is fixed: give it as a record such as {"kind": "random", "seed": 0}, or as a function of (problem, parameters)'
         return f"there is no {section}"
+
+    def option_paths(self) -> dict[str, tuple[str, ...]]:
+        """Paths of the fields of options objects, such as `method=sgd.DMFT(...)`, by bare name."""
+        return {
+            field: ("arguments", argument, field)
+            for argument in _options(self.function)
+            for field in contents(self.arguments[argument])
+        }
 
     def inner(self, path: tuple[str, ...]) -> None:
         """Refuse a path into a dictionary of numbers that is not there."""
@@ -301,6 +310,19 @@ class Job:
             **arguments,
             **quiet,
         )
+
+
+def _options(function: Callable[..., Any]) -> dict[str, Any]:
+    """Default values of a function's arguments that are options objects: they describe themselves."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return {}
+    return {
+        parameter.name: parameter.default
+        for parameter in parameters
+        if hasattr(parameter.default, "describe") and hasattr(parameter.default, "replace")
+    }
 
 
 def _signature(function: Callable[..., Any]) -> tuple[list[str], bool, list[str]]:

@@ -241,7 +241,12 @@ def find(job: Job, name: object) -> Path:
     if not isinstance(name, str) or not name:
         raise checks.reject("over", name, 'name parameters by text, such as "algorithm.lr" or "lr"')
     open_to = {section: job.names(section) for section in SECTIONS}
-    path = tuple(name.split("."))
+    options = job.option_paths()
+    option_arguments = {argument for _, argument, _ in options.values()}
+    first, dot, _ = name.partition(".")
+    # "method.rank" is short for "arguments.method.rank"
+    full_name = f"arguments.{name}" if dot and first in option_arguments else name
+    path = tuple(full_name.split("."))
     if path[0] in SECTIONS and len(path) > 1:
         known = open_to[path[0]]
         if known is not None and path[1] not in known:
@@ -268,6 +273,8 @@ def find(job: Job, name: object) -> Path:
     ]
     if "arguments" in homes or (not homes and open_to["arguments"] is None):
         return ("arguments", name)
+    if not homes and name in options:
+        return options[name]
     if len(homes) == 1:
         return (homes[0], name)
     if homes:
@@ -277,6 +284,7 @@ def find(job: Job, name: object) -> Path:
             f"it is a parameter of more than one: write {' or '.join(f'{home}.{name}' for home in homes)}",
         )
     everything = [known for section in SECTIONS for known in open_to[section] or ()]
+    everything += options
     listed = "; ".join(
         f"{section}: {', '.join(known)}" for section, known in open_to.items() if known
     )

@@ -9,6 +9,7 @@ import xarray as xr
 
 from sgdynamics.algorithms.fixed_data import GradientDescent
 from sgdynamics.base import checks
+from sgdynamics.fixed_data.options import DMFT
 from sgdynamics.papers.drawing import finish, panels, runs_on
 from sgdynamics.problems.starts import random_start, start
 from sgdynamics.problems.teacher_student import TeacherStudent
@@ -63,7 +64,12 @@ def figure_3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     points = np.array(POINTS if quick else POINTS + LONGER)
     times = np.unique(np.concatenate([np.arange(0.0, 10.0), np.arange(10.0, last + 1, 2.0)]))
     begin = start(problem, M=np.zeros((WIDTH, 1)), Q=SCALE**2 * np.eye(WIDTH), a=HEAD)
-    more: dict[str, Any] = {"paths": paths, "seed": seed, "tolerance": 1e-4, "progress": False}
+    more: dict[str, Any] = {
+        "paths": paths,
+        "seed": seed,
+        "method": DMFT(tolerance=1e-4),
+        "progress": False,
+    }
     theory = solve_dmft(problem, algorithm, begin, times=times, **more)
     drawn = random_start(problem, dimension=dimension, seed=seed, runs=runs, scale=SCALE)
     begin = start(problem, M=drawn.M, Q=drawn.Q, a=np.tile(HEAD, (runs, 1)))

@@ -11,6 +11,7 @@ import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
 
+from sgdynamics.fixed_data.options import DMFT
 from sgdynamics.papers import pieces
 from sgdynamics.papers.rough_landscapes.formulas import THRESHOLD, Setting, fraction_recovered
 from sgdynamics.solvers.dmft import solve_dmft
@@ -117,7 +118,11 @@ def theory_of(one: Setting, t: np.ndarray, paths: int, seed: int) -> xr.Dataset:
 
 
 def _solved(one: Setting, t: np.ndarray, options: dict[str, Any]) -> xr.Dataset:
-    found = solve_dmft(one.problem, one.algorithm, one.start, **options).isel(run=0)
+    arguments = {name: value for name, value in options.items() if name != "dtype"}
+    method = DMFT(dtype=options["dtype"])
+    found = solve_dmft(one.problem, one.algorithm, one.start, method=method, **arguments).isel(
+        run=0
+    )
     half = one.loss_factor
     return xr.Dataset(
         {
