@@ -475,7 +475,9 @@ def test_bad_input(name):
         "method": "direct",
     } | changed
     begin = sphere_start(1)
-    checks.outside_jit("simulate")  # the first in a process compiles a program, of one number
+    checks.require_outside_jit(
+        "simulate"
+    )  # the first in a process compiles a program, of one number
 
     def refused():
         with pytest.raises(ValueError, match=message):

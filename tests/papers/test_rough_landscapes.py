@@ -11,7 +11,7 @@ from scipy import integrate, stats
 
 import sgdynamics as sgd
 from sgdynamics.algorithms.fixed_data import kick_size
-from sgdynamics.base.controls import numbers_at
+from sgdynamics.base.controls import values_at
 from sgdynamics.base.precision import float64
 from sgdynamics.fixed_data import sample_stability
 from sgdynamics.papers.rough_landscapes import formulas
@@ -45,7 +45,7 @@ def curvature(h, h0):
 
 @float64
 def kick(algorithm, step, N):
-    return float(kick_size(numbers_at(algorithm.parameters, step * algorithm.lr), N))
+    return float(kick_size(values_at(algorithm.parameters, step * algorithm.lr), N))
 
 
 def too_far(replicates):

@@ -319,8 +319,8 @@ def test_numbers_inside_objects_vary():
     def answer(problem, algorithm):
         numbers = algorithm.parameters
         shown = [
-            *numbers["lr"].numbers["edges"],
-            *numbers["lr"].numbers["rates"],
+            *numbers["lr"].parameters["edges"],
+            *numbers["lr"].parameters["rates"],
             numbers["update"]["beta"],
         ]
         return {"shown": [*shown, *problem.activation.coefficients]}

@@ -19,7 +19,7 @@ from jaxtyping import Float, Int
 from sgdynamics.algorithms.cell_stability import LEVELS, CellStability, smallest_cells
 from sgdynamics.algorithms.fixed_data import ALGORITHMS, HINTS, NUMBERS, FixedData
 from sgdynamics.base import checks, pytrees
-from sgdynamics.base.arrays import Numeric, Whole
+from sgdynamics.base.arrays import IntScalar, Numeric
 from sgdynamics.base.controls import Schedule
 from sgdynamics.base.precision import float64
 
@@ -35,8 +35,8 @@ FINEST = (
 SIMULATE = "sgd.simulate, whose cost does not depend on cells"
 
 
-@pytrees.numbered(*NUMBERS)
-@checks.hinted(HINTS | {"batch_size": "Write batch=..."})
+@pytrees.register_parameters(*NUMBERS)
+@checks.argument_hints(HINTS | {"batch_size": "Write batch=..."})
 @dataclass(frozen=True)
 class EpochSGD(FixedData):
     """SGD with small batches on a fixed data set of n samples, which is used again and again: epochs of n/batch steps.
@@ -90,7 +90,7 @@ class EpochSGD(FixedData):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "batch", checks.whole("batch", self.batch, 1))
+        object.__setattr__(self, "batch", checks.integer("batch", self.batch, 1))
         object.__setattr__(self, "order", checks.choice("order", self.order, ORDERS))
 
     def in_steps(self, share: float) -> Self:
@@ -154,7 +154,7 @@ class EpochSGD(FixedData):
             epoch is too large.
         """
         if given is not None:
-            count = LEVELS * math.ceil(checks.whole("cells", given, 1) / LEVELS)
+            count = LEVELS * math.ceil(checks.integer("cells", given, 1) / LEVELS)
             if stability is not None and not stability.is_stable(count // LEVELS):
                 needed = smallest_cells(lambda cells: stability.is_stable(cells // LEVELS))
                 raise checks.reject(
@@ -165,7 +165,7 @@ class EpochSGD(FixedData):
                 )
             return count
         least = self.largest_rate * self.samples_per_dimension / FINEST
-        if not least < checks.LARGEST_WHOLE:
+        if not least < checks.MAX_INT64:
             raise checks.reject(
                 "lr",
                 self.lr,
@@ -192,7 +192,7 @@ class EpochSGD(FixedData):
     def parameters(self) -> dict[str, Any]:
         # a visit moves a sample's own fields by lr/batch, which is this many times the lr of a step
         return super().parameters | {
-            "own": pytrees.traced(1 / (self.share * self.samples_per_dimension))
+            "own": pytrees.to_float64(1 / (self.share * self.samples_per_dimension))
         }
 
 
@@ -214,10 +214,10 @@ class Visits(NamedTuple):
     """
 
     sequences: Int[Numeric, "sets epochs n"]
-    first: Whole  # the first of these epochs
-    cells: Whole  # of an epoch
+    first: IntScalar  # the first of these epochs
+    cells: IntScalar  # of an epoch
 
-    def at(self, number: Whole, again: bool) -> Float[Numeric, "sets n"]:
+    def at(self, number: IntScalar, again: bool) -> Float[Numeric, "sets n"]:
         """How often a cell visits each sample; `again`: drawn with replacement."""
         count = self.sequences.shape[-1]
         found = jax.lax.dynamic_index_in_dim(

@@ -22,13 +22,13 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from sgdynamics.base import checks, pytrees
-from sgdynamics.base.arrays import Numbers, Numeric, Scalar, Whole
+from sgdynamics.base.arrays import IntScalar, Numeric, Parameters, Scalar
 from sgdynamics.base.controls import (
     Schedule,
-    checked_values,
     describe_schedule,
-    number_or_schedule,
-    numbers_at,
+    scalar_or_schedule,
+    validate_values,
+    values_at,
 )
 from sgdynamics.base.precision import float64
 
@@ -61,7 +61,7 @@ class FixedData:
 
     def __post_init__(self) -> None:
         object.__setattr__(
-            self, "lr", number_or_schedule("lr", self.lr, above=0.0, of=self.rate_of)
+            self, "lr", scalar_or_schedule("lr", self.lr, above=0.0, variable=self.rate_of)
         )
         object.__setattr__(
             self,
@@ -69,7 +69,7 @@ class FixedData:
             checks.number("samples_per_dimension", self.samples_per_dimension, above=0.0),
         )
         object.__setattr__(
-            self, "head_rate", number_or_schedule("head_rate", self.head_rate, of="t")
+            self, "head_rate", scalar_or_schedule("head_rate", self.head_rate, variable="t")
         )
 
     def replace(self, **changes: object) -> Self:
@@ -90,7 +90,7 @@ class FixedData:
         ValueError
             If there is no such argument, or its value is refused.
         """
-        return checks.replaced(self, changes)
+        return checks.replace_fields(self, changes)
 
     @property
     def selects(self) -> bool:
@@ -128,13 +128,13 @@ class FixedData:
             "head_rate": self.head_rate,
             "temperature": getattr(self, "temperature", 0.0),
         }
-        return {name: pytrees.traced(value) for name, value in numbers.items()}
+        return {name: pytrees.to_float64(value) for name, value in numbers.items()}
 
     def check_times(self, times: np.ndarray) -> None:
         """Refuse what is not defined at these times of a run: a temperature, or a rate, that is negative or not finite there."""
         for name in ("temperature", "head_rate"):
             if isinstance(value := getattr(self, name, 0.0), Schedule):
-                checked_values(name, value, times, "t")
+                validate_values(name, value, times, "t")
 
     @property
     def scheduled(self) -> bool:
@@ -196,7 +196,7 @@ class FixedData:
             If that is less than one sample, or beyond counting.
         """
         count = self.samples_per_dimension * dimension
-        if not count < checks.LARGEST_WHOLE:
+        if not count < checks.MAX_INT64:
             raise checks.reject(
                 "samples_per_dimension",
                 self.samples_per_dimension,
@@ -230,8 +230,8 @@ class FixedData:
         )
 
 
-@pytrees.numbered(*NUMBERS)
-@checks.hinted(HINTS)
+@pytrees.register_parameters(*NUMBERS)
+@checks.argument_hints(HINTS)
 @dataclass(frozen=True)
 class GradientDescent(FixedData):
     """Full-batch gradient descent on a fixed data set.
@@ -262,8 +262,8 @@ class GradientDescent(FixedData):
     """
 
 
-@pytrees.numbered(*NUMBERS, "batch_fraction")
-@checks.hinted(HINTS)
+@pytrees.register_parameters(*NUMBERS, "batch_fraction")
+@checks.argument_hints(HINTS)
 @dataclass(frozen=True)
 class MultiPassSGD(FixedData):
     """Multi-pass SGD: at every step each sample of a fixed data set is in the batch with probability ``batch_fraction``, independently.
@@ -327,8 +327,8 @@ class MultiPassSGD(FixedData):
         return self.batch_fraction, 1 - self.batch_fraction
 
 
-@pytrees.numbered(*NUMBERS, "batch_fraction", "persistence_time")
-@checks.hinted(HINTS)
+@pytrees.register_parameters(*NUMBERS, "batch_fraction", "persistence_time")
+@checks.argument_hints(HINTS)
 @dataclass(frozen=True)
 class PersistentSGD(MultiPassSGD):
     """Persistent SGD: a sample stays out of the batch for ``persistence_time`` on average, and in it so that the batch keeps its size.
@@ -388,8 +388,8 @@ class PersistentSGD(MultiPassSGD):
         return on, on * (1 - self.batch_fraction) / self.batch_fraction
 
 
-@pytrees.numbered(*NUMBERS, "temperature")
-@checks.hinted(HINTS)
+@pytrees.register_parameters(*NUMBERS, "temperature")
+@checks.argument_hints(HINTS)
 @dataclass(frozen=True)
 class Langevin(FixedData):
     """Langevin: gradient descent with sqrt(2 T lr/d) N(0, I) added to the rows at every step (before they return to the sphere).
@@ -425,7 +425,7 @@ class Langevin(FixedData):
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(
-            self, "temperature", number_or_schedule("temperature", self.temperature, of="t")
+            self, "temperature", scalar_or_schedule("temperature", self.temperature, variable="t")
         )
 
     @property
@@ -449,7 +449,7 @@ def checked_fixed_data(value: Any) -> FixedData:
     return value
 
 
-def _of_table(numbers: Numbers, number: Whole) -> Any:
+def _of_table(numbers: Parameters, number: IntScalar) -> Any:
     times = jnp.asarray(numbers["times"])
     return times[number + 1] - times[number]
 
@@ -464,43 +464,45 @@ def _summed(schedule: Schedule, count: int) -> Any:
     return jax.lax.scan(lambda t, _: (t + schedule(t), t), jnp.zeros(()), length=count)[1]
 
 
-def elapsed_at(lr: Schedule | Scalar, number: Whole) -> Any:
+def elapsed_at(lr: Schedule | Scalar, number: IntScalar) -> Any:
     """t after so many steps, from the learning rate of an algorithm's numbers: one number, or step by step."""
-    return jnp.asarray(lr.numbers["times"])[number] if isinstance(lr, Schedule) else number * lr
+    return jnp.asarray(lr.parameters["times"])[number] if isinstance(lr, Schedule) else number * lr
 
 
-def numbers_of_step(parameters: Numbers, algorithm: Numbers, number: Whole) -> tuple[Any, Any]:
+def numbers_of_step(
+    parameters: Parameters, algorithm: Parameters, number: IntScalar
+) -> tuple[Any, Any]:
     """The numbers of a problem and an algorithm at one step of a run on a fixed data set."""
     lr, now = algorithm["lr"], elapsed_at(algorithm["lr"], number)
     if isinstance(lr, Schedule):
-        size = _of_table(lr.numbers, number)
+        size = _of_table(lr.parameters, number)
         algorithm = {**algorithm, "lr": size}
         if "per_time" in algorithm:
             algorithm |= {name: size * algorithm[name] for name in ("on", "off")}
-    return numbers_at((parameters, algorithm), now)
+    return values_at((parameters, algorithm), now)
 
 
 def largest_rate(algorithm: FixedData) -> float:
     """The largest learning rate of a run."""
     return (
-        float(np.diff(algorithm.lr.numbers["times"]).max())
+        float(np.diff(algorithm.lr.parameters["times"]).max())
         if isinstance(algorithm.lr, Schedule)
         else float(algorithm.lr)
     )
 
 
-def first_selection(algorithm: Numbers, uniform: Float[Numeric, "*s"]) -> Bool[Numeric, "*s"]:
+def first_selection(algorithm: Parameters, uniform: Float[Numeric, "*s"]) -> Bool[Numeric, "*s"]:
     """Which samples are in use at step 0, from one uniform number each."""
     return uniform < algorithm["fraction"]
 
 
 def next_selection(
-    algorithm: Numbers, selected: Bool[Numeric, "*s"], uniform: Float[Numeric, "*s"]
+    algorithm: Parameters, selected: Bool[Numeric, "*s"], uniform: Float[Numeric, "*s"]
 ) -> Bool[Numeric, "*s"]:
     """Which samples are in use at the next step: a Markov chain that keeps the share in use (without memory for multi-pass SGD)."""
     return jnp.where(selected, uniform >= algorithm["off"], uniform < algorithm["on"])
 
 
-def kick_size(algorithm: Numbers, dimension: Scalar) -> Float[Numeric, ""]:
+def kick_size(algorithm: Parameters, dimension: Scalar) -> Float[Numeric, ""]:
     """sqrt(2 T lr/d)."""
     return jnp.sqrt(2 * algorithm["temperature"] * algorithm["lr"] / dimension)

@@ -91,7 +91,7 @@ def from_torch(optimiser: object, *, dimension: int, batch: int = 1) -> OnePassS
     >>> round(algorithm.lr, 6), algorithm.update
     (20.0, momentum(memory=100))
     """
-    d = checks.whole("dimension", dimension, 1)
+    d = checks.integer("dimension", dimension, 1)
     group, head_rate = _single_group(optimiser)
     lr, update = convert_group(optimiser, group, d)
     if len(parameter_groups(optimiser)) == 2 and update is not None and not update.law.trains_head:

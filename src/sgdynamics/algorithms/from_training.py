@@ -31,7 +31,7 @@ from sgdynamics.algorithms.torch_network import (
     read_network,
 )
 from sgdynamics.base import checks
-from sgdynamics.base.arrays import Function, Given
+from sgdynamics.base.arrays import ArrayArgument, Function
 from sgdynamics.base.controls import alpha_of_steps
 from sgdynamics.base.progress import warn
 from sgdynamics.base.support import require
@@ -81,7 +81,7 @@ class Training:
     def __iter__(self) -> Iterator[Any]:
         return iter((self.problem, self.algorithm, self.start))
 
-    def alpha(self, steps: Given) -> Any:
+    def alpha(self, steps: ArrayArgument) -> Any:
         """Convert steps of the training to the library's clock alpha = samples/d.
 
         Parameters
@@ -118,8 +118,8 @@ def from_training(
     loss: Loss,
     optimiser: Optimiser,
     *,
-    teacher: Module | Given,
-    teacher_head: Given | None = None,
+    teacher: Module | ArrayArgument,
+    teacher_head: ArrayArgument | None = None,
     teacher_activation: ActivationLike | None = None,
     noise: float | Function = 0.0,
     batch: int = 1,
@@ -207,7 +207,7 @@ def from_training(
     (8.0, 16.0)
     """
     b = checks.number("input_scale", input_scale, above=0.0)
-    batch = checks.whole("batch", batch, 1)
+    batch = checks.integer("batch", batch, 1)
     groups = parameter_groups(optimiser)
     layers = read_network("network", network, activation, b, groups)
     rows_group, head_group = _layer_groups(layers, optimiser, groups)
@@ -268,8 +268,8 @@ class _Labels:
 
 
 def _read_teacher(
-    teacher: Module | Given,
-    head: Given | None,
+    teacher: Module | ArrayArgument,
+    head: ArrayArgument | None,
     activation: ActivationLike | None,
     student: TwoLayers,
     input_scale: float,

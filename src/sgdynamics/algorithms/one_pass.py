@@ -19,15 +19,15 @@ from sgdynamics.algorithms.updates.gradient_source import Ground, Rows, Setting,
 from sgdynamics.algorithms.updates.state_rate import check_state_rate, reads_state
 from sgdynamics.algorithms.updates.update import Law, Update, checked_update
 from sgdynamics.base import checks, pytrees
-from sgdynamics.base.arrays import Numbers, Numeric, Scalar, Whole
+from sgdynamics.base.arrays import IntScalar, Numeric, Parameters, Scalar
 from sgdynamics.base.controls import (
     Schedule,
-    all_stretched,
-    checked_values,
     constant,
     describe_schedule,
-    number_or_schedule,
-    stretched,
+    rescale_schedule,
+    rescale_schedules,
+    scalar_or_schedule,
+    validate_values,
 )
 from sgdynamics.base.support import require
 from sgdynamics.samples.input_covariance import trace
@@ -48,8 +48,10 @@ HINTS = {
 }
 
 
-@pytrees.numbered("lr", "batch", "head_rate", "update", "temperature", unless_whole=("batch",))
-@checks.hinted(HINTS)
+@pytrees.register_parameters(
+    "lr", "batch", "head_rate", "update", "temperature", static_integers=("batch",)
+)
+@checks.argument_hints(HINTS)
 @dataclass(frozen=True)
 class OnePassSGD:
     """One-pass SGD: a fresh batch of samples each step, and the mean gradient over it.
@@ -105,13 +107,13 @@ class OnePassSGD:
     def __post_init__(self) -> None:
         object.__setattr__(self, "per", checks.choice("per", self.per, UNITS))
         object.__setattr__(self, "batch", _checked_batch(self.batch))
-        object.__setattr__(self, "head_rate", number_or_schedule("head_rate", self.head_rate))
+        object.__setattr__(self, "head_rate", scalar_or_schedule("head_rate", self.head_rate))
         checked_update(self.update)
         if reads_state(self.lr):
             fix = "A rate that reads the state is update=sgd.updates.state_rate(f) with f(overlaps), times lr."
             raise checks.reject("lr", self.lr, fix)
-        object.__setattr__(self, "lr", number_or_schedule("lr", self.lr))
-        object.__setattr__(self, "temperature", number_or_schedule("temperature", self.temperature))
+        object.__setattr__(self, "lr", scalar_or_schedule("lr", self.lr))
+        object.__setattr__(self, "temperature", scalar_or_schedule("temperature", self.temperature))
         object.__setattr__(
             self, "hot", isinstance(self.temperature, Schedule) or self.temperature > 0
         )
@@ -135,7 +137,7 @@ class OnePassSGD:
         ValueError
             If there is no such argument, or its value is refused.
         """
-        return checks.replaced(self, changes)
+        return checks.replace_fields(self, changes)
 
     def on(self, problem: Any) -> OnePassSGD:
         """The same algorithm with its learning rate in units of the problem's d: t = lr steps/D is the same in all units."""
@@ -178,17 +180,20 @@ class OnePassSGD:
                 "where d is infinite numbers change with steps: give a constant batch",
             )
         stretch = numbers["multiplicities"].sum() / self.batch if infinite else 1.0
-        lr = stretched(self.lr, factor, stretch) if self.scheduled else self.lr * factor
+        lr = rescale_schedule(self.lr, factor, stretch) if self.scheduled else self.lr * factor
         others = (
             {
-                name: all_stretched(getattr(self, name), stretch)
+                name: rescale_schedules(getattr(self, name), stretch)
                 for name in ("head_rate", "update", "temperature")
             }
             if infinite
             else {}
         )
         found = replace(
-            self, lr=lr if self.scheduled else pytrees.number(lr), per="dimension", **others
+            self,
+            lr=lr if self.scheduled else pytrees.to_python_scalar(lr),
+            per="dimension",
+            **others,
         )
         object.__setattr__(found, "stated", self)
         object.__setattr__(found, "unit", 1 / factor)
@@ -288,7 +293,7 @@ class OnePassSGD:
         """
         if not isinstance(self.lr, Schedule):
             return np.full(np.shape(alpha), self.lr)
-        return checked_values("lr", self.lr, alpha, "alpha")
+        return validate_values("lr", self.lr, alpha, "alpha")
 
     def batches(self, alpha: np.ndarray) -> np.ndarray:
         """The batch at each alpha.
@@ -310,21 +315,24 @@ class OnePassSGD:
         """
         if not isinstance(self.batch, Schedule):
             return np.full(np.shape(alpha), float(self.batch))
-        return checked_values("batch", self.batch, alpha, "alpha")
+        return validate_values("batch", self.batch, alpha, "alpha")
 
     @property
     def parameters(self) -> dict[str, Any]:
         """The numbers of the algorithm, as a dictionary that JAX can trace."""
-        numbers = {"lr": pytrees.traced(self.lr), "head_rate": pytrees.traced(self.head_rate)}
+        numbers = {
+            "lr": pytrees.to_float64(self.lr),
+            "head_rate": pytrees.to_float64(self.head_rate),
+        }
         if not self.counts:
-            numbers["batch"] = pytrees.traced(self.batch)
+            numbers["batch"] = pytrees.to_float64(self.batch)
         if self.stepping is None:
             return numbers
         # updates know lengths in units of D
         return (
             numbers
             | {"update": self.stepping.parameters}
-            | ({} if self.stated is None else {"unit": pytrees.traced(self.unit)})
+            | ({} if self.stated is None else {"unit": pytrees.to_float64(self.unit)})
         )
 
     def describe(self) -> dict[str, Any]:
@@ -364,9 +372,9 @@ def _checked_batch(value: object) -> Any:
         isinstance(value, (float, np.floating)) and math.isfinite(value) and value != int(value)
     )
     return (
-        number_or_schedule("batch", value, 1.0)
+        scalar_or_schedule("batch", value, 1.0)
         if callable(value) or fraction
-        else checks.whole("batch", value, 1)
+        else checks.integer("batch", value, 1)
     )
 
 
@@ -432,12 +440,12 @@ class Stride(NamedTuple):
 
 def take_step(
     law: Law | None,
-    algorithm: Numbers,
+    algorithm: Parameters,
     state: Rows,
     ground: Ground,
     stride: Stride,
     dimension: Scalar | None,
-    number: Whole,
+    number: IntScalar,
 ) -> Rows:
     """One step of the algorithm on one batch; plain SGD unless an update has its `law`."""
     if law is None:

@@ -30,7 +30,7 @@ from sgdynamics.algorithms.updates.update import copies
 from sgdynamics.analysis.certificate import Certificate, Check
 from sgdynamics.analysis.real_data import checked_samples, gap_on_data
 from sgdynamics.base import checks
-from sgdynamics.base.arrays import Given
+from sgdynamics.base.arrays import ArrayArgument
 from sgdynamics.base.progress import meter
 from sgdynamics.dynamics.choice import dynamics_of
 from sgdynamics.dynamics.interface import Dynamics
@@ -71,9 +71,9 @@ def certify(
     algorithm: OnePassSGD | FixedData,
     start: Start,
     *,
-    times: Given | None = None,
-    alpha: Given | None = None,
-    steps: Given | None = None,
+    times: ArrayArgument | None = None,
+    alpha: ArrayArgument | None = None,
+    steps: ArrayArgument | None = None,
     dimension: int | None = None,
     dimensions: Any = None,
     runs: int | None = None,
@@ -81,7 +81,7 @@ def certify(
     paths: int = 1 << 14,
     seed: int = 0,
     progress: bool | None = None,
-    data: Given | None = None,
+    data: ArrayArgument | None = None,
 ) -> Certificate:
     """Test theory and simulation on a problem of one's own: exact against direct runs in law, and runs against theory as d grows.
 
@@ -146,7 +146,7 @@ def certify(
     """
     dynamics = dynamics_of("certify", problem, algorithm)
     fixed = dynamics.has_data
-    progress = checks.flag("progress", progress, unsaid=True)
+    progress = checks.flag("progress", progress, optional=True)
     begin = dynamics.start(start)
     if begin.runs != 1:
         raise checks.reject(
@@ -154,13 +154,13 @@ def certify(
             f"{begin.runs} runs",
             "a certificate is about one start, from which all runs leave: give one run",
         )
-    runs = (RUNS_FIXED if fixed else RUNS) if runs is None else checks.whole("runs", runs, 50)
+    runs = (RUNS_FIXED if fixed else RUNS) if runs is None else checks.integer("runs", runs, 50)
     level = checks.number("level", level, above=0.0)
     if level >= 1:
         raise checks.reject(
             "level", level, "give the probability of a false alarm, above 0 and below 1"
         )
-    seed = checks.whole("seed", seed, 0)
+    seed = checks.integer("seed", seed, 0)
     small, growing = _dimensions(dynamics, dimension, dimensions)
     samples = None if data is None else checked_samples(problem, data)
     if samples is not None and fixed:
@@ -177,7 +177,7 @@ def certify(
     when = when or ({"steps": STEPS} if fixed else {"alpha": ALPHA})
     if not fixed and "steps" in when:
         # theory has no steps, and runs of other dimensions need the same times: they are those of these steps at `dimension`
-        given = checks.numbers("steps", steps, "give increasing whole numbers, 0 or more")
+        given = checks.real_array("steps", steps, "give increasing whole numbers, 0 or more")
         when = {"alpha": np.atleast_1d(given) * (dynamics.algorithm.batch / small)}
     setting = _SharedRuns(dynamics, begin, runs, seed, when)
     setting.steps(small)  # refuses bad times before anything is computed
@@ -259,7 +259,7 @@ def _dimensions(
         return int(check_dimension(problem, dimension, small=True)[0]), ()
     least = problem.signals + copies(None if fixed else algorithm.law) * problem.width
     needed = max(math.ceil(least / fraction) + 1 for fraction in problem.parameters["fractions"])
-    small = max(SMALL, needed) if dimension is None else checks.whole("dimension", dimension, 1)
+    small = max(SMALL, needed) if dimension is None else checks.integer("dimension", dimension, 1)
     default = (
         GROWING_FIXED
         if fixed
@@ -273,13 +273,13 @@ def _dimensions(
         if dimensions is None
         else tuple(
             np.atleast_1d(
-                checks.numbers(
+                checks.real_array(
                     "dimensions", dimensions, "give three increasing whole numbers or more"
                 )
             ).tolist()
         )
     )
-    growing = tuple(checks.whole("dimensions", d, 1) for d in given)
+    growing = tuple(checks.integer("dimensions", d, 1) for d in given)
     if len(growing) < 3 or any(one >= other for one, other in pairwise(growing)):
         raise checks.reject(
             "dimensions",

@@ -19,7 +19,7 @@ from sgdynamics.algorithms.fixed_data import FixedData, checked_fixed_data
 from sgdynamics.algorithms.one_pass import OnePassSGD, constant_rate
 from sgdynamics.analysis.early_stopping import dmft_exits
 from sgdynamics.base import checks
-from sgdynamics.base.arrays import Nodes, Numbers, Numeric, Scalar, State, Tree, Whole
+from sgdynamics.base.arrays import IntScalar, Nodes, Numeric, Parameters, PyTree, Scalar, State
 from sgdynamics.base.controls import Schedule
 from sgdynamics.base.precision import float64
 from sgdynamics.base.progress import warn
@@ -182,7 +182,7 @@ class _See:
     between: bool
 
     def __call__(
-        self, given: Tree, seen: dict[str, Any], made: Whole, state: dict[str, Any]
+        self, given: PyTree, seen: dict[str, Any], made: IntScalar, state: dict[str, Any]
     ) -> dict[str, Any]:
         value = self.watch.value(given, state)
         now = (seen["left"] < 0) & (value < seen["level"])
@@ -193,7 +193,7 @@ class _See:
 
 
 @partial(jax.jit, static_argnums=0)
-def _values(watch: Watch, shared: Numbers, states: State) -> Any:
+def _values(watch: Watch, shared: Parameters, states: State) -> Any:
     return jax.vmap(partial(watch.value, shared))(states)
 
 
@@ -326,9 +326,9 @@ class Asked:
         )
 
 
-def prepare_exits(problem: Any, algorithm: Any, start: Any, **given: Tree) -> Asked:
+def prepare_exits(problem: Any, algorithm: Any, start: Any, **given: PyTree) -> Asked:
     """The checks of exit_time, whose defaults hold for what is not given."""
-    checks.outside_jit("exit_time")
+    checks.require_outside_jit("exit_time")
     bound = inspect.signature(exit_time).bind(problem, algorithm, start, **given)
     bound.apply_defaults()
     _, _, _, threshold, method, dimension, runs, seed, max_time, criterion, progress = (
@@ -341,7 +341,7 @@ def prepare_exits(problem: Any, algorithm: Any, start: Any, **given: Tree) -> As
     algorithm, on_data = dynamics.algorithm, dynamics.has_data
     if method == "dmft":
         checked_fixed_data(algorithm)
-    progress = checks.flag("progress", progress, unsaid=True)
+    progress = checks.flag("progress", progress, optional=True)
     if not on_data:
         constant_rate(algorithm, "exit times")
     elif method == "exact":
@@ -354,7 +354,7 @@ def prepare_exits(problem: Any, algorithm: Any, start: Any, **given: Tree) -> As
         raise checks.reject("dimension", dimension, "DMFT is the limit d -> infinity: leave it out")
     if not callable(criterion):
         checks.choice("criterion", criterion, ("risk", "overlap"))
-    seed = checks.whole("seed", seed, 0)
+    seed = checks.integer("seed", seed, 0)
     end = (
         TIMES_A_UNIT * getattr(problem, "width", 1)
         if max_time is None
@@ -555,7 +555,7 @@ def _simulated_exits(asked: Asked) -> tuple[np.ndarray, np.ndarray]:
 def _steps_on_data(algorithm: FixedData, end: float) -> int:
     """The first step after which t is `end` or more; of a learning rate that is tabled, the last in the table."""
     if isinstance(algorithm.lr, Schedule):
-        table = np.asarray(algorithm.lr.numbers["times"])
+        table = np.asarray(algorithm.lr.parameters["times"])
         return int(min(np.searchsorted(table, end), len(table) - 2))
     return int(np.ceil(end / algorithm.lr - 1e-9))
 
@@ -717,7 +717,7 @@ def _plateau_slopes(
     quadrature: Quadrature,
     batch: int,
     nodes: Nodes,
-    parameters: Numbers,
+    parameters: Parameters,
     Q: Float[Numeric, "blocks p p"],
     head: Float[Numeric, " p"],
 ) -> tuple[Any, Any]:

@@ -304,7 +304,7 @@ def hermite_series(f: Function, n: int, *, kinks: Sequence[float] = ()) -> Hermi
     >>> round(series.norm, 4), round(series.deviation, 4)
     (1.7321, 1.4142)
     """
-    order = checks.whole("n", n, 0)
+    order = checks.integer("n", n, 0)
     if order > MOST_ORDER:
         raise checks.reject(
             "n",
@@ -630,7 +630,7 @@ def leap_complexity(
     >>> sgd.leap_complexity(lambda z: z[0] + z[0] * z[1], 2), sgd.leap_complexity(lambda z: z[0] * z[1], 2)
     (1, 2)
     """
-    count = checks.whole("variables", variables, 1)
+    count = checks.integer("variables", variables, 1)
     tolerance = checks.number("tolerance", tolerance, above=0.0)
     breaks = tuple(
         kink for kink in _kinks(kinks) if abs(kink) < SURE

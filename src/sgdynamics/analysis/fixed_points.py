@@ -27,7 +27,7 @@ from jaxtyping import Float
 from sgdynamics.algorithms.one_pass import OnePassSGD, checked_algorithm, constant_rate
 from sgdynamics.analysis.spiked_fixed_points import spiked_fixed_points
 from sgdynamics.base import checks
-from sgdynamics.base.arrays import Nodes, Numbers, Numeric, Scalar
+from sgdynamics.base.arrays import Nodes, Numeric, Parameters, Scalar
 from sgdynamics.base.precision import float64
 from sgdynamics.dynamics.fields import KINKED_TOLERANCE
 from sgdynamics.expectations.choice import expectation_of
@@ -194,9 +194,9 @@ def fixed_points(
     if problem.signals == 0:
         fix = "the search takes its scale from the signals, and there are none. Solve to long times by solve_ode"
         raise checks.reject("signals", 0, fix)
-    tries = checks.whole("tries", tries, 0, MOST_TRIES)
+    tries = checks.integer("tries", tries, 0, MOST_TRIES)
     unphysical = checks.flag("unphysical", unphysical)
-    seed = checks.whole("seed", seed, 0)
+    seed = checks.integer("seed", seed, 0)
     if tolerance is not None:
         tolerance = checks.number("tolerance", tolerance, above=0.0)
     given = None if starts is None else checked_start(problem, starts)
@@ -285,7 +285,7 @@ def _rates(
     quadrature: Quadrature,
     batch: int,
     flow: bool,
-    numbers: tuple[Nodes, Numbers, Numbers, Numbers],
+    numbers: tuple[Nodes, Parameters, Parameters, Parameters],
     y: Float[Numeric, "... coordinates"],
     base: Float[Numeric, "... entries"],
     edge: Scalar,

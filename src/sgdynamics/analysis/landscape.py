@@ -160,7 +160,7 @@ def hessian_spectrum(
     """
     require("hessian_spectrum", problem)
     begin = checked_start(problem, start)
-    run = checks.whole("run", run, 0)
+    run = checks.integer("run", run, 0)
     if run >= begin.runs:
         raise checks.reject(
             "run", run, f"the start has {begin.runs} runs: give 0..{begin.runs - 1}"
@@ -171,7 +171,7 @@ def hessian_spectrum(
         tolerance = checks.number("tolerance", tolerance, 0.0)
     if problem.spectrum is not None and dimension == DIMENSION:
         dimension = int(check_dimension(problem, None)[0])  # the spectrum's own
-    n = checks.whole("dimension", dimension, 1)
+    n = checks.integer("dimension", dimension, 1)
     if n > MOST_DIMENSIONS:
         raise checks.reject("dimension", dimension, f"give at most {MOST_DIMENSIONS:.0e}")
     sizes = [int(size) for size in check_dimension(problem, n)[1]]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from sgdynamics.base import checks
-from sgdynamics.base.arrays import Given
+from sgdynamics.base.arrays import ArrayArgument
 from sgdynamics.base.precision import float64
 from sgdynamics.dynamics.interface import Dynamics
 from sgdynamics.problems.starts import Start, broadcast_runs
@@ -69,7 +69,7 @@ class DataGap:
         return f"on the data set itself the Gaussian theory's risk is off by {shown}"
 
 
-def checked_samples(problem: Any, data: Given) -> np.ndarray:
+def checked_samples(problem: Any, data: ArrayArgument) -> np.ndarray:
     """The samples in the coordinates of the problem's spectrum; refuse what that was not taken from."""
     spectrum = problem.spectrum
     if not isinstance(spectrum, DataSpectrum):
@@ -85,7 +85,7 @@ def checked_samples(problem: Any, data: Given) -> np.ndarray:
             np.shape(data),
             "samples of several inputs, with means or own draws, are not drawn from a data set",
         )
-    x = checks.numbers("data", data, "give finite numbers, samples x inputs")
+    x = checks.real_array("data", data, "give finite numbers, samples x inputs")
     if x.ndim != 2 or x.shape[1] != len(spectrum.axes) or not np.all(np.isfinite(x)):
         raise checks.reject(
             "data",

@@ -26,7 +26,7 @@ from jaxtyping import Float
 
 from sgdynamics.algorithms.one_pass import OnePassSGD, checked_algorithm, constant_rate
 from sgdynamics.base import checks
-from sgdynamics.base.arrays import Nodes, Numbers, Numeric, State
+from sgdynamics.base.arrays import Nodes, Numeric, Parameters, State
 from sgdynamics.base.controls import Schedule
 from sgdynamics.base.precision import float64
 from sgdynamics.expectations import pairs
@@ -199,7 +199,7 @@ def regime(
     'finite-dimensional'
     """
     algorithm = checked_algorithm(algorithm, "regime", problem)
-    d = checks.whole("dimension", dimension, problem.signals + 1)
+    d = checks.integer("dimension", dimension, problem.signals + 1)
     begin = _half_learnt(problem) if start is None else checked_start(problem, start)
     lr, p, batch = _largest_rate(algorithm), problem.width, algorithm.batch
     noise, fluctuation, finite, width = _coefficients(problem, begin, lr / batch)
@@ -223,7 +223,7 @@ def _largest_rate(algorithm: OnePassSGD) -> float:
     if not isinstance(algorithm.lr, Schedule):
         return float(algorithm.lr)
     if algorithm.lr.name == "piecewise":
-        return float(np.max(algorithm.lr.numbers["rates"]))
+        return float(np.max(algorithm.lr.parameters["rates"]))
     return float(algorithm.rates(ALPHAS).max())
 
 
@@ -240,7 +240,7 @@ def _half_learnt(problem: Problem) -> Start:
 @partial(jax.jit, static_argnums=0)
 def _gradients(
     structure: Structure,
-    parameters: Numbers,
+    parameters: Parameters,
     students: Float[Numeric, "n p"],
     signals: Float[Numeric, "n K"],
     head: Float[Numeric, " p"],
@@ -596,8 +596,8 @@ def _rates(
     quadrature: Quadrature,
     batch: int,
     nodes: Nodes,
-    parameters: Numbers,
-    algorithm: Numbers,
+    parameters: Parameters,
+    algorithm: Parameters,
     states: State,
 ) -> tuple[dict[str, Any], Any]:
     """The drift of many states, and the risk of the first."""

@@ -123,7 +123,7 @@ def worth_of_repeats(
             problem,
             "one pass and epochs count its numbers in other times: give numbers that stay",
         )
-    count = checks.whole("epochs", epochs, 1, MOST_EPOCHS)
+    count = checks.integer("epochs", epochs, 1, MOST_EPOCHS)
     each = algorithm.samples_per_dimension
     more: dict[str, Any] = {
         "paths": paths,

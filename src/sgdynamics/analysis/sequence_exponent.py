@@ -88,7 +88,7 @@ def sequence_information_exponent(
     else:
         if tokens is None:
             raise checks.reject("tokens", tokens, "say how many numbers the function takes")
-        tokens = checks.whole("tokens", tokens, 1)
+        tokens = checks.integer("tokens", tokens, 1)
         f = link_of("link", link, tokens)
         y = f if target is None else link_of("target", target, tokens)
     most = int(MOST_POINTS ** (1 / tokens))

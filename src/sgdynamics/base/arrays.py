@@ -1,8 +1,10 @@
-"""Words for arrays in signatures: what is a number, an array, a key, or a dictionary of them.
+"""Type aliases for arrays, scalars, random keys and pytrees, used in signatures.
 
-Shapes stand in the signatures themselves, `Float[Numeric, "blocks p K"]`: p student rows, K signals, fields = p + K, blocks of the
-covariance, tokens of a sample, its inputs, samples of a batch, runs, replicates of nodes, d dimensions. One name is one size throughout a
-call. They are not checked when the library runs; `tests/architecture/test_shapes.py` checks them.
+Shapes are written in the signatures themselves, for instance `Float[Numeric, "blocks p K"]`. The names
+of the axes are: `p` student rows, `K` signals, `fields` = p + K, `blocks` of the covariance, `tokens`
+of a sample, `inputs` of a sample, `samples` of a batch, `runs`, `replicates` of nodes and `d`
+dimensions. A name stands for one size throughout a call. The annotations are not checked when the
+library runs; `tests/architecture/test_shapes.py` checks them.
 """
 
 from __future__ import annotations
@@ -12,24 +14,30 @@ from typing import Any
 
 import numpy as np
 from jax import Array
-from jaxtyping import Float, Int, Key, PyTree
+from jaxtyping import Float, Int, Key
+from jaxtyping import PyTree as PyTree
 
-Numeric = Array | np.ndarray  # what NumPy holds or JAX traces
-Scalar = float | np.floating | Float[Numeric, ""]  # one real number
-Whole = int | np.integer | Int[Numeric, ""]  # one whole number
-Reals = float | Numeric  # one real number, or an array of them
-OneKey = Key[Array, ""]  # of JAX's random numbers
-Keys = Key[Array, " runs"]
+# An array of NumPy or JAX, concrete or traced.
+Numeric = Array | np.ndarray
+# One real number.
+Scalar = float | np.floating | Float[Numeric, ""]
+# One integer.
+IntScalar = int | np.integer | Int[Numeric, ""]
+# One real number or an array of real numbers.
+RealArray = float | Numeric
+# Keys of JAX's random number generators: one, or one per run.
+RandomKey = Key[Array, ""]
+RandomKeys = Key[Array, " runs"]
 DType = np.dtype | type[np.generic]
 
-Given = (
-    float | Sequence[Any] | Numeric
-)  # an argument that a user may write as a number, lists of numbers, or an array
-Function = Callable[..., Any]  # of a user
+# An argument that a user may write as a number, as nested lists of numbers or as an array.
+ArrayArgument = float | Sequence[Any] | Numeric
+# A function written by a user.
+Function = Callable[..., Any]
 
-Nodes = Mapping[str, Numeric]  # points and weights of an expectation, by name
-State = Mapping[str, Numeric]  # M, Q (block by block) and a, with any axes before
-Numbers = dict[
-    str, Any
-]  # of a problem or an algorithm, by name: arrays, schedules, or a dictionary of a user's own
-Tree = PyTree  # arrays in any dictionaries, tuples and lists
+# Nodes and weights of a quadrature, by name.
+Nodes = Mapping[str, Numeric]
+# Order parameters M, Q (per covariance block) and a, with any leading axes.
+State = Mapping[str, Numeric]
+# Parameters of a problem or an algorithm by name: arrays, schedules, or a dictionary of a user's own.
+Parameters = dict[str, Any]

@@ -46,7 +46,7 @@ def reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {said[:197] + '...' if len(said) > 200 else said}"
 
 
-TRACED = (
+TRACED_VALUE = (
     "this is a traced value (inside jit, vmap or grad), and the solvers take numbers: use sgd.functional, whose drift, risk and solve JAX "
     "goes through"
 )
@@ -60,7 +60,7 @@ def is_traced(value: object) -> bool:
     return jax is not None and isinstance(value, jax.core.Tracer)
 
 
-def outside_jit(function: str) -> None:
+def require_outside_jit(function: str) -> None:
     """Refuse to solve or simulate while JAX traces a user's function: all arrays are tracers then, whatever the arguments are."""
     import jax
 
@@ -72,24 +72,24 @@ def outside_jit(function: str) -> None:
         )
 
 
-LARGEST_WHOLE = 2**63 - 1  # counters have 64 bits
+MAX_INT64 = 2**63 - 1  # counters have 64 bits
 
 
-def whole(argument: str, value: object, least: int, most: int = LARGEST_WHOLE) -> int:
-    """An integer not below `least` and not above `most`."""
-    wanted = f"give a whole number, {least} or more"
+def integer(argument: str, value: object, minimum: int, maximum: int = MAX_INT64) -> int:
+    """An integer not below `minimum` and not above `maximum`."""
+    wanted = f"give a whole number, {minimum} or more"
     if is_traced(value):
-        raise reject(argument, value, TRACED)
+        raise reject(argument, value, TRACED_VALUE)
     given = _scalar(value)
     if not isinstance(given, (int, np.integer, float, np.floating)) or isinstance(given, bool):
         raise reject(argument, value, wanted)
-    if given in (math.inf, -math.inf) or given != given or int(given) != given or given < least:
+    if given in (math.inf, -math.inf) or given != given or int(given) != given or given < minimum:
         raise reject(argument, value, wanted)
-    if given > most:
+    if given > maximum:
         raise reject(
             argument,
             value,
-            f"give a whole number from {least} to {most if most < 10**6 else f'{most:.3g}'}",
+            f"give a whole number from {minimum} to {maximum if maximum < 10**6 else f'{maximum:.3g}'}",
         )
     return int(given)
 
@@ -97,17 +97,17 @@ def whole(argument: str, value: object, least: int, most: int = LARGEST_WHOLE) -
 def number(
     argument: str,
     value: object,
-    least: float = -math.inf,
+    minimum: float = -math.inf,
     *,
     above: float | None = None,
     infinite: bool = False,
 ) -> float:
-    """A real number, at least `least` (or strictly above `above`); infinite only where that has a meaning."""
-    bound = f"a number above {above:g}" if above is not None else f"a number, {least:g} or more"
-    if least == -math.inf and above is None:
+    """A real number, at least `minimum` (or strictly above `above`); infinite only where that has a meaning."""
+    bound = f"a number above {above:g}" if above is not None else f"a number, {minimum:g} or more"
+    if minimum == -math.inf and above is None:
         bound = "a finite number"
     if is_traced(value):
-        raise reject(argument, value, TRACED)
+        raise reject(argument, value, TRACED_VALUE)
     given = _scalar(value)
     # float() would also read text and count True as 1
     if isinstance(given, (bool, np.bool_, str, bytes)):
@@ -118,7 +118,7 @@ def number(
         raise reject(argument, value, f"give {bound}") from None
     if math.isnan(result) or (math.isinf(result) and not infinite):
         raise reject(argument, value, f"give {bound}")
-    if result < least or (above is not None and result <= above):
+    if result < minimum or (above is not None and result <= above):
         raise reject(argument, value, f"give {bound}")
     return result
 
@@ -131,13 +131,13 @@ def _scalar(value: object) -> Any:
     return None if hasattr(value, "shape") else value
 
 
-def flag(argument: str, value: object, *, unsaid: bool = False) -> Any:
-    """True or False, and None too where that may be left `unsaid`; text such as "no" is neither."""
+def flag(argument: str, value: object, *, optional: bool = False) -> Any:
+    """True or False, and None too where that may be left `optional`; text such as "no" is neither."""
     if isinstance(value, (bool, np.bool_)):
         return bool(value)
-    if unsaid and value is None:
+    if optional and value is None:
         return None
-    raise reject(argument, value, f"give True or False{', or None' if unsaid else ''}")
+    raise reject(argument, value, f"give True or False{', or None' if optional else ''}")
 
 
 def choice(argument: str, value: object, allowed: Iterable[Any]) -> Any:
@@ -162,7 +162,7 @@ def did_you_mean(value: object, options: Iterable[Any]) -> str:
 
 def array(argument: str, value: object, shape: tuple[int, ...], meaning: str) -> np.ndarray:
     """A finite float64 array of the given shape."""
-    result = numbers(argument, value, f"give numbers of shape {shape} ({meaning})")
+    result = real_array(argument, value, f"give numbers of shape {shape} ({meaning})")
     if result.shape != shape:
         raise ValueError(f"{argument} has shape {result.shape}: give shape {shape} ({meaning})")
     if not np.all(np.isfinite(result)):
@@ -172,10 +172,10 @@ def array(argument: str, value: object, shape: tuple[int, ...], meaning: str) ->
     return result
 
 
-def numbers(argument: str, value: object, fix: str) -> np.ndarray:
+def real_array(argument: str, value: object, fix: str) -> np.ndarray:
     """A float64 array of any shape, a copy; text, True and False, complex numbers and ragged lists are none."""
     if any(is_traced(leaf) for leaf in _leaves(value)):
-        raise reject(argument, value, TRACED)
+        raise reject(argument, value, TRACED_VALUE)
     try:
         given = np.asarray(value)
         if given.dtype.kind in "bcSUmM":  # float64 would read text and drop imaginary parts
@@ -234,7 +234,7 @@ def path(argument: str, value: object) -> Path:
     return Path(found)
 
 
-def gram(argument: str, value: np.ndarray, tolerance: float = 1e-9) -> None:
+def gram_matrix(argument: str, value: np.ndarray, tolerance: float = 1e-9) -> None:
     """Refuse a matrix (or a stack of them) that is no Gram matrix: not symmetric, or a negative eigenvalue."""
     if not np.all(np.isfinite(value)):
         raise ValueError(f"{argument} has entries that are not finite: give finite numbers")
@@ -252,7 +252,7 @@ def gram(argument: str, value: np.ndarray, tolerance: float = 1e-9) -> None:
         )
 
 
-def known_names(what: str, names: Iterable[str], known: Iterable[str]) -> None:
+def reject_unknown(what: str, names: Iterable[str], known: Iterable[str]) -> None:
     """Refuse names that something does not have, with what was probably meant."""
     known = list(known)
     for name in names:
@@ -265,7 +265,7 @@ def known_names(what: str, names: Iterable[str], known: Iterable[str]) -> None:
 Decorated = TypeVar("Decorated")
 
 
-def hinted(hints: Mapping[str, str]) -> Callable[[Decorated], Decorated]:
+def argument_hints(hints: Mapping[str, str]) -> Callable[[Decorated], Decorated]:
     """Decorate a function or class: an argument that it lacks, or that is missing, raises ValueError with what to write instead.
 
     `hints` maps argument names to sentences; other unknown names get the closest name and the list of arguments.
@@ -314,9 +314,9 @@ def hinted(hints: Mapping[str, str]) -> Callable[[Decorated], Decorated]:
     return decorate
 
 
-def replaced(value: Any, changes: dict[str, Any]) -> Any:
+def replace_fields(value: Any, changes: dict[str, Any]) -> Any:
     """A frozen dataclass with some fields changed, checked as when it was made."""
-    known_names(
+    reject_unknown(
         type(value).__name__,
         changes,
         [field.name for field in dataclasses.fields(value) if field.init],

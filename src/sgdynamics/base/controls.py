@@ -1,6 +1,6 @@
 """Numbers that depend on alpha = samples/d (on fixed data on t): a function with its numbers.
 
-What is traced may hold a `Schedule` in place of any number; whoever makes a step reads all of them through `numbers_at`, once.
+What is traced may hold a `Schedule` in place of any number; whoever makes a step reads all of them through `values_at`, once.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ import jax.numpy as jnp
 import numpy as np
 
 from sgdynamics.base import checks, pytrees
-from sgdynamics.base.arrays import Function, Given, Scalar, Tree
+from sgdynamics.base.arrays import ArrayArgument, Function, PyTree, Scalar
 from sgdynamics.base.precision import float64
 from sgdynamics.base.user_functions import checked_function, function_identity
 
 
 class Range(NamedTuple):
-    """Where the values of a number lie, and what it is called: at least `least`, above `above`, below `below`, at most `most`."""
+    """Where the values of a number lie, and what it is called: at least `minimum`, above `above`, below `below`, at most `maximum`."""
 
     argument: str
-    least: float = -math.inf
+    minimum: float = -math.inf
     above: float = -math.inf
     below: float = math.inf
-    most: float = math.inf
-    total: bool = False  # whether the last axis adds up to 1
+    maximum: float = math.inf
+    sums_to_one: bool = False  # whether the last axis adds up to 1
 
     @property
     def fix(self) -> str:
@@ -36,20 +36,20 @@ class Range(NamedTuple):
         low = (
             f"above {self.above:g}"
             if self.above > -math.inf
-            else f"{self.least:g} or more"
-            if self.least > -math.inf
+            else f"{self.minimum:g} or more"
+            if self.minimum > -math.inf
             else ""
         )
         high = (
             f"below {self.below:g}"
             if self.below < math.inf
-            else f"at most {self.most:g}"
-            if self.most < math.inf
+            else f"at most {self.maximum:g}"
+            if self.maximum < math.inf
             else ""
         )
         return (
             " and ".join(
-                part for part in (low, high, "adding up to 1" if self.total else "") if part
+                part for part in (low, high, "adding up to 1" if self.sums_to_one else "") if part
             )
             or "finite"
         )
@@ -57,31 +57,31 @@ class Range(NamedTuple):
     def holds(self, values: np.ndarray) -> np.ndarray:
         """Where values are finite and in it."""
         inside = (
-            (values >= self.least)
+            (values >= self.minimum)
             & (values > self.above)
             & (values < self.below)
-            & (values <= self.most)
+            & (values <= self.maximum)
         )
         found = np.isfinite(values) & inside
         return (
             found & (np.abs(values.sum(axis=-1, keepdims=True) - 1) < 1e-9)
-            if self.total and np.ndim(values)
+            if self.sums_to_one and np.ndim(values)
             else found
         )
 
 
-@pytrees.numbered("numbers")
+@pytrees.register_parameters("parameters")
 @dataclass(frozen=True)
 class Schedule:
     """A number that depends on alpha = samples/d: a function (static) of its own numbers (traced) and alpha."""
 
     function: Callable[[Any, Any], Any]
-    numbers: Any
+    parameters: Any
     name: Any = None
     within: Range | None = None  # where its values have to lie
 
     def __call__(self, alpha: Scalar) -> Any:
-        return self.function(self.numbers, alpha)
+        return self.function(self.parameters, alpha)
 
     def __repr__(self) -> str:
         return self.name or getattr(getattr(self.function, "own", None), "__name__", "schedule")
@@ -92,8 +92,10 @@ class Schedule:
 
     def replace(self, **changes: Any) -> Schedule:
         """The same piecewise schedule with other edges or rates."""
-        checks.known_names("a schedule", changes, self.numbers if self.name == "piecewise" else ())
-        return replace(piecewise_rate(**{**self.numbers, **changes}), within=self.within)
+        checks.reject_unknown(
+            "a schedule", changes, self.parameters if self.name == "piecewise" else ()
+        )
+        return replace(piecewise_rate(**{**self.parameters, **changes}), within=self.within)
 
 
 class _OwnSchedule:
@@ -102,7 +104,7 @@ class _OwnSchedule:
     def __init__(self, function: Callable[[Any], Any]) -> None:
         self.own = function
 
-    def __call__(self, numbers: Tree, alpha: Scalar) -> Any:
+    def __call__(self, parameters: PyTree, alpha: Scalar) -> Any:
         return jnp.asarray(self.own(alpha), dtype=jnp.result_type(float))
 
     def __eq__(self, other: object) -> bool:
@@ -112,13 +114,13 @@ class _OwnSchedule:
         return hash((_OwnSchedule, id(self.own)))
 
 
-def _piecewise(numbers: Tree, alpha: Scalar) -> Any:
-    return jnp.asarray(numbers["rates"])[
-        jnp.searchsorted(jnp.asarray(numbers["edges"]), alpha, side="right")
+def _piecewise(parameters: PyTree, alpha: Scalar) -> Any:
+    return jnp.asarray(parameters["rates"])[
+        jnp.searchsorted(jnp.asarray(parameters["edges"]), alpha, side="right")
     ]
 
 
-def piecewise_rate(edges: Given, rates: Given) -> Schedule:
+def piecewise_rate(edges: ArrayArgument, rates: ArrayArgument) -> Schedule:
     """A learning rate that is constant between edges.
 
     Its numbers are traced: another schedule with as many pieces does not compile again.
@@ -146,8 +148,10 @@ def piecewise_rate(edges: Given, rates: Given) -> Schedule:
     >>> sgd.OnePassSGD(lr=schedule).rates(np.array([0.0, 3.0, 9.0])).tolist()
     [0.4, 0.2, 0.1]
     """
-    edges = np.atleast_1d(checks.numbers("edges", edges, "give increasing values of alpha above 0"))
-    given = checks.numbers("rates", rates, "give numbers, one more than edges")
+    edges = np.atleast_1d(
+        checks.real_array("edges", edges, "give increasing values of alpha above 0")
+    )
+    given = checks.real_array("rates", rates, "give numbers, one more than edges")
     rates = checks.array("rates", given, (len(edges) + 1, *given.shape[1:]), "one more than edges")
     if (
         edges.ndim != 1
@@ -166,8 +170,8 @@ def piecewise(edges: np.ndarray, values: np.ndarray) -> Schedule:
     return Schedule(_piecewise, {"edges": edges, "rates": values}, "piecewise")
 
 
-def _same(numbers: Tree, alpha: Scalar) -> Any:
-    return numbers
+def _same(parameters: PyTree, alpha: Scalar) -> Any:
+    return parameters
 
 
 def constant(value: float) -> Schedule:
@@ -181,8 +185,10 @@ class _Stretched:
     def __init__(self, function: Callable[[Any, Any], Any]) -> None:
         self.function, self.own = function, getattr(function, "own", function)
 
-    def __call__(self, numbers: Tree, alpha: Scalar) -> Any:
-        return numbers["factor"] * self.function(numbers["numbers"], numbers["stretch"] * alpha)
+    def __call__(self, parameters: PyTree, alpha: Scalar) -> Any:
+        return parameters["factor"] * self.function(
+            parameters["parameters"], parameters["stretch"] * alpha
+        )
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Stretched) and self.function == other.function
@@ -191,21 +197,21 @@ class _Stretched:
         return hash((_Stretched, self.function))
 
 
-def stretched(schedule: Schedule, factor: Scalar, stretch: Scalar) -> Schedule:
+def rescale_schedule(schedule: Schedule, factor: Scalar, stretch: Scalar) -> Schedule:
     """A schedule in other units: factor times its value at stretch times the place."""
     if schedule.name == "piecewise":
-        edges, rates = schedule.numbers["edges"] / stretch, schedule.numbers["rates"] * factor
-        return replace(schedule, numbers={"edges": edges, "rates": rates})
-    numbers = {"numbers": schedule.numbers, "factor": factor, "stretch": stretch}
-    return replace(schedule, function=_Stretched(schedule.function), numbers=numbers)
+        edges, rates = schedule.parameters["edges"] / stretch, schedule.parameters["rates"] * factor
+        return replace(schedule, parameters={"edges": edges, "rates": rates})
+    parameters = {"parameters": schedule.parameters, "factor": factor, "stretch": stretch}
+    return replace(schedule, function=_Stretched(schedule.function), parameters=parameters)
 
 
-def all_stretched(numbers: Tree, stretch: Scalar) -> Any:
+def rescale_schedules(parameters: PyTree, stretch: Scalar) -> Any:
     """Numbers whose schedules are read at stretch times the place."""
     return jax.tree.map(
-        lambda leaf: stretched(leaf, 1.0, stretch) if scheduled(leaf) else leaf,
-        numbers,
-        is_leaf=scheduled,
+        lambda leaf: rescale_schedule(leaf, 1.0, stretch) if is_scheduled(leaf) else leaf,
+        parameters,
+        is_leaf=is_scheduled,
     )
 
 
@@ -215,8 +221,8 @@ class _Mapped:
     def __init__(self, function: Callable[[Any, Any], Any], made: Callable[[Any], Any]) -> None:
         self.function, self.made, self.own = function, made, getattr(function, "own", function)
 
-    def __call__(self, numbers: Tree, alpha: Scalar) -> Any:
-        return self.made(self.function(numbers, alpha))
+    def __call__(self, parameters: PyTree, alpha: Scalar) -> Any:
+        return self.made(self.function(parameters, alpha))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Mapped) and (self.function, self.made) == (
@@ -228,36 +234,38 @@ class _Mapped:
         return hash((_Mapped, self.function, self.made))
 
 
-def mapped(number: Any, made: Callable[[Any], Any]) -> Any:
+def map_schedule(number: Any, made: Callable[[Any], Any]) -> Any:
     """What follows from a number, which may be a schedule: then it is one too."""
     return (
-        Schedule(_Mapped(number.function, made), number.numbers)
+        Schedule(_Mapped(number.function, made), number.parameters)
         if isinstance(number, Schedule)
         else made(number)
     )
 
 
-def numbers_at(numbers: Tree, alpha: Scalar) -> Any:
+def values_at(parameters: PyTree, alpha: Scalar) -> Any:
     """The numbers of a problem or an algorithm at alpha (on fixed data at t): schedules become their values, the rest stays."""
     return jax.tree.map(
-        lambda leaf: leaf(alpha) if isinstance(leaf, Schedule) else leaf, numbers, is_leaf=scheduled
+        lambda leaf: leaf(alpha) if isinstance(leaf, Schedule) else leaf,
+        parameters,
+        is_leaf=is_scheduled,
     )
 
 
 def alpha_of_steps(steps: Any, batch: float, dimension: Any) -> Any:
     """alpha = samples/d at which a step is taken, after this many others.
 
-    One division of whole numbers: a piece of a schedule that starts at alpha = n batch/d starts with
+    One division of integers: a piece of a schedule that starts at alpha = n batch/d starts with
     step n. The product n (batch/d) may round below that edge, and the piece would start a step late.
     """
     return steps * float(batch) / dimension
 
 
-def piece_edges(numbers: Tree) -> np.ndarray:
+def piece_edges(parameters: PyTree) -> np.ndarray:
     """Where pieces of schedules among these numbers begin, in alpha (on fixed data in t)."""
     leaves = [
-        leaf.numbers
-        for leaf in jax.tree.leaves(numbers, is_leaf=scheduled)
+        leaf.parameters
+        for leaf in jax.tree.leaves(parameters, is_leaf=is_scheduled)
         if isinstance(leaf, Schedule)
     ]
     return np.unique(
@@ -270,13 +278,15 @@ def piece_edges(numbers: Tree) -> np.ndarray:
     )
 
 
-def scheduled(number: object) -> bool:
+def is_scheduled(number: object) -> bool:
     """Whether a number depends on alpha."""
     return isinstance(number, Schedule)
 
 
-def made_schedule(name: str, function: Function, of: str, *, shaped: bool = False) -> Schedule:
-    """A schedule from a user's function of one number (`of`: alpha or t), which gives one number too, or (`shaped`) an array."""
+def schedule_from_function(
+    name: str, function: Function, variable: str, *, allow_array: bool = False
+) -> Schedule:
+    """A schedule from a user's function of one number (`variable`: alpha or t), which gives one number too, or (`allow_array`) an array."""
     schedule = function if isinstance(function, Schedule) else Schedule(_OwnSchedule(function), ())
     # the function itself: the schedule made of it would turn whatever it gives into a real number
     tried = function.own if isinstance(function, _OwnSchedule) else function
@@ -284,83 +294,90 @@ def made_schedule(name: str, function: Function, of: str, *, shaped: bool = Fals
         name,
         tried,
         (np.zeros(()),),
-        takes=of,
-        call=f"one {of}",
+        takes=variable,
+        call=f"one {variable}",
         differentiated=False,
-        one_number=not shaped,
+        one_number=not allow_array,
     )
     return schedule
 
 
-def number_or_schedule(
+def scalar_or_schedule(
     argument: str,
     value: object,
-    least: float = 0.0,
+    minimum: float = 0.0,
     *,
     above: float | None = None,
     below: float | None = None,
-    most: float | None = None,
-    of: str = "alpha",
+    maximum: float | None = None,
+    variable: str = "alpha",
 ) -> Any:
     """A number of this range, or a schedule of such numbers from a user's function of alpha (or of t)."""
-    low = (least, -math.inf) if above is None else (-math.inf, above)
+    low = (minimum, -math.inf) if above is None else (-math.inf, above)
     within = Range(
-        argument, *low, math.inf if below is None else below, math.inf if most is None else most
+        argument,
+        *low,
+        math.inf if below is None else below,
+        math.inf if maximum is None else maximum,
     )
     if not callable(value):
-        found = checks.number(argument, value, within.least, above=above)
+        found = checks.number(argument, value, within.minimum, above=above)
         if not within.holds(np.asarray(found)):
             raise checks.reject(argument, value, f"give a number, {within.fix}")
         return found
-    schedule = replace(made_schedule(argument, value, of), within=within)
-    checked_values(argument, schedule, np.zeros(1), of)
+    schedule = replace(schedule_from_function(argument, value, variable), within=within)
+    validate_values(argument, schedule, np.zeros(1), variable)
     return schedule
 
 
-def checked_values(argument: str, schedule: Schedule, places: np.ndarray, of: str) -> np.ndarray:
+def validate_values(
+    argument: str, schedule: Schedule, points: np.ndarray, variable: str
+) -> np.ndarray:
     """The values of a schedule at these places; refuse it where they are not finite or out of its range (0 or more unless it has one)."""
-    values = rates_of(schedule, np.asarray(places, dtype=np.float64))
+    values = evaluate_schedule(schedule, np.asarray(points, dtype=np.float64))
     within = schedule.within or Range(argument, 0.0)
     bad = ~within.holds(values).all(axis=tuple(range(1, values.ndim)))
     if bad.any():
-        where, value = float(np.asarray(places)[bad][0]), values[bad][0]
+        where, value = float(np.asarray(points)[bad][0]), values[bad][0]
         shown = f"{value:g}" if np.ndim(value) == 0 else value.tolist()
         raise checks.reject(
             argument,
             schedule,
-            f"at {of} = {where:g} the schedule gives {shown}: it must be {within.fix}",
+            f"at {variable} = {where:g} the schedule gives {shown}: it must be {within.fix}",
         )
     return values
 
 
-CHECKED = 257  # places along a run at which schedules are looked at before it starts
+SCHEDULE_CHECK_POINTS = 257  # places along a run at which schedules are looked at before it starts
 
 
-def check_schedules(numbers: Tree, end: float, of: str) -> None:
+def check_schedules(parameters: PyTree, end: float, variable: str) -> None:
     """Refuse schedules among these numbers that leave their range somewhere up to the end of a run."""
-    for leaf in jax.tree.leaves(numbers, is_leaf=scheduled):
+    for leaf in jax.tree.leaves(parameters, is_leaf=is_scheduled):
         if isinstance(leaf, Schedule) and leaf.within is not None:
-            checked_values(leaf.within.argument, leaf, np.linspace(0, end, CHECKED), of)
+            validate_values(
+                leaf.within.argument, leaf, np.linspace(0, end, SCHEDULE_CHECK_POINTS), variable
+            )
 
 
 def describe_schedule(value: object) -> tuple[Any, bool]:
     """A number or schedule as plain values for a record, and whether it can be made again from them."""
     if not isinstance(value, Schedule):
-        return pytrees.number(value), True
+        return pytrees.to_python_scalar(value), True
     if value.name == "piecewise":
-        return {name: np.asarray(part).tolist() for name, part in value.numbers.items()}, True
+        return {name: np.asarray(part).tolist() for name, part in value.parameters.items()}, True
     return function_identity(value.function.own), False
 
 
 @float64
-def rates_of(schedule: Schedule, alpha: np.ndarray) -> np.ndarray:
+def evaluate_schedule(schedule: Schedule, alpha: np.ndarray) -> np.ndarray:
     return np.asarray(jax.vmap(schedule)(jnp.asarray(alpha, dtype=jnp.float64)))
 
 
-def values_along(value: object, alpha: np.ndarray) -> np.ndarray:
+def evaluate_along(value: object, alpha: np.ndarray) -> np.ndarray:
     """A number or a schedule at each alpha."""
     return (
-        rates_of(value, alpha)
+        evaluate_schedule(value, alpha)
         if isinstance(value, Schedule)
-        else np.full(np.shape(alpha), float(pytrees.number(value)))
+        else np.full(np.shape(alpha), float(pytrees.to_python_scalar(value)))
     )

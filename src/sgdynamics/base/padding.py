@@ -10,7 +10,7 @@ def power_of_two(size: int) -> int:
     return 1 << max(size - 1, 0).bit_length()
 
 
-def filled(values: np.ndarray, size: int | None = None) -> np.ndarray:
+def pad_with_last(values: np.ndarray, size: int | None = None) -> np.ndarray:
     """Values with the last of them again and again, up to this size, or the next power of two."""
     size = power_of_two(len(values)) if size is None else size
     return np.concatenate([values, np.full(size - len(values), values[-1])])

@@ -17,7 +17,7 @@ from sgdynamics.base import checks
 Kind = TypeVar("Kind")
 
 
-def number(value: Any) -> Any:
+def to_python_scalar(value: Any) -> Any:
     """A number as Python's own; a tracer or an array as it is."""
     return (
         value.item()
@@ -26,7 +26,7 @@ def number(value: Any) -> Any:
     )
 
 
-def traced(value: object) -> Any:
+def to_float64(value: object) -> Any:
     """Numbers in float64; what is a tracer, or made of numbers, as it is."""
     return (
         np.asarray(value, dtype=np.float64)[()]
@@ -35,7 +35,7 @@ def traced(value: object) -> Any:
     )
 
 
-def settled(children: Sequence[Any]) -> Any:
+def to_numpy(children: Sequence[Any]) -> Any:
     """Numbers that JAX has computed, as NumPy's: arithmetic with its own would lose digits wherever float64 is not switched on."""
 
     def one(value: object) -> Any:
@@ -48,7 +48,7 @@ def settled(children: Sequence[Any]) -> Any:
     return jax.tree.map(one, children)
 
 
-def same(self: object, other: object) -> bool:
+def are_equal(self: object, other: object) -> bool:
     """Whether two of the same kind have the same functions, shapes and numbers: an __eq__."""
     if type(self) is not type(other):
         return NotImplemented
@@ -58,39 +58,45 @@ def same(self: object, other: object) -> bool:
     )
 
 
-def form(self: object) -> int:
+def hash_structure(self: object) -> int:
     """A __hash__: of what is static, as numbers may be arrays."""
     return hash(jax.tree.structure(self))
 
 
-def numbered(*numbers: str, unless_whole: Sequence[str] = ()) -> Callable[[type[Kind]], type[Kind]]:
-    """A frozen dataclass as a pytree: these fields are its numbers, the others are static; so are those of `unless_whole` that are whole
+def register_parameters(
+    *parameters: str, static_integers: Sequence[str] = ()
+) -> Callable[[type[Kind]], type[Kind]]:
+    """A frozen dataclass as a pytree: these fields are its numbers, the others are static; so are those of `static_integers` that are whole
     numbers, on which shapes depend."""
 
     def register(cls: Any) -> type[Kind]:
-        rest = tuple(field.name for field in dataclasses.fields(cls) if field.name not in numbers)
+        rest = tuple(
+            field.name for field in dataclasses.fields(cls) if field.name not in parameters
+        )
 
         def flatten(one: object) -> tuple[list[Any], tuple[Any, ...]]:
             whole = {
-                name: value for name in unless_whole if isinstance(value := getattr(one, name), int)
+                name: value
+                for name in static_integers
+                if isinstance(value := getattr(one, name), int)
             }
             # None is a tree without leaves
             children = [
                 (jax.tree_util.GetAttrKey(name), None if name in whole else getattr(one, name))
-                for name in numbers
+                for name in parameters
             ]
             return children, (*(getattr(one, name) for name in rest), tuple(whole.items()))
 
         def unflatten(static: tuple[Any, ...], children: Any) -> Any:
             made = object.__new__(cls)
             made.__dict__.update(
-                zip((*numbers, *rest), (*settled(children), *static[:-1]), strict=True)
+                zip((*parameters, *rest), (*to_numpy(children), *static[:-1]), strict=True)
             )
             made.__dict__.update(static[-1])
             return made
 
         jax.tree_util.register_pytree_with_keys(cls, flatten, unflatten)
-        cls.__eq__, cls.__hash__ = same, form
+        cls.__eq__, cls.__hash__ = are_equal, hash_structure
         return cls
 
     return register

@@ -12,34 +12,34 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int, Num
 
-from sgdynamics.base.arrays import Keys, Numeric, OneKey, Whole
+from sgdynamics.base.arrays import IntScalar, Numeric, RandomKey, RandomKeys
 from sgdynamics.base.code_generator import older_generator
 from sgdynamics.base.precision import float64
 
 
 @float64
-def run_keys(seed: int, chosen: np.ndarray) -> Keys:
+def run_keys(seed: int, chosen: np.ndarray) -> RandomKeys:
     """One key a run, independent of how many runs there are."""
     return _compiled_keys()(np.int64(seed), chosen)
 
 
 @cache
-def _compiled_keys() -> Callable[..., Keys]:
+def _compiled_keys() -> Callable[..., RandomKeys]:
     # a few integers a run, made once: what counts is the compiler's time
     return jax.jit(_run_keys, compiler_options=older_generator())
 
 
-def _run_keys(seed: Whole, chosen: Int[Numeric, " runs"]) -> Keys:
+def _run_keys(seed: IntScalar, chosen: Int[Numeric, " runs"]) -> RandomKeys:
     root = jax.random.key(seed)
     return jax.vmap(lambda run: jax.random.fold_in(root, run))(chosen)
 
 
-def step_key(key: OneKey, number: Whole) -> OneKey:
+def step_key(key: RandomKey, number: IntScalar) -> RandomKey:
     """The key of a step, by two folds: a step counter has 64 bits, fold_in takes 32."""
     return jax.random.fold_in(jax.random.fold_in(key, number >> 32), number & 0xFFFFFFFF)
 
 
-def bartlett(
+def bartlett_factor(
     lower: Float[Numeric, "... lower"],
     chi: Float[Numeric, "... columns"],
     free: Float[Numeric, "blocks columns"],
@@ -58,7 +58,7 @@ def bartlett(
 GOLDEN, MIXED = 0x9E3779B97F4A7C15, (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)  # of SplitMix64
 
 
-def normals_and_uniforms(key: OneKey, normals: int, uniforms: int) -> tuple[Any, Any]:
+def normals_and_uniforms(key: RandomKey, normals: int, uniforms: int) -> tuple[Any, Any]:
     """Standard normals (by Box and Muller) and uniforms in (0, 1), never 0 or 1, from one key.
 
     The bits are SplitMix64: a counter from a random place, mixed. Threefry, which makes the keys, would take seven times as long
@@ -70,7 +70,7 @@ def normals_and_uniforms(key: OneKey, normals: int, uniforms: int) -> tuple[Any,
         jax.random.bits(key, (), dtype=jnp.uint64), jnp.arange(1, count + 1, dtype=jnp.uint64)
     )
     radius = jnp.sqrt(-2.0 * jnp.log(u[:pairs]))
-    along, across = turn(u[pairs : 2 * pairs])
+    along, across = cosine_and_sine(u[pairs : 2 * pairs])
     both = jnp.concatenate([radius * along, radius * across])
     # a barrier: fused into what reads them, the numbers are computed again and on one core
     return jax.lax.optimization_barrier((both[:normals], u[2 * pairs :]))
@@ -87,7 +87,7 @@ def uniforms_at(place: Numeric, count: Numeric) -> Float[Numeric, "*s"]:
 def normals_at(place: Numeric, count: Numeric) -> Float[Numeric, "*s 2"]:
     """Two standard normals, in a last axis, for each even count: as `uniforms_at`, by Box and Muller from that count and the next."""
     radius = jnp.sqrt(-2.0 * jnp.log(uniforms_at(place, count)))
-    along, across = turn(uniforms_at(place, count + np.uint64(1)))
+    along, across = cosine_and_sine(uniforms_at(place, count + np.uint64(1)))
     return jnp.stack([radius * along, radius * across], axis=-1)
 
 
@@ -95,7 +95,7 @@ SINE = tuple((-1) ** k * math.pi ** (2 * k + 1) / math.factorial(2 * k + 1) for 
 COSINE = tuple((-1) ** k * math.pi ** (2 * k) / math.factorial(2 * k) for k in range(12))
 
 
-def turn(u: Float[Numeric, "*s"]) -> tuple[Any, Any]:
+def cosine_and_sine(u: Float[Numeric, "*s"]) -> tuple[Any, Any]:
     """cos(2 pi u), sin(2 pi u) for u in (0, 1) to 1e-15, by the series of half the angle: twice as fast as two calls of the library's."""
     v = u - 0.5
     w = v * v
@@ -108,7 +108,7 @@ def turn(u: Float[Numeric, "*s"]) -> tuple[Any, Any]:
     return 2 * s * s - 1, -2 * s * c
 
 
-def attempt(
+def propose_gamma(
     free: Num[Numeric, "..."], x: Float[Numeric, "*s"], u: Float[Numeric, "*s"]
 ) -> tuple[Any, Any]:
     """Half of the square of a chi variable as Marsaglia and Tsang propose it from a normal, and whether a uniform accepts it."""
@@ -127,8 +127,8 @@ def chi_length(
     return jnp.where(free > 1, jnp.sqrt(2 * value), jnp.where(free == 1, jnp.abs(proposal), 0.0))
 
 
-def chi(
-    key: OneKey,
+def draw_chi(
+    key: RandomKey,
     free: Num[Numeric, "..."],
     proposal: Float[Numeric, "*s"],
     uniform: Float[Numeric, "*s"],
@@ -143,9 +143,9 @@ def chi(
         count, value, good = carry
         # drawn flat: with the shape of `good`, XLA takes six seconds to compile this loop
         normal, u = normals_and_uniforms(jax.random.fold_in(key, count), good.size, good.size)
-        new, accepted = attempt(free, normal.reshape(good.shape), u.reshape(good.shape))
+        new, accepted = propose_gamma(free, normal.reshape(good.shape), u.reshape(good.shape))
         return count + 1, jnp.where(good, value, new), good | accepted
 
-    value, good = attempt(free, proposal, uniform)
+    value, good = propose_gamma(free, proposal, uniform)
     _, value, _ = jax.lax.while_loop(lambda carry: ~jnp.all(carry[2]), again, (1, value, good))
     return chi_length(free, value, proposal)

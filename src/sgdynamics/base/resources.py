@@ -11,21 +11,21 @@ from sgdynamics.base import checks
 
 # Generous, so that nothing that somebody could wait for is refused: steps of one run come one after the other, and no program makes more
 # than about 1e8 of them a second; runs go side by side, and 1e11 run-steps a second are a thinkable accelerator.
-MOST_STEPS = 1e15
-MOST_RUN_STEPS = 1e18
-STEPS_A_SECOND, RUN_STEPS_A_SECOND = 1e8, 1e11
+MAX_STEPS = 1e15
+MAX_RUN_STEPS = 1e18
+STEPS_PER_SECOND, RUN_STEPS_PER_SECOND = 1e8, 1e11
 YEAR = 365.25 * 86400.0
-SHARE_OF_MEMORY = 0.9  # of what is free, for arrays whose size is known exactly
+MEMORY_FRACTION = 0.9  # of what is free, for arrays whose size is known exactly
 
 
 def check_steps(argument: str, value: object, steps: float, fix: str = "give less") -> None:
     """Refuse a number of steps of one run that no machine gets through."""
-    if not steps <= MOST_STEPS:
-        years = steps / STEPS_A_SECOND / YEAR
+    if not steps <= MAX_STEPS:
+        years = steps / STEPS_PER_SECOND / YEAR
         raise checks.reject(
             argument,
             value,
-            f"that is {steps:.3g} steps a run, {years:.2g} years at {STEPS_A_SECOND:.0e} steps a second: {fix}",
+            f"that is {steps:.3g} steps a run, {years:.2g} years at {STEPS_PER_SECOND:.0e} steps a second: {fix}",
         )
 
 
@@ -33,12 +33,12 @@ def check_work(argument: str, runs: float, steps: float, moves: float = 1.0) -> 
     """Refuse so many runs of so many steps (of so many `moves` each) together."""
     check_steps(argument, float(steps), float(steps) * moves)
     work = float(runs) * float(steps) * moves
-    if not work <= MOST_RUN_STEPS:
-        years = work / RUN_STEPS_A_SECOND / YEAR
+    if not work <= MAX_RUN_STEPS:
+        years = work / RUN_STEPS_PER_SECOND / YEAR
         raise checks.reject(
             "runs",
             runs,
-            f"{steps:.3g} steps of each are {work:.3g} steps in all, {years:.2g} years at {RUN_STEPS_A_SECOND:.0e} a second: give fewer "
+            f"{steps:.3g} steps of each are {work:.3g} steps in all, {years:.2g} years at {RUN_STEPS_PER_SECOND:.0e} a second: give fewer "
             "runs or shorter times",
         )
 
@@ -50,7 +50,7 @@ def check_memory(
     if needed < 1 << 28:  # asking the system costs more than these
         return
     free = host_bytes() if host else available_bytes()
-    if needed > SHARE_OF_MEMORY * free:
+    if needed > MEMORY_FRACTION * free:
         raise checks.reject(
             argument,
             value,

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sgdynamics.base import checks
-from sgdynamics.base.arrays import Tree
+from sgdynamics.base.arrays import PyTree
 from sgdynamics.base.identity import function_identity as function_identity
 from sgdynamics.base.precision import float64
 
@@ -27,7 +27,7 @@ def takes_two(function: Callable) -> bool:
 
 
 @float64
-def traced_output(function: Callable, *arguments: Tree) -> Any:
+def traced_output(function: Callable, *arguments: PyTree) -> Any:
     """What a JAX function returns, as shapes and types; IndexError where it asks for an entry that is not there.
 
     JAX would answer that with the last entry. Traced in float64 as everything later: JAX keeps a closed-over array in the precision that
@@ -45,7 +45,7 @@ def traced_output(function: Callable, *arguments: Tree) -> Any:
     return output
 
 
-def traced_shape(function: Callable, *arguments: Tree) -> tuple[int, ...]:
+def traced_shape(function: Callable, *arguments: PyTree) -> tuple[int, ...]:
     """The shape that a JAX function returns."""
     return traced_output(function, *arguments).shape
 

@@ -333,7 +333,7 @@ def figure(
     from sgdynamics.base import checks
     from sgdynamics.cli.tables import print_figure
 
-    checks.whole("seed", seed, 0)
+    checks.integer("seed", seed, 0)
     _folder(out)
     found = gallery.make(gallery.find(document, number), out, quick=quick, seed=seed, again=True)
     if found["error"]:
@@ -384,7 +384,7 @@ def explore(
     from sgdynamics.base import checks
     from sgdynamics.cli.explorer.server import Explorer, serve
 
-    checks.whole("port", port, 0, 65535)
+    checks.integer("port", port, 0, 65535)
     serve(Explorer(port), lambda text: print(text, flush=True), browse=not no_browser)
 
 

@@ -96,7 +96,7 @@ def read(path: str | Path) -> dict[str, Any]:
     if file.suffix == ".nc":
         return next(iter(statements(file)))
     record = read_toml(file)
-    checks.known_names("the file", record, TABLES)
+    checks.reject_unknown("the file", record, TABLES)
     for name in TABLES[1:]:
         if not isinstance(record.get(name, {}), Mapping):
             raise checks.reject(
@@ -227,7 +227,7 @@ def plan(record: Mapping[str, Any]) -> RunPlan:
     """The solver calls that the table [run] states."""
     table = _table(record, "run")
     known = registry.methods()
-    checks.known_names("[run]", table, ("methods", *CLOCKS, *RUN_KEYS, *known))
+    checks.reject_unknown("[run]", table, ("methods", *CLOCKS, *RUN_KEYS, *known))
     names = _methods("run", table, tuple(known))
     for name in known:
         if name in table and name not in names:
@@ -252,7 +252,7 @@ def _method_arguments(name: str, table: Mapping[str, Any], problem: Any) -> dict
         raise checks.reject(
             f"run.{name}", own, f"this must be a table. Write [run.{name}] and its arguments."
         )
-    checks.known_names(f"[run.{name}]", own, _arguments(entry.load(), ("method", *CLOCKS)))
+    checks.reject_unknown(f"[run.{name}]", own, _arguments(entry.load(), ("method", *CLOCKS)))
     shared = {key: table[key] for key in method.run_keys if key in table}
     arguments = {**shared, **_with_options(entry.load(), own), **method.arguments}
     has_spectrum = getattr(problem, "spectrum", None) is not None
@@ -260,7 +260,7 @@ def _method_arguments(name: str, table: Mapping[str, Any], problem: Any) -> dict
         raise ValueError(f"[run]: the method {name!r} needs a dimension. Set dimension = ...")
     for key, minimum in (("dimension", 1), ("runs", 1), ("seed", 0)):
         if arguments.get(key) is not None:
-            checks.whole(f"run.{key}", arguments[key], minimum)
+            checks.integer(f"run.{key}", arguments[key], minimum)
     return arguments
 
 
@@ -297,7 +297,7 @@ def exit_calls(record: Mapping[str, Any]) -> tuple[Any, Any, Any, dict[str, dict
     """Problem, algorithm, start, and the arguments of `exit_time` for each method of [exit_time]."""
     table = _table(record, "exit_time")
     accepted = _arguments(exit_times.exit_time, ("method",))
-    checks.known_names("[exit_time]", table, ("methods", *accepted))
+    checks.reject_unknown("[exit_time]", table, ("methods", *accepted))
     methods = _methods("exit_time", table, exit_times.METHODS)
     problem, algorithm = problem_from(record["problem"]), algorithm_from(record["algorithm"])
     shared = {key: value for key, value in table.items() if key != "methods"}
@@ -316,7 +316,7 @@ def _exit_arguments(method: str, arguments: Mapping[str, Any]) -> dict[str, Any]
 def hessian_call(record: Mapping[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
     """Problem, start and the arguments of `hessian_spectrum`; the table [hessian] is optional."""
     table = record.get("hessian", {})
-    checks.known_names("[hessian]", table, _arguments(hessian_spectrum, ()))
+    checks.reject_unknown("[hessian]", table, _arguments(hessian_spectrum, ()))
     problem = problem_from(record["problem"])
     dimension = _dimension(record, table)
     defaults = {} if dimension is None else {"dimension": dimension}
@@ -349,7 +349,7 @@ def sweep_call(record: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
     entry, method = registry.methods().get(name, (None, None))
     entry = entry or registry.swept_functions()[name]
     accepted = _arguments(entry.load(), ("method",) if method else ())
-    checks.known_names("[sweep]", table, ("over", "store", "workers", *accepted))
+    checks.reject_unknown("[sweep]", table, ("over", "store", "workers", *accepted))
     over = table.pop("over", None)
     if not isinstance(over, Mapping) or not over:
         raise ValueError("[sweep.over]: no parameter is varied. Set at least one, with its values.")
@@ -477,14 +477,14 @@ def _values(name: str, value: object) -> list[Any]:
         raise checks.reject(
             name, value, "this must be a list, or a range {to = ..., points = ...}."
         )
-    checks.known_names(name, value, ("from", "to", "points", "spacing"))
+    checks.reject_unknown(name, value, ("from", "to", "points", "spacing"))
     for key in ("to", "points"):
         if key not in value:
             raise ValueError(f"{name}: a range needs {key} = ...")
     spacing = checks.choice(f"{name}.spacing", value.get("spacing", "linear"), ("linear", "log"))
     first = checks.number(f"{name}.from", value.get("from", 0.0))
     last = checks.number(f"{name}.to", value["to"], above=first)
-    count = checks.whole(f"{name}.points", value["points"], 2)
+    count = checks.integer(f"{name}.points", value["points"], 2)
     if spacing == "linear":
         return np.linspace(first, last, count).tolist()
     return np.geomspace(checks.number(f"{name}.from", first, above=0.0), last, count).tolist()

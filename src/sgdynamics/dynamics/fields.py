@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from sgdynamics.base import checks
-from sgdynamics.base.arrays import Numbers
-from sgdynamics.base.controls import all_stretched, check_schedules, numbers_at, scheduled
+from sgdynamics.base.arrays import Parameters
+from sgdynamics.base.controls import check_schedules, is_scheduled, rescale_schedules, values_at
 from sgdynamics.dynamics.interface import Dynamics, SolveRequest
 from sgdynamics.expectations.accuracy import population_accuracy
 from sgdynamics.expectations.choice import expectation_of
@@ -83,7 +83,7 @@ class FieldDynamics(Dynamics):
         found, numbers = copy(self), self.definition._parameters
         stretch = numbers["multiplicities"].sum() / self.algorithm.batch
         found.definition, found.stated = (
-            self.definition.with_numbers(**all_stretched(numbers, stretch)),
+            self.definition.with_numbers(**rescale_schedules(numbers, stretch)),
             self.definition,
         )
         return found
@@ -474,8 +474,8 @@ class FixedDataDynamics(FieldDynamics):
     def check_controls(self, clock: Clock) -> None:
         self.definition.check_numbers(clock.t[-1], "t")
         if any(
-            scheduled(leaf)
-            for leaf in jax.tree.leaves(self.parameters.get("draws"), is_leaf=scheduled)
+            is_scheduled(leaf)
+            for leaf in jax.tree.leaves(self.parameters.get("draws"), is_leaf=is_scheduled)
         ):
             raise checks.reject(
                 "draws",
@@ -529,13 +529,13 @@ class FieldWatch(Watch):
     quadrature: Quadrature
     criterion: str | Callable[[dict[str, Any]], Any]
 
-    def value(self, shared: Numbers, state: dict[str, Any]) -> Any:
+    def value(self, shared: Parameters, state: dict[str, Any]) -> Any:
         structure, parameters, state = self.structure, shared["problem"], from_units(shared, state)
         if self.criterion == "overlap":
             return -jnp.max(jnp.abs(jnp.sum(state["M"], axis=0)))
         if callable(self.criterion):
             return jnp.asarray(self.criterion(public_state(state)), dtype=state["a"].dtype)
-        now = numbers_at(parameters, 0.0)
+        now = values_at(parameters, 0.0)
         value = risk_at(structure, self.quadrature, shared["watch"], now, state)
         return value - 0.5 * label_noise(now) if structure.has_excess else value
 

@@ -19,8 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from sgdynamics.base import checks
-from sgdynamics.base.arrays import Numbers, OneKey, Scalar, Tree
-from sgdynamics.base.controls import describe_schedule, numbers_at, scheduled
+from sgdynamics.base.arrays import Parameters, PyTree, RandomKey, Scalar
+from sgdynamics.base.controls import describe_schedule, is_scheduled, values_at
 from sgdynamics.base.user_functions import function_identity
 from sgdynamics.expectations.risk import SHORT, TOLERANCE, Risks
 from sgdynamics.ode.integrate import (
@@ -165,7 +165,9 @@ class Dynamics:
         """
         raise NotImplementedError
 
-    def step(self, numbers: dict[str, Any], state: dict[str, Any], key: OneKey) -> dict[str, Any]:
+    def step(
+        self, numbers: dict[str, Any], state: dict[str, Any], key: RandomKey
+    ) -> dict[str, Any]:
         """The state after one step at dimension d. JAX.
 
         Parameters
@@ -211,10 +213,10 @@ class Dynamics:
         """
         numbers = jax.tree.map(
             lambda leaf: (
-                describe_schedule(leaf)[0] if scheduled(leaf) else np.asarray(leaf).tolist()
+                describe_schedule(leaf)[0] if is_scheduled(leaf) else np.asarray(leaf).tolist()
             ),
             self.parameters,
-            is_leaf=scheduled,
+            is_leaf=is_scheduled,
         )
         return {
             "kind": type(self).__name__,
@@ -283,7 +285,7 @@ class Dynamics:
                 "start", start, f"give a dictionary of arrays: {', '.join(self.variables)}"
             )
         values = {
-            name: checks.numbers(name, value, "give numbers") for name, value in start.items()
+            name: checks.real_array(name, value, "give numbers") for name, value in start.items()
         }
         for name, value in values.items():
             axes = len(self.variables[name][1])
@@ -295,7 +297,7 @@ class Dynamics:
                 )
             values[name] = value if value.ndim == axes + 1 else value[None]
         most = max(len(value) for value in values.values())
-        wanted = most if runs is None else checks.whole("runs", runs, 1)
+        wanted = most if runs is None else checks.integer("runs", runs, 1)
         if any(len(value) not in (1, wanted) for value in values.values()):
             raise checks.reject(
                 "runs", wanted, f"the start has {most} runs: give as many, or a start of one"
@@ -309,7 +311,7 @@ class Dynamics:
 
     def at_dimension(self, dimension: Any, small: bool = False) -> tuple[int, np.ndarray]:
         """The dimension, checked, and its split over blocks of the covariance; `small`: blocks of any size will do."""
-        d = checks.whole("dimension", dimension, 1, MOST_DIMENSION)
+        d = checks.integer("dimension", dimension, 1, MOST_DIMENSION)
         return d, np.array([d])
 
     def states(self, initial_state: Any) -> dict[str, np.ndarray]:
@@ -337,7 +339,9 @@ class Dynamics:
     @property
     def controlled(self) -> bool:
         """Whether any number depends on alpha."""
-        return any(scheduled(leaf) for leaf in jax.tree.leaves(self.parameters, is_leaf=scheduled))
+        return any(
+            is_scheduled(leaf) for leaf in jax.tree.leaves(self.parameters, is_leaf=is_scheduled)
+        )
 
     def check_controls(self, clock: Clock) -> None:
         """Refuse numbers that depend on alpha where there is none."""
@@ -360,7 +364,9 @@ class Dynamics:
 
     def variable(self, clock: Clock) -> np.ndarray:
         """Save points in the variable of the integration."""
-        return clock.alpha if scheduled(self.algorithm.lr) and clock.alpha is not None else clock.t
+        return (
+            clock.alpha if is_scheduled(self.algorithm.lr) and clock.alpha is not None else clock.t
+        )
 
     def sde_places(self, clock: Clock) -> np.ndarray:
         """Save points in that variable, and where else a step of the SDE has to end."""
@@ -606,14 +612,14 @@ class OwnField(Field):
     definition: Dynamics
     flow: bool
 
-    def __call__(self, each: Tree, shared: Numbers, t: Scalar, state: dict[str, Any]) -> Any:
+    def __call__(self, each: PyTree, shared: Parameters, t: Scalar, state: dict[str, Any]) -> Any:
         lr = shared["algorithm"]["lr"]
-        alpha = t if scheduled(lr) or self.flow else t * shared["batch"] / lr
-        now = {**numbers_at(shared, alpha), "alpha": alpha}
+        alpha = t if is_scheduled(lr) or self.flow else t * shared["batch"] / lr
+        now = {**values_at(shared, alpha), "alpha": alpha}
         moved = self.definition.rate(now, state)
         return (
             jax.tree.map(lambda value: value * (now["algorithm"]["lr"] / now["batch"]), moved)
-            if scheduled(lr)
+            if is_scheduled(lr)
             else moved
         )
 
@@ -625,7 +631,7 @@ class OwnWatch(Watch):
     definition: Dynamics
     criterion: Any
 
-    def value(self, shared: Numbers, state: dict[str, Any]) -> Any:
+    def value(self, shared: Parameters, state: dict[str, Any]) -> Any:
         return jnp.asarray(
             self.criterion(state)
             if callable(self.criterion)
@@ -634,9 +640,11 @@ class OwnWatch(Watch):
 
 
 @partial(jax.jit, static_argnums=0)
-def _own_risks(definition: Dynamics, numbers: Numbers, states: dict[str, Any], alpha: Any) -> Any:
+def _own_risks(
+    definition: Dynamics, numbers: Parameters, states: dict[str, Any], alpha: Any
+) -> Any:
     def one(alpha: Any, state: dict[str, Any]) -> Any:
-        return definition.risk({**numbers_at(numbers, alpha), "alpha": alpha}, state)
+        return definition.risk({**values_at(numbers, alpha), "alpha": alpha}, state)
 
     return jax.vmap(jax.vmap(one), (None, 0))(alpha, states)
 

@@ -31,7 +31,15 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from sgdynamics.algorithms.one_pass import OnePassSGD, checked_algorithm, constant_rate
-from sgdynamics.base.arrays import Keys, Numbers, Numeric, Reals, Scalar, Tree, Whole
+from sgdynamics.base.arrays import (
+    IntScalar,
+    Numeric,
+    Parameters,
+    PyTree,
+    RandomKeys,
+    RealArray,
+    Scalar,
+)
 from sgdynamics.base.random import normals_and_uniforms
 from sgdynamics.ode.stiff import follow
 from sgdynamics.problems.spiked_tensor import (
@@ -84,7 +92,7 @@ def equation_numbers(
     }
 
 
-def rates(numbers: dict[str, Any], m: Reals, r2: Reals, raised: Power = pow) -> Rates:
+def rates(numbers: dict[str, Any], m: RealArray, r2: RealArray, raised: Power = pow) -> Rates:
     """The rates at (m, r2), of NumPy or JAX values of any shape; raised(x, n) = x^n."""
     k, share = numbers["order"], 1 / numbers["batch"]
     total = m * m + r2
@@ -94,7 +102,7 @@ def rates(numbers: dict[str, Any], m: Reals, r2: Reals, raised: Power = pow) -> 
     return Rates(force + numbers["ridge"], push, 4 * k * (k - 1) * share * least, 2 * share * force)
 
 
-def drift(numbers: dict[str, Any], m: Reals, r2: Reals) -> tuple[Reals, Reals]:
+def drift(numbers: dict[str, Any], m: RealArray, r2: RealArray) -> tuple[RealArray, RealArray]:
     """(dm/dt, dr2/dt): the mean increment of one step over delta."""
     at = rates(numbers, m, r2)
     rest = (at.pull**2 + at.along) * r2 - at.across
@@ -104,8 +112,8 @@ def drift(numbers: dict[str, Any], m: Reals, r2: Reals) -> tuple[Reals, Reals]:
 
 
 def noise(
-    numbers: dict[str, Any], m: Reals, r2: Reals, raised: Power = pow
-) -> tuple[Reals, Reals, Reals, Reals]:
+    numbers: dict[str, Any], m: RealArray, r2: RealArray, raised: Power = pow
+) -> tuple[RealArray, RealArray, RealArray, RealArray]:
     """Standard deviations over delta of one step: of m and r2 together (one normal for both), of m alone, of r2 alone."""
     at = rates(numbers, m, r2, raised)
     small = numbers["lr"] * numbers["inverse_dimension"]
@@ -222,20 +230,22 @@ def _flow(
     numpy: ModuleType,
     raised: Power,
     numbers: dict[str, Any],
-    m: Reals,
-    r2: Reals,
+    m: RealArray,
+    r2: RealArray,
     length: Scalar,
-) -> tuple[Reals, Reals]:
+) -> tuple[RealArray, RealArray]:
     """A step of the ODE, of second order: r2' = - decay r2 + growth and m' = - pull m + push are solved as linear equations, with
     coefficients of the beginning first, then with their mean over the step. As growth >= 0, r2 stays positive at any length."""
 
-    def coefficients(m: Reals, r2: Reals) -> tuple[Reals, Reals, Reals, Reals]:
+    def coefficients(
+        m: RealArray, r2: RealArray
+    ) -> tuple[RealArray, RealArray, RealArray, RealArray]:
         at = rates(numbers, m, r2, raised)
         small = numbers["lr"] * numbers["inverse_dimension"]
         decay = 2 * at.pull - small * (at.pull**2 + at.along)
         return at.pull, at.push, decay, (numbers["lr"] - small) * at.across
 
-    def linear(value: Reals, decay: Reals, growth: Reals) -> Reals:
+    def linear(value: RealArray, decay: RealArray, growth: RealArray) -> RealArray:
         x = length * decay
         # (1 - e^-x)/x, finite at x = 0
         safe = numpy.where(x == 0, 1.0, x)
@@ -290,7 +300,7 @@ class SpikedPaths(Stepped):
         return SpikedState(jnp.asarray(self.begin.m[chosen]), jnp.asarray(self.begin.r2[chosen]))
 
     def advance(
-        self, state: SpikedState, keys: Keys, since: int, end: int, watch: Watched = UNSEEN
+        self, state: SpikedState, keys: RandomKeys, since: int, end: int, watch: Watched = UNSEEN
     ) -> Advanced:
         plan = (self.numbers, self.edges, self.lengths)
         return _advance_spiked(
@@ -313,18 +323,18 @@ class SpikedPaths(Stepped):
 def _advance_spiked(
     bits: int,
     see: See | None,
-    numbers: Numbers,
+    numbers: Parameters,
     edges: Int[Numeric, " spans"],
     lengths: Float[Numeric, " spans"],
     state: SpikedState,
-    keys: Keys,
-    since: Whole,
-    end: Whole,
-    seen: Tree,
-    given: Tree,
+    keys: RandomKeys,
+    since: IntScalar,
+    end: IntScalar,
+    seen: PyTree,
+    given: PyTree,
 ) -> tuple[SpikedState, Int[Numeric, " runs"], Any]:
     def step(
-        number: Whole, carry: tuple[Any, Any, Any]
+        number: IntScalar, carry: tuple[Any, Any, Any]
     ) -> tuple[SpikedState, Int[Numeric, " runs"], Any]:
         state, good, seen = carry
         length = lengths[jnp.searchsorted(edges, number, side="right") - 1]
@@ -379,7 +389,7 @@ def spiked_step_length(
         before, count = risk, 2 * count
 
 
-def jacobian(numbers: dict[str, Any], m: Reals, r2: Reals) -> np.ndarray:
+def jacobian(numbers: dict[str, Any], m: RealArray, r2: RealArray) -> np.ndarray:
     """d(dm/dt, dr2/dt)/d(m, r2) of the ODE as n -> infinity, (..., 2, 2)."""
     k, c = numbers["order"], numbers["lr"] / numbers["batch"]
     m, r2 = np.asarray(m, dtype=np.float64), np.asarray(r2, dtype=np.float64)

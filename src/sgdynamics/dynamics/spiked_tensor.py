@@ -14,7 +14,7 @@ import numpy as np
 
 from sgdynamics.algorithms.one_pass import constant_rate
 from sgdynamics.base import checks
-from sgdynamics.base.arrays import Numbers, Scalar, State, Tree
+from sgdynamics.base.arrays import Parameters, PyTree, Scalar, State
 from sgdynamics.dynamics.interface import Dynamics, Solution, SolveRequest, told_apart
 from sgdynamics.dynamics.spiked_equations import (
     SpikedPaths,
@@ -167,7 +167,7 @@ class SpikedDynamics(Dynamics):
 class SpikedField(Field):
     """The mean step as a field of the solve core."""
 
-    def __call__(self, each: Tree, shared: Numbers, t: Scalar, state: State) -> Any:
+    def __call__(self, each: PyTree, shared: Parameters, t: Scalar, state: State) -> Any:
         dm, dr2 = drift(shared, state["m"], state["r2"])
         return {"m": dm, "r2": dr2}
 
@@ -179,7 +179,7 @@ class SpikedWatch(Watch):
     order: int
     criterion: Any
 
-    def value(self, shared: Numbers, state: State) -> Any:
+    def value(self, shared: Parameters, state: State) -> Any:
         if self.criterion == "overlap":
             return -jnp.abs(state["m"])
         if callable(self.criterion):

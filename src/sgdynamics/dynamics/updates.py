@@ -13,7 +13,7 @@ import numpy as np
 from sgdynamics.algorithms.updates.initial_state import beginning
 from sgdynamics.algorithms.updates.update import copies
 from sgdynamics.base import checks
-from sgdynamics.base.controls import CHECKED, scheduled
+from sgdynamics.base.controls import SCHEDULE_CHECK_POINTS, is_scheduled
 from sgdynamics.dynamics.fields import FieldDynamics, FieldWatch
 from sgdynamics.dynamics.interface import Dynamics, SolveRequest
 from sgdynamics.expectations.choice import expectation_of
@@ -67,7 +67,7 @@ class UpdateDynamics(FieldDynamics):
             "step": 'per="step"',
         }[per]
         D = dimension * float(algorithm.unit)
-        algorithm.stepping.check_memory(D, np.linspace(0.0, end, CHECKED), unit)
+        algorithm.stepping.check_memory(D, np.linspace(0.0, end, SCHEDULE_CHECK_POINTS), unit)
 
     def public_states(self, states: dict[str, np.ndarray], lead: int = 1) -> dict[str, np.ndarray]:
         return super().public_states({name: states[name] for name in ("M", "Q", "a")}, lead)
@@ -182,7 +182,7 @@ class UpdateDynamics(FieldDynamics):
         if not self._plain_noise() or not self.structure.has_excess:
             return False
         noise = label_noise(self.parameters)
-        return not scheduled(noise) and float(noise) == 0.0
+        return not is_scheduled(noise) and float(noise) == 0.0
 
     def _by_noise(self) -> bool:
         """Whether label noise is summed by hand: of one sample, whose gradient is linear in it."""

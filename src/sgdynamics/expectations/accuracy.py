@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from sgdynamics.base.arrays import Numbers, Numeric, State
+from sgdynamics.base.arrays import Numeric, Parameters, State
 from sgdynamics.base.precision import float64
 from sgdynamics.expectations import indicators
 from sgdynamics.expectations.nodes import sobol_normals
@@ -67,7 +67,7 @@ def population_accuracy(
     return shares.reshape(lead), float(np.max(errors[np.isfinite(errors)], initial=0.0))
 
 
-def _exact(parameters: Numbers, states: State) -> tuple[np.ndarray, np.ndarray]:
+def _exact(parameters: Parameters, states: State) -> tuple[np.ndarray, np.ndarray]:
     """The share classified correctly by ReLU networks of up to four units, and its errors."""
     weights, labels, coefficients = (
         np.asarray(parameters[f"cluster_{name}"]) for name in ("weights", "labels", "coefficients")
@@ -96,14 +96,14 @@ def _exact(parameters: Numbers, states: State) -> tuple[np.ndarray, np.ndarray]:
 def _on_lines(
     structure: Structure,
     nodes: Float[Numeric, "replicates n m"],
-    parameters: Numbers,
+    parameters: Parameters,
     states: State,
     count: Numeric,
 ) -> Float[Numeric, "1 n 2"]:
     """The share classified correctly and its standard error at the first `count` states."""
     width = structure.width
 
-    def at_state(numbers: Numbers, state: State) -> Float[Numeric, "2"]:
+    def at_state(numbers: Parameters, state: State) -> Float[Numeric, "2"]:
         overlaps = overlaps_at(structure, numbers, state)
         means = overlaps.means(numbers["cluster_coefficients"])[:, :width]
         covariance = overlaps.covariance[:width, :width]

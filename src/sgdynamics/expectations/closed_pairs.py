@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from sgdynamics.base.arrays import Nodes, Numbers, Numeric
+from sgdynamics.base.arrays import Nodes, Numeric, Parameters
 from sgdynamics.expectations import four_point, mehler, pairs
 from sgdynamics.expectations.interface import Overlaps, Quadrature
 from sgdynamics.expectations.networks import Networks, Pairs
@@ -41,7 +41,7 @@ class ClosedPairs(Networks):
         return four_point.noise_term(*self.partners)
 
     def residual(
-        self, parameters: Numbers, head: Float[Numeric, " p"]
+        self, parameters: Parameters, head: Float[Numeric, " p"]
     ) -> Float[Numeric, " fields"]:
         """c of the students, then of the teachers."""
         teachers = parameters["teacher_head"] / parameters["teacher_head"].shape[0]
@@ -51,7 +51,7 @@ class ClosedPairs(Networks):
         self,
         quadrature: Quadrature,
         nodes: Nodes,
-        parameters: Numbers,
+        parameters: Parameters,
         omega: Float[Numeric, "fields fields"],
         c: Float[Numeric, " fields"],
         own: Pairs,
@@ -90,7 +90,7 @@ class ClosedPairs(Networks):
 
     def label_series(
         self,
-        parameters: Numbers,
+        parameters: Parameters,
         frame: np.ndarray,
         terms: int,
         powers: np.ndarray,
@@ -118,7 +118,7 @@ class ClosedPairs(Networks):
         self,
         quadrature: Quadrature,
         nodes: Nodes,
-        parameters: Numbers,
+        parameters: Parameters,
         overlaps: Overlaps,
         head: Float[Numeric, " p"],
     ) -> Float[Numeric, ""]:
@@ -133,7 +133,7 @@ class ClosedPairs(Networks):
         self,
         quadrature: Quadrature,
         nodes: Nodes,
-        parameters: Numbers,
+        parameters: Parameters,
         overlaps: Overlaps,
         head: Float[Numeric, " p"],
     ) -> Float[Numeric, ""]:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from sgdynamics.base.arrays import Nodes, Numbers, Numeric
+from sgdynamics.base.arrays import Nodes, Numeric, Parameters
 from sgdynamics.expectations import mixtures
 from sgdynamics.expectations.interface import Moments, Overlaps, Quadrature
 from sgdynamics.expectations.sampled import SobolAverages
@@ -60,7 +60,7 @@ class Clusters(SobolAverages):
         return self.nodes(quadrature, flow), None
 
     def _means(
-        self, parameters: Numbers, overlaps: Overlaps
+        self, parameters: Parameters, overlaps: Overlaps
     ) -> tuple[Float[Numeric, "clusters p"], Float[Numeric, "p p"]]:
         """Means of the students, cluster by cluster, and their covariance."""
         p = self.structure.width
@@ -72,7 +72,7 @@ class Clusters(SobolAverages):
         self,
         quadrature: Quadrature,
         nodes: Nodes,
-        parameters: Numbers,
+        parameters: Parameters,
         overlaps: Overlaps,
         head: Float[Numeric, " p"],
         *,
@@ -122,7 +122,7 @@ class Clusters(SobolAverages):
         self,
         quadrature: Quadrature,
         nodes: Nodes,
-        parameters: Numbers,
+        parameters: Parameters,
         overlaps: Overlaps,
         head: Float[Numeric, " p"],
     ) -> Float[Numeric, ""]:
@@ -134,7 +134,7 @@ class Clusters(SobolAverages):
         self,
         quadrature: Quadrature,
         nodes: Nodes,
-        parameters: Numbers,
+        parameters: Parameters,
         overlaps: Overlaps,
         head: Float[Numeric, " p"],
     ) -> Float[Numeric, ""]:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from sgdynamics.base.arrays import Nodes, Numbers, Numeric, Tree
+from sgdynamics.base.arrays import Nodes, Numeric, Parameters, PyTree
 from sgdynamics.expectations.interface import Expectation, Moments, Overlaps, Quadrature
 from sgdynamics.problems.problem import Structure
 from sgdynamics.samples import input_covariance
@@ -27,7 +27,7 @@ class ContextSums(Expectation):
         self,
         quadrature: Quadrature,
         nodes: Nodes,
-        parameters: Numbers,
+        parameters: Parameters,
         overlaps: Overlaps,
         head: Float[Numeric, " heads"],
         *,
@@ -70,7 +70,7 @@ class ContextSums(Expectation):
         self,
         quadrature: Quadrature,
         nodes: Nodes,
-        parameters: Numbers,
+        parameters: Parameters,
         overlaps: Overlaps,
         head: Float[Numeric, " heads"],
     ) -> Float[Numeric, ""]:
@@ -83,7 +83,11 @@ class ContextSums(Expectation):
         return jnp.asarray(weights_of(parameters["probabilities"])) @ every
 
     def _each(
-        self, nodes: Nodes, parameters: Numbers, overlaps: Overlaps, head: Float[Numeric, " heads"]
+        self,
+        nodes: Nodes,
+        parameters: Parameters,
+        overlaps: Overlaps,
+        head: Float[Numeric, " heads"],
     ) -> list[tuple[Any, ...]]:
         found = []
         for context, part in enumerate(self.parts):
@@ -120,7 +124,7 @@ class ContextSums(Expectation):
         self,
         quadrature: Quadrature,
         nodes: Nodes,
-        parameters: Numbers,
+        parameters: Parameters,
         overlaps: Overlaps,
         head: Float[Numeric, " heads"],
     ) -> Float[Numeric, ""]:
@@ -139,7 +143,7 @@ class ContextSums(Expectation):
         return any(part.drift_sampled for part in self.parts)
 
 
-def _plus(one: Tree, other: Tree) -> Any:
+def _plus(one: PyTree, other: PyTree) -> Any:
     return other if one is None else one if other is None else one + other
 
 

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from sgdynamics.base.arrays import Numbers, Numeric, Scalar
+from sgdynamics.base.arrays import Numeric, Parameters, Scalar
 from sgdynamics.expectations import closed_forms, mehler, pairs, polar
 from sgdynamics.expectations.nodes import safe_ratio, sobol_normals
 from sgdynamics.problems.activations import Activation
@@ -291,7 +291,7 @@ def lifted(found: tuple[Any, Any], axes: np.ndarray) -> Curvature:
 
 def sampled(
     structure: Structure,
-    parameters: Numbers,
+    parameters: Parameters,
     head: np.ndarray,
     rows: np.ndarray,
     signals: np.ndarray,
@@ -308,7 +308,7 @@ def sampled(
 @partial(jax.jit, static_argnums=0)
 def _sampled_slope(
     structure: Structure,
-    parameters: Numbers,
+    parameters: Parameters,
     points: Float[Numeric, "n columns_and_noise"],
     head: Float[Numeric, " p"],
     fields: Float[Numeric, "fields columns"],

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from sgdynamics.base.arrays import Nodes, Numbers, Numeric
+from sgdynamics.base.arrays import Nodes, Numeric, Parameters
 from sgdynamics.expectations.interface import Moments, Overlaps, Quadrature
 from sgdynamics.expectations.nodes import gauss_legendre, hermite_product, product_rule
 from sgdynamics.expectations.pairs import UNKNOWN
@@ -177,7 +177,7 @@ class FewFields(SobolAverages):
         self,
         quadrature: Quadrature,
         nodes: Nodes,
-        parameters: Numbers,
+        parameters: Parameters,
         overlaps: Overlaps,
         head: Float[Numeric, " p"],
         *,
@@ -218,7 +218,7 @@ class FewFields(SobolAverages):
         self,
         quadrature: Quadrature,
         nodes: Nodes,
-        parameters: Numbers,
+        parameters: Parameters,
         overlaps: Overlaps,
         head: Float[Numeric, " p"],
     ) -> Any:
@@ -234,7 +234,7 @@ class FewFields(SobolAverages):
         self,
         quadrature: Quadrature,
         nodes: Nodes,
-        parameters: Numbers,
+        parameters: Parameters,
         overlaps: Overlaps,
         head: Float[Numeric, " p"],
     ) -> tuple[Any, Any]:
@@ -264,7 +264,7 @@ class FewFields(SobolAverages):
         self,
         quadrature: Quadrature,
         nodes: Nodes,
-        parameters: Numbers,
+        parameters: Parameters,
         overlaps: Overlaps,
         head: Float[Numeric, " p"],
     ) -> Any:

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from sgdynamics.base.arrays import Nodes, Numbers, Numeric
+from sgdynamics.base.arrays import Nodes, Numeric, Parameters
 from sgdynamics.expectations import curvature
 from sgdynamics.problems.problem import Structure
 from sgdynamics.samples import input_covariance
@@ -87,7 +87,7 @@ class Moments(NamedTuple):
     shift: Float[Numeric, "p K"] | None = None
     pull: Any = None
 
-    def coefficients(self, parameters: Numbers) -> Float[Numeric, "blocks p fields"]:
+    def coefficients(self, parameters: Parameters) -> Float[Numeric, "blocks p fields"]:
         """The mean of what a sample moves rows against, in each block on the rows and signals: E[h_i x], and ``pull``.
 
         Parameters
@@ -153,7 +153,7 @@ class Expectation(ABC):
         self,
         quadrature: Quadrature,
         nodes: Nodes,
-        parameters: Numbers,
+        parameters: Parameters,
         overlaps: Overlaps,
         head: Float[Numeric, " p"],
         *,
@@ -190,7 +190,7 @@ class Expectation(ABC):
         self,
         quadrature: Quadrature,
         nodes: Nodes,
-        parameters: Numbers,
+        parameters: Parameters,
         overlaps: Overlaps,
         head: Float[Numeric, " p"],
     ) -> Float[Numeric, ""]:
@@ -291,7 +291,7 @@ class Expectation(ABC):
         self,
         quadrature: Quadrature,
         nodes: Nodes,
-        parameters: Numbers,
+        parameters: Parameters,
         overlaps: Overlaps,
         head: Float[Numeric, " p"],
     ) -> Float[Numeric, ""]:
@@ -321,7 +321,7 @@ class Expectation(ABC):
         self,
         quadrature: Quadrature,
         nodes: Nodes,
-        parameters: Numbers,
+        parameters: Parameters,
         overlaps: Overlaps,
         head: Float[Numeric, " p"],
     ) -> tuple[Any, Any]:
@@ -350,7 +350,7 @@ class Expectation(ABC):
 
     def label_series(
         self,
-        parameters: Numbers,
+        parameters: Parameters,
         frame: np.ndarray,
         terms: int,
         powers: np.ndarray,
@@ -366,7 +366,7 @@ class Expectation(ABC):
         self,
         structure: Structure,
         quadrature: Quadrature,
-        parameters: Numbers,
+        parameters: Parameters,
         head: np.ndarray,
         rows: np.ndarray,
         signals: np.ndarray,

@@ -21,8 +21,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
-from sgdynamics.base.arrays import Nodes, Numeric, Scalar, Whole
-from sgdynamics.base.checks import whole
+from sgdynamics.base.arrays import IntScalar, Nodes, Numeric, Scalar
+from sgdynamics.base.checks import integer
 from sgdynamics.expectations import half_lines, nested
 from sgdynamics.expectations.half_lines import Frame, standardised
 from sgdynamics.expectations.nodes import (
@@ -75,7 +75,7 @@ def choose_quadrature(width: int, *, fine: bool = False) -> MixtureQuadrature:
 
     That is where v_i times the standard deviation of h_i is about 1 or less; a steeper f needs more nodes, and `error` says so.
     """
-    width = whole("width", width, 1)
+    width = integer("width", width, 1)
     if width <= 2:
         return MixtureQuadrature(line=16, inner=(16, 16, 40), span=8.5)
     if width == 3:
@@ -459,7 +459,7 @@ def _conditioned(
     width = mean.shape[0]
 
     def one(
-        i: Whole, others: Int[Numeric, " n"]
+        i: IntScalar, others: Int[Numeric, " n"]
     ) -> tuple[
         Float[Numeric, ""], Float[Numeric, " n"], Float[Numeric, "n n"], Float[Numeric, " n"]
     ]:
@@ -651,7 +651,7 @@ def _on_circles(
     slope = safe_ratio(covariance, jnp.diagonal(covariance))
     fields = mean + nodes["points"] @ lower_root(covariance).T
 
-    def edge(i: Whole) -> Float[Numeric, ""]:
+    def edge(i: IntScalar) -> Float[Numeric, ""]:
         given = fields - fields[:, i, None] * slope[:, i]
         return jnp.mean(
             jax.nn.sigmoid(flip * (jnp.maximum(given, 0.0) @ jnp.asarray(head).at[i].set(0.0)))

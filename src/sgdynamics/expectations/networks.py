@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from sgdynamics.base.arrays import Nodes, Numbers, Numeric
+from sgdynamics.base.arrays import Nodes, Numeric, Parameters
 from sgdynamics.expectations import curvature, mehler, pairs
 from sgdynamics.expectations.interface import Expectation, Moments, Overlaps, Quadrature
 from sgdynamics.expectations.weighted_points import (
@@ -39,7 +39,7 @@ class Networks(Expectation):
         self,
         quadrature: Quadrature,
         nodes: Nodes,
-        parameters: Numbers,
+        parameters: Parameters,
         omega: Float[Numeric, "fields fields"],
         c: Float[Numeric, " c"],
         own: Pairs,
@@ -103,7 +103,7 @@ class Networks(Expectation):
     ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray] | None]:
         return mirrored(self.structure, self.nodes(quadrature, flow)), None
 
-    def residual(self, parameters: Numbers, head: Float[Numeric, " p"]) -> Float[Numeric, " p"]:
+    def residual(self, parameters: Parameters, head: Float[Numeric, " p"]) -> Float[Numeric, " p"]:
         """c of the students."""
         return (
             -head / self.structure.width
@@ -121,7 +121,7 @@ class Networks(Expectation):
         self,
         quadrature: Quadrature,
         nodes: Nodes,
-        parameters: Numbers,
+        parameters: Parameters,
         omega: Float[Numeric, "fields fields"],
         head: Float[Numeric, " p"],
         c: Float[Numeric, " n"],
@@ -137,7 +137,7 @@ class Networks(Expectation):
         self,
         quadrature: Quadrature,
         nodes: Nodes,
-        parameters: Numbers,
+        parameters: Parameters,
         overlaps: Overlaps,
         head: Float[Numeric, " p"],
         *,
@@ -159,7 +159,7 @@ class Networks(Expectation):
         self,
         quadrature: Quadrature,
         nodes: Nodes,
-        parameters: Numbers,
+        parameters: Parameters,
         overlaps: Overlaps,
         head: Float[Numeric, " p"],
     ) -> Float[Numeric, ""]:
@@ -169,7 +169,7 @@ class Networks(Expectation):
         self,
         quadrature: Quadrature,
         nodes: Nodes,
-        parameters: Numbers,
+        parameters: Parameters,
         overlaps: Overlaps,
         c: Float[Numeric, " n"],
         own: Pairs,
@@ -221,7 +221,7 @@ class Networks(Expectation):
         self,
         quadrature: Quadrature,
         nodes: Nodes,
-        parameters: Numbers,
+        parameters: Parameters,
         overlaps: Overlaps,
         head: Float[Numeric, " p"],
     ) -> Float[Numeric, ""]:
@@ -233,7 +233,7 @@ class Networks(Expectation):
         self,
         structure: Structure,
         quadrature: Quadrature,
-        parameters: Numbers,
+        parameters: Parameters,
         head: np.ndarray,
         rows: np.ndarray,
         signals: np.ndarray,

@@ -13,7 +13,7 @@ from jax import Array
 from jaxtyping import Float
 from scipy import special
 
-from sgdynamics.base.arrays import Numeric, Whole
+from sgdynamics.base.arrays import IntScalar, Numeric
 
 REACH = 13.0  # a standard normal beyond this weighs less than 1e-37; its square root, which Hermite functions carry, 1e-18
 PIVOT = 1e-13  # a pivot below this share of its diagonal is rounding, not variance
@@ -108,7 +108,7 @@ def lower_root(matrix: Float[Numeric, "n n"], *, unrolled: bool = False) -> Floa
         return matrix
     index = jnp.arange(size)
 
-    def column(j: Whole, L: Float[Array, "n n"]) -> Float[Array, "n n"]:
+    def column(j: IntScalar, L: Float[Array, "n n"]) -> Float[Array, "n n"]:
         rest = matrix[:, j] - L @ L[j]
         pivot = rest[j]
         good = pivot > PIVOT * jnp.abs(matrix[j, j])
@@ -129,7 +129,7 @@ def solve_lower(L: Float[Numeric, "n n"], right: Float[Numeric, "m n"]) -> Float
     if size == 0:
         return right
 
-    def row(step: Whole, X: Float[Array, "m n"]) -> Float[Array, "m n"]:
+    def row(step: IntScalar, X: Float[Array, "m n"]) -> Float[Array, "m n"]:
         j = size - 1 - step
         rest = right[:, j] - X @ L[:, j]
         return X.at[:, j].set(safe_ratio(rest, L[j, j]))
@@ -142,7 +142,7 @@ def solve_forward(L: Float[Numeric, "n n"], right: Float[Numeric, "n m"]) -> Flo
     if L.shape[-1] == 0:
         return right
 
-    def row(j: Whole, Y: Float[Array, "n m"]) -> Float[Array, "n m"]:
+    def row(j: IntScalar, Y: Float[Array, "n m"]) -> Float[Array, "n m"]:
         rest = right[j] - L[j] @ Y
         return Y.at[j].set(safe_ratio(rest, L[j, j]))
 

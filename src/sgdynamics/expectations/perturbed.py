@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Float
 
 from sgdynamics.base import checks
-from sgdynamics.base.arrays import Nodes, Numbers, Numeric
+from sgdynamics.base.arrays import Nodes, Numeric, Parameters
 from sgdynamics.expectations.interface import Expectation, Moments, Overlaps, Quadrature
 from sgdynamics.problems.problem import Structure
 from sgdynamics.samples import input_covariance
@@ -55,7 +55,7 @@ class Wrapper(Expectation):
         self,
         quadrature: Quadrature,
         nodes: Nodes,
-        parameters: Numbers,
+        parameters: Parameters,
         overlaps: Overlaps,
         head: Float[Numeric, " p"],
     ) -> Float[Numeric, ""]:
@@ -72,7 +72,7 @@ class Wrapper(Expectation):
         self,
         quadrature: Quadrature,
         nodes: Nodes,
-        parameters: Numbers,
+        parameters: Parameters,
         overlaps: Overlaps,
         head: Float[Numeric, " p"],
     ) -> Float[Numeric, ""]:
@@ -94,7 +94,7 @@ class DropoutSums(Wrapper):
         self,
         quadrature: Quadrature,
         nodes: Nodes,
-        parameters: Numbers,
+        parameters: Parameters,
         overlaps: Overlaps,
         head: Float[Numeric, " p"],
         *,
@@ -119,7 +119,7 @@ class DropoutSums(Wrapper):
         self,
         quadrature: Quadrature,
         nodes: Nodes,
-        parameters: Numbers,
+        parameters: Parameters,
         overlaps: Overlaps,
         head: Float[Numeric, " p"],
     ) -> Float[Numeric, ""]:
@@ -138,7 +138,7 @@ class NoisyInputs(Wrapper):
         self,
         quadrature: Quadrature,
         nodes: Nodes,
-        parameters: Numbers,
+        parameters: Parameters,
         overlaps: Overlaps,
         head: Float[Numeric, " p"],
         *,
@@ -170,7 +170,7 @@ class NoisyInputs(Wrapper):
         self,
         quadrature: Quadrature,
         nodes: Nodes,
-        parameters: Numbers,
+        parameters: Parameters,
         overlaps: Overlaps,
         head: Float[Numeric, " p"],
     ) -> Float[Numeric, ""]:

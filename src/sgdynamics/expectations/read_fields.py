@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from sgdynamics.base.arrays import Numbers, Numeric
+from sgdynamics.base.arrays import Numeric, Parameters
 from sgdynamics.expectations.interface import Overlaps
 from sgdynamics.expectations.nodes import lower_root, solve_forward
 from sgdynamics.expectations.weighted_points import Hidden, Points, order_of
@@ -24,7 +24,7 @@ def read_fields(
     structure: Structure,
     zeta: Float[Numeric, "n read"],
     overlaps: Overlaps,
-    parameters: Numbers,
+    parameters: Parameters,
     case: dict[str, Any],
     weights: Float[Numeric, " n"] | None = None,
 ) -> Points:
@@ -77,7 +77,7 @@ def read_fields(
     )
 
 
-def _of_draws(structure: Structure, parameters: Numbers, case: dict[str, Any]) -> Any:
+def _of_draws(structure: Structure, parameters: Parameters, case: dict[str, Any]) -> Any:
     """How the means of the inputs on the signals depend on the draws, (tokens, K, free); None where there are none."""
     sample = structure.sample
     if sample.centred:

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from sgdynamics.base.arrays import Nodes, Numbers, Numeric, State, Whole
-from sgdynamics.base.controls import numbers_at
+from sgdynamics.base.arrays import IntScalar, Nodes, Numeric, Parameters, State
+from sgdynamics.base.controls import values_at
 from sgdynamics.base.padding import power_of_two
 from sgdynamics.base.precision import float64
 from sgdynamics.expectations.choice import expectation_of
@@ -36,7 +36,7 @@ VAGUE = 0.3  # relative standard error of a positive risk at every state above w
 TOLERANCE = 1e-9  # relative error at which a Mehler series is long enough
 
 
-def overlaps_at(structure: Structure, parameters: Numbers, state: State) -> Overlaps:
+def overlaps_at(structure: Structure, parameters: Parameters, state: State) -> Overlaps:
     """The overlaps of students and signals from a state's M and Q: Omega_b of each block, and Omega = sum_b eigenvalue_b Omega_b."""
     M, Q = state["M"], state["Q"]
     gram = jnp.broadcast_to(
@@ -49,7 +49,7 @@ def overlaps_at(structure: Structure, parameters: Numbers, state: State) -> Over
 
 
 def risk_at(
-    structure: Structure, quadrature: Quadrature, nodes: Nodes, parameters: Numbers, state: State
+    structure: Structure, quadrature: Quadrature, nodes: Nodes, parameters: Parameters, state: State
 ) -> Float[Numeric, ""]:
     """E[loss] at one state {"M", "Q", "a"}, with one replicate of the expectation's `risk_nodes`."""
     return expectation_of(structure).risk(
@@ -57,9 +57,9 @@ def risk_at(
     )
 
 
-def _at(parameters: Numbers, state: State) -> Any:
+def _at(parameters: Parameters, state: State) -> Any:
     """The numbers of a problem at a state: at its alpha, where they depend on it."""
-    return numbers_at(parameters, state["alpha"]) if "alpha" in state else parameters
+    return values_at(parameters, state["alpha"]) if "alpha" in state else parameters
 
 
 @partial(jax.jit, static_argnums=(0, 1))
@@ -67,13 +67,13 @@ def _risks(
     structure: Structure,
     quadrature: Quadrature,
     nodes: Nodes,
-    parameters: Numbers,
+    parameters: Parameters,
     states: State,
-    count: Whole,
+    count: IntScalar,
 ) -> Float[Numeric, "lanes states replicates"]:
     """The risk of every lane (outer) and of its first `count` states, by every replicate of the nodes."""
 
-    def one(parameters: Numbers, state: State) -> Float[Numeric, " replicates"]:
+    def one(parameters: Parameters, state: State) -> Float[Numeric, " replicates"]:
         return jax.vmap(
             lambda node: risk_at(structure, quadrature, node, _at(parameters, state), state)
         )(nodes)
@@ -96,16 +96,16 @@ def _together(states: State, nodes: Nodes) -> int:
 
 
 def map_first_states(
-    one: Callable[[State], Any], states: State, count: Whole, together_size: int = TOGETHER
+    one: Callable[[State], Any], states: State, count: IntScalar, together_size: int = TOGETHER
 ) -> Any:
     """A function of the first `count` states, a few at a time, and 0 for the others: one program for few and for many."""
 
-    def part(index: Whole) -> State:
+    def part(index: IntScalar) -> State:
         return jax.tree.map(
             lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, size * index, size), states
         )
 
-    def few(index: Whole, found: Numeric) -> Any:
+    def few(index: IntScalar, found: Numeric) -> Any:
         return jax.lax.dynamic_update_slice_in_dim(found, together(part(index)), size * index, 0)
 
     length = len(states["a"])
@@ -119,11 +119,15 @@ def map_first_states(
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _errors(
-    structure: Structure, quadrature: Quadrature, nodes: Nodes, parameters: Numbers, states: State
+    structure: Structure,
+    quadrature: Quadrature,
+    nodes: Nodes,
+    parameters: Parameters,
+    states: State,
 ) -> Float[Numeric, "1 n 2"]:
     """The `errors` (2,) of the expectation at all states, one after the other."""
 
-    def at_state(parameters: Numbers, state: State) -> Float[Numeric, "2"]:
+    def at_state(parameters: Parameters, state: State) -> Float[Numeric, "2"]:
         now = _at(parameters, state)
         return jnp.stack(
             expectation_of(structure).errors(

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from sgdynamics.base.arrays import Nodes, Numbers, Numeric
+from sgdynamics.base.arrays import Nodes, Numeric, Parameters
 from sgdynamics.expectations.interface import Expectation, Moments, Overlaps, Quadrature
 from sgdynamics.expectations.nodes import sobol_normals, solve_forward, solve_lower
 from sgdynamics.expectations.read_fields import read_fields
@@ -82,7 +82,7 @@ class SobolAverages(Expectation):
     ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray] | None]:
         return mirrored(self.structure, self.nodes(quadrature, flow)), None
 
-    def _over_cases(self, parameters: Numbers, one: Callable[..., Any]) -> Any:
+    def _over_cases(self, parameters: Parameters, one: Callable[..., Any]) -> Any:
         """The sum over all values of the draws that have few, each with its probability."""
         weights, cases = self.structure.sample.cases(parameters)
         if not cases:
@@ -94,7 +94,7 @@ class SobolAverages(Expectation):
     def points(
         self,
         points: Float[Numeric, "n coordinates"],
-        parameters: Numbers,
+        parameters: Parameters,
         overlaps: Overlaps,
         case: dict[str, Any],
         *,
@@ -112,7 +112,7 @@ class SobolAverages(Expectation):
         self,
         quadrature: Quadrature,
         nodes: Nodes,
-        parameters: Numbers,
+        parameters: Parameters,
         overlaps: Overlaps,
         head: Float[Numeric, " p"],
         *,
@@ -176,7 +176,7 @@ class SobolAverages(Expectation):
         self,
         quadrature: Quadrature,
         nodes: Nodes,
-        parameters: Numbers,
+        parameters: Parameters,
         overlaps: Overlaps,
         head: Float[Numeric, " p"],
     ) -> Float[Numeric, ""]:
@@ -186,7 +186,7 @@ class SobolAverages(Expectation):
     def mean_loss(
         self,
         points: Float[Numeric, "n coordinates"],
-        parameters: Numbers,
+        parameters: Parameters,
         overlaps: Overlaps,
         head: Float[Numeric, " p"],
         *,
@@ -214,11 +214,11 @@ class SobolAverages(Expectation):
 
 def slopes(
     structure: Structure,
-    parameters: Numbers,
+    parameters: Parameters,
     fields: tuple[Float[Numeric, "..."], Float[Numeric, "..."]],
     head: Float[Numeric, " p"],
     points: Points,
-    reading: Numbers,
+    reading: Parameters,
 ) -> Float[Numeric, "p fields"]:
     """G_ic = sum_lm C_lm E[dh_il/dF_cm] of a smooth loss, (p, fields): by Stein's lemma what E[h Y^T] root^-1 is, with less spread."""
     sample, p = structure.sample, structure.width
@@ -240,7 +240,9 @@ def slopes(
     return jnp.concatenate([summed(part) for part in each], axis=1)
 
 
-def parameters_with_overlaps(structure: Structure, parameters: Numbers, overlaps: Overlaps) -> Any:
+def parameters_with_overlaps(
+    structure: Structure, parameters: Parameters, overlaps: Overlaps
+) -> Any:
     """The numbers with the overlaps among them, where the loss reads them; lengths X X^T/d are those of d = infinity."""
     p = structure.width
     lengths = None
@@ -259,7 +261,7 @@ def parameters_with_overlaps(structure: Structure, parameters: Numbers, overlaps
 
 def pulled_norms(
     structure: Structure,
-    parameters: Numbers,
+    parameters: Parameters,
     overlaps: Overlaps,
     points: Points,
     weighted: Float[Numeric, "..."],

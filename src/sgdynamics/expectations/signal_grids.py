@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from sgdynamics.base.arrays import Nodes, Numbers, Numeric
+from sgdynamics.base.arrays import Nodes, Numeric, Parameters
 from sgdynamics.expectations import curvature, cut_grids
 from sgdynamics.expectations.conditional import conditional_means
 from sgdynamics.expectations.interface import Overlaps, Quadrature
@@ -113,7 +113,7 @@ class SignalGrids(Networks):
         self,
         quadrature: Quadrature,
         nodes: Nodes,
-        parameters: Numbers,
+        parameters: Parameters,
         omega: Float[Numeric, "fields fields"],
         c: Float[Numeric, " p"],
         own: Pairs,
@@ -153,7 +153,7 @@ class SignalGrids(Networks):
         self,
         quadrature: Quadrature,
         nodes: Nodes,
-        parameters: Numbers,
+        parameters: Parameters,
         overlaps: Overlaps,
         head: Float[Numeric, " p"],
     ) -> Float[Numeric, ""]:
@@ -185,7 +185,7 @@ class SignalGrids(Networks):
 
     def label_series(
         self,
-        parameters: Numbers,
+        parameters: Parameters,
         frame: np.ndarray,
         terms: int,
         powers: np.ndarray,
@@ -200,7 +200,7 @@ class SignalGrids(Networks):
         return fine[chosen], square, apart
 
     def _label_table(
-        self, parameters: Numbers, frame: np.ndarray, terms: int, count: int
+        self, parameters: Parameters, frame: np.ndarray, terms: int, count: int
     ) -> tuple[np.ndarray, float]:
         """E[g(C zeta) h_alpha(zeta)] for all alpha_r < terms, and E[g^2], on a Gauss-Hermite grid of count^K nodes."""
         k = self.structure.signals
@@ -225,7 +225,7 @@ class SignalGrids(Networks):
         self,
         structure: Structure,
         quadrature: Quadrature,
-        parameters: Numbers,
+        parameters: Parameters,
         head: np.ndarray,
         rows: np.ndarray,
         signals: np.ndarray,
@@ -259,7 +259,7 @@ class SignalGrids(Networks):
 @partial(jax.jit, static_argnums=0)
 def _target_slope(
     structure: Structure,
-    parameters: Numbers,
+    parameters: Parameters,
     grid: Float[Numeric, "n K"],
     weights: Float[Numeric, " n"],
     head: Float[Numeric, " p"],

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from sgdynamics.base.arrays import Numbers, Numeric
+from sgdynamics.base.arrays import Numeric, Parameters
 from sgdynamics.expectations.interface import Overlaps, Quadrature
 from sgdynamics.expectations.nodes import gauss_legendre, lower_root, sobol_normals, solve_forward
 from sgdynamics.problems.problem import Structure
@@ -127,7 +127,7 @@ def sample_fields(
     structure: Structure,
     points: Float[Numeric, "m n"],
     overlaps: Overlaps,
-    parameters: Numbers,
+    parameters: Parameters,
     case: dict[str, Any] | None = None,
     *,
     plain: bool = False,
@@ -234,7 +234,7 @@ def _pieces(
 
 
 def norm_weights(
-    structure: Structure, parameters: Numbers, overlaps: Overlaps, points: Points
+    structure: Structure, parameters: Parameters, overlaps: Overlaps, points: Points
 ) -> Any:
     """U_b (n, blocks, L, L), which turn E[h C h^T] into E[sum_lm h_l h_m^T (x_l.x_m - eigenvalue_b d_b C_lm)]."""
     sample, fields, hidden = structure.sample, structure.fields, points.hidden

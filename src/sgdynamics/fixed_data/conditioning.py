@@ -34,8 +34,16 @@ from sgdynamics.algorithms.fixed_data import (
     numbers_of_step,
 )
 from sgdynamics.algorithms.one_pass import Stride
-from sgdynamics.base.arrays import DType, Keys, Numbers, Numeric, OneKey, Tree, Whole
-from sgdynamics.base.random import chi, normals_and_uniforms
+from sgdynamics.base.arrays import (
+    DType,
+    IntScalar,
+    Numeric,
+    Parameters,
+    PyTree,
+    RandomKey,
+    RandomKeys,
+)
+from sgdynamics.base.random import draw_chi, normals_and_uniforms
 from sgdynamics.problems.problem import Structure
 from sgdynamics.samples.input_covariance import spread as input_spread
 from sgdynamics.samples.input_covariance import trace as input_trace
@@ -94,11 +102,11 @@ class Known(NamedTuple):
     A: Float[Array, "blocks capacity inputs"]  # zero beyond `opened`
     rows: Float[Numeric, "p blocks capacity"]
     head: Float[Numeric, " p"]
-    spanned: Whole  # how many P
-    opened: Whole  # how many directions e
+    spanned: IntScalar  # how many P
+    opened: IntScalar  # how many directions e
     selected: Bool[Numeric, " n"]
     signals: Float[Numeric, "inputs K"]
-    given: Tree  # what the loss takes beside them: noise draws (n,), labels of a mixture, or a dictionary of draws
+    given: PyTree  # what the loss takes beside them: noise draws (n,), labels of a mixture, or a dictionary of draws
 
 
 class StepDraws(NamedTuple):
@@ -115,8 +123,8 @@ class StepDraws(NamedTuple):
 
 def initial(
     setup: Setup,
-    parameters: Numbers,
-    algorithm: Numbers,
+    parameters: Parameters,
+    algorithm: Parameters,
     T: Float[Numeric, "blocks p K"],
     L: Float[Numeric, "blocks p p"],
     head: Float[Numeric, " p"],
@@ -175,7 +183,7 @@ def fields_of(
     return jnp.einsum("pbk,bkn->np", rows, A, precision="highest")
 
 
-def observe(setup: Setup, parameters: Numbers, state: Known) -> dict[str, Any]:
+def observe(setup: Setup, parameters: Parameters, state: Known) -> dict[str, Any]:
     """M, Q (block by block), a and the mean loss over the data set."""
     return observe_fields(
         setup,
@@ -190,12 +198,12 @@ def observe(setup: Setup, parameters: Numbers, state: Known) -> dict[str, Any]:
 
 def observe_fields(
     setup: Setup,
-    parameters: Numbers,
+    parameters: Parameters,
     rows: Float[Numeric, "p blocks capacity"],
     head: Float[Numeric, " p"],
     fields: Float[Numeric, "inputs p"],
     signals: Float[Numeric, "inputs K"],
-    given: Tree,
+    given: PyTree,
 ) -> dict[str, Any]:
     """The same from the fields."""
     structure = setup.structure
@@ -239,7 +247,7 @@ def outside(
     return vectors
 
 
-def draw(setup: Setup, key: OneKey, n: int, room: int, dtype: DType) -> StepDraws:
+def draw(setup: Setup, key: RandomKey, n: int, room: int, dtype: DType) -> StepDraws:
     """The random numbers of one step of one run on n inputs."""
     p, blocks = setup.structure.width, setup.structure.blocks
     small_key, along_key = jax.random.split(key)
@@ -276,10 +284,10 @@ class _Now(NamedTuple):
     draws: StepDraws
     key: Any
 
-    def length(self, index: int, opened: Whole, dtype: DType) -> Float[Numeric, " blocks"]:
+    def length(self, index: int, opened: IntScalar, dtype: DType) -> Float[Numeric, " blocks"]:
         """How far a new direction reaches outside of the known ones: (blocks,)."""
         proposal = (self.draws.lengths[index], self.draws.uniforms[index])
-        return chi(jax.random.fold_in(self.key, index), self.sizes - opened, *proposal).astype(
+        return draw_chi(jax.random.fold_in(self.key, index), self.sizes - opened, *proposal).astype(
             dtype
         )
 
@@ -293,7 +301,12 @@ class _Now(NamedTuple):
 
 
 def step(
-    setup: Setup, given: tuple[Any, ...], state: Known, draws: StepDraws, key: OneKey, number: Whole
+    setup: Setup,
+    given: tuple[Any, ...],
+    state: Known,
+    draws: StepDraws,
+    key: RandomKey,
+    number: IntScalar,
 ) -> Known:
     """One step, given (parameters, algorithm, sizes of the blocks, tolerance)."""
     parameters, algorithm, sizes, tolerance = given
@@ -335,14 +348,14 @@ def step(
 
 def look(
     setup: Setup,
-    parameters: Numbers,
-    algorithm: Numbers,
+    parameters: Parameters,
+    algorithm: Parameters,
     used: Numeric,
     samples: int,
     fields: Float[Numeric, "inputs fields"],
     signals: Float[Numeric, "inputs K"],
     head: Float[Numeric, " p"],
-    given: Tree,
+    given: PyTree,
 ) -> tuple[Float[Numeric, "spanned inputs"], Float[Numeric, " p"]]:
     """Gradients of the mean over so many `samples` as vectors in sample space, and the head's, of samples that a step uses so often.
 
@@ -377,8 +390,8 @@ def look(
 
 def _visited_again(
     setup: Setup,
-    parameters: Numbers,
-    algorithm: Numbers,
+    parameters: Parameters,
+    algorithm: Parameters,
     used: Float[Numeric, " n"],
     gradients: Callable[..., Any],
     fields: Float[Numeric, "inputs p"],
@@ -468,7 +481,7 @@ def advance(
     numbers: tuple[Any, ...],
     most: int,
     state: Known,
-    keys: Keys,
+    keys: RandomKeys,
     since: int,
     end: int,
 ) -> tuple[Known, np.ndarray]:
@@ -502,14 +515,14 @@ def _advance_known(
     together: int,
     numbers: tuple[Any, ...],
     state: Known,
-    keys: Keys,
+    keys: RandomKeys,
     now: Int[Numeric, " runs"],
     good: Int[Numeric, " runs"],
-    end: Whole,
+    end: IntScalar,
 ) -> tuple[Known, Int[Numeric, " runs"], Int[Numeric, " runs"]]:
     room, n = state.P.shape[1:]
 
-    def one(number: Whole, state: Known, key: OneKey) -> Known:
+    def one(number: IntScalar, state: Known, key: RandomKey) -> Known:
         key = jax.random.fold_in(key, number)
         return step(setup, numbers, state, draw(setup, key, n, room, state.A.dtype), key, number)
 

@@ -28,8 +28,16 @@ from sgdynamics.algorithms.fixed_data import (
 )
 from sgdynamics.algorithms.one_pass import Stride
 from sgdynamics.base import checks
-from sgdynamics.base.arrays import Keys, Numbers, Numeric, OneKey, Scalar, Tree, Whole
-from sgdynamics.base.controls import numbers_at
+from sgdynamics.base.arrays import (
+    IntScalar,
+    Numeric,
+    Parameters,
+    PyTree,
+    RandomKey,
+    RandomKeys,
+    Scalar,
+)
+from sgdynamics.base.controls import values_at
 from sgdynamics.base.precision import float64
 from sgdynamics.base.random import normals_and_uniforms, run_keys, step_key
 from sgdynamics.base.resources import available_bytes
@@ -149,7 +157,7 @@ class DirectFixedData(Simulator):
             self.options = self.options._replace(kernel=mode, together=True)
         self.engine = "kernel (one read a step)" if why is None else f"xla (no kernel: {why})"
 
-    def _refused(self, numbers: Numbers, given: Tree) -> str | None:
+    def _refused(self, numbers: Parameters, given: PyTree) -> str | None:
         """What the compiler of kernels says against the sums of one run and one chunk; None where it makes them."""
 
         def of_samples(
@@ -222,7 +230,7 @@ class DirectFixedData(Simulator):
         return rows
 
     def advance(
-        self, state: Weights, keys: Keys, since: int, end: int, watch: Watched = UNSEEN
+        self, state: Weights, keys: RandomKeys, since: int, end: int, watch: Watched = UNSEEN
     ) -> Advanced:
         numbers = (self.parameters, self.algorithm, np.float64(self.dimension))
         self.now = float(elapsed_at(self.algorithm["lr"], end))
@@ -310,7 +318,7 @@ def check_range(simulator: DirectFixedData) -> None:
         raise checks.reject("dtype", simulator.stored.name, f'{fix}: take "float32"')
 
 
-def _step_key(key: OneKey, number: Whole) -> OneKey:
+def _step_key(key: RandomKey, number: IntScalar) -> RandomKey:
     return step_key(jax.random.fold_in(key, 1), number)
 
 
@@ -320,9 +328,9 @@ def _draw_data(
     structure: Structure,
     samples: int,
     types: tuple[np.dtype, np.dtype],
-    parameters: Numbers,
+    parameters: Parameters,
     place: Place,
-    keys: Keys,
+    keys: RandomKeys,
 ) -> Data:
     """The data set of each key, its inputs in the first type and what goes with them in the second.
 
@@ -336,7 +344,7 @@ def _draw_data(
     chunks = -(-samples * each // ROW_NUMBERS)
     rows = -(-samples // chunks)
 
-    def chunk(key: OneKey) -> Data:
+    def chunk(key: RandomKey) -> Data:
         normals = normals_and_uniforms(key, rows * each, 0)[0].reshape(rows, each)
         draws = sample.drawn(parameters, normals[:, inputs:])
         x = sample.inputs_in_space(
@@ -345,7 +353,7 @@ def _draw_data(
         signals = jnp.matmul(x[:, place.axes].astype(dtype), place.signals.T, precision=HIGHEST)
         return Data(x, signals.astype(dtype), as_dtype(sample.given(draws), dtype))
 
-    def one(key: OneKey) -> Data:
+    def one(key: RandomKey) -> Data:
         key = jax.random.fold_in(key, 0)
         if chunks == 1:
             return chunk(key)
@@ -364,7 +372,7 @@ def _draw_data(
 
 @float64
 @partial(jax.jit, static_argnums=0)
-def _first(samples: int, algorithm: Numbers, keys: Keys) -> Bool[Numeric, "runs n"]:
+def _first(samples: int, algorithm: Parameters, keys: RandomKeys) -> Bool[Numeric, "runs n"]:
     draw = jax.vmap(lambda key: normals_and_uniforms(jax.random.fold_in(key, 2), 0, samples)[1])
     return first_selection(algorithm, draw(keys))
 
@@ -389,7 +397,7 @@ def weighted(h: Float[Numeric, "inputs p"], x: Float[Numeric, "inputs d"]) -> Fl
 
 def losses_on(
     structure: Structure,
-    parameters: Numbers,
+    parameters: Parameters,
     data: Data,
     rows: Float[Numeric, "p d"],
     head: Float[Numeric, " p"],
@@ -410,7 +418,7 @@ def losses_on(
 
 def sums_on(
     structure: Structure,
-    parameters: Numbers,
+    parameters: Parameters,
     data: Data,
     rows: Float[Numeric, "p d"],
     head: Float[Numeric, " p"],
@@ -438,18 +446,18 @@ def _over_runs(options: Options, function: Callable[..., Any], data: Data, *runs
 def _train_mean(
     structure: Structure,
     options: Options,
-    parameters: Numbers,
+    parameters: Parameters,
     now: Scalar,
     data: Data,
     state: Weights,
 ) -> Any:
     return _means(
-        structure, options, as_dtype(numbers_at(parameters, now), state.rows.dtype), data, state
+        structure, options, as_dtype(values_at(parameters, now), state.rows.dtype), data, state
     )
 
 
 def _means(
-    structure: Structure, options: Options, numbers: Numbers, data: Data, state: Weights
+    structure: Structure, options: Options, numbers: Parameters, data: Data, state: Weights
 ) -> Any:
     """The mean loss of each run over its data set."""
     sample = structure.sample
@@ -458,7 +466,7 @@ def _means(
     )
 
     def one(
-        data: Data, rows: Float[Numeric, "p d"], head: Float[Numeric, " p"], known: Tree
+        data: Data, rows: Float[Numeric, "p d"], head: Float[Numeric, " p"], known: PyTree
     ) -> Any:
         fields = sample.by_sample(_product(rows, data.inputs) if known is None else known)
         values = jax.vmap(structure.loss, in_axes=(0, 0, None, 0, None))(
@@ -478,10 +486,10 @@ class Watching(NamedTuple):
     def noted(
         self,
         structure: Structure,
-        parameters: Numbers,
-        given: Tree,
-        seen: Tree,
-        made: Whole,
+        parameters: Parameters,
+        given: PyTree,
+        seen: PyTree,
+        made: IntScalar,
         state: Weights,
     ) -> Any:
         """What one run has been seen to do."""
@@ -498,26 +506,26 @@ def _advance_on_data(
     structure: Structure,
     options: Options,
     watching: Watching,
-    parameters: Numbers,
-    algorithm: Numbers,
+    parameters: Parameters,
+    algorithm: Parameters,
     dimension: Scalar,
     data: Data,
     state: Weights,
-    keys: Keys,
-    since: Whole,
-    end: Whole,
-    seen: Tree = None,
-    given: Tree = None,
+    keys: RandomKeys,
+    since: IntScalar,
+    end: IntScalar,
+    seen: PyTree = None,
+    given: PyTree = None,
 ) -> tuple[Weights, Int[Numeric, " runs"], Any]:
     """All runs from step `since` to step `end`, for each the last step at which it was finite, and what was seen."""
 
     def step(
-        number: Whole,
+        number: IntScalar,
         data: Data,
         state: Weights,
-        good: Whole,
-        seen: Tree,
-        key: OneKey,
+        good: IntScalar,
+        seen: PyTree,
+        key: RandomKey,
         known: data_gradients.Sums | None = None,
     ) -> tuple[Weights, Int[Numeric, ""], Any]:
         numbers = (parameters, algorithm, dimension)
@@ -533,7 +541,7 @@ def _advance_on_data(
         )
 
     def known_sums(
-        number: Whole, state: Weights, careful: bool
+        number: IntScalar, state: Weights, careful: bool
     ) -> tuple[data_gradients.Sums | None, Any]:
         """Sums of all runs where a kernel makes them, and whether a run on the sphere may have diverged."""
         if not options.kernel:
@@ -557,12 +565,12 @@ def _advance_on_data(
 
     if options.together:
 
-        def all_runs(careful: bool, number: Whole, carry: tuple[Any, Any]) -> tuple[Any, Any]:
+        def all_runs(careful: bool, number: IntScalar, carry: tuple[Any, Any]) -> tuple[Any, Any]:
             now, before = carry
             known, far = known_sums(number, now[0], careful)
             return _over_runs(options, partial(step, number), data, *now, keys, known), before | far
 
-        def stretch(begin: Whole, last: Whole, now: Any) -> Any:
+        def stretch(begin: IntScalar, last: IntScalar, now: Any) -> Any:
             return jax.lax.fori_loop(begin, last, partial(all_runs, True), (now, False))[0]
 
         begun = (state, jnp.broadcast_to(since, keys.shape), seen)
@@ -590,7 +598,7 @@ def _advance_on_data(
         return jax.lax.while_loop(lambda carry: carry[0] < end, some_steps, (since, begun))[1]
 
     def one_run(
-        data: Data, state: Weights, seen: Tree, key: OneKey
+        data: Data, state: Weights, seen: PyTree, key: RandomKey
     ) -> tuple[Weights, Int[Numeric, ""], Any]:
         return jax.lax.fori_loop(
             since,
@@ -610,13 +618,13 @@ def _far(move: Float[Numeric, "... p d"]) -> Bool[Numeric, "... p"]:
 def fixed_data_step(
     structure: Structure,
     options: Options,
-    parameters: Numbers,
-    algorithm: Numbers,
+    parameters: Parameters,
+    algorithm: Parameters,
     dimension: Scalar,
     data: Data,
     state: Weights,
-    key: OneKey,
-    number: Whole,
+    key: RandomKey,
+    number: IntScalar,
     known: data_gradients.Sums | None = None,
 ) -> Weights:
     """One step of one run: W <- W - lr/(b n) sum_mu s_mu dloss_mu/dW + sqrt(2 T lr/d) N(0, I), and the samples in use at the next.

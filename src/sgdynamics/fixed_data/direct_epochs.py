@@ -13,7 +13,7 @@ from jaxtyping import Int
 from sgdynamics.algorithms.epochs import EpochSGD
 from sgdynamics.algorithms.fixed_data import elapsed_at, numbers_of_step
 from sgdynamics.algorithms.one_pass import Stride
-from sgdynamics.base.arrays import Keys, Numbers, Numeric, OneKey, Tree, Whole
+from sgdynamics.base.arrays import IntScalar, Numeric, Parameters, PyTree, RandomKey, RandomKeys
 from sgdynamics.base.precision import float64
 from sgdynamics.base.random import normals_and_uniforms, run_keys, step_key
 from sgdynamics.fixed_data.direct import (
@@ -64,7 +64,7 @@ class DirectEpochs(DirectFixedData):
         )
 
     def advance(
-        self, state: Weights, keys: Keys, since: int, end: int, watch: Watched = UNSEEN
+        self, state: Weights, keys: RandomKeys, since: int, end: int, watch: Watched = UNSEEN
     ) -> Advanced:
         self.now = float(elapsed_at(self.algorithm["lr"], end))
         setting = (
@@ -78,7 +78,7 @@ class DirectEpochs(DirectFixedData):
         return _advance_epochs(*setting, self.parameters, self.algorithm, self.data, *moved)
 
 
-def _order(samples: int, key: OneKey, epoch: Whole) -> Int[Numeric, " n"]:
+def _order(samples: int, key: RandomKey, epoch: IntScalar) -> Int[Numeric, " n"]:
     return jax.random.permutation(step_key(jax.random.fold_in(key, 3), epoch), samples).astype(
         jnp.int32
     )
@@ -86,7 +86,7 @@ def _order(samples: int, key: OneKey, epoch: Whole) -> Int[Numeric, " n"]:
 
 @float64
 @partial(jax.jit, static_argnums=0)
-def _first_orders(samples: int, keys: Keys) -> Int[Numeric, "runs 2 n"]:
+def _first_orders(samples: int, keys: RandomKeys) -> Int[Numeric, "runs 2 n"]:
     return jax.vmap(
         lambda key: jnp.stack(
             [jnp.arange(samples, dtype=jnp.int32), _order(samples, key, jnp.int64(1))]
@@ -102,22 +102,22 @@ def _advance_epochs(
     order: str,
     batch: int,
     watching: Watching,
-    parameters: Numbers,
-    algorithm: Numbers,
+    parameters: Parameters,
+    algorithm: Parameters,
     data: Data,
     state: Weights,
-    keys: Keys,
-    since: Whole,
-    end: Whole,
-    seen: Tree = None,
-    given: Tree = None,
+    keys: RandomKeys,
+    since: IntScalar,
+    end: IntScalar,
+    seen: PyTree = None,
+    given: PyTree = None,
 ) -> tuple[Weights, Int[Numeric, " runs"], Any]:
     """All runs from step `since` to step `end`, for each the last step at which it was finite, and what was seen."""
     tokens = structure.sample.inputs_a_sample
     n = data.inputs.shape[-2] // tokens
 
     def step(
-        number: Whole, data: Data, state: Weights, good: Whole, seen: Tree, key: OneKey
+        number: IntScalar, data: Data, state: Weights, good: IntScalar, seen: PyTree, key: RandomKey
     ) -> tuple[Weights, Int[Numeric, ""], Any]:
         place = number * batch + jnp.arange(batch)
         epoch = place[0] // n
@@ -155,7 +155,7 @@ def _advance_epochs(
         )
 
     def all_runs(
-        number: Whole, carry: tuple[Weights, Any, Any]
+        number: IntScalar, carry: tuple[Weights, Any, Any]
     ) -> tuple[Weights, Int[Numeric, " runs"], Any]:
         return jax.vmap(partial(step, number), in_axes=(None if shared else 0, 0, 0, 0, 0))(
             data, *carry, keys
@@ -168,11 +168,11 @@ def _advance_epochs(
 
 def _batch_step(
     structure: Structure,
-    parameters: Numbers,
-    algorithm: Numbers,
+    parameters: Parameters,
+    algorithm: Parameters,
     drawn: Data,
     state: Weights,
-    number: Whole,
+    number: IntScalar,
 ) -> Weights:
     """One step of one run on the samples of a batch."""
     rows, head, _, first_risk = state

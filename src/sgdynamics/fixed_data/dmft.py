@@ -24,8 +24,8 @@ from scipy.stats import qmc
 from sgdynamics.algorithms.epochs import Visits, sequences
 from sgdynamics.algorithms.fixed_data import FixedData, elapsed_at
 from sgdynamics.base import checks
-from sgdynamics.base.arrays import Numbers, Numeric, Tree
-from sgdynamics.base.controls import numbers_at
+from sgdynamics.base.arrays import Numeric, Parameters, PyTree
+from sgdynamics.base.controls import values_at
 from sgdynamics.base.progress import Meter
 from sgdynamics.base.random import run_keys
 from sgdynamics.base.resources import available_bytes
@@ -251,7 +251,7 @@ class Sweep:
 
     def observe_groups(self, groups: list[Any], now: int) -> dict[str, np.ndarray]:
         """Overlaps and mean losses of all replicates at a step."""
-        parameters = numbers_at(self.parameters, elapsed_at(self.algorithm["lr"], now))
+        parameters = values_at(self.parameters, elapsed_at(self.algorithm["lr"], now))
         observed = [
             conditioning.observed(
                 self.observer(group), self.setup, self.on_train, parameters, group.paths
@@ -401,7 +401,7 @@ class _Group:
     def go(
         self,
         setup: conditioning.Setup,
-        numbers: Tree,
+        numbers: PyTree,
         visits: Visits | None,
         now: int,
         end: int,
@@ -425,7 +425,7 @@ class _Group:
                 return
 
     def call(
-        self, setup: conditioning.Setup, numbers: Tree, visits: Visits | None, end: int
+        self, setup: conditioning.Setup, numbers: PyTree, visits: Visits | None, end: int
     ) -> None:
         moved = (np.int64(self.number), self.good, np.int64(end))
         self.paths, self.places, number, good = advanced(
@@ -451,7 +451,7 @@ def next_room(room: int, most: int) -> int:
 @partial(jax.jit, static_argnums=0)
 def _kicked(
     setup: conditioning.Setup,
-    parameters: Numbers,
+    parameters: Parameters,
     state: Paths,
     places: Places,
     normals: Float[Numeric, "sets p blocks inputs"],
@@ -497,8 +497,8 @@ def _initial(
     slots: int,
     chunks: int,
     storage: str,
-    parameters: Numbers,
-    algorithm: Numbers,
+    parameters: Parameters,
+    algorithm: Parameters,
     T: Float[Numeric, "blocks p K"],
     L: Float[Numeric, "blocks p p"],
     head: Float[Numeric, " p"],
@@ -530,7 +530,7 @@ def _initial(
 
 
 @partial(jax.jit, static_argnums=0)
-def _observe(setup: conditioning.Setup, parameters: Numbers, paths: Paths) -> dict[str, Any]:
+def _observe(setup: conditioning.Setup, parameters: Parameters, paths: Paths) -> dict[str, Any]:
     return jax.vmap(partial(observe, setup, parameters))(paths)
 
 

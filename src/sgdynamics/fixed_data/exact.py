@@ -11,8 +11,8 @@ import numpy as np
 from jaxtyping import Float
 
 from sgdynamics.algorithms.fixed_data import FixedData, elapsed_at
-from sgdynamics.base.arrays import Keys, Numbers, Numeric, OneKey
-from sgdynamics.base.controls import numbers_at
+from sgdynamics.base.arrays import Numeric, Parameters, RandomKey, RandomKeys
+from sgdynamics.base.controls import values_at
 from sgdynamics.base.random import normals_and_uniforms, run_keys
 from sgdynamics.fixed_data import conditioning
 from sgdynamics.fixed_data.conditioning import Known
@@ -59,7 +59,7 @@ class ExactFixedData(Simulator):
         )
 
     def advance(
-        self, state: Known, keys: Keys, since: int, end: int, watch: Watched = UNSEEN
+        self, state: Known, keys: RandomKeys, since: int, end: int, watch: Watched = UNSEEN
     ) -> Advanced:
         assert watch.see is None, "first passages are not watched here"
         self.now = float(elapsed_at(self.algorithm["lr"], end))
@@ -70,7 +70,7 @@ class ExactFixedData(Simulator):
 
     def overlaps(self, state: Known) -> dict[str, Any]:
         return conditioning.observed(
-            _observe, self.setup, self.on_train, numbers_at(self.parameters, self.now), state
+            _observe, self.setup, self.on_train, values_at(self.parameters, self.now), state
         )
 
     @property
@@ -104,19 +104,19 @@ def _initial(
     setup: conditioning.Setup,
     samples: int,
     room: int,
-    parameters: Numbers,
-    algorithm: Numbers,
+    parameters: Parameters,
+    algorithm: Parameters,
     sizes: Float[Numeric, " blocks"],
     T: Float[Numeric, "runs blocks p K"],
     L: Float[Numeric, "runs blocks p p"],
     head: Float[Numeric, "runs p"],
-    keys: Keys,
+    keys: RandomKeys,
 ) -> conditioning.Known:
     def one(
         T: Float[Numeric, "blocks p K"],
         L: Float[Numeric, "blocks p p"],
         head: Float[Numeric, " p"],
-        key: OneKey,
+        key: RandomKey,
     ) -> conditioning.Known:
         sample = setup.structure.sample
         count = setup.structure.blocks * setup.first * samples * sample.inputs_a_sample
@@ -136,5 +136,5 @@ def _initial(
 
 
 @partial(jax.jit, static_argnums=0)
-def _observe(setup: conditioning.Setup, parameters: Numbers, state: Known) -> dict[str, Any]:
+def _observe(setup: conditioning.Setup, parameters: Parameters, state: Known) -> dict[str, Any]:
     return jax.vmap(partial(conditioning.observe, setup, parameters))(state)

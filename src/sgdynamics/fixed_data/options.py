@@ -85,7 +85,7 @@ class DMFT:
             validated["memory"] = checks.number("memory", self.memory, above=0.0)
         for name in ("rank", "memory_directions", "keep"):
             if getattr(self, name) is not None:
-                validated[name] = checks.whole(name, getattr(self, name), 1)
+                validated[name] = checks.integer(name, getattr(self, name), 1)
         for name, value in validated.items():
             object.__setattr__(self, name, value)
         self._reject_conflicts()
@@ -132,7 +132,7 @@ class DMFT:
         DMFT
             The changed options, validated again.
         """
-        return checks.replaced(self, changes)
+        return checks.replace_fields(self, changes)
 
     def __repr__(self) -> str:
         changed = (

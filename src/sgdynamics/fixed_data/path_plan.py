@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float
 
 from sgdynamics.algorithms.fixed_data import kick_size, numbers_of_step
 from sgdynamics.algorithms.one_pass import Stride
-from sgdynamics.base.arrays import Numeric, Scalar, Whole
+from sgdynamics.base.arrays import IntScalar, Numeric, Scalar
 from sgdynamics.fixed_data.conditioning import LARGEST, Setup
 from sgdynamics.fixed_data.path_state import Paths, Places
 from sgdynamics.samples.input_covariance import spread as input_spread
@@ -38,7 +38,7 @@ class Plan(NamedTuple):
     head: Float[Numeric, " p"]
     change: Any
     past: Any  # (p, 1 + blocks, room)
-    found: Whole  # new directions in P
+    found: IntScalar  # new directions in P
 
 
 def new_basis(
@@ -80,7 +80,7 @@ def _inverse_factor(gram: Float[Numeric, "m m"]) -> Float[Numeric, "m m"]:
 
 
 def planned(
-    setup: Setup, given: tuple[Any, ...], paths: Paths, places: Places, number: Whole, n: int
+    setup: Setup, given: tuple[Any, ...], paths: Paths, places: Places, number: IntScalar, n: int
 ) -> tuple[Plan, Any]:
     """The step of one set of paths, from the sums of the last pass; and whether its numbers are finite."""
     parameters, algorithm, sizes, tolerance = given

@@ -11,7 +11,7 @@ import numpy as np
 from jax import Array
 from jaxtyping import Bool, Float
 
-from sgdynamics.base.arrays import DType, Numbers, Numeric, Tree, Whole
+from sgdynamics.base.arrays import DType, IntScalar, Numeric, Parameters, PyTree
 from sgdynamics.fixed_data.conditioning import Known, Setup, observe_fields
 
 
@@ -37,12 +37,12 @@ class Paths(NamedTuple):
     A: Any  # (chunks, blocks, room, inputs), or `Apart`
     rows: Float[Numeric, "p blocks room"]
     head: Float[Numeric, " p"]
-    spanned: Whole  # directions in P
-    opened: Whole  # directions in A
-    drawn: Whole  # directions that were ever opened by gradients
+    spanned: IntScalar  # directions in P
+    opened: IntScalar  # directions in A
+    drawn: IntScalar  # directions that were ever opened by gradients
     selected: Bool[Numeric, "chunks n"]
     signals: Float[Numeric, "chunks inputs K"]
-    given: Tree  # what the loss takes beside them, (chunks, n, ...)
+    given: PyTree  # what the loss takes beside them, (chunks, n, ...)
     quasi: Float[Numeric, "chunks directions blocks inputs"]  # normals of the first directions
     origins: Any  # (3,) uint64: where the counters of normals, of those of white noise, and of uniforms begin
     fields: Float[Numeric, "chunks inputs p"]
@@ -86,11 +86,11 @@ def joined(paths: Paths, blocks: int) -> Paths:
 class Places(NamedTuple):
     """Where things stand in memory, the same for all sets of paths that go together."""
 
-    spanned: Whole  # the first free row of P
-    opened: Whole  # and of A
-    last_spanned: Whole  # where the last new ones begin
-    last_opened: Whole
-    noted: Whole  # steps in `past`
+    spanned: IntScalar  # the first free row of P
+    opened: IntScalar  # and of A
+    last_spanned: IntScalar  # where the last new ones begin
+    last_opened: IntScalar
+    noted: IntScalar  # steps in `past`
     settled: Any  # whether the sums are those of the weights
 
 
@@ -182,7 +182,7 @@ def widened(paths: Paths, room: int, lead: int) -> Paths:
     return paths._replace(P=padded(paths.P, -2), A=padded(paths.A, -2), sums=sums, **changed)
 
 
-def observe(setup: Setup, parameters: Numbers, paths: Paths) -> dict[str, Any]:
+def observe(setup: Setup, parameters: Parameters, paths: Paths) -> dict[str, Any]:
     """M, Q (block by block), a and the mean loss over the paths, of one set."""
     flat = jax.tree.map(
         lambda leaf: leaf.reshape(leaf.shape[0] * leaf.shape[1], *leaf.shape[2:]),

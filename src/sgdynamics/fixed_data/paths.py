@@ -27,7 +27,7 @@ from jaxtyping import Float, Int
 
 from sgdynamics.algorithms.epochs import Visits
 from sgdynamics.algorithms.fixed_data import next_selection, numbers_of_step
-from sgdynamics.base.arrays import Function, Numeric, Tree, Whole
+from sgdynamics.base.arrays import Function, IntScalar, Numeric, PyTree
 from sgdynamics.base.random import normals_at, uniforms_at
 from sgdynamics.fixed_data.conditioning import Setup, look
 from sgdynamics.fixed_data.path_plan import Plan, planned, still
@@ -89,7 +89,7 @@ class _Rows(NamedTuple):
 
 
 def _normals(
-    setup: Setup, paths: Paths, drawn: Whole, number: Whole
+    setup: Setup, paths: Paths, drawn: IntScalar, number: IntScalar
 ) -> Float[Numeric, "chunks normals blocks inputs"]:
     """Normals of the next directions, from the quasi-random ones as long as there are any, and of white noise."""
     blocks, tokens = setup.structure.blocks, setup.structure.sample.inputs_a_sample
@@ -98,7 +98,7 @@ def _normals(
     low = 2 * jnp.arange(chunks * n // 2).astype(jnp.uint64).reshape(chunks, 1, 1, 1, n // 2)
 
     def kind(
-        origin: Numeric, first: Whole, count: int, quasi: Numeric
+        origin: Numeric, first: IntScalar, count: int, quasi: Numeric
     ) -> Float[Numeric, "chunks count blocks inputs"]:
         numbers = first + jnp.arange(count)
         high = (numbers[:, None] * blocks + jnp.arange(blocks))[..., None] * tokens + jnp.arange(
@@ -184,7 +184,7 @@ def _visit(
 
     both = plan.rows if plan.change is None else jnp.concatenate([plan.rows, plan.change])
 
-    def at(place: Whole, count: int) -> Any:
+    def at(place: IntScalar, count: int) -> Any:
         return jnp.swapaxes(
             jax.lax.dynamic_slice(both, (0, 0, place), (len(both), blocks, count)), 1, 2
         ).reshape(len(both), -1)
@@ -318,7 +318,7 @@ def _all_chunks(
     on_cpu = jax.default_backend() == "cpu"
     if on_cpu:
 
-        def one(sums: Tree, chunk: tuple[Any, Any, _Part]) -> tuple[Any, Any]:
+        def one(sums: PyTree, chunk: tuple[Any, Any, _Part]) -> tuple[Any, Any]:
             found, seen = visit(plan, places, *chunk)
             return jax.tree.map(jnp.add, sums, found), seen
 
@@ -353,12 +353,15 @@ def _written(
     rows, blocks = made[0], setup.structure.blocks
     room, inputs = P.shape[-2:]
 
-    def placed(known: Numeric, rows: Numeric, place: Whole, once: Numeric) -> Any:
+    def placed(known: Numeric, rows: Numeric, place: IntScalar, once: Numeric) -> Any:
         start = (0,) * (known.ndim - 2) + (place + _none(once) if late else place, 0)
         return jax.lax.dynamic_update_slice(known, rows.astype(known.dtype), start)
 
     def on_A(
-        known: Numeric, rows: Float[Numeric, "*chunks blocks m inputs"], place: Whole, once: Numeric
+        known: Numeric,
+        rows: Float[Numeric, "*chunks blocks m inputs"],
+        place: IntScalar,
+        once: Numeric,
     ) -> Any:
         if known.ndim > 2:
             return placed(known, rows, place, once)
@@ -447,7 +450,7 @@ def _none(once: Numeric) -> Int[Numeric, ""]:
     return jnp.minimum(jnp.sum(jnp.isfinite(once)), 0)
 
 
-def _is_apart(leaf: Tree) -> bool:
+def _is_apart(leaf: PyTree) -> bool:
     return isinstance(leaf, Apart)
 
 
@@ -456,12 +459,12 @@ def together(function: Callable[..., Any], sets: int) -> Any:
     if sets > 1:
         return jax.vmap(function)
 
-    def each(change: Function, tree: Tree) -> Any:
+    def each(change: Function, tree: PyTree) -> Any:
         return jax.tree.map(
             lambda leaf: leaf if _is_apart(leaf) else change(leaf), tree, is_leaf=_is_apart
         )
 
-    def alone(*given: Tree) -> Any:
+    def alone(*given: PyTree) -> Any:
         return each(lambda leaf: leaf[None], function(*each(lambda leaf: leaf[0], given)))
 
     return alone
@@ -474,10 +477,10 @@ def advanced(
     paths: Paths,
     places: Places,
     visited: Visits | None,
-    number: Whole,
+    number: IntScalar,
     good: Int[Numeric, " sets"],
-    end: Whole,
-) -> tuple[Paths, Places, Whole, Int[Numeric, " sets"]]:
+    end: IntScalar,
+) -> tuple[Paths, Places, IntScalar, Int[Numeric, " sets"]]:
     """Sets of paths (leading axis) from step `number` to `end`, or as far as memory lasts; the sums of the start where there are none.
 
     `given`: parameters, algorithm, sizes of the blocks, tolerance. `visited`: `algorithms.epochs.Visits`, or None. `good`:

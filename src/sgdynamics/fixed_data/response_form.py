@@ -28,7 +28,7 @@ from jaxtyping import Bool, Float, Int
 
 from sgdynamics.algorithms.epochs import Visits
 from sgdynamics.algorithms.fixed_data import first_selection, next_selection, numbers_of_step
-from sgdynamics.base.arrays import DType, Numbers, Numeric, Tree, Whole
+from sgdynamics.base.arrays import DType, IntScalar, Numeric, Parameters, PyTree
 from sgdynamics.base.random import normals_at, uniforms_at
 from sgdynamics.fixed_data.conditioning import LARGEST, Setup, look
 from sgdynamics.fixed_data.paths import together
@@ -72,11 +72,11 @@ class ResponsePaths(NamedTuple):
     fields: Float[Numeric, "chunks n p"]
     selected: Bool[Numeric, "chunks n"]
     signals: Float[Numeric, "chunks n K"]
-    given: Tree  # what the loss takes beside them, (chunks, n, ...)
+    given: PyTree  # what the loss takes beside them, (chunks, n, ...)
     origins: Any  # (3,) uint64: where the counters of normals, of others, and of uniforms begin
     sums: Sums
     scalars: Scalars
-    lost: Whole  # the first step whose fields had nothing new, -1 where there was none
+    lost: IntScalar  # the first step whose fields had nothing new, -1 where there was none
 
 
 class Start(NamedTuple):
@@ -222,7 +222,7 @@ def _times(one: Float[Numeric, "m k"], other: Float[Numeric, "*b k n"]) -> Any:
 
 
 def _plan(
-    setup: Setup, given: tuple[Any, ...], one: Scalars, sums: Sums, number: Whole
+    setup: Setup, given: tuple[Any, ...], one: Scalars, sums: Sums, number: IntScalar
 ) -> tuple[Scalars, Any, Any]:
     """A step, from the sums of the last pass; whether its numbers are finite, and whether the next fields have something new."""
     parameters, algorithm, sizes = given
@@ -238,7 +238,7 @@ def _plan(
     ) -> Float[Numeric, "m blocks room"]:
         return _times(left, right.reshape(room, -1)).reshape(-1, blocks, room)
 
-    def at(matrix: Numeric, place: Whole) -> Any:
+    def at(matrix: Numeric, place: IntScalar) -> Any:
         """The p rows of a matrix, or the p columns of a vector, at a slot."""
         return jax.lax.dynamic_slice_in_dim(matrix, place, p, 0)
 
@@ -332,7 +332,11 @@ class _Part(NamedTuple):
 
 
 def _visit(
-    setup: Setup, numbers: tuple[Any, ...], weights: tuple[Any, Any, Any], slot: Whole, part: _Part
+    setup: Setup,
+    numbers: tuple[Any, ...],
+    weights: tuple[Any, Any, Any],
+    slot: IntScalar,
+    part: _Part,
 ) -> tuple[Sums, tuple[Any, Any]]:
     """One chunk: its sums, fields and gradients. `weights`: what makes the fields of z and g, and the head."""
     from_z, from_g, head = weights
@@ -353,7 +357,7 @@ def _visit(
     return Sums(on_z, on_g, pull), (fields, new)
 
 
-def _normals(setup: Setup, paths: ResponsePaths, number: Whole) -> Float[Numeric, "chunks p n"]:
+def _normals(setup: Setup, paths: ResponsePaths, number: IntScalar) -> Float[Numeric, "chunks p n"]:
     """z of a time."""
     chunks, p, n = paths.fresh.shape
     high = (number * p + jnp.arange(p)).astype(jnp.uint64)[:, None] << np.uint64(32)
@@ -365,7 +369,7 @@ def _pass(
     setup: Setup,
     given: tuple[Any, ...],
     paths: ResponsePaths,
-    ahead: Whole,
+    ahead: IntScalar,
     settled: Any,
     visits: Any,
 ) -> ResponsePaths:
@@ -425,10 +429,10 @@ def advanced(
     paths: ResponsePaths,
     settled: Any,
     visited: Visits | None,
-    number: Whole,
+    number: IntScalar,
     good: Int[Numeric, " sets"],
-    end: Whole,
-) -> tuple[ResponsePaths, Whole, Int[Numeric, " sets"]]:
+    end: IntScalar,
+) -> tuple[ResponsePaths, IntScalar, Int[Numeric, " sets"]]:
     """Sets of paths (leading axis) from step `number` to `end`, or as far as memory lasts; with the sums of the start unless `settled`.
 
     `given`: parameters, algorithm, sizes of the blocks. `visited`: `algorithms.epochs.Visits`, or None. `good`: the last steps whose
@@ -440,7 +444,7 @@ def advanced(
         number, _, _, settled = carry
         return ~settled | ((number < end) & (slots(setup, number + 1) <= room))
 
-    def moved(paths: ResponsePaths, number: Whole) -> tuple[Scalars, Any, Any]:
+    def moved(paths: ResponsePaths, number: IntScalar) -> tuple[Scalars, Any, Any]:
         scalars, fine, new = _plan(setup, given, paths.scalars, paths.sums, number)
         return scalars, jnp.where((paths.lost < 0) & ~new, number, paths.lost), fine
 
@@ -470,7 +474,7 @@ def advanced(
 
 
 def observe(
-    setup: Setup, parameters: Numbers, paths: ResponsePaths, number: Whole
+    setup: Setup, parameters: Parameters, paths: ResponsePaths, number: IntScalar
 ) -> dict[str, Any]:
     """M, Q (block by block), a and the mean loss over the paths, of one set at its present step."""
     structure = setup.structure

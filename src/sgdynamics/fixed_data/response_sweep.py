@@ -12,7 +12,7 @@ from jaxtyping import Float
 
 from sgdynamics.algorithms.epochs import Visits
 from sgdynamics.algorithms.fixed_data import FixedData, MultiPassSGD
-from sgdynamics.base.arrays import Numbers, Numeric, Tree
+from sgdynamics.base.arrays import Numeric, Parameters, PyTree
 from sgdynamics.fixed_data import response_form
 from sgdynamics.fixed_data.conditioning import SMALLEST, Setup
 from sgdynamics.fixed_data.dmft import FIRST_ROOM, Points, Sweep, next_room, origins_of
@@ -185,7 +185,7 @@ class _Group:
     def go(
         self,
         setup: Setup,
-        numbers: Tree,
+        numbers: PyTree,
         visits: Visits | None,
         now: int,
         end: int,
@@ -274,6 +274,6 @@ def _initial(
 
 @partial(jax.jit, static_argnums=0)
 def _observe(
-    setup: Setup, parameters: Numbers, paths: response_form.ResponsePaths, number: Any
+    setup: Setup, parameters: Parameters, paths: response_form.ResponsePaths, number: Any
 ) -> dict[str, Any]:
     return jax.vmap(lambda one: response_form.observe(setup, parameters, one, number))(paths)

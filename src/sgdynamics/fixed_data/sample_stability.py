@@ -8,7 +8,7 @@ import numpy as np
 from scipy import special
 
 from sgdynamics.algorithms.fixed_data import FixedData, largest_rate
-from sgdynamics.base.controls import scheduled
+from sgdynamics.base.controls import is_scheduled
 from sgdynamics.base.progress import warn
 from sgdynamics.problems.losses import squared
 from sgdynamics.problems.problem import Problem
@@ -64,7 +64,7 @@ def unstable_share(problem: Problem, algorithm: FixedData, begin: Start) -> np.n
     )
     if (
         not squares
-        or scheduled(problem.noise)
+        or is_scheduled(problem.noise)
         or problem.noise > 0
         or problem.teacher_head[0] != 1
         or np.any(begin.a != 1)

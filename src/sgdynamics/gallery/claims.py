@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import optimize, special, stats
 
-from sgdynamics.base.arrays import Reals
+from sgdynamics.base.arrays import RealArray
 from sgdynamics.sweeps.power_law_fit import weighted_line
 
 RATE = 1e-4  # of a false "differs", a finding
@@ -461,7 +461,7 @@ class Mean(NamedTuple):
         return larger(claim, self.value, self.error, runs=self.runs, **setting)
 
 
-def mean_over_runs(values: Reals) -> Mean:
+def mean_over_runs(values: RealArray) -> Mean:
     """Of values (run, points...), all finite; points are flattened in the correlation."""
     values = np.asarray(values, dtype=np.float64)
     if not np.all(np.isfinite(values)) or len(values) < 3:
@@ -489,7 +489,7 @@ def difference(first: Mean, second: Mean) -> Mean:
     return Mean(first.value - second.value, error, R, min(first.runs, second.runs))
 
 
-def fitted_power(x: Reals, y: Reals, error: ArrayLike) -> tuple[float, float, float]:
+def fitted_power(x: RealArray, y: RealArray, error: ArrayLike) -> tuple[float, float, float]:
     """Exponent of y ~ x^exponent from independent points, its standard error, and the p-value of the power law itself."""
     x, y, error = (np.asarray(part, dtype=np.float64) for part in (x, y, error))
     found, covariance, chi2 = weighted_line(np.log(x), np.log(y), (y / error) ** 2)
@@ -501,14 +501,14 @@ def fitted_power(x: Reals, y: Reals, error: ArrayLike) -> tuple[float, float, fl
     )
 
 
-def spanned(values: Reals, digits: int = 3) -> str:
+def spanned(values: RealArray, digits: int = 3) -> str:
     """The range of values, for the words of a verdict."""
     values = np.asarray(values)[np.isfinite(values)]
     low, high = f"{values.min():.{digits}f}", f"{values.max():.{digits}f}"
     return low if low == high else f"{low} to {high}"
 
 
-def listed(values: Reals) -> str:
+def listed(values: RealArray) -> str:
     """Values one after the other, for the words of a verdict."""
     return ", ".join(f"{value:g}" for value in np.asarray(values))
 

@@ -28,9 +28,15 @@ from jaxtyping import Bool, Float
 
 from sgdynamics.algorithms.one_pass import OnePassSGD, checked_algorithm
 from sgdynamics.base import checks, pytrees
-from sgdynamics.base.arrays import Given, Numbers, Numeric, Scalar, State, Tree
-from sgdynamics.base.controls import Schedule, check_schedules, numbers_at, scheduled, stretched
-from sgdynamics.base.padding import filled
+from sgdynamics.base.arrays import ArrayArgument, Numeric, Parameters, PyTree, Scalar, State
+from sgdynamics.base.controls import (
+    Schedule,
+    check_schedules,
+    is_scheduled,
+    rescale_schedule,
+    values_at,
+)
+from sgdynamics.base.padding import pad_with_last
 from sgdynamics.base.precision import float64
 from sgdynamics.base.progress import meter
 from sgdynamics.base.support import require
@@ -91,7 +97,7 @@ class _Way:
 def _velocity(way: _Way, numbers: dict[str, Any], state: State, t: Scalar = 0.0) -> dict[str, Any]:
     """d(T, q, a)/d(t/p)."""
     if "clock" in numbers:
-        numbers = numbers_at(
+        numbers = values_at(
             numbers, jnp.interp(t, numbers["clock"]["t"], numbers["clock"]["alpha"])
         )
     T, q, a, decay = state["T"], state["q"], state["a"], numbers["decay"]
@@ -131,7 +137,7 @@ def _integrate(
     """Every start, one after the other: states at `times`, whether it left the table, whether it needed too many steps, and its end."""
     rate = jax.jit(partial(_velocity, way))
 
-    def left(t: Scalar, y: State, args: Tree, **_: object) -> Bool[Numeric, ""]:
+    def left(t: Scalar, y: State, args: PyTree, **_: object) -> Bool[Numeric, ""]:
         return ~_on_table(numbers, y)
 
     def one(state: State) -> tuple[Any, ...]:
@@ -309,7 +315,7 @@ def solve_mean_field(
     >>> result["M"].shape, result["q"].shape
     ((1, 2, 64, 1), (1, 2, 64))
     """
-    checks.outside_jit("solve_mean_field")
+    checks.require_outside_jit("solve_mean_field")
     algorithm = checked_algorithm(algorithm, "solve_mean_field", problem)
     checked_wide_problem(problem)
     rtol = checks.number("rtol", rtol, above=0.0)
@@ -317,7 +323,7 @@ def solve_mean_field(
     perpendicular = (
         None
         if dimension is None
-        else checks.whole("dimension", dimension, problem.signals + 1, MOST_DIMENSION)
+        else checks.integer("dimension", dimension, problem.signals + 1, MOST_DIMENSION)
         - problem.signals
     )
     when = _clock(problem, algorithm, times, alpha, steps, dimension)
@@ -460,9 +466,9 @@ def _evaluated(
 def _clock(
     problem: Problem,
     algorithm: OnePassSGD,
-    times: Given | None,
-    alpha: Given | None,
-    steps: Given | None,
+    times: ArrayArgument | None,
+    alpha: ArrayArgument | None,
+    steps: ArrayArgument | None,
     dimension: int | None,
 ) -> Clock:
     """Save points in t/p, with alpha and steps of a network of this width where lr > 0."""
@@ -482,7 +488,7 @@ def _clock(
 
 def _alpha_at(problem: Problem, algorithm: OnePassSGD, when: Clock) -> dict[str, Any]:
     """A table of alpha along t/p, where numbers depend on it."""
-    if not problem.scheduled and not scheduled(algorithm.head_rate):
+    if not problem.scheduled and not is_scheduled(algorithm.head_rate):
         return {}
     if when.alpha is None:
         raise checks.reject(
@@ -497,7 +503,7 @@ def _alpha_at(problem: Problem, algorithm: OnePassSGD, when: Clock) -> dict[str,
     if (
         isinstance(algorithm.lr, Schedule) and algorithm.lr.name == "piecewise"
     ):  # a table is linear between its nodes, as t is there
-        edges = algorithm.lr.numbers["edges"]
+        edges = algorithm.lr.parameters["edges"]
         alpha = np.unique(np.concatenate([alpha, edges[edges < alpha[-1]]]))
     wide = replace(algorithm, batch=algorithm.batch * problem.width)
     found = {"t": np.append(0.0, elapsed(wide, alpha)), "alpha": np.append(0.0, alpha)}
@@ -562,10 +568,10 @@ def _numbers(
     lowest, highest = v.min() / span, v.max() * span
     numbers: dict[str, Any] = {
         "eigenvalue": np.float64(eigenvalue),
-        "decay": stretched(problem.weight_decay, p, 1.0)
-        if scheduled(problem.weight_decay)
+        "decay": rescale_schedule(problem.weight_decay, p, 1.0)
+        if is_scheduled(problem.weight_decay)
         else np.float64(p * problem.weight_decay),
-        "head_rate": pytrees.traced(algorithm.head_rate),
+        "head_rate": pytrees.to_float64(algorithm.head_rate),
         "weights": np.full(p, 1.0 / p),
         "lowest": np.float64(lowest),
         "highest": np.float64(highest),
@@ -584,7 +590,7 @@ def _numbers(
 
 
 def _solve(
-    way: _Way, numbers: Numbers, states: State, t: np.ndarray, tolerance: Mapping[str, float]
+    way: _Way, numbers: Parameters, states: State, t: np.ndarray, tolerance: Mapping[str, float]
 ) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
     """States (run, time, ...), which runs left the table, and whose steps ran out."""
     runs = len(states["q"])
@@ -597,7 +603,7 @@ def _solve(
     # LSODA's implicit steps take matrices of the size of the state
     small = sum(value[0].size for value in states.values()) <= LARGEST_IMPLICIT
     found, out, full, last, when = _integrate(
-        way, FEW_STEPS if small else MOST_STEPS, numbers, states, filled(t), tolerance
+        way, FEW_STEPS if small else MOST_STEPS, numbers, states, pad_with_last(t), tolerance
     )
     result = {}
     for name, value in found.items():
@@ -621,7 +627,7 @@ def _solve(
 
 
 def _risk_of(
-    way: _Way, numbers: Numbers, found: dict[str, np.ndarray]
+    way: _Way, numbers: Parameters, found: dict[str, np.ndarray]
 ) -> tuple[np.ndarray, np.ndarray]:
     """Excess risk and its error, (run, time)."""
     shape = found["q"].shape[:2]

@@ -31,7 +31,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Float
 
-from sgdynamics.base.arrays import Numbers, Numeric, State
+from sgdynamics.base.arrays import Numeric, Parameters, State
 from sgdynamics.expectations import pairs
 from sgdynamics.expectations.choice import expectation_of
 from sgdynamics.expectations.mehler import hermite_coefficients
@@ -260,7 +260,7 @@ def _chebyshev(x: Float[Numeric, " p"], count: int) -> Float[Numeric, "n p"]:
 
 
 def pair_forces(
-    problem_loss: CommitteeLoss, parameters: Numbers, numbers: dict[str, Any], state: State
+    problem_loss: CommitteeLoss, parameters: Parameters, numbers: dict[str, Any], state: State
 ) -> tuple[Any, Any, Any, Any]:
     """The same at d = infinity from closed pair expectations, O(p^2), for a committee teacher: forces, U and the excess risk.
 

@@ -27,9 +27,9 @@ import numpy as np
 from jaxtyping import Float
 from scipy import special
 
-from sgdynamics.base.arrays import Nodes, Numbers, Numeric, Scalar, State, Tree
-from sgdynamics.base.controls import numbers_at, scheduled
-from sgdynamics.base.random import bartlett
+from sgdynamics.base.arrays import Nodes, Numeric, Parameters, PyTree, Scalar, State
+from sgdynamics.base.controls import is_scheduled, values_at
+from sgdynamics.base.random import bartlett_factor
 from sgdynamics.expectations.choice import expectation_of
 from sgdynamics.expectations.interface import Quadrature
 from sgdynamics.expectations.nodes import lower_root, sobol_normals, solve_forward
@@ -49,8 +49,8 @@ def drift(
     structure: Structure,
     quadrature: Quadrature,
     nodes: Nodes,
-    parameters: Numbers,
-    algorithm: Numbers,
+    parameters: Parameters,
+    algorithm: Parameters,
     state: State,
     *,
     batch: Scalar | int = 1,
@@ -108,11 +108,11 @@ class MeanStep(Field):
     flow: bool
     symmetric = ("Q",)
 
-    def __call__(self, each: Tree, shared: Numbers, t: Scalar, state: State) -> Any:
+    def __call__(self, each: PyTree, shared: Parameters, t: Scalar, state: State) -> Any:
         lr, state = shared["algorithm"]["lr"], from_units(shared, state)
         constant = shared["algorithm"].get("batch", self.batch)
-        alpha = t if scheduled(lr) or self.flow else t * constant / lr
-        now = numbers_at({"problem": shared["problem"], "algorithm": shared["algorithm"]}, alpha)
+        alpha = t if is_scheduled(lr) or self.flow else t * constant / lr
+        now = values_at({"problem": shared["problem"], "algorithm": shared["algorithm"]}, alpha)
         batch = now["algorithm"].get("batch", self.batch)
         finite = (
             shared["finite"]
@@ -134,7 +134,7 @@ class MeanStep(Field):
         )
         return (
             jax.tree.map(lambda value: value * (now["algorithm"]["lr"] / batch), moved)
-            if scheduled(lr)
+            if is_scheduled(lr)
             else moved
         )
 
@@ -158,8 +158,8 @@ def replicated(
 
 def _sphere_remainder(
     structure: Structure,
-    parameters: Numbers,
-    algorithm: Numbers,
+    parameters: Parameters,
+    algorithm: Parameters,
     state: State,
     batch: Any,
     finite: dict[str, Any],
@@ -231,7 +231,7 @@ def _sphere_points(
     chi2 = stats.chi2.ppf(special.ndtr(diagonal).reshape(n, blocks, columns), np.maximum(free, 1))
     chi = np.where(free > 0, np.sqrt(chi2), 0.0)
     with jax.ensure_compile_time_eval(), jax.enable_x64(True):
-        outside = np.asarray(bartlett(below.reshape(n, blocks, lower), chi, free, columns))
+        outside = np.asarray(bartlett_factor(below.reshape(n, blocks, lower), chi, free, columns))
     found = {
         "inside": inside.reshape(n, 1, batch, *sample.token_shape, blocks, grouping.inside),
         "noise": noise.reshape(n, 1, batch, sample.draw_normals),

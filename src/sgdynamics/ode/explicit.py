@@ -17,7 +17,7 @@ import numpy as np
 from jax import Array
 from jaxtyping import Bool, Float
 
-from sgdynamics.base.arrays import Numeric, Scalar, State, Whole
+from sgdynamics.base.arrays import IntScalar, Numeric, Scalar, State
 from sgdynamics.ode.dormand_prince import DENSE, ERROR, ORDER, STAGES, A, C
 
 FIRST_STEP = 0.01  # that of diffeqsolve, whatever the field: where it is too long it is tried again
@@ -81,7 +81,7 @@ def advance(
     rtol: float | Float[Array, ""],
     atol: float | Float[Array, ""],
     inside: Callable[[Scalar, State], Any],
-    most: int | Whole,
+    most: int | IntScalar,
 ) -> Loop:
     """One trajectory by Dormand-Prince 8(7) up to `most` steps in all, of a state of this form.
 

@@ -19,9 +19,9 @@ import numpy as np
 from jax import Array
 from jaxtyping import Bool, Float
 
-from sgdynamics.base.arrays import Numbers, Numeric, Scalar, State, Tree, Whole
+from sgdynamics.base.arrays import IntScalar, Numeric, Parameters, PyTree, Scalar, State
 from sgdynamics.base.code_generator import older_generator
-from sgdynamics.base.padding import filled
+from sgdynamics.base.padding import pad_with_last
 from sgdynamics.base.progress import current_meter, warn_if_long
 from sgdynamics.base.resources import check_memory
 from sgdynamics.expectations.risk import stack_lanes
@@ -54,10 +54,10 @@ class Field(ABC):
     ] = ()  # variables that are symmetric matrices: LSODA sees a triangle of them
 
     @abstractmethod
-    def __call__(self, each: Tree, shared: Tree, t: Scalar, state: State) -> Any:
+    def __call__(self, each: PyTree, shared: PyTree, t: Scalar, state: State) -> Any:
         """d state/dt of one run."""
 
-    def on_symmetric(self, each: Tree, shared: Tree, t: Scalar, state: State) -> Any:
+    def on_symmetric(self, each: PyTree, shared: PyTree, t: Scalar, state: State) -> Any:
         """Evaluate the field at the symmetric part of the state, and return the symmetric part of the rate.
 
         The formulas of the drift extend to matrices that are not symmetric, and there antisymmetric modes
@@ -79,7 +79,7 @@ class Watch(ABC):
     """A number that falls below a level where a run is to stop; static and hashable."""
 
     @abstractmethod
-    def value(self, shared: Tree, state: State) -> Any:
+    def value(self, shared: PyTree, state: State) -> Any:
         """The number, at one state; `shared` are those of the field."""
 
 
@@ -106,12 +106,12 @@ class Case:
         levels = (
             np.zeros(len(next(iter(self.states.values())))) if self.levels is None else self.levels
         )
-        return self.shared, self.states, levels, filled(self.times), self.tolerance
+        return self.shared, self.states, levels, pad_with_last(self.times), self.tolerance
 
     @property
     def stretch(self) -> tuple[Any, ...]:
         """What is traced in a stretch of explicit steps beside `each`: with where the trajectories begin."""
-        times, replicates = filled(self.times), len(jax.tree.leaves(self.each)[0])
+        times, replicates = pad_with_last(self.times), len(jax.tree.leaves(self.each)[0])
         return self.shared, times, self.tolerance, first_loop(self.states, times, replicates)
 
     @property
@@ -127,13 +127,13 @@ class Case:
         )
 
 
-def from_units(shared: Tree, state: State) -> Any:
+def from_units(shared: PyTree, state: State) -> Any:
     """A state in the library's own units, where it was integrated in others."""
     units = shared.get("units")
     return state if units is None else {name: value * units[name] for name, value in state.items()}
 
 
-def in_units(shared: Tree, state: State) -> Any:
+def in_units(shared: PyTree, state: State) -> Any:
     """The other way round; also of d state/dt."""
     units = shared.get("units")
     return state if units is None else {name: value / units[name] for name, value in state.items()}
@@ -164,8 +164,8 @@ class Solved(NamedTuple):
 
 def integrate(
     field: Field,
-    each: Tree,
-    shared: Tree,
+    each: PyTree,
+    shared: PyTree,
     state: State,
     times: Float[Array, " times"],
     rtol: float | Float[Array, ""] = RTOL,
@@ -188,7 +188,7 @@ def integrate(
     # jitted on its own: the integrator names the field in several places, and this way it is traced once
     moving = jax.jit(field.on_symmetric)
 
-    def blown_up(t: Scalar, y: State, args: Tree, **_: object) -> Bool[Numeric, ""]:
+    def blown_up(t: Scalar, y: State, args: PyTree, **_: object) -> Bool[Numeric, ""]:
         return jnp.logical_not(_inside(t, y))
 
     event = diffrax.Event(blown_up) if guard else None
@@ -220,7 +220,7 @@ def integrate(
     )
 
 
-def _below(watch: Watch, shared: Tree, level: Scalar, state: State) -> Float[Numeric, ""]:
+def _below(watch: Watch, shared: PyTree, level: Scalar, state: State) -> Float[Numeric, ""]:
     return watch.value(shared, state) - level
 
 
@@ -240,16 +240,16 @@ def _size(state: State) -> Scalar:
 def _reach(
     field: Field,
     form: Form,
-    each: Tree,
-    shared: Tree,
+    each: PyTree,
+    shared: PyTree,
     times: Float[Array, " times"],
-    tolerance: Numbers,
+    tolerance: Parameters,
     loops: Loop,
-    most: Whole,
+    most: IntScalar,
 ) -> Loop:
     """Every replicate (outer) and every start (inner) of one case, by the explicit method, up to `most` steps."""
 
-    def advance_run(own: Tree, loop: Loop) -> Loop:
+    def advance_run(own: PyTree, loop: Loop) -> Loop:
         compiled = jax.jit(field)  # named in several places, traced once
 
         def moving(t: Scalar, state: State) -> Any:
@@ -273,17 +273,17 @@ def _symmetric(field: Field, state: State) -> State:
 def _exit(
     field: Field,
     watch: Watch,
-    each: Tree,
-    shared: Tree,
+    each: PyTree,
+    shared: PyTree,
     states: State,
     levels: Float[Numeric, " runs"],
     times: Float[Array, " times"],
-    tolerance: Numbers,
+    tolerance: Parameters,
 ) -> Reached:
     """The same to where the watched number falls below its level."""
     import diffrax
 
-    def exit_run(own: Tree, state: State, level: Scalar) -> Reached:
+    def exit_run(own: PyTree, state: State, level: Scalar) -> Reached:
         seen = partial(_below, watch, shared, level)
         found = integrate(
             field, own, shared, state, times, tolerance["rtol"], tolerance["atol"], watch=seen
@@ -304,7 +304,7 @@ def _exit(
     return _for_each(lambda own: _for_each(partial(exit_run, own), states, levels), each)
 
 
-def _for_each(function: Callable[..., Any], *trees: Tree) -> Any:
+def _for_each(function: Callable[..., Any], *trees: PyTree) -> Any:
     """`jax.vmap`; an axis of one is taken off and put on again, as a loop whose end each case has for itself is a larger program."""
     if any(len(leaf) != 1 for leaf in jax.tree.leaves(trees)):
         return jax.vmap(function)(*trees)
@@ -313,12 +313,12 @@ def _for_each(function: Callable[..., Any], *trees: Tree) -> Any:
     )
 
 
-def _reach_lanes(field: Field, form: Form, each: Tree, *numbers: Tree) -> Loop:
+def _reach_lanes(field: Field, form: Form, each: PyTree, *numbers: PyTree) -> Loop:
     """Cases of one program, each with its own numbers; the last of them, `most`, is that of all."""
     return jax.vmap(partial(_reach, field, form, each), (*[0] * (len(numbers) - 1), None))(*numbers)
 
 
-def _exit_lanes(field: Field, watch: Watch, each: Tree, *numbers: Tree) -> Reached:
+def _exit_lanes(field: Field, watch: Watch, each: PyTree, *numbers: PyTree) -> Reached:
     return jax.vmap(partial(_exit, field, watch, each))(*numbers)
 
 
@@ -528,7 +528,7 @@ def _finished(case: Case, found: Reached) -> Solved | ValueError:
 
 
 def _long_run(
-    case: Case, own: Tree, state: State, t0: float, times: np.ndarray, level: float
+    case: Case, own: PyTree, state: State, t0: float, times: np.ndarray, level: float
 ) -> Any:
     """One trajectory that the explicit method did not finish, in the flat form that LSODA takes."""
     form = Flat(case.field, tuple((name, value.shape) for name, value in state.items()))
@@ -606,12 +606,12 @@ class Flat:
 
 
 @partial(jax.jit, static_argnums=0)
-def _flat_rate(form: Flat, each: Tree, shared: Tree, t: Scalar, y: Float[Array, " n"]) -> Any:
+def _flat_rate(form: Flat, each: PyTree, shared: PyTree, t: Scalar, y: Float[Array, " n"]) -> Any:
     return form.flat(form.field(each, shared, t, form.shaped(y)))
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _flat_watch(form: Flat, watch: Watch, shared: Tree, y: Float[Array, " n"]) -> Any:
+def _flat_watch(form: Flat, watch: Watch, shared: PyTree, y: Float[Array, " n"]) -> Any:
     return watch.value(shared, form.shaped(y))
 
 
@@ -622,7 +622,7 @@ def _all_shaped(form: Flat, values: Float[Array, "..."]) -> dict[str, Any]:
 
 @partial(jax.jit, static_argnums=0)
 def rates_at(
-    form: Flat, each: Tree, shared: Tree, states: State
+    form: Flat, each: PyTree, shared: PyTree, states: State
 ) -> Float[Numeric, "states replicates n"]:
     """The field of every replicate (outer) and start (inner) at t = 0, flat."""
     return jax.vmap(

@@ -41,8 +41,8 @@ from jax import Array
 from jaxtyping import Bool, Float
 
 from sgdynamics.base import checks
-from sgdynamics.base.arrays import Given, Numbers, Numeric, Scalar, State, Tree
-from sgdynamics.base.padding import filled, power_of_two
+from sgdynamics.base.arrays import ArrayArgument, Numeric, Parameters, PyTree, Scalar, State
+from sgdynamics.base.padding import pad_with_last, power_of_two
 from sgdynamics.base.precision import float64
 from sgdynamics.ode.stiff import follow
 from sgdynamics.problems.mixture import CLUSTERS
@@ -75,7 +75,7 @@ def _clusters(kind: str) -> dict[str, np.ndarray]:
 
 
 def _errors(
-    clusters: Numbers,
+    clusters: Parameters,
     M: Float[Numeric, "..."],
     a: Float[Numeric, "..."],
     side: Float[Numeric, "..."],
@@ -90,7 +90,7 @@ def _errors(
 
 
 def _field(
-    clusters: Numbers,
+    clusters: Parameters,
     decay: Scalar,
     head_rate: Scalar,
     M: Float[Numeric, "..."],
@@ -105,7 +105,7 @@ def _field(
 
 
 def _sides(
-    clusters: Numbers,
+    clusters: Parameters,
     decay: Scalar,
     head_rate: Scalar,
     M: Float[Numeric, "..."],
@@ -220,11 +220,11 @@ def _segment(
         jnp.isnan(side), _sides(clusters, decay, head_rate, state["M"], state["a"]), side
     )
 
-    def field(t: Scalar, y: State, args: Tree) -> Any:
+    def field(t: Scalar, y: State, args: PyTree) -> Any:
         dM, da = _field(clusters, decay, head_rate, y["M"], y["a"], side)
         return {"M": dM, "a": da}
 
-    def distance(t: Scalar, y: State, args: Tree, **_: object) -> Any:
+    def distance(t: Scalar, y: State, args: PyTree, **_: object) -> Any:
         # exactly 0 on a side: a start that is just leaving its surface
         return jnp.min(jnp.where((side == 0) | (y["M"] == 0), 1.0, side * y["M"]))
 
@@ -339,7 +339,11 @@ def _long_segment(
 
 
 def _checked(
-    kind: str, M: Float[Numeric, "..."], Q: Given, a: Float[Numeric, "..."], times: Given
+    kind: str,
+    M: Float[Numeric, "..."],
+    Q: ArrayArgument,
+    a: Float[Numeric, "..."],
+    times: ArrayArgument,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     shape, directions = np.shape(M), len(LABELS[kind])
     if len(shape) != 3 or 0 in shape or shape[-1] != directions:
@@ -351,8 +355,8 @@ def _checked(
         "Q", Q, (shape[0], shape[1], shape[1]), "run x units x units, the Gram matrix of the rows"
     )
     a = checks.array("a", a, shape[:2], "run x units")
-    checks.gram("Q", Q)
-    checks.gram("Q - M M^T", Q - M @ np.swapaxes(M, 1, 2))
+    checks.gram_matrix("Q", Q)
+    checks.gram_matrix("Q - M M^T", Q - M @ np.swapaxes(M, 1, 2))
     times = checks.array("times", times, np.shape(times), "increasing, 0 or more")
     if times.ndim != 1 or len(times) == 0 or times[0] < 0 or np.any(np.diff(times) <= 0):
         raise checks.reject("times", times, "give increasing times, 0 or more")
@@ -363,10 +367,10 @@ def _checked(
 def solve_infinite_snr(
     kind: str,
     M: Float[Numeric, "..."],
-    Q: Given,
+    Q: ArrayArgument,
     a: Float[Numeric, "..."],
     *,
-    times: Given,
+    times: ArrayArgument,
     weight_decay: float = 0.0,
     head_rate: float = 1.0,
     rtol: float = RTOL,
@@ -410,7 +414,7 @@ def solve_infinite_snr(
     return result
 
 
-def _first(count: int, tree: Tree) -> Any:
+def _first(count: int, tree: PyTree) -> Any:
     return jax.tree.map(lambda leaf: leaf[:count], tree)
 
 
@@ -436,7 +440,7 @@ def _solve(
         "a": np.repeat(a[:, None], len(times), axis=1),
     }
     met, ran_out = np.zeros(runs, dtype=int), np.zeros(runs, dtype=bool)
-    padded = filled(times, max(FEWEST_TIMES, power_of_two(len(times))))
+    padded = pad_with_last(times, max(FEWEST_TIMES, power_of_two(len(times))))
     queue = np.arange(runs) if times[-1] > 0 else np.arange(0)
     while len(queue):
         some, queue = queue[:LANES], queue[LANES:]

@@ -12,7 +12,7 @@ from jaxtyping import Float
 
 from sgdynamics.algorithms.updates.gradient_source import Rows, on_sphere
 from sgdynamics.algorithms.updates.update import Law, copies
-from sgdynamics.base.arrays import Numbers, Numeric, Scalar, State
+from sgdynamics.base.arrays import Numeric, Parameters, Scalar, State
 from sgdynamics.expectations.nodes import lower_root, safe_ratio, solve_forward
 from sgdynamics.problems.losses import overlaps_of_blocks
 from sgdynamics.problems.problem import Structure
@@ -30,7 +30,7 @@ class Frame:
         structure: Structure,
         batch: int,
         law: Law,
-        parameters: Numbers,
+        parameters: Parameters,
         D: Scalar,
         state: State,
     ) -> None:

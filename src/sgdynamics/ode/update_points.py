@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sgdynamics.base.arrays import Numbers, Numeric, Scalar
+from sgdynamics.base.arrays import Numeric, Parameters, Scalar
 from sgdynamics.expectations.nodes import gauss_legendre, sobol_normals
 from sgdynamics.problems.problem import Structure
 from sgdynamics.samples import laws
@@ -102,7 +102,7 @@ def two_points(low: Scalar | Numeric, high: Scalar | Numeric) -> list[tuple[Any,
 
 
 def two_points_of_law(
-    law: str, parameters: Numbers, low: Scalar | Numeric, high: Scalar | Numeric
+    law: str, parameters: Parameters, low: Scalar | Numeric, high: Scalar | Numeric
 ) -> list[tuple[Any, Any]]:
     """Nodes and weights for label noise of a law between two edges, exact for polynomials of degree 2.
 
@@ -131,7 +131,7 @@ def two_points_of_law(
     return [(sign * first, mass * (1 - share)), (sign * (first + further / distance), mass * share)]
 
 
-def _incomplete_moments(law: str, parameters: Numbers, edge: Numeric) -> tuple[Any, Any, Any]:
+def _incomplete_moments(law: str, parameters: Parameters, edge: Numeric) -> tuple[Any, Any, Any]:
     """The integrals of 1, x and x^2 from 0 to an edge, by Gauss-Legendre nodes in asinh(x)."""
     finite = jnp.isfinite(edge)
     size = jnp.abs(jnp.where(finite, edge, 0.0))

@@ -23,8 +23,8 @@ import jax.numpy as jnp
 
 from sgdynamics.algorithms.updates.gradient_source import Ground, Rows, Setting, increments
 from sgdynamics.algorithms.updates.update import Law
-from sgdynamics.base.arrays import Numbers, Numeric, Scalar, State, Tree, Whole
-from sgdynamics.base.controls import numbers_at, scheduled
+from sgdynamics.base.arrays import IntScalar, Numeric, Parameters, PyTree, Scalar, State
+from sgdynamics.base.controls import is_scheduled, values_at
 from sgdynamics.expectations.choice import expectation_of
 from sgdynamics.expectations.interface import Quadrature
 from sgdynamics.expectations.nodes import lower_root, solve_forward
@@ -61,14 +61,14 @@ class UpdateStep(Field):
     )
     symmetric = ("rows_Q",)
 
-    def __call__(self, each: Tree, shared: Numbers, t: Scalar, state: State) -> Any:
+    def __call__(self, each: PyTree, shared: Parameters, t: Scalar, state: State) -> Any:
         lr, state = shared["algorithm"]["lr"], from_units(shared, state)
-        alpha = t if scheduled(lr) else t * self.batch / lr
-        now = numbers_at({"problem": shared["problem"], "algorithm": shared["algorithm"]}, alpha)
+        alpha = t if is_scheduled(lr) else t * self.batch / lr
+        now = values_at({"problem": shared["problem"], "algorithm": shared["algorithm"]}, alpha)
         rates = update_rates(
             self, each, now["problem"], now["algorithm"], shared["large"], alpha / self.batch, state
         )
-        scale = 1 / self.batch if scheduled(lr) else 1 / lr
+        scale = 1 / self.batch if is_scheduled(lr) else 1 / lr
         return in_units(shared, jax.tree.map(lambda value: value * scale, rates))
 
 
@@ -79,9 +79,9 @@ def slow_rows(law: Law) -> tuple[str, ...]:
 
 def update_rates(
     field: UpdateStep,
-    each: Tree,
-    parameters: Numbers,
-    algorithm: Numbers,
+    each: PyTree,
+    parameters: Parameters,
+    algorithm: Parameters,
     D: Scalar,
     tau: Scalar,
     state: State,
@@ -135,7 +135,9 @@ class _Recorder(Ground):
         return jnp.zeros((self.frame.p, self.frame.blocks * (self.frame.inside + self.frame.new)))
 
 
-def _read_at(law: Law, numbers: Numbers, frame: Frame, setting: Setting) -> list[tuple[Any, Any]]:
+def _read_at(
+    law: Law, numbers: Parameters, frame: Frame, setting: Setting
+) -> list[tuple[Any, Any]]:
     """The rows (blocks, p, columns) and heads at which a step takes its gradients, found by taking one whose gradients are 0."""
     state, ground = frame.begin(), _Recorder(frame)
     increments(law, numbers, state, ground, setting)
@@ -180,8 +182,8 @@ class _MeanBatch(Ground):
 
 def _mean_batch(
     field: UpdateStep,
-    each: Tree,
-    parameters: Numbers,
+    each: PyTree,
+    parameters: Parameters,
     frame: Frame,
     reads: list[Any],
     samples: Scalar | int,
@@ -202,11 +204,11 @@ def _mean_batch(
 
 def map_step(
     field: UpdateStep,
-    each: Tree,
-    parameters: Numbers,
-    algorithm: Numbers,
+    each: PyTree,
+    parameters: Parameters,
+    algorithm: Parameters,
     share: Scalar,
-    number: Scalar | Whole,
+    number: Scalar | IntScalar,
     state: State,
 ) -> dict[str, Any]:
     """The state after one step on a batch of `share` d samples, with D = 1 in the update's units: deterministic as d -> infinity."""
@@ -230,9 +232,9 @@ def map_step(
 
 def _linear_rates(
     field: UpdateStep,
-    each: Tree,
-    parameters: Numbers,
-    algorithm: Numbers,
+    each: PyTree,
+    parameters: Parameters,
+    algorithm: Parameters,
     frame: Frame,
     setting: Setting,
     reads: list[Any],
@@ -245,7 +247,7 @@ def _linear_rates(
 
 
 def _stationary(
-    law: Law, numbers: Numbers, state: Rows, ground: Ground, setting: Setting, p: int
+    law: Law, numbers: Parameters, state: Rows, ground: Ground, setting: Setting, p: int
 ) -> Rows:
     """The state with its fast sets where they do not move: as they are linear, with the right mean and the right noise."""
 
@@ -288,9 +290,9 @@ class _LimitBatch(compressed.ChainBatch):
 
 def _averaged_rates(
     field: UpdateStep,
-    each: Tree,
-    parameters: Numbers,
-    algorithm: Numbers,
+    each: PyTree,
+    parameters: Parameters,
+    algorithm: Parameters,
     frame: Frame,
     setting: Setting,
     reads: list[Any],
@@ -359,7 +361,7 @@ def _averaged_rates(
                 total = found if total is None else jax.tree.map(jnp.add, total, found)
         return total
 
-    def chunk(total: Tree, nodes: Tree) -> tuple[Any, None]:
+    def chunk(total: PyTree, nodes: PyTree) -> tuple[Any, None]:
         found = jax.vmap(one)(*nodes)
         return jax.tree.map(lambda sum_, value: sum_ + jnp.sum(value, axis=0), total, found), None
 
@@ -371,17 +373,17 @@ def _averaged_rates(
     return view.combine(total)
 
 
-def _inner_number(numbers: Numbers, name: str) -> Any:
+def _inner_number(numbers: Parameters, name: str) -> Any:
     """A number of an update, or of the one inside it."""
     return numbers[name] if name in numbers else _inner_number(numbers["of"], name)
 
 
-def count_reads(field: UpdateStep, shared: Numbers, state: State) -> int:
+def count_reads(field: UpdateStep, shared: Parameters, state: State) -> int:
     """At how many different sets of rows a step of the update takes its gradients."""
     found: list[int] = []
 
-    def heard(shared: Numbers, state: State) -> Any:
-        now = numbers_at({"problem": shared["problem"], "algorithm": shared["algorithm"]}, 0.0)
+    def heard(shared: Parameters, state: State) -> Any:
+        now = values_at({"problem": shared["problem"], "algorithm": shared["algorithm"]}, 0.0)
         frame = Frame(
             field.structure,
             field.batch,

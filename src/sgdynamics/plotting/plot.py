@@ -72,7 +72,7 @@ def risk(
     _checked(result)
     clock = choose_clock(result, x, ax)
     train, log = checks.flag("train", train), checks.flag("log", log)
-    excess, label = checks.flag("excess", excess, unsaid=True), _text("label", label)
+    excess, label = checks.flag("excess", excess, optional=True), _text("label", label)
     chosen = "excess_risk" if ("excess_risk" in result if excess is None else excess) else "risk"
     if train:
         chosen = "train_risk"
@@ -461,7 +461,7 @@ def phase_diagram(
     from matplotlib.patches import Patch, Rectangle
 
     checks.result("dataset", dataset, fix="give what sgd.sweep returned")
-    log, label = checks.flag("log", log, unsaid=True), _text("label", label)
+    log, label = checks.flag("log", log, optional=True), _text("label", label)
     for argument, name in (("x", x), ("y", y)):
         known = [str(dim) for dim in dataset.dims if dim in dataset.coords]
         if (
@@ -757,7 +757,7 @@ def density(
         fix="give what solve_mean_field returns",
     )
     point = result.isel(time=_place("time", time, result.sizes["time"], "save points", ""))
-    bins = checks.whole("bins", bins, 1, 10_000)
+    bins = checks.integer("bins", bins, 1, 10_000)
     if run is not None:
         point = point.isel(
             run=[_place("run", run, result.sizes["run"], "runs", ", or None for all")]

@@ -15,7 +15,7 @@ from jaxtyping import Float
 from numpy.polynomial import hermite_e
 
 from sgdynamics.base import checks
-from sgdynamics.base.arrays import Function, Numeric, Reals
+from sgdynamics.base.arrays import Function, Numeric, RealArray
 from sgdynamics.base.progress import warn
 from sgdynamics.base.user_functions import checked_function, function_identity, looked_into
 
@@ -243,13 +243,15 @@ def _warn_of_kinks(activation: Activation, argument: str) -> None:
 
 def checked_kinks(value: object) -> tuple[float, ...]:
     """Points where a function has a kink, in order; a single number stands for one."""
-    listed = np.atleast_1d(checks.numbers("kinks", value, "give a list of numbers, such as [0.0]"))
+    listed = np.atleast_1d(
+        checks.real_array("kinks", value, "give a list of numbers, such as [0.0]")
+    )
     if listed.ndim != 1 or not np.all(np.isfinite(listed)):
         raise checks.reject("kinks", value, "give a list of finite numbers, such as [0.0]")
     return tuple(np.sort(listed).tolist())
 
 
-def _horner(coefficients: Sequence[float], x: Reals) -> Reals:
+def _horner(coefficients: Sequence[float], x: RealArray) -> RealArray:
     x = jnp.asarray(x)
     result = jnp.zeros_like(x) + float(coefficients[-1])
     for value in reversed(coefficients[:-1]):
@@ -263,7 +265,7 @@ class _Polynomial:
 
     coefficients: tuple[float, ...]
 
-    def __call__(self, x: Reals) -> Reals:
+    def __call__(self, x: RealArray) -> RealArray:
         return _horner(self.coefficients, x)
 
 
@@ -296,7 +298,7 @@ def polynomial(coefficients: Sequence[float]) -> Activation:
 
 
 def _coefficients(coefficients: Sequence[float]) -> tuple[float, ...]:
-    given = checks.numbers(
+    given = checks.real_array(
         "coefficients", coefficients, "give numbers c0, c1, ... (lowest degree first)"
     )
     if given.ndim != 1 or given.size > MOST_COEFFICIENTS:

@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from sgdynamics.base import checks, pytrees
-from sgdynamics.base.arrays import Function, Given
-from sgdynamics.base.controls import describe_schedule, number_or_schedule, numbers_at, scheduled
+from sgdynamics.base.arrays import ArrayArgument, Function
+from sgdynamics.base.controls import describe_schedule, is_scheduled, scalar_or_schedule, values_at
 from sgdynamics.problems.losses import ContextLoss, label_noise
 from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.samples.draws import probabilities_of
@@ -55,7 +55,7 @@ class Contexts(Problem):
     def __init__(
         self,
         problems: Mapping[str, Problem],
-        probabilities: Given | Function | Mapping[str, Any] | None = None,
+        probabilities: ArrayArgument | Function | Mapping[str, Any] | None = None,
         heads: str = "shared",
     ) -> None:
         self._made_of(locals())
@@ -117,7 +117,7 @@ class Contexts(Problem):
         if not isinstance(found, tuple):
             return found
         return {
-            name: pytrees.number(one)
+            name: pytrees.to_python_scalar(one)
             for name, one in zip(self.names, found, strict=True)
             if one is not None
         }
@@ -155,7 +155,7 @@ class Contexts(Problem):
     @property
     def noise_floor(self) -> float:
         return (
-            float(label_noise(numbers_at(self.parameters, 0.0))) / 2
+            float(label_noise(values_at(self.parameters, 0.0))) / 2
             if self.structure.has_excess
             else 0.0
         )
@@ -175,7 +175,7 @@ class Contexts(Problem):
 
 def contexts(
     problems: Mapping[str, Problem],
-    probabilities: Given | Function | Mapping[str, Any] | None = None,
+    probabilities: ArrayArgument | Function | Mapping[str, Any] | None = None,
     heads: str = "shared",
 ) -> Contexts:
     """Several problems of which every sample draws one: tasks with replay, groups of data, a curriculum.
@@ -236,14 +236,14 @@ def _chances(value: Any, names: tuple[str, ...]) -> Any:
                 f"{checks.did_you_mean(name, names)}the contexts are {', '.join(names)}",
             )
     shares = {
-        name: number_or_schedule(f"probabilities[{name!r}]", one, most=1.0)
+        name: scalar_or_schedule(f"probabilities[{name!r}]", one, maximum=1.0)
         for name, one in value.items()
     }
-    known = [one for one in shares.values() if not scheduled(one)]
+    known = [one for one in shares.values() if not is_scheduled(one)]
     if not 0 < len(shares) < len(names) or sum(known) > 1 + 1e-9:
         fix = "give the shares of some contexts, at most 1 in all, and the others have equal parts of the rest; or a list of all"
         raise checks.reject("probabilities", value, fix)
-    return tuple(pytrees.traced(shares[name]) if name in shares else None for name in names)
+    return tuple(pytrees.to_float64(shares[name]) if name in shares else None for name in names)
 
 
 def _described(value: Any) -> tuple[Any, bool]:

@@ -11,11 +11,13 @@ import numpy as np
 from jaxtyping import Float
 
 from sgdynamics.base import checks
-from sgdynamics.base.arrays import Given, Numeric
+from sgdynamics.base.arrays import ArrayArgument, Numeric
 from sgdynamics.samples.arguments import Covariance
 
 
-def spread_gram(value: Given | None, name: str, signals: int, covariance: Covariance) -> np.ndarray:
+def spread_gram(
+    value: ArrayArgument | None, name: str, signals: int, covariance: Covariance
+) -> np.ndarray:
     """One Gram matrix of the signals a block; a single one is spread over the blocks by their fractions."""
     blocks, target = (
         len(covariance.fractions),
@@ -35,7 +37,7 @@ def spread_gram(value: Given | None, name: str, signals: int, covariance: Covari
         value = target
     if value is None:
         value = np.eye(signals)
-    value = checks.numbers(
+    value = checks.real_array(
         name, value, f"give numbers of shape {(signals, signals)} (signals x signals)"
     )
     if value.ndim == 3:
@@ -43,7 +45,7 @@ def spread_gram(value: Given | None, name: str, signals: int, covariance: Covari
     else:
         one = checks.array(name, value, (signals, signals), "signals x signals")
         result = covariance.fractions[:, None, None] * one
-    checks.gram(name, result)
+    checks.gram_matrix(name, result)
     if np.any(np.einsum("bii->i", result) <= 0):
         raise checks.reject(
             name, value, "each signal direction needs a positive norm on the diagonal"

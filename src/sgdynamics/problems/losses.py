@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Float
 
 from sgdynamics.base import checks
-from sgdynamics.base.arrays import Function, Numbers, Numeric, Scalar, Tree
+from sgdynamics.base.arrays import Function, Numeric, Parameters, PyTree, Scalar
 from sgdynamics.base.user_functions import checked_function
 from sgdynamics.problems.activations import NAMED, Activation
 from sgdynamics.samples import input_covariance
@@ -63,7 +63,7 @@ def outer_loss(value: str | Function) -> Callable[[Any, Any], Any]:
     )
 
 
-def label_noise(numbers: Numbers) -> Any:
+def label_noise(numbers: Parameters) -> Any:
     """The variance of the label noise: a number of the problem, or one of its own loss; with contexts its mean."""
     if "contexts" in numbers:
         weights = weights_of(numbers["probabilities"])
@@ -145,7 +145,7 @@ class Seen(NamedTuple):
 
 
 def overlaps_of_blocks(
-    parameters: Numbers, Q: Any, M: Any, lengths: Any = None, *, with_blocks: bool = True
+    parameters: Parameters, Q: Any, M: Any, lengths: Any = None, *, with_blocks: bool = True
 ) -> Seen:
     """The overlaps that a user's function reads, from Q (blocks, p, p) and M (blocks, p, K)."""
     P = jnp.broadcast_to(parameters["gram"], (*M.shape[:1], *parameters["gram"].shape[-2:]))
@@ -197,8 +197,8 @@ class Loss:
         fields: Float[Numeric, "p ..."],
         signals: Float[Numeric, "K ..."],
         head: Float[Numeric, " p"],
-        noise_draw: Tree,
-        parameters: Numbers,
+        noise_draw: PyTree,
+        parameters: Parameters,
     ) -> tuple[Any, Any] | None:
         """What the loss compares, where that is all it sees."""
         return None
@@ -208,8 +208,8 @@ class Loss:
         fields: Float[Numeric, "p ..."],
         signals: Float[Numeric, "K ..."],
         head: Float[Numeric, " p"],
-        noise_draw: Tree,
-        parameters: Numbers,
+        noise_draw: PyTree,
+        parameters: Parameters,
     ) -> tuple[Any, Move]:
         """The value at one sample, and how that sample moves the rows: against its gradient."""
         value, (h, g) = jax.value_and_grad(self, argnums=(0, 2))(
@@ -217,7 +217,7 @@ class Loss:
         )  # type: ignore[arg-type]
         return value, Move(h, head=g)
 
-    def reading(self, parameters: Numbers, Q: Any, M: Any, lengths: Any = None) -> Any:
+    def reading(self, parameters: Parameters, Q: Any, M: Any, lengths: Any = None) -> Any:
         """The numbers with the overlaps (block by block) among them, where they are read."""
         if not self.pulls:
             return parameters
@@ -254,7 +254,7 @@ class NetworkLoss(Loss):
     ) -> Float[Numeric, ""]:
         return jnp.mean(head * self.student(fields))
 
-    def label(self, signals: Float[Numeric, "K ..."], parameters: Numbers) -> Any:
+    def label(self, signals: Float[Numeric, "K ..."], parameters: Parameters) -> Any:
         raise NotImplementedError
 
     def own_parts(self) -> Parts:
@@ -275,7 +275,7 @@ class NetworkLoss(Loss):
         signals: Float[Numeric, " K"],
         head: Float[Numeric, " p"],
         noise_draw: Scalar,
-        parameters: Numbers,
+        parameters: Parameters,
     ) -> tuple[Float[Numeric, ""], Float[Numeric, ""]]:
         label = self.label(signals, parameters) + jnp.sqrt(parameters["noise"]) * noise_draw
         return self.output(fields, head), label
@@ -286,7 +286,7 @@ class NetworkLoss(Loss):
         signals: Float[Numeric, " K"],
         head: Float[Numeric, " p"],
         noise_draw: Scalar,
-        parameters: Numbers,
+        parameters: Parameters,
     ) -> Float[Numeric, ""]:
         return self.outer(*self.output_and_label(fields, signals, head, noise_draw, parameters))
 
@@ -311,7 +311,7 @@ class CommitteeLoss(NetworkLoss):
     def own_label(self) -> Parts:
         return _own_activation("teacher_activation", self.teacher, lambda fields, signals: signals)
 
-    def label(self, signals: Float[Numeric, " K"], parameters: Numbers) -> Float[Numeric, ""]:
+    def label(self, signals: Float[Numeric, " K"], parameters: Parameters) -> Float[Numeric, ""]:
         return jnp.mean(parameters["teacher_head"] * self.teacher(signals))
 
 
@@ -345,8 +345,8 @@ class GatedLoss(Loss):
         fields: Float[Numeric, " p"],
         signals: Float[Numeric, " K"],
         head: Float[Numeric, " p"],
-        draws: Tree,
-        parameters: Numbers,
+        draws: PyTree,
+        parameters: Parameters,
     ) -> Float[Numeric, ""]:
         return self.inner(fields, signals, head * draws["gates"], draws["noise"], parameters)
 
@@ -388,8 +388,8 @@ class ContextLoss(Loss):
         self,
         function: Callable[[Any, Any, Any], Any],
         head: Numeric,
-        draws: Tree,
-        parameters: Numbers,
+        draws: PyTree,
+        parameters: Parameters,
     ) -> list[Any]:
         """function(structure, head, numbers) of every context, times whether it was drawn."""
         found = []
@@ -410,10 +410,10 @@ class ContextLoss(Loss):
         fields: Float[Numeric, " p"],
         signals: Float[Numeric, " K"],
         head: Float[Numeric, " heads"],
-        draws: Tree,
-        parameters: Numbers,
+        draws: PyTree,
+        parameters: Parameters,
     ) -> Float[Numeric, ""]:
-        def value(structure: Any, head: Numeric, numbers: Numbers) -> Any:
+        def value(structure: Any, head: Numeric, numbers: Parameters) -> Any:
             return structure.loss(fields, signals, head, draws["given"], numbers)
 
         return sum(self._each(value, head, draws, parameters), jnp.zeros((), fields.dtype))
@@ -423,10 +423,10 @@ class ContextLoss(Loss):
         fields: Float[Numeric, "p ..."],
         signals: Float[Numeric, "K ..."],
         head: Float[Numeric, " heads"],
-        noise_draw: Tree,
-        parameters: Numbers,
+        noise_draw: PyTree,
+        parameters: Parameters,
     ) -> tuple[Any, Move]:
-        def value(structure: Any, head: Numeric, numbers: Numbers) -> Any:
+        def value(structure: Any, head: Numeric, numbers: Parameters) -> Any:
             found, move = structure.loss.move(fields, signals, head, noise_draw["given"], numbers)
             return found, move.inputs, move.head
 
@@ -448,7 +448,7 @@ class TargetLoss(NetworkLoss):
     def own_label(self) -> Parts:
         return {"target": (self.target, lambda fields, signals: self.target(signals))}
 
-    def label(self, signals: Float[Numeric, " K"], parameters: Numbers) -> Float[Numeric, ""]:
+    def label(self, signals: Float[Numeric, " K"], parameters: Parameters) -> Float[Numeric, ""]:
         return self.target(signals)
 
 
@@ -471,7 +471,7 @@ class ClusterLoss(Loss):
         signals: Float[Numeric, " K"],
         head: Float[Numeric, " p"],
         label: Scalar,
-        parameters: Numbers,
+        parameters: Parameters,
     ) -> Float[Numeric, ""]:
         output = jnp.sum(head * self.student(fields))
         return jax.nn.softplus(output) - label * output
@@ -528,8 +528,8 @@ class UserLoss(Loss):
         fields: Float[Numeric, "p ..."],
         signals: Float[Numeric, "K ..."],
         head: Float[Numeric, " p"],
-        noise_draw: Tree,
-        parameters: Numbers,
+        noise_draw: PyTree,
+        parameters: Parameters,
     ) -> Float[Numeric, ""]:
         return self.function(
             fields, signals, head, noise_draw, *(parameters[name] for name in self.more)
@@ -540,8 +540,8 @@ class UserLoss(Loss):
         fields: Float[Numeric, "p ..."],
         signals: Float[Numeric, "K ..."],
         head: Float[Numeric, " p"],
-        noise_draw: Tree,
-        parameters: Numbers,
+        noise_draw: PyTree,
+        parameters: Parameters,
     ) -> tuple[Any, Move]:
         if not self.pulls:
             return super().move(fields, signals, head, noise_draw, parameters)
@@ -570,7 +570,7 @@ class UserLoss(Loss):
         return found, Move(h, of_Q + of_Q.T, of_M, g)
 
     def _move_by_block(
-        self, fields: Any, signals: Any, head: Any, noise_draw: Tree, parameters: Numbers
+        self, fields: Any, signals: Any, head: Any, noise_draw: PyTree, parameters: Parameters
     ) -> tuple[Any, Move]:
         """The gradient where the loss reads Q_b and M_b: the rows of block b move along dl/dQ_b and dl/dM_b."""
         overlaps = parameters["overlaps"]
@@ -613,8 +613,8 @@ class RuleLoss(Loss):
         fields: Float[Numeric, "p ..."],
         signals: Float[Numeric, "K ..."],
         head: Float[Numeric, " p"],
-        noise_draw: Tree,
-        parameters: Numbers,
+        noise_draw: PyTree,
+        parameters: Parameters,
     ) -> Any:
         if self.risk is None:
             return jnp.full((), jnp.nan, fields.dtype)
@@ -627,8 +627,8 @@ class RuleLoss(Loss):
         fields: Float[Numeric, "p ..."],
         signals: Float[Numeric, "K ..."],
         head: Float[Numeric, " p"],
-        noise_draw: Tree,
-        parameters: Numbers,
+        noise_draw: PyTree,
+        parameters: Parameters,
     ) -> tuple[Any, Move]:
         found = self.update(
             fields, signals, head, noise_draw, *(parameters[name] for name in self.more)

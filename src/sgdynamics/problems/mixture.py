@@ -86,7 +86,9 @@ class GaussianMixture(Problem):
         snr = checks.number("snr", snr, above=0.0, infinite=True)
         self.activation = student_activation(activation)
         least = LEAST_WIDTH[kind]
-        width = 2 * len(CLUSTERS[kind][0][1]) if width is None else checks.whole("width", width, 1)
+        width = (
+            2 * len(CLUSTERS[kind][0][1]) if width is None else checks.integer("width", width, 1)
+        )
         if width < least:
             raise checks.reject(
                 "width",
@@ -126,7 +128,7 @@ class GaussianMixture(Problem):
     @cached_property
     def _derived(self) -> dict[str, Any]:
         return super()._derived | {
-            "eigenvalues": 1.0 / pytrees.traced(self._parameters["snr"])[..., None]
+            "eigenvalues": 1.0 / pytrees.to_float64(self._parameters["snr"])[..., None]
         }
 
     def replace(self, **changes: object) -> GaussianMixture:

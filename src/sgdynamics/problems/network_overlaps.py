@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from sgdynamics.base import checks
-from sgdynamics.base.arrays import Given
+from sgdynamics.base.arrays import ArrayArgument
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.starts import TOLERANCE_AGAIN, Start, check_dimension, checked_start
 
@@ -17,8 +17,8 @@ GRAM_TOLERANCE = (
 
 
 def overlaps_of(
-    weights: Given,
-    teacher: Given,
+    weights: ArrayArgument,
+    teacher: ArrayArgument,
     head: Any = None,
     problem: Problem | None = None,
     *,

@@ -20,15 +20,15 @@ import numpy as np
 from jax.tree_util import GetAttrKey, register_pytree_with_keys
 
 from sgdynamics.base import checks, pytrees
-from sgdynamics.base.arrays import Function, Given
+from sgdynamics.base.arrays import ArrayArgument, Function
 from sgdynamics.base.controls import (
     Schedule,
     check_schedules,
     describe_schedule,
-    made_schedule,
-    number_or_schedule,
-    numbers_at,
-    scheduled,
+    is_scheduled,
+    scalar_or_schedule,
+    schedule_from_function,
+    values_at,
 )
 from sgdynamics.base.precision import float64
 from sgdynamics.base.resources import check_memory
@@ -128,7 +128,7 @@ class Number:
         self.name = name
 
     def __get__(self, problem: Any, owner: type | None = None) -> Any:
-        return self if problem is None else pytrees.number(problem.parameters[self.name])
+        return self if problem is None else pytrees.to_python_scalar(problem.parameters[self.name])
 
 
 class Problem:
@@ -222,7 +222,7 @@ class Problem:
         width: int,
         signals: int,
         *,
-        gram: Given | None = None,
+        gram: ArrayArgument | None = None,
         head: str = "fixed",
         constraint: str | None = None,
         weight_decay: float | Function = 0.0,
@@ -231,8 +231,8 @@ class Problem:
         parameters: dict[str, Any] | None = None,
         kinks: Sequence[float] = (),
         tokens: int | None = None,
-        token_correlation: Given | None = None,
-        means: Given | Function | None = None,
+        token_correlation: ArrayArgument | None = None,
+        means: ArrayArgument | Function | None = None,
         draws: dict[str, Any] | None = None,
         expectation: Any = None,
     ) -> None:
@@ -310,7 +310,7 @@ class Problem:
         ValueError
             If there is no such argument, or its value is refused.
         """
-        checks.known_names(self.kind, changes, self._given)
+        checks.reject_unknown(self.kind, changes, self._given)
         return (self._maker or type(self))(**{**self.arguments, **changes})
 
     @property
@@ -339,14 +339,14 @@ class Problem:
     def __init_subclass__(cls) -> None:
         _register(cls)
 
-    __eq__, __hash__ = pytrees.same, pytrees.form
+    __eq__, __hash__ = pytrees.are_equal, pytrees.hash_structure
 
     def _set(
         self,
         loss: Callable[..., Any],
         width: int,
         signals: int,
-        gram: Given | None,
+        gram: ArrayArgument | None,
         gram_name: str,
         head: str,
         constraint: str | None,
@@ -357,8 +357,8 @@ class Problem:
         **data: Any,
     ) -> None:
         """Check and store what every problem has; `data` are the other arguments of its samples."""
-        self.width = checks.whole("width", width, 1)
-        self.signals = checks.whole("signals", signals, 0)
+        self.width = checks.integer("width", width, 1)
+        self.signals = checks.integer("signals", signals, 0)
         # rows alone may be many (a wide network keeps no p x p matrix); the signals' Gram matrix is made here and now
         check_memory("width", self.width, 64.0 * self.width, "its rows", "take a smaller width")
         check_memory(
@@ -366,7 +366,7 @@ class Problem:
         )
         self.head = checks.choice("head", head, ("fixed", "trained"))
         self.constraint = checks.choice("constraint", constraint, (None, "sphere"))
-        weight_decay = number_or_schedule("weight_decay", weight_decay)
+        weight_decay = scalar_or_schedule("weight_decay", weight_decay)
         sample, numbers = stated_sample(
             self.signals, covariance, checked_clusters(clusters, self.signals), **data
         )
@@ -383,7 +383,7 @@ class Problem:
         )
         self._stated_spectrum = covariance.spectrum
         self._parameters = {
-            "weight_decay": pytrees.traced(weight_decay),
+            "weight_decay": pytrees.to_float64(weight_decay),
             "gram": spread_gram(gram, gram_name, self.signals, covariance),
             **numbers,
             **({} if data.get("user") is None else {"user": data["user"]}),
@@ -549,7 +549,7 @@ class Problem:
         """Whether any of its numbers depends on alpha."""
         return any(
             isinstance(leaf, Schedule)
-            for leaf in jax.tree.leaves(self._parameters, is_leaf=scheduled)
+            for leaf in jax.tree.leaves(self._parameters, is_leaf=is_scheduled)
         )
 
     def check_numbers(self, end: float, of: str = "alpha") -> None:
@@ -682,14 +682,14 @@ def user_parameters(value: Any) -> Any:
     """The numbers of a user's loss, as float64 arrays."""
     if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
         raise checks.reject("parameters", value, "give a dictionary of numbers or arrays by name")
-    leaves, tree = jax.tree_util.tree_flatten_with_path(value, is_leaf=scheduled)
+    leaves, tree = jax.tree_util.tree_flatten_with_path(value, is_leaf=is_scheduled)
     found = []
     for path, leaf in leaves:
         name = f"parameters{jax.tree_util.keystr(path)}"
         if callable(leaf):
-            found.append(made_schedule(name, leaf, "alpha"))
+            found.append(schedule_from_function(name, leaf, "alpha"))
             continue
-        array = checks.numbers(
+        array = checks.real_array(
             name, leaf, "give a number, an array of numbers or a function of alpha"
         )
         if not np.all(np.isfinite(array)):
@@ -701,7 +701,7 @@ def user_parameters(value: Any) -> Any:
 @float64
 def _numbers_at(problem: Any, alpha: float) -> Any:
     with jax.ensure_compile_time_eval():
-        return numbers_at(problem, np.float64(alpha))
+        return values_at(problem, np.float64(alpha))
 
 
 def plain_numbers(value: Any) -> Any:
@@ -709,17 +709,17 @@ def plain_numbers(value: Any) -> Any:
 
     def plain(one: Any) -> Any:
         if callable(one):
-            return describe_schedule(one)[0] if scheduled(one) else function_identity(one)
+            return describe_schedule(one)[0] if is_scheduled(one) else function_identity(one)
         return np.asarray(one).tolist()
 
-    return jax.tree.map(plain, value, is_leaf=scheduled)
+    return jax.tree.map(plain, value, is_leaf=is_scheduled)
 
 
 def _side_by_side(numbers: dict[str, Any], *names: str) -> tuple[tuple[Any, ...], ...]:
     """Numbers of several names, row by row, as tuples."""
 
     def plain(value: Any) -> Any:
-        return tuple(map(plain, value)) if np.ndim(value) else pytrees.number(value)
+        return tuple(map(plain, value)) if np.ndim(value) else pytrees.to_python_scalar(value)
 
     return tuple(zip(*(plain(numbers[name]) for name in names), strict=True))
 
@@ -743,7 +743,7 @@ def _register(kind: type[Problem]) -> None:
         made.__dict__.update(
             form.attributes,
             _mapped=True,
-            _parameters=dict(zip(form.names, pytrees.settled(numbers), strict=True)),
+            _parameters=dict(zip(form.names, pytrees.to_numpy(numbers), strict=True)),
         )
         return made
 

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from sgdynamics.base import checks
-from sgdynamics.base.arrays import Function, Given
+from sgdynamics.base.arrays import ArrayArgument, Function
 from sgdynamics.base.user_functions import checked_function, function_identity, traced_output
 from sgdynamics.problems.activations import checked_kinks
 from sgdynamics.problems.losses import Move, RuleLoss, asked
@@ -114,7 +114,7 @@ class Rule(Problem):
         risk: Callable[..., Any] | None = None,
         reads_lengths: bool = False,
         signals: int = 1,
-        gram: Given | None = None,
+        gram: ArrayArgument | None = None,
         head: str = "fixed",
         constraint: str | None = None,
         weight_decay: float | Function = 0.0,
@@ -123,8 +123,8 @@ class Rule(Problem):
         parameters: dict[str, Any] | None = None,
         kinks: Sequence[float] = (),
         tokens: int | None = None,
-        token_correlation: Given | None = None,
-        means: Given | Function | None = None,
+        token_correlation: ArrayArgument | None = None,
+        means: ArrayArgument | Function | None = None,
         draws: dict[str, Any] | None = None,
         expectation: Any = None,
     ) -> None:
@@ -186,9 +186,9 @@ class Rule(Problem):
         if rates is not None and not isinstance(rates, Mapping):
             raise checks.reject("rates", rates, 'give numbers by group: {"V": 0.5}')
         given = dict(rates or {})
-        checks.known_names("rates", given, self.groups)
+        checks.reject_unknown("rates", given, self.groups)
         values = [
-            checks.number(f"rates[{name!r}]", given.get(name, 1.0), least=0.0)
+            checks.number(f"rates[{name!r}]", given.get(name, 1.0), minimum=0.0)
             for name in self.groups
         ]
         return np.repeat(np.array(values), list(self.groups.values()))
@@ -269,4 +269,4 @@ def _checked_groups(groups: Mapping[str, int] | None) -> dict[str, int]:
         or not all(isinstance(name, str) for name in groups)
     ):
         raise checks.reject("groups", groups, 'give the number of rows by group: {"W": 2, "V": 2}')
-    return {name: checks.whole(f"groups[{name!r}]", count, 1) for name, count in groups.items()}
+    return {name: checks.integer(f"groups[{name!r}]", count, 1) for name, count in groups.items()}

@@ -13,14 +13,14 @@ from typing import Any, ClassVar
 import numpy as np
 
 from sgdynamics.base import checks, pytrees
-from sgdynamics.base.arrays import Given, Reals
+from sgdynamics.base.arrays import ArrayArgument, RealArray
 from sgdynamics.base.resources import check_memory
 
 MOST_ORDER = 100  # beyond it |x|^(2 order) leaves float64 as soon as |x| leaves 1
 TOLERANCE = 1e-9  # how far below zero an r2 that this library made may be
 
 
-@pytrees.numbered("snr", "ridge")
+@pytrees.register_parameters("snr", "ridge")
 @dataclass(frozen=True)
 class SpikedTensor:
     """Find a unit vector v from fresh tensors Y = snr v^(order) + W with independent standard normal entries W.
@@ -62,7 +62,7 @@ class SpikedTensor:
     kinds: ClassVar[tuple[str, ...]] = ("spiked tensor",)  # in the table of what is supported
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "order", checks.whole("order", self.order, 2, MOST_ORDER))
+        object.__setattr__(self, "order", checks.integer("order", self.order, 2, MOST_ORDER))
         object.__setattr__(self, "snr", checks.number("snr", self.snr, above=0.0))
         object.__setattr__(self, "ridge", checks.number("ridge", self.ridge, 0.0))
 
@@ -79,14 +79,14 @@ class SpikedTensor:
         SpikedTensor
             A new one; this one stays as it is.
         """
-        return checks.replaced(self, changes)
+        return checks.replace_fields(self, changes)
 
     @property
     def parameters(self) -> dict[str, Any]:
         """The numbers of the problem, as a dictionary that JAX can trace."""
-        return {"snr": pytrees.traced(self.snr), "ridge": pytrees.traced(self.ridge)}
+        return {"snr": pytrees.to_float64(self.snr), "ridge": pytrees.to_float64(self.ridge)}
 
-    def risk(self, m: Reals, r2: Reals) -> Reals:
+    def risk(self, m: RealArray, r2: RealArray) -> RealArray:
         """The population loss without the ridge and without the noise's constant E|W|^2 = n^k.
 
         ::
@@ -121,12 +121,12 @@ class SpikedTensor:
         return {
             "kind": self.kind,
             "order": self.order,
-            "snr": pytrees.number(self.snr),
-            "ridge": pytrees.number(self.ridge),
+            "snr": pytrees.to_python_scalar(self.snr),
+            "ridge": pytrees.to_python_scalar(self.ridge),
         }
 
 
-def spiked_risk(order: int, snr: float, m: Reals, r2: Reals) -> Reals:
+def spiked_risk(order: int, snr: float, m: RealArray, r2: RealArray) -> RealArray:
     """The same of NumPy or JAX values."""
     along, total = m * m, m * m + r2
     rest = sum(total**j * along ** (order - 1 - j) for j in range(order))
@@ -149,7 +149,7 @@ class SpikedStart:
 
     def __post_init__(self) -> None:
         m, r2 = (
-            checks.numbers(name, getattr(self, name), "give one number a run")
+            checks.real_array(name, getattr(self, name), "give one number a run")
             for name in ("m", "r2")
         )
         if m.ndim != 1 or m.shape != r2.shape or not len(m):
@@ -164,12 +164,14 @@ class SpikedStart:
         return self.m.shape[0]
 
 
-def spiked_start(problem: SpikedTensor, *, m: Given | None, r2: Given | None) -> SpikedStart:
+def spiked_start(
+    problem: SpikedTensor, *, m: ArrayArgument | None, r2: ArrayArgument | None
+) -> SpikedStart:
     """A start from m = <x, v> and r2 = |x - m v|^2 >= 0, each a number or one number a run."""
     checked_spiked(problem)
     values = {}
     for name, value in (("m", m), ("r2", r2)):
-        given = checks.numbers(name, value, "give a number, or one number a run")
+        given = checks.real_array(name, value, "give a number, or one number a run")
         if given.ndim > 1 or 0 in given.shape:
             raise ValueError(f"{name} has shape {given.shape}: give a number, or one number a run")
         values[name] = np.atleast_1d(checks.array(name, given, given.shape, "one number a run"))
@@ -201,7 +203,7 @@ def checked_spiked_start(problem: SpikedTensor, begin: SpikedStart) -> SpikedSta
 
 def check_spiked_dimension(dimension: int) -> int:
     """The dimension n: the signal and something orthogonal to it."""
-    return checks.whole("dimension", dimension, 2, 10**18)
+    return checks.integer("dimension", dimension, 2, 10**18)
 
 
 def spiked_random_start(
@@ -215,8 +217,8 @@ def spiked_random_start(
     """
     checked_spiked(problem)
     n = check_spiked_dimension(dimension)
-    runs = checks.whole("runs", runs, 1)
-    seed = checks.whole("seed", seed, 0)
+    runs = checks.integer("runs", runs, 1)
+    seed = checks.integer("seed", seed, 0)
     scale = checks.number("scale", scale, above=0.0)
     check_memory("runs", runs, 64.0 * runs, "their states", "give fewer runs")
     m, r2 = np.empty(runs), np.empty(runs)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from sgdynamics.base import checks
-from sgdynamics.base.arrays import Given
+from sgdynamics.base.arrays import ArrayArgument
 from sgdynamics.base.resources import check_memory
 from sgdynamics.base.support import require
 from sgdynamics.problems.problem import Problem
@@ -91,7 +91,8 @@ class Start:
     def __post_init__(self) -> None:
         fix = "give an array of numbers; sgd.start makes a start from overlaps and checks them"
         M, Q, a = (
-            checks.numbers(name, getattr(self, name), fix) for name in ("M_blocks", "Q_blocks", "a")
+            checks.real_array(name, getattr(self, name), fix)
+            for name in ("M_blocks", "Q_blocks", "a")
         )
         runs, p = (len(a), Q.shape[-1]) if a.ndim == 2 and Q.ndim == 4 else (-1, -1)
         fits = (
@@ -128,12 +129,12 @@ class Start:
 def start(
     problem: Problem | SpikedTensor,
     *,
-    M: Given | None = None,
-    Q: Given | None = None,
-    a: Given | None = None,
-    q: Given | None = None,
-    m: Given | None = None,
-    r2: Given | None = None,
+    M: ArrayArgument | None = None,
+    Q: ArrayArgument | None = None,
+    a: ArrayArgument | None = None,
+    q: ArrayArgument | None = None,
+    m: ArrayArgument | None = None,
+    r2: ArrayArgument | None = None,
 ) -> Any:
     """A start from overlaps that are given.
 
@@ -222,14 +223,16 @@ def start(
     return result
 
 
-def _head(value: Given, runs: int, p: int, heads: int = 1) -> np.ndarray:
+def _head(value: ArrayArgument, runs: int, p: int, heads: int = 1) -> np.ndarray:
     """The head of every run, from one for all or one a run; several heads side by side."""
     if heads > 1:
-        given = checks.numbers("a", value, f"give {heads} x {p} numbers, a head for each context")
+        given = checks.real_array(
+            "a", value, f"give {heads} x {p} numbers, a head for each context"
+        )
         lead = (runs,) if given.ndim > 2 else ()
         given = checks.array("a", given, (*lead, heads, p), "contexts x units")
         return np.broadcast_to(given.reshape(*lead, -1), (runs, heads * p)).copy()
-    given = checks.numbers("a", value, f"give {p} numbers, one a unit, or {runs} x {p}")
+    given = checks.real_array("a", value, f"give {p} numbers, one a unit, or {runs} x {p}")
     if given.ndim <= 1:
         return np.broadcast_to(
             checks.array("a", given, (p,), "one number a unit"), (runs, p)
@@ -256,13 +259,13 @@ def _accept(problem: Problem, begin: Start, tolerance: float) -> None:
                 f"start has entries of {name} that are not finite: give finite overlaps and head"
             )
     try:
-        checks.gram(
+        checks.gram_matrix(
             "Omega = [[Q, M], [M^T, P]]",
             overlap_matrix(begin.M_blocks, begin.Q_blocks, problem.gram),
             tolerance,
         )
     except ValueError:
-        checks.gram("Q", begin.Q_blocks, tolerance)
+        checks.gram_matrix("Q", begin.Q_blocks, tolerance)
         raise
     if problem.constraint == "sphere":
         worst = float(np.abs(np.einsum("rii->ri", begin.Q) - 1.0).max())
@@ -298,7 +301,7 @@ def broadcast_runs(begin: Any, runs: int | None) -> Any:
     """A start (of any kind) of one run serves any number of runs, one of n runs serves n."""
     if runs is None:
         return begin
-    runs = checks.whole("runs", runs, 1)
+    runs = checks.integer("runs", runs, 1)
     if begin.runs == runs:
         return begin
     if begin.runs != 1:
@@ -333,7 +336,7 @@ def _with_blocks(
 ) -> np.ndarray:
     """Give overlaps their run and block axes."""
     blocks = problem.structure.blocks
-    result = checks.numbers(name, value, f"give numbers of shape {shape} ({meaning})")
+    result = checks.real_array(name, value, f"give numbers of shape {shape} ({meaning})")
     fractions = problem.parameters["fractions"][:, None, None]
     if result.shape[-2:] != shape or result.ndim > 4 or 0 in result.shape[:-2]:
         raise ValueError(
@@ -373,7 +376,7 @@ def check_dimension(
             "dimension", dimension, "give the dimension d of the inputs, a whole number"
         )
     else:
-        d = checks.whole("dimension", dimension, 1, MOST_DIMENSION)
+        d = checks.integer("dimension", dimension, 1, MOST_DIMENSION)
     sizes = problem.block_dimensions(d)
     rows = problem.signals + problem.width
     least = 1 if small and len(sizes) > 1 else rows
@@ -481,7 +484,7 @@ def random_start(
     runs: int = 1,
     scale: float = 1.0,
     orthogonal: bool = False,
-    a: Given | None = None,
+    a: ArrayArgument | None = None,
     per: str = "dimension",
 ) -> Any:
     """Overlaps of random rows, with their exact law at dimension d and at a cost that does not depend on d.
@@ -537,14 +540,14 @@ def random_start(
         checks.choice("per", per, ("dimension",))
         return spiked_random_start(
             problem,
-            dimension=checks.whole("dimension", dimension, 1),
+            dimension=checks.integer("dimension", dimension, 1),
             seed=seed,
             runs=runs,
             scale=scale,
         )
     d, sizes = check_dimension(problem, dimension, small=True)
-    runs = checks.whole("runs", runs, 1)
-    seed = checks.whole("seed", seed, 0)
+    runs = checks.integer("runs", runs, 1)
+    seed = checks.integer("seed", seed, 0)
     scale = checks.number("scale", scale, above=0.0)
     p, k = problem.width, problem.signals
     if problem.constraint == "sphere" and scale != 1.0:

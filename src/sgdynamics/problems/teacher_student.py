@@ -11,8 +11,13 @@ from typing import Any, ClassVar
 import numpy as np
 
 from sgdynamics.base import checks, pytrees
-from sgdynamics.base.arrays import Function, Given
-from sgdynamics.base.controls import describe_schedule, mapped, number_or_schedule, scheduled
+from sgdynamics.base.arrays import ArrayArgument, Function
+from sgdynamics.base.controls import (
+    describe_schedule,
+    is_scheduled,
+    map_schedule,
+    scalar_or_schedule,
+)
 from sgdynamics.base.resources import check_memory
 from sgdynamics.base.user_functions import checked_function, function_identity
 from sgdynamics.problems.activations import ActivationLike, student_activation
@@ -46,7 +51,7 @@ class _Network(Problem):
         self.loss = loss.outer
         law = noise_law(noise)
         if law is None:
-            self._parameters["noise"] = pytrees.traced(number_or_schedule("noise", noise))
+            self._parameters["noise"] = pytrees.to_float64(scalar_or_schedule("noise", noise))
         else:
             self._set_noise_law(law)
         try_problem(self)
@@ -57,7 +62,7 @@ class _Network(Problem):
         if self.structure.sample != Sample(self.signals):
             fix = "laws of label noise are for one input without dropout and without noise on inputs. Give its variance."
             raise checks.reject("noise", law, fix)
-        self._parameters["noise"] = pytrees.traced(
+        self._parameters["noise"] = pytrees.to_float64(
             law.variance if math.isfinite(law.variance) else law.scale**2
         )
         self._parameters["noise_law"] = law.parameters
@@ -153,8 +158,8 @@ class TeacherStudent(_Network):
         teacher_width: int = 1,
         activation: ActivationLike = "square",
         teacher_activation: ActivationLike | None = None,
-        teacher_gram: Given | None = None,
-        teacher_head: Given | None = None,
+        teacher_gram: ArrayArgument | None = None,
+        teacher_head: ArrayArgument | None = None,
         noise: float | Function | NoiseLaw = 0.0,
         head: str = "fixed",
         constraint: str | None = None,
@@ -172,7 +177,7 @@ class TeacherStudent(_Network):
             if teacher_activation is None
             else find_activation(teacher_activation, "teacher_activation")
         )
-        self.teacher_width = checks.whole("teacher_width", teacher_width, 1)
+        self.teacher_width = checks.integer("teacher_width", teacher_width, 1)
         sample_loss = CommitteeLoss(self.activation, outer_loss(loss), self.teacher_activation)
         pairs = checked_covariance(covariance)
         self._set(
@@ -199,21 +204,27 @@ class TeacherStudent(_Network):
         self, loss: CommitteeLoss, keep: object, gain: object, input_noise: object
     ) -> None:
         """Dropout and noise on the inputs, where they are asked for."""
-        kept, gained = number_or_schedule("keep", keep, most=1.0), number_or_schedule("gain", gain)
-        seen = number_or_schedule("input_noise", input_noise)
-        if scheduled(kept) or scheduled(gained) or (kept, gained) != (1.0, 1.0):
-            self._parameters |= {"keep": pytrees.traced(kept), "gain": pytrees.traced(gained)}
+        kept, gained = (
+            scalar_or_schedule("keep", keep, maximum=1.0),
+            scalar_or_schedule("gain", gain),
+        )
+        seen = scalar_or_schedule("input_noise", input_noise)
+        if is_scheduled(kept) or is_scheduled(gained) or (kept, gained) != (1.0, 1.0):
+            self._parameters |= {
+                "keep": pytrees.to_float64(kept),
+                "gain": pytrees.to_float64(gained),
+            }
             draws = (Draw("gates", (self.width,), 2, True), Draw("noise"))
             sample = replace(self.structure.sample, draws=draws)
             self.structure = replace(self.structure, loss=GatedLoss(loss), sample=sample)
-        if scheduled(seen) or seen != 0.0:
+        if is_scheduled(seen) or seen != 0.0:
             if np.any(np.asarray(eigenvalues(self._parameters)) == 0):
                 raise checks.reject(
                     "input_noise",
                     input_noise,
                     "a block of the covariance has eigenvalue 0: leave noise on the inputs out",
                 )
-            self._parameters["input_noise"] = pytrees.traced(seen)
+            self._parameters["input_noise"] = pytrees.to_float64(seen)
             self.structure = replace(
                 self.structure, sample=replace(self.structure.sample, noisy_inputs=True)
             )
@@ -230,10 +241,12 @@ class TeacherStudent(_Network):
         found = super()._derived
         if "keep" not in self._parameters:
             return found
-        chances = mapped(self._parameters["keep"], of_two)
+        chances = map_schedule(self._parameters["keep"], of_two)
         return {
             **found,
-            "draws": {"gates": {"probabilities": chances, "edges": mapped(chances, edges_of)}},
+            "draws": {
+                "gates": {"probabilities": chances, "edges": map_schedule(chances, edges_of)}
+            },
         }
 
     def describe(self) -> dict[str, Any]:
@@ -325,7 +338,7 @@ class MultiIndex(_Network):
         width: int = 8,
         activation: ActivationLike = "relu",
         *,
-        gram: Given | None = None,
+        gram: ArrayArgument | None = None,
         noise: float | Function | NoiseLaw = 0.0,
         head: str = "fixed",
         constraint: str | None = None,
@@ -339,7 +352,7 @@ class MultiIndex(_Network):
             raise checks.reject(
                 "target", target, "give a JAX function from a vector of signals to a number"
             )
-        self.directions = checks.whole("directions", directions, 1)
+        self.directions = checks.integer("directions", directions, 1)
         check_memory(
             "directions", self.directions, 64.0 * self.directions**2, "their overlaps", "take fewer"
         )

@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Float
 
 from sgdynamics.base import checks
-from sgdynamics.base.arrays import Function, Numbers, Numeric, Tree
+from sgdynamics.base.arrays import Function, Numeric, Parameters, PyTree
 from sgdynamics.base.precision import float64
 from sgdynamics.problems.gram import eigen_root
 from sgdynamics.samples import input_covariance
@@ -190,7 +190,7 @@ def _values(
     fields: Float[Numeric, "samples p ..."],
     signals: Float[Numeric, "samples K ..."],
     head: Float[Numeric, " p"],
-    given: Tree,
+    given: PyTree,
     overlaps: Any,
 ) -> tuple[np.ndarray, ...]:
     with jax.ensure_compile_time_eval():
@@ -201,12 +201,12 @@ def _values(
 
 def moves_of(
     structure: Structure,
-    numbers: Numbers,
+    numbers: Parameters,
     overlaps: Any,
     fields: Float[Numeric, "samples p ..."],
     signals: Float[Numeric, "samples K ..."],
     head: Float[Numeric, " p"],
-    given: Tree,
+    given: PyTree,
 ) -> tuple[np.ndarray, ...]:
     """The value of each sample and how it moves rows and head: value, inputs, [rows, signals,] head. `overlaps` are Q and M by blocks."""
     numbers = with_overlaps(structure, numbers, overlaps)
@@ -226,7 +226,7 @@ def moves_of(
     return tuple(np.concatenate(parts)[: len(fields)] for parts in zip(*found, strict=True))
 
 
-def with_overlaps(structure: Structure, numbers: Numbers, overlaps: Any) -> Numbers:
+def with_overlaps(structure: Structure, numbers: Parameters, overlaps: Any) -> Parameters:
     """The numbers with the overlaps Q and M (by blocks) and unit lengths among them, where the loss reads them."""
     loss = structure.loss
     lengths = np.eye(structure.sample.inputs_a_sample) if loss.reads_lengths else None
@@ -245,11 +245,11 @@ def _filled(values: np.ndarray, least: int) -> np.ndarray:
 
 def moves(
     structure: Structure,
-    parameters: Numbers,
+    parameters: Parameters,
     fields: Float[Numeric, "samples p ..."],
     signals: Float[Numeric, "samples K ..."],
     head: Float[Numeric, " p"],
-    given: Tree,
+    given: PyTree,
 ) -> tuple[Any, ...]:
     """The value of each sample and how it moves rows and head, as a JAX function; `parameters` contain the overlaps that it reads."""
     value, found = jax.vmap(structure.loss.move, (0, 0, None, 0, None))(
@@ -291,7 +291,7 @@ def _refuse(
     fields: np.ndarray,
     signals: np.ndarray,
     head: np.ndarray,
-    given: Tree,
+    given: PyTree,
     overlaps: Any,
     what: str,
     count: str,
@@ -334,7 +334,7 @@ def _refuse(
 
 @float64
 def _compared(
-    problem: Problem, fields: np.ndarray, signals: np.ndarray, head: np.ndarray, given: Tree
+    problem: Problem, fields: np.ndarray, signals: np.ndarray, head: np.ndarray, given: PyTree
 ) -> list[float] | None:
     """Output and label, where these are what the loss sees."""
     with jax.ensure_compile_time_eval():

@@ -10,7 +10,7 @@ import numpy as np
 from scipy import special
 
 from sgdynamics.base import checks
-from sgdynamics.base.arrays import Given
+from sgdynamics.base.arrays import ArrayArgument
 from sgdynamics.base.resources import check_memory
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.spiked_tensor import check_scale
@@ -34,7 +34,7 @@ class MeanFieldStart:
 
     def __post_init__(self) -> None:
         M, q, a = (
-            checks.numbers(name, getattr(self, name), "give an array of numbers")
+            checks.real_array(name, getattr(self, name), "give an array of numbers")
             for name in ("M", "q", "a")
         )
         if (
@@ -57,7 +57,11 @@ class MeanFieldStart:
 
 
 def mean_field_start(
-    problem: Problem, *, M: Given | None, q: Given | None, a: Given | None = None
+    problem: Problem,
+    *,
+    M: ArrayArgument | None,
+    q: ArrayArgument | None,
+    a: ArrayArgument | None = None,
 ) -> MeanFieldStart:
     """Particles from M (units x signals), q (units: the squared length orthogonal to the signals) and the head a (ones unless given).
 
@@ -72,7 +76,7 @@ def mean_field_start(
     }
     found = {}
     for name, (value, shape, meaning) in parts.items():
-        given = checks.numbers(name, value, f"give numbers of shape {shape} ({meaning})")
+        given = checks.real_array(name, value, f"give numbers of shape {shape} ({meaning})")
         full = given if given.ndim > len(shape) else given[None]
         found[name] = checks.array(
             name, full, (full.shape[0], *shape), f"runs x {meaning}, or {meaning}"
@@ -140,9 +144,9 @@ def mean_field_random_start(
     """
     checked_wide_problem(problem)
     p, k = problem.width, problem.signals
-    d = checks.whole("dimension", dimension, k + 1, MOST_DIMENSION)
-    runs = checks.whole("runs", runs, 1)
-    seed = checks.whole("seed", seed, 0)
+    d = checks.integer("dimension", dimension, k + 1, MOST_DIMENSION)
+    runs = checks.integer("runs", runs, 1)
+    seed = checks.integer("seed", seed, 0)
     scale = checks.number("scale", scale, above=0.0)
     checks.choice("sampling", sampling, ("independent", "sobol"))
     if problem.constraint == "sphere" and scale != 1.0:

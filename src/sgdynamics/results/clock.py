@@ -16,7 +16,7 @@ import numpy as np
 from sgdynamics.algorithms.fixed_data import FixedData
 from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.base import checks
-from sgdynamics.base.arrays import Given
+from sgdynamics.base.arrays import ArrayArgument
 from sgdynamics.base.controls import Schedule, alpha_of_steps, piece_edges
 from sgdynamics.base.resources import check_steps
 from sgdynamics.expectations.nodes import gauss_legendre
@@ -48,9 +48,9 @@ class Clock:
 def make_clock(
     algorithm: OnePassSGD | FixedData,
     *,
-    times: Given | None = None,
-    alpha: Given | None = None,
-    steps: Given | None = None,
+    times: ArrayArgument | None = None,
+    alpha: ArrayArgument | None = None,
+    steps: ArrayArgument | None = None,
     dimension: int | None,
     whole_steps: bool,
 ) -> Clock:
@@ -239,7 +239,7 @@ def time_of_steps(
     """t after so many whole steps: the sum of lr/d over them (beyond a few million, the integral)."""
     if isinstance(algorithm, FixedData):
         return (
-            np.asarray(algorithm.lr.numbers["times"])[step]
+            np.asarray(algorithm.lr.parameters["times"])[step]
             if algorithm.scheduled
             else step * algorithm.lr
         )
@@ -295,8 +295,8 @@ def _place_at(
     return np.array(found)
 
 
-def _increasing(name: str, value: Given | None) -> np.ndarray:
-    points = np.atleast_1d(checks.numbers(name, value, "give increasing numbers, 0 or more"))
+def _increasing(name: str, value: ArrayArgument | None) -> np.ndarray:
+    points = np.atleast_1d(checks.real_array(name, value, "give increasing numbers, 0 or more"))
     if points.ndim != 1 or points.size == 0 or not np.all(np.isfinite(points)):
         raise checks.reject(name, value, "give a list of finite numbers")
     if points[0] < 0 or np.any(np.diff(points) <= 0):

@@ -415,7 +415,7 @@ def _values(point: xr.Dataset, name: str, dims: tuple[str, ...]) -> np.ndarray:
             point[name].dims,
             f"it has the axes {dims} in a result of this library's",
         )
-    return checks.numbers(f"result.{name}", point[name].values, "give numbers")
+    return checks.real_array(f"result.{name}", point[name].values, "give numbers")
 
 
 def save(result: xr.Dataset | Mapping[str, xr.Dataset], path: str | os.PathLike[str]) -> Path:

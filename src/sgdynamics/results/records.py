@@ -12,7 +12,7 @@ from sgdynamics.algorithms.fixed_data import ALGORITHMS, FixedData
 from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.algorithms.updates.update import MAKERS, Update
 from sgdynamics.base import checks
-from sgdynamics.base.controls import piecewise_rate, scheduled
+from sgdynamics.base.controls import is_scheduled, piecewise_rate
 from sgdynamics.base.identity import function_identity
 from sgdynamics.problems.contexts import Contexts, contexts
 from sgdynamics.problems.mixture import GaussianMixture
@@ -170,7 +170,7 @@ def _names(
     parameters = {
         name: one for name, one in inspect.signature(maker).parameters.items() if name not in skip
     }
-    checks.known_names(f"{what}: {kind}", values, parameters)
+    checks.reject_unknown(f"{what}: {kind}", values, parameters)
     needed = [name for name, one in parameters.items() if one.default is inspect.Parameter.empty]
     missing = [name for name in needed if name not in values and name not in given]
     if missing:
@@ -193,7 +193,7 @@ def contents(value: object) -> Mapping[str, Any]:
                 if part is not None or name not in found
             },
         }
-    if isinstance(value, Contexts) and not scheduled(value.probabilities):
+    if isinstance(value, Contexts) and not is_scheduled(value.probabilities):
         found = {**found, "probabilities": value.shares}
     return (
         found

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from sgdynamics.base import checks
-from sgdynamics.base.arrays import Function, Given
-from sgdynamics.base.controls import mapped, numbers_at
+from sgdynamics.base.arrays import ArrayArgument, Function
+from sgdynamics.base.controls import map_schedule, values_at
 from sgdynamics.base.resources import check_memory
 from sgdynamics.base.user_functions import takes_two, traced_shape
 from sgdynamics.samples.draws import checked_draws, edges_of
@@ -33,8 +33,8 @@ def stated_sample(
     covariance: Covariance,
     clusters: tuple[tuple[float, tuple[float, ...], float], ...] = (),
     tokens: int | None = None,
-    token_correlation: Given | None = None,
-    means: Given | Function | None = None,
+    token_correlation: ArrayArgument | None = None,
+    means: ArrayArgument | Function | None = None,
     draws: Any = None,
     user: Any = None,
 ) -> tuple[Sample, dict[str, Any]]:
@@ -60,13 +60,13 @@ def stated_sample(
             "cluster_labels": labels,
         }
     if tokens is not None:
-        tokens = checks.whole("tokens", tokens, 1)
+        tokens = checks.integer("tokens", tokens, 1)
         check_memory("tokens", tokens, 64.0 * tokens**2, "their correlation", "take fewer")
         if token_correlation is not None:
             numbers["token_correlation"] = checks.array(
                 "token_correlation", token_correlation, (tokens, tokens), "tokens x tokens"
             )
-            checks.gram("token_correlation", numbers["token_correlation"])
+            checks.gram_matrix("token_correlation", numbers["token_correlation"])
     elif token_correlation is not None:
         raise checks.reject(
             "token_correlation",
@@ -102,7 +102,9 @@ def following(numbers: dict[str, Any]) -> dict[str, Any]:
         found["draws"] = {}
         for name, parameters in numbers["draws"].items():
             discrete = "probabilities" in parameters
-            edges = {"edges": mapped(parameters["probabilities"], edges_of)} if discrete else {}
+            edges = (
+                {"edges": map_schedule(parameters["probabilities"], edges_of)} if discrete else {}
+            )
             found["draws"][name] = {**parameters, **edges}
     if "token_correlation" in numbers:
         at = jnp if checks.is_traced(numbers["token_correlation"]) else np
@@ -127,7 +129,7 @@ def _check_means(
         lambda normals: sample.drawn(numbers, normals), np.zeros(sample.draw_normals)
     )
     try:
-        numbers = numbers_at(numbers, 0.0)
+        numbers = values_at(numbers, 0.0)
         found = traced_shape(
             partial(sample.means_of, numbers),
             jax.tree.map(lambda one: np.zeros(one.shape, one.dtype), draws),

@@ -14,13 +14,13 @@ from jaxtyping import Float, Num
 from scipy import special
 
 from sgdynamics.base import checks
-from sgdynamics.base.arrays import Numbers, Numeric, Reals, Tree
+from sgdynamics.base.arrays import Numeric, Parameters, PyTree, RealArray
 from sgdynamics.base.controls import (
     Range,
-    checked_values,
-    made_schedule,
-    mapped,
-    number_or_schedule,
+    map_schedule,
+    scalar_or_schedule,
+    schedule_from_function,
+    validate_values,
 )
 from sgdynamics.samples.laws import LAWS, draw_from_normal, shape_parameters
 
@@ -65,7 +65,7 @@ class Draw:
         return index.astype(z.dtype) if self.binary else index
 
     def heavy_tailed(
-        self, parameters: Numbers, normals: Float[Numeric, "*s size"]
+        self, parameters: Parameters, normals: Float[Numeric, "*s size"]
     ) -> Float[Numeric, "..."]:
         """The draw with a law that standard normals (..., size) stand for."""
         assert self.law is not None
@@ -88,21 +88,21 @@ def _scheduled(
 ) -> tuple[Draw, Any]:
     """A draw whose probabilities depend on alpha."""
     if binary:
-        return Draw(name, shape, 2, True), mapped(
-            number_or_schedule(argument, given, most=1.0), of_two
+        return Draw(name, shape, 2, True), map_schedule(
+            scalar_or_schedule(argument, given, maximum=1.0), of_two
         )
     chances, outcomes = probabilities_of(argument, given)
     return Draw(name, shape, outcomes), chances
 
 
-def of_two(chance: Reals) -> Any:
+def of_two(chance: RealArray) -> Any:
     """The probabilities of 0 and 1, from that of 1."""
     return (jnp if checks.is_traced(chance) or isinstance(chance, jax.Array) else np).stack(
         [1 - chance, chance]
     )
 
 
-def weights_of(probabilities: Tree) -> Any:
+def weights_of(probabilities: PyTree) -> Any:
     """Probabilities from how they stand among a problem's numbers: all of them, or the shares of some (None: an equal part of the rest)."""
     if not isinstance(probabilities, tuple):
         return probabilities
@@ -120,14 +120,14 @@ def probabilities_of(argument: str, value: Any) -> tuple[Any, int]:
     fix = "give probabilities, 0 or more and adding up to 1, or a JAX function of alpha that gives them"
     if callable(value):
         schedule = replace(
-            made_schedule(argument, value, "alpha", shaped=True),
-            within=Range(argument, 0.0, most=1.0, total=True),
+            schedule_from_function(argument, value, "alpha", allow_array=True),
+            within=Range(argument, 0.0, maximum=1.0, sums_to_one=True),
         )
-        first = checked_values(argument, schedule, np.zeros(1), "alpha")[0]
+        first = validate_values(argument, schedule, np.zeros(1), "alpha")[0]
         if first.ndim != 1 or len(first) < 2:
             raise checks.reject(argument, value, fix)
         return schedule, len(first)
-    found = checks.numbers(argument, value, fix)
+    found = checks.real_array(argument, value, fix)
     if found.ndim != 1 or len(found) < 2 or not np.all(found >= 0) or abs(found.sum() - 1) > 1e-9:
         raise checks.reject(argument, value, fix)
     return found, len(found)
@@ -196,7 +196,7 @@ def checked_draws(value: Any, clusters: bool) -> tuple[tuple[Draw, ...] | None, 
 def _shape(argument: str, rest: list[Any]) -> tuple[int, ...]:
     """The shape of a draw, where one is given."""
     return (
-        tuple(checks.whole(f"{argument} shape", size, 1) for size in np.atleast_1d(rest[0]))
+        tuple(checks.integer(f"{argument} shape", size, 1) for size in np.atleast_1d(rest[0]))
         if rest
         else ()
     )
@@ -235,7 +235,7 @@ def _checked(argument: str, name: str, value: Any) -> tuple[Draw, Any]:
     chances = (
         [1 - given, given] if kind == "bernoulli" and isinstance(given, (int, float)) else given
     )
-    probabilities = checks.numbers(argument, chances, FIX)
+    probabilities = checks.real_array(argument, chances, FIX)
     if (
         probabilities.ndim != 1
         or len(probabilities) < 2

@@ -8,20 +8,20 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from sgdynamics.base.arrays import DType, Numbers, Numeric, Scalar
+from sgdynamics.base.arrays import DType, Numeric, Parameters, Scalar
 
 
-def eigenvalues(numbers: Numbers) -> Float[Numeric, " blocks"]:
+def eigenvalues(numbers: Parameters) -> Float[Numeric, " blocks"]:
     """l_b, (blocks,)."""
     return numbers["eigenvalues"]
 
 
-def fractions(numbers: Numbers) -> Float[Numeric, " blocks"]:
+def fractions(numbers: Parameters) -> Float[Numeric, " blocks"]:
     """f_b, the share of the dimensions, (blocks,)."""
     return numbers["fractions"]
 
 
-def of_blocks(numbers: Numbers, blocks: np.ndarray) -> dict[str, Any]:
+def of_blocks(numbers: Parameters, blocks: np.ndarray) -> dict[str, Any]:
     """The numbers of some of the blocks."""
     found = {
         **numbers,
@@ -33,7 +33,7 @@ def of_blocks(numbers: Numbers, blocks: np.ndarray) -> dict[str, Any]:
     return found
 
 
-def spread(numbers: Numbers, dtype: DType | None = None) -> Float[Numeric, "*contexts blocks"]:
+def spread(numbers: Parameters, dtype: DType | None = None) -> Float[Numeric, "*contexts blocks"]:
     """sqrt(l_b), with noise on the inputs sqrt(l_b + nu): the standard deviation of a coordinate of each block; a row for each context
     where these have eigenvalues of their own."""
     found = numbers.get("context_eigenvalues", numbers["eigenvalues"])
@@ -41,38 +41,40 @@ def spread(numbers: Numbers, dtype: DType | None = None) -> Float[Numeric, "*con
     return root if dtype is None else root.astype(dtype)
 
 
-def clean_share(numbers: Numbers) -> Float[Numeric, "*contexts blocks"]:
+def clean_share(numbers: Parameters) -> Float[Numeric, "*contexts blocks"]:
     """l_b/(l_b + nu): how much of an input that is seen with noise is the input itself."""
     found = numbers.get("context_eigenvalues", numbers["eigenvalues"])
     return found / (found + numbers["input_noise"])
 
 
-def coordinate_spreads(numbers: Numbers, sizes: np.ndarray) -> np.ndarray:
+def coordinate_spreads(numbers: Parameters, sizes: np.ndarray) -> np.ndarray:
     """The standard deviation of each of d coordinates without noise, a row for each context where these have their own."""
     return np.sqrt(
         np.repeat(numbers.get("context_eigenvalues", numbers["eigenvalues"]), sizes, axis=-1)
     )
 
 
-def variance(numbers: Numbers, blocks: Float[Numeric, "*s blocks i j"]) -> Float[Numeric, "*s i j"]:
+def variance(
+    numbers: Parameters, blocks: Float[Numeric, "*s blocks i j"]
+) -> Float[Numeric, "*s i j"]:
     """sum_b l_b X_b: of overlaps (..., blocks, i, j) the covariance of the fields."""
     return (jnp if isinstance(blocks, jnp.ndarray) else np).einsum(
         "b,...bij->...ij", numbers["eigenvalues"], blocks
     )
 
 
-def scaled(numbers: Numbers, blocks: Float[Numeric, "... i j"]) -> Float[Numeric, "... i j"]:
+def scaled(numbers: Parameters, blocks: Float[Numeric, "... i j"]) -> Float[Numeric, "... i j"]:
     """l_b X_b, for X (..., blocks, i, j)."""
     return numbers["eigenvalues"][:, None, None] * blocks
 
 
 def growth(
-    numbers: Numbers, shares: Float[Numeric, " blocks"] | None = None
+    numbers: Parameters, shares: Float[Numeric, " blocks"] | None = None
 ) -> Float[Numeric, " blocks"]:
     """l_b f_b: a block's part of |x|^2/d, with f_b its share of the dimensions (its fraction unless given)."""
     return numbers["eigenvalues"] * (numbers["fractions"] if shares is None else shares)
 
 
-def trace(numbers: Numbers) -> Scalar:
+def trace(numbers: Parameters) -> Scalar:
     """sum_b l_b f_b: the mean of |x|^2/d."""
     return numbers["eigenvalues"] @ numbers["fractions"]

@@ -20,7 +20,7 @@ from numpy.polynomial import chebyshev
 from scipy import special
 
 from sgdynamics.base import checks
-from sgdynamics.base.arrays import Numbers, Numeric
+from sgdynamics.base.arrays import Numeric, Parameters
 
 LAWS = ("student_t", "laplace", "cauchy")
 FURTHEST = (
@@ -109,7 +109,7 @@ def noise_law(value: object) -> NoiseLaw | None:
     if isinstance(value, NoiseLaw):
         return value
     if isinstance(value, Mapping) and "law" in value:
-        checks.known_names("noise", value, ("law", "scale", "df"))
+        checks.reject_unknown("noise", value, ("law", "scale", "df"))
         return NoiseLaw(**value)
     return None
 
@@ -143,7 +143,7 @@ def _quantile_series(df: float) -> np.ndarray:
 
 
 def draw_from_normal(
-    law: str, parameters: Numbers, z: Float[Numeric, "*s"]
+    law: str, parameters: Parameters, z: Float[Numeric, "*s"]
 ) -> Float[Numeric, "*s"]:
     """The draw of the standard law that a standard normal stands for, g(z), odd and increasing."""
     size = jnp.abs(z)
@@ -161,7 +161,7 @@ def draw_from_normal(
     return jnp.sinh(z * (series[0].astype(z.dtype) + u * value - last))
 
 
-def density(law: str, parameters: Numbers, x: Float[Numeric, "*s"]) -> Float[Numeric, "*s"]:
+def density(law: str, parameters: Parameters, x: Float[Numeric, "*s"]) -> Float[Numeric, "*s"]:
     """The density of the standard law."""
     if law == "laplace":
         return 0.5 * jnp.exp(-jnp.abs(x))
@@ -172,7 +172,7 @@ def density(law: str, parameters: Numbers, x: Float[Numeric, "*s"]) -> Float[Num
     return jnp.exp(-0.5 * (df + 1) * jnp.log1p(x**2 / df) - log_beta) / jnp.sqrt(df)
 
 
-def half_moments(law: str, parameters: Numbers) -> tuple[Any, Any]:
+def half_moments(law: str, parameters: Parameters) -> tuple[Any, Any]:
     """E[x; x > 0] and E[x^2; x > 0] of the standard law, infinite where they are."""
     if law == "laplace":
         return 0.5, 1.0

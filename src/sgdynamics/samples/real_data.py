@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from sgdynamics.base import checks
-from sgdynamics.base.arrays import Given
+from sgdynamics.base.arrays import ArrayArgument
 from sgdynamics.base.progress import warn
 from sgdynamics.base.resources import check_memory
 from sgdynamics.samples.spectra import Spectrum
@@ -66,7 +66,7 @@ class DataSpectrum(Spectrum):
     residuals: Any = field(default=None, kw_only=True, repr=False)
 
 
-def spectrum_of(X: Given, y: Given | None = None) -> DataSpectrum:
+def spectrum_of(X: ArrayArgument, y: ArrayArgument | None = None) -> DataSpectrum:
     """The spectrum of real samples, and with labels their linear target and what it leaves over.
 
     Parameters
@@ -109,7 +109,7 @@ def spectrum_of(X: Given, y: Given | None = None) -> DataSpectrum:
     [[2.459, 0.006]]
     """
     fix = "give finite numbers, samples x inputs"
-    x = checks.numbers("X", X, fix)
+    x = checks.real_array("X", X, fix)
     if x.ndim != 2 or x.shape[0] < 2 or not x.shape[1] or not np.all(np.isfinite(x)):
         raise checks.reject("X", np.shape(X), fix)
     check_memory(
@@ -129,7 +129,7 @@ def spectrum_of(X: Given, y: Given | None = None) -> DataSpectrum:
     z = x @ axes
     squares = np.sum(z**2, axis=1)
     if y is not None:
-        labels = checks.numbers("y", y, "give finite numbers, one a sample")
+        labels = checks.real_array("y", y, "give finite numbers, one a sample")
         if labels.shape != (n,) or not np.all(np.isfinite(labels)):
             raise checks.reject("y", np.shape(y), f"give {n} finite numbers, one a sample")
         target = z.T @ labels / (n * eigenvalues)

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
-from sgdynamics.base.arrays import DType, Numbers, Numeric, Tree
+from sgdynamics.base.arrays import DType, Numeric, Parameters, PyTree
 from sgdynamics.samples.draws import Draw, edges_of, weights_of
 from sgdynamics.samples.input_covariance import clean_share, spread
 
@@ -32,7 +32,7 @@ class Place(NamedTuple):
     signals: Float[Numeric, "K axes"]
 
 
-def as_dtype(given: Tree, dtype: DType) -> Tree:
+def as_dtype(given: PyTree, dtype: DType) -> PyTree:
     """What a loss takes beside fields and signals, its real numbers in this precision."""
     return jax.tree.map(
         lambda one: one.astype(dtype) if jnp.issubdtype(one.dtype, jnp.floating) else one, given
@@ -142,7 +142,7 @@ class Sample:
 
     def drawn(
         self,
-        numbers: Numbers,
+        numbers: Parameters,
         normals: Float[Numeric, "*s normals"],
         case: dict[str, Any] | None = None,
     ) -> dict[str, Any]:
@@ -165,7 +165,7 @@ class Sample:
         return found
 
     def _chances(
-        self, numbers: Numbers, draw: Draw
+        self, numbers: Parameters, draw: Draw
     ) -> tuple[Float[Numeric, " n"], Float[Numeric, " m"]]:
         """Probabilities of a discrete draw's values, and the edges between them."""
         if self.clusters and draw.name == "cluster":
@@ -180,7 +180,7 @@ class Sample:
     ) -> Float[Numeric, "*s"]:
         return chosen_row(draws["cluster"], table, dtype)
 
-    def given(self, draws: dict[str, Any]) -> Tree:
+    def given(self, draws: dict[str, Any]) -> PyTree:
         """The loss's fourth argument: the dictionary of draws, or the one normal, or the cluster's label; with contexts beside it."""
         if self.draws is None:
             found = draws["label" if self.clusters else "noise"]
@@ -190,7 +190,7 @@ class Sample:
             }
         return {"context": draws["context"], "given": found} if self.contexts else found
 
-    def spread(self, numbers: Numbers, draws: dict[str, Any]) -> Float[Numeric, "... blocks"]:
+    def spread(self, numbers: Parameters, draws: dict[str, Any]) -> Float[Numeric, "... blocks"]:
         """The standard deviation of a coordinate of each block: (blocks,), or (..., [1,] blocks) where it depends on the context."""
         found = spread(numbers)
         if not self.own_spectra:
@@ -198,7 +198,7 @@ class Sample:
         chosen = chosen_row(draws["context"], found, found.dtype)
         return chosen if self.tokens is None else chosen[..., None, :]
 
-    def seen_signals(self, numbers: Numbers, draws: dict[str, Any]) -> tuple[Any, Any]:
+    def seen_signals(self, numbers: Parameters, draws: dict[str, Any]) -> tuple[Any, Any]:
         """With noisy inputs, of what is seen: the share (..., blocks) of each block that is the input itself, and what the signals of the
         input have beside it (..., K)."""
         share, gram = clean_share(numbers), jnp.asarray(numbers["gram"])
@@ -214,14 +214,14 @@ class Sample:
             )
         return share, jnp.einsum("...ij,...j->...i", root, draws["signal_noise"])
 
-    def example(self, numbers: Numbers) -> Tree:
+    def example(self, numbers: Parameters) -> PyTree:
         """Zeros of the shapes and types of the loss's fourth argument for one sample."""
         shapes = jax.eval_shape(
             lambda normals: self.given(self.drawn(numbers, normals)), np.zeros(self.draw_normals)
         )
         return jax.tree.map(lambda one: np.zeros(one.shape, one.dtype), shapes)
 
-    def example_draws(self, numbers: Numbers) -> dict[str, Any]:
+    def example_draws(self, numbers: Parameters) -> dict[str, Any]:
         """The same of the draws by name, which a function of the means takes."""
         shapes = jax.eval_shape(
             lambda normals: self.drawn(numbers, normals), np.zeros(self.draw_normals)
@@ -236,7 +236,7 @@ class Sample:
         free = tuple(draw.name for draw in self.free_draws)
         return (*free, "label") if "cluster" in free else free
 
-    def cases(self, numbers: Numbers) -> tuple[Float[Numeric, " cases"], dict[str, Any]]:
+    def cases(self, numbers: Parameters) -> tuple[Float[Numeric, " cases"], dict[str, Any]]:
         """For expectations: weights (cases,), and the draws that are summed over, (cases, ...) each; the rest is `free`."""
         weights, found = np.ones(1), {}
         for draw in self._summed:
@@ -254,7 +254,7 @@ class Sample:
         return weights, found
 
     def mean_coefficients(
-        self, numbers: Numbers, draws: dict[str, Any]
+        self, numbers: Parameters, draws: dict[str, Any]
     ) -> Float[Numeric, "... K"] | None:
         """Means of the inputs on the signals, (..., [tokens,] K); None for centred data."""
         parts = []
@@ -271,14 +271,14 @@ class Sample:
             parts.append(numbers["means"])
         return None if not parts else parts[0] if len(parts) == 1 else parts[0] + parts[1]
 
-    def means_of(self, numbers: Numbers, draws: dict[str, Any]) -> Float[Numeric, "... K"]:
+    def means_of(self, numbers: Parameters, draws: dict[str, Any]) -> Float[Numeric, "... K"]:
         """What a user's function gives for the draws of one sample."""
         assert callable(self.means)
         return self.means(draws, numbers["user"]) if self.means_take_numbers else self.means(draws)
 
     def inputs(
-        self, numbers: Numbers, normals: Float[Numeric, "..."], draws: dict[str, Any]
-    ) -> Tree:
+        self, numbers: Parameters, normals: Float[Numeric, "..."], draws: dict[str, Any]
+    ) -> PyTree:
         """Inputs in the compressed frame from normals (..., [tokens,] blocks, columns), of which the first K lie along the signals."""
         x = self.mixed(numbers, normals, -3) * self.spread(numbers, draws)[..., None]
         means = self.mean_coefficients(numbers, draws)
@@ -289,8 +289,12 @@ class Sample:
         return x + jnp.concatenate([along, empty], axis=-1)
 
     def inputs_in_space(
-        self, numbers: Numbers, normals: Float[Numeric, "..."], draws: dict[str, Any], place: Place
-    ) -> Tree:
+        self,
+        numbers: Parameters,
+        normals: Float[Numeric, "..."],
+        draws: dict[str, Any],
+        place: Place,
+    ) -> PyTree:
         """Inputs in d dimensions, one a row, from normals (samples, [tokens,] d)."""
         spreads = place.spread
         if self.own_spectra:
@@ -303,7 +307,7 @@ class Sample:
         return x.reshape(-1, x.shape[-1])
 
     def mixed(
-        self, numbers: Numbers, values: Float[Numeric, "*s"], axis: int
+        self, numbers: Parameters, values: Float[Numeric, "*s"], axis: int
     ) -> Float[Numeric, "*s"]:
         """C^1/2 (which is symmetric) along the axis of the tokens."""
         if not self.correlated:
@@ -314,7 +318,7 @@ class Sample:
         )
 
     def mixed_inputs(
-        self, numbers: Numbers, values: Float[Numeric, "*s inputs"]
+        self, numbers: Parameters, values: Float[Numeric, "*s inputs"]
     ) -> Float[Numeric, "*s inputs"]:
         """The same along the last axis, which holds all inputs of all samples."""
         if not self.correlated:

@@ -76,14 +76,14 @@ class Spectrum:
         fix = (
             "give numbers of 0 or more, at least one above 0, in one row with one number per block"
         )
-        eigenvalues = np.atleast_1d(checks.numbers("eigenvalues", self.eigenvalues, fix))
+        eigenvalues = np.atleast_1d(checks.real_array("eigenvalues", self.eigenvalues, fix))
         valid = (
             eigenvalues.ndim == 1 and np.all(np.isfinite(eigenvalues)) and np.all(eigenvalues >= 0)
         )
         if not valid or not np.any(eigenvalues):
             raise checks.reject("eigenvalues", self.eigenvalues, fix)
         counts = np.atleast_1d(
-            checks.numbers(
+            checks.real_array(
                 "multiplicities", self.multiplicities, "give whole numbers, 1 or more, one a block"
             )
         )
@@ -119,7 +119,7 @@ class Spectrum:
             len(self.eigenvalues),
             "give (signals, blocks) coordinates or (blocks, signals, signals) Gram matrices",
         )
-        target = checks.numbers("target", given, fix)
+        target = checks.real_array("target", given, fix)
         if target.ndim == 1:
             target = target[None]
         if target.ndim == 2 and target.shape[1] == blocks and len(target):
@@ -131,7 +131,7 @@ class Spectrum:
             or not target.size
         ):
             raise checks.reject("target", np.shape(given), f"there are {blocks} blocks: {fix}")
-        checks.gram("target", target)
+        checks.gram_matrix("target", target)
         values = np.linalg.eigvalsh(target)
         rank = np.sum(values > 1e-9 * np.maximum(1.0, values[:, -1:]), axis=1)
         worst = int(np.argmax(rank - self.multiplicities))
@@ -271,11 +271,11 @@ def power_law(
     >>> spectrum.blocks, round(spectrum.trace, 6)
     (110, 5.512338)
     """
-    s = checks.number("exponent", exponent, least=0.0)
-    d = checks.number("dimension", dimension, least=1.0, infinite=True)
+    s = checks.number("exponent", exponent, minimum=0.0)
+    d = checks.number("dimension", dimension, minimum=1.0, infinite=True)
     first, count = (
-        checks.whole("raw", raw, 0, MOST_BLOCKS),
-        checks.whole("bins", bins, 1, MOST_BLOCKS),
+        checks.integer("raw", raw, 0, MOST_BLOCKS),
+        checks.integer("bins", bins, 1, MOST_BLOCKS),
     )
     if math.isinf(d) and s <= 1:
         raise checks.reject(
@@ -439,7 +439,7 @@ def spectrum_from(record: dict[str, Any]) -> Spectrum:
         if kind == "Spectrum"
         else ("exponent", "dimension", "target", "raw", "bins")
     )
-    checks.known_names(f"covariance: {kind}", values, known)
+    checks.reject_unknown(f"covariance: {kind}", values, known)
     missing = [name for name in known[:2] if name not in values]
     if missing:
         raise ValueError(f"covariance: {kind} needs {', '.join(missing)}")

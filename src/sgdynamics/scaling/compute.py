@@ -204,14 +204,14 @@ def compute_optimal(
     eta0 = checks.number("rate", rate, above=0.0)
     if eta0 >= 2.0:
         raise checks.reject("rate", rate, "steps of 2 over the trace or more diverge: give less")
-    B = checks.whole("batch", batch, 1)
+    B = checks.integer("batch", batch, 1)
     if budgets[0] < 20.0 * B * LEAST_SIZE:
         raise checks.reject(
             "flops",
             flops,
             f"{LEAST_SIZE:g} features and 20 steps of this batch take {20 * B * LEAST_SIZE:.3g}: give more",
         )
-    ratio = checks.number("inputs_per_feature", inputs_per_feature, least=1.0)
+    ratio = checks.number("inputs_per_feature", inputs_per_feature, minimum=1.0)
 
     @cache  # a search for the best of few features comes back to the same number of them
     def loss_with(budget: float, d: float) -> float:

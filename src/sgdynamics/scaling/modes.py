@@ -45,7 +45,7 @@ def small_step(step: Any, largest: float) -> float:
 def listed(argument: str, value: Any, least: float) -> np.ndarray:
     """One number or several, finite and at least so large."""
     fix = f"give finite numbers, {least:g} or more"
-    found = np.atleast_1d(checks.numbers(argument, value, fix))
+    found = np.atleast_1d(checks.real_array(argument, value, fix))
     if found.ndim != 1 or not len(found) or not np.all(np.isfinite(found)) or np.any(found < least):
         raise checks.reject(argument, value, fix)
     return found
@@ -97,7 +97,7 @@ class LinearModes:
     def __post_init__(self) -> None:
         fix = "give numbers in one row"
         parts = {
-            name: checks.numbers(name, getattr(self, name), fix)
+            name: checks.real_array(name, getattr(self, name), fix)
             for name in ("eigenvalues", "counts", "errors")
         }
         shape = next(iter(parts.values())).shape
@@ -110,7 +110,7 @@ class LinearModes:
             if not np.all(np.isfinite(value)) or np.any(value < least):
                 raise checks.reject(name, value, f"give finite numbers, {least:g} or more")
             object.__setattr__(self, name, value)
-        object.__setattr__(self, "noise", checks.number("noise", self.noise, least=0.0))
+        object.__setattr__(self, "noise", checks.number("noise", self.noise, minimum=0.0))
         object.__setattr__(self, "kappa", checks.number("kappa", self.kappa, above=0.0))
         for name in ("targets", "along"):
             value = getattr(self, name)
@@ -157,7 +157,7 @@ class LinearModes:
             )
         targets = self.errors if self.targets is None else self.targets
         spectrum = Spectrum(self.eigenvalues, self.counts, target=np.sqrt(targets))
-        total = self.noise + checks.number("noise", noise, least=0.0)
+        total = self.noise + checks.number("noise", noise, minimum=0.0)
         return TeacherStudent(width=1, activation="linear", noise=total, covariance=spectrum)
 
     @property
@@ -240,8 +240,8 @@ class LinearModes:
         tuple of ndarray
             Both (steps, blocks).
         """
-        g, B = small_step(step, float(self.eigenvalues.max())), checks.whole("batch", batch, 1)
-        decay = checks.number("weight_decay", weight_decay, least=0.0)
+        g, B = small_step(step, float(self.eigenvalues.max())), checks.integer("batch", batch, 1)
+        decay = checks.number("weight_decay", weight_decay, minimum=0.0)
         if decay and self.targets is None:
             raise checks.reject(
                 "weight_decay",
@@ -341,7 +341,7 @@ class LinearModes:
         float
             Infinite where a single direction is unstable.
         """
-        g, B = checks.number("step", step, above=0.0), checks.whole("batch", batch, 1)
+        g, B = checks.number("step", step, above=0.0), checks.integer("batch", batch, 1)
         rest = 2 - g * self.eigenvalues * (1 - 1 / B + 2 * self.kappa / B)
         if np.any(rest <= 0):
             return math.inf
@@ -360,7 +360,7 @@ class LinearModes:
         float
             Below it, ``noise_gain`` is below 1.
         """
-        B = checks.whole("batch", batch, 1)
+        B = checks.integer("batch", batch, 1)
         edge = 2 / ((1 - 1 / B + 2 * self.kappa / B) * float(self.eigenvalues.max()))
         root: Any = optimize.brentq(
             lambda g: min(self.noise_gain(g, B), 1e6) - 1,

@@ -81,8 +81,8 @@ class RandomFeatures:
                 b,
                 f"the target has infinite variance: give more than {0.5 - a:g}",
             )
-        d = checks.number("features", self.features, least=1.0)
-        v = checks.number("inputs", self.inputs, least=1.0, infinite=True)
+        d = checks.number("features", self.features, minimum=1.0)
+        v = checks.number("inputs", self.inputs, minimum=1.0, infinite=True)
         if math.isinf(v) and 2 * a <= 1:
             raise checks.reject(
                 "inputs",
@@ -246,8 +246,8 @@ class Equivalent:
         ValueError
             If a number of steps is below 10: the contour is made for many.
         """
-        g, B = small_step(step, 1.0), checks.whole("batch", batch, 1)
-        s2 = checks.number("noise", noise, least=0.0)
+        g, B = small_step(step, 1.0), checks.integer("batch", batch, 1)
+        s2 = checks.number("noise", noise, minimum=0.0)
         n = listed("steps", steps, 10.0)
         theta = np.pi * (2 * np.arange(CONTOUR // 2) + 1) / CONTOUR
         cot = 1 / np.tan(0.6407 * theta)

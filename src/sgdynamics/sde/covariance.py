@@ -28,7 +28,7 @@ from jaxtyping import Float
 
 from sgdynamics.algorithms.one_pass import OnePassSGD, checked_algorithm, constant_rate
 from sgdynamics.base import checks
-from sgdynamics.base.arrays import Function, Numbers, Numeric
+from sgdynamics.base.arrays import Function, Numeric, Parameters
 from sgdynamics.base.precision import float64
 from sgdynamics.expectations.interface import Overlaps
 from sgdynamics.expectations.nodes import hermite_product, sobol_normals
@@ -107,7 +107,7 @@ def increment_covariance(
     """
     algorithm = checked_algorithm(algorithm, "increment_covariance", problem)
     begin = checked_start(problem, start)
-    if not 0 <= checks.whole("run", run, 0) < begin.runs:
+    if not 0 <= checks.integer("run", run, 0) < begin.runs:
         raise checks.reject("run", run, f"the start has {begin.runs} runs")
     structure = problem.structure
     parameters = problem.parameters
@@ -190,7 +190,7 @@ def _projection(
 def _decay(
     structure: Structure,
     names: tuple[str, ...],
-    parameters: Numbers,
+    parameters: Parameters,
     algorithm: OnePassSGD,
     begin: Start,
     run: int,
@@ -209,7 +209,7 @@ def _decay(
 
 def _wick(
     structure: Structure,
-    parameters: Numbers,
+    parameters: Parameters,
     algorithm: OnePassSGD,
     omega: np.ndarray,
     head: np.ndarray,
@@ -296,7 +296,7 @@ def _columns(structure: Structure) -> tuple[int, int]:
 
 def _averages(
     structure: Structure,
-    parameters: Numbers,
+    parameters: Parameters,
     algorithm: OnePassSGD,
     overlaps: Overlaps,
     head: np.ndarray,
@@ -366,7 +366,7 @@ def _increment(
 @partial(jax.jit, static_argnums=0)
 def _moves(
     structure: Structure,
-    parameters: Numbers,
+    parameters: Parameters,
     fields: Float[Numeric, "n p"],
     signals: Float[Numeric, "n K"],
     head: Float[Numeric, " p"],

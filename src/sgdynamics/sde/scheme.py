@@ -31,8 +31,17 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from sgdynamics.algorithms.one_pass import OnePassSGD
-from sgdynamics.base.arrays import Keys, Nodes, Numbers, Numeric, OneKey, Scalar, Tree, Whole
-from sgdynamics.base.controls import Schedule, numbers_at, piece_edges
+from sgdynamics.base.arrays import (
+    IntScalar,
+    Nodes,
+    Numeric,
+    Parameters,
+    PyTree,
+    RandomKey,
+    RandomKeys,
+    Scalar,
+)
+from sgdynamics.base.controls import Schedule, piece_edges, values_at
 from sgdynamics.base.padding import power_of_two
 from sgdynamics.base.random import normals_and_uniforms
 from sgdynamics.expectations.choice import expectation_of
@@ -74,7 +83,7 @@ class _Field(NamedTuple):
     head: Any
 
 
-def _signal_rows(structure: Structure, parameters: Numbers) -> Float[Numeric, "blocks K fields"]:
+def _signal_rows(structure: Structure, parameters: Parameters) -> Float[Numeric, "blocks K fields"]:
     """The signals in the compressed frame, (blocks, K, K + p)."""
     empty = jnp.zeros(
         (structure.blocks, structure.signals, structure.width), parameters["frame"].dtype
@@ -86,7 +95,7 @@ def _signal_rows(structure: Structure, parameters: Numbers) -> Float[Numeric, "b
 
 
 def _overlaps(
-    structure: Structure, parameters: Numbers, rows: Float[Numeric, "blocks p fields"]
+    structure: Structure, parameters: Parameters, rows: Float[Numeric, "blocks p fields"]
 ) -> tuple[Float[Numeric, "blocks p K"], Float[Numeric, "blocks p p"]]:
     M = jnp.einsum("bps,brs->bpr", rows[..., : structure.signals], parameters["frame"])
     return M, jnp.einsum("bpm,bqm->bpq", rows, rows)
@@ -96,9 +105,9 @@ def _field(
     structure: Structure,
     quadrature: Quadrature,
     nodes: Nodes,
-    parameters: Numbers,
-    algorithm: Numbers,
-    numbers: Numbers,
+    parameters: Parameters,
+    algorithm: Parameters,
+    numbers: Parameters,
     path: SdeState,
     extra: Float[Numeric, "blocks p p"],
 ) -> _Field:
@@ -154,8 +163,8 @@ class _Noise(NamedTuple):
 
 def _samples(
     structure: Structure,
-    parameters: Numbers,
-    algorithm: Numbers,
+    parameters: Parameters,
+    algorithm: Parameters,
     path: SdeState,
     field: _Field,
     drawn: tuple[
@@ -221,7 +230,7 @@ def _samples(
 
 def _second_order(
     structure: Structure,
-    parameters: Numbers,
+    parameters: Parameters,
     path: SdeState,
     e: Float[Numeric, "samples blocks p fields"],
     zeta: Float[Numeric, "#samples blocks p p"],
@@ -256,12 +265,12 @@ def sde_step(
     quadrature: Quadrature,
     higher_order: bool,
     nodes: Nodes,
-    parameters: Numbers,
-    algorithm: Numbers,
-    numbers: Numbers,
+    parameters: Parameters,
+    algorithm: Parameters,
+    numbers: Parameters,
     path: SdeState,
     length: Scalar,
-    key: OneKey,
+    key: RandomKey,
 ) -> SdeState:
     """One step of the given length in t.
 
@@ -327,7 +336,7 @@ def _drifted(
 
 
 def _step_normals(
-    structure: Structure, key: OneKey, hot: bool
+    structure: Structure, key: RandomKey, hot: bool
 ) -> tuple[
     Float[Numeric, " samples"],
     Float[Numeric, "samples normals"],
@@ -365,7 +374,7 @@ def _gram_noise(
 
 def _moved(
     structure: Structure,
-    parameters: Numbers,
+    parameters: Parameters,
     before: Float[Numeric, "blocks p fields"],
     L: Float[Numeric, "blocks p p"],
     X: Float[Numeric, "blocks p p"],
@@ -467,7 +476,7 @@ class SdePaths(Stepped):
         return SdeState(jnp.asarray(self.rows[chosen]), jnp.asarray(self.head[chosen]))
 
     def advance(
-        self, state: SdeState, keys: Keys, since: int, end: int, watch: Watched = UNSEEN
+        self, state: SdeState, keys: RandomKeys, since: int, end: int, watch: Watched = UNSEEN
     ) -> Advanced:
         numbers = (
             self.nodes,
@@ -496,7 +505,7 @@ class SdePaths(Stepped):
 
 
 @partial(jax.jit, static_argnums=0)
-def _path_overlaps(structure: Structure, parameters: Numbers, state: SdeState) -> dict[str, Any]:
+def _path_overlaps(structure: Structure, parameters: Parameters, state: SdeState) -> dict[str, Any]:
     M, Q = jax.vmap(lambda rows: _overlaps(structure, parameters, rows))(state.rows)
     return {"M": M, "Q": Q, "a": state.head}
 
@@ -507,11 +516,11 @@ def _advance_paths(
     see: See | None,
     given: tuple[Any, ...],
     state: SdeState,
-    keys: Keys,
-    since: Whole,
-    end: Whole,
-    seen: Tree,
-    watched: Tree,
+    keys: RandomKeys,
+    since: IntScalar,
+    end: IntScalar,
+    seen: PyTree,
+    watched: PyTree,
 ) -> tuple[SdeState, Int[Numeric, " runs"], Any]:
     (
         (structure, quadrature, higher_order),
@@ -519,7 +528,7 @@ def _advance_paths(
     ) = plan, given
 
     def step(
-        number: Whole, carry: tuple[SdeState, Any, Any]
+        number: IntScalar, carry: tuple[SdeState, Any, Any]
     ) -> tuple[SdeState, Int[Numeric, " runs"], Any]:
         state, last_good, seen = carry
         place = jnp.searchsorted(edges, number, side="right") - 1
@@ -531,7 +540,7 @@ def _advance_paths(
             algorithm["lr"], Schedule
         )  # steps are in alpha then, and in t elsewhere
         batch = algorithm.get("batch", numbers["batch"])
-        now, rates = numbers_at(
+        now, rates = values_at(
             (parameters, algorithm), middle if in_alpha else middle * batch / algorithm["lr"]
         )
         scales = {**numbers, "noise_rate": rates["lr"] / rates.get("batch", numbers["batch"])}
@@ -541,7 +550,7 @@ def _advance_paths(
             scales["temperature"] = rates["update"]["temperature"] / rates.get("unit", 1.0)
         length = length * scales["noise_rate"] if in_alpha else length
 
-        def one(path: SdeState, key: OneKey, seen: Tree) -> tuple[SdeState, Any]:
+        def one(path: SdeState, key: RandomKey, seen: PyTree) -> tuple[SdeState, Any]:
             key = jax.random.fold_in(key, number)
             path = sde_step(
                 structure, quadrature, higher_order, nodes, now, rates, scales, path, length, key

@@ -32,9 +32,17 @@ from jaxtyping import Float
 from sgdynamics.algorithms.one_pass import Stride, take_step
 from sgdynamics.algorithms.updates.gradient_source import Ground, Rows
 from sgdynamics.algorithms.updates.update import Law, copies
-from sgdynamics.base.arrays import Function, Numbers, Numeric, OneKey, Scalar, Tree, Whole
-from sgdynamics.base.controls import alpha_of_steps, numbers_at, scheduled
-from sgdynamics.base.random import bartlett, chi, normals_and_uniforms
+from sgdynamics.base.arrays import (
+    Function,
+    IntScalar,
+    Numeric,
+    Parameters,
+    PyTree,
+    RandomKey,
+    Scalar,
+)
+from sgdynamics.base.controls import alpha_of_steps, is_scheduled, values_at
+from sgdynamics.base.random import bartlett_factor, draw_chi, normals_and_uniforms
 from sgdynamics.problems.losses import overlaps_of_blocks
 from sgdynamics.problems.problem import Structure
 from sgdynamics.samples.input_covariance import of_blocks, spread
@@ -189,14 +197,14 @@ def initial_rows(
     return Rows(grouping.joined(strip, blocks), jnp.pad(head, (0, more)), scalars)
 
 
-def overlaps(grouping: Grouping, parameters: Numbers, state: Rows) -> dict[str, Any]:
+def overlaps(grouping: Grouping, parameters: Parameters, state: Rows) -> dict[str, Any]:
     """M, Q (block by block) and a of the weights."""
     p = grouping.structure.width
     Q, M = _gram_and_overlaps(grouping, parameters, state.rows[:p])
     return {"M": M, "Q": Q, "a": state.head[: grouping.structure.head_size]}
 
 
-def overlaps_of_sets(grouping: Grouping, parameters: Numbers, state: Rows) -> dict[str, Any]:
+def overlaps_of_sets(grouping: Grouping, parameters: Parameters, state: Rows) -> dict[str, Any]:
     """The same with those of all sets of rows, where an update keeps others, and its scalars."""
     Q, M = _gram_and_overlaps(grouping, parameters, state.rows)
     p = grouping.structure.width
@@ -207,7 +215,7 @@ def overlaps_of_sets(grouping: Grouping, parameters: Numbers, state: Rows) -> di
 
 
 def _gram_and_overlaps(
-    grouping: Grouping, parameters: Numbers, rows: Float[Numeric, "p columns"]
+    grouping: Grouping, parameters: Parameters, rows: Float[Numeric, "p columns"]
 ) -> tuple[Any, Any]:
     """Q and M (block by block) of rows: sums of products, as in `one_step`."""
     strip, blocks = grouping.split(rows)
@@ -237,7 +245,7 @@ def _gram_and_overlaps(
     )
 
 
-def strip_signals(grouping: Grouping, parameters: Numbers) -> Float[Numeric, "K columns"]:
+def strip_signals(grouping: Grouping, parameters: Parameters) -> Float[Numeric, "K columns"]:
     """Coordinates of the signals along the columns of the strip: in a block of more coordinates than signals the rest of them are 0."""
     room = max(grouping.raw, default=0)
     frame = jnp.pad(
@@ -247,7 +255,7 @@ def strip_signals(grouping: Grouping, parameters: Numbers) -> Float[Numeric, "K 
     return frame[grouping.strip, :, grouping.strip_place].T
 
 
-def _signal_rows(grouping: Grouping, parameters: Numbers) -> Float[Numeric, "K columns"]:
+def _signal_rows(grouping: Grouping, parameters: Parameters) -> Float[Numeric, "K columns"]:
     """The signals as rows beside those of W."""
     frame = jnp.moveaxis(jnp.asarray(parameters["frame"])[grouping.wide], 0, 1)
     room = grouping.inside + grouping.columns - grouping.structure.signals
@@ -306,20 +314,22 @@ def span_draws(
 ) -> SpanDraws:
     """The random numbers of a span from normals in its shapes, and the chi variables of the outside."""
     inside, noise, lower, _, strip, kicks, strip_kicks = parts
-    outside = bartlett(lower, lengths, free, grouping.columns)
+    outside = bartlett_factor(lower, lengths, free, grouping.columns)
     if not grouping.kicks:
         return SpanDraws(inside, noise, outside, strip)
     return SpanDraws(inside, noise, outside, strip, kicks, strip_kicks)
 
 
-def draw_span(grouping: Grouping, key: OneKey, sizes: Float[Numeric, " blocks"]) -> SpanDraws:
+def draw_span(grouping: Grouping, key: RandomKey, sizes: Float[Numeric, " blocks"]) -> SpanDraws:
     """The random numbers of one span of one run, from one key; `sizes` are the dimensions of the blocks (traced)."""
     shapes = span_shapes(grouping, grouping.folds)
     counts = [int(np.prod(shape)) for shape in shapes]
     # one call for all of it: many small calls to the generator cost more than the numbers
     normals, uniform = normals_and_uniforms(key, sum(counts), counts[3])
     parts, free = in_shapes(normals, shapes), free_directions(grouping, sizes)
-    return span_draws(grouping, parts, chi(key, free, parts[3], uniform.reshape(shapes[3])), free)
+    return span_draws(
+        grouping, parts, draw_chi(key, free, parts[3], uniform.reshape(shapes[3])), free
+    )
 
 
 def lone_step(
@@ -327,8 +337,8 @@ def lone_step(
     given: tuple[Any, ...],
     state: Rows,
     part: SpanDraws,
-    index: Whole,
-    seen: Tree,
+    index: IntScalar,
+    seen: PyTree,
     see: Function | None,
 ) -> tuple[Rows, Any]:
     """One step, with its fold, of a grouping whose steps are single, given (parameters, algorithm, dimension); as `run_span` makes many."""
@@ -336,7 +346,7 @@ def lone_step(
     alpha = alpha_of_steps(index, grouping.batch, dimension)
     inputs, labels = block_inputs(grouping, parameters, part, jnp.reshape(alpha, 1))
     kicks = block_kicks(grouping, part)
-    now, rates = numbers_at((parameters, algorithm), alpha)
+    now, rates = values_at((parameters, algorithm), alpha)
     x, noise, kicks = jax.tree.map(lambda leaf: leaf[0], (inputs, labels, kicks))
     if grouping.inputs == 1 and kicks is None and len(grouping.wide):
         rows, x = facing(grouping, state.rows, x)
@@ -405,7 +415,7 @@ def run_span(
     state: Rows,
     draws: SpanDraws,
     when: tuple[Any, ...],
-    seen: Tree,
+    seen: PyTree,
     see: Function | None,
 ) -> tuple[Rows, Any]:
     """The steps of one span that lie in [since, end), given (parameters, algorithm, dimension).
@@ -429,7 +439,7 @@ def run_span(
         def step(carry: tuple[Rows, Any], sample: tuple[Any, ...]) -> tuple[tuple[Rows, Any], None]:
             state, seen = carry
             x, noise, kicks, flag, index = sample
-            now, rates = numbers_at(
+            now, rates = values_at(
                 (parameters, algorithm), alpha_of_steps(index, grouping.batch, dimension)
             )
             rate = jnp.where(flag, rates["lr"] / dimension, 0.0)
@@ -466,7 +476,7 @@ def run_span(
 
 def block_inputs(
     grouping: Grouping,
-    parameters: Numbers,
+    parameters: Parameters,
     part: SpanDraws,
     alpha: Float[Numeric, " steps"] | None = None,
 ) -> tuple[Float[Numeric, "steps inputs columns"], Any]:
@@ -478,13 +488,13 @@ def block_inputs(
     normals = (jnp.concatenate([part.inside, outside], axis=-1), part.noise, part.strip)
     changing = {name: parameters[name] for name in SAMPLED if name in parameters}
     if alpha is None or not any(
-        scheduled(leaf) for leaf in jax.tree.leaves(changing, is_leaf=scheduled)
+        is_scheduled(leaf) for leaf in jax.tree.leaves(changing, is_leaf=is_scheduled)
     ):
         return _made_inputs(grouping, (grouping.steps, grouping.inputs), parameters, *normals)
 
     def one(alpha: Scalar, *normals: Any) -> Any:
         return _made_inputs(
-            grouping, (grouping.inputs,), {**parameters, **numbers_at(changing, alpha)}, *normals
+            grouping, (grouping.inputs,), {**parameters, **values_at(changing, alpha)}, *normals
         )
 
     return jax.vmap(one)(alpha, *normals)
@@ -500,7 +510,7 @@ SAMPLED = (
 def _made_inputs(
     grouping: Grouping,
     lead: tuple[int, ...],
-    parameters: Numbers,
+    parameters: Parameters,
     normals: Numeric,
     noise: Numeric,
     strip: Numeric,
@@ -555,11 +565,11 @@ def block_kicks(grouping: Grouping, part: SpanDraws) -> Float[Numeric, "steps p 
 
 def sample_moves(
     structure: Structure,
-    parameters: Numbers,
+    parameters: Parameters,
     fields: Any,
     signals: Any,
     head: Float[Numeric, " p"],
-    noise: Tree,
+    noise: PyTree,
     lengths: Any = None,
 ) -> tuple[Any, Any, Any]:
     """How the samples of a batch move the rows: dloss/dfields h (inputs, p), dloss/dhead (batch, p), and where the loss reads overlaps
@@ -567,7 +577,7 @@ def sample_moves(
     (inputs, K) and, where they are read, X X^T/d (batch, tokens, tokens)."""
     sample = structure.sample
 
-    def one(fields: Any, signals: Any, noise: Tree, lengths: Any) -> Any:
+    def one(fields: Any, signals: Any, noise: PyTree, lengths: Any) -> Any:
         numbers = parameters
         if lengths is not None:
             numbers = {**parameters, "overlaps": parameters["overlaps"]._replace(lengths=lengths)}
@@ -589,11 +599,11 @@ def sample_moves(
 
 def sample_gradients(
     structure: Structure,
-    parameters: Numbers,
+    parameters: Parameters,
     fields: Float[Numeric, "inputs p"],
     signals: Float[Numeric, "inputs K"],
     head: Float[Numeric, " p"],
-    noise: Tree,
+    noise: PyTree,
 ) -> tuple[Float[Numeric, "inputs p"], Float[Numeric, "samples p"]]:
     """dloss/dfields (inputs, p) and dloss/dhead (batch, p) of a loss that reads no overlaps."""
     return sample_moves(structure, parameters, fields, signals, head, noise)[:2]
@@ -720,7 +730,7 @@ def one_step(
     state: Rows,
     sample: tuple[Any, ...],
     dimension: Scalar | None = None,
-    number: Whole = 0,
+    number: IntScalar = 0,
 ) -> Rows:
     """One step on the compressed rows, with the numbers of problem and algorithm. Plain SGD needs no dimension.
 

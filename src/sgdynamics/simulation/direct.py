@@ -17,8 +17,8 @@ from sgdynamics.algorithms.one_pass import OnePassSGD, Stride, take_step
 from sgdynamics.algorithms.updates.gradient_source import Ground, Rows
 from sgdynamics.algorithms.updates.initial_state import beginning
 from sgdynamics.algorithms.updates.update import Law, copies
-from sgdynamics.base.arrays import Keys, Numeric, OneKey, Scalar, Tree, Whole
-from sgdynamics.base.controls import alpha_of_steps, numbers_at
+from sgdynamics.base.arrays import IntScalar, Numeric, PyTree, RandomKey, RandomKeys, Scalar
+from sgdynamics.base.controls import alpha_of_steps, values_at
 from sgdynamics.base.random import step_key
 from sgdynamics.problems.losses import BlockOverlaps, Seen
 from sgdynamics.problems.problem import Problem, Structure
@@ -101,7 +101,7 @@ class DirectSGD(Simulator):
         return Rows(jnp.asarray(weights), jnp.asarray(head), scalars, squares, placed_signals)
 
     def advance(
-        self, state: Rows, keys: Keys, since: int, end: int, watch: Watched = UNSEEN
+        self, state: Rows, keys: RandomKeys, since: int, end: int, watch: Watched = UNSEEN
     ) -> Advanced:
         numbers = (self.parameters, self.algorithm, self.place)
         plan = (self.structure, self.batch, self.law, self.edges)
@@ -227,20 +227,20 @@ def _advance_weights(
     see: See | None,
     numbers: tuple[Any, ...],
     state: Rows,
-    keys: Keys,
-    since: Whole,
-    end: Whole,
-    seen: Tree,
-    given: Tree,
+    keys: RandomKeys,
+    since: IntScalar,
+    end: IntScalar,
+    seen: PyTree,
+    given: PyTree,
 ) -> tuple[Rows, Int[Numeric, " runs"], Any]:
     (structure, batch, law, edges), (parameters, algorithm, place) = plan, numbers
     sample, dimension, dtype = structure.sample, place.spread.shape[-1], place.spread.dtype
 
-    def one(number: Whole, state: Rows, key: OneKey, watched: Tree) -> tuple[Rows, Any]:
+    def one(number: IntScalar, state: Rows, key: RandomKey, watched: PyTree) -> tuple[Rows, Any]:
         data_key, noise_key = jax.random.split(step_key(key, number))
         normals = jax.random.normal(data_key, (batch, *sample.token_shape, dimension), dtype)
         now, rates = as_dtype(
-            numbers_at((parameters, algorithm), alpha_of_steps(number, batch, dimension)), dtype
+            values_at((parameters, algorithm), alpha_of_steps(number, batch, dimension)), dtype
         )
         draws = sample.drawn(now, jax.random.normal(noise_key, (batch, sample.draw_normals), dtype))
         here = own_place(place, state)
@@ -281,7 +281,9 @@ def _advance_weights(
             )
         return state, watched
 
-    def step(number: Whole, carry: tuple[Any, Any, Any]) -> tuple[Rows, Int[Numeric, " runs"], Any]:
+    def step(
+        number: IntScalar, carry: tuple[Any, Any, Any]
+    ) -> tuple[Rows, Int[Numeric, " runs"], Any]:
         state, good, seen = carry
         state, seen = jax.vmap(partial(one, number))(state, keys, seen)
         # the first few coordinates carry the signals and the start: cheap to watch, and a diverging run blows up there
@@ -305,7 +307,7 @@ def own_place(place: Place, state: Rows) -> Place:
     )
 
 
-def kicks_of(law: Law | None, key: OneKey, shape: tuple[int, int], dtype: Any) -> Any:
+def kicks_of(law: Law | None, key: RandomKey, shape: tuple[int, int], dtype: Any) -> Any:
     """The rows of noise of an update's own; None where it has none."""
     return (
         jax.random.normal(jax.random.fold_in(key, 1), shape, dtype)
@@ -418,10 +420,10 @@ def direct_step(
     rate: Scalar,
     state: Rows,
     x: Float[Numeric, "inputs d"],
-    noise: Tree,
+    noise: PyTree,
     place: Place,
     law: Law | None = None,
-    number: Whole = 0,
+    number: IntScalar = 0,
     *,
     kicks: Any = None,
     clean: Any = None,

@@ -15,7 +15,15 @@ from sgdynamics.algorithms.updates.gradient_source import Rows
 from sgdynamics.algorithms.updates.initial_state import beginning
 from sgdynamics.algorithms.updates.update import copies
 from sgdynamics.base import checks
-from sgdynamics.base.arrays import Keys, Numbers, Numeric, OneKey, Scalar, Tree, Whole
+from sgdynamics.base.arrays import (
+    IntScalar,
+    Numeric,
+    Parameters,
+    PyTree,
+    RandomKey,
+    RandomKeys,
+    Scalar,
+)
 from sgdynamics.base.random import step_key
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.starts import Start, factor, frames
@@ -56,7 +64,7 @@ class ExactChain(Simulator):
         )
 
     def advance(
-        self, state: Rows, keys: Keys, since: int, end: int, watch: Watched = UNSEEN
+        self, state: Rows, keys: RandomKeys, since: int, end: int, watch: Watched = UNSEEN
     ) -> Advanced:
         numbers = (self.parameters, self.algorithm, self.dimension)
         return _advance_chain(
@@ -132,7 +140,7 @@ def _initial(
 
 
 @partial(jax.jit, static_argnums=0)
-def _overlaps(grouping: compressed.Grouping, parameters: Numbers, state: Rows) -> dict[str, Any]:
+def _overlaps(grouping: compressed.Grouping, parameters: Parameters, state: Rows) -> dict[str, Any]:
     return jax.vmap(partial(compressed.overlaps_of_sets, grouping, parameters))(state)
 
 
@@ -143,21 +151,23 @@ def _advance_chain(
     numbers: tuple[Any, Any, Scalar],
     sizes: Float[Numeric, " blocks"],
     state: Rows,
-    keys: Keys,
-    since: Whole,
-    end: Whole,
-    seen: Tree,
-    given: Tree,
+    keys: RandomKeys,
+    since: IntScalar,
+    end: IntScalar,
+    seen: PyTree,
+    given: PyTree,
 ) -> Advanced:
     """All runs from step `since` to step `end`, for each the last step at which it was seen to be finite, and what was seen."""
     length = grouping.span_steps
     watch = None if see is None else partial(see, given)
 
-    def span(index: Whole, carry: tuple[Any, Any, Any]) -> tuple[Any, Int[Numeric, " runs"], Any]:
+    def span(
+        index: IntScalar, carry: tuple[Any, Any, Any]
+    ) -> tuple[Any, Int[Numeric, " runs"], Any]:
         state, last_good, seen = carry
         first = index * length
 
-        def one(state: Rows, key: OneKey, seen: Tree) -> tuple[Rows, None]:
+        def one(state: Rows, key: RandomKey, seen: PyTree) -> tuple[Rows, None]:
             draws = compressed.draw_span(grouping, step_key(key, index), sizes)
             return compressed.run_span(
                 grouping, numbers, state, draws, (first, since, end), seen, watch

@@ -12,8 +12,8 @@ from jaxtyping import Float, Int
 
 from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.algorithms.updates.gradient_source import Rows
-from sgdynamics.base.arrays import Keys, Numbers, Numeric, OneKey, Tree, Whole
-from sgdynamics.base.controls import alpha_of_steps, numbers_at
+from sgdynamics.base.arrays import IntScalar, Numeric, Parameters, PyTree, RandomKey, RandomKeys
+from sgdynamics.base.controls import alpha_of_steps, values_at
 from sgdynamics.base.random import step_key
 from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.problems.starts import Start
@@ -39,7 +39,7 @@ class DirectOnData(DirectSGD):
         self.z, self.draws = jnp.asarray(z), None if draws is None else jnp.asarray(draws)
 
     def advance(
-        self, state: Rows, keys: Keys, since: int, end: int, watch: Watched = UNSEEN
+        self, state: Rows, keys: RandomKeys, since: int, end: int, watch: Watched = UNSEEN
     ) -> Advanced:
         numbers = (self.parameters, self.algorithm, self.place, self.z, self.draws)
         state, good = _advance(
@@ -70,18 +70,18 @@ def _advance(
     law: Any,
     numbers: tuple[Any, ...],
     state: Rows,
-    keys: Keys,
-    since: Whole,
-    end: Whole,
+    keys: RandomKeys,
+    since: IntScalar,
+    end: IntScalar,
 ) -> tuple[Rows, Int[Numeric, " runs"]]:
     parameters, algorithm, place, z, draws = numbers
     n, dimension = z.shape
 
-    def one(number: Whole, state: Rows, key: OneKey) -> Rows:
+    def one(number: IntScalar, state: Rows, key: RandomKey) -> Rows:
         which_key, noise_key = jax.random.split(step_key(key, number))
         which = jax.random.randint(which_key, (batch,), 0, n)
         noise = jax.random.normal(noise_key, (batch,), z.dtype) if draws is None else draws[which]
-        now, rates = numbers_at((parameters, algorithm), alpha_of_steps(number, batch, dimension))
+        now, rates = values_at((parameters, algorithm), alpha_of_steps(number, batch, dimension))
         kicks = kicks_of(law, noise_key, (structure.width, dimension), z.dtype)
         return direct_step(
             structure,
@@ -96,7 +96,7 @@ def _advance(
             kicks=kicks,
         )
 
-    def step(number: Whole, carry: tuple[Rows, Any]) -> tuple[Rows, Any]:
+    def step(number: IntScalar, carry: tuple[Rows, Any]) -> tuple[Rows, Any]:
         state, good = carry
         state = jax.vmap(partial(one, number))(state, keys)
         fine = jnp.all(jnp.abs(state.rows) < LARGEST, axis=(1, 2)) & jnp.all(
@@ -110,10 +110,10 @@ def _advance(
 @partial(jax.jit, static_argnums=0)
 def _risks(
     structure: Structure,
-    parameters: Numbers,
+    parameters: Parameters,
     place: Any,
     z: Float[Numeric, "n d"],
-    draws: Tree,
+    draws: PyTree,
     state: Rows,
 ) -> Float[Numeric, " runs"]:
     signals = z[:, place.axes] @ place.signals.T

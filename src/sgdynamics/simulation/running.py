@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from sgdynamics.base.arrays import Keys, Tree
+from sgdynamics.base.arrays import PyTree, RandomKeys
 from sgdynamics.base.padding import power_of_two
 from sgdynamics.base.precision import float64
 from sgdynamics.base.progress import PIECE_SECONDS, Cost, Meter, meter, next_piece
@@ -59,12 +59,12 @@ class Simulator(ABC):
 
     @abstractmethod
     def advance(
-        self, state: Tree, keys: Keys, since: int, end: int, watch: Watched = UNSEEN
+        self, state: PyTree, keys: RandomKeys, since: int, end: int, watch: Watched = UNSEEN
     ) -> Advanced:
         """The states at step `end`, for each run the last step at which it was finite, and what `see` noted after each step."""
 
     @abstractmethod
-    def overlaps(self, state: Tree) -> dict[str, Any]:
+    def overlaps(self, state: PyTree) -> dict[str, Any]:
         """M, Q, a of the states, with a leading run axis."""
 
     @property
@@ -72,7 +72,7 @@ class Simulator(ABC):
     def grain(self) -> int:
         """Steps that are best taken together."""
 
-    def watching(self, see: See, seen: Tree, given: Tree) -> Simulator:
+    def watching(self, see: See, seen: PyTree, given: PyTree) -> Simulator:
         """The simulator that can note this after each step."""
         return self
 
@@ -94,7 +94,7 @@ class Simulator(ABC):
         """What one run of so many steps takes in memory, about; 0 where that is nothing to speak of, or has been checked before."""
         return 0.0
 
-    def train_risk(self, state: Tree) -> np.ndarray:
+    def train_risk(self, state: PyTree) -> np.ndarray:
         """The mean loss over the data set of each run, where there is one."""
         return np.asarray(self.overlaps(state)["train_risk"])
 
@@ -104,7 +104,7 @@ class Simulator(ABC):
             jax.tree.structure(self.initial(chosen)), [jax.numpy.asarray(one) for one in leaves]
         )
 
-    def keep(self, state: Tree, index: np.ndarray) -> Any:
+    def keep(self, state: PyTree, index: np.ndarray) -> Any:
         """The states of some of the runs, which then are the batch."""
         return jax.tree.map(lambda leaf: leaf[index], state)
 
@@ -392,7 +392,7 @@ def first_passage(
     simulator: Simulator,
     seen: dict[str, np.ndarray],
     see: See,
-    given: Tree,
+    given: PyTree,
     last: int,
     seed: int,
     label: str,
@@ -433,7 +433,7 @@ def _first_passage_group(
     chosen: np.ndarray,
     seen: dict[str, np.ndarray],
     see: See,
-    given: Tree,
+    given: PyTree,
     last: int,
     seed: int,
     progress: Meter,

@@ -25,8 +25,16 @@ from jax import Array
 from jaxtyping import Float, Int
 
 from sgdynamics.algorithms.one_pass import OnePassSGD
-from sgdynamics.base.arrays import Keys, Numbers, Numeric, OneKey, Scalar, Tree, Whole
-from sgdynamics.base.random import chi, normals_and_uniforms, step_key
+from sgdynamics.base.arrays import (
+    IntScalar,
+    Numeric,
+    Parameters,
+    PyTree,
+    RandomKey,
+    RandomKeys,
+    Scalar,
+)
+from sgdynamics.base.random import draw_chi, normals_and_uniforms, step_key
 from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor
 from sgdynamics.simulation.running import UNSEEN, Advanced, See, Simulator, Watched
 
@@ -68,7 +76,7 @@ def power_bits(order: int) -> int:
     return max(3, (order - 1).bit_length())
 
 
-def power(bits: int, x: Float[Numeric, "*s"], n: Whole) -> Float[Numeric, "*s"]:
+def power(bits: int, x: Float[Numeric, "*s"], n: IntScalar) -> Float[Numeric, "*s"]:
     """x^n for a traced n below 2^bits, by squaring: exact signs, and ten times as fast as a call of pow."""
     result = jnp.ones_like(x)
     for bit in range(bits):
@@ -129,7 +137,7 @@ class SpikedChain(Simulator):
         return SpikedState(jnp.asarray(self.begin.m[chosen]), jnp.asarray(self.begin.r2[chosen]))
 
     def advance(
-        self, state: SpikedState, keys: Keys, since: int, end: int, watch: Watched = UNSEEN
+        self, state: SpikedState, keys: RandomKeys, since: int, end: int, watch: Watched = UNSEEN
     ) -> Advanced:
         return _advance_chain(
             self.bits,
@@ -155,22 +163,22 @@ class SpikedChain(Simulator):
 def _advance_chain(
     bits: int,
     see: See | None,
-    numbers: Numbers,
+    numbers: Parameters,
     state: SpikedState,
-    keys: Keys,
-    since: Whole,
-    end: Whole,
-    seen: Tree,
-    given: Tree,
+    keys: RandomKeys,
+    since: IntScalar,
+    end: IntScalar,
+    seen: PyTree,
+    given: PyTree,
 ) -> tuple[SpikedState, Int[Numeric, " runs"], Any]:
-    def draw(key: OneKey, index: Whole) -> tuple[Float[Numeric, " n"], ...]:
+    def draw(key: RandomKey, index: IntScalar) -> tuple[Float[Numeric, " n"], ...]:
         key = step_key(key, index)
         normals, uniforms = normals_and_uniforms(key, 4 * SPAN, SPAN)
         xi, z1, z2, proposal = normals.reshape(4, SPAN)
-        return xi, z1, z2, chi(key, numbers["free"], proposal, uniforms)
+        return xi, z1, z2, draw_chi(key, numbers["free"], proposal, uniforms)
 
     def span(
-        index: Whole, carry: tuple[Any, Any, Any]
+        index: IntScalar, carry: tuple[Any, Any, Any]
     ) -> tuple[SpikedState, Int[Numeric, " runs"], Any]:
         draws = jax.vmap(draw, (0, None), 1)(keys, index)
 
@@ -231,7 +239,7 @@ class SpikedVectors(Simulator):
     def advance(
         self,
         state: Float[Numeric, "runs d"],
-        keys: Keys,
+        keys: RandomKeys,
         since: int,
         end: int,
         watch: Watched = UNSEEN,
@@ -293,18 +301,18 @@ def _advance_vectors(
     bits: int,
     tensor: tuple[int, int] | None,
     see: See | None,
-    numbers: Numbers,
+    numbers: Parameters,
     x: Float[Numeric, "runs d"],
-    keys: Keys,
-    since: Whole,
-    end: Whole,
-    seen: Tree,
-    given: Tree,
+    keys: RandomKeys,
+    since: IntScalar,
+    end: IntScalar,
+    seen: PyTree,
+    given: PyTree,
 ) -> tuple[Float[Numeric, "runs d"], Int[Numeric, " runs"], Any]:
     """All runs from step `since` to `end`; `tensor` is (order, batch) where true tensors are drawn."""
     n, dtype = x.shape[1], x.dtype
 
-    def move(x: Float[Array, " d"], key: OneKey) -> Float[Numeric, " d"]:
+    def move(x: Float[Array, " d"], key: RandomKey) -> Float[Numeric, " d"]:
         if tensor is None:
             normals = jax.random.normal(key, (n + 1,), dtype)
             A, push, b = _coefficients(bits, numbers, x[0], jnp.sum(x * x), normals[n])
@@ -315,7 +323,7 @@ def _advance_vectors(
         return x - numbers["delta"] * jax.grad(partial(tensor_loss, order, numbers["ridge"]))(x, Y)
 
     def step(
-        number: Whole, carry: tuple[Any, Any, Any]
+        number: IntScalar, carry: tuple[Any, Any, Any]
     ) -> tuple[Float[Numeric, "runs d"], Int[Numeric, " runs"], Any]:
         x, good, seen = carry
         x = jax.vmap(lambda x, key: move(x, step_key(key, number)))(x, keys)

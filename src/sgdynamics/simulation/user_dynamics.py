@@ -9,8 +9,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sgdynamics.base.arrays import Keys, Numbers, OneKey, Scalar, State, Tree, Whole
-from sgdynamics.base.controls import numbers_at
+from sgdynamics.base.arrays import (
+    IntScalar,
+    Parameters,
+    PyTree,
+    RandomKey,
+    RandomKeys,
+    Scalar,
+    State,
+)
+from sgdynamics.base.controls import values_at
 from sgdynamics.base.random import step_key
 from sgdynamics.simulation.running import UNSEEN, Advanced, See, Simulator, Watched
 
@@ -30,7 +38,7 @@ class OwnChain(Simulator):
         return {name: jnp.asarray(value[chosen]) for name, value in self.states.items()}
 
     def advance(
-        self, state: State, keys: Keys, since: int, end: int, watch: Watched = UNSEEN
+        self, state: State, keys: RandomKeys, since: int, end: int, watch: Watched = UNSEEN
     ) -> Advanced:
         return _advance_own(
             self.definition,
@@ -57,20 +65,20 @@ class OwnChain(Simulator):
 def _advance_own(
     definition: Any,
     see: See | None,
-    numbers: Numbers,
+    numbers: Parameters,
     share: Scalar,
     state: State,
-    keys: Keys,
-    since: Whole,
-    end: Whole,
-    seen: Tree,
-    given: Tree,
+    keys: RandomKeys,
+    since: IntScalar,
+    end: IntScalar,
+    seen: PyTree,
+    given: PyTree,
 ) -> tuple[Any, Any, Any]:
-    def step(number: Whole, carry: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
+    def step(number: IntScalar, carry: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
         state, good, seen = carry
-        now = {**numbers_at(numbers, number * share), "alpha": number * share}
+        now = {**values_at(numbers, number * share), "alpha": number * share}
 
-        def one(state: State, key: OneKey, seen: Tree) -> tuple[Any, Any]:
+        def one(state: State, key: RandomKey, seen: PyTree) -> tuple[Any, Any]:
             moved = definition.step(now, state, step_key(key, number))
             return moved, seen if see is None else see(given, seen, number + 1, moved)
 

@@ -11,7 +11,7 @@ import numpy as np
 from sgdynamics.algorithms.fixed_data import FixedData
 from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.base import checks
-from sgdynamics.base.arrays import Given
+from sgdynamics.base.arrays import ArrayArgument
 from sgdynamics.dynamics.choice import dynamics_of
 from sgdynamics.dynamics.interface import Dynamics
 from sgdynamics.results.clock import Clock, make_clock
@@ -71,9 +71,9 @@ def validate_call(
     algorithm: OnePassSGD | FixedData,
     start: Any,
     *,
-    times: Given | None = None,
-    alpha: Given | None = None,
-    steps: Given | None = None,
+    times: ArrayArgument | None = None,
+    alpha: ArrayArgument | None = None,
+    steps: ArrayArgument | None = None,
     dimension: float | None = None,
     needs_dimension: bool = False,
     allow_small_blocks: bool = False,
@@ -108,14 +108,14 @@ def validate_call(
     cells : int, optional
         Number of cells per epoch in the limit d -> infinity.
     """
-    checks.outside_jit(solver)
+    checks.require_outside_jit(solver)
     dynamics = dynamics_of(solver, problem, algorithm)
-    progress = checks.flag("progress", progress, unsaid=True)
+    progress = checks.flag("progress", progress, optional=True)
     if dimension is None and not needs_dimension:
         d, block_sizes = None, None
     else:
         d, block_sizes = dynamics.at_dimension(dimension, allow_small_blocks)
-    seed = checks.whole("seed", seed, 0)
+    seed = checks.integer("seed", seed, 0)
     dynamics = dynamics.in_steps(d, cells)
     spectrum = getattr(problem, "spectrum", None)
     is_infinite = spectrum is not None and spectrum.infinite

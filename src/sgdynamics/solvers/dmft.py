@@ -16,8 +16,8 @@ from sgdynamics.algorithms.cell_stability import CellStability
 from sgdynamics.algorithms.epochs import SIMULATE, EpochSGD
 from sgdynamics.algorithms.fixed_data import FixedData, checked_fixed_data
 from sgdynamics.base import checks
-from sgdynamics.base.arrays import Given
-from sgdynamics.base.controls import scheduled
+from sgdynamics.base.arrays import ArrayArgument
+from sgdynamics.base.controls import is_scheduled
 from sgdynamics.base.precision import float64
 from sgdynamics.base.progress import Cost, Meter, meter, warn
 from sgdynamics.base.support import require
@@ -51,16 +51,16 @@ FEW_COORDINATES = 100  # of a block, whose limit they are far from
 LARGE_LANGEVIN_ERROR = 0.05  # relative standard error of Langevin dynamics that is warned of
 
 
-@checks.hinted(HINTS)
+@checks.argument_hints(HINTS)
 @float64
 def solve_dmft(
     problem: Problem,
     algorithm: FixedData,
     start: Start,
     *,
-    times: Given | None = None,
-    alpha: Given | None = None,
-    steps: Given | None = None,
+    times: ArrayArgument | None = None,
+    alpha: ArrayArgument | None = None,
+    steps: ArrayArgument | None = None,
     paths: int = 20000,
     seed: int = 0,
     replicates: int = 4,
@@ -210,9 +210,9 @@ def solve_dmft(
         warn(
             "every block of the covariance is taken as infinite here, and some have few coordinates: sgd.simulate is exact for them"
         )
-    replicates = checks.whole("replicates", replicates, 2)
+    replicates = checks.integer("replicates", replicates, 2)
     checks.choice("two_time", two_time, (False, True))
-    each = 1 << round(np.log2(max(checks.whole("paths", paths, 1) / replicates, 1)))
+    each = 1 << round(np.log2(max(checks.integer("paths", paths, 1) / replicates, 1)))
     if each < FEWEST_PATHS:
         raise checks.reject(
             "paths",
@@ -379,7 +379,7 @@ def cell_stability(problem: Problem, algorithm: EpochSGD, start: Start) -> CellS
         has_linear_output(problem)
         and problem.head == "fixed"
         and problem.constraint is None
-        and not scheduled(problem.weight_decay)
+        and not is_scheduled(problem.weight_decay)
     )
     curvature, decay = 1.0, 0.0
     if is_linear:
@@ -403,7 +403,11 @@ def number_of_cells(
 
 
 def _parts(
-    problem: Problem, algorithm: FixedData, start: Start, cells: int | None, steps: Given | None
+    problem: Problem,
+    algorithm: FixedData,
+    start: Start,
+    cells: int | None,
+    steps: ArrayArgument | None,
 ) -> list[int]:
     """Numbers of cells per epoch, the smallest first; empty for algorithms without epochs."""
     if not isinstance(algorithm, EpochSGD):

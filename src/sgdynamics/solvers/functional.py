@@ -25,7 +25,7 @@ import numpy as np
 from jaxtyping import Float
 
 from sgdynamics.base import checks
-from sgdynamics.base.arrays import Given, Numbers, Numeric, Scalar, State
+from sgdynamics.base.arrays import ArrayArgument, Numeric, Parameters, Scalar, State
 from sgdynamics.base.controls import Schedule
 from sgdynamics.base.support import INFINITE_VARIANCE, require
 from sgdynamics.expectations.choice import expectation_of
@@ -173,7 +173,7 @@ def _first_nodes(structure: Structure, quadrature: Quadrature, flow: bool) -> di
     }
 
 
-def _with_variance(structure: Structure, parameters: Numbers) -> Numbers:
+def _with_variance(structure: Structure, parameters: Parameters) -> Parameters:
     """Check that label noise under the squared loss has a variance: else risk and drift do not exist.
 
     Traced degrees of freedom of Student t cannot be rejected: up to df = 2 the noise is made
@@ -195,7 +195,7 @@ def _with_variance(structure: Structure, parameters: Numbers) -> Numbers:
 
 def drift(
     structure: Structure,
-    parameters: Numbers,
+    parameters: Parameters,
     state: State,
     *,
     lr: Scalar = 0.0,
@@ -267,7 +267,11 @@ def drift(
 
 
 def risk(
-    structure: Structure, parameters: Numbers, state: State, *, quadrature: Quadrature | None = None
+    structure: Structure,
+    parameters: Parameters,
+    state: State,
+    *,
+    quadrature: Quadrature | None = None,
 ) -> Float[Numeric, ""]:
     """E[loss] at one state.
 
@@ -313,9 +317,9 @@ def risk(
 
 def solve(
     structure: Structure,
-    parameters: Numbers,
+    parameters: Parameters,
     state: State,
-    times: Given,
+    times: ArrayArgument,
     *,
     lr: Scalar | Schedule = 0.0,
     head_rate: Any = 1.0,

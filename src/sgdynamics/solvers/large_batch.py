@@ -15,8 +15,8 @@ import xarray as xr
 from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.algorithms.updates.additions import PLAIN
 from sgdynamics.base import checks
-from sgdynamics.base.arrays import Given, Tree, Whole
-from sgdynamics.base.controls import CHECKED, numbers_at
+from sgdynamics.base.arrays import ArrayArgument, IntScalar, PyTree
+from sgdynamics.base.controls import SCHEDULE_CHECK_POINTS, values_at
 from sgdynamics.base.precision import float64
 from sgdynamics.base.progress import Cost, meter, next_piece
 from sgdynamics.base.support import require
@@ -43,7 +43,7 @@ def solve_large_batch(
     algorithm: OnePassSGD,
     start: Start,
     *,
-    steps: Given,
+    steps: ArrayArgument,
     samples_per_dimension: float,
     record: Mapping[str, Any] | None = None,
     evaluate: Mapping[str, Any] | None = None,
@@ -101,7 +101,7 @@ def solve_large_batch(
     """
     require("solve_large_batch", problem, algorithm)
     share = checks.number("samples_per_dimension", samples_per_dimension, above=0.0, infinite=True)
-    points = checks.numbers("steps", steps, "give increasing whole numbers, 0 or more")
+    points = checks.real_array("steps", steps, "give increasing whole numbers, 0 or more")
     points = np.atleast_1d(points)
     if (
         points.ndim != 1
@@ -119,7 +119,9 @@ def solve_large_batch(
         )
     _accept(algorithm)
     if algorithm.stepping is not None:
-        ends = np.linspace(0.0, points[-1] * (share if np.isfinite(share) else 1.0), CHECKED)
+        ends = np.linspace(
+            0.0, points[-1] * (share if np.isfinite(share) else 1.0), SCHEDULE_CHECK_POINTS
+        )
         algorithm.stepping.check_memory(1.0, ends)  # a step is lr itself, so that D = 1
     call = validate_call(
         "solve_large_batch",
@@ -195,18 +197,18 @@ def _accept(algorithm: Any) -> None:
 @partial(jax.jit, static_argnums=0)
 def _advance(
     field: UpdateStep,
-    nodes: Tree,
-    numbers: Tree,
-    share: Tree,
-    states: Tree,
-    since: Whole,
-    end: Whole,
+    nodes: PyTree,
+    numbers: PyTree,
+    share: PyTree,
+    states: PyTree,
+    since: IntScalar,
+    end: IntScalar,
 ) -> Any:
     """All replicates and runs from one step to another."""
 
-    def one(node: Tree, state: Tree) -> Any:
-        def step(number: Whole, state: Tree) -> Any:
-            now = numbers_at(numbers, number * share["each"])
+    def one(node: PyTree, state: PyTree) -> Any:
+        def step(number: IntScalar, state: PyTree) -> Any:
+            now = values_at(numbers, number * share["each"])
             return map_step(
                 field,
                 {"nodes": node},

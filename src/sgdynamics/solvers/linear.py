@@ -12,8 +12,8 @@ import xarray as xr
 
 from sgdynamics.algorithms.one_pass import OnePassSGD, checked_algorithm
 from sgdynamics.base import checks
-from sgdynamics.base.arrays import Given
-from sgdynamics.base.controls import Schedule, scheduled
+from sgdynamics.base.arrays import ArrayArgument
+from sgdynamics.base.controls import Schedule, is_scheduled
 from sgdynamics.base.precision import float64
 from sgdynamics.base.progress import warn
 from sgdynamics.dynamics.fields import FieldDynamics
@@ -34,7 +34,7 @@ def solve_linear(
     algorithm: OnePassSGD,
     start: Start,
     *,
-    steps: Sequence[float] | Given,
+    steps: Sequence[float] | ArrayArgument,
     dimension: float | None = None,
     kappa: float = 1.0,
 ) -> xr.Dataset:
@@ -136,7 +136,7 @@ def output_weights(problem: Problem) -> np.ndarray:
     fix = 'give sgd.TeacherStudent(width=..., activation="linear", ...) with loss="squared", a fixed head and free rows'
     if not linear_student(problem) or problem.head != "fixed" or problem.constraint is not None:
         raise checks.reject("problem", problem, f"this is for linear students: {fix}")
-    if scheduled(problem.noise) or scheduled(problem.weight_decay):
+    if is_scheduled(problem.noise) or is_scheduled(problem.weight_decay):
         raise checks.reject("problem", problem, "noise and weight decay are numbers here")
     return np.asarray(problem.teacher_head) / problem.teacher_width
 
@@ -195,8 +195,8 @@ def _pieces(algorithm: OnePassSGD, d: int) -> tuple[np.ndarray, np.ndarray]:
             "a schedule is taken piece by piece here: give sgd.piecewise_rate(...), or take solve_ode",
         )
     # the rate of a step is that at its alpha
-    edges = np.ceil(np.asarray(lr.numbers["edges"]) * d / algorithm.batch - 1e-9)
-    return edges, np.asarray(lr.numbers["rates"])
+    edges = np.ceil(np.asarray(lr.parameters["edges"]) * d / algorithm.batch - 1e-9)
+    return edges, np.asarray(lr.parameters["rates"])
 
 
 def _means(

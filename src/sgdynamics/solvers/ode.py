@@ -10,7 +10,7 @@ import xarray as xr
 
 from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.base import checks
-from sgdynamics.base.arrays import Given
+from sgdynamics.base.arrays import ArrayArgument
 from sgdynamics.base.precision import float64
 from sgdynamics.base.progress import shared_meter
 from sgdynamics.dynamics.interface import Dynamics, Solution, SolveRequest, risk_of_path, solve
@@ -29,9 +29,9 @@ def solve_ode(
     algorithm: OnePassSGD,
     start: Start | SpikedStart | Any,
     *,
-    times: Given | None = None,
-    alpha: Given | None = None,
-    steps: Given | None = None,
+    times: ArrayArgument | None = None,
+    alpha: ArrayArgument | None = None,
+    steps: ArrayArgument | None = None,
     dimension: int | None = None,
     rtol: float | None = None,
     atol: float | None = None,

@@ -79,7 +79,7 @@ def phases(
             "every phase has its own, the third of its parts: leave it out",
         )
     when = [_points(index, part[2]) for index, part in enumerate(parts)]
-    seed = checks.whole("seed", more.get("seed", 0), 0)
+    seed = checks.integer("seed", more.get("seed", 0), 0)
     found: list[xr.Dataset] = []
     for index, ((problem, algorithm, _), points) in enumerate(zip(parts, when, strict=True)):
         if "seed" in takes:
@@ -121,7 +121,7 @@ def _points(index: int, value: Any) -> dict[str, Any]:
                 f"give one of {', '.join(UNITS)}, such as {{'times': [1.0, 2.0]}}",
             )
         name, points = next(iter(value.items()))
-    points = checks.numbers(
+    points = checks.real_array(
         f"parts[{index}][2]", points, "give the length of the phase, or its save points"
     )
     if points.ndim == 0:

@@ -10,7 +10,7 @@ import xarray as xr
 
 from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.base import checks
-from sgdynamics.base.arrays import Given
+from sgdynamics.base.arrays import ArrayArgument
 from sgdynamics.base.precision import float64
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor
@@ -27,9 +27,9 @@ def solve_sde(
     algorithm: OnePassSGD,
     start: Start | SpikedStart,
     *,
-    times: Given | None = None,
-    alpha: Given | None = None,
-    steps: Given | None = None,
+    times: ArrayArgument | None = None,
+    alpha: ArrayArgument | None = None,
+    steps: ArrayArgument | None = None,
     dimension: float | None = None,
     runs: int | None = None,
     seed: int = 0,

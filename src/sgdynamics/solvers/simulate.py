@@ -13,7 +13,7 @@ import xarray as xr
 from sgdynamics.algorithms.fixed_data import FixedData
 from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.base import checks
-from sgdynamics.base.arrays import Given
+from sgdynamics.base.arrays import ArrayArgument
 from sgdynamics.dynamics.interface import Dynamics
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor
@@ -31,9 +31,9 @@ def simulate(
     algorithm: OnePassSGD | FixedData,
     start: Start | SpikedStart | Any,
     *,
-    times: Given | None = None,
-    alpha: Given | None = None,
-    steps: Given | None = None,
+    times: ArrayArgument | None = None,
+    alpha: ArrayArgument | None = None,
+    steps: ArrayArgument | None = None,
     dimension: float | None = None,
     runs: int | None = None,
     seed: int = 0,

@@ -78,7 +78,7 @@ class Job:
                 )
         self.own = [name for name in self.takes if name not in (*OBJECTS, "progress")]
         if not self.anything:
-            checks.known_names(self.name, self.arguments, self.own)
+            checks.reject_unknown(self.name, self.arguments, self.own)
         if (
             start is not None
             and not isinstance(start, (Start, SpikedStart, MeanFieldStart, Mapping))

@@ -111,7 +111,7 @@ def sweep(
     refuse_inside_a_start()
     job = Job(solver, problem, algorithm, start, arguments)
     workers, part = _checked(workers, shard, store)
-    progress = checks.flag("progress", progress, unsaid=True)
+    progress = checks.flag("progress", progress, optional=True)
     made = plan_sweep(job, over)
     swept = list(made.titles)
     if store is not None and made.unidentified is not None:
@@ -164,7 +164,7 @@ def sweep(
 
 
 def _checked(workers: object, shard: Any, store: object) -> tuple[int | None, tuple[int, int]]:
-    workers = None if workers is None else checks.whole("workers", workers, 1, 100_000)
+    workers = None if workers is None else checks.integer("workers", workers, 1, 100_000)
     if store is not None:
         checks.path("store", store)
     if shard is None:
@@ -172,7 +172,7 @@ def _checked(workers: object, shard: Any, store: object) -> tuple[int | None, tu
     if store is None:
         raise checks.reject("shard", shard, "shards meet in a store: give store= too")
     try:
-        index, count = (checks.whole("shard", one, 0) for one in shard)
+        index, count = (checks.integer("shard", one, 0) for one in shard)
     except (TypeError, ValueError):
         raise checks.reject(
             "shard", shard, "give (i, n): this is part i of n, counted from 0"

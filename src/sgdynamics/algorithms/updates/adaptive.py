@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from sgdynamics.algorithms.updates.update import Asked, Law, Update, maker
 from sgdynamics.base import checks
 from sgdynamics.base.arrays import Scalar, State
-from sgdynamics.base.controls import number_or_schedule
+from sgdynamics.base.controls import scalar_or_schedule
 
 SIZES: dict[str, Any] = {"coordinatewise": True, "trains_head": False}
 
@@ -164,11 +164,11 @@ def adam(memory: float, eps: float = 1e-8, weight_decay: float = 0.0, beta: floa
     >>> sgd.updates.adam(4.0, eps=0.02)
     adam(memory=4, eps=0.02, weight_decay=0, beta=0.9)
     """
-    beta = number_or_schedule("beta", beta, below=1.0)
+    beta = scalar_or_schedule("beta", beta, below=1.0)
     numbers = {
-        "memory": number_or_schedule("memory", memory, above=0.0),
-        "eps": number_or_schedule("eps", eps),
-        "weight_decay": number_or_schedule("weight_decay", weight_decay),
+        "memory": scalar_or_schedule("memory", memory, above=0.0),
+        "eps": scalar_or_schedule("eps", eps),
+        "weight_decay": scalar_or_schedule("weight_decay", weight_decay),
         "beta": beta,
     }
     law = Law(
@@ -235,8 +235,8 @@ def rmsprop(memory: float, eps: float) -> Update:
     rmsprop(memory=4, eps=0.1)
     """
     numbers = {
-        "memory": number_or_schedule("memory", memory, above=0.0),
-        "eps": number_or_schedule("eps", eps, above=0.0),
+        "memory": scalar_or_schedule("memory", memory, above=0.0),
+        "eps": scalar_or_schedule("eps", eps, above=0.0),
     }
     return Update(
         Law(
@@ -303,7 +303,7 @@ def adagrad(start: float, eps: float = 0.0) -> Update:
     """
     numbers = {
         "start": checks.number("start", start, above=0.0),
-        "eps": number_or_schedule("eps", eps),
+        "eps": scalar_or_schedule("eps", eps),
     }
     law = Law(
         "adagrad",

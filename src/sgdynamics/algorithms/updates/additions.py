@@ -10,8 +10,8 @@ import jax.numpy as jnp
 
 from sgdynamics.algorithms.updates.update import MAKERS, Asked, Law, Update, maker
 from sgdynamics.base import checks
-from sgdynamics.base.arrays import Numbers, Scalar, State
-from sgdynamics.base.controls import Schedule, number_or_schedule
+from sgdynamics.base.arrays import Parameters, Scalar, State
+from sgdynamics.base.controls import Schedule, scalar_or_schedule
 
 
 def _plain(state: State, gradient: Asked, lr: Scalar, D: Scalar, number: Scalar) -> dict[str, Any]:
@@ -52,7 +52,7 @@ class _Decayed:
         *,
         rate: Scalar,
         head: Scalar | None = None,
-        of: Numbers | None = None,
+        of: Parameters | None = None,
     ) -> dict[str, Any]:
         moved = self.law.moved
         decay = _decay_rates(state[moved], gradient, rate, head)
@@ -130,9 +130,9 @@ def weight_decay(
     elif not decoupled and law.jumps and not law.rereads:
         why = "where the data's gradient vanishes, decay inside of it is all that is left of a step whose length does not vanish"
         law = replace(law, no_limit=f"{why}: its mean has no limit; take decoupled=True")
-    numbers = {"rate": number_or_schedule("rate", rate)} | ({} if of is None else {"of": inner})
+    numbers = {"rate": scalar_or_schedule("rate", rate)} | ({} if of is None else {"of": inner})
     if head is not None:
-        numbers["head"] = number_or_schedule("head", head)
+        numbers["head"] = scalar_or_schedule("head", head)
     if of is not None and law.first:
         raise checks.reject(
             "of", of, "its start is a number of its own: give weight decay to the problem instead"
@@ -153,7 +153,7 @@ class _Noisy:
         number: Scalar,
         *,
         sigma: Scalar,
-        of: Numbers | None = None,
+        of: Parameters | None = None,
     ) -> dict[str, Any]:
         found = dict(self.law.step(state, gradient, lr, D, number, **(of or {})))
         found["weights"] = found["weights"] - lr / D * sigma * gradient.noise()
@@ -173,7 +173,7 @@ class _Thermal:
         number: Scalar,
         *,
         temperature: Scalar,
-        of: Numbers | None = None,
+        of: Parameters | None = None,
     ) -> dict[str, Any]:
         found = dict(self.law.step(state, gradient, lr, D, number, **(of or {})))
         found[self.law.moved] = (
@@ -242,5 +242,5 @@ def gradient_noise(sigma: float, of: Update | None = None) -> Update:
         )
     law = replace(inner.law, name="gradient_noise", step=_Noisy(inner.law), noise=True)
     return Update(
-        law, {"sigma": number_or_schedule("sigma", sigma)} | ({} if of is None else {"of": inner})
+        law, {"sigma": scalar_or_schedule("sigma", sigma)} | ({} if of is None else {"of": inner})
     )

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Float
 
 from sgdynamics.algorithms.updates.update import Law, copies
-from sgdynamics.base.arrays import Numbers, Numeric
+from sgdynamics.base.arrays import Numeric, Parameters
 
 
 class Rows(NamedTuple):
@@ -165,7 +165,9 @@ def on_sphere(
     return (kick - rows * q / (1 + root)) / root
 
 
-def increments(law: Law, numbers: Numbers, state: Rows, ground: Ground, setting: Setting) -> Rows:
+def increments(
+    law: Law, numbers: Parameters, state: Rows, ground: Ground, setting: Setting
+) -> Rows:
     """What one step adds to a state; on the sphere before the rows are normalised."""
     parts, p = copies(law), state.head.shape[0] // copies(law)
     gradient = Gradient(

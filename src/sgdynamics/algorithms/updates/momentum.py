@@ -7,7 +7,7 @@ from typing import Any
 from sgdynamics.algorithms.updates.update import Asked, Law, Update, maker
 from sgdynamics.base import checks
 from sgdynamics.base.arrays import Scalar, State
-from sgdynamics.base.controls import number_or_schedule
+from sgdynamics.base.controls import scalar_or_schedule
 
 
 def _one_of(beta: float | None, memory: float | None) -> tuple[str, float]:
@@ -19,8 +19,8 @@ def _one_of(beta: float | None, memory: float | None) -> tuple[str, float]:
             "give one of them: beta, or memory=c for 1 - beta = c/D",
         )
     if memory is not None:
-        return "memory", number_or_schedule("memory", memory, above=0.0)
-    return "beta", number_or_schedule("beta", beta, below=1.0)
+        return "memory", scalar_or_schedule("memory", memory, above=0.0)
+    return "beta", scalar_or_schedule("beta", beta, below=1.0)
 
 
 def _momentum(
@@ -217,7 +217,7 @@ def average(memory: float) -> Update:
     """
     return Update(
         Law("average", _average, **AVERAGED, averaging=("memory",)),
-        {"memory": number_or_schedule("memory", memory, above=0.0)},
+        {"memory": scalar_or_schedule("memory", memory, above=0.0)},
     )
 
 
@@ -291,7 +291,7 @@ def schedule_free(beta: float = 0.9) -> Update:
     >>> sgd.updates.schedule_free(0.9)
     schedule_free(beta=0.9)
     """
-    beta = number_or_schedule("beta", beta, most=1.0)
+    beta = scalar_or_schedule("beta", beta, maximum=1.0)
     return Update(
         Law("schedule_free", _schedule_free, **AVERAGED, scalars=("age",)), {"beta": beta}
     )
@@ -354,9 +354,9 @@ def dana(velocity_rate: float, delta: float, offset: float = 1.0) -> Update:
     dana(velocity_rate=1, delta=4, offset=0.5)
     """
     numbers = {
-        "velocity_rate": number_or_schedule("velocity_rate", velocity_rate),
-        "delta": number_or_schedule("delta", delta, above=0.0),
-        "offset": number_or_schedule("offset", offset, above=0.0),
+        "velocity_rate": scalar_or_schedule("velocity_rate", velocity_rate),
+        "delta": scalar_or_schedule("delta", delta, above=0.0),
+        "offset": scalar_or_schedule("offset", offset, above=0.0),
     }
     return Update(
         Law("dana", _dana, **BALL, memory="slow", scalars=("age",), averaging=("delta", "offset")),

@@ -11,7 +11,7 @@ from sgdynamics.algorithms.updates.step_length import inverse, root
 from sgdynamics.algorithms.updates.update import Asked, Law, Update, maker
 from sgdynamics.base import checks
 from sgdynamics.base.arrays import Numeric, Scalar, State
-from sgdynamics.base.controls import number_or_schedule
+from sgdynamics.base.controls import scalar_or_schedule
 
 ITERATIONS, COEFFICIENTS = (
     5,
@@ -151,10 +151,10 @@ def muon(
             averaging=("memory",),
             **common,
         )
-        return Update(law, {"memory": number_or_schedule("memory", memory, above=0.0)}, options)
+        return Update(law, {"memory": scalar_or_schedule("memory", memory, above=0.0)}, options)
     if beta is None:
         return Update(Law("muon", _Muon("none", newton_schulz), jumps=True, **common), {}, options)
-    beta = number_or_schedule("beta", beta, below=1.0)
+    beta = scalar_or_schedule("beta", beta, below=1.0)
     return Update(
         Law("muon", _Muon("fast", newton_schulz), rows=("velocity",), memory="fast", **common),
         {"beta": beta},

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from sgdynamics.algorithms.updates.update import Asked, Law, Update, maker
 from sgdynamics.base import checks
 from sgdynamics.base.arrays import Scalar, State
-from sgdynamics.base.controls import number_or_schedule
+from sgdynamics.base.controls import scalar_or_schedule
 
 MOST_MOVES = 2**31 - 1  # a loop counts them in 32 bits
 OVER = ("all", "row", "sample")
@@ -118,7 +118,7 @@ def clipped(threshold: float, over: str = "all") -> Update:
     clipped(threshold=1.5, over='sample')
     """
     checks.choice("over", over, OVER)
-    numbers = {"threshold": number_or_schedule("threshold", threshold, above=0.0)}
+    numbers = {"threshold": scalar_or_schedule("threshold", threshold, above=0.0)}
     return Update(CLIPPED[over], numbers, () if over == "all" else (("over", over),))
 
 
@@ -167,7 +167,7 @@ def reuse(times: int) -> Update:
     reuse(times=2)
     """
     law = Law("reuse", _reuse, rereads=True, decay_inside=True, explicit_head_rate=True)
-    return Update(law, {"times": checks.whole("times", times, 1, MOST_MOVES)})
+    return Update(law, {"times": checks.integer("times", times, 1, MOST_MOVES)})
 
 
 def _uphill(state: State, gradient: Asked, lr: Scalar, D: Scalar, radius: Scalar) -> dict[str, Any]:
@@ -231,10 +231,10 @@ def sam(radius: float | None = None, reach: float | None = None) -> Update:
     if reach is not None:
         return Update(
             Law("sam", _sam_in_reach, rereads=True, jumps=True),
-            {"reach": number_or_schedule("reach", reach)},
+            {"reach": scalar_or_schedule("reach", reach)},
         )
     why = "its ascent moves the field of a sample by radius sqrt(D), which has no limit: give sam(reach=...), radius = reach/sqrt(D)"
     return Update(
         Law("sam", _sam, rereads=True, jumps=True, no_limit=why),
-        {"radius": number_or_schedule("radius", radius)},
+        {"radius": scalar_or_schedule("radius", radius)},
     )

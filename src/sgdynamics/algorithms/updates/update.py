@@ -14,7 +14,12 @@ from jaxtyping import Float
 
 from sgdynamics.base import checks, pytrees
 from sgdynamics.base.arrays import Numeric
-from sgdynamics.base.controls import describe_schedule, number_or_schedule, numbers_at, values_along
+from sgdynamics.base.controls import (
+    describe_schedule,
+    evaluate_along,
+    scalar_or_schedule,
+    values_at,
+)
 from sgdynamics.base.precision import float64
 from sgdynamics.base.user_functions import function_identity
 
@@ -87,7 +92,7 @@ class Law:
     ] = ()  # the number c of an average over D/c steps, or two numbers whose ratio is c
 
 
-@pytrees.numbered("numbers")
+@pytrees.register_parameters("numbers")
 @dataclass(frozen=True)
 class Update:
     """How a gradient becomes a step: its law, on which compiled code depends, and its numbers, which are traced.
@@ -136,7 +141,7 @@ class Update:
     def parameters(self) -> dict[str, Any]:
         """The numbers, as a dictionary that JAX can trace."""
         return {
-            name: value.parameters if isinstance(value, Update) else pytrees.traced(value)
+            name: value.parameters if isinstance(value, Update) else pytrees.to_float64(value)
             for name, value in self.numbers.items()
         }
 
@@ -173,7 +178,9 @@ class Update:
         if not self.law.averaging or any(name not in self.numbers for name in self.law.averaging):
             return
         name, *offsets = self.law.averaging
-        values, *scales = (values_along(self.numbers[number], alpha) for number in (name, *offsets))
+        values, *scales = (
+            evaluate_along(self.numbers[number], alpha) for number in (name, *offsets)
+        )
         largest = D * (scales[0] if scales else np.ones_like(values))
         worst = int(np.argmax(values / largest))
         if values[worst] > largest[worst] * (
@@ -225,7 +232,7 @@ class Update:
         Update
             A new one; this one stays as it is.
         """
-        checks.known_names(self.kind, changes, {**self.numbers, **dict(self.options)})
+        checks.reject_unknown(self.kind, changes, {**self.numbers, **dict(self.options)})
         return (
             MAKERS[self.kind](**{**self.numbers, **dict(self.options), **changes})
             if changes
@@ -260,7 +267,7 @@ def maker(function: Callable[..., Update]) -> Callable[..., Update]:
     if not name.isidentifier():
         raise checks.reject("function", function, "give a function that has a name")
 
-    checked = checks.hinted(HINTS)(function)
+    checked = checks.argument_hints(HINTS)(function)
 
     @wraps(function)
     def made(*args: Any, **numbers: Any) -> Update:
@@ -347,7 +354,7 @@ def own(
     if numbers is not None and not isinstance(numbers, Mapping):
         raise checks.reject("numbers", numbers, 'give numbers by name, such as {"beta": 0.9}')
     given = {
-        name: number_or_schedule(name, value, -np.inf) for name, value in (numbers or {}).items()
+        name: scalar_or_schedule(name, value, -np.inf) for name, value in (numbers or {}).items()
     }
     linear = _try_own(step, **names, numbers=given)
     rereads = checks.flag("rereads", rereads)
@@ -391,7 +398,7 @@ def _try_own(
     state = {name: generator.standard_normal((2, 5)) for name in ("weights", *rows)} | {
         name: np.float64(1.3) for name in scalars
     }
-    traced = {name: jnp.asarray(value) for name, value in numbers_at(numbers, 0.0).items()}
+    traced = {name: jnp.asarray(value) for name, value in values_at(numbers, 0.0).items()}
 
     def increments(turn: np.ndarray) -> dict[str, Any]:
         gradient = _Fixed(lambda rows: jnp.tanh(rows @ (X @ turn).T) @ (X @ turn) / 3, 3)

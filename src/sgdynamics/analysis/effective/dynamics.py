@@ -30,7 +30,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Float
 
 from sgdynamics.base import checks
-from sgdynamics.base.arrays import Function, Keys, Numeric, OneKey, Tree
+from sgdynamics.base.arrays import Function, Numeric, PyTree, RandomKey, RandomKeys
 from sgdynamics.base.precision import float64
 from sgdynamics.base.progress import Meter, meter
 
@@ -190,11 +190,11 @@ def _keys(entropy: Sequence[int], first: int, chunk: int) -> np.ndarray:
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _draws(functions: Functions, dimension: int, keys: Keys) -> Any:
+def _draws(functions: Functions, dimension: int, keys: RandomKeys) -> Any:
     """A chunk of draws. A program of its own: random numbers take longest to compile, and other losses of the same data share it."""
     (sample,) = functions
 
-    def draw(key: OneKey) -> Any:
+    def draw(key: RandomKey) -> Any:
         return sample(jax.random.wrap_key_data(key, impl=GENERATOR), dimension)
 
     # random arrays under vmap take twice as long to compile and are no faster, unless they are so small that the loop itself counts
@@ -203,14 +203,14 @@ def _draws(functions: Functions, dimension: int, keys: Keys) -> Any:
 
 
 @partial(jax.jit, static_argnums=0)
-def _gradients(functions: Functions, point: Tree, data: Tree) -> tuple[Any, Any]:
+def _gradients(functions: Functions, point: PyTree, data: PyTree) -> tuple[Any, Any]:
     """The gradients of a chunk of units (draws or pairs), (units, draws, parameters), the mean of a pair last; their controls."""
     loss, antithetic, controls = functions
 
-    def gradient(y: Tree) -> Any:
+    def gradient(y: PyTree) -> Any:
         return ravel_pytree(jax.grad(lambda x: jnp.asarray(loss(x, y), dtype=float))(point))[0]
 
-    def unit(y: Tree) -> Any:
+    def unit(y: PyTree) -> Any:
         draws = jax.tree.map(lambda leaf: leaf[None], y)
         if antithetic is not None:
             draws = jax.tree.map(lambda *leaves: jnp.stack(leaves), y, antithetic(y))
@@ -227,7 +227,7 @@ def _gradients(functions: Functions, point: Tree, data: Tree) -> tuple[Any, Any]
 @partial(jax.jit, static_argnums=0)
 def _along(
     functions: Functions,
-    point: Tree,
+    point: PyTree,
     centre: Float[Numeric, " parameters"],
     gradients: Float[Numeric, "..."],
 ) -> tuple[Any, ...]:
@@ -249,11 +249,11 @@ def _along(
     return slopes.reshape(shape), bends.reshape(shape), u(flat), slope(flat, centre)
 
 
-def _numbers(tree: Tree) -> int:
+def _numbers(tree: PyTree) -> int:
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))
 
 
-def _shapes(argument: str, call: str, function: Callable[..., Any], *args: Tree) -> Any:
+def _shapes(argument: str, call: str, function: Callable[..., Any], *args: PyTree) -> Any:
     """Shapes of what a user's function returns, by tracing it: nothing is compiled or run."""
     try:
         return jax.eval_shape(function, *args)
@@ -286,7 +286,7 @@ def checked_task(
 
 
 def checked_sizes(
-    task: Task, point: Tree, dimension: int, samples: int, names: Sequence[str] | None
+    task: Task, point: PyTree, dimension: int, samples: int, names: Sequence[str] | None
 ) -> Sizes:
     """Everything that can be wrong with the user's functions and point, found by tracing."""
     if callable(point):
@@ -599,7 +599,7 @@ def effective_dynamics(
     sample: Callable[[Any, int], Any],
     statistics: Callable[[Any], Any],
     *,
-    point: Tree,
+    point: PyTree,
     lr: float,
     dimension: int,
     samples: int = 4096,
@@ -686,12 +686,12 @@ def effective_dynamics(
     True
     """
     task = checked_task(loss, sample, statistics, antithetic, controls)
-    lr, dimension = checks.number("lr", lr, above=0.0), checks.whole("dimension", dimension, 1)
+    lr, dimension = checks.number("lr", lr, above=0.0), checks.integer("dimension", dimension, 1)
     samples, seed = (
-        checks.whole("samples", samples, GROUPS, MOST_SAMPLES),
-        checks.whole("seed", seed, 0),
+        checks.integer("samples", samples, GROUPS, MOST_SAMPLES),
+        checks.integer("seed", seed, 0),
     )
-    progress = checks.flag("progress", progress, unsaid=True)
+    progress = checks.flag("progress", progress, optional=True)
     sizes = checked_sizes(task, point, dimension, samples, names)
     with meter(f"effective dynamics, d = {dimension}", 2.0 * samples, progress) as shown:
         return measure(task, sizes, lr, dimension, samples, (seed,), shown).dynamics

@@ -45,7 +45,7 @@ from sgdynamics.analysis.effective.dynamics import (
     table,
 )
 from sgdynamics.base import checks
-from sgdynamics.base.arrays import Numeric, Tree
+from sgdynamics.base.arrays import Numeric, PyTree
 from sgdynamics.base.precision import float64
 from sgdynamics.base.progress import meter
 
@@ -204,7 +204,7 @@ def _row(trend: Trend) -> tuple[str, ...]:
 
 
 @partial(jax.jit, static_argnums=0)
-def _norms(functions: Functions, point: Tree, starts: Tree) -> tuple[Any, Any]:
+def _norms(functions: Functions, point: PyTree, starts: PyTree) -> tuple[Any, Any]:
     """Operator norms of hess u_i (power iteration) and of the third derivative (alternating power iteration, the best of a few starts).
 
     Both iterations increase, so both are lower bounds; for a symmetric tensor of order 3 the iteration may stop at a local maximum.
@@ -227,7 +227,7 @@ def _norms(functions: Functions, point: Tree, starts: Tree) -> tuple[Any, Any]:
         def third(a: Float[Numeric, " parameters"], b: Float[Numeric, " parameters"]) -> Any:
             return jax.jvp(lambda z: jax.jvp(jax.grad(u), (z,), (a,))[1], (flat,), (b,))[1]
 
-        def sweep(_: object, state: Tree) -> Any:
+        def sweep(_: object, state: PyTree) -> Any:
             a, b, _ = state
             c, norm = unit(third(a, b))
             return b, c, norm
@@ -283,7 +283,7 @@ def _fit(dimensions: np.ndarray, values: np.ndarray, errors: np.ndarray) -> Tren
     return Trend(values, errors, float(exponent), float(error), verdict)
 
 
-def _point_at(point: Tree, dimension: int) -> Any:
+def _point_at(point: PyTree, dimension: int) -> Any:
     try:
         return point(dimension)
     except Exception as error:
@@ -395,14 +395,14 @@ def effective_scaling(
         raise checks.reject("point", point, "give a function dimension -> parameters")
     lr = checks.number("lr", lr, above=0.0)
     samples, seed = (
-        checks.whole("samples", samples, GROUPS, MOST_SAMPLES),
-        checks.whole("seed", seed, 0),
+        checks.integer("samples", samples, GROUPS, MOST_SAMPLES),
+        checks.integer("seed", seed, 0),
     )
-    progress = checks.flag("progress", progress, unsaid=True)
+    progress = checks.flag("progress", progress, optional=True)
     listed = np.atleast_1d(
-        checks.numbers("dimensions", dimensions, "give at least three increasing whole numbers")
+        checks.real_array("dimensions", dimensions, "give at least three increasing whole numbers")
     ).tolist()
-    every = tuple(checks.whole("dimensions", d, 1) for d in listed)
+    every = tuple(checks.integer("dimensions", d, 1) for d in listed)
     if len(every) < 3 or any(a >= b for a, b in itertools.pairwise(every)):
         raise checks.reject(
             "dimensions", dimensions, "give at least three increasing whole numbers"

@@ -63,7 +63,7 @@ def measured(
     progress: bool | None,
 ) -> Confirmation:
     """Both by the exact chain (coordinatewise updates have none: in d dimensions), with one seed."""
-    runs = checks.whole("runs", runs, 2)
+    runs = checks.integer("runs", runs, 2)
     begin, starts = _repeated(asked.start, runs)
     direct = "coordinatewise update" in asked.algorithm.kinds
     where = {

@@ -11,7 +11,7 @@ import numpy as np
 
 from sgdynamics.analysis.protocols.search import Box
 from sgdynamics.base import checks
-from sgdynamics.base.controls import Schedule, piecewise, scheduled
+from sgdynamics.base.controls import Schedule, is_scheduled, piecewise
 from sgdynamics.results.records import changed, contents
 
 SECTIONS = ("algorithm", "problem")
@@ -131,7 +131,7 @@ def find(objects: Mapping[str, Any], name: object) -> Path:
 
 def _is_number(value: object) -> bool:
     """Whether a control may stand in its place: one number, or a function of alpha."""
-    if scheduled(value) or callable(value):
+    if is_scheduled(value) or callable(value):
         return True
     return (
         isinstance(value, (int, float, np.number, np.ndarray))

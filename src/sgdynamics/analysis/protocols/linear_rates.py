@@ -21,7 +21,7 @@ from sgdynamics.analysis.protocols.linear_recursion import (
     room_for,
 )
 from sgdynamics.base import checks
-from sgdynamics.base.arrays import Numeric, Reals, Tree
+from sgdynamics.base.arrays import Numeric, PyTree, RealArray
 from sgdynamics.base.controls import Schedule
 from sgdynamics.base.precision import float64
 from sgdynamics.base.progress import Meter
@@ -62,15 +62,15 @@ class LinearOptimum:
         return self.best_constant_risk / self.risk
 
 
-def _level(recursion: LinearRecursion, batches: Tree, edges: Tree, log_rates: Numeric) -> Any:
+def _level(recursion: LinearRecursion, batches: PyTree, edges: PyTree, log_rates: Numeric) -> Any:
     return jnp.log(recursion.risks(jnp.exp(log_rates), batches, edges)[-1])
 
 
 @jax.jit
 def _levels(
     recursion: LinearRecursion,
-    batches: Tree,
-    edges: Tree,
+    batches: PyTree,
+    edges: PyTree,
     log_rates: Float[Numeric, "several pieces"],
 ) -> Any:
     return jax.lax.map(partial(_level, recursion, batches, edges), log_rates, batch_size=11)
@@ -78,14 +78,14 @@ def _levels(
 
 @jax.jit
 def _with_gradient(
-    recursion: LinearRecursion, batches: Tree, edges: Tree, log_rates: Float[Numeric, " pieces"]
+    recursion: LinearRecursion, batches: PyTree, edges: PyTree, log_rates: Float[Numeric, " pieces"]
 ) -> Any:
     return jax.value_and_grad(partial(_level, recursion, batches, edges))(log_rates)
 
 
 @jax.jit
 def _risks(
-    recursion: LinearRecursion, batches: Tree, edges: Tree, rates: Float[Numeric, " pieces"]
+    recursion: LinearRecursion, batches: PyTree, edges: PyTree, rates: Float[Numeric, " pieces"]
 ) -> Any:
     return recursion.risks(rates, batches, edges)
 
@@ -96,7 +96,7 @@ def optimal_rates(
     pieces: int = 100,
     *,
     lr: tuple[float, float] | None = None,
-    batches: Reals | None = None,
+    batches: RealArray | None = None,
     edges: Int[Numeric, " edges"] | None = None,
     iterations: int = 500,
     bar: Meter = Meter(),  # noqa: B008  which shows nothing, and keeps nothing
@@ -130,7 +130,7 @@ def optimal_rates(
     ValueError
         If an argument is refused, or the best constant rate is outside of the range.
     """
-    pieces = checks.whole("pieces", pieces, 1)
+    pieces = checks.integer("pieces", pieces, 1)
     if pieces > recursion.steps:
         raise checks.reject(
             "pieces", pieces, f"there are {recursion.steps} steps: take as many at most"
@@ -214,7 +214,11 @@ def _checked_range(
 
 
 def _best_constant(
-    recursion: LinearRecursion, batches: Tree, edges: Tree, pieces: int, bounds: tuple[float, float]
+    recursion: LinearRecursion,
+    batches: PyTree,
+    edges: PyTree,
+    pieces: int,
+    bounds: tuple[float, float],
 ) -> tuple[float, float]:
     """The best constant log-rate and its level, by grids that close in on it."""
     (low, high), (best, level) = bounds, (bounds[0], math.inf)
@@ -265,7 +269,7 @@ def batch_ramp(
     """
     lr, given = (
         checks.number("lr", lr, above=0.0),
-        checks.numbers("rates", rates, "give rates above 0"),
+        checks.real_array("rates", rates, "give rates above 0"),
     )
     if given.ndim != 1 or not len(given) or np.any(given <= 0):
         raise checks.reject("rates", rates, "give rates above 0")
@@ -360,7 +364,7 @@ def noise_dominated(recursion: LinearRecursion, pieces: int = 100) -> NoiseDomin
     at = int(np.clip(np.argmin(levels), 1, len(ends) - 2))
     chi: Any = optimize.brentq(slope, ends[at - 1], ends[at + 1], xtol=1e-14 * ends[at])
     whole = y(np.array([chi]))[0]
-    edges = np.asarray(recursion.edges(checks.whole("pieces", pieces, 1, recursion.steps)))
+    edges = np.asarray(recursion.edges(checks.integer("pieces", pieces, 1, recursion.steps)))
     wanted = whole * (1 - edges / recursion.steps)
     left = np.interp(wanted, sums, ends)
     for _ in range(20):  # Newton: y grows, and is concave

@@ -22,7 +22,7 @@ from jaxtyping import Float, Int
 
 from sgdynamics.algorithms.one_pass import OnePassSGD, checked_algorithm
 from sgdynamics.base import checks, pytrees
-from sgdynamics.base.arrays import Numbers, Numeric, Reals, Scalar, Tree
+from sgdynamics.base.arrays import Numeric, Parameters, PyTree, RealArray, Scalar
 from sgdynamics.base.controls import piecewise_rate
 from sgdynamics.base.precision import float64
 from sgdynamics.dynamics.fields import FieldDynamics
@@ -39,7 +39,7 @@ KEPT = (
 STEP, STEP_BLOCK, SQUARING = 2.3e-6, 8e-9, 2.5e-10
 
 
-@pytrees.numbered("numbers")
+@pytrees.register_parameters("numbers")
 @dataclass(frozen=True)
 class LinearRecursion:
     """The exact mean recursion of a linear student over so many steps; `linear_recursion` makes it.
@@ -47,7 +47,7 @@ class LinearRecursion:
     A pytree: its numbers (spectrum, start, noise, steps, ...) are traced, and another one of the same shapes compiles nothing again.
     """
 
-    numbers: Numbers
+    numbers: Parameters
     room: int  # steps that there is room for: numbers["steps"] rounded up
     decays: bool  # whether there is weight decay
     method: str | None = None  # "steps" or "powers"; the cheaper one unless said
@@ -76,7 +76,7 @@ class LinearRecursion:
     def risks(
         self,
         rates: Float[Numeric, " pieces"],
-        batches: Reals | None = None,
+        batches: RealArray | None = None,
         edges: Int[Numeric, " edges"] | None = None,
     ) -> Float[Numeric, " edges"]:
         """The mean excess risk at the edges of the pieces, (pieces + 1,): a pure function that JAX can transform.
@@ -172,7 +172,7 @@ def linear_recursion(
     weights = output_weights(problem)
     d, sizes = check_dimension(problem, dimension, small=True)
     begin = checked_start(problem, start)
-    steps = checks.whole("steps", steps, 1, MOST_STEPS)
+    steps = checks.integer("steps", steps, 1, MOST_STEPS)
     kappa = checks.number("kappa", kappa, above=0.0)
     method = None if method is None else checks.choice("method", method, ("steps", "powers"))
     dynamics = FieldDynamics(problem, algorithm)
@@ -215,7 +215,7 @@ def cheaper(steps: int, pieces: int, longest: int, blocks: int) -> str:
     return "steps" if one_by_one <= squared and steps <= MOST_ONE_BY_ONE else "powers"
 
 
-def _survival(numbers: Numbers, g: Scalar, batch: Scalar) -> tuple[Any, Any, Any]:
+def _survival(numbers: Parameters, g: Scalar, batch: Scalar) -> tuple[Any, Any, Any]:
     """1 - q of a step, its feedback g^2/B, and (with weight decay) what is lost of the mean error, 1 - rho = g (l + al)."""
     along = g * numbers["eigenvalues"]
     square = 1 + (2 * numbers["kappa"] - 1) / batch
@@ -226,7 +226,7 @@ def _survival(numbers: Numbers, g: Scalar, batch: Scalar) -> tuple[Any, Any, Any
 
 
 def _by_steps(
-    room: int, numbers: Numbers, begin: Tree, rates: Numeric, batches: Numeric, edges: Numeric
+    room: int, numbers: Parameters, begin: PyTree, rates: Numeric, batches: Numeric, edges: Numeric
 ) -> Any:
     """sum l c at the edges of pieces, step by step; steps after the last have rate 0, and change nothing."""
     number = jnp.arange(room)
@@ -258,7 +258,7 @@ def _by_steps(
 
 
 def _by_powers(
-    bits: int, numbers: Numbers, begin: Tree, rates: Numeric, batches: Numeric, edges: Numeric
+    bits: int, numbers: Parameters, begin: PyTree, rates: Numeric, batches: Numeric, edges: Numeric
 ) -> Any:
     """sum l c at the edges of pieces, by squaring the map of a step, in r = c/sqrt(n), where it is symmetric.
 
@@ -281,7 +281,7 @@ def _by_powers(
             b = b + pull**2 * target
             rest = jnp.diag(-2 * pull * (1 - behind)), behind, -pull * target
 
-        def bit(carry: Tree, _: None) -> tuple[Any, None]:
+        def bit(carry: PyTree, _: None) -> tuple[Any, None]:
             (r, m), (E, b, rest), left = carry
             odd = left % 2 == 1
             moved = r - E @ r + b

@@ -16,7 +16,7 @@ from sgdynamics.analysis.protocols.linear import LinearProtocol, by_recursion, s
 from sgdynamics.analysis.protocols.program import Program, controls_in, held
 from sgdynamics.analysis.protocols.search import ACCURACY, Outcome, Search, solve
 from sgdynamics.base import checks
-from sgdynamics.base.arrays import Tree
+from sgdynamics.base.arrays import PyTree
 from sgdynamics.base.controls import constant
 from sgdynamics.base.precision import float64
 from sgdynamics.base.progress import meter, warn
@@ -278,7 +278,7 @@ def optimal_protocol(
     0.00332, constant 0.00562 at lr = 0.173
     """
     alpha = checks.number("alpha", alpha, above=0.0)
-    checks.outside_jit("optimal_protocol")
+    checks.require_outside_jit("optimal_protocol")
     require("optimal_protocol", problem, algorithm)
     algorithm = checked_algorithm(algorithm)
     if algorithm.flow:
@@ -290,10 +290,10 @@ def optimal_protocol(
     if algorithm.law is not None and algorithm.law.jumps:
         fix = "its step jumps with the sample's gradient, and what it reaches has no gradient in the controls: take momentum, or Adam"
         raise checks.reject("update", algorithm.update, fix)
-    progress = checks.flag("progress", progress, unsaid=True)
-    pieces = checks.whole("pieces", pieces, 1, MOST_PIECES)
-    iterations = checks.whole("iterations", iterations, 1, 10**6)
-    restarts, seed = checks.whole("restarts", restarts, 0, 10**6), checks.whole("seed", seed, 0)
+    progress = checks.flag("progress", progress, optional=True)
+    pieces = checks.integer("pieces", pieces, 1, MOST_PIECES)
+    iterations = checks.integer("iterations", iterations, 1, 10**6)
+    restarts, seed = checks.integer("restarts", restarts, 0, 10**6), checks.integer("seed", seed, 0)
     if not callable(objective):
         checks.choice("objective", objective, ("final", "integral"))
     chosen = checked_controls(
@@ -476,7 +476,7 @@ def _prepared(
     )
 
 
-def _one_replicate(name: str, part: Tree, index: int) -> Any:
+def _one_replicate(name: str, part: PyTree, index: int) -> Any:
     """Of what is sampled one replicate; points of a step on the sphere are few, and all of them are taken."""
     if name == "points" and isinstance(part, dict) and "inside" in part:
         return {key: value.reshape(-1, *value.shape[2:]) for key, value in part.items()}

@@ -19,8 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from sgdynamics.base.arrays import Numbers, Numeric, Scalar, State, Tree
-from sgdynamics.base.controls import Schedule, numbers_at, scheduled
+from sgdynamics.base.arrays import Numeric, Parameters, PyTree, Scalar, State
+from sgdynamics.base.controls import Schedule, is_scheduled, values_at
 from sgdynamics.ode.integrate import Field, Watch
 
 # classical Runge-Kutta by stages, each from the one before
@@ -33,7 +33,7 @@ class Held:
 
     index: int
 
-    def __call__(self, numbers: Tree, alpha: Scalar) -> Any:
+    def __call__(self, numbers: PyTree, alpha: Scalar) -> Any:
         return numbers
 
 
@@ -49,16 +49,16 @@ def _control(leaf: object) -> int | None:
     return inside.index if isinstance(inside, Held) else None
 
 
-def controls_in(numbers: Tree) -> set[int]:
+def controls_in(numbers: PyTree) -> set[int]:
     """Which controls there are among these numbers."""
     return {
         index
-        for leaf in jax.tree.leaves(numbers, is_leaf=scheduled)
+        for leaf in jax.tree.leaves(numbers, is_leaf=is_scheduled)
         if (index := _control(leaf)) is not None
     }
 
 
-def placed(numbers: Tree, row: Float[Numeric, " controls"]) -> Any:
+def placed(numbers: PyTree, row: Float[Numeric, " controls"]) -> Any:
     """The numbers with the values of one piece in place of the controls: the one function that knows how a control becomes a number."""
 
     def one(leaf: Any) -> Any:
@@ -66,12 +66,13 @@ def placed(numbers: Tree, row: Float[Numeric, " controls"]) -> Any:
         if index is None:
             return leaf
         # a learning rate in other units has numbers of its own beside
-        wrapped = isinstance(leaf.numbers, dict) and "numbers" in leaf.numbers
+        wrapped = isinstance(leaf.parameters, dict) and "parameters" in leaf.parameters
         return replace(
-            leaf, numbers={**leaf.numbers, "numbers": row[index]} if wrapped else row[index]
+            leaf,
+            parameters={**leaf.parameters, "parameters": row[index]} if wrapped else row[index],
         )
 
-    return jax.tree.map(one, numbers, is_leaf=scheduled)
+    return jax.tree.map(one, numbers, is_leaf=is_scheduled)
 
 
 @dataclass(frozen=True)
@@ -91,15 +92,15 @@ class Program:
     risky: bool = True  # whether there is a risk at all: a dynamics of one's own need not have one
 
 
-def _judged(numbers: Numbers, now: Tree, alpha: Scalar) -> dict[str, Any]:
+def _judged(numbers: Parameters, now: PyTree, alpha: Scalar) -> dict[str, Any]:
     """What a watch reads: the numbers of the moment, or those of the problem that is evaluated, with the nodes of its risk."""
-    return {**numbers_at(now, alpha), **numbers_at(numbers["watch"], alpha), "alpha": alpha}
+    return {**values_at(now, alpha), **values_at(numbers["watch"], alpha), "alpha": alpha}
 
 
 def _running(
     program: Program,
-    numbers: Numbers,
-    now: Tree,
+    numbers: Parameters,
+    now: PyTree,
     row: Float[Numeric, " controls"],
     alpha: Scalar,
     state: State,
@@ -117,7 +118,7 @@ def _running(
 
 
 def _along(
-    program: Program, numbers: Numbers, values: Float[Numeric, "pieces controls"], begin: State
+    program: Program, numbers: Parameters, values: Float[Numeric, "pieces controls"], begin: State
 ) -> Any:
     """The states of one run at the end of each piece, and the integral of l up to there."""
     pieces = values.shape[0]
@@ -125,7 +126,7 @@ def _along(
     places, weights = (jnp.asarray(part) for part in STAGES)
     priced = program.integral or program.cost is not None
 
-    def piece(carry: Tree, given: tuple[Any, Any]) -> tuple[Any, Any]:
+    def piece(carry: PyTree, given: tuple[Any, Any]) -> tuple[Any, Any]:
         index, row = given
         # the piece's own values at both its ends: stages on an edge must not read the next
         now = placed(numbers["shared"], row)
@@ -136,7 +137,7 @@ def _along(
                 program, numbers, now, row, alpha, both[0]
             ) if priced else jnp.zeros(())
 
-        def step(carry: Tree, number: Scalar) -> tuple[Any, None]:
+        def step(carry: PyTree, number: Scalar) -> tuple[Any, None]:
             first = (index * program.steps + number) * length
 
             def stage(
@@ -164,7 +165,7 @@ def _along(
 
 
 def _reached(
-    program: Program, numbers: Numbers, row: Float[Numeric, " controls"], last: tuple[Any, Any]
+    program: Program, numbers: Parameters, row: Float[Numeric, " controls"], last: tuple[Any, Any]
 ) -> Any:
     """Phi of the last state of one run, and the integral."""
     state, integral = last
@@ -178,7 +179,7 @@ def _reached(
 
 
 def _objective(
-    program: Program, numbers: Numbers, values: Float[Numeric, "pieces controls"]
+    program: Program, numbers: Parameters, values: Float[Numeric, "pieces controls"]
 ) -> Any:
     def one(begin: State) -> Any:
         last = jax.tree.map(lambda value: value[-1], _along(program, numbers, values, begin))
@@ -189,7 +190,7 @@ def _objective(
 
 @partial(jax.jit, static_argnums=0)
 def with_slope(
-    program: Program, numbers: Numbers, values: Float[Numeric, "pieces controls"]
+    program: Program, numbers: Parameters, values: Float[Numeric, "pieces controls"]
 ) -> Any:
     """J and dJ/du of every piece."""
     return jax.value_and_grad(partial(_objective, program, numbers))(values)
@@ -197,7 +198,7 @@ def with_slope(
 
 @partial(jax.jit, static_argnums=0)
 def many(
-    program: Program, numbers: Numbers, values: Float[Numeric, "protocols pieces controls"]
+    program: Program, numbers: Parameters, values: Float[Numeric, "protocols pieces controls"]
 ) -> Any:
     """J of several protocols."""
     return jax.vmap(partial(_objective, program, numbers))(values)
@@ -205,7 +206,7 @@ def many(
 
 @partial(jax.jit, static_argnums=0)
 def path(
-    program: Program, numbers: Numbers, values: Float[Numeric, "pieces controls"]
+    program: Program, numbers: Parameters, values: Float[Numeric, "pieces controls"]
 ) -> tuple[Any, Any, Any]:
     """J, the mean risk over starts at every edge, and the last states."""
     pieces = values.shape[0]

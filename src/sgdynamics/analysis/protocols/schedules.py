@@ -23,7 +23,7 @@ from sgdynamics.analysis.protocols import program
 from sgdynamics.analysis.protocols.program import Program, held
 from sgdynamics.analysis.protocols.search import ACCURACY, Box, Search, solve
 from sgdynamics.base import checks
-from sgdynamics.base.arrays import Numbers, Numeric
+from sgdynamics.base.arrays import Numeric, Parameters
 from sgdynamics.base.controls import Schedule, piecewise_rate
 from sgdynamics.base.precision import float64
 from sgdynamics.base.progress import meter
@@ -140,7 +140,7 @@ class _Static:
             field, FieldWatch(self.structure, self.quadrature, "risk"), ("lr",), self.steps
         )
 
-    def numbers(self, given: Numbers) -> dict[str, Any]:
+    def numbers(self, given: Parameters) -> dict[str, Any]:
         """The numbers of the program, with the rate as its one control."""
         expectation = expectation_of(self.structure)
         nodes, of_risk = (
@@ -164,13 +164,17 @@ class _Static:
         }
 
 
-def _many(setting: _Static, numbers: Numbers, log_rates: Float[Numeric, "schedules pieces"]) -> Any:
+def _many(
+    setting: _Static, numbers: Parameters, log_rates: Float[Numeric, "schedules pieces"]
+) -> Any:
     """Levels (logarithms of the excess risk, or risks) of several schedules."""
     risks = program.many(setting.program, setting.numbers(numbers), np.exp(log_rates)[..., None])
     return jnp.log(risks) if setting.structure.has_excess else risks
 
 
-def _with_gradient(setting: _Static, numbers: Numbers, log_rates: Float[Numeric, " pieces"]) -> Any:
+def _with_gradient(
+    setting: _Static, numbers: Parameters, log_rates: Float[Numeric, " pieces"]
+) -> Any:
     """The level of one schedule, and its gradient in the logarithms of the rates."""
     rates = np.exp(log_rates)
     risk, slope = program.with_slope(setting.program, setting.numbers(numbers), rates[:, None])
@@ -248,13 +252,13 @@ def optimal_schedule(
     True
     """
     alpha = checks.number("alpha", alpha, above=0.0)
-    checks.outside_jit("optimal_schedule")
-    progress = checks.flag("progress", progress, unsaid=True)
-    pieces = checks.whole("pieces", pieces, 1, MOST_PIECES)
-    batch = checks.whole("batch", batch, 1)
+    checks.require_outside_jit("optimal_schedule")
+    progress = checks.flag("progress", progress, optional=True)
+    pieces = checks.integer("pieces", pieces, 1, MOST_PIECES)
+    batch = checks.integer("batch", batch, 1)
     head_rate = checks.number("head_rate", head_rate, 0.0)
-    iterations = checks.whole("iterations", iterations, 1, 10**6)
-    restarts, seed = checks.whole("restarts", restarts, 0, 10**6), checks.whole("seed", seed, 0)
+    iterations = checks.integer("iterations", iterations, 1, 10**6)
+    restarts, seed = checks.integer("restarts", restarts, 0, 10**6), checks.integer("seed", seed, 0)
     require("optimal_schedule", problem)
     begin = checked_start(problem, start)
     low, high = _checked_range(problem, lr)

@@ -53,7 +53,7 @@ BOUNDS: dict[str, tuple[float, float]] = {
 def state_from(query: Mapping[str, str]) -> State:
     """Parse and validate the texts of an address; missing values are those of the first state."""
     first = asdict(State())
-    checks.known_names("the address", query, first)
+    checks.reject_unknown("the address", query, first)
     state = State(
         **{name: _read(name, text, isinstance(first[name], int)) for name, text in query.items()}
     )
@@ -74,7 +74,7 @@ def _read(name: str, text: str, is_whole: bool) -> Any:
         value = math.nan
     if not low <= value <= high:  # also false for NaN
         raise checks.reject(name, text, f"give a number from {low:g} to {high:g}")
-    return checks.whole(name, value, int(low)) if is_whole else value
+    return checks.integer(name, value, int(low)) if is_whole else value
 
 
 def text_of(value: Any) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 import xarray as xr
 from numpy.typing import ArrayLike
 
-from sgdynamics.base.arrays import Reals
+from sgdynamics.base.arrays import RealArray
 from sgdynamics.gallery.claims import (
     Finding,
     Judgement,
@@ -69,7 +69,7 @@ def _over_last(each: ArrayLike) -> Mean:
 
 def _power(
     claim: str,
-    x: Reals,
+    x: RealArray,
     each: ArrayLike,
     expected: float,
     *,

@@ -82,7 +82,7 @@ def noise_matters(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     --------
     >>> fig, data = sgd.papers.dimension_free.noise_matters(quick=True)  # doctest: +SKIP
     """
-    seed = checks.whole("seed", seed, 0)
+    seed = checks.integer("seed", seed, 0)
     threshold, gamma, d, runs, shown = 0.3, 0.05, *((500, 384, 48) if quick else (3000, 512, 48))
     rates, noises = (
         ((0.04, 0.1), (0.0, 1.0)) if quick else ((0.02, 0.04, 0.06, 0.08, 0.11), (0.0, 1.0))
@@ -272,7 +272,7 @@ def width_matters(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     --------
     >>> fig, data = sgd.papers.dimension_free.width_matters(quick=True)  # doctest: +SKIP
     """
-    seed = checks.whole("seed", seed, 0)
+    seed = checks.integer("seed", seed, 0)
     ratio, Delta, threshold = 0.1, 0.0, 0.1
     d, widths, runs = (500, (1, 4), 256) if quick else (3000, (1, 2, 4, 8, 16), 256)
     measured, error = np.zeros(len(widths)), np.zeros(len(widths))

@@ -84,7 +84,7 @@ def classical(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     --------
     >>> fig, data = sgd.papers.dimension_free.classical(quick=True)  # doctest: +SKIP
     """
-    seed = checks.whole("seed", seed, 0)
+    seed = checks.integer("seed", seed, 0)
     p, Delta, d, end, runs = 10, 1e-3, *((50, 5.0, 48) if quick else (100, 30.0, 48))
     teachers, rates = ((2,), (0.05, 0.2, 0.8)) if quick else ((2, 5), (0.05, 0.4, 1.6))
     t = early_times(end, 16)
@@ -243,7 +243,7 @@ def high_dimensional(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Datase
     --------
     >>> fig, data = sgd.papers.dimension_free.high_dimensional(quick=True)  # doctest: +SKIP
     """
-    seed = checks.whole("seed", seed, 0)
+    seed = checks.integer("seed", seed, 0)
     p, k, gamma, Delta, horizon = 8, 4, 0.1, 1e-3, 5.0
     sizes, runs, end = ((25, 100, 400), 32, 5.0) if quick else ((50, 200, 800, 2000), 24, 12.0)
     here = setting(gamma, p, k, Delta)

@@ -81,7 +81,7 @@ class Setting:
         ndarray
             Not rounded.
         """
-        d, rate = checks.whole("d", d, 1), float(self.algorithm.lr)
+        d, rate = checks.integer("d", d, 1), float(self.algorithm.lr)
         with np.errstate(divide="ignore", invalid="ignore"):
             return self.times(t) * d / rate
 
@@ -146,8 +146,8 @@ def setting(
     """
     gamma, wd = checks.number("gamma", gamma, 0.0), checks.number("wd", wd, 0.0)
     p, k, Delta = (
-        checks.whole("p", p, 1),
-        checks.whole("k", k, 1),
+        checks.integer("p", p, 1),
+        checks.integer("k", k, 1),
         checks.number("Delta", Delta, 0.0),
     )
     problem = TeacherStudent(
@@ -193,8 +193,8 @@ def theorem_scale(gamma: float, p: int, d: int) -> float:
     """
     gamma, p, d = (
         checks.number("gamma", gamma, 0.0),
-        checks.whole("p", p, 1),
-        checks.whole("d", d, 1),
+        checks.integer("p", p, 1),
+        checks.integer("d", d, 1),
     )
     return math.sqrt(gamma / (d * p))
 
@@ -223,7 +223,7 @@ def mean_field_scale(p: int, d: int) -> float:
     >>> round(sgd.papers.dimension_free.mean_field_scale(100, 400), 4)
     0.15
     """
-    p, d = checks.whole("p", p, 1), checks.whole("d", d, 1)
+    p, d = checks.integer("p", p, 1), checks.integer("d", d, 1)
     return p**-0.5 + d**-0.5
 
 
@@ -265,7 +265,7 @@ def plateau(gamma: float, p: int, Delta: float, activation: str | Activation = "
     gamma, Delta, p = (
         checks.number("gamma", gamma, 0.0),
         checks.number("Delta", Delta, 0.0),
-        checks.whole("p", p, 1),
+        checks.integer("p", p, 1),
     )
     s = find_activation(activation, "activation")
     edges = np.array([-REACH, *(kink for kink in s.kinks if abs(kink) < REACH), REACH])

@@ -58,7 +58,7 @@ def regimes(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     --------
     >>> fig, data = sgd.papers.dimension_free.regimes(quick=True)  # doctest: +SKIP
     """
-    seed = checks.whole("seed", seed, 0)
+    seed = checks.integer("seed", seed, 0)
     k, Delta, runs = 1, 1e-3, 96 if quick else 256
     t = np.linspace(0.0, HORIZON, 11)
     widest = max(p for _, p, _ in CORNERS.values())

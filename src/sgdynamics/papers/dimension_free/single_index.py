@@ -25,7 +25,7 @@ from numpy.polynomial import chebyshev, hermite_e
 from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.analysis.sample_complexity import SampleComplexity, sample_complexity
 from sgdynamics.base import checks
-from sgdynamics.base.arrays import Reals, Tree, Whole
+from sgdynamics.base.arrays import IntScalar, PyTree, RealArray
 from sgdynamics.base.precision import float64
 from sgdynamics.problems import TeacherStudent, polynomial, random_start
 from sgdynamics.problems.activations import NAMED, Activation
@@ -67,11 +67,11 @@ _SINE_SPREAD = _overlap_of_waves(_SINE, FAST_SINE, -1)[1]
 _COSINE_MEAN, _COSINE_SPREAD = _overlap_of_waves(_COSINE, FAST_COSINE, 1)
 
 
-def _sines(x: Reals) -> Any:
+def _sines(x: RealArray) -> Any:
     return (jnp.sin(SLOW * x) - _SINE * jnp.sin(FAST_SINE * x)) / _SINE_SPREAD
 
 
-def _cosines(x: Reals) -> Any:
+def _cosines(x: RealArray) -> Any:
     return (jnp.cos(SLOW * x) - _COSINE * jnp.cos(FAST_COSINE * x) - _COSINE_MEAN) / _COSINE_SPREAD
 
 
@@ -116,7 +116,7 @@ class OverlapDiffusion:
     threshold: float
     even: bool  # an even link: m and -m are alike
 
-    def ode_samples(self, m: Reals, dimension: float) -> np.ndarray:
+    def ode_samples(self, m: RealArray, dimension: float) -> np.ndarray:
         """n until |m| passes the threshold in the ODE, (d/gamma) int dm/b; infinite where b gets to zero before."""
         m = self._starts(m)
         edges = self._grid(dimension)
@@ -132,7 +132,7 @@ class OverlapDiffusion:
             found = np.interp(m, edges, left)
         return np.where(np.isfinite(found), found, np.inf) * dimension / self.lr
 
-    def mean_samples(self, m: Reals, dimension: float) -> np.ndarray:
+    def mean_samples(self, m: RealArray, dimension: float) -> np.ndarray:
         """Mean n until |m| passes the threshold in the diffusion: b T' + (gamma/2d) V T'' = -1, T = 0 at the threshold.
 
             T(m) = int_m^threshold dx int^x dz 2/(e V(z)) exp(-int_z^x 2b/(e V)),   e = gamma/d
@@ -157,7 +157,7 @@ class OverlapDiffusion:
         total = np.concatenate([np.cumsum(within[::-1])[::-1], [0.0]])
         return np.interp(m, edges, total) * dimension / self.lr
 
-    def _starts(self, m: Reals) -> np.ndarray:
+    def _starts(self, m: RealArray) -> np.ndarray:
         m = np.asarray(m, dtype=np.float64)
         return np.abs(m) if self.even else m
 
@@ -216,7 +216,7 @@ def overlap_diffusion(
 
 
 def _left(
-    given: Tree, seen: dict[str, Any], made: Whole, overlaps: dict[str, Any]
+    given: PyTree, seen: dict[str, Any], made: IntScalar, overlaps: dict[str, Any]
 ) -> dict[str, Any]:
     """Notes the first step after which |m| has passed the threshold."""
     now = (seen["left"] < 0) & (jnp.abs(overlaps["M"][0, 0, 0]) >= given)
@@ -258,7 +258,7 @@ def escape_samples(
     return np.where(m >= threshold, 0.0, samples), m
 
 
-def fitted_slope(x: Reals, y: Reals, error: Reals) -> tuple[float, float]:
+def fitted_slope(x: RealArray, y: RealArray, error: RealArray) -> tuple[float, float]:
     """Slope of the weighted least-squares line through points with known standard errors, and its standard error."""
     found, covariance, _ = weighted_line(x, np.asarray(y), 1 / np.asarray(error) ** 2)
     return float(found[1]), math.sqrt(covariance[1, 1])

@@ -72,7 +72,7 @@ def mean_field(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     --------
     >>> fig, data = sgd.papers.dimension_free.mean_field(quick=True)  # doctest: +SKIP
     """
-    seed = checks.whole("seed", seed, 0)
+    seed = checks.integer("seed", seed, 0)
     k, gamma, Delta = 1, 1.0, 1e-3
     d, widths, runs, many = (40, (8, 16, 32), 48, 128) if quick else (80, (8, 16, 32, 64), 48, 1024)
     t = np.array([0.0, 0.5, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0])
@@ -230,7 +230,7 @@ def mean_field_high_dimension(quick: bool = False, seed: int = 0) -> tuple[Any, 
     --------
     >>> fig, data = sgd.papers.dimension_free.mean_field_high_dimension(quick=True)  # doctest: +SKIP
     """
-    seed = checks.whole("seed", seed, 0)
+    seed = checks.integer("seed", seed, 0)
     k, gamma, Delta = 2, 1.0, 1e-3
     widths, runs, many, end = (
         ((8, 16, 32), 48, 128, 4.0) if quick else ((8, 16, 32, 64), 48, 1024, 20.0)

@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 
 from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.base import checks
-from sgdynamics.base.arrays import Reals
+from sgdynamics.base.arrays import RealArray
 from sgdynamics.ode.sliding import solve_infinite_snr
 from sgdynamics.papers.drawing import letters, subplots, ticks
 from sgdynamics.papers.effective_dynamics.mixtures import (
@@ -55,7 +55,7 @@ def _ring(kind: str, alpha: float) -> float:
     return ring_radius(kind, alpha)
 
 
-def served(kind: str, M: Reals, a: Reals, alpha: float) -> np.ndarray:
+def served(kind: str, M: RealArray, a: RealArray, alpha: float) -> np.ndarray:
     """Which types are active (..., type), in the order of `mixtures.TYPES`, in the states M (..., K, q), a (..., K).
 
         type of cluster c active:   (2 y_c - 1) f_c > C_alpha/2,   f_c = sum_i a_i relu(W_i . mean_c)
@@ -175,7 +175,7 @@ def _chain(
     return found["M"].sum(axis=2), found["a"]
 
 
-def _interval(count: Reals, runs: int) -> tuple[np.ndarray, np.ndarray]:
+def _interval(count: RealArray, runs: int) -> tuple[np.ndarray, np.ndarray]:
     """One standard error around count/runs (Wilson): not empty at 0 and 1."""
     share = np.asarray(count) / runs
     centre, half = (
@@ -475,7 +475,7 @@ def figure_2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     --------
     >>> fig, data = sgd.papers.effective_dynamics.figure_2(quick=True)  # doctest: +SKIP
     """
-    seed = checks.whole("seed", seed, 0)
+    seed = checks.integer("seed", seed, 0)
     N, snr, runs, end = (100, 100.0, 256, 60.0) if quick else (250, 100.0, 1000, 120.0)
     times = np.linspace(0, end, 25)
     C = ring_radius("binary", ALPHA)
@@ -536,7 +536,7 @@ def figure_3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     --------
     >>> fig, data = sgd.papers.effective_dynamics.figure_3(quick=True)  # doctest: +SKIP
     """
-    seed = checks.whole("seed", seed, 0)
+    seed = checks.integer("seed", seed, 0)
     N, snr, runs = (100, 400.0, 320) if quick else (250, 1000.0, 1000)
     times = np.linspace(0, 300, 25)
     point = math.sqrt(ring_radius("xor", ALPHA)) * np.array(
@@ -596,7 +596,7 @@ def order_of_limits(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset
     --------
     >>> fig, data = sgd.papers.effective_dynamics.order_of_limits(quick=True)  # doctest: +SKIP
     """
-    seed = checks.whole("seed", seed, 0)
+    seed = checks.integer("seed", seed, 0)
     grid = (
         ((20.0, 1000.0), (20, 60, 200), 320, 9.0)
         if quick

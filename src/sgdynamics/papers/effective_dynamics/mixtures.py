@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from sgdynamics.base import checks
-from sgdynamics.base.arrays import Reals
+from sgdynamics.base.arrays import RealArray
 from sgdynamics.ode.sliding import solve_infinite_snr
 
 # of each type: the direction, the sign of the cluster's mean along it, the sign of v
@@ -42,7 +42,7 @@ def _kind(kind: str) -> dict[str, tuple[int, int, int]]:
 
 
 def _width(kind: str, width: int | None) -> int:
-    return len(_kind(kind)) if width is None else checks.whole("width", width, 1)
+    return len(_kind(kind)) if width is None else checks.integer("width", width, 1)
 
 
 def _weight(kind: str) -> float:
@@ -398,7 +398,7 @@ def measured_success(
     """
     width = _width(kind, width)
     C = ring_radius(kind, alpha)
-    runs, seed = checks.whole("runs", runs, 1), checks.whole("seed", seed, 0)
+    runs, seed = checks.integer("runs", runs, 1), checks.integer("seed", seed, 0)
     scale = checks.number("scale", scale, above=0.0)
     types = TYPES[kind]
     if C == 0.0:
@@ -430,7 +430,7 @@ def measured_success(
 
 
 def _on_ring(
-    kind: str, a: Reals, alpha: float, types: Sequence[str] | None
+    kind: str, a: RealArray, alpha: float, types: Sequence[str] | None
 ) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
     """v and m of a fixed point without idle units, and the type of each unit: by default the one with m = v = a."""
     known, C = _kind(kind), ring_radius(kind, alpha)
@@ -467,7 +467,7 @@ def _on_ring(
 
 
 def rescaled_diffusion(
-    kind: str, a: Reals, alpha: float, *, types: Sequence[str] | None = None
+    kind: str, a: RealArray, alpha: float, *, types: Sequence[str] | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """(A, Sigma) of the SDE du = A u dt + Sigma^(1/2) dB for u = sqrt(N) (v_1 - a_1, ..., v_K - a_K, m_1 - m_1*, ..., m_K - m_K*).
 
@@ -525,9 +525,9 @@ def rescaled_diffusion(
 
 def arc_paths(
     kind: str,
-    a: Reals,
+    a: RealArray,
     alpha: float,
-    times: Reals,
+    times: RealArray,
     runs: int,
     seed: int = 0,
     *,
@@ -576,7 +576,7 @@ def arc_paths(
     (3, 2, 4)
     """
     A, Sigma = rescaled_diffusion(kind, a, alpha, types=types)
-    runs, seed = checks.whole("runs", runs, 1), checks.whole("seed", seed, 0)
+    runs, seed = checks.integer("runs", runs, 1), checks.integer("seed", seed, 0)
     times = checks.array("times", times, np.shape(times), "increasing, 0 or more")
     if times.ndim != 1 or len(times) == 0 or times[0] < 0 or np.any(np.diff(times) <= 0):
         raise checks.reject("times", times, "give increasing times, 0 or more")

@@ -21,7 +21,7 @@ from scipy import integrate
 from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.analysis.spiked_fixed_points import spiked_fixed_points
 from sgdynamics.base import checks
-from sgdynamics.base.arrays import Reals
+from sgdynamics.base.arrays import RealArray
 from sgdynamics.dynamics.spiked_equations import equation_numbers, jacobian
 from sgdynamics.problems.spiked_tensor import SpikedTensor
 
@@ -57,7 +57,7 @@ def critical_snr(k: int, c: float = 1.0) -> float:
     >>> round(sgd.papers.effective_dynamics.critical_snr(3), 4)
     3.0792
     """
-    k = checks.whole("k", k, 2)
+    k = checks.integer("k", k, 2)
     c = checks.number("c", c, above=0.0)
     if k == 2:
         return c
@@ -117,10 +117,10 @@ def correlated_fixed_points(
 
 
 def _star_and_dagger(
-    k: Reals, snr: Reals, c: Reals, ridge: Reals
+    k: RealArray, snr: RealArray, c: RealArray, ridge: RealArray
 ) -> tuple[tuple[float, float] | None, tuple[float, float]]:
     """(m, r2) of both; star is None where there is none."""
-    k = checks.whole("k", k, 2)
+    k = checks.integer("k", k, 2)
     problem = SpikedTensor(
         order=k, snr=checks.number("snr", snr, above=0.0), ridge=checks.number("ridge", ridge, 0.0)
     )
@@ -191,7 +191,7 @@ def eigenvalues(k: int, snr: float, c: float = 1.0, ridge: float = 0.0) -> np.nd
 
 
 def rescaled_drift(
-    k: int, u1: Reals, u2: Reals, Lam: float, c: float = 1.0, ridge: float = 0.0
+    k: int, u1: RealArray, u2: RealArray, Lam: float, c: float = 1.0, ridge: float = 0.0
 ) -> tuple[Any, Any]:
     """The drift of u = (sqrt(n) m, r2) at the saddle as n -> infinity, with snr = Lam n^((k-2)/2).
 
@@ -230,7 +230,7 @@ def rescaled_drift(
     >>> [float(rate) for rate in sgd.papers.effective_dynamics.rescaled_drift(2, 1.0, 2.0, 1.5)]
     [-2.0, -16.0]
     """
-    k = checks.whole("k", k, 2)
+    k = checks.integer("k", k, 2)
     u1, u2 = np.asarray(u1, dtype=np.float64), np.asarray(u2, dtype=np.float64)
     restoring = 2 * k * u2 ** (k - 1)
     return 2 * k * Lam * u1 ** (k - 1) - (restoring + ridge) * u1, -2 * restoring * (
@@ -238,7 +238,7 @@ def rescaled_drift(
     ) - 2 * ridge * u2
 
 
-def rescaled_noise(k: int, u2: Reals, c: float = 1.0) -> Any:
+def rescaled_noise(k: int, u2: RealArray, c: float = 1.0) -> Any:
     """What multiplies dB in the equation of u1: 2 sqrt(c k u2^(k-1)); u2 has no noise as n -> infinity. (3.2), any c.
 
     Parameters
@@ -260,7 +260,7 @@ def rescaled_noise(k: int, u2: Reals, c: float = 1.0) -> Any:
     >>> round(float(sgd.papers.effective_dynamics.rescaled_noise(2, 1.0)), 4)
     2.8284
     """
-    k = checks.whole("k", k, 2)
+    k = checks.integer("k", k, 2)
     return 2 * np.sqrt(c * k * np.asarray(u2, dtype=np.float64) ** (k - 1))
 
 
@@ -306,7 +306,7 @@ def stationary_variance(snr: float, c: float = 1.0, ridge: float = 0.0) -> float
     return math.inf if snr >= c else c * (c - ridge / 4) / (c - snr)
 
 
-def saddle_variance(t: Reals, snr: float, c: float = 1.0, start: float = 1.0) -> Any:
+def saddle_variance(t: RealArray, snr: float, c: float = 1.0, start: float = 1.0) -> Any:
     """n Var(m) of matrix PCA (k = 2) at time t, from n Var(m) = ``start`` and r2 = c; it grows where snr > c, until n m^2 is of order n.
 
     ::
@@ -382,7 +382,7 @@ def barrier(k: int, Lam: float, c: float = 1.0) -> tuple[float, float]:
     >>> [round(float(one), 4) for one in sgd.papers.effective_dynamics.barrier(3, 1.0)]
     [1.0, 0.1667]
     """
-    k = checks.whole("k", k, 3)
+    k = checks.integer("k", k, 3)
     Lam = checks.number("Lam", Lam, above=0.0)
     c = checks.number("c", c, above=0.0)
     u = (c ** (k - 1) / Lam) ** (1 / (k - 2))
@@ -393,10 +393,10 @@ def rescaled_paths(
     k: int,
     Lam: float,
     *,
-    times: Reals,
+    times: RealArray,
     c: float = 1.0,
     ridge: float = 0.0,
-    u1: Reals | None = None,
+    u1: RealArray | None = None,
     u2: float = 1.0,
     runs: int = 1000,
     seed: int = 0,
@@ -446,10 +446,10 @@ def rescaled_paths(
     >>> paths["u1"].shape
     (4, 2)
     """
-    k = checks.whole("k", k, 2)
+    k = checks.integer("k", k, 2)
     Lam, ridge = checks.number("Lam", Lam, 0.0), checks.number("ridge", ridge, 0.0)
     c, u2 = checks.number("c", c, above=0.0), checks.number("u2", u2, 0.0)
-    runs, seed = checks.whole("runs", runs, 1), checks.whole("seed", seed, 0)
+    runs, seed = checks.integer("runs", runs, 1), checks.integer("seed", seed, 0)
     t = np.atleast_1d(np.asarray(times, dtype=np.float64))
     if (
         t.ndim != 1

@@ -9,7 +9,7 @@ import numpy as np
 from sgdynamics.algorithms.cell_stability import CellStability
 from sgdynamics.algorithms.epochs import ORDERS, EpochSGD
 from sgdynamics.base import checks
-from sgdynamics.base.arrays import Given
+from sgdynamics.base.arrays import ArrayArgument
 from sgdynamics.base.progress import warn
 
 MOST_CELLS = 4000  # in all epochs together: about ten square matrices of this size are stored
@@ -138,12 +138,12 @@ def linear_epochs(
     lr = checks.number("lr", lr, above=0.0)
     alpha = checks.number("samples_per_dimension", samples_per_dimension, above=0.0)
     noise, order = checks.number("noise", noise, 0.0), checks.choice("order", order, ORDERS)
-    count = checks.whole("epochs", epochs, 1)
+    count = checks.integer("epochs", epochs, 1)
     if lr >= 2:
         raise checks.reject(
             "lr", lr, "SGD of a linear unit diverges from lr = 2 on. Use a smaller lr."
         )
-    if cells is not None and checks.whole("cells", cells, 4) % 4:
+    if cells is not None and checks.integer("cells", cells, 4) % 4:
         raise checks.reject(
             "cells", cells, "a half and a quarter of the cells are used too. Use a multiple of 4."
         )
@@ -176,7 +176,7 @@ def linear_epochs(
     return LinearEpochs(distance, residual, errors[0], errors[1], m)
 
 
-def fresh_samples(distance: Given, lr: float, noise: float) -> Any:
+def fresh_samples(distance: ArrayArgument, lr: float, noise: float) -> Any:
     """How many fresh samples bring a linear unit from 0 to a distance.
 
     Parameters
@@ -211,6 +211,9 @@ def fresh_samples(distance: Given, lr: float, noise: float) -> Any:
     lr, noise = checks.number("lr", lr, above=0.0), checks.number("noise", noise, 0.0)
     if lr >= 2:
         raise checks.reject("lr", lr, "one pass runs away: give a rate below 2")
-    U, last = checks.numbers("distance", distance, "give squared distances"), lr * noise / (2 - lr)
+    U, last = (
+        checks.real_array("distance", distance, "give squared distances"),
+        lr * noise / (2 - lr),
+    )
     ratio = (1 - last) / np.where(last < U, U - last, np.nan)
     return np.log(ratio) / (lr * (2 - lr))

@@ -46,7 +46,7 @@ def figure_2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     --------
     >>> fig, data = sgd.papers.epochs.figure_2(quick=True)  # doctest: +SKIP
     """
-    seed = checks.whole("seed", seed, 0)
+    seed = checks.integer("seed", seed, 0)
     dimension, runs, paths, cells = (200, 100, 8192, 8) if quick else (800, 400, 65536, 32)
     problem = TeacherStudent(width=1, activation="erf", noise=NOISE)
     begin = start(problem, M=[[0.1]], Q=[[0.5]])

@@ -57,7 +57,7 @@ def figure_3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     --------
     >>> fig, data = sgd.papers.epochs.figure_3(quick=True)  # doctest: +SKIP
     """
-    seed = checks.whole("seed", seed, 0)
+    seed = checks.integer("seed", seed, 0)
     dimension, runs, paths, last = (120, 32, 4096, 40.0) if quick else (480, 64, 32768, 80.0)
     problem = TeacherStudent(width=WIDTH, activation="erf", noise=NOISE)
     algorithm = GradientDescent(lr=RATE, samples_per_dimension=ALPHA)

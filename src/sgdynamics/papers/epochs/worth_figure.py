@@ -51,7 +51,7 @@ def figure_1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     --------
     >>> fig, data = sgd.papers.epochs.figure_1(quick=True)  # doctest: +SKIP
     """
-    seed = checks.whole("seed", seed, 0)
+    seed = checks.integer("seed", seed, 0)
     dimension, runs, paths, cells = (200, 100, 16384, 20) if quick else (800, 400, 131072, 40)
     distances, at_runs, worths, errors = [], [], [], []
     for row, (lr, noise) in enumerate(CASES):

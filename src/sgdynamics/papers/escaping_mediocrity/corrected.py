@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from sgdynamics.base.arrays import Reals
+from sgdynamics.base.arrays import RealArray
 from sgdynamics.papers.escaping_mediocrity import formulas
 from sgdynamics.papers.escaping_mediocrity.landscape import risk
 from sgdynamics.problems import TeacherStudent, random_start
@@ -20,11 +20,11 @@ LONGEST = 40.0  # after the linearised exit, in the same unit
 
 
 def exit_time_corrected(
-    p: Reals,
-    d: Reals,
-    gamma: Reals,
-    noise: Reals,
-    threshold: Reals,
+    p: RealArray,
+    d: RealArray,
+    gamma: RealArray,
+    noise: RealArray,
+    threshold: RealArray,
     *,
     with_error: bool = False,
     seed: int = 0,

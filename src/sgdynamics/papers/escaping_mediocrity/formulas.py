@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike
 from scipy import special
 
 from sgdynamics.base import checks
-from sgdynamics.base.arrays import Reals
+from sgdynamics.base.arrays import RealArray
 from sgdynamics.expectations.nodes import gauss_legendre, sobol_normals
 
 STEP = 0.15  # of the trapezoidal rules on the log scale: their error is below exp(-2 pi (pi/2)/STEP) = 1e-28
@@ -66,7 +66,7 @@ def _plain(result: np.ndarray) -> Any:
 
 
 def _width_and_rate(
-    p: Reals, gamma: Reals, noise: Reals
+    p: RealArray, gamma: RealArray, noise: RealArray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return (
         _values("p", p, least=1, whole=True),
@@ -75,7 +75,7 @@ def _width_and_rate(
     )
 
 
-def _dimension(d: Reals, p: np.ndarray) -> np.ndarray:
+def _dimension(d: RealArray, p: np.ndarray) -> np.ndarray:
     result = _values("d", d, least=2, whole=True)
     short = result < p + 1
     if np.any(short):
@@ -88,15 +88,15 @@ def _dimension(d: Reals, p: np.ndarray) -> np.ndarray:
     return result
 
 
-def _threshold(threshold: Reals) -> np.ndarray:
+def _threshold(threshold: RealArray) -> np.ndarray:
     return _values("threshold", threshold, above=0, below=1)
 
 
-def _omega_M(p: Reals, gamma: Reals, noise: Reals) -> Any:
+def _omega_M(p: RealArray, gamma: RealArray, noise: RealArray) -> Any:
     return 4 * (1 - gamma / p * (1 + 1 / p + 4 / p**2 + noise / 2))
 
 
-def _learns(p: Reals, gamma: Reals, noise: Reals) -> np.ndarray:
+def _learns(p: RealArray, gamma: RealArray, noise: RealArray) -> np.ndarray:
     """Where omega_M > 0; a warning with the bound on gamma where it is not. To be called from public functions."""
     omega, p, gamma, noise = np.broadcast_arrays(_omega_M(p, gamma, noise), p, gamma, noise)
     stuck = omega <= 0
@@ -111,7 +111,7 @@ def _learns(p: Reals, gamma: Reals, noise: Reals) -> np.ndarray:
     return ~stuck
 
 
-def growth_rates(p: Reals, gamma: Reals, noise: Reals) -> tuple[Any, Any]:
+def growth_rates(p: RealArray, gamma: RealArray, noise: RealArray) -> tuple[Any, Any]:
     """Rates on the plateau: overlaps with the teacher grow as exp(omega_M t), those between rows decay as exp(-omega_Q t).
 
     ::
@@ -146,7 +146,9 @@ def growth_rates(p: Reals, gamma: Reals, noise: Reals) -> tuple[Any, Any]:
     return _plain(_omega_M(p, gamma, noise)), _plain(8 / p * (1 - 8 * gamma / p**2 + 0 * noise))
 
 
-def exit_time_annealed(p: Reals, d: Reals, gamma: Reals, noise: Reals, threshold: Reals) -> Any:
+def exit_time_annealed(
+    p: RealArray, d: RealArray, gamma: RealArray, noise: RealArray, threshold: RealArray
+) -> Any:
     """Time to lose the share T of the initial excess risk, the start replaced by its mean.
 
     ::
@@ -186,14 +188,14 @@ def exit_time_annealed(p: Reals, d: Reals, gamma: Reals, noise: Reals, threshold
     return _plain(_over_rate(logarithm, _learns(p, gamma, noise), p, gamma, noise))
 
 
-def _annealed(p: np.ndarray, d: Reals, threshold: Reals) -> np.ndarray:
+def _annealed(p: np.ndarray, d: RealArray, threshold: RealArray) -> np.ndarray:
     d, threshold = _dimension(d, p), _threshold(threshold)
     _reachable(p, d, threshold)
     return np.log((p + 1) * (threshold * d + 1 - threshold) / (2 * p))
 
 
 def _over_rate(
-    logarithm: Reals, learns: np.ndarray, p: Reals, gamma: Reals, noise: Reals
+    logarithm: RealArray, learns: np.ndarray, p: RealArray, gamma: RealArray, noise: RealArray
 ) -> np.ndarray:
     rate = np.where(learns, 2 * _omega_M(p, gamma, noise), 1.0)
     return np.where(learns, logarithm / rate, np.inf)
@@ -213,11 +215,11 @@ def _reachable(p: np.ndarray, d: np.ndarray, threshold: np.ndarray) -> None:
 
 
 def exit_time_quenched(
-    p: Reals,
-    d: Reals,
-    gamma: Reals,
-    noise: Reals,
-    threshold: Reals,
+    p: RealArray,
+    d: RealArray,
+    gamma: RealArray,
+    noise: RealArray,
+    threshold: RealArray,
     *,
     law: str = "paper",
     with_error: bool = False,
@@ -274,11 +276,11 @@ def exit_time_quenched(
 
 
 def _quenched(
-    p: np.ndarray, d: Reals, threshold: Reals, law: str, seed: int
+    p: np.ndarray, d: RealArray, threshold: RealArray, law: str, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
     d, threshold = _dimension(d, p), _threshold(threshold)
     checks.choice("law", law, ("paper", "sphere"))
-    seed = checks.whole("seed", seed, 0)
+    seed = checks.integer("seed", seed, 0)
     _reachable(p, d, threshold)
     shape = np.broadcast_shapes(p.shape, d.shape, threshold.shape)
     points = zip(*(np.broadcast_to(x, shape).ravel() for x in (p, d, threshold)), strict=True)
@@ -328,7 +330,7 @@ def _laplace_difference(A: float, B: float) -> tuple[float, float]:
     return value, 1e-12 * (1 + abs(value))
 
 
-def sphere_nodes(s: Reals, d: int) -> tuple[np.ndarray, np.ndarray]:
+def sphere_nodes(s: RealArray, d: int) -> tuple[np.ndarray, np.ndarray]:
     """Trapezoidal nodes z >= 0 and weights for m = tanh z, one coordinate of a random unit vector, tilted by exp(-s d m^2).
 
     The density of z is proportional to cosh(z)^-(d - 1): smooth with exponential tails at any d, so that the rule converges exponentially.
@@ -388,7 +390,7 @@ def _starts(p: int, d: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     return mu0, tau0
 
 
-def exit_time_p1(m0: Reals, gamma: Reals, noise: Reals, threshold: Reals) -> Any:
+def exit_time_p1(m0: RealArray, gamma: RealArray, noise: RealArray, threshold: RealArray) -> Any:
     """Time at which the p = 1 ODE has lost the share T of its initial excess risk, without linearising.
 
     ::
@@ -448,7 +450,7 @@ def exit_time_p1(m0: Reals, gamma: Reals, noise: Reals, threshold: Reals) -> Any
 
 
 def exit_time_diffusive(
-    d: Reals, gamma: Reals, noise: Reals, threshold: Reals, m0: Reals = 0.0
+    d: RealArray, gamma: RealArray, noise: RealArray, threshold: RealArray, m0: RealArray = 0.0
 ) -> Any:
     """Mean time at which the linearised p = 1 SDE dm = mu m dt + sigma db, started at m0, leaves (-sqrt(T), sqrt(T)).
 
@@ -539,7 +541,7 @@ def _diffusive(mu: float, variance: float, start: float, end: float) -> float:
     return total / mu
 
 
-def stochastic_shift(p: Reals, gamma: Reals, noise: Reals) -> Any:
+def stochastic_shift(p: RealArray, gamma: RealArray, noise: RealArray) -> Any:
     """What the noise of SGD on the plateau adds to the mean exit time of the ODE, whatever d and the threshold: a negative constant.
 
     ::
@@ -575,13 +577,13 @@ def stochastic_shift(p: Reals, gamma: Reals, noise: Reals) -> Any:
     return _plain(_shift(p, gamma, noise, _learns(p, gamma, noise)))
 
 
-def _shift(p: Reals, gamma: Reals, noise: Reals, learns: np.ndarray) -> np.ndarray:
+def _shift(p: RealArray, gamma: RealArray, noise: RealArray, learns: np.ndarray) -> np.ndarray:
     rate = np.where(learns, 2 * _omega_M(p, gamma, noise), np.nan)
     variance = 4 * (15 - 6 * (p + 2) / p + (p + 2) * (p + 4) / p**2 + noise)
     return -np.log1p(gamma / p * variance / rate) / rate
 
 
-def largest_stable_lr(p: Reals, noise: Reals) -> Any:
+def largest_stable_lr(p: RealArray, noise: RealArray) -> Any:
     """The rate up to which a network whose rows have become parallel can hold the teacher.
 
     ::
@@ -620,7 +622,7 @@ def _optimal(p: np.ndarray, noise: np.ndarray) -> np.ndarray:
     return p**3 / (8 + 2 * p + (2 + noise) * p**2)
 
 
-def optimal_lr(p: Reals, noise: Reals) -> Any:
+def optimal_lr(p: RealArray, noise: RealArray) -> Any:
     """The rate that minimises the number of steps to leave the plateau, by the annealed formula.
 
     ::
@@ -664,7 +666,7 @@ def optimal_lr(p: Reals, noise: Reals) -> Any:
 
 
 def minimal_steps(
-    p: Reals, d: Reals, noise: Reals, threshold: Reals, *, admissible: bool = True
+    p: RealArray, d: RealArray, noise: RealArray, threshold: RealArray, *, admissible: bool = True
 ) -> Any:
     """The smallest number of SGD steps to leave the plateau over all learning rates, by the annealed formula.
 
@@ -712,7 +714,7 @@ def minimal_steps(
     )
 
 
-def overparametrization_gain(noise: Reals, *, admissible: bool = True) -> Any:
+def overparametrization_gain(noise: RealArray, *, admissible: bool = True) -> Any:
     """How many times fewer steps an infinitely wide network needs to leave the plateau than a single unit, each at its best rate.
 
     ::

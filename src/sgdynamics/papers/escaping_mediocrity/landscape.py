@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from sgdynamics.base import checks
-from sgdynamics.base.arrays import Reals
+from sgdynamics.base.arrays import RealArray
 from sgdynamics.papers.escaping_mediocrity.formulas import _plain, _values
 
 
-def risk(M: Reals, Q: Reals, noise: Reals = 0.0, rho: Reals = 1.0) -> Any:
+def risk(M: RealArray, Q: RealArray, noise: RealArray = 0.0, rho: RealArray = 1.0) -> Any:
     """Population risk of a squared student with a head of ones and one squared teacher.
 
     ::
@@ -67,7 +67,7 @@ def risk(M: Reals, Q: Reals, noise: Reals = 0.0, rho: Reals = 1.0) -> Any:
     )
 
 
-def covariance_p1(m: Reals, gamma: Reals, noise: Reals) -> np.ndarray:
+def covariance_p1(m: RealArray, gamma: RealArray, noise: RealArray) -> np.ndarray:
     """Covariance of one step's increments of (m, Q) for p = 1, in units of gamma/d, at a point of the sphere before projecting on it.
 
     Parameters
@@ -199,7 +199,7 @@ def critical_points(
     rho, noise = checks.number("rho", rho, above=0), checks.number("noise", noise, 0)
     checks.choice("constraint", constraint, (None, "sphere"))
     if d is not None:
-        d = checks.whole("d", d, 2)
+        d = checks.integer("d", d, 2)
 
     def rest(taken: int) -> int | str:
         return f"d - {taken}" if d is None else d - taken

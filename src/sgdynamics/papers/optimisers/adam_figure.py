@@ -48,7 +48,7 @@ def figure_6(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     --------
     >>> fig, data = sgd.papers.optimisers.figure_6(quick=True)  # doctest: +SKIP
     """
-    seed = checks.whole("seed", seed, 0)
+    seed = checks.integer("seed", seed, 0)
     dimension, runs = (300, 32) if quick else (1000, 200)
     problem, begin = two_units(NOISE, covariance=list(BLOCKS))
     alpha, some = spread_over(8.0, 33, 4)

@@ -49,7 +49,7 @@ def figure_5(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     --------
     >>> fig, data = sgd.papers.optimisers.figure_5(quick=True)  # doctest: +SKIP
     """
-    seed = checks.whole("seed", seed, 0)
+    seed = checks.integer("seed", seed, 0)
     dimension, runs = (1000, 100) if quick else (4000, 400)
     alpha, some = spread_over(20.0, 41, 8)
     made = {"plain": None, "clipped": updates.clipped(THRESHOLD)}

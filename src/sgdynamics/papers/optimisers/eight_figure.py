@@ -54,7 +54,7 @@ def figure_1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     --------
     >>> fig, data = sgd.papers.optimisers.figure_1(quick=True)  # doctest: +SKIP
     """
-    seed = checks.whole("seed", seed, 0)
+    seed = checks.integer("seed", seed, 0)
     dimension, runs = (200, 48) if quick else (1000, 200)
     problem, begin = two_units(NOISE)
     alpha, some = spread_over(6.0, 25, 4)

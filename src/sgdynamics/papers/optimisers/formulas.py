@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 
 from sgdynamics.base import checks
-from sgdynamics.base.arrays import Given
+from sgdynamics.base.arrays import ArrayArgument
 
 HE3 = 324.0  # E[He3(z)^3 z]
 
 
-def reuse_drift(lr: float, times: int, weight: float, q: Given) -> Any:
+def reuse_drift(lr: float, times: int, weight: float, q: ArrayArgument) -> Any:
     """How fast an erf unit that knows nothing of a He3 teacher learns its direction when each sample serves several times.
 
     Parameters
@@ -51,9 +51,9 @@ def reuse_drift(lr: float, times: int, weight: float, q: Given) -> Any:
     >>> round(float(sgd.papers.optimisers.reuse_drift(0.1, 2, 0.5, 1.0)), 5)
     -0.03857
     """
-    lr, n = checks.number("lr", lr, 0.0), checks.whole("times", times, 1)
+    lr, n = checks.number("lr", lr, 0.0), checks.integer("times", times, 1)
     weight = checks.number("weight", weight)
-    size = checks.numbers("q", q, "give squared lengths above 0")
+    size = checks.real_array("q", q, "give squared lengths above 0")
     if np.any(size <= 0):
         raise checks.reject("q", q, "give squared lengths above 0")
     bend = -(1 + 2 * size) * (n - 1) * n * (2 * n - 1) / 12 + size * n * (n - 1) * (n - 2) / 6

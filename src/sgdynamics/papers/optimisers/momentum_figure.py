@@ -47,7 +47,7 @@ def figure_3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     --------
     >>> fig, data = sgd.papers.optimisers.figure_3(quick=True)  # doctest: +SKIP
     """
-    seed = checks.whole("seed", seed, 0)
+    seed = checks.integer("seed", seed, 0)
     sizes, runs = ((100, 1000), 200) if quick else ((100, 1000), 2000)
     problem, begin = two_units(NOISE)
     alpha, some = spread_over(8.0, 33, 4)

@@ -54,7 +54,7 @@ def figure_4(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     --------
     >>> fig, data = sgd.papers.optimisers.figure_4(quick=True)  # doctest: +SKIP
     """
-    seed = checks.whole("seed", seed, 0)
+    seed = checks.integer("seed", seed, 0)
     runs = 24 if quick else 200
     problem, begin = two_units(NOISE)
     steps = np.round(STEPS * DIMENSION).astype(int)

@@ -52,7 +52,7 @@ def figure_2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     --------
     >>> fig, data = sgd.papers.optimisers.figure_2(quick=True)  # doctest: +SKIP
     """
-    seed = checks.whole("seed", seed, 0)
+    seed = checks.integer("seed", seed, 0)
     sizes, runs = ((1000, 10_000, 100_000), 48) if quick else ((1000, 10_000, 100_000), 200)
     problem = TeacherStudent(
         width=2, teacher_width=1, activation="erf", teacher_activation=polynomial(HE3), noise=0.0

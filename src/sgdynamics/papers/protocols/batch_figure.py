@@ -52,7 +52,7 @@ def figure_6(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     --------
     >>> fig, data = sgd.papers.protocols.figure_6(quick=True)  # doctest: +SKIP
     """
-    seed = checks.whole("seed", seed, 0)
+    seed = checks.integer("seed", seed, 0)
     pieces, runs = (200, 2000) if quick else (1000, 20_000)
     fall = _recursion(SAMPLES)
     best = optimal_rates(fall, pieces)

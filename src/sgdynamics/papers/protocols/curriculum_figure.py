@@ -46,7 +46,7 @@ def figure_4(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     --------
     >>> fig, data = sgd.papers.protocols.figure_4(quick=True)  # doctest: +SKIP
     """
-    seed = checks.whole("seed", seed, 0)
+    seed = checks.integer("seed", seed, 0)
     pieces, runs = (40, 400) if quick else (80, 4000)
     both, begin = groups()
     hard = both.problems["hard"]

@@ -42,7 +42,7 @@ def figure_3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     --------
     >>> fig, data = sgd.papers.protocols.figure_3(quick=True)  # doctest: +SKIP
     """
-    seed = checks.whole("seed", seed, 0)
+    seed = checks.integer("seed", seed, 0)
     pieces, runs = (40, 150) if quick else (80, 1000)
     found = {"dropout": dropout(pieces), "weight decay": decay(pieces)}
     measured = {

@@ -8,10 +8,10 @@ import numpy as np
 from scipy import special
 
 from sgdynamics.base import checks
-from sgdynamics.base.arrays import Given
+from sgdynamics.base.arrays import ArrayArgument
 
 
-def best_error(alpha: Given, start: float, noise: float) -> Any:
+def best_error(alpha: ArrayArgument, start: float, noise: float) -> Any:
     """The squared error ``|w - w*|^2`` of a linear student under its best learning rate, d -> infinity: twice its excess risk.
 
     Parameters
@@ -53,7 +53,7 @@ def best_error(alpha: Given, start: float, noise: float) -> Any:
     return noise / special.wrightomega(np.log(r) + r + when)
 
 
-def best_rate(alpha: Given, start: float, noise: float) -> Any:
+def best_rate(alpha: ArrayArgument, start: float, noise: float) -> Any:
     """The best learning rate of a linear student, lr = eps/(eps + noise), at alpha, d -> infinity.
 
     Parameters
@@ -84,7 +84,7 @@ def best_rate(alpha: Given, start: float, noise: float) -> Any:
     return error / (error + noise)
 
 
-def constant_error(alpha: Given, start: float, noise: float, lr: Given) -> Any:
+def constant_error(alpha: ArrayArgument, start: float, noise: float, lr: ArrayArgument) -> Any:
     """The squared error of a linear student with a constant learning rate, d -> infinity.
 
     Parameters
@@ -113,7 +113,7 @@ def constant_error(alpha: Given, start: float, noise: float, lr: Given) -> Any:
     >>> round(float(sgd.papers.protocols.constant_error(20.0, 1.0, 0.1, 0.172566)) / 2, 10)
     0.0056246228
     """
-    when, rate = _times(alpha), checks.numbers("lr", lr, "give rates between 0 and 2")
+    when, rate = _times(alpha), checks.real_array("lr", lr, "give rates between 0 and 2")
     if np.any(rate <= 0) or np.any(rate >= 2):
         raise checks.reject("lr", lr, "give rates between 0 and 2")
     start, noise = checks.number("start", start, above=0.0), checks.number("noise", noise, 0.0)
@@ -156,8 +156,8 @@ def horizon_exponents(a: float, b: float) -> tuple[float, float]:
     return (a - 1) / max(a, b), (a - 1) / (a - 1 + b)
 
 
-def _times(alpha: Given) -> np.ndarray:
-    when = checks.numbers("alpha", alpha, "give samples over d, 0 or more")
+def _times(alpha: ArrayArgument) -> np.ndarray:
+    when = checks.real_array("alpha", alpha, "give samples over d, 0 or more")
     if np.any(when < 0):
         raise checks.reject("alpha", alpha, "give samples over d, 0 or more")
     return when

@@ -60,7 +60,7 @@ def figure_5(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     --------
     >>> fig, data = sgd.papers.protocols.figure_5(quick=True)  # doctest: +SKIP
     """
-    seed = checks.whole("seed", seed, 0)
+    seed = checks.integer("seed", seed, 0)
     horizons = (100, 300, 1000, 3000) if quick else (100, 300, 1000, 3000, 10_000, 30_000)
     shape = (len(LAWS), len(horizons))
     risk, constant, rates = np.zeros(shape), np.zeros(shape), np.zeros((*shape, PIECES))

@@ -45,7 +45,7 @@ def figure_1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     --------
     >>> fig, data = sgd.papers.protocols.figure_1(quick=True)  # doctest: +SKIP
     """
-    seed = checks.whole("seed", seed, 0)
+    seed = checks.integer("seed", seed, 0)
     pieces, runs = (40, 100) if quick else (160, 1000)
     found = {"linear": rate_of_linear(pieces), "erf": rate_of_erf(pieces)}
     measured = {

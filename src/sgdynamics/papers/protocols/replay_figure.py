@@ -42,7 +42,7 @@ def figure_2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     --------
     >>> fig, data = sgd.papers.protocols.figure_2(quick=True)  # doctest: +SKIP
     """
-    seed = checks.whole("seed", seed, 0)
+    seed = checks.integer("seed", seed, 0)
     pieces, runs = (40, 100) if quick else (80, 1000)
     tasks, algorithm, known = two_tasks(pieces)
     both = tasks.replace(probabilities=[0.5, 0.5])

@@ -25,7 +25,7 @@ from scipy.optimize import brentq
 from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.analysis.exit_times import exit_time
 from sgdynamics.base import checks
-from sgdynamics.base.arrays import Reals
+from sgdynamics.base.arrays import RealArray
 from sgdynamics.papers.drawing import subplots, ticks
 from sgdynamics.papers.quadratic_networks.formulas import (
     growth_rates,
@@ -130,7 +130,7 @@ def optimal_rate(p: int, p_star: int) -> float:
     return p * (u - 1) / (2 * (b * u**2 - 2 * u + kappa))
 
 
-def _risk(p: int, p_star: int, a: np.ndarray, q: np.ndarray, c: Reals) -> np.ndarray:
+def _risk(p: int, p_star: int, a: np.ndarray, q: np.ndarray, c: RealArray) -> np.ndarray:
     """(23) from the spectra; the last axis is that of the directions with overlap."""
     rest = p - q.shape[-1]
     T, square = q.sum(axis=-1) + rest * c, (q**2).sum(axis=-1) + rest * c**2
@@ -140,7 +140,7 @@ def _risk(p: int, p_star: int, a: np.ndarray, q: np.ndarray, c: Reals) -> np.nda
 
 
 def _exits(
-    p: int, p_star: int, eta: Reals, rho0: np.ndarray, level: float | None = None
+    p: int, p_star: int, eta: RealArray, rho0: np.ndarray, level: float | None = None
 ) -> np.ndarray:
     """When the risk of each start (rho0, Q = I) first falls to `level` (half of its own first value unless given), in t.
 
@@ -288,7 +288,7 @@ def figure_2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     --------
     >>> fig, data = sgd.papers.quadratic_networks.figure_2(quick=True)  # doctest: +SKIP
     """
-    seed = checks.whole("seed", seed, 0)
+    seed = checks.integer("seed", seed, 0)
     p_star, epsilon, runs = 3, 1e-2, 20
     shares = np.geomspace(0.08, 1.06, 12 if quick else 30)
     most = largest_stable_rate(3, p_star)
@@ -380,7 +380,7 @@ def figure_2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     return fig, data
 
 
-def _fit(x: Reals, y: np.ndarray, error: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
+def _fit(x: RealArray, y: np.ndarray, error: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
     """Weighted straight line: (intercept, slope), their errors (widened where the line does not fit), chi^2 per degree of freedom."""
     found, covariance, chi2 = weighted_line(x, y, error**-2)
     chi2 /= max(len(y) - 2, 1)
@@ -534,7 +534,7 @@ def escape_times(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     --------
     >>> fig, data = sgd.papers.quadratic_networks.escape_times(quick=True)  # doctest: +SKIP
     """
-    seed = checks.whole("seed", seed, 0)
+    seed = checks.integer("seed", seed, 0)
     cases = (
         [(2, 1), (4, 1), (4, 2)]
         if quick

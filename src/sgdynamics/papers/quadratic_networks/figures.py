@@ -83,7 +83,7 @@ def figure_1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     --------
     >>> fig, data = sgd.papers.quadratic_networks.figure_1(quick=True)  # doctest: +SKIP
     """
-    seed = checks.whole("seed", seed, 0)
+    seed = checks.integer("seed", seed, 0)
     N, end, count = (100, 12.0, 64) if quick else (10_000, 20.0, RUNS)
     data = _theory_beside_runs(N, end, seed, count)
     fig, axes = subplots(2, 2, (10, 7))
@@ -215,7 +215,7 @@ def figure_3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     --------
     >>> fig, data = sgd.papers.quadratic_networks.figure_3(quick=True)  # doctest: +SKIP
     """
-    seed = checks.whole("seed", seed, 0)
+    seed = checks.integer("seed", seed, 0)
     t = np.concatenate([np.linspace(0, 20, 41), np.geomspace(20, 100, POINTS - 40)[1:]])
     begin = _near_plateau(RUNS, seed)
     found = _solve(begin, t)
@@ -307,7 +307,7 @@ def figure_4(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     --------
     >>> fig, data = sgd.papers.quadratic_networks.figure_4(quick=True)  # doctest: +SKIP
     """
-    seed = checks.whole("seed", seed, 0)
+    seed = checks.integer("seed", seed, 0)
     sizes, count = (50, 200) if quick else (1000, 10_000), 40
     t = np.linspace(0, 8, POINTS)
     S = conserved_S(_solve(_near_plateau(1, seed), t)).values[:1]
@@ -450,7 +450,7 @@ def figure_5(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     --------
     >>> fig, data = sgd.papers.quadratic_networks.figure_5(quick=True)  # doctest: +SKIP
     """
-    seed = checks.whole("seed", seed, 0)
+    seed = checks.integer("seed", seed, 0)
     sizes = (4, 8) if quick else (4, 8, 12)
     p = np.arange(1, sizes[-1] + 5)
     rng = np.random.default_rng(seed)
@@ -535,7 +535,7 @@ def figure_6(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     --------
     >>> fig, data = sgd.papers.quadratic_networks.figure_6(quick=True)  # doctest: +SKIP
     """
-    seed = checks.whole("seed", seed, 0)
+    seed = checks.integer("seed", seed, 0)
     N, stars, p = 8, (1, 3, 10) if quick else (1, 2, 3, 5, 10), np.arange(1, 13)
     rng = np.random.default_rng(seed)
     formula, counted, flat = (np.full((len(stars), len(p)), np.nan) for _ in range(3))

@@ -16,7 +16,7 @@ import xarray as xr
 from numpy.typing import ArrayLike
 
 from sgdynamics.base import checks
-from sgdynamics.base.arrays import Reals
+from sgdynamics.base.arrays import RealArray
 
 FULL_RANK = 1e-10  # smallest over largest singular value of an overlap matrix that still counts as full rank
 SYMMETRIC = 1e-6  # how far from symmetric Q may be: an implicit integrator moves its entries one by one, by 1e-8
@@ -33,7 +33,7 @@ def _matrix(name: str, value: ArrayLike) -> np.ndarray:
     return checks.array(name, value, shape, "student units x teacher units")
 
 
-def _overlaps(rho: Reals, Q: Reals) -> tuple[np.ndarray, np.ndarray]:
+def _overlaps(rho: RealArray, Q: RealArray) -> tuple[np.ndarray, np.ndarray]:
     """Overlaps (..., p, p*) and (..., p, p), checked as far as an integrator's trial states allow: it may miss positivity by a little."""
     first = _matrix("rho", rho)
     second = checks.array(
@@ -50,12 +50,12 @@ def _overlaps(rho: Reals, Q: Reals) -> tuple[np.ndarray, np.ndarray]:
     return first, second
 
 
-def widths(p: Reals, p_star: Reals) -> tuple[int, int]:
+def widths(p: RealArray, p_star: RealArray) -> tuple[int, int]:
     """The two widths, checked."""
-    return checks.whole("p", p, 1), checks.whole("p_star", p_star, 1)
+    return checks.integer("p", p, 1), checks.integer("p_star", p_star, 1)
 
 
-def _learner_widths(p: Reals, p_star: Reals) -> tuple[int, int]:
+def _learner_widths(p: RealArray, p_star: RealArray) -> tuple[int, int]:
     """The two widths where a solution of zero error is asked for."""
     p, p_star = widths(p, p_star)
     if p < p_star:
@@ -69,7 +69,7 @@ def _trace(matrix: np.ndarray) -> np.ndarray:
     return np.trace(matrix, axis1=-2, axis2=-1)[..., None, None]
 
 
-def risk(rho: Reals, Q: Reals) -> Any:
+def risk(rho: RealArray, Q: RealArray) -> Any:
     """The population risk E[(y - yhat)^2] (twice the library's).
 
     ::
@@ -105,7 +105,7 @@ def risk(rho: Reals, Q: Reals) -> Any:
     return float(value) if np.ndim(value) == 0 else value
 
 
-def gradient_flow(rho: Reals, Q: Reals) -> tuple[np.ndarray, np.ndarray]:
+def gradient_flow(rho: RealArray, Q: RealArray) -> tuple[np.ndarray, np.ndarray]:
     """(d rho/dt, dQ/dt) in t = eta alpha as eta -> 0: gradient flow on the population risk.
 
     ::
@@ -146,7 +146,9 @@ def _flow(rho: np.ndarray, Q: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return d_rho, (8 / p) * ((1 - T / p) * Q + (2 / p_star) * aligned - (2 / p) * Q @ Q)
 
 
-def drift(rho: Reals, Q: Reals, eta: float, *, noise: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
+def drift(
+    rho: RealArray, Q: RealArray, eta: float, *, noise: float = 0.0
+) -> tuple[np.ndarray, np.ndarray]:
     """(d rho/d alpha, dQ/d alpha) of one-pass SGD at learning rate eta as N -> infinity.
 
     ::
@@ -299,7 +301,9 @@ def plateau(p: int, p_star: int | None = None) -> Plateau:
     return Plateau(norm * np.eye(p), float("nan") if p_star is None else 1 + 2 / teachers - norm)
 
 
-def loss_reduction(t: Reals, p: int, p_star: int, epsilon: float, *, since: str = "plateau") -> Any:
+def loss_reduction(
+    t: RealArray, p: int, p_star: int, epsilon: float, *, since: str = "plateau"
+) -> Any:
     """The mean relative fall (R(0) - R(t))/R(0) of the risk while the plateau is left.
 
     ::
@@ -350,7 +354,7 @@ def loss_reduction(t: Reals, p: int, p_star: int, epsilon: float, *, since: str 
     return float(value) if np.ndim(value) == 0 else value
 
 
-def _times(t: Reals, above: bool = False) -> np.ndarray:
+def _times(t: RealArray, above: bool = False) -> np.ndarray:
     values = np.asarray(t, dtype=np.float64)
     if not np.all(np.isfinite(values)) or np.any(values < 0) or (above and np.any(values == 0)):
         raise checks.reject(
@@ -375,7 +379,7 @@ def _polar(rho: np.ndarray, name: str) -> np.ndarray:
     return left @ right
 
 
-def closest_solution(rho0: Reals) -> np.ndarray:
+def closest_solution(rho0: RealArray) -> np.ndarray:
     """The zero-error solution closest to a start, as the p x p* matrix S with S^T S = I.
 
     ::
@@ -406,7 +410,7 @@ def closest_solution(rho0: Reals) -> np.ndarray:
     return _polar(_matrix("rho0", rho0), "rho0")
 
 
-def solution_overlaps(S: Reals) -> tuple[np.ndarray, np.ndarray]:
+def solution_overlaps(S: RealArray) -> tuple[np.ndarray, np.ndarray]:
     """Overlaps (rho, Q) at the zero-error solution S.
 
     ::
@@ -530,7 +534,7 @@ def largest_stable_rate(p: int, p_star: int) -> float:
     return p * p_star / (4 * (p_star + 2))
 
 
-def _share_of_largest(eta: Reals, p: int, p_star: int) -> float:
+def _share_of_largest(eta: RealArray, p: int, p_star: int) -> float:
     """eta/eta_max, below 1."""
     eta = checks.number("eta", eta, 0.0)
     most = largest_stable_rate(p=p, p_star=p_star)
@@ -570,18 +574,18 @@ def tail_rate(p: int, eta: float = 0.0) -> float:
     >>> sgd.papers.quadratic_networks.tail_rate(2)
     4.0
     """
-    p = checks.whole("p", p, 1)
+    p = checks.integer("p", p, 1)
     return (16 / p**2) * (1 - _share_of_largest(eta, p, p))
 
 
 def tail(
     p: int,
     p_star: int,
-    t: Reals,
+    t: RealArray,
     *,
     eta: float = 0.0,
-    rho0: Reals | None = None,
-    Q0: Reals | None = None,
+    rho0: RealArray | None = None,
+    Q0: RealArray | None = None,
 ) -> Any:
     """How the risk of noiseless SGD vanishes at late t = eta alpha: as a power for p > p*, exponentially for p = p*.
 
@@ -652,8 +656,8 @@ def tail(
     rho = checks.array("rho0", rho0, (p, p), "student units x teacher units")
     _polar(rho, "rho0")
     Q = checks.array("Q0", np.eye(p) if Q0 is None else Q0, (p, p), "the student's Gram matrix")
-    checks.gram("Q0", Q)
-    checks.gram("Q0 - rho0 rho0^T", Q - rho @ rho.T)
+    checks.gram_matrix("Q0", Q)
+    checks.gram_matrix("Q0 - rho0 rho0^T", Q - rho @ rho.T)
     inverse = np.linalg.inv(rho)
     value = (
         (4 / p**2)

@@ -154,7 +154,7 @@ class CriticalPoint:
         (the last two lines with the rows that exist). N >= p* + r. Contains the four spectra of section 7.2.2, (r, s) = (0, 0),
         (p, 0), (0, p*), (0, 1), with their multiplicities; the rest is not in the paper.
         """
-        N = checks.whole("N", N, 1)
+        N = checks.integer("N", N, 1)
         p, p_star, r, s = self.p, self.p_star, self.r, self.s
         if p_star + r > N:
             raise checks.reject(
@@ -241,7 +241,7 @@ def critical_point(p: int, p_star: int, r: int, s: int) -> CriticalPoint:
     0.6667
     """
     p, p_star = widths(p, p_star)
-    r, s = checks.whole("r", r, 0), checks.whole("s", s, 0)
+    r, s = checks.integer("r", r, 0), checks.integer("s", s, 0)
     if s > p_star:
         raise checks.reject(
             "s", s, f"the teacher has p_star = {p_star} directions: give s <= {p_star}"
@@ -317,7 +317,7 @@ def manifold_dimension(p: int, p_star: int, N: int) -> int:
     5
     """
     p, p_star = widths(p, p_star)
-    rank = min(p_star, checks.whole("N", N, 1))
+    rank = min(p_star, checks.integer("N", N, 1))
     if p < rank:
         raise checks.reject(
             "p",
@@ -355,6 +355,6 @@ def degrees_of_freedom(p: int, N: int) -> int:
     >>> sgd.papers.quadratic_networks.degrees_of_freedom(3, 10)
     27
     """
-    p, N = checks.whole("p", p, 1), checks.whole("N", N, 1)
+    p, N = checks.integer("p", p, 1), checks.integer("N", N, 1)
     rank = min(p, N)
     return N * rank - rank * (rank - 1) // 2

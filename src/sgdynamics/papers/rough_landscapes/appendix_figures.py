@@ -189,7 +189,7 @@ def figure_b1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     --------
     >>> fig, data = sgd.papers.rough_landscapes.figure_b1(quick=True)  # doctest: +SKIP
     """
-    seed = checks.whole("seed", seed, 0)
+    seed = checks.integer("seed", seed, 0)
     N, count, end = (100, 16, 30.0) if quick else (1000, RIDGE_RUNS, 1000.0)
     t = log_times(end, 40)
     batches = ONE if quick else BATCHES
@@ -256,7 +256,7 @@ def figure_b2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     --------
     >>> fig, data = sgd.papers.rough_landscapes.figure_b2(quick=True)  # doctest: +SKIP
     """
-    seed = checks.whole("seed", seed, 0)
+    seed = checks.integer("seed", seed, 0)
     N, count, end = (100, 64, 30.0) if quick else (1000, RIDGE_RUNS, 1000.0)
     t = log_times(end, 40)
     data = xr.concat(
@@ -317,7 +317,7 @@ def figure_b3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     --------
     >>> fig, data = sgd.papers.rough_landscapes.figure_b3(quick=True)  # doctest: +SKIP
     """
-    seed = checks.whole("seed", seed, 0)
+    seed = checks.integer("seed", seed, 0)
     rates = (0.02, 0.005, 0.00125) if quick else (0.01, 0.001, 0.0005, 0.0001)
     N, count, end = (100, 24, 10.0) if quick else (1000, 250, 30.0)
     t = log_times(end, 30, grid=rates[0])
@@ -416,7 +416,7 @@ def figure_b4(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     --------
     >>> fig, data = sgd.papers.rough_landscapes.figure_b4(quick=True)  # doctest: +SKIP
     """
-    seed = checks.whole("seed", seed, 0)
+    seed = checks.integer("seed", seed, 0)
     N, count, end = (100, 32, 50.0) if quick else (1000, 50, 1000.0)
     t = log_times(end, 60)
     found = []

@@ -25,7 +25,7 @@ from sgdynamics.algorithms.fixed_data import (
     PersistentSGD,
 )
 from sgdynamics.base import checks
-from sgdynamics.base.arrays import Reals
+from sgdynamics.base.arrays import RealArray
 from sgdynamics.base.controls import piecewise_rate
 from sgdynamics.problems.starts import Start, start
 from sgdynamics.problems.teacher_student import TeacherStudent
@@ -154,7 +154,7 @@ class Setting:
     numbers: Numbers
     loss_factor: float = 0.5
 
-    def steps(self, t: Reals) -> np.ndarray:
+    def steps(self, t: RealArray) -> np.ndarray:
         """Whole steps at the paper's times t = eta steps.
 
         Parameters
@@ -169,7 +169,7 @@ class Setting:
         """
         return np.round(np.asarray(t, dtype=np.float64) / self.numbers.eta).astype(np.int64)
 
-    def library_time(self, t: Reals) -> Any:
+    def library_time(self, t: RealArray) -> Any:
         """The library's time alpha t/2 at the paper's time t.
 
         Parameters
@@ -184,7 +184,7 @@ class Setting:
         """
         return np.asarray(t, dtype=np.float64) * (self.numbers.alpha / 2)
 
-    def paper_time(self, t: Reals) -> Any:
+    def paper_time(self, t: RealArray) -> Any:
         """The paper's time at the library's time.
 
         Parameters
@@ -299,9 +299,9 @@ def _overlaps(
                 "runs", runs, "without dimension= all starts are the same one: leave it out"
             )
         return np.array([m0]), np.array([1.0 if given.sphere else m0**2 + 1])
-    N = checks.whole("dimension", dimension, 2)
-    count = checks.whole("runs", 1 if runs is None else runs, 1)
-    random = np.random.default_rng(checks.whole("seed", seed, 0))
+    N = checks.integer("dimension", dimension, 2)
+    count = checks.integer("runs", 1 if runs is None else runs, 1)
+    random = np.random.default_rng(checks.integer("seed", seed, 0))
     along, across = random.standard_normal(count) / math.sqrt(N), random.chisquare(N - 1, count) / N
     if not given.sphere:
         return m0 + along, (m0 + along) ** 2 + across
@@ -311,7 +311,7 @@ def _overlaps(
     return m0 + c * along, np.ones(count)
 
 
-def generalization_error(q: Reals, q0: Reals, m: Reals) -> Any:
+def generalization_error(q: RealArray, q0: RealArray, m: RealArray) -> Any:
     """Mean squared error of the label ``|h0| by |h|`` on a fresh sample, from the overlaps.
 
     ::

@@ -148,9 +148,12 @@ def kernel_dmft(
         hot = T[0] > 0 if isinstance(T, (tuple, list)) and len(T) == 2 else T != 0
         algorithm = "p-SGD" if tau is not None else "Langevin" if hot else "SGD" if l != 1 else "GD"
     given = numbers(alpha, eta, m0, algorithm, l, tau, T, ridge)
-    steps, replicates = checks.whole("steps", steps, 1), checks.whole("replicates", replicates, 2)
-    paths = checks.whole("paths", paths, 100 * replicates)
-    seeds = np.random.SeedSequence(checks.whole("seed", seed, 0)).spawn(replicates)
+    steps, replicates = (
+        checks.integer("steps", steps, 1),
+        checks.integer("replicates", replicates, 2),
+    )
+    paths = checks.integer("paths", paths, 100 * replicates)
+    seeds = np.random.SeedSequence(checks.integer("seed", seed, 0)).spawn(replicates)
     each = 2 ** ((paths // replicates).bit_length() - 1)
     found = [_replicate(given, steps, each, np.random.default_rng(one)) for one in seeds]
     values = {name: np.stack([one[name] for one in found]) for name in found[0]}

@@ -64,7 +64,7 @@ def figure_1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     --------
     >>> fig, data = sgd.papers.rough_landscapes.figure_1(quick=True)  # doctest: +SKIP
     """
-    seed = checks.whole("seed", seed, 0)
+    seed = checks.integer("seed", seed, 0)
     N, count, seeds, end, paths = (
         (200, 64, 32, 4.0, 16384) if quick else (1000, 100, 40, 10.0, 131072)
     )
@@ -178,7 +178,7 @@ def figure_2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     --------
     >>> fig, data = sgd.papers.rough_landscapes.figure_2(quick=True)  # doctest: +SKIP
     """
-    seed = checks.whole("seed", seed, 0)
+    seed = checks.integer("seed", seed, 0)
     N, count, end = (60, 64, 150.0) if quick else (1000, 500, 1000.0)
     data = _three(N, count, end, seed)
     data.attrs |= words_of_2(data)
@@ -220,7 +220,7 @@ def figure_3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     --------
     >>> fig, data = sgd.papers.rough_landscapes.figure_3(quick=True)  # doctest: +SKIP
     """
-    seed = checks.whole("seed", seed, 0)
+    seed = checks.integer("seed", seed, 0)
     N, count, end = (100, 48, 60.0) if quick else (1000, 50, 1000.0)
     data = _three(N, count, end, seed)
     shares = [

@@ -85,7 +85,7 @@ def figure_4(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     --------
     >>> fig, data = sgd.papers.rough_landscapes.figure_4(quick=True)  # doctest: +SKIP
     """
-    seed = checks.whole("seed", seed, 0)
+    seed = checks.integer("seed", seed, 0)
     N, count, end, off = (100, 12, 30.0, 20.0) if quick else (1000, 250, 1000.0, 700.0)
     batches = (0.05, 0.3, 0.9, 1.0) if quick else (0.01, 0.05, 0.1, 0.3, 0.9, 0.95, 1.0)
     taus = (0.1, 1.0, 5.0) if quick else (0.05, 0.1, 0.5, 1.0, 2.0, 5.0)
@@ -255,7 +255,7 @@ def figure_5(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     --------
     >>> fig, data = sgd.papers.rough_landscapes.figure_5(quick=True)  # doctest: +SKIP
     """
-    seed = checks.whole("seed", seed, 0)
+    seed = checks.integer("seed", seed, 0)
     sizes = (200, 256, 1.5, 32768) if quick else (1000, 1000, 10.0, 524288)
     numbers: dict[str, Any] = {"l": 0.5, "tau": 1.0}
     one = setting(ALPHA, ETA, WARM, "p-SGD", **numbers)
@@ -291,7 +291,7 @@ def figure_6(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     --------
     >>> fig, data = sgd.papers.rough_landscapes.figure_6(quick=True)  # doctest: +SKIP
     """
-    seed = checks.whole("seed", seed, 0)
+    seed = checks.integer("seed", seed, 0)
     sizes = (200, 256, 1.0, 32768) if quick else (1000, 1000, 10.0, 524288)
     one = setting(ALPHA, ETA, WARM, "Langevin", T=1.0)
     data = _theory(one, sizes, seed)

@@ -76,7 +76,7 @@ def figure_7(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     --------
     >>> fig, data = sgd.papers.rough_landscapes.figure_7(quick=True)  # doctest: +SKIP
     """
-    seed = checks.whole("seed", seed, 0)
+    seed = checks.integer("seed", seed, 0)
     plan = QUICK if quick else FULL
     t = log_times(plan.end, 50 if quick else 80)
     t = np.sort(np.append(t, () if plan.end_gd in t else plan.end_gd))

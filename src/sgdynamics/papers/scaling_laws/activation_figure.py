@@ -51,7 +51,7 @@ def figure_6(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     --------
     >>> fig, data = sgd.papers.scaling_laws.figure_6(quick=True)  # doctest: +SKIP
     """
-    seed, end, bins = checks.whole("seed", seed, 0), 3e3 if quick else 3e4, 40 if quick else 80
+    seed, end, bins = checks.integer("seed", seed, 0), 3e3 if quick else 3e4, 40 if quick else 80
     times = np.geomspace(3, end, 21)
 
     def learned(activation: str, exponent: float) -> xr.Dataset:

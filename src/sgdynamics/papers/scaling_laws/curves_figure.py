@@ -45,7 +45,7 @@ def figure_2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     --------
     >>> fig, data = sgd.papers.scaling_laws.figure_2(quick=True)  # doctest: +SKIP
     """
-    seed = checks.whole("seed", seed, 0)
+    seed = checks.integer("seed", seed, 0)
     a_decade, draws = (1, 80) if quick else (4, 1000)
     sizes = 10.0**DECADES
     loss, steps, budgets, frontier, best, slopes = [], [], [], [], [], []

@@ -55,7 +55,7 @@ def figure_4(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     --------
     >>> fig, data = sgd.papers.scaling_laws.figure_4(quick=True)  # doctest: +SKIP
     """
-    seed, runs = checks.whole("seed", seed, 0), 400 if quick else 4000
+    seed, runs = checks.integer("seed", seed, 0), 400 if quick else 4000
     views, labels = pixels()
     steps = np.unique(np.round(np.geomspace(1, LAST, 31))).astype(int)
     some = np.array([3, 10, 30, 100, 300, 1000])

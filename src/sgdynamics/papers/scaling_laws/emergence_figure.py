@@ -58,7 +58,7 @@ def figure_5(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     --------
     >>> fig, data = sgd.papers.scaling_laws.figure_5(quick=True)  # doctest: +SKIP
     """
-    seed, lr = checks.whole("seed", seed, 0), 0.02
+    seed, lr = checks.integer("seed", seed, 0), 0.02
     K, d, runs, seen = (
         (24, 100, 16, 3.0) if quick else (32, 500, 64, 4.4)
     )  # runs go on until the time of skill `seen`

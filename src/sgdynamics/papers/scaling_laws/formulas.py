@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from sgdynamics.base import checks
-from sgdynamics.base.arrays import Given
+from sgdynamics.base.arrays import ArrayArgument
 
 FLAT = 700.0  # beyond it exp overflows, and a skill has been learned for long
 
@@ -88,7 +88,7 @@ def emergence_exponent(decay: float) -> float:
     return (2 * b - 1) / (2 * b)
 
 
-def emergence_time(skill: Given, decay: float, overlap: float) -> Any:
+def emergence_time(skill: ArrayArgument, decay: float, overlap: float) -> Any:
     """When half of the loss of a skill is gone, under gradient flow.
 
     Parameters
@@ -116,13 +116,13 @@ def emergence_time(skill: Given, decay: float, overlap: float) -> Any:
     [ 0.397  3.178 25.424]
     """
     odds = _odds(overlap)
-    k = checks.numbers("skill", skill, "give numbers above 0")
+    k = checks.real_array("skill", skill, "give numbers above 0")
     if np.any(k <= 0):
         raise checks.reject("skill", skill, "give numbers above 0")
     return np.log(odds) * k ** (2 * checks.number("decay", decay, above=0.5)) / 8
 
 
-def emergence_loss(times: Given, decay: float, overlap: float, skills: int) -> np.ndarray:
+def emergence_loss(times: ArrayArgument, decay: float, overlap: float, skills: int) -> np.ndarray:
     """The loss of each skill against time, under gradient flow.
 
     Parameters
@@ -162,10 +162,10 @@ def emergence_loss(times: Given, decay: float, overlap: float, skills: int) -> n
      [0.    0.    0.03 ]]
     """
     odds = _odds(overlap)
-    weights = np.arange(1, checks.whole("skills", skills, 1) + 1.0) ** -checks.number(
+    weights = np.arange(1, checks.integer("skills", skills, 1) + 1.0) ** -checks.number(
         "decay", decay, above=0.5
     )
-    t = np.atleast_1d(checks.numbers("times", times, "give times, 0 or later"))
+    t = np.atleast_1d(checks.real_array("times", times, "give times, 0 or later"))
     if t.ndim != 1 or np.any(t < 0):
         raise checks.reject("times", times, "give times in one row, 0 or later")
     grown = np.minimum(8 * weights**2 * t[:, None], FLAT)

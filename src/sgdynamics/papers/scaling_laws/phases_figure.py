@@ -53,7 +53,7 @@ def figure_1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     --------
     >>> fig, data = sgd.papers.scaling_laws.figure_1(quick=True)  # doctest: +SKIP
     """
-    seed, count = checks.whole("seed", seed, 0), 5 if quick else 9
+    seed, count = checks.integer("seed", seed, 0), 5 if quick else 9
     names = list(POINTS)
     found = {
         name: compute_optimal(

@@ -52,7 +52,7 @@ def figure_3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     --------
     >>> fig, data = sgd.papers.scaling_laws.figure_3(quick=True)  # doctest: +SKIP
     """
-    seed = checks.whole("seed", seed, 0)
+    seed = checks.integer("seed", seed, 0)
     runs, direct_runs, last, direct_last = (64, 8, 2500, 1200) if quick else (512, 32, 40_000, 4000)
     steps = np.unique(np.round(np.geomspace(4, last, 33))).astype(int)
     each = 4

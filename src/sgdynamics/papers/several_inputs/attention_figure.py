@@ -51,7 +51,7 @@ def figure_1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     --------
     >>> fig, data = sgd.papers.several_inputs.figure_1(quick=True)  # doctest: +SKIP
     """
-    seed = checks.whole("seed", seed, 0)
+    seed = checks.integer("seed", seed, 0)
     d, runs, end = (400, 96, 8.0) if quick else (2000, 256, 24.0)
     problem = attention(noise=0.1, token_correlation=0.4)
     begin = start(problem, M=[[0.3, 0.1], [-0.2, 0.4]], Q=[[1.0, 0.2], [0.2, 0.8]])

@@ -49,7 +49,7 @@ def figure_4(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     --------
     >>> fig, data = sgd.papers.several_inputs.figure_4(quick=True)  # doctest: +SKIP
     """
-    seed = checks.whole("seed", seed, 0)
+    seed = checks.integer("seed", seed, 0)
     d, runs, lr, end = (500, 48, 0.02, 1.2) if quick else (4000, 128, 0.02, 1.2)
     problem, algorithm = autoencoder(3, "linear", spikes=SPIKES, tied=True), OnePassSGD(lr=lr)
     turned = np.linalg.qr(np.random.default_rng(0).normal(size=(3, 3)))[0]

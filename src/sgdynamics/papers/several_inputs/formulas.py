@@ -92,7 +92,7 @@ def component_path(t: ArrayLike, spike: float, first: float) -> np.ndarray:
     >>> print(f"{sgd.papers.several_inputs.component_path(0.2, spike=4.0, first=0.001):.4f}")
     0.0518
     """
-    u, beta = checks.number("first", first, above=0.0), checks.number("spike", spike, least=0.0)
+    u, beta = checks.number("first", first, above=0.0), checks.number("spike", spike, minimum=0.0)
     if u >= 1:
         raise checks.reject("first", first, "give a share between 0 and 1")
     return 1 / (1 + (1 / u - 1) * np.exp(-4 * (1 + beta) * np.asarray(t, dtype=np.float64)))
@@ -130,9 +130,9 @@ def exit_law(exponent: int, dimension: ArrayLike, lr: float = 0.0) -> np.ndarray
     [0.0, 1.498, 6.667]
     """
     n, d, c = (
-        checks.whole("exponent", exponent, 1, 3),
+        checks.integer("exponent", exponent, 1, 3),
         np.asarray(dimension, dtype=np.float64),
-        checks.number("lr", lr, least=0.0),
+        checks.number("lr", lr, minimum=0.0),
     )
     if c >= (np.inf, 1 / 2, 1 / 5)[n - 1]:
         raise checks.reject(

@@ -52,7 +52,7 @@ def figure_7(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     --------
     >>> fig, data = sgd.papers.several_inputs.figure_7(quick=True)  # doctest: +SKIP
     """
-    seed = checks.whole("seed", seed, 0)
+    seed = checks.integer("seed", seed, 0)
     d, runs, end = (1000, 48, 240.0) if quick else (10000, 96, 240.0)
     alpha, each = np.linspace(0, end, 481), 20
     overlaps, measured = (

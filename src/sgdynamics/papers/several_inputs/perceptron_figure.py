@@ -48,7 +48,7 @@ def figure_5(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     --------
     >>> fig, data = sgd.papers.several_inputs.figure_5(quick=True)  # doctest: +SKIP
     """
-    seed = checks.whole("seed", seed, 0)
+    seed = checks.integer("seed", seed, 0)
     d, runs, last, lr = (400, 128, 100.0, 1.0) if quick else (1000, 256, 1000.0, 1.0)
     alpha = np.geomspace(0.1, 1000.0, 49)
     some = np.flatnonzero(alpha <= 1.001 * last)[::4]

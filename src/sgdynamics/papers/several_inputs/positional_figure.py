@@ -55,7 +55,7 @@ def figure_2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     --------
     >>> fig, data = sgd.papers.several_inputs.figure_2(quick=True)  # doctest: +SKIP
     """
-    seed = checks.whole("seed", seed, 0)
+    seed = checks.integer("seed", seed, 0)
     d, runs, end = (100, 48, 100.0) if quick else (400, 128, 400.0)
     share = np.array([0.75, 0.8, 0.85, 0.9, 0.95, 1.0])
     rates = np.zeros((len(ENCODINGS), len(share), 2))

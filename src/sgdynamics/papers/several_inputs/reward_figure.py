@@ -69,7 +69,7 @@ def figure_6(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     --------
     >>> fig, data = sgd.papers.several_inputs.figure_6(quick=True)  # doctest: +SKIP
     """
-    seed = checks.whole("seed", seed, 0)
+    seed = checks.integer("seed", seed, 0)
     d, runs, fine = (400, 96, 41) if quick else (2000, 256, 81)
     end, penalty, cosine, tokens = (
         60.0,

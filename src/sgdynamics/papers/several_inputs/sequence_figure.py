@@ -51,7 +51,7 @@ def figure_3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     --------
     >>> fig, data = sgd.papers.several_inputs.figure_3(quick=True)  # doctest: +SKIP
     """
-    seed = checks.whole("seed", seed, 0)
+    seed = checks.integer("seed", seed, 0)
     runs = (256, 256, 1536)  # exits of exponent 3 scatter far more
     short, long = (
         ((20, 36, 64), (100, 400, 1600))

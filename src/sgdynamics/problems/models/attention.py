@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Float
 
 from sgdynamics.base import checks
-from sgdynamics.base.arrays import Function, Given, Numbers, Numeric, Scalar
+from sgdynamics.base.arrays import ArrayArgument, Function, Numeric, Parameters, Scalar
 from sgdynamics.problems.loss_dependence import Reading
 from sgdynamics.problems.losses import squared
 from sgdynamics.problems.models.model import correlated, model, noise_number, none_or
@@ -38,7 +38,7 @@ class AttentionLoss:
         signals: Float[Numeric, "2 tokens"],
         head: Float[Numeric, " 2"],
         noise_draw: Scalar,
-        parameters: Numbers,
+        parameters: Parameters,
     ) -> Scalar:
         return squared(read(*fields), read(*signals) + jnp.sqrt(parameters["noise"]) * noise_draw)
 
@@ -62,8 +62,8 @@ def attention(
     tokens: int = 2,
     *,
     noise: float | Function = 0.0,
-    token_correlation: Given | None = None,
-    gram: Given | None = None,
+    token_correlation: ArrayArgument | None = None,
+    gram: ArrayArgument | None = None,
     constraint: str | None = None,
     weight_decay: float | Function = 0.0,
     covariance: Sequence[tuple[float, float]] | Spectrum | None = None,
@@ -112,7 +112,7 @@ def attention(
     >>> [round(float(value), 4) for value in path.excess_risk[0]]
     [0.3635, 0.0659]
     """
-    tokens = checks.whole("tokens", tokens, 2)
+    tokens = checks.integer("tokens", tokens, 2)
     numbers = {"noise": noise_number(noise)}
     correlation = correlated(tokens, token_correlation)
     common = {
@@ -142,7 +142,7 @@ def positional_loss(
     signals: Float[Numeric, "2 2"],
     head: Float[Numeric, " 1"],
     noise_draw: Scalar,
-    parameters: Numbers,
+    parameters: Parameters,
 ) -> Float[Numeric, ""]:
     """|A - A*|^2/2 of the attention matrix against a mixture of one by content and one by position."""
     k, omega = parameters["contrast"], parameters["omega"]
@@ -150,7 +150,7 @@ def positional_loss(
     return jnp.sum((kept(fields[0]) - target) ** 2)
 
 
-def positions(draws: dict[str, Any], parameters: Numbers) -> Float[Numeric, "2 2"]:
+def positions(draws: dict[str, Any], parameters: Parameters) -> Float[Numeric, "2 2"]:
     """Token l has the mean +- c0 times the second signal."""
     return parameters["encoding"] * jnp.array([[0.0, 1.0], [0.0, -1.0]])
 
@@ -205,7 +205,7 @@ def positional_semantic(
     >>> [round(float(value), 3) for value in path.M[0, -1, 0]]
     [0.412, 0.031]
     """
-    share = checks.number("omega", omega, least=0.0)
+    share = checks.number("omega", omega, minimum=0.0)
     if share > 1.0:
         raise checks.reject("omega", omega, "give a share between 0 and 1")
     numbers = {

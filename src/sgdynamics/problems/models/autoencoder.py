@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Float
 
 from sgdynamics.base import checks
-from sgdynamics.base.arrays import Function, Numbers, Numeric
+from sgdynamics.base.arrays import Function, Numeric, Parameters
 from sgdynamics.problems.activations import Activation, ActivationLike, student_activation
 from sgdynamics.problems.models.model import model
 from sgdynamics.problems.problem import Problem
@@ -37,7 +37,7 @@ class Reconstruction:
         return -s @ fields[first:] + s @ overlaps.Q[first:, first:] @ s / 2
 
 
-def spiked_means(draws: dict[str, Any], parameters: Numbers) -> Float[Numeric, " K"]:
+def spiked_means(draws: dict[str, Any], parameters: Parameters) -> Float[Numeric, " K"]:
     """sqrt(beta_r) g_r along each signal: the variance there is 1 + beta_r."""
     return jnp.sqrt(parameters["spikes"]) * draws["g"]
 
@@ -91,9 +91,9 @@ def autoencoder(
     >>> [round(float(value), 6) for value in path.risk[0]]
     [-0.483564, -1.311098]
     """
-    p = checks.whole("width", width, 1)
+    p = checks.integer("width", width, 1)
     fix = "give a list of numbers, 0 or more, one a direction, such as (3.0, 1.0)"
-    beta = checks.numbers("spikes", spikes, fix)
+    beta = checks.real_array("spikes", spikes, fix)
     if beta.ndim != 1 or not len(beta) or not np.all(np.isfinite(beta)) or np.any(beta < 0):
         raise checks.reject("spikes", spikes, fix)
     loss = Reconstruction(student_activation(activation), checks.flag("tied", tied))

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Float
 
 from sgdynamics.base import checks
-from sgdynamics.base.arrays import Function, Numbers, Numeric
+from sgdynamics.base.arrays import Function, Numeric, Parameters
 from sgdynamics.problems.losses import Move
 from sgdynamics.problems.models.model import model
 from sgdynamics.problems.rule import Rule
@@ -21,7 +21,7 @@ def adversarial(
     head: Any,
     draws: dict[str, Any],
     overlaps: Any,
-    parameters: Numbers,
+    parameters: Parameters,
 ) -> Move:
     """Rows w, v; tokens a, a'; y = c u + sqrt(noise) a is seen, y' = c' v + sqrt(noise') a' is made, and w tells them apart."""
     c, made_of = draws["seen"], draws["made"]
@@ -94,7 +94,7 @@ def gan(
         )
     given = {"discriminator": 0.2, "generator": 0.04, **(rates or {})}
     stated = {"noise": noise, "generator_noise": generator_noise, "normalisation": normalisation}
-    numbers = {name: checks.number(name, value, least=0.0) for name, value in stated.items()}
+    numbers = {name: checks.number(name, value, minimum=0.0) for name, value in stated.items()}
     groups, draws = {"discriminator": 1, "generator": 1}, {"seen": "normal", "made": "normal"}
     return Rule(
         adversarial,

@@ -10,7 +10,7 @@ from typing import Any, ParamSpec, TypeVar
 import numpy as np
 
 from sgdynamics.base import checks
-from sgdynamics.base.controls import describe_schedule, scheduled
+from sgdynamics.base.controls import describe_schedule, is_scheduled
 from sgdynamics.base.user_functions import function_identity
 from sgdynamics.problems.problem import Problem, plain_numbers
 
@@ -73,11 +73,13 @@ def _described(problem: Problem) -> dict[str, Any]:
     again = True
     for name, given in problem._given.items():
         value: Any = given if given is None else numbers.get(name, given)
-        if hasattr(value, "describe") and not scheduled(value):
+        if hasattr(value, "describe") and not is_scheduled(value):
             found[name] = value.describe()
         elif callable(value):
             found[name], whole = (
-                describe_schedule(value) if scheduled(value) else (function_identity(value), False)
+                describe_schedule(value)
+                if is_scheduled(value)
+                else (function_identity(value), False)
             )
             again = again and whole
         else:
@@ -89,7 +91,7 @@ def _described(problem: Problem) -> dict[str, Any]:
 
 def noise_number(value: Any) -> Any:
     """A variance, or a function of alpha."""
-    return value if callable(value) else checks.number("noise", value, least=0.0)
+    return value if callable(value) else checks.number("noise", value, minimum=0.0)
 
 
 def none_or(constraint: str | None) -> str | None:
@@ -102,7 +104,7 @@ def correlated(tokens: int, value: Any) -> Any:
     if not isinstance(value, (int, float, np.number)) or isinstance(value, bool):
         return value
     low = -1.0 / (tokens - 1) if tokens > 1 else -1.0
-    c = checks.number("token_correlation", value, least=low)
+    c = checks.number("token_correlation", value, minimum=low)
     if c > 1.0:
         raise checks.reject("token_correlation", value, f"a correlation is between {low:.3g} and 1")
     return np.eye(tokens) + c * (np.ones((tokens, tokens)) - np.eye(tokens))

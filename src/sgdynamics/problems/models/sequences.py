@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Float
 
 from sgdynamics.base import checks
-from sgdynamics.base.arrays import Function, Given, Numbers, Numeric, Scalar
+from sgdynamics.base.arrays import ArrayArgument, Function, Numeric, Parameters, Scalar
 from sgdynamics.base.user_functions import checked_function
 from sgdynamics.problems.losses import squared
 from sgdynamics.problems.models.model import correlated, model, noise_number, none_or
@@ -46,7 +46,7 @@ class SequenceLoss:
         signals: Float[Numeric, "1 tokens"],
         head: Any,
         noise_draw: Scalar,
-        parameters: Numbers,
+        parameters: Parameters,
     ) -> Scalar:
         return squared(
             self.link(fields[0]),
@@ -77,8 +77,8 @@ def sequence_single_index(
     target: str | Function | None = None,
     noise: float | Function = 0.0,
     constraint: str | None = "sphere",
-    token_correlation: Given | None = None,
-    means: Given | None = None,
+    token_correlation: ArrayArgument | None = None,
+    means: ArrayArgument | None = None,
     weight_decay: float | Function = 0.0,
     covariance: Sequence[tuple[float, float]] | Spectrum | None = None,
 ) -> Problem:
@@ -133,7 +133,7 @@ def sequence_single_index(
     >>> print(f"{float(path.M[0, 0, 0, 0]):.8f}")
     0.06386001
     """
-    tokens = checks.whole("tokens", tokens, 1)
+    tokens = checks.integer("tokens", tokens, 1)
     f = link_of("link", link, tokens)
     loss = SequenceLoss(f, f if target is None else link_of("target", target, tokens))
     data = {

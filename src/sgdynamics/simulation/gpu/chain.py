@@ -20,7 +20,7 @@ from jax.experimental.pallas import triton
 
 from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.algorithms.updates.gradient_source import Rows
-from sgdynamics.base.arrays import Keys, Numeric, Scalar, Tree, Whole
+from sgdynamics.base.arrays import IntScalar, Numeric, PyTree, RandomKeys, Scalar
 from sgdynamics.base.precision import float64
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.starts import Start
@@ -170,7 +170,7 @@ def _kernel(plan: Plan, lane: Lane, ahead: int, together: int, *refs: Any) -> No
     *first, one, other = _loaded(values_ref, here, sum(sizes) + 2)
     begin, keys = tuple(first), (as_whole(one), as_whole(other))
 
-    def step(index: Whole, values: tuple[Any, ...], drawn: list[Any]) -> tuple[Any, ...]:
+    def step(index: IntScalar, values: tuple[Any, ...], drawn: list[Any]) -> tuple[Any, ...]:
         normals, lengths = drawn[: plan.draws.normals], drawn[plan.draws.normals :]
         edges = np.cumsum([0, *sizes])
         own = [
@@ -227,7 +227,7 @@ def _kernel(plan: Plan, lane: Lane, ahead: int, together: int, *refs: Any) -> No
             found = jnp.where(jnp.abs(one) < LARGEST, found, 0)
         return found
 
-    def lively(values: tuple[Any, ...], good: Numeric, index: Whole) -> Any:
+    def lively(values: tuple[Any, ...], good: Numeric, index: IntScalar) -> Any:
         """How many runs of the program have neither left nor diverged."""
         there = good == index
         return jnp.sum(jnp.where(there if left is None else there & (values[left] < 0), 1, 0))
@@ -258,7 +258,7 @@ def _kernel(plan: Plan, lane: Lane, ahead: int, together: int, *refs: Any) -> No
 def _loaded(ref: Any, here: Any, count: int) -> tuple[Any, ...]:
     """The first rows of an array, by one read in a loop: for every read that it meets, the compiler looks at the whole program."""
 
-    def one(row: Whole, found: tuple[Any, ...]) -> tuple[Any, ...]:
+    def one(row: IntScalar, found: tuple[Any, ...]) -> tuple[Any, ...]:
         value = ref[row, here]
         return tuple(jnp.where(row == k, value, old) for k, old in enumerate(found))
 
@@ -270,7 +270,7 @@ def _loaded(ref: Any, here: Any, count: int) -> tuple[Any, ...]:
 def _stored(ref: Any, here: Any, values: tuple[Any, ...]) -> None:
     """Values into the first rows of an array, likewise."""
 
-    def one(row: Whole, nothing: Whole) -> Any:
+    def one(row: IntScalar, nothing: IntScalar) -> Any:
         value = values[0]
         for k, other in enumerate(values[1:], start=1):
             value = jnp.where(row == k, other, value)
@@ -291,7 +291,7 @@ def _place_of_left(lane: Lane) -> int | None:
     return None
 
 
-def of_runs(grouping: compressed.Grouping, state: Rows, seen: Tree) -> Lane:
+def of_runs(grouping: compressed.Grouping, state: Rows, seen: PyTree) -> Lane:
     """What the runs have, with a leading axis."""
     return Lane(packed(grouping, state.rows), state.head, state.scalars, state.squares, seen)
 
@@ -305,11 +305,11 @@ def advance(
     numbers: tuple[Any, Any, Scalar],
     sizes: Numeric,
     state: Rows,
-    keys: Keys,
-    since: Whole,
-    end: Whole,
-    seen: Tree,
-    given: Tree,
+    keys: RandomKeys,
+    since: IntScalar,
+    end: IntScalar,
+    seen: PyTree,
+    given: PyTree,
 ) -> Advanced:
     """All runs from step `since` to step `end`, for each the last step at which it was seen to be finite, and what was seen."""
     every = of_runs(grouping, state, seen)
@@ -333,7 +333,7 @@ def advance(
     )
     left, together = _place_of_left(lane), _together(plan, lane) if ahead else 1
 
-    def chain(since: Whole, end: Whole, values: Numeric, *more: Numeric) -> Any:
+    def chain(since: IntScalar, end: IntScalar, values: Numeric, *more: Numeric) -> Any:
         return pl.pallas_call(
             partial(_kernel, plan, lane, ahead, together),
             out_shape=jax.ShapeDtypeStruct((len(values) - 1, filled), jnp.float64),
@@ -343,7 +343,7 @@ def advance(
             name="chain",
         )(flat, free, _when(since, end), values, *more)
 
-    def going(index: Whole, values: Numeric, good: Numeric) -> Any:
+    def going(index: IntScalar, values: Numeric, good: Numeric) -> Any:
         """Of each program, how many of its runs go on."""
         there = good == index if left is None else (good == index) & (values[left] < 0)
         return jnp.sum(there.reshape(-1, LANES), axis=1, dtype=jnp.int32)
@@ -388,7 +388,7 @@ def advance(
     return state, good[:runs], found.seen
 
 
-def _when(since: Whole, end: Whole) -> Any:
+def _when(since: IntScalar, end: IntScalar) -> Any:
     """Steps for a kernel: where it begins and ends; and a 0 that its compiler does not know."""
     return jnp.stack(
         [jnp.asarray(since, jnp.int64), jnp.asarray(end, jnp.int64), jnp.zeros((), jnp.int64)]
@@ -424,7 +424,7 @@ class KernelChain(ExactChain):
         return self.parameters, self.algorithm, self.dimension
 
     def advance(
-        self, state: Rows, keys: Keys, since: int, end: int, watch: Watched = UNSEEN
+        self, state: Rows, keys: RandomKeys, since: int, end: int, watch: Watched = UNSEEN
     ) -> Advanced:
         fixed = self.grouping, watch.see, self.interpret, self.steps_ahead(len(keys))
         return advance(
@@ -465,11 +465,13 @@ class KernelChain(ExactChain):
         )
         return 8.0 * 6 * (rows * max(1, len(self.L[0][0]) // self.grouping.structure.width) + 8)
 
-    def watching(self, see: See, seen: Tree, given: Tree) -> Simulator:
+    def watching(self, see: See, seen: PyTree, given: PyTree) -> Simulator:
         return self if self.against(see, seen, given) is None else ExactChain(*self.setting)
 
     @float64
-    def against(self, see: See | None = None, seen: Tree = None, given: Tree = None) -> str | None:
+    def against(
+        self, see: See | None = None, seen: PyTree = None, given: PyTree = None
+    ) -> str | None:
         """Why a step cannot be unrolled; None where it can."""
         every = jax.eval_shape(lambda: of_runs(self.grouping, self.initial(np.zeros(1, int)), seen))
         lane = jax.tree.map(lambda leaf: (leaf.shape[1:], np.dtype(leaf.dtype).name), every)
@@ -519,7 +521,7 @@ def _operations(plan: Plan, lane: Lane) -> int:
     ]
     common = [plan.program.kinds[one] for one in plan.parts.shared]
 
-    def step(own: list[Any], common: list[Any], index: Whole) -> list[Any]:
+    def step(own: list[Any], common: list[Any], index: IntScalar) -> list[Any]:
         arrays = [
             unroll.arranged(list(one), kind.shape) for one, kind in zip(own, kinds, strict=True)
         ]

@@ -21,7 +21,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 from jaxtyping import Bool, Float, Int
 
-from sgdynamics.base.arrays import DType, Function, Numbers, Numeric, Tree, Whole
+from sgdynamics.base.arrays import DType, Function, IntScalar, Numeric, Parameters, PyTree
 from sgdynamics.base.padding import power_of_two
 from sgdynamics.problems.problem import Structure
 from sgdynamics.simulation.gpu import unroll
@@ -76,7 +76,7 @@ def derivatives(
 
 
 def planned(
-    structure: Structure, parameters: Numbers, head: Tree, own: tuple[Any, Any, Any]
+    structure: Structure, parameters: Parameters, head: PyTree, own: tuple[Any, Any, Any]
 ) -> Plan:
     """Trace the loss of one sample; all are shapes, those of one run and one sample."""
     program = unroll.traced(partial(derivatives, structure), (parameters, head), own)
@@ -93,11 +93,11 @@ class Tile(NamedTuple):
     columns: Any
     inside: Any
 
-    def of_samples(self, ref: Tree, number: int) -> Any:
+    def of_samples(self, ref: PyTree, number: int) -> Any:
         """One number of each sample, from (runs, n, numbers)."""
         return triton.load(ref.at[self.run, self.here, jnp.int32(number)], mask=self.there, other=0)
 
-    def inputs(self, ref: Tree) -> Any:
+    def inputs(self, ref: PyTree) -> Any:
         mask = self.there[:, None] & self.inside[None, :]
         place: Any = (self.here, self.columns)
         if isinstance(self.here, jax.Array):
@@ -113,7 +113,7 @@ def _tiles(plan: Tiling, samples: int, dimension: int) -> Any:
     run, chunk = pl.program_id(0), pl.program_id(1)
     inside = jnp.arange(plan.columns) < dimension
 
-    def tile(number: Whole) -> Tile:
+    def tile(number: IntScalar) -> Tile:
         place = jnp.int32(number) * np.int32(plan.rows)  # of one type with all places
         first = chunk * np.int32(CHUNK) + place
         there = (first + jnp.arange(plan.rows) < samples) & (
@@ -124,11 +124,11 @@ def _tiles(plan: Tiling, samples: int, dimension: int) -> Any:
     return tile
 
 
-def _tiles_in_use(plan: Tiling, listed_ref: Tree, count: Whole, every: Any) -> Any:
+def _tiles_in_use(plan: Tiling, listed_ref: PyTree, count: IntScalar, every: Any) -> Any:
     """The tiles of the samples in use, of which there are `count`, from the chunk's list of their places."""
     run, chunk = pl.program_id(0), pl.program_id(1)
 
-    def tile(number: Whole) -> Tile:
+    def tile(number: IntScalar) -> Tile:
         place = jnp.int32(number) * np.int32(plan.rows)
         there = place + jnp.arange(plan.rows) < count
         # past the end of the list there are no tiles, and nothing is read
@@ -165,12 +165,12 @@ def listed(
     return found.reshape(used.shape), jnp.sum(used, axis=-1, dtype=jnp.int32)
 
 
-def _row(tile: Tile, ref: Tree, number: int) -> Any:
+def _row(tile: Tile, ref: PyTree, number: int) -> Any:
     return triton.load(ref.at[tile.run, jnp.int32(number), tile.columns], mask=tile.inside, other=0)
 
 
 def _sums_kernel(
-    plan: Plan, laid: Tiling, shapes: tuple[Any, Any], selects: bool, trained: bool, *refs: Tree
+    plan: Plan, laid: Tiling, shapes: tuple[Any, Any], selects: bool, trained: bool, *refs: PyTree
 ) -> None:
     """Sums over a chunk: losses (where all samples are in use), h^T x, and dloss/dhead."""
     (samples, dimension), own_kinds = shapes
@@ -192,14 +192,14 @@ def _sums_kernel(
 
     common = unroll.read_before(plan.program, plan.parts, lambda k: shared_ref[run, k])
 
-    def read(number: Whole) -> tuple[Any, Any, list[Any]]:
+    def read(number: IntScalar) -> tuple[Any, Any, list[Any]]:
         """All of a tile that is in memory: which of its samples there are, inputs, and numbers of the samples."""
         tile, numbers = at(number), []
         for ref, kind in zip((signals_ref, *given_refs), own_kinds[1:], strict=True):
             numbers += [tile.of_samples(ref, k) for k in range(math.prod(kind.shape))]
         return tile.there, tile.inputs(x_ref), numbers
 
-    def one_tile(number: Whole, carry: tuple[Any, Any, Any, Any]) -> tuple[Any, Any, Any, Any]:
+    def one_tile(number: IntScalar, carry: tuple[Any, Any, Any, Any]) -> tuple[Any, Any, Any, Any]:
         (there, x, numbers), loss, gradients, heads = carry
         following = read(number + 1)  # is on its way while this one is computed
         x = x.astype(dtype)
@@ -255,14 +255,14 @@ def _sums_kernel(
         head_refs[0][run, chunk, k] = one
 
 
-def _fields_kernel(laid: Tiling, shapes: tuple[int, int], *refs: Tree) -> None:
+def _fields_kernel(laid: Tiling, shapes: tuple[int, int], *refs: PyTree) -> None:
     """Fields of a chunk."""
     x_ref, w_ref, fields_ref = refs
     at = _tiles(laid, *shapes)
     width, dtype = w_ref.shape[1], w_ref.dtype
     w = [_row(at(0), w_ref, k) for k in range(width)]
 
-    def one_tile(number: Whole, nothing: Whole) -> Any:
+    def one_tile(number: IntScalar, nothing: IntScalar) -> Any:
         tile = at(number)
         x = tile.inputs(x_ref).astype(dtype)
         for k, row in enumerate(w):
@@ -277,7 +277,7 @@ def _fields_kernel(laid: Tiling, shapes: tuple[int, int], *refs: Tree) -> None:
 
 
 def _call(
-    kernel: Function, laid: Tiling, grid: tuple[int, int], out: Tree, mode: str, name: str
+    kernel: Function, laid: Tiling, grid: tuple[int, int], out: PyTree, mode: str, name: str
 ) -> Any:
     interpret = mode == "interpret"
     params = None if interpret else triton.CompilerParams(num_warps=laid.warps, num_stages=2)
@@ -313,8 +313,8 @@ class Sums(NamedTuple):
 def sums(
     structure: Structure,
     mode: str,
-    parameters: Numbers,
-    data: Tree,
+    parameters: Parameters,
+    data: PyTree,
     rows: Numeric,
     head: Numeric,
     selected: Numeric | None,
@@ -362,7 +362,7 @@ def sums(
 
 
 def against(
-    structure: Structure, dimension: int, parameters: Numbers, given: Tree, dtype: np.dtype
+    structure: Structure, dimension: int, parameters: Parameters, given: PyTree, dtype: np.dtype
 ) -> str | None:
     """Why the kernel does not take this loss or these sizes, None where it does; parameters, given (of one sample): values or shapes."""
     if structure.sample.tokens is not None:
@@ -375,7 +375,7 @@ def against(
 
 
 @cache
-def _against(structure: Structure, dtype: str, leaves: tuple[Any, ...], tree: Tree) -> str | None:
+def _against(structure: Structure, dtype: str, leaves: tuple[Any, ...], tree: PyTree) -> str | None:
     shapes = [jax.ShapeDtypeStruct(shape, np.dtype(name)) for shape, name in leaves]
     parameters, given = jax.tree.unflatten(tree, shapes)
     head, signals = (

@@ -15,8 +15,8 @@ import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
-from sgdynamics.base.arrays import Numeric, Whole
-from sgdynamics.base.random import GOLDEN, MIXED, attempt, chi_length, turn
+from sgdynamics.base.arrays import IntScalar, Numeric
+from sgdynamics.base.random import GOLDEN, MIXED, chi_length, cosine_and_sine, propose_gamma
 
 LANES = 32  # runs of one program: one warp, so that no thread waits for another
 TO_UNIT = 2.0**-53
@@ -50,7 +50,7 @@ def _right(z: Numeric, count: int) -> Any:
     return jax.lax.shift_right_logical(z, jnp.full_like(z, count))
 
 
-def bits(keys: tuple[Any, Any], counter: Numeric | Whole) -> Any:
+def bits(keys: tuple[Any, Any], counter: Numeric | IntScalar) -> Any:
     """64 random bits: SplitMix64's mix of a counter, twice, with a key of the run before each."""
     z = keys[0] + counter * _signed(GOLDEN)
     for key in (keys[1], None):
@@ -61,19 +61,21 @@ def bits(keys: tuple[Any, Any], counter: Numeric | Whole) -> Any:
     return z
 
 
-def uniform(keys: tuple[Any, Any], counter: Numeric | Whole) -> Any:
+def uniform(keys: tuple[Any, Any], counter: Numeric | IntScalar) -> Any:
     """In (0, 1), never 0 or 1."""
     return (_right(bits(keys, counter), 11).astype(jnp.float64) + 0.5) * TO_UNIT
 
 
-def two_normals(keys: tuple[Any, Any], counter: Numeric | Whole) -> tuple[Any, Any]:
+def two_normals(keys: tuple[Any, Any], counter: Numeric | IntScalar) -> tuple[Any, Any]:
     """By Box and Muller."""
     radius = jnp.sqrt(-2.0 * jnp.log(uniform(keys, counter)))
-    along, across = turn(uniform(keys, counter + 1))
+    along, across = cosine_and_sine(uniform(keys, counter + 1))
     return radius * along, radius * across
 
 
-def random_numbers(draws: Draws, keys: tuple[Any, Any], index: Whole, free: list[Any]) -> list[Any]:
+def random_numbers(
+    draws: Draws, keys: tuple[Any, Any], index: IntScalar, free: list[Any]
+) -> list[Any]:
     """The normals of a step, then its chi variables by Marsaglia and Tsang's rejection, with as many attempts as the slowest lane needs."""
     pairs, chis = -(-draws.normals // 2), len(free)
     counter = index * np.int64(2 * pairs + chis)
@@ -82,7 +84,7 @@ def random_numbers(draws: Draws, keys: tuple[Any, Any], index: Whole, free: list
     ][: draws.normals]
     proposals = normals[draws.proposals : draws.proposals + chis]
     tried = [
-        attempt(one, x, uniform(keys, counter + np.int64(2 * pairs + k)))
+        propose_gamma(one, x, uniform(keys, counter + np.int64(2 * pairs + k)))
         for k, (one, x) in enumerate(zip(free, proposals, strict=True))
     ]
 
@@ -91,7 +93,7 @@ def random_numbers(draws: Draws, keys: tuple[Any, Any], index: Whole, free: list
         other = (keys[0], bits(keys, ~count))  # what is drawn again has keys of its own
         places = [counter + np.int64(3 * k) for k in range(chis)]
         made = [
-            attempt(one, two_normals(other, at)[0], uniform(other, at + np.int64(2)))
+            propose_gamma(one, two_normals(other, at)[0], uniform(other, at + np.int64(2)))
             for one, at in zip(free, places, strict=True)
         ]
         values = tuple(
@@ -125,7 +127,7 @@ def as_whole(bits: Numeric) -> Any:
     return jax.lax.bitcast_convert_type(bits, jnp.int64)
 
 
-def rounded(number: Numeric, nothing: Whole) -> Any:
+def rounded(number: Numeric, nothing: IntScalar) -> Any:
     """A number as memory would give it back; nothing: a 0 that the compiler does not know.
 
     Else it takes the product that a number ends with and a sum behind it as one operation, and other bits come out than where the
@@ -142,7 +144,7 @@ def _ahead(draws: Draws, steps: int, *refs: Any) -> None:
     keys = keys_ref[0, here], keys_ref[1, here]
     last = jnp.minimum(first + TILE, (when_ref[1] - when_ref[0]).astype(jnp.int32))
 
-    def step(at: Whole, nothing: Whole) -> Any:
+    def step(at: IntScalar, nothing: IntScalar) -> Any:
         free = [free_ref[k] for k in range(draws.lengths)]
         for k, one in enumerate(random_numbers(draws, keys, when_ref[0] + at, free)):
             made_ref[(group * steps + at) * draws.count + k, pl.ds(0, LANES)] = jnp.broadcast_to(
@@ -153,7 +155,7 @@ def _ahead(draws: Draws, steps: int, *refs: Any) -> None:
     jax.lax.fori_loop(first, jnp.where(lively_ref[group] > 0, last, first), step, np.int32(0))
 
 
-def read_ahead(draws: Draws, steps: int, ref: Any, group: Whole, at: Whole) -> list[Any]:
+def read_ahead(draws: Draws, steps: int, ref: Any, group: IntScalar, at: IntScalar) -> list[Any]:
     """The numbers of step `at` of those that were made ahead, of the runs of one program."""
     return [
         ref[(group * steps + at) * draws.count + k, pl.ds(0, LANES)] for k in range(draws.count)

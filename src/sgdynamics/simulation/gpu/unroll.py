@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from sgdynamics.base.arrays import DType, Function, Given, Numeric, Tree, Whole
+from sgdynamics.base.arrays import ArrayArgument, DType, Function, IntScalar, Numeric, PyTree
 from sgdynamics.simulation.gpu.constant_folding import evaluated
 from sgdynamics.simulation.gpu.special import erf, erfc
 
@@ -145,7 +145,7 @@ class Program:
         return [read(one) for one in jaxpr.outvars]
 
 
-def traced(function: Function, *examples: Tree) -> Program:
+def traced(function: Function, *examples: PyTree) -> Program:
     """The program of a function of trees of arrays; its inputs and outputs are their leaves."""
     return of_jaxpr(jax.make_jaxpr(function)(*examples))
 
@@ -266,7 +266,7 @@ def run(
     return found
 
 
-def _objects(values: Given) -> np.ndarray:
+def _objects(values: ArrayArgument) -> np.ndarray:
     """An array of NumPy numbers as objects."""
     values = np.asarray(values)
     found = np.empty(values.shape, dtype=object)
@@ -435,7 +435,7 @@ def multiply(one: Any, other: Any) -> Any:
     return one if _is(other, 1) else _bound(jax.lax.mul_p, {}, one, other)
 
 
-def _choice(index: Whole, values: Sequence[Any]) -> Any:
+def _choice(index: IntScalar, values: Sequence[Any]) -> Any:
     found = values[-1]
     for place in range(len(values) - 2, -1, -1):
         found = where(index <= place, values[place], found)
