@@ -8,7 +8,7 @@ import numpy as np
 import xarray as xr
 
 from sgdynamics.analysis.protocols.picture import protocol as protocol
-from sgdynamics.base import checks
+from sgdynamics.base import checks, registry
 from sgdynamics.plotting.time_axis import choose_clock, curve_style, set_time_axis
 from sgdynamics.results.variables import STANDARD_ERROR, VARIABLES
 
@@ -611,40 +611,41 @@ def _checked(result: Any) -> None:
         )
 
 
+def _method(result: xr.Dataset) -> registry.Method | None:
+    """The registry entry of the method that made a result."""
+    return registry.method_of_result(str(result.attrs.get("method", "")))
+
+
 def _is_theory(result: xr.Dataset) -> bool:
-    """Whether a result is one curve, and not many random paths."""
-    return not str(result.attrs.get("method", "")).startswith(("simulate", "solve_sde"))
+    """Whether a result is a deterministic curve, as opposed to random runs."""
+    method = _method(result)
+    return method is None or not method.is_random
 
 
 def _style(result: xr.Dataset) -> dict[str, Any]:
-    """Lines for theory, filled points for the exact chain, open squares (behind them) for direct runs, triangles for the SDE."""
-    if _is_theory(result):
+    """Markers of a result; empty for theory, which is drawn as lines.
+
+    The exact chain has filled points, direct runs open squares behind them, the SDE triangles.
+    """
+    method = _method(result)
+    if method is None or not method.is_random:
         return {}
-    if str(result.attrs.get("method", "")).endswith("direct"):
+    if method.name == "direct":
         return {"fmt": "s", "ms": 7, "mfc": "none", "zorder": 1}
-    if result.attrs.get("method") == "solve_sde":
+    if method.name == "sde":
         return {"fmt": "^", "ms": 5, "mfc": "none", "zorder": 2}
     return {"fmt": "o", "ms": 3.5, "zorder": 3}
 
 
 def _label(result: xr.Dataset) -> str:
-    names = {
-        "solve_ode": "ODE",
-        "solve_sde": "SDE",
-        "solve_mean_field": "mean field",
-        "solve_dmft": "DMFT",
-        "simulate-exact": "exact simulation",
-        "simulate-direct": "direct simulation",
-    }
-    method = str(result.attrs.get("method", "result"))
-    label = names.get(method, method)
+    """The label of a result in a legend: its method, its dimension, and how many runs it has."""
+    method = _method(result)
+    label = str(result.attrs.get("method", "result")) if method is None else method.label
     if "dimension" in result.attrs:
         label += f", d = {result.attrs['dimension']}"
-    return label + (
-        f", {result.sizes['run']} runs"
-        if result.sizes["run"] > 1 and not _is_theory(result)
-        else ""
-    )
+    if result.sizes["run"] > 1 and not _is_theory(result):
+        label += f", {result.sizes['run']} runs"
+    return label
 
 
 def _own_error(result: xr.Dataset, name: str) -> np.ndarray | None:
