@@ -114,7 +114,9 @@ def test_a_question_from_outside_is_swept_by_name(question, monkeypatch):
     problem, algorithm = PROBLEMS["fields"](), sgd.OnePassSGD(lr=LR)
     arguments = {"problem": problem, "algorithm": algorithm, "start": start_of("fields", problem)}
     times = [0.0, 0.15, 0.3]
-    swept = sgd.sweep("scaled_risk", over={"scale": [1.0, 4.0]}, times=times, workers=1, **arguments)
+    swept = sgd.sweep(
+        "scaled_risk", over={"scale": [1.0, 4.0]}, times=times, workers=1, **arguments
+    )
     assert list(swept["failed"].values) == ["", ""]
     alone = sgd.solve_ode(**arguments, times=times)
     np.testing.assert_allclose(swept["risk"].sel(scale=4.0), alone["risk"] / 4, rtol=1e-12)

@@ -42,6 +42,8 @@ from sgdynamics.problems.starts import Beside, Start, check_dimension
 from sgdynamics.problems.teacher_student import TeacherStudent
 from sgdynamics.samples.spectra import Spectrum
 
+MAX_BATCH = 10**6  # the loss is evaluated on a batch to find its scale
+
 
 @dataclass(frozen=True)
 class Training:
@@ -207,7 +209,7 @@ def from_training(
     (8.0, 16.0)
     """
     b = checks.number("input_scale", input_scale, above=0.0)
-    batch = checks.integer("batch", batch, 1)
+    batch = checks.integer("batch", batch, 1, MAX_BATCH)
     groups = parameter_groups(optimiser)
     layers = read_network("network", network, activation, b, groups)
     rows_group, head_group = _layer_groups(layers, optimiser, groups)

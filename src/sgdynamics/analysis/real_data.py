@@ -71,25 +71,25 @@ class DataGap:
 
 def checked_samples(problem: Any, data: ArrayArgument) -> np.ndarray:
     """The samples in the coordinates of the problem's spectrum; refuse what that was not taken from."""
+    x = checks.real_array("data", data, "give finite numbers, samples x inputs")
     spectrum = problem.spectrum
     if not isinstance(spectrum, DataSpectrum):
         raise checks.reject(
             "data",
-            np.shape(data),
+            x.shape,
             "this is for a problem with covariance=sgd.spectrum_of(data, ...): take that",
         )
     sample = problem.structure.sample
     if not sample.plain:
         raise checks.reject(
             "data",
-            np.shape(data),
+            x.shape,
             "samples of several inputs, with means or own draws, are not drawn from a data set",
         )
-    x = checks.real_array("data", data, "give finite numbers, samples x inputs")
     if x.ndim != 2 or x.shape[1] != len(spectrum.axes) or not np.all(np.isfinite(x)):
         raise checks.reject(
             "data",
-            np.shape(data),
+            x.shape,
             f"the spectrum was taken from {len(spectrum.axes)} inputs: give finite samples x {len(spectrum.axes)}",
         )
     return x @ spectrum.axes
