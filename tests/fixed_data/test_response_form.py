@@ -94,7 +94,7 @@ def written_out(problem, algorithm, start, z, g):
             G[b, new, new] = (
                 (1 - lr * decay) * G[b, now, new] - lr * e[b] * K @ G[b, seen, new] + noise(t + 1)
             )
-        if problem.structure.sphere:
+        if problem.structure.constraint.fixes_norms:
             size[t] = np.diagonal(G[:, new, new].sum(axis=0)) ** -0.5
             G[:, new, seen] *= size[t][:, None]
             G[:, seen, new] *= size[t]

@@ -230,7 +230,7 @@ class OnePassSGD:
         ) and self.law.coordinatewise:
             fix = "contexts with covariances of their own, and noise on inputs, are for updates that commute with rotations: take another"
             raise checks.reject("update", self.update, fix)
-        if structure.sphere and not self.law.holds_sphere:
+        if structure.constraint.fixes_norms and not self.law.holds_sphere:
             raise checks.reject(
                 "update",
                 self.update,
@@ -430,8 +430,7 @@ class Stride(NamedTuple):
         rows = rows * (1.0 - self.size * self.weight_decay) - self.size * pulls[0]
         if kick is not None:
             rows = rows + kick
-        if self.structure.sphere:
-            rows = rows / jnp.sqrt(jnp.sum(rows**2, axis=-1, keepdims=True))
+        rows = self.structure.constraint.project_rows(rows)
         if self.structure.trained:
             head = head - self.head_rate * self.size * (pulls[1] + self.weight_decay * head)
             head = head if head_kick is None else head + head_kick
@@ -459,7 +458,7 @@ def take_step(
     setting = Setting(lr, D, number, algorithm["head_rate"], stride.weight_decay, stride.structure)
     more = increments(law, algorithm["update"], state, ground, setting)
     rows, p = state.rows + more.rows, stride.structure.width
-    if stride.structure.sphere:
+    if stride.structure.constraint.fixes_norms:
         rows = rows.at[:p].divide(jnp.sqrt(jnp.sum(rows[:p] ** 2, axis=-1, keepdims=True)))
     scalars, squares = (
         tuple(one + other for one, other in zip(*pair, strict=True))

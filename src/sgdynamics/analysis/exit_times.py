@@ -648,7 +648,7 @@ def warn_if_no_growth(asked: Asked) -> None:
     if (
         "fields" not in problem.kinds
         or asked.dynamics.has_data
-        or not problem.structure.sphere
+        or not problem.structure.constraint.fixes_norms
         or algorithm.flow
         or algorithm.law is not None
     ):

@@ -346,7 +346,7 @@ class _System:
         for b, (i, j) in itertools.product(range(B), zip(*np.triu_indices(p), strict=True)):
             column = np.zeros(size)
             column[[of_Q[b, i, j], of_Q[b, j, i]]] = 1.0
-            if structure.sphere and i == j:
+            if structure.constraint.fixes_norms and i == j:
                 column[of_Q[-1, i, i]] -= (
                     1.0  # the last block has what the others leave of the norm
                 )
@@ -424,7 +424,7 @@ class _System:
         slopes = np.swapaxes((ahead - behind).reshape(n, size, -1) / 2, 1, 2).reshape(
             n, -1, *X.shape[1:]
         )
-        if self.structure.sphere:  # radial moves are undone by the normalisation
+        if self.structure.constraint.fixes_norms:  # radial moves are undone by the normalisation
             slopes = (
                 slopes - np.einsum("nmbic,nbic->nmi", slopes, X)[:, :, None, :, None] * X[:, None]
             )
@@ -476,11 +476,7 @@ def _search(system: _System, X: np.ndarray, a: np.ndarray, limit: float) -> _Can
     """Levenberg-Marquardt on the drift, in rows and head, every start at its own pace; then the polish."""
 
     def normal(rows: np.ndarray) -> np.ndarray:
-        return (
-            rows / np.sqrt(np.sum(rows**2, axis=(1, 3), keepdims=True))
-            if system.structure.sphere
-            else rows
-        )
+        return system.structure.constraint.project_rows(rows, axes=(1, 3))
 
     X, a = normal(X), a.copy()
     points = system.at(*system.of_rows(X, a))
@@ -510,8 +506,7 @@ def _descend(system: _System, X: np.ndarray, a: np.ndarray, limit: float) -> _Ca
     """Where the ODE leads: implicit Euler steps that lengthen, but not past what grows, so that a saddle is left as fast as it can be."""
     draw = np.random.default_rng(11)
     X = X + 1e-2 * draw.standard_normal(X.shape)  # off the subspaces that the dynamics would keep
-    if system.structure.sphere:
-        X = X / np.sqrt(np.sum(X**2, axis=(1, 3), keepdims=True))
+    X = system.structure.constraint.project_rows(X, axes=(1, 3))
     points = system.at(*system.of_rows(X, a))
     live = np.flatnonzero(np.isfinite(points.jacobian).all(axis=(1, 2)))
     pace = np.full(len(X), 0.1)

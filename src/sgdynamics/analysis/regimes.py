@@ -292,10 +292,9 @@ def _coefficients(problem: Problem, begin: Start, rate: float) -> tuple[float, f
 
     def moved(dM: np.ndarray, dQ: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Increments of M and Q with the rows kept on the sphere, where they are."""
-        if not structure.sphere:
-            return dM, dQ
-        grow = np.einsum("...ii->...i", dQ) / 2
-        return dM - M * grow[..., None], dQ - Q * (grow[..., None] + grow[..., None, :])
+        by_block = [values[..., None, :, :] for values in (M, Q, dM, dQ)]
+        rate_M, rate_Q = map(np.asarray, structure.constraint.project_overlap_rates(*by_block))
+        return rate_M[..., 0, :, :], rate_Q[..., 0, :, :]
 
     def largest(dM: np.ndarray, dQ: np.ndarray) -> float:
         return max(float(np.abs(part).max()) for part in moved(dM, dQ))
@@ -560,7 +559,7 @@ def _matched(problem: object) -> None:
             "it moves the minimum off the teacher: take 0, or sgd.fixed_points",
         )
     norms = np.einsum("bii->i", problem.gram)
-    if problem.constraint == "sphere" and np.abs(norms - 1).max() > 1e-9:
+    if problem.structure.constraint.norm_error(norms) > 1e-9:
         raise checks.reject(
             "teacher_gram",
             problem.gram.sum(axis=0),
@@ -629,7 +628,7 @@ def _root(
     fractions = problem.parameters["fractions"][:, None, None] * np.eye(p)
     shift = (
         (-problem.gram / 2, fractions - problem.gram)
-        if structure.sphere
+        if structure.constraint.fixes_norms
         else (np.zeros(shape_M), fractions)
     )
     y = back @ np.concatenate([part.reshape(-1) for part in shift])
@@ -693,14 +692,15 @@ def _root(
 def _directions(structure: Structure) -> np.ndarray:
     """Independent directions in (M_blocks, Q_blocks), as columns: Q symmetric, on the sphere with a fixed diagonal in all."""
     blocks, p = structure.blocks, structure.width
+    fixes_norms = structure.constraint.fixes_norms
     count = blocks * p * structure.signals
     columns = [column for column in np.eye(count + blocks * p * p)[:count]]
     for b, i, j in np.ndindex(blocks, p, p):
-        if i > j or (structure.sphere and i == j and b == blocks - 1):
+        if i > j or (fixes_norms and i == j and b == blocks - 1):
             continue
         part = np.zeros((blocks, p, p))
         part[b, i, j] = part[b, j, i] = 1.0
-        if structure.sphere and i == j:
+        if fixes_norms and i == j:
             part[-1, i, i] = -1.0
         columns.append(np.concatenate([np.zeros(count), part.reshape(-1)]))
     return np.stack(columns, axis=1)

@@ -143,7 +143,11 @@ class FieldDynamics(Dynamics):
         whole = (
             self.algorithm.batch if self.algorithm.counts else 1
         )  # any other is among the numbers
-        if dimension is not None and self.structure.sphere and not self.algorithm.counts:
+        if (
+            dimension is not None
+            and self.structure.constraint.fixes_norms
+            and not self.algorithm.counts
+        ):
             fix = "on the sphere the mean step at finite d is taken from the chain: give a whole number, or leave dimension out"
             raise checks.reject("batch", self.algorithm.batch, fix)
         finite = (

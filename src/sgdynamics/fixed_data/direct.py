@@ -551,8 +551,9 @@ def _advance_on_data(
         found = data_gradients.sums(
             structure, options.kernel, numbers, data, state.rows, state.head, state.selected
         )
-        if found.risk is not None or not structure.sphere:
-            return found._replace(risk=None if not structure.sphere else found.risk), False
+        fixes_norms = structure.constraint.fixes_norms
+        if found.risk is not None or not fixes_norms:
+            return found._replace(risk=found.risk if fixes_norms else None), False
         # all samples are read only where a run may have diverged, which is seldom; a percent more than the step itself asks for
         share = 1.01 * rates["lr"] / (rates["divisor"] * data.inputs.shape[1])
         far = jnp.any(_far(share.astype(state.rows.dtype) * found.gradient))
@@ -654,7 +655,7 @@ def fixed_data_step(
     lr, rate = (algorithm[name].astype(dtype) for name in ("lr", "head_rate"))
     stride = Stride(lr, rate, parameters["weight_decay"], structure)
     moved, head = stride.move(rows, head, (gradient, head_gradient), kick, head_kick)
-    if structure.sphere:
+    if structure.constraint.fixes_norms:
         moved = jnp.where(jnp.any(_far(lr * gradient)) & (risk > first_risk), jnp.nan, moved)
     if options.selects:
         selected = next_selection(algorithm, selected, uniforms)

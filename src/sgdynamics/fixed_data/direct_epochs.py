@@ -185,7 +185,7 @@ def _batch_step(
     moved, head = Stride(lr, rate, parameters["weight_decay"], structure).move(
         rows, head, (gradient, head_gradient)
     )
-    if structure.sphere:
+    if structure.constraint.fixes_norms:
         length = jnp.sum((lr * gradient) ** 2, axis=1)
         moved = jnp.where(jnp.any(length > 4) & (risk > first_risk), jnp.nan, moved)
     return state._replace(rows=moved, head=head)

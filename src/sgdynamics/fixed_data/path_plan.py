@@ -199,12 +199,13 @@ def response(
     p = rows.shape[0]
     kept = 1 - stride.size * stride.weight_decay
     change = change * kept - stride.size * gradient[p:]
-    if not stride.structure.sphere:
+    constraint = stride.structure.constraint
+    if not constraint.fixes_norms:
         return change
     # the kick is across the rows: returning to the sphere shortens it as it shortens them
     free = rows * kept - stride.size * gradient[:p]
     free = free if kick is None else free + kick.reshape(free.shape)
-    return change / jnp.sqrt(jnp.sum(free**2, axis=(1, 2), keepdims=True))
+    return constraint.divide_by_norms(change, free, axes=(1, 2))
 
 
 def still(plan: Plan, paths: Paths, settled: Bool[Numeric, ""]) -> Plan:

@@ -265,7 +265,7 @@ def _plan(
     )
 
     scale = jnp.ones(p)
-    if structure.sphere:
+    if structure.constraint.fixes_norms:
         scale = 1 / jnp.sqrt(jnp.diagonal(jnp.sum(itself, axis=1)))
         rates = put(one.rates, lr * scale, now)
     row, itself = row * scale[:, None, None], itself * scale[:, None, None] * scale

@@ -44,6 +44,7 @@ from sgdynamics.expectations.choice import expectation_of
 from sgdynamics.mean_field import series as series
 from sgdynamics.mean_field.series import Basis
 from sgdynamics.ode.stiff import Followed, follow, ran_out
+from sgdynamics.problems.constraints import Constraint
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.starts import MOST_DIMENSION, Start
 from sgdynamics.problems.wide_starts import (
@@ -91,7 +92,7 @@ class _Way:
     basis: Basis | None
     loss: Any
     trained: bool
-    sphere: bool
+    constraint: Constraint
 
 
 def _velocity(way: _Way, numbers: dict[str, Any], state: State, t: Scalar = 0.0) -> dict[str, Any]:
@@ -106,9 +107,7 @@ def _velocity(way: _Way, numbers: dict[str, Any], state: State, t: Scalar = 0.0)
     else:
         push, stretch, value = series.forces(way.basis, numbers, state, trained=way.trained)
     dT, dq = a[:, None] * push - decay * T, a * stretch - 2 * decay * q
-    if way.sphere:
-        grow = jnp.sum(T * dT, axis=-1) + dq / 2
-        dT, dq = dT - T * grow[:, None], dq - 2 * q * grow
+    dT, dq = way.constraint.project_particle_rates(T, q, dT, dq)
     return {
         "T": dT,
         "q": dq,
@@ -513,7 +512,7 @@ def _alpha_at(problem: Problem, algorithm: OnePassSGD, when: Clock) -> dict[str,
 def _way(problem: Problem, expectations: str, perpendicular: int | None) -> _Way:
     """Series or pairs, by cost."""
     loss, k = problem.structure.loss, problem.signals
-    flags = (problem.structure.trained, problem.structure.sphere)
+    flags = (problem.structure.trained, problem.structure.constraint)
     degree = loss.student.degree
     terms = FIRST_TERMS.get(k, 12) if degree is None else degree + 1
     expectation = expectation_of(problem.structure)
@@ -550,7 +549,7 @@ def _longer(way: _Way, perpendicular: int | None) -> _Way | None:
     basis = Basis(k, terms, series.radial_terms(terms, perpendicular))
     if series.size(k, terms) * max(1, basis.radial // 2) > LARGEST_BASIS or terms > 512:
         return None
-    return _Way(basis, way.loss, way.trained, way.sphere)
+    return _Way(basis, way.loss, way.trained, way.constraint)
 
 
 def _numbers(

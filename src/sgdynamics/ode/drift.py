@@ -35,6 +35,7 @@ from sgdynamics.expectations.interface import Quadrature
 from sgdynamics.expectations.nodes import lower_root, sobol_normals, solve_forward
 from sgdynamics.expectations.risk import overlaps_at
 from sgdynamics.ode.integrate import Field, from_units, in_units
+from sgdynamics.problems.constraints import NONE
 from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.problems.starts import check_dimension
 from sgdynamics.samples import input_covariance
@@ -79,13 +80,10 @@ def drift(
             tilt = jnp.einsum("bid,bjd->bij", pull, coefficients)
             more = found.norms / batch + (1 - 1 / batch) * tilt
             dQ = dQ + lr * finite["inverse_dimension"] * (more + decay**2 * Q + decay * inward)
-    if structure.sphere:
-        norms = jnp.einsum("bii->i", dQ)
-        dM = dM - M * norms[:, None] / 2
-        dQ = dQ - Q * (norms[:, None] + norms[None, :]) / 2
-        if finite is not None and not flow:
-            rest = _sphere_remainder(structure, parameters, algorithm, state, batch, finite)
-            dM, dQ = dM + rest["M"], dQ + rest["Q"]
+    dM, dQ = structure.constraint.project_overlap_rates(M, Q, dM, dQ)
+    if structure.constraint.fixes_norms and finite is not None and not flow:
+        rest = _sphere_remainder(structure, parameters, algorithm, state, batch, finite)
+        dM, dQ = dM + rest["M"], dQ + rest["Q"]
     da = (
         -algorithm["head_rate"] * (found.head_gradient + decay * head)
         if structure.trained
@@ -168,7 +166,7 @@ def _sphere_remainder(
 
     It runs the chain's own step on Sobol points for the input, so it is the increment of the chain by construction.
     """
-    free = replace(structure, sphere=False)
+    free = replace(structure, constraint=NONE)
     grouping = compressed.Grouping(free, batch, single=True)
     frame = parameters["frame"]
     T = jnp.swapaxes(jax.vmap(solve_forward)(frame, jnp.swapaxes(state["M"], -1, -2)), -1, -2)
@@ -245,11 +243,13 @@ def _sphere_points(
 
 def finite_numbers(problem: Problem, dimension: int, batch: int) -> dict[str, Any]:
     """What `drift` needs to know of a finite dimension; on the sphere also `points`, with a leading axis of replicates."""
-    d, sizes = check_dimension(problem, dimension, small=not problem.structure.sphere)
+    d, sizes = check_dimension(
+        problem, dimension, small=not problem.structure.constraint.fixes_norms
+    )
     numbers: dict[str, Any] = {
         "inverse_dimension": np.float64(1.0 / d),
         "sizes": sizes.astype(np.float64),
     }
-    if problem.structure.sphere:
+    if problem.structure.constraint.fixes_norms:
         numbers["points"] = _sphere_points(problem.structure, batch, tuple(sizes.tolist()))
     return numbers

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float
 
-from sgdynamics.algorithms.updates.gradient_source import Rows, on_sphere
+from sgdynamics.algorithms.updates.gradient_source import Rows
 from sgdynamics.algorithms.updates.update import Law, copies
 from sgdynamics.base.arrays import Numeric, Parameters, Scalar, State
 from sgdynamics.expectations.nodes import lower_root, safe_ratio, solve_forward
@@ -112,9 +112,10 @@ class Frame:
     def rates(self, step: Rows) -> dict[str, Any]:
         """D times the increments of the overlaps from those of the rows."""
         rows = step.rows[: self.rows]
-        if self.structure.sphere:
-            held = on_sphere(self.flat(self.Z)[: self.p], rows[: self.p])
-            rows = jnp.concatenate([held, rows[self.p :]])
+        if self.structure.constraint.fixes_norms:
+            weights = self.flat(self.Z)[: self.p]
+            projected = self.structure.constraint.project_increment(weights, rows[: self.p])
+            rows = jnp.concatenate([projected, rows[self.p :]])
         dZ = self.by_block(rows)
         along = self.Z @ jnp.swapaxes(dZ, -1, -2)
         rest = {
@@ -298,9 +299,10 @@ class JointFrame:
         Products of increments inside are of order 1/D and left out.
         """
         rows = step.rows[: self.rows]
-        if self.frame.structure.sphere:
-            held = on_sphere(self.Z[: self.p], rows[: self.p])
-            rows = jnp.concatenate([held, rows[self.p :]])
+        constraint = self.frame.structure.constraint
+        if constraint.fixes_norms:
+            projected = constraint.project_increment(self.Z[: self.p], rows[: self.p])
+            rows = jnp.concatenate([projected, rows[self.p :]])
         new = rows[:, self.inside :]
         parts = (new[:, : self.cut], new[:, self.cut :])
         found = {

@@ -96,7 +96,7 @@ class Contexts(Problem):
             shape.blocks,
             loss,
             shape.trained,
-            shape.sphere,
+            shape.constraint,
             sample,
             heads=count,
         )

@@ -34,6 +34,7 @@ from sgdynamics.base.precision import float64
 from sgdynamics.base.resources import check_memory
 from sgdynamics.base.user_functions import checked_function, function_identity, looked_into
 from sgdynamics.problems.activations import checked_kinks
+from sgdynamics.problems.constraints import CONSTRAINTS, Constraint
 from sgdynamics.problems.gram import gram_root, spread_gram
 from sgdynamics.problems.loss_dependence import Reading, reading_of
 from sgdynamics.problems.losses import (
@@ -74,7 +75,7 @@ class Structure:
     blocks: int
     loss: Any  # loss(fields, signals, head, noise_draw, parameters), one of the hashable functions of `losses`
     trained: bool
-    sphere: bool
+    constraint: Constraint
     sample: Sample
     expectation: Any = None  # a user's own, in place of the one the library chooses
     reading: Reading | None = (
@@ -365,19 +366,19 @@ class Problem:
             "signals", self.signals, 64.0 * self.signals**2, "their overlaps", "take fewer"
         )
         self.head = checks.choice("head", head, ("fixed", "trained"))
-        self.constraint = checks.choice("constraint", constraint, (None, "sphere"))
+        self.constraint = checks.choice("constraint", constraint, tuple(CONSTRAINTS))
         weight_decay = scalar_or_schedule("weight_decay", weight_decay)
         sample, numbers = stated_sample(
             self.signals, covariance, checked_clusters(clusters, self.signals), **data
         )
-        trained, sphere = self.head == "trained", self.constraint == "sphere"
+        trained = self.head == "trained"
         self.structure = Structure(
             self.width,
             self.signals,
             len(covariance.fractions),
             loss,
             trained,
-            sphere,
+            CONSTRAINTS[self.constraint],
             sample,
             expectation,
         )

@@ -267,13 +267,12 @@ def _accept(problem: Problem, begin: Start, tolerance: float) -> None:
     except ValueError:
         checks.gram_matrix("Q", begin.Q_blocks, tolerance)
         raise
-    if problem.constraint == "sphere":
-        worst = float(np.abs(np.einsum("rii->ri", begin.Q) - 1.0).max())
-        if worst > tolerance:
-            raise ValueError(
-                f"Q has diagonal entries {worst:.3g} away from 1, but constraint='sphere' keeps rows of norm 1: "
-                "divide M by sqrt(Q_ii) and Q by sqrt(Q_ii Q_jj)"
-            )
+    worst = problem.structure.constraint.norm_error(np.einsum("rii->ri", begin.Q))
+    if worst > tolerance:
+        raise ValueError(
+            f"Q has diagonal entries {worst:.3g} away from 1, but constraint='sphere' keeps rows of norm 1: "
+            "divide M by sqrt(Q_ii) and Q by sqrt(Q_ii Q_jj)"
+        )
     try_start(problem, begin.M_blocks, begin.Q_blocks, begin.a)
 
 
@@ -550,7 +549,7 @@ def random_start(
     seed = checks.integer("seed", seed, 0)
     scale = checks.number("scale", scale, above=0.0)
     p, k = problem.width, problem.signals
-    if problem.constraint == "sphere" and scale != 1.0:
+    if problem.structure.constraint.fixes_norms and scale != 1.0:
         raise checks.reject(
             "scale", scale, "constraint='sphere' fixes the norm of the rows: leave scale at 1"
         )
@@ -589,7 +588,7 @@ def random_start(
     if orthogonal:
         values, vectors = np.linalg.eigh(total)
         mix = scale * (vectors / np.sqrt(values)[:, None, :]) @ np.swapaxes(vectors, -1, -2)
-    elif problem.constraint == "sphere":
+    elif problem.structure.constraint.fixes_norms:
         mix = np.eye(p) / np.sqrt(np.einsum("rii->ri", total))[:, :, None]
     else:
         mix = np.broadcast_to(np.eye(p), (runs, p, p))

@@ -149,7 +149,7 @@ def mean_field_random_start(
     seed = checks.integer("seed", seed, 0)
     scale = checks.number("scale", scale, above=0.0)
     checks.choice("sampling", sampling, ("independent", "sobol"))
-    if problem.constraint == "sphere" and scale != 1.0:
+    if problem.structure.constraint.fixes_norms and scale != 1.0:
         raise checks.reject(
             "scale", scale, "constraint='sphere' fixes the norm of the rows: leave scale at 1"
         )
@@ -178,7 +178,7 @@ def mean_field_random_start(
         T, q = T * (scale / math.sqrt(d)), q * scale * scale / d
         lengths = np.sum(T**2, axis=-1) + q
     check_scale(scale, T, q, lengths)
-    if problem.constraint == "sphere":
+    if problem.structure.constraint.fixes_norms:
         norm2 = np.sum(T**2, axis=-1) + q
         T, q = T / np.sqrt(norm2)[..., None], q / norm2
     return MeanFieldStart(T @ problem.parameters["frame"][0].T, q, np.ones((runs, p)))
@@ -227,8 +227,8 @@ def _frame_rows(problem: Problem, begin: MeanFieldStart, tolerance: float) -> np
             float(begin.q.min()),
             "a row of length 0 does not move as a particle does: give M or q other than 0",
         )
-    worst = np.abs(norm2 - 1).max()
-    if problem.constraint == "sphere" and worst > tolerance:
+    worst = problem.structure.constraint.norm_error(norm2)
+    if worst > tolerance:
         raise ValueError(
             f"rows have squared norms {worst:.3g} away from 1, but constraint='sphere': divide M by their norm and q by its square"
         )

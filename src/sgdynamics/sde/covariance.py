@@ -123,7 +123,7 @@ def increment_covariance(
     names, kinds = _coordinates(structure)
     project = (
         _projection(structure, names, begin.M[run], begin.Q[run])
-        if structure.sphere
+        if structure.constraint.fixes_norms
         else np.eye(len(names))
     )
     shift = _decay(structure, names, parameters, algorithm, begin, run)

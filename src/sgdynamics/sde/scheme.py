@@ -129,7 +129,7 @@ def _field(
         grown = jnp.concatenate([grown, kicked[:, None, None] * jnp.eye(p)], axis=-1)
     if found.pull is not None:
         columns = columns + found.pull[..., :p]
-    if structure.sphere:
+    if structure.constraint.fixes_norms:
         # half the growth of |w_i|^2, taken off again
         norms = (
             -jnp.einsum("bim,bim->i", pull, path.rows)
@@ -244,7 +244,7 @@ def _second_order(
     """
     share = scale / e.shape[0]
     products = jnp.einsum("sbim,sbjm->sbij", e, e)
-    if not structure.sphere:
+    if not structure.constraint.fixes_norms:
         return jnp.zeros_like(path.rows[..., : structure.signals]), share * jnp.sum(
             products, axis=0
         )
@@ -398,9 +398,7 @@ def _moved(
     rows = jnp.concatenate([T + T2, L], axis=-1)
     if raw is not None:
         rows = jnp.where(raw[:, None, None], before, rows)
-    if structure.sphere:
-        rows = rows / jnp.sqrt(jnp.einsum("bim,bim->i", rows, rows))[:, None]
-    return rows
+    return structure.constraint.project_rows(rows, axes=(0, 2))
 
 
 def _folded(rest: Float[Numeric, "blocks p columns"]) -> Float[Numeric, "blocks p p"]:

@@ -43,6 +43,7 @@ from sgdynamics.base.arrays import (
 )
 from sgdynamics.base.controls import alpha_of_steps, is_scheduled, values_at
 from sgdynamics.base.random import bartlett_factor, draw_chi, normals_and_uniforms
+from sgdynamics.problems.constraints import NONE
 from sgdynamics.problems.losses import overlaps_of_blocks
 from sgdynamics.problems.problem import Structure
 from sgdynamics.samples.input_covariance import of_blocks, spread
@@ -352,10 +353,10 @@ def lone_step(
         rows, x = facing(grouping, state.rows, x)
         state = state._replace(rows=rows)
     # lengths of rows do not change in a fold: taken before it, neither root waits for the other
-    late = grouping.structure.sphere and grouping.update is None
-    moving = (
-        replace(grouping, structure=replace(grouping.structure, sphere=False)) if late else grouping
-    )
+    late = grouping.structure.constraint.fixes_norms and grouping.update is None
+    moving = grouping
+    if late:
+        moving = replace(grouping, structure=replace(grouping.structure, constraint=NONE))
     state = one_step(
         moving,
         (now, rates),

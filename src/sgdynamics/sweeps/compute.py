@@ -48,7 +48,7 @@ def together(job: Job, point: Point) -> int:
         return 1
     # others have a solver of their own, which takes one at a time; on the sphere at finite d replicates are their own
     own = "fields" not in problem.kinds or "snr = inf" in problem.kinds or algorithm.kinds
-    if own or (arguments.get("dimension") is not None and problem.structure.sphere):
+    if own or (arguments.get("dimension") is not None and problem.structure.constraint.fixes_norms):
         return 1
     return FEW if expectation_of(problem.structure).sampled(algorithm.flow) else TOGETHER
 

@@ -123,11 +123,12 @@ class Gradient:
 
     def held(self, rows: Float[Numeric, "p columns"], shift: Float[Numeric, "p columns"]) -> Any:
         """A shift such that rows + shift stay on the sphere, where the problem asks for that."""
-        if not self.setting.structure.sphere:
+        constraint = self.setting.structure.constraint
+        if not constraint.fixes_norms:
             return shift
         W, _ = self.parted(rows)
         kick, other = self.parted(shift)
-        return self.joined(on_sphere(W, kick), other)
+        return self.joined(constraint.project_increment(W, kick), other)
 
     def with_decay(self, decay: Any) -> Gradient:
         """The same with more weight decay in the loss."""
@@ -154,15 +155,6 @@ class Gradient:
         if isinstance(self.decay, float) and self.decay == 0.0:
             return 0.0
         return self.decay * (rows if shift is None else rows + shift)
-
-
-def on_sphere(
-    rows: Float[Numeric, "p columns"], kick: Float[Numeric, "p columns"]
-) -> Float[Numeric, "p columns"]:
-    """The increment of normalised rows: (rows + kick)/|rows + kick| - rows for rows of norm 1, without cancellation."""
-    q = jnp.sum(kick * (2 * rows + kick), axis=-1, keepdims=True)
-    root = jnp.sqrt(1 + q)
-    return (kick - rows * q / (1 + root)) / root
 
 
 def increments(
