@@ -3,12 +3,12 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test slow tenth lint bench gallery docs wheel clean
+.PHONY: demo test test-reproductions slow tenth lint bench gallery docs wheel clean
 
-$(VENV)/.ready: pyproject.toml
+$(VENV)/.ready: pyproject.toml reproductions/pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed; this is " + sys.version.split()[0] + ". Try: make PYTHON=python3.11 ..." if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]' --editable ./reproductions
 	touch $@
 
 demo: $(VENV)/.ready
@@ -17,14 +17,18 @@ demo: $(VENV)/.ready
 test: $(VENV)/.ready
 	$(BIN)/python -m pytest -n 2 --dist worksteal -q
 
+# the figures and the gallery, a distribution of their own
+test-reproductions: $(VENV)/.ready
+	$(BIN)/python -m pytest -n 2 --dist worksteal -q reproductions/tests
+
 slow: $(VENV)/.ready
-	$(BIN)/python -m pytest -n 2 --dist worksteal -q -m slow
+	$(BIN)/python -m pytest -n 2 --dist worksteal -q -m slow tests reproductions/tests
 
 # a tenth of the slow tests, another one after each commit; those of README, pages and notebooks are run by `make docs`
 TENTH ?= $(shell git rev-list --count HEAD)
 
 tenth: $(VENV)/.ready
-	$(BIN)/python -m pytest -n 2 --dist worksteal -q -m slow --tenth $(TENTH) --ignore tests/docs/test_docs.py --ignore tests/docs/test_readme.py --ignore tests/docs/test_notebooks.py
+	$(BIN)/python -m pytest -n 2 --dist worksteal -q -m slow --tenth $(TENTH) tests reproductions/tests --ignore tests/docs/test_docs.py --ignore tests/docs/test_readme.py --ignore tests/docs/test_notebooks.py
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff check .
@@ -36,7 +40,7 @@ bench: $(VENV)/.ready
 	$(BIN)/python benchmarks/run.py
 
 gallery: $(VENV)/.ready
-	$(BIN)/python -m sgdynamics.gallery --quick --out output/gallery
+	$(BIN)/python -m sgdynamics_reproductions.gallery --quick --out output/gallery
 
 # examples of the README and the pages and the notebooks are run, must print what is shown, and leave their pictures in output/pictures and
 # output/notebooks for the pages; a headless browser, where there is one, opens every page
@@ -56,6 +60,7 @@ wheel: $(VENV)/.ready
 	rm -rf dist
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'build>=1.2'
 	$(BIN)/python -m build --outdir dist
+	$(BIN)/python -m build --outdir dist reproductions
 	DIST=dist $(BIN)/python -m pytest -q -m 'slow or not slow' tests/docs/test_release.py
 
 clean:

@@ -13,7 +13,7 @@ import numpy as np
 
 import sgdynamics as sgd
 from sgdynamics.base.random import run_keys
-from sgdynamics.papers.effective_dynamics.mixture_figures import served
+from sgdynamics.papers.effective_dynamics.outcomes import active_types
 from sgdynamics.simulation.direct import DirectSGD
 from sgdynamics.simulation.exact import ExactChain
 from sgdynamics.simulation.running import run
@@ -91,7 +91,9 @@ def figure_runs() -> Row:
     steps = np.rint(np.linspace(0, TIME, 25) * N).astype(np.int64)
     found, _ = run(simulator, FIGURE_RUNS, steps, 1, "XOR", False)
     share = (
-        served("xor", found["M"].sum(axis=2)[:, -1], found["a"][:, -1], DECAY).all(axis=-1).mean()
+        active_types("xor", found["M"].sum(axis=2)[:, -1], found["a"][:, -1], DECAY)
+        .all(axis=-1)
+        .mean()
     )
     label = f"{FIGURE_RUNS} chain runs of the XOR figure, N = {N}, t = {TIME:g}, compile included, seconds ({share:.3f} optimal, 3/32 = .094)"
     return label, time.perf_counter() - began, 120.0, False

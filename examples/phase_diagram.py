@@ -19,7 +19,7 @@ import matplotlib as mpl
 import numpy as np
 
 import sgdynamics as sgd
-from sgdynamics.papers.effective_dynamics.mixture_figures import escape_rate
+from sgdynamics.papers.effective_dynamics import escape_rate
 from sgdynamics.sweeps import sweep
 
 SIDE, SMALL_SIDE = 100, 60

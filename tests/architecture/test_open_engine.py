@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[2] / "src/sgdynamics"
-OUTSIDE = ("papers", "gallery")  # they are about one problem each
+OUTSIDE = ("papers",)  # formulas of one problem each
 
 KINDS = {
     "NetworkLoss",

@@ -14,7 +14,6 @@ import pytest
 from typer.testing import CliRunner
 
 import sgdynamics as sgd
-from sgdynamics import gallery
 from sgdynamics.cli import main, problem_files, tables
 from sgdynamics.problems.models import MODELS
 
@@ -313,13 +312,28 @@ def test_programs_are_kept_where_the_user_asks(tmp_path):
     assert {path.name for path in folder.iterdir() if path.name.endswith("-cache")} <= kept
 
 
-def test_figures_and_info(tmp_path):
-    rows = answer("figures")["figures"]
-    assert len(rows) == len(gallery.ENTRIES)
-    assert invoke("figures").stdout.count("\n") == len(rows)
-    found = answer("figure", "quadratic-networks", "5", "--quick", "--out", tmp_path)
-    assert found["verdict"].startswith("reproduced: 24 of 24 numbers agree")
-    assert all(Path(name).is_file() for name in found["files"])
+@pytest.mark.parametrize("command", [("figures",), ("figure", "quadratic-networks", "5")])
+def test_figures_without_their_distribution_say_how_to_install_it(command, monkeypatch):
+    """The library works without sgdynamics-reproductions, here hidden from the import system."""
+    for name in [name for name in sys.modules if name.startswith("sgdynamics_reproductions")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "meta_path", [HiddenReproductions(), *sys.meta_path])
+    result = invoke(*command, code=2)
+    assert result.stdout == ""
+    assert result.stderr.count("\n") == 1
+    assert "pip install sgdynamics-reproductions" in result.stderr
+    assert "pip install ./reproductions" in result.stderr
+
+
+class HiddenReproductions:
+    """A finder of modules for which the package sgdynamics_reproductions does not exist."""
+
+    def find_spec(self, name, path=None, target=None):
+        if name == "sgdynamics_reproductions":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
+def test_info():
     about = answer("info")
     assert about["versions"]["sgdynamics"] == sgd.__version__
     assert about["devices"]
@@ -497,15 +511,12 @@ ELSEWHERE = {
     "command": ("rnu", "{folder}/small.toml"),
     "option": ("run", "{folder}/small.toml", "--formt", "png"),
     "picture": ("run", "{folder}/small.toml", "--format", "svg"),
-    "document": ("figure", "rough_landscape", "1"),
-    "figure": ("figure", "quadratic_networks", "escape_time"),
     "result": ("compare", "{folder}/small.toml"),
     "shard": ("sweep", "{folder}/small.toml"),
     "part": ("sweep", "{folder}/small.toml", "--shard", "5/2"),
     "out": ("run", "{folder}/small.toml", "--out", "{folder}/small.toml"),
     "name": ("run", "{folder}/small.toml", "--name", "a/b"),
     "folder": ("run", "{folder}"),
-    "seed": ("figure", "quadratic_networks", "5", "--seed", "-1"),
 }
 FILES = {
     "toml": HEAD.replace("width = 2", "width = = 2") + RUN,
@@ -537,10 +548,6 @@ SAYS = {
     "info, explore",
     "option": "no option '--formt': did you mean '--format'?",
     "picture": "format = 'svg': choose one of 'png', 'pdf', 'both', 'none'",
-    "document": "document = 'rough_landscape': did you mean 'rough_landscapes'? choose one of 'escaping_mediocrity', "
-    "'effective_dynamics', 'rough_landscapes', 'quadratic_networks', 'dimension_free', 'several_inputs', 'scaling_laws', 'optimisers', "
-    "'protocols', 'epochs'",
-    "figure": "figure = 'escape_time': did you mean 'escape_times'? choose one of '1', '2', '3', '4', '5', '6', 'escape_times'",
     "result": "file = '{folder}/small.toml': this is no NetCDF file, or it is not whole",
     "shard": "the table [sweep] is missing. It states what to compute.",
     "toml": "{folder}/bad.toml: not a TOML file: Invalid value (at line 4, column 9)",
@@ -564,7 +571,6 @@ SAYS = {
     "out": "out = '{folder}/small.toml': no folder can be made there (File exists): give another",
     "name": "name = 'a/b': give a name without a folder; the folder is --out",
     "folder": "file = '{folder}': this is a folder. Give a problem file (.toml) or a result (.nc).",
-    "seed": "seed = -1: give a whole number, 0 or more",
     "runs": "run.runs = 0: give a whole number, 1 or more",
     "overlaps": "M = [['a'], [0.2]]: give numbers of shape (2, 1) (units x signals)",
     "update": "beta and memory = (None, None): give one of them: beta, or memory=c for 1 - beta = c/D",

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from scipy import integrate, stats
 
-from sgdynamics import gallery
 from sgdynamics.algorithms.cell_stability import CellStability
 from sgdynamics.papers import epochs as paper
 from sgdynamics.papers.epochs.formulas import two_time
@@ -157,12 +156,3 @@ def test_fresh_samples_of_the_first_epoch_are_its_samples():
 def test_bad_numbers_are_named(call, says):
     with pytest.raises(ValueError, match=says):
         call()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", ["1", "2", "3"])
-def test_figures_are_reproduced(number, tmp_path):
-    found = gallery.make(gallery.find("epochs", number), tmp_path)
-    assert not found["error"]
-    assert found["verdict"].startswith("reproduced"), found["verdict"]
-    assert (tmp_path / f"epochs-{number}.png").stat().st_size > 20_000

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from scipy import special
 
-from sgdynamics import gallery
 from sgdynamics.papers import optimisers as paper
 
 
@@ -38,12 +37,3 @@ def test_drift_of_reuse_is_that_of_moves_along_a_sample(times):
 def test_bad_numbers_are_named(call, says):
     with pytest.raises(ValueError, match=says):
         call()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", ["1", "2", "3", "4", "5", "6", "7"])
-def test_figures_are_reproduced(number, tmp_path):
-    found = gallery.make(gallery.find("optimisers", number), tmp_path)
-    assert not found["error"]
-    assert found["verdict"].startswith("reproduced"), found["verdict"]
-    assert (tmp_path / f"optimisers-{number}.png").stat().st_size > 20_000

@@ -6,11 +6,7 @@ import numpy as np
 import pytest
 from scipy import integrate, optimize
 
-import sgdynamics as sgd
-from sgdynamics import gallery
 from sgdynamics.papers import protocols as paper
-from sgdynamics.papers.protocols import batch_figure, reference
-from tests.conftest import Z
 
 
 def test_best_rate_solves_its_equation():
@@ -46,11 +42,9 @@ def test_constant_rate():
         bounds=(0.01, 1.9),
         options={"xatol": 1e-9},
     )
-    known = reference.REFERENCE["linear"]
-    assert least.fun / 2 == pytest.approx(known.constant_risk, rel=1e-7)
-    assert least.x == pytest.approx(known.constant, rel=1e-5)
-    assert known.gain == pytest.approx(1.69681, rel=1e-5)
-    assert reference.REFERENCE["erf"].gain == pytest.approx(1.554, abs=5e-4)
+    # the optimum that an independent program finds, as in the figures of the reproductions
+    assert least.fun / 2 == pytest.approx(0.0056246228, rel=1e-7)
+    assert least.x == pytest.approx(0.172566, rel=1e-5)
 
 
 def test_exponents():
@@ -74,48 +68,3 @@ def test_exponents():
 def test_bad_numbers_are_named(call, says):
     with pytest.raises(ValueError, match=says):
         call()
-
-
-@pytest.mark.parametrize("batch", [1, 7])
-def test_chain_of_batches_is_that_of_simulate(batch):
-    """Means after 300 steps, of two programs that share nothing."""
-    steps, runs = 300, 400
-    own = batch_figure.chain(np.full(steps, 0.8), np.full(steps, batch), 4000, seed=3)
-    problem = sgd.TeacherStudent(width=1, activation="linear", noise=reference.NOISE)
-    begin = sgd.start(problem, M=[[0.0]], Q=[[0.0]])
-    algorithm = sgd.OnePassSGD(lr=0.8, batch=batch)
-    ran = sgd.simulate(
-        problem,
-        algorithm,
-        begin,
-        steps=[steps],
-        dimension=batch_figure.DIMENSION,
-        runs=runs,
-        seed=1,
-        progress=False,
-    )
-    other = ran.excess_risk.values[:, -1]
-    error = np.hypot(own.std() / np.sqrt(len(own)), other.std() / np.sqrt(runs))
-    assert abs(own.mean() - other.mean()) < Z * error
-    assert error < 0.01 * own.mean()
-    assert own.std() == pytest.approx(other.std(), rel=0.25)
-
-
-@pytest.mark.parametrize(
-    ("lr", "steps"), [(one, steps) for one, (steps, _) in reference.RAMPS.items()]
-)
-def test_ramps_use_all_samples(lr, steps):
-    rates, batches = batch_figure.ramp(lr)
-    assert len(rates) == steps
-    assert batches.sum() == pytest.approx(batch_figure.SAMPLES)
-    np.testing.assert_allclose(rates[:-1], lr)
-    assert np.all(np.diff(batches[:-1]) > 0)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", ["1", "2", "3", "4", "5", "6"])
-def test_figures_are_reproduced(number, tmp_path):
-    found = gallery.make(gallery.find("protocols", number), tmp_path)
-    assert not found["error"]
-    assert found["verdict"].startswith("reproduced"), found["verdict"]
-    assert (tmp_path / f"protocols-{number}.png").stat().st_size > 20_000

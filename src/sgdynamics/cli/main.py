@@ -6,11 +6,13 @@ Bad input is one line on stderr and exit code 2; a computation that fails is one
 from __future__ import annotations
 
 import difflib
+import importlib
 import json
 import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Annotated, Any
 
 import typer
@@ -312,6 +314,20 @@ def _shard(text: str) -> tuple[int, int]:
     return int(parts[0]), int(parts[1])
 
 
+def _gallery() -> ModuleType:
+    """The gallery of the distribution sgdynamics-reproductions, which is installed on its own."""
+    try:
+        return importlib.import_module("sgdynamics_reproductions.gallery")
+    except ModuleNotFoundError as error:
+        if error.name != "sgdynamics_reproductions":
+            raise
+        raise ValueError(
+            "the figures are a distribution of their own, which is not installed: "
+            "pip install sgdynamics-reproductions, "
+            "or from a checkout of the repository pip install ./reproductions"
+        ) from None
+
+
 @app.command(short_help="Make one figure, with claim and verdict.")
 def figure(
     document: Annotated[
@@ -329,27 +345,27 @@ def figure(
     json_: Json = False,
 ) -> None:
     """Make one figure of a document: picture, data, the claim it checks and the verdict."""
-    from sgdynamics import gallery
     from sgdynamics.base import checks
     from sgdynamics.cli.tables import print_figure
 
+    gallery = _gallery()
     checks.integer("seed", seed, 0)
     _folder(out)
-    found = gallery.make(gallery.find(document, number), out, quick=quick, seed=seed, again=True)
-    if found["error"]:
-        raise RuntimeError(found["error"])
-    _answer(found, json_, print_figure)
+    entry = gallery.find(document, number)
+    record = gallery.make(entry, out, quick=quick, seed=seed, again=True)
+    if record["error"]:
+        raise RuntimeError(record["error"])
+    _answer(record, json_, print_figure)
 
 
 @app.command(short_help="List every figure with one line each.")
 def figures(json_: Json = False) -> None:
     """List every figure with one line each."""
-    from sgdynamics import gallery
     from sgdynamics.cli.tables import print_figures
 
     rows = [
-        {"document": one.document, "number": one.number, "line": one.line}
-        for one in gallery.ENTRIES
+        {"document": entry.document, "number": entry.number, "line": entry.line}
+        for entry in _gallery().ENTRIES
     ]
     _answer({"figures": rows}, json_, print_figures)
 

@@ -1,4 +1,7 @@
-"""The documents, and what goes beyond them: closed formulas in their own symbols and units, and every figure."""
+"""Closed formulas of the documents behind the library, in their own symbols and units.
+
+The figures of the documents are the distribution ``sgdynamics-reproductions``.
+"""
 
 from sgdynamics.papers import (
     dimension_free,

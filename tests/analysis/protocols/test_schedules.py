@@ -188,21 +188,3 @@ def test_several_starts_share_one_schedule_and_restarts_find_no_better():
     assert float(ode.excess_risk[:, -1].mean()) == pytest.approx(best.risk, rel=1e-5)
     alone = optimal_schedule(problem, starts, alpha=80.0)
     assert best.risk == pytest.approx(alone.risk, rel=1e-4)
-
-
-@pytest.mark.slow
-def test_figure_gains_are_confirmed_by_the_chain(tmp_path):
-    from sgdynamics.papers.dimension_free.schedules import optimal_schedules
-
-    fig, data = optimal_schedules(quick=True)
-    fig.savefig(tmp_path / "figure.png")
-    assert (tmp_path / "figure.png").stat().st_size > 5000
-    sgd.save(data, tmp_path / "data.nc")
-    at = data.attrs
-    assert at["gain_erf_2_2"] > 1.1
-    # the ODE's gain within the chain's error, and a gain beyond doubt for the committee
-    assert (
-        abs(at["gain_chain_erf_2_2"] - at["gain_erf_2_2"])
-        < Z * at["gain_chain_error_erf_2_2"] + 0.02
-    )
-    assert at["gain_chain_erf_2_2"] - 1 > Z * at["gain_chain_error_erf_2_2"]

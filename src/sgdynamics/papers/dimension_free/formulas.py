@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -93,7 +92,7 @@ def setting(
     Delta: float = 0.0,
     *,
     activation: str | Activation = "erf",
-    teacher_activation: Any = None,
+    teacher_activation: str | Activation | None = None,
     wd: float = 0.0,
     eps: float = 1.0,
     head: str = "fixed",

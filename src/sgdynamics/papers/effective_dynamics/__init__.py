@@ -1,15 +1,9 @@
-"""High-dimensional limit theorems for SGD (Ben Arous, Gheissari, Jagannath 2022): effective dynamics, spiked tensors, Gaussian mixtures.
+"""High-dimensional limit theorems for SGD (Ben Arous, Gheissari, Jagannath 2022).
 
-In the paper's symbols and units: step size c/n, time t = steps c/n, weight decay alpha, snr lambda.
+Closed formulas for spiked tensors and Gaussian mixtures in the symbols and units of the paper: step
+size c/n, time t = steps c/n, weight decay alpha, signal-to-noise ratio lambda.
 """
 
-from sgdynamics.papers.effective_dynamics.mixture_figures import (
-    escape_rate,
-    figure_2,
-    figure_3,
-    order_of_limits,
-    outcome,
-)
 from sgdynamics.papers.effective_dynamics.mixtures import (
     MeasuredSuccess,
     MixtureComponent,
@@ -23,7 +17,7 @@ from sgdynamics.papers.effective_dynamics.mixtures import (
     ring_radius,
     success_probability,
 )
-from sgdynamics.papers.effective_dynamics.spiked_figures import figure_1
+from sgdynamics.papers.effective_dynamics.outcomes import escape_rate, outcome
 from sgdynamics.papers.effective_dynamics.spiked_formulas import (
     barrier,
     correlated_fixed_points,
@@ -47,13 +41,9 @@ __all__ = [
     "critical_snr",
     "eigenvalues",
     "escape_rate",
-    "figure_1",
-    "figure_2",
-    "figure_3",
     "measured_success",
     "mixture_components",
     "optimum",
-    "order_of_limits",
     "outcome",
     "rescaled_diffusion",
     "rescaled_drift",

@@ -20,6 +20,7 @@ from fractions import Fraction
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from sgdynamics.base import checks
 from sgdynamics.base.arrays import RealArray
@@ -532,7 +533,7 @@ def arc_paths(
     seed: int = 0,
     *,
     types: Sequence[str] | None = None,
-    start: Any = None,
+    start: ArrayLike | None = None,
 ) -> np.ndarray:
     """Paths u (run, time, 2K) of the linear SDE of ``rescaled_diffusion``, exact in law at any times.
 

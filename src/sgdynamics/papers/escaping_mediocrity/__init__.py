@@ -1,16 +1,10 @@
-"""Escaping mediocrity: how two-layer networks learn hard generalized linear models with SGD (Arnaboldi, Krzakala, Loureiro, Stephan).
+"""Escaping mediocrity (Arnaboldi, Krzakala, Loureiro, Stephan).
 
-Closed formulas in the paper's symbols and its time t = steps gamma/(p d), with its misprints corrected.
+*How two-layer networks learn hard generalized linear models with SGD*: closed formulas in the symbols
+of the paper and its time t = steps gamma/(p d), with its misprints corrected.
 """
 
 from sgdynamics.papers.escaping_mediocrity.corrected import drift, exit_time_corrected
-from sgdynamics.papers.escaping_mediocrity.figures import (
-    figure_1,
-    figure_2,
-    figure_3,
-    figure_4,
-    figure_5,
-)
 from sgdynamics.papers.escaping_mediocrity.formulas import (
     exit_time_annealed,
     exit_time_diffusive,
@@ -29,7 +23,6 @@ from sgdynamics.papers.escaping_mediocrity.landscape import (
     critical_points,
     risk,
 )
-from sgdynamics.papers.escaping_mediocrity.landscape_figure import figure_6
 
 __all__ = [
     "CriticalPoint",
@@ -41,12 +34,6 @@ __all__ = [
     "exit_time_diffusive",
     "exit_time_p1",
     "exit_time_quenched",
-    "figure_1",
-    "figure_2",
-    "figure_3",
-    "figure_4",
-    "figure_5",
-    "figure_6",
     "growth_rates",
     "largest_stable_lr",
     "minimal_steps",

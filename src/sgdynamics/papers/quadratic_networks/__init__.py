@@ -1,23 +1,11 @@
-"""Escape dynamics and implicit bias of one-pass SGD in overparametrized quadratic networks (arXiv:2604.03068).
+"""Escape dynamics and implicit bias of one-pass SGD in quadratic networks (arXiv:2604.03068).
 
-Closed formulas in the paper's symbols and units: loss (y - yhat)^2 without 1/2, alpha = steps/N, t = eta alpha. In the library's
-units lr = 2 eta, t = 2 eta alpha, M = rho, and the risk is half of the paper's.
+Closed formulas in the symbols and units of the paper: loss (y - yhat)^2 without 1/2, alpha = steps/N,
+t = eta alpha. In the library's units lr = 2 eta, t = 2 eta alpha, M = rho, and the risk is half of the
+paper's.
 """
 
-from sgdynamics.papers.quadratic_networks.escape_figures import (
-    escape_times,
-    figure_2,
-    noise_share,
-    optimal_rate,
-    plateau_growth,
-)
-from sgdynamics.papers.quadratic_networks.figures import (
-    figure_1,
-    figure_3,
-    figure_4,
-    figure_5,
-    figure_6,
-)
+from sgdynamics.papers.quadratic_networks.escape import noise_share, optimal_rate, plateau_growth
 from sgdynamics.papers.quadratic_networks.formulas import (
     Plateau,
     closest_solution,
@@ -52,13 +40,6 @@ __all__ = [
     "critical_points",
     "degrees_of_freedom",
     "drift",
-    "escape_times",
-    "figure_1",
-    "figure_2",
-    "figure_3",
-    "figure_4",
-    "figure_5",
-    "figure_6",
     "gradient_flow",
     "growth_rates",
     "largest_stable_rate",

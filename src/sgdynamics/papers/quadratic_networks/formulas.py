@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import xarray as xr
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, DTypeLike
 
 from sgdynamics.base import checks
 from sgdynamics.base.arrays import RealArray
@@ -264,7 +264,7 @@ class Plateau:
     Q: np.ndarray
     risk: float
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
         return np.array(self.Q, dtype=dtype)
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from sgdynamics.base import checks
+from sgdynamics.base.arrays import RealArray
 
 LATE_EXPONENTS = {"hebb": -1 / 2, "perceptron": -1 / 3, "adatron": -1.0}
 CONTENT, PLACE = (
@@ -209,7 +209,9 @@ def positional_crossings(encoding: float = 1.0) -> tuple[float, float]:
     return -PLACE[0] / PLACE[1], (CONTENT - squared * PLACE[0]) / (CONTENT + squared * PLACE[1])
 
 
-def reward_drift(m: Any, Q: Any, tokens: Any, reward: Any, penalty: Any) -> tuple[Any, Any]:
+def reward_drift(
+    m: RealArray, Q: RealArray, tokens: RealArray, reward: RealArray, penalty: RealArray
+) -> tuple[RealArray, RealArray]:
     """How the overlaps of a perceptron that is told only whether a whole episode was right move with alpha, lr = 1.
 
     Parameters
@@ -306,7 +308,7 @@ def reward_path(
         *(np.asarray(one, dtype=np.float64) for one in (rho, tokens, reward, penalty))
     )
 
-    def right_hand(_: float, y: Any) -> Any:
+    def right_hand(_: float, y: np.ndarray) -> np.ndarray:
         m, Q = y.reshape(2, -1)
         return np.concatenate(reward_drift(m, Q, T.ravel(), e1.ravel(), e2.ravel()))
 

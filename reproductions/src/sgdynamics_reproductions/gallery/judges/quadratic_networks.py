@@ -1,0 +1,289 @@
+"""Whether the data of the figures of *Escape dynamics and implicit bias of quadratic networks* show what it claims."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import xarray as xr
+
+from sgdynamics_reproductions.gallery.claims import (
+    Judgement,
+    Mean,
+    agreement,
+    counted,
+    fitted_power,
+    judged,
+    larger,
+    listed,
+    mean_over_runs,
+    spanned,
+)
+from sgdynamics_reproductions.gallery.entries import judge_of
+
+ON_THE_ODE = 0.05  # "closely align": overlaps and norms are of order one
+EXPONENT = 0.25  # of the best rate in p, at widths where its intercept still counts
+LINE = 0.03  # how far from a straight line a best rate may lie and still show "a linear trend", relative
+POWER_SEEN = 1.5  # a power of p that must be told from a line
+RATE = 0.1  # of 16/(p p*): eta = .02 p slows it by 5%, a finite N by a few more
+
+
+@judge_of(
+    "figure_1",
+    "all overlaps and the error: ODE and SGD, p = 6, p* = 3",
+    "runs of SGD lie on the ODE",
+)
+def runs_on_the_ode(data: xr.Dataset) -> Judgement:
+    """Means of runs against the ODE, all overlaps and the risk, at every save point that is kept run by run."""
+    at = data.attrs
+    kept = np.searchsorted(data.t.values, data.kept_t.values - 1e-9)
+    upper = np.triu_indices(data.sizes["unit"])
+    findings = []
+    largest = {}
+    for name, what, tolerance in (
+        ("rho", "overlaps rho", ON_THE_ODE),
+        ("Q", "overlaps Q", ON_THE_ODE),
+        ("risk", "the risk", 0.02),
+    ):
+        each, ode = data[f"{name}_runs"].values, data[f"{name}_ode"].values[kept]
+        if name == "Q":
+            each, ode = each[:, :, *upper], ode[:, *upper]
+        mean = mean_over_runs(each)
+        largest[name] = float(np.abs(mean.value - ode).max())
+        claim = f"{what}: the mean of the runs is the ODE's, to {tolerance:g}"
+        findings.append(mean.agrees(claim, ode, tolerance=tolerance, scale=2 * tolerance))
+    return judged(
+        f"means of {at['runs']} runs at N = {at['N']} lie at most {largest['rho']:.3f} (rho), {largest['Q']:.3f} (Q) and "
+        f"{largest['risk']:.3f} (risk) from the ODE; the error curve is {at['shift_t']:.3f} ahead in t at half of the fall; SGD's noise "
+        f"adds {at['noise_share']:.3f}/N to the overlaps' variance",
+        *findings,
+    )
+
+
+@judge_of(
+    "figure_2",
+    "samples to leave against eta; the best eta against p",
+    "there is a best eta, and it is linear in p",
+)
+def best_rates(data: xr.Dataset) -> Judgement:
+    """A valley in eta, start by start, and best rates on a straight line: to 3%, and not as p^1.5."""
+    at, alpha = data.attrs, data.alpha_c.values
+    converged = np.isfinite(alpha).all(axis=1)
+    good, etas = alpha[converged], data.eta.values[converged]
+    lowest = int(np.argmin(good.mean(axis=1)))
+    ends = mean_over_runs((good[[0, -1]] - good[lowest]).T)
+    p, best, error = data.p.values.astype(float), data.eta_best.values, data.eta_best_error.values
+    line = _line(p, best)
+    exponent, exponent_error, _ = fitted_power(p, best, error)
+    bent = p**POWER_SEEN
+    bend = float(np.sqrt(np.mean((1 - _line(p, bent) / bent) ** 2)))
+    on_line = Mean(best, error, "independent").over(line)
+    off = np.abs(on_line.value - 1).max()
+    short = (1 - data.eta_best / data.eta_formula).values
+    share = best / p
+    exact = (
+        "curved beyond its errors" if at["chi2_per_freedom"] > 5 else "straight within its errors"
+    )
+    return judged(
+        f"alpha_c is least at eta = {best[0]:.3f} for p = {p[0]:g}; best eta = {at['slope']:.4f}({at['slope_error']:.4f}) p "
+        f"{at['intercept']:+.3f}({at['intercept_error']:.3f}), on a line to {100 * off:.1f}% and {exact} (chi2 "
+        f"{at['chi2_per_freedom']:.1f} a degree of freedom); eta/p goes from {share[0]:.3f} to {share[-1]:.3f} "
+        f"(a power would be p^{exponent:.2f}); the closed optimal_rate (epsilon -> 0) is {100 * short.min():.0f} to "
+        f"{100 * short.max():.0f}% above",
+        (ends if 0 < lowest < len(etas) - 1 else ends._replace(value=0 * ends.value)).is_above(
+            f"alpha_c has a minimum inside: larger at eta = {etas[0]:.3f} and {etas[-1]:.3f} than at {etas[lowest]:.3f}",
+            scale=0.1 * float(good[lowest].mean()),
+            scale_words="a tenth of the smallest alpha_c",
+        ),
+        on_line.agrees(
+            f"the best eta is a straight line in p, to {100 * LINE:g}%",
+            1.0,
+            scale=bend,
+            scale_words=f"what p^{POWER_SEEN:g} is from a line ({100 * bend:.0f}%)",
+            tolerance=LINE,
+        ),
+        Mean(exponent, exponent_error).agrees(
+            f"it grows with p as a line does that starts near 0: exponent 1, to {EXPONENT:g}",
+            1.0,
+            tolerance=EXPONENT,
+            scale=0.5,
+            scale_words="1/2 (p^1.5 or sqrt(p))",
+        ),
+    )
+
+
+def _line(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """The straight line that is best relative to y."""
+    design = np.stack([np.ones(len(x)), x], axis=1)
+    found = np.linalg.lstsq(design / y[:, None], np.ones(len(x)), rcond=None)[0]
+    return design @ found
+
+
+@judge_of(
+    "figure_3",
+    "distance to the predicted solution",
+    "the start predicts which zero-error solution is reached",
+)
+def predicted_solution(data: xr.Dataset) -> Judgement:
+    """Without noise: where each start ends, against the prediction from it, at a distance that vanishes as 1/t."""
+    own, apart = data.own_distance[:, -1].values, data.predicted_end[1:].values
+    other, law = data.distance[1:, -1].values, float(data.distance_law[-1])
+    risk, risk_law = data.risk[:, -1].values, float(data.risk_law[-1])
+    half = int(np.searchsorted(data.t.values, data.t.values[-1] / 2))
+    decay = np.log(own / data.own_distance[:, half].values).mean() / math.log(
+        float(data.t[-1] / data.t[half])
+    )
+    return judged(
+        f"at t = {float(data.t[-1]):g} each start is at most {own.max():.4f} from the solution predicted from it ({law:.4f} by the law "
+        f"1/t), the others {other.min():.2f} or more from that of the first, where their own predictions say to "
+        f"{100 * np.abs(other / apart - 1).max():.1f}%; all errors below {risk.max():.1e}; the distance falls like "
+        f"t^{decay:.2f} over the last half",
+        agreement(
+            "every start ends at the solution predicted from it",
+            own,
+            0.0,
+            0.0,
+            tolerance=0.02,
+            scale=0.05,
+            scale_words=".05",
+        ),
+        Mean(other / apart, 0.0).agrees(
+            "starts without correlation to it end elsewhere, at the distance of the predictions",
+            1.0,
+            tolerance=0.01,
+            scale=0.05,
+            scale_words="5% of the distance",
+        ),
+        larger("the solutions of different starts differ", apart, 0.0, scale=0.5),
+        agreement(
+            "all reach zero error",
+            risk,
+            0.0,
+            0.0,
+            tolerance=2 * risk_law,
+            scale=0.01,
+            scale_words=".01 (it starts at 1)",
+        ),
+    )
+
+
+@judge_of(
+    "figure_4",
+    "the conserved matrix S",
+    "S is constant through learning (ODE); SGD moves it by its noise alone (ours)",
+)
+def conserved(data: xr.Dataset) -> Judgement:
+    """S along the ODE without noise; along SGD it may move by what the noise in small overlaps does, and by no more."""
+    ode, gaussian, sgd = (
+        float(data.moved_ode.max()),
+        data.moved_gaussian[:, -1].values,
+        data.moved_sgd[:, -1].values,
+    )
+    expected = data.moved_expected.values
+    gap = mean_over_runs(data.moved_gap.values.T)
+    return judged(
+        f"along the ODE from orthonormal rows S moves by {ode:.0e}; SGD itself moves it, at any N: by {listed(sgd.round(3))} at N = "
+        f"{listed(data.N)}, where the noise in its overlaps makes {listed(expected.round(3))}; "
+        f"from Gaussian rows the ODE moves it by {listed(gaussian.round(3))}",
+        agreement(
+            "S is constant along the ODE",
+            ode,
+            0.0,
+            0.0,
+            tolerance=1e-8,
+            scale=1e-3,
+            scale_words=".001 of its entries",
+        ),
+        gap.over(expected).agrees(
+            "SGD moves S by its own noise and no more, to 10%",
+            0.0,
+            tolerance=0.1,
+            scale=0.5,
+            scale_words="half of the expected motion",
+        ),
+    )
+
+
+@judge_of(
+    "figure_5",
+    "degrees of freedom against width",
+    "N p - p (p - 1)/2 up to p = N, N (N + 1)/2 beyond",
+)
+@judge_of(
+    "figure_6",
+    "dimension of the solution manifold",
+    "p (p - 1)/2 - (p - m)(p - m - 1)/2, m = min(p*, N)",
+)
+def numbers_agree(data: xr.Dataset) -> Judgement:
+    """Closed formulas against ranks counted at a random point: every number."""
+    known = np.isfinite(data.formula.values)
+    wrong = int((data.formula.values != data.counted.values)[known].sum())
+    total = int(known.sum())
+    return judged(
+        f"{total - wrong} of {total} numbers agree with the rank counted at a random point",
+        counted("the formula is the rank at a random point", wrong, total),
+    )
+
+
+@judge_of(
+    "escape_times",
+    "escape times against width (not in the paper)",
+    "more students change only the prefactor of (13), not the rate 16/(p p*)",
+)
+def escape_rates(data: xr.Dataset) -> Judgement:
+    """Rates of escape against 16/(p p*), by the slopes d t/d log N = 1/rate, in which the errors are normal."""
+    p, star = data.p.values.astype(float), data.p_star.values.astype(float)
+    claimed = 16 / (p * star)
+    slope, error = (
+        1 / data.rate_chain.values,
+        data.rate_chain_error.values / data.rate_chain.values**2,
+    )
+    share = 1 / (slope * claimed)
+    runs = int(data.attrs["runs"])
+    late = Mean(data.gap[:, -1].values, data.gap_error[:, -1].values, "independent", runs).over(
+        data.t_noisy[:, -1].values
+    )
+    rates = Mean(slope * claimed, error * claimed, "independent", runs)
+    slowed = (data.rate_ode.values / claimed).min()
+    return judged(
+        f"rates from the chain's escape times are {listed(share.round(3))} of 16/(p p*) for (p, p*) = "
+        f"{', '.join(f'({a:g}, {b:g})' for a, b in zip(p, star, strict=True))} (errors {spanned(error / slope)}); eta = "
+        f"{data.attrs['eta_over_p']:g} p alone slows them to {slowed:.3f}; escape times at N = {int(data.N[-1])} are "
+        f"{listed((1 + late.value).round(3))} of those of the ODE with SGD's noise",
+        rates.agrees(
+            f"escape times grow with log N at the rate 16/(p p*), to {100 * RATE:g}%",
+            1.0,
+            tolerance=RATE,
+            scale=0.25,
+            scale_words="a quarter of the rate",
+        ),
+        _per_student(star, rates).agrees(
+            "the rate in t/p does not depend on p: only the height does",
+            0.0,
+            tolerance=0.05,
+            scale=0.5,
+            scale_words="half of the rate",
+        ),
+        late.agrees(
+            "escape times at the largest N are the ODE's, with SGD's noise in the overlaps, to 3%",
+            0.0,
+            tolerance=0.03,
+            scale=0.15,
+            scale_words="15% of the time",
+        ),
+    )
+
+
+def _per_student(star: np.ndarray, rates: Mean) -> Mean:
+    """Differences between the narrowest and the widest student of each teacher that has several."""
+    pairs = [
+        (found[0], found[-1])
+        for found in (np.flatnonzero(star == one) for one in np.unique(star))
+        if len(found) > 1
+    ]
+    first, last = np.array(pairs).T
+    return Mean(
+        rates.value[last] - rates.value[first],
+        np.hypot(rates.error[first], rates.error[last]),
+        runs=rates.runs,
+    )

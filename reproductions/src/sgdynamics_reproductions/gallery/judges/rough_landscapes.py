@@ -1,0 +1,611 @@
+"""Whether the data of the figures of *Stochasticity helps to navigate rough landscapes* show what it claims.
+
+The document's numbers are for N = 1000 and t = 1000. At a smaller size what is claimed is the direction: it is shown, or contradicted
+where the opposite is, and not decided otherwise. Errors are over runs; runs of one number have the same data set and start whatever the
+algorithm, so that differences between algorithms are paired.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any, SupportsFloat
+
+import numpy as np
+import xarray as xr
+from scipy import linalg
+
+from sgdynamics.sweeps.power_law_fit import weighted_line
+from sgdynamics_reproductions.gallery.claims import (
+    RATE,
+    Finding,
+    Judgement,
+    Mean,
+    agreement,
+    counted,
+    direction,
+    joined_runs,
+    judged,
+    larger,
+    mean_over_runs,
+    occurs,
+    share,
+)
+from sgdynamics_reproductions.gallery.entries import judge_of
+
+FULL = 1000  # N and t of the claims
+DOT = 0.01  # of the axis: the radius of a dot in the figures, which is what "very good agreement" leaves open
+FIFTH = 0.2  # of the change since the start: a DMFT that is wrong by this must be seen
+REPLICATES = 4  # of DMFT in data that do not say
+RECOVERED, THRESHOLD = 0.99, 1e-7  # of |m|, of the loss
+SHARES = {"GD": 0.09, "SGD": 0.30, "p-SGD": 0.99}  # of figure 2, of 500 runs
+FOLLOWED = "very good agreement between DMFT and the average of runs"  # figures 5 and 6
+GROWTH = 0.005  # d ln m/dt: at N = 100, where m starts at .1, p-SGD recovers at t = 200, which is a rate of .01
+APART = 0.2  # between the shares of GD and SGD there
+
+
+def _said(data: xr.Dataset, *findings: Finding) -> Judgement:
+    return judged(str(data.attrs["verdict"]), *findings)
+
+
+def _is_full(data: xr.Dataset) -> bool:
+    return float(np.max(data.attrs.get("N", data.coords.get("N", FULL)))) >= FULL
+
+
+def _is_late(data: xr.Dataset) -> bool:
+    return float(data.t.values[-1]) >= FULL
+
+
+def _ordered(data: xr.Dataset) -> Any:
+    """`larger` at the size of the claims, `direction` below it."""
+    return larger if _is_full(data) else direction
+
+
+def _at_the_end(finding: Finding, data: xr.Dataset) -> Finding:
+    """A claim about t = 1000 that a shorter figure cannot hold or break."""
+    if _is_late(data):
+        return finding
+    return replace(
+        finding,
+        claim=f"{finding.claim} (at t = {FULL}; here t = {float(data.t.values[-1]):g})",
+        holds=None,
+    )
+
+
+def _never(
+    claim: str, count: SupportsFloat, runs: int, scale: float, expected: float = 0.0
+) -> Finding:
+    """What happens in no run (or in every one): a single exception contradicts it."""
+    found = share(claim, count, runs, expected, scale=scale)
+    wrong = abs(round(float(count)) - expected * runs)
+    return replace(
+        found, statistic=f"runs that are otherwise, of {runs}", value=float(wrong), threshold=0.0
+    )
+
+
+# averages against DMFT
+
+
+def _dmft(data: xr.Dataset) -> list[Finding]:
+    """Average m and loss are those of DMFT, to a dot's radius at every time."""
+    found = []
+    for name, words in (("m", "magnetization"), ("loss", "training loss")):
+        mean, runs_error, theory, theory_error = (
+            data[f"{name}_{part}"].values for part in ("mean", "error", "dmft", "dmft_error")
+        )
+        both, change = np.hypot(runs_error, theory_error), np.abs(theory - theory[..., :1])
+        keep = (both > 0) & (change > 0)
+        runs, replicates = int(data.attrs["runs"]), int(data.attrs.get("replicates", REPLICATES))
+        runs = joined_runs((runs_error[keep], runs), (theory_error[keep], replicates))
+        gap = Mean(
+            mean[keep], both[keep], _correlation(data, name, runs_error, theory_error, keep), runs
+        )
+        claim, scale = f"the average {words} is that of DMFT to {DOT:g}", FIFTH * change[keep]
+        found.append(
+            gap.agrees(
+                claim,
+                theory[keep],
+                tolerance=DOT,
+                scale=scale,
+                scale_words="a fifth of the change since the start",
+            )
+        )
+    return found
+
+
+def _correlation(
+    data: xr.Dataset, name: str, runs_error: np.ndarray, theory_error: np.ndarray, keep: np.ndarray
+) -> np.ndarray | None:
+    """Of the gaps: measured among the runs, one among the times of a DMFT (not known, the worst), none between starts."""
+    if f"{name}_correlation" not in data:
+        return None
+    blocks, count = [], runs_error.shape[-1]
+    parts = (part.reshape(-1, count) for part in (runs_error, theory_error, keep))
+    for among, s, d, k in zip(
+        data[f"{name}_correlation"].values.reshape(-1, count, count), *parts, strict=True
+    ):
+        both = np.hypot(s, d)[k]
+        blocks.append(
+            (np.outer(s, s) * among + np.outer(d, d))[np.ix_(k, k)] / np.outer(both, both)
+        )
+    return np.asarray(linalg.block_diag(*blocks))
+
+
+@judge_of("figure_5", "persistent SGD against its DMFT", FOLLOWED)
+@judge_of("figure_6", "Langevin against its DMFT", FOLLOWED)
+def follows_dmft(data: xr.Dataset) -> Judgement:
+    return _said(data, *_dmft(data))
+
+
+@judge_of(
+    "figure_1",
+    "gradient descent from warm starts, against DMFT",
+    "averages follow DMFT; single runs get stuck",
+)
+def warm_starts(data: xr.Dataset) -> Judgement:
+    """Of 40 runs a panel at N = 1000: some from m0 = .65 are stuck and some from .5 are not; all from .8 recover."""
+    there = np.abs(data.m_seed.values[:, :, -1]) > RECOVERED
+    runs = there.shape[1]
+    found = [
+        *_dmft(data),
+        _never("every run from m0 = .8 recovers", there[2].sum(), runs, 0.2, expected=1.0),
+    ]
+    found.append(occurs("runs from m0 < .8 get stuck", (~there[:2]).sum(), 2 * runs, scale=0.25))
+    if _is_full(data):
+        found.append(occurs("a run from m0 = .5 recovers", there[0].sum(), runs, scale=0.25))
+        found.append(occurs("a run from m0 = .65 gets stuck", (~there[1]).sum(), runs, scale=0.25))
+    return _said(data, *found)
+
+
+# shares of runs
+
+
+def _mean_difference(one: np.ndarray, other: np.ndarray) -> tuple[float, float]:
+    """Of runs that are paired; where all are alike, one run less sure than that."""
+    each = np.asarray(one, dtype=np.float64) - np.asarray(other, dtype=np.float64)
+    error = each.std(ddof=1) / math.sqrt(len(each))
+    return float(each.mean()), float(max(error, 1 / len(each) if each.dtype == bool else error))
+
+
+@judge_of(
+    "figure_2",
+    "GD, SGD and p-SGD: share of runs that recover the signal",
+    "9%, 30% and 99% of the runs recover",
+)
+def recovered_shares(data: xr.Dataset) -> Judgement:
+    found, runs = data.recovered.values, int(data.attrs["runs"])
+    if _is_full(data) and _is_late(data):
+        findings = []
+        for (name, claimed), value in zip(SHARES.items(), found, strict=True):
+            p = (
+                claimed + float(value)
+            ) / 2  # both are counts, of which the document's is of 500 runs
+            error = math.sqrt(max(p * (1 - p), 1 / runs) * (1 / runs + 1 / 500))
+            claim, apart = (
+                f"{claimed:.0%} of the runs of {name} recover",
+                f"{APART:g} of the runs (what SGD and GD are apart)",
+            )
+            findings.append(agreement(claim, value, error, claimed, scale=APART, scale_words=apart))
+        return _said(data, *findings)
+    there = data.loss.isel(time=-1).values < THRESHOLD
+    findings = []
+    for high, low in ((2, 0), (2, 1), (1, 0)):
+        names = list(SHARES)
+        difference, error = _mean_difference(there[high], there[low])
+        claim = f"more runs of {names[high]} than of {names[low]} recover"
+        findings.append(
+            direction(
+                claim,
+                difference,
+                max(error, 1 / runs),
+                scale=APART,
+                runs=runs,
+                scale_words=f"{APART:g} of the runs",
+            )
+        )
+    return _said(data, *findings)
+
+
+def _quiet(data: xr.Dataset, name: str) -> tuple[np.ndarray, np.ndarray]:
+    from sgdynamics_reproductions.rough_landscapes.style import plateau_counts
+
+    return plateau_counts(data.t.values, np.abs(data.m.sel(algorithm=name).values))
+
+
+def _ratio(quiet: np.ndarray, seen: np.ndarray) -> tuple[float, np.ndarray]:
+    """Share of the time on plateaus of all runs together, and what each run adds to its deviation."""
+    value = float(quiet.sum() / max(seen.sum(), 1))
+    return value, (quiet - value * seen) / max(seen.mean(), 1e-300)
+
+
+@judge_of(
+    "figure_3",
+    "single runs: plateaus and jumps",
+    "GD has long plateaus, p-SGD has none, SGD is in between",
+)
+def plateaus(data: xr.Dataset) -> Judgement:
+    parts = {name: _ratio(*_quiet(data, name)) for name in SHARES}
+    runs, test = data.sizes["run"], _ordered(data)
+
+    def error(*each: np.ndarray) -> float:
+        total = np.sum(each, axis=0)
+        return max(float(total.std(ddof=1)), 0.01) / math.sqrt(
+            runs
+        )  # a run that is quiet for a hundredth of its time is always possible
+
+    (gd, gd_each), (sgd, sgd_each), (persistent, p_each) = parts.values()
+    return _said(
+        data,
+        larger("GD spends time on plateaus", gd, error(gd_each), scale=0.1, runs=runs),
+        test(
+            "p-SGD spends less than half of GD's share there",
+            gd / 2 - persistent,
+            error(gd_each / 2, -p_each),
+            scale=0.05,
+            runs=runs,
+        ),
+        test("SGD spends less than GD", gd - sgd, error(gd_each, -sgd_each), scale=0.05, runs=runs),
+        test(
+            "SGD spends more than p-SGD",
+            sgd - persistent,
+            error(sgd_each, -p_each),
+            scale=0.02,
+            runs=runs,
+        ),
+    )
+
+
+# noise
+
+
+@judge_of("figure_4", "batch sizes, persistence times, temperatures", "intermediate noise is best")
+def intermediate_noise(data: xr.Dataset) -> Judgement:
+    """The best curve of a list is none of its ends: by |m| in log t past t = 1, of temperatures by |m| at the end, when they are off."""
+    tried = int(data.attrs["runs_exploding"])
+    gone = float(data.exploded.values[0])
+    findings = [
+        _never(
+            "runs at l = .01 with the printed eta = .0025 do not explode", gone * tried, tried, 0.25
+        )
+    ]
+    late = data.t.values >= 1
+    for panel, words in (
+        ("batch", "batch size"),
+        ("persistence", "persistence time"),
+        ("temperature", "temperature"),
+    ):
+        m = np.nan_to_num(data[f"m_runs_{panel}"].values)  # one that explodes has found nothing
+        score = m[..., -1] if panel == "temperature" else m[..., late].mean(axis=-1)
+        inner = score[1:-1]
+        best = inner[int(np.argmax(inner.mean(axis=1)))]
+        pairs = [_mean_difference(best, end) for end in (score[0], score[-1])]
+        difference, error = np.array(pairs).T
+        claim = f"an intermediate {words} is better than both ends of the list"
+        setting = {
+            "scale": 0.05,
+            "scale_words": ".05 of |m|",
+            "runs": m.shape[1],
+            "rate": RATE / len(inner),
+        }
+        found = _ordered(data)(claim, difference, np.maximum(error, 1e-9), **setting)
+        findings.append(_at_the_end(found, data))
+    printed = (
+        f"as printed {gone:.0%} of the runs at l = .01 explode; {data.attrs['verdict']}"
+        if gone
+        else str(data.attrs["verdict"])
+    )
+    return judged(printed, *findings)
+
+
+@judge_of(
+    "figure_7",
+    "GD and p-SGD from random starts, growing N",
+    "GD stays at a plateau, p-SGD recovers in a time like log N",
+)
+def random_starts(data: xr.Dataset) -> Judgement:
+    """GD: medians of |m| at its end; p-SGD: recovery, and a time that grows like log N and not like N, with what that needs in the limit.
+
+    Where single runs are not stored, |m| of GD is taken to scatter as its median (a half-normal has .9 of it), and log t by one. Sizes
+    may have fewer runs than others, and GD an earlier end: NaN beyond.
+    """
+    each = data.get("runs_size", xr.full_like(data.N, int(data.attrs["runs"]))).values
+    runs = int(each.min())
+    gd, persistent = (
+        np.array([one[np.isfinite(one)][-1] for one in data.m.sel(algorithm=name).values])
+        for name in ("GD", "p-SGD")
+    )
+    median_error = np.sqrt(math.pi / 2 / each)  # of the median of normal numbers of spread 1
+    if "m_end" in data:
+        ends = {name: data.m_end.sel(algorithm=name).values for name in ("GD", "p-SGD")}
+        spread = np.nanstd(ends["GD"], axis=1, ddof=1)
+        known = [
+            np.isfinite(one) & np.isfinite(other) for one, other in zip(*ends.values(), strict=True)
+        ]
+        pairs = [
+            _mean_difference(one[k], other[k])
+            for one, other, k in zip(ends["p-SGD"], ends["GD"], known, strict=True)
+        ]
+        above, above_error = np.array(pairs).T
+    else:
+        spread = gd
+        above, above_error = (
+            persistent - gd,
+            np.hypot(gd, np.minimum(persistent, 1 - persistent) + 0.05) * median_error,
+        )
+    fall, fall_error, test = (
+        gd[0] - gd[-1],
+        float(np.linalg.norm((median_error * spread)[[0, -1]])),
+        _ordered(data),
+    )
+    findings = [
+        test(
+            "the plateau of GD falls with N",
+            fall,
+            fall_error,
+            scale=0.05,
+            runs=runs,
+            scale_words=".05 of |m|",
+        ),
+        test(
+            "p-SGD gets further than GD",
+            above,
+            above_error,
+            scale=0.2,
+            runs=runs,
+            scale_words=".2 of |m|",
+        ),
+    ]
+    times = data.time_to_recover.values
+    if _is_full(data):
+        findings.append(
+            counted(
+                "half of the runs of p-SGD recover at every N",
+                int((~np.isfinite(times)).sum()),
+                len(times),
+            )
+        )
+    findings.append(_growth(data, times, each, median_error))
+    for number, eta in enumerate(
+        data.eta_rate.values[1:] if "eta_rate" in data.coords else (), start=1
+    ):
+        late = data.share.values[number, :, -1]
+        findings.append(
+            counted(
+                f"half of them recover at every N at eta = {eta:g} too",
+                int((late < 0.5).sum()),
+                len(late),
+            )
+        )
+    if "growth" in data:
+        rate, error = (data[name].values[:, -1] for name in ("growth", "growth_error"))
+        begin, end = (float(data[name].values[-1]) for name in ("span_begin", "span_end"))
+        claim = f"at N -> infinity m of p-SGD grows exponentially, as log N needs: d ln m/dt above 0 from t = {begin:g} to {end:g}"
+        setting = {
+            "scale": GROWTH,
+            "scale_words": f"a rate of {GROWTH:g}",
+            "runs": int(data.attrs.get("replicates", REPLICATES)),
+        }
+        findings.append(larger(claim, rate, error, **setting))
+    return _said(data, *findings)
+
+
+def _growth(
+    data: xr.Dataset, times: np.ndarray, runs: np.ndarray, median_error: np.ndarray
+) -> Finding:
+    """The slope of log t in log log N, of all N that have a time, against 1; the other end is growth like N.
+
+    Runs are taken to scatter everywhere as where they do most.
+    """
+    claim, known = (
+        "the time of p-SGD grows like log N, to a factor 1.5 over all N",
+        np.flatnonzero(np.isfinite(times)),
+    )
+    words = "a growth like N"
+    if len(known) < 2:
+        return Finding(
+            claim,
+            "sizes at which half of the runs recover (2 are needed)",
+            float(len(known)),
+            2.0,
+            math.inf,
+            words,
+            None,
+        )
+    spread, counted_runs = 1.0, int(runs.min())
+    if "time_run" in data:
+        logs = [
+            np.log(np.where(np.isfinite(one), one, float(data.t[-1])))[:k]
+            for one, k in zip(data.time_run.values, runs, strict=True)
+        ]
+        spreads = [float(one.std(ddof=1)) for one in logs]
+        spread, counted_runs = max(spreads), int(runs[int(np.argmax(spreads))])
+    x, log_N = np.log(np.log(data.N.values[known])), np.log(data.N.values[known])
+    line, covariance, _ = weighted_line(
+        x, np.log(times[known]), (spread * median_error[known]) ** -2
+    )
+    reach = x[-1] - x[0]
+    slope = Mean(line[1], math.sqrt(covariance[1, 1]), runs=counted_runs)
+    setting = {
+        "tolerance": math.log(1.5) / reach,
+        "scale": (log_N[-1] - log_N[0]) / reach - 1,
+        "scale_words": words,
+    }
+    return slope.agrees(claim, 1.0, **setting)
+
+
+@judge_of(
+    "figure_b4",
+    "single runs at several persistence times",
+    "longer persistence leaves fewer plateaus, and delays the start",
+)
+def persistence(data: xr.Dataset) -> Judgement:
+    there = data.loss.isel(time=-1).values < THRESHOLD
+    t, m, runs, test = data.t.values, np.abs(data.m.values), data.sizes["run"], _ordered(data)
+    early = np.stack([[np.interp(1.0, t, one) for one in curve] for curve in m])
+    late, late_error = np.array([_mean_difference(early[0], early[i]) for i in (2, 3)]).T
+    more, more_error = _mean_difference(there[-1], there[0])
+    claim, words = (
+        "fewer runs are stuck at the end at tau = 5 than at tau = .05",
+        f"{APART:g} of the runs",
+    )
+    fewer = test(claim, more, max(more_error, 1 / runs), scale=APART, runs=runs, scale_words=words)
+    return _said(
+        data,
+        _at_the_end(fewer, data),
+        larger(
+            "at t = 1, |m| is lower at tau = 2 and 5 than at tau = .05",
+            late,
+            late_error,
+            scale=0.05,
+            runs=runs,
+            scale_words=".05 of |m|",
+        ),
+    )
+
+
+# ridge
+
+
+def _formula(data: xr.Dataset) -> Finding:
+    """(B.8) of each run is its error on fresh samples, at all times and curves: these have samples of their own.
+
+    Algorithms may have fewer runs than others (NaN from the start on); times at which a run has exploded (NaN later) are left out.
+    """
+    gap = (data.mse_run - data.mse_own).transpose("run", ..., "time").values
+    each = np.ma.masked_array(gap, np.broadcast_to(np.isnan(gap[..., :1]), gap.shape))
+    mean, spread, count = (
+        np.asarray(part).reshape(-1)
+        for part in (each.mean(axis=0), each.std(axis=0, ddof=1), each.count(axis=0))
+    )
+    keep = spread > 1e-12
+    claim = f"(B.8) is the mean squared error of each run (measured less (B.8) at most {np.abs(mean[keep]).max():.4f})"
+    error, runs = spread[keep] / np.sqrt(count[keep]), int(count[keep].min())
+    return agreement(
+        claim, mean[keep], error, 0.0, scale=0.05, runs=runs, correlation="independent"
+    )
+
+
+def _own(data: xr.Dataset, algorithm: str, **where: Any) -> np.ndarray:
+    """(B.8) of each run of an algorithm (run, time), the error without the noise of a test set: runs that it has not are NaN at once."""
+    each = data.mse_own.sel(algorithm=algorithm, **where).transpose("run", "time").values
+    return each[np.isfinite(each[:, 0])]
+
+
+def _ends(data: xr.Dataset, algorithm: str, **where: Any) -> np.ndarray:
+    return _own(data, algorithm, **where)[:, -1]
+
+
+@judge_of(
+    "figure_b1",
+    "ridge in place of the sphere",
+    "(B.8) gives the error; double descent in time at small ridge",
+)
+def ridges(data: xr.Dataset) -> Judgement:
+    test, (sgd, persistent) = (
+        _ordered(data),
+        ({at: _ends(data, name, ridge=at) for at in (0.0, 0.1, 1.0)} for name in ("SGD", "p-SGD")),
+    )
+    gain, gain_error = _mean_difference(sgd[0.0], sgd[1.0])
+    low, low_error = np.array(
+        [_mean_difference(persistent[1.0], persistent[ridge]) for ridge in (0.0, 0.1)]
+    ).T
+    lower = test(
+        "p-SGD has a lower error at lambda = 0 and .1 than at 1",
+        low,
+        low_error,
+        scale=0.05,
+        runs=len(persistent[1.0]),
+    )
+    return _said(
+        data,
+        _formula(data),
+        _at_the_end(
+            test(
+                "SGD has a lower error at lambda = 1 than at 0",
+                gain,
+                gain_error,
+                scale=0.05,
+                runs=len(sgd[0.0]),
+            ),
+            data,
+        ),
+        _at_the_end(lower, data),
+        *(_at_the_end(_double_descent(data, ridge), data) for ridge in (0.0, 0.1)),
+    )
+
+
+def _double_descent(data: xr.Dataset, ridge: float) -> Finding:
+    """The average error of an algorithm rises again: by the pair of times of the largest rise, of all pairs of all three (Bonferroni)."""
+    best, pairs = (-math.inf, math.nan, 1), 0
+    for name in SHARES:
+        each = _own(data, name, ridge=ridge)
+        mean = each.mean(axis=0)
+        rise = mean[None, :] - mean[:, None]
+        first, second = np.unravel_index(int(np.argmax(np.triu(rise, 1))), rise.shape)
+        best = max(best, (*_mean_difference(each[:, second], each[:, first]), len(each)))
+        pairs += len(mean) * (len(mean) - 1) // 2
+    claim = f"double descent in time at lambda = {ridge:g}: an average error rises again"
+    return _ordered(data)(claim, best[0], best[1], scale=0.02, runs=best[2], rate=RATE / pairs)
+
+
+@judge_of(
+    "figure_b2",
+    "gradients divided by the batch fraction, and not",
+    "dividing is better for p-SGD, not dividing for SGD",
+)
+def rescaled_gradient(data: xr.Dataset) -> Judgement:
+    test, findings = _ordered(data), [_formula(data)]
+    for name, better, worse in (
+        ("p-SGD", "rescaled", "not rescaled"),
+        ("SGD", "not rescaled", "rescaled"),
+    ):
+        ends = _ends(data, name, gradient=worse), _ends(data, name, gradient=better)
+        gain, error = _mean_difference(*ends)
+        words = "dividing by l" if better == "rescaled" else "not dividing by l"
+        findings.append(
+            test(f"{words} is better for {name}", gain, error, scale=0.02, runs=len(ends[0]))
+        )
+    return _said(data, *findings)
+
+
+@judge_of("figure_b3", "smaller and smaller learning rates", "SGD becomes GD, p-SGD does not")
+def small_rates(data: xr.Dataset) -> Judgement:
+    """Differences of the loss to GD of the same run: those of SGD vanish with eta, those of p-SGD stay."""
+    runs, eta = data.sizes["run"], float(data.eta[-1])
+    sgd = mean_over_runs(
+        data.difference.sel(other="SGD")
+        .isel(rate=-1, time=slice(1, None))
+        .transpose("run", "time")
+        .values
+    )
+    persistent = data.difference.sel(other="p-SGD")
+    when = int(
+        np.argmax(np.abs(persistent.isel(rate=0).mean("run").values))
+    )  # chosen at the largest rate, judged at the smallest
+    sign = float(np.sign(persistent.isel(rate=0, time=when).mean()))
+    least, first = (sign * persistent.isel(rate=rate, time=when).values for rate in (-1, 0))
+    size, size_error = _mean_difference(least, np.zeros(runs))
+    kept, kept_error = _mean_difference(least, first / 2)
+    return _said(
+        data,
+        sgd.agrees(
+            f"at eta = {eta:g} the average loss of SGD is that of GD to {DOT:g}",
+            0.0,
+            tolerance=DOT,
+            scale=0.05,
+        ),
+        larger(
+            f"at eta = {eta:g} the average loss of p-SGD is not that of GD",
+            size,
+            size_error,
+            scale=0.05,
+            runs=runs,
+        ),
+        larger(
+            "the difference of p-SGD does not vanish with eta: half of it stays at least",
+            kept,
+            kept_error,
+            scale=0.02,
+            runs=runs,
+        ),
+    )

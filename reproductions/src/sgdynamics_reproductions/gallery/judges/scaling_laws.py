@@ -1,0 +1,372 @@
+"""Whether the data of the figures of scaling laws show what theory says of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from sgdynamics_reproductions.gallery.claims import (
+    Finding,
+    Judgement,
+    Mean,
+    agreement,
+    counted,
+    difference,
+    judged,
+    listed,
+    mean_over_runs,
+)
+from sgdynamics_reproductions.gallery.entries import judge_of
+
+EXPONENTS = 0.03  # relative: measured exponents of compute-optimal training on those predicted
+SLOW = {
+    "IVb": 0.06
+}  # where corrections fade as d^-.05 only, and several percent are left at any size
+PER_FEATURE = 6.0  # drawn features are on their equivalent to this over d, relative
+PER_DIMENSION = (
+    4.0  # runs at d are on theory for d -> infinity to this over d, of the size of what is drawn
+)
+LEARNING = 0.03  # exponents in time: what is left of the transient, as large as the risk at the begin of the fit
+EMERGENCE = 0.04  # exponents of skills: .02 for finitely many, .02 for their being whole numbers and for noise
+NOISY = 0.02  # the same against the closed sum of as many skills: noise of SGD alone, lr = .02 times a loss of order 1
+REAL = {0.2: 0.03, 1.0: 0.1}  # theory on SGD on real samples, relative, by the learning rate
+
+
+def _relative(
+    claim: str, runs: np.ndarray, theory: np.ndarray, tolerance: float, scale: float
+) -> Finding:
+    """The mean of runs (run, points) is the theory's line, to errors and the tolerance, both relative."""
+    return mean_over_runs(np.asarray(runs) / theory - 1).agrees(
+        f"{claim}, to {tolerance:.2g} of it",
+        0.0,
+        tolerance=tolerance,
+        scale=scale,
+        scale_words=f"{scale:.2g} of it",
+    )
+
+
+def _farthest(runs: np.ndarray, theory: np.ndarray) -> float:
+    return float(np.abs(np.asarray(runs).mean(axis=0) / theory - 1).max())
+
+
+@judge_of(
+    "figure_1",
+    "the seven phases of compute-optimal random features",
+    "loss ~ flops^-eta and best size ~ flops^xi with the predicted exponents, to 3% (phase IVb 6%)",
+)
+def seven_phases(data: xr.Dataset) -> Judgement:
+    """Measured eta and xi against the predicted ones, at a point in each phase."""
+    names = data.phase.values
+    within = np.array([SLOW.get(name, EXPONENTS) for name in names])
+    rows = {one: (data[one] / data[f"{one}_predicted"]).values for one in ("eta", "xi")}
+    told = "; ".join(
+        f"{name} eta {data.eta.values[row]:.4f} ({data.eta_predicted.values[row]:.4f}) "
+        f"xi {data.xi.values[row]:.4f} ({data.xi_predicted.values[row]:.4f})"
+        for row, name in enumerate(names)
+    )
+    words: dict[str, Any] = {"scale": 2 * within, "scale_words": "6% (IVb 12%) of them"}
+    return judged(
+        f"measured (predicted): {told}",
+        counted(
+            "each point lies in its phase",
+            int(np.sum(data.phase_predicted.values != names)),
+            len(names),
+        ),
+        agreement("eta is the predicted one", rows["eta"], 0.0, 1.0, tolerance=within, **words),
+        agreement("xi is the predicted one", rows["xi"], 0.0, 1.0, tolerance=within, **words),
+    )
+
+
+@judge_of(
+    "figure_2",
+    "loss against flops at 1e3 to 1e9 features, and the envelope",
+    "the envelope has the predicted slope and each size its place on it, and drawn features are on their equivalent",
+)
+def curves_and_envelope(data: xr.Dataset) -> Judgement:
+    """The frontier's exponents, curves above it and touching it, the mean over draws on the equivalent."""
+    below, touch = 0, np.zeros(data.loss.shape[:2])
+    points = 0
+    for row in range(data.sizes["case"]):
+        known = np.isfinite(data.flops.values[row])
+        flops, frontier = (np.log(data[one].values[row, known]) for one in ("flops", "frontier"))
+        x = np.log(data["size"].values[:, None] * data.steps.values[row])
+        inside = (x >= flops[0]) & (x <= flops[-1])
+        over = np.log(data.loss.values[row]) - np.interp(x, flops, frontier)
+        # straight lines between budgets are above a convex frontier by a little
+        below += int(np.sum(over[inside] < -0.01))
+        points += int(inside.sum())
+        touch[row] = np.where(inside, over, np.inf).min(axis=1)
+    middle = touch[:, 1:-1]  # the first and the last are best at the ends of the frontier
+    d, runs = data.attrs["features_drawn"], data.drawn.values
+    gaps = [_farthest(one, line) for one, line in zip(runs, data.equivalent.values, strict=True)]
+    shares = [(data[one] / data[f"{one}_predicted"]).values for one in ("eta", "xi")]
+    return judged(
+        f"eta is {listed(data.eta.values.round(4))} ({listed(data.eta_predicted.values.round(4))} predicted), xi "
+        f"{listed(data.xi.values.round(4))} ({listed(data.xi_predicted.values.round(4))}) in phases {', '.join(data.case.values)}; sizes "
+        f"come within {middle.max():.2%} of the envelope; the mean over {runs.shape[1]} draws of {d} features is from the equivalent by "
+        f"at most {', '.join(f'{one:.1%}' for one in gaps)}",
+        agreement(
+            "eta and xi are the predicted ones, to 3%",
+            shares,
+            0.0,
+            1.0,
+            tolerance=EXPONENTS,
+            scale=0.06,
+            scale_words="6% of them",
+        ),
+        counted("no curve is below the envelope", below, points),
+        agreement(
+            "each size is best somewhere: its curve comes within 1% of the envelope",
+            middle,
+            0.0,
+            0.0,
+            tolerance=0.01,
+            scale=0.03,
+        ),
+        *(
+            _relative(
+                f"phase {name}: the mean over draws is the equivalent",
+                one,
+                line,
+                PER_FEATURE / d,
+                0.25,
+            )
+            for name, one, line in zip(data.case.values, runs, data.equivalent.values, strict=True)
+        ),
+    )
+
+
+@judge_of(
+    "figure_3",
+    "a ReLU network on power-law data: ODE, exact chain, direct runs",
+    "exact chain runs have the mean of direct ones, and the ODE is on them to a share g l_1/(2 p) of the excess risk",
+)
+def relu_on_power_laws(data: xr.Dataset) -> Judgement:
+    """Chain against direct runs, the ODE against the chain at three spectra and at four learning rates."""
+    each, lines = data.attrs["every"], data.excess_risk.values
+    closure = 1 / (
+        2 * data.attrs["width"]
+    )  # of g l_1: the step times the largest curvature of the risk, p units of weight 1/p, half on
+    row = int(np.argmin(np.abs(data.exponent.values - data.attrs["direct"])))
+    few = data.sizes["direct_point"]
+    line = lines[row, each::each][:few]
+    direct = mean_over_runs(data.excess_risk_direct.values / line)
+    chain = mean_over_runs(data.excess_risk_runs.values[row, :, :few] / line)
+    apart = difference(chain, direct)
+    gaps = [
+        _farthest(one, path[each::each])
+        for one, path in zip(data.excess_risk_runs.values, lines, strict=True)
+    ]
+    fast = [
+        _farthest(one, path)
+        for one, path in zip(data.by_rate_runs.values, data.by_rate.values, strict=True)
+    ]
+    return judged(
+        f"mean of {data.sizes['direct_run']} direct runs at d = {data.attrs['d']} over that of {data.sizes['run']} chain runs less 1: at "
+        f"most {np.abs(apart.value).max():.2%} ({np.abs(apart.value / apart.error).max():.1f} standard errors); chain over ODE less 1 at "
+        f"most {', '.join(f'{one:.2%}' for one in gaps)} at g l_1 = {listed(data.g_l1.values.round(3))}, and "
+        f"{', '.join(f'{one:.1%}' for one in fast)} at {listed(data.by_rate_g_l1.values.round(2))}",
+        apart.agrees(
+            "direct runs have the mean of the exact chain",
+            0.0,
+            scale=0.1,
+            scale_words="10% of the excess risk",
+        ),
+        *(
+            _relative(
+                f"s = {s:g}: the mean of the chain is the ODE",
+                one,
+                path[each::each],
+                closure * share + PER_DIMENSION / data.attrs["d"],
+                0.2,
+            )
+            for s, one, path, share in zip(
+                data.exponent.values,
+                data.excess_risk_runs.values,
+                lines,
+                data.g_l1.values,
+                strict=True,
+            )
+        ),
+        *(
+            _relative(
+                f"lr = {lr:g}: the mean of the chain is the ODE",
+                one,
+                path,
+                closure * share,
+                0.2 + closure * share,
+            )
+            for lr, one, path, share in zip(
+                data.lr.values,
+                data.by_rate_runs.values,
+                data.by_rate.values,
+                data.by_rate_g_l1.values,
+                strict=True,
+            )
+        ),
+    )
+
+
+@judge_of(
+    "figure_4",
+    "SGD on real digits, and theory from their spectrum",
+    "Gaussian theory holds at a small step, kappa repairs it at a large one, and largest_step says where SGD diverges though it should not",
+)
+def digits(data: xr.Dataset) -> Judgement:
+    """Risks of SGD over theory, and what each view's largest step says against what its runs do."""
+    view = {name: index for index, name in enumerate(data.view.values)}
+    small, large = 0, 1
+    lrs, risk = data.lr.values, data.risk.values
+    late = data.point.values >= 10
+    at = {"gaussian": data.gaussian_at.values, "repaired": data.repaired_at.values}
+
+    def on(name: str, column: int, theory: str) -> Finding:
+        kind = "Gaussian" if theory == "gaussian" else "kappa"
+        lr = float(lrs[column])
+        claim = f"{name} pixels, lr = {lr:g}: the mean risk of SGD is that of {kind} theory"
+        runs, line = risk[view[name], column][:, late], at[theory][view[name], column, late]
+        return _relative(claim, runs, line, REAL[lr], REAL[lr] + 0.1)
+
+    def gap(name: str, column: int, theory: str) -> str:
+        share = (
+            risk[view[name], column][:, late].mean(axis=0) / at[theory][view[name], column, late]
+            - 1
+        )
+        return f"{share[np.argmax(np.abs(share))]:+.1%}"
+
+    # the logarithm, as the mean of a risk that grows is carried by its largest run
+    ends = {
+        name: mean_over_runs(np.log(risk[view[name], large, :, -1:] / data.attrs["start"]))
+        for name in ("raw", "standardised")
+    }
+    largest, gaussian = data.largest_lr.values, data.gaussian_lr.values
+    said = [
+        (gaussian[view["raw"]] < lrs[large] < largest[view["raw"]]),
+        (largest[view["standardised"]] < lrs[large] < gaussian[view["standardised"]]),
+        min(largest[view["centred"]], gaussian[view["centred"]]) > lrs[large],
+    ]
+    size: dict[str, Any] = {"scale": 0.3, "scale_words": "a factor e^.3"}
+    return judged(
+        f"SGD over theory less 1, from step 10 on, at most: lr = {lrs[small]:g}, Gaussian: raw {gap('raw', small, 'gaussian')}, centred "
+        f"{gap('centred', small, 'gaussian')}; lr = {lrs[large]:g}: centred Gaussian {gap('centred', large, 'gaussian')}, with kappa "
+        f"{gap('centred', large, 'repaired')}, raw with kappa {gap('raw', large, 'repaired')}; largest stable lr by the samples "
+        f"{listed(largest.round(3))}, by Gaussian theory {listed(gaussian.round(3))}; at lr = {lrs[large]:g} and step "
+        f"{int(data.point[-1])} the risk of standardised pixels has grown by e^{float(ends['standardised'].value[0]):.1f}",
+        on("raw", small, "gaussian"),
+        on("centred", small, "gaussian"),
+        on("centred", large, "repaired"),
+        on("raw", large, "repaired"),
+        ends["standardised"].is_above(
+            f"standardised pixels, lr = {lrs[large]:g}: SGD diverges", **size
+        ),
+        Mean(-ends["raw"].value, ends["raw"].error, runs=ends["raw"].runs).is_above(
+            f"raw pixels, lr = {lrs[large]:g}: SGD does not", **size
+        ),
+        counted(
+            "largest_step says so where Gaussian theory says the contrary",
+            sum(not bool(one) for one in said),
+            len(said),
+        ),
+    )
+
+
+@judge_of(
+    "figure_5",
+    "skills of weights k^-b emerge one after the other, their loss is a power law",
+    "each skill is learned at its own time ~ k^2b, the loss falls as t^-(2b-1)/2b, and runs are on the ODE",
+)
+def emergence(data: xr.Dataset) -> Judgement:
+    """Fitted exponents against closed ones, times of half a skill's loss, runs against the ODE."""
+    from sgdynamics.papers.scaling_laws import emergence_time
+
+    b, K, d = data.b.values, data.attrs["K"], data.attrs["d"]
+    t, losses = data.t.values[0], data.skill_loss.values
+    first = 2 * data.skill.values ** (-2.0 * b[0])
+    left = np.array([_half(t, row, size / 2) for row, size in zip(losses.T, first, strict=True)])
+    late = left / emergence_time(data.skill.values, b[0], data.attrs["first"])
+    lines, runs = data.loss_at.values, data.loss_runs.values
+    sizes = first[None, None]
+    single = mean_over_runs((data.skill_loss_runs.values - data.skill_loss_at.values) / sizes)
+    # noise of SGD slows skills by lr times a loss of order 1 to 3, and stirs overlaps by lr loss/d beside first^2
+    slowed, stirred = (
+        3 * data.attrs["lr"] * 3,
+        3 * data.attrs["lr"] / (d * data.attrs["first"] ** 2) + PER_DIMENSION / d,
+    )
+    return judged(
+        f"exponents fitted to {K} skills: {listed(data.fitted.values.round(4))} at b = {listed(b)} "
+        f"({listed(data.predicted.values.round(4))} predicted, {listed(data.fitted_closed.values.round(4))} for {K} under flow); half of "
+        f"skills 1 to {len(first)} is learned at {listed(late.round(3))} of the time of flow; "
+        f"{len(runs)} runs at d = {d} are from the ODE by at most {_farthest(runs, lines):.1%} of the loss and "
+        f"{np.abs(single.value).max():.3f} of a skill",
+        agreement(
+            "the loss falls as t^-(2b-1)/2b, to .04",
+            data.fitted.values,
+            0.0,
+            data.predicted.values,
+            tolerance=EMERGENCE,
+            scale=0.08,
+        ),
+        agreement(
+            f"with the exponent of the closed sum of {K} skills, to .02",
+            data.fitted.values,
+            0.0,
+            data.fitted_closed.values,
+            tolerance=NOISY,
+            scale=0.04,
+        ),
+        agreement(
+            f"each skill is learned at its own time, to {slowed:.2g} of it",
+            late,
+            0.0,
+            1.0,
+            tolerance=slowed,
+            scale=0.5,
+            scale_words="half of it (twice k is 8 times it)",
+        ),
+        single.agrees(
+            f"losses of single skills in the runs are the ODE's, to {stirred:.2g} of the first",
+            0.0,
+            tolerance=stirred,
+            scale=0.2,
+            scale_words="20% of them",
+        ),
+        _relative("the mean loss of the runs is the ODE's", runs, lines, stirred, 0.3),
+    )
+
+
+def _half(t: np.ndarray, falling: np.ndarray, level: float) -> float:
+    """When a falling path is first below the level, between save points in log t; NaN where it is not."""
+    below = np.flatnonzero(falling < level)
+    if not len(below) or below[0] == 0:
+        return np.nan
+    at = int(below[0])
+    share = (falling[at - 1] - level) / (falling[at - 1] - falling[at])
+    return float(np.exp(np.log(t[at - 1]) + share * np.log(t[at] / t[at - 1])))
+
+
+@judge_of(
+    "figure_6",
+    "exponents of erf, ReLU and square students in time",
+    "excess risk ~ t^-(s + 2e - 1)/s under gradient flow, whatever the activation",
+)
+def any_activation(data: xr.Dataset) -> Judgement:
+    """Fitted exponents against the closed one."""
+    gap = np.abs(data.fitted - data.predicted).values
+    told = "; ".join(
+        f"{name} {listed(row.round(4))}"
+        for name, row in zip(data.activation.values, data.fitted.values, strict=True)
+    )
+    return judged(
+        f"fitted from t = {data.attrs['late']:g} on, s = {listed(data.exponent)}: {told} ({listed(data.predicted.values.round(4))} "
+        f"predicted), at most {gap.max():.4f} off",
+        agreement(
+            "the exponent is the closed one for each activation, to .03",
+            data.fitted.values,
+            0.0,
+            np.broadcast_to(data.predicted.values, gap.shape),
+            tolerance=LEARNING,
+            scale=0.06,
+        ),
+    )

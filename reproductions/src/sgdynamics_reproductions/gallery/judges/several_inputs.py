@@ -1,0 +1,461 @@
+"""Whether the data of the figures of samples of several inputs and own rules show what theory says of them."""
+
+from __future__ import annotations
+
+import numpy as np
+import xarray as xr
+from scipy import stats
+
+from sgdynamics_reproductions.gallery.claims import (
+    RATE,
+    Finding,
+    Judgement,
+    Mean,
+    agreement,
+    counted,
+    difference,
+    judged,
+    listed,
+    mean_over_runs,
+)
+from sgdynamics_reproductions.gallery.entries import judge_of
+
+PER_DIMENSION = 4.0  # theory is for d -> infinity: runs at d may differ from it by this over d, of the size of what is drawn
+WRONG = 0.05  # of that size: what must be seen
+LONG = 20.0  # the same over hundreds of samples a dimension, in which it adds up
+NEAR = {
+    1: 0.02,
+    2: 0.05,
+    3: 0.25,
+}  # of the ODE's exit time: how near the median of runs is to be, by the exponent
+
+
+def _on_theory(
+    claim: str,
+    runs: np.ndarray,
+    theory: np.ndarray,
+    d: float,
+    *,
+    size: float | np.ndarray = 1.0,
+    most: float = PER_DIMENSION,
+) -> Finding:
+    """The mean of runs (run, points...) is the theory's line (points...), to errors and `most`/d of the size."""
+    return (
+        mean_over_runs(np.asarray(runs) - theory)
+        .over(size)
+        .agrees(
+            f"{claim}, to {most:g}/d",
+            0.0,
+            tolerance=most / d,
+            scale=WRONG,
+            scale_words=f"{WRONG:.0%} of its size",
+        )
+    )
+
+
+def _farthest(runs: np.ndarray, theory: np.ndarray, size: float | np.ndarray = 1.0) -> float:
+    return float(np.abs((np.asarray(runs).mean(axis=0) - theory) / size).max())
+
+
+def _passage(t: np.ndarray, values: np.ndarray, level: float) -> float:
+    """When values first reach the level, between save points; NaN where they do not."""
+    above = np.flatnonzero(values >= level)
+    if not len(above):
+        return np.nan
+    at = max(int(above[0]), 1)
+    share = np.clip((level - values[at - 1]) / (values[at] - values[at - 1]), 0.0, 1.0)
+    return float(t[at - 1] + share * (t[at] - t[at - 1]))
+
+
+@judge_of(
+    "figure_5",
+    "Hebb, perceptron and Adatron: errors and their late laws",
+    "errors fall as alpha^-1/2, alpha^-1/3 and 1/alpha with the closed prefactors, and runs are on the ODE",
+)
+def late_laws(data: xr.Dataset) -> Judgement:
+    """Exponents and prefactors of the ODE where it ends, runs against the ODE in its own units."""
+    from sgdynamics.papers.several_inputs.formulas import LATE_EXPONENTS
+
+    end, d = float(data.alpha[-1]), data.attrs["d"]
+    law = np.array([LATE_EXPONENTS[rule] for rule in data.rule.values])
+    exponent, front = data.exponent.values[:, -1], (data.error / data.late_error).values[:, -1]
+    findings, parts = [], []
+    for row, rule in enumerate(data.rule.values):
+        runs, line = data.error_runs.values[row], data.error_at_runs.values[row]
+        parts.append(f"{rule} {100 * _farthest(runs, line, line):.2f}%")
+        findings.append(
+            _on_theory(f"{rule}: the mean error of the runs is the ODE's", runs, line, d, size=line)
+        )
+    return judged(
+        f"at alpha = {end:g} the exponents are {listed(exponent.round(4))} and the errors {listed(front.round(4))} of the closed laws; "
+        f"runs at d = {d} are from the ODE by at most {', '.join(parts)}",
+        agreement(
+            "local exponents are -1/2, -1/3 and -1, to .005",
+            exponent,
+            0.0,
+            law,
+            tolerance=0.005,
+            scale=0.02,
+        ),
+        agreement(
+            "prefactors are the closed ones, to .5%",
+            front,
+            0.0,
+            1.0,
+            tolerance=0.005,
+            scale=0.02,
+            scale_words="2% of them",
+        ),
+        *findings,
+    )
+
+
+@judge_of(
+    "figure_1",
+    "an attention head learns from another: risk and overlaps",
+    "runs of SGD are on the ODE, and the value row is learned before the query row",
+)
+def attention_curves(data: xr.Dataset) -> Judgement:
+    """Runs against the ODE in the risk, the overlaps and the norms; half of v* is found before half of q*."""
+    d, at = data.attrs["d"], slice(data.attrs["every"], None, data.attrs["every"])
+    first = float(data.excess_risk[0])
+    lines = {name: data[name].values[at] for name in ("excess_risk", "M", "Q")}
+    runs = {name: data[f"{name}_runs"].values for name in lines}
+    sizes = {"excess_risk": first, "M": 1.0, "Q": 1.0}
+    said = {
+        "excess_risk": "excess risk, of the first",
+        "M": "overlap with the teacher",
+        "Q": "product of the rows",
+    }
+    query, value = ((np.abs(runs["M"][:, 0, one])) for one in (0, 1))
+    ahead = mean_over_runs((value - query)[:, None])
+    halves = [_passage(data.t.values, data.M.values[:, one], 0.5) for one in (0, 1)]
+    gaps = ", ".join(
+        f"{said[name]} {_farthest(runs[name], lines[name], sizes[name]):.4f}" for name in lines
+    )
+    return judged(
+        f"mean of {data.sizes['run']} runs at d = {d}, largest distance from the ODE: {gaps}; at t = "
+        f"{float(data.t_runs[0]):g} the overlap of v with v* is ahead of that of q with q* by {ahead.value[0]:.3f}({ahead.error[0]:.3f}); "
+        f"half is reached at t = {halves[1]:.2f} and {halves[0]:.2f}",
+        *(
+            _on_theory(
+                f"{said[name]}: the mean of the runs is the ODE",
+                runs[name],
+                lines[name],
+                d,
+                size=sizes[name],
+            )
+            for name in lines
+        ),
+        ahead.is_above(
+            "the value row is learned before the query row",
+            scale=0.1,
+            scale_words=".1 of the overlap",
+        ),
+    )
+
+
+@judge_of(
+    "figure_4",
+    "a linear autoencoder learns principal components one after the other",
+    "larger spikes are learned first, each at the time its own rate 4 (1 + beta) gives, and runs are on the ODE",
+)
+def one_after_the_other(data: xr.Dataset) -> Judgement:
+    """Times at which half of each spike is held: of runs and ODE against the logistic path, and in their order."""
+    d, t, each = data.attrs["d"], data.t.values, data.attrs["every"]
+    beta = data.spike.values
+    alone = np.log(1 / data.attrs["first"] - 1) / (4 * (1 + beta))
+    half = np.array([_passage(t, row, 0.5) for row in data.held.values.T])
+    began = np.append(0.0, data.t_runs.values)
+    of_runs = np.concatenate(
+        [np.full_like(data.held_runs.values[:, :1], data.attrs["first"]), data.held_runs.values],
+        axis=1,
+    )
+    times = np.array([[_passage(began, row, 0.5) for row in run.T] for run in of_runs])
+    waits = mean_over_runs(np.diff(times, axis=1))
+    lines = data.held.values[each::each]
+    risk, risks = data.risk.values[each::each], data.risk_runs.values
+    size = float(np.ptp(data.risk.values))
+    return judged(
+        f"half of the spikes {listed(beta)} is held at t = {listed(half.round(3))} (ODE), {listed(times.mean(axis=0).round(3))} (mean of "
+        f"{len(times)} runs at d = {d}) and {listed(alone.round(3))} (each alone, without noise); runs are from the ODE by at most "
+        f"{_farthest(data.held_runs.values, lines):.4f} in what is held and {_farthest(risks, risk, size):.4f} of the fall of the risk",
+        agreement(
+            "ODE: each is learned when its own rate says, to 10%",
+            half / alone,
+            0.0,
+            1.0,
+            tolerance=0.1,
+            scale=0.2,
+            scale_words="20% of the time",
+        ),
+        waits.is_above(
+            "runs: the larger spike is learned first", scale=0.05, scale_words="t = .05"
+        ),
+        _on_theory("what runs hold of the spikes is the ODE's", data.held_runs.values, lines, d),
+        _on_theory("the mean risk of the runs is the ODE's", risks, risk, d, size=size),
+    )
+
+
+@judge_of(
+    "figure_7",
+    "a generative adversarial network: recovery, oscillation, no learning",
+    "by the noise the generator finds the direction, oscillates about it or learns nothing, and runs are on the ODE",
+)
+def adversaries(data: xr.Dataset) -> Judgement:
+    """Runs against the ODE, and each case told by the last third of the runs' own paths."""
+    d, each = data.attrs["d"], data.attrs["every"]
+    late = data.alpha_runs.values > 2 / 3 * float(data.alpha[-1])
+    lines, runs = data.M.values[:, each::each], data.M_runs.values
+    generator = [mean_over_runs(one[:, late, 1].mean(axis=1)[:, None]) for one in runs]
+    swing = [mean_over_runs(one[:, late, 0].std(axis=1)[:, None]) for one in runs]
+    gaps = [_farthest(one, line) for one, line in zip(runs, lines, strict=True)]
+    shown = "; ".join(
+        f"{case}: v.u = {found.value[0]:.3f}({found.error[0]:.3f}), w.u swings by {spread.value[0]:.3f}, "
+        f"runs from the ODE by at most {gap:.3f}"
+        for case, found, spread, gap in zip(data.case.values, generator, swing, gaps, strict=True)
+    )
+    size = {"scale": 0.2, "scale_words": ".2 of the overlap"}
+    return judged(
+        f"last third of the time, runs at d = {d}: {shown}",
+        *(
+            _on_theory(
+                f"{case}: the mean overlaps of the runs are the ODE's", one, line, d, most=LONG
+            )
+            for case, one, line in zip(data.case.values, runs, lines, strict=True)
+        ),
+        Mean(generator[0].value - 0.75, generator[0].error, runs=generator[0].runs).is_above(
+            "recovery: the generator's overlap is above .75",
+            scale=0.05,
+            scale_words=".05 of the overlap",
+        ),
+        difference(swing[1], swing[0]).is_above(
+            "w.u goes on swinging with little noise, more than in recovery", **size
+        ),
+        generator[2].agrees(
+            "no learning: the generator stays where it began, to .1", 0.2, tolerance=0.1, **size
+        ),
+    )
+
+
+@judge_of(
+    "figure_3",
+    "exit times of sequences of exponent 1, 2 and 3 against d",
+    "t = O(1), log d and sqrt(d) for exponents 1, 2 and 3, with the closed factors; medians of runs are near the ODE and grow alike",
+)
+def exits_of_sequences(data: xr.Dataset) -> Judgement:
+    """The ODE's growth with d against the closed laws, and runs' medians, by ranks, against the ODE's times."""
+    ode, law, d = data.exit_ode.values, data.law.values, data.d_ode.values
+    grown = (ode[1:, -1] - ode[1:, -5]) / (law[1:, -1] - law[1:, -5])
+    flat = ode[0, -1] / ode[0, -5]
+    findings, parts = [], []
+    for row, n in enumerate(data.exponent.values):
+        known = np.isfinite(data.d.values[row])
+        times = data.exit_runs.values[row, known, : int(data.runs[row])]
+        times = np.where(np.isfinite(times), times, np.inf)
+        expected, at = data.exit_ode_runs.values[row, known], data.d.values[row, known]
+        medians = np.median(times, axis=1)
+        parts.append(f"exponent {n} {listed((medians / expected).round(3))} at d = {listed(at)}")
+        tolerance = NEAR[int(n)]
+        findings += [
+            _median_between(
+                f"exponent {n}, d = {size:g}: the median of the runs is the ODE's time, to {tolerance:.0%}",
+                one,
+                time,
+                tolerance,
+            )
+            for one, time, size in zip(times, expected, at, strict=True)
+        ]
+    return judged(
+        f"from d = {d[-5]:.3g} to {d[-1]:.3g} the ODE's time grows by {listed(grown.round(3))} of the closed laws for exponents 2 and 3 "
+        f"and by {flat - 1:.1%} for exponent 1; medians of {listed(data.runs)} runs over the ODE's time: "
+        f"{'; '.join(parts)}",
+        agreement(
+            "exponent 1: the time does not grow, to 5%",
+            flat,
+            0.0,
+            1.0,
+            tolerance=0.05,
+            scale=0.2,
+            scale_words="20% of the time (a law of log d is 33%)",
+        ),
+        agreement(
+            "exponents 2 and 3: the time grows as the closed laws say, to 5%",
+            grown,
+            0.0,
+            1.0,
+            tolerance=0.05,
+            scale=0.2,
+            scale_words="20% of the growth",
+        ),
+        *findings,
+    )
+
+
+def _median_between(claim: str, times: np.ndarray, expected: float, tolerance: float) -> Finding:
+    """The median of runs is within the tolerance of a time: so many are before its lower end and after its upper one, by the sign test.
+
+    Runs that had not left are later than any time. A median twice or half as long must be seen.
+    """
+    runs, far = len(times), float(stats.binom.isf(RATE / 2, len(times), 0.5))
+    low, high = (
+        int(np.sum(times < (1 - tolerance) * expected)),
+        int(np.sum(times > (1 + tolerance) * expected)),
+    )
+    # seen: the least f with the median at (1 + f) or 1/(1 + f) times the expected one told apart, from the runs' own law
+    middle = float(np.median(times))
+    factors = np.geomspace(1 + tolerance, 4.0, 200)
+    told = [
+        min(
+            np.sum(times * f > (1 + tolerance) * middle),
+            np.sum(times / f < (1 - tolerance) * middle),
+        )
+        > far + 2.33 * np.sqrt(runs) / 2
+        for f in factors
+    ]
+    seen = float(factors[int(np.argmax(told))] - 1) if any(told) else np.inf
+    value = max(low, high) / far
+    return Finding(
+        claim,
+        f"{low} and {high} of {runs} runs beyond the ends, at most {far:.0f}; the larger over that",
+        value,
+        1.0,
+        seen,
+        "the time (twice or half of it)",
+        False if value > 1 else True if seen <= 1 else None,
+    )
+
+
+@judge_of(
+    "figure_6",
+    "phases of a perceptron rewarded by the episode",
+    "long episodes with a penalty are learned only from near the teacher, short ones from anywhere, and runs are on the closed ODE",
+)
+def rewards(data: xr.Dataset) -> Judgement:
+    """Runs against the closed ODE; the two ends that one penalty has, by the start; and the maps' own order."""
+    d, each, known = data.attrs["d"], data.attrs["every"], 0.5
+    runs, lines = data.path_runs.values, data.path.values[:, each::each]
+    T, e2, first = (data[f"cell_{name}"].values for name in ("tokens", "penalty", "first"))
+    learned = lines[:, -1] > known
+    ends = [mean_over_runs(one[:, -1:]) for one in runs]
+    told = "; ".join(
+        f"T = {a}, e2 = {b:g}, from {c:g}: {end.value[0]:.3f}({end.error[0]:.3f}), ODE {line[-1]:.3f}"
+        for a, b, c, end, line in zip(T, e2, first, ends, lines, strict=True)
+    )
+    pairs = [
+        (i, j)
+        for i in np.flatnonzero(learned)
+        for j in np.flatnonzero(~learned)
+        if (T[i], e2[i]) == (T[j], e2[j])
+        and T[i] == data.attrs["long"]
+        and first[i] > first[j]
+        and first[j] > data.attrs["small"]
+    ]
+    apart = [difference(ends[i], ends[j]) for i, j in pairs]
+    by_start, by_length = data.by_start.values > known, data.by_length.values > known
+    undone = np.sum(by_start[:-1] & ~by_start[1:]) + np.sum(by_length[1:] & ~by_length[:-1])
+    short = int(np.sum(~by_length[data.tokens.values <= 3]))
+    penalised = by_length[data.tokens.values >= data.attrs["long"]][:, data.penalty.values >= 0.2]
+    return judged(
+        f"cosine at alpha = {data.attrs['end']:g} of {data.sizes['run']} runs at d = {d}: {told}; T = {data.attrs['long']} is learned in "
+        f"{by_start.mean():.0%} of the map, T <= 3 in {1 - short / np.sum(data.tokens.values <= 3) / data.sizes['penalty']:.0%} of it from "
+        f"{data.attrs['small']:g}",
+        *(
+            _on_theory(
+                f"T = {a}, e2 = {b:g}, from {c:g}: the mean cosine of the runs is the ODE's",
+                one,
+                line,
+                d,
+            )
+            for a, b, c, one, line in zip(T, e2, first, runs, lines, strict=True)
+        ),
+        *(
+            one.is_above(
+                f"T = {T[i]}, e2 = {e2[i]:g}: learned from {first[i]:g} and not from {first[j]:g}",
+                scale=0.5,
+                scale_words=".5 of the cosine",
+            )
+            for (i, j), one in zip(pairs, apart, strict=True)
+        ),
+        counted(
+            "episodes of up to three decisions are learned from a small overlap at any penalty",
+            short,
+            by_length[:3].size,
+        ),
+        counted(
+            "long ones with a penalty of .2 or more are not", int(np.sum(penalised)), penalised.size
+        ),
+        counted(
+            "what is learned is learned from any nearer start, and in any shorter episode",
+            int(undone),
+            by_start.size + by_length.size,
+        ),
+    )
+
+
+@judge_of(
+    "figure_2",
+    "attention by content or by position: growth rates and phases",
+    "content grows at .2205 (1 - omega), position at c0^2 (-.1333 + .1534 omega), and who leads changes where they cross",
+)
+def content_or_position(data: xr.Dataset) -> Judgement:
+    """Growth rates and their crossings against the closed ones, the lead at an early time against the crossing, runs against the ODE."""
+    d, omega, share, t = data.attrs["d"], data.omega.values, data.share.values, data.t.values
+    gap = data.growth.values - data.growth_closed.values
+    found = []
+    for rates in data.growth.values:  # straight lines in omega
+        content, place = (np.polyfit(share, rates[:, one], 1) for one in (0, 1))
+        found.append((-place[1] / place[0], (content[1] - place[1]) / (place[0] - content[0])))
+    early = int(np.argmin(np.abs(t - data.attrs["early"])))
+    ahead = data.M.values[:, early, 1] - data.M.values[:, early, 0]
+    lead = _passage(omega, ahead, 0.0)
+    rows = [int(np.argmin(np.abs(omega - one))) for one in data.shown.values]
+    lines, runs = (
+        data.M.values[rows][:, data.attrs["every"] :: data.attrs["every"]],
+        data.M_runs.values,
+    )
+    gaps = [_farthest(one, line) for one, line in zip(runs, lines, strict=True)]
+    ends = mean_over_runs(
+        np.stack(
+            [runs[0, :, -1, 0] - runs[0, :, -1, 1], runs[-1, :, -1, 1] - runs[-1, :, -1, 0]], axis=1
+        )
+    )
+    return judged(
+        f"growth rates are from the closed ones by at most {np.abs(gap).max():.5f}; position is unstable from omega = "
+        f"{found[0][0]:.4f} on and faster from {found[0][1]:.4f} (c0 = 1) and {found[1][1]:.4f} (c0 = 2); "
+        f"at t = {t[early]:g} it leads from {lead:.3f} on; "
+        f"runs at d = {d} are from the ODE by at most {listed(np.round(gaps, 3))} at omega = {listed(data.shown)}",
+        agreement(
+            "growth rates are the closed ones, to .002", gap, 0.0, 0.0, tolerance=0.002, scale=0.02
+        ),
+        agreement(
+            "position is unstable and faster where closed, to .004",
+            found,
+            0.0,
+            data.crossing.values,
+            tolerance=0.004,
+            scale=0.02,
+        ),
+        agreement(
+            "c0 = 2: who leads early changes where the rates cross, to .02",
+            lead,
+            0.0,
+            float(data.crossing[1, 1]),
+            tolerance=0.02,
+            scale=0.05,
+        ),
+        ends.is_above(
+            f"runs end by content at omega = {float(data.shown[0]):g} and by position at {float(data.shown[-1]):g}",
+            scale=0.1,
+            scale_words=".1 of the overlap",
+        ),
+        *(
+            mean_over_runs(one - line).agrees(
+                f"omega = {which:g}: the mean overlaps of the runs are the ODE's, to {PER_DIMENSION:g}/d",
+                0.0,
+                tolerance=PER_DIMENSION / d,
+                scale=0.2,
+            )
+            for one, line, which in zip(runs, lines, data.shown.values, strict=True)
+        ),
+    )

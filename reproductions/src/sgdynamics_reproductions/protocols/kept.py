@@ -1,0 +1,110 @@
+"""What the figures of protocols keep and how they draw it: the control in steps above, the risk below, and what runs measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import xarray as xr
+from matplotlib.axes import Axes
+
+from sgdynamics import OptimalProtocol
+from sgdynamics.analysis.protocols.confirm import Confirmation
+
+MEASURED = ("gain", "gain_error", "value", "value_error", "constant", "constant_error")
+SWITCHES = 4  # places that are kept for them
+
+
+def kept(
+    found: Mapping[str, OptimalProtocol], measured: Mapping[str, Confirmation], seed: int
+) -> xr.Dataset:
+    """Protocols of one control each, all in as many pieces, and their runs, by name."""
+    controls = [next(iter(one.protocol)) for one in found.values()]
+    both = list(zip(found.values(), controls, strict=True))
+    columns: dict[str, tuple[tuple[str, ...], Any]] = {
+        "edges": (("problem", "edge"), np.array([one.edges for one in found.values()])),
+        "control": (("problem", "piece"), np.array([one.protocol[name] for one, name in both])),
+        "risks": (("problem", "edge"), np.array([one.risks for one in found.values()])),
+        "constant_risks": (
+            ("problem", "edge"),
+            np.array([one.constant_risks for one in found.values()]),
+        ),
+        "value": (("problem",), np.array([one.value for one in found.values()])),
+        "extrapolated": (("problem",), np.array([one.extrapolated for one in found.values()])),
+        "constant": (("problem",), np.array([one.constant[name] for one, name in both])),
+        "constant_value": (
+            ("problem",),
+            np.array([one.constant["risk"] for one in found.values()]),
+        ),
+        "bounds": (("problem", "end"), np.array([one.bounds[name] for one, name in both])),
+        "residual": (("problem",), np.array([one.residual for one in found.values()])),
+        "switches": (
+            ("problem", "switch"),
+            np.array([_padded(one.switches[name]) for one, name in both]),
+        ),
+    }
+    columns |= {
+        f"runs_{name}": (("problem",), np.array([getattr(one, name) for one in measured.values()]))
+        for name in MEASURED
+    }
+    first = next(iter(measured.values()))
+    attributes = {
+        "d": first.dimension,
+        "runs": first.runs,
+        "pieces": len(both[0][0].edges) - 1,
+        "seed": seed,
+    }
+    return xr.Dataset(columns, {"problem": list(found)}, attributes)
+
+
+def _padded(places: np.ndarray) -> np.ndarray:
+    return np.append(places, np.full(SWITCHES, np.nan))[:SWITCHES]
+
+
+def control_on(ax: Axes, data: xr.Dataset, label: str, *, bounds: bool = True) -> None:
+    """The control of one problem in steps, its bounds, its switches and the best constant."""
+    low, high = data.bounds.values
+    if bounds:
+        ax.axhspan(high, high + 1e3, color="0.9", lw=0, zorder=0)
+        ax.axhspan(low - 1e3, low, color="0.9", lw=0, zorder=0, label="beyond the bounds")
+    ax.axhline(
+        float(data.constant),
+        color="C3",
+        lw=1.2,
+        ls="--",
+        label=f"best constant, {float(data.constant):.3g}",
+    )
+    ax.stairs(
+        data.control.values, data.edges.values, color="C0", lw=1.6, baseline=None, label="optimum"
+    )
+    for index, place in enumerate(data.switches.values[np.isfinite(data.switches.values)]):
+        ax.axvline(place, color="0.5", lw=0.8, ls=":", label="switches" if index == 0 else None)
+    ax.set(ylabel=label, xlim=(0, data.edges.values[-1]))
+
+
+def risk_on(ax: Axes, data: xr.Dataset, runs: str, label: str = "excess risk") -> None:
+    """The risk of one problem under the optimum and the best constant, and at the end what runs measured."""
+    end = float(data.edges.values[-1])
+    for name, risks, colour, dashes, words in (
+        ("value", data.risks, "C0", "-", "optimum"),
+        ("constant", data.constant_risks, "C3", "--", "best constant"),
+    ):
+        ax.plot(data.edges, risks, color=colour, ls=dashes, lw=1.5, label=words)
+        ax.errorbar(
+            [end],
+            [float(data[f"runs_{name}"])],
+            [2 * float(data[f"runs_{name}_error"])],
+            fmt="o",
+            ms=5,
+            mfc="white",
+            color=colour,
+            capsize=3,
+            lw=1,
+            zorder=4,
+            clip_on=False,
+            label=runs if name == "value" else None,
+        )
+    ax.set(xlabel="$\\alpha$ = samples/$d$", ylabel=label, yscale="log", xlim=(0, end))
+    said = f"gain {float(data.constant_value / data.value):.4f}; runs {float(data.runs_gain):.3f} ± {2 * float(data.runs_gain_error):.3f}"
+    ax.set_title(said, fontsize="medium")

@@ -1,0 +1,108 @@
+"""Figure 2: how much of a second task, so that the first one is not forgotten."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from sgdynamics.base import checks
+from sgdynamics_reproductions.drawing import finish, subplots
+from sgdynamics_reproductions.protocols.kept import control_on, kept, risk_on
+from sgdynamics_reproductions.protocols.reference import best, two_tasks, with_share
+
+DIMENSION, ALPHA = 1000, 10.0
+
+
+def figure_2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
+    """The best share of a new task while an old one is replayed, and the risks of both under it, the best constant and no replay.
+
+    Parameters
+    ----------
+    quick : bool, default False
+        Fewer pieces and runs, in about a minute.
+    seed : int, default 0
+        Of the random numbers.
+
+    Returns
+    -------
+    fig : matplotlib.figure.Figure
+        The picture.
+    data : xarray.Dataset
+        What is drawn.
+
+    Notes
+    -----
+    Two erf units with a head for each of two tasks; the teachers overlap by .3. Task one was learned to alpha = 30. Then alpha = 10 more,
+    of which a share is task two; the mean risk of both counts at the end. The share enters linearly: it is best at its bounds but for a
+    singular arc between them. Circles: the exact chain at d = 1000.
+
+    Examples
+    --------
+    >>> fig, data = sgdynamics_reproductions.protocols.figure_2(quick=True)  # doctest: +SKIP
+    """
+    seed = checks.integer("seed", seed, 0)
+    pieces, runs = (40, 100) if quick else (80, 1000)
+    tasks, algorithm, known = two_tasks(pieces)
+    both = tasks.replace(probabilities=[0.5, 0.5])
+    found = best(tasks, algorithm, known, ALPHA, {"two": (0, 1)}, pieces, evaluate=both)
+    measured = found.confirm(dimension=DIMENSION, runs=runs, seed=seed, progress=False)
+    data = kept({"replay": found}, {"replay": measured}, seed)
+    shares = {
+        "optimum": found.protocol["two"],
+        "best constant": np.full(pieces, found.constant["two"]),
+        "no replay": np.ones(pieces),
+    }
+    risks = []
+    for share in shares.values():
+        line = with_share(tasks, algorithm, known, found.edges, share)
+        risks.append(line.context_risk.transpose("run", "time", "context").values[0])
+    data = data.assign(
+        task_risks=(
+            ("share", "edge", "task"),
+            np.array(risks),
+            {"long_name": "risk of each task, ODE"},
+        )
+    )
+    data = data.assign_coords(share=list(shares), task=["one", "two"])
+    return _drawn(data), data
+
+
+def _drawn(data: xr.Dataset) -> Any:
+    fig, axes = subplots(1, 3, (14.0, 4.2))
+    one = data.isel(problem=0)
+    control_on(axes[0], one, "share of task two")
+    axes[0].set(ylim=(-0.08, 1.08), xlabel="$\\alpha$ = samples/$d$", title="share of task two")
+    risk_on(axes[1], one, f"chain, $d$ = {data.attrs['d']}", "mean risk of both tasks")
+    axes[1].plot(
+        one.edges,
+        data.task_risks.sel(share="no replay").mean("task"),
+        color="C2",
+        ls="-.",
+        lw=1.2,
+        label="no replay",
+    )
+    for row, (name, colour) in enumerate(zip(data.share.values, ("C0", "C3", "C2"), strict=True)):
+        for task, dashes in (("one", "-"), ("two", ":")):
+            said = f"{name}, task {task}" if row == 0 else name if task == "one" else None
+            axes[2].plot(
+                one.edges,
+                data.task_risks.sel(share=name, task=task),
+                color=colour,
+                ls=dashes,
+                label=said,
+            )
+    axes[2].set(
+        yscale="log",
+        xlabel="$\\alpha$ = samples/$d$",
+        ylabel="risk",
+        xlim=(0, float(one.edges[-1])),
+        ylim=(1e-4, 1.0),
+        title="each task",
+    )
+    words = f"replay after task one: {data.attrs['pieces']} pieces; {data.attrs['runs']} runs at the end (bars: 2 errors)"
+    finish(fig, list(axes), words, legends=[axes[0], axes[1]])
+    axes[0].legend(frameon=False, fontsize="small", loc="lower left", bbox_to_anchor=(0.02, 0.08))
+    axes[2].legend(frameon=False, fontsize="small", ncols=2, loc="upper right")
+    return fig

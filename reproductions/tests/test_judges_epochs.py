@@ -1,0 +1,315 @@
+"""Judges of epochs: each claim, broken by a stated amount, turns "reproduced" into "differs"."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+import xarray as xr
+from tests.gallery.test_judges_several_inputs import about
+
+from breaking import Break, breaks, thins
+from sgdynamics.papers.epochs import linear_epochs
+from sgdynamics_reproductions.epochs.unlearning_figure import KNOWN, POINTS
+from sgdynamics_reproductions.epochs.worth_figure import (
+    ALPHA,
+    BY_DMFT,
+    CASES,
+    EPOCHS,
+    SOLVED,
+    worths,
+)
+from sgdynamics_reproductions.gallery.judges import epochs as judges
+
+RUNS = 100
+
+
+def part(name, index, by=1.0, more=0.0):
+    """Part of a variable multiplied, and added to."""
+
+    def alter(data):
+        data[name].values[index] = data[name].values[index] * by + more
+        return data
+
+    return alter
+
+
+@cache
+def repeats():
+    distance = np.stack([linear_epochs(lr, ALPHA, noise, EPOCHS)[0] for lr, noise in CASES])
+    data = xr.Dataset(
+        {
+            "distance": (("case", "after"), distance),
+            "distance_runs": (
+                ("case", "run", "after"),
+                np.stack([one * about(np.ones(EPOCHS + 1), 0.02, RUNS) for one in distance]),
+            ),
+        },
+        {
+            "lr": ("case", [lr for lr, _ in CASES]),
+            "noise": ("case", [noise for _, noise in CASES]),
+            "solved": list(BY_DMFT),
+            "early": np.arange(1, SOLVED + 1),
+        },
+        {"d": 200, "samples_per_dimension": ALPHA, "replicates": 16},
+    )
+    found = worths(data)[list(BY_DMFT)][:, :SOLVED]
+    return data.assign(
+        dmft=(("solved", "early"), found + 0.02),
+        dmft_error=(("solved", "early"), np.full_like(found, 0.06)),
+    )
+
+
+@cache
+def orders():
+    after, some = np.arange(21.0), np.array([1, 2, 3, 5, 8, 12, 16, 20])
+    fresh = np.stack(
+        [
+            0.25 + 0.1 * np.exp(-after / slow) + high * after
+            for slow, high in ((0.6, 0.0025), (0.6, 0.0026), (1.2, 0.0022))
+        ]
+    )
+    train = np.stack(
+        [0.02 + 0.3 * np.exp(-after / slow) + 0.02 * np.exp(-after / 9) for slow in (0.8, 0.8, 1.2)]
+    )
+    at = some.astype(int)
+    fresh[1, 1] = fresh[0, 1]
+    common = about(np.zeros(len(at)), 0.01, RUNS)  # the same data sets in all orders
+    own = np.stack([about(np.zeros(len(at)), 0.001, RUNS, 1 + row) for row in range(3)])
+    own[1, :, 0] = own[0, :, 0]
+    return xr.Dataset(
+        {
+            "risk": (("order", "after"), fresh),
+            "risk_error": (("order", "after"), np.full_like(fresh, 0.002)),
+            "risk_runs": (("order", "run", "point"), fresh[:, None, at] + common + own),
+            "train_risk": (("order", "after"), train),
+            "train_risk_error": (("order", "after"), 0.02 * train),
+            "train_risk_runs": (("order", "run", "point"), train[:, None, at] * (1 + common + own)),
+        },
+        {"order": ["reshuffle", "fixed", "replacement"], "after": after, "point": some},
+        {"d": 200, "noise": 0.25},
+    )
+
+
+@cache
+def features():
+    points, t = np.array(POINTS), np.array([0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 40.0])
+    logs, known = np.log(points), np.log(list(KNOWN))
+    excess, share = (
+        np.interp(logs, known, [one[which] for one in KNOWN.values()]) for which in (0, 1)
+    )
+    train = 0.085 * np.exp(-points / 60)
+    lines = {"excess_risk": excess, "train_risk": train, "share": share}
+    inside = {name: np.concatenate([[0.1], line[: len(t) - 1]]) for name, line in lines.items()}
+    return xr.Dataset(
+        {
+            **{name: ("t", line) for name, line in inside.items()},
+            **{
+                f"{name}_error": ("t", 0.01 * inside[name])
+                for name in ("excess_risk", "train_risk")
+            },
+            **{
+                f"{name}_runs": (
+                    ("run", "point"),
+                    line * about(np.ones(len(points)), 0.1, RUNS, row),
+                )
+                for row, (name, line) in enumerate(lines.items())
+            },
+        },
+        {"t": t, "point": points},
+        {"d": 120},
+    )
+
+
+def as_reshuffled(data):
+    """Runs of one fixed order are those that reshuffle."""
+    data.risk_runs.values[1, :, 1:] = (
+        data.risk_runs.values[0, :, 1:] + 1e-6 * np.arange(RUNS)[:, None]
+    )
+    return data
+
+
+def as_fresh(data):
+    """The fourth epoch with noise .25 brings what the first does of what is left."""
+    data.distance_runs.values[3, :, 4:] *= 0.9
+    return data
+
+
+def no_turn(data):
+    """The risk on fresh data stays where it was after the third epoch."""
+    data.risk_runs.values[:, :, 3:] = (
+        data.risk_runs.values[:, :, 2:3] + 1e-6 * np.arange(RUNS)[None, :, None]
+    )
+    return data
+
+
+def no_rise(data):
+    data.excess_risk_runs.values[:, -1] = data.excess_risk_runs.values[:, 2]
+    return data
+
+
+ALL = slice(None)
+BROKEN = [
+    Break(
+        judges.worth_of_repeats,
+        repeats,
+        "another program",
+        "the equations 2% off after 3 epochs",
+        part("distance", (0, 3), 1.02),
+    ),
+    Break(
+        judges.worth_of_repeats,
+        repeats,
+        "noise 0: the worths of runs",
+        "2nd epoch .1 less",
+        part("distance_runs", (0, ALL, slice(2, 7)), 1.25),
+    ),
+    Break(
+        judges.worth_of_repeats,
+        repeats,
+        "0.3, noise 0.25: the worths of runs",
+        "4% off",
+        part("distance_runs", (4, ALL, 2), 1.08),
+    ),
+    Break(
+        judges.worth_of_repeats,
+        repeats,
+        "noise 0: so are those of DMFT",
+        "DMFT: .6 more",
+        part("dmft", (0, 1), more=0.6),
+    ),
+    Break(
+        judges.worth_of_repeats,
+        repeats,
+        "noise 0.25: so are those of DMFT",
+        "DMFT: .6 less",
+        part("dmft", (1, 2), more=-0.6),
+    ),
+    Break(
+        judges.worth_of_repeats,
+        repeats,
+        "less than the one before",
+        "a third epoch as good",
+        part("distance_runs", (0, ALL, slice(3, 7)), 0.7),
+    ),
+    Break(judges.worth_of_repeats, repeats, "does harm", "the fourth epoch helps", as_fresh),
+    Break(
+        judges.three_orders,
+        orders,
+        "reshuffle: the risk of runs on fresh data",
+        "15% off",
+        part("risk_runs", 0, more=0.03),
+    ),
+    Break(
+        judges.three_orders,
+        orders,
+        "fixed: the risk of runs on fresh data",
+        "15% off",
+        part("risk_runs", 1, more=-0.03),
+    ),
+    Break(
+        judges.three_orders,
+        orders,
+        "replacement: so is that on the data set",
+        "20% off",
+        part("train_risk_runs", 2, 1.2),
+    ),
+    Break(
+        judges.three_orders,
+        orders,
+        "the first epoch is the same",
+        "one run other",
+        part("risk_runs", (1, 7, 0), more=1e-6),
+    ),
+    Break(judges.three_orders, orders, "rises after the third", "it stays", no_turn),
+    Break(
+        judges.three_orders,
+        orders,
+        "and that on the data set falls",
+        "it rises",
+        part("train_risk_runs", (ALL, ALL, 7), 1.5),
+    ),
+    Break(
+        judges.three_orders,
+        orders,
+        "ends worse than reshuffling",
+        "it ends the same",
+        as_reshuffled,
+    ),
+    Break(
+        judges.three_orders,
+        orders,
+        "worth less",
+        "as much",
+        part("risk_runs", (2, ALL, 0), more=-0.045),
+    ),
+    Break(
+        judges.unlearned,
+        features,
+        "excess risk: that of runs",
+        "20% off",
+        part("excess_risk_runs", ALL, 1.2),
+    ),
+    Break(
+        judges.unlearned,
+        features,
+        "risk on the data set: that of runs",
+        "20% off",
+        part("train_risk_runs", ALL, 1.2),
+    ),
+    Break(
+        judges.unlearned,
+        features,
+        "share along the signal: that of runs",
+        "15% off",
+        part("share", ALL, 1.15),
+    ),
+    Break(
+        judges.unlearned,
+        features,
+        "excess risk at t",
+        ".06 off at t = 80",
+        part("excess_risk_runs", (ALL, 6), more=0.06),
+    ),
+    Break(
+        judges.unlearned,
+        features,
+        "share along the signal at t",
+        ".07 off at t = 80",
+        part("share_runs", (ALL, 6), more=0.07),
+    ),
+    Break(judges.unlearned, features, "rises after t = 5", "it does not", no_rise),
+    Break(
+        judges.unlearned,
+        features,
+        "share of |W|",
+        "it stays at .72",
+        part("share_runs", (ALL, 8), 0.0, 0.72),
+    ),
+    Break(
+        judges.unlearned,
+        features,
+        "less than a tenth",
+        "a fifth is left",
+        part("train_risk_runs", (ALL, 8), 0.0, 0.016),
+    ),
+]
+
+
+@pytest.mark.parametrize("one", BROKEN, ids=[one.name for one in BROKEN])
+def test_a_broken_claim_differs(one):
+    breaks(one)
+
+
+@pytest.mark.parametrize(
+    ("judge", "data", "few"),
+    [
+        (judges.worth_of_repeats, repeats, 3),
+        (judges.three_orders, orders, 3),
+        (judges.unlearned, features, 3),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_few_runs_do_not_decide(judge, data, few):
+    thins(judge, data(), data().isel(run=slice(0, few)))

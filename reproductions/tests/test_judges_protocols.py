@@ -1,0 +1,509 @@
+"""Judges of protocols: each claim, broken by a stated amount, turns "reproduced" into "differs"."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+import xarray as xr
+from tests.gallery.test_judges_several_inputs import about
+
+from breaking import Break, breaks, scaled, thins
+from sgdynamics.papers.protocols import best_error, best_rate, horizon_exponents
+from sgdynamics_reproductions.gallery.judges import protocols as judges
+from sgdynamics_reproductions.protocols.reference import (
+    EASY,
+    ERF_RATES,
+    HARD,
+    KEEP,
+    RAMPS,
+    REFERENCE,
+    REPLAY_ARC,
+    SWITCHES,
+)
+
+PIECES = 40
+
+
+def found(name, control, alpha):
+    """What a search that is right would have kept of one problem, and runs that agree."""
+    known = REFERENCE[name]
+    edges = np.linspace(0, alpha, PIECES + 1)
+    numbers = {
+        "value": known.risk * 1.0003,
+        "extrapolated": known.risk * (1 + 1e-5),
+        "constant": known.constant,
+        "constant_value": known.constant_risk,
+        "residual": 1e-6,
+        "runs_value": known.risk * 1.002,
+        "runs_value_error": 0.004 * known.risk,
+        "runs_constant": known.constant_risk * 1.002,
+        "runs_constant_error": 0.004 * known.constant_risk,
+        "runs_gain": known.gain,
+        "runs_gain_error": 0.02 * (known.gain - 1),
+    }
+    places = np.append(SWITCHES.get(name, ()), [np.nan] * 4)[:4]
+    return xr.Dataset(
+        {
+            **{key: ("problem", [value]) for key, value in numbers.items()},
+            "edges": (("problem", "edge"), edges[None]),
+            "control": (("problem", "piece"), np.asarray(control, dtype=float)[None]),
+            "switches": (("problem", "switch"), places[None]),
+        },
+        {"problem": [name]},
+        {"d": 1000, "runs": 100, "pieces": PIECES},
+    )
+
+
+def part(name, index, by):
+    """Part of a variable multiplied."""
+
+    def alter(data):
+        data[name].values[index] *= by
+        return data
+
+    return alter
+
+
+def put(name, index, value):
+    """Part of a variable replaced."""
+
+    def alter(data):
+        data[name].values[index] = value
+        return data
+
+    return alter
+
+
+def fewer(data):
+    """Errors of a hundredth of the runs."""
+    wider = {str(name): 10 * data[name] for name in data if str(name).endswith("_error")}
+    return data.assign(wider).assign_attrs(runs=5)
+
+
+@cache
+def rates():
+    edges = np.linspace(0, 20, PIECES + 1)
+    middles = (edges[1:] + edges[:-1]) / 2
+    linear, erf = (
+        best_rate(middles, 1.0, 0.1),
+        np.interp(edges[:-1], list(ERF_RATES), list(ERF_RATES.values())),
+    )
+    known = REFERENCE["linear"]
+    data = xr.concat([found("linear", linear * 1.005, 20.0), found("erf", erf, 20.0)], "problem")
+    return data.assign(
+        closed=("piece", linear),
+        closed_risks=("edge", best_error(edges, 1.0, 0.1) / 2),
+        closed_constant=("of", [known.constant, known.constant_risk]),
+        reference=("place", list(ERF_RATES.values())),
+    ).assign_coords(place=list(ERF_RATES))
+
+
+@cache
+def tasks():
+    middles = (np.arange(PIECES) + 0.5) / 4
+    first, last = SWITCHES["replay"]
+    share = np.where(
+        middles < first,
+        1.0,
+        np.where(middles > last, 0.0, np.interp(middles, SWITCHES["replay"], REPLAY_ARC)),
+    )
+    risks = np.zeros((3, PIECES + 1, 2))
+    risks[:, -1] = [[0.012, 0.0126], [0.014, 0.014], [0.04, 2 * 0.0258949173 - 0.04]]
+    return found("replay", share, 10.0).assign(task_risks=(("share", "edge", "task"), risks))
+
+
+@cache
+def units():
+    middles = (np.arange(PIECES) + 0.5) / 8
+    first, last = SWITCHES["weight decay"]
+    decay = np.where((middles < first) | (middles > last), 1.0, 0.0)
+    return xr.concat(
+        [found("dropout", np.linspace(*KEEP, PIECES), 30.0), found("weight decay", decay, 5.0)],
+        "problem",
+    )
+
+
+@cache
+def orders():
+    names, last = (
+        ("mixed", "easy first", "easy last", "optimum"),
+        np.array([0.0478011553, 0.0472214328, 0.0525590721, 0.0456272433]),
+    )
+    edges, runs = np.linspace(0, 8, PIECES + 1), 400
+    lines = last[:, None] * (1 + np.exp(-edges) - np.exp(-8.0))
+    common = about(np.ones(4), 0.05, runs, 1)  # the same random numbers in all orders
+    points = (
+        lines[:, None, 10::10]
+        * common
+        * np.stack([about(np.ones(4), 0.01, runs, 2 + row) for row in range(4)])
+    )
+    data = found("curriculum", np.zeros(PIECES), 8.0)
+    return data.assign(
+        shares=(("order", "piece"), np.full((4, PIECES), 0.5)),
+        excess_risk=(("order", "edge"), lines),
+        excess_risk_runs=(("order", "run", "point"), points),
+    ).assign_coords(order=list(names), point=edges[10::10])
+
+
+def same_order(data):
+    """Runs of easy first end where those of mixed ones do."""
+    data.excess_risk_runs.values[1, :, -1] = data.excess_risk_runs.values[0, :, -1]
+    return data
+
+
+@cache
+def laws():
+    steps, pieces = np.array(list(EASY)), 100
+    logs = np.log(steps / steps[0])
+    slow = np.exp(-np.concatenate([[0.0], np.cumsum(np.diff(logs) * [0.305, 0.295, 0.289])]))
+    constant = np.stack(
+        [
+            0.0089361 * (steps / 3000) ** -0.534,
+            0.44 * np.exp(-0.245 * logs),
+            0.38 * np.exp(-0.3 * logs),
+        ]
+    )
+    inside = (np.arange(pieces) + 0.5) / pieces
+    rates = np.stack(
+        [0.5 * np.where(inside[None] < 1 - np.array([[0.3], [0.2], [0.15], [0.1]]), 1.0, 0.1)] * 3
+    )
+    pairs = ((2.5, 1.2), (1.5, 2.0), (1.5, 2.0))
+    return xr.Dataset(
+        {
+            "risk": (
+                ("law", "steps"),
+                np.stack([list(EASY.values()), 0.376 * slow, list(HARD.values())]),
+            ),
+            "constant_risk": (("law", "steps"), constant),
+            "rates": (("law", "steps", "piece"), rates),
+            "invariant": (("steps", "piece"), np.ones((4, pieces))),
+            "loud_invariant": ("piece", np.ones(pieces)),
+            "loud_risk": ("of", [0.1, 0.1]),
+            "exponents": (("law", "schedule"), [horizon_exponents(*one) for one in pairs]),
+            "early": ("law", [(a - 1) / b for a, b in pairs]),
+        },
+        {"law": ["easy", "hard", "hard, 400 inputs"], "steps": steps, "share": ("piece", inside)},
+        {"loud": 100.0},
+    )
+
+
+@cache
+def ramps():
+    last = np.array([risk for _, risk in RAMPS.values()])
+    return xr.Dataset(
+        {
+            "steps": ("lr", [steps for steps, _ in RAMPS.values()]),
+            "last": ("lr", last),
+            "whole": ("lr", last),
+            "excess_risk_runs": (
+                ("lr", "run"),
+                np.stack([one * about(1.0, 0.05, 400, row) for row, one in enumerate(last)]),
+            ),
+        },
+        {"lr": list(RAMPS)},
+        {"d": 1000, "best": 0.0033162},
+    )
+
+
+BROKEN = [
+    Break(
+        judges.best_learning_rates,
+        rates,
+        "the rates are eps",
+        "rates of the linear student 3% off",
+        part("control", 0, 1.03),
+    ),
+    Break(
+        judges.best_learning_rates,
+        rates,
+        "Lambert",
+        "its least risk 3e-4 off",
+        part("extrapolated", 0, 1.0003),
+    ),
+    Break(
+        judges.best_learning_rates,
+        rates,
+        "that of the closed form",
+        "its best constant 1e-4 off",
+        part("constant", 0, 1.0001),
+    ),
+    Break(
+        judges.best_learning_rates,
+        rates,
+        "Pontryagin's equations",
+        "rates of the erf student 8% off",
+        part("control", 1, 1.08),
+    ),
+    Break(
+        judges.best_learning_rates,
+        rates,
+        "erf: the least risk",
+        "its least risk 3e-4 off",
+        part("extrapolated", 1, 1.0003),
+    ),
+    Break(
+        judges.best_learning_rates,
+        rates,
+        "erf: so is",
+        "its best constant's risk 1e-4 off",
+        part("constant_value", 1, 1.0001),
+    ),
+    Break(
+        judges.best_learning_rates,
+        rates,
+        "erf: and where",
+        "its best constant 1e-4 off",
+        part("constant", 1, 1.0001),
+    ),
+    Break(
+        judges.best_learning_rates,
+        rates,
+        "erf: Pontryagin's condition",
+        "a slope of 1e-3 left",
+        put("residual", 1, 1e-3),
+    ),
+    Break(
+        judges.best_learning_rates,
+        rates,
+        "erf: risks of runs",
+        "risks of runs 5% off",
+        part("runs_constant", 1, 1.05),
+    ),
+    Break(
+        judges.best_learning_rates,
+        rates,
+        "linear: the gain of runs",
+        "the gain of runs a tenth off",
+        part("runs_gain", 0, 0.9),
+    ),
+    Break(
+        judges.best_learning_rates,
+        rates,
+        "linear: runs gain",
+        "runs gain nothing",
+        put("runs_gain", 0, 1.0),
+    ),
+    Break(
+        judges.replay,
+        tasks,
+        "the least risk",
+        "no better than the best constant",
+        scaled("extrapolated", 1.14),
+    ),
+    Break(
+        judges.replay, tasks, "the switches", "a switch .05 late", put("switches", (0, 0), 5.054)
+    ),
+    Break(judges.replay, tasks, "there are 2", "a third switch", put("switches", (0, 2), 9.9)),
+    Break(
+        judges.replay,
+        tasks,
+        "before the arc",
+        "a little of task one from the start",
+        part("control", (0, slice(0, 4)), 0.95),
+    ),
+    Break(
+        judges.replay,
+        tasks,
+        "on the arc",
+        "shares on the arc 4% off",
+        part("control", (0, slice(20, 39)), 1.04),
+    ),
+    Break(
+        judges.replay,
+        tasks,
+        "without replay",
+        "without replay 1% off",
+        part("task_risks", (2, -1), 1.01),
+    ),
+    Break(
+        judges.replay,
+        tasks,
+        "the gain of runs",
+        "the gain of runs .07 off",
+        scaled("runs_gain", 0.94),
+    ),
+    Break(
+        judges.dropout_and_decay,
+        units,
+        "dropout: the least risk",
+        "no better than the best constant",
+        part("extrapolated", 0, 1.0447),
+    ),
+    Break(
+        judges.dropout_and_decay,
+        units,
+        "from .635",
+        "the last share .05 off",
+        put("control", (0, -1), 0.09),
+    ),
+    Break(
+        judges.dropout_and_decay,
+        units,
+        "it falls",
+        "the share rises once",
+        put("control", (0, 20), 0.5),
+    ),
+    Break(
+        judges.dropout_and_decay,
+        units,
+        "the switches",
+        "a switch .05 early",
+        put("switches", (1, 1), 4.6),
+    ),
+    Break(
+        judges.dropout_and_decay,
+        units,
+        "at a bound",
+        "three pieces between",
+        put("control", (1, slice(3, 6)), 0.5),
+    ),
+    Break(
+        judges.dropout_and_decay,
+        units,
+        "weight decay: runs gain",
+        "runs gain nothing",
+        put("runs_gain", 1, 1.0),
+    ),
+    Break(
+        judges.curriculum,
+        orders,
+        "curriculum: the least risk",
+        "the least risk 1e-3 off",
+        scaled("extrapolated", 1.001),
+    ),
+    Break(
+        judges.curriculum,
+        orders,
+        "the switches",
+        "easy last",
+        put("switches", (0, slice(0, 2)), (0.0, 4.0)),
+    ),
+    Break(
+        judges.curriculum,
+        orders,
+        "the four risks",
+        "one risk 2e-4 off",
+        part("excess_risk", (1, -1), 1.0002),
+    ),
+    Break(
+        judges.curriculum, orders, "half of the samples", "more hard ones", part("shares", 3, 1.01)
+    ),
+    Break(
+        judges.curriculum,
+        orders,
+        "easy last: the mean",
+        "runs of easy last 5% off",
+        part("excess_risk_runs", 2, 1.05),
+    ),
+    Break(
+        judges.curriculum,
+        orders,
+        "easy first is better than mixed",
+        "easy first is as mixed",
+        same_order,
+    ),
+    Break(judges.horizons, laws, "easy: least risks", "risks 1e-5 off", part("risk", 0, 1.00001)),
+    Break(judges.horizons, laws, "hard, 400 inputs", "risks 2e-4 off", part("risk", 2, 1.0002)),
+    Break(
+        judges.horizons,
+        laws,
+        "exponents are .589",
+        "the last constant risk 1% off",
+        part("constant_risk", (0, -1), 1.01),
+    ),
+    Break(
+        judges.horizons,
+        laws,
+        "those of theory",
+        "the last constant risk 5% larger",
+        part("constant_risk", (0, -1), 1.05),
+    ),
+    Break(
+        judges.horizons, laws, "comes down", "the last risk 2% smaller", part("risk", (1, -1), 0.98)
+    ),
+    Break(
+        judges.horizons,
+        laws,
+        "it is that, to .05",
+        "the last risk 5% smaller",
+        part("risk", (1, -1), 0.95),
+    ),
+    Break(
+        judges.horizons,
+        laws,
+        "constant rate: it is",
+        "the last constant risk 3% larger",
+        part("constant_risk", (1, -1), 1.03),
+    ),
+    Break(
+        judges.horizons,
+        laws,
+        "share of steps",
+        "as long at the largest T",
+        put("rates", (1, -1, slice(50, 100)), 0.05),
+    ),
+    Break(
+        judges.horizons, laws, "rates begin", "rates begin at half of that", part("rates", 1, 0.5)
+    ),
+    Break(
+        judges.horizons,
+        laws,
+        "past a tenth",
+        "the invariant falls by 10%",
+        part("invariant", (-1, slice(50, 100)), 0.9),
+    ),
+    Break(
+        judges.horizons,
+        laws,
+        "from the start",
+        "with noise it is 3% off at first",
+        part("loud_invariant", slice(0, 3), 0.97),
+    ),
+    Break(judges.horizons, laws, "the law's", "the law's risk 1% off", part("loud_risk", 0, 1.01)),
+    Break(judges.batch_ramps, ramps, "as many steps", "a step more", put("steps", 2, 54)),
+    Break(judges.batch_ramps, ramps, "the same risks", "risks 1e-4 off", scaled("last", 1.0001)),
+    Break(
+        judges.batch_ramps,
+        ramps,
+        "above the falling rate",
+        "8% above at lr = 100",
+        part("last", 2, 1.05),
+    ),
+    Break(judges.batch_ramps, ramps, "the more", "the largest rate is best", part("last", 3, 0.8)),
+    Break(
+        judges.batch_ramps,
+        ramps,
+        "lr = 10: the mean",
+        "runs 2% off",
+        part("excess_risk_runs", 1, 1.02),
+    ),
+]
+
+
+@pytest.mark.parametrize("one", BROKEN, ids=[one.name for one in BROKEN])
+def test_a_broken_claim_differs(one):
+    breaks(one)
+
+
+@pytest.mark.parametrize(
+    ("judge", "data"),
+    [
+        (judges.best_learning_rates, rates),
+        (judges.replay, tasks),
+        (judges.dropout_and_decay, units),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_large_errors_do_not_decide(judge, data):
+    thins(judge, data(), fewer(data()))
+
+
+@pytest.mark.parametrize(
+    ("judge", "data", "few"),
+    [(judges.curriculum, orders, 4), (judges.batch_ramps, ramps, 4)],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_few_runs_do_not_decide(judge, data, few):
+    thins(judge, data(), data().isel(run=slice(0, few)))

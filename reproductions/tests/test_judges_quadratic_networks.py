@@ -1,0 +1,282 @@
+"""Judges of *Quadratic networks*: each claim, broken by a stated amount, turns "reproduced" into "differs"."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+import xarray as xr
+
+from breaking import Break, breaks, moved, scaled, thins
+from sgdynamics_reproductions.gallery.judges import quadratic_networks as judges
+
+
+@cache
+def runs_beside():
+    """Two students and one teacher, 64 runs that scatter by .07 about the ODE."""
+    t, rng, runs = np.linspace(0, 12, 61), np.random.default_rng(0), 64
+    kept = slice(6, None, 6)
+    size = 1 / (1 + np.exp(6 - t))
+    ode = {
+        "rho": size[:, None, None] * np.array([[1.0], [0.8]]),
+        "Q": 0.7 * np.eye(2) + 0.3 * size[:, None, None],
+        "risk": 1 - 0.9 * size,
+    }
+    scatter = {name: rng.normal(size=(runs, *line.shape[1:])) for name, line in ode.items()}
+    scatter["Q"] = (scatter["Q"] + np.swapaxes(scatter["Q"], 1, 2)) / 2
+    wide = {"rho": 0.07, "Q": 0.08, "risk": 0.02}
+    dims = {"rho": ("unit", "signal"), "Q": ("unit", "unit_other"), "risk": ()}
+    each = {
+        name: line[kept] + wide[name] * (scatter[name] - scatter[name].mean(axis=0))[:, None]
+        for name, line in ode.items()
+    }
+    return xr.Dataset(
+        {f"{name}_runs": (("run", "kept", *dims[name]), each[name]) for name in ode}
+        | {f"{name}_ode": (("time", *dims[name]), line) for name, line in ode.items()},
+        {"t": ("time", t), "kept_t": ("kept", t[kept])},
+        {"runs": runs, "N": 100, "shift_t": 0.0, "noise_share": 0.01},
+    )
+
+
+def slower(data):
+    """The ODE's risk, 10% later."""
+    return data.assign(risk_ode=("time", np.interp(data.t / 1.1, data.t, data.risk_ode)))
+
+
+@cache
+def rates():
+    rng = np.random.default_rng(0)
+    etas, p = np.geomspace(0.03, 0.38, 12), np.array([3, 4, 6, 9, 16])
+    alpha = (20 + 40 * np.log(etas / 0.15)[:, None] ** 2) * (1 + 0.05 * rng.normal(size=20))
+    alpha[-1] = np.nan  # beyond the largest stable rate
+    best = 0.137 * p - 0.15
+    return xr.Dataset(
+        {
+            "alpha_c": (("rate", "start"), alpha),
+            "eta_best": ("width", best * (1 + 0.004 * rng.normal(size=5))),
+            "eta_best_error": ("width", 0.004 * best),
+            "eta_formula": ("width", 1.1 * best),
+        },
+        {"eta": ("rate", etas), "p": ("width", p)},
+        {
+            "slope": 0.137,
+            "slope_error": 0.001,
+            "intercept": -0.15,
+            "intercept_error": 0.01,
+            "chi2_per_freedom": 1.0,
+            "power": 1.15,
+        },
+    )
+
+
+def power(exponent):
+    return lambda data: data.assign(
+        eta_best=data.eta_best * 0 + 0.05 * data.p**exponent,
+        eta_best_error=0.0002 * data.p**exponent,
+    )
+
+
+def monotone(data):
+    return data.assign(alpha_c=data.alpha_c * 0 + 6 / data.eta)
+
+
+def scattered(data):
+    """alpha_c that differs threefold from start to start, in its own way at each eta."""
+    signs = np.array([1, -1, 1, -1] * 5)
+    return data.assign(
+        alpha_c=data.alpha_c * (1 + 3 * np.sin(9.0 * np.arange(12))[:, None] * signs)
+    )
+
+
+@cache
+def solutions():
+    t, rng = np.linspace(1, 100, 60), np.random.default_rng(0)
+    apart = np.concatenate([[0.0], 2.4 + rng.uniform(size=9)])
+    own = 0.5 / t * np.ones((10, 1))
+    return xr.Dataset(
+        {
+            "own_distance": (("run", "time"), own),
+            "distance": (
+                ("run", "time"),
+                apart[:, None] + np.where(np.arange(10)[:, None] == 0, own, 0.2 * own),
+            ),
+            "predicted_end": ("run", apart),
+            "distance_law": ("time", 0.5 / t),
+            "risk": (("run", "time"), 0.6 / t**2 * np.ones((10, 1))),
+            "risk_law": ("time", 0.6 / t**2),
+        },
+        {"t": ("time", t)},
+    )
+
+
+def one_for_all(data):
+    return data.assign(predicted_end=data.predicted_end * 0 + 0.1, distance=data.distance * 0 + 0.1)
+
+
+@cache
+def S():
+    rng, expected = np.random.default_rng(0), np.array([0.104, 0.107])
+    gap = 0.04 * rng.normal(size=(2, 40))
+    gap -= gap.mean(axis=1, keepdims=True)
+    return xr.Dataset(
+        {
+            "moved_ode": ("time", np.full(5, 1e-15)),
+            "moved_gaussian": (("size", "time"), np.full((2, 5), 0.05)),
+            "moved_sgd": (("size", "time"), np.repeat(expected[:, None], 5, axis=1)),
+            "moved_gap": (("size", "run"), gap),
+            "moved_expected": ("size", expected),
+        },
+        {"N": ("size", [50, 200])},
+    )
+
+
+@cache
+def numbers():
+    formula = np.arange(24.0).reshape(2, 12)
+    formula[0, :3] = np.nan
+    return xr.Dataset(
+        {"formula": (("size", "width"), formula), "counted": (("size", "width"), formula.copy())}
+    )
+
+
+def one_wrong(data):
+    data.counted.values[1, 5] += 1
+    return data
+
+
+@cache
+def escapes():
+    p, star = np.array([2, 4, 4]), np.array([1, 1, 2])
+    claimed = 16 / (p * star)
+    rate = 0.95 * claimed * np.array([1.01, 0.98, 1.02])
+    times = np.array([[0.5, 0.8], [1.0, 1.5], [1.8, 2.8]])
+    return xr.Dataset(
+        {
+            "rate_chain": ("case", rate),
+            "rate_chain_error": ("case", 0.03 * rate),
+            "rate_ode": ("case", 0.95 * claimed),
+            "t_noisy": (("case", "size"), times),
+            "gap": (("case", "size"), 0.01 * times),
+            "gap_error": (("case", "size"), 0.01 * times),
+        },
+        {"p": ("case", p), "p_star": ("case", star), "N": ("size", [250, 2000])},
+        {"runs": 64, "eta_over_p": 0.02},
+    )
+
+
+def slow_rates(data):
+    return data.assign(
+        rate_chain=0.7 * data.rate_chain, rate_chain_error=0.7 * data.rate_chain_error
+    )
+
+
+ode, line, ends, escape = (
+    judges.runs_on_the_ode,
+    judges.best_rates,
+    judges.predicted_solution,
+    judges.escape_rates,
+)
+BROKEN = [
+    Break(ode, runs_beside, "overlaps rho", "rho off by .1", moved("rho_ode", 0.1)),
+    Break(
+        ode,
+        runs_beside,
+        "overlaps rho",
+        "rho of one unit off by -.2",
+        moved("rho_ode", [[-0.2], [0.0]]),
+    ),
+    Break(ode, runs_beside, "overlaps Q", "Q off by .1", moved("Q_ode", 0.1)),
+    Break(ode, runs_beside, "the risk", "the risk off by .04", moved("risk_ode", 0.04)),
+    Break(ode, runs_beside, "the risk", "the ODE 10% slower", slower),
+    Break(line, rates, "minimum inside", "alpha_c falls throughout", monotone),
+    Break(line, rates, "straight line", "the best eta as p^1.5", power(1.5)),
+    Break(line, rates, "straight line", "the best eta as p^2.5", power(2.5)),
+    Break(line, rates, "exponent 1", "the best eta as p^0.5", power(0.5)),
+    Break(line, rates, "exponent 1", "a best eta that does not know p", power(0.0)),
+    Break(
+        ends, solutions, "solution predicted", "a start ends .05 away", moved("own_distance", 0.05)
+    ),
+    Break(ends, solutions, "end elsewhere", "distances 5% off", scaled("distance", 1.05)),
+    Break(ends, solutions, "different starts differ", "one solution for all", one_for_all),
+    Break(ends, solutions, "zero error", "an error of .01 is left", moved("risk", 0.01)),
+    Break(
+        judges.conserved,
+        S,
+        "constant along the ODE",
+        "S moves by .001 along the ODE",
+        moved("moved_ode", 1e-3),
+    ),
+    Break(
+        judges.conserved,
+        S,
+        "its own noise",
+        "SGD moves S half as far again",
+        moved("moved_gap", [[0.052], [0.053]]),
+    ),
+    Break(
+        judges.conserved,
+        S,
+        "its own noise",
+        "SGD moves S half as far",
+        moved("moved_gap", [[-0.052], [-0.053]]),
+    ),
+    Break(judges.numbers_agree, numbers, "the formula", "one number off by one", one_wrong),
+    Break(escape, escapes, "16/(p p*)", "rates three times as large", scaled("rate_chain", 3.0)),
+    Break(escape, escapes, "16/(p p*)", "rates a third as large", scaled("rate_chain", 1 / 3)),
+    Break(escape, escapes, "16/(p p*)", "rates 30% smaller", slow_rates),
+    Break(
+        escape,
+        escapes,
+        "does not depend on p",
+        "p = 4 leaves at the rate of p = 2",
+        scaled("rate_chain", [1.0, 2.0, 1.0]),
+    ),
+    Break(
+        escape,
+        escapes,
+        "largest N",
+        "escape times 15% longer",
+        moved("gap", 0.15 * np.array([[0.5, 0.8], [1.0, 1.5], [1.8, 2.8]])),
+    ),
+]
+
+
+@pytest.mark.parametrize("one", BROKEN, ids=[one.name for one in BROKEN])
+def test_a_broken_claim_differs(one):
+    breaks(one)
+
+
+@pytest.mark.parametrize(
+    ("judge", "data", "few"),
+    [
+        (judges.runs_on_the_ode, runs_beside, lambda data: data.isel(run=slice(0, 5))),
+        (judges.best_rates, rates, scaled("eta_best_error", 8.0)),
+        (judges.best_rates, rates, scattered),
+        (judges.conserved, S, lambda data: data.isel(run=slice(0, 6))),
+        (judges.numbers_agree, numbers, lambda data: data.assign(formula=data.formula * np.nan)),
+        (
+            judges.escape_rates,
+            escapes,
+            lambda data: data.assign(rate_chain_error=4 * data.rate_chain_error),
+        ),
+    ],
+    ids=[
+        "runs_on_the_ode",
+        "best_rates",
+        "best_rates, starts",
+        "conserved",
+        "numbers_agree",
+        "escape_rates",
+    ],
+)
+def test_a_few_runs_do_not_decide(judge, data, few):
+    thins(judge, data(), few(data()))
+
+
+def test_words_follow_the_data():
+    assert "straight within its errors (chi2 1.0" in judges.best_rates(rates()).words
+    assert (
+        "curved beyond its errors (chi2 14.8"
+        in judges.best_rates(rates().assign_attrs(chi2_per_freedom=14.8)).words
+    )

@@ -1,0 +1,350 @@
+"""Judges of scaling laws: each claim, broken by a stated amount, turns "reproduced" into "differs"."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+import xarray as xr
+from tests.gallery.test_judges_several_inputs import about
+
+from breaking import Break, breaks, moved, scaled, thins
+from sgdynamics import scaling
+from sgdynamics.papers.scaling_laws import (
+    emergence_exponent,
+    emergence_loss,
+    emergence_time,
+    learning_exponent,
+)
+from sgdynamics_reproductions.gallery.judges import scaling_laws as judges
+
+POINTS = {"Ia": (0.7, 0.3), "II": (1.0, 0.7), "IVb": (0.27, 0.9)}
+
+
+@cache
+def phases():
+    laws = [scaling.phase(*one) for one in POINTS.values()]
+    eta, xi = np.array([one.eta for one in laws]), np.array([one.xi for one in laws])
+    off = np.array([1.002, 0.99, 1.055])
+    return xr.Dataset(
+        {
+            "eta": ("phase", eta * off),
+            "xi": ("phase", xi / off),
+            "eta_predicted": ("phase", eta),
+            "xi_predicted": ("phase", xi),
+        },
+        {"phase": list(POINTS), "phase_predicted": ("phase", [one.name for one in laws])},
+    )
+
+
+def in_one(name, which, by):
+    """One number of a variable over phases multiplied."""
+    return scaled(
+        name, xr.DataArray(np.where(np.array(list(POINTS)) == which, by, 1.0), dims="phase")
+    )
+
+
+def misplaced(data):
+    return data.assign_coords(phase_predicted=("phase", ["Ia", "III", "IVb"]))
+
+
+@cache
+def envelope():
+    """Curves d^-1 + (n d^(1 - 1/xi))^-r d^-1 with xi = .4, eta = .4: every size is best where n = d^1.5."""
+    sizes, flops = 10.0 ** np.arange(3, 8), np.logspace(7.5, 17.5, 41)
+    steps = sizes[:, None] ** 1.5 * np.geomspace(1e-3, 1e3, 121)
+
+    def loss(d, n):
+        return (1 + (n / d**1.5) ** -1.5) / d
+
+    d = np.geomspace(1e2, 1e9, 20_001)
+    frontier = np.array([loss(d, one / d).min() for one in flops])
+    both = np.stack([np.ones(7)] * 2)
+    shape = (2, *steps.shape)
+    return xr.Dataset(
+        {
+            "loss": (
+                ("case", "size", "point"),
+                np.broadcast_to(loss(sizes[:, None], steps), shape).copy(),
+            ),
+            "steps": (("case", "size", "point"), np.broadcast_to(steps, shape).copy()),
+            "flops": (("case", "budget"), np.stack([flops] * 2)),
+            "frontier": (("case", "budget"), np.stack([frontier] * 2)),
+            **{name: ("case", [0.401, 0.399]) for name in ("eta", "xi")},
+            **{f"{name}_predicted": ("case", [0.4, 0.4]) for name in ("eta", "xi")},
+            "drawn": (
+                ("case", "run", "drawn_steps"),
+                np.stack([about(one, 0.1, 80, row) for row, one in enumerate(both)]),
+            ),
+            "equivalent": (("case", "drawn_steps"), both),
+        },
+        {"case": ["Ia", "III"], "size": sizes},
+        {"features_drawn": 100},
+    )
+
+
+@cache
+def relu():
+    step = np.arange(1, 34)
+    lines = np.stack([0.1 / (1 + step / tau) for tau in (60, 30, 15)])
+    rates = np.stack([0.1 / np.array([1.0, 2.0, 3.0, 4.0])] * 4)
+
+    def near(line, runs, seed, spread=0.03):
+        return line * about(np.ones_like(line), spread, runs, seed)
+
+    return xr.Dataset(
+        {
+            "excess_risk": (("exponent", "step"), lines),
+            "excess_risk_runs": (
+                ("exponent", "run", "point"),
+                np.stack([near(one[4::4], 64, row) for row, one in enumerate(lines)]),
+            ),
+            "excess_risk_direct": (
+                ("direct_run", "direct_point"),
+                near(lines[1, 4::4][:6], 8, 7, 0.02),
+            ),
+            "g_l1": ("exponent", [0.011, 0.12, 0.28]),
+            "by_rate": (("lr", "time"), rates),
+            "by_rate_runs": (
+                ("lr", "run", "time"),
+                np.stack([near(one, 64, 10 + row) for row, one in enumerate(rates)]),
+            ),
+            "by_rate_g_l1": ("lr", [0.28, 0.56, 1.1, 2.2]),
+        },
+        {"exponent": [0.5, 1.0, 1.3], "lr": [1.0, 2.0, 4.0, 8.0]},
+        {"every": 4, "direct": 1.0, "d": 2000, "width": 4},
+    )
+
+
+@cache
+def samples():
+    point, runs = np.array([3, 10, 30, 100, 300, 1000]), 400
+    line = np.broadcast_to(0.2 + 0.3 / np.sqrt(point), (3, 2, 6)).copy()
+    risk = line[:, :, None] * about(np.ones((3, 2, 6)), 0.1, runs).transpose(1, 2, 0, 3)
+    risk[2, 1] *= 1e4 ** (np.log10(point) - 1)
+    return xr.Dataset(
+        {
+            "gaussian_at": (("view", "lr", "point"), line),
+            "repaired_at": (("view", "lr", "point"), line * 0.97),
+            "risk": (("view", "lr", "run", "point"), risk),
+            "largest_lr": ("view", [1.95, 1.89, 0.06]),
+            "gaussian_lr": ("view", [0.91, 1.72, 1.81]),
+        },
+        {"view": ["raw", "centred", "standardised"], "lr": [0.2, 1.0], "point": point},
+        {"start": 0.5},
+    )
+
+
+def part(name, view, lr, by):
+    """The runs of one view and rate multiplied."""
+
+    def alter(data):
+        data[name].values[view, lr] *= by
+        return data
+
+    return alter
+
+
+def settled(data):
+    data.risk.values[2, 1] = data.risk.values[1, 1]
+    return data
+
+
+@cache
+def skills(late=1.0):
+    """`late`: times of the single skills over those of flow."""
+    b, K, t = np.array([1.5, 2.0]), 24, np.geomspace(0.1, 200, 161)
+    each = emergence_loss(t / late, 1.5, 0.2, K)
+    some = slice(8, 120, 12)
+    size = 2 * np.arange(1, 6) ** -3.0
+    return xr.Dataset(
+        {
+            "t": (("b", "time"), np.stack([t, t])),
+            "fitted": ("b", [emergence_exponent(one) + 0.02 for one in b]),
+            "fitted_closed": ("b", [emergence_exponent(one) + 0.015 for one in b]),
+            "predicted": ("b", [emergence_exponent(one) for one in b]),
+            "skill_loss": (("time", "skill"), each[:, :5]),
+            "skill_loss_at": (("point", "skill"), each[some, :5]),
+            "skill_loss_runs": (
+                ("run", "point", "skill"),
+                each[some, :5] + size * about(np.zeros((10, 5)), 0.01, 16),
+            ),
+            "loss_at": ("point", each[some].sum(axis=1)),
+            "loss_runs": (
+                ("run", "point"),
+                each[some].sum(axis=1) * about(np.ones(10), 0.03, 16, 1),
+            ),
+        },
+        {"b": b, "skill": np.arange(1, 6)},
+        {"K": K, "d": 100, "lr": 0.02, "first": 0.2},
+    )
+
+
+def unlearned(data):
+    """The last skill stays."""
+    data.skill_loss.values[:, -1] = data.skill_loss.values[0, -1]
+    return data
+
+
+@cache
+def activations():
+    s = np.array([1.25, 1.5, 2.0])
+    law = np.array([learning_exponent(one, 0.25) for one in s])
+    return xr.Dataset(
+        {
+            "fitted": (("activation", "exponent"), law + np.array([[-0.01], [0.0], [0.005]])),
+            "predicted": ("exponent", law),
+        },
+        {"activation": ["erf", "relu", "square"], "exponent": s},
+        {"late": 30.0},
+    )
+
+
+curves, real = judges.curves_and_envelope, judges.digits
+BROKEN = [
+    Break(judges.seven_phases, phases, "eta is", "eta 4% off in Ia", in_one("eta", "Ia", 1.04)),
+    Break(judges.seven_phases, phases, "eta is", "eta 8% off in IVb", in_one("eta", "IVb", 1.025)),
+    Break(judges.seven_phases, phases, "xi is", "xi 4% off in II", in_one("xi", "II", 0.95)),
+    Break(judges.seven_phases, phases, "in its phase", "a point in another phase", misplaced),
+    Break(curves, envelope, "eta and xi", "eta 5% off", scaled("eta", 1.05)),
+    Break(
+        curves, envelope, "below the envelope", "an envelope 5% too high", scaled("frontier", 1.05)
+    ),
+    Break(curves, envelope, "best somewhere", "an envelope 5% too low", scaled("frontier", 0.95)),
+    Break(
+        curves,
+        envelope,
+        "phase III: the mean over draws",
+        "draws 25% above their equivalent",
+        scaled("drawn", 1.25),
+    ),
+    Break(
+        judges.relu_on_power_laws,
+        relu,
+        "direct runs",
+        "direct runs 10% lower",
+        scaled("excess_risk_direct", 0.9),
+    ),
+    Break(
+        judges.relu_on_power_laws,
+        relu,
+        "s = 0.5",
+        "chain runs 5% higher",
+        scaled("excess_risk_runs", 1.05),
+    ),
+    Break(
+        judges.relu_on_power_laws,
+        relu,
+        "s = 1.3",
+        "chain runs 10% lower",
+        scaled("excess_risk_runs", 0.9),
+    ),
+    Break(
+        judges.relu_on_power_laws,
+        relu,
+        "lr = 8",
+        "chain runs 40% higher at any rate",
+        scaled("by_rate_runs", 1.4),
+    ),
+    Break(
+        real,
+        samples,
+        "raw pixels, lr = 0.2",
+        "SGD 7% above Gaussian theory",
+        part("risk", 0, 0, 1.07),
+    ),
+    Break(
+        real,
+        samples,
+        "centred pixels, lr = 0.2",
+        "SGD 7% below Gaussian theory",
+        part("risk", 1, 0, 0.93),
+    ),
+    Break(
+        real,
+        samples,
+        "centred pixels, lr = 1",
+        "SGD 15% below kappa's theory",
+        part("risk", 1, 1, 0.82),
+    ),
+    Break(
+        real,
+        samples,
+        "raw pixels, lr = 1: the mean",
+        "SGD 20% above kappa's theory",
+        part("risk", 0, 1, 1.2),
+    ),
+    Break(real, samples, "SGD diverges", "standardised pixels settle", settled),
+    Break(
+        real,
+        samples,
+        "SGD does not",
+        "raw pixels end at three times the first risk",
+        part("risk", 0, 1, 7.0),
+    ),
+    Break(
+        real,
+        samples,
+        "largest_step",
+        "it is blind to the samples",
+        lambda data: data.assign(largest_lr=data.gaussian_lr),
+    ),
+    Break(judges.emergence, skills, "falls as", "exponents .05 off", moved("fitted", 0.03)),
+    Break(
+        judges.emergence,
+        skills,
+        "closed sum of 24",
+        "exponents .025 from those of the closed sum",
+        moved("fitted_closed", -0.02),
+    ),
+    Break(judges.emergence, skills, "its own time", "skills 30% late", lambda data: skills(1.3)),
+    Break(judges.emergence, skills, "its own time", "a skill is never learned", unlearned),
+    Break(
+        judges.emergence,
+        skills,
+        "single skills",
+        "losses of skills 10% off",
+        scaled("skill_loss_runs", 0.9),
+    ),
+    Break(
+        judges.emergence,
+        skills,
+        "the mean loss",
+        "the loss of runs 20% off",
+        scaled("loss_runs", 1.2),
+    ),
+    Break(
+        judges.any_activation,
+        activations,
+        "the exponent is",
+        "exponents .04 off",
+        moved("fitted", 0.04),
+    ),
+]
+
+
+@pytest.mark.parametrize("one", BROKEN, ids=[one.name for one in BROKEN])
+def test_a_broken_claim_differs(one):
+    breaks(one)
+
+
+def test_half_of_the_first_skill_is_at_its_time():
+    t = np.geomspace(0.01, 10, 400)
+    assert judges._half(t, emergence_loss(t, 1.5, 0.2, 1)[:, 0], 1.0) == pytest.approx(
+        float(emergence_time(1, 1.5, 0.2)), rel=1e-4
+    )
+
+
+@pytest.mark.parametrize(
+    ("judge", "data", "few"),
+    [
+        (curves, envelope, {"run": 6}),
+        (judges.relu_on_power_laws, relu, {"run": 3}),
+        (real, samples, {"run": 5}),
+        (judges.emergence, skills, {"run": 3}),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_few_runs_do_not_decide(judge, data, few):
+    thins(judge, data(), data().isel({name: slice(0, count) for name, count in few.items()}))
