@@ -5,10 +5,13 @@ BIN := $(VENV)/bin
 
 .PHONY: demo test test-reproductions slow tenth lint bench gallery docs wheel clean
 
-$(VENV)/.ready: pyproject.toml reproductions/pyproject.toml
+# the sdist of the library has no reproductions
+REPRODUCTIONS := $(wildcard reproductions/pyproject.toml)
+
+$(VENV)/.ready: pyproject.toml $(REPRODUCTIONS)
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed; this is " + sys.version.split()[0] + ". Try: make PYTHON=python3.11 ..." if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]' --editable ./reproductions
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]' $(if $(REPRODUCTIONS),--editable ./reproductions)
 	touch $@
 
 demo: $(VENV)/.ready

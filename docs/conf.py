@@ -121,10 +121,10 @@ def breakable_names(app, pagename, templatename, context, doctree):
 def figures_table(app, docname, source):
     if docname != "gallery/index":
         return
-    from sgdynamics import gallery
+    from sgdynamics_reproductions import gallery
 
     def said(one):
-        return gallery.remarked(one).replace("|", "\\|")
+        return gallery.verdict_with_remark(one).replace("|", "\\|")
 
     rows = []
     for document, title in gallery.DOCUMENTS.items():

@@ -20,33 +20,47 @@ import pytest
 import yaml
 
 import sgdynamics as sgd
-from sgdynamics import gallery
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src/sgdynamics"
+REPRODUCTIONS = ROOT / "reproductions"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 
 
-# Run by the installed library: a solution, a picture and a file. It tells its folder, to see that it is not the checkout's.
+# Run by the installed library, alone: a solution, a picture and a file. It prints its folder, which must not be that of the checkout.
 PROBE = """
-import json, pathlib
+import importlib.util, json, pathlib
 import matplotlib; matplotlib.use("Agg")
 import sgdynamics as sgd
-from sgdynamics import gallery
 problem = sgd.TeacherStudent(width=1, activation="linear", noise=0.1)
 result = sgd.solve_linear(problem, sgd.OnePassSGD(lr=0.5), sgd.start(problem, M=[[0.1]], Q=[[1.0]]), steps=[0, 50, 100], dimension=50)
 sgd.save(result, "result.nc")
 sgd.plot.risk(sgd.load("result.nc"))[0].savefig("result.png")
 folder = pathlib.Path(sgd.__file__).parent
 files = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc")
-print(json.dumps({"folder": str(folder), "files": files, "full_size": gallery.full_size(), "risk": result.risk.values.tolist()}))
+has_figures = importlib.util.find_spec("sgdynamics_reproductions") is not None
+formula = sgd.papers.escaping_mediocrity.exit_time_annealed(4, 1000, 0.4, 0.0, 0.1)
+print(json.dumps({"folder": str(folder), "files": files, "has_figures": has_figures, "formula": float(formula), "risk": result.risk.values.tolist()}))
+"""
+
+# Run with both distributions installed: stored data are found in the package, and drawn.
+FIGURES = """
+import json, pathlib
+import matplotlib; matplotlib.use("Agg")
+import sgdynamics_reproductions
+from sgdynamics_reproductions import gallery
+fig, data = gallery.draw_full_size("rough_landscapes", "2")
+fig.savefig("full_size.png")
+folder = pathlib.Path(sgdynamics_reproductions.__file__).parent
+figures = [[entry.document, entry.number] for entry in gallery.ENTRIES]
+print(json.dumps({"folder": str(folder), "full_size": sorted(gallery.full_size()), "figures": figures}))
 """
 
 
-def outside(folder: Path, *command: object) -> str:
-    """What a command prints that is run in another folder and knows nothing of the checkout."""
+def outside(folder: Path, *command: object, code: int = 0) -> str:
+    """Standard output (of a failing command: standard error) in another folder, without the checkout."""
     mine = {
         name: value
         for name, value in os.environ.items()
@@ -60,8 +74,8 @@ def outside(folder: Path, *command: object) -> str:
         text=True,
         timeout=300,
     )
-    assert done.returncode == 0, f"{command}: {done.stderr}"
-    return done.stdout
+    assert done.returncode == code, f"{command}: {done.stderr}"
+    return done.stderr if code else done.stdout
 
 
 def package_files() -> list[str]:
@@ -87,10 +101,14 @@ def test_wheel_and_sdist_work_in_a_fresh_environment(tmp_path):
     )
     if not (dist := os.environ.get("DIST")):
         outside(tmp_path, *install, "build")
-        outside(tmp_path, programs / "python", "-m", "build", "--outdir", tmp_path / "dist", ROOT)
+        for source in (ROOT, ROOT / "reproductions"):
+            build = (programs / "python", "-m", "build", "--outdir", tmp_path / "dist", source)
+            outside(tmp_path, *build)
     folder = (ROOT / dist if dist else tmp_path / "dist").resolve()
-    (wheel,), (sdist,) = folder.glob("*.whl"), folder.glob("*.tar.gz")
+    (wheel,), (sdist,) = folder.glob("sgdynamics-*.whl"), folder.glob("sgdynamics-*.tar.gz")
     assert sdist.name == f"sgdynamics-{sgd.__version__}.tar.gz"
+    (figures_wheel,) = folder.glob("sgdynamics_reproductions-*.whl")
+    assert (folder / f"sgdynamics_reproductions-{sgd.__version__}.tar.gz").is_file()
 
     # all of the package, and nothing else
     names = zipfile.ZipFile(wheel).namelist()
@@ -116,8 +134,9 @@ def test_wheel_and_sdist_work_in_a_fresh_environment(tmp_path):
         found = json.loads(outside(tmp_path, programs / "python", "-c", PROBE))
         assert Path(found["folder"]).is_relative_to((tmp_path / "fresh").resolve())
         assert found["files"] == package_files()
-        assert {"py.typed", "gallery/full_size.json"} <= set(found["files"])
-        assert found["full_size"] == gallery.full_size()
+        assert "py.typed" in found["files"]
+        assert not found["has_figures"]
+        assert found["formula"] > 0
         assert found["risk"][0][0] > found["risk"][0][-1] > 0.05
         assert (tmp_path / "result.png").stat().st_size > 5000
 
@@ -128,10 +147,19 @@ def test_wheel_and_sdist_work_in_a_fresh_environment(tmp_path):
         ]
         == sgd.__version__
     )
-    figures = json.loads(outside(tmp_path, programs / "sgdynamics", "figures", "--json"))["figures"]
-    assert [(one["document"], one["number"]) for one in figures] == [
-        (one.document, one.number) for one in gallery.ENTRIES
-    ]
+    # without the second distribution the figures say how to install it; with it they work
+    refusal = outside(tmp_path, programs / "sgdynamics", "figures", code=2)
+    assert "pip install sgdynamics-reproductions" in refusal
+    assert refusal.count("\n") == 1
+    outside(tmp_path, *install, figures_wheel)
+    rows = json.loads(outside(tmp_path, programs / "sgdynamics", "figures", "--json"))["figures"]
+    answer = json.loads(outside(tmp_path, programs / "python", "-c", FIGURES))
+    assert Path(answer["folder"]).is_relative_to((tmp_path / "fresh").resolve())
+    assert [[row["document"], row["number"]] for row in rows] == answer["figures"]
+    assert len(rows) > 60
+    stored = (REPRODUCTIONS / "src/sgdynamics_reproductions/gallery/full_size").glob("*.nc")
+    assert answer["full_size"] == sorted(path.stem for path in stored)
+    assert (tmp_path / "full_size.png").stat().st_size > 5000
 
     # `pip install "sgdynamics[data]"`, as messages have it, adds the extra to whichever installation there is, and installs no other
     said = outside(
@@ -192,9 +220,24 @@ def test_the_tag_is_the_version():
     assert [fault for tag in tags for fault in faults(tag, sgd.__version__, changelog)] == []
 
 
+def test_both_distributions_have_one_version_and_one_licence():
+    project = tomllib.loads((REPRODUCTIONS / "pyproject.toml").read_text(encoding="utf-8"))
+    path = project["tool"]["hatch"]["version"]["path"]
+    assert (REPRODUCTIONS / path).resolve() == (PACKAGE / "version.py").resolve()
+    # private names of the library are used, so that any other version may lack them
+    assert project["project"]["dependencies"] == [f"sgdynamics=={sgd.__version__}"]
+    assert project["project"]["requires-python"] == PROJECT["project"]["requires-python"]
+    licences = [folder / "LICENSE" for folder in (ROOT, REPRODUCTIONS)]
+    assert licences[0].read_bytes() == licences[1].read_bytes()
+    assert not any(
+        name.startswith("reproductions")
+        for name in PROJECT["tool"]["hatch"]["build"]["targets"]["sdist"]["only-include"]
+    )
+
+
 def test_workflows_call_what_is_there():
     assert {path.name for path in WORKFLOWS} == {"test.yml", "docs.yml", "release.yml"}
-    targets = set(re.findall(r"^([a-z]+):", MAKEFILE, flags=re.MULTILINE))
+    targets = set(re.findall(r"^([a-z-]+):", MAKEFILE, flags=re.MULTILINE))
     called = set()
     for path in WORKFLOWS:
         workflow = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -211,7 +254,7 @@ def test_workflows_call_what_is_there():
                         f"{path.name}: {step['uses']} is not pinned to a major version"
                     )
                 called |= set(re.findall(r"\bmake ([\w-]+)", step.get("run", "")))
-    assert called == {"lint", "test", "docs", "wheel"}
+    assert called == {"lint", "test", "test-reproductions", "docs", "wheel"}
     assert called <= targets
 
 

@@ -10,6 +10,7 @@ import xarray as xr
 from sgdynamics import (
     OnePassSGD,
     Regime,
+    plot,
     random_start,
     regime,
     simulate,
@@ -19,7 +20,6 @@ from sgdynamics import (
 from sgdynamics.analysis.regimes import HORIZON, LARGE, SMALL
 from sgdynamics.base import checks
 from sgdynamics.papers.dimension_free import setting
-from sgdynamics.plotting import plot
 from sgdynamics_reproductions.dimension_free.figures import FLOW, TIME, spread
 from sgdynamics_reproductions.dimension_free.wide_figures import repeated
 

@@ -7,11 +7,9 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from sgdynamics import OnePassSGD, SpikedTensor, simulate
-from sgdynamics.analysis.spiked_fixed_points import spiked_fixed_points
+from sgdynamics import OnePassSGD, SpikedTensor, fixed_points, random_start, simulate
 from sgdynamics.dynamics.spiked_equations import drift, equation_numbers
 from sgdynamics.papers.effective_dynamics import saddle_variance, stationary_variance
-from sgdynamics.problems.spiked_tensor import spiked_random_start
 from sgdynamics.simulation.spiked_tensor import SPAN
 
 SNRS = (0.8, 1.2)
@@ -53,7 +51,7 @@ def figure_1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     found = {}
     for snr in SNRS:
         problem = SpikedTensor(order=2, snr=snr)
-        begin = spiked_random_start(problem, dimension=n, seed=seed, runs=runs)
+        begin = random_start(problem, dimension=n, seed=seed, runs=runs)
         found[snr] = simulate(
             problem, OnePassSGD(lr=c), begin, steps=steps, dimension=n, seed=seed + 1
         )
@@ -78,7 +76,7 @@ def figure_1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
 
 def _points(snr: float, c: float) -> Any:
-    return spiked_fixed_points(SpikedTensor(order=2, snr=snr), OnePassSGD(lr=c))
+    return fixed_points(SpikedTensor(order=2, snr=snr), OnePassSGD(lr=c))
 
 
 def _drawn(data: xr.Dataset, c: float) -> Any:

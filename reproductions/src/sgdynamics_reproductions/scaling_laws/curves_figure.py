@@ -8,8 +8,7 @@ import numpy as np
 import xarray as xr
 
 from sgdynamics.base import checks
-from sgdynamics.scaling.compute import compute_optimal, phase
-from sgdynamics.scaling.random_features import RandomFeatures
+from sgdynamics.scaling import RandomFeatures, compute_optimal, phase
 from sgdynamics_reproductions.drawing import finish, panels, runs_on
 
 CASES = ((0.7, 0.3), (0.7, 1.2))  # phases Ia and III

@@ -8,7 +8,7 @@ import numpy as np
 import xarray as xr
 
 from sgdynamics.base import checks
-from sgdynamics.scaling.compute import compute_optimal, phase
+from sgdynamics.scaling import compute_optimal, phase
 from sgdynamics_reproductions.drawing import finish, panels
 
 # one point in each phase, and the decade of the last budget: where the phase's law has taken over, as far as it does

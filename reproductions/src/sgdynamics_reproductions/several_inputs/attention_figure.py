@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from sgdynamics import OnePassSGD, simulate, start
+from sgdynamics import OnePassSGD, models, simulate, start
 from sgdynamics.base import checks
-from sgdynamics.problems.models import attention
 from sgdynamics_reproductions.several_inputs.style import TIME, finish, panels, runs_on
 from sgdynamics_reproductions.several_inputs.theory import path
 
@@ -51,7 +50,7 @@ def figure_1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     """
     seed = checks.integer("seed", seed, 0)
     d, runs, end = (400, 96, 8.0) if quick else (2000, 256, 24.0)
-    problem = attention(noise=0.1, token_correlation=0.4)
+    problem = models.attention(noise=0.1, token_correlation=0.4)
     begin = start(problem, M=[[0.3, 0.1], [-0.2, 0.4]], Q=[[1.0, 0.2], [0.2, 0.8]])
     t, each = np.linspace(0, end, 49), 6
     ode = path(problem, begin, t, 1.0)

@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from sgdynamics import OnePassSGD, simulate, solve_ode, start
+from sgdynamics import OnePassSGD, models, simulate, solve_ode, start
 from sgdynamics.base import checks
 from sgdynamics.papers.several_inputs import component_path
-from sgdynamics.problems.models import autoencoder
 from sgdynamics_reproductions.several_inputs.style import TIME, finish, panels, runs_on
 
 SPIKES = (10.0, 4.0, 1.5)
@@ -48,7 +47,10 @@ def figure_4(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     """
     seed = checks.integer("seed", seed, 0)
     d, runs, lr, end = (500, 48, 0.02, 1.2) if quick else (4000, 128, 0.02, 1.2)
-    problem, algorithm = autoencoder(3, "linear", spikes=SPIKES, tied=True), OnePassSGD(lr=lr)
+    problem, algorithm = (
+        models.autoencoder(3, "linear", spikes=SPIKES, tied=True),
+        OnePassSGD(lr=lr),
+    )
     turned = np.linalg.qr(np.random.default_rng(0).normal(size=(3, 3)))[0]
     begin = start(problem, M=np.sqrt(FIRST) * turned, Q=(OUTSIDE + FIRST) * np.eye(3))
     t, each = np.linspace(0, end, 121), 8

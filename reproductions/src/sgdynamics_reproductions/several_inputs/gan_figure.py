@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from sgdynamics import OnePassSGD, simulate, solve_ode, start
+from sgdynamics import OnePassSGD, models, simulate, solve_ode, start
 from sgdynamics.base import checks
-from sgdynamics.problems.models import gan
 from sgdynamics_reproductions.several_inputs.style import ALPHA, finish, panels, runs_on
 
 # rates of discriminator and generator, variance of both noises
@@ -57,7 +56,7 @@ def figure_7(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
         np.zeros((3, runs, (len(alpha) - 1) // each, 2)),
     )
     for row, (discriminator, generator, noise) in enumerate(CASES.values()):
-        problem = gan(
+        problem = models.gan(
             {"discriminator": discriminator, "generator": generator},
             noise=noise,
             generator_noise=noise,

@@ -7,11 +7,10 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from sgdynamics import OnePassSGD, simulate, solve_ode, start
+from sgdynamics import OnePassSGD, models, simulate, solve_ode, start
 from sgdynamics.base import checks
 from sgdynamics.papers.several_inputs import late_error
 from sgdynamics.papers.several_inputs.formulas import LATE_EXPONENTS
-from sgdynamics.problems.models import perceptron
 from sgdynamics_reproductions.several_inputs.style import ALPHA, finish, panels, runs_on
 
 COLOURS = {"hebb": "C0", "perceptron": "C1", "adatron": "C2"}
@@ -53,7 +52,7 @@ def figure_5(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     rules = tuple(COLOURS)
     error, measured = np.zeros((3, len(alpha))), np.zeros((3, runs, len(some)))
     for row, rule in enumerate(rules):
-        problem, algorithm = perceptron(rule), OnePassSGD(lr=lr)
+        problem, algorithm = models.perceptron(rule), OnePassSGD(lr=lr)
         begin = start(problem, M=[[0.2]], Q=[[1.0]])
         error[row] = solve_ode(problem, algorithm, begin, alpha=alpha).risk[0]
         # more seeds than one a figure, so that the rules' runs are independent

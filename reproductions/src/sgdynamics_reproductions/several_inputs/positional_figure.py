@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from sgdynamics import OnePassSGD, simulate, start
+from sgdynamics import OnePassSGD, models, simulate, start
 from sgdynamics.base import checks
 from sgdynamics.papers.several_inputs import positional_crossings, positional_growth
-from sgdynamics.problems.models import positional_semantic
 from sgdynamics_reproductions.several_inputs.style import TIME, finish, panels, runs_on
 from sgdynamics_reproductions.several_inputs.theory import growth, path
 
@@ -59,7 +58,7 @@ def figure_2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     rates = np.zeros((len(ENCODINGS), len(share), 2))
     for row, c0 in enumerate(ENCODINGS):
         for column, omega in enumerate(share):
-            problem = positional_semantic(float(omega), encoding=c0)
+            problem = models.positional_semantic(float(omega), encoding=c0)
             rates[row, column] = np.diag(
                 growth(problem, start(problem, M=[[FIRST, FIRST]], Q=[[1.0]]))
             )
@@ -71,7 +70,7 @@ def figure_2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     overlaps = np.zeros((len(omegas), len(t), 2))
     found = np.zeros((len(SHOWN), runs, (len(t) - 1) // each, 2))
     for row, omega in enumerate(omegas):
-        problem = positional_semantic(float(omega), encoding=ENCODINGS[1])
+        problem = models.positional_semantic(float(omega), encoding=ENCODINGS[1])
         begin = start(problem, M=[[FIRST, FIRST]], Q=[[1.0]])
         overlaps[row] = path(problem, begin, t, LR, rtol=1e-3, risk=False)["M"][:, 0]
         if omega in SHOWN:

@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from sgdynamics import OnePassSGD, exit_time, start
+from sgdynamics import OnePassSGD, exit_time, models, start
 from sgdynamics.base import checks
 from sgdynamics.papers.several_inputs import exit_law
-from sgdynamics.problems.models import sequence_single_index
 from sgdynamics_reproductions.drawing import ticks
 from sgdynamics_reproductions.several_inputs.style import finish, panels
 
@@ -61,7 +60,7 @@ def figure_3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     sizes = np.full((3, max(len(short), len(long))), np.nan)
     left, at_runs = np.full((*sizes.shape, max(runs)), np.nan), np.full(sizes.shape, np.nan)
     for row, n in enumerate((1, 2, 3)):
-        problem = sequence_single_index(tokens=n)
+        problem = models.sequence_single_index(tokens=n)
         for column, d in enumerate(d_ode):
             ode[row, column] = _left(problem, n, d, 10 + 2 * float(exit_law(n, d, RATE)))[0]
         law[row] = exit_law(n, d_ode, RATE if n > 1 else 0.0)
