@@ -7,7 +7,6 @@ from functools import cache
 import numpy as np
 import pytest
 import xarray as xr
-from tests.gallery.test_judges_several_inputs import about
 
 from breaking import Break, breaks, thins
 from sgdynamics.papers.epochs import linear_epochs
@@ -21,6 +20,7 @@ from sgdynamics_reproductions.epochs.worth_figure import (
     worths,
 )
 from sgdynamics_reproductions.gallery.judges import epochs as judges
+from test_judges_several_inputs import about
 
 RUNS = 100
 

@@ -7,10 +7,10 @@ from functools import cache
 import numpy as np
 import pytest
 import xarray as xr
-from tests.gallery.test_judges_several_inputs import about
 
 from breaking import Break, breaks, moved, scaled, thins
 from sgdynamics_reproductions.gallery.judges import optimisers as judges
+from test_judges_several_inputs import about
 
 ALPHA = np.linspace(0, 8, 33)
 SOME = ALPHA[4::4]

@@ -7,7 +7,6 @@ from functools import cache
 import numpy as np
 import pytest
 import xarray as xr
-from tests.gallery.test_judges_several_inputs import about
 
 from breaking import Break, breaks, scaled, thins
 from sgdynamics.papers.protocols import best_error, best_rate, horizon_exponents
@@ -22,6 +21,7 @@ from sgdynamics_reproductions.protocols.reference import (
     REPLAY_ARC,
     SWITCHES,
 )
+from test_judges_several_inputs import about
 
 PIECES = 40
 

@@ -7,7 +7,6 @@ from functools import cache
 import numpy as np
 import pytest
 import xarray as xr
-from tests.gallery.test_judges_several_inputs import about
 
 from breaking import Break, breaks, moved, scaled, thins
 from sgdynamics import scaling
@@ -18,6 +17,7 @@ from sgdynamics.papers.scaling_laws import (
     learning_exponent,
 )
 from sgdynamics_reproductions.gallery.judges import scaling_laws as judges
+from test_judges_several_inputs import about
 
 POINTS = {"Ia": (0.7, 0.3), "II": (1.0, 0.7), "IVb": (0.27, 0.9)}
 
