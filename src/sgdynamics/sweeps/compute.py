@@ -11,6 +11,8 @@ from typing import Any
 from sgdynamics.analysis.exit_times import finish_exits, prepare_exits, warn_if_no_growth
 from sgdynamics.base.arrays import Function
 from sgdynamics.base.precision import float64
+from sgdynamics.dynamics.choice import dynamics_of
+from sgdynamics.dynamics.fields import FieldDynamics
 from sgdynamics.dynamics.interface import solve
 from sgdynamics.expectations.choice import expectation_of
 from sgdynamics.ode.integrate import by_program, or_raise, run_cases
@@ -40,15 +42,17 @@ def together(job: Job, point: Point) -> int:
         return 1
     try:
         problem, algorithm, _, arguments = job.made(point.values)
+        dynamics = dynamics_of("sweep", problem, algorithm)
     except Exception:
-        return 1  # it cannot be made, a start of the user's among it: by itself, it records why
+        return 1  # The point is invalid: solved alone, it records its error.
     if job.solver == "exit_time" and (
         arguments.get("method", "ode") != "ode" or callable(arguments.get("criterion"))
     ):
         return 1
-    # others have a solver of their own, which takes one at a time; on the sphere at finite d replicates are their own
-    own = "fields" not in problem.kinds or "snr = inf" in problem.kinds or algorithm.kinds
-    if own or (arguments.get("dimension") is not None and problem.structure.constraint.fixes_norms):
+    # Only plain SGD on fields has an integrator that takes several points. On the sphere at finite
+    # d it already takes the replicates of one point.
+    is_plain = type(dynamics) is FieldDynamics and not algorithm.kinds
+    if not is_plain or (arguments.get("dimension") is not None and problem.structure.sphere):
         return 1
     return FEW if expectation_of(problem.structure).sampled(algorithm.flow) else TOGETHER
 
