@@ -301,3 +301,52 @@ def test_points_are_counted_without_making_them(dimensions, per_deviation):
     assert _trapezoid_points(dimensions, per_deviation) == len(
         _trapezoids(dimensions, per_deviation)[0]
     )
+
+
+def attention_risk(M, Q, correlation):
+    """E[(f - y)^2]/2 of softmax heads of two tokens, by NumPy.
+
+    With D = x_1 - x_2 and S = x_1 + x_2, f = v.S/2 + tanh(q.D/2) v.D/2, and y alike. Given
+    (q.D, q*.D), on a fine grid, v.D and v*.D are Gaussian, and the rest is their second moment.
+    """
+    line = np.arange(-9.0, 9.0, 1 / 30)
+    z = np.stack(np.meshgrid(line, line, indexing="ij"), axis=-1).reshape(-1, 2)
+    weights = np.exp(-np.sum(z**2, axis=1) / 2)
+    overlaps = np.block([[Q, M], [M.T, np.eye(2)]])
+    covariance = 2 * (1 - correlation) * overlaps
+    queries, values = [0, 2], [1, 3]
+    root = np.linalg.cholesky(covariance[np.ix_(queries, queries)])
+    slope = np.linalg.solve(root, covariance[np.ix_(queries, values)]).T
+    left = covariance[np.ix_(values, values)] - slope @ slope.T
+    reads = np.tanh(z @ root.T / 2) * [1, -1]
+    squares = np.sum(reads * (z @ slope.T), axis=1) ** 2
+    squares += np.einsum("ni,ij,nj->n", reads, left, reads)
+    sums = 2 * (1 + correlation) * np.array([1, -1]) @ overlaps[np.ix_(values, values)] @ [1, -1]
+    return (np.average(squares, weights=weights) + sums) / 8
+
+
+def test_risks_of_runs_on_grids_are_accurate_or_state_their_error(monkeypatch):
+    """The quick grid has a point per standard deviation: where that is too few, another is used."""
+    problem = sgd.models.attention(token_correlation=-0.5)
+    draws = np.random.default_rng(0).normal(size=(6, 2, 4))
+    rows = draws * np.sqrt([0.05, 0.08, 0.1, 0.12, 0.15, 0.2])[:, None, None]
+    M, Q = rows[:, :, :2], rows @ rows.swapaxes(1, 2)
+    right = [attention_risk(*overlaps, -0.5) for overlaps in zip(M, Q, strict=True)]
+    states = {"M": M[:, None], "Q": Q[:, None], "a": np.ones((6, 2))}
+
+    risk, stated = population_risk(problem, states)
+    error = np.max(np.abs(risk / right - 1))
+    assert error < 1e-4
+    assert error < 2 * stated
+
+    structure, parameters = problem.structure, problem.parameters
+    state = {name: value[1] for name, value in states.items()}
+    with jax.enable_x64(True):
+        single = jax.jit(sgd.functional.risk, static_argnums=0)(structure, parameters, state)
+    assert float(single) == pytest.approx(right[1], rel=1e-5)
+
+    # with too many states for a finer grid, the error is stated
+    monkeypatch.setattr("sgdynamics.expectations.risk.MOST_EVALUATIONS", 0)
+    risk, stated = population_risk(problem, states)
+    error = np.max(np.abs(risk / right - 1))
+    assert 1e-3 < error < 2 * stated

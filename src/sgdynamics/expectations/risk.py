@@ -34,6 +34,8 @@ SHORT = 8  # lanes of a program for a few
 MARGIN = 2.0  # a rule chosen from a start serves rows of up to twice its squared length
 VAGUE = 0.3  # relative standard error of a positive risk at every state above which it counts as unknown
 TOLERANCE = 1e-9  # relative error at which a Mehler series is long enough
+REFINED_ABOVE = 1e-4  # relative error of risks on a quick grid above which a finer one is taken
+MOST_EVALUATIONS = 5e7  # of a loss, on a finer grid at all states: about ten seconds
 
 
 def overlaps_at(structure: Structure, parameters: Parameters, state: State) -> Overlaps:
@@ -144,16 +146,43 @@ def _errors(
 def population_risk(problem: Problem, states: dict[str, np.ndarray]) -> tuple[np.ndarray, float]:
     """E[loss] for states M (..., block, unit, signal), Q, a with any leading axes, and an estimate of its largest relative error.
 
-    Where numbers of the problem depend on alpha, the states have an `alpha` too.
+    Where numbers of the problem depend on alpha, the states have an `alpha` too. Grids are quick at
+    first, and finer where their error matters and there are not too many states.
     """
+    quadrature = choose_quadrature(problem, states["Q"], MARGIN)
     (found,) = compute_risks(
-        problem.structure,
-        choose_quadrature(problem, states["Q"], MARGIN),
-        [problem.parameters],
-        [states],
-        quick=True,
+        problem.structure, quadrature, [problem.parameters], [states], quick=True
     )
+    if found.of_risk > REFINED_ABOVE:
+        found = _refine(problem, quadrature, states, found)
     return found.risk, max(found.sampling, found.worst)
+
+
+def _refine(
+    problem: Problem, quadrature: Quadrature, states: dict[str, np.ndarray], risks: Risks
+) -> Risks:
+    """The risks on finer grids, until their error is small or the work is too much."""
+    expectation = expectation_of(problem.structure)
+    count = math.prod(states["a"].shape[:-1])
+    size = _evaluations(expectation.risk_nodes(quadrature))
+    finer: Quadrature | None = quadrature
+    while size and finer is not None and risks.of_risk > REFINED_ABOVE:
+        evaluations = _evaluations(expectation.risk_nodes(finer, quick=False))
+        # the error estimate takes two grids at SOME states
+        if (count + 2 * SOME) * evaluations > MOST_EVALUATIONS:
+            break
+        if evaluations > size:
+            (risks,) = compute_risks(problem.structure, finer, [problem.parameters], [states])
+            size = evaluations
+        finer = refine_quadrature(problem, finer, states["Q"])
+    return risks
+
+
+def _evaluations(nodes: Nodes) -> int:
+    """Evaluations of the loss per state on a grid; 0 for nodes that are no grid."""
+    if "between_points" not in nodes:
+        return 0
+    return nodes["points"].shape[1] * (nodes["few"].shape[1] if "few" in nodes else 1)
 
 
 @float64
@@ -186,6 +215,7 @@ class Risks(NamedTuple):
     sampling: float
     worst: float
     undetermined: bool = False
+    of_risk: float = 0.0  # largest relative error of the risk itself, by pairs and grids
 
 
 @float64
@@ -236,7 +266,9 @@ def compute_risks(
         )
         risk = np.full_like(risk, np.nan) if undetermined else risk
         worst = _largest(error[:, 0]) if np.any(np.isfinite(error[:, 0])) else np.nan
-        found.append(Risks(risk.reshape(lead), _largest(shares), worst, undetermined))
+        found.append(
+            Risks(risk.reshape(lead), _largest(shares), worst, undetermined, _largest(of_risk))
+        )
     return found
 
 

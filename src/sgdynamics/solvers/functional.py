@@ -310,7 +310,7 @@ def risk(
     quadrature = quadrature or Quadrature()
     nodes = {
         name: jnp.asarray(value[0])
-        for name, value in expectation_of(structure).risk_nodes(quadrature).items()
+        for name, value in expectation_of(structure).risk_nodes(quadrature, quick=False).items()
     }
     return risk_at(structure, quadrature, nodes, parameters, state)
 
