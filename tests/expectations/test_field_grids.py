@@ -139,7 +139,9 @@ def moments(expectation, problem, quadrature):
 
 def generic(problem):
     return SobolAverages(
-        replace(problem.structure, reading=None, loss=replace(problem.structure.loss, smooth=False))
+        replace(
+            problem.structure, dependence=None, loss=replace(problem.structure.loss, smooth=False)
+        )
     )
 
 
@@ -149,7 +151,7 @@ def test_it_is_what_points_give(name):
     problem = PROBLEMS[name]()
     chosen = expectation_of(problem.structure)
     assert isinstance(chosen, FewFields) == (name != "points")
-    assert (problem.structure.reading is None) == (name == "circles")
+    assert (problem.structure.dependence is None) == (name == "circles")
     quadrature = QUADRATURE if name == "points" else chosen.quadrature(1.0)
     fast, plain = (
         moments(chosen, problem, quadrature),
@@ -170,7 +172,9 @@ def test_it_is_what_points_give(name):
 
 
 def test_it_reads_what_it_should():
-    found = {name: make().structure.reading for name, make in PROBLEMS.items() if name != "circles"}
+    found = {
+        name: make().structure.dependence for name, make in PROBLEMS.items() if name != "circles"
+    }
     assert {name: (len(one.general), len(one.polynomial)) for name, one in found.items()} == {
         "a grid": (2, 1),  # the noise enters linearly
         "points": (4, 3),  # two units in two tokens; the signal in both, and the noise, as they are
@@ -180,8 +184,8 @@ def test_it_reads_what_it_should():
         "masks": (2, 3),
         "attention": (2, 4),
     }
-    assert found["polynomials"].affine
-    assert not found["half of it"].affine
+    assert found["polynomials"].means_are_affine
+    assert not found["half of it"].means_are_affine
     # a number that happens to be 0 changes nothing
     gain = [
         sgd.Problem(
@@ -192,8 +196,8 @@ def test_it_reads_what_it_should():
         )
         for one in (0.0, 1.0)
     ]
-    assert gain[0].structure.reading == gain[1].structure.reading
-    assert len(gain[0].structure.reading.general) == 1
+    assert gain[0].structure.dependence == gain[1].structure.dependence
+    assert len(gain[0].structure.dependence.general) == 1
 
     def branching(fields, signals, head, z, numbers):
         on = 1.0 * (numbers["flag"] > 0.3)
@@ -201,7 +205,7 @@ def test_it_reads_what_it_should():
 
     for flag in (0.0, 1.0):
         problem = sgd.Problem(branching, 1, 1, parameters={"flag": flag})
-        assert len(problem.structure.reading.general) == (1 if flag == 0 else 0)
+        assert len(problem.structure.dependence.general) == (1 if flag == 0 else 0)
 
 
 def softplus_far_away(fields, signals, head, z):
@@ -226,7 +230,7 @@ FAR_AWAY = {
 def test_a_polynomial_near_zero_only_is_not_taken_for_one(loss):
     """Both losses are (f - s)^2/2 to rounding for |f| < 3.4; at Q = 4 the rest contributes 4% and 40% of the risk."""
     problem = sgd.Problem(loss, width=1, signals=1)
-    assert len(problem.structure.reading.general) == 1
+    assert len(problem.structure.dependence.general) == 1
     variances = np.array([1.0, 4.0, 9.0])
     states = {
         "M": np.full((3, 1, 1, 1), 0.5),
@@ -249,7 +253,7 @@ def test_a_polynomial_near_zero_only_is_not_taken_for_one(loss):
 
 def test_the_degree_of_a_polynomial_holds_far_away():
     """The last power is 1e-13 of the loss at |f| = 5.5, and most of it beyond |f| = 1e3."""
-    assert sgd.Problem(tiny_power, width=1, signals=1).structure.reading.counts == (8, 8)
+    assert sgd.Problem(tiny_power, width=1, signals=1).structure.dependence.node_counts == (8, 8)
 
 
 def test_all_cases_are_tried_at_once(monkeypatch):
@@ -268,7 +272,7 @@ def test_all_cases_are_tried_at_once(monkeypatch):
     monkeypatch.setattr(loss_dependence, "moves_of", counted)
     found = sgd.Problem(
         rare, 3, 1, draws={"mask": ("bernoulli", 0.5, 6)}, parameters={"gain": 1.0}
-    ).structure.reading
+    ).structure.dependence
     assert found is not None
     assert np.array(found.general).tolist() == [[1, 0, 0, 0]]
     assert np.array(found.polynomial).tolist() == [[0, 0, 0, 1], [0, 1, 0, 0]]

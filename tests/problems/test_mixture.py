@@ -264,7 +264,7 @@ def test_random_starts_and_records():
             lambda: sgd.hessian_spectrum(
                 sgd.SpikedTensor(), sgd.start(sgd.SpikedTensor(), m=0.1, r2=1.0), dimension=10
             ),
-            "spiked tensors",
+            "spiked tensor has no Gaussian inputs",
         ),
         (lambda: sgd.hessian_spectrum(binary(), given(binary()), dimension=10), "mixture"),
         (lambda: sgd.solve_ode("binary", ALGORITHM, None, times=[1.0]), "problem"),

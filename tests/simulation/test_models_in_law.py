@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import sgdynamics as sgd
-from sgdynamics.problems.starts import broadcast_runs, check_dimension, checked_start
+from sgdynamics.problems.starts import broadcast_runs, check_dimension, validate_start
 from sgdynamics.simulation import compressed
 from sgdynamics.simulation.direct import DirectSGD
 from sgdynamics.simulation.exact import ExactChain
@@ -51,7 +51,7 @@ def overlaps_of(maker, name, runs, seed, steps=5):
     """M and Q of all runs after a few steps, (runs, entries)."""
     problem, d, lr, batch = MODELS[name]()
     begin = broadcast_runs(
-        checked_start(problem, sgd.random_start(problem, dimension=d, seed=1)), runs
+        validate_start(problem, sgd.random_start(problem, dimension=d, seed=1)), runs
     )
     simulator = maker(
         problem, sgd.OnePassSGD(lr=lr, batch=batch), begin, *check_dimension(problem, d, small=True)

@@ -213,7 +213,7 @@ def test_rules_and_losses_read_overlaps_by_block():
                 )
     plain = sgd.Rule(by_hand, groups={"W": 1, "V": 1}, **DATA).structure.loss
     assert not plain.reads_blocks
-    assert not plain.pulls_by_block
+    assert not plain.moves_by_block
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ import pytest
 import sgdynamics as sgd
 from sgdynamics.fixed_data.direct import DirectFixedData
 from sgdynamics.fixed_data.exact import ExactFixedData
-from sgdynamics.problems.starts import broadcast_runs, check_dimension, checked_start
+from sgdynamics.problems.starts import broadcast_runs, check_dimension, validate_start
 from sgdynamics.simulation.direct import DirectSGD
 from sgdynamics.simulation.exact import ExactChain
 from sgdynamics.simulation.running import run
@@ -56,7 +56,7 @@ def overlaps_of(simulator, runs, steps, seed):
 def compare(problem, algorithm, makers, *, d=12, runs=6000, steps=6, scale=1.3):
     """The laws of all overlaps of the two simulators."""
     begin = broadcast_runs(
-        checked_start(problem, sgd.random_start(problem, dimension=d, seed=1, scale=scale)), runs
+        validate_start(problem, sgd.random_start(problem, dimension=d, seed=1, scale=scale)), runs
     )
     dimension, sizes = check_dimension(problem, d, small=True)
     one, other = (
@@ -131,7 +131,7 @@ def test_one_token_is_one_input():
     found = []
     for tokens in (None, 1):
         problem = sgd.Problem(loss, 2, 1, tokens=tokens)
-        begin = broadcast_runs(checked_start(problem, sgd.random_start(problem, dimension=20)), 2)
+        begin = broadcast_runs(validate_start(problem, sgd.random_start(problem, dimension=20)), 2)
         for maker in (ExactChain, DirectSGD):
             found.append(
                 overlaps_of(

@@ -38,7 +38,7 @@ from sgdynamics.base.support import require
 from sgdynamics.problems.activations import Activation, ActivationLike
 from sgdynamics.problems.activations import activation as find_activation
 from sgdynamics.problems.network_overlaps import as_array, overlaps_of
-from sgdynamics.problems.starts import Beside, Start, check_dimension
+from sgdynamics.problems.starts import AuxiliaryState, Start, check_dimension
 from sgdynamics.problems.teacher_student import TeacherStudent
 from sgdynamics.samples.spectra import Spectrum
 
@@ -407,14 +407,14 @@ def _velocity_overlaps(
     velocity: tuple[np.ndarray, np.ndarray],
     weights: np.ndarray,
     teacher: np.ndarray,
-) -> Beside:
+) -> AuxiliaryState:
     """Overlaps of weights and velocities, with each other and with the teacher."""
     rows = _block_rows(problem, np.concatenate([weights, velocity[0]]))
     signals = _block_rows(problem, teacher)
     M = np.stack([block @ signal.T for block, signal in zip(rows, signals, strict=True)])
     Q = np.stack([block @ block.T for block in rows])
     a = np.concatenate([start.a[0], velocity[1]])
-    return Beside(
+    return AuxiliaryState(
         (("velocity",), (), ()),
         M[None],
         Q[None],

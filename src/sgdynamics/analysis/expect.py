@@ -11,9 +11,9 @@ import xarray as xr
 from sgdynamics.base import checks
 from sgdynamics.base.support import require
 from sgdynamics.expectations.risk import estimate_expectation
-from sgdynamics.problems.losses import UserLoss, asked
+from sgdynamics.problems.losses import UserLoss, extra_arguments
 from sgdynamics.problems.problem import Problem
-from sgdynamics.problems.starts import Start, checked_start
+from sgdynamics.problems.starts import Start, validate_start
 from sgdynamics.results.datasets import field_states, largest_share, problem_of
 from sgdynamics.results.observables import check_of_sample
 
@@ -76,12 +76,12 @@ def expect(
             )
         problem = _recorded_problem(result)
     require("expect", problem)
-    more = asked(
+    more = extra_arguments(
         function, "user", ("user", "overlaps") if "user" in problem.parameters else ("overlaps",)
     )
     check_of_sample("function", function, problem, more)
     if at_start:
-        begin = checked_start(problem, result)
+        begin = validate_start(problem, result)
         states = {
             "M": begin.M_blocks,
             "Q": begin.Q_blocks,

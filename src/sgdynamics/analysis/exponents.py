@@ -29,7 +29,7 @@ from sgdynamics.base.arrays import Function
 from sgdynamics.base.precision import float64
 from sgdynamics.expectations.mehler import hermite_functions
 from sgdynamics.expectations.nodes import gauss_hermite, gauss_legendre
-from sgdynamics.problems.activations import Activation, checked_kinks
+from sgdynamics.problems.activations import Activation, validate_kinks
 from sgdynamics.problems.activations import activation as find_activation
 
 RADII = np.concatenate(
@@ -95,7 +95,7 @@ class HermiteSeries:
 
 
 def _kinks(kinks: Sequence[float]) -> tuple[float, ...]:
-    return tuple(sorted(set(checked_kinks(kinks))))
+    return tuple(sorted(set(validate_kinks(kinks))))
 
 
 @lru_cache(maxsize=64)

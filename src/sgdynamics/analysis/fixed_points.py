@@ -36,7 +36,7 @@ from sgdynamics.expectations.mehler import MOST_TERMS
 from sgdynamics.expectations.risk import choose_quadrature, compute_risks
 from sgdynamics.ode.drift import drift
 from sgdynamics.problems.problem import Problem, Structure
-from sgdynamics.problems.starts import Start, checked_start, factor, overlap_matrix
+from sgdynamics.problems.starts import Start, factor, overlap_matrix, validate_start
 from sgdynamics.samples import input_covariance
 
 TOLERANCE = 1e-12  # largest norm of the drift at a root
@@ -199,7 +199,7 @@ def fixed_points(
     seed = checks.integer("seed", seed, 0)
     if tolerance is not None:
         tolerance = checks.number("tolerance", tolerance, above=0.0)
-    given = None if starts is None else checked_start(problem, starts)
+    given = None if starts is None else validate_start(problem, starts)
     if given is None and tries == 0:
         raise checks.reject("tries", tries, "give starts, or a number of tries above 0")
     rough = bool(problem.structure.kinks) and expectation_of(problem.structure).drift_sampled

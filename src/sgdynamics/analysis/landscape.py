@@ -33,7 +33,7 @@ from sgdynamics.expectations.curvature import Curvature
 from sgdynamics.expectations.nodes import PIVOT
 from sgdynamics.expectations.risk import choose_quadrature
 from sgdynamics.problems.problem import Problem
-from sgdynamics.problems.starts import Start, check_dimension, checked_start, factor
+from sgdynamics.problems.starts import Start, check_dimension, factor, validate_start
 from sgdynamics.samples import input_covariance
 
 GROUPING = 1e-9  # eigenvalues closer than this share of the largest are one
@@ -159,7 +159,7 @@ def hessian_spectrum(
     (1, 1, 195, 1, 1, 1)
     """
     require("hessian_spectrum", problem)
-    begin = checked_start(problem, start)
+    begin = validate_start(problem, start)
     run = checks.integer("run", run, 0)
     if run >= begin.runs:
         raise checks.reject(

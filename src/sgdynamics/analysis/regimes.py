@@ -37,9 +37,9 @@ from sgdynamics.ode.drift import drift
 from sgdynamics.problems.activations import NAMED
 from sgdynamics.problems.gram import gram_root
 from sgdynamics.problems.problem import Problem, Structure
-from sgdynamics.problems.starts import Start, checked_start, overlap_matrix
+from sgdynamics.problems.starts import Start, overlap_matrix, validate_start
 from sgdynamics.problems.teacher_student import TeacherStudent
-from sgdynamics.problems.wide_starts import checked_wide_problem
+from sgdynamics.problems.wide_starts import check_wide_problem
 from sgdynamics.samples import input_covariance
 
 SMALL = 0.05  # a term of this size (relative for noise and width, of an overlap for fluctuations) may be neglected
@@ -200,7 +200,7 @@ def regime(
     """
     algorithm = checked_algorithm(algorithm, "regime", problem)
     d = checks.integer("dimension", dimension, problem.signals + 1)
-    begin = _half_learnt(problem) if start is None else checked_start(problem, start)
+    begin = _half_learnt(problem) if start is None else validate_start(problem, start)
     lr, p, batch = _largest_rate(algorithm), problem.width, algorithm.batch
     noise, fluctuation, finite, width = _coefficients(problem, begin, lr / batch)
     if not np.isfinite(noise):
@@ -392,7 +392,7 @@ def _verdict(
 
 def _is_wide(problem: Problem) -> bool:
     try:
-        checked_wide_problem(problem)
+        check_wide_problem(problem)
     except ValueError:
         return False
     return True

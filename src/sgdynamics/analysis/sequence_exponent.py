@@ -17,7 +17,7 @@ from sgdynamics.base.arrays import Function
 from sgdynamics.base.precision import float64
 from sgdynamics.expectations.mehler import hermite_functions
 from sgdynamics.expectations.nodes import gauss_hermite, hermite_product
-from sgdynamics.problems.models.sequences import SequenceLoss, link_of
+from sgdynamics.problems.models.sequences import SequenceLoss, resolve_link
 from sgdynamics.problems.problem import Problem
 
 MOST_POINTS = 1 << 19
@@ -89,8 +89,8 @@ def sequence_information_exponent(
         if tokens is None:
             raise checks.reject("tokens", tokens, "say how many numbers the function takes")
         tokens = checks.integer("tokens", tokens, 1)
-        f = link_of("link", link, tokens)
-        y = f if target is None else link_of("target", target, tokens)
+        f = resolve_link("link", link, tokens)
+        y = f if target is None else resolve_link("target", target, tokens)
     most = int(MOST_POINTS ** (1 / tokens))
     if most < 8:
         raise checks.reject(

@@ -23,7 +23,7 @@ from scipy import optimize
 
 from sgdynamics.algorithms.one_pass import OnePassSGD, checked_algorithm, constant_rate
 from sgdynamics.dynamics.spiked_equations import drift, equation_numbers, jacobian
-from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor, checked_spiked
+from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor, check_spiked_problem
 
 GRID = 4001  # points over the bounded range of log A in which a sign change is looked for
 TOUCHING = 1e-13  # two roots closer than rounding can tell apart: the curves touch
@@ -69,7 +69,7 @@ def spiked_fixed_points(problem: SpikedTensor, algorithm: OnePassSGD) -> list[Sp
     Below the critical snr, or with a ridge that nothing survives, the list is shorter: x = 0 is always in it. Proposition 3.2, with
     ridge and batch.
     """
-    checked_spiked(problem)
+    check_spiked_problem(problem)
     checked_algorithm(algorithm)
     constant_rate(algorithm, "spiked tensors")
     k, c, ridge = problem.order, np.float64(algorithm.lr / algorithm.batch), problem.ridge

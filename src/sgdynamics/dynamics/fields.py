@@ -44,7 +44,7 @@ from sgdynamics.ode.integrate import (
 )
 from sgdynamics.problems.losses import label_noise
 from sgdynamics.problems.problem import Problem, Structure
-from sgdynamics.problems.starts import Start, broadcast_runs, check_dimension, checked_start
+from sgdynamics.problems.starts import Start, broadcast_runs, check_dimension, validate_start
 from sgdynamics.results.clock import Clock
 from sgdynamics.results.variables import VARIABLES
 from sgdynamics.samples.input_covariance import eigenvalues, variance
@@ -83,7 +83,7 @@ class FieldDynamics(Dynamics):
         found, numbers = copy(self), self.definition._parameters
         stretch = numbers["multiplicities"].sum() / self.algorithm.batch
         found.definition, found.stated = (
-            self.definition.with_numbers(**rescale_schedules(numbers, stretch)),
+            self.definition.with_parameters(**rescale_schedules(numbers, stretch)),
             self.definition,
         )
         return found
@@ -93,14 +93,14 @@ class FieldDynamics(Dynamics):
         return self.definition if self.stated is None else self.stated
 
     def start(self, start: Any, runs: int | None = None) -> Start:
-        return broadcast_runs(checked_start(self.definition, start), runs)
+        return broadcast_runs(validate_start(self.definition, start), runs)
 
     def at_dimension(self, dimension: Any, small: bool = False) -> tuple[int, np.ndarray]:
         return check_dimension(self.definition, dimension, small)
 
     def check_controls(self, clock: Clock) -> None:
         super().check_controls(clock)
-        self.definition.check_numbers(self.place(clock)[-1])
+        self.definition.check_schedule_values(self.place(clock)[-1])
         check_schedules(
             {**self.algorithm.parameters, "lr": 0.0}, self.place(clock)[-1], "alpha"
         )  # the clock has looked at lr
@@ -319,7 +319,7 @@ class FieldDynamics(Dynamics):
             shape = (-1, *[1] * (values.ndim - 1))
             return np.moveaxis(shares.reshape(shape) * totals[pair], 0, axis)
 
-        merged_problem = problem.with_numbers(
+        merged_problem = problem.with_parameters(
             eigenvalues=eigenvalues_of_pairs, gram=merge(self.parameters["gram"], 0)
         )
         merged_start = Start(
@@ -427,7 +427,7 @@ class FieldDynamics(Dynamics):
             )
         if self.structure.sample.contexts:
             alone = [
-                self.definition.with_numbers(probabilities=one)
+                self.definition.with_parameters(probabilities=one)
                 for one in np.eye(self.structure.sample.contexts)
             ]
             found["context_risk"] = np.stack(
@@ -476,7 +476,7 @@ class FixedDataDynamics(FieldDynamics):
     assumptions: ClassVar[str] = "Gaussian inputs, a fixed data set"
 
     def check_controls(self, clock: Clock) -> None:
-        self.definition.check_numbers(clock.t[-1], "t")
+        self.definition.check_schedule_values(clock.t[-1], "t")
         if any(
             is_scheduled(leaf)
             for leaf in jax.tree.leaves(self.parameters.get("draws"), is_leaf=is_scheduled)

@@ -46,7 +46,7 @@ from sgdynamics.problems.spiked_tensor import (
     SpikedStart,
     SpikedTensor,
     check_spiked_dimension,
-    checked_spiked_start,
+    validate_spiked_start,
 )
 from sgdynamics.sde.scheme import Stepped
 from sgdynamics.simulation.running import UNSEEN, Advanced, See, Watched
@@ -137,7 +137,7 @@ def spiked_increment(
     """
     checked_algorithm(algorithm)
     constant_rate(algorithm, "spiked tensors")
-    begin = checked_spiked_start(problem, start)
+    begin = validate_spiked_start(problem, start)
     n = check_spiked_dimension(dimension)
     numbers = equation_numbers(problem, algorithm, n)
     delta = algorithm.lr / n

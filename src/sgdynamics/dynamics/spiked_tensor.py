@@ -28,8 +28,8 @@ from sgdynamics.problems.spiked_tensor import (
     SpikedStart,
     SpikedTensor,
     check_spiked_dimension,
-    checked_spiked_start,
     spiked_risk,
+    validate_spiked_start,
 )
 from sgdynamics.problems.starts import broadcast_runs
 from sgdynamics.results.clock import Clock
@@ -56,7 +56,7 @@ class SpikedDynamics(Dynamics):
         return self.definition.parameters
 
     def start(self, start: Any, runs: int | None = None) -> SpikedStart:
-        return broadcast_runs(checked_spiked_start(self.definition, start), runs)
+        return broadcast_runs(validate_spiked_start(self.definition, start), runs)
 
     def at_dimension(self, dimension: Any, small: bool = False) -> tuple[int, np.ndarray]:
         n = check_spiked_dimension(dimension)

@@ -43,7 +43,7 @@ class ContextSums(Expectation):
                 seen = overlaps._replace(
                     covariance=input_covariance.variance(numbers, overlaps.blocks)
                 )
-            own = loss.head_of(head, context)
+            own = loss.context_head(head, context)
             found = part.moments(
                 quadrature, _own(nodes, context), numbers, seen, own, finite=finite, flow=flow
             )
@@ -64,7 +64,7 @@ class ContextSums(Expectation):
                 else Moments(*(_plus(one, other) for one, other in zip(total, rest, strict=True)))
             )
         assert total is not None
-        return total._replace(head_gradient=loss.placed(heads))
+        return total._replace(head_gradient=loss.combine_head_gradients(heads))
 
     def risk(
         self,
@@ -99,7 +99,7 @@ class ContextSums(Expectation):
                     _own(nodes, context),
                     numbers,
                     seen,
-                    self.structure.loss.head_of(head, context),
+                    self.structure.loss.context_head(head, context),
                 )
             )
         return found

@@ -42,26 +42,28 @@ FURTHER = 1.15  # reach of the grid that gives the error, relative to the grid u
 def on_circles(structure: Structure) -> bool:
     """Whether the fields are a row and a signal, of centred inputs, that jump at 0."""
     plain = (
-        structure.sample.tokens is None and structure.sample.centred and not structure.loss.noisy
+        structure.sample.tokens is None
+        and structure.sample.centred
+        and not structure.loss.reads_draws
     )
     return plain and structure.kinks == (0.0,) and structure.fields == 2
 
 
 def few_fields(structure: Structure) -> bool:
     """Whether a grid does: few fields that are no polynomials, not too many points in all, and no kink but where the circles are cut."""
-    if structure.reading is None:
+    if structure.dependence is None:
         return on_circles(structure)
     return (
-        len(structure.reading.general) < len(REACHES)
+        len(structure.dependence.general) < len(REACHES)
         and grid_points(structure, COARSEST) <= MOST_POINTS
     )
 
 
 def grid_points(structure: Structure, per_deviation: int) -> float:
     """How many points such a grid has, those on Gauss-Hermite nodes counted."""
-    assert structure.reading is not None
-    return _trapezoid_points(len(structure.reading.general), per_deviation) * math.prod(
-        map(float, structure.reading.counts)
+    assert structure.dependence is not None
+    return _trapezoid_points(len(structure.dependence.general), per_deviation) * math.prod(
+        map(float, structure.dependence.node_counts)
     )
 
 
@@ -138,7 +140,7 @@ class FewFields(SobolAverages):
         return Quadrature(per_deviation=max(cheap, default=COARSEST))
 
     def finer(self, quadrature: Quadrature, largest: float) -> Quadrature | None:
-        reading = self.structure.reading
+        reading = self.structure.dependence
         if reading is None or not reading.general or 2 * quadrature.per_deviation > FINEST:
             return None
         if grid_points(self.structure, 2 * quadrature.per_deviation) > 4 * MOST_POINTS:
@@ -147,7 +149,7 @@ class FewFields(SobolAverages):
 
     @property
     def circles(self) -> bool:
-        return self.structure.reading is None
+        return self.structure.dependence is None
 
     def nodes(self, quadrature: Quadrature, flow: bool) -> dict[str, np.ndarray]:
         return {
@@ -156,7 +158,7 @@ class FewFields(SobolAverages):
 
     def _at(self, per_deviation: int, share: float, shift: float = 0.0) -> dict[str, np.ndarray]:
         """The grid of so many points a standard deviation, out to a share of its reach; what goes on Gauss-Hermite nodes beside it."""
-        reading = self.structure.reading
+        reading = self.structure.dependence
         if reading is None:
             grid, weights = _circles(round(RADII * share))
             return {
@@ -167,8 +169,8 @@ class FewFields(SobolAverages):
             }
         grid, weights = _trapezoids(len(reading.general), per_deviation, share, shift)
         (few, shares), (more, more_shares) = (
-            hermite_product(reading.counts),
-            hermite_product(reading.finite_counts),
+            hermite_product(reading.node_counts),
+            hermite_product(reading.finite_node_counts),
         )
         parts = {"few": few, "few_weights": shares, "more": more, "more_weights": more_shares}
         return {"points": grid, "weights": weights, **parts}
@@ -206,7 +208,7 @@ class FewFields(SobolAverages):
                 for count in (FINEST // 2, COARSEST)
                 if grid_points(self.structure, count) <= QUICK_POINTS
             ]
-            least = 1 if len(self.structure.reading.general) <= 2 else COARSEST  # type: ignore[union-attr]
+            least = 1 if len(self.structure.dependence.general) <= 2 else COARSEST  # type: ignore[union-attr]
             per_deviation, share = max(cheap, default=least), 0.75
         nodes = self._at(per_deviation, share)
         reach, shift = (0.5, 0.0) if self.circles else (FURTHER * share, 0.5)
@@ -244,7 +246,7 @@ class FewFields(SobolAverages):
         spacing changes the sign of all terms of odd k: half the change is the error itself, up to that of spacing h/2. With circles the
         second grid has half as many radii.
         """
-        if self.structure.reading is not None and not self.structure.reading.general:
+        if self.structure.dependence is not None and not self.structure.dependence.general:
             return jnp.asarray(ROUNDING), jnp.asarray(
                 ROUNDING
             )  # polynomials, on Gauss-Hermite nodes that are exact for them

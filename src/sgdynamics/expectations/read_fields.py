@@ -30,7 +30,7 @@ def read_fields(
 ) -> Points:
     """Samples at points of what is read (`structure.reading`); all weigh the same unless weights are given."""
     sample, p, k, fields = structure.sample, structure.width, structure.signals, structure.fields
-    tokens, free, reading = sample.inputs_a_sample, sample.free, structure.reading
+    tokens, free, reading = sample.inputs_a_sample, sample.free, structure.dependence
     assert reading is not None
     count, size, order = zeta.shape[0], tokens * fields, order_of(structure)
     root = lower_root(overlaps.covariance[order][:, order])
@@ -41,7 +41,7 @@ def read_fields(
         .set(jnp.kron(correlation, jnp.eye(fields)))
     )
     V = V.at[size:, size:].set(jnp.eye(free))
-    shares = _of_draws(structure, parameters, case) if reading.affine else None
+    shares = _of_draws(structure, parameters, case) if reading.means_are_affine else None
     # fields (token by token) and draws as functions of v
     turned = jnp.kron(jnp.eye(tokens), root[np.argsort(order)])
     along = jnp.zeros((size, free))

@@ -102,7 +102,7 @@ class SobolAverages(Expectation):
         weights: Float[Numeric, " n"] | None = None,
     ) -> Points:
         """Weighted samples that stand for all, at one value of the draws that are summed over."""
-        if self.structure.reading is not None:
+        if self.structure.dependence is not None:
             return read_fields(self.structure, points, overlaps, parameters, case, weights)
         return sample_fields(
             self.structure, points, overlaps, parameters, case, plain=plain, given_weights=weights
@@ -153,7 +153,7 @@ class SobolAverages(Expectation):
                 norms = jnp.einsum("nbtu,nti,nuj->bij", swing, by_token, by_token)
             shift = None if found.means is None else weighted.T @ found.means
             pull = None
-            if structure.loss.pulls:
+            if structure.loss.reads_overlaps:
                 each = jnp.concatenate([move.rows, move.signals], axis=-1)
                 pull = jnp.tensordot(found.weights, each, axes=1)
                 if norms is not None:
@@ -254,7 +254,7 @@ def parameters_with_overlaps(
             else jnp.eye(sample.inputs_a_sample)
         )
         lengths = input_covariance.trace(parameters) * correlation
-    return structure.loss.reading(
+    return structure.loss.parameters_with_overlaps(
         parameters, overlaps.blocks[:, :p, :p], overlaps.blocks[:, :p, p:], lengths
     )
 
@@ -290,7 +290,7 @@ def pulled_norms(
             cross + cross.T + jnp.einsum("n,nic,cd,njd->ij", points.weights, pulls, blocks, pulls)
         )
 
-    if structure.loss.pulls_by_block:
+    if structure.loss.moves_by_block:
         return jax.vmap(one, (0, 0, 1))(
             overlaps.blocks, input_covariance.scaled(parameters, overlaps.blocks), pulls
         )

@@ -32,8 +32,8 @@ def columns(structure: Structure) -> tuple[int, int]:
 
     There is always one of draws, also where all are summed over. Where it is known what is read, only that has coordinates.
     """
-    if structure.reading is not None:
-        return structure.reading.size, 0
+    if structure.dependence is not None:
+        return structure.dependence.size, 0
     return structure.sample.inputs_a_sample * structure.fields, max(structure.sample.free, 1)
 
 
@@ -70,7 +70,7 @@ def mirrored(structure: Structure, nodes: dict[str, np.ndarray]) -> dict[str, np
     )
     signs = np.array(list(itertools.product((1.0, -1.0), repeat=p)))
     every = np.repeat(points[:, None], len(signs), axis=1)
-    if structure.reading is not None:
+    if structure.dependence is not None:
         for place, student in _students_read(structure):
             every[..., place] *= signs[:, None, student]
     else:
@@ -89,9 +89,9 @@ def mirrored(structure: Structure, nodes: dict[str, np.ndarray]) -> dict[str, np
 
 def _students_read(structure: Structure) -> list[tuple[int, int]]:
     """Coordinates of a point that are those of one student each, and which."""
-    assert structure.reading is not None
+    assert structure.dependence is not None
     size = structure.sample.inputs_a_sample * structure.fields
-    places = [np.flatnonzero(row) for row in structure.reading.rows]
+    places = [np.flatnonzero(row) for row in structure.dependence.rows]
     alone = [
         (place, int(one[0])) for place, one in enumerate(places) if len(one) == 1 and one[0] < size
     ]

@@ -49,7 +49,7 @@ from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.starts import MOST_DIMENSION, Start
 from sgdynamics.problems.wide_starts import (
     MeanFieldStart,
-    checked_wide_problem,
+    check_wide_problem,
     mean_field_random_start,
     mean_field_start,
     particles,
@@ -316,7 +316,7 @@ def solve_mean_field(
     """
     checks.require_outside_jit("solve_mean_field")
     algorithm = checked_algorithm(algorithm, "solve_mean_field", problem)
-    checked_wide_problem(problem)
+    check_wide_problem(problem)
     rtol = checks.number("rtol", rtol, above=0.0)
     atol = checks.number("atol", atol, above=0.0)
     perpendicular = (
@@ -428,7 +428,7 @@ def _public(problem: Problem, found: dict[str, np.ndarray]) -> dict[str, np.ndar
 def _beside(problem: Problem, other: Any) -> Problem:
     """Another problem with the same particles, for its risk along the way."""
     require("solve_mean_field", other)
-    checked_wide_problem(other)
+    check_wide_problem(other)
     if (other.width, other.signals) != (problem.width, problem.signals) or not np.allclose(
         other.gram, problem.gram, rtol=0, atol=1e-9
     ):
@@ -496,7 +496,7 @@ def _alpha_at(problem: Problem, algorithm: OnePassSGD, when: Clock) -> dict[str,
             "gradient flow uses no samples, and there are numbers that depend on alpha: give lr",
         )
     end = float(when.alpha[-1])
-    problem.check_numbers(end)
+    problem.check_schedule_values(end)
     check_schedules(algorithm.parameters["head_rate"], end, "alpha")
     alpha = np.linspace(0.0, end, CLOCK_NODES)[1:] if end > 0 else np.ones(1)
     if (

@@ -14,7 +14,7 @@ from sgdynamics.algorithms.updates.gradient_source import Rows
 from sgdynamics.algorithms.updates.update import Law, copies
 from sgdynamics.base.arrays import Numeric, Parameters, Scalar, State
 from sgdynamics.expectations.nodes import lower_root, safe_ratio, solve_forward
-from sgdynamics.problems.losses import overlaps_of_blocks
+from sgdynamics.problems.losses import loss_overlaps
 from sgdynamics.problems.problem import Structure
 from sgdynamics.samples import input_covariance
 from sgdynamics.simulation import compressed
@@ -142,7 +142,7 @@ class Frame:
     def seen(self, rows: Float[Numeric, "n flat"]) -> Any:
         """The overlaps of rows as a rate that reads them takes them."""
         overlaps = self.overlaps(self.by_block(rows))
-        return overlaps_of_blocks(self.parameters, overlaps["Q"], overlaps["M"])
+        return loss_overlaps(self.parameters, overlaps["Q"], overlaps["M"])
 
     def noisy(
         self, noise: Float[Numeric, "p p"], samples: Scalar | int

@@ -298,7 +298,7 @@ def _averaged_rates(
     reads: list[Any],
 ) -> dict[str, Any]:
     # a loss that reads overlaps may read those of each block
-    view = frame if frame.blocks == 1 or field.structure.loss.pulls else JointFrame(frame)
+    view = frame if frame.blocks == 1 or field.structure.loss.reads_overlaps else JointFrame(frame)
     grouping, sample = view.grouping, field.structure.sample
     # inputs by the fields they have: z_b = sqrt(l_b) X_b^T C^-T zeta on the rows X = (signals, rows read), C C^T their fields' covariance
     X = jnp.concatenate([frame.S, *(R for R, _ in reads)], axis=1)[..., : frame.inside]

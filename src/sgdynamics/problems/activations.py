@@ -73,7 +73,7 @@ class Activation:
             raise checks.reject(
                 "activation", self.f, "give a JAX function of one number, such as jnp.tanh"
             )
-        object.__setattr__(self, "kinks", checked_kinks(self.kinks))
+        object.__setattr__(self, "kinks", validate_kinks(self.kinks))
         if isinstance(self.f, np.ufunc):
             raise checks.reject(
                 "activation",
@@ -241,7 +241,7 @@ def _warn_of_kinks(activation: Activation, argument: str) -> None:
         )
 
 
-def checked_kinks(value: object) -> tuple[float, ...]:
+def validate_kinks(value: object) -> tuple[float, ...]:
     """Points where a function has a kink, in order; a single number stands for one."""
     listed = np.atleast_1d(
         checks.real_array("kinks", value, "give a list of numbers, such as [0.0]")

@@ -268,7 +268,7 @@ def _accept(name: object, one: Any, fix: str) -> None:
         raise checks.reject("problems", {name: one}, fix)
     if (
         one.structure.sample != Sample(one.signals)
-        or one.structure.loss.pulls
+        or one.structure.loss.reads_overlaps
         or one.structure.expectation is not None
     ):
         fix = "contexts are problems of one centred input and label noise: leave draws, clusters, tokens, dropout and noise on inputs out"

@@ -30,11 +30,11 @@ SAME = 1e-10  # of the largest value on a line: what a fit may leave
 REACHES = (4.0, 100.0)  # of the lines: a high power with a small coefficient shows far from 0 only
 MOST_COORDINATES = 40  # beyond, neither a grid nor so many lines are of use
 MOST_KEPT = 512
-_KNOWN: dict[tuple[Structure, bytes], Reading | None] = {}
+_KNOWN: dict[tuple[Structure, bytes], LossDependence | None] = {}
 
 
 @dataclass(frozen=True)
-class Reading:
+class LossDependence:
     """What a loss is a function of, as combinations of all fields (token by token: students, then signals) and of the draws' normals.
 
     Of the `polynomial` ones it is a polynomial, so that as many Gauss-Hermite nodes as `counts` says are exact for its moments, at finite d
@@ -44,9 +44,9 @@ class Reading:
 
     general: Rows
     polynomial: Rows
-    counts: tuple[int, ...]
-    finite_counts: tuple[int, ...]
-    affine: bool = True
+    node_counts: tuple[int, ...]
+    finite_node_counts: tuple[int, ...]
+    means_are_affine: bool = True
 
     @property
     def size(self) -> int:
@@ -58,9 +58,9 @@ class Reading:
         return np.array([*self.general, *self.polynomial])
 
 
-def reading_of(
+def find_dependence(
     problem: Problem, overlaps: tuple[np.ndarray, np.ndarray] | None = None
-) -> Reading | None:
+) -> LossDependence | None:
     """How the loss of a problem depends on fields and draws, tried at the overlaps Q and M (by block).
 
     None where nothing is known: a loss with kinks, draws that jump, very many fields.
@@ -69,7 +69,9 @@ def reading_of(
     sample = structure.sample
     if not structure.loss.smooth or any(draw.outcomes for draw in sample.free_draws):
         return None
-    known = getattr(structure.loss.own_parts().get("loss", (None,))[0], "reading", None)
+    known = getattr(
+        structure.loss.user_functions().get("loss", (None,))[0], "loss_dependence", None
+    )
     if known is not None and (told := known(structure)) is not None:
         return told
     if structure.fields * sample.inputs_a_sample + sample.free > MOST_COORDINATES:
@@ -145,7 +147,9 @@ class _Lines:
         return degrees
 
 
-def _found(problem: Problem, overlaps: tuple[np.ndarray, np.ndarray] | None) -> Reading | None:
+def _found(
+    problem: Problem, overlaps: tuple[np.ndarray, np.ndarray] | None
+) -> LossDependence | None:
     structure, sample = problem.structure, problem.structure.sample
     fields, tokens, free = structure.fields, sample.inputs_a_sample, sample.free
     settings, cases = _settings(problem)
@@ -193,7 +197,7 @@ def _found(problem: Problem, overlaps: tuple[np.ndarray, np.ndarray] | None) -> 
             tuple(unit[place].tolist()) for mask in masks for place in np.flatnonzero(mask)
         )
 
-    return Reading(
+    return LossDependence(
         chosen(
             [
                 *(lines.field(row) for row in order if row not in plain),
@@ -342,7 +346,7 @@ class _Samples:
     @float64
     def _traced(self) -> list[tuple[int, Any]]:
         """The jaxpr in each setting, of one sample in every case, and how many cases there are."""
-        sample, structure = self.structure.sample, replace(self.structure, reading=None)
+        sample, structure = self.structure.sample, replace(self.structure, dependence=None)
         with jax.ensure_compile_time_eval():
             place = np.zeros((1, sample.inputs_a_sample, structure.fields))
             case, many = _in_every_case(self.cases, place, np.zeros((1, sample.free)))

@@ -130,7 +130,7 @@ class BlockOverlaps(NamedTuple):
     fractions: Any  # of the dimension, (blocks,)
 
 
-class Seen(NamedTuple):
+class LossOverlaps(NamedTuple):
     """What a loss or rule with an argument `overlaps` reads: Q = W W^T, M = W W*^T and P = W* W*^T of the full rows.
 
     `lengths` is X X^T/d of the sample's inputs, where a rule says that it reads it. `blocks` has the overlaps of
@@ -144,12 +144,12 @@ class Seen(NamedTuple):
     blocks: Any = None
 
 
-def overlaps_of_blocks(
+def loss_overlaps(
     parameters: Parameters, Q: Any, M: Any, lengths: Any = None, *, with_blocks: bool = True
-) -> Seen:
+) -> LossOverlaps:
     """The overlaps that a user's function reads, from Q (blocks, p, p) and M (blocks, p, K)."""
     P = jnp.broadcast_to(parameters["gram"], (*M.shape[:1], *parameters["gram"].shape[-2:]))
-    overlaps = Seen(jnp.sum(Q, axis=0), jnp.sum(M, axis=0), jnp.sum(P, axis=0), lengths)
+    overlaps = LossOverlaps(jnp.sum(Q, axis=0), jnp.sum(M, axis=0), jnp.sum(P, axis=0), lengths)
     if not with_blocks:
         return overlaps
     blocks = BlockOverlaps(
@@ -161,7 +161,7 @@ def overlaps_of_blocks(
 class RecordedOverlaps:
     """Overlaps for one trial call of a user's function, which record whether `blocks` is read."""
 
-    def __init__(self, overlaps: Seen) -> None:
+    def __init__(self, overlaps: LossOverlaps) -> None:
         self.Q, self.M, self.P, self.lengths, self._blocks = overlaps
         self.blocks_read = False
 
@@ -174,21 +174,21 @@ class RecordedOverlaps:
 class Loss:
     """What is asked of any loss, answered for one of which nothing is known."""
 
-    pulls = (
+    reads_overlaps = (
         False  # whether a sample also moves rows along rows and signals, depending on the overlaps
     )
     reads_blocks = False  # whether it reads the overlaps of each covariance block
-    pulls_by_block = (
+    moves_by_block = (
         False  # whether these coefficients on rows and signals differ between covariance blocks
     )
     reads_lengths = False  # whether it depends on the inputs' lengths too
     has_risk = True
     smooth = False  # whether it is known to have no kinks, so that its gradient has a derivative
-    noisy = True  # whether it reads the draws
+    reads_draws = True  # whether it reads the draws
     quadratic = False  # whether all of it is squares, so that Wick's theorem gives every moment
     gradient_degree: int | None = None  # in the fields, where it is a polynomial
 
-    def own_parts(self) -> Parts:
+    def user_functions(self) -> Parts:
         """The functions in it that this library has not made, by the argument that gave them, each with what it is of (fields, signals)."""
         return {}
 
@@ -217,15 +217,15 @@ class Loss:
         )  # type: ignore[arg-type]
         return value, Move(h, head=g)
 
-    def reading(self, parameters: Parameters, Q: Any, M: Any, lengths: Any = None) -> Any:
+    def parameters_with_overlaps(
+        self, parameters: Parameters, Q: Any, M: Any, lengths: Any = None
+    ) -> Any:
         """The numbers with the overlaps (block by block) among them, where they are read."""
-        if not self.pulls:
+        if not self.reads_overlaps:
             return parameters
         return {
             **parameters,
-            "overlaps": overlaps_of_blocks(
-                parameters, Q, M, lengths, with_blocks=self.reads_blocks
-            ),
+            "overlaps": loss_overlaps(parameters, Q, M, lengths, with_blocks=self.reads_blocks),
         }
 
 
@@ -257,7 +257,7 @@ class NetworkLoss(Loss):
     def label(self, signals: Float[Numeric, "K ..."], parameters: Parameters) -> Any:
         raise NotImplementedError
 
-    def own_parts(self) -> Parts:
+    def user_functions(self) -> Parts:
         outer: Parts = {} if self.outer in LOSSES.values() else {"loss": (self.outer, None)}
         return (
             _own_activation("activation", self.student, lambda fields, signals: fields)
@@ -337,8 +337,8 @@ class GatedLoss(Loss):
     def outer(self) -> Callable[[Any, Any], Any]:
         return self.inner.outer
 
-    def own_parts(self) -> Parts:
-        return self.inner.own_parts()
+    def user_functions(self) -> Parts:
+        return self.inner.user_functions()
 
     def __call__(
         self,
@@ -368,15 +368,15 @@ class ContextLoss(Loss):
         found = {getattr(one.loss, "outer", None) for one in self.structures}
         return found.pop() if len(found) == 1 else None
 
-    def own_parts(self) -> Parts:
+    def user_functions(self) -> Parts:
         return {}  # tried when each problem was made
 
-    def head_of(self, head: Float[Numeric, " heads"], context: int) -> Float[Numeric, " p"]:
+    def context_head(self, head: Float[Numeric, " heads"], context: int) -> Float[Numeric, " p"]:
         """The head of one context."""
         p = self.structures[0].width
         return head[context * p : (context + 1) * p] if self.own_heads else head
 
-    def placed(self, gradients: list[Any]) -> Any:
+    def combine_head_gradients(self, gradients: list[Any]) -> Any:
         """Gradients (..., p) of all contexts' heads as one: side by side, or added up."""
         return (
             jnp.concatenate(gradients, axis=-1)
@@ -396,7 +396,7 @@ class ContextLoss(Loss):
         for context, structure in enumerate(self.structures):
             there = draws["context"] == context
             value = function(
-                structure, self.head_of(head, context), parameters["contexts"][context]
+                structure, self.context_head(head, context), parameters["contexts"][context]
             )
             found.append(
                 jax.tree.map(
@@ -432,7 +432,7 @@ class ContextLoss(Loss):
 
         every = self._each(value, head, noise_draw, parameters)
         total, h = (sum(one[place] for one in every) for place in (0, 1))
-        return total, Move(h, head=self.placed([one[2] for one in every]))
+        return total, Move(h, head=self.combine_head_gradients([one[2] for one in every]))
 
 
 @dataclass(frozen=True)
@@ -462,7 +462,7 @@ class ClusterLoss(Loss):
     def kinks(self) -> tuple[float, ...]:
         return self.student.kinks
 
-    def own_parts(self) -> Parts:
+    def user_functions(self) -> Parts:
         return _own_activation("activation", self.student, lambda fields, signals: fields)
 
     def __call__(
@@ -477,7 +477,7 @@ class ClusterLoss(Loss):
         return jax.nn.softplus(output) - label * output
 
 
-def asked(function: Function, fifth: str, known: tuple[str, ...]) -> tuple[str, ...]:
+def extra_arguments(function: Function, fifth: str, known: tuple[str, ...]) -> tuple[str, ...]:
     """What a user's function takes after (fields, signals, head, draws), in its order: "user" (the problem's parameters), "overlaps".
 
     An argument of the name overlaps or parameters is that, any other what `fifth` says. Of what it could take, `known` is there.
@@ -504,11 +504,11 @@ class UserLoss(Loss):
     more: tuple[str, ...] = ()  # what it takes after the draws
     kinks: tuple[float, ...] = ()
     smooth: bool = False
-    noisy: bool = True
+    reads_draws: bool = True
     reads_blocks: bool = False
 
     @property
-    def pulls_by_block(self) -> bool:
+    def moves_by_block(self) -> bool:
         return self.reads_blocks
 
     @property
@@ -517,10 +517,10 @@ class UserLoss(Loss):
         return getattr(self.function, "outer", None)
 
     @property
-    def pulls(self) -> bool:
+    def reads_overlaps(self) -> bool:
         return "overlaps" in self.more
 
-    def own_parts(self) -> Parts:
+    def user_functions(self) -> Parts:
         return {"loss": (self.function, None)}
 
     def __call__(
@@ -543,7 +543,7 @@ class UserLoss(Loss):
         noise_draw: PyTree,
         parameters: Parameters,
     ) -> tuple[Any, Move]:
-        if not self.pulls:
+        if not self.reads_overlaps:
             return super().move(fields, signals, head, noise_draw, parameters)
         seen = parameters["overlaps"]
 
@@ -596,16 +596,16 @@ class RuleLoss(Loss):
     kinks: tuple[float, ...] = ()
     reads_lengths: bool = False
     smooth: bool = False
-    noisy: bool = True
+    reads_draws: bool = True
     reads_blocks: bool = False
-    pulls_by_block: bool = False
-    pulls = True
+    moves_by_block: bool = False
+    reads_overlaps = True
 
     @property
     def has_risk(self) -> bool:
         return self.risk is not None
 
-    def own_parts(self) -> Parts:
+    def user_functions(self) -> Parts:
         return {"update": (self.update, None)}
 
     def __call__(
@@ -634,7 +634,7 @@ class RuleLoss(Loss):
             fields, signals, head, noise_draw, *(parameters[name] for name in self.more)
         )
         found = found.filled(fields.shape[0], signals.shape[0])
-        if self.pulls_by_block:
+        if self.moves_by_block:
             blocks = max(part.shape[0] for part in (found.rows, found.signals) if part.ndim == 3)
             found = found._replace(
                 rows=jnp.broadcast_to(found.rows, (blocks, *found.rows.shape[-2:])),

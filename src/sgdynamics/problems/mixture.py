@@ -12,7 +12,7 @@ from sgdynamics.base import checks, pytrees
 from sgdynamics.base.arrays import Function
 from sgdynamics.problems.activations import NAMED, ActivationLike, student_activation
 from sgdynamics.problems.losses import ClusterLoss
-from sgdynamics.problems.problem import Number, Problem
+from sgdynamics.problems.problem import ParameterAttribute, Problem
 from sgdynamics.problems.trial import try_problem
 from sgdynamics.samples.arguments import Covariance
 
@@ -68,7 +68,7 @@ class GaussianMixture(Problem):
 
     kind: ClassVar[str] = "GaussianMixture"
     classifies: ClassVar[bool] = True
-    snr = Number()
+    snr = ParameterAttribute()
     gram_argument: ClassVar[str | None] = None
     mean_output: ClassVar[bool] = False
 

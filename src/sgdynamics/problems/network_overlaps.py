@@ -9,10 +9,10 @@ import numpy as np
 from sgdynamics.base import checks
 from sgdynamics.base.arrays import ArrayArgument
 from sgdynamics.problems.problem import Problem
-from sgdynamics.problems.starts import TOLERANCE_AGAIN, Start, check_dimension, checked_start
+from sgdynamics.problems.starts import RESULT_TOLERANCE, Start, check_dimension, validate_start
 
 GRAM_TOLERANCE = (
-    TOLERANCE_AGAIN  # single precision resolves a Gram matrix of rows of norm 1 to about 1e-7
+    RESULT_TOLERANCE  # single precision resolves a Gram matrix of rows of norm 1 to about 1e-7
 )
 
 
@@ -121,7 +121,7 @@ def overlaps_of(
             )
     _one_gram(gram, problem, s_teacher)
     found = Start(M, (Q + np.swapaxes(Q, -1, -2)) / 2, a)
-    return found if problem is None else checked_start(problem, found)
+    return found if problem is None else validate_start(problem, found)
 
 
 def as_array(argument: str, value: object) -> np.ndarray:

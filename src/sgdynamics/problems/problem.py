@@ -33,16 +33,16 @@ from sgdynamics.base.controls import (
 from sgdynamics.base.precision import float64
 from sgdynamics.base.resources import check_memory
 from sgdynamics.base.user_functions import checked_function, function_identity, looked_into
-from sgdynamics.problems.activations import checked_kinks
+from sgdynamics.problems.activations import validate_kinks
 from sgdynamics.problems.constraints import CONSTRAINTS, Constraint
 from sgdynamics.problems.gram import gram_root, spread_gram
-from sgdynamics.problems.loss_dependence import Reading, reading_of
+from sgdynamics.problems.loss_dependence import LossDependence, find_dependence
 from sgdynamics.problems.losses import (
     BlockOverlaps,
+    LossOverlaps,
     RecordedOverlaps,
-    Seen,
     UserLoss,
-    asked,
+    extra_arguments,
     label_noise,
     squared,
 )
@@ -78,14 +78,14 @@ class Structure:
     constraint: Constraint
     sample: Sample
     expectation: Any = None  # a user's own, in place of the one the library chooses
-    reading: Reading | None = (
+    dependence: LossDependence | None = (
         None  # how a smooth loss depends on fields and draws, where that is known
     )
     heads: int = 1  # of how many units each; contexts may have one each
 
     def with_loss(self, loss: Any) -> Structure:
         """The same samples with another function of them, of which nothing is known."""
-        return replace(self, loss=loss, expectation=None, reading=None)
+        return replace(self, loss=loss, expectation=None, dependence=None)
 
     @property
     def head_size(self) -> int:
@@ -122,7 +122,7 @@ class _Form:
     attributes: dict[str, Any] = field(compare=False)
 
 
-class Number:
+class ParameterAttribute:
     """An attribute of a problem that is read from its numbers, so that it is right whoever put them there."""
 
     def __set_name__(self, owner: type | None, name: str) -> None:
@@ -199,7 +199,7 @@ class Problem:
     """
 
     kind: ClassVar[str] = "Problem"
-    weight_decay, gram = Number(), Number()
+    weight_decay, gram = ParameterAttribute(), ParameterAttribute()
     gram_argument: ClassVar[str | None] = "gram"  # None: the signals are orthonormal
     mean_output: ClassVar[bool] = (
         True  # whether a network's output is a mean over its units, not their sum
@@ -243,10 +243,12 @@ class Problem:
                 "loss", loss, "give a JAX function loss(fields, signals, head, noise_draw)"
             )
         self.user_loss = loss
-        self.kinks = checked_kinks(kinks)
+        self.kinks = validate_kinks(kinks)
         wrapped = UserLoss(
             loss,
-            asked(loss, "user", ("user", "overlaps") if parameters is not None else ("overlaps",)),
+            extra_arguments(
+                loss, "user", ("user", "overlaps") if parameters is not None else ("overlaps",)
+            ),
             self.kinks,
         )
         user = None if parameters is None else user_parameters(parameters)
@@ -275,8 +277,8 @@ class Problem:
         checked_function(
             "loss",
             loss,
-            self.example(wrapped.more),
-            takes=self.takes(wrapped.more),
+            self.example_arguments(wrapped.more),
+            takes=self.argument_names(wrapped.more),
             call="one sample",
         )
         self.structure = replace(
@@ -401,7 +403,7 @@ class Problem:
         sample = self.structure.sample
         drawn = sample.random_draws
         found = [
-            looked_into(function, *self.example(more), random=(True, True, False, drawn))
+            looked_into(function, *self.example_arguments(more), random=(True, True, False, drawn))
             for function, more in functions
         ]
         if callable(sample.means):  # of a normal draw that is read there
@@ -424,7 +426,7 @@ class Problem:
             getattr(function, "smooth", False) for function, _ in functions
         )  # a function may say so itself
         loss = replace(
-            self.structure.loss, smooth=smooth, noisy=any(touched[3] for _, touched in found)
+            self.structure.loss, smooth=smooth, reads_draws=any(touched[3] for _, touched in found)
         )
         self.structure = replace(self.structure, loss=loss)
 
@@ -438,16 +440,16 @@ class Problem:
             recorded.append(RecordedOverlaps(arguments[position]))
             return function(*arguments[:position], recorded[-1], *arguments[position + 1 :])
 
-        jax.eval_shape(call, *self.example(more))
+        jax.eval_shape(call, *self.example_arguments(more))
         return recorded[-1].blocks_read
 
     def _try(self) -> None:
         """The last of its making: try it on a few samples, and see what of them it reads."""
         overlaps = try_problem(self)
-        self.structure = replace(self.structure, reading=reading_of(self, overlaps))
+        self.structure = replace(self.structure, dependence=find_dependence(self, overlaps))
         self._sealed = True
 
-    def takes(self, more: Sequence[str] = ()) -> str:
+    def argument_names(self, more: Sequence[str] = ()) -> str:
         """The names of the arguments of a function of one sample, with what it takes after the draws."""
         names = [
             "fields",
@@ -457,7 +459,7 @@ class Problem:
         ]
         return ", ".join([*names, *("parameters" if name == "user" else name for name in more)])
 
-    def example(self, more: Sequence[str] = ()) -> tuple[Any, ...]:
+    def example_arguments(self, more: Sequence[str] = ()) -> tuple[Any, ...]:
         """Zeros of the shapes of such arguments."""
         p, k, sample = self.width, self.signals, self.structure.sample
         tokens, numbers = sample.token_shape, self.at(0.0).parameters
@@ -468,7 +470,7 @@ class Problem:
         blocks = BlockOverlaps(
             np.zeros((b, p, p)), np.zeros((b, p, k)), np.zeros((b, k, k)), np.zeros(b), np.zeros(b)
         )
-        numbers["overlaps"] = Seen(
+        numbers["overlaps"] = LossOverlaps(
             np.zeros((p, p)), np.zeros((p, k)), np.zeros((k, k)), lengths, blocks
         )
         given = sample.example(numbers)
@@ -508,7 +510,7 @@ class Problem:
             object.__setattr__(found, name, value)
         return found
 
-    def with_numbers(self, **numbers: Any) -> Self:
+    def with_parameters(self, **numbers: Any) -> Self:
         """The same problem with other numbers of the same shapes in place of some of its own, unchecked."""
         made = object.__new__(type(self))
         static = {name: value for name, value in vars(self).items() if name != "_derived"}
@@ -542,7 +544,7 @@ class Problem:
             "fields",
             *["mixture"] * bool(self.clusters or sample.means),
             *["several inputs"] * several,
-            *["rule"] * self.structure.loss.pulls,
+            *["rule"] * self.structure.loss.reads_overlaps,
         )
 
     @property
@@ -553,7 +555,7 @@ class Problem:
             for leaf in jax.tree.leaves(self._parameters, is_leaf=is_scheduled)
         )
 
-    def check_numbers(self, end: float, of: str = "alpha") -> None:
+    def check_schedule_values(self, end: float, of: str = "alpha") -> None:
         """Refuse numbers that leave their range somewhere up to the end of a run."""
         check_schedules(self._parameters, end, of)
 
@@ -615,9 +617,9 @@ class Problem:
             "width": self.width,
             "signals": self.signals,
             "kinks": list(self.kinks),
-            "parameters": plain_numbers(self._parameters.get("user")),
+            "parameters": plain_values(self._parameters.get("user")),
             **self._describe_common("gram"),
-            **{name: plain_numbers(value) for name, value in self._described_data().items()},
+            **{name: plain_values(value) for name, value in self._described_data().items()},
             "rerunnable": False,
         }
 
@@ -705,7 +707,7 @@ def _numbers_at(problem: Any, alpha: float) -> Any:
         return values_at(problem, np.float64(alpha))
 
 
-def plain_numbers(value: Any) -> Any:
+def plain_values(value: Any) -> Any:
     """Numbers, text and functions in dictionaries and lists, as plain values."""
 
     def plain(one: Any) -> Any:

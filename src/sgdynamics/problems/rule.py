@@ -13,9 +13,9 @@ import numpy as np
 from sgdynamics.base import checks
 from sgdynamics.base.arrays import ArrayArgument, Function
 from sgdynamics.base.user_functions import checked_function, function_identity, traced_output
-from sgdynamics.problems.activations import checked_kinks
-from sgdynamics.problems.losses import Move, RuleLoss, asked
-from sgdynamics.problems.problem import DATA, Problem, plain_numbers, user_parameters
+from sgdynamics.problems.activations import validate_kinks
+from sgdynamics.problems.losses import Move, RuleLoss, extra_arguments
+from sgdynamics.problems.problem import DATA, Problem, plain_values, user_parameters
 from sgdynamics.samples.arguments import checked_covariance
 from sgdynamics.samples.spectra import Spectrum
 
@@ -135,13 +135,13 @@ class Rule(Problem):
                 update,
                 "give a JAX function update(fields, signals, head, draws, overlaps)",
             )
-        self.update, self.risk, self.kinks = update, risk, checked_kinks(kinks)
+        self.update, self.risk, self.kinks = update, risk, validate_kinks(kinks)
         self.groups = _checked_groups(groups)
         self.reads_lengths = checks.flag("reads_lengths", reads_lengths)
         known = ("overlaps",) if parameters is None else ("overlaps", "user")
         more, of_risk = (
-            asked(update, "overlaps", known),
-            asked(risk, "overlaps", known) if risk is not None else (),
+            extra_arguments(update, "overlaps", known),
+            extra_arguments(risk, "overlaps", known) if risk is not None else (),
         )
         loss = RuleLoss(update, more, risk, of_risk, self.kinks, self.reads_lengths)
         user = None if parameters is None else user_parameters(parameters)
@@ -167,8 +167,8 @@ class Rule(Problem):
             checked_function(
                 "risk",
                 risk,
-                self.example(of_risk),
-                takes=self.takes(of_risk),
+                self.example_arguments(of_risk),
+                takes=self.argument_names(of_risk),
                 call="one sample",
                 differentiated=False,
             )
@@ -177,7 +177,7 @@ class Rule(Problem):
             for function, names in ((update, more), (risk, of_risk))
             if function is not None
         ]
-        loss = replace(loss, reads_blocks=any(reads), pulls_by_block=by_block)
+        loss = replace(loss, reads_blocks=any(reads), moves_by_block=by_block)
         self.structure = replace(self.structure, loss=loss)
         self._look_into((update, more), *([] if risk is None else [(risk, of_risk)]))
         self._try()
@@ -195,7 +195,7 @@ class Rule(Problem):
 
     def _check_update(self, more: tuple[str, ...]) -> bool:
         """Raise ValueError unless the update returns a `Move` of the right shapes; whether it differs between blocks."""
-        example, takes = self.example(more), self.takes(more)
+        example, takes = self.example_arguments(more), self.argument_names(more)
         try:
             inspect.signature(self.update).bind(*example)
         except TypeError:
@@ -251,9 +251,9 @@ class Rule(Problem):
             "reads_lengths": self.reads_lengths,
             "signals": self.signals,
             "kinks": list(self.kinks),
-            "parameters": plain_numbers(self._parameters.get("user")),
+            "parameters": plain_values(self._parameters.get("user")),
             **self._describe_common("gram"),
-            **{name: plain_numbers(value) for name, value in self._described_data().items()},
+            **{name: plain_values(value) for name, value in self._described_data().items()},
             "rerunnable": False,
         }
 

@@ -133,7 +133,7 @@ def spiked_risk(order: int, snr: float, m: RealArray, r2: RealArray) -> RealArra
     return (snr - m**order) ** 2 + r2 * rest
 
 
-def checked_spiked(value: SpikedTensor) -> SpikedTensor:
+def check_spiked_problem(value: SpikedTensor) -> SpikedTensor:
     """A spiked tensor as an argument: refuse what is none."""
     if not isinstance(value, SpikedTensor):
         raise checks.reject("problem", value, "give a SpikedTensor(order=..., snr=...)")
@@ -168,7 +168,7 @@ def spiked_start(
     problem: SpikedTensor, *, m: ArrayArgument | None, r2: ArrayArgument | None
 ) -> SpikedStart:
     """A start from m = <x, v> and r2 = |x - m v|^2 >= 0, each a number or one number a run."""
-    checked_spiked(problem)
+    check_spiked_problem(problem)
     values = {}
     for name, value in (("m", m), ("r2", r2)):
         given = checks.real_array(name, value, "give a number, or one number a run")
@@ -192,9 +192,9 @@ def spiked_start(
     )
 
 
-def checked_spiked_start(problem: SpikedTensor, begin: SpikedStart) -> SpikedStart:
+def validate_spiked_start(problem: SpikedTensor, begin: SpikedStart) -> SpikedStart:
     """A start as an argument: refuse what is none; an integrator's rounding below r2 = 0 is set to 0, more is refused."""
-    checked_spiked(problem)
+    check_spiked_problem(problem)
     if not isinstance(begin, SpikedStart):
         raise checks.reject("start", begin, "give a start made for a SpikedTensor (m and r2)")
     r2 = np.where((begin.r2 < 0) & (begin.r2 >= -TOLERANCE), 0.0, begin.r2)
@@ -215,7 +215,7 @@ def spiked_random_start(
 
     Run i does not depend on how many runs there are.
     """
-    checked_spiked(problem)
+    check_spiked_problem(problem)
     n = check_spiked_dimension(dimension)
     runs = checks.integer("runs", runs, 1)
     seed = checks.integer("seed", seed, 0)

@@ -27,13 +27,13 @@ from sgdynamics.samples.spectra import MOST_DIMENSION, UNITS
 TOLERANCE = (
     1e-9  # how far from positive semi-definite, or from norm 1 on the sphere, a start may be
 )
-TOLERANCE_AGAIN = (
+RESULT_TOLERANCE = (
     1e-6  # the same for a start that this library made: an integrator's error is not the user's
 )
 
 
 @dataclass(frozen=True, eq=False)
-class Beside:
+class AuxiliaryState:
     """What an update kept beside the weights of a run: overlaps of all its sets of rows (weights first), scalars and squares."""
 
     names: tuple[tuple[str, ...], ...]  # of the sets, the scalars and the squares
@@ -43,8 +43,8 @@ class Beside:
     scalars: np.ndarray  # (run, scalar)
     squares: np.ndarray  # (run, set, unit)
 
-    def repeated(self, runs: int) -> Beside:
-        return Beside(
+    def repeated(self, runs: int) -> AuxiliaryState:
+        return AuxiliaryState(
             self.names,
             *(
                 np.repeat(part, runs, axis=0)
@@ -86,7 +86,7 @@ class Start:
     M_blocks: np.ndarray
     Q_blocks: np.ndarray
     a: np.ndarray
-    beside: Beside | None = None
+    beside: AuxiliaryState | None = None
 
     def __post_init__(self) -> None:
         fix = "give an array of numbers; sgd.start makes a start from overlaps and checks them"
@@ -276,7 +276,7 @@ def _accept(problem: Problem, begin: Start, tolerance: float) -> None:
     try_start(problem, begin.M_blocks, begin.Q_blocks, begin.a)
 
 
-def checked_start(problem: Problem, begin: Start) -> Start:
+def validate_start(problem: Problem, begin: Start) -> Start:
     """A start as an argument: refuse what is none, or belongs to a problem of another shape, teacher or constraint."""
     require("functional", problem)
     if not isinstance(begin, Start):
@@ -292,7 +292,7 @@ def checked_start(problem: Problem, begin: Start) -> Start:
     if begin.a.shape[1] != problem.structure.head_size:
         fix = f"the problem has {problem.structure.heads} heads of {problem.width}: make the start from the same problem"
         raise checks.reject("start", begin.a.shape, fix)
-    _accept(problem, begin, TOLERANCE_AGAIN)
+    _accept(problem, begin, RESULT_TOLERANCE)
     return begin
 
 
@@ -447,7 +447,7 @@ def factor(
         along = int(np.count_nonzero(frame[block].any(axis=0)))
         free = min(size - along, rows)
         lost = values[:, block, : rows - free]
-        if lost.max(initial=0.0) > TOLERANCE_AGAIN * max(1.0, float(values[:, block].max())):
+        if lost.max(initial=0.0) > RESULT_TOLERANCE * max(1.0, float(values[:, block].max())):
             raise ValueError(
                 f"start has overlaps of rank {along + free + 1} or more in block {block}, which has {size} coordinates: give M and Q "
                 "block by block with no larger rank, as sgd.random_start(..., dimension=) does; solve_ode knows no coordinates there"

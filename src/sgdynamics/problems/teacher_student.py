@@ -32,7 +32,7 @@ from sgdynamics.problems.losses import (
     cuts_possible,
     outer_loss,
 )
-from sgdynamics.problems.problem import Number, Problem
+from sgdynamics.problems.problem import ParameterAttribute, Problem
 from sgdynamics.problems.trial import try_problem
 from sgdynamics.samples.arguments import checked_covariance
 from sgdynamics.samples.draws import Draw, edges_of, of_two
@@ -45,7 +45,7 @@ from sgdynamics.samples.spectra import Spectrum
 class _Network(Problem):
     """What `TeacherStudent` and `MultiIndex` share: a student network, a label with Gaussian noise, a loss of both."""
 
-    noise = Number()
+    noise = ParameterAttribute()
 
     def _set_network(self, loss: NetworkLoss, noise: float | Function | NoiseLaw) -> None:
         self.loss = loss.outer
@@ -149,7 +149,7 @@ class TeacherStudent(_Network):
     """
 
     kind: ClassVar[str] = "TeacherStudent"
-    teacher_head = Number()
+    teacher_head = ParameterAttribute()
     gram_argument: ClassVar[str | None] = "teacher_gram"
 
     def __init__(

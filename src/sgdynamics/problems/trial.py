@@ -57,10 +57,10 @@ def try_problem(problem: Problem) -> tuple[np.ndarray, np.ndarray] | None:
         The overlaps Q and M by block at which a function of overlaps is finite; None for all other problems.
     """
     loss = problem.structure.loss
-    if not loss.own_parts():
+    if not loss.user_functions():
         return None
     p = problem.width
-    if not loss.pulls:
+    if not loss.reads_overlaps:
         z, normals = _drawn(problem)
         fields = np.sqrt(input_covariance.trace(problem.parameters)) * z[:, :p]
         signals = (
@@ -106,7 +106,7 @@ def generic_overlaps(problem: Problem) -> list[tuple[np.ndarray, np.ndarray]]:
 
 def try_start(problem: Problem, M: np.ndarray, Q: np.ndarray, a: np.ndarray) -> None:
     """The same with the overlaps (block by block) and the head of the first run, and of that with the longest rows."""
-    if not problem.structure.loss.own_parts():
+    if not problem.structure.loss.user_functions():
         return
     variances = np.einsum("rii->r", input_covariance.variance(problem.parameters, Q))
     for run in {0, int(np.argmax(variances))}:
@@ -222,7 +222,9 @@ def moves_of(
         some = jax.tree.map(
             lambda one, first=first: _filled(one[first : first + SAMPLES], least), every
         )
-        found.append(_compiled(replace(structure, reading=None), numbers, *some[:2], head, some[2]))
+        found.append(
+            _compiled(replace(structure, dependence=None), numbers, *some[:2], head, some[2])
+        )
     return tuple(np.concatenate(parts)[: len(fields)] for parts in zip(*found, strict=True))
 
 
@@ -230,7 +232,7 @@ def with_overlaps(structure: Structure, numbers: Parameters, overlaps: Any) -> P
     """The numbers with the overlaps Q and M (by blocks) and unit lengths among them, where the loss reads them."""
     loss = structure.loss
     lengths = np.eye(structure.sample.inputs_a_sample) if loss.reads_lengths else None
-    return loss.reading(numbers, *map(jnp.asarray, overlaps), lengths)
+    return loss.parameters_with_overlaps(numbers, *map(jnp.asarray, overlaps), lengths)
 
 
 def _filled(values: np.ndarray, least: int) -> np.ndarray:
@@ -258,7 +260,7 @@ def moves(
     return (
         value,
         found.inputs,
-        *([found.rows, found.signals] if structure.loss.pulls else []),
+        *([found.rows, found.signals] if structure.loss.reads_overlaps else []),
         found.head,
     )
 
@@ -268,7 +270,7 @@ _compiled = jax.jit(moves, static_argnums=0)
 
 def _culprit(problem: Problem, point: tuple[Any, ...] | None) -> tuple[str, Any]:
     """Which of the problem's functions is not finite at this point, or which is the only one of the user's: argument and function."""
-    parts = problem.structure.loss.own_parts()
+    parts = problem.structure.loss.user_functions()
     if point is not None:
         for name, (function, call) in parts.items():
             if call is not None and not np.all(np.isfinite(_eager(call, *point))):
@@ -316,7 +318,7 @@ def _refuse(
     else:
         arguments = {"fields": fields, "signals": signals, "head": head}
         arguments |= given if isinstance(given, dict) else {"noise_draw": given}
-        if loss.pulls:
+        if loss.reads_overlaps:
             Q, M = (np.asarray(part).sum(axis=0) for part in overlaps)
             arguments |= {"overlaps.Q": Q, "overlaps.M": M}
         place = ", ".join(f"{argument} = {_short(value)}" for argument, value in arguments.items())
@@ -325,9 +327,13 @@ def _refuse(
     fix = "give one that is finite there"
     if at_start:
         where = "at this start"
-        fix = "give another start or a function that is finite there" if loss.pulls else fix
+        fix = (
+            "give another start or a function that is finite there" if loss.reads_overlaps else fix
+        )
     else:
-        where = "with rows of norm 1" + (", and at all other overlaps tried" if loss.pulls else "")
+        where = "with rows of norm 1" + (
+            ", and at all other overlaps tried" if loss.reads_overlaps else ""
+        )
     problem_text = f"its {what} is not finite at {place}{hint}; so it is on {count} {where}"
     raise checks.reject(name, function, f"{problem_text}: {fix}")
 

@@ -16,11 +16,11 @@ from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.spiked_tensor import check_scale
 from sgdynamics.problems.starts import (
     MOST_DIMENSION,
+    RESULT_TOLERANCE,
     TOLERANCE,
-    TOLERANCE_AGAIN,
     Start,
     checked_kind,
-    checked_start,
+    validate_start,
 )
 
 
@@ -67,7 +67,7 @@ def mean_field_start(
 
     The rows have Q = M P^-1 M^T + diag(q); a leading axis stands for runs. On the sphere m P^-1 m + q must be 1.
     """
-    checked_wide_problem(problem)
+    check_wide_problem(problem)
     p, k = problem.width, problem.signals
     parts = {
         "M": (M, (p, k), "units x signals"),
@@ -142,7 +142,7 @@ def mean_field_random_start(
     >>> begin.M.shape, begin.q.shape
     ((1, 64, 1), (1, 64))
     """
-    checked_wide_problem(problem)
+    check_wide_problem(problem)
     p, k = problem.width, problem.signals
     d = checks.integer("dimension", dimension, k + 1, MOST_DIMENSION)
     runs = checks.integer("runs", runs, 1)
@@ -184,7 +184,7 @@ def mean_field_random_start(
     return MeanFieldStart(T @ problem.parameters["frame"][0].T, q, np.ones((runs, p)))
 
 
-def checked_wide_problem(problem: Any) -> None:
+def check_wide_problem(problem: Any) -> None:
     """Refuse what has no mean-field limit here."""
     checked_kind(problem)
     if not getattr(getattr(problem, "structure", None), "has_excess", False):
@@ -240,7 +240,7 @@ def particles(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """T, q, a of a start; of one with a full Q, q is the diagonal of Q - M P^-1 M^T."""
     if isinstance(start, Start):
-        begin = checked_start(problem, start)
+        begin = validate_start(problem, start)
         T = begin.M @ np.linalg.pinv(problem.parameters["frame"][0], rcond=1e-12).T
         rest = np.einsum("rii->ri", begin.Q) - np.sum(T**2, axis=-1)
         start = MeanFieldStart(
@@ -257,4 +257,4 @@ def particles(
             f"start was made for (width, signals) = {start.M.shape[1:]}, the problem has {(problem.width, problem.signals)}: "
             "make it from the same problem"
         )
-    return _frame_rows(problem, start, TOLERANCE_AGAIN), start.q, start.a
+    return _frame_rows(problem, start, RESULT_TOLERANCE), start.q, start.a

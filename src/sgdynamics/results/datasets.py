@@ -21,7 +21,7 @@ from sgdynamics.base import checks, files
 from sgdynamics.base.resources import check_memory
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor
-from sgdynamics.problems.starts import Beside, Start
+from sgdynamics.problems.starts import AuxiliaryState, Start
 from sgdynamics.problems.wide_starts import MeanFieldStart
 from sgdynamics.results.clock import Clock
 from sgdynamics.results.records import algorithm_from, problem_from
@@ -304,7 +304,7 @@ def start_from(result: xr.Dataset, time: int | float = -1) -> Any:
     )
 
 
-def _beside(point: xr.Dataset, begin: Start) -> Beside | None:
+def _beside(point: xr.Dataset, begin: Start) -> AuxiliaryState | None:
     """What an update kept beside the weights, at one save point."""
     if not {"rows_a", "update_scalars", "update_squares"} & set(point.variables):
         return None
@@ -332,7 +332,7 @@ def _beside(point: xr.Dataset, begin: Start) -> Beside | None:
         if "update_squares" in point
         else np.zeros((begin.runs, 0, p))
     )
-    return Beside((sets, *names), M, Q, a, scalars, squares)
+    return AuxiliaryState((sets, *names), M, Q, a, scalars, squares)
 
 
 def _states_of(result: xr.Dataset, lead: tuple[str, ...]) -> tuple[Any, dict[str, np.ndarray]]:

@@ -128,11 +128,11 @@ def checked_record(
 
 def check_of_sample(argument: str, function: Any, problem: Any, more: tuple[str, ...] = ()) -> None:
     """Refuse what is no JAX function of one sample (`problems.losses.asked` says what it takes after the draws)."""
-    takes = problem.takes(more).replace("noise_draw", "draws")
+    takes = problem.argument_names(more).replace("noise_draw", "draws")
     checked_function(
         argument,
         function,
-        problem.example(more),
+        problem.example_arguments(more),
         takes=takes,
         call="one sample",
         differentiated=False,

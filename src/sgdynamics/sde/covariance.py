@@ -36,7 +36,7 @@ from sgdynamics.expectations.risk import overlaps_at
 from sgdynamics.expectations.sampled import parameters_with_overlaps
 from sgdynamics.problems.gram import eigen_root
 from sgdynamics.problems.problem import Problem, Structure
-from sgdynamics.problems.starts import Start, checked_start
+from sgdynamics.problems.starts import Start, validate_start
 from sgdynamics.samples import input_covariance
 from sgdynamics.simulation.compressed import sample_moves
 
@@ -106,7 +106,7 @@ def increment_covariance(
     11.87
     """
     algorithm = checked_algorithm(algorithm, "increment_covariance", problem)
-    begin = checked_start(problem, start)
+    begin = validate_start(problem, start)
     if not 0 <= checks.integer("run", run, 0) < begin.runs:
         raise checks.reject("run", run, f"the start has {begin.runs} runs")
     structure = problem.structure
@@ -336,7 +336,7 @@ def _averages(
         along = np.einsum("nti,ntf->nif", by_token, fields)
         if pulls is not None:
             by_block = np.asarray(overlaps.blocks)
-            if structure.loss.pulls_by_block:
+            if structure.loss.moves_by_block:
                 along = along + np.einsum("nbic,bcd->nid", np.asarray(pulls), by_block)
             else:
                 along = along + np.asarray(pulls) @ by_block.sum(axis=0)

@@ -200,7 +200,7 @@ def _samples(
     each = each.reshape(SAMPLES, -1, *each.shape[1:]).sum(axis=1)
     if pulls is not None:
         each = each + jnp.einsum(
-            "sbic,bcm->sbim" if structure.loss.pulls_by_block else "sic,bcm->sbim",
+            "sbic,bcm->sbim" if structure.loss.moves_by_block else "sic,bcm->sbim",
             pulls,
             jnp.concatenate([path.rows, _signal_rows(structure, parameters)], axis=1),
         )

@@ -44,7 +44,7 @@ from sgdynamics.base.arrays import (
 from sgdynamics.base.controls import alpha_of_steps, is_scheduled, values_at
 from sgdynamics.base.random import bartlett_factor, draw_chi, normals_and_uniforms
 from sgdynamics.problems.constraints import NONE
-from sgdynamics.problems.losses import overlaps_of_blocks
+from sgdynamics.problems.losses import loss_overlaps
 from sgdynamics.problems.problem import Structure
 from sgdynamics.samples.input_covariance import of_blocks, spread
 from sgdynamics.samples.sample import Place, chosen_row
@@ -592,7 +592,7 @@ def sample_moves(
     )
     pulls = (
         jnp.concatenate([found.rows, found.signals], axis=-1).astype(fields.dtype)
-        if structure.loss.pulls
+        if structure.loss.reads_overlaps
         else None
     )
     return h, head_gradient, pulls
@@ -646,8 +646,8 @@ class ChainBatch(Ground):
         if isinstance(given, Noticed):
             signals, given = signals + given.rest, given.given
         reading, lengths = parameters, None
-        if structure.loss.pulls:
-            reading = structure.loss.reading(
+        if structure.loss.reads_overlaps:
+            reading = structure.loss.parameters_with_overlaps(
                 parameters, *_gram_and_overlaps(grouping, parameters, rows)
             )
         if structure.loss.reads_lengths:
@@ -656,7 +656,7 @@ class ChainBatch(Ground):
         return rows, head, *sample_moves(structure, reading, fields, signals, head, given, lengths)
 
     def overlaps(self, rows: Any) -> Any:
-        return overlaps_of_blocks(
+        return loss_overlaps(
             self.parameters, *_gram_and_overlaps(self.grouping, self.parameters, rows)
         )
 
@@ -664,7 +664,7 @@ class ChainBatch(Ground):
         """What coefficients (..., [blocks,] p, p + K) on rows and signals move the rows along."""
         grouping, p = self.grouping, self.grouping.structure.width
         signals = _signal_rows(grouping, self.parameters)
-        if not grouping.structure.loss.pulls_by_block:
+        if not grouping.structure.loss.moves_by_block:
             return pull[..., :p] @ rows + pull[..., p:] @ signals
         by_column = jnp.take(pull, grouping.column_blocks, axis=-3)
         return jnp.einsum("...cif,fc->...ic", by_column, jnp.concatenate([rows, signals]))

@@ -20,7 +20,7 @@ from sgdynamics.algorithms.updates.update import Law, copies
 from sgdynamics.base.arrays import IntScalar, Numeric, PyTree, RandomKey, RandomKeys, Scalar
 from sgdynamics.base.controls import alpha_of_steps, values_at
 from sgdynamics.base.random import step_key
-from sgdynamics.problems.losses import BlockOverlaps, Seen
+from sgdynamics.problems.losses import BlockOverlaps, LossOverlaps
 from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.problems.starts import Start, factor, frames, placed
 from sgdynamics.samples import input_covariance
@@ -340,9 +340,9 @@ class DirectBatch(Ground):
             fields, weights = fields + x @ shift.T, weights + shift
         head = head if head_shift is None else head + head_shift
         reading, lengths = parameters, None
-        if structure.loss.pulls:
+        if structure.loss.reads_overlaps:
             Q, M = weights @ weights.T, weights[:, place.axes] @ place.signals.T
-            overlaps = Seen(Q, M, (place.signals @ place.signals.T).astype(Q.dtype))
+            overlaps = LossOverlaps(Q, M, (place.signals @ place.signals.T).astype(Q.dtype))
             if structure.loss.reads_blocks:
                 overlaps = overlaps._replace(blocks=self._block_overlaps(weights))
             reading = {**parameters, "overlaps": overlaps}
@@ -375,14 +375,14 @@ class DirectBatch(Ground):
         )
         return BlockOverlaps(*(jnp.stack(part) for part in zip(*parts, strict=True)), *laws)
 
-    def overlaps(self, rows: Numeric) -> Seen:
+    def overlaps(self, rows: Numeric) -> LossOverlaps:
         blocks = self._block_overlaps(rows)
-        return Seen(*(jnp.sum(part, axis=0) for part in blocks[:3]), blocks=blocks)
+        return LossOverlaps(*(jnp.sum(part, axis=0) for part in blocks[:3]), blocks=blocks)
 
     def _pulled(self, pull: Numeric, weights: Numeric) -> Any:
         """What a loss of overlaps moves rows along, with coefficients (..., [blocks,] p, p + K) on rows and signals."""
         p = len(weights)
-        if self.structure.loss.pulls_by_block:
+        if self.structure.loss.moves_by_block:
             every = jnp.concatenate([weights, self._signals_in_space(weights.dtype)])
             moved = [
                 pull[..., block, :, :] @ every[:, low:high]

@@ -35,7 +35,7 @@ from sgdynamics.ode import integrate
 from sgdynamics.ode.drift import MeanStep, finite_numbers
 from sgdynamics.ode.drift import drift as mean_increment
 from sgdynamics.problems.problem import Problem, Structure
-from sgdynamics.problems.starts import Start, checked_start
+from sgdynamics.problems.starts import Start, validate_start
 from sgdynamics.samples.laws import finite_moments
 
 __all__ = ["drift", "finite", "quadrature", "risk", "solve", "state"]
@@ -126,7 +126,7 @@ def quadrature(problem: Problem, start: Start, margin: float = MARGIN) -> Quadra
     """
     require("functional", problem)
     return choose_quadrature(
-        problem, checked_start(problem, start).Q_blocks, checks.number("margin", margin, above=0.0)
+        problem, validate_start(problem, start).Q_blocks, checks.number("margin", margin, above=0.0)
     )
 
 

@@ -18,7 +18,7 @@ from sgdynamics.base.precision import float64
 from sgdynamics.base.progress import warn
 from sgdynamics.dynamics.fields import FieldDynamics
 from sgdynamics.problems.problem import Problem
-from sgdynamics.problems.starts import Start, check_dimension, checked_start
+from sgdynamics.problems.starts import Start, check_dimension, validate_start
 from sgdynamics.problems.teacher_student import TeacherStudent
 from sgdynamics.results.clock import time_divisor
 from sgdynamics.results.datasets import largest_share, record, time_name
@@ -91,7 +91,7 @@ def solve_linear(
     algorithm = checked_algorithm(algorithm, "solve_linear", problem)
     weights = output_weights(problem)
     d, sizes = check_dimension(problem, dimension, small=True)
-    begin = checked_start(problem, start)
+    begin = validate_start(problem, start)
     wanted = listed("steps", steps, 0.0)
     if np.any(wanted != np.round(wanted)) or np.any(wanted > 1e15):
         raise checks.reject("steps", steps, "give whole numbers up to 1e15")

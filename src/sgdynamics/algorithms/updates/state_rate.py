@@ -101,7 +101,7 @@ def check_state_rate(rate: Callable[[Any], Any], problem: Any) -> None:
             "state_rate",
             "Rates that read overlaps are for problems of fields. Leave update out.",
         )
-    overlaps = problem.example(("overlaps",))[-1]
+    overlaps = problem.example_arguments(("overlaps",))[-1]
     try:
         shape = traced_shape(rate, overlaps)
     except Exception as error:

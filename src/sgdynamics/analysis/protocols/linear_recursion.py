@@ -27,7 +27,7 @@ from sgdynamics.base.controls import piecewise_rate
 from sgdynamics.base.precision import float64
 from sgdynamics.dynamics.fields import FieldDynamics
 from sgdynamics.problems.problem import Problem
-from sgdynamics.problems.starts import Start, check_dimension, checked_start
+from sgdynamics.problems.starts import Start, check_dimension, validate_start
 from sgdynamics.solvers.linear import modes_of, output_gain, output_weights
 
 MOST_STEPS = 10**12
@@ -171,7 +171,7 @@ def linear_recursion(
     algorithm = checked_algorithm(algorithm, "solve_linear", problem)
     weights = output_weights(problem)
     d, sizes = check_dimension(problem, dimension, small=True)
-    begin = checked_start(problem, start)
+    begin = validate_start(problem, start)
     steps = checks.integer("steps", steps, 1, MOST_STEPS)
     kappa = checks.number("kappa", kappa, above=0.0)
     method = None if method is None else checks.choice("method", method, ("steps", "powers"))

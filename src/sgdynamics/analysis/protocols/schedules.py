@@ -33,7 +33,7 @@ from sgdynamics.expectations.choice import expectation_of
 from sgdynamics.expectations.interface import Quadrature
 from sgdynamics.ode.drift import MeanStep
 from sgdynamics.problems.problem import Problem, Structure
-from sgdynamics.problems.starts import Start, check_dimension, checked_start
+from sgdynamics.problems.starts import Start, check_dimension, validate_start
 from sgdynamics.solvers import functional
 
 RANGE = (
@@ -260,7 +260,7 @@ def optimal_schedule(
     iterations = checks.integer("iterations", iterations, 1, 10**6)
     restarts, seed = checks.integer("restarts", restarts, 0, 10**6), checks.integer("seed", seed, 0)
     require("optimal_schedule", problem)
-    begin = checked_start(problem, start)
+    begin = validate_start(problem, start)
     low, high = _checked_range(problem, lr)
     if dimension is not None:
         dimension = check_dimension(problem, dimension)[0]

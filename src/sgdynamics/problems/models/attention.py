@@ -12,7 +12,7 @@ from jaxtyping import Float
 
 from sgdynamics.base import checks
 from sgdynamics.base.arrays import ArrayArgument, Function, Numeric, Parameters, Scalar
-from sgdynamics.problems.loss_dependence import Reading
+from sgdynamics.problems.loss_dependence import LossDependence
 from sgdynamics.problems.losses import squared
 from sgdynamics.problems.models.model import correlated, model, noise_number, none_or
 from sgdynamics.problems.problem import Problem, Structure
@@ -42,7 +42,7 @@ class AttentionLoss:
     ) -> Scalar:
         return squared(read(*fields), read(*signals) + jnp.sqrt(parameters["noise"]) * noise_draw)
 
-    def reading(self, structure: Structure) -> Reading | None:
+    def loss_dependence(self, structure: Structure) -> LossDependence | None:
         """Of two tokens: f = v.(x1 + x2)/2 + tanh(q.(x1 - x2)/2) v.(x1 - x2)/2. The noise has a coordinate of its own, for any variance."""
         if structure.sample.tokens != 2:
             return None
@@ -51,7 +51,7 @@ class AttentionLoss:
         more = [np.r_[v - v_star, v - v_star, 0.0], np.r_[np.zeros(8), 1.0]]
         rows = [tuple(one.tolist()) for one in (*less, *more)]
         # a move is a square in v.(x1 - x2) and e, and linear in the noise
-        return Reading(tuple(rows[:2]), tuple(rows[2:]), (3, 3, 3, 2), (4, 4, 4, 2))
+        return LossDependence(tuple(rows[:2]), tuple(rows[2:]), (3, 3, 3, 2), (4, 4, 4, 2))
 
 
 attention_loss = AttentionLoss()

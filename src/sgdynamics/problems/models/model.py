@@ -12,7 +12,7 @@ import numpy as np
 from sgdynamics.base import checks
 from sgdynamics.base.controls import describe_schedule, is_scheduled
 from sgdynamics.base.user_functions import function_identity
-from sgdynamics.problems.problem import Problem, plain_numbers
+from sgdynamics.problems.problem import Problem, plain_values
 
 Arguments = ParamSpec("Arguments")
 Stated = TypeVar("Stated", bound=Problem)
@@ -84,7 +84,7 @@ def _described(problem: Problem) -> dict[str, Any]:
             again = again and whole
         else:
             found[name] = (
-                value if value is None or isinstance(value, (str, bool)) else plain_numbers(value)
+                value if value is None or isinstance(value, (str, bool)) else plain_values(value)
             )
     return found if again else {**found, "rerunnable": False}
 

@@ -54,7 +54,7 @@ class SequenceLoss:
         )
 
 
-def link_of(argument: str, value: Any, tokens: int) -> Any:
+def resolve_link(argument: str, value: Any, tokens: int) -> Any:
     """The function that a name stands for, or a user's function of the numbers of all tokens."""
     if isinstance(value, str):
         return LINKS[checks.choice(argument, value, LINKS)]
@@ -134,8 +134,8 @@ def sequence_single_index(
     0.06386001
     """
     tokens = checks.integer("tokens", tokens, 1)
-    f = link_of("link", link, tokens)
-    loss = SequenceLoss(f, f if target is None else link_of("target", target, tokens))
+    f = resolve_link("link", link, tokens)
+    loss = SequenceLoss(f, f if target is None else resolve_link("target", target, tokens))
     data = {
         "tokens": tokens,
         "token_correlation": correlated(tokens, token_correlation),
