@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from sgdynamics.analysis.sample_complexity import sample_complexity as sample_complexity
     from sgdynamics.base.controls import piecewise_rate as piecewise_rate
     from sgdynamics.base.support import supported as supported
-    from sgdynamics.dynamics.interface import Dynamics as Dynamics
+    from sgdynamics.dynamics.protocol import Dynamics as Dynamics
     from sgdynamics.expectations.interface import Expectation as Expectation
     from sgdynamics.expectations.interface import Moments as Moments
     from sgdynamics.fixed_data.options import DMFT as DMFT
@@ -114,7 +114,7 @@ _PACKAGE_OF = {
     "Certificate": "sgdynamics.analysis.certificate",
     "DMFT": "sgdynamics.fixed_data.options",
     "DataSpectrum": "sgdynamics.samples.real_data",
-    "Dynamics": "sgdynamics.dynamics.interface",
+    "Dynamics": "sgdynamics.dynamics.protocol",
     "EarlyStopping": "sgdynamics.analysis.early_stopping",
     "EffectiveDynamics": "sgdynamics.analysis.effective.dynamics",
     "EffectiveScaling": "sgdynamics.analysis.effective.scaling",

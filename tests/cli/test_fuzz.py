@@ -157,7 +157,7 @@ def stored(folder: Path) -> Path:
         attributes = {"seed": 0, "dimension": 100, "dtype": "float64", "error_quadrature": 1e-9}
         flags = {"diverged_at": np.full(runs, np.nan), "method": method, "attributes": attributes}
         dynamics = dynamics_of("simulate", problem, algorithm)
-        result = trajectory(dynamics, when, dynamics.observed(overlaps, risk, when), **flags)
+        result = trajectory(dynamics, when, dynamics.observables(overlaps, risk, when), **flags)
         made[method.removeprefix("solve_").removeprefix("simulate-")] = result
     return sgd.save(made, folder / "whole.nc")
 

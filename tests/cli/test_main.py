@@ -276,7 +276,7 @@ def test_a_diverging_run_is_one_line_of_warning(folder):
     found = invoke(
         "run", folder / "fast.toml", "--out", folder / "fast", "--format", "none", "--json"
     )
-    assert found.stderr.startswith("warning: the solution diverges after t = ")
+    assert found.stderr.startswith("warning: 1 of 1 runs diverged, the first after t = ")
     assert found.stderr.count("\n") == 1
     assert json.loads(found.stdout)["methods"]["ode"]["diverged"] == 1
 

@@ -17,11 +17,11 @@ from sgdynamics.analysis import (
 )
 from sgdynamics.analysis.effective import dynamics, scaling
 from sgdynamics.analysis.protocols import optimise, schedules
-from sgdynamics.dynamics import fields, interface, sliding, spiked_tensor, updates
+from sgdynamics.dynamics import fields, sliding, spiked_tensor, updates
 from sgdynamics.mean_field import particles
 from sgdynamics.sde import covariance
 from sgdynamics.simulation import running
-from sgdynamics.solvers import dmft, large_batch, linear
+from sgdynamics.solvers import batch, dmft, large_batch, linear
 from sgdynamics.sweeps import sweeping
 
 
@@ -39,7 +39,7 @@ PLACES = [
         (module, "choose_quadrature")
         for module in (fields, updates, exit_times, fixed_points, regimes, large_batch)
     ),
-    *((module, "run_cases") for module in (interface, exit_times)),
+    *((module, "run_cases") for module in (batch, exit_times)),
     (particles, "_numbers"),
     (linear, "_means"),
     (expect, "estimate_expectation"),

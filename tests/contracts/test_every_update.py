@@ -102,7 +102,7 @@ CROSSINGS = [
 ]
 
 
-@pytest.mark.filterwarnings("ignore:a step takes g l_1", "ignore:expectations are known only")
+@pytest.mark.filterwarnings("ignore:a step removes g l_1", "ignore:expectations are known only")
 @pytest.mark.parametrize(("update", "spectrum", "width"), CROSSINGS)
 def test_every_update_works_on_every_spectrum(update, spectrum, width):
     """Overlaps and risk are finite, the weights move, and no error estimate failed."""

@@ -10,8 +10,8 @@ import pytest
 import sgdynamics as sgd
 from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.dynamics.fields import FieldDynamics
-from sgdynamics.dynamics.interface import sampling_errors
 from sgdynamics.expectations.risk import population_risk
+from sgdynamics.solvers.batch import sampling_errors
 
 REPLICATES, RUNS, TIMES = 4, 2, 3
 
@@ -29,7 +29,7 @@ def test_an_overlap_that_is_zero_has_the_scale_of_the_lengths():
     problem = sgd.TeacherStudent(width=1)
     M, Q = states(0.0, 0.01), np.full((REPLICATES, RUNS, TIMES, 1, 1, 1), 4.0)
     risks = np.ones((REPLICATES, RUNS, TIMES))
-    scales = FieldDynamics(problem, OnePassSGD(lr=0.1)).scales(
+    scales = FieldDynamics(problem, OnePassSGD(lr=0.1)).variable_scales(
         {"M": M.mean(axis=0), "Q": Q.mean(axis=0)}
     )
     error, _ = sampling_errors({"M": M, "Q": Q}, risks, 0.0, 0.0, scales)

@@ -15,7 +15,10 @@ from sgdynamics.expectations import accuracy, indicators
 from sgdynamics.expectations.nodes import sobol_normals
 from sgdynamics.expectations.risk import Risks
 from sgdynamics.problems.activations import NAMED
+from sgdynamics.results.clock import Clock
 from tests.conftest import Z
+
+CLOCK = Clock(np.zeros(1), None, None)
 
 ORACLE = np.array([[2.0, 0.0], [-2.0, 0.0], [0.0, 2.0], [0.0, -2.0]])  # f = 2 |x1| - 2 |x2|
 ORACLE_HEAD = np.array([1.0, 1.0, -1.0, -1.0])
@@ -206,18 +209,18 @@ def test_diverged_states_have_no_accuracy():
 def test_the_warning_of_a_large_error_names_its_cause():
     """The library's own activations declare their kinks: nobody is asked to declare them again."""
     algorithm = sgd.OnePassSGD(lr=0.1)
-    (text,) = FieldDynamics(sgd.GaussianMixture("xor"), algorithm).doubts(
-        Risks(np.ones(1), 0.0, 7e-4)
+    (text,) = FieldDynamics(sgd.GaussianMixture("xor"), algorithm).solution_warnings(
+        Risks(np.ones(1), 0.0, 7e-4), CLOCK
     )
     assert "7.0e-04" in text
     assert "declare" not in text
     assert "quadrature" in text
-    (text,) = FieldDynamics(sgd.TeacherStudent(width=2, activation="tanh"), algorithm).doubts(
-        Risks(np.ones(1), 0.0, 1e-3)
-    )
+    (text,) = FieldDynamics(
+        sgd.TeacherStudent(width=2, activation="tanh"), algorithm
+    ).solution_warnings(Risks(np.ones(1), 0.0, 1e-3), CLOCK)
     assert "declare" not in text
     own = sgd.TeacherStudent(width=2, activation=lambda x: x / (1 + x**2))
-    (text,) = FieldDynamics(own, algorithm).doubts(Risks(np.ones(1), 0.0, 1e-3))
+    (text,) = FieldDynamics(own, algorithm).solution_warnings(Risks(np.ones(1), 0.0, 1e-3), CLOCK)
     assert "declare" in text
 
 

@@ -226,7 +226,7 @@ def test_ode_has_the_reference_values():
 def test_ode_at_small_n_can_diverge_alone():
     problem = SpikedTensor(order=3, snr=1.0)
     begin = spiked_start(problem, m=[0.1, 3.0], r2=[0.5, 20.0])
-    with pytest.warns(UserWarning, match="the solution diverges"):
+    with pytest.warns(UserWarning, match="runs diverged"):
         result = sgd.solve_ode(
             problem, sgd.OnePassSGD(lr=0.5), begin, times=[0.0, 0.5, 1.0], dimension=40
         )

@@ -102,7 +102,7 @@ def test_starts_of_runs():
             lambda: sgd.simulate(
                 PROBLEM, ALGORITHM, BEGIN, steps=[1], dimension=300, method="tensor"
             ),
-            "n\\^order = 2.7e\\+07 numbers a step",
+            "n\\^order = 2.7e\\+07 numbers per step",
         ),
         (
             lambda: sgd.simulate(PROBLEM, ALGORITHM, BEGIN, steps=[1], times=[1.0], dimension=5),

@@ -237,7 +237,7 @@ def test_bad_input():
         SOLVERS["ode"](evaluate=CLEAN)
     with pytest.raises(ValueError, match=r"evaluate = .*same \(width, signals, blocks"):
         SOLVERS["ode"](evaluate={"wide": sgd.TeacherStudent(width=3)})
-    with pytest.raises(ValueError, match=r"evaluate = .*another Gram matrix"):
+    with pytest.raises(ValueError, match=r"evaluate = .*Gram matrix of its signals differs"):
         SOLVERS["ode"](evaluate={"tilted": PROBLEM.replace(teacher_gram=[[1.0, 0.5], [0.5, 1.0]])})
     with pytest.raises(ValueError, match=r"function = 3"):
         sgd.on_train(3)

@@ -238,7 +238,7 @@ def test_error_of_binning_is_true(solver, narrow):
 def test_a_few_directions_carry_the_noise():
     problem, begin = reference()
     with pytest.warns(
-        UserWarning, match=r"g l_1 = 0\.38 .*few directions carry noise.*method=\"exact\""
+        UserWarning, match=r"g l_1 = 0\.38 .*few directions carry the noise.*method=\"exact\""
     ):
         sgd.solve_ode(problem, sgd.OnePassSGD(lr=2.0, per="trace"), begin, steps=[0])
 
@@ -448,7 +448,7 @@ def test_a_failed_error_estimate_keeps_the_result(failure, monkeypatch):
     problem = sgd.TeacherStudent(
         width=1, activation="linear", covariance=sgd.power_law(1.2, 40, target=0.5, raw=1, bins=3)
     )
-    monkeypatch.setattr(ode, "risk_of_path", fails)
+    monkeypatch.setattr(ode, "risk_of_request", fails)
     with pytest.warns(UserWarning, match=r"error_binning = nan: this error could not be estimated"):
         result = sgd.solve_ode(
             problem,
@@ -462,7 +462,7 @@ def test_a_failed_error_estimate_keeps_the_result(failure, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:a step takes g l_1", "ignore:expectations are known only")
+@pytest.mark.filterwarnings("ignore:a step removes g l_1", "ignore:expectations are known only")
 def test_signs_on_a_power_law_of_many_blocks():
     """110 blocks: minutes by the cost of every block at every point, seconds in a joint frame; the risk is that of direct runs.
 

@@ -365,7 +365,7 @@ def test_what_is_refused():
             sgd.random_start(network.replace(width=11), dimension=50),
             alpha=[1.0],
         ),
-        "know no noise on inputs": lambda: sgd.solve_ode(
+        "do not support noise on inputs": lambda: sgd.solve_ode(
             one.replace(input_noise=0.1),
             sgd.OnePassSGD(update=sgd.updates.clipped(0.3)),
             begin,

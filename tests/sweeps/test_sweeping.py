@@ -179,7 +179,7 @@ def test_batch_gives_the_numbers_of_single_solves(batch):
 
 def test_what_diverges_or_fails_does_not_hold_up_the_others(batch):
     assert np.all(np.isfinite(batch.risk.sel(lr=[0.05, 0.1])))
-    assert "diverges after" in str(batch.warning.sel(lr=40.0, noise=0.0).values)
+    assert "diverged, the first after" in str(batch.warning.sel(lr=40.0, noise=0.0).values)
     assert np.isfinite(float(batch.diverged_at.sel(lr=40.0, noise=0.0).squeeze()))
     assert "lr = -1" in str(batch.failed.sel(lr=-1.0, noise=0.0).values)
     assert np.all(np.isnan(batch.risk.sel(lr=-1.0)))

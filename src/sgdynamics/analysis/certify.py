@@ -32,8 +32,8 @@ from sgdynamics.analysis.real_data import checked_samples, gap_on_data
 from sgdynamics.base import checks
 from sgdynamics.base.arrays import ArrayArgument
 from sgdynamics.base.progress import meter
+from sgdynamics.dynamics.adapter import SolverDynamics
 from sgdynamics.dynamics.choice import dynamics_of
-from sgdynamics.dynamics.interface import Dynamics
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.starts import Start, broadcast_runs, check_dimension
 from sgdynamics.results.clock import make_clock
@@ -147,7 +147,7 @@ def certify(
     dynamics = dynamics_of("certify", problem, algorithm)
     fixed = dynamics.has_data
     progress = checks.flag("progress", progress, optional=True)
-    begin = dynamics.start(start)
+    begin = dynamics.initial_state(start)
     if begin.runs != 1:
         raise checks.reject(
             "start",
@@ -181,7 +181,7 @@ def certify(
         when = {"alpha": np.atleast_1d(given) * (dynamics.algorithm.batch / small)}
     setting = _SharedRuns(dynamics, begin, runs, seed, when)
     setting.steps(small)  # refuses bad times before anything is computed
-    no_ode = None if fixed else dynamics.without_ode
+    no_ode = None if fixed else dynamics.no_ode_reason
     limit, chain = (
         no_ode is None and problem.spectrum is None,
         "coordinatewise update" not in algorithm.kinds,
@@ -248,7 +248,7 @@ def certify(
 
 
 def _dimensions(
-    dynamics: Dynamics, dimension: int | None, dimensions: Sequence[int]
+    dynamics: SolverDynamics[Any], dimension: int | None, dimensions: Sequence[int]
 ) -> tuple[int, tuple[int, ...]]:
     """The dimension of the test in law and the growing ones; those not given are as small as rows and signals allow."""
     problem, algorithm, fixed = dynamics.problem, dynamics.algorithm, dynamics.has_data
@@ -297,7 +297,7 @@ def _dimensions(
 class _SharedRuns:
     """What all runs of a certificate share."""
 
-    dynamics: Dynamics
+    dynamics: SolverDynamics[Any]
     begin: Start
     runs: int
     seed: int
@@ -326,7 +326,9 @@ class _SharedRuns:
         """Entries (run, time, entry) of every overlap, NaN where a run has diverged, and the clock; no risk, which is not needed."""
         steps, (d, sizes) = (
             self.steps(dimension),
-            self.dynamics.at_dimension(dimension, small=self.dynamics.problem.spectrum is not None),
+            self.dynamics.resolve_dimension(
+                dimension, allow_small_blocks=self.dynamics.problem.spectrum is not None
+            ),
         )
         seed = 64 * self.seed + seed_shift
         simulator = self.dynamics.simulator(

@@ -26,7 +26,7 @@ from sgdynamics.base.progress import warn
 from sgdynamics.base.resources import check_steps
 from sgdynamics.base.user_functions import checked_function
 from sgdynamics.dynamics.choice import dynamics_of
-from sgdynamics.dynamics.interface import Dynamics
+from sgdynamics.dynamics.protocol import Dynamics
 from sgdynamics.expectations.choice import expectation_of
 from sgdynamics.expectations.interface import Quadrature
 from sgdynamics.expectations.risk import MARGIN, choose_quadrature
@@ -309,7 +309,7 @@ class Asked:
 
     def case(self, chosen: Any = None) -> Case:
         """Those that have not (or those chosen) as one solve that stops where they leave; of sampled expectations one replicate."""
-        case = self.dynamics.prepare(
+        case = self.dynamics.ode_request(
             self.begin, Clock(np.array([self.end]), None, None), self.dimension
         ).case
         chosen = ~self.away if chosen is None else chosen
@@ -377,7 +377,7 @@ def prepare_exits(problem: Any, algorithm: Any, start: Any, **given: PyTree) -> 
     d, sizes = (
         (None, None)
         if dimension is None and method in ("ode", "dmft")
-        else dynamics.at_dimension(dimension, small=True)
+        else dynamics.resolve_dimension(dimension, allow_small_blocks=True)
     )
     if not on_data:
         spectrum = getattr(problem, "spectrum", None)
@@ -387,14 +387,13 @@ def prepare_exits(problem: Any, algorithm: Any, start: Any, **given: PyTree) -> 
         )
     if on_data and method == "direct":
         checks.choice("method", method, dynamics.methods)
-        dynamics = dynamics.in_steps(d, None)
+        dynamics = dynamics.resolve_steps(d, None)
         when = make_clock(dynamics.algorithm, times=[end], dimension=d, whole_steps=True)
         assert when.step is not None
         check_steps(
             "max_time", end, float(when.step[-1]), "give less: runs stop once they have left"
         )
-        dynamics = dynamics.counted(when)
-        dynamics.check_controls(when)
+        dynamics = dynamics.validate_clock(when)
     elif method in ("exact", "direct"):
         checks.choice("method", method, dynamics.methods)
         check_steps(
@@ -403,8 +402,8 @@ def prepare_exits(problem: Any, algorithm: Any, start: Any, **given: PyTree) -> 
             end * float(d or 1) / algorithm.lr,
             "give less: runs stop once they have left",
         )
-    begin = dynamics.start(start, runs)
-    states = dynamics.states(begin)
+    begin = dynamics.initial_state(start, runs)
+    states = dynamics.state_arrays(begin)
     if callable(criterion):
         first_state = {
             name: np.asarray(value[0]) for name, value in dynamics.public_states(states).items()
@@ -424,7 +423,7 @@ def prepare_exits(problem: Any, algorithm: Any, start: Any, **given: PyTree) -> 
     # label noise of a squared loss is taken off; any other number that changes would change the risk by itself
     if (
         criterion == "risk"
-        and dynamics.controlled
+        and dynamics.is_scheduled
         and not getattr(getattr(problem, "structure", None), "has_excess", False)
     ):
         raise checks.reject(
@@ -432,7 +431,7 @@ def prepare_exits(problem: Any, algorithm: Any, start: Any, **given: PyTree) -> 
             criterion,
             "the risk itself changes with alpha here: give a function of the state",
         )
-    watch, shared = dynamics.watched(criterion, begin, d)
+    watch, shared = dynamics.exit_watch(criterion, begin, d)
     first = np.asarray(_values(watch, shared, states))
     if criterion == "overlap":
         levels = np.full(begin.runs, -threshold)
@@ -534,16 +533,16 @@ def _simulated_exits(asked: Asked) -> tuple[np.ndarray, np.ndarray]:
         reach = or_raise(run_cases([noiseless.case(np.arange(begin.runs) == 0)])[0])
         scale = end if np.isnan(reach.exits[0, 0]) else float(min(end, 2 * reach.exits[0, 0]))
         length = min(
-            dynamics.longest_sde_step(begin, d, asked.sizes, scale, True)[0], scale / SDE_STEPS
+            dynamics.sde_step_length(begin, d, asked.sizes, scale, True)[0], scale / SDE_STEPS
         )
-        simulator = dynamics.paths_of_sde(begin, d, asked.sizes, True)
+        simulator = dynamics.sde_paths(begin, d, asked.sizes, True)
         simulator.set_steps(*plan_steps(np.array([end]), length))
         length = float(simulator.lengths[0])
     else:
         simulator = dynamics.simulator(asked.method, begin, d, asked.sizes, seed=asked.seed)
     last = _steps_on_data(algorithm, end) if on_data else int(np.ceil(end / length - 1e-9))
     see = _See(asked.watch, between=asked.method == "sde")
-    label = f"exit times, {asked.method}, {dynamics.letter} = {d}"
+    label = f"exit times, {asked.method}, {dynamics.dimension_symbol} = {d}"
     left, diverged = first_passage(
         simulator, asked.seen, see, asked.shared, last, asked.seed, label, asked.progress
     )

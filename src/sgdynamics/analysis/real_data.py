@@ -10,7 +10,7 @@ import numpy as np
 from sgdynamics.base import checks
 from sgdynamics.base.arrays import ArrayArgument
 from sgdynamics.base.precision import float64
-from sgdynamics.dynamics.interface import Dynamics
+from sgdynamics.dynamics.adapter import SolverDynamics
 from sgdynamics.problems.starts import Start, broadcast_runs
 from sgdynamics.samples.real_data import DataSpectrum
 from sgdynamics.scaling.modes import MOST_MODES
@@ -97,7 +97,12 @@ def checked_samples(problem: Any, data: ArrayArgument) -> np.ndarray:
 
 @float64
 def gap_on_data(
-    dynamics: Dynamics, begin: Start, z: np.ndarray, steps: np.ndarray, runs: int, seed: int
+    dynamics: SolverDynamics[Any],
+    begin: Start,
+    z: np.ndarray,
+    steps: np.ndarray,
+    runs: int,
+    seed: int,
 ) -> DataGap:
     """Runs on the samples beside the theory, at these steps."""
     problem, algorithm = dynamics.problem, dynamics.algorithm

@@ -1,33 +1,39 @@
-"""Which dynamics a problem and an algorithm have: the one place where the kind of problem is asked for."""
+"""`dynamics_of`: the one place where the kind of problem and algorithm selects an implementation."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from sgdynamics.algorithms.fixed_data import FixedData, checked_fixed_data
-from sgdynamics.algorithms.one_pass import checked_algorithm
+from sgdynamics.algorithms.one_pass import OnePassSGD, checked_algorithm
 from sgdynamics.base.support import require
-from sgdynamics.dynamics.epochs import EpochDynamics
-from sgdynamics.dynamics.fields import FieldDynamics, FixedDataDynamics
-from sgdynamics.dynamics.interface import Dynamics
+from sgdynamics.dynamics.adapter import SolverDynamics
+from sgdynamics.dynamics.fields import FieldDynamics
+from sgdynamics.dynamics.fixed_data import EpochDynamics, FixedDataDynamics
+from sgdynamics.dynamics.protocol import Dynamics
 from sgdynamics.dynamics.sliding import SlidingDynamics
 from sgdynamics.dynamics.spiked_tensor import SpikedDynamics
 from sgdynamics.dynamics.updates import UpdateDynamics
+from sgdynamics.dynamics.user import UserDynamics
 
 
-def dynamics_of(question: str, problem: Any, algorithm: Any) -> Dynamics:
-    """Problem x algorithm as a solver sees it; refuse what this question is not answered for."""
-    require(question, problem, algorithm)
-    fixed = isinstance(algorithm, FixedData) and "fields" in problem.kinds
-    if fixed:
-        return (EpochDynamics if "epochs" in algorithm.kinds else FixedDataDynamics)(
-            problem, checked_fixed_data(algorithm)
-        )
-    algorithm = checked_algorithm(algorithm, problem=problem)
+def dynamics_of(
+    solver: str, problem: Any, algorithm: OnePassSGD | FixedData
+) -> SolverDynamics[Any]:
+    """The dynamics of a problem under an algorithm.
+
+    Raises ValueError if the support table has no answer of this solver for them.
+    """
+    require(solver, problem, algorithm)
+    if isinstance(algorithm, FixedData) and "fields" in problem.kinds:
+        kind = EpochDynamics if "epochs" in algorithm.kinds else FixedDataDynamics
+        return kind(problem, checked_fixed_data(algorithm))
+    one_pass = checked_algorithm(algorithm, problem=problem)
     if isinstance(problem, Dynamics):
-        return problem.bound(algorithm)
+        return UserDynamics(problem, one_pass)
     if "fields" not in problem.kinds:
-        return SpikedDynamics(problem, algorithm)
-    if algorithm.stepping is not None:
-        return UpdateDynamics(problem, algorithm)
-    return (SlidingDynamics if "snr = inf" in problem.kinds else FieldDynamics)(problem, algorithm)
+        return SpikedDynamics(problem, one_pass)
+    if one_pass.stepping is not None:
+        return UpdateDynamics(problem, one_pass)
+    kind = SlidingDynamics if "snr = inf" in problem.kinds else FieldDynamics
+    return kind(problem, one_pass)

@@ -1,15 +1,17 @@
-"""A mixture at snr = infinity as a solver sees it: the drift jumps where a unit is orthogonal to a cluster, and solutions slide there."""
+"""Mixtures at snr = infinity, as the solvers see them.
+
+The drift jumps where a unit is orthogonal to a cluster, and solutions slide along that surface.
+"""
 
 from __future__ import annotations
-
-from typing import Any
 
 import numpy as np
 
 from sgdynamics.algorithms.one_pass import constant_head_rate
 from sgdynamics.base import checks
 from sgdynamics.dynamics.fields import FieldDynamics
-from sgdynamics.dynamics.interface import Solution, SolveRequest, told_apart
+from sgdynamics.dynamics.requests import Solution, SolveRequest, end_warnings, find_ends
+from sgdynamics.expectations.interface import Quadrature
 from sgdynamics.ode.integrate import ATOL, MARGIN, RTOL
 from sgdynamics.ode.sliding import infinite_snr_risk, solve_infinite_snr
 from sgdynamics.problems.starts import Start
@@ -17,67 +19,60 @@ from sgdynamics.results.clock import Clock
 
 
 class SlidingDynamics(FieldDynamics):
-    """A `GaussianMixture` of snr = infinity with ReLU units: simulated as any problem of fields, its ODE after Filippov."""
+    """A `GaussianMixture` of snr = infinity with ReLU units.
 
-    def prepare(
+    It is simulated as any problem of fields; its ODE has an integrator of its own, with sliding
+    motion in the sense of Filippov.
+    """
+
+    def ode_request(
         self,
         initial_state: Start,
         clock: Clock,
         dimension: int | None,
         rtol: float | None = None,
         atol: float | None = None,
-        quadrature: Any = None,
+        quadrature: Quadrature | None = None,
     ) -> SolveRequest:
         if dimension is not None:
-            raise checks.reject(
-                "dimension",
-                dimension,
-                "at snr = inf only d -> infinity has an ODE (its drift jumps): leave dimension out",
+            fix = (
+                "at snr = inf only d -> infinity has an ODE (its drift jumps): leave dimension out"
             )
-        return SolveRequest(
-            self,
-            initial_state,
-            clock,
-            None,
-            RTOL if rtol is None else rtol,
-            ATOL if atol is None else atol,
-        )
+            raise checks.reject("dimension", dimension, fix)
+        rtol, atol = RTOL if rtol is None else rtol, ATOL if atol is None else atol
+        return SolveRequest(self, initial_state, clock, None, rtol, atol, integrate=self._integrate)
 
-    def paths(self, group: list[SolveRequest], size: int) -> list[Any]:
-        found = []
-        for one in group:
-            problem, initial_state = one.dynamics.definition, one.initial_state
-            numbers = {
-                "weight_decay": problem.weight_decay,
-                "head_rate": constant_head_rate(one.dynamics.algorithm, "sliding motions"),
-            }
-            tolerance = {"rtol": MARGIN * one.rtol, "atol": MARGIN * one.atol}
-            path = solve_infinite_snr(
-                problem.mixture,
-                initial_state.M,
-                initial_state.Q,
-                initial_state.a,
-                times=one.clock.t,
-                error=True,
-                **numbers,
-                **tolerance,
-            )
-            finite = np.isfinite(path["a"]).all(axis=-1)
-            # checked by the risk's own function, which refuses NaN
-            safe = [
-                np.where(
-                    finite.reshape(*finite.shape, *[1] * (path[name].ndim - 2)), path[name], 0.0
-                )
-                for name in ("M", "a")
-            ]
-            states = {"M": path["M"][:, :, None], "Q": path["Q"][:, :, None], "a": path["a"]}
-            attributes = {
-                "assumptions": "one pass, d -> infinity, then snr -> infinity; sliding motion after Filippov",
-                "integrator": "Dopri8 between surfaces",
-                "error_quadrature": 0.0,
-                "error_integrator": float(path["error"].max()),
-            }
-            ends, texts = told_apart(states, path["ran_out"], one.clock.t)
-            risk = np.where(finite, infinite_snr_risk(problem.mixture, *safe), np.nan)
-            found.append(Solution(states, risk, attributes, ends, tuple(texts)))
-        return found
+    def _integrate(self, request: SolveRequest) -> Solution:
+        assert request.rtol is not None
+        assert request.atol is not None
+        problem, start, t = self.definition, request.initial_state, request.clock.t
+        mixture = problem.mixture  # type: ignore[attr-defined]
+        path = solve_infinite_snr(
+            mixture,
+            start.M,
+            start.Q,
+            start.a,
+            times=t,
+            error=True,
+            weight_decay=problem.weight_decay,
+            head_rate=constant_head_rate(self.algorithm, "sliding motions"),
+            rtol=MARGIN * request.rtol,
+            atol=MARGIN * request.atol,
+        )
+        M, Q, a = path["M"], path["Q"], path["a"]
+        states = {"M": M[:, :, None], "Q": Q[:, :, None], "a": a}
+        # The function of the risk validates its arguments and rejects NaN.
+        is_finite = np.asarray(np.isfinite(a).all(axis=-1))
+        finite_M = np.where(is_finite[..., None, None], M, 0.0)
+        finite_a = np.where(is_finite[..., None], a, 0.0)
+        risk = infinite_snr_risk(mixture, finite_M, finite_a)
+        attributes = {
+            "assumptions": "one pass, d -> infinity, then snr -> infinity; "
+            "sliding motion after Filippov",
+            "integrator": "Dopri8 between surfaces",
+            "error_quadrature": 0.0,
+            "error_integrator": float(path["error"].max()),
+        }
+        ends = find_ends(states, path["ran_out"], t)
+        risk = np.where(is_finite, risk, np.nan)
+        return Solution(states, risk, attributes, ends, end_warnings(ends))

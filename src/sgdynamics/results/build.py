@@ -2,43 +2,61 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 import xarray as xr
 
-from sgdynamics.algorithms.fixed_data import FixedData
-from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.base.progress import warn
 from sgdynamics.results.clock import Clock
 from sgdynamics.results.datasets import largest_share, trajectory
 from sgdynamics.results.observables import Observables, labelled, of_states
 
-States = Mapping[str, np.ndarray]
+Arrays = dict[str, np.ndarray]
 
 
-class ResultSource(Protocol):
+class Labels(NamedTuple):
+    """Meaning and axes (after run and time) of variables, and the coordinates of those axes."""
+
+    variables: Mapping[str, tuple[Any, ...]]
+    coordinates: dict[str, Any]
+
+
+class ResultSource(ABC):
     """What a result needs to know about the dynamics that produced it."""
 
-    @property
-    def problem(self) -> Any: ...
+    problem: Any  # what the result records
+    algorithm: Any  # OnePassSGD, or FixedData where the dynamics has a data set
+    dimension_symbol: ClassVar[str] = "d"
+
+    @abstractmethod
+    def risk_along(
+        self, states: Arrays, clock: Clock, dimension: int | None
+    ) -> tuple[np.ndarray, float]:
+        """Risks of states (..., time, ...) at the save points, and their largest relative error."""
+
+    @abstractmethod
+    def labels(self, values: Mapping[str, np.ndarray]) -> Labels:
+        """Labels of the variables of a result."""
 
     @property
-    def algorithm(self) -> OnePassSGD | FixedData: ...
+    def has_risk(self) -> bool:
+        """Whether the dynamics has a population risk."""
+        return True
 
-    @property
-    def letter(self) -> str: ...
+    def observables(self, states: Arrays, risk: np.ndarray, clock: Clock) -> dict[str, Any]:
+        """The variables of a result. Parameters named error_* become attributes."""
+        return {**states, "risk": risk}
 
-    def public_states(self, states: Any, lead: int = 1) -> dict[str, np.ndarray]: ...
+    def public_states(self, states: Arrays, leading_axes: int = 1) -> Arrays:
+        """The states as functions of the user see them, with this many leading axes."""
+        return states
 
-    def risk_of(
-        self, states: Any, clock: Clock, dimension: int | None
-    ) -> tuple[np.ndarray, float]: ...
-
-    def observed(self, states: Any, risk: np.ndarray, clock: Clock) -> dict[str, np.ndarray]: ...
-
-    def facts(self, clock: Clock) -> dict[str, Any]: ...
+    def input_attributes(self, clock: Clock) -> dict[str, Any]:
+        """Attributes of all results that describe the inputs."""
+        return {}
 
 
 class ResultCall(Protocol):
@@ -70,7 +88,7 @@ def evaluate_observables(
     values = of_states(observables.of_state, public_states, leading_axes)
     values |= {name: states[name] for name in observables.of_sample}
     risks = [
-        other.risk_of(states, call.clock, call.dimension)
+        other.risk_along(states, call.clock, call.dimension)
         for other in observables.evaluated.values()
     ]
     if not risks:
@@ -80,7 +98,7 @@ def evaluate_observables(
 
 
 def divergence_warning(
-    diverged_at: np.ndarray, runs_are: str = "runs", remedy: str = "a smaller lr"
+    diverged_at: np.ndarray, run_name: str = "runs", remedy: str = "A smaller lr may help."
 ) -> tuple[str, ...]:
     """The warning about diverged runs, the same for all solvers; empty if no run diverged.
 
@@ -91,8 +109,8 @@ def divergence_warning(
         return ()
     count, first = int(is_diverged.sum()), np.nanmin(diverged_at)
     return (
-        f"{count} of {len(diverged_at)} {runs_are} diverged, the first after t = {first:.4g} "
-        f"(coordinate diverged_at); {remedy} may help",
+        f"{count} of {len(diverged_at)} {run_name} diverged, the first after t = {first:.4g} "
+        f"(coordinate diverged_at). {remedy}",
     )
 
 
@@ -136,11 +154,14 @@ def build_result(
         Values of the arguments ``record`` and ``evaluate``. Computed from the states by default.
     """
     dynamics = call.dynamics
-    attributes = {**attributes, **dynamics.facts(call.clock)}
+    attributes = {**attributes, **dynamics.input_attributes(call.clock)}
     if risk is None:
-        risk, attributes["error_quadrature"] = dynamics.risk_of(states, call.clock, call.dimension)
+        risk, attributes["error_quadrature"] = dynamics.risk_along(
+            states, call.clock, call.dimension
+        )
     if sampled is not None:
-        remedy = "a smaller lr or step" if sampled == "paths" else "a smaller lr"
+        step_size = "lr or step" if sampled == "paths" else "lr"
+        remedy = f"A smaller {step_size} may help."
         divergence = divergence_warning(ends["diverged_at"], sampled, remedy)
         warnings = (*warnings, *divergence)
         if not divergence and len(risk) > 1:
@@ -152,7 +173,7 @@ def build_result(
         recorded, error = evaluate_observables(call, states)
         attributes["error_evaluated"] = error if "evaluated_risk" in recorded else None
     attributes["recorded"] = " ".join(name for name in recorded if name != "evaluated_risk") or None
-    values = dynamics.observed(states, risk, call.clock)
+    values = dynamics.observables(states, risk, call.clock)
     # numbers named error_* are attributes, everything else is a variable
     attributes |= {
         name: float(values.pop(name)) for name in list(values) if name.startswith("error_")

@@ -43,6 +43,21 @@ class Clock:
     epoch: np.ndarray | None = None  # where there are epochs
     requested: str = "t"  # coordinate in which the caller gave the save points
     divisor: str = "d"  # symbol of D in t = lr steps/D; empty where t = lr steps
+    schedule_unit: str = "alpha"  # argument of schedules: "alpha", or "t" on a fixed data set
+
+    @property
+    def schedule_points(self) -> np.ndarray:
+        """The save points in the unit of schedules; alpha is 0 for gradient flow."""
+        if self.schedule_unit == "t":
+            return self.t
+        return np.zeros(len(self.t)) if self.alpha is None else self.alpha
+
+
+def integration_points(algorithm: OnePassSGD | FixedData, clock: Clock) -> np.ndarray:
+    """The save points in the variable of the integration: t, or alpha if lr is a schedule."""
+    if isinstance(algorithm.lr, Schedule) and clock.alpha is not None:
+        return clock.alpha
+    return clock.t
 
 
 def make_clock(
@@ -70,7 +85,8 @@ def make_clock(
     requested = COORDINATES[name]
     if isinstance(algorithm, FixedData):
         divisor = "d" if algorithm.order else ""
-        return replace(_fixed_data(algorithm, name, points), requested=requested, divisor=divisor)
+        fixed = _fixed_data(algorithm, name, points)
+        return replace(fixed, requested=requested, divisor=divisor, schedule_unit="t")
     with np.errstate(over="ignore"):  # what overflows is refused, not warned of
         found = _one_pass(algorithm, name, points, dimension, whole_steps)
     for unit, values in (("t", found.t), ("alpha", found.alpha), ("step", found.step)):

@@ -48,12 +48,12 @@ def trajectory(
 
     `more` are variables and coordinates with their axes, as a Dataset takes them.
     """
-    meanings = dynamics.meanings()
-    variables = {
-        name: (("run", "time", *meanings[name][1]), value, {"long_name": meanings[name][0]})
-        for name, value in values.items()
-    }
-    coordinates = time_coordinates(clock, diverged_at, dynamics.letter, ran_out_at)
+    labels = dynamics.labels(values)
+    variables = {}
+    for name, value in values.items():
+        meaning, axes = labels.variables[name][:2]
+        variables[name] = (("run", "time", *axes), value, {"long_name": meaning})
+    coordinates = time_coordinates(clock, diverged_at, dynamics.dimension_symbol, ran_out_at)
     attributes = attributes | {"clock": clock.requested}
     for name, part in (more or {}).items():
         (variables if part[0][:1] == ("run",) else coordinates)[name] = part
@@ -63,9 +63,7 @@ def trajectory(
         if made is xr.Dataset
         else attributes | {"method": method}
     )
-    return made(
-        variables, coordinates | dynamics.coordinates() | dynamics.named(values), attributes
-    )
+    return made(variables, coordinates | labels.coordinates, attributes)
 
 
 def time_name(divisor: str) -> str:

@@ -567,9 +567,9 @@ def _advance_paths(
     return jax.lax.fori_loop(since, end, step, (state, jnp.broadcast_to(since, keys.shape), seen))
 
 
-def with_edges(problem: Problem, algorithm: OnePassSGD, places: np.ndarray) -> np.ndarray:
+def with_edges(parameters: Parameters, algorithm: OnePassSGD, places: np.ndarray) -> np.ndarray:
     """Increasing places of the integration, with those before the last at which pieces of schedules begin: no step goes across these."""
-    edges = piece_edges((problem.parameters, algorithm.parameters))
+    edges = piece_edges((parameters, algorithm.parameters))
     if not algorithm.scheduled:
         edges = edges * (float(algorithm.lr) / float(algorithm.batch))
     return np.union1d(places, edges[edges < places[-1]])
@@ -586,7 +586,7 @@ def sde_step_length(
     """A step length whose error on the noiseless path from the first start is below STEP_TOLERANCE, and that error."""
     first = Start(begin.M_blocks[:1], begin.Q_blocks[:1], begin.a[:1])
     simulator = SdePaths(problem, algorithm, first, dimension, sizes, True, amount=0.0)
-    times = with_edges(problem, algorithm, np.linspace(0, end, 17))
+    times = with_edges(problem.parameters, algorithm, np.linspace(0, end, 17))
     before = None
     count, error = FIRST_STEPS, np.inf
     while True:

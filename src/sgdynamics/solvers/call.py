@@ -12,8 +12,8 @@ from sgdynamics.algorithms.fixed_data import FixedData
 from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.base import checks
 from sgdynamics.base.arrays import ArrayArgument
+from sgdynamics.dynamics.adapter import SolverDynamics
 from sgdynamics.dynamics.choice import dynamics_of
-from sgdynamics.dynamics.interface import Dynamics
 from sgdynamics.results.clock import Clock, make_clock
 from sgdynamics.results.observables import Observables, checked_evaluate, checked_record
 
@@ -24,7 +24,7 @@ class SolverCall:
 
     Attributes
     ----------
-    dynamics : Dynamics
+    dynamics : SolverDynamics
         The problem and the algorithm as solvers see them.
     initial_state : Start, SpikedStart or InitialArrays
         The initial condition of all runs.
@@ -42,7 +42,7 @@ class SolverCall:
         The arguments ``record`` and ``evaluate``.
     """
 
-    dynamics: Dynamics
+    dynamics: SolverDynamics[Any]
     initial_state: Any
     clock: Clock
     dimension: int | None
@@ -114,16 +114,14 @@ def validate_call(
     if dimension is None and not needs_dimension:
         d, block_sizes = None, None
     else:
-        d, block_sizes = dynamics.at_dimension(dimension, allow_small_blocks)
+        d, block_sizes = dynamics.resolve_dimension(dimension, allow_small_blocks)
     seed = checks.integer("seed", seed, 0)
-    dynamics = dynamics.in_steps(d, cells)
+    dynamics = dynamics.resolve_steps(d, cells)
     spectrum = getattr(problem, "spectrum", None)
     is_infinite = spectrum is not None and spectrum.infinite
     if is_infinite and alpha is not None:
         fix = "samples/d is undefined for an infinite-dimensional spectrum. Use steps= or times="
         raise checks.reject("alpha", alpha, fix)
-    if is_infinite and problem.scheduled:
-        dynamics = dynamics.counted_in_steps()
     # a spectrum has a dimension of its own, in which steps are counted in the limit as well
     counted = int(spectrum.multiplicities.sum()) if d is None and spectrum is not None else d
     clock = make_clock(
@@ -136,13 +134,11 @@ def validate_call(
     )
     if is_infinite:
         clock = replace(clock, samples=False)
-    dynamics = dynamics.counted(clock)
-    dynamics.check_controls(clock)
-    dynamics.check_memory(counted, dynamics.place(clock)[-1])
-    initial_state = dynamics.start(start, runs)
-    states = dynamics.public_states(dynamics.states(initial_state))
-    first_state = {name: np.asarray(value[0]) for name, value in states.items()}
-    observables = checked_record(record, first_state, problem, dynamics.has_data)
+    dynamics = dynamics.validate_clock(clock)
+    dynamics.check_memory(counted, clock.schedule_points[-1])
+    initial_state = dynamics.initial_state(start, runs)
+    example = dynamics.first_public_state(initial_state)
+    observables = checked_record(record, example, problem, dynamics.has_data)
     for name, other in checked_evaluate(evaluate).items():
-        observables.evaluated[name] = dynamics.beside(other)
+        observables.evaluated[name] = dynamics.evaluator(other)
     return SolverCall(dynamics, initial_state, clock, d, block_sizes, seed, progress, observables)

@@ -455,7 +455,7 @@ def _dataset(
     """Means over replicates, and their standard errors: from all paths, a quarter of them, and that with half the memory or in float64."""
     error, observed, of_others = 0.0, {}, 0.0
     for part in (part for levels in solved.values() for part in levels):
-        part["risk"], error = call.dynamics.risk_of(part, call.clock, None)
+        part["risk"], error = call.dynamics.risk_along(part, call.clock, None)
         observed, of_others = evaluate_observables(call, part, 3)
         part |= observed
     (states, bent), (fewer, _) = (_extrapolated(solved[name]) for name in ("all", "fewer"))

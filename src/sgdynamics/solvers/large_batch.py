@@ -20,7 +20,6 @@ from sgdynamics.base.controls import SCHEDULE_CHECK_POINTS, values_at
 from sgdynamics.base.precision import float64
 from sgdynamics.base.progress import Cost, meter, next_piece
 from sgdynamics.base.support import require
-from sgdynamics.dynamics.interface import over_replicates, sampling_errors
 from sgdynamics.dynamics.updates import all_rows, with_weights
 from sgdynamics.expectations.choice import expectation_of
 from sgdynamics.expectations.risk import MARGIN, choose_quadrature
@@ -29,6 +28,7 @@ from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.starts import Start
 from sgdynamics.results.build import build_result
 from sgdynamics.results.clock import Clock
+from sgdynamics.solvers.batch import average_replicates, sampling_errors
 from sgdynamics.solvers.call import SolverCall, validate_call
 
 WEIGHTS = ("M", "Q", "a")
@@ -225,8 +225,9 @@ def _advance(
 
 
 def _dataset(call: SolverCall, found: dict[str, np.ndarray]) -> xr.Dataset:
-    dynamics, every = call.dynamics, with_weights(found, call.dynamics.structure.width)
-    states = over_replicates(every)
+    dynamics = call.dynamics
+    every = with_weights(found, dynamics.problem.width)
+    states = average_replicates(every)
     good = np.all(
         [
             np.abs(value).reshape(*value.shape[:2], -1).max(axis=-1, initial=0.0) < LARGEST
@@ -241,14 +242,14 @@ def _dataset(call: SolverCall, found: dict[str, np.ndarray]) -> xr.Dataset:
     last = np.where(
         good.all(axis=1), np.nan, [call.clock.t[row][-1] if row.any() else 0.0 for row in good]
     )
-    risk, error = dynamics.risk_of(states, call.clock, None)
+    risk, error = dynamics.risk_along(states, call.clock, None)
     replicates = len(found["rows_a"])
     if replicates > 1:
         each = np.stack(
             [
-                dynamics.risk_of({name: every[name][index] for name in WEIGHTS}, call.clock, None)[
-                    0
-                ]
+                dynamics.risk_along(
+                    {name: every[name][index] for name in WEIGHTS}, call.clock, None
+                )[0]
                 for index in range(replicates)
             ]
         )

@@ -117,7 +117,7 @@ def solve_linear(
         "largest_step": modes.largest_step(algorithm.batch) / scale if scale else math.inf,
         "noise_gain": modes.noise_gain(g * scale, algorithm.batch) if g * scale else 0.0,
     }
-    coarser = dynamics.coarser(begin)
+    coarser = dynamics.merge_bins(begin)
     if coarser is not None:
         other = _means(coarser[0], coarser[1], weights, sizes, d, kappa, wanted)
         risks = (

@@ -13,13 +13,15 @@ from sgdynamics.base import checks
 from sgdynamics.base.arrays import ArrayArgument
 from sgdynamics.base.precision import float64
 from sgdynamics.base.progress import shared_meter
-from sgdynamics.dynamics.interface import Dynamics, Solution, SolveRequest, risk_of_path, solve
+from sgdynamics.dynamics.protocol import Dynamics
+from sgdynamics.dynamics.requests import Solution, SolveRequest
 from sgdynamics.ode.integrate import or_raise
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor
 from sgdynamics.problems.starts import Start
 from sgdynamics.results.build import build_result
 from sgdynamics.results.datasets import largest_share
+from sgdynamics.solvers.batch import risk_of_request, solve
 from sgdynamics.solvers.call import SolverCall, validate_call
 
 
@@ -131,12 +133,12 @@ def solve_ode(
         evaluate=evaluate,
         progress=progress,
     )
-    coarser = call.dynamics.coarser(call.initial_state)
+    coarser = call.dynamics.merge_bins(call.initial_state)
     solutions = 2 if coarser is None else 3  # one for the result, the others for its errors
     with shared_meter("solve_ode", solutions, call.progress):
         path = or_raise(solve([prepared])[0])
         if coarser is not None:
-            merged = coarser[0].prepare(coarser[1], call.clock, call.dimension, rtol, atol)
+            merged = coarser[0].ode_request(coarser[1], call.clock, call.dimension, rtol, atol)
             path = path.with_estimate("error_binning", lambda: binning_error(merged, path.risk))
     return finish_ode(call, path)
 
@@ -146,7 +148,7 @@ def binning_error(merged: SolveRequest, risk: np.ndarray) -> float:
 
     Bins twice as wide have four times the error. Narrower bins would need a start that this one does not determine.
     """
-    merged_risk = risk_of_path(merged)
+    merged_risk = risk_of_request(merged)
     is_complete = np.isfinite(risk).all(
         axis=1
     )  # a run that diverges may do so earlier with wider bins
@@ -170,7 +172,9 @@ def prepare_ode(
     # the mean step is exact at any size of the blocks; on the sphere it is taken from the chain, which is not
     small = getattr(problem, "constraint", None) is None
     call = validate_call("solve_ode", problem, algorithm, start, **where, allow_small_blocks=small)
-    return call, call.dynamics.prepare(call.initial_state, call.clock, call.dimension, rtol, atol)
+    return call, call.dynamics.ode_request(
+        call.initial_state, call.clock, call.dimension, rtol, atol
+    )
 
 
 def finish_ode(call: SolverCall, path: Solution, made: Any = xr.Dataset) -> Any:

@@ -16,7 +16,7 @@ from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor
 from sgdynamics.problems.starts import Start
 from sgdynamics.results.build import build_result
-from sgdynamics.results.clock import elapsed, plan_steps, reached
+from sgdynamics.results.clock import elapsed, integration_points, plan_steps, reached
 from sgdynamics.simulation.running import run
 from sgdynamics.solvers.call import validate_call
 
@@ -123,24 +123,24 @@ def solve_sde(
     higher_order = checks.flag("higher_order", higher_order)
     if algorithm.flow:
         raise checks.reject("lr", algorithm.lr, "gradient flow has no noise: use solve_ode")
-    variable, longest, error = dynamics.variable(call.clock), 1.0, None
+    variable, longest, error = integration_points(dynamics.algorithm, call.clock), 1.0, None
     if step is not None:
         longest = checks.number("step", step, above=0.0)
     elif variable[-1] > 0:
-        longest, error = dynamics.longest_sde_step(
+        longest, error = dynamics.sde_step_length(
             call.initial_state, d, block_sizes, float(variable[-1]), higher_order
         )
-    places = dynamics.sde_places(call.clock)
+    places = dynamics.sde_points(call.clock)
     edges, lengths = plan_steps(places, longest)  # refuses more steps than anybody can wait for
     saved = edges[-len(places) :][np.searchsorted(places, variable)]
-    simulator = dynamics.paths_of_sde(call.initial_state, d, block_sizes, higher_order)
+    simulator = dynamics.sde_paths(call.initial_state, d, block_sizes, higher_order)
     simulator.set_steps(edges, lengths)
     states, last = run(
         simulator,
         call.initial_state.runs,
         saved,
         call.seed,
-        f"SDE, {dynamics.letter} = {d}",
+        f"SDE, {dynamics.dimension_symbol} = {d}",
         call.progress,
     )
     ends = reached(edges, lengths, np.maximum(last, 0))

@@ -14,7 +14,9 @@ from sgdynamics.algorithms.fixed_data import FixedData
 from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.base import checks
 from sgdynamics.base.arrays import ArrayArgument
-from sgdynamics.dynamics.interface import Dynamics
+from sgdynamics.dynamics.fixed_data import FixedDataDynamics
+from sgdynamics.dynamics.protocol import Dynamics
+from sgdynamics.fixed_data.sample_stability import warn_unstable
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor
 from sgdynamics.problems.starts import Start
@@ -154,7 +156,7 @@ def simulate(
     )
     dynamics, (d, block_sizes) = call.dynamics, call.finite_dimension
     checks.choice("method", method, dynamics.methods)
-    method = "direct" if dynamics.only_direct else method
+    method = "direct" if dynamics.always_direct else method
     checks.choice("dtype", dtype, ("float64", "float32", "float16"))
     if dtype == "float16" and not (dynamics.has_data and method == "direct"):
         raise checks.reject(
@@ -166,7 +168,7 @@ def simulate(
         raise checks.reject(
             "dtype",
             dtype,
-            f"the exact chain is biased at large {dynamics.letter} in float32: leave it at float64, or take method='direct'",
+            f"the exact chain is biased at large {dynamics.dimension_symbol} in float32: leave it at float64, or take method='direct'",
         )
     if not dynamics.has_data:
         for name, value, default in (
@@ -219,8 +221,14 @@ def simulate(
         )
     simulator = dynamics.simulator(method, call.initial_state, d, block_sizes, **more)
     simulator.on_train = call.observables.losses()
-    dynamics.warn_before(call.initial_state, d)
-    label = f"{method} simulation, {dynamics.letter} = {d}"
+    if isinstance(dynamics, FixedDataDynamics):
+        warn_unstable(
+            dynamics.definition,
+            dynamics.algorithm,
+            call.initial_state,
+            dynamics.algorithm.samples(d),
+        )
+    label = f"{method} simulation, {dynamics.dimension_symbol} = {d}"
     states, last, stopped = run_until(
         simulator,
         call.initial_state.runs,
@@ -237,7 +245,7 @@ def simulate(
         "dtype": dtype,
         "engine": simulator.engine,
         "assumptions": dynamics.assumptions
-        + (", exact in law" if method == "exact" or dynamics.letter == "n" else ""),
+        + (", exact in law" if method == "exact" or dynamics.dimension_symbol == "n" else ""),
     }
     if dynamics.has_data:
         attributes |= {

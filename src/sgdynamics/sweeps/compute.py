@@ -13,10 +13,10 @@ from sgdynamics.base.arrays import Function
 from sgdynamics.base.precision import float64
 from sgdynamics.dynamics.choice import dynamics_of
 from sgdynamics.dynamics.fields import FieldDynamics
-from sgdynamics.dynamics.interface import solve
 from sgdynamics.expectations.choice import expectation_of
 from sgdynamics.ode.integrate import by_program, or_raise, run_cases
 from sgdynamics.results.datasets import Parts
+from sgdynamics.solvers.batch import solve
 from sgdynamics.solvers.ode import finish_ode, prepare_ode
 from sgdynamics.sweeps.answers import (
     Answer,

@@ -410,7 +410,9 @@ def test_first_passage_inside_the_kernel(ahead: int, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(KernelChain, "steps_ahead", lambda self, runs: ahead)
     problem, algorithm, given = CASES["square"]()
     begin = sgd.start(problem, **given)
-    watch, shared = dynamics_of("exit_time by runs", problem, algorithm).watched("risk", begin, 40)
+    watch, shared = dynamics_of("exit_time by runs", problem, algorithm).exit_watch(
+        "risk", begin, 40
+    )
     path, _ = run(made("square", 40, runs=40, interpret=True), 40, np.arange(0, 151), 3, "", False)
     every = {name: value.reshape(-1, *value.shape[2:]) for name, value in path.items()}
     risks = np.asarray(_values(watch, shared, every)).reshape(40, -1)
@@ -435,7 +437,7 @@ def test_a_watch_that_cannot_be_unrolled_goes_the_other_way() -> None:
     def sorted_overlap(state: Any) -> Any:
         return jnp.sort(state["M"].reshape(-1))[0]
 
-    watch, shared = dynamics_of("exit_time by runs", problem, algorithm).watched(
+    watch, shared = dynamics_of("exit_time by runs", problem, algorithm).exit_watch(
         sorted_overlap, sgd.start(problem, **given), 40
     )
     chain = made("square", 40, runs=2, interpret=True)

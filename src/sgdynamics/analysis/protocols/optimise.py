@@ -23,7 +23,7 @@ from sgdynamics.base.progress import meter, warn
 from sgdynamics.base.support import require
 from sgdynamics.base.user_functions import checked_function
 from sgdynamics.dynamics.fields import FieldDynamics
-from sgdynamics.dynamics.interface import Dynamics
+from sgdynamics.dynamics.protocol import Dynamics
 from sgdynamics.ode.integrate import from_units
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.starts import Start
@@ -419,7 +419,7 @@ def _prepared(
     dynamics: Any = call.dynamics
     state = {
         name: np.asarray(value[0])
-        for name, value in dynamics.public_states(dynamics.states(call.initial_state)).items()
+        for name, value in dynamics.public_states(dynamics.state_arrays(call.initial_state)).items()
     }
     example = "one state {" + ", ".join(f'"{name}"' for name in state) + "}"
     if callable(objective):
@@ -435,15 +435,15 @@ def _prepared(
         )
     judge = dynamics
     if evaluate is not None:
-        judge = dynamics.beside(evaluate)
+        judge = dynamics.evaluator(evaluate)
         if "fields" in evaluate.kinds:
             judge = type(dynamics)(
                 evaluate, dynamics.algorithm
             )  # which knows where the weights are among its states
     own = objective if callable(objective) else None
-    risky = "own dynamics" not in dynamics.definition.kinds or judge.has("risk")
-    case = dynamics.prepare(call.initial_state, call.clock, call.dimension).case
-    watch, more = judge.watched(
+    risky = judge.has_risk
+    case = dynamics.ode_request(call.initial_state, call.clock, call.dimension).case
+    watch, more = judge.exit_watch(
         "risk" if risky or own is None else own, call.initial_state, call.dimension
     )
     missing = [
@@ -511,7 +511,7 @@ def _expectation_error(call: SolverCall, found: Outcome) -> float:
         in_time = {
             name: np.asarray(value)[:, None] for name, value in from_units(shared, states).items()
         }
-        errors.append(dynamics.risk_of(dynamics.unpacked(in_time), call.clock, call.dimension)[1])
+        errors.append(dynamics.risk_along(dynamics.unpack(in_time), call.clock, call.dimension)[1])
     return max(errors)
 
 

@@ -1,0 +1,104 @@
+"""Problems of fields on a fixed data set, as the solvers see them: batches, and epochs."""
+
+from __future__ import annotations
+
+from copy import copy
+from typing import ClassVar
+
+import jax
+import numpy as np
+
+from sgdynamics.base import checks
+from sgdynamics.base.controls import is_scheduled
+from sgdynamics.dynamics.fields import FieldDynamics
+from sgdynamics.fixed_data.direct import DirectFixedData
+from sgdynamics.fixed_data.direct_epochs import DirectEpochs
+from sgdynamics.fixed_data.exact import ExactFixedData
+from sgdynamics.problems.problem import Problem
+from sgdynamics.problems.starts import Start
+from sgdynamics.results.clock import Clock
+from sgdynamics.simulation.running import Simulator
+
+
+class FixedDataDynamics(FieldDynamics):
+    """A `Problem` whose samples are used more than once.
+
+    The algorithms are gradient descent, multi-pass and persistent SGD, and Langevin dynamics.
+    """
+
+    has_data: ClassVar[bool] = True
+    assumptions: ClassVar[str] = "Gaussian inputs, a fixed data set"
+
+    def resolve_steps(self, dimension: int | None, cells: int | None) -> FixedDataDynamics:
+        return self
+
+    def validate_clock(self, clock: Clock) -> FixedDataDynamics:
+        self.definition.check_schedule_values(clock.t[-1], "t")
+        draws = jax.tree.leaves(self.parameters.get("draws"), is_leaf=is_scheduled)
+        if any(is_scheduled(leaf) for leaf in draws):
+            fix = "a data set is drawn once: its probabilities do not depend on t; give numbers"
+            raise checks.reject("draws", self.definition, fix)
+        if not self.algorithm.scheduled or clock.step is None:
+            return self
+        # A schedule of t becomes a table of step sizes that ends with the run.
+        validated = copy(self)
+        validated.algorithm = self.algorithm.counted(float(clock.step[-1]))
+        return validated
+
+    def _evaluator_of(self, other: Problem) -> FixedDataDynamics:
+        return FixedDataDynamics(other, self.algorithm)
+
+    def simulator(
+        self,
+        method: str,
+        initial_state: Start,
+        dimension: int,
+        block_sizes: np.ndarray,
+        *,
+        dtype: str = "float64",
+        seed: int = 0,
+        shared_data: bool = False,
+    ) -> Simulator:
+        arguments = (self.definition, self.algorithm, initial_state, dimension, block_sizes)
+        if method == "direct":
+            return DirectFixedData(*arguments, dtype, seed, shared_data)
+        if shared_data:
+            fix = "the exact law keeps no data set to share: take method='direct'"
+            raise checks.reject("shared_data", shared_data, fix)
+        return ExactFixedData(*arguments, seed)
+
+
+class EpochDynamics(FixedDataDynamics):
+    """A `Problem` under `EpochSGD`.
+
+    A step is a batch at finite d and a cell of an epoch for d -> infinity. The exact law of runs
+    would cost as much as direct runs, so that all runs are direct.
+    """
+
+    always_direct: ClassVar[bool] = True
+    assumptions: ClassVar[str] = "Gaussian inputs, epochs over a fixed data set"
+
+    def resolve_steps(self, dimension: int | None, cells: int | None) -> EpochDynamics:
+        algorithm, resolved = self.algorithm, copy(self)
+        if cells is not None:
+            resolved.algorithm = algorithm.in_steps(1 / cells)
+            return resolved
+        assert dimension is not None
+        algorithm.samples(dimension)  # raises ValueError for a data set that is too small
+        batch_share = algorithm.batch / (algorithm.samples_per_dimension * dimension)
+        resolved.algorithm = algorithm.in_steps(batch_share)
+        return resolved
+
+    def simulator(
+        self,
+        method: str,
+        initial_state: Start,
+        dimension: int,
+        block_sizes: np.ndarray,
+        *,
+        dtype: str = "float64",
+        seed: int = 0,
+        shared_data: bool = False,
+    ) -> Simulator:
+        arguments = (self.definition, self.algorithm, initial_state, dimension, block_sizes)
+        return DirectEpochs(*arguments, dtype, seed, shared_data)
