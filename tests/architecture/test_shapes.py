@@ -59,10 +59,10 @@ WRONG = [
         "fields_of",
     ),
     (
-        "expectations/closed_forms.py",
+        "expectations/closed_forms/erf.py",
         'q1: Float[Numeric, " m"]',
         'q1: Float[Numeric, " n"]',
-        "erf_moments",
+        "pair_moments",
     ),
 ]
 

@@ -9,7 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sgdynamics.expectations import four_point
+from sgdynamics.expectations.closed_forms import closed_noise_term
+from sgdynamics.expectations.closed_forms.erf import erf_four_point
+from sgdynamics.expectations.closed_forms.polynomial import polynomial_noise
+from sgdynamics.expectations.closed_forms.relu import orthant_probability, relu_four_point
 from sgdynamics.expectations.nodes import gauss_hermite_grid
 from sgdynamics.problems.activations import NAMED, Activation, polynomial
 from tests.conftest import C4, slow
@@ -21,7 +24,7 @@ COEFFICIENTS = np.array([-0.3, 0.2, 0.5, 0.7])
 
 def noise(student, teacher, omega=OMEGA, c=COEFFICIENTS, p=2):
     with jax.enable_x64(True):
-        found = four_point.noise_term(student, teacher)
+        found = closed_noise_term(student, teacher)
         assert found is not None
         return np.asarray(jax.jit(found, static_argnums=2)(omega, c, p))
 
@@ -65,9 +68,9 @@ def test_reference_values_of_I4():
     with jax.enable_x64(True):
         erf, orthant, relu = jax.jit(
             lambda omega: (
-                four_point.erf_four(1.0, omega, INDEX, 4)[0],
-                four_point.orthant(omega[None])[0],
-                four_point.relu_four(omega, INDEX, 2)[0],
+                erf_four_point(1.0, omega, INDEX, 4)[0],
+                orthant_probability(omega[None])[0],
+                relu_four_point(omega, INDEX, 2)[0],
             )
         )(C4)
     assert float(erf) == pytest.approx(0.03029347934927, rel=1e-12)
@@ -80,7 +83,7 @@ def test_reference_values_of_polynomials(name, expected):
     # E[g1' g2' g3 g4] out of a quadratic form in c
     @jax.jit
     def N(c):
-        return four_point.polynomial_noise(NAMED[name], NAMED[name], jnp.asarray(C4), c, 4)[0, 1]
+        return polynomial_noise(NAMED[name], NAMED[name], jnp.asarray(C4), c, 4)[0, 1]
 
     with jax.enable_x64(True):
         e = np.eye(4)
@@ -118,7 +121,7 @@ def test_polynomials_against_brute_force_wick(student, teacher):
 def test_square_matrix_form_against_the_polynomial_path():
     with jax.enable_x64(True):
         args = (NAMED["square"], NAMED["square"], jnp.asarray(OMEGA), jnp.asarray(COEFFICIENTS), 2)
-        generic = np.asarray(four_point.polynomial_noise(*args))
+        generic = np.asarray(polynomial_noise(*args))
     np.testing.assert_allclose(noise(NAMED["square"], NAMED["square"]), generic, rtol=1e-13)
 
 
@@ -176,7 +179,7 @@ def test_orthants_against_scipy():
             expected = multivariate_normal(np.zeros(size), C).cdf(
                 np.zeros(size), rng=np.random.default_rng(0)
             )
-            assert float(four_point.orthant(jnp.asarray(C)[None])[0]) == pytest.approx(
+            assert float(orthant_probability(jnp.asarray(C)[None])[0]) == pytest.approx(
                 expected, rel=2e-4
             )
 
@@ -201,7 +204,7 @@ def test_relu_survives_coinciding_fields():
 @pytest.mark.parametrize("name", slow(["erf", "relu", "square", "he3"], ("relu",)))
 def test_scaling_derivative(name):
     # the derivative along Omega, which finite d needs, against central differences
-    term = four_point.noise_term(NAMED[name], NAMED[name])
+    term = closed_noise_term(NAMED[name], NAMED[name])
     assert term is not None
     with jax.enable_x64(True):
         c = jnp.asarray(COEFFICIENTS)
@@ -212,6 +215,6 @@ def test_scaling_derivative(name):
 
 
 def test_no_closed_form_is_said():
-    assert four_point.noise_term(NAMED["tanh"], NAMED["tanh"]) is None
-    assert four_point.noise_term(NAMED["erf"], NAMED["tanh"]) is None
-    assert four_point.noise_term(Activation(jnp.tanh), NAMED["erf"]) is None
+    assert closed_noise_term(NAMED["tanh"], NAMED["tanh"]) is None
+    assert closed_noise_term(NAMED["erf"], NAMED["tanh"]) is None
+    assert closed_noise_term(Activation(jnp.tanh), NAMED["erf"]) is None

@@ -23,7 +23,7 @@ QUICK = {"xla_backend_optimization_level": 0}
 @lru_cache
 def program(function, quadrature, width):
     """A compiled function of the library at one rule, and its nodes."""
-    nodes = mixtures.nodes_for(quadrature, width)
+    nodes = mixtures.build_nodes(quadrature, width)
     if function is not mixtures.error:
         nodes = {name: value[0] for name, value in nodes.items()}
     return jax.jit(
@@ -478,7 +478,7 @@ def test_wide_networks_against_monte_carlo(width):
     )
     labels = np.array([0.0, 1.0])
     quadrature = mixtures.MixtureQuadrature(replicates=8)
-    nodes = mixtures.nodes_for(quadrature, width)
+    nodes = mixtures.build_nodes(quadrature, width)
     with jax.enable_x64(True):
         run = jax.jit(
             jax.vmap(

@@ -9,7 +9,8 @@ import pytest
 
 import sgdynamics as sgd
 from sgdynamics.expectations.choice import expectation_of
-from sgdynamics.expectations.conditional import generic_conditional_means, relu_conditional_means
+from sgdynamics.expectations.closed_forms.relu import relu_conditional_means
+from sgdynamics.expectations.conditional import generic_conditional_means
 from sgdynamics.expectations.interface import Overlaps, Quadrature
 from sgdynamics.expectations.risk import overlaps_at
 from sgdynamics.problems.activations import NAMED

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from numpy.polynomial import hermite_e
 from scipy import integrate
 
-from sgdynamics.expectations import closed_forms, mehler, pairs
+from sgdynamics.expectations import mehler, pairs
+from sgdynamics.expectations.closed_forms.erf import arcsine_kernel
 from sgdynamics.problems.activations import NAMED, Activation, polynomial
 from tests.conftest import C4
 
@@ -72,7 +73,7 @@ def test_reference_values(name):
 def test_polynomials_by_wick_are_their_mehler_series():
     """The closed path against the series, for two polynomials of different degree."""
     he5, cubic = NAMED["he5"], polynomial([0.3, -1.0, 0.5, 0.2])
-    assert pairs.method(he5, cubic) == "polynomial"
+    assert pairs.method(he5, cubic) == "closed"
     np.testing.assert_allclose(
         three(he5, cubic, 0.9, 1.3, -0.4),
         three(he5, cubic, 0.9, 1.3, -0.4, using="mehler"),
@@ -269,9 +270,9 @@ def test_singular_pairs_are_finite():
                 assert np.all(np.isfinite(three(activation, activation, 1.0, 1.0, c))), (name, c)
         assert (
             float(
-                closed_forms.erf_value(
-                    0.0, 0.0, jnp.array([1.0]), jnp.array([1.0]), jnp.array([[1.0]])
-                )[0, 0]
+                arcsine_kernel(0.0, 0.0, jnp.array([1.0]), jnp.array([1.0]), jnp.array([[1.0]]))[
+                    0, 0
+                ]
             )
             == 1.0
         )

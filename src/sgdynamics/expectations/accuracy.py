@@ -19,9 +19,10 @@ from jaxtyping import Float
 from sgdynamics.base.arrays import Numeric, Parameters, State
 from sgdynamics.base.precision import float64
 from sgdynamics.expectations import indicators
+from sgdynamics.expectations.closed_forms import has_logistic_moments
 from sgdynamics.expectations.nodes import sobol_normals
 from sgdynamics.expectations.risk import map_first_states, map_in_chunks, overlaps_at, stack_lanes
-from sgdynamics.problems.activations import NAMED, Activation
+from sgdynamics.problems.activations import Activation
 from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.samples import input_covariance
 
@@ -51,7 +52,8 @@ def population_accuracy(
     structure, parameters = problem.structure, problem.parameters
     clusters = len(parameters["cluster_weights"])
     few = structure.width < indicators.MOST_UNITS or len(states["a"]) * clusters <= MOST_STATES
-    if structure.loss.student == NAMED["relu"] and structure.width <= indicators.MOST_UNITS and few:
+    is_exact = has_logistic_moments(structure.loss.student)
+    if is_exact and structure.width <= indicators.MOST_UNITS and few:
         shares, errors = _exact(parameters, states)
     else:
         nodes = np.zeros((2, 1, 0))  # a single unit has one line

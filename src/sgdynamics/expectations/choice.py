@@ -1,19 +1,22 @@
-"""Which expectation a problem has: the only place that asks for the kind of its loss."""
+"""The choice of the expectation of a problem: the only place that asks for the kind of its loss.
+
+The docstring of the package lists the classes in the order of this choice.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
 
+from sgdynamics.expectations import closed_forms
 from sgdynamics.expectations.closed_pairs import ClosedPairs
 from sgdynamics.expectations.clusters import Clusters
 from sgdynamics.expectations.contexts import ContextSums
 from sgdynamics.expectations.field_grids import FewFields, few_fields
-from sgdynamics.expectations.interface import Expectation
 from sgdynamics.expectations.perturbed import DropoutSums, NoisyInputs
 from sgdynamics.expectations.sampled import SobolAverages
 from sgdynamics.expectations.signal_grids import SignalGrids
-from sgdynamics.problems.activations import NAMED
+from sgdynamics.expectations.solver_interface import SolverExpectation, UserExpectation
 from sgdynamics.problems.losses import (
     ClusterLoss,
     CommitteeLoss,
@@ -28,27 +31,29 @@ from sgdynamics.samples.sample import Sample
 
 
 @lru_cache(maxsize=512)
-def expectation_of(structure: Structure) -> Expectation:
-    """A user's own, where the problem has one; else by the kind of loss, and points for what is of no known kind."""
+def expectation_of(structure: Structure) -> SolverExpectation:
+    """The expectation of a problem: the user's own, or the most precise one for its kind of loss."""
     loss = structure.loss
     if structure.expectation is not None:
-        return structure.expectation
+        return UserExpectation(structure.expectation)
+    # Expectations that wrap others come first: each removes what it handles from the structure.
     if isinstance(loss, ContextLoss):
-        return ContextSums(structure, tuple(expectation_of(one) for one in loss.structures))
+        contexts = tuple(expectation_of(context) for context in loss.structures)
+        return ContextSums(structure, contexts)
     if structure.sample.noisy_inputs:
-        clean = replace(structure.sample, noisy_inputs=False)
-        return NoisyInputs(structure, expectation_of(replace(structure, sample=clean)))
+        clean_sample = replace(structure.sample, noisy_inputs=False)
+        return NoisyInputs(structure, expectation_of(replace(structure, sample=clean_sample)))
     if isinstance(loss, GatedLoss):
-        return DropoutSums(
-            structure,
-            expectation_of(replace(structure, loss=loss.inner, sample=Sample(structure.signals))),
-        )
-    if isinstance(loss, ClusterLoss) and loss.student == NAMED["relu"]:
+        ungated = replace(structure, loss=loss.inner, sample=Sample(structure.signals))
+        return DropoutSums(structure, expectation_of(ungated))
+    # Networks: deterministic expectations over one, two or four fields at a time.
+    if isinstance(loss, ClusterLoss) and closed_forms.has_logistic_moments(loss.student):
         return Clusters(structure)
     if isinstance(loss, CommitteeLoss) and loss.outer in (squared, correlation):
         return ClosedPairs(structure)
     if isinstance(loss, TargetLoss) and loss.outer in (squared, correlation):
         return SignalGrids(structure)
+    # Any other loss or rule: a grid over what it reads if that is possible, otherwise Sobol points.
     if few_fields(structure):
         return FewFields(structure)
     return SobolAverages(structure)

@@ -1,29 +1,35 @@
-"""ReLU networks that classify a Gaussian mixture: one quadrature a cluster (`expectations.mixtures`)."""
+"""ReLU networks that classify a Gaussian mixture: one quadrature per cluster.
+
+The output is f = sum_i a_i relu(lambda_i) under logistic loss, e = sigmoid(f) - y. With the moments
+P, D, S, B of `expectations.mixtures` for each cluster c of weight w_c, Stein's lemma gives
+
+    H_ij = a_i (D_i delta_ij + a_j S_ij),   C_ij = a_i a_j B_ij,
+    shift_ir = a_i sum_c w_c P_i^c coefficient_cr,
+    E[relu(lambda_i) e] = sum_c w_c mean_i^c P_i^c + Omega_ii D_i + sum_j Omega_ij a_j S_ij,
+
+where D, S and B without an index are averages over the clusters.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from sgdynamics.base.arrays import Nodes, Numeric, Parameters
+from sgdynamics.base.arrays import Numeric, Parameters
 from sgdynamics.expectations import mixtures
 from sgdynamics.expectations.interface import Moments, Overlaps, Quadrature
 from sgdynamics.expectations.sampled import SobolAverages
+from sgdynamics.expectations.solver_interface import Evaluation
 from sgdynamics.samples import input_covariance
 
 
 class Clusters(SobolAverages):
-    """f = sum_i a_i relu(lambda_i) under logistic loss, by Stein's lemma from P, D, S, B of `expectations.mixtures`:
-
-    H_ij = a_i (D_i delta_ij + a_j S_ij),   shift_ir = a_i sum_c w_c P_i^c coefficient_cr,   C_ij = a_i a_j B_ij,
-    E[relu(lambda_i) e] = sum_c w_c mean_i^c P_i^c + Omega_ii D_i + sum_j Omega_ij a_j S_ij.
-    """
+    """Moments of a ReLU network on Gaussian clusters under logistic loss."""
 
     @property
     def drift_sampled(self) -> bool:
@@ -36,20 +42,19 @@ class Clusters(SobolAverages):
         return Quadrature(mixture=mixtures.choose_quadrature(self.structure.width))
 
     def finer(self, quadrature: Quadrature, largest: float) -> Quadrature | None:
-        best = mixtures.choose_quadrature(self.structure.width, fine=True)
-        return (
-            None
-            if self.drift_sampled or best == self._mixture_quadrature(quadrature)
-            else replace(quadrature, mixture=best)
-        )
+        finest = mixtures.choose_quadrature(self.structure.width, fine=True)
+        if self.drift_sampled or finest == self._mixture_quadrature(quadrature):
+            return None
+        return replace(quadrature, mixture=finest)
 
     def _mixture_quadrature(self, quadrature: Quadrature) -> mixtures.MixtureQuadrature:
         return quadrature.mixture or mixtures.choose_quadrature(self.structure.width)
 
     def nodes(self, quadrature: Quadrature, flow: bool) -> dict[str, np.ndarray]:
-        return mixtures.nodes_for(self._mixture_quadrature(quadrature), self.structure.width)
+        return mixtures.build_nodes(self._mixture_quadrature(quadrature), self.structure.width)
 
     def risk_nodes(self, quadrature: Quadrature, *, quick: bool = True) -> dict[str, np.ndarray]:
+        # three and more units: Sobol points are cheaper than the nested quadrature
         if self.structure.width <= 2 or not (quick or self.drift_sampled):
             return self.nodes(quadrature, flow=True)
         return super().risk_nodes(quadrature)
@@ -59,92 +64,75 @@ class Clusters(SobolAverages):
     ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray] | None]:
         return self.nodes(quadrature, flow), None
 
-    def _means(
+    def _cluster_fields(
         self, parameters: Parameters, overlaps: Overlaps
     ) -> tuple[Float[Numeric, "clusters p"], Float[Numeric, "p p"]]:
-        """Means of the students, cluster by cluster, and their covariance."""
+        """Means of the students' fields in each cluster, and their common covariance."""
         p = self.structure.width
-        return overlaps.means(parameters["cluster_coefficients"])[:, :p], overlaps.covariance[
-            :p, :p
-        ]
+        means = overlaps.means(parameters["cluster_coefficients"])[:, :p]
+        return means, overlaps.covariance[:p, :p]
 
-    def moments(
-        self,
-        quadrature: Quadrature,
-        nodes: Nodes,
-        parameters: Parameters,
-        overlaps: Overlaps,
-        head: Float[Numeric, " p"],
-        *,
-        finite: bool = False,
-        flow: bool = False,
+    def evaluate_moments(
+        self, at: Evaluation, *, finite: bool = False, flow: bool = False
     ) -> Moments:
-        p = self.structure.width
+        p, head, parameters = self.structure.width, at.head, at.parameters
         weights, coefficients = parameters["cluster_weights"], parameters["cluster_coefficients"]
-        middle, spread = self._means(parameters, overlaps)
-        find = partial(
+        means, covariance = self._cluster_fields(parameters, at.overlaps)
+        cluster_moments = partial(
             mixtures.cluster_moments,
-            self._mixture_quadrature(quadrature),
-            nodes,
+            self._mixture_quadrature(at.quadrature),
+            at.nodes,
             head=head,
             labels=parameters["cluster_labels"],
         )
-        found = find(means=middle, covariance=spread)
-        D, S, B, risk = (jnp.tensordot(weights, part, axes=1) for part in found[1:])
-        students = head[:, None] * (jnp.diag(D) + S * head)
-        stein = jnp.concatenate(
-            [students, jnp.zeros((p, self.structure.signals), spread.dtype)], axis=1
+        clusters = cluster_moments(means=means, covariance=covariance)
+        D, S, B, risk = (jnp.tensordot(weights, moment, axes=1) for moment in clusters[1:])
+        on_students = head[:, None] * (jnp.diag(D) + S * head)
+        on_signals = jnp.zeros((p, self.structure.signals), covariance.dtype)
+        stein = jnp.concatenate([on_students, on_signals], axis=1)
+        shift = head[:, None] * jnp.einsum("c,ci,cr->ir", weights, clusters.P, coefficients)
+        head_gradient = (
+            weights @ (means * clusters.P) + jnp.diagonal(covariance) * D + (covariance * S) @ head
         )
-        shift = head[:, None] * jnp.einsum("c,ci,cr->ir", weights, found.P, coefficients)
-        pull = weights @ (middle * found.P) + jnp.diagonal(spread) * D + (spread * S) @ head
         outer = head[:, None] * head
         norms = None
         if finite:
-            # |x_b|^2 by its mean, by Stein's lemma along that mean, and by the scale of the noise
-            directions = input_covariance.scaled(parameters, overlaps.blocks)
+            directions = input_covariance.scaled(parameters, at.overlaps.blocks)
 
-            def along(gram: Any, direction: Any, again: Any) -> Any:
-                tangents = (2 * coefficients @ direction[p:, :p], 2 * again[:p, :p])
+            def block_norms(
+                gram: Float[Numeric, "K K"],
+                direction: Float[Numeric, "fields fields"],
+                scaled_direction: Float[Numeric, "fields fields"],
+            ) -> Float[Numeric, "p p"]:
+                # |x_b|^2 has three parts: the squared mean, twice the mean times the noise (Stein's
+                # lemma along the mean), and the squared noise (a derivative in the covariance)
+                tangents = (2 * coefficients @ direction[p:, :p], 2 * scaled_direction[:p, :p])
                 _, slope = jax.jvp(
-                    lambda middle, spread: find(means=middle, covariance=spread).B,
-                    (middle, spread),
+                    lambda means, covariance: cluster_moments(means=means, covariance=covariance).B,
+                    (means, covariance),
                     tangents,
                 )
-                own = jnp.einsum("cr,rs,cs->c", coefficients, gram, coefficients)
-                return jnp.tensordot(weights, slope + own[:, None, None] * found.B, axes=1)
+                squared_means = jnp.einsum("cr,rs,cs->c", coefficients, gram, coefficients)
+                total = slope + squared_means[:, None, None] * clusters.B
+                return jnp.tensordot(weights, total, axes=1)
 
-            norms = outer * jax.vmap(along)(
-                parameters["gram"], directions, input_covariance.scaled(parameters, directions)
-            )
-        return Moments(stein, outer * B, norms, pull, risk, shift)
+            scaled_directions = input_covariance.scaled(parameters, directions)
+            norms = outer * jax.vmap(block_norms)(parameters["gram"], directions, scaled_directions)
+        return Moments(stein, outer * B, norms, head_gradient, risk, shift)
 
-    def risk(
-        self,
-        quadrature: Quadrature,
-        nodes: Nodes,
-        parameters: Parameters,
-        overlaps: Overlaps,
-        head: Float[Numeric, " p"],
-    ) -> Float[Numeric, ""]:
-        if "plain" in nodes:
-            return super().risk(quadrature, nodes, parameters, overlaps, head)
-        return self.moments(quadrature, nodes, parameters, overlaps, head, flow=True).risk
+    def evaluate_risk(self, at: Evaluation) -> Float[Numeric, ""]:
+        if "plain" in at.nodes:
+            return super().evaluate_risk(at)
+        return self.evaluate_moments(at, flow=True).risk
 
-    def error(
-        self,
-        quadrature: Quadrature,
-        nodes: Nodes,
-        parameters: Parameters,
-        overlaps: Overlaps,
-        head: Float[Numeric, " p"],
-    ) -> Float[Numeric, ""]:
+    def estimate_error(self, at: Evaluation) -> Float[Numeric, ""]:
         if self.drift_sampled:
-            return super().error(quadrature, nodes, parameters, overlaps, head)
-        every = jax.tree.map(lambda value: value[None], nodes)
+            return super().estimate_error(at)
+        replicates = jax.tree.map(lambda value: value[None], at.nodes)
         return mixtures.error(
-            self._mixture_quadrature(quadrature),
-            every,
-            *self._means(parameters, overlaps),
-            head,
-            parameters["cluster_labels"],
+            self._mixture_quadrature(at.quadrature),
+            replicates,
+            *self._cluster_fields(at.parameters, at.overlaps),
+            at.head,
+            at.parameters["cluster_labels"],
         )

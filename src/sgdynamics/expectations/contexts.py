@@ -1,7 +1,8 @@
-"""Expectations of problems of which a sample draws one: weighted sums, each context by its own expectation."""
+"""Expectations of several problems of which each sample draws one: weighted sums over contexts."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -9,175 +10,144 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from sgdynamics.base.arrays import Nodes, Numeric, Parameters, PyTree
-from sgdynamics.expectations.interface import Expectation, Moments, Overlaps, Quadrature
+from sgdynamics.base.arrays import Nodes, Numeric
+from sgdynamics.expectations.interface import Moments, Quadrature
+from sgdynamics.expectations.solver_interface import Evaluation, SolverExpectation
 from sgdynamics.problems.problem import Structure
 from sgdynamics.samples import input_covariance
 from sgdynamics.samples.draws import weights_of
 
 
 @dataclass(frozen=True)
-class ContextSums(Expectation):
-    """sum_c w_c of the moments of every context, at its own numbers, eigenvalues and, where it has one, head."""
+class ContextSums(SolverExpectation):
+    """The mean of the moments of all contexts.
+
+    Each context has its own parameters, eigenvalues and, optionally, its own head.
+    """
 
     structure: Structure
-    parts: tuple[Expectation, ...]
+    contexts: tuple[SolverExpectation, ...]
 
-    def moments(
-        self,
-        quadrature: Quadrature,
-        nodes: Nodes,
-        parameters: Parameters,
-        overlaps: Overlaps,
-        head: Float[Numeric, " heads"],
-        *,
-        finite: bool = False,
-        flow: bool = False,
+    def _evaluations(
+        self, at: Evaluation, *, own_covariance: bool
+    ) -> Iterator[tuple[SolverExpectation, Evaluation]]:
+        """The expectation of each context with its arguments."""
+        for context, expectation in enumerate(self.contexts):
+            parameters, overlaps = at.parameters["contexts"][context], at.overlaps
+            if own_covariance:
+                covariance = input_covariance.variance(parameters, overlaps.blocks)
+                overlaps = overlaps._replace(covariance=covariance)
+            yield (
+                expectation,
+                at._replace(
+                    nodes=_context_nodes(at.nodes, context),
+                    parameters=parameters,
+                    overlaps=overlaps,
+                    head=self.structure.loss.context_head(at.head, context),
+                ),
+            )
+
+    def evaluate_moments(
+        self, at: Evaluation, *, finite: bool = False, flow: bool = False
     ) -> Moments:
-        loss, total, heads = self.structure.loss, None, []
-        weights = weights_of(parameters["probabilities"])
-        whole = input_covariance.eigenvalues(parameters)
-        for context, part in enumerate(self.parts):
-            weight, numbers, seen = weights[context], parameters["contexts"][context], overlaps
-            if self.structure.sample.own_spectra:
-                seen = overlaps._replace(
-                    covariance=input_covariance.variance(numbers, overlaps.blocks)
-                )
-            own = loss.context_head(head, context)
-            found = part.moments(
-                quadrature, _own(nodes, context), numbers, seen, own, finite=finite, flow=flow
-            )
-            if self.structure.sample.own_spectra:
-                # in units of the eigenvalues of all contexts together, by which moments are multiplied
-                ratio = (input_covariance.eigenvalues(numbers) / whole)[:, None, None]
-                found = found._replace(stein=ratio * found.stein, noise=ratio * found.noise)
-            heads.append(weight * found.head_gradient)
-            rest = Moments(
-                *(
-                    None if one is None else weight * one
-                    for one in found._replace(head_gradient=None)
-                )
-            )  # type: ignore[arg-type]
-            total = (
-                rest
-                if total is None
-                else Moments(*(_plus(one, other) for one, other in zip(total, rest, strict=True)))
-            )
-        assert total is not None
-        return total._replace(head_gradient=loss.combine_head_gradients(heads))
-
-    def risk(
-        self,
-        quadrature: Quadrature,
-        nodes: Nodes,
-        parameters: Parameters,
-        overlaps: Overlaps,
-        head: Float[Numeric, " heads"],
-    ) -> Float[Numeric, ""]:
-        every = jnp.stack(
-            [
-                part.risk(quadrature, *one)
-                for part, *one in self._each(nodes, parameters, overlaps, head)
-            ]
+        own_spectra = self.structure.sample.own_spectra
+        weights = weights_of(at.parameters["probabilities"])
+        shared_eigenvalues = input_covariance.eigenvalues(at.parameters)
+        totals: dict[str, Any] = {}
+        head_gradients = []
+        evaluations = self._evaluations(at, own_covariance=own_spectra)
+        for context, (expectation, own) in enumerate(evaluations):
+            moments = expectation.evaluate_moments(own, finite=finite, flow=flow)
+            if own_spectra:
+                # the sum is multiplied by the shared eigenvalues later: divide by them here
+                ratio = input_covariance.eigenvalues(own.parameters) / shared_eigenvalues
+                ratio = ratio[:, None, None]
+                moments = moments._replace(stein=ratio * moments.stein, noise=ratio * moments.noise)
+            for name, value in moments._asdict().items():
+                weighted = None if value is None else weights[context] * value
+                if name == "head_gradient":
+                    # heads may belong to single contexts: gradients are assembled, not added
+                    head_gradients.append(weighted)
+                else:
+                    totals[name] = _add(totals.get(name), weighted)
+        return Moments(
+            **totals, head_gradient=self.structure.loss.combine_head_gradients(head_gradients)
         )
-        return jnp.asarray(weights_of(parameters["probabilities"])) @ every
 
-    def _each(
-        self,
-        nodes: Nodes,
-        parameters: Parameters,
-        overlaps: Overlaps,
-        head: Float[Numeric, " heads"],
-    ) -> list[tuple[Any, ...]]:
-        found = []
-        for context, part in enumerate(self.parts):
-            numbers = parameters["contexts"][context]
-            seen = overlaps._replace(covariance=input_covariance.variance(numbers, overlaps.blocks))
-            found.append(
-                (
-                    part,
-                    _own(nodes, context),
-                    numbers,
-                    seen,
-                    self.structure.loss.context_head(head, context),
-                )
-            )
-        return found
+    def evaluate_risk(self, at: Evaluation) -> Float[Numeric, ""]:
+        risks = [
+            expectation.evaluate_risk(own)
+            for expectation, own in self._evaluations(at, own_covariance=True)
+        ]
+        return jnp.asarray(weights_of(at.parameters["probabilities"])) @ jnp.stack(risks)
 
     def quadrature(self, largest: float) -> Quadrature:
-        every = [part.quadrature(largest) for part in self.parts]
-        return _finest(every)
+        return _finest([context.quadrature(largest) for context in self.contexts])
 
     def finer(self, quadrature: Quadrature, largest: float) -> Quadrature | None:
-        every = [
-            found for part in self.parts if (found := part.finer(quadrature, largest)) is not None
-        ]
-        return _finest(every) if every else None
+        proposals = [context.finer(quadrature, largest) for context in self.contexts]
+        finer = [proposal for proposal in proposals if proposal is not None]
+        return _finest(finer) if finer else None
 
     def nodes(self, quadrature: Quadrature, flow: bool) -> dict[str, np.ndarray]:
-        return _together([part.nodes(quadrature, flow) for part in self.parts])
+        return _join_nodes([context.nodes(quadrature, flow) for context in self.contexts])
 
     def risk_nodes(self, quadrature: Quadrature, *, quick: bool = True) -> dict[str, np.ndarray]:
-        return _together([part.risk_nodes(quadrature, quick=quick) for part in self.parts])
+        return _join_nodes(
+            [context.risk_nodes(quadrature, quick=quick) for context in self.contexts]
+        )
 
-    def error(
-        self,
-        quadrature: Quadrature,
-        nodes: Nodes,
-        parameters: Parameters,
-        overlaps: Overlaps,
-        head: Float[Numeric, " heads"],
-    ) -> Float[Numeric, ""]:
+    def estimate_error(self, at: Evaluation) -> Float[Numeric, ""]:
         errors = [
-            part.error(quadrature, own, *one)
-            for part, own, *one in self._each(nodes, parameters, overlaps, head)
-            if "plain" not in own
+            expectation.estimate_error(own)
+            for expectation, own in self._evaluations(at, own_covariance=True)
+            if "plain" not in own.nodes
         ]
         return jnp.max(jnp.stack([jnp.zeros(()), *errors]))
 
     def sampled(self, flow: bool) -> bool:
-        return any(part.sampled(flow) for part in self.parts)
+        return any(context.sampled(flow) for context in self.contexts)
 
     @property
     def drift_sampled(self) -> bool:
-        return any(part.drift_sampled for part in self.parts)
+        return any(context.drift_sampled for context in self.contexts)
 
 
-def _plus(one: PyTree, other: PyTree) -> Any:
-    return other if one is None else one if other is None else one + other
+def _add(left: Numeric | None, right: Numeric | None) -> Numeric | None:
+    """The sum of two moments, where None stands for 0."""
+    if left is None or right is None:
+        return right if left is None else left
+    return left + right
 
 
 def _finest(quadratures: list[Quadrature]) -> Quadrature:
     """A quadrature that is as fine as each of these."""
-    finest = {
-        one.name: max(getattr(quadrature, one.name) for quadrature in quadratures)
-        for one in fields(Quadrature)
-        if one.name != "mixture"
+    largest = {
+        field.name: max(getattr(quadrature, field.name) for quadrature in quadratures)
+        for field in fields(Quadrature)
+        if field.name != "mixture"
     }
-    return Quadrature(
-        **finest,
-        mixture=next(
-            (quadrature.mixture for quadrature in quadratures if quadrature.mixture is not None),
-            None,
-        ),
-    )
+    mixtures = [quadrature.mixture for quadrature in quadratures if quadrature.mixture is not None]
+    return Quadrature(**largest, mixture=next(iter(mixtures), None))
 
 
-def _together(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """The points of all contexts, with one number of replicates: what is not sampled goes with each of them."""
-    replicates = max(len(value) for part in parts for value in part.values())
+def _join_nodes(contexts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """The nodes of all contexts, with a common number of replicates.
+
+    Nodes that are not sampled have one replicate, which is repeated.
+    """
+    replicates = max(len(value) for nodes in contexts for value in nodes.values())
+    joined = {}
+    for context, nodes in enumerate(contexts):
+        for name, value in nodes.items():
+            repeated = np.broadcast_to(value, (replicates, *value.shape[1:]))
+            joined[f"{context}.{name}"] = repeated
+    return joined
+
+
+def _context_nodes(nodes: Nodes, context: int) -> Nodes:
+    """The nodes of one context."""
+    prefix = f"{context}."
     return {
-        f"{context}.{name}": np.broadcast_to(value, (replicates, *value.shape[1:]))
-        if len(value) == 1
-        else value[:replicates]
-        for context, part in enumerate(parts)
-        for name, value in part.items()
-    }
-
-
-def _own(nodes: Nodes, context: int) -> dict[str, Any]:
-    """The points of one context."""
-    mark = f"{context}."
-    return {
-        name.removeprefix(mark): value for name, value in nodes.items() if name.startswith(mark)
+        name.removeprefix(prefix): value for name, value in nodes.items() if name.startswith(prefix)
     }

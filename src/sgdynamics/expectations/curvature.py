@@ -1,19 +1,20 @@
-"""E[h_ij x x^T], the Hessian of the risk: of a two-layer network by pairs of fields, E[F(u, v) x x^T] with u = w.x, v = v.x; or sampled.
+"""E[h_ij x x^T], the Hessian of the risk: of two-layer networks by pairs of fields, or sampled.
 
-F = f''(u) g(v) or f'(u) g'(v). For smooth functions by Stein's lemma,
+A network needs E[F(u, v) x x^T] with u = w.x, v = v.x and F = f''(u) g(v) or f'(u) g'(v). For smooth
+functions Stein's lemma, applied twice, gives
 
     E[F x x^T] = E[F] I + E[F_uu] w w^T + E[F_uv] (w v^T + v w^T) + E[F_vv] v v^T,
 
-which needs no derivative of the overlaps and so holds at any of them; for kinked ones by quadrature in the plane of w and v, with the point
-masses of f'' and g' on their lines.
+which needs no derivative with respect to the overlaps and so holds at any of them. For activations
+with kinks the plane of w and v is integrated instead, with the point masses of f'' and g' on their
+lines.
 """
 
 from __future__ import annotations
 
 import itertools
-import math
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,64 +22,80 @@ import numpy as np
 from jaxtyping import Float
 
 from sgdynamics.base.arrays import Numeric, Parameters, Scalar
-from sgdynamics.expectations import closed_forms, mehler, pairs, polar
+from sgdynamics.expectations import mehler, pairs, polar
+from sgdynamics.expectations.closed_forms import shared_closed_forms
+from sgdynamics.expectations.closed_forms.family import HESSIAN_ORDERS
 from sgdynamics.expectations.nodes import safe_ratio, sobol_normals
 from sgdynamics.problems.activations import Activation
 from sgdynamics.problems.problem import Structure
 
-ONE_SIDED = 1e-12  # radians: aligned kinked fields are a limit, taken from the side; the Hessian is continuous there
-PIECEWISE_NODES, NODES = (
-    18,
-    60,
-)  # a sector: piecewise polynomials with kinks at 0 only, and all others (kinks elsewhere need them)
-
-REPLICATES, LOG2_POINTS = 4, 14  # of any loss at all
-
-# derivatives (of f, of g) that multiply I, w w^T, w v^T + v w^T, v v^T in E[f'' g x x^T] and in E[f' g' x x^T]
-ORDERS = (((2, 0), (4, 0), (3, 1), (2, 2)), ((1, 1), (3, 1), (2, 2), (1, 3)))
+# Radians. Aligned fields with kinks are a limit, taken from one side; the Hessian is continuous.
+ONE_SIDED = 1e-12
+# Nodes per sector: piecewise polynomials with kinks at 0 only, and all other activations.
+PIECEWISE_NODES, NODES = 18, 60
+REPLICATES, LOG2_POINTS = 4, 14  # Sobol points for a loss of any kind
+OFFSET = 1e-9  # relative displacement that separates coinciding kinks of parallel units
+HALF_STEP = 1e-7  # distance on either side of a kink at which a jump is measured
 
 
 class Curvature(NamedTuple):
-    """In whitened coordinates: the Hessian on the frame (p, D, p, D), E[h_ij] outside of it (p, p), and the gradient (p, D)."""
+    """The Hessian in whitened coordinates of a frame with D columns, and outside of the frame."""
 
-    inside: np.ndarray
-    outside: np.ndarray
-    gradient: np.ndarray
+    inside: np.ndarray  # E[h_ij x x^T] on the frame, (p, D, p, D)
+    outside: np.ndarray  # E[h_ij], (p, p): the Hessian in each direction outside of the frame
+    gradient: np.ndarray  # E[h_i x], (p, D)
+
+
+class PairCurvature(NamedTuple):
+    """E[F x x^T] of all pairs of rows i and fields c, in the basis I, a a^T, a b^T + b a^T, b b^T."""
+
+    # (resolution, F = f'' g or f' g', basis, i, c)
+    table: Float[np.ndarray, "2 2 4 p fields"]
+    # a = w_i and b = w_c if Stein's lemma is used; orthonormal in their plane if that is integrated
+    a: Float[np.ndarray, "p fields D"]
+    b: Float[np.ndarray, "p fields D"]
 
 
 def pair_curvature(
     first: Activation, second: Activation, terms: int, rows: np.ndarray, others: np.ndarray
-) -> tuple[Any, Any, Any]:
-    """Coefficients (resolution, ww or wv, 4, i, c) of I, a a^T, a b^T + b a^T, b b^T, and the vectors a, b (i, c, D).
-
-    a = w_i and b = w_c where Stein's lemma is used; an orthonormal pair in their plane where the plane is integrated.
-    """
+) -> PairCurvature:
+    """E[F x x^T] of all pairs of `rows` (students) and `others` (students or teachers)."""
     shape = (len(rows), *others.shape)
-    if pairs.method(first, second) not in ("relu", "polar"):
+    if _is_smooth_pair(first, second):
         q1, q2 = np.sum(rows**2, axis=1), np.sum(others**2, axis=1)
         # twice the terms that K, A and B need: higher derivatives have longer tails
         table = _smooth_table(first, second, 2 * terms, q1, q2, rows @ others.T)
-        return (
+        return PairCurvature(
             np.asarray(table),
             np.broadcast_to(rows[:, None], shape),
             np.broadcast_to(others[None], shape),
         )
     s1, s2 = np.linalg.norm(rows, axis=1), np.linalg.norm(others, axis=1)
-    unit = others / np.where(s2 > 0, s2, 1.0)[:, None]
-    # where w = 0 any direction will do: that of the other
-    along = np.where(
-        (s1 > 0)[:, None, None], (rows / np.where(s1 > 0, s1, 1.0)[:, None])[:, None], unit[None]
-    )
-    cosine = np.einsum("icm,cm->ic", along, unit)
-    across = unit[None] - cosine[..., None] * along
-    across = across - np.einsum("icm,icm->ic", across, along)[..., None] * along
-    sine = np.linalg.norm(across, axis=-1)
+    unit_others = others / np.where(s2 > 0, s2, 1.0)[:, None]
+    unit_rows = rows / np.where(s1 > 0, s1, 1.0)[:, None]
+    # where w = 0 any direction is right: take that of the other field
+    a = np.where((s1 > 0)[:, None, None], unit_rows[:, None], unit_others[None])
+    cosine = np.einsum("icm,cm->ic", a, unit_others)
+    b = unit_others[None] - cosine[..., None] * a
+    # Gram-Schmidt twice, against cancellation between nearly parallel fields
+    b = b - np.einsum("icm,icm->ic", b, a)[..., None] * a
+    sine = np.linalg.norm(b, axis=-1)
     angle = np.clip(np.arctan2(sine, cosine), ONE_SIDED, np.pi - ONE_SIDED)
-    # aligned fields: no second direction, and the expectation is that of the identity on what is left
-    across = across / np.where(sine > 0, sine, 1.0)[..., None]
-    simple = pairs.polar_nodes(first, second) == pairs.PIECEWISE_NODES
-    table = _kinked_table(first, second, PIECEWISE_NODES if simple else NODES, s1, s2, angle)
-    return np.asarray(table), along, across
+    # Aligned fields have no second direction: b = 0, and the coefficient of I covers it.
+    b = b / np.where(sine > 0, sine, 1.0)[..., None]
+    is_piecewise = pairs.polar_nodes(first, second) == pairs.PIECEWISE_NODES
+    nodes = PIECEWISE_NODES if is_piecewise else NODES
+    table = _kinked_table(first, second, nodes, s1, s2, angle)
+    return PairCurvature(np.asarray(table), a, b)
+
+
+def _is_smooth_pair(first: Activation, second: Activation) -> bool:
+    """Whether Stein's lemma is used: for smooth activations, and where its terms are closed."""
+    family = shared_closed_forms(first, second)
+    if family is None:
+        return not (first.kinks or second.kinks)
+    table = partial(family.derivative_table, first, second)
+    return jax.eval_shape(table, np.ones(1), np.ones(1), np.zeros((1, 1))) is not None
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
@@ -90,49 +107,31 @@ def _smooth_table(
     q2: Float[Numeric, " n"],
     c: Float[Numeric, "m n"],
 ) -> Float[Numeric, "2 2 4 m n"]:
-    """E[f^(i) g^(j)] for the orders that Stein's lemma needs: closed for erf and polynomials, else Mehler (all terms, and half of them)."""
-    if pairs.method(first, second) == "erf":
-        al1, al2 = (1.0 + q1)[:, None], ((closed_forms.erf_offset(second) or 0.0) + q2)[None, :]
-        root = jnp.sqrt(al1 * al2 - c**2)
-        A, fourth = -c / (al1 * root), 2 * c / (al1**2 * root) + al2 * c / (al1 * root**3)
-        ww, wv = (
-            (A, fourth, -al2 / root**3, c / root**3),
-            (1 / root, -al2 / root**3, c / root**3, -al1 / root**3),
-        )
-        return 2 / np.pi * jnp.array([[ww, wv], [ww, wv]])
-    if pairs.method(first, second) == "polynomial":
-        # Wick, with n contractions between u and v: sum_n c^n/n! E[f^(i + n)] E[g^(j + n)]
-        top = min(first.degree or 0, second.degree or 0)
-        F, G = (
-            closed_forms.derivative_means(first, 0, top + 4, q1),
-            closed_forms.derivative_means(second, 0, top + 3, q2),
-        )
-        share = closed_forms.powers(c, top) / np.array(
-            [float(math.factorial(n)) for n in range(top + 1)]
-        )
-        table = [
-            [
-                jnp.einsum("in,jn,ijn->ij", F[:, i : i + top + 1], G[:, j : j + top + 1], share)
-                for i, j in kind
-            ]
-            for kind in ORDERS
-        ]
-        return jnp.array([table, table])
+    """E[f^(i) g^(j)] for `HESSIAN_ORDERS`, at two resolutions.
+
+    Closed forms are the same twice. The Mehler series has all terms, then half of them.
+    """
+    family = shared_closed_forms(first, second)
+    closed = None if family is None else family.derivative_table(first, second, q1, q2, c)
+    if closed is not None:
+        return jnp.array([closed, closed])
     count = mehler.terms_needed(first, second, terms)
     series = mehler.powers(safe_ratio(c, jnp.sqrt(q1[:, None] * q2[None, :])), count)
     f = [mehler.coefficients(first.derivative(order), q1, count) for order in range(5)]
     g = [mehler.coefficients(second.derivative(order), q2, count) for order in range(4)]
 
-    def cut(n: int) -> Any:
+    def truncated_table(n: int) -> list[list[Float[Numeric, "m n"]]]:
         return [
             [
                 jnp.einsum("in,jn,ijn->ij", f[i][:, :n], g[j][:, :n], series[..., :n])
-                for i, j in kind
+                for i, j in orders
             ]
-            for kind in ORDERS
+            for orders in HESSIAN_ORDERS
         ]
 
-    return jnp.array([cut(count), cut(count // 2 if count == terms else count)])
+    # a finite series (of a polynomial) has no truncation error
+    half = count // 2 if count == terms else count
+    return jnp.array([truncated_table(count), truncated_table(half)])
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
@@ -144,35 +143,36 @@ def _kinked_table(
     s2: Float[Numeric, " n"],
     angle: Float[Numeric, "m n"],
 ) -> Float[Numeric, "2 2 4 m n"]:
-    """E[F (1, x1^2 - 1, x1 x2, x2^2 - 1)] for F = f''(u) g(v) and f'(u) g'(v), by quadrature at two resolutions.
+    """E[F (1, x1^2 - 1, x1 x2, x2^2 - 1)] for F = f''(u) g(v) and f'(u) g'(v), at two resolutions.
 
-    u = s1 x1, v = s2 (x1 cos(angle) + x2 sin(angle)).
+    u = s1 x1, v = s2 (x1 cos(angle) + x2 sin(angle)). The weights are Hermite polynomials: the
+    coefficients of I, a a^T, a b^T + b a^T and b b^T in E[F x x^T].
     """
 
-    def one(
-        a: Float[Numeric, ""], b: Float[Numeric, ""], theta: Float[Numeric, ""], resolution: int
+    def pair_table(
+        s1: Float[Numeric, ""], s2: Float[Numeric, ""], theta: Float[Numeric, ""], resolution: int
     ) -> Float[Numeric, "2 4"]:
-        masses_of_f = _line(first, 1, second, 0, a, b, theta, resolution, flip=False)
-        masses_of_g = _line(second, 0, first, 1, b, a, theta, resolution, flip=True)
-        return _plane(first, second, a, b, theta, resolution) + jnp.stack(
-            [masses_of_f, masses_of_g]
-        )
+        masses_of_f = _mass_part(first, 1, second, 0, s1, s2, theta, resolution, flip=False)
+        masses_of_g = _mass_part(second, 0, first, 1, s2, s1, theta, resolution, flip=True)
+        smooth = _plane_part(first, second, s1, s2, theta, resolution)
+        return smooth + jnp.stack([masses_of_f, masses_of_g])
 
-    def table(resolution: int) -> Any:
-        each = jax.lax.map(
-            lambda args: jax.vmap(partial(one, args[0], resolution=resolution))(s2, args[1]),
+    def table(resolution: int) -> Float[Numeric, "2 4 m n"]:
+        # mapped over students, one after the other, to bound the memory
+        rows = jax.lax.map(
+            lambda row: jax.vmap(partial(pair_table, row[0], resolution=resolution))(s2, row[1]),
             (s1, angle),
         )
-        return jnp.moveaxis(each, (0, 1), (2, 3))
+        return jnp.moveaxis(rows, (0, 1), (2, 3))
 
     return jnp.stack([table(nodes), table(nodes * 2 // 3)])
 
 
-def _weights(x1: Float[Numeric, "*s"], x2: Float[Numeric, "*s"]) -> Float[Numeric, "4 ..."]:
+def _hermite_weights(x1: Float[Numeric, "*s"], x2: Float[Numeric, "*s"]) -> Float[Numeric, "4 ..."]:
     return jnp.stack([jnp.ones_like(x1), x1**2 - 1, x1 * x2, x2**2 - 1])
 
 
-def _plane(
+def _plane_part(
     first: Activation,
     second: Activation,
     s1: Float[Numeric, ""],
@@ -180,7 +180,7 @@ def _plane(
     angle: Float[Numeric, ""],
     nodes: int,
 ) -> Float[Numeric, "2 4"]:
-    """The smooth pieces: (2, 4)."""
+    """The contribution of the smooth pieces of the plane."""
     points = polar.plane_points(first.kinks, second.kinks, s1, s2, angle, nodes)
     u, v = points.u, points.v
     F = jnp.stack(
@@ -189,10 +189,10 @@ def _plane(
             first.derivative(1)(u) * second.derivative(1)(v),
         ]
     )
-    return jnp.einsum("ftrn,wtrn->fw", points.weights * F, _weights(points.x1, points.x2))
+    return jnp.einsum("ftrn,wtrn->fw", points.weights * F, _hermite_weights(points.x1, points.x2))
 
 
-def _line(
+def _mass_part(
     masses: Activation,
     order: int,
     other: Activation,
@@ -204,82 +204,93 @@ def _line(
     *,
     flip: bool,
 ) -> Float[Numeric, "4"]:
-    """What the point masses of a derivative add: sum over kinks of jump p(field = kink) E[other (1, ...) | field = kink].
+    """The contribution of the point masses of a derivative, integrated along their lines:
 
-    With `flip` the masses are those of v, whose direction is (cos, sin) of the angle in the frame of u.
+        sum over kinks of jump p(field = kink) E[other (1, ...) | field = kink].
+
+    With `flip` the masses are those of v, whose direction in the frame of u is (cos, sin) of the angle.
     """
     total = jnp.zeros(4, angle.dtype)
     cosine, sine = jnp.cos(angle), jnp.sin(angle)
     for kink, jump in zip(masses.kinks, masses.jumps(order), strict=True):
         if jump == 0.0:
             continue
-        near = safe_ratio(kink * jnp.ones_like(s), s)  # distance of the line from the origin
-        density = jnp.where(
-            s > 0, jnp.exp(-(near**2) / 2) / (np.sqrt(2 * np.pi) * jnp.where(s > 0, s, 1.0)), 0.0
-        )
-        mean, spread = t * near * cosine, t * sine * (-1.0 if flip else 1.0)
+        distance = safe_ratio(kink * jnp.ones_like(s), s)  # of the line from the origin
+        normal = jnp.exp(-(distance**2) / 2) / (np.sqrt(2 * np.pi) * jnp.where(s > 0, s, 1.0))
+        density = jnp.where(s > 0, normal, 0.0)
+        # the other field on the line, as a function of the coordinate xi along it
+        mean, scale = t * distance * cosine, t * sine * (-1.0 if flip else 1.0)
 
-        def weighted(
+        def integrand(
             xi: Float[Numeric, "*s"],
-            near: Scalar = near,
+            distance: Scalar = distance,
             mean: Scalar = mean,
-            spread: Scalar = spread,
+            scale: Scalar = scale,
         ) -> Float[Numeric, "4 ..."]:
-            x = (
-                (near * cosine - xi * sine, near * sine + xi * cosine)
-                if flip
-                else (near * jnp.ones_like(xi), xi)
-            )
-            return _weights(*x) * other.derivative(other_order)(mean + spread * xi)
+            if flip:
+                x = (distance * cosine - xi * sine, distance * sine + xi * cosine)
+            else:
+                x = (distance * jnp.ones_like(xi), xi)
+            return _hermite_weights(*x) * other.derivative(other_order)(mean + scale * xi)
 
-        cuts = tuple(safe_ratio(own - mean, spread) for own in other.kinks)
+        cuts = tuple(safe_ratio(other_kink - mean, scale) for other_kink in other.kinks)
         total = total + jump * density * polar.line_expectation(
-            weighted, cuts, jnp.zeros_like(s), jnp.ones_like(s), nodes
+            integrand, cuts, jnp.zeros_like(s), jnp.ones_like(s), nodes
         )
     return total
 
 
-def of_network(
+def network_curvature(
     table: Float[Numeric, "2 4 p fields"],
-    first: Float[Numeric, "p fields D"],
-    second: Float[Numeric, "p fields D"],
+    a: Float[Numeric, "p fields D"],
+    b: Float[Numeric, "p fields D"],
     lead: Float[Numeric, " p"],
     c: Float[Numeric, " fields"],
     rows: Float[Numeric, "p D"],
     fields: Float[Numeric, "fields D"],
 ) -> Curvature:
-    """E[h_ij x x^T] from h_ij = lead_i [delta_ij s''_i sum_c c_c g_c + c_j s'_i s'_j]."""
+    """E[h_ij x x^T] from h_ij = lead_i [delta_ij s''_i sum_c c_c g_c + c_j s'_i s'_j].
+
+    `table`, a and b are one resolution of `PairCurvature`.
+    """
     p, D = rows.shape
-    ww, wv = (lead[:, None] * c) * table[0], (lead[:, None] * c) * table[1]
-    outside = wv[0, :, :p] + np.diag(ww[0].sum(axis=1))
-    gradient = ww[0].sum(axis=1)[:, None] * rows + wv[0] @ fields
-    mixed = np.einsum("ic,icm,icn->imn", ww[2], first, second)
-    own = np.einsum("ic,icm,icn->imn", ww[1], first, first) + np.einsum(
-        "ic,icm,icn->imn", ww[3], second, second
+    # f'' g on the diagonal (i = j), f' g' between students i and j
+    diagonal, mixed = (lead[:, None] * c) * table[0], (lead[:, None] * c) * table[1]
+    outside = mixed[0, :, :p] + np.diag(diagonal[0].sum(axis=1))
+    gradient = diagonal[0].sum(axis=1)[:, None] * rows + mixed[0] @ fields
+    ab = np.einsum("ic,icm,icn->imn", diagonal[2], a, b)
+    own = np.einsum("ic,icm,icn->imn", diagonal[1], a, a) + np.einsum(
+        "ic,icm,icn->imn", diagonal[3], b, b
     )
-    own = own + mixed + np.swapaxes(mixed, -1, -2)
-    a, b = first[:, :p], second[:, :p]
-    cross = np.einsum("ij,ijm,ijn->imjn", wv[2, :, :p], a, b)
-    inside = np.einsum("ij,ijm,ijn->imjn", wv[1, :, :p], a, a) + np.einsum(
-        "ij,ijm,ijn->imjn", wv[3, :, :p], b, b
+    own = own + ab + np.swapaxes(ab, -1, -2)
+    a, b = a[:, :p], b[:, :p]
+    cross = np.einsum("ij,ijm,ijn->imjn", mixed[2, :, :p], a, b)
+    inside = np.einsum("ij,ijm,ijn->imjn", mixed[1, :, :p], a, a) + np.einsum(
+        "ij,ijm,ijn->imjn", mixed[3, :, :p], b, b
     )
-    inside = (
-        inside + cross + np.swapaxes(cross, 1, 3) + np.einsum("ij,mn->imjn", outside, np.eye(D))
-    )
+    identity = np.einsum("ij,mn->imjn", outside, np.eye(D))
+    inside = inside + cross + np.swapaxes(cross, 1, 3) + identity
     inside[np.arange(p), :, np.arange(p), :] += own
     return Curvature(inside, np.asarray(outside), np.asarray(gradient))
 
 
-def reduced(rows: np.ndarray, signals: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Students and signals in p + K columns and an empty one that stands for all directions outside; the axes (D, p + K) back."""
+def reduce_columns(rows: np.ndarray, signals: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Students and signals in p + K columns and an empty one, and the axes (D, p + K) back.
+
+    The empty column stands for all directions outside of the span.
+    """
     axes, triangle = np.linalg.qr(np.concatenate([rows, signals]).T)
     return np.concatenate([triangle.T, np.zeros((len(triangle), 1))], axis=1), axes
 
 
-def lifted(found: tuple[Any, Any], axes: np.ndarray) -> Curvature:
-    """The curvature from E[h x] in reduced columns (p, columns) and its derivative with respect to the rows."""
-    gradient, slope = (np.asarray(part) for part in found)
-    slope = (slope + np.transpose(slope, (2, 3, 0, 1))) / 2
+def curvature_from_reduced(
+    gradient: Float[Numeric, "p columns"],
+    slope: Float[Numeric, "p columns p columns"],
+    axes: np.ndarray,
+) -> Curvature:
+    """The curvature from E[h x] in reduced columns and its derivative with respect to the rows."""
+    gradient, slope = np.asarray(gradient), np.asarray(slope)
+    slope = (slope + np.transpose(slope, (2, 3, 0, 1))) / 2  # symmetric up to quadrature
     outside = slope[:, -1, :, -1]
     D, columns = axes.shape
     inner = slope[:, :-1, :, :-1] - np.einsum("ij,mn->imjn", outside, np.eye(columns))
@@ -289,20 +300,21 @@ def lifted(found: tuple[Any, Any], axes: np.ndarray) -> Curvature:
     return Curvature(inside, outside, gradient[:, :-1] @ axes.T)
 
 
-def sampled(
+def sample_curvatures(
     structure: Structure,
     parameters: Parameters,
     head: np.ndarray,
     rows: np.ndarray,
     signals: np.ndarray,
 ) -> list[Curvature]:
-    """Any loss at all, from points: replicates."""
-    fields, axes = reduced(rows, signals)
-    every = sobol_normals(fields.shape[1] + 1, LOG2_POINTS, REPLICATES, whiten=True)
-    return [
-        lifted(_sampled_slope(structure, parameters, points, head, fields), axes)
-        for points in every
-    ]
+    """Replicates of the curvature of a loss of any kind, from Sobol points."""
+    fields, axes = reduce_columns(rows, signals)
+    replicates = sobol_normals(fields.shape[1] + 1, LOG2_POINTS, REPLICATES, whiten=True)
+    curvatures = []
+    for points in replicates:
+        gradient, slope = _sampled_slope(structure, parameters, points, head, fields)
+        curvatures.append(curvature_from_reduced(gradient, slope, axes))
+    return curvatures
 
 
 @partial(jax.jit, static_argnums=0)
@@ -312,10 +324,11 @@ def _sampled_slope(
     points: Float[Numeric, "n columns_and_noise"],
     head: Float[Numeric, " p"],
     fields: Float[Numeric, "fields columns"],
-) -> tuple[Any, Any]:
-    """E[h z] (p, columns) and E[h_ij z z^T], lambda = fields @ z.
+) -> tuple[Float[Numeric, "p columns"], Float[Numeric, "p columns p columns"]]:
+    """E[h z] and E[h_ij z z^T] for lambda = fields @ z.
 
-    What a kink contributes to h_ij is a point mass: the jump of h_i where lambda_j meets it, averaged over the points of that plane.
+    A kink contributes a point mass to h_ij: the jump of h_i where lambda_j equals the kink, averaged
+    over points projected onto that plane.
     """
     p, z, noise = structure.width, points[:, : fields.shape[1]], points[:, -1]
 
@@ -324,18 +337,19 @@ def _sampled_slope(
 
     values = z @ fields.T
     gradient = jax.vmap(h)(values, noise)
-    curved = jax.vmap(jax.jacfwd(h))(values, noise)[:, :, :p]
-    slope = jnp.einsum("nij,na,nb->iajb", curved, z, z)
+    smooth = jax.vmap(jax.jacfwd(h))(values, noise)[:, :, :p]
+    slope = jnp.einsum("nij,na,nb->iajb", smooth, z, z)
     for j, kink in itertools.product(range(p), structure.kinks):
         norm = jnp.sqrt(jnp.sum(fields[j] ** 2))
-        axis, near = safe_ratio(fields[j], norm), safe_ratio(kink * jnp.ones_like(norm), norm)
-        plane = z + (near - z @ axis)[:, None] * axis
-        # parallel units meet their kinks together: a little off at random, which is what rows a little apart would be
-        on_plane = plane @ fields.T + 1e-9 * jnp.roll(values, 1, axis=0) * (
-            jnp.arange(len(fields)) != j
-        )
-        step = 1e-7 * (jnp.arange(len(fields)) == j)
+        axis = safe_ratio(fields[j], norm)
+        distance = safe_ratio(kink * jnp.ones_like(norm), norm)
+        plane = z + (distance - z @ axis)[:, None] * axis
+        # Parallel units meet their kinks together. A small random displacement of the other fields
+        # replaces them by rows that are slightly apart.
+        is_other = jnp.arange(len(fields)) != j
+        on_plane = plane @ fields.T + OFFSET * jnp.roll(values, 1, axis=0) * is_other
+        step = HALF_STEP * (jnp.arange(len(fields)) == j)
         jump = jax.vmap(h)(on_plane + step, noise) - jax.vmap(h)(on_plane - step, noise)
-        density = safe_ratio(jnp.exp(-(near**2) / 2) / np.sqrt(2 * np.pi), norm)
+        density = safe_ratio(jnp.exp(-(distance**2) / 2) / np.sqrt(2 * np.pi), norm)
         slope = slope.at[:, :, j].add(density * jnp.einsum("ni,na,nb->iab", jump, plane, plane))
     return gradient.T @ z / len(z), slope / len(z)

@@ -1,10 +1,11 @@
-"""Expectations of any loss or rule of few fields, on grids: nothing is sampled, and a second grid between their points gives the error.
+"""Expectations of a loss or rule of few fields on grids: nothing is sampled.
 
-What a smooth loss reads (`problems.loss_dependence`)
-goes on a trapezoidal grid, which is exact beyond every power of its spacing (a Gauss-Hermite
-rule of as many points is not: its nodes are sparse where the function bends); what it is a polynomial in goes on the few Gauss-Hermite
-nodes that are exact for it. A rule that jumps where a field is 0, of one row and one signal, goes on circles about the origin of their
-plane, cut at those zeros.
+What a smooth loss reads (`problems.loss_dependence`) is integrated on a trapezoidal grid, whose error
+falls faster than any power of the spacing; Gauss-Hermite nodes of the same number are sparse where
+the function bends. Combinations of which the loss is a polynomial have the few Gauss-Hermite nodes
+that are exact for them. A rule of one row and one signal that jumps where a field is 0 is integrated
+on circles about the origin of their plane, cut at those zeros. A second grid between the points of
+the first one estimates the error.
 """
 
 from __future__ import annotations
@@ -12,99 +13,99 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from sgdynamics.base.arrays import Nodes, Numeric, Parameters
-from sgdynamics.expectations.interface import Moments, Overlaps, Quadrature
+from sgdynamics.base.arrays import Nodes, Numeric
+from sgdynamics.expectations.interface import Moments, Quadrature
 from sgdynamics.expectations.nodes import gauss_legendre, hermite_product, product_rule
 from sgdynamics.expectations.pairs import UNKNOWN
 from sgdynamics.expectations.sampled import SobolAverages
-from sgdynamics.expectations.weighted_points import columns
+from sgdynamics.expectations.solver_interface import Evaluation
+from sgdynamics.expectations.weighted_points import count_coordinates
 from sgdynamics.problems.problem import Structure
 
-# of a grid by its dimensions, in standard deviations: what lies beyond weighs 4e-12 or less, and 3e-7 in four, where points are dear
+# Radius of a grid by its number of dimensions, in standard deviations. The mass beyond is 4e-12 or
+# less, and 3e-7 in four dimensions, where points are expensive.
 REACHES = (0.0, 8.5, 8.0, 7.5, 6.0)
-MOST_POINTS, CHEAP_POINTS, QUICK_POINTS = (
-    200_000,
-    20_000,
-    4_000,
-)  # for a drift, to begin with, for the risks of many states
-RADII = 48
+MOST_POINTS = 200_000  # of a grid for a drift
+CHEAP_POINTS = 20_000  # of the grid that is used first
+QUICK_POINTS = 4_000  # of a grid for the risks of many states
+RADII = 48  # circles
 ROUNDING = 1e-14
-COARSEST, FINEST = 2, 8  # points in a standard deviation
-FURTHER = 1.15  # reach of the grid that gives the error, relative to the grid used: it sees tails that weigh too much
+COARSEST, FINEST = 2, 8  # points per standard deviation
+# Radius of the second grid, relative to the first one: it shows tails that are not negligible.
+FURTHER = 1.15
 
 
 def on_circles(structure: Structure) -> bool:
-    """Whether the fields are a row and a signal, of centred inputs, that jump at 0."""
-    plain = (
-        structure.sample.tokens is None
-        and structure.sample.centred
-        and not structure.loss.reads_draws
-    )
-    return plain and structure.kinks == (0.0,) and structure.fields == 2
+    """Whether the fields are one row and one signal of centred inputs, with a jump at 0."""
+    sample = structure.sample
+    is_plain = sample.tokens is None and sample.centred and not structure.loss.reads_draws
+    return is_plain and structure.kinks == (0.0,) and structure.fields == 2
 
 
 def few_fields(structure: Structure) -> bool:
-    """Whether a grid does: few fields that are no polynomials, not too many points in all, and no kink but where the circles are cut."""
+    """Whether `FewFields` serves a loss.
+
+    It must read at most four combinations that are not polynomial, on a grid of moderate size, and
+    must not have kinks, except at 0 in the plane of one row and one signal.
+    """
     if structure.dependence is None:
         return on_circles(structure)
-    return (
-        len(structure.dependence.general) < len(REACHES)
-        and grid_points(structure, COARSEST) <= MOST_POINTS
-    )
+    dimensions = len(structure.dependence.general)
+    return dimensions < len(REACHES) and grid_points(structure, COARSEST) <= MOST_POINTS
 
 
 def grid_points(structure: Structure, per_deviation: int) -> float:
-    """How many points such a grid has, those on Gauss-Hermite nodes counted."""
+    """Number of points of a grid, including the Gauss-Hermite nodes."""
     assert structure.dependence is not None
-    return _trapezoid_points(len(structure.dependence.general), per_deviation) * math.prod(
-        map(float, structure.dependence.node_counts)
-    )
+    trapezoids = _trapezoid_points(len(structure.dependence.general), per_deviation)
+    return trapezoids * math.prod(map(float, structure.dependence.node_counts))
 
 
 @lru_cache(maxsize=64)
 def _trapezoid_points(dimensions: int, per_deviation: int) -> int:
-    """How many points `_trapezoids` has, without making them: of whole numbers in a ball, by the squares that they add up to."""
+    """Number of points of `_trapezoids`, without building them.
+
+    Counts the lattice points in a ball by their squared length: the generating function of the
+    squares of integers, to the power of the dimension.
+    """
     radius = REACHES[dimensions] * per_deviation
     most = math.floor(radius**2)
-    each = np.bincount(np.arange(-round(radius), round(radius) + 1) ** 2, minlength=most + 1)[
-        : most + 1
-    ]
-    found = np.eye(1, most + 1, dtype=np.int64)[0]
+    squares = np.arange(-round(radius), round(radius) + 1) ** 2
+    per_axis = np.bincount(squares, minlength=most + 1)[: most + 1]
+    counts = np.eye(1, most + 1, dtype=np.int64)[0]
     for _ in range(dimensions):
-        found = np.convolve(found, each)[: most + 1]
-    return int(found.sum())
+        counts = np.convolve(counts, per_axis)[: most + 1]
+    return int(counts.sum())
 
 
 @lru_cache(maxsize=16)
 def _trapezoids(
-    dimensions: int, per_deviation: int, share: float = 1.0, shift: float = 0.0
+    dimensions: int, per_deviation: int, reach_factor: float = 1.0, shift: float = 0.0
 ) -> tuple[np.ndarray, np.ndarray]:
-    """A grid of standard normals (n, dimensions) and its weights, without corners that weigh nothing, out to a share of its reach.
+    """A trapezoidal grid of standard normals (n, dimensions) in a ball, and its weights.
 
-    `shift` moves it along every axis, in units of its spacing.
+    `shift` moves the grid along all axes, in units of its spacing.
     """
     if dimensions == 0:
         return np.zeros((1, 0)), np.ones(1)
-    reach = share * REACHES[dimensions]
+    reach = reach_factor * REACHES[dimensions]
     half = round(reach * per_deviation)
-    line = (np.arange(-half, half + 1) - shift) / per_deviation
-    grid = np.stack(np.meshgrid(*[line] * dimensions, indexing="ij"), axis=-1).reshape(
-        -1, dimensions
-    )
-    grid = grid[np.sum(grid**2, axis=1) <= reach**2]
+    axis = (np.arange(-half, half + 1) - shift) / per_deviation
+    axes = np.meshgrid(*[axis] * dimensions, indexing="ij")
+    grid = np.stack(axes, axis=-1).reshape(-1, dimensions)
+    grid = grid[np.sum(grid**2, axis=1) <= reach**2]  # the corners have negligible weight
     weights = np.exp(-0.5 * np.sum(grid**2, axis=1))
     return grid, weights / weights.sum()
 
 
 @lru_cache(maxsize=4)
 def _circles(radii: int) -> tuple[np.ndarray, np.ndarray]:
-    """Radii of circles in the plane as pairs of points that span them, (n, 4), and their weights."""
+    """Circles in the plane as pairs of points that span them, (n, 4), and their weights."""
     nodes, weights = gauss_legendre(radii)
     r = REACHES[2] * nodes
     density = REACHES[2] * weights * r * np.exp(-(r**2) / 2)
@@ -115,9 +116,12 @@ def _circles(radii: int) -> tuple[np.ndarray, np.ndarray]:
 
 @dataclass(frozen=True)
 class FewFields(SobolAverages):
-    """A grid over what is read, or circles in the plane of one row and one signal."""
+    """Moments on a grid over what the loss reads, or on circles in the plane of a row and a signal."""
 
-    advice = "the loss bends faster in its fields than the grid has points; sgd.simulate, which needs no grid, tells whether it matters"
+    advice = (
+        "the loss varies faster in its fields than the grid resolves. Compare with sgd.simulate, "
+        "which uses no grid"
+    )
 
     @property
     def drift_sampled(self) -> bool:
@@ -128,72 +132,59 @@ class FewFields(SobolAverages):
 
     @property
     def by_slopes(self) -> bool:
-        return False  # a grid has no spread
+        return False  # a grid has no sampling variance to reduce
+
+    @property
+    def has_circles(self) -> bool:
+        return self.structure.dependence is None
 
     def quadrature(self, largest: float) -> Quadrature:
-        """The finest grid that costs little: another one is another program."""
+        """The finest cheap grid: a later refinement would have to be compiled again."""
         cheap = [
             count
             for count in (FINEST, FINEST // 2)
-            if not self.circles and grid_points(self.structure, count) <= CHEAP_POINTS
+            if not self.has_circles and grid_points(self.structure, count) <= CHEAP_POINTS
         ]
         return Quadrature(per_deviation=max(cheap, default=COARSEST))
 
     def finer(self, quadrature: Quadrature, largest: float) -> Quadrature | None:
-        reading = self.structure.dependence
-        if reading is None or not reading.general or 2 * quadrature.per_deviation > FINEST:
+        dependence, doubled = self.structure.dependence, 2 * quadrature.per_deviation
+        if dependence is None or not dependence.general or doubled > FINEST:
             return None
-        if grid_points(self.structure, 2 * quadrature.per_deviation) > 4 * MOST_POINTS:
+        if grid_points(self.structure, doubled) > 4 * MOST_POINTS:
             return None
-        return replace(quadrature, per_deviation=2 * quadrature.per_deviation)
-
-    @property
-    def circles(self) -> bool:
-        return self.structure.dependence is None
+        return replace(quadrature, per_deviation=doubled)
 
     def nodes(self, quadrature: Quadrature, flow: bool) -> dict[str, np.ndarray]:
-        return {
-            name: value[None] for name, value in self._at(quadrature.per_deviation, 1.0).items()
-        }
+        grid = self._build_grid(quadrature.per_deviation)
+        return {name: value[None] for name, value in grid.items()}
 
-    def _at(self, per_deviation: int, share: float, shift: float = 0.0) -> dict[str, np.ndarray]:
-        """The grid of so many points a standard deviation, out to a share of its reach; what goes on Gauss-Hermite nodes beside it."""
-        reading = self.structure.dependence
-        if reading is None:
-            grid, weights = _circles(round(RADII * share))
-            return {
-                "points": np.concatenate(
-                    [grid, np.zeros((len(grid), columns(self.structure)[1]))], axis=1
-                ),
-                "weights": weights,
-            }
-        grid, weights = _trapezoids(len(reading.general), per_deviation, share, shift)
-        (few, shares), (more, more_shares) = (
-            hermite_product(reading.node_counts),
-            hermite_product(reading.finite_node_counts),
-        )
-        parts = {"few": few, "few_weights": shares, "more": more, "more_weights": more_shares}
-        return {"points": grid, "weights": weights, **parts}
+    def _build_grid(
+        self, per_deviation: int, reach_factor: float = 1.0, shift: float = 0.0
+    ) -> dict[str, np.ndarray]:
+        """The grid, and the Gauss-Hermite nodes of the polynomial combinations."""
+        dependence = self.structure.dependence
+        if dependence is None:
+            circles, weights = _circles(round(RADII * reach_factor))
+            draws = np.zeros((len(circles), count_coordinates(self.structure)[1]))
+            return {"points": np.concatenate([circles, draws], axis=1), "weights": weights}
+        grid, weights = _trapezoids(len(dependence.general), per_deviation, reach_factor, shift)
+        # the norms at finite d are polynomials of a higher degree than the other moments
+        few, few_weights = hermite_product(dependence.node_counts)
+        more, more_weights = hermite_product(dependence.finite_node_counts)
+        hermite = {"few": few, "few_weights": few_weights}
+        hermite |= {"more": more, "more_weights": more_weights}
+        return {"points": grid, "weights": weights, **hermite}
 
-    def moments(
-        self,
-        quadrature: Quadrature,
-        nodes: Nodes,
-        parameters: Parameters,
-        overlaps: Overlaps,
-        head: Float[Numeric, " p"],
-        *,
-        finite: bool = False,
-        flow: bool = False,
+    def evaluate_moments(
+        self, at: Evaluation, *, finite: bool = False, flow: bool = False
     ) -> Moments:
-        nodes = self._whole(nodes, "more" if finite else "few")
-        return super().moments(
-            quadrature, nodes, parameters, overlaps, head, finite=finite, flow=flow
-        )
+        nodes = self._product_nodes(at.nodes, "more" if finite else "few")
+        return super().evaluate_moments(at._replace(nodes=nodes), finite=finite, flow=flow)
 
-    def _whole(self, nodes: Nodes, name: str) -> Nodes:
-        """All points with their weights: the grid, and on each of its points the Gauss-Hermite nodes of this name."""
-        if self.circles:
+    def _product_nodes(self, nodes: Nodes, name: str) -> Nodes:
+        """The product of the grid and the Gauss-Hermite nodes of this name."""
+        if self.has_circles:
             return nodes
         grid, weights = product_rule(
             jnp, (nodes["points"], nodes["weights"]), (nodes[name], nodes[f"{name}_weights"])
@@ -201,80 +192,64 @@ class FewFields(SobolAverages):
         return {"points": grid, "weights": weights}
 
     def risk_nodes(self, quadrature: Quadrature, *, quick: bool = True) -> dict[str, np.ndarray]:
-        per_deviation, share = quadrature.per_deviation, 1.0
-        if quick and not self.circles:
+        """A grid, and a second one for `estimate_errors` under names that start with "between"."""
+        dependence, per_deviation, reach = self.structure.dependence, quadrature.per_deviation, 1.0
+        if quick and dependence is not None:
             cheap = [
                 count
                 for count in (FINEST // 2, COARSEST)
                 if grid_points(self.structure, count) <= QUICK_POINTS
             ]
-            least = 1 if len(self.structure.dependence.general) <= 2 else COARSEST  # type: ignore[union-attr]
-            per_deviation, share = max(cheap, default=least), 0.75
-        nodes = self._at(per_deviation, share)
-        reach, shift = (0.5, 0.0) if self.circles else (FURTHER * share, 0.5)
-        other = self._at(per_deviation, reach, shift)
-        between = {f"between_{name}": other[name] for name in ("points", "weights")}
+            least = 1 if len(dependence.general) <= 2 else COARSEST
+            per_deviation, reach = max(cheap, default=least), 0.75
+        nodes = self._build_grid(per_deviation, reach)
+        if self.has_circles:
+            second = self._build_grid(per_deviation, 0.5)  # half as many circles
+        else:
+            second = self._build_grid(per_deviation, FURTHER * reach, 0.5)
+        between = {f"between_{name}": second[name] for name in ("points", "weights")}
         return {name: value[None] for name, value in (nodes | between).items()}
 
-    def risk(
-        self,
-        quadrature: Quadrature,
-        nodes: Nodes,
-        parameters: Parameters,
-        overlaps: Overlaps,
-        head: Float[Numeric, " p"],
-    ) -> Any:
-        nodes = self._whole(nodes, "few")
-        return self.mean_loss(nodes["points"], parameters, overlaps, head, weights=nodes["weights"])
+    def evaluate_risk(self, at: Evaluation) -> Float[Numeric, "..."]:
+        nodes = self._product_nodes(at.nodes, "few")
+        return self.mean_loss(at, nodes["points"], weights=nodes["weights"])
 
     def search_nodes(
         self, quadrature: Quadrature, flow: bool
     ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray] | None]:
         return self.nodes(quadrature, flow), None
 
-    def errors(
-        self,
-        quadrature: Quadrature,
-        nodes: Nodes,
-        parameters: Parameters,
-        overlaps: Overlaps,
-        head: Float[Numeric, " p"],
-    ) -> tuple[Any, Any]:
-        """Changes of the moments and of the risk, relative to their own size, on a second grid.
+    def estimate_errors(self, at: Evaluation) -> tuple[Float[Numeric, ""], Float[Numeric, ""]]:
+        """Relative changes of the moments, and of the risk, on a second grid.
 
-        The error of a trapezoidal rule of spacing h is a sum over the frequencies 2 pi k/h of the integrand, k != 0, and a shift of half a
-        spacing changes the sign of all terms of odd k: half the change is the error itself, up to that of spacing h/2. With circles the
-        second grid has half as many radii.
+        By Poisson summation the error of a trapezoidal rule of spacing h is a sum over the
+        frequencies 2 pi k/h of the integrand, k != 0. A shift by half a spacing changes the sign of
+        all terms of odd k, so that half the change is the error itself, up to that of spacing h/2.
+        With circles the second grid has half as many radii, and the change is taken whole.
         """
-        if self.structure.dependence is not None and not self.structure.dependence.general:
-            return jnp.asarray(ROUNDING), jnp.asarray(
-                ROUNDING
-            )  # polynomials, on Gauss-Hermite nodes that are exact for them
-        other = {**nodes, **{name: nodes[f"between_{name}"] for name in ("points", "weights")}}
-        first, second = (
-            self.moments(quadrature, one, parameters, overlaps, head) for one in (nodes, other)
-        )
-        changes = _changes(first, second)
-        of_risk = changes["risk"] if self.structure.loss.has_risk else jnp.zeros(())
-        worst = jnp.max(
-            jnp.stack([of_risk, *(change for name, change in changes.items() if name != "risk")])
-        )
-        share = 1.0 if self.circles else 0.5
-        return jnp.maximum(share * worst, ROUNDING), jnp.maximum(share * of_risk, ROUNDING)
+        dependence = self.structure.dependence
+        if dependence is not None and not dependence.general:
+            # polynomials, on Gauss-Hermite nodes that are exact for them
+            return jnp.asarray(ROUNDING), jnp.asarray(ROUNDING)
+        between = {name: at.nodes[f"between_{name}"] for name in ("points", "weights")}
+        moments = self.evaluate_moments(at)
+        second = self.evaluate_moments(at._replace(nodes={**at.nodes, **between}))
+        changes = _relative_changes(moments, second)
+        risk_change = changes.pop("risk") if self.structure.loss.has_risk else jnp.zeros(())
+        changes.pop("risk", None)
+        worst = jnp.max(jnp.stack([risk_change, *changes.values()]))
+        factor = 1.0 if self.has_circles else 0.5
+        return jnp.maximum(factor * worst, ROUNDING), jnp.maximum(factor * risk_change, ROUNDING)
 
-    def error(
-        self,
-        quadrature: Quadrature,
-        nodes: Nodes,
-        parameters: Parameters,
-        overlaps: Overlaps,
-        head: Float[Numeric, " p"],
-    ) -> Any:
-        return self.errors(quadrature, nodes, parameters, overlaps, head)[0]
+    def estimate_error(self, at: Evaluation) -> Float[Numeric, ""]:
+        return self.estimate_errors(at)[0]
 
 
-def _changes(moments: Moments, others: Moments) -> dict[str, Any]:
-    """The change of each moment, relative to its largest entry, or to the size of h where it may be 0 by symmetry."""
+def _relative_changes(moments: Moments, others: Moments) -> dict[str, Float[Numeric, ""]]:
+    """The change of each moment relative to its largest entry.
+
+    A moment that may be 0 by symmetry is compared with the size of h instead.
+    """
     h = jnp.sqrt(jnp.max(jnp.abs(moments.noise)))
     least = {"stein": h, "shift": h, "pull": h, "head_gradient": h}
     changes = {}

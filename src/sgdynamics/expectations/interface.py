@@ -1,152 +1,174 @@
-"""What the theory needs of one sample's gradient, as one interface: each way to integrate is a class of its own, a user's too.
+"""The interface of Gaussian expectations: `Expectation`, its arguments and its result.
 
-Write h_i = dloss/dlambda_i and Omega for the covariance of the fields (students, then signals). Then, by Stein's lemma,
+Notation: h_i = dloss/dlambda_i is the gradient of the loss of one sample with respect to the
+preactivation lambda_i = w_i.x, and Omega is the covariance of the fields (students, then signals).
+Stein's lemma, E[g(x) x] = E[grad g] for x ~ N(0, I), gives
 
-    E[h_i x] = sum_c H_ic w_c   (in covariance block b: eigenvalue_b times the block's part of the rows),   H_ic = E[dh_i/dlambda_c],
+    E[h_i x] = sum_c H_ic w_c,   H_ic = E[dh_i/dlambda_c],
 
-so H serves every block; C = E[h h^T] is the noise of SGD; E[dloss/da] moves the head; E[loss] is the risk. At finite d the
-noise needs the norm of the input too: E[h h^T |x_b|^2] = eigenvalue_b (d_b C + 2 D_b C), D_b the derivative of C with respect
-to Omega along eigenvalue_b Omega_b.
+with the factor eigenvalue_b and the rows of block b in each covariance block. One matrix H therefore
+serves all blocks. C = E[h h^T] is the gradient noise of SGD, E[dloss/da] moves the head, and
+E[loss] is the population risk. At finite d the noise also depends on the norm of the input:
+
+    E[h h^T |x_b|^2] = eigenvalue_b (d_b C + 2 D_b C),
+
+where D_b C is the derivative of C with respect to Omega in the direction eigenvalue_b Omega_b.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
 from sgdynamics.base.arrays import Nodes, Numeric, Parameters
-from sgdynamics.expectations import curvature
-from sgdynamics.problems.problem import Structure
 from sgdynamics.samples import input_covariance
+
+if TYPE_CHECKING:
+    from sgdynamics.expectations.mixtures import MixtureQuadrature
 
 
 @dataclass(frozen=True)
 class Quadrature:
-    """How finely to integrate: terms of the Mehler series, Sobol points or circles (powers of two) and replicates."""
+    """Resolution of an expectation: static, because compiled code depends on it.
 
-    terms: int = 64
-    log2_points: int = 12
-    log2_circles: int = 8
-    replicates: int = 4
-    mixture: Any = None  # the quadrature of `expectations.mixtures`, for mixtures only
-    per_deviation: int = 4  # points of a grid over a few fields in one standard deviation
+    Each family of expectations reads the fields that it needs and ignores the others.
+    """
+
+    terms: int = 64  # terms of the Mehler series
+    log2_points: int = 12  # Sobol points, for smooth losses
+    log2_circles: int = 8  # circles through pairs of Sobol points, for losses with kinks
+    replicates: int = 4  # independent scramblings of the Sobol points
+    mixture: MixtureQuadrature | None = None  # for Gaussian mixtures only
+    per_deviation: int = 4  # points of a trapezoidal grid per standard deviation of a field
     label_terms: int = 0  # terms of the series among teachers, where they need more than `terms`
 
 
 class Overlaps(NamedTuple):
-    """A state as an expectation sees it: the overlaps of students and signals in every covariance block, and the fields' covariance."""
+    """The overlaps of students and signals at one state, per covariance block and summed."""
 
-    blocks: Float[Numeric, "blocks fields fields"]  # Omega_b, (blocks, fields, fields)
-    covariance: Float[
-        Numeric, "fields fields"
-    ]  # Omega = sum_b eigenvalue_b Omega_b: of the fields about their mean
+    # Omega_b = [[Q_b, M_b], [M_b^T, P_b]]
+    blocks: Float[Numeric, "blocks fields fields"]
+    # Omega = sum_b eigenvalue_b Omega_b, the covariance of the fields about their mean
+    covariance: Float[Numeric, "fields fields"]
 
     def means(self, coefficients: Float[Numeric, "*s K"]) -> Float[Numeric, "*s fields"]:
-        """The mean of the fields, (..., fields), where that of the inputs has these coefficients (..., signals) on the signals."""
+        """Means of the fields for inputs whose mean is sum_r coefficients_r w*_r."""
         return coefficients @ jnp.sum(self.blocks, axis=0)[-coefficients.shape[-1] :]
 
 
 class Moments(NamedTuple):
-    """What the theory needs of one sample's gradient h = dloss/dlambda, at one state.
+    """Moments of the gradient h = dloss/dlambda of one sample, at one state.
 
     Attributes
     ----------
     stein : array
-        H_ic = E[dh_i/dlambda_c], (p, fields).
+        Matrix H_ic = E[dh_i/dlambda_c], (p, fields).
     noise : array
-        C = E[h h^T], (p, p).
+        Gradient noise C = E[h h^T], (p, p).
     norms : array or None
-        E[h h^T (x_b^2 - eigenvalue_b d_b)], x_b^2 the squared length in block b, (blocks, p, p); None at infinite d.
+        Correction of the noise at finite d, E[h h^T (x_b^2 - eigenvalue_b d_b)] with x_b^2 the squared
+        norm of the input in block b, (blocks, p, p). None at infinite d.
     head_gradient : array
-        E[dloss/da], (p,).
+        Gradient E[dloss/da] of the second layer, (p,).
     risk : array
-        E[loss].
+        Population risk E[loss].
     shift : array or None
-        Where inputs have means, (p, signals): E[h_i x] has their part sum_r shift_ir w*_r.
+        Contribution of inputs with nonzero means, (p, signals): E[h_i x] contains
+        sum_r shift_ir w*_r.
     pull : array or None
-        Where a loss or rule reads overlaps, (p, fields) or by block (blocks, p, fields): the mean of its
-        coefficients [A | B] on rows and signals.
+        Mean of the coefficients [A | B] on rows and signals, for losses and rules that read overlaps:
+        (p, fields), or (blocks, p, fields) if they differ between blocks.
 
     Examples
     --------
-    >>> moments = sgd.Moments(stein=np.ones((1, 2)), noise=np.eye(1), norms=None, head_gradient=np.zeros(1), risk=0.5)
+    >>> moments = sgd.Moments(
+    ...     stein=np.ones((1, 2)), noise=np.eye(1), norms=None, head_gradient=np.zeros(1), risk=0.5
+    ... )
     >>> moments.shift is None
     True
     """
 
     stein: Float[Numeric, "p fields"]
     noise: Float[Numeric, "p p"]
-    norms: Any
+    norms: Float[Numeric, "blocks p p"] | None
     head_gradient: Float[Numeric, " p"]
     risk: Float[Numeric, ""]
     shift: Float[Numeric, "p K"] | None = None
-    pull: Any = None
+    pull: Float[Numeric, "*blocks p fields"] | None = None
 
     def coefficients(self, parameters: Parameters) -> Float[Numeric, "blocks p fields"]:
-        """The mean of what a sample moves rows against, in each block on the rows and signals: E[h_i x], and ``pull``.
+        """Mean descent direction of the rows, per block, as coefficients on rows and signals.
+
+        This is E[h_i x] by Stein's lemma, plus ``pull``.
 
         Parameters
         ----------
         parameters : dict
-            The numbers of the problem.
+            Parameters of the problem.
 
         Returns
         -------
         array
-            (blocks, p, fields).
+            Coefficients, (blocks, p, fields).
         """
-        found = input_covariance.scaled(parameters, self.stein)
+        coefficients = input_covariance.scaled(parameters, self.stein)
         if self.pull is not None:
-            found = found + self.pull
+            coefficients = coefficients + self.pull
         if self.shift is None:
-            return found
-        rest = jnp.zeros(
+            return coefficients
+        # the means of the inputs lie in the span of the signals: no coefficient on the students
+        on_students = jnp.zeros(
             (self.shift.shape[0], self.stein.shape[1] - self.shift.shape[1]), self.shift.dtype
         )
-        return found + jnp.concatenate([rest, self.shift], axis=1)
+        return coefficients + jnp.concatenate([on_students, self.shift], axis=1)
 
 
 class Expectation(ABC):
-    """How the expectations of one problem are taken.
+    """How the Gaussian expectations of one problem are computed.
 
-    An own one is a frozen and hashable subclass, as compiled code depends on it, given as ``sgd.Problem(..., expectation=own)``.
+    Subclass it to supply the moments of a loss in closed form. The subclass is frozen and hashable,
+    because compiled code depends on it, and is passed as ``sgd.Problem(..., expectation=own)``.
 
     Notes
     -----
-    ``moments`` and ``risk`` are all that one of your own must have: pure JAX functions of the numbers ``parameters``, the ``overlaps``
-    (their ``.covariance`` is that of the fields, students first) and the head. What is fixed once, such as points, comes from ``nodes``,
-    arrays with a leading axis of replicates (of one, where nothing is sampled), and they receive one of them; how fine these are is the
-    ``quadrature``. With ``flow`` the noise is not needed, and ``norms`` only where ``finite``.
+    Only ``moments`` and ``risk`` are required. They are pure JAX functions of the parameters of the
+    problem, of the ``overlaps`` (``overlaps.covariance`` is the covariance of the fields, students
+    first) and of the head. Constant arrays such as quadrature points come from ``nodes``, with a
+    leading axis of replicates (of length one if nothing is sampled); ``moments`` receives one
+    replicate. The ``quadrature`` controls the resolution. With ``flow`` the noise is not needed, and
+    ``norms`` are needed only with ``finite``.
 
     Examples
     --------
-    The mean of one field less one signal, squared, over two:
+    Half the mean square of the difference between a field and a signal:
 
     >>> from dataclasses import dataclass
     >>> import jax.numpy as jnp
     >>> @dataclass(frozen=True)
     ... class Linear(sgd.Expectation):
     ...     def risk(self, quadrature, nodes, parameters, overlaps, head):
-    ...         left = jnp.array([1.0, -1.0])
-    ...         return left @ overlaps.covariance @ left / 2
-    ...     def moments(self, quadrature, nodes, parameters, overlaps, head, *, finite=False, flow=False):
+    ...         difference = jnp.array([1.0, -1.0])
+    ...         return difference @ overlaps.covariance @ difference / 2
+    ...     def moments(
+    ...         self, quadrature, nodes, parameters, overlaps, head, *, finite=False, flow=False
+    ...     ):
     ...         risk = self.risk(quadrature, nodes, parameters, overlaps, head)
-    ...         return sgd.Moments(jnp.array([[1.0, -1.0]]), 2 * risk[None, None], None, jnp.zeros(1), risk)
-    >>> problem = sgd.Problem(lambda f, s, a, z: (f[0] - s[0]) ** 2 / 2, width=1, signals=1, expectation=Linear())
-    >>> begin = sgd.functional.state(sgd.start(problem, M=[[0.5]], Q=[[1.0]]))
+    ...         stein = jnp.array([[1.0, -1.0]])
+    ...         return sgd.Moments(stein, 2 * risk[None, None], None, jnp.zeros(1), risk)
+    >>> def squared_error(fields, signals, head, draw):
+    ...     return (fields[0] - signals[0]) ** 2 / 2
+    >>> problem = sgd.Problem(squared_error, width=1, signals=1, expectation=Linear())
+    >>> state = sgd.functional.state(sgd.start(problem, M=[[0.5]], Q=[[1.0]]))
     >>> import jax
     >>> with jax.enable_x64(True):
-    ...     print(float(sgd.functional.risk(problem.structure, problem.parameters, begin)))
+    ...     print(float(sgd.functional.risk(problem.structure, problem.parameters, state)))
     0.5
     """
-
-    uses_series = False  # whether `error` is that of a series, which other nodes would not show
-    advice = "the quadrature does not resolve the loss at these overlaps. Compare with sgd.simulate, which uses none"
 
     @abstractmethod
     def moments(
@@ -160,29 +182,29 @@ class Expectation(ABC):
         finite: bool = False,
         flow: bool = False,
     ) -> Moments:
-        """All of it at one state.
+        """Moments of the gradient at one state.
 
         Parameters
         ----------
         quadrature : Quadrature
-            How finely to integrate.
+            Resolution of the expectation.
         nodes : dict
-            One replicate of what ``nodes`` returned.
+            One replicate of the arrays that ``nodes`` returned.
         parameters : dict
-            The numbers of the problem.
+            Parameters of the problem.
         overlaps : Overlaps
-            The overlaps in every block, and the fields' covariance.
+            Overlaps per covariance block, and the covariance of the fields.
         head : array
-            The second layer, (p,).
+            Second layer, (p,).
         finite : bool, default False
             Whether ``norms`` are needed, for the mean increment at finite d.
         flow : bool, default False
-            Gradient flow: the noise is not needed.
+            Whether the algorithm is gradient flow, which does not need the noise.
 
         Returns
         -------
         Moments
-            JAX values.
+            JAX arrays.
         """
 
     @abstractmethod
@@ -194,98 +216,92 @@ class Expectation(ABC):
         overlaps: Overlaps,
         head: Float[Numeric, " p"],
     ) -> Float[Numeric, ""]:
-        """E[loss] at one state, with the nodes of ``risk_nodes``.
+        """Population risk E[loss] at one state, with the nodes of ``risk_nodes``.
 
         Parameters
         ----------
         quadrature : Quadrature
-            How finely to integrate.
+            Resolution of the expectation.
         nodes : dict
-            One replicate of what ``risk_nodes`` returned.
+            One replicate of the arrays that ``risk_nodes`` returned.
         parameters : dict
-            The numbers of the problem.
+            Parameters of the problem.
         overlaps : Overlaps
-            The overlaps in every block, and the fields' covariance.
+            Overlaps per covariance block, and the covariance of the fields.
         head : array
-            The second layer, (p,).
+            Second layer, (p,).
 
         Returns
         -------
         array
-            One number.
+            Risk, a scalar.
         """
 
     def quadrature(self, largest: float) -> Quadrature:
-        """The quadrature that is fine enough at the start of a run.
+        """Choose a resolution that is sufficient at the start of a run.
 
         Parameters
         ----------
         largest : float
-            The largest variance of a field.
+            Largest variance of a field.
 
         Returns
         -------
         Quadrature
-            How finely to integrate.
+            Resolution of the expectation.
         """
         return Quadrature()
 
     def finer(self, quadrature: Quadrature, largest: float) -> Quadrature | None:
-        """A finer quadrature for states at which one is not accurate.
+        """Choose a finer resolution for states at which a quadrature is inaccurate.
 
         Parameters
         ----------
         quadrature : Quadrature
-            The one that was not.
+            Resolution that turned out too coarse.
         largest : float
-            The largest variance of a field.
+            Largest variance of a field.
 
         Returns
         -------
         Quadrature or None
-            None where there is no finer one.
+            Finer resolution, or None if there is none.
         """
         return None
 
     def nodes(self, quadrature: Quadrature, flow: bool) -> dict[str, np.ndarray]:
-        """The points that ``moments`` needs.
+        """Constant arrays that ``moments`` needs.
 
         Parameters
         ----------
         quadrature : Quadrature
-            How finely to integrate.
+            Resolution of the expectation.
         flow : bool
-            Whether the noise is left out.
+            Whether the noise is omitted.
 
         Returns
         -------
         dict of ndarray
-            With a leading axis of replicates.
+            Arrays with a leading axis of replicates.
         """
         return {"none": np.zeros((1, 1))}
 
     def risk_nodes(self, quadrature: Quadrature, *, quick: bool = True) -> dict[str, np.ndarray]:
-        """The points that ``risk`` needs.
+        """Constant arrays that ``risk`` needs.
 
         Parameters
         ----------
         quadrature : Quadrature
-            How finely to integrate.
+            Resolution of the expectation.
         quick : bool, default True
-            For many states, where 1e-4 is plenty.
+            Whether a relative accuracy of 1e-4 is sufficient, for the risks of many states.
 
         Returns
         -------
         dict of ndarray
-            With a leading axis of replicates ("plain" where they serve nothing else).
+            Arrays with a leading axis of replicates, under the key "plain" if only ``risk`` uses them.
         """
         return self.nodes(quadrature, flow=True)
-
-    def search_nodes(
-        self, quadrature: Quadrature, flow: bool
-    ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray] | None]:
-        """Nodes with which `moments` is smooth up to the edge of the physical region, and coarser ones where these tell the error."""
-        return self.nodes(quadrature, flow), None
 
     def error(
         self,
@@ -295,81 +311,26 @@ class Expectation(ABC):
         overlaps: Overlaps,
         head: Float[Numeric, " p"],
     ) -> Float[Numeric, ""]:
-        """Estimated relative error of what is not sampled, at one state (sampling has its replicates instead).
+        """Estimated relative error at one state, apart from sampling.
+
+        The error of sampling is estimated from replicates instead.
 
         Parameters
         ----------
         quadrature : Quadrature
-            How finely to integrate.
+            Resolution of the expectation.
         nodes : dict
             One replicate of the nodes.
         parameters : dict
-            The numbers of the problem.
+            Parameters of the problem.
         overlaps : Overlaps
-            The overlaps in every block, and the fields' covariance.
+            Overlaps per covariance block, and the covariance of the fields.
         head : array
-            The second layer, (p,).
+            Second layer, (p,).
 
         Returns
         -------
         array
-            One number; 0 unless given.
+            Relative error, a scalar; 0 by default.
         """
         return jnp.asarray(0.0)
-
-    def errors(
-        self,
-        quadrature: Quadrature,
-        nodes: Nodes,
-        parameters: Parameters,
-        overlaps: Overlaps,
-        head: Float[Numeric, " p"],
-    ) -> tuple[Any, Any]:
-        """`error`, and the part of it that is the error of the risk (0 where that is not known separately)."""
-        error = self.error(quadrature, nodes, parameters, overlaps, head)
-        return error, jnp.zeros_like(error)
-
-    def sampled(self, flow: bool) -> bool:
-        """Whether anything is an average over replicates of points."""
-        return False
-
-    @property
-    def drift_sampled(self) -> bool:
-        """Whether the drift itself is, not only the noise term."""
-        return False
-
-    @property
-    def has_closed_pairs(self) -> bool:
-        """Whether every pair of fields has a closed form."""
-        return False
-
-    @property
-    def has_label_series(self) -> bool:
-        """Whether the label has a `label_series`."""
-        return False
-
-    def label_series(
-        self,
-        parameters: Parameters,
-        frame: np.ndarray,
-        terms: int,
-        powers: np.ndarray,
-        roots: np.ndarray,
-    ) -> tuple[np.ndarray, float, float]:
-        """E[y(C zeta) h_alpha(zeta)] of the noiseless label, signals C zeta, for alpha = powers (n, K), |alpha| < terms; E[y^2]; an error.
-
-        `roots` are sqrt(|alpha|!/alpha!), h orthonormal Hermite polynomials.
-        """
-        raise NotImplementedError("only the label of a network has a series")
-
-    def curvatures(
-        self,
-        structure: Structure,
-        quadrature: Quadrature,
-        parameters: Parameters,
-        head: np.ndarray,
-        rows: np.ndarray,
-        signals: np.ndarray,
-    ) -> tuple[list[curvature.Curvature], bool]:
-        """E[h_ij x x^T] at whitened rows, more than once: a fine and a coarse version, or (True) equally good replicates."""
-        return curvature.sampled(structure, parameters, head, rows, signals), True

@@ -2,9 +2,10 @@
 
 For (u, v) Gaussian with variances q1, q2 and correlation rho,
 
-    E[f(u) g(v)] = sum_n c_n[f](q1) c_n[g](q2) rho^n,   c_n[f](q) = E[f(sqrt(q) x) h_n(x)],   h_n orthonormal Hermite.
+    E[f(u) g(v)] = sum_n c_n[f](q1) c_n[g](q2) rho^n,   c_n[f](q) = E[f(sqrt(q) x) h_n(x)],
 
-Exact with finitely many terms when one of the two is a polynomial. Fails for kinked activations (3e-3 after 320 terms).
+with h_n the orthonormal Hermite polynomials. The sum is finite if f or g is a polynomial. It
+converges too slowly for activations with kinks (an error of 3e-3 after 320 terms).
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import lru_cache, partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,40 +23,51 @@ from sgdynamics.base.arrays import Numeric
 from sgdynamics.expectations.nodes import REACH, gauss_legendre, safe_ratio
 from sgdynamics.problems.activations import Activation
 
+LEAST_TERMS = 32
+MOST_TERMS = 512
+ERROR = 1e-10  # relative error of K, A and B at which a series may be truncated
+
 
 def hermite_functions(x: np.ndarray, first: float | Float[Numeric, " n"], order: int) -> np.ndarray:
-    """h_0..h_order times `first`, (order + 1, points); with the root of the density as `first` nothing overflows."""
-    found = np.empty((order + 1, len(x)))
-    found[0] = first
+    """h_0, ..., h_order times `first`, (order + 1, points), by the three-term recurrence
+
+        sqrt(k) h_k = x h_(k-1) - sqrt(k - 1) h_(k-2).
+
+    With the square root of the density as `first` nothing overflows.
+    """
+    functions = np.empty((order + 1, len(x)))
+    functions[0] = first
     if order:
-        found[1] = x * first
+        functions[1] = x * first
     for k in range(2, order + 1):
-        found[k] = (x * found[k - 1] - math.sqrt(k - 1) * found[k - 2]) / math.sqrt(k)
-    return found
+        functions[k] = (x * functions[k - 1] - math.sqrt(k - 1) * functions[k - 2]) / math.sqrt(k)
+    return functions
 
 
 @lru_cache(maxsize=16)
-def hermite_rule(terms: int) -> tuple[np.ndarray, np.ndarray]:
-    """Nodes x and a matrix with f(x) @ matrix = c_0, ..., c_{terms-1}."""
+def hermite_projection(terms: int) -> tuple[np.ndarray, np.ndarray]:
+    """Nodes x and a matrix with f(x) @ matrix = c_0, ..., c_(terms - 1)."""
     nodes, weights = gauss_legendre(400 + 2 * terms)
     x = (2 * nodes - 1) * REACH
-    # h_n sqrt(phi) stays bounded where h_n alone overflows
+    # h_n sqrt(phi) is bounded where h_n alone overflows
     root_density = np.exp(-(x**2) / 4) / (2 * np.pi) ** 0.25
-    return x, np.ascontiguousarray(hermite_functions(x, root_density, terms - 1).T) * (
-        2 * REACH * weights * root_density
-    )[:, None]
+    functions = np.ascontiguousarray(hermite_functions(x, root_density, terms - 1).T)
+    return x, functions * (2 * REACH * weights * root_density)[:, None]
 
 
 def coefficients(
-    f: Callable[[Any], Any], q: Float[Numeric, " n"], terms: int
+    f: Callable[[Float[Numeric, "n x"]], Float[Numeric, "n x"]], q: Float[Numeric, " n"], terms: int
 ) -> Float[Numeric, "n m"]:
     """c_n[f](q) for each variance in q, (len(q), terms)."""
-    x, matrix = hermite_rule(terms)
+    x, matrix = hermite_projection(terms)
     return f(jnp.sqrt(q)[:, None] * x) @ matrix
 
 
 def powers(rho: Float[Numeric, "m n"], terms: int) -> Float[Numeric, "m n terms"]:
-    """rho^0, ..., rho^{terms-1} along a new last axis, by doubling (no pow: it has no derivative at 0)."""
+    """rho^0, ..., rho^(terms - 1) along a new last axis.
+
+    By doubling, with log2(terms) products; jnp.power has no derivative at 0.
+    """
     result = jnp.ones((*rho.shape, 1), rho.dtype)
     top = rho[..., None]
     while result.shape[-1] < terms:
@@ -66,7 +77,7 @@ def powers(rho: Float[Numeric, "m n"], terms: int) -> Float[Numeric, "m n terms"
 
 
 def terms_needed(first: Activation, second: Activation, terms: int) -> int:
-    """Where the series ends: after the lower degree of the two, if one is a polynomial, else where we cut it."""
+    """Number of nonzero terms: the lower degree plus 1 if f or g is a polynomial, else `terms`."""
     degrees = [activation.degree for activation in (first, second) if activation.degree is not None]
     return min([degree + 1 for degree in degrees], default=terms)
 
@@ -113,53 +124,56 @@ def error(
     q2: Float[Numeric, " n"],
     terms: int,
 ) -> Float[Numeric, ""]:
-    """Estimated relative error of K, A, B with this many terms, by Cauchy-Schwarz on what each function has beyond them.
+    """Estimated relative error of K, A, B with this many terms.
 
-    The last four squared coefficients are continued as a geometric series, with the ratio they have to the four before: right
-    for a smooth f, and alarmed by the slow decay that a kink nobody declared causes.
+    By Cauchy and Schwarz the error is at most the geometric mean of the tails of f and g. The last
+    four squared coefficients are continued as a geometric series, with their ratio to the four before:
+    right for a smooth f, and an alarm for the slow decay that an undeclared kink causes.
     """
 
-    def share(activation: Activation, q: Float[Numeric, " n"], order: int) -> Float[Numeric, ""]:
-        c2 = coefficients(activation.derivative(order), q, terms) ** 2
-        last, before = jnp.sum(c2[:, -4:], axis=1), jnp.sum(c2[:, -8:-4], axis=1)
-        ratio = jnp.minimum(safe_ratio(last, before), 0.999)
-        return jnp.max(safe_ratio(last, jnp.sum(c2, axis=1) * (1 - ratio)))
+    def tail_share(
+        activation: Activation, q: Float[Numeric, " n"], order: int
+    ) -> Float[Numeric, ""]:
+        squares = coefficients(activation.derivative(order), q, terms) ** 2
+        last, previous = jnp.sum(squares[:, -4:], axis=1), jnp.sum(squares[:, -8:-4], axis=1)
+        ratio = jnp.minimum(safe_ratio(last, previous), 0.999)
+        return jnp.max(safe_ratio(last, jnp.sum(squares, axis=1) * (1 - ratio)))
 
-    pairs = [(0, 0), (2, 0), (1, 1)]
-    return jnp.sqrt(
-        jnp.max(jnp.stack([share(first, q1, i) * share(second, q2, j) for i, j in pairs]))
-    )
-
-
-LEAST_TERMS = 32
-MOST_TERMS = 512
-ERROR = 1e-10  # relative, of K, A and B, at which a series may be cut
+    orders = [(0, 0), (2, 0), (1, 1)]  # of K, A, B
+    tails = [tail_share(first, q1, i) * tail_share(second, q2, j) for i, j in orders]
+    return jnp.sqrt(jnp.max(jnp.stack(tails)))
 
 
 @partial(jax.jit, static_argnums=0)
-def _squares(activation: Activation, q: Float[Numeric, " n"]) -> Float[Numeric, "3 n m"]:
-    return (
-        jnp.stack([coefficients(activation.derivative(order), q, MOST_TERMS) for order in range(3)])
-        ** 2
-    )
+def _squared_coefficients(
+    activation: Activation, q: Float[Numeric, " n"]
+) -> Float[Numeric, "3 n m"]:
+    """Squares of the first MOST_TERMS coefficients of f, f' and f''."""
+    orders = [coefficients(activation.derivative(order), q, MOST_TERMS) for order in range(3)]
+    return jnp.stack(orders) ** 2
 
 
-def _missed(activation: Activation, largest: float) -> np.ndarray:
-    """Share of f, f', f'' that lies beyond the first n coefficients, at the largest variance (a larger one needs more terms)."""
-    squares = np.asarray(_squares(activation, np.array([max(largest, 1e-12)])))[:, 0]
-    return np.cumsum(squares[:, ::-1], axis=1)[:, ::-1] / (
-        squares.sum(axis=1, keepdims=True) + 1e-300
-    )
+def _tail_shares(activation: Activation, largest: float) -> np.ndarray:
+    """Shares of E[f^2], E[f'^2], E[f''^2] beyond the first n coefficients, (3, MOST_TERMS).
+
+    Taken at the largest variance, which needs the most terms.
+    """
+    squares = np.asarray(_squared_coefficients(activation, np.array([max(largest, 1e-12)])))[:, 0]
+    tails = np.cumsum(squares[:, ::-1], axis=1)[:, ::-1]
+    return tails / (squares.sum(axis=1, keepdims=True) + 1e-300)
 
 
 def terms_for(first: Activation, second: Activation, largest: float) -> int:
-    """How many terms (a power of two) K, A and B of a pair need at variances up to `largest`, by Cauchy-Schwarz on the tails."""
+    """Number of terms, a power of two, for K, A and B at variances up to `largest`.
+
+    By Cauchy and Schwarz on the tails of f and g.
+    """
     if first.degree is not None or second.degree is not None or not np.isfinite(largest):
         return LEAST_TERMS
-    f, g = _missed(first, largest), _missed(second, largest)
-    error = np.sqrt(np.max([f[0] * g[0], f[2] * g[0], f[1] * g[1]], axis=0))
+    f, g = _tail_shares(first, largest), _tail_shares(second, largest)
+    bound = np.sqrt(np.max([f[0] * g[0], f[2] * g[0], f[1] * g[1]], axis=0))
     terms = LEAST_TERMS
-    while terms < MOST_TERMS and error[terms] > ERROR:
+    while terms < MOST_TERMS and bound[terms] > ERROR:
         terms *= 2
     return terms
 
@@ -171,7 +185,10 @@ def _correlation(
 
 
 def hermite_coefficients(activation: Activation, variances: np.ndarray, count: int) -> np.ndarray:
-    """c_n(v) = E[s(sqrt(v) x) h_n(x)], n < count, for each variance: Gauss-Legendre between the kinks; (variances, count)."""
+    """c_n(v) = E[s(sqrt(v) x) h_n(x)] for n < count and each variance v, (variances, count).
+
+    By Gauss-Legendre quadrature between the kinks, so that it holds for any activation.
+    """
     nodes, weights = gauss_legendre(300 + 2 * count)
     roots = np.sqrt(variances)
     cuts = [np.clip(kink / roots, -REACH, REACH) for kink in activation.kinks]
@@ -182,12 +199,14 @@ def hermite_coefficients(activation: Activation, variances: np.ndarray, count: i
     x = (edges[:, :-1, None] + lengths[..., None] * nodes).reshape(len(roots), -1)
     weight = (lengths[..., None] * weights).reshape(len(roots), -1)
     values = np.asarray(activation.derivative(0)(roots[:, None] * x))
-    # h_n sqrt(phi) stays bounded where h_n alone overflows
+    # h_n sqrt(phi) is bounded where h_n alone overflows
     root_density = np.exp(-(x**2) / 4) / (2 * np.pi) ** 0.25
     weight = weight * values * root_density
-    before, here = np.zeros_like(x), root_density
+    # the recurrence of `hermite_functions`, with two rows in memory
+    previous, current = np.zeros_like(x), root_density
     result = np.empty((len(roots), count))
     for n in range(count):
-        result[:, n] = np.sum(weight * here, axis=1)
-        before, here = here, (x * here - math.sqrt(n) * before) / math.sqrt(n + 1)
+        result[:, n] = np.sum(weight * current, axis=1)
+        following = (x * current - math.sqrt(n) * previous) / math.sqrt(n + 1)
+        previous, current = current, following
     return result

@@ -99,7 +99,7 @@ def sampled(width: int) -> bool:
     return width > WIDTHS
 
 
-def nodes_for(quadrature: MixtureQuadrature, width: int) -> dict[str, np.ndarray]:
+def build_nodes(quadrature: MixtureQuadrature, width: int) -> dict[str, np.ndarray]:
     """The arrays the rule needs, with a leading axis of replicates (of one, where the moments are not sampled)."""
     if sampled(width):
         return {
@@ -204,7 +204,8 @@ def error(
         first = {name: value[0] for name, value in nodes.items()}
         values = cluster_moments(quadrature, first, means, covariance, head, labels)
         theirs = {
-            name: jnp.asarray(value[0]) for name, value in nodes_for(other, means.shape[1]).items()
+            name: jnp.asarray(value[0])
+            for name, value in build_nodes(other, means.shape[1]).items()
         }
         check = cluster_moments(other, theirs, means, covariance, head, labels)
         gaps = jax.tree.map(lambda left, right: jnp.abs(left - right), values, check)

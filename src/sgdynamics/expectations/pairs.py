@@ -1,7 +1,12 @@
-"""Pair expectations of any two activations: the fast path that exists, or the generic one that fits.
+"""Pair expectations of any two activations: closed forms if there are any, else series or quadrature.
 
-The whole drift of a network under squared or correlation loss needs only K = E[f(u) g(v)], A = E[f''(u) g(v)] and
-B = E[f'(u) g'(v)] (Stein and Price).
+The drift of a network under squared or correlation loss needs only
+
+    K = E[f(u) g(v)],   A = E[f''(u) g(v)],   B = E[f'(u) g'(v)]
+
+for pairs of centred Gaussian fields u, v with variances q1, q2 and covariance c, by the theorems of
+Stein and Price. There are three methods: "closed" (`closed_forms`), "mehler" (smooth activations)
+and "polar" (activations with kinks).
 """
 
 from __future__ import annotations
@@ -10,30 +15,33 @@ import jax.numpy as jnp
 from jaxtyping import Float
 
 from sgdynamics.base.arrays import Numeric
-from sgdynamics.expectations import closed_forms, mehler, polar
-from sgdynamics.problems.activations import NAMED, Activation, undeclared_kinks
+from sgdynamics.expectations import mehler, polar
+from sgdynamics.expectations.closed_forms import shared_closed_forms
+from sgdynamics.problems.activations import Activation, undeclared_kinks
 
-UNKNOWN = 1.0  # the relative error of an expectation that is not determined
+UNKNOWN = 1.0  # relative error of an expectation that is not determined
+ROUNDING = 1e-14  # relative error of a closed form
 POLAR_NODES = 24
-PIECEWISE_NODES = 12  # enough where both are piecewise polynomials: the angular integrand is then a trigonometric polynomial
+# Enough if both activations are piecewise polynomials with kinks at 0 only: then the angular
+# integrand is a trigonometric polynomial.
+PIECEWISE_NODES = 12
+MOST_PIECEWISE_DEGREE = 4
 
 
 def method(first: Activation, second: Activation) -> str:
-    """Which of "polynomial", "erf", "relu" (closed), "mehler" (smooth), "polar" (kinked) serves this pair."""
-    if first.degree is not None and second.degree is not None:
-        return "polynomial"
-    if closed_forms.erf_offset(first) is not None and closed_forms.erf_offset(second) is not None:
-        return "erf"
-    if first == second == NAMED["relu"]:
-        return "relu"
+    """The method that serves this pair: "closed", "mehler" or "polar"."""
+    if shared_closed_forms(first, second) is not None:
+        return "closed"
     return "polar" if first.kinks or second.kinks else "mehler"
 
 
 def polar_nodes(first: Activation, second: Activation) -> int:
-    """Nodes a sector: fewer where both activations are piecewise polynomials with kinks at 0 only."""
-    piecewise = (NAMED["relu"], NAMED["abs"], NAMED["sign"])
+    """Number of nodes per sector of the polar quadrature."""
     simple = all(
-        activation in piecewise or (activation.degree or 99) <= 4 for activation in (first, second)
+        activation.piecewise_degree is not None
+        and activation.piecewise_degree <= MOST_PIECEWISE_DEGREE
+        and not any(activation.kinks)
+        for activation in (first, second)
     )
     return PIECEWISE_NODES if simple else POLAR_NODES
 
@@ -45,20 +53,12 @@ def value(
     q2: Float[Numeric, " n"],
     c: Float[Numeric, "m n"],
     terms: int,
-    *,
-    using: str | None = None,
 ) -> Float[Numeric, "m n"]:
-    """K for all pairs (q1[i], q2[j], c[i, j]); `terms` cuts the Mehler series, where one is used."""
-    way = using or method(first, second)
-    if way == "polynomial":
-        return closed_forms.polynomial_moments(first, second, q1, q2, c)[0]
-    if way == "erf":
-        return closed_forms.erf_value(
-            closed_forms.erf_offset(first) or 0.0, closed_forms.erf_offset(second) or 0.0, q1, q2, c
-        )
-    if way == "relu":
-        return closed_forms.relu_moments(q1, q2, c)[0]
-    if way == "polar":
+    """K for all pairs (q1[i], q2[j], c[i, j]); `terms` is the length of the Mehler series."""
+    family = shared_closed_forms(first, second)
+    if family is not None:
+        return family.pair_value(first, second, q1, q2, c)
+    if method(first, second) == "polar":
         return polar.pair_value(first, second, q1, q2, c, polar_nodes(first, second))
     return mehler.pair_value(first, second, q1, q2, c, terms)
 
@@ -74,15 +74,15 @@ def moments(
     using: str | None = None,
     nodes: int | None = None,
 ) -> tuple[Float[Numeric, "m n"], Float[Numeric, "m n"], Float[Numeric, "m n"]]:
-    """K, A, B for all pairs; `first` is a student, so it has no jumps."""
-    way = using or method(first, second)
-    if way == "polynomial":
-        return closed_forms.polynomial_moments(first, second, q1, q2, c)
-    if way == "erf":
-        return closed_forms.erf_moments(closed_forms.erf_offset(second) or 0.0, q1, q2, c)
-    if way == "relu":
-        return closed_forms.relu_moments(q1, q2, c)
-    if way == "polar":
+    """K, A and B for all pairs; `first` is a student, so it does not jump.
+
+    `using` overrides the method, and `nodes` the number of nodes of the polar quadrature.
+    """
+    selected = using or method(first, second)
+    family = shared_closed_forms(first, second)
+    if selected == "closed" and family is not None:
+        return family.pair_moments(first, second, q1, q2, c)
+    if selected == "polar":
         return polar.pair_moments(first, second, q1, q2, c, nodes or polar_nodes(first, second))
     return mehler.pair_moments(first, second, q1, q2, c, terms)
 
@@ -95,28 +95,31 @@ def error(
     c: Float[Numeric, "m n"],
     terms: int,
 ) -> Float[Numeric, ""]:
-    """Estimated largest relative error of K, A, B: 1e-14 for closed forms, the tail of the series, or two resolutions apart."""
-    way = method(first, second)
-    rounding = jnp.asarray(1e-14)
-    if way in ("polynomial", "erf", "relu"):
+    """Estimated largest relative error of K, A and B.
+
+    Rounding for closed forms, the tail of the Mehler series, or the difference between two
+    resolutions of the polar quadrature.
+    """
+    selected = method(first, second)
+    rounding = jnp.asarray(ROUNDING)
+    if selected == "closed":
         return rounding
-    if way == "polar":
+    if selected == "polar":
         if any(second.jumps(0)) and any(first.jumps(0)):
             return rounding
         fine = jnp.stack(moments(first, second, q1, q2, c, terms))
-        coarse = jnp.stack(
-            moments(first, second, q1, q2, c, terms, nodes=polar_nodes(first, second) * 2 // 3)
-        )
-        # of one size in the units of f g, because parity may make any one of them zero
+        fewer = polar_nodes(first, second) * 2 // 3
+        coarse = jnp.stack(moments(first, second, q1, q2, c, terms, nodes=fewer))
+        # In units of f g all three are of one size. Parity may make any one of them zero, so errors
+        # are relative to the largest.
         units = jnp.stack(
             jnp.broadcast_arrays(1.0, q1[:, None], jnp.sqrt(q1[:, None] * q2[None, :]))
         )
         scale = jnp.max(jnp.abs(units * fine)) + 1e-300
         return jnp.maximum(jnp.max(jnp.abs(units * (fine - coarse))) / scale, rounding)
     if undeclared_kinks(first) or undeclared_kinks(second):
-        return jnp.asarray(
-            UNKNOWN
-        )  # derivatives lack point masses at the kinks, of which a series knows nothing
+        # the series lacks the point masses of derivatives at the kinks, and its tail does not show it
+        return jnp.asarray(UNKNOWN)
     if mehler.terms_needed(first, second, terms) < terms:
-        return rounding
+        return rounding  # a polynomial: the series is finite
     return jnp.maximum(mehler.error(first, second, q1, q2, terms), rounding)

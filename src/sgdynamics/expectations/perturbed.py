@@ -1,9 +1,8 @@
-"""Expectations around another one: dropout sums over gates, noise on the inputs changes what the fields' covariance is."""
+"""Expectations that wrap another one: dropout, and noise on the inputs."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,20 +10,21 @@ import numpy as np
 from jaxtyping import Float
 
 from sgdynamics.base import checks
-from sgdynamics.base.arrays import Nodes, Numeric, Parameters
-from sgdynamics.expectations.interface import Expectation, Moments, Overlaps, Quadrature
+from sgdynamics.base.arrays import Numeric
+from sgdynamics.expectations.interface import Moments, Overlaps, Quadrature
+from sgdynamics.expectations.solver_interface import Evaluation, SolverExpectation
 from sgdynamics.problems.problem import Structure
 from sgdynamics.samples import input_covariance
 
-MOST_GATED = 10  # units: expectations sum over all 2^p ways to drop some
+MOST_DROPOUT_UNITS = 10  # the moments are sums over all 2^p sets of active units
 
 
 @dataclass(frozen=True)
-class Wrapper(Expectation):
-    """An expectation whose points, rules and errors are those of the one inside."""
+class Wrapper(SolverExpectation):
+    """An expectation with the nodes, quadratures and errors of the one that it wraps."""
 
     structure: Structure
-    inner: Expectation
+    inner: SolverExpectation
 
     @property
     def uses_series(self) -> bool:  # type: ignore[override]
@@ -51,15 +51,8 @@ class Wrapper(Expectation):
     ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray] | None]:
         return self.inner.search_nodes(quadrature, flow)
 
-    def error(
-        self,
-        quadrature: Quadrature,
-        nodes: Nodes,
-        parameters: Parameters,
-        overlaps: Overlaps,
-        head: Float[Numeric, " p"],
-    ) -> Float[Numeric, ""]:
-        return self.inner.error(quadrature, nodes, parameters, overlaps, head)
+    def estimate_error(self, at: Evaluation) -> Float[Numeric, ""]:
+        return self.inner.estimate_error(at)
 
     def sampled(self, flow: bool) -> bool:
         return self.inner.sampled(flow)
@@ -68,113 +61,84 @@ class Wrapper(Expectation):
     def drift_sampled(self) -> bool:
         return self.inner.drift_sampled
 
-    def risk(
-        self,
-        quadrature: Quadrature,
-        nodes: Nodes,
-        parameters: Parameters,
-        overlaps: Overlaps,
-        head: Float[Numeric, " p"],
-    ) -> Float[Numeric, ""]:
-        return self.inner.risk(quadrature, nodes, parameters, overlaps, head)
+    def evaluate_risk(self, at: Evaluation) -> Float[Numeric, ""]:
+        return self.inner.evaluate_risk(at)
 
 
 @dataclass(frozen=True)
 class DropoutSums(Wrapper):
-    """Dropout: moments are sums over all gates, each with the head of the units that are there; the risk is that of the test's gain."""
+    """Dropout: the moments are sums over all sets of active units.
+
+    With the gates g in {0, 1}^p, each of probability prod_i keep^g_i (1 - keep)^(1 - g_i), a sample has
+    the head g a. The risk is that of the network at test time, with the head gain a.
+    """
 
     def quadrature(self, largest: float) -> Quadrature:
         p = self.structure.width
-        if p > MOST_GATED:
-            fix = f"its theory sums over 2^{p} sets of units: take a width of {MOST_GATED} or less, or sgd.simulate"
+        if p > MOST_DROPOUT_UNITS:
+            fix = (
+                f"its theory sums over 2^{p} sets of units. Use a width of {MOST_DROPOUT_UNITS} "
+                "or less, or sgd.simulate"
+            )
             raise checks.reject("keep", f"of width {p}", fix)
         return super().quadrature(largest)
 
-    def moments(
-        self,
-        quadrature: Quadrature,
-        nodes: Nodes,
-        parameters: Parameters,
-        overlaps: Overlaps,
-        head: Float[Numeric, " p"],
-        *,
-        finite: bool = False,
-        flow: bool = False,
+    def evaluate_moments(
+        self, at: Evaluation, *, finite: bool = False, flow: bool = False
     ) -> Moments:
-        p, keep = self.structure.width, parameters["keep"]
+        p, keep = self.structure.width, at.parameters["keep"]
         gates = np.indices((2,) * p).reshape(p, -1).T.astype(np.float64)
-        # as products, so that keep = 0 and 1 have derivatives too
+        # as products, not as powers, so that keep = 0 and 1 have derivatives
         weights = jnp.prod(jnp.where(gates > 0, keep, 1 - keep), axis=1)
 
-        def one(gate: Numeric) -> Any:
-            found = self.inner.moments(
-                quadrature, nodes, parameters, overlaps, head * gate, finite=finite, flow=flow
-            )
-            return found._replace(head_gradient=gate * found.head_gradient)
+        def gated_moments(gate: Float[Numeric, " p"]) -> Moments:
+            gated = at._replace(head=at.head * gate)
+            moments = self.inner.evaluate_moments(gated, finite=finite, flow=flow)
+            return moments._replace(head_gradient=gate * moments.head_gradient)
 
-        every = jax.vmap(one)(jnp.asarray(gates))
-        return jax.tree.map(lambda part: jnp.tensordot(weights, part, axes=1), every)
+        moments = jax.vmap(gated_moments)(jnp.asarray(gates))
+        return jax.tree.map(lambda moment: jnp.tensordot(weights, moment, axes=1), moments)
 
-    def risk(
-        self,
-        quadrature: Quadrature,
-        nodes: Nodes,
-        parameters: Parameters,
-        overlaps: Overlaps,
-        head: Float[Numeric, " p"],
-    ) -> Float[Numeric, ""]:
-        return self.inner.risk(quadrature, nodes, parameters, overlaps, parameters["gain"] * head)
+    def evaluate_risk(self, at: Evaluation) -> Float[Numeric, ""]:
+        return self.inner.evaluate_risk(at._replace(head=at.parameters["gain"] * at.head))
 
 
 @dataclass(frozen=True)
 class NoisyInputs(Wrapper):
-    """Noise of variance nu on the inputs that the students see, not on the signals; the risk is that of inputs without noise.
+    """Noise of variance nu on the inputs of the students, not on those of the signals.
 
-    In block b the students see l_b + nu: the fields' covariance is [[(l + nu) Q, l M], [l M^T, l P]], E[h x] has l_b + nu times
-    the students' part of H and l_b times the signals', and the noise of SGD l_b + nu.
+    In block b the students see the variance l_b + nu. The covariance of the fields is
+
+        [[(l + nu) Q, l M], [l M^T, l P]].
+
+    E[h x] has the factor l_b + nu on the students' columns of H and l_b on the signals', and the noise
+    has the factor l_b + nu. The risk is that of inputs without noise.
     """
 
-    def moments(
-        self,
-        quadrature: Quadrature,
-        nodes: Nodes,
-        parameters: Parameters,
-        overlaps: Overlaps,
-        head: Float[Numeric, " p"],
-        *,
-        finite: bool = False,
-        flow: bool = False,
+    def _noisy_covariance(self, at: Evaluation) -> Float[Numeric, "fields fields"]:
+        p = self.structure.width
+        noise = at.parameters["input_noise"] * jnp.sum(at.overlaps.blocks, axis=0)[:p, :p]
+        return jnp.asarray(at.overlaps.covariance).at[:p, :p].add(noise)
+
+    def evaluate_moments(
+        self, at: Evaluation, *, finite: bool = False, flow: bool = False
     ) -> Moments:
-        p, nu = self.structure.width, parameters["input_noise"]
-        blocks = overlaps.blocks
-        more = nu * jnp.sum(blocks, axis=0)[:p, :p]
-        covariance = jnp.asarray(overlaps.covariance).at[:p, :p].add(more)
-        ratio = 1 + nu / input_covariance.eigenvalues(parameters)
-        scale = jnp.concatenate(
-            [
-                jnp.broadcast_to(ratio[:, None], (len(ratio), p)),
-                jnp.ones((len(ratio), self.structure.signals)),
-            ],
-            axis=1,
+        p, blocks = self.structure.width, at.overlaps.blocks
+        ratio = 1 + at.parameters["input_noise"] / input_covariance.eigenvalues(at.parameters)
+        # (l_b + nu)/l_b on students, 1 on signals: solvers multiply by the eigenvalue l_b later
+        on_students = jnp.broadcast_to(ratio[:, None], (len(ratio), p))
+        on_signals = jnp.ones((len(ratio), self.structure.signals))
+        scale = jnp.concatenate([on_students, on_signals], axis=1)
+        # |x|^2 of the noisy inputs: the students' part of each block is multiplied by the same ratio
+        noisy_blocks = scale[:, :, None] * blocks * scale[:, None, :]
+        overlaps = Overlaps(noisy_blocks, self._noisy_covariance(at))
+        moments = self.inner.evaluate_moments(
+            at._replace(overlaps=overlaps), finite=finite, flow=flow
         )
-        # |x|^2 of the inputs that are seen goes along l (l + nu)/l of every student's part
-        seen = Overlaps(scale[:, :, None] * blocks * scale[:, None, :], covariance)
-        found = self.inner.moments(
-            quadrature, nodes, parameters, seen, head, finite=finite, flow=flow
-        )
-        return found._replace(
-            stein=scale[:, None, :] * found.stein, noise=ratio[:, None, None] * found.noise
+        return moments._replace(
+            stein=scale[:, None, :] * moments.stein, noise=ratio[:, None, None] * moments.noise
         )
 
-    def error(
-        self,
-        quadrature: Quadrature,
-        nodes: Nodes,
-        parameters: Parameters,
-        overlaps: Overlaps,
-        head: Float[Numeric, " p"],
-    ) -> Float[Numeric, ""]:
-        p = self.structure.width
-        more = parameters["input_noise"] * jnp.sum(overlaps.blocks, axis=0)[:p, :p]
-        seen = overlaps._replace(covariance=jnp.asarray(overlaps.covariance).at[:p, :p].add(more))
-        return self.inner.error(quadrature, nodes, parameters, seen, head)
+    def estimate_error(self, at: Evaluation) -> Float[Numeric, ""]:
+        overlaps = at.overlaps._replace(covariance=self._noisy_covariance(at))
+        return self.inner.estimate_error(at._replace(overlaps=overlaps))

@@ -1,4 +1,8 @@
-"""The population risk of overlaps, for whole trajectories at once."""
+"""The population risk of many states at once, with its error, and the choice of the resolution.
+
+States are evaluated in chunks of fixed size, so that any number of them needs one compilation. A
+*lane* is one problem with its states: problems of one structure are stacked along a first axis.
+"""
 
 from __future__ import annotations
 
@@ -19,27 +23,33 @@ from sgdynamics.base.precision import float64
 from sgdynamics.expectations.choice import expectation_of
 from sgdynamics.expectations.interface import Overlaps, Quadrature
 from sgdynamics.expectations.pairs import UNKNOWN
+from sgdynamics.expectations.solver_interface import Evaluation
 from sgdynamics.problems.losses import Loss
 from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.samples import input_covariance
 
 CHUNK = 256
-LARGE_CHUNK = 1 << 14  # of many states: the host gathers and sends few chunks
-TOGETHER = 16  # states of a chunk that are evaluated at once
-TOGETHER_BYTES = (
-    1 << 28
-)  # the same on a GPU, which waits for the launch of each batch: as many as this memory holds
-SOME = 32  # states at which errors are estimated
-SHORT = 8  # lanes of a program for a few
-MARGIN = 2.0  # a rule chosen from a start serves rows of up to twice its squared length
-VAGUE = 0.3  # relative standard error of a positive risk at every state above which it counts as unknown
+LARGE_CHUNK = 1 << 14  # for many states: the host gathers and sends few chunks
+BATCH = 16  # states of a chunk that are evaluated together
+# The same on a GPU, which waits for the launch of each batch: as many as fit into this memory.
+BATCH_BYTES = 1 << 28
+ERROR_STATES = 32  # states at which errors are estimated
+SHORT = 8  # lanes of the smaller of two programs
+MARGIN = 2.0  # a quadrature chosen from a start serves rows of up to twice its squared length
+# Relative standard error of a positive risk, at all states, above which it counts as unknown.
+VAGUE = 0.3
 TOLERANCE = 1e-9  # relative error at which a Mehler series is long enough
-REFINED_ABOVE = 1e-4  # relative error of risks on a quick grid above which a finer one is taken
+REFINED_ABOVE = 1e-4  # relative error of risks on a quick grid above which a finer one is used
 MOST_EVALUATIONS = 5e7  # of a loss, on a finer grid at all states: about ten seconds
+
+States = dict[str, np.ndarray]  # M, Q, a (and alpha), with any leading axes
 
 
 def overlaps_at(structure: Structure, parameters: Parameters, state: State) -> Overlaps:
-    """The overlaps of students and signals from a state's M and Q: Omega_b of each block, and Omega = sum_b eigenvalue_b Omega_b."""
+    """The overlaps of students and signals at a state with M and Q.
+
+    Omega_b = [[Q_b, M_b], [M_b^T, P_b]] of each block, and Omega = sum_b eigenvalue_b Omega_b.
+    """
     M, Q = state["M"], state["Q"]
     gram = jnp.broadcast_to(
         parameters["gram"], (structure.blocks, structure.signals, structure.signals)
@@ -53,14 +63,14 @@ def overlaps_at(structure: Structure, parameters: Parameters, state: State) -> O
 def risk_at(
     structure: Structure, quadrature: Quadrature, nodes: Nodes, parameters: Parameters, state: State
 ) -> Float[Numeric, ""]:
-    """E[loss] at one state {"M", "Q", "a"}, with one replicate of the expectation's `risk_nodes`."""
+    """E[loss] at one state {"M", "Q", "a"}, with one replicate of the `risk_nodes`."""
     return expectation_of(structure).risk(
         quadrature, nodes, parameters, overlaps_at(structure, parameters, state), state["a"]
     )
 
 
-def _at(parameters: Parameters, state: State) -> Any:
-    """The numbers of a problem at a state: at its alpha, where they depend on it."""
+def _parameters_at(parameters: Parameters, state: State) -> Parameters:
+    """The parameters at the alpha of a state, if they depend on it."""
     return values_at(parameters, state["alpha"]) if "alpha" in state else parameters
 
 
@@ -73,50 +83,53 @@ def _risks(
     states: State,
     count: IntScalar,
 ) -> Float[Numeric, "lanes states replicates"]:
-    """The risk of every lane (outer) and of its first `count` states, by every replicate of the nodes."""
+    """The risk of the first `count` states of each lane, for each replicate of the nodes."""
 
-    def one(parameters: Parameters, state: State) -> Float[Numeric, " replicates"]:
-        return jax.vmap(
-            lambda node: risk_at(structure, quadrature, node, _at(parameters, state), state)
-        )(nodes)
+    def state_risks(parameters: Parameters, state: State) -> Float[Numeric, " replicates"]:
+        parameters = _parameters_at(parameters, state)
+        return jax.vmap(lambda node: risk_at(structure, quadrature, node, parameters, state))(nodes)
 
-    together = _together(states, nodes)
+    batch_size = _batch_size(states, nodes)
     return jax.lax.map(
-        lambda lane: map_first_states(partial(one, lane[0]), lane[1], count, together),
+        lambda lane: map_first_states(partial(state_risks, lane[0]), lane[1], count, batch_size),
         (parameters, states),
     )
 
 
-def _together(states: State, nodes: Nodes) -> int:
-    """How many states are evaluated at once: few on a processor, as many as memory allows on a GPU."""
+def _batch_size(states: State, nodes: Nodes) -> int:
+    """Number of states evaluated together: few on a CPU, as many as fit into memory on a GPU."""
     if jax.default_backend() != "gpu":
-        return TOGETHER
+        return BATCH
     points = max((leaf.size for leaf in jax.tree.leaves(nodes)), default=1)
     overlaps = sum(leaf[0, 0].size for leaf in jax.tree.leaves(states))
-    largest = TOGETHER_BYTES // (64 * (points + overlaps))
-    return max(TOGETHER, 1 << (largest.bit_length() - 1))
+    largest = BATCH_BYTES // (64 * (points + overlaps))
+    return max(BATCH, 1 << (largest.bit_length() - 1))
 
 
 def map_first_states(
-    one: Callable[[State], Any], states: State, count: IntScalar, together_size: int = TOGETHER
-) -> Any:
-    """A function of the first `count` states, a few at a time, and 0 for the others: one program for few and for many."""
+    function: Callable[[State], Numeric], states: State, count: IntScalar, batch_size: int = BATCH
+) -> Numeric:
+    """The values of a function at the first `count` states, and 0 for the others.
 
-    def part(index: IntScalar) -> State:
+    `count` is traced, so that few and many states share one program.
+    """
+
+    def batch(index: IntScalar) -> State:
         return jax.tree.map(
             lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, size * index, size), states
         )
 
-    def few(index: IntScalar, found: Numeric) -> Any:
-        return jax.lax.dynamic_update_slice_in_dim(found, together(part(index)), size * index, 0)
+    def write_batch(index: IntScalar, values: Numeric) -> Numeric:
+        return jax.lax.dynamic_update_slice_in_dim(
+            values, vectorised(batch(index)), size * index, 0
+        )
 
     length = len(states["a"])
-    size = min(together_size, length)  # both are powers of two
-    together = jax.jit(jax.vmap(one))  # named in two places, traced once
-    shape = jax.eval_shape(together, jax.eval_shape(part, 0))
-    return jax.lax.fori_loop(
-        0, (count + size - 1) // size, few, jnp.zeros((length, *shape.shape[1:]), shape.dtype)
-    )
+    size = min(batch_size, length)  # both are powers of two
+    vectorised = jax.jit(jax.vmap(function))  # used twice, traced once
+    shape = jax.eval_shape(vectorised, jax.eval_shape(batch, 0))
+    zeros = jnp.zeros((length, *shape.shape[1:]), shape.dtype)
+    return jax.lax.fori_loop(0, (count + size - 1) // size, write_batch, zeros)
 
 
 @partial(jax.jit, static_argnums=(0, 1))
@@ -126,50 +139,46 @@ def _errors(
     nodes: Nodes,
     parameters: Parameters,
     states: State,
-) -> Float[Numeric, "1 n 2"]:
-    """The `errors` (2,) of the expectation at all states, one after the other."""
+) -> Float[Numeric, "lanes states 2"]:
+    """The errors of the moments and of the risk at all states, one after the other."""
 
-    def at_state(parameters: Parameters, state: State) -> Float[Numeric, "2"]:
-        now = _at(parameters, state)
-        return jnp.stack(
-            expectation_of(structure).errors(
-                quadrature, nodes, now, overlaps_at(structure, now, state), state["a"]
-            )
-        )
+    def state_errors(parameters: Parameters, state: State) -> Float[Numeric, "2"]:
+        parameters = _parameters_at(parameters, state)
+        overlaps = overlaps_at(structure, parameters, state)
+        at = Evaluation(quadrature, nodes, parameters, overlaps, state["a"])
+        return jnp.stack(expectation_of(structure).estimate_errors(at))
 
     return jax.lax.map(
-        lambda lane: jax.lax.map(partial(at_state, lane[0]), lane[1]), (parameters, states)
+        lambda lane: jax.lax.map(partial(state_errors, lane[0]), lane[1]), (parameters, states)
     )
 
 
 @float64
-def population_risk(problem: Problem, states: dict[str, np.ndarray]) -> tuple[np.ndarray, float]:
-    """E[loss] for states M (..., block, unit, signal), Q, a with any leading axes, and an estimate of its largest relative error.
+def population_risk(problem: Problem, states: States) -> tuple[np.ndarray, float]:
+    """E[loss] at states with any leading axes, and an estimate of its largest relative error.
 
-    Where numbers of the problem depend on alpha, the states have an `alpha` too. Grids are quick at
-    first, and finer where their error matters and there are not too many states.
+    The states have M (..., block, unit, signal), Q and a, and `alpha` if parameters of the problem
+    depend on it. Grids are coarse at first, and finer if their error matters and the work is moderate.
     """
     quadrature = choose_quadrature(problem, states["Q"], MARGIN)
-    (found,) = compute_risks(
+    (risks,) = compute_risks(
         problem.structure, quadrature, [problem.parameters], [states], quick=True
     )
-    if found.of_risk > REFINED_ABOVE:
-        found = _refine(problem, quadrature, states, found)
-    return found.risk, max(found.sampling, found.worst)
+    if risks.risk_error > REFINED_ABOVE:
+        risks = _refine(problem, quadrature, states, risks)
+    return risks.risk, max(risks.sampling, risks.worst)
 
 
-def _refine(
-    problem: Problem, quadrature: Quadrature, states: dict[str, np.ndarray], risks: Risks
-) -> Risks:
-    """The risks on finer grids, until their error is small or the work is too much."""
+def _refine(problem: Problem, quadrature: Quadrature, states: States, risks: Risks) -> Risks:
+    """The risks on finer grids, until their error is small or the work becomes too large."""
     expectation = expectation_of(problem.structure)
     count = math.prod(states["a"].shape[:-1])
-    size = _evaluations(expectation.risk_nodes(quadrature))
+    size = _count_evaluations(expectation.risk_nodes(quadrature))
     finer: Quadrature | None = quadrature
-    while size and finer is not None and risks.of_risk > REFINED_ABOVE:
-        evaluations = _evaluations(expectation.risk_nodes(finer, quick=False))
-        # the error estimate takes two grids at SOME states
-        if (count + 2 * SOME) * evaluations > MOST_EVALUATIONS:
+    while size and finer is not None and risks.risk_error > REFINED_ABOVE:
+        evaluations = _count_evaluations(expectation.risk_nodes(finer, quick=False))
+        # the error estimate uses two grids at ERROR_STATES states
+        if (count + 2 * ERROR_STATES) * evaluations > MOST_EVALUATIONS:
             break
         if evaluations > size:
             (risks,) = compute_risks(problem.structure, finer, [problem.parameters], [states])
@@ -178,7 +187,7 @@ def _refine(
     return risks
 
 
-def _evaluations(nodes: Nodes) -> int:
+def _count_evaluations(nodes: Nodes) -> int:
     """Evaluations of the loss per state on a grid; 0 for nodes that are no grid."""
     if "between_points" not in nodes:
         return 0
@@ -187,163 +196,175 @@ def _evaluations(nodes: Nodes) -> int:
 
 @float64
 def choose_quadrature(problem: Problem, Q: np.ndarray, margin: float) -> Quadrature:
-    """A rule that is fine enough for rows as long as these, `margin` times over."""
+    """A quadrature that is fine enough for rows of `margin` times the squared length of these."""
     return expectation_of(problem.structure).quadrature(_largest_field(problem, Q, margin))
-
-
-def _largest_field(problem: Problem, Q: np.ndarray, margin: float) -> float:
-    students, signals = (
-        np.einsum("...ii->...i", input_covariance.variance(problem.parameters, part))
-        for part in (Q, problem.gram)
-    )
-    return max(margin * _largest(students), float(signals.max(initial=0.0)))
 
 
 @float64
 def refine_quadrature(problem: Problem, quadrature: Quadrature, Q: np.ndarray) -> Quadrature | None:
-    """A rule for the rows of a run at which this one was not accurate, where there is a finer one: they grew, or became more parallel."""
+    """A finer quadrature for a run whose rows grew, or became more parallel; None if there is none."""
     return expectation_of(problem.structure).finer(quadrature, _largest_field(problem, Q, 1.0))
 
 
-class Risks(NamedTuple):
-    """Risks with the leading axes of their states, the largest relative standard error of their sampling, and that of pairs and grids.
+def _largest_field(problem: Problem, Q: np.ndarray, margin: float) -> float:
+    """The largest variance of a field, with a margin for the students."""
+    students, signals = (
+        np.einsum("...ii->...i", input_covariance.variance(problem.parameters, gram))
+        for gram in (Q, problem.gram)
+    )
+    return max(margin * _largest_finite(students), float(signals.max(initial=0.0)))
 
-    A risk that quadrature does not determine (`undetermined`), such as an infinite one, is NaN.
+
+class Risks(NamedTuple):
+    """Risks with the leading axes of their states, and their errors.
+
+    A risk that the quadrature does not determine, such as an infinite one, is NaN.
     """
 
     risk: np.ndarray
-    sampling: float
-    worst: float
+    sampling: float  # largest relative standard error over replicates
+    worst: float  # largest relative error of series and grids
     undetermined: bool = False
-    of_risk: float = 0.0  # largest relative error of the risk itself, by pairs and grids
+    risk_error: float = 0.0  # largest relative error of the risk itself, from series and grids
 
 
 @float64
 def compute_risks(
     structure: Structure,
     quadrature: Quadrature,
-    parameters: list[Any],
-    states: list[dict[str, np.ndarray]],
+    parameters: list[Parameters],
+    states: list[States],
     *,
     quick: bool = False,
     size: int = 1,
 ) -> list[Risks]:
-    """The risks of one or more problems of one structure, each at its own states, by one rule; `size` lanes to a program."""
+    """The risks of one or several problems of one structure, each at its own states.
+
+    `size` is the number of lanes of a program.
+    """
     nodes = expectation_of(structure).risk_nodes(quadrature, quick=quick)
-    numbers = stack_lanes(parameters, size)
-    leads = [one["a"].shape[:-1] for one in states]
-    flat = [
-        {
-            name: value.reshape(math.prod(lead), *value.shape[len(lead) :])
-            for name, value in one.items()
-        }
-        for one, lead in zip(states, leads, strict=True)
-    ]
-    every = map_in_chunks(partial(_risks, structure, quadrature, nodes, numbers), flat, size)
+    lanes = stack_lanes(parameters, size)
+    leads = [lane_states["a"].shape[:-1] for lane_states in states]
+    flat = [_flatten(lane_states) for lane_states in states]
+    values = map_in_chunks(partial(_risks, structure, quadrature, nodes, lanes), flat, size)
     errors = np.zeros((len(states), 1, 2))
     if "plain" not in nodes:
-        # an error estimate costs more than the risk itself: take it at a few states, those with the longest rows among them
-        some = stack_lanes([_telling(one) for one in flat], size)
+        # An error estimate costs more than the risk itself: it is made at a few states.
+        some = stack_lanes([_error_states(lane_states) for lane_states in flat], size)
         first = {name: value[0] for name, value in nodes.items()}
-        errors = np.asarray(_errors(structure, quadrature, first, numbers, some))
-    found = []
-    for one, lead, error in zip(every, leads, errors, strict=False):
-        risk = one.mean(axis=1)
-        shares = np.zeros(1)
-        if one.shape[1] > 1:
-            with np.errstate(invalid="ignore", divide="ignore"):
-                shares = one.std(axis=1, ddof=1) / np.sqrt(one.shape[1]) / np.abs(risk)
-        least = (
-            float(np.min(shares[np.isfinite(shares)], initial=np.inf))
-            if np.any(np.isfinite(shares))
-            else 0.0
-        )
-        # a change as large as the risk itself at every state: it grows with the reach of the grid, or lies between its points; of points,
-        # a few carry most of it
-        of_risk = error[np.isfinite(error[:, 1]), 1]
-        undetermined = bool(len(of_risk) and of_risk.min() >= UNKNOWN / 2) or (
-            least > VAGUE and bool(np.all(one[np.isfinite(one)] > 0))
-        )
-        risk = np.full_like(risk, np.nan) if undetermined else risk
-        worst = _largest(error[:, 0]) if np.any(np.isfinite(error[:, 0])) else np.nan
-        found.append(
-            Risks(risk.reshape(lead), _largest(shares), worst, undetermined, _largest(of_risk))
-        )
-    return found
+        errors = np.asarray(_errors(structure, quadrature, first, lanes, some))
+    return [
+        _summarise(replicates, error, lead)
+        for replicates, error, lead in zip(values, errors, leads, strict=False)
+    ]
 
 
-def _telling(states: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Those of many states at which errors are estimated: with the longest rows, and evenly over all."""
-    longest = np.argsort(-np.nan_to_num(np.einsum("sbii->s", states["Q"])))[: SOME // 4]
-    places = [*longest, *np.linspace(0, len(states["a"]) - 1, SOME - len(longest)).astype(int)]
-    return {name: value[places] for name, value in states.items()}
+def _summarise(replicates: np.ndarray, error: np.ndarray, lead: tuple[int, ...]) -> Risks:
+    """Means over replicates (states, replicates), their errors, and whether they are determined."""
+    risk = replicates.mean(axis=1)
+    relative = np.zeros(1)  # standard errors
+    if replicates.shape[1] > 1:
+        with np.errstate(invalid="ignore", divide="ignore"):
+            standard_error = replicates.std(axis=1, ddof=1) / np.sqrt(replicates.shape[1])
+            relative = standard_error / np.abs(risk)
+    is_finite = np.isfinite(relative)
+    least = float(np.min(relative[is_finite])) if np.any(is_finite) else 0.0
+    # A risk is not determined if a second grid changes it by as much as itself at all states (it grows
+    # with the reach of the grid, or lies between its points), or if a few of the points carry most of it.
+    risk_error = error[np.isfinite(error[:, 1]), 1]
+    undetermined = bool(len(risk_error) and risk_error.min() >= UNKNOWN / 2) or (
+        least > VAGUE and bool(np.all(replicates[np.isfinite(replicates)] > 0))
+    )
+    risk = np.full_like(risk, np.nan) if undetermined else risk
+    worst = _largest_finite(error[:, 0]) if np.any(np.isfinite(error[:, 0])) else np.nan
+    return Risks(
+        risk.reshape(lead),
+        _largest_finite(relative),
+        worst,
+        undetermined,
+        _largest_finite(risk_error),
+    )
 
 
-# of any function: 2^12 points in each replicate, and 2^10 for each case of discrete draws
-EXPECTED, EXPECTED_BY_CASE = (
-    Quadrature(log2_points=10, replicates=16),
-    Quadrature(log2_points=12, replicates=16),
-)
+def _flatten(states: States) -> States:
+    """States with a single leading axis."""
+    lead = states["a"].shape[:-1]
+    return {
+        name: value.reshape(math.prod(lead), *value.shape[len(lead) :])
+        for name, value in states.items()
+    }
+
+
+def _error_states(states: States) -> States:
+    """The states at which errors are estimated: those with the longest rows, and some evenly spaced."""
+    lengths = np.nan_to_num(np.einsum("sbii->s", states["Q"]))
+    longest = np.argsort(-lengths)[: ERROR_STATES // 4]
+    even = np.linspace(0, len(states["a"]) - 1, ERROR_STATES - len(longest)).astype(int)
+    return {name: value[[*longest, *even]] for name, value in states.items()}
+
+
+# Quadratures for `estimate_expectation`: 2^12 points per replicate, 2^10 per case of discrete draws.
+EXPECTED = Quadrature(log2_points=10, replicates=16)
+EXPECTED_BY_CASE = Quadrature(log2_points=12, replicates=16)
 
 
 @float64
 def estimate_expectation(
-    problem: Problem, function: Loss, states: dict[str, np.ndarray]
+    problem: Problem, function: Loss, states: States
 ) -> tuple[np.ndarray, np.ndarray]:
-    """E[function] of a sample, a number or an array, at states as of `population_risk`, and its standard errors.
+    """E[function] of a sample at states as of `population_risk`, and its standard errors.
 
-    Averages over scrambled Sobol points, discrete draws case by case: nothing is assumed of the function, which may jump.
+    The function has values of any shape and may jump: nothing is assumed about it. It is averaged over
+    scrambled Sobol points; discrete draws are summed over.
     """
     structure = problem.structure.with_loss(function)
-    by_case = structure.sample.free < structure.sample.draw_normals
-    quadrature = EXPECTED_BY_CASE if by_case else EXPECTED
+    has_cases = structure.sample.free < structure.sample.draw_normals
+    quadrature = EXPECTED_BY_CASE if has_cases else EXPECTED
     nodes = expectation_of(structure).risk_nodes(quadrature)
     lead = states["a"].shape[:-1]
-    flat = {
-        name: value.reshape(math.prod(lead), *value.shape[len(lead) :])
-        for name, value in states.items()
-    }
-    (every,) = map_in_chunks(
-        partial(_risks, structure, quadrature, nodes, stack_lanes([problem.parameters], 1)),
-        [flat],
-        1,
+    lanes = stack_lanes([problem.parameters], 1)
+    (values,) = map_in_chunks(
+        partial(_risks, structure, quadrature, nodes, lanes), [_flatten(states)], 1
     )
-    error = every.std(axis=1, ddof=1) / np.sqrt(every.shape[1])
-    return every.mean(axis=1).reshape(*lead, *every.shape[2:]), error.reshape(
-        *lead, *every.shape[2:]
-    )
+    mean = values.mean(axis=1)
+    error = values.std(axis=1, ddof=1) / np.sqrt(values.shape[1])
+    shape = (*lead, *values.shape[2:])
+    return mean.reshape(shape), error.reshape(shape)
 
 
 def stack_lanes(items: list[Any], size: int) -> Any:
-    """Trees of numbers, stacked along a first axis of one of two lengths (one for a single item): few programs are compiled."""
+    """Pytrees stacked along a first axis, padded with copies of the last one.
+
+    The axis has one of two lengths (one for a single item), so that few programs are compiled.
+    """
     length = min(size, SHORT) if len(items) <= SHORT else size
-    return jax.tree.map(
-        lambda *leaves: np.stack(leaves), *(items + [items[-1]] * (length - len(items)))
-    )
+    padded = items + [items[-1]] * (length - len(items))
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *padded)
 
 
 def map_in_chunks(
-    function: Callable[..., Any], states: list[dict[str, np.ndarray]], size: int
+    function: Callable[[State, np.int64], Numeric], states: list[States], size: int
 ) -> list[np.ndarray]:
-    """A function of the states of every lane, in chunks of one size, the last filled up, so that any number of them compiles once."""
-    counts = [len(one["a"]) for one in states]
+    """A function of the states of all lanes, evaluated in chunks of one size.
+
+    The last chunk is padded, so that any number of states compiles once.
+    """
+    counts = [len(lane_states["a"]) for lane_states in states]
     most = max(counts)
     chunk = LARGE_CHUNK if size == 1 and most > LARGE_CHUNK else CHUNK
     chunk = min(chunk, power_of_two(most)) if size > 1 else chunk
     values = []
-    for first in range(0, most, chunk):
-        places = [np.minimum(np.arange(first, first + chunk), count - 1) for count in counts]
-        part = [
-            {name: value[place] for name, value in one.items()}
-            for one, place in zip(states, places, strict=True)
-        ]
-        values.append(
-            np.asarray(function(stack_lanes(part, size), np.int64(min(chunk, most - first))))
-        )
-    every = np.concatenate(values, axis=1)
-    return [every[row, :count] for row, count in enumerate(counts)]
+    for start in range(0, most, chunk):
+        lanes = []
+        for lane_states, count in zip(states, counts, strict=True):
+            indices = np.minimum(np.arange(start, start + chunk), count - 1)
+            lanes.append({name: value[indices] for name, value in lane_states.items()})
+        valid = np.int64(min(chunk, most - start))
+        values.append(np.asarray(function(stack_lanes(lanes, size), valid)))
+    joined = np.concatenate(values, axis=1)
+    return [joined[lane, :count] for lane, count in enumerate(counts)]
 
 
-def _largest(values: np.ndarray) -> float:
-    """The largest value that is a number (runs that diverged are NaN)."""
+def _largest_finite(values: np.ndarray) -> float:
+    """The largest finite value (runs that diverged are NaN)."""
     return float(np.max(values[np.isfinite(values)], initial=0.0))

@@ -1,13 +1,15 @@
-"""Expectations of any per-sample loss, by averages over scrambled Sobol points, made continuous in the overlaps where it has kinks.
+"""Expectations of any per-sample loss, by averages over scrambled Sobol points.
 
-A sample of L inputs with the correlation C (`samples.Sample`) has the fields F = mean + root Y, Y = Z C^1/2, Omega = root root^T, Z of
-independent normals (fields x L). With h (p x L) the gradient in the students' fields and c (L x K) the inputs' means on the signals,
+A sample of L inputs with the correlation C (`samples.Sample`) has the fields F = mean + root Y, with
+Y = Z C^1/2, Omega = root root^T and Z of independent normals (fields x L). With h (p x L) the gradient
+in the fields of the students and c (L x K) the coefficients of the means of the inputs on the signals,
 
-    H = E[h Y^T] root^-1,   E[h C h^T],   shift = E[h c],
-    norms_b = E[h U_b h^T],   U_b = l_b (Y^T S_b Y - Tr S_b C) + c P_b c^T + X_b + X_b^T,   X_b = c (l_b Omega_b)_signals root^-T Y,
+    H = E[h Y^T] root^-1,   E[h C h^T],   shift = E[h c],   norms_b = E[h U_b h^T],
+    U_b = l_b (Y^T S_b Y - Tr S_b C) + c P_b c^T + X_b + X_b^T,
+    S_b = root^-1 l_b Omega_b root^-T,   X_b = c (l_b Omega_b)_signals root^-T Y.
 
-S_b = root^-1 l_b Omega_b root^-T: U_b + l_b d_b C is the mean of the inputs' scalar products in block b, given the fields. Draws of few
-values are summed over, all others have a coordinate of the points.
+U_b + l_b d_b C is the mean of the scalar products of the inputs in block b, given the fields. Draws
+with few outcomes are summed over; all others have a coordinate of the points.
 """
 
 from __future__ import annotations
@@ -22,28 +24,29 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from sgdynamics.base.arrays import Nodes, Numeric, Parameters
-from sgdynamics.expectations.interface import Expectation, Moments, Overlaps, Quadrature
+from sgdynamics.base.arrays import Numeric, Parameters, PyTree
+from sgdynamics.expectations.interface import Moments, Overlaps, Quadrature
 from sgdynamics.expectations.nodes import sobol_normals, solve_forward, solve_lower
 from sgdynamics.expectations.read_fields import read_fields
+from sgdynamics.expectations.solver_interface import Evaluation, SolverExpectation
 from sgdynamics.expectations.weighted_points import (
     Points,
-    columns,
+    count_coordinates,
     field_points,
-    mirrored,
+    mirror_points,
     norm_weights,
-    order_of,
+    root_order,
     sample_fields,
 )
 from sgdynamics.problems.problem import Structure
 from sgdynamics.samples import input_covariance
 
-MOST_SLOPES = 512  # second derivatives of a loss that are taken at each point
+MOST_SLOPES = 512  # second derivatives of a loss that are evaluated at each point
 
 
 @dataclass(frozen=True)
-class SobolAverages(Expectation):
-    """Any loss at all: averages over points, the discrete draws case by case."""
+class SobolAverages(SolverExpectation):
+    """Moments of any loss or rule, as averages over Sobol points."""
 
     structure: Structure
 
@@ -53,45 +56,43 @@ class SobolAverages(Expectation):
 
     @property
     def by_slopes(self) -> bool:
-        """Whether Stein's lemma is used the other way, with derivatives of a smooth move in place of products: they have less spread."""
+        """Whether H is the average of dh/dF instead of h Y^T root^-1, which has a larger variance."""
         return self.structure.loss.smooth
 
     def sampled(self, flow: bool) -> bool:
         return True
 
     def nodes(self, quadrature: Quadrature, flow: bool) -> dict[str, np.ndarray]:
-        # the drift is sampled too, not only the noise term: it needs more points
-        return {"points": field_points(self.structure, quadrature, more=2)}
+        # four times the points of `Networks`, where only the noise is sampled and not the drift
+        return {"points": field_points(self.structure, quadrature, log2_factor=2)}
 
     def risk_nodes(self, quadrature: Quadrature, *, quick: bool = True) -> dict[str, np.ndarray]:
-        normals, draws = columns(self.structure)
-        every_case = (
-            self.structure.sample.free < self.structure.sample.draw_normals
-        )  # each point serves them all
-        return {
-            "plain": sobol_normals(
-                normals + draws,
-                quadrature.log2_points + (-2 if every_case else 2),
-                quadrature.replicates,
-                whiten=True,
-            )
-        }
+        sample = self.structure.sample
+        # each point serves all cases of discrete draws: fewer points are needed
+        has_cases = sample.free < sample.draw_normals
+        log2_points = quadrature.log2_points + (-2 if has_cases else 2)
+        coordinates = sum(count_coordinates(self.structure))
+        points = sobol_normals(coordinates, log2_points, quadrature.replicates, whiten=True)
+        return {"plain": points}
 
     def search_nodes(
         self, quadrature: Quadrature, flow: bool
     ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray] | None]:
-        return mirrored(self.structure, self.nodes(quadrature, flow)), None
+        return mirror_points(self.structure, self.nodes(quadrature, flow)), None
 
-    def _over_cases(self, parameters: Parameters, one: Callable[..., Any]) -> Any:
-        """The sum over all values of the draws that have few, each with its probability."""
+    def _sum_cases(
+        self, parameters: Parameters, average: Callable[[dict[str, Any]], PyTree]
+    ) -> PyTree:
+        """The sum of `average(case)` over all outcomes of the discrete draws, with probabilities."""
         weights, cases = self.structure.sample.cases(parameters)
         if not cases:
-            return one({})
+            return average({})
         return jax.tree.map(
-            lambda value: jnp.tensordot(jnp.asarray(weights), value, axes=1), jax.vmap(one)(cases)
+            lambda value: jnp.tensordot(jnp.asarray(weights), value, axes=1),
+            jax.vmap(average)(cases),
         )
 
-    def points(
+    def sample_points(
         self,
         points: Float[Numeric, "n coordinates"],
         parameters: Parameters,
@@ -101,118 +102,98 @@ class SobolAverages(Expectation):
         plain: bool = False,
         weights: Float[Numeric, " n"] | None = None,
     ) -> Points:
-        """Weighted samples that stand for all, at one value of the draws that are summed over."""
+        """Weighted samples at these points, for one outcome of the discrete draws."""
         if self.structure.dependence is not None:
             return read_fields(self.structure, points, overlaps, parameters, case, weights)
         return sample_fields(
-            self.structure, points, overlaps, parameters, case, plain=plain, given_weights=weights
+            self.structure, points, overlaps, parameters, case, plain=plain, point_weights=weights
         )
 
-    def moments(
-        self,
-        quadrature: Quadrature,
-        nodes: Nodes,
-        parameters: Parameters,
-        overlaps: Overlaps,
-        head: Float[Numeric, " p"],
-        *,
-        finite: bool = False,
-        flow: bool = False,
+    def evaluate_moments(
+        self, at: Evaluation, *, finite: bool = False, flow: bool = False
     ) -> Moments:
         structure, sample = self.structure, self.structure.sample
+        parameters, overlaps, head = at.parameters, at.overlaps, at.head
         moves = jax.vmap(structure.loss.move, (0, 0, None, 0, None))
         reading = parameters_with_overlaps(structure, parameters, overlaps)
+        slopes_per_point = structure.width * structure.fields * sample.inputs_a_sample**2
+        by_slopes = self.by_slopes and slopes_per_point <= MOST_SLOPES
 
-        by_slope = (
-            self.by_slopes
-            and structure.width * structure.fields * sample.inputs_a_sample**2 <= MOST_SLOPES
-        )
-
-        def one(case: dict[str, Any]) -> Moments:
-            found = self.points(
-                nodes["points"], parameters, overlaps, case, weights=nodes.get("weights")
+        def case_moments(case: dict[str, Any]) -> Moments:
+            points = self.sample_points(
+                at.nodes["points"], parameters, overlaps, case, weights=at.nodes.get("weights")
             )
-            fields = (sample.by_sample(found.students), sample.by_sample(found.signals))
-            values, move = moves(*fields, head, found.given, reading)
-            h, head_gradient = sample.by_input(move.inputs), move.head
-            weighted = sample.each_input(found.weights)[:, None] * h
-            if by_slope:
-                stein = slopes(structure, parameters, fields, head, found, reading)
+            fields = (sample.by_sample(points.students), sample.by_sample(points.signals))
+            losses, move = moves(*fields, head, points.given, reading)
+            h = sample.by_input(move.inputs)
+            weighted = sample.each_input(points.weights)[:, None] * h
+            if by_slopes:
+                stein = mean_slopes(structure, parameters, fields, head, points, reading)
             else:
-                stein = solve_lower(found.root, weighted.T @ found.z)[
-                    :, np.argsort(order_of(structure))
-                ]
+                # E[h Y^T] root^-1, back in the order students, signals
+                stein = solve_lower(points.root, weighted.T @ points.z)
+                stein = stein[:, np.argsort(root_order(structure))]
             mixed = sample.mixed_inputs(parameters, h.T)
-            noise = (sample.each_input(found.weights) * mixed) @ mixed.T
+            noise = (sample.each_input(points.weights) * mixed) @ mixed.T
             norms = None
             if finite:
                 by_token = h.reshape(-1, sample.inputs_a_sample, structure.width)
-                swing = found.weights[:, None, None, None] * norm_weights(
-                    structure, parameters, overlaps, found
-                )
-                norms = jnp.einsum("nbtu,nti,nuj->bij", swing, by_token, by_token)
-            shift = None if found.means is None else weighted.T @ found.means
+                U = norm_weights(structure, parameters, overlaps, points)
+                U = points.weights[:, None, None, None] * U
+                norms = jnp.einsum("nbtu,nti,nuj->bij", U, by_token, by_token)
+            shift = None if points.means is None else weighted.T @ points.means
             pull = None
             if structure.loss.reads_overlaps:
-                each = jnp.concatenate([move.rows, move.signals], axis=-1)
-                pull = jnp.tensordot(found.weights, each, axes=1)
+                pulls = jnp.concatenate([move.rows, move.signals], axis=-1)
+                pull = jnp.tensordot(points.weights, pulls, axes=1)
                 if norms is not None:
-                    norms = norms + pulled_norms(
-                        structure, parameters, overlaps, found, weighted, each
+                    norms = norms + pull_norms(
+                        structure, parameters, overlaps, points, weighted, pulls
                     )
-            return Moments(
-                stein,
-                noise,
-                norms,
-                found.weights @ head_gradient,
-                found.weights @ values,
-                shift,
-                pull,
-            )
+            head_gradient, risk = points.weights @ move.head, points.weights @ losses
+            return Moments(stein, noise, norms, head_gradient, risk, shift, pull)
 
-        return self._over_cases(parameters, one)
+        return self._sum_cases(parameters, case_moments)
 
-    def risk(
-        self,
-        quadrature: Quadrature,
-        nodes: Nodes,
-        parameters: Parameters,
-        overlaps: Overlaps,
-        head: Float[Numeric, " p"],
-    ) -> Float[Numeric, ""]:
-        """A loss is continuous, so plain points do also where it has kinks."""
-        return self.mean_loss(nodes["plain"], parameters, overlaps, head, plain=True)
+    def evaluate_risk(self, at: Evaluation) -> Float[Numeric, ""]:
+        """E[loss]; a loss is continuous, so that plain points suffice also if it has kinks."""
+        return self.mean_loss(at, at.nodes["plain"], plain=True)
 
     def mean_loss(
         self,
+        at: Evaluation,
         points: Float[Numeric, "n coordinates"],
-        parameters: Parameters,
-        overlaps: Overlaps,
-        head: Float[Numeric, " p"],
         *,
         plain: bool = False,
         weights: Float[Numeric, " n"] | None = None,
-    ) -> Any:
-        """E[loss] over points that all weigh the same unless weights are given; of a function of many values E of each."""
+    ) -> Float[Numeric, "..."]:
+        """E[loss] over points with these weights (equal by default); for any shape of the loss."""
         structure, sample = self.structure, self.structure.sample
-        reading = parameters_with_overlaps(structure, parameters, overlaps)
+        reading = parameters_with_overlaps(structure, at.parameters, at.overlaps)
 
-        def one(case: dict[str, Any]) -> Float[Numeric, "..."]:
-            found = self.points(points, parameters, overlaps, case, plain=plain, weights=weights)
-            fields = (sample.by_sample(found.students), sample.by_sample(found.signals))
-            values = jax.vmap(structure.loss, (0, 0, None, 0, None))(
-                *fields, head, found.given, reading
+        def case_mean(case: dict[str, Any]) -> Float[Numeric, "..."]:
+            samples = self.sample_points(
+                points, at.parameters, at.overlaps, case, plain=plain, weights=weights
             )
-            return (
-                jnp.mean(values, axis=0)
-                if weights is None
-                else jnp.tensordot(found.weights, values, axes=1)
+            fields = (sample.by_sample(samples.students), sample.by_sample(samples.signals))
+            losses = jax.vmap(structure.loss, (0, 0, None, 0, None))(
+                *fields, at.head, samples.given, reading
             )
+            if weights is None:
+                return jnp.mean(losses, axis=0)
+            return jnp.tensordot(samples.weights, losses, axes=1)
 
-        return self._over_cases(parameters, one)
+        return self._sum_cases(at.parameters, case_mean)
 
 
-def slopes(
+def _token_correlation(structure: Structure, parameters: Parameters) -> Float[Numeric, "L L"]:
+    """The correlation C of the inputs of one sample."""
+    if structure.sample.correlated:
+        return parameters["token_correlation"]
+    return jnp.eye(structure.sample.inputs_a_sample)
+
+
+def mean_slopes(
     structure: Structure,
     parameters: Parameters,
     fields: tuple[Float[Numeric, "..."], Float[Numeric, "..."]],
@@ -220,80 +201,80 @@ def slopes(
     points: Points,
     reading: Parameters,
 ) -> Float[Numeric, "p fields"]:
-    """G_ic = sum_lm C_lm E[dh_il/dF_cm] of a smooth loss, (p, fields): by Stein's lemma what E[h Y^T] root^-1 is, with less spread."""
-    sample, p = structure.sample, structure.width
+    """H_ic = sum_lm C_lm E[dh_il/dF_cm] of a smooth loss.
+
+    By Stein's lemma this is E[h Y^T] root^-1, with a smaller variance over the points.
+    """
+    p = structure.width
 
     def gradient(
-        students: Float[Numeric, "..."], signals: Float[Numeric, "..."], given: Any
+        students: Float[Numeric, "..."], signals: Float[Numeric, "..."], draws: PyTree
     ) -> Float[Numeric, "p tokens"]:
-        return structure.loss.move(students, signals, head, given, reading)[1].inputs.reshape(p, -1)
+        return structure.loss.move(students, signals, head, draws, reading)[1].inputs.reshape(p, -1)
 
-    each = jax.vmap(jax.jacfwd(gradient, argnums=(0, 1)))(*fields, points.given)
-    correlation = (
-        parameters["token_correlation"] if sample.correlated else jnp.eye(sample.inputs_a_sample)
-    )
+    slopes = jax.vmap(jax.jacfwd(gradient, argnums=(0, 1)))(*fields, points.given)
+    correlation = _token_correlation(structure, parameters)
 
-    def summed(slope: Float[Numeric, "..."]) -> Float[Numeric, "p columns"]:
+    def average(slope: Float[Numeric, "..."]) -> Float[Numeric, "p columns"]:
         slope = slope.reshape(*slope.shape[:4], -1)  # (n, p, tokens, fields, tokens)
         return jnp.einsum("n,nilcm,lm->ic", points.weights, slope, correlation)
 
-    return jnp.concatenate([summed(part) for part in each], axis=1)
+    return jnp.concatenate([average(slope) for slope in slopes], axis=1)
 
 
 def parameters_with_overlaps(
     structure: Structure, parameters: Parameters, overlaps: Overlaps
-) -> Any:
-    """The numbers with the overlaps among them, where the loss reads them; lengths X X^T/d are those of d = infinity."""
+) -> Parameters:
+    """The parameters, together with the overlaps if the loss reads them.
+
+    The lengths X X^T/d of the inputs, if the loss reads them, are those of d = infinity.
+    """
     p = structure.width
     lengths = None
     if structure.loss.reads_lengths:
-        sample = structure.sample
-        correlation = (
-            parameters["token_correlation"]
-            if sample.correlated
-            else jnp.eye(sample.inputs_a_sample)
-        )
+        correlation = _token_correlation(structure, parameters)
         lengths = input_covariance.trace(parameters) * correlation
     return structure.loss.parameters_with_overlaps(
         parameters, overlaps.blocks[:, :p, :p], overlaps.blocks[:, :p, p:], lengths
     )
 
 
-def pulled_norms(
+def pull_norms(
     structure: Structure,
     parameters: Parameters,
     overlaps: Overlaps,
     points: Points,
-    weighted: Float[Numeric, "..."],
-    pulls: Any,
-) -> Any:
-    """What the coefficients D = [A | B] of a sample add to the mean of its increment's square, (blocks, p, p): with F_b the part of the
-    fields in block b, E[h F_b^T D^T + transpose + D Omega_b D^T]."""
+    weighted: Float[Numeric, "inputs p"],
+    pulls: Float[Numeric, "..."],
+) -> Float[Numeric, "blocks p p"]:
+    """The contribution of the coefficients D = [A | B] to the mean square of the increment.
+
+    With F_b the part of the fields in block b: E[h F_b^T D^T + transpose + D Omega_b D^T].
+    """
     p, fields = structure.width, structure.fields
-    tokens, order = structure.sample.inputs_a_sample, order_of(structure)
-    back = np.argsort(order)
+    tokens, order = structure.sample.inputs_a_sample, root_order(structure)
+    inverse_order = np.argsort(order)
 
-    def one(
-        blocks: Float[Numeric, "..."],
-        scaled: Float[Numeric, "..."],
+    def block_norms(
+        block: Float[Numeric, "fields fields"],
+        scaled: Float[Numeric, "fields fields"],
         pulls: Float[Numeric, "n p fields"],
-    ) -> Any:
-        # the mean of the fields' part in the block, given all of it
-        part = points.z @ solve_forward(points.root, scaled[order][:, order])[:, back]
+    ) -> Float[Numeric, "p p"]:
+        # the mean of F_b given all fields: l_b Omega_b Omega^-1 F
+        projection = solve_forward(points.root, scaled[order][:, order])[:, inverse_order]
+        block_fields = points.z @ projection
         if points.means is not None:
-            part = part + points.means @ blocks[p:]
-        along = jnp.einsum(
-            "nti,ntf->nif", weighted.reshape(-1, tokens, p), part.reshape(-1, tokens, fields)
+            block_fields = block_fields + points.means @ block[p:]
+        products = jnp.einsum(
+            "nti,ntf->nif",
+            weighted.reshape(-1, tokens, p),
+            block_fields.reshape(-1, tokens, fields),
         )
-        cross = jnp.einsum("nif,njf->ij", along, pulls)
-        return (
-            cross + cross.T + jnp.einsum("n,nic,cd,njd->ij", points.weights, pulls, blocks, pulls)
-        )
+        cross = jnp.einsum("nif,njf->ij", products, pulls)
+        square = jnp.einsum("n,nic,cd,njd->ij", points.weights, pulls, block, pulls)
+        return cross + cross.T + square
 
+    scaled = input_covariance.scaled(parameters, overlaps.blocks)
     if structure.loss.moves_by_block:
-        return jax.vmap(one, (0, 0, 1))(
-            overlaps.blocks, input_covariance.scaled(parameters, overlaps.blocks), pulls
-        )
-    return jax.vmap(partial(one, pulls=pulls))(
-        overlaps.blocks, input_covariance.scaled(parameters, overlaps.blocks)
-    )
+        return jax.vmap(block_norms, (0, 0, 1))(overlaps.blocks, scaled, pulls)
+    return jax.vmap(partial(block_norms, pulls=pulls))(overlaps.blocks, scaled)

@@ -1,126 +1,129 @@
-"""Weighted samples that stand for all in an expectation: Sobol points for all fields and draws, made continuous where there are kinks.
+"""Weighted samples for expectations: Sobol points for all fields and draws.
 
-A sample of L inputs with the correlation C (`samples.Sample`) has the fields F = mean + root Y, Y = Z C^1/2, Omega = root root^T, Z of
-independent normals (fields x L). Where it is known what a loss reads, its points are those of `read_fields`.
+A sample of L inputs with the correlation C (`samples.Sample`) has the fields F = mean + root Y, with
+Y = Z C^1/2, Omega = root root^T and Z of independent normals (fields x L). For losses with kinks the
+points are made such that averages are continuous in the overlaps. If it is known what a loss reads,
+`read_fields` supplies its points instead.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from sgdynamics.base.arrays import Numeric, Parameters
+from sgdynamics.base.arrays import Numeric, Parameters, PyTree
 from sgdynamics.expectations.interface import Overlaps, Quadrature
 from sgdynamics.expectations.nodes import gauss_legendre, lower_root, sobol_normals, solve_forward
 from sgdynamics.problems.problem import Structure
 from sgdynamics.samples import input_covariance
 
-ARC_NODES = 5
-LONG_ARC_NODES = 16  # where circles are few, and cut at the zeros of the signals too
+ARC_NODES = 5  # nodes per arc of a circle
+LONG_ARC_NODES = 16  # the same where circles are few, and cut at the zeros of the signals too
 LINE_NODES, LINE_REACH = 8, 6.5
 MOST_MIRRORED = 6  # students: there are 2^p signs
 
 
-def columns(structure: Structure) -> tuple[int, int]:
-    """How many coordinates of a point are normals of the fields (token by token, the signals first), and how many of draws.
+def count_coordinates(structure: Structure) -> tuple[int, int]:
+    """Number of coordinates of a point for the fields (token by token) and for the draws.
 
-    There is always one of draws, also where all are summed over. Where it is known what is read, only that has coordinates.
+    There is at least one for draws, also if all draws are summed over. If it is known what the loss
+    reads, only that has coordinates.
     """
     if structure.dependence is not None:
         return structure.dependence.size, 0
     return structure.sample.inputs_a_sample * structure.fields, max(structure.sample.free, 1)
 
 
-def order_of(structure: Structure) -> np.ndarray:
-    """The fields (students, then signals) in the order of the root: the signals first, so that a kink of the label stays where it is as
-    the rows move."""
+def root_order(structure: Structure) -> np.ndarray:
+    """The order of the fields in the root of Omega: signals first, then students.
+
+    In this order a kink of the label stays at the same points while the rows move.
+    """
     return np.r_[structure.width : structure.fields, 0 : structure.width]
 
 
-def field_points(structure: Structure, quadrature: Quadrature, more: int) -> np.ndarray:
-    """Sobol points for the fields and draws, with kinks in pairs (`sample_fields`), 2^more times as many as the rule says."""
-    normals, draws = columns(structure)
+def field_points(structure: Structure, quadrature: Quadrature, log2_factor: int) -> np.ndarray:
+    """Sobol points for fields and draws, 2^log2_factor times as many as the quadrature has.
+
+    With kinks the points are pairs, see `sample_fields`.
+    """
+    normals, draws = count_coordinates(structure)
+    replicates = quadrature.replicates
     if structure.kinks:
-        return sobol_normals(
-            2 * normals + draws, quadrature.log2_circles + more, quadrature.replicates, whiten=False
-        )
-    return sobol_normals(
-        normals + draws, quadrature.log2_points + more, quadrature.replicates, whiten=more > 0
-    )
+        log2_circles = quadrature.log2_circles + log2_factor
+        return sobol_normals(2 * normals + draws, log2_circles, replicates, whiten=False)
+    log2_points = quadrature.log2_points + log2_factor
+    return sobol_normals(normals + draws, log2_points, replicates, whiten=log2_factor > 0)
 
 
-def mirrored(structure: Structure, nodes: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Sobol points that have every sign of the students' coordinates, of all tokens together.
+def mirror_points(structure: Structure, nodes: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Replace Sobol points by fewer, each with all signs of the students' coordinates.
 
-    What is odd in a coordinate then averages to 0 exactly, so that a sampled drift is smooth up to the edge of the physical region,
-    where a coordinate of the root of Omega is a square root of the overlaps.
+    Functions that are odd in a coordinate then average to 0 exactly. This makes a sampled drift smooth
+    up to the edge of the physical region, where a coordinate of the root of Omega is a square root of
+    the overlaps.
     """
     p, k = structure.width, structure.signals
     if "points" not in nodes or "weights" in nodes or p > MOST_MIRRORED:
         return nodes
     replicates, count, size = nodes["points"].shape
-    points = np.array(
-        sobol_normals(size, max(int(np.log2(count)) - p, 6), replicates, whiten=False)
-    )
+    log2_count = max(int(np.log2(count)) - p, 6)
+    points = np.array(sobol_normals(size, log2_count, replicates, whiten=False))
     signs = np.array(list(itertools.product((1.0, -1.0), repeat=p)))
-    every = np.repeat(points[:, None], len(signs), axis=1)
+    mirrored = np.repeat(points[:, None], len(signs), axis=1)
     if structure.dependence is not None:
-        for place, student in _students_read(structure):
-            every[..., place] *= signs[:, None, student]
+        for coordinate, student in _student_coordinates(structure):
+            mirrored[..., coordinate] *= signs[:, None, student]
     else:
-        for first in range(
-            k, size - columns(structure)[1], structure.fields
-        ):  # with kinks the points are pairs
-            every[..., first : first + p] *= signs[:, None, :]
-    every = every.reshape(replicates, -1, size)
-    return {
-        **nodes,
-        "points": every
-        if structure.kinks
-        else every / np.sqrt(np.mean(every**2, axis=1, keepdims=True)),
-    }
+        # the students follow the signals in each token, and in both points of a pair
+        for start in range(k, size - count_coordinates(structure)[1], structure.fields):
+            mirrored[..., start : start + p] *= signs[:, None, :]
+    mirrored = mirrored.reshape(replicates, -1, size)
+    if not structure.kinks:
+        mirrored = mirrored / np.sqrt(np.mean(mirrored**2, axis=1, keepdims=True))
+    return {**nodes, "points": mirrored}
 
 
-def _students_read(structure: Structure) -> list[tuple[int, int]]:
-    """Coordinates of a point that are those of one student each, and which."""
+def _student_coordinates(structure: Structure) -> list[tuple[int, int]]:
+    """Coordinates of a point that belong to a single student, with the index of that student."""
     assert structure.dependence is not None
     size = structure.sample.inputs_a_sample * structure.fields
-    places = [np.flatnonzero(row) for row in structure.dependence.rows]
-    alone = [
-        (place, int(one[0])) for place, one in enumerate(places) if len(one) == 1 and one[0] < size
-    ]
-    return [
-        (place, one % structure.fields)
-        for place, one in alone
-        if one % structure.fields < structure.width
-    ]
+    coordinates = []
+    for coordinate, row in enumerate(structure.dependence.rows):
+        fields = np.flatnonzero(row)
+        if len(fields) == 1 and fields[0] < size:
+            field = int(fields[0]) % structure.fields
+            if field < structure.width:
+                coordinates.append((coordinate, field))
+    return coordinates
 
 
-class Hidden(NamedTuple):
-    """Covariances given what is read: of Y (L, fields, L, fields), of the means' coefficients c (L, K, L, K), of c with Y."""
+class UnreadCovariance(NamedTuple):
+    """Covariances given what the loss reads: of Y, of the coefficients c of the means, of both."""
 
-    own: Any
-    means: Any = None
-    both: Any = None
+    own: Float[Numeric, "L fields L fields"]
+    means: Float[Numeric, "L K L K"] | None = None
+    both: Float[Numeric, "L K L fields"] | None = None
 
 
 class Points(NamedTuple):
-    """Weighted samples (n,) of L inputs each, one input a row: Y = Z C^1/2 (n L, fields), what it makes of students and signals, means."""
+    """Weighted samples of L inputs each, with one row per input."""
 
-    root: Any  # of Omega, in the order of `order_of`
-    z: Any
-    students: Any
-    signals: Any
-    means: Any  # on the signals (n L, K), or None
-    given: Any  # the loss's fourth argument
-    weights: Any
-    hidden: Hidden | None = None  # where z and means are those given what is read
+    root: Float[Numeric, "fields fields"]  # of Omega, in the order of `root_order`
+    z: Float[Numeric, "inputs fields"]  # Y = Z C^1/2
+    students: Float[Numeric, "inputs p"]
+    signals: Float[Numeric, "inputs K"]
+    means: Float[Numeric, "inputs K"] | None  # coefficients of the means on the signals
+    given: PyTree  # the draws, the fourth argument of the loss
+    weights: Float[Numeric, " n"]
+    # set if z and means are conditional means given what the loss reads
+    unread: UnreadCovariance | None = None
 
 
 def sample_fields(
@@ -128,20 +131,21 @@ def sample_fields(
     points: Float[Numeric, "m n"],
     overlaps: Overlaps,
     parameters: Parameters,
-    case: dict[str, Any] | None = None,
+    case: dict[str, Numeric] | None = None,
     *,
     plain: bool = False,
-    given_weights: Float[Numeric, " m"] | None = None,
+    point_weights: Float[Numeric, " m"] | None = None,
 ) -> Points:
-    """Fields at Sobol points, with the signals first in the root: then a kink of the label stays where it is as the rows move.
+    """Fields and draws at Sobol points, of equal weights by default.
 
-    A kink of the student does move, and an average over points would jump each time it passes one. There the points come in pairs, each
-    of which spans a circle or a line that is integrated exactly between the places where a field meets a kink: the average is then
-    continuous in the overlaps, as an integrator needs. `plain` points are not in pairs. All weigh the same unless weights are given.
+    A kink of the student moves with its row, and an average over points would jump each time the kink
+    passes one. With kinks the points therefore come in pairs. Each pair spans a circle or a line that is
+    integrated between the positions at which a field meets a kink: the average is then continuous in
+    the overlaps, as an integrator needs. `plain` points are not pairs.
     """
     sample, k, fields = structure.sample, structure.signals, structure.fields
-    tokens, (size, free) = sample.inputs_a_sample, columns(structure)
-    order = np.r_[structure.width : fields, 0 : structure.width]
+    tokens, (size, free) = sample.inputs_a_sample, count_coordinates(structure)
+    order = root_order(structure)
     root = lower_root(overlaps.covariance[order][:, order])
     count = points.shape[0]
     case = {
@@ -152,117 +156,137 @@ def sample_fields(
     means = sample.mean_coefficients(parameters, draws)
     if means is not None:
         means = jnp.broadcast_to(means.reshape(-1, tokens, k), (count, tokens, k))
-    given = sample.given(draws)
+    loss_draws = sample.given(draws)
 
     def students_of(z: Float[Numeric, "n fields"]) -> Float[Numeric, "n p"]:
-        return (sample.mixed(parameters, z.reshape(-1, tokens, fields), -2) @ root[k:].T).reshape(
-            len(z), -1
-        )
+        mixed = sample.mixed(parameters, z.reshape(-1, tokens, fields), -2)
+        return (mixed @ root[k:].T).reshape(len(z), -1)
 
     if plain or not structure.kinks:
-        z, weights = (
-            points[:, :size],
-            jnp.full(count, 1.0 / count, points.dtype) if given_weights is None else given_weights,
-        )
+        z = points[:, :size]
+        equal = jnp.full(count, 1.0 / count, points.dtype)
+        weights = equal if point_weights is None else point_weights
     else:
         pair = points[:, :size], points[:, size : 2 * size]
         if means is None and not any(structure.kinks):
-            every = students_of if given_weights is None else lambda z: z @ root.T
-            z, weights = _on_circles(
-                *pair, every, ARC_NODES if given_weights is None else LONG_ARC_NODES
-            )
+            # kinks at 0 of centred fields: each field vanishes at two opposite angles of a circle
+            if point_weights is None:
+                z, weights = _on_circles(*pair, students_of, ARC_NODES)
+            else:
+                z, weights = _on_circles(*pair, lambda z: z @ root.T, LONG_ARC_NODES)
         else:
-            level = (
-                0.0
-                if means is None
-                else overlaps.means(means)[..., : structure.width].reshape(count, -1)
-            )
+            level = 0.0
+            if means is not None:
+                level = overlaps.means(means)[..., : structure.width].reshape(count, -1)
             z, weights = _on_lines(structure.kinks, *pair, students_of, level)
-        means, given = jax.tree.map(lambda one: jnp.repeat(one, z.shape[1], axis=0), (means, given))
-        share = 1 / count if given_weights is None else given_weights[:, None]
+        # all nodes of one circle or line share the draws of its point
+        means, loss_draws = jax.tree.map(
+            lambda value: jnp.repeat(value, z.shape[1], axis=0), (means, loss_draws)
+        )
+        share = 1 / count if point_weights is None else point_weights[:, None]
         z, weights = z.reshape(-1, size), (weights * share).reshape(-1)
     z = sample.mixed(parameters, z.reshape(-1, tokens, fields), -2).reshape(-1, fields)
     values = z @ root.T
     if means is not None:
         means = means.reshape(-1, k)
         values = values + overlaps.means(means)[:, order]
-    return Points(root, z, values[:, k:], values[:, :k], means, given, weights)
+    return Points(root, z, values[:, k:], values[:, :k], means, loss_draws, weights)
+
+
+FieldsOf = Callable[[Float[Numeric, "n size"]], Float[Numeric, "n fields"]]
 
 
 def _on_circles(
-    one: Float[Numeric, "n fields"],
-    other: Float[Numeric, "n fields"],
-    fields_of: Callable[..., Any],
+    first: Float[Numeric, "n size"],
+    second: Float[Numeric, "n size"],
+    fields_of: FieldsOf,
     count: int,
-) -> tuple[Float[Numeric, "n m fields"], Float[Numeric, "n m"]]:
-    """Points (n, nodes, normals) and weights on the circles z cos(phi) + z' sin(phi), cut where a field is 0: always at two angles."""
-    angle = jnp.arctan2(fields_of(other), fields_of(one))
-    breaks = [jnp.zeros((one.shape[0], 1)), jnp.full((one.shape[0], 1), 2 * np.pi)]
-    breaks += [jnp.mod(angle + turn, 2 * np.pi) for turn in (np.pi / 2, -np.pi / 2)]
-    phi, weights = _pieces(jnp.concatenate(breaks, axis=1), count)
-    z = jnp.cos(phi)[..., None] * one[:, None] + jnp.sin(phi)[..., None] * other[:, None]
+) -> tuple[Float[Numeric, "n m size"], Float[Numeric, "n m"]]:
+    """Points and weights on the circles first cos(phi) + second sin(phi), cut at zeros of fields.
+
+    A field A cos(phi) + B sin(phi) vanishes at two opposite angles.
+    """
+    angle = jnp.arctan2(fields_of(second), fields_of(first))
+    cuts = [jnp.zeros((first.shape[0], 1)), jnp.full((first.shape[0], 1), 2 * np.pi)]
+    cuts += [jnp.mod(angle + turn, 2 * np.pi) for turn in (np.pi / 2, -np.pi / 2)]
+    phi, weights = _legendre_pieces(jnp.concatenate(cuts, axis=1), count)
+    z = jnp.cos(phi)[..., None] * first[:, None] + jnp.sin(phi)[..., None] * second[:, None]
     return z, weights / (2 * np.pi)
 
 
 def _on_lines(
-    kinks: tuple[float, ...], one: Any, other: Any, students_of: Any, mean: Any
-) -> tuple[Any, Any]:
-    """The same on lines, for kinks away from the fields' mean: there a circle may touch a kink, where its average has an infinite slope."""
-    direction = one / jnp.sqrt(jnp.sum(one**2, axis=1, keepdims=True))
-    base = other - jnp.sum(other * direction, axis=1, keepdims=True) * direction
+    kinks: tuple[float, ...],
+    first: Float[Numeric, "n size"],
+    second: Float[Numeric, "n size"],
+    students_of: FieldsOf,
+    mean: Float[Numeric, "n fields"] | float,
+) -> tuple[Float[Numeric, "n m size"], Float[Numeric, "n m"]]:
+    """Points and weights on lines, for kinks away from the mean of the fields.
+
+    A circle may touch such a kink, and its average has an infinite slope there; a line crosses it.
+    The line has the direction of `first` and passes through `second`.
+    """
+    direction = first / jnp.sqrt(jnp.sum(first**2, axis=1, keepdims=True))
+    base = second - jnp.sum(second * direction, axis=1, keepdims=True) * direction
     slope, level = students_of(direction), students_of(base) + mean
-    breaks = [jnp.full((one.shape[0], 1), place) for place in (-LINE_REACH, 0.0, LINE_REACH)]
+    cuts = [jnp.full((first.shape[0], 1), end) for end in (-LINE_REACH, 0.0, LINE_REACH)]
     for kink in kinks:
-        breaks.append(
-            jnp.clip((kink - level) / jnp.where(slope == 0, 1e-300, slope), -LINE_REACH, LINE_REACH)
-        )
-    t, weights = _pieces(jnp.concatenate(breaks, axis=1), LINE_NODES)
+        crossing = (kink - level) / jnp.where(slope == 0, 1e-300, slope)
+        cuts.append(jnp.clip(crossing, -LINE_REACH, LINE_REACH))
+    t, weights = _legendre_pieces(jnp.concatenate(cuts, axis=1), LINE_NODES)
     density = jnp.exp(-(t**2) / 2) / np.sqrt(2 * np.pi)
     return base[:, None] + t[..., None] * direction[:, None], weights * density
 
 
-def _pieces(
-    breaks: Float[Numeric, "m n"], count: int
-) -> tuple[Float[Numeric, "m k"], Float[Numeric, "m k"]]:
-    """Gauss-Legendre nodes between sorted breaks, (n, pieces times count)."""
-    edges = jnp.sort(breaks, axis=1)
+def _legendre_pieces(
+    cuts: Float[Numeric, "n c"], count: int
+) -> tuple[Float[Numeric, "n m"], Float[Numeric, "n m"]]:
+    """Gauss-Legendre nodes and weights between cuts, (n, pieces times count)."""
+    edges = jnp.sort(cuts, axis=1)
     node, weight = gauss_legendre(count)
     lengths = jnp.diff(edges, axis=1)[..., None]
-    return (edges[:, :-1, None] + lengths * node).reshape(len(edges), -1), (
-        lengths * weight
-    ).reshape(len(edges), -1)
+    nodes = edges[:, :-1, None] + lengths * node
+    return nodes.reshape(len(edges), -1), (lengths * weight).reshape(len(edges), -1)
 
 
 def norm_weights(
     structure: Structure, parameters: Parameters, overlaps: Overlaps, points: Points
-) -> Any:
-    """U_b (n, blocks, L, L), which turn E[h C h^T] into E[sum_lm h_l h_m^T (x_l.x_m - eigenvalue_b d_b C_lm)]."""
-    sample, fields, hidden = structure.sample, structure.fields, points.hidden
-    tokens, order = sample.inputs_a_sample, order_of(structure)
-    z = points.z.reshape(-1, tokens, fields)
-    correlation = (
-        parameters["token_correlation"] if sample.correlated else jnp.eye(tokens, dtype=z.dtype)
-    )
+) -> Float[Numeric, "n blocks L L"]:
+    """U_b, which turns E[h C h^T] into E[sum_lm h_l h_m^T (x_l.x_m - eigenvalue_b d_b C_lm)].
 
-    def one(direction: Float[Numeric, "fields fields"]) -> Any:
+    The scalar products are those of block b. The formula is in the docstring of `sampled`.
+    """
+    sample, fields, unread = structure.sample, structure.fields, points.unread
+    tokens, order = sample.inputs_a_sample, root_order(structure)
+    z = points.z.reshape(-1, tokens, fields)
+    if sample.correlated:
+        correlation = parameters["token_correlation"]
+    else:
+        correlation = jnp.eye(tokens, dtype=z.dtype)
+
+    def centred_square(direction: Float[Numeric, "fields fields"]) -> Float[Numeric, "n L L"]:
+        # Y^T S_b Y - Tr(S_b) C, with the variance of Y that the conditional means lack
         S = solve_forward(points.root, solve_forward(points.root, direction[order][:, order]).T)
-        found = jnp.einsum("ntc,cd,nud->ntu", z, S, z) - jnp.trace(S) * correlation
-        return found if hidden is None else found + jnp.einsum("tcud,cd->tu", hidden.own, S)
+        square = jnp.einsum("ntc,cd,nud->ntu", z, S, z) - jnp.trace(S) * correlation
+        return square if unread is None else square + jnp.einsum("tcud,cd->tu", unread.own, S)
 
     directions = input_covariance.scaled(parameters, overlaps.blocks)
-    found = input_covariance.scaled(parameters, jax.vmap(one, out_axes=1)(directions))
+    weights = input_covariance.scaled(parameters, jax.vmap(centred_square, out_axes=1)(directions))
     if points.means is None:
-        return found
+        return weights
     c = points.means.reshape(-1, tokens, structure.signals)
     gram = jnp.broadcast_to(parameters["gram"], (structure.blocks, *parameters["gram"].shape[-2:]))
 
-    def of_means(direction: Float[Numeric, "fields fields"], gram: Float[Numeric, "K K"]) -> Any:
-        along = solve_forward(points.root, direction[order][:, structure.width :])
-        cross = jnp.einsum("ntr,cr,nuc->ntu", c, along, z)
+    def mean_terms(
+        direction: Float[Numeric, "fields fields"], gram: Float[Numeric, "K K"]
+    ) -> Float[Numeric, "n L L"]:
+        # c P_b c^T + X_b + X_b^T
+        projection = solve_forward(points.root, direction[order][:, structure.width :])
+        cross = jnp.einsum("ntr,cr,nuc->ntu", c, projection, z)
         square = jnp.einsum("ntr,rs,nus->ntu", c, gram, c)
-        if hidden is not None and hidden.means is not None:
-            cross = cross + jnp.einsum("truc,cr->tu", hidden.both, along)
-            square = square + jnp.einsum("trus,rs->tu", hidden.means, gram)
+        if unread is not None and unread.means is not None:
+            cross = cross + jnp.einsum("truc,cr->tu", unread.both, projection)
+            square = square + jnp.einsum("trus,rs->tu", unread.means, gram)
         return square + cross + jnp.swapaxes(cross, 1, 2)
 
-    return found + jax.vmap(of_means, out_axes=1)(directions, gram)
+    return weights + jax.vmap(mean_terms, out_axes=1)(directions, gram)

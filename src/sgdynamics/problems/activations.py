@@ -36,6 +36,9 @@ class Activation:
         What records and plots call it.
     coefficients : tuple of float, optional
         Those of a polynomial, lowest degree first; ``sgd.polynomial`` sets them.
+    piecewise_degree : int, optional
+        Degree of f between its kinks, for an f that is a polynomial there (1 for ReLU). Quadrature
+        then needs fewer nodes. Set automatically for a polynomial.
 
     Raises
     ------
@@ -67,6 +70,7 @@ class Activation:
     coefficients: tuple[float, ...] | None = field(
         default=None
     )  # of a polynomial, lowest degree first
+    piecewise_degree: int | None = None
 
     def __post_init__(self) -> None:
         if not callable(self.f):
@@ -85,6 +89,10 @@ class Activation:
             raise checks.reject("name", self.name, "give a text, or None")
         if self.coefficients is not None:
             object.__setattr__(self, "coefficients", _coefficients(self.coefficients))
+            object.__setattr__(self, "piecewise_degree", self.degree)
+        elif self.piecewise_degree is not None:
+            degree = checks.integer("piecewise_degree", self.piecewise_degree, 0)
+            object.__setattr__(self, "piecewise_degree", degree)
 
     def __call__(self, x: Float[Numeric, "*s"]) -> Float[Numeric, "*s"]:
         return self.f(x)
@@ -97,6 +105,11 @@ class Activation:
     def degree(self) -> int | None:
         """Degree of a polynomial activation, None for any other."""
         return None if self.coefficients is None else len(self.coefficients) - 1
+
+    @property
+    def is_named(self) -> bool:
+        """Whether it is one of the activations that have a name in the library."""
+        return NAMED.get(self.name or "") == self
 
     def derivative(self, order: int) -> Callable[[Any], Any]:
         """The pointwise derivative of the smooth pieces.
@@ -151,7 +164,7 @@ class Activation:
         str or dict
             A name that can be made again, a polynomial's coefficients, or a function's identity.
         """
-        if self.name in NAMED and NAMED[self.name] == self:
+        if self.name is not None and self.is_named:
             return self.name
         if self.coefficients is not None:
             return {"polynomial": list(self.coefficients)}
@@ -189,7 +202,7 @@ def undeclared_kinks(activation: Activation) -> tuple[float, ...]:
     Functions of smooth operations alone have none. For any other, the intervals of a grid over which f or f' changes most are bisected
     towards the larger change: over 1e-11 only a jump remains.
     """
-    if activation.coefficients is not None or NAMED.get(activation.name or "") == activation:
+    if activation.coefficients is not None or activation.is_named:
         return ()
     with jax.enable_x64(True), jax.ensure_compile_time_eval():
         if looked_into(activation.f, np.zeros(()), random=(True,))[0]:
@@ -340,14 +353,14 @@ NAMED: dict[str, Activation] = {
     "linear": Activation(_Polynomial((0.0, 1.0)), name="linear", coefficients=(0.0, 1.0)),
     "square": Activation(_Polynomial((0.0, 0.0, 1.0)), name="square", coefficients=(0.0, 0.0, 1.0)),
     "erf": Activation(_erf, name="erf"),
-    "relu": Activation(_relu, kinks=(0.0,), name="relu"),
+    "relu": Activation(_relu, kinks=(0.0,), name="relu", piecewise_degree=1),
     "tanh": Activation(jnp.tanh, name="tanh"),
     "gelu": Activation(_gelu, name="gelu"),
     "softplus": Activation(jax.nn.softplus, name="softplus"),
     "sigmoid": Activation(jax.nn.sigmoid, name="sigmoid"),
     "silu": Activation(jax.nn.silu, name="silu"),
-    "abs": Activation(jnp.abs, kinks=(0.0,), name="abs"),
-    "sign": Activation(jnp.sign, kinks=(0.0,), name="sign"),
+    "abs": Activation(jnp.abs, kinks=(0.0,), name="abs", piecewise_degree=1),
+    "sign": Activation(jnp.sign, kinks=(0.0,), name="sign", piecewise_degree=0),
     **{f"he{order}": _hermite(order) for order in range(2, 7)},
 }
 
