@@ -78,13 +78,8 @@ BY_FRACTIONS = {
 # Files that compare an activation with a named one, besides problems/activations.py.
 BY_ACTIVATION = {
     "analysis/regimes.py": 2,
-    "expectations/accuracy.py": 1,
-    "expectations/choice.py": 1,
-    "expectations/closed_forms.py": 2,
-    "expectations/conditional.py": 1,
-    "expectations/four_point.py": 3,
-    "expectations/networks.py": 2,
-    "expectations/pairs.py": 4,
+    "expectations/closed_forms/erf.py": 2,  # which activations a family of closed forms covers
+    "expectations/closed_forms/relu.py": 1,
     "problems/losses.py": 1,
     "problems/mixture.py": 1,
 }
