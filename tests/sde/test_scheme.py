@@ -110,7 +110,7 @@ def one_steps(problem, begin, dimension, length, count, higher_order, lr):
             paths.nodes,
             paths.parameters,
             paths.algorithm,
-            {**paths.numbers, "noise_rate": np.float64(lr)},
+            {**paths.rates, "noise_rate": np.float64(lr)},
         )
         after = _steps(
             paths.structure,

@@ -48,7 +48,7 @@ from sgdynamics.problems.spiked_tensor import (
     check_spiked_dimension,
     validate_spiked_start,
 )
-from sgdynamics.sde.scheme import Stepped
+from sgdynamics.sde.scheme import VariableStepSimulator
 from sgdynamics.simulation.running import UNSEEN, Advanced, See, Watched
 from sgdynamics.simulation.spiked_tensor import SpikedState, largest, power, power_bits
 
@@ -283,7 +283,7 @@ def spiked_sde_step(
     return SpikedState(*flow(m, r2 * jnp.exp(jnp.arcsinh(X)), length / 2))
 
 
-class SpikedPaths(Stepped):
+class SpikedPaths(VariableStepSimulator):
     """Paths of the SDE; a step of the simulator is one step of the scheme."""
 
     def __init__(

@@ -1,17 +1,21 @@
-"""The covariance of one sample's increment: the diffusion matrix of the SDE.
+"""The covariance of the increment due to one sample: the diffusion matrix of the SDE.
 
-Per unit of lr/d, a sample moves (M, Q, a) by
+Per unit of lr/d, a sample changes (M, Q, a) by
 
-    u_M = - h signals^T,   u_Q = - (h lambda^T + lambda h^T) + (lr/B) tr h h^T,   u_a = - head_rate dloss/da
+    u_M = - h signals^T,   u_Q = - (h lambda^T + lambda h^T) + (lr/B) tr h h^T,
+    u_a = - head_rate dloss/da
 
-with h = dloss/dlambda and tr = |x|^2/d -> 1 (with covariance blocks: the mean eigenvalue); with several inputs a sample summed over them,
-and tr h h^T by their correlation, tr h C h^T; on the sphere u_M -= M u_Qii/2 and
-u_Q_ij -= Q_ij (u_Qii + u_Qjj)/2. Three ways, of which the first that fits is taken:
+with h = dloss/dlambda and tr = |x|^2/d -> 1 (with covariance blocks: the mean eigenvalue). With
+several inputs per sample, the terms are summed over the inputs and h h^T becomes h C h^T, with C
+their correlation. On the sphere, u_M -= M u_Qii/2 and u_Q_ij -= Q_ij (u_Qii + u_Qjj)/2.
 
-- squared activations, any width: by Wick. With e = y - f, every part of u is (A e + B e^2) lambda_i lambda_j, and the moments
-  E[e^k lambda_i lambda_j lambda_k lambda_l] are the Taylor coefficients in s of E[exp(s e) ...], a Gaussian with another covariance;
-- other polynomials: a Gauss-Hermite grid that is exact for their degree, as long as it has few enough points;
-- anything else: scrambled Sobol points, with a standard error from replicates.
+The first of three methods that applies is used:
+
+- Squared activations, any width: Wick's theorem. With e = y - f, every entry of u has the form
+  (A e + B e^2) lambda_i lambda_j, and the moments E[e^k lambda_i lambda_j lambda_k lambda_l] are
+  the Taylor coefficients in s of E[exp(s e) ...], a Gaussian expectation with another covariance.
+- Other polynomials: a Gauss-Hermite grid that is exact for their degree, if it is small enough.
+- All other losses: scrambled Sobol points, with a standard error from replicates.
 """
 
 from __future__ import annotations
@@ -40,13 +44,30 @@ from sgdynamics.problems.starts import Start, validate_start
 from sgdynamics.samples import input_covariance
 from sgdynamics.simulation.compressed import sample_moves
 
+# Above this size, sampling is cheaper than an exact grid.
 MOST_GRID_POINTS = 400_000
 LOG2_POINTS, REPLICATES = 14, 8
 
 
+# (variable, row, column) of one entry of M, Q or a
+Coordinate = tuple[str, int, int]
+
+
 @dataclass(frozen=True)
 class IncrementCovariance:
-    """Mean and covariance of one sample's increment of the coordinates `names` (M row by row, Q's upper triangle, a if trained)."""
+    """Mean and covariance of the increment due to one sample.
+
+    Attributes
+    ----------
+    names : tuple of str
+        Names of the coordinates: M row by row, the upper triangle of Q, and a trained head a.
+    mean, covariance : array
+        Mean and covariance of the increment per unit of lr/d.
+    standard_error : array
+        Standard error of the covariance; 0 for exact methods.
+    method : str
+        "wick", "exact grid" or "sampled".
+    """
 
     names: tuple[str, ...]
     mean: np.ndarray
@@ -55,7 +76,7 @@ class IncrementCovariance:
     method: str
 
     def of(self, *names: str) -> np.ndarray:
-        """The covariance of some coordinates, such as of("M11", "Q11")."""
+        """Return the covariance of selected coordinates, such as of("M11", "Q11")."""
         index = []
         for name in names:
             checks.choice("name", name, self.names)
@@ -67,124 +88,145 @@ class IncrementCovariance:
 def increment_covariance(
     problem: Problem, algorithm: OnePassSGD, start: Start, run: int = 0
 ) -> IncrementCovariance:
-    """The covariance of one sample's increment of (M, Q, a) per unit of lr/d, as d -> infinity: the SDE's noise is sqrt(lr/(d B)) its root.
+    """Covariance of the increment of (M, Q, a) due to one sample, in the limit d -> infinity.
+
+    Increments are counted in units of lr/d. The noise of the SDE is sqrt(lr/(d B)) times a square
+    root of this matrix.
 
     Parameters
     ----------
     problem : Problem
-        What is learned, with Gaussian inputs.
+        The learning problem, with Gaussian inputs.
     algorithm : OnePassSGD
         Plain one-pass SGD.
     start : Start
-        The state at which it is asked for.
+        The state at which the covariance is evaluated.
     run : int, default 0
-        Which run of the start.
+        Index of the run of the start.
 
     Returns
     -------
     IncrementCovariance
-        With ``names`` of the coordinates (M row by row, Q's upper triangle, a if trained), ``mean``, ``covariance``, its
-        ``standard_error``, the ``method``, and ``of("M11", "Q11")`` for some coordinates.
+        Object with the ``names`` of the coordinates (M row by row, the upper triangle of Q, a
+        trained head), ``mean``, ``covariance``, its ``standard_error`` and the ``method``;
+        ``of("M11", "Q11")`` selects coordinates.
 
     Raises
     ------
     ValueError
-        If the start has no such run, or the question is not answered for this problem or algorithm.
+        If the start has no such run, or if the problem or algorithm is not supported.
 
     Notes
     -----
-    For squared activations it is the one of Escaping mediocrity, (60)-(62), there for width 1, with the misprints of (62) corrected.
+    For squared activations and width 1 this is the covariance of Escaping mediocrity, (60)-(62),
+    with the misprints of (62) corrected.
 
     Examples
     --------
     >>> problem = sgd.TeacherStudent(width=2)
-    >>> begin = sgd.start(problem, M=[[0.3], [0.1]], Q=np.eye(2))
-    >>> found = sgd.increment_covariance(problem, sgd.OnePassSGD(lr=0.1), begin)
-    >>> found.names
+    >>> start = sgd.start(problem, M=[[0.3], [0.1]], Q=np.eye(2))
+    >>> increment = sgd.increment_covariance(problem, sgd.OnePassSGD(lr=0.1), start)
+    >>> increment.names
     ('M11', 'M21', 'Q11', 'Q12', 'Q22')
-    >>> round(float(found.of("M11")[0, 0]), 2)
+    >>> round(float(increment.of("M11")[0, 0]), 2)
     11.87
     """
     algorithm = checked_algorithm(algorithm, "increment_covariance", problem)
-    begin = validate_start(problem, start)
-    if not 0 <= checks.integer("run", run, 0) < begin.runs:
-        raise checks.reject("run", run, f"the start has {begin.runs} runs")
+    start = validate_start(problem, start)
+    if not 0 <= checks.integer("run", run, 0) < start.runs:
+        raise checks.reject("run", run, f"the start has {start.runs} runs")
     structure = problem.structure
     parameters = problem.parameters
-    overlaps = overlaps_at(
-        structure, parameters, {"M": begin.M_blocks[run], "Q": begin.Q_blocks[run]}
-    )
-    # lr/B times |x|^2/d
-    push = (
-        constant_rate(algorithm, "increments")
-        / algorithm.batch
-        * float(input_covariance.trace(parameters))
-    )
-    names, kinds = _coordinates(structure)
-    project = (
-        _projection(structure, names, begin.M[run], begin.Q[run])
+    state = {"M": start.M_blocks[run], "Q": start.Q_blocks[run]}
+    overlaps = overlaps_at(structure, parameters, state)
+    # coefficient of h h^T in u_Q: lr/B times |x|^2/d
+    noise_rate = constant_rate(algorithm, "increments") / algorithm.batch
+    noise_rate *= float(input_covariance.trace(parameters))
+    names, coordinates = _coordinates(structure)
+    projection = (
+        _projection(structure, names, start.M[run], start.Q[run])
         if structure.constraint.fixes_norms
         else np.eye(len(names))
     )
-    shift = _decay(structure, names, parameters, algorithm, begin, run)
+    decay = _decay(structure, names, parameters, algorithm, start, run)
     if structure.loss.quadratic and structure.sample.noise_law is None:
+        omega = np.asarray(overlaps.covariance)
         mean, covariance = _wick(
-            structure,
-            parameters,
-            algorithm,
-            np.asarray(overlaps.covariance),
-            begin.a[run],
-            push,
-            kinds,
+            structure, parameters, algorithm, omega, start.a[run], noise_rate, coordinates
         )
         error, method = np.zeros_like(covariance), "wick"
     else:
-        points, weights, exact = _points(structure)
-        given = (structure, parameters, algorithm, overlaps, begin.a[run], push, kinds)
-        found = [_averages(*given, z, w) for z, w in zip(points, weights, strict=True)]
-        mean, second = (np.mean([part[index] for part in found], axis=0) for index in (0, 1))
-        covariance = second - np.outer(mean, mean)
-        each = np.array(
-            [project @ (part[1] - np.outer(part[0], part[0])) @ project.T for part in found]
+        points, weights, is_exact = _points(structure)
+        averages = [
+            _averages(
+                structure,
+                parameters,
+                algorithm,
+                overlaps,
+                start.a[run],
+                noise_rate,
+                coordinates,
+                replicate,
+                weight,
+            )
+            for replicate, weight in zip(points, weights, strict=True)
+        ]
+        # moments are averaged over the replicates before the covariance is formed
+        mean, second_moment = (
+            np.mean([moments[index] for moments in averages], axis=0) for index in (0, 1)
+        )
+        covariance = second_moment - np.outer(mean, mean)
+        # one covariance per replicate, for the standard error
+        covariances = np.array(
+            [
+                projection @ (second - np.outer(first, first)) @ projection.T
+                for first, second in averages
+            ]
         )
         error = (
-            np.zeros_like(covariance) if exact else each.std(axis=0, ddof=1) / math.sqrt(len(each))
+            np.zeros_like(covariance)
+            if is_exact
+            else covariances.std(axis=0, ddof=1) / math.sqrt(len(covariances))
         )
-        method = "exact grid" if exact else "sampled"
-    covariance = project @ covariance @ project.T
+        method = "exact grid" if is_exact else "sampled"
+    covariance = projection @ covariance @ projection.T
     return IncrementCovariance(
-        names, project @ (mean + shift), (covariance + covariance.T) / 2, error, method
+        names, projection @ (mean + decay), (covariance + covariance.T) / 2, error, method
     )
 
 
-def _coordinates(structure: Structure) -> tuple[tuple[str, ...], list[tuple[str, int, int]]]:
+def _coordinates(structure: Structure) -> tuple[tuple[str, ...], list[Coordinate]]:
+    """Return the names of the coordinates and their (variable, row, column)."""
     p, k = structure.width, structure.signals
+    # "M11" is unambiguous only below ten rows and signals; beyond that it is "M1,1"
     separator = "" if max(p, k) < 10 else ","
-    kinds = [("M", i, r) for i in range(p) for r in range(k)] + [
+    coordinates = [("M", i, r) for i in range(p) for r in range(k)] + [
         ("Q", i, j) for i in range(p) for j in range(i, p)
     ]
     if structure.trained:
-        kinds += [("a", i, i) for i in range(p)]
+        coordinates += [("a", i, i) for i in range(p)]
     names = tuple(
-        f"a{i + 1}" if kind == "a" else f"{kind}{i + 1}{separator}{j + 1}" for kind, i, j in kinds
+        f"a{i + 1}" if kind == "a" else f"{kind}{i + 1}{separator}{j + 1}"
+        for kind, i, j in coordinates
     )
-    return names, kinds
+    return names, coordinates
 
 
 def _projection(
     structure: Structure, names: tuple[str, ...], M: np.ndarray, Q: np.ndarray
 ) -> np.ndarray:
-    """What normalising the rows does to an increment, to first order."""
-    _, kinds = _coordinates(structure)
-    place = {kind: index for index, kind in enumerate(kinds)}
-    project = np.eye(len(names))
-    for index, (kind, i, j) in enumerate(kinds):
+    """Return the linear map that the normalisation of the rows applies to an increment."""
+    _, coordinates = _coordinates(structure)
+    index_of = {kind: index for index, kind in enumerate(coordinates)}
+    projection = np.eye(len(names))
+    for index, (kind, i, j) in enumerate(coordinates):
+        # M_ir/|w_i| changes by -M_ir dQ_ii/2, and Q_ij likewise for both of its rows
         if kind == "M":
-            project[index, place["Q", i, i]] -= M[i, j] / 2
+            projection[index, index_of["Q", i, i]] -= M[i, j] / 2
         elif kind == "Q":
-            project[index, place["Q", i, i]] -= Q[i, j] / 2
-            project[index, place["Q", j, j]] -= Q[i, j] / 2
-    return project
+            projection[index, index_of["Q", i, i]] -= Q[i, j] / 2
+            projection[index, index_of["Q", j, j]] -= Q[i, j] / 2
+    return projection
 
 
 def _decay(
@@ -192,19 +234,19 @@ def _decay(
     names: tuple[str, ...],
     parameters: Parameters,
     algorithm: OnePassSGD,
-    begin: Start,
+    start: Start,
     run: int,
 ) -> np.ndarray:
-    """What weight decay adds to the mean: it has no noise."""
+    """Return the mean increment due to weight decay, which has no noise."""
     al = float(parameters["weight_decay"])
-    M, Q, a = begin.M[run], begin.Q[run], begin.a[run]
-    _, kinds = _coordinates(structure)
+    M, Q, a = start.M[run], start.Q[run], start.a[run]
+    _, coordinates = _coordinates(structure)
     values = {
         "M": lambda i, r: -al * M[i, r],
         "Q": lambda i, j: -2 * al * Q[i, j],
         "a": lambda i, _: -algorithm.head_rate * al * a[i],
     }
-    return np.array([values[kind](i, j) for kind, i, j in kinds])
+    return np.array([values[kind](i, j) for kind, i, j in coordinates])
 
 
 def _wick(
@@ -213,25 +255,36 @@ def _wick(
     algorithm: OnePassSGD,
     omega: np.ndarray,
     head: np.ndarray,
-    push: float,
-    kinds: list,
+    noise_rate: float,
+    coordinates: list[Coordinate],
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Squared activations: u = (A e + B e^2) lambda_i lambda_j with e = sum_b c_b lambda_b^2 + sqrt(noise) z."""
+    """Return mean and covariance for squared activations, by Wick's theorem.
+
+    With e = y - f = sum_b c_b lambda_b^2 + sqrt(noise) z, u = (A e + B e^2) lambda_i lambda_j.
+    Under the weight exp(s e) the fields are Gaussian with covariance (Omega^-1 - 2 s diag(c))^-1.
+    """
     p = structure.width
     teachers = np.asarray(parameters["teacher_head"])
+    # e = sum_b c_b lambda_b^2: students with -a_i/p, teachers with a*_r/k
     c = np.concatenate([-head / p, teachers / len(teachers)])
+    # h_i = -alpha_i e lambda_i
     alpha = 2 * head / p
-    first = [i for _, i, _ in kinds]
-    second = [p + j if kind == "M" else j for kind, _, j in kinds]
+    # u of a coordinate is (A e + B e^2) times the product of these two fields
+    first = [i for _, i, _ in coordinates]
+    second = [p + j if kind == "M" else j for kind, _, j in coordinates]
     A = np.array(
         [
             {"M": alpha[i], "Q": alpha[i] + alpha[j % p], "a": algorithm.head_rate / p}[kind]
-            for kind, i, j in kinds
+            for kind, i, j in coordinates
         ]
     )
-    B = np.array([push * alpha[i] * alpha[j] if kind == "Q" else 0.0 for kind, i, j in kinds])
+    B = np.array(
+        [noise_rate * alpha[i] * alpha[j] if kind == "Q" else 0.0 for kind, i, j in coordinates]
+    )
+    # u u^T contains e^4 at most, so the series is needed up to s^4
     order = 5
-    # the covariance of the fields under exp(s e), and the normalisation, as power series in s
+    # Covariance of the fields under exp(s e), and the normalisation E[exp(s e)], as power series in
+    # s. The logarithm of the normalisation is -log det(1 - 2 s diag(c) Omega)/2 + s^2 noise/2.
     tilted = [omega]
     for _ in range(order - 1):
         tilted.append(2 * tilted[-1] @ (c[:, None] * omega))
@@ -241,20 +294,23 @@ def _wick(
         power = 2 * power @ (c[:, None] * omega)
         log_norm[m] = np.trace(power) / (2 * m)
     log_norm[2] += float(parameters["noise"]) / 2
+    # exponential of a power series: m N_m = sum_k k l_k N_(m - k)
     norm = np.zeros(order)
     norm[0] = 1.0
     for m in range(1, order):
         norm[m] = sum(k * log_norm[k] * norm[m - k] for k in range(1, m + 1)) / m
 
     def moment(k: int, make: Function) -> np.ndarray:
-        """E[e^k ...], from k! times the coefficient of s^k."""
+        """Return E[e^k ...], which is k! times the coefficient of s^k."""
         return math.factorial(k) * np.sum([norm[k - m] * make(m) for m in range(k + 1)], axis=0)
 
     i, j = np.array(first), np.array(second)
     X, Y = (i[:, None], j[:, None]), (i[None], j[None])
 
-    def four(m: int) -> np.ndarray:
+    def four_point(m: int) -> np.ndarray:
+        """Return the coefficient of s^m of E[lambda_i lambda_j lambda_k lambda_l] (Isserlis)."""
         total = np.zeros((len(i), len(i)))
+        # product of two power series, in each of the three pairings
         for s in range(m + 1):
             low, high = tilted[s], tilted[m - s]
             total += (
@@ -264,23 +320,28 @@ def _wick(
             )
         return total
 
+    # mean A E[e l_i l_j] + B E[e^2 l_i l_j], and likewise for the second moments
     e1, e2 = (moment(k, lambda m: tilted[m][i, j]) for k in (1, 2))
     mean = A * e1 + B * e2
     second_moment = (
-        np.outer(A, A) * moment(2, four)
-        + (np.outer(A, B) + np.outer(B, A)) * moment(3, four)
-        + np.outer(B, B) * moment(4, four)
+        np.outer(A, A) * moment(2, four_point)
+        + (np.outer(A, B) + np.outer(B, A)) * moment(3, four_point)
+        + np.outer(B, B) * moment(4, four_point)
     )
     return mean, second_moment - np.outer(mean, mean)
 
 
 def _points(structure: Structure) -> tuple[list[np.ndarray], list[np.ndarray], bool]:
-    """Points for the fields and the label noise: an exact grid for polynomials where it is small enough, else Sobol replicates."""
+    """Return points and weights for the fields and the label noise, and whether they are exact.
+
+    The points are an exact grid for polynomials if it is small enough, else Sobol replicates.
+    """
     degree = structure.loss.gradient_degree
     if degree is not None and structure.sample.noise_law is None:
-        # u has twice the degree of h, and its square four times
+        # u has twice the degree of h, and u u^T four times
         count = 2 * degree + 1
         if count**structure.fields * 3 <= MOST_GRID_POINTS:
+            # three nodes are exact for the label noise, of which u u^T has degree 4
             grid, weight = hermite_product((count,) * structure.fields + (3,))
             return [grid], [weight], True
     points = sobol_normals(
@@ -290,7 +351,7 @@ def _points(structure: Structure) -> tuple[list[np.ndarray], list[np.ndarray], b
 
 
 def _columns(structure: Structure) -> tuple[int, int]:
-    """Normals of all fields of all tokens, read or not, and of the draws."""
+    """Return the number of normals of the fields of all tokens, and of the draws."""
     return structure.sample.inputs_a_sample * structure.fields, max(structure.sample.free, 1)
 
 
@@ -300,20 +361,21 @@ def _averages(
     algorithm: OnePassSGD,
     overlaps: Overlaps,
     head: np.ndarray,
-    push: float,
-    kinds: list,
+    noise_rate: float,
+    coordinates: list[Coordinate],
     z: np.ndarray,
     weights: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """E[u] and E[u u^T] over weighted points, each once with every case of the draws that have few."""
+    """Return E[u] and E[u u^T] over weighted points and all cases of the discrete draws."""
     sample, p = structure.sample, structure.width
     tokens, (size, free) = sample.inputs_a_sample, _columns(structure)
     centred = np.asarray(
         sample.mixed(parameters, z[:, :size].reshape(-1, tokens, structure.fields), -2)
     )
+    # fields with the covariance Omega, from standard normals
     centred = centred @ eigen_root(np.asarray(overlaps.covariance)).T
     shares, cases = sample.cases(parameters)
-    reading = parameters_with_overlaps(structure, parameters, overlaps)
+    loss_parameters = parameters_with_overlaps(structure, parameters, overlaps)
     first: Any = 0.0
     second: Any = 0.0
     for index, share in enumerate(np.asarray(shares)):
@@ -330,37 +392,41 @@ def _averages(
         )
         rows = fields.reshape(-1, structure.fields)
         h, head_gradient, pulls = _moves(
-            structure, reading, rows[:, :p], rows[:, p:], head, sample.given(draws)
+            structure, loss_parameters, rows[:, :p], rows[:, p:], head, sample.given(draws)
         )
         by_token = h.reshape(-1, tokens, p)
-        along = np.einsum("nti,ntf->nif", by_token, fields)
+        # h lambda^T, summed over the tokens, and the part due to losses that read overlaps
+        products = np.einsum("nti,ntf->nif", by_token, fields)
         if pulls is not None:
             by_block = np.asarray(overlaps.blocks)
             if structure.loss.moves_by_block:
-                along = along + np.einsum("nbic,bcd->nid", np.asarray(pulls), by_block)
+                products = products + np.einsum("nbic,bcd->nid", np.asarray(pulls), by_block)
             else:
-                along = along + np.asarray(pulls) @ by_block.sum(axis=0)
+                products = products + np.asarray(pulls) @ by_block.sum(axis=0)
         mixed = np.asarray(sample.mixed(parameters, by_token, -2))
-        kick = np.einsum("nti,ntj->nij", mixed, mixed)
-        every = np.concatenate([along, push * kick, np.asarray(head_gradient)[:, :, None]], axis=2)
-        u = np.stack([_increment(structure, algorithm, every, *one) for one in kinds], axis=1)
-        first, second = (
-            first + share * (weights @ u),
-            second + share * ((weights[:, None] * u).T @ u),
+        gram = np.einsum("nti,ntj->nij", mixed, mixed)
+        terms = np.concatenate(
+            [products, noise_rate * gram, np.asarray(head_gradient)[:, :, None]], axis=2
         )
+        u = np.stack(
+            [_increment(structure, algorithm, terms, *coordinate) for coordinate in coordinates],
+            axis=1,
+        )
+        first = first + share * (weights @ u)
+        second = second + share * ((weights[:, None] * u).T @ u)
     return first, second
 
 
 def _increment(
-    structure: Structure, algorithm: OnePassSGD, every: np.ndarray, kind: str, i: int, j: int
+    structure: Structure, algorithm: OnePassSGD, terms: np.ndarray, kind: str, i: int, j: int
 ) -> np.ndarray:
-    """u of one coordinate, from h lambda^T of all fields, the kicks and dloss/da side by side."""
+    """Return u of one coordinate, from h lambda^T, (lr/B) h h^T and dloss/da side by side."""
     p, fields = structure.width, structure.fields
     if kind == "M":
-        return -every[:, i, p + j]
+        return -terms[:, i, p + j]
     if kind == "Q":
-        return -every[:, i, j] - every[:, j, i] + every[:, i, fields + j]
-    return -algorithm.head_rate * every[:, i, -1]
+        return -terms[:, i, j] - terms[:, j, i] + terms[:, i, fields + j]
+    return -algorithm.head_rate * terms[:, i, -1]
 
 
 @partial(jax.jit, static_argnums=0)
@@ -372,4 +438,5 @@ def _moves(
     head: Float[Numeric, " p"],
     noise: Float[Numeric, " n"],
 ) -> Any:
+    """Return the compiled gradients of the loss for each point."""
     return sample_moves(structure, parameters, jnp.asarray(fields), signals, head, noise)

@@ -1,22 +1,28 @@
-"""The diffusive limit: overlaps and head follow an SDE, whose noise has the covariance of one sample's increment.
+"""The diffusive limit: an SDE whose noise has the covariance of one increment.
 
-With u(x) the increment of s = (M, Q, a) that one sample makes, per unit of lr/d, in the time t = lr steps/d:
+Let u(x) be the increment of s = (M, Q, a) due to one sample, per unit of lr/d. In the time
+t = lr steps/d,
 
-    ds = E[u] dt + sqrt(lr/(d B)) Sigma^(1/2) dB_t,      Sigma = Cov(u)   (lr/B in place of lr inside u)
-    u_M = - h signals^T,   u_Q = - (h lambda^T + lambda h^T) + (lr/B) h h^T,   u_a = - head_rate dloss/da
-    (sphere: u_M -= M u_Qii/2,  u_Q_ij -= Q_ij (u_Qii + u_Qjj)/2)
+    ds = E[u] dt + sqrt(lr/(d B)) Sigma^(1/2) dB_t,      Sigma = Cov(u)   (lr/B replaces lr in u)
+    u_M = - h signals^T,   u_Q = - (h lambda^T + lambda h^T) + (lr/B) h h^T,
+    u_a = - head_rate dloss/da
+    (sphere: u_M -= M u_Qii/2,  u_Q_ij -= Q_ij (u_Qii + u_Qjj)/2).
 
-Paths are stepped in the factor form W = [T | L] and folded, so W W^T stays positive by construction:
+Paths are integrated in the factor form W = [T | L], so that W W^T stays positive by construction:
 
-- the drift by Heun's method: -E[h x^T] on the rows, and 2 p new columns whose Gram matrix is the mean (lr/B) E[h h^T];
-- the kicks of a temperature T are noise of variance 2 T/d on the rows and, outside, columns whose Gram matrix grows by 2 T f_b;
-- the noise needs no root of Sigma: with fresh samples x_s and normals g_s, (1/sqrt(S)) sum_s g_s (u(x_s) - E[u]) has covariance
-  Sigma exactly, at any width and at singular overlaps;
-- the part of the noise that h h^T makes acts on the folded factor: L L^T -> L (X + sqrt(1 + X^2)) L^T, X = eta - E[eta^2]/2, which
-  has the noise L eta L^T to first order and the mean L L^T to second, is positive for every X, and grows no faster than X.
+- The drift is integrated by Heun's method: -E[h x^T] acts on the rows, and 2 p additional columns
+  carry the mean (lr/B) E[h h^T] as their Gram matrix.
+- A temperature T adds noise of variance 2 T/d to the rows and, outside of them, columns whose Gram
+  matrix grows by 2 T f_b, with f_b the fraction of block b.
+- The noise needs no square root of Sigma: with fresh samples x_s and normals g_s, the sum
+  (1/sqrt(S)) sum_s g_s (u(x_s) - E[u]) has covariance Sigma exactly, at any width and overlaps.
+- The part of the noise due to h h^T acts on the folded factor, L L^T -> L (X + sqrt(1 + X^2)) L^T
+  with X = eta - E[eta^2]/2. This has the noise L eta L^T to first order and the mean L L^T to
+  second order, is positive for every X, and grows no faster than X.
 
-A covariance block with no more coordinates than columns is stepped in its coordinates: they have nothing outside, their noise is that of
-the samples, and products of that noise with itself are kept (in a block of one coordinate they are all there is).
+A covariance block with no more coordinates than columns ("raw") is integrated in its coordinates.
+It has nothing outside of them, its noise is that of the samples, and products of the noise with
+itself are kept (in a block of one coordinate there is nothing else).
 """
 
 from __future__ import annotations
@@ -56,13 +62,16 @@ from sgdynamics.samples import input_covariance
 from sgdynamics.simulation import compressed
 from sgdynamics.simulation.running import UNSEEN, Advanced, See, Simulator, Watched, run
 
-SAMPLES = 32  # fresh samples a step: the covariance is exact for any number, more of them make one step's noise more Gaussian
-STEP_TOLERANCE = (
-    2e-3  # relative error of the risk that the step length may make, on the noiseless path
-)
+# Fresh samples per step. The covariance is exact for any number; more samples make the noise of one
+# step more Gaussian.
+SAMPLES = 32
+# Relative error of the risk due to the step length, on the noiseless path.
+STEP_TOLERANCE = 2e-3
 FIRST_STEPS, MOST_STEPS = 64, 1 << 14
+# Entries beyond this value count as diverged.
 LARGEST = 1e100
-SMALLEST = 1e-100  # rate of a step whose kicks are not 0/0
+# Lower bound of lr/B, so that thermal noise in units of sqrt(lr/(d B)) is not 0/0.
+SMALLEST = 1e-100
 
 
 class SdeState(NamedTuple):
@@ -72,19 +81,35 @@ class SdeState(NamedTuple):
     head: Float[Numeric, "... p"]
 
 
-class _Field(NamedTuple):
-    """The drift at a state: E[h x^T] and what else moves the rows, the matrix that moves new columns, roots of their growth, E[da]."""
+class _Drift(NamedTuple):
+    """The drift at a state, in factor form.
 
-    pull: Any  # (blocks, p, K + p): E[h x^T] on the rows
-    rows: Any  # d rows/dt
-    columns: Any  # (blocks, p, p): d new/dt = - columns new
-    root: Any  # (blocks or 1, p, p): a root of E[h h^T], in each block where inputs differ in size from one sample to another
-    grown: Any  # (blocks, p, columns): the new columns' Gram matrix grows by that of these
-    head: Any
+    Attributes
+    ----------
+    pull : array, (blocks, p, K + p)
+        E[h x^T] in the compressed frame.
+    rows : array, (blocks, p, K + p)
+        Time derivative of the rows.
+    columns : array, (blocks, p, p)
+        Matrix A of the additional columns N, dN/dt = - A N.
+    root : array, (blocks or 1, p, p)
+        Square root of E[h h^T]; per block if the input norms vary between samples.
+    sources : array, (blocks, p, columns)
+        Columns whose Gram matrix is the growth rate of the Gram matrix of N.
+    head : array, (p,)
+        Time derivative of the head.
+    """
+
+    pull: Float[Numeric, "blocks p fields"]
+    rows: Float[Numeric, "blocks p fields"]
+    columns: Float[Numeric, "blocks p p"]
+    root: Float[Numeric, "#blocks p p"]
+    sources: Float[Numeric, "blocks p columns"]
+    head: Float[Numeric, " p"]
 
 
 def _signal_rows(structure: Structure, parameters: Parameters) -> Float[Numeric, "blocks K fields"]:
-    """The signals in the compressed frame, (blocks, K, K + p)."""
+    """Return the signals in the compressed frame, (blocks, K, K + p)."""
     empty = jnp.zeros(
         (structure.blocks, structure.signals, structure.width), parameters["frame"].dtype
     )
@@ -97,40 +122,49 @@ def _signal_rows(structure: Structure, parameters: Parameters) -> Float[Numeric,
 def _overlaps(
     structure: Structure, parameters: Parameters, rows: Float[Numeric, "blocks p fields"]
 ) -> tuple[Float[Numeric, "blocks p K"], Float[Numeric, "blocks p p"]]:
+    """Return M = T F^T, with F the frame of the signals, and Q = W W^T, per block."""
     M = jnp.einsum("bps,brs->bpr", rows[..., : structure.signals], parameters["frame"])
     return M, jnp.einsum("bpm,bqm->bpq", rows, rows)
 
 
-def _field(
+def _drift(
     structure: Structure,
     quadrature: Quadrature,
     nodes: Nodes,
     parameters: Parameters,
     algorithm: Parameters,
-    numbers: Parameters,
+    rates: Parameters,
     path: SdeState,
     extra: Float[Numeric, "blocks p p"],
-) -> _Field:
-    """The drift where the new columns have the Gram matrix `extra` (blocks, p, p)."""
+) -> _Drift:
+    """Return the drift of a path whose additional columns have the Gram matrix `extra`.
+
+    With the Stein matrix H, E[h x^T] = l_b H [W; W*] in a block of eigenvalue l_b. The additional
+    columns N are orthogonal to the signals and to all other columns, so that only the student part
+    of l_b H acts on them.
+    """
     p = structure.width
+    # The additional columns contribute to Q but not to M: they are orthogonal to the signals.
     M, Q = _overlaps(structure, parameters, path.rows)
     Q = Q + extra
     overlaps = overlaps_at(structure, parameters, {"M": M, "Q": Q})
-    found = expectation_of(structure).moments(quadrature, nodes, parameters, overlaps, path.head)
-    every = jnp.concatenate([path.rows, _signal_rows(structure, parameters)], axis=1)
-    pull = jnp.einsum("bic,bcm->bim", found.coefficients(parameters), every)
+    moments = expectation_of(structure).moments(quadrature, nodes, parameters, overlaps, path.head)
+    rows_and_signals = jnp.concatenate([path.rows, _signal_rows(structure, parameters)], axis=1)
+    pull = jnp.einsum("bic,bcm->bim", moments.coefficients(parameters), rows_and_signals)
     decay = parameters["weight_decay"]
-    growth = numbers["noise_rate"] * input_covariance.growth(parameters, numbers["outside"])
-    columns = input_covariance.scaled(parameters, found.stein[..., :p]) + decay * jnp.eye(p)
-    root = jax.vmap(lower_root)(found.noise.reshape(-1, p, p))
-    grown = jnp.sqrt(growth)[:, None, None] * root
-    if "temperature" in numbers:
-        kicked = jnp.sqrt(2 * numbers["temperature"] * numbers["outside"])
-        grown = jnp.concatenate([grown, kicked[:, None, None] * jnp.eye(p)], axis=-1)
-    if found.pull is not None:
-        columns = columns + found.pull[..., :p]
+    columns = input_covariance.scaled(parameters, moments.stein[..., :p]) + decay * jnp.eye(p)
+    # losses and rules that read overlaps move rows along rows
+    if moments.pull is not None:
+        columns = columns + moments.pull[..., :p]
+    # Gram matrix of the step outside of the frame: (lr/B) E[h h^T] |x_b|^2/d, and 2 T f_b.
+    growth = rates["noise_rate"] * input_covariance.growth(parameters, rates["outside"])
+    root = jax.vmap(lower_root)(moments.noise.reshape(-1, p, p))
+    sources = jnp.sqrt(growth)[:, None, None] * root
+    if "temperature" in rates:
+        thermal = jnp.sqrt(2 * rates["temperature"] * rates["outside"])
+        sources = jnp.concatenate([sources, thermal[:, None, None] * jnp.eye(p)], axis=-1)
     if structure.constraint.fixes_norms:
-        # half the growth of |w_i|^2, taken off again
+        # Half of d|w_i|^2/dt, which the normalisation removes from every row.
         norms = (
             -jnp.einsum("bim,bim->i", pull, path.rows)
             - jnp.einsum("bij,bij->i", columns, extra)
@@ -139,92 +173,104 @@ def _field(
         norms = (
             norms
             + decay * jnp.einsum("bii->i", extra)
-            + 0.5 * jnp.einsum("bij,bij->i", grown, grown)
+            + 0.5 * jnp.einsum("bij,bij->i", sources, sources)
         )
     else:
         norms = jnp.zeros(p)
-    drift = -pull - (decay + norms)[:, None] * path.rows
+    # dW/dt = -E[h x^T] - weight decay - the change of norm on the sphere
+    row_drift = -pull - (decay + norms)[:, None] * path.rows
     head = (
-        -algorithm["head_rate"] * (found.head_gradient + decay * path.head)
+        -algorithm["head_rate"] * (moments.head_gradient + decay * path.head)
         if structure.trained
         else jnp.zeros_like(path.head)
     )
-    return _Field(pull, drift, columns + jnp.diag(norms), root, grown, head)
+    return _Drift(pull, row_drift, columns + jnp.diag(norms), root, sources, head)
 
 
 class _Noise(NamedTuple):
-    """Samples of one step: gradients h C^1/2 (S, blocks or 1, p, tokens), in units of the blocks' eigenvalues; increments less the mean of
-    rows (S, blocks, p, K + p) and head (S, p)."""
+    """Fluctuations of the samples of one step.
 
-    h: Any
-    rows: Any
-    head: Any
+    Attributes
+    ----------
+    h : array, (samples, blocks or 1, p, tokens)
+        Gradients h C^(1/2), with C the correlation of the tokens, in units of the scale of a block.
+    rows : array, (samples, blocks, p, K + p)
+        Increments of the rows minus their mean.
+    head : array, (samples, p)
+        Increments of the head minus their mean.
+    """
+
+    h: Float[Numeric, "... #blocks p tokens"]
+    rows: Float[Numeric, "... blocks p fields"]
+    head: Float[Numeric, "... p"]
 
 
-def _samples(
+def _draw_fluctuations(
     structure: Structure,
     parameters: Parameters,
     algorithm: Parameters,
     path: SdeState,
-    field: _Field,
-    drawn: tuple[
-        Float[Numeric, "samples normals"], Float[Numeric, "samples blocks p fields"] | None
-    ],
+    drift: _Drift,
+    normals: Float[Numeric, "samples normals"],
+    thermal: Float[Numeric, "samples blocks p fields"] | None,
 ) -> _Noise:
-    """What each of a step's samples does beyond the mean, from its normals and those of its kicks."""
-    normals, kicks = drawn
-    sample, count = structure.sample, SAMPLES * structure.sample.inputs_a_sample
-    z, draws = (
-        normals[:, : -sample.draw_normals],
-        sample.drawn(parameters, normals[:, -sample.draw_normals :]),
-    )
+    """Return the increments of fresh samples minus their mean.
+
+    `normals` are the standard normals of the samples and `thermal` their thermal noise, both from
+    `_draw_step_normals`.
+    """
+    sample = structure.sample
+    # the last normals belong to the named draws, the others to the inputs
+    z = normals[:, : -sample.draw_normals]
+    draws = sample.drawn(parameters, normals[:, -sample.draw_normals :])
     z = z.reshape(-1, *sample.token_shape, structure.blocks, structure.fields)
-    if "inside" in parameters:  # coordinates that a block does not have
+    if "inside" in parameters:  # a raw block has fewer coordinates than columns
         z = z * parameters["inside"]
     x = sample.inputs(parameters, z, draws)
-    x = x.reshape(count, structure.blocks, structure.fields)
+    x = x.reshape(SAMPLES * sample.inputs_a_sample, structure.blocks, structure.fields)
+    # fields lambda = W x and signals lambda* = W* x in the compressed frame
     fields = jnp.einsum("bpm,sbm->sp", path.rows, x)
-    seen, rest = x[..., : structure.signals], 0.0
-    if sample.noisy_inputs:  # signals are those of the inputs without noise
-        share, rest = sample.seen_signals(parameters, draws)
-        seen = seen * share[..., None]
-    signals = jnp.einsum("brk,sbk->sr", parameters["frame"], seen) + rest
+    along_signals, signal_noise = x[..., : structure.signals], 0.0
+    if sample.noisy_inputs:  # the signals are those of the inputs without noise
+        share, signal_noise = sample.seen_signals(parameters, draws)
+        along_signals = along_signals * share[..., None]
+    signals = jnp.einsum("brk,sbk->sr", parameters["frame"], along_signals) + signal_noise
     M, Q = _overlaps(structure, parameters, path.rows)
-    reading = parameters_with_overlaps(
-        structure, parameters, overlaps_at(structure, parameters, {"M": M, "Q": Q})
-    )
+    overlaps = overlaps_at(structure, parameters, {"M": M, "Q": Q})
     h, head_gradient, pulls = compressed.sample_moves(
-        structure, reading, fields, signals, path.head, sample.given(draws)
+        structure,
+        parameters_with_overlaps(structure, parameters, overlaps),
+        fields,
+        signals,
+        path.head,
+        sample.given(draws),
     )
-    each = h[:, None, :, None] * x[:, :, None, :]
-    each = each.reshape(SAMPLES, -1, *each.shape[1:]).sum(axis=1)
+    # h x^T of each sample, summed over its tokens
+    gradients = h[:, None, :, None] * x[:, :, None, :]
+    gradients = gradients.reshape(SAMPLES, -1, *gradients.shape[1:]).sum(axis=1)
     if pulls is not None:
-        each = each + jnp.einsum(
+        gradients = gradients + jnp.einsum(
             "sbic,bcm->sbim" if structure.loss.moves_by_block else "sic,bcm->sbim",
             pulls,
             jnp.concatenate([path.rows, _signal_rows(structure, parameters)], axis=1),
         )
-    rows = -(each - field.pull)
-    if kicks is not None:
-        rows = (
-            rows + kicks
-            if "inside" not in parameters
-            else rows + kicks * parameters["inside"][:, None]
-        )
+    # subtracting the exact mean keeps the noise centred for any number of samples
+    rows = -(gradients - drift.pull)
+    if thermal is not None:
+        inside = parameters["inside"][:, None] if "inside" in parameters else 1.0
+        rows = rows + thermal * inside
     head = jnp.zeros_like(head_gradient)
     if structure.trained:
-        head = (
-            -algorithm["head_rate"] * (head_gradient + parameters["weight_decay"] * path.head)
-            - field.head
-        )
-    mixed = jnp.moveaxis(
-        sample.mixed_inputs(parameters, h.T).reshape(structure.width, SAMPLES, -1), 0, 1
-    )[:, None]
+        decayed = head_gradient + parameters["weight_decay"] * path.head
+        head = -algorithm["head_rate"] * decayed - drift.head
+    # h C^(1/2): the Gram matrix of the step is h C h^T for correlated tokens
+    mixed = sample.mixed_inputs(parameters, h.T).reshape(structure.width, SAMPLES, -1)
+    mixed = jnp.moveaxis(mixed, 0, 1)[:, None]
     if sample.noisy_inputs or sample.own_spectra:
-        sizes = sample.spread(parameters, draws) / jnp.sqrt(
-            input_covariance.eigenvalues(parameters)
-        )
-        mixed = jnp.broadcast_to(sizes, (SAMPLES, structure.blocks))[..., None, None] * mixed
+        # the scale of the inputs varies between samples, relative to the mean eigenvalue
+        scale = sample.spread(parameters, draws)
+        scale = scale / jnp.sqrt(input_covariance.eigenvalues(parameters))
+        mixed = jnp.broadcast_to(scale, (SAMPLES, structure.blocks))[..., None, None] * mixed
     return _Noise(mixed, rows, head)
 
 
@@ -236,19 +282,25 @@ def _second_order(
     zeta: Float[Numeric, "#samples blocks p p"],
     scale: Scalar,
 ) -> tuple[Float[Numeric, "blocks p K"], Float[Numeric, "blocks p p"]]:
-    """What products of increments with themselves add to the mean of M and Q (blocks first): `scale` times the average over samples.
+    """Return the change of the mean of M and Q due to products of increments, per block.
 
-    e_i is the increment of row i (S, blocks, p, K + p), zeta_ij that of the new columns' Gram matrix (S, blocks, p, p),
-    s_ij = w_i.e_j + w_j.e_i + zeta_ij, r_i = s_ii/2, mu_i = e_i.w*, n_i = 3 r_i^2/2 - |e_i|^2/2:
-    free: Q'' = E[e_i.e_j];  sphere: M'' = E[-r_i mu_i + M_i n_i],  Q'' = E[e_i.e_j - s_ij (r_i + r_j) + Q_ij (n_i + n_j + r_i r_j)].
+    It is `scale` times the average over samples. With e_i the increment of row i, zeta_ij that of
+    the Gram matrix of the additional columns, s_ij = w_i.e_j + w_j.e_i + zeta_ij, r_i = s_ii/2,
+    mu_i = e_i.w* and n_i = 3 r_i^2/2 - |e_i|^2/2,
+
+        free:    Q'' = E[e_i.e_j],
+        sphere:  M'' = E[-r_i mu_i + M_i n_i],
+                 Q'' = E[e_i.e_j - s_ij (r_i + r_j) + Q_ij (n_i + n_j + r_i r_j)].
     """
     share = scale / e.shape[0]
+    # E[e_i.e_j] in each block
     products = jnp.einsum("sbim,sbjm->sbij", e, e)
     if not structure.constraint.fixes_norms:
         return jnp.zeros_like(path.rows[..., : structure.signals]), share * jnp.sum(
             products, axis=0
         )
     M, Q = _overlaps(structure, parameters, path.rows)
+    # s_ij, r_i, n_i and mu_i of the docstring
     across = jnp.einsum("bim,sbjm->sbij", path.rows, e)
     s = across + jnp.swapaxes(across, -1, -2) + zeta
     r = jnp.einsum("sbii->si", s) / 2
@@ -267,112 +319,127 @@ def sde_step(
     nodes: Nodes,
     parameters: Parameters,
     algorithm: Parameters,
-    numbers: Parameters,
+    rates: Parameters,
     path: SdeState,
     length: Scalar,
     key: RandomKey,
 ) -> SdeState:
-    """One step of the given length in t.
+    """Advance a path by one step of the given length in t.
 
-    `numbers`: noise_rate = lr/B, inverse_dimension, shares (block sizes over d), outside (less the columns inside), amount of noise, and
-    the temperature where there is one.
+    `rates` contains noise_rate = lr/B, inverse_dimension = 1/d, shares (block sizes over d),
+    outside (the same without the columns of the frame), the amplitude of the noise, and optionally
+    the temperature and the raw blocks.
     """
-    k, raw = structure.signals, numbers.get("raw")
-    here, drifted, new = _drifted(
-        partial(_field, structure, quadrature, nodes, parameters, algorithm, numbers), path, length
+    k, raw = structure.signals, rates.get("raw")
+    drift, drifted, columns = _heun_step(
+        partial(_drift, structure, quadrature, nodes, parameters, algorithm, rates), path, length
     )
-    g, normals, kicks = _step_normals(structure, key, "temperature" in numbers)
-    if (
-        kicks is not None
-    ):  # a step's kicks beside the increment of one of its samples, both in units of sqrt(lr/(d B))
-        kicks = (
-            jnp.sqrt(2 * numbers["temperature"] / jnp.maximum(numbers["noise_rate"], SMALLEST))
-            * kicks
-        )
-    noise = _samples(structure, parameters, algorithm, path, here, (normals, kicks))
-    scale = numbers["amount"] * numbers["noise_rate"] * numbers["inverse_dimension"] * length
+    g, normals, thermal = _draw_step_normals(structure, key, "temperature" in rates)
+    if thermal is not None:
+        # in units of the increment of one sample, sqrt(lr/(d B))
+        noise_rate = jnp.maximum(rates["noise_rate"], SMALLEST)
+        thermal = jnp.sqrt(2 * rates["temperature"] / noise_rate) * thermal
+    noise = _draw_fluctuations(structure, parameters, algorithm, path, drift, normals, thermal)
+    scale = rates["amount"] * rates["noise_rate"] * rates["inverse_dimension"] * length
+    # sum_s w_s (u(x_s) - E[u]) has the covariance scale Sigma, because the g_s are independent
     weights = jnp.sqrt(scale / SAMPLES) * g
     rows = drifted.rows + jnp.einsum("s,sbim->bim", weights, noise.rows)
     head = drifted.head + weights @ noise.head
-    L = _folded(jnp.concatenate([rows[..., k:], new], axis=-1))
-    if raw is not None:  # with nothing outside; what is not used below must not be singular
+    # fold the additional columns back into p columns with the same Gram matrix
+    L = _fold(jnp.concatenate([rows[..., k:], columns], axis=-1))
+    if raw is not None:  # a raw block has nothing outside; its L is not used but must be regular
         L = jnp.where(raw[:, None, None], jnp.eye(structure.width), L)
-    # all of |x|^2, not only what lies outside
-    swing = (numbers["noise_rate"] * input_covariance.growth(parameters, numbers["shares"]))[
-        :, None, None
-    ]
-    X = _gram_noise(L, noise.h, here.root, swing, weights, scale)
-    mean_gram = here.root @ jnp.swapaxes(here.root, -1, -2)
+    # The noise of h h^T has all of |x|^2, not only the part outside of the frame.
+    growth = rates["noise_rate"] * input_covariance.growth(parameters, rates["shares"])
+    growth = growth[:, None, None]
+    X = _gram_noise(L, noise.h, drift.root, growth, weights, scale)
+    mean_gram = drift.root @ jnp.swapaxes(drift.root, -1, -2)
     if higher_order:
-        # products of the mean increment with itself: what a step of length lr/d does beyond the flow
-        mean_rows = -(here.pull + parameters["weight_decay"] * path.rows)[None]
-        step = length * algorithm["lr"] * numbers["inverse_dimension"]
+        # products of the mean increment with itself: the difference between a step of length lr/d
+        # and the flow
+        mean_rows = -(drift.pull + parameters["weight_decay"] * path.rows)[None]
+        step = length * algorithm["lr"] * rates["inverse_dimension"]
         M2, Q2 = _second_order(
-            structure, parameters, path, mean_rows, (swing * mean_gram)[None], step
+            structure, parameters, path, mean_rows, (growth * mean_gram)[None], step
         )
     else:
-        gram = swing * (jnp.einsum("scil,scjl->scij", noise.h, noise.h) - mean_gram)
+        # Ito correction: the products of the noise, which the factor form adds, are taken off
+        gram = growth * (jnp.einsum("scil,scjl->scij", noise.h, noise.h) - mean_gram)
         M2, Q2 = _second_order(structure, parameters, path, noise.rows, gram, -scale)
-    return SdeState(_moved(structure, parameters, rows, L, X, M2, Q2, raw), head)
+    return SdeState(_apply_increments(structure, parameters, rows, L, X, M2, Q2, raw), head)
 
 
-def _drifted(
-    field: Callable[[SdeState, Any], _Field], path: SdeState, length: Scalar
-) -> tuple[_Field, SdeState, Float[Numeric, "blocks p columns"]]:
-    """The drift at the state, the state after a step of it by Heun's rule, and the columns (blocks, p, 2p) that |x|^2 adds to the rows."""
+def _heun_step(
+    drift_at: Callable[[SdeState, Float[Numeric, "blocks p p"]], _Drift],
+    path: SdeState,
+    length: Scalar,
+) -> tuple[_Drift, SdeState, Float[Numeric, "blocks p columns"]]:
+    """Return the drift at a state, the state after one Heun step, and the additional columns.
+
+    The Gram matrix of the (blocks, p, 2 p) columns is the integral of the sources over the step.
+    """
     blocks, p, _ = path.rows.shape
-    here = field(path, jnp.zeros((blocks, p, p)))
-    grown = length * here.grown @ jnp.swapaxes(here.grown, -1, -2)
-    ahead = field(SdeState(path.rows + length * here.rows, path.head + length * here.head), grown)
-    rows = path.rows + length / 2 * (here.rows + ahead.rows)
-    head = path.head + length / 2 * (here.head + ahead.head)
-    # the trapezoid rule for the new columns, as a sum of squares
-    carried = (jnp.eye(p) - length * ahead.columns) @ here.grown
-    return (
-        here,
-        SdeState(rows, head),
-        jnp.sqrt(length / 2) * jnp.concatenate([carried, ahead.grown], axis=-1),
-    )
+    drift = drift_at(path, jnp.zeros((blocks, p, p)))
+    gram = length * drift.sources @ jnp.swapaxes(drift.sources, -1, -2)
+    # Euler predictor, then the average of the drifts at both ends (Heun)
+    euler = SdeState(path.rows + length * drift.rows, path.head + length * drift.head)
+    end_drift = drift_at(euler, gram)
+    rows = path.rows + length / 2 * (drift.rows + end_drift.rows)
+    head = path.head + length / 2 * (drift.head + end_drift.head)
+    # The trapezoidal rule for the Gram matrix, as a sum of squares: the sources at the start of the
+    # step are propagated to its end, where the others are added.
+    propagated = (jnp.eye(p) - length * end_drift.columns) @ drift.sources
+    columns = jnp.concatenate([propagated, end_drift.sources], axis=-1)
+    return drift, SdeState(rows, head), jnp.sqrt(length / 2) * columns
 
 
-def _step_normals(
-    structure: Structure, key: RandomKey, hot: bool
+def _draw_step_normals(
+    structure: Structure, key: RandomKey, has_temperature: bool
 ) -> tuple[
     Float[Numeric, " samples"],
     Float[Numeric, "samples normals"],
     Float[Numeric, "samples blocks p fields"] | None,
 ]:
-    """The random numbers of a step: one weight a sample, the normals that each sample is made of, and those of its kicks."""
-    each = (
-        structure.sample.inputs_a_sample * structure.blocks * structure.fields
-        + structure.sample.draw_normals
-    )
-    kicks = (structure.blocks, structure.width, structure.fields) if hot else (0,)
-    normals, _ = normals_and_uniforms(key, SAMPLES * (each + 1 + int(np.prod(kicks))), 0)
-    g, made, kicked = jnp.split(normals, [SAMPLES, SAMPLES * (each + 1)])
-    return g, made.reshape(SAMPLES, -1), kicked.reshape(SAMPLES, *kicks) if hot else None
+    """Draw the normals of one step.
+
+    They are one weight per sample, the normals of its inputs and draws, and its thermal noise.
+    """
+    inputs = structure.sample.inputs_a_sample * structure.blocks * structure.fields
+    per_sample = inputs + structure.sample.draw_normals
+    thermal_shape = (structure.blocks, structure.width, structure.fields)
+    thermal_shape = thermal_shape if has_temperature else (0,)
+    count = SAMPLES * (per_sample + 1 + int(np.prod(thermal_shape)))
+    normals, _ = normals_and_uniforms(key, count, 0)
+    g, sample_normals, thermal = jnp.split(normals, [SAMPLES, SAMPLES * (per_sample + 1)])
+    thermal = thermal.reshape(SAMPLES, *thermal_shape) if has_temperature else None
+    return g, sample_normals.reshape(SAMPLES, -1), thermal
 
 
 def _gram_noise(
     L: Float[Numeric, "blocks p p"],
     h: Float[Numeric, "... #blocks p tokens"],
     root: Float[Numeric, "#blocks p p"],
-    swing: Float[Numeric, "blocks 1 1"],
+    growth: Float[Numeric, "blocks 1 1"],
     weights: Float[Numeric, " samples"],
     scale: Scalar,
 ) -> Float[Numeric, "blocks p p"]:
-    """The noise of h h^T, seen from L: the weighted sum of eta = L^-1 (h h^T - C) L^-T over samples, less half of its square's mean."""
+    """Return the noise of h h^T in the frame of L, X = sum_s w_s eta_s - E[eta^2]/2.
+
+    Here eta = growth L^-1 (h h^T - E[h h^T]) L^-T; the second term compensates the mean of the
+    square in X + sqrt(1 + X^2).
+    """
     blocks, p, _ = L.shape
-    every = jnp.concatenate([jnp.moveaxis(h, 0, 2).reshape(len(root), p, -1), root], axis=-1)
-    inward = jax.vmap(solve_forward)(L, jnp.broadcast_to(every, (blocks, *every.shape[1:])))
-    seen, mean = inward[..., :-p].reshape(blocks, p, SAMPLES, -1), inward[..., -p:]
-    eta = swing * (jnp.einsum("bisl,bjsl->sbij", seen, seen) - mean @ jnp.swapaxes(mean, -1, -2))
-    return jnp.einsum("s,sbij->bij", weights, eta) - scale / (2 * SAMPLES) * jnp.einsum(
-        "sbij,sbjk->bik", eta, eta
-    )
+    vectors = jnp.concatenate([jnp.moveaxis(h, 0, 2).reshape(len(root), p, -1), root], axis=-1)
+    vectors = jnp.broadcast_to(vectors, (blocks, *vectors.shape[1:]))
+    in_frame = jax.vmap(solve_forward)(L, vectors)
+    gradients, mean = in_frame[..., :-p].reshape(blocks, p, SAMPLES, -1), in_frame[..., -p:]
+    grams = jnp.einsum("bisl,bjsl->sbij", gradients, gradients)
+    eta = growth * (grams - mean @ jnp.swapaxes(mean, -1, -2))
+    squares = jnp.einsum("sbij,sbjk->bik", eta, eta)
+    return jnp.einsum("s,sbij->bij", weights, eta) - scale / (2 * SAMPLES) * squares
 
 
-def _moved(
+def _apply_increments(
     structure: Structure,
     parameters: Parameters,
     before: Float[Numeric, "blocks p fields"],
@@ -382,17 +449,21 @@ def _moved(
     Q2: Float[Numeric, "blocks p p"],
     raw: Bool[Numeric, " blocks"] | None = None,
 ) -> Float[Numeric, "blocks p fields"]:
-    """Rows [T | L] whose M and Q have moved by M2 and Q2, and whose L L^T by L X L^T; X goes through an exponential: Q stays >= 0.
+    """Return rows [T | L] with M increased by M2, Q by Q2, and L L^T by L X L^T to first order.
 
-    `raw` blocks, whose coordinates have moved already, stay as they are `before`.
+    L L^T is multiplied by X + sqrt(1 + X^2) = exp(arcsinh X), so that Q stays positive. Raw blocks,
+    whose coordinates have been integrated already, are returned unchanged.
     """
     T, frame = before[..., : structure.signals], parameters["frame"]
     if raw is not None:
         frame = jnp.where(raw[:, None, None], jnp.eye(structure.signals), frame)
+    # T2 F^T = M2 with the frame F of the signals
     T2 = jnp.swapaxes(jax.vmap(solve_forward)(frame, jnp.swapaxes(M2, -1, -2)), -1, -2)
     cross = T @ jnp.swapaxes(T2, -1, -2)
+    # L^-1 (Q2 - T T2^T - T2 T^T) L^-T: the part of Q2 that is not due to T
     half = jax.vmap(solve_forward)(L, Q2 - cross - jnp.swapaxes(cross, -1, -2))
     X = X + jax.vmap(solve_forward)(L, jnp.swapaxes(half, -1, -2))
+    # exp(arcsinh X) by the eigenvalues of the symmetric X; half of the exponent for the factor
     values, vectors = jnp.linalg.eigh((X + jnp.swapaxes(X, -1, -2)) / 2)
     L = L @ (vectors * jnp.exp(jnp.arcsinh(values) / 2)[:, None, :])
     rows = jnp.concatenate([T + T2, L], axis=-1)
@@ -401,24 +472,26 @@ def _moved(
     return structure.constraint.project_rows(rows, axes=(0, 2))
 
 
-def _folded(rest: Float[Numeric, "blocks p columns"]) -> Float[Numeric, "blocks p p"]:
-    """A lower-triangular L with the Gram matrix of `rest` (blocks, p, columns)."""
-    return jnp.swapaxes(jnp.linalg.qr(jnp.swapaxes(rest, -1, -2), mode="r"), -1, -2)
+def _fold(columns: Float[Numeric, "blocks p columns"]) -> Float[Numeric, "blocks p p"]:
+    """Return a lower-triangular L with the Gram matrix of the columns, by a QR decomposition."""
+    return jnp.swapaxes(jnp.linalg.qr(jnp.swapaxes(columns, -1, -2), mode="r"), -1, -2)
 
 
-class Stepped(Simulator):
-    """A simulator whose steps have lengths: steps edges[i]..edges[i+1] have length lengths[i], in t; in alpha where lr is a schedule."""
+class VariableStepSimulator(Simulator):
+    """A simulator whose steps have different lengths.
+
+    Steps edges[i] to edges[i + 1] have length lengths[i], in t, or in alpha if lr is a schedule.
+    """
 
     def set_steps(self, edges: np.ndarray, lengths: np.ndarray) -> None:
-        # filled up to a power of two, so that nearby numbers of save points share one compilation
-        room = power_of_two(len(lengths)) - len(lengths)
-        self.edges = np.concatenate([edges, np.full(room, np.iinfo(np.int64).max)])
-        self.lengths = np.concatenate(
-            [lengths, np.full(room, lengths[-1] if len(lengths) else 0.0)]
-        )
-        self.begins = np.concatenate(
-            [[0.0], np.cumsum(np.diff(edges) * lengths)[:-1], np.zeros(room)]
-        )
+        """Set the number and length of the steps in each interval between save points."""
+        # padded to a power of two, so that similar numbers of save points share one compilation
+        padding = power_of_two(len(lengths)) - len(lengths)
+        last_length = lengths[-1] if len(lengths) else 0.0
+        starts = np.cumsum(np.diff(edges) * lengths)[:-1]
+        self.edges = np.concatenate([edges, np.full(padding, np.iinfo(np.int64).max)])
+        self.lengths = np.concatenate([lengths, np.full(padding, last_length)])
+        self.interval_starts = np.concatenate([[0.0], starts, np.zeros(padding)])
 
     @property
     def grain(self) -> int:
@@ -426,49 +499,56 @@ class Stepped(Simulator):
 
 
 def raw_blocks(problem: Problem, sizes: np.ndarray) -> np.ndarray:
-    """Which covariance blocks are stepped in their coordinates: those of a spectrum with no more of them than signals and rows."""
+    """Return which covariance blocks are integrated in their coordinates.
+
+    These are the blocks of a spectrum with no more coordinates than signals and rows.
+    """
     return (sizes <= problem.structure.fields) & (len(sizes) > 1)
 
 
-class SdePaths(Stepped):
-    """Paths of the SDE; a step of the simulator is one step of the scheme, whose length depends on the interval between save points."""
+class SdePaths(VariableStepSimulator):
+    """Paths of the SDE. One step of the simulator is one step of the scheme."""
 
     def __init__(
         self,
         problem: Problem,
         algorithm: OnePassSGD,
-        begin: Start,
+        start: Start,
         dimension: int,
-        sizes: np.ndarray,
+        block_sizes: np.ndarray,
         higher_order: bool,
         amount: float = 1.0,
     ) -> None:
         self.structure = problem.structure
-        self.quadrature = choose_quadrature(problem, begin.Q_blocks, MARGIN)
+        self.quadrature = choose_quadrature(problem, start.Q_blocks, MARGIN)
         nodes = expectation_of(self.structure).nodes(self.quadrature, flow=False)
         self.nodes = {name: value[0] for name, value in nodes.items()}
         self.parameters = problem.parameters
         self.algorithm = algorithm.parameters
-        raw = raw_blocks(problem, sizes)
+        raw = raw_blocks(problem, block_sizes)
         higher_order = higher_order or bool(raw.any())
         self.higher_order = higher_order
+        # at finite d the frame takes K + p coordinates from every block
         inside = self.structure.fields if higher_order else 0
-        self.numbers = {
-            "batch": np.float64(
-                algorithm.batch if algorithm.counts else np.nan
-            ),  # any other is among the algorithm's
+        # A scheduled batch size is among the parameters of the algorithm.
+        batch = algorithm.batch if algorithm.counts else np.nan
+        self.rates = {
+            "batch": np.float64(batch),
             "inverse_dimension": np.float64(1.0 / dimension),
-            "outside": np.where(raw, 0, sizes - inside) / dimension,
-            "shares": np.where(raw, 0, sizes) / dimension,
+            "outside": np.where(raw, 0, block_sizes - inside) / dimension,
+            "shares": np.where(raw, 0, block_sizes) / dimension,
             "amount": np.float64(amount),
         }
         if raw.any():
-            self.numbers["raw"] = raw
-            there = (np.arange(self.structure.fields) < sizes[:, None]).astype(np.float64)
-            self.parameters = {**self.parameters, "frame": frames(problem, sizes), "inside": there}
-        T, L = factor(problem, begin, sizes)
+            self.rates["raw"] = raw
+            is_coordinate = np.arange(self.structure.fields) < block_sizes[:, None]
+            frame = frames(problem, block_sizes)
+            raw_parameters = {"frame": frame, "inside": is_coordinate.astype(np.float64)}
+            self.parameters = {**self.parameters, **raw_parameters}
+        # initial factor form W = [T | L]
+        T, L = factor(problem, start, block_sizes)
         self.rows = np.concatenate([T, L], axis=-1)
-        self.head = begin.a
+        self.head = start.a
 
     def initial(self, chosen: np.ndarray) -> SdeState:
         return SdeState(jnp.asarray(self.rows[chosen]), jnp.asarray(self.head[chosen]))
@@ -476,20 +556,20 @@ class SdePaths(Stepped):
     def advance(
         self, state: SdeState, keys: RandomKeys, since: int, end: int, watch: Watched = UNSEEN
     ) -> Advanced:
-        numbers = (
+        traced = (
             self.nodes,
             self.parameters,
             self.algorithm,
-            self.numbers,
+            self.rates,
             self.edges,
             self.lengths,
-            self.begins,
+            self.interval_starts,
         )
-        plan = (self.structure, self.quadrature, self.higher_order)
+        static = (self.structure, self.quadrature, self.higher_order)
         return _advance_paths(
-            plan,
+            static,
             watch.see,
-            numbers,
+            traced,
             state,
             keys,
             np.int64(since),
@@ -510,94 +590,111 @@ def _path_overlaps(structure: Structure, parameters: Parameters, state: SdeState
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _advance_paths(
-    plan: tuple[Any, ...],
+    static: tuple[Structure, Quadrature, bool],
     see: See | None,
-    given: tuple[Any, ...],
+    traced: tuple[Any, ...],
     state: SdeState,
     keys: RandomKeys,
     since: IntScalar,
     end: IntScalar,
-    seen: PyTree,
-    watched: PyTree,
+    criterion_state: PyTree,
+    criterion_parameters: PyTree,
 ) -> tuple[SdeState, Int[Numeric, " runs"], Any]:
-    (
-        (structure, quadrature, higher_order),
-        (nodes, parameters, algorithm, numbers, edges, lengths, begins),
-    ) = plan, given
+    """Advance all runs from step `since` to step `end`, and evaluate the stopping criterion `see`.
+
+    Also returns the last step at which each run was finite.
+    """
+    structure, quadrature, higher_order = static
+    nodes, parameters, algorithm, rates, edges, lengths, interval_starts = traced
 
     def step(
-        number: IntScalar, carry: tuple[SdeState, Any, Any]
+        index: IntScalar, carry: tuple[SdeState, Any, Any]
     ) -> tuple[SdeState, Int[Numeric, " runs"], Any]:
-        state, last_good, seen = carry
-        place = jnp.searchsorted(edges, number, side="right") - 1
-        length, middle = (
-            lengths[place],
-            begins[place] + (number - edges[place] + 0.5) * lengths[place],
-        )
-        in_alpha = isinstance(
-            algorithm["lr"], Schedule
-        )  # steps are in alpha then, and in t elsewhere
-        batch = algorithm.get("batch", numbers["batch"])
-        now, rates = values_at(
-            (parameters, algorithm), middle if in_alpha else middle * batch / algorithm["lr"]
-        )
-        scales = {**numbers, "noise_rate": rates["lr"] / rates.get("batch", numbers["batch"])}
-        if (
-            "update" in rates
-        ):  # no other one has paths than that of a temperature, which counts lengths in units of D
-            scales["temperature"] = rates["update"]["temperature"] / rates.get("unit", 1.0)
-        length = length * scales["noise_rate"] if in_alpha else length
+        state, last_good, criterion_state = carry
+        # schedules are evaluated at the middle of the step
+        interval = jnp.searchsorted(edges, index, side="right") - 1
+        length = lengths[interval]
+        middle = interval_starts[interval] + (index - edges[interval] + 0.5) * length
+        # With a schedule the steps are in alpha, otherwise in t.
+        in_alpha = isinstance(algorithm["lr"], Schedule)
+        batch = algorithm.get("batch", rates["batch"])
+        alpha = middle if in_alpha else middle * batch / algorithm["lr"]
+        current_parameters, hyperparameters = values_at((parameters, algorithm), alpha)
+        batch = hyperparameters.get("batch", rates["batch"])
+        current_rates = {**rates, "noise_rate": hyperparameters["lr"] / batch}
+        if "update" in hyperparameters:
+            # The only update with paths is a temperature, which counts lengths in units of D.
+            unit = hyperparameters.get("unit", 1.0)
+            current_rates["temperature"] = hyperparameters["update"]["temperature"] / unit
+        length = length * current_rates["noise_rate"] if in_alpha else length
 
-        def one(path: SdeState, key: RandomKey, seen: PyTree) -> tuple[SdeState, Any]:
-            key = jax.random.fold_in(key, number)
+        def step_run(path: SdeState, key: RandomKey, run_state: PyTree) -> tuple[SdeState, PyTree]:
             path = sde_step(
-                structure, quadrature, higher_order, nodes, now, rates, scales, path, length, key
+                structure,
+                quadrature,
+                higher_order,
+                nodes,
+                current_parameters,
+                hyperparameters,
+                current_rates,
+                path,
+                length,
+                jax.random.fold_in(key, index),
             )
             if see is not None:
                 M, Q = _overlaps(structure, parameters, path.rows)
-                seen = see(watched, seen, number + 1, {"M": M, "Q": Q, "a": path.head})
-            return path, seen
+                overlaps = {"M": M, "Q": Q, "a": path.head}
+                run_state = see(criterion_parameters, run_state, index + 1, overlaps)
+            return path, run_state
 
-        state, seen = jax.vmap(one)(state, keys, seen)
-        fine = jnp.all(jnp.abs(state.rows) < LARGEST, axis=(1, 2, 3)) & jnp.all(
-            jnp.abs(state.head) < LARGEST, axis=1
-        )
-        return state, jnp.where(fine, number + 1, last_good), seen
+        state, criterion_state = jax.vmap(step_run)(state, keys, criterion_state)
+        is_finite = jnp.all(jnp.abs(state.rows) < LARGEST, axis=(1, 2, 3))
+        is_finite &= jnp.all(jnp.abs(state.head) < LARGEST, axis=1)
+        return state, jnp.where(is_finite, index + 1, last_good), criterion_state
 
-    return jax.lax.fori_loop(since, end, step, (state, jnp.broadcast_to(since, keys.shape), seen))
+    carry = (state, jnp.broadcast_to(since, keys.shape), criterion_state)
+    return jax.lax.fori_loop(since, end, step, carry)
 
 
-def with_edges(parameters: Parameters, algorithm: OnePassSGD, places: np.ndarray) -> np.ndarray:
-    """Increasing places of the integration, with those before the last at which pieces of schedules begin: no step goes across these."""
+def with_edges(
+    parameters: Parameters, algorithm: OnePassSGD, save_points: np.ndarray
+) -> np.ndarray:
+    """Return the save points together with the edges of piecewise schedules before the last one.
+
+    No step crosses an edge.
+    """
     edges = piece_edges((parameters, algorithm.parameters))
     if not algorithm.scheduled:
         edges = edges * (float(algorithm.lr) / float(algorithm.batch))
-    return np.union1d(places, edges[edges < places[-1]])
+    return np.union1d(save_points, edges[edges < save_points[-1]])
 
 
 def sde_step_length(
     problem: Problem,
     algorithm: OnePassSGD,
-    begin: Start,
+    start: Start,
     dimension: int,
-    sizes: np.ndarray,
+    block_sizes: np.ndarray,
     end: float,
 ) -> tuple[float, float]:
-    """A step length whose error on the noiseless path from the first start is below STEP_TOLERANCE, and that error."""
-    first = Start(begin.M_blocks[:1], begin.Q_blocks[:1], begin.a[:1])
-    simulator = SdePaths(problem, algorithm, first, dimension, sizes, True, amount=0.0)
+    """Return a step length with an error below STEP_TOLERANCE, and that error.
+
+    The error is measured on the noiseless path from the first run of the start by halving steps.
+    """
+    first = Start(start.M_blocks[:1], start.Q_blocks[:1], start.a[:1])
+    simulator = SdePaths(problem, algorithm, first, dimension, block_sizes, True, amount=0.0)
     times = with_edges(problem.parameters, algorithm, np.linspace(0, end, 17))
-    before = None
+    previous_risk = None
     count, error = FIRST_STEPS, np.inf
     while True:
         edges, lengths = plan_steps(times, end / count)
         simulator.set_steps(edges, lengths)
         overlaps, _ = run(simulator, 1, edges, 0, "step length", False)
-        # with the numbers of the start: a scale for the error, no more
+        # The parameters of the start are enough here: the risk only sets the scale of the error.
         risk, _ = population_risk(problem.at(0.0), overlaps)
-        if before is not None:
-            error = float(np.max(np.abs(risk - before)) / np.max(np.abs(before)))
-            # of second order: this path is off by a third of what the halving changed
+        if previous_risk is not None:
+            error = float(np.max(np.abs(risk - previous_risk)) / np.max(np.abs(previous_risk)))
+            # Heun's method has order 2, so the finer path is off by a third of the change.
             if error / 3 <= STEP_TOLERANCE or count >= MOST_STEPS:
                 return end / count, error / 3
-        before, count = risk, 2 * count
+        previous_risk, count = risk, 2 * count
