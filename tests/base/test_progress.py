@@ -11,6 +11,7 @@ from rich.progress import Progress
 import sgdynamics as sgd
 from sgdynamics.base import progress
 from sgdynamics.base.progress import Cost, Meter, meter
+from sgdynamics.mean_field import particles
 from sgdynamics.ode import integrate
 from sgdynamics.simulation import running
 from sgdynamics.solvers import large_batch
@@ -192,3 +193,25 @@ def test_the_mean_field_reports_its_three_solutions(monkeypatch):
     start = sgd.mean_field_random_start(problem, dimension=100, seed=0)
     sgd.solve_mean_field(problem, sgd.OnePassSGD(lr=0.1), start, times=[0.0, 0.5], progress=False)
     assert shares == [1 / 3, 1 / 3]  # the bar fills up when the third one is finished
+
+
+def test_the_mean_field_announces_long_work(monkeypatch):
+    """Before the first solution by the time of one velocity, else by the time of that solution."""
+    problem = sgd.TeacherStudent(width=4, activation="erf")
+    start = sgd.mean_field_random_start(problem, dimension=100, seed=0)
+
+    def solve():
+        algorithm = sgd.OnePassSGD(lr=0.1)
+        return sgd.solve_mean_field(problem, algorithm, start, times=[0.0, 0.5], progress=False)
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".* expected")
+        expected = solve()
+    monkeypatch.setattr(progress, "LONG", 0.0)
+    after = r"mean field, 4 particles: about .* expected \(.* s for the first of 3 solutions\)"
+    with pytest.warns(UserWarning, match=after):
+        assert solve().equals(expected)
+    monkeypatch.setattr(particles, "HEAVY", 0.0)
+    before = r"mean field, 4 particles: at least .* s per velocity, 104 velocities or more per sol"
+    with pytest.warns(UserWarning, match=before):
+        assert solve().equals(expected)

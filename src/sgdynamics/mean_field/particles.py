@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from time import perf_counter
 from typing import Any
 
 import diffrax
@@ -38,7 +39,7 @@ from sgdynamics.base.controls import (
 )
 from sgdynamics.base.padding import pad_with_last
 from sgdynamics.base.precision import float64
-from sgdynamics.base.progress import meter
+from sgdynamics.base.progress import Meter, meter, warn_if_long
 from sgdynamics.base.support import require
 from sgdynamics.expectations.choice import expectation_of
 from sgdynamics.mean_field import series as series
@@ -83,6 +84,9 @@ WIDENINGS = 3  # the factor is squared each time: 8, 64, 4096, 1.7e7
 PAIR_COST = 8.0  # a closed pair over a term of the series
 WARN_ABOVE = 1e-4
 CLOCK_NODES = 1025  # of a table of alpha along t
+EVALUATIONS = 13  # of the velocity in a step of Dormand and Prince 8(7)
+LEAST_STEPS = 8  # of a solution
+HEAVY = 3e6  # terms of a velocity above which solutions may take minutes, and one velocity is timed
 
 
 @dataclass(frozen=True)
@@ -343,10 +347,12 @@ def solve_mean_field(
     # one solution, one at a looser tolerance, and one of half the particles
     with meter(f"mean field, {p} particles", 3.0, progress) as bar:
         while True:
+            began = perf_counter()
             numbers, label_error = _numbers(
                 problem, algorithm, way, states, span, nodes, perpendicular
             )
             numbers |= changing
+            _announce(bar, way, numbers, states, t)
             found, out, full = _solve(way, numbers, states, t, tolerance)
             if out.any() and widenings < WIDENINGS:
                 span, nodes, widenings = span**2, 2 * nodes, widenings + 1
@@ -357,6 +363,9 @@ def solve_mean_field(
                 break
             way = longer
         bar.advance(1.0)
+        seconds = perf_counter() - began
+        how = f"{seconds:.2g} s for the first of {bar.total:g} solutions"
+        warn_if_long(bar, (bar.total - 1) * seconds, how)
         quadrature = largest_share(ends + label_error * np.sqrt(2 * excess), excess)
         loose = _solve(
             way, numbers, states, t, {name: 10 * value for name, value in tolerance.items()}
@@ -586,6 +595,25 @@ def _numbers(
         "perpendicular": np.float64(perpendicular or np.inf),
     }
     return numbers, error
+
+
+def _announce(bar: Meter, way: _Way, numbers: Parameters, states: State, t: np.ndarray) -> None:
+    """Warn where even the fewest steps will take long, from the time of one velocity."""
+    runs, p = states["q"].shape
+    terms = PAIR_COST * p if way.basis is None else series.size(way.basis.signals, way.basis.terms)
+    if t[-1] == 0.0 or bar.has_warned or runs * p * terms < HEAVY:
+        return
+    state = jax.tree.map(lambda value: jnp.asarray(value[0]), states)
+    rate = jax.jit(partial(_velocity, way))
+    seconds = 0.0
+    for _ in range(2):  # the first call compiles
+        began = perf_counter()
+        jax.block_until_ready(rate(numbers, state, 0.0))
+        seconds = perf_counter() - began
+    evaluations = runs * LEAST_STEPS * EVALUATIONS
+    how = f"{seconds:.2g} s per velocity, {evaluations} velocities or more per solution"
+    how += f", {bar.total:g} solutions"
+    warn_if_long(bar, seconds * evaluations * bar.total, how, "at least")
 
 
 def _solve(
