@@ -25,6 +25,9 @@ class Decay(sgd.Dynamics):
     def risk(self, numbers, state):
         return state["m"] ** 2
 
+    def noise(self, numbers, state):
+        return {"m": jnp.full(1, 0.1 / jnp.sqrt(numbers["dimension"]))}
+
 
 def two_tokens(fields, signals, head, draws):
     return 0.5 * (jnp.sum(fields) - jnp.sum(signals) - draws["noise"]) ** 2

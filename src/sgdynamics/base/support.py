@@ -67,7 +67,7 @@ NO_SPIKED_TENSOR = (
 )
 NO_OWN_DYNAMICS = (
     "a problem with Gaussian inputs is needed here, not a Dynamics. Use sgd.solve_ode, "
-    "sgd.simulate, sgd.exit_time or sgd.optimal_protocol."
+    "sgd.solve_sde, sgd.simulate, sgd.exit_time or sgd.optimal_protocol."
 )
 INFINITE_VARIANCE = (
     "its variance is infinite, so steps of the squared loss have no second moment and this theory "

@@ -173,5 +173,9 @@ class Dynamics:
 
 
 def defines(dynamics: Dynamics, method: str) -> bool:
-    """Whether a user's dynamics defines an optional method."""
-    return getattr(type(dynamics), method) is not getattr(Dynamics, method)
+    """Whether a user's dynamics defines an optional method.
+
+    A field of the same name, such as a number `noise`, is no method.
+    """
+    attribute = getattr(type(dynamics), method)
+    return callable(attribute) and attribute is not getattr(Dynamics, method)

@@ -57,8 +57,9 @@ class UserDynamics(SolverDynamics[InitialArrays]):
     def _require(self, method: str) -> None:
         """Raise ValueError unless the user's class defines a method."""
         if not defines(self.problem, method):
-            fix = f"{type(self.problem).__name__} has no {method}, which this question needs: "
-            raise checks.reject("problem", self.problem, f"{fix}define it")
+            name = type(self.problem).__name__
+            fix = f"{name} has no method {method}, which this solver needs. Define it"
+            raise checks.reject("problem", self.problem, fix)
 
     def values(self, dimension: int | None) -> Parameters:
         """The argument `values` of the user's methods, before it is evaluated at an alpha."""

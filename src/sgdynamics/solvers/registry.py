@@ -93,10 +93,6 @@ ENTRIES = [
                 "so the SDE is not defined. Use sgd.solve_ode (d -> infinity), sgd.simulate "
                 "(exact at any d), or a finite snr."
             ),
-            "own dynamics": (
-                "the library does not know the noise of a Dynamics. Use sgd.solve_ode or "
-                "sgd.simulate."
-            ),
         },
         example={"times": [1.0], "dimension": 50},
         label_noise="fourth moment",
