@@ -22,14 +22,14 @@ from sgdynamics.base.random import normals_and_uniforms
 from sgdynamics.dynamics.protocol import Dynamics
 from sgdynamics.dynamics.requests import Arrays
 from sgdynamics.results.clock import plan_steps
-from sgdynamics.sde.scheme import FIRST_STEPS, MOST_STEPS, STEP_TOLERANCE, Stepped
+from sgdynamics.sde.scheme import FIRST_STEPS, MOST_STEPS, STEP_TOLERANCE, VariableStepSimulator
 from sgdynamics.simulation.running import UNSEEN, Advanced, See, Watched, run
 from sgdynamics.simulation.user_dynamics import LARGEST
 
 COMPARED_POINTS = 16  # intervals of the noiseless path at whose ends step lengths are compared
 
 
-class UserPaths(Stepped):
+class UserPaths(VariableStepSimulator):
     """Paths of the SDE of a user's dynamics.
 
     `values` are those of the user's methods; the dimension of the drift may differ from that of
@@ -58,7 +58,7 @@ class UserPaths(Stepped):
     def advance(
         self, state: State, keys: RandomKeys, since: int, end: int, watch: Watched = UNSEEN
     ) -> Advanced:
-        plan = {"edges": self.edges, "lengths": self.lengths, "positions": self.begins}
+        plan = {"edges": self.edges, "lengths": self.lengths, "positions": self.interval_starts}
         return _advance(
             self.problem,
             self.sources,
