@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 import sgdynamics as sgd
-from sgdynamics.cli import main, problem_files, tables
+from sgdynamics.cli import drawings, main, problem_files, summaries, tables
 from sgdynamics.problems.models import MODELS
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -86,27 +86,27 @@ def first(folder):
 HELP = """
 Usage: sgdynamics [OPTIONS] COMMAND [ARGS]...
 
-  The exact high-dimensional dynamics of SGD: theory, finite-dimension
-  simulation, and the two side by side.
+  Exact high-dimensional dynamics of SGD: theory, matching simulations, and
+  their comparison.
 
 Options:
-  --debug     Show the whole traceback of an error (also after a command).
+  --debug     Show the full traceback of an error.
   --version   Show the version and exit.
   -h, --help  Show this message and exit.
 
 Commands:
-  run        Solve and simulate: NetCDF, picture, table.
-  compare    Theory beside simulation, in standard errors.
-  exit-time  When runs leave their plateau.
-  hessian    Eigenvalues of the risk's Hessian.
-  sweep      A grid of solutions, resumable.
-  figure     Make one figure, with claim and verdict.
-  figures    List every figure with one line each.
-  info       Versions, devices, cache.
-  explore    A local page with sliders: theory and exact runs.
+  run        Solve and simulate a problem file.
+  compare    Compare theory with simulation in standard errors.
+  exit-time  Compute when training leaves its plateau.
+  hessian    Compute the Hessian spectrum of the risk.
+  sweep      Solve a problem over a grid of parameters.
+  figure     Reproduce a figure and check its claim.
+  figures    List the figures that can be reproduced.
+  info       Show versions, devices and the compilation cache.
+  explore    Explore a problem with sliders in the browser.
 
-  A problem file is TOML with the tables [problem], [algorithm], [start] and
-  one for each command, see examples/*.toml.
+  FILE is a problem file in TOML with the tables [problem], [algorithm] and
+  [start], and a table for each command, such as [run]. See examples/*.toml.
 """
 
 
@@ -184,15 +184,15 @@ def test_tables_and_pictures_show_the_clock_that_the_file_states(first, folder):
     np.testing.assert_allclose(found["t"], first["t"])
     np.testing.assert_allclose(found["methods"]["ode"]["mean"], first["methods"]["ode"]["mean"])
     results = {name: sgd.load(folder / "out" / "alpha.nc", group=name) for name in ("ode", "exact")}
-    assert {ax.get_xlabel() for ax in tables.picture(results, "title").axes} == {
+    assert {ax.get_xlabel() for ax in drawings.draw_results(results, "title").axes} == {
         r"$\alpha$ = samples / $d$"
     }
-    said = tables.beside(results) | {"files": []}
+    said = summaries.summarise(results) | {"files": []}
     said["comparisons"][0]["z"][0] = np.nan  # where there is no standard error
     with pytest.MonkeyPatch.context() as patch:
         lines = []
-        patch.setattr(tables, "_show", lambda *parts: lines.append(parts))
-        tables.print_beside(said)
+        patch.setattr(tables, "print_table", lambda *parts: lines.append(parts))
+        tables.print_summary(said)
     (columns, rows, _) = lines[0]
     assert columns == ["alpha", "ode", "exact", "z exact"]
     assert [row[0] for row in rows] == ["0", "0.625", "1.25", "1.875", "2.5"]
@@ -568,8 +568,8 @@ SAYS = {
     "width": "width = 0: give a whole number, 1 or more",
     "no table": "the table [run] is missing. It states what to compute.",
     "part": "the table [sweep] is missing. It states what to compute.",
-    "out": "out = '{folder}/small.toml': no folder can be made there (File exists): give another",
-    "name": "name = 'a/b': give a name without a folder; the folder is --out",
+    "out": "out = '{folder}/small.toml': the folder cannot be created (File exists). Use another folder.",
+    "name": "name = 'a/b': this must be a name without a folder. Use --out for the folder.",
     "folder": "file = '{folder}': this is a folder. Give a problem file (.toml) or a result (.nc).",
     "runs": "run.runs = 0: give a whole number, 1 or more",
     "overlaps": "M = [['a'], [0.2]]: give numbers of shape (2, 1) (units x signals)",
@@ -619,7 +619,7 @@ def test_several_results_of_a_file(first, folder):
         problem_files.plans(folder / "rounded.nc")[0].start.Q[0].diagonal(), 1.0, rtol=1e-12
     )
     assert (
-        "several.nc would be written over: give another --name or --out"
+        "several.nc would be overwritten. Use another --name or --out."
         in invoke("run", made, "--out", folder, code=2).stderr
     )
     assert (

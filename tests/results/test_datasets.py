@@ -11,7 +11,7 @@ import xarray as xr
 
 import sgdynamics as sgd
 from sgdynamics.analysis import comparison
-from sgdynamics.cli import tables
+from sgdynamics.cli import summaries
 from sgdynamics.results.clock import make_clock
 from sgdynamics.results.datasets import encode, requested_clock, time_coordinates
 
@@ -214,9 +214,9 @@ def test_compare_has_no_z_without_a_standard_error(pair):
         np.testing.assert_array_equal(table.risk_z[0], z)
         assert float(table.M_z[0].max()) == 0.0
         assert np.isfinite(table.risk_z[1:]).all()
-        summary = tables.compared(shifted.assign_attrs(error_quadrature=recorded), simulation)[
-            "variables"
-        ][0]
+        summary = summaries.compare_variables(
+            shifted.assign_attrs(error_quadrature=recorded), simulation
+        )["variables"][0]
         assert summary["variable"] == "risk"
         assert summary["largest_z"] == float(np.abs(table.risk_z[1:]).max())
     single = sgd.compare(theory, simulation.isel(run=[0]))

@@ -16,6 +16,7 @@ from tests.style.checker import ROOT, Report, check_file, path_name
 CLEAN: list[str] = [
     "paper",
     "src/sgdynamics/sde",
+    "src/sgdynamics/cli",
     "tests/style",
 ]
 

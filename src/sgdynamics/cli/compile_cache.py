@@ -1,6 +1,7 @@
-"""Compiled programs, kept in a folder that the user asks for: JAX's own cache, filled beforehand with what a first session computes.
+"""A folder of compiled programs: JAX's compilation cache, filled with those of a first session.
 
-Nothing here is done by an import: the folder is used where the environment variable JAX_COMPILATION_CACHE_DIR names it.
+No import uses it. JAX reads the folder that the environment variable JAX_COMPILATION_CACHE_DIR
+names.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 VARIABLE = "JAX_COMPILATION_CACHE_DIR"
-SHORTEST = 0.1  # seconds: what compiles faster is hardly read faster
+MIN_COMPILE_SECONDS = 0.1  # reading a program takes about as long
 
 
 def folder() -> Path:
-    """The folder that the environment names, else the user's own for caches."""
+    """The folder that the environment names; by default the user's folder for caches."""
     if named := os.environ.get(VARIABLE):
         return Path(named)
     caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
@@ -23,7 +24,7 @@ def folder() -> Path:
 
 
 def warm() -> dict[str, Any]:
-    """Fill the folder with the programs of the README's first block and of the explorer's first state."""
+    """Compile the programs of the README's first example and of the explorer's first page."""
     import jax
     import numpy as np
 
@@ -35,26 +36,28 @@ def warm() -> dict[str, Any]:
     from sgdynamics.solvers.ode import solve_ode
     from sgdynamics.solvers.simulate import simulate
 
-    where = folder()
+    cache = folder()
     try:
-        where.mkdir(parents=True, exist_ok=True)
+        cache.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise checks.reject(
-            VARIABLE, str(where), f"no folder can be made there ({error.strerror}): name another"
+            VARIABLE,
+            str(cache),
+            f"the folder cannot be created ({error.strerror}). Name another one.",
         ) from None
-    jax.config.update("jax_compilation_cache_dir", str(where))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", SHORTEST)
-    began = time.perf_counter()
-    # as in the README: sizes are those of the programs, and a test holds that its block finds them
+    jax.config.update("jax_compilation_cache_dir", str(cache))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", MIN_COMPILE_SECONDS)
+    begin_time = time.perf_counter()
+    # The sizes of the README's example, because programs depend on them; a test compares.
     problem, algorithm = TeacherStudent(width=2, activation="erf", noise=0.01), OnePassSGD(lr=0.5)
     start = random_start(problem, dimension=1000, seed=0)
     times = np.linspace(0, 4, 5)
     solve_ode(problem, algorithm, start, times=times)
     simulate(problem, algorithm, start, times=times[:2], dimension=1000, runs=100, progress=False)
     curves(State(), pieces=1)
-    files = [path for path in where.iterdir() if path.is_file()]
-    about = {"folder": str(where), "programs": sum(path.name.endswith("-cache") for path in files)}
+    files = [path for path in cache.iterdir() if path.is_file()]
+    about = {"folder": str(cache), "programs": sum(path.name.endswith("-cache") for path in files)}
     return about | {
         "bytes": sum(path.stat().st_size for path in files),
-        "seconds": round(time.perf_counter() - began, 1),
+        "seconds": round(time.perf_counter() - begin_time, 1),
     }

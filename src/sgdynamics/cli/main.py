@@ -1,6 +1,7 @@
-"""The command line `sgdynamics`: parses and calls; no science.
+"""The command line `sgdynamics`: parses arguments and calls the library.
 
-Bad input is one line on stderr and exit code 2; a computation that fails is one line and exit code 1 (`--debug` shows where).
+Bad input prints one line on stderr and exits with code 2. A computation that fails prints one line
+and exits with code 1; `--debug` shows its traceback.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import importlib
 import json
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any
@@ -18,55 +19,63 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-# everything else is imported in the commands that need it, so that --help does not wait for it
+# Each command imports what it needs, so that --help and bad arguments do not wait for JAX.
+
+INTERRUPTED = 130  # exit code of a command that Ctrl-C ends
 
 
-class _OneLine(TyperGroup):
-    """Errors as one line on stderr, the same in a shell and in a test."""
+class _OneLineErrors(TyperGroup):
+    """A group of commands that prints errors as one line on stderr, in a shell and in a test."""
 
-    def main(self, *args: Any, standalone_mode: bool = True, **more: Any) -> Any:
-        told = args[0] if args else more.pop("args", None)
-        given = list(sys.argv[1:] if told is None else told)
-        debug = "--debug" in given
-        given = [one for one in given if one != "--debug"]  # before or after the command
+    def main(self, *args: Any, standalone_mode: bool = True, **options: Any) -> Any:
+        passed = args[0] if args else options.pop("args", None)
+        arguments = list(sys.argv[1:] if passed is None else passed)
+        # --debug is accepted before and after the command.
+        debug = "--debug" in arguments
+        arguments = [argument for argument in arguments if argument != "--debug"]
         with warnings.catch_warnings():
-            warnings.showwarning = _warned
+            warnings.showwarning = _print_warning
             try:
-                result = super().main(given, *args[1:], standalone_mode=False, **more)
+                result = super().main(arguments, *args[1:], standalone_mode=False, **options)
             except Exception as error:
                 if debug:
                     raise
-                _stop(*_explained(error, self.commands))
+                _stop(*_explain(error, self.commands))
             except KeyboardInterrupt:
-                _stop("stopped", 130)
+                _stop("interrupted", INTERRUPTED)
         if not standalone_mode:
             return result
         sys.exit(result if isinstance(result, int) else 0)
 
 
-def _explained(error: Exception, commands: Any) -> tuple[str, int]:
-    """What to say of an error, and the exit code."""
+def _explain(error: Any, commands: Iterable[str]) -> tuple[str, int]:
+    """The message of an error and the exit code."""
     if type(error).__name__ == "Abort":
-        return "stopped", 130
-    if hasattr(error, "format_message"):  # of the command line itself
-        message = str(error.format_message())  # type: ignore[attr-defined]
-        if message.startswith("No such command"):
-            name = message.split("'")[1]
-            close = difflib.get_close_matches(name, commands, n=1, cutoff=0.5)
-            message = f"no command {name!r}: {f'did you mean {close[0]!r}? ' if close else ''}choose one of {', '.join(commands)}"
-        elif hasattr(error, "possibilities"):
-            close = difflib.get_close_matches(
-                error.option_name, error.possibilities or (), n=1, cutoff=0.65
-            )  # type: ignore[attr-defined]
-            message = (
-                f"no option {error.option_name!r}{f': did you mean {close[0]!r}?' if close else ''}"  # type: ignore[attr-defined]
-            )
-        elif message.startswith("Missing command"):
-            message = f"give a command, one of {', '.join(commands)} (sgdynamics --help says more)"
-        return message, 2
+        return "interrupted", INTERRUPTED
+    if hasattr(error, "format_message"):  # raised by the parser of the command line
+        return _explain_usage(error, list(commands)), 2
     if isinstance(error, (ValueError, OSError)):
         return str(error) or type(error).__name__, 2
-    return f"{type(error).__name__}: {error} (add --debug to see where)", 1
+    return f"{type(error).__name__}: {error} (add --debug for the traceback)", 1
+
+
+def _explain_usage(error: Any, commands: list[str]) -> str:
+    """The message of an error in the command line itself, with the closest valid name."""
+    message = str(error.format_message())
+    if message.startswith("No such command"):
+        name = message.split("'")[1]
+        close = difflib.get_close_matches(name, commands, n=1, cutoff=0.5)
+        suggestion = f"did you mean {close[0]!r}? " if close else ""
+        return f"no command {name!r}: {suggestion}choose one of {', '.join(commands)}"
+    if hasattr(error, "possibilities"):
+        options = error.possibilities or ()
+        close = difflib.get_close_matches(error.option_name, options, n=1, cutoff=0.65)
+        return f"no option {error.option_name!r}" + (
+            f": did you mean {close[0]!r}?" if close else ""
+        )
+    if message.startswith("Missing command"):
+        return f"no command: choose one of {', '.join(commands)} (see sgdynamics --help)"
+    return message
 
 
 def _stop(message: str, code: int) -> None:
@@ -74,40 +83,40 @@ def _stop(message: str, code: int) -> None:
     sys.exit(code)
 
 
-def _warned(message: Any, *_: Any, **__: Any) -> None:
+def _print_warning(message: Any, *_: Any, **__: Any) -> None:
     print(f"warning: {' '.join(str(message).split())}", file=sys.stderr)
 
 
 app = typer.Typer(
-    cls=_OneLine,
+    cls=_OneLineErrors,
     add_completion=False,
     rich_markup_mode=None,
-    help="The exact high-dimensional dynamics of SGD: theory, finite-dimension simulation, and the two side by side.",
-    epilog="A problem file is TOML with the tables [problem], [algorithm], [start] and one for each command, see examples/*.toml.",
+    help="Exact high-dimensional dynamics of SGD: theory, matching simulations, and their "
+    "comparison.",
+    epilog="FILE is a problem file in TOML with the tables [problem], [algorithm] and [start], "
+    "and a table for each command, such as [run]. See examples/*.toml.",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
 
 File = Annotated[
     Path,
     typer.Argument(
-        help="Problem file (.toml), or a result (.nc) to compute again.", show_default=False
+        metavar="FILE",
+        help="Problem file (.toml), or a result (.nc) to reproduce.",
+        show_default=False,
     ),
 ]
-Out = Annotated[
-    Path, typer.Option("--out", help="Folder for what is written; made if it is not there.")
-]
-Json = Annotated[
-    bool, typer.Option("--json", help="Machine-readable output on stdout, and nothing else there.")
-]
-Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bars.")]
+Out = Annotated[Path, typer.Option("--out", help="Output folder, created if it does not exist.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Hide progress bars.")]
 Debug = Annotated[
     bool,
-    typer.Option("--debug", help="Show the whole traceback of an error (also after a command)."),
+    typer.Option("--debug", help="Show the full traceback of an error."),
 ]
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _print_version(requested: bool) -> None:
+    if requested:
         from sgdynamics.version import __version__
 
         print(f"sgdynamics {__version__}")
@@ -116,45 +125,55 @@ def _version(asked: bool) -> None:
 
 Version = Annotated[
     bool,
-    typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit."),
+    typer.Option(
+        "--version", callback=_print_version, is_eager=True, help="Show the version and exit."
+    ),
 ]
 
 
 @app.callback()
 def _common(debug: Debug = False, version: Version = False) -> None:
-    """The exact high-dimensional dynamics of SGD: theory, finite-dimension simulation, and the two side by side."""
+    """Exact high-dimensional dynamics of SGD: theory, simulations, and their comparison."""
 
 
-@app.command(short_help="Solve and simulate: NetCDF, picture, table.")
+@app.command(short_help="Solve and simulate a problem file.")
 def run(
     file: File,
     out: Out = Path("output"),
     name: Annotated[
         str,
         typer.Option(
-            help="Name of the files written; that of FILE unless given.", show_default=False
+            help="Name of the output files. Defaults to the name of FILE.", show_default=False
         ),
     ] = "",
-    format: Annotated[str, typer.Option(help="Pictures to write: png, pdf, both or none.")] = "png",
+    format: Annotated[
+        str, typer.Option(help="Format of the figure: png, pdf, both or none.")
+    ] = "png",
     json_: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Solve and simulate what [run] states: NetCDF, a picture, and a table of theory beside simulation."""
+    """Solve and simulate a problem file.
+
+    Runs the methods of the table [run]. Writes their results to a NetCDF file, draws risk and
+    overlaps, and prints a table that compares theory with simulation.
+    """
     _check_file(file)
     from sgdynamics.base import checks
     from sgdynamics.cli import problem_files
     from sgdynamics.results.datasets import save
 
-    known = {"png": ("png",), "pdf": ("pdf",), "both": ("png", "pdf"), "none": ()}
-    kinds = known[checks.choice("format", format, tuple(known))]
+    extensions = {"png": ("png",), "pdf": ("pdf",), "both": ("png", "pdf"), "none": ()}
+    extensions = extensions[checks.choice("format", format, tuple(extensions))]
     plans = problem_files.plans(file)
-    _folder(out)
+    _make_folder(out)
     name = name or file.stem
     if Path(name).name != name:
-        raise checks.reject("name", name, "give a name without a folder; the folder is --out")
+        raise checks.reject(
+            "name", name, "this must be a name without a folder. Use --out for the folder."
+        )
     if (out / f"{name}.nc").resolve() == file.resolve():
         raise checks.reject(
-            "name", name, f"{file} would be written over: give another --name or --out"
+            "name", name, f"{file} would be overwritten. Use another --name or --out."
         )
     results = {
         method: problem_files.solve(plan, method, False if quiet else None)
@@ -162,89 +181,114 @@ def run(
         for method in plan.calls
     }
     files = [save(results, out / f"{name}.nc")]
-    if kinds:
-        from sgdynamics.cli.tables import picture
+    if extensions:
+        from sgdynamics.cli.drawings import draw_results
 
-        fig = picture(results, str(plans[0].record.get("title", name)))
-        for kind in kinds:
-            files.append(out / f"{name}.{kind}")
+        fig = draw_results(results, str(plans[0].record.get("title", name)))
+        for extension in extensions:
+            files.append(out / f"{name}.{extension}")
             fig.savefig(files[-1], dpi=150)
-    from sgdynamics.cli.tables import beside, print_beside
+    from sgdynamics.cli.summaries import summarise
+    from sgdynamics.cli.tables import print_summary
 
-    found = beside(results)
-    found["files"] = [str(one) for one in files]
-    _answer(found, json_, print_beside)
+    summary = summarise(results) | {"files": [str(path) for path in files]}
+    _show(summary, json_, print_summary)
 
 
-@app.command(short_help="Theory beside simulation, in standard errors.")
+@app.command(short_help="Compare theory with simulation in standard errors.")
 def compare(
-    first: Annotated[Path, typer.Argument(metavar="A.nc", help="Theory.", show_default=False)],
+    first: Annotated[
+        Path,
+        typer.Argument(metavar="A.nc", help="File with the theory.", show_default=False),
+    ],
     second: Annotated[
         Path | None,
-        typer.Argument(metavar="[B.nc]", help="Simulation; A.nc unless given.", show_default=False),
+        typer.Argument(
+            metavar="B.nc", help="File with the simulation. Defaults to A.nc.", show_default=False
+        ),
     ] = None,
     theory: Annotated[
-        str, typer.Option(help="Which result of A.nc, where it has several.", show_default=False)
+        str,
+        typer.Option(help="Name of the theory, if A.nc has several results.", show_default=False),
     ] = "",
     simulation: Annotated[
-        str, typer.Option(help="Which result of B.nc, where it has several.", show_default=False)
+        str,
+        typer.Option(
+            help="Name of the simulation, if B.nc has several results.", show_default=False
+        ),
     ] = "",
     json_: Json = False,
 ) -> None:
-    """Theory beside simulation: differences in standard errors, variable by variable."""
+    """Compare theory with simulation.
+
+    Prints the largest difference of each variable, in absolute terms and in standard errors.
+    """
     for path in (first, second):
         if path is not None:
             _check_file(path, problem=False)
     from sgdynamics.cli import problem_files
-    from sgdynamics.cli.tables import compared, picked, print_compared
+    from sgdynamics.cli.summaries import compare_variables, select_result
+    from sgdynamics.cli.tables import print_comparison
 
-    held = problem_files.results_in(first)
-    one = picked(held, theory, "theory", sampled=False, file=first)
-    others = held if second is None else problem_files.results_in(second)
-    other = picked(others, simulation, "simulation", sampled=True, file=second or first)
-    _answer(compared(one, other), json_, print_compared)
+    theories = problem_files.results_in(first)
+    simulations = theories if second is None else problem_files.results_in(second)
+    left = select_result(theories, theory, "theory", is_simulation=False, file=first)
+    right = select_result(
+        simulations, simulation, "simulation", is_simulation=True, file=second or first
+    )
+    _show(compare_variables(left, right), json_, print_comparison)
 
 
-@app.command(name="exit-time", short_help="When runs leave their plateau.")
+@app.command(name="exit-time", short_help="Compute when training leaves its plateau.")
 def exit_time(file: File, json_: Json = False, quiet: Quiet = False) -> None:
-    """When runs leave their plateau, by each method that [exit_time] names."""
+    """Compute when training leaves its plateau.
+
+    Prints the exit times of each method of the table [exit_time].
+    """
     _check_file(file)
     from sgdynamics.analysis import exit_times
     from sgdynamics.cli import problem_files
-    from sgdynamics.cli.tables import exit_row, print_exits
+    from sgdynamics.cli.summaries import exit_row
+    from sgdynamics.cli.tables import print_exits
 
     problem, algorithm, start, calls = problem_files.exit_calls(problem_files.read(file))
     progress = False if quiet else None
-    found = [
+    answers = [
         exit_times.exit_time(problem, algorithm, start, progress=progress, **arguments)
         for arguments in calls.values()
     ]
-    _answer({"exit_times": [exit_row(one) for one in found]}, json_, print_exits)
+    _show({"exit_times": [exit_row(answer) for answer in answers]}, json_, print_exits)
 
 
-@app.command(short_help="Eigenvalues of the risk's Hessian.")
+@app.command(short_help="Compute the Hessian spectrum of the risk.")
 def hessian(file: File, json_: Json = False) -> None:
-    """All eigenvalues of the risk's Hessian at the start, with multiplicities."""
+    """Compute the Hessian spectrum of the risk.
+
+    Prints all eigenvalues at the start, with their multiplicities.
+    """
     _check_file(file)
     from sgdynamics.analysis.landscape import hessian_spectrum
     from sgdynamics.cli import problem_files
-    from sgdynamics.cli.tables import print_hessian, spectrum
+    from sgdynamics.cli.summaries import hessian_summary
+    from sgdynamics.cli.tables import print_hessian
 
     problem, start, arguments = problem_files.hessian_call(problem_files.read(file))
-    _answer(spectrum(hessian_spectrum(problem, start, **arguments)), json_, print_hessian)
+    _show(hessian_summary(hessian_spectrum(problem, start, **arguments)), json_, print_hessian)
 
 
-@app.command(short_help="A grid of solutions, resumable.")
+@app.command(short_help="Solve a problem over a grid of parameters.")
 def sweep(
     file: File,
     out: Out = Path("output"),
     workers: Annotated[
-        int, typer.Option(help="Processes; all cores unless given.", show_default=False)
+        int,
+        typer.Option(help="Number of processes. Defaults to all cores.", show_default=False),
     ] = 0,
     shard: Annotated[
         str,
         typer.Option(
-            help="I/N: only every N-th group of points, from the I-th (0..N-1).", show_default=False
+            help="Compute only a share of the points: I/N, with I from 0 to N - 1.",
+            show_default=False,
         ),
     ] = "",
     scheduler: Annotated[
@@ -253,30 +297,36 @@ def sweep(
     json_: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """A grid of solutions as [sweep] states it, resumable: one labelled NetCDF file, a table, a picture."""
+    """Solve a problem over a grid of parameters.
+
+    Runs the solver of the table [sweep] at each point of [sweep.over]. Writes a NetCDF file and a
+    figure, and prints a table. A sweep that was interrupted continues where it stopped.
+    """
     _check_file(file)
     from sgdynamics.cli import problem_files
-    from sgdynamics.cli.tables import print_sweep, sweep_picture, sweep_summary, swept_numbers
+    from sgdynamics.cli.drawings import draw_sweep
+    from sgdynamics.cli.summaries import point_values, sweep_summary
+    from sgdynamics.cli.tables import print_sweep
     from sgdynamics.results.datasets import save
-    from sgdynamics.sweeps import sweep as swept
+    from sgdynamics.sweeps import sweep as run_sweep
 
     solver, arguments = problem_files.sweep_call(problem_files.read(file))
-    _folder(out)
+    _make_folder(out)
     arguments.setdefault("store", str(out / f"{file.stem}.sweep"))
     arguments |= {"workers": workers} if workers else {}
     arguments |= {"scheduler": scheduler} if scheduler else {}
-    arguments |= {"shard": _shard(shard)} if shard else {}
-    result = swept(solver, progress=False if quiet else None, **arguments)
-    found = sweep_summary(result, list(arguments["over"]))
-    found["store"] = arguments["store"]
-    if not found["missing"]:  # of several shards the last one writes the whole
-        found["files"] = [str(save(result, out / f"{file.stem}-sweep.nc"))]
-        numbers = swept_numbers(result)
-        if numbers is not None and (fig := sweep_picture(numbers)) is not None:
-            found["files"].append(str(out / f"{file.stem}-sweep.png"))
-            fig.savefig(found["files"][-1], dpi=150)
-    _answer(found, json_, print_sweep)
-    if found["failed"] and found["failed"] == found["points"] - found["missing"]:
+    arguments |= {"shard": _parse_shard(shard)} if shard else {}
+    result = run_sweep(solver, progress=False if quiet else None, **arguments)
+    summary = sweep_summary(result, list(arguments["over"]))
+    summary["store"] = arguments["store"]
+    if not summary["missing"]:  # of several shards, the last one to finish writes the files
+        summary["files"] = [str(save(result, out / f"{file.stem}-sweep.nc"))]
+        values = point_values(result)
+        if values is not None and (fig := draw_sweep(values)) is not None:
+            summary["files"].append(str(out / f"{file.stem}-sweep.png"))
+            fig.savefig(summary["files"][-1], dpi=150)
+    _show(summary, json_, print_sweep)
+    if summary["failed"] and summary["failed"] == summary["points"] - summary["missing"]:
         raise typer.Exit(1)
 
 
@@ -289,33 +339,31 @@ def _check_file(path: Path, *, problem: bool = True) -> None:
         files.read_toml(path)
 
 
-def _folder(out: Path) -> None:
-    """Made before anything is computed, so that nothing is lost where it cannot be."""
+def _make_folder(out: Path) -> None:
+    """Create the output folder before anything is computed, so that no result is lost."""
     from sgdynamics.base import checks
 
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise checks.reject(
-            "out", str(out), f"no folder can be made there ({error.strerror}): give another"
+            "out",
+            str(out),
+            f"the folder cannot be created ({error.strerror}). Use another folder.",
         ) from None
 
 
-def _shard(text: str) -> tuple[int, int]:
+def _parse_shard(text: str) -> tuple[int, int]:
     from sgdynamics.base import checks
 
-    parts = text.split("/")
-    if (
-        len(parts) != 2
-        or not all(part.isdigit() for part in parts)
-        or not int(parts[0]) < int(parts[1])
-    ):
-        raise checks.reject("shard", text, "give I/N with I from 0 to N - 1, as in 0/4")
-    return int(parts[0]), int(parts[1])
+    index, _, count = text.partition("/")
+    if not (index.isdigit() and count.isdigit() and int(index) < int(count)):
+        raise checks.reject("shard", text, "this must be I/N with I from 0 to N - 1, as in 0/4.")
+    return int(index), int(count)
 
 
 def _gallery() -> ModuleType:
-    """The gallery of the distribution sgdynamics-reproductions, which is installed on its own."""
+    """The gallery of the distribution sgdynamics-reproductions, which is installed separately."""
     try:
         return importlib.import_module("sgdynamics_reproductions.gallery")
     except ModuleNotFoundError as error:
@@ -328,75 +376,86 @@ def _gallery() -> ModuleType:
         ) from None
 
 
-@app.command(short_help="Make one figure, with claim and verdict.")
+@app.command(short_help="Reproduce a figure and check its claim.")
 def figure(
     document: Annotated[
         str,
-        typer.Argument(help="One of the documents, see `sgdynamics figures`.", show_default=False),
+        typer.Argument(help="Name of a document (see sgdynamics figures).", show_default=False),
     ],
     number: Annotated[
-        str, typer.Argument(help="Its number (2, b1) or name (escape_times).", show_default=False)
+        str,
+        typer.Argument(
+            help="Number (2, b1) or name (escape_times) of the figure.", show_default=False
+        ),
     ],
     quick: Annotated[
-        bool, typer.Option("--quick", help="Smaller sizes, under half a minute.")
+        bool, typer.Option("--quick", help="Use smaller sizes: less than half a minute.")
     ] = False,
-    seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the random number generator.")] = 0,
     out: Out = Path("output"),
     json_: Json = False,
 ) -> None:
-    """Make one figure of a document: picture, data, the claim it checks and the verdict."""
+    """Reproduce a figure of a document and check its claim.
+
+    Writes the figure and its data, and prints the claim and the verdict.
+    """
     from sgdynamics.base import checks
     from sgdynamics.cli.tables import print_figure
 
     gallery = _gallery()
     checks.integer("seed", seed, 0)
-    _folder(out)
+    _make_folder(out)
     entry = gallery.find(document, number)
     record = gallery.make(entry, out, quick=quick, seed=seed, again=True)
     if record["error"]:
         raise RuntimeError(record["error"])
-    _answer(record, json_, print_figure)
+    _show(record, json_, print_figure)
 
 
-@app.command(short_help="List every figure with one line each.")
+@app.command(short_help="List the figures that can be reproduced.")
 def figures(json_: Json = False) -> None:
-    """List every figure with one line each."""
+    """List the figures that can be reproduced, with one line each."""
     from sgdynamics.cli.tables import print_figures
 
     rows = [
         {"document": entry.document, "number": entry.number, "line": entry.line}
         for entry in _gallery().ENTRIES
     ]
-    _answer({"figures": rows}, json_, print_figures)
+    _show({"figures": rows}, json_, print_figures)
 
 
 Warm = Annotated[
     bool,
-    typer.Option("--warm", help="Compile what a first session needs, and keep it in a folder."),
+    typer.Option("--warm", help="Fill a compilation cache with the programs of a first session."),
 ]
 
 
-@app.command(short_help="Versions, devices, cache.")
+@app.command(short_help="Show versions, devices and the compilation cache.")
 def info(warm: Warm = False, json_: Json = False) -> None:
-    """Versions, devices, precision and the compilation cache."""
-    from sgdynamics.cli.tables import machine, print_machine
+    """Show versions, devices, precision and the compilation cache."""
+    from sgdynamics.cli.summaries import machine
+    from sgdynamics.cli.tables import print_machine
 
-    kept = {}
-    if warm:
+    cache = {}
+    if warm:  # before the description of the machine, which names the cache in use
         from sgdynamics.cli import compile_cache
 
-        kept = {"warmed": compile_cache.warm()}
-    _answer({**machine(), **kept}, json_, print_machine)
+        cache = {"warmed": compile_cache.warm()}
+    _show({**machine(), **cache}, json_, print_machine)
 
 
-@app.command(short_help="A local page with sliders: theory and exact runs.")
+@app.command(short_help="Explore a problem with sliders in the browser.")
 def explore(
-    port: Annotated[int, typer.Option(help="Of 127.0.0.1; 0 for any that is free.")] = 8765,
+    port: Annotated[int, typer.Option(help="Port on 127.0.0.1; 0 selects a free port.")] = 8765,
     no_browser: Annotated[
-        bool, typer.Option("--no-browser", help="Only say where the page is.")
+        bool, typer.Option("--no-browser", help="Print the address without opening a browser.")
     ] = False,
 ) -> None:
-    """A page on this machine alone: sliders, the ODE and exact runs side by side, links, exports as Python, TOML and PDF."""
+    """Explore a problem with sliders in the browser.
+
+    Serves a page on this machine that shows the ODE and exact runs side by side, and exports them
+    as Python, TOML and PDF.
+    """
     from sgdynamics.base import checks
     from sgdynamics.cli.explorer.server import Explorer, serve
 
@@ -404,17 +463,18 @@ def explore(
     serve(Explorer(port), lambda text: print(text, flush=True), browse=not no_browser)
 
 
-def _answer(found: object, as_json: bool, show: Callable[..., Any]) -> None:
+def _show(answer: object, as_json: bool, print_answer: Callable[..., Any]) -> None:
+    """Print an answer as JSON, or for a reader."""
     if as_json:
-        from sgdynamics.cli.tables import plain
+        from sgdynamics.cli.summaries import plain
 
-        print(json.dumps(plain(found), allow_nan=False))
+        print(json.dumps(plain(answer), allow_nan=False))
     else:
-        show(found)
+        print_answer(answer)
 
 
 def main() -> None:
-    """The entry point of the command `sgdynamics`."""
+    """Run the command `sgdynamics`."""
     app(prog_name="sgdynamics")
 
 

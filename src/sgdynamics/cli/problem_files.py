@@ -61,7 +61,7 @@ class RunPlan:
     record : dict
         The contents of the file as plain values.
     problem, algorithm, start : object
-        What the file states, as arguments of a solver.
+        Arguments of a solver, made from the records of the file.
     save_points : dict
         The clock of the save points (times, alpha or steps) and their values.
     calls : dict of str to dict
@@ -226,10 +226,10 @@ def plans(path: str | Path) -> list[RunPlan]:
 def plan(record: Mapping[str, Any]) -> RunPlan:
     """The solver calls that the table [run] states."""
     table = _table(record, "run")
-    known = registry.methods()
-    checks.reject_unknown("[run]", table, ("methods", *CLOCKS, *RUN_KEYS, *known))
-    names = _methods("run", table, tuple(known))
-    for name in known:
+    methods = registry.methods()
+    checks.reject_unknown("[run]", table, ("methods", *CLOCKS, *RUN_KEYS, *methods))
+    names = _methods("run", table, tuple(methods))
+    for name in methods:
         if name in table and name not in names:
             raise ValueError(
                 f"[run.{name}]: methods = {names} does not contain {name!r}. Add it, or remove "
@@ -239,7 +239,7 @@ def plan(record: Mapping[str, Any]) -> RunPlan:
     calls = {name: _method_arguments(name, table, problem) for name in names}
     save_points = _save_points("[run]", table)
     for name in names:
-        _check_clock(name, known[name][1], next(iter(save_points)))
+        _check_clock(name, methods[name][1], next(iter(save_points)))
     start = _start(problem, record, table)
     return RunPlan(dict(record), problem, algorithm, start, save_points, calls)
 
@@ -294,7 +294,7 @@ def solve(run_plan: RunPlan, method_name: str, progress: bool | None = None) -> 
 
 
 def exit_calls(record: Mapping[str, Any]) -> tuple[Any, Any, Any, dict[str, dict[str, Any]]]:
-    """Problem, algorithm, start, and the arguments of `exit_time` for each method of [exit_time]."""
+    """Problem, algorithm, start, and the arguments of each method of [exit_time]."""
     table = _table(record, "exit_time")
     accepted = _arguments(exit_times.exit_time, ("method",))
     checks.reject_unknown("[exit_time]", table, ("methods", *accepted))
@@ -342,9 +342,7 @@ def sweep_call(record: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
     table = dict(_table(record, "sweep"))
     name = table.pop("solver", None)
     if name is None:
-        raise ValueError(
-            f"[sweep]: solver is missing. Set it to one of {_listed(_swept_solvers())}"
-        )
+        raise ValueError(f"[sweep]: solver is missing. Set it to one of {_join(_swept_solvers())}")
     checks.choice("sweep.solver", name, _swept_solvers())
     entry, method = registry.methods().get(name, (None, None))
     entry = entry or registry.swept_functions()[name]
@@ -374,7 +372,8 @@ def sweep_call(record: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
                 f"[sweep]: the clock of {name} is t/width, and the width varies. Use alpha or "
                 "steps instead of times."
             )
-        arguments["times"] = (np.asarray(arguments["times"]) / problem.width).tolist()  # type: ignore[union-attr]
+        width = problem.width  # type: ignore[union-attr]
+        arguments["times"] = (np.asarray(arguments["times"]) / width).tolist()
     sizes = table if method is not None else {**record.get(name, {}), **table}
     start = _swept_start(record, problem, {*arguments, *varied}, _dimension(record, sizes))
     algorithm_from(record["algorithm"])
@@ -434,18 +433,18 @@ def _table(record: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return record[name]
 
 
-def _methods(where: str, table: Mapping[str, Any], known: tuple[str, ...]) -> list[str]:
+def _methods(where: str, table: Mapping[str, Any], accepted: tuple[str, ...]) -> list[str]:
     methods = table.get("methods")
     if not isinstance(methods, list) or not methods:
         raise checks.reject(
-            f"{where}.methods", methods, f"this must be a list of methods out of {_listed(known)}"
+            f"{where}.methods", methods, f"this must be a list of methods out of {_join(accepted)}"
         )
     for method in methods:
-        checks.choice(f"{where}.methods", method, known)
+        checks.choice(f"{where}.methods", method, accepted)
     return list(dict.fromkeys(methods))
 
 
-def _listed(names: tuple[str, ...]) -> str:
+def _join(names: tuple[str, ...]) -> str:
     return f"{', '.join(names)}."
 
 
@@ -491,7 +490,7 @@ def _values(name: str, value: object) -> list[Any]:
 
 
 def _arguments(function: Callable[..., Any], excluded: tuple[str, ...]) -> tuple[str, ...]:
-    """The keyword-only arguments of a function that a file may set, and the fields of its options."""
+    """The arguments that a file may set: keyword-only arguments, and fields of the options."""
     names = [
         parameter.name
         for parameter in inspect.signature(function).parameters.values()
@@ -504,13 +503,13 @@ def _arguments(function: Callable[..., Any], excluded: tuple[str, ...]) -> tuple
 def _option_names(function: Callable[..., Any]) -> tuple[str, ...]:
     """The fields of the options object, such as `sgd.DMFT`, that a solver takes as `method`."""
     method = inspect.signature(function).parameters.get("method")
-    return (
-        tuple(method.default.describe()) if hasattr(method and method.default, "describe") else ()
-    )
+    if method is None or not hasattr(method.default, "describe"):
+        return ()
+    return tuple(method.default.describe())
 
 
 def _with_options(function: Callable[..., Any], table: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a function from a table in which the fields of its options are plain keys."""
+    """The arguments of a function, from a table with the fields of its options as plain keys."""
     options = {key: table[key] for key in _option_names(function) if key in table}
     if not options:
         return dict(table)

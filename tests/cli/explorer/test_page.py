@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from sgdynamics.cli import main
 from sgdynamics.cli.explorer.curves import GRID
 from sgdynamics.cli.explorer.server import Explorer
-from sgdynamics.cli.explorer.states import State, address, exported
+from sgdynamics.cli.explorer.states import State, address, export_text
 from sgdynamics.results.datasets import load
 from tests.cli.explorer.process import interruptible
 from tests.docs.browser import NAMES, Browser, installed
@@ -161,7 +161,7 @@ def test_exports_are_downloaded_and_run(browser, server, tmp_path):
             assert time.monotonic() < until, kind
             time.sleep(0.05)
     assert (tmp_path / "explored.pdf").read_bytes().startswith(b"%PDF")
-    assert (tmp_path / "explored.toml").read_text() == exported(SIMPLE, "toml")
+    assert (tmp_path / "explored.toml").read_text() == export_text(SIMPLE, "toml")
     done = CliRunner().invoke(
         main.app,
         [
@@ -259,7 +259,7 @@ def test_the_documentation_has_it_without_a_server(browser, tmp_path):
         "fetch(document.querySelector('#explorer-toml').href).then((answer) => answer.text())"
     )
     lowest = {name: min(values) for name, values in GRID.items() if name != "activation"}
-    assert tomllib.loads(text) == tomllib.loads(exported(State(**lowest), "toml"))
+    assert tomllib.loads(text) == tomllib.loads(export_text(State(**lowest), "toml"))
     assert browser.run("document.querySelector('#explorer-pdf').hidden")
     browser.run("location.hash = 'lr=0.123'")
     wait(browser, f"{STATUS}.startsWith('lr = 0.123: this page has only')", 10)

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from sgdynamics.cli import main
 from sgdynamics.cli.explorer import curves
 from sgdynamics.cli.explorer.server import MAX_CONNECTIONS, Explorer
-from sgdynamics.cli.explorer.states import State, exported
+from sgdynamics.cli.explorer.states import State, export_text
 from tests.cli.explorer.process import interruptible
 
 
@@ -214,7 +214,7 @@ def test_exports_are_files(server):
         status, headers, content = get(server, f"/export?kind={kind}&lr=0.25&activation=relu")
         assert status == 200
         assert headers["Content-Disposition"] == f'attachment; filename="explored.{kind}"'
-        assert content.decode() == exported(State(lr=0.25, activation="relu"), kind)
+        assert content.decode() == export_text(State(lr=0.25, activation="relu"), kind)
 
 
 def test_failures_of_a_computation_are_told(server, monkeypatch):

@@ -14,7 +14,7 @@ import pytest
 import sgdynamics as sgd
 from sgdynamics.cli import problem_files
 from sgdynamics.cli.explorer import curves, states
-from sgdynamics.cli.explorer.states import State, address, exported, record, state_from
+from sgdynamics.cli.explorer.states import State, address, export_text, record, state_from
 
 OTHER = State(width=3, activation="relu", lr=0.25, noise=1e-05, dimension=77, time=2.5, seed=6)
 
@@ -76,7 +76,7 @@ def test_the_program_asks_for_what_the_file_states(monkeypatch):
     )
     monkeypatch.setattr(sgd, "simulate", simulate)
     with pytest.raises(Enough):
-        exec(compile(exported(OTHER, "py"), "explored.py", "exec"), {})
+        exec(compile(export_text(OTHER, "py"), "explored.py", "exec"), {})
     assert (
         plan.problem
         == asked["problem"]

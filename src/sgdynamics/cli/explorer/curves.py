@@ -24,8 +24,9 @@ import numpy as np
 import xarray as xr
 
 from sgdynamics.cli import problem_files
+from sgdynamics.cli.drawings import draw_results
 from sgdynamics.cli.explorer.states import SLIDERS, State, address, record, settings
-from sgdynamics.cli.tables import picture, plain
+from sgdynamics.cli.summaries import plain
 
 STEPS_PER_PIECE = 80_000  # steps of eight exact runs: about half a second on one core
 MAX_STEPS = 4_000_000  # per run: half a minute on one core
@@ -36,8 +37,8 @@ MAX_CHECKPOINTS = 32  # states whose runs can be continued, 0.2 MB each
 class Theory:
     """Deterministic curves of one state.
 
-    ``limit`` is the ODE of d -> infinity, ``finite`` the ODE whose drift is the exact mean of a step
-    at dimension d. ``times`` are the save points, which end early where the ODE diverges.
+    ``limit`` is the ODE of d -> infinity, ``finite`` the ODE whose drift is the exact mean of a
+    step at dimension d. ``times`` are the save points, which end early where the ODE diverges.
     """
 
     times: np.ndarray
@@ -67,8 +68,8 @@ def _times_before_divergence(
 ) -> tuple[np.ndarray, xr.Dataset]:
     """Shrink the time axis until a solution that diverges has a visible beginning.
 
-    A result knows the last save point at which it is finite. Each pass takes the next save point, which
-    lies beyond the divergence, as the new end, so that it shrinks the axis by the number of points.
+    A result knows the last save point at which it is finite. Each pass takes the next save point,
+    which lies beyond the divergence, as the new end: the axis shrinks by the number of points.
     """
     last = _last_finite(limit)
     while last < len(times) // 4 and times[-1] > 1e-9:
@@ -88,7 +89,7 @@ def _diverged(result: xr.Dataset) -> bool:
 
 
 def _divergence_note(state: State, diverged_at: float) -> str:
-    """Say when the ODE diverges, and the largest learning rate of the slider at which it does not."""
+    """Note when the ODE diverges, and the largest learning rate of the slider that is stable."""
     slower = [lr for lr in SLIDERS["lr"] if lr < state.lr]
     low, high = (
         0,
@@ -119,14 +120,15 @@ def _diverges(state: State) -> bool:
 def simulate_runs(
     state: State, pieces: int | None = None
 ) -> tuple[xr.Dataset, bool, tuple[str, ...]]:
-    """Exact runs of a state after this many pieces (all by default), whether they are complete, notes."""
+    """Return exact runs after some pieces (default: all), whether they are complete, and notes."""
     times = solve_theory(state).times
     steps = times * state.dimension / state.lr
     reachable = int(np.searchsorted(steps, MAX_STEPS, side="right"))
     if reachable < 2:
         note = (
             f"Exact runs are omitted: the first of {len(times) - 1} save points takes "
-            f"{steps[1]:.2g} steps, and the limit is {MAX_STEPS:.2g}. Reduce the dimension or the time."
+            f"{steps[1]:.2g} steps, and the limit is {MAX_STEPS:.2g}. Reduce the dimension or the "
+            "time."
         )
         return _solve(state, "exact", times[:1]), True, (note,)
     affordable = reachable
@@ -163,7 +165,10 @@ def _checkpoints() -> tempfile.TemporaryDirectory[str]:
 
 
 def _checkpoint(state: State) -> Path:
-    """Folder of the runs of a state, removed when the process ends or many others have been used since."""
+    """Return the folder of the runs of a state.
+
+    It is removed when the process ends, or when many other states have been used since.
+    """
     root = Path(_checkpoints().name)
     folder = root / hashlib.sha256(address(state).encode()).hexdigest()[:24]
     folder.mkdir(exist_ok=True)
@@ -183,8 +188,8 @@ def _sentences(caught: list[warnings.WarningMessage]) -> tuple[str, ...]:
 def curves(state: State, pieces: int | None = None) -> dict[str, Any]:
     """Return what the page draws, as plain values.
 
-    Risks of both ODEs and of every run; overlaps of the ODE and their mean over runs; ``complete`` is
-    False as long as a call with more ``pieces`` brings longer runs.
+    These are the risks of both ODEs and of each run, the overlaps of the ODE, and their mean over
+    runs. ``complete`` is False as long as a call with more ``pieces`` computes longer runs.
     """
     theory = solve_theory(state)
     runs, complete, notes = simulate_runs(state, pieces)
@@ -193,17 +198,17 @@ def curves(state: State, pieces: int | None = None) -> dict[str, Any]:
         "notes": [*theory.notes, *notes],
         "complete": complete,
         "ode": {
-            "t": _rounded(theory.limit["t"]),
-            "risk": _rounded(theory.limit["excess_risk"][0]),
+            "t": _round(theory.limit["t"]),
+            "risk": _round(theory.limit["excess_risk"][0]),
             "M": _overlap_curves(theory.limit),
         },
         "finite": {
-            "t": _rounded(theory.finite["t"]),
-            "risk": _rounded(theory.finite["excess_risk"][0]),
+            "t": _round(theory.finite["t"]),
+            "risk": _round(theory.finite["excess_risk"][0]),
         },
         "exact": {
-            "t": _rounded(runs["t"]),
-            "risk": _rounded(runs["excess_risk"]),
+            "t": _round(runs["t"]),
+            "risk": _round(runs["excess_risk"]),
             "M": _overlap_curves(runs),
         },
     }
@@ -215,26 +220,26 @@ def _overlap_curves(result: xr.Dataset) -> list[list[Any]]:
         warnings.simplefilter("ignore", RuntimeWarning)  # all runs diverged: the mean is NaN
         mean = np.nanmean(result["M"].values, axis=0)
     _, units, signals = mean.shape
-    return [_rounded(mean[:, unit, signal]) for signal in range(signals) for unit in range(units)]
+    return [_round(mean[:, unit, signal]) for signal in range(signals) for unit in range(units)]
 
 
-def _rounded(values: Any) -> Any:
+def _round(values: Any) -> Any:
     """Nested lists with five digits, which is more than a screen shows."""
     array = np.asarray(values)
     if array.ndim > 1:
-        return [_rounded(row) for row in array]
+        return [_round(row) for row in array]
     return plain([float(f"{value:.5g}") for value in array])
 
 
 def pdf(state: State) -> bytes:
-    """Return the figure that `sgdynamics run` draws of the exported file, over the times of the page."""
+    """Return the figure that `sgdynamics run` draws of the exported file, at the page's times."""
     file = io.BytesIO()
     results = {"ode": solve_theory(state).limit, "exact": simulate_runs(state)[0]}
-    picture(results, str(record(state)["title"])).savefig(file, format="pdf")
+    draw_results(results, str(record(state)["title"])).savefig(file, format="pdf")
     return file.getvalue()
 
 
-# The page of the documentation computes nothing: its build solves these states, two programs in all.
+# The page of the documentation computes nothing: its build solves these states with two programs.
 GRID: dict[str, list[Any]] = {
     "width": [2, 4],
     "activation": ["erf"],
@@ -247,7 +252,7 @@ GRID: dict[str, list[Any]] = {
 
 
 def grid(values: Mapping[str, list[Any]] = GRID) -> dict[str, Any]:
-    """Return the settings and the curves of every state of a grid, by address: the page without a server."""
+    """Return the settings and the curves of all states of a grid, for the page without a server."""
     states = [
         State(**dict(zip(values, combination, strict=True)))
         for combination in itertools.product(*values.values())

@@ -1,4 +1,4 @@
-"""The explorer's server, for this machine only: one static page, and its settings, curves and exports."""
+"""The explorer's server, for this machine only: a page, its settings, curves and exports."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from urllib.parse import SplitResult, parse_qsl, urlsplit
 from sgdynamics.base import checks
 from sgdynamics.cli.explorer import states
 
-# The computation is imported by the first request that needs it, so that the page does not wait for JAX.
+# The first request that needs it imports the computation, so the page does not wait for JAX.
 
 ADDRESS = "127.0.0.1"
 HOSTS = ("127.0.0.1", "localhost")
@@ -43,7 +43,8 @@ class Forbidden(Exception):
 class Explorer(ThreadingHTTPServer):
     """The server of one process.
 
-    Computations run one after the other. Of several requests of one page that wait, only the newest is computed.
+    Computations run one after the other. Of several waiting requests of one page, only the newest
+    is computed.
     """
 
     daemon_threads = True
@@ -57,7 +58,10 @@ class Explorer(ThreadingHTTPServer):
         try:
             super().__init__((ADDRESS, port), Handler)
         except OSError as error:
-            fix = f"the port is in use or not allowed ({error.strerror}). Choose another, or --port 0 for any free one"
+            fix = (
+                f"the port is in use or not allowed ({error.strerror}). Choose another one, or "
+                "--port 0 for any free one"
+            )
             raise checks.reject("port", port, fix) from None
 
     @property
@@ -86,8 +90,8 @@ class Explorer(ThreadingHTTPServer):
     def curves(self, query: dict[str, str]) -> dict[str, Any]:
         """Return the curves of an address.
 
-        ``page`` and ``number`` identify the page and count its requests; ``pieces`` is the number of pieces of
-        the exact runs to compute.
+        ``page`` and ``number`` identify the page and count its requests; ``pieces`` is the number
+        of pieces of the exact runs to compute.
         """
         page, number = query.pop("page", ""), _count(query, "number", 0)
         pieces = _count(query, "pieces", 1)
@@ -114,7 +118,7 @@ class Explorer(ThreadingHTTPServer):
         kind = checks.choice("kind", query.pop("kind", "py"), tuple(KINDS))
         state = states.state_from(query)
         if kind != "pdf":
-            return states.exported(state, kind).encode(), KINDS[kind], f"explored.{kind}"
+            return states.export_text(state, kind).encode(), KINDS[kind], f"explored.{kind}"
         with self._computing:
             from sgdynamics.cli.explorer import curves
 
@@ -152,7 +156,7 @@ class Handler(BaseHTTPRequestHandler):
             self._json({"error": checks.reason(error)}, HTTPStatus.INTERNAL_SERVER_ERROR)
 
     def _check_sender(self) -> None:
-        """Reject requests of other sites, under a name of their own for this machine or across origins."""
+        """Reject requests of other sites, by another name of this machine or across origins."""
         host = self.headers.get("Host", "")
         if not _is_local(host):
             raise Forbidden(
@@ -175,9 +179,9 @@ class Handler(BaseHTTPRequestHandler):
         elif url.path == "/settings":
             self._json(states.settings(states.SLIDERS, compiled=sorted(self.server.compiled)))
         elif url.path == "/curves":
-            self._json(self.server.curves(_parsed(url.query)))
+            self._json(self.server.curves(_parse_query(url.query)))
         elif url.path == "/export":
-            content, kind, name = self.server.export(_parsed(url.query))
+            content, kind, name = self.server.export(_parse_query(url.query))
             self._send(content, kind, {"Content-Disposition": f'attachment; filename="{name}"'})
         else:
             paths = ", ".join((*FILES, "/settings", "/curves", "/export"))
@@ -218,7 +222,7 @@ def _is_local(host: str) -> bool:
     return name in HOSTS and (not separator or (port.isascii() and port.isdigit()))
 
 
-def _parsed(query: str) -> dict[str, str]:
+def _parse_query(query: str) -> dict[str, str]:
     """Parse a query, in which each name may stand once."""
     if len(query) > LONGEST_ADDRESS:
         raise ValueError(
@@ -246,7 +250,8 @@ def serve(server: Explorer, say: Callable[[str], Any], browse: bool) -> None:
     except KeyboardInterrupt:
         say("explorer ended")
         if server.computing:
-            # The compiler cannot be interrupted, an ordinary exit would abort it with an error, and nothing is left to be written.
+            # The compiler cannot be interrupted, and an ordinary exit would abort it with an error.
+            # Nothing is left to be written.
             os._exit(0)
     finally:
         server.server_close()

@@ -1,4 +1,4 @@
-"""States of the explorer: their validation, the values of the sliders, and each state as TOML and Python."""
+"""States of the explorer: validation, values of the sliders, and export as TOML and Python."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def templates() -> dict[str, str]:
     }
 
 
-def exported(state: State, kind: str) -> str:
+def export_text(state: State, kind: str) -> str:
     """Return a state as a problem file ("toml") or a program ("py")."""
     return Template(templates()[kind]).substitute(
         {name: text_of(value) for name, value in asdict(state).items()}
@@ -103,9 +103,9 @@ def exported(state: State, kind: str) -> str:
 
 def record(state: State) -> dict[str, Any]:
     """Return the content of the problem file of a state: the page computes what it exports."""
-    return tomllib.loads(exported(state, "toml"))
+    return tomllib.loads(export_text(state, "toml"))
 
 
 def settings(sliders: Mapping[str, list[Any]], **extra: Any) -> dict[str, Any]:
-    """Return what the page's script needs: the first state, the positions of the sliders, the templates."""
+    """Return the settings of the page: its first state, the positions of the sliders, templates."""
     return {"first": asdict(State()), "sliders": dict(sliders), "templates": templates(), **extra}
