@@ -212,6 +212,25 @@ def test_the_mean_field_announces_long_work(monkeypatch):
     with pytest.warns(UserWarning, match=after):
         assert solve().equals(expected)
     monkeypatch.setattr(particles, "HEAVY", 0.0)
-    before = r"mean field, 4 particles: at least .* s per velocity, 104 velocities or more per sol"
+    before = (
+        r"mean field, 4 particles: at least .* s per evaluation of the velocity, 104 evaluations or"
+    )
     with pytest.warns(UserWarning, match=before):
         assert solve().equals(expected)
+
+
+def test_exits_by_the_ode_announce_long_work(monkeypatch):
+    problem = sgd.TeacherStudent(width=2)
+    start = sgd.start(problem, M=[[0.3], [0.1]], Q=np.eye(2))
+
+    def exits():
+        return sgd.exit_time(problem, sgd.OnePassSGD(lr=0.1), start, threshold=0.2, progress=False)
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".* expected")
+        expected = exits()
+    monkeypatch.setattr(progress, "LONG", 0.0)
+    monkeypatch.setattr(integrate, "HEAVY", 0.0)
+    message = r"exit times, ode: at least .* s per evaluation of the drift, 104 evaluations or more"
+    with pytest.warns(UserWarning, match=message):
+        np.testing.assert_array_equal(exits().times, expected.times)

@@ -22,7 +22,7 @@ from sgdynamics.base import checks
 from sgdynamics.base.arrays import IntScalar, Nodes, Numeric, Parameters, PyTree, Scalar, State
 from sgdynamics.base.controls import Schedule
 from sgdynamics.base.precision import float64
-from sgdynamics.base.progress import warn
+from sgdynamics.base.progress import shared_meter, warn
 from sgdynamics.base.resources import check_steps
 from sgdynamics.base.user_functions import checked_function
 from sgdynamics.dynamics.choice import dynamics_of
@@ -281,7 +281,11 @@ def exit_time(
     warn_if_no_growth(asked)
     if method != "ode" and not asked.away.all():
         return _answer(asked, *_simulated_exits(asked), np.zeros(asked.begin.runs, dtype=bool))
-    return finish_exits(asked, None if asked.away.all() else or_raise(run_cases([asked.case()])[0]))
+    if asked.away.all():
+        return finish_exits(asked, None)
+    with shared_meter("exit times, ode", 1.0, asked.progress):
+        solution = or_raise(run_cases([asked.case()])[0])
+    return finish_exits(asked, solution)
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from time import perf_counter
@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 LONG = 60.0  # seconds of expected work above which the user is warned
 PIECES = 3  # pieces of work needed for an estimate: the first two may compile programs
+LEAST_STEPS, EVALUATIONS = 8, 13  # explicit steps of an ODE, evaluations in a step of order 8
 MEASURED = 1.0  # seconds of measured work needed for an estimate
 
 
@@ -187,6 +188,22 @@ def warn_if_long(shown: Meter, seconds: float, how: str, bound: str = "about") -
     )
     advice = "" if shown.is_visible else " Set progress=True to watch it."
     warn(f"{shown.label}: {bound} {length} expected ({how}).{advice}")
+
+
+def warn_from_evaluation(shown: Meter, evaluate: Callable[[], Any], name: str, runs: int) -> None:
+    """Warn where even the fewest explicit steps will take long, from the time of one evaluation.
+
+    `evaluate` waits for its result; its first call may compile a program.
+    """
+    seconds = 0.0
+    for _ in range(2):
+        began = perf_counter()
+        evaluate()
+        seconds = perf_counter() - began
+    evaluations = runs * LEAST_STEPS * EVALUATIONS
+    how = f"{seconds:.2g} s per evaluation of the {name}, {evaluations} evaluations or more"
+    how += f" per solution, {shown.total:g} solution{'s' if shown.total > 1 else ''}"
+    warn_if_long(shown, seconds * evaluations * shown.total, how, "at least")
 
 
 def warn(message: str) -> None:

@@ -39,7 +39,7 @@ from sgdynamics.base.controls import (
 )
 from sgdynamics.base.padding import pad_with_last
 from sgdynamics.base.precision import float64
-from sgdynamics.base.progress import Meter, meter, warn_if_long
+from sgdynamics.base.progress import Meter, meter, warn_from_evaluation, warn_if_long
 from sgdynamics.base.support import require
 from sgdynamics.expectations.choice import expectation_of
 from sgdynamics.mean_field import series as series
@@ -84,8 +84,6 @@ WIDENINGS = 3  # the factor is squared each time: 8, 64, 4096, 1.7e7
 PAIR_COST = 8.0  # a closed pair over a term of the series
 WARN_ABOVE = 1e-4
 CLOCK_NODES = 1025  # of a table of alpha along t
-EVALUATIONS = 13  # of the velocity in a step of Dormand and Prince 8(7)
-LEAST_STEPS = 8  # of a solution
 HEAVY = 3e6  # terms of a velocity above which solutions may take minutes, and one velocity is timed
 
 
@@ -605,15 +603,11 @@ def _announce(bar: Meter, way: _Way, numbers: Parameters, states: State, t: np.n
         return
     state = jax.tree.map(lambda value: jnp.asarray(value[0]), states)
     rate = jax.jit(partial(_velocity, way))
-    seconds = 0.0
-    for _ in range(2):  # the first call compiles
-        began = perf_counter()
+
+    def evaluate() -> None:
         jax.block_until_ready(rate(numbers, state, 0.0))
-        seconds = perf_counter() - began
-    evaluations = runs * LEAST_STEPS * EVALUATIONS
-    how = f"{seconds:.2g} s per velocity, {evaluations} velocities or more per solution"
-    how += f", {bar.total:g} solutions"
-    warn_if_long(bar, seconds * evaluations * bar.total, how, "at least")
+
+    warn_from_evaluation(bar, evaluate, "velocity", runs)
 
 
 def _solve(

@@ -22,7 +22,7 @@ from jaxtyping import Bool, Float
 from sgdynamics.base.arrays import IntScalar, Numeric, Parameters, PyTree, Scalar, State
 from sgdynamics.base.code_generator import older_generator
 from sgdynamics.base.padding import pad_with_last
-from sgdynamics.base.progress import current_meter, warn_if_long
+from sgdynamics.base.progress import current_meter, warn_from_evaluation, warn_if_long
 from sgdynamics.base.resources import check_memory
 from sgdynamics.expectations.risk import stack_lanes
 from sgdynamics.ode.dormand_prince import STAGES
@@ -40,6 +40,7 @@ LARGEST = 1e6  # see `largest`
 FIRST_STRETCH = 2  # explicit steps before the time of a step is looked at
 STRETCH = 0.5  # seconds between two looks at the progress
 GROWING = 6  # explicit steps after which the length of a step tells that of the later ones
+HEAVY = 1e5  # numbers of an expectation's nodes, over all runs, above which exits may take minutes
 FEW_NUMBERS = 128  # of a state: with more, running outweighs compiling
 
 
@@ -356,12 +357,28 @@ def run_cases(cases: list[Case], size: int = 1) -> list[Solved | ValueError]:
     return solved
 
 
+def _announce_exits(case: Case) -> None:
+    """Warn where exits take long: their integrator runs in one call, which shows no progress."""
+    shown, runs = current_meter(), len(next(iter(case.states.values())))
+    if shown is None or runs * sum(leaf.size for leaf in jax.tree.leaves(case.each)) < HEAVY:
+        return
+    own = jax.tree.map(lambda leaf: leaf[0], case.each)
+    state = {name: value[0] for name, value in case.states.items()}
+    rate = jax.jit(case.field.on_symmetric)
+
+    def evaluate() -> None:
+        jax.block_until_ready(rate(own, case.shared, 0.0, state))
+
+    warn_from_evaluation(shown, evaluate, "drift", runs)
+
+
 def _run_cases(cases: list[Case], size: int) -> list[Solved | ValueError]:
     first = cases[0]
     if first.times[-1] == 0.0:
         return [_still(case) for case in cases]
     if first.watch is not None:
         if len(cases) == 1 and size == 1:
+            _announce_exits(first)
             return [
                 _finished(
                     first,
