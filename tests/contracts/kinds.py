@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+import jax
 import jax.numpy as jnp
 
 import sgdynamics as sgd
@@ -16,17 +17,19 @@ LR = 0.1
 class Decay(sgd.Dynamics):
     variables: ClassVar = {"m": ("overlap", ())}
 
-    def rate(self, numbers, state):
+    def rate(self, values, state):
         return {"m": -state["m"]}
 
-    def step(self, numbers, state, key):
-        return {"m": state["m"] * (1 - numbers["algorithm"]["lr"] / numbers["dimension"])}
+    def step(self, values, state, key):
+        length = values["algorithm"]["lr"] / values["dimension"]
+        kick = self.noise(values, state)["m"][0] * jnp.sqrt(length) * jax.random.normal(key)
+        return {"m": state["m"] * (1 - length) + kick}
 
-    def risk(self, numbers, state):
+    def risk(self, values, state):
         return state["m"] ** 2
 
-    def noise(self, numbers, state):
-        return {"m": jnp.full(1, 0.1 / jnp.sqrt(numbers["dimension"]))}
+    def noise(self, values, state):
+        return {"m": jnp.full(1, 0.05 / jnp.sqrt(values["dimension"]))}
 
 
 def two_tokens(fields, signals, head, draws):

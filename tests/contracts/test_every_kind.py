@@ -120,7 +120,7 @@ def test_the_ode_is_the_mean_of_runs(kind):
 def test_the_sde_has_the_mean_of_the_ode_and_the_spread_of_runs(kind):
     paths, chain = solved(kind, "solve_sde"), solved(kind, "simulate")
     agree(solved(kind, "solve_ode"), paths, SLACK + 3e-3)  # its steps are long here
-    name = "m" if kind == "spiked tensor" else "M"
+    name = "m" if kind in ("spiked tensor", "own dynamics") else "M"
     one, other = (
         np.log(result[name].values[:, -1].std(axis=0, ddof=1)) for result in (paths, chain)
     )

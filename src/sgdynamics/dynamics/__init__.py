@@ -1,1 +1,1 @@
-"""Problem x algorithm as a solver sees it: the mean step, one step, observables; and the table of what is supported."""
+"""A problem under an algorithm, as the solvers see it; the user's own dynamics."""

@@ -128,7 +128,7 @@ class MeanEquations(ABC, Generic[S]):
         return {}
 
     def merge_bins(self, initial_state: S) -> tuple[SolverDynamics[S], S] | None:
-        """This dynamics and its start with bins of a spectrum merged in pairs; None without bins."""
+        """The dynamics and its start with bins of a spectrum merged in pairs; None without bins."""
         return None
 
     @property

@@ -1,4 +1,4 @@
-"""`dynamics_of`: the one place where the kind of problem and algorithm selects an implementation."""
+"""`dynamics_of`: the one place where kinds of problems and algorithms are told apart."""
 
 from __future__ import annotations
 

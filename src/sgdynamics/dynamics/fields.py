@@ -177,7 +177,7 @@ class FieldDynamics(SolverDynamics[Start]):
                 self.definition, initial_state.Q_blocks, QUADRATURE_MARGIN
             )
         field = MeanStep(self.structure, quadrature, batch, flow)
-        each, finite = replicated(self.structure, quadrature, flow, finite)
+        replicates, finite = replicated(self.structure, quadrature, flow, finite)
         shared = {
             "problem": self.parameters,
             "algorithm": algorithm.parameters,
@@ -186,7 +186,7 @@ class FieldDynamics(SolverDynamics[Start]):
         }
         states = in_units(shared, self.state_arrays(initial_state))
         points = integration_points(algorithm, clock)
-        case = Case(field, each, shared, states, points, {}, alone="points" in each)
+        case = Case(field, replicates, shared, states, points, {}, alone="points" in replicates)
         case = replace(case, tolerance=self._tolerance(case, rtol, atol))
         return SolveRequest(self, initial_state, clock, dimension, rtol, atol, case, quadrature)
 
@@ -271,9 +271,9 @@ class FieldDynamics(SolverDynamics[Start]):
     def _risk_warnings(self, risks: Risks) -> tuple[str, ...]:
         if risks.undetermined:
             return (
-                "risk: E[loss] is not determined by quadrature, because a few extreme samples carry most "
-                "of it. It may be infinite, as with heavy-tailed draws, and is reported as NaN. The "
-                "overlaps have an error of their own, error_quadrature.",
+                "risk: E[loss] is not determined by quadrature, because a few extreme samples "
+                "carry most of it. It may be infinite, as with heavy-tailed draws, and is reported "
+                "as NaN. The overlaps have an error of their own, error_quadrature.",
             )
         # The error is NaN where all runs diverged.
         if not risks.worst > WARN_ABOVE:

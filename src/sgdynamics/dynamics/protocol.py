@@ -128,8 +128,8 @@ class Dynamics:
         Returns
         -------
         dict
-            For each variable an array of its shape with one more axis at the end: its
-            coefficients of the independent Brownian motions. A JAX function of both arguments.
+            Coefficients of the independent Brownian motions: for each variable an array of its
+            shape with one more axis at the end. A JAX function of both arguments.
         """
         raise NotImplementedError
 

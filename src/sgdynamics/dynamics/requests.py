@@ -1,4 +1,4 @@
-"""What the ODE driver integrates, and what it returns: `SolveRequest` and `Solution`."""
+"""Input and output of the ODE driver: `SolveRequest` and `Solution`."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ class SolveRequest:
     rtol, atol : float or None
         The accuracy requested by the caller.
     case : Case or None
-        What the shared integrator runs; None where the dynamics only has an integrator of its own.
+        Input of the shared integrator; None where the dynamics only has an integrator of its own.
     quadrature : Quadrature or None
-        How finely expectations are integrated, where there are any.
+        Quadrature of the expectations, where there are any.
     integrate : callable or None
         The integrator of this dynamics, where it has one of its own.
     """

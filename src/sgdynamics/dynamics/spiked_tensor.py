@@ -198,7 +198,7 @@ class SpikedDynamics(SolverDynamics[SpikedStart]):
 class SpikedField(Field):
     """The mean step as a right-hand side for the integrators."""
 
-    def __call__(self, each: PyTree, shared: Parameters, t: Scalar, state: State) -> Any:
+    def __call__(self, replicate: PyTree, shared: Parameters, t: Scalar, state: State) -> Any:
         dm, dr2 = drift(shared, state["m"], state["r2"])
         return {"m": dm, "r2": dr2}
 

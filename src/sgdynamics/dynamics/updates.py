@@ -139,7 +139,7 @@ class UpdateDynamics(FieldDynamics):
             # The step sees values of the noise, not the normals that they are made of.
             structure = replace(structure, sample=replace(structure.sample, noise_law=None))
         field = UpdateStep(structure, quadrature, algorithm.batch, law, sums_noise, noise_law)
-        each: dict[str, Any] = {"nodes": expectation_of(structure).nodes(quadrature, False)}
+        replicates: dict[str, Any] = {"nodes": expectation_of(structure).nodes(quadrature, False)}
         if not law.linear:
             first_run = {name: value[0] for name, value in states.items()}
             reads = count_reads(field, shared, first_run)
@@ -147,9 +147,9 @@ class UpdateDynamics(FieldDynamics):
             largest_variance = float(np.abs(initial_state.Q_blocks).sum(axis=1).max())
             fine = min(max(1.0, np.sqrt(largest_variance)), FINEST)
             quiet = sums_noise or self._is_noiseless()
-            each = field_points(structure, algorithm.batch, reads, quiet=quiet, fine=fine)
+            replicates = field_points(structure, algorithm.batch, reads, quiet=quiet, fine=fine)
         points = integration_points(algorithm, clock)
-        case = Case(field, each, shared, states, points, {})
+        case = Case(field, replicates, shared, states, points, {})
         if not law.scales:
             self._require_limit(case)
         accuracy = AVERAGED_TOLERANCE if rtol is None and not law.linear else rtol
@@ -216,11 +216,11 @@ class UpdateDynamics(FieldDynamics):
         """Raise ValueError if the mean step in units of lr/D still depends on a large D."""
         algorithm = self.algorithm
         lr = algorithm.batch if algorithm.scheduled else float(algorithm.lr)
-        first = [jax.tree.map(lambda leaf: leaf[0], part) for part in (case.each, case.states)]
+        replicate, state = jax.tree.map(lambda leaf: leaf[0], (case.each, case.states))
         rates = []
         for D in (LARGE, LESS_LARGE):
             shared = case.shared | {"large": np.float64(D)}
-            step = _rates(case.field, first[0], shared, TRIED_TAU * lr, first[1])
+            step = _rates(case.field, replicate, shared, TRIED_TAU * lr, state)
             rates.append(np.concatenate([np.asarray(value).reshape(-1) for value in step.values()]))
         size = np.abs(rates[0]).max(initial=SMALLEST)
         difference = np.abs(rates[0] - rates[1]).max(initial=0.0)
@@ -317,9 +317,9 @@ def all_rows(update: Update, start: Start, width: int) -> Arrays:
 
 @partial(jax.jit, static_argnums=0)
 def _rates(
-    field: UpdateStep, each: PyTree, shared: Parameters, position: Scalar, state: State
+    field: UpdateStep, replicate: PyTree, shared: Parameters, position: Scalar, state: State
 ) -> Any:
-    return field(each, shared, position, state)
+    return field(replicate, shared, position, state)
 
 
 @dataclass(frozen=True)

@@ -200,7 +200,7 @@ class UserField(Field):
     problem: Dynamics
     flow: bool
 
-    def __call__(self, each: PyTree, shared: Parameters, t: Scalar, state: State) -> Any:
+    def __call__(self, replicate: PyTree, shared: Parameters, t: Scalar, state: State) -> Any:
         lr = shared["algorithm"]["lr"]
         # With a schedule the variable of the integration is alpha, else t = lr alpha / batch.
         # Gradient flow has no alpha, and no schedules that would read it.

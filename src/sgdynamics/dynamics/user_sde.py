@@ -136,32 +136,34 @@ def _advance(
     keys: RandomKeys,
     since: IntScalar,
     end: IntScalar,
-    seen: PyTree,
-    given: PyTree,
+    record: PyTree,
+    watch_parameters: PyTree,
 ) -> tuple[Any, Any, Any]:
     """Advance all runs from step `since` to step `end`."""
 
     def step(index: IntScalar, carry: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
-        states, last_good, seen = carry
+        states, last_good, record = carry
         interval = jnp.searchsorted(parameters["edges"], index, side="right") - 1
         length = parameters["lengths"][interval]
         steps_before = index - parameters["edges"][interval]
         position = parameters["positions"][interval] + steps_before * length
 
-        def advance_run(state: State, key: Any, seen: PyTree) -> tuple[Any, Any]:
+        def advance_run(state: State, key: Any, record: PyTree) -> tuple[Any, Any]:
             normals, _ = normals_and_uniforms(jax.random.fold_in(key, index), sources, 0)
             state = _sde_step(problem, parameters, position, state, length, normals)
-            return state, seen if see is None else see(given, seen, index + 1, dict(state))
+            return state, record if see is None else see(
+                watch_parameters, record, index + 1, dict(state)
+            )
 
-        states, seen = jax.vmap(advance_run)(states, keys, seen)
+        states, record = jax.vmap(advance_run)(states, keys, record)
         finite = [
             jnp.all(jnp.abs(leaf.reshape(len(keys), -1)) < LARGEST, axis=1)
             for leaf in jax.tree.leaves(states)
         ]
         is_good = jnp.stack(finite).all(axis=0)
-        return states, jnp.where(is_good, index + 1, last_good), seen
+        return states, jnp.where(is_good, index + 1, last_good), record
 
-    start = (dict(state), jnp.broadcast_to(since, keys.shape), seen)
+    start = (dict(state), jnp.broadcast_to(since, keys.shape), record)
     return jax.lax.fori_loop(since, end, step, start)
 
 

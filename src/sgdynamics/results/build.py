@@ -25,7 +25,7 @@ class Labels(NamedTuple):
 
 
 class ResultSource(ABC):
-    """What a result needs to know about the dynamics that produced it."""
+    """The dynamics that produced a result, as the result needs to know it."""
 
     problem: Any  # what the result records
     algorithm: Any  # OnePassSGD, or FixedData where the dynamics has a data set
@@ -146,8 +146,8 @@ def build_result(
     warnings : tuple of str
         Warnings to issue before the result is returned.
     sampled : str, optional
-        What a run is called ("runs", "paths") where runs are independent random samples: the
-        result then has the attribute ``error_sampling``, and diverged runs are reported.
+        Name of the runs in messages ("runs", "paths"), where runs are independent random samples.
+        The result then has the attribute ``error_sampling``, and diverged runs are reported.
     container : callable
         ``xr.Dataset``, or ``Parts`` for a result that is not labelled yet.
     recorded : dict, optional

@@ -1,1 +1,1 @@
-"""The front doors: one signature, one clock and one end for every solver."""
+"""The public solve functions and `simulate`, with shared validation, clock and results."""

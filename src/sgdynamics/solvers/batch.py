@@ -138,9 +138,9 @@ def _finish(accurate: list[tuple[_Trajectory, Risks]], batch_size: int) -> list[
         about_ends = end_warnings(ends)
         # A solution that diverges is reported as such.
         if integrator_error > UNRELIABLE and not about_ends:
-            warnings += (_unreliable(integrator_error),)
+            warnings += (_unreliable_warning(integrator_error),)
         if error_quadrature > UNDETERMINED and _count_replicates(solved) > 1:
-            warnings += (_undetermined(error_quadrature),)
+            warnings += (_undetermined_warning(error_quadrature),)
         warnings = (*warnings, *about_ends, *failures)
         solutions.append(Solution(trajectory.states, risks.risk, attributes, ends, warnings))
     return solutions
@@ -257,18 +257,19 @@ def sampling_errors(
     return share, risk_share
 
 
-def _undetermined(error: float) -> str:
+def _undetermined_warning(error: float) -> str:
     """Warning about overlaps that differ between replicates of the sampling points."""
     return (
-        f"error_quadrature = {error:.2g}: the overlaps differ by this share between sets of sampling "
-        "points. The mean of the squared gradient may be infinite, as with heavy-tailed draws; use "
-        "sgd.simulate to see whether the run converges"
+        f"error_quadrature = {error:.2g}: the overlaps differ by this share between sets of "
+        "sampling points. The mean of the squared gradient may be infinite, as with heavy-tailed "
+        "draws; use sgd.simulate to see whether the run converges"
     )
 
 
-def _unreliable(error: float) -> str:
+def _unreliable_warning(error: float) -> str:
     """Warning about a solution that depends on the tolerance of the integrator."""
     return (
-        f"error_integrator = {error:.2g}: the risk changes by this share when the tolerance is ten times "
-        "looser, so the solution is not reliable. Reduce rtol and atol, or end at an earlier time"
+        f"error_integrator = {error:.2g}: the risk changes by this share when the tolerance is ten "
+        "times looser, so the solution is not reliable. Reduce rtol and atol, or end at an "
+        "earlier time"
     )
