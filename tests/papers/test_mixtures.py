@@ -370,7 +370,7 @@ def test_optimum_at_large_snr():
         (lambda: mixture_components("xor", 9), "width = 9"),
         (
             lambda: rescaled_diffusion("binary", [1.0, 1.0], AL),
-            "type '\\+' is 2: make it C_alpha = 1.38629",
+            "type '\\+' is 2. It must be C_alpha = 1.38629",
         ),
         (
             lambda: rescaled_diffusion("binary", [np.sqrt(ring_radius("binary", AL)), 0.0], AL),

@@ -82,14 +82,14 @@ def optimal_schedules(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Datas
     quick : bool, default False
         A smaller size, in less than half a minute.
     seed : int, default 0
-        Of the random numbers.
+        Seed of the random number generator.
 
     Returns
     -------
     fig : matplotlib.figure.Figure
         The picture.
     data : xarray.Dataset
-        What is drawn.
+        The data of the figure.
 
     Notes
     -----

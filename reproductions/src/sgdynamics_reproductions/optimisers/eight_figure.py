@@ -33,14 +33,14 @@ def figure_1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     quick : bool, default False
         Fewer and smaller runs, in about two minutes, most of which compiles.
     seed : int, default 0
-        Of the random numbers.
+        Seed of the random number generator.
 
     Returns
     -------
     fig : matplotlib.figure.Figure
         The picture.
     data : xarray.Dataset
-        What is drawn.
+        The data of the figure.
 
     Notes
     -----

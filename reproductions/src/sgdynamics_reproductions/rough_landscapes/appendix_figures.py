@@ -161,14 +161,14 @@ def figure_b1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     quick : bool, default False
         A smaller size, in less than half a minute.
     seed : int, default 0
-        Of the random numbers.
+        Seed of the random number generator.
 
     Returns
     -------
     fig : matplotlib.figure.Figure
         The picture.
     data : xarray.Dataset
-        What is drawn.
+        The data of the figure.
 
     Notes
     -----
@@ -235,14 +235,14 @@ def figure_b2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     quick : bool, default False
         A smaller size, in less than half a minute.
     seed : int, default 0
-        Of the random numbers.
+        Seed of the random number generator.
 
     Returns
     -------
     fig : matplotlib.figure.Figure
         The picture.
     data : xarray.Dataset
-        What is drawn.
+        The data of the figure.
 
     Notes
     -----
@@ -291,14 +291,14 @@ def figure_b3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     quick : bool, default False
         A smaller size, in less than half a minute.
     seed : int, default 0
-        Of the random numbers.
+        Seed of the random number generator.
 
     Returns
     -------
     fig : matplotlib.figure.Figure
         The picture.
     data : xarray.Dataset
-        What is drawn.
+        The data of the figure.
 
     Notes
     -----
@@ -395,14 +395,14 @@ def figure_b4(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     quick : bool, default False
         A smaller size, in less than half a minute.
     seed : int, default 0
-        Of the random numbers.
+        Seed of the random number generator.
 
     Returns
     -------
     fig : matplotlib.figure.Figure
         The picture.
     data : xarray.Dataset
-        What is drawn.
+        The data of the figure.
 
     Notes
     -----

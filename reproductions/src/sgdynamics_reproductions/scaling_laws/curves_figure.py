@@ -32,7 +32,7 @@ def figure_2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     fig : matplotlib.figure.Figure
         The picture.
     data : xarray.Dataset
-        What is drawn.
+        The data of the figure.
 
     Notes
     -----

@@ -26,14 +26,14 @@ def figure_5(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     quick : bool, default False
         24 skills and 16 runs in place of 32 and 64, in about a minute.
     seed : int, default 0
-        Of the random numbers.
+        Seed of the random number generator.
 
     Returns
     -------
     fig : matplotlib.figure.Figure
         The picture.
     data : xarray.Dataset
-        What is drawn.
+        The data of the figure.
 
     Notes
     -----

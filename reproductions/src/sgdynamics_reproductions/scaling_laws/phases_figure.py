@@ -40,7 +40,7 @@ def figure_1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     fig : matplotlib.figure.Figure
         The picture.
     data : xarray.Dataset
-        What is drawn.
+        The data of the figure.
 
     Notes
     -----

@@ -1,10 +1,13 @@
-"""The slides' units and closed scales ("Dimension-free limits of SGD for two-layer networks", Loureiro 2023).
+"""The slides' units and closed scales ("Dimension-free limits of SGD for two-layer networks",
+Loureiro 2023).
 
-One-pass SGD, loss (y - f)^2/2, f = (1/p) sum_i a_i s(w_i.x), y = (1/k) sum_r a*_r s*(w*_r.x) + sqrt(Delta) z, x ~ N(0, I_d), |w*_r| = 1:
+One-pass SGD, loss (y - f)^2/2, f = (1/p) sum_i a_i s(w_i.x), y = (1/k) sum_r a*_r s*(w*_r.x) +
+sqrt(Delta) z, x ~ N(0, I_d), |w*_r| = 1:
 
     w_i <- w_i + delta_t (a_i s'(w_i.x) E x - wd w_i),   a_i <- a_i + eps delta_t (s(w_i.x) E - wd a_i),   E = y - f,  delta_t = gamma/(d p)
 
-The slides' time is t = steps gamma/(d p), the library's divided by p; their wd is p times the library's weight_decay, eps its head_rate.
+The slides' time is t = steps gamma/(d p), the library's divided by p; their wd is p times the
+library's weight_decay, eps its head_rate.
 """
 
 from __future__ import annotations
@@ -28,7 +31,8 @@ NODES = 200  # between two kinks: s'^2 exp(-x^2/2) on [-13, 13] to rounding for 
 
 @dataclass(frozen=True)
 class Setting:
-    """A problem and an algorithm of the library that are the slides' (gamma, p, k, Delta, ...); ``time_factor`` is p.
+    """A problem and an algorithm of the library that are the slides' (gamma, p, k, Delta, ...);
+    ``time_factor`` is p.
 
     Attributes
     ----------
@@ -66,7 +70,8 @@ class Setting:
         return self.time_factor * np.asarray(t, dtype=np.float64)
 
     def steps(self, t: ArrayLike, d: int) -> np.ndarray:
-        """The number of steps up to the slides' t at dimension d, not rounded: t d p/gamma (infinite for gamma = 0).
+        """The number of steps up to the slides' t at dimension d, not rounded: t d p/gamma
+        (infinite for gamma = 0).
 
         Parameters
         ----------
@@ -134,8 +139,9 @@ def setting(
 
     Notes
     -----
-    gamma = 0 is gradient flow. "Setting" and "Main theoretical result" of the slides, with the 1/2 of the loss and the gamma/d of the
-    step that their time delta_t = gamma/(d p) needs; gamma_a = eps gamma/d ("Single-index models").
+    gamma = 0 is gradient flow. "Setting" and "Main theoretical result" of the slides, with the 1/2
+    of the loss and the gamma/d of the step that their time delta_t = gamma/(d p) needs; gamma_a =
+    eps gamma/d ("Single-index models").
 
     Examples
     --------
@@ -165,7 +171,8 @@ def setting(
 
 
 def theorem_scale(gamma: float, p: int, d: int) -> float:
-    """The scale on which SGD leaves its ODE: E ``|Omega(steps) - Omega(t)|_inf`` <= exp(C t) sqrt(gamma/(d p)).
+    """The scale on which SGD leaves its ODE: E ``|Omega(steps) - Omega(t)|_inf`` <= exp(C t)
+    sqrt(gamma/(d p)).
 
     Parameters
     ----------
@@ -183,7 +190,8 @@ def theorem_scale(gamma: float, p: int, d: int) -> float:
 
     Notes
     -----
-    Veiga, Stephan, Loureiro, Krzakala, Zdeborova (2022), the slides' main result. Measured for erf: 0.45 to 0.64 times this, t <= 5.
+    Veiga, Stephan, Loureiro, Krzakala, Zdeborova (2022), the slides' main result. Measured for erf:
+    0.45 to 0.64 times this, t <= 5.
 
     Examples
     --------
@@ -199,7 +207,8 @@ def theorem_scale(gamma: float, p: int, d: int) -> float:
 
 
 def mean_field_scale(p: int, d: int) -> float:
-    """The scale of E ``|Q - M P^-1 M^T - diag(Q_perp)|_inf`` <= exp(C t) (p^(-1/2) + d^(-1/2)) in wide networks.
+    """The scale of E ``|Q - M P^-1 M^T - diag(Q_perp)|_inf`` <= exp(C t) (p^(-1/2) + d^(-1/2)) in
+    wide networks.
 
     Parameters
     ----------
@@ -215,7 +224,8 @@ def mean_field_scale(p: int, d: int) -> float:
 
     Notes
     -----
-    Arnaboldi, Stephan, Krzakala, Loureiro (2023), "Mean-field + high-d", where the sign before diag is misprinted.
+    Arnaboldi, Stephan, Krzakala, Loureiro (2023), "Mean-field + high-d", where the sign before diag
+    is misprinted.
 
     Examples
     --------
@@ -228,7 +238,8 @@ def mean_field_scale(p: int, d: int) -> float:
 
 @float64
 def plateau(gamma: float, p: int, Delta: float, activation: str | Activation = "erf") -> float:
-    """Excess risk that label noise leaves in a network that has learned its teacher, to first order in gamma/p.
+    """Excess risk that label noise leaves in a network that has learned its teacher, to first order
+    in gamma/p.
 
     ::
 
@@ -252,9 +263,10 @@ def plateau(gamma: float, p: int, Delta: float, activation: str | Activation = "
 
     Notes
     -----
-    Linearised at rows of norm 1: gradients phi = s'(w_i.x) x/p, so with H = E[phi phi^T] the rows' covariance solves
-    H C + C H = (gamma/d) Delta H, and R = tr(H C)/2 = (gamma/d) Delta tr(H)/4 with tr(H) = d E[s'^2]/p as d -> infinity. Directions
-    without curvature (equal rows) do not count at this order. For teachers with heads of one and orthogonal or distinct rows.
+    Linearised at rows of norm 1: gradients phi = s'(w_i.x) x/p, so with H = E[phi phi^T] the rows'
+    covariance solves H C + C H = (gamma/d) Delta H, and R = tr(H C)/2 = (gamma/d) Delta tr(H)/4
+    with tr(H) = d E[s'^2]/p as d -> infinity. Directions without curvature (equal rows) do not
+    count at this order. For teachers with heads of one and orthogonal or distinct rows.
 
     Examples
     --------

@@ -1,11 +1,12 @@
-"""Matrix and tensor PCA: the closed formulas of section 3 and of the appendix D that belongs to it, in the paper's symbols.
+"""Matrix and tensor PCA: closed formulas of section 3 and appendix D, in the paper's symbols.
 
-Y = snr v^(k) + W, loss |Y - x^(k)|^2 + (ridge/2)|x|^2, step delta = c/n, time t = steps delta: the library's units with lr = c, its
-`SpikedTensor(order=k, snr, ridge)`. u = (m, r2) is the state; near the saddle m = 0 it is rescaled to u = (sqrt(n) m, r2).
+Y = snr v^(k) + W, loss |Y - x^(k)|^2 + (ridge/2)|x|^2, step delta = c/n, time t = steps delta.
+These are the library's units with lr = c and ``SpikedTensor(order=k, snr, ridge)``. The state is
+u = (m, r2); near the saddle m = 0 it is rescaled to u = (sqrt(n) m, r2).
 
-The print is corrected in three places. With snr = Lam n^((k-2)/2) and k >= 3 the rescaled drift is 2 u1 (k Lam u1^(k-2) - k u2^(k-1)),
-not 2 u1 (k Lam - k u2^(k-1)); so there is no sharp transition at Lam = 1 but a barrier (`barrier`); and for odd k there is no fixed point
-at -m, only at +m.
+Three misprints are corrected. With snr = Lam n^((k-2)/2) and k >= 3 the rescaled drift is
+2 u1 (k Lam u1^(k-2) - k u2^(k-1)), not 2 u1 (k Lam - k u2^(k-1)); so there is no sharp transition
+at Lam = 1 but a barrier (`barrier`); and for odd k there is no fixed point at -m, only at +m.
 """
 
 from __future__ import annotations
@@ -25,12 +26,13 @@ from sgdynamics.base.arrays import RealArray
 from sgdynamics.dynamics.spiked_equations import equation_numbers, jacobian
 from sgdynamics.problems.spiked_tensor import SpikedTensor
 
-FAR = 1e8  # |u1| beyond this has escaped: the drift grows faster than linearly, so the rest takes no time
-STEP_SHARE = 0.02  # step length times the fastest rate of u2
+# |u1| beyond this has escaped: the drift grows faster than linearly, so infinity is reached at once
+FAR = 1e8
+STEP_SHARE = 0.02  # step size times the fastest rate of u2
 
 
 def critical_snr(k: int, c: float = 1.0) -> float:
-    """The snr above which the ODE has fixed points that know the signal.
+    """The snr above which the ODE has fixed points that are correlated with the signal.
 
     ::
 
@@ -46,11 +48,11 @@ def critical_snr(k: int, c: float = 1.0) -> float:
     Returns
     -------
     float
-        lam_c.
+        The critical snr.
 
     Notes
     -----
-    No ridge. (D.4), with its dependence on c.
+    Without a ridge. Source: (D.4), with its dependence on c.
 
     Examples
     --------
@@ -67,10 +69,11 @@ def critical_snr(k: int, c: float = 1.0) -> float:
 def correlated_fixed_points(
     k: int, snr: float, c: float = 1.0, ridge: float = 0.0
 ) -> tuple[float, float]:
-    """(m_dagger, m_star): the saddle that must be passed and the stable fixed point behind it, m_dagger < sqrt((k-2)c/k) < m_star.
+    """Overlaps (m_dagger, m_star) of the saddle and of the stable fixed point beyond it.
 
     ::
 
+        m_dagger < sqrt((k-2)c/k) < m_star
         snr m^(k-2) = (m^2 + c)^(k-1)                      (D.5)
         k = 2: m_dagger = m_star, m^2 = (snr - ridge/4)(1 - c/snr)
 
@@ -83,7 +86,7 @@ def correlated_fixed_points(
     c : float, default 1.0
         c_delta: the step size is c/n.
     ridge : float, default 0.0
-        Of the penalty.
+        Strength of the ridge penalty.
 
     Returns
     -------
@@ -92,9 +95,11 @@ def correlated_fixed_points(
 
     Notes
     -----
-    Below the threshold there are none: (nan, nan), with a warning that names it. With a ridge and k >= 3 there may be more points near
-    x = 0; m_star is the largest stable one and m_dagger the next below. c = 0 is gradient flow, with m_dagger = 0 if ridge = 0. For even
-    k, (-m_dagger, -m_star) are fixed points too. r2 is c without a ridge; ``spiked_fixed_points`` gives it in general.
+    Below the critical snr the result is (nan, nan), with a warning that states the threshold. With
+    a ridge and k >= 3 there may be more fixed points near x = 0; m_star is the largest stable one
+    and m_dagger the next smaller one. c = 0 is gradient flow, with m_dagger = 0 if ridge = 0. For
+    even k, -m_dagger and -m_star are fixed points too. Without a ridge r2 = c; in general
+    ``sgd.fixed_points`` gives it.
 
     Examples
     --------
@@ -103,13 +108,14 @@ def correlated_fixed_points(
     """
     star, dagger = _star_and_dagger(k, snr, c, ridge)
     if star is None:
-        where = (
-            f"the critical snr is {critical_snr(k, c):.6g}"
+        advice = (
+            f"The critical snr is {critical_snr(k, c):.6g}."
             if ridge == 0.0 and c > 0
-            else "lower the ridge or raise the snr"
+            else "Lower the ridge or raise the snr."
         )
         warnings.warn(
-            f"no stable fixed point knows the signal at k = {k}, snr = {snr:g}, c = {c:g}, ridge = {ridge:g}: {where}",
+            f"k = {k}, snr = {snr:g}, c = {c:g}, ridge = {ridge:g}: "
+            f"no stable fixed point is correlated with the signal. {advice}",
             stacklevel=2,
         )
         return math.nan, math.nan
@@ -119,14 +125,14 @@ def correlated_fixed_points(
 def _star_and_dagger(
     k: RealArray, snr: RealArray, c: RealArray, ridge: RealArray
 ) -> tuple[tuple[float, float] | None, tuple[float, float]]:
-    """(m, r2) of both; star is None where there is none."""
+    """(m, r2) of m_star and m_dagger; m_star is None below the critical snr."""
     k = checks.integer("k", k, 2)
     problem = SpikedTensor(
         order=k, snr=checks.number("snr", snr, above=0.0), ridge=checks.number("ridge", ridge, 0.0)
     )
-    found = spiked_fixed_points(problem, OnePassSGD(lr=checks.number("c", c, 0.0)))
-    # a pair just born is marginal to rounding: it still counts
-    points = sorted((point for point in found if point.m > 0), key=lambda point: point.m)
+    fixed_points = spiked_fixed_points(problem, OnePassSGD(lr=checks.number("c", c, 0.0)))
+    # at the critical snr the pair is marginal to rounding; it counts as a pair
+    points = sorted((point for point in fixed_points if point.m > 0), key=lambda point: point.m)
     last = max((i for i, point in enumerate(points) if point.verdict != "saddle"), default=None)
     if last is None:
         return None, (math.nan, math.nan)
@@ -138,11 +144,12 @@ def _star_and_dagger(
 
 
 def eigenvalues(k: int, snr: float, c: float = 1.0, ridge: float = 0.0) -> np.ndarray:
-    """Eigenvalues of the ODE at m_dagger (first row) and m_star (second row), (2, 2); NaN below the threshold.
+    """Eigenvalues of the Jacobian of the ODE at m_dagger and m_star; NaN below the critical snr.
 
     ::
 
-        no ridge:  2k R^(2k-4) [(k-2) c - k m^2]  and  - 4k R^(2k-2),   R^2 = m^2 + c        (along u1 and u2)
+        no ridge:  2k R^(2k-4) [(k-2) c - k m^2]  and  - 4k R^(2k-2),   R^2 = m^2 + c
+                   (along u1 and u2)
         k = 2:     - 8 (snr - c)  and  - 2 (4 snr - ridge)
 
     Parameters
@@ -154,16 +161,17 @@ def eigenvalues(k: int, snr: float, c: float = 1.0, ridge: float = 0.0) -> np.nd
     c : float, default 1.0
         c_delta: the step size is c/n.
     ridge : float, default 0.0
-        Of the penalty.
+        Strength of the ridge penalty.
 
     Returns
     -------
     ndarray
-        (2, 2).
+        Array of shape (2, 2): the first row at m_dagger, the second at m_star.
 
     Notes
     -----
-    With a ridge and k >= 3 those of the Jacobian, growing first. Derived from (3.1); the paper's appendix D classifies them.
+    With a ridge and k >= 3 the eigenvalues are numerical, the largest first. Derived from (3.1);
+    appendix D of the paper classifies the fixed points.
 
     Examples
     --------
@@ -183,17 +191,16 @@ def eigenvalues(k: int, snr: float, c: float = 1.0, ridge: float = 0.0) -> np.nd
                 [2 * k * total ** (k - 2) * ((k - 2) * c - k * m**2), -4 * k * total ** (k - 1)]
             )
         else:
-            numbers = equation_numbers(
-                SpikedTensor(order=k, snr=snr, ridge=ridge), OnePassSGD(lr=c), None
-            )
-            rows.append(np.sort(np.real(np.linalg.eigvals(jacobian(numbers, m, r2))))[::-1])
+            problem = SpikedTensor(order=k, snr=snr, ridge=ridge)
+            coefficients = equation_numbers(problem, OnePassSGD(lr=c), None)
+            rows.append(np.sort(np.real(np.linalg.eigvals(jacobian(coefficients, m, r2))))[::-1])
     return np.array(rows)
 
 
 def rescaled_drift(
     k: int, u1: RealArray, u2: RealArray, Lam: float, c: float = 1.0, ridge: float = 0.0
-) -> tuple[Any, Any]:
-    """The drift of u = (sqrt(n) m, r2) at the saddle as n -> infinity, with snr = Lam n^((k-2)/2).
+) -> tuple[np.ndarray, np.ndarray]:
+    """Drift of u = (sqrt(n) m, r2) at the saddle as n -> infinity, with snr = Lam n^((k-2)/2).
 
     ::
 
@@ -205,15 +212,15 @@ def rescaled_drift(
     k : int
         The order of the tensor.
     u1 : float or ndarray
-        sqrt(n) m.
+        The rescaled overlap sqrt(n) m.
     u2 : float or ndarray
         r2.
     Lam : float
-        snr over n^((k-2)/2).
+        The rescaled snr, snr/n^((k-2)/2).
     c : float, default 1.0
         c_delta: the step size is c/n.
     ridge : float, default 0.0
-        Of the penalty.
+        Strength of the ridge penalty.
 
     Returns
     -------
@@ -222,8 +229,8 @@ def rescaled_drift(
 
     Notes
     -----
-    k = 2: Lam is the snr itself, and this is (3.2). k >= 3 with an snr that does not grow with n: Lam = 0, which is (3.2) too. The print
-    has k Lam without u1^(k-2) for k >= 3.
+    For k = 2, Lam is the snr itself, and this is (3.2). For k >= 3 and an snr that does not grow
+    with n, Lam = 0, which is (3.2) too. The paper misses the factor u1^(k-2) of k Lam for k >= 3.
 
     Examples
     --------
@@ -238,8 +245,10 @@ def rescaled_drift(
     ) - 2 * ridge * u2
 
 
-def rescaled_noise(k: int, u2: RealArray, c: float = 1.0) -> Any:
-    """What multiplies dB in the equation of u1: 2 sqrt(c k u2^(k-1)); u2 has no noise as n -> infinity. (3.2), any c.
+def rescaled_noise(k: int, u2: RealArray, c: float = 1.0) -> np.ndarray:
+    """Noise coefficient of u1 at the saddle: 2 sqrt(c k u2^(k-1)).
+
+    As n -> infinity u2 has no noise. Source: (3.2), for any c.
 
     Parameters
     ----------
@@ -253,7 +262,7 @@ def rescaled_noise(k: int, u2: RealArray, c: float = 1.0) -> Any:
     Returns
     -------
     float or ndarray
-        What multiplies dB.
+        The coefficient of dB.
 
     Examples
     --------
@@ -265,11 +274,12 @@ def rescaled_noise(k: int, u2: RealArray, c: float = 1.0) -> Any:
 
 
 def stationary_variance(snr: float, c: float = 1.0, ridge: float = 0.0) -> float:
-    """n Var(m) of matrix PCA (k = 2) in the stable Ornstein-Uhlenbeck process at the saddle; infinite for snr >= c.
+    """Stationary n Var(m) of matrix PCA (k = 2) at the saddle; infinite for snr >= c.
 
     ::
 
-        du1 = - 4 (c - snr) u1 dt + 2 sqrt(2 c u2) dB,  u2 = c - ridge/4:      c (c - ridge/4)/(c - snr),  without ridge c^2/(c - snr)
+        du1 = - 4 (c - snr) u1 dt + 2 sqrt(2 c u2) dB,   u2 = c - ridge/4
+        n Var(m) = c (c - ridge/4)/(c - snr)
 
     Parameters
     ----------
@@ -278,16 +288,17 @@ def stationary_variance(snr: float, c: float = 1.0, ridge: float = 0.0) -> float
     c : float, default 1.0
         c_delta: the step size is c/n.
     ridge : float, default 0.0
-        Of the penalty.
+        Strength of the ridge penalty.
 
     Returns
     -------
     float
-        n Var(m).
+        The stationary variance, times n.
 
     Notes
     -----
-    From (3.2) at late times. A ridge of 4c or more leaves no saddle at r2 > 0.
+    From (3.2) at late times, an Ornstein-Uhlenbeck process. A ridge of 4c or more leaves no saddle
+    at r2 > 0.
 
     Examples
     --------
@@ -301,17 +312,20 @@ def stationary_variance(snr: float, c: float = 1.0, ridge: float = 0.0) -> float
         raise checks.reject(
             "ridge",
             ridge,
-            f"from 4c = {4 * c:g} on, r2 decays to 0 and no noise is left: give less",
+            f"from 4c = {4 * c:g} on, r2 decays to 0 and no noise is left. Use a smaller ridge.",
         )
     return math.inf if snr >= c else c * (c - ridge / 4) / (c - snr)
 
 
-def saddle_variance(t: RealArray, snr: float, c: float = 1.0, start: float = 1.0) -> Any:
-    """n Var(m) of matrix PCA (k = 2) at time t, from n Var(m) = ``start`` and r2 = c; it grows where snr > c, until n m^2 is of order n.
+def saddle_variance(
+    t: RealArray, snr: float, c: float = 1.0, start: float = 1.0
+) -> float | np.ndarray:
+    """n Var(m) of matrix PCA (k = 2) at time t, from n Var(m) = ``start`` and r2 = c.
 
     ::
 
-        V(t) = V* + (start - V*) e^(8 (snr - c) t),   V* = c^2/(c - snr);      snr = c: start + 8 c^2 t
+        V(t) = V* + (start - V*) e^(8 (snr - c) t),   V* = c^2/(c - snr)
+        snr = c: V(t) = start + 8 c^2 t
 
     Parameters
     ----------
@@ -327,11 +341,13 @@ def saddle_variance(t: RealArray, snr: float, c: float = 1.0, start: float = 1.0
     Returns
     -------
     float or ndarray
-        n Var(m).
+        The variance, times n.
 
     Notes
     -----
-    (3.2) solved; a random start N(0, I/n) has start = 1 and r2 = 1, so this is exact for c = 1 as n -> infinity.
+    The solution of (3.2). The variance grows where snr > c, until n m^2 is of order n. A random
+    start N(0, I/n) has start = 1 and r2 = 1, so that the formula is exact for c = 1 as
+    n -> infinity.
 
     Examples
     --------
@@ -350,7 +366,7 @@ def saddle_variance(t: RealArray, snr: float, c: float = 1.0, start: float = 1.0
 
 
 def barrier(k: int, Lam: float, c: float = 1.0) -> tuple[float, float]:
-    """Where the rescaled u1 (k >= 3, snr = Lam n^((k-2)/2), u2 = c) has its barrier, and the height of it over the noise.
+    """Position of the barrier of the rescaled u1 (k >= 3, u2 = c), and its height over the noise.
 
     ::
 
@@ -361,9 +377,9 @@ def barrier(k: int, Lam: float, c: float = 1.0) -> tuple[float, float]:
     k : int
         The order of the tensor.
     Lam : float
-        snr over n^((k-2)/2).
+        The rescaled snr, snr/n^((k-2)/2).
     c : float, default 1.0
-        c_delta, and the value of u2.
+        The constant c_delta of the step size c/n, and the value of u2.
 
     Returns
     -------
@@ -372,14 +388,15 @@ def barrier(k: int, Lam: float, c: float = 1.0) -> tuple[float, float]:
 
     Notes
     -----
-    The drift is -U', U = k c^(k-1) u^2 - 2 Lam u^k, the noise 2 D = 4k c^k, and the height U(u)/D: escape takes a time of order
-    e^height. It falls smoothly in Lam; the printed transition at Lam = 1 comes from the misprint of the drift. Beyond the barrier a run at
-    step c/n comes to rest near m = snr^(1/k) only for k = 3: there delta R^(2k-2) is of order n^((k^2 - 4k + 2)/k), and for k >= 4 it
-    overflows.
+    The scaling is snr = Lam n^((k-2)/2). The drift is -U' with U = k c^(k-1) u^2 - 2 Lam u^k, the
+    noise 2 D = 4k c^k, and the height U(u)/D, so that escape takes a time of order e^height. The
+    height falls smoothly with Lam; the transition at Lam = 1 in the paper follows from the misprint
+    of the drift. Beyond the barrier a run at step c/n comes to rest near m = snr^(1/k) only for
+    k = 3: there delta R^(2k-2) is of order n^((k^2 - 4k + 2)/k), and for k >= 4 it overflows.
 
     Examples
     --------
-    >>> [round(float(one), 4) for one in sgd.papers.effective_dynamics.barrier(3, 1.0)]
+    >>> [round(float(value), 4) for value in sgd.papers.effective_dynamics.barrier(3, 1.0)]
     [1.0, 0.1667]
     """
     k = checks.integer("k", k, 3)
@@ -402,30 +419,30 @@ def rescaled_paths(
     seed: int = 0,
     step: float | None = None,
 ) -> xr.Dataset:
-    """Paths of the rescaled SDE at the saddle: ``rescaled_drift`` and ``rescaled_noise``, from u1 ~ N(0, 1) and u2 = 1 unless given.
+    """Paths of the rescaled SDE at the saddle (``rescaled_drift`` and ``rescaled_noise``).
 
     Parameters
     ----------
     k : int
         The order of the tensor.
     Lam : float
-        snr over n^((k-2)/2).
+        The rescaled snr, snr/n^((k-2)/2).
     times : array_like
-        Where paths are kept.
+        Times at which the paths are returned.
     c : float, default 1.0
         c_delta: the step size is c/n.
     ridge : float, default 0.0
-        Of the penalty.
+        Strength of the ridge penalty.
     u1 : float or array_like, optional
-        Where u1 starts; N(0, 1) unless given.
+        Initial value of u1, one number or one per run. Defaults to draws from N(0, 1).
     u2 : float, default 1.0
-        Where u2 starts.
+        Initial value of u2.
     runs : int, default 1000
-        How many.
+        Number of paths.
     seed : int, default 0
-        Of the random numbers.
+        Seed of the random number generator.
     step : float, optional
-        Of the integrator; chosen unless given.
+        Step size of the integrator. Defaults to 0.02 over the fastest rate of u2.
 
     Returns
     -------
@@ -434,11 +451,12 @@ def rescaled_paths(
 
     Notes
     -----
-    u2 is deterministic and u1 has additive noise, for which Heun's method is of weak order 2. The step is .02 over the fastest rate of u2,
-    unless given; ``error_integrator`` is the largest root mean square difference of arctan(u1) to that with twice the step on the same
-    Brownian path (arctan: escaped paths count, and do not outweigh the others). For k >= 3 a path that crosses the barrier reaches infinity
-    in finite time (it leaves the scale m ~ 1/sqrt(n)): u1 is then +-inf, and ``escaped_at`` says when. Run i does not depend on how many
-    runs there are.
+    u2 is deterministic and u1 has additive noise, for which Heun's method is of weak order 2. The
+    attribute ``error_integrator`` is the largest root mean square difference of arctan(u1) between
+    this path and one with twice the step on the same Brownian path; the arctan keeps escaped paths
+    from dominating. For k >= 3 a path that crosses the barrier reaches infinity in finite time,
+    because it leaves the scale m ~ 1/sqrt(n): u1 is then +-inf, and ``escaped_at`` is that time.
+    Run i does not depend on the number of runs.
 
     Examples
     --------
@@ -458,7 +476,7 @@ def rescaled_paths(
         or t[0] < 0
         or np.any(np.diff(t) <= 0)
     ):
-        raise checks.reject("times", times, "give increasing numbers, 0 or more")
+        raise checks.reject("times", times, "give increasing numbers, 0 or more.")
     fastest = 4 * k * max(u2, c) ** (k - 1) + 2 * ridge
     longest = STEP_SHARE / fastest if step is None else checks.number("step", step, above=0.0)
     generators = [
@@ -467,10 +485,10 @@ def rescaled_paths(
     first = np.array([generator.standard_normal() for generator in generators])
     if u1 is not None:
         first = np.broadcast_to(
-            checks.array("u1", u1, np.shape(u1), "one number, or one a run"), (runs,)
+            checks.array("u1", u1, np.shape(u1), "one number, or one per run"), (runs,)
         ).copy()
 
-    # pairs of steps between save points, so that two steps at a time are the coarser path
+    # an even number of steps between save points: two steps at a time give the coarser path
     edges = np.concatenate([[0.0], t])
     pairs = np.maximum(1, np.ceil(np.diff(edges) / (2 * longest) - 1e-9)).astype(int) * (
         np.diff(edges) > 0
@@ -490,15 +508,17 @@ def rescaled_paths(
         atol=1e-12,
         dense_output=True,
     )
-    middle = np.maximum(solution.sol(grid)[0], 0.0)  # rounding of a u2 that a ridge has killed
+    middle = np.maximum(
+        solution.sol(grid)[0], 0.0
+    )  # where a ridge drives u2 to 0, rounding makes it negative
 
     def heun(u: np.ndarray, i: int, j: int, move: np.ndarray) -> np.ndarray:
         length = grid[j] - grid[i]
-        here = rescaled_drift(k, u, middle[i], Lam, c, ridge)[0]
-        ahead = rescaled_drift(k, u + length * here + move, middle[j], Lam, c, ridge)[0]
-        moved = u + length / 2 * (here + ahead) + move
-        gone = ~(np.abs(moved) < FAR) | np.isinf(u)
-        return np.where(gone, np.copysign(np.inf, np.where(np.isinf(u), u, here)), moved)
+        slope = rescaled_drift(k, u, middle[i], Lam, c, ridge)[0]
+        end_slope = rescaled_drift(k, u + length * slope + move, middle[j], Lam, c, ridge)[0]
+        end = u + length / 2 * (slope + end_slope) + move
+        gone = ~(np.abs(end) < FAR) | np.isinf(u)
+        return np.where(gone, np.copysign(np.inf, np.where(np.isinf(u), u, slope)), end)
 
     fine, coarse = first.copy(), first.copy()
     escaped = np.full(runs, np.nan)
@@ -509,13 +529,14 @@ def rescaled_paths(
             normals = np.stack(
                 [generator.standard_normal(2 * count) for generator in generators], axis=1
             )
-            for one, two in zip(normals[::2], normals[1::2], strict=True):
+            for first_normal, second_normal in zip(normals[::2], normals[1::2], strict=True):
                 i, j, e = position, position + 1, position + 2
                 noise = rescaled_noise(
                     k, (middle[i : e + 1][:-1] + middle[i : e + 1][1:]) / 2, c
                 ) * np.sqrt(np.diff(grid[i : e + 1]))
-                fine = heun(heun(fine, i, j, noise[0] * one), j, e, noise[1] * two)
-                coarse = heun(coarse, i, e, noise[0] * one + noise[1] * two)
+                moves = noise[0] * first_normal, noise[1] * second_normal
+                fine = heun(heun(fine, i, j, moves[0]), j, e, moves[1])
+                coarse = heun(coarse, i, e, moves[0] + moves[1])
                 escaped = np.where(np.isinf(fine) & np.isnan(escaped), grid[e], escaped)
                 position = e
             saved[:, index] = fine
@@ -528,7 +549,7 @@ def rescaled_paths(
         },
         {
             "t": ("time", t),
-            "escaped_at": ("run", escaped, {"long_name": "when u1 left for infinity"}),
+            "escaped_at": ("run", escaped, {"long_name": "time at which u1 reached infinity"}),
         },
         {
             "k": k,

@@ -1,4 +1,6 @@
-"""A linear network over epochs, by its equations in two times; and what one pass over fresh samples would have done."""
+"""A linear network over epochs, by its equations in two times; and what one pass over fresh samples
+would have done.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,9 @@ LARGE_ERROR = 0.1  # estimated relative error that is warned of
 def two_time(
     lr: float, alpha: float, noise: float, order: str, epochs: int, cells: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """|w - w*|^2 and the mean squared residual of the data set (not of "fixed": 0) at the start of each epoch and after the last, with
-    so many cells an epoch and what they leave of an error."""
+    """|w - w*|^2 and the mean squared residual of the data set (not of "fixed": 0) at the start of
+    each epoch and after the last, with so many cells an epoch and what they leave of an error.
+    """
     b, count = 1 / cells, epochs * cells + 1
     R, C, D, Y, apart, V = np.zeros((6, count + 1, count + 1))
     R[0, 0] = C[0, 0] = 1
@@ -121,11 +124,10 @@ def linear_epochs(
     Notes
     -----
     The two-time equations of docs/theory.md are solved cell by cell, without sampling, at a cost of
-    (epochs cells)^3. The cells x(m), x(m/2) and x(m/4) are extrapolated to (8 x(m) - 6 x(m/2) + x(m/4))/3,
-    which leaves an error of third order in lr samples_per_dimension/cells. The estimated error is
-    the change from the extrapolation of second order, 2 x(m) - x(m/2).
-    The cells are stable for lr < 2 if there are enough of them (``CellStability``); from lr = 2 on SGD
-    diverges.
+    (epochs cells)^3. The cells x(m), x(m/2) and x(m/4) are extrapolated to (8 x(m) - 6 x(m/2) +
+    x(m/4))/3, which leaves an error of third order in lr samples_per_dimension/cells. The estimated
+    error is the change from the extrapolation of second order, 2 x(m) - x(m/2). The cells are
+    stable for lr < 2 if there are enough of them (``CellStability``); from lr = 2 on SGD diverges.
 
     Examples
     --------
@@ -200,8 +202,8 @@ def fresh_samples(distance: ArrayArgument, lr: float, noise: float) -> Any:
 
     Notes
     -----
-    From dU/dalpha = -lr (2 - lr) U + lr^2 noise: alpha = ln((1 - U*)/(U - U*))/(lr (2 - lr)), U* = lr noise/(2 - lr) what is left in the
-    end.
+    From dU/dalpha = -lr (2 - lr) U + lr^2 noise: alpha = ln((1 - U*)/(U - U*))/(lr (2 - lr)), U* =
+    lr noise/(2 - lr) what is left in the end.
 
     Examples
     --------

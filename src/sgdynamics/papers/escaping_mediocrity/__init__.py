@@ -1,7 +1,7 @@
 """Escaping mediocrity (Arnaboldi, Krzakala, Loureiro, Stephan).
 
-*How two-layer networks learn hard generalized linear models with SGD*: closed formulas in the symbols
-of the paper and its time t = steps gamma/(p d), with its misprints corrected.
+*How two-layer networks learn hard generalized linear models with SGD*: closed formulas in the
+symbols of the paper and its time t = steps gamma/(p d), with its misprints corrected.
 """
 
 from sgdynamics.papers.escaping_mediocrity.corrected import drift, exit_time_corrected

@@ -1,4 +1,4 @@
-"""The mean exit time of SGD: the ODE's own time, averaged over random starts, less what noise takes away."""
+"""Mean exit time of SGD: that of the ODE averaged over random starts, plus a shift by noise."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from sgdynamics.papers.escaping_mediocrity.landscape import risk
 from sgdynamics.problems import TeacherStudent, random_start
 
 STARTS = 256
-STEP = 0.02  # of the integration, in units of 1/omega_M: Runge-Kutta of order four makes 1e-8 of it
-LONGEST = 40.0  # after the linearised exit, in the same unit
+STEP = 0.02  # step in units of 1/omega_M: Runge-Kutta of order four has an error of 1e-8
+LONGEST = 40.0  # longest integration after the linearised exit, in the same unit
 
 
 def exit_time_corrected(
@@ -29,65 +29,69 @@ def exit_time_corrected(
     with_error: bool = False,
     seed: int = 0,
 ) -> Any:
-    """Mean exit time of SGD from random starts: the exit time of the ODE, averaged over them, plus the constant shift by stochasticity.
+    """Mean exit time of SGD from random starts, with the shift by the noise of SGD.
 
     ::
 
-        t = E[t_ODE] - ln(1 + D_p)/(2 omega_M),   D_p = (gamma/p) V_p/(2 omega_M)   (stochastic_shift)
+        t = E[t_ODE] - ln(1 + D_p)/(2 omega_M),   D_p = (gamma/p) V_p/(2 omega_M)
+
+    E[t_ODE] is the exit time of the ODE averaged over the starts; the second term is
+    ``stochastic_shift``.
 
     Parameters
     ----------
     p : int or ndarray
-        Units of the student.
+        Width of the student.
     d : int or ndarray
         The dimension.
     gamma : float or ndarray
         The learning rate.
     noise : float or ndarray
-        Delta, the variance of the label noise.
+        Variance Delta of the label noise.
     threshold : float or ndarray
-        T, the share of the initial excess risk to lose.
+        T, the share of the initial excess risk that is lost at the exit.
     with_error : bool, default False
-        Also give an error estimate.
+        Whether to return an error estimate too.
     seed : int, default 0
-        Of the random numbers.
+        Seed of the random number generator.
 
     Returns
     -------
     float or tuple of float
-        In the paper's t, with ``with_error`` (time, error estimate).
+        Exit time in the paper's units of t; with ``with_error`` the pair (time, error estimate).
 
     Notes
     -----
-    The noise acts while overlaps are of order 1/sqrt(d), so that its effect is this constant. E[t_ODE] is the quenched time (linearised)
-    and the mean of what the nonlinear ODE adds: closed for p = 1, where only a quadrature over m(0) is left; for p > 1 the ODE is
-    integrated from 256 random starts with the linearised time as control variate. ``with_error=True`` gives (time, error estimate).
-    Infinite, with a warning, where the ODE does not leave. Not in the paper, which holds that stochasticity has no effect.
+    The noise acts while the overlaps are of order 1/sqrt(d), so that its effect is a constant.
+    E[t_ODE] is the sum of the quenched (linearised) time and the mean correction by the nonlinear
+    ODE. For p = 1 the correction is closed up to a quadrature over m(0). For p > 1 the ODE is
+    integrated from 256 random starts with the linearised time as control variate. The time is
+    infinite, with a warning, where the ODE does not leave the plateau. This formula is not in the
+    paper, which holds that stochasticity has no effect.
 
     Examples
     --------
     >>> round(float(sgd.papers.escaping_mediocrity.exit_time_corrected(1, 1000, 0.05, 0.0, 0.2)), 4)
     1.1497
     """
-    formulas.exit_time_quenched(
-        p, d, gamma, noise, threshold
-    )  # checks the arguments, and warns where nothing is learned
-    given = np.broadcast_arrays(
+    # checks the arguments, and warns where nothing is learned
+    formulas.exit_time_quenched(p, d, gamma, noise, threshold)
+    arguments = np.broadcast_arrays(
         *(np.asarray(value, dtype=float) for value in (p, d, gamma, noise, threshold))
     )
-    shape = given[0].shape
-    points = zip(*(value.ravel() for value in given), strict=True)
-    found = [
-        _corrected(int(point[0]), int(point[1]), *(float(value) for value in point[2:]), seed)
+    shape = arguments[0].shape
+    points = zip(*(value.ravel() for value in arguments), strict=True)
+    rows = [
+        _time_and_error(int(point[0]), int(point[1]), *(float(value) for value in point[2:]), seed)
         for point in points
     ]
-    values, errors = (np.reshape([row[index] for row in found], shape) for index in (0, 1))
+    values, errors = (np.reshape([row[index] for row in rows], shape) for index in (0, 1))
     plain = (float(values), float(errors)) if not shape else (values, errors)
     return plain if with_error else plain[0]
 
 
 @lru_cache(maxsize=256)
-def _corrected(
+def _time_and_error(
     p: int, d: int, gamma: float, noise: float, threshold: float, seed: int
 ) -> tuple[float, float]:
     omega = formulas.growth_rates(p, gamma, noise)[0]
@@ -99,23 +103,28 @@ def _corrected(
             p, d, gamma, noise, threshold, law="sphere", with_error=True
         )
         shift = formulas.stochastic_shift(p, gamma, noise)
-    added, spread = (
-        _beyond_width_one(d, gamma, noise, threshold)
+    correction, correction_error = (
+        _nonlinear_correction_width_one(d, gamma, noise, threshold)
         if p == 1
-        else _beyond(p, d, gamma, noise, threshold, omega, seed)
+        else _nonlinear_correction(p, d, gamma, noise, threshold, omega, seed)
     )
-    if not math.isfinite(added):
+    if not math.isfinite(correction):
         warnings.warn(
-            f"threshold = {threshold:g}: the ODE at p = {p}, gamma = {gamma:g} does not lose that share of its risk; take a smaller gamma "
-            "(`largest_stable_lr`) or threshold",
+            f"threshold = {threshold:g}: the ODE at p = {p}, gamma = {gamma:g} does not lose that "
+            "share of its risk. Use a smaller gamma (largest_stable_lr) or threshold.",
             stacklevel=3,
         )
         return math.inf, 0.0
-    return linear + added + shift, math.hypot(error, spread)
+    return linear + correction + shift, math.hypot(error, correction_error)
 
 
-def _beyond_width_one(d: int, gamma: float, noise: float, threshold: float) -> tuple[float, float]:
-    """E of the nonlinear less the linearised time: ln[1 + T (1 - u0)/(kappa - u_T)]/(2 mu), a smooth function of u0 = m(0)^2."""
+def _nonlinear_correction_width_one(
+    d: int, gamma: float, noise: float, threshold: float
+) -> tuple[float, float]:
+    """Mean of the nonlinear minus the linearised time, with its error, for p = 1.
+
+    The difference ln[1 + T (1 - u0)/(kappa - u_T)]/(2 mu) is a smooth function of u0 = m(0)^2.
+    """
     mu = formulas.growth_rates(1, gamma, noise)[0]
     kappa = mu / (4 * (1 - 6 * gamma))
     nodes, weights = formulas.sphere_nodes(0.0, d)
@@ -124,21 +133,21 @@ def _beyond_width_one(d: int, gamma: float, noise: float, threshold: float) -> t
     heavy = weights > 1e-12 * weights.max()
     if np.any(target[heavy] >= kappa):
         return math.inf, 0.0
-    added = np.log1p(threshold * (1 - start[heavy]) / (kappa - target[heavy])) / (2 * mu)
-    return float((weights[heavy] * added).sum() / weights[heavy].sum()), 0.0
+    correction = np.log1p(threshold * (1 - start[heavy]) / (kappa - target[heavy])) / (2 * mu)
+    return float((weights[heavy] * correction).sum() / weights[heavy].sum()), 0.0
 
 
-def _beyond(
+def _nonlinear_correction(
     p: int, d: int, gamma: float, noise: float, threshold: float, omega: float, seed: int
 ) -> tuple[float, float]:
-    """Mean and standard error of the nonlinear less the linearised time over random starts."""
-    begin = random_start(
+    """Mean and standard error of the nonlinear minus the linearised time over random starts."""
+    start = random_start(
         TeacherStudent(width=p, activation="square", constraint="sphere"),
         dimension=d,
         runs=STARTS,
         seed=seed,
     )
-    m, Q = begin.M[:, :, 0], begin.Q
+    m, Q = start.M[:, :, 0], start.Q
     mu0, tau0 = d * np.sum(m**2, axis=1), d * (np.sum(Q**2, axis=(1, 2)) - p)
     linear = np.log(
         (threshold * p * (p + 1) * d + (1 - threshold) * (2 * p * mu0 - tau0)) / (2 * p * mu0)
@@ -157,25 +166,31 @@ def _beyond(
         before = after
     if np.isnan(times).any():
         return math.inf, 0.0
-    added = times - linear
-    return float(added.mean()), float(added.std(ddof=1) / math.sqrt(STARTS))
+    correction = times - linear
+    return float(correction.mean()), float(correction.std(ddof=1) / math.sqrt(STARTS))
 
 
 def drift(
     m: np.ndarray, Q: np.ndarray, ratio: float, noise: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(dm/dt, dQ/dt) of the ODE on the sphere for overlaps (..., p) and (..., p, p), head of ones, rho = 1; ratio = gamma/p.
+    """Right-hand side (dm/dt, dQ/dt) of the ODE on the sphere, for a head of ones and rho = 1.
+
+    ::
+
+        dm = 2 [3 m - (tau m + 2 Q m)/p]
+        dQ = 4 [Q + 2 m m^T - (tau Q + 2 Q^2)/p] + 4 ratio Gamma,   Gamma = E[E^2 lambda lambda^T]
+        then dm -= m dQ_jj/2 and dQ_jl -= Q_jl (dQ_jj + dQ_ll)/2
 
     Parameters
     ----------
     m : ndarray
-        Overlaps with the teacher.
+        Overlaps with the teacher, (..., p).
     Q : array_like
         Gram matrices of the rows, (..., p, p).
     ratio : float
-        gamma/p.
+        The ratio gamma/p.
     noise : float or ndarray
-        Delta, the variance of the label noise.
+        Variance Delta of the label noise.
 
     Returns
     -------
@@ -184,8 +199,7 @@ def drift(
 
     Notes
     -----
-    dm = 2 [3 m - (tau m + 2 Q m)/p],   dQ = 4 [Q + 2 m m^T - (tau Q + 2 Q^2)/p] + 4 ratio Gamma,   Gamma = E[E^2 lambda lambda^T] by Wick,
-    then dm -= m dQ_jj/2 and dQ_jl -= Q_jl (dQ_jj + dQ_ll)/2. Source: (33), with its misprints corrected.
+    Gamma follows from Wick's theorem. Source: (33), with its misprints corrected.
 
     Examples
     --------
@@ -194,12 +208,12 @@ def drift(
     [0.346, 0.0]
     """
     p = m.shape[-1]
-    one = np.ones((*m.shape[:-1], 1, 1))
+    teacher_norm = np.ones((*m.shape[:-1], 1, 1))
     column = m[..., None]
     omega = np.concatenate(
         [
             np.concatenate([Q, column], axis=-1),
-            np.concatenate([np.swapaxes(column, -1, -2), one], axis=-1),
+            np.concatenate([np.swapaxes(column, -1, -2), teacher_norm], axis=-1),
         ],
         axis=-2,
     )

@@ -1,11 +1,13 @@
-"""Closed formulas of "Escaping mediocrity" (Arnaboldi, Krzakala, Loureiro, Stephan), in its symbols and units.
+"""Closed formulas of "Escaping mediocrity" (Arnaboldi, Krzakala, Loureiro, Stephan).
 
-One neuron teacher y = (w*.x)^2 + sqrt(noise) z, student f = (1/p) sum_j (w_j.x)^2 with rows on the sphere, one-pass SGD with rate gamma.
-The paper has x ~ N(0, I/d), |w_j|^2 = |w*|^2 = d, and the time t = steps gamma/(p d), which is the library's time divided by p:
-gamma = lr, all overlaps as in the library. T (`threshold`) is the share of the initial excess risk that has to go, (21).
+The teacher is y = (w*.x)^2 + sqrt(noise) z, the student f = (1/p) sum_j (w_j.x)^2 with rows on the
+sphere, trained by one-pass SGD with rate gamma. The paper has x ~ N(0, I/d), |w_j|^2 = |w*|^2 = d,
+and the time t = steps gamma/(p d), which is the library's time divided by p; gamma = lr, and the
+overlaps are those of the library. T (``threshold``) is the share of the initial excess risk that is
+lost at the exit, (21).
 
-Arguments broadcast against each other; plain numbers give plain numbers. Where no learning happens (omega_M <= 0) the exit times are
-infinite, with a warning that names the largest useful gamma.
+Arguments broadcast against each other; plain numbers give plain numbers. Where no learning happens
+(omega_M <= 0) the exit times are infinite, with a warning that names the largest useful gamma.
 """
 
 from __future__ import annotations
@@ -23,12 +25,13 @@ from sgdynamics.base import checks
 from sgdynamics.base.arrays import RealArray
 from sgdynamics.expectations.nodes import gauss_legendre, sobol_normals
 
-STEP = 0.15  # of the trapezoidal rules on the log scale: their error is below exp(-2 pi (pi/2)/STEP) = 1e-28
-FAR = 45.0  # what weighs less than exp(-FAR) is left out
+# step of the trapezoidal rules on the log scale: the error is below exp(-2 pi (pi/2)/STEP) = 1e-28
+STEP = 0.15
+FAR = 45.0  # weights below exp(-FAR) are neglected
 LARGE = 7.0  # from here on Dawson's asymptotic series reaches rounding error in 24 terms
 REPLICATES = 8
 NODES = 2**19  # random numbers per replicate, at most
-SOBOL_MOST = 21201  # dimensions
+SOBOL_MOST = 21201  # number of dimensions of SciPy's Sobol sequence
 
 
 def _values(
@@ -40,15 +43,14 @@ def _values(
     below: float = math.inf,
     whole: bool = False,
 ) -> np.ndarray:
-    """Finite numbers (whole ones where asked) inside the bounds, in any shape."""
+    """Check that all values are finite, inside the bounds and, with ``whole``, integers."""
     bounds = (
         [f"{least:g} or more"] * (least > -math.inf)
         + [f"above {above:g}"] * (above > -math.inf)
         + [f"below {below:g}"] * (below < math.inf)
     )
-    fix = f"give {'whole' if whole else 'finite'} numbers" + (
-        ", " + " and ".join(bounds) if bounds else ""
-    )
+    kind = "whole" if whole else "finite"
+    fix = f"give {kind} numbers" + (", " + " and ".join(bounds) if bounds else "")
     try:
         result = np.array(value, dtype=np.float64)
     except (TypeError, ValueError):
@@ -83,7 +85,7 @@ def _dimension(d: RealArray, p: np.ndarray) -> np.ndarray:
         raise checks.reject(
             "d",
             worst,
-            f"give d >= p + 1 (p rows and the teacher need that many directions), here p = {np.max(p):g}",
+            f"p = {np.max(p):g} rows and the teacher need p + 1 directions. Use d >= p + 1.",
         )
     return result
 
@@ -97,45 +99,50 @@ def _omega_M(p: RealArray, gamma: RealArray, noise: RealArray) -> Any:
 
 
 def _learns(p: RealArray, gamma: RealArray, noise: RealArray) -> np.ndarray:
-    """Where omega_M > 0; a warning with the bound on gamma where it is not. To be called from public functions."""
+    """Mask of omega_M > 0, with a warning that states the bound on gamma where it is False.
+
+    The stack level of the warning is that of a public function that calls this one.
+    """
     omega, p, gamma, noise = np.broadcast_arrays(_omega_M(p, gamma, noise), p, gamma, noise)
     stuck = omega <= 0
     if np.any(stuck):
         width, rate, variance = (float(x[stuck][0]) for x in (p, gamma, noise))
         bound = width / (1 + 1 / width + 4 / width**2 + variance / 2)
         warnings.warn(
-            f"gamma = {rate:g} does not learn at p = {width:g}, noise = {variance:g}: omega_M = {float(omega[stuck][0]):.4g} <= 0, a small "
-            f"overlap with the teacher shrinks instead of growing; take gamma below {bound:.6g}",
+            f"gamma = {rate:g}: nothing is learned at p = {width:g}, noise = {variance:g}, where "
+            f"omega_M = {float(omega[stuck][0]):.4g} <= 0 and a small overlap with the teacher "
+            f"shrinks. Use gamma below {bound:.6g}.",
             stacklevel=3,
         )
     return ~stuck
 
 
 def growth_rates(p: RealArray, gamma: RealArray, noise: RealArray) -> tuple[Any, Any]:
-    """Rates on the plateau: overlaps with the teacher grow as exp(omega_M t), those between rows decay as exp(-omega_Q t).
+    """Growth and decay rates of the overlaps on the plateau.
 
     ::
 
+        m ~ exp(omega_M t),   Q_jl ~ exp(-omega_Q t)
         omega_M = 4 [1 - (gamma/p)(1 + 1/p + 4/p^2 + Delta/2)],   omega_Q = (8/p)(1 - 8 gamma/p^2)
 
     Parameters
     ----------
     p : int or ndarray
-        Units of the student.
+        Width of the student.
     gamma : float or ndarray
         The learning rate.
     noise : float or ndarray
-        Delta, the variance of the label noise.
+        Variance Delta of the label noise.
 
     Returns
     -------
     tuple
-        (omega_M, omega_Q), in the paper's t.
+        The rates (omega_M, omega_Q), per unit of the paper's t.
 
     Notes
     -----
-    Linear order in m and in Q_jl (j != l), on the sphere; no learning where omega_M <= 0. For p = 1 there is no Q_jl and omega_Q is
-    only the formula. Source: (45), (46).
+    Linear order in m and in Q_jl (j != l), on the sphere; no learning where omega_M <= 0. For p = 1
+    there is no Q_jl and omega_Q is only the formula. Source: (45), (46).
 
     Examples
     --------
@@ -149,7 +156,7 @@ def growth_rates(p: RealArray, gamma: RealArray, noise: RealArray) -> tuple[Any,
 def exit_time_annealed(
     p: RealArray, d: RealArray, gamma: RealArray, noise: RealArray, threshold: RealArray
 ) -> Any:
-    """Time to lose the share T of the initial excess risk, the start replaced by its mean.
+    """Time to lose the share T of the initial excess risk, with the start replaced by its mean.
 
     ::
 
@@ -158,25 +165,26 @@ def exit_time_annealed(
     Parameters
     ----------
     p : int or ndarray
-        Units of the student.
+        Width of the student.
     d : int or ndarray
         The dimension.
     gamma : float or ndarray
         The learning rate.
     noise : float or ndarray
-        Delta, the variance of the label noise.
+        Variance Delta of the label noise.
     threshold : float or ndarray
-        T, the share of the initial excess risk to lose.
+        T, the share of the initial excess risk that is lost at the exit.
 
     Returns
     -------
     float or ndarray
-        In the paper's t.
+        Exit time in the paper's units of t.
 
     Notes
     -----
-    Linearised ODE with the decaying overlaps between rows left out, hence for small T and T d >> 1; E[mu0] = p, E[tau0] = p (p - 1) hold
-    at any d. Whether the network then learns is another question: see ``largest_stable_lr``. Source: (22), (28), (54).
+    Linearised ODE with the decaying overlaps between rows left out, hence for small T and T d >> 1;
+    E[mu0] = p, E[tau0] = p (p - 1) hold at any d. Whether the network then learns is another
+    question: see ``largest_stable_lr``. Source: (22), (28), (54).
 
     Examples
     --------
@@ -184,11 +192,11 @@ def exit_time_annealed(
     0.7164
     """
     p, gamma, noise = _width_and_rate(p, gamma, noise)
-    logarithm = _annealed(p, d, threshold)
+    logarithm = _annealed_logarithm(p, d, threshold)
     return _plain(_over_rate(logarithm, _learns(p, gamma, noise), p, gamma, noise))
 
 
-def _annealed(p: np.ndarray, d: RealArray, threshold: RealArray) -> np.ndarray:
+def _annealed_logarithm(p: np.ndarray, d: RealArray, threshold: RealArray) -> np.ndarray:
     d, threshold = _dimension(d, p), _threshold(threshold)
     _reachable(p, d, threshold)
     return np.log((p + 1) * (threshold * d + 1 - threshold) / (2 * p))
@@ -202,7 +210,10 @@ def _over_rate(
 
 
 def _reachable(p: np.ndarray, d: np.ndarray, threshold: np.ndarray) -> None:
-    """Refuse a threshold inside what the random overlaps between rows add to the initial risk: (52) has no solution t > 0 there."""
+    """Raise ValueError if (52) has no solution t > 0.
+
+    The threshold must exceed the contribution of random overlaps between rows to the initial risk.
+    """
     least = (p - 1) / ((p + 1) * (d - 1))
     low = threshold <= least
     if np.any(low):
@@ -210,7 +221,7 @@ def _reachable(p: np.ndarray, d: np.ndarray, threshold: np.ndarray) -> None:
         raise checks.reject(
             "threshold",
             float(values[0][0]),
-            f"give more than (p - 1)/((p + 1)(d - 1)) = {values[1][0]:.4g}, or a larger d",
+            f"give more than (p - 1)/((p + 1)(d - 1)) = {values[1][0]:.4g}, or a larger d.",
         )
 
 
@@ -229,38 +240,40 @@ def exit_time_quenched(
 
     ::
 
-        t = E ln[(T p (p + 1) d + (1 - T)(2 p mu0 - tau0))/(2 p mu0)]/(2 omega_M),   mu0 = d |m(0)|^2,   tau0 = d sum_{j != l} Q_jl(0)^2
+        t = E ln[(T p (p + 1) d + (1 - T)(2 p mu0 - tau0))/(2 p mu0)]/(2 omega_M)
+        mu0 = d |m(0)|^2,   tau0 = d sum_{j != l} Q_jl(0)^2
 
     Parameters
     ----------
     p : int or ndarray
-        Units of the student.
+        Width of the student.
     d : int or ndarray
         The dimension.
     gamma : float or ndarray
         The learning rate.
     noise : float or ndarray
-        Delta, the variance of the label noise.
+        Variance Delta of the label noise.
     threshold : float or ndarray
-        T, the share of the initial excess risk to lose.
+        T, the share of the initial excess risk that is lost at the exit.
     law : str, default "paper"
-        "paper" or "sphere", of the start.
+        Distribution of the start, "paper" or "sphere".
     with_error : bool, default False
-        Also give an error estimate.
+        Whether to return an error estimate too.
     seed : int, default 0
-        Of the random numbers.
+        Seed of the random number generator.
 
     Returns
     -------
     float or tuple of float
-        In the paper's t, with ``with_error`` (time, error estimate).
+        Exit time in the paper's units of t; with ``with_error`` the pair (time, error estimate).
 
     Notes
     -----
-    Assumptions as for the annealed time. ``law="sphere"`` is the exact law of independent rows, uniform on the sphere, at that d.
-    ``law="paper"`` is the same for p > 1, and for p = 1 takes mu0 ~ chi^2(1) as (23) prints it: 1/(2 omega_M d) longer to leading order.
-    E ln mu0 is a deterministic quadrature for any p, and so is the whole for p = 1. For p > 1 the small rest, E[ln(1 + x) - x] with
-    x = O(1/(T d)), is an average over scrambled Sobol points. ``with_error=True`` gives the pair (time, its error estimate).
+    Assumptions as for the annealed time. ``law="sphere"`` is the exact law of independent rows,
+    uniform on the sphere, at that d. ``law="paper"`` is the same for p > 1, and for p = 1 takes mu0
+    ~ chi^2(1) as (23) prints it: 1/(2 omega_M d) longer to leading order. E ln mu0 is a
+    deterministic quadrature for any p, and so is the total for p = 1. For p > 1 the small
+    remainder, E[ln(1 + x) - x] with x = O(1/(T d)), is an average over scrambled Sobol points.
     Source: (23), (28), (53), (55).
 
     Examples
@@ -269,13 +282,13 @@ def exit_time_quenched(
     1.1737
     """
     p, gamma, noise = _width_and_rate(p, gamma, noise)
-    logarithm, error = _quenched(p, d, threshold, law, seed)
+    logarithm, error = _quenched_logarithm(p, d, threshold, law, seed)
     learns = _learns(p, gamma, noise)
     time = _plain(_over_rate(logarithm, learns, p, gamma, noise))
     return (time, _plain(_over_rate(error, learns, p, gamma, noise))) if with_error else time
 
 
-def _quenched(
+def _quenched_logarithm(
     p: np.ndarray, d: RealArray, threshold: RealArray, law: str, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
     d, threshold = _dimension(d, p), _threshold(threshold)
@@ -294,25 +307,25 @@ def _quenched(
 @lru_cache(maxsize=1024)
 def _mean_logarithm(p: int, d: int, threshold: float, law: str, seed: int) -> tuple[float, float]:
     """E ln[...] of the quenched formula and its error estimate."""
-    T, rest = threshold, 1 - threshold
+    T, level = threshold, 1 - threshold
     if p == 1 and law == "paper":
-        return _laplace_difference(T * d, rest)
-    centre = T * p * (p + 1) * d + rest * p * (p + 1)
+        return _laplace_difference(T * d, level)
+    centre = T * p * (p + 1) * d + level * p * (p + 1)
     value = math.log(centre / (2 * p)) - _mean_log_mu(p, d)
-    error = 1e-12 * (
-        1 + abs(value)
-    )  # rounding in the quadratures, whose steps are far below what they need
+    # the quadratures converge beyond rounding, so that rounding is their error
+    error = 1e-12 * (1 + abs(value))
     if p == 1:
         nodes, weights = sphere_nodes(0.0, d)
-        x = 2 * rest * (d * np.tanh(nodes) ** 2 - 1) / centre
+        x = 2 * level * (d * np.tanh(nodes) ** 2 - 1) / centre
         return value + float((weights * np.log1p(x)).sum() / weights.sum()), error
     mu0, tau0 = _starts(p, d, seed)
-    x = rest * (2 * p * mu0 - tau0 - p * (p + 1)) / centre
+    x = level * (2 * p * mu0 - tau0 - p * (p + 1)) / centre
     if np.any(x <= -1):
         raise checks.reject(
             "threshold",
             threshold,
-            f"give a larger one or a larger d (now {d}): the excess risk of some starts is that far above the plateau",
+            "the excess risk of some starts is that far above the plateau. "
+            f"Use a larger threshold or a larger d (now {d}).",
         )
     # ln(1 + x) - x in place of ln(1 + x), since E[x] = 0 exactly
     replicates = (np.log1p(x) - x).mean(axis=1)
@@ -322,7 +335,10 @@ def _mean_logarithm(p: int, d: int, threshold: float, law: str, seed: int) -> tu
 
 
 def _laplace_difference(A: float, B: float) -> tuple[float, float]:
-    """E ln(A/mu + B) for mu ~ chi^2(1): the integral of [L(s) - e^(-A s) L(B s)] ds/s with L(s) = E e^(-s mu) = (1 + 2 s)^(-1/2)."""
+    """E ln(A/mu + B) for mu ~ chi^2(1), with its error estimate.
+
+    It is the integral of [L(s) - e^(-A s) L(B s)] ds/s with L(s) = E e^(-s mu) = (1 + 2 s)^(-1/2).
+    """
     y = np.arange(-FAR - math.log1p(A), 2 * FAR, STEP)
     s = np.exp(y)
     values = 1 / np.sqrt(1 + 2 * s) - np.exp(-A * s) / np.sqrt(1 + 2 * B * s)
@@ -331,9 +347,12 @@ def _laplace_difference(A: float, B: float) -> tuple[float, float]:
 
 
 def sphere_nodes(s: RealArray, d: int) -> tuple[np.ndarray, np.ndarray]:
-    """Trapezoidal nodes z >= 0 and weights for m = tanh z, one coordinate of a random unit vector, tilted by exp(-s d m^2).
+    """Trapezoidal nodes z >= 0 and weights of m = tanh z, a coordinate of a random unit vector.
 
-    The density of z is proportional to cosh(z)^-(d - 1): smooth with exponential tails at any d, so that the rule converges exponentially.
+    The weights include the factor exp(-s d m^2).
+
+    The density of z is proportional to cosh(z)^-(d - 1): smooth with exponential tails at any d, so
+    that the rule converges exponentially.
     """
     s = np.asarray(s, dtype=np.float64)[..., None]
 
@@ -355,7 +374,10 @@ def sphere_nodes(s: RealArray, d: int) -> tuple[np.ndarray, np.ndarray]:
 
 @lru_cache(maxsize=1024)
 def _mean_log_mu(p: int, d: int) -> float:
-    """E ln mu0, mu0 = d sum_j m_j^2 with m_j coordinates of p independent random unit vectors: the integral of [e^-s - L(s)^p] ds/s."""
+    """E ln mu0 for mu0 = d sum_j m_j^2, m_j coordinates of p independent random unit vectors.
+
+    It is the integral of [e^-s - L(s)^p] ds/s.
+    """
     y = np.arange(-FAR, 2 * FAR / p + 6, STEP)
     s = np.exp(y)
     laplace = sphere_nodes(s, d)[1].sum(axis=-1) / sphere_nodes(0.0, d)[1].sum()
@@ -364,13 +386,16 @@ def _mean_log_mu(p: int, d: int) -> float:
 
 @lru_cache(maxsize=16)
 def _starts(p: int, d: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """mu0 and tau0 of random starts, (replicates, points): Bartlett rows [m | lower triangle | chi], then normalised."""
+    """mu0 and tau0 of random starts, (replicates, points).
+
+    Rows are drawn by Bartlett's decomposition, [m | lower triangle | chi], and then normalised.
+    """
     lower = p * (p - 1) // 2
     dimensions = 2 * p + lower
     log2_count = min(12, max(5, int(math.log2(NODES / dimensions))))
     if dimensions <= SOBOL_MOST:
         normals = sobol_normals(dimensions, log2_count, REPLICATES, whiten=False, seed=seed)
-    else:  # beyond Sobol's tables; so wide a network averages by itself
+    else:  # beyond the Sobol tables; averages of such wide networks hardly fluctuate
         normals = np.random.default_rng(seed).standard_normal(
             (REPLICATES, 2**log2_count, dimensions)
         )
@@ -391,33 +416,35 @@ def _starts(p: int, d: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def exit_time_p1(m0: RealArray, gamma: RealArray, noise: RealArray, threshold: RealArray) -> Any:
-    """Time at which the p = 1 ODE has lost the share T of its initial excess risk, without linearising.
+    """Exit time of the p = 1 ODE, without linearisation.
 
     ::
 
         t = ln[u_T (kappa - u0)/(u0 (kappa - u_T))]/(2 mu),   u0 = m0^2,   u_T = T + (1 - T) u0,
-        mu = omega_M(p = 1) = 4 (1 - 6 gamma) - 2 gamma Delta,   kappa = mu/(4 (1 - 6 gamma)), where the ODE comes to rest
+        mu = omega_M(p = 1) = 4 (1 - 6 gamma) - 2 gamma Delta
+        kappa = mu/(4 (1 - 6 gamma)), the fixed point of the ODE
 
     Parameters
     ----------
     m0 : float or ndarray
-        The overlap w.w* at the start.
+        Initial overlap w.w*.
     gamma : float or ndarray
         The learning rate.
     noise : float or ndarray
-        Delta, the variance of the label noise.
+        Variance Delta of the label noise.
     threshold : float or ndarray
-        T, the share of the initial excess risk to lose.
+        T, the share of the initial excess risk that is lost at the exit.
 
     Returns
     -------
     float or ndarray
-        In the paper's t.
+        Exit time in the paper's units of t.
 
     Notes
     -----
-    Infinite at m0 = 0, a fixed point of the ODE, and, with a warning, where u_T >= kappa or mu <= 0. It solves
-    du/dt = 2 u [mu - 4 (1 - 6 gamma) u], which is (19) for u = m^2, up to (21).
+    The time at which the share T of the initial excess risk is lost. It is infinite at m0 = 0, a
+    fixed point of the ODE, and, with a warning, where u_T >= kappa or mu <= 0. It solves du/dt = 2
+    u [mu - 4 (1 - 6 gamma) u], which is (19) for u = m^2, up to (21).
 
     Examples
     --------
@@ -438,8 +465,8 @@ def exit_time_p1(m0: RealArray, gamma: RealArray, noise: RealArray, threshold: R
             for x in (kappa, threshold)
         )
         warnings.warn(
-            f"threshold = {T:g} is never reached: label noise stops the ODE at m^2 = {level:.4g}; "
-            f"take a smaller threshold or a smaller gamma",
+            f"threshold = {T:g}: never reached, because label noise stops the ODE at "
+            f"m^2 = {level:.4g}. Use a smaller threshold or a smaller gamma.",
             stacklevel=2,
         )
     moves = learns & (target < kappa) & (start > 0)
@@ -452,12 +479,14 @@ def exit_time_p1(m0: RealArray, gamma: RealArray, noise: RealArray, threshold: R
 def exit_time_diffusive(
     d: RealArray, gamma: RealArray, noise: RealArray, threshold: RealArray, m0: RealArray = 0.0
 ) -> Any:
-    """Mean time at which the linearised p = 1 SDE dm = mu m dt + sigma db, started at m0, leaves (-sqrt(T), sqrt(T)).
+    """Mean exit time of the linearised p = 1 SDE from the interval (-sqrt(T), sqrt(T)).
 
     ::
 
-        t = (T/sigma^2) 2F2(1, 1; 3/2, 2; -mu T/sigma^2) - (m0^2/sigma^2) 2F2(1, 1; 3/2, 2; -mu m0^2/sigma^2)
-          = (2/mu) times the integral of Dawson's function from |m0| sqrt(mu)/sigma to sqrt(T mu)/sigma
+        dm = mu m dt + sigma db,   m(0) = m0
+        t = (T/sigma^2) 2F2(1, 1; 3/2, 2; -mu T/sigma^2)
+            - (m0^2/sigma^2) 2F2(1, 1; 3/2, 2; -mu m0^2/sigma^2)
+          = (2/mu) integral of Dawson's function from |m0| sqrt(mu)/sigma to sqrt(T mu)/sigma
 
     Parameters
     ----------
@@ -466,22 +495,23 @@ def exit_time_diffusive(
     gamma : float or ndarray
         The learning rate.
     noise : float or ndarray
-        Delta, the variance of the label noise.
+        Variance Delta of the label noise.
     threshold : float or ndarray
-        T, the share of the initial excess risk to lose.
+        T, the share of the initial excess risk that is lost at the exit.
     m0 : float or ndarray, default 0.0
-        The overlap w.w* at the start.
+        Initial overlap w.w*.
 
     Returns
     -------
     float or ndarray
-        In the paper's t.
+        Exit time in the paper's units of t.
 
     Notes
     -----
-    mu = 4 (1 - 6 gamma) - 2 gamma Delta, sigma^2 = (gamma/d)(48 + 4 Delta). The second line is what is computed, by Gauss-Legendre and the
-    asymptotic series, to 1e-13 for any arguments. For mu <= 0 noise alone takes m out: the value is still (59), finite though it may
-    overflow to infinity, and comes with a warning. Source: (57)-(59); any start: Zeng (2020).
+    mu = 4 (1 - 6 gamma) - 2 gamma Delta, sigma^2 = (gamma/d)(48 + 4 Delta). The last line
+    is evaluated by Gauss-Legendre quadrature and the asymptotic series, to 1e-13 for any arguments.
+    For mu <= 0 only the noise drives m out: the value is still (59), which may overflow to
+    infinity, and comes with a warning. Source: (57)-(59); for any start Zeng (2020).
 
     Examples
     --------
@@ -497,7 +527,7 @@ def exit_time_diffusive(
     start = m0**2
     if np.any(start >= threshold):
         raise checks.reject(
-            "m0", m0.tolist(), "give a start inside the interval, |m0| < sqrt(threshold)"
+            "m0", m0.tolist(), "give a start inside the interval, |m0| < sqrt(threshold)."
         )
     _learns(1.0, gamma, noise)
     return _plain(
@@ -542,31 +572,35 @@ def _diffusive(mu: float, variance: float, start: float, end: float) -> float:
 
 
 def stochastic_shift(p: RealArray, gamma: RealArray, noise: RealArray) -> Any:
-    """What the noise of SGD on the plateau adds to the mean exit time of the ODE, whatever d and the threshold: a negative constant.
+    """Shift of the mean exit time by the noise of SGD on the plateau, a negative constant.
 
     ::
 
-        -ln(1 + D_p)/(2 omega_M),   D_p = (gamma/p) V_p/(2 omega_M),   V_p = 4 [15 - 6 (p + 2)/p + (p + 2)(p + 4)/p^2 + Delta]
+        -ln(1 + D_p)/(2 omega_M),   D_p = (gamma/p) V_p/(2 omega_M)
+        V_p = 4 [15 - 6 (p + 2)/p + (p + 2)(p + 4)/p^2 + Delta]
 
     Parameters
     ----------
     p : int or ndarray
-        Units of the student.
+        Width of the student.
     gamma : float or ndarray
         The learning rate.
     noise : float or ndarray
-        Delta, the variance of the label noise.
+        Variance Delta of the label noise.
 
     Returns
     -------
     float or ndarray
-        In the paper's t, negative.
+        The shift in the paper's units of t, which is negative.
 
     Notes
     -----
-    On the plateau dm_j = omega_M m_j dt + sqrt(gamma V_p/(p d)) db_j with independent b_j (V_p is the variance of 2 E lambda_j lambda* at
-    m = 0, Q = 1), so that m_j exp(-omega_M t) tends to a normal of variance (1 + D_p)/d where the ODE keeps 1/d: mu0 becomes (1 + D_p) mu0
-    in law. Up to terms of order 1/(T d). NaN, with a warning, where omega_M <= 0. Not in the paper, whose section 3.3 neglects it.
+    On the plateau dm_j = omega_M m_j dt + sqrt(gamma V_p/(p d)) db_j with independent b_j (V_p is
+    the variance of 2 E lambda_j lambda* at m = 0, Q = 1), so that m_j exp(-omega_M t) tends to a
+    normal of variance (1 + D_p)/d where the ODE keeps 1/d: mu0 becomes (1 + D_p) mu0 in law. The
+    shift does not depend on d or the threshold, up to terms of order 1/(T d). It is NaN, with a
+    warning, where omega_M <= 0. This formula is not in the paper, whose section 3.3 neglects the
+    effect.
 
     Examples
     --------
@@ -584,7 +618,7 @@ def _shift(p: RealArray, gamma: RealArray, noise: RealArray, learns: np.ndarray)
 
 
 def largest_stable_lr(p: RealArray, noise: RealArray) -> Any:
-    """The rate up to which a network whose rows have become parallel can hold the teacher.
+    """Largest learning rate at which a network with parallel rows stays at the teacher.
 
     ::
 
@@ -593,21 +627,22 @@ def largest_stable_lr(p: RealArray, noise: RealArray) -> Any:
     Parameters
     ----------
     p : int or ndarray
-        Units of the student.
+        Width of the student.
     noise : float or ndarray
-        Delta, the variance of the label noise.
+        Variance Delta of the label noise.
 
     Returns
     -------
     float or ndarray
-        gamma.
+        The largest rate gamma.
 
     Notes
     -----
-    Parallel rows are one unit with rate gamma/p, whose overlap survives only where omega_M(p = 1) > 0. For p = 1, and for any p without
-    noise, this is sharp: beyond it the ODE does not stay at the teacher. With noise and p > 1 the rows never become parallel (a small
-    distance between them grows, its square at the rate 8 (1 - m^2)(1 - 4 gamma/p)), and what the ODE reaches gets worse smoothly as
-    gamma passes the bound. Section 3.2 prints 1/6 for p = 1.
+    Parallel rows are one unit with rate gamma/p, whose overlap survives only where omega_M(p = 1) >
+    0. For p = 1, and for any p without noise, this is sharp: beyond it the ODE does not stay at the
+    teacher. With noise and p > 1 the rows never become parallel (a small distance between them
+    grows, its square at the rate 8 (1 - m^2)(1 - 4 gamma/p)), and what the ODE reaches gets worse
+    smoothly as gamma passes the bound. Section 3.2 prints 1/6 for p = 1.
 
     Examples
     --------
@@ -623,7 +658,7 @@ def _optimal(p: np.ndarray, noise: np.ndarray) -> np.ndarray:
 
 
 def optimal_lr(p: RealArray, noise: RealArray) -> Any:
-    """The rate that minimises the number of steps to leave the plateau, by the annealed formula.
+    """Learning rate that minimises the steps to leave the plateau, by the annealed formula.
 
     ::
 
@@ -632,20 +667,21 @@ def optimal_lr(p: RealArray, noise: RealArray) -> Any:
     Parameters
     ----------
     p : int or ndarray
-        Units of the student.
+        Width of the student.
     noise : float or ndarray
-        Delta, the variance of the label noise.
+        Variance Delta of the label noise.
 
     Returns
     -------
     float or ndarray
-        gamma.
+        The optimal rate gamma.
 
     Notes
     -----
-    It minimises p d t/gamma, and looks at the plateau only. For p >= 2 the network that has left it does not learn unless
-    gamma_opt <= ``largest_stable_lr``, that is Delta >= 8 - 4/p - 16/p^2: without noise the ODE stalls at a large risk or goes to
-    the risk's maximum. A warning says so. Source: C.4; section 3.2 for p = 1.
+    It minimises p d t/gamma and takes only the plateau into account. For p >= 2 the network that
+    has left it does not learn unless gamma_opt <= ``largest_stable_lr``, that is Delta >= 8 - 4/p -
+    16/p^2: without noise the ODE stalls at a large risk or goes to the risk's maximum, and a
+    warning is issued. Source: C.4; section 3.2 for p = 1.
 
     Examples
     --------
@@ -658,8 +694,9 @@ def optimal_lr(p: RealArray, noise: RealArray) -> Any:
     if np.any(high):
         width = float(np.broadcast_to(p, high.shape)[high][0])
         warnings.warn(
-            f"gamma_opt = {best[high][0]:.6g} at p = {width:g} leaves the plateau fastest but does not learn: rows that have become "
-            f"parallel are stable only below 2 p/(12 + noise) = {bound[high][0]:.6g}",
+            f"gamma_opt = {best[high][0]:.6g} at p = {width:g} leaves the plateau fastest but does "
+            "not learn: parallel rows are stable only below "
+            f"2 p/(12 + noise) = {bound[high][0]:.6g}.",
             stacklevel=2,
         )
     return _plain(best)
@@ -668,7 +705,7 @@ def optimal_lr(p: RealArray, noise: RealArray) -> Any:
 def minimal_steps(
     p: RealArray, d: RealArray, noise: RealArray, threshold: RealArray, *, admissible: bool = True
 ) -> Any:
-    """The smallest number of SGD steps to leave the plateau over all learning rates, by the annealed formula.
+    """Smallest number of steps to leave the plateau over all learning rates (annealed formula).
 
     ::
 
@@ -677,27 +714,28 @@ def minimal_steps(
     Parameters
     ----------
     p : int or ndarray
-        Units of the student.
+        Width of the student.
     d : int or ndarray
         The dimension.
     noise : float or ndarray
-        Delta, the variance of the label noise.
+        Variance Delta of the label noise.
     threshold : float or ndarray
-        T, the share of the initial excess risk to lose.
+        T, the share of the initial excess risk that is lost at the exit.
     admissible : bool, default True
-        Only rates at which the network still learns; False: as the paper has it.
+        Whether to admit only rates at which the network learns; False gives the paper's formula.
 
     Returns
     -------
     float or ndarray
-        Steps.
+        The number of steps.
 
     Notes
     -----
-    By default over rates up to ``largest_stable_lr`` (the number is convex in gamma, so the minimum is at the smaller of the two rates, and
-    an infimum where that is the bound). ``admissible=False`` is the paper's, at ``optimal_lr``:
-    s = (d/4)[8/p^2 + 2/p + 2 + Delta] ln[(p + 1)(T d + 1 - T)/(2 p)], of which nothing is learned where that rate is too large.
-    Source: C.4.
+    By default the minimum is over rates up to ``largest_stable_lr``. The number of steps is convex
+    in gamma, so that the minimum is at the smaller of the two rates (an infimum if that is the
+    bound). ``admissible=False`` is the paper's formula at ``optimal_lr``,
+    s = (d/4)[8/p^2 + 2/p + 2 + Delta] ln[(p + 1)(T d + 1 - T)/(2 p)]; nothing is learned where that
+    rate is too large. Source: C.4.
 
     Examples
     --------
@@ -705,7 +743,7 @@ def minimal_steps(
     6447
     """
     p, noise = _values("p", p, least=1, whole=True), _values("noise", noise, least=0)
-    logarithm = _annealed(p, d, threshold)
+    logarithm = _annealed_logarithm(p, d, threshold)
     gamma = (
         np.minimum(_optimal(p, noise), 2 * p / (12 + noise)) if admissible else _optimal(p, noise)
     )
@@ -715,28 +753,30 @@ def minimal_steps(
 
 
 def overparametrization_gain(noise: RealArray, *, admissible: bool = True) -> Any:
-    """How many times fewer steps an infinitely wide network needs to leave the plateau than a single unit, each at its best rate.
+    """Ratio of the steps of a single unit to those of an infinitely wide network, at best rates.
 
     ::
 
-        40/(12 + Delta) for Delta <= 8, (12 + Delta)/(2 + Delta) beyond: the ratio of minimal_steps for d, then p -> infinity
+        40/(12 + Delta) for Delta <= 8, (12 + Delta)/(2 + Delta) for Delta > 8
+
+    It is the ratio of ``minimal_steps`` as d -> infinity and then p -> infinity.
 
     Parameters
     ----------
     noise : float or ndarray
-        Delta, the variance of the label noise.
+        Variance Delta of the label noise.
     admissible : bool, default True
-        Only rates at which the network still learns; False: as the paper has it.
+        Whether to admit only rates at which the network learns; False gives the paper's formula.
 
     Returns
     -------
     float or ndarray
-        A ratio of steps.
+        The ratio of the numbers of steps.
 
     Notes
     -----
-    ``admissible=False`` is the paper's (12 + Delta)/(2 + Delta) for any noise, whose rate for the wide network does not learn if Delta < 8.
-    Source: C.4, section 4.
+    ``admissible=False`` is the paper's (12 + Delta)/(2 + Delta) for any noise, whose rate for the
+    wide network does not learn if Delta < 8. Source: C.4, section 4.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""The p = 1 landscape and the noise around it: population risk, critical points, covariance of one step's increments."""
+"""Population risk, critical points for p = 1, and the covariance of one step's increments."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ def risk(M: RealArray, Q: RealArray, noise: RealArray = 0.0, rho: RealArray = 1.
     Q : array_like
         Gram matrices of the rows, (..., p, p).
     noise : float or ndarray, default 0.0
-        Delta, the variance of the label noise.
+        Variance Delta of the label noise.
     rho : float or ndarray, default 1.0
         The squared norm of the teacher.
 
     Returns
     -------
     float or ndarray
-        R, one number for each leading index.
+        The risk R, one number for each leading index.
 
     Notes
     -----
-    M is (..., p), or (..., p, 1) as the library's results have it, Q is (..., p, p); leading axes broadcast, also with ``noise`` and
-    ``rho``. Source: (6) and (34), where rho^2 is missing.
+    M is (..., p), or (..., p, 1) as the library's results have it, Q is (..., p, p); leading axes
+    broadcast, also with ``noise`` and ``rho``. Source: (6) and (34), where rho^2 is missing.
 
     Examples
     --------
@@ -48,14 +48,15 @@ def risk(M: RealArray, Q: RealArray, noise: RealArray = 0.0, rho: RealArray = 1.
     m, q = _values("M", M), _values("Q", Q)
     if q.ndim < 2 or q.shape[-1] != q.shape[-2] or q.shape[-1] == 0:
         raise ValueError(
-            f"Q has shape {q.shape}: give shape (..., p, p), the overlaps of the p rows"
+            f"Q has shape {q.shape}: give shape (..., p, p), the overlaps of the p rows."
         )
     p = q.shape[-1]
     if m.shape[-2:] == (p, 1) and (p > 1 or m.ndim == q.ndim):
         m = m[..., 0]
     if m.ndim == 0 or m.shape[-1] != p:
         raise ValueError(
-            f"M has shape {m.shape}: give shape (..., {p}) or (..., {p}, 1), the overlaps of the {p} rows of Q with the teacher"
+            f"M has shape {m.shape}: give shape (..., {p}) or (..., {p}, 1), "
+            f"the overlaps of the {p} rows of Q with the teacher."
         )
     noise, rho = _values("noise", noise, least=0), _values("rho", rho, least=0)
     trace = np.trace(q, axis1=-2, axis2=-1)
@@ -68,7 +69,9 @@ def risk(M: RealArray, Q: RealArray, noise: RealArray = 0.0, rho: RealArray = 1.
 
 
 def covariance_p1(m: RealArray, gamma: RealArray, noise: RealArray) -> np.ndarray:
-    """Covariance of one step's increments of (m, Q) for p = 1, in units of gamma/d, at a point of the sphere before projecting on it.
+    """Covariance of one step's increments of (m, Q) for p = 1, in units of gamma/d.
+
+    The state is on the sphere; the increments are those before the projection.
 
     Parameters
     ----------
@@ -77,25 +80,29 @@ def covariance_p1(m: RealArray, gamma: RealArray, noise: RealArray) -> np.ndarra
     gamma : float or ndarray
         The learning rate.
     noise : float or ndarray
-        Delta, the variance of the label noise.
+        Variance Delta of the label noise.
 
     Returns
     -------
     ndarray
-        (..., 2, 2), of (m, Q).
+        Covariance matrices of (m, Q), of shape (..., 2, 2).
 
     Notes
     -----
-    With s = 1 - m^2, lambda = w.x, lambda* = w*.x, E = y - f, the increments are (gamma/d) (M, Q), M = 2 E lambda lambda* and
-    Q = 4 E lambda^2 + 4 gamma E^2 lambda^2 (that is ``|x|^2`` = 1: d -> infinity), at q = rho = 1, and
+    With s = 1 - m^2, lambda = w.x, lambda* = w*.x and E = y - f, the increments are
+    (gamma/d) (M, Q), M = 2 E lambda lambda* and Q = 4 E lambda^2 + 4 gamma E^2 lambda^2, at
+    q = rho = 1 and d -> infinity (``|x|^2`` = 1). Then
 
     ::
 
-        Var M = 4 [Delta (1 + 2 m^2) + 12 s (1 + 4 m^2)],   Cov = 24 m (Delta + 20 s)(1 - 6 gamma s),
-        Var Q = 48 Delta + 320 s (3 + s) - 64 gamma s (17 Delta + 348 s) + 128 gamma^2 [Delta^2 + Delta s (42 + 18 s) + 36 s^2 (17 + 10 s)]
+        Var M = 4 [Delta (1 + 2 m^2) + 12 s (1 + 4 m^2)]
+        Cov   = 24 m (Delta + 20 s)(1 - 6 gamma s)
+        Var Q = 48 Delta + 320 s (3 + s) - 64 gamma s (17 Delta + 348 s)
+                + 128 gamma^2 [Delta^2 + Delta s (42 + 18 s) + 36 s^2 (17 + 10 s)]
 
-    In the paper's time the SDE's noise is sqrt(gamma/d) times its root; projected on the sphere, as in (27) and (41), m has the variance
-    v.C v with v = (1, -m/2). Shape (..., 2, 2). Source: (62), where gamma must read 2 gamma in Cov and Var Q.
+    In the paper's time the noise of the SDE is sqrt(gamma/d) times a square root of this matrix C.
+    Projected on the sphere, as in (27) and (41), m has the variance v.C v with v = (1, -m/2).
+    Source: (62), where gamma must read 2 gamma in Cov and Var Q.
 
     Examples
     --------
@@ -108,7 +115,7 @@ def covariance_p1(m: RealArray, gamma: RealArray, noise: RealArray) -> np.ndarra
         _values("noise", noise, least=0),
     )
     if np.any(m > 1):
-        raise checks.reject("m", float(m.max()), "give overlaps between -1 and 1")
+        raise checks.reject("m", float(m.max()), "give overlaps between -1 and 1.")
     s = (1 - m) * (1 + m)
     variance_m = 4 * (noise * (1 + 2 * m**2) + 12 * s * (1 + 4 * m**2)) + 0 * gamma
     covariance = 24 * m * (noise + 20 * s) * (1 - 6 * gamma * s)
@@ -126,20 +133,21 @@ def covariance_p1(m: RealArray, gamma: RealArray, noise: RealArray) -> np.ndarra
 
 @dataclass(frozen=True)
 class CriticalPoint:
-    """A critical point (or a set of them that rotations about the teacher map into each other) of the p = 1 population risk.
+    """A critical point of the p = 1 population risk, up to rotations about the teacher.
 
     Attributes
     ----------
     kind : str
         "maximum", "saddle" or "minimum".
     risk : float
-        R, label noise included.
+        Risk R, including the label noise.
     overlap : float
-        m = w.w*.
+        Overlap m = w.w*.
     norm : float
-        q, the squared norm.
+        Squared norm q.
     eigenvalues : tuple of (float, int or str)
-        (value, multiplicity) of the Hessian, multiplicities as numbers where d was given, else as text.
+        Eigenvalues of the Hessian with multiplicities, which are integers if d is set and text
+        otherwise.
 
     Examples
     --------
@@ -158,38 +166,42 @@ class CriticalPoint:
 def critical_points(
     rho: float = 1.0, noise: float = 0.0, d: int | None = None, constraint: str | None = None
 ) -> tuple[CriticalPoint, ...]:
-    """The critical points of R = Delta/2 + (3 rho^2 + 3 q^2 - 4 m^2 - 2 rho q)/2, with the spectrum of their Hessian.
+    """Critical points of the p = 1 population risk, with the spectra of their Hessians.
 
     ::
 
-        w                            kind      R - Delta/2   eigenvalues of 2 [(3 q - rho) I + 6 w w^T - 2 w* w*^T]
-        0                            maximum   3 rho^2/2     -6 rho once, -2 rho (d - 1 times)
-        orthogonal to w*, q = rho/3  saddle    4 rho^2/3     -4 rho once, 0 (d - 2 times), 4 rho once
-        +-w*                         minimum   0             4 rho (d - 1 times), 12 rho once
+        R = Delta/2 + (3 rho^2 + 3 q^2 - 4 m^2 - 2 rho q)/2
+        Hessian = 2 [(3 q - rho) I + 6 w w^T - 2 w* w*^T]
+
+        w                         kind      R - Delta/2   eigenvalues
+        0                         maximum   3 rho^2/2     -6 rho once, -2 rho (d - 1 times)
+        w.w* = 0, q = rho/3       saddle    4 rho^2/3     -4 rho once, 0 (d - 2 times), 4 rho once
+        +-w*                      minimum   0             4 rho (d - 1 times), 12 rho once
 
     Parameters
     ----------
     rho : float, default 1.0
         The squared norm of the teacher.
     noise : float or ndarray, default 0.0
-        Delta, the variance of the label noise.
+        Variance Delta of the label noise.
     d : int, optional
-        The dimension, for multiplicities as numbers.
+        Dimension. With it multiplicities are integers.
     constraint : str, optional
-        "sphere" keeps rows of fixed norm.
+        "sphere" fixes the norm of the row.
 
     Returns
     -------
     tuple of CriticalPoint
-        By decreasing risk.
+        The critical points, by decreasing risk.
 
     Notes
     -----
-    With ``constraint="sphere"``, ``|w|^2`` = rho, R = Delta/2 + 2 (rho^2 - m^2) and the Hessian (4/rho) m^2 P - 4 (P w*)(P w*)^T, with
-    P = I - w w^T/rho, on the d - 1 tangent directions: orthogonal to w* (a saddle, and the highest risk) -4 rho once and 0 (d - 2 times),
-    +-w* (minimum) 4 rho (d - 1 times).
-    Units: x ~ N(0, I_d), ``|w|^2 = q, |w*|^2`` = rho; in the paper's x ~ N(0, I/d) the Hessian is this one over d.
-    Source: appendix G; (72) and (75)-(81), (18), (92), (94) corrected.
+    With ``constraint="sphere"``, ``|w|^2`` = rho, R = Delta/2 + 2 (rho^2 - m^2) and the Hessian
+    (4/rho) m^2 P - 4 (P w*)(P w*)^T, with P = I - w w^T/rho, on the d - 1 tangent directions:
+    orthogonal to w* (a saddle, and the highest risk) -4 rho once and 0 (d - 2 times), +-w*
+    (minimum) 4 rho (d - 1 times). Units: x ~ N(0, I_d), ``|w|^2 = q, |w*|^2`` = rho; in the paper's
+    x ~ N(0, I/d) the Hessian is this one over d. Source: appendix G; (72) and (75)-(81), (18),
+    (92), (94) corrected.
 
     Examples
     --------
@@ -201,28 +213,31 @@ def critical_points(
     if d is not None:
         d = checks.integer("d", d, 2)
 
-    def rest(taken: int) -> int | str:
-        return f"d - {taken}" if d is None else d - taken
+    def multiplicity(excluded: int) -> int | str:
+        """d minus a number of directions, as an integer where d is known."""
+        return f"d - {excluded}" if d is None else d - excluded
 
     floor = noise / 2
     if constraint == "sphere":
-        hole = ((4 * rho, rest(1)),)
+        hole = ((4 * rho, multiplicity(1)),)
         return (
-            CriticalPoint("saddle", floor + 2 * rho**2, 0.0, rho, ((-4 * rho, 1), (0.0, rest(2)))),
+            CriticalPoint(
+                "saddle", floor + 2 * rho**2, 0.0, rho, ((-4 * rho, 1), (0.0, multiplicity(2)))
+            ),
             CriticalPoint("minimum", floor, rho, rho, hole),
             CriticalPoint("minimum", floor, -rho, rho, hole),
         )
-    hole = ((4 * rho, rest(1)), (12 * rho, 1))
+    hole = ((4 * rho, multiplicity(1)), (12 * rho, 1))
     return (
         CriticalPoint(
-            "maximum", floor + 1.5 * rho**2, 0.0, 0.0, ((-6 * rho, 1), (-2 * rho, rest(1)))
+            "maximum", floor + 1.5 * rho**2, 0.0, 0.0, ((-6 * rho, 1), (-2 * rho, multiplicity(1)))
         ),
         CriticalPoint(
             "saddle",
             floor + 4 * rho**2 / 3,
             0.0,
             rho / 3,
-            ((-4 * rho, 1), (0.0, rest(2)), (4 * rho, 1)),
+            ((-4 * rho, 1), (0.0, multiplicity(2)), (4 * rho, 1)),
         ),
         CriticalPoint("minimum", floor, rho, rho, hole),
         CriticalPoint("minimum", floor, -rho, rho, hole),

@@ -13,7 +13,8 @@ HE3 = 324.0  # E[He3(z)^3 z]
 
 
 def reuse_drift(lr: float, times: int, weight: float, q: ArrayArgument) -> Any:
-    """How fast an erf unit that knows nothing of a He3 teacher learns its direction when each sample serves several times.
+    """How fast an erf unit that knows nothing of a He3 teacher learns its direction when each
+    sample serves several times.
 
     Parameters
     ----------
@@ -38,13 +39,14 @@ def reuse_drift(lr: float, times: int, weight: float, q: ArrayArgument) -> Any:
 
     Notes
     -----
-    A move changes the sample's own field by -lr h, so that later moves see s'(lam - lr h), whose expansion to second order has the cube of
-    the label: with E[He3(z)^3 z] = 324,
+    A move changes the sample's own field by -lr h, so that later moves see s'(lam - lr h), whose
+    expansion to second order has the cube of the label: with E[He3(z)^3 z] = 324,
 
     dM_i/dt = 324 lr^2 weight^3 (E[s'^2 s'''] (n-1) n (2n-1)/12 + E[s' s''^2] n (n-1) (n-2)/6),
 
-    E[s'^2 s'''] = -(2/pi)^(3/2) (1 + 2q)/(1 + 3q)^(3/2) and E[s' s''^2] = (2/pi)^(3/2) q/(1 + 3q)^(3/2) for s(x) = erf(x/sqrt 2). That
-    reusing samples lowers the information exponent: Dandi et al. 2024, "The benefits of reusing batches".
+    E[s'^2 s'''] = -(2/pi)^(3/2) (1 + 2q)/(1 + 3q)^(3/2) and E[s' s''^2] = (2/pi)^(3/2) q/(1 +
+    3q)^(3/2) for s(x) = erf(x/sqrt 2). That reusing samples lowers the information exponent: Dandi
+    et al. 2024, "The benefits of reusing batches".
 
     Examples
     --------

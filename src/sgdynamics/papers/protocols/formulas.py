@@ -1,4 +1,6 @@
-"""Closed formulas: the best learning rate of a linear student, what it reaches, and exponents of the risk in the horizon."""
+"""Closed formulas: the best learning rate of a linear student, what it reaches, and exponents of
+the risk in the horizon.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ from sgdynamics.base.arrays import ArrayArgument
 
 
 def best_error(alpha: ArrayArgument, start: float, noise: float) -> Any:
-    """The squared error ``|w - w*|^2`` of a linear student under its best learning rate, d -> infinity: twice its excess risk.
+    """The squared error ``|w - w*|^2`` of a linear student under its best learning rate, d ->
+    infinity: twice its excess risk.
 
     Parameters
     ----------
@@ -35,8 +38,8 @@ def best_error(alpha: ArrayArgument, start: float, noise: float) -> Any:
 
     Notes
     -----
-    eps' = -2 lr eps + lr^2 (eps + noise) is least at lr = eps/(eps + noise) at every moment: eps = noise/W(r e^(r + alpha)),
-    r = noise/start, W Lambert's function. Late, eps = noise/alpha.
+    eps' = -2 lr eps + lr^2 (eps + noise) is least at lr = eps/(eps + noise) at every moment: eps =
+    noise/W(r e^(r + alpha)), r = noise/start, W Lambert's function. Late, eps = noise/alpha.
 
     Examples
     --------
@@ -122,7 +125,8 @@ def constant_error(alpha: ArrayArgument, start: float, noise: float, lr: ArrayAr
 
 
 def horizon_exponents(a: float, b: float) -> tuple[float, float]:
-    """How the risk after T steps falls with T on a power law: R ~ T^-e, with the best schedule and with the best constant rate.
+    """How the risk after T steps falls with T on a power law: R ~ T^-e, with the best schedule and
+    with the best constant rate.
 
     Parameters
     ----------
@@ -134,7 +138,8 @@ def horizon_exponents(a: float, b: float) -> tuple[float, float]:
     Returns
     -------
     tuple of float
-        (a - 1)/a with the best schedule where a > b (easy), (a - 1)/b where a <= b (hard); (a - 1)/(a - 1 + b) with a constant rate.
+        (a - 1)/a with the best schedule where a > b (easy), (a - 1)/b where a <= b (hard); (a -
+        1)/(a - 1 + b) with a constant rate.
 
     Raises
     ------
@@ -143,9 +148,10 @@ def horizon_exponents(a: float, b: float) -> tuple[float, float]:
 
     Notes
     -----
-    With label noise, for T -> infinity. A rate eta leaves the start with (eta T)^-((a-1)/b) and the noise with a share eta of its
-    variance: a constant rate balances the two. A schedule that falls pays for the noise at its end alone. Where the excess risk is still
-    above the noise a constant rate need not fall, and hard laws have the exponent of the schedule with both.
+    With label noise, for T -> infinity. A rate eta leaves the start with (eta T)^-((a-1)/b) and the
+    noise with a share eta of its variance: a constant rate balances the two. A schedule that falls
+    pays for the noise at its end alone. Where the excess risk is still above the noise a constant
+    rate need not fall, and hard laws have the exponent of the schedule with both.
 
     Examples
     --------

@@ -1,8 +1,8 @@
 """Escape dynamics and implicit bias of one-pass SGD in quadratic networks (arXiv:2604.03068).
 
-Closed formulas in the symbols and units of the paper: loss (y - yhat)^2 without 1/2, alpha = steps/N,
-t = eta alpha. In the library's units lr = 2 eta, t = 2 eta alpha, M = rho, and the risk is half of the
-paper's.
+Closed formulas in the symbols and units of the paper: loss (y - yhat)^2 without 1/2, alpha =
+steps/N, t = eta alpha. In the library's units lr = 2 eta, t = 2 eta alpha, M = rho, and the risk is
+half of the paper's.
 """
 
 from sgdynamics.papers.quadratic_networks.escape import noise_share, optimal_rate, plateau_growth

@@ -1,15 +1,15 @@
-"""Closed formulas of "Escape dynamics and implicit bias of one-pass SGD in overparametrized quadratic networks" (arXiv:2604.03068).
+"""Closed formulas of "Escape dynamics and implicit bias of one-pass SGD" (arXiv:2604.03068).
 
-Units of the paper: student (1/p) sum_k lambda_k^2, teacher (1/p*) sum_l u_l^2 with orthonormal rows, loss (y - yhat)^2 without 1/2,
-alpha = steps/N, t = eta alpha. In the library's units lr = 2 eta, alpha is the same, t = 2 eta alpha, M = rho, and the
-risk is half of the one here. Where the print is wrong, the docstring says so and the formula here is the right one.
+Units of the paper: student (1/p) sum_k lambda_k^2, teacher (1/p*) sum_l u_l^2 with orthonormal
+rows, loss (y - yhat)^2 without 1/2, alpha = steps/N, t = eta alpha. In the library's units
+lr = 2 eta, alpha is the same, t = 2 eta alpha, M = rho, and the risk is half of the risk here.
+Misprints are corrected, and the docstrings name them.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -18,23 +18,27 @@ from numpy.typing import ArrayLike, DTypeLike
 from sgdynamics.base import checks
 from sgdynamics.base.arrays import RealArray
 
-FULL_RANK = 1e-10  # smallest over largest singular value of an overlap matrix that still counts as full rank
-SYMMETRIC = 1e-6  # how far from symmetric Q may be: an implicit integrator moves its entries one by one, by 1e-8
-ORTHONORMAL = 1e-8  # how far S^T S may be from the identity
+FULL_RANK = 1e-10  # smallest ratio of singular values of an overlap matrix of full rank
+# tolerance of the symmetry of Q: an implicit integrator perturbs single entries by 1e-8
+SYMMETRIC = 1e-6
+ORTHONORMAL = 1e-8  # tolerance of S^T S = I
 
 
 def _matrix(name: str, value: ArrayLike) -> np.ndarray:
-    """Overlaps with the teacher, (..., p, p*)."""
+    """Check overlaps with the teacher, (..., p, p*)."""
     shape = np.shape(value)
     if len(shape) < 2 or 0 in shape:
         raise ValueError(
-            f"{name} has shape {shape}: give (p, p_star), student units x teacher units"
+            f"{name} has shape {shape}: give (p, p_star), student units x teacher units."
         )
     return checks.array(name, value, shape, "student units x teacher units")
 
 
 def _overlaps(rho: RealArray, Q: RealArray) -> tuple[np.ndarray, np.ndarray]:
-    """Overlaps (..., p, p*) and (..., p, p), checked as far as an integrator's trial states allow: it may miss positivity by a little."""
+    """Check overlaps (..., p, p*) and (..., p, p).
+
+    Positivity is not checked: trial states of an integrator may violate it slightly.
+    """
     first = _matrix("rho", rho)
     second = checks.array(
         "Q",
@@ -45,22 +49,23 @@ def _overlaps(rho: RealArray, Q: RealArray) -> tuple[np.ndarray, np.ndarray]:
     asymmetry = float(np.abs(second - np.swapaxes(second, -1, -2)).max(initial=0.0))
     if asymmetry > SYMMETRIC * max(1.0, float(np.abs(second).max(initial=0.0))):
         raise ValueError(
-            f"Q is not symmetric (largest difference {asymmetry:.3g}): give a symmetric matrix of inner products"
+            f"Q is not symmetric (largest difference {asymmetry:.3g}): "
+            "give a symmetric matrix of inner products."
         )
     return first, second
 
 
 def widths(p: RealArray, p_star: RealArray) -> tuple[int, int]:
-    """The two widths, checked."""
+    """Check the two widths."""
     return checks.integer("p", p, 1), checks.integer("p_star", p_star, 1)
 
 
 def _learner_widths(p: RealArray, p_star: RealArray) -> tuple[int, int]:
-    """The two widths where a solution of zero error is asked for."""
+    """Check the two widths, and that a solution of zero error exists."""
     p, p_star = widths(p, p_star)
     if p < p_star:
         raise checks.reject(
-            "p", p, f"p < p_star = {p_star} leaves no solution of zero error: give p >= {p_star}"
+            "p", p, f"no solution of zero error exists for p < p_star. Use p >= {p_star}."
         )
     return p, p_star
 
@@ -69,8 +74,8 @@ def _trace(matrix: np.ndarray) -> np.ndarray:
     return np.trace(matrix, axis1=-2, axis2=-1)[..., None, None]
 
 
-def risk(rho: RealArray, Q: RealArray) -> Any:
-    """The population risk E[(y - yhat)^2] (twice the library's).
+def risk(rho: RealArray, Q: RealArray) -> float | np.ndarray:
+    """Population risk E[(y - yhat)^2], twice the library's.
 
     ::
 
@@ -86,11 +91,12 @@ def risk(rho: RealArray, Q: RealArray) -> Any:
     Returns
     -------
     float or ndarray
-        One number for each leading index.
+        The risk, one number for each leading index.
 
     Notes
     -----
-    Gaussian inputs, orthonormal teacher, no label noise. Eq. (23). Leading axes of rho and Q are kept.
+    For Gaussian inputs, an orthonormal teacher and no label noise. Leading axes of rho and Q
+    broadcast. Source: (23).
 
     Examples
     --------
@@ -106,7 +112,7 @@ def risk(rho: RealArray, Q: RealArray) -> Any:
 
 
 def gradient_flow(rho: RealArray, Q: RealArray) -> tuple[np.ndarray, np.ndarray]:
-    """(d rho/dt, dQ/dt) in t = eta alpha as eta -> 0: gradient flow on the population risk.
+    """Right-hand side (d rho/dt, dQ/dt) of gradient flow on the population risk (eta -> 0).
 
     ::
 
@@ -123,11 +129,11 @@ def gradient_flow(rho: RealArray, Q: RealArray) -> tuple[np.ndarray, np.ndarray]
     Returns
     -------
     tuple of ndarray
-        (d rho/dt, dQ/dt).
+        The derivatives d rho/dt and dQ/dt in t = eta alpha.
 
     Notes
     -----
-    Eqs. (33), (38), (39). Leading axes are kept.
+    Leading axes are allowed. Source: (33), (38), (39).
 
     Examples
     --------
@@ -149,13 +155,15 @@ def _flow(rho: np.ndarray, Q: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def drift(
     rho: RealArray, Q: RealArray, eta: float, *, noise: float = 0.0
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(d rho/d alpha, dQ/d alpha) of one-pass SGD at learning rate eta as N -> infinity.
+    """Drift (d rho/d alpha, dQ/d alpha) of one-pass SGD at learning rate eta as N -> infinity.
 
     ::
 
         d rho/d alpha = eta * flow,   dQ/d alpha = eta * flow + <F F^T>,   A = rho rho^T, T = Tr Q
-        <F F^T> = (16 eta^2/p^2) { [noise + 1 + 2/p* - 2T/p + (T^2 + 2 Tr Q^2)/p^2 - 4 Tr A/(p p*)] Q
-                  + (4/p* + 8/p*^2 - 4T/(p p*)) A + (4T/p^2 - 4/p) Q^2 + 8 Q^3/p^2 - (8/(p p*)) (A Q + Q A) }
+        <F F^T> = (16 eta^2/p^2) {
+                  [noise + 1 + 2/p* - 2T/p + (T^2 + 2 Tr Q^2)/p^2 - 4 Tr A/(p p*)] Q
+                  + (4/p* + 8/p*^2 - 4T/(p p*)) A + (4T/p^2 - 4/p) Q^2 + 8 Q^3/p^2
+                  - (8/(p p*)) (A Q + Q A) }
 
     Parameters
     ----------
@@ -166,18 +174,18 @@ def drift(
     eta : float
         The learning rate.
     noise : float, default 0.0
-        The variance of the label noise.
+        Variance of the label noise, which is zero in the paper.
 
     Returns
     -------
     tuple of ndarray
-        (d rho/d alpha, dQ/d alpha).
+        The derivatives d rho/d alpha and dQ/d alpha.
 
     Notes
     -----
-    Gaussian inputs, orthonormal teacher; ``noise`` is the variance of the labels' noise, which the paper leaves out.
-    Eqs. (31)-(34); the first bracket of (34) is misprinted: the one here is the noise plus the risk (23). Leading axes are kept.
-    Against the library with M = rho, lr = 2 eta: drift here = 2 eta * functional.drift.
+    For Gaussian inputs and an orthonormal teacher. Leading axes are allowed. With M = rho and
+    lr = 2 eta this drift is 2 eta times ``sgd.functional.drift``. Source: (31)-(34); the first
+    bracket of (34) is misprinted and must be the noise plus the risk (23).
 
     Examples
     --------
@@ -199,41 +207,42 @@ def drift(
         + (T**2 + 2 * _trace(square)) / p**2
         - 4 * _trace(aligned) / (p * p_star)
     )
-    both = aligned @ Q
-    spread = (
+    product = aligned @ Q
+    noise_term = (
         loss * Q
         + (4 / p_star + 8 / p_star**2 - 4 * T / (p * p_star)) * aligned
         + (4 * T / p**2 - 4 / p) * square
     )
-    spread = (
-        spread + (8 / p**2) * square @ Q - (8 / (p * p_star)) * (both + np.swapaxes(both, -1, -2))
-    )
-    return eta * d_rho, eta * d_Q + (16 * eta**2 / p**2) * spread
+    symmetric = product + np.swapaxes(product, -1, -2)
+    noise_term = noise_term + (8 / p**2) * square @ Q - (8 / (p * p_star)) * symmetric
+    return eta * d_rho, eta * d_Q + (16 * eta**2 / p**2) * noise_term
 
 
 def growth_rates(p: int, p_star: int) -> tuple[float, float]:
-    """The two rates of the plateau, (omega_rho, omega_Q).
+    """Rates (omega_rho, omega_Q) of the overlaps on the plateau.
 
     ::
 
-        d rho/dt = omega_rho rho,   dQ_kk'/dt = - omega_Q Q_kk' (k != k'),   omega_rho = 8/(p p*),  omega_Q = 16/(p (p + 2))
+        d rho/dt = omega_rho rho,   dQ_kk'/dt = - omega_Q Q_kk' (k != k')
+        omega_rho = 8/(p p*),   omega_Q = 16/(p (p + 2))
 
     Parameters
     ----------
     p : int
-        Units of the student.
+        Width p of the student.
     p_star : int
-        p*, units of the teacher.
+        Width p* of the teacher.
 
     Returns
     -------
     tuple of float
-        (omega_rho, omega_Q).
+        The rates omega_rho and omega_Q.
 
     Notes
     -----
-    Gradient flow, first order around Q = p/(p + 2) I, rho = 0. Eq. (12); (11) and (35) print + omega_Q, but overlaps between
-    students decay. Differences of the norms decay at omega_Q too, their sum at 8/p.
+    Gradient flow to first order around Q = p/(p + 2) I, rho = 0. Differences of the norms decay at
+    omega_Q too, their sum at 8/p. Source: (12); (11) and (35) have + omega_Q, but overlaps between
+    students decay.
 
     Examples
     --------
@@ -246,14 +255,14 @@ def growth_rates(p: int, p_star: int) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Plateau:
-    """Where learning stalls: the students' Gram matrix (rho = 0), which it also stands for as an array, and the risk.
+    """The plateau at rho = 0, its Gram matrix and its risk; as an array it is the Gram matrix.
 
     Attributes
     ----------
     Q : ndarray
-        The students' Gram matrix.
+        Gram matrix of the student.
     risk : float
-        The risk there.
+        Risk on the plateau.
 
     Examples
     --------
@@ -269,7 +278,7 @@ class Plateau:
 
 
 def plateau(p: int, p_star: int | None = None) -> Plateau:
-    """The plateau: rows orthogonal to each other and to the teacher, with the norm that suits the risk best.
+    """Gram matrix and risk of the plateau.
 
     ::
 
@@ -278,18 +287,20 @@ def plateau(p: int, p_star: int | None = None) -> Plateau:
     Parameters
     ----------
     p : int
-        Units of the student.
+        Width p of the student.
     p_star : int, optional
-        p*, for the risk; NaN unless given.
+        Width p* of the teacher. Without it the risk is NaN.
 
     Returns
     -------
     Plateau
-        Q and the risk.
+        The Gram matrix Q and the risk.
 
     Notes
     -----
-    Gradient flow. The overlaps do not depend on the teacher, the risk does: NaN unless p_star is given. Eq. (10) and section 7.3.
+    For gradient flow. Rows are orthogonal to each other and to the teacher, with the norm of the
+    smallest risk. The overlaps do not depend on the teacher, the risk does. Source: (10) and
+    section 7.3.
 
     Examples
     --------
@@ -303,8 +314,8 @@ def plateau(p: int, p_star: int | None = None) -> Plateau:
 
 def loss_reduction(
     t: RealArray, p: int, p_star: int, epsilon: float, *, since: str = "plateau"
-) -> Any:
-    """The mean relative fall (R(0) - R(t))/R(0) of the risk while the plateau is left.
+) -> float | np.ndarray:
+    """Mean relative decrease (R(0) - R(t))/R(0) of the risk during the escape from the plateau.
 
     ::
 
@@ -313,27 +324,29 @@ def loss_reduction(
     Parameters
     ----------
     t : float or ndarray
-        Time eta alpha.
+        Time t = eta alpha.
     p : int
-        Units of the student.
+        Width p of the student.
     p_star : int
-        p*, units of the teacher.
+        Width p* of the teacher.
     epsilon : float
         Standard deviation of the overlaps at t = 0.
     since : str, default "plateau"
-        Where t = 0 is: "plateau" or "start".
+        Origin of t, "plateau" or "start".
 
     Returns
     -------
     float or ndarray
-        One for each time.
+        The relative decrease at each time.
 
     Notes
     -----
-    Gradient flow, overlaps rho ~ N(0, epsilon^2) at t = 0, to first order in epsilon^2: good while the value is small.
-    since="plateau": t = 0 is at the plateau. since="start": t = 0 is Q(0) = I, where rho had that size; while the norms shrink,
-    rho^2 grows as Tr Q exp(16 t/(p p*)), so the value has a factor p/(p + 2), and R(0) still means the plateau's.
-    Eq. (13), whose t is t/p of the rest of the paper; here t = eta alpha.
+    Gradient flow from overlaps rho ~ N(0, epsilon^2), to first order in epsilon^2, so that the
+    formula holds while the value is small. With ``since="plateau"`` the origin t = 0 is on the
+    plateau. With ``since="start"`` it is Q(0) = I, where rho has that size: while the norms shrink,
+    rho^2 grows as Tr Q exp(16 t/(p p*)), so that the value has a factor p/(p + 2); R(0) is the risk
+    of the plateau in both cases. Source: (13), whose t is t/p of the other equations of the paper;
+    here t = eta alpha.
 
     Examples
     --------
@@ -358,29 +371,31 @@ def _times(t: RealArray, above: bool = False) -> np.ndarray:
     values = np.asarray(t, dtype=np.float64)
     if not np.all(np.isfinite(values)) or np.any(values < 0) or (above and np.any(values == 0)):
         raise checks.reject(
-            "t", t, "give times t = eta alpha " + ("above 0" if above else "not below 0")
+            "t", t, "give times t = eta alpha " + ("above 0." if above else "not below 0.")
         )
     return values
 
 
 def _polar(rho: np.ndarray, name: str) -> np.ndarray:
-    """rho (rho^T rho)^(-1/2) by singular values, for any leading axes; refuses a deficient rank."""
+    """Polar factor rho (rho^T rho)^(-1/2), for any leading axes and full rank."""
     p, p_star = rho.shape[-2:]
     if p < p_star:
         raise ValueError(
-            f"{name} has shape {rho.shape}: p = {p} < p_star = {p_star} leaves no solution of zero error, give p >= p_star"
+            f"{name} has shape {rho.shape}: no solution of zero error exists for "
+            f"p = {p} < p_star = {p_star}. Use p >= p_star."
         )
     left, values, right = np.linalg.svd(rho, full_matrices=False)
     if np.any(values[..., -1] <= FULL_RANK * values[..., 0]):
         raise ValueError(
-            f"{name} does not have full rank (smallest singular value {values[..., -1].min():.3g}): a teacher direction without "
-            "overlap is never learned; give overlaps of rank p_star"
+            f"{name} does not have full rank (smallest singular value "
+            f"{values[..., -1].min():.3g}): a teacher direction without overlap is never learned. "
+            "Give overlaps of rank p_star."
         )
     return left @ right
 
 
 def closest_solution(rho0: RealArray) -> np.ndarray:
-    """The zero-error solution closest to a start, as the p x p* matrix S with S^T S = I.
+    """Zero-error solution closest to a start, as the p x p* matrix S with S^T S = I.
 
     ::
 
@@ -389,17 +404,18 @@ def closest_solution(rho0: RealArray) -> np.ndarray:
     Parameters
     ----------
     rho0 : array_like
-        Overlaps at the start, (..., p, p*).
+        Initial overlaps, (..., p, p*).
 
     Returns
     -------
     ndarray
-        S, (..., p, p*).
+        The matrices S, (..., p, p*).
 
     Notes
     -----
-    It is where the run ends if Q(0) commutes with rho0 rho0^T (``conserved_S``), for instance Q(0) = I; otherwise nearly so.
-    p >= p*, rho0 of rank p*. Eq. (19). Leading axes are kept.
+    A run ends there if Q(0) commutes with rho0 rho0^T (``conserved_S``), for instance if Q(0) = I;
+    otherwise it ends nearby. Requires p >= p* and rho0 of rank p*. Leading axes are allowed.
+    Source: (19).
 
     Examples
     --------
@@ -420,16 +436,17 @@ def solution_overlaps(S: RealArray) -> tuple[np.ndarray, np.ndarray]:
     Parameters
     ----------
     S : array_like
-        A solution, (..., p, p*) with S^T S = I.
+        Solution, (..., p, p*), with S^T S = I.
 
     Returns
     -------
     tuple of ndarray
-        (rho, Q).
+        The overlaps rho and Q.
 
     Notes
     -----
-    S^T S = I, orthonormal teacher. Eqs. (20), (21) (the sum in (21) is over the second index of S). Leading axes are kept.
+    For an orthonormal teacher. Leading axes are allowed. Source: (20), (21), where the sum in (21)
+    is over the second index of S.
 
     Examples
     --------
@@ -440,41 +457,45 @@ def solution_overlaps(S: RealArray) -> tuple[np.ndarray, np.ndarray]:
     S = _matrix("S", S)
     p, p_star = _learner_widths(*S.shape[-2:])
     transposed = np.swapaxes(S, -1, -2)
-    off = float(np.abs(transposed @ S - np.eye(p_star)).max())
-    if off > ORTHONORMAL:
+    deviation = float(np.abs(transposed @ S - np.eye(p_star)).max())
+    if deviation > ORTHONORMAL:
         raise ValueError(
-            f"S^T S is {off:.3g} away from the identity: give S with orthonormal columns, as closest_solution does"
+            f"S^T S differs from the identity by {deviation:.3g}: "
+            "give S with orthonormal columns, as closest_solution returns it."
         )
     return math.sqrt(p / p_star) * S, (p / p_star) * S @ transposed
 
 
 def conserved_S(trajectory: xr.Dataset) -> xr.DataArray:
-    """S(t) = M (M^T M)^(-1/2) along a trajectory of the library, dims (run, time, unit, signal); NaN where a run has diverged.
+    """Polar factor S(t) = M (M^T M)^(-1/2) along a trajectory; NaN where a run has diverged.
 
     Parameters
     ----------
     trajectory : xarray.Dataset
-        What a solver returned.
+        Result of ``solve_ode`` or ``simulate``.
 
     Returns
     -------
     xarray.DataArray
-        (run, time, unit, signal).
+        The matrices S, with dims (run, time, unit, signal).
 
     Notes
     -----
-    In the ODE of square activations with an orthonormal teacher, without the sphere, S is constant if and only if Q(0) and
-    A(0) = M(0) M(0)^T commute: at any learning rate, with label noise and with weight decay (the paper's section 7.4 assumes this
-    closure for small eta). Reason: dM/dt = h(Q) M, and dQ/dt, dA/dt are made of Q and A, so matrices that commute at the start always
-    do; then M(t) = F(t) M(0) with F > 0 symmetric and commuting with A(0), which leaves the polar factor alone. The paper's case is
-    Q(0) = I. Otherwise S drifts: for rows N(0, I/N), p = 3, p* = 2, eta = 0.12, the largest entry of ``|S(end) - S(0)|`` is on average
-    0.052, 0.018, 0.0057 at N = 100, 1000, 10000, as N^(-1/2). In a simulation the noise of SGD moves S as well. Eqs. (22), (37).
+    In the ODE of square activations with an orthonormal teacher, without the sphere, S is constant
+    if and only if Q(0) and A(0) = M(0) M(0)^T commute: at any learning rate, with label noise and
+    with weight decay (the paper's section 7.4 assumes this closure for small eta). Reason: dM/dt =
+    h(Q) M, and dQ/dt, dA/dt are made of Q and A, so matrices that commute at the start always do;
+    then M(t) = F(t) M(0) with F > 0 symmetric and commuting with A(0), which does not change the
+    polar factor. The paper's case is Q(0) = I. Otherwise S drifts: for rows N(0, I/N), p = 3, p* =
+    2, eta = 0.12, the largest entry of ``|S(end) - S(0)|`` is on average 0.052, 0.018, 0.0057 at N
+    = 100, 1000, 10000, as N^(-1/2). In a simulation the noise of SGD moves S as well. Eqs. (22),
+    (37).
 
     Examples
     --------
     >>> problem = sgd.TeacherStudent(width=2)
-    >>> begin = sgd.start(problem, M=[[0.3], [0.1]], Q=np.eye(2))
-    >>> path = sgd.solve_ode(problem, sgd.OnePassSGD(lr=0.1), begin, times=[0.5, 1.0])
+    >>> start = sgd.start(problem, M=[[0.3], [0.1]], Q=np.eye(2))
+    >>> path = sgd.solve_ode(problem, sgd.OnePassSGD(lr=0.1), start, times=[0.5, 1.0])
     >>> sgd.papers.quadratic_networks.conserved_S(path).shape
     (1, 2, 2, 1)
     """
@@ -482,7 +503,7 @@ def conserved_S(trajectory: xr.Dataset) -> xr.DataArray:
         raise checks.reject(
             "trajectory",
             type(trajectory).__name__,
-            "give the Dataset of solve_ode or simulate, with its variable M",
+            "give the Dataset of solve_ode or simulate, with its variable M.",
         )
     M = trajectory["M"]
     dims = ("run", "time", "unit", "signal")
@@ -490,7 +511,7 @@ def conserved_S(trajectory: xr.Dataset) -> xr.DataArray:
         raise checks.reject(
             "trajectory",
             tuple(M.dims),
-            f"M must have the dims {dims}: keep run and time when you select",
+            f"M must have the dims {dims}. Keep run and time in selections.",
         )
     M = M.transpose(*dims)
     values = np.asarray(M, dtype=np.float64)
@@ -501,7 +522,7 @@ def conserved_S(trajectory: xr.Dataset) -> xr.DataArray:
 
 
 def largest_stable_rate(p: int, p_star: int) -> float:
-    """The learning rate above which SGD leaves the zero-error solutions, however close it starts.
+    """Learning rate above which SGD leaves the zero-error solutions, however close it starts.
 
     ::
 
@@ -510,20 +531,21 @@ def largest_stable_rate(p: int, p_star: int) -> float:
     Parameters
     ----------
     p : int
-        Units of the student.
+        Width p of the student.
     p_star : int
-        p*, units of the teacher.
+        Width p* of the teacher.
 
     Returns
     -------
     float
-        eta_max.
+        The rate eta_max.
 
     Notes
     -----
-    With C = Q - rho rho^T the part off the teacher, seen from the solution's own units, SGD at a solution has
-    d Tr C/dt = - (16/(p p*)) (1 - eta/eta_max) Tr C. Local only: from afar a run may diverge sooner. Not in the paper, whose figure 2
-    finds numerically that the best learning rate is linear in p.
+    Let C = Q - rho rho^T be the part orthogonal to the teacher, in the coordinates of the
+    solution. Near a solution SGD has d Tr C/dt = - (16/(p p*)) (1 - eta/eta_max) Tr C. The bound is
+    local: from afar a run may diverge at smaller eta. This formula is not in the paper, whose
+    figure 2 finds numerically that the best learning rate is linear in p.
 
     Examples
     --------
@@ -535,18 +557,18 @@ def largest_stable_rate(p: int, p_star: int) -> float:
 
 
 def _share_of_largest(eta: RealArray, p: int, p_star: int) -> float:
-    """eta/eta_max, below 1."""
+    """Ratio eta/eta_max, which must be below 1."""
     eta = checks.number("eta", eta, 0.0)
     most = largest_stable_rate(p=p, p_star=p_star)
     if eta >= most:
         raise checks.reject(
-            "eta", eta, f"SGD does not converge: give eta < p p_star/(4 (p_star + 2)) = {most:.6g}"
+            "eta", eta, f"SGD diverges. Use eta < p p_star/(4 (p_star + 2)) = {most:.6g}."
         )
     return eta / most
 
 
 def tail_rate(p: int, eta: float = 0.0) -> float:
-    """The rate at which the risk ends for p = p*: R ~ exp(-rate t).
+    """Final decay rate of the risk for p = p*: R ~ exp(-rate t).
 
     ::
 
@@ -555,19 +577,20 @@ def tail_rate(p: int, eta: float = 0.0) -> float:
     Parameters
     ----------
     p : int
-        Units of the student.
+        Width p of the student.
     eta : float, default 0.0
         The learning rate.
 
     Returns
     -------
     float
-        In t = eta alpha.
+        The rate, per unit of t = eta alpha.
 
     Notes
     -----
-    Twice the smallest positive eigenvalue 8/p^2 of the Hessian at the solution (section 7.2.2), since R is of second order in the
-    distance; SGD's own noise slows it as in ``largest_stable_rate``. Not in the paper.
+    Twice the smallest positive eigenvalue 8/p^2 of the Hessian at the solution (section 7.2.2),
+    because R is quadratic in the distance; the noise of SGD slows it down as in
+    ``largest_stable_rate``. This formula is not in the paper.
 
     Examples
     --------
@@ -586,28 +609,29 @@ def tail(
     eta: float = 0.0,
     rho0: RealArray | None = None,
     Q0: RealArray | None = None,
-) -> Any:
-    """How the risk of noiseless SGD vanishes at late t = eta alpha: as a power for p > p*, exponentially for p = p*.
+) -> float | np.ndarray:
+    """Risk of noiseless SGD at late times: a power law for p > p*, an exponential for p = p*.
 
     ::
 
-        p > p*:  R = p^2 (p - p*) (p* + 2) / (128 (p + 2) t^2) * [1 + (p*/(p* + 2)) x/(1 - x)],   x = eta/eta_max
+        p > p*:  R = p^2 (p - p*) (p* + 2) / (128 (p + 2) t^2) * [1 + (p*/(p* + 2)) x/(1 - x)]
+                 x = eta/eta_max
         p = p*:  R = (4/p^2) exp(-16 t/p^2) [Tr (rho0^T Q0^-1 rho0)^-1 - p]   (eta -> 0)
 
     Parameters
     ----------
     p : int
-        Units of the student.
+        Width p of the student.
     p_star : int
-        p*, units of the teacher.
+        Width p* of the teacher.
     t : float or ndarray
-        Time eta alpha.
+        Time t = eta alpha.
     eta : float, default 0.0
         The learning rate.
     rho0 : array_like, optional
-        Overlaps at the start, (..., p, p*).
+        Initial overlaps, (..., p, p*).
     Q0 : array_like, optional
-        Gram matrix at the start.
+        Initial Gram matrix of the student. Defaults to the identity.
 
     Returns
     -------
@@ -616,12 +640,14 @@ def tail(
 
     Notes
     -----
-    The power's prefactor forgets the start: the surplus units shrink as q = p^2 (p* + 2)/(16 (p + 2) t), all at the same rate. Its relative
-    error is of order log(t)/t, the time of escape included; rho0 must have rank p* and the start must leave the surplus units their
-    full rank p - p*. The exponential's prefactor does depend on the start and is exact as t -> infinity, for any rho0 of full rank (Q0 = I
-    unless given): gradient flow multiplies the parts of W along and off the teacher from the left by the same matrix F(t), the former
-    also by exp(8 t/p^2), and F is known at the end. At eta > 0 no closed prefactor is known; ``tail_rate`` gives the rate.
-    Not in the paper.
+    The prefactor of the power law does not depend on the start: the surplus units shrink as
+    q = p^2 (p* + 2)/(16 (p + 2) t), all at the same rate. Its relative error, including the time of
+    escape, is of order log(t)/t; rho0 must have rank p*, and the surplus units their full rank
+    p - p*. The prefactor of the exponential depends on the start and is exact as t -> infinity, for
+    any rho0 of full rank: gradient flow multiplies the components of W along and orthogonal to the
+    teacher from the left by the same matrix F(t), the former also by exp(8 t/p^2), and the limit of
+    F is known. At eta > 0 no closed prefactor is known; ``tail_rate`` gives the rate. These
+    formulas are not in the paper.
 
     Examples
     --------
@@ -636,7 +662,8 @@ def tail(
             raise checks.reject(
                 "rho0",
                 rho0,
-                f"for p > p_star = {p_star} the tail does not depend on the start: leave rho0 and Q0 out",
+                f"for p > p_star = {p_star} the tail does not depend on the start. "
+                "Omit rho0 and Q0.",
             )
         slowed = 1 + p_star / (p_star + 2) * share / (1 - share)
         value = p**2 * (p - p_star) * (p_star + 2) / (128 * (p + 2) * times**2) * slowed
@@ -645,13 +672,14 @@ def tail(
         raise checks.reject(
             "eta",
             eta,
-            "for p = p_star the prefactor is known as eta -> 0 only: give eta=0, or ask tail_rate for the rate",
+            "for p = p_star the prefactor is known only as eta -> 0. "
+            "Use eta=0, or tail_rate for the rate alone.",
         )
     if rho0 is None:
         raise checks.reject(
             "rho0",
             rho0,
-            "for p = p_star the prefactor depends on the start: give the initial overlaps, (p, p)",
+            "for p = p_star the prefactor depends on the start. Give the initial overlaps, (p, p).",
         )
     rho = checks.array("rho0", rho0, (p, p), "student units x teacher units")
     _polar(rho, "rho0")

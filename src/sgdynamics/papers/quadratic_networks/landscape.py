@@ -1,7 +1,9 @@
-"""Critical points of the population risk and their Hessian spectra (arXiv:2604.03068, sections 4.2, 7.2, 7.5), all in closed form.
+"""Critical points of the population risk and their Hessian spectra in closed form.
 
-Rows have norm O(1) here, as in section 7.2 of the paper: R(W) = (Tr D)^2 + 2 Tr D^2 with D = W^T W/p - W*^T W*/p*, its gradient is
-(4/p) W (Tr D + 2 D), and the spectra are those of its second derivative in the p N weights. The library's Hessian is half of it.
+Source: arXiv:2604.03068, sections 4.2, 7.2 and 7.5. Rows have norm O(1), as in section 7.2:
+R(W) = (Tr D)^2 + 2 Tr D^2 with D = W^T W/p - W*^T W*/p*. The gradient is (4/p) W (Tr D + 2 D), and
+the spectra are those of the second derivative in the p N weights. The library's Hessian is half of
+it.
 """
 
 from __future__ import annotations
@@ -14,19 +16,19 @@ import numpy as np
 from sgdynamics.base import checks
 from sgdynamics.papers.quadratic_networks.formulas import widths
 
-SAME = 1e-12  # eigenvalues this close, relative to the largest, are one
+SAME = 1e-12  # relative distance below which eigenvalues count as equal
 
 
 @dataclass(frozen=True)
 class Spectrum:
-    """Distinct eigenvalues in increasing order, with their multiplicities; exact zeros are exactly 0.
+    """Distinct eigenvalues in increasing order with their multiplicities; zeros are exactly 0.
 
     Attributes
     ----------
     eigenvalues : ndarray
-        Distinct, increasing.
+        Distinct eigenvalues, increasing.
     multiplicities : ndarray
-        How often each occurs.
+        Multiplicity of each eigenvalue.
 
     Examples
     --------
@@ -40,39 +42,43 @@ class Spectrum:
 
     @property
     def negative(self) -> int:
-        """How many eigenvalues are below 0."""
+        """Number of negative eigenvalues."""
         return int(self.multiplicities[self.eigenvalues < 0].sum())
 
     @property
     def null(self) -> int:
-        """How many eigenvalues are 0."""
+        """Number of zero eigenvalues."""
         return int(self.multiplicities[self.eigenvalues == 0].sum())
 
     @property
     def positive(self) -> int:
-        """How many eigenvalues are above 0."""
+        """Number of positive eigenvalues."""
         return int(self.multiplicities[self.eigenvalues > 0].sum())
 
 
 @dataclass(frozen=True)
 class CriticalPoint:
-    """A critical point with s students along the teacher (squared norm beta), r off it (alpha), the other p - r - s at zero.
+    """A critical point of the population risk.
+
+    It has s students along the teacher (squared norm beta), r orthogonal to it (squared norm
+    alpha), and p - r - s students at zero.
 
     Attributes
     ----------
     p : int
-        Units of the student.
+        Width p of the student.
     p_star : int
-        p*, units of the teacher.
+        Width p* of the teacher.
     r : int
-        Students off the teacher.
+        Number of students orthogonal to the teacher.
     s : int
-        Students within the teacher's span.
+        Number of students in the span of the teacher.
 
     Notes
     -----
-    That is one point of a manifold: W -> R W with R orthogonal (p x p), and any rotation of R^N that keeps the teacher's span, give
-    the others, with overlaps R rho V, R Q R^T and the same risk and spectrum.
+    This is one point of a manifold. The others follow by W -> R W with an orthogonal R (p x p) and
+    by rotations of R^N that preserve the teacher's span; they have overlaps R rho V and R Q R^T and
+    the same risk and spectrum.
 
     Examples
     --------
@@ -88,12 +94,12 @@ class CriticalPoint:
 
     @property
     def alpha(self) -> float:
-        """Squared norm along each occupied direction off the teacher: p (p* - s)/(p* (r + s + 2))."""
+        """Squared norm of a student orthogonal to the teacher: p (p* - s)/(p* (r + s + 2))."""
         return self.p * (self.p_star - self.s) / (self.p_star * (self.r + self.s + 2))
 
     @property
     def beta(self) -> float:
-        """Squared norm along each occupied teacher direction: alpha + p/p*."""
+        """Squared norm of a student along the teacher: alpha + p/p*."""
         return self.alpha + self.p / self.p_star
 
     @property
@@ -113,28 +119,28 @@ class CriticalPoint:
 
     @property
     def risk(self) -> float:
-        """R = 2 kap^2/(r + s + 2) + 2 kap/p*, kap = 1 - s/p*."""
-        rest = 1 - self.s / self.p_star
-        return 2 * rest**2 / (self.r + self.s + 2) + 2 * rest / self.p_star
+        """Population risk R = 2 kap^2/(r + s + 2) + 2 kap/p*, kap = 1 - s/p*."""
+        kappa = 1 - self.s / self.p_star
+        return 2 * kappa**2 / (self.r + self.s + 2) + 2 * kappa / self.p_star
 
     def spectrum(self, N: int) -> Spectrum:
-        """Eigenvalues of the Hessian of the risk in the p N weights, at no cost in N.
+        """Eigenvalues of the Hessian of the risk in the p N weights, at a cost independent of N.
 
         Parameters
         ----------
         N : int
-            The dimension, p* + r or more.
+            Input dimension, at least p* + r.
 
         Returns
         -------
         Spectrum
-            Eigenvalues and their multiplicities, p N in all.
+            Eigenvalues and their multiplicities, which sum to p N.
 
         Notes
         -----
-        With n = r + s and the p x N weights split by the left into the n occupied units and the p - n others, by the right into occupied
-        directions, the p* - s free teacher directions and the N - p* - r free others, where Tr D + 2 D is 0, -2 alpha/p - 2/p*,
-        -2 alpha/p:
+        Let n = r + s. The p x N weights split on the left into the n occupied units and the p - n
+        others, on the right into occupied directions, p* - s free teacher directions and
+        N - p* - r other free directions, where Tr D + 2 D is 0, -2 alpha/p - 2/p* and -2 alpha/p:
 
         ::
 
@@ -145,14 +151,16 @@ class CriticalPoint:
             beta     x free teacher   0                            s (p* - s)
             alpha    x free           0                            r (N - p* - r)
             beta     x free           8/(p p*)                     s (N - p* - r)
-            occupied x occupied       0                            n (n - 1)/2                  rotations
+            occupied x occupied       0                            n (n - 1)/2 (rotations)
                                       16 alpha/p^2                 r (r - 1)/2 + r - 1
                                       16 beta/p^2                  s (s - 1)/2 + s - 1
                                       8 (alpha + beta)/p^2         r s
-                                      (8/p^2) eig [[(2 + r) alpha, sqrt(r s alpha beta)], [sqrt(r s alpha beta), (2 + s) beta]]
+                                      (8/p^2) eig [[(2 + r) alpha, c], [c, (2 + s) beta]]
+                                      with c = sqrt(r s alpha beta)
 
-        (the last two lines with the rows that exist). N >= p* + r. Contains the four spectra of section 7.2.2, (r, s) = (0, 0),
-        (p, 0), (0, p*), (0, 1), with their multiplicities; the rest is not in the paper.
+        If r = 0 or s = 0, the corresponding row of the last matrix is absent. The list contains
+        the four spectra of section 7.2.2, (r, s) = (0, 0), (p, 0), (0, p*), (0, 1), with their
+        multiplicities; the others are not in the paper.
         """
         N = checks.integer("N", N, 1)
         p, p_star, r, s = self.p, self.p_star, self.r, self.s
@@ -160,11 +168,12 @@ class CriticalPoint:
             raise checks.reject(
                 "N",
                 N,
-                f"the teacher and {r} directions off it need p_star + r = {p_star + r} dimensions: give that or more",
+                f"the teacher and {r} orthogonal directions need p_star + r = {p_star + r} "
+                "dimensions. Use a larger N.",
             )
         alpha, beta = self.alpha, self.beta
         spare, free_teacher, free = p - r - s, p_star - s, N - p_star - r
-        found: list[tuple[float, int]] = [
+        pairs: list[tuple[float, int]] = [
             (0.0, spare * (r + s) + s * free_teacher + r * free + (r + s) * (r + s - 1) // 2),
             (-(8 / p) * (alpha / p + 1 / p_star), spare * free_teacher),
             (-8 * alpha / p**2, spare * free),
@@ -176,23 +185,21 @@ class CriticalPoint:
         ]
         first, second = (2 + r) * alpha, (2 + s) * beta
         if r and s:
-            middle, half = (
-                (first + second) / 2,
-                math.hypot((first - second) / 2, math.sqrt(r * s * alpha * beta)),
-            )
-            # the smaller root from the product of both: no difference of nearly equal numbers
-            found += [
+            middle = (first + second) / 2
+            half = math.hypot((first - second) / 2, math.sqrt(r * s * alpha * beta))
+            # the smaller root from the product of both, to avoid cancellation
+            pairs += [
                 (8 / p**2 * (middle + half), 1),
                 (8 / p**2 * 2 * (2 + r + s) * alpha * beta / (middle + half), 1),
             ]
         elif r or s:
-            found.append((8 / p**2 * (first if r else second), 1))
-        return _gathered(found)
+            pairs.append((8 / p**2 * (first if r else second), 1))
+        return _merge_eigenvalues(pairs)
 
 
-def _gathered(found: list[tuple[float, int]]) -> Spectrum:
-    """Equal eigenvalues as one, those that do not occur left out."""
-    present = sorted((value, count) for value, count in found if count)
+def _merge_eigenvalues(pairs: list[tuple[float, int]]) -> Spectrum:
+    """Merge equal eigenvalues of (value, multiplicity) pairs and drop multiplicities of zero."""
+    present = sorted((value, count) for value, count in pairs if count)
     scale = max(abs(value) for value, _ in present)
     values: list[float] = []
     counts: list[int] = []
@@ -206,34 +213,35 @@ def _gathered(found: list[tuple[float, int]]) -> Spectrum:
 
 
 def critical_point(p: int, p_star: int, r: int, s: int) -> CriticalPoint:
-    """The critical points of the risk in which the students span r directions off the teacher and s within its span.
+    """Critical point with r students orthogonal to the teacher and s students in its span.
 
     ::
 
-        alpha = p (p* - s)/(p* (r + s + 2)) on the former,  beta = alpha + p/p* on the latter
+        alpha = p (p* - s)/(p* (r + s + 2)),   beta = alpha + p/p*
         R = 2 kap^2/(r + s + 2) + 2 kap/p*,  kap = 1 - s/p*
 
     Parameters
     ----------
     p : int
-        Units of the student.
+        Width p of the student.
     p_star : int
-        p*, units of the teacher.
+        Width p* of the teacher.
     r : int
-        Students off the teacher.
+        Number of students orthogonal to the teacher.
     s : int
-        Students within the teacher's span.
+        Number of students in the span of the teacher.
 
     Returns
     -------
     CriticalPoint
-        With its overlaps, risk and spectrum.
+        The critical point, with its overlaps, risk and spectrum.
 
     Notes
     -----
-    These are all of them: W (Tr D + 2 D) = 0 makes W^T W commute with the teacher's projector, and on each common eigenvector
-    W^T W is 0 or fixed by Tr D. So 0 <= s <= p*, r + s <= p, and r = 0 where s = p* (alpha would be 0). Eqs. (26)-(30) have r = 0
-    or s = 0 only: tabula rasa (0, 0), plateau (p, 0), zero error (0, p*), one teacher (0, 1); (28) and (30) need M^T M = I.
+    The family is complete: W (Tr D + 2 D) = 0 makes W^T W commute with the teacher's projector, and
+    on each common eigenvector W^T W is 0 or fixed by Tr D. So 0 <= s <= p*, r + s <= p, and r = 0
+    if s = p* (alpha would be 0). Source: (26)-(30), which have r = 0 or s = 0 only: tabula rasa
+    (0, 0), plateau (p, 0), zero error (0, p*), one teacher (0, 1); (28) and (30) need M^T M = I.
 
     Examples
     --------
@@ -244,35 +252,35 @@ def critical_point(p: int, p_star: int, r: int, s: int) -> CriticalPoint:
     r, s = checks.integer("r", r, 0), checks.integer("s", s, 0)
     if s > p_star:
         raise checks.reject(
-            "s", s, f"the teacher has p_star = {p_star} directions: give s <= {p_star}"
+            "s", s, f"the teacher has p_star = {p_star} directions. Use s <= {p_star}."
         )
     if r + s > p:
         raise ValueError(
-            f"r + s = {r + s}: {p} students span at most p = {p} directions, give r + s <= {p}"
+            f"r + s = {r + s}: {p} students span at most p = {p} directions. Use r + s <= {p}."
         )
     if s == p_star and r > 0:
         raise checks.reject(
             "r",
             r,
-            "at s = p_star the error is zero and nothing is left off the teacher: give r = 0",
+            "at s = p_star the error is zero, without orthogonal students. Use r = 0.",
         )
     return CriticalPoint(p, p_star, r, s)
 
 
 def critical_points(p: int, p_star: int) -> list[CriticalPoint]:
-    """All critical points, lowest risk first; only the first has no negative eigenvalue.
+    """All critical points by increasing risk; only the first has no negative eigenvalue.
 
     Parameters
     ----------
     p : int
-        Units of the student.
+        Width p of the student.
     p_star : int
-        p*, units of the teacher.
+        Width p* of the teacher.
 
     Returns
     -------
     list of CriticalPoint
-        Lowest risk first.
+        The critical points, by increasing risk.
 
     Examples
     --------
@@ -287,7 +295,7 @@ def critical_points(p: int, p_star: int) -> list[CriticalPoint]:
 
 
 def manifold_dimension(p: int, p_star: int, N: int) -> int:
-    """The dimension of the manifold of zero-error solutions.
+    """Dimension of the manifold of zero-error solutions.
 
     ::
 
@@ -296,20 +304,21 @@ def manifold_dimension(p: int, p_star: int, N: int) -> int:
     Parameters
     ----------
     p : int
-        Units of the student.
+        Width p of the student.
     p_star : int
-        p*, units of the teacher.
+        Width p* of the teacher.
     N : int
-        The dimension.
+        Input dimension.
 
     Returns
     -------
     int
-        A dimension.
+        The dimension.
 
     Notes
     -----
-    Rotations of the students, less those that do nothing to a W of rank m. p >= m. Section 7.5.2.
+    Rotations of the students modulo those that do not change a W of rank m; requires p >= m.
+    Source: section 7.5.2.
 
     Examples
     --------
@@ -322,13 +331,13 @@ def manifold_dimension(p: int, p_star: int, N: int) -> int:
         raise checks.reject(
             "p",
             p,
-            f"p < min(p_star, N) = {rank} leaves no solution of zero error: give p >= {rank}",
+            f"no solution of zero error exists for p < min(p_star, N). Use p >= {rank}.",
         )
     return p * (p - 1) // 2 - (p - rank) * (p - rank - 1) // 2
 
 
 def degrees_of_freedom(p: int, N: int) -> int:
-    """The dimension of the set of functions a student can be, that of W^T W.
+    """Dimension of the set of functions that a student can express, that of W^T W.
 
     ::
 
@@ -337,18 +346,18 @@ def degrees_of_freedom(p: int, N: int) -> int:
     Parameters
     ----------
     p : int
-        Units of the student.
+        Width p of the student.
     N : int
-        The dimension.
+        Input dimension.
 
     Returns
     -------
     int
-        A dimension.
+        The dimension.
 
     Notes
     -----
-    Section 7.5.1.
+    Source: section 7.5.1.
 
     Examples
     --------

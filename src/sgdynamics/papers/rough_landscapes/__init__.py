@@ -1,8 +1,8 @@
 """Stochasticity helps to navigate rough landscapes (Mignacco, Urbani, Zdeborova 2021).
 
-Phase retrieval on a fixed data set, in the symbols and units of the paper: alpha = M/N, learning rate
-eta, time t = eta steps, batch fraction l, persistence time tau, temperature T, ridge lambda, overlap
-(magnetization) m, mean loss of v = (h^2 - h0^2)^2/4.
+Phase retrieval on a fixed data set, in the symbols and units of the paper: alpha = M/N, learning
+rate eta, time t = eta steps, batch fraction l, persistence time tau, temperature T, ridge lambda,
+overlap (magnetization) m, mean loss of v = (h^2 - h0^2)^2/4.
 """
 
 from sgdynamics.papers.rough_landscapes.formulas import (

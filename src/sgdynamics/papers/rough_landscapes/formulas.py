@@ -1,9 +1,11 @@
-"""Phase retrieval on a fixed data set: the paper's settings in the library's terms, its closed formulas and its error measures.
+"""Phase retrieval on a fixed data set: the paper's settings in the library's terms, its closed
+formulas and its error measures.
 
-In the paper's symbols and units: fields h = xi.w/sqrt(N), |w|^2 = N on the sphere, loss v = (h^2 - h0^2)^2/4 summed over the M = alpha N
-samples in the gradient, batch fraction l, learning rate eta, persistence time tau, temperature T, time t = eta steps. The library averages
-(h^2 - h0^2)^2/2 over the samples: lr = alpha eta/2, time alpha t/2, temperature 2 T/alpha, persistence time alpha tau/2, weight decay
-2 lambda/alpha, and its training risk is twice the paper's mean loss.
+In the paper's symbols and units: fields h = xi.w/sqrt(N), |w|^2 = N on the sphere, loss v = (h^2 -
+h0^2)^2/4 summed over the M = alpha N samples in the gradient, batch fraction l, learning rate eta,
+persistence time tau, temperature T, time t = eta steps. The library averages (h^2 - h0^2)^2/2 over
+the samples: lr = alpha eta/2, time alpha t/2, temperature 2 T/alpha, persistence time alpha tau/2,
+weight decay 2 lambda/alpha, and its training risk is twice the paper's mean loss.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ THRESHOLD = 1e-7  # of the mean loss (20), below which the paper counts the sign
 
 @dataclass(frozen=True)
 class Numbers:
-    """The paper's numbers, checked: alpha, eta, m0, algorithm, l, tau (nan unless p-SGD), T until t_off, ridge (nan on the sphere)."""
+    """The paper's numbers, checked: alpha, eta, m0, algorithm, l, tau (nan unless p-SGD), T until
+    t_off, ridge (nan on the sphere).
+    """
 
     alpha: float
     eta: float
@@ -58,7 +62,9 @@ class Numbers:
 
     @property
     def switching(self) -> tuple[float, float]:
-        """The probabilities that a sample comes into the batch, and leaves it, in one step: (6), or (7) with l for its b."""
+        """The probabilities that a sample comes into the batch, and leaves it, in one step: (6), or
+        (7) with l for its b.
+        """
         on = self.eta / self.tau if self.algorithm == "p-SGD" else self.l
         return on, on * (1 - self.l) / self.l
 
@@ -121,7 +127,8 @@ def numbers(
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting of the paper in the library's terms: problem, algorithm and start go into sgd.simulate and sgd.solve_dmft as they are.
+    """One setting of the paper in the library's terms: problem, algorithm and start go into
+    sgd.simulate and sgd.solve_dmft as they are.
 
     Attributes
     ----------
@@ -138,8 +145,8 @@ class Setting:
 
     Notes
     -----
-    ``steps``, ``library_time`` and ``paper_time`` convert times; the paper's mean loss (20) is ``loss_factor`` times the library's
-    train_risk.
+    ``steps``, ``library_time`` and ``paper_time`` convert times; the paper's mean loss (20) is
+    ``loss_factor`` times the library's train_risk.
 
     Examples
     --------
@@ -241,7 +248,7 @@ def setting(
     dimension : int, optional
         N; the limit N -> infinity unless given.
     seed : int, default 0
-        Of the random numbers.
+        Seed of the random number generator.
     runs : int, optional
         How many starts; one unless given.
     rescale : bool, default True
@@ -254,10 +261,12 @@ def setting(
 
     Notes
     -----
-    algorithm: "GD" (5), "SGD" (6), "p-SGD" (7), "Langevin" (9); T is a number, or (T, t) for a temperature that is switched to zero at t.
-    ridge=None: w returns to the sphere ``|w|^2`` = N after every step, and starts from m0 w0 + c z (11); ridge=lambda: nu = lambda (C.1),
-    from m0 w0 + z (C.2). With ``dimension`` the start has the law of these at that N (z is Gaussian, so that the overlap fluctuates) for
-    ``runs`` runs; without, its overlaps are those of N -> infinity. rescale=False leaves out the factor 1/l (figure B.2, right).
+    algorithm: "GD" (5), "SGD" (6), "p-SGD" (7), "Langevin" (9); T is a number, or (T, t) for a
+    temperature that is switched to zero at t. ridge=None: w returns to the sphere ``|w|^2`` = N
+    after every step, and starts from m0 w0 + c z (11); ridge=lambda: nu = lambda (C.1), from m0 w0
+    + z (C.2). With ``dimension`` the start has the law of these at that N (z is Gaussian, so that
+    the overlap fluctuates) for ``runs`` runs; without, its overlaps are those of N -> infinity.
+    rescale=False leaves out the factor 1/l (figure B.2, right).
 
     Examples
     --------
@@ -377,8 +386,9 @@ def first_step(alpha: float, eta: float, m0: float, l: float = 1.0, T: float = 0
 
     Notes
     -----
-    The gradient has no component along w0 at first (mu(0) = 0), <h v'> = 2 (1 - m0^2), and ``|gradient|^2`` is its mean's 4 alpha^2 (1 -
-    m0^2) and M_C(0, 0). The same for SGD and p-SGD. From (5), (11); not in the paper.
+    The gradient has no component along w0 at first (mu(0) = 0), <h v'> = 2 (1 - m0^2), and
+    ``|gradient|^2`` is its mean's 4 alpha^2 (1 - m0^2) and M_C(0, 0). The same for SGD and p-SGD.
+    From (5), (11); not in the paper.
 
     Examples
     --------
@@ -451,8 +461,8 @@ def closed_values(alpha: float, m0: float, l: float = 1.0, T: float = 0.0) -> Cl
 
     Notes
     -----
-    Gaussian moments of v' = h^3 - h h0^2 and v'' = 3 h^2 - h0^2 with <h h0> = m0. M_R is the response to a shift of the argument of v'
-    only: M_R(0+, 0) = (alpha/l^2) <s v''^2>.
+    Gaussian moments of v' = h^3 - h h0^2 and v'' = 3 h^2 - h0^2 with <h h0> = m0. M_R is the
+    response to a shift of the argument of v' only: M_R(0+, 0) = (alpha/l^2) <s v''^2>.
 
     Examples
     --------
@@ -473,7 +483,8 @@ def closed_values(alpha: float, m0: float, l: float = 1.0, T: float = 0.0) -> Cl
 
 
 def stability_limit(eta: float, l: float = 1.0) -> float:  # noqa: E741
-    """The h^2 - h0^2 above which a sample in the batch overshoots: its own share of a step multiplies h by 1 - (eta/l)(h^2 - h0^2).
+    """The h^2 - h0^2 above which a sample in the batch overshoots: its own share of a step
+    multiplies h by 1 - (eta/l)(h^2 - h0^2).
 
     ::
 
@@ -493,7 +504,8 @@ def stability_limit(eta: float, l: float = 1.0) -> float:  # noqa: E741
 
     Notes
     -----
-    Above it h grows at every step in which the sample is in use: a run with such a sample explodes. Not in the paper.
+    Above it h grows at every step in which the sample is in use: a run with such a sample explodes.
+    Not in the paper.
 
     Examples
     --------
@@ -530,8 +542,8 @@ def unstable_share(eta: float, l: float = 1.0, m: float = 0.0) -> float:  # noqa
 
     Notes
     -----
-    h^2 - h0^2 = 2 sqrt(1 - m^2) X Y with independent standard normals, and X Y has the density K_0/pi. Times M it is the expected number of
-    unstable samples at the start.
+    h^2 - h0^2 = 2 sqrt(1 - m^2) X Y with independent standard normals, and X Y has the density
+    K_0/pi. Times M it is the expected number of unstable samples at the start.
 
     Examples
     --------
@@ -542,7 +554,8 @@ def unstable_share(eta: float, l: float = 1.0, m: float = 0.0) -> float:  # noqa
     if abs(m) >= 1:
         raise checks.reject("m", m, "give an overlap between -1 and 1, both excluded")
     x = stability_limit(eta, l) / 2 / math.sqrt(1 - m**2)
-    # K_0(y) = exp(-y) k0e(y): the factor exp(-x) is taken out, so that small shares keep their digits
+    # K_0(y) = exp(-y) k0e(y): the factor exp(-x) is taken out, so that small shares keep their
+    # digits
     scaled = integrate.quad(
         lambda u: special.k0e(x + u) * math.exp(-u), 0, math.inf, epsabs=0, epsrel=1e-10
     )[0]
@@ -550,7 +563,8 @@ def unstable_share(eta: float, l: float = 1.0, m: float = 0.0) -> float:  # noqa
 
 
 def fraction_recovered(loss: ArrayLike, threshold: float = THRESHOLD) -> tuple[float, float]:
-    """The share of runs whose mean loss (20) is below the threshold, with its standard error; a run that diverged (NaN) is not.
+    """The share of runs whose mean loss (20) is below the threshold, with its standard error; a run
+    that diverged (NaN) is not.
 
     Parameters
     ----------
@@ -566,7 +580,8 @@ def fraction_recovered(loss: ArrayLike, threshold: float = THRESHOLD) -> tuple[f
 
     Notes
     -----
-    The error is the half width of Wilson's interval at one standard error, which is not zero at 0 and 1.
+    The error is the half width of Wilson's interval at one standard error, which is not zero at 0
+    and 1.
 
     Examples
     --------

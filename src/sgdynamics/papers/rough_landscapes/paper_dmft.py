@@ -1,7 +1,9 @@
-"""The paper's own form of DMFT, with its kernels, at finite eta: an independent check of `sgd.solve_dmft` on a few steps.
+"""The paper's own form of DMFT, with its kernels, at finite eta: an independent check of
+`sgd.solve_dmft` on a few steps.
 
-Nothing is iterated: every kernel at step t is an average over paths up to t, so one causal sweep solves the equations. The paper's print is
-corrected where it has to be: (14) has nu_hat, not nu_tilde, and the perturbation P shifts the argument of v' only.
+Nothing is iterated: every kernel at step t is an average over paths up to t, so one causal sweep
+solves the equations. The paper's print is corrected where it has to be: (14) has nu_hat, not
+nu_tilde, and the perturbation P shifts the argument of v' only.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ FLAT = 1e-12  # a pivot below this share of its diagonal entry is rounding: grad
 
 @dataclass(frozen=True)
 class KernelDMFT:
-    """The solution at t = eta (0 ... steps), in the paper's units, each with the standard error of the mean over replicates.
+    """The solution at t = eta (0 ... steps), in the paper's units, each with the standard error of
+    the mean over replicates.
 
     Attributes
     ----------
@@ -47,8 +50,8 @@ class KernelDMFT:
 
     Notes
     -----
-    m, loss (steps + 1); C(t, t') and R(t, t') (steps + 1, steps + 1), R zero above the diagonal and 1 on it; M_C, M_R (steps, steps), M_R
-    below the diagonal; delta_nu (steps).
+    m, loss (steps + 1); C(t, t') and R(t, t') (steps + 1, steps + 1), R zero above the diagonal and
+    1 on it; M_C, M_R (steps, steps), M_R below the diagonal; delta_nu (steps).
 
     Examples
     --------
@@ -82,7 +85,8 @@ def kernel_dmft(
     algorithm: str | None = None,
     replicates: int = 8,
 ) -> KernelDMFT:
-    """DMFT of phase retrieval by paths of the effective process, exact at finite eta up to the sampling error.
+    """DMFT of phase retrieval by paths of the effective process, exact at finite eta up to the
+    sampling error.
 
     ::
 
@@ -112,9 +116,10 @@ def kernel_dmft(
     ridge : float, optional
         lambda; the sphere unless given.
     seed : int, default 0
-        Of the random numbers.
+        Seed of the random number generator.
     algorithm : str, optional
-        Follows from the numbers unless given: p-SGD with tau, SGD with l < 1, Langevin with T > 0, else GD.
+        Follows from the numbers unless given: p-SGD with tau, SGD with l < 1, Langevin with T > 0,
+        else GD.
     replicates : int, default 8
         Independent sets of paths.
 
@@ -125,18 +130,21 @@ def kernel_dmft(
 
     Notes
     -----
-    A weight less its part along the signal follows the same equation without g, so that C and the response R(t,s) of the weight at t to a
-    unit kick at s need no paths: with K(t,s) = <zeta_t w_s>,
+    A weight less its part along the signal follows the same equation without g, so that C and the
+    response R(t,s) of the weight at t to a unit kick at s need no paths: with K(t,s) = <zeta_t
+    w_s>,
 
     ::
 
         C+(.,s) = a [b C - (eta/l)(K(t,s) + sum_r Rg(t,r) C(r,s))],   R+(.,s) = a [b R - (eta/l) sum_r Rg(t,r) R(r,s)],   R(s,s) = 1.
 
-    In continuous time M_R = -Rg/(l eta) below the diagonal, delta_nu = Rg(t,t)/l, M_C = (alpha/l^2) <g g'>.
+    In continuous time M_R = -Rg/(l eta) below the diagonal, delta_nu = Rg(t,t)/l, M_C = (alpha/l^2)
+    <g g'>.
 
-    The algorithm follows from the numbers unless given: p-SGD with tau, SGD with l < 1, Langevin with T > 0, else GD. ``paths`` are shared
-    by independent replicates (scrambled Sobol points, a power of two each: rounded down); cost paths steps^3, memory (paths/replicates)
-    steps^2. Source: (14)-(20), (A.17)-(A.22), (A.28).
+    The algorithm follows from the numbers unless given: p-SGD with tau, SGD with l < 1, Langevin
+    with T > 0, else GD. ``paths`` are shared by independent replicates (scrambled Sobol points, a
+    power of two each: rounded down); cost paths steps^3, memory (paths/replicates) steps^2. Source:
+    (14)-(20), (A.17)-(A.22), (A.28).
 
     Examples
     --------
@@ -207,7 +215,8 @@ def _replicate(
         hot = 2 * eta * given.temperature(t)
         h[t + 1] = b * h[t] - rate * (g[t] + zeta + now @ h[: t + 1]) + math.sqrt(hot) * kicks[t]
         m[t + 1] = b * m[t] - rate * alpha * np.mean(h0 * g[t])
-        # covariances: of zeta_t with the weights so far, then of the next weight with them and with itself
+        # covariances: of zeta_t with the weights so far, then of the next weight with them and with
+        # itself
         for r in range(t):
             K[t, r + 1] = scale[r] * (
                 b * K[t, r] - rate * (G[t, r] + Rg[r, : r + 1] @ K[t, : r + 1])
@@ -243,7 +252,9 @@ def _replicate(
 
 
 def _root_row(G: np.ndarray, root: np.ndarray, t: int) -> np.ndarray:
-    """Row t of the Cholesky root of G, whose earlier rows are there: zeta_t given the earlier ones. Flat pivots are zero."""
+    """Row t of the Cholesky root of G, whose earlier rows are there: zeta_t given the earlier ones.
+    Flat pivots are zero.
+    """
     for r in range(t):
         if root[r, r] > 0:
             root[t, r] = (G[t, r] - root[t, :r] @ root[r, :r]) / root[r, r]

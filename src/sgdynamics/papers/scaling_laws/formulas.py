@@ -1,4 +1,6 @@
-"""Closed formulas: exponents of the loss in time on power-law data, and of skills that are learned one after the other."""
+"""Closed formulas: exponents of the loss in time on power-law data, and of skills that are learned
+one after the other.
+"""
 
 from __future__ import annotations
 
@@ -34,9 +36,10 @@ def learning_exponent(data_exponent: float, target_exponent: float) -> float:
 
     Notes
     -----
-    A linear student has the excess risk (1/2) sum_j l_j w*_j^2 exp(-2 l_j t): modes up to j ~ t^(1/s) are learned, and those beyond sum to
-    t^(-(s + 2e - 1)/s). A student with the teacher's activation is linear about it late: its Hessian E[f'(w* x)^2 x x^T] is a number
-    times the covariance plus a matrix of rank one, and neither changes an exponent.
+    A linear student has the excess risk (1/2) sum_j l_j w*_j^2 exp(-2 l_j t): modes up to j ~
+    t^(1/s) are learned, and those beyond sum to t^(-(s + 2e - 1)/s). A student with the teacher's
+    activation is linear about it late: its Hessian E[f'(w* x)^2 x x^T] is a number times the
+    covariance plus a matrix of rank one, and neither changes an exponent.
 
     Examples
     --------
@@ -57,7 +60,8 @@ def learning_exponent(data_exponent: float, target_exponent: float) -> float:
 
 
 def emergence_exponent(decay: float) -> float:
-    """How fast the loss of many skills of weights k^-b falls, each learned by a jump of its own: loss ~ t^-exponent.
+    """How fast the loss of many skills of weights k^-b falls, each learned by a jump of its own:
+    loss ~ t^-exponent.
 
     Parameters
     ----------
@@ -76,8 +80,9 @@ def emergence_exponent(decay: float) -> float:
 
     Notes
     -----
-    Skill k has the loss 2 k^-2b and the time ``emergence_time`` ~ k^2b: at t those up to k ~ t^(1/2b) are learned, and the others sum to
-    k^(1 - 2b). Single skills jump, their sum is a power law.
+    Skill k has the loss 2 k^-2b and the time ``emergence_time`` ~ k^2b: at t those up to k ~
+    t^(1/2b) are learned, and the others sum to k^(1 - 2b). Single skills jump, their sum is a power
+    law.
 
     Examples
     --------
@@ -148,10 +153,12 @@ def emergence_loss(times: ArrayArgument, decay: float, overlap: float, skills: i
 
     Notes
     -----
-    y = sum_k c_k (w*_k x)^2 with orthonormal teachers, f = sum_k c_k (w_k x)^2 on the sphere, loss (f - y)^2/2. Students that start
-    orthogonal to all teachers but their own (m_k = m0) and to each other stay so, because reflections of one teacher and student leave the
-    problem as it is. The risk is then 2 sum_k c_k^2 (1 - m_k^2), and flow on the sphere gives dm_k/dt = 4 c_k^2 m_k (1 - m_k^2), so that
-    m_k^2 = 1/(1 + (1/m0^2 - 1) exp(-8 c_k^2 t)). Noise of SGD slows all skills by a share lr loss(t), which fades as they are learned.
+    y = sum_k c_k (w*_k x)^2 with orthonormal teachers, f = sum_k c_k (w_k x)^2 on the sphere, loss
+    (f - y)^2/2. Students that start orthogonal to all teachers but their own (m_k = m0) and to each
+    other stay so, because reflections of one teacher and student leave the problem as it is. The
+    risk is then 2 sum_k c_k^2 (1 - m_k^2), and flow on the sphere gives dm_k/dt = 4 c_k^2 m_k (1 -
+    m_k^2), so that m_k^2 = 1/(1 + (1/m0^2 - 1) exp(-8 c_k^2 t)). Noise of SGD slows all skills by a
+    share lr loss(t), which fades as they are learned.
 
     Examples
     --------

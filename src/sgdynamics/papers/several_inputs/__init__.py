@@ -1,7 +1,7 @@
 """Samples of several inputs and learning rules of one's own: closed formulas.
 
-Attention, sequences, autoencoders, perceptrons and rewards, in the library's units: alpha = samples/d
-and t = lr alpha. Each function names its source.
+Attention, sequences, autoencoders, perceptrons and rewards, in the library's units: alpha =
+samples/d and t = lr alpha. Each function names its source.
 """
 
 from sgdynamics.papers.several_inputs.formulas import (

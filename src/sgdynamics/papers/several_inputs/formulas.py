@@ -1,4 +1,6 @@
-"""Closed formulas of the models of several inputs and of own rules, in the library's units: alpha = samples/d, t = lr alpha."""
+"""Closed formulas of the models of several inputs and of own rules, in the library's units: alpha =
+samples/d, t = lr alpha.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ CONTENT, PLACE = (
 
 
 def late_error(rule: str, alpha: ArrayLike, lr: float = 1.0) -> np.ndarray:
-    """Probability of a wrong label after many samples, by Hebb's rule, the perceptron's or the Adatron's.
+    """Probability of a wrong label after many samples, by Hebb's rule, the perceptron's or the
+    Adatron's.
 
     Parameters
     ----------
@@ -32,7 +35,8 @@ def late_error(rule: str, alpha: ArrayLike, lr: float = 1.0) -> np.ndarray:
     Returns
     -------
     array
-        (2 pi alpha)^(-1/2), (2/3)^(1/3)/pi alpha^(-1/3) or 3/((3 - lr) lr alpha), of the shape of alpha.
+        (2 pi alpha)^(-1/2), (2/3)^(1/3)/pi alpha^(-1/3) or 3/((3 - lr) lr alpha), of the shape of
+        alpha.
 
     Raises
     ------
@@ -41,8 +45,8 @@ def late_error(rule: str, alpha: ArrayLike, lr: float = 1.0) -> np.ndarray:
 
     Notes
     -----
-    Leading terms of acos(M/sqrt(Q))/pi in the ODE of ``sgd.models.perceptron``. See Kinouchi and Caticha (1992), Biehl and Schwarze (1992),
-    Anlauf and Biehl (1989).
+    Leading terms of acos(M/sqrt(Q))/pi in the ODE of ``sgd.models.perceptron``. See Kinouchi and
+    Caticha (1992), Biehl and Schwarze (1992), Anlauf and Biehl (1989).
 
     Examples
     --------
@@ -62,7 +66,8 @@ def late_error(rule: str, alpha: ArrayLike, lr: float = 1.0) -> np.ndarray:
 
 
 def component_path(t: ArrayLike, spike: float, first: float) -> np.ndarray:
-    """What the rows of a linear autoencoder of tied weights hold of one spike, alone and without noise.
+    """What the rows of a linear autoencoder of tied weights hold of one spike, alone and without
+    noise.
 
     Parameters
     ----------
@@ -85,7 +90,8 @@ def component_path(t: ArrayLike, spike: float, first: float) -> np.ndarray:
 
     Notes
     -----
-    dW/dt = 2 W S - W S W^T W - W W^T W S of the covariance S; what is held of its eigenvectors is logistic, u' = 4 (1 + beta) u (1 - u).
+    dW/dt = 2 W S - W S W^T W - W W^T W S of the covariance S; what is held of its eigenvectors is
+    logistic, u' = 4 (1 + beta) u (1 - u).
 
     Examples
     --------
@@ -99,7 +105,8 @@ def component_path(t: ArrayLike, spike: float, first: float) -> np.ndarray:
 
 
 def exit_law(exponent: int, dimension: ArrayLike, lr: float = 0.0) -> np.ndarray:
-    """How the time to leave m = d^(-1/2) grows with d for products of one, two or three tokens, on the sphere, by the ODE.
+    """How the time to leave m = d^(-1/2) grows with d for products of one, two or three tokens, on
+    the sphere, by the ODE.
 
     Parameters
     ----------
@@ -113,7 +120,8 @@ def exit_law(exponent: int, dimension: ArrayLike, lr: float = 0.0) -> np.ndarray
     Returns
     -------
     array
-        The part of t that grows: 0, log(d)/(4 (1 - 2 lr)), or sqrt(d)/3 log(1/(1 - 5 lr))/(5 lr). To it belongs a constant.
+        The part of t that grows: 0, log(d)/(4 (1 - 2 lr)), or sqrt(d)/3 log(1/(1 - 5 lr))/(5 lr).
+        To it belongs a constant.
 
     Raises
     ------
@@ -122,7 +130,8 @@ def exit_law(exponent: int, dimension: ArrayLike, lr: float = 0.0) -> np.ndarray
 
     Notes
     -----
-    While m is small, dm/dt = n m^(n-1) - (lr/2) n (3^(n-1) + 1) m; as lr -> 0, log(d)/4 and sqrt(d)/3.
+    While m is small, dm/dt = n m^(n-1) - (lr/2) n (3^(n-1) + 1) m; as lr -> 0, log(d)/4 and
+    sqrt(d)/3.
 
     Examples
     --------
@@ -168,8 +177,8 @@ def positional_growth(omega: ArrayLike, encoding: float = 1.0) -> tuple[np.ndarr
 
     Notes
     -----
-    The linear part of the drift of ``sgd.models.positional_semantic`` on the sphere at m = e = 0, for its contrast .75^2; by a
-    trapezoidal rule, to the digits shown.
+    The linear part of the drift of ``sgd.models.positional_semantic`` on the sphere at m = e = 0,
+    for its contrast .75^2; by a trapezoidal rule, to the digits shown.
 
     Examples
     --------
@@ -182,7 +191,8 @@ def positional_growth(omega: ArrayLike, encoding: float = 1.0) -> tuple[np.ndarr
 
 
 def positional_crossings(encoding: float = 1.0) -> tuple[float, float]:
-    """Shares of position in the target above which it can be learned, and above which it is learned faster than content.
+    """Shares of position in the target above which it can be learned, and above which it is learned
+    faster than content.
 
     Parameters
     ----------
@@ -212,7 +222,8 @@ def positional_crossings(encoding: float = 1.0) -> tuple[float, float]:
 def reward_drift(
     m: RealArray, Q: RealArray, tokens: RealArray, reward: RealArray, penalty: RealArray
 ) -> tuple[RealArray, RealArray]:
-    """How the overlaps of a perceptron that is told only whether a whole episode was right move with alpha, lr = 1.
+    """How the overlaps of a perceptron that is told only whether a whole episode was right move
+    with alpha, lr = 1.
 
     Parameters
     ----------
@@ -230,14 +241,15 @@ def reward_drift(
     Returns
     -------
     dm : float or array
-        u - e2 rho sqrt(2/pi), with u = (e1 + e2) (1 + rho)/sqrt(2 pi) (1 - th/pi)^(T-1), rho = m/sqrt(Q), th = acos(rho).
+        u - e2 rho sqrt(2/pi), with u = (e1 + e2) (1 + rho)/sqrt(2 pi) (1 - th/pi)^(T-1), rho =
+        m/sqrt(Q), th = acos(rho).
     dQ : float or array
         2 sqrt(Q) (u - e2 sqrt(2/pi)) + [(e1^2 - e2^2) (1 - th/pi)^T + e2^2]/T.
 
     Notes
     -----
-    The move of a sample is (1/T) sum_l sign(w.x_l) x_l, times e1 or -e2. After Patel, Lee, Mannelli, Goldt and Saxe,
-    "The RL perceptron" (2023).
+    The move of a sample is (1/T) sum_l sign(w.x_l) x_l, times e1 or -e2. After Patel, Lee,
+    Mannelli, Goldt and Saxe, "The RL perceptron" (2023).
 
     Examples
     --------
@@ -278,7 +290,8 @@ def reward_path(
     Returns
     -------
     m : array
-        Overlap with the teacher; the shape that all arguments broadcast to, with alpha as the last axis.
+        Overlap with the teacher; the shape that all arguments broadcast to, with alpha as the last
+        axis.
     Q : array
         Squared norm, likewise.
 
