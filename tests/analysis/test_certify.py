@@ -343,7 +343,12 @@ def test_what_diverges(lr, decay, says):
         "certify", problem.replace(weight_decay=decay), sgd.OnePassSGD(lr=lr, per="trace")
     )
     found = gap_on_data(
-        dynamics, dynamics.start(begin), checked_samples(problem, x), np.array([2, 300]), 5, 0
+        dynamics,
+        dynamics.initial_state(begin),
+        checked_samples(problem, x),
+        np.array([2, 300]),
+        5,
+        0,
     )
     assert says in found.sentence
     assert found.settles == (decay > 0)

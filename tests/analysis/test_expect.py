@@ -212,5 +212,5 @@ def test_bad_input():
         sgd.expect(result, loss)
     spiked = sgd.SpikedTensor()
     tensor = sgd.solve_ode(spiked, sgd.OnePassSGD(), sgd.start(spiked, m=0.2, r2=1.0), times=[0.0])
-    with pytest.raises(ValueError, match="spiked tensors"):
+    with pytest.raises(ValueError, match="a spiked tensor has no Gaussian inputs"):
         sgd.expect(tensor, loss)

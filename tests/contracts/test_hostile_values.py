@@ -409,7 +409,7 @@ CALLS = {
             "paths": 512,
             "replicates": 2,
             "cells": 16,
-            "memory": None,
+            "method": sgd.DMFT(),
         },
     ),
     "simulate, epochs": (
@@ -420,6 +420,18 @@ CALLS = {
             "alpha": [0.0, 1.0],
             **SIMULATE,
             "shared_data": False,
+        },
+    ),
+    "DMFT": (
+        sgd.DMFT,
+        {
+            "form": "projections",
+            "tolerance": 1e-6,
+            "rank": None,
+            "dtype": "float64",
+            "memory": None,
+            "memory_directions": None,
+            "keep": None,
         },
     ),
     "early_stopping": (sgd.early_stopping, {"trajectory": result()}),

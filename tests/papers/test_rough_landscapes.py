@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from scipy import integrate, stats
-from sgdynamics.papers.rough_landscapes.kernels import kernel_dmft
+from sgdynamics.papers.rough_landscapes.paper_dmft import kernel_dmft
 
 import sgdynamics as sgd
 from sgdynamics.algorithms.fixed_data import kick_size

@@ -266,7 +266,7 @@ def test_random_starts_and_records():
             ),
             "spiked tensor has no Gaussian inputs",
         ),
-        (lambda: sgd.hessian_spectrum(binary(), given(binary()), dimension=10), "mixture"),
+        (lambda: sgd.hessian_spectrum(binary(), given(binary()), dimension=10), "centred inputs"),
         (lambda: sgd.solve_ode("binary", ALGORITHM, None, times=[1.0]), "problem"),
     ],
 )

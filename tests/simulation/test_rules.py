@@ -432,7 +432,7 @@ def test_bad_input():
         sgd.Rule(hebb, groups=3)
     with pytest.raises(ValueError, match="rates"):
         sgd.Rule(hebb, groups={"w": 1}, rates={"v": 1.0})
-    with pytest.raises(ValueError, match="on a data set only losses of the fields"):
+    with pytest.raises(ValueError, match="on a fixed data set the loss may only read the fields"):
         sgd.simulate(LOSS, sgd.GradientDescent(), begin(LOSS), steps=[1], dimension=20)
     rule = sgd.Rule(hebb, groups={"w": 1})
     with pytest.raises(ValueError, match="this rule has no risk"):
