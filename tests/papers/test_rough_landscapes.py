@@ -8,7 +8,6 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from scipy import integrate, stats
-from sgdynamics.papers.rough_landscapes.paper_dmft import kernel_dmft
 
 import sgdynamics as sgd
 from sgdynamics.algorithms.fixed_data import kick_size
@@ -16,6 +15,7 @@ from sgdynamics.base.controls import values_at
 from sgdynamics.base.precision import float64
 from sgdynamics.fixed_data import sample_stability
 from sgdynamics.papers.rough_landscapes import formulas
+from sgdynamics.papers.rough_landscapes.paper_dmft import kernel_dmft
 from tests.conftest import FALSE_ALARM, same_law, slow
 
 FOUR = {
