@@ -1,4 +1,4 @@
-"""What a user is told on the way: a progress bar (rich, where somebody is looking), and warnings that name the user's own line."""
+"""Progress bars on terminals, warnings before long work, and warnings at the user's own line."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class Meter:
     Attributes
     ----------
     label : str
-        What works.
+        Name of the work.
     total, done : float
-        The whole work, and what is finished of it.
+        Amount of all work, and of the finished part.
     finished : int
-        Units of the work that are finished as a whole, where it has units.
+        Number of finished units, for work that is divided into units.
     has_warned : bool
-        Whether the user has been told that this takes long.
+        Whether a warning of long work has been given.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ def meter(label: str, total: float, show: bool | None, cost: Cost | None = None)
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=Console(stderr=True)) as bar:
-        # without a total the bar runs to and fro: while the first piece compiles, a bar that stands still looks dead
+        # without a total the bar runs to and fro while the first piece compiles
         task = bar.add_task(label, total=None)
         yield Meter(bar, task, total, label, cost)
         bar.update(task, total=total, completed=total)
@@ -146,7 +146,7 @@ _CURRENT: ContextVar[Meter | None] = ContextVar("meter", default=None)
 
 @contextmanager
 def shared_meter(label: str, total: float, show: bool | None) -> Iterator[Meter]:
-    """A meter that functions below find by `current_meter`, as many layers as there may be between."""
+    """A meter that the functions called inside find by `current_meter`."""
     with meter(label, total, show) as shown:
         token = _CURRENT.set(shown)
         try:
@@ -175,7 +175,7 @@ def next_piece(piece: int, seconds: float, grain: int = 1, wanted: float = PIECE
 
 
 def warn_if_long(shown: Meter, seconds: float, how: str, bound: str = "about") -> None:
-    """Warn once if the work is expected to take long; `how` says which numbers this follows from."""
+    """Warn once if the work is expected to take long; `how` is the calculation behind it."""
     if shown.has_warned or seconds < LONG:
         return
     shown.has_warned = True
@@ -207,7 +207,7 @@ def warn_from_evaluation(shown: Meter, evaluate: Callable[[], Any], name: str, r
 
 
 def warn(message: str) -> None:
-    """A warning that names the line of the user's that led here, however many of the library's own functions lie between."""
+    """Warn at the line of the user's code that called the library."""
     level, frame = 1, sys._getframe()
     while frame is not None and frame.f_globals.get("__name__", "").startswith("sgdynamics."):
         level, frame = level + 1, frame.f_back

@@ -595,7 +595,7 @@ def _numbers(
     return numbers, error
 
 
-def _announce(bar: Meter, way: _Way, numbers: Parameters, states: State, t: np.ndarray) -> None:
+def _announce(bar: Meter, way: _Way, parameters: Parameters, states: State, t: np.ndarray) -> None:
     """Warn where even the fewest steps will take long, from the time of one velocity."""
     runs, p = states["q"].shape
     terms = PAIR_COST * p if way.basis is None else series.size(way.basis.signals, way.basis.terms)
@@ -605,7 +605,7 @@ def _announce(bar: Meter, way: _Way, numbers: Parameters, states: State, t: np.n
     rate = jax.jit(partial(_velocity, way))
 
     def evaluate() -> None:
-        jax.block_until_ready(rate(numbers, state, 0.0))
+        jax.block_until_ready(rate(parameters, state, 0.0))
 
     warn_from_evaluation(bar, evaluate, "velocity", runs)
 
