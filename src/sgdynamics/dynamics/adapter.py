@@ -166,6 +166,7 @@ class FiniteRuns(ABC, Generic[S]):
     """Simulations at finite d, and what an exit time observes."""
 
     methods: ClassVar[tuple[str, ...]] = ("exact",)  # of `simulate`
+    exact_methods: ClassVar[tuple[str, ...]] = ("exact",)  # labelled as exact in law
     always_direct: ClassVar[bool] = False  # whether all methods are direct runs
     has_data: ClassVar[bool] = False  # whether samples of a data set are used more than once
 

@@ -52,6 +52,7 @@ class SpikedDynamics(SolverDynamics[SpikedStart]):
     """A `SpikedTensor` under one-pass SGD."""
 
     methods: ClassVar[tuple[str, ...]] = ("exact", "direct", "tensor")
+    exact_methods: ClassVar[tuple[str, ...]] = methods
     dimension_symbol: ClassVar[str] = "n"
     assumptions: ClassVar[str] = "fresh Gaussian tensors"
 

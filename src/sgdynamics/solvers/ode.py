@@ -1,8 +1,8 @@
-"""The ballistic limit: overlaps and head follow an ODE, whose right-hand side is the mean increment of one step (`ode.drift`)."""
+"""`solve_ode`: overlaps and head follow the mean increment of one step (`ode.drift`)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -41,38 +41,42 @@ def solve_ode(
     evaluate: Mapping[str, Any] | None = None,
     progress: bool | None = None,
 ) -> xr.Dataset:
-    """The overlaps and the risk as d -> infinity, or with the exact mean increment of one step at finite d.
+    """Solve the ODE of the overlaps: d -> infinity, or the exact mean increment at finite d.
 
-    Give exactly one of ``times``, ``alpha``, ``steps``; any number of starts is solved at once, to times as late as 1e8.
+    Give exactly one of ``times``, ``alpha``, ``steps``. All runs of the start are solved at once,
+    to times as late as 1e8.
 
     Parameters
     ----------
     problem : Problem, SpikedTensor or Dynamics
-        What is learned.
+        The learning problem.
     algorithm : OnePassSGD
-        Plain one-pass SGD; lr = 0 is gradient flow.
+        The training algorithm; lr = 0 is gradient flow.
     start : Start, SpikedStart or dict
-        Where, of one run or several.
+        Initial condition of one or several runs.
     times : array_like, optional
-        Save points in t = lr steps/D (D = d unless the algorithm says otherwise; with a schedule the integral of it), increasing.
+        Save points in t = lr steps/D, increasing. D = d unless ``algorithm.per`` differs; with a
+        schedule t is the integral of lr.
     alpha : array_like, optional
         Save points in samples/d.
     steps : array_like, optional
         Save points in steps, with a ``dimension`` or a ``sgd.Spectrum``.
     dimension : int, optional
-        The exact mean increment of one step at this d; d -> infinity unless given. That of a ``sgd.Spectrum`` is known; given again it asks
-        for this.
+        Dimension d whose exact mean increment is integrated. Defaults to d -> infinity. A
+        ``sgd.Spectrum`` has a dimension; giving it again selects the finite-d equations.
     rtol : float, optional
-        The relative accuracy wanted of the overlaps; the local tolerance is a thousandth of it, as errors add up. Unless given 1e-8, or
-        where the expectations are sampled, and not known better than that, their own relative error at the start.
+        Relative accuracy of the overlaps. The local tolerance is a thousandth of it, because
+        errors add up. Defaults to 1e-8, or to the relative error of the expectations at the start
+        where these are sampled and less accurate.
     atol : float, optional
-        The absolute accuracy; rtol/100 unless given.
+        Absolute accuracy of the overlaps. Defaults to rtol/100.
     record : dict, optional
-        Functions of the state by name, such as ``{"cosine": lambda state: ...}``: each is a variable of the result. A state is a dictionary
-        of the variables "M", "Q" and "a" of one run at one time.
+        Functions of the state by name, such as ``{"cosine": lambda state: ...}``. Each becomes a
+        variable of the result. A state is a dictionary of the variables "M", "Q" and "a" of one
+        run at one time.
     evaluate : dict, optional
-        Other problems by name, with the same rows and signals: their risks along the way are the variable ``evaluated_risk``.
-
+        Other problems by name, with the same rows and signals. Their risks along the trajectory
+        are the variable ``evaluated_risk``.
     progress : bool, optional
         Whether to show a progress bar. By default only on a terminal.
 
@@ -94,32 +98,36 @@ def solve_ode(
     Raises
     ------
     ValueError
-        If an argument is refused, or this is not answered for the problem or the algorithm; the message says what to do instead.
+        If an argument is invalid, or if the problem or the algorithm is not supported. The message
+        names a remedy.
 
     Warns
     -----
     UserWarning
-        A solution that leaves every bound is NaN from there on, its last finite time in ``diverged_at``. Where the integrator runs out of
-        steps instead, what it reached is kept, and the coordinate ``ran_out_at`` says how far that is. Expectations that are known to less
-        than 1e-4 are named; a risk that quadrature does not determine, because it may be infinite, is NaN.
+        If a run diverges: its values are NaN from there on, and ``diverged_at`` is its last finite
+        time. If the integrator runs out of steps: later values are NaN, and ``ran_out_at`` is the
+        last time it reached. If expectations have a relative error above 1e-4. If quadrature does
+        not determine the risk, because it may be infinite: the risk is NaN.
 
     Notes
     -----
-    An explicit method of order 8 with adaptive steps; where it needs too many (late times), LSODA goes on from where it stopped.
-    Spiked tensors follow m and r2 (Proposition 3.1 of High-dimensional limit theorems for SGD, with a ridge and a batch); a ReLU mixture at
-    snr = infinity slides along the surfaces where its drift jumps.
+    The integrator is an explicit method of order 8 with adaptive steps. Where it needs too many
+    steps, at late times, LSODA continues from its last state.
+    Spiked tensors follow m and r2 (Proposition 3.1 of High-dimensional limit theorems for SGD,
+    with a ridge and a batch). A ReLU mixture at snr = infinity slides along the surfaces where its
+    drift jumps.
 
     Examples
     --------
     >>> problem = sgd.TeacherStudent(width=2)
-    >>> begin = sgd.start(problem, M=[[0.3], [0.1]], Q=np.eye(2))
-    >>> result = sgd.solve_ode(problem, sgd.OnePassSGD(lr=0.1), begin, times=[0.5, 1.0])
+    >>> start = sgd.start(problem, M=[[0.3], [0.1]], Q=np.eye(2))
+    >>> result = sgd.solve_ode(problem, sgd.OnePassSGD(lr=0.1), start, times=[0.5, 1.0])
     >>> result["risk"].values.round(3).tolist()
     [[0.982, 0.498]]
     >>> result["alpha"].values.round(6).tolist()
     [5.0, 10.0]
     """
-    call, prepared = prepare_ode(
+    call, request = prepare_ode(
         problem,
         algorithm,
         start,
@@ -133,59 +141,66 @@ def solve_ode(
         evaluate=evaluate,
         progress=progress,
     )
-    coarser = call.dynamics.merge_bins(call.initial_state)
-    solutions = 2 if coarser is None else 3  # one for the result, the others for its errors
-    with shared_meter("solve_ode", solutions, call.progress):
-        path = or_raise(solve([prepared])[0])
-        if coarser is not None:
-            merged = coarser[0].ode_request(coarser[1], call.clock, call.dimension, rtol, atol)
-            path = path.with_estimate("error_binning", lambda: binning_error(merged, path.risk))
-    return finish_ode(call, path)
+    merged = call.dynamics.merge_bins(call.initial_state)
+    # one solution for the result, the others for its errors
+    with shared_meter("solve_ode", 2 if merged is None else 3, call.progress):
+        solution = or_raise(solve([request])[0])
+        if merged is not None:
+            dynamics, merged_start = merged
+            coarse = dynamics.ode_request(merged_start, call.clock, call.dimension, rtol, atol)
+            solution = solution.with_estimate(
+                "error_binning", lambda: binning_error(coarse, solution.risk)
+            )
+    return finish_ode(call, solution)
 
 
-def binning_error(merged: SolveRequest, risk: np.ndarray) -> float:
+def binning_error(coarse: SolveRequest, risk: np.ndarray) -> float:
     """The relative error of the risk due to bins, from the solution with bins merged in pairs.
 
-    Bins twice as wide have four times the error. Narrower bins would need a start that this one does not determine.
+    Bins twice as wide have four times the error. Narrower bins would need a start that this one
+    does not determine.
     """
-    merged_risk = risk_of_request(merged)
-    is_complete = np.isfinite(risk).all(
-        axis=1
-    )  # a run that diverges may do so earlier with wider bins
-    if not np.isfinite(merged_risk[is_complete]).all():
+    coarse_risk = risk_of_request(coarse)
+    # A run that diverges may do so earlier with wider bins.
+    is_complete = np.isfinite(risk).all(axis=1)
+    if not np.isfinite(coarse_risk[is_complete]).all():
         return float("nan")
-    return largest_share((merged_risk - risk) / 3, risk)
+    return largest_share((coarse_risk - risk) / 3, risk)
 
 
 def prepare_ode(
-    problem: Any,
-    algorithm: Any,
-    start: Any,
+    problem: Problem | SpikedTensor | Dynamics,
+    algorithm: OnePassSGD,
+    start: Start | SpikedStart | Any,
     *,
     rtol: float | None = None,
     atol: float | None = None,
-    **where: Any,
+    **arguments: Any,
 ) -> tuple[SolverCall, SolveRequest]:
-    """The checks of solve_ode, and what it will run."""
+    """Validate the arguments of `solve_ode` and prepare its request."""
     rtol = None if rtol is None else checks.number("rtol", rtol, above=0.0)
     atol = None if atol is None else checks.number("atol", atol, above=0.0)
-    # the mean step is exact at any size of the blocks; on the sphere it is taken from the chain, which is not
-    small = getattr(problem, "constraint", None) is None
-    call = validate_call("solve_ode", problem, algorithm, start, **where, allow_small_blocks=small)
-    return call, call.dynamics.ode_request(
-        call.initial_state, call.clock, call.dimension, rtol, atol
+    # The mean step is exact at any size of the blocks. On the sphere it is taken from the chain,
+    # which is not.
+    is_free = getattr(problem, "constraint", None) is None
+    call = validate_call(
+        "solve_ode", problem, algorithm, start, **arguments, allow_small_blocks=is_free
     )
+    request = call.dynamics.ode_request(call.initial_state, call.clock, call.dimension, rtol, atol)
+    return call, request
 
 
-def finish_ode(call: SolverCall, path: Solution, made: Any = xr.Dataset) -> Any:
-    """The result of a path."""
+def finish_ode(
+    call: SolverCall, solution: Solution, container: Callable[..., Any] = xr.Dataset
+) -> Any:
+    """Build the result of a solution."""
     return build_result(
         call,
         "solve_ode",
-        path.states,
-        path.attributes,
-        path.ends,
-        risk=path.risk,
-        warnings=path.warnings,
-        container=made,
+        solution.states,
+        solution.attributes,
+        solution.ends,
+        risk=solution.risk,
+        warnings=solution.warnings,
+        container=container,
     )

@@ -1,4 +1,4 @@
-"""The diffusive limit: paths of the SDE, whose noise has the covariance of one sample's increment (`sde.scheme`)."""
+"""`solve_sde`: the diffusive limit, with the noise of one sample's increment (`sde.scheme`)."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.base import checks
 from sgdynamics.base.arrays import ArrayArgument
 from sgdynamics.base.precision import float64
+from sgdynamics.dynamics.protocol import Dynamics
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor
 from sgdynamics.problems.starts import Start
@@ -23,9 +24,9 @@ from sgdynamics.solvers.call import validate_call
 
 @float64
 def solve_sde(
-    problem: Problem | SpikedTensor,
+    problem: Problem | SpikedTensor | Dynamics,
     algorithm: OnePassSGD,
-    start: Start | SpikedStart,
+    start: Start | SpikedStart | Mapping[str, Any],
     *,
     times: ArrayArgument | None = None,
     alpha: ArrayArgument | None = None,
@@ -39,18 +40,19 @@ def solve_sde(
     record: Mapping[str, Any] | None = None,
     evaluate: Mapping[str, Any] | None = None,
 ) -> xr.Dataset:
-    """Paths of the SDE at dimension d: the drift of the ODE, and noise sqrt(lr/d) times a root of the covariance of one sample's increment.
+    """Draw paths of the SDE at dimension d.
 
-    Give exactly one of ``times``, ``alpha``, ``steps``.
+    The drift is that of the ODE. The noise is sqrt(lr/d) times a root of the covariance of one
+    sample's increment. Give exactly one of ``times``, ``alpha``, ``steps``.
 
     Parameters
     ----------
-    problem : Problem or SpikedTensor
-        What is learned.
+    problem : Problem, SpikedTensor or Dynamics
+        The learning problem; a Dynamics needs the methods ``rate`` and ``noise``.
     algorithm : OnePassSGD
-        Plain one-pass SGD.
-    start : Start or SpikedStart
-        Where; a start of one run serves any number of runs.
+        The training algorithm, without an update.
+    start : Start, SpikedStart or dict
+        Initial condition; one run serves any number of runs.
     times : array_like, optional
         Save points in t = lr steps/d, increasing.
     alpha : array_like, optional
@@ -58,93 +60,92 @@ def solve_sde(
     steps : array_like, optional
         Save points in steps.
     dimension : int, optional
-        The dimension d; a problem whose covariance is a ``sgd.Spectrum`` knows it.
+        Dimension d; defaults to that of the covariance if it is a ``sgd.Spectrum``.
     runs : int, optional
-        How many paths; unless given as many as the start has.
+        Number of paths; defaults to the number of runs of the start.
     seed : int, default 0
-        Of the random numbers.
+        Seed of the random number generator.
     higher_order : bool, default True
-        Keep the drift of relative order 1/d that the noise makes (the mean increment of a real step; on the sphere the Ito terms of
-        normalising); False leaves the drift of the d -> infinity ODE.
+        Whether to include the drift of relative order 1/d that the noise makes: the mean increment
+        of a real step, and on the sphere the Ito terms of the normalisation. False selects the
+        drift of the ODE at d -> infinity.
     step : float, optional
-        The longest step of the scheme in t (with a schedule in alpha); unless given one whose error on the noiseless path is below 2e-3
-        (attribute ``error_integrator``).
+        Longest step of the scheme in t (with a schedule in alpha). By default it is chosen such
+        that its error on the noiseless path is below 2e-3 (attribute ``error_integrator``).
     progress : bool, optional
-        A progress bar; unless given on a terminal only.
+        Whether to show a progress bar. By default only on a terminal.
     record : dict, optional
         Functions of the state by name, as in ``solve_ode``.
     evaluate : dict, optional
-        Other problems by name, as in ``solve_ode``: their risks are the variable ``evaluated_risk``.
+        Other problems by name, as in ``solve_ode``. Their risks are the variable
+        ``evaluated_risk``.
 
     Returns
     -------
     xarray.Dataset
-        As that of ``solve_ode``; a path that diverges is NaN from then on, with its last finite time in ``diverged_at``.
+        The variables of ``solve_ode``. A path that diverges is NaN from then on, with its last
+        finite time in ``diverged_at``.
 
     Raises
     ------
     ValueError
-        If an argument is refused, or this is not answered for the problem or the algorithm.
+        If an argument is invalid, or if the problem or the algorithm is not supported.
 
     Notes
     -----
-    Of a spiked tensor mean and covariance are exactly those at n, or with higher_order=False those of n -> infinity; r2 stays positive by
-    construction. Source: Escaping mediocrity, (27), (60)-(62), there for width 1.
+    Mean and covariance of a spiked tensor are exactly those at n, or for n -> infinity with
+    higher_order=False; r2 stays positive by construction.
+    Source: Escaping mediocrity, (27), (60)-(62), there for width 1.
 
     Examples
     --------
     >>> problem = sgd.TeacherStudent(width=2)
-    >>> begin = sgd.start(problem, M=[[0.3], [0.1]], Q=np.eye(2))
-    >>> paths = sgd.solve_sde(problem, sgd.OnePassSGD(lr=0.1), begin, times=[0.5], dimension=1000, runs=4, progress=False)
+    >>> start = sgd.start(problem, M=[[0.3], [0.1]], Q=np.eye(2))
+    >>> arguments = {"times": [0.5], "dimension": 1000, "runs": 4, "progress": False}
+    >>> paths = sgd.solve_sde(problem, sgd.OnePassSGD(lr=0.1), start, **arguments)
     >>> paths["M"].shape
     (4, 1, 2, 1)
     """
-    where = {
-        "times": times,
-        "alpha": alpha,
-        "steps": steps,
-        "dimension": dimension,
-        "runs": runs,
-        "seed": seed,
-        "progress": progress,
-    }
     call = validate_call(
         "solve_sde",
         problem,
         algorithm,
         start,
-        **where,
-        needs_dimension=True,
-        allow_small_blocks=True,
+        times=times,
+        alpha=alpha,
+        steps=steps,
+        dimension=dimension,
+        runs=runs,
+        seed=seed,
+        progress=progress,
         record=record,
         evaluate=evaluate,
+        needs_dimension=True,
+        allow_small_blocks=True,
     )
     dynamics, (d, block_sizes) = call.dynamics, call.finite_dimension
     higher_order = checks.flag("higher_order", higher_order)
     if algorithm.flow:
         raise checks.reject("lr", algorithm.lr, "gradient flow has no noise: use solve_ode")
-    variable, longest, error = integration_points(dynamics.algorithm, call.clock), 1.0, None
+    save_points = integration_points(dynamics.algorithm, call.clock)
+    arguments = (call.initial_state, d, block_sizes)
+    longest, error = 1.0, None
     if step is not None:
         longest = checks.number("step", step, above=0.0)
-    elif variable[-1] > 0:
-        longest, error = dynamics.sde_step_length(
-            call.initial_state, d, block_sizes, float(variable[-1]), higher_order
-        )
-    places = dynamics.sde_points(call.clock)
-    edges, lengths = plan_steps(places, longest)  # refuses more steps than anybody can wait for
-    saved = edges[-len(places) :][np.searchsorted(places, variable)]
-    simulator = dynamics.sde_paths(call.initial_state, d, block_sizes, higher_order)
+    elif save_points[-1] > 0:
+        end = float(save_points[-1])
+        longest, error = dynamics.sde_step_length(*arguments, end, higher_order)
+    # Steps end at the save points and at the edges of piecewise schedules.
+    points = dynamics.sde_points(call.clock)
+    edges, lengths = plan_steps(points, longest)  # raises ValueError if there are too many steps
+    saved = edges[-len(points) :][np.searchsorted(points, save_points)]
+    simulator = dynamics.sde_paths(*arguments, higher_order)
     simulator.set_steps(edges, lengths)
-    states, last = run(
-        simulator,
-        call.initial_state.runs,
-        saved,
-        call.seed,
-        f"SDE, {dynamics.dimension_symbol} = {d}",
-        call.progress,
-    )
+    label = f"SDE, {dynamics.dimension_symbol} = {d}"
+    states, last = run(simulator, call.initial_state.runs, saved, call.seed, label, call.progress)
     ends = reached(edges, lengths, np.maximum(last, 0))
     if algorithm.scheduled:
+        # from alpha to t, whose conversion needs increasing values
         order = np.argsort(ends)
         ends[order] = elapsed(dynamics.algorithm, ends[order])
     attributes = {
@@ -154,11 +155,7 @@ def solve_sde(
         "assumptions": f"{dynamics.assumptions}, Gaussian fluctuations",
         "error_integrator": error,
     }
+    diverged_at = np.where(last >= 0, ends, np.nan)
     return build_result(
-        call,
-        "solve_sde",
-        states,
-        attributes,
-        {"diverged_at": np.where(last >= 0, ends, np.nan)},
-        sampled="paths",
+        call, "solve_sde", states, attributes, {"diverged_at": diverged_at}, sampled="paths"
     )
