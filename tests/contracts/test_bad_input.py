@@ -558,7 +558,7 @@ RAW = {
     ),
     "density of a number": (
         lambda: sgd.plot.density(3),
-        "result = 3: give what solve_mean_field returns",
+        "result = 3: use the result of sgd.solve_mean_field",
     ),
     "density of an ODE": (
         lambda: sgd.plot.density(result().drop_vars("q")),
@@ -568,7 +568,10 @@ RAW = {
         lambda: sgd.plot.density(result(), run=7),
         "run = 7: the result has 2 runs",
     ),
-    "density on no axis": (lambda: sgd.plot.density(result(), ax=3), "ax = 3: give an axis"),
+    "density on no axis": (
+        lambda: sgd.plot.density(result(), ax=3),
+        "ax = 3: this must be a Matplotlib axis",
+    ),
     "plot of a number": (lambda: plot.risk(3), "result = 3"),
     "plot without runs": (
         lambda: plot.risk(result().isel(run=slice(0, 0))),
@@ -576,7 +579,10 @@ RAW = {
     ),
     "plot of no risk": (lambda: plot.risk(result().drop_vars("risk")), "there is no 'risk' in it"),
     "plot of an excess": (lambda: plot.risk(result(), excess="no"), "excess = 'no'"),
-    "plot on no axis": (lambda: plot.risk(result(), ax=plot), "ax = .*give an axis"),
+    "plot on no axis": (
+        lambda: plot.risk(result(), ax=plot),
+        "ax = .*this must be a Matplotlib axis",
+    ),
     "plot with a label": (lambda: plot.risk(result(), label=3), "label = 3"),
     "overlaps of a spiked tensor": (
         lambda: plot.overlaps(result().drop_vars("M")),

@@ -359,7 +359,7 @@ def test_bad_input():
         ),
         "gradient flow makes no steps": lambda: solve(start, alpha=[1.0]),
         "received none of them": lambda: solve(start),
-        "give what solve_mean_field returns": lambda: plot.density(xr.Dataset({"Q": 1.0})),
+        "use the result of sgd.solve_mean_field": lambda: plot.density(xr.Dataset({"Q": 1.0})),
     }.items():
         with pytest.raises(ValueError, match=message):
             call()

@@ -285,7 +285,7 @@ def test_pictures_show_the_requested_clock(pair):
         np.testing.assert_allclose(ax.containers[0].lines[0].get_xdata(), simulation.alpha)
     with pytest.raises(
         ValueError,
-        match=r"x = .alpha.: this is the unit of the curves on ax\. However, this result has only t, step",
+        match=r"x = .alpha.: this is the clock of the curves on ax, but this result has only t, step",
     ):
         sgd.plot.risk(simulation.drop_vars("alpha"), sgd.plot.risk(by_alpha)[1])
     epochs = simulation.assign_coords(epoch=simulation.alpha / 0.5)

@@ -17,6 +17,7 @@ CLEAN: list[str] = [
     "paper",
     "src/sgdynamics/sde",
     "src/sgdynamics/cli",
+    "src/sgdynamics/plotting",
     "tests/style",
 ]
 

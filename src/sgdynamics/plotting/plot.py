@@ -1,21 +1,24 @@
-"""Plots: each takes a result and returns (fig, ax); several results go on the same ax."""
+"""Plots of results: each function returns (fig, ax) and accepts an axis, to combine results."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xarray as xr
 
 from sgdynamics.analysis.protocols.picture import protocol as protocol
-from sgdynamics.base import checks, registry
-from sgdynamics.plotting.time_axis import choose_clock, curve_style, set_time_axis
-from sgdynamics.results.variables import STANDARD_ERROR, VARIABLES
+from sgdynamics.base import checks
+from sgdynamics.plotting import curves
+from sgdynamics.plotting.time_axis import choose_clock, set_time_axis
+from sgdynamics.results.variables import VARIABLES
 
-if TYPE_CHECKING:  # drawing is imported where it is done
+if TYPE_CHECKING:  # Matplotlib is imported by the functions that draw.
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
-MOST_POINTS = 25  # error bars on a curve before they run into one another
+    from sgdynamics.analysis.regimes import Regime
 
 
 def risk(
@@ -27,26 +30,30 @@ def risk(
     train: bool = False,
     log: bool = True,
     label: str | None = None,
-) -> tuple[Any, Any]:
-    """The risk against time: a line for theory (with a band of its own error, where it has one), the mean over runs with standard errors.
+) -> tuple[Figure, Axes]:
+    """Draw the risk against time.
+
+    Theory is a line, with a band of its standard error where it has one. A simulation is the mean
+    over runs with standard errors.
 
     Parameters
     ----------
     result : xarray.Dataset
-        What a solver returned.
+        Result of a solver.
     ax : matplotlib.axes.Axes, optional
-        Where to draw; a new figure unless given.
+        Axis to draw on. Defaults to a new figure.
     x : str, optional
         The unit of time: "t", "alpha", "step" or "epoch". Defaults to the unit that ``ax`` already
         shows, else to the unit in which the result's save points were requested.
     excess : bool, optional
-        The excess risk (True) or the risk (False); unless given the excess risk where it is defined.
+        Whether to draw the excess risk (True) or the risk (False). Defaults to the excess risk
+        where it is defined.
     train : bool, default False
-        The mean loss over the data set instead, where there is one.
+        Whether to draw the mean loss over the fixed data set instead.
     log : bool, default True
-        A logarithmic axis; runs that share one curve stay apart from zero on it.
+        Whether the vertical axis is logarithmic.
     label : str, optional
-        In the legend; unless given what the result says of itself.
+        Label in the legend. Defaults to the method, the dimension and the number of runs.
 
     Returns
     -------
@@ -58,52 +65,59 @@ def risk(
     Raises
     ------
     ValueError
-        If the result does not have what is asked for.
+        If the result lacks the requested variable or unit of time.
 
     Examples
     --------
     >>> problem = sgd.TeacherStudent(width=2)
-    >>> begin = sgd.start(problem, M=[[0.3], [0.1]], Q=np.eye(2))
-    >>> result = sgd.solve_ode(problem, sgd.OnePassSGD(lr=0.1), begin, times=[0.5, 1.0])
+    >>> start = sgd.start(problem, M=[[0.3], [0.1]], Q=np.eye(2))
+    >>> result = sgd.solve_ode(problem, sgd.OnePassSGD(lr=0.1), start, times=[0.5, 1.0])
     >>> fig, ax = sgd.plot.risk(result, x="alpha")
     >>> ax.get_ylabel()
     'excess risk'
     """
-    _checked(result)
+    curves.require_trajectory(result)
     clock = choose_clock(result, x, ax)
     train, log = checks.flag("train", train), checks.flag("log", log)
-    excess, label = checks.flag("excess", excess, optional=True), _text("label", label)
-    chosen = "excess_risk" if ("excess_risk" in result if excess is None else excess) else "risk"
-    if train:
-        chosen = "train_risk"
-        if chosen not in result:
-            raise checks.reject(
-                "train", train, "this result has no data set that is used again: leave it out"
-            )
-    if chosen == "excess_risk" and chosen not in result:
-        raise checks.reject(
-            "excess",
-            excess,
-            "this result has no excess risk (its loss is not squared): leave it out",
-        )
-    checks.result("result", result, chosen)
-    fig, ax = _axes(ax)
+    excess, label = (
+        checks.flag("excess", excess, optional=True),
+        curves.require_text("label", label),
+    )
+    name = _risk_name(result, excess, train)
+    checks.result("result", result, name)
+    fig, ax = curves.figure_and_axis(ax)
     set_time_axis(ax, result, clock)
-    own = _own_error(result, chosen)
-    _draw(
+    curves.draw_curves(
         ax,
         np.asarray(result[clock]),
-        np.asarray(result[chosen]),
-        _style(result),
-        label or _label(result),
-        None,
-        own,
+        np.asarray(result[name]),
+        curves.marker_style(result),
+        label or curves.result_label(result),
+        error=curves.theory_error(result, name),
     )
-    ax.set_ylabel(VARIABLES[chosen].label)
+    ax.set_ylabel(VARIABLES[name].label)
     if log:
         ax.set_yscale("log")
     ax.legend(frameon=False)
     return fig, ax
+
+
+def _risk_name(result: xr.Dataset, excess: bool | None, train: bool) -> str:
+    """The variable that `risk` draws."""
+    if train:
+        if "train_risk" not in result:
+            raise checks.reject(
+                "train", train, "this result has no fixed data set. Omit this argument."
+            )
+        return "train_risk"
+    if excess and "excess_risk" not in result:
+        raise checks.reject(
+            "excess",
+            excess,
+            "this result has no excess risk, because its loss is not squared. Omit this argument.",
+        )
+    use_excess = "excess_risk" in result if excess is None else excess
+    return "excess_risk" if use_excess else "risk"
 
 
 def overlaps(
@@ -113,22 +127,24 @@ def overlaps(
     x: str | None = None,
     name: str = "M",
     label: str | None = None,
-) -> tuple[Any, Any]:
-    """Every entry of M (or Q, or a) against time, one colour an entry; ``variable`` draws any other.
+) -> tuple[Figure, Axes]:
+    """Draw the entries of M, Q or a against time, with one colour per entry.
+
+    ``sgd.plot.variable`` draws any other variable.
 
     Parameters
     ----------
     result : xarray.Dataset
-        What a solver returned.
+        Result of a solver.
     ax : matplotlib.axes.Axes, optional
-        Where to draw; a new figure unless given.
+        Axis to draw on. Defaults to a new figure.
     x : str, optional
         The unit of time: "t", "alpha", "step" or "epoch". Defaults to the unit that ``ax`` already
         shows, else to the unit in which the result's save points were requested.
     name : str, default "M"
-        "M", "Q" or "a".
+        The variable: "M", "Q" or "a".
     label : str, optional
-        In the legend; unless given what the result says of itself.
+        Label in the legend. Defaults to the method, the dimension and the number of runs.
 
     Returns
     -------
@@ -140,13 +156,13 @@ def overlaps(
     Raises
     ------
     ValueError
-        If the result does not have what is asked for.
+        If the result lacks the requested variable or unit of time.
 
     Examples
     --------
     >>> problem = sgd.TeacherStudent(width=2)
-    >>> begin = sgd.start(problem, M=[[0.3], [0.1]], Q=np.eye(2))
-    >>> result = sgd.solve_ode(problem, sgd.OnePassSGD(lr=0.1), begin, times=[0.5, 1.0])
+    >>> start = sgd.start(problem, M=[[0.3], [0.1]], Q=np.eye(2))
+    >>> result = sgd.solve_ode(problem, sgd.OnePassSGD(lr=0.1), start, times=[0.5, 1.0])
     >>> fig, ax = sgd.plot.overlaps(result, name="Q")
     >>> len(ax.lines)
     3
@@ -156,7 +172,7 @@ def overlaps(
         "result",
         result,
         name,
-        fix="give a result with overlaps; those of a spiked tensor are m and r2",
+        fix="use a result with overlaps. Those of a spiked tensor are m and r2: use plot.variable.",
     )
     return variable(result, name, ax, x=x, label=label)
 
@@ -168,22 +184,25 @@ def variable(
     *,
     x: str | None = None,
     label: str | None = None,
-) -> tuple[Any, Any]:
-    """Any variable of a result against time, one colour an entry: overlaps, risks, and what ``record`` and ``evaluate`` have added.
+) -> tuple[Figure, Axes]:
+    """Draw any variable of a result against time, with one colour per entry.
+
+    This includes the variables that ``record`` and ``evaluate`` add to a result.
 
     Parameters
     ----------
     result : xarray.Dataset
-        What a solver returned.
+        Result of a solver.
     name : str
         The variable, with axes (run, time, ...).
     ax : matplotlib.axes.Axes, optional
-        Where to draw; a new figure unless given.
+        Axis to draw on. Defaults to a new figure.
     x : str, optional
         The unit of time: "t", "alpha", "step" or "epoch". Defaults to the unit that ``ax`` already
         shows, else to the unit in which the result's save points were requested.
     label : str, optional
-        Of the runs in the legend; the method's name unless given.
+        Label of a simulation in the legend. Defaults to the method, the dimension and the number
+        of runs.
 
     Returns
     -------
@@ -195,49 +214,53 @@ def variable(
     Raises
     ------
     ValueError
-        If the result has no such variable along its runs and times.
+        If the result has no such variable, or if its first axes are not (run, time).
 
     Examples
     --------
     >>> problem = sgd.TeacherStudent(width=2)
-    >>> begin = sgd.start(problem, M=[[0.3], [0.1]], Q=np.eye(2))
+    >>> start = sgd.start(problem, M=[[0.3], [0.1]], Q=np.eye(2))
     >>> cosine = lambda state: state["M"][0, 0] / state["Q"][0, 0] ** 0.5
-    >>> path = sgd.solve_ode(problem, sgd.OnePassSGD(lr=0.1), begin, times=[0.5, 1.0], record={"cosine": cosine})
+    >>> algorithm, record = sgd.OnePassSGD(lr=0.1), {"cosine": cosine}
+    >>> path = sgd.solve_ode(problem, algorithm, start, times=[0.5, 1.0], record=record)
     >>> fig, ax = sgd.plot.variable(path, "cosine")
     >>> ax.get_ylabel()
     'cosine'
     """
-    _checked(result)
+    curves.require_trajectory(result)
     checks.result("result", result, name)
     if result[name].dims[:2] != ("run", "time"):
         raise checks.reject(
             "name",
             name,
-            f"it has the axes {result[name].dims}: give a variable along runs and times",
+            f"it has the axes {result[name].dims}. Use a variable whose first axes are run and "
+            "time.",
         )
     clock = choose_clock(result, x, ax)
-    label = _text("label", label)
-    fig, ax = _axes(ax)
+    label = curves.require_text("label", label)
+    fig, ax = curves.figure_and_axis(ax)
     set_time_axis(ax, result, clock)
-    values = np.asarray(result[name])
+    values, error = np.asarray(result[name]), curves.theory_error(result, name)
     entries = list(np.ndindex(*values.shape[2:]))
-    if name == "Q":
+    if name == "Q":  # symmetric
         entries = [entry for entry in entries if list(entry) == sorted(entry)]
-    theory, own = _is_theory(result), _own_error(result, name)
+    has_theory = curves.is_theory(result)
     for position, entry in enumerate(entries):
-        shown = _entry(result, name, entry) if theory and len(entries) <= 8 else None
-        if position == 0 and not theory:
-            shown = label or _label(result)
-        every = (slice(None), slice(None), *entry)
-        band = None if own is None else own[every]
-        _draw(
+        # Theory labels its entries, a simulation only its runs.
+        shown = None
+        if has_theory and len(entries) <= MAX_LABELS:
+            shown = curves.entry_label(result, name, entry)
+        elif not has_theory and position == 0:
+            shown = label or curves.result_label(result)
+        index = (slice(None), slice(None), *entry)
+        curves.draw_curves(
             ax,
             np.asarray(result[clock]),
-            values[every],
-            _style(result),
+            values[index],
+            curves.marker_style(result),
             shown,
             f"C{position % 10}",
-            band,
+            None if error is None else error[index],
         )
     ax.set_ylabel(VARIABLES[name].label if name in VARIABLES else name)
     if ax.get_legend_handles_labels()[0]:
@@ -245,16 +268,7 @@ def variable(
     return fig, ax
 
 
-def _entry(result: xr.Dataset, name: str, entry: tuple[int, ...]) -> str:
-    """What a legend calls one entry of a variable."""
-    if name == "evaluated_risk":
-        return str(result["evaluation"].values[entry[0]])
-    if not entry:
-        return name
-    number = "".join(str(index + 1) for index in entry)
-    return f"${name}_{{{number}}}$" if len(name) == 1 else f"{name} {number}"
-
-
+MAX_LABELS = 8  # entries of a variable that a legend names
 REGION_COLOURS = {
     "classical": "#cfe3f5",
     "mean-field": "#d3ecd2",
@@ -264,15 +278,17 @@ REGION_COLOURS = {
 }
 
 
-def regime_map(regimes: Any, ax: Axes | None = None) -> tuple[Any, Any]:
-    """The map of the regimes with one setting on it, or several.
+def regime_map(
+    regimes: Regime | Sequence[Regime] | Mapping[str, Regime], ax: Axes | None = None
+) -> tuple[Figure, Axes]:
+    """Draw the map of regimes, with one or several settings on it.
 
     Parameters
     ----------
     regimes : Regime, list of Regime or dict of str to Regime
-        What ``sgd.regime`` returns; a dictionary says what the legend calls each.
+        Results of ``sgd.regime``; the keys of a dictionary are labels in the legend.
     ax : matplotlib.axes.Axes, optional
-        Where to draw; a new figure unless given.
+        Axis to draw on. Defaults to a new figure.
 
     Returns
     -------
@@ -284,76 +300,78 @@ def regime_map(regimes: Any, ax: Axes | None = None) -> tuple[Any, Any]:
     Raises
     ------
     ValueError
-        If these are no regimes.
+        If ``regimes`` has other values.
 
     Notes
     -----
-    Across: how wide the network is (one over the size of its finite-width term, which grows as p); up: the size of the noise of SGD, which
-    grows as lr/(p B). So lr -> 0 goes down, p -> infinity at fixed lr down to the right, and d -> infinity moves the upper borders up:
-    they are those of the first setting. Settings of another dimension have theirs as dotted lines of their own colour (where runs begin to
-    scatter), and every marker is filled with the colour of the regime that it is in. lr = 0 lies on the lower edge.
+    The horizontal axis is the width of the network: one over its finite-width term, proportional
+    to p. The vertical axis is the noise of SGD relative to gradient flow, proportional to lr/(p B).
+    So lr -> 0 moves a setting down, p -> infinity at fixed lr moves it down and to the right, and
+    d -> infinity moves the upper borders up. The borders belong to the first setting; other
+    dimensions have dotted lines of their own colour, where runs begin to scatter. Each marker is
+    filled with the colour of its regime. A setting with lr = 0 lies on the lower edge.
 
     Examples
     --------
-    >>> here = sgd.regime(sgd.TeacherStudent(width=2), sgd.OnePassSGD(lr=0.1), 1000)
-    >>> fig, ax = sgd.plot.regime_map({"mine": here})
+    >>> setting = sgd.regime(sgd.TeacherStudent(width=2), sgd.OnePassSGD(lr=0.1), 1000)
+    >>> fig, ax = sgd.plot.regime_map({"mine": setting})
     >>> ax.get_title()
     'borders for $d$ = 1000'
     """
-    # here, because the analysis draws on the solvers, and plots should not load them
+    # Imported here, because plots of results should not load the analysis and its solvers.
     from sgdynamics.analysis.regimes import LARGE, SMALL, Regime
 
-    listed = dict(enumerate(regimes)) if isinstance(regimes, (list, tuple)) else {}
-    given = (
-        regimes
-        if isinstance(regimes, dict)
-        else {None: regimes}
-        if isinstance(regimes, Regime)
-        else listed
-    )
-    if not given or not all(isinstance(value, Regime) for value in given.values()):
+    settings: dict[Any, Regime] = {}
+    if isinstance(regimes, Regime):
+        settings = {None: regimes}
+    elif isinstance(regimes, dict):
+        settings = regimes
+    elif isinstance(regimes, (list, tuple)):
+        settings = dict(enumerate(regimes))
+    if not settings or not all(isinstance(value, Regime) for value in settings.values()):
         raise checks.reject(
             "regimes",
             regimes,
-            "give what sgd.regime returns, a list of them, or a dictionary of them by label",
+            "use the result of sgd.regime, a list of results, or a dictionary of results by label.",
         )
-    fig, ax = _axes(ax, (8.5, 4.5))
-    every = list(given.values())
-    borders = [_scatter_borders(one, (SMALL, LARGE)) for one in every]
-    x = np.array([1 / one.finite_width.size for one in every])
-    y = np.array([one.noise.size for one in every])
-    first = borders[0]
-    right = max(30 / SMALL, 4 * x.max())
-    left = min(0.3, x.min() / 2)
-    top = max(4 * first[1], 2 * max(y), 4 * SMALL)
-    bottom = min(SMALL / 30, *(value / 3 for value in y if value > 0), first[0] / 10)
-    quiet = min(SMALL, first[0])
-    _region(ax, "classical", (left, 1 / SMALL), (bottom, quiet), "gradient flow")
-    _region(ax, "mean-field", (1 / SMALL, right), (bottom, quiet), "density of units")
-    _region(ax, "high-dimensional", (left, right), (quiet, first[0]), "ODE with the noise of SGD")
-    _region(ax, "fluctuating", (left, right), (first[0], first[1]), "SDE")
-    _region(ax, "finite-dimensional", (left, right), (first[1], top), "exact chain")
-    for index, (label, one) in enumerate(given.items()):
-        if abs(np.log(borders[index][0] / first[0])) > 0.1 and bottom < borders[index][0] < top:
-            ax.axhline(borders[index][0], color=f"C{index}", ls=":", lw=1.4)
-        named = (
-            label
-            if isinstance(label, str)
-            else f"$p$ = {one.width}, $d$ = {one.dimension}, lr = {one.lr:g}"
+    fig, ax = curves.figure_and_axis(ax, (8.5, 4.5))
+    first = next(iter(settings.values()))
+    borders = [_scatter_borders(regime, (SMALL, LARGE)) for regime in settings.values()]
+    x = np.array([1 / regime.finite_width.size for regime in settings.values()])
+    y = np.array([regime.noise.size for regime in settings.values()])
+    sde, chain = borders[0]  # above these, the SDE and then only the exact chain is valid
+    flow = min(SMALL, sde)  # below this, the noise of SGD is negligible
+    left, right = min(0.3, x.min() / 2), max(30 / SMALL, 4 * x.max())
+    top = max(4 * chain, 2 * max(y), 4 * SMALL)
+    bottom = min(SMALL / 30, *(value / 3 for value in y if value > 0), sde / 10)
+    _region(ax, "classical", (left, 1 / SMALL), (bottom, flow), "gradient flow")
+    _region(ax, "mean-field", (1 / SMALL, right), (bottom, flow), "density of units")
+    _region(ax, "high-dimensional", (left, right), (flow, sde), "ODE with the noise of SGD")
+    _region(ax, "fluctuating", (left, right), (sde, chain), "SDE")
+    _region(ax, "finite-dimensional", (left, right), (chain, top), "exact chain")
+    for index, (label, regime) in enumerate(settings.items()):
+        border = borders[index][0]
+        if abs(np.log(border / sde)) > 0.1 and bottom < border < top:
+            ax.axhline(border, color=f"C{index}", ls=":", lw=1.4)
+        if not isinstance(label, str):
+            label = f"$p$ = {regime.width}, $d$ = {regime.dimension}, lr = {regime.lr:g}"
+        height, marker = (bottom, "v") if y[index] < bottom else (y[index], "o")
+        ax.plot(
+            x[index],
+            height,
+            marker,
+            ls="none",
+            label=f"{label}\n{regime.name}",
+            mfc=REGION_COLOURS[regime.name],
+            mec=f"C{index}",
+            mew=2,
+            ms=9,
+            clip_on=False,
+            zorder=4,
         )
-        height, shape = (bottom, "v") if y[index] < bottom else (y[index], "o")
-        style = {
-            "mfc": REGION_COLOURS[one.name],
-            "mec": f"C{index}",
-            "mew": 2,
-            "ms": 9,
-            "clip_on": False,
-            "zorder": 4,
-        }
-        ax.plot(x[index], height, shape, ls="none", label=f"{named}\n{one.name}", **style)
-    _limits(ax, (x[0], max(y[0], 3 * bottom)), (right, first[0]), top)
+    _draw_limits(ax, (x[0], max(y[0], 3 * bottom)), (right, sde), top)
     ax.set(xscale="log", yscale="log", xlim=(left, right), ylim=(bottom, top))
-    ax.set_title(f"borders for $d$ = {every[0].dimension}", fontsize=10)
+    ax.set_title(f"borders for $d$ = {first.dimension}", fontsize=10)
     ax.set_xlabel(r"width: 1/(finite-width term) $\propto p$")
     ax.set_ylabel(r"noise of SGD over gradient flow $\propto$ lr$/(pB)$")
     ax.legend(
@@ -362,8 +380,10 @@ def regime_map(regimes: Any, ax: Axes | None = None) -> tuple[Any, Any]:
     return fig, ax
 
 
-def _limits(ax: Axes, point: tuple[float, float], border: tuple[float, float], top: float) -> None:
-    """Arrows of the three limits: two from a setting, and d -> infinity on the border that it moves."""
+def _draw_limits(
+    ax: Axes, point: tuple[float, float], border: tuple[float, float], top: float
+) -> None:
+    """Draw arrows of three limits: lr and p from a setting, d on the border that it moves."""
     arrow = {"arrowstyle": "-|>", "color": "0.3", "lw": 1.2, "shrinkA": 6}
     for name, factors in (("lr → 0", (1.0, 0.35)), ("p → ∞", (5.0, 0.2))):
         end = (point[0] * factors[0], point[1] * factors[1])
@@ -375,34 +395,35 @@ def _limits(ax: Axes, point: tuple[float, float], border: tuple[float, float], t
         ax.text(0.9 * x, 1.4 * border[1], "d → ∞", fontsize=8, color="0.3", va="center", ha="right")
 
 
-def _scatter_borders(one: Any, sizes: tuple[float, float]) -> tuple[float, float]:
-    """The sizes of the noise at which runs of this problem and dimension scatter by so much: both grow with lr/(p B)."""
-    ratio = one.noise.coefficient * one.dimension / one.fluctuation.coefficient**2
+def _scatter_borders(regime: Regime, sizes: tuple[float, float]) -> tuple[float, float]:
+    """The noise of SGD at which runs of this problem and dimension scatter by these sizes.
+
+    The scatter grows with the square root of the noise, because both grow with lr/(p B).
+    """
+    ratio = regime.noise.coefficient * regime.dimension / regime.fluctuation.coefficient**2
     return (ratio * sizes[0] ** 2, ratio * sizes[1] ** 2)
 
 
 def _region(
     ax: Axes, name: str, x: tuple[float, float], y: tuple[float, float], method: str
 ) -> None:
-    """A coloured rectangle with its name, where there is room for it."""
+    """Draw a coloured rectangle, with its name if it is tall enough."""
     if y[1] <= y[0]:
         return
-    ax.fill_between(x, y[0], y[1], color=REGION_COLOURS[name], lw=0)
+    color = REGION_COLOURS[name]
+    ax.fill_between(x, y[0], y[1], color=color, lw=0)
     if np.log(y[1] / y[0]) > 1.0:
-        box = {
-            "facecolor": REGION_COLOURS[name],
-            "edgecolor": "none",
-            "pad": 1.0,
-        }  # over the arrows, which may cross it
-        style = {
-            "ha": "center",
-            "va": "center",
-            "fontsize": 9,
-            "color": "0.25",
-            "zorder": 3.5,
-            "bbox": box,
-        }
-        ax.text(np.sqrt(x[0] * x[1]), np.sqrt(y[0] * y[1]), f"{name}\n{method}", **style)
+        ax.text(
+            np.sqrt(x[0] * x[1]),
+            np.sqrt(y[0] * y[1]),
+            f"{name}\n{method}",
+            ha="center",
+            va="center",
+            fontsize=9,
+            color="0.25",
+            zorder=3.5,  # above the arrows, which may cross it
+            bbox={"facecolor": color, "edgecolor": "none", "pad": 1.0},
+        )
 
 
 def phase_diagram(
@@ -414,27 +435,29 @@ def phase_diagram(
     *,
     log: bool | None = None,
     label: str | None = None,
-) -> tuple[Any, Any]:
-    """A heat map of one number over two swept parameters: cells centred on the points, logarithmic axes where the grid is.
+) -> tuple[Figure, Axes]:
+    """Draw a heat map of a variable over two swept parameters.
 
-    Failed points are hatched, points without a value grey.
+    The cells are centred on the points of the grid. An axis is logarithmic where its points are
+    spaced logarithmically. Failed points are hatched, points without a value grey.
 
     Parameters
     ----------
     dataset : xarray.Dataset
-        What ``sgd.sweep`` returned.
+        Result of ``sgd.sweep``.
     x : str
-        The swept number across.
+        Swept parameter of the horizontal axis.
     y : str
-        The swept number up.
+        Swept parameter of the vertical axis.
     value : str, optional
-        A variable over x and y (a mean is taken over ``run``); it may be left out where there is only one.
+        Variable to draw, averaged over ``run``. Optional if only one variable depends on x and y.
     ax : matplotlib.axes.Axes, optional
-        Where to draw; a new figure unless given.
+        Axis to draw on. Defaults to a new figure.
     log : bool, optional
-        Logarithmic colours; unless given where the values are positive and span more than a factor of 100.
+        Whether the colours are logarithmic. By default they are if the values are positive and
+        span more than a factor of 100.
     label : str, optional
-        Of the colour bar; unless given the long name of the variable.
+        Label of the colour bar. Defaults to the long name of the variable.
 
     Returns
     -------
@@ -446,13 +469,15 @@ def phase_diagram(
     Raises
     ------
     ValueError
-        If x or y is no swept number of two values or more, or the variable is not over both alone.
+        If x or y is not a swept number with two values or more, or if the variable varies along
+        other axes too.
 
     Examples
     --------
     >>> def product(lr, noise):
     ...     return {"product": lr * noise}
-    >>> grid = sgd.sweep(product, over={"lr": [0.1, 0.2, 0.4], "noise": [1.0, 2.0]}, workers=1, progress=False)
+    >>> over = {"lr": [0.1, 0.2, 0.4], "noise": [1.0, 2.0]}
+    >>> grid = sgd.sweep(product, over=over, workers=1, progress=False)
     >>> fig, ax = sgd.plot.phase_diagram(grid, x="lr", y="noise")
     >>> ax.get_xscale(), ax.get_yscale()
     ('log', 'linear')
@@ -460,63 +485,69 @@ def phase_diagram(
     from matplotlib.colors import LogNorm
     from matplotlib.patches import Patch, Rectangle
 
-    checks.result("dataset", dataset, fix="give what sgd.sweep returned")
-    log, label = checks.flag("log", log, optional=True), _text("label", label)
-    for argument, name in (("x", x), ("y", y)):
-        known = [str(dim) for dim in dataset.dims if dim in dataset.coords]
-        if (
-            not isinstance(name, str)
-            or name not in known
-            or np.asarray(dataset[name]).dtype.kind not in "iuf"
-            or dataset.sizes[name] < 2
-        ):
-            listed = f": {', '.join(known)}" if known else "; this dataset has none, it is no sweep"
-            raise checks.reject(
-                argument,
-                name,
-                f"{checks.did_you_mean(name, known)}give a swept number of two values or more{listed}",
-            )
-    fig, ax = _axes(ax, (6.4, 4.6))
+    checks.result("dataset", dataset, fix="use the result of sgd.sweep.")
+    log, label = checks.flag("log", log, optional=True), curves.require_text("label", label)
+    _require_swept_number(dataset, "x", x)
+    _require_swept_number(dataset, "y", y)
+    fig, ax = curves.figure_and_axis(ax, (6.4, 4.6))
     name, table = _table(dataset, x, y, value)
-    edges = []
-    for axis, set_scale in ((x, ax.set_xscale), (y, ax.set_yscale)):
-        borders, scale = _cell_edges(np.asarray(dataset[axis], dtype=float))
-        set_scale(scale)
-        edges.append(borders)
+    x_edges, x_scale = _cell_edges(np.asarray(dataset[x], dtype=float))
+    y_edges, y_scale = _cell_edges(np.asarray(dataset[y], dtype=float))
+    ax.set_xscale(x_scale)
+    ax.set_yscale(y_scale)
     values = np.ma.masked_invalid(table)
-    span = values.max() > 100 * values.min() > 0 if values.count() else False
-    norm = LogNorm() if (span if log is None else log) else None
+    if log is None:
+        log = bool(values.count() and values.max() > 100 * values.min() > 0)
     ax.set_facecolor("0.85")
     mesh = ax.pcolormesh(
-        *edges, values, norm=norm, cmap="viridis", shading="flat", rasterized=table.size > 2500
+        x_edges,
+        y_edges,
+        values,
+        norm=LogNorm() if log else None,
+        cmap="viridis",
+        shading="flat",
+        rasterized=table.size > 2500,
     )
-    fig.colorbar(
-        mesh, ax=ax, label=label or str(dataset[name].attrs.get("long_name", name)), pad=0.02
-    )
+    long_name = str(dataset[name].attrs.get("long_name", name))
+    fig.colorbar(mesh, ax=ax, label=label or long_name, pad=0.02)
     failed = np.zeros(table.shape, dtype=bool)
     if "failed" in dataset and {x, y} <= set(dataset["failed"].dims):
-        rest = [dim for dim in dataset["failed"].dims if dim not in (x, y)]
-        failed = np.asarray((dataset["failed"] != "").any(rest).transpose(y, x))
-    for row, column in np.argwhere(failed):
-        corner = edges[0][column], edges[1][row]
-        size = edges[0][column + 1] - corner[0], edges[1][row + 1] - corner[1]
-        ax.add_patch(
-            Rectangle(corner, *size, facecolor="white", edgecolor="0.4", hatch="////", lw=0)
-        )
-    keys = (
-        [Patch(facecolor="white", edgecolor="0.4", hatch="////", label="failed")]
-        if failed.any()
-        else []
-    )
-    keys += [Patch(facecolor="0.85", label="no value")] if np.any(np.isnan(table) & ~failed) else []
-    if keys:
+        others = [dim for dim in dataset["failed"].dims if dim not in (x, y)]
+        failed = np.asarray((dataset["failed"] != "").any(others).transpose(y, x))
+    hatched: dict[str, Any] = {"facecolor": "white", "edgecolor": "0.4", "hatch": "////"}
+    for row, column in np.argwhere(failed).tolist():
+        corner = float(x_edges[column]), float(y_edges[row])
+        width, height = float(x_edges[column + 1]) - corner[0], float(y_edges[row + 1]) - corner[1]
+        ax.add_patch(Rectangle(corner, width, height, lw=0, **hatched))
+    handles = [Patch(label="failed", **hatched)] if failed.any() else []
+    if np.any(np.isnan(table) & ~failed):
+        handles.append(Patch(facecolor="0.85", label="no value"))
+    if handles:
         ax.legend(
-            handles=keys, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2, frameon=False
+            handles=handles, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2, frameon=False
         )
-    ax.set(xlim=(edges[0][0], edges[0][-1]), ylim=(edges[1][0], edges[1][-1]))
+    ax.set(xlim=(x_edges[0], x_edges[-1]), ylim=(y_edges[0], y_edges[-1]))
     ax.set_xlabel(PARAMETER_LABELS.get(x, x))
     ax.set_ylabel(PARAMETER_LABELS.get(y, y))
     return fig, ax
+
+
+def _require_swept_number(dataset: xr.Dataset, argument: str, name: object) -> None:
+    swept = [str(dim) for dim in dataset.dims if dim in dataset.coords]
+    if (
+        isinstance(name, str)
+        and name in swept
+        and np.asarray(dataset[name]).dtype.kind in "iuf"
+        and dataset.sizes[name] > 1
+    ):
+        return
+    choices = f"Choose from {', '.join(swept)}." if swept else "This dataset is not a sweep."
+    raise checks.reject(
+        argument,
+        name,
+        f"{checks.did_you_mean(name, swept)}this must be a swept number with two values or more. "
+        f"{choices}",
+    )
 
 
 PARAMETER_LABELS = {
@@ -529,177 +560,66 @@ PARAMETER_LABELS = {
 
 
 def _table(dataset: xr.Dataset, x: str, y: str, value: str | None) -> tuple[str, np.ndarray]:
-    """One number at every point (rows along y), and the name of the variable that it is."""
-    over = [
+    """The name of the variable to draw, and its values with rows along y."""
+    names = [
         str(name)
-        for name, one in dataset.data_vars.items()
-        if one.dtype.kind in "iuf" and {x, y} <= set(one.dims)
+        for name, variable in dataset.data_vars.items()
+        if variable.dtype.kind in "iuf" and {x, y} <= set(variable.dims)
     ]
     if value is None:
-        over = [name for name in over if not name.startswith("error_")]
-        if len(over) != 1:
-            raise checks.reject("value", value, f"say which variable to show: {', '.join(over)}")
-        value = over[0]
-    if not isinstance(value, str) or value not in over:
+        names = [name for name in names if not name.startswith("error_")]
+        if len(names) != 1:
+            raise checks.reject(
+                "value", value, f"several variables can be drawn. Choose from {', '.join(names)}."
+            )
+        value = names[0]
+    if not isinstance(value, str) or value not in names:
         raise checks.reject(
             "value",
             value,
-            f"{checks.did_you_mean(value, over)}variables over {x} and {y} are {', '.join(over)}",
+            f"{checks.did_you_mean(value, names)}variables over {x} and {y} are "
+            f"{', '.join(names)}.",
         )
     shown = dataset[value]
     if "run" in shown.dims:
         shown = shown.mean("run")
-    left = [str(dim) for dim in shown.dims if dim not in (x, y) and shown.sizes[dim] > 1]
-    if left:
+    others = [str(dim) for dim in shown.dims if dim not in (x, y)]
+    varying = [dim for dim in others if shown.sizes[dim] > 1]
+    if varying:
         raise checks.reject(
             "value",
             value,
-            f"it also varies along {', '.join(left)}: choose one place with dataset.isel({left[0]}=...)",
+            f"it also varies along {', '.join(varying)}. Select a point with "
+            f"dataset.isel({varying[0]}=...).",
         )
-    return value, np.asarray(
-        shown.squeeze([dim for dim in shown.dims if dim not in (x, y)]).transpose(y, x), dtype=float
-    )
+    return value, np.asarray(shown.squeeze(others).transpose(y, x), dtype=float)
 
 
 def _cell_edges(points: np.ndarray) -> tuple[np.ndarray, str]:
-    """Borders half way between points: in the logarithm where the points are spaced so, or span more than a factor of 100."""
+    """Edges half way between the points of a grid, and the scale of the axis.
+
+    The scale is logarithmic if the points are spaced logarithmically, or if they are not evenly
+    spaced and span more than a factor of 100.
+    """
     steps = np.diff(points)
     if np.any(steps <= 0):
         raise checks.reject(
             "x, y",
             points.tolist(),
-            "the grid of a phase diagram must increase: sort it with dataset.sortby(...)",
+            "the grid of a phase diagram must increase. Sort it with dataset.sortby(...).",
         )
-    even = np.ptp(steps) <= 1e-6 * np.abs(steps).max()
-    log = (
-        points[0] > 0
-        and not even
-        and (
-            np.ptp(np.diff(np.log(points))) <= 1e-6 * np.log(points[-1] / points[0])
-            or points[-1] > 100 * points[0]
+    is_even = np.ptp(steps) <= 1e-6 * np.abs(steps).max()
+    is_log = False
+    if points[0] > 0 and not is_even:
+        log_steps = np.diff(np.log(points))
+        is_log = np.ptp(log_steps) <= 1e-6 * np.log(points[-1] / points[0]) or (
+            points[-1] > 100 * points[0]
         )
-    )
-    places = np.log(points) if log else points
-    middle = (places[1:] + places[:-1]) / 2
-    edges = np.concatenate([[2 * places[0] - middle[0]], middle, [2 * places[-1] - middle[-1]]])
-    return (np.exp(edges), "log") if log else (edges, "linear")
-
-
-def _axes(ax: Axes | None, size: tuple[float, float] = (6, 4)) -> tuple[Any, Axes]:
-    import matplotlib.pyplot as plt
-
-    if ax is None:
-        return plt.subplots(figsize=size, layout="constrained")
-    if not (hasattr(ax, "figure") and hasattr(ax, "errorbar")):
-        raise checks.reject("ax", ax, "give an axis of matplotlib, or none for a new one")
-    return ax.figure, ax
-
-
-def _text(argument: str, value: Any) -> str | None:
-    if value is not None and not isinstance(value, str):
-        raise checks.reject(argument, value, "give a text, or None")
-    return value
-
-
-def _checked(result: Any) -> None:
-    checks.result("result", result, "run", "time", "t")
-    if not result.sizes["run"] or not result.sizes["time"]:
-        raise checks.reject(
-            "result",
-            dict(result.sizes),
-            "it has no runs or no save points: there is nothing to draw",
-        )
-
-
-def _method(result: xr.Dataset) -> registry.Method | None:
-    """The registry entry of the method that made a result."""
-    return registry.method_of_result(str(result.attrs.get("method", "")))
-
-
-def _is_theory(result: xr.Dataset) -> bool:
-    """Whether a result is a deterministic curve, as opposed to random runs."""
-    method = _method(result)
-    return method is None or not method.is_random
-
-
-def _style(result: xr.Dataset) -> dict[str, Any]:
-    """Markers of a result; empty for theory, which is drawn as lines.
-
-    The exact chain has filled points, direct runs open squares behind them, the SDE triangles.
-    """
-    method = _method(result)
-    if method is None or not method.is_random:
-        return {}
-    if method.name == "direct":
-        return {"fmt": "s", "ms": 7, "mfc": "none", "zorder": 1}
-    if method.name == "sde":
-        return {"fmt": "^", "ms": 5, "mfc": "none", "zorder": 2}
-    return {"fmt": "o", "ms": 3.5, "zorder": 3}
-
-
-def _label(result: xr.Dataset) -> str:
-    """The label of a result in a legend: its method, its dimension, and how many runs it has."""
-    method = _method(result)
-    label = str(result.attrs.get("method", "result")) if method is None else method.label
-    if "dimension" in result.attrs:
-        label += f", d = {result.attrs['dimension']}"
-    if result.sizes["run"] > 1 and not _is_theory(result):
-        label += f", {result.sizes['run']} runs"
-    return label
-
-
-def _own_error(result: xr.Dataset, name: str) -> np.ndarray | None:
-    """The standard error that a theory has of its own, as DMFT from its sampled paths."""
-    of = (VARIABLES[name].error if name in VARIABLES else "") or name
-    own = result.get(f"{of}{STANDARD_ERROR}")
-    return np.asarray(own) if own is not None and own.shape == result[name].shape else None
-
-
-def _draw(
-    ax: Axes,
-    x: np.ndarray,
-    values: np.ndarray,
-    style: dict[str, Any],
-    label: str | None,
-    color: str | None,
-    band: np.ndarray | None = None,
-) -> None:
-    """Draw theory as lines, one per run, with its own standard error, a simulation as mean and error bars.
-
-    A theory of few save points is drawn as markers, a single run as points.
-    """
-    if not style:
-        kind = curve_style(len(x))
-        for index, row in enumerate(values):
-            (line,) = ax.plot(x, row, label=label if index == 0 else None, color=color, **kind)
-            if band is not None:
-                ax.fill_between(
-                    x,
-                    row - band[index],
-                    row + band[index],
-                    color=line.get_color(),
-                    alpha=0.25,
-                    lw=0,
-                )
-        return
-    good = np.isfinite(values).all(axis=1)
-    if good.sum() < 2:
-        for index, row in enumerate(values):
-            ax.plot(x, row, ".", ms=4, label=label if index == 0 else None, color=color)
-        return
-    every = max(1, len(x) // MOST_POINTS)
-    mean = values[good].mean(axis=0)
-    error = values[good].std(axis=0, ddof=1) / np.sqrt(good.sum())
-    ax.errorbar(
-        x[::every],
-        mean[::every],
-        error[::every],
-        lw=1,
-        capsize=2,
-        label=label,
-        color=color,
-        **style,
-    )
+    positions = np.log(points) if is_log else points
+    middle = (positions[1:] + positions[:-1]) / 2
+    first, last = 2 * positions[0] - middle[0], 2 * positions[-1] - middle[-1]
+    edges = np.concatenate([[first], middle, [last]])
+    return (np.exp(edges), "log") if is_log else (edges, "linear")
 
 
 def density(
@@ -709,21 +629,23 @@ def density(
     *,
     run: int | None = None,
     bins: int = 60,
-) -> tuple[Any, Any]:
-    """The density mu_t of the particles at a save point: of (m, q) for one signal, of (m_1, m_2) for more.
+) -> tuple[Figure, Axes]:
+    """Draw the density of the particles of a wide network at a save point.
+
+    The axes are (m, q) for one signal, and (m_1, m_2) for several signals.
 
     Parameters
     ----------
     result : xarray.Dataset
-        What ``sgd.solve_mean_field`` returned.
+        Result of ``sgd.solve_mean_field``.
     time : int, default -1
-        Which save point, counted from 0; -1 is the last.
+        Index of the save point; -1 is the last one.
     ax : matplotlib.axes.Axes, optional
-        Where to draw; a new figure unless given.
+        Axis to draw on. Defaults to a new figure.
     run : int, optional
-        Which run; all of them unless given.
+        Index of the run. By default all runs are combined.
     bins : int, default 60
-        Of the histogram, in each direction.
+        Number of bins of the histogram in each direction.
 
     Returns
     -------
@@ -735,58 +657,50 @@ def density(
     Raises
     ------
     ValueError
-        If the result is of another kind, has no such save point or run, or has diverged by then.
+        If the result is not one of ``sgd.solve_mean_field``, has no such save point or run, or has
+        diverged before.
 
     Examples
     --------
     >>> problem = sgd.TeacherStudent(width=64, activation="erf")
-    >>> begin = sgd.mean_field_random_start(problem, dimension=200)
-    >>> result = sgd.solve_mean_field(problem, sgd.OnePassSGD(lr=0.1), begin, times=[0.5, 1.0])
+    >>> start = sgd.mean_field_random_start(problem, dimension=200)
+    >>> result = sgd.solve_mean_field(problem, sgd.OnePassSGD(lr=0.1), start, times=[0.5, 1.0])
     >>> fig, ax = sgd.plot.density(result, bins=20)
     >>> ax.get_title()
     '$t/p$ = 1'
     """
-    checks.result(
-        "result",
-        result,
-        "q",
-        "M",
-        "time",
-        "signal",
-        "run",
-        "t",
-        fix="give what solve_mean_field returns",
-    )
-    point = result.isel(time=_place("time", time, result.sizes["time"], "save points", ""))
+    variables = ("q", "M", "time", "signal", "run", "t")
+    checks.result("result", result, *variables, fix="use the result of sgd.solve_mean_field.")
+    point = result.isel(time=_index("time", time, result.sizes["time"], "save points"))
     bins = checks.integer("bins", bins, 1, 10_000)
     if run is not None:
-        point = point.isel(
-            run=[_place("run", run, result.sizes["run"], "runs", ", or None for all")]
-        )
+        point = point.isel(run=[_index("run", run, result.sizes["run"], "runs", " or None")])
     M = np.asarray(point["M"]).reshape(-1, result.sizes["signal"])
-    one = M.shape[1] == 1
-    x, y = M[:, 0], np.asarray(point["q"]).reshape(-1) if one else M[:, 1]
-    good = np.isfinite(x) & np.isfinite(y)
-    if not good.any():
+    single = M.shape[1] == 1
+    x, y = M[:, 0], np.asarray(point["q"]).reshape(-1) if single else M[:, 1]
+    is_finite = np.isfinite(x) & np.isfinite(y)
+    if not is_finite.any():
         raise checks.reject(
-            "time", time, "every run has diverged by then: take an earlier save point"
+            "time", time, "all runs have diverged before. Use an earlier save point."
         )
-    fig, ax = _axes(ax, (5, 4))
-    *_, image = ax.hist2d(x[good], y[good], bins=bins, density=True, cmin=1e-300)
+    fig, ax = curves.figure_and_axis(ax, (5, 4))
+    # cmin leaves empty bins white
+    *_, image = ax.hist2d(x[is_finite], y[is_finite], bins=bins, density=True, cmin=1e-300)
     fig.colorbar(image, ax=ax, label="density")
-    ax.set_xlabel("$m$" if one else "$m_1$")
-    ax.set_ylabel("$q$" if one else "$m_2$")
+    ax.set_xlabel("$m$" if single else "$m_1$")
+    ax.set_ylabel("$q$" if single else "$m_2$")
     ax.set_title(f"$t/p$ = {float(point['t']):g}")
     return fig, ax
 
 
-def _place(argument: str, value: Any, count: int, what: str, more: str) -> int:
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, (int, np.integer))
-        or not -count <= value < count
-    ):
+def _index(argument: str, value: object, count: int, items: str, alternative: str = "") -> int:
+    """An index of a sequence with `count` items, from -count to count - 1."""
+    is_integer = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    if not is_integer or not -count <= value < count:  # type: ignore[operator]
         raise checks.reject(
-            argument, value, f"the result has {count} {what}: give -{count}..{count - 1}{more}"
+            argument,
+            value,
+            f"the result has {count} {items}. Use an index from -{count} to {count - 1}"
+            f"{alternative}.",
         )
-    return int(value)
+    return int(value)  # type: ignore[call-overload]

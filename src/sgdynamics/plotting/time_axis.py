@@ -1,4 +1,4 @@
-"""Time in pictures and tables: which clock they show, its label, and the scale of its axis."""
+"""The time axis of figures and tables: the clock that they show, its label and its scale."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import xarray as xr
 from sgdynamics.base import checks
 from sgdynamics.results.datasets import requested_clock
 
-if TYPE_CHECKING:  # drawing is imported where it is done
+if TYPE_CHECKING:  # Matplotlib is imported by the functions that draw.
     from matplotlib.axes import Axes
 
 CLOCK_LABELS = {
@@ -22,11 +22,12 @@ CLOCK_LABELS = {
     "step": "steps",
     "epoch": "epochs",
 }
-SPARSE = 12  # save points up to which a theory is drawn as markers: a line could hide a jump
-GROWTH = (
-    5.0  # ratio of last to median save point of a logarithmic axis; evenly spaced points have 2
-)
-axis_clocks: MutableMapping[Any, str] = WeakKeyDictionary()  # unit of time of each axis drawn on
+# A theory with at most this many save points is drawn as markers: a line could hide a jump.
+SPARSE = 12
+# Ratio of last to median save point for a logarithmic axis; evenly spaced points have 2.
+GROWTH = 5.0
+# The clock of each axis that has been drawn on.
+axis_clocks: MutableMapping[Any, str] = WeakKeyDictionary()
 
 
 def table_clocks(result: xr.Dataset) -> list[str]:
@@ -35,35 +36,32 @@ def table_clocks(result: xr.Dataset) -> list[str]:
 
 
 def choose_clock(result: xr.Dataset, x: str | None, ax: Axes | None) -> str:
-    """The unit of time of a picture: that of the caller, of earlier curves on the axis, or of the result."""
+    """The clock of a figure: the caller's, that of earlier curves on the axis, or the result's."""
     if x is not None:
         checks.choice("x", x, tuple(CLOCK_LABELS))
-    drawn = (
-        axis_clocks.get(ax) if hasattr(ax, "errorbar") else None
-    )  # what is no axis is rejected later
-    name = x or drawn or requested_clock(result)
-    if name not in result.coords:
-        known = [clock for clock in CLOCK_LABELS if clock in result.coords]
-        fix = f"this result has only {', '.join(known)}"
-        raise checks.reject(
-            "x",
-            name,
-            fix if x else f"this is the unit of the curves on ax. However, {fix}: give x=",
-        )
-    return name
+    # An `ax` that is not an axis is rejected later.
+    drawn = axis_clocks.get(ax) if hasattr(ax, "errorbar") else None
+    clock = x or drawn or requested_clock(result)
+    if clock not in result.coords:
+        available = [name for name in CLOCK_LABELS if name in result.coords]
+        problem = f"this result has only {', '.join(available)}"
+        if not x:
+            problem = f"this is the clock of the curves on ax, but {problem}. Set x="
+        raise checks.reject("x", clock, problem)
+    return clock
 
 
 def set_time_axis(ax: Axes, result: xr.Dataset, clock: str) -> None:
-    """Label the time axis of a picture; the first result on it sets the scale.
+    """Label the time axis of a figure; the first result on it sets the scale.
 
     The scale is logarithmic where save points grow by factors: on a linear axis all but the last
     few would be at its left edge. Where the first save point is 0, the axis is linear up to the
     second one.
     """
     ax.set_xlabel(clock_label(result, clock))
-    first = ax not in axis_clocks and not ax.has_data()
+    is_new = ax not in axis_clocks and not ax.has_data()
     axis_clocks.setdefault(ax, clock)
-    if not first:
+    if not is_new:
         return
     points = np.asarray(result[clock], dtype=float)
     if points[-1] < GROWTH * np.median(points):
@@ -85,7 +83,7 @@ def clock_label(result: xr.Dataset, clock: str) -> str:
 
 
 def add_epoch_axis(ax: Any, result: xr.Dataset, clock: str) -> None:
-    """Show epochs along the upper edge, where they are proportional to the unit of the lower one."""
+    """Show epochs along the upper edge, if they are proportional to the lower clock."""
     if "epoch" not in result.coords or clock == "epoch":
         return
     points, epochs = (np.asarray(result[name], dtype=float) for name in (clock, "epoch"))
