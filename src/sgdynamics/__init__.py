@@ -66,7 +66,6 @@ if TYPE_CHECKING:
     from sgdynamics.expectations.interface import Expectation as Expectation
     from sgdynamics.expectations.interface import Moments as Moments
     from sgdynamics.fixed_data.options import DMFT as DMFT
-    from sgdynamics.mean_field.particles import mean_field_random_start as mean_field_random_start
     from sgdynamics.mean_field.particles import solve_mean_field as solve_mean_field
     from sgdynamics.plotting import plot as plot
     from sgdynamics.problems import labels as labels
@@ -76,10 +75,10 @@ if TYPE_CHECKING:
     from sgdynamics.problems.losses import Move as Move
     from sgdynamics.problems.mixture import GaussianMixture as GaussianMixture
     from sgdynamics.problems.network_overlaps import overlaps_of as overlaps_of
+    from sgdynamics.problems.overlap_starts import Start as Start
     from sgdynamics.problems.problem import Problem as Problem
     from sgdynamics.problems.rule import Rule as Rule
     from sgdynamics.problems.spiked_tensor import SpikedTensor as SpikedTensor
-    from sgdynamics.problems.starts import Start as Start
     from sgdynamics.problems.starts import random_start as random_start
     from sgdynamics.problems.starts import start as start
     from sgdynamics.problems.teacher_student import MultiIndex as MultiIndex
@@ -169,7 +168,6 @@ _PACKAGE_OF = {
     "labels": "sgdynamics.problems",
     "leap_complexity": "sgdynamics.analysis.exponents",
     "load": "sgdynamics.results.datasets",
-    "mean_field_random_start": "sgdynamics.mean_field.particles",
     "models": "sgdynamics.analysis",
     "on_train": "sgdynamics.results.observables",
     "optimal_protocol": "sgdynamics.analysis.protocols.optimise",

@@ -14,7 +14,7 @@ import sgdynamics as sgd
 from sgdynamics.algorithms.updates.gradient_source import Rows
 from sgdynamics.algorithms.updates.initial_state import beginning
 from sgdynamics.algorithms.updates.update import copies
-from sgdynamics.problems.starts import placed
+from sgdynamics.problems.frames import place_signals
 from sgdynamics.simulation.direct import direct_step
 
 D, STEPS = 12, 6
@@ -105,7 +105,7 @@ def test_the_same_steps(name):
         tuple(begin.scalars[0]),
         squares,
     )
-    place = placed(problem, np.array([D]))
+    place = place_signals(problem, np.array([D]))
 
     @jax.jit
     def run(state):

@@ -14,7 +14,7 @@ import sgdynamics as sgd
 from sgdynamics.algorithms.updates.gradient_source import Rows
 from sgdynamics.algorithms.updates.initial_state import beginning
 from sgdynamics.algorithms.updates.update import copies
-from sgdynamics.problems.starts import placed
+from sgdynamics.problems.frames import place_signals
 from sgdynamics.simulation.direct import direct_step
 from tests.algorithms import torch_stand_ins as nn
 from tests.algorithms.test_from_torch import ADAM
@@ -118,7 +118,7 @@ def library_steps(training, velocity=None):
     heads = np.zeros(sets * P)
     heads[: begin.a.shape[1]] = begin.a[0]
     state = Rows(rows, heads, tuple(begin.scalars[0]), squares)
-    place = placed(problem, np.array([D]))
+    place = place_signals(problem, np.array([D]))
     numbers = (problem.parameters, algorithm.parameters)
 
     @jax.jit

@@ -183,7 +183,7 @@ def test_at_a_start_and_of_particles():
     assert np.all(
         np.abs(found.values - path.risk.values[:, 0]) <= SPREADS * found.standard_error.values
     )
-    wide = sgd.mean_field_random_start(problem, dimension=50, seed=1)
+    wide = sgd.random_start(problem, dimension=50, seed=1, wide=True)
     particles = sgd.solve_mean_field(problem, sgd.OnePassSGD(), wide, times=[0.0])
     Q = wide.M @ np.swapaxes(wide.M, -1, -2) + wide.q[..., None] * np.eye(2)
     same = sgd.solve_ode(

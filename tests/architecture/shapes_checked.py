@@ -23,6 +23,9 @@ ENGINE = (
     "problems.losses",
     "problems.activations",
     "problems.problem",
+    "problems.constraints",
+    "problems.frames",
+    "problems.overlap_starts",
     "problems.starts",
     "problems.wide_starts",
 )
@@ -133,7 +136,7 @@ def steps(sgd: Any, name: str, problem: Any) -> Iterator[tuple[str, Callable[[],
     from sgdynamics.fixed_data.response_form import advanced as steps_of_kernels
     from sgdynamics.fixed_data.response_sweep import ResponseSweep
     from sgdynamics.ode.drift import drift
-    from sgdynamics.problems.starts import Start
+    from sgdynamics.problems.overlap_starts import Start
     from sgdynamics.sde.scheme import SdePaths
     from sgdynamics.simulation.direct import DirectSGD
     from sgdynamics.simulation.exact import ExactChain

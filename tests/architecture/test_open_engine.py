@@ -42,7 +42,7 @@ BY_CLASS = {
     "fixed_data/sample_stability.py": 2,  # phase retrieval
     "problems/contexts.py": 1,
     "problems/spiked_tensor.py": 1,
-    "problems/starts.py": 4,  # which start
+    "problems/starts.py": 3,  # which start
     "results/clock.py": 2,  # t counts lr steps on fixed data, lr steps/d on fresh samples
     "results/records.py": 2,
     "solvers/dmft.py": 2,
@@ -72,8 +72,9 @@ BY_FRACTIONS = {
     "fixed_data/dmft.py": 3,
     "fixed_data/response_sweep.py": 1,
     "ode/update_frames.py": 2,
+    "problems/frames.py": 1,
+    "problems/overlap_starts.py": 1,
     "problems/problem.py": 1,
-    "problems/starts.py": 2,
 }
 # Files that compare an activation with a named one, besides problems/activations.py.
 BY_ACTIVATION = {

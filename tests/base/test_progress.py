@@ -190,7 +190,7 @@ def test_the_mean_field_reports_its_three_solutions(monkeypatch):
     shares = []
     monkeypatch.setattr(Meter, "advance", lambda bar, share: shares.append(share / bar.total))
     problem = sgd.TeacherStudent(width=4, activation="erf")
-    start = sgd.mean_field_random_start(problem, dimension=100, seed=0)
+    start = sgd.random_start(problem, dimension=100, seed=0, wide=True)
     sgd.solve_mean_field(problem, sgd.OnePassSGD(lr=0.1), start, times=[0.0, 0.5], progress=False)
     assert shares == [1 / 3, 1 / 3]  # the bar fills up when the third one is finished
 
@@ -198,7 +198,7 @@ def test_the_mean_field_reports_its_three_solutions(monkeypatch):
 def test_the_mean_field_announces_long_work(monkeypatch):
     """Before the first solution by the time of one velocity, else by the time of that solution."""
     problem = sgd.TeacherStudent(width=4, activation="erf")
-    start = sgd.mean_field_random_start(problem, dimension=100, seed=0)
+    start = sgd.random_start(problem, dimension=100, seed=0, wide=True)
 
     def solve():
         algorithm = sgd.OnePassSGD(lr=0.1)

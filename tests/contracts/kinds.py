@@ -105,7 +105,7 @@ STEPS = (
 
 def start_of(kind: str, problem: Any, question: str = "simulate") -> Any:
     if question == "solve_mean_field" and kind in STEPS:
-        return sgd.mean_field_random_start(problem, dimension=50)
+        return sgd.random_start(problem, dimension=50, wide=True)
     if kind == "own dynamics":
         return {"m": 0.5}
     return (

@@ -271,7 +271,7 @@ REACH = {
         r"runs = 1000000000000: their states need",
     ),
     "runs of a wide start": (
-        lambda: sgd.mean_field_random_start(PROBLEM, dimension=50, runs=1e12),
+        lambda: sgd.random_start(PROBLEM, dimension=50, runs=1e12, wide=True),
         r"runs = 1000000000000: the particles",
     ),
     "runs of a spiked simulation": (
@@ -441,7 +441,7 @@ VALUES = {
         r"scale = 1e\+200",
     ),
     "scale, wide": (
-        lambda: sgd.mean_field_random_start(PROBLEM, dimension=50, scale=1e200),
+        lambda: sgd.random_start(PROBLEM, dimension=50, scale=1e200, wide=True),
         r"scale = 1e\+200",
     ),
     "head of a random start": (
@@ -480,7 +480,7 @@ RAW = {
     ),
     "Start of no runs": (
         lambda: sgd.Start(np.zeros((0, 1, 2, 1)), np.zeros((0, 1, 2, 2)), np.zeros((0, 2))),
-        "one run at least",
+        "with at least one run",
     ),
     "Start of runs that differ": (
         lambda: sgd.Start(np.zeros((2, 1, 2, 1)), np.zeros((1, 1, 2, 2)), np.zeros((2, 2))),
@@ -498,7 +498,10 @@ RAW = {
         lambda: sgd.start(PROBLEM, M=np.zeros((0, 2, 1)), Q=np.zeros((0, 2, 2))),
         r"M has shape \(0, 2, 1\)",
     ),
-    "spiked start of no runs": (lambda: SpikedStart(np.zeros(0), np.zeros(0)), "one run at least"),
+    "spiked start of no runs": (
+        lambda: SpikedStart(np.zeros(0), np.zeros(0)),
+        "with at least one run",
+    ),
     "wide start of wrong shapes": (
         lambda: MeanFieldStart(np.zeros((2, 1)), np.ones(2), np.ones(2)),
         r"M has shape \(2, 1\)",

@@ -367,20 +367,24 @@ CALLS = {
             "orthogonal": False,
             "a": None,
             "per": "dimension",
+            "wide": False,
+            "sampling": "independent",
         },
     ),
     "random_start, spiked": (
         sgd.random_start,
         {"problem": SPIKED, "dimension": 50, "seed": 0, "runs": 1, "scale": 1.0},
     ),
-    "mean_field_random_start": (
-        sgd.mean_field_random_start,
+    "random_start, wide": (
+        sgd.random_start,
         {
             "problem": PROBLEM,
             "dimension": 50,
             "seed": 0,
             "runs": 1,
             "scale": 1.0,
+            "a": None,
+            "wide": True,
             "sampling": "sobol",
         },
     ),

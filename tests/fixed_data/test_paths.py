@@ -15,7 +15,7 @@ from sgdynamics.fixed_data import conditioning, path_plan, path_state
 from sgdynamics.fixed_data import paths as engine
 from sgdynamics.fixed_data.dmft import Points, Sweep
 from sgdynamics.fixed_data.forgetting import merged
-from sgdynamics.problems.starts import Start
+from sgdynamics.problems.overlap_starts import Start
 
 STEPS, PATHS = 6, 128
 

@@ -15,7 +15,7 @@ from sgdynamics.base.progress import meter
 from sgdynamics.fixed_data import response_sweep
 from sgdynamics.fixed_data.dmft import Points, Sweep
 from sgdynamics.fixed_data.response_sweep import DependentFields, ResponseSweep
-from sgdynamics.problems.starts import Start
+from sgdynamics.problems.overlap_starts import Start
 from sgdynamics.solvers import dmft
 from tests.conftest import FALSE_ALARM
 

@@ -14,12 +14,9 @@ from scipy import integrate, special, stats
 import sgdynamics as sgd
 from sgdynamics.base.precision import float64
 from sgdynamics.mean_field import particles
-from sgdynamics.mean_field.particles import (
-    mean_field_random_start,
-    mean_field_start,
-    solve_mean_field,
-)
+from sgdynamics.mean_field.particles import solve_mean_field
 from sgdynamics.plotting import plot
+from sgdynamics.problems.wide_starts import mean_field_start
 from sgdynamics.results.clock import Clock
 from tests.conftest import Z, same_law
 
@@ -256,7 +253,7 @@ def test_two_signals_targets_and_the_sphere():
     teacher = network(width=4, signals=2, teacher_gram=gram)
     sphere = network(width=4, signals=2, teacher_gram=gram, constraint="sphere")
     target = sgd.MultiIndex(lambda z: jnp.mean(jax.lax.erf(z / np.sqrt(2))), 2, 4, "erf", gram=gram)
-    begin = mean_field_random_start(sphere, dimension=6, seed=3)
+    begin = sgd.random_start(sphere, dimension=6, seed=3, wide=True)
     T, q, _ = (part[0] for part in particles.particles(sphere, begin))
     free, risk = velocity(teacher, T=T, q=q)
     held, closed_risk = velocity(sphere, expectations="pairs", T=T, q=q)
@@ -278,8 +275,8 @@ def test_two_signals_targets_and_the_sphere():
 @pytest.mark.parametrize("sampling", ["independent", "sobol"])
 def test_random_starts_have_the_law_of_random_rows(sampling):
     problem = network(width=1024, signals=2)
-    begin = mean_field_random_start(
-        problem, dimension=30, seed=5, runs=2, scale=1.3, sampling=sampling
+    begin = sgd.random_start(
+        problem, dimension=30, seed=5, runs=2, scale=1.3, sampling=sampling, wide=True
     )
     exact = stats.chi2(28).rvs(4096, random_state=np.random.default_rng(1)) * 1.69 / 30
     same_law(begin.q[0], exact, "q")
@@ -291,13 +288,13 @@ def test_random_starts_have_the_law_of_random_rows(sampling):
     assert abs(begin.q[1, ::2].mean() - 1.69 * 28 / 30) < (
         0.1 if sampling == "independent" else 1e-3
     )
-    alone = mean_field_random_start(problem, dimension=30, seed=5, scale=1.3, sampling=sampling)
+    alone = sgd.random_start(problem, dimension=30, seed=5, scale=1.3, sampling=sampling, wide=True)
     np.testing.assert_array_equal(begin.q[:1], alone.q)
 
 
 def test_density():
     problem = network(width=200)
-    begin = mean_field_random_start(problem, dimension=30)
+    begin = sgd.random_start(problem, dimension=30, wide=True)
     found = {"T": begin.M[:, None], "q": begin.q[:, None], "a": begin.a[:, None]}
     ends = {"diverged_at": np.array([np.nan]), "ran_out_at": np.array([np.nan])}
     result = particles._dataset(
@@ -323,12 +320,12 @@ def test_bad_input():
         "runs: give the same number": lambda: mean_field_start(problem, M=[M3, M3], q=[Q3] * 3),
         "length 0": lambda: mean_field_start(problem, M=M3 * 0, q=Q3 * 0),
         "constraint='sphere'": lambda: mean_field_start(network(constraint="sphere"), M=M3, q=Q3),
-        "dimension = 1": lambda: mean_field_random_start(problem, dimension=1),
-        "did you mean 'sobol'": lambda: mean_field_random_start(
-            problem, dimension=9, sampling="soboll"
+        "dimension = 1": lambda: sgd.random_start(problem, dimension=1, wide=True),
+        "did you mean 'sobol'": lambda: sgd.random_start(
+            problem, dimension=9, sampling="soboll", wide=True
         ),
-        "scale = 2": lambda: mean_field_random_start(
-            network(constraint="sphere"), dimension=9, scale=2
+        "scale = 2": lambda: sgd.random_start(
+            network(constraint="sphere"), dimension=9, scale=2, wide=True
         ),
         "loss='squared'": lambda: mean_field_start(network(loss="correlation"), M=M3, q=Q3),
         "covariance = ": lambda: mean_field_start(
@@ -371,7 +368,9 @@ def test_gaps_of_finite_networks_have_the_size_of_the_slides():
     gaps, widths = [], (50, 100, 200, 400)
     for p in widths:
         problem = network(width=p, signals=2)
-        begin = mean_field_random_start(problem, dimension=500, seed=1, runs=3 if p < 400 else 1)
+        begin = sgd.random_start(
+            problem, dimension=500, seed=1, runs=3 if p < 400 else 1, wide=True
+        )
         Q = begin.M @ np.swapaxes(begin.M, 1, 2) + np.eye(p) * begin.q[:, None]
         full = sgd.solve_ode(problem, FLOW, sgd.start(problem, M=begin.M, Q=Q), times=[p * 50.0])
         limit = solve_mean_field(problem, FLOW, begin, times=[50.0])
@@ -390,7 +389,7 @@ def test_ten_thousand_particles():
     found = []
     for p in (2500, 10000):
         problem = network("tanh", width=p)
-        begin = mean_field_random_start(problem, dimension=100, sampling="sobol")
+        begin = sgd.random_start(problem, dimension=100, sampling="sobol", wide=True)
         found.append(solve_mean_field(problem, FLOW, begin, times=[1.0, 5.0]))
     risks = [one["excess_risk"].values for one in found]
     apart = (
@@ -449,7 +448,7 @@ def test_the_front_door_takes_wide_networks():
 def test_numbers_that_depend_on_alpha():
     """Decay, the head's rate and the learning rate change at alpha = 20: the same as two solves, the second from where the first ended."""
     problem = sgd.TeacherStudent(width=8, activation="erf", head="trained")
-    begin = sgd.mean_field_random_start(problem, dimension=50)
+    begin = sgd.random_start(problem, dimension=50, wide=True)
     pieces = {
         name: sgd.piecewise_rate([20.0], values)
         for name, values in {"decay": [0.01, 0.05], "head": [1.0, 3.0], "lr": [1.0, 2.0]}.items()

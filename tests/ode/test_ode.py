@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import sgdynamics as sgd
-from sgdynamics.problems.starts import factor
+from sgdynamics.problems.frames import compressed_rows
 from sgdynamics.simulation.direct import DirectSGD, direct_step
 from sgdynamics.solvers import functional
 from sgdynamics.solvers.batch import sampling_errors
@@ -381,7 +381,7 @@ def test_factor_of_a_start_gives_its_overlaps_back():
         width=4, teacher_width=2, activation="erf", teacher_gram=[[1.0, 0.4], [0.4, 0.7]]
     )
     begin = sgd.start(problem, M=S0_M, Q=S0_Q)
-    T, L = factor(problem, begin)
+    T, L = compressed_rows(problem, begin)
     frame = problem.parameters["frame"]
     np.testing.assert_allclose(T @ np.swapaxes(frame, -1, -2), begin.M_blocks, atol=1e-13)
     np.testing.assert_allclose(

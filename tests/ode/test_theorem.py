@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 import sgdynamics as sgd
-from sgdynamics.problems.starts import broadcast_runs, check_dimension
+from sgdynamics.problems.frames import check_dimension
+from sgdynamics.problems.overlap_starts import broadcast_runs
 from sgdynamics.simulation.exact import ExactChain
 from sgdynamics.simulation.running import run
 from sgdynamics.solvers import functional

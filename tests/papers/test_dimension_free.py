@@ -9,7 +9,7 @@ from scipy import integrate, special
 import sgdynamics as sgd
 from sgdynamics.algorithms.one_pass import Stride
 from sgdynamics.papers import dimension_free as paper
-from sgdynamics.problems.starts import overlap_matrix
+from sgdynamics.problems.overlap_starts import overlap_matrix
 from sgdynamics.problems.wide_starts import particles
 
 

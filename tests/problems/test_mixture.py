@@ -11,7 +11,7 @@ import sgdynamics as sgd
 from sgdynamics.expectations.choice import expectation_of
 from sgdynamics.expectations.interface import Quadrature
 from sgdynamics.expectations.risk import overlaps_at
-from sgdynamics.problems.starts import broadcast_runs
+from sgdynamics.problems.overlap_starts import broadcast_runs
 from sgdynamics.simulation.exact import ExactChain
 from sgdynamics.simulation.running import run
 from sgdynamics.solvers import functional

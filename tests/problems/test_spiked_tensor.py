@@ -11,8 +11,8 @@ import pytest
 import sgdynamics as sgd
 from sgdynamics.analysis.spiked_fixed_points import spiked_fixed_points
 from sgdynamics.dynamics.spiked_equations import spiked_increment
+from sgdynamics.problems.overlap_starts import broadcast_runs
 from sgdynamics.problems.spiked_tensor import SpikedTensor, spiked_random_start, spiked_start
-from sgdynamics.problems.starts import broadcast_runs
 from tests.conftest import same_law
 
 PROBLEM = SpikedTensor(order=3, snr=2.0, ridge=0.1)

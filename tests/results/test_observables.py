@@ -147,7 +147,7 @@ def test_forgetting():
 @pytest.mark.slow
 def test_wide_networks():
     problem = sgd.TeacherStudent(width=8, activation="erf", noise=0.1)
-    wide = sgd.mean_field_random_start(problem, dimension=100, seed=1)
+    wide = sgd.random_start(problem, dimension=100, seed=1, wide=True)
     record = {"alignment": lambda state: jnp.mean(state["M"] ** 2)}
     found = sgd.solve_mean_field(
         problem,

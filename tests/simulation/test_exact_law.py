@@ -12,7 +12,7 @@ import pytest
 
 import sgdynamics as sgd
 from sgdynamics.algorithms.updates.gradient_source import Rows
-from sgdynamics.problems.starts import factor, placed
+from sgdynamics.problems.frames import compressed_rows, place_signals
 from sgdynamics.simulation import compressed
 from sgdynamics.simulation.direct import direct_step
 from tests.conftest import same_law
@@ -134,7 +134,7 @@ def test_one_step_pathwise(batch, options):
     )
     d, p, k = 15, 3, 2
     begin = sgd.random_start(problem, dimension=40, seed=5)
-    T, L = (part[0] for part in factor(problem, begin))
+    T, L = (part[0] for part in compressed_rows(problem, begin))
     generator = np.random.default_rng(batch)
     x = generator.standard_normal((batch, d))
     noise = generator.standard_normal(batch)
@@ -151,7 +151,7 @@ def test_one_step_pathwise(batch, options):
             Rows(weights, begin.a[0]),
             x,
             noise,
-            placed(problem, np.array([d])),
+            place_signals(problem, np.array([d])),
         )
         after, head = (np.asarray(part) for part in direct_step(*args)[:2])
         # what lies outside, up to a rotation: the lower-triangular factor of its Gram matrix (for a wide batch: of Q^T X)

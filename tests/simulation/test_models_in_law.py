@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import sgdynamics as sgd
-from sgdynamics.problems.starts import broadcast_runs, check_dimension, validate_start
+from sgdynamics.problems.frames import check_dimension
+from sgdynamics.problems.overlap_starts import broadcast_runs, validate_start
 from sgdynamics.simulation import compressed
 from sgdynamics.simulation.direct import DirectSGD
 from sgdynamics.simulation.exact import ExactChain

@@ -18,7 +18,7 @@ from sgdynamics.algorithms.updates.initial_state import beginning
 from sgdynamics.algorithms.updates.muon import newton_schulz_of, polar
 from sgdynamics.algorithms.updates.update import MAKERS
 from sgdynamics.algorithms.updates.update import copies as copies_of
-from sgdynamics.problems.starts import factor, placed
+from sgdynamics.problems.frames import compressed_rows, place_signals
 from sgdynamics.results.records import algorithm_from
 from sgdynamics.samples.sample import Place
 from sgdynamics.simulation import compressed
@@ -238,7 +238,7 @@ def test_pathwise_against_the_definition(name, head, batch):
     )
     assert update.law.decay_inside == decay_inside
     begin = beginning(update, sgd.random_start(problem, dimension=40, seed=5))
-    T, L = (part[0] for part in factor(problem, begin))
+    T, L = (part[0] for part in compressed_rows(problem, begin))
     steps, p = 3, 2
     grouping = compressed.Grouping(problem.structure, batch, update=update.law)
     kicked, inside, columns = grouping.kicks, grouping.inside, grouping.columns
@@ -257,7 +257,7 @@ def test_pathwise_against_the_definition(name, head, batch):
         mode="r",
     ).T
     algorithm = sgd.OnePassSGD(lr=LR, batch=batch, head_rate=HEAD_RATE, update=update).parameters
-    numbers, place = (problem.parameters, algorithm), placed(problem, np.array([D]))
+    numbers, place = (problem.parameters, algorithm), place_signals(problem, np.array([D]))
     given = [
         Batch(problem, *one)
         for one in zip(x, noise, kicks if kicked else [None] * len(x), strict=True)
@@ -347,7 +347,7 @@ def coordinatewise_runs(update, problem, W, x, noise):
     """A few steps of the library in d dimensions, the signal along the first axis."""
     algorithm = sgd.OnePassSGD(lr=LR, batch=x.shape[1], update=update).parameters
     begin = beginning(update, sgd.start(problem, M=np.zeros((2, 1)), Q=np.eye(2)))
-    place, sets = placed(problem, np.array([D])), copies_of(update.law)
+    place, sets = place_signals(problem, np.array([D])), copies_of(update.law)
     with jax.enable_x64(True):
         squares = tuple(jnp.asarray(np.repeat(one[:, None], D, axis=1)) for one in begin.squares[0])
         scalars = tuple(jnp.asarray(one) for one in begin.scalars[0])
@@ -459,7 +459,10 @@ def test_float32_stays_float32(name):
     squares = tuple(np.ones((2, D), np.float32) for _ in update.law.squares)
     state = Rows(np.zeros((rows, D), np.float32), np.zeros(rows, np.float32), scalars, squares)
     place = Place(
-        *(cast(part) if part.dtype.kind == "f" else part for part in placed(problem, np.array([D])))
+        *(
+            cast(part) if part.dtype.kind == "f" else part
+            for part in place_signals(problem, np.array([D]))
+        )
     )
 
     def step(parameters, algorithm, state, x, noise, kicks):

@@ -10,7 +10,8 @@ import pytest
 import sgdynamics as sgd
 from sgdynamics.fixed_data.direct import DirectFixedData
 from sgdynamics.fixed_data.exact import ExactFixedData
-from sgdynamics.problems.starts import broadcast_runs, check_dimension, validate_start
+from sgdynamics.problems.frames import check_dimension
+from sgdynamics.problems.overlap_starts import broadcast_runs, validate_start
 from sgdynamics.simulation.direct import DirectSGD
 from sgdynamics.simulation.exact import ExactChain
 from sgdynamics.simulation.running import run

@@ -14,7 +14,7 @@ from sgdynamics.algorithms import updates
 from sgdynamics.algorithms.one_pass import Stride, take_step
 from sgdynamics.algorithms.updates.gradient_source import Ground, Rows
 from sgdynamics.algorithms.updates.update import copies as copies_of
-from sgdynamics.problems.starts import factor, placed
+from sgdynamics.problems.frames import compressed_rows, place_signals
 from sgdynamics.results.records import algorithm_from
 from sgdynamics.samples.sample import Place
 from sgdynamics.simulation import compressed
@@ -104,7 +104,7 @@ def test_pathwise_against_the_definition(kind, other):
     )
     problem = sgd.TeacherStudent(width=2, activation="square", noise=0.2, **options)
     begin = sgd.random_start(problem, dimension=40, seed=5)
-    T, L = (part[0] for part in factor(problem, begin))
+    T, L = (part[0] for part in compressed_rows(problem, begin))
     grouping = compressed.Grouping(problem.structure, batch, update=MADE[kind].law)
     inside, copies = grouping.inside, copies_of(grouping.update)
     generator = np.random.default_rng(3)
@@ -148,7 +148,7 @@ def test_pathwise_against_the_definition(kind, other):
                 grouping.update,
             )
 
-        place = placed(problem, np.array([D]))
+        place = place_signals(problem, np.array([D]))
         return jax.lax.fori_loop(
             0,
             end,
@@ -231,7 +231,10 @@ def test_float32_stays_float32(kind):
     ]
     arrays = [np.zeros(shape, np.float32) for shape in ((), (rows, D), (rows,), (1, D), (1,))]
     place = Place(
-        *(cast(part) if part.dtype.kind == "f" else part for part in placed(problem, np.array([D])))
+        *(
+            cast(part) if part.dtype.kind == "f" else part
+            for part in place_signals(problem, np.array([D]))
+        )
     )
 
     def step(parameters, algorithm, rate, weights, head, x, noise):

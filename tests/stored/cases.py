@@ -273,8 +273,8 @@ def fixed_data() -> dict[str, Callable[[], Arrays]]:
 
 
 def wide(problem: Any, **more: Any) -> Arrays:
-    start = sgd.mean_field_random_start(
-        problem, dimension=40, seed=2, sampling=more.pop("sampling", "independent")
+    start = sgd.random_start(
+        problem, dimension=40, seed=2, sampling=more.pop("sampling", "independent"), wide=True
     )
     more = {"times": [0.0, 0.3, 1.0], **more}
     return arrays(sgd.solve_mean_field(problem, sgd.OnePassSGD(lr=0.2), start, **more))

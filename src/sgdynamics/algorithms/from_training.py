@@ -37,8 +37,9 @@ from sgdynamics.base.progress import warn
 from sgdynamics.base.support import require
 from sgdynamics.problems.activations import Activation, ActivationLike
 from sgdynamics.problems.activations import activation as find_activation
+from sgdynamics.problems.frames import check_dimension
 from sgdynamics.problems.network_overlaps import as_array, overlaps_of
-from sgdynamics.problems.starts import AuxiliaryState, Start, check_dimension
+from sgdynamics.problems.overlap_starts import AuxiliaryState, Start
 from sgdynamics.problems.teacher_student import TeacherStudent
 from sgdynamics.samples.spectra import Spectrum
 

@@ -34,8 +34,9 @@ from sgdynamics.base.arrays import ArrayArgument
 from sgdynamics.base.progress import meter
 from sgdynamics.dynamics.adapter import SolverDynamics
 from sgdynamics.dynamics.choice import dynamics_of
+from sgdynamics.problems.frames import check_dimension
+from sgdynamics.problems.overlap_starts import Start, broadcast_runs
 from sgdynamics.problems.problem import Problem
-from sgdynamics.problems.starts import Start, broadcast_runs, check_dimension
 from sgdynamics.results.clock import make_clock
 from sgdynamics.simulation.exact import check_room
 from sgdynamics.simulation.running import run

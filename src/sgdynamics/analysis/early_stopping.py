@@ -14,8 +14,8 @@ from sgdynamics.algorithms.epochs import EpochSGD
 from sgdynamics.algorithms.fixed_data import FixedData
 from sgdynamics.base import checks
 from sgdynamics.base.progress import warn
+from sgdynamics.problems.overlap_starts import Start
 from sgdynamics.problems.problem import Problem
-from sgdynamics.problems.starts import Start
 from sgdynamics.results.variables import STANDARD_ERROR
 from sgdynamics.solvers.dmft import TOGETHER, number_of_cells, solve_dmft
 

@@ -32,9 +32,9 @@ from sgdynamics.expectations.interface import Quadrature
 from sgdynamics.expectations.risk import MARGIN, choose_quadrature
 from sgdynamics.ode.drift import drift
 from sgdynamics.ode.integrate import Case, Solved, Watch, or_raise, run_cases
+from sgdynamics.problems.overlap_starts import Start
 from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor
-from sgdynamics.problems.starts import Start
 from sgdynamics.results.clock import Clock, make_clock, plan_steps, time_of_steps
 from sgdynamics.simulation.running import first_passage
 

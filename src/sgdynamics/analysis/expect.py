@@ -12,8 +12,8 @@ from sgdynamics.base import checks
 from sgdynamics.base.support import require
 from sgdynamics.expectations.risk import estimate_expectation
 from sgdynamics.problems.losses import UserLoss, extra_arguments
+from sgdynamics.problems.overlap_starts import Start, validate_start
 from sgdynamics.problems.problem import Problem
-from sgdynamics.problems.starts import Start, validate_start
 from sgdynamics.results.datasets import field_states, largest_share, problem_of
 from sgdynamics.results.observables import check_of_sample
 

@@ -35,8 +35,9 @@ from sgdynamics.expectations.interface import Quadrature
 from sgdynamics.expectations.mehler import MOST_TERMS
 from sgdynamics.expectations.risk import choose_quadrature, compute_risks
 from sgdynamics.ode.drift import drift
+from sgdynamics.problems.frames import compressed_rows
+from sgdynamics.problems.overlap_starts import Start, overlap_matrix, validate_start
 from sgdynamics.problems.problem import Problem, Structure
-from sgdynamics.problems.starts import Start, factor, overlap_matrix, validate_start
 from sgdynamics.samples import input_covariance
 
 TOLERANCE = 1e-12  # largest norm of the drift at a root
@@ -467,7 +468,7 @@ def _first_rows(
         if problem.structure.trained:
             a[run] = draw.standard_normal(p)[groups] + draw.integers(0, 2)
     if given is not None:
-        T, L = factor(problem, given)
+        T, L = compressed_rows(problem, given)
         X, a = np.concatenate([np.concatenate([T, L], axis=-1), X]), np.concatenate([given.a, a])
     return X, a
 
@@ -581,7 +582,7 @@ def _settled(system: _System, roots: _Candidates, limit: float) -> _Candidates:
         return roots
     part = roots.take(degenerate)
     state = system.overlaps(part)
-    T, L = factor(system.problem, Start(state["M"], state["Q"], state["a"]))
+    T, L = compressed_rows(system.problem, Start(state["M"], state["Q"], state["a"]))
     size = np.sqrt(np.abs(np.einsum("nbii->n", state["Q"])) + 1e-300)[:, None, None]
     L = np.where((np.sqrt(np.sum(L**2, axis=-2)) > NEAR * size)[:, :, None, :], L, 0.0)
     X, a = np.concatenate([T, L], axis=-1), state["a"].copy()
@@ -613,7 +614,7 @@ def _family_dimension(system: _System, root: _Candidates, null: np.ndarray, limi
     if null.shape[1] == 0:
         return 0
     state = system.overlaps(root)
-    T, L = factor(system.problem, Start(state["M"], state["Q"], state["a"]))
+    T, L = compressed_rows(system.problem, Start(state["M"], state["Q"], state["a"]))
     # L enters squared: where it is 0, a step of the overlaps is the square root of one of the rows
     reach = np.where(
         np.sqrt(np.sum(L**2, axis=-2, keepdims=True)) > np.sqrt(STEP), STEP, np.sqrt(STEP)

@@ -32,8 +32,9 @@ from sgdynamics.expectations.choice import expectation_of
 from sgdynamics.expectations.curvature import Curvature
 from sgdynamics.expectations.nodes import PIVOT
 from sgdynamics.expectations.risk import choose_quadrature
+from sgdynamics.problems.frames import check_dimension, compressed_rows
+from sgdynamics.problems.overlap_starts import Start, validate_start
 from sgdynamics.problems.problem import Problem
-from sgdynamics.problems.starts import Start, check_dimension, factor, validate_start
 from sgdynamics.samples import input_covariance
 
 GROUPING = 1e-9  # eigenvalues closer than this share of the largest are one
@@ -236,7 +237,7 @@ def _frame_rows(problem: Problem, begin: Start, run: int) -> tuple[np.ndarray, n
     one = Start(
         begin.M_blocks[run : run + 1], begin.Q_blocks[run : run + 1], begin.a[run : run + 1]
     )
-    T, L = (part[0] for part in factor(problem, one))
+    T, L = (part[0] for part in compressed_rows(problem, one))
     size = np.einsum("bii->bi", one.Q_blocks[0]).max(axis=-1)[:, None]
     # a root of what is rounding in Omega would couple columns at 1e-8
     kept = np.sum(L**2, axis=-2) > PIVOT * size

@@ -11,7 +11,7 @@ from sgdynamics.base import checks
 from sgdynamics.base.arrays import ArrayArgument
 from sgdynamics.base.precision import float64
 from sgdynamics.dynamics.adapter import SolverDynamics
-from sgdynamics.problems.starts import Start, broadcast_runs
+from sgdynamics.problems.overlap_starts import Start, broadcast_runs
 from sgdynamics.samples.real_data import DataSpectrum
 from sgdynamics.scaling.modes import MOST_MODES
 from sgdynamics.simulation.real_data import DirectOnData

@@ -36,8 +36,8 @@ from sgdynamics.expectations.risk import MARGIN, choose_quadrature, risk_at
 from sgdynamics.ode.drift import drift
 from sgdynamics.problems.activations import NAMED
 from sgdynamics.problems.gram import gram_root
+from sgdynamics.problems.overlap_starts import Start, overlap_matrix, validate_start
 from sgdynamics.problems.problem import Problem, Structure
-from sgdynamics.problems.starts import Start, overlap_matrix, validate_start
 from sgdynamics.problems.teacher_student import TeacherStudent
 from sgdynamics.problems.wide_starts import check_wide_problem
 from sgdynamics.samples import input_covariance

@@ -15,8 +15,8 @@ from sgdynamics.base.controls import Schedule
 from sgdynamics.base.progress import warn
 from sgdynamics.base.support import require
 from sgdynamics.fixed_data.options import DMFT
+from sgdynamics.problems.overlap_starts import Start
 from sgdynamics.problems.problem import Problem
-from sgdynamics.problems.starts import Start
 from sgdynamics.results.datasets import record
 from sgdynamics.solvers.dmft import solve_dmft
 from sgdynamics.solvers.ode import solve_ode

@@ -45,9 +45,10 @@ from sgdynamics.ode.integrate import (
     in_units,
     rates_at,
 )
+from sgdynamics.problems.frames import check_dimension
 from sgdynamics.problems.losses import label_noise
+from sgdynamics.problems.overlap_starts import Start, broadcast_runs, validate_start
 from sgdynamics.problems.problem import Problem, Structure
-from sgdynamics.problems.starts import Start, broadcast_runs, check_dimension, validate_start
 from sgdynamics.results.build import Labels
 from sgdynamics.results.clock import Clock, integration_points
 from sgdynamics.results.variables import VARIABLES

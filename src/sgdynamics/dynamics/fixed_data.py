@@ -14,8 +14,8 @@ from sgdynamics.dynamics.fields import FieldDynamics
 from sgdynamics.fixed_data.direct import DirectFixedData
 from sgdynamics.fixed_data.direct_epochs import DirectEpochs
 from sgdynamics.fixed_data.exact import ExactFixedData
+from sgdynamics.problems.overlap_starts import Start
 from sgdynamics.problems.problem import Problem
-from sgdynamics.problems.starts import Start
 from sgdynamics.results.clock import Clock
 from sgdynamics.simulation.running import Simulator
 

@@ -14,7 +14,7 @@ from sgdynamics.dynamics.requests import Solution, SolveRequest, end_warnings, f
 from sgdynamics.expectations.interface import Quadrature
 from sgdynamics.ode.integrate import ATOL, MARGIN, RTOL
 from sgdynamics.ode.sliding import infinite_snr_risk, solve_infinite_snr
-from sgdynamics.problems.starts import Start
+from sgdynamics.problems.overlap_starts import Start
 from sgdynamics.results.clock import Clock
 
 

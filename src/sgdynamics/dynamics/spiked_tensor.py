@@ -32,6 +32,7 @@ from sgdynamics.dynamics.spiked_equations import (
 )
 from sgdynamics.expectations.interface import Quadrature
 from sgdynamics.ode.integrate import MARGIN, Field, Watch
+from sgdynamics.problems.overlap_starts import broadcast_runs
 from sgdynamics.problems.spiked_tensor import (
     SpikedStart,
     SpikedTensor,
@@ -39,7 +40,6 @@ from sgdynamics.problems.spiked_tensor import (
     spiked_risk,
     validate_spiked_start,
 )
-from sgdynamics.problems.starts import broadcast_runs
 from sgdynamics.results.build import Labels
 from sgdynamics.results.clock import Clock
 from sgdynamics.results.datasets import largest_share

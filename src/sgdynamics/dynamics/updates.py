@@ -30,7 +30,7 @@ from sgdynamics.ode.integrate import Case, Watch, in_units
 from sgdynamics.ode.update_points import field_points
 from sgdynamics.ode.update_step import LARGE, LESS_LARGE, UpdateStep, count_reads, slow_rows
 from sgdynamics.problems.losses import label_noise
-from sgdynamics.problems.starts import Start
+from sgdynamics.problems.overlap_starts import Start
 from sgdynamics.results.build import Labels
 from sgdynamics.results.clock import Clock, integration_points
 from sgdynamics.simulation.running import Simulator

@@ -41,9 +41,10 @@ from sgdynamics.base.controls import values_at
 from sgdynamics.base.precision import float64
 from sgdynamics.base.random import normals_and_uniforms, run_keys, step_key
 from sgdynamics.base.resources import available_bytes
+from sgdynamics.problems.frames import compressed_rows, place_signals, signal_frames
 from sgdynamics.problems.losses import Loss
+from sgdynamics.problems.overlap_starts import Start
 from sgdynamics.problems.problem import Problem, Structure
-from sgdynamics.problems.starts import Start, factor, frames, placed
 from sgdynamics.samples.sample import Place, as_dtype
 from sgdynamics.simulation.direct import direct_overlaps, first_rows
 from sgdynamics.simulation.exact import LARGEST
@@ -127,16 +128,18 @@ class DirectFixedData(Simulator):
             shared_data or jax.default_backend() != "cpu",
         )
         cast = partial(np.asarray, dtype=self.dtype)
-        self.parameters = jax.tree.map(cast, problem.parameters | {"frame": frames(problem, sizes)})
+        self.parameters = jax.tree.map(
+            cast, problem.parameters | {"frame": signal_frames(problem, sizes)}
+        )
         self.algorithm = (
             algorithm.parameters
         )  # float64: a schedule counts steps, and few numbers depend on it
         self.dimension, self.samples = dimension, algorithm.samples(dimension)
         check_memory(self)
-        self.T, self.L = factor(problem, begin, sizes)
+        self.T, self.L = compressed_rows(problem, begin, sizes)
         self.head = begin.a
         self.edges = (0, *np.cumsum(sizes).tolist())  # of the blocks
-        self.place = placed(problem, sizes)
+        self.place = place_signals(problem, sizes)
         check_range(self)
         self.seed = seed
         if (

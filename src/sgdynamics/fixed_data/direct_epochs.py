@@ -25,8 +25,8 @@ from sgdynamics.fixed_data.direct import (
     losses_on,
     weighted,
 )
+from sgdynamics.problems.overlap_starts import Start
 from sgdynamics.problems.problem import Problem, Structure
-from sgdynamics.problems.starts import Start
 from sgdynamics.samples.sample import as_dtype
 from sgdynamics.simulation.exact import LARGEST
 from sgdynamics.simulation.running import UNSEEN, Advanced, Watched

@@ -42,8 +42,9 @@ from sgdynamics.fixed_data.path_state import (
     widened,
 )
 from sgdynamics.fixed_data.paths import DIRECTIONS, advanced, chunks_for, largest_chunk
+from sgdynamics.problems.frames import compressed_rows
+from sgdynamics.problems.overlap_starts import Start
 from sgdynamics.problems.problem import Problem
-from sgdynamics.problems.starts import Start, factor
 from sgdynamics.samples.input_covariance import spread as input_spread
 
 MOST_DIMENSIONS = 1024  # of one quasi-random point
@@ -285,7 +286,7 @@ class Sweep:
         return max(1, int(SECONDS * speed / self.work(group.room)))
 
     def initial(self, begin: Start, points: Points) -> list[Any]:
-        T, L = factor(self.problem, begin)
+        T, L = compressed_rows(self.problem, begin)
         setup = self.setup
         smallest = FIRST_ROOM if setup.visited else conditioning.SMALLEST
         room = min(

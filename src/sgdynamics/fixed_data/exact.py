@@ -16,8 +16,9 @@ from sgdynamics.base.controls import values_at
 from sgdynamics.base.random import normals_and_uniforms, run_keys
 from sgdynamics.fixed_data import conditioning
 from sgdynamics.fixed_data.conditioning import Known
+from sgdynamics.problems.frames import compressed_rows, signal_frames
+from sgdynamics.problems.overlap_starts import Start
 from sgdynamics.problems.problem import Problem
-from sgdynamics.problems.starts import Start, factor, frames
 from sgdynamics.simulation.exact import GROUP_BYTES
 from sgdynamics.simulation.running import UNSEEN, Advanced, Simulator, Watched
 
@@ -37,7 +38,7 @@ class ExactFixedData(Simulator):
         seed: int,
     ) -> None:
         self.setup = conditioning.Setup(problem.structure, algorithm.selects, algorithm.hot)
-        self.parameters = problem.parameters | {"frame": frames(problem, sizes)}
+        self.parameters = problem.parameters | {"frame": signal_frames(problem, sizes)}
         self.algorithm = algorithm.parameters
         self.samples = algorithm.samples(dimension)
         self.inputs = self.samples * problem.structure.sample.inputs_a_sample
@@ -45,7 +46,7 @@ class ExactFixedData(Simulator):
         self.most = (
             int(sizes.max()) + self.setup.opened
         )  # the last steps need room to look, even where nothing is left to find
-        self.T, self.L = factor(problem, begin, sizes)
+        self.T, self.L = compressed_rows(problem, begin, sizes)
         self.head = begin.a
         self.seed = seed
 

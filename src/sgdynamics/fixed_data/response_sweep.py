@@ -17,8 +17,9 @@ from sgdynamics.fixed_data import response_form
 from sgdynamics.fixed_data.conditioning import SMALLEST, Setup
 from sgdynamics.fixed_data.dmft import FIRST_ROOM, Points, Sweep, next_room, origins_of
 from sgdynamics.fixed_data.paths import chunks_for
+from sgdynamics.problems.frames import compressed_rows
+from sgdynamics.problems.overlap_starts import Start
 from sgdynamics.problems.problem import Problem
-from sgdynamics.problems.starts import Start, factor
 from sgdynamics.samples.input_covariance import eigenvalues
 
 ORDERS = ("reshuffle", "replacement")  # of epochs
@@ -82,7 +83,7 @@ def singular(problem: Problem, begin: Start) -> bool:
     )
     return any(
         response_form.start_of(frame, *rows, values).singular
-        for rows in zip(*factor(problem, begin), strict=True)
+        for rows in zip(*compressed_rows(problem, begin), strict=True)
     )
 
 
@@ -113,7 +114,7 @@ class ResponseSweep(Sweep):
         return paths * directions + 8 * (2 * blocks + 1) * directions**2
 
     def initial(self, begin: Start, points: Points) -> list[Any]:
-        T, L = factor(self.problem, begin)
+        T, L = compressed_rows(self.problem, begin)
         start = response_form.start_of(
             np.asarray(self.parameters["frame"]),
             T[0],

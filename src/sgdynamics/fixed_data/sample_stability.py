@@ -11,8 +11,8 @@ from sgdynamics.algorithms.fixed_data import FixedData, largest_rate
 from sgdynamics.base.controls import is_scheduled
 from sgdynamics.base.progress import warn
 from sgdynamics.problems.losses import squared
+from sgdynamics.problems.overlap_starts import Start
 from sgdynamics.problems.problem import Problem
-from sgdynamics.problems.starts import Start
 from sgdynamics.problems.teacher_student import TeacherStudent
 from sgdynamics.samples.input_covariance import trace, variance
 

@@ -46,13 +46,11 @@ from sgdynamics.mean_field import series as series
 from sgdynamics.mean_field.series import Basis
 from sgdynamics.ode.stiff import Followed, follow, ran_out
 from sgdynamics.problems.constraints import Constraint
+from sgdynamics.problems.overlap_starts import Start
 from sgdynamics.problems.problem import Problem
-from sgdynamics.problems.starts import MOST_DIMENSION, Start
 from sgdynamics.problems.wide_starts import (
     MeanFieldStart,
     check_wide_problem,
-    mean_field_random_start,
-    mean_field_start,
     particles,
 )
 from sgdynamics.results.clock import Clock, elapsed, make_clock
@@ -61,8 +59,9 @@ from sgdynamics.results.datasets import record as recorded
 from sgdynamics.results.observables import checked_evaluate, checked_record, labelled, of_states
 from sgdynamics.results.variables import VARIABLES
 from sgdynamics.samples.input_covariance import eigenvalues
+from sgdynamics.samples.spectra import MOST_DIMENSION
 
-__all__ = ["MeanFieldStart", "mean_field_random_start", "mean_field_start", "solve_mean_field"]
+__all__ = ["solve_mean_field"]
 
 RTOL = 1e-6
 ATOL = 1e-8
@@ -269,7 +268,8 @@ def solve_mean_field(
     algorithm : OnePassSGD
         lr and batch do not enter (lr/p -> 0), but for ``alpha`` and ``steps``.
     start : MeanFieldStart or Start
-        Where: ``sgd.start(problem, M=..., q=...)``, ``sgd.mean_field_random_start``, or any other start.
+        Initial condition: ``sgd.start(problem, M=..., q=...)``,
+        ``sgd.random_start(problem, ..., wide=True)`` or any other start.
     times : array_like, optional
         Save points in t/p.
     alpha : array_like, optional
@@ -311,8 +311,8 @@ def solve_mean_field(
     Examples
     --------
     >>> problem = sgd.TeacherStudent(width=64, activation="erf")
-    >>> begin = sgd.mean_field_random_start(problem, dimension=200)
-    >>> result = sgd.solve_mean_field(problem, sgd.OnePassSGD(lr=0.1), begin, times=[0.5, 1.0])
+    >>> start = sgd.random_start(problem, dimension=200, wide=True)
+    >>> result = sgd.solve_mean_field(problem, sgd.OnePassSGD(lr=0.1), start, times=[0.5, 1.0])
     >>> result["M"].shape, result["q"].shape
     ((1, 2, 64, 1), (1, 2, 64))
     """

@@ -36,8 +36,8 @@ from sgdynamics.expectations.nodes import lower_root, sobol_normals, solve_forwa
 from sgdynamics.expectations.risk import overlaps_at
 from sgdynamics.ode.integrate import Field, from_units, in_units
 from sgdynamics.problems.constraints import NONE
+from sgdynamics.problems.frames import check_dimension
 from sgdynamics.problems.problem import Problem, Structure
-from sgdynamics.problems.starts import check_dimension
 from sgdynamics.samples import input_covariance
 from sgdynamics.simulation import compressed
 

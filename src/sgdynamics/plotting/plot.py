@@ -663,7 +663,7 @@ def density(
     Examples
     --------
     >>> problem = sgd.TeacherStudent(width=64, activation="erf")
-    >>> start = sgd.mean_field_random_start(problem, dimension=200)
+    >>> start = sgd.random_start(problem, dimension=200, wide=True)
     >>> result = sgd.solve_mean_field(problem, sgd.OnePassSGD(lr=0.1), start, times=[0.5, 1.0])
     >>> fig, ax = sgd.plot.density(result, bins=20)
     >>> ax.get_title()

@@ -2,9 +2,10 @@
 
 from sgdynamics.problems.activations import Activation, polynomial
 from sgdynamics.problems.mixture import GaussianMixture
+from sgdynamics.problems.overlap_starts import Start
 from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor
-from sgdynamics.problems.starts import Start, random_start, start
+from sgdynamics.problems.starts import random_start, start
 from sgdynamics.problems.teacher_student import MultiIndex, TeacherStudent
 
 __all__ = [

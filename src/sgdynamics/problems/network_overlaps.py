@@ -8,8 +8,9 @@ import numpy as np
 
 from sgdynamics.base import checks
 from sgdynamics.base.arrays import ArrayArgument
+from sgdynamics.problems.frames import check_dimension
+from sgdynamics.problems.overlap_starts import RESULT_TOLERANCE, Start, validate_start
 from sgdynamics.problems.problem import Problem
-from sgdynamics.problems.starts import RESULT_TOLERANCE, Start, check_dimension, validate_start
 
 GRAM_TOLERANCE = (
     RESULT_TOLERANCE  # single precision resolves a Gram matrix of rows of norm 1 to about 1e-7

@@ -154,7 +154,7 @@ class SpikedStart:
         )
         if m.ndim != 1 or m.shape != r2.shape or not len(m):
             raise ValueError(
-                f"m has shape {m.shape} and r2 {r2.shape}: give one number a run in each, one run at least"
+                f"m has shape {m.shape} and r2 {r2.shape}: give one number per run in each, with at least one run"
             )
         object.__setattr__(self, "m", m)
         object.__setattr__(self, "r2", r2)

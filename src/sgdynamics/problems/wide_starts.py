@@ -1,10 +1,9 @@
-"""Where wide networks start: particles (m, q, a), given or drawn with the law of random rows."""
+"""Initial conditions of wide networks: particles (M, q, a), given or drawn with the law of random rows."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from scipy import special
@@ -12,21 +11,26 @@ from scipy import special
 from sgdynamics.base import checks
 from sgdynamics.base.arrays import ArrayArgument
 from sgdynamics.base.resources import check_memory
-from sgdynamics.problems.problem import Problem
-from sgdynamics.problems.spiked_tensor import check_scale
-from sgdynamics.problems.starts import (
-    MOST_DIMENSION,
+from sgdynamics.problems.overlap_starts import (
     RESULT_TOLERANCE,
     TOLERANCE,
     Start,
-    checked_kind,
+    validate_heads,
     validate_start,
 )
+from sgdynamics.problems.problem import Problem
+from sgdynamics.problems.spiked_tensor import check_scale
+from sgdynamics.samples.spectra import MOST_DIMENSION
+
+SAMPLINGS = ("independent", "sobol")
 
 
 @dataclass(frozen=True)
 class MeanFieldStart:
-    """Particles of one or more runs: M (run, unit, signal), q = |w_perp|^2 (run, unit), head a (run, unit)."""
+    """Particles of one or more runs: M (run, unit, signal), q (run, unit) and head a (run, unit).
+
+    q = |w|^2 - m P^-1 m is the squared length of a row orthogonal to the signals.
+    """
 
     M: np.ndarray
     q: np.ndarray
@@ -37,22 +41,19 @@ class MeanFieldStart:
             checks.real_array(name, getattr(self, name), "give an array of numbers")
             for name in ("M", "q", "a")
         )
-        if (
-            M.ndim != 3
-            or q.ndim != 2
-            or M.shape[:2] != q.shape
-            or a.shape != q.shape
-            or 0 in M.shape
-        ):
+        fits = M.ndim == 3 and q.ndim == 2 and M.shape[:2] == q.shape == a.shape
+        if not fits or 0 in M.shape:
             raise ValueError(
-                f"M has shape {M.shape}, q {q.shape} and a {a.shape}: give (runs, units, signals), (runs, units) and (runs, units), one "
-                "run at least; sgd.start makes them from M, q and a"
+                f"M has shape {M.shape}, q {q.shape} and a {a.shape}: give (runs, units, signals), "
+                "(runs, units) and (runs, units) with at least one run; sgd.start makes them from "
+                "M, q and a"
             )
         for name, value in (("M", M), ("q", q), ("a", a)):
             object.__setattr__(self, name, value)
 
     @property
     def runs(self) -> int:
+        """Number of runs."""
         return self.a.shape[0]
 
 
@@ -63,131 +64,98 @@ def mean_field_start(
     q: ArrayArgument | None,
     a: ArrayArgument | None = None,
 ) -> MeanFieldStart:
-    """Particles from M (units x signals), q (units: the squared length orthogonal to the signals) and the head a (ones unless given).
+    """Return particles from M (units x signals), q (units) and the head a, which defaults to ones.
 
-    The rows have Q = M P^-1 M^T + diag(q); a leading axis stands for runs. On the sphere m P^-1 m + q must be 1.
+    The rows have Q = M P^-1 M^T + diag(q). A leading axis stands for runs. On the sphere
+    m P^-1 m + q has to be 1.
     """
     check_wide_problem(problem)
     p, k = problem.width, problem.signals
-    parts = {
+    arguments = {
         "M": (M, (p, k), "units x signals"),
         "q": (q, (p,), "units"),
         "a": (np.ones(p) if a is None else a, (p,), "units"),
     }
-    found = {}
-    for name, (value, shape, meaning) in parts.items():
-        given = checks.real_array(name, value, f"give numbers of shape {shape} ({meaning})")
-        full = given if given.ndim > len(shape) else given[None]
-        found[name] = checks.array(
-            name, full, (full.shape[0], *shape), f"runs x {meaning}, or {meaning}"
-        )
-    runs = max(value.shape[0] for value in found.values())
-    if any(value.shape[0] not in (1, runs) for value in found.values()):
-        counts = ", ".join(f"{name} has {value.shape[0]}" for name, value in found.items())
-        raise ValueError(f"{counts} runs: give the same number, or one")
-    result = MeanFieldStart(
-        *(
-            np.broadcast_to(found[name], (runs, *found[name].shape[1:])).copy()
-            for name in ("M", "q", "a")
-        )
+    arrays = {}
+    for name, (value, shape, meaning) in arguments.items():
+        array = checks.real_array(name, value, f"give numbers of shape {shape} ({meaning})")
+        array = array if array.ndim > len(shape) else array[None]
+        expected = (array.shape[0], *shape)
+        arrays[name] = checks.array(name, array, expected, f"runs x {meaning}, or {meaning}")
+    runs = max(array.shape[0] for array in arrays.values())
+    if any(array.shape[0] not in (1, runs) for array in arrays.values()):
+        counts = ", ".join(f"{name} has {array.shape[0]}" for name, array in arrays.items())
+        raise ValueError(f"{counts} runs: give the same number, or one run")
+    start = MeanFieldStart(
+        **{
+            name: np.broadcast_to(array, (runs, *array.shape[1:])).copy()
+            for name, array in arrays.items()
+        }
     )
-    _frame_rows(problem, result, TOLERANCE)
-    return result
+    _coordinates_along_signals(problem, start, TOLERANCE)
+    return start
 
 
-def mean_field_random_start(
+def draw_particles(
     problem: Problem,
     *,
-    dimension: int,
-    seed: int = 0,
-    runs: int = 1,
-    scale: float = 1.0,
-    sampling: str = "independent",
+    dimension: int | float | None,
+    seed: int,
+    runs: int,
+    scale: float,
+    a: ArrayArgument | None,
+    sampling: str,
 ) -> MeanFieldStart:
-    """Particles with the law of random rows, for ``solve_mean_field``.
-
-    ::
+    """Draw particles with the law of the rows w ~ N(0, scale^2 I/d), t = M P^(-1/2):
 
         t ~ N(0, scale^2 I_k/d),   q ~ scale^2 chi2_{d-k}/d
 
-    Parameters
-    ----------
-    problem : Problem
-        A wide network: its width is the number of particles.
-    dimension : int
-        The dimension d of the rows, more than the signals; there is no condition on d and p.
-    seed : int, default 0
-        Of the random numbers.
-    runs : int, default 1
-        How many sets of particles. Run i does not depend on how many there are.
-    scale : float, default 1.0
-        Rows are N(0, scale^2 I/d); on the sphere they are uniform: leave it at 1.
-    sampling : str, default "independent"
-        "independent" draws them, so p particles stand for the law to 1/sqrt(p); "sobol" spreads them evenly (scrambled Sobol points), to
-        about 1/p.
-
-    Returns
-    -------
-    MeanFieldStart
-        M, q and heads of ones.
-
-    Raises
-    ------
-    ValueError
-        If an argument is refused.
-
-    Examples
-    --------
-    >>> begin = sgd.mean_field_random_start(sgd.TeacherStudent(width=64, activation="erf"), dimension=200)
-    >>> begin.M.shape, begin.q.shape
-    ((1, 64, 1), (1, 64))
+    On the sphere the rows are divided by their norm, which makes them uniform.
     """
-    check_wide_problem(problem)
     p, k = problem.width, problem.signals
     d = checks.integer("dimension", dimension, k + 1, MOST_DIMENSION)
-    runs = checks.integer("runs", runs, 1)
-    seed = checks.integer("seed", seed, 0)
-    scale = checks.number("scale", scale, above=0.0)
-    checks.choice("sampling", sampling, ("independent", "sobol"))
-    if problem.structure.constraint.fixes_norms and scale != 1.0:
-        raise checks.reject(
-            "scale", scale, "constraint='sphere' fixes the norm of the rows: leave scale at 1"
-        )
-    check_memory(
-        "runs" if runs > 1 else "width",
-        runs if runs > 1 else p,
-        64.0 * runs * p * (k + 2),
-        "the particles",
-        "take fewer",
-    )
+    constraint = problem.structure.constraint
+    what, count = ("runs", runs) if runs > 1 else ("width", p)
+    check_memory(what, count, 64.0 * runs * p * (k + 2), "the particles", f"reduce {what}")
     T, q = np.empty((runs, p, k)), np.empty((runs, p))
     for run in range(runs):
+        # every run has its own stream, so that it does not depend on the number of runs
         generator = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(run,)))
-        if sampling == "independent":
-            T[run], q[run] = generator.standard_normal((p, k)), generator.chisquare(d - k, p)
-            continue
-        from scipy import stats  # here: its import takes as long as a small solution
-
-        points = stats.qmc.Sobol(k + 1, scramble=True, rng=generator).random_base2(
-            math.ceil(math.log2(max(p, 2)))
-        )[:p]
-        # every other particle is then the first half of the sequence, an even spread too: what error_particles leaves out
-        points = points[np.argsort(np.argsort(np.arange(p) % 2, kind="stable"), kind="stable")]
-        T[run], q[run] = special.ndtri(points[:, :k]), stats.chi2.ppf(points[:, k], d - k)
+        draw = _draw_independent if sampling == "independent" else _draw_sobol
+        T[run], q[run] = draw(generator, p, k, d - k)
     with np.errstate(over="ignore"):
         T, q = T * (scale / math.sqrt(d)), q * scale * scale / d
-        lengths = np.sum(T**2, axis=-1) + q
-    check_scale(scale, T, q, lengths)
-    if problem.structure.constraint.fixes_norms:
-        norm2 = np.sum(T**2, axis=-1) + q
-        T, q = T / np.sqrt(norm2)[..., None], q / norm2
-    return MeanFieldStart(T @ problem.parameters["frame"][0].T, q, np.ones((runs, p)))
+        squared_norms = np.sum(T**2, axis=-1) + q
+    check_scale(scale, T, q, squared_norms)
+    if constraint.fixes_norms:
+        T, q = T / np.sqrt(squared_norms)[..., None], q / squared_norms
+    return MeanFieldStart(T @ problem.parameters["frame"][0].T, q, validate_heads(a, runs, p))
 
 
-def check_wide_problem(problem: Any) -> None:
-    """Refuse what has no mean-field limit here."""
-    checked_kind(problem)
-    if not getattr(getattr(problem, "structure", None), "has_excess", False):
+def _draw_independent(
+    generator: np.random.Generator, p: int, k: int, degrees: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Draw p independent particles: k standard normals and one chi-squared variable each."""
+    return generator.standard_normal((p, k)), generator.chisquare(degrees, p)
+
+
+def _draw_sobol(
+    generator: np.random.Generator, p: int, k: int, degrees: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Map scrambled Sobol points to the law of the particles, so that they cover it evenly."""
+    from scipy import stats  # imported here: it takes as long as a small solution
+
+    sobol = stats.qmc.Sobol(k + 1, scramble=True, rng=generator)
+    points = sobol.random_base2(math.ceil(math.log2(max(p, 2))))[:p]
+    # Even particles are the first half of the sequence, which covers the law evenly too:
+    # solve_mean_field estimates its error from every other particle.
+    points = points[np.argsort(np.argsort(np.arange(p) % 2, kind="stable"), kind="stable")]
+    return special.ndtri(points[:, :k]), stats.chi2.ppf(points[:, k], degrees)
+
+
+def check_wide_problem(problem: object) -> None:
+    """Raise ValueError for problems without a mean-field limit in (M, q, a)."""
+    if not isinstance(problem, Problem) or not problem.structure.has_excess:
         raise checks.reject(
             "problem",
             problem,
@@ -197,40 +165,41 @@ def check_wide_problem(problem: Any) -> None:
         raise checks.reject(
             "covariance",
             problem.covariance,
-            "particles are (m, q, a) for inputs of one variance: leave covariance out",
+            "particles (M, q, a) describe inputs of one variance. Omit covariance.",
         )
 
 
-def _frame_rows(problem: Problem, begin: MeanFieldStart, tolerance: float) -> np.ndarray:
-    """t of each particle, M = t C^T; refuse overlaps that no rows have."""
+def _coordinates_along_signals(
+    problem: Problem, start: MeanFieldStart, tolerance: float
+) -> np.ndarray:
+    """Return T of each particle, M = T C^T with C C^T = P, if rows with these overlaps exist."""
     for name in ("M", "q", "a"):
-        if not np.all(np.isfinite(getattr(begin, name))):
+        if not np.all(np.isfinite(getattr(start, name))):
             raise ValueError(
                 f"start has entries of {name} that are not finite: give finite numbers"
             )
     frame = problem.parameters["frame"][0]
-    T = begin.M @ np.linalg.pinv(frame, rcond=1e-12).T
-    if np.abs(T @ frame.T - begin.M).max() > tolerance * max(1.0, np.abs(begin.M).max()):
+    T = start.M @ np.linalg.pinv(frame, rcond=1e-12).T
+    if np.abs(T @ frame.T - start.M).max() > tolerance * max(1.0, np.abs(start.M).max()):
         raise ValueError(
-            "M has overlaps that no row can have: the signals are dependent, and M does not respect that"
+            "M has overlaps that no row can have: the signals are linearly dependent, and M does "
+            "not satisfy the same dependence. Give rows of M in the row space of P."
         )
-    if begin.q.min() < 0:
+    smallest = float(start.q.min())
+    if smallest < 0:
         raise checks.reject(
-            "q",
-            float(begin.q.min()),
-            "it is the squared length orthogonal to the signals: give 0 or more",
+            "q", smallest, "q is the squared length orthogonal to the signals. Give 0 or more."
         )
-    norm2 = np.sum(T**2, axis=-1) + begin.q
-    if norm2.min() <= 0:
+    squared_norms = np.sum(T**2, axis=-1) + start.q
+    if squared_norms.min() <= 0:
         raise checks.reject(
-            "q",
-            float(begin.q.min()),
-            "a row of length 0 does not move as a particle does: give M or q other than 0",
+            "q", smallest, "a row of length 0 has no direction. Give nonzero entries of M or q."
         )
-    worst = problem.structure.constraint.norm_error(norm2)
-    if worst > tolerance:
+    error = problem.structure.constraint.norm_error(squared_norms)
+    if error > tolerance:
         raise ValueError(
-            f"rows have squared norms {worst:.3g} away from 1, but constraint='sphere': divide M by their norm and q by its square"
+            f"rows have squared norms {error:.3g} away from 1, but constraint='sphere': divide M "
+            "by their norm and q by its square"
         )
     return T
 
@@ -238,23 +207,24 @@ def _frame_rows(problem: Problem, begin: MeanFieldStart, tolerance: float) -> np
 def particles(
     problem: Problem, start: Start | MeanFieldStart
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """T, q, a of a start; of one with a full Q, q is the diagonal of Q - M P^-1 M^T."""
+    """Return T, q and a of a start; with a full Q, q is the diagonal of Q - M P^-1 M^T."""
     if isinstance(start, Start):
-        begin = validate_start(problem, start)
-        T = begin.M @ np.linalg.pinv(problem.parameters["frame"][0], rcond=1e-12).T
-        rest = np.einsum("rii->ri", begin.Q) - np.sum(T**2, axis=-1)
-        start = MeanFieldStart(
-            begin.M, np.where(np.abs(rest) < TOLERANCE, np.maximum(rest, 0.0), rest), begin.a
-        )
+        start = validate_start(problem, start)
+        T = start.M @ np.linalg.pinv(problem.parameters["frame"][0], rcond=1e-12).T
+        q = np.einsum("rii->ri", start.Q) - np.sum(T**2, axis=-1)
+        # negative values within the tolerance are rounding
+        q = np.where(np.abs(q) < TOLERANCE, np.maximum(q, 0.0), q)
+        start = MeanFieldStart(start.M, q, start.a)
     if not isinstance(start, MeanFieldStart):
         raise checks.reject(
             "start",
             start,
             "give a start with M and q (or what sgd.start or sgd.random_start returns)",
         )
-    if start.M.shape[1:] != (problem.width, problem.signals):
+    expected = (problem.width, problem.signals)
+    if start.M.shape[1:] != expected:
         raise ValueError(
-            f"start was made for (width, signals) = {start.M.shape[1:]}, the problem has {(problem.width, problem.signals)}: "
-            "make it from the same problem"
+            f"start was made for (width, signals) = {start.M.shape[1:]}, the problem has "
+            f"{expected}: make it from the same problem"
         )
-    return _frame_rows(problem, start, RESULT_TOLERANCE), start.q, start.a
+    return _coordinates_along_signals(problem, start, RESULT_TOLERANCE), start.q, start.a

@@ -19,9 +19,9 @@ from sgdynamics.algorithms.fixed_data import FixedData
 from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.base import checks, files
 from sgdynamics.base.resources import check_memory
+from sgdynamics.problems.overlap_starts import AuxiliaryState, Start
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor
-from sgdynamics.problems.starts import AuxiliaryState, Start
 from sgdynamics.problems.wide_starts import MeanFieldStart
 from sgdynamics.results.clock import Clock
 from sgdynamics.results.records import algorithm_from, problem_from

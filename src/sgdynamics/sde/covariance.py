@@ -39,8 +39,8 @@ from sgdynamics.expectations.nodes import hermite_product, sobol_normals
 from sgdynamics.expectations.risk import overlaps_at
 from sgdynamics.expectations.sampled import parameters_with_overlaps
 from sgdynamics.problems.gram import eigen_root
+from sgdynamics.problems.overlap_starts import Start, validate_start
 from sgdynamics.problems.problem import Problem, Structure
-from sgdynamics.problems.starts import Start, validate_start
 from sgdynamics.samples import input_covariance
 from sgdynamics.simulation.compressed import sample_moves
 

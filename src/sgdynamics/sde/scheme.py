@@ -55,8 +55,9 @@ from sgdynamics.expectations.interface import Quadrature
 from sgdynamics.expectations.nodes import lower_root, solve_forward
 from sgdynamics.expectations.risk import MARGIN, choose_quadrature, overlaps_at, population_risk
 from sgdynamics.expectations.sampled import parameters_with_overlaps
+from sgdynamics.problems.frames import compressed_rows, signal_frames
+from sgdynamics.problems.overlap_starts import Start
 from sgdynamics.problems.problem import Problem, Structure
-from sgdynamics.problems.starts import Start, factor, frames
 from sgdynamics.results.clock import plan_steps
 from sgdynamics.samples import input_covariance
 from sgdynamics.simulation import compressed
@@ -542,11 +543,11 @@ class SdePaths(VariableStepSimulator):
         if raw.any():
             self.rates["raw"] = raw
             is_coordinate = np.arange(self.structure.fields) < block_sizes[:, None]
-            frame = frames(problem, block_sizes)
+            frame = signal_frames(problem, block_sizes)
             raw_parameters = {"frame": frame, "inside": is_coordinate.astype(np.float64)}
             self.parameters = {**self.parameters, **raw_parameters}
         # initial factor form W = [T | L]
-        T, L = factor(problem, start, block_sizes)
+        T, L = compressed_rows(problem, start, block_sizes)
         self.rows = np.concatenate([T, L], axis=-1)
         self.head = start.a
 

@@ -20,9 +20,10 @@ from sgdynamics.algorithms.updates.update import Law, copies
 from sgdynamics.base.arrays import IntScalar, Numeric, PyTree, RandomKey, RandomKeys, Scalar
 from sgdynamics.base.controls import alpha_of_steps, values_at
 from sgdynamics.base.random import step_key
+from sgdynamics.problems.frames import compressed_rows, place_signals, signal_frames
 from sgdynamics.problems.losses import BlockOverlaps, LossOverlaps
+from sgdynamics.problems.overlap_starts import Start
 from sgdynamics.problems.problem import Problem, Structure
-from sgdynamics.problems.starts import Start, factor, frames, placed
 from sgdynamics.samples import input_covariance
 from sgdynamics.samples.sample import Place, as_dtype
 from sgdynamics.simulation.compressed import sample_moves
@@ -52,17 +53,22 @@ class DirectSGD(Simulator):
         self.law = algorithm.law
         self.dtype = np.dtype(dtype)
         cast = partial(np.asarray, dtype=self.dtype)
-        self.parameters = jax.tree.map(cast, problem.parameters | {"frame": frames(problem, sizes)})
+        self.parameters = jax.tree.map(
+            cast, problem.parameters | {"frame": signal_frames(problem, sizes)}
+        )
         self.algorithm = jax.tree.map(cast, algorithm.parameters)
         self.moves_a_step = 1.0 if algorithm.stepping is None else algorithm.stepping.moves
         self.dimension = dimension
         check_reach(self, begin.runs, 0.0)  # before arrays of this dimension are made
         self.begin = beginning(algorithm.stepping, begin)
-        self.rows = np.concatenate(factor(problem, self.begin, sizes), axis=-1)
+        self.rows = np.concatenate(compressed_rows(problem, self.begin, sizes), axis=-1)
         self.seed = seed
         self.edges = (0, *np.cumsum(sizes).tolist())  # of the blocks
         self.place = Place(
-            *(cast(part) if part.dtype.kind == "f" else part for part in placed(problem, sizes))
+            *(
+                cast(part) if part.dtype.kind == "f" else part
+                for part in place_signals(problem, sizes)
+            )
         )
 
     @property
@@ -207,14 +213,14 @@ def direct_overlaps(
     edges: tuple[int, ...],
     frame: Float[Numeric, "blocks K K"],
     weights: Float[Numeric, "runs p d"],
-    placed: Float[Numeric, "runs K d"] | None = None,
+    place_signals: Float[Numeric, "runs K d"] | None = None,
 ) -> tuple[Float[Numeric, "runs blocks p K"], Float[Numeric, "runs blocks p p"]]:
     """M and Q, block by block, of weights (..., p, d), in NumPy or jax.numpy; `placed` are the signals, if not along the first axes."""
     M, Q = [], []
     for block, (low, high) in enumerate(pairwise(edges)):
         part = weights[..., low:high]
-        if placed is not None:
-            M.append(part @ numpy.swapaxes(placed[..., low:high], -1, -2))
+        if place_signals is not None:
+            M.append(part @ numpy.swapaxes(place_signals[..., low:high], -1, -2))
         else:
             M.append(part[..., :signals] @ frame[block][:, : high - low].T)
         Q.append(part @ numpy.swapaxes(part, -1, -2))

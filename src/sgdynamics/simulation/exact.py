@@ -25,8 +25,9 @@ from sgdynamics.base.arrays import (
     Scalar,
 )
 from sgdynamics.base.random import step_key
+from sgdynamics.problems.frames import compressed_rows, signal_frames
+from sgdynamics.problems.overlap_starts import Start
 from sgdynamics.problems.problem import Problem
-from sgdynamics.problems.starts import Start, factor, frames
 from sgdynamics.simulation import compressed
 from sgdynamics.simulation.running import UNSEEN, Advanced, See, Simulator, Watched
 
@@ -49,13 +50,13 @@ class ExactChain(Simulator):
         self.grouping = compressed.Grouping(
             problem.structure, algorithm.batch, update=algorithm.law
         ).at(sizes)
-        self.parameters = problem.parameters | {"frame": frames(problem, sizes)}
+        self.parameters = problem.parameters | {"frame": signal_frames(problem, sizes)}
         self.algorithm = algorithm.parameters
         self.moves_a_step = 1.0 if algorithm.stepping is None else algorithm.stepping.moves
         self.dimension = np.float64(dimension)
         self.sizes = sizes.astype(np.float64)
         every = beginning(algorithm.stepping, begin)
-        self.T, self.L = factor(problem, every, sizes)
+        self.T, self.L = compressed_rows(problem, every, sizes)
         self.head, self.scalars = every.a, every.scalars
 
     def initial(self, chosen: np.ndarray) -> Any:

@@ -15,8 +15,8 @@ from sgdynamics.algorithms.updates.gradient_source import Rows
 from sgdynamics.base.arrays import IntScalar, Numeric, Parameters, PyTree, RandomKey, RandomKeys
 from sgdynamics.base.controls import alpha_of_steps, values_at
 from sgdynamics.base.random import step_key
+from sgdynamics.problems.overlap_starts import Start
 from sgdynamics.problems.problem import Problem, Structure
-from sgdynamics.problems.starts import Start
 from sgdynamics.simulation.direct import DirectSGD, direct_step, kicks_of
 from sgdynamics.simulation.exact import LARGEST
 from sgdynamics.simulation.running import UNSEEN, Advanced, Watched

@@ -33,8 +33,8 @@ from sgdynamics.fixed_data.response_sweep import (
     response_form_obstacle,
     singular,
 )
+from sgdynamics.problems.overlap_starts import Start
 from sgdynamics.problems.problem import Problem
-from sgdynamics.problems.starts import Start
 from sgdynamics.results.build import build_result, evaluate_observables
 from sgdynamics.results.datasets import largest_share
 from sgdynamics.results.variables import STANDARD_ERROR, VARIABLES

@@ -34,8 +34,8 @@ from sgdynamics.expectations.risk import MARGIN, choose_quadrature, risk_at
 from sgdynamics.ode import integrate
 from sgdynamics.ode.drift import MeanStep, finite_numbers
 from sgdynamics.ode.drift import drift as mean_increment
+from sgdynamics.problems.overlap_starts import Start, validate_start
 from sgdynamics.problems.problem import Problem, Structure
-from sgdynamics.problems.starts import Start, validate_start
 from sgdynamics.samples.laws import finite_moments
 
 __all__ = ["drift", "finite", "quadrature", "risk", "solve", "state"]

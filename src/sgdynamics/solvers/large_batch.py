@@ -24,8 +24,8 @@ from sgdynamics.dynamics.updates import all_rows, with_weights
 from sgdynamics.expectations.choice import expectation_of
 from sgdynamics.expectations.risk import MARGIN, choose_quadrature
 from sgdynamics.ode.update_step import UpdateStep, map_step
+from sgdynamics.problems.overlap_starts import Start
 from sgdynamics.problems.problem import Problem
-from sgdynamics.problems.starts import Start
 from sgdynamics.results.build import build_result
 from sgdynamics.results.clock import Clock
 from sgdynamics.solvers.batch import average_replicates, sampling_errors

@@ -17,8 +17,9 @@ from sgdynamics.base.controls import Schedule, is_scheduled
 from sgdynamics.base.precision import float64
 from sgdynamics.base.progress import warn
 from sgdynamics.dynamics.fields import FieldDynamics
+from sgdynamics.problems.frames import check_dimension
+from sgdynamics.problems.overlap_starts import Start, validate_start
 from sgdynamics.problems.problem import Problem
-from sgdynamics.problems.starts import Start, check_dimension, validate_start
 from sgdynamics.problems.teacher_student import TeacherStudent
 from sgdynamics.results.clock import time_divisor
 from sgdynamics.results.datasets import largest_share, record, time_name

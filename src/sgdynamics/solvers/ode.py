@@ -16,9 +16,9 @@ from sgdynamics.base.progress import shared_meter
 from sgdynamics.dynamics.protocol import Dynamics
 from sgdynamics.dynamics.requests import Solution, SolveRequest
 from sgdynamics.ode.integrate import or_raise
+from sgdynamics.problems.overlap_starts import Start
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor
-from sgdynamics.problems.starts import Start
 from sgdynamics.results.build import build_result
 from sgdynamics.results.datasets import largest_share
 from sgdynamics.solvers.batch import risk_of_request, solve

@@ -13,9 +13,9 @@ from sgdynamics.base import checks
 from sgdynamics.base.arrays import ArrayArgument
 from sgdynamics.base.precision import float64
 from sgdynamics.dynamics.protocol import Dynamics
+from sgdynamics.problems.overlap_starts import Start
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor
-from sgdynamics.problems.starts import Start
 from sgdynamics.results.build import build_result
 from sgdynamics.results.clock import elapsed, integration_points, plan_steps, reached
 from sgdynamics.simulation.running import run

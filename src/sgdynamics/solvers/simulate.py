@@ -18,9 +18,9 @@ from sgdynamics.dynamics.adapter import SolverDynamics
 from sgdynamics.dynamics.fixed_data import FixedDataDynamics
 from sgdynamics.dynamics.protocol import Dynamics
 from sgdynamics.fixed_data.sample_stability import warn_unstable
+from sgdynamics.problems.overlap_starts import Start
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor
-from sgdynamics.problems.starts import Start
 from sgdynamics.results.build import build_result
 from sgdynamics.results.clock import time_of_steps
 from sgdynamics.results.datasets import encode

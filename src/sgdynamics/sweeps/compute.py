@@ -52,7 +52,9 @@ def together(job: Job, point: Point) -> int:
     # Only plain SGD on fields has an integrator that takes several points. On the sphere at finite
     # d it already takes the replicates of one point.
     is_plain = type(dynamics) is FieldDynamics and not algorithm.kinds
-    if not is_plain or (arguments.get("dimension") is not None and problem.structure.sphere):
+    if not is_plain or (
+        arguments.get("dimension") is not None and problem.structure.constraint.fixes_norms
+    ):
         return 1
     return FEW if expectation_of(problem.structure).sampled(algorithm.flow) else TOGETHER
 

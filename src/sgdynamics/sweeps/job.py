@@ -13,9 +13,10 @@ from sgdynamics.algorithms.fixed_data import FixedData
 from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.base import checks, registry
 from sgdynamics.base.identity import digest, object_identity, plain
+from sgdynamics.problems.overlap_starts import Start
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.spiked_tensor import SpikedStart
-from sgdynamics.problems.starts import Start, random_start, start
+from sgdynamics.problems.starts import random_start, start
 from sgdynamics.problems.wide_starts import MeanFieldStart
 from sgdynamics.results.records import (
     algorithm_from,

@@ -10,7 +10,7 @@ import pytest
 from jax._src.pallas.triton import lowering
 
 import sgdynamics as sgd
-from sgdynamics.problems.starts import broadcast_runs
+from sgdynamics.problems.overlap_starts import broadcast_runs
 from sgdynamics.simulation.gpu.chain import KernelChain
 
 

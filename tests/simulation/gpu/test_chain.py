@@ -16,7 +16,7 @@ from sgdynamics.analysis.exit_times import _See, _values
 from sgdynamics.base.precision import float64
 from sgdynamics.base.random import run_keys
 from sgdynamics.dynamics.choice import dynamics_of
-from sgdynamics.problems.starts import broadcast_runs
+from sgdynamics.problems.overlap_starts import broadcast_runs
 from sgdynamics.simulation.exact import ExactChain
 from sgdynamics.simulation.gpu import chain as chain_module
 from sgdynamics.simulation.gpu import constant_folding, unroll

@@ -36,7 +36,7 @@ from sgdynamics.base import checks
 from sgdynamics.base.arrays import IntScalar, PyTree, RealArray
 from sgdynamics.base.precision import float64
 from sgdynamics.problems.activations import NAMED
-from sgdynamics.problems.starts import check_dimension
+from sgdynamics.problems.frames import check_dimension
 from sgdynamics.simulation.exact import ExactChain
 from sgdynamics.simulation.running import first_passage
 from sgdynamics.sweeps.power_law_fit import weighted_line

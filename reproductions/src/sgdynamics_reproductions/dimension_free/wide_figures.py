@@ -13,7 +13,6 @@ import xarray as xr
 
 from sgdynamics import (
     Start,
-    mean_field_random_start,
     plot,
     random_start,
     simulate,
@@ -93,7 +92,7 @@ def mean_field(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
         )
         risk[row] = chain.excess_risk
     wide = setting(gamma, many, k, Delta)
-    law = mean_field_random_start(wide.problem, dimension=d, seed=seed, sampling="sobol")
+    law = random_start(wide.problem, dimension=d, seed=seed, sampling="sobol", wide=True)
     limit = solve_mean_field(
         wide.problem, wide.algorithm, _measure(begins, law), times=t, dimension=d
     )
@@ -261,8 +260,8 @@ def mean_field_high_dimension(quick: bool = False, seed: int = 0) -> tuple[Any, 
             np.sqrt((rest**2).sum(axis=(2, 3)) / (p * (p - 1))),
         )
     wide = setting(gamma, many, k, Delta)
-    law = mean_field_random_start(
-        wide.problem, dimension=2 * widths[-1], seed=seed, sampling="sobol"
+    law = random_start(
+        wide.problem, dimension=2 * widths[-1], seed=seed, sampling="sobol", wide=True
     )
     limit = solve_mean_field(wide.problem, wide.algorithm, _measure(begins, law), times=t)
     expected, density = np.asarray(limit.excess_risk)[:-1].reshape(shape), limit.isel(run=[-1])

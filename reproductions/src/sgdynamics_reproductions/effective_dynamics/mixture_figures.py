@@ -29,7 +29,7 @@ from sgdynamics.papers.effective_dynamics import (
 )
 from sgdynamics.papers.effective_dynamics.mixtures import TYPES
 from sgdynamics.papers.effective_dynamics.outcomes import active_types
-from sgdynamics.problems.starts import broadcast_runs
+from sgdynamics.problems.overlap_starts import broadcast_runs
 from sgdynamics.simulation.exact import ExactChain
 from sgdynamics.simulation.running import run
 from sgdynamics_reproductions.drawing import letters, subplots, ticks

@@ -24,7 +24,7 @@ from sgdynamics.papers.quadratic_networks import (
     solution_overlaps,
     tail,
 )
-from sgdynamics.problems.starts import broadcast_runs
+from sgdynamics.problems.overlap_starts import broadcast_runs
 from sgdynamics_reproductions.drawing import subplots
 
 P, P_STAR, ETA, EPSILON = 6, 3, 0.01, 0.01

@@ -14,7 +14,7 @@ from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.analysis.protocols.controls import Controls, pieces_of
 from sgdynamics.base import checks
 from sgdynamics.base.precision import float64
-from sgdynamics.problems.starts import Start
+from sgdynamics.problems.overlap_starts import Start
 from sgdynamics.solvers.simulate import simulate
 
 SIMPSON = np.array([1.0, 4.0, 1.0]) / 6  # over a piece, from its ends and its middle

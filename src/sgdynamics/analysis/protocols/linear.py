@@ -21,7 +21,7 @@ from sgdynamics.base import checks
 from sgdynamics.base.arrays import Numeric
 from sgdynamics.base.progress import meter
 from sgdynamics.base.resources import check_steps
-from sgdynamics.problems.starts import Start
+from sgdynamics.problems.overlap_starts import Start
 from sgdynamics.solvers.linear import linear_student
 
 NEAR = 1e-6  # of log lr: a rate that is at its bound

@@ -26,8 +26,9 @@ from sgdynamics.base.arrays import Numeric, Parameters, PyTree, RealArray, Scala
 from sgdynamics.base.controls import piecewise_rate
 from sgdynamics.base.precision import float64
 from sgdynamics.dynamics.fields import FieldDynamics
+from sgdynamics.problems.frames import check_dimension
+from sgdynamics.problems.overlap_starts import Start, validate_start
 from sgdynamics.problems.problem import Problem
-from sgdynamics.problems.starts import Start, check_dimension, validate_start
 from sgdynamics.solvers.linear import modes_of, output_gain, output_weights
 
 MOST_STEPS = 10**12

@@ -25,8 +25,8 @@ from sgdynamics.base.user_functions import checked_function
 from sgdynamics.dynamics.fields import FieldDynamics
 from sgdynamics.dynamics.protocol import Dynamics
 from sgdynamics.ode.integrate import from_units
+from sgdynamics.problems.overlap_starts import Start
 from sgdynamics.problems.problem import Problem
-from sgdynamics.problems.starts import Start
 from sgdynamics.solvers.call import SolverCall, validate_call
 
 MOST_PIECES = 10**5  # the gradient keeps a state for each

@@ -32,8 +32,9 @@ from sgdynamics.dynamics.fields import FieldWatch
 from sgdynamics.expectations.choice import expectation_of
 from sgdynamics.expectations.interface import Quadrature
 from sgdynamics.ode.drift import MeanStep
+from sgdynamics.problems.frames import check_dimension
+from sgdynamics.problems.overlap_starts import Start, validate_start
 from sgdynamics.problems.problem import Problem, Structure
-from sgdynamics.problems.starts import Start, check_dimension, validate_start
 from sgdynamics.solvers import functional
 
 RANGE = (

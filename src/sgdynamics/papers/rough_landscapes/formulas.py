@@ -29,7 +29,8 @@ from sgdynamics.algorithms.fixed_data import (
 from sgdynamics.base import checks
 from sgdynamics.base.arrays import RealArray
 from sgdynamics.base.controls import piecewise_rate
-from sgdynamics.problems.starts import Start, start
+from sgdynamics.problems.overlap_starts import Start
+from sgdynamics.problems.starts import start
 from sgdynamics.problems.teacher_student import TeacherStudent
 
 ALGORITHMS = ("GD", "SGD", "p-SGD", "Langevin")

@@ -22,8 +22,8 @@ from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.algorithms.updates.gradient_source import Rows
 from sgdynamics.base.arrays import IntScalar, Numeric, PyTree, RandomKeys, Scalar
 from sgdynamics.base.precision import float64
+from sgdynamics.problems.overlap_starts import Start
 from sgdynamics.problems.problem import Problem
-from sgdynamics.problems.starts import Start
 from sgdynamics.simulation import compressed
 from sgdynamics.simulation.exact import LARGEST, ExactChain
 from sgdynamics.simulation.gpu import unroll
