@@ -1,15 +1,16 @@
-"""The share of a mixture that a network classifies correctly, with its error.
+"""The share of a Gaussian mixture that a network classifies correctly, with its error.
 
-ReLU networks of up to four units have an exact rule (`expectations.indicators`). All others, and very
-many states, are averaged over lines along the largest principal axis of the preactivations: on a
-line the output changes sign at its roots, between which the normal distribution function gives the
-probability. The lines go through scrambled Sobol points. Independent scramblings give the standard
-error.
+ReLU networks of up to four units are integrated exactly (`expectations.indicators`). All others,
+and very many states, are averages over lines along the largest principal axis of the
+preactivations: on a line the output changes sign at its roots, between which the normal
+distribution function gives the probability. The lines pass through scrambled Sobol points, and
+independent scramblings give the standard error.
 """
 
 from __future__ import annotations
 
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,27 +22,33 @@ from sgdynamics.base.precision import float64
 from sgdynamics.expectations import indicators
 from sgdynamics.expectations.closed_forms import has_logistic_moments
 from sgdynamics.expectations.nodes import sobol_normals
-from sgdynamics.expectations.risk import map_first_states, map_in_chunks, overlaps_at, stack_lanes
+from sgdynamics.expectations.risk import (
+    map_first_states,
+    map_in_chunks,
+    overlaps_at,
+    stack_lanes,
+)
 from sgdynamics.problems.activations import Activation
 from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.samples import input_covariance
 
-MOST_STATES = 500  # states times clusters of four units for which the exact rule is quick enough
+# Largest number of states times clusters that are integrated exactly for four units.
+MOST_STATES = 500
 LOG2_LINES, LOG2_LINES_OF_MANY, REPLICATES = 9, 6, 8  # few states have more lines each
 REACH = indicators.REACH
 INTERVALS = 32  # of a line, for activations that are not piecewise linear
-CORRECTIONS = 2  # of a root, for the same
-MOST_EXCHANGED = 12  # kinks that are sorted by exchanges
-PIECEWISE_LINEAR = ("relu", "abs", "linear")
+CORRECTIONS = 2  # steps of the secant method per root, for the same
+MOST_EXCHANGED = 12  # kinks that are sorted by exchanges of neighbours
+TIE = 1e-13  # relative output that is 0 up to rounding
 
 
 @float64
 def population_accuracy(
     problem: Problem, M: np.ndarray, Q: np.ndarray, a: np.ndarray
 ) -> tuple[np.ndarray, float]:
-    """Compute the share classified correctly at states with any leading axes, and its absolute error.
+    """The share classified correctly at states with any leading axes, and its absolute error.
 
-    A tie f = 0 counts as 1/2. The error is the largest of all states.
+    A tie f = 0 counts as 1/2. The error is the largest over all states.
     """
     lead = a.shape[:-1]
     states = {
@@ -50,37 +57,34 @@ def population_accuracy(
         "a": a.reshape(-1, a.shape[-1]),
     }
     structure, parameters = problem.structure, problem.parameters
-    clusters = len(parameters["cluster_weights"])
-    few = structure.width < indicators.MOST_UNITS or len(states["a"]) * clusters <= MOST_STATES
-    is_exact = has_logistic_moments(structure.loss.student)
-    if is_exact and structure.width <= indicators.MOST_UNITS and few:
-        shares, errors = _exact(parameters, states)
+    count = len(states["a"]) * len(parameters["cluster_weights"])
+    is_cheap = structure.width < indicators.MOST_UNITS or count <= MOST_STATES
+    has_exact_signs = has_logistic_moments(structure.loss.student)
+    if has_exact_signs and structure.width <= indicators.MOST_UNITS and is_cheap:
+        shares, errors = _exact_shares(parameters, states)
     else:
         nodes = np.zeros((2, 1, 0))  # a single unit has one line
         if structure.width > 1:
-            log2_lines = (
-                LOG2_LINES if len(states["a"]) * clusters <= MOST_STATES else LOG2_LINES_OF_MANY
-            )
+            log2_lines = LOG2_LINES if count <= MOST_STATES else LOG2_LINES_OF_MANY
             nodes = sobol_normals(structure.width - 1, log2_lines, REPLICATES, whiten=False)
-        (both,) = map_in_chunks(
-            partial(_on_lines, structure, nodes, stack_lanes([parameters], 1)), [states], 1
+        (estimates,) = map_in_chunks(
+            partial(_line_shares, structure, nodes, stack_lanes([parameters], 1)), [states], 1
         )
-        shares, errors = both[:, 0], both[:, 1]
+        shares, errors = estimates[:, 0], estimates[:, 1]
     return shares.reshape(lead), float(np.max(errors[np.isfinite(errors)], initial=0.0))
 
 
-def _exact(parameters: Parameters, states: State) -> tuple[np.ndarray, np.ndarray]:
+def _exact_shares(parameters: Parameters, states: State) -> tuple[np.ndarray, np.ndarray]:
     """The share classified correctly by ReLU networks of up to four units, and its errors."""
     weights, labels, coefficients = (
         np.asarray(parameters[f"cluster_{name}"]) for name in ("weights", "labels", "coefficients")
     )
     shares, errors = np.full((2, len(states["a"])), np.nan)
-    finite = np.nonzero(
-        np.all(
-            [np.isfinite(value).all(axis=tuple(range(1, value.ndim))) for value in states.values()],
-            axis=0,
-        )
-    )[0]
+    # states that diverged have no accuracy
+    are_finite = [
+        np.isfinite(value).all(axis=tuple(range(1, value.ndim))) for value in states.values()
+    ]
+    finite = np.flatnonzero(np.all(are_finite, axis=0))
     M, Q, head = (states[name][finite] for name in ("M", "Q", "a"))
     means = np.einsum("cr,nir->nci", coefficients, M.sum(axis=1))
     count, clusters, units = means.shape
@@ -95,34 +99,42 @@ def _exact(parameters: Parameters, states: State) -> tuple[np.ndarray, np.ndarra
 
 
 @partial(jax.jit, static_argnums=0)
-def _on_lines(
+def _line_shares(
     structure: Structure,
     nodes: Float[Numeric, "replicates n m"],
     parameters: Parameters,
     states: State,
     count: Numeric,
 ) -> Float[Numeric, "1 n 2"]:
-    """The share classified correctly and its standard error at the first `count` states."""
+    """The share classified correctly and its standard error, at the first `count` states."""
     width = structure.width
 
-    def at_state(numbers: Parameters, state: State) -> Float[Numeric, "2"]:
-        overlaps = overlaps_at(structure, numbers, state)
-        means = overlaps.means(numbers["cluster_coefficients"])[:, :width]
+    def state_share(parameters: Parameters, state: State) -> Float[Numeric, "2"]:
+        overlaps = overlaps_at(structure, parameters, state)
+        means = overlaps.means(parameters["cluster_coefficients"])[:, :width]
         covariance = overlaps.covariance[:width, :width]
+        mean_sign = partial(sign_on_lines, structure.loss.student)
 
-        def signs_of(mean: Float[Numeric, " p"]) -> Float[Numeric, " replicates"]:
-            along = partial(sign_on_lines, structure.loss.student)
-            return jax.vmap(lambda node: along(node, mean, covariance, state["a"]))(nodes)
+        def replicate_signs(mean: Float[Numeric, " p"]) -> Float[Numeric, " replicates"]:
+            return jax.vmap(lambda node: mean_sign(node, mean, covariance, state["a"]))(nodes)
 
-        labels = 2 * numbers["cluster_labels"] - 1
-        shares = 0.5 + 0.5 * labels[:, None] * jax.vmap(signs_of)(means)
-        right = numbers["cluster_weights"] @ shares
-        return jnp.stack([jnp.mean(right), jnp.std(right, ddof=1) / np.sqrt(len(right))])
+        signs = 2 * parameters["cluster_labels"] - 1
+        shares = 0.5 + 0.5 * signs[:, None] * jax.vmap(replicate_signs)(means)
+        correct = parameters["cluster_weights"] @ shares
+        standard_error = jnp.std(correct, ddof=1) / np.sqrt(len(correct))
+        return jnp.stack([jnp.mean(correct), standard_error])
 
     return jax.lax.map(
-        lambda lane: map_first_states(partial(at_state, lane[0]), lane[1], count),
+        lambda lane: map_first_states(partial(state_share, lane[0]), lane[1], count),
         (parameters, states),
     )
+
+
+class _LineEnds(NamedTuple):
+    """One end of each interval of each line: coordinate and output."""
+
+    t: Float[Numeric, "n e"]
+    value: Float[Numeric, "n e"]
 
 
 def sign_on_lines(
@@ -132,7 +144,7 @@ def sign_on_lines(
     covariance: Float[Numeric, "p p"],
     head: Float[Numeric, " p"],
 ) -> Float[Numeric, ""]:
-    """Estimate E[sign f] for f = sum_i head_i activation(h_i), h ~ N(mean, covariance).
+    """E[sign f] for f = sum_i head_i activation(h_i), h ~ N(mean, covariance).
 
     The average is over lines along the largest principal axis, through `nodes` of the other axes.
     """
@@ -143,40 +155,49 @@ def sign_on_lines(
     def output(t: Float[Numeric, "n e"]) -> Float[Numeric, "n e"]:
         return activation(base[:, None] + t[..., None] * slope) @ head
 
+    degree = activation.piecewise_degree
+    is_piecewise_linear = degree is not None and degree <= 1
     lines = len(nodes)
-    ends = jnp.linspace(-REACH, REACH, 2 if activation.name in PIECEWISE_LINEAR else INTERVALS + 1)
+    ends = jnp.linspace(-REACH, REACH, 2 if is_piecewise_linear else INTERVALS + 1)
     t = jnp.broadcast_to(ends, (lines, len(ends)))
     if activation.kinks:
+        # a line is cut where a unit meets a kink; units that do not move along it are cut at its
+        # end
         moving = slope != 0
         steps = jnp.where(moving, slope, 1.0)
-        kinks = jnp.stack([(kink - base) / steps for kink in activation.kinks], axis=1)
-        places = jnp.where(moving, jnp.clip(kinks, -REACH, REACH), REACH).reshape(lines, -1)
-        t = _merged(t, places)
+        crossings = jnp.stack([(kink - base) / steps for kink in activation.kinks], axis=1)
+        cuts = jnp.where(moving, jnp.clip(crossings, -REACH, REACH), REACH).reshape(lines, -1)
+        t = _merge_cuts(t, cuts)
     values = output(t)
-    # an output that is 0 up to rounding is a tie
     size = jnp.sum(jnp.abs(head) * (jnp.abs(mean) + jnp.abs(slopes).sum(axis=1)))
-    values = jnp.where(jnp.abs(values) <= 1e-13 * size, 0.0, values)
-    left, right = (t[:, :-1], values[:, :-1]), (t[:, 1:], values[:, 1:])
+    values = jnp.where(jnp.abs(values) <= TIE * size, 0.0, values)
+    left, right = _LineEnds(t[:, :-1], values[:, :-1]), _LineEnds(t[:, 1:], values[:, 1:])
+    # the chord is exact on a linear piece; otherwise its root is corrected
     root = _chord_root(left, right)
-    for _ in range(0 if activation.name in PIECEWISE_LINEAR else CORRECTIONS):
+    for _ in range(0 if is_piecewise_linear else CORRECTIONS):
         value = output(root)
-        above = value * left[1] > 0
-        left = (jnp.where(above, root, left[0]), jnp.where(above, value, left[1]))
-        right = (jnp.where(above, right[0], root), jnp.where(above, right[1], value))
+        same_side = value * left.value > 0
+        left = _LineEnds(
+            jnp.where(same_side, root, left.t), jnp.where(same_side, value, left.value)
+        )
+        right = _LineEnds(
+            jnp.where(same_side, right.t, root), jnp.where(same_side, right.value, value)
+        )
         root = _chord_root(left, right)
-    below, middle, signs = jax.scipy.special.ndtr(t), jax.scipy.special.ndtr(root), jnp.sign(values)
-    parts = signs[:, :-1] * (middle - below[:, :-1]) + signs[:, 1:] * (below[:, 1:] - middle)
-    return jnp.mean(jnp.sum(parts, axis=1))
+    at_ends, at_root = jax.scipy.special.ndtr(t), jax.scipy.special.ndtr(root)
+    signs = jnp.sign(values)
+    masses = signs[:, :-1] * (at_root - at_ends[:, :-1]) + signs[:, 1:] * (at_ends[:, 1:] - at_root)
+    return jnp.mean(jnp.sum(masses, axis=1))
 
 
-def _merged(ends: Float[Numeric, "n e"], places: Float[Numeric, "n k"]) -> Float[Numeric, "n both"]:
-    """Sort two fixed ends and what lies between them.
+def _merge_cuts(ends: Float[Numeric, "n e"], cuts: Float[Numeric, "n k"]) -> Numeric:
+    """Sort fixed ends and the cuts between them.
 
     Few columns are sorted by exchanges of neighbours, because XLA sorts short rows slowly.
     """
-    columns = list(jnp.moveaxis(places, 1, 0))
+    columns = list(jnp.moveaxis(cuts, 1, 0))
     if ends.shape[1] > 2 or len(columns) > MOST_EXCHANGED:
-        return jnp.sort(jnp.concatenate([ends, places], axis=1), axis=1)
+        return jnp.sort(jnp.concatenate([ends, cuts], axis=1), axis=1)
     for last in range(len(columns) - 1, 0, -1):
         for i in range(last):
             low, high = columns[i], columns[i + 1]
@@ -184,14 +205,11 @@ def _merged(ends: Float[Numeric, "n e"], places: Float[Numeric, "n k"]) -> Float
     return jnp.concatenate([ends[:, :1], jnp.stack(columns, axis=1), ends[:, 1:]], axis=1)
 
 
-def _chord_root(
-    left: tuple[Float[Numeric, "n e"], Float[Numeric, "n e"]],
-    right: tuple[Float[Numeric, "n e"], Float[Numeric, "n e"]],
-) -> Float[Numeric, "n e"]:
-    """The zero of the chord between two points of opposite signs; the left point for others."""
-    crosses = left[1] * right[1] < 0
-    below = (left[1] != 0) & (right[1] == 0)  # the sign of the left point holds up to the right one
-    share = left[1] / jnp.where(crosses, left[1] - right[1], 1.0)
-    return jnp.where(
-        crosses, left[0] + (right[0] - left[0]) * share, jnp.where(below, right[0], left[0])
-    )
+def _chord_root(left: _LineEnds, right: _LineEnds) -> Float[Numeric, "n e"]:
+    """The zero of the chord between ends of opposite signs, otherwise one of the two ends."""
+    crosses = left.value * right.value < 0
+    # the sign of the left end holds up to a right end at which the output vanishes
+    ends_at_zero = (left.value != 0) & (right.value == 0)
+    share = left.value / jnp.where(crosses, left.value - right.value, 1.0)
+    chord = left.t + (right.t - left.t) * share
+    return jnp.where(crosses, chord, jnp.where(ends_at_zero, right.t, left.t))

@@ -32,7 +32,7 @@ from sgdynamics.samples.sample import Sample
 
 @lru_cache(maxsize=512)
 def expectation_of(structure: Structure) -> SolverExpectation:
-    """The expectation of a problem: the user's own, or the most precise one for its kind of loss."""
+    """The expectation of a problem: the user's own, or the most precise one for its loss."""
     loss = structure.loss
     if structure.expectation is not None:
         return UserExpectation(structure.expectation)

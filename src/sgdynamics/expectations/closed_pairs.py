@@ -102,7 +102,8 @@ class ClosedPairs(Networks):
     ) -> tuple[np.ndarray, float, float]:
         """Hermite coefficients of the label: with rho_r the direction of signal r, |rho_r| = 1,
 
-        s*(sqrt(v_r) rho_r.zeta) = sum_alpha c_|alpha|(v_r) sqrt(|alpha|!/alpha!) rho_r^alpha h_alpha.
+        s*(sqrt(v_r) rho_r.zeta) = sum_alpha c_|alpha|(v_r) sqrt(|alpha|!/alpha!) rho_r^alpha
+        h_alpha.
         """
         teacher, weights = self.partners[1], parameters["teacher_head"] / self.structure.signals
         variances = np.sum(frame**2, axis=1)

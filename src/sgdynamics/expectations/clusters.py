@@ -33,7 +33,7 @@ class Clusters(SobolAverages):
 
     @property
     def drift_sampled(self) -> bool:
-        return mixtures.sampled(self.structure.width)
+        return mixtures.is_sampled(self.structure.width)
 
     def sampled(self, flow: bool) -> bool:
         return self.drift_sampled

@@ -20,8 +20,8 @@ def conditional_means(
 ) -> tuple[Float[Numeric, "p n"], Float[Numeric, "p n"], Float[Numeric, "p n"]]:
     """E[s], E[s'], E[s''] of the field mean + scale xi, with the point masses of s''."""
     family = closed_forms_of(student)
-    closed = None if family is None else family.conditional_means(student, mean, scale)
-    return generic_conditional_means(student, mean, scale) if closed is None else closed
+    means = None if family is None else family.conditional_means(student, mean, scale)
+    return generic_conditional_means(student, mean, scale) if means is None else means
 
 
 def generic_conditional_means(

@@ -1,7 +1,7 @@
 """E[h_ij x x^T], the Hessian of the risk: of two-layer networks by pairs of fields, or sampled.
 
-A network needs E[F(u, v) x x^T] with u = w.x, v = v.x and F = f''(u) g(v) or f'(u) g'(v). For smooth
-functions Stein's lemma, applied twice, gives
+A network needs E[F(u, v) x x^T] with u = w.x, v = v.x and F = f''(u) g(v) or f'(u) g'(v). For
+smooth functions Stein's lemma, applied twice, gives
 
     E[F x x^T] = E[F] I + E[F_uu] w w^T + E[F_uv] (w v^T + v w^T) + E[F_vv] v v^T,
 
@@ -47,7 +47,7 @@ class Curvature(NamedTuple):
 
 
 class PairCurvature(NamedTuple):
-    """E[F x x^T] of all pairs of rows i and fields c, in the basis I, a a^T, a b^T + b a^T, b b^T."""
+    """E[F x x^T] of rows i and fields c, in the basis I, a a^T, a b^T + b a^T, b b^T."""
 
     # (resolution, F = f'' g or f' g', basis, i, c)
     table: Float[np.ndarray, "2 2 4 p fields"]
@@ -112,9 +112,9 @@ def _smooth_table(
     Closed forms are the same twice. The Mehler series has all terms, then half of them.
     """
     family = shared_closed_forms(first, second)
-    closed = None if family is None else family.derivative_table(first, second, q1, q2, c)
-    if closed is not None:
-        return jnp.array([closed, closed])
+    table = None if family is None else family.derivative_table(first, second, q1, q2, c)
+    if table is not None:
+        return jnp.array([table, table])
     count = mehler.terms_needed(first, second, terms)
     series = mehler.powers(safe_ratio(c, jnp.sqrt(q1[:, None] * q2[None, :])), count)
     f = [mehler.coefficients(first.derivative(order), q1, count) for order in range(5)]
@@ -208,7 +208,8 @@ def _mass_part(
 
         sum over kinks of jump p(field = kink) E[other (1, ...) | field = kink].
 
-    With `flip` the masses are those of v, whose direction in the frame of u is (cos, sin) of the angle.
+    With `flip` the masses are those of v, whose direction in the frame of u is (cos, sin) of the
+    angle.
     """
     total = jnp.zeros(4, angle.dtype)
     cosine, sine = jnp.cos(angle), jnp.sin(angle)
@@ -327,8 +328,8 @@ def _sampled_slope(
 ) -> tuple[Float[Numeric, "p columns"], Float[Numeric, "p columns p columns"]]:
     """E[h z] and E[h_ij z z^T] for lambda = fields @ z.
 
-    A kink contributes a point mass to h_ij: the jump of h_i where lambda_j equals the kink, averaged
-    over points projected onto that plane.
+    A kink contributes a point mass to h_ij: the jump of h_i where lambda_j equals the kink,
+    averaged over points projected onto that plane.
     """
     p, z, noise = structure.width, points[:, : fields.shape[1]], points[:, -1]
 

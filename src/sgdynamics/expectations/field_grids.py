@@ -1,11 +1,11 @@
 """Expectations of a loss or rule of few fields on grids: nothing is sampled.
 
-What a smooth loss reads (`problems.loss_dependence`) is integrated on a trapezoidal grid, whose error
-falls faster than any power of the spacing; Gauss-Hermite nodes of the same number are sparse where
-the function bends. Combinations of which the loss is a polynomial have the few Gauss-Hermite nodes
-that are exact for them. A rule of one row and one signal that jumps where a field is 0 is integrated
-on circles about the origin of their plane, cut at those zeros. A second grid between the points of
-the first one estimates the error.
+What a smooth loss reads (`problems.loss_dependence`) is integrated on a trapezoidal grid, whose
+error falls faster than any power of the spacing; Gauss-Hermite nodes of the same number are sparse
+where the function bends. Combinations of which the loss is a polynomial have the few Gauss-Hermite
+nodes that are exact for them. A rule of one row and one signal that jumps where a field is 0 is
+integrated on circles about the origin of their plane, cut at those zeros. A second grid between the
+points of the first one estimates the error.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def _circles(radii: int) -> tuple[np.ndarray, np.ndarray]:
 
 @dataclass(frozen=True)
 class FewFields(SobolAverages):
-    """Moments on a grid over what the loss reads, or on circles in the plane of a row and a signal."""
+    """Moments on a grid over what the loss reads, or on circles of a row and a signal."""
 
     advice = (
         "the loss varies faster in its fields than the grid resolves. Compare with sgd.simulate, "
@@ -170,10 +170,10 @@ class FewFields(SobolAverages):
             return {"points": np.concatenate([circles, draws], axis=1), "weights": weights}
         grid, weights = _trapezoids(len(dependence.general), per_deviation, reach_factor, shift)
         # the norms at finite d are polynomials of a higher degree than the other moments
-        few, few_weights = hermite_product(dependence.node_counts)
-        more, more_weights = hermite_product(dependence.finite_node_counts)
-        hermite = {"few": few, "few_weights": few_weights}
-        hermite |= {"more": more, "more_weights": more_weights}
+        hermite = {}
+        counts = {"few": dependence.node_counts, "more": dependence.finite_node_counts}
+        for name, node_counts in counts.items():
+            hermite[name], hermite[f"{name}_weights"] = hermite_product(node_counts)
         return {"points": grid, "weights": weights, **hermite}
 
     def evaluate_moments(

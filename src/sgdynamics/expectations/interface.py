@@ -6,9 +6,9 @@ Stein's lemma, E[g(x) x] = E[grad g] for x ~ N(0, I), gives
 
     E[h_i x] = sum_c H_ic w_c,   H_ic = E[dh_i/dlambda_c],
 
-with the factor eigenvalue_b and the rows of block b in each covariance block. One matrix H therefore
-serves all blocks. C = E[h h^T] is the gradient noise of SGD, E[dloss/da] moves the head, and
-E[loss] is the population risk. At finite d the noise also depends on the norm of the input:
+with the factor eigenvalue_b and the rows of block b in each covariance block. One matrix H
+therefore serves all blocks. C = E[h h^T] is the gradient noise of SGD, E[dloss/da] moves the head,
+and E[loss] is the population risk. At finite d the noise also depends on the norm of the input:
 
     E[h h^T |x_b|^2] = eigenvalue_b (d_b C + 2 D_b C),
 
@@ -29,7 +29,7 @@ from sgdynamics.base.arrays import Nodes, Numeric, Parameters
 from sgdynamics.samples import input_covariance
 
 if TYPE_CHECKING:
-    from sgdynamics.expectations.mixtures import MixtureQuadrature
+    from sgdynamics.expectations.mixture_moments import MixtureQuadrature
 
 
 @dataclass(frozen=True)
@@ -71,8 +71,8 @@ class Moments(NamedTuple):
     noise : array
         Gradient noise C = E[h h^T], (p, p).
     norms : array or None
-        Correction of the noise at finite d, E[h h^T (x_b^2 - eigenvalue_b d_b)] with x_b^2 the squared
-        norm of the input in block b, (blocks, p, p). None at infinite d.
+        Correction of the noise at finite d, E[h h^T (x_b^2 - eigenvalue_b d_b)] with x_b^2 the
+        squared norm of the input in block b, (blocks, p, p). None at infinite d.
     head_gradient : array
         Gradient E[dloss/da] of the second layer, (p,).
     risk : array
@@ -81,8 +81,8 @@ class Moments(NamedTuple):
         Contribution of inputs with nonzero means, (p, signals): E[h_i x] contains
         sum_r shift_ir w*_r.
     pull : array or None
-        Mean of the coefficients [A | B] on rows and signals, for losses and rules that read overlaps:
-        (p, fields), or (blocks, p, fields) if they differ between blocks.
+        Mean of the coefficients [A | B] on rows and signals, for losses and rules that read
+        overlaps: (p, fields), or (blocks, p, fields) if they differ between blocks.
 
     Examples
     --------
@@ -129,7 +129,7 @@ class Moments(NamedTuple):
 
 
 class Expectation(ABC):
-    """How the Gaussian expectations of one problem are computed.
+    """Gaussian expectations of one problem: the moments of its gradient, and its risk.
 
     Subclass it to supply the moments of a loss in closed form. The subclass is frozen and hashable,
     because compiled code depends on it, and is passed as ``sgd.Problem(..., expectation=own)``.
@@ -299,7 +299,8 @@ class Expectation(ABC):
         Returns
         -------
         dict of ndarray
-            Arrays with a leading axis of replicates, under the key "plain" if only ``risk`` uses them.
+            Arrays with a leading axis of replicates, under the key "plain" if only ``risk`` uses
+            them.
         """
         return self.nodes(quadrature, flow=True)
 

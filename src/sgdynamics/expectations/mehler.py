@@ -127,8 +127,8 @@ def error(
     """Estimated relative error of K, A, B with this many terms.
 
     By Cauchy and Schwarz the error is at most the geometric mean of the tails of f and g. The last
-    four squared coefficients are continued as a geometric series, with their ratio to the four before:
-    right for a smooth f, and an alarm for the slow decay that an undeclared kink causes.
+    four squared coefficients are continued as a geometric series, with their ratio to the four
+    before: right for a smooth f, and an alarm for the slow decay that an undeclared kink causes.
     """
 
     def tail_share(

@@ -163,12 +163,12 @@ class Networks(SolverExpectation):
 
         The second is 2 eigenvalue_b D_b of the first: a derivative with respect to Omega.
         """
-        p, closed = self.structure.width, self.closed_noise
+        p, noise_term = self.structure.width, self.closed_noise
 
         def full_noise(omega: Float[Numeric, "fields fields"], own: Pairs) -> Float[Numeric, "p p"]:
             label_noise = at.parameters["noise"] * own[2]
-            if closed is not None:
-                return closed(omega, c, p) + label_noise
+            if noise_term is not None:
+                return noise_term(omega, c, p) + label_noise
             return 2 * self.residual_moments(at, omega, c, own)[2] + label_noise
 
         if not finite:

@@ -1,4 +1,4 @@
-"""Pair expectations of any two activations: closed forms if there are any, else series or quadrature.
+"""Pair expectations of any two activations: closed forms, series or quadrature.
 
 The drift of a network under squared or correlation loss needs only
 
@@ -118,7 +118,8 @@ def error(
         scale = jnp.max(jnp.abs(units * fine)) + 1e-300
         return jnp.maximum(jnp.max(jnp.abs(units * (fine - coarse))) / scale, rounding)
     if undeclared_kinks(first) or undeclared_kinks(second):
-        # the series lacks the point masses of derivatives at the kinks, and its tail does not show it
+        # the series lacks the point masses of derivatives at the kinks, and its tail does not show
+        # it
         return jnp.asarray(UNKNOWN)
     if mehler.terms_needed(first, second, terms) < terms:
         return rounding  # a polynomial: the series is finite

@@ -69,8 +69,8 @@ class Wrapper(SolverExpectation):
 class DropoutSums(Wrapper):
     """Dropout: the moments are sums over all sets of active units.
 
-    With the gates g in {0, 1}^p, each of probability prod_i keep^g_i (1 - keep)^(1 - g_i), a sample has
-    the head g a. The risk is that of the network at test time, with the head gain a.
+    With the gates g in {0, 1}^p, each of probability prod_i keep^g_i (1 - keep)^(1 - g_i), a sample
+    has the head g a. The risk is that of the network at test time, with the head gain a.
     """
 
     def quadrature(self, largest: float) -> Quadrature:
@@ -111,8 +111,8 @@ class NoisyInputs(Wrapper):
 
         [[(l + nu) Q, l M], [l M^T, l P]].
 
-    E[h x] has the factor l_b + nu on the students' columns of H and l_b on the signals', and the noise
-    has the factor l_b + nu. The risk is that of inputs without noise.
+    E[h x] has the factor l_b + nu on the students' columns of H and l_b on the signals', and the
+    noise has the factor l_b + nu. The risk is that of inputs without noise.
     """
 
     def _noisy_covariance(self, at: Evaluation) -> Float[Numeric, "fields fields"]:
@@ -129,7 +129,8 @@ class NoisyInputs(Wrapper):
         on_students = jnp.broadcast_to(ratio[:, None], (len(ratio), p))
         on_signals = jnp.ones((len(ratio), self.structure.signals))
         scale = jnp.concatenate([on_students, on_signals], axis=1)
-        # |x|^2 of the noisy inputs: the students' part of each block is multiplied by the same ratio
+        # |x|^2 of the noisy inputs: the students' part of each block is multiplied by the same
+        # ratio
         noisy_blocks = scale[:, :, None] * blocks * scale[:, None, :]
         overlaps = Overlaps(noisy_blocks, self._noisy_covariance(at))
         moments = self.inner.evaluate_moments(

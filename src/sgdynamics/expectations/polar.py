@@ -1,8 +1,8 @@
 """Pair expectations of activations with kinks, by quadrature in polar coordinates.
 
-With u = sqrt(q1) r cos(theta), v = sqrt(q2) r cos(theta - theta0) and rho = cos(theta0), each kink is a
-line in the plane. Angles are cut where a line passes through the origin or meets another line, and
-radii where the ray crosses a line. The integrand is therefore smooth on every piece, at any
+With u = sqrt(q1) r cos(theta), v = sqrt(q2) r cos(theta - theta0) and rho = cos(theta0), each kink
+is a line in the plane. Angles are cut where a line passes through the origin or meets another line,
+and radii where the ray crosses a line. The integrand is therefore smooth on every piece, at any
 correlation, also as rho -> +-1. The point masses of f'' (and of g' where g jumps) are added as
 one-dimensional integrals along their lines.
 """

@@ -1,7 +1,7 @@
 """Samples from what a loss reads: everything else is Gaussian given that.
 
-The normals v of a sample (Y of its fields and xi of its draws) have the covariance V. The loss reads
-g = G v, with Cov g = G V G^T = R R^T. With standard normals zeta, g = R zeta and
+The normals v of a sample (Y of its fields and xi of its draws) have the covariance V. The loss
+reads g = G v, with Cov g = G V G^T = R R^T. With standard normals zeta, g = R zeta and
 
     E[v | g] = B zeta,   B = V G^T R^-T,   Cov(v | g) = V - B B^T,
 
@@ -30,7 +30,7 @@ def read_fields(
     case: dict[str, Numeric],
     weights: Float[Numeric, " n"] | None = None,
 ) -> Points:
-    """Samples at points zeta of what the loss reads (`structure.dependence`), of equal weights by default."""
+    """Samples at points zeta of what the loss reads, of equal weights by default."""
     sample, p, k, fields = structure.sample, structure.width, structure.signals, structure.fields
     tokens, free, dependence = sample.inputs_a_sample, sample.free, structure.dependence
     assert dependence is not None

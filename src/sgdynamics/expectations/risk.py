@@ -158,7 +158,8 @@ def population_risk(problem: Problem, states: States) -> tuple[np.ndarray, float
     """E[loss] at states with any leading axes, and an estimate of its largest relative error.
 
     The states have M (..., block, unit, signal), Q and a, and `alpha` if parameters of the problem
-    depend on it. Grids are coarse at first, and finer if their error matters and the work is moderate.
+    depend on it. Grids are coarse at first, and finer if their error matters and the work is
+    moderate.
     """
     quadrature = choose_quadrature(problem, states["Q"], MARGIN)
     (risks,) = compute_risks(
@@ -202,7 +203,7 @@ def choose_quadrature(problem: Problem, Q: np.ndarray, margin: float) -> Quadrat
 
 @float64
 def refine_quadrature(problem: Problem, quadrature: Quadrature, Q: np.ndarray) -> Quadrature | None:
-    """A finer quadrature for a run whose rows grew, or became more parallel; None if there is none."""
+    """A finer quadrature for a run whose rows grew or became more parallel, if there is one."""
     return expectation_of(problem.structure).finer(quadrature, _largest_field(problem, Q, 1.0))
 
 
@@ -269,8 +270,9 @@ def _summarise(replicates: np.ndarray, error: np.ndarray, lead: tuple[int, ...])
             relative = standard_error / np.abs(risk)
     is_finite = np.isfinite(relative)
     least = float(np.min(relative[is_finite])) if np.any(is_finite) else 0.0
-    # A risk is not determined if a second grid changes it by as much as itself at all states (it grows
-    # with the reach of the grid, or lies between its points), or if a few of the points carry most of it.
+    # A risk is not determined if a second grid changes it by as much as itself at all states (it
+    # grows with the reach of the grid, or lies between its points), or if a few of the points carry
+    # most of it.
     risk_error = error[np.isfinite(error[:, 1]), 1]
     undetermined = bool(len(risk_error) and risk_error.min() >= UNKNOWN / 2) or (
         least > VAGUE and bool(np.all(replicates[np.isfinite(replicates)] > 0))
@@ -296,14 +298,15 @@ def _flatten(states: States) -> States:
 
 
 def _error_states(states: States) -> States:
-    """The states at which errors are estimated: those with the longest rows, and some evenly spaced."""
+    """The states at which errors are estimated: with the longest rows, and evenly spaced."""
     lengths = np.nan_to_num(np.einsum("sbii->s", states["Q"]))
     longest = np.argsort(-lengths)[: ERROR_STATES // 4]
     even = np.linspace(0, len(states["a"]) - 1, ERROR_STATES - len(longest)).astype(int)
     return {name: value[[*longest, *even]] for name, value in states.items()}
 
 
-# Quadratures for `estimate_expectation`: 2^12 points per replicate, 2^10 per case of discrete draws.
+# Quadratures for `estimate_expectation`: 2^12 points per replicate, 2^10 per case of discrete
+# draws.
 EXPECTED = Quadrature(log2_points=10, replicates=16)
 EXPECTED_BY_CASE = Quadrature(log2_points=12, replicates=16)
 
@@ -314,8 +317,8 @@ def estimate_expectation(
 ) -> tuple[np.ndarray, np.ndarray]:
     """E[function] of a sample at states as of `population_risk`, and its standard errors.
 
-    The function has values of any shape and may jump: nothing is assumed about it. It is averaged over
-    scrambled Sobol points; discrete draws are summed over.
+    The function has values of any shape and may jump: nothing is assumed about it. It is averaged
+    over scrambled Sobol points; discrete draws are summed over.
     """
     structure = problem.structure.with_loss(function)
     has_cases = structure.sample.free < structure.sample.draw_normals

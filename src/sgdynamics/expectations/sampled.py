@@ -1,8 +1,9 @@
 """Expectations of any per-sample loss, by averages over scrambled Sobol points.
 
-A sample of L inputs with the correlation C (`samples.Sample`) has the fields F = mean + root Y, with
-Y = Z C^1/2, Omega = root root^T and Z of independent normals (fields x L). With h (p x L) the gradient
-in the fields of the students and c (L x K) the coefficients of the means of the inputs on the signals,
+A sample of L inputs with the correlation C (`samples.Sample`) has the fields F = mean + root Y,
+with Y = Z C^1/2, Omega = root root^T and Z of independent normals (fields x L). With h (p x L) the
+gradient in the fields of the students and c (L x K) the coefficients of the means of the inputs on
+the signals,
 
     H = E[h Y^T] root^-1,   E[h C h^T],   shift = E[h c],   norms_b = E[h U_b h^T],
     U_b = l_b (Y^T S_b Y - Tr S_b C) + c P_b c^T + X_b + X_b^T,
@@ -56,7 +57,7 @@ class SobolAverages(SolverExpectation):
 
     @property
     def by_slopes(self) -> bool:
-        """Whether H is the average of dh/dF instead of h Y^T root^-1, which has a larger variance."""
+        """Whether H is the average of dh/dF, which has less variance than h Y^T root^-1."""
         return self.structure.loss.smooth
 
     def sampled(self, flow: bool) -> bool:
@@ -83,7 +84,7 @@ class SobolAverages(SolverExpectation):
     def _sum_cases(
         self, parameters: Parameters, average: Callable[[dict[str, Any]], PyTree]
     ) -> PyTree:
-        """The sum of `average(case)` over all outcomes of the discrete draws, with probabilities."""
+        """The mean of `average(case)` over all outcomes of the discrete draws."""
         weights, cases = self.structure.sample.cases(parameters)
         if not cases:
             return average({})
@@ -124,7 +125,7 @@ class SobolAverages(SolverExpectation):
                 at.nodes["points"], parameters, overlaps, case, weights=at.nodes.get("weights")
             )
             fields = (sample.by_sample(points.students), sample.by_sample(points.signals))
-            losses, move = moves(*fields, head, points.given, reading)
+            losses, move = moves(*fields, head, points.draws, reading)
             h = sample.by_input(move.inputs)
             weighted = sample.each_input(points.weights)[:, None] * h
             if by_slopes:
@@ -177,7 +178,7 @@ class SobolAverages(SolverExpectation):
             )
             fields = (sample.by_sample(samples.students), sample.by_sample(samples.signals))
             losses = jax.vmap(structure.loss, (0, 0, None, 0, None))(
-                *fields, at.head, samples.given, reading
+                *fields, at.head, samples.draws, reading
             )
             if weights is None:
                 return jnp.mean(losses, axis=0)
@@ -212,7 +213,7 @@ def mean_slopes(
     ) -> Float[Numeric, "p tokens"]:
         return structure.loss.move(students, signals, head, draws, reading)[1].inputs.reshape(p, -1)
 
-    slopes = jax.vmap(jax.jacfwd(gradient, argnums=(0, 1)))(*fields, points.given)
+    slopes = jax.vmap(jax.jacfwd(gradient, argnums=(0, 1)))(*fields, points.draws)
     correlation = _token_correlation(structure, parameters)
 
     def average(slope: Float[Numeric, "..."]) -> Float[Numeric, "p columns"]:

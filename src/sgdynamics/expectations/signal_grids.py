@@ -1,7 +1,7 @@
 """Networks that learn any function of the signals: pairs of students, and a grid over the signals.
 
-The label is y = g(signals). Given the signals C zeta (C C^T = P, zeta standard normal), the field of a
-student is Gaussian, lambda_i = t_i.zeta + sqrt(v_i) xi, and the expectation over xi is
+The label is y = g(signals). Given the signals C zeta (C C^T = P, zeta standard normal), the field
+of a student is Gaussian, lambda_i = t_i.zeta + sqrt(v_i) xi, and the expectation over xi is
 one-dimensional (`conditional_means`). What remains is an expectation over zeta.
 """
 
@@ -46,7 +46,7 @@ UNDECLARED = 1 / (1.5**0.5 - 1)
 
 
 class SignalGrids(Networks):
-    """Moments of a student network and a target of up to three signals, on a grid over the signals."""
+    """Moments of a student network and a target, on a grid over up to three signals."""
 
     @property
     def advice(self) -> str:  # type: ignore[override]
@@ -264,8 +264,8 @@ def _target_slope(
     def mean_gradient(students: Float[Numeric, "p columns"]) -> Float[Numeric, "p columns"]:
         t = students @ axes
         orthogonal = students - t @ axes.T
-        # The tiny number gives the root a derivative at 0; the result is even in the scale, so it does
-        # not depend on the choice.
+        # The tiny number gives the root a derivative at 0; the result is even in the scale, so it
+        # does not depend on the choice.
         scale = jnp.sqrt(jnp.sum(orthogonal**2, axis=1) + 1e-200)
         mean = t @ grid.T
         scales = jnp.broadcast_to(scale[:, None], mean.shape)

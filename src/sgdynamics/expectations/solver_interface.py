@@ -1,4 +1,4 @@
-"""The side of an expectation that solvers use: `SolverExpectation`, and the adapter of a user's own.
+"""The side of an expectation that solvers use, and the adapter of a user's own.
 
 Users implement `Expectation`, whose methods take five positional arguments. Inside the library
 these arguments travel together as one `Evaluation`, so that an expectation that wraps another one
@@ -34,11 +34,12 @@ class Evaluation(NamedTuple):
 class SolverExpectation(Expectation):
     """An expectation of the library: solvers ask for more than a user has to implement.
 
-    Subclasses implement `evaluate_moments` and, where they differ from the defaults, `evaluate_risk`
-    and `estimate_error`.
+    Subclasses implement `evaluate_moments` and, where they differ from the defaults,
+    `evaluate_risk` and `estimate_error`.
     """
 
-    # whether `error` is the truncation error of a series, which a second set of nodes would not show
+    # whether `error` is the truncation error of a series, which a second set of nodes would not
+    # show
     uses_series = False
     # second half of the warning about a large error
     advice = (
@@ -70,7 +71,8 @@ class SolverExpectation(Expectation):
     ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray] | None]:
         """Nodes for root finding, and coarser ones whose difference estimates the error.
 
-        With these nodes the moments are smooth up to the edge of the physical region Q >= M P^-1 M^T.
+        With these nodes the moments are smooth up to the edge of the physical region Q >= M P^-1
+        M^T.
         """
         return self.nodes(quadrature, flow), None
 

@@ -1,7 +1,7 @@
 """Weighted samples for expectations: Sobol points for all fields and draws.
 
-A sample of L inputs with the correlation C (`samples.Sample`) has the fields F = mean + root Y, with
-Y = Z C^1/2, Omega = root root^T and Z of independent normals (fields x L). For losses with kinks the
+A sample of L inputs with the correlation C (`samples.Sample`) has the fields F = mean + root Y,
+with Y = Z C^1/2, Omega = root root^T and Z of independent normals (fields x L). For losses with kinks the
 points are made such that averages are continuous in the overlaps. If it is known what a loss reads,
 `read_fields` supplies its points instead.
 """
@@ -65,9 +65,9 @@ def field_points(structure: Structure, quadrature: Quadrature, log2_factor: int)
 def mirror_points(structure: Structure, nodes: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Replace Sobol points by fewer, each with all signs of the students' coordinates.
 
-    Functions that are odd in a coordinate then average to 0 exactly. This makes a sampled drift smooth
-    up to the edge of the physical region, where a coordinate of the root of Omega is a square root of
-    the overlaps.
+    Functions that are odd in a coordinate then average to 0 exactly. This makes a sampled drift
+    smooth up to the edge of the physical region, where a coordinate of the root of Omega is a
+    square root of the overlaps.
     """
     p, k = structure.width, structure.signals
     if "points" not in nodes or "weights" in nodes or p > MOST_MIRRORED:
@@ -120,7 +120,7 @@ class Points(NamedTuple):
     students: Float[Numeric, "inputs p"]
     signals: Float[Numeric, "inputs K"]
     means: Float[Numeric, "inputs K"] | None  # coefficients of the means on the signals
-    given: PyTree  # the draws, the fourth argument of the loss
+    draws: PyTree  # the draws, the fourth argument of the loss
     weights: Float[Numeric, " n"]
     # set if z and means are conditional means given what the loss reads
     unread: UnreadCovariance | None = None
@@ -138,10 +138,10 @@ def sample_fields(
 ) -> Points:
     """Fields and draws at Sobol points, of equal weights by default.
 
-    A kink of the student moves with its row, and an average over points would jump each time the kink
-    passes one. With kinks the points therefore come in pairs. Each pair spans a circle or a line that is
-    integrated between the positions at which a field meets a kink: the average is then continuous in
-    the overlaps, as an integrator needs. `plain` points are not pairs.
+    A kink of the student moves with its row, and an average over points would jump each time the
+    kink passes one. With kinks the points therefore come in pairs. Each pair spans a circle or a
+    line that is integrated between the positions at which a field meets a kink: the average is then
+    continuous in the overlaps, as an integrator needs. `plain` points are not pairs.
     """
     sample, k, fields = structure.sample, structure.signals, structure.fields
     tokens, (size, free) = sample.inputs_a_sample, count_coordinates(structure)

@@ -64,7 +64,8 @@ class ErfForms(ClosedForms):
         q2: Float[Numeric, " n"],
         c: Matrix,
     ) -> Float[Numeric, "2 4 m n"]:
-        # derivatives of B = (2/pi)/sqrt(s1 s2 - c^2) with respect to q1, q2 and c, by Price's theorem
+        # derivatives of B = (2/pi)/sqrt(s1 s2 - c^2) with respect to q1, q2 and c, by Price's
+        # theorem
         s1, s2 = _shifted_variances(second, q1, q2)
         root = jnp.sqrt(s1 * s2 - c**2)
         second_zeroth = -c / (s1 * root)

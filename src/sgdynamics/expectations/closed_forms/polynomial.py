@@ -160,10 +160,11 @@ def polynomial_noise(
 ) -> Float[Numeric, "p p"]:
     """N of polynomials, by Wick's theorem for four fields:
 
-        E[prod_a f_a(lambda_a)] = sum_e prod_{a<b} C_ab^e_ab/e_ab! prod_a E[f_a^(e_a)(sqrt(C_aa) z)].
+        E[prod_a f_a(lambda_a)] = sum_e prod_{a<b} C_ab^e_ab/e_ab! prod_a E[f_a^(e_a)(sqrt(C_aa)
+        z)].
 
-    e_a = sum_b e_ab counts the contractions of field a with the others. Contractions of a field with
-    itself are in the last factor.
+    e_a = sum_b e_ab counts the contractions of field a with the others. Contractions of a field
+    with itself are in the last factor.
     """
 
     def four_point(

@@ -54,8 +54,8 @@ class ReluForms(ClosedForms):
         """
         product = q1[:, None] * q2[None, :]
         difference = product - c**2
-        # A unit with itself has difference 0, of which a fused multiply-add leaves about 1e-16; under
-        # the root that would become 1e-8.
+        # A unit with itself has difference 0, of which a fused multiply-add leaves about 1e-16;
+        # under the root that would become 1e-8.
         gap = safe_root(jnp.where(difference > ROUNDING * product, difference, 0.0))
         both_positive = quadrant_probability(safe_ratio(c, jnp.sqrt(product)))
         value = gap / (2 * np.pi) + c * both_positive
@@ -73,8 +73,8 @@ class ReluForms(ClosedForms):
 def relu_conditional_means(mean: Matrix, scale: Matrix) -> ConditionalMeans:
     """E[relu] = mean P + scale^2 rho,  E[relu'] = P = Phi(mean/scale),  E[relu''] = rho.
 
-    rho is the density of the field at 0: relu'' is a point mass there. Without variance P is 0 or 1,
-    and rho is 0.
+    rho is the density of the field at 0: relu'' is a point mass there. Without variance P is 0 or
+    1, and rho is 0.
     """
     positive_scale = jnp.where(scale > 0, scale, 1.0)
     ratio = mean / positive_scale
@@ -133,9 +133,9 @@ def relu_four_point(
 ) -> Float[Numeric, " m"]:
     """E[s'_i s'_j s_b s_c] for ReLU, grouped by the number of distinct fields.
 
-    A repeated field is one constraint, not two. The result is exact where fields coincide and has an
-    error of about 1e-11 elsewhere. Between different fields within 1e-6 of each other up to 1e-4 is
-    lost, because their conditional correlation is rounded.
+    A repeated field is one constraint, not two. The result is exact where fields coincide and has
+    an error of about 1e-11 elsewhere. Between different fields within 1e-6 of each other up to 1e-4
+    is lost, because their conditional correlation is rounded.
     """
     total = jnp.zeros(len(index), omega.dtype)
     for group in _group_quadruples(index):
@@ -198,9 +198,9 @@ def _orthant_moment(
 def orthant_probability(C: Float[Numeric, "n m m"]) -> Float[Numeric, " n"]:
     """P(all of m <= 4 centred Gaussian variables are positive).
 
-    m <= 3 is elementary: P_3 = (P_12 + P_13 + P_23)/2 - 1/4 by inclusion and exclusion. For m = 4 the
-    correlations between (0, 1) and (2, 3) are multiplied by t. The probability factorises at t = 0,
-    and its derivative in t is elementary (Plackett, Biometrika 41 (1954) 351):
+    m <= 3 is elementary: P_3 = (P_12 + P_13 + P_23)/2 - 1/4 by inclusion and exclusion. For m = 4
+    the correlations between (0, 1) and (2, 3) are multiplied by t. The probability factorises at t
+    = 0, and its derivative in t is elementary (Plackett, Biometrika 41 (1954) 351):
 
         dP/drho_ij = P(lambda_k, lambda_l > 0 | lambda_i = lambda_j = 0)/(2 pi sqrt(1 - rho_ij^2)).
     """
@@ -255,8 +255,8 @@ def _both_positive(
 ) -> Float[Numeric, "*s"]:
     """P(lambda_k > 0, lambda_ell > 0 | lambda_i = lambda_j = 0).
 
-    A field that coincides with i or j has no sign there. It gets the share for which the terms of all
-    coinciding fields add up: one half for two of them, one third each for three.
+    A field that coincides with i or j has no sign there. It gets the share for which the terms of
+    all coinciding fields add up: one half for two of them, one third each for three.
     """
     first = _variance_or_zero(_conditional_covariance(C, k, k, i, j), C[..., k, k])
     second = _variance_or_zero(_conditional_covariance(C, ell, ell, i, j), C[..., ell, ell])
