@@ -1,9 +1,9 @@
 """Weighted samples for expectations: Sobol points for all fields and draws.
 
 A sample of L inputs with the correlation C (`samples.Sample`) has the fields F = mean + root Y,
-with Y = Z C^1/2, Omega = root root^T and Z of independent normals (fields x L). For losses with kinks the
-points are made such that averages are continuous in the overlaps. If it is known what a loss reads,
-`read_fields` supplies its points instead.
+with Y = Z C^1/2, Omega = root root^T and Z of independent normals (fields x L). For losses with
+kinks the points are made such that averages are continuous in the overlaps. If it is known what a
+loss reads, `read_fields` supplies its points instead.
 """
 
 from __future__ import annotations
