@@ -136,7 +136,7 @@ def test_start_has_the_law_of_drawn_vectors(ridge):
         ({"algorithm": "SGD", "l": 0.0}, "l = 0"),
         ({"algorithm": "SGD", "l": 1.5}, "at most 1"),
         ({"algorithm": "p-SGD", "l": 0.5}, "tau = None"),
-        ({"algorithm": "p-SGD", "l": 0.1, "tau": 0.05}, "give 0.09 or more"),
+        ({"algorithm": "p-SGD", "l": 0.1, "tau": 0.05}, "Use 0.09 or more"),
         ({"tau": 1.0}, "tau = 1.0"),
         ({"T": 1.0}, "Langevin"),
         ({"algorithm": "Langevin", "T": -1.0}, "T = -1"),

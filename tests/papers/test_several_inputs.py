@@ -115,10 +115,10 @@ def test_components_are_projections_of_the_matrix_equation():
     ("call", "says"),
     [
         (lambda: paper.late_error("adaline", 1.0), "rule = 'adaline'"),
-        (lambda: paper.late_error("adatron", 1.0, lr=3.0), "lr = 3.0: give a rate below 3"),
+        (lambda: paper.late_error("adatron", 1.0, lr=3.0), "lr = 3.0: .* Use lr below 3"),
         (lambda: paper.exit_law(4, 100), "exponent = 4"),
-        (lambda: paper.exit_law(2, 100, lr=0.5), "lr = 0.5: give a rate below 0.5"),
-        (lambda: paper.exit_law(3, 100, lr=0.2), "lr = 0.2: give a rate below 0.2"),
+        (lambda: paper.exit_law(2, 100, lr=0.5), "lr = 0.5: .* Use a rate below 0.5"),
+        (lambda: paper.exit_law(3, 100, lr=0.2), "lr = 0.2: .* Use a rate below 0.2"),
         (lambda: paper.component_path(1.0, 3.0, 1.0), "first = 1.0"),
         (lambda: paper.reward_path([2.0, 1.0]), "alpha = "),
     ],

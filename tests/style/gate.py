@@ -18,6 +18,7 @@ CLEAN: list[str] = [
     "src/sgdynamics/sde",
     "src/sgdynamics/cli",
     "src/sgdynamics/plotting",
+    "src/sgdynamics/papers",
     "tests/style",
 ]
 

@@ -1,10 +1,11 @@
-"""The slides' units and closed scales ("Dimension-free limits of SGD for two-layer networks",
-Loureiro 2023).
+"""Units and closed scales of "Dimension-free limits of SGD for two-layer networks" (slides).
 
-One-pass SGD, loss (y - f)^2/2, f = (1/p) sum_i a_i s(w_i.x), y = (1/k) sum_r a*_r s*(w*_r.x) +
-sqrt(Delta) z, x ~ N(0, I_d), |w*_r| = 1:
+The slides are by Loureiro (2023). One-pass SGD, loss (y - f)^2/2, f = (1/p) sum_i a_i s(w_i.x), y =
+(1/k) sum_r a*_r s*(w*_r.x) + sqrt(Delta) z, x ~ N(0, I_d), |w*_r| = 1:
 
-    w_i <- w_i + delta_t (a_i s'(w_i.x) E x - wd w_i),   a_i <- a_i + eps delta_t (s(w_i.x) E - wd a_i),   E = y - f,  delta_t = gamma/(d p)
+    w_i <- w_i + delta_t (a_i s'(w_i.x) E x - wd w_i)
+    a_i <- a_i + eps delta_t (s(w_i.x) E - wd a_i)
+    E = y - f,   delta_t = gamma/(d p)
 
 The slides' time is t = steps gamma/(d p), the library's divided by p; their wd is p times the
 library's weight_decay, eps its head_rate.
@@ -26,27 +27,28 @@ from sgdynamics.problems import TeacherStudent
 from sgdynamics.problems.activations import Activation
 from sgdynamics.problems.activations import activation as find_activation
 
-NODES = 200  # between two kinks: s'^2 exp(-x^2/2) on [-13, 13] to rounding for the activations that have a name
+# quadrature nodes between two kinks: s'^2 exp(-x^2/2) on [-13, 13] is exact to rounding for the
+# activations that have a name
+NODES = 200
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A problem and an algorithm of the library that are the slides' (gamma, p, k, Delta, ...);
-    ``time_factor`` is p.
+    """Problem and algorithm of the library for parameters of the slides.
 
     Attributes
     ----------
     problem : TeacherStudent
-        What is learned.
+        The learning problem.
     algorithm : OnePassSGD
-        How.
+        The training algorithm.
     time_factor : float
-        p: the library's time over the slides'.
+        Ratio p of the library's time to the slides' time.
 
     Examples
     --------
-    >>> here = sgd.papers.dimension_free.setting(0.1, 4, Delta=0.01)
-    >>> here.times([1.0]).tolist()
+    >>> setting = sgd.papers.dimension_free.setting(0.1, 4, Delta=0.01)
+    >>> setting.times([1.0]).tolist()
     [4.0]
     """
 
@@ -55,7 +57,7 @@ class Setting:
     time_factor: float
 
     def times(self, t: ArrayLike) -> np.ndarray:
-        """The library's time at the slides' t: p t.
+        """Library's time p t at the slides' time t.
 
         Parameters
         ----------
@@ -65,13 +67,12 @@ class Setting:
         Returns
         -------
         ndarray
-            The library's.
+            Times in the library's units.
         """
         return self.time_factor * np.asarray(t, dtype=np.float64)
 
     def steps(self, t: ArrayLike, d: int) -> np.ndarray:
-        """The number of steps up to the slides' t at dimension d, not rounded: t d p/gamma
-        (infinite for gamma = 0).
+        """Number of steps t d p/gamma up to the slides' time t at dimension d, not rounded.
 
         Parameters
         ----------
@@ -83,7 +84,7 @@ class Setting:
         Returns
         -------
         ndarray
-            Not rounded.
+            Numbers of steps, infinite for gamma = 0.
         """
         d, rate = checks.integer("d", d, 1), float(self.algorithm.lr)
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -103,58 +104,56 @@ def setting(
     head: str = "fixed",
     constraint: str | None = None,
 ) -> Setting:
-    """The slides' parameters as a problem and an algorithm of the library.
+    """Problem and algorithm of the library for parameters of the slides.
 
     ::
 
-        lr = gamma,   noise = Delta,   weight_decay = wd/p,   head_rate = eps,   t = p times the slides' t
+        lr = gamma,   noise = Delta,   weight_decay = wd/p,   head_rate = eps
+        t = p times the slides' t
 
     Parameters
     ----------
     gamma : float
         The learning rate.
     p : int
-        Units of the student.
+        Width of the student.
     k : int, default 1
-        Units of the teacher.
+        Width of the teacher.
     Delta : float, default 0.0
-        The variance of the label noise.
+        Variance of the label noise.
     activation : str, Activation or callable, default "erf"
-        The student's.
+        Activation of the student.
     teacher_activation : str, Activation or callable, optional
-        The teacher's; the student's unless given.
+        Activation of the teacher. Defaults to that of the student.
     wd : float, default 0.0
         The slides' weight decay, p times the library's.
     eps : float, default 1.0
-        The rate of the head relative to gamma.
+        Learning rate of the head relative to gamma.
     head : str, default "fixed"
         "fixed" or "trained".
     constraint : str, optional
-        "sphere" keeps rows of norm 1.
+        "sphere" fixes the norms of the rows at 1.
 
     Returns
     -------
     Setting
-        Problem, algorithm and the factor of time.
+        The problem, the algorithm and the ratio of the times.
 
     Notes
     -----
-    gamma = 0 is gradient flow. "Setting" and "Main theoretical result" of the slides, with the 1/2
-    of the loss and the gamma/d of the step that their time delta_t = gamma/(d p) needs; gamma_a =
-    eps gamma/d ("Single-index models").
+    gamma = 0 is gradient flow. Source: "Setting" and "Main theoretical result" of the slides, with
+    the factor 1/2 of the loss and the step gamma/d that delta_t = gamma/(d p) requires;
+    gamma_a = eps gamma/d ("Single-index models").
 
     Examples
     --------
-    >>> here = sgd.papers.dimension_free.setting(0.1, 4, k=2, Delta=0.01)
-    >>> here.problem.width, here.algorithm.lr, here.time_factor
+    >>> setting = sgd.papers.dimension_free.setting(0.1, 4, k=2, Delta=0.01)
+    >>> setting.problem.width, setting.algorithm.lr, setting.time_factor
     (4, 0.1, 4.0)
     """
     gamma, wd = checks.number("gamma", gamma, 0.0), checks.number("wd", wd, 0.0)
-    p, k, Delta = (
-        checks.integer("p", p, 1),
-        checks.integer("k", k, 1),
-        checks.number("Delta", Delta, 0.0),
-    )
+    p, k = checks.integer("p", p, 1), checks.integer("k", k, 1)
+    Delta = checks.number("Delta", Delta, 0.0)
     problem = TeacherStudent(
         width=p,
         teacher_width=k,
@@ -171,61 +170,64 @@ def setting(
 
 
 def theorem_scale(gamma: float, p: int, d: int) -> float:
-    """The scale on which SGD leaves its ODE: E ``|Omega(steps) - Omega(t)|_inf`` <= exp(C t)
-    sqrt(gamma/(d p)).
+    """Scale sqrt(gamma/(d p)) of the deviation of SGD from its ODE.
+
+    ::
+
+        E |Omega(steps) - Omega(t)|_inf <= exp(C t) sqrt(gamma/(d p))
 
     Parameters
     ----------
     gamma : float
         The learning rate.
     p : int
-        Units of the student.
+        Width of the student.
     d : int
         The dimension.
 
     Returns
     -------
     float
-        A distance.
+        The scale of the deviation.
 
     Notes
     -----
-    Veiga, Stephan, Loureiro, Krzakala, Zdeborova (2022), the slides' main result. Measured for erf:
-    0.45 to 0.64 times this, t <= 5.
+    The main result of the slides. For erf the deviation is 0.45 to 0.64 times this scale at
+    t <= 5. Source: Veiga, Stephan, Loureiro, Krzakala, Zdeborova (2022).
 
     Examples
     --------
     >>> round(sgd.papers.dimension_free.theorem_scale(0.1, 4, 1000), 5)
     0.005
     """
-    gamma, p, d = (
-        checks.number("gamma", gamma, 0.0),
-        checks.integer("p", p, 1),
-        checks.integer("d", d, 1),
-    )
+    gamma = checks.number("gamma", gamma, 0.0)
+    p, d = checks.integer("p", p, 1), checks.integer("d", d, 1)
     return math.sqrt(gamma / (d * p))
 
 
 def mean_field_scale(p: int, d: int) -> float:
-    """The scale of E ``|Q - M P^-1 M^T - diag(Q_perp)|_inf`` <= exp(C t) (p^(-1/2) + d^(-1/2)) in
-    wide networks.
+    """Scale p^(-1/2) + d^(-1/2) of the off-diagonal overlaps in wide networks.
+
+    ::
+
+        E |Q - M P^-1 M^T - diag(Q_perp)|_inf <= exp(C t) (p^(-1/2) + d^(-1/2))
 
     Parameters
     ----------
     p : int
-        Units of the student.
+        Width of the student.
     d : int
         The dimension.
 
     Returns
     -------
     float
-        A distance.
+        The scale of the deviation.
 
     Notes
     -----
-    Arnaboldi, Stephan, Krzakala, Loureiro (2023), "Mean-field + high-d", where the sign before diag
-    is misprinted.
+    Source: Arnaboldi, Stephan, Krzakala, Loureiro (2023), "Mean-field + high-d" of the slides,
+    where the sign of diag is misprinted.
 
     Examples
     --------
@@ -238,8 +240,7 @@ def mean_field_scale(p: int, d: int) -> float:
 
 @float64
 def plateau(gamma: float, p: int, Delta: float, activation: str | Activation = "erf") -> float:
-    """Excess risk that label noise leaves in a network that has learned its teacher, to first order
-    in gamma/p.
+    """Asymptotic excess risk by label noise near the teacher, to first order in gamma/p.
 
     ::
 
@@ -250,11 +251,11 @@ def plateau(gamma: float, p: int, Delta: float, activation: str | Activation = "
     gamma : float
         The learning rate.
     p : int
-        Units of the student.
+        Width of the student.
     Delta : float
-        The variance of the label noise.
+        Variance of the label noise.
     activation : str, Activation or callable, default "erf"
-        The student's.
+        Activation of the student.
 
     Returns
     -------
@@ -263,21 +264,19 @@ def plateau(gamma: float, p: int, Delta: float, activation: str | Activation = "
 
     Notes
     -----
-    Linearised at rows of norm 1: gradients phi = s'(w_i.x) x/p, so with H = E[phi phi^T] the rows'
-    covariance solves H C + C H = (gamma/d) Delta H, and R = tr(H C)/2 = (gamma/d) Delta tr(H)/4
-    with tr(H) = d E[s'^2]/p as d -> infinity. Directions without curvature (equal rows) do not
-    count at this order. For teachers with heads of one and orthogonal or distinct rows.
+    Linearised at rows of norm 1, the gradients are phi = s'(w_i.x) x/p. With H = E[phi phi^T] the
+    covariance of the rows solves H C + C H = (gamma/d) Delta H, and
+    R = tr(H C)/2 = (gamma/d) Delta tr(H)/4 with tr(H) = d E[s'^2]/p as d -> infinity. Directions
+    without curvature (equal rows) do not contribute at this order. Holds for teachers with heads of
+    one and orthogonal or distinct rows.
 
     Examples
     --------
     >>> round(sgd.papers.dimension_free.plateau(0.1, 4, 0.01), 7)
     2.3e-05
     """
-    gamma, Delta, p = (
-        checks.number("gamma", gamma, 0.0),
-        checks.number("Delta", Delta, 0.0),
-        checks.integer("p", p, 1),
-    )
+    gamma, Delta = checks.number("gamma", gamma, 0.0), checks.number("Delta", Delta, 0.0)
+    p = checks.integer("p", p, 1)
     s = find_activation(activation, "activation")
     edges = np.array([-REACH, *(kink for kink in s.kinks if abs(kink) < REACH), REACH])
     node, weight = gauss_legendre(NODES)

@@ -1,10 +1,8 @@
-"""A linear network over epochs, by its equations in two times; and what one pass over fresh samples
-would have done.
-"""
+"""A linear network over several epochs, by its two-time equations, and one pass in comparison."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,8 +21,10 @@ LARGE_ERROR = 0.1  # estimated relative error that is warned of
 def two_time(
     lr: float, alpha: float, noise: float, order: str, epochs: int, cells: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """|w - w*|^2 and the mean squared residual of the data set (not of "fixed": 0) at the start of
-    each epoch and after the last, with so many cells an epoch and what they leave of an error.
+    """|w - w*|^2 and mean squared residual of the data set at the epochs' ends, for some cells.
+
+    The arrays have one entry for the start and one after each epoch. The residual is 0 for the
+    order "fixed". The error of discretisation into cells per epoch is not removed.
     """
     b, count = 1 / cells, epochs * cells + 1
     R, C, D, Y, apart, V = np.zeros((6, count + 1, count + 1))
@@ -178,32 +178,32 @@ def linear_epochs(
     return LinearEpochs(distance, residual, errors[0], errors[1], m)
 
 
-def fresh_samples(distance: ArrayArgument, lr: float, noise: float) -> Any:
-    """How many fresh samples bring a linear unit from 0 to a distance.
+def fresh_samples(distance: ArrayArgument, lr: float, noise: float) -> np.ndarray:
+    """Number of fresh samples per dimension that bring a linear unit from 0 to a distance.
 
     Parameters
     ----------
     distance : array_like
-        abs(w - w*)^2.
+        Squared distance abs(w - w*)^2.
     lr : float
-        The learning rate over the batch, above 0 and below 2.
+        Learning rate over the batch size, above 0 and below 2.
     noise : float
         Variance of the label noise, 0 or more.
 
     Returns
     -------
     ndarray
-        Samples/d of one-pass SGD; NaN where it never gets there.
+        Samples/d of one-pass SGD; NaN where it never reaches the distance.
 
     Raises
     ------
     ValueError
-        If an argument is refused.
+        If an argument is out of range.
 
     Notes
     -----
-    From dU/dalpha = -lr (2 - lr) U + lr^2 noise: alpha = ln((1 - U*)/(U - U*))/(lr (2 - lr)), U* =
-    lr noise/(2 - lr) what is left in the end.
+    From dU/dalpha = -lr (2 - lr) U + lr^2 noise, alpha = ln((1 - U*)/(U - U*))/(lr (2 - lr)) with
+    the asymptotic value U* = lr noise/(2 - lr).
 
     Examples
     --------
@@ -212,9 +212,9 @@ def fresh_samples(distance: ArrayArgument, lr: float, noise: float) -> Any:
     """
     lr, noise = checks.number("lr", lr, above=0.0), checks.number("noise", noise, 0.0)
     if lr >= 2:
-        raise checks.reject("lr", lr, "one pass runs away: give a rate below 2")
+        raise checks.reject("lr", lr, "one-pass SGD diverges. Use a rate below 2.")
     U, last = (
-        checks.real_array("distance", distance, "give squared distances"),
+        checks.real_array("distance", distance, "give squared distances."),
         lr * noise / (2 - lr),
     )
     ratio = (1 - last) / np.where(last < U, U - last, np.nan)

@@ -1,10 +1,6 @@
-"""Closed formulas: the best learning rate of a linear student, what it reaches, and exponents of
-the risk in the horizon.
-"""
+"""Closed formulas: the best learning rate of a linear student, its error, and scaling exponents."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import numpy as np
 from scipy import special
@@ -13,70 +9,68 @@ from sgdynamics.base import checks
 from sgdynamics.base.arrays import ArrayArgument
 
 
-def best_error(alpha: ArrayArgument, start: float, noise: float) -> Any:
-    """The squared error ``|w - w*|^2`` of a linear student under its best learning rate, d ->
-    infinity: twice its excess risk.
+def best_error(alpha: ArrayArgument, start: float, noise: float) -> np.ndarray:
+    """Squared error ``|w - w*|^2`` of a linear student under its best learning rate, d -> infinity.
 
     Parameters
     ----------
     alpha : array_like
-        Samples over d, 0 or more.
+        Samples/d, 0 or more.
     start : float
-        The squared error at alpha = 0, above 0.
+        Squared error at alpha = 0, above 0.
     noise : float
-        The variance of the label noise, above 0.
+        Variance of the label noise, above 0.
 
     Returns
     -------
     float or ndarray
-        The error.
+        The squared error, twice the excess risk.
 
     Raises
     ------
     ValueError
-        If an argument is refused.
+        If an argument is out of range.
 
     Notes
     -----
-    eps' = -2 lr eps + lr^2 (eps + noise) is least at lr = eps/(eps + noise) at every moment: eps =
-    noise/W(r e^(r + alpha)), r = noise/start, W Lambert's function. Late, eps = noise/alpha.
+    eps' = -2 lr eps + lr^2 (eps + noise) is smallest at lr = eps/(eps + noise) at each alpha. Then
+    eps = noise/W(r e^(r + alpha)) with r = noise/start and Lambert's function W. At late times
+    eps = noise/alpha.
 
     Examples
     --------
     >>> round(float(sgd.papers.protocols.best_error(20.0, 1.0, 0.1)) / 2, 10)
     0.0033148159
     """
-    when = _times(alpha)
-    start, noise = (
-        checks.number("start", start, above=0.0),
-        checks.number("noise", noise, above=0.0),
-    )
+    alpha = _samples_per_dimension(alpha)
+    start = checks.number("start", start, above=0.0)
+    noise = checks.number("noise", noise, above=0.0)
     r = noise / start
-    # W(e^z) is the solution of w + log w = z, and e^z would overflow
-    return noise / special.wrightomega(np.log(r) + r + when)
+    # W(e^z) solves w + log w = z; Wright's omega function avoids the overflow of e^z
+    return noise / special.wrightomega(np.log(r) + r + alpha)
 
 
-def best_rate(alpha: ArrayArgument, start: float, noise: float) -> Any:
-    """The best learning rate of a linear student, lr = eps/(eps + noise), at alpha, d -> infinity.
+def best_rate(alpha: ArrayArgument, start: float, noise: float) -> np.ndarray:
+    """Best learning rate of a linear student at alpha, lr = eps/(eps + noise), as d -> infinity.
 
     Parameters
     ----------
     alpha : array_like
-        Samples over d, 0 or more.
+        Samples/d, 0 or more.
     start : float
-        The squared error at alpha = 0, above 0.
+        Squared error at alpha = 0, above 0.
     noise : float
-        The variance of the label noise, above 0.
+        Variance of the label noise, above 0.
 
     Returns
     -------
     float or ndarray
-        The rate; both the risk at the end and its integral are least with it.
+        The rate, which minimises both the final risk and its integral.
 
     Raises
     ------
     ValueError
-        If an argument is refused.
+        If an argument is out of range.
 
     Examples
     --------
@@ -87,71 +81,74 @@ def best_rate(alpha: ArrayArgument, start: float, noise: float) -> Any:
     return error / (error + noise)
 
 
-def constant_error(alpha: ArrayArgument, start: float, noise: float, lr: ArrayArgument) -> Any:
-    """The squared error of a linear student with a constant learning rate, d -> infinity.
+def constant_error(
+    alpha: ArrayArgument, start: float, noise: float, lr: ArrayArgument
+) -> np.ndarray:
+    """Squared error of a linear student with a constant learning rate, as d -> infinity.
 
     Parameters
     ----------
     alpha : array_like
-        Samples over d, 0 or more.
+        Samples/d, 0 or more.
     start : float
-        The squared error at alpha = 0, above 0.
+        Squared error at alpha = 0, above 0.
     noise : float
-        The variance of the label noise, 0 or more.
+        Variance of the label noise, 0 or more.
     lr : array_like
-        The rate, between 0 and 2.
+        Learning rate, between 0 and 2.
 
     Returns
     -------
     float or ndarray
-        e + (start - e) exp(-lr (2 - lr) alpha), e = lr noise/(2 - lr).
+        The error e + (start - e) exp(-lr (2 - lr) alpha), with e = lr noise/(2 - lr).
 
     Raises
     ------
     ValueError
-        If an argument is refused.
+        If an argument is out of range.
 
     Examples
     --------
     >>> round(float(sgd.papers.protocols.constant_error(20.0, 1.0, 0.1, 0.172566)) / 2, 10)
     0.0056246228
     """
-    when, rate = _times(alpha), checks.real_array("lr", lr, "give rates between 0 and 2")
+    alpha = _samples_per_dimension(alpha)
+    rate = checks.real_array("lr", lr, "give rates between 0 and 2.")
     if np.any(rate <= 0) or np.any(rate >= 2):
-        raise checks.reject("lr", lr, "give rates between 0 and 2")
+        raise checks.reject("lr", lr, "give rates between 0 and 2.")
     start, noise = checks.number("start", start, above=0.0), checks.number("noise", noise, 0.0)
     last = rate * noise / (2 - rate)
-    return last + (start - last) * np.exp(-rate * (2 - rate) * when)
+    return last + (start - last) * np.exp(-rate * (2 - rate) * alpha)
 
 
 def horizon_exponents(a: float, b: float) -> tuple[float, float]:
-    """How the risk after T steps falls with T on a power law: R ~ T^-e, with the best schedule and
-    with the best constant rate.
+    """Exponents of the risk R ~ T^-e after T steps, for the best schedule and constant rate.
 
     Parameters
     ----------
     a : float
-        Of the target, l_k w*_k^2 = k^-a, above 1.
+        Exponent of the target, l_k w*_k^2 = k^-a, above 1.
     b : float
-        Of the spectrum, l_k = k^-b, above 1.
+        Exponent of the spectrum, l_k = k^-b, above 1.
 
     Returns
     -------
     tuple of float
-        (a - 1)/a with the best schedule where a > b (easy), (a - 1)/b where a <= b (hard); (a -
-        1)/(a - 1 + b) with a constant rate.
+        Exponent of the best schedule, (a - 1)/a for a > b (easy) and (a - 1)/b for a <= b (hard),
+        and exponent of the best constant rate, (a - 1)/(a - 1 + b).
 
     Raises
     ------
     ValueError
-        If an argument is refused.
+        If an argument is out of range.
 
     Notes
     -----
-    With label noise, for T -> infinity. A rate eta leaves the start with (eta T)^-((a-1)/b) and the
-    noise with a share eta of its variance: a constant rate balances the two. A schedule that falls
-    pays for the noise at its end alone. Where the excess risk is still above the noise a constant
-    rate need not fall, and hard laws have the exponent of the schedule with both.
+    With label noise, as T -> infinity. At a rate eta the contribution of the start is
+    (eta T)^-((a-1)/b), and that of the noise is eta times its variance; the best constant rate
+    balances the two. With a decreasing schedule only the final rate determines the noise. While the
+    excess risk is above the noise a constant rate need not decrease with T, and for hard targets
+    both have the exponent of the schedule.
 
     Examples
     --------
@@ -162,8 +159,8 @@ def horizon_exponents(a: float, b: float) -> tuple[float, float]:
     return (a - 1) / max(a, b), (a - 1) / (a - 1 + b)
 
 
-def _times(alpha: ArrayArgument) -> np.ndarray:
-    when = checks.real_array("alpha", alpha, "give samples over d, 0 or more")
-    if np.any(when < 0):
-        raise checks.reject("alpha", alpha, "give samples over d, 0 or more")
-    return when
+def _samples_per_dimension(alpha: ArrayArgument) -> np.ndarray:
+    values = checks.real_array("alpha", alpha, "give samples/d, 0 or more.")
+    if np.any(values < 0):
+        raise checks.reject("alpha", alpha, "give samples/d, 0 or more.")
+    return values

@@ -1,5 +1,6 @@
-"""Closed formulas of the models of several inputs and of own rules, in the library's units: alpha =
-samples/d, t = lr alpha.
+"""Closed formulas for samples of several inputs and other learning rules.
+
+Units are those of the library: alpha = samples/d and t = lr alpha.
 """
 
 from __future__ import annotations
@@ -13,15 +14,14 @@ from sgdynamics.base import checks
 from sgdynamics.base.arrays import RealArray
 
 LATE_EXPONENTS = {"hebb": -1 / 2, "perceptron": -1 / 3, "adatron": -1.0}
-CONTENT, PLACE = (
-    0.2205022,
-    (-0.1332601, 0.1533972),
-)  # growth at the origin, of the overlaps with w* and with pos
+# growth rates at the origin: of the overlap with w* at omega = 0, and of the overlap with pos as
+# constant and slope in omega
+CONTENT = 0.2205022
+POSITION = (-0.1332601, 0.1533972)
 
 
 def late_error(rule: str, alpha: ArrayLike, lr: float = 1.0) -> np.ndarray:
-    """Probability of a wrong label after many samples, by Hebb's rule, the perceptron's or the
-    Adatron's.
+    """Generalisation error of the Hebb, perceptron or Adatron rule after many samples.
 
     Parameters
     ----------
@@ -30,18 +30,18 @@ def late_error(rule: str, alpha: ArrayLike, lr: float = 1.0) -> np.ndarray:
     alpha : float or array
         Samples/d.
     lr : float, default 1.0
-        The learning rate, below 3. Of the three only the Adatron's law depends on it.
+        Learning rate, below 3. Only the law of the Adatron depends on it.
 
     Returns
     -------
     array
-        (2 pi alpha)^(-1/2), (2/3)^(1/3)/pi alpha^(-1/3) or 3/((3 - lr) lr alpha), of the shape of
-        alpha.
+        Probability of a wrong label: (2 pi alpha)^(-1/2), (2/3)^(1/3)/pi alpha^(-1/3) or
+        3/((3 - lr) lr alpha).
 
     Raises
     ------
     ValueError
-        If there is no such rule, or its law does not hold at this rate.
+        If the rule is unknown, or its law does not hold at this rate.
 
     Notes
     -----
@@ -56,7 +56,7 @@ def late_error(rule: str, alpha: ArrayLike, lr: float = 1.0) -> np.ndarray:
     rule = checks.choice("rule", rule, tuple(LATE_EXPONENTS))
     lr = checks.number("lr", lr, above=0.0)
     if lr >= 3:
-        raise checks.reject("lr", lr, "give a rate below 3: above it the Adatron does not learn")
+        raise checks.reject("lr", lr, "the Adatron does not learn at this rate. Use lr below 3.")
     front = {
         "hebb": 1 / math.sqrt(2 * math.pi),
         "perceptron": (2 / 3) ** (1 / 3) / math.pi,
@@ -66,22 +66,22 @@ def late_error(rule: str, alpha: ArrayLike, lr: float = 1.0) -> np.ndarray:
 
 
 def component_path(t: ArrayLike, spike: float, first: float) -> np.ndarray:
-    """What the rows of a linear autoencoder of tied weights hold of one spike, alone and without
-    noise.
+    """Overlap of a linear autoencoder of tied weights with a single spike, without noise.
 
     Parameters
     ----------
     t : float or array
         Time, lr steps/d.
     spike : float
-        beta: the variance along the spike is 1 + beta.
+        Strength beta of the spike, along which the variance is 1 + beta.
     first : float
-        u(0), between 0 and 1: the sum over the rows of their squared overlaps with the spike.
+        Initial value u(0) of the sum of squared overlaps of the rows with the spike, between 0 and
+        1.
 
     Returns
     -------
     array
-        u(t) = 1/(1 + (1/u(0) - 1) exp(-4 (1 + beta) t)), of the shape of t.
+        Sum of squared overlaps u(t) = 1/(1 + (1/u(0) - 1) exp(-4 (1 + beta) t)).
 
     Raises
     ------
@@ -90,8 +90,8 @@ def component_path(t: ArrayLike, spike: float, first: float) -> np.ndarray:
 
     Notes
     -----
-    dW/dt = 2 W S - W S W^T W - W W^T W S of the covariance S; what is held of its eigenvectors is
-    logistic, u' = 4 (1 + beta) u (1 - u).
+    From dW/dt = 2 W S - W S W^T W - W W^T W S with the covariance S: the squared overlap with an
+    eigenvector follows the logistic equation u' = 4 (1 + beta) u (1 - u).
 
     Examples
     --------
@@ -100,54 +100,51 @@ def component_path(t: ArrayLike, spike: float, first: float) -> np.ndarray:
     """
     u, beta = checks.number("first", first, above=0.0), checks.number("spike", spike, minimum=0.0)
     if u >= 1:
-        raise checks.reject("first", first, "give a share between 0 and 1")
+        raise checks.reject("first", first, "give a number between 0 and 1.")
     return 1 / (1 + (1 / u - 1) * np.exp(-4 * (1 + beta) * np.asarray(t, dtype=np.float64)))
 
 
 def exit_law(exponent: int, dimension: ArrayLike, lr: float = 0.0) -> np.ndarray:
-    """How the time to leave m = d^(-1/2) grows with d for products of one, two or three tokens, on
-    the sphere, by the ODE.
+    """Growth with d of the time to leave m = d^(-1/2), for products of up to three tokens.
 
     Parameters
     ----------
     exponent : int
-        n, the sequence information exponent: 1, 2 or 3.
+        Sequence information exponent n: 1, 2 or 3.
     dimension : float or array
-        d.
+        Input dimension d.
     lr : float, default 0.0
-        The learning rate for n = 2, below 1/2; for n = 3 the rate times sqrt(d), below 1/5.
+        Learning rate for n = 2, below 1/2; for n = 3 the learning rate times sqrt(d), below 1/5.
 
     Returns
     -------
     array
-        The part of t that grows: 0, log(d)/(4 (1 - 2 lr)), or sqrt(d)/3 log(1/(1 - 5 lr))/(5 lr).
-        To it belongs a constant.
+        Growing term of t: 0, log(d)/(4 (1 - 2 lr)) or sqrt(d)/3 log(1/(1 - 5 lr))/(5 lr), up to an
+        additive constant.
 
     Raises
     ------
     ValueError
-        If the exponent is none of these, or noise keeps SGD at this rate from leaving.
+        If the exponent is not 1, 2 or 3, or noise keeps SGD at m = 0 at this rate.
 
     Notes
     -----
-    While m is small, dm/dt = n m^(n-1) - (lr/2) n (3^(n-1) + 1) m; as lr -> 0, log(d)/4 and
-    sqrt(d)/3.
+    From the ODE on the sphere at small m, dm/dt = n m^(n-1) - (lr/2) n (3^(n-1) + 1) m. As lr -> 0
+    the growing terms are log(d)/4 and sqrt(d)/3.
 
     Examples
     --------
     >>> [round(float(sgd.papers.several_inputs.exit_law(n, 400)), 3) for n in (1, 2, 3)]
     [0.0, 1.498, 6.667]
     """
-    n, d, c = (
-        checks.integer("exponent", exponent, 1, 3),
-        np.asarray(dimension, dtype=np.float64),
-        checks.number("lr", lr, minimum=0.0),
-    )
+    n = checks.integer("exponent", exponent, 1, 3)
+    d = np.asarray(dimension, dtype=np.float64)
+    c = checks.number("lr", lr, minimum=0.0)
     if c >= (np.inf, 1 / 2, 1 / 5)[n - 1]:
         raise checks.reject(
             "lr",
             lr,
-            f"give a rate below {1 / 2 if n == 2 else 1 / 5:g}: above it noise keeps m at zero",
+            f"noise keeps m at zero. Use a rate below {1 / 2 if n == 2 else 1 / 5:g}.",
         )
     if n == 1:
         return 0.0 * d
@@ -159,40 +156,39 @@ def exit_law(exponent: int, dimension: ArrayLike, lr: float = 0.0) -> np.ndarray
 
 
 def positional_growth(omega: ArrayLike, encoding: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
-    """Rates at which the overlaps with w* (content) and with pos (position) grow from zero, lr = 0.
+    """Growth rates of the overlaps with w* (content) and pos (position) from zero, at lr = 0.
 
     Parameters
     ----------
     omega : float or array
-        Share of the target that goes by position.
+        Share of the target that depends on the position.
     encoding : float, default 1.0
         Size c0 of the positional encoding.
 
     Returns
     -------
     content : array
-        .2205022 (1 - omega).
-    place : array
-        c0^2 (-.1332601 + .1533972 omega).
+        Growth rate 0.2205022 (1 - omega) of the overlap with w*.
+    position : array
+        Growth rate c0^2 (-0.1332601 + 0.1533972 omega) of the overlap with pos.
 
     Notes
     -----
-    The linear part of the drift of ``sgd.models.positional_semantic`` on the sphere at m = e = 0,
-    for its contrast .75^2; by a trapezoidal rule, to the digits shown.
+    The linear term of the drift of ``sgd.models.positional_semantic`` on the sphere at m = e = 0,
+    for its contrast 0.75^2, by a trapezoidal rule to the digits shown.
 
     Examples
     --------
-    >>> content, place = sgd.papers.several_inputs.positional_growth(0.9)
-    >>> print(f"{content:.4f} {place:.4f}")
+    >>> content, position = sgd.papers.several_inputs.positional_growth(0.9)
+    >>> print(f"{content:.4f} {position:.4f}")
     0.0221 0.0048
     """
     omega, c0 = np.asarray(omega, dtype=np.float64), checks.number("encoding", encoding)
-    return CONTENT * (1 - omega), c0**2 * (PLACE[0] + PLACE[1] * omega)
+    return CONTENT * (1 - omega), c0**2 * (POSITION[0] + POSITION[1] * omega)
 
 
 def positional_crossings(encoding: float = 1.0) -> tuple[float, float]:
-    """Shares of position in the target above which it can be learned, and above which it is learned
-    faster than content.
+    """Shares omega above which position can be learned, and is learned faster than content.
 
     Parameters
     ----------
@@ -202,9 +198,9 @@ def positional_crossings(encoding: float = 1.0) -> tuple[float, float]:
     Returns
     -------
     unstable : float
-        Where the growth rate of the overlap with pos passes zero, at any c0.
+        Share at which the growth rate of the overlap with pos is zero, for any c0.
     faster : float
-        Where it passes that of the overlap with w*.
+        Share at which it equals the growth rate of the overlap with w*.
 
     See Also
     --------
@@ -216,14 +212,15 @@ def positional_crossings(encoding: float = 1.0) -> tuple[float, float]:
     ['0.868726', '0.903430']
     """
     squared = checks.number("encoding", encoding) ** 2
-    return -PLACE[0] / PLACE[1], (CONTENT - squared * PLACE[0]) / (CONTENT + squared * PLACE[1])
+    return -POSITION[0] / POSITION[1], (CONTENT - squared * POSITION[0]) / (
+        CONTENT + squared * POSITION[1]
+    )
 
 
 def reward_drift(
     m: RealArray, Q: RealArray, tokens: RealArray, reward: RealArray, penalty: RealArray
 ) -> tuple[RealArray, RealArray]:
-    """How the overlaps of a perceptron that is told only whether a whole episode was right move
-    with alpha, lr = 1.
+    """Drift of the overlaps of the RL perceptron, which is rewarded for whole episodes, at lr = 1.
 
     Parameters
     ----------
@@ -232,28 +229,29 @@ def reward_drift(
     Q : float or array
         Squared norm of w.
     tokens : int or array
-        T: how many decisions an episode has.
+        Number T of decisions per episode.
     reward : float or array
-        e1: the step towards its own decisions where all T were the teacher's.
+        Step e1 towards the student's decisions where all T are right.
     penalty : float or array
-        e2: the step away from them where one was not.
+        Step e2 away from the student's decisions where any is wrong.
 
     Returns
     -------
     dm : float or array
-        u - e2 rho sqrt(2/pi), with u = (e1 + e2) (1 + rho)/sqrt(2 pi) (1 - th/pi)^(T-1), rho =
-        m/sqrt(Q), th = acos(rho).
+        Derivative dm/d alpha = u - e2 rho sqrt(2/pi), with
+        u = (e1 + e2) (1 + rho)/sqrt(2 pi) (1 - th/pi)^(T-1), rho = m/sqrt(Q), th = acos(rho).
     dQ : float or array
-        2 sqrt(Q) (u - e2 sqrt(2/pi)) + [(e1^2 - e2^2) (1 - th/pi)^T + e2^2]/T.
+        Derivative dQ/d alpha = 2 sqrt(Q) (u - e2 sqrt(2/pi))
+        + [(e1^2 - e2^2) (1 - th/pi)^T + e2^2]/T.
 
     Notes
     -----
-    The move of a sample is (1/T) sum_l sign(w.x_l) x_l, times e1 or -e2. After Patel, Lee,
+    A sample moves w along (1/T) sum_l sign(w.x_l) x_l, times e1 or -e2. Source: Patel, Lee,
     Mannelli, Goldt and Saxe, "The RL perceptron" (2023).
 
     Examples
     --------
-    >>> ["%.4f" % one for one in sgd.papers.several_inputs.reward_drift(0.2, 1.0, 3, 1.0, 0.2)]
+    >>> ["%.4f" % rate for rate in sgd.papers.several_inputs.reward_drift(0.2, 1.0, 3, 1.0, 0.2)]
     ['0.1509', '0.1172']
     """
     rho = np.clip(m / np.sqrt(Q), -1.0, 1.0)
@@ -272,28 +270,28 @@ def reward_path(
     reward: ArrayLike = 1.0,
     penalty: ArrayLike = 0.2,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The overlaps m and Q of the same perceptron at the given alpha, from a row of norm 1.
+    """Overlaps m and Q of the RL perceptron at the save points alpha, from a row of norm 1.
 
     Parameters
     ----------
     alpha : array
         Samples/d, increasing, from 0 or more.
     rho : float or array, default 0.2
-        Cosine of w and w* at the start.
+        Initial cosine of w and w*.
     tokens : int or array, default 3
-        T: how many decisions an episode has.
+        Number T of decisions per episode.
     reward : float or array, default 1.0
-        e1: the step after an episode without a mistake.
+        Step e1 after an episode without a mistake.
     penalty : float or array, default 0.2
-        e2: the step after one with a mistake.
+        Step e2 after an episode with a mistake.
 
     Returns
     -------
     m : array
-        Overlap with the teacher; the shape that all arguments broadcast to, with alpha as the last
-        axis.
+        Overlap with the teacher. The shape is that of the broadcast arguments, with alpha as the
+        last axis.
     Q : array
-        Squared norm, likewise.
+        Squared norm, of the same shape.
 
     Raises
     ------
@@ -306,7 +304,7 @@ def reward_path(
 
     Examples
     --------
-    The error of one decision after five episodes a dimension:
+    The error of a decision after five episodes per dimension:
 
     >>> m, Q = sgd.papers.several_inputs.reward_path([5.0])
     >>> print(f"{np.arccos(m[0] / np.sqrt(Q[0])) / np.pi:.8f}")
@@ -314,28 +312,28 @@ def reward_path(
     """
     from scipy.integrate import solve_ivp
 
-    when = np.atleast_1d(np.asarray(alpha, dtype=np.float64))
-    if when.ndim != 1 or when[0] < 0 or np.any(np.diff(when) <= 0):
-        raise checks.reject("alpha", alpha, "give increasing numbers from 0 on")
+    save_points = np.atleast_1d(np.asarray(alpha, dtype=np.float64))
+    if save_points.ndim != 1 or save_points[0] < 0 or np.any(np.diff(save_points) <= 0):
+        raise checks.reject("alpha", alpha, "give increasing numbers, 0 or more.")
     cosine, T, e1, e2 = np.broadcast_arrays(
-        *(np.asarray(one, dtype=np.float64) for one in (rho, tokens, reward, penalty))
+        *(np.asarray(value, dtype=np.float64) for value in (rho, tokens, reward, penalty))
     )
 
     def right_hand(_: float, y: np.ndarray) -> np.ndarray:
         m, Q = y.reshape(2, -1)
         return np.concatenate(reward_drift(m, Q, T.ravel(), e1.ravel(), e2.ravel()))
 
-    begin = np.concatenate([cosine.ravel(), np.ones(cosine.size)])
-    found = solve_ivp(
+    initial_state = np.concatenate([cosine.ravel(), np.ones(cosine.size)])
+    solution = solve_ivp(
         right_hand,
-        (0.0, max(when[-1], 1e-9)),
-        begin,
-        t_eval=when,
+        (0.0, max(save_points[-1], 1e-9)),
+        initial_state,
+        t_eval=save_points,
         method="DOP853",
         rtol=1e-9,
         atol=1e-11,
     )
-    if not found.success:
-        raise ValueError(f"alpha = {when[-1]:g}: {found.message}")
-    m, Q = found.y.reshape(2, *cosine.shape, len(when))
+    if not solution.success:
+        raise ValueError(f"alpha = {save_points[-1]:g}: {solution.message}")
+    m, Q = solution.y.reshape(2, *cosine.shape, len(save_points))
     return m, Q
