@@ -17,12 +17,14 @@ from sgdynamics.analysis.repeats import _fresh
 from sgdynamics.base.precision import float64
 from sgdynamics.base.random import run_keys
 from sgdynamics.cli import problem_files
-from sgdynamics.fixed_data import conditioning
 from sgdynamics.fixed_data.direct_epochs import DirectEpochs
 from sgdynamics.fixed_data.dmft import Sweep
+from sgdynamics.fixed_data.host_draws import Sampling
+from sgdynamics.fixed_data.sample_space import add_repeated_visits
+from sgdynamics.fixed_data.setup import Setup, StepParameters
 from sgdynamics.papers.epochs.formulas import linear_epochs, two_time
-from sgdynamics.solvers import dmft as dmft_solver
-from sgdynamics.solvers.dmft import number_of_cells
+from sgdynamics.solvers.dmft_cells import failed_save_points, number_of_cells
+from sgdynamics.solvers.dmft_result import large_error_warnings
 from tests.conftest import FALSE_ALARM, Z
 from tests.contracts.before_work import Work, stop_before_work
 
@@ -165,8 +167,8 @@ def paths(order, cells, seed=0, replicates=REPLICATES, each=512):
     """|w - w*|^2 and twice the train risk (replicate, epoch) of sets of paths, with one number of cells."""
     problem, begin = linear()
     algorithm = sgd.EpochSGD(GAMMA, ALPHA, order=order).in_steps(1 / cells)
-    sweep = Sweep(problem, algorithm, each, 1, seed, replicates, 1e-5, np.dtype("float64"))
-    sweep.make_room(48, None, None)
+    sweep = Sweep(problem, algorithm, Sampling(each, replicates, seed), 1e-5, np.dtype("float64"))
+    sweep.reserve_memory(48, None, None)
     found = sweep.solve(
         begin, cells * np.arange(4), False, SimpleNamespace(advance=lambda made: None)
     )
@@ -255,10 +257,13 @@ def test_a_second_visit_sees_the_first():
     problem = linear()[0]
     used = np.array([0.0, 1.0, 2.0, 3.0])
     algorithm = {"lr": 0.5, "own": np.float64(0.6)}
-    given = (SimpleNamespace(structure=problem.structure), problem.parameters, algorithm, used)
+    setup = Setup(problem.structure, selects=True, thermal=False)
+    step = StepParameters(problem.parameters, algorithm, np.ones(1), 0.0)
     with jax.enable_x64(True):
         fields = np.array([[1.0], [2.0], [-3.0], [4.0]])
-        h, _ = conditioning._visited_again(*given, lambda lam: (lam, lam), fields, (fields, fields))
+        h, _ = add_repeated_visits(
+            setup, step, used, lambda lam: (lam, lam), fields, (fields, fields)
+        )
     expected = (
         fields * ((1 - 0.7 ** np.maximum(used, 1)) / 0.3)[:, None]
     )  # where there is none the weight is 0
@@ -729,23 +734,23 @@ def test_failed_extrapolations_and_large_errors_are_recognised():
         chosen = list(points)
         some = [{name: level[name][:, :, chosen] for name in level} for level in levels]
         values = [{name: part[name][:, chosen] for name in part} for part in (means, errors)]
-        return dmft_solver._cells_fail(some, *values, np.array([0.5]))[0].tolist()
+        return failed_save_points(some, *values, np.array([0.5]))[0].tolist()
 
     assert failed(0, 1) == [False, False]
     assert failed(2) == failed(3) == failed(4) == [True]
     assert failed(0, 2, 0) == [False, True, True]  # and all later ones
     small, large = {"risk": np.array([[1.0, 0.1]])}, {"risk": np.array([[0.1, 0.2]])}
     small["train_risk"], large["train_risk"] = np.ones((1, 2)), np.array([[0.01, 0.07]])
-    texts = dmft_solver._large_errors(small, large, large, hot=False)
+    texts = large_error_warnings(small, large, large, is_thermal=False)
     assert texts == (
         "The standard error of risk exceeds its value at 1 of 2 save points. Use more cells, or sgd.simulate.",
     )
-    assert "Use more paths" in dmft_solver._large_errors(small, large, {}, hot=True)[0]
+    assert "Use more paths" in large_error_warnings(small, large, {}, is_thermal=True)[0]
     large["risk"] = large["risk"] / 10
-    assert dmft_solver._large_errors(small, large, {}, hot=False) == ()
+    assert large_error_warnings(small, large, {}, is_thermal=False) == ()
     assert (
         "up to 7%: that of Langevin dynamics grows"
-        in dmft_solver._large_errors(small, large, {}, hot=True)[0]
+        in large_error_warnings(small, large, {}, is_thermal=True)[0]
     )
 
 

@@ -131,10 +131,12 @@ def steps(sgd: Any, name: str, problem: Any) -> Iterator[tuple[str, Callable[[],
     from sgdynamics.expectations.choice import expectation_of
     from sgdynamics.expectations.risk import MARGIN, choose_quadrature, overlaps_at
     from sgdynamics.fixed_data import conditioning
-    from sgdynamics.fixed_data.dmft import Points, Sweep
-    from sgdynamics.fixed_data.paths import advanced as steps_of_paths
-    from sgdynamics.fixed_data.response_form import advanced as steps_of_kernels
+    from sgdynamics.fixed_data.dmft import Sweep
+    from sgdynamics.fixed_data.host_draws import Sampling
+    from sgdynamics.fixed_data.paths import advance_paths
+    from sgdynamics.fixed_data.response_form import advance_paths as advance_response_paths
     from sgdynamics.fixed_data.response_sweep import ResponseSweep
+    from sgdynamics.fixed_data.setup import InitialDraws, InitialWeights, Setup, StepParameters
     from sgdynamics.ode.drift import drift
     from sgdynamics.problems.overlap_starts import Start
     from sgdynamics.sde.scheme import SdePaths
@@ -202,7 +204,7 @@ def steps(sgd: Any, name: str, problem: Any) -> Iterator[tuple[str, Callable[[],
         yield "sde", partial(advanced, paths)
 
         def conditioned() -> Any:
-            setup = conditioning.Setup(structure, selects=True, hot=True)
+            setup = Setup(structure, selects=True, thermal=True)
             selecting = sgd.PersistentSGD(
                 lr=0.1, samples_per_dimension=1.5, batch_fraction=0.5, persistence_time=0.5
             )
@@ -215,41 +217,42 @@ def steps(sgd: Any, name: str, problem: Any) -> Iterator[tuple[str, Callable[[],
             inputs = SAMPLES * structure.sample.inputs_a_sample
             normals = jnp.zeros((structure.blocks, 5, inputs))
             noise = jnp.zeros((SAMPLES, structure.sample.draw_normals))
-            known = conditioning.initial(
-                setup, numbers, data, T, L, np.ones(3), normals, noise, jnp.full(SAMPLES, 0.5), 64
-            )
-            draws = conditioning.draw(setup, keys[0], inputs, 64, known.A.dtype)
-            given = (numbers, data, sizes.astype(float), 1e-10)
-            known = conditioning.step(setup, given, known, draws, keys[0], jnp.asarray(0))
-            return conditioning.observe(setup, numbers, known)
+            step = StepParameters(numbers, data, sizes.astype(float), 1e-10)
+            weights = InitialWeights(T, L, np.ones(3))
+            initial_draws = InitialDraws(normals, noise, jnp.full(SAMPLES, 0.5))
+            state = conditioning.initial_state(setup, step, weights, initial_draws, 64)
+            draws = conditioning.draw_step(setup, keys[0], inputs, 64, state.A.dtype)
+            state = conditioning.advance_step(setup, step, state, draws, keys[0], jnp.asarray(0))
+            return conditioning.observe(setup, numbers, state)
 
         yield "conditioning", conditioned
         begun = sgd.PersistentSGD(
             lr=0.1, samples_per_dimension=1.5, batch_fraction=0.5, persistence_time=0.5
         )
-        sweep = Sweep(problem, begun, 64, 1, 0, 2, 1e-5, np.dtype("float64"))
-        sweep.make_room(4, None, None)
-        group = sweep.initial(
-            Start(*(part[:1] for part in (start.M_blocks, start.Q_blocks, start.a))), Points(sweep)
-        )[0]
+        first_run = Start(*(leaf[:1] for leaf in (start.M_blocks, start.Q_blocks, start.a)))
+        sweep = Sweep(problem, begun, Sampling(64, 2), 1e-5, np.dtype("float64"))
+        sweep.reserve_memory(4, None, None)
+        group = sweep.initial_groups(first_run, sweep.host_draws())[0]
         until = (np.int64(0), np.zeros(1, dtype=np.int64), np.int64(2))
         yield (
             "paths at d -> infinity",
-            lambda: steps_of_paths.__wrapped__(
-                sweep.setup, sweep.numbers, group.paths, group.places, None, *until
+            lambda: advance_paths.__wrapped__(
+                sweep.setup, sweep.step_parameters, group.paths, group.slots, None, *until
             ),
         )
     if name == "erf":
-        kernels = ResponseSweep(problem, sgd.MultiPassSGD(), 64, 1, 0, 2, 1e-5, np.dtype("float64"))
-        kernels.make_room(4, None, None)
-        fields = kernels.initial(
-            Start(*(part[:1] for part in (start.M_blocks, start.Q_blocks, start.a))),
-            Points(kernels),
-        )[0].paths
+        first_run = Start(*(leaf[:1] for leaf in (start.M_blocks, start.Q_blocks, start.a)))
+        response = ResponseSweep(
+            problem, sgd.MultiPassSGD(), Sampling(64, 2), 1e-5, np.dtype("float64")
+        )
+        response.reserve_memory(4, None, None)
+        response_paths = response.initial_groups(first_run, response.host_draws())[0].paths
         more = (np.bool_(False), None, np.int64(0), np.zeros(1, dtype=np.int64), np.int64(2))
         yield (
             "response form",
-            lambda: steps_of_kernels.__wrapped__(kernels.setup, kernels.numbers[:3], fields, *more),
+            lambda: advance_response_paths.__wrapped__(
+                response.setup, response.step_parameters, response_paths, *more
+            ),
         )
 
 

@@ -14,11 +14,11 @@ SCRIPT = """
 import resource, sys
 import numpy as np
 import sgdynamics as sgd
-from sgdynamics.limits import dmft
+from sgdynamics.fixed_data import dmft
 from sgdynamics.simulation import running
 
 case, size = sys.argv[1], int(sys.argv[2])
-estimates, check_reach, make_room = [], running.check_reach, dmft.Sweep.make_room
+estimates, check_reach, reserve_memory = [], running.check_reach, dmft.Sweep.reserve_memory
 
 def note_simulator(simulator, runs, steps):
     group = min(runs, simulator.largest_group())
@@ -26,10 +26,10 @@ def note_simulator(simulator, runs, steps):
     check_reach(simulator, runs, steps)
 
 def note_dmft(self, *arguments):
-    make_room(self, *arguments)
-    estimates.append(self.bytes)
+    reserve_memory(self, *arguments)
+    estimates.append(self.required_bytes)
 
-running.check_reach, dmft.Sweep.make_room = note_simulator, note_dmft
+running.check_reach, dmft.Sweep.reserve_memory = note_simulator, note_dmft
 width, batch = (4, 1) if case == "one sample" else (2, 32)
 problem = sgd.TeacherStudent(width=width, activation="square")
 start = sgd.start(problem, M=0.1 * np.ones((width, 1)), Q=np.eye(width))

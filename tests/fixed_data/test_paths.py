@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 import sgdynamics as sgd
-from sgdynamics.algorithms.fixed_data import numbers_of_step
-from sgdynamics.fixed_data import conditioning, path_plan, path_state
+from sgdynamics.fixed_data import path_state, path_step
 from sgdynamics.fixed_data import paths as engine
-from sgdynamics.fixed_data.dmft import Points, Sweep
-from sgdynamics.fixed_data.forgetting import merged
+from sgdynamics.fixed_data.bounded_memory import merge_bins
+from sgdynamics.fixed_data.dmft import Sweep
+from sgdynamics.fixed_data.host_draws import Sampling
+from sgdynamics.fixed_data.sample_space import SampleData, sample_space_gradients
 from sgdynamics.problems.overlap_starts import Start
 
 STEPS, PATHS = 6, 128
@@ -22,21 +23,24 @@ STEPS, PATHS = 6, 128
 
 def one_after_the_other(sweep, group, steps):
     """The former scheme, in NumPy: rows of W after so many steps, from the same start and normals."""
-    setup, (parameters, algorithm, sizes, tolerance) = sweep.setup, sweep.numbers
-    paths = jax.tree.map(lambda leaf: leaf[0], path_state.cut(group.paths, 1, 1))
+    setup, step_parameters = sweep.setup, sweep.step_parameters
+    sizes, tolerance = step_parameters.block_sizes, step_parameters.tolerance
+    paths = jax.tree.map(lambda leaf: leaf[0], path_state.rechunk(group.paths, 1, 1))
     p, n = setup.structure.width, sweep.inputs
-    A, P = np.asarray(paths.A[0])[:, : setup.first], np.zeros((0, n))
-    W, head = np.asarray(paths.rows)[..., : setup.first], np.asarray(paths.head)
-    used = np.ones(sweep.each, dtype=bool)
+    A, P = np.asarray(paths.A[0])[:, : setup.initial_directions], np.zeros((0, n))
+    W, head = np.asarray(paths.rows)[..., : setup.initial_directions], np.asarray(paths.head)
+    used = np.ones(sweep.paths, dtype=bool)
     for step in range(steps):
-        now, rates = numbers_of_step(parameters, algorithm, np.int64(step))
+        present = step_parameters.at_step(np.int64(step))
+        now, rates = present.parameters, present.hyperparameters
         fields = jnp.asarray(np.einsum("pbk,bkn->np", W, A))
-        given = (paths.signals[0], head, jax.tree.map(lambda leaf: leaf[0], paths.given))
+        draws = jax.tree.map(lambda leaf: leaf[0], paths.draws)
+        data = SampleData(used, sweep.paths, paths.signals[0], draws)
         g, head_pull = (
-            np.asarray(part)
-            for part in conditioning.look(setup, now, rates, used, sweep.each, fields, *given)
+            np.asarray(gradient)
+            for gradient in sample_space_gradients(setup, present, data, fields, head)
         )
-        Z = np.asarray(engine._normals(setup, paths, jnp.int64(len(P)), jnp.int64(step))[0])
+        Z = np.asarray(engine._draw_normals(setup, paths, jnp.int64(len(P)), jnp.int64(step))[0])
         spread = np.sqrt(np.asarray(now["eigenvalues"]))[:, None]
         for unit in range(p):
             r, z = g[unit].copy(), Z[unit].copy()
@@ -76,7 +80,7 @@ def test_equal_to_the_former_scheme(width, covariance, monkeypatch):
     """Rows and head to 1e-12 where the basis of each step's gradients is the same, whatever the chunks."""
     monkeypatch.setattr(engine, "CHUNK", 32)
     monkeypatch.setattr(engine, "FEW_ROWS_CHUNK", 32)
-    monkeypatch.setattr(path_plan, "new_basis", cholesky)
+    monkeypatch.setattr(path_step, "new_basis", cholesky)
     problem = sgd.TeacherStudent(
         width=width,
         teacher_width=1,
@@ -89,19 +93,19 @@ def test_equal_to_the_former_scheme(width, covariance, monkeypatch):
     begin = sgd.random_start(problem, dimension=200, seed=1)
     algorithm = sgd.GradientDescent(lr=1.5, samples_per_dimension=2.0)
     with jax.enable_x64(True):
-        sweep = Sweep(problem, algorithm, PATHS, 1, 0, 2, 1e-7, np.dtype("float64"))
-        sweep.make_room(STEPS, None, None)
+        sweep = Sweep(problem, algorithm, Sampling(PATHS, 2), 1e-7, np.dtype("float64"))
+        sweep.reserve_memory(STEPS, None, None)
         one = Start(*(part[:1] for part in (begin.M_blocks, begin.Q_blocks, begin.a)))
-        group = sweep.initial(one, Points(sweep))[0]
+        group = sweep.initial_groups(one, sweep.host_draws())[0]
         assert group.paths.P.shape[1] == PATHS // 32
         W, head, A = one_after_the_other(sweep, group, STEPS)
         moved = (np.int64(0), np.zeros(1, dtype=np.int64), np.int64(STEPS))
-        paths, places, number, _ = engine.advanced.__wrapped__(
-            sweep.setup, sweep.numbers, group.paths, group.places, None, *moved
+        paths, slots, number, _ = engine.advance_paths.__wrapped__(
+            sweep.setup, sweep.step_parameters, group.paths, group.slots, None, *moved
         )
         assert int(number) == STEPS
-        known = sweep.setup.first + width * STEPS
-        assert int(places.opened) == known
+        known = sweep.setup.initial_directions + width * STEPS
+        assert int(slots.weight) == known
         np.testing.assert_allclose(np.asarray(paths.rows[0])[..., :known], W, rtol=0, atol=1e-12)
         np.testing.assert_allclose(np.asarray(paths.head[0]), head, rtol=0, atol=1e-12)
         fields = np.asarray(paths.fields[0]).reshape(-1, width)
@@ -124,17 +128,15 @@ def test_no_step_copies_what_is_known(backend, width, monkeypatch):
     )
     begin = sgd.random_start(problem, dimension=100, seed=1)
     with jax.enable_x64(True):
-        sweep = Sweep(
-            problem, algorithm, 4096, 1 if backend == "cpu" else 2, 0, 2, 1e-7, np.dtype("float64")
-        )
-        sweep.make_room(20, None, None)
-        group = sweep.initial(
-            Start(*(part[:1] for part in (begin.M_blocks, begin.Q_blocks, begin.a))), Points(sweep)
-        )[0]
+        sampling = Sampling(4096, 2, reduction=1 if backend == "cpu" else 2)
+        sweep = Sweep(problem, algorithm, sampling, 1e-7, np.dtype("float64"))
+        sweep.reserve_memory(20, None, None)
+        one = Start(*(part[:1] for part in (begin.M_blocks, begin.Q_blocks, begin.a)))
+        group = sweep.initial_groups(one, sweep.host_draws())[0]
         moved = (np.int64(0), np.zeros(group.sets, dtype=np.int64), np.int64(5))
         text = (
-            engine.advanced.lower(
-                sweep.setup, sweep.numbers, group.paths, group.places, None, *moved
+            engine.advance_paths.lower(
+                sweep.setup, sweep.step_parameters, group.paths, group.slots, None, *moved
             )
             .compile()
             .as_text()
@@ -173,11 +175,13 @@ def test_chunks_that_are_apart_make_the_same_step(algorithm, monkeypatch):
     begin = sgd.random_start(problem, dimension=200, seed=1)
     found, taken = [], []
     monkeypatch.setattr(
-        engine, "apart", lambda paths, function=engine.apart: taken.append(1) or function(paths)
+        engine,
+        "split_chunks",
+        lambda paths, function=engine.split_chunks: taken.append(1) or function(paths),
     )
     for most in (0, 8):
-        monkeypatch.setattr(engine, "MOST_APART", most)
-        engine.advanced.clear_cache()
+        monkeypatch.setattr(engine, "MAX_SEPARATE_CHUNKS", most)
+        engine.advance_paths.clear_cache()
         found.append(
             sgd.solve_dmft(
                 problem, algorithm, begin, steps=[5], paths=512, replicates=4, progress=False
@@ -194,19 +198,16 @@ def test_memory_counts_the_copies_that_a_compiler_makes(monkeypatch):
         sweep = Sweep(
             sgd.TeacherStudent(width=1),
             sgd.GradientDescent(0.1, 2.0),
-            1 << 18,
-            1,
-            0,
-            4,
+            Sampling(1 << 18, 4),
             1e-7,
             np.dtype("float32"),
         )
-        held = 4 * sweep.held(5003)
+        held = 4 * sweep.bytes_per_replicate(5003)
         for backend, copies in (("cpu", 2), ("gpu", 3)):
             monkeypatch.setattr(jax, "default_backend", lambda backend=backend: backend)
             with pytest.raises(ValueError, match="directions"):
-                sweep.make_room(10**9, 5000, copies * held * 0.999e-9)
-            sweep.make_room(10**9, 5000, copies * held * 1.01e-9)
+                sweep.reserve_memory(10**9, 5000, copies * held * 0.999e-9)
+            sweep.reserve_memory(10**9, 5000, copies * held * 1.01e-9)
 
 
 def test_replicates_that_advance_together_have_memory_for_all_directions(monkeypatch):
@@ -217,13 +218,17 @@ def test_replicates_that_advance_together_have_memory_for_all_directions(monkeyp
     problem = sgd.TeacherStudent(width=8, activation="erf")
     with jax.enable_x64(True):
         sweep = Sweep(
-            problem, sgd.GradientDescent(0.1, 2.0), 4096, 1, 0, 4, 1e-7, np.dtype("float64")
+            problem,
+            sgd.GradientDescent(0.1, 2.0),
+            Sampling(4096, 4),
+            1e-7,
+            np.dtype("float64"),
         )
-    first, half, steps = sweep.setup.first, 2048, 300
+    first, half, steps = sweep.setup.initial_directions, 2048, 300
     for backend, directions in (("cpu", first + half + 8), ("gpu", first + 8 * (steps + 1))):
         monkeypatch.setattr(jax, "default_backend", lambda backend=backend: backend)
-        sweep.make_room(steps, None, 1e3)
-        assert sweep.most == sweep.needed(steps) == directions
+        sweep.reserve_memory(steps, None, 1e3)
+        assert sweep.largest_capacity == sweep.directions_after(steps) == directions
 
 
 @pytest.mark.slow
@@ -296,9 +301,9 @@ def test_bounded_memory_is_checked_before_work():
 
 
 def test_bins_of_steps_grow_with_age():
-    assert merged([1] * 4, 8) == [[0], [1], [2], [3]]
+    assert merge_bins([1] * 4, 8) == [[0], [1], [2], [3]]
     widths = [1] * 16
-    groups = merged(widths, 8)
+    groups = merge_bins(widths, 8)
     assert [place for group in groups for place in group] == list(range(16))
     sizes = [len(group) for group in groups]
     assert len(sizes) == 8

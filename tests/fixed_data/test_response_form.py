@@ -12,8 +12,9 @@ from scipy import stats
 
 import sgdynamics as sgd
 from sgdynamics.base.progress import meter
-from sgdynamics.fixed_data import response_sweep
-from sgdynamics.fixed_data.dmft import Points, Sweep
+from sgdynamics.fixed_data import dmft as sweep_module
+from sgdynamics.fixed_data.dmft import Sweep
+from sgdynamics.fixed_data.host_draws import Sampling
 from sgdynamics.fixed_data.response_sweep import DependentFields, ResponseSweep
 from sgdynamics.problems.overlap_starts import Start
 from sgdynamics.solvers import dmft
@@ -30,8 +31,8 @@ FOUR = [(0.5, 0.4), (1.0, 0.2), (1.5, 0.2), (2.0, 0.2)]
 
 
 def sweep_of(kind, problem, algorithm, each, steps, replicates=REPLICATES):
-    sweep = kind(problem, algorithm, each, 1, 0, replicates, 1e-5, np.dtype("float64"))
-    sweep.make_room(steps, None, None)
+    sweep = kind(problem, algorithm, Sampling(each, replicates), 1e-5, np.dtype("float64"))
+    sweep.reserve_memory(steps, None, None)
     return sweep
 
 
@@ -126,9 +127,9 @@ def test_equations_written_out(constraint):
     steps = 5
     with jax.enable_x64(True):
         sweep = sweep_of(ResponseSweep, problem, algorithm, 512, steps, 2)
-        groups = sweep.initial(first_run(start), Points(sweep))
-        sweep.advance(groups, None, 0, 2, sweep.most)
-        sweep.advance(groups, None, 2, steps, sweep.most)
+        groups = sweep.initial_groups(first_run(start), sweep.host_draws())
+        sweep.advance(groups, None, 2, sweep.largest_capacity)
+        sweep.advance(groups, None, steps, sweep.largest_capacity)
         paths = jax.tree.map(lambda leaf: np.asarray(leaf[0]), groups[0].paths)
     assert paths.z.shape[0] == 2  # chunks
     count = 2 + 2 * (steps + 1)
@@ -137,10 +138,10 @@ def test_equations_written_out(constraint):
     )
     G, R, fields = written_out(problem, algorithm, start, z, g)
     np.testing.assert_allclose(
-        np.moveaxis(paths.scalars.overlaps, 1, 0)[:, :count, :count], G, rtol=0, atol=1e-9
+        np.moveaxis(paths.order.overlaps, 1, 0)[:, :count, :count], G, rtol=0, atol=1e-9
     )
     np.testing.assert_allclose(
-        np.moveaxis(paths.scalars.responses, 1, 0)[:, :count, :count], R, rtol=0, atol=1e-9
+        np.moveaxis(paths.order.responses, 1, 0)[:, :count, :count], R, rtol=0, atol=1e-9
     )
     np.testing.assert_allclose(paths.fields.reshape(-1, 2), fields, rtol=0, atol=1e-9)
 
@@ -230,19 +231,13 @@ def test_sampling_error_of_derivatives_is_no_noise(monkeypatch):
     assert np.all(np.abs(apart - 1) < 0.03), apart
     from sgdynamics.fixed_data import response_form
 
-    true = response_form._plan
+    next_order = response_form._next_order
 
-    def plan(setup, given, one, sums, number):
-        parameters, _, sizes = given
-        return true(
-            setup,
-            given,
-            one._replace(free=(parameters["eigenvalues"] * sizes)[:, None] + 0 * one.free),
-            sums,
-            number,
-        )
+    def uncorrected(setup, step, order, sums, number):
+        noise = (step.parameters["eigenvalues"] * step.block_sizes)[:, None] + 0 * order.noise
+        return next_order(setup, step, order._replace(noise=noise), sums, number)
 
-    monkeypatch.setattr(response_form, "_plan", plan)
+    monkeypatch.setattr(response_form, "_next_order", uncorrected)
     jax.clear_caches()
     apart = linear_spectrum(1024, 2, 16, 64)[0].mean(axis=0)
     monkeypatch.undo()
@@ -345,7 +340,7 @@ def made(kind, blocks, each=256):
 @pytest.mark.slow
 def test_all_chunks_and_sets_at_once(monkeypatch):
     """As on a GPU: the same numbers to rounding, beyond what memory is made for at first."""
-    monkeypatch.setattr(response_sweep, "SMALLEST", 8)
+    monkeypatch.setattr(sweep_module, "SMALLEST_CAPACITY", 8)
 
     def found():
         with jax.enable_x64(True):
@@ -368,20 +363,20 @@ def test_paths_are_those_of_one_block():
     def numbers_a_path(kind, blocks):
         with jax.enable_x64(True):
             sweep, start = made(kind, blocks)
-            paths = sweep.initial(first_run(start), Points(sweep))[0].paths
+            paths = sweep.initial_groups(first_run(start), sweep.host_draws())[0].paths
         names = (
-            ("z", "g", "fresh", "fields", "signals")
+            ("z", "g", "z_now", "fields", "signals")
             if kind is ResponseSweep
             else ("P", "A", "fields", "signals")
         )
-        return sum(np.size(getattr(paths, name)) for name in names) / sweep.each
+        return sum(np.size(getattr(paths, name)) for name in names) / sweep.paths
 
     kernels, projections = (
         [numbers_a_path(kind, blocks) for blocks in (1, 8)] for kind in (ResponseSweep, Sweep)
     )
     assert kernels[0] == kernels[1]
     assert projections[1] > 4 * projections[0]
-    sizes = [made(ResponseSweep, blocks, 1 << 14)[0].bytes for blocks in (1, 8)]
+    sizes = [made(ResponseSweep, blocks, 1 << 14)[0].required_bytes for blocks in (1, 8)]
     assert sizes[1] < 1.05 * sizes[0]  # and what there is for each block is small beside it
 
 
@@ -406,7 +401,7 @@ def test_time_of_eight_blocks():
 
 def chosen(monkeypatch, problem, algorithm, start, **more):
     """The form that would be taken."""
-    monkeypatch.setattr(dmft, "_answer", lambda asked, kind: kind.form)
+    monkeypatch.setattr(dmft, "_solve_form", lambda request, form: form.form)
     names = [field.name for field in dataclasses.fields(sgd.DMFT)]
     arguments = {name: value for name, value in more.items() if name not in names}
     options = {name: value for name, value in more.items() if name in names}
@@ -517,12 +512,12 @@ def test_where_fields_bring_nothing_new(monkeypatch):
     start = sgd.random_start(problem, dimension=200, seed=0)
     algorithm = sgd.MultiPassSGD(lr=0.2, batch_fraction=0.5)
 
-    def answer(asked, kind):
-        if kind is ResponseSweep:
+    def answer(request, form):
+        if form is ResponseSweep:
             raise DependentFields("After step 3. Use form='projections'.")
-        return kind.form
+        return form.form
 
-    monkeypatch.setattr(dmft, "_answer", answer)
+    monkeypatch.setattr(dmft, "_solve_form", answer)
     more = {"steps": [4], "paths": 4096, "progress": False}
     with pytest.warns(UserWarning, match="form='projections'. The projections are used here"):
         assert sgd.solve_dmft(problem, algorithm, start, **more) == "projections"

@@ -17,7 +17,8 @@ from sgdynamics.base.progress import warn
 from sgdynamics.problems.overlap_starts import Start
 from sgdynamics.problems.problem import Problem
 from sgdynamics.results.variables import STANDARD_ERROR
-from sgdynamics.solvers.dmft import TOGETHER, number_of_cells, solve_dmft
+from sgdynamics.solvers.dmft import COINCIDENT_SAVE_POINTS, solve_dmft
+from sgdynamics.solvers.dmft_cells import number_of_cells
 
 FIRST_SHARE, LONGER = (
     1 / 16,
@@ -213,7 +214,7 @@ def dmft_exits(
         far = min(far, end)
         with warnings.catch_warnings():
             warnings.filterwarnings(
-                "ignore", TOGETHER
+                "ignore", COINCIDENT_SAVE_POINTS
             )  # with a schedule there may be more of them than cells
             when = _steps_up_to(problem, algorithm, start, far)
             try:

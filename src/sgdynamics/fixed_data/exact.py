@@ -1,4 +1,8 @@
-"""Algorithms on a fixed data set at finite d, exactly in law, without the data set: Gaussian conditioning in coefficient space."""
+"""Algorithms on a fixed data set at finite d, exactly in law, without the data set itself.
+
+The data are drawn only along the directions that the algorithm has used
+(`fixed_data.conditioning`).
+"""
 
 from __future__ import annotations
 
@@ -8,71 +12,82 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float
 
 from sgdynamics.algorithms.fixed_data import FixedData, elapsed_at
-from sgdynamics.base.arrays import Numeric, Parameters, RandomKey, RandomKeys
+from sgdynamics.base.arrays import Parameters, RandomKey, RandomKeys
 from sgdynamics.base.controls import values_at
 from sgdynamics.base.random import normals_and_uniforms, run_keys
 from sgdynamics.fixed_data import conditioning
-from sgdynamics.fixed_data.conditioning import Known
+from sgdynamics.fixed_data.conditioning import ConditionedState
+from sgdynamics.fixed_data.setup import (
+    SMALLEST_CAPACITY,
+    InitialDraws,
+    InitialWeights,
+    Setup,
+    StepParameters,
+)
 from sgdynamics.problems.frames import compressed_rows, signal_frames
 from sgdynamics.problems.overlap_starts import Start
 from sgdynamics.problems.problem import Problem
 from sgdynamics.simulation.exact import GROUP_BYTES
 from sgdynamics.simulation.running import UNSEEN, Advanced, Simulator, Watched
 
-FIRST_STEP = (1 << 31) - 1  # a step number that no run reaches: what is drawn before the first step
+FIRST_STEP = (1 << 31) - 1  # step number of the draws before the first step; no run reaches it
 
 
 class ExactFixedData(Simulator):
-    """Runs whose data sets are known only as far as the algorithm has looked. Memory grows with the steps, up to that of the data set."""
+    """Runs in the basis of the data products, whose memory grows up to that of the data set."""
 
     def __init__(
         self,
         problem: Problem,
         algorithm: FixedData,
-        begin: Start,
+        start: Start,
         dimension: int,
-        sizes: np.ndarray,
+        block_sizes: np.ndarray,
         seed: int,
     ) -> None:
-        self.setup = conditioning.Setup(problem.structure, algorithm.selects, algorithm.hot)
-        self.parameters = problem.parameters | {"frame": signal_frames(problem, sizes)}
-        self.algorithm = algorithm.parameters
+        self.setup = Setup(problem.structure, algorithm.selects, algorithm.hot)
+        self.step_parameters = StepParameters(
+            problem.parameters | {"frame": signal_frames(problem, block_sizes)},
+            algorithm.parameters,
+            block_sizes.astype(np.float64),
+            np.float64(conditioning.ROUNDING),
+        )
         self.samples = algorithm.samples(dimension)
         self.inputs = self.samples * problem.structure.sample.inputs_a_sample
-        self.sizes = sizes.astype(np.float64)
-        self.most = (
-            int(sizes.max()) + self.setup.opened
-        )  # the last steps need room to look, even where nothing is left to find
-        self.T, self.L = compressed_rows(problem, begin, sizes)
-        self.head = begin.a
+        # The last steps need capacity for their gradients even if no direction is left.
+        self.largest_capacity = int(block_sizes.max()) + self.setup.directions_per_step
+        self.weights = InitialWeights(*compressed_rows(problem, start, block_sizes), start.a)
         self.seed = seed
 
     def initial(self, chosen: np.ndarray) -> Any:
         self.now = 0.0
-        room = self._first_room
-        rows = (self.T[chosen], self.L[chosen], self.head[chosen])
-        numbers = (self.parameters, self.algorithm, self.sizes)
-        return _initial(
-            self.setup, self.samples, room, *numbers, *rows, run_keys(self.seed, chosen)
+        weights = InitialWeights(*(leaf[chosen] for leaf in self.weights))
+        keys = run_keys(self.seed, chosen)
+        capacity = self._first_capacity
+        return _initial_states(
+            self.setup, self.samples, capacity, self.step_parameters, weights, keys
         )
 
     def advance(
-        self, state: Known, keys: RandomKeys, since: int, end: int, watch: Watched = UNSEEN
+        self,
+        state: ConditionedState,
+        keys: RandomKeys,
+        since: int,
+        end: int,
+        watch: Watched = UNSEEN,
     ) -> Advanced:
-        assert watch.see is None, "first passages are not watched here"
-        self.now = float(elapsed_at(self.algorithm["lr"], end))
-        numbers = (self.parameters, self.algorithm, self.sizes, np.float64(conditioning.ROUNDING))
-        return *conditioning.advance(
-            self.setup, numbers, self.most, state, keys, since, end
-        ), watch.seen
-
-    def overlaps(self, state: Known) -> dict[str, Any]:
-        return conditioning.observed(
-            _observe, self.setup, self.on_train, values_at(self.parameters, self.now), state
+        assert watch.see is None, "first passages are not observed in the exact law"
+        self.now = float(elapsed_at(self.step_parameters.hyperparameters["lr"], end))
+        advanced = conditioning.advance(
+            self.setup, self.step_parameters, self.largest_capacity, state, keys, since, end
         )
+        return *advanced, watch.seen
+
+    def overlaps(self, state: ConditionedState) -> dict[str, Any]:
+        parameters = values_at(self.step_parameters.parameters, self.now)
+        return conditioning.observe_losses(_observe, self.setup, self.on_train, parameters, state)
 
     @property
     def grain(self) -> int:
@@ -80,62 +95,61 @@ class ExactFixedData(Simulator):
 
     @property
     def size(self) -> tuple[int, ...]:
-        return self.samples, self.setup.structure.width, int(self.sizes.sum())
+        dimension = int(self.step_parameters.block_sizes.sum())
+        return self.samples, self.setup.structure.width, dimension
 
     @property
-    def _first_room(self) -> int:
-        """Directions that memory is made for at the start."""
-        return min(max(conditioning.SMALLEST, self.setup.first + 2 * self.setup.opened), self.most)
+    def _first_capacity(self) -> int:
+        """Number of directions for which memory is allocated at the start."""
+        setup = self.setup
+        needed = setup.initial_directions + 2 * setup.directions_per_step
+        return min(max(SMALLEST_CAPACITY, needed), self.largest_capacity)
 
     def bytes_a_run(self, steps: float = 0.0) -> float:
-        """Memory of one run: its directions twice at their final capacity, and once at the capacity before, from which they are copied."""
-        directions = min(self.most, self.setup.first + self.setup.opened * (steps + 1))
-        room, previous = self._first_room, 0
-        while room < directions:
-            room, previous = conditioning.next_room(room, self.most), room
-        return 8.0 * self.inputs * (1 + self.setup.structure.blocks) * (2 * room + previous)
+        """Memory of one run: twice its final capacity, and the former one while it is copied."""
+        setup = self.setup
+        added = setup.directions_per_step * (steps + 1)
+        directions = min(self.largest_capacity, setup.initial_directions + added)
+        capacity, previous = self._first_capacity, 0
+        while capacity < directions:
+            previous = capacity
+            capacity = conditioning.next_capacity(capacity, self.largest_capacity)
+        arrays = 1 + setup.structure.blocks  # P, and A of each block
+        return 8.0 * self.inputs * arrays * (2 * capacity + previous)
 
     def largest_group(self) -> int:
-        a_run = 8 * self.inputs * self.most * (1 + self.setup.structure.blocks)
-        return max(1, 2 * GROUP_BYTES // a_run)
+        arrays = 1 + self.setup.structure.blocks
+        bytes_per_run = 8 * self.inputs * self.largest_capacity * arrays
+        return max(1, 2 * GROUP_BYTES // bytes_per_run)
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
-def _initial(
-    setup: conditioning.Setup,
+def _initial_states(
+    setup: Setup,
     samples: int,
-    room: int,
-    parameters: Parameters,
-    algorithm: Parameters,
-    sizes: Float[Numeric, " blocks"],
-    T: Float[Numeric, "runs blocks p K"],
-    L: Float[Numeric, "runs blocks p p"],
-    head: Float[Numeric, "runs p"],
+    capacity: int,
+    step: StepParameters,
+    weights: InitialWeights,
     keys: RandomKeys,
-) -> conditioning.Known:
-    def one(
-        T: Float[Numeric, "blocks p K"],
-        L: Float[Numeric, "blocks p p"],
-        head: Float[Numeric, " p"],
-        key: RandomKey,
-    ) -> conditioning.Known:
-        sample = setup.structure.sample
-        count = setup.structure.blocks * setup.first * samples * sample.inputs_a_sample
+) -> ConditionedState:
+    sample, blocks = setup.structure.sample, setup.structure.blocks
+    directions = setup.initial_directions
+
+    def initial_run(weights: InitialWeights, key: RandomKey) -> ConditionedState:
+        count = blocks * directions * samples * sample.inputs_a_sample
         normals, uniform = normals_and_uniforms(
             jax.random.fold_in(key, FIRST_STEP), count + samples * sample.draw_normals, samples
         )
-        known = normals[:count].reshape(setup.structure.blocks, setup.first, -1)
-        known = jnp.where(
-            jnp.arange(setup.first)[:, None] < sizes[:, None, None], known, 0.0
-        )  # a small block has fewer directions
+        data = normals[:count].reshape(blocks, directions, -1)
+        # A block with fewer coordinates than signals and rows has fewer directions.
+        has_direction = jnp.arange(directions)[:, None] < step.block_sizes[:, None, None]
         noise = normals[count:].reshape(samples, sample.draw_normals)
-        return conditioning.initial(
-            setup, parameters, algorithm, T, L, head, known, noise, uniform, room
-        )
+        draws = InitialDraws(jnp.where(has_direction, data, 0.0), noise, uniform)
+        return conditioning.initial_state(setup, step, weights, draws, capacity)
 
-    return jax.vmap(one)(T, L, head, keys)
+    return jax.vmap(initial_run)(weights, keys)
 
 
 @partial(jax.jit, static_argnums=0)
-def _observe(setup: conditioning.Setup, parameters: Parameters, state: Known) -> dict[str, Any]:
+def _observe(setup: Setup, parameters: Parameters, state: ConditionedState) -> dict[str, Any]:
     return jax.vmap(partial(conditioning.observe, setup, parameters))(state)

@@ -1,4 +1,4 @@
-"""What is kept of sets of paths of the effective process, and where it stands in memory."""
+"""Arrays of a set of paths of the effective process, and the positions of the basis in memory."""
 
 from __future__ import annotations
 
@@ -12,180 +12,191 @@ from jax import Array
 from jaxtyping import Bool, Float
 
 from sgdynamics.base.arrays import DType, IntScalar, Numeric, Parameters, PyTree
-from sgdynamics.fixed_data.conditioning import Known, Setup, observe_fields
+from sgdynamics.fixed_data.conditioning import ConditionedState
+from sgdynamics.fixed_data.sample_space import observe_fields
+from sgdynamics.fixed_data.setup import Setup
 
 
 class Sums(NamedTuple):
-    """What a pass over the paths sums up."""
+    """Sums over all paths for the next step (equations in `fixed_data.paths`)."""
 
-    P: Float[Numeric, "columns room"]  # <P, .> of gradients, of the last new P, of normals
-    A: Float[Numeric, "spanned blocks room"]  # <A, g>
-    g: Float[Numeric, "spanned spanned"]
-    gZ: Float[Numeric, "spanned normals blocks"]
-    Z: Float[Numeric, "normals blocks"]
-    new: Float[Numeric, "spanned spanned"]  # of the last new P, with each other
-    head: Float[Numeric, " p"]
+    P: Float[Numeric, "columns capacity"]  # <P, .> of gradients g, of the last new P, of normals Z
+    A: Float[Numeric, "gradients blocks capacity"]  # U = <A, g>
+    g: Float[Numeric, "gradients gradients"]  # g g^T
+    gZ: Float[Numeric, "gradients normals blocks"]  # g Z^T
+    Z: Float[Numeric, "normals blocks"]  # |Z|^2
+    new: Float[Numeric, "gradients gradients"]  # Gram matrix of the last new P
+    head: Float[Numeric, " p"]  # gradient of the head
 
 
 class Paths(NamedTuple):
-    """One set of paths: what is known of their data, the weights in it, and what the last pass has left for the next step.
+    """One set of paths: the bases of its data, the weights, and the sums for the next step.
 
-    Paths are cut into chunks; P, A and normals are kept in the dtype of storage, all else in float64.
+    The paths are divided into chunks. P, A and normals have the storage precision, all else
+    float64.
     """
 
-    P: Any  # (chunks, room, inputs), or `Apart`: orthonormal rows over all chunks; zero where there is none
-    A: Any  # (chunks, blocks, room, inputs), or `Apart`
-    rows: Float[Numeric, "p blocks room"]
+    P: Any  # (chunks, capacity, inputs) or `ChunkArrays`: orthonormal, zero if unused
+    A: Any  # (chunks, blocks, capacity, inputs) or `ChunkArrays`: data X e_k
+    rows: Float[Numeric, "p blocks capacity"]  # coefficients of W on the e_k
     head: Float[Numeric, " p"]
-    spanned: IntScalar  # directions in P
-    opened: IntScalar  # directions in A
-    drawn: IntScalar  # directions that were ever opened by gradients
+    sample_rank: IntScalar  # directions in P
+    weight_rank: IntScalar  # directions in A
+    gradient_directions: (
+        IntScalar  # directions that gradients have added so far, discarded ones included
+    )
     selected: Bool[Numeric, "chunks n"]
     signals: Float[Numeric, "chunks inputs K"]
-    given: PyTree  # what the loss takes beside them, (chunks, n, ...)
-    quasi: Float[Numeric, "chunks directions blocks inputs"]  # normals of the first directions
-    origins: Any  # (3,) uint64: where the counters of normals, of those of white noise, and of uniforms begin
+    draws: PyTree  # label noise, mixture labels, ..., (chunks, n, ...)
+    quasi_normals: Float[Numeric, "chunks directions blocks inputs"]  # of the first directions
+    counters: Any  # (3,) uint64: first counters of normals, of white noise, of uniforms
     fields: Float[Numeric, "chunks inputs p"]
-    g: Float[Numeric, "chunks spanned inputs"]
+    g: Float[Numeric, "chunks gradients inputs"]
     Z: Float[Numeric, "chunks normals blocks inputs"]
     sums: Sums
-    reach: Float[
-        Numeric, "spanned blocks"
-    ]  # how far the last new directions reach along the last new P
-    change: Any = (
-        None  # (p, blocks, room): how rows change with a small kick, where that is asked for
-    )
-    past: Any = None  # (slots, p, 1 + blocks, room): gradients of steps in P, and in the directions; where memory is bounded
+    last_lengths: Float[Numeric, "gradients blocks"]  # f of the last new directions
+    # (p, blocks, capacity): change of the rows by an infinitesimal perturbation, where R is
+    # computed
+    perturbation: Any = None
+    # (bins, p, 1 + blocks, capacity): past gradients in P and in the e_k, where memory is bounded
+    past_gradients: Any = None
 
 
-class Apart(NamedTuple):
-    """P or A of one set of paths as an array a chunk, (room, inputs), blocks of A one after the other, without leading axes.
+class ChunkArrays(NamedTuple):
+    """P or A of one set of paths as separate arrays (rows, inputs), one per chunk.
 
-    What is a part of a larger array, or has an axis of one, XLA copies in every step on a CPU before it multiplies.
+    The blocks of A follow each other. On a CPU, XLA copies a slice of a larger array, or an array
+    with an axis of length one, in every step before it multiplies.
     """
 
-    chunks: tuple[Float[Array, "room inputs"], ...]
+    chunks: tuple[Float[Array, "rows inputs"], ...]
 
 
-def apart(paths: Paths) -> Paths:
-    """One set of paths, in a leading axis, with P and A chunk by chunk."""
+def split_chunks(paths: Paths) -> Paths:
+    """One set of paths, in a leading axis, with P and A as `ChunkArrays`."""
     inputs = paths.P.shape[-1]
     P, A = (
-        Apart(tuple(chunk.reshape(-1, inputs) for chunk in known[0]))
-        for known in (paths.P, paths.A)
+        ChunkArrays(tuple(chunk.reshape(-1, inputs) for chunk in array[0]))
+        for array in (paths.P, paths.A)
     )
     return paths._replace(P=P, A=A)
 
 
-def joined(paths: Paths, blocks: int) -> Paths:
-    """What `apart` has taken apart."""
-    P, A = (jnp.stack(known.chunks)[None] for known in (paths.P, paths.A))
+def join_chunks(paths: Paths, blocks: int) -> Paths:
+    """The inverse of `split_chunks`."""
+    P, A = (jnp.stack(array.chunks)[None] for array in (paths.P, paths.A))
     return paths._replace(P=P, A=A.reshape(*A.shape[:2], blocks, -1, A.shape[-1]))
 
 
-class Places(NamedTuple):
-    """Where things stand in memory, the same for all sets of paths that go together."""
+class Slots(NamedTuple):
+    """Positions in memory, equal for all sets of paths that advance together."""
 
-    spanned: IntScalar  # the first free row of P
-    opened: IntScalar  # and of A
-    last_spanned: IntScalar  # where the last new ones begin
-    last_opened: IntScalar
-    noted: IntScalar  # steps in `past`
-    settled: Any  # whether the sums are those of the weights
+    sample: IntScalar  # first free row of P
+    weight: IntScalar  # first free row of A
+    last_sample: IntScalar  # first row of P that the last step added
+    last_weight: IntScalar  # first row of A that the last step added
+    history: IntScalar  # steps in `past_gradients`
+    has_sums: Any  # whether `Paths.sums` belong to the present weights
 
 
-def blank(
-    setup: Setup, known: Known, quasi: Numeric, origins: Numeric, storage: DType, slots: int
+def paths_from_state(
+    setup: Setup,
+    state: ConditionedState,
+    quasi_normals: Numeric,
+    counters: Numeric,
+    storage: DType,
+    history: int,
 ) -> Paths:
-    """One set of paths from `conditioning.initial`, with nothing summed yet; in one chunk."""
-    s, z, blocks, room = setup.spanned, setup.normals, setup.structure.blocks, known.P.shape[0]
-    n, p = known.P.shape[1], setup.structure.width
-    columns = 2 * s + z * blocks
+    """One set of paths in one chunk, without sums, from `conditioning.initial_state`."""
+    s, z = setup.gradients_per_step, setup.normals_per_step
+    p, blocks = setup.structure.width, setup.structure.blocks
+    capacity, n = state.P.shape
     sums = Sums(
-        jnp.zeros((columns, room)),
-        jnp.zeros((s, blocks, room)),
-        jnp.zeros((s, s)),
-        jnp.zeros((s, z, blocks)),
-        jnp.zeros((z, blocks)),
-        jnp.zeros((s, s)),
-        jnp.zeros(p),
+        P=jnp.zeros((2 * s + z * blocks, capacity)),
+        A=jnp.zeros((s, blocks, capacity)),
+        g=jnp.zeros((s, s)),
+        gZ=jnp.zeros((s, z, blocks)),
+        Z=jnp.zeros((z, blocks)),
+        new=jnp.zeros((s, s)),
+        head=jnp.zeros(p),
     )
     return Paths(
-        P=jnp.zeros((1, room, n), storage),
-        A=known.A.astype(storage)[None],
-        rows=known.rows,
-        head=known.head,
-        spanned=jnp.asarray(known.spanned, jnp.int64),
-        opened=jnp.asarray(known.opened, jnp.int64),
-        drawn=jnp.zeros((), jnp.int64),
-        selected=known.selected[None],
-        signals=known.signals[None],
-        given=jax.tree.map(lambda leaf: leaf[None], known.given),
-        quasi=quasi[None].astype(storage),
-        origins=origins,
+        P=jnp.zeros((1, capacity, n), storage),
+        A=state.A.astype(storage)[None],
+        rows=state.rows,
+        head=state.head,
+        sample_rank=jnp.asarray(state.sample_rank, jnp.int64),
+        weight_rank=jnp.asarray(state.weight_rank, jnp.int64),
+        gradient_directions=jnp.zeros((), jnp.int64),
+        selected=state.selected[None],
+        signals=state.signals[None],
+        draws=jax.tree.map(lambda leaf: leaf[None], state.draws),
+        quasi_normals=quasi_normals[None].astype(storage),
+        counters=counters,
         fields=jnp.zeros((1, n, p)),
         g=jnp.zeros((1, s, n)),
         Z=jnp.zeros((1, z, blocks, n), storage),
         sums=sums,
-        reach=jnp.zeros((s, blocks)),
-        past=jnp.zeros((slots, p, 1 + blocks, room)) if slots else None,
+        last_lengths=jnp.zeros((s, blocks)),
+        past_gradients=jnp.zeros((history, p, 1 + blocks, capacity)) if history else None,
     )
 
 
-def first_places(setup: Setup) -> Places:
-    count, none = np.int64(setup.first), np.int64(0)
-    return Places(none, count, none, count, none, np.bool_(False))
+def initial_slots(setup: Setup) -> Slots:
+    """Positions before the first step: A contains the signals and the rows, P is empty."""
+    count, zero = np.int64(setup.initial_directions), np.int64(0)
+    return Slots(zero, count, zero, count, zero, np.bool_(False))
 
 
-_BY_CHUNK = ("P", "A", "selected", "signals", "given", "quasi", "fields", "g", "Z")
-_LAST = ("P", "A", "quasi", "g", "Z")  # whose paths are in the last axis
+_CHUNKED = ("P", "A", "selected", "signals", "draws", "quasi_normals", "fields", "g", "Z")
+_PATHS_LAST = ("P", "A", "quasi_normals", "g", "Z")  # arrays whose last axis are the paths
 
 
-def cut(paths: Paths, chunks: int, lead: int) -> Paths:
-    """The same paths in another number of chunks, which stand after `lead` axes."""
+def rechunk(paths: Paths, chunks: int, lead: int) -> Paths:
+    """The same paths in another number of chunks; the axis of chunks follows `lead` others."""
 
-    def last(leaf: Numeric) -> Numeric:
+    def split_last(leaf: Numeric) -> Numeric:
         moved = jnp.moveaxis(leaf, lead, -2)
-        moved = moved.reshape(
-            *moved.shape[:-2], chunks, moved.shape[-2] * moved.shape[-1] // chunks
-        )
-        return jnp.moveaxis(moved, -2, lead)
+        size = moved.shape[-2] * moved.shape[-1] // chunks
+        return jnp.moveaxis(moved.reshape(*moved.shape[:-2], chunks, size), -2, lead)
 
-    def first(leaf: Numeric) -> Numeric:
+    def split_first(leaf: Numeric) -> Numeric:
         return leaf.reshape(*leaf.shape[:lead], chunks, -1, *leaf.shape[lead + 2 :])
 
     if paths.P.shape[lead] == chunks:
         return paths
-    return paths._replace(
-        **{
-            name: jax.tree.map(last if name in _LAST else first, getattr(paths, name))
-            for name in _BY_CHUNK
-        }
-    )
+    changes = {
+        name: jax.tree.map(split_last if name in _PATHS_LAST else split_first, getattr(paths, name))
+        for name in _CHUNKED
+    }
+    return paths._replace(**changes)
+
+
+def pad_axes(leaf: Numeric, added: int, *axes: int) -> Any:
+    """An array with zeros added at the end of some axes, which are counted from the last."""
+    widths = [(0, added if axis - leaf.ndim in axes else 0) for axis in range(leaf.ndim)]
+    return jnp.pad(leaf, widths)
 
 
 @partial(jax.jit, static_argnums=(1, 2))
-def widened(paths: Paths, room: int, lead: int) -> Paths:
-    """The same with memory for more directions."""
-    more = room - paths.P.shape[lead + 1]
-
-    def padded(leaf: Numeric, axis: int) -> Numeric:
-        return jnp.pad(
-            leaf, [(0, more if place == axis % leaf.ndim else 0) for place in range(leaf.ndim)]
-        )
-
-    sums = paths.sums._replace(P=padded(paths.sums.P, -1), A=padded(paths.sums.A, -1))
-    changed = {
-        name: None if (leaf := getattr(paths, name)) is None else padded(leaf, -1)
-        for name in ("rows", "change", "past")
+def with_capacity(paths: Paths, capacity: int, lead: int) -> Paths:
+    """The same paths with memory for more directions."""
+    added = capacity - paths.P.shape[lead + 1]
+    sums = paths.sums._replace(
+        P=pad_axes(paths.sums.P, added, -1), A=pad_axes(paths.sums.A, added, -1)
+    )
+    changes = {
+        name: None if (leaf := getattr(paths, name)) is None else pad_axes(leaf, added, -1)
+        for name in ("rows", "perturbation", "past_gradients")
     }
-    return paths._replace(P=padded(paths.P, -2), A=padded(paths.A, -2), sums=sums, **changed)
+    P, A = pad_axes(paths.P, added, -2), pad_axes(paths.A, added, -2)
+    return paths._replace(P=P, A=A, sums=sums, **changes)
 
 
 def observe(setup: Setup, parameters: Parameters, paths: Paths) -> dict[str, Any]:
-    """M, Q (block by block), a and the mean loss over the paths, of one set."""
-    flat = jax.tree.map(
+    """M and Q per covariance block, a, and the mean loss over the paths, of one set."""
+    fields, signals, draws = jax.tree.map(
         lambda leaf: leaf.reshape(leaf.shape[0] * leaf.shape[1], *leaf.shape[2:]),
-        (paths.fields, paths.signals, paths.given),
+        (paths.fields, paths.signals, paths.draws),
     )
-    return observe_fields(setup, parameters, paths.rows, paths.head, *flat)
+    return observe_fields(setup, parameters, paths.rows, paths.head, fields, signals, draws)

@@ -1,17 +1,24 @@
-"""Paths of the effective process of a fixed data set, step by step, with one read of what is known a step, whatever the width.
+"""Paths of the effective process of a fixed data set, with one read of the bases per step.
 
-The scheme is that of `sgdynamics.fixed_data.conditioning` at d -> infinity. With the gradients g (as the data are seen through them),
-normals Z, and what the last pass has summed, a = <P, g>, z = <P, Z>, U = <A, g>, g g^T, g Z^T, a step is small matrices first:
+The scheme is that of `fixed_data.conditioning` at d -> infinity, for all rows of W at once. With
+the gradients g (one vector per unit, in sample space), normals Z, and the sums of the last pass,
+a = <P, g>, z = <P, Z>, U = <A, g>, g g^T and g Z^T, a step first computes small matrices
+(`fixed_data.path_step`),
 
-    S = g g^T - a a^T,   eigenvectors of S/(|g_i| |g_j|) with eigenvalues above tolerance^2 give T with T S T^T = 1,
-    P_new = T (g - a P),   A_new = f P_new + (Z - z P - lower(<Z, P_new>) P_new, brought to its length),   W <- W - lr (U, U_new),
+    S = g g^T - a a^T,    T S T^T = 1 on the eigenvectors of S_ij/(|g_i| |g_j|) above tolerance^2,
+    P_new = T (g - a P),  A_new = f P_new + r (Z - z P - lower(<Z, P_new>) P_new),
+    W <- W - lr (U, U_new),
 
-and then one pass over the paths, a chunk of them at a time, so that all that is known of a chunk is read once: P_new, A_new, the fields,
-the next g and Z, and their sums. A single projection leaves rounding that grows; the second one, P_new <- N (P_new - <P, P_new> P), needs
-a sum of this pass, and is made first thing in the next (it is linear in P: `Plan.along` holds it).
-On a CPU few chunks are arrays of their own, and many go one after the other; elsewhere all go at once, in products that are parallel over
+with f = sqrt(d_b) and a factor r that sets the norm of the last term to sqrt(n), and then makes one pass over the paths, one chunk after the other, so that P and A of a chunk are
+read once: the pass computes P_new, A_new, the fields, the next g and Z, and their sums. A single
+projection leaves rounding that grows with the steps. The second one, P_new <- N (P_new - <P,
+P_new> P), needs a sum of this pass and is made at the start of the next; it is linear in P
+(`StepMatrices.combinations`).
+
+On a CPU a few chunks are separate arrays, and many chunks follow each other; elsewhere all chunks
+are processed at once, in products that are parallel over chunks. Random numbers are functions of
+path and direction by a counter: they are drawn where they are used, and do not depend on the
 chunks.
-Numbers depend on path and direction alone, by a counter: they are drawn where they are used, whatever the chunks.
 """
 
 from __future__ import annotations
@@ -26,505 +33,560 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from sgdynamics.algorithms.epochs import Visits
-from sgdynamics.algorithms.fixed_data import next_selection, numbers_of_step
+from sgdynamics.algorithms.fixed_data import next_selection
 from sgdynamics.base.arrays import Function, IntScalar, Numeric, PyTree
 from sgdynamics.base.random import normals_at, uniforms_at
-from sgdynamics.fixed_data.conditioning import Setup, look
-from sgdynamics.fixed_data.path_plan import Plan, planned, still
-from sgdynamics.fixed_data.path_state import Apart, Paths, Places, Sums, apart, joined
-from sgdynamics.samples.input_covariance import spread as input_spread
+from sgdynamics.fixed_data.path_state import (
+    ChunkArrays,
+    Paths,
+    Slots,
+    Sums,
+    join_chunks,
+    split_chunks,
+)
+from sgdynamics.fixed_data.path_step import StepMatrices, step_matrices, unless_sums_missing
+from sgdynamics.fixed_data.sample_space import SampleData, sample_space_gradients
+from sgdynamics.fixed_data.setup import Setup, StepParameters
+from sgdynamics.samples.input_covariance import spread as input_scale
 
-DIRECTIONS = 30  # the first, which are seen through quasi-random normals
-CHUNK = (
-    1 << 14
-)  # paths at a time on a CPU: so many, since a product of matrices cuts them for itself; on other machines:
-WIDE_CHUNK = 1024
-FEW_ROWS = 4  # so many rows go one by one on a CPU: products with vectors take half the time of one of matrices that has few rows
-FEW_ROWS_CHUNK = 1024  # paths at a time there: with more, XLA makes a product with a vector in another way, ten times slower
-MOST_APART = 8  # chunks, each of which is compiled for itself
+QUASI_DIRECTIONS = 30  # number of first directions whose normals are quasi-random
+CHUNK = 1 << 14  # paths of a chunk on a CPU: matrix products divide them further by themselves
+WIDE_CHUNK = 1024  # paths of a chunk on other devices
+# Up to this number of rows, products on a CPU are made row by row: products with vectors take
+# half the time of a matrix product with few rows.
+FEW_ROWS = 4
+# Paths of a chunk for products row by row: with more, XLA implements the product with a vector in
+# a way that is ten times slower.
+FEW_ROWS_CHUNK = 1024
+MAX_SEPARATE_CHUNKS = 8  # chunks as separate arrays, for each of which code is compiled
 
 
 def has_few_rows(setup: Setup) -> bool:
-    """Whether a step's products with what is known have so few rows that they are made row by row."""
-    return (
-        jax.default_backend() == "cpu"
-        and 2 * setup.spanned + setup.normals * setup.structure.blocks <= FEW_ROWS
-    )
+    """Whether the products of a step with P and A have so few rows that they are made row by row."""
+    rows = 2 * setup.gradients_per_step + setup.normals_per_step * setup.structure.blocks
+    return jax.default_backend() == "cpu" and rows <= FEW_ROWS
 
 
 def largest_chunk(setup: Setup) -> int:
-    """Paths at a time on a CPU."""
+    """Largest number of paths of a chunk on a CPU."""
     return FEW_ROWS_CHUNK if has_few_rows(setup) else CHUNK
 
 
-def chunks_for(setup: Setup, inputs: int, largest: int) -> int:
-    """How many chunks so many inputs of a set of paths are cut into; largest: paths at a time on a CPU."""
+def chunk_count(setup: Setup, inputs: int, largest: int) -> int:
+    """Number of chunks for the inputs of a set of paths; `largest`: paths of a chunk on a CPU."""
     tokens = setup.structure.sample.inputs_a_sample
     n = inputs // tokens
-    most = largest if jax.default_backend() == "cpu" else WIDE_CHUNK
-    size = min(n, max(2, most // tokens))
+    limit = largest if jax.default_backend() == "cpu" else WIDE_CHUNK
+    size = min(n, max(2, limit // tokens))
     size = 1 << (size.bit_length() - 1)
     return n // size
 
 
-class _Part(NamedTuple):
-    """A chunk as a pass reads it, beside P and A."""
+class _ChunkInputs(NamedTuple):
+    """Arrays of a chunk that a pass reads in addition to P and A."""
 
-    used: Any
+    used: Any  # how often the next step uses each sample
     signals: Any
-    given: Any
+    draws: Any
     g: Any
     Z: Any
     Z_next: Any
 
 
-class _Rows(NamedTuple):
-    """What a pass makes of a chunk that goes to memory, each (rows, inputs)."""
+class _ChunkRows(NamedTuple):
+    """Rows that a pass computes for a chunk and writes to P and A, each (rows, inputs)."""
 
-    second: Any  # the last new P once more
-    new: Any  # P
-    moved: Any  # what is added to the last new A, (spanned, blocks) of them; once it is, (blocks, spanned, inputs)
-    opened: Any  # A, likewise
-    white: Any  # and those of white noise
+    corrected: Any  # the last new P after the second projection
+    P_new: Any
+    # change of A of the last directions, (gradients, blocks); after it is added: (blocks,
+    # gradients, inputs)
+    A_shift: Any
+    A_new: Any
+    A_noise: Any  # data along the directions of white noise
 
 
-def _normals(
-    setup: Setup, paths: Paths, drawn: IntScalar, number: IntScalar
+class _ChunkSums(NamedTuple):
+    """Sums over a chunk before the rows that the pass itself computes are inserted."""
+
+    on_P: Any
+    on_A: Any
+    gram: Any  # products among g, P_new, Z and the new rows
+    head: Any
+
+
+def _draw_normals(
+    setup: Setup, paths: Paths, first: IntScalar, number: IntScalar
 ) -> Float[Numeric, "chunks normals blocks inputs"]:
-    """Normals of the next directions, from the quasi-random ones as long as there are any, and of white noise."""
+    """Normals of the next directions: quasi-random for the first ones, then by counter."""
     blocks, tokens = setup.structure.blocks, setup.structure.sample.inputs_a_sample
-    (chunks, inputs), table = paths.g.shape[::2], paths.quasi.shape[1] // (2 if setup.hot else 1)
+    chunks, inputs = paths.g.shape[::2]
+    quasi_count = paths.quasi_normals.shape[1] // (2 if setup.thermal else 1)
     n = inputs // tokens
+    # A counter is (direction, block, token) in the high 32 bits and the path in the low ones.
     low = 2 * jnp.arange(chunks * n // 2).astype(jnp.uint64).reshape(chunks, 1, 1, 1, n // 2)
 
-    def kind(
-        origin: Numeric, first: IntScalar, count: int, quasi: Numeric
+    def draw(
+        counter: Numeric, first: IntScalar, count: int, quasi_normals: Numeric
     ) -> Float[Numeric, "chunks count blocks inputs"]:
-        numbers = first + jnp.arange(count)
-        high = (numbers[:, None] * blocks + jnp.arange(blocks))[..., None] * tokens + jnp.arange(
-            tokens
-        )
-        found = normals_at(origin, (high.astype(jnp.uint64)[..., None] << np.uint64(32)) + low)
-        found = jnp.swapaxes(found.reshape(chunks, count, blocks, tokens, n), -1, -2).reshape(
-            chunks, count, blocks, inputs
-        )
-        if not table:
-            return found
-        taken = quasi[:, jnp.minimum(numbers, table - 1)].astype(found.dtype)
-        return jnp.where((numbers < table)[:, None, None], taken, found)
+        direction = first + jnp.arange(count)
+        block = direction[:, None] * blocks + jnp.arange(blocks)
+        high = block[..., None] * tokens + jnp.arange(tokens)
+        normals = normals_at(counter, (high.astype(jnp.uint64)[..., None] << np.uint64(32)) + low)
+        normals = jnp.swapaxes(normals.reshape(chunks, count, blocks, tokens, n), -1, -2)
+        normals = normals.reshape(chunks, count, blocks, inputs)
+        if not quasi_count:
+            return normals
+        index = jnp.minimum(direction, quasi_count - 1)
+        quasi = quasi_normals[:, index].astype(normals.dtype)
+        return jnp.where((direction < quasi_count)[:, None, None], quasi, normals)
 
-    found = kind(paths.origins[0], drawn, setup.spanned, paths.quasi[:, :table])
-    if setup.hot:
-        found = jnp.concatenate(
-            [
-                found,
-                kind(paths.origins[1], number * setup.white, setup.white, paths.quasi[:, table:]),
-            ],
-            axis=1,
-        )
-    return found.astype(paths.Z.dtype)
+    quasi_normals = paths.quasi_normals
+    normals = draw(
+        paths.counters[0], first, setup.gradients_per_step, quasi_normals[:, :quasi_count]
+    )
+    if setup.thermal:
+        count = setup.noise_directions
+        noise = draw(paths.counters[1], number * count, count, quasi_normals[:, quasi_count:])
+        normals = jnp.concatenate([normals, noise], axis=1)
+    return normals.astype(paths.Z.dtype)
 
 
-def _visit(
+def _process_chunk(
     setup: Setup,
-    numbers: tuple[Any, ...],
-    plan: Plan,
-    places: Places,
+    step: StepParameters,
+    samples: int,
+    matrices: StepMatrices,
+    slots: Slots,
     P: Numeric,
     A: Numeric,
-    part: _Part,
-) -> tuple[tuple[Any, ...], tuple[_Rows, Any, Any]]:
-    """One chunk: sums over it, and new rows of P and A, the fields and the next gradients."""
-    parameters, algorithm, samples = numbers
-    s, z, blocks, p = setup.spanned, setup.normals, setup.structure.blocks, setup.structure.width
-    sample = setup.structure.sample
-    storage, wide = P.dtype, part.g.dtype
+    chunk: _ChunkInputs,
+) -> tuple[_ChunkSums, tuple[_ChunkRows, Any, Any]]:
+    """One chunk of a pass: sums over it, new rows of P and A, the fields and the next gradients."""
+    parameters, sample = step.parameters, setup.structure.sample
+    s, z = setup.gradients_per_step, setup.normals_per_step
+    p, blocks = setup.structure.width, setup.structure.blocks
+    storage, wide = P.dtype, chunk.g.dtype
     if jax.default_backend() == "cpu":
         P, A = P.astype(wide), A.astype(wide)
     inputs = P.shape[-1]
+    few_rows = has_few_rows(setup)
 
-    few = has_few_rows(setup)
-
-    def multiplied(one: Numeric, other: Numeric) -> Any:
-        # one row twice: a product with a vector alone would be a loop of XLA's own, many times slower on a CPU
-        two = jnp.concatenate([one, one]) if len(one) == 1 else one
-        return jnp.matmul(two.astype(other.dtype), other, precision="highest").astype(wide)[
-            : len(one)
-        ]
-
-    def product(
-        one: Float[Numeric, "m rows"], known: Float[Numeric, "rows inputs"]
+    def combine(
+        coefficients: Float[Numeric, "m rows"], array: Float[Numeric, "rows inputs"]
     ) -> Float[Numeric, "m inputs"]:
-        return row_by_row(one, known) if few else multiplied(one, known)
+        """Rows of P or A combined by a small matrix."""
+        if few_rows:
+            return multiply_rows(coefficients, array)
+        return multiply(coefficients, array).astype(wide)
 
-    def along(
-        one: Float[Numeric, "m inputs"], known: Float[Numeric, "rows inputs"]
+    def project(
+        vectors: Float[Numeric, "m inputs"], array: Float[Numeric, "rows inputs"]
     ) -> Float[Numeric, "m rows"]:
-        return product(one, known.T)
+        """Sums <array, vectors> over the paths of the chunk."""
+        return combine(vectors, array.T)
 
-    def stored(value: Numeric) -> Any:
+    def as_stored(value: Numeric) -> Any:
+        """Values rounded to the storage precision, so that sums and memory agree."""
         return value.astype(storage).astype(wide)
 
-    def seen(vectors: Float[Numeric, "m blocks inputs"]) -> Float[Numeric, "rows inputs"]:
+    def data_along(vectors: Float[Numeric, "m blocks inputs"]) -> Float[Numeric, "rows inputs"]:
+        """Data X e from uncorrelated vectors: correlated among tokens, scaled per block."""
         mixed = sample.mixed_inputs(parameters, vectors.reshape(-1, inputs)).reshape(vectors.shape)
-        return stored(input_spread(parameters)[:, None] * mixed).reshape(-1, inputs)
+        return as_stored(input_scale(parameters)[:, None] * mixed).reshape(-1, inputs)
 
-    found = product(plan.along, P)
-    second = stored(found[:s])
-    shift = second - jax.lax.dynamic_slice(P, (places.last_spanned, 0), (s, inputs)).astype(wide)
-    inner = sample.mixed_inputs(parameters, part.g)
-    new = stored(_small(plan.turn, inner - found[s : 2 * s]))
-    rest = part.Z.astype(wide) - found[2 * s :].reshape(z, blocks, inputs)
-    rest = plan.rest[:, :, None] * (rest - jnp.einsum("zsb,sn->zbn", plan.over, new))
-    moved, opened = (
-        seen(plan.reach[:, :, None] * shift[:, None]),
-        seen(plan.far[:, :, None] * new[:, None] + rest[:s]),
-    )
-    rows = _Rows(second, new, moved, opened, seen(rest[s:]))
+    # P_new = T (g - a P), and A_new = f P_new + orthogonal part of Z
+    combined = combine(matrices.combinations, P)
+    corrected = as_stored(combined[:s])
+    P_last = jax.lax.dynamic_slice(P, (slots.last_sample, 0), (s, inputs)).astype(wide)
+    shift = corrected - P_last
+    uncorrelated_g = sample.mixed_inputs(parameters, chunk.g)
+    P_new = as_stored(_small_product(matrices.T, uncorrelated_g - combined[s : 2 * s]))
+    noise = chunk.Z.astype(wide) - combined[2 * s :].reshape(z, blocks, inputs)
+    noise = noise - jnp.einsum("zsb,sn->zbn", matrices.on_new, P_new)
+    noise = matrices.noise_scale[:, :, None] * noise
+    A_shift = data_along(matrices.last_lengths[:, :, None] * shift[:, None])
+    A_new = data_along(matrices.lengths[:, :, None] * P_new[:, None] + noise[:s])
+    rows = _ChunkRows(corrected, P_new, A_shift, A_new, data_along(noise[s:]))
 
-    both = plan.rows if plan.change is None else jnp.concatenate([plan.rows, plan.change])
+    # Fields lambda = A W^T: the stored A, and the rows that are not in memory yet
+    weights = matrices.rows
+    if matrices.perturbation is not None:
+        weights = jnp.concatenate([matrices.rows, matrices.perturbation])
 
-    def at(place: IntScalar, count: int) -> Any:
-        return jnp.swapaxes(
-            jax.lax.dynamic_slice(both, (0, 0, place), (len(both), blocks, count)), 1, 2
-        ).reshape(len(both), -1)
+    def weights_at(slot: IntScalar, count: int) -> Any:
+        selected = jax.lax.dynamic_slice(weights, (0, 0, slot), (len(weights), blocks, count))
+        return jnp.swapaxes(selected, 1, 2).reshape(len(weights), -1)
 
-    fresh = [
-        at(places.last_opened, s),
-        at(places.opened + setup.white, s),
-        at(places.opened, setup.white),
+    on_new_rows = [
+        weights_at(slots.last_weight, s),
+        weights_at(slots.weight + setup.noise_directions, s),
+        weights_at(slots.weight, setup.noise_directions),
     ]
-    fields = product(both.reshape(len(both), -1), A)
-    fields = (
-        fields
-        + _small(jnp.concatenate(fresh, axis=1), jnp.concatenate([moved, opened, rows.white]))
-    ).T
-    g, head = look(
-        setup,
-        parameters,
-        algorithm,
-        part.used,
-        samples,
-        fields,
-        part.signals,
-        plan.head,
-        part.given,
-    )
+    fields = combine(weights.reshape(len(weights), -1), A)
+    new_rows = jnp.concatenate([A_shift, A_new, rows.A_noise])
+    fields = (fields + _small_product(jnp.concatenate(on_new_rows, axis=1), new_rows)).T
+
+    # Next gradients, and all sums of the next step
+    data = SampleData(chunk.used, samples, chunk.signals, chunk.draws)
+    g, head = sample_space_gradients(setup, step, data, fields, matrices.head)
     right = jnp.concatenate(
         [
             sample.mixed_inputs(parameters, g),
-            new,
-            part.Z_next.astype(wide).reshape(z * blocks, inputs),
+            P_new,
+            chunk.Z_next.astype(wide).reshape(z * blocks, inputs),
         ]
     )
-
-    # rows that this pass makes or moves are not in the memory that was read: their products stand beside
+    # Rows that this pass computes are not in the memory that it reads: their products are separate.
     left = jnp.concatenate([right, g]) if sample.correlated else right
-    made = jnp.concatenate([right, *rows])
-    gram = row_by_row(left, made.T) if few else left @ made.T
-    sums = (
-        along(right, P),
-        along(_once(g, places) if few else g, A).reshape(s, blocks, -1),
-        gram,
-        head,
-    )
-    # the last new A as they now are: read here, where the chunk is, or all of A is copied before it is written to
-    last = jax.lax.dynamic_slice(
-        A.reshape(blocks, -1, inputs), (0, places.last_opened, 0), (blocks, s, inputs)
+    all_rows = jnp.concatenate([right, *rows])
+    gram = multiply_rows(left, all_rows.T) if few_rows else left @ all_rows.T
+    g_once = _computed_once(g, slots) if few_rows else g
+    sums = _ChunkSums(project(right, P), project(g_once, A).reshape(s, blocks, -1), gram, head)
+    # A of the last directions is read here, with its chunk: otherwise XLA copies all of A before
+    # it is written to.
+    A_last = jax.lax.dynamic_slice(
+        A.reshape(blocks, -1, inputs), (0, slots.last_weight, 0), (blocks, s, inputs)
     ).astype(wide)
-    return sums, (
-        rows._replace(moved=last + jnp.swapaxes(moved.reshape(s, blocks, inputs), 0, 1)),
-        fields[:, :p],
-        g,
-    )
+    shifted = A_last + jnp.swapaxes(A_shift.reshape(s, blocks, inputs), 0, 1)
+    return sums, (rows._replace(A_shift=shifted), fields[:, :p], g)
 
 
-def _once(value: Numeric, places: Places) -> Numeric:
-    """The same, computed once: a single row would be computed again for each number of its product with a matrix.
+def multiply(left: Float[Numeric, "m k"], right: Float[Numeric, "*b k n"]) -> Any:
+    """A product in the precision of `right`.
 
-    XLA does not know that no place is below 0, and has no barrier left where it decides on that.
+    A single row is doubled: XLA implements a product with one vector by a loop of its own, which
+    is many times slower on a CPU.
     """
-    return jax.lax.cond(places.spanned >= 0, lambda: value, lambda: jnp.zeros_like(value))
+    rows = jnp.concatenate([left, left]) if len(left) == 1 else left
+    return jnp.matmul(rows.astype(right.dtype), right, precision="highest")[: len(left)]
 
 
-def row_by_row(one: Float[Numeric, "m k"], other: Float[Numeric, "k n"]) -> Float[Numeric, "m n"]:
+def _computed_once(value: Numeric, slots: Slots) -> Numeric:
+    """The same value, which XLA computes once.
+
+    Otherwise a single row is computed again for each entry of its product with a matrix. XLA does
+    not know that a slot is never negative, so that the condition stays in the compiled program as
+    a barrier.
+    """
+    return jax.lax.cond(slots.sample >= 0, lambda: value, lambda: jnp.zeros_like(value))
+
+
+def multiply_rows(
+    left: Float[Numeric, "m k"], right: Float[Numeric, "k n"]
+) -> Float[Numeric, "m n"]:
     """A product of few rows as products with vectors."""
-    one = jax.lax.optimization_barrier(
-        one
-    )  # or XLA takes several rows apart, and computes each again for each number of the product
-    return jax.lax.optimization_barrier(
-        jnp.concatenate([jnp.matmul(row[None], other) for row in one])
-    )
+    # Without the barrier XLA computes the rows again for each entry of the product.
+    left = jax.lax.optimization_barrier(left)
+    products = jnp.concatenate([jnp.matmul(row[None], right) for row in left])
+    return jax.lax.optimization_barrier(products)
 
 
-def _small(
-    one: Float[Numeric, "m k"], other: Float[Numeric, "k inputs"]
+def _small_product(
+    left: Float[Numeric, "m k"], right: Float[Numeric, "k inputs"]
 ) -> Float[Numeric, "m inputs"]:
-    """A product with a small matrix; with a single number without a call."""
-    return one * other if one.shape == (1, 1) else one @ other
+    """A product with a small matrix; a 1 x 1 matrix is a factor."""
+    return left * right if left.shape == (1, 1) else left @ right
 
 
-def _patched(setup: Setup, places: Places, sums: tuple[Any, ...]) -> Sums:
-    """The sums of a pass, with those along rows that it has made or moved."""
-    s, z, blocks = setup.spanned, setup.normals, setup.structure.blocks
-    on_P, on_A, gram, head = sums
+def _insert_new_rows(setup: Setup, slots: Slots, sums: _ChunkSums) -> Sums:
+    """The sums of a pass, with the products with rows that it has computed at their slots."""
+    s, z, blocks = setup.gradients_per_step, setup.normals_per_step, setup.structure.blocks
     columns = 2 * s + z * blocks
-    of_g = gram[columns:] if setup.structure.sample.correlated else gram[:s]
+    gram = sums.gram
+    # With correlated inputs the products with A are those of g, not of C^1/2 g.
+    gram_of_g = gram[columns:] if setup.structure.sample.correlated else gram[:s]
     sizes = np.cumsum([columns, s, s, s * blocks, s * blocks])
-    with_itself, on_second, on_new, _, _, _ = jnp.split(gram[:columns], sizes, axis=1)
-    _, _, _, on_moved, on_opened, on_white = (
-        jnp.swapaxes(part.reshape(s, -1, blocks), 1, 2) if place > 2 else part
-        for place, part in enumerate(jnp.split(of_g, sizes, axis=1))
+    among, on_corrected, on_P_new, _, _, _ = jnp.split(gram[:columns], sizes, axis=1)
+    on_A_rows = jnp.split(gram_of_g, sizes, axis=1)[3:]
+    on_A_shift, on_A_new, on_A_noise = (
+        jnp.swapaxes(products.reshape(s, -1, blocks), 1, 2) for products in on_A_rows
     )
-    on_P = jax.lax.dynamic_update_slice(on_P, on_second, (0, places.last_spanned))
-    on_P = jax.lax.dynamic_update_slice(on_P, on_new, (0, places.spanned))
-    last = jax.lax.dynamic_slice(on_A, (0, 0, places.last_opened), (s, blocks, s)) + on_moved
-    on_A = jax.lax.dynamic_update_slice(on_A, last, (0, 0, places.last_opened))
-    on_A = jax.lax.dynamic_update_slice(on_A, on_opened, (0, 0, places.opened + setup.white))
-    if setup.hot:
-        on_A = jax.lax.dynamic_update_slice(on_A, on_white, (0, 0, places.opened))
-    gZ = with_itself[:s, 2 * s :].reshape(s, z, blocks)
-    Z = jnp.diagonal(with_itself[2 * s :, 2 * s :]).reshape(z, blocks)
-    return Sums(on_P, on_A, with_itself[:s, :s], gZ, Z, with_itself[s : 2 * s, s : 2 * s], head)
+    on_P = jax.lax.dynamic_update_slice(sums.on_P, on_corrected, (0, slots.last_sample))
+    on_P = jax.lax.dynamic_update_slice(on_P, on_P_new, (0, slots.sample))
+    last = jax.lax.dynamic_slice(sums.on_A, (0, 0, slots.last_weight), (s, blocks, s))
+    on_A = jax.lax.dynamic_update_slice(sums.on_A, last + on_A_shift, (0, 0, slots.last_weight))
+    first_new = slots.weight + setup.noise_directions
+    on_A = jax.lax.dynamic_update_slice(on_A, on_A_new, (0, 0, first_new))
+    if setup.thermal:
+        on_A = jax.lax.dynamic_update_slice(on_A, on_A_noise, (0, 0, slots.weight))
+    return Sums(
+        P=on_P,
+        A=on_A,
+        g=among[:s, :s],
+        gZ=among[:s, 2 * s :].reshape(s, z, blocks),
+        Z=jnp.diagonal(among[2 * s :, 2 * s :]).reshape(z, blocks),
+        new=among[s : 2 * s, s : 2 * s],
+        head=sums.head,
+    )
 
 
-def _one_by_one(
-    visit: Function, setup: Setup, plan: Plan, paths: Paths, places: Places, parts: _Part
+def _pass_over_separate_chunks(
+    process: Function,
+    setup: Setup,
+    matrices: StepMatrices,
+    paths: Paths,
+    slots: Slots,
+    chunks: _ChunkInputs,
 ) -> tuple[Any, ...]:
-    """Sums, P, A, fields and gradients of a pass through chunks that are apart: no order among them, so that cores share them."""
-    P, A, seen = [], [], []
-    for number, known in enumerate(zip(paths.P.chunks, paths.A.chunks, strict=True)):
-        seen.append(
-            visit(
-                plan, places, *known, jax.tree.map(lambda leaf, number=number: leaf[number], parts)
-            )
-        )
-        new = _written(setup, places, *known, *seen[-1], late=True)
-        P.append(new[0])
-        A.append(new[1])
-    sums = jax.tree.map(lambda *leaves: sum(leaves[1:], leaves[0]), *(sums for sums, _ in seen))
-    fields, g = (jnp.stack([made[which] for _, made in seen]) for which in (1, 2))
-    return sums, Apart(tuple(P)), Apart(tuple(A)), fields, g
+    """Sums, P, A, fields and gradients of a pass over separate arrays, in parallel."""
+    P, A, outcomes = [], [], []
+    for index, arrays in enumerate(zip(paths.P.chunks, paths.A.chunks, strict=True)):
+        chunk = jax.tree.map(lambda leaf, index=index: leaf[index], chunks)
+        sums, computed = process(matrices, slots, *arrays, chunk)
+        outcomes.append((sums, computed))
+        P_written, A_written = _write_rows(setup, slots, *arrays, sums, computed[0], late=True)
+        P.append(P_written)
+        A.append(A_written)
+    total = jax.tree.map(
+        lambda *leaves: sum(leaves[1:], leaves[0]), *(sums for sums, _ in outcomes)
+    )
+    fields, g = (jnp.stack([computed[index] for _, computed in outcomes]) for index in (1, 2))
+    return total, ChunkArrays(tuple(P)), ChunkArrays(tuple(A)), fields, g
 
 
-def _all_chunks(
-    visit: Function, setup: Setup, plan: Plan, paths: Paths, places: Places, parts: _Part
+def _pass_over_chunks(
+    process: Function,
+    setup: Setup,
+    matrices: StepMatrices,
+    paths: Paths,
+    slots: Slots,
+    chunks: _ChunkInputs,
 ) -> tuple[Any, ...]:
-    """The same of chunks in an axis: one after the other on a CPU, elsewhere all at once."""
-    chunks, inputs = paths.g.shape[::2]
-    flat = paths.A.reshape(
-        chunks, -1, inputs
-    )  # as an axis of its own, a single block makes XLA copy all of A
+    """The same for chunks in an axis: one after the other on a CPU, elsewhere all at once."""
+    count, inputs = paths.g.shape[::2]
+    # With an axis of its own, a single block would make XLA copy all of A.
+    flat_A = paths.A.reshape(count, -1, inputs)
     on_cpu = jax.default_backend() == "cpu"
     if on_cpu:
 
-        def one(sums: PyTree, chunk: tuple[Any, Any, _Part]) -> tuple[Any, Any]:
-            found, seen = visit(plan, places, *chunk)
-            return jax.tree.map(jnp.add, sums, found), seen
+        def add_chunk(total: PyTree, arrays: tuple[Any, Any, _ChunkInputs]) -> tuple[Any, Any]:
+            sums, computed = process(matrices, slots, *arrays)
+            return jax.tree.map(jnp.add, total, sums), computed
 
-        shapes = jax.eval_shape(
-            lambda: visit(
-                plan, places, *jax.tree.map(lambda leaf: leaf[0], (paths.P, flat, parts))
-            )[0]
-        )
-        none = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-        sums, made = jax.lax.scan(one, none, (paths.P, flat, parts))
+        first = jax.tree.map(lambda leaf: leaf[0], (paths.P, flat_A, chunks))
+        shapes = jax.eval_shape(lambda: process(matrices, slots, *first)[0])
+        zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+        sums, computed = jax.lax.scan(add_chunk, zero, (paths.P, flat_A, chunks))
     else:
-        # small matrices once for each chunk: products are then parallel over chunks, and P is not turned around for them
-        each = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (chunks, *jnp.shape(leaf))), plan)
-        sums, made = jax.vmap(visit, in_axes=(0, None, 0, 0, 0))(each, places, paths.P, flat, parts)
+        # One copy of the small matrices per chunk: products are then parallel over chunks, and P
+        # is not transposed for them.
+        copies = jax.tree.map(
+            lambda leaf: jnp.broadcast_to(leaf, (count, *jnp.shape(leaf))), matrices
+        )
+        sums, computed = jax.vmap(process, in_axes=(0, None, 0, 0, 0))(
+            copies, slots, paths.P, flat_A, chunks
+        )
         sums = jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), sums)
-    P, A = _written(
-        setup, places, paths.P, paths.A, sums, made, late=not on_cpu
-    )  # there what goes through the chunks has read all
-    return sums, P, A, *made[1:]
+    # On a CPU the scan over chunks has read everything before the rows are written.
+    P, A = _write_rows(setup, slots, paths.P, paths.A, sums, computed[0], late=not on_cpu)
+    return sums, P, A, *computed[1:]
 
 
-def _written(
+def _write_rows(
     setup: Setup,
-    places: Places,
+    slots: Slots,
     P: Numeric,
     A: Numeric,
-    sums: tuple[Any, ...],
-    made: tuple[Any, ...],
+    sums: _ChunkSums,
+    rows: _ChunkRows,
     late: bool,
 ) -> tuple[Any, Any]:
-    """P and A with the rows of a pass; late: XLA has to be told that all of P and A is read first."""
-    rows, blocks = made[0], setup.structure.blocks
-    room, inputs = P.shape[-2:]
+    """P and A with the rows of a pass; `late`: XLA needs a dependence to write after all reads."""
+    blocks = setup.structure.blocks
+    capacity, inputs = P.shape[-2:]
 
-    def placed(known: Numeric, rows: Numeric, place: IntScalar, once: Numeric) -> Any:
-        start = (0,) * (known.ndim - 2) + (place + _none(once) if late else place, 0)
-        return jax.lax.dynamic_update_slice(known, rows.astype(known.dtype), start)
+    def write(array: Numeric, rows: Numeric, slot: IntScalar, after: Numeric) -> Any:
+        row = slot + _zero_after(after) if late else slot
+        position = (0,) * (array.ndim - 2) + (row, 0)
+        return jax.lax.dynamic_update_slice(array, rows.astype(array.dtype), position)
 
-    def on_A(
-        known: Numeric,
+    def write_A(
+        array: Numeric,
         rows: Float[Numeric, "*chunks blocks m inputs"],
-        place: IntScalar,
-        once: Numeric,
+        slot: IntScalar,
+        after: Numeric,
     ) -> Any:
-        if known.ndim > 2:
-            return placed(known, rows, place, once)
+        if array.ndim > 2:
+            return write(array, rows, slot, after)
         for block in range(blocks):
-            known = placed(known, rows[block], block * room + place, once)
-        return known
+            array = write(array, rows[block], block * capacity + slot, after)
+        return array
 
-    def by_block(part: Numeric) -> Any:
-        return jnp.swapaxes(part.reshape(*part.shape[:-2], -1, blocks, inputs), -3, -2)
+    def split_blocks(rows: Numeric) -> Any:
+        return jnp.swapaxes(rows.reshape(*rows.shape[:-2], -1, blocks, inputs), -3, -2)
 
-    # all of A and P is read before anything is written, and A before P: what is added to A depends on what P has been
-    read = jnp.stack([jnp.sum(one) for one in sums[:3]])
-    A = on_A(A, rows.moved, places.last_opened, read)
-    A = on_A(A, by_block(rows.opened), places.opened + setup.white, read)
-    A = on_A(A, by_block(rows.white), places.opened, read) if setup.hot else A
-    written = jax.lax.dynamic_slice(A, (0,) * (A.ndim - 2) + (places.last_opened, 0), (1,) * A.ndim)
-    return placed(
-        placed(P, rows.second, places.last_spanned, written), rows.new, places.spanned, written
-    ), A
+    # All of A and P is read before anything is written, and A is written before P, because the rows
+    # that are added to A depend on the former P.
+    all_read = jnp.stack([jnp.sum(leaf) for leaf in sums[:3]])
+    A = write_A(A, rows.A_shift, slots.last_weight, all_read)
+    A = write_A(A, split_blocks(rows.A_new), slots.weight + setup.noise_directions, all_read)
+    A = write_A(A, split_blocks(rows.A_noise), slots.weight, all_read) if setup.thermal else A
+    first = (0,) * (A.ndim - 2) + (slots.last_weight, 0)
+    A_written = jax.lax.dynamic_slice(A, first, (1,) * A.ndim)
+    P = write(P, rows.corrected, slots.last_sample, A_written)
+    return write(P, rows.P_new, slots.sample, A_written), A
 
 
-def _pass(
+def _apply_step(
     setup: Setup,
-    given: tuple[Any, ...],
-    plan: Plan,
+    step: StepParameters,
+    matrices: StepMatrices,
     paths: Paths,
-    places: Places,
-    more: tuple[Any, ...],
+    slots: Slots,
+    number: IntScalar,
+    added: IntScalar,
+    visits: Any,
 ) -> Paths:
-    """One set of paths after the plan."""
-    number, common, visits = more
-    chunks, inputs = paths.g.shape[::2]
-    tokens = setup.structure.sample.inputs_a_sample
-    n = inputs // tokens
-    ahead = number + places.settled
-    algorithm, after = (
-        numbers_of_step(given[0], given[1], number)[1],
-        numbers_of_step(given[0], given[1], ahead),
+    """One set of paths after a step; `added`: directions that all sets have added together."""
+    chunk_total, inputs = paths.g.shape[::2]
+    n = inputs // setup.structure.sample.inputs_a_sample
+    next_number = number + slots.has_sums
+    next_step = step.at_step(next_number)
+    directions = paths.gradient_directions + matrices.count
+    # Normals are drawn again only if some set has used them.
+    redraw = (added > 0) | ~slots.has_sums | setup.thermal
+    Z = jax.lax.cond(
+        redraw, lambda: _draw_normals(setup, paths, directions, next_number), lambda: paths.Z
     )
-    drawn = paths.drawn + plan.found
-    redraw = (common > 0) | ~places.settled | setup.hot
-    Z = jax.lax.cond(redraw, lambda: _normals(setup, paths, drawn, ahead), lambda: paths.Z)
     selected = paths.selected
-    if setup.selects and not setup.visited:
-        count = (ahead.astype(jnp.uint64) << np.uint64(32)) + jnp.arange(chunks * n).astype(
-            jnp.uint64
-        )
-        uniform = uniforms_at(paths.origins[2], count).reshape(chunks, n)
-        selected = jnp.where(places.settled, next_selection(algorithm, selected, uniform), selected)
-    used = visits if setup.visited else selected
-    parts = _Part(used, paths.signals, paths.given, paths.g, paths.Z, Z)
-    visit = partial(_visit, setup, (*after, chunks * n))
-    through = _one_by_one if _is_apart(paths.P) else _all_chunks
-    sums, P, A, fields, g = through(visit, setup, plan, paths, places, parts)
-    past = paths.past
+    if setup.selects and not setup.in_cells:
+        samples = jnp.arange(chunk_total * n).astype(jnp.uint64)
+        counter = (next_number.astype(jnp.uint64) << np.uint64(32)) + samples
+        uniform = uniforms_at(paths.counters[2], counter).reshape(chunk_total, n)
+        following = next_selection(step.at_step(number).hyperparameters, selected, uniform)
+        selected = jnp.where(slots.has_sums, following, selected)
+    used = visits if setup.in_cells else selected
+    chunks = _ChunkInputs(used, paths.signals, paths.draws, paths.g, paths.Z, Z)
+    process = partial(_process_chunk, setup, next_step, chunk_total * n)
+    is_separate = isinstance(paths.P, ChunkArrays)
+    pass_over = _pass_over_separate_chunks if is_separate else _pass_over_chunks
+    sums, P, A, fields, g = pass_over(process, setup, matrices, paths, slots, chunks)
+    past = paths.past_gradients
     if past is not None:
-        past = jnp.where(
-            places.settled,
-            jax.lax.dynamic_update_slice(past, plan.past[None], (places.noted, 0, 0, 0)),
-            past,
+        extended = jax.lax.dynamic_update_slice(
+            past, matrices.gradients[None], (slots.history, 0, 0, 0)
         )
+        past = jnp.where(slots.has_sums, extended, past)
+    noise_directions = jnp.where(slots.has_sums, setup.noise_directions, 0)
     return paths._replace(
         P=P,
         A=A,
-        rows=plan.rows,
-        head=plan.head,
-        change=plan.change,
-        past=past,
-        spanned=paths.spanned + plan.found,
-        opened=paths.opened + plan.found + jnp.where(places.settled, setup.white, 0),
-        drawn=drawn,
+        rows=matrices.rows,
+        head=matrices.head,
+        perturbation=matrices.perturbation,
+        past_gradients=past,
+        sample_rank=paths.sample_rank + matrices.count,
+        weight_rank=paths.weight_rank + matrices.count + noise_directions,
+        gradient_directions=directions,
         selected=selected,
         fields=fields,
         g=g,
         Z=Z,
-        sums=_patched(setup, places, sums),
-        reach=plan.far,
+        sums=_insert_new_rows(setup, slots, sums),
+        last_lengths=matrices.lengths,
     )
 
 
-def _none(once: Numeric) -> Int[Numeric, ""]:
-    """0, which XLA does not know before these numbers are there.
+def _zero_after(value: Numeric) -> Int[Numeric, ""]:
+    """Zero, which XLA does not know before `value` is computed.
 
-    A place that depends on them is written to after they are made, in place; or XLA may copy all of the array first, in every step.
+    An array is then written in place at a slot that depends on it; otherwise XLA may copy the
+    whole array first, in every step.
     """
-    return jnp.minimum(jnp.sum(jnp.isfinite(once)), 0)
+    return jnp.minimum(jnp.sum(jnp.isfinite(value)), 0)
 
 
-def _is_apart(leaf: PyTree) -> bool:
-    return isinstance(leaf, Apart)
+def _is_chunk_arrays(leaf: PyTree) -> bool:
+    return isinstance(leaf, ChunkArrays)
 
 
-def together(function: Callable[..., Any], sets: int) -> Any:
-    """A function of one set of paths, for several in a leading axis; of one alone, without the axis, whose products are slow on a CPU."""
+def over_sets(function: Callable[..., Any], sets: int) -> Any:
+    """A function of one set of paths, for several sets in a leading axis.
+
+    A single set is processed without the axis: products with an axis of length one are slow on a
+    CPU.
+    """
     if sets > 1:
         return jax.vmap(function)
 
-    def each(change: Function, tree: PyTree) -> Any:
+    def map_leaves(change: Function, tree: PyTree) -> Any:
         return jax.tree.map(
-            lambda leaf: leaf if _is_apart(leaf) else change(leaf), tree, is_leaf=_is_apart
+            lambda leaf: leaf if _is_chunk_arrays(leaf) else change(leaf),
+            tree,
+            is_leaf=_is_chunk_arrays,
         )
 
-    def alone(*given: PyTree) -> Any:
-        return each(lambda leaf: leaf[None], function(*each(lambda leaf: leaf[0], given)))
+    def single(*arguments: PyTree) -> Any:
+        without_axis = map_leaves(lambda leaf: leaf[0], arguments)
+        return map_leaves(lambda leaf: leaf[None], function(*without_axis))
 
-    return alone
+    return single
 
 
 @partial(jax.jit, static_argnums=0, donate_argnums=2)
-def advanced(
+def advance_paths(
     setup: Setup,
-    given: tuple[Any, ...],
+    step: StepParameters,
     paths: Paths,
-    places: Places,
+    slots: Slots,
     visited: Visits | None,
     number: IntScalar,
-    good: Int[Numeric, " sets"],
+    last_good: Int[Numeric, " sets"],
     end: IntScalar,
-) -> tuple[Paths, Places, IntScalar, Int[Numeric, " sets"]]:
-    """Sets of paths (leading axis) from step `number` to `end`, or as far as memory lasts; the sums of the start where there are none.
+) -> tuple[Paths, Slots, IntScalar, Int[Numeric, " sets"]]:
+    """Sets of paths (leading axis) from step `number` to `end`, or until the memory is full.
 
-    `given`: parameters, algorithm, sizes of the blocks, tolerance. `visited`: `algorithms.epochs.Visits`, or None. `good`:
-    the last steps whose numbers are finite.
+    If `slots.has_sums` is False, the sums of the initial weights are computed first. `visited`
+    contains the visits of epochs, `last_good` the last steps whose weights are finite.
     """
-    room, sets, chunks = paths.P.shape[2], paths.P.shape[0], paths.P.shape[1]
-    n = paths.P.shape[1] * paths.P.shape[3]  # inputs
-    split = sets == 1 and chunks <= MOST_APART
-    paths = apart(paths) if split else paths
+    sets, chunks, capacity, chunk_inputs = paths.P.shape
+    n = chunks * chunk_inputs
+    is_split = sets == 1 and chunks <= MAX_SEPARATE_CHUNKS
+    paths = split_chunks(paths) if is_split else paths
 
-    def fits(carry: tuple[Any, ...]) -> Any:
-        number, paths, places, _ = carry
-        enough = (places.opened + setup.opened <= room) & (places.spanned + setup.spanned <= room)
-        if paths.past is not None:
-            enough = enough & (places.noted < paths.past.shape[1])
-        return ~places.settled | ((number < end) & enough)
-
-    def go(carry: tuple[Any, ...]) -> tuple[Any, ...]:
-        number, paths, places, good = carry
-        settled = places.settled
-        plans, fine = together(lambda one: planned(setup, given, one, places, number, n), sets)(
-            paths
+    def continues(carry: tuple[Any, ...]) -> Any:
+        number, paths, slots, _ = carry
+        fits = (slots.weight + setup.directions_per_step <= capacity) & (
+            slots.sample + setup.gradients_per_step <= capacity
         )
-        plans = together(lambda plan, one: still(plan, one, settled), sets)(plans, paths)
-        common = jnp.max(plans.found)
+        if paths.past_gradients is not None:
+            fits = fits & (slots.history < paths.past_gradients.shape[1])
+        return ~slots.has_sums | ((number < end) & fits)
+
+    def advance(carry: tuple[Any, ...]) -> tuple[Any, ...]:
+        number, paths, slots, last_good = carry
+        has_sums = slots.has_sums
+
+        def matrices_of(paths: Paths) -> tuple[StepMatrices, Any]:
+            return step_matrices(setup, step, paths, slots, number, n)
+
+        def apply(matrices: StepMatrices, paths: Paths, visits: Any) -> Paths:
+            return _apply_step(setup, step, matrices, paths, slots, number, added, visits)
+
+        matrices, is_finite = over_sets(matrices_of, sets)(paths)
+        matrices = over_sets(
+            lambda matrices, paths: unless_sums_missing(matrices, paths, has_sums), sets
+        )(matrices, paths)
+        # All sets use the same slots: a step takes as many as the set that adds the most
+        # directions.
+        added = jnp.max(matrices.count)
         visits = None
         if visited is not None:
-            visits = visited.at(number + settled, setup.again).reshape(sets, chunks, -1)
-        paths = together(
-            lambda plan, one, visits: _pass(
-                setup, given, plan, one, places, (number, common, visits)
-            ),
-            sets,
-        )(plans, paths, visits)
-        later = Places(
-            places.spanned + common,
-            places.opened + common + jnp.where(settled, setup.white, 0),
-            places.spanned,
-            places.opened + setup.white,
-            places.noted + settled,
-            jnp.bool_(True),
+            visits = visited.at(number + has_sums, setup.repeats).reshape(sets, chunks, -1)
+        paths = over_sets(apply, sets)(matrices, paths, visits)
+        next_slots = Slots(
+            sample=slots.sample + added,
+            weight=slots.weight + added + jnp.where(has_sums, setup.noise_directions, 0),
+            last_sample=slots.sample,
+            last_weight=slots.weight + setup.noise_directions,
+            history=slots.history + has_sums,
+            has_sums=jnp.bool_(True),
         )
-        number = number + settled
-        return number, paths, later, jnp.where(fine | ~settled, number, good)
+        number = number + has_sums
+        return number, paths, next_slots, jnp.where(is_finite | ~has_sums, number, last_good)
 
-    number, paths, places, good = jax.lax.while_loop(fits, go, (number, paths, places, good))
-    return joined(paths, setup.structure.blocks) if split else paths, places, number, good
+    number, paths, slots, last_good = jax.lax.while_loop(
+        continues, advance, (number, paths, slots, last_good)
+    )
+    paths = join_chunks(paths, setup.structure.blocks) if is_split else paths
+    return paths, slots, number, last_good

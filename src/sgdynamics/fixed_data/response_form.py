@@ -1,18 +1,26 @@
-"""Paths of the effective process in the response form: whatever the number of covariance blocks, a step reads the paths of one of them.
+"""Paths of the effective process in the response form: fields, overlaps and response functions.
 
-What is known of a path are its fields, not the data behind them. With e_b, f_b the eigenvalue and share of block b, and the signals and the
-rows W(0), W(1), ... as the vectors v, of which block b has the overlaps G_b = v_b v_b^T (P_b, M_b and C_b(t, t') in one matrix),
+A step reads the paths of one covariance block, whatever their number. A path stores its fields,
+not the data behind them. Block b has the eigenvalue e_b and the share f_b of the d dimensions.
+The signals and the rows W(0), W(1), ... are vectors v with overlaps G_b = v_b v_b^T in block b
+(P_b, M_b and C_b(t, t') in one matrix). Then
 
-    eta = Lc z,   Lc Lc^T = sum_b e_b G_b,   z standard normal;     lambda(t) = eta(t) - sum_{s<t} lr d sum_b e_b f_b R_b(t, s+1) g(s),
-    K(t, .) = <g(t) z> Lc^-1   (Stein: the mean derivative of g(t) in each eta),
-    W_b(t+1) = (1 - lr decay) W_b(t) - lr (e_b K(t, .) v_b + xi_b(t)),     <xi_b(t) xi_b(s)> = e_b (d_b - N_b(s)) <g(t) g(s)>,   s <= t,
+    eta = Lc z,   Lc Lc^T = sum_b e_b G_b,   z standard normal,
+    lambda(t) = eta(t) - sum_{s<t} lr d sum_b e_b f_b R_b(t, s+1) g(s),
+    K(t, .) = <g(t) z> Lc^-1   (Stein's formula: the mean derivative of g(t) in each eta),
+    W_b(t+1) = (1 - lr decay) W_b(t) - lr (e_b K(t, .) v_b + xi_b(t)),
+    <xi_b(t) xi_b(s)> = e_b (d_b - N_b(s)) <g(t) g(s)>,   s <= t,
 
-from which rows of G_b and of the responses R_b follow: so many numbers of blocks times steps squared, and no data along each block's own
-directions. <.> are sums over n paths, g the gradient of the mean over them, and d_b = f_b n/samples_per_dimension.
-A sum over n paths in place of a mean is off by a random part of covariance <g(t) g(s)> for each z, which moves W_b as noise does, by
-e_b Lc^-1 v_b along it: together these are e_b N_b <g g>, N_b(s) = tr e_b Lc^-1 G_b Lc^-T over the inputs known at time s, which the noise
-has in it already and xi must not have again. All N_b together are the number of inputs.
-Lc must not be singular: every step has to bring noise of its own, as fresh selections do.
+from which the next rows of G_b and of the responses R_b follow: blocks times steps squared
+numbers, and no data along the directions of each block. <.> are sums over n paths, g is the
+gradient of the mean over them, and d_b = f_b n/samples_per_dimension.
+
+A sum over n paths differs from its mean by a random part of covariance <g(t) g(s)> for each z. It
+moves W_b like noise, by e_b Lc^-1 v_b along z. All z together contribute the noise e_b N_b <g g>,
+with N_b(s) = tr e_b Lc^-1 G_b Lc^-T over the vectors v at time s. The equations contain this
+noise already, and xi must not contain it again. The sum of all N_b is the number of vectors v.
+
+Lc must not be singular: each step has to add noise of its own, as fresh selections do.
 """
 
 from __future__ import annotations
@@ -27,471 +35,510 @@ from jax import Array
 from jaxtyping import Bool, Float, Int
 
 from sgdynamics.algorithms.epochs import Visits
-from sgdynamics.algorithms.fixed_data import first_selection, next_selection, numbers_of_step
+from sgdynamics.algorithms.fixed_data import first_selection, next_selection
 from sgdynamics.base.arrays import DType, IntScalar, Numeric, Parameters, PyTree
 from sgdynamics.base.random import normals_at, uniforms_at
-from sgdynamics.fixed_data.conditioning import LARGEST, Setup, look
-from sgdynamics.fixed_data.paths import together
+from sgdynamics.fixed_data.path_state import pad_axes
+from sgdynamics.fixed_data.paths import multiply, over_sets
+from sgdynamics.fixed_data.sample_space import SampleData, sample_space_gradients
+from sgdynamics.fixed_data.setup import LARGEST, InitialDraws, Setup, StepParameters
 from sgdynamics.samples.input_covariance import eigenvalues
 from sgdynamics.samples.sample import as_dtype
 
-SINGULAR = 1e-10  # of the variance of a field, what earlier fields do not tell: below this share it is rounding
-JUMP = (
-    16.0  # times the variance of the step before: a field that grows so much in one step diverges
-)
+SINGULAR = 1e-10  # smaller conditional variances, relative to the variance of a field, are rounding
+# A field whose variance grows by more than this factor in one step diverges.
+DIVERGENCE_FACTOR = 16.0
 
 
-class Sums(NamedTuple):
-    """What a pass over the paths sums up."""
+class ResponseSums(NamedTuple):
+    """Sums over all paths that one pass computes for the next step."""
 
-    z: Float[Numeric, "p room"]  # <g, z>
-    g: Float[Numeric, "p room"]  # <g, g(s)>
+    z: Float[Numeric, "p capacity"]  # <g, z>
+    g: Float[Numeric, "p capacity"]  # <g, g(s)>
     head: Float[Numeric, " p"]
 
 
-class Scalars(NamedTuple):
-    """What is known of the weights. Slots are the signals, then the rows at each time."""
+class OrderParameters(NamedTuple):
+    """Overlaps, responses and Lc. Slots: the signals, then the rows at each time."""
 
-    overlaps: Float[Numeric, "room blocks room"]  # G_b
-    responses: Float[Numeric, "room blocks room"]  # R_b(t, s)
-    inverse: Float[Numeric, "room room"]  # Lc^-1
-    rates: Float[Numeric, " room"]  # lr of each step, brought to the sphere where there is one
-    free: Float[Numeric, "blocks room"]  # e_b (d_b - N_b(s))
-    known: Float[Numeric, " blocks"]  # N_b
+    overlaps: Float[Numeric, "capacity blocks capacity"]  # G_b
+    responses: Float[Numeric, "capacity blocks capacity"]  # R_b(t, s)
+    inverse: Float[Numeric, "capacity capacity"]  # Lc^-1
+    rates: Float[Numeric, " capacity"]  # lr of each step, divided by the norm on the sphere
+    noise: Float[Numeric, "blocks capacity"]  # e_b (d_b - N_b(s))
+    sampled: Float[Numeric, " blocks"]  # N_b
     head: Float[Numeric, " p"]
-    on_z: Float[Numeric, "p room"]  # the present fields from z
-    on_g: Float[Numeric, "p room"]  # and from earlier gradients
+    field_from_z: Float[Numeric, "p capacity"]  # rows of Lc of the present fields
+    field_from_g: Float[Numeric, "p capacity"]  # their memory of earlier gradients
 
 
 class ResponsePaths(NamedTuple):
-    """One set of paths, cut into chunks; z and g are kept in the dtype of storage, all else in float64."""
+    """One set of paths, in chunks; z and g have the storage precision, all else float64."""
 
-    z: Float[Array, "chunks room n"]
-    g: Float[Array, "chunks room n"]
-    fresh: Float[Numeric, "chunks p n"]  # z of the present time, in memory once it has been used
+    z: Float[Array, "chunks capacity n"]
+    g: Float[Array, "chunks capacity n"]
+    z_now: Float[Numeric, "chunks p n"]  # z of the present time, stored after it is used
     fields: Float[Numeric, "chunks n p"]
     selected: Bool[Numeric, "chunks n"]
     signals: Float[Numeric, "chunks n K"]
-    given: PyTree  # what the loss takes beside them, (chunks, n, ...)
-    origins: Any  # (3,) uint64: where the counters of normals, of others, and of uniforms begin
-    sums: Sums
-    scalars: Scalars
-    lost: IntScalar  # the first step whose fields had nothing new, -1 where there was none
+    draws: PyTree  # label noise, ..., (chunks, n, ...)
+    counters: Any  # (3,) uint64: first counters of normals, of white noise, of uniforms
+    sums: ResponseSums
+    order: OrderParameters
+    failed_step: IntScalar  # first step with linearly dependent fields, -1 if there was none
 
 
-class Start(NamedTuple):
-    """The overlaps of signals and rows at time 0, (blocks, first, first), and what follows for their fields."""
+class InitialFields(NamedTuple):
+    """Overlaps (blocks, directions, directions) of signals and rows at time 0, and their fields."""
 
     overlaps: np.ndarray
     factor: np.ndarray  # Lc
-    inverse: np.ndarray  # of the fields that earlier ones do not tell: what is told needs no derivative, as no response goes back to time 0
-    singular: bool  # whether there are such fields
+    # Lc^-1 on the fields that are not linear combinations of earlier ones; the others need no
+    # derivative, because no response goes back to time 0.
+    inverse: np.ndarray
+    is_singular: bool  # whether some fields are such linear combinations
 
 
-def start_of(frame: np.ndarray, T: np.ndarray, L: np.ndarray, values: np.ndarray) -> Start:
-    """From frames of the signals (blocks, K, k), rows [T | L] (blocks, p, k + p), and eigenvalues."""
+def initial_fields(
+    frame: np.ndarray, T: np.ndarray, L: np.ndarray, values: np.ndarray
+) -> InitialFields:
+    """From signals (blocks, K, k), rows [T | L] (blocks, p, k + p), and eigenvalues."""
     signals = np.concatenate([frame, np.zeros((*frame.shape[:2], L.shape[-1]))], axis=-1)
     vectors = np.concatenate([signals, np.concatenate([T, L], axis=-1)], axis=1)
     overlaps = vectors @ np.swapaxes(vectors, -1, -2)
     covariance = np.einsum("b,bij->ij", values, overlaps)
-    count, whole = len(covariance), np.diagonal(covariance)
+    count, variance = len(covariance), np.diagonal(covariance)
     factor, inverse = np.zeros((2, count, count))
-    singular = False
+    is_singular = False
+    # Cholesky's decomposition row by row, with rows of zero conditional variance left out of the
+    # inverse
     for i in range(count):
-        along = inverse[:i, :i] @ covariance[i, :i]
-        rest = whole[i] - along @ along
-        factor[i, :i] = along
-        if rest > SINGULAR * whole[i]:
-            factor[i, i] = np.sqrt(rest)
-            inverse[i, :i], inverse[i, i] = (
-                -(along @ inverse[:i, :i]) / factor[i, i],
-                1 / factor[i, i],
-            )
+        on_earlier = inverse[:i, :i] @ covariance[i, :i]
+        conditional = variance[i] - on_earlier @ on_earlier
+        factor[i, :i] = on_earlier
+        if conditional > SINGULAR * variance[i]:
+            factor[i, i] = np.sqrt(conditional)
+            inverse[i, :i] = -(on_earlier @ inverse[:i, :i]) / factor[i, i]
+            inverse[i, i] = 1 / factor[i, i]
         else:
-            singular = True
-    return Start(overlaps, factor, inverse, singular)
+            is_singular = True
+    return InitialFields(overlaps, factor, inverse, is_singular)
 
 
-def initial(
+def initial_set(
     setup: Setup,
-    room: int,
+    capacity: int,
     storage: DType,
-    given: tuple[Any, ...],
-    start: Start,
+    step: StepParameters,
+    start: InitialFields,
     head: Float[Numeric, " p"],
-    normals: Float[Numeric, "first n"],
-    noise: Float[Numeric, "n draws"],
-    uniform: Float[Numeric, " n"],
-    origins: Numeric,
+    draws: InitialDraws,
+    counters: Numeric,
 ) -> ResponsePaths:
-    """One set of paths at step 0, in one chunk, with nothing summed yet. `given`: parameters, algorithm, sizes of the blocks."""
-    parameters, algorithm, sizes = given
+    """One set of paths at step 0, in one chunk, without sums; the normals (directions, n) are z."""
+    parameters, normals = step.parameters, draws.normals
     structure, sample = setup.structure, setup.structure.sample
-    k, p, first, blocks, n = (
-        structure.signals,
-        structure.width,
-        setup.first,
-        structure.blocks,
-        normals.shape[-1],
-    )
+    k, p, blocks = structure.signals, structure.width, structure.blocks
+    first, n = setup.initial_directions, normals.shape[-1]
     values = eigenvalues(parameters)
 
-    def filled(block: Numeric, *shape: int) -> Any:
-        found = jnp.zeros(shape)
-        return jax.lax.dynamic_update_slice(
-            found, jnp.asarray(block, found.dtype), (0,) * len(shape)
-        )
+    def pad(block: Numeric, *shape: int) -> Any:
+        zeros = jnp.zeros(shape)
+        block = jnp.asarray(block, zeros.dtype)
+        return jax.lax.dynamic_update_slice(zeros, block, (0,) * len(shape))
 
     overlaps = jnp.moveaxis(jnp.asarray(start.overlaps), 0, 1)
-    known = values * jnp.einsum("zi,ibj,zj->b", start.inverse, overlaps, start.inverse)
-    ones = jnp.zeros((room, blocks, room)).at[k:first, :, k:first].set(jnp.eye(p)[:, None, :])
-    scalars = Scalars(
-        overlaps=filled(overlaps, room, blocks, room),
-        responses=ones,
-        inverse=filled(start.inverse, room, room),
-        rates=jnp.zeros(room),
-        free=jnp.zeros((blocks, room)).at[:, k:first].set((values * (sizes - known))[:, None]),
-        known=known,
+    # N_b = e_b tr Lc^-1 G_b Lc^-T
+    sampled = values * jnp.einsum("zi,ibj,zj->b", start.inverse, overlaps, start.inverse)
+    noise = (values * (step.block_sizes - sampled))[:, None]
+    # R_b(0, 0) = 1
+    responses = jnp.zeros((capacity, blocks, capacity))
+    responses = responses.at[k:first, :, k:first].set(jnp.eye(p)[:, None, :])
+    order = OrderParameters(
+        overlaps=pad(overlaps, capacity, blocks, capacity),
+        responses=responses,
+        inverse=pad(start.inverse, capacity, capacity),
+        rates=jnp.zeros(capacity),
+        noise=jnp.zeros((blocks, capacity)).at[:, k:first].set(noise),
+        sampled=sampled,
         head=jnp.asarray(head, jnp.float64),
-        on_z=filled(start.factor[k:], p, room),
-        on_g=jnp.zeros((p, room)),
+        field_from_z=pad(start.factor[k:], p, capacity),
+        field_from_g=jnp.zeros((p, capacity)),
     )
-    selected = first_selection(algorithm, uniform) if setup.selects else jnp.ones(n, bool)
-    draws = sample.drawn(parameters, noise)
+    selected = jnp.ones(n, bool)
+    if setup.selects:
+        selected = first_selection(step.hyperparameters, draws.uniform)
+    sample_draws = as_dtype(sample.given(sample.drawn(parameters, draws.noise)), np.float64)
     return ResponsePaths(
-        z=jnp.zeros((1, room, n), storage).at[0, :k].set(normals[:k].astype(storage)),
-        g=jnp.zeros((1, room, n), storage),
-        fresh=normals[None, k:first].astype(storage),
+        z=jnp.zeros((1, capacity, n), storage).at[0, :k].set(normals[:k].astype(storage)),
+        g=jnp.zeros((1, capacity, n), storage),
+        z_now=normals[None, k:first].astype(storage),
         fields=jnp.zeros((1, n, p)),
         selected=selected[None],
         signals=(start.factor[:k, :k] @ normals[:k]).T[None],
-        given=jax.tree.map(lambda leaf: leaf[None], as_dtype(sample.given(draws), np.float64)),
-        origins=origins,
-        sums=Sums(jnp.zeros((p, room)), jnp.zeros((p, room)), jnp.zeros(p)),
-        scalars=scalars,
-        lost=jnp.full((), -1, jnp.int64),
+        draws=jax.tree.map(lambda leaf: leaf[None], sample_draws),
+        counters=counters,
+        sums=ResponseSums(jnp.zeros((p, capacity)), jnp.zeros((p, capacity)), jnp.zeros(p)),
+        order=order,
+        failed_step=jnp.full((), -1, jnp.int64),
     )
 
 
-_LAST = ("z", "g", "fresh")  # whose paths are in the last axis
-_FIRST = ("fields", "selected", "signals", "given")
+_PATHS_LAST = ("z", "g", "z_now")  # arrays whose last axis are the paths
+_PATHS_FIRST = ("fields", "selected", "signals", "draws")
 
 
-def cut(paths: ResponsePaths, chunks: int) -> ResponsePaths:
-    """The same paths, of one chunk, in so many."""
+def split_paths(paths: ResponsePaths, chunks: int) -> ResponsePaths:
+    """The same paths, of one chunk, in several chunks."""
 
-    def last(leaf: Numeric) -> Numeric:
+    def split_last(leaf: Numeric) -> Numeric:
         return jnp.moveaxis(leaf[0].reshape(leaf.shape[1], chunks, -1), 1, 0)
 
-    def first(leaf: Numeric) -> Numeric:
+    def split_first(leaf: Numeric) -> Numeric:
         return leaf.reshape(chunks, -1, *leaf.shape[2:])
 
-    changed = {name: last(getattr(paths, name)) for name in _LAST}
-    return paths._replace(
-        **changed, **{name: jax.tree.map(first, getattr(paths, name)) for name in _FIRST}
-    )
+    changes = {name: split_last(getattr(paths, name)) for name in _PATHS_LAST}
+    for name in _PATHS_FIRST:
+        changes[name] = jax.tree.map(split_first, getattr(paths, name))
+    return paths._replace(**changes)
 
 
 @partial(jax.jit, static_argnums=1)
-def widened(paths: ResponsePaths, room: int) -> ResponsePaths:
+def with_capacity(paths: ResponsePaths, capacity: int) -> ResponsePaths:
     """Sets of paths (leading axis) with memory for more slots."""
-    more = room - paths.z.shape[2]
-
-    def padded(leaf: Numeric, *axes: int) -> Any:
-        return jnp.pad(
-            leaf, [(0, more if place - leaf.ndim in axes else 0) for place in range(leaf.ndim)]
-        )
-
-    one = paths.scalars
-    scalars = one._replace(
-        overlaps=padded(one.overlaps, -1, -3),
-        responses=padded(one.responses, -1, -3),
-        inverse=padded(one.inverse, -1, -2),
-        **{name: padded(getattr(one, name), -1) for name in ("rates", "free", "on_z", "on_g")},
+    added = capacity - paths.z.shape[2]
+    order, sums = paths.order, paths.sums
+    vectors = ("rates", "noise", "field_from_z", "field_from_g")
+    order = order._replace(
+        overlaps=pad_axes(order.overlaps, added, -1, -3),
+        responses=pad_axes(order.responses, added, -1, -3),
+        inverse=pad_axes(order.inverse, added, -1, -2),
+        **{name: pad_axes(getattr(order, name), added, -1) for name in vectors},
     )
-    sums = paths.sums._replace(z=padded(paths.sums.z, -1), g=padded(paths.sums.g, -1))
-    return paths._replace(z=padded(paths.z, -2), g=padded(paths.g, -2), sums=sums, scalars=scalars)
+    sums = sums._replace(z=pad_axes(sums.z, added, -1), g=pad_axes(sums.g, added, -1))
+    z, g = pad_axes(paths.z, added, -2), pad_axes(paths.g, added, -2)
+    return paths._replace(z=z, g=g, sums=sums, order=order)
 
 
-def _times(one: Float[Numeric, "m k"], other: Float[Numeric, "*b k n"]) -> Any:
-    # one row twice: a product with a vector alone would be a loop of XLA's own, many times slower on a CPU
-    two = jnp.concatenate([one, one]) if len(one) == 1 else one
-    return jnp.matmul(two.astype(other.dtype), other, precision="highest").astype(jnp.float64)[
-        : len(one)
-    ]
+def _times(left: Float[Numeric, "m k"], right: Float[Numeric, "*b k n"]) -> Any:
+    return multiply(left, right).astype(jnp.float64)
 
 
-def _plan(
-    setup: Setup, given: tuple[Any, ...], one: Scalars, sums: Sums, number: IntScalar
-) -> tuple[Scalars, Any, Any]:
-    """A step, from the sums of the last pass; whether its numbers are finite, and whether the next fields have something new."""
-    parameters, algorithm, sizes = given
-    parameters, algorithm = numbers_of_step(parameters, algorithm, number)
-    structure, lr = setup.structure, algorithm["lr"]
-    k, p, blocks, room = structure.signals, structure.width, structure.blocks, one.rates.shape[0]
-    values, kept = eigenvalues(parameters), 1 - lr * parameters["weight_decay"]
-    now = k + p * number
+def _at_slot(matrix: Numeric, slot: IntScalar, p: int) -> Any:
+    """The p rows of a matrix at a slot."""
+    return jax.lax.dynamic_slice_in_dim(matrix, slot, p, 0)
+
+
+def _insert(matrix: Numeric, block: Numeric, *position: Any) -> Any:
+    return jax.lax.dynamic_update_slice(matrix, block.astype(matrix.dtype), position)
+
+
+class _NextRows(NamedTuple):
+    """The rows W(t + 1): overlaps with all vectors before, with themselves, responses and rates."""
+
+    overlaps: Float[Numeric, "p blocks capacity"]
+    own_overlaps: Float[Numeric, "p blocks p"]
+    responses: Float[Numeric, "p blocks capacity"]
+    rates: Float[Numeric, " capacity"]
+
+
+def _next_rows(
+    setup: Setup, step: StepParameters, order: OrderParameters, sums: ResponseSums, now: IntScalar
+) -> _NextRows:
+    """Rows of G_b and R_b at time t + 1, from the equations of the module's docstring."""
+    structure, lr = setup.structure, step.hyperparameters["lr"]
+    p, blocks, capacity = structure.width, structure.blocks, order.rates.shape[0]
+    values = eigenvalues(step.parameters)[:, None]
+    shrink = 1 - lr * step.parameters["weight_decay"]
     after = now + p
+    unit_response = jnp.broadcast_to(jnp.eye(p)[:, None], (p, blocks, p))
 
-    def on_all(
-        left: Float[Numeric, "m room"], right: Float[Numeric, "room blocks room"]
-    ) -> Float[Numeric, "m blocks room"]:
-        return _times(left, right.reshape(room, -1)).reshape(-1, blocks, room)
+    def combine(
+        left: Float[Numeric, "m capacity"], right: Float[Numeric, "capacity blocks capacity"]
+    ) -> Float[Numeric, "m blocks capacity"]:
+        return _times(left, right.reshape(capacity, -1)).reshape(-1, blocks, capacity)
 
-    def at(matrix: Numeric, place: IntScalar) -> Any:
-        """The p rows of a matrix, or the p columns of a vector, at a slot."""
-        return jax.lax.dynamic_slice_in_dim(matrix, place, p, 0)
+    # K = <g z> Lc^-1, and the covariance of the noise xi with its response: the noise of step s
+    # acts on W(s + 1), so that it is moved by one time.
+    K = _times(sums.z, order.inverse)
+    rates = _insert(order.rates, jnp.full(p, lr), now)
+    noise = jnp.roll(sums.g[:, None] * rates * order.noise, p, axis=-1)  # (p, blocks, capacity)
+    # Doubled for one row, as in `multiply`
+    rows = jnp.concatenate([noise, noise]) if p == 1 else noise
+    from_noise = jnp.einsum("pbs,jbs->pbj", rows, order.responses, precision="highest")[:p]
 
-    def put(matrix: Numeric, part: Numeric, *place: Any) -> Any:
-        return jax.lax.dynamic_update_slice(matrix, part.astype(matrix.dtype), place)
-
-    # rows at the next time, and their overlaps with all before
-    K = _times(sums.z, one.inverse)
-    rates = put(one.rates, jnp.full(p, lr), now)
-    noise = jnp.roll(
-        sums.g[:, None] * rates * one.free, p, axis=-1
-    )  # (p, blocks, room), where the response to it begins
-    two = jnp.concatenate([noise, noise]) if p == 1 else noise
-    heard = jnp.einsum("pbs,jbs->pbj", two, one.responses, precision="highest")[:p]
-    row = kept * at(one.overlaps, now) - lr * (values[:, None] * on_all(K, one.overlaps) - heard)
-    response = kept * at(one.responses, now) - lr * values[:, None] * on_all(K, one.responses)
-    last = put(response, jnp.broadcast_to(jnp.eye(p)[:, None], (p, blocks, p)), 0, 0, after)
-    itself = kept * jnp.swapaxes(
-        jax.lax.dynamic_slice_in_dim(row, now, p, 2), 0, 2
-    )  # (p, blocks, p)
-    itself = itself - lr * (
-        values[:, None] * jnp.einsum("pj,qbj->pbq", K, row)
-        - jnp.einsum("pbs,qbs->pbq", noise, last)
+    # G_b(t + 1, .) = shrink G_b(t, .) - lr (e_b K G_b - <xi xi> R_b^T), and R_b likewise without
+    # noise
+    overlaps = shrink * _at_slot(order.overlaps, now, p)
+    overlaps = overlaps - lr * (values * combine(K, order.overlaps) - from_noise)
+    responses = shrink * _at_slot(order.responses, now, p)
+    responses = responses - lr * values * combine(K, order.responses)
+    own_responses = _insert(responses, unit_response, 0, 0, after)
+    own = shrink * jnp.swapaxes(jax.lax.dynamic_slice_in_dim(overlaps, now, p, 2), 0, 2)
+    own = own - lr * (
+        values * jnp.einsum("pj,qbj->pbq", K, overlaps)
+        - jnp.einsum("pbs,qbs->pbq", noise, own_responses)
     )
 
+    # On the sphere the rows are divided by their norms, and so is lr in all later equations.
     scale = jnp.ones(p)
     if structure.constraint.fixes_norms:
-        scale = 1 / jnp.sqrt(jnp.diagonal(jnp.sum(itself, axis=1)))
-        rates = put(one.rates, lr * scale, now)
-    row, itself = row * scale[:, None, None], itself * scale[:, None, None] * scale
-    last = put(
-        response * scale[:, None, None],
-        jnp.broadcast_to(jnp.eye(p)[:, None], (p, blocks, p)),
-        0,
-        0,
-        after,
-    )
-    row = put(row, itself, 0, 0, after)
-    overlaps = put(one.overlaps, jnp.swapaxes(row, 0, 2), 0, 0, after)
-    overlaps = put(overlaps, row, after, 0, 0)
+        scale = 1 / jnp.sqrt(jnp.diagonal(jnp.sum(own, axis=1)))
+        rates = _insert(order.rates, lr * scale, now)
+    own = own * scale[:, None, None] * scale
+    overlaps = _insert(overlaps * scale[:, None, None], own, 0, 0, after)
+    responses = _insert(responses * scale[:, None, None], unit_response, 0, 0, after)
+    return _NextRows(overlaps, own, responses, rates)
 
-    # their fields
-    covariance = jnp.einsum("b,pbj->pj", values, row)
-    earlier = jnp.where(jnp.arange(room) < after, covariance, 0.0)
-    along = _times(earlier, one.inverse.T)
-    whole = jax.lax.dynamic_slice_in_dim(covariance, after, p, 1)
-    rest = whole - along @ along.T
-    scaled = jnp.sqrt(jnp.diagonal(whole))
-    # of variances 1: what earlier fields do not tell of each
-    own = jnp.linalg.cholesky((rest + rest.T) / 2 / (scaled[:, None] * scaled))
-    there = jnp.all(jnp.diagonal(own) > SINGULAR**0.5)
-    own = scaled[:, None] * own
-    back = jax.scipy.linalg.solve_triangular(own, jnp.eye(p), lower=True)
-    new = put(-back @ _times(along, one.inverse), back, 0, after)
-    known = one.known + values * jnp.einsum("pbj,pj->b", on_all(new, overlaps), new)
-    reach = jnp.einsum("b,pbj->pj", values * sizes, last)
-    head = one.head
+
+def _next_order(
+    setup: Setup,
+    step: StepParameters,
+    order: OrderParameters,
+    sums: ResponseSums,
+    number: IntScalar,
+) -> tuple[OrderParameters, Any, Any]:
+    """The order parameters after a step, whether they are finite, and whether the step is valid.
+
+    A step is invalid if its fields are linear combinations of earlier ones although nothing
+    diverges.
+    """
+    step = step.at_step(number)
+    structure, sizes = setup.structure, step.block_sizes
+    k, p, blocks = structure.signals, structure.width, structure.blocks
+    capacity, values = order.rates.shape[0], eigenvalues(step.parameters)
+    now = k + p * number
+    after = now + p
+    rows = _next_rows(setup, step, order, sums, now)
+    overlaps = _insert(order.overlaps, jnp.swapaxes(rows.overlaps, 0, 2), 0, 0, after)
+    overlaps = _insert(overlaps, rows.overlaps, after, 0, 0)
+
+    # The next rows of Lc and Lc^-1: covariance of the new fields with the earlier ones, and what
+    # is left
+    covariance = jnp.einsum("b,pbj->pj", values, rows.overlaps)
+    with_earlier = jnp.where(jnp.arange(capacity) < after, covariance, 0.0)
+    on_earlier = _times(with_earlier, order.inverse.T)
+    variance = jax.lax.dynamic_slice_in_dim(covariance, after, p, 1)
+    conditional = variance - on_earlier @ on_earlier.T
+    scale = jnp.sqrt(jnp.diagonal(variance))
+    # Cholesky's decomposition of fields of variance 1, symmetrised against rounding
+    own = jnp.linalg.cholesky((conditional + conditional.T) / 2 / (scale[:, None] * scale))
+    is_regular = jnp.all(jnp.diagonal(own) > SINGULAR**0.5)
+    own = scale[:, None] * own
+    own_inverse = jax.scipy.linalg.solve_triangular(own, jnp.eye(p), lower=True)
+    inverse_rows = _insert(-own_inverse @ _times(on_earlier, order.inverse), own_inverse, 0, after)
+
+    # N_b grows by e_b |Lc^-1 v_b|^2 of the new rows
+    transformed = _times(inverse_rows, overlaps.reshape(capacity, -1))
+    transformed = transformed.reshape(-1, blocks, capacity)
+    sampled = order.sampled + values * jnp.einsum("pbj,pj->b", transformed, inverse_rows)
+    noise = jnp.broadcast_to((values * (sizes - sampled))[:, None], (blocks, p))
+    # Memory of the fields: lr d sum_b e_b f_b R_b(t, s + 1) g(s), moved back by one time
+    memory = jnp.einsum("b,pbj->pj", values * sizes, rows.responses)
+    head = order.head
     if structure.trained:
-        head = head - algorithm["head_rate"] * lr * (sums.head + parameters["weight_decay"] * head)
+        head_rate = step.hyperparameters["head_rate"] * step.hyperparameters["lr"]
+        head = head - head_rate * (sums.head + step.parameters["weight_decay"] * head)
 
-    before = jnp.einsum(
-        "b,pbp->p", values, jax.lax.dynamic_slice_in_dim(at(one.overlaps, now), now, p, 2)
-    )
-    fine = jnp.all(jnp.abs(jnp.sum(itself, axis=1)) < LARGEST**2) & jnp.all(jnp.abs(head) < LARGEST)
-    grown = jnp.any(jnp.diagonal(whole) > JUMP * jnp.max(before))
-    found = Scalars(
+    own_overlaps = jnp.sum(rows.own_overlaps, axis=1)
+    is_finite = jnp.all(jnp.abs(own_overlaps) < LARGEST**2) & jnp.all(jnp.abs(head) < LARGEST)
+    former = jax.lax.dynamic_slice_in_dim(_at_slot(order.overlaps, now, p), now, p, 2)
+    former_variance = jnp.einsum("b,pbp->p", values, former)
+    diverges = jnp.any(jnp.diagonal(variance) > DIVERGENCE_FACTOR * jnp.max(former_variance))
+    following = OrderParameters(
         overlaps=overlaps,
-        responses=put(one.responses, last, after, 0, 0),
-        inverse=put(one.inverse, new, after, 0),
-        rates=rates,
-        free=put(
-            one.free, jnp.broadcast_to((values * (sizes - known))[:, None], (blocks, p)), 0, after
-        ),
-        known=known,
+        responses=_insert(order.responses, rows.responses, after, 0, 0),
+        inverse=_insert(order.inverse, inverse_rows, after, 0),
+        rates=rows.rates,
+        noise=_insert(order.noise, noise, 0, after),
+        sampled=sampled,
         head=head,
-        on_z=put(along, own, 0, after),
-        on_g=jnp.roll(reach, -p, axis=1) * rates,
+        field_from_z=_insert(on_earlier, own, 0, after),
+        field_from_g=jnp.roll(memory, -p, axis=1) * rows.rates,
     )
-    return found, fine & there, ~fine | there | grown
+    return following, is_finite & is_regular, ~is_finite | is_regular | diverges
 
 
-class _Part(NamedTuple):
-    """A chunk as a pass reads it."""
+class _ChunkInputs(NamedTuple):
+    """Arrays of a chunk that a pass reads."""
 
     z: Any
     g: Any
-    fresh: Any
-    used: Any
+    z_now: Any
+    used: Any  # how often the next step uses each sample
     signals: Any
-    given: Any
+    draws: Any
 
 
-def _visit(
+class _FieldWeights(NamedTuple):
+    """Coefficients of the fields, from_z z - from_g g, and the head."""
+
+    from_z: Any
+    from_g: Any
+    head: Any
+
+
+def _process_chunk(
     setup: Setup,
-    numbers: tuple[Any, ...],
-    weights: tuple[Any, Any, Any],
+    step: StepParameters,
+    samples: int,
+    weights: _FieldWeights,
     slot: IntScalar,
-    part: _Part,
-) -> tuple[Sums, tuple[Any, Any]]:
-    """One chunk: its sums, fields and gradients. `weights`: what makes the fields of z and g, and the head."""
-    from_z, from_g, head = weights
-    parameters, algorithm, samples = numbers
-    p = setup.structure.width
-    z, g = part.z, part.g
+    chunk: _ChunkInputs,
+) -> tuple[ResponseSums, tuple[Any, Any]]:
+    """One chunk of a pass: its sums, fields and gradients."""
+    p, z, g = setup.structure.width, chunk.z, chunk.g
     if jax.default_backend() == "cpu":  # in its cache, float64 costs nothing to read
         z, g = z.astype(jnp.float64), g.astype(jnp.float64)
-    fresh = part.fresh.astype(jnp.float64)
-    own = jax.lax.dynamic_slice_in_dim(from_z, slot, p, 1)
-    fields = (_times(from_z, z) + own @ fresh - _times(from_g, g)).T
-    new, pull = look(
-        setup, parameters, algorithm, part.used, samples, fields, part.signals, head, part.given
-    )
-    new = new.astype(part.g.dtype).astype(jnp.float64)
-    on_z = jax.lax.dynamic_update_slice(_times(new, z.T), new @ fresh.T, (0, slot))
-    on_g = jax.lax.dynamic_update_slice(_times(new, g.T), new @ new.T, (0, slot))
-    return Sums(on_z, on_g, pull), (fields, new)
+    z_now = chunk.z_now.astype(jnp.float64)
+    # lambda(t) = eta(t) - memory; z of the present time is not in the stored z yet.
+    own = jax.lax.dynamic_slice_in_dim(weights.from_z, slot, p, 1)
+    fields = (_times(weights.from_z, z) + own @ z_now - _times(weights.from_g, g)).T
+    data = SampleData(chunk.used, samples, chunk.signals, chunk.draws)
+    gradients, head = sample_space_gradients(setup, step, data, fields, weights.head)
+    # Rounded to the storage precision, so that sums and memory agree
+    gradients = gradients.astype(chunk.g.dtype).astype(jnp.float64)
+    on_z = _insert(_times(gradients, z.T), gradients @ z_now.T, 0, slot)
+    on_g = _insert(_times(gradients, g.T), gradients @ gradients.T, 0, slot)
+    return ResponseSums(on_z, on_g, head), (fields, gradients)
 
 
-def _normals(setup: Setup, paths: ResponsePaths, number: IntScalar) -> Float[Numeric, "chunks p n"]:
-    """z of a time."""
-    chunks, p, n = paths.fresh.shape
+def _draw_normals(paths: ResponsePaths, number: IntScalar) -> Float[Numeric, "chunks p n"]:
+    """z of a time, by counter: row and time in the high 32 bits, the path in the low ones."""
+    chunks, p, n = paths.z_now.shape
     high = (number * p + jnp.arange(p)).astype(jnp.uint64)[:, None] << np.uint64(32)
     low = 2 * jnp.arange(chunks * n // 2).astype(jnp.uint64).reshape(chunks, 1, n // 2)
-    return normals_at(paths.origins[0], high + low).reshape(chunks, p, n).astype(paths.z.dtype)
+    normals = normals_at(paths.counters[0], high + low)
+    return normals.reshape(chunks, p, n).astype(paths.z.dtype)
 
 
-def _pass(
+def _pass_over_paths(
     setup: Setup,
-    given: tuple[Any, ...],
+    step: StepParameters,
     paths: ResponsePaths,
-    ahead: IntScalar,
-    settled: Any,
+    number: IntScalar,
+    has_sums: Any,
     visits: Any,
 ) -> ResponsePaths:
-    """One set of paths at the time `ahead`, of the weights as they stand."""
+    """Fields, gradients and sums of one set at time `number`, for the present order parameters."""
     chunks, n = paths.selected.shape
-    numbers = numbers_of_step(given[0], given[1], ahead)
-    slot = setup.structure.signals + setup.structure.width * ahead
+    slot = setup.structure.signals + setup.structure.width * number
     selected = paths.selected
-    if setup.selects and not setup.visited:
-        before = numbers_of_step(given[0], given[1], ahead - settled)[1]
-        count = (jnp.asarray(ahead).astype(jnp.uint64) << np.uint64(32)) + jnp.arange(
-            chunks * n
-        ).astype(jnp.uint64)
-        uniform = uniforms_at(paths.origins[2], count).reshape(chunks, n)
-        selected = jnp.where(settled, next_selection(before, selected, uniform), selected)
-    used = visits if setup.visited else selected
-    parts = _Part(paths.z, paths.g, paths.fresh, used, paths.signals, paths.given)
-    visit = partial(_visit, setup, (*numbers, chunks * n))
-    weights = (paths.scalars.on_z, paths.scalars.on_g, paths.scalars.head)
+    if setup.selects and not setup.in_cells:
+        former = step.at_step(number - has_sums).hyperparameters
+        samples = jnp.arange(chunks * n).astype(jnp.uint64)
+        counter = (jnp.asarray(number).astype(jnp.uint64) << np.uint64(32)) + samples
+        uniform = uniforms_at(paths.counters[2], counter).reshape(chunks, n)
+        selected = jnp.where(has_sums, next_selection(former, selected, uniform), selected)
+    used = visits if setup.in_cells else selected
+    inputs = _ChunkInputs(paths.z, paths.g, paths.z_now, used, paths.signals, paths.draws)
+    process = partial(_process_chunk, setup, step.at_step(number), chunks * n)
+    order = paths.order
+    weights = _FieldWeights(order.field_from_z, order.field_from_g, order.head)
     if jax.default_backend() == "cpu" and chunks > 1:
 
-        def one(sums: Sums, chunk: _Part) -> tuple[Any, Any]:
-            found, seen = visit(weights, slot, chunk)
-            return jax.tree.map(jnp.add, sums, found), seen
+        def add_chunk(total: ResponseSums, chunk: _ChunkInputs) -> tuple[Any, Any]:
+            sums, computed = process(weights, slot, chunk)
+            return jax.tree.map(jnp.add, total, sums), computed
 
-        sums, (fields, g) = jax.lax.scan(one, jax.tree.map(jnp.zeros_like, paths.sums), parts)
+        zero = jax.tree.map(jnp.zeros_like, paths.sums)
+        sums, (fields, g) = jax.lax.scan(add_chunk, zero, inputs)
     else:
-        each = jax.tree.map(
+        # One copy of the weights per chunk, so that products are parallel over chunks
+        copies = jax.tree.map(
             lambda leaf: jnp.broadcast_to(leaf, (chunks, *jnp.shape(leaf))), weights
         )
-        sums, (fields, g) = jax.vmap(visit, in_axes=(0, None, 0))(each, slot, parts)
+        sums, (fields, g) = jax.vmap(process, in_axes=(0, None, 0))(copies, slot, inputs)
         sums = jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), sums)
-
-    def placed(known: Numeric, rows: Numeric) -> Any:
-        return jax.lax.dynamic_update_slice(known, rows.astype(known.dtype), (0, slot, 0))
-
-    fresh = _normals(setup, paths, ahead + 1)
     return paths._replace(
-        z=placed(paths.z, paths.fresh),
-        g=placed(paths.g, g),
-        fresh=fresh,
+        z=_insert(paths.z, paths.z_now, 0, slot, 0),
+        g=_insert(paths.g, g, 0, slot, 0),
+        z_now=_draw_normals(paths, number + 1),
         fields=fields,
         selected=selected,
         sums=sums,
     )
 
 
-def slots(setup: Setup, steps: Any) -> Any:
-    """Signals, and rows before so many steps and after the last."""
+def slot_count(setup: Setup, steps: Any) -> Any:
+    """Number of slots after some steps: the signals, and the rows at all times."""
     return setup.structure.signals + setup.structure.width * (steps + 1)
 
 
 @partial(jax.jit, static_argnums=0, donate_argnums=2)
-def advanced(
+def advance_paths(
     setup: Setup,
-    given: tuple[Any, ...],
+    step: StepParameters,
     paths: ResponsePaths,
-    settled: Any,
+    has_sums: Any,
     visited: Visits | None,
     number: IntScalar,
-    good: Int[Numeric, " sets"],
+    last_good: Int[Numeric, " sets"],
     end: IntScalar,
 ) -> tuple[ResponsePaths, IntScalar, Int[Numeric, " sets"]]:
-    """Sets of paths (leading axis) from step `number` to `end`, or as far as memory lasts; with the sums of the start unless `settled`.
+    """Sets of paths (leading axis) from step `number` to `end`, or until the memory is full.
 
-    `given`: parameters, algorithm, sizes of the blocks. `visited`: `algorithms.epochs.Visits`, or None. `good`: the last steps whose
-    numbers are finite.
+    If `has_sums` is False, the sums of the initial weights are computed first. `visited` contains
+    the visits of epochs, `last_good` the last steps whose order parameters are finite.
     """
-    sets, chunks, room = paths.z.shape[:3]
+    sets, chunks, capacity = paths.z.shape[:3]
 
-    def fits(carry: tuple[Any, ...]) -> Any:
-        number, _, _, settled = carry
-        return ~settled | ((number < end) & (slots(setup, number + 1) <= room))
+    def continues(carry: tuple[Any, ...]) -> Any:
+        number, _, _, has_sums = carry
+        return ~has_sums | ((number < end) & (slot_count(setup, number + 1) <= capacity))
 
-    def moved(paths: ResponsePaths, number: IntScalar) -> tuple[Scalars, Any, Any]:
-        scalars, fine, new = _plan(setup, given, paths.scalars, paths.sums, number)
-        return scalars, jnp.where((paths.lost < 0) & ~new, number, paths.lost), fine
+    def advance_order(paths: ResponsePaths, number: IntScalar) -> tuple[OrderParameters, Any, Any]:
+        order, is_finite, is_valid = _next_order(setup, step, paths.order, paths.sums, number)
+        fails = (paths.failed_step < 0) & ~is_valid
+        return order, jnp.where(fails, number, paths.failed_step), is_finite
 
-    def go(carry: tuple[Any, ...]) -> tuple[Any, ...]:
-        number, paths, good, settled = carry
-        small = paths._replace(
-            **{name: None for name in _LAST + _FIRST}
-        )  # what a branch takes may be copied
-        scalars, lost, fine = jax.lax.cond(
-            settled,
-            lambda one: together(lambda one: moved(one, number), sets)(one),
-            lambda one: (one.scalars, one.lost, jnp.ones(sets, bool)),
+    def advance(carry: tuple[Any, ...]) -> tuple[Any, ...]:
+        number, paths, last_good, has_sums = carry
+        # Operands of a conditional may be copied: the large arrays are left out.
+        small = paths._replace(**{name: None for name in _PATHS_LAST + _PATHS_FIRST})
+        order, failed_step, is_finite = jax.lax.cond(
+            has_sums,
+            lambda small: over_sets(lambda paths: advance_order(paths, number), sets)(small),
+            lambda small: (small.order, small.failed_step, jnp.ones(sets, bool)),
             small,
         )
-        paths = paths._replace(scalars=scalars, lost=lost)
-        ahead = number + settled
-        visits = (
-            None if visited is None else visited.at(ahead, setup.again).reshape(sets, chunks, -1)
-        )
-        paths = together(
-            lambda one, visits: _pass(setup, given, one, ahead, settled, visits), sets
-        )(paths, visits)
-        return ahead, paths, jnp.where(fine | ~settled, ahead, good), jnp.bool_(True)
+        paths = paths._replace(order=order, failed_step=failed_step)
+        following = number + has_sums
+        visits = None
+        if visited is not None:
+            visits = visited.at(following, setup.repeats).reshape(sets, chunks, -1)
 
-    number, paths, good, _ = jax.lax.while_loop(fits, go, (number, paths, good, settled))
-    return paths, number, good
+        def pass_over(paths: ResponsePaths, visits: Any) -> ResponsePaths:
+            return _pass_over_paths(setup, step, paths, following, has_sums, visits)
+
+        paths = over_sets(pass_over, sets)(paths, visits)
+        last_good = jnp.where(is_finite | ~has_sums, following, last_good)
+        return following, paths, last_good, jnp.bool_(True)
+
+    number, paths, last_good, _ = jax.lax.while_loop(
+        continues, advance, (number, paths, last_good, has_sums)
+    )
+    return paths, number, last_good
 
 
 def observe(
     setup: Setup, parameters: Parameters, paths: ResponsePaths, number: IntScalar
 ) -> dict[str, Any]:
-    """M, Q (block by block), a and the mean loss over the paths, of one set at its present step."""
+    """M and Q per covariance block, a, and the mean loss over the paths, of one set at its step."""
     structure = setup.structure
-    k, p, one = structure.signals, structure.width, paths.scalars
-    rows = jnp.moveaxis(
-        jax.lax.dynamic_slice_in_dim(one.overlaps, k + p * number, p, 0), 0, 1
-    )  # (blocks, p, room)
-    fields, signals, given = jax.tree.map(
+    k, p, order = structure.signals, structure.width, paths.order
+    slot = k + p * number
+    rows = jnp.moveaxis(_at_slot(order.overlaps, slot, p), 0, 1)  # (blocks, p, capacity)
+    fields, signals, draws = jax.tree.map(
         lambda leaf: leaf.reshape(leaf.shape[0] * leaf.shape[1], *leaf.shape[2:]),
-        (paths.fields, paths.signals, paths.given),
+        (paths.fields, paths.signals, paths.draws),
     )
     losses = jax.vmap(structure.loss, in_axes=(0, 0, None, 0, None))(
-        fields, signals, one.head, given, parameters
+        fields, signals, order.head, draws, parameters
     )
     return {
         "M": rows[..., :k],
-        "Q": jax.lax.dynamic_slice_in_dim(rows, k + p * number, p, 2),
-        "a": one.head,
+        "Q": jax.lax.dynamic_slice_in_dim(rows, slot, p, 2),
+        "a": order.head,
         "train_risk": jnp.mean(losses, axis=0),
     }

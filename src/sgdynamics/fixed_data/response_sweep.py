@@ -1,4 +1,4 @@
-"""DMFT in the response form (`fixed_data.response_form`): which problems and algorithms it is for, and the sweep over its steps."""
+"""DMFT in the response form (`fixed_data.response_form`): conditions and sweep."""
 
 from __future__ import annotations
 
@@ -12,40 +12,46 @@ from jaxtyping import Float
 
 from sgdynamics.algorithms.epochs import Visits
 from sgdynamics.algorithms.fixed_data import FixedData, MultiPassSGD
-from sgdynamics.base.arrays import Numeric, Parameters, PyTree
+from sgdynamics.base.arrays import Numeric, Parameters
 from sgdynamics.fixed_data import response_form
-from sgdynamics.fixed_data.conditioning import SMALLEST, Setup
-from sgdynamics.fixed_data.dmft import FIRST_ROOM, Points, Sweep, next_room, origins_of
-from sgdynamics.fixed_data.paths import chunks_for
+from sgdynamics.fixed_data.bounded_memory import Memory
+from sgdynamics.fixed_data.dmft import Sweep
+from sgdynamics.fixed_data.host_draws import HostDraws, counters_of
+from sgdynamics.fixed_data.path_groups import next_capacity
+from sgdynamics.fixed_data.paths import chunk_count
+from sgdynamics.fixed_data.setup import InitialDraws, Setup, StepParameters
 from sgdynamics.problems.frames import compressed_rows
 from sgdynamics.problems.overlap_starts import Start
 from sgdynamics.problems.problem import Problem
 from sgdynamics.samples.input_covariance import eigenvalues
 
-ORDERS = ("reshuffle", "replacement")  # of epochs
-A_ROW = 10  # paths for each input, a signal or a row at some time: with half as many the overlaps need not be positive
-DIMENSIONS_A_ROW = 2.0  # that count (`paths_per_row`), likewise: 2.2 were enough, 1.1 were not
-FEW_BLOCKS = (
-    4  # from so many on this form is taken unless another is asked for: below, it saves little
-)
-# of the samples in a batch: beyond, gradients are too near to those of earlier steps (measured: .9 failed at 13 paths an input, and so did
-# one order for all epochs, at 20 in the third)
-MOST_FRACTION = 0.5
-CHUNK = 256  # paths at a time on a CPU: they stay in its cache
+ORDERS = ("reshuffle", "replacement")  # orders of epochs in which each step adds noise of its own
+# Smallest number of paths per vector (a signal, or a row at some time): with half as many the
+# overlaps need not be positive definite.
+PATHS_PER_VECTOR = 10
+# Smallest number of effective dimensions per vector (`paths_per_row`): 2.2 were enough, 1.1 were
+# not.
+DIMENSIONS_PER_VECTOR = 2.0
+MIN_BLOCKS = 4  # number of blocks from which this form is the default: below, it saves little
+# Largest batch fraction: beyond, gradients are too similar to those of earlier steps (measured:
+# 0.9 failed with 13 paths per vector, and a fixed order of epochs with 20 paths in the third
+# epoch).
+MAX_FRACTION = 0.5
+CHUNK = 256  # paths of a chunk on a CPU, which fit into its cache
 
 
 class DependentFields(ValueError):
-    """Fields that follow from earlier ones: the response form has no derivatives in them."""
+    """Fields are linear combinations of earlier ones: Stein's formula has no derivative in them."""
 
 
 def response_form_obstacle(problem: Problem, algorithm: FixedData) -> str:
-    """Why this form is not for a problem and an algorithm; empty where it is."""
+    """Why the response form is not available for a problem and an algorithm; empty if it is."""
     sample = problem.structure.sample
-    fresh = type(algorithm) is MultiPassSGD and algorithm.batch_fraction <= MOST_FRACTION
-    if not fresh and algorithm.order not in ORDERS:
+    is_fresh = type(algorithm) is MultiPassSGD and algorithm.batch_fraction <= MAX_FRACTION
+    if not is_fresh and algorithm.order not in ORDERS:
         return (
             "each step must add noise of its own. Use sgd.MultiPassSGD with batch_fraction at most "
-            f"{MOST_FRACTION}, or sgd.EpochSGD with order 'reshuffle' or 'replacement'"
+            f"{MAX_FRACTION}, or sgd.EpochSGD with order 'reshuffle' or 'replacement'"
         )
     if sample.tokens is not None or not sample.centred or sample.noisy_inputs or sample.contexts:
         return (
@@ -56,35 +62,33 @@ def response_form_obstacle(problem: Problem, algorithm: FixedData) -> str:
 
 
 def paths_per_row(problem: Problem, algorithm: FixedData) -> float:
-    """Paths of a set for each input: enough, and so many that what sampling adds is less than the noise there is in every block.
+    """Paths of a set per vector, such that sampling adds less noise than there is in every block.
 
-    Rows that move by noise have N_b as l_b^2 d_b, with all N_b together the inputs: d_b is above N_b in all blocks where
-    sum_b l_b^2 d_b/max l^2, the dimensions that count, is above the inputs.
+    For rows that move by noise N_b is proportional to l_b^2 d_b, and the sum of all N_b is the
+    number of vectors. So d_b exceeds N_b in all blocks if the effective dimension sum_b l_b^2
+    d_b/max l^2 exceeds the number of vectors.
     """
     values, shares = (np.asarray(problem.parameters[name]) for name in ("eigenvalues", "fractions"))
-    counted = (
-        np.sum(shares * values**2) / np.max(values) ** 2 / algorithm.samples_per_dimension
-    )  # for each path
-    return max(A_ROW, DIMENSIONS_A_ROW / counted)
+    effective = np.sum(shares * values**2) / np.max(values) ** 2
+    dimensions_per_path = effective / algorithm.samples_per_dimension
+    return max(PATHS_PER_VECTOR, DIMENSIONS_PER_VECTOR / dimensions_per_path)
 
 
 def paths_needed(problem: Problem, algorithm: FixedData, steps: float) -> float:
-    """The same for all inputs that are known after so many steps."""
-    return paths_per_row(problem, algorithm) * response_form.slots(
-        Setup(problem.structure, True, False), steps
-    )
+    """Paths of a set for all vectors after some steps."""
+    vectors = response_form.slot_count(Setup(problem.structure, True, False), steps)
+    return paths_per_row(problem, algorithm) * vectors
 
 
-def singular(problem: Problem, begin: Start) -> bool:
-    """Whether fields of a start follow from each other, in one of its runs."""
-    frame, values = (
-        np.asarray(problem.parameters["frame"]),
-        np.asarray(eigenvalues(problem.parameters)),
-    )
-    return any(
-        response_form.start_of(frame, *rows, values).singular
-        for rows in zip(*compressed_rows(problem, begin), strict=True)
-    )
+def _initial_fields(problem: Problem, T: np.ndarray, L: np.ndarray) -> response_form.InitialFields:
+    frame = np.asarray(problem.parameters["frame"])
+    return response_form.initial_fields(frame, T, L, np.asarray(eigenvalues(problem.parameters)))
+
+
+def has_dependent_fields(problem: Problem, start: Start) -> bool:
+    """Whether the initial fields of a run are linearly dependent."""
+    runs = zip(*compressed_rows(problem, start), strict=True)
+    return any(_initial_fields(problem, *rows).is_singular for rows in runs)
 
 
 class ResponseSweep(Sweep):
@@ -92,189 +96,174 @@ class ResponseSweep(Sweep):
 
     form: ClassVar[str] = "response"
     quasi_random: ClassVar[bool] = False
-    less_memory: ClassVar[str] = (
+    memory_advice: ClassVar[str] = (
         "Use fewer paths or steps, sgd.simulate, or sgd.DMFT(dtype='float32')."
     )
-    sweeps_a_pair: ClassVar[int] = 0
+    sweeps_per_pair: ClassVar[int] = 0
 
     @property
-    def seen_blocks(self) -> int:
+    def data_blocks(self) -> int:
         return 1
 
-    def work(self, directions: float) -> float:
+    def work_per_step(self, directions: float) -> float:
         p, blocks = self.setup.structure.width, self.setup.structure.blocks
-        return 4.0 * p * self.replicates * (self.inputs + blocks * directions) * directions
+        columns = self.inputs + blocks * directions
+        return 4.0 * p * self.sampling.replicates * columns * directions
 
-    def needed(self, steps: float) -> float:
-        return response_form.slots(self.setup, steps)
+    def directions_after(self, steps: float) -> float:
+        return response_form.slot_count(self.setup, steps)
 
-    def held(self, directions: int) -> int:
-        """Bytes of one replicate: z and g, overlaps and responses of all blocks, and the factor."""
+    def bytes_per_replicate(self, directions: int) -> int:
+        """Memory of z and g, of overlaps and responses of all blocks, and of Lc^-1."""
         paths, blocks = 2 * self.dtype.itemsize * self.inputs, self.setup.structure.blocks
         return paths * directions + 8 * (2 * blocks + 1) * directions**2
 
-    def initial(self, begin: Start, points: Points) -> list[Any]:
-        T, L = compressed_rows(self.problem, begin)
-        start = response_form.start_of(
-            np.asarray(self.parameters["frame"]),
-            T[0],
-            L[0],
-            np.asarray(eigenvalues(self.parameters)),
-        )
-        setup = self.setup
-        smallest = FIRST_ROOM if setup.visited else SMALLEST
-        room = min(
-            max(smallest, setup.first + 2 * setup.opened),
-            max(self.most, setup.first + setup.opened),
-        )
-        normals, noise, uniform = points.first()
-        drawn = (normals[:, 0], noise, uniform, origins_of(self.seed, self.replicates))
-        sets = self.sets
-        numbers = (self.numbers[:3], start, begin.a[0])
-        fixed = (setup, room, chunks_for(setup, self.inputs, CHUNK), str(self.dtype))
+    def check_paths(self, steps: int, rank: int | None) -> None:
+        """No condition: `paths_needed` is stronger."""
+
+    def initial_groups(self, start: Start, draws: HostDraws) -> list[Any]:
+        setup, sets = self.setup, self.sets
+        T, L = compressed_rows(self.problem, start)
+        fields = _initial_fields(self.problem, T[0], L[0])
+        initial = draws.initial()
+        initial = initial._replace(normals=initial.normals[:, 0])  # of the one block
+        random_arrays = (initial, counters_of(self.sampling))
+        chunks = chunk_count(setup, self.inputs, CHUNK)
+        static = (setup, self.initial_capacity(), chunks, str(self.dtype))
         groups = []
-        for first in range(0, self.replicates, sets):
-            part = tuple(value[first : first + sets] for value in drawn)
-            groups.append(_Group(_initial(*fixed, *numbers, *part), sets))
+        for first in range(0, self.sampling.replicates, sets):
+            chosen = jax.tree.map(
+                lambda leaf, first=first: leaf[first : first + sets], random_arrays
+            )
+            paths = _initial_paths(*static, self.step_parameters, fields, start.a[0], *chosen)
+            groups.append(_ResponseGroup(paths, sets))
         return groups
 
     def advance(
-        self, groups: list[Any], visits: list[Visits] | None, now: int, end: int, most: int
+        self, groups: list[Any], visits: list[Visits] | None, end: int, largest_capacity: int
     ) -> None:
-        super().advance(groups, visits, now, end, most)
-        lost = np.concatenate([np.asarray(group.paths.lost) for group in groups])
-        if np.any(lost >= 0):
-            where = int(lost[lost >= 0].min())
+        super().advance(groups, visits, end, largest_capacity)
+        failed = np.concatenate([np.asarray(group.paths.failed_step) for group in groups])
+        if np.any(failed >= 0):
             raise DependentFields(
-                f"After step {where} the fields of the {self.each} paths of a replicate are linear "
-                "combinations of earlier fields, or their overlaps are not positive definite. Use "
-                "more paths, fewer steps or form='projections'."
+                f"After step {int(failed[failed >= 0].min())} the fields of the {self.paths} paths "
+                "of a replicate are linear combinations of earlier fields, or their overlaps are "
+                "not positive definite. Use more paths, fewer steps or form='projections'."
             )
-
-    def check_paths(self, steps: int, rank: int | None) -> None:
-        """Nothing to check: this form needs more paths than that, and is not chosen with fewer."""
 
     def observer(self, group: Any) -> Any:
         return partial(_observe, number=np.int64(group.number))
 
-    def pairs(self, count: int) -> Any:
-        return _Pairs(self)
+    def two_time_pairs(self, count: int) -> Any:
+        return _ResponsePairs(self)
 
     def finish(self, groups: list[Any]) -> None:
-        self.rank = max(
-            self.rank, self.setup.structure.width * max(group.number for group in groups)
-        )
+        steps = max(group.number for group in groups)
+        self.rank = max(self.rank, self.setup.structure.width * steps)
 
 
 @dataclass
-class _Group:
-    """Replicates that go together (leading axis), where they stand, and the last steps at which they were finite."""
+class _ResponseGroup:
+    """Replicates in a leading axis that advance together, and the last finite steps."""
 
     paths: response_form.ResponsePaths
     sets: int
     number: int = 0
-    settled: bool = False
-    good: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    has_sums: bool = False
+    last_good: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
     @property
-    def room(self) -> int:
+    def capacity(self) -> int:
         return self.paths.z.shape[2]
 
-    def setup(self, setup: Setup) -> Setup:
+    def adapt_setup(self, setup: Setup) -> Setup:
         return setup
 
-    def go(
+    def advance(
         self,
         setup: Setup,
-        numbers: PyTree,
+        step: StepParameters,
         visits: Visits | None,
-        now: int,
         end: int,
-        most: int,
-        memory: Any,
+        largest_capacity: int,
+        memory: Memory | None,
     ) -> None:
-        """To step `end`, with memory made on the way."""
-        self.number, self.good = now, np.full(self.sets, now, dtype=np.int64)
+        """Advance to step `end`, or until the memory has the largest capacity."""
+        self.last_good = np.full(self.sets, self.number, dtype=np.int64)
         while True:
-            moved = (
-                np.bool_(self.settled),
+            self.paths, number, last_good = response_form.advance_paths(
+                setup,
+                step,
+                self.paths,
+                np.bool_(self.has_sums),
                 visits,
                 np.int64(self.number),
-                self.good,
+                self.last_good,
                 np.int64(end),
             )
-            self.paths, number, good = response_form.advanced(
-                setup, numbers[:3], self.paths, *moved
-            )
-            self.number, self.good, self.settled = int(number), np.asarray(good), True
-            if self.number >= end or self.room >= most:
+            self.number, self.last_good, self.has_sums = int(number), np.asarray(last_good), True
+            if self.number >= end or self.capacity >= largest_capacity:
                 return
-            self.paths = response_form.widened(self.paths, next_room(self.room, most))
+            capacity = next_capacity(self.capacity, largest_capacity)
+            self.paths = response_form.with_capacity(self.paths, capacity)
 
 
-class _Pairs:
-    """C and R at pairs of save points, which this form has anyway."""
+class _ResponsePairs:
+    """C and R at pairs of save points, which this form computes in any case."""
 
     def __init__(self, sweep: ResponseSweep) -> None:
         self.sweep = sweep
-        self.steps: list[int] = []
+        self.save_steps: list[int] = []
 
-    def advance(self, visits: list[Visits] | None, now: int, end: int) -> None:
-        """Nothing more is to be solved."""
+    def advance(self, visits: list[Visits] | None, end: int) -> None:
+        """No additional paths."""
 
-    def note(self, groups: list[_Group], points: Points, now: int) -> None:
-        self.steps.append(now)
+    def record(self, groups: list[_ResponseGroup], draws: HostDraws, number: int) -> None:
+        self.save_steps.append(number)
 
-    def found(self, groups: list[_Group]) -> dict[str, np.ndarray]:
+    def results(self, groups: list[_ResponseGroup]) -> dict[str, np.ndarray]:
         structure = self.sweep.setup.structure
-        slots = (
-            structure.signals
-            + structure.width * np.array(self.steps)[:, None]
-            + np.arange(structure.width)
-        )
-        parts = {
+        p, steps = structure.width, np.array(self.save_steps)[:, None]
+        slots = structure.signals + p * steps + np.arange(p)
+        # C is the sum over blocks, R the mean over dimensions.
+        fractions = self.sweep.step_parameters.parameters["fractions"]
+        weights = {
             "C": ("overlaps", np.ones(structure.blocks)),
-            "R": ("responses", self.sweep.parameters["fractions"]),
+            "R": ("responses", fractions),
         }
-        result = {}
-        for name, (kind, weights) in parts.items():
-            whole = np.concatenate(
-                [
-                    np.einsum(
-                        "rjbs,b->rjs", np.asarray(getattr(group.paths.scalars, kind)), weights
-                    )
-                    for group in groups
-                ]
+        results = {}
+        for name, (quantity, block_weights) in weights.items():
+            arrays = [np.asarray(getattr(group.paths.order, quantity)) for group in groups]
+            total = np.concatenate(
+                [np.einsum("rjbs,b->rjs", array, block_weights) for array in arrays]
             )
-            result[name] = whole[:, slots[:, None, :, None], slots[None, :, None, :]]
-        return result
+            results[name] = total[:, slots[:, None, :, None], slots[None, :, None, :]]
+        return results
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2, 3))
-def _initial(
+def _initial_paths(
     setup: Setup,
-    room: int,
+    capacity: int,
     chunks: int,
     storage: str,
-    given: tuple[Any, ...],
-    start: response_form.Start,
+    step: StepParameters,
+    fields: response_form.InitialFields,
     head: Float[Numeric, " p"],
-    normals: Float[Numeric, "sets first n"],
-    noise: Float[Numeric, "sets n draws"],
-    uniform: Float[Numeric, "sets n"],
-    origins: Numeric,
+    draws: InitialDraws,
+    counters: Numeric,
 ) -> response_form.ResponsePaths:
-    def one(*drawn: Any) -> response_form.ResponsePaths:
-        return response_form.cut(
-            response_form.initial(setup, room, np.dtype(storage), given, start, head, *drawn),
-            chunks,
+    def initial_set(draws: InitialDraws, counters: Numeric) -> response_form.ResponsePaths:
+        paths = response_form.initial_set(
+            setup, capacity, np.dtype(storage), step, fields, head, draws, counters
         )
+        return response_form.split_paths(paths, chunks)
 
-    return jax.vmap(one)(normals, noise, uniform, origins)
+    return jax.vmap(initial_set)(draws, counters)
 
 
 @partial(jax.jit, static_argnums=0)
 def _observe(
     setup: Setup, parameters: Parameters, paths: response_form.ResponsePaths, number: Any
 ) -> dict[str, Any]:
-    return jax.vmap(lambda one: response_form.observe(setup, parameters, one, number))(paths)
+    return jax.vmap(lambda paths: response_form.observe(setup, parameters, paths, number))(paths)

@@ -1,0 +1,124 @@
+"""Replicates of paths that advance together, with memory that grows on the way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+
+from sgdynamics.algorithms.epochs import Visits
+from sgdynamics.base.arrays import Numeric, Parameters
+from sgdynamics.fixed_data import conditioning
+from sgdynamics.fixed_data.bounded_memory import Memory, discard_directions
+from sgdynamics.fixed_data.path_state import (
+    Paths,
+    Slots,
+    observe,
+    paths_from_state,
+    rechunk,
+    with_capacity,
+)
+from sgdynamics.fixed_data.paths import advance_paths
+from sgdynamics.fixed_data.setup import InitialDraws, InitialWeights, Setup, StepParameters
+
+DOUBLING_CAPACITY = 256  # capacity below which memory is doubled when it is full
+
+
+@dataclass
+class PathGroup:
+    """Replicates in a leading axis, the positions of their bases, and the last finite steps."""
+
+    paths: Paths
+    slots: Slots
+    sets: int
+    perturbed_slot: int | None = None  # first perturbed direction, in a perturbed copy
+    number: int = 0  # the present step
+    last_good: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    bin_widths: list[int] = field(default_factory=list)  # steps per bin, where memory is bounded
+
+    @property
+    def capacity(self) -> int:
+        return self.paths.P.shape[2]
+
+    def adapt_setup(self, setup: Setup) -> Setup:
+        """The setup of these paths: a perturbed copy evolves its perturbation too."""
+        return setup if self.perturbed_slot is None else replace(setup, perturbed=True)
+
+    def advance(
+        self,
+        setup: Setup,
+        step: StepParameters,
+        visits: Visits | None,
+        end: int,
+        largest_capacity: int,
+        memory: Memory | None,
+    ) -> None:
+        """Advance to step `end`, or until the basis is full and nothing is discarded."""
+        self.last_good = np.full(self.sets, self.number, dtype=np.int64)
+        while True:
+            self.paths, self.slots, number, last_good = advance_paths(
+                setup,
+                step,
+                self.paths,
+                self.slots,
+                visits,
+                np.int64(self.number),
+                self.last_good,
+                np.int64(end),
+            )
+            self.number, self.last_good = int(number), np.asarray(last_good)
+            if self.number >= end:
+                return
+            is_full = int(self.slots.weight) + setup.directions_per_step > self.capacity
+            if self.capacity < largest_capacity and is_full:
+                capacity = next_capacity(self.capacity, largest_capacity)
+                self.paths = with_capacity(self.paths, capacity, 1)
+            elif memory is not None:
+                self.paths, self.slots, self.bin_widths = discard_directions(
+                    setup, memory, self.paths, self.slots, self.bin_widths
+                )
+            else:
+                return
+
+
+def next_capacity(capacity: int, largest: int) -> int:
+    """The next size of memory: doubled while small, then by a half or a third.
+
+    Each size is compiled, and all of the memory is read in every step.
+    """
+    power = 1 << (capacity.bit_length() - 1)
+    doubles = capacity < DOUBLING_CAPACITY or capacity > power + power // 4
+    return min(2 * power if doubles else power + power // 2, largest)
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2, 3, 4))
+def initial_paths(
+    setup: Setup,
+    capacity: int,
+    history: int,
+    chunks: int,
+    storage: str,
+    step: StepParameters,
+    weights: InitialWeights,
+    draws: InitialDraws,
+    direction_uniforms: Numeric,
+    counters: Numeric,
+) -> Paths:
+    """Sets of paths (leading axis of the draws) at step 0."""
+
+    def initial_set(draws: InitialDraws, uniforms: Numeric, counters: Numeric) -> Paths:
+        state = conditioning.initial_state(setup, step, weights, draws, capacity)
+        normals = jax.scipy.special.ndtri(uniforms)
+        paths = paths_from_state(setup, state, normals, counters, np.dtype(storage), history)
+        return rechunk(paths, chunks, 0)
+
+    return jax.vmap(initial_set)(draws, direction_uniforms, counters)
+
+
+@partial(jax.jit, static_argnums=0)
+def observe_paths(setup: Setup, parameters: Parameters, paths: Paths) -> dict[str, Any]:
+    """Overlaps and mean losses of sets of paths (leading axis)."""
+    return jax.vmap(partial(observe, setup, parameters))(paths)

@@ -1,0 +1,283 @@
+"""The small matrices of one step of a set of paths, from the sums of the last pass over the paths.
+
+Notation of `fixed_data.paths`: gradients g and normals Z are rows of n numbers, P and A the
+bases, and
+
+    a = <P, g>,  z = <P, Z>,  U = <A, g>,  S = g g^T - a a^T,  T S T^T = 1,  P_new = T (g - a P).
+
+No operation here depends on the number of paths.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Bool, Float
+
+from sgdynamics.algorithms.fixed_data import kick_size
+from sgdynamics.algorithms.one_pass import Stride
+from sgdynamics.base.arrays import IntScalar, Numeric, Scalar
+from sgdynamics.fixed_data.path_state import Paths, Slots, Sums
+from sgdynamics.fixed_data.setup import LARGEST, Setup, StepParameters
+from sgdynamics.samples.input_covariance import spread as input_scale
+
+# The basis P has at most the number of paths over this: beyond, its span is not small within R^n,
+# and the paths no longer represent the limit.
+PATHS_PER_DIRECTION = 2
+UNIT_SQUARE = 0.25  # squared norms above this are those of unit vectors, all others are zero
+
+
+class StepMatrices(NamedTuple):
+    """One step as small matrices, which a pass applies to P, A, g and Z."""
+
+    combinations: Float[Numeric, "columns capacity"]  # corrected last P, a P and z P, as rows on P
+    T: Float[Numeric, "gradients gradients"]
+    on_new: Float[Numeric, "normals gradients blocks"]  # <Z, P_new>, lower triangular
+    lengths: Float[Numeric, "gradients blocks"]  # f; 0 if no direction is added
+    noise_scale: Float[Numeric, "normals blocks"]  # factor of the orthogonal part of Z; 0 likewise
+    last_lengths: Float[Numeric, "gradients blocks"]  # f of the last step
+    rows: Float[Numeric, "p blocks capacity"]  # weights after the step
+    head: Float[Numeric, " p"]
+    perturbation: Any
+    gradients: Any  # (p, 1 + blocks, capacity): g in P and X^T g in the e_k, for bounded memory
+    count: IntScalar  # number of new directions
+
+
+def new_basis(
+    S: Float[Numeric, "m m"], squares: Float[Numeric, " m"], tolerance: Scalar
+) -> tuple[Any, Any]:
+    """T with T S T^T = 1 on the residuals of the gradients, and which of its rows are directions.
+
+    Rows are ordered by decreasing eigenvalue of S_ij/(|g_i| |g_j|); an eigenvalue above
+    tolerance^2 is a direction. Eigenvectors rather than Gram-Schmidt: where gradients are nearly
+    parallel, the residual of each with respect to the others is mostly rounding.
+    """
+    norms = jnp.sqrt(jnp.where(squares > 0, squares, 1.0))
+    S = S / (norms[:, None] * norms)
+    values, vectors = jnp.linalg.eigh(S) if len(S) > 1 else (S[0], jnp.ones((1, 1)))
+    values, vectors = values[::-1], vectors[:, ::-1] * _signs(vectors[:, ::-1])
+    is_new = values > tolerance**2
+    inverse_root = jnp.where(is_new, jnp.where(is_new, values, 1.0) ** -0.5, 0.0)
+    return (vectors / norms[:, None] * inverse_root).T, is_new
+
+
+def _signs(vectors: Float[Numeric, "n n"]) -> Float[Numeric, " n"]:
+    """Signs that make the choice of eigenvectors unique.
+
+    LAPACK chooses the sign of an eigenvector by its code for the processor at hand, and the
+    random numbers of a direction are multiplied by it: without a convention the same seed is a
+    different realisation on a different processor. The sign of the product with a fixed vector
+    decides. The entries of this vector are incommensurate, so that symmetric cases such as (1,
+    -1)/sqrt(2) are decided too.
+    """
+    reference = 1.0 / (np.sqrt(2.0) + np.arange(len(vectors)))
+    return jnp.where(reference @ vectors < 0, -1.0, 1.0)
+
+
+def _inverse_factor(gram: Float[Numeric, "m m"]) -> Float[Numeric, "m m"]:
+    """N with N gram N^T = 1, by Cholesky's decomposition."""
+    if len(gram) == 1:
+        return gram**-0.5
+    factor = jnp.linalg.cholesky(gram)
+    return jax.scipy.linalg.solve_triangular(factor, jnp.eye(len(gram)), lower=True)
+
+
+class _Correction(NamedTuple):
+    """The second Gram-Schmidt pass over the P that the last step added.
+
+    P_last <- N (P_last - q P) with q = <P, P_last> over the earlier P, and N such that the result
+    is orthonormal. It is linear in P: `matrix` has the corrected P_last as rows on the stored P.
+    """
+
+    matrix: Float[Numeric, "gradients capacity"]
+    slot: IntScalar
+
+    @staticmethod
+    def from_sums(sums: Sums, s: int, slots: Slots) -> _Correction:
+        slot = jnp.arange(sums.P.shape[-1])
+        q = sums.P[s : 2 * s] * (slot < slots.last_sample)
+        gram = sums.new - q @ q.T
+        # Rows that the last step did not add are zero; an identity in their place keeps N finite.
+        exists = jnp.diagonal(gram) > UNIT_SQUARE
+        both_exist = exists[:, None] & exists
+        padded = jnp.where(both_exist, gram, 0.0) + jnp.diag(jnp.where(exists, 0.0, 1.0))
+        N = _inverse_factor(padded) * both_exist
+        matrix = jax.lax.dynamic_update_slice(-N @ q, N, (0, slots.last_sample))
+        return _Correction(matrix, slots.last_sample)
+
+    def products(self, sums: Float[Numeric, "m capacity"]) -> Float[Numeric, "m capacity"]:
+        """<P, .> with the corrected P, from those with the stored P."""
+        return jax.lax.dynamic_update_slice(sums, sums @ self.matrix.T, (0, self.slot))
+
+    def on_stored(self, rows: Float[Numeric, "m capacity"]) -> Float[Numeric, "m capacity"]:
+        """Combinations of the corrected P as combinations of the stored P."""
+        s = len(self.matrix)
+        on_last = jax.lax.dynamic_slice(rows, (0, self.slot), (len(rows), s))
+        others = jax.lax.dynamic_update_slice(rows, jnp.zeros_like(on_last), (0, self.slot))
+        return others + on_last @ self.matrix
+
+
+def _corrected_A_products(
+    setup: Setup,
+    scale: Float[Numeric, " blocks"],
+    paths: Paths,
+    slots: Slots,
+    a: Float[Numeric, "gradients capacity"],
+) -> Float[Numeric, "gradients blocks capacity"]:
+    """U = <A, g>, where A of the last directions follows P: A_last += f (P_corrected - P_last)."""
+    s, blocks = setup.gradients_per_step, setup.structure.blocks
+    moved = jax.lax.dynamic_slice(a - paths.sums.P[:s], (0, slots.last_sample), (s, s))
+    U = jax.lax.dynamic_slice(paths.sums.A, (0, 0, slots.last_weight), (s, blocks, s))
+    shift = scale[:, None] * jnp.einsum("gs,sb->gbs", moved, paths.last_lengths)
+    return jax.lax.dynamic_update_slice(paths.sums.A, U + shift, (0, 0, slots.last_weight))
+
+
+def step_matrices(
+    setup: Setup, step: StepParameters, paths: Paths, slots: Slots, number: IntScalar, n: int
+) -> tuple[StepMatrices, Any]:
+    """The step of one set of n inputs from its sums, and whether the weights are finite."""
+    step = step.at_step(number)
+    sizes = step.block_sizes
+    s, z = setup.gradients_per_step, setup.normals_per_step
+    p, blocks = setup.structure.width, setup.structure.blocks
+    capacity = paths.rows.shape[-1]
+    scale = input_scale(step.parameters)
+    sums = paths.sums
+
+    correction = _Correction.from_sums(sums, s, slots)
+    a, zP = correction.products(sums.P[:s]), correction.products(sums.P[2 * s :])
+    U = _corrected_A_products(setup, scale, paths, slots, a)
+
+    # New directions: rows of T, as long as the basis is small compared with the number of paths
+    # and, with cells, as long as the blocks of d_b = f_b n/alpha dimensions are not exhausted.
+    S = sums.g - a @ a.T
+    T, is_new = new_basis(S, jnp.diagonal(sums.g), step.tolerance)
+    index = jnp.arange(s)
+    paths_suffice = paths.sample_rank + index < n // PATHS_PER_DIRECTION
+    is_added = (jnp.full(blocks, True) & paths_suffice[:, None]) & is_new[:, None]
+    dimensions_left = sizes - (paths.weight_rank + index)[:, None]
+    if setup.in_cells:
+        is_added = is_added & (dimensions_left > 0)
+    is_new = jnp.any(is_added, axis=1)
+    T = jnp.where(is_new[:, None], T, 0.0)
+
+    # Orthogonal part of the normals: direction i takes Z_i without its part along P and along
+    # P_new_0, ..., P_new_i. White noise has all new P taken off.
+    zP = zP.reshape(z, blocks, capacity)
+    gZ = sums.gZ - jnp.einsum("gk,zbk->gzb", a, zP)  # <g - a P, Z>
+    B = T @ S  # <P_new, g>
+    lower = jnp.concatenate([jnp.tril(jnp.ones((s, s))), jnp.ones((setup.noise_directions, s))])
+    on_new = jnp.einsum("sg,gzb->zsb", T, gZ) * lower[:, :, None]
+    square = sums.Z - jnp.sum(zP**2, axis=-1) - jnp.sum(on_new**2, axis=1)
+    if setup.in_cells:
+        # With cells the bases are a finite share of n and of d_b, as at finite d: the orthogonal
+        # part of Z has n - rank - 1 dimensions, and chi^2 its mean d_b - rank.
+        dimensions = (n - (paths.sample_rank + index[:z])[:, None]) - 1.0
+        lengths = jnp.sqrt(jnp.maximum(dimensions_left, 0.0))
+    else:
+        dimensions = jnp.full((z, 1), float(n))
+        lengths = jnp.sqrt(sizes) * jnp.ones((s, 1))
+    # The norm is set to its mean: its fluctuation is of relative order n^-1/2, and only adds noise.
+    noise_scale = jnp.sqrt(jnp.maximum(dimensions, 0.0) / jnp.where(square > 0, square, 1.0))
+    lengths = jnp.where(is_added, lengths, 0.0)
+    noise_scale = jnp.concatenate([jnp.where(is_added, noise_scale[:s], 0.0), noise_scale[s:]])
+
+    # X^T g on the new directions, U_new = <A_new, g> = f <P_new, g> + <orthogonal part of Z, g>.
+    noise_on_g = gZ[:, :s] - jnp.einsum("isb,sg->gib", on_new[:s], B)
+    U_new = scale[:, None] * (
+        jnp.einsum("ib,ig->gbi", lengths, B)
+        + jnp.einsum("ib,gib->gbi", noise_scale[:s], noise_on_g)
+    )
+    first_new = slots.weight + setup.noise_directions
+    gradient = jax.lax.dynamic_update_slice(U, U_new, (0, 0, first_new))
+
+    kick = _kick(setup, step, slots, capacity) if setup.thermal else None
+    stride = Stride(
+        step.hyperparameters["lr"],
+        step.hyperparameters["head_rate"],
+        step.parameters["weight_decay"],
+        setup.structure,
+    )
+    gradients = (gradient[:p].reshape(p, -1), sums.head)
+    rows, head = stride.move(paths.rows.reshape(p, -1), paths.head, gradients, kick, None)
+    perturbation = None
+    if setup.perturbed:
+        perturbation = move_perturbation(paths.rows, paths.perturbation, stride, gradient, kick)
+    past = None
+    if paths.past_gradients is not None:
+        g_on_P = jax.lax.dynamic_update_slice(a, B.T, (0, slots.sample))
+        past = jnp.concatenate([g_on_P[:p, None], gradient[:p]], axis=1)
+    combinations = jnp.concatenate(
+        [
+            correction.matrix,
+            correction.on_stored(a),
+            correction.on_stored(zP.reshape(z * blocks, capacity)),
+        ]
+    )
+    matrices = StepMatrices(
+        combinations=combinations,
+        T=T,
+        on_new=on_new,
+        lengths=lengths,
+        noise_scale=noise_scale,
+        last_lengths=paths.last_lengths,
+        rows=rows.reshape(paths.rows.shape),
+        head=head,
+        perturbation=perturbation,
+        gradients=past,
+        count=jnp.sum(is_new),
+    )
+    is_finite = jnp.all(jnp.abs(rows) < LARGEST) & jnp.all(jnp.abs(head) < LARGEST)
+    return matrices, is_finite
+
+
+def _kick(
+    setup: Setup, step: StepParameters, slots: Slots, capacity: int
+) -> Float[Numeric, "p columns"]:
+    """White noise sqrt(2 T lr/d) N(0, I) on the rows at d -> infinity: one new direction per row.
+
+    Its part along the old basis is of order d^-1/2 and vanishes in the limit; with d replaced by
+    the number of paths it would only be sampling noise.
+    """
+    sizes = step.block_sizes
+    p, blocks = setup.structure.width, setup.structure.blocks
+    amplitude = kick_size(step.hyperparameters, jnp.sum(sizes)) * jnp.sqrt(sizes)
+    on_new = jnp.moveaxis(amplitude[:, None, None] * jnp.eye(p), 0, 1)
+    kick = jnp.zeros((p, blocks, capacity))
+    return jax.lax.dynamic_update_slice(kick, on_new, (0, 0, slots.weight)).reshape(p, -1)
+
+
+def move_perturbation(
+    rows: Numeric, perturbation: Numeric, stride: Stride, gradient: Numeric, kick: Numeric | None
+) -> Float[Numeric, "p blocks capacity"]:
+    """The perturbation of first order after the step of the rows."""
+    p = rows.shape[0]
+    shrink = 1 - stride.size * stride.weight_decay
+    perturbation = perturbation * shrink - stride.size * gradient[p:]
+    constraint = stride.structure.constraint
+    if not constraint.fixes_norms:
+        return perturbation
+    # The perturbation is orthogonal to the rows: the return to the sphere divides both by the
+    # same norm.
+    free_rows = rows * shrink - stride.size * gradient[:p]
+    free_rows = free_rows if kick is None else free_rows + kick.reshape(free_rows.shape)
+    return constraint.divide_by_norms(perturbation, free_rows, axes=(1, 2))
+
+
+def unless_sums_missing(
+    matrices: StepMatrices, paths: Paths, has_sums: Bool[Numeric, ""]
+) -> StepMatrices:
+    """The step; if the sums do not belong to the weights yet, a step that changes nothing.
+
+    The pass of such a step only computes the sums.
+    """
+    no_step = jax.tree.map(jnp.zeros_like, matrices)._replace(
+        rows=paths.rows,
+        head=paths.head,
+        perturbation=paths.perturbation,
+        gradients=matrices.gradients,
+    )
+    return jax.tree.map(lambda leaf, other: jnp.where(has_sums, leaf, other), matrices, no_step)

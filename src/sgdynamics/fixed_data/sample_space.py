@@ -1,0 +1,136 @@
+"""Gradients of the mean loss as vectors in sample space.
+
+With the fields lambda = X W^T (n x p) of n samples, the gradient in the weights is X^T g, where
+
+    g_i = s dloss/dlambda_i / (b n),
+
+s is the selection (0 or 1 per sample) and b the divisor of the algorithm (the batch fraction or
+1). An algorithm that touches the data only through X e and X^T g is a general first-order method,
+and its law follows from conditioning on these products (`fixed_data.conditioning`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Float
+
+from sgdynamics.base.arrays import Numeric, Parameters, PyTree
+from sgdynamics.fixed_data.setup import Setup, StepParameters
+from sgdynamics.samples.input_covariance import trace as input_trace
+from sgdynamics.simulation.compressed import sample_gradients
+
+
+class SampleData(NamedTuple):
+    """Arguments of the loss in addition to the fields of the rows."""
+
+    used: Any  # (n,): how often the step uses each sample
+    samples: int  # number n of samples over which the loss is averaged
+    signals: Float[Numeric, "inputs K"]
+    draws: PyTree  # noise (n,), labels of a mixture, or a dictionary of draws
+
+
+def sample_space_gradients(
+    setup: Setup,
+    step: StepParameters,
+    data: SampleData,
+    fields: Float[Numeric, "inputs fields"],
+    head: Float[Numeric, " p"],
+) -> tuple[Float[Numeric, "gradients inputs"], Float[Numeric, " p"]]:
+    """Gradients g of the rows (one per unit) in sample space, and the gradient of the head.
+
+    `fields` are those of the rows, followed by those of their perturbation if `setup.perturbed`.
+    """
+    structure, sample, p = setup.structure, setup.structure.sample, setup.structure.width
+
+    def gradients(
+        fields: Float[Numeric, "inputs p"],
+    ) -> tuple[Float[Numeric, "inputs p"], Float[Numeric, "n p"]]:
+        return sample_gradients(structure, step.parameters, fields, data.signals, head, data.draws)
+
+    def summed_gradients(
+        fields: Float[Numeric, "inputs p"],
+    ) -> tuple[Float[Numeric, "inputs p"], Float[Numeric, "n p"]]:
+        first_visit = gradients(fields)
+        if not setup.repeats:
+            return first_visit
+        return add_repeated_visits(setup, step, data.used, gradients, fields, first_visit)
+
+    h, head_h = summed_gradients(fields[:, :p])
+    divisor = (step.hyperparameters["divisor"] * data.samples).astype(fields.dtype)
+    weight = (data.used > 0).astype(fields.dtype) / divisor
+    g = h.T * sample.each_input(weight)
+    if setup.perturbed:
+        # A perturbation delta W moves by its own gradient, X^T (d^2 loss/dlambda^2) delta lambda:
+        # one more vector g per unit. The head does not respond to first order, by the symmetry of
+        # the perturbed direction.
+        _, tangent = jax.jvp(
+            lambda fields: summed_gradients(fields)[0], (fields[:, :p],), (fields[:, p:],)
+        )
+        g = jnp.concatenate([g, tangent.T * sample.each_input(weight)])
+    return g, jnp.sum(head_h * weight[:, None], axis=0)
+
+
+def add_repeated_visits(
+    setup: Setup,
+    step: StepParameters,
+    visits: Float[Numeric, " n"],
+    gradients: Callable[..., Any],
+    fields: Float[Numeric, "inputs p"],
+    first_visit: tuple[Any, Any],
+) -> tuple[Float[Numeric, "inputs p"], Float[Numeric, "n p"]]:
+    """Sums of gradients over all visits of a sample in one cell.
+
+    A visit sees the fields moved by the earlier visits of the same sample, -gamma h |x|^2/d,
+    where |x|^2/d is the trace of the covariance; other samples of the cell do not move them to
+    leading order.
+    """
+    sample = setup.structure.sample
+    own_rate = step.hyperparameters["lr"] * step.hyperparameters["own"]
+    shift = (own_rate * input_trace(step.parameters)).astype(fields.dtype)
+
+    def visit(carry: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
+        count, h, head_h = carry
+        # The inputs of a sample are correlated by C: the product C h is C^1/2 applied twice.
+        own = sample.mixed_inputs(step.parameters, sample.mixed_inputs(step.parameters, h.T)).T
+        new_h, new_head_h = (leaf.astype(fields.dtype) for leaf in gradients(fields - shift * own))
+        continues = (visits > count).astype(fields.dtype)
+        return (
+            count + 1,
+            h + sample.each_input(continues)[:, None] * new_h,
+            head_h + continues[:, None] * new_head_h,
+        )
+
+    return jax.lax.while_loop(
+        lambda carry: carry[0] < jnp.max(visits), visit, (jnp.ones(()), *first_visit)
+    )[1:]
+
+
+def observe_fields(
+    setup: Setup,
+    parameters: Parameters,
+    rows: Float[Numeric, "p blocks capacity"],
+    head: Float[Numeric, " p"],
+    fields: Float[Numeric, "inputs p"],
+    signals: Float[Numeric, "inputs K"],
+    draws: PyTree,
+) -> dict[str, Any]:
+    """M and Q per covariance block, a, and the mean loss, from rows and fields."""
+    structure = setup.structure
+    fields, signals = (structure.sample.by_sample(leaf) for leaf in (fields, signals))
+    losses = jax.vmap(structure.loss, in_axes=(0, 0, None, 0, None))(
+        fields, signals, head, draws, parameters
+    )
+    rows = jnp.moveaxis(rows, 1, 0)
+    frame = parameters["frame"].astype(rows.dtype)
+    # The first K directions span the signals, s_r = sum_k frame_rk e_k; the basis is orthonormal.
+    on_signals = rows[..., : structure.signals]
+    return {
+        "M": jnp.einsum("bpk,brk->bpr", on_signals, frame, precision="highest"),
+        "Q": jnp.einsum("bpk,bqk->bpq", rows, rows, precision="highest"),
+        "a": head,
+        "train_risk": jnp.mean(losses, axis=0),
+    }

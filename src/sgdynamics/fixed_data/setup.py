@@ -1,0 +1,101 @@
+"""Static structure and traced parameters of a step on a fixed data set."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from jaxtyping import Float
+
+from sgdynamics.algorithms.fixed_data import FixedData, numbers_of_step
+from sgdynamics.base.arrays import IntScalar, Numeric, Parameters
+from sgdynamics.problems.problem import Structure
+
+# A coefficient beyond this value has diverged; the fourth power of a field still fits into float64.
+LARGEST = 1e50
+SMALLEST_CAPACITY = 64  # directions for which memory is allocated at the start
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Static structure of a step: the structure of the problem and the kind of algorithm.
+
+    `selects`: a step uses a random selection of the samples. `thermal`: white noise acts on the
+    weights. The remaining fields are used at d -> infinity only. `perturbed`: rows carry a
+    perturbation of first order, whose growth is the response function. `in_cells`: a step is a
+    cell of an epoch (`algorithms.epochs`), and numbers of visits replace the selection.
+    `repeats`: a cell may visit a sample more than once.
+    """
+
+    structure: Structure
+    selects: bool
+    thermal: bool
+    perturbed: bool = False
+    in_cells: bool = False
+    repeats: bool = False
+
+    @classmethod
+    def from_algorithm(cls, structure: Structure, algorithm: FixedData) -> Setup:
+        """The setup of a problem and an algorithm at d -> infinity."""
+        return cls(
+            structure,
+            algorithm.selects,
+            algorithm.hot,
+            in_cells=bool(algorithm.order),
+            repeats=algorithm.order == "replacement",
+        )
+
+    @property
+    def initial_directions(self) -> int:
+        """Directions of the basis before the first step: those of the signals and of the rows."""
+        return self.structure.signals + self.structure.width
+
+    @property
+    def gradients_per_step(self) -> int:
+        """Vectors in sample space per step: the gradients of the rows and of their perturbation."""
+        return self.structure.width * (2 if self.perturbed else 1)
+
+    @property
+    def noise_directions(self) -> int:
+        """Directions that white noise adds per step."""
+        return self.structure.width if self.thermal else 0
+
+    @property
+    def normals_per_step(self) -> int:
+        """Vectors of normals per step and block: for gradients, and for white noise."""
+        return self.gradients_per_step + self.noise_directions
+
+    @property
+    def directions_per_step(self) -> int:
+        """Largest number of directions that a step adds to the basis of weight space."""
+        return self.gradients_per_step + self.noise_directions
+
+
+class StepParameters(NamedTuple):
+    """Values of the problem and the algorithm that JAX traces."""
+
+    parameters: Parameters
+    hyperparameters: Parameters
+    block_sizes: Float[Numeric, " blocks"]
+    tolerance: Any  # relative norm of a residual below which no direction is added
+
+    def at_step(self, number: IntScalar) -> StepParameters:
+        """The values at one step, where they depend on time."""
+        parameters, hyperparameters = numbers_of_step(self.parameters, self.hyperparameters, number)
+        return self._replace(parameters=parameters, hyperparameters=hyperparameters)
+
+
+class InitialWeights(NamedTuple):
+    """Initial rows [T | L] in the basis of the signals and of the rows, and the head."""
+
+    T: Float[Numeric, "*runs blocks p K"]
+    L: Float[Numeric, "*runs blocks p p"]
+    head: Float[Numeric, "*runs p"]
+
+
+class InitialDraws(NamedTuple):
+    """Random numbers of a data set before the first step."""
+
+    normals: Float[Numeric, "*sets blocks fields inputs"]  # data along the initial directions
+    noise: Float[Numeric, "*sets n draws"]  # normals of label noise and other draws
+    uniform: Float[Numeric, "*sets n"]  # which samples the first step uses
