@@ -45,7 +45,8 @@ BY_CLASS = {
     "problems/starts.py": 3,  # which start
     "results/clock.py": 2,  # t counts lr steps on fixed data, lr steps/d on fresh samples
     "results/records.py": 2,
-    "solvers/dmft.py": 2,
+    "solvers/dmft.py": 1,
+    "solvers/dmft_cells.py": 1,
     "solvers/large_batch.py": 1,
     "solvers/linear.py": 1,  # which students are linear
     "sweeps/job.py": 1,
@@ -69,8 +70,9 @@ BY_KIND_NAME = {
 BY_FRACTIONS = {
     "analysis/certify.py": 1,
     "analysis/regimes.py": 2,
-    "fixed_data/dmft.py": 3,
+    "fixed_data/dmft.py": 1,
     "fixed_data/response_sweep.py": 1,
+    "fixed_data/two_time.py": 2,
     "ode/update_frames.py": 2,
     "problems/frames.py": 1,
     "problems/overlap_starts.py": 1,
