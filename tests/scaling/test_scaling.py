@@ -145,10 +145,10 @@ def test_sums():
         j = np.arange(1, count + 1)
         found = power_sum(count, 0.5)
         for f in (lambda x: x**-0.5, lambda x: x**-1.7, lambda x: 1 / (x**-1.4 + 1e-4j)):
-            np.testing.assert_allclose(found.weights @ f(found.places), np.sum(f(j)), rtol=1e-10)
+            np.testing.assert_allclose(found.weights @ f(found.nodes), np.sum(f(j)), rtol=1e-10)
     found = power_sum(np.inf, 1.4)
     np.testing.assert_allclose(
-        found.weights @ found.places**-1.4, 3.10554727797758, rtol=1e-10
+        found.weights @ found.nodes**-1.4, 3.10554727797758, rtol=1e-10
     )  # zeta(1.4)
 
 
@@ -181,16 +181,16 @@ def test_phases(name):
     ("make", "says"),
     [
         (lambda: scaling.LinearModes([1.0, -1.0], [1, 1], [1, 1]), "eigenvalues"),
-        (lambda: scaling.LinearModes([1.0], [1, 1], [1]), "one number a block"),
+        (lambda: scaling.LinearModes([1.0], [1, 1], [1]), "one value per block"),
         (lambda: scaling.LinearModes([1.0], [0.5], [1]), "counts"),
         (lambda: scaling.RandomFeatures(0.4, 0.3, 100), "inputs = inf: the trace"),
         (lambda: scaling.RandomFeatures(0.2, 0.1, 100, 1000), "infinite variance"),
         (lambda: scaling.RandomFeatures(0.7, 0.3, 100, 50), "only 50 inputs"),
-        (lambda: scaling.RandomFeatures(0.7, 0.3, 100.5, 500), "whole"),
+        (lambda: scaling.RandomFeatures(0.7, 0.3, 100.5, 500), "use integers"),
         (lambda: scaling.RandomFeatures(0.7, 0.3, 100).sample(), "cannot be drawn"),
         (
             lambda: scaling.RandomFeatures(0.7, 0.3, 100).equivalent().risk([3], 0.1),
-            r"steps = \[3\]: give finite numbers, 10 or more",
+            r"steps = \[3\]: use finite numbers of at least 10",
         ),
         (lambda: scaling.phase(0.5, 0.7), "boundary"),
         (lambda: scaling.compute_optimal(0.7, 0.3, flops=[1e6, 1e7]), "three decades"),
@@ -198,7 +198,7 @@ def test_phases(name):
             lambda: scaling.LinearModes(np.ones(4000), np.ones(4000), np.ones(4000)).risk(
                 [10**6], 0.1
             ),
-            "20000 steps at most",
+            "at most 20000 steps",
         ),
     ],
 )

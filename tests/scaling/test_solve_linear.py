@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import sgdynamics as sgd
-from sgdynamics.scaling.modes import _decomposed
+from sgdynamics.scaling.modes import _decompose_step
 from tests.conftest import Z
 
 
@@ -172,11 +172,11 @@ def test_runs_share_an_eigenproblem():
     problem, _ = committee(weight_decay=0.3)
     begin = sgd.random_start(problem, runs=5, seed=1)
     algorithm = sgd.OnePassSGD(lr=sgd.piecewise_rate([0.4, 0.8], [6.0, 2.0, 3.0]), batch=2)
-    _decomposed.cache_clear()
+    _decompose_step.cache_clear()
     together = sgd.solve_linear(problem, algorithm, begin, steps=[0, 5, 20, 40])
-    assert _decomposed.cache_info().misses == 3
+    assert _decompose_step.cache_info().misses == 3
     for run in range(5):
         one = sgd.start(problem, M=begin.M_blocks[run], Q=begin.Q_blocks[run])
-        _decomposed.cache_clear()
+        _decompose_step.cache_clear()
         alone = sgd.solve_linear(problem, algorithm, one, steps=[0, 5, 20, 40])
         np.testing.assert_array_equal(together.risk[run], alone.risk[0])

@@ -15,6 +15,7 @@ from tests.style.checker import ROOT, Report, check_file, path_name
 # `python -m tests.style FOLDER` prints none.
 CLEAN: list[str] = [
     "paper",
+    "src/sgdynamics/scaling",
     "src/sgdynamics/sde",
     "src/sgdynamics/cli",
     "src/sgdynamics/plotting",

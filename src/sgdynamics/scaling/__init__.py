@@ -1,4 +1,4 @@
-"""Linear students on any spectrum: exact risks without stepping, power-law random features, compute-optimal frontiers."""
+"""Linear students on any spectrum: exact risks, random features, compute-optimal frontiers."""
 
 from sgdynamics.scaling.compute import ComputeOptimal, Phase, compute_optimal, phase
 from sgdynamics.scaling.modes import LinearModes

@@ -1,4 +1,4 @@
-"""Compute-optimal training: for each budget of flops the best size, and the exponents that follow."""
+"""Compute-optimal training: the best model size for each budget of flops, and its exponents."""
 
 from __future__ import annotations
 
@@ -12,28 +12,31 @@ import numpy as np
 from scipy import optimize
 
 from sgdynamics.base import checks
-from sgdynamics.scaling.modes import listed
+from sgdynamics.scaling.modes import validate_values
 from sgdynamics.scaling.random_features import RandomFeatures
 
+# boundary of the phases IVa and IVb
 SHARP = 1.0 - 2.0**-0.5
-UNSTABLE = 300.0  # in place of the logarithm of a loss that has none
-LEAST_SIZE = 16.0  # features: the equivalent is for many
+# logarithm of the loss of an unstable model
+UNSTABLE = 300.0
+# smallest number of features: the deterministic equivalent holds for many
+LEAST_SIZE = 16.0
 
 
 @dataclass(frozen=True)
 class Phase:
-    """Where a pair of exponents lies in the plane of compute-optimal training: loss ~ flops^-eta at sizes ~ flops^xi.
+    """Phase of compute-optimal training: loss ~ flops^-eta at the optimal size ~ flops^xi.
 
     Attributes
     ----------
     name : str
         "Ia", "Ib", "Ic", "II", "III", "IVa" or "IVb".
     eta : float
-        Of the loss.
+        Exponent of the loss.
     xi : float
-        Of the best size.
+        Exponent of the optimal size.
     trade_off : tuple of str
-        The two terms of the loss that meet at the best size.
+        The two terms of the loss that are equal at the optimal size.
 
     Examples
     --------
@@ -48,14 +51,14 @@ class Phase:
 
 
 def phase(data_exponent: float, target_exponent: float) -> Phase:
-    """The predicted exponents of compute-optimal training of power-law random features.
+    """Predicted exponents of compute-optimal training with power-law random features.
 
     Parameters
     ----------
     data_exponent : float
-        a: inputs have the standard deviations j^-a.
+        Exponent a of the standard deviations j^-a of the inputs.
     target_exponent : float
-        b: the target is sum_j j^-b x_j; 2 (a + b) > 1.
+        Exponent b of the target sum_j j^-b x_j; 2 (a + b) > 1.
 
     Returns
     -------
@@ -69,15 +72,19 @@ def phase(data_exponent: float, target_exponent: float) -> Phase:
 
     Notes
     -----
-    Loss ~ pp + F0 + ac + kpp with, for r = 2a + 2b - 1: pp = (g n)^(-r/2a), the power law of the target;
-    F0 = d^(-2a + max(0, 1 - 2b)), what features cannot reach; ac = (g n)^(-1 + 1/2a)/d, modes that the features embed;
-    kpp = g (g n)^(-2 + 1/2a), the noise of SGD. Flops are d n B.
-    Paquette, Paquette, Xiao and Pennington (2024); rederived here.
+    Loss ~ pp + F0 + ac + kpp with, for r = 2a + 2b - 1:
+
+    - pp = (g n)^(-r/2a), the power law of the target;
+    - F0 = d^(-2a + max(0, 1 - 2b)), the part of the target that the features cannot represent;
+    - ac = (g n)^(-1 + 1/2a)/d, modes embedded by the features;
+    - kpp = g (g n)^(-2 + 1/2a), the noise of SGD.
+
+    Flops are d n B. Paquette, Paquette, Xiao and Pennington (2024); rederived here.
 
     Examples
     --------
-    >>> found = sgd.scaling.phase(0.7, 0.3)
-    >>> found.name, round(found.eta, 4), round(found.xi, 4)
+    >>> phase = sgd.scaling.phase(0.7, 0.3)
+    >>> phase.name, round(phase.eta, 4), round(phase.xi, 4)
     ('Ia', 0.4167, 0.4167)
     """
     a, b = (
@@ -86,7 +93,7 @@ def phase(data_exponent: float, target_exponent: float) -> Phase:
     )
     if 2 * (a + b) <= 1:
         raise checks.reject(
-            "target_exponent", b, f"the target has infinite variance: give more than {0.5 - a:g}"
+            "target_exponent", b, f"the target has infinite variance. Use more than {0.5 - a:g}."
         )
     r = 2 * a + 2 * b - 1
     if b < 0.5 < a:
@@ -106,37 +113,37 @@ def phase(data_exponent: float, target_exponent: float) -> Phase:
         w = 2 * b - a - 2 * a * b
         return Phase("IVb", (1 - 2 * a) * r / (2 * w), (b - a) / w, ("pp", "kpp"))
     raise checks.reject(
-        "data_exponent", (a, b), "this pair lies on the boundary of two phases: move it a little"
+        "data_exponent", (a, b), "this pair lies on the boundary of two phases. Change it slightly."
     )
 
 
 @dataclass(frozen=True)
 class ComputeOptimal:
-    """The frontier of loss against flops.
+    """Compute-optimal frontier: the smallest loss for each number of flops.
 
     Attributes
     ----------
     flops : ndarray
-        d n B.
+        Budgets d n B.
     loss : ndarray
-        The least loss at each.
+        Smallest loss at each budget.
     size : ndarray
-        The number of features d that reaches it.
+        Optimal number of features d.
     eta : float
-        Minus the exponent of the loss in flops, over the last two decades.
+        Exponent of the loss over the last two decades, loss ~ flops^-eta.
     eta_error : float
-        By how much it differs from the decade before.
+        Difference from the exponent of the preceding decades.
     xi : float
-        The exponent of the size.
+        Exponent of the size, size ~ flops^xi.
     xi_error : float
-        Likewise.
+        Difference from the exponent of the preceding decades.
     predicted : Phase or None
-        What ``phase`` says; None on a boundary.
+        Prediction of ``phase``; None on a boundary.
 
     Examples
     --------
-    >>> found = sgd.scaling.compute_optimal(1.0, 0.7, flops=[1e7, 1e8, 1e9, 1e10])
-    >>> bool(np.all(np.diff(found.size) > 0)), bool(np.all(np.diff(found.loss) < 0))
+    >>> frontier = sgd.scaling.compute_optimal(1.0, 0.7, flops=[1e7, 1e8, 1e9, 1e10])
+    >>> bool(np.all(np.diff(frontier.size) > 0)), bool(np.all(np.diff(frontier.loss) < 0))
     (True, True)
     """
 
@@ -159,22 +166,23 @@ def compute_optimal(
     batch: int = 1,
     inputs_per_feature: float = 4.0,
 ) -> ComputeOptimal:
-    """Loss against flops, the best number of features, and their exponents, by the equivalent at any size.
+    """Compute-optimal loss and number of features as functions of flops, with their exponents.
 
     Parameters
     ----------
     data_exponent : float
-        a.
+        Exponent a of the standard deviations j^-a of the inputs.
     target_exponent : float
-        b.
+        Exponent b of the target sum_j j^-b x_j.
     flops : sequence of float
-        Budgets d n B, in growing order, over at least three decades.
+        Increasing budgets d n B over at least three decades.
     rate : float, default 0.5
-        The step is rate over the trace of the inputs.
+        Step size times the trace of the input covariance.
     batch : int, default 1
-        B.
+        Batch size B.
     inputs_per_feature : float, default 4.0
-        Where 2 a < 1 the inputs must be finite: so many times the features. Elsewhere they are infinitely many.
+        Ratio of inputs to features for 2 a < 1, where the number of inputs must be finite; it is
+        infinite otherwise.
 
     Returns
     -------
@@ -184,42 +192,45 @@ def compute_optimal(
     Raises
     ------
     ValueError
-        If an argument is refused.
+        If an argument is out of range.
 
     Examples
     --------
-    >>> found = sgd.scaling.compute_optimal(0.7, 0.3, flops=np.geomspace(1e8, 1e12, 9))
-    >>> bool(abs(found.eta / found.predicted.eta - 1) < 0.03)
+    >>> frontier = sgd.scaling.compute_optimal(0.7, 0.3, flops=np.geomspace(1e8, 1e12, 9))
+    >>> bool(abs(frontier.eta / frontier.predicted.eta - 1) < 0.03)
     True
     """
     a, b = (
         checks.number("data_exponent", data_exponent, above=0.0),
         checks.number("target_exponent", target_exponent),
     )
-    budgets = listed("flops", flops, 1.0)
+    budgets = validate_values("flops", flops, 1.0)
     if len(budgets) < 4 or np.any(np.diff(budgets) <= 0) or budgets[-1] < 1e3 * budgets[0]:
         raise checks.reject(
-            "flops", flops, "give four numbers or more in growing order, over three decades or more"
+            "flops", flops, "use at least four increasing numbers over at least three decades"
         )
     eta0 = checks.number("rate", rate, above=0.0)
     if eta0 >= 2.0:
-        raise checks.reject("rate", rate, "steps of 2 over the trace or more diverge: give less")
+        raise checks.reject(
+            "rate", rate, "SGD diverges for rates of 2 or more. Use a smaller rate."
+        )
     B = checks.integer("batch", batch, 1)
     if budgets[0] < 20.0 * B * LEAST_SIZE:
         raise checks.reject(
             "flops",
             flops,
-            f"{LEAST_SIZE:g} features and 20 steps of this batch take {20 * B * LEAST_SIZE:.3g}: give more",
+            f"{LEAST_SIZE:g} features and 20 steps of this batch need {20 * B * LEAST_SIZE:.3g} "
+            "flops. Use larger budgets.",
         )
     ratio = checks.number("inputs_per_feature", inputs_per_feature, minimum=1.0)
 
-    @cache  # a search for the best of few features comes back to the same number of them
+    @cache  # the search revisits the same number of features
     def loss_with(budget: float, d: float) -> float:
-        """The logarithm of the loss."""
+        """Return the logarithm of the loss with d features."""
         model = RandomFeatures(a, b, d, math.inf if 2 * a > 1 else float(round(ratio * d)))
         loss = model.equivalent()
-        found = float(loss.risk([max(budget / (d * B), 10.0)], eta0 / loss.trace, B)[0])
-        return math.log(found) if 0 < found < math.inf else UNSTABLE
+        risk = float(loss.risk([max(budget / (d * B), 10.0)], eta0 / loss.trace, B)[0])
+        return math.log(risk) if 0 < risk < math.inf else UNSTABLE
 
     def loss_at(budget: float, log_size: float) -> float:
         return loss_with(budget, max(1.0, round(math.exp(log_size))))
@@ -228,16 +239,16 @@ def compute_optimal(
     for budget in budgets:
         low, high = math.log(LEAST_SIZE), math.log(budget / (10.0 * B))
         grid = np.linspace(low, high, 13)
-        values = [loss_at(budget, one) for one in grid]
+        values = [loss_at(budget, log_size) for log_size in grid]
         best = int(np.argmin(values))
         bracket = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
-        found: Any = optimize.minimize_scalar(
+        minimum: Any = optimize.minimize_scalar(
             partial(loss_at, budget), bounds=bracket, method="bounded", options={"xatol": 1e-4}
         )
-        sizes.append(math.exp(found.x))
-        losses.append(math.exp(found.fun))
+        sizes.append(math.exp(minimum.x))
+        losses.append(math.exp(minimum.fun))
     x, y, z = np.log(budgets), np.log(losses), np.log(sizes)
-    (eta, eta_error), (xi, xi_error) = (_slope(x, one) for one in (y, z))
+    (eta, eta_error), (xi, xi_error) = (_slope(x, values) for values in (y, z))
     try:
         predicted = phase(a, b)
     except ValueError:
@@ -248,12 +259,12 @@ def compute_optimal(
 
 
 def _slope(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
-    """The slope over the last two decades, and how far that over those before is from it."""
+    """Return the slope over the last two decades, and its difference from the two before."""
     late = x >= x[-1] - math.log(100.0) - 1e-9
     if late.sum() < 3:
         late[-3:] = True
     early = (x <= x[late][0] + 1e-9) & (x >= x[-1] - math.log(1e4) - 1e-9)
     if early.sum() < 2:
         early[: max(2, int(early.sum()))] = True
-    one, other = (float(np.polyfit(x[part], y[part], 1)[0]) for part in (late, early))
-    return one, abs(one - other)
+    slope, early_slope = (float(np.polyfit(x[mask], y[mask], 1)[0]) for mask in (late, early))
+    return slope, abs(slope - early_slope)

@@ -1,15 +1,18 @@
-"""The exact mean risk of one-pass SGD on a linear student, at any step, without stepping.
+"""The exact mean risk of one-pass SGD on a linear student, after any number of steps.
 
-With eigenvalues l_j of the inputs' covariance, c_j = E[(w_j - w*_j)^2] in its eigenbasis, label noise s2, u = 2 risk = sum l_j c_j + s2
-and steps w <- w - g grad over batches of B,
+With eigenvalues l_j of the input covariance, c_j = E[(w_j - w*_j)^2] in its eigenbasis, label noise
+s2, 2 risk = sum l_j c_j + s2, and steps w <- w - g grad over batches of B,
 
-    c_j' = q_j c_j + (g^2/B) l_j (kappa sum l c + s2),   q_j = 1 - 2 g l_j + g^2 (1 - 1/B + 2 kappa/B) l_j^2,
+    c_j' = q_j c_j + (g^2/B) l_j (kappa sum l c + s2),
+    q_j = 1 - 2 g l_j + g^2 (1 - 1/B + 2 kappa/B) l_j^2,
 
-for sums over blocks of n_b equal eigenvalues with n_b l_b in the last term. kappa = 1 for Gaussian inputs; for x = sqrt(tau) z it is
-E[tau^2]. In r_b = c_b/sqrt(n_b) one step is a symmetric matrix, so that one eigenproblem gives all steps.
-With weight decay al, r = 1 - g al, m_j = E[w_j - w*_j] and rho_j = r - g l_j: q_j = r^2 - 2 r g l_j + ..., and
+and with n_b l_b in the last term for the sum over a block of n_b equal eigenvalues. kappa = 1 for
+Gaussian inputs; for x = sqrt(tau) z it is E[tau^2]. In r_b = c_b/sqrt(n_b) one step is a symmetric
+matrix, so that one eigenvalue problem gives all steps. With weight decay al, r = 1 - g al,
+m_j = E[w_j - w*_j] and rho_j = r - g l_j: q_j = r^2 - 2 r g l_j + ..., and
 
-    c_j' = ... - 2 g al rho_j w*_j m_j + (g al w*_j)^2,   (w*_j m_j)' = rho_j w*_j m_j - g al w*_j^2.
+    c_j' = ... - 2 g al rho_j w*_j m_j + (g al w*_j)^2,
+    (w*_j m_j)' = rho_j w*_j m_j - g al w*_j^2.
 """
 
 from __future__ import annotations
@@ -28,54 +31,61 @@ from sgdynamics.base import checks
 if TYPE_CHECKING:
     from sgdynamics.problems.teacher_student import TeacherStudent
 
-MOST_MODES = 3000  # of an eigenproblem
-MOST_STEPS = 20_000  # that are taken one by one, where there are more modes
+# largest number of modes of an eigenvalue problem
+MOST_MODES = 3000
+# largest number of steps that are iterated if there are more modes
+MOST_STEPS = 20_000
 
 
-def small_step(step: Any, largest: float) -> float:
-    """A step that is not absurd: the largest eigenvalue times it is 1e6 at most (2 is unstable already)."""
+def validate_step(step: Any, largest: float) -> float:
+    """Return the step size g, whose product with the largest eigenvalue is at most 1e6.
+
+    The mean is unstable above 2; larger values would only overflow.
+    """
     g = checks.number("step", step, above=0.0)
     if g * largest > 1e6:
         raise checks.reject(
-            "step", step, f"steps above {2 / largest:.3g} diverge: give a smaller one"
+            "step", step, f"SGD diverges for steps above {2 / largest:.3g}. Use a smaller one."
         )
     return g
 
 
-def listed(argument: str, value: Any, least: float) -> np.ndarray:
-    """One number or several, finite and at least so large."""
-    fix = f"give finite numbers, {least:g} or more"
-    found = np.atleast_1d(checks.real_array(argument, value, fix))
-    if found.ndim != 1 or not len(found) or not np.all(np.isfinite(found)) or np.any(found < least):
+def validate_values(argument: str, value: Any, minimum: float) -> np.ndarray:
+    """Return one or several finite numbers of at least `minimum` as a one-dimensional array."""
+    fix = f"use finite numbers of at least {minimum:g}"
+    values = np.atleast_1d(checks.real_array(argument, value, fix))
+    is_valid = values.ndim == 1 and len(values) > 0 and np.all(np.isfinite(values))
+    if not is_valid or np.any(values < minimum):
         raise checks.reject(argument, value, fix)
-    return found
+    return values
 
 
 @dataclass(frozen=True)
 class LinearModes:
-    """A linear student in the eigenbasis of its inputs: what its mean risk depends on.
+    """A linear student in the eigenbasis of its inputs, as far as its mean risk depends on it.
 
     Parameters
     ----------
     eigenvalues : array (n,)
-        l_b of the inputs' covariance.
+        Eigenvalues l_b of the input covariance.
     counts : array (n,)
-        n_b: how many dimensions have it.
+        Multiplicities n_b of the eigenvalues.
     errors : array (n,)
-        The sum of E[(w_j - w*_j)^2] over them, at the start.
+        Initial sums of E[(w_j - w*_j)^2] over the dimensions of each block.
     noise : float, default 0.0
         Variance of the labels about the linear target, s2.
     kappa : float, default 1.0
-        E|x|^4 over that of a Gaussian of the same covariance; 1 for Gaussian inputs.
+        Ratio of E|x|^4 to that of a Gaussian with the same covariance; 1 for Gaussian inputs.
     targets : array (n,), optional
-        The sum of w*_j^2 over them: what weight decay needs to know.
+        Sums of w*_j^2 over each block; needed for weight decay.
     along : array (n,), optional
-        The sum of w*_j E[w_j - w*_j], at the start; for w = 0 minus ``targets``, which it is unless given.
+        Initial sums of w*_j E[w_j - w*_j] over each block. Defaults to minus ``targets``, the value
+        for w = 0.
 
     Raises
     ------
     ValueError
-        If lengths differ, an eigenvalue or an error is negative, or a count is below 1.
+        If the lengths differ, an eigenvalue or an error is negative, or a count is below 1.
 
     Examples
     --------
@@ -95,20 +105,22 @@ class LinearModes:
     along: np.ndarray | None = None
 
     def __post_init__(self) -> None:
-        fix = "give numbers in one row"
-        parts = {
+        fix = "use a one-dimensional array"
+        arrays = {
             name: checks.real_array(name, getattr(self, name), fix)
             for name in ("eigenvalues", "counts", "errors")
         }
-        shape = next(iter(parts.values())).shape
-        for name, value in parts.items():
+        shape = next(iter(arrays.values())).shape
+        for name, value in arrays.items():
             if value.shape != shape or value.ndim != 1 or not len(value):
                 raise checks.reject(
-                    name, value.shape, f"all three have one number a block: {shape}"
+                    name,
+                    value.shape,
+                    f"eigenvalues, counts and errors need one value per block: {shape}",
                 )
-            least = 1.0 if name == "counts" else 0.0
-            if not np.all(np.isfinite(value)) or np.any(value < least):
-                raise checks.reject(name, value, f"give finite numbers, {least:g} or more")
+            minimum = 1.0 if name == "counts" else 0.0
+            if not np.all(np.isfinite(value)) or np.any(value < minimum):
+                raise checks.reject(name, value, f"use finite numbers of at least {minimum:g}")
             object.__setattr__(self, name, value)
         object.__setattr__(self, "noise", checks.number("noise", self.noise, minimum=0.0))
         object.__setattr__(self, "kappa", checks.number("kappa", self.kappa, above=0.0))
@@ -116,13 +128,13 @@ class LinearModes:
             value = getattr(self, name)
             if value is not None:
                 object.__setattr__(
-                    self, name, checks.array(name, value, shape, "one number a block")
+                    self, name, checks.array(name, value, shape, "one value per block")
                 )
         if self.along is None and self.targets is not None:
             object.__setattr__(self, "along", -self.targets)
 
     def problem(self, noise: float = 0.0) -> TeacherStudent:
-        """The linear student with these modes as a problem, for schedules, protocols, epochs and fixed data sets.
+        """State the linear student as a problem, for schedules, protocols and fixed data sets.
 
         Parameters
         ----------
@@ -132,20 +144,20 @@ class LinearModes:
         Returns
         -------
         TeacherStudent
-            Of width 1, linear, with the eigenvalues as ``covariance`` and the target along one signal. Steps
-            ``w <- w - g grad`` are those of ``OnePassSGD(lr=g, per="step")``.
+            Linear student of width 1 with the eigenvalues as ``covariance`` and one signal. Its
+            steps ``w <- w - g grad`` are those of ``OnePassSGD(lr=g, per="step")``.
 
         Raises
         ------
         ValueError
-            If ``kappa`` is not 1 (problems have Gaussian inputs), or a count is not whole.
+            If ``kappa`` is not 1 (problems have Gaussian inputs), or a count is not an integer.
 
         Notes
         -----
-        The coordinates of the target are the roots of ``targets``, or of ``errors`` where there are none: the
-        modes of a student that starts at w = 0.
+        The coordinates of the target are the square roots of ``targets``, or of ``errors`` by
+        default, which is right for a student that starts at w = 0.
         """
-        # here, because the rest of this module needs no JAX
+        # imported here, because the rest of this module needs no JAX
         from sgdynamics.problems.teacher_student import TeacherStudent
         from sgdynamics.samples.spectra import Spectrum
 
@@ -162,12 +174,12 @@ class LinearModes:
 
     @property
     def trace(self) -> float:
-        """sum n_b l_b."""
+        """Trace of the covariance, sum n_b l_b."""
         return float(self.counts @ self.eigenvalues)
 
     @property
     def effective_dimension(self) -> float:
-        """(sum l)^2/sum l^2."""
+        """Effective dimension, (sum l)^2/sum l^2."""
         return float(self.trace**2 / (self.counts @ self.eigenvalues**2))
 
     @cached_property
@@ -175,8 +187,9 @@ class LinearModes:
         return self.eigenvalues * np.sqrt(self.counts)
 
     def _survival(self, step: float, batch: int, decay: float = 0.0) -> np.ndarray:
-        along, k, r = step * self.eigenvalues, self.kappa, 1 - step * decay
-        return r**2 - 2 * r * along + (1 - 1 / batch + 2 * k / batch) * along**2
+        """Return q_b, the factor by which a step multiplies the error of a block."""
+        gl, kappa, r = step * self.eigenvalues, self.kappa, 1 - step * decay
+        return r**2 - 2 * r * gl + (1 - 1 / batch + 2 * kappa / batch) * gl**2
 
     def risk(
         self,
@@ -185,35 +198,34 @@ class LinearModes:
         batch: int = 1,
         weight_decay: float = 0.0,
     ) -> np.ndarray:
-        """The mean risk after these numbers of steps.
+        """Mean risk after given numbers of steps.
 
         Parameters
         ----------
         steps : sequence of int
-            How many, in any order; 0 is the start.
+            Numbers of steps, in any order; 0 is the start.
         step : float
-            g: the step is w <- w - g grad (of a mean over the batch).
+            Step size g: w <- w - g grad, with the gradient averaged over the batch.
         batch : int, default 1
-            B.
+            Batch size B.
         weight_decay : float, default 0.0
-            al: the gradient has al w more.
+            Weight decay al, which adds al w to the gradient.
 
         Returns
         -------
         ndarray
-            One number each; infinite where the mean has left every bound.
+            Risk per number of steps; infinite if the mean has overflowed.
 
         Raises
         ------
         ValueError
-            If there are more than 3000 blocks and more than 20000 steps, or weight decay and no ``targets``.
+            If there are more than 3000 blocks and more than 20000 steps, or weight decay without
+            ``targets``.
         """
         with np.errstate(over="ignore", invalid="ignore"):
-            found = 0.5 * (
-                self.errors_after(steps, step, batch, weight_decay)[0] @ self.eigenvalues
-                + self.noise
-            )
-        return np.where(np.isfinite(found), found, np.inf)
+            errors, _ = self.errors_after(steps, step, batch, weight_decay)
+            risk = 0.5 * (errors @ self.eigenvalues + self.noise)
+        return np.where(np.isfinite(risk), risk, np.inf)
 
     def errors_after(
         self,
@@ -222,143 +234,151 @@ class LinearModes:
         batch: int = 1,
         weight_decay: float = 0.0,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """The blocks' ``errors``, and ``along``, after these numbers of steps.
+        """Values of ``errors`` and ``along`` after given numbers of steps.
 
         Parameters
         ----------
         steps : sequence of int
-            How many.
+            Numbers of steps.
         step : float
-            g.
+            Step size g.
         batch : int, default 1
-            B.
+            Batch size B.
         weight_decay : float, default 0.0
-            al.
+            Weight decay al.
 
         Returns
         -------
         tuple of ndarray
-            Both (steps, blocks).
+            ``errors`` and ``along``, of shape (steps, blocks).
         """
-        g, B = small_step(step, float(self.eigenvalues.max())), checks.integer("batch", batch, 1)
+        g, B = validate_step(step, float(self.eigenvalues.max())), checks.integer("batch", batch, 1)
         decay = checks.number("weight_decay", weight_decay, minimum=0.0)
         if decay and self.targets is None:
             raise checks.reject(
                 "weight_decay",
                 decay,
-                "weight decay pulls towards 0: say where the target is, with targets=",
+                "the effect of weight decay depends on the target. Pass targets=.",
             )
-        wanted = listed("steps", steps, 0.0)
-        if np.any(wanted != np.round(wanted)):
-            raise checks.reject("steps", steps, "steps are whole")
-        return (self._stepped if len(self.eigenvalues) > MOST_MODES else self._at_once)(
-            wanted, g, B, decay
-        )
+        counts = validate_values("steps", steps, 0.0)
+        if np.any(counts != np.round(counts)):
+            raise checks.reject("steps", steps, "use integers")
+        solve = self._iterate if len(self.eigenvalues) > MOST_MODES else self._diagonalise
+        return solve(counts, g, B, decay)
 
     def _sources(
         self, g: float, B: int, decay: float
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """What a step adds to the errors: always, and times rho^n after n steps; rho, and where ``along`` settles."""
+        """Return the terms that a step adds to the errors, b + b_1 rho^n after n steps.
+
+        Returns b, b_1, rho, and the stationary value of ``along``.
+        """
         noise = g**2 / B * self.noise * self.counts * self.eigenvalues
         rho = 1 - g * decay - g * self.eigenvalues
         if not decay or self.targets is None or self.along is None:
             return noise, np.zeros_like(noise), rho, np.zeros_like(noise)
-        settled = -g * decay * self.targets / (1 - rho)
+        stationary = -g * decay * self.targets / (1 - rho)
         return (
-            noise + (g * decay) ** 2 * self.targets - 2 * g * decay * rho * settled,
-            -2 * g * decay * rho * (self.along - settled),
+            noise + (g * decay) ** 2 * self.targets - 2 * g * decay * rho * stationary,
+            -2 * g * decay * rho * (self.along - stationary),
             rho,
-            settled,
+            stationary,
         )
 
-    def _at_once(
+    def _diagonalise(
         self, steps: np.ndarray, g: float, B: int, decay: float
     ) -> tuple[np.ndarray, np.ndarray]:
-        """By one eigenproblem: r' = (1 - E) r + b + b_1 rho^n."""
+        """Solve r' = (1 - E) r + b + b_1 rho^n for all steps by one eigenvalue problem."""
         root = np.sqrt(self.counts)
-        eigen, vectors = _decomposed(
+        eigen, vectors = _decompose_step(
             (1 - self._survival(g, B, decay)).tobytes(),
             self._scale.tobytes(),
             self.kappa * g**2 / B,
         )
-        always, once, rho, settled = self._sources(g, B, decay)
+        constant, decaying, rho, stationary = self._sources(g, B, decay)
         with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
-            lost = _lost(eigen, steps)
-            summed = np.where(np.abs(eigen) > 1e-300, lost / eigen, steps[:, None])
-            found = (1 - lost) * (vectors.T @ (self.errors / root)) + summed * (
-                vectors.T @ (always / root)
-            )
+            loss = _fraction_lost(eigen, steps)
+            # geometric series of the constant source, with the limit n for eigenvalue 0
+            geometric = np.where(np.abs(eigen) > 1e-300, loss / eigen, steps[:, None])
+            initial, source = vectors.T @ (self.errors / root), vectors.T @ (constant / root)
+            coefficients = (1 - loss) * initial + geometric * source
             if decay:
-                found = found + np.einsum(
-                    "nkb,kb->nk", _mixed(eigen, 1 - rho, steps), vectors.T * (once / root)
-                )
-                left = 1 - _lost(1 - rho, steps)
+                series = _double_geometric(eigen, 1 - rho, steps)
+                decaying_source = vectors.T * (decaying / root)
+                coefficients = coefficients + np.einsum("nkb,kb->nk", series, decaying_source)
+                remaining = 1 - _fraction_lost(1 - rho, steps)
             else:
-                left = np.ones((len(steps), 1))
-            errors = (found @ vectors.T) * root
-        along = (
-            np.zeros_like(errors) if self.along is None else settled + left * (self.along - settled)
-        )
-        return errors, along
+                remaining = np.ones((len(steps), 1))
+            errors = (coefficients @ vectors.T) * root
+        if self.along is None:
+            return errors, np.zeros_like(errors)
+        return errors, stationary + remaining * (self.along - stationary)
 
-    def _stepped(
+    def _iterate(
         self, steps: np.ndarray, g: float, B: int, decay: float
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Step by step: for many modes and few steps."""
+        """Iterate the recursion, for many modes and few steps."""
         last = int(steps.max(initial=0))
         if last > MOST_STEPS:
-            fix = f"with {len(self.eigenvalues)} blocks take {MOST_STEPS} steps at most, or put nearly equal eigenvalues into one block"
-            raise checks.reject("steps", last, fix)
-        q, (always, once, rho, settled) = self._survival(g, B, decay), self._sources(g, B, decay)
-        c, found, power = self.errors.copy(), {}, np.ones_like(rho)
-        for number in range(last + 1):
-            if number in steps:
-                found[number] = c, power
-            feedback = (
-                self.kappa * g**2 / B * self.counts * self.eigenvalues * float(self.eigenvalues @ c)
+            fix = (
+                f"with {len(self.eigenvalues)} blocks at most {MOST_STEPS} steps are possible. "
+                "Use fewer steps, or merge nearly equal eigenvalues into one block."
             )
-            c, power = q * c + feedback + always + once * power, power * rho if decay else power
-        along = [
-            np.zeros_like(c)
-            if self.along is None
-            else settled + found[int(one)][1] * (self.along - settled)
-            for one in steps
-        ]
-        return np.array([found[int(one)][0] for one in steps]), np.array(along)
+            raise checks.reject("steps", last, fix)
+        q = self._survival(g, B, decay)
+        constant, decaying, rho, stationary = self._sources(g, B, decay)
+        c, power = self.errors.copy(), np.ones_like(rho)
+        snapshots = {}
+        for index in range(last + 1):
+            if index in steps:
+                snapshots[index] = c, power
+            # noise of the gradient, proportional to the current risk
+            risk = float(self.eigenvalues @ c)
+            feedback = self.kappa * g**2 / B * self.counts * self.eigenvalues * risk
+            c = q * c + feedback + constant + decaying * power
+            power = power * rho if decay else power
+        errors = np.array([snapshots[int(count)][0] for count in steps])
+        if self.along is None:
+            return errors, np.zeros_like(errors)
+        powers = np.array([snapshots[int(count)][1] for count in steps])
+        return errors, stationary + powers * (self.along - stationary)
 
     def noise_gain(self, step: float, batch: int = 1) -> float:
-        """Abs(K), how much of its own risk one step feeds back: the risk settles at noise/(2 (1 - K)), and grows where it is 1 or more.
+        """Fraction K of the risk that the gradient noise feeds back.
+
+        The risk converges to noise/(2 (1 - K)) if K < 1, and grows otherwise.
 
         Parameters
         ----------
         step : float
-            g.
+            Step size g.
         batch : int, default 1
-            B.
+            Batch size B.
 
         Returns
         -------
         float
-            Infinite where a single direction is unstable.
+            The fraction K; infinite if a single direction is unstable.
         """
         g, B = checks.number("step", step, above=0.0), checks.integer("batch", batch, 1)
-        rest = 2 - g * self.eigenvalues * (1 - 1 / B + 2 * self.kappa / B)
-        if np.any(rest <= 0):
+        # (1 - q_b)/(g l_b), the contraction of block b without feedback
+        contraction = 2 - g * self.eigenvalues * (1 - 1 / B + 2 * self.kappa / B)
+        if np.any(contraction <= 0):
             return math.inf
-        return float(self.kappa * g / B * np.sum(self.counts * self.eigenvalues / rest))
+        return float(self.kappa * g / B * np.sum(self.counts * self.eigenvalues / contraction))
 
     def largest_step(self, batch: int = 1) -> float:
-        """The step g above which the mean risk no longer settles.
+        """Largest step size g at which the mean risk converges.
 
         Parameters
         ----------
         batch : int, default 1
-            B.
+            Batch size B.
 
         Returns
         -------
         float
-            Below it, ``noise_gain`` is below 1.
+            The step size at which ``noise_gain`` reaches 1.
         """
         B = checks.integer("batch", batch, 1)
         edge = 2 / ((1 - 1 / B + 2 * self.kappa / B) * float(self.eigenvalues.max()))
@@ -371,70 +391,78 @@ class LinearModes:
         return float(root)
 
 
-@lru_cache(maxsize=4)  # one has up to 72 MB
-def _decomposed(lost: bytes, scale: bytes, feedback: float) -> tuple[np.ndarray, np.ndarray]:
-    """The eigenproblem of one step, which students with other errors, noise and targets share: E = diag(1 - q) - feedback w w^T."""
+@lru_cache(maxsize=4)  # an entry takes up to 72 MB
+def _decompose_step(loss: bytes, scale: bytes, feedback: float) -> tuple[np.ndarray, np.ndarray]:
+    """Return eigenvalues and eigenvectors of E = diag(1 - q) - feedback w w^T.
+
+    Students that differ in errors, noise and targets share them.
+    """
     w = np.frombuffer(scale)
-    found = np.linalg.eigh(np.diag(np.frombuffer(lost)) - feedback * np.outer(w, w))
-    for part in found:
-        part.flags.writeable = False  # it is that of every later call too
-    return found.eigenvalues, found.eigenvectors
+    decomposition = np.linalg.eigh(np.diag(np.frombuffer(loss)) - feedback * np.outer(w, w))
+    for array in decomposition:
+        array.flags.writeable = False  # cached: later calls return the same arrays
+    return decomposition.eigenvalues, decomposition.eigenvectors
 
 
-def _lost(eigen: np.ndarray, steps: np.ndarray) -> np.ndarray:
-    """1 - (1 - eigen)^n, (steps, modes), without cancellation where eigen is small."""
-    size = np.outer(
-        steps,
-        np.where(eigen < 1, np.log1p(-np.minimum(eigen, 1.0)), np.log(np.maximum(eigen - 1, 0.0))),
+def _fraction_lost(eigen: np.ndarray, steps: np.ndarray) -> np.ndarray:
+    """Return 1 - (1 - eigen)^n, (steps, modes), without cancellation for small eigenvalues."""
+    # log |1 - eigen|; the sign is restored for odd n and eigen > 1
+    log_factor = np.where(
+        eigen < 1, np.log1p(-np.minimum(eigen, 1.0)), np.log(np.maximum(eigen - 1, 0.0))
     )
-    size = np.where(steps[:, None] == 0, 0.0, size)
-    odd = np.outer(steps % 2 == 1, eigen > 1)
-    return -np.expm1(size) * ~odd + (1 + np.exp(size)) * odd
+    log_power = np.where(steps[:, None] == 0, 0.0, np.outer(steps, log_factor))
+    is_negative = np.outer(steps % 2 == 1, eigen > 1)
+    return -np.expm1(log_power) * ~is_negative + (1 + np.exp(log_power)) * is_negative
 
 
-def _mixed(eigen: np.ndarray, other: np.ndarray, steps: np.ndarray) -> np.ndarray:
-    """sum_m (1 - eigen)^(n - 1 - m) (1 - other)^m over m < n, (steps, modes, modes)."""
-    one, two, gap = _lost(eigen, steps), _lost(other, steps), other[None] - eigen[:, None]
-    close = np.abs(gap) < 1e-9
-    same = steps[:, None] * np.where(
-        np.abs(1 - eigen) > 1e-300, (1 - one) / (1 - eigen), steps[:, None] == 1
+def _double_geometric(eigen: np.ndarray, other: np.ndarray, steps: np.ndarray) -> np.ndarray:
+    """Return sum_m (1 - eigen)^(n - 1 - m) (1 - other)^m over m < n, (steps, modes, modes)."""
+    loss, other_loss = _fraction_lost(eigen, steps), _fraction_lost(other, steps)
+    gap = other[None] - eigen[:, None]
+    is_close = np.abs(gap) < 1e-9
+    # n (1 - eigen)^(n - 1) for equal arguments
+    equal = steps[:, None] * np.where(
+        np.abs(1 - eigen) > 1e-300, (1 - loss) / (1 - eigen), steps[:, None] == 1
     )
-    return np.where(
-        close, same[:, :, None], (two[:, None] - one[:, :, None]) / np.where(close, 1.0, gap)
-    )
+    different = (other_loss[:, None] - loss[:, :, None]) / np.where(is_close, 1.0, gap)
+    return np.where(is_close, equal[:, :, None], different)
 
 
 @dataclass(frozen=True)
 class PowerSum:
-    """Places and weights with sum_j f(j) = weights . f(places) for smooth f, j = 1 ... count (which may be infinite).
+    """Nodes and weights with sum_j f(j) = weights . f(nodes) for smooth f and j = 1, ..., count.
 
-    The first numbers one by one, then an integral over log j, with the first correction of Euler and Maclaurin at both ends.
+    The first terms are summed one by one. The others are an integral over log j with the first
+    Euler-Maclaurin correction at both ends, so that `count` may be infinite.
     """
 
-    places: np.ndarray
+    nodes: np.ndarray
     weights: np.ndarray
 
 
-def power_sum(count: float, decay: float, first: int = 128, a_decade: int = 14) -> PowerSum:
-    """For functions that fall at least as fast as j^-decay."""
+def power_sum(count: float, decay: float, first: int = 128, per_decade: int = 14) -> PowerSum:
+    """Return the nodes for functions that decrease at least as fast as j^-decay."""
     if count <= 2 * first:
         j = np.arange(1.0, count + 1)
         return PowerSum(j, np.ones_like(j))
     j = np.arange(1.0, first + 2)
     weights = np.ones(first + 1)
-    weights[-2], weights[-1] = 1 - 1 / 24, 1 / 24  # + f'(first + 1/2)/24
+    weights[-2], weights[-1] = 1 - 1 / 24, 1 / 24  # Euler-Maclaurin: + f'(first + 1/2)/24
     last = count
     if math.isinf(count):
+        # cut where the tail is below 1e-17 of the sum
         last = first * 10 ** min(17 / max(decay - 1, 0.06), 290.0)
     low, high = math.log(first + 0.5), math.log(last + 0.5)
     panels = max(1, math.ceil((high - low) / math.log(10)))
-    nodes, shares = np.polynomial.legendre.leggauss(a_decade)
+    nodes, node_weights = np.polynomial.legendre.leggauss(per_decade)
     edges = np.linspace(low, high, panels + 1)
     half = np.diff(edges) / 2
-    place = (edges[:-1] + half)[:, None] + half[:, None] * nodes
-    x = np.exp(place).reshape(-1)
-    share = (half[:, None] * shares).reshape(-1) * x
+    log_j = (edges[:-1] + half)[:, None] + half[:, None] * nodes
+    x = np.exp(log_j).reshape(-1)
+    tail_weights = (half[:, None] * node_weights).reshape(-1) * x
     if math.isinf(count):
-        return PowerSum(np.concatenate([j, x]), np.concatenate([weights, share]))
+        return PowerSum(np.concatenate([j, x]), np.concatenate([weights, tail_weights]))
     ends, end_weights = np.array([count, count + 1]), np.array([1.0, -1.0]) / 24
-    return PowerSum(np.concatenate([j, x, ends]), np.concatenate([weights, share, end_weights]))
+    return PowerSum(
+        np.concatenate([j, x, ends]), np.concatenate([weights, tail_weights, end_weights])
+    )

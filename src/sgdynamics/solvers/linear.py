@@ -24,7 +24,7 @@ from sgdynamics.problems.teacher_student import TeacherStudent
 from sgdynamics.results.clock import time_divisor
 from sgdynamics.results.datasets import largest_share, record, time_name
 from sgdynamics.samples.input_covariance import eigenvalues
-from sgdynamics.scaling.modes import LinearModes, listed
+from sgdynamics.scaling.modes import LinearModes, validate_values
 
 FOURTH = 0.38345  # of g l_1 at batch 1, above which fourth moments of the error along the largest eigenvalue diverge
 
@@ -93,7 +93,7 @@ def solve_linear(
     weights = output_weights(problem)
     d, sizes = check_dimension(problem, dimension, small=True)
     begin = validate_start(problem, start)
-    wanted = listed("steps", steps, 0.0)
+    wanted = validate_values("steps", steps, 0.0)
     if np.any(wanted != np.round(wanted)) or np.any(wanted > 1e15):
         raise checks.reject("steps", steps, "give whole numbers up to 1e15")
     kappa = checks.number("kappa", kappa, above=0.0)
