@@ -214,9 +214,9 @@ def steps(sgd: Any, name: str, problem: Any) -> Iterator[tuple[str, Callable[[],
             )
             data["temperature"] = np.float64(0.3)
             T, L = np.zeros((structure.blocks, 3, 2)), np.stack([np.eye(3)] * structure.blocks)
-            inputs = SAMPLES * structure.sample.inputs_a_sample
+            inputs = SAMPLES * structure.sample.tokens.inputs_per_sample
             normals = jnp.zeros((structure.blocks, 5, inputs))
-            noise = jnp.zeros((SAMPLES, structure.sample.draw_normals))
+            noise = jnp.zeros((SAMPLES, structure.sample.normals_per_sample))
             step = StepParameters(numbers, data, sizes.astype(float), 1e-10)
             weights = InitialWeights(T, L, np.ones(3))
             initial_draws = InitialDraws(normals, noise, jnp.full(SAMPLES, 0.5))

@@ -15,7 +15,7 @@ import pytest
 
 import sgdynamics as sgd
 from sgdynamics.algorithms.updates.update import MAKERS
-from sgdynamics.base.identity import digest, plain, unidentified
+from sgdynamics.base.identity import digest, find_unidentified, plain
 from sgdynamics.sweeps import sweep
 from tests.base import identity_cases
 from tests.base.identity_cases import SWEPT, VALUES, Box, factorial, indirect, scaled
@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.parametrize("name", VALUES)
 def test_identity_follows_what_a_function_holds(name):
     make = VALUES[name]
-    assert unidentified(plain(make(1.0))) is None
+    assert find_unidentified(plain(make(1.0))) is None
     assert plain(make(1.0)) == plain(make(1.0))
     assert plain(make(1.0)) != plain(make(3.0))
 

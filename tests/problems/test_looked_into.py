@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import sgdynamics as sgd
-from sgdynamics.base.user_functions import looked_into
+from sgdynamics.base.user_functions import analyse_function
 
 SMOOTH = {
     "tanh": lambda f, s, a, z: jnp.sum(jnp.tanh(f) - s) ** 2 * z,
@@ -34,20 +34,20 @@ KINKED = {
 @pytest.mark.parametrize("name", [*SMOOTH, *KINKED])
 def test_kinks_are_seen(name):
     arguments = (np.zeros(2), np.zeros(1), np.zeros(2), np.zeros(()))
-    assert looked_into({**SMOOTH, **KINKED}[name], *arguments, random=(True, True, False, True))[
-        0
-    ] == (name in SMOOTH)
+    assert analyse_function(
+        {**SMOOTH, **KINKED}[name], *arguments, random=(True, True, False, True)
+    )[0] == (name in SMOOTH)
 
 
 def test_what_is_read_is_seen():
     arguments = (np.zeros(2), np.zeros(1), np.zeros(2), np.zeros(()))
-    assert looked_into(SMOOTH["tanh"], *arguments, random=(True, True, False, True))[1] == [
+    assert analyse_function(SMOOTH["tanh"], *arguments, random=(True, True, False, True))[1] == [
         True,
         True,
         False,
         True,
     ]
-    assert looked_into(SMOOTH["gelu"], *arguments, random=(True, True, False, True))[1] == [
+    assert analyse_function(SMOOTH["gelu"], *arguments, random=(True, True, False, True))[1] == [
         True,
         False,
         False,

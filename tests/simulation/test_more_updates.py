@@ -20,7 +20,7 @@ from sgdynamics.algorithms.updates.update import MAKERS
 from sgdynamics.algorithms.updates.update import copies as copies_of
 from sgdynamics.problems.frames import compressed_rows, place_signals
 from sgdynamics.results.records import algorithm_from
-from sgdynamics.samples.sample import Place
+from sgdynamics.samples.inputs import Embedding
 from sgdynamics.simulation import compressed
 from sgdynamics.simulation.direct import direct_step
 from tests.conftest import same_law
@@ -458,7 +458,7 @@ def test_float32_stays_float32(name):
     scalars = tuple(np.ones((), np.float32) for _ in update.law.scalars)
     squares = tuple(np.ones((2, D), np.float32) for _ in update.law.squares)
     state = Rows(np.zeros((rows, D), np.float32), np.zeros(rows, np.float32), scalars, squares)
-    place = Place(
+    place = Embedding(
         *(
             cast(part) if part.dtype.kind == "f" else part
             for part in place_signals(problem, np.array([D]))

@@ -176,11 +176,11 @@ def test_label_noise_of_a_mixture():
     compare(problem, sgd.OnePassSGD(lr=2.0, batch=1), (ExactChain, DirectSGD))
     sample = problem.structure.sample
     weights, cases = sample.cases(problem.parameters)
-    assert sample.free == 1
+    assert sample.sampled_normals == 1
     np.testing.assert_allclose(weights, [0.3, 0.7])
     np.testing.assert_array_equal(cases["label"], [1.0, 0.0])
     with jax.enable_x64(True):
-        draws = sample.drawn(problem.parameters, jnp.zeros((2, 1)), cases)
+        draws = sample.draw(problem.parameters, jnp.zeros((2, 1)), cases)
         np.testing.assert_array_equal(
             sample.mean_coefficients(problem.parameters, draws), [[1.0], [-1.0]]
         )
@@ -191,7 +191,7 @@ def test_cases():
     sample, numbers = problem_of().structure.sample, problem_of().parameters
     weights, cases = sample.cases(numbers)
     assert weights.shape == (8,)
-    assert sample.free == 1
+    assert sample.sampled_normals == 1
     np.testing.assert_allclose(weights.sum(), 1.0)
     for weight, group, mask in zip(weights, cases["group"], cases["mask"], strict=True):
         np.testing.assert_allclose(
@@ -212,7 +212,7 @@ def test_cases():
         }
     )
     weights, cases = many.structure.sample.cases(many.parameters)
-    assert many.structure.sample.free == many.structure.sample.draw_normals == 7
+    assert many.structure.sample.sampled_normals == many.structure.sample.normals_per_sample == 7
     assert weights.tolist() == [1.0]
     assert cases == {}
 

@@ -16,7 +16,7 @@ from sgdynamics.algorithms.updates.gradient_source import Ground, Rows
 from sgdynamics.algorithms.updates.update import copies as copies_of
 from sgdynamics.problems.frames import compressed_rows, place_signals
 from sgdynamics.results.records import algorithm_from
-from sgdynamics.samples.sample import Place
+from sgdynamics.samples.inputs import Embedding
 from sgdynamics.simulation import compressed
 from sgdynamics.simulation.direct import direct_step
 from tests.conftest import same_law, slow
@@ -230,7 +230,7 @@ def test_float32_stays_float32(kind):
         for part in (problem.parameters, sgd.OnePassSGD(update=MADE[kind]).parameters)
     ]
     arrays = [np.zeros(shape, np.float32) for shape in ((), (rows, D), (rows,), (1, D), (1,))]
-    place = Place(
+    place = Embedding(
         *(
             cast(part) if part.dtype.kind == "f" else part
             for part in place_signals(problem, np.array([D]))

@@ -378,7 +378,7 @@ def test_threads_share_a_store(tmp_path):
 def test_temporary_files_are_unique_and_may_be_removed(tmp_path, monkeypatch):
     target = tmp_path / ("a" * 200)
     # as on two machines whose processes have the same number
-    with files.whole(target) as first, files.whole(target) as second:
+    with files.atomic_file(target) as first, files.atomic_file(target) as second:
         assert first != second
         first.write_text("first")
         second.write_text("second")

@@ -226,7 +226,7 @@ class OnePassSGD:
                 "contexts with heads of their own are trained by plain steps: leave update out",
             )
         if (
-            structure.sample.own_spectra or structure.sample.noisy_inputs
+            structure.sample.context_spectra or structure.sample.noisy_inputs
         ) and self.law.coordinatewise:
             fix = "contexts with covariances of their own, and noise on inputs, are for updates that commute with rotations: take another"
             raise checks.reject("update", self.update, fix)

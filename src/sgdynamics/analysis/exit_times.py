@@ -24,7 +24,7 @@ from sgdynamics.base.controls import Schedule
 from sgdynamics.base.precision import float64
 from sgdynamics.base.progress import shared_meter, warn
 from sgdynamics.base.resources import check_steps
-from sgdynamics.base.user_functions import checked_function
+from sgdynamics.base.user_functions import validate_function
 from sgdynamics.dynamics.choice import dynamics_of
 from sgdynamics.dynamics.protocol import Dynamics
 from sgdynamics.expectations.choice import expectation_of
@@ -413,7 +413,7 @@ def prepare_exits(problem: Any, algorithm: Any, start: Any, **given: PyTree) -> 
             name: np.asarray(value[0]) for name, value in dynamics.public_states(states).items()
         }
         call = "one state {" + ", ".join(f'"{name}"' for name in first_state) + "}"
-        checked_function(
+        validate_function(
             "criterion", criterion, (first_state,), takes="state", call=call, differentiated=False
         )
     if criterion == "risk" and not getattr(

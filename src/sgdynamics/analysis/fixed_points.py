@@ -558,7 +558,10 @@ def _jacobians(system: _System, points: _Candidates) -> np.ndarray:
     state = system.overlaps(points)
     omega = overlap_matrix(state["M"], state["Q"], system.problem.gram)
     edge = (
-        np.linalg.eigvalsh(input_covariance.variance(system.problem.parameters, omega))[:, 0] < NULL
+        np.linalg.eigvalsh(input_covariance.field_covariance(system.problem.parameters, omega))[
+            :, 0
+        ]
+        < NULL
     )
     if system.edge and edge.any():
         part = points.take(edge)

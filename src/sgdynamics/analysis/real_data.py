@@ -13,6 +13,7 @@ from sgdynamics.base.precision import float64
 from sgdynamics.dynamics.adapter import SolverDynamics
 from sgdynamics.problems.overlap_starts import Start, broadcast_runs
 from sgdynamics.samples.real_data import DataSpectrum
+from sgdynamics.samples.sample import GaussianSample
 from sgdynamics.scaling.modes import MOST_MODES
 from sgdynamics.simulation.real_data import DirectOnData
 from sgdynamics.simulation.running import run
@@ -80,7 +81,7 @@ def checked_samples(problem: Any, data: ArrayArgument) -> np.ndarray:
             "this is for a problem with covariance=sgd.spectrum_of(data, ...): take that",
         )
     sample = problem.structure.sample
-    if not sample.plain:
+    if sample != GaussianSample(sample.signals):
         raise checks.reject(
             "data",
             x.shape,

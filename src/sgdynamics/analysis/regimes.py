@@ -264,7 +264,7 @@ def _coefficients(problem: Problem, begin: Start, rate: float) -> tuple[float, f
         problem.width,
         problem.signals,
     )
-    omega = input_covariance.variance(
+    omega = input_covariance.field_covariance(
         parameters, overlap_matrix(begin.M_blocks[0], begin.Q_blocks[0], problem.gram)
     )
     fields, head = len(omega), begin.a[0]
@@ -506,7 +506,7 @@ def plateau(problem: TeacherStudent, algorithm: OnePassSGD) -> Plateau:
     lr = constant_rate(algorithm, "plateaus")
     p, head = problem.width, problem.teacher_head
     quadrature = choose_quadrature(problem, problem.gram, MARGIN)
-    variances = np.diag(input_covariance.variance(problem.parameters, problem.gram))
+    variances = np.diag(input_covariance.field_covariance(problem.parameters, problem.gram))
     curvature = (head / p) ** 2 * np.asarray(
         _squared_slopes(problem.structure, quadrature, variances)
     )

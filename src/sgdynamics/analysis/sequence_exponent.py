@@ -77,14 +77,14 @@ def sequence_information_exponent(
         if (
             not isinstance(loss, SequenceLoss)
             or not link.structure.sample.centred
-            or link.structure.sample.correlated
+            or link.structure.sample.tokens.correlated
         ):
             raise checks.reject(
                 "link",
                 link,
                 "give a problem of sgd.models.sequence_single_index with independent tokens without means",
             )
-        f, y, tokens = loss.link, loss.target, link.structure.sample.inputs_a_sample
+        f, y, tokens = loss.link, loss.target, link.structure.sample.tokens.inputs_per_sample
     else:
         if tokens is None:
             raise checks.reject("tokens", tokens, "say how many numbers the function takes")

@@ -17,7 +17,7 @@ import numpy as np
 from sgdynamics.base import checks, pytrees
 from sgdynamics.base.arrays import ArrayArgument, Function, PyTree, Scalar
 from sgdynamics.base.precision import float64
-from sgdynamics.base.user_functions import checked_function, function_identity
+from sgdynamics.base.user_functions import function_identity, validate_function
 
 
 class Range(NamedTuple):
@@ -290,7 +290,7 @@ def schedule_from_function(
     schedule = function if isinstance(function, Schedule) else Schedule(_OwnSchedule(function), ())
     # the function itself: the schedule made of it would turn whatever it gives into a real number
     tried = function.own if isinstance(function, _OwnSchedule) else function
-    checked_function(
+    validate_function(
         name,
         tried,
         (np.zeros(()),),

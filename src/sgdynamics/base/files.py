@@ -33,7 +33,7 @@ class DamagedFile(ValueError):
 
 
 @contextmanager
-def whole(target: Path) -> Iterator[Path]:
+def atomic_file(target: Path) -> Iterator[Path]:
     """A temporary path that becomes `target` in one step on success; any number of threads and machines may write the same target."""
     # the name holds no part of the target's, which may already be as long as a file system allows
     temporary = target.with_name(f".{uuid.uuid4().hex}.part")
@@ -53,7 +53,7 @@ def write(target: Path, content: bytes | memoryview, seal: bool = False) -> None
     end = _seal_of(content) if seal else b""
     for attempt in range(ATTEMPTS):
         try:
-            with whole(target) as temporary:
+            with atomic_file(target) as temporary:
                 with temporary.open("xb") as file:
                     file.write(content)
                     file.write(end)

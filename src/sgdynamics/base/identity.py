@@ -105,7 +105,7 @@ def object_identity(value: object) -> dict[str, Any]:
     return _Walk().object_identity(value)
 
 
-def unidentified(identity: object) -> str | None:
+def find_unidentified(identity: object) -> str | None:
     """The text that names the first object without identity inside an identity; None if there is none."""
     if isinstance(identity, Mapping):
         if isinstance(identity.get(UNIDENTIFIED), str):
@@ -113,7 +113,7 @@ def unidentified(identity: object) -> str | None:
         identity = identity.values()
     elif not isinstance(identity, (list, tuple)):
         return None
-    return next((text for text in map(unidentified, identity) if text is not None), None)
+    return next((text for text in map(find_unidentified, identity) if text is not None), None)
 
 
 class _Walk:
@@ -453,7 +453,7 @@ def hash_plain(identity: object) -> str:
 
 def _hashed(parts: object) -> dict[str, str]:
     """The hash of an identity; an object without identity inside it stays visible."""
-    missing = unidentified(parts)
+    missing = find_unidentified(parts)
     return {
         "sha256": hash_plain(parts)[:32],
         **({} if missing is None else {UNIDENTIFIED: missing}),

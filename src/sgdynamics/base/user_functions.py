@@ -17,7 +17,7 @@ from sgdynamics.base.identity import function_identity as function_identity
 from sgdynamics.base.precision import float64
 
 
-def takes_two(function: Callable) -> bool:
+def accepts_two_arguments(function: Callable) -> bool:
     """Whether a function can be called with two arguments in a row."""
     try:
         inspect.signature(function).bind(None, None)
@@ -27,7 +27,7 @@ def takes_two(function: Callable) -> bool:
 
 
 @float64
-def traced_output(function: Callable, *arguments: PyTree) -> Any:
+def output_structure(function: Callable, *arguments: PyTree) -> Any:
     """What a JAX function returns, as shapes and types; IndexError where it asks for an entry that is not there.
 
     JAX would answer that with the last entry. Traced in float64 as everything later: JAX keeps a closed-over array in the precision that
@@ -45,9 +45,9 @@ def traced_output(function: Callable, *arguments: PyTree) -> Any:
     return output
 
 
-def traced_shape(function: Callable, *arguments: PyTree) -> tuple[int, ...]:
+def output_shape(function: Callable, *arguments: PyTree) -> tuple[int, ...]:
     """The shape that a JAX function returns."""
-    return traced_output(function, *arguments).shape
+    return output_structure(function, *arguments).shape
 
 
 # operations that are smooth wherever a loss is finite, and those that only move numbers about; roots and powers are not: sqrt(x^2) = |x|
@@ -99,7 +99,7 @@ _SMOOTH = frozenset(
         *("pad", "copy", "rev", "convert_element_type"),
     )
 )
-CALLS = (
+CALL_PRIMITIVES = (
     "pjit",
     "jit",
     "custom_jvp_call",
@@ -109,7 +109,7 @@ CALLS = (
 
 
 @float64
-def looked_into(
+def analyse_function(
     function: Callable, *arguments: Any, random: Sequence[Any]
 ) -> tuple[bool, list[bool]]:
     """Whether a JAX function is smooth in its random arguments as far as its operations tell, and which arguments it uses at all.
@@ -150,7 +150,7 @@ def _smooth(jaxpr: Any, random: set[int]) -> bool:
         name = equation.primitive.name
         bodies = [body for body, _ in inner_jaxprs(equation)]
         if bodies and (
-            name not in CALLS
+            name not in CALL_PRIMITIVES
             or not all(_smooth(body, {id(one) for one in body.invars}) for body in bodies)
         ):
             return False
@@ -212,7 +212,7 @@ def _is_jaxpr(value: Any) -> bool:
     return hasattr(value, "eqns") or hasattr(getattr(value, "jaxpr", None), "eqns")
 
 
-def checked_function(
+def validate_function(
     argument: str,
     function: object,
     arguments: tuple[Any, ...],
@@ -238,7 +238,7 @@ def checked_function(
     except ValueError:
         pass  # some callables have no signature to read; the call below still runs them
     try:
-        output = traced_output(function, *arguments)
+        output = output_structure(function, *arguments)
     except Exception as error:
         hint = ""
         if isinstance(error, jax.errors.TracerBoolConversionError):

@@ -52,7 +52,7 @@ from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.results.build import Labels
 from sgdynamics.results.clock import Clock, integration_points
 from sgdynamics.results.variables import VARIABLES
-from sgdynamics.samples.input_covariance import eigenvalues, variance
+from sgdynamics.samples.input_covariance import eigenvalues, field_covariance
 from sgdynamics.sde.scheme import SdePaths, sde_step_length, with_edges
 from sgdynamics.simulation.direct import DirectSGD
 from sgdynamics.simulation.exact import check_room
@@ -437,8 +437,8 @@ class FieldDynamics(SolverDynamics[Start]):
             values |= {"M_block": M, "Q_block": Q}
         if problem.spectrum is not None:
             # Of all overlaps only these are finite where the dimension is infinite.
-            values["M_fields"] = variance(self.parameters, M)
-            values["Q_fields"] = variance(self.parameters, Q)
+            values["M_fields"] = field_covariance(self.parameters, M)
+            values["Q_fields"] = field_covariance(self.parameters, Q)
         return values
 
     def _context_risks(self, states: Arrays, clock: Clock) -> np.ndarray:

@@ -23,7 +23,7 @@ from sgdynamics.expectations.interface import Quadrature
 from sgdynamics.ode.integrate import Field, Watch
 from sgdynamics.results.build import Labels
 from sgdynamics.results.clock import Clock, integration_points
-from sgdynamics.samples.spectra import MOST_DIMENSION
+from sgdynamics.samples.spectra import MAX_DIMENSION
 from sgdynamics.sde.scheme import with_edges
 from sgdynamics.simulation.running import Simulator
 from sgdynamics.simulation.user_dynamics import OwnChain
@@ -97,7 +97,7 @@ class UserDynamics(SolverDynamics[InitialArrays]):
     def resolve_dimension(
         self, dimension: Any, allow_small_blocks: bool = False
     ) -> tuple[int, np.ndarray]:
-        d = checks.integer("dimension", dimension, 1, MOST_DIMENSION)
+        d = checks.integer("dimension", dimension, 1, MAX_DIMENSION)
         return d, np.array([d])
 
     def state_arrays(self, initial_state: InitialArrays) -> Arrays:

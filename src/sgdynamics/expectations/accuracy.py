@@ -88,7 +88,7 @@ def _exact_shares(parameters: Parameters, states: State) -> tuple[np.ndarray, np
     M, Q, head = (states[name][finite] for name in ("M", "Q", "a"))
     means = np.einsum("cr,nir->nci", coefficients, M.sum(axis=1))
     count, clusters, units = means.shape
-    covariance = np.repeat(input_covariance.variance(parameters, Q), clusters, axis=0)
+    covariance = np.repeat(input_covariance.field_covariance(parameters, Q), clusters, axis=0)
     positive, error = indicators.positive_share_and_error(
         means.reshape(-1, units), covariance, np.repeat(head, clusters, axis=0)
     )

@@ -27,7 +27,7 @@ from sgdynamics.problems.losses import (
     squared,
 )
 from sgdynamics.problems.problem import Structure
-from sgdynamics.samples.sample import Sample
+from sgdynamics.samples.sample import GaussianSample
 
 
 @lru_cache(maxsize=512)
@@ -44,7 +44,7 @@ def expectation_of(structure: Structure) -> SolverExpectation:
         clean_sample = replace(structure.sample, noisy_inputs=False)
         return NoisyInputs(structure, expectation_of(replace(structure, sample=clean_sample)))
     if isinstance(loss, GatedLoss):
-        ungated = replace(structure, loss=loss.inner, sample=Sample(structure.signals))
+        ungated = replace(structure, loss=loss.inner, sample=GaussianSample(structure.signals))
         return DropoutSums(structure, expectation_of(ungated))
     # Networks: deterministic expectations over one, two or four fields at a time.
     if isinstance(loss, ClusterLoss) and closed_forms.has_logistic_moments(loss.student):

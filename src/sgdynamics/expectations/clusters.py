@@ -97,7 +97,7 @@ class Clusters(SobolAverages):
         outer = head[:, None] * head
         norms = None
         if finite:
-            directions = input_covariance.scaled(parameters, at.overlaps.blocks)
+            directions = input_covariance.times_eigenvalues(parameters, at.overlaps.blocks)
 
             def block_norms(
                 gram: Float[Numeric, "K K"],
@@ -116,7 +116,7 @@ class Clusters(SobolAverages):
                 total = slope + squared_means[:, None, None] * clusters.B
                 return jnp.tensordot(weights, total, axes=1)
 
-            scaled_directions = input_covariance.scaled(parameters, directions)
+            scaled_directions = input_covariance.times_eigenvalues(parameters, directions)
             norms = outer * jax.vmap(block_norms)(parameters["gram"], directions, scaled_directions)
         return Moments(stein, outer * B, norms, head_gradient, risk, shift)
 

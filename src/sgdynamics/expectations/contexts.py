@@ -15,7 +15,7 @@ from sgdynamics.expectations.interface import Moments, Quadrature
 from sgdynamics.expectations.solver_interface import Evaluation, SolverExpectation
 from sgdynamics.problems.problem import Structure
 from sgdynamics.samples import input_covariance
-from sgdynamics.samples.draws import weights_of
+from sgdynamics.samples.draws import complete_probabilities
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class ContextSums(SolverExpectation):
         for context, expectation in enumerate(self.contexts):
             parameters, overlaps = at.parameters["contexts"][context], at.overlaps
             if own_covariance:
-                covariance = input_covariance.variance(parameters, overlaps.blocks)
+                covariance = input_covariance.field_covariance(parameters, overlaps.blocks)
                 overlaps = overlaps._replace(covariance=covariance)
             yield (
                 expectation,
@@ -50,8 +50,8 @@ class ContextSums(SolverExpectation):
     def evaluate_moments(
         self, at: Evaluation, *, finite: bool = False, flow: bool = False
     ) -> Moments:
-        own_spectra = self.structure.sample.own_spectra
-        weights = weights_of(at.parameters["probabilities"])
+        own_spectra = self.structure.sample.context_spectra
+        weights = complete_probabilities(at.parameters["probabilities"])
         shared_eigenvalues = input_covariance.eigenvalues(at.parameters)
         totals: dict[str, Any] = {}
         head_gradients = []
@@ -79,7 +79,9 @@ class ContextSums(SolverExpectation):
             expectation.evaluate_risk(own)
             for expectation, own in self._evaluations(at, own_covariance=True)
         ]
-        return jnp.asarray(weights_of(at.parameters["probabilities"])) @ jnp.stack(risks)
+        return jnp.asarray(complete_probabilities(at.parameters["probabilities"])) @ jnp.stack(
+            risks
+        )
 
     def quadrature(self, largest: float) -> Quadrature:
         return _finest([context.quadrature(largest) for context in self.contexts])

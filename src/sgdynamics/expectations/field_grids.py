@@ -43,7 +43,7 @@ FURTHER = 1.15
 def on_circles(structure: Structure) -> bool:
     """Whether the fields are one row and one signal of centred inputs, with a jump at 0."""
     sample = structure.sample
-    is_plain = sample.tokens is None and sample.centred and not structure.loss.reads_draws
+    is_plain = sample.tokens.count is None and sample.centred and not structure.loss.reads_draws
     return is_plain and structure.kinks == (0.0,) and structure.fields == 2
 
 

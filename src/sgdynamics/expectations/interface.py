@@ -116,7 +116,7 @@ class Moments(NamedTuple):
         array
             Coefficients, (blocks, p, fields).
         """
-        coefficients = input_covariance.scaled(parameters, self.stein)
+        coefficients = input_covariance.times_eigenvalues(parameters, self.stein)
         if self.pull is not None:
             coefficients = coefficients + self.pull
         if self.shift is None:

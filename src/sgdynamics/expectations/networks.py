@@ -184,9 +184,9 @@ class Networks(SolverExpectation):
             )
 
         # vectorised, not a loop: a spectrum may have a hundred blocks
-        directions = input_covariance.scaled(at.parameters, at.overlaps.blocks)
+        directions = input_covariance.times_eigenvalues(at.parameters, at.overlaps.blocks)
         noise, slopes = jax.vmap(derivative, out_axes=(None, 0))(directions)
-        return noise, input_covariance.scaled(at.parameters, 2 * slopes)
+        return noise, input_covariance.times_eigenvalues(at.parameters, 2 * slopes)
 
     def _sampled_noise(
         self, at: Evaluation, c: Float[Numeric, " c"], student_pairs: Pairs, finite: bool

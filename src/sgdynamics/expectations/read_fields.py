@@ -32,12 +32,16 @@ def read_fields(
 ) -> Points:
     """Samples at points zeta of what the loss reads, of equal weights by default."""
     sample, p, k, fields = structure.sample, structure.width, structure.signals, structure.fields
-    tokens, free, dependence = sample.inputs_a_sample, sample.free, structure.dependence
+    tokens, free, dependence = (
+        sample.tokens.inputs_per_sample,
+        sample.sampled_normals,
+        structure.dependence,
+    )
     assert dependence is not None
     count, size, order = zeta.shape[0], tokens * fields, root_order(structure)
     inverse_order = np.argsort(order)
     root = lower_root(overlaps.covariance[order][:, order])
-    correlation = parameters["token_correlation"] if sample.correlated else jnp.eye(tokens)
+    correlation = parameters["token_correlation"] if sample.tokens.correlated else jnp.eye(tokens)
     V = jnp.zeros((size + free, size + free))
     V = V.at[:size, :size].set(jnp.kron(correlation, jnp.eye(fields)))
     V = V.at[size:, size:].set(jnp.eye(free))
@@ -55,7 +59,7 @@ def read_fields(
     case = {
         name: jnp.broadcast_to(value, (count, *np.shape(value))) for name, value in case.items()
     }
-    draws = sample.drawn(parameters, v[:, size:], case)
+    draws = sample.draw(parameters, v[:, size:], case)
     means = sample.mean_coefficients(parameters, draws)
     z = v[:, :size].reshape(-1, fields)
     values = (z @ root.T)[:, inverse_order]
@@ -75,7 +79,7 @@ def read_fields(
         )
     weights = jnp.full(count, 1.0 / count, zeta.dtype) if weights is None else weights
     return Points(
-        root, z, values[:, :p], values[:, p:], means, sample.given(draws), weights, unread
+        root, z, values[:, :p], values[:, p:], means, sample.loss_argument(draws), weights, unread
     )
 
 
@@ -88,9 +92,11 @@ def _mean_slopes(
         return None
 
     def means(xi: Float[Numeric, " free"]) -> Float[Numeric, "..."]:
-        coefficients = sample.mean_coefficients(parameters, sample.drawn(parameters, xi, case))
+        coefficients = sample.mean_coefficients(parameters, sample.draw(parameters, xi, case))
         assert coefficients is not None  # the inputs are not centred
-        return jnp.broadcast_to(coefficients, (*sample.token_shape, structure.signals))
+        return jnp.broadcast_to(coefficients, (*sample.tokens.shape, structure.signals))
 
-    slopes = jax.jacfwd(means)(jnp.zeros(sample.free))
-    return slopes.reshape(sample.inputs_a_sample, structure.signals, sample.free)
+    slopes = jax.jacfwd(means)(jnp.zeros(sample.sampled_normals))
+    return slopes.reshape(
+        sample.tokens.inputs_per_sample, structure.signals, sample.sampled_normals
+    )

@@ -57,7 +57,7 @@ def overlaps_at(structure: Structure, parameters: Parameters, state: State) -> O
     upper = jnp.concatenate([Q, M], axis=-1)
     lower = jnp.concatenate([jnp.swapaxes(M, -1, -2), gram], axis=-1)
     blocks = jnp.concatenate([upper, lower], axis=-2)
-    return Overlaps(blocks, input_covariance.variance(parameters, blocks))
+    return Overlaps(blocks, input_covariance.field_covariance(parameters, blocks))
 
 
 def risk_at(
@@ -210,7 +210,7 @@ def refine_quadrature(problem: Problem, quadrature: Quadrature, Q: np.ndarray) -
 def _largest_field(problem: Problem, Q: np.ndarray, margin: float) -> float:
     """The largest variance of a field, with a margin for the students."""
     students, signals = (
-        np.einsum("...ii->...i", input_covariance.variance(problem.parameters, gram))
+        np.einsum("...ii->...i", input_covariance.field_covariance(problem.parameters, gram))
         for gram in (Q, problem.gram)
     )
     return max(margin * _largest_finite(students), float(signals.max(initial=0.0)))
@@ -321,7 +321,7 @@ def estimate_expectation(
     over scrambled Sobol points; discrete draws are summed over.
     """
     structure = problem.structure.with_loss(function)
-    has_cases = structure.sample.free < structure.sample.draw_normals
+    has_cases = structure.sample.sampled_normals < structure.sample.normals_per_sample
     quadrature = EXPECTED_BY_CASE if has_cases else EXPECTED
     nodes = expectation_of(structure).risk_nodes(quadrature)
     lead = states["a"].shape[:-1]

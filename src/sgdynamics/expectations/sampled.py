@@ -70,7 +70,7 @@ class SobolAverages(SolverExpectation):
     def risk_nodes(self, quadrature: Quadrature, *, quick: bool = True) -> dict[str, np.ndarray]:
         sample = self.structure.sample
         # each point serves all cases of discrete draws: fewer points are needed
-        has_cases = sample.free < sample.draw_normals
+        has_cases = sample.sampled_normals < sample.normals_per_sample
         log2_points = quadrature.log2_points + (-2 if has_cases else 2)
         coordinates = sum(count_coordinates(self.structure))
         points = sobol_normals(coordinates, log2_points, quadrature.replicates, whiten=True)
@@ -117,28 +117,31 @@ class SobolAverages(SolverExpectation):
         parameters, overlaps, head = at.parameters, at.overlaps, at.head
         moves = jax.vmap(structure.loss.move, (0, 0, None, 0, None))
         reading = parameters_with_overlaps(structure, parameters, overlaps)
-        slopes_per_point = structure.width * structure.fields * sample.inputs_a_sample**2
+        slopes_per_point = structure.width * structure.fields * sample.tokens.inputs_per_sample**2
         by_slopes = self.by_slopes and slopes_per_point <= MOST_SLOPES
 
         def case_moments(case: dict[str, Any]) -> Moments:
             points = self.sample_points(
                 at.nodes["points"], parameters, overlaps, case, weights=at.nodes.get("weights")
             )
-            fields = (sample.by_sample(points.students), sample.by_sample(points.signals))
+            fields = (
+                sample.tokens.by_sample(points.students),
+                sample.tokens.by_sample(points.signals),
+            )
             losses, move = moves(*fields, head, points.draws, reading)
-            h = sample.by_input(move.inputs)
-            weighted = sample.each_input(points.weights)[:, None] * h
+            h = sample.tokens.by_input(move.inputs)
+            weighted = sample.tokens.repeat(points.weights)[:, None] * h
             if by_slopes:
                 stein = mean_slopes(structure, parameters, fields, head, points, reading)
             else:
                 # E[h Y^T] root^-1, back in the order students, signals
                 stein = solve_lower(points.root, weighted.T @ points.z)
                 stein = stein[:, np.argsort(root_order(structure))]
-            mixed = sample.mixed_inputs(parameters, h.T)
-            noise = (sample.each_input(points.weights) * mixed) @ mixed.T
+            mixed = sample.tokens.correlate_inputs(parameters, h.T)
+            noise = (sample.tokens.repeat(points.weights) * mixed) @ mixed.T
             norms = None
             if finite:
-                by_token = h.reshape(-1, sample.inputs_a_sample, structure.width)
+                by_token = h.reshape(-1, sample.tokens.inputs_per_sample, structure.width)
                 U = norm_weights(structure, parameters, overlaps, points)
                 U = points.weights[:, None, None, None] * U
                 norms = jnp.einsum("nbtu,nti,nuj->bij", U, by_token, by_token)
@@ -176,7 +179,10 @@ class SobolAverages(SolverExpectation):
             samples = self.sample_points(
                 points, at.parameters, at.overlaps, case, plain=plain, weights=weights
             )
-            fields = (sample.by_sample(samples.students), sample.by_sample(samples.signals))
+            fields = (
+                sample.tokens.by_sample(samples.students),
+                sample.tokens.by_sample(samples.signals),
+            )
             losses = jax.vmap(structure.loss, (0, 0, None, 0, None))(
                 *fields, at.head, samples.draws, reading
             )
@@ -189,9 +195,9 @@ class SobolAverages(SolverExpectation):
 
 def _token_correlation(structure: Structure, parameters: Parameters) -> Float[Numeric, "L L"]:
     """The correlation C of the inputs of one sample."""
-    if structure.sample.correlated:
+    if structure.sample.tokens.correlated:
         return parameters["token_correlation"]
-    return jnp.eye(structure.sample.inputs_a_sample)
+    return jnp.eye(structure.sample.tokens.inputs_per_sample)
 
 
 def mean_slopes(
@@ -253,7 +259,7 @@ def pull_norms(
     With F_b the part of the fields in block b: E[h F_b^T D^T + transpose + D Omega_b D^T].
     """
     p, fields = structure.width, structure.fields
-    tokens, order = structure.sample.inputs_a_sample, root_order(structure)
+    tokens, order = structure.sample.tokens.inputs_per_sample, root_order(structure)
     inverse_order = np.argsort(order)
 
     def block_norms(
@@ -275,7 +281,7 @@ def pull_norms(
         square = jnp.einsum("n,nic,cd,njd->ij", points.weights, pulls, block, pulls)
         return cross + cross.T + square
 
-    scaled = input_covariance.scaled(parameters, overlaps.blocks)
+    scaled = input_covariance.times_eigenvalues(parameters, overlaps.blocks)
     if structure.loss.moves_by_block:
         return jax.vmap(block_norms, (0, 0, 1))(overlaps.blocks, scaled, pulls)
     return jax.vmap(partial(block_norms, pulls=pulls))(overlaps.blocks, scaled)

@@ -37,7 +37,9 @@ def count_coordinates(structure: Structure) -> tuple[int, int]:
     """
     if structure.dependence is not None:
         return structure.dependence.size, 0
-    return structure.sample.inputs_a_sample * structure.fields, max(structure.sample.free, 1)
+    return structure.sample.tokens.inputs_per_sample * structure.fields, max(
+        structure.sample.sampled_normals, 1
+    )
 
 
 def root_order(structure: Structure) -> np.ndarray:
@@ -93,7 +95,7 @@ def mirror_points(structure: Structure, nodes: dict[str, np.ndarray]) -> dict[st
 def _student_coordinates(structure: Structure) -> list[tuple[int, int]]:
     """Coordinates of a point that belong to a single student, with the index of that student."""
     assert structure.dependence is not None
-    size = structure.sample.inputs_a_sample * structure.fields
+    size = structure.sample.tokens.inputs_per_sample * structure.fields
     coordinates = []
     for coordinate, row in enumerate(structure.dependence.rows):
         fields = np.flatnonzero(row)
@@ -144,7 +146,7 @@ def sample_fields(
     continuous in the overlaps, as an integrator needs. `plain` points are not pairs.
     """
     sample, k, fields = structure.sample, structure.signals, structure.fields
-    tokens, (size, free) = sample.inputs_a_sample, count_coordinates(structure)
+    tokens, (size, free) = sample.tokens.inputs_per_sample, count_coordinates(structure)
     order = root_order(structure)
     root = lower_root(overlaps.covariance[order][:, order])
     count = points.shape[0]
@@ -152,14 +154,14 @@ def sample_fields(
         name: jnp.broadcast_to(value, (count, *np.shape(value)))
         for name, value in (case or {}).items()
     }
-    draws = sample.drawn(parameters, points[:, -free:], case)
+    draws = sample.draw(parameters, points[:, -free:], case)
     means = sample.mean_coefficients(parameters, draws)
     if means is not None:
         means = jnp.broadcast_to(means.reshape(-1, tokens, k), (count, tokens, k))
-    loss_draws = sample.given(draws)
+    loss_draws = sample.loss_argument(draws)
 
     def students_of(z: Float[Numeric, "n fields"]) -> Float[Numeric, "n p"]:
-        mixed = sample.mixed(parameters, z.reshape(-1, tokens, fields), -2)
+        mixed = sample.tokens.correlate(parameters, z.reshape(-1, tokens, fields), -2)
         return (mixed @ root[k:].T).reshape(len(z), -1)
 
     if plain or not structure.kinks:
@@ -185,7 +187,7 @@ def sample_fields(
         )
         share = 1 / count if point_weights is None else point_weights[:, None]
         z, weights = z.reshape(-1, size), (weights * share).reshape(-1)
-    z = sample.mixed(parameters, z.reshape(-1, tokens, fields), -2).reshape(-1, fields)
+    z = sample.tokens.correlate(parameters, z.reshape(-1, tokens, fields), -2).reshape(-1, fields)
     values = z @ root.T
     if means is not None:
         means = means.reshape(-1, k)
@@ -257,9 +259,9 @@ def norm_weights(
     The scalar products are those of block b. The formula is in the docstring of `sampled`.
     """
     sample, fields, unread = structure.sample, structure.fields, points.unread
-    tokens, order = sample.inputs_a_sample, root_order(structure)
+    tokens, order = sample.tokens.inputs_per_sample, root_order(structure)
     z = points.z.reshape(-1, tokens, fields)
-    if sample.correlated:
+    if sample.tokens.correlated:
         correlation = parameters["token_correlation"]
     else:
         correlation = jnp.eye(tokens, dtype=z.dtype)
@@ -270,8 +272,10 @@ def norm_weights(
         square = jnp.einsum("ntc,cd,nud->ntu", z, S, z) - jnp.trace(S) * correlation
         return square if unread is None else square + jnp.einsum("tcud,cd->tu", unread.own, S)
 
-    directions = input_covariance.scaled(parameters, overlaps.blocks)
-    weights = input_covariance.scaled(parameters, jax.vmap(centred_square, out_axes=1)(directions))
+    directions = input_covariance.times_eigenvalues(parameters, overlaps.blocks)
+    weights = input_covariance.times_eigenvalues(
+        parameters, jax.vmap(centred_square, out_axes=1)(directions)
+    )
     if points.means is None:
         return weights
     c = points.means.reshape(-1, tokens, structure.signals)

@@ -59,7 +59,8 @@ from sgdynamics.fixed_data.setup import (
     Setup,
     StepParameters,
 )
-from sgdynamics.samples.input_covariance import spread as input_scale
+from sgdynamics.samples.input_covariance import scale as input_scale
+from sgdynamics.samples.inputs import compressed_inputs
 from sgdynamics.samples.sample import as_dtype
 
 ROUNDING = 1e-10  # a smaller residual, relative to its gradient, is rounding and no new direction
@@ -103,10 +104,10 @@ def initial_state(
     """A run at step 0: the data along the signals and along the initial rows are drawn."""
     structure, sample = setup.structure, setup.structure.sample
     parameters, n = step.parameters, draws.noise.shape[0]
-    sample_draws = sample.drawn(parameters, draws.noise)
+    sample_draws = sample.draw(parameters, draws.noise)
     per_sample = jnp.moveaxis(draws.normals, -1, 0)
-    per_sample = per_sample.reshape(n, *sample.token_shape, *draws.normals.shape[:-1])
-    x = sample.inputs(parameters, per_sample, sample_draws)
+    per_sample = per_sample.reshape(n, *sample.tokens.shape, *draws.normals.shape[:-1])
+    x = compressed_inputs(sample, parameters, per_sample, sample_draws)
     A = jnp.moveaxis(x.reshape(-1, *x.shape[-2:]), 0, -1).astype(draws.normals.dtype)
     # Signals are known combinations of the first K directions: X s_r = sum_k frame_rk A_k.
     frame = parameters["frame"].astype(A.dtype)
@@ -125,7 +126,7 @@ def initial_state(
         weight_rank=jnp.asarray(setup.initial_directions, jnp.int32),
         selected=selected,
         signals=signals,
-        draws=as_dtype(sample.given(sample_draws), A.dtype),
+        draws=as_dtype(sample.loss_argument(sample_draws), A.dtype),
     )
 
 
@@ -198,7 +199,7 @@ def draw_step(setup: Setup, key: RandomKey, n: int, capacity: int, dtype: DType)
     p, blocks = setup.structure.width, setup.structure.blocks
     small_key, kick_key = jax.random.split(key)
     count = setup.normals_per_step * blocks * n
-    samples = n // setup.structure.sample.inputs_a_sample if setup.selects else 0
+    samples = n // setup.structure.sample.tokens.inputs_per_sample if setup.selects else 0
     normals, uniform = normals_and_uniforms(key, count, samples)
     directions = setup.directions_per_step * blocks
     few, uniforms = normals_and_uniforms(small_key, directions + p * p * blocks + p, directions)
@@ -241,7 +242,7 @@ class _StepContext(NamedTuple):
         """
         scale = input_scale(self.step.parameters, vectors.dtype) * has_direction
         sample = self.setup.structure.sample
-        return scale[:, None] * sample.mixed_inputs(self.step.parameters, vectors)
+        return scale[:, None] * sample.tokens.correlate_inputs(self.step.parameters, vectors)
 
 
 def advance_step(
@@ -290,7 +291,7 @@ def _extend_by_gradients(
     weight_rank, sample_rank = state.weight_rank, state.sample_rank
     gradient = jnp.einsum("bkn,pn->pbk", A, g, precision="highest")
     # The data are C^1/2 Z with uncorrelated Z. Conditioning is on Z, so that g enters as C^1/2 g.
-    uncorrelated = setup.structure.sample.mixed_inputs(step.parameters, g)
+    uncorrelated = setup.structure.sample.tokens.correlate_inputs(step.parameters, g)
     for unit in range(setup.gradients_per_step):
         vectors = jnp.concatenate([uncorrelated[unit][None], normals[unit]])
         vectors = orthogonal_part(P, vectors, 2)

@@ -45,7 +45,8 @@ from sgdynamics.problems.frames import compressed_rows, place_signals, signal_fr
 from sgdynamics.problems.losses import Loss
 from sgdynamics.problems.overlap_starts import Start
 from sgdynamics.problems.problem import Problem, Structure
-from sgdynamics.samples.sample import Place, as_dtype
+from sgdynamics.samples.inputs import Embedding, inputs_in_space
+from sgdynamics.samples.sample import as_dtype, example_argument
 from sgdynamics.simulation.direct import direct_overlaps, first_rows
 from sgdynamics.simulation.exact import LARGEST
 from sgdynamics.simulation.gpu import data_gradients, unroll
@@ -151,7 +152,7 @@ class DirectFixedData(Simulator):
     @float64
     def read_once(self, mode: str) -> None:
         """Steps by the kernel that reads the inputs once, where it takes this problem; `engine` says which."""
-        given = as_dtype(self.structure.sample.example(self.parameters), self.dtype)
+        given = as_dtype(example_argument(self.structure.sample, self.parameters), self.dtype)
         numbers = as_dtype(self.parameters_now, self.dtype)
         why = data_gradients.against(self.structure, self.dimension, numbers, given, self.dtype)
         if why is None and mode == "triton":
@@ -285,8 +286,8 @@ class DirectFixedData(Simulator):
     def bytes_of(self, runs: int) -> int:
         """What these runs take in memory, about: data sets, and working space."""
         p, k, n = self.structure.width, self.structure.signals, self.samples
-        inputs = n * self.structure.sample.inputs_a_sample
-        beside = (inputs * k + n * self.structure.sample.draw_normals) * self.dtype.itemsize
+        inputs = n * self.structure.sample.tokens.inputs_per_sample
+        beside = (inputs * k + n * self.structure.sample.normals_per_sample) * self.dtype.itemsize
         data_set = inputs * self.dimension * self.stored.itemsize + beside
         a_run = (6 * p * (inputs + self.dimension) + 4 * n) * self.dtype.itemsize
         sets = 1 if self.options.shared else runs
@@ -315,7 +316,7 @@ def check_memory(simulator: DirectFixedData) -> None:
 
 def check_range(simulator: DirectFixedData) -> None:
     """Refuse inputs that the half-width type does not hold."""
-    spread, (low, high) = np.asarray(simulator.place.spread), HALF_RANGE
+    spread, (low, high) = np.asarray(simulator.place.scale), HALF_RANGE
     if simulator.stored == np.float16 and not (spread.min() >= low and spread.max() <= high):
         fix = f"inputs have standard deviations from {spread.min():.3g} to {spread.max():.3g}, and it holds {low:g} to {high:g} well"
         raise checks.reject("dtype", simulator.stored.name, f'{fix}: take "float32"')
@@ -332,7 +333,7 @@ def _draw_data(
     samples: int,
     types: tuple[np.dtype, np.dtype],
     parameters: Parameters,
-    place: Place,
+    place: Embedding,
     keys: RandomKeys,
 ) -> Data:
     """The data set of each key, its inputs in the first type and what goes with them in the second.
@@ -342,19 +343,23 @@ def _draw_data(
     """
     stored, dtype = types
     sample = structure.sample
-    inputs = sample.inputs_a_sample * place.spread.shape[0]
-    each = inputs + sample.draw_normals
+    inputs = sample.tokens.inputs_per_sample * place.scale.shape[0]
+    each = inputs + sample.normals_per_sample
     chunks = -(-samples * each // ROW_NUMBERS)
     rows = -(-samples // chunks)
 
     def chunk(key: RandomKey) -> Data:
         normals = normals_and_uniforms(key, rows * each, 0)[0].reshape(rows, each)
-        draws = sample.drawn(parameters, normals[:, inputs:])
-        x = sample.inputs_in_space(
-            parameters, normals[:, :inputs].reshape(rows, *sample.token_shape, -1), draws, place
+        draws = sample.draw(parameters, normals[:, inputs:])
+        x = inputs_in_space(
+            sample,
+            parameters,
+            normals[:, :inputs].reshape(rows, *sample.tokens.shape, -1),
+            draws,
+            place,
         ).astype(stored)
         signals = jnp.matmul(x[:, place.axes].astype(dtype), place.signals.T, precision=HIGHEST)
-        return Data(x, signals.astype(dtype), as_dtype(sample.given(draws), dtype))
+        return Data(x, signals.astype(dtype), as_dtype(sample.loss_argument(draws), dtype))
 
     def one(key: RandomKey) -> Data:
         key = jax.random.fold_in(key, 0)
@@ -410,11 +415,14 @@ def losses_on(
     compute = jax.vmap(
         jax.value_and_grad(structure.loss, argnums=(0, 2)), in_axes=(0, 0, None, 0, None)
     )
-    fields, signals = sample.by_sample(_product(rows, data.inputs)), sample.by_sample(data.signals)
+    fields, signals = (
+        sample.tokens.by_sample(_product(rows, data.inputs)),
+        sample.tokens.by_sample(data.signals),
+    )
     loss, (h, head_h) = compute(fields, signals, head, data.given, parameters)
     # a user's loss may hold float64 constants; a float32 simulation stays one, but for the one sum that is compared with a threshold
     return jnp.mean(loss, dtype=jnp.float64), (
-        sample.by_input(h).astype(rows.dtype),
+        sample.tokens.by_input(h).astype(rows.dtype),
         head_h.astype(rows.dtype),
     )
 
@@ -430,7 +438,7 @@ def sums_on(
     """What a step of one run needs of its data set, in two reads; selected: which samples are in use, None for all."""
     risk, (h, head_h) = losses_on(structure, parameters, data, rows, head)
     if selected is not None:
-        h = jnp.where(structure.sample.each_input(selected)[:, None], h, 0)
+        h = jnp.where(structure.sample.tokens.repeat(selected)[:, None], h, 0)
         head_h = jnp.where(selected[:, None], head_h, 0)
     return data_gradients.Sums(risk, weighted(h, data.inputs), jnp.sum(head_h, axis=0))
 
@@ -471,9 +479,9 @@ def _means(
     def one(
         data: Data, rows: Float[Numeric, "p d"], head: Float[Numeric, " p"], known: PyTree
     ) -> Any:
-        fields = sample.by_sample(_product(rows, data.inputs) if known is None else known)
+        fields = sample.tokens.by_sample(_product(rows, data.inputs) if known is None else known)
         values = jax.vmap(structure.loss, in_axes=(0, 0, None, 0, None))(
-            fields, sample.by_sample(data.signals), head, data.given, numbers
+            fields, sample.tokens.by_sample(data.signals), head, data.given, numbers
         )
         return jnp.mean(values, axis=0, dtype=jnp.float64)
 
@@ -638,7 +646,7 @@ def fixed_data_step(
     rows, head, selected, first_risk = state
     parameters, algorithm = numbers_of_step(parameters, algorithm, number)
     parameters = as_dtype(parameters, rows.dtype)
-    samples, dtype = data.inputs.shape[0] // structure.sample.inputs_a_sample, rows.dtype
+    samples, dtype = data.inputs.shape[0] // structure.sample.tokens.inputs_per_sample, rows.dtype
     p = structure.width
     risk, gradient, head_gradient = (
         sums_on(structure, parameters, data, rows, head, selected) if known is None else known

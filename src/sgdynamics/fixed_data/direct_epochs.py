@@ -113,7 +113,7 @@ def _advance_epochs(
     given: PyTree = None,
 ) -> tuple[Weights, Int[Numeric, " runs"], Any]:
     """All runs from step `since` to step `end`, for each the last step at which it was finite, and what was seen."""
-    tokens = structure.sample.inputs_a_sample
+    tokens = structure.sample.tokens.inputs_per_sample
     n = data.inputs.shape[-2] // tokens
 
     def step(

@@ -102,7 +102,7 @@ class Sweep:
         self.order = algorithm.order
         self.cells = round(1 / algorithm.fraction)  # per epoch, where there are epochs
         self.paths = sampling.used_paths
-        self.inputs = self.paths * problem.structure.sample.inputs_a_sample
+        self.inputs = self.paths * problem.structure.sample.tokens.inputs_per_sample
         # Block sizes at the dimension d at which n samples are the paths; they need not be
         # integers.
         dimension = self.paths / algorithm.samples_per_dimension

@@ -55,7 +55,7 @@ class ExactFixedData(Simulator):
             np.float64(conditioning.ROUNDING),
         )
         self.samples = algorithm.samples(dimension)
-        self.inputs = self.samples * problem.structure.sample.inputs_a_sample
+        self.inputs = self.samples * problem.structure.sample.tokens.inputs_per_sample
         # The last steps need capacity for their gradients even if no direction is left.
         self.largest_capacity = int(block_sizes.max()) + self.setup.directions_per_step
         self.weights = InitialWeights(*compressed_rows(problem, start, block_sizes), start.a)
@@ -136,14 +136,16 @@ def _initial_states(
     directions = setup.initial_directions
 
     def initial_run(weights: InitialWeights, key: RandomKey) -> ConditionedState:
-        count = blocks * directions * samples * sample.inputs_a_sample
+        count = blocks * directions * samples * sample.tokens.inputs_per_sample
         normals, uniform = normals_and_uniforms(
-            jax.random.fold_in(key, FIRST_STEP), count + samples * sample.draw_normals, samples
+            jax.random.fold_in(key, FIRST_STEP),
+            count + samples * sample.normals_per_sample,
+            samples,
         )
         data = normals[:count].reshape(blocks, directions, -1)
         # A block with fewer coordinates than signals and rows has fewer directions.
         has_direction = jnp.arange(directions)[:, None] < step.block_sizes[:, None, None]
-        noise = normals[count:].reshape(samples, sample.draw_normals)
+        noise = normals[count:].reshape(samples, sample.normals_per_sample)
         draws = InitialDraws(jnp.where(has_direction, data, 0.0), noise, uniform)
         return conditioning.initial_state(setup, step, weights, draws, capacity)
 

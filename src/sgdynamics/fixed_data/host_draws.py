@@ -15,6 +15,7 @@ from sgdynamics.algorithms.epochs import Visits, sequences
 from sgdynamics.base.random import run_keys
 from sgdynamics.fixed_data.paths import QUASI_DIRECTIONS
 from sgdynamics.fixed_data.setup import InitialDraws, Setup
+from sgdynamics.samples.sample import all_normal
 
 MAX_DIMENSIONS = 1024  # of a quasi-random point
 EPOCHS_PER_DRAW = 4  # epochs whose visits are drawn together
@@ -59,7 +60,7 @@ class HostDraws:
         self.setup, self.sampling, self.layout = setup, sampling, layout
         self.paths = sampling.used_paths
         sample = setup.structure.sample
-        self.tokens, self.draws = sample.inputs_a_sample, sample.draw_normals
+        self.tokens, self.draws = sample.tokens.inputs_per_sample, sample.normals_per_sample
         self.initial_count = layout.blocks * setup.initial_directions * self.tokens + self.draws
         kinds = 2 if setup.thermal else 1  # normals of gradients, and of white noise
         # Quasi-random normals overlap less than by chance, and the many directions of cells have
@@ -92,7 +93,7 @@ class HostDraws:
         # In the limit the fields of signals, of the start and normal draws are uncorrelated; the
         # paths are transformed so that they are exactly so. Discrete draws are functions of the
         # last vectors, which stay unchanged.
-        is_normal = self.setup.structure.sample.all_normal
+        is_normal = all_normal(self.setup.structure.sample)
         count = normals.shape[1] - (0 if is_normal else self.draws)
         if PATHS_PER_VECTOR * count <= self.paths:
             normals[:, :count] = _decorrelate(normals[:, :count])

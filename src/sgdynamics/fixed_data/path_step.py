@@ -22,7 +22,7 @@ from sgdynamics.algorithms.one_pass import Stride
 from sgdynamics.base.arrays import IntScalar, Numeric, Scalar
 from sgdynamics.fixed_data.path_state import Paths, Slots, Sums
 from sgdynamics.fixed_data.setup import LARGEST, Setup, StepParameters
-from sgdynamics.samples.input_covariance import spread as input_scale
+from sgdynamics.samples.input_covariance import scale as input_scale
 
 # The basis P has at most the number of paths over this: beyond, its span is not small within R^n,
 # and the paths no longer represent the limit.

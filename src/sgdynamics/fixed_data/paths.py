@@ -47,7 +47,7 @@ from sgdynamics.fixed_data.path_state import (
 from sgdynamics.fixed_data.path_step import StepMatrices, step_matrices, unless_sums_missing
 from sgdynamics.fixed_data.sample_space import SampleData, sample_space_gradients
 from sgdynamics.fixed_data.setup import Setup, StepParameters
-from sgdynamics.samples.input_covariance import spread as input_scale
+from sgdynamics.samples.input_covariance import scale as input_scale
 
 QUASI_DIRECTIONS = 30  # number of first directions whose normals are quasi-random
 CHUNK = 1 << 14  # paths of a chunk on a CPU: matrix products divide them further by themselves
@@ -74,7 +74,7 @@ def largest_chunk(setup: Setup) -> int:
 
 def chunk_count(setup: Setup, inputs: int, largest: int) -> int:
     """Number of chunks for the inputs of a set of paths; `largest`: paths of a chunk on a CPU."""
-    tokens = setup.structure.sample.inputs_a_sample
+    tokens = setup.structure.sample.tokens.inputs_per_sample
     n = inputs // tokens
     limit = largest if jax.default_backend() == "cpu" else WIDE_CHUNK
     size = min(n, max(2, limit // tokens))
@@ -118,7 +118,7 @@ def _draw_normals(
     setup: Setup, paths: Paths, first: IntScalar, number: IntScalar
 ) -> Float[Numeric, "chunks normals blocks inputs"]:
     """Normals of the next directions: quasi-random for the first ones, then by counter."""
-    blocks, tokens = setup.structure.blocks, setup.structure.sample.inputs_a_sample
+    blocks, tokens = setup.structure.blocks, setup.structure.sample.tokens.inputs_per_sample
     chunks, inputs = paths.g.shape[::2]
     quasi_count = paths.quasi_normals.shape[1] // (2 if setup.thermal else 1)
     n = inputs // tokens
@@ -191,7 +191,9 @@ def _process_chunk(
 
     def data_along(vectors: Float[Numeric, "m blocks inputs"]) -> Float[Numeric, "rows inputs"]:
         """Data X e from uncorrelated vectors: correlated among tokens, scaled per block."""
-        mixed = sample.mixed_inputs(parameters, vectors.reshape(-1, inputs)).reshape(vectors.shape)
+        mixed = sample.tokens.correlate_inputs(parameters, vectors.reshape(-1, inputs)).reshape(
+            vectors.shape
+        )
         return as_stored(input_scale(parameters)[:, None] * mixed).reshape(-1, inputs)
 
     # P_new = T (g - a P), and A_new = f P_new + orthogonal part of Z
@@ -199,7 +201,7 @@ def _process_chunk(
     corrected = as_stored(combined[:s])
     P_last = jax.lax.dynamic_slice(P, (slots.last_sample, 0), (s, inputs)).astype(wide)
     shift = corrected - P_last
-    uncorrelated_g = sample.mixed_inputs(parameters, chunk.g)
+    uncorrelated_g = sample.tokens.correlate_inputs(parameters, chunk.g)
     P_new = as_stored(_small_product(matrices.T, uncorrelated_g - combined[s : 2 * s]))
     noise = chunk.Z.astype(wide) - combined[2 * s :].reshape(z, blocks, inputs)
     noise = noise - jnp.einsum("zsb,sn->zbn", matrices.on_new, P_new)
@@ -231,13 +233,13 @@ def _process_chunk(
     g, head = sample_space_gradients(setup, step, data, fields, matrices.head)
     right = jnp.concatenate(
         [
-            sample.mixed_inputs(parameters, g),
+            sample.tokens.correlate_inputs(parameters, g),
             P_new,
             chunk.Z_next.astype(wide).reshape(z * blocks, inputs),
         ]
     )
     # Rows that this pass computes are not in the memory that it reads: their products are separate.
-    left = jnp.concatenate([right, g]) if sample.correlated else right
+    left = jnp.concatenate([right, g]) if sample.tokens.correlated else right
     all_rows = jnp.concatenate([right, *rows])
     gram = multiply_rows(left, all_rows.T) if few_rows else left @ all_rows.T
     g_once = _computed_once(g, slots) if few_rows else g
@@ -294,7 +296,7 @@ def _insert_new_rows(setup: Setup, slots: Slots, sums: _ChunkSums) -> Sums:
     columns = 2 * s + z * blocks
     gram = sums.gram
     # With correlated inputs the products with A are those of g, not of C^1/2 g.
-    gram_of_g = gram[columns:] if setup.structure.sample.correlated else gram[:s]
+    gram_of_g = gram[columns:] if setup.structure.sample.tokens.correlated else gram[:s]
     sizes = np.cumsum([columns, s, s, s * blocks, s * blocks])
     among, on_corrected, on_P_new, _, _, _ = jnp.split(gram[:columns], sizes, axis=1)
     on_A_rows = jnp.split(gram_of_g, sizes, axis=1)[3:]
@@ -439,7 +441,7 @@ def _apply_step(
 ) -> Paths:
     """One set of paths after a step; `added`: directions that all sets have added together."""
     chunk_total, inputs = paths.g.shape[::2]
-    n = inputs // setup.structure.sample.inputs_a_sample
+    n = inputs // setup.structure.sample.tokens.inputs_per_sample
     next_number = number + slots.has_sums
     next_step = step.at_step(next_number)
     directions = paths.gradient_directions + matrices.count

@@ -168,7 +168,7 @@ def initial_set(
     selected = jnp.ones(n, bool)
     if setup.selects:
         selected = first_selection(step.hyperparameters, draws.uniform)
-    sample_draws = as_dtype(sample.given(sample.drawn(parameters, draws.noise)), np.float64)
+    sample_draws = as_dtype(sample.loss_argument(sample.draw(parameters, draws.noise)), np.float64)
     return ResponsePaths(
         z=jnp.zeros((1, capacity, n), storage).at[0, :k].set(normals[:k].astype(storage)),
         g=jnp.zeros((1, capacity, n), storage),

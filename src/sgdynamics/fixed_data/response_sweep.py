@@ -53,7 +53,12 @@ def response_form_obstacle(problem: Problem, algorithm: FixedData) -> str:
             "each step must add noise of its own. Use sgd.MultiPassSGD with batch_fraction at most "
             f"{MAX_FRACTION}, or sgd.EpochSGD with order 'reshuffle' or 'replacement'"
         )
-    if sample.tokens is not None or not sample.centred or sample.noisy_inputs or sample.contexts:
+    if (
+        sample.tokens.count is not None
+        or not sample.centred
+        or sample.noisy_inputs
+        or sample.contexts
+    ):
         return (
             "this form supports samples of one centred input, without input noise. "
             "Use such a problem"

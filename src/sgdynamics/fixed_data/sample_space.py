@@ -62,7 +62,7 @@ def sample_space_gradients(
     h, head_h = summed_gradients(fields[:, :p])
     divisor = (step.hyperparameters["divisor"] * data.samples).astype(fields.dtype)
     weight = (data.used > 0).astype(fields.dtype) / divisor
-    g = h.T * sample.each_input(weight)
+    g = h.T * sample.tokens.repeat(weight)
     if setup.perturbed:
         # A perturbation delta W moves by its own gradient, X^T (d^2 loss/dlambda^2) delta lambda:
         # one more vector g per unit. The head does not respond to first order, by the symmetry of
@@ -70,7 +70,7 @@ def sample_space_gradients(
         _, tangent = jax.jvp(
             lambda fields: summed_gradients(fields)[0], (fields[:, :p],), (fields[:, p:],)
         )
-        g = jnp.concatenate([g, tangent.T * sample.each_input(weight)])
+        g = jnp.concatenate([g, tangent.T * sample.tokens.repeat(weight)])
     return g, jnp.sum(head_h * weight[:, None], axis=0)
 
 
@@ -95,12 +95,14 @@ def add_repeated_visits(
     def visit(carry: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
         count, h, head_h = carry
         # The inputs of a sample are correlated by C: the product C h is C^1/2 applied twice.
-        own = sample.mixed_inputs(step.parameters, sample.mixed_inputs(step.parameters, h.T)).T
+        own = sample.tokens.correlate_inputs(
+            step.parameters, sample.tokens.correlate_inputs(step.parameters, h.T)
+        ).T
         new_h, new_head_h = (leaf.astype(fields.dtype) for leaf in gradients(fields - shift * own))
         continues = (visits > count).astype(fields.dtype)
         return (
             count + 1,
-            h + sample.each_input(continues)[:, None] * new_h,
+            h + sample.tokens.repeat(continues)[:, None] * new_h,
             head_h + continues[:, None] * new_head_h,
         )
 
@@ -120,7 +122,7 @@ def observe_fields(
 ) -> dict[str, Any]:
     """M and Q per covariance block, a, and the mean loss, from rows and fields."""
     structure = setup.structure
-    fields, signals = (structure.sample.by_sample(leaf) for leaf in (fields, signals))
+    fields, signals = (structure.sample.tokens.by_sample(leaf) for leaf in (fields, signals))
     losses = jax.vmap(structure.loss, in_axes=(0, 0, None, 0, None))(
         fields, signals, head, draws, parameters
     )

@@ -14,7 +14,7 @@ from sgdynamics.problems.losses import squared
 from sgdynamics.problems.overlap_starts import Start
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.teacher_student import TeacherStudent
-from sgdynamics.samples.input_covariance import trace, variance
+from sgdynamics.samples.input_covariance import field_covariance, trace
 
 MANY_UNSTABLE = 0.5  # samples beyond the stability limit, expected in all the data sets of a call, from which on it warns
 
@@ -71,7 +71,7 @@ def unstable_share(problem: Problem, algorithm: FixedData, begin: Start) -> np.n
     ):
         return None
     q, m, q0 = (
-        variance(problem.parameters, part)[..., 0, 0]
+        field_covariance(problem.parameters, part)[..., 0, 0]
         for part in (begin.Q_blocks, begin.M_blocks, problem.gram)
     )
     return np.array(

@@ -24,7 +24,7 @@ from sgdynamics.fixed_data.host_draws import HostDraws
 from sgdynamics.fixed_data.path_groups import PathGroup
 from sgdynamics.fixed_data.path_state import Paths, Slots, paths_from_state, rechunk
 from sgdynamics.fixed_data.setup import Setup
-from sgdynamics.samples.input_covariance import spread as input_scale
+from sgdynamics.samples.input_covariance import scale as input_scale
 
 if TYPE_CHECKING:
     from sgdynamics.fixed_data.dmft import Sweep
@@ -124,7 +124,7 @@ def _perturb_paths(
         vectors = orthogonal_part(whole.P[0].astype(normals.dtype), vectors, 2)
         norms = jnp.sqrt(n / jnp.sum(vectors**2, axis=-1, keepdims=True))
         vectors = (vectors * norms).reshape(p, blocks, n)
-        data = scale[:, None] * sample.mixed_inputs(parameters, vectors)
+        data = scale[:, None] * sample.tokens.correlate_inputs(parameters, vectors)
         A = jnp.pad(whole.A[0], ((0, 0), (0, added), (0, 0)))
         A = jax.lax.dynamic_update_slice(
             A, jnp.swapaxes(data, 0, 1).astype(A.dtype), (0, slots.weight, 0)

@@ -59,7 +59,7 @@ from sgdynamics.results.datasets import record as recorded
 from sgdynamics.results.observables import checked_evaluate, checked_record, labelled, of_states
 from sgdynamics.results.variables import VARIABLES
 from sgdynamics.samples.input_covariance import eigenvalues
-from sgdynamics.samples.spectra import MOST_DIMENSION
+from sgdynamics.samples.spectra import MAX_DIMENSION
 
 __all__ = ["solve_mean_field"]
 
@@ -324,7 +324,7 @@ def solve_mean_field(
     perpendicular = (
         None
         if dimension is None
-        else checks.integer("dimension", dimension, problem.signals + 1, MOST_DIMENSION)
+        else checks.integer("dimension", dimension, problem.signals + 1, MAX_DIMENSION)
         - problem.signals
     )
     when = _clock(problem, algorithm, times, alpha, steps, dimension)

@@ -72,7 +72,7 @@ def drift(
     dM = -pull[..., p:] - decay * M
     dQ = -inward - 2 * decay * Q
     if not flow:
-        growth = input_covariance.growth(
+        growth = input_covariance.block_traces(
             parameters, None if finite is None else finite["sizes"] * finite["inverse_dimension"]
         )
         dQ = dQ + (lr / batch) * growth[:, None, None] * found.noise
@@ -216,7 +216,7 @@ def _sphere_points(
     lower = columns * (columns - 1) // 2
     counts = [
         grouping.inputs * blocks * grouping.inside,
-        batch * sample.draw_normals,
+        batch * sample.normals_per_sample,
         blocks * lower,
         blocks * columns,
     ]
@@ -231,8 +231,8 @@ def _sphere_points(
     with jax.ensure_compile_time_eval(), jax.enable_x64(True):
         outside = np.asarray(bartlett_factor(below.reshape(n, blocks, lower), chi, free, columns))
     found = {
-        "inside": inside.reshape(n, 1, batch, *sample.token_shape, blocks, grouping.inside),
-        "noise": noise.reshape(n, 1, batch, sample.draw_normals),
+        "inside": inside.reshape(n, 1, batch, *sample.tokens.shape, blocks, grouping.inside),
+        "noise": noise.reshape(n, 1, batch, sample.normals_per_sample),
         "outside": outside,
     }
     return {

@@ -53,7 +53,7 @@ class Frame:
         structure, law = self.structure, self.law
         # of the chain; the columns that rows of fast sets have there stay empty
         spare = (
-            max(0, self.p - self.batch * structure.sample.inputs_a_sample)
+            max(0, self.p - self.batch * structure.sample.tokens.inputs_per_sample)
             if law.coordinatewise
             else 0
         )

@@ -13,6 +13,7 @@ from sgdynamics.base.arrays import Numeric, Parameters, Scalar
 from sgdynamics.expectations.nodes import gauss_legendre, sobol_normals
 from sgdynamics.problems.problem import Structure
 from sgdynamics.samples import laws
+from sgdynamics.samples.sample import all_normal
 
 CHUNK = 4096  # points that go together
 MOST_LATTICE = 4  # dimensions in which a lattice is better than Sobol points
@@ -36,9 +37,11 @@ def field_points(
     whose second replicate is shifted by half a step, more have Sobol points; `fine` > 1 makes both finer.
     """
     sample = structure.sample
-    of_fields = batch * sample.inputs_a_sample * (structure.signals + reads * structure.width)
-    of_draws = 0 if quiet else batch * sample.draw_normals
-    if of_fields + of_draws <= MOST_LATTICE and not structure.kinks and sample.all_normal:
+    of_fields = (
+        batch * sample.tokens.inputs_per_sample * (structure.signals + reads * structure.width)
+    )
+    of_draws = 0 if quiet else batch * sample.normals_per_sample
+    if of_fields + of_draws <= MOST_LATTICE and not structure.kinks and all_normal(sample):
         points, weights = _lattice(of_fields + of_draws, fine)
     else:
         log2 = LOG2_POINTS + round(np.log2(fine))
@@ -46,7 +49,7 @@ def field_points(
         weights = np.full(points.shape[:2], 1 / points.shape[1])
     fields, noise = points[..., :of_fields], points[..., of_fields:]
     if quiet:
-        noise = np.zeros((*fields.shape[:2], batch * sample.draw_normals))
+        noise = np.zeros((*fields.shape[:2], batch * sample.normals_per_sample))
     size = min(CHUNK, fields.shape[1])
     fill = -fields.shape[1] % size
     padded = [

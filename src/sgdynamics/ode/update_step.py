@@ -302,13 +302,13 @@ def _averaged_rates(
     grouping, sample = view.grouping, field.structure.sample
     # inputs by the fields they have: z_b = sqrt(l_b) X_b^T C^-T zeta on the rows X = (signals, rows read), C C^T their fields' covariance
     X = jnp.concatenate([frame.S, *(R for R, _ in reads)], axis=1)[..., : frame.inside]
-    C = lower_root(input_covariance.variance(parameters, X @ jnp.swapaxes(X, -1, -2)))
+    C = lower_root(input_covariance.field_covariance(parameters, X @ jnp.swapaxes(X, -1, -2)))
     onto = view.input_map(jax.vmap(partial(solve_forward, C))(X))
     outside, state = view.outside, view.begin()
 
     def step(zeta: Numeric, noise: Numeric) -> Any:
         inside = jnp.einsum(
-            "...n,bnc->...bc", zeta.reshape(1, field.batch, *sample.token_shape, -1), onto
+            "...n,bnc->...bc", zeta.reshape(1, field.batch, *sample.tokens.shape, -1), onto
         )
         part = compressed.SpanDraws(inside, noise.reshape(1, field.batch, -1), outside)
         if grouping.kicks:

@@ -17,7 +17,7 @@ from numpy.polynomial import hermite_e
 from sgdynamics.base import checks
 from sgdynamics.base.arrays import Function, Numeric, RealArray
 from sgdynamics.base.progress import warn
-from sgdynamics.base.user_functions import checked_function, function_identity, looked_into
+from sgdynamics.base.user_functions import analyse_function, function_identity, validate_function
 
 MOST_COEFFICIENTS = 100  # of a polynomial: expectations of higher powers are beyond float64
 
@@ -84,7 +84,7 @@ class Activation:
                 self.f,
                 f"give a JAX function of one number: jnp.{self.f.__name__}, not np.{self.f.__name__}",
             )
-        checked_function("activation", self.f, (np.zeros(()),), takes="x", call="one number")
+        validate_function("activation", self.f, (np.zeros(()),), takes="x", call="one number")
         if self.name is not None and not isinstance(self.name, str):
             raise checks.reject("name", self.name, "give a text, or None")
         if self.coefficients is not None:
@@ -205,7 +205,7 @@ def undeclared_kinks(activation: Activation) -> tuple[float, ...]:
     if activation.coefficients is not None or activation.is_named:
         return ()
     with jax.enable_x64(True), jax.ensure_compile_time_eval():
-        if looked_into(activation.f, np.zeros(()), random=(True,))[0]:
+        if analyse_function(activation.f, np.zeros(()), random=(True,))[0]:
             return ()
         jumps: list[float] = []
         for order in (0, 1):

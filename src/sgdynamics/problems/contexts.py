@@ -12,9 +12,9 @@ from sgdynamics.base.arrays import ArrayArgument, Function
 from sgdynamics.base.controls import describe_schedule, is_scheduled, scalar_or_schedule, values_at
 from sgdynamics.problems.losses import ContextLoss, label_noise
 from sgdynamics.problems.problem import Problem, Structure
-from sgdynamics.samples.draws import probabilities_of
+from sgdynamics.samples.draws import validate_probabilities
 from sgdynamics.samples.input_covariance import eigenvalues
-from sgdynamics.samples.sample import Sample
+from sgdynamics.samples.sample import GaussianSample
 
 HEADS = ("shared", "own")
 SHARED = (
@@ -88,7 +88,7 @@ class Contexts(Problem):
         )
         shape = first.structure
         loss = ContextLoss(tuple(one.structure for one in every), self.heads == "own")
-        sample = Sample(self.signals, contexts=len(every), own_spectra=own)
+        sample = GaussianSample(self.signals, contexts=len(every), context_spectra=own)
         count = len(every) if self.heads == "own" else 1
         self.structure = Structure(
             self.width,
@@ -150,7 +150,7 @@ class Contexts(Problem):
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        return ("fields", "contexts", *["other inputs"] * self.structure.sample.own_spectra)
+        return ("fields", "contexts", *["other inputs"] * self.structure.sample.context_spectra)
 
     @property
     def noise_floor(self) -> float:
@@ -220,7 +220,7 @@ def contexts(
 def _chances(value: Any, names: tuple[str, ...]) -> Any:
     """Probabilities as an argument: of all contexts, a function that gives them, or the shares of some by name."""
     if not isinstance(value, Mapping):
-        chances, count = probabilities_of("probabilities", value)
+        chances, count = validate_probabilities("probabilities", value)
         if count != len(names):
             raise checks.reject(
                 "probabilities",
@@ -267,7 +267,7 @@ def _accept(name: object, one: Any, fix: str) -> None:
     ):
         raise checks.reject("problems", {name: one}, fix)
     if (
-        one.structure.sample != Sample(one.signals)
+        one.structure.sample != GaussianSample(one.signals)
         or one.structure.loss.reads_overlaps
         or one.structure.expectation is not None
     ):

@@ -17,7 +17,13 @@ import numpy as np
 
 from sgdynamics.base.arrays import Numeric
 from sgdynamics.base.precision import float64
-from sgdynamics.base.user_functions import CALLS, ClosedJaxpr, Equation, Jaxpr, inner_jaxprs
+from sgdynamics.base.user_functions import (
+    CALL_PRIMITIVES,
+    ClosedJaxpr,
+    Equation,
+    Jaxpr,
+    inner_jaxprs,
+)
 
 ZERO, UNBOUNDED = -np.inf, np.inf
 Value = Callable[[], np.ndarray]
@@ -78,7 +84,7 @@ def _apply(equation: Equation, operands: list[Bound]) -> list[Bound]:
     """Bounds of the outputs of one equation."""
     name, shapes = equation.primitive.name, [variable.aval.shape for variable in equation.outvars]
     bodies = inner_jaxprs(equation)
-    if name in CALLS and len(bodies) == 1:
+    if name in CALL_PRIMITIVES and len(bodies) == 1:
         body, constants = bodies[0]
         if len(body.invars) == len(operands):
             return _propagate(body, [_known(value) for value in constants], operands)

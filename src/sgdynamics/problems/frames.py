@@ -18,9 +18,9 @@ from sgdynamics.base import checks
 from sgdynamics.base.support import require
 from sgdynamics.problems.overlap_starts import RESULT_TOLERANCE, TOLERANCE, Start
 from sgdynamics.problems.problem import Problem
-from sgdynamics.samples.input_covariance import coordinate_spreads
-from sgdynamics.samples.sample import Place
-from sgdynamics.samples.spectra import MOST_DIMENSION
+from sgdynamics.samples.input_covariance import coordinate_scales
+from sgdynamics.samples.inputs import Embedding
+from sgdynamics.samples.spectra import MAX_DIMENSION
 
 
 def check_dimension(
@@ -47,7 +47,7 @@ def check_dimension(
             "dimension", dimension, "give the dimension d of the inputs, an integer"
         )
     else:
-        d = checks.integer("dimension", dimension, 1, MOST_DIMENSION)
+        d = checks.integer("dimension", dimension, 1, MAX_DIMENSION)
     sizes = problem.block_dimensions(d)
     needed = problem.signals + problem.width
     least = 1 if small and len(sizes) > 1 else needed
@@ -145,7 +145,7 @@ def compressed_rows(
     return T, L
 
 
-def place_signals(problem: Problem, sizes: np.ndarray) -> Place:
+def place_signals(problem: Problem, sizes: np.ndarray) -> Embedding:
     """Put the signals along the first axes of each covariance block of d coordinates.
 
     Any other position differs by a rotation within the blocks, which leaves the law of the inputs
@@ -155,4 +155,4 @@ def place_signals(problem: Problem, sizes: np.ndarray) -> Place:
     used = np.arange(problem.signals) < sizes[:, None]  # a small block has fewer axes than signals
     axes = (first[:, None] + np.arange(problem.signals))[used]
     signals = np.moveaxis(signal_frames(problem, sizes), 0, 1)[:, used]
-    return Place(coordinate_spreads(problem.parameters, sizes), axes, signals)
+    return Embedding(coordinate_scales(problem.parameters, sizes), axes, signals)

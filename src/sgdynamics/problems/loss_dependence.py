@@ -67,14 +67,17 @@ def find_dependence(
     """
     structure = problem.structure
     sample = structure.sample
-    if not structure.loss.smooth or any(draw.outcomes for draw in sample.free_draws):
+    if not structure.loss.smooth or any(draw.outcomes for draw in sample.sampled_draws):
         return None
     known = getattr(
         structure.loss.user_functions().get("loss", (None,))[0], "loss_dependence", None
     )
     if known is not None and (told := known(structure)) is not None:
         return told
-    if structure.fields * sample.inputs_a_sample + sample.free > MOST_COORDINATES:
+    if (
+        structure.fields * sample.tokens.inputs_per_sample + sample.sampled_normals
+        > MOST_COORDINATES
+    ):
         return None
     own = problem.at(0.0).parameters.get("user", {})
     key = structure, b"".join(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(own))
@@ -97,8 +100,8 @@ class _Lines:
         overlaps: Any,
     ) -> None:
         sample = problem.structure.sample
-        self.shape = sample.inputs_a_sample, problem.structure.fields
-        size = self.shape[0] * self.shape[1] + sample.free
+        self.shape = sample.tokens.inputs_per_sample, problem.structure.fields
+        size = self.shape[0] * self.shape[1] + sample.sampled_normals
         draw = np.random.default_rng(7)
         self.base = draw.standard_normal(size)
         self.along = draw.uniform(0.5, 1.5, size) * draw.choice([-1.0, 1.0], size)
@@ -151,7 +154,7 @@ def _found(
     problem: Problem, overlaps: tuple[np.ndarray, np.ndarray] | None
 ) -> LossDependence | None:
     structure, sample = problem.structure, problem.structure.sample
-    fields, tokens, free = structure.fields, sample.inputs_a_sample, sample.free
+    fields, tokens, free = structure.fields, sample.tokens.inputs_per_sample, sample.sampled_normals
     settings, cases = _settings(problem)
     affine = _affine_means(problem, settings, cases)
     lines = _Lines(problem, settings, cases, affine, overlaps)
@@ -180,7 +183,7 @@ def _found(
     if not rows and not draws:
         return None
     # coordinates of independent tokens and draws are independent: each has only the degree in its own
-    mixed = sample.correlated or (affine and not sample.centred and free > 0)
+    mixed = sample.tokens.correlated or (affine and not sample.centred and free > 0)
     degree = [most[-1] if mixed else max(most[:tokens])] * (tokens * len(plain)) + [
         most[-1] if mixed else most[-2]
     ] * len(plain_draws)
@@ -243,7 +246,7 @@ def _settings(problem: Problem) -> tuple[list[dict[str, Any]], dict[str, np.ndar
         every.append(
             {**numbers, "user": jax.tree.map(lambda one: _moved(one, draw), numbers["user"])}
         )
-    if sample.free == sample.draw_normals:
+    if sample.sampled_normals == sample.normals_per_sample:
         return every, {}
     with (
         jax.ensure_compile_time_eval()
@@ -281,11 +284,11 @@ def _affine_means(
     if sample.centred:
         return True
     with jax.ensure_compile_time_eval():
-        case, (xi,) = _in_every_case(cases, np.zeros((1, sample.free)))
+        case, (xi,) = _in_every_case(cases, np.zeros((1, sample.sampled_normals)))
     for numbers in settings:
 
         def means(xi: Any, numbers: dict[str, Any] = numbers) -> Any:
-            return sample.mean_coefficients(numbers, sample.drawn(numbers, xi, case))
+            return sample.mean_coefficients(numbers, sample.draw(numbers, xi, case))
 
         traced: Any = jax.make_jaxpr(means)(xi)
         bounds = degree_bounds(traced, [np.ones(xi.shape)])
@@ -334,8 +337,11 @@ class _Samples:
 
     def degree_bound(self, mask: np.ndarray) -> float:
         """A bound on the degree of loss and moves in the chosen coordinates, in every case and setting; infinity where there is none."""
-        size = len(mask) - self.structure.sample.free
-        chosen = mask[:size].reshape(self.structure.sample.inputs_a_sample, -1), mask[size:]
+        size = len(mask) - self.structure.sample.sampled_normals
+        chosen = (
+            mask[:size].reshape(self.structure.sample.tokens.inputs_per_sample, -1),
+            mask[size:],
+        )
         bounds = []
         for count, traced in self._traced:
             degrees = [np.broadcast_to(part, (count, *part.shape)) for part in chosen]
@@ -348,8 +354,8 @@ class _Samples:
         """The jaxpr in each setting, of one sample in every case, and how many cases there are."""
         sample, structure = self.structure.sample, replace(self.structure, dependence=None)
         with jax.ensure_compile_time_eval():
-            place = np.zeros((1, sample.inputs_a_sample, structure.fields))
-            case, many = _in_every_case(self.cases, place, np.zeros((1, sample.free)))
+            place = np.zeros((1, sample.tokens.inputs_per_sample, structure.fields))
+            case, many = _in_every_case(self.cases, place, np.zeros((1, sample.sampled_normals)))
             all_numbers = [
                 (numbers, with_overlaps(structure, numbers, self.overlaps))
                 for numbers in self.settings
@@ -373,7 +379,7 @@ class _Samples:
         """Fields, signals, the fourth argument of the loss, and the coefficients of the means that are not part of the fields."""
         sample, p, k = self.structure.sample, self.structure.width, self.structure.signals
         count, tokens = y.shape[:2]
-        draws = sample.drawn(numbers, jnp.asarray(xi), case)
+        draws = sample.draw(numbers, jnp.asarray(xi), case)
         means, c = (
             (None if self.affine else sample.mean_coefficients(numbers, draws)),
             jnp.zeros((count, 0)),
@@ -382,7 +388,12 @@ class _Samples:
             c = jnp.broadcast_to(means.reshape(-1, tokens, k), (count, tokens, k))
             y = y + jnp.concatenate([c @ self.M.T, c @ self.P], axis=-1)
         rows = jnp.reshape(y, (-1, y.shape[-1]))
-        return sample.by_sample(rows[:, :p]), sample.by_sample(rows[:, p:]), sample.given(draws), c
+        return (
+            sample.tokens.by_sample(rows[:, :p]),
+            sample.tokens.by_sample(rows[:, p:]),
+            sample.loss_argument(draws),
+            c,
+        )
 
     @float64
     def _evaluate(

@@ -17,10 +17,10 @@ from jaxtyping import Float
 
 from sgdynamics.base import checks
 from sgdynamics.base.arrays import Function, Numeric, Parameters, PyTree, Scalar
-from sgdynamics.base.user_functions import checked_function
+from sgdynamics.base.user_functions import validate_function
 from sgdynamics.problems.activations import NAMED, Activation
 from sgdynamics.samples import input_covariance
-from sgdynamics.samples.draws import weights_of
+from sgdynamics.samples.draws import complete_probabilities
 
 
 def squared(output: Scalar, label: Scalar) -> Scalar:
@@ -50,7 +50,7 @@ def outer_loss(value: str | Function) -> Callable[[Any, Any], Any]:
     if isinstance(value, str):
         return LOSSES[checks.choice("loss", value, LOSSES)]
     if callable(value):
-        checked_function(
+        validate_function(
             "loss",
             value,
             (np.zeros(()), np.zeros(())),
@@ -66,7 +66,7 @@ def outer_loss(value: str | Function) -> Callable[[Any, Any], Any]:
 def label_noise(numbers: Parameters) -> Any:
     """The variance of the label noise: a number of the problem, or one of its own loss; with contexts its mean."""
     if "contexts" in numbers:
-        weights = weights_of(numbers["probabilities"])
+        weights = complete_probabilities(numbers["probabilities"])
         return sum(
             weights[context] * label_noise(one) for context, one in enumerate(numbers["contexts"])
         )

@@ -32,7 +32,7 @@ from sgdynamics.base.controls import (
 )
 from sgdynamics.base.precision import float64
 from sgdynamics.base.resources import check_memory
-from sgdynamics.base.user_functions import checked_function, function_identity, looked_into
+from sgdynamics.base.user_functions import analyse_function, function_identity, validate_function
 from sgdynamics.problems.activations import validate_kinks
 from sgdynamics.problems.constraints import CONSTRAINTS, Constraint
 from sgdynamics.problems.gram import gram_root, spread_gram
@@ -49,13 +49,19 @@ from sgdynamics.problems.losses import (
 from sgdynamics.problems.trial import try_problem
 from sgdynamics.samples.arguments import (
     Covariance,
-    checked_clusters,
-    checked_covariance,
-    following,
-    stated_sample,
+    build_sample,
+    derived_parameters,
+    validate_clusters,
+    validate_covariance,
 )
-from sgdynamics.samples.draws import described_draws
-from sgdynamics.samples.sample import Sample
+from sgdynamics.samples.draws import describe_draws
+from sgdynamics.samples.sample import (
+    Sample,
+    apply_means,
+    example_argument,
+    example_draws,
+    sampled_arguments,
+)
 from sgdynamics.samples.spectra import Spectrum
 
 DATA = (
@@ -259,7 +265,7 @@ class Problem:
             raise checks.reject(
                 "expectation", expectation, "give a hashable sgd.Expectation, with moments and risk"
             )
-        pairs = checked_covariance(covariance)
+        pairs = validate_covariance(covariance)
         self._set(
             wrapped,
             width,
@@ -274,7 +280,7 @@ class Problem:
             expectation,
             **data,
         )
-        checked_function(
+        validate_function(
             "loss",
             loss,
             self.example_arguments(wrapped.more),
@@ -370,8 +376,8 @@ class Problem:
         self.head = checks.choice("head", head, ("fixed", "trained"))
         self.constraint = checks.choice("constraint", constraint, tuple(CONSTRAINTS))
         weight_decay = scalar_or_schedule("weight_decay", weight_decay)
-        sample, numbers = stated_sample(
-            self.signals, covariance, checked_clusters(clusters, self.signals), **data
+        sample, numbers = build_sample(
+            self.signals, covariance, validate_clusters(clusters, self.signals), **data
         )
         trained = self.head == "trained"
         self.structure = Structure(
@@ -396,14 +402,16 @@ class Problem:
     def _derived(self) -> dict[str, Any]:
         """The numbers that follow from the others: no leaves, so that they always agree with them."""
         numbers = {**self._constants, **self._parameters}
-        return {"frame": gram_root(numbers["gram"]), **following(numbers)}
+        return {"frame": gram_root(numbers["gram"]), **derived_parameters(numbers)}
 
     def _look_into(self, *functions: tuple[Callable[..., Any], tuple[str, ...]]) -> None:
         """Note whether a user's functions (with what they take after the draws) are smooth, and whether they read the draws."""
         sample = self.structure.sample
-        drawn = sample.random_draws
+        drawn = sampled_arguments(sample)
         found = [
-            looked_into(function, *self.example_arguments(more), random=(True, True, False, drawn))
+            analyse_function(
+                function, *self.example_arguments(more), random=(True, True, False, drawn)
+            )
             for function, more in functions
         ]
         if callable(sample.means):  # of a normal draw that is read there
@@ -413,9 +421,9 @@ class Problem:
             )
             found.append(
                 (
-                    looked_into(
-                        partial(sample.means_of, numbers),
-                        sample.example_draws(numbers),
+                    analyse_function(
+                        partial(apply_means, sample, numbers),
+                        example_draws(sample, numbers),
                         random=(names,),
                     )[0],
                     [False] * 4,
@@ -462,9 +470,11 @@ class Problem:
     def example_arguments(self, more: Sequence[str] = ()) -> tuple[Any, ...]:
         """Zeros of the shapes of such arguments."""
         p, k, sample = self.width, self.signals, self.structure.sample
-        tokens, numbers = sample.token_shape, self.at(0.0).parameters
+        tokens, numbers = sample.tokens.shape, self.at(0.0).parameters
         lengths = (
-            np.zeros((sample.inputs_a_sample,) * 2) if self.structure.loss.reads_lengths else None
+            np.zeros((sample.tokens.inputs_per_sample,) * 2)
+            if self.structure.loss.reads_lengths
+            else None
         )
         b = self.structure.blocks
         blocks = BlockOverlaps(
@@ -473,7 +483,7 @@ class Problem:
         numbers["overlaps"] = LossOverlaps(
             np.zeros((p, p)), np.zeros((p, k)), np.zeros((k, k)), lengths, blocks
         )
-        given = sample.example(numbers)
+        given = example_argument(sample, numbers)
         return (
             np.zeros((p, *tokens)),
             np.zeros((k, *tokens)),
@@ -539,7 +549,7 @@ class Problem:
     def kinds(self) -> tuple[str, ...]:
         """What it is, in the table of what is supported."""
         sample = self.structure.sample
-        several = sample.tokens is not None or sample.draws is not None
+        several = sample.tokens.count is not None or sample.draws is not None
         return (
             "fields",
             *["mixture"] * bool(self.clusters or sample.means),
@@ -627,7 +637,7 @@ class Problem:
         """The arguments that say what a sample is, where they are given."""
         data = {
             **self._parameters,
-            "draws": described_draws(self._given["draws"] or {}, self._parameters.get("draws", {})),
+            "draws": describe_draws(self._given["draws"] or {}, self._parameters.get("draws", {})),
         }
         return {
             name: data.get(name, self._given[name])

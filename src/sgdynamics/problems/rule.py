@@ -12,11 +12,11 @@ import numpy as np
 
 from sgdynamics.base import checks
 from sgdynamics.base.arrays import ArrayArgument, Function
-from sgdynamics.base.user_functions import checked_function, function_identity, traced_output
+from sgdynamics.base.user_functions import function_identity, output_structure, validate_function
 from sgdynamics.problems.activations import validate_kinks
 from sgdynamics.problems.losses import Move, RuleLoss, extra_arguments
 from sgdynamics.problems.problem import DATA, Problem, plain_values, user_parameters
-from sgdynamics.samples.arguments import checked_covariance
+from sgdynamics.samples.arguments import validate_covariance
 from sgdynamics.samples.spectra import Spectrum
 
 
@@ -146,7 +146,7 @@ class Rule(Problem):
         loss = RuleLoss(update, more, risk, of_risk, self.kinks, self.reads_lengths)
         user = None if parameters is None else user_parameters(parameters)
         data = {**{name: self._given[name] for name in DATA}, "user": user}
-        pairs, width = checked_covariance(covariance), sum(self.groups.values())
+        pairs, width = validate_covariance(covariance), sum(self.groups.values())
         self._set(
             loss,
             width,
@@ -164,7 +164,7 @@ class Rule(Problem):
         self._parameters["rates"] = self._checked_rates(rates)
         by_block = self._check_update(more)
         if risk is not None:
-            checked_function(
+            validate_function(
                 "risk",
                 risk,
                 self.example_arguments(of_risk),
@@ -205,7 +205,7 @@ class Rule(Problem):
         except ValueError:
             pass
         try:
-            found = traced_output(lambda *given: self.update(*given), *example)
+            found = output_structure(lambda *given: self.update(*given), *example)
         except Exception as error:
             raise checks.reject(
                 "update",

@@ -19,7 +19,7 @@ from sgdynamics.base.controls import (
     scalar_or_schedule,
 )
 from sgdynamics.base.resources import check_memory
-from sgdynamics.base.user_functions import checked_function, function_identity
+from sgdynamics.base.user_functions import function_identity, validate_function
 from sgdynamics.problems.activations import ActivationLike, student_activation
 from sgdynamics.problems.activations import activation as find_activation
 from sgdynamics.problems.losses import (
@@ -34,11 +34,11 @@ from sgdynamics.problems.losses import (
 )
 from sgdynamics.problems.problem import ParameterAttribute, Problem
 from sgdynamics.problems.trial import try_problem
-from sgdynamics.samples.arguments import checked_covariance
-from sgdynamics.samples.draws import Draw, edges_of, of_two
+from sgdynamics.samples.arguments import validate_covariance
+from sgdynamics.samples.draws import Draw, binary_probabilities, quantile_edges
 from sgdynamics.samples.input_covariance import eigenvalues
 from sgdynamics.samples.laws import NoiseLaw, noise_law
-from sgdynamics.samples.sample import Sample
+from sgdynamics.samples.sample import GaussianSample
 from sgdynamics.samples.spectra import Spectrum
 
 
@@ -59,7 +59,7 @@ class _Network(Problem):
 
     def _set_noise_law(self, law: NoiseLaw) -> None:
         """Label noise that is not Gaussian: draws of variance 1 times sqrt(noise), or with infinite variance of scale 1."""
-        if self.structure.sample != Sample(self.signals):
+        if self.structure.sample != GaussianSample(self.signals):
             fix = "laws of label noise are for one input without dropout and without noise on inputs. Give its variance."
             raise checks.reject("noise", law, fix)
         self._parameters["noise"] = pytrees.to_float64(
@@ -179,7 +179,7 @@ class TeacherStudent(_Network):
         )
         self.teacher_width = checks.integer("teacher_width", teacher_width, 1)
         sample_loss = CommitteeLoss(self.activation, outer_loss(loss), self.teacher_activation)
-        pairs = checked_covariance(covariance)
+        pairs = validate_covariance(covariance)
         self._set(
             sample_loss,
             width,
@@ -241,11 +241,11 @@ class TeacherStudent(_Network):
         found = super()._derived
         if "keep" not in self._parameters:
             return found
-        chances = map_schedule(self._parameters["keep"], of_two)
+        chances = map_schedule(self._parameters["keep"], binary_probabilities)
         return {
             **found,
             "draws": {
-                "gates": {"probabilities": chances, "edges": map_schedule(chances, edges_of)}
+                "gates": {"probabilities": chances, "edges": map_schedule(chances, quantile_edges)}
             },
         }
 
@@ -358,7 +358,7 @@ class MultiIndex(_Network):
         )
         call = f"a vector of {self.directions} signals"
         # labels may be whole numbers, such as classes: nothing is differentiated through them
-        checked_function(
+        validate_function(
             "target",
             target,
             (np.zeros(self.directions),),
@@ -381,7 +381,7 @@ class MultiIndex(_Network):
             head,
             constraint,
             weight_decay,
-            checked_covariance(covariance),
+            validate_covariance(covariance),
         )
         self._set_network(sample_loss, noise)
 

@@ -39,8 +39,10 @@ def _normals(fields: int, inputs: int, draws: int) -> tuple[np.ndarray, np.ndarr
 def _drawn(problem: Problem) -> tuple[np.ndarray, np.ndarray]:
     """The normals of a problem's samples, those of the fields correlated over tokens and one input a row."""
     sample = problem.structure.sample
-    z, normals = _normals(problem.structure.fields, sample.inputs_a_sample, sample.draw_normals)
-    if sample.correlated:
+    z, normals = _normals(
+        problem.structure.fields, sample.tokens.inputs_per_sample, sample.normals_per_sample
+    )
+    if sample.tokens.correlated:
         z = np.einsum("lm,nmf->nlf", problem.parameters["token_root"], z)
     return z.reshape(-1, problem.structure.fields), normals
 
@@ -64,7 +66,8 @@ def try_problem(problem: Problem) -> tuple[np.ndarray, np.ndarray] | None:
         z, normals = _drawn(problem)
         fields = np.sqrt(input_covariance.trace(problem.parameters)) * z[:, :p]
         signals = (
-            z[:, p:] @ eigen_root(input_covariance.variance(problem.parameters, problem.gram)).T
+            z[:, p:]
+            @ eigen_root(input_covariance.field_covariance(problem.parameters, problem.gram)).T
         )
         _try(problem, fields, signals, np.ones(p), normals, None, (np.zeros(0), np.zeros(0)), False)
         return None
@@ -108,7 +111,7 @@ def try_start(problem: Problem, M: np.ndarray, Q: np.ndarray, a: np.ndarray) -> 
     """The same with the overlaps (block by block) and the head of the first run, and of that with the longest rows."""
     if not problem.structure.loss.user_functions():
         return
-    variances = np.einsum("rii->r", input_covariance.variance(problem.parameters, Q))
+    variances = np.einsum("rii->r", input_covariance.field_covariance(problem.parameters, Q))
     for run in {0, int(np.argmax(variances))}:
         _try_overlaps(problem, M[run], Q[run], a[run], at_start=True)
 
@@ -121,7 +124,9 @@ def _try_overlaps(
     z, normals = _drawn(problem)
     gram = problem.gram
     omega = np.concatenate([Q, M], axis=-1), np.concatenate([np.swapaxes(M, -1, -2), gram], axis=-1)
-    covariance = input_covariance.variance(problem.parameters, np.concatenate(omega, axis=-2))
+    covariance = input_covariance.field_covariance(
+        problem.parameters, np.concatenate(omega, axis=-2)
+    )
     both = z @ eigen_root(covariance).T
     _try(problem, both[:, :p], both[:, p:], head, normals, M.sum(axis=0), (Q, M), at_start)
 
@@ -141,11 +146,11 @@ def _try(
     if coefficients is not None:
         rows = np.broadcast_to(
             coefficients,
-            (len(normals), *coefficients.shape[-(1 if sample.tokens is None else 2) :]),
+            (len(normals), *coefficients.shape[-(1 if sample.tokens.count is None else 2) :]),
         ).reshape(len(fields), -1)
         signals = signals + rows @ problem.gram.sum(axis=0)
         fields = fields if M is None else fields + rows @ M.T
-    fields, signals = (np.asarray(sample.by_sample(part)) for part in (fields, signals))
+    fields, signals = (np.asarray(sample.tokens.by_sample(part)) for part in (fields, signals))
     try:
         found = _values(problem, fields, signals, head, given, overlaps)
     except Exception as error:
@@ -178,9 +183,10 @@ def _beside(problem: Problem, normals: np.ndarray) -> tuple[np.ndarray | None, A
     with (
         jax.ensure_compile_time_eval()
     ):  # a problem may be made while a function of the user's is traced
-        draws = sample.drawn(problem.parameters, jnp.asarray(normals))
+        draws = sample.draw(problem.parameters, jnp.asarray(normals))
         return jax.tree.map(
-            np.asarray, (sample.mean_coefficients(problem.parameters, draws), sample.given(draws))
+            np.asarray,
+            (sample.mean_coefficients(problem.parameters, draws), sample.loss_argument(draws)),
         )
 
 
@@ -231,7 +237,7 @@ def moves_of(
 def with_overlaps(structure: Structure, numbers: Parameters, overlaps: Any) -> Parameters:
     """The numbers with the overlaps Q and M (by blocks) and unit lengths among them, where the loss reads them."""
     loss = structure.loss
-    lengths = np.eye(structure.sample.inputs_a_sample) if loss.reads_lengths else None
+    lengths = np.eye(structure.sample.tokens.inputs_per_sample) if loss.reads_lengths else None
     return loss.parameters_with_overlaps(numbers, *map(jnp.asarray, overlaps), lengths)
 
 

@@ -20,7 +20,7 @@ from sgdynamics.problems.overlap_starts import (
 )
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.spiked_tensor import check_scale
-from sgdynamics.samples.spectra import MOST_DIMENSION
+from sgdynamics.samples.spectra import MAX_DIMENSION
 
 SAMPLINGS = ("independent", "sobol")
 
@@ -113,7 +113,7 @@ def draw_particles(
     On the sphere the rows are divided by their norm, which makes them uniform.
     """
     p, k = problem.width, problem.signals
-    d = checks.integer("dimension", dimension, k + 1, MOST_DIMENSION)
+    d = checks.integer("dimension", dimension, k + 1, MAX_DIMENSION)
     constraint = problem.structure.constraint
     what, count = ("runs", runs) if runs > 1 else ("width", p)
     check_memory(what, count, 64.0 * runs * p * (k + 2), "the particles", f"reduce {what}")

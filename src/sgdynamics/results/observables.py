@@ -13,7 +13,7 @@ import numpy as np
 
 from sgdynamics.base import checks
 from sgdynamics.base.precision import float64
-from sgdynamics.base.user_functions import checked_function
+from sgdynamics.base.user_functions import validate_function
 from sgdynamics.problems.losses import UserLoss
 from sgdynamics.results.variables import STANDARD_ERROR, TAKEN, VARIABLES
 
@@ -113,7 +113,7 @@ def checked_record(
             check_of_sample(argument, function.function, problem)
             continue
         call = "one state {" + ", ".join(f'"{part}"' for part in state) + "}"
-        checked_function(
+        validate_function(
             argument,
             function,
             (dict(state),),
@@ -129,7 +129,7 @@ def checked_record(
 def check_of_sample(argument: str, function: Any, problem: Any, more: tuple[str, ...] = ()) -> None:
     """Refuse what is no JAX function of one sample (`problems.losses.asked` says what it takes after the draws)."""
     takes = problem.argument_names(more).replace("noise_draw", "draws")
-    checked_function(
+    validate_function(
         argument,
         function,
         problem.example_arguments(more),

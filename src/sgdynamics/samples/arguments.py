@@ -6,7 +6,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -14,10 +13,11 @@ from sgdynamics.base import checks
 from sgdynamics.base.arrays import ArrayArgument, Function
 from sgdynamics.base.controls import map_schedule, values_at
 from sgdynamics.base.resources import check_memory
-from sgdynamics.base.user_functions import takes_two, traced_shape
-from sgdynamics.samples.draws import checked_draws, edges_of
-from sgdynamics.samples.sample import Sample
+from sgdynamics.base.user_functions import accepts_two_arguments, output_shape
+from sgdynamics.samples.draws import quantile_edges, validate_draws
+from sgdynamics.samples.sample import GaussianSample, Sample, apply_means, example_draws
 from sgdynamics.samples.spectra import Spectrum, spectrum_from
+from sgdynamics.samples.tokens import Tokens
 
 
 class Covariance(NamedTuple):
@@ -28,7 +28,7 @@ class Covariance(NamedTuple):
     spectrum: Spectrum | None = None
 
 
-def stated_sample(
+def build_sample(
     signals: int,
     covariance: Covariance,
     clusters: tuple[tuple[float, tuple[float, ...], float], ...] = (),
@@ -73,7 +73,7 @@ def stated_sample(
             token_correlation,
             "it is for samples of several inputs: give tokens= as well",
         )
-    kinds, chances = checked_draws(draws, bool(clusters))
+    kinds, chances = validate_draws(draws, bool(clusters))
     if chances:
         numbers["draws"] = chances
     shape, meaning = (
@@ -84,26 +84,35 @@ def stated_sample(
     if means is not None and not callable(means):
         numbers["means"] = checks.array("means", means, shape, meaning)
     stated: Callable[..., Any] | bool = means if callable(means) else means is not None
-    take_numbers = callable(means) and user is not None and takes_two(means)
-    sample = Sample(
-        signals, tokens, token_correlation is not None, kinds, len(clusters), stated, take_numbers
+    take_numbers = callable(means) and user is not None and accepts_two_arguments(means)
+    sample = GaussianSample(
+        signals,
+        Tokens(tokens, token_correlation is not None),
+        kinds,
+        len(clusters),
+        stated,
+        take_numbers,
     )
     if callable(means):
-        _check_means(sample, {**numbers, **following(numbers), "user": user}, means, shape, meaning)
+        _check_means(
+            sample, {**numbers, **derived_parameters(numbers), "user": user}, means, shape, meaning
+        )
     return sample, numbers
 
 
-def following(numbers: dict[str, Any]) -> dict[str, Any]:
+def derived_parameters(numbers: dict[str, Any]) -> dict[str, Any]:
     """What follows from the numbers that are given: edges of probabilities, and the symmetric root of the tokens' correlation."""
     found: dict[str, Any] = {}
     if "cluster_weights" in numbers:
-        found["cluster_edges"] = edges_of(numbers["cluster_weights"])
+        found["cluster_edges"] = quantile_edges(numbers["cluster_weights"])
     if "draws" in numbers:
         found["draws"] = {}
         for name, parameters in numbers["draws"].items():
             discrete = "probabilities" in parameters
             edges = (
-                {"edges": map_schedule(parameters["probabilities"], edges_of)} if discrete else {}
+                {"edges": map_schedule(parameters["probabilities"], quantile_edges)}
+                if discrete
+                else {}
             )
             found["draws"][name] = {**parameters, **edges}
     if "token_correlation" in numbers:
@@ -119,20 +128,18 @@ def _check_means(
     sample: Sample, numbers: dict[str, Any], means: Any, shape: tuple[int, ...], meaning: str
 ) -> None:
     """Refuse what is no JAX function from the draws of one sample to the coefficients of its means."""
-    if sample.draws is None and not sample.clusters and not sample.means_take_numbers:
+    if sample.draws is None and not sample.clusters and not sample.means_take_parameters:
         raise checks.reject(
             "means",
             means,
             f"a function of the draws needs draws=; or give numbers of shape {shape} ({meaning})",
         )
-    draws = jax.eval_shape(
-        lambda normals: sample.drawn(numbers, normals), np.zeros(sample.draw_normals)
-    )
+    draws = example_draws(sample, numbers)
     try:
         numbers = values_at(numbers, 0.0)
-        found = traced_shape(
-            partial(sample.means_of, numbers),
-            jax.tree.map(lambda one: np.zeros(one.shape, one.dtype), draws),
+        found = output_shape(
+            partial(apply_means, sample, numbers),
+            draws,
         )
     except Exception as error:
         raise checks.reject(
@@ -148,7 +155,7 @@ def _check_means(
         )
 
 
-def checked_covariance(value: Any) -> Covariance:
+def validate_covariance(value: Any) -> Covariance:
     """The inputs' covariance as an argument: None, a list of (eigenvalue, fraction of d), a spectrum, or the record of one."""
     if value is None:
         return Covariance(np.ones(1), np.ones(1))
@@ -179,7 +186,7 @@ def checked_covariance(value: Any) -> Covariance:
     return Covariance(*(np.array(part) for part in zip(*pairs, strict=True)))
 
 
-def checked_clusters(
+def validate_clusters(
     value: Any, signals: int
 ) -> tuple[tuple[float, tuple[float, ...], float], ...]:
     if value is None:

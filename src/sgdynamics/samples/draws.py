@@ -29,7 +29,7 @@ FIX = (
     '("categorical", [0.3, 0.7], 3) or ("bernoulli", 0.7, 3); heavy tails are "laplace", "cauchy", ("laplace", scale), '
     '("cauchy", scale) and ("student_t", df), or with a shape ("student_t", df, 3)'
 )
-TAKEN = ("cluster", "label")
+RESERVED_NAMES = ("cluster", "label")
 
 
 @dataclass(frozen=True)
@@ -89,20 +89,20 @@ def _scheduled(
     """A draw whose probabilities depend on alpha."""
     if binary:
         return Draw(name, shape, 2, True), map_schedule(
-            scalar_or_schedule(argument, given, maximum=1.0), of_two
+            scalar_or_schedule(argument, given, maximum=1.0), binary_probabilities
         )
-    chances, outcomes = probabilities_of(argument, given)
+    chances, outcomes = validate_probabilities(argument, given)
     return Draw(name, shape, outcomes), chances
 
 
-def of_two(chance: RealArray) -> Any:
+def binary_probabilities(chance: RealArray) -> Any:
     """The probabilities of 0 and 1, from that of 1."""
     return (jnp if checks.is_traced(chance) or isinstance(chance, jax.Array) else np).stack(
         [1 - chance, chance]
     )
 
 
-def weights_of(probabilities: PyTree) -> Any:
+def complete_probabilities(probabilities: PyTree) -> Any:
     """Probabilities from how they stand among a problem's numbers: all of them, or the shares of some (None: an equal part of the rest)."""
     if not isinstance(probabilities, tuple):
         return probabilities
@@ -115,7 +115,7 @@ def weights_of(probabilities: PyTree) -> Any:
     ).stack(every)
 
 
-def probabilities_of(argument: str, value: Any) -> tuple[Any, int]:
+def validate_probabilities(argument: str, value: Any) -> tuple[Any, int]:
     """Probabilities as an argument, numbers or a function of alpha that gives them, and how many there are."""
     fix = "give probabilities, 0 or more and adding up to 1, or a JAX function of alpha that gives them"
     if callable(value):
@@ -133,7 +133,7 @@ def probabilities_of(argument: str, value: Any) -> tuple[Any, int]:
     return found, len(found)
 
 
-def edges_of(probabilities: Float[Numeric, " outcomes"]) -> Float[Numeric, " edges"]:
+def quantile_edges(probabilities: Float[Numeric, " outcomes"]) -> Float[Numeric, " edges"]:
     """A standard normal between two of these edges stands for a value."""
     at, quantile = (
         (jnp, jax.scipy.special.ndtri) if checks.is_traced(probabilities) else (np, special.ndtri)
@@ -141,7 +141,7 @@ def edges_of(probabilities: Float[Numeric, " outcomes"]) -> Float[Numeric, " edg
     return quantile(at.minimum(at.cumsum(probabilities, axis=-1), 1.0)[..., :-1])
 
 
-def described_draws(given: Mapping[str, Any], numbers: Mapping[str, Any]) -> dict[str, Any]:
+def describe_draws(given: Mapping[str, Any], numbers: Mapping[str, Any]) -> dict[str, Any]:
     """Draws as they were given, with these probabilities."""
 
     def one(value: Any, chances: Float[Numeric, " outcomes"]) -> Any:
@@ -166,7 +166,7 @@ def described_draws(given: Mapping[str, Any], numbers: Mapping[str, Any]) -> dic
     return described
 
 
-def checked_draws(value: Any, clusters: bool) -> tuple[tuple[Draw, ...] | None, dict[str, Any]]:
+def validate_draws(value: Any, clusters: bool) -> tuple[tuple[Draw, ...] | None, dict[str, Any]]:
     """`draws=` as an argument: what compiled code depends on, and the probabilities by name."""
     if value is None:
         return None, {}
@@ -178,11 +178,11 @@ def checked_draws(value: Any, clusters: bool) -> tuple[tuple[Draw, ...] | None, 
         raise checks.reject("draws", value, f"give a dictionary of draws by name; for each {FIX}")
     found, numbers = [], {}
     for name, one in sorted(value.items()):
-        if clusters and name in TAKEN:
+        if clusters and name in RESERVED_NAMES:
             raise checks.reject(
                 "draws",
                 value,
-                f"clusters= already gives the draws {' and '.join(TAKEN)}: take another name for {name!r}",
+                f"clusters= already gives the draws {' and '.join(RESERVED_NAMES)}: take another name for {name!r}",
             )
         draw, parameters = _checked(f"draws[{name!r}]", name, one)
         found.append(draw)

@@ -21,7 +21,7 @@ def fractions(numbers: Parameters) -> Float[Numeric, " blocks"]:
     return numbers["fractions"]
 
 
-def of_blocks(numbers: Parameters, blocks: np.ndarray) -> dict[str, Any]:
+def select_blocks(numbers: Parameters, blocks: np.ndarray) -> dict[str, Any]:
     """The numbers of some of the blocks."""
     found = {
         **numbers,
@@ -33,7 +33,7 @@ def of_blocks(numbers: Parameters, blocks: np.ndarray) -> dict[str, Any]:
     return found
 
 
-def spread(numbers: Parameters, dtype: DType | None = None) -> Float[Numeric, "*contexts blocks"]:
+def scale(numbers: Parameters, dtype: DType | None = None) -> Float[Numeric, "*contexts blocks"]:
     """sqrt(l_b), with noise on the inputs sqrt(l_b + nu): the standard deviation of a coordinate of each block; a row for each context
     where these have eigenvalues of their own."""
     found = numbers.get("context_eigenvalues", numbers["eigenvalues"])
@@ -41,20 +41,20 @@ def spread(numbers: Parameters, dtype: DType | None = None) -> Float[Numeric, "*
     return root if dtype is None else root.astype(dtype)
 
 
-def clean_share(numbers: Parameters) -> Float[Numeric, "*contexts blocks"]:
+def clean_fraction(numbers: Parameters) -> Float[Numeric, "*contexts blocks"]:
     """l_b/(l_b + nu): how much of an input that is seen with noise is the input itself."""
     found = numbers.get("context_eigenvalues", numbers["eigenvalues"])
     return found / (found + numbers["input_noise"])
 
 
-def coordinate_spreads(numbers: Parameters, sizes: np.ndarray) -> np.ndarray:
+def coordinate_scales(numbers: Parameters, sizes: np.ndarray) -> np.ndarray:
     """The standard deviation of each of d coordinates without noise, a row for each context where these have their own."""
     return np.sqrt(
         np.repeat(numbers.get("context_eigenvalues", numbers["eigenvalues"]), sizes, axis=-1)
     )
 
 
-def variance(
+def field_covariance(
     numbers: Parameters, blocks: Float[Numeric, "*s blocks i j"]
 ) -> Float[Numeric, "*s i j"]:
     """sum_b l_b X_b: of overlaps (..., blocks, i, j) the covariance of the fields."""
@@ -63,12 +63,14 @@ def variance(
     )
 
 
-def scaled(numbers: Parameters, blocks: Float[Numeric, "... i j"]) -> Float[Numeric, "... i j"]:
+def times_eigenvalues(
+    numbers: Parameters, blocks: Float[Numeric, "... i j"]
+) -> Float[Numeric, "... i j"]:
     """l_b X_b, for X (..., blocks, i, j)."""
     return numbers["eigenvalues"][:, None, None] * blocks
 
 
-def growth(
+def block_traces(
     numbers: Parameters, shares: Float[Numeric, " blocks"] | None = None
 ) -> Float[Numeric, " blocks"]:
     """l_b f_b: a block's part of |x|^2/d, with f_b its share of the dimensions (its fraction unless given)."""

@@ -17,7 +17,7 @@ UNITS = (
     "trace",
     "step",
 )  # of D in a step lr/D, and in the variance 1/D of a random coordinate
-MOST_DIMENSION = 10**18  # beyond it block sizes, and then counters of 64 bits, overflow
+MAX_DIMENSION = 10**18  # beyond it block sizes, and then counters of 64 bits, overflow
 MOST_POWER_LAW = 1e14
 MOST_BLOCKS = 100_000
 RAW, BINS = 30, 80  # blocks of a power law, by default
@@ -101,11 +101,11 @@ class Spectrum:
             raise checks.reject(
                 "multiplicities", self.multiplicities, "give whole numbers, 1 or more, one a block"
             )
-        if counts.sum() > MOST_DIMENSION:
+        if counts.sum() > MAX_DIMENSION:
             raise checks.reject(
                 "multiplicities",
                 float(counts.sum()),
-                f"they may add up to {MOST_DIMENSION:.0e} at most",
+                f"they may add up to {MAX_DIMENSION:.0e} at most",
             )
         object.__setattr__(self, "eigenvalues", eigenvalues)
         object.__setattr__(self, "multiplicities", counts.astype(np.int64))

@@ -352,7 +352,9 @@ def _points(structure: Structure) -> tuple[list[np.ndarray], list[np.ndarray], b
 
 def _columns(structure: Structure) -> tuple[int, int]:
     """Return the number of normals of the fields of all tokens, and of the draws."""
-    return structure.sample.inputs_a_sample * structure.fields, max(structure.sample.free, 1)
+    return structure.sample.tokens.inputs_per_sample * structure.fields, max(
+        structure.sample.sampled_normals, 1
+    )
 
 
 def _averages(
@@ -368,9 +370,9 @@ def _averages(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return E[u] and E[u u^T] over weighted points and all cases of the discrete draws."""
     sample, p = structure.sample, structure.width
-    tokens, (size, free) = sample.inputs_a_sample, _columns(structure)
+    tokens, (size, free) = sample.tokens.inputs_per_sample, _columns(structure)
     centred = np.asarray(
-        sample.mixed(parameters, z[:, :size].reshape(-1, tokens, structure.fields), -2)
+        sample.tokens.correlate(parameters, z[:, :size].reshape(-1, tokens, structure.fields), -2)
     )
     # fields with the covariance Omega, from standard normals
     centred = centred @ eigen_root(np.asarray(overlaps.covariance)).T
@@ -383,7 +385,7 @@ def _averages(
             name: jnp.broadcast_to(value[index], (len(z), *value.shape[1:]))
             for name, value in cases.items()
         }
-        draws = sample.drawn(parameters, jnp.asarray(z[:, -free:]), case)
+        draws = sample.draw(parameters, jnp.asarray(z[:, -free:]), case)
         means = sample.mean_coefficients(parameters, draws)
         fields = (
             centred
@@ -392,7 +394,7 @@ def _averages(
         )
         rows = fields.reshape(-1, structure.fields)
         h, head_gradient, pulls = _moves(
-            structure, loss_parameters, rows[:, :p], rows[:, p:], head, sample.given(draws)
+            structure, loss_parameters, rows[:, :p], rows[:, p:], head, sample.loss_argument(draws)
         )
         by_token = h.reshape(-1, tokens, p)
         # h lambda^T, summed over the tokens, and the part due to losses that read overlaps
@@ -403,7 +405,7 @@ def _averages(
                 products = products + np.einsum("nbic,bcd->nid", np.asarray(pulls), by_block)
             else:
                 products = products + np.asarray(pulls) @ by_block.sum(axis=0)
-        mixed = np.asarray(sample.mixed(parameters, by_token, -2))
+        mixed = np.asarray(sample.tokens.correlate(parameters, by_token, -2))
         gram = np.einsum("nti,ntj->nij", mixed, mixed)
         terms = np.concatenate(
             [products, noise_rate * gram, np.asarray(head_gradient)[:, :, None]], axis=2

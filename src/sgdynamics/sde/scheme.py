@@ -60,6 +60,7 @@ from sgdynamics.problems.overlap_starts import Start
 from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.results.clock import plan_steps
 from sgdynamics.samples import input_covariance
+from sgdynamics.samples.inputs import clean_signals, compressed_inputs, sample_scale
 from sgdynamics.simulation import compressed
 from sgdynamics.simulation.running import UNSEEN, Advanced, See, Simulator, Watched, run
 
@@ -153,12 +154,14 @@ def _drift(
     rows_and_signals = jnp.concatenate([path.rows, _signal_rows(structure, parameters)], axis=1)
     pull = jnp.einsum("bic,bcm->bim", moments.coefficients(parameters), rows_and_signals)
     decay = parameters["weight_decay"]
-    columns = input_covariance.scaled(parameters, moments.stein[..., :p]) + decay * jnp.eye(p)
+    columns = input_covariance.times_eigenvalues(
+        parameters, moments.stein[..., :p]
+    ) + decay * jnp.eye(p)
     # losses and rules that read overlaps move rows along rows
     if moments.pull is not None:
         columns = columns + moments.pull[..., :p]
     # Gram matrix of the step outside of the frame: (lr/B) E[h h^T] |x_b|^2/d, and 2 T f_b.
-    growth = rates["noise_rate"] * input_covariance.growth(parameters, rates["outside"])
+    growth = rates["noise_rate"] * input_covariance.block_traces(parameters, rates["outside"])
     root = jax.vmap(lower_root)(moments.noise.reshape(-1, p, p))
     sources = jnp.sqrt(growth)[:, None, None] * root
     if "temperature" in rates:
@@ -222,18 +225,18 @@ def _draw_fluctuations(
     """
     sample = structure.sample
     # the last normals belong to the named draws, the others to the inputs
-    z = normals[:, : -sample.draw_normals]
-    draws = sample.drawn(parameters, normals[:, -sample.draw_normals :])
-    z = z.reshape(-1, *sample.token_shape, structure.blocks, structure.fields)
+    z = normals[:, : -sample.normals_per_sample]
+    draws = sample.draw(parameters, normals[:, -sample.normals_per_sample :])
+    z = z.reshape(-1, *sample.tokens.shape, structure.blocks, structure.fields)
     if "inside" in parameters:  # a raw block has fewer coordinates than columns
         z = z * parameters["inside"]
-    x = sample.inputs(parameters, z, draws)
-    x = x.reshape(SAMPLES * sample.inputs_a_sample, structure.blocks, structure.fields)
+    x = compressed_inputs(sample, parameters, z, draws)
+    x = x.reshape(SAMPLES * sample.tokens.inputs_per_sample, structure.blocks, structure.fields)
     # fields lambda = W x and signals lambda* = W* x in the compressed frame
     fields = jnp.einsum("bpm,sbm->sp", path.rows, x)
     along_signals, signal_noise = x[..., : structure.signals], 0.0
     if sample.noisy_inputs:  # the signals are those of the inputs without noise
-        share, signal_noise = sample.seen_signals(parameters, draws)
+        share, signal_noise = clean_signals(sample, parameters, draws)
         along_signals = along_signals * share[..., None]
     signals = jnp.einsum("brk,sbk->sr", parameters["frame"], along_signals) + signal_noise
     M, Q = _overlaps(structure, parameters, path.rows)
@@ -244,7 +247,7 @@ def _draw_fluctuations(
         fields,
         signals,
         path.head,
-        sample.given(draws),
+        sample.loss_argument(draws),
     )
     # h x^T of each sample, summed over its tokens
     gradients = h[:, None, :, None] * x[:, :, None, :]
@@ -265,11 +268,11 @@ def _draw_fluctuations(
         decayed = head_gradient + parameters["weight_decay"] * path.head
         head = -algorithm["head_rate"] * decayed - drift.head
     # h C^(1/2): the Gram matrix of the step is h C h^T for correlated tokens
-    mixed = sample.mixed_inputs(parameters, h.T).reshape(structure.width, SAMPLES, -1)
+    mixed = sample.tokens.correlate_inputs(parameters, h.T).reshape(structure.width, SAMPLES, -1)
     mixed = jnp.moveaxis(mixed, 0, 1)[:, None]
-    if sample.noisy_inputs or sample.own_spectra:
+    if sample.noisy_inputs or sample.context_spectra:
         # the scale of the inputs varies between samples, relative to the mean eigenvalue
-        scale = sample.spread(parameters, draws)
+        scale = sample_scale(sample, parameters, draws)
         scale = scale / jnp.sqrt(input_covariance.eigenvalues(parameters))
         mixed = jnp.broadcast_to(scale, (SAMPLES, structure.blocks))[..., None, None] * mixed
     return _Noise(mixed, rows, head)
@@ -351,7 +354,7 @@ def sde_step(
     if raw is not None:  # a raw block has nothing outside; its L is not used but must be regular
         L = jnp.where(raw[:, None, None], jnp.eye(structure.width), L)
     # The noise of h h^T has all of |x|^2, not only the part outside of the frame.
-    growth = rates["noise_rate"] * input_covariance.growth(parameters, rates["shares"])
+    growth = rates["noise_rate"] * input_covariance.block_traces(parameters, rates["shares"])
     growth = growth[:, None, None]
     X = _gram_noise(L, noise.h, drift.root, growth, weights, scale)
     mean_gram = drift.root @ jnp.swapaxes(drift.root, -1, -2)
@@ -405,8 +408,8 @@ def _draw_step_normals(
 
     They are one weight per sample, the normals of its inputs and draws, and its thermal noise.
     """
-    inputs = structure.sample.inputs_a_sample * structure.blocks * structure.fields
-    per_sample = inputs + structure.sample.draw_normals
+    inputs = structure.sample.tokens.inputs_per_sample * structure.blocks * structure.fields
+    per_sample = inputs + structure.sample.normals_per_sample
     thermal_shape = (structure.blocks, structure.width, structure.fields)
     thermal_shape = thermal_shape if has_temperature else (0,)
     count = SAMPLES * (per_sample + 1 + int(np.prod(thermal_shape)))

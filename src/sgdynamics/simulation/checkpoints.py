@@ -52,7 +52,7 @@ class Checkpoint:
         """Before the first group: how many runs go together, which memory decides and a later call must keep to."""
         if self.size is None:
             self.folder.mkdir(parents=True, exist_ok=True)
-            with files.whole(self.folder / ABOUT) as unfinished:
+            with files.atomic_file(self.folder / ABOUT) as unfinished:
                 unfinished.write_text(
                     json.dumps({"call": self.call, "size": size}, indent=1), encoding="utf-8"
                 )
@@ -74,7 +74,7 @@ class Checkpoint:
         return found
 
     def write(self, first: int, arrays: Mapping[str, Any]) -> None:
-        with files.whole(self._file(first)) as unfinished, unfinished.open("wb") as target:
+        with files.atomic_file(self._file(first)) as unfinished, unfinished.open("wb") as target:
             np.savez(
                 target,
                 allow_pickle=False,

@@ -46,8 +46,9 @@ from sgdynamics.base.random import bartlett_factor, draw_chi, normals_and_unifor
 from sgdynamics.problems.constraints import NONE
 from sgdynamics.problems.losses import loss_overlaps
 from sgdynamics.problems.problem import Structure
-from sgdynamics.samples.input_covariance import of_blocks, spread
-from sgdynamics.samples.sample import Place, chosen_row
+from sgdynamics.samples.input_covariance import scale, select_blocks
+from sgdynamics.samples.inputs import Embedding, clean_signals, compressed_inputs, inputs_in_space
+from sgdynamics.samples.sample import select_row
 
 SPAN = 64  # samples whose random numbers are drawn together (a few kilobytes a run)
 FEW_BLOCKS = 4  # that are compressed wherever they can be; more are a spectrum, whose cost is that of its columns
@@ -85,7 +86,7 @@ class Grouping:
     @property
     def inputs(self) -> int:
         """How many inputs a batch has."""
-        return self.batch * self.structure.sample.inputs_a_sample
+        return self.batch * self.structure.sample.tokens.inputs_per_sample
 
     @property
     def steps(self) -> int:
@@ -272,11 +273,11 @@ def span_shapes(grouping: Grouping, folds: int) -> tuple[tuple[int, ...], ...]:
         folds,
         grouping.steps,
         grouping.batch,
-        *structure.sample.token_shape,
+        *structure.sample.tokens.shape,
         blocks,
         grouping.inside,
     )
-    noise = (folds, grouping.steps, grouping.batch, structure.sample.draw_normals)
+    noise = (folds, grouping.steps, grouping.batch, structure.sample.normals_per_sample)
     kicks = (folds, grouping.steps, grouping.kicks, blocks, grouping.inside)
     strip = (*inside[:-2], len(grouping.strip))
     lower = (folds, blocks, columns * (columns - 1) // 2)
@@ -518,23 +519,23 @@ def _made_inputs(
 ) -> tuple[Any, Any]:
     """Inputs (*lead, columns) from their normals, and what the loss takes beside them."""
     sample = grouping.structure.sample
-    draws = sample.drawn(parameters, noise)
-    given = sample.given(draws)
+    draws = sample.draw(parameters, noise)
+    given = sample.loss_argument(draws)
     if sample.noisy_inputs:
-        given = Noticed(given, *sample.seen_signals(parameters, draws))
+        given = Noticed(given, *clean_signals(sample, parameters, draws))
         if given.share.ndim == 1:
             given = given._replace(
                 share=jnp.broadcast_to(given.share, (*given.rest.shape[:-1], *given.share.shape))
             )
     if not grouping.raw:
-        return sample.inputs(parameters, normals, draws).reshape(*lead, -1), given
-    x = sample.inputs(of_blocks(parameters, grouping.wide), normals, draws)
-    place = Place(
-        spread(parameters)[..., grouping.strip],
+        return compressed_inputs(sample, parameters, normals, draws).reshape(*lead, -1), given
+    x = compressed_inputs(sample, select_blocks(parameters, grouping.wide), normals, draws)
+    place = Embedding(
+        scale(parameters)[..., grouping.strip],
         np.arange(len(grouping.strip)),
         strip_signals(grouping, parameters),
     )
-    placed = sample.inputs_in_space(parameters, strip, draws, place)
+    placed = inputs_in_space(sample, parameters, strip, draws, place)
     return grouping.joined(placed.reshape(*lead, -1), x.reshape(*lead, *x.shape[-2:])), given
 
 
@@ -584,10 +585,12 @@ def sample_moves(
             numbers = {**parameters, "overlaps": parameters["overlaps"]._replace(lengths=lengths)}
         return structure.loss.move(fields, signals, head, noise, numbers)[1]
 
-    found = jax.vmap(one)(sample.by_sample(fields), sample.by_sample(signals), noise, lengths)
+    found = jax.vmap(one)(
+        sample.tokens.by_sample(fields), sample.tokens.by_sample(signals), noise, lengths
+    )
     # a user's loss may hold float64 constants; a float32 simulation stays one
     h, head_gradient = (
-        sample.by_input(found.inputs).astype(fields.dtype),
+        sample.tokens.by_input(found.inputs).astype(fields.dtype),
         found.head.astype(fields.dtype),
     )
     pulls = (
@@ -687,14 +690,14 @@ class ChainBatch(Ground):
         )
         if grouping.wide_batch:
             mixed, sizes = (
-                grouping.structure.sample.mixed_inputs(parameters, h.T).T,
-                spread(parameters)[..., grouping.wide],
+                grouping.structure.sample.tokens.correlate_inputs(parameters, h.T).T,
+                scale(parameters)[..., grouping.wide],
             )
             if (
-                grouping.structure.sample.own_spectra
+                grouping.structure.sample.context_spectra
             ):  # samples of several contexts, each of its own size in every block
                 mixed, sizes = (
-                    chosen_row(self.given["context"], sizes, h.dtype).T[..., None] * mixed,
+                    select_row(self.given["context"], sizes, h.dtype).T[..., None] * mixed,
                     jnp.ones(len(grouping.wide)),
                 )
             combined = jnp.swapaxes(jnp.linalg.qr(mixed, mode="r"), -1, -2) / grouping.batch

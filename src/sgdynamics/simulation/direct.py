@@ -25,7 +25,8 @@ from sgdynamics.problems.losses import BlockOverlaps, LossOverlaps
 from sgdynamics.problems.overlap_starts import Start
 from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.samples import input_covariance
-from sgdynamics.samples.sample import Place, as_dtype
+from sgdynamics.samples.inputs import Embedding, inputs_in_space
+from sgdynamics.samples.sample import as_dtype
 from sgdynamics.simulation.compressed import sample_moves
 from sgdynamics.simulation.exact import GROUP_BYTES, LARGEST
 from sgdynamics.simulation.running import UNSEEN, Advanced, See, Simulator, Watched, check_reach
@@ -64,7 +65,7 @@ class DirectSGD(Simulator):
         self.rows = np.concatenate(compressed_rows(problem, self.begin, sizes), axis=-1)
         self.seed = seed
         self.edges = (0, *np.cumsum(sizes).tolist())  # of the blocks
-        self.place = Place(
+        self.place = Embedding(
             *(
                 cast(part) if part.dtype.kind == "f" else part
                 for part in place_signals(problem, sizes)
@@ -98,7 +99,7 @@ class DirectSGD(Simulator):
         else:
             weights[:, : rows.shape[2]] = first_rows(rows, self.edges)
         scalars = tuple(jnp.asarray(self.begin.scalars[chosen].astype(self.dtype).T))
-        variances = np.asarray(self.place.spread) ** 2
+        variances = np.asarray(self.place.scale) ** 2
         squares = tuple(
             jnp.asarray((one[..., None] * variances).astype(self.dtype))
             for one in self.begin.squares[chosen].swapaxes(0, 1)
@@ -137,7 +138,7 @@ class DirectSGD(Simulator):
                 [np.asarray(one, dtype=np.float64) for one in state.scalars], axis=-1
             )
         if state.squares:
-            weights = np.asarray(self.place.spread, dtype=np.float64) ** -2 / self.dimension
+            weights = np.asarray(self.place.scale, dtype=np.float64) ** -2 / self.dimension
             found["update_squares"] = np.stack(
                 [np.asarray(one, dtype=np.float64) @ weights for one in state.squares], axis=1
             )
@@ -240,17 +241,19 @@ def _advance_weights(
     given: PyTree,
 ) -> tuple[Rows, Int[Numeric, " runs"], Any]:
     (structure, batch, law, edges), (parameters, algorithm, place) = plan, numbers
-    sample, dimension, dtype = structure.sample, place.spread.shape[-1], place.spread.dtype
+    sample, dimension, dtype = structure.sample, place.scale.shape[-1], place.scale.dtype
 
     def one(number: IntScalar, state: Rows, key: RandomKey, watched: PyTree) -> tuple[Rows, Any]:
         data_key, noise_key = jax.random.split(step_key(key, number))
-        normals = jax.random.normal(data_key, (batch, *sample.token_shape, dimension), dtype)
+        normals = jax.random.normal(data_key, (batch, *sample.tokens.shape, dimension), dtype)
         now, rates = as_dtype(
             values_at((parameters, algorithm), alpha_of_steps(number, batch, dimension)), dtype
         )
-        draws = sample.drawn(now, jax.random.normal(noise_key, (batch, sample.draw_normals), dtype))
+        draws = sample.draw(
+            now, jax.random.normal(noise_key, (batch, sample.normals_per_sample), dtype)
+        )
         here = own_place(place, state)
-        x = sample.inputs_in_space(now, normals, draws, here)
+        x = inputs_in_space(sample, now, normals, draws, here)
         seen = x
         if sample.noisy_inputs:
             seen = x + jnp.sqrt(now["input_noise"]) * jax.random.normal(
@@ -267,7 +270,7 @@ def _advance_weights(
             rates["lr"] / dimension,
             state,
             seen,
-            sample.given(draws),
+            sample.loss_argument(draws),
             here,
             law,
             number,
@@ -304,12 +307,12 @@ def _advance_weights(
     return jax.lax.fori_loop(since, end, step, (state, jnp.broadcast_to(since, keys.shape), seen))
 
 
-def own_place(place: Place, state: Rows) -> Place:
+def own_place(place: Embedding, state: Rows) -> Embedding:
     """Where the samples of one run lie: a run that has its signals in a frame of its own has coordinates of them along all axes."""
     return (
         place
         if state.signals is None
-        else Place(place.spread, jnp.arange(place.spread.shape[0]), state.signals)
+        else Embedding(place.scale, jnp.arange(place.scale.shape[0]), state.signals)
     )
 
 
@@ -330,7 +333,7 @@ class DirectBatch(Ground):
     parameters: Any
     x: Any
     given: Any
-    place: Place
+    place: Embedding
     kicks: Any = None
     clean: Any = None  # the inputs that the signals are of, where those in x have noise
     edges: tuple[
@@ -362,7 +365,7 @@ class DirectBatch(Ground):
 
     @property
     def samples(self) -> int:
-        return self.x.shape[0] // self.structure.sample.inputs_a_sample
+        return self.x.shape[0] // self.structure.sample.tokens.inputs_per_sample
 
     def _signals_in_space(self, dtype: Any) -> Any:
         """The signals as rows of d coordinates."""
@@ -427,7 +430,7 @@ def direct_step(
     state: Rows,
     x: Float[Numeric, "inputs d"],
     noise: PyTree,
-    place: Place,
+    place: Embedding,
     law: Law | None = None,
     number: IntScalar = 0,
     *,

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from sgdynamics.base import checks
-from sgdynamics.base.identity import digest, hash_plain, plain, unidentified
+from sgdynamics.base.identity import digest, find_unidentified, hash_plain, plain
 from sgdynamics.base.resources import check_memory
 from sgdynamics.results import variables
 from sgdynamics.sweeps.job import Job
@@ -66,7 +66,7 @@ class SweepPlan:
     dependent: dict[str, list[Any]]  # labels at every point
     points: list[Point]
     titles: dict[str, str]  # short name -> full name
-    unidentified: (
+    find_unidentified: (
         str | None
     )  # the first value or function without an identity that a store could record
 
@@ -112,7 +112,12 @@ def plan_sweep(job: Job, over: Mapping[str, Any] | Sequence[Mapping[str, Any]]) 
     }
     titles = {short[name]: ".".join(paths[name]) for name in names}
     return SweepPlan(
-        dims, along, dependent, points, titles, unidentified(job.describe()) or identify.missing
+        dims,
+        along,
+        dependent,
+        points,
+        titles,
+        find_unidentified(job.describe()) or identify.missing,
     )
 
 
@@ -128,7 +133,7 @@ class _Identities:
             return plain(value)
         if id(value) not in self._known:
             identity = plain(value)
-            self.missing = self.missing or unidentified(identity)
+            self.missing = self.missing or find_unidentified(identity)
             self._known[id(value)] = (value, identity)
         return self._known[id(value)][1]
 
@@ -206,7 +211,7 @@ def _labels(name: str, values: list[Any]) -> list[Any]:
     repeated = {text for text in labels if labels.count(text) > 1}
     identities = [plain(value) for value in values]
     for index, identity in enumerate(identities):
-        if unidentified(identity):
+        if find_unidentified(identity):
             identities[index] = [identity, index]
         elif identity in identities[:index] or (
             labels[index] in repeated and not isinstance(labels[index], str)

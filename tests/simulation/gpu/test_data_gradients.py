@@ -13,7 +13,7 @@ import sgdynamics as sgd
 from sgdynamics.base.precision import float64
 from sgdynamics.fixed_data import direct
 from sgdynamics.fixed_data.direct import DirectFixedData
-from sgdynamics.samples.sample import as_dtype
+from sgdynamics.samples.sample import as_dtype, example_argument
 from sgdynamics.simulation.gpu import data_gradients
 from sgdynamics.simulation.running import run_until
 from tests.fixed_data.test_direct import COMMITTEE, MIXTURE, PERSISTENT, SPHERE, sphere_start
@@ -149,7 +149,7 @@ def test_it_is_lowered_for_a_gpu_on_any_machine(name: str, dtype: str, d: int) -
     def shape(*sizes: int, dtype: Any = simulator.dtype) -> Any:
         return jax.ShapeDtypeStruct((RUNS, *sizes), dtype)
 
-    example = as_dtype(structure.sample.example(simulator.parameters), simulator.dtype)
+    example = as_dtype(example_argument(structure.sample, simulator.parameters), simulator.dtype)
     given = jax.tree.map(lambda one: shape(n, *one.shape, dtype=one.dtype), example)
     data = direct.Data(shape(n, d, dtype=simulator.stored), shape(n, structure.signals), given)
 

@@ -171,13 +171,13 @@ def make(
     found["seconds"] = round(
         time.perf_counter() - begin + (before["seconds"] if before and same else 0.0), 1
     )  # of all sittings
-    with files.whole(about) as unfinished:
+    with files.atomic_file(about) as unfinished:
         unfinished.write_text(json.dumps(found, indent=1))
     return {**found, "made": True}
 
 
 def _write_picture(fig: Figure, picture: Path) -> None:
-    with files.whole(picture) as unfinished:
+    with files.atomic_file(picture) as unfinished:
         fig.savefig(unfinished, dpi=110, format="png", bbox_inches="tight")
     _close(fig)
 

@@ -30,7 +30,7 @@ def write_pages(out: str | Path, found: list[dict[str, Any]]) -> tuple[Path, Pat
     folder.mkdir(parents=True, exist_ok=True)
     pages = (folder / "index.md", folder / "index.html")
     for page, text in zip(pages, (markdown(found, folder), webpage(folder, found)), strict=True):
-        with files.whole(page) as unfinished:
+        with files.atomic_file(page) as unfinished:
             unfinished.write_text(text, encoding="utf-8")
     return pages
 

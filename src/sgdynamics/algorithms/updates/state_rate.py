@@ -10,7 +10,7 @@ from typing import Any
 from sgdynamics.algorithms.updates.update import Asked, Law, Update
 from sgdynamics.base import checks
 from sgdynamics.base.arrays import Scalar, State
-from sgdynamics.base.user_functions import traced_shape
+from sgdynamics.base.user_functions import output_shape
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def check_state_rate(rate: Callable[[Any], Any], problem: Any) -> None:
         )
     overlaps = problem.example_arguments(("overlaps",))[-1]
     try:
-        shape = traced_shape(rate, overlaps)
+        shape = output_shape(rate, overlaps)
     except Exception as error:
         fix = f"Calling it on the overlaps of the problem failed with: {checks.reason(error)}"
         raise checks.reject("rate", rate, fix) from error

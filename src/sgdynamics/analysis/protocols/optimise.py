@@ -21,7 +21,7 @@ from sgdynamics.base.controls import constant
 from sgdynamics.base.precision import float64
 from sgdynamics.base.progress import meter, warn
 from sgdynamics.base.support import require
-from sgdynamics.base.user_functions import checked_function
+from sgdynamics.base.user_functions import validate_function
 from sgdynamics.dynamics.fields import FieldDynamics
 from sgdynamics.dynamics.protocol import Dynamics
 from sgdynamics.ode.integrate import from_units
@@ -423,10 +423,10 @@ def _prepared(
     }
     example = "one state {" + ", ".join(f'"{name}"' for name in state) + "}"
     if callable(objective):
-        checked_function("objective", objective, (state,), takes="state", call=example)
+        validate_function("objective", objective, (state,), takes="state", call=example)
     if cost is not None:
         numbers = dict.fromkeys(chosen.names, np.zeros(()))
-        checked_function(
+        validate_function(
             "cost",
             cost,
             (np.zeros(()), numbers, state),

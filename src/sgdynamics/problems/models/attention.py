@@ -44,7 +44,7 @@ class AttentionLoss:
 
     def loss_dependence(self, structure: Structure) -> LossDependence | None:
         """Of two tokens: f = v.(x1 + x2)/2 + tanh(q.(x1 - x2)/2) v.(x1 - x2)/2. The noise has a coordinate of its own, for any variance."""
-        if structure.sample.tokens != 2:
+        if structure.sample.tokens.count != 2:
             return None
         q, v, q_star, v_star = np.eye(4)
         less = [np.r_[one, -one, 0.0] for one in (q_star, q, v_star, v)]

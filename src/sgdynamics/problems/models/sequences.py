@@ -12,7 +12,7 @@ from jaxtyping import Float
 
 from sgdynamics.base import checks
 from sgdynamics.base.arrays import ArrayArgument, Function, Numeric, Parameters, Scalar
-from sgdynamics.base.user_functions import checked_function
+from sgdynamics.base.user_functions import validate_function
 from sgdynamics.problems.losses import squared
 from sgdynamics.problems.models.model import correlated, model, noise_number, none_or
 from sgdynamics.problems.problem import Problem
@@ -58,7 +58,7 @@ def resolve_link(argument: str, value: Any, tokens: int) -> Any:
     """The function that a name stands for, or a user's function of the numbers of all tokens."""
     if isinstance(value, str):
         return LINKS[checks.choice(argument, value, LINKS)]
-    checked_function(
+    validate_function(
         argument,
         value,
         (np.zeros(tokens),),

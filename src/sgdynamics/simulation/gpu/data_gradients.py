@@ -365,7 +365,7 @@ def against(
     structure: Structure, dimension: int, parameters: Parameters, given: PyTree, dtype: np.dtype
 ) -> str | None:
     """Why the kernel does not take this loss or these sizes, None where it does; parameters, given (of one sample): values or shapes."""
-    if structure.sample.tokens is not None:
+    if structure.sample.tokens.count is not None:
         return "several inputs a sample"
     if structure.width * power_of_two(dimension) > LARGEST_ROWS:
         return f"rows of {structure.width} x {dimension} numbers"
