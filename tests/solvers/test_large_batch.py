@@ -81,8 +81,8 @@ def test_refusals():
         (lambda: ask(steps=[2, 1]), "increasing whole numbers"),
         (lambda: ask(steps=[0.5]), "increasing whole numbers"),
         (lambda: ask(sgd.OnePassSGD(batch=2)), "batch and per"),
-        (lambda: ask(sgd.OnePassSGD(update=sgd.updates.reuse(2))), "read a batch once"),
-        (lambda: ask(sgd.OnePassSGD(update=sgd.updates.gradient_noise(0.1))), "noise of their own"),
+        (lambda: ask(sgd.OnePassSGD(update=sgd.updates.reuse(2))), "reads a batch once"),
+        (lambda: ask(sgd.OnePassSGD(update=sgd.updates.gradient_noise(0.1))), "noise of its own"),
         (lambda: ask(sgd.OnePassSGD(update=sgd.updates.sign())), "commute with rotations"),
         (lambda: ask(sgd.GradientDescent()), "algorithm = "),
     ):

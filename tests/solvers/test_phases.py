@@ -59,7 +59,7 @@ def test_a_task_that_changes(tmp_path):
 REFUSED = {
     "solver = 3: give a solver": lambda: sgd.phases(3, [(PROBLEM, ONE, 1.0)], BEGIN),
     "give phases": lambda: sgd.phases(sgd.solve_ode, [(PROBLEM, ONE)], BEGIN),
-    "every phase has its own": lambda: sgd.phases(
+    "each phase has its own": lambda: sgd.phases(
         sgd.solve_ode, [(PROBLEM, ONE, 1.0)], BEGIN, alpha=[1.0]
     ),
     r"parts\[0\]\[2\] = 0.0": lambda: sgd.phases(sgd.solve_ode, [(PROBLEM, ONE, 0.0)], BEGIN),

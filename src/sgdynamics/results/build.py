@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import xarray as xr
@@ -59,20 +60,26 @@ class ResultSource(ABC):
         return {}
 
 
-class ResultCall(Protocol):
-    """The part of a validated solver call that a result is built from."""
+@dataclass(frozen=True, eq=False)
+class ResultCall:
+    """The part of a validated call that a result is built from.
 
-    @property
-    def dynamics(self) -> ResultSource: ...
+    Attributes
+    ----------
+    dynamics : ResultSource
+        The dynamics that was solved.
+    clock : Clock
+        The save points in all units of time.
+    dimension : int or None
+        The dimension d; None for the limit d -> infinity.
+    observables : Observables
+        The arguments ``record`` and ``evaluate``.
+    """
 
-    @property
-    def clock(self) -> Clock: ...
-
-    @property
-    def dimension(self) -> int | None: ...
-
-    @property
-    def observables(self) -> Observables: ...
+    dynamics: ResultSource
+    clock: Clock
+    dimension: int | None
+    observables: Observables
 
 
 def evaluate_observables(
@@ -174,10 +181,9 @@ def build_result(
         attributes["error_evaluated"] = error if "evaluated_risk" in recorded else None
     attributes["recorded"] = " ".join(name for name in recorded if name != "evaluated_risk") or None
     values = dynamics.observables(states, risk, call.clock)
-    # numbers named error_* are attributes, everything else is a variable
-    attributes |= {
-        name: float(values.pop(name)) for name in list(values) if name.startswith("error_")
-    }
+    # Single numbers named error_* are attributes, everything else is a variable.
+    errors = [name for name in values if name.startswith("error_") and np.ndim(values[name]) == 0]
+    attributes |= {name: float(values.pop(name)) for name in errors}
     return trajectory(
         dynamics,
         call.clock,

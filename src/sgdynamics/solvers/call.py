@@ -14,12 +14,13 @@ from sgdynamics.base import checks
 from sgdynamics.base.arrays import ArrayArgument
 from sgdynamics.dynamics.adapter import SolverDynamics
 from sgdynamics.dynamics.choice import dynamics_of
-from sgdynamics.results.clock import Clock, make_clock
-from sgdynamics.results.observables import Observables, checked_evaluate, checked_record
+from sgdynamics.results.build import ResultCall
+from sgdynamics.results.clock import make_clock
+from sgdynamics.results.observables import checked_evaluate, checked_record
 
 
 @dataclass(frozen=True, eq=False)
-class SolverCall:
+class SolverCall(ResultCall):
     """The validated arguments of a solver.
 
     Attributes
@@ -28,28 +29,19 @@ class SolverCall:
         The problem and the algorithm as solvers see them.
     initial_state : Start, SpikedStart or InitialArrays
         The initial condition of all runs.
-    clock : Clock
-        The save points in all units of time.
-    dimension : int or None
-        The dimension d; None for the limit d -> infinity.
     block_sizes : array or None
-        The sizes of the covariance blocks at that dimension.
+        The sizes of the covariance blocks at the dimension of the call.
     seed : int
         Seed of the random number generator.
     progress : bool or None
         Whether to show a progress bar; None shows it on a terminal only.
-    observables : Observables
-        The arguments ``record`` and ``evaluate``.
     """
 
     dynamics: SolverDynamics[Any]
     initial_state: Any
-    clock: Clock
-    dimension: int | None
     block_sizes: np.ndarray | None
     seed: int
     progress: bool | None
-    observables: Observables
 
     @property
     def finite_dimension(self) -> tuple[int, np.ndarray]:
@@ -141,4 +133,13 @@ def validate_call(
     observables = checked_record(record, example, problem, dynamics.has_data)
     for name, other in checked_evaluate(evaluate).items():
         observables.evaluated[name] = dynamics.evaluator(other)
-    return SolverCall(dynamics, initial_state, clock, d, block_sizes, seed, progress, observables)
+    return SolverCall(
+        dynamics=dynamics,
+        clock=clock,
+        dimension=d,
+        observables=observables,
+        initial_state=initial_state,
+        block_sizes=block_sizes,
+        seed=seed,
+        progress=progress,
+    )

@@ -1,32 +1,39 @@
-"""Linear students: the exact mean risk after any number of steps, at any dimension, without stepping."""
+"""`solve_linear`: the exact mean risk of linear students after any number of steps.
+
+With weights in the eigenbasis of the inputs, the second moments of the errors close on themselves
+at any dimension, and one symmetric eigenproblem gives all steps (`scaling.modes`).
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 import xarray as xr
 
-from sgdynamics.algorithms.one_pass import OnePassSGD, checked_algorithm
+from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.base import checks
 from sgdynamics.base.arrays import ArrayArgument
 from sgdynamics.base.controls import Schedule, is_scheduled
 from sgdynamics.base.precision import float64
-from sgdynamics.base.progress import warn
 from sgdynamics.dynamics.fields import FieldDynamics
-from sgdynamics.problems.frames import check_dimension
-from sgdynamics.problems.overlap_starts import Start, validate_start
+from sgdynamics.problems.overlap_starts import Start
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.teacher_student import TeacherStudent
-from sgdynamics.results.clock import time_divisor
-from sgdynamics.results.datasets import largest_share, record, time_name
+from sgdynamics.results.build import Labels, ResultCall, ResultSource, build_result
+from sgdynamics.results.clock import Clock, time_divisor
+from sgdynamics.results.datasets import largest_share
+from sgdynamics.results.observables import Observables
 from sgdynamics.samples.input_covariance import eigenvalues
 from sgdynamics.scaling.modes import LinearModes, validate_values
+from sgdynamics.solvers.call import validate_call
 
-FOURTH = 0.38345  # of g l_1 at batch 1, above which fourth moments of the error along the largest eigenvalue diverge
+# g l_1 at batch 1, above which fourth moments of the error along the largest eigenvalue diverge
+FOURTH_MOMENT_LIMIT = 0.38345
+MOST_STEPS = 1e15
 
 
 @float64
@@ -39,104 +46,168 @@ def solve_linear(
     dimension: float | None = None,
     kappa: float = 1.0,
 ) -> xr.Dataset:
-    """The mean risk of one-pass SGD on a linear student after any number of steps: exact at any dimension, step and batch.
+    """Mean risk of one-pass SGD on a linear student: exact at any dimension, step and batch.
 
     Parameters
     ----------
     problem : TeacherStudent
-        With linear activations, the squared loss, a fixed head and free rows; of any width (a committee of linear units is one).
+        The learning problem, with linear activations, the squared loss, a fixed head and free
+        rows. A committee of linear units of any width is a linear student.
     algorithm : OnePassSGD
-        Plain SGD; its learning rate a number, or ``sgd.piecewise_rate`` (taken piece by piece).
+        Plain SGD, with a constant learning rate or ``sgd.piecewise_rate``.
     start : Start
-        Where, of one run or several.
+        Initial condition of one or several runs.
     steps : sequence of int
         Save points in steps, in any order, up to 1e15.
     dimension : int, optional
-        d; a problem whose covariance is a ``sgd.Spectrum`` knows it.
+        Dimension d; defaults to that of the covariance if it is a ``sgd.Spectrum``.
     kappa : float, default 1.0
-        E|x|^4 over that of a Gaussian of the same covariance: 1 for Gaussian inputs, else for elliptical ones, x = sqrt(tau) z with
-        kappa = E[tau^2]; ``sgd.spectrum_of`` measures it.
+        Ratio of E|x|^4 to that of a Gaussian of the same covariance: 1 for Gaussian inputs,
+        kappa = E[tau^2] for elliptical ones, x = sqrt(tau) z. ``sgd.spectrum_of`` measures it.
 
     Returns
     -------
     xarray.Dataset
-        ``risk`` and ``excess_risk`` over (run, time) and ``error_block``, the mean of abs(w - w*)^2 in each block, with the coordinates
-        ``step``, ``t`` and ``alpha``. Attributes: ``largest_step``, the step g above which the mean risk does not settle;
-        ``noise_gain``, how much of its own risk a step feeds back (1 at that step); ``g_l1``, ``effective_dimension``, ``trace``; with bins
-        ``error_binning``, their relative error on the risk.
+        ``risk`` and ``excess_risk`` over (run, time) and ``error_block``, the mean of
+        abs(w - w*)^2 in each block, with the coordinates ``step``, ``t`` and ``alpha``.
+        Attributes: ``largest_step``, the step g above which the mean risk does not settle;
+        ``noise_gain``, the share of its own risk that a step feeds back (1 at that step);
+        ``g_l1``, ``effective_dimension``, ``trace``; with bins ``error_binning``, their relative
+        error on the risk.
 
     Raises
     ------
     ValueError
-        If the student is not linear, or an argument is refused.
+        If the student is not linear, or an argument is invalid.
 
     Warns
     -----
     UserWarning
-        Where the mean does not settle, or is carried by rare runs.
+        If the mean does not settle, or if rare runs carry it.
 
     Notes
     -----
-    With weights in the eigenbasis, c_j = E[(w_j - w*_j)^2] closes: c_j' = q_j c_j + (g^2/B) l_j 2 risk,
-    q_j = 1 - 2 g l_j + g^2 (1 + 1/B) l_j^2. One symmetric eigenproblem gives all steps.
-    At g l_1 near 1/2 the mean is not a typical run: after 5 steps at batch 1 the median is a tenth of it.
+    With weights in the eigenbasis, c_j = E[(w_j - w*_j)^2] obeys a closed recursion:
+    c_j' = q_j c_j + (g^2/B) l_j 2 risk, q_j = 1 - 2 g l_j + g^2 (1 + 1/B) l_j^2. One symmetric
+    eigenproblem gives all steps. At g l_1 near 1/2 the mean is not a typical run: after 5 steps at
+    batch 1 the median is a tenth of it.
 
     Examples
     --------
-    >>> problem = sgd.TeacherStudent(width=1, activation="linear", noise=1e-4, covariance=sgd.power_law(1.2, 1e9, target=0.3))
-    >>> begin = sgd.start(problem, M=np.zeros((110, 1, 1)), Q=np.zeros((110, 1, 1)))
-    >>> result = sgd.solve_linear(problem, sgd.OnePassSGD(lr=0.5, per="trace"), begin, steps=[100, 10_000, 1_000_000])
+    >>> spectrum = sgd.power_law(1.2, 1e9, target=0.3)
+    >>> problem = sgd.TeacherStudent(width=1, activation="linear", noise=1e-4, covariance=spectrum)
+    >>> start = sgd.start(problem, M=np.zeros((110, 1, 1)), Q=np.zeros((110, 1, 1)))
+    >>> algorithm = sgd.OnePassSGD(lr=0.5, per="trace")
+    >>> result = sgd.solve_linear(problem, algorithm, start, steps=[100, 10_000, 1_000_000])
     >>> [f"{value:.4g}" for value in result["risk"].values[0]]
     ['0.09869', '0.004952', '0.0002979']
     """
-    algorithm = checked_algorithm(algorithm, "solve_linear", problem)
+    # Save points may come in any order, so that only the other arguments are validated here.
+    call = validate_call(
+        "solve_linear",
+        problem,
+        algorithm,
+        start,
+        times=[0.0],
+        dimension=dimension,
+        needs_dimension=True,
+        allow_small_blocks=True,
+    )
     weights = output_weights(problem)
-    d, sizes = check_dimension(problem, dimension, small=True)
-    begin = validate_start(problem, start)
-    wanted = validate_values("steps", steps, 0.0)
-    if np.any(wanted != np.round(wanted)) or np.any(wanted > 1e15):
+    points = validate_values("steps", steps, 0.0)
+    if np.any(points != np.round(points)) or np.any(points > MOST_STEPS):
         raise checks.reject("steps", steps, "give whole numbers up to 1e15")
     kappa = checks.number("kappa", kappa, above=0.0)
-    dynamics = FieldDynamics(problem, algorithm)
-    found = _means(dynamics, begin, weights, sizes, d, kappa, wanted)
+    dynamics, (d, block_sizes) = call.dynamics, call.finite_dimension
+    assert isinstance(dynamics, FieldDynamics)
+    student = _Student(dynamics, call.initial_state, weights, block_sizes, d, kappa)
+    errors, t = student.errors_after(points)
     attributes: dict[str, Any] = {
         "dimension": d,
         "kappa": kappa,
         "assumptions": "linear student, one pass, exact mean",
+        **student.stability(),
     }
     if problem.spectrum is not None:
-        attributes |= {
-            "dimension": problem.spectrum.dimension,
-            "effective_dimension": problem.spectrum.effective_dimension,
-        }
-    g = float(np.max(_pieces(algorithm, d)[1])) / d
-    modes = modes_of(dynamics, begin, 0, weights, sizes, kappa)
-    scale = output_gain(begin, 0)
-    attributes |= {
-        "trace": modes.trace,
-        "g_l1": g * scale * float(modes.eigenvalues.max()),
-        "largest_step": modes.largest_step(algorithm.batch) / scale if scale else math.inf,
-        "noise_gain": modes.noise_gain(g * scale, algorithm.batch) if g * scale else 0.0,
-    }
-    coarser = dynamics.merge_bins(begin)
-    if coarser is not None:
-        other = _means(coarser[0], coarser[1], weights, sizes, d, kappa, wanted)
-        risks = (
-            found[0] @ eigenvalues(problem.parameters),
-            other[0] @ eigenvalues(coarser[0].parameters),
-        )
+        attributes["dimension"] = problem.spectrum.dimension
+        attributes["effective_dimension"] = problem.spectrum.effective_dimension
+    merged = dynamics.merge_bins(call.initial_state)
+    if merged is not None:
+        coarse = student._replace(dynamics=merged[0], start=merged[1])
+        twice_excess = errors @ eigenvalues(problem.parameters)
+        coarse_excess = coarse.errors_after(points)[0] @ eigenvalues(merged[0].parameters)
+        # Bins twice as wide have four times the error.
+        noise = float(problem.parameters["noise"])
         attributes["error_binning"] = largest_share(
-            (risks[0] - risks[1]) / 3, risks[0] + float(problem.noise)
-        )  # type: ignore[attr-defined]
-    _warn(attributes, algorithm.batch)
-    return _dataset(problem, algorithm, found, wanted, d, attributes)
+            (twice_excess - coarse_excess) / 3, twice_excess + noise
+        )
+    clock = Clock(
+        t,
+        points * (dynamics.algorithm.batch / d),
+        points,
+        samples=problem.spectrum is None or not problem.spectrum.infinite,
+        requested="step",
+        divisor=time_divisor(dynamics.algorithm),
+    )
+    source = LinearMeans(problem, dynamics.algorithm)
+    states = {"error_block": errors}
+    return build_result(
+        ResultCall(source, clock, d, Observables()),
+        "solve_linear",
+        states,
+        attributes,
+        {"diverged_at": np.full(len(errors), np.nan)},
+        risk=source.risk_along(states, clock, d)[0],
+        warnings=_stability_warnings(attributes, dynamics.algorithm.batch),
+    )
+
+
+class LinearMeans(ResultSource):
+    """Results of a linear student: second moments of its errors by block, and the mean risk."""
+
+    def __init__(self, problem: Problem, algorithm: OnePassSGD) -> None:
+        self.problem, self.algorithm = problem, algorithm
+
+    def _excess_risk(self, errors: np.ndarray) -> np.ndarray:
+        """(1/2) sum_b l_b E|w_b - w*_b|^2, infinite where the errors overflow."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            excess = 0.5 * errors @ eigenvalues(self.problem.parameters)
+        return np.where(np.isfinite(excess), excess, np.inf)
+
+    def risk_along(
+        self, states: dict[str, np.ndarray], clock: Clock, dimension: int | None
+    ) -> tuple[np.ndarray, float]:
+        return self._excess_risk(states["error_block"]) + self.problem.noise_floor, 0.0
+
+    def observables(
+        self, states: dict[str, np.ndarray], risk: np.ndarray, clock: Clock
+    ) -> dict[str, Any]:
+        errors = states["error_block"]
+        return {
+            "risk": risk,
+            "excess_risk": self._excess_risk(errors),
+            "error_block": errors,
+        }
+
+    def labels(self, values: Mapping[str, np.ndarray]) -> Labels:
+        variables = {
+            "risk": ("mean population risk", ()),
+            "excess_risk": ("mean excess risk", ()),
+            "error_block": ("mean of |w - w*|^2 in a block", ("block",)),
+        }
+        meaning = {"long_name": "covariance eigenvalue"}
+        coordinates = {"eigenvalue": ("block", eigenvalues(self.problem.parameters), meaning)}
+        return Labels(variables, coordinates)
 
 
 def output_weights(problem: Problem) -> np.ndarray:
-    """The teacher as one vector in the signals; refuse what is not linear."""
-    fix = 'give sgd.TeacherStudent(width=..., activation="linear", ...) with loss="squared", a fixed head and free rows'
+    """The teacher as one vector in the signals; ValueError for students that are not linear."""
     if not linear_student(problem) or problem.head != "fixed" or problem.constraint is not None:
-        raise checks.reject("problem", problem, f"this is for linear students: {fix}")
+        fix = (
+            "this is for linear students: give sgd.TeacherStudent(width=..., "
+            'activation="linear", ...) with loss="squared", a fixed head and free rows'
+        )
+        raise checks.reject("problem", problem, fix)
     if is_scheduled(problem.noise) or is_scheduled(problem.weight_decay):
         raise checks.reject("problem", problem, "noise and weight decay are numbers here")
     return np.asarray(problem.teacher_head) / problem.teacher_width
@@ -156,145 +227,131 @@ def linear_student(problem: object) -> TypeGuard[TeacherStudent]:
     return has_linear_output(problem) and problem.teacher_activation.name == "linear"
 
 
-def output_gain(begin: Start, run: int) -> float:
-    """A step of the output's vector (1/p) sum_i a_i w_i over that of a row: sum_i (a_i/p)^2."""
-    a = begin.a[run]
+def output_gain(start: Start, run: int) -> float:
+    """Step of the output vector (1/p) sum_i a_i w_i over that of a row: sum_i (a_i/p)^2."""
+    a = start.a[run]
     return float(np.sum((a / len(a)) ** 2))
 
 
 def modes_of(
-    dynamics: Any, begin: Start, run: int, weights: np.ndarray, sizes: Any, kappa: float
+    dynamics: FieldDynamics,
+    start: Start,
+    run: int,
+    weights: np.ndarray,
+    block_sizes: np.ndarray,
+    kappa: float,
 ) -> LinearModes:
-    """The student of one run as its modes."""
-    numbers = dynamics.parameters
-    a = begin.a[run] / begin.a.shape[1]
-    own = np.einsum("i,bij,j->b", a, begin.Q_blocks[run], a)
-    cross = np.einsum("i,bir,r->b", a, begin.M_blocks[run], weights)
-    target = np.einsum("r,brs,s->b", weights, numbers["gram"], weights)
-    errors = np.maximum(own - 2 * cross + target, 0.0)
-    counts = np.asarray(sizes, dtype=float)
+    """The student of one run in the eigenbasis of its inputs."""
+    parameters = dynamics.parameters
+    a = start.a[run] / start.a.shape[1]
+    # |w|^2, w.w* and |w*|^2 of the output vectors in each block
+    student = np.einsum("i,bij,j->b", a, start.Q_blocks[run], a)
+    cross = np.einsum("i,bir,r->b", a, start.M_blocks[run], weights)
+    teacher = np.einsum("r,brs,s->b", weights, parameters["gram"], weights)
     return LinearModes(
-        np.asarray(eigenvalues(numbers)),
-        counts,
-        errors,
-        float(numbers["noise"]),
+        np.asarray(eigenvalues(parameters)),
+        np.asarray(block_sizes, dtype=float),
+        np.maximum(student - 2 * cross + teacher, 0.0),
+        float(parameters["noise"]),
         kappa,
-        target,
-        cross - target,
+        teacher,
+        cross - teacher,
     )
 
 
 def _pieces(algorithm: OnePassSGD, d: int) -> tuple[np.ndarray, np.ndarray]:
-    """Steps at which the learning rate changes, and its values before the first of them, between, and after."""
+    """Steps at which the learning rate changes, and its values before, between and after them."""
     lr = algorithm.lr
     if not isinstance(lr, Schedule):
         return np.zeros(0), np.array([float(lr)])
     if lr.name != "piecewise":
-        raise checks.reject(
-            "lr",
-            lr,
-            "a schedule is taken piece by piece here: give sgd.piecewise_rate(...), or take solve_ode",
-        )
-    # the rate of a step is that at its alpha
+        fix = "only piecewise constant schedules have an exact mean here: give "
+        raise checks.reject("lr", lr, f"{fix}sgd.piecewise_rate(...), or take solve_ode")
+    # The rate of a step is that at its alpha.
     edges = np.ceil(np.asarray(lr.parameters["edges"]) * d / algorithm.batch - 1e-9)
     return edges, np.asarray(lr.parameters["rates"])
 
 
-def _means(
-    dynamics: Any,
-    begin: Start,
-    weights: np.ndarray,
-    sizes: Any,
-    d: int,
-    kappa: float,
-    wanted: np.ndarray,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Errors (run, time, block) and the learning rates' sum over d after so many steps, which is t."""
-    edges, rates = _pieces(dynamics.algorithm, d)
-    found = np.zeros((begin.runs, len(wanted), len(np.asarray(sizes))))
-    t = np.zeros(len(wanted))
-    decay, batch = float(dynamics.parameters["weight_decay"]), dynamics.algorithm.batch
-    students = [modes_of(dynamics, begin, run, weights, sizes, kappa) for run in range(begin.runs)]
+class _Student(NamedTuple):
+    """A linear student, its start and its teacher in the signals."""
+
+    dynamics: FieldDynamics
+    start: Start
+    weights: np.ndarray
+    block_sizes: np.ndarray
+    dimension: int
+    kappa: float
+
+    def modes(self, run: int) -> LinearModes:
+        return modes_of(self.dynamics, self.start, run, self.weights, self.block_sizes, self.kappa)
+
+    def errors_after(self, steps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Errors (run, time, block) after these steps, and t = sum of lr/d over the steps."""
+        return _means(self, steps)
+
+    def stability(self) -> dict[str, Any]:
+        """Attributes about the largest step, for the first run."""
+        algorithm, modes = self.dynamics.algorithm, self.modes(0)
+        g = float(np.max(_pieces(algorithm, self.dimension)[1])) / self.dimension
+        gain = output_gain(self.start, 0)
+        return {
+            "trace": modes.trace,
+            "g_l1": g * gain * float(modes.eigenvalues.max()),
+            "largest_step": modes.largest_step(algorithm.batch) / gain if gain else math.inf,
+            "noise_gain": modes.noise_gain(g * gain, algorithm.batch) if g * gain else 0.0,
+        }
+
+
+def _means(student: _Student, steps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """See `_Student.errors_after`: pieces of the learning rate one after the other."""
+    algorithm, d, start = student.dynamics.algorithm, student.dimension, student.start
+    edges, rates = _pieces(algorithm, d)
+    errors = np.zeros((start.runs, len(steps), len(student.block_sizes)))
+    t = np.zeros(len(steps))
+    decay = float(student.dynamics.parameters["weight_decay"])
+    modes = [student.modes(run) for run in range(start.runs)]
     first = elapsed = 0.0
-    # runs inside of pieces: those with the same head share the eigenproblem of a piece
     for rate, last in zip(rates, [*edges, np.inf], strict=True):
-        here = (wanted >= first) & (wanted < last)
-        ends = np.append(wanted[here] - first, last - first if np.isfinite(last) else 0.0)
-        t[here] = elapsed + (wanted[here] - first) * rate / d
-        for run, now in enumerate(students):
-            scale = output_gain(begin, run)
-            g = rate / d * scale
-            if g > 0:
-                errors, alongs = now.errors_after(ends, g, batch, decay / scale)
-            else:
-                errors, alongs = (
-                    np.tile(now.errors, (len(ends), 1)),
-                    np.tile(now.along, (len(ends), 1)),
-                )  # type: ignore[arg-type]
-            found[run][here] = errors[:-1]
+        is_inside = (steps >= first) & (steps < last)
+        inside = steps[is_inside] - first
+        length = last - first if np.isfinite(last) else 0.0
+        t[is_inside] = elapsed + inside * rate / d
+        # Runs with the same head share the eigenproblem of a piece.
+        for run, current in enumerate(modes):
+            gain = output_gain(start, run)
+            after, teacher_part = _errors_after_piece(
+                current, np.append(inside, length), rate / d * gain, algorithm.batch, decay, gain
+            )
+            errors[run][is_inside] = after[:-1]
             if np.isfinite(last):
-                students[run] = replace(now, errors=np.maximum(errors[-1], 0.0), along=alongs[-1])
-        if np.isfinite(last):
-            elapsed, first = elapsed + (last - first) * rate / d, last
-    return found, t
+                modes[run] = replace(
+                    current, errors=np.maximum(after[-1], 0.0), along=teacher_part[-1]
+                )
+        elapsed, first = elapsed + length * rate / d, last
+    return errors, t
 
 
-def _warn(attributes: dict[str, Any], batch: int) -> None:
+def _errors_after_piece(
+    modes: LinearModes, steps: np.ndarray, g: float, batch: int, decay: float, gain: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Errors, and their part along the teacher, after these steps of a constant step size g."""
+    if g > 0:
+        return modes.errors_after(steps, g, batch, decay / gain)
+    assert modes.along is not None
+    return np.tile(modes.errors, (len(steps), 1)), np.tile(modes.along, (len(steps), 1))
+
+
+def _stability_warnings(attributes: dict[str, Any], batch: int) -> tuple[str, ...]:
     if attributes["noise_gain"] >= 1:
-        warn(
-            f"a step feeds back {attributes['noise_gain']:.3g} of its own risk, and the mean does not settle: steps g above "
-            f"{attributes['largest_step']:.3g} (lr in units of D) diverge in the mean"
+        return (
+            f"a step feeds back {attributes['noise_gain']:.3g} of its own risk, and the mean does "
+            f"not settle. Steps g above {attributes['largest_step']:.3g} (lr in units of D) "
+            "diverge in the mean. Use a smaller lr.",
         )
-    elif batch == 1 and attributes["g_l1"] > FOURTH:
-        warn(
-            f"g l_1 = {attributes['g_l1']:.2g}: above {FOURTH} fourth moments diverge, and rare runs carry the mean; "
-            'take a smaller lr, or sgd.simulate(..., method="exact") for typical ones'
+    if batch == 1 and attributes["g_l1"] > FOURTH_MOMENT_LIMIT:
+        return (
+            f"g l_1 = {attributes['g_l1']:.2g}: above {FOURTH_MOMENT_LIMIT} fourth moments "
+            "diverge, and rare runs carry the mean. Use a smaller lr, or "
+            'sgd.simulate(..., method="exact") for typical runs.',
         )
-
-
-def _dataset(
-    problem: Any,
-    algorithm: OnePassSGD,
-    found: tuple[np.ndarray, np.ndarray],
-    steps: np.ndarray,
-    d: int,
-    attributes: dict[str, Any],
-) -> xr.Dataset:
-    errors, t = found
-    with np.errstate(over="ignore", invalid="ignore"):
-        excess = 0.5 * errors @ eigenvalues(problem.parameters)
-    excess = np.where(np.isfinite(excess), excess, np.inf)
-    variables = {
-        "risk": (
-            ("run", "time"),
-            excess + problem.noise_floor,
-            {"long_name": "mean population risk"},
-        ),
-        "excess_risk": (("run", "time"), excess, {"long_name": "mean excess risk"}),
-        "error_block": (
-            ("run", "time", "block"),
-            errors,
-            {"long_name": "mean of |w - w*|^2 in a block"},
-        ),
-    }
-    coordinates: dict[str, Any] = {
-        "t": ("time", t, {"long_name": time_name(time_divisor(algorithm))}),
-        "step": ("time", steps, {"long_name": "steps"}),
-        "diverged_at": (
-            "run",
-            np.full(len(excess), np.nan),
-            {"long_name": "last finite time of a run that diverged"},
-        ),
-        "eigenvalue": (
-            "block",
-            eigenvalues(problem.parameters),
-            {"long_name": "covariance eigenvalue"},
-        ),
-    }
-    if problem.spectrum is None or not problem.spectrum.infinite:
-        coordinates["alpha"] = ("time", steps * (algorithm.batch / d), {"long_name": "samples/d"})
-    return xr.Dataset(
-        variables,
-        coordinates,
-        record(problem, algorithm, "solve_linear", attributes | {"clock": "step"}),
-    )
+    return ()
