@@ -167,7 +167,7 @@ def test_functions_of_one_factory_are_points_of_one_sweep(tmp_path):
     np.testing.assert_allclose(result["value"], [1.0, 2.0, np.tanh(1.0)], rtol=1e-6)
     assert len(set(result.activation.values)) == 3
     assert all(str(text).startswith("function ") for text in result.activation.values[:2])
-    with pytest.raises(ValueError, match="have the same parameters: give each once"):
+    with pytest.raises(ValueError, match=r"have the same parameters\. Remove one"):
         sweep(
             slope,
             problem=sgd.TeacherStudent(1),

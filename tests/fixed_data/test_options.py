@@ -7,7 +7,7 @@ import pytest
 import sgdynamics as sgd
 from sgdynamics.cli.problem_files import plan, sweep_call
 from sgdynamics.sweeps.job import Job
-from sgdynamics.sweeps.points import find
+from sgdynamics.sweeps.points import find_parameter
 
 PROBLEM = sgd.TeacherStudent(width=1, activation="linear")
 DESCENT = sgd.GradientDescent(lr=0.1, samples_per_dimension=2.0)
@@ -47,13 +47,13 @@ def test_points_of_a_sweep_vary_an_option(name):
     """The other options of the call stay, and the store distinguishes sweeps by them."""
     arguments = {"steps": [1], "method": sgd.DMFT(tolerance=1e-3)}
     job = Job("solve_dmft", PROBLEM, DESCENT, START, arguments)
-    path = find(job, name)
+    path = find_parameter(job, name)
     assert path == ("arguments", "method", "rank")
     job.vary({path})
-    assert job.made({path: 7})[3]["method"] == sgd.DMFT(tolerance=1e-3, rank=7)
+    assert job.objects_at({path: 7})[3]["method"] == sgd.DMFT(tolerance=1e-3, rank=7)
     other = Job("solve_dmft", PROBLEM, DESCENT, START, {"steps": [1]})
     other.vary({path})
-    assert other.made({path: 7})[3]["method"] == sgd.DMFT(rank=7)
+    assert other.objects_at({path: 7})[3]["method"] == sgd.DMFT(rank=7)
     assert other.identity != job.identity
 
 

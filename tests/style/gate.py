@@ -15,11 +15,12 @@ from tests.style.checker import ROOT, Report, check_file, path_name
 # `python -m tests.style FOLDER` prints none.
 CLEAN: list[str] = [
     "paper",
+    "src/sgdynamics/cli",
+    "src/sgdynamics/papers",
+    "src/sgdynamics/plotting",
     "src/sgdynamics/scaling",
     "src/sgdynamics/sde",
-    "src/sgdynamics/cli",
-    "src/sgdynamics/plotting",
-    "src/sgdynamics/papers",
+    "src/sgdynamics/sweeps",
     "tests/style",
 ]
 

@@ -90,7 +90,7 @@ def test_foreign_and_damaged_stores_are_refused(tmp_path):
     sweep(logged, over=OVER, log=log, store=store, workers=1)
     with pytest.raises(
         ValueError,
-        match=r"manifest\.json belongs to another sweep \(arguments was .*give another folder",
+        match=r"manifest\.json belongs to another sweep \(arguments was .*use another folder",
     ):
         sweep(logged, over=OVER, log=log + "2", store=store, workers=1)
     with pytest.raises(ValueError, match="belongs to another sweep"):
@@ -113,7 +113,7 @@ def test_foreign_and_damaged_stores_are_refused(tmp_path):
     pieces[0].write_bytes(whole[: len(whole) // 2])
     with pytest.raises(
         ValueError,
-        match=rf"{pieces[0].name} cannot be read, it is truncated or damaged .*delete that file",
+        match=rf"{pieces[0].name} cannot be read, it is truncated or damaged .*Delete this file",
     ):
         sweep(logged, over=OVER, log=log, store=store, workers=1)
     before = len(calls(log))
@@ -127,7 +127,7 @@ def test_foreign_and_damaged_stores_are_refused(tmp_path):
     full = tmp_path / "full"
     full.mkdir()
     (full / "thesis.tex").write_text("mine")
-    with pytest.raises(ValueError, match="holds other files"):
+    with pytest.raises(ValueError, match="contains other files"):
         sweep(logged, over=OVER, log=log, store=full, workers=1)
     assert [one.name for one in full.iterdir()] == ["thesis.tex"]
 
@@ -200,8 +200,8 @@ TROUBLES = {
     "name of labels": "'z_values', which a sweep uses for the labels",
     "error text": r"ValueError: NUL \\x00 and surrogate \\udc80",
     "unprintable": "Unprintable: its message cannot be shown",
-    "slash": "the name 'a/b', which files cannot hold",
-    "empty name": "the name '', which files cannot hold",
+    "slash": "the name 'a/b', which files cannot contain",
+    "empty name": "the name '', which files cannot contain",
     "large integer": r"'y' is an integer beyond 2\*\*53",
     "64 bits": r"'y' is an integer beyond 2\*\*53",
     "NUL": "'y' is a text with a NUL",
@@ -279,7 +279,7 @@ def test_every_flipped_bit_is_noticed(tmp_path):
                 read_file(piece, sealed=required)
     with pytest.raises(
         ValueError,
-        match=rf"{piece.name} cannot be read, it is truncated or damaged .*delete that file",
+        match=rf"{piece.name} cannot be read, it is truncated or damaged .*Delete this file",
     ):
         sweep(logged, **shared)
     piece.write_bytes(content)

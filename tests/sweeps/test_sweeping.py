@@ -126,15 +126,15 @@ def test_names_are_checked_before_anything_runs(monkeypatch):
     with pytest.raises(ValueError, match="the start is fixed"):
         sweep("solve_ode", over={"start.seed": [1]}, times=TIMES, **fixed)
     cases = {
-        "give each once": {"over": {"lr": [0.1, 0.1]}},
+        "Remove one": {"over": {"lr": [0.1, 0.1]}},
         "name the same parameter": {"over": {"lr": [0.1], "algorithm.lr": [0.2]}},
-        "give a list of values": {"over": {"lr": 0.1}},
+        "must be a list of values": {"over": {"lr": 0.1}},
         "at least one value": {"over": {"lr": []}},
-        "every combination": {"over": {}},
+        "all combinations": {"over": {}},
         "the same parameters": {"over": [{"lr": 0.1}, {"noise": 0.1}]},
         "exactly one of": {"over": {"lr": [0.1]}, "alpha": [1.0]},
         "did you mean 'rtol'": {"over": {"lr": [0.1]}, "rtoll": 1e-3},
-        "shards meet in a store": {"over": {"lr": [0.1]}, "shard": (0, 2)},
+        "shards need a common store": {"over": {"lr": [0.1]}, "shard": (0, 2)},
         "workers = 0": {"over": {"lr": [0.1]}, "workers": 0},
     }
     for message, change in cases.items():
@@ -389,7 +389,7 @@ def test_power_law_of_a_sweep():
     law = fit_exponent(found, "mean", "n", c=5.0)
     assert (law.exponent, law.prefactor) == (pytest.approx(2.0), pytest.approx(5.0))
     assert law.weighted
-    with pytest.raises(ValueError, match=r"fix c=\.\.\."):
+    with pytest.raises(ValueError, match=r"set c=\.\.\."):
         fit_exponent(found, "mean", "n")
     with pytest.raises(ValueError, match=r"the sweep has 1\.0, 5\.0"):
         fit_exponent(found, "mean", "n", c=4.0)

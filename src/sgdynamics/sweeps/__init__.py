@@ -1,4 +1,4 @@
-"""Sweeps: any solver over any parameters, in parallel, stopped and resumed at will; and the power laws that they show."""
+"""Sweeps of any solver over any parameters, parallel and resumable, and fits of power laws."""
 
 from sgdynamics.sweeps.power_law_fit import PowerLawFit, fit_exponent
 from sgdynamics.sweeps.sweeping import sweep

@@ -1,4 +1,7 @@
-"""Solving points: one by one, or those that differ only in numbers as one program; a point that fails says so and the rest go on."""
+"""Solution of points: one by one, or several that differ only in numbers by one program.
+
+A point that fails records its error, and the others continue.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,6 @@ from functools import partial
 from typing import Any
 
 from sgdynamics.analysis.exit_times import finish_exits, prepare_exits, warn_if_no_growth
-from sgdynamics.base.arrays import Function
 from sgdynamics.base.precision import float64
 from sgdynamics.dynamics.choice import dynamics_of
 from sgdynamics.dynamics.fields import FieldDynamics
@@ -22,26 +24,28 @@ from sgdynamics.sweeps.answers import (
     Answer,
     Stack,
     answer_of,
-    checked,
+    check_names,
     error_text,
-    stacked,
+    stack_answers,
     storable_text,
 )
 from sgdynamics.sweeps.job import Job
 from sgdynamics.sweeps.points import Point
 
-TOGETHER = 64  # points of one program: enough to hide the cost of small operations
-FEW = 8  # where expectations are sampled every point is real work, and small groups keep all cores busy
+BATCH_SIZE = 64  # points of one program: enough to hide the cost of small operations
+# With sampled expectations each point is real work, and small groups keep all cores busy.
+SAMPLED_BATCH_SIZE = 8
 
-caught = threading.RLock()  # warnings are caught process-wide: by one thread at a time
+# Warnings are recorded for the whole process, so one thread at a time records them.
+recording_warnings = threading.RLock()
 
 
-def together(job: Job, point: Point) -> int:
-    """How many points like this one are solved as one program; 1 where they are solved one by one."""
+def batch_size(job: Job, point: Point) -> int:
+    """The number of points like this one that one program solves; 1 if they are solved alone."""
     if not job.built_in or job.solver not in ("solve_ode", "exit_time"):
         return 1
     try:
-        problem, algorithm, _, arguments = job.made(point.values)
+        problem, algorithm, _, arguments = job.objects_at(point.values)
         dynamics = dynamics_of("sweep", problem, algorithm)
     except Exception:
         return 1  # The point is invalid: solved alone, it records its error.
@@ -56,51 +60,66 @@ def together(job: Job, point: Point) -> int:
         arguments.get("dimension") is not None and problem.structure.constraint.fixes_norms
     ):
         return 1
-    return FEW if expectation_of(problem.structure).sampled(algorithm.flow) else TOGETHER
+    is_sampled = expectation_of(problem.structure).sampled(algorithm.flow)
+    return SAMPLED_BATCH_SIZE if is_sampled else BATCH_SIZE
 
 
-def compute(job: Job, points: list[Point], size: int, swept: list[str]) -> list[Stack]:
-    """The answers at these points, in as few stacks as their layouts allow; `size` is what `together` returned for their group."""
-    answers: dict[int, Answer] = {}
+class _Answers:
+    """The answers at the points of a group, by their index; a failure becomes text."""
 
-    def attempt(place: int, function: Callable[[], Any]) -> Any:
-        """What a step of this point gives, or None where it fails: then the point has its error as text; its warnings are kept."""
-        own = answers.setdefault(place, Answer())
-        with caught, warnings.catch_warnings(record=True) as heard:
+    def __init__(self, swept: list[str]) -> None:
+        self.swept = swept
+        self.by_index: dict[int, Answer] = {}
+
+    def attempt(self, index: int, function: Callable[[], Any]) -> Any:
+        """Call a function for a point; record its warnings, and return None if it fails."""
+        answer = self.by_index.setdefault(index, Answer())
+        with recording_warnings, warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             try:
                 return function()
             except KeyboardInterrupt:
                 raise
-            except (
-                BaseException
-            ) as error:  # SystemExit too: sys.exit in a point ends that point, and no worker
-                own.failed = error_text(error)
+            except BaseException as error:
+                # SystemExit too: sys.exit in a point ends that point and not the worker.
+                answer.failed = error_text(error)
                 return None
             finally:
-                texts = [*filter(None, [own.warning]), *(_message(one.message) for one in heard)]
-                own.warning = "; ".join(dict.fromkeys(texts))
+                texts = [*filter(None, [answer.warning])]
+                texts += [_message(warning.message) for warning in caught]
+                answer.warning = "; ".join(dict.fromkeys(texts))
 
-    def answer(place: int, function: Callable[[], Any]) -> None:
-        found = attempt(place, lambda: checked(answer_of(function()), swept))
-        if found is not None:
-            found.warning = answers[place].warning
-            answers[place] = found
+    def record(self, index: int, function: Callable[[], Any]) -> None:
+        """Record what a function returns as the answer at a point."""
+        answer = self.attempt(index, lambda: check_names(answer_of(function()), self.swept))
+        if answer is not None:
+            answer.warning = self.by_index[index].warning
+            self.by_index[index] = answer
+
+
+def compute(job: Job, points: list[Point], size: int, swept: list[str]) -> list[Stack]:
+    """The answers at some points, in as few stacks as their layouts allow.
+
+    `size` is the batch size of their group.
+    """
+    answers = _Answers(swept)
+
+    def solve_alone() -> None:
+        for index, point in enumerate(points):
+            answers.record(index, lambda point=point: job.run(point.values))
 
     if size == 1:
-        for place, point in enumerate(points):
-            answer(place, lambda point=point: job.run(point.values))
+        solve_alone()
     else:
-        way = _odes if job.solver == "solve_ode" else _exits
+        solve_together = _solve_odes if job.solver == "solve_ode" else _solve_exits
         try:
-            way({place: point for place, point in enumerate(points)}, job, size, attempt, answer)
-        except Exception:  # of the whole group: each point by itself shows whose it is
-            answers.clear()
-            for place, point in enumerate(points):
-                answer(place, lambda point=point: job.run(point.values))
-    return stacked(
-        [point.name for point in points], [answers[place] for place in range(len(points))]
-    )
+            solve_together(points, job, size, answers)
+        except Exception:
+            # The error is that of a whole group: solved alone, each point shows its own.
+            answers = _Answers(swept)
+            solve_alone()
+    ordered = [answers.by_index[index] for index in range(len(points))]
+    return stack_answers([point.name for point in points], ordered)
 
 
 def _message(warning: object) -> str:
@@ -111,50 +130,47 @@ def _message(warning: object) -> str:
 
 
 @float64
-def _odes(
-    points: dict[int, Point], job: Job, size: int, attempt: Function, answer: Function
-) -> None:
-    """solve_ode at each point: prepared each, run together, finished each. Starts are checked once for all problems that they fit alike."""
-    doors = {
-        place: attempt(place, lambda point=point: _asked(prepare_ode, job, point))
-        for place, point in points.items()
+def _solve_odes(points: list[Point], job: Job, size: int, answers: _Answers) -> None:
+    """Solve the ODE at several points: prepare each, integrate together, finish each."""
+    prepared = {
+        index: answers.attempt(index, lambda point=point: _prepare(prepare_ode, job, point))
+        for index, point in enumerate(points)
     }
-    good = {place: door for place, door in doors.items() if door is not None}
-    for place, path in zip(
-        good, solve([prepared for _, prepared in good.values()], size), strict=True
-    ):
-        answer(
-            place, lambda place=place, path=path: finish_ode(good[place][0], or_raise(path), Parts)
-        )
+    valid = {index: pair for index, pair in prepared.items() if pair is not None}
+    solutions = solve([request for _, request in valid.values()], size)
+    for (index, (call, _)), solution in zip(valid.items(), solutions, strict=True):
+        answers.record(index, partial(_finish_ode, call, solution))
+
+
+def _finish_ode(call: Any, solution: Any) -> Any:
+    return finish_ode(call, or_raise(solution), Parts)
 
 
 @float64
-def _exits(
-    points: dict[int, Point], job: Job, size: int, attempt: Function, answer: Function
-) -> None:
-    """exit_time by the ODE at each point, likewise."""
-    asked = {
-        place: attempt(place, lambda point=point: _asked(prepare_exits, job, point))
-        for place, point in points.items()
+def _solve_exits(points: list[Point], job: Job, size: int, answers: _Answers) -> None:
+    """Compute exit times by the ODE at several points, likewise."""
+    prepared = {
+        index: answers.attempt(index, lambda point=point: _prepare(prepare_exits, job, point))
+        for index, point in enumerate(points)
     }
-    cases = {
-        place: one.case() for place, one in asked.items() if one is not None and not one.away.all()
-    }
-    found: dict[int, Any] = {}
-    for names in by_program(cases, size):
-        found |= dict(zip(names, run_cases([cases[name] for name in names], size), strict=True))
-
-    def finished(place: int) -> Any:
-        times = finish_exits(asked[place], or_raise(found.get(place)))
-        if times.left < times.runs:
-            warn_if_no_growth(asked[place])
-        return times
-
-    for place, one in asked.items():
-        if one is not None:
-            answer(place, partial(finished, place))
+    valid = {index: request for index, request in prepared.items() if request is not None}
+    # Points whose runs have all left at the start need no integration.
+    cases = {index: request.case() for index, request in valid.items() if not request.away.all()}
+    solutions: dict[int, Any] = {}
+    for indices in by_program(cases, size):
+        outcomes = run_cases([cases[index] for index in indices], size)
+        solutions |= dict(zip(indices, outcomes, strict=True))
+    for index, request in valid.items():
+        answers.record(index, partial(_finish_exits, request, solutions.get(index)))
 
 
-def _asked(prepare: Callable[..., Any], job: Job, point: Point) -> Any:
-    problem, algorithm, begin, arguments = job.made(point.values)
-    return prepare(problem, algorithm, begin, **arguments)
+def _finish_exits(request: Any, solution: Any) -> Any:
+    times = finish_exits(request, or_raise(solution))
+    if times.left < times.runs:
+        warn_if_no_growth(request)
+    return times
+
+
+def _prepare(prepare: Callable[..., Any], job: Job, point: Point) -> Any:
+    problem, algorithm, initial, arguments = job.objects_at(point.values)
+    return prepare(problem, algorithm, initial, **arguments)

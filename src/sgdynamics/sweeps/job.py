@@ -1,4 +1,4 @@
-"""What all points of a sweep share: the solver, and the problem, algorithm, start and arguments that the points vary."""
+"""The settings that all points of a sweep share: solver, problem, algorithm, start, arguments."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from sgdynamics.results.records import (
     start_of,
 )
 
-FORMAT = 2  # of a store
-# arguments of a problem that, left out, follow from others
+FORMAT = 2  # version of the files of a store
+# Arguments of a problem whose defaults follow from others.
 FOLLOWS = {
     "teacher_activation": ("activation",),
     "teacher_head": ("teacher_width",),
@@ -37,24 +37,28 @@ FOLLOWS = {
     "width": ("mixture",),
 }
 OBJECTS = ("problem", "algorithm", "start")
-MOST_KEPT = 1000  # problems and algorithms in memory
-WHEN = ("times", "alpha", "steps")
+MAX_CACHED = 1000  # problems and algorithms in memory
+
+Path = tuple[str, ...]  # the place of a parameter, such as ("problem", "noise")
 
 
 class Job:
-    """A solver with its base values. It travels to the workers once; a point adds only what it varies."""
+    """A solver with the values that all points share.
+
+    It is sent to each worker once; a point adds only the parameters that it varies.
+    """
 
     def __init__(
         self, solver: Any, problem: Any, algorithm: Any, start: Any, arguments: Mapping[str, Any]
     ) -> None:
         self.solver = solver
         self.built_in = isinstance(solver, str)
-        self._path = ""
+        self._import_path = ""
         solvers = registry.swept_functions()
         if isinstance(solver, str):
             checks.choice("solver", solver, solvers)
             # The import path, because the workers' registry lacks entries added by the user.
-            self._path = solvers[solver].function
+            self._import_path = solvers[solver].function
         elif not callable(solver):
             raise checks.reject(
                 "solver",
@@ -62,44 +66,43 @@ class Job:
                 f"this is not a solver. Use one of {', '.join(solvers)}, or a function of the "
                 "parameters.",
             )
-        self.takes, self.anything, self.needs = _signature(self.function)
-        # options objects are always present, so that points can vary a field of them
+        self.accepted, self.accepts_any, self.required = _signature(self.function)
+        # Options objects are always present, so that points can vary their fields.
         self.arguments = {**_options(self.function), **arguments}
-        self.varied: set[tuple[str, ...]] = set()
-        self._made: dict[Any, Any] = {}
-        given = {"problem": problem, "algorithm": algorithm, "start": start}
-        for name, value in given.items():
-            if self.built_in and value is None and name in self.needs:
+        self.varied: set[Path] = set()
+        self._cache: dict[Any, Any] = {}
+        objects = {"problem": problem, "algorithm": algorithm, "start": start}
+        for name, value in objects.items():
+            if self.built_in and value is None and name in self.required:
                 raise checks.reject(name, value, f"{solver} needs this argument. Pass {name}=...")
-            if value is not None and not self.anything and name not in self.takes:
+            if value is not None and not self.accepts_any and name not in self.accepted:
                 raise checks.reject(
                     name,
                     value,
-                    f"the function does not take {name}: leave it out, or let it take {name}",
+                    f"the function has no argument {name}. Omit it, or add this argument.",
                 )
-        self.own = [name for name in self.takes if name not in (*OBJECTS, "progress")]
-        if not self.anything:
-            checks.reject_unknown(self.name, self.arguments, self.own)
-        if (
-            start is not None
-            and not isinstance(start, (Start, SpikedStart, MeanFieldStart, Mapping))
-            and not callable(start)
-        ):
+        self.argument_names = [name for name in self.accepted if name not in (*OBJECTS, "progress")]
+        if not self.accepts_any:
+            checks.reject_unknown(self.name, self.arguments, self.argument_names)
+        starts = (Start, SpikedStart, MeanFieldStart, Mapping)
+        if start is not None and not isinstance(start, starts) and not callable(start):
             raise checks.reject(
                 "start",
                 start,
-                "give what sgd.start or sgd.random_start returns, a record, or a function",
+                "this is not an initial condition. Use the result of sgd.start or "
+                "sgd.random_start, a record, or a function.",
             )
         self.start = dict(start) if isinstance(start, Mapping) else start
         self.records = {
-            name: dict(value) for name, value in given.items() if isinstance(value, Mapping)
+            name: dict(value) for name, value in objects.items() if isinstance(value, Mapping)
         }
         self.problem: Any = problem_from(problem) if isinstance(problem, Mapping) else problem
         if problem is not None and not hasattr(self.problem, "kinds"):
             raise checks.reject(
                 "problem",
                 problem,
-                "give sgd.TeacherStudent(...), another problem of the library, or a record of one",
+                "this is not a problem. Use sgd.TeacherStudent(...), another problem, or a record "
+                "of one.",
             )
         self.algorithm: Any = (
             algorithm_from(algorithm) if isinstance(algorithm, Mapping) else algorithm
@@ -108,47 +111,47 @@ class Job:
             raise checks.reject(
                 "algorithm",
                 algorithm,
-                "give sgd.OnePassSGD(...), another algorithm of the library, or a record of one",
+                "this is not an algorithm. Use sgd.OnePassSGD(...), another algorithm, or a record "
+                "of one.",
             )
 
     @property
     def function(self) -> Callable[..., Any]:
-        return pkgutil.resolve_name(self._path) if self.built_in else self.solver
+        """The function that solves a point."""
+        return pkgutil.resolve_name(self._import_path) if self.built_in else self.solver
 
     @property
     def name(self) -> str:
-        return (
-            self.solver
-            if self.built_in
-            else getattr(self.solver, "__name__", type(self.solver).__name__)
-        )
+        """The name of the solver."""
+        if self.built_in:
+            return self.solver
+        return getattr(self.solver, "__name__", type(self.solver).__name__)
 
     def names(self, section: str) -> list[str] | None:
-        """What may be varied in a section; None where anything may."""
+        """The parameters of a section that points may vary; None if there is no restriction."""
         if section == "arguments":
-            return None if self.anything else self.own
+            return None if self.accepts_any else self.argument_names
         if section == "start":
             if callable(self.start):
                 return None
             if not isinstance(self.start, dict):
                 return []
-            random = (
-                self.start.get("kind", "overlaps" if {"M", "m"} & set(self.start) else "random")
-                == "random"
-            )
-            return [
-                name
-                for name in inspect.signature(random_start if random else start).parameters
-                if name != "problem"
-            ]
+            default = "overlaps" if {"M", "m"} & set(self.start) else "random"
+            is_random = self.start.get("kind", default) == "random"
+            parameters = inspect.signature(random_start if is_random else start).parameters
+            return [name for name in parameters if name != "problem"]
         return list(contents(getattr(self, section)))
 
-    def closed(self, section: str) -> str:
+    def why_fixed(self, section: str) -> str:
+        """The reason why no parameter of a section can be varied."""
         if section == "start" and self.start is not None:
-            return 'the start is fixed: give it as a record such as {"kind": "random", "seed": 0}, or as a function of (problem, parameters)'
+            return (
+                'the start is fixed. Use a record such as {"kind": "random", "seed": 0}, or a '
+                "function of (problem, parameters)."
+            )
         return f"there is no {section}"
 
-    def option_paths(self) -> dict[str, tuple[str, ...]]:
+    def option_paths(self) -> dict[str, Path]:
         """Paths of the fields of options objects, such as `method=sgd.DMFT(...)`, by bare name."""
         return {
             field: ("arguments", argument, field)
@@ -156,91 +159,96 @@ class Job:
             for field in contents(self.arguments[argument])
         }
 
-    def inner(self, path: tuple[str, ...]) -> None:
-        """Refuse a path into a dictionary of numbers that is not there."""
-        place: Any = getattr(self, path[0])
+    def require_path(self, path: Path) -> None:
+        """Raise ValueError unless a path into nested parameters exists."""
+        value: Any = getattr(self, path[0])
         for step in path[1:]:
-            known = contents(place)
-            if step not in known:
+            fields = contents(value)
+            if step not in fields:
                 raise checks.reject(
                     "over",
                     ".".join(path),
-                    f"there is no {step!r}: {checks.did_you_mean(step, known)}{', '.join(known)}",
+                    f"there is no {step!r}: {checks.did_you_mean(step, fields)}choose from "
+                    f"{', '.join(fields)}",
                 )
-            place = known[step]
+            value = fields[step]
 
-    def vary(self, paths: set[tuple[str, ...]]) -> None:
-        """Say which parameters the points give: what the base has for them does not count."""
+    def vary(self, paths: set[Path]) -> None:
+        """Declare the parameters that the points vary; the shared values of these are ignored."""
         self.varied = paths
         if ("problem", "teacher_width") in paths and np.all(self.problem.teacher_head == 1.0):
-            self.problem = self.problem.replace(teacher_head=None)  # ones, as many as there are
+            # The default, a head of ones, adapts to the width.
+            self.problem = self.problem.replace(teacher_head=None)
         swept = {path[1] for path in paths if path[0] == "arguments"}
-        given = set(self.arguments) | swept
-        missing = [name for name in self.needs if name not in given and name not in OBJECTS]
+        names = set(self.arguments) | swept
+        missing = [name for name in self.required if name not in names and name not in OBJECTS]
         if missing:
             raise checks.reject(
                 "arguments",
-                sorted(given),
-                f"{self.name} needs {', '.join(missing)}: give them, or sweep over them",
+                sorted(names),
+                f"{self.name} needs {', '.join(missing)}. Pass them, or sweep over them.",
             )
-        when = [
+        clocks = [
             name
-            for name in WHEN
-            if name in given and (name in swept or self.arguments.get(name) is not None)
+            for name in registry.CLOCKS
+            if name in swept or self.arguments.get(name) is not None
         ]
-        if self.built_in and "times" in self.takes and len(when) != 1:
+        if self.built_in and "times" in self.accepted and len(clocks) != 1:
             raise ValueError(
-                f"give exactly one of times=, alpha=, steps= (received {', '.join(when) or 'none of them'})"
+                "set exactly one of times=, alpha=, steps= (received "
+                f"{', '.join(clocks) or 'none of them'})."
             )
 
     def describe(self) -> dict[str, Any]:
-        """What the points share, as plain values; functions of the user by their identity."""
+        """The shared settings as plain values, with functions of the user by their identity."""
         shared: dict[str, Any] = {"solver": plain(self.solver)}
         for name, value in (("problem", self.problem), ("algorithm", self.algorithm)):
             if value is not None:
                 kind = value.describe()["kind"]
                 shared[name] = {
                     "kind": kind,
-                    **self._fixed(name, self.records.get(name) or self._stated(value)),
+                    **self._fixed_values(name, self.records.get(name) or self._record(value)),
                 }
                 makers = own_makers(value.describe())
                 if makers:
                     shared[name]["makers"] = makers
         shared["start"] = (
-            self._fixed("start", self.start) if isinstance(self.start, dict) else plain(self.start)
+            self._fixed_values("start", self.start)
+            if isinstance(self.start, dict)
+            else plain(self.start)
         )
-        shared["arguments"] = self._fixed("arguments", self.arguments)
+        shared["arguments"] = self._fixed_values("arguments", self.arguments)
         return shared
 
-    def _stated(self, value: object) -> Mapping[str, Any]:
-        """The record of an object without the entries that follow from a swept parameter because they were not set."""
+    def _record(self, value: object) -> Mapping[str, Any]:
+        """The record of an object, without defaults that follow from a swept parameter."""
         if not isinstance(value, Problem):
             if type(value).__module__.partition(".")[0] == "sgdynamics":
                 return contents(value)
-            # dynamics of the user: the class counts, and so does the state where it is not in fields
+            # A user's dynamics is identified by its class and its fields, or by its state.
             fields = contents(value)
-            return (
-                {**fields, "class": plain(type(value))}
-                if fields
-                else {"object": object_identity(value)}
-            )
+            if not fields:
+                return {"object": object_identity(value)}
+            return {**fields, "class": plain(type(value))}
         record = {}
-        for name, part in value.describe().items():
-            follows = any(("problem", lead) in self.varied for lead in FOLLOWS.get(name, ()))
-            if not follows or part is None or value.arguments.get(name) is not None:
-                record[name] = part
+        for name, argument in value.describe().items():
+            follows = any(("problem", source) in self.varied for source in FOLLOWS.get(name, ()))
+            if not follows or argument is None or value.arguments.get(name) is not None:
+                record[name] = argument
         return record
 
-    def _fixed(self, section: str, values: Mapping[str, Any]) -> dict[str, Any]:
-        inside = [path[1:] for path in self.varied if path[0] == section]
-        left_out = {"kind", "rerunnable"} if section in ("problem", "algorithm") else set()
-        left_out |= {path[0] for path in inside if len(path) == 1}
-        kept = plain({name: value for name, value in values.items() if name not in left_out})
-        return changed(kept, {path: None for path in inside if len(path) > 1 and path[0] in kept})
+    def _fixed_values(self, section: str, values: Mapping[str, Any]) -> dict[str, Any]:
+        """The values of a section that are the same at all points."""
+        paths = [path[1:] for path in self.varied if path[0] == section]
+        excluded = {"kind", "rerunnable"} if section in ("problem", "algorithm") else set()
+        excluded |= {path[0] for path in paths if len(path) == 1}
+        fixed = plain({name: value for name, value in values.items() if name not in excluded})
+        nested = {path: None for path in paths if len(path) > 1 and path[0] in fixed}
+        return changed(fixed, nested)
 
     @property
     def identity(self) -> str:
-        """The same for two sweeps of the same thing over the same parameters, whatever their values."""
+        """A hash that two sweeps share if they differ only in the values of swept parameters."""
         return digest(
             {
                 "format": FORMAT,
@@ -249,8 +257,8 @@ class Job:
             }
         )
 
-    def known(self) -> dict[str, Any]:
-        """Fixed values by bare name, for parameters that depend on them."""
+    def shared_values(self) -> dict[str, Any]:
+        """The shared values by bare name, for parameters that depend on them."""
         sections = (
             self.start if isinstance(self.start, dict) else None,
             self.algorithm,
@@ -259,62 +267,55 @@ class Job:
         )
         return {name: value for section in sections for name, value in contents(section).items()}
 
-    def made(self, values: Mapping[tuple[str, ...], Any]) -> tuple[Any, Any, Any, dict[str, Any]]:
+    def objects_at(self, values: Mapping[Path, Any]) -> tuple[Any, Any, Any, dict[str, Any]]:
         """Problem, algorithm, start and arguments at a point."""
-        changes: dict[str, dict[tuple[str, ...], Any]] = {
-            "problem": {},
-            "algorithm": {},
-            "start": {},
-            "arguments": {},
-        }
+        changes: dict[str, dict[Path, Any]] = {name: {} for name in (*OBJECTS, "arguments")}
         for path, value in values.items():
             changes[path[0]][path[1:]] = value
-        problem, algorithm = (self._kept(name, changes[name]) for name in ("problem", "algorithm"))
+        problem = self._changed_object("problem", changes["problem"])
+        algorithm = self._changed_object("algorithm", changes["algorithm"])
         arguments = changed(self.arguments, changes["arguments"])
-        begin = self.start
-        if isinstance(begin, dict):
-            begin = changed(begin, changes["start"])
-            begin = (
-                begin if problem is None else start_of(problem, begin, arguments.get("dimension"))
-            )
-        elif callable(begin):
-            begin = begin(
-                problem, {**self.known(), **{path[-1]: value for path, value in values.items()}}
-            )
-        return problem, algorithm, begin, arguments
+        initial = self.start
+        if isinstance(initial, dict):
+            initial = changed(initial, changes["start"])
+            if problem is not None:
+                initial = start_of(problem, initial, arguments.get("dimension"))
+        elif callable(initial):
+            own_values = {path[-1]: value for path, value in values.items()}
+            initial = initial(problem, {**self.shared_values(), **own_values})
+        return problem, algorithm, initial, arguments
 
-    def _kept(self, section: str, changes: dict[tuple[str, ...], Any]) -> Any:
-        """Problems and algorithms never change, and grids ask for the same few again and again."""
+    def _changed_object(self, section: str, changes: dict[Path, Any]) -> Any:
+        """The problem or the algorithm at a point.
+
+        They are immutable, and a grid repeats the same few, so they are cached.
+        """
         base, key = getattr(self, section), (section, *changes.items())
         try:
-            found = self._made.get(key)
+            value = self._cache.get(key)
         except TypeError:
-            return changed(base, changes)  # a list among the values
-        if found is None:
-            found = changed(base, changes)
-            if len(self._made) < MOST_KEPT:
-                self._made[key] = found
-        return found
+            return changed(base, changes)  # a list among the values has no hash
+        if value is None:
+            value = changed(base, changes)
+            if len(self._cache) < MAX_CACHED:
+                self._cache[key] = value
+        return value
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_made": {}}
+        return {**self.__dict__, "_cache": {}}
 
-    def run(self, values: Mapping[tuple[str, ...], Any]) -> Any:
-        """The solver's answer at a point."""
-        problem, algorithm, begin, arguments = self.made(values)
-        given = {"problem": problem, "algorithm": algorithm, "start": begin}
-        quiet = (
-            {"progress": False} if "progress" in self.takes and "progress" not in arguments else {}
-        )
-        return self.function(
-            **{name: value for name, value in given.items() if value is not None},
-            **arguments,
-            **quiet,
-        )
+    def run(self, values: Mapping[Path, Any]) -> Any:
+        """Solve a point."""
+        problem, algorithm, initial, arguments = self.objects_at(values)
+        objects = {"problem": problem, "algorithm": algorithm, "start": initial}
+        if "progress" in self.accepted:
+            arguments = {"progress": False, **arguments}
+        passed = {name: value for name, value in objects.items() if value is not None}
+        return self.function(**passed, **arguments)
 
 
 def _options(function: Callable[..., Any]) -> dict[str, Any]:
-    """Default values of a function's arguments that are options objects: they describe themselves."""
+    """The defaults of a function that are options objects, such as `sgd.DMFT()`."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
@@ -327,17 +328,16 @@ def _options(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _signature(function: Callable[..., Any]) -> tuple[list[str], bool, list[str]]:
-    """The names a function takes, whether it takes any name, and those it needs."""
+    """The names that a function accepts, whether it accepts any name, and those it requires."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
         return [], True, []
     named = [
-        part for part in parameters if part.kind in (part.POSITIONAL_OR_KEYWORD, part.KEYWORD_ONLY)
+        parameter
+        for parameter in parameters
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
     ]
-    anything = any(part.kind is part.VAR_KEYWORD for part in parameters)
-    return (
-        [part.name for part in named],
-        anything,
-        [part.name for part in named if part.default is part.empty],
-    )
+    accepts_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+    required = [parameter.name for parameter in named if parameter.default is parameter.empty]
+    return [parameter.name for parameter in named], accepts_any, required

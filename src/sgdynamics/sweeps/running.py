@@ -1,4 +1,4 @@
-"""Who computes the groups of a sweep: this process, processes on this machine, or the workers of a Dask cluster."""
+"""Execution of a sweep: in this process, in processes on this machine, or on a Dask cluster."""
 
 from __future__ import annotations
 
@@ -28,32 +28,38 @@ from sgdynamics.sweeps.compute import compute
 from sgdynamics.sweeps.job import Job
 from sgdynamics.sweeps.points import Point
 
-WORTH_PROCESSES = (
-    30.0  # seconds of work left: several times what it takes to start Python and compile in each
-)
-TO_JUDGE = 5.0  # seconds of work before that is estimated
+# Seconds of remaining work from which processes pay: several times the cost of starting Python and
+# compiling in each of them.
+WORTH_PROCESSES = 30.0
+SECONDS_TO_ESTIMATE = 5.0  # work before the remaining time is estimated
 FEW_CORES = 4
 DIED = "the process that computed this point died twice (killed, or out of memory)"
 
-NO_GUARD = 'sweep: processes cannot be started; a script that starts them needs its calls under if __name__ == "__main__":, or take workers=1'
+NO_GUARD = (
+    "sweep: processes cannot be started; a script that starts them needs its calls under "
+    'if __name__ == "__main__":, or take workers=1'
+)
 
 Task = tuple[list[Point], int]
 
 
 class CannotStart(RuntimeError):
-    """Processes of this machine do not come up."""
+    """Processes cannot be started on this machine."""
 
 
-def refuse_inside_a_start() -> None:
-    """A process that is just starting runs the script that started it: a sweep there would be that script's, once more."""
+def reject_inside_worker_start() -> None:
+    """Raise an error in a process that is just starting.
+
+    It runs the script that started it, so the sweep of that script would run once more.
+    """
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise CannotStart(NO_GUARD)
 
 
-def answers(
+def compute_tasks(
     job: Job, tasks: list[Task], swept: list[str], workers: int | None, scheduler: Any
 ) -> Generator[Stack]:
-    """Finished groups, in whatever order they finish."""
+    """Compute groups of points, in the order in which they finish."""
     if not tasks:
         return
     if scheduler is not None:
@@ -68,50 +74,54 @@ def answers(
 
 
 def _as_needed(job: Job, tasks: list[Task], swept: list[str]) -> Generator[Stack]:
-    """In this process as long as little is left to do, then in processes on all cores: the answers are the same."""
-    # here, because it starts the backend: on an accelerator several processes would fight for its memory
+    """Compute in this process as long as little is left to do, then in processes on all cores."""
     import jax
+
+    # On an accelerator several processes would compete for its memory.
 
     cores = (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     )
-    alone = cores == 1 or jax.default_backend() != "cpu"
-    # programs of many lanes leave Python alone while they run, so threads fill the cores; a solver by itself may not bear them
-    threads = cores if min(size for _, size in tasks) > 1 and not alone else 1
-    yield from compute(job, *tasks[0], swept)  # this one compiles, which says nothing of the others
-    waiting, began, done = tasks[:0:-1], time.monotonic(), 0
+    is_single = cores == 1 or jax.default_backend() != "cpu"
+    # Programs of many points release Python's lock while they run, so threads fill the cores. A
+    # solver that takes one point may not be safe in threads.
+    threads = cores if min(size for _, size in tasks) > 1 and not is_single else 1
+    # The first group compiles, so its time says nothing about the others.
+    yield from compute(job, *tasks[0], swept)
+    waiting, start_time, done = tasks[:0:-1], time.monotonic(), 0
     missing = sum(len(points) for points, _ in waiting)
     stop = threading.Event()
     for stack in _in_threads(job, waiting, swept, threads, stop):
         yield stack
-        took, done, missing = time.monotonic() - began, done + len(stack), missing - len(stack)
-        # a few threads are as good as processes; many wait for one another's Python
+        done, missing = done + len(stack), missing - len(stack)
+        seconds = time.monotonic() - start_time
+        # A few threads are as fast as processes; many wait for Python's lock.
         stay = (
-            alone
+            is_single
             or 1 < threads <= FEW_CORES
-            or took < TO_JUDGE
-            or took / done * missing < WORTH_PROCESSES
+            or seconds < SECONDS_TO_ESTIMATE
+            or seconds / done * missing < WORTH_PROCESSES
         )
         if not stay and len(waiting) > 1:
             stop.set()
     if not waiting:
         return
-    there: set[str] = set()
+    finished: set[str] = set()
     try:
         for stack in _on_processes(job, waiting[::-1], swept, min(cores, len(waiting))):
-            there.update(stack.names)
+            finished.update(stack.names)
             yield stack
     except CannotStart as error:
-        warnings.warn(f"{error}; going on in this process", stacklevel=4)
+        warnings.warn(f"{error}; continuing in this process", stacklevel=4)
         for points, size in waiting[::-1]:
-            if points[0].name not in there:
+            if points[0].name not in finished:
                 yield from compute(job, points, size, swept)
 
 
 def _in_threads(
     job: Job, waiting: list[Task], swept: list[str], threads: int, stop: threading.Event
 ) -> Generator[Stack]:
-    """Groups from the end of `waiting`, until it is told to stop."""
+    """Compute groups from the end of `waiting`, until `stop` is set."""
     if threads == 1:
         while waiting and not stop.is_set():
             yield from compute(job, *waiting.pop(), swept)
@@ -127,8 +137,11 @@ def _in_threads(
                 yield from future.result()
 
 
-def packed(job: Job) -> bytes:
-    """A job as bytes for another process; functions of notebooks and closures travel by value where cloudpickle is installed."""
+def pack(job: Job) -> bytes:
+    """Serialise a job for another process.
+
+    With cloudpickle, functions of notebooks and closures are sent by value.
+    """
     try:
         import cloudpickle as pickler
     except ImportError:
@@ -137,8 +150,8 @@ def packed(job: Job) -> bytes:
         return pickler.dumps(job)
     except Exception as error:
         raise ValueError(
-            f"workers: the sweep cannot be sent to other processes ({error}): install cloudpickle, define functions at the top of a "
-            "module, or take workers=1"
+            f"workers: the sweep cannot be sent to other processes ({error}). Install cloudpickle, "
+            "define functions at the top of a module, or use workers=1."
         ) from None
 
 
@@ -146,41 +159,41 @@ _jobs: dict[str, Job] = {}
 
 
 def remote(job: bytes, points: list[Point], size: int, swept: list[str]) -> list[Stack]:
-    """What a worker does; it unpacks a job once."""
-    mark = hashlib.sha256(job).hexdigest()
-    if mark not in _jobs:
+    """Compute points in a worker, which unpacks a job once."""
+    key = hashlib.sha256(job).hexdigest()
+    if key not in _jobs:
         _jobs.clear()
-        _jobs[mark] = pickle.loads(job)
-    return compute(_jobs[mark], points, size, swept)
+        _jobs[key] = pickle.loads(job)
+    return compute(_jobs[key], points, size, swept)
 
 
 _sent: bytes = b""
 
 
 def _start_worker(job: bytes) -> None:
-    """At the start of a worker process: keep the job, and end with the parent, even where that is killed."""
+    """Initialise a worker process: store the job, and exit when the parent process does."""
     global _sent
     _sent = job
     parent = multiprocessing.parent_process()
     if parent is not None:
-        threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+        threading.Thread(target=_exit_with, args=(parent,), daemon=True).start()
 
 
-def _end_with(parent: BaseProcess) -> None:
+def _exit_with(parent: BaseProcess) -> None:
     parent.join()
     os._exit(1)
 
 
-def _local(points: list[Point], size: int, swept: list[str]) -> list[Stack]:
+def _compute_sent(points: list[Point], size: int, swept: list[str]) -> list[Stack]:
     return remote(_sent, points, size, swept)
 
 
 @contextmanager
-def _few_threads(each: int) -> Iterator[None]:
-    """Processes started inside have this many threads each, so that all of them together have as many as there are cores."""
+def _limited_threads(count: int) -> Iterator[None]:
+    """Limit the threads of processes started inside, so that they share the cores."""
     names = ("NPROC", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
     before = {name: os.environ.get(name) for name in names}
-    os.environ.update({name: str(each) for name in names})
+    os.environ.update({name: str(count) for name in names})
     try:
         yield
     finally:
@@ -196,18 +209,19 @@ def _ready() -> bool:
 
 
 def _on_processes(job: Job, tasks: list[Task], swept: list[str], workers: int) -> Generator[Stack]:
-    """Processes of this machine, started afresh (JAX does not survive a fork). One that dies takes its group with it: it is tried again."""
-    sent = packed(job)
+    """Compute in new processes on this machine, because JAX does not survive a fork.
+
+    A process that dies loses its group, which is tried again.
+    """
+    sent = pack(job)
     waiting = list(tasks)[::-1]
-    suspects: list[
-        Task
-    ] = []  # running when a process died: tried one at a time, so that it is clear which one it is
+    # Groups that were running when a process died. They are tried one at a time, to find the cause.
+    suspects: list[Task] = []
     deaths: dict[str, int] = {}
     while waiting or suspects:
-        alone = bool(suspects)
-        queue, count = (suspects, 1) if alone else (waiting, workers)
+        queue, count = (suspects, 1) if suspects else (waiting, workers)
         running: dict[Future[list[Stack]], Task] = {}
-        with _few_threads(max(1, (os.cpu_count() or 1) // workers)):
+        with _limited_threads(max(1, (os.cpu_count() or 1) // workers)):
             pool = ProcessPoolExecutor(
                 count,
                 mp_context=multiprocessing.get_context("spawn"),
@@ -219,7 +233,7 @@ def _on_processes(job: Job, tasks: list[Task], swept: list[str], workers: int) -
                 while queue or running:
                     while queue and len(running) < count:
                         task = queue.pop()
-                        running[pool.submit(_local, *task, swept)] = task
+                        running[pool.submit(_compute_sent, *task, swept)] = task
                     for future in wait(running, return_when=FIRST_COMPLETED).done:
                         stacks = future.result()
                         del running[future]
@@ -230,7 +244,7 @@ def _on_processes(job: Job, tasks: list[Task], swept: list[str], workers: int) -
                 for points, size in broken:
                     name = points[0].name
                     deaths[name] = deaths.get(name, 0) + 1
-                    # the first death may have been a neighbour's; alone, two are enough
+                    # The first death may have been caused by another group; alone, two are enough.
                     if deaths[name] > 2:
                         yield failure([point.name for point in points], DIED)
                     else:
@@ -240,7 +254,7 @@ def _on_processes(job: Job, tasks: list[Task], swept: list[str], workers: int) -
 
 
 def _wait_for(pool: ProcessPoolExecutor) -> None:
-    """Until a process answers: one that dies before has not died of a point."""
+    """Wait until a process answers: if it dies before, no point is the cause."""
     try:
         pool.submit(_ready).result()
     except BrokenProcessPool:
@@ -248,7 +262,7 @@ def _wait_for(pool: ProcessPoolExecutor) -> None:
 
 
 def _stop(pool: ProcessPoolExecutor, busy: bool) -> None:
-    """End the processes of a pool; at once where they still work on what nobody waits for."""
+    """End the processes of a pool; terminate them if they still work on abandoned points."""
     processes = list((getattr(pool, "_processes", None) or {}).values())
     pool.shutdown(wait=False, cancel_futures=True)
     if busy:
@@ -259,18 +273,18 @@ def _stop(pool: ProcessPoolExecutor, busy: bool) -> None:
 
 
 def _on_cluster(job: Job, tasks: list[Task], swept: list[str], scheduler: Any) -> Generator[Stack]:
-    """A Dask cluster, by its address or its Client. What a lost worker had is computed again by another."""
+    """Compute on a Dask cluster; the points of a lost worker are computed again by another."""
     try:
         from distributed import Client, as_completed
     except ImportError:
         raise checks.reject(
-            "scheduler", scheduler, "needs Dask: pip install 'sgdynamics[cluster]'"
+            "scheduler", scheduler, "this needs Dask: pip install 'sgdynamics[cluster]'"
         ) from None
     if not isinstance(scheduler, (str, Client)):
         raise checks.reject(
             "scheduler",
             scheduler,
-            'give the address of a scheduler, such as "tcp://10.0.0.1:8786", or a distributed.Client',
+            'this must be an address such as "tcp://10.0.0.1:8786", or a distributed.Client.',
         )
     try:
         client = Client(scheduler) if isinstance(scheduler, str) else scheduler
@@ -278,10 +292,10 @@ def _on_cluster(job: Job, tasks: list[Task], swept: list[str], scheduler: Any) -
         raise checks.reject(
             "scheduler",
             scheduler,
-            f'no scheduler answers there ({error}): give its address, "tcp://host:port"',
+            f'no scheduler answers at this address ({error}). Use "tcp://host:port".',
         ) from error
     try:
-        sent = packed(job)
+        sent = pack(job)
         futures = {
             client.submit(remote, sent, points, size, swept, pure=False): points
             for points, size in tasks
