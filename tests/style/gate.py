@@ -19,6 +19,7 @@ CLEAN: list[str] = [
     "src/sgdynamics/papers",
     "src/sgdynamics/plotting",
     "src/sgdynamics/scaling",
+    "src/sgdynamics/expectations",
     "src/sgdynamics/sde",
     "src/sgdynamics/sweeps",
     "tests/style",

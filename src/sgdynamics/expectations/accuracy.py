@@ -86,6 +86,7 @@ def _exact_shares(parameters: Parameters, states: State) -> tuple[np.ndarray, np
     ]
     finite = np.flatnonzero(np.all(are_finite, axis=0))
     M, Q, head = (states[name][finite] for name in ("M", "Q", "a"))
+    # mean of unit i in cluster c: sum_r coefficient_cr M_ir
     means = np.einsum("cr,nir->nci", coefficients, M.sum(axis=1))
     count, clusters, units = means.shape
     covariance = np.repeat(input_covariance.field_covariance(parameters, Q), clusters, axis=0)
@@ -118,6 +119,7 @@ def _line_shares(
         def replicate_signs(mean: Float[Numeric, " p"]) -> Float[Numeric, " replicates"]:
             return jax.vmap(lambda node: mean_sign(node, mean, covariance, state["a"]))(nodes)
 
+        # P(correct) = (1 + y E[sign f])/2 with y = +-1
         signs = 2 * parameters["cluster_labels"] - 1
         shares = 0.5 + 0.5 * signs[:, None] * jax.vmap(replicate_signs)(means)
         correct = parameters["cluster_weights"] @ shares
@@ -148,6 +150,7 @@ def sign_on_lines(
 
     The average is over lines along the largest principal axis, through `nodes` of the other axes.
     """
+    # the largest axis is integrated exactly, which removes most of the variance over lines
     variances, axes = jnp.linalg.eigh(covariance)
     slopes = axes * jnp.sqrt(jnp.maximum(variances, 0.0))
     base, slope = mean + nodes @ slopes[:, :-1].T, slopes[:, -1]
@@ -176,6 +179,7 @@ def sign_on_lines(
     root = _chord_root(left, right)
     for _ in range(0 if is_piecewise_linear else CORRECTIONS):
         value = output(root)
+        # keep the bracket: replace the end of the same sign
         same_side = value * left.value > 0
         left = _LineEnds(
             jnp.where(same_side, root, left.t), jnp.where(same_side, value, left.value)

@@ -38,6 +38,7 @@ class ClosedPairs(Networks):
         quadrature, teacher = super().quadrature(largest), self.partners[1]
         if self.structure.loss.outer is not squared or pairs.method(teacher, teacher) != "mehler":
             return quadrature
+        # the correlation loss does not contain y^2: there teachers meet students only
         terms = mehler.terms_for(teacher, teacher, largest)
         return replace(quadrature, label_terms=terms) if terms > quadrature.terms else quadrature
 
@@ -49,6 +50,7 @@ class ClosedPairs(Networks):
         self, parameters: Parameters, head: Float[Numeric, " p"]
     ) -> Float[Numeric, " fields"]:
         """Coefficients c of the students, then of the teachers."""
+        # the label (1/k) sum_r a*_r s*_r: teachers enter the residual with a plus sign
         teachers = parameters["teacher_head"] / parameters["teacher_head"].shape[0]
         return jnp.concatenate([super().residual(parameters, head), teachers])
 
@@ -67,6 +69,7 @@ class ClosedPairs(Networks):
         p, (student, teacher) = self.structure.width, self.partners
         quadrature = at.quadrature
         q = jnp.diagonal(omega)
+        # q: variances of the fields, students first
         cross = pairs.moments(student, teacher, q[:p], q[p:], omega[:p, p:], quadrature.terms)
         terms = max(quadrature.terms, quadrature.label_terms)
         teachers = pairs.value(teacher, teacher, q[p:], q[p:], omega[p:, p:], terms)
@@ -75,7 +78,9 @@ class ClosedPairs(Networks):
             jnp.concatenate([left, right], axis=1)
             for left, right in zip(student_pairs, cross, strict=True)
         )
+        # d(s'_i E0)/dlambda_c has B_ic c_c, and on the diagonal the term of s''_i
         slope = B * c + jnp.eye(p, omega.shape[0], dtype=omega.dtype) * (A @ c)[:, None]
+        # students with students, with teachers, and teachers with teachers
         half_square = 0.5 * (
             c[:p] @ K[:, :p] @ c[:p] + 2 * c[:p] @ K[:, p:] @ c[p:] + c[p:] @ teachers @ c[p:]
         )
@@ -108,10 +113,12 @@ class ClosedPairs(Networks):
         teacher, weights = self.partners[1], parameters["teacher_head"] / self.structure.signals
         variances = np.sum(frame**2, axis=1)
         c = mehler.hermite_coefficients(teacher, variances, terms)
+        # unit vectors of the signals, in which the addition theorem of Hermite polynomials holds
         rho = frame / np.sqrt(variances)[:, None]
         products = c[:, powers.sum(axis=1)] * np.prod(rho[:, None] ** powers, axis=2)
         length = mehler.terms_for(teacher, teacher, float(variances.max()))
         q = jnp.asarray(variances)
+        # E[y^2] is a sum over pairs of teachers
         gram = pairs.value(teacher, teacher, q, q, frame @ frame.T, length)
         return roots * (weights @ products), float(weights @ np.asarray(gram) @ weights), 0.0
 
@@ -123,6 +130,7 @@ class ClosedPairs(Networks):
         if not self.structure.loss.quadratic:
             return super().evaluate_risk(at)
         c, omega = self.residual(at.parameters, at.head), at.overlaps.covariance
+        # E0 = sum_b c_b lambda_b^2 has this mean; the second term is its variance
         mean = jnp.sum(c * jnp.diagonal(omega))
         return 0.5 * (mean**2 + 2 * jnp.sum(c[:, None] * c * omega**2) + at.parameters["noise"])
 

@@ -42,6 +42,7 @@ class Clusters(SobolAverages):
         return Quadrature(mixture=mixtures.choose_quadrature(self.structure.width))
 
     def finer(self, quadrature: Quadrature, largest: float) -> Quadrature | None:
+        # there are two resolutions; sampled moments are not refined but have replicates
         finest = mixtures.choose_quadrature(self.structure.width, fine=True)
         if self.drift_sampled or finest == self._mixture_quadrature(quadrature):
             return None
@@ -85,16 +86,21 @@ class Clusters(SobolAverages):
             head=head,
             labels=parameters["cluster_labels"],
         )
+        # one evaluation for all clusters; they share the covariance and differ in mean and label
         clusters = cluster_moments(means=means, covariance=covariance)
         D, S, B, risk = (jnp.tensordot(weights, moment, axes=1) for moment in clusters[1:])
+        # H: relu'' is a point mass (D), and e depends on all active units (S)
         on_students = head[:, None] * (jnp.diag(D) + S * head)
+        # the loss does not read the signals: they enter through the means of the clusters only
         on_signals = jnp.zeros((p, self.structure.signals), covariance.dtype)
         stein = jnp.concatenate([on_students, on_signals], axis=1)
         shift = head[:, None] * jnp.einsum("c,ci,cr->ir", weights, clusters.P, coefficients)
+        # E[relu(lambda_i) e] by Stein's lemma on the centred part of lambda_i
         head_gradient = (
             weights @ (means * clusters.P) + jnp.diagonal(covariance) * D + (covariance * S) @ head
         )
         outer = head[:, None] * head
+        # E[h h^T (|x_b|^2 - eigenvalue_b d_b)] of each block
         norms = None
         if finite:
             directions = input_covariance.times_eigenvalues(parameters, at.overlaps.blocks)
@@ -128,6 +134,7 @@ class Clusters(SobolAverages):
     def estimate_error(self, at: Evaluation) -> Float[Numeric, ""]:
         if self.drift_sampled:
             return super().estimate_error(at)
+        # `mixtures.error` expects the axis of replicates
         replicates = jax.tree.map(lambda value: value[None], at.nodes)
         return mixtures.error(
             self._mixture_quadrature(at.quadrature),

@@ -19,6 +19,7 @@ def conditional_means(
     student: Activation, mean: Float[Numeric, "p n"], scale: Float[Numeric, "p n"]
 ) -> tuple[Float[Numeric, "p n"], Float[Numeric, "p n"], Float[Numeric, "p n"]]:
     """E[s], E[s'], E[s''] of the field mean + scale xi, with the point masses of s''."""
+    # a family may have closed pairs and no closed conditional means
     family = closed_forms_of(student)
     means = None if family is None else family.conditional_means(student, mean, scale)
     return generic_conditional_means(student, mean, scale) if means is None else means
@@ -29,10 +30,12 @@ def generic_conditional_means(
 ) -> tuple[Float[Numeric, "p n"], Float[Numeric, "p n"], Float[Numeric, "p n"]]:
     """The same for any activation by quadrature: Gauss-Hermite, or cut at the kinks."""
     if not student.kinks:
+        # smooth: Gauss-Hermite nodes of the field itself
         xi, weights = gauss_hermite(HERMITE_NODES)
         points = mean[..., None] + scale[..., None] * xi
         s0, s1, s2 = (student.derivative(order)(points) @ weights for order in range(3))
         return s0, s1, s2
+    # with kinks: Gauss-Legendre between them, where s and its derivatives are smooth
     s0, s1, s2 = (
         polar.line_expectation(
             student.derivative(order), student.kinks, mean, scale, pairs.POLAR_NODES

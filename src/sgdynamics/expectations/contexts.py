@@ -33,6 +33,7 @@ class ContextSums(SolverExpectation):
     ) -> Iterator[tuple[SolverExpectation, Evaluation]]:
         """The expectation of each context with its arguments."""
         for context, expectation in enumerate(self.contexts):
+            # each context sees its own nodes, parameters and head, and the shared overlaps
             parameters, overlaps = at.parameters["contexts"][context], at.overlaps
             if own_covariance:
                 covariance = input_covariance.field_covariance(parameters, overlaps.blocks)
@@ -51,6 +52,7 @@ class ContextSums(SolverExpectation):
         self, at: Evaluation, *, finite: bool = False, flow: bool = False
     ) -> Moments:
         own_spectra = self.structure.sample.context_spectra
+        # a sample belongs to context c with probability w_c: moments are means over contexts
         weights = complete_probabilities(at.parameters["probabilities"])
         shared_eigenvalues = input_covariance.eigenvalues(at.parameters)
         totals: dict[str, Any] = {}
@@ -69,6 +71,7 @@ class ContextSums(SolverExpectation):
                     # heads may belong to single contexts: gradients are assembled, not added
                     head_gradients.append(weighted)
                 else:
+                    # moments that a context does not have (shift, pull, norms) count as 0
                     totals[name] = _add(totals.get(name), weighted)
         return Moments(
             **totals, head_gradient=self.structure.loss.combine_head_gradients(head_gradients)
@@ -87,6 +90,7 @@ class ContextSums(SolverExpectation):
         return _finest([context.quadrature(largest) for context in self.contexts])
 
     def finer(self, quadrature: Quadrature, largest: float) -> Quadrature | None:
+        # one quadrature serves all contexts: it is refined if any of them asks for it
         proposals = [context.finer(quadrature, largest) for context in self.contexts]
         finer = [proposal for proposal in proposals if proposal is not None]
         return _finest(finer) if finer else None
@@ -103,6 +107,7 @@ class ContextSums(SolverExpectation):
         errors = [
             expectation.estimate_error(own)
             for expectation, own in self._evaluations(at, own_covariance=True)
+            # plain points have replicates in place of an error estimate
             if "plain" not in own.nodes
         ]
         return jnp.max(jnp.stack([jnp.zeros(()), *errors]))
@@ -124,6 +129,7 @@ def _add(left: Numeric | None, right: Numeric | None) -> Numeric | None:
 
 def _finest(quadratures: list[Quadrature]) -> Quadrature:
     """A quadrature that is as fine as each of these."""
+    # all fields are counts, for which larger is finer, except the mixture quadrature
     largest = {
         field.name: max(getattr(quadrature, field.name) for quadrature in quadratures)
         for field in fields(Quadrature)
@@ -138,6 +144,7 @@ def _join_nodes(contexts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
 
     Nodes that are not sampled have one replicate, which is repeated.
     """
+    # solvers map over replicates: all arrays need the same number of them
     replicates = max(len(value) for nodes in contexts for value in nodes.values())
     joined = {}
     for context, nodes in enumerate(contexts):

@@ -115,6 +115,7 @@ def _smooth_table(
     table = None if family is None else family.derivative_table(first, second, q1, q2, c)
     if table is not None:
         return jnp.array([table, table])
+    # E[f^(i) g^(j)] = sum_n c_n[f^(i)] c_n[g^(j)] rho^n
     count = mehler.terms_needed(first, second, terms)
     series = mehler.powers(safe_ratio(c, jnp.sqrt(q1[:, None] * q2[None, :])), count)
     f = [mehler.coefficients(first.derivative(order), q1, count) for order in range(5)]
@@ -257,6 +258,7 @@ def network_curvature(
     p, D = rows.shape
     # f'' g on the diagonal (i = j), f' g' between students i and j
     diagonal, mixed = (lead[:, None] * c) * table[0], (lead[:, None] * c) * table[1]
+    # E[h_ij]: the coefficient of the identity
     outside = mixed[0, :, :p] + np.diag(diagonal[0].sum(axis=1))
     gradient = diagonal[0].sum(axis=1)[:, None] * rows + mixed[0] @ fields
     ab = np.einsum("ic,icm,icn->imn", diagonal[2], a, b)
@@ -292,6 +294,7 @@ def curvature_from_reduced(
     """The curvature from E[h x] in reduced columns and its derivative with respect to the rows."""
     gradient, slope = np.asarray(gradient), np.asarray(slope)
     slope = (slope + np.transpose(slope, (2, 3, 0, 1))) / 2  # symmetric up to quadrature
+    # the empty column is a direction orthogonal to all fields: its entry is E[h_ij]
     outside = slope[:, -1, :, -1]
     D, columns = axes.shape
     inner = slope[:, :-1, :, :-1] - np.einsum("ij,mn->imjn", outside, np.eye(columns))

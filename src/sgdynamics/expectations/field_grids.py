@@ -77,6 +77,7 @@ def _trapezoid_points(dimensions: int, per_deviation: int) -> int:
     most = math.floor(radius**2)
     squares = np.arange(-round(radius), round(radius) + 1) ** 2
     per_axis = np.bincount(squares, minlength=most + 1)[: most + 1]
+    # counts[m]: number of lattice points of squared length m, starting from the origin alone
     counts = np.eye(1, most + 1, dtype=np.int64)[0]
     for _ in range(dimensions):
         counts = np.convolve(counts, per_axis)[: most + 1]
@@ -108,7 +109,9 @@ def _circles(radii: int) -> tuple[np.ndarray, np.ndarray]:
     """Circles in the plane as pairs of points that span them, (n, 4), and their weights."""
     nodes, weights = gauss_legendre(radii)
     r = REACHES[2] * nodes
+    # the radius of a plane normal has the density r exp(-r^2/2)
     density = REACHES[2] * weights * r * np.exp(-(r**2) / 2)
+    # the points (r, 0) and (0, r) span the circle of radius r
     pairs = np.zeros((radii, 4))
     pairs[:, 0] = pairs[:, 3] = r
     return pairs, density / density.sum()
@@ -151,6 +154,7 @@ class FewFields(SobolAverages):
         dependence, doubled = self.structure.dependence, 2 * quadrature.per_deviation
         if dependence is None or not dependence.general or doubled > FINEST:
             return None
+        # a refinement is rare, and may be larger than the first grid
         if grid_points(self.structure, doubled) > 4 * MOST_POINTS:
             return None
         return replace(quadrature, per_deviation=doubled)

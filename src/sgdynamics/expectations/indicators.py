@@ -161,8 +161,8 @@ def _condition_on_axis(
 ) -> _Planes:
     """All planes given nodes of one more axis, which is cut at `cuts` (N, C).
 
-    `slopes` (states, K) are the slopes of the preactivations along the axis. Nodes of negligible weight
-    are dropped.
+    `slopes` (states, K) are the slopes of the preactivations along the axis. Nodes of negligible
+    weight are dropped.
     """
     fixed = np.broadcast_to([-REACH, -2.5, 2.5, REACH], (len(cuts), 4))
     edges = np.sort(np.concatenate([fixed, np.clip(cuts, -REACH, REACH)], axis=1), axis=1)

@@ -140,8 +140,8 @@ class Expectation(ABC):
     problem, of the ``overlaps`` (``overlaps.covariance`` is the covariance of the fields, students
     first) and of the head. Constant arrays such as quadrature points come from ``nodes``, with a
     leading axis of replicates (of length one if nothing is sampled); ``moments`` receives one
-    replicate. The ``quadrature`` controls the resolution. With ``flow`` the noise is not needed, and
-    ``norms`` are needed only with ``finite``.
+    replicate. The ``quadrature`` controls the resolution. With ``flow`` the noise is not needed,
+    and ``norms`` are needed only with ``finite``.
 
     Examples
     --------

@@ -47,6 +47,7 @@ def hermite_functions(x: np.ndarray, first: float | Float[Numeric, " n"], order:
 @lru_cache(maxsize=16)
 def hermite_projection(terms: int) -> tuple[np.ndarray, np.ndarray]:
     """Nodes x and a matrix with f(x) @ matrix = c_0, ..., c_(terms - 1)."""
+    # enough nodes for the oscillations of h_n on [-REACH, REACH], about sqrt(n)/pi per unit
     nodes, weights = gauss_legendre(400 + 2 * terms)
     x = (2 * nodes - 1) * REACH
     # h_n sqrt(phi) is bounded where h_n alone overflows
@@ -92,6 +93,7 @@ def pair_value(
 ) -> Float[Numeric, "m n"]:
     """K = E[f(u) g(v)]."""
     count = terms_needed(first, second, terms)
+    # K_ij = sum_n c_n[f](q1_i) c_n[g](q2_j) rho_ij^n
     series = powers(_correlation(q1, q2, c), count)
     left = coefficients(first.derivative(0), q1, count)
     right = coefficients(second.derivative(0), q2, count)
@@ -109,8 +111,10 @@ def pair_moments(
     """K = E[f g], A = E[f'' g], B = E[f' g'] for all pairs (q1[i], q2[j], c[i, j])."""
     count = terms_needed(first, second, terms)
     series = powers(_correlation(q1, q2, c), count)
+    # Mehler coefficients of f, f', f'' and g, g'
     f0, f1, f2 = (coefficients(first.derivative(order), q1, count) for order in range(3))
     g0, g1 = (coefficients(second.derivative(order), q2, count) for order in range(2))
+    # the three series K (f, g), A (f'', g) and B (f', g') in one contraction
     left = jnp.stack([f0, f2, f1])
     right = jnp.stack([g0, g0, g1])
     K, A, B = jnp.einsum("min,mjn,ijn->mij", left, right, series)
@@ -135,7 +139,9 @@ def error(
         activation: Activation, q: Float[Numeric, " n"], order: int
     ) -> Float[Numeric, ""]:
         squares = coefficients(activation.derivative(order), q, terms) ** 2
+        # groups of four, because even and odd coefficients may vanish by parity
         last, previous = jnp.sum(squares[:, -4:], axis=1), jnp.sum(squares[:, -8:-4], axis=1)
+        # sum of a geometric series with this ratio per group
         ratio = jnp.minimum(safe_ratio(last, previous), 0.999)
         return jnp.max(safe_ratio(last, jnp.sum(squares, axis=1) * (1 - ratio)))
 
@@ -171,6 +177,7 @@ def terms_for(first: Activation, second: Activation, largest: float) -> int:
     if first.degree is not None or second.degree is not None or not np.isfinite(largest):
         return LEAST_TERMS
     f, g = _tail_shares(first, largest), _tail_shares(second, largest)
+    # Cauchy and Schwarz for K, A and B
     bound = np.sqrt(np.max([f[0] * g[0], f[2] * g[0], f[1] * g[1]], axis=0))
     terms = LEAST_TERMS
     while terms < MOST_TERMS and bound[terms] > ERROR:
@@ -191,6 +198,7 @@ def hermite_coefficients(activation: Activation, variances: np.ndarray, count: i
     """
     nodes, weights = gauss_legendre(300 + 2 * count)
     roots = np.sqrt(variances)
+    # the kinks in units of the standard deviation
     cuts = [np.clip(kink / roots, -REACH, REACH) for kink in activation.kinks]
     edges = np.sort(
         np.stack([np.full_like(roots, -REACH), *cuts, np.full_like(roots, REACH)], axis=1), axis=1

@@ -39,6 +39,7 @@ def _cut_circles(
 ) -> _Arcs:
     width = mean.shape[0]
     root = lower_root(covariance)
+    # two independent normals span a circle of which each point is a sample of h - mean
     a, b = points[:, :width] @ root.T, points[:, width:] @ root.T
     half_width, centre = _positive_arc(a, b, mean)
     turn = 2 * np.pi
@@ -73,6 +74,7 @@ def circle_moments(
     """Moments of one cluster, with one replicate of the "circles" and "points"."""
     arcs = _cut_circles(nodes["circles"], mean, covariance)
     node, weight = gauss_legendre(ARC_NODES)
+    # nodes (circle, arc, node): within an arc no unit changes sign
     phi = arcs.starts[..., None] + arcs.lengths[..., None] * node
     weights = (arcs.lengths[..., None] * weight).reshape(-1) / (2 * np.pi * phi.shape[0])
     turns = jnp.stack([jnp.cos(phi), jnp.sin(phi)]).reshape(2, phi.shape[0], -1, 1)
@@ -82,6 +84,7 @@ def circle_moments(
     f = flip * jnp.maximum(h, 0.0) @ head
     q = jax.nn.sigmoid(f)
     first, second = weights * q, weights * q**2
+    # B_ij = E[1_i 1_j q^2] and S_ij = E[1_i 1_j (q - q^2)]
     B = active.T @ (second[:, None] * active)
     S = active.T @ (first[:, None] * active) - B
     # e is continuous, so that points suffice for D. Moving h along its regression on h_i gives
@@ -92,6 +95,7 @@ def circle_moments(
 
     def mean_at_kink(i: IntScalar) -> Float[Numeric, ""]:
         at_kink = fields - fields[:, i, None] * slope[:, i]
+        # unit i is at its kink and does not contribute to f
         other_heads = jnp.asarray(head).at[i].set(0.0)
         return jnp.mean(jax.nn.sigmoid(flip * (jnp.maximum(at_kink, 0.0) @ other_heads)))
 

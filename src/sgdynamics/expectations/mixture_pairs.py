@@ -67,6 +67,7 @@ def _build_outer_points(
         )
     else:
         z, weights, active = _pair_points(quadrature, nodes, mean, root, residual_scale)
+    # means of all units given the outer coordinates z
     fields = mean[:, None] + root[:, :outer] @ z
     f = jnp.sum(head[:outer, None] * active * fields[:outer], axis=0)
     return _OuterPoints(
@@ -83,6 +84,7 @@ def _single_unit_points(
     layered: bool,
 ) -> tuple[Float[Numeric, "1 n"], Float[Numeric, "2 k"], Float[Numeric, "1 n"]]:
     """Points z of a single outer unit on the half-lines beyond its kink, weights and activity."""
+    # h_0 = 0 at this coordinate
     edge = -standardise(mean[0], root[0, 0])
     grading = _grading(quadrature, residual_scale, root[1:, 0]) if layered else None
     z, weights = half_lines.graded_nodes(
@@ -115,6 +117,7 @@ def _pair_points(
         _grading(quadrature, residual_scale, slopes),
     )
     count = quadrature.outer[0]
+    # coordinates n of all pieces, for each t
     n = jnp.concatenate([plane.outside.reshape(2, count, -1), plane.between[0]], axis=-1)
     n_weights = jnp.concatenate(
         [plane.outside_weight.reshape(2, count, -1), plane.between_weight[0]], axis=-1
@@ -165,6 +168,7 @@ def _integrate_last_pair(
     The parts are those of `half_lines.active_units`; one row for each outer point.
     """
     frame = outer.frame
+    # the plane of the last pair, with conditional means for each outer point
     plane = half_lines.plane_points(
         _half_line_tables(nodes, quadrature.inner),
         quadrature.inner[2],
@@ -214,6 +218,7 @@ def _order_units(
     width = mean.shape[0]
     if width <= 2:
         return np.arange(width), np.arange(width)
+    # all choices of the last pair
     pairs = [(i, j) for i in range(width) for j in range(i)]
     orders = np.array([[k for k in range(width) if k not in pair] + list(pair) for pair in pairs])
     scale = safe_root(jnp.diagonal(covariance))
@@ -232,6 +237,7 @@ def _order_units(
         )
     explained = jnp.clip(explained, 0.0, 1.0)
     layers = jnp.max(importance[last] * explained / (1 - explained + 1e-12), axis=1)
+    # the choice is discrete: derivatives do not pass through it
     best = jnp.argmin(jax.lax.stop_gradient(layers))
     return jnp.asarray(orders)[best], jnp.asarray(np.argsort(orders, axis=1))[best]
 
@@ -279,6 +285,7 @@ def pair_moments(
         unit = _integrate_unit(
             quadrature, nodes, mean[0], safe_root(covariance[0, 0]), head[0], flip
         )
+        # e = flip q; at the kink of the only unit f = 0 and q = 1/2
         return ClusterMoments(
             flip * unit.first[None],
             flip * at_kink.density / 2,
@@ -306,6 +313,7 @@ def pair_moments(
     count = outer.weights.shape[0]
     if width == 2:
         q, q2, softplus = _integrate_last_pair(quadrature, nodes, outer, flip)
+        # given that a unit is at its kink, one unit is left
         scales = safe_root(at_kink.covariance[:, 0, 0])
         at_kinks = jax.vmap(
             lambda mean, scale, head: (

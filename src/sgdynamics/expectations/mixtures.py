@@ -40,10 +40,12 @@ def choose_quadrature(width: int, *, fine: bool = False) -> MixtureQuadrature:
     deviation of h_i is about 1 or less. A steeper f needs more nodes, and `error` reports it.
     """
     width = integer("width", width, 1)
+    # one plane at most: nodes are cheap
     if width <= 2:
         return MixtureQuadrature(line=16, inner=(16, 16, 40), span=8.5)
     if width == 3:
         return MixtureQuadrature(line=12, inner=(12, 12, 28), graded=12, span=7.5)
+    # four units: nested half-lines with few nodes, and pairs where these disagree
     if not fine:
         return MixtureQuadrature(lines=(5, 7))
     return MixtureQuadrature(
@@ -66,6 +68,7 @@ def is_sampled(width: int) -> bool:
 def build_nodes(quadrature: MixtureQuadrature, width: int) -> dict[str, np.ndarray]:
     """The arrays of a quadrature, with a leading axis of replicates."""
     if is_sampled(width):
+        # different seeds: circles and points must be independent
         replicates = quadrature.replicates
         return {
             "circles": sobol_normals(2 * width, quadrature.log2_circles, replicates, whiten=False),
@@ -73,6 +76,7 @@ def build_nodes(quadrature: MixtureQuadrature, width: int) -> dict[str, np.ndarr
                 width, quadrature.log2_points, replicates, whiten=False, seed=20261
             ),
         }
+    # one table for each number of nodes that occurs
     counts = {quadrature.line, *quadrature.inner[:2], *quadrature.lines}
     if width == MOST_INTEGRATED:
         counts |= set(quadrature.outer[:2])
@@ -97,6 +101,7 @@ def cluster_moments(
         return jax.vmap(
             lambda mean, label: circle_moments(nodes, mean, covariance, head, 1 - 2 * label)
         )(means, labels)
+    # flip = 1 - 2y is 1 for label 0 and -1 for label 1
     by_pairs = jax.vmap(
         lambda mean, label: pair_moments(quadrature, nodes, mean, covariance, head, 1 - 2 * label)
     )(means, labels)
@@ -111,6 +116,7 @@ def cluster_moments(
     )
 
     def interpolate(pairs: Float[Numeric, "*s"], lines: Float[Numeric, "*s"]) -> Numeric:
+        # a smooth transition: pairs where half-lines are doubted
         share = doubts.reshape(-1, *[1] * (pairs.ndim - 1))
         return share * pairs + (1 - share) * lines
 
@@ -126,12 +132,14 @@ def _line_moments(
     flip: Scalar,
 ) -> tuple[ClusterMoments, Float[Numeric, ""]]:
     """The moments of one cluster by nested half-lines, and the doubt about them (0 to 1)."""
+    # the difference between two numbers of nodes decides how far to trust the finer
     coarse, fine = (
         nested.orthant_moments(nodes[f"half_line_{count}"], mean, covariance, head, flip)
         for count in quadrature.lines
     )
     table = nodes[f"half_line_{quadrature.lines[-1]}"]
     at_kink = condition_on_kinks(mean, covariance, head)
+    # E[q | h_i = 0] of each unit, over the other units
     at_kinks = jax.vmap(
         lambda mean, covariance, head: (
             nested.orthant_moments(table, mean, covariance, head, flip).total
@@ -140,6 +148,7 @@ def _line_moments(
     moments = ClusterMoments(
         flip * fine.first,
         flip * at_kink.density * at_kinks,
+        # S = E[1_i 1_j (q - q^2)]
         fine.both - fine.squares,
         fine.squares,
         fine.risk,
@@ -166,6 +175,7 @@ def error(
     scale = safe_root(jnp.diagonal(covariance))
     width = means.shape[1]
     if is_sampled(width):
+        # the standard error of the mean over independent scramblings
         replicates = jax.vmap(lambda node: cluster_moments(quadrature, node, *state))(nodes)
         values = jax.tree.map(lambda value: jnp.mean(value, axis=0), replicates)
         gaps = jax.tree.map(
@@ -174,6 +184,7 @@ def error(
     else:
         first_replicate = {name: value[0] for name, value in nodes.items()}
         values = cluster_moments(quadrature, first_replicate, *state)
+        # a deterministic quadrature is compared with a second one
         second = _second_quadrature(quadrature, width)
         second_nodes = {
             name: jnp.asarray(value[0]) for name, value in build_nodes(second, width).items()
@@ -196,9 +207,11 @@ def error(
 def _second_quadrature(quadrature: MixtureQuadrature, width: int) -> MixtureQuadrature:
     """The quadrature with which another one is compared to estimate its error."""
     parallel, across, middle = quadrature.inner
+    # one and two units are exact to rounding: a coarser one bounds the error
     if width <= 2:
         coarser = (parallel - 4, across - 4, middle - 10)
         return replace(quadrature, line=quadrature.line - 4, inner=coarser)
+    # three and four units: the difference from a finer one is the error itself
     first, second, third = (count + 2 for count in quadrature.outer)
     return replace(
         quadrature,

@@ -55,8 +55,8 @@ class Networks(SolverExpectation):
     ) -> ResidualMoments:
         """The Stein matrix of s'_i E0, E[s_i E0] and E[E0^2]/2.
 
-        `omega` takes the place of the covariance in `at`, because the noise at finite d differentiates
-        with respect to it.
+        `omega` takes the place of the covariance in `at`, because the noise at finite d
+        differentiates with respect to it.
         """
 
     @property
@@ -67,6 +67,7 @@ class Networks(SolverExpectation):
             for activation in self.partners
             if activation.coefficients is None and not activation.is_named
         ]
+        # only activations of users can lack a declaration
         if any(not activation.kinks for activation in own):
             return "an activation with kinks should declare them, sgd.Activation(f, kinks=...)"
         return super().advice
@@ -89,6 +90,7 @@ class Networks(SolverExpectation):
     def quadrature(self, largest: float) -> Quadrature:
         """A Mehler series, if there is one, that is accurate up to fields of variance `largest`."""
         student = self.structure.loss.student
+        # closed and polar pairs have no series
         lengths = [
             mehler.terms_for(student, partner, largest)
             for partner in self.partners
@@ -117,6 +119,7 @@ class Networks(SolverExpectation):
     def residual(self, parameters: Parameters, head: Float[Numeric, " p"]) -> Float[Numeric, " p"]:
         """Coefficients c of the students in the residual."""
         if self.structure.loss.outer is squared:
+            # y - f contains -(1/p) sum_i a_i s_i; the correlation loss -y f has the residual y
             return -head / self.structure.width
         return jnp.zeros_like(head)
 
@@ -125,6 +128,7 @@ class Networks(SolverExpectation):
     ) -> Pairs:
         """K, A and B among the students."""
         p, student = self.structure.width, self.structure.loss.student
+        # variances of the fields of the students
         q = jnp.diagonal(omega)[:p]
         return pairs.moments(student, student, q, q, omega[:p, :p], quadrature.terms)
 
@@ -134,6 +138,7 @@ class Networks(SolverExpectation):
         """The Stein matrix of s'_i E0, E[s_i E0] and the risk."""
         omega = at.overlaps.covariance
         slope, values, half_square = self.residual_moments(at, omega, c, student_pairs)
+        # squared loss: E[(E0 + noise)^2]/2; correlation loss: -E[y f]
         if self.structure.loss.outer is squared:
             return slope, values, half_square + 0.5 * at.parameters["noise"]
         return slope, values, -(at.head / self.structure.width) @ values
@@ -145,6 +150,7 @@ class Networks(SolverExpectation):
         # computed once and passed on: XLA does not merge repeated loops over pairs
         c, own = self.residual(at.parameters, at.head), self.student_pairs(at.quadrature, omega)
         slope, values, risk = self.loss_moments(at, c, own)
+        # h_i = -(a_i/p) s'_i (E0 + noise), and the noise is independent of the fields
         stein = -lead[:, None] * slope
         if flow:
             return Moments(stein, jnp.zeros((p, p), omega.dtype), None, -values / p, risk)
@@ -166,9 +172,11 @@ class Networks(SolverExpectation):
         p, noise_term = self.structure.width, self.closed_noise
 
         def full_noise(omega: Float[Numeric, "fields fields"], own: Pairs) -> Float[Numeric, "p p"]:
+            # E[s'_i s'_j noise^2] = noise B_ij
             label_noise = at.parameters["noise"] * own[2]
             if noise_term is not None:
                 return noise_term(omega, c, p) + label_noise
+            # linear students have s' = 1: N = E[E0^2] in all entries
             return 2 * self.residual_moments(at, omega, c, own)[2] + label_noise
 
         if not finite:
@@ -195,6 +203,7 @@ class Networks(SolverExpectation):
         loss, p, parameters = self.structure.loss, self.structure.width, at.parameters
         student = loss.student
         sample = sample_fields(self.structure, at.nodes["points"], at.overlaps, parameters)
+        # s'_i, and the residual E0 = y + sum_i c_i s_i at each point
         slopes = student.derivative(1)(sample.students)
         labels = jax.vmap(lambda signals: loss.label(signals, parameters))(sample.signals)
         residual2 = (labels + student.derivative(0)(sample.students) @ c[:p]) ** 2
@@ -202,6 +211,7 @@ class Networks(SolverExpectation):
         noise = noise + parameters["noise"] * student_pairs[2]
         if not finite:
             return noise, None
+        # the norm of the input is correlated with s': the label noise is part of this average
         full_weights = sample.weights * (residual2 + parameters["noise"])
         norms = norm_weights(self.structure, parameters, at.overlaps, sample)[..., 0, 0]
         return noise, jnp.einsum("n,nb,ni,nj->bij", full_weights, norms, slopes, slopes)
@@ -235,6 +245,7 @@ class Networks(SolverExpectation):
             np.concatenate(arrays, axis=axis)
             for arrays, axis in zip(zip(*of_groups, strict=True), (4, 1, 1), strict=True)
         )
+        # c has entries for teachers only if the target is a network
         fields = np.concatenate(groups)[: len(c)]
         lead = -head / len(rows)
         versions = [

@@ -65,6 +65,7 @@ def hermite_product(counts: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
 def gauss_hermite_grid(count: int, dimensions: int) -> tuple[np.ndarray, np.ndarray]:
     """The product rule of count nodes per axis, without corners of negligible weight."""
     grid, weight = hermite_product((count,) * dimensions)
+    # corners of a product of Gauss-Hermite rules have tiny weights
     keep = weight > 1e-22
     return grid[keep], weight[keep] / weight[keep].sum()
 
@@ -90,6 +91,7 @@ def sobol_normals(
         # a scrambled point may be 0 or 1, whose normal quantile is infinite
         normals = special.ndtri(np.clip(points, 2.0**-40, 1 - 2.0**-40))
         if whiten:
+            # mean 0 and covariance I over the points
             normals -= normals.mean(axis=0)
             root = np.linalg.cholesky(normals.T @ normals / len(normals))
             normals = np.linalg.solve(root, normals.T).T
@@ -129,6 +131,7 @@ def lower_root(matrix: Float[Numeric, "n n"], *, unrolled: bool = False) -> Floa
 
     def set_column(j: IntScalar, L: Float[Array, "n n"]) -> Float[Array, "n n"]:
         residual = matrix[:, j] - L @ L[j]
+        # the variance of field j given the fields before it
         pivot = residual[j]
         good = pivot > PIVOT * jnp.abs(matrix[j, j])
         scaled = residual / jnp.sqrt(jnp.where(good, pivot, 1.0))

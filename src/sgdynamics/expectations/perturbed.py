@@ -94,12 +94,14 @@ class DropoutSums(Wrapper):
         def gated_moments(gate: Float[Numeric, " p"]) -> Moments:
             gated = at._replace(head=at.head * gate)
             moments = self.inner.evaluate_moments(gated, finite=finite, flow=flow)
+            # the chain rule: a unit that is dropped has no head gradient
             return moments._replace(head_gradient=gate * moments.head_gradient)
 
         moments = jax.vmap(gated_moments)(jnp.asarray(gates))
         return jax.tree.map(lambda moment: jnp.tensordot(weights, moment, axes=1), moments)
 
     def evaluate_risk(self, at: Evaluation) -> Float[Numeric, ""]:
+        # at test time all units are active, with the head multiplied by the gain
         return self.inner.evaluate_risk(at._replace(head=at.parameters["gain"] * at.head))
 
 

@@ -119,6 +119,7 @@ def plane_points(
     lines1 = [kink for kink in kinks1 if kink != 0.0]
     lines2 = [kink for kink in kinks2 if kink != 0.0]
     half_turn = jnp.pi * jnp.ones_like(angle)
+    # u vanishes at +-pi/2, v at angle +- pi/2
     cuts = [angle - jnp.pi / 2, half_turn / 2, angle + jnp.pi / 2]
     for kink1 in lines1:
         for kink2 in lines2:
@@ -130,6 +131,7 @@ def plane_points(
             cuts.append(_wrap(jnp.arctan2(y - jnp.cos(angle) * x, jnp.sin(angle) * x)))
     starts = jnp.sort(jnp.stack([-half_turn / 2, *cuts, 1.5 * half_turn]))
     node, weight = gauss_legendre(nodes)
+    # sectors of zero width (coinciding cuts) have zero weight
     widths = jnp.diff(starts)
     theta = (starts[:-1, None] + widths[:, None] * node).reshape(-1)
     angle_weight = (widths[:, None] * weight).reshape(-1) / (2 * jnp.pi)

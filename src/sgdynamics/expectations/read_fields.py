@@ -54,7 +54,9 @@ def read_fields(
         fields_of_draws = jnp.einsum("lrj,rf->lfj", slopes, gram).reshape(size, free)
     W = jnp.block([[fields_of_y, fields_of_draws], [jnp.zeros((free, size)), jnp.eye(free)]])
     G = jnp.asarray(dependence.rows) @ W
+    # B = V G^T R^-T by forward substitution with R, also if Cov g is singular
     B = solve_forward(lower_root(G @ V @ G.T), G @ V).T
+    # conditional means of all normals given g = R zeta
     v = zeta @ B.T
     case = {
         name: jnp.broadcast_to(value, (count, *np.shape(value))) for name, value in case.items()
@@ -96,6 +98,7 @@ def _mean_slopes(
         assert coefficients is not None  # the inputs are not centred
         return jnp.broadcast_to(coefficients, (*sample.tokens.shape, structure.signals))
 
+    # the means are affine in the draws: the derivative at 0 is the derivative everywhere
     slopes = jax.jacfwd(means)(jnp.zeros(sample.sampled_normals))
     return slopes.reshape(
         sample.tokens.inputs_per_sample, structure.signals, sample.sampled_normals

@@ -54,6 +54,7 @@ def overlaps_at(structure: Structure, parameters: Parameters, state: State) -> O
     gram = jnp.broadcast_to(
         parameters["gram"], (structure.blocks, structure.signals, structure.signals)
     )
+    # [[Q, M], [M^T, P]] of each block
     upper = jnp.concatenate([Q, M], axis=-1)
     lower = jnp.concatenate([jnp.swapaxes(M, -1, -2), gram], axis=-1)
     blocks = jnp.concatenate([upper, lower], axis=-2)

@@ -85,6 +85,7 @@ class SobolAverages(SolverExpectation):
         self, parameters: Parameters, average: Callable[[dict[str, Any]], PyTree]
     ) -> PyTree:
         """The mean of `average(case)` over all outcomes of the discrete draws."""
+        # draws with few outcomes are integrated exactly, at the cost of one average per case
         weights, cases = self.structure.sample.cases(parameters)
         if not cases:
             return average({})
@@ -115,8 +116,10 @@ class SobolAverages(SolverExpectation):
     ) -> Moments:
         structure, sample = self.structure, self.structure.sample
         parameters, overlaps, head = at.parameters, at.overlaps, at.head
+        # values and moves (h, A, B and the head gradient) of all samples
         moves = jax.vmap(structure.loss.move, (0, 0, None, 0, None))
         reading = parameters_with_overlaps(structure, parameters, overlaps)
+        # second derivatives dh_il/dF_cm per point: too many cost more than they save
         slopes_per_point = structure.width * structure.fields * sample.tokens.inputs_per_sample**2
         by_slopes = self.by_slopes and slopes_per_point <= MOST_SLOPES
 
@@ -124,12 +127,14 @@ class SobolAverages(SolverExpectation):
             points = self.sample_points(
                 at.nodes["points"], parameters, overlaps, case, weights=at.nodes.get("weights")
             )
+            # the loss takes the fields of all inputs of a sample together
             fields = (
                 sample.tokens.by_sample(points.students),
                 sample.tokens.by_sample(points.signals),
             )
             losses, move = moves(*fields, head, points.draws, reading)
             h = sample.tokens.by_input(move.inputs)
+            # all inputs of a sample have its weight
             weighted = sample.tokens.repeat(points.weights)[:, None] * h
             if by_slopes:
                 stein = mean_slopes(structure, parameters, fields, head, points, reading)
@@ -137,17 +142,21 @@ class SobolAverages(SolverExpectation):
                 # E[h Y^T] root^-1, back in the order students, signals
                 stein = solve_lower(points.root, weighted.T @ points.z)
                 stein = stein[:, np.argsort(root_order(structure))]
+            # h C^1/2, so that E[h C h^T] is a plain product
             mixed = sample.tokens.correlate_inputs(parameters, h.T)
             noise = (sample.tokens.repeat(points.weights) * mixed) @ mixed.T
             norms = None
             if finite:
+                # sum over pairs (t, u) of inputs of a sample
                 by_token = h.reshape(-1, sample.tokens.inputs_per_sample, structure.width)
                 U = norm_weights(structure, parameters, overlaps, points)
                 U = points.weights[:, None, None, None] * U
                 norms = jnp.einsum("nbtu,nti,nuj->bij", U, by_token, by_token)
+            # E[h c]: the means of the inputs on the signals
             shift = None if points.means is None else weighted.T @ points.means
             pull = None
             if structure.loss.reads_overlaps:
+                # the coefficients [A | B] of the move on rows and signals
                 pulls = jnp.concatenate([move.rows, move.signals], axis=-1)
                 pull = jnp.tensordot(points.weights, pulls, axes=1)
                 if norms is not None:
@@ -186,6 +195,7 @@ class SobolAverages(SolverExpectation):
             losses = jax.vmap(structure.loss, (0, 0, None, 0, None))(
                 *fields, at.head, samples.draws, reading
             )
+            # points without weights count equally
             if weights is None:
                 return jnp.mean(losses, axis=0)
             return jnp.tensordot(samples.weights, losses, axes=1)
@@ -219,6 +229,7 @@ def mean_slopes(
     ) -> Float[Numeric, "p tokens"]:
         return structure.loss.move(students, signals, head, draws, reading)[1].inputs.reshape(p, -1)
 
+    # derivatives with respect to students and signals, (n, p, L, fields, L)
     slopes = jax.vmap(jax.jacfwd(gradient, argnums=(0, 1)))(*fields, points.draws)
     correlation = _token_correlation(structure, parameters)
 
@@ -240,6 +251,7 @@ def parameters_with_overlaps(
     lengths = None
     if structure.loss.reads_lengths:
         correlation = _token_correlation(structure, parameters)
+        # x_l.x_m/d concentrates at Tr(Sigma)/d C_lm
         lengths = input_covariance.trace(parameters) * correlation
     return structure.loss.parameters_with_overlaps(
         parameters, overlaps.blocks[:, :p, :p], overlaps.blocks[:, :p, p:], lengths
@@ -281,6 +293,7 @@ def pull_norms(
         square = jnp.einsum("n,nic,cd,njd->ij", points.weights, pulls, block, pulls)
         return cross + cross.T + square
 
+    # vectorised over blocks; A and B may differ between them
     scaled = input_covariance.times_eigenvalues(parameters, overlaps.blocks)
     if structure.loss.moves_by_block:
         return jax.vmap(block_norms, (0, 0, 1))(overlaps.blocks, scaled, pulls)

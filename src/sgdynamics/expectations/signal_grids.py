@@ -74,6 +74,7 @@ class SignalGrids(Networks):
         if self.has_planes:
             return nodes
         if not self.has_grid:
+            # a seed of its own: the grid is independent of the points of the noise
             points, replicates = quadrature.log2_points, quadrature.replicates
             grid = sobol_normals(self.structure.signals, points, replicates, whiten=True, seed=711)
             weights = np.full(grid.shape[:2], 1.0 / grid.shape[1])
@@ -119,6 +120,7 @@ class SignalGrids(Networks):
         K, A, B = student_pairs
         q = jnp.diagonal(omega)[:p]
         frame = lower_root(omega[p:, p:])  # C
+        # regression of the students on zeta: t = M C^-T, and the residual variance q - |t|^2
         t = solve_forward(frame, omega[p:, :p]).T
         scale = safe_root(q - jnp.sum(t**2, axis=1))
         if loss.cuts and "grid" not in nodes:
@@ -128,6 +130,7 @@ class SignalGrids(Networks):
             )
         else:
             grid, weights = nodes["grid"], nodes["grid_weights"]
+        # the noiseless label at each node
         labels = jax.vmap(lambda zeta: loss.label(frame @ zeta, at.parameters))(grid)
         mean = t @ grid.T
         scales = jnp.broadcast_to(scale[:, None], mean.shape)
@@ -137,8 +140,10 @@ class SignalGrids(Networks):
         on_zeta = jnp.einsum("in,n,nr->ir", s1, weighted, grid)  # E[s'_i y zeta]
         curved = s2 @ weighted  # E[s''_i y]
         on_signals = solve_lower(frame, on_zeta - curved[:, None] * t)
+        # d/dlambda_j of s'_i E0: pairs of students, and s''_i y on the diagonal
         on_students = B * c + jnp.diag(A @ c + curved)
         slope = jnp.concatenate([on_students, on_signals], axis=1)
+        # E[(y + sum_i c_i s_i)^2]
         square = c @ K @ c + 2 * c @ values + jnp.sum(weighted * labels)
         return slope, K @ c + values, 0.5 * square
 
@@ -173,6 +178,7 @@ class SignalGrids(Networks):
         powers: np.ndarray,
         roots: np.ndarray,
     ) -> tuple[np.ndarray, float, float]:
+        # the coefficients at two resolutions; their distance is the error
         count = LABEL_NODES[self.structure.signals]
         (fine, square), (coarse, coarse_square) = (
             self._label_table(parameters, frame, terms, nodes) for nodes in (count, count * 2 // 3)

@@ -76,6 +76,9 @@ class SolverExpectation(Expectation):
         """
         return self.nodes(quadrature, flow), None
 
+    # Properties that decide how a solver estimates errors: sampled moments have replicates, and
+    # each replicate is solved on its own.
+
     def sampled(self, flow: bool) -> bool:
         """Whether any moment is an average over replicates of random points."""
         return False
@@ -95,6 +98,7 @@ class SolverExpectation(Expectation):
         """Whether `label_series` is available."""
         return False
 
+    # Hermite series of the label, for the wide (mean-field) limit.
     def label_series(
         self,
         parameters: Parameters,
@@ -111,6 +115,7 @@ class SolverExpectation(Expectation):
         """
         raise NotImplementedError("only the label of a network has a series")
 
+    # The Hessian of the risk, for `analysis.landscape`.
     def curvatures(
         self,
         structure: Structure,
@@ -168,11 +173,13 @@ class SolverExpectation(Expectation):
 class UserExpectation(SolverExpectation):
     """A user's own `Expectation`, with defaults for everything that only solvers ask for."""
 
+    # hashable, because compiled code depends on it
     own: Expectation
 
     def evaluate_moments(
         self, at: Evaluation, *, finite: bool = False, flow: bool = False
     ) -> Moments:
+        # positional, so that a user may name the arguments differently
         return self.own.moments(*at, finite=finite, flow=flow)
 
     def evaluate_risk(self, at: Evaluation) -> Float[Numeric, ""]:

@@ -76,6 +76,7 @@ def mirror_points(structure: Structure, nodes: dict[str, np.ndarray]) -> dict[st
         return nodes
     replicates, count, size = nodes["points"].shape
     log2_count = max(int(np.log2(count)) - p, 6)
+    # 2^p signs multiply the number of points: start from as many fewer
     points = np.array(sobol_normals(size, log2_count, replicates, whiten=False))
     signs = np.array(list(itertools.product((1.0, -1.0), repeat=p)))
     mirrored = np.repeat(points[:, None], len(signs), axis=1)
@@ -98,6 +99,7 @@ def _student_coordinates(structure: Structure) -> list[tuple[int, int]]:
     size = structure.sample.tokens.inputs_per_sample * structure.fields
     coordinates = []
     for coordinate, row in enumerate(structure.dependence.rows):
+        # a combination of several fields has no sign of its own
         fields = np.flatnonzero(row)
         if len(fields) == 1 and fields[0] < size:
             field = int(fields[0]) % structure.fields
@@ -154,6 +156,7 @@ def sample_fields(
         name: jnp.broadcast_to(value, (count, *np.shape(value)))
         for name, value in (case or {}).items()
     }
+    # the last coordinates of a point are those of the draws
     draws = sample.draw(parameters, points[:, -free:], case)
     means = sample.mean_coefficients(parameters, draws)
     if means is not None:
@@ -187,6 +190,7 @@ def sample_fields(
         )
         share = 1 / count if point_weights is None else point_weights[:, None]
         z, weights = z.reshape(-1, size), (weights * share).reshape(-1)
+    # Y = Z C^1/2 mixes the inputs of a sample, field by field
     z = sample.tokens.correlate(parameters, z.reshape(-1, tokens, fields), -2).reshape(-1, fields)
     values = z @ root.T
     if means is not None:
@@ -229,6 +233,7 @@ def _on_lines(
     The line has the direction of `first` and passes through `second`.
     """
     direction = first / jnp.sqrt(jnp.sum(first**2, axis=1, keepdims=True))
+    # the point of the line closest to 0, so that t is standard normal
     base = second - jnp.sum(second * direction, axis=1, keepdims=True) * direction
     slope, level = students_of(direction), students_of(base) + mean
     cuts = [jnp.full((first.shape[0], 1), end) for end in (-LINE_REACH, 0.0, LINE_REACH)]
@@ -279,6 +284,7 @@ def norm_weights(
     if points.means is None:
         return weights
     c = points.means.reshape(-1, tokens, structure.signals)
+    # P_b of each block
     gram = jnp.broadcast_to(parameters["gram"], (structure.blocks, *parameters["gram"].shape[-2:]))
 
     def mean_terms(

@@ -51,6 +51,7 @@ class ErfForms(ClosedForms):
         q2: Float[Numeric, " n"],
         c: Matrix,
     ) -> PairMoments:
+        # A = 2 dK/dq1 and B = dK/dc (Price)
         K = self.pair_value(first, second, q1, q2, c)
         s1, s2 = _shifted_variances(second, q1, q2)
         root = jnp.sqrt(s1 * s2 - c**2)
@@ -80,6 +81,7 @@ class ErfForms(ClosedForms):
     def noise_term(self, student: Activation, teacher: Activation) -> NoiseTerm | None:
         if KAPPA[student] == 0.0:
             return None  # the sign has no gradient
+        # slots of students have kappa = 1, those of teachers their own
         kappa = KAPPA[teacher]
         return lambda omega, c, p: sum_quadruples(
             omega, c, p, lambda *arguments: erf_four_point(kappa, *arguments)

@@ -52,6 +52,7 @@ class PolynomialForms(ClosedForms):
     ) -> PairMoments:
         m, n = first.degree or 0, second.degree or 0
         top = min(m, n)  # largest number of contractions
+        # F_n = E[f^(n)(u)] and G_n = E[g^(n)(v)]; derivatives beyond the degree are 0
         F = derivative_means(first, 0, max(m, top + 2), q1)
         G = derivative_means(second, 0, max(n, top + 1), q2)
         series = _contraction_weights(c, top)
@@ -80,6 +81,7 @@ class PolynomialForms(ClosedForms):
         return jnp.array([[expectation(*order) for order in orders] for orders in HESSIAN_ORDERS])
 
     def noise_term(self, student: Activation, teacher: Activation) -> NoiseTerm:
+        # x^2 has a formula in matrices, without the sum over quadruples
         if student.coefficients == teacher.coefficients == SQUARE:
             return square_noise
         return lambda omega, c, p: polynomial_noise(student, teacher, omega, c, p)
@@ -107,6 +109,7 @@ def derivative_means(
     """
     columns = []
     for order in range(lowest, lowest + count + 1):
+        # coefficients of f^(order); odd powers have mean 0
         derived = np.polynomial.polynomial.polyder(np.asarray(activation.coefficients), order)
         total = jnp.zeros_like(variance)
         power = jnp.ones_like(variance)
@@ -130,6 +133,7 @@ def square_noise(
     """
     weighted = c[:, None] * omega
     tau = jnp.trace(weighted)
+    # Omega D Omega
     once = omega @ weighted
     scalar = tau**2 + 2 * jnp.sum(weighted * weighted.T)
     full = scalar * omega + 4 * tau * once + 8 * once @ weighted
@@ -188,10 +192,12 @@ def polynomial_noise(
             members = index[chosen]
             terms = np.array(weights) * jnp.ones((len(chosen), 1), omega.dtype)
             for slot, ((activation, order), degree) in enumerate(zip(slots, degrees, strict=True)):
+                # E[f_a^(e_a)] of the slot
                 means = derivative_means(activation, order, degree, variance)
                 terms = terms * means[members[:, slot]][:, contractions[slot]]
             for pair, (a, b) in enumerate(itertools.combinations(range(4), 2)):
                 exponent = exponents[:, pair]
+                # C_ab^e_ab of the pair
                 powers = integer_powers(omega[members[:, a], members[:, b]], int(exponent.max()))
                 terms = terms * powers[:, exponent]
             total = total.at[chosen].set(jnp.sum(terms, axis=1))

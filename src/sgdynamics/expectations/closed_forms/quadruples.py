@@ -21,6 +21,7 @@ from sgdynamics.base.arrays import Numeric
 def quadruples(p: int, fields: int) -> tuple[np.ndarray, np.ndarray]:
     """All (i, j, b, c) with students i <= j and fields b <= c, and the multiplicity of (b, c)."""
     students, pairs = (np.stack(np.triu_indices(count), axis=1) for count in (p, fields))
+    # (i, j) varies slowest, so that the sum over (b, c) is over consecutive entries
     index = np.concatenate(
         [np.repeat(students, len(pairs), axis=0), np.tile(pairs, (len(students), 1))], axis=1
     )
@@ -35,6 +36,7 @@ def sum_quadruples(
 ) -> Float[Numeric, "p p"]:
     """N from E[s'_i s'_j g_b g_c] = four_point(Omega, index, p), symmetric terms once."""
     index, multiplicity = quadruples(p, omega.shape[0])
+    # off-diagonal (b, c) count twice
     terms = four_point(omega, index, p) * multiplicity * c[index[:, 2]] * c[index[:, 3]]
     upper = terms.reshape(p * (p + 1) // 2, -1).sum(axis=1)
     return _symmetric_matrix(upper, p)
@@ -43,6 +45,7 @@ def sum_quadruples(
 def _symmetric_matrix(upper: Float[Numeric, " n"], p: int) -> Float[Numeric, "p p"]:
     """The symmetric matrix with these entries on and above the diagonal, row by row."""
     rows, columns = np.triu_indices(p)
+    # position of (i, j) and of (j, i) among the upper entries
     position = np.empty((p, p), dtype=int)
     position[rows, columns] = position[columns, rows] = np.arange(len(rows))
     return upper[position]

@@ -115,6 +115,7 @@ class _QuadrupleGroup:
 
 def _group_quadruples(index: np.ndarray) -> list[_QuadrupleGroup]:
     """Group quadruples by their number of distinct fields."""
+    # sorted members: equal neighbours are repetitions of one field
     ordered = np.sort(index, axis=1)
     is_new = np.diff(ordered, axis=1, prepend=-1) != 0
     sizes = is_new.sum(axis=1)
@@ -123,6 +124,7 @@ def _group_quadruples(index: np.ndarray) -> list[_QuadrupleGroup]:
         rows = np.flatnonzero(sizes == m)
         members = ordered[rows][is_new[rows]].reshape(-1, m)
         first, second = (np.argmax(members == index[rows, slot, None], axis=1) for slot in (2, 3))
+        # quadruples with the same set share one orthant
         sets, set_index = np.unique(members, axis=0, return_inverse=True)
         groups.append(_QuadrupleGroup(rows, sets, set_index.reshape(-1), first, second))
     return groups
@@ -187,6 +189,7 @@ def _orthant_moment(
     rows = np.arange(n)
     result = C[rows, first, second] * probability
     for edge, (q, r) in zip(edges, itertools.combinations(range(m), 2), strict=True):
+        # covariances of a and b with the fields at the edge
         aq, ar = C[rows, first, q], C[rows, first, r]
         bq, br = C[rows, second, q], C[rows, second, r]
         conditional_on_q = br - bq * C[:, q, r] / C[:, q, q]
@@ -207,6 +210,7 @@ def orthant_probability(C: Float[Numeric, "n m m"]) -> Float[Numeric, " n"]:
     m = C.shape[-1]
     if m == 1:
         return jnp.full(C.shape[:-2], 0.5, C.dtype)
+    # an orthant probability depends on correlations alone
     scale = jnp.sqrt(jnp.einsum("...ii->...i", C))
     r = safe_ratio(C, scale[..., :, None] * scale[..., None, :])
     if m == 2:
@@ -244,6 +248,7 @@ def _conditional_covariance(
     C: Float[Numeric, "*s n n"], a: int, b: int, i: int, j: int
 ) -> Float[Numeric, "*s"]:
     """Covariance of the fields a and b given the fields i and j (a Schur complement)."""
+    # C_ab - C_a(ij) C_(ij)(ij)^-1 C_(ij)b, with the inverse of a 2 x 2 matrix written out
     det = C[..., i, i] * C[..., j, j] - C[..., i, j] ** 2
     on_i = C[..., j, j] * C[..., i, b] - C[..., i, j] * C[..., j, b]
     on_j = C[..., i, i] * C[..., j, b] - C[..., i, j] * C[..., i, b]
