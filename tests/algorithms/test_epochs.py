@@ -327,7 +327,7 @@ REFUSED = {
         PROBLEM, sgd.GradientDescent(), BEGIN, times=[1.0], cells=16
     ),
     "steps = .*infinitely many": lambda: sgd.solve_dmft(PROBLEM, EPOCHS, BEGIN, steps=[1]),
-    "batch = 50.*there are 40 samples": lambda: sgd.simulate(
+    "batch = 50.*there are only 40 samples": lambda: sgd.simulate(
         PROBLEM, EPOCHS.replace(batch=50), BEGIN, alpha=[2.0], dimension=20
     ),
     "lr = .*smaller lr": lambda: sgd.solve_dmft(
@@ -641,7 +641,8 @@ def test_save_points_that_coincide_are_reported_once():
         )
     assert path.alpha.values.tolist() == [0.0, 0.0, 2.0]
     assert [
-        "multiples of 0.25 epochs, four cells: some of 3 fall together" in str(one.message)
+        "multiples of 0.25 epochs (four cells), so that some of the 3 save points coincide"
+        in str(one.message)
         for one in warned
     ] == [True]
     assert {one.filename for one in warned} == {__file__}

@@ -135,11 +135,11 @@ def test_a_limit_without_a_dimension_takes_any_memory(monkeypatch):
         ),
         (
             lambda: sgd.EpochSGD(update=U.sign()),
-            "update = sign(): EpochSGD has no such argument. On a fixed data set steps are plain so far",
+            "update = sign(): EpochSGD has no such argument. Only plain steps are supported on a fixed data set",
         ),
         (
             lambda: sgd.GradientDescent(momentum=0.9),
-            "momentum = 0.9: GradientDescent has no such argument. On a fixed data set steps are plain",
+            "momentum = 0.9: GradientDescent has no such argument. Only plain steps are supported on a fixed data set",
         ),
     ],
 )

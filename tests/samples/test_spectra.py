@@ -320,7 +320,7 @@ REFUSED = {
         lambda: sgd.random_start(
             sgd.TeacherStudent(covariance=sgd.Spectrum([1.0, 2.0], [9, 9])), dimension=20
         ),
-        "dimension = 20: the spectrum of the inputs has 18: leave dimension out",
+        "dimension = 20: the spectrum of the inputs has 18 dimensions. Omit dimension",
     ),
     "no dimension": (
         lambda: sgd.random_start(sgd.TeacherStudent()),
@@ -328,14 +328,14 @@ REFUSED = {
     ),
     "steps without a dimension": (
         lambda: sgd.OnePassSGD(per="step").on(sgd.TeacherStudent()),
-        r"per = 'step': the problem does not fix the dimension: state its covariance as sgd\.Spectrum",
+        r"per = 'step': the problem does not fix the dimension. State its covariance as sgd\.Spectrum",
     ),
     "a unit that is none": (lambda: sgd.OnePassSGD(per="eigenvalue"), "per = 'eigenvalue'"),
     "rows over infinity": (
         lambda: sgd.random_start(
             sgd.TeacherStudent(covariance=sgd.power_law(2.0, math.inf, target=0.0))
         ),
-        'the dimension is infinite: take per="trace"',
+        'the dimension is infinite. Use per="trace"',
     ),
 }
 
@@ -356,7 +356,7 @@ def test_infinite_refusals():
     begin = sgd.random_start(problem, per="trace")
     with pytest.raises(
         ValueError,
-        match=r'per = \'dimension\': the dimension is infinite: take per="trace" or per="step"',
+        match=r'per = \'dimension\': the dimension is infinite. Use per="trace" or per="step"',
     ):
         sgd.solve_ode(problem, sgd.OnePassSGD(), begin, times=[1.0])
     with pytest.raises(ValueError, match="samples/d is undefined"):

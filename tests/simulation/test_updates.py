@@ -413,7 +413,7 @@ def test_coordinatewise_updates_have_no_chain(update):
         match=r"method = 'exact': .*does not commute with rotations.*does not close on overlaps.*'direct'",
     ):
         sgd.simulate(problem, sgd.OnePassSGD(update=update), begin, steps=[1], dimension=20)
-    with pytest.raises(ValueError, match=r"update = .*not for a head"):
+    with pytest.raises(ValueError, match=r"update = .*does not train a head"):
         sgd.solve_ode(network(), sgd.OnePassSGD(update=update), begin, times=[1.0])
 
 

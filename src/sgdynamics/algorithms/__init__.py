@@ -1,1 +1,1 @@
-"""How it is learned: one file a family of algorithms, updates, and numbers that change in time."""
+"""Training algorithms: one-pass SGD, fixed data sets, epochs, updates, conversions from PyTorch."""

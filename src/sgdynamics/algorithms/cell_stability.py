@@ -112,7 +112,10 @@ class CellStability:
         return max(fresh, repeated) if cells > 1 else (math.inf if math.isinf(above) else fresh)
 
     def is_stable(self, cells: int) -> bool:
-        """Whether this many cells are stable; True where SGD itself diverges or the load is unknown."""
+        """Whether this many cells are stable.
+
+        True where SGD itself diverges or the load is unknown.
+        """
         if not self.is_linear or self.load(math.inf) >= 1:
             return True
         return self.load(cells) < 1

@@ -1,7 +1,8 @@
-"""SGD that goes through a fixed data set epoch after epoch, a batch of a few samples a step, on the clock of one-pass SGD.
+"""SGD in small batches over several epochs of a fixed data set, on the clock of one-pass SGD.
 
-At d -> infinity the steps are gone, and an epoch is cut into cells: all visits of a cell use the weights at its start. A step of a cell is
-then that of multi-pass SGD with the batch fraction 1/cells (`fixed_data`); which samples it visits, and how often, is said here.
+At d -> infinity an epoch is divided into cells, and all visits of a cell use the weights at its
+start. A cell is then a step of multi-pass SGD with the batch fraction 1/cells (`fixed_data`). This
+module determines which samples it visits, and how often.
 """
 
 from __future__ import annotations
@@ -25,13 +26,11 @@ from sgdynamics.base.precision import float64
 
 ORDERS = ("reshuffle", "replacement", "fixed")
 FEWEST_CELLS = 16
-EPOCHS_SEEN, RATES_SEEN = (
-    20,
-    401,
-)  # of a learning rate that is a function: its largest value here sets the number of cells
-FINEST = (
-    0.04  # default t of a cell: for isotropic inputs at lr < 1 the extrapolation leaves about 1e-3
-)
+# For a schedule, the largest rate on this many points of the first epochs sets the number of cells.
+EPOCHS_SEEN, RATES_SEEN = 20, 401
+# Default t of a cell: for isotropic inputs at lr < 1 the extrapolation leaves an error of about
+# 1e-3.
+FINEST = 0.04
 SIMULATE = "sgd.simulate, whose cost does not depend on cells"
 
 
@@ -39,36 +38,38 @@ SIMULATE = "sgd.simulate, whose cost does not depend on cells"
 @checks.argument_hints(HINTS | {"batch_size": "Write batch=..."})
 @dataclass(frozen=True)
 class EpochSGD(FixedData):
-    """SGD with small batches on a fixed data set of n samples, which is used again and again: epochs of n/batch steps.
+    """SGD in small batches over several epochs of a fixed data set of n samples.
 
     ::
 
-        W <- W - (lr/(batch d)) sum_batch dloss/dW,     a <- a - (head_rate lr/(batch d)) sum_batch dloss/da,
+        W <- W - (lr/(batch d)) sum_batch dloss/dW,
+        a <- a - (head_rate lr/(batch d)) sum_batch dloss/da,
         t = lr steps/d,     alpha = batch steps/d,     epochs = alpha/samples_per_dimension
 
     Parameters
     ----------
     lr : float or callable, default 0.1
-        The learning rate, of order 1, as of ``OnePassSGD``: a number, or a function of alpha.
+        Learning rate of order 1, as in ``OnePassSGD``: a number or a function of alpha.
     samples_per_dimension : float, default 3.0
-        The size n of the data set over the dimension d: alpha of one epoch.
+        Size n of the data set divided by the dimension d, which is alpha of one epoch.
     batch : int, default 1
-        Samples in a step. As d grows only lr/batch matters, for any batch that stays small beside n.
+        Number of samples per step. In the limit only lr/batch matters, if the batch is small
+        compared with n.
     order : str, default "reshuffle"
-        "reshuffle": every epoch in an order of its own; "fixed": every epoch in the same one; "replacement": each sample of a step is any
-        of the n.
+        Order of the samples: "reshuffle", a new random order in every epoch; "fixed", the same
+        order in every epoch; "replacement", independent draws from the n samples.
     head_rate : float or callable, default 1.0
-        The rate of a trained head relative to ``lr``; it may be a function of t.
+        Learning rate of a trained head relative to ``lr``, or a function of t.
 
     Raises
     ------
     ValueError
-        If a number is out of its range.
+        If a value is out of range.
 
     Notes
     -----
-    Batches follow each other without a gap: one that is begun at the end of an epoch takes its last samples from the next. In the first
-    epoch of "reshuffle" and "fixed" no sample is seen twice, and all is as in one pass.
+    A batch that starts at the end of an epoch takes its remaining samples from the next one. In the
+    first epoch of "reshuffle" and "fixed" no sample is repeated, and the law is that of one-pass SGD.
 
     Examples
     --------
@@ -84,9 +85,8 @@ class EpochSGD(FixedData):
 
     kinds: ClassVar[tuple[str, ...]] = ("epochs",)
     rate_of: ClassVar[str] = "alpha"
-    share: ClassVar[float] = (
-        math.nan
-    )  # of an epoch that a step takes: known once d or the number of cells is
+    # fraction of an epoch per step, known once d or the number of cells is
+    share: ClassVar[float] = math.nan
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -94,17 +94,16 @@ class EpochSGD(FixedData):
         object.__setattr__(self, "order", checks.choice("order", self.order, ORDERS))
 
     def in_steps(self, share: float) -> Self:
-        """The same as an algorithm on a fixed data set whose step takes this share of an epoch: batch/n, or 1/cells at d -> infinity."""
-        found = copy(self)
+        """Return the algorithm with steps of this fraction of an epoch: batch/n, or 1/cells."""
+        converted = copy(self)
         if not isinstance(self.lr, Schedule):
-            object.__setattr__(
-                found, "lr", self.lr * self.samples_per_dimension * share / self.batch
-            )
-        object.__setattr__(found, "share", share)
-        object.__setattr__(found, "_stated", self)
-        return found
+            lr = self.lr * self.samples_per_dimension * share / self.batch
+            object.__setattr__(converted, "lr", lr)
+        object.__setattr__(converted, "share", share)
+        object.__setattr__(converted, "_stated", self)
+        return converted
 
-    def tabled(self, count: int) -> np.ndarray:
+    def tabulate(self, count: int) -> np.ndarray:
         alpha = np.arange(count) * (self.samples_per_dimension * self.share)
         rates = rates_at(self.lr, alpha) * (self.samples_per_dimension * self.share / self.batch)
         return np.concatenate([[0.0], np.cumsum(rates)[:-1]])
@@ -115,13 +114,13 @@ class EpochSGD(FixedData):
             raise checks.reject(
                 "batch",
                 self.batch,
-                f"at dimension {dimension} there are {count} samples: take at most as many",
+                f"there are only {count} samples at dimension {dimension}. Use a smaller batch.",
             )
         return count
 
     @property
     def largest_rate(self) -> float:
-        """The largest lr/batch; of a schedule, that of the first 20 epochs."""
+        """Largest lr/batch; for a schedule, within the first 20 epochs."""
         if not isinstance(self.lr, Schedule):
             return self.lr / self.batch
         alpha = self.samples_per_dimension * np.linspace(0, EPOCHS_SEEN, RATES_SEEN)
@@ -160,8 +159,9 @@ class EpochSGD(FixedData):
                 raise checks.reject(
                     "cells",
                     given,
-                    f"the dynamics with a quarter of the cells ({count // LEVELS} per epoch) is unstable at this "
-                    f"learning rate and covariance. Use cells = {needed} or more, a smaller lr, or {SIMULATE}.",
+                    f"the dynamics with a quarter of the cells ({count // LEVELS} per epoch) is unstable "
+                    "at this learning rate and covariance. "
+                    f"Use cells = {needed} or more, a smaller lr, or {SIMULATE}.",
                 )
             return count
         least = self.largest_rate * self.samples_per_dimension / FINEST
@@ -169,7 +169,8 @@ class EpochSGD(FixedData):
             raise checks.reject(
                 "lr",
                 self.lr,
-                f"t of one epoch is {FINEST * least:.3g}. Use a smaller lr or smaller samples_per_dimension.",
+                f"t of one epoch is {FINEST * least:.3g}. Use a smaller lr or smaller "
+                "samples_per_dimension.",
             )
         count = max(FEWEST_CELLS, LEVELS * math.ceil(least / LEVELS - 1e-9))
         if stability is None:
@@ -190,7 +191,7 @@ class EpochSGD(FixedData):
 
     @property
     def parameters(self) -> dict[str, Any]:
-        # a visit moves a sample's own fields by lr/batch, which is this many times the lr of a step
+        # A visit changes a sample's own fields by lr/batch, this many times the lr of a step.
         return super().parameters | {
             "own": pytrees.to_float64(1 / (self.share * self.samples_per_dimension))
         }
@@ -201,40 +202,46 @@ ALGORITHMS[EpochSGD.__name__] = EpochSGD
 
 @float64
 def rates_at(schedule: Schedule, alpha: np.ndarray) -> np.ndarray:
-    """A learning rate at many values of alpha."""
+    """Return the learning rate at many values of alpha."""
     return np.broadcast_to(
         np.asarray(jax.vmap(schedule)(jnp.asarray(alpha)), dtype=np.float64), alpha.shape
     )
 
 
 class Visits(NamedTuple):
-    """Which samples the cells of a few epochs visit, of several sets of samples.
+    """Visits of the samples by the cells of a few epochs, for several data sets.
 
-    Orders that visit each sample once an epoch have its place there, drawing with replacement has the samples one after the other.
+    Attributes
+    ----------
+    sequences : array, (sets, epochs, n)
+        Position of each sample within an epoch; with replacement, the samples in sequence.
+    first : int
+        The first of these epochs.
+    cells : int
+        Number of cells per epoch.
     """
 
     sequences: Int[Numeric, "sets epochs n"]
-    first: IntScalar  # the first of these epochs
-    cells: IntScalar  # of an epoch
+    first: IntScalar
+    cells: IntScalar
 
-    def at(self, number: IntScalar, again: bool) -> Float[Numeric, "sets n"]:
-        """How often a cell visits each sample; `again`: drawn with replacement."""
+    def at(self, index: IntScalar, with_replacement: bool) -> Float[Numeric, "sets n"]:
+        """Return how often a cell visits each sample."""
         count = self.sequences.shape[-1]
-        found = jax.lax.dynamic_index_in_dim(
-            self.sequences, number // self.cells - self.first, 1, keepdims=False
+        sequence = jax.lax.dynamic_index_in_dim(
+            self.sequences, index // self.cells - self.first, 1, keepdims=False
         )
-        cell = number % self.cells
-        place = jnp.arange(count) if again else found
-        now = (
-            (place >= cell * count // self.cells) & (place < (cell + 1) * count // self.cells)
-        ).astype(jnp.float64)
-        if not again:
-            return now
-        return jax.vmap(lambda one: jnp.zeros(count).at[one].add(now))(found)
+        cell = index % self.cells
+        position = jnp.arange(count) if with_replacement else sequence
+        first, last = cell * count // self.cells, (cell + 1) * count // self.cells
+        in_cell = ((position >= first) & (position < last)).astype(jnp.float64)
+        if not with_replacement:
+            return in_cell
+        return jax.vmap(lambda samples: jnp.zeros(count).at[samples].add(in_cell))(sequence)
 
 
 def sequences(order: str, count: int, generator: Any) -> np.ndarray:
-    """What `Visits` has of one epoch of one set."""
+    """Draw the sequence of one epoch of one data set, for `Visits`."""
     return (
         generator.integers(count, size=count)
         if order == "replacement"

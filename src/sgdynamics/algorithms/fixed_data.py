@@ -1,11 +1,12 @@
-"""Algorithms that read a fixed data set again and again: gradient descent, multi-pass and persistent SGD, Langevin.
+"""Algorithms on a fixed data set: gradient descent, multi-pass and persistent SGD, Langevin.
 
 A data set of n = samples_per_dimension d samples is drawn once. A step is
 
     W <- W - lr (1/(b n)) sum_mu s_mu dloss_mu/dW + sqrt(2 T lr/d) N(0, I),     t = lr steps,
 
-with the selection s_mu in {0, 1} of the samples in use (all of them, or each with probability b, the batch fraction) and the
-temperature T. All four are this one step with other numbers, so that direct simulation, the exact law and DMFT share it.
+with the selection s_mu in {0, 1} of the samples (all of them, or each with probability b, the batch
+fraction) and the temperature T. All four algorithms are this step with different hyperparameters,
+so that direct simulation, the exact law and DMFT share it.
 """
 
 from __future__ import annotations
@@ -32,16 +33,20 @@ from sgdynamics.base.controls import (
 )
 from sgdynamics.base.precision import float64
 
-MOST_TABLED = 1 << 22  # steps of a learning rate that depends on t
+# largest number of tabulated steps of a learning rate that depends on t
+MOST_TABLED = 1 << 22
 NUMBERS = ("lr", "samples_per_dimension", "head_rate")
 
 
-_PLAIN = "On a fixed data set steps are plain so far: omit it, or use sgd.OnePassSGD(update=...), which takes fresh samples."
+_PLAIN = (
+    "Only plain steps are supported on a fixed data set. Omit it, or use sgd.OnePassSGD(update=...) "
+    "with fresh samples."
+)
 HINTS = {
     **dict.fromkeys(
         ("update", "momentum", "nesterov", "beta", "betas", "optimizer", "optimiser"), _PLAIN
     ),
-    "weight_decay": "It is an argument of the problem.",
+    "weight_decay": "Set it in the problem.",
     "learning_rate": "Write lr=...",
     "batch_size": "Use sgd.MultiPassSGD(batch_fraction=...) or sgd.EpochSGD(batch=...).",
 }
@@ -49,15 +54,18 @@ HINTS = {
 
 @dataclass(frozen=True)
 class FixedData:
-    """What the algorithms have in common; not an algorithm itself."""
+    """Base class of the algorithms on a fixed data set."""
 
     lr: Any = 0.01
     samples_per_dimension: float = 3.0
     head_rate: Any = 1.0
 
-    kinds: ClassVar[tuple[str, ...]] = ("fixed data",)  # in the table of what is supported
-    rate_of: ClassVar[str] = "t"  # what a learning rate may be a function of
-    order = ""  # of the samples over an epoch, where there are epochs (`epochs`); a ClassVar would keep its place before later fields
+    # kinds in the support table
+    kinds: ClassVar[tuple[str, ...]] = ("fixed data",)
+    # variable of a learning-rate schedule
+    rate_of: ClassVar[str] = "t"
+    # Order of the samples in an epoch (`epochs`). Not a ClassVar, which would precede later fields.
+    order = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(
@@ -73,7 +81,7 @@ class FixedData:
         )
 
     def replace(self, **changes: object) -> Self:
-        """The same algorithm with some of its arguments changed, checked as when it was made.
+        """Return a copy with some arguments changed.
 
         Parameters
         ----------
@@ -83,18 +91,18 @@ class FixedData:
         Returns
         -------
         GradientDescent, MultiPassSGD, PersistentSGD, Langevin or EpochSGD
-            A new one of the same kind; this one stays as it is.
+            A new algorithm of the same class; this one is not changed.
 
         Raises
         ------
         ValueError
-            If there is no such argument, or its value is refused.
+            If an argument does not exist or its value is invalid.
         """
         return checks.replace_fields(self, changes)
 
     @property
     def selects(self) -> bool:
-        """Whether a step uses some of the samples only."""
+        """Whether a step uses only a part of the samples."""
         return False
 
     @property
@@ -104,34 +112,34 @@ class FixedData:
 
     @property
     def fraction(self) -> float:
-        """The share of the samples that a step uses, on average."""
+        """Mean fraction of the samples used in a step."""
         return 1.0
 
     def switching(self) -> tuple[float, float]:
-        """The probabilities that a sample comes into use, and goes out of it, in one step."""
+        """Return the probabilities that a sample enters and leaves the batch in one step."""
         return 1.0, 0.0
 
     @property
     def divisor(self) -> float:
-        """What the sum over the selected samples is divided by, beside n."""
+        """Divisor of the sum over the selected samples, in addition to n."""
         return 1.0
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """The numbers of the algorithm, as a dictionary that JAX can trace."""
+        """Hyperparameters as a dictionary that JAX can trace."""
         on, off = self.switching()
-        numbers = {"fraction": self.fraction, "divisor": self.divisor, "on": on, "off": off}
+        values = {"fraction": self.fraction, "divisor": self.divisor, "on": on, "off": off}
         if isinstance(self.lr, Schedule) and isinstance(self, PersistentSGD):
-            numbers["per_time"] = 1.0
-        numbers |= {
+            values["per_time"] = 1.0
+        values |= {
             "lr": self.lr,
             "head_rate": self.head_rate,
             "temperature": getattr(self, "temperature", 0.0),
         }
-        return {name: pytrees.to_float64(value) for name, value in numbers.items()}
+        return {name: pytrees.to_float64(value) for name, value in values.items()}
 
     def check_times(self, times: np.ndarray) -> None:
-        """Refuse what is not defined at these times of a run: a temperature, or a rate, that is negative or not finite there."""
+        """Raise ValueError if a scheduled temperature or rate is negative or not finite."""
         for name in ("temperature", "head_rate"):
             if isinstance(value := getattr(self, name, 0.0), Schedule):
                 validate_values(name, value, times, "t")
@@ -142,43 +150,49 @@ class FixedData:
         return isinstance(self.lr, Schedule)
 
     def step_times(self, steps: float, until: float = math.inf) -> np.ndarray:
-        """t before each step, of so many (and one more) or up to the first at or after `until`; a power of two of them."""
+        """Return t before each step, for at least `steps` + 1 steps or up to `until`.
+
+        The length of the array is a power of two.
+        """
         assert isinstance(self.lr, Schedule)
-        count, found = 1 << 8, np.zeros(1)
-        while len(found) < steps + 2 and found[-1] < until:
+        count, times = 1 << 8, np.zeros(1)
+        while len(times) < steps + 2 and times[-1] < until:
             if count > MOST_TABLED:
-                fix = f"these are more than {MOST_TABLED} steps, whose rates are added up one by one: give less, or a number"
+                fix = f"a schedule supports at most {MOST_TABLED} steps. Use fewer steps or a constant lr."
                 raise checks.reject("lr", self.lr, fix)
-            found, count = self.tabled(count), 2 * count
-            if not np.all(np.diff(found) > 0):
-                where = float(found[np.argmin(np.append(np.diff(found) > 0, False))])
+            times, count = self.tabulate(count), 2 * count
+            if not np.all(np.diff(times) > 0):
+                where = float(times[np.argmin(np.append(np.diff(times) > 0, False))])
                 raise checks.reject(
                     "lr",
                     self.lr,
-                    f"at t = {where:g} the schedule gives no number above 0: it must be above 0",
+                    f"the schedule is not positive at t = {where:g}. Use positive learning rates.",
                 )
-        return found
+        return times
 
-    def tabled(self, count: int) -> np.ndarray:
-        """t before each of so many steps, from a learning rate that is a function."""
+    def tabulate(self, count: int) -> np.ndarray:
+        """Return t before each of `count` steps of a scheduled learning rate."""
         return _times(self.lr, count)
 
     def counted(self, steps: float) -> Self:
-        """The same with its learning rate step by step, where it is a function of t: what a run of so many steps takes."""
+        """Return the algorithm with a scheduled learning rate tabulated for this many steps."""
         if not isinstance(self.lr, Schedule):
             return self
         table = self.step_times(steps)
-        found = copy(self)
-        object.__setattr__(found, "lr", Schedule(_of_table, {"times": table}, "table"))
-        object.__setattr__(found, "_stated", self)
+        tabulated = copy(self)
+        object.__setattr__(tabulated, "lr", Schedule(_of_table, {"times": table}, "table"))
+        object.__setattr__(tabulated, "_stated", self)
         sizes = np.diff(table[: int(steps) + 2])
         if isinstance(self, PersistentSGD) and max(self.switching()) * sizes.max(initial=0.0) > 1:
-            fix = f"with the largest lr = {sizes.max():g} a sample would switch with a probability above 1 in a step: give a longer time"
+            fix = (
+                f"at the largest lr = {sizes.max():g} a sample would switch with a probability above "
+                "1 per step. Use a longer time."
+            )
             raise checks.reject("persistence_time", self.persistence_time, fix)
-        return found
+        return tabulated
 
     def samples(self, dimension: int) -> int:
-        """The size of the data set at dimension d.
+        """Size of the data set at dimension d.
 
         Parameters
         ----------
@@ -193,40 +207,44 @@ class FixedData:
         Raises
         ------
         ValueError
-            If that is less than one sample, or beyond counting.
+            If this is less than one sample, or too large.
         """
         count = self.samples_per_dimension * dimension
         if not count < checks.MAX_INT64:
             raise checks.reject(
                 "samples_per_dimension",
                 self.samples_per_dimension,
-                f"at d = {dimension} these are {count:.3g} samples",
+                f"this is {count:.3g} samples at d = {dimension}. Use fewer.",
             )
         count = round(count)
         if count < 1:
             raise checks.reject(
                 "samples_per_dimension",
                 self.samples_per_dimension,
-                f"at dimension {dimension} this is less than one sample: take more",
+                f"this is less than one sample at dimension {dimension}. Use more.",
             )
         return count
 
     def describe(self) -> dict[str, Any]:
-        """The algorithm as plain values for the record of a result.
+        """Return the algorithm as plain values, for the record of a result.
 
         Returns
         -------
         dict
-            "kind" and the arguments; "rerunnable" is False where a user's function is among them.
+            "kind" and the arguments; "rerunnable" is False if a user's function is among them.
         """
         stated = getattr(self, "_stated", self)
-        shown = {one.name: describe_schedule(getattr(stated, one.name)) for one in fields(self)}
+        described = {
+            field.name: describe_schedule(getattr(stated, field.name)) for field in fields(self)
+        }
         record = {
             name: int(value) if isinstance(value, bool) else value
-            for name, (value, _) in shown.items()
+            for name, (value, _) in described.items()
         }
         return {"kind": type(self).__name__, **record} | (
-            {} if all(again for _, again in shown.values()) else {"rerunnable": False}
+            {}
+            if all(is_complete for _, is_complete in described.values())
+            else {"rerunnable": False}
         )
 
 
@@ -243,16 +261,16 @@ class GradientDescent(FixedData):
     Parameters
     ----------
     lr : float or callable, default 0.01
-        The learning rate: one step moves t by this much. It may be a function of t.
+        Learning rate, by which a step increases t, or a function of t.
     samples_per_dimension : float, default 3.0
-        The size n of the data set over the dimension d.
+        Size n of the data set divided by the dimension d.
     head_rate : float or callable, default 1.0
-        The rate of a trained head relative to ``lr``; it may be a function of t.
+        Learning rate of a trained head relative to ``lr``, or a function of t.
 
     Raises
     ------
     ValueError
-        If a number is out of its range.
+        If a value is out of range.
 
     Examples
     --------
@@ -266,29 +284,33 @@ class GradientDescent(FixedData):
 @checks.argument_hints(HINTS)
 @dataclass(frozen=True)
 class MultiPassSGD(FixedData):
-    """Multi-pass SGD: at every step each sample of a fixed data set is in the batch with probability ``batch_fraction``, independently.
+    """Multi-pass SGD: at every step each sample of a fixed data set is drawn independently.
+
+    A sample is in the batch with probability ``batch_fraction``.
 
     Parameters
     ----------
     lr : float or callable, default 0.01
-        The learning rate: one step moves t by this much. It may be a function of t.
+        Learning rate, by which a step increases t, or a function of t.
     samples_per_dimension : float, default 3.0
-        The size n of the data set over the dimension d.
+        Size n of the data set divided by the dimension d.
     head_rate : float or callable, default 1.0
-        The rate of a trained head relative to ``lr``; it may be a function of t.
+        Learning rate of a trained head relative to ``lr``, or a function of t.
     batch_fraction : float, default 0.5
-        The share of the samples in a batch, above 0 and at most 1.
+        Fraction of the samples in a batch, above 0 and at most 1.
     rescale : bool, default True
-        Divide the sum over the batch by batch_fraction n (the mean over the batch); False: by n.
+        Whether to divide the sum over the batch by batch_fraction n (the mean over the batch) or by
+        n.
 
     Raises
     ------
     ValueError
-        If a number is out of its range.
+        If a value is out of range.
 
     Notes
     -----
-    Source: Mignacco, Urbani, Zdeborova (2021), eq. (6); literal drawing with replacement would not be gradient descent at fraction 1.
+    Source: Mignacco, Urbani, Zdeborova (2021), eq. (6). Drawing with replacement would not be gradient
+    descent at fraction 1.
 
     Examples
     --------
@@ -306,7 +328,7 @@ class MultiPassSGD(FixedData):
             raise checks.reject(
                 "batch_fraction",
                 self.batch_fraction,
-                "give the share of the samples in a batch, above 0 and at most 1",
+                "use a fraction of the samples above 0 and at most 1",
             )
         object.__setattr__(self, "batch_fraction", fraction)
         object.__setattr__(self, "rescale", checks.flag("rescale", self.rescale))
@@ -331,32 +353,36 @@ class MultiPassSGD(FixedData):
 @checks.argument_hints(HINTS)
 @dataclass(frozen=True)
 class PersistentSGD(MultiPassSGD):
-    """Persistent SGD: a sample stays out of the batch for ``persistence_time`` on average, and in it so that the batch keeps its size.
+    """Persistent SGD: a sample stays out of the batch for ``persistence_time`` on average.
+
+    The time it stays in the batch is such that the batch keeps its mean size.
 
     Parameters
     ----------
     lr : float or callable, default 0.01
-        The learning rate: one step moves t by this much. It may be a function of t.
+        Learning rate, by which a step increases t, or a function of t.
     samples_per_dimension : float, default 3.0
-        The size n of the data set over the dimension d.
+        Size n of the data set divided by the dimension d.
     head_rate : float or callable, default 1.0
-        The rate of a trained head relative to ``lr``; it may be a function of t.
+        Learning rate of a trained head relative to ``lr``, or a function of t.
     batch_fraction : float, default 0.5
-        The share b of the samples in a batch, above 0 and at most 1.
+        Fraction b of the samples in a batch, above 0 and at most 1.
     rescale : bool, default True
-        Divide the sum over the batch by batch_fraction n (the mean over the batch); False: by n.
+        Whether to divide the sum over the batch by batch_fraction n (the mean over the batch) or by
+        n.
     persistence_time : float, default 1.0
-        How long a sample stays out on average, in t.
+        Mean time that a sample stays out of the batch, in t.
 
     Raises
     ------
     ValueError
-        If a number is out of its range, or a sample would switch with a probability above 1 in a step.
+        If a value is out of range, or a sample would switch with a probability above 1 per step.
 
     Notes
     -----
-    Per step a sample comes in with probability lr/persistence_time and goes out with (1 - b) lr/(b persistence_time); it has a limit
-    lr -> 0 that is not gradient flow. Source: Mignacco, Urbani, Zdeborova (2021), eq. (7), whose b is the batch fraction.
+    Per step a sample enters with probability lr/persistence_time and leaves with
+    (1 - b) lr/(b persistence_time). The limit lr -> 0 is not gradient flow. Source: Mignacco, Urbani,
+    Zdeborova (2021), eq. (7), whose b is the batch fraction.
 
     Examples
     --------
@@ -379,8 +405,8 @@ class PersistentSGD(MultiPassSGD):
             raise checks.reject(
                 "persistence_time",
                 tau,
-                f"a sample would switch with probability {max(on, off):.4g} > 1 in a step: with lr = {self.lr:g} and "
-                f"batch_fraction = {b:g} give {least:.6g} or more",
+                f"a sample would switch with probability {max(on, off):.4g} > 1 per step. With "
+                f"lr = {self.lr:g} and batch_fraction = {b:g} use {least:.6g} or more.",
             )
 
     def switching(self) -> tuple[float, float]:
@@ -392,23 +418,26 @@ class PersistentSGD(MultiPassSGD):
 @checks.argument_hints(HINTS)
 @dataclass(frozen=True)
 class Langevin(FixedData):
-    """Langevin: gradient descent with sqrt(2 T lr/d) N(0, I) added to the rows at every step (before they return to the sphere).
+    """Langevin dynamics: gradient descent with noise sqrt(2 T lr/d) N(0, I) added at every step.
+
+    On the sphere the noise is added before the rows are normalised.
 
     Parameters
     ----------
     lr : float or callable, default 0.01
-        The learning rate: one step moves t by this much. It may be a function of t.
+        Learning rate, by which a step increases t, or a function of t.
     samples_per_dimension : float, default 3.0
-        The size n of the data set over the dimension d.
+        Size n of the data set divided by the dimension d.
     head_rate : float or callable, default 1.0
-        The rate of a trained head relative to ``lr``; it may be a function of t.
+        Learning rate of a trained head relative to ``lr``, or a function of t.
     temperature : float or callable, default 1.0
-        T, a number or a function of t: ``sgd.piecewise_rate([350.0], [1.0, 0.0])`` switches it off at t = 350.
+        T, a number or a function of t: ``sgd.piecewise_rate([350.0], [1.0, 0.0])`` switches it off
+        at t = 350.
 
     Raises
     ------
     ValueError
-        If a number is out of its range.
+        If a value is out of range.
 
     Notes
     -----
@@ -465,7 +494,10 @@ def _summed(schedule: Schedule, count: int) -> Any:
 
 
 def elapsed_at(lr: Schedule | Scalar, number: IntScalar) -> Any:
-    """t after so many steps, from the learning rate of an algorithm's numbers: one number, or step by step."""
+    """t after so many steps, from the learning rate of an algorithm's numbers.
+
+    One number, or step by step.
+    """
     return jnp.asarray(lr.parameters["times"])[number] if isinstance(lr, Schedule) else number * lr
 
 
@@ -499,7 +531,10 @@ def first_selection(algorithm: Parameters, uniform: Float[Numeric, "*s"]) -> Boo
 def next_selection(
     algorithm: Parameters, selected: Bool[Numeric, "*s"], uniform: Float[Numeric, "*s"]
 ) -> Bool[Numeric, "*s"]:
-    """Which samples are in use at the next step: a Markov chain that keeps the share in use (without memory for multi-pass SGD)."""
+    """Which samples are in use at the next step.
+
+    A Markov chain that keeps the share in use (without memory for multi-pass SGD).
+    """
     return jnp.where(selected, uniform >= algorithm["off"], uniform < algorithm["on"])
 
 

@@ -80,8 +80,8 @@ def from_torch(optimiser: object, *, dimension: int, batch: int = 1) -> OnePassS
 
     For another network or loss these values are wrong by constant factors. ``torch.nn.MSELoss`` is
     (f - y)^2 and doubles every gradient: lr = 2 d lr_T for SGD. A network whose output is the sum
-    over its p units, as with ``torch.nn.Linear(p, 1)``, has head_rate = p^2 and a start with p times
-    its head. ``sgd.from_training`` applies these factors.
+    over its p units, as with ``torch.nn.Linear(p, 1)``, has head_rate = p^2 and a start with p
+    times its head. ``sgd.from_training`` applies these factors.
 
     Examples
     --------

@@ -105,8 +105,8 @@ class Training:
         Parameters
         ----------
         risk : float, ndarray or DataArray
-            ``result.risk``, for the loss on noisy labels, or ``result.excess_risk``, for the loss on
-            labels without noise.
+            ``result.risk``, for the loss on noisy labels, or ``result.excess_risk``, for the loss
+            on labels without noise.
 
         Returns
         -------
@@ -148,10 +148,11 @@ def from_training(
         RMSprop, Adagrad or Muon. First layer and head may be in groups that differ in lr and
         weight_decay. A head with ``requires_grad=False``, or in no group, is frozen.
     teacher : torch.nn.Module or array_like
-        Network that gives the labels, read like ``network``, or the rows of its first layer, (k, d).
+        Network that gives the labels, read like ``network``, or the rows of its first layer, (k,
+        d).
     teacher_head : array_like, optional
-        Head of a teacher that is given by its rows: y = sum_r teacher_head_r s*(w*_r.x). Defaults to
-        1 for a single row.
+        Head of a teacher that is given by its rows: y = sum_r teacher_head_r s*(w*_r.x). Defaults
+        to 1 for a single row.
     teacher_activation : str, Activation or callable, optional
         Activation of the teacher. Defaults to that of the network.
     noise : float or callable, default 0.0
@@ -159,11 +160,11 @@ def from_training(
     batch : int, default 1
         Batch size.
     activation : str, Activation or callable, optional
-        Activation of the network, where no module of it says: ``"erf"``, which is erf(x/sqrt 2), for
-        a ``forward`` that calls ``torch.erf(first(x) / 2**0.5)``.
+        Activation of the network, where no module of it says: ``"erf"``, which is erf(x/sqrt 2),
+        for a ``forward`` that calls ``torch.erf(first(x) / 2**0.5)``.
     input_scale : float, default 1.0
-        Factor that ``forward`` applies to ``first(x)``; ``d**-0.5`` for rows of norm sqrt(d). The rows
-        of an array ``teacher`` are multiplied by it, too.
+        Factor that ``forward`` applies to ``first(x)``; ``d**-0.5`` for rows of norm sqrt(d). The
+        rows of an array ``teacher`` are multiplied by it, too.
     covariance : sequence of (float, float) or Spectrum, optional
         Covariance of the inputs, as in ``sgd.TeacherStudent``. Defaults to the identity.
 

@@ -1,7 +1,7 @@
-"""How it is learned: an update as a function of gradient rows.
+"""One-pass SGD: an update as a function of gradient rows.
 
-Any update that commutes with rotations of the input space closes in the compressed space, so an algorithm sees only rows
-(of W, in whatever orthonormal frame) and the rows of the gradient.
+Any update that commutes with rotations of the input space closes in the compressed space. An
+algorithm therefore only sees the rows of W, in any orthonormal frame, and the rows of the gradient.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ HINTS = {
     "beta": "Write update=sgd.updates.momentum(beta).",
     "betas": _ADAM,
     "eps": _ADAM,
-    "weight_decay": "It is an argument of the problem, or write update=sgd.updates.weight_decay(rate, of=...).",
+    "weight_decay": "Set it in the problem, or write "
+    "update=sgd.updates.weight_decay(rate, of=...).",
     "learning_rate": "Write lr=...",
     "batch_size": "Write batch=...",
     "optimizer": "Write update=..., one of sgd.updates.",
@@ -58,30 +59,35 @@ class OnePassSGD:
 
     ::
 
-        W <- W - (lr/D) dloss/dW,     a <- a - (head_rate lr/D) dloss/da,     t = lr steps/D,     alpha = samples/d
+        W <- W - (lr/D) dloss/dW,     a <- a - (head_rate lr/D) dloss/da,
+        t = lr steps/D,               alpha = samples/d
 
     Parameters
     ----------
     lr : float or callable, default 0.1
-        The learning rate, of order 1 in these units. 0 stands for gradient flow, in theory only (t survives the limit, steps do not).
-        A JAX function of alpha, or ``sgd.piecewise_rate``, is a schedule: then t is the integral of lr/batch over alpha.
+        Learning rate, of order 1 in these units. 0 means gradient flow, which only the theory
+        supports. A JAX function of alpha, or ``sgd.piecewise_rate``, is a schedule; t is then the
+        integral of lr/batch over alpha.
     batch : int, float or callable, default 1
-        Samples in a step, 1 or more. In ``solve_ode``, ``solve_sde`` and ``optimal_protocol`` it may be any number, and a function of
-        alpha; a simulated step takes a whole number of samples, and another one in another phase of ``sgd.phases``.
+        Number of samples per step, at least 1. ``solve_ode``, ``solve_sde`` and
+        ``optimal_protocol`` also accept real numbers and functions of alpha; simulations need an
+        integer, which can differ between the phases of ``sgd.phases``.
     head_rate : float or callable, default 1.0
-        The rate of a trained head relative to ``lr``; it may be a function of alpha.
+        Learning rate of a trained head relative to ``lr``, or a function of alpha.
     update : sgd.updates.Update, optional
-        How a gradient becomes a step: plain steps unless given, or one of ``sgd.updates`` (momentum, adam, muon, own, ...).
+        Optimiser, one of ``sgd.updates`` (momentum, adam, muon, own, ...). Defaults to plain SGD.
     per : str, default "dimension"
-        What D is: "dimension", D = d; "trace", the trace of the inputs' covariance (d for the identity), so that lr = O(1) is right for
-        any spectrum; "step", D = 1: lr is the step itself, for problems whose covariance is a ``sgd.Spectrum``.
+        Unit D of the step: "dimension", D = d; "trace", the trace of the input covariance, so that
+        lr = O(1) suits any spectrum; "step", D = 1, so that lr is the step size itself, for
+        problems whose covariance is a ``sgd.Spectrum``.
     temperature : float or callable, default 0.0
-        T: after every step each coordinate of the rows receives sqrt(2 T lr)/D times a standard normal; it may be a function of alpha.
+        Temperature T, or a function of alpha: after every step each coordinate of the rows receives
+        sqrt(2 T lr)/D times a standard normal.
 
     Raises
     ------
     ValueError
-        If a number is out of its range; the message names the argument, the value and what would be right.
+        If a value is out of range.
 
     Examples
     --------
@@ -98,29 +104,33 @@ class OnePassSGD:
     update: Update | None = None
     per: str = "dimension"
     temperature: Any = 0.0
-    hot: bool = field(
-        default=False, init=False, repr=False
-    )  # whether there is a temperature: its number may be traced
-    stated: Any = field(default=None, init=False, repr=False)  # what `on` has put into units of d
-    unit: Any = field(default=1.0, init=False, repr=False)  # D/d there
+    # whether there is a temperature, whose value may be traced
+    hot: bool = field(default=False, init=False, repr=False)
+    # the algorithm as the user wrote it, after `on` has converted it to units of d
+    stated: Any = field(default=None, init=False, repr=False)
+    # D/d of the conversion
+    unit: Any = field(default=1.0, init=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "per", checks.choice("per", self.per, UNITS))
-        object.__setattr__(self, "batch", _checked_batch(self.batch))
+        object.__setattr__(self, "batch", _validate_batch(self.batch))
         object.__setattr__(self, "head_rate", scalar_or_schedule("head_rate", self.head_rate))
         checked_update(self.update)
         if reads_state(self.lr):
-            fix = "A rate that reads the state is update=sgd.updates.state_rate(f) with f(overlaps), times lr."
+            fix = (
+                "the rate depends on the state. Use update=sgd.updates.state_rate(f) with a function "
+                "f(overlaps), which multiplies lr."
+            )
             raise checks.reject("lr", self.lr, fix)
         object.__setattr__(self, "lr", scalar_or_schedule("lr", self.lr))
         object.__setattr__(self, "temperature", scalar_or_schedule("temperature", self.temperature))
         object.__setattr__(
             self, "hot", isinstance(self.temperature, Schedule) or self.temperature > 0
         )
-        _ = self.stepping  # refuse an update that has no kicks
+        _ = self.stepping  # raises ValueError for an update without thermal noise
 
     def replace(self, **changes: object) -> OnePassSGD:
-        """The same algorithm with some of its arguments changed, checked as when it was made.
+        """Return a copy with some arguments changed.
 
         Parameters
         ----------
@@ -130,56 +140,59 @@ class OnePassSGD:
         Returns
         -------
         OnePassSGD
-            A new one; this one stays as it is.
+            A new algorithm; this one is not changed.
 
         Raises
         ------
         ValueError
-            If there is no such argument, or its value is refused.
+            If an argument does not exist or its value is invalid.
         """
         return checks.replace_fields(self, changes)
 
     def on(self, problem: Any) -> OnePassSGD:
-        """The same algorithm with its learning rate in units of the problem's d: t = lr steps/D is the same in all units."""
+        """Return the algorithm with its learning rate in units of the problem's d.
+
+        The time t = lr steps/D does not depend on the unit.
+        """
         self._fits(problem)
         if isinstance(self.batch, Schedule) and not self.scheduled and not self.flow:
-            # t is an integral over alpha then, as with a schedule of rates
-            found = replace(self, lr=constant(self.lr)).on(problem)
-            object.__setattr__(found, "stated", self)
-            return found
+            # t is then an integral over alpha, as for a schedule of the learning rate
+            converted = replace(self, lr=constant(self.lr)).on(problem)
+            object.__setattr__(converted, "stated", self)
+            return converted
         spectrum = getattr(problem, "spectrum", None)
         infinite = spectrum is not None and spectrum.infinite
         if self.per == "dimension":
             if infinite and self.stated is None:
                 raise checks.reject(
-                    "per", self.per, 'the dimension is infinite: take per="trace" or per="step"'
+                    "per", self.per, 'the dimension is infinite. Use per="trace" or per="step".'
                 )
             return self
         if "fields" not in problem.kinds:
             raise checks.reject(
                 "per",
                 self.per,
-                'the inputs of this problem have no spectrum: leave it at "dimension"',
+                'the inputs of this problem have no spectrum. Use per="dimension".',
             )
-        numbers = problem.parameters
+        parameters = problem.parameters
         if self.per == "trace":
-            factor = 1 / trace(numbers)
+            factor = 1 / trace(parameters)
         elif spectrum is None:
             raise checks.reject(
                 "per",
                 self.per,
-                "the problem does not fix the dimension: state its covariance as sgd.Spectrum(...)",
+                "the problem does not fix the dimension. State its covariance as sgd.Spectrum(...).",
             )
         else:
-            factor = numbers["multiplicities"].sum()
-        # where d is infinite a schedule is one of steps
+            factor = parameters["multiplicities"].sum()
+        # At infinite d schedules are functions of the step.
         if infinite and isinstance(self.batch, Schedule):
             raise checks.reject(
                 "batch",
                 self.batch,
-                "where d is infinite numbers change with steps: give a constant batch",
+                "schedules are functions of the step if d is infinite. Use a constant batch.",
             )
-        stretch = numbers["multiplicities"].sum() / self.batch if infinite else 1.0
+        stretch = parameters["multiplicities"].sum() / self.batch if infinite else 1.0
         lr = rescale_schedule(self.lr, factor, stretch) if self.scheduled else self.lr * factor
         others = (
             {
@@ -189,25 +202,28 @@ class OnePassSGD:
             if infinite
             else {}
         )
-        found = replace(
+        converted = replace(
             self,
             lr=lr if self.scheduled else pytrees.to_python_scalar(lr),
             per="dimension",
             **others,
         )
-        object.__setattr__(found, "stated", self)
-        object.__setattr__(found, "unit", 1 / factor)
-        return found
+        object.__setattr__(converted, "stated", self)
+        object.__setattr__(converted, "unit", 1 / factor)
+        return converted
 
     def _fits(self, problem: Any) -> None:
-        """Refuse an update that cannot train what the problem trains, and a batch that the theory of it does not know."""
+        """Raise ValueError for an update or a batch size that does not suit the problem."""
         structure = getattr(problem, "structure", None)
         if not self.counts and (
             self.stepping is not None
             or "fields" not in problem.kinds
             or "snr = inf" in problem.kinds
         ):
-            fix = "any number, or a function of alpha, is for plain steps on problems of fields: give a whole number, by sgd.phases several"
+            fix = (
+                "non-integer or scheduled batch sizes are only supported for plain SGD. Use an "
+                "integer; to change it during training use sgd.phases."
+            )
             raise checks.reject("batch", self.batch, fix)
         if self.law is not None and self.law.state_rate is not None:
             check_state_rate(self.law.state_rate, problem)
@@ -217,24 +233,27 @@ class OnePassSGD:
             raise checks.reject(
                 "update",
                 self.update,
-                'it is for the rows, not for a head: take head="fixed", or another update',
+                'this update does not train a head. Use head="fixed" or another update.',
             )
         if structure.heads > 1:
             raise checks.reject(
                 "update",
                 self.update,
-                "contexts with heads of their own are trained by plain steps: leave update out",
+                "contexts with separate heads are only supported for plain SGD. Omit update.",
             )
         if (
             structure.sample.context_spectra or structure.sample.noisy_inputs
         ) and self.law.coordinatewise:
-            fix = "contexts with covariances of their own, and noise on inputs, are for updates that commute with rotations: take another"
+            fix = (
+                "coordinatewise updates do not support input noise or contexts with different "
+                "covariances. Use an update that commutes with rotations."
+            )
             raise checks.reject("update", self.update, fix)
         if structure.constraint.fixes_norms and not self.law.holds_sphere:
             raise checks.reject(
                 "update",
                 self.update,
-                "an average of rows does not stay on the sphere: take constraint=None",
+                "an average of rows does not stay on the sphere. Use constraint=None.",
             )
 
     @property
@@ -244,22 +263,22 @@ class OnePassSGD:
 
     @property
     def counts(self) -> bool:
-        """Whether a step has a whole number of samples, always the same: what a simulation needs."""
+        """Whether the batch size is a constant integer, which simulations need."""
         return isinstance(self.batch, int)
 
     @property
     def law(self) -> Law | None:
-        """The law of its update; None for plain SGD."""
+        """Law of the update; None for plain SGD."""
         return None if self.stepping is None else self.stepping.law
 
     @property
     def stepping(self) -> Update | None:
-        """How its gradients become steps: the update, with the kicks of a temperature where there is one; None for plain SGD."""
+        """Update including the thermal noise of a temperature; None for plain SGD."""
         return thermal(self.temperature, self.update) if self.hot else self.update
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """What it is, in the table of what is supported."""
+        """Kinds of the algorithm in the support table."""
         if not self.counts:
             return ("other batch",)
         if self.law is None:
@@ -274,44 +293,44 @@ class OnePassSGD:
         return not self.scheduled and self.lr == 0.0
 
     def rates(self, alpha: np.ndarray) -> np.ndarray:
-        """The learning rate at each alpha.
+        """Learning rate at each alpha.
 
         Parameters
         ----------
         alpha : ndarray
-            Samples over d.
+            Samples divided by d.
 
         Returns
         -------
         ndarray
-            One rate for each.
+            Learning rate at each value.
 
         Raises
         ------
         ValueError
-            If a schedule is negative or not finite there.
+            If the schedule is negative or not finite.
         """
         if not isinstance(self.lr, Schedule):
             return np.full(np.shape(alpha), self.lr)
         return validate_values("lr", self.lr, alpha, "alpha")
 
     def batches(self, alpha: np.ndarray) -> np.ndarray:
-        """The batch at each alpha.
+        """Batch size at each alpha.
 
         Parameters
         ----------
         alpha : ndarray
-            Samples over d.
+            Samples divided by d.
 
         Returns
         -------
         ndarray
-            One number for each.
+            Batch size at each value.
 
         Raises
         ------
         ValueError
-            If a schedule is below 1 or not finite there.
+            If the schedule is below 1 or not finite.
         """
         if not isinstance(self.batch, Schedule):
             return np.full(np.shape(alpha), float(self.batch))
@@ -319,45 +338,45 @@ class OnePassSGD:
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """The numbers of the algorithm, as a dictionary that JAX can trace."""
-        numbers = {
+        """Hyperparameters as a dictionary that JAX can trace."""
+        hyperparameters = {
             "lr": pytrees.to_float64(self.lr),
             "head_rate": pytrees.to_float64(self.head_rate),
         }
         if not self.counts:
-            numbers["batch"] = pytrees.to_float64(self.batch)
+            hyperparameters["batch"] = pytrees.to_float64(self.batch)
         if self.stepping is None:
-            return numbers
-        # updates know lengths in units of D
+            return hyperparameters
+        # updates count lengths in units of D
         return (
-            numbers
+            hyperparameters
             | {"update": self.stepping.parameters}
             | ({} if self.stated is None else {"unit": pytrees.to_float64(self.unit)})
         )
 
     def describe(self) -> dict[str, Any]:
-        """The algorithm as plain values for the record of a result.
+        """Return the algorithm as plain values, for the record of a result.
 
         Returns
         -------
         dict
-            "kind" and the arguments; "rerunnable" is False where a user's function is among them.
+            "kind" and the arguments; "rerunnable" is False if a user's function is among them.
         """
         if self.stated is not None:
             return self.stated.describe()
-        every = {
+        described = {
             name: describe_schedule(getattr(self, name)) for name in ("lr", "batch", "head_rate")
         }
-        rerunnable = all(whole for _, whole in every.values())
+        rerunnable = all(is_complete for _, is_complete in described.values())
         record = {
             "kind": type(self).__name__,
-            **{name: value for name, (value, _) in every.items()},
+            **{name: value for name, (value, _) in described.items()},
         }
         if self.per != "dimension":
             record["per"] = self.per
         if self.hot:
-            record["temperature"], also = describe_schedule(self.temperature)
-            rerunnable = rerunnable and also
+            record["temperature"], is_complete = describe_schedule(self.temperature)
+            rerunnable = rerunnable and is_complete
         if self.update is not None:
             record["update"] = self.update.describe()
             rerunnable = rerunnable and record["update"].pop("rerunnable", True)
@@ -366,8 +385,8 @@ class OnePassSGD:
         return record
 
 
-def _checked_batch(value: object) -> Any:
-    """A whole number where it is one, else a number or a schedule for the theory."""
+def _validate_batch(value: object) -> Any:
+    """Return an integer if possible, else a real number or a schedule for the theory."""
     fraction = (
         isinstance(value, (float, np.floating)) and math.isfinite(value) and value != int(value)
     )
@@ -379,22 +398,22 @@ def _checked_batch(value: object) -> Any:
 
 
 def constant_rate(algorithm: OnePassSGD, what: str) -> float:
-    """The learning rate where a question needs a constant one."""
+    """Return the learning rate, or raise ValueError if it is a schedule."""
     if algorithm.scheduled:
         raise checks.reject(
-            "lr", algorithm.lr, f"{what} need a constant learning rate: give a number"
+            "lr", algorithm.lr, f"{what} need a constant learning rate. Use a number."
         )
     constant_head_rate(algorithm, what)
     return float(algorithm.lr)
 
 
 def constant_head_rate(algorithm: OnePassSGD, what: str) -> float:
-    """The head's rate where a question needs a constant one."""
+    """Return the rate of the head, or raise ValueError if it is a schedule."""
     if isinstance(algorithm.head_rate, Schedule):
         raise checks.reject(
             "head_rate",
             algorithm.head_rate,
-            f"{what} need a constant rate of the head: give a number",
+            f"{what} need a constant rate of the head. Use a number.",
         )
     return algorithm.head_rate
 
@@ -402,16 +421,16 @@ def constant_head_rate(algorithm: OnePassSGD, what: str) -> float:
 def checked_algorithm(
     value: object, question: str | None = None, problem: Any = None
 ) -> OnePassSGD:
-    """An algorithm as an argument, in units of the problem's d: refuse what is none, and what a question is not answered for."""
+    """Validate `algorithm=`, check the support table, and convert it to units of the problem's d."""
     if question is not None:
         require(question, problem, value)
     if not isinstance(value, OnePassSGD):
-        raise checks.reject("algorithm", value, "give sgd.OnePassSGD(...)")
+        raise checks.reject("algorithm", value, "use sgd.OnePassSGD(...)")
     return value if problem is None else value.on(problem)
 
 
 class Stride(NamedTuple):
-    """How far a step goes: its size, the head's rate beside it, weight decay, and what moves or is held (a problem's structure)."""
+    """Size of a step: its length, the relative rate of the head, weight decay, and the structure."""
 
     size: Any
     head_rate: Any
@@ -426,7 +445,10 @@ class Stride(NamedTuple):
         kick: Float[Numeric, "p columns"] | None = None,
         head_kick: Float[Numeric, " p"] | None = None,
     ) -> tuple[Float[Numeric, "p columns"], Float[Numeric, " p"]]:
-        """Rows (p x columns of any orthonormal frame) and head after a step against their gradients; the kicks are added to them."""
+        """Return rows and head after a step against their gradients `pulls`, plus random kicks.
+
+        The rows are (p, columns) in any orthonormal frame.
+        """
         rows = rows * (1.0 - self.size * self.weight_decay) - self.size * pulls[0]
         if kick is not None:
             rows = rows + kick
@@ -446,7 +468,7 @@ def take_step(
     dimension: Scalar | None,
     number: IntScalar,
 ) -> Rows:
-    """One step of the algorithm on one batch; plain SGD unless an update has its `law`."""
+    """Take one step on one batch, of plain SGD or of an update with a `law`."""
     if law is None:
         return Rows(
             *stride.move(state.rows, state.head, ground.mean(state.rows, state.head, None, None)),
@@ -456,13 +478,13 @@ def take_step(
     if "unit" in algorithm:
         lr, D = lr * algorithm["unit"], dimension * algorithm["unit"]
     setting = Setting(lr, D, number, algorithm["head_rate"], stride.weight_decay, stride.structure)
-    more = increments(law, algorithm["update"], state, ground, setting)
-    rows, p = state.rows + more.rows, stride.structure.width
+    change = increments(law, algorithm["update"], state, ground, setting)
+    rows, p = state.rows + change.rows, stride.structure.width
     if stride.structure.constraint.fixes_norms:
         rows = rows.at[:p].divide(jnp.sqrt(jnp.sum(rows[:p] ** 2, axis=-1, keepdims=True)))
     scalars, squares = (
-        tuple(one + other for one, other in zip(*pair, strict=True))
-        for pair in zip(state[2:4], more[2:4], strict=True)
+        tuple(value + increment for value, increment in zip(*pair, strict=True))
+        for pair in zip(state[2:4], change[2:4], strict=True)
     )
-    head = state.head + more.head if stride.structure.trained else state.head
+    head = state.head + change.head if stride.structure.trained else state.head
     return Rows(rows, head, scalars, squares, state.signals)

@@ -292,5 +292,5 @@ def _coordinate_unit(problem: Problem, per: str, d: int) -> float:
     """Return D in the variance scale^2/D of a random coordinate."""
     checks.choice("per", per, UNITS)
     if per == "dimension" and problem.spectrum is not None and problem.spectrum.infinite:
-        raise checks.reject("per", per, 'the dimension is infinite: take per="trace" or per="step"')
+        raise checks.reject("per", per, 'the dimension is infinite. Use per="trace" or per="step".')
     return {"dimension": float(d), "trace": d * float(trace(problem.parameters)), "step": 1.0}[per]

@@ -1,7 +1,8 @@
 """Updates that measure the gradient's size: one number for all of it, or one for each coordinate of the input space.
 
-The coordinatewise ones do not commute with rotations, and so have no exact chain. Where weights and signals spread over all coordinates
-they have a limit, by the same lines: there ``gradient.squares`` and ``gradient.sign`` are what these are of a Gaussian coordinate.
+The coordinatewise ones do not commute with rotations, and so have no exact chain. Where weights and
+signals spread over all coordinates they have a limit, by the same lines: there ``gradient.squares``
+and ``gradient.sign`` are what these are of a Gaussian coordinate.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from sgdynamics.algorithms.updates.update import Asked, Law, Update, maker
+from sgdynamics.algorithms.updates.update import GradientFunction, Law, Update, maker
 from sgdynamics.base import checks
 from sgdynamics.base.arrays import Scalar, State
 from sgdynamics.base.controls import scalar_or_schedule
@@ -19,11 +20,17 @@ SIZES: dict[str, Any] = {"coordinatewise": True, "trains_head": False}
 
 
 def _adagrad_norm(
-    state: State, gradient: Asked, lr: Scalar, D: Scalar, number: Scalar, *, start: Scalar
+    state: State,
+    gradient: GradientFunction,
+    lr: Scalar,
+    D: Scalar,
+    number: Scalar,
+    *,
+    start: Scalar,
 ) -> dict[str, Any]:
     G = gradient(state["weights"])
-    more = jnp.sum(G**2) / D**2
-    return {"weights": -lr / D * G / jnp.sqrt(state["sum"] + more), "sum": more}
+    change = jnp.sum(G**2) / D**2
+    return {"weights": -lr / D * G / jnp.sqrt(state["sum"] + change), "sum": change}
 
 
 @maker
@@ -37,12 +44,13 @@ def adagrad_norm(start: float) -> Update:
     Parameters
     ----------
     start : float
-        b^2/D^2 at first, above 0: from a smaller b than of order D the first steps are too long for a limit.
+        b^2/D^2 at first, above 0: from a smaller b than of order D the first steps are too long for
+        a limit.
 
     Returns
     -------
     Update
-        To be given as ``sgd.OnePassSGD(update=...)``.
+        Update for ``sgd.OnePassSGD(update=...)``.
 
     Raises
     ------
@@ -69,7 +77,9 @@ def adagrad_norm(start: float) -> Update:
     return Update(law, {"start": checks.number("start", start, above=0.0)})
 
 
-def _sign(state: State, gradient: Asked, lr: Scalar, D: Scalar, number: Scalar) -> dict[str, Any]:
+def _sign(
+    state: State, gradient: GradientFunction, lr: Scalar, D: Scalar, number: Scalar
+) -> dict[str, Any]:
     return {"weights": -lr / D * gradient.sign(gradient(state["weights"]))}
 
 
@@ -80,11 +90,11 @@ def sign() -> Update:
     Returns
     -------
     Update
-        To be given as ``sgd.OnePassSGD(update=...)``.
+        Update for ``sgd.OnePassSGD(update=...)``.
 
     Notes
     -----
-    Coordinatewise: in the limit and by direct simulation only. The head is not trained. Source: Bernstein et al. 2018.
+    Coordinatewise, so that only the limit and direct simulation exist. The head is not trained. Source: Bernstein et al. 2018.
 
     Examples
     --------
@@ -96,7 +106,7 @@ def sign() -> Update:
 
 def _adam(
     state: State,
-    gradient: Asked,
+    gradient: GradientFunction,
     lr: Scalar,
     D: Scalar,
     number: Scalar,
@@ -109,16 +119,18 @@ def _adam(
     W, rate, steps = state["weights"], memory / D, D * state["age"] + 1
     G = gradient(W)
     # the velocity is kept corrected for its start at 0: V/(1 - beta^steps) follows this
-    more = (1 - beta) / (1 - beta**steps) * (G - state["velocity"])
-    larger = rate * (gradient.squares(G) - state["squares"])
-    seen = -jnp.expm1(
+    change = (1 - beta) / (1 - beta**steps) * (G - state["velocity"])
+    squares_change = rate * (gradient.squares(G) - state["squares"])
+    bias = -jnp.expm1(
         steps * jnp.log1p(-jnp.minimum(rate, 1.0))
     )  # 1 - (1 - c/D)^steps, without cancellation
-    step = (state["velocity"] + more) / (jnp.sqrt((state["squares"] + larger) / seen) + eps)
+    step = (state["velocity"] + change) / (
+        jnp.sqrt((state["squares"] + squares_change) / bias) + eps
+    )
     return {
         "weights": -lr / D * (step + weight_decay * W),
-        "velocity": more,
-        "squares": larger,
+        "velocity": change,
+        "squares": squares_change,
         "age": 1 / D,
     }
 
@@ -136,7 +148,7 @@ def adam(memory: float, eps: float = 1e-8, weight_decay: float = 0.0, beta: floa
     memory : float
         c, above 0 and at most D: 1 - beta2 = c/D.
     eps : float, default 1e-08
-        What is added to the root, 0 or more.
+        Constant added to the square root, at least 0.
     weight_decay : float, default 0.0
         Decoupled weight decay, as in AdamW.
     beta : float, default 0.9
@@ -145,16 +157,16 @@ def adam(memory: float, eps: float = 1e-8, weight_decay: float = 0.0, beta: floa
     Returns
     -------
     Update
-        To be given as ``sgd.OnePassSGD(update=...)``.
+        Update for ``sgd.OnePassSGD(update=...)``.
 
     Raises
     ------
     ValueError
-        If a number is out of its range.
+        If a value is out of range.
 
     Notes
     -----
-    V^ and S^ are corrected for their start at 0. Coordinatewise: in the limit and by direct simulation only. The head is not trained.
+    V^ and S^ are corrected for their start at 0. Coordinatewise, so that only the limit and direct simulation exist. The head is not trained.
     ``result.update_squares.sel(update_square="squares")`` is the mean of S over coordinates, each in units of its input's variance, of
     every unit.
     Source: Kingma and Ba 2015, Algorithm 1; Loshchilov and Hutter 2019, Algorithm 2.
@@ -165,7 +177,7 @@ def adam(memory: float, eps: float = 1e-8, weight_decay: float = 0.0, beta: floa
     adam(memory=4, eps=0.02, weight_decay=0, beta=0.9)
     """
     beta = scalar_or_schedule("beta", beta, below=1.0)
-    numbers = {
+    hyperparameters = {
         "memory": scalar_or_schedule("memory", memory, above=0.0),
         "eps": scalar_or_schedule("eps", eps),
         "weight_decay": scalar_or_schedule("weight_decay", weight_decay),
@@ -182,12 +194,12 @@ def adam(memory: float, eps: float = 1e-8, weight_decay: float = 0.0, beta: floa
         averaging=("memory",),
         **SIZES,
     )
-    return Update(law, numbers)
+    return Update(law, hyperparameters)
 
 
 def _rmsprop(
     state: State,
-    gradient: Asked,
+    gradient: GradientFunction,
     lr: Scalar,
     D: Scalar,
     number: Scalar,
@@ -196,8 +208,8 @@ def _rmsprop(
     eps: Scalar,
 ) -> dict[str, Any]:
     G = gradient(state["weights"])
-    more = memory / D * (gradient.squares(G) - state["squares"])
-    return {"weights": -lr / D * G / (jnp.sqrt(state["squares"] + more) + eps), "squares": more}
+    change = memory / D * (gradient.squares(G) - state["squares"])
+    return {"weights": -lr / D * G / (jnp.sqrt(state["squares"] + change) + eps), "squares": change}
 
 
 @maker
@@ -213,12 +225,13 @@ def rmsprop(memory: float, eps: float) -> Update:
     memory : float
         c, above 0 and at most D: the average of squares is over D/c steps.
     eps : float
-        What is added to the root, above 0: from S = 0 the first steps would have no limit without it.
+        Positive constant added to the square root; from S = 0 the first steps have no limit without
+        it.
 
     Returns
     -------
     Update
-        To be given as ``sgd.OnePassSGD(update=...)``.
+        Update for ``sgd.OnePassSGD(update=...)``.
 
     Raises
     ------
@@ -227,14 +240,14 @@ def rmsprop(memory: float, eps: float) -> Update:
 
     Notes
     -----
-    Coordinatewise: in the limit and by direct simulation only. The head is not trained. Source: Tieleman and Hinton 2012, lecture 6.5.
+    Coordinatewise, so that only the limit and direct simulation exist. The head is not trained. Source: Tieleman and Hinton 2012, lecture 6.5.
 
     Examples
     --------
     >>> sgd.updates.rmsprop(4.0, eps=0.1)
     rmsprop(memory=4, eps=0.1)
     """
-    numbers = {
+    hyperparameters = {
         "memory": scalar_or_schedule("memory", memory, above=0.0),
         "eps": scalar_or_schedule("eps", eps, above=0.0),
     }
@@ -248,13 +261,13 @@ def rmsprop(memory: float, eps: float) -> Update:
             averaging=("memory",),
             **SIZES,
         ),
-        numbers,
+        hyperparameters,
     )
 
 
 def _adagrad(
     state: State,
-    gradient: Asked,
+    gradient: GradientFunction,
     lr: Scalar,
     D: Scalar,
     number: Scalar,
@@ -263,8 +276,8 @@ def _adagrad(
     eps: Scalar,
 ) -> dict[str, Any]:
     G = gradient(state["weights"])
-    more = gradient.squares(G) / D
-    return {"weights": -lr / D * G / (jnp.sqrt(state["squares"] + more) + eps), "squares": more}
+    change = gradient.squares(G) / D
+    return {"weights": -lr / D * G / (jnp.sqrt(state["squares"] + change) + eps), "squares": change}
 
 
 @maker
@@ -280,12 +293,12 @@ def adagrad(start: float, eps: float = 0.0) -> Update:
     start : float
         The sum of squares at first, over D; above 0, as from 0 the first steps have no limit.
     eps : float, default 0.0
-        What is added to the root, in these units (PyTorch's over sqrt(D)).
+        Constant added to the square root, PyTorch's value divided by sqrt(D).
 
     Returns
     -------
     Update
-        To be given as ``sgd.OnePassSGD(update=...)``.
+        Update for ``sgd.OnePassSGD(update=...)``.
 
     Raises
     ------
@@ -294,14 +307,14 @@ def adagrad(start: float, eps: float = 0.0) -> Update:
 
     Notes
     -----
-    Coordinatewise: in the limit and by direct simulation only. The head is not trained. Source: Duchi, Hazan and Singer 2011.
+    Coordinatewise, so that only the limit and direct simulation exist. The head is not trained. Source: Duchi, Hazan and Singer 2011.
 
     Examples
     --------
     >>> sgd.updates.adagrad(0.5)
     adagrad(start=0.5, eps=0)
     """
-    numbers = {
+    hyperparameters = {
         "start": checks.number("start", start, above=0.0),
         "eps": scalar_or_schedule("eps", eps),
     }
@@ -314,4 +327,4 @@ def adagrad(start: float, eps: float = 0.0) -> Update:
         linear=True,
         **SIZES,
     )
-    return Update(law, numbers)
+    return Update(law, hyperparameters)

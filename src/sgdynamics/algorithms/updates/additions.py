@@ -1,4 +1,4 @@
-"""What is added to another update: weight decay, and noise on the gradient."""
+"""Additions to another update: weight decay, and noise on the gradient."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from sgdynamics.algorithms.updates.update import MAKERS, Asked, Law, Update, maker
+from sgdynamics.algorithms.updates.update import MAKERS, GradientFunction, Law, Update, maker
 from sgdynamics.base import checks
 from sgdynamics.base.arrays import Parameters, Scalar, State
 from sgdynamics.base.controls import Schedule, scalar_or_schedule
 
 
-def _plain(state: State, gradient: Asked, lr: Scalar, D: Scalar, number: Scalar) -> dict[str, Any]:
+def _plain(
+    state: State, gradient: GradientFunction, lr: Scalar, D: Scalar, number: Scalar
+) -> dict[str, Any]:
     return {"weights": -lr / D * gradient(state["weights"])}
 
 
@@ -38,14 +40,14 @@ def _inner(of: Any) -> Update:
 
 
 @dataclass(frozen=True)
-class _Decayed:
+class _DecayStep:
     law: Law
     decoupled: bool
 
     def __call__(
         self,
         state: State,
-        gradient: Asked,
+        gradient: GradientFunction,
         lr: Scalar,
         D: Scalar,
         number: Scalar,
@@ -121,7 +123,7 @@ def weight_decay(
     law = replace(
         inner.law,
         name="weight_decay",
-        step=_Decayed(inner.law, checks.flag("decoupled", decoupled)),
+        step=_DecayStep(inner.law, checks.flag("decoupled", decoupled)),
     )
     if not decoupled and law.bends:
         law = replace(
@@ -130,24 +132,26 @@ def weight_decay(
     elif not decoupled and law.jumps and not law.rereads:
         why = "where the data's gradient vanishes, decay inside of it is all that is left of a step whose length does not vanish"
         law = replace(law, no_limit=f"{why}: its mean has no limit; take decoupled=True")
-    numbers = {"rate": scalar_or_schedule("rate", rate)} | ({} if of is None else {"of": inner})
+    hyperparameters = {"rate": scalar_or_schedule("rate", rate)} | (
+        {} if of is None else {"of": inner}
+    )
     if head is not None:
-        numbers["head"] = scalar_or_schedule("head", head)
+        hyperparameters["head"] = scalar_or_schedule("head", head)
     if of is not None and law.first:
         raise checks.reject(
             "of", of, "its start is a number of its own: give weight decay to the problem instead"
         )
-    return Update(law, numbers, () if decoupled else (("decoupled", False),))
+    return Update(law, hyperparameters, () if decoupled else (("decoupled", False),))
 
 
 @dataclass(frozen=True)
-class _Noisy:
+class _NoiseStep:
     law: Law
 
     def __call__(
         self,
         state: State,
-        gradient: Asked,
+        gradient: GradientFunction,
         lr: Scalar,
         D: Scalar,
         number: Scalar,
@@ -155,19 +159,19 @@ class _Noisy:
         sigma: Scalar,
         of: Parameters | None = None,
     ) -> dict[str, Any]:
-        found = dict(self.law.step(state, gradient, lr, D, number, **(of or {})))
-        found["weights"] = found["weights"] - lr / D * sigma * gradient.noise()
-        return found
+        increments = dict(self.law.step(state, gradient, lr, D, number, **(of or {})))
+        increments["weights"] = increments["weights"] - lr / D * sigma * gradient.noise()
+        return increments
 
 
 @dataclass(frozen=True)
-class _Thermal:
+class _ThermalStep:
     law: Law
 
     def __call__(
         self,
         state: State,
-        gradient: Asked,
+        gradient: GradientFunction,
         lr: Scalar,
         D: Scalar,
         number: Scalar,
@@ -175,11 +179,11 @@ class _Thermal:
         temperature: Scalar,
         of: Parameters | None = None,
     ) -> dict[str, Any]:
-        found = dict(self.law.step(state, gradient, lr, D, number, **(of or {})))
-        found[self.law.moved] = (
-            found[self.law.moved] + jnp.sqrt(2 * temperature * lr) / D * gradient.noise()
+        increments = dict(self.law.step(state, gradient, lr, D, number, **(of or {})))
+        increments[self.law.moved] = (
+            increments[self.law.moved] + jnp.sqrt(2 * temperature * lr) / D * gradient.noise()
         )
-        return found
+        return increments
 
 
 def thermal(temperature: Schedule | float, of: Update | None) -> Update:
@@ -188,7 +192,7 @@ def thermal(temperature: Schedule | float, of: Update | None) -> Update:
     if inner.law.coordinatewise or inner.law.noise or inner.law.moved != "weights":
         fix = "its kicks are added to plain steps, and to updates of the weights that commute with rotations and have no noise of their own"
         raise checks.reject("temperature", temperature, f"{fix}: not to {inner}")
-    law = replace(inner.law, step=_Thermal(inner.law), noise=True)
+    law = replace(inner.law, step=_ThermalStep(inner.law), noise=True)
     return Update(law, {"temperature": temperature} | ({} if of is None else {"of": inner}))
 
 
@@ -205,12 +209,13 @@ def gradient_noise(sigma: float, of: Update | None = None) -> Update:
     sigma : float
         The noise's standard deviation in a coordinate, 0 or more.
     of : Update, optional
-        An update without memory whose steps it is added to, such as ``sgd.updates.clipped(1.0, over="sample")``; plain ones unless given.
+        An update without memory whose steps it is added to, such as ``sgd.updates.clipped(1.0,
+        over="sample")``; defaults to plain steps.
 
     Returns
     -------
     Update
-        To be given as ``sgd.OnePassSGD(update=...)``.
+        Update for ``sgd.OnePassSGD(update=...)``.
 
     Raises
     ------
@@ -240,7 +245,7 @@ def gradient_noise(sigma: float, of: Update | None = None) -> Update:
             of,
             "it has noise already, and a second would be the same draw: give one sigma for both",
         )
-    law = replace(inner.law, name="gradient_noise", step=_Noisy(inner.law), noise=True)
+    law = replace(inner.law, name="gradient_noise", step=_NoiseStep(inner.law), noise=True)
     return Update(
         law, {"sigma": scalar_or_schedule("sigma", sigma)} | ({} if of is None else {"of": inner})
     )

@@ -1,4 +1,7 @@
-"""What an update stands on: a batch in d dimensions, in the exact chain, or in the limit, seen through one `gradient`."""
+"""What an update stands on.
+
+A batch in d dimensions, in the exact chain, or in the limit, seen through one `gradient`.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +77,11 @@ class Setting(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Gradient:
-    """What a step asks for: ``gradient(rows, shift)`` is dloss/dW of the batch at rows + shift, with the head's column if it is trained."""
+    """What a step asks for.
+
+    ``gradient(rows, shift)`` is dloss/dW of the batch at rows + shift, with the head's column if it
+    is trained.
+    """
 
     ground: Ground
     setting: Setting
@@ -105,7 +112,10 @@ class Gradient:
         return self.joined(found, jnp.zeros(found.shape[0], found.dtype))
 
     def squares(self, G: Float[Numeric, "p columns"]) -> Any:
-        """The squares of a gradient's coordinates: for coordinatewise updates, whose heads are not trained."""
+        """The squares of a gradient's coordinates.
+
+        For coordinatewise updates, whose heads are not trained.
+        """
         return self.ground.squares(G)
 
     def sign(self, G: Float[Numeric, "p columns"]) -> Any:

@@ -1,4 +1,7 @@
-"""Where an update's own sets of rows, scalars and squares start: at rest, or where a result ended."""
+"""Where an update's own sets of rows, scalars and squares start.
+
+At rest, or where a result ended.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +53,10 @@ def beginning(update: Update | None, begin: Any) -> Beginning:
 
 
 def _goes_on(law: Law, names: tuple[tuple[str, ...], ...]) -> bool:
-    """Whether what was kept is what this law keeps; a set of rows that is forgotten in O(1) steps may be missing."""
+    """Whether what was kept is what this law keeps.
+
+    A set of rows that is forgotten in O(1) steps may be missing.
+    """
     rows, scalars, squares = names
     needed = law.begins_as_weights if law.memory == "fast" else law.rows
     return (

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from sgdynamics.algorithms.updates.update import Asked, Law, Update, maker
+from sgdynamics.algorithms.updates.update import GradientFunction, Law, Update, maker
 from sgdynamics.base import checks
 from sgdynamics.base.arrays import Scalar, State
 from sgdynamics.base.controls import scalar_or_schedule
 
 
-def _one_of(beta: float | None, memory: float | None) -> tuple[str, float]:
-    """A velocity's memory as an argument: what is left of it after a step, or c in 1 - beta = c/D."""
+def _validate_memory(beta: float | None, memory: float | None) -> tuple[str, float]:
+    """Return the name and value of the one of `beta` and `memory` that is set."""
     if (beta is None) == (memory is None):
         raise checks.reject(
             "beta and memory",
@@ -24,21 +24,27 @@ def _one_of(beta: float | None, memory: float | None) -> tuple[str, float]:
 
 
 def _momentum(
-    state: State, gradient: Asked, lr: Scalar, D: Scalar, number: Scalar, *, beta: Scalar
+    state: State, gradient: GradientFunction, lr: Scalar, D: Scalar, number: Scalar, *, beta: Scalar
 ) -> dict[str, Any]:
     V = beta * state["velocity"] + gradient(state["weights"])
     return {"weights": -lr / D * V, "velocity": V - state["velocity"]}
 
 
 def _slow_momentum(
-    state: State, gradient: Asked, lr: Scalar, D: Scalar, number: Scalar, *, memory: Scalar
+    state: State,
+    gradient: GradientFunction,
+    lr: Scalar,
+    D: Scalar,
+    number: Scalar,
+    *,
+    memory: Scalar,
 ) -> dict[str, Any]:
-    more = memory / D * (gradient(state["weights"]) - state["velocity"])
-    return {"weights": -lr / D * (state["velocity"] + more), "velocity": more}
+    change = memory / D * (gradient(state["weights"]) - state["velocity"])
+    return {"weights": -lr / D * (state["velocity"] + change), "velocity": change}
 
 
 def _nesterov(
-    state: State, gradient: Asked, lr: Scalar, D: Scalar, number: Scalar, *, beta: Scalar
+    state: State, gradient: GradientFunction, lr: Scalar, D: Scalar, number: Scalar, *, beta: Scalar
 ) -> dict[str, Any]:
     G = gradient(state["weights"])
     V = beta * state["velocity"] + G
@@ -46,14 +52,20 @@ def _nesterov(
 
 
 def _slow_nesterov(
-    state: State, gradient: Asked, lr: Scalar, D: Scalar, number: Scalar, *, memory: Scalar
+    state: State,
+    gradient: GradientFunction,
+    lr: Scalar,
+    D: Scalar,
+    number: Scalar,
+    *,
+    memory: Scalar,
 ) -> dict[str, Any]:
     G = gradient(state["weights"])
     rate = memory / D
-    more = rate * (G - state["velocity"])
+    change = rate * (G - state["velocity"])
     return {
-        "weights": -lr / D * (rate * G + (1 - rate) * (state["velocity"] + more)),
-        "velocity": more,
+        "weights": -lr / D * (rate * G + (1 - rate) * (state["velocity"] + change)),
+        "velocity": change,
     }
 
 
@@ -77,14 +89,15 @@ def momentum(beta: float | None = None, memory: float | None = None) -> Update:
     Parameters
     ----------
     beta : float, optional
-        What is left of the velocity after a step, 0 <= beta < 1.
+        Factor by which a step multiplies the velocity, 0 <= beta < 1.
     memory : float, optional
-        In place of it c, above 0 and at most D: 1 - beta = c/D, the velocity is an average over D/c steps, and lr the effective rate.
+        Constant c, above 0 and at most D, with 1 - beta = c/D, instead of beta. The velocity is an
+        average over D/c steps, and lr is the effective rate.
 
     Returns
     -------
     Update
-        To be given as ``sgd.OnePassSGD(update=...)``.
+        Update for ``sgd.OnePassSGD(update=...)``.
 
     Raises
     ------
@@ -104,7 +117,7 @@ def momentum(beta: float | None = None, memory: float | None = None) -> Update:
     >>> sgd.updates.momentum(memory=3.0)
     momentum(memory=3)
     """
-    name, value = _one_of(beta, memory)
+    name, value = _validate_memory(beta, memory)
     if name == "beta":
         return Update(Law("momentum", _momentum, **BALL, memory="fast"), {"beta": value})
     return Update(
@@ -125,14 +138,15 @@ def nesterov(beta: float | None = None, memory: float | None = None) -> Update:
     Parameters
     ----------
     beta : float, optional
-        What is left of the velocity after a step, 0 <= beta < 1.
+        Factor by which a step multiplies the velocity, 0 <= beta < 1.
     memory : float, optional
-        In place of it c, above 0 and at most D: 1 - beta = c/D, and lr is the effective rate.
+        Constant c, above 0 and at most D, with 1 - beta = c/D, instead of beta; lr is the effective
+        rate.
 
     Returns
     -------
     Update
-        To be given as ``sgd.OnePassSGD(update=...)``.
+        Update for ``sgd.OnePassSGD(update=...)``.
 
     Raises
     ------
@@ -148,7 +162,7 @@ def nesterov(beta: float | None = None, memory: float | None = None) -> Update:
     >>> sgd.updates.nesterov(0.9)
     nesterov(beta=0.9)
     """
-    name, value = _one_of(beta, memory)
+    name, value = _validate_memory(beta, memory)
     if name == "beta":
         return Update(Law("nesterov", _nesterov, **BALL, memory="fast"), {"beta": value})
     return Update(
@@ -171,15 +185,21 @@ AVERAGED: dict[str, Any] = {
 }
 
 
-def _averaged(state: State, gradient: Asked, keep: Scalar) -> dict[str, Any]:
+def _average_step(state: State, gradient: GradientFunction, keep: Scalar) -> dict[str, Any]:
     step = gradient.stepped(gradient(state["iterate"]))
     return {"weights": keep * (state["iterate"] + step - state["weights"]), "iterate": step}
 
 
 def _average(
-    state: State, gradient: Asked, lr: Scalar, D: Scalar, number: Scalar, *, memory: Scalar
+    state: State,
+    gradient: GradientFunction,
+    lr: Scalar,
+    D: Scalar,
+    number: Scalar,
+    *,
+    memory: Scalar,
 ) -> dict[str, Any]:
-    return _averaged(state, gradient, memory / D)
+    return _average_step(state, gradient, memory / D)
 
 
 @maker
@@ -193,12 +213,12 @@ def average(memory: float) -> Update:
     Parameters
     ----------
     memory : float
-        c, above 0 and at most D: the average is over D/c steps.
+        Constant c, above 0 and at most D; the average extends over D/c steps.
 
     Returns
     -------
     Update
-        To be given as ``sgd.OnePassSGD(update=...)``.
+        Update for ``sgd.OnePassSGD(update=...)``.
 
     Raises
     ------
@@ -221,8 +241,10 @@ def average(memory: float) -> Update:
     )
 
 
-def _polyak(state: State, gradient: Asked, lr: Scalar, D: Scalar, number: Scalar) -> dict[str, Any]:
-    return _averaged(state, gradient, 1 / (D * state["age"] + 1)) | {"age": 1 / D}
+def _polyak(
+    state: State, gradient: GradientFunction, lr: Scalar, D: Scalar, number: Scalar
+) -> dict[str, Any]:
+    return _average_step(state, gradient, 1 / (D * state["age"] + 1)) | {"age": 1 / D}
 
 
 @maker
@@ -232,7 +254,7 @@ def polyak() -> Update:
     Returns
     -------
     Update
-        To be given as ``sgd.OnePassSGD(update=...)``.
+        Update for ``sgd.OnePassSGD(update=...)``.
 
     Notes
     -----
@@ -249,7 +271,7 @@ def polyak() -> Update:
 
 
 def _schedule_free(
-    state: State, gradient: Asked, lr: Scalar, D: Scalar, number: Scalar, *, beta: Scalar
+    state: State, gradient: GradientFunction, lr: Scalar, D: Scalar, number: Scalar, *, beta: Scalar
 ) -> dict[str, Any]:
     step = gradient.stepped(gradient((1 - beta) * state["iterate"] + beta * state["weights"]))
     return {
@@ -270,12 +292,12 @@ def schedule_free(beta: float = 0.9) -> Update:
     Parameters
     ----------
     beta : float, default 0.9
-        Where between iterate (0) and average (1) gradients are taken.
+        Position between iterate (0) and average (1) at which gradients are evaluated.
 
     Returns
     -------
     Update
-        To be given as ``sgd.OnePassSGD(update=...)``.
+        Update for ``sgd.OnePassSGD(update=...)``.
 
     Raises
     ------
@@ -299,7 +321,7 @@ def schedule_free(beta: float = 0.9) -> Update:
 
 def _dana(
     state: State,
-    gradient: Asked,
+    gradient: GradientFunction,
     lr: Scalar,
     D: Scalar,
     number: Scalar,
@@ -309,17 +331,17 @@ def _dana(
     offset: Scalar,
 ) -> dict[str, Any]:
     G = gradient(state["weights"])
-    more = (G - delta / (offset + state["age"]) * state["velocity"]) / D
+    change = (G - delta / (offset + state["age"]) * state["velocity"]) / D
     return {
-        "weights": -(lr * G + velocity_rate * (state["velocity"] + more)) / D,
-        "velocity": more,
+        "weights": -(lr * G + velocity_rate * (state["velocity"] + change)) / D,
+        "velocity": change,
         "age": 1 / D,
     }
 
 
 @maker
 def dana(velocity_rate: float, delta: float, offset: float = 1.0) -> Update:
-    """Momentum with a memory that grows with time, and a plain step beside it.
+    """Momentum with a memory that grows with time, combined with a plain step.
 
     ::
 
@@ -328,21 +350,21 @@ def dana(velocity_rate: float, delta: float, offset: float = 1.0) -> Update:
     Parameters
     ----------
     velocity_rate : float
-        The rate of the velocity, 0 or more.
+        Learning rate of the velocity, at least 0.
     delta : float
-        How fast it forgets, above 0 and at most D offset.
+        Rate at which the velocity decays, above 0 and at most D offset.
     offset : float, default 1.0
-        When it begins to remember longer, in steps/D; above 0.
+        Time, in steps/D, after which the memory grows; above 0.
 
     Returns
     -------
     Update
-        To be given as ``sgd.OnePassSGD(update=...)``.
+        Update for ``sgd.OnePassSGD(update=...)``.
 
     Raises
     ------
     ValueError
-        If a number is out of its range.
+        If a value is out of range.
 
     Notes
     -----
@@ -353,12 +375,12 @@ def dana(velocity_rate: float, delta: float, offset: float = 1.0) -> Update:
     >>> sgd.updates.dana(1.0, delta=4.0, offset=0.5)
     dana(velocity_rate=1, delta=4, offset=0.5)
     """
-    numbers = {
+    hyperparameters = {
         "velocity_rate": scalar_or_schedule("velocity_rate", velocity_rate),
         "delta": scalar_or_schedule("delta", delta, above=0.0),
         "offset": scalar_or_schedule("offset", offset, above=0.0),
     }
     return Update(
         Law("dana", _dana, **BALL, memory="slow", scalars=("age",), averaging=("delta", "offset")),
-        numbers,
+        hyperparameters,
     )

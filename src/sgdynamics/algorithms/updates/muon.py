@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Float
 
 from sgdynamics.algorithms.updates.step_length import inverse, root
-from sgdynamics.algorithms.updates.update import Asked, Law, Update, maker
+from sgdynamics.algorithms.updates.update import GradientFunction, Law, Update, maker
 from sgdynamics.base import checks
 from sgdynamics.base.arrays import Numeric, Scalar, State
 from sgdynamics.base.controls import scalar_or_schedule
@@ -31,11 +31,14 @@ def polar(G: Float[Numeric, "p columns"]) -> Any:
 
 
 def _polar_of_two(G: Float[Numeric, "p columns"]) -> Any:
-    """The same of one row or two, in closed form: many small eigenproblems would cost more than all the rest."""
+    """The same of one row or two, in closed form.
+
+    Many small eigenproblems would cost more than everything else.
+    """
     trace = jnp.sum(G**2)
-    one = G * inverse(jnp.sqrt(trace))
+    normalised = G * inverse(jnp.sqrt(trace))
     if len(G) == 1:
-        return one
+        return normalised
     A = G @ G.T
     root = jnp.sqrt(
         jnp.maximum(A[0, 0] * A[1, 1] - A[0, 1] * A[1, 0], 0.0)
@@ -49,7 +52,7 @@ def _polar_of_two(G: Float[Numeric, "p columns"]) -> Any:
         @ jnp.array([[0.0, -1.0], [1.0, 0.0]], G.dtype)
     )
     both = (adjugate + safe * jnp.eye(2, dtype=G.dtype)) @ G / (safe * jnp.sqrt(trace + 2 * safe))
-    return jnp.where(full, both, one)
+    return jnp.where(full, both, normalised)
 
 
 def newton_schulz_of(G: Float[Numeric, "p columns"]) -> Any:
@@ -77,7 +80,7 @@ class _Muon:
     def __call__(
         self,
         state: State,
-        gradient: Asked,
+        gradient: GradientFunction,
         lr: Scalar,
         D: Scalar,
         number: Scalar,
@@ -90,8 +93,8 @@ class _Muon:
         if self.choices[0] == "none":
             return {"weights": -lr / root(D, G) * image(G)}
         if self.choices[0] == "slow":
-            more = jnp.asarray(memory) / D * (G - state["velocity"])
-            return {"weights": -lr / D * image(state["velocity"] + more), "velocity": more}
+            change = jnp.asarray(memory) / D * (G - state["velocity"])
+            return {"weights": -lr / D * image(state["velocity"] + change), "velocity": change}
         V = jnp.asarray(beta) * state["velocity"] + G
         return {"weights": -lr / root(D, G) * image(V), "velocity": V - state["velocity"]}
 
@@ -113,14 +116,15 @@ def muon(
     memory : float, optional
         c, above 0 and at most D: a velocity that is an average over D/c steps.
     newton_schulz : bool, default False
-        Five Newton-Schulz steps in place of the exact polar factor, as in practice; they leave singular values near .7.
+        Five Newton-Schulz steps in place of the exact polar factor, as in practice; they leave
+        singular values near .7.
     beta : float, optional
-        In place of memory, what is left of the velocity after a step, 0 <= beta < 1.
+        Factor by which a step multiplies the velocity, 0 <= beta < 1, instead of memory.
 
     Returns
     -------
     Update
-        To be given as ``sgd.OnePassSGD(update=...)``.
+        Update for ``sgd.OnePassSGD(update=...)``.
 
     Raises
     ------

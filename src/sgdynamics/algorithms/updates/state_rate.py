@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from sgdynamics.algorithms.updates.update import Asked, Law, Update
+from sgdynamics.algorithms.updates.update import GradientFunction, Law, Update
 from sgdynamics.base import checks
 from sgdynamics.base.arrays import Scalar, State
 from sgdynamics.base.user_functions import output_shape
@@ -15,12 +15,15 @@ from sgdynamics.base.user_functions import output_shape
 
 @dataclass(frozen=True)
 class _StateRate:
-    """A plain step times a function of the overlaps; equal for equal functions, so that it compiles once."""
+    """A plain step times a function of the overlaps.
+
+    Equal for equal functions, so that it compiles once.
+    """
 
     rate: Callable[[Any], Any]
 
     def __call__(
-        self, state: State, gradient: Asked, lr: Scalar, D: Scalar, number: Scalar
+        self, state: State, gradient: GradientFunction, lr: Scalar, D: Scalar, number: Scalar
     ) -> dict[str, Any]:
         rows = state["weights"]
         factor = self.rate(gradient.overlaps(rows))  # type: ignore[attr-defined]
@@ -37,8 +40,9 @@ def state_rate(rate: Callable[[Any], Any]) -> Update:
     Parameters
     ----------
     rate : callable
-        A JAX function of ``overlaps`` that returns a number. ``overlaps`` has ``Q``, ``M`` and ``P`` of the full rows;
-        ``overlaps.blocks`` has those of each covariance block, with its ``eigenvalues`` and ``fractions``.
+        A JAX function of ``overlaps`` that returns a number. ``overlaps`` has ``Q``, ``M`` and
+        ``P`` of the full rows; ``overlaps.blocks`` has those of each covariance block, with its
+        ``eigenvalues`` and ``fractions``.
 
     Returns
     -------
@@ -64,8 +68,8 @@ def state_rate(rate: Callable[[Any], Any]) -> Update:
     ...     return error / (error + 0.1)
     >>> problem = sgd.TeacherStudent(width=1, activation="linear", noise=0.1)
     >>> algorithm = sgd.OnePassSGD(lr=1.0, update=sgd.updates.state_rate(polyak))
-    >>> begin = sgd.start(problem, M=[[0.0]], Q=[[0.0]])
-    >>> sgd.solve_ode(problem, algorithm, begin, alpha=[0, 2.0]).excess_risk.values.round(4).tolist()
+    >>> start = sgd.start(problem, M=[[0.0]], Q=[[0.0]])
+    >>> sgd.solve_ode(problem, algorithm, start, alpha=[0, 2.0]).excess_risk.values.round(4).tolist()
     [[0.5, 0.1006]]
     """
     if not callable(rate):

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from sgdynamics.algorithms.updates.update import Asked, Law, Update, maker
+from sgdynamics.algorithms.updates.update import GradientFunction, Law, Update, maker
 from sgdynamics.base import checks
 from sgdynamics.base.arrays import Scalar, State
 from sgdynamics.base.controls import scalar_or_schedule
@@ -26,8 +26,8 @@ def root(D: Scalar, like: Any) -> Any:
     return jnp.sqrt(jnp.asarray(D, like.dtype))
 
 
-def _normalised(
-    state: State, gradient: Asked, lr: Scalar, D: Scalar, number: Scalar
+def _normalised_step(
+    state: State, gradient: GradientFunction, lr: Scalar, D: Scalar, number: Scalar
 ) -> dict[str, Any]:
     G = gradient(state["weights"])
     return {"weights": -lr / D * root(D, G) * inverse(jnp.sqrt(jnp.sum(G**2))) * G}
@@ -44,7 +44,7 @@ def normalised() -> Update:
     Returns
     -------
     Update
-        To be given as ``sgd.OnePassSGD(update=...)``.
+        Update for ``sgd.OnePassSGD(update=...)``.
 
     Notes
     -----
@@ -56,12 +56,18 @@ def normalised() -> Update:
     >>> sgd.updates.normalised().kind
     'normalised'
     """
-    return Update(Law("normalised", _normalised, jumps=True))
+    return Update(Law("normalised", _normalised_step, jumps=True))
 
 
-def _clipped(axes: tuple[int, ...]) -> Any:
+def _clipped_step(axes: tuple[int, ...]) -> Any:
     def step(
-        state: State, gradient: Asked, lr: Scalar, D: Scalar, number: Scalar, *, threshold: Scalar
+        state: State,
+        gradient: GradientFunction,
+        lr: Scalar,
+        D: Scalar,
+        number: Scalar,
+        *,
+        threshold: Scalar,
     ) -> dict[str, Any]:
         G = gradient.each(state["weights"]) if len(axes) == 3 else gradient(state["weights"])
         over = axes if len(axes) < 3 else (1, 2)
@@ -74,9 +80,9 @@ def _clipped(axes: tuple[int, ...]) -> Any:
 
 
 CLIPPED = {
-    "all": Law("clipped", _clipped((0, 1)), jumps=True, bends="threshold"),
-    "row": Law("clipped", _clipped((1,)), jumps=True, bends="threshold", bends_by_row=True),
-    "sample": Law("clipped", _clipped((0, 1, 2)), rereads=True, jumps=True, bends="threshold"),
+    "all": Law("clipped", _clipped_step((0, 1)), jumps=True, bends="threshold"),
+    "row": Law("clipped", _clipped_step((1,)), jumps=True, bends="threshold", bends_by_row=True),
+    "sample": Law("clipped", _clipped_step((0, 1, 2)), rereads=True, jumps=True, bends="threshold"),
 }
 
 
@@ -93,13 +99,13 @@ def clipped(threshold: float, over: str = "all") -> Update:
     threshold : float
         The largest norm of a gradient, in units of sqrt(D); above 0.
     over : str, default "all"
-        What is bounded: "all", the whole gradient; "row", that of every unit by itself; "sample", the gradient of every sample before the
-        mean over the batch is taken.
+        Norm that is bounded: "all", of the whole gradient; "row", of each unit; "sample",
+        the gradient of every sample before the mean over the batch is taken.
 
     Returns
     -------
     Update
-        To be given as ``sgd.OnePassSGD(update=...)``.
+        Update for ``sgd.OnePassSGD(update=...)``.
 
     Raises
     ------
@@ -118,43 +124,49 @@ def clipped(threshold: float, over: str = "all") -> Update:
     clipped(threshold=1.5, over='sample')
     """
     checks.choice("over", over, OVER)
-    numbers = {"threshold": scalar_or_schedule("threshold", threshold, above=0.0)}
-    return Update(CLIPPED[over], numbers, () if over == "all" else (("over", over),))
+    hyperparameters = {"threshold": scalar_or_schedule("threshold", threshold, above=0.0)}
+    return Update(CLIPPED[over], hyperparameters, () if over == "all" else (("over", over),))
 
 
 def _reuse(
-    state: State, gradient: Asked, lr: Scalar, D: Scalar, number: Scalar, *, times: Scalar
+    state: State,
+    gradient: GradientFunction,
+    lr: Scalar,
+    D: Scalar,
+    number: Scalar,
+    *,
+    times: Scalar,
 ) -> dict[str, Any]:
     W = state["weights"]
 
-    def again(_: Any, shift: Any) -> Any:
+    def move(_: Any, shift: Any) -> Any:
         return gradient.held(W, shift + gradient.stepped(gradient(W, shift)))
 
     return {
         "weights": jax.lax.fori_loop(
-            0, jnp.asarray(times).astype(jnp.int32), again, jnp.zeros_like(W)
+            0, jnp.asarray(times).astype(jnp.int32), move, jnp.zeros_like(W)
         )
     }
 
 
 @maker
 def reuse(times: int) -> Update:
-    """Each batch serves for several moves in a row, the fields computed again in between.
+    """Use each batch for several moves, and recompute the fields in between.
 
     Parameters
     ----------
     times : int
-        How many moves ``W <- W - (lr/D) dloss/dW(W; the same batch)`` a batch serves for.
+        Number of moves ``W <- W - (lr/D) dloss/dW(W; the same batch)`` per batch.
 
     Returns
     -------
     Update
-        To be given as ``sgd.OnePassSGD(update=...)``.
+        Update for ``sgd.OnePassSGD(update=...)``.
 
     Raises
     ------
     ValueError
-        If times is no whole number of 1 or more, or too large.
+        If times is not a positive integer, or too large.
 
     Notes
     -----
@@ -170,20 +182,34 @@ def reuse(times: int) -> Update:
     return Update(law, {"times": checks.integer("times", times, 1, MOST_MOVES)})
 
 
-def _uphill(state: State, gradient: Asked, lr: Scalar, D: Scalar, radius: Scalar) -> dict[str, Any]:
+def _uphill(
+    state: State, gradient: GradientFunction, lr: Scalar, D: Scalar, radius: Scalar
+) -> dict[str, Any]:
     W = state["weights"]
     G = gradient(W)
     return {"weights": -lr / D * gradient(W, radius * inverse(jnp.sqrt(jnp.sum(G**2))) * G)}
 
 
 def _sam(
-    state: State, gradient: Asked, lr: Scalar, D: Scalar, number: Scalar, *, radius: Scalar
+    state: State,
+    gradient: GradientFunction,
+    lr: Scalar,
+    D: Scalar,
+    number: Scalar,
+    *,
+    radius: Scalar,
 ) -> dict[str, Any]:
     return _uphill(state, gradient, lr, D, radius)
 
 
 def _sam_in_reach(
-    state: State, gradient: Asked, lr: Scalar, D: Scalar, number: Scalar, *, reach: Scalar
+    state: State,
+    gradient: GradientFunction,
+    lr: Scalar,
+    D: Scalar,
+    number: Scalar,
+    *,
+    reach: Scalar,
 ) -> dict[str, Any]:
     return _uphill(state, gradient, lr, D, reach / root(D, state["weights"]))
 
@@ -201,12 +227,13 @@ def sam(radius: float | None = None, reach: float | None = None) -> Update:
     radius : float, optional
         The length of the ascent, 0 or more. It moves the field of a sample by about radius sqrt(D).
     reach : float, optional
-        In place of it, how far the field of a sample moves: radius = reach/sqrt(D), which survives D -> infinity.
+        Change of the field of a sample, radius = reach/sqrt(D), instead of radius; it has a limit
+        for D -> infinity.
 
     Returns
     -------
     Update
-        To be given as ``sgd.OnePassSGD(update=...)``.
+        Update for ``sgd.OnePassSGD(update=...)``.
 
     Raises
     ------
@@ -226,7 +253,7 @@ def sam(radius: float | None = None, reach: float | None = None) -> Update:
         raise checks.reject(
             "radius and reach",
             (radius, reach),
-            "give one of them: sam(0.05), or sam(reach=0.5) for radius = reach/sqrt(D)",
+            "set exactly one of them: sam(0.05), or sam(reach=0.5) for radius = reach/sqrt(D)",
         )
     if reach is not None:
         return Update(

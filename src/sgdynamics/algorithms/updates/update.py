@@ -1,4 +1,7 @@
-"""An update: one function of increments, and what it says of itself. Everything else (chain, direct runs, ODE) follows from it."""
+"""An update: one function of increments, and what it says of itself.
+
+Everything else (chain, direct runs, ODE) follows from it.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,8 @@ from sgdynamics.base.controls import (
 from sgdynamics.base.precision import float64
 from sgdynamics.base.user_functions import function_identity
 
-Asked = Callable[..., Any]  # a gradient, as a step asks for it (`ground.Gradient`)
+# gradient of the batch as a function of the rows (`gradient_source.Gradient`)
+GradientFunction = Callable[..., Any]
 MEMORIES = ("none", "slow", "fast")
 _RATE = "The learning rate is an argument of the algorithm: sgd.OnePassSGD(lr=..., update=...)."
 _AVERAGES = "Give beta=beta1, and memory=c with 1 - beta2 = c/D."
@@ -49,7 +53,10 @@ TRIED_SIZES = (0.03, 1.0, 30.0)  # of the gradient there
 
 @dataclass(frozen=True)
 class Law:
-    """What compiled code depends on: the step and the sets of rows, scalars and squares that a run keeps beside its weights."""
+    """The static part of an update, on which compiled code depends.
+
+    It has the step and the names of the sets of rows, scalars and squares that belong to its state.
+    """
 
     name: str
     step: Callable[
@@ -95,14 +102,14 @@ class Law:
 @pytrees.register_parameters("numbers")
 @dataclass(frozen=True)
 class Update:
-    """How a gradient becomes a step: its law, on which compiled code depends, and its numbers, which are traced.
+    """An update: its law, on which compiled code depends, and its traced hyperparameters.
 
     Made by the functions of ``sgd.updates``, not by hand.
 
     Attributes
     ----------
     law : Law
-        The step, and what a run keeps beside its weights.
+        The step and the names of its state.
     numbers : dict
         The numbers of the step by name; an update inside another is among them.
     options : tuple
@@ -134,7 +141,7 @@ class Update:
 
     @property
     def kind(self) -> str:
-        """What it is called."""
+        """Name of the update."""
         return self.law.name
 
     @property
@@ -147,7 +154,7 @@ class Update:
 
     @property
     def moves(self) -> float:
-        """How many moves one step makes, about, where that is not one: ``reuse`` makes several."""
+        """Approximate number of moves per step; ``reuse`` makes several."""
         inner = self.numbers.get("of")
         return inner.moves if isinstance(inner, Update) else float(self.numbers.get("times", 1.0))
 
@@ -197,7 +204,8 @@ class Update:
         Returns
         -------
         dict
-            "kind", the numbers and the options; "rerunnable" is False for a user's own that has no maker.
+            "kind", the numbers and the options; "rerunnable" is False for a user's own that has no
+            maker.
         """
         own = (
             {}
@@ -220,17 +228,17 @@ class Update:
         return {"kind": self.kind, **shown, **dict(self.options), **own}
 
     def replace(self, **changes: object) -> Update:
-        """The same update with some of its numbers changed, checked as when it was made.
+        """Return a copy with some hyperparameters changed.
 
         Parameters
         ----------
         **changes
-            Numbers by name: ``update.replace(beta=0.5)``.
+            Hyperparameters by name: ``update.replace(beta=0.5)``.
 
         Returns
         -------
         Update
-            A new one; this one stays as it is.
+            A new update; this one is not changed.
         """
         checks.reject_unknown(self.kind, changes, {**self.numbers, **dict(self.options)})
         return (
@@ -241,17 +249,18 @@ class Update:
 
 
 def maker(function: Callable[..., Update]) -> Callable[..., Update]:
-    """Turn a function that returns an update into one that records, files and sweeps know by its name.
+    """Register a function that returns an update under its name, for records, files and sweeps.
 
     Parameters
     ----------
     function : callable
-        Takes numbers by name and returns what ``sgd.updates.own(..., numbers=...)`` made of them, with the same names.
+        Takes numbers by name and returns what ``sgd.updates.own(..., numbers=...)`` made of them,
+        with the same names.
 
     Returns
     -------
     callable
-        The same function; its updates are called after it.
+        The same function; its updates carry its name.
 
     Examples
     --------
@@ -265,21 +274,21 @@ def maker(function: Callable[..., Update]) -> Callable[..., Update]:
     """
     name = getattr(function, "__name__", "")
     if not name.isidentifier():
-        raise checks.reject("function", function, "give a function that has a name")
+        raise checks.reject("function", function, "use a function with a name")
 
     checked = checks.argument_hints(HINTS)(function)
 
     @wraps(function)
-    def made(*args: Any, **numbers: Any) -> Update:
-        found = checked(*args, **numbers)
-        if not isinstance(found, Update):
+    def make(*args: Any, **hyperparameters: Any) -> Update:
+        update = checked(*args, **hyperparameters)
+        if not isinstance(update, Update):
             raise checks.reject(
-                "function", function, "it has to return an update, such as sgd.updates.own(...)"
+                "function", function, "it must return an update, such as sgd.updates.own(...)"
             )
-        return replace(found, law=replace(found.law, name=name))
+        return replace(update, law=replace(update.law, name=name))
 
-    MAKERS[name] = made
-    return made
+    MAKERS[name] = make
+    return make
 
 
 def own(
@@ -291,36 +300,41 @@ def own(
     rereads: bool = True,
     numbers: Mapping[str, float] | None = None,
 ) -> Update:
-    """An update of your own: its increments, for the exact chain, direct runs and, from the same lines, the ODE.
+    """Define an update by its increments, for the exact chain, direct runs and the ODE.
 
     Parameters
     ----------
     step : callable
-        ``step(state, gradient, lr, D, number)`` returns increments, a dictionary with the same names and shapes as ``state``.
-        ``state["weights"]`` is (p, columns) in whatever orthonormal frame of the input space, where the head is trained with one more
-        column for it; so is every set of ``rows``, and each of the ``scalars`` is a number. ``gradient(rows, shift=0)`` is dloss/dW of the
-        batch at rows + shift. A plain step is ``-lr / D * gradient(state["weights"])``, D = d; ``number`` counts the steps.
+        ``step(state, gradient, lr, D, number)`` returns increments, a dictionary with the same
+        names and shapes as ``state``. ``state["weights"]`` is (p, columns) in whatever orthonormal
+        frame of the input space, where the head is trained with one more column for it; so is every
+        set of ``rows``, and each of the ``scalars`` is a number. ``gradient(rows, shift=0)`` is
+        dloss/dW of the batch at rows + shift. A plain step is ``-lr / D *
+        gradient(state["weights"])``, D = d; ``number`` counts the steps.
     rows : iterable of str, default ()
-        Names of sets of rows that a run keeps beside its weights, all 0 at first.
+        Names of additional sets of rows in the state, initially 0.
     scalars : iterable of str, default ()
-        Names of numbers that it keeps, all 0 at first.
+        Names of scalars in the state, initially 0.
     memory : str, default "none"
-        How long it remembers: "none", "slow" (O(D) steps) or "fast" (O(1) steps). The ODE takes "fast" only where the step is linear.
+        Length of its memory: "none", "slow" (O(D) steps) or "fast" (O(1) steps). The ODE supports
+        "fast" only where the step is linear.
     rereads : bool, default True
-        False, for an update that asks once a step for the gradient, saves work where the batch is larger than the width.
+        False, for an update that asks once a step for the gradient, saves work where the batch is
+        larger than the width.
     numbers : dict, optional
-        Numbers that the step takes by name after ``number``; they are traced, so that others do not compile again.
+        Numbers that the step takes by name after ``number``; they are traced, so that others do not
+        compile again.
 
     Returns
     -------
     Update
-        To be given as ``sgd.OnePassSGD(update=...)``.
+        Update for ``sgd.OnePassSGD(update=...)``.
 
     Raises
     ------
     ValueError
-        If names repeat, increments have other names or shapes, or the step does not commute with rotations of the columns, which is
-        tried when it is made.
+        If names repeat, increments have other names or shapes, or the step does not commute with
+        rotations of the columns, which is tried when it is made.
 
     Notes
     -----
@@ -343,8 +357,9 @@ def own(
         ):
             raise checks.reject(argument, value, 'give names, such as ("velocity",)')
     names: dict[str, Any] = {"rows": tuple(rows), "scalars": tuple(scalars)}
-    every = ("weights", *names["rows"], *names["scalars"])
-    if not all(isinstance(name, str) for name in every) or len(set(every)) < len(every):
+    state_names = ("weights", *names["rows"], *names["scalars"])
+    is_valid = all(isinstance(name, str) for name in state_names)
+    if not is_valid or len(set(state_names)) < len(state_names):
         raise checks.reject(
             "rows and scalars",
             names,
@@ -353,31 +368,31 @@ def own(
     checks.choice("memory", memory, MEMORIES)
     if numbers is not None and not isinstance(numbers, Mapping):
         raise checks.reject("numbers", numbers, 'give numbers by name, such as {"beta": 0.9}')
-    given = {
+    hyperparameters = {
         name: scalar_or_schedule(name, value, -np.inf) for name, value in (numbers or {}).items()
     }
-    linear = _try_own(step, **names, numbers=given)
+    linear = _try_own(step, **names, hyperparameters=hyperparameters)
     rereads = checks.flag("rereads", rereads)
     return Update(
         Law("own", step, **names, rereads=rereads, memory=memory, linear=linear, scales=False),
-        given,
+        hyperparameters,
     )
 
 
-class _Fixed:
-    """A gradient for a trial: of a made-up loss, or one that does not depend on the rows; counts how often it was asked for."""
+class _TrialGradient:
+    """A gradient for a trial, which counts how often it is evaluated."""
 
     noise = squares = sign = None
 
     def __init__(self, function: Callable[..., Any], samples: int) -> None:
-        self.function, self.asked, self.samples = function, 0, samples
+        self.function, self.evaluations, self.samples = function, 0, samples
 
     def __call__(self, rows: Float[Numeric, "p columns"], shift: Any = 0.0) -> Any:
-        self.asked += 1
+        self.evaluations += 1
         return self.function(rows + shift)
 
     def each(self, rows: Float[Numeric, "p columns"], shift: Any = 0.0) -> Any:
-        self.asked += 2
+        self.evaluations += 2
         return jnp.broadcast_to(self.function(rows + shift), (self.samples, *rows.shape))
 
     def held(self, rows: Float[Numeric, "p columns"], shift: Float[Numeric, "p columns"]) -> Any:
@@ -389,20 +404,24 @@ def _try_own(
     step: Callable[..., Any],
     rows: tuple[str, ...],
     scalars: tuple[str, ...],
-    numbers: dict[str, Any],
+    hyperparameters: dict[str, Any],
 ) -> bool:
-    """Refuse a step that fails, gives other names or shapes than its state, or does not commute with rotations; whether it is linear."""
+    """Raise ValueError for an invalid step, and return whether it is linear in the gradient.
+
+    A step is invalid if it fails, returns other names or shapes than its state, or does not commute
+    with rotations of the columns.
+    """
     fix = "give step(state, gradient, lr, D, number) -> increments with the names and shapes of the state"
     generator = np.random.default_rng(0)
     turn, X = np.linalg.qr(generator.standard_normal((5, 5)))[0], generator.standard_normal((3, 5))
     state = {name: generator.standard_normal((2, 5)) for name in ("weights", *rows)} | {
         name: np.float64(1.3) for name in scalars
     }
-    traced = {name: jnp.asarray(value) for name, value in values_at(numbers, 0.0).items()}
+    traced = {name: jnp.asarray(value) for name, value in values_at(hyperparameters, 0.0).items()}
 
     def increments(turn: np.ndarray) -> dict[str, Any]:
-        gradient = _Fixed(lambda rows: jnp.tanh(rows @ (X @ turn).T) @ (X @ turn) / 3, 3)
-        turned = {name: one if one.ndim == 0 else one @ turn for name, one in state.items()}
+        gradient = _TrialGradient(lambda rows: jnp.tanh(rows @ (X @ turn).T) @ (X @ turn) / 3, 3)
+        turned = {name: value if value.ndim == 0 else value @ turn for name, value in state.items()}
         return step(
             jax.tree.map(jnp.asarray, turned),
             gradient,
@@ -423,9 +442,9 @@ def _try_own(
             np.shape, state
         ):
             raise checks.reject("step", step, fix)
-        for name, one in plain.items():
-            meant = one if np.ndim(one) == 0 else one @ turn
-            if not np.allclose(turned[name], meant, rtol=1e-6, atol=1e-9):
+        for name, increment in plain.items():
+            expected = increment if np.ndim(increment) == 0 else increment @ turn
+            if not np.allclose(turned[name], expected, rtol=1e-6, atol=1e-9):
                 fix = f"its increment of {name} does not commute with rotations of the columns, so that it does not close on overlaps"
                 raise checks.reject("step", step, fix)
         return _linear(step, ("weights", *rows), scalars, traced)
@@ -435,11 +454,11 @@ def _linear(
     step: Callable[..., Any],
     rows: tuple[str, ...],
     scalars: tuple[str, ...],
-    numbers: dict[str, Any],
+    hyperparameters: dict[str, Any],
 ) -> bool:
     """Whether, at large D, the mean gradient and its noise are enough: the step asks once for the gradient, in which the increments of the
-    rows are affine, and those of the scalars are affine along rows and signals, quadratic in what is new. At several sizes of it, as a
-    bound may be anywhere."""
+    rows are affine, and those of the scalars are affine inside_spread rows and signals, quadratic
+    in what is new. At several sizes of it, as a bound may be anywhere."""
     generator, D, inside, new = np.random.default_rng(1), TRIED_AT, 6, 4
     state = {
         name: np.pad(generator.standard_normal((2, inside)), ((0, 0), (0, new))) for name in rows
@@ -447,21 +466,21 @@ def _linear(
     state |= {name: np.float64(1.3) for name in scalars}
     size = np.concatenate([np.ones(inside), np.full(new, np.sqrt(D))])
     mean, spread = generator.standard_normal((2, 2, inside + new)) * size
-    along = spread * (np.arange(inside + new) < inside)
+    inside_spread = spread * (np.arange(inside + new) < inside)
 
     def increments(G: np.ndarray) -> dict[str, Any]:
-        gradient = _Fixed(lambda rows: jnp.asarray(G), 1)
-        found = step(
+        gradient = _TrialGradient(lambda rows: jnp.asarray(G), 1)
+        values = step(
             jax.tree.map(jnp.asarray, state),
             gradient,
             jnp.asarray(0.7),
             jnp.asarray(D),
             jnp.asarray(0.3 * D),
-            **numbers,
+            **hyperparameters,
         )
         return (
-            {name: np.asarray(value) for name, value in found.items()}
-            if gradient.asked == 1
+            {name: np.asarray(value) for name, value in values.items()}
+            if gradient.evaluations == 1
             else {}
         )
 
@@ -472,14 +491,14 @@ def _linear(
         plus, minus, middle, far = (
             increments(scale * (mean + sign * spread)) for sign in (1, -1, 0, 2)
         )
-        up, down = (increments(scale * (mean + sign * along)) for sign in (1, -1))
+        up, down = (increments(scale * (mean + sign * inside_spread)) for sign in (1, -1))
         if not plus:
             return False
         for name in rows:
             bent = plus[name] + minus[name] - 2 * middle[name]
             if not all(
-                small(bent[:, part], plus[name][:, part])
-                for part in (slice(None, inside), slice(inside, None))
+                small(bent[:, columns], plus[name][:, columns])
+                for columns in (slice(None, inside), slice(inside, None))
             ):
                 return False
         for name in scalars:
@@ -492,10 +511,10 @@ def _linear(
 
 
 def checked_update(value: Update | None) -> Update | None:
-    """`update=` as an argument: refuse what is none, with what was probably meant."""
+    """Validate `update=`, and suggest what was probably meant."""
     if value is None or isinstance(value, Update):
         return value
-    known = "sgd.updates." + ", ".join(MAKERS)
+    names = "sgd.updates." + ", ".join(MAKERS)
     name = value if isinstance(value, str) else getattr(value, "__name__", "")
     meant = {"signsgd": "sign", "adamw": "adam", "nag": "nesterov", "heavy_ball": "momentum"}.get(
         name.lower(), name.lower()
@@ -513,10 +532,10 @@ def checked_update(value: Update | None) -> Update | None:
     raise checks.reject(
         "update",
         value,
-        f"{checks.did_you_mean(value, MAKERS)}give None (plain SGD), one of {known}, or sgd.updates.own(...)",
+        f"{checks.did_you_mean(value, MAKERS)}give None (plain SGD), one of {names}, or sgd.updates.own(...)",
     )
 
 
 def copies(law: Law | None) -> int:
-    """How many sets of p rows a run keeps: the weights and, under them, those of its update."""
+    """Return the number of sets of p rows in the state: the weights and those of the update."""
     return 1 if law is None else 1 + len(law.rows)
