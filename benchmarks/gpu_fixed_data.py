@@ -80,7 +80,7 @@ def library_bandwidth(
     if reads == 2:
         simulator.options = simulator.options._replace(kernel="", together=True)
     elif not simulator.options.kernel:
-        simulator.read_once("interpret")
+        simulator.use_kernel("interpret")
     with jax.enable_x64(True):
         began = time.perf_counter()
         state, keys = (

@@ -11,7 +11,7 @@ import pytest
 import sgdynamics as sgd
 from sgdynamics.base import checks
 from sgdynamics.base.random import normals_and_uniforms, run_keys
-from sgdynamics.fixed_data import direct, sample_stability
+from sgdynamics.fixed_data import direct, direct_steps, sample_stability
 from sgdynamics.fixed_data.direct import DirectFixedData
 from sgdynamics.simulation import running
 from sgdynamics.simulation.running import run, run_until
@@ -52,7 +52,9 @@ def sphere_start(runs, m=0.3):
 @partial(jax.jit, static_argnums=(1, 2))
 def _drawn(key, normals, uniforms):
     steps = jax.vmap(
-        lambda step: normals_and_uniforms(direct._step_key(key, step), normals, uniforms)
+        lambda step: normals_and_uniforms(
+            direct_steps.step_random_key(key, step), normals, uniforms
+        )
     )
     return *steps(jax.numpy.arange(STEPS)), normals_and_uniforms(
         jax.random.fold_in(key, 2), 0, uniforms
@@ -149,7 +151,7 @@ def test_a_numpy_loop_on_the_same_data_gives_the_same_runs(name):
             np.asarray(part if simulator.options.shared else part[index]) for part in simulator.data
         )
         np.testing.assert_allclose(
-            signals, x[:, simulator.place.axes] @ simulator.place.signals.T, atol=1e-13
+            signals, x[:, simulator.placement.axes] @ simulator.placement.signals.T, atol=1e-13
         )
         rows, head = np.asarray(state.rows)[index], np.asarray(state.head)[index]
         np.testing.assert_allclose(found["Q"][index, 0].sum(axis=0), begin.Q[index], atol=1e-12)
@@ -166,7 +168,7 @@ def test_a_numpy_loop_on_the_same_data_gives_the_same_runs(name):
             found["Q"][index, -1].sum(axis=0), rows @ rows.T, rtol=1e-10, atol=1e-12
         )
         np.testing.assert_allclose(found["a"][index, -1], head, rtol=1e-10)
-        M = rows[:, simulator.place.axes] @ simulator.place.signals.T
+        M = rows[:, simulator.placement.axes] @ simulator.placement.signals.T
         np.testing.assert_allclose(found["M"][index, -1].sum(axis=0), M, rtol=1e-10, atol=1e-12)
 
 
@@ -179,7 +181,7 @@ def test_the_data_have_their_law():
     )
     with jax.enable_x64(True):
         blocks.initial(np.arange(3))
-    x, noise = np.asarray(blocks.data.inputs).reshape(-1, D), np.asarray(blocks.data.given).ravel()
+    x, noise = np.asarray(blocks.data.inputs).reshape(-1, D), np.asarray(blocks.data.draws).ravel()
     split = COMMITTEE.block_dimensions(D)[0]
     for part, variance in ((x[:, :split], 0.5), (x[:, split:], 1.5), (noise, 1.0)):
         assert abs(part.var() / variance - 1) < Z * np.sqrt(2 / part.size)
@@ -190,7 +192,7 @@ def test_the_data_have_their_law():
     mixture = made(MIXTURE, sgd.GradientDescent(), sgd.random_start(MIXTURE, dimension=D, runs=3))
     with jax.enable_x64(True):
         mixture.initial(np.arange(3))
-    x, labels = np.asarray(mixture.data.inputs), np.asarray(mixture.data.given)
+    x, labels = np.asarray(mixture.data.inputs), np.asarray(mixture.data.draws)
     assert set(labels.ravel()) == {0.0, 1.0}
     assert abs((x[..., 0] * (2 * labels - 1)).mean() - 1) < Z * 0.5 / np.sqrt(labels.size)
     assert np.abs(x[0] - x[1]).max() > 1

@@ -322,7 +322,7 @@ def _extend_by_gradients(
 def _extend_by_noise(
     context: _StepContext, state: ConditionedState
 ) -> tuple[ConditionedState, Float[Numeric, "p columns"], Float[Numeric, " p"]]:
-    """White noise on rows (p, blocks * capacity) and head, and the basis with one direction per row.
+    """White noise on rows (p, blocks * capacity) and head, and the basis with its directions.
 
     In the basis the noise of the rows is normal along the old directions and a lower triangular
     Bartlett factor along the new ones: row i has normals along the new directions of the rows
@@ -365,7 +365,7 @@ def advance(
     first: int,
     end: int,
 ) -> tuple[ConditionedState, np.ndarray]:
-    """All runs (leading axis) from step `first` to `end`, and the last step at which each was finite.
+    """All runs (leading axis) from step `first` to `end`, and their last finite steps.
 
     Memory grows on the way up to `largest_capacity` directions; runs that need more stop there.
     """
@@ -382,7 +382,7 @@ def advance(
 
 
 def _group_size(state: ConditionedState) -> int:
-    """Number of runs to advance together, a divisor of all runs: on a CPU, as fit into its cache."""
+    """Number of runs to advance together, a divisor of all runs that fits into a CPU's cache."""
     runs = state.P.shape[0]
     if jax.default_backend() != "cpu":
         return runs

@@ -56,8 +56,8 @@ class DMFT:
 
     Notes
     -----
-    With ``form="response"`` nothing is discarded and ``tolerance`` is not used, so that ``rank`` and
-    ``memory_directions`` cannot be set.
+    With ``form="response"`` nothing is discarded and ``tolerance`` is not used, so that ``rank``
+    and ``memory_directions`` cannot be set.
 
     Examples
     --------

@@ -9,7 +9,8 @@ a = <P, g>, z = <P, Z>, U = <A, g>, g g^T and g Z^T, a step first computes small
     P_new = T (g - a P),  A_new = f P_new + r (Z - z P - lower(<Z, P_new>) P_new),
     W <- W - lr (U, U_new),
 
-with f = sqrt(d_b) and a factor r that sets the norm of the last term to sqrt(n), and then makes one pass over the paths, one chunk after the other, so that P and A of a chunk are
+with f = sqrt(d_b) and a factor r that sets the norm of the last term to sqrt(n). A step then
+makes one pass over the paths, one chunk after the other, so that P and A of a chunk are
 read once: the pass computes P_new, A_new, the fields, the next g and Z, and their sums. A single
 projection leaves rounding that grows with the steps. The second one, P_new <- N (P_new - <P,
 P_new> P), needs a sum of this pass and is made at the start of the next; it is linear in P
@@ -62,7 +63,7 @@ MAX_SEPARATE_CHUNKS = 8  # chunks as separate arrays, for each of which code is 
 
 
 def has_few_rows(setup: Setup) -> bool:
-    """Whether the products of a step with P and A have so few rows that they are made row by row."""
+    """Whether products with P and A have few rows, and are therefore made row by row."""
     rows = 2 * setup.gradients_per_step + setup.normals_per_step * setup.structure.blocks
     return jax.default_backend() == "cpu" and rows <= FEW_ROWS
 

@@ -1,4 +1,4 @@
-"""The stability of a single sample of a fixed data set: where its own pull flips and enlarges its field, and a warning beforehand."""
+"""Stability of single samples of a fixed data set, and a warning about unstable ones."""
 
 from __future__ import annotations
 
@@ -16,94 +16,97 @@ from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.teacher_student import TeacherStudent
 from sgdynamics.samples.input_covariance import field_covariance, trace
 
-MANY_UNSTABLE = 0.5  # samples beyond the stability limit, expected in all the data sets of a call, from which on it warns
+# Expected number of unstable samples, in all data sets of a call, above which a warning is given
+UNSTABLE_SAMPLES = 0.5
+SQUARE = (0.0, 0.0, 1.0)  # coefficients of the activation x^2
 
 
 def stability_limit(problem: Problem, algorithm: FixedData) -> float | None:
-    """The largest residual a (f - y) of a sample whose own pull is stable; None for problems that this does not cover.
+    """The largest residual a (f - y) at which the gradient of a sample does not destabilise it.
 
-    A sample's pull moves its own field by -(lr |x|^2/(b n)) dloss/dlambda = -(2 lr tr/(b alpha)) a (a lambda^2 - y) lambda, with the batch
-    fraction b (where the gradient is rescaled by it, else 1), alpha = n/d and tr = |x|^2/d. That flips and enlarges the field, further with
-    every step, once
+    The gradient of a sample moves its own field by
+
+        -(lr |x|^2/(b n)) dloss/dlambda = -(2 lr tr/(b alpha)) a (a lambda^2 - y) lambda,
+
+    with the batch fraction b (1 if the gradient is not rescaled by it), alpha = n/d and tr =
+    |x|^2/d. This changes the sign of the field and enlarges it, further with every step, if
 
         a (a lambda^2 - y) > b alpha/(lr tr).
 
-    Covers one unit f = a lambda^2 with the squared loss, any teacher, constraint and covariance; other samples' pulls are left out. In the
-    units of Mignacco, Urbani, Zdeborova (2021), eta = 2 lr/alpha and v = (h^2 - h0^2)^2/4, it reads h^2 - h0^2 > 2 b/eta. At fixed lr and
-    d -> infinity some sample is beyond any limit: the limit d -> infinity is only metastable.
+    The limit covers one unit f = a lambda^2 with the squared loss and any teacher, constraint and
+    covariance, and neglects the gradients of other samples; None for other problems. In the units
+    of Mignacco, Urbani, Zdeborova (2021), eta = 2 lr/alpha and v = (h^2 - h0^2)^2/4, it reads h^2
+    - h0^2 > 2 b/eta. At fixed lr and d -> infinity some sample exceeds any limit: the limit d ->
+    infinity is only metastable.
     """
-    covered = (
+    is_covered = (
         isinstance(problem, TeacherStudent)
         and problem.width == 1
         and problem.head == "fixed"
         and problem.loss is squared
-        and problem.activation.coefficients == (0.0, 0.0, 1.0)
+        and problem.activation.coefficients == SQUARE
     )
-    if not covered:
+    if not is_covered:
         return None
-    return (
-        algorithm.divisor
-        * algorithm.samples_per_dimension
-        / (largest_rate(algorithm) * float(trace(problem.parameters)))
-    )
+    samples_per_rate = algorithm.divisor * algorithm.samples_per_dimension
+    return samples_per_rate / (largest_rate(algorithm) * float(trace(problem.parameters)))
 
 
-def unstable_share(problem: Problem, algorithm: FixedData, begin: Start) -> np.ndarray | None:
-    """For each run of a start the probability that a sample is beyond `stability_limit` there, P(h^2 - h0^2 > limit).
+def unstable_share(problem: Problem, algorithm: FixedData, start: Start) -> np.ndarray | None:
+    """For each run, the probability P(h^2 - h0^2 > limit) that a sample is unstable at the start.
 
-    In a frame where both fields are independent, h^2 - h0^2 = u z1^2 - v z2^2, so it is E_z2 erfc(sqrt((limit + v z2^2)/(2 u))).
-    Covers phase retrieval without label noise: one unit of head 1 and one teacher unit, both squared; None for other problems.
+    In a frame in which both fields are independent, h^2 - h0^2 = u z1^2 - v z2^2, so that the
+    probability is E_z2 erfc(sqrt((limit + v z2^2)/(2 u))). This covers phase retrieval without
+    label noise: one unit of head 1 and one teacher unit, both with the activation x^2; None for
+    other problems.
     """
     limit = stability_limit(problem, algorithm)
     if limit is None or not isinstance(problem, TeacherStudent):
         return None
-    squares = problem.teacher_width == 1 and problem.teacher_activation.coefficients == (
-        0.0,
-        0.0,
-        1.0,
+    is_phase_retrieval = (
+        problem.teacher_width == 1 and problem.teacher_activation.coefficients == SQUARE
     )
-    if (
-        not squares
-        or is_scheduled(problem.noise)
-        or problem.noise > 0
-        or problem.teacher_head[0] != 1
-        or np.any(begin.a != 1)
-    ):
+    has_noise = is_scheduled(problem.noise) or problem.noise > 0
+    has_other_heads = problem.teacher_head[0] != 1 or np.any(start.a != 1)
+    if not is_phase_retrieval or has_noise or has_other_heads:
         return None
     q, m, q0 = (
-        field_covariance(problem.parameters, part)[..., 0, 0]
-        for part in (begin.Q_blocks, begin.M_blocks, problem.gram)
+        field_covariance(problem.parameters, overlaps)[..., 0, 0]
+        for overlaps in (start.Q_blocks, start.M_blocks, problem.gram)
     )
     return np.array(
-        [_beyond(*pair, float(q0), limit) for pair in zip(q.tolist(), m.tolist(), strict=True)]
+        [_probability(*pair, float(q0), limit) for pair in zip(q.tolist(), m.tolist(), strict=True)]
     )
 
 
-@lru_cache(maxsize=1024)  # many runs start alike
-def _beyond(q: float, m: float, q0: float, limit: float) -> float:
-    from scipy import integrate  # here: runs with fresh samples do without
+@lru_cache(maxsize=1024)  # many runs have the same start
+def _probability(q: float, m: float, q0: float, limit: float) -> float:
+    """P(h^2 - h0^2 > limit) for fields of covariance [[q, m], [m, q0]]."""
+    from scipy import integrate  # imported here: runs with fresh samples do not need it
 
-    # eigenvalues of diag(1, -1) times the covariance [[q, m], [m, q0]]
+    # u and -v are the eigenvalues of diag(1, -1) times the covariance.
     root = np.sqrt(max((q + q0) ** 2 - 4 * m * m, 0.0))
     u, v = (root + q - q0) / 2, (root - q + q0) / 2
     if u <= 0:
         return 0.0
 
-    def density(z: float) -> float:
+    def integrand(z: float) -> float:
         return float(special.erfc(np.sqrt((limit + v * z * z) / (2 * u))) * np.exp(-z * z / 2))
 
-    return float(integrate.quad(density, 0, np.inf)[0]) * np.sqrt(2 / np.pi)
+    return float(integrate.quad(integrand, 0, np.inf)[0]) * np.sqrt(2 / np.pi)
 
 
-def warn_unstable(problem: Problem, algorithm: FixedData, begin: Start, samples: int) -> None:
-    """Say how many samples start beyond the limit, where any are expected to."""
-    shares = unstable_share(problem, algorithm, begin)
+def warn_unstable(problem: Problem, algorithm: FixedData, start: Start, samples: int) -> None:
+    """Warn about samples that are expected to start beyond the stability limit."""
+    shares = unstable_share(problem, algorithm, start)
     if shares is None:
         return
     expected = samples * float(shares.sum())
-    if expected > MANY_UNSTABLE:
+    if expected > UNSTABLE_SAMPLES:
         limit = stability_limit(problem, algorithm)
         warn(
-            f"about {expected:.2g} of the {samples} samples of {begin.runs} runs start beyond the stability limit h^2 - h0^2 > {limit:.4g} "
-            "of a single sample (batch fraction * samples_per_dimension/lr): their runs may blow up; take a smaller lr or a larger batch"
+            f"About {expected:.2g} of the {samples} samples of {start.runs} runs start beyond the "
+            f"stability limit h^2 - h0^2 > {limit:.4g} of a single sample (batch fraction * "
+            "samples_per_dimension/lr), and their runs may diverge. Use a smaller lr or a larger "
+            "batch."
         )

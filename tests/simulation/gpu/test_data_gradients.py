@@ -11,7 +11,7 @@ import pytest
 
 import sgdynamics as sgd
 from sgdynamics.base.precision import float64
-from sgdynamics.fixed_data import direct
+from sgdynamics.fixed_data import direct_steps
 from sgdynamics.fixed_data.direct import DirectFixedData
 from sgdynamics.samples.sample import as_dtype, example_argument
 from sgdynamics.simulation.gpu import data_gradients
@@ -65,8 +65,8 @@ def made(name: str, dtype: str, mode: str, d: int = D) -> DirectFixedData:
         problem, algorithm, begin(problem, RUNS), d, problem.block_dimensions(d), dtype, SEED
     )
     if mode:
-        simulator.read_once(mode)
-        assert simulator.engine == "kernel (one read a step)", simulator.engine
+        simulator.use_kernel(mode)
+        assert simulator.engine == "kernel (one read per step)", simulator.engine
     return simulator
 
 
@@ -75,7 +75,7 @@ def made(name: str, dtype: str, mode: str, d: int = D) -> DirectFixedData:
 def test_what_the_compiler_refuses_goes_the_other_way() -> None:
     """A CPU's compiler has no such kernels: the result says so, and the products are made."""
     simulator = made("committee", "float64", "")
-    simulator.read_once("triton")
+    simulator.use_kernel("triton")
     assert simulator.engine.startswith("xla (no kernel: ")
     assert "interpret mode" in simulator.engine
     assert not simulator.options.kernel
@@ -94,7 +94,7 @@ def test_sums_are_those_of_two_products(name: str, dtype: str) -> None:
     """Risk, gradient and that of the head, of every run, and fields: to rounding in float64, to 2e-6 of their size in float32."""
     simulator = made(name, dtype, "interpret")
     state, structure = simulator.initial(np.arange(RUNS)), simulator.structure
-    numbers = as_dtype(simulator.parameters_now, simulator.dtype)
+    numbers = as_dtype(simulator.first_parameters, simulator.dtype)
 
     @jax.jit
     def once(data: Any, state: Any) -> Any:
@@ -106,7 +106,7 @@ def test_sums_are_those_of_two_products(name: str, dtype: str) -> None:
     @jax.jit
     def twice(data: Any, state: Any) -> Any:
         one = jax.vmap(
-            lambda data, state: direct.sums_on(
+            lambda data, state: direct_steps.gradient_sums(
                 structure, numbers, data, state.rows, state.head, state.selected
             )
         )
@@ -143,7 +143,7 @@ def test_it_is_lowered_for_a_gpu_on_any_machine(name: str, dtype: str, d: int) -
     structure, n, numbers = (
         simulator.structure,
         simulator.samples,
-        as_dtype(simulator.parameters_now, simulator.dtype),
+        as_dtype(simulator.first_parameters, simulator.dtype),
     )
 
     def shape(*sizes: int, dtype: Any = simulator.dtype) -> Any:
@@ -151,7 +151,9 @@ def test_it_is_lowered_for_a_gpu_on_any_machine(name: str, dtype: str, d: int) -
 
     example = as_dtype(example_argument(structure.sample, simulator.parameters), simulator.dtype)
     given = jax.tree.map(lambda one: shape(n, *one.shape, dtype=one.dtype), example)
-    data = direct.Data(shape(n, d, dtype=simulator.stored), shape(n, structure.signals), given)
+    data = direct_steps.Data(
+        shape(n, d, dtype=simulator.stored), shape(n, structure.signals), given
+    )
 
     def both(data: Any, rows: Any, head: Any, selected: Any) -> Any:
         sums = data_gradients.sums(structure, "triton", numbers, data, rows, head, selected)
@@ -203,7 +205,7 @@ def test_what_the_kernel_leaves_to_two_products() -> None:
     for d, said in ((20, "sort"), (1 << 13, "rows of 2 x 8192")):
         algorithm = sgd.GradientDescent(samples_per_dimension=2.0 if d == 20 else 0.01)
         simulator = DirectFixedData(problem, algorithm, begin, d, problem.block_dimensions(d))
-        simulator.read_once("interpret")
+        simulator.use_kernel("interpret")
         assert said in simulator.engine
         assert not simulator.options.kernel
 
@@ -220,7 +222,8 @@ def test_half_width_data_sets() -> None:
     assert x.dtype == np.float16
     np.testing.assert_array_equal(x, np.asarray(single.data.inputs).astype(np.float16))
     signals = (
-        x[..., simulator.place.axes].astype(np.float64) @ np.asarray(simulator.place.signals).T
+        x[..., simulator.placement.axes].astype(np.float64)
+        @ np.asarray(simulator.placement.signals).T
     )
     np.testing.assert_allclose(np.asarray(simulator.data.signals), signals, rtol=1e-6, atol=1e-6)
     large = [

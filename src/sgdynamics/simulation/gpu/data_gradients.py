@@ -323,7 +323,7 @@ def sums(
     runs, samples, dimension = data.inputs.shape
     width, dtype, laid = rows.shape[1], rows.dtype, tiling(rows.shape[1], dimension, rows.dtype)
     own = jax.tree.map(
-        lambda one: jax.ShapeDtypeStruct(one.shape[2:], one.dtype), (data.signals, data.given)
+        lambda one: jax.ShapeDtypeStruct(one.shape[2:], one.dtype), (data.signals, data.draws)
     )
     own = (jax.ShapeDtypeStruct((width,), dtype), *own)
     shape = jax.tree.map(
@@ -336,7 +336,7 @@ def sums(
 
     kinds = jax.tree.leaves(own)
     per_sample = [
-        leaf.reshape(runs, samples, -1) for leaf in jax.tree.leaves((data.signals, data.given))
+        leaf.reshape(runs, samples, -1) for leaf in jax.tree.leaves((data.signals, data.draws))
     ]
     per_sample += [] if selected is None else listed(selected)
     chunks = -(-samples // CHUNK)

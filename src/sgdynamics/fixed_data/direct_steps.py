@@ -1,0 +1,463 @@
+"""Compiled steps of runs on a fixed data set in d dimensions, and the data sets themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from sgdynamics.algorithms.fixed_data import (
+    first_selection,
+    kick_size,
+    next_selection,
+    numbers_of_step,
+)
+from sgdynamics.algorithms.one_pass import Stride
+from sgdynamics.base.arrays import (
+    IntScalar,
+    Numeric,
+    Parameters,
+    PyTree,
+    RandomKey,
+    RandomKeys,
+    Scalar,
+)
+from sgdynamics.base.controls import values_at
+from sgdynamics.base.precision import float64
+from sgdynamics.base.random import normals_and_uniforms, step_key
+from sgdynamics.problems.problem import Structure
+from sgdynamics.samples.inputs import Embedding, inputs_in_space
+from sgdynamics.samples.sample import as_dtype
+from sgdynamics.simulation.direct import direct_overlaps
+from sgdynamics.simulation.exact import LARGEST
+from sgdynamics.simulation.gpu import data_gradients
+from sgdynamics.simulation.running import CHECK_STEPS, See
+
+HIGHEST = jax.lax.Precision.HIGHEST  # otherwise a GPU multiplies float32 with 10 bits of mantissa
+# Normals per chunk while a data set is drawn. A different value gives different data.
+NORMALS_PER_CHUNK = 1 << 20
+# Steps of the kernel between two decisions of the host, which take as long as a step on a small
+# data set.
+STEPS_PER_DECISION = CHECK_STEPS // 4
+LARGEST_SINGLE = 1e15  # coefficients beyond this value have diverged in single precision
+SPHERE_DIAMETER_SQUARED = 4
+
+
+class Data(NamedTuple):
+    """A data set of n samples."""
+
+    inputs: Any  # (n tokens, d)
+    signals: Any  # (n tokens, K)
+    draws: Any  # label noise (n,) or other draws of the loss
+
+
+class Weights(NamedTuple):
+    """The state of a run."""
+
+    rows: Float[Numeric, "... p d"]
+    head: Float[Numeric, "... p"]
+    selected: Any  # (n,): which samples the next step uses; None for all
+    first_risk: Any  # training risk at step 0
+
+
+class Options(NamedTuple):
+    """Static structure of a step, in addition to the structure of the problem."""
+
+    selects: bool
+    thermal: bool
+    shared: bool  # one data set for all runs
+    # All runs advance together, step by step; otherwise a few steps of one run after the other.
+    together: bool
+    # "triton": one GPU kernel reads the inputs once per step. "interpret": the same on a CPU,
+    # slowly, for tests.
+    kernel: str = ""
+
+
+class Observer(NamedTuple):
+    """The function that observes a run after each step, if any, and the edges of the blocks."""
+
+    see: See | None
+    edges: tuple[int, ...]
+
+    def observe(
+        self,
+        structure: Structure,
+        parameters: Parameters,
+        arguments: PyTree,
+        observed: PyTree,
+        number: IntScalar,
+        state: Weights,
+    ) -> Any:
+        """The observations of one run, updated after step `number`."""
+        if self.see is None:
+            return observed
+        rows, head = state.rows.astype(jnp.float64), state.head.astype(jnp.float64)
+        M, Q = direct_overlaps(jnp, structure.signals, self.edges, parameters["frame"], rows)
+        return self.see(arguments, observed, number, {"M": M, "Q": Q, "a": head})
+
+
+class StepContext(NamedTuple):
+    """Traced values that all steps of all runs share."""
+
+    parameters: Parameters
+    hyperparameters: Parameters
+    dimension: Scalar
+
+
+def step_random_key(key: RandomKey, number: IntScalar) -> RandomKey:
+    """The key of one step of a run."""
+    return step_key(jax.random.fold_in(key, 1), number)
+
+
+@float64
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def draw_data_sets(
+    structure: Structure,
+    samples: int,
+    dtypes: tuple[np.dtype, np.dtype],
+    parameters: Parameters,
+    placement: Embedding,
+    keys: RandomKeys,
+) -> Data:
+    """The data set of each key: its inputs in the first type, all else in the second.
+
+    Data are drawn in float64 for all types, so that all precisions use the same data. The stored,
+    rounded inputs are the data set: signals are computed from them, so that a teacher's labels
+    are exact in any type.
+    """
+    storage, dtype = dtypes
+    sample = structure.sample
+    inputs = sample.tokens.inputs_per_sample * placement.scale.shape[0]
+    per_sample = inputs + sample.normals_per_sample
+    chunks = -(-samples * per_sample // NORMALS_PER_CHUNK)
+    rows = -(-samples // chunks)
+
+    def draw_chunk(key: RandomKey) -> Data:
+        normals = normals_and_uniforms(key, rows * per_sample, 0)[0].reshape(rows, per_sample)
+        draws = sample.draw(parameters, normals[:, inputs:])
+        directions = normals[:, :inputs].reshape(rows, *sample.tokens.shape, -1)
+        x = inputs_in_space(sample, parameters, directions, draws, placement).astype(storage)
+        signals = jnp.matmul(
+            x[:, placement.axes].astype(dtype), placement.signals.T, precision=HIGHEST
+        )
+        return Data(x, signals.astype(dtype), as_dtype(sample.loss_argument(draws), dtype))
+
+    def draw_data_set(key: RandomKey) -> Data:
+        key = jax.random.fold_in(key, 0)
+        if chunks == 1:
+            return draw_chunk(key)
+        data = jax.lax.map(
+            lambda number: draw_chunk(jax.random.fold_in(key, number)), jnp.arange(chunks)
+        )
+
+        def join(leaf: Numeric) -> Numeric:
+            count = samples * (leaf.shape[1] // rows)  # several inputs per sample, or one draw
+            return leaf.reshape(leaf.shape[0] * leaf.shape[1], *leaf.shape[2:])[:count]
+
+        return jax.tree.map(join, data)
+
+    return jax.lax.map(draw_data_set, keys)
+
+
+@float64
+@partial(jax.jit, static_argnums=0)
+def draw_first_selections(
+    samples: int, hyperparameters: Parameters, keys: RandomKeys
+) -> Bool[Numeric, "runs n"]:
+    """The samples that the first step of each run uses."""
+    draw = jax.vmap(lambda key: normals_and_uniforms(jax.random.fold_in(key, 2), 0, samples)[1])
+    return first_selection(hyperparameters, draw(keys))
+
+
+def _fields(
+    rows: Float[Numeric, "p d"], x: Float[Numeric, "inputs d"]
+) -> Float[Numeric, "inputs p"]:
+    """Fields X W^T; a single row as a vector, which is faster."""
+    x = x.astype(rows.dtype)
+    if rows.shape[0] == 1:
+        return jnp.matmul(x, rows[0], precision=HIGHEST)[:, None]
+    return jnp.matmul(x, rows.T, precision=HIGHEST)
+
+
+def weighted_inputs(
+    h: Float[Numeric, "inputs p"], x: Float[Numeric, "inputs d"]
+) -> Float[Numeric, "p d"]:
+    """The gradient h^T X in the rows."""
+    x = x.astype(h.dtype)
+    if h.shape[1] == 1:
+        return jnp.matmul(h[:, 0], x, precision=HIGHEST)[None]
+    return jnp.matmul(h.T, x, precision=HIGHEST)
+
+
+def loss_and_slopes(
+    structure: Structure,
+    parameters: Parameters,
+    data: Data,
+    rows: Float[Numeric, "p d"],
+    head: Float[Numeric, " p"],
+) -> tuple[Float[Numeric, ""], tuple[Any, Any]]:
+    """The mean loss over the data set, and dloss/dfields (inputs, p), dloss/dhead (samples, p)."""
+    sample = structure.sample
+    compute = jax.vmap(
+        jax.value_and_grad(structure.loss, argnums=(0, 2)), in_axes=(0, 0, None, 0, None)
+    )
+    fields = sample.tokens.by_sample(_fields(rows, data.inputs))
+    loss, (h, head_h) = compute(
+        fields, sample.tokens.by_sample(data.signals), head, data.draws, parameters
+    )
+    # A user's loss may contain float64 constants. A float32 simulation stays in float32, except
+    # for the sum that is compared with a threshold.
+    slopes = (sample.tokens.by_input(h).astype(rows.dtype), head_h.astype(rows.dtype))
+    return jnp.mean(loss, dtype=jnp.float64), slopes
+
+
+def gradient_sums(
+    structure: Structure,
+    parameters: Parameters,
+    data: Data,
+    rows: Float[Numeric, "p d"],
+    head: Float[Numeric, " p"],
+    selected: Numeric | None,
+) -> data_gradients.Sums:
+    """Mean loss and sums of gradients over the selected samples (None: all), in two reads."""
+    risk, (h, head_h) = loss_and_slopes(structure, parameters, data, rows, head)
+    if selected is not None:
+        h = jnp.where(structure.sample.tokens.repeat(selected)[:, None], h, 0)
+        head_h = jnp.where(selected[:, None], head_h, 0)
+    gradient = weighted_inputs(h, data.inputs)
+    return data_gradients.Sums(risk, gradient, jnp.sum(head_h, axis=0))
+
+
+def _over_runs(options: Options, function: Callable[..., Any], data: Data, *runs: Any) -> Any:
+    """function(data, ...) for every run."""
+    if options.together:
+        data_axis = None if options.shared else 0
+        return jax.vmap(function, in_axes=(data_axis, *[0] * len(runs)))(data, *runs)
+    return jax.lax.map(lambda arguments: function(*arguments), (data, *runs))
+
+
+@float64
+@partial(jax.jit, static_argnums=(0, 1))
+def mean_losses(
+    structure: Structure,
+    options: Options,
+    parameters: Parameters,
+    time: Scalar,
+    data: Data,
+    state: Weights,
+) -> Any:
+    """The mean loss of each run over its data set, with the parameters at a time."""
+    parameters = as_dtype(values_at(parameters, time), state.rows.dtype)
+    return _mean_losses(structure, options, parameters, data, state)
+
+
+def _mean_losses(
+    structure: Structure, options: Options, parameters: Parameters, data: Data, state: Weights
+) -> Any:
+    sample = structure.sample
+    kernel_fields = None
+    if options.kernel:
+        kernel_fields = data_gradients.fields(options.kernel, data.inputs, state.rows)
+
+    def mean_loss(
+        data: Data, rows: Float[Numeric, "p d"], head: Float[Numeric, " p"], fields: PyTree
+    ) -> Any:
+        fields = sample.tokens.by_sample(_fields(rows, data.inputs) if fields is None else fields)
+        losses = jax.vmap(structure.loss, in_axes=(0, 0, None, 0, None))(
+            fields, sample.tokens.by_sample(data.signals), head, data.draws, parameters
+        )
+        return jnp.mean(losses, axis=0, dtype=jnp.float64)
+
+    return _over_runs(options, mean_loss, data, state.rows, state.head, kernel_fields)
+
+
+def is_finite(state: Weights) -> Bool[Numeric, ""]:
+    """Whether all weights of a run are within the range of numbers that have not diverged."""
+    dtype = state.rows.dtype
+    limit = jnp.asarray(LARGEST if dtype == jnp.float64 else LARGEST_SINGLE, dtype)
+    return jnp.all(jnp.abs(state.rows) < limit) & jnp.all(jnp.abs(state.head) < limit)
+
+
+def exceeds_sphere(increment: Float[Numeric, "... p d"]) -> Bool[Numeric, "... p"]:
+    """Whether rows on the sphere move further than its diameter."""
+    return jnp.sum(increment**2, axis=-1) > SPHERE_DIAMETER_SQUARED
+
+
+@float64
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def advance_on_data(
+    structure: Structure,
+    options: Options,
+    observer: Observer,
+    context: StepContext,
+    data: Data,
+    state: Weights,
+    keys: RandomKeys,
+    first: IntScalar,
+    end: IntScalar,
+    observed: PyTree = None,
+    arguments: PyTree = None,
+) -> tuple[Weights, Int[Numeric, " runs"], Any]:
+    """All runs from step `first` to `end`, their last finite steps, and their observations."""
+
+    def step_run(
+        number: IntScalar,
+        data: Data,
+        state: Weights,
+        last_good: IntScalar,
+        observed: PyTree,
+        key: RandomKey,
+        sums: data_gradients.Sums | None = None,
+    ) -> tuple[Weights, Int[Numeric, ""], Any]:
+        key = step_random_key(key, number)
+        state = fixed_data_step(structure, options, context, data, state, key, number, sums)
+        observed = observer.observe(
+            structure, context.parameters, arguments, observed, number + 1, state
+        )
+        return state, jnp.where(is_finite(state), number + 1, last_good), observed
+
+    if not options.together:
+
+        def advance_run(
+            data: Data, state: Weights, observed: PyTree, key: RandomKey
+        ) -> tuple[Weights, Int[Numeric, ""], Any]:
+            return jax.lax.fori_loop(
+                first,
+                end,
+                lambda number, carry: step_run(number, data, carry[0], carry[1], carry[2], key),
+                (state, first, observed),
+            )
+
+        return _over_runs(options, advance_run, data, state, observed, keys)
+
+    def step_runs(checks_risk: bool, number: IntScalar, carry: tuple[Any, Any]) -> tuple[Any, Any]:
+        runs, was_doubtful = carry
+        sums, is_doubtful = _kernel_sums(
+            structure, options, context, data, runs[0], number, checks_risk
+        )
+        runs = _over_runs(options, partial(step_run, number), data, *runs, keys, sums)
+        return runs, was_doubtful | is_doubtful
+
+    def advance_runs(first: IntScalar, end: IntScalar, runs: Any) -> Any:
+        return jax.lax.fori_loop(first, end, partial(step_runs, True), (runs, False))[0]
+
+    initial = (state, jnp.broadcast_to(first, keys.shape), observed)
+    if not options.kernel:
+        return advance_runs(first, end, initial)
+
+    def advance_stretch(carry: tuple[Any, Any]) -> tuple[Any, Any]:
+        """Steps without risks; they are repeated with risks if some run may have diverged.
+
+        On a GPU, a decision about what is computed next waits for the host. It is therefore made
+        once per stretch of steps.
+        """
+        number, runs = carry
+        last = jnp.minimum(number + STEPS_PER_DECISION, end)
+
+        def without_risks() -> tuple[Any, Any]:
+            return jax.lax.fori_loop(
+                0,
+                STEPS_PER_DECISION,
+                lambda offset, carry: step_runs(False, number + offset, carry),
+                (runs, jnp.asarray(False)),
+            )
+
+        advanced, is_doubtful = jax.lax.cond(
+            last - number == STEPS_PER_DECISION, without_risks, lambda: (runs, jnp.asarray(True))
+        )
+        repeat = partial(advance_runs, number, last, runs)
+        return last, jax.lax.cond(is_doubtful, repeat, lambda: advanced)
+
+    return jax.lax.while_loop(lambda carry: carry[0] < end, advance_stretch, (first, initial))[1]
+
+
+def _kernel_sums(
+    structure: Structure,
+    options: Options,
+    context: StepContext,
+    data: Data,
+    state: Weights,
+    number: IntScalar,
+    checks_risk: bool,
+) -> tuple[data_gradients.Sums | None, Any]:
+    """Sums of all runs by the GPU kernel, and whether a run on the sphere may have diverged."""
+    if not options.kernel:
+        return None, False
+    parameters, rates = numbers_of_step(context.parameters, context.hyperparameters, number)
+    parameters = as_dtype(parameters, state.rows.dtype)
+    sums = data_gradients.sums(
+        structure, options.kernel, parameters, data, state.rows, state.head, state.selected
+    )
+    fixes_norms = structure.constraint.fixes_norms
+    if sums.risk is not None or not fixes_norms:
+        return sums._replace(risk=sums.risk if fixes_norms else None), False
+    # The kernel reads the selected samples only. The risk of all samples is needed only if a run
+    # may have diverged, which is rare; the condition is wider by 1% than that of the step itself.
+    share = 1.01 * rates["lr"] / (rates["divisor"] * data.inputs.shape[1])
+    is_far = jnp.any(exceeds_sphere(share.astype(state.rows.dtype) * sums.gradient))
+    zero = jnp.zeros_like(state.first_risk)
+    if not checks_risk:
+        return sums._replace(risk=zero), is_far
+    risks = partial(_mean_losses, structure, options, parameters, data, state)
+    return sums._replace(risk=jax.lax.cond(is_far, risks, lambda: zero)), False
+
+
+def fixed_data_step(
+    structure: Structure,
+    options: Options,
+    context: StepContext,
+    data: Data,
+    state: Weights,
+    key: RandomKey,
+    number: IntScalar,
+    sums: data_gradients.Sums | None = None,
+) -> Weights:
+    """One step of one run, and the selection of samples for the next.
+
+        W <- W - lr/(b n) sum_mu s_mu dloss_mu/dW + sqrt(2 T lr/d) N(0, I)
+
+    The `sums` over the samples may come from a GPU kernel.
+    """
+    rows, head, selected, first_risk = state
+    dtype, p = rows.dtype, structure.width
+    parameters, rates = numbers_of_step(context.parameters, context.hyperparameters, number)
+    parameters = as_dtype(parameters, dtype)
+    samples = data.inputs.shape[0] // structure.sample.tokens.inputs_per_sample
+    if sums is None:
+        sums = gradient_sums(structure, parameters, data, rows, head, selected)
+    share = (1 / (rates["divisor"] * samples)).astype(dtype)
+    gradient, head_gradient = share * sums.gradient, share * sums.head_gradient
+    normals, uniforms = normals_and_uniforms(
+        key, p * (rows.shape[1] + 1) if options.thermal else 0, samples if options.selects else 0
+    )
+    kick = head_kick = None
+    if options.thermal:
+        noise = (kick_size(rates, context.dimension) * normals).astype(dtype)
+        kick = noise[:-p].reshape(rows.shape)
+        head_kick = jnp.sqrt(rates["head_rate"].astype(dtype)) * noise[-p:]
+    lr, head_rate = (rates[name].astype(dtype) for name in ("lr", "head_rate"))
+    stride = Stride(lr, head_rate, parameters["weight_decay"], structure)
+    moved, head = stride.move(rows, head, (gradient, head_gradient), kick, head_kick)
+    if structure.constraint.fixes_norms:
+        moved = mark_divergence(moved, lr * gradient, sums.risk, first_risk)
+    if options.selects:
+        selected = next_selection(rates, selected, uniforms)
+    return Weights(moved, head, selected, first_risk)
+
+
+def mark_divergence(
+    rows: Float[Numeric, "p d"], increment: Float[Numeric, "p d"], risk: Any, first_risk: Any
+) -> Float[Numeric, "p d"]:
+    """Rows on the sphere, or NaN if they have diverged.
+
+    Rows of norm 1 cannot grow. A run has diverged if a step is longer than the diameter of the
+    sphere while the training risk exceeds that of the start: a sample with an unstable residual
+    then attracts the row, and neither releases it nor converges.
+    """
+    has_diverged = jnp.any(exceeds_sphere(increment)) & (risk > first_risk)
+    return jnp.where(has_diverged, jnp.nan, rows)
