@@ -441,7 +441,7 @@ BAD = {
     "dtype": ({"dtype": "bfloat16"}, "dtype = 'bfloat16'"),
     "exact in float32": (
         {"method": "exact", "dtype": "float32"},
-        "leave it at float64, or take method='direct'",
+        "Use float64, or method='direct'",
     ),
     "shared exact": (
         {"method": "exact", "shared_data": True},
