@@ -98,14 +98,14 @@ def sources() -> dict[str, str]:
 
 
 def counts(count: Callable[[str], int], *homes: str) -> dict[str, int]:
-    """How often each module does something, besides its homes."""
+    """The number of occurrences in each module, besides its homes."""
     rows = {name: count(text) for name, text in sources().items() if name not in homes}
     return {name: number for name, number in rows.items() if number}
 
 
-def excess(numbers: dict[str, int], limits: dict[str, int]) -> dict[str, int]:
+def excess(occurrences: dict[str, int], limits: dict[str, int]) -> dict[str, int]:
     """The modules that exceed their limit."""
-    return {name: number for name, number in numbers.items() if number > limits.get(name, 0)}
+    return {name: number for name, number in occurrences.items() if number > limits.get(name, 0)}
 
 
 def test_eigenvalues_are_read_in_three_files_at_most():
@@ -120,7 +120,7 @@ def test_eigenvalues_are_read_in_three_files_at_most():
 
 
 def class_branches(text: str) -> int:
-    """How often a source distinguishes the kinds by isinstance."""
+    """The number of times a source distinguishes the kinds by isinstance."""
     calls = [
         node
         for node in ast.walk(ast.parse(text))
@@ -136,13 +136,13 @@ def class_branches(text: str) -> int:
 
 
 def kind_name_branches(text: str) -> int:
-    """How often a source tests whether a string is in the attribute `kinds` of an object."""
+    """The number of times a source tests whether a string is among the `kinds` of an object."""
 
     def reads_kinds(node: ast.AST) -> bool:
         return any(
-            (isinstance(part, ast.Attribute) and part.attr == "kinds")
-            or (isinstance(part, ast.Constant) and part.value == "kinds")
-            for part in ast.walk(node)
+            (isinstance(child, ast.Attribute) and child.attr == "kinds")
+            or (isinstance(child, ast.Constant) and child.value == "kinds")
+            for child in ast.walk(node)
         )
 
     tests = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Compare)]
@@ -154,29 +154,29 @@ def kind_name_branches(text: str) -> int:
 
 
 def test_classes_are_distinguished_only_where_one_is_chosen():
-    numbers = counts(class_branches)
-    assert excess(numbers, BY_CLASS) == {}
-    assert set(BY_CLASS) == set(numbers)  # a file without a branch leaves the list
+    branches = counts(class_branches)
+    assert excess(branches, BY_CLASS) == {}
+    assert set(BY_CLASS) == set(branches)  # a file without a branch leaves the list
 
 
 def test_names_of_kinds_are_tested_only_where_one_is_chosen():
     assert kind_name_branches('a = "x" in p.kinds; b = "y" not in getattr(p, "kinds", ())') == 2
-    numbers = counts(kind_name_branches, "base/support.py", "dynamics/choice.py")
-    assert excess(numbers, BY_KIND_NAME) == {}
+    branches = counts(kind_name_branches, "base/support.py", "dynamics/choice.py")
+    assert excess(branches, BY_KIND_NAME) == {}
 
 
 def test_fractions_of_blocks_are_read_by_the_covariance():
-    numbers = counts(lambda text: text.count('["fractions"]'), "samples/input_covariance.py")
-    assert excess(numbers, BY_FRACTIONS) == {}
+    branches = counts(lambda text: text.count('["fractions"]'), "samples/input_covariance.py")
+    assert excess(branches, BY_FRACTIONS) == {}
 
 
 def test_activations_are_compared_with_names_only_where_listed():
-    numbers = counts(lambda text: text.count("NAMED["), "problems/activations.py")
-    assert excess(numbers, BY_ACTIVATION) == {}
+    branches = counts(lambda text: text.count("NAMED["), "problems/activations.py")
+    assert excess(branches, BY_ACTIVATION) == {}
 
 
 def test_clusters_are_the_samples_own_matter():
-    """What a cluster is made of is read by the sample, by the expectation of clusters, and by the problem that shows it."""
+    """Clusters are read by the sample, by their expectation, and by the problem that shows them."""
     allowed = {
         "samples/arguments.py",
         "samples/sample.py",

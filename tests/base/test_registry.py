@@ -63,7 +63,9 @@ def test_every_entry_names_a_public_function_that_the_api_pages_document():
         if not inspect.ismodule(entry.load()):
             parameters = inspect.signature(entry.load()).parameters
             assert entry.takes_algorithm == ("algorithm" in parameters), entry.name
-            has_keywords = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+            has_keywords = any(
+                parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()
+            )
             assert has_keywords or set(entry.example) <= set(parameters), entry.name
         for method in entry.methods:
             accepted = set(inspect.signature(entry.load()).parameters)

@@ -45,7 +45,11 @@ def small_arguments(question: Question, problem: Any, algorithm: Any, start: Any
 def all_arguments(question: Question, problem: Any, algorithm: Any, start: Any) -> dict[str, Any]:
     """The arguments of a small call, and the defaults of all others."""
     parameters = inspect.signature(question.load()).parameters.values()
-    defaults = {one.name: one.default for one in parameters if one.default is not one.empty}
+    defaults = {
+        parameter.name: parameter.default
+        for parameter in parameters
+        if parameter.default is not parameter.empty
+    }
     return defaults | small_arguments(question, problem, algorithm, start)
 
 

@@ -1,6 +1,7 @@
-"""Every argument of every public function, with values nobody should give: a ValueError that names what is wrong, or a normal answer.
+"""Invalid values for each argument of each public function: a ValueError, or a normal answer.
 
-Solvers stop where their work would begin (`before_work`), so that ten thousand calls take seconds; all checks are real.
+Solvers stop where their work would begin (`before_work`), so that ten thousand calls take seconds;
+all checks are real.
 """
 
 from __future__ import annotations
@@ -573,8 +574,8 @@ NOT_CALLED = {
 NEEDS_A_RESULT = ("plot.protocol", "plot.regime_map")  # that takes long to compute
 
 
-def tried(function, arguments):
-    """The ValueError of a call, if any; another error fails the test."""
+def error_of(function, arguments):
+    """The ValueError of a call, or None; another error fails the test."""
     try:
         function(**arguments)
     except Work:
@@ -590,35 +591,35 @@ def test_hostile_values(name, tmp_path, monkeypatch):
     monkeypatch.setattr(resources, "available_bytes", lambda: 16 * 2.0**30)
     monkeypatch.chdir(tmp_path)
     sgd.save(result(), "saved.nc")
-    function, good = CALLS[name]
+    function, valid = CALLS[name]
     if name not in NEEDS_A_RESULT:
-        assert tried(function, good) is None  # the arguments that stay are accepted
+        # otherwise no call would reach the check of another argument
+        assert error_of(function, valid) is None
     slowest = 0.0
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", UserWarning
-        )  # of the library's own: runs that diverged, and their like
+        # warnings of the library, for example about runs that diverged
+        warnings.simplefilter("ignore", UserWarning)
         warnings.simplefilter("error", RuntimeWarning)
         warnings.simplefilter("error", DeprecationWarning)
-        for argument in good:
+        for argument in valid:
             for value in HOSTILE:
-                began = time.process_time()
-                refused = tried(function, {**good, argument: value})
-                slowest = max(slowest, time.process_time() - began)
-                if refused is not None:
-                    said = str(refused)
-                    assert type(refused) is ValueError, (argument, value, refused)
-                    assert "\n" not in said, (argument, value, said)
-                    assert 10 < len(said) < 700, (argument, value, said)
+                start_time = time.process_time()
+                error = error_of(function, {**valid, argument: value})
+                slowest = max(slowest, time.process_time() - start_time)
+                if error is not None:
+                    message = str(error)
+                    assert type(error) is ValueError, (argument, value, error)
+                    assert "\n" not in message, (argument, value, message)
+                    assert 10 < len(message) < 700, (argument, value, message)
                 plt.close("all")
     assert slowest < 5.0
 
 
-def test_every_public_function_is_tried():
-    tried = {function for function, _ in CALLS.values()}
+def test_every_public_function_is_called():
+    called = {function for function, _ in CALLS.values()}
     for name in sgd.__all__:
-        one = getattr(sgd, name)
-        returned = inspect.isclass(one) and one.__module__.startswith(
+        value = getattr(sgd, name)
+        is_answer = inspect.isclass(value) and value.__module__.startswith(
             ("sgdynamics.analysis", "sgdynamics.sweeps")
         )
-        assert name in NOT_CALLED or returned or one in tried, name
+        assert name in NOT_CALLED or is_answer or value in called, name

@@ -38,7 +38,7 @@ class Method:
     arguments : Mapping
         Arguments that select this method of its function.
     run_keys : tuple of str
-        Which of ``dimension``, ``runs`` and ``seed`` it takes from the table [run].
+        Names among ``dimension``, ``runs`` and ``seed`` that it takes from the table [run].
     clocks : tuple of str
         The arguments that it accepts for the save points.
     is_random : bool
@@ -81,11 +81,11 @@ class Question:
     takes_algorithm : bool
         Whether the function has an argument ``algorithm``.
     label_noise : str
-        What the question needs of the label noise under the squared loss.
+        Condition on the label noise under the squared loss.
     can_be_swept : bool
         Whether ``sgd.sweep`` and [sweep] accept the name of the function.
     methods : tuple of Method
-        How [run] in a problem file calls it.
+        Ways to call it from the table [run] of a problem file.
     """
 
     name: str

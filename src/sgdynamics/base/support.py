@@ -75,8 +75,8 @@ INFINITE_VARIANCE = (
     "with sgd.solve_ode, a loss with a bounded slope, or sgd.simulate."
 )
 _INFINITE_FOURTH_MOMENT = (
-    "its fourth moment is infinite, so the squared residuals, by which rows grow, have no variance. "
-    "Use sgd.solve_ode or sgd.simulate, or more than 4 degrees of freedom."
+    "its fourth moment is infinite, so the squared residuals, which make rows grow, have no "
+    "variance. Use sgd.solve_ode or sgd.simulate, or more than 4 degrees of freedom."
 )
 
 # Groups of kinds that are usually unsupported together.
