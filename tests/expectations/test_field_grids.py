@@ -259,7 +259,7 @@ def test_the_degree_of_a_polynomial_holds_far_away():
 def test_all_cases_are_tried_at_once(monkeypatch):
     """Of 64 cases each: in one of them the field is no polynomial, in another it is read at all; tried one by one they take seconds."""
     calls = []
-    tried = loss_dependence.moves_of
+    tried = loss_dependence.evaluate_moves
 
     def counted(*given):
         calls.append(len(given[3]))
@@ -269,7 +269,7 @@ def test_all_cases_are_tried_at_once(monkeypatch):
         every, none = jnp.prod(draws["mask"]), jnp.prod(1 - draws["mask"])
         return numbers["gain"] * (every * jnp.tanh(fields[0]) + none * fields[1] ** 2 + signals[0])
 
-    monkeypatch.setattr(loss_dependence, "moves_of", counted)
+    monkeypatch.setattr(loss_dependence, "evaluate_moves", counted)
     found = sgd.Problem(
         rare, 3, 1, draws={"mask": ("bernoulli", 0.5, 6)}, parameters={"gain": 1.0}
     ).structure.dependence

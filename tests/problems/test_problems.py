@@ -110,7 +110,7 @@ def test_random_start_scale_and_blocks():
 def test_a_problem_does_not_change():
     problem = sgd.TeacherStudent(width=2)
     with pytest.raises(
-        AttributeError, match=r"does not change once made: take problem.replace\(noise=...\)"
+        AttributeError, match=r"problems are immutable. Use problem.replace\(noise=...\)"
     ):
         problem.noise = 0.5
 

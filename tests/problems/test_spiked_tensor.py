@@ -96,7 +96,7 @@ def test_starts_of_runs():
             lambda: sgd.simulate(
                 PROBLEM, ALGORITHM, BEGIN, steps=[1], dimension=5, dtype="float32"
             ),
-            "leave it at float64",
+            "Use float64, or method='direct'",
         ),
         (
             lambda: sgd.simulate(

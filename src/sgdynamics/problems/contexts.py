@@ -11,7 +11,9 @@ from sgdynamics.base import checks, pytrees
 from sgdynamics.base.arrays import ArrayArgument, Function
 from sgdynamics.base.controls import describe_schedule, is_scheduled, scalar_or_schedule, values_at
 from sgdynamics.problems.losses import ContextLoss, label_noise
-from sgdynamics.problems.problem import Problem, Structure
+from sgdynamics.problems.problem import Problem
+from sgdynamics.problems.problem_pytree import records_arguments
+from sgdynamics.problems.structure import Structure
 from sgdynamics.samples.draws import validate_probabilities
 from sgdynamics.samples.input_covariance import eigenvalues
 from sgdynamics.samples.sample import GaussianSample
@@ -52,13 +54,13 @@ class Contexts(Problem):
 
     kind: ClassVar[str] = "contexts"
 
+    @records_arguments
     def __init__(
         self,
         problems: Mapping[str, Problem],
         probabilities: ArrayArgument | Function | Mapping[str, Any] | None = None,
         heads: str = "shared",
     ) -> None:
-        self._made_of(locals())
         self.heads = checks.choice("heads", heads, HEADS)
         fix = 'give two problems or more by name, such as {"easy": sgd.TeacherStudent(...), "hard": sgd.TeacherStudent(...)}'
         if not isinstance(problems, Mapping) or len(problems) < 2:
@@ -101,6 +103,7 @@ class Contexts(Problem):
             heads=count,
         )
         self._stated_spectrum = first._stated_spectrum
+        self._fixed_parameters = {}
         self._parameters = {
             **{name: first._parameters[name] for name in SHARED if name in first._parameters},
             "eigenvalues": sizes.max(axis=0),
@@ -108,7 +111,6 @@ class Contexts(Problem):
             "probabilities": chances,
             "contexts": every,
         }
-        self._sealed = True
 
     @property
     def probabilities(self) -> Any:

@@ -15,7 +15,7 @@ from sgdynamics.base.arrays import ArrayArgument, Numeric
 from sgdynamics.samples.arguments import Covariance
 
 
-def spread_gram(
+def gram_per_block(
     value: ArrayArgument | None, name: str, signals: int, covariance: Covariance
 ) -> np.ndarray:
     """One Gram matrix of the signals a block; a single one is spread over the blocks by their fractions."""

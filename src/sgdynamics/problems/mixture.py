@@ -12,8 +12,8 @@ from sgdynamics.base import checks, pytrees
 from sgdynamics.base.arrays import Function
 from sgdynamics.problems.activations import NAMED, ActivationLike, student_activation
 from sgdynamics.problems.losses import ClusterLoss
-from sgdynamics.problems.problem import ParameterAttribute, Problem
-from sgdynamics.problems.trial import try_problem
+from sgdynamics.problems.problem import Problem
+from sgdynamics.problems.problem_pytree import ParameterAttribute, records_arguments
 from sgdynamics.samples.arguments import Covariance
 
 # (weight, mean on the signals, label), +q and -q of every direction q: mu alone, and mu, nu
@@ -72,6 +72,7 @@ class GaussianMixture(Problem):
     gram_argument: ClassVar[str | None] = None
     mean_output: ClassVar[bool] = False
 
+    @records_arguments
     def __init__(
         self,
         kind: str = "binary",
@@ -81,7 +82,6 @@ class GaussianMixture(Problem):
         *,
         activation: ActivationLike = "relu",
     ) -> None:
-        self._made_of(locals())
         self.mixture = checks.choice("kind", kind, tuple(CLUSTERS))
         snr = checks.number("snr", snr, above=0.0, infinite=True)
         self.activation = student_activation(activation)
@@ -96,26 +96,20 @@ class GaussianMixture(Problem):
                 f"kind = {kind!r} needs a positive and a negative unit at least: give {least} or more",
             )
         clusters = CLUSTERS[kind]
-        noise = Covariance(np.array([1.0 / snr]), np.ones(1))
-        self._set(
+        self._set_common(
             ClusterLoss(self.activation),
             width,
-            len(clusters[0][1]),
-            None,
-            "gram",
-            "trained",
-            None,
-            weight_decay,
-            noise,
-            clusters,
+            signals=len(clusters[0][1]),
+            head="trained",
+            weight_decay=weight_decay,
+            covariance=Covariance(np.array([1.0 / snr]), np.ones(1)),
+            clusters=clusters,
         )
-        self._constants = self._parameters
-        self._parameters = {
-            "weight_decay": self._constants.pop("weight_decay"),
-            "snr": np.float64(snr),
-        }
-        try_problem(self)
-        self._sealed = True
+        # The means and their weights are fixed; only weight decay and snr are parameters.
+        self._fixed_parameters = self._parameters
+        weight_decay = self._fixed_parameters.pop("weight_decay")
+        self._parameters = {"weight_decay": weight_decay, "snr": np.float64(snr)}
+        self._try()
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -126,8 +120,8 @@ class GaussianMixture(Problem):
         )
 
     @cached_property
-    def _derived(self) -> dict[str, Any]:
-        return super()._derived | {
+    def _derived_parameters(self) -> dict[str, Any]:
+        return super()._derived_parameters | {
             "eigenvalues": 1.0 / pytrees.to_float64(self._parameters["snr"])[..., None]
         }
 

@@ -224,7 +224,8 @@ def _check_overlaps(problem: Problem, start: Start, tolerance: float) -> None:
             f"Q has diagonal entries {error:.3g} away from 1, but constraint='sphere' keeps rows "
             "of norm 1: divide M by sqrt(Q_ii) and Q by sqrt(Q_ii Q_jj)"
         )
-    try_start(problem, start.M_blocks, start.Q_blocks, start.a)
+    parameters = problem.at(0.0).parameters
+    try_start(problem.structure, parameters, start.M_blocks, start.Q_blocks, start.a)
 
 
 def validate_start(problem: Problem, start: Start) -> Start:

@@ -15,7 +15,9 @@ from sgdynamics.base.arrays import ArrayArgument, Function
 from sgdynamics.base.user_functions import function_identity, output_structure, validate_function
 from sgdynamics.problems.activations import validate_kinks
 from sgdynamics.problems.losses import Move, RuleLoss, extra_arguments
-from sgdynamics.problems.problem import DATA, Problem, plain_values, user_parameters
+from sgdynamics.problems.problem import SAMPLE_ARGUMENTS, Problem
+from sgdynamics.problems.problem_pytree import records_arguments
+from sgdynamics.problems.problem_values import plain_values, validate_parameters
 from sgdynamics.samples.arguments import validate_covariance
 from sgdynamics.samples.spectra import Spectrum
 
@@ -105,6 +107,7 @@ class Rule(Problem):
 
     kind: ClassVar[str] = "Rule"
 
+    @records_arguments
     def __init__(
         self,
         update: Callable[..., Move],
@@ -128,7 +131,6 @@ class Rule(Problem):
         draws: dict[str, Any] | None = None,
         expectation: Any = None,
     ) -> None:
-        self._made_of(locals())
         if not callable(update):
             raise checks.reject(
                 "update",
@@ -144,22 +146,19 @@ class Rule(Problem):
             extra_arguments(risk, "overlaps", known) if risk is not None else (),
         )
         loss = RuleLoss(update, more, risk, of_risk, self.kinks, self.reads_lengths)
-        user = None if parameters is None else user_parameters(parameters)
-        data = {**{name: self._given[name] for name in DATA}, "user": user}
-        pairs, width = validate_covariance(covariance), sum(self.groups.values())
-        self._set(
+        self._set_common(
             loss,
-            width,
-            signals,
-            gram,
-            "gram",
-            head,
-            constraint,
-            weight_decay,
-            pairs,
-            clusters,
-            expectation,
-            **data,
+            width=sum(self.groups.values()),
+            signals=signals,
+            gram=gram,
+            head=head,
+            constraint=constraint,
+            weight_decay=weight_decay,
+            covariance=validate_covariance(covariance),
+            clusters=clusters,
+            expectation=expectation,
+            user=None if parameters is None else validate_parameters(parameters),
+            **{name: self._arguments[name] for name in SAMPLE_ARGUMENTS},
         )
         self._parameters["rates"] = self._checked_rates(rates)
         by_block = self._check_update(more)
@@ -179,8 +178,8 @@ class Rule(Problem):
         ]
         loss = replace(loss, reads_blocks=any(reads), moves_by_block=by_block)
         self.structure = replace(self.structure, loss=loss)
-        self._look_into((update, more), *([] if risk is None else [(risk, of_risk)]))
-        self._try()
+        self._set_smoothness((update, more), *([] if risk is None else [(risk, of_risk)]))
+        self._try_and_analyse()
 
     def _checked_rates(self, rates: Any) -> np.ndarray:
         if rates is not None and not isinstance(rates, Mapping):
@@ -240,8 +239,8 @@ class Rule(Problem):
 
     def describe(self) -> dict[str, Any]:
         """The rule as plain values for the record of a result."""
-        if self._record is not None:
-            return self._record(self)
+        if self._describe_model is not None:
+            return self._describe_model(self)
         return {
             "kind": self.kind,
             "update": function_identity(self.update),
@@ -253,7 +252,7 @@ class Rule(Problem):
             "kinks": list(self.kinks),
             "parameters": plain_values(self._parameters.get("user")),
             **self._describe_common("gram"),
-            **{name: plain_values(value) for name, value in self._described_data().items()},
+            **self._describe_sample(),
             "rerunnable": False,
         }
 

@@ -32,8 +32,8 @@ from sgdynamics.problems.losses import (
     cuts_possible,
     outer_loss,
 )
-from sgdynamics.problems.problem import ParameterAttribute, Problem
-from sgdynamics.problems.trial import try_problem
+from sgdynamics.problems.problem import Problem
+from sgdynamics.problems.problem_pytree import ParameterAttribute, records_arguments
 from sgdynamics.samples.arguments import validate_covariance
 from sgdynamics.samples.draws import Draw, binary_probabilities, quantile_edges
 from sgdynamics.samples.input_covariance import eigenvalues
@@ -54,8 +54,7 @@ class _Network(Problem):
             self._parameters["noise"] = pytrees.to_float64(scalar_or_schedule("noise", noise))
         else:
             self._set_noise_law(law)
-        try_problem(self)
-        self._sealed = True
+        self._try()
 
     def _set_noise_law(self, law: NoiseLaw) -> None:
         """Label noise that is not Gaussian: draws of variance 1 times sqrt(noise), or with infinite variance of scale 1."""
@@ -72,11 +71,11 @@ class _Network(Problem):
 
     @property
     def finite_noise_moments(self) -> float:
-        law = noise_law(self._given["noise"])
+        law = noise_law(self._arguments["noise"])
         return math.inf if law is None else law.finite_moments
 
     def _describe_noise(self) -> Any:
-        law = noise_law(self._given["noise"])
+        law = noise_law(self._arguments["noise"])
         return describe_schedule(self.noise)[0] if law is None else law.describe()
 
     def _describe_loss(self) -> str | dict[str, Any]:
@@ -152,6 +151,7 @@ class TeacherStudent(_Network):
     teacher_head = ParameterAttribute()
     gram_argument: ClassVar[str | None] = "teacher_gram"
 
+    @records_arguments
     def __init__(
         self,
         width: int = 4,
@@ -170,7 +170,6 @@ class TeacherStudent(_Network):
         gain: float | Function = 1.0,
         input_noise: float | Function | NoiseLaw = 0.0,
     ) -> None:
-        self._made_of(locals())
         self.activation = student_activation(activation)
         self.teacher_activation = (
             self.activation
@@ -179,17 +178,15 @@ class TeacherStudent(_Network):
         )
         self.teacher_width = checks.integer("teacher_width", teacher_width, 1)
         sample_loss = CommitteeLoss(self.activation, outer_loss(loss), self.teacher_activation)
-        pairs = validate_covariance(covariance)
-        self._set(
+        self._set_common(
             sample_loss,
             width,
-            self.teacher_width,
-            teacher_gram,
-            "teacher_gram",
-            head,
-            constraint,
-            weight_decay,
-            pairs,
+            signals=self.teacher_width,
+            gram=teacher_gram,
+            head=head,
+            constraint=constraint,
+            weight_decay=weight_decay,
+            covariance=validate_covariance(covariance),
         )
         if teacher_head is None:
             teacher_head = np.ones(self.teacher_width)
@@ -237,8 +234,8 @@ class TeacherStudent(_Network):
         return ("fields", *found)
 
     @cached_property
-    def _derived(self) -> dict[str, Any]:
-        found = super()._derived
+    def _derived_parameters(self) -> dict[str, Any]:
+        found = super()._derived_parameters
         if "keep" not in self._parameters:
             return found
         chances = map_schedule(self._parameters["keep"], binary_probabilities)
@@ -331,6 +328,7 @@ class MultiIndex(_Network):
 
     kind: ClassVar[str] = "MultiIndex"
 
+    @records_arguments
     def __init__(
         self,
         target: Callable[[Any], Any],
@@ -347,7 +345,6 @@ class MultiIndex(_Network):
         covariance: Sequence[tuple[float, float]] | Spectrum | None = None,
         kinks: Sequence[Any] = (),
     ) -> None:
-        self._made_of(locals())
         if not callable(target):
             raise checks.reject(
                 "target", target, "give a JAX function from a vector of signals to a number"
@@ -372,16 +369,15 @@ class MultiIndex(_Network):
         sample_loss = TargetLoss(
             self.activation, outer_loss(loss), target, self.kinks, _spanned(self.kinks)
         )
-        self._set(
+        self._set_common(
             sample_loss,
             width,
-            self.directions,
-            gram,
-            "gram",
-            head,
-            constraint,
-            weight_decay,
-            validate_covariance(covariance),
+            signals=self.directions,
+            gram=gram,
+            head=head,
+            constraint=constraint,
+            weight_decay=weight_decay,
+            covariance=validate_covariance(covariance),
         )
         self._set_network(sample_loss, noise)
 

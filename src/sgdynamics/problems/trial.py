@@ -1,13 +1,15 @@
-"""A problem's own functions tried on a few Gaussian samples, when it is made and where a run starts: NaN there is NaN everywhere later.
+"""Trial evaluations of a problem, when it is made and at a start.
 
-The solvers would find out too, but late: an integrator that sees NaN shortens its steps until it gives up, and cannot say why.
+A loss, activation or target whose values or gradients are not finite on ordinary samples is
+rejected with its name, the sample and the fix. It could not be rejected later: an integrator that
+meets NaN shortens its steps until it gives up, and cannot tell the reason.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,63 +20,76 @@ from sgdynamics.base import checks
 from sgdynamics.base.arrays import Function, Numeric, Parameters, PyTree
 from sgdynamics.base.precision import float64
 from sgdynamics.problems.gram import eigen_root
+from sgdynamics.problems.structure import Structure
 from sgdynamics.samples import input_covariance
 
-if TYPE_CHECKING:  # problems try themselves
-    from sgdynamics.problems.problem import Problem, Structure
-
 SAMPLES = 64
-MOST_NUMBERS = 1 << 20  # of all samples together: a very wide network is tried on fewer
+# Largest number of random numbers of all samples together: very wide networks have fewer samples.
+MOST_NUMBERS = 1 << 20
+
+BlockOverlapPair = tuple[np.ndarray, np.ndarray]  # Q and M by covariance block
+NO_OVERLAPS: BlockOverlapPair = (np.zeros(0), np.zeros(0))
 
 
 @lru_cache(maxsize=64)
 def _normals(fields: int, inputs: int, draws: int) -> tuple[np.ndarray, np.ndarray]:
-    """Standard normals of the fields of each input (sample, input, fields) and of the draws (sample, draws), the same in every process."""
-    each = inputs * fields + draws
-    count = max(2, min(SAMPLES, MOST_NUMBERS // each))
-    normals = np.random.default_rng(0).standard_normal((count, each))
+    """Return standard normals of fields (sample, input, field) and draws (sample, draw).
+
+    They are the same in every process.
+    """
+    per_sample = inputs * fields + draws
+    count = max(2, min(SAMPLES, MOST_NUMBERS // per_sample))
+    normals = np.random.default_rng(0).standard_normal((count, per_sample))
     return normals[:, :-draws].reshape(count, inputs, fields), normals[:, -draws:]
 
 
-def _drawn(problem: Problem) -> tuple[np.ndarray, np.ndarray]:
-    """The normals of a problem's samples, those of the fields correlated over tokens and one input a row."""
-    sample = problem.structure.sample
+def _draw_normals(structure: Structure, parameters: Parameters) -> tuple[np.ndarray, np.ndarray]:
+    """Return the normals of the fields, correlated over tokens and one input per row, and draws."""
+    sample = structure.sample
     z, normals = _normals(
-        problem.structure.fields, sample.tokens.inputs_per_sample, sample.normals_per_sample
+        structure.fields, sample.tokens.inputs_per_sample, sample.normals_per_sample
     )
     if sample.tokens.correlated:
-        z = np.einsum("lm,nmf->nlf", problem.parameters["token_root"], z)
-    return z.reshape(-1, problem.structure.fields), normals
+        z = np.einsum("lm,nmf->nlf", parameters["token_root"], z)
+    return z.reshape(-1, structure.fields), normals
 
 
-def try_problem(problem: Problem) -> tuple[np.ndarray, np.ndarray] | None:
-    """Evaluate the user's functions on a few samples, and raise ValueError where none of the trials is finite.
+def try_problem(structure: Structure, parameters: Parameters) -> BlockOverlapPair | None:
+    """Evaluate the user's functions on a few samples; raise ValueError if they are not finite.
 
-    The rows have norm 1 and the head is ones. A loss or rule that reads overlaps may be singular at some of
-    them (the optimal perceptron at M = 0), so it passes if it is finite at one of a few generic overlaps.
+    The rows have norm 1 and the head is ones. A loss or rule that reads overlaps may be singular at
+    some of them (the optimal perceptron at M = 0), so it passes if it is finite at one of a few
+    generic overlaps.
+
+    Parameters
+    ----------
+    structure : Structure
+        The structure of the problem.
+    parameters : dict
+        Its parameters at alpha = 0.
 
     Returns
     -------
     tuple of ndarray or None
-        The overlaps Q and M by block at which a function of overlaps is finite; None for all other problems.
+        The overlaps Q and M by block at which a function of overlaps is finite; None for all other
+        problems.
     """
-    loss = problem.structure.loss
+    loss = structure.loss
     if not loss.user_functions():
         return None
-    p = problem.width
     if not loss.reads_overlaps:
-        z, normals = _drawn(problem)
-        fields = np.sqrt(input_covariance.trace(problem.parameters)) * z[:, :p]
-        signals = (
-            z[:, p:]
-            @ eigen_root(input_covariance.field_covariance(problem.parameters, problem.gram)).T
-        )
-        _try(problem, fields, signals, np.ones(p), normals, None, (np.zeros(0), np.zeros(0)), False)
+        p, head = structure.width, np.ones(structure.width)
+        z, normals = _draw_normals(structure, parameters)
+        fields = np.sqrt(input_covariance.trace(parameters)) * z[:, :p]
+        covariance = input_covariance.field_covariance(parameters, np.asarray(parameters["gram"]))
+        signals = z[:, p:] @ eigen_root(covariance).T
+        samples = _make_samples(structure, parameters, fields, signals, normals, None)
+        _check_finite(structure, parameters, samples, head, NO_OVERLAPS, at_start=False)
         return None
     first_error = None
-    for Q, M in generic_overlaps(problem):
+    for Q, M in generic_overlaps(structure, parameters):
         try:
-            _try_overlaps(problem, M, Q, np.ones(p), at_start=False)
+            _try_overlaps(structure, parameters, M, Q, np.ones(structure.width), at_start=False)
         except ValueError as error:
             first_error = first_error or error
         else:
@@ -83,17 +98,16 @@ def try_problem(problem: Problem) -> tuple[np.ndarray, np.ndarray] | None:
     raise first_error
 
 
-def generic_overlaps(problem: Problem) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Overlaps (Q, M), by block, of rows of norm 1: all cosines with the signals positive, of mixed signs, or zero.
+def generic_overlaps(structure: Structure, parameters: Parameters) -> list[BlockOverlapPair]:
+    """Return overlaps (Q, M) by block of rows of norm 1 with positive, mixed or zero cosines.
 
-    In each block the rows are T E + L with an orthonormal basis E of the signals S = P^(1/2) E and L orthogonal
-    to them, so that Q = T T^T + L L^T and M = T P^(1/2) always belong to rows that exist.
+    In each block the rows are T E + L with an orthonormal basis E of the signals S = P^(1/2) E and
+    L orthogonal to them, so that rows with Q = T T^T + L L^T and M = T P^(1/2) always exist.
     """
-    blocks, p, k = problem.structure.blocks, problem.width, problem.signals
-    roots = eigen_root(np.asarray(problem.gram))
-    roots = roots @ np.swapaxes(
-        np.linalg.eigh(np.asarray(problem.gram))[1], -1, -2
-    )  # the symmetric root
+    blocks, p, k = structure.blocks, structure.width, structure.signals
+    gram = np.asarray(parameters["gram"])
+    # the symmetric root P^(1/2): the factor by eigenvectors, rotated back
+    roots = eigen_root(gram) @ np.swapaxes(np.linalg.eigh(gram)[1], -1, -2)
     generator = np.random.default_rng(13)
     sizes = generator.uniform(0.2, 0.6, (p, k)) / np.sqrt(max(k, 1))
     tilt = 0.3 * generator.standard_normal((p, p)) / np.sqrt(p)
@@ -107,256 +121,324 @@ def generic_overlaps(problem: Problem) -> list[tuple[np.ndarray, np.ndarray]]:
     return cases
 
 
-def try_start(problem: Problem, M: np.ndarray, Q: np.ndarray, a: np.ndarray) -> None:
-    """The same with the overlaps (block by block) and the head of the first run, and of that with the longest rows."""
-    if not problem.structure.loss.user_functions():
+def try_start(
+    structure: Structure, parameters: Parameters, M: np.ndarray, Q: np.ndarray, a: np.ndarray
+) -> None:
+    """Evaluate the user's functions at the overlaps (by block) and heads of a start.
+
+    Tried are the first run and the run with the longest rows.
+    """
+    if not structure.loss.user_functions():
         return
-    variances = np.einsum("rii->r", input_covariance.field_covariance(problem.parameters, Q))
+    variances = np.einsum("rii->r", input_covariance.field_covariance(parameters, Q))
     for run in {0, int(np.argmax(variances))}:
-        _try_overlaps(problem, M[run], Q[run], a[run], at_start=True)
+        _try_overlaps(structure, parameters, M[run], Q[run], a[run], at_start=True)
 
 
 def _try_overlaps(
-    problem: Problem, M: np.ndarray, Q: np.ndarray, head: np.ndarray, at_start: bool
-) -> None:
-    """Try the problem on samples whose fields and signals have the covariance of these overlaps, given by block."""
-    p = problem.width
-    z, normals = _drawn(problem)
-    gram = problem.gram
-    omega = np.concatenate([Q, M], axis=-1), np.concatenate([np.swapaxes(M, -1, -2), gram], axis=-1)
-    covariance = input_covariance.field_covariance(
-        problem.parameters, np.concatenate(omega, axis=-2)
-    )
-    both = z @ eigen_root(covariance).T
-    _try(problem, both[:, :p], both[:, p:], head, normals, M.sum(axis=0), (Q, M), at_start)
-
-
-def _try(
-    problem: Problem,
-    fields: np.ndarray,
-    signals: np.ndarray,
+    structure: Structure,
+    parameters: Parameters,
+    M: np.ndarray,
+    Q: np.ndarray,
     head: np.ndarray,
-    normals: np.ndarray,
-    M: np.ndarray | None,
-    overlaps: Any,
     at_start: bool,
 ) -> None:
-    sample = problem.structure.sample
-    coefficients, given = _beside(problem, normals)
+    """Try samples whose fields and signals have the covariance of these overlaps, by block."""
+    p = structure.width
+    z, normals = _draw_normals(structure, parameters)
+    upper = np.concatenate([Q, M], axis=-1)
+    lower = np.concatenate([np.swapaxes(M, -1, -2), parameters["gram"]], axis=-1)
+    omega = np.concatenate([upper, lower], axis=-2)
+    all_fields = z @ eigen_root(input_covariance.field_covariance(parameters, omega)).T
+    fields, signals = all_fields[:, :p], all_fields[:, p:]
+    samples = _make_samples(structure, parameters, fields, signals, normals, M.sum(axis=0))
+    _check_finite(structure, parameters, samples, head, (Q, M), at_start)
+
+
+@dataclass(frozen=True)
+class _Samples:
+    """Arguments of the loss for a batch of samples, along the first axis."""
+
+    fields: np.ndarray
+    signals: np.ndarray
+    draws: PyTree
+
+    def __getitem__(self, index: int) -> _Samples:
+        draws = jax.tree.map(lambda leaf: leaf[index], self.draws)
+        return _Samples(self.fields[index], self.signals[index], draws)
+
+
+def _make_samples(
+    structure: Structure,
+    parameters: Parameters,
+    fields: np.ndarray,
+    signals: np.ndarray,
+    normals: np.ndarray,
+    M: np.ndarray | None,
+) -> _Samples:
+    """Add the means of the inputs to centred fields and signals, one input per row.
+
+    `M` are the overlaps of the full rows; without them the means are only added to the signals.
+    """
+    sample = structure.sample
+    coefficients, draws = _evaluate_draws(structure, parameters, normals)
     if coefficients is not None:
-        rows = np.broadcast_to(
-            coefficients,
-            (len(normals), *coefficients.shape[-(1 if sample.tokens.count is None else 2) :]),
-        ).reshape(len(fields), -1)
-        signals = signals + rows @ problem.gram.sum(axis=0)
+        axes = 1 if sample.tokens.count is None else 2
+        per_sample = (len(normals), *coefficients.shape[-axes:])
+        rows = np.broadcast_to(coefficients, per_sample).reshape(len(fields), -1)
+        signals = signals + rows @ np.asarray(parameters["gram"]).sum(axis=0)
         fields = fields if M is None else fields + rows @ M.T
-    fields, signals = (np.asarray(sample.tokens.by_sample(part)) for part in (fields, signals))
+    fields, signals = (np.asarray(sample.tokens.by_sample(values)) for values in (fields, signals))
+    return _Samples(fields, signals, draws)
+
+
+@float64
+def _evaluate_draws(
+    structure: Structure, parameters: Parameters, normals: np.ndarray
+) -> tuple[np.ndarray | None, PyTree]:
+    """Return coefficients of the inputs' means on the signals, and the loss's fourth argument."""
+    sample = structure.sample
+    # eager: a problem may be made while a function of the user's is traced
+    with jax.ensure_compile_time_eval():
+        draws = sample.draw(parameters, jnp.asarray(normals))
+        coefficients = sample.mean_coefficients(parameters, draws)
+        return jax.tree.map(np.asarray, (coefficients, sample.loss_argument(draws)))
+
+
+def _check_finite(
+    structure: Structure,
+    parameters: Parameters,
+    samples: _Samples,
+    head: np.ndarray,
+    overlaps: BlockOverlapPair,
+    at_start: bool,
+) -> None:
+    """Raise ValueError if values or gradients of the loss are not finite on some sample."""
     try:
-        found = _values(problem, fields, signals, head, given, overlaps)
+        loss_values, *gradients, head_gradient = _evaluate(
+            structure, parameters, samples, head, overlaps
+        )
     except Exception as error:
-        name, function = _culprit(problem, None)
+        name, function = _find_culprit(structure, None)
         raise checks.reject(
             name, function, f"differentiating it failed with: {checks.reason(error)}"
         ) from error
-    value, *slopes, head_slope = found
-    value = value if problem.structure.loss.has_risk else np.zeros(len(value))
-    flat = np.concatenate([np.isfinite(slope).reshape(len(value), -1) for slope in slopes], axis=1)
-    bad = [
-        ~np.isfinite(value),
-        ~flat.all(axis=1),
-        ~np.isfinite(head_slope).all(axis=1) & problem.structure.trained,
-    ]
-    for wrong, what in zip(bad, ("value", "gradient", "gradient"), strict=True):
-        if wrong.any():
-            first = int(np.flatnonzero(wrong)[0])
-            draws = jax.tree.map(lambda part, first=first: part[first], given)
-            count = f"{int(wrong.sum())} of {len(wrong)} Gaussian samples"
-            _refuse(
-                problem, fields[first], signals[first], head, draws, overlaps, what, count, at_start
+    count = len(loss_values)
+    if not structure.loss.has_risk:
+        loss_values = np.zeros(count)
+    finite = [np.isfinite(gradient).reshape(count, -1) for gradient in gradients]
+    failures = {
+        "value": ~np.isfinite(loss_values),
+        "gradient": ~np.concatenate(finite, axis=1).all(axis=1),
+        "gradient in the head": ~np.isfinite(head_gradient).all(axis=1) & structure.trained,
+    }
+    for quantity, failed in failures.items():
+        if failed.any():
+            first = int(np.flatnonzero(failed)[0])
+            frequency = f"{int(failed.sum())} of {count} Gaussian samples"
+            raise _rejection(
+                structure,
+                parameters,
+                samples[first],
+                head,
+                overlaps,
+                quantity.split()[0],
+                frequency,
+                at_start,
             )
 
 
 @float64
-def _beside(problem: Problem, normals: np.ndarray) -> tuple[np.ndarray | None, Any]:
-    """The coefficients of the inputs' means on the signals, if any, and what the loss takes beside fields and signals."""
-    sample = problem.structure.sample
-    with (
-        jax.ensure_compile_time_eval()
-    ):  # a problem may be made while a function of the user's is traced
-        draws = sample.draw(problem.parameters, jnp.asarray(normals))
-        return jax.tree.map(
-            np.asarray,
-            (sample.mean_coefficients(problem.parameters, draws), sample.loss_argument(draws)),
-        )
-
-
-@float64
-def _values(
-    problem: Problem,
-    fields: Float[Numeric, "samples p ..."],
-    signals: Float[Numeric, "samples K ..."],
-    head: Float[Numeric, " p"],
-    given: PyTree,
-    overlaps: Any,
+def _evaluate(
+    structure: Structure,
+    parameters: Parameters,
+    samples: _Samples,
+    head: np.ndarray,
+    overlaps: BlockOverlapPair,
 ) -> tuple[np.ndarray, ...]:
     with jax.ensure_compile_time_eval():
-        return moves_of(
-            problem.structure, problem.at(0.0).parameters, overlaps, fields, signals, head, given
+        return evaluate_moves(
+            structure, parameters, overlaps, samples.fields, samples.signals, head, samples.draws
         )
 
 
-def moves_of(
+def evaluate_moves(
     structure: Structure,
-    numbers: Parameters,
-    overlaps: Any,
+    parameters: Parameters,
+    overlaps: BlockOverlapPair,
     fields: Float[Numeric, "samples p ..."],
     signals: Float[Numeric, "samples K ..."],
     head: Float[Numeric, " p"],
-    given: PyTree,
+    draws: PyTree,
 ) -> tuple[np.ndarray, ...]:
-    """The value of each sample and how it moves rows and head: value, inputs, [rows, signals,] head. `overlaps` are Q and M by blocks."""
-    numbers = with_overlaps(structure, numbers, overlaps)
-    every = jax.tree.map(np.asarray, (fields, signals, given))
-    each = sum(one.size for one in jax.tree.leaves(every)) // len(fields)
-    least = (
-        SAMPLES if SAMPLES * each <= MOST_NUMBERS else 0
-    )  # very wide networks have room for no more samples than there are
-    found = []
-    for first in range(
-        0, len(fields), SAMPLES
-    ):  # as many at a time as a trial has, so that one program does
-        some = jax.tree.map(
-            lambda one, first=first: _filled(one[first : first + SAMPLES], least), every
+    """Return value, inputs, [rows, signals,] head of `sample_moves` as NumPy arrays.
+
+    `overlaps` are Q and M by block. Samples are evaluated SAMPLES at a time, so that trials of any
+    number of samples share one compiled program.
+    """
+    parameters = with_overlaps(structure, parameters, overlaps)
+    arguments = jax.tree.map(np.asarray, (fields, signals, draws))
+    per_sample = sum(leaf.size for leaf in jax.tree.leaves(arguments)) // len(fields)
+    # for very wide networks padding would cost more than another compilation
+    least = SAMPLES if SAMPLES * per_sample <= MOST_NUMBERS else 0
+    static = replace(structure, dependence=None)
+    batches = []
+    for first in range(0, len(fields), SAMPLES):
+        batch_fields, batch_signals, batch_draws = jax.tree.map(
+            lambda leaf, first=first: _pad_samples(leaf[first : first + SAMPLES], least), arguments
         )
-        found.append(
-            _compiled(replace(structure, dependence=None), numbers, *some[:2], head, some[2])
+        batches.append(
+            _compiled(static, parameters, batch_fields, batch_signals, head, batch_draws)
         )
-    return tuple(np.concatenate(parts)[: len(fields)] for parts in zip(*found, strict=True))
+    return tuple(np.concatenate(arrays)[: len(fields)] for arrays in zip(*batches, strict=True))
 
 
-def with_overlaps(structure: Structure, numbers: Parameters, overlaps: Any) -> Parameters:
-    """The numbers with the overlaps Q and M (by blocks) and unit lengths among them, where the loss reads them."""
+def with_overlaps(
+    structure: Structure, parameters: Parameters, overlaps: BlockOverlapPair
+) -> Parameters:
+    """Return the parameters with Q and M (by block) and unit input lengths, if the loss reads them."""
     loss = structure.loss
     lengths = np.eye(structure.sample.tokens.inputs_per_sample) if loss.reads_lengths else None
-    return loss.parameters_with_overlaps(numbers, *map(jnp.asarray, overlaps), lengths)
+    Q, M = map(jnp.asarray, overlaps)
+    return loss.parameters_with_overlaps(parameters, Q, M, lengths)
 
 
-def _filled(values: np.ndarray, least: int) -> np.ndarray:
-    """Values of at least so many samples, the last one again and again."""
+def _pad_samples(values: np.ndarray, least: int) -> np.ndarray:
+    """Return values of at least this many samples, with the last one repeated."""
     missing = least - len(values)
-    return (
-        values
-        if missing <= 0
-        else np.concatenate([values, np.repeat(values[-1:], missing, axis=0)])
-    )
+    if missing <= 0:
+        return values
+    return np.concatenate([values, np.repeat(values[-1:], missing, axis=0)])
 
 
-def moves(
+def sample_moves(
     structure: Structure,
     parameters: Parameters,
     fields: Float[Numeric, "samples p ..."],
     signals: Float[Numeric, "samples K ..."],
     head: Float[Numeric, " p"],
-    given: PyTree,
+    draws: PyTree,
 ) -> tuple[Any, ...]:
-    """The value of each sample and how it moves rows and head, as a JAX function; `parameters` contain the overlaps that it reads."""
-    value, found = jax.vmap(structure.loss.move, (0, 0, None, 0, None))(
-        fields, signals, head, given, parameters
+    """Return the value of each sample and the parts of its `Move`: inputs, [rows, signals,] head.
+
+    A JAX function; `parameters` contain the overlaps that the loss reads.
+    """
+    value, move = jax.vmap(structure.loss.move, (0, 0, None, 0, None))(
+        fields, signals, head, draws, parameters
     )
-    return (
-        value,
-        found.inputs,
-        *([found.rows, found.signals] if structure.loss.reads_overlaps else []),
-        found.head,
-    )
+    along_rows = [move.rows, move.signals] if structure.loss.reads_overlaps else []
+    return (value, move.inputs, *along_rows, move.head)
 
 
-_compiled = jax.jit(moves, static_argnums=0)
+_compiled = jax.jit(sample_moves, static_argnums=0)
 
 
-def _culprit(problem: Problem, point: tuple[Any, ...] | None) -> tuple[str, Any]:
-    """Which of the problem's functions is not finite at this point, or which is the only one of the user's: argument and function."""
-    parts = problem.structure.loss.user_functions()
-    if point is not None:
-        for name, (function, call) in parts.items():
-            if call is not None and not np.all(np.isfinite(_eager(call, *point))):
+def _find_culprit(structure: Structure, sample: _Samples | None) -> tuple[str, Any]:
+    """Return the argument and the user's function that is not finite at this sample.
+
+    Without a sample, the outermost of the user's functions.
+    """
+    functions = structure.loss.user_functions()
+    if sample is None:
+        name = next(reversed(functions))
+        return name, functions[name][0]
+    for name, (function, call) in functions.items():
+        if call is not None:
+            values = _call_eagerly(call, sample.fields, sample.signals)
+            if not np.all(np.isfinite(values)):
                 return name, function
-        # values are fine, so a gradient is not: that of the loss, whose arguments are finite, or of the student
-        name = next(name for name in ("loss", "activation", *parts) if name in parts)
-    else:
-        name = next(reversed(parts))
-    return name, parts[name][0]
+    # All values are finite, so a gradient is not: that of the loss, or of the student in it.
+    name = next(name for name in ("loss", "activation", *functions) if name in functions)
+    return name, functions[name][0]
 
 
 @float64
-def _eager(call: Function, fields: np.ndarray, signals: np.ndarray) -> np.ndarray:
+def _call_eagerly(call: Function, fields: np.ndarray, signals: np.ndarray) -> np.ndarray:
     with jax.ensure_compile_time_eval():
         return np.asarray(call(fields, signals))
 
 
-def _refuse(
-    problem: Problem,
-    fields: np.ndarray,
-    signals: np.ndarray,
+def _rejection(
+    structure: Structure,
+    parameters: Parameters,
+    sample: _Samples,
     head: np.ndarray,
-    given: PyTree,
-    overlaps: Any,
-    what: str,
-    count: str,
+    overlaps: BlockOverlapPair,
+    quantity: str,
+    frequency: str,
     at_start: bool,
-) -> None:
-    """Raise ValueError with the function that is not finite, and the sample and overlaps at which it is not."""
-    loss = problem.structure.loss
-    name, function = _culprit(problem, (fields, signals))
+) -> ValueError:
+    """Return the error that names the function, and the sample and overlaps where it fails."""
+    loss = structure.loss
+    name, function = _find_culprit(structure, sample)
     if name == "update":  # a rule: its value is the risk, and it has no gradient
-        name, function, what = (
-            ("risk", loss.risk, "value") if what == "value" else (name, function, "Move")
+        if quantity == "value":
+            name, function = "risk", loss.risk  # type: ignore[attr-defined]
+        else:
+            quantity = "Move"
+    where = _describe_sample(structure, parameters, sample, head, overlaps, name, function)
+    hint = ""
+    if quantity == "gradient":
+        hint = (
+            " (JAX differentiates both branches of jnp.where: the one that is not taken must be "
+            "finite too)"
         )
-    if name in ("activation", "teacher_activation"):
-        seen = fields if name == "activation" else signals
-        values = _eager(lambda one, _: jax.vmap(function)(one), seen, seen)
-        wrong = np.flatnonzero(~np.isfinite(values))
-        place = f"x = {seen[wrong[0] if len(wrong) else 0]:.4g}"
-    elif name == "target":
-        place = f"signals = {_short(signals)}"
-    elif (compared := _compared(problem, fields, signals, head, given)) is not None:
-        place = "output {:.4g} and label {:.4g}".format(*compared)
-    else:
-        arguments = {"fields": fields, "signals": signals, "head": head}
-        arguments |= given if isinstance(given, dict) else {"noise_draw": given}
-        if loss.reads_overlaps:
-            Q, M = (np.asarray(part).sum(axis=0) for part in overlaps)
-            arguments |= {"overlaps.Q": Q, "overlaps.M": M}
-        place = ", ".join(f"{argument} = {_short(value)}" for argument, value in arguments.items())
-    hint = " (JAX differentiates both branches of jnp.where: the one that is not taken must be finite too)"
-    hint = hint if what == "gradient" else ""
     fix = "give one that is finite there"
     if at_start:
-        where = "at this start"
-        fix = (
-            "give another start or a function that is finite there" if loss.reads_overlaps else fix
-        )
+        condition = "at this start"
+        if loss.reads_overlaps:
+            fix = "give another start or a function that is finite there"
     else:
-        where = "with rows of norm 1" + (
-            ", and at all other overlaps tried" if loss.reads_overlaps else ""
-        )
-    problem_text = f"its {what} is not finite at {place}{hint}; so it is on {count} {where}"
-    raise checks.reject(name, function, f"{problem_text}: {fix}")
+        condition = "with rows of norm 1"
+        if loss.reads_overlaps:
+            condition += ", and at all other overlaps tried"
+    reason = f"its {quantity} is not finite at {where}{hint}, on {frequency} {condition}"
+    return checks.reject(name, function, f"{reason}: {fix}")
+
+
+def _describe_sample(
+    structure: Structure,
+    parameters: Parameters,
+    sample: _Samples,
+    head: np.ndarray,
+    overlaps: BlockOverlapPair,
+    name: str,
+    function: Function,
+) -> str:
+    """Return the arguments of the function `name` at a sample, as text."""
+    fields, signals, draws = sample.fields, sample.signals, sample.draws
+    if name in ("activation", "teacher_activation"):
+        inputs = fields if name == "activation" else signals
+        values = _call_eagerly(lambda x, _: jax.vmap(function)(x), inputs, inputs)
+        failed = np.flatnonzero(~np.isfinite(values))
+        return f"x = {inputs[failed[0] if len(failed) else 0]:.4g}"
+    if name == "target":
+        return f"signals = {_short(signals)}"
+    compared = _output_and_label(structure, parameters, sample, head)
+    if compared is not None:
+        return "output {:.4g} and label {:.4g}".format(*compared)
+    arguments = {"fields": fields, "signals": signals, "head": head}
+    arguments |= draws if isinstance(draws, dict) else {"noise_draw": draws}
+    if structure.loss.reads_overlaps:
+        Q, M = (np.asarray(blocks).sum(axis=0) for blocks in overlaps)
+        arguments |= {"overlaps.Q": Q, "overlaps.M": M}
+    return ", ".join(f"{argument} = {_short(value)}" for argument, value in arguments.items())
 
 
 @float64
-def _compared(
-    problem: Problem, fields: np.ndarray, signals: np.ndarray, head: np.ndarray, given: PyTree
+def _output_and_label(
+    structure: Structure, parameters: Parameters, sample: _Samples, head: np.ndarray
 ) -> list[float] | None:
-    """Output and label, where these are what the loss sees."""
+    """Return output and label, if the loss is a function of these two."""
     with jax.ensure_compile_time_eval():
-        found = problem.structure.loss.output_and_label(
-            fields, signals, head, given, problem.at(0.0).parameters
+        pair = structure.loss.output_and_label(
+            sample.fields, sample.signals, head, sample.draws, parameters
         )
-        return None if found is None else [float(one) for one in found]
+        return None if pair is None else [float(value) for value in pair]
 
 
 def _short(values: np.ndarray) -> str:
-    return np.array2string(
+    text = np.array2string(
         np.asarray(values), precision=3, separator=", ", threshold=8, edgeitems=3
-    ).replace("\n", "")
+    )
+    return text.replace("\n", "")

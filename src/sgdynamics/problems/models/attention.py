@@ -12,10 +12,10 @@ from jaxtyping import Float
 
 from sgdynamics.base import checks
 from sgdynamics.base.arrays import ArrayArgument, Function, Numeric, Parameters, Scalar
-from sgdynamics.problems.loss_dependence import LossDependence
 from sgdynamics.problems.losses import squared
 from sgdynamics.problems.models.model import correlated, model, noise_number, none_or
-from sgdynamics.problems.problem import Problem, Structure
+from sgdynamics.problems.problem import Problem
+from sgdynamics.problems.structure import LossDependence, Structure
 from sgdynamics.samples.spectra import Spectrum
 
 

@@ -12,7 +12,8 @@ import numpy as np
 from sgdynamics.base import checks
 from sgdynamics.base.controls import describe_schedule, is_scheduled
 from sgdynamics.base.user_functions import function_identity
-from sgdynamics.problems.problem import Problem, plain_values
+from sgdynamics.problems.problem import Problem
+from sgdynamics.problems.problem_values import plain_values
 
 Arguments = ParamSpec("Arguments")
 Stated = TypeVar("Stated", bound=Problem)
@@ -55,7 +56,10 @@ def model(function: Callable[Arguments, Stated]) -> Callable[Arguments, Stated]:
         problem = function(*bound.args, **bound.kwargs)
         # what is sealed is not changed by anyone else: this is still the making of it
         vars(problem).update(
-            _maker=made, _record=_described, kind=function.__name__, _given=dict(bound.arguments)
+            _model=made,
+            _describe_model=_described,
+            kind=function.__name__,
+            _arguments=dict(bound.arguments),
         )
         return problem
 
@@ -71,7 +75,7 @@ def _described(problem: Problem) -> dict[str, Any]:
     }
     found: dict[str, Any] = {"kind": problem.kind}
     again = True
-    for name, given in problem._given.items():
+    for name, given in problem._arguments.items():
         value: Any = given if given is None else numbers.get(name, given)
         if hasattr(value, "describe") and not is_scheduled(value):
             found[name] = value.describe()
