@@ -198,4 +198,5 @@ def test_clusters_are_the_samples_own_matter():
         "samples/sample.py",
         "problems/problem.py",
         "problems/starts.py",
+        "problems/structure.py",
     }, asking
