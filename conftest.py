@@ -19,16 +19,18 @@ from tests.conftest import make_room, tenths
 SLOWEST = 900  # seconds that a test of a tenth may take
 HANGING = 1200  # seconds after which a test is taken to hang
 
-# XLA's older code generator, and less of LLVM's optimisation, in one piece: the workers have every core busy already
+# XLA's older code generator, and less of LLVM's optimisation, in one piece: the workers have every
+# core busy already
 QUICK = "--xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=1 --xla_cpu_parallel_codegen_split_count=1"
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """The fast tests, whose time is that of the compiler, run on XLA's older code generator and with little of LLVM's optimisation: a third
-    less time, the same numbers. Those not marked `runs_long` are not optimised at all: half the time to compile, several times
-    that to run.
+    """The fast tests, whose time is that of the compiler, run on XLA's older code generator and
+    with little of LLVM's optimisation: a third less time, the same numbers. Those not marked
+    `runs_long` are not optimised at all: half the time to compile, several times that to run.
 
-    What runs the slow ones (`make slow`, `make tenth`, `make docs`) keeps the compiler as users have it.
+    What runs the slow ones (`make slow`, `make tenth`, `make docs`) keeps the compiler as users
+    have it.
     """
     config.addinivalue_line(
         "markers",
@@ -60,7 +62,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Traces make many objects that all live on: Python's collector would look through everything imported again and again for nothing."""
+    """Traces make many objects that all live on: Python's collector would look through everything
+    imported again and again for nothing.
+    """
     gc.freeze()
     gc.set_threshold(100_000, 20, 50)
 
@@ -75,7 +79,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(trylast=True)  # after the choice by markers
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """The tenth asked for. Each file deals its tests out one by one: cases of one kind, which take about as long, are spread over all."""
+    """The tenth asked for. Each file deals its tests out one by one: cases of one kind, which take
+    about as long, are spread over all.
+    """
     if (number := config.getoption("--tenth")) is None:
         return
     dealt = tenths([item.nodeid for item in items])
@@ -87,8 +93,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item):
-    """A test that hangs, in compiled code too, ends its process, which fails it: nobody waits for it. A test of a tenth fails where it
-    takes too long, so that those who wait for all of them know how long at most."""
+    """A test that hangs, in compiled code too, ends its process, which fails it: nobody waits for
+    it. A test of a tenth fails where it takes too long, so that those who wait for all of them know
+    how long at most.
+    """
     faulthandler.dump_traceback_later(HANGING, exit=True)
     try:
         return (yield from _in_time(item))

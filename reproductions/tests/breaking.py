@@ -1,4 +1,6 @@
-"""How a judge is tried: data that it calls reproduced are altered, one claim at a time by a stated amount, until it must say "differs"."""
+"""How a judge is tried: data that it calls reproduced are altered, one claim at a time by a stated
+amount, until it must say "differs".
+"""
 
 from __future__ import annotations
 

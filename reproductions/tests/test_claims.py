@@ -1,4 +1,6 @@
-"""Claims of the gallery: they say "differs" as rarely as stated, see what they say they see, and can say all three."""
+"""Claims of the gallery: they say "differs" as rarely as stated, see what they say they see, and
+can say all three.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ MOST = stats.binom.isf(1e-6, TRIALS, LOOSE)  # so many alarms are no surprise at
 
 
 def correlation(kind: str) -> np.ndarray:
-    """Independent points; points that share half of their variance; a path, where neighbours share most."""
+    """Independent points; points that share half of their variance; a path, where neighbours share
+    most.
+    """
     if kind == "independent":
         return np.eye(POINTS)
     if kind == "shared":
@@ -80,7 +84,8 @@ WORST = {runs: claims._statistic(POINTS, runs - 1.0, None, LOOSE) for runs in (4
 )
 @pytest.mark.parametrize("free", [8.0, math.inf])
 def test_thresholds_are_right_far_out_in_the_tail(spectrum, free):
-    # matching two moments (Box) gives a threshold that five times as many pass for the second spectrum
+    # matching two moments (Box) gives a threshold that five times as many pass for the second
+    # spectrum
     rate, rng, count = 1e-4, np.random.default_rng(0), 0
     limit = claims._far(rate, spectrum, free)
     for _ in range(8):
@@ -125,7 +130,8 @@ def test_larger_and_share_err_as_rarely_as_stated():
 @pytest.mark.parametrize("runs", [8, 60])
 @pytest.mark.parametrize("shape", ["level", "slope"])
 def test_agreement_sees_what_it_says_it_sees(kind, runs, shape):
-    # errors known to be 1/sqrt(runs): what is stated is for the errors as they are, and holds on average over those estimated
+    # errors known to be 1/sqrt(runs): what is stated is for the errors as they are, and holds on
+    # average over those estimated
     scale = np.ones(POINTS) if shape == "level" else np.linspace(0.1, 1.0, POINTS)
     rng, trials, tolerance = np.random.default_rng(runs), 400, 0.3
     setting = {

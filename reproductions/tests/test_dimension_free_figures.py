@@ -54,7 +54,8 @@ def test_classical(tmp_path):
 @pytest.mark.slow
 def test_mean_field(tmp_path):
     data = drawn(figures.mean_field, tmp_path)
-    # the gap to infinite width falls like 1/p at every time; its standard errors make .2 of the exponent
+    # the gap to infinite width falls like 1/p at every time; its standard errors make .2 of the
+    # exponent
     for i in range(1, data.sizes["time"]):
         gap, error = data.gap.isel(time=i).values, data.gap_error.isel(time=i).values
         tolerance = Z * np.sqrt(np.sum((error / gap) ** 2)) / np.log(data.p[-1] / data.p[0])
@@ -79,7 +80,9 @@ def test_mean_field_high_dimension(tmp_path):
 
 @pytest.mark.slow
 def test_regimes(tmp_path):
-    """Each corner of the map is where it is said to be, and its description holds there; the ODE with noise holds in all."""
+    """Each corner of the map is where it is said to be, and its description holds there; the ODE
+    with noise holds in all.
+    """
     data = drawn(figures.regimes, tmp_path)
     assert list(data.setting.values) == [
         "classical",
@@ -93,7 +96,8 @@ def test_regimes(tmp_path):
         risk.std("run", ddof=1).values / np.sqrt(risk.sizes["run"]),
     )
     assert np.all(np.abs(mean - theory[:, 1]) <= Z * error + 0.02 * theory[:, 1])
-    # without noise it does not in the second and fourth, with infinitely many units only in the third
+    # without noise it does not in the second and fourth, with infinitely many units only in the
+    # third
     late = mean[:, -1] / theory[:, 0, -1] - 1
     assert np.all(late[[1, 3]] > 0.2)
     assert np.all(np.abs(late[[0, 2]]) < 0.05)
@@ -123,7 +127,8 @@ def test_noise_matters(tmp_path):
 def test_width_matters(tmp_path):
     data = drawn(figures.width_matters, tmp_path)
     error = Z * data.exit_time_error
-    # linearised formulas are for T d >> 1, here 50: ten to twenty per cent, and the ODE's own time with its shift is nearer
+    # linearised formulas are for T d >> 1, here 50: ten to twenty per cent, and the ODE's own time
+    # with its shift is nearer
     assert np.all(
         np.abs(data.exit_time - data.exit_time_corrected) <= error + 0.05 * data.exit_time_corrected
     )

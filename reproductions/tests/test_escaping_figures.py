@@ -38,7 +38,8 @@ def test_figure_6_is_flat_but_for_one_direction_and_costs_d_log_d(tmp_path):
     data = drawn(paper.figure_6, tmp_path)
     for row, d in enumerate(data.hessian_d.values):
         for name, m in (("saddle", 0.0), ("start", float(data.overlap_start[row]))):
-            # the corrected (18): 4 m^2 on the sphere, less 4 (1 - m^2) along w*, and 0 off the sphere
+            # the corrected (18): 4 m^2 on the sphere, less 4 (1 - m^2) along w*, and 0 off the
+            # sphere
             expected = np.sort([0.0, 4 * m**2 - 4 * (1 - m**2), *[4 * m**2] * (d - 2)])
             np.testing.assert_allclose(
                 data[f"eigenvalues_{name}"].values[row, :d], expected, atol=2e-5

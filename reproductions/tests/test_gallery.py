@@ -1,4 +1,6 @@
-"""The gallery: complete, judged by data that could say otherwise, resumable, and not stopped by a figure that fails."""
+"""The gallery: complete, judged by data that could say otherwise, resumable, and not stopped by a
+figure that fails.
+"""
 
 from __future__ import annotations
 
@@ -237,7 +239,9 @@ def ends_of_curves(stem, data):
 
 @pytest.mark.parametrize("stem", gallery.full_size())
 def test_full_size_data_are_drawn_with_their_sizes(stem):
-    """By the function that draws the quick figure: the curves are those of the stored data, and the words have their N and runs."""
+    """By the function that draws the quick figure: the curves are those of the stored data, and the
+    words have their N and runs.
+    """
     fig, data = gallery.draw_full_size(*stem.split("-"))
     title = fig.get_suptitle() + "".join(ax.get_title() + ax.get_ylabel() for ax in fig.axes)
     size = gallery.full_size()[stem]["parameters"]

@@ -1,4 +1,6 @@
-"""Figure 2 of rough landscapes at full size (N = 1000, t = 1000, 500 seeds), as stored with the gallery by its command on a GPU."""
+"""Figure 2 of rough landscapes at full size (N = 1000, t = 1000, 500 seeds), as stored with the
+gallery by its command on a GPU.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ def test_stored_fractions_are_those_of_the_paper(name):
 
 @pytest.mark.parametrize("name", slow(PAPER, ("GD", "SGD")))
 def test_the_code_of_today_makes_the_stored_runs(name):
-    """The first steps of two of the seeds, run by run: what is stored is what the library computes, not a file of long ago."""
+    """The first steps of two of the seeds, run by run: what is stored is what the library computes,
+    not a file of long ago.
+    """
     stored = sgd.load(STORED, group=name).isel(run=[0, 1], time=slice(0, 12))
     problem = sgd.TeacherStudent(width=1, activation="square", constraint="sphere")
     common = {"lr": 0.015, "samples_per_dimension": 3.0}  # alpha = 3, eta = 0.01: lr = alpha eta/2

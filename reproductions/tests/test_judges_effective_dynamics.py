@@ -1,4 +1,6 @@
-"""Judges of *High-dimensional limit theorems*: each claim, broken by a stated amount, turns "reproduced" into "differs"."""
+"""Judges of *High-dimensional limit theorems*: each claim, broken by a stated amount, turns
+"reproduced" into "differs".
+"""
 
 from __future__ import annotations
 

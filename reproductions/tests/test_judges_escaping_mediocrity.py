@@ -1,4 +1,6 @@
-"""Judges of *Escaping mediocrity*: each claim, broken by a stated amount, turns "reproduced" into "differs"."""
+"""Judges of *Escaping mediocrity*: each claim, broken by a stated amount, turns "reproduced" into
+"differs".
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,9 @@ def ratios():
 
 @cache
 def heads(trained=1.0, after=2.0, runs=32):
-    """`trained`: exit times of runs with a trained head, over the others; `after`: the risk of fixed over trained heads."""
+    """`trained`: exit times of runs with a trained head, over the others; `after`: the risk of
+    fixed over trained heads.
+    """
     t, rng = np.linspace(0, 3, 161), np.random.default_rng(0)
     left = 0.47 * (1 + 0.05 * rng.normal(size=runs))
     pair = np.stack([left, trained * left * (1 + 0.01 * rng.normal(size=runs))])

@@ -1,4 +1,6 @@
-"""Judges of *Quadratic networks*: each claim, broken by a stated amount, turns "reproduced" into "differs"."""
+"""Judges of *Quadratic networks*: each claim, broken by a stated amount, turns "reproduced" into
+"differs".
+"""
 
 from __future__ import annotations
 

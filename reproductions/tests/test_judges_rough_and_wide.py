@@ -1,6 +1,8 @@
-"""Judges of rough landscapes and of the wide networks: data that bear a claim out, the same with one claim broken, the same of few runs.
+"""Judges of rough landscapes and of the wide networks: data that bear a claim out, the same with
+one claim broken, the same of few runs.
 
-Data are the stored full-size ones, or made up here with all that a judge reads; nothing is simulated.
+Data are the stored full-size ones, or made up here with all that a judge reads; nothing is
+simulated.
 """
 
 from __future__ import annotations
@@ -94,7 +96,9 @@ def random_starts():
 
 
 def long_random_starts():
-    """The same at two learning rates, with few runs at the largest N (NaN beyond), an early end of GD, and the limit."""
+    """The same at two learning rates, with few runs at the largest N (NaN beyond), an early end of
+    GD, and the limit.
+    """
     data, few_runs = random_starts(), 20
     late = np.arange(data.sizes["run"]) < few_runs
     ends, times = data.m_end.values.copy(), data.time_run.values.copy()
@@ -203,7 +207,9 @@ def mean_field():
 
 
 def orthogonal():
-    """What would bear the printed claim out: p^-1/2 as it stands, without the root of log p that there is."""
+    """What would bear the printed claim out: p^-1/2 as it stands, without the root of log p that
+    there is.
+    """
     p = np.array([32, 64, 128, 256, 512])
     entries = (p**-0.5)[:, None, None] * (1 + 0.1 * random().standard_normal((5, 60, 2)))
     variables = {
@@ -605,7 +611,8 @@ def test_direction_occurs_and_joined_runs():
         claims.occurs("c", count, runs, scale=0.2).holds
         for count, runs in ((1, 5), (0, 100), (0, 20))
     ] == [True, False, None]
-    # Welch: equal parts of n runs each are worth 2 (n - 1) degrees of freedom; a part without error does not count
+    # Welch: equal parts of n runs each are worth 2 (n - 1) degrees of freedom; a part without error
+    # does not count
     assert claims.joined_runs(([1.0], 11), ([1.0], 11)) == 21
     assert claims.joined_runs(([1.0], 11), ([0.0], 3)) == 11
     assert claims.joined_runs(([0.0], 11), ([0.0], 3)) == 11

@@ -51,7 +51,9 @@ def misplaced(data):
 
 @cache
 def envelope():
-    """Curves d^-1 + (n d^(1 - 1/xi))^-r d^-1 with xi = .4, eta = .4: every size is best where n = d^1.5."""
+    """Curves d^-1 + (n d^(1 - 1/xi))^-r d^-1 with xi = .4, eta = .4: every size is best where n =
+    d^1.5.
+    """
     sizes, flops = 10.0 ** np.arange(3, 8), np.logspace(7.5, 17.5, 41)
     steps = sizes[:, None] ** 1.5 * np.geomspace(1e-3, 1e3, 121)
 

@@ -1,4 +1,6 @@
-"""Judges of samples of several inputs and own rules: each claim, broken by a stated amount, turns "reproduced" into "differs"."""
+"""Judges of samples of several inputs and own rules: each claim, broken by a stated amount, turns
+"reproduced" into "differs".
+"""
 
 from __future__ import annotations
 
@@ -126,7 +128,9 @@ def later_lead(data):
 
 @cache
 def exits(growth=1.0, slow=1.0):
-    """`growth`: that of exponent 2 and 3 with d over the law; `slow`: times of the runs of exponent 2 over the ODE's."""
+    """`growth`: that of exponent 2 and 3 with d over the law; `slow`: times of the runs of exponent
+    2 over the ODE's.
+    """
     d_ode, d = (
         np.geomspace(16, 16 * 4**6, 13),
         np.array([[100, 400, 1600], [100, 400, 1600], [20, 36, 64]], dtype=float),
@@ -248,7 +252,9 @@ def entry(name, index, value):
 
 @cache
 def adversaries(recovered=0.93, swing=0.4):
-    """`recovered`: where the generator ends in the first case; `swing`: how far the discriminator goes in the second."""
+    """`recovered`: where the generator ends in the first case; `swing`: how far the discriminator
+    goes in the second.
+    """
     alpha = np.linspace(0, 240, 481)
     fall = np.exp(-alpha / 30)
     discriminator = np.stack([fall, swing * np.sin(alpha / 12), 0.3 * fall])

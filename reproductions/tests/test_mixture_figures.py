@@ -1,4 +1,6 @@
-"""Figures 2 and 3 on Gaussian mixtures, the order of XOR's limits, and the rule that decides a run's outcome."""
+"""Figures 2 and 3 on Gaussian mixtures, the order of XOR's limits, and the rule that decides a
+run's outcome.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,9 @@ def test_error_bars_are_one_standard_error():
 
 
 def arcs_hold(data, kind):
-    """The fluctuations about the arc(s) are those of the SDE at snr = infinity, and of its rank at any snr."""
+    """The fluctuations about the arc(s) are those of the SDE at snr = infinity, and of its rank at
+    any snr.
+    """
     runs, N, v = data.sizes["arc_run"], data.attrs["N"], np.asarray(data.arc_point)
     rho = np.asarray(data.rho_chain_noiseless)
     w = 1 / len(TYPES[kind])

@@ -1,4 +1,6 @@
-"""Figures that are made in several sittings: each piece once, stopped and gone on with, and nothing of it shows in the data."""
+"""Figures that are made in several sittings: each piece once, stopped and gone on with, and nothing
+of it shows in the data.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def small(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 def test_a_figure_in_sittings_is_the_one_of_one_sitting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With no time for more than one piece of a run each; what was unfinished is said, and left out of no page."""
+    """With no time for more than one piece of a run each; what was unfinished is said, and left out
+    of no page.
+    """
     monkeypatch.setattr(rough_landscapes, "figure_3", small)
     monkeypatch.setattr(DirectFixedData, "grain", property(lambda self: 20))
     judge: Any = lambda data: judged(str(data.attrs["verdict"]), counted("claim", 0, 1))  # noqa: E731

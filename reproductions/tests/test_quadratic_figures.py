@@ -1,4 +1,6 @@
-"""The figures of arXiv:2604.03068: their claims on `data`, and the shortcuts behind them against integrations that take none."""
+"""The figures of arXiv:2604.03068: their claims on `data`, and the shortcuts behind them against
+integrations that take none.
+"""
 
 from __future__ import annotations
 
@@ -112,7 +114,8 @@ def test_figure_2(tmp_path):
     assert abs(math.log(float(data.eta[lowest] / data.eta_best[0]))) < 0.25
     assert np.isnan(mean[data.eta > data.eta_most[0].item()]).all()
     assert np.isfinite(mean[data.eta < 0.95 * data.eta_most[0].item()]).all()
-    # nearly linear in p, but bent beyond its errors and not proportional to it: the intercept is as sure as the slope
+    # nearly linear in p, but bent beyond its errors and not proportional to it: the intercept is as
+    # sure as the slope
     assert data.attrs["chi2_per_freedom"] > 5
     share = (data.eta_best / data.p).values
     assert np.all(np.diff(share) > 0)
@@ -138,7 +141,8 @@ def test_figure_3(tmp_path):
     np.testing.assert_allclose(data.distance[1:, -1], data.predicted_end[1:], rtol=3e-3)
     assert data.predicted_end[1:].min() > 1
     assert data.risk[:, -1].max() < 1e-4
-    # 1/distance and risk^(-1/2) are linear in t: their slopes do not know when the run left the plateau
+    # 1/distance and risk^(-1/2) are linear in t: their slopes do not know when the run left the
+    # plateau
     for values, law, power in (
         (data.own_distance, data.distance_law, -1),
         (data.risk, data.risk_law, -0.5),

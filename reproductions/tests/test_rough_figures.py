@@ -1,4 +1,6 @@
-"""Figures of phase retrieval on a fixed data set: they draw, come back from a file, and measure what they say."""
+"""Figures of phase retrieval on a fixed data set: they draw, come back from a file, and measure
+what they say.
+"""
 
 from __future__ import annotations
 
@@ -135,7 +137,9 @@ STORED = stored_data.FOLDER
 
 @pytest.mark.parametrize("number", FULL_SIZE)
 def test_full_size_asks_for_what_the_caption_states(number, monkeypatch, tmp_path):
-    """The paper's parameters and layout, without the hours of simulation: what is asked for, and that all of it is kept and drawn."""
+    """The paper's parameters and layout, without the hours of simulation: what is asked for, and
+    that all of it is kept and drawn.
+    """
     asked, given = [], []
 
     def noted(one, t, dimension, seed, runs=None, shared_data=False):
@@ -161,8 +165,8 @@ def test_full_size_asks_for_what_the_caption_states(number, monkeypatch, tmp_pat
     assert {one[2] for one in asked} == runs
     assert len(asked) == curves
     assert {round(one[3], 9) for one in asked} == rates
-    # no set of runs is left out: each is in the data by its mean, its median or its runs (of those that may explode only the share is, of
-    # those in batches the error of each run)
+    # no set of runs is left out: each is in the data by its mean, its median or its runs (of those
+    # that may explode only the share is, of those in batches the error of each run)
     kept = np.unique(
         np.concatenate(
             [np.ravel(np.asarray(value, dtype=float)) for value in data.data_vars.values()]
@@ -203,7 +207,9 @@ def test_full_size_asks_for_what_the_caption_states(number, monkeypatch, tmp_pat
 
 
 def ridge_of(monkeypatch, batches, rescale=True):
-    """Errors with a ridge of runs that nobody ran, one of which explodes in the second batch of p-SGD; and what was asked for."""
+    """Errors with a ridge of runs that nobody ran, one of which explodes in the second batch of
+    p-SGD; and what was asked for.
+    """
     asked = {}
 
     def noted(one, t, dimension, seed):
@@ -237,7 +243,8 @@ def test_batches_of_runs_come_after_the_first_which_stays_what_it_is(monkeypatch
             assert seed == other
             np.testing.assert_array_equal(begin, begin_other)
         assert len(np.unique(np.concatenate(starts))) == 4 * len(batches)
-    # no seed serves twice: those of starts are one below those of runs, those of fresh samples 100 and more above the figure's
+    # no seed serves twice: those of starts are one below those of runs, those of fresh samples 100
+    # and more above the figure's
     used = [7 + 100 + 3 + number for number in range(3)] + [
         seed - less for seed, _ in asked["PersistentSGD"] for less in (0, 1)
     ]
@@ -283,7 +290,8 @@ def hidden_points(fig):
         yield int(np.sum([box.contains(*point) for point in all_points]))
 
 
-# errors of figure B.1 at N = 1000 at t = .01, .1, 1, 10, 30, 100, 1000: a ridge a block, an algorithm a row
+# errors of figure B.1 at N = 1000 at t = .01, .1, 1, 10, 30, 100, 1000: a ridge a block, an
+# algorithm a row
 B1 = [
     [
         [0.72, 0.59, 0.51, 0.54, 0.54, 0.53, 0.53],
@@ -326,7 +334,9 @@ def ridge_curves():
 
 
 def test_double_descent_at_a_small_ridge_is_of_average_overlaps():
-    """At N = 1000: of (B.8) at lambda = 0 both ways, at .1 only where it is taken at the average overlaps."""
+    """At N = 1000: of (B.8) at lambda = 0 both ways, at .1 only where it is taken at the average
+    overlaps.
+    """
     stored = sgd.load(STORED / "rough_landscapes-b1.nc")
 
     def rise(name, ridge):
@@ -340,7 +350,9 @@ def test_double_descent_at_a_small_ridge_is_of_average_overlaps():
 
 
 def test_time_to_recover_grows_like_a_power_of_N():
-    """Full size: the powers of the errata, with errors from runs drawn again; a growth like log N has .17 between these N."""
+    """Full size: the powers of the errata, with errors from runs drawn again; a growth like log N
+    has .17 between these N.
+    """
     stored = sgd.load(STORED / "rough_landscapes-7.nc")
     N, runs, rng = stored.N.values, stored.runs_size.values, np.random.default_rng(0)
     assert N.tolist() == [100, 250, 500, 1000, 2500]
@@ -356,7 +368,8 @@ def test_time_to_recover_grows_like_a_power_of_N():
         assert powers.mean() == pytest.approx(power, abs=0.02)
         assert powers.std() == pytest.approx(error, abs=0.015)
         assert powers.mean() - log_like > errors_off * powers.std()
-    # and no exponential growth is seen in the limit: from m0 = .1 the rate falls, by more than three errors from the first span to the last
+    # and no exponential growth is seen in the limit: from m0 = .1 the rate falls, by more than
+    # three errors from the first span to the last
     rate, its_error = stored.growth.values[-1], stored.growth_error.values[-1]
     np.testing.assert_allclose(rate, [0.0140, 0.0061, 0.0027], atol=1e-4)
     np.testing.assert_allclose(its_error, [0.0037, 0.0019, 0.0005], atol=1e-4)
@@ -380,7 +393,8 @@ def test_insets_hide_nothing():
 @pytest.mark.slow
 def test_figure_b2(tmp_path):
     data = drawn("figure_b2", tmp_path)
-    # (B.8) run by run is the measured error, up to the sampling of the test set: 2000 samples a run, 16 runs
+    # (B.8) run by run is the measured error, up to the sampling of the test set: 2000 samples a
+    # run, 16 runs
     gap = np.abs(data["mse"] - data["mse_formula_runs"])
     assert float(gap.max()) < Z * 1.5 / math.sqrt(2000 * data.attrs["runs"])
     # gradient descent has no batches to rescale
@@ -432,7 +446,8 @@ def test_figure_4(tmp_path):
     assert np.all(data["exploded"].values[data["unstable_samples"].values < 0.01] == 0)
     for panel in ("batch", "persistence", "temperature"):
         np.testing.assert_allclose(data[f"m_{panel}"].isel(time=0), 0.2, atol=0.1)
-    # noise of Langevin does not go away by itself: at the time of the switch the loss is higher the hotter, and then it falls
+    # noise of Langevin does not go away by itself: at the time of the switch the loss is higher the
+    # hotter, and then it falls
     before = data["loss_temperature"].values[:, np.searchsorted(data["t"].values, 20.0) - 1]
     assert np.all(np.diff(before) > 0)
     assert np.all(data["loss_temperature"].values[1:, -1] < before[1:])

@@ -1,4 +1,6 @@
-"""Single-index targets: drift and noise of the overlap against d-dimensional steps, first-passage times, exponents of the samples in d."""
+"""Single-index targets: drift and noise of the overlap against d-dimensional steps, first-passage
+times, exponents of the samples in d.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def test_links_have_their_exponent_and_variance_one(kappa):
 
 @pytest.mark.parametrize(("kappa", "noise"), [(1, 0.5), (3, 0.0), (4, 0.2)])
 def test_drift_and_variance_are_those_of_one_step(kappa, noise):
-    """Steps w <- (w + h x)/|w + h x| with x in d dimensions, of which only <w, x>, <w*, x> and |x| matter: NumPy alone."""
+    """Steps w <- (w + h x)/|w + h x| with x in d dimensions, of which only <w, x>, <w*, x> and |x|
+    matter: NumPy alone.
+    """
     lr, m, d, samples = 0.4, 0.35, 100_000, 500_000
     s = paper.link(kappa)
     generator = np.random.default_rng(kappa)
@@ -69,7 +73,8 @@ def test_passage_times_against_closed_forms_and_quadrature():
     assert known.ode_samples(0.2, 1e9) == pytest.approx(time * 6e9, rel=1e-6)
     assert known.ode_samples(-0.2, 1e9) == known.ode_samples(0.2, 1e9)
     assert known.mean_samples(0.2, 1e9) == pytest.approx(time * 6e9, rel=1e-5)
-    # below the barrier m* = lr F/signal the ODE of exponent 3 does not leave, and the diffusion does
+    # below the barrier m* = lr F/signal the ODE of exponent 3 does not leave, and the diffusion
+    # does
     lr = 0.1
     stuck = paper.overlap_diffusion(3, lr)
     barrier = lr * paper.scaling(3).friction / paper.scaling(3).signal
@@ -145,7 +150,9 @@ def test_exit_times_of_the_library_agree():
 
 @pytest.mark.slow
 def test_figure_has_the_exponents(tmp_path):
-    """The quick figure: each exponent within its interval of the diffusion's, and the fixed rate that does not leave."""
+    """The quick figure: each exponent within its interval of the diffusion's, and the fixed rate
+    that does not leave.
+    """
     fig, data = paper.single_index(quick=True)
     fig.savefig(tmp_path / "figure.png")
     assert (tmp_path / "figure.png").stat().st_size > 5000
@@ -157,7 +164,8 @@ def test_figure_has_the_exponents(tmp_path):
     shares = np.asarray(data.share_fixed_lr)
     assert at["growth_rate_fixed_lr"] < 0
     assert shares[0] > 0.9
-    # in twice its mean, 0.85 of the diffusion's paths have left at d = 96 (4000 of them, by Euler steps); 64 runs of the chain were made
+    # in twice its mean, 0.85 of the diffusion's paths have left at d = 96 (4000 of them, by Euler
+    # steps); 64 runs of the chain were made
     expected, error = 0.85, math.sqrt(0.85 * 0.15 / 64)
     assert abs(float(data.share_scaled_lr[-1]) - expected) < Z * error
     assert shares[-1] < expected - Z * error

@@ -31,7 +31,8 @@ def test_figure_1_stable_and_unstable_diffusion(tmp_path):
     squares = n * below[:, -1] ** 2
     assert abs(squares.mean() - 5.0) < Z * 5 * math.sqrt(2 / (2 * GROUP))
     np.testing.assert_allclose(data.m_star, [0.0, math.sqrt(0.2)], atol=1e-12)
-    # at n = 500 the fixed point of the mean lies 1/n below; both signs are reached, half of the time each
+    # at n = 500 the fixed point of the mean lies 1/n below; both signs are reached, half of the
+    # time each
     assert abs(np.median(np.abs(above[:, -1])) - math.sqrt(0.2)) < 0.04
     assert abs(np.mean(above[:, -1] > 0) - 0.5) < Z * 0.5 / math.sqrt(2 * GROUP)
     # the growth at the start is that of the unstable diffusion

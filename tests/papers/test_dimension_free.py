@@ -14,7 +14,9 @@ from sgdynamics.problems.wide_starts import particles
 
 
 def test_units_of_the_slides():
-    """One step in d dimensions, written as the slides' rates need it, is the library's with the converted numbers."""
+    """One step in d dimensions, written as the slides' rates need it, is the library's with the
+    converted numbers.
+    """
     d, p, k, gamma, Delta, wd, eps = 7, 3, 2, 0.4, 0.3, 0.6, 0.25
     here = paper.setting(gamma, p, k, Delta, wd=wd, eps=eps, head="trained")
     draw = np.random.default_rng(0)
@@ -22,7 +24,8 @@ def test_units_of_the_slides():
     s = special.erf(W @ x / np.sqrt(2))
     slope = np.sqrt(2 / np.pi) * np.exp(-((W @ x) ** 2) / 2)
     E = special.erf(teacher @ x / np.sqrt(2)).mean() + np.sqrt(Delta) * z - (a * s).mean()
-    # with delta_t = gamma/(d p): the gradient of (y - f)^2/2, a step gamma/d, and gamma_a = eps gamma/d for the head
+    # with delta_t = gamma/(d p): the gradient of (y - f)^2/2, a step gamma/d, and gamma_a = eps
+    # gamma/d for the head
     step = gamma / (d * p)
     moved = W + step * ((a * slope * E)[:, None] * x - wd * W), a + eps * step * (s * E - wd * a)
     gradient, head_gradient = -(a * slope * E)[:, None] * x / p, -s * E / p
@@ -63,7 +66,9 @@ def test_closed_scales():
 
 
 def test_rows_split_along_and_beside_the_teachers():
-    """W = M P^-1 W* + W_perp: Q = M P^-1 M^T + W_perp W_perp^T, the last nearly diagonal; M is p x k, P inverted, diag(Q_perp) off."""
+    """W = M P^-1 W* + W_perp: Q = M P^-1 M^T + W_perp W_perp^T, the last nearly diagonal; M is p x
+    k, P inverted, diag(Q_perp) off.
+    """
     d, p, k = 4000, 3, 2
     draw = np.random.default_rng(1)
     teacher = np.array([[1.0, 0.0], [0.6, 0.8]]) @ np.linalg.qr(draw.standard_normal((d, k)))[0].T
@@ -91,7 +96,9 @@ def test_rows_split_along_and_beside_the_teachers():
 
 
 def test_the_largest_overlap_of_random_rows_has_a_root_of_log_p_more():
-    """At the start already, E |Q - M P^-1 M^T - diag(Q_perp)|_inf over p^(-1/2) + d^(-1/2) grows like sqrt(log p): NumPy alone."""
+    """At the start already, E |Q - M P^-1 M^T - diag(Q_perp)|_inf over p^(-1/2) + d^(-1/2) grows
+    like sqrt(log p): NumPy alone.
+    """
     draw, ratios, sizes = np.random.default_rng(2), [], np.array([16, 64, 256, 512])
     for p in sizes:
         largest = []
@@ -100,7 +107,8 @@ def test_the_largest_overlap_of_random_rows_has_a_root_of_log_p_more():
             rest = W[:, 1:] @ W[:, 1:].T  # one teacher, along the first axis
             largest.append(np.abs(rest - np.diag(np.diag(rest))).max())
         ratios.append(np.mean(largest) / paper.mean_field_scale(int(p), int(2 * p)))
-    # each is known to about 2%; d = 2p, so that (2 sqrt(log p/d))/(1.7 p^-1/2) = .83 sqrt(log p) in the end
+    # each is known to about 2%; d = 2p, so that (2 sqrt(log p/d))/(1.7 p^-1/2) = .83 sqrt(log p) in
+    # the end
     assert ratios[0] > 1
     assert ratios[-1] > 1.3 * ratios[0]
     rooted = np.array(ratios) / np.sqrt(np.log(sizes))
@@ -108,7 +116,9 @@ def test_the_largest_overlap_of_random_rows_has_a_root_of_log_p_more():
 
 
 def test_the_risk_is_quadratic_in_the_density():
-    """f is linear in the density of units, R quadratic: third differences along a mixture of two densities vanish, second ones do not."""
+    """f is linear in the density of units, R quadratic: third differences along a mixture of two
+    densities vanish, second ones do not.
+    """
     problem = sgd.TeacherStudent(width=3, activation="erf")
     kinds = np.array([[0, 0, 0], [0, 0, 1], [0, 1, 1], [1, 1, 1]])
     start = sgd.start(

@@ -1,4 +1,6 @@
-"""Epochs: the two-time equations against closed forms and a plain loop, and the verdict on each figure."""
+"""Epochs: the two-time equations against closed forms and a plain loop, and the verdict on each
+figure.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from tests.conftest import FALSE_ALARM
 
 
 def replacement(gamma, alpha, noise, last):
-    """|w - w*|^2 with replacement by the Volterra equation on the Marchenko-Pastur spectrum of X^T X/n, at s = samples/d = 0 .. last."""
+    """|w - w*|^2 with replacement by the Volterra equation on the Marchenko-Pastur spectrum of X^T
+    X/n, at s = samples/d = 0 .. last.
+    """
     low, high = (1 - alpha**-0.5) ** 2, (1 + alpha**-0.5) ** 2
     angle = (np.arange(400) + 0.5) * math.pi / 400
     x = (low + high) / 2 + (high - low) / 2 * np.cos(angle)
@@ -45,7 +49,9 @@ def test_with_replacement_it_is_a_volterra_equation(noise):
 
 @pytest.mark.parametrize("lr", [1.2, 1.5, pytest.param(1.605, marks=pytest.mark.slow)])
 def test_large_learning_rates_agree_with_the_volterra_equation(lr):
-    """With 40 cells at any lr, the former default, the distance at lr = 1.5 is 3 times too large after 4 epochs."""
+    """With 40 cells at any lr, the former default, the distance at lr = 1.5 is 3 times too large
+    after 4 epochs.
+    """
     distance, s = replacement(lr, 2.0, 0.0, 8.0)
     expected = np.interp(2.0 * np.arange(5), s, distance)
     solution = paper.linear_epochs(lr, 2.0, 0.0, 4, "replacement")
@@ -58,7 +64,9 @@ def test_large_learning_rates_agree_with_the_volterra_equation(lr):
 
 
 def test_the_error_estimate_of_few_cells_is_honest():
-    """At lr = 1.5 40 cells are just stable, and wrong by factors; the estimate contains that, and a warning is given."""
+    """At lr = 1.5 40 cells are just stable, and wrong by factors; the estimate contains that, and a
+    warning is given.
+    """
     with pytest.warns(
         UserWarning, match="estimated error of distance is .* Use more cells than 40"
     ):
@@ -70,7 +78,9 @@ def test_the_error_estimate_of_few_cells_is_honest():
 
 @pytest.mark.parametrize(("lr", "alpha"), [(1.5, 2.0), (1.2, 6.0), (1.8, 0.7)])
 def test_the_stability_of_cells_is_that_of_the_two_time_equations(lr, alpha):
-    """With replacement they grow from epoch to epoch below the stated number of cells, and decrease from it on."""
+    """With replacement they grow from epoch to epoch below the stated number of cells, and decrease
+    from it on.
+    """
     stability = CellStability(lr, alpha, np.ones(1), np.ones(1))
     critical = next(cells for cells in range(2, 100) if stability.load(cells) <= 1 + 1e-9)
     for cells, grows in ((critical - 1, True), (critical + 1, False)):
@@ -81,7 +91,9 @@ def test_the_stability_of_cells_is_that_of_the_two_time_equations(lr, alpha):
 @pytest.mark.slow
 @pytest.mark.parametrize("decay", [0.0, 0.3])
 def test_the_load_is_that_of_a_large_sample_covariance(decay):
-    """Two eigenvalues, against the eigenvalues of one matrix in 1200 dimensions; with one cell and decay too."""
+    """Two eigenvalues, against the eigenvalues of one matrix in 1200 dimensions; with one cell and
+    decay too.
+    """
     rng, d, alpha = np.random.default_rng(0), 1200, 2.0
     values, shares = np.array([3.0, 0.4]), np.array([0.25, 0.75])
     X = rng.normal(size=(int(alpha * d), d)) * np.sqrt(np.repeat(values, [300, 900]))

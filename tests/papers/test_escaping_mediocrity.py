@@ -1,4 +1,6 @@
-"""Escaping mediocrity: its closed formulas against quadrature, ODEs, boundary value problems and SGD itself."""
+"""Escaping mediocrity: its closed formulas against quadrature, ODEs, boundary value problems and
+SGD itself.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ PLATEAU = {"d": 1000, "noise": 0.0, "threshold": 0.1}
 
 
 def gauss(dimensions: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Tensor Gauss-Hermite nodes (dimensions, points) and weights: exact for polynomials of degree 2 count - 1 in each normal."""
+    """Tensor Gauss-Hermite nodes (dimensions, points) and weights: exact for polynomials of degree
+    2 count - 1 in each normal.
+    """
     nodes, weights = special.roots_hermitenorm(count)
     grid = np.array(list(itertools.product(range(count), repeat=dimensions))).T
     return nodes[grid], (weights / weights.sum())[grid].prod(axis=0)
@@ -75,7 +79,9 @@ def final_excess(p: int, gamma: float, noise: float) -> float:
 
 
 def random_rows(p: int, d: int, runs: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """m (runs, p) and Q of rows uniform on the sphere, drawn in d dimensions; the teacher is the first direction."""
+    """m (runs, p) and Q of rows uniform on the sphere, drawn in d dimensions; the teacher is the
+    first direction.
+    """
     W = np.random.default_rng(seed).standard_normal((runs, p, d))
     W /= np.linalg.norm(W, axis=-1, keepdims=True)
     return W[:, :, 0].copy(), W @ W.transpose(0, 2, 1)
@@ -108,7 +114,9 @@ def test_risk_at_point_A_and_by_quadrature():
 
 
 def test_growth_rates_from_the_increments_of_sgd():
-    """(33), hence (45) and (46): the mean increments by quadrature, and their slopes at m = 0, Q = 1."""
+    """(33), hence (45) and (46): the mean increments by quadrature, and their slopes at m = 0, Q =
+    1.
+    """
     for m, q, noise, gamma in (([0.1, -0.05], 0.02, 0.1, 0.2), ([0.5, 0.3], -0.4, 0.7, 0.3)):
         m, Q = np.array(m), np.array([[1, q], [q, 1]])
         star, lam, error, weights = fields(m, Q, noise, 4)
@@ -142,7 +150,8 @@ def test_annealed_time():
     assert em.exit_time_annealed(1, 3000, 0.05, 0, 0.3) == pytest.approx(1.214852185, abs=6e-10)
     assert em.exit_time_annealed(1, 3000, 0.08, 0.5, 0.2) == pytest.approx(1.599565525, abs=6e-10)
     assert em.exit_time_annealed(5, 1000, 0.5, 0.3, 0.25) == pytest.approx(0.7381670794, abs=6e-11)
-    # against the ODE linearised numerically and integrated, from the start whose mu0 and tau0 are the means
+    # against the ODE linearised numerically and integrated, from the start whose mu0 and tau0 are
+    # the means
     p, d, gamma, noise, T = 2, 1000, 0.3, 0.2, 0.25
 
     def velocity(m: float, q: float) -> list[float]:
@@ -222,7 +231,9 @@ def test_quenched_time_by_brute_force(p: int, d: int, T: float):
 
 
 def test_law_of_the_starts():
-    """Overlaps of independent rows are pairwise independent, so that the moments of mu0 and tau0 are known."""
+    """Overlaps of independent rows are pairwise independent, so that the moments of mu0 and tau0
+    are known.
+    """
     p, d = 3, 6
     mu0, tau0 = (
         x - mean for x, mean in zip(formulas._starts(p, d, 0), (p, p * (p - 1)), strict=True)
@@ -357,7 +368,8 @@ def test_stochastic_shift():
     np.testing.assert_allclose(
         (weights * increments) @ increments.T, variance * np.eye(2), atol=1e-10
     )
-    # leaving m = 0 by noise alone and leaving from a random start differ by D -> 1 + D: (59) averaged over starts is the corrected time
+    # leaving m = 0 by noise alone and leaving from a random start differ by D -> 1 + D: (59)
+    # averaged over starts is the corrected time
     d, gamma, T = 10**6, 1 / 12, 0.1
     nodes, weights = special.roots_hermitenorm(120)
     averaged = (
@@ -370,7 +382,9 @@ def test_stochastic_shift():
 
 @pytest.mark.slow  # those of width one, in closed form, are in the fast set
 def test_corrected_time_at_width_five():
-    """The ODE solved from many starts, .662, and that time corrected, .600; the linearised average is the control variate."""
+    """The ODE solved from many starts, .662, and that time corrected, .600; the linearised average
+    is the control variate.
+    """
     p, gamma, h = 5, 0.5, 0.01
     m, Q = random_rows(p, PLATEAU["d"], 300, seed=0)
     linear = linear_times(m, Q, PLATEAU["d"], gamma, 0.0, PLATEAU["threshold"])
@@ -510,7 +524,8 @@ def test_stable_rate_against_the_ode():
     assert final_excess(5, 125 / 68, 0.0) == pytest.approx(
         2.0, abs=0.02
     )  # gamma_opt: goes to the maximum of the risk
-    # with noise parallel rows separate, at the rate of the docstring, and the network does better than a single unit with rate gamma/p
+    # with noise parallel rows separate, at the rate of the docstring, and the network does better
+    # than a single unit with rate gamma/p
     rate, noise = 0.1, 1.0
     m2, distance = 1 - rate * noise / (2 * (1 - 6 * rate)), 1e-6
     Q = np.array([[1, 1 - distance], [1 - distance, 1]])
@@ -536,7 +551,8 @@ def test_covariance_of_the_increments():
         np.testing.assert_allclose(
             covariance, (weights * centred) @ centred.T, rtol=1e-11, atol=1e-10
         )
-        # one step of SGD on the sphere at finite d, |x|^2 random too: the gap to the projected covariance goes as 1/d
+        # one step of SGD on the sphere at finite d, |x|^2 random too: the gap to the projected
+        # covariance goes as 1/d
         projected = np.array([1, -m / 2]) @ covariance @ np.array([1, -m / 2])
         gaps = []
         for d in (10**5, 10**6):
@@ -568,7 +584,9 @@ def test_covariance_of_the_increments():
 
 @pytest.mark.parametrize("constraint", [None, "sphere"])
 def test_critical_points_against_a_dense_hessian(constraint: str | None):
-    """Gradient and Hessian of the quadrature of the loss in d = 6 (complex steps, exact for polynomials)."""
+    """Gradient and Hessian of the quadrature of the loss in d = 6 (complex steps, exact for
+    polynomials).
+    """
     d, rho, noise = 6, 1.7, 0.3
     x, weights = gauss(d, 3)
     teacher = np.zeros(d)

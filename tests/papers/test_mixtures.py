@@ -1,4 +1,6 @@
-"""The closed results on Gaussian mixtures at snr = infinity, against the flow, SGD itself, and exact enumerations."""
+"""The closed results on Gaussian mixtures at snr = infinity, against the flow, SGD itself, and
+exact enumerations.
+"""
 
 from __future__ import annotations
 
@@ -89,7 +91,8 @@ def test_components():
     assert [(len(one.active), one.dimension, one.stable) for one in mixture_components("binary")] == [
         (0, 0, False), (1, 1, False), (1, 1, False), (2, 0, True), (2, 0, True),
     ]  # fmt: skip
-    # with a spare unit all optima are connected; with fewer units than types nothing is left to grow
+    # with a spare unit all optima are connected; with fewer units than types nothing is left to
+    # grow
     assert [one.stable for one in mixture_components("xor", 5)] == [False] * 15 + [True]
     assert sum(one.stable for one in mixture_components("xor", 2)) == 12
 
@@ -107,7 +110,8 @@ def test_representatives_are_fixed_points():
 
 
 def test_stability_of_every_stratum():
-    # a random point of each of the 625 strata, perturbed: an idle unit can be sent to a missing type, else all stays near
+    # a random point of each of the 625 strata, perturbed: an idle unit can be sent to a missing
+    # type, else all stays near
     rng, alpha, small = np.random.default_rng(0), 0.05, 1e-3
     C = ring_radius("xor", alpha)
     strata = [stratum for one in mixture_components() for stratum in one.strata]
@@ -193,7 +197,9 @@ def test_measured_success_of_many_runs(kind):
 
 @lru_cache
 def jacobian(kind):
-    """The rate of (v, m in the units' own directions) and its Jacobian by automatic differentiation, jitted."""
+    """The rate of (v, m in the units' own directions) and its Jacobian by automatic
+    differentiation, jitted.
+    """
 
     def rate(u, alpha, own, side):
         K = len(own)
@@ -217,7 +223,9 @@ def test_rescaled_drift_is_the_jacobian(kind, a, types, names):
 
 
 def sgd_step(kind, W, v, cluster):
-    """The gradient of one sample's loss at snr = infinity in full space: rows W (K, d), x = the cluster's mean."""
+    """The gradient of one sample's loss at snr = infinity in full space: rows W (K, d), x = the
+    cluster's mean.
+    """
     x = np.zeros(W.shape[1])
     direction, sign = divmod(cluster, 2)
     x[direction], sign = 1 - 2 * sign, 1 - 2 * sign
@@ -295,7 +303,8 @@ def test_arc_paths_have_the_law_of_the_sde():
 
 @pytest.mark.parametrize("kind", ["binary", "xor"])
 def test_sgd_has_the_stationary_variance_of_the_arc(kind):
-    # sqrt(N) around a point of the arc(s): what remains of the clusters is f on the arcs; rate of rho .22 (binary), .049 (XOR)
+    # sqrt(N) around a point of the arc(s): what remains of the clusters is f on the arcs; rate of
+    # rho .22 (binary), .049 (XOR)
     N, runs, rng, a = 150, 1000, np.random.default_rng(1), ARCS[kind]
     time = 15.0 if kind == "binary" else 50.0
     v, m = np.tile(a, (runs, 1)), np.tile(a, (runs, 1))
@@ -319,7 +328,9 @@ def test_sgd_has_the_stationary_variance_of_the_arc(kind):
 
 
 def exact_optimum(kind, snr):
-    """|v| at the optimal fixed point with R = 0, where |m| = |v| = b and al = - sum_c w E[x_mu 1{x_mu > 0} e_c], by quadrature."""
+    """|v| at the optimal fixed point with R = 0, where |m| = |v| = b and al = - sum_c w E[x_mu
+    1{x_mu > 0} e_c], by quadrature.
+    """
     z, weight = np.polynomial.hermite_e.hermegauss(60)
     weight /= weight.sum()
     half, area = np.polynomial.legendre.leggauss(80)
@@ -332,7 +343,8 @@ def exact_optimum(kind, snr):
     def balance(b):
         if kind == "binary":  # f = b^2 x_mu
             return AL - 0.5 * weight @ (near * special.expit(-(b**2) * near))
-        # f = b^2 (|x_mu| - |x_nu|): on mu+ x_mu is near 1 and x_nu of either sign, on nu+- the other way round, and x_mu > 0
+        # f = b^2 (|x_mu| - |x_nu|): on mu+ x_mu is near 1 and x_nu of either sign, on nu+- the
+        # other way round, and x_mu > 0
         served = 2 * np.einsum(
             "i,j,ij", weight, area, near[:, None] * special.expit(-(b**2) * (near[:, None] - far))
         )

@@ -11,7 +11,9 @@ from sgdynamics.papers import optimisers as paper
 
 @pytest.mark.parametrize("times", [1, 2, 3, 4])
 def test_drift_of_reuse_is_that_of_moves_along_a_sample(times):
-    """Moves of the field by -lr h, h = (f - y) s'(lam) w, averaged over fields by quadrature; a network of one unit, its own f left out."""
+    """Moves of the field by -lr h, h = (f - y) s'(lam) w, averaged over fields by quadrature; a
+    network of one unit, its own f left out.
+    """
     q, w, lr = 0.7, 0.5, 2e-4
     nodes, weights = np.polynomial.hermite_e.hermegauss(60)
     weights = weights / weights.sum()

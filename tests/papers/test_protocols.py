@@ -1,4 +1,6 @@
-"""Protocols: closed formulas against the equations they solve, the chain of batches against runs, figures and verdicts on all of them."""
+"""Protocols: closed formulas against the equations they solve, the chain of batches against runs,
+figures and verdicts on all of them.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from sgdynamics.papers import protocols as paper
 
 
 def test_best_rate_solves_its_equation():
-    """eps' = -2 lr eps + lr^2 (eps + noise), lr = eps/(eps + noise), by steps; no other rate falls faster."""
+    """eps' = -2 lr eps + lr^2 (eps + noise), lr = eps/(eps + noise), by steps; no other rate falls
+    faster.
+    """
     noise, start = 0.3, 0.7
     at = np.linspace(0, 30, 7)
     whole = integrate.solve_ivp(

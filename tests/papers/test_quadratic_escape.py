@@ -41,7 +41,8 @@ def test_plateau_of_sgd_and_its_best_rate(p, p_star):
 
 
 def test_noise_of_sgd_in_small_overlaps():
-    # p = p* = 1 in three numbers a step, exactly: fields u, v and the chi of what lies outside; rho starts at 0, so all of it is noise
+    # p = p* = 1 in three numbers a step, exactly: fields u, v and the chi of what lies outside; rho
+    # starts at 0, so all of it is noise
     N, runs, x, tau = 3000, 3000, 0.05, 0.25
     rng = np.random.default_rng(0)
     rho, rest = np.zeros(runs), np.ones(runs)

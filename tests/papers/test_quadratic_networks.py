@@ -1,4 +1,6 @@
-"""Quadratic networks (arXiv:2604.03068): closed formulas against exact quadrature, the generic engine, dense Hessians, integrations."""
+"""Quadratic networks (arXiv:2604.03068): closed formulas against exact quadrature, the generic
+engine, dense Hessians, integrations.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ SIZES = [(9, 3, 2), (8, 4, 2), (7, 2, 2), (9, 4, 3), (8, 5, 1), (6, 1, 1), (9, 2
 
 
 def integrate(rho, Q, times, eta=0.0, noise=0.0, method="DOP853", rtol=1e-12, atol=1e-14):
-    """Overlaps at t = eta alpha along SGD's ODE (gradient flow for eta = 0), by scipy; leading axes are runs."""
+    """Overlaps at t = eta alpha along SGD's ODE (gradient flow for eta = 0), by scipy; leading axes
+    are runs.
+    """
     n, times = rho.size, np.asarray(times, dtype=float)
 
     def field(_, y):
@@ -46,7 +50,9 @@ def integrate(rho, Q, times, eta=0.0, noise=0.0, method="DOP853", rtol=1e-12, at
 
 
 def jacobian(rho, Q, eta):
-    """Of the drift per unit of t, by central differences (the drift is a cubic: what they miss is 1e-8)."""
+    """Of the drift per unit of t, by central differences (the drift is a cubic: what they miss is
+    1e-8).
+    """
     n, step = rho.size, 1e-4
     rows = []
     for direction in np.eye(n + Q.size):
@@ -185,7 +191,9 @@ def test_loss_reduction_follows_gradient_flow(p, p_star):
 
 
 def dense(W, p_star):
-    """Gradient and Hessian of E[(y - yhat)^2] in the p N weights, from the tensor of fourth moments of x (Isserlis)."""
+    """Gradient and Hessian of E[(y - yhat)^2] in the p N weights, from the tensor of fourth moments
+    of x (Isserlis).
+    """
     p, N = W.shape
     one = np.eye(N)
     fourth = (

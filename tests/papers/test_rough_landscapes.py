@@ -1,4 +1,6 @@
-"""Phase retrieval on a fixed data set: the paper's settings, closed formulas and kernel equations against independent computations."""
+"""Phase retrieval on a fixed data set: the paper's settings, closed formulas and kernel equations
+against independent computations.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ FOUR = {
 
 
 def gaussian_mean(f, m, q=1.0, q0=1.0, nodes=24):
-    """<f(h, h0)> for <h^2> = q, <h0^2> = q0, <h h0> = m, by Gauss-Hermite: exact for the polynomials here."""
+    """<f(h, h0)> for <h^2> = q, <h0^2> = q0, <h h0> = m, by Gauss-Hermite: exact for the
+    polynomials here.
+    """
     x, weight = np.polynomial.hermite_e.hermegauss(nodes)
     weight = weight / weight.sum()
     h0 = math.sqrt(q0) * x[:, None]
@@ -49,7 +53,9 @@ def kick(algorithm, step, N):
 
 
 def too_far(replicates):
-    """How many standard errors from so many replicates are a false alarm at the stated rate (Student's law, not the normal one)."""
+    """How many standard errors from so many replicates are a false alarm at the stated rate
+    (Student's law, not the normal one).
+    """
     return float(stats.t.isf(FALSE_ALARM / 2, replicates - 1))
 
 
@@ -59,7 +65,9 @@ def too_far(replicates):
 @pytest.mark.parametrize("name", list(FOUR))
 @pytest.mark.parametrize("ridge", [None, 0.7])
 def test_setting_makes_the_papers_step(name, ridge):
-    """One step in the paper's words, on drawn data, against the library's step with the setting's numbers."""
+    """One step in the paper's words, on drawn data, against the library's step with the setting's
+    numbers.
+    """
     alpha, eta, N = 2.5, 0.02, 12
     one = formulas.setting(alpha, eta, 0.3, name, ridge=ridge, **FOUR[name])
     random = np.random.default_rng(1)
@@ -179,7 +187,9 @@ def test_closed_values_by_quadrature(alpha, m0, l, T):  # noqa: E741
     [(2.0, 0.01, 0.5, 1.0, 0.0), (3.0, 0.01, 0.2, 0.5, 0.0), (3.0, 0.05, 0.4, 0.3, 2.0)],
 )
 def test_first_step_by_quadrature(alpha, eta, m0, l, T):  # noqa: E741
-    """The gradient's mean lies in the plane of w and w0 (Stein), and independent samples add <g^2> to its square."""
+    """The gradient's mean lies in the plane of w and w0 (Stein), and independent samples add <g^2>
+    to its square.
+    """
     along = alpha * gaussian_mean(curvature, m0)
     across = alpha * gaussian_mean(lambda h, h0: -2 * h * h0, m0)
     square = (
@@ -205,7 +215,9 @@ def test_first_step_of_the_reference():
     [(1.0, 1.0, 0.3), (1.7, 0.8, -0.9), (0.6, 1.0, 0.0), (1.21, 1.0, 1.1), (0.0, 1.0, 0.0)],
 )
 def test_generalization_error_by_quadrature(q, q0, m):
-    """E(|h| - |h0|)^2 in polar coordinates, where the radius gives <r^2> = 2 and the kinks are known angles."""
+    """E(|h| - |h0|)^2 in polar coordinates, where the radius gives <r^2> = 2 and the kinks are
+    known angles.
+    """
     angle = math.acos(np.clip(m / math.sqrt(q * q0), -1, 1)) if q > 0 else 0.0
 
     def at(theta):
@@ -303,7 +315,9 @@ def test_kernels_choose_the_algorithm_and_refuse():
 
 
 def dense(name, N, alpha, eta, m0, steps, random, kicked, ridge=None):
-    """The paper's algorithm in N dimensions: m, loss, C(t, 0) and the response to a kick +-size on every weight before step `kicked`."""
+    """The paper's algorithm in N dimensions: m, loss, C(t, 0) and the response to a kick +-size on
+    every weight before step `kicked`.
+    """
     l, T = FOUR[name].get("l", 1.0), FOUR[name].get("T", 0.0)  # noqa: E741
     on = eta / FOUR[name]["tau"] if "tau" in FOUR[name] else l
     xi = random.standard_normal((round(alpha * N), N)) / math.sqrt(N)
@@ -342,7 +356,9 @@ def dense(name, N, alpha, eta, m0, steps, random, kicked, ridge=None):
     [("GD", None), ("SGD", None), ("p-SGD", None), ("Langevin", None), ("p-SGD", 2.0)],
 )
 def test_kernels_follow_the_algorithm_in_many_dimensions(name, ridge):
-    """m, loss, correlation with the start, and the response to a kick at step 4, up to 12 steps, at N = 250."""
+    """m, loss, correlation with the start, and the response to a kick at step 4, up to 12 steps, at
+    N = 250.
+    """
     N, runs, steps, kicked = 250, 16, 12, 4
     random = np.random.default_rng(7)
     each = [dense(name, N, 3.0, 0.02, 0.4, steps, random, kicked, ridge) for _ in range(runs)]
@@ -372,7 +388,9 @@ def test_kernels_follow_the_algorithm_in_many_dimensions(name, ridge):
 
 
 def papers_numbers(one, steps, paths, replicates=16, dtype="float64", **more):
-    """m and loss (time) of sgd.solve_dmft in the paper's units, with standard errors; and the Dataset."""
+    """m and loss (time) of sgd.solve_dmft in the paper's units, with standard errors; and the
+    Dataset.
+    """
     found = sgd.solve_dmft(
         one.problem,
         one.algorithm,
@@ -396,7 +414,9 @@ def papers_numbers(one, steps, paths, replicates=16, dtype="float64", **more):
 
 @pytest.mark.parametrize("name", slow(FOUR, FOUR))
 def test_two_forms_of_dmft_agree(name):
-    """The paper's kernels, by NumPy, against sgd.solve_dmft: m, loss, C(t, t'), R(t, t') on 30 steps. Both have 16 replicates."""
+    """The paper's kernels, by NumPy, against sgd.solve_dmft: m, loss, C(t, t'), R(t, t') on 30
+    steps. Both have 16 replicates.
+    """
     steps, last = np.array([0, 15, 30]), 30
     one = formulas.setting(3.0, 0.02, 0.4, name, **FOUR[name])
     values, found = papers_numbers(one, steps, 1 << 15, two_time=True)
@@ -456,7 +476,9 @@ REFERENCE = {
 
 
 def follows_the_reference(case, end, paths, dtype, most):
-    """Values of an independent solution with up to 131,072 paths, to t = end; `most` bounds the standard error of m."""
+    """Values of an independent solution with up to 131,072 paths, to t = end; `most` bounds the
+    standard error of m.
+    """
     (alpha, m0, name, more), rows = REFERENCE[case]
     one = formulas.setting(alpha, 0.01, m0, name, **more)
     t = [time for time in rows if time <= end]
@@ -483,7 +505,9 @@ def test_dmft_follows_the_reference(case):
 
 
 def sgd_becomes_gradient_descent(solve):
-    """The effect of vanilla SGD's noise is proportional to eta; that of p-SGD has a limit. At l = .2, where noise is large; t = .1."""
+    """The effect of vanilla SGD's noise is proportional to eta; that of p-SGD has a limit. At l =
+    .2, where noise is large; t = .1.
+    """
     more = {"GD": {}, "SGD": {"l": 0.2}, "p-SGD": {"l": 0.2, "tau": 0.3}}
     loss = {
         name: np.array([solve(eta, round(0.1 / eta), name, numbers) for eta in (0.01, 0.0025)])

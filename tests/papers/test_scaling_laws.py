@@ -1,4 +1,6 @@
-"""Scaling laws: closed formulas against what shares no code with them, a figure of each kind at a tiny size, verdicts on all of them."""
+"""Scaling laws: closed formulas against what shares no code with them, a figure of each kind at a
+tiny size, verdicts on all of them.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ def test_learning_exponents_are_those_of_the_sum_over_modes(s, e):
 
 
 def test_skills_follow_the_flow_of_their_own_population_risk():
-    """Three students and three teachers in eight dimensions, by the gradient of the risk as moments of Gaussian inputs give it."""
+    """Three students and three teachers in eight dimensions, by the gradient of the risk as moments
+    of Gaussian inputs give it.
+    """
     c, m0 = np.arange(1, 4.0) ** -1.5, 0.2
     # each row has an own direction for what is not along its teacher
     teachers, begin = (

@@ -1,4 +1,6 @@
-"""Samples of several inputs and own rules: closed formulas against what shares no code with them, and the verdict on each figure."""
+"""Samples of several inputs and own rules: closed formulas against what shares no code with them,
+and the verdict on each figure.
+"""
 
 from __future__ import annotations
 

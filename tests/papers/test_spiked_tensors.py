@@ -1,4 +1,6 @@
-"""Matrix and tensor PCA: reference values, the chain in law against vectors and true tensors, its limits, fixed points, figure 1."""
+"""Matrix and tensor PCA: reference values, the chain in law against vectors and true tensors, its
+limits, fixed points, figure 1.
+"""
 
 from __future__ import annotations
 
@@ -115,7 +117,9 @@ def test_fixed_points_are_roots_with_the_numerical_jacobian(order, lr, batch, ri
     [(2, 1.2, 0.5, 4), (3, 4.0, 0.5, 7), (4, 8.0, 0.1, 11), (5, 12.0, 0.0, 2)],
 )
 def test_no_fixed_point_is_missed(order, snr, ridge, count):
-    """Against a search that knows nothing of the equations in one unknown: Newton from random places."""
+    """Against a search that knows nothing of the equations in one unknown: Newton from random
+    places.
+    """
     problem, algorithm = SpikedTensor(order=order, snr=snr, ridge=ridge), sgd.OnePassSGD(lr=1.0)
     numbers = limits.equation_numbers(problem, algorithm, None)
     y = np.random.default_rng(order).uniform([-1.8, 0.0], [1.8, 1.2], (4000, 2))
@@ -245,7 +249,8 @@ def test_one_step_in_closed_form_and_by_quadrature():
     np.testing.assert_allclose(
         covariance[0], [[7.84e-4, 3.695616e-4], [3.695616e-4, 0.004018938123264]], rtol=1e-11
     )
-    # any order and batch, against Gauss-Hermite points in (xi, z1, z2) of the chain's formula, written out again
+    # any order and batch, against Gauss-Hermite points in (xi, z1, z2) of the chain's formula,
+    # written out again
     nodes, weights = np.polynomial.hermite_e.hermegauss(12)
     xi, z1, z2 = np.meshgrid(nodes, nodes, nodes, indexing="ij")
     w = np.multiply.outer(np.multiply.outer(weights, weights), weights) / weights.sum() ** 3
@@ -330,7 +335,9 @@ def test_chain_vector_and_true_tensors_have_one_law(order, batch):
 
 @pytest.mark.parametrize(("order", "n"), [(2, 4), (2, 2), (3, 2), (3, 3)])
 def test_chain_against_tensors_contracted_by_hand(order, n):
-    """Also in the smallest dimensions, where no or one direction is left outside x and the signal; from r2 = 0, where each counts."""
+    """Also in the smallest dimensions, where no or one direction is left outside x and the signal;
+    from r2 = 0, where each counts.
+    """
     problem, algorithm, steps = (
         SpikedTensor(order=order, snr=1.5, ridge=0.3),
         sgd.OnePassSGD(lr=0.04),
@@ -548,12 +555,15 @@ def test_rescaled_paths_of_the_matrix_are_ornstein_uhlenbeck():
 
 @pytest.mark.slow
 def test_lambda_scaling_has_the_corrected_drift():
-    """snr = Lam n^((k-2)/2): the chain agrees with 2 u1 (k Lam u1^(k-2) - k) and refutes 2 u1 (k Lam - k)."""
+    """snr = Lam n^((k-2)/2): the chain agrees with 2 u1 (k Lam u1^(k-2) - k) and refutes 2 u1 (k
+    Lam - k).
+    """
     n, Lam, runs = 10_000, 0.6, 4 * RUNS
     for k, t in ((3, 0.15), (3, 0.4), (4, 0.3)):
         problem = SpikedTensor(order=k, snr=Lam * n ** ((k - 2) / 2))
         begin = spiked_random_start(problem, dimension=n, seed=1, runs=runs)
-        # for k = 4 steps of c/n are too long for what lies behind the barrier: a run that crosses it overflows
+        # for k = 4 steps of c/n are too long for what lies behind the barrier: a run that crosses
+        # it overflows
         with (
             contextlib.nullcontext() if k == 3 else pytest.warns(UserWarning, match="runs diverged")
         ):
@@ -562,7 +572,8 @@ def test_lambda_scaling_has_the_corrected_drift():
             )
         chain = math.sqrt(n) * np.asarray(result.m[:, 0])
         paths = np.asarray(paper.rescaled_paths(k, Lam, times=[t], runs=runs, seed=4).u1[:, 0])
-        # beyond a few the chain comes to rest at m of order 1 and the rescaled path at infinity: both count as gone
+        # beyond a few the chain comes to rest at m of order 1 and the rescaled path at infinity:
+        # both count as gone
         if k == 4:
             chain, paths = np.where(np.isnan(chain), np.inf, np.abs(chain)), np.abs(paths)
         same_law(np.clip(chain, -5, 5), np.clip(paths, -5, 5), f"k = {k}, t = {t}")

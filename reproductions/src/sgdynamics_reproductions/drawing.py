@@ -1,4 +1,6 @@
-"""What the figures of several documents share: axes without pyplot, runs as points with bars, letters, ticks at sizes that were run."""
+"""What the figures of several documents share: axes without pyplot, runs as points with bars,
+letters, ticks at sizes that were run.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def ticks(ax: Axes, values: Sequence[float] | np.ndarray) -> None:
 
 
 def readable(axes: Iterable[Axes]) -> None:
-    """Logarithmic axes whose labels do not run into one another: where there are few decades 1, 2, 5 in plain digits, and no others."""
+    """Logarithmic axes whose labels do not run into one another: where there are few decades 1, 2,
+    5 in plain digits, and no others.
+    """
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     for ax in axes:

@@ -1,7 +1,9 @@
-"""Figures that take longer than one sitting: what is finished of one is kept in a folder, and a later call makes the rest.
+"""Figures that take longer than one sitting: what is finished of one is kept in a folder, and a
+later call makes the rest.
 
-A figure asks for its simulations and solutions one after the other, each by `made`. Inside `kept` each is written to a file once it is
-finished, and read from there the next time; what can stop on the way (runs on a fixed data set) does so when the time is over.
+A figure asks for its simulations and solutions one after the other, each by `made`. Inside `kept`
+each is written to a file once it is finished, and read from there the next time; what can stop on
+the way (runs on a fixed data set) does so when the time is over.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ __all__ = ["kept", "made"]
 
 @dataclass
 class Sitting:
-    """Where pieces are kept, until when this call may go on (by time.monotonic), and whether it has begun one: each does."""
+    """Where pieces are kept, until when this call may go on (by time.monotonic), and whether it has
+    begun one: each does.
+    """
 
     folder: Path
     until: float
@@ -40,7 +44,9 @@ _sitting: ContextVar[Sitting | None] = ContextVar("sitting", default=None)
 
 @contextmanager
 def kept(folder: Path, seconds: float) -> Iterator[None]:
-    """Inside, pieces of a figure are kept in a folder; after so many seconds there is a TimeoutError."""
+    """Inside, pieces of a figure are kept in a folder; after so many seconds there is a
+    TimeoutError.
+    """
     token = _sitting.set(Sitting(folder, time.monotonic() + seconds))
     try:
         yield
@@ -51,7 +57,9 @@ def kept(folder: Path, seconds: float) -> Iterator[None]:
 def made(
     name: str, call: Mapping[str, Any], compute: Function, resumes: bool = False
 ) -> xr.Dataset:
-    """What compute(**options) gives, or gave: one piece, which its call names; where it `resumes`, options are those of a checkpoint."""
+    """What compute(**options) gives, or gave: one piece, which its call names; where it `resumes`,
+    options are those of a checkpoint.
+    """
     sitting = _sitting.get()
     if sitting is None:
         return compute()
@@ -74,7 +82,9 @@ def made(
 
 
 def _digest(call: Mapping[str, Any]) -> str:
-    """Of all that makes a piece what it is: problems and algorithms as they describe themselves, arrays by their numbers."""
+    """Of all that makes a piece what it is: problems and algorithms as they describe themselves,
+    arrays by their numbers.
+    """
 
     def plain(value: object) -> Any:
         describe = getattr(value, "describe", None)

@@ -1,6 +1,7 @@
 """Figures of *Dimension-free limits of SGD for two-layer networks* (Loureiro 2023, slides).
 
-Regimes, mean-field limit, single-index models and escape from the plateau, in the units of the slides.
+Regimes, mean-field limit, single-index models and escape from the plateau, in the units of the
+slides.
 """
 
 from sgdynamics_reproductions.dimension_free.escape_figures import noise_matters, width_matters

@@ -1,8 +1,10 @@
-"""Phase retrieval in the slides, each as `name(quick=False, seed=0) -> (fig, data)`: does noise matter, does width matter?
+"""Phase retrieval in the slides, each as `name(quick=False, seed=0) -> (fig, data)`: does noise
+matter, does width matter?
 
-y = (w*.x)^2 + sqrt(Delta) z, f = (1/p) sum_i (w_i.x)^2, rows on the sphere, random starts, in the slides' time t = steps gamma/(d p).
-The formulas t_anl and t_qnc of the last slides are those of `papers.escaping_mediocrity`. SGD is the exact chain. `data.attrs` has the
-parameters, what the slide says (`claim`) and what was measured of it here (`verdict`).
+y = (w*.x)^2 + sqrt(Delta) z, f = (1/p) sum_i (w_i.x)^2, rows on the sphere, random starts, in the
+slides' time t = steps gamma/(d p). The formulas t_anl and t_qnc of the last slides are those of
+`papers.escaping_mediocrity`. SGD is the exact chain. `data.attrs` has the parameters, what the
+slide says (`claim`) and what was measured of it here (`verdict`).
 """
 
 from __future__ import annotations
@@ -49,7 +51,8 @@ def _exits(here: Setting, begin: Start, threshold: float, d: int, seed: int) -> 
 
 
 def noise_matters(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
-    """Does noise matter? Phase retrieval by one unit from random starts at d = 3000: SGD, SDE and ODE; and what noise does at the end.
+    """Does noise matter? Phase retrieval by one unit from random starts at d = 3000: SGD, SDE and
+    ODE; and what noise does at the end.
 
     Parameters
     ----------
@@ -67,11 +70,13 @@ def noise_matters(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Notes
     -----
-    (a) Paths of SGD and of the SDE from one typical start, and the ODE. (b) Mean exit time (a share T = .3 of the risk is gone) of SGD over
-    that of the ODE from the same starts (``exit_time_p1``), against gamma, with and without label noise; lines: the constant shift
-    -ln(1 + D_1)/(2 omega_M) (``stochastic_shift``), which the slides leave out. (c) A network that has learned, erf with p = k = 2: the
-    ODE's risk after a long time over gamma Delta E[s'^2]/(4 p) (``plateau``), against gamma/p. From the slides: d, p = 1 and the law of the
-    start. Chosen: gamma = .05 in (a), the rates, Delta = 0 and 1 in (b), T, all of (c). Quick: d = 500, fewer runs and rates.
+    (a) Paths of SGD and of the SDE from one typical start, and the ODE. (b) Mean exit time (a share
+    T = .3 of the risk is gone) of SGD over that of the ODE from the same starts (``exit_time_p1``),
+    against gamma, with and without label noise; lines: the constant shift -ln(1 + D_1)/(2 omega_M)
+    (``stochastic_shift``), which the slides leave out. (c) A network that has learned, erf with p =
+    k = 2: the ODE's risk after a long time over gamma Delta E[s'^2]/(4 p) (``plateau``), against
+    gamma/p. From the slides: d, p = 1 and the law of the start. Chosen: gamma = .05 in (a), the
+    rates, Delta = 0 and 1 in (b), T, all of (c). Quick: d = 500, fewer runs and rates.
 
     Examples
     --------
@@ -224,7 +229,9 @@ def noise_matters(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 def _plateaus(
     ratios: tuple[float, ...], noises: tuple[float, ...]
 ) -> tuple[list[float], np.ndarray, np.ndarray]:
-    """gamma/p, the first-order plateau and the ODE's risk long after a start at the teacher, (noise, gamma/p), for erf with p = k = 2."""
+    """gamma/p, the first-order plateau and the ODE's risk long after a start at the teacher,
+    (noise, gamma/p), for erf with p = k = 2.
+    """
     p, end = 2, 400.0
     first, found = np.zeros((len(noises), len(ratios))), np.zeros((len(noises), len(ratios)))
     for row, Delta in enumerate(noises):
@@ -239,7 +246,8 @@ def _plateaus(
 
 
 def width_matters(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
-    """Does width matter? Exit times of phase retrieval against p, with the slides' t_anl and t_qnc, and the best that width can do.
+    """Does width matter? Exit times of phase retrieval against p, with the slides' t_anl and t_qnc,
+    and the best that width can do.
 
     Parameters
     ----------
@@ -257,11 +265,13 @@ def width_matters(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Notes
     -----
-    (a) Mean exit time (share T of the risk gone) of SGD from random starts at fixed gamma/p, over p; lines: the annealed and quenched
-    formulas of the slides, and the latter with what the nonlinear ODE and the noise add (``exit_time_corrected``). (b) Samples to leave at
-    the best rate for each p that still learns (``minimal_steps``), relative to p = 1: the gain tends to a constant, 10/3 without noise
-    (``overparametrization_gain``). From the slides: the formulas and the law of the start. Chosen: d = 3000, gamma/p = .1, Delta = 0,
-    T = .1. Quick: d = 500, p = 1, 4.
+    (a) Mean exit time (share T of the risk gone) of SGD from random starts at fixed gamma/p, over
+    p; lines: the annealed and quenched formulas of the slides, and the latter with what the
+    nonlinear ODE and the noise add (``exit_time_corrected``). (b) Samples to leave at the best rate
+    for each p that still learns (``minimal_steps``), relative to p = 1: the gain tends to a
+    constant, 10/3 without noise (``overparametrization_gain``). From the slides: the formulas and
+    the law of the start. Chosen: d = 3000, gamma/p = .1, Delta = 0, T = .1. Quick: d = 500, p = 1,
+    4.
 
     Examples
     --------

@@ -1,7 +1,9 @@
-"""The narrow networks of the slides, each as `name(quick=False, seed=0) -> (fig, data)`: the classical and the high-dimensional regime.
+"""The narrow networks of the slides, each as `name(quick=False, seed=0) -> (fig, data)`: the
+classical and the high-dimensional regime.
 
-All in the slides' time t = steps gamma/(d p). SGD is the exact chain. `data.attrs` has the parameters, what the slide says (`claim`) and
-what was measured of it here (`verdict`). The slides give k, p, gamma, Delta and erf; d, starts and times were chosen.
+All in the slides' time t = steps gamma/(d p). SGD is the exact chain. `data.attrs` has the
+parameters, what the slide says (`claim`) and what was measured of it here (`verdict`). The slides
+give k, p, gamma, Delta and erf; d, starts and times were chosen.
 """
 
 from __future__ import annotations
@@ -55,7 +57,8 @@ def early_times(end: float, count: int) -> np.ndarray:
 
 
 def classical(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
-    """The classical regime, gamma -> 0 at fixed d and p: SGD follows gradient flow on the population risk. erf, k = 2 and 5, p = 10.
+    """The classical regime, gamma -> 0 at fixed d and p: SGD follows gradient flow on the
+    population risk. erf, k = 2 and 5, p = 10.
 
     Parameters
     ----------
@@ -73,10 +76,11 @@ def classical(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Notes
     -----
-    (a) k = 2, (b) k = 5: the mean of SGD runs and single ones at the slides' gamma = 5e-2 and at larger rates, the ODE of each rate and
-    gradient flow (gamma = 0), all from one random start. (c) The relative gap of the risk to gradient flow at the last time against
-    gamma: the ODE's, and that of SGD with its standard error; it is linear in gamma/p. From the slides: k, p, gamma, Delta = 1e-3.
-    Chosen: d = 100, t <= 30, the larger rates. Quick: k = 2, d = 50, t <= 5.
+    (a) k = 2, (b) k = 5: the mean of SGD runs and single ones at the slides' gamma = 5e-2 and at
+    larger rates, the ODE of each rate and gradient flow (gamma = 0), all from one random start. (c)
+    The relative gap of the risk to gradient flow at the last time against gamma: the ODE's, and
+    that of SGD with its standard error; it is linear in gamma/p. From the slides: k, p, gamma,
+    Delta = 1e-3. Chosen: d = 100, t <= 30, the larger rates. Quick: k = 2, d = 50, t <= 5.
 
     Examples
     --------
@@ -215,7 +219,8 @@ def classical(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
 
 def high_dimensional(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
-    """The high-dimensional regime, d -> infinity at fixed gamma and p: SGD concentrates on the ODE. erf, k = 4, p = 8, gamma = .1.
+    """The high-dimensional regime, d -> infinity at fixed gamma and p: SGD concentrates on the ODE.
+    erf, k = 4, p = 8, gamma = .1.
 
     Parameters
     ----------
@@ -233,9 +238,10 @@ def high_dimensional(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Datase
 
     Notes
     -----
-    (a) SGD runs at two dimensions and the ODE, from one start. (b) The mean over runs of ``|Omega - Omega_ODE|_inf``, where it is largest
-    for t <= 5, against d, beside the theorem's scale sqrt(gamma/(d p)). From the slides: k, p, gamma, Delta = 1e-3. Chosen: the start
-    (random rows at d = 500), dimensions, times. Quick: smaller d, t <= 5.
+    (a) SGD runs at two dimensions and the ODE, from one start. (b) The mean over runs of ``|Omega -
+    Omega_ODE|_inf``, where it is largest for t <= 5, against d, beside the theorem's scale
+    sqrt(gamma/(d p)). From the slides: k, p, gamma, Delta = 1e-3. Chosen: the start (random rows at
+    d = 500), dimensions, times. Quick: smaller d, t <= 5.
 
     Examples
     --------

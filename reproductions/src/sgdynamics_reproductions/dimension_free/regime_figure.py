@@ -1,4 +1,6 @@
-"""The map of the regimes of the slides, `regimes(quick=False, seed=0) -> (fig, data)`: which limit describes SGD where, checked by runs."""
+"""The map of the regimes of the slides, `regimes(quick=False, seed=0) -> (fig, data)`: which limit
+describes SGD where, checked by runs.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,8 @@ COLOURS = {"gradient flow": "C3", "ODE": "C0", "mean field": "C2"}
 
 
 def regimes(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
-    """The different regimes: the map of ``sgd.regime`` with a setting in each corner, and there SGD against every limit. erf, k = 1.
+    """The different regimes: the map of ``sgd.regime`` with a setting in each corner, and there SGD
+    against every limit. erf, k = 1.
 
     Parameters
     ----------
@@ -52,11 +55,13 @@ def regimes(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Notes
     -----
-    Above, the map: across the width, up the noise of SGD, borders by what may be neglected (``plot.regime_map``), sizes at the runs' start.
-    Below, in each corner, the mean risk of SGD runs from one random start, over that of gradient flow, with the ODE of this gamma and
-    d = infinity, and the mean field of infinitely many units of the same (m, q) beside it; a band shows the scatter of single runs.
-    ``scatter`` is the largest standard deviation over runs of an overlap at t = 5, beside the size that the map has for it. The slides'
-    diagram has no numbers: all settings are chosen here, Delta = 1e-3. Quick: fewer runs.
+    Above, the map: across the width, up the noise of SGD, borders by what may be neglected
+    (``plot.regime_map``), sizes at the runs' start. Below, in each corner, the mean risk of SGD
+    runs from one random start, over that of gradient flow, with the ODE of this gamma and d =
+    infinity, and the mean field of infinitely many units of the same (m, q) beside it; a band shows
+    the scatter of single runs. ``scatter`` is the largest standard deviation over runs of an
+    overlap at t = 5, beside the size that the map has for it. The slides' diagram has no numbers:
+    all settings are chosen here, Delta = 1e-3. Quick: fewer runs.
 
     Examples
     --------
@@ -165,7 +170,8 @@ def _drawn(places: dict[str, Regime], data: xr.Dataset) -> Any:
     fig = Figure(figsize=(16.5, 8.4), layout="constrained")
     grid = fig.add_gridspec(2, 4, height_ratios=(1.25, 1.0))
     above = fig.add_subplot(grid[0, :])
-    # the borders drawn are those of the first setting: that of the high-dimensional corner has room for all
+    # the borders drawn are those of the first setting: that of the high-dimensional corner has room
+    # for all
     plot.regime_map(
         dict(sorted(places.items(), key=lambda one: one[1].name != "high-dimensional")), above
     )

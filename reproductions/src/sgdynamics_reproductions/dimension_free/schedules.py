@@ -1,4 +1,6 @@
-"""First optimal learning-rate schedules: what annealing gains over the best constant rate, in the ODE and confirmed by SGD at d = 1000."""
+"""First optimal learning-rate schedules: what annealing gains over the best constant rate, in the
+ODE and confirmed by SGD at d = 1000.
+"""
 
 from __future__ import annotations
 
@@ -36,9 +38,11 @@ class Case:
 
 
 def cases(quick: bool = False, seed: int = 0) -> dict[str, Case]:
-    """Phase retrieval from random starts (one schedule for sixteen of them) and from a warm one, and erf committees from a random start.
+    """Phase retrieval from random starts (one schedule for sixteen of them) and from a warm one,
+    and erf committees from a random start.
 
-    All have label noise, without which no rate need fall in the end. `quick` has the third alone, with fewer samples.
+    All have label noise, without which no rate need fall in the end. `quick` has the third alone,
+    with fewer samples.
     """
     sphere = TeacherStudent(width=1, activation="square", constraint="sphere", noise=0.5)
     free = TeacherStudent(width=1, activation="square", noise=0.5)
@@ -75,7 +79,8 @@ def cases(quick: bool = False, seed: int = 0) -> dict[str, Case]:
 
 
 def optimal_schedules(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
-    """The optimal schedule of each of ``cases`` beside the best constant rate: rates (above) and excess risk against alpha (below).
+    """The optimal schedule of each of ``cases`` beside the best constant rate: rates (above) and
+    excess risk against alpha (below).
 
     Parameters
     ----------
@@ -93,11 +98,13 @@ def optimal_schedules(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Datas
 
     Notes
     -----
-    Lines: the ODE (mean over the starts); points: the exact chain at d = 1000 with the same schedules, from the same starts, with standard
-    errors. ``gain`` is the ratio of the final risks in the ODE, ``gain_chain`` that of the chain's means, ``gain_chain_median`` of its
-    medians. From random starts the times at which runs leave m = 0 are spread, of which the ODE knows only what comes from the starts: the
-    rate falls too early for the last runs, they make the mean, and it gains less than in the ODE (not so the median). Fifty pieces (quick:
-    25). Problems, noise and alpha are chosen here.
+    Lines: the ODE (mean over the starts); points: the exact chain at d = 1000 with the same
+    schedules, from the same starts, with standard errors. ``gain`` is the ratio of the final risks
+    in the ODE, ``gain_chain`` that of the chain's means, ``gain_chain_median`` of its medians. From
+    random starts the times at which runs leave m = 0 are spread, of which the ODE knows only what
+    comes from the starts: the rate falls too early for the last runs, they make the mean, and it
+    gains less than in the ODE (not so the median). Fifty pieces (quick: 25). Problems, noise and
+    alpha are chosen here.
 
     Examples
     --------
@@ -129,7 +136,8 @@ def _solved(name: str, case: Case, pieces: int, seed: int) -> xr.Dataset:
         )
         risks = np.asarray(chain.excess_risk)
         medians.append(float(np.median(risks[:, -1])))
-        # runs from one start are alike: the starts are what is independent, unless there is only one
+        # runs from one start are alike: the starts are what is independent, unless there is only
+        # one
         groups.append(
             risks.reshape(case.begin.runs, repeats, -1).mean(axis=1)
             if case.begin.runs > 1
@@ -168,7 +176,9 @@ def _solved(name: str, case: Case, pieces: int, seed: int) -> xr.Dataset:
 
 
 def _both(best: OptimalSchedule) -> tuple[OnePassSGD, OnePassSGD]:
-    """The schedule, and the best constant rate as a schedule of equal rates: one program serves both."""
+    """The schedule, and the best constant rate as a schedule of equal rates: one program serves
+    both.
+    """
     flat = np.full(len(best.rates), best.best_constant_lr)
     return best.algorithm, OnePassSGD(lr=piecewise_rate(best.edges[1:-1], flat))
 

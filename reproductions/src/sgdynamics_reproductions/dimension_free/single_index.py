@@ -1,13 +1,16 @@
-"""Single-index targets end to end: how many samples one-pass SGD needs for links of information exponent 1 to 4, from random starts.
+"""Single-index targets end to end: how many samples one-pass SGD needs for links of information
+exponent 1 to 4, from random starts.
 
-Width one, the student's activation is the link s, squared loss, rows on the sphere, m = <w, w*>. With u = <w, x>, v = <w*, x>,
-X = s'(u) (s(v) - s(u) + sqrt(noise) z) and t = gamma n/d, one step moves m by (gamma/d) times X (v - m u) - (gamma/2) m X^2, the second
-term from normalising the row, where |x|^2 = d. Mean and variance of this make
+Width one, the student's activation is the link s, squared loss, rows on the sphere, m = <w, w*>.
+With u = <w, x>, v = <w*, x>, X = s'(u) (s(v) - s(u) + sqrt(noise) z) and t = gamma n/d, one step
+moves m by (gamma/d) times X (v - m u) - (gamma/2) m X^2, the second term from normalising the row,
+where |x|^2 = d. Mean and variance of this make
 
     dm = b dt + sqrt((gamma/d) V) dB,   b = E[X (v - m u)] - (gamma/2) m E[X^2],   V = Var[X (v - m u) - (gamma/2) m X^2].
 
-Without the noise this is the ODE. Near m = 0, b = kappa c^2 m^(kappa-1) - gamma F m, so that n ~ d, d log d and, with gamma ~
-d^-(kappa/2 - 1), d^(kappa-1); there, noise and drift of m sqrt(d) are of one order: the diffusion, not the ODE, has the prefactor.
+Without the noise this is the ODE. Near m = 0, b = kappa c^2 m^(kappa-1) - gamma F m, so that n ~ d,
+d log d and, with gamma ~ d^-(kappa/2 - 1), d^(kappa-1); there, noise and drift of m sqrt(d) are of
+one order: the diffusion, not the ODE, has the prefactor.
 """
 
 from __future__ import annotations
@@ -53,14 +56,17 @@ TRIED = (
     2  # samples in which a fixed gamma is compared to the scaled one, over the mean of the latter
 )
 
-# Waves of which two cancel each other's lower coefficients: exp(-w^2/2) w^n is what a wave of frequency w has in order n
+# Waves of which two cancel each other's lower coefficients: exp(-w^2/2) w^n is what a wave of
+# frequency w has in order n
 SLOW, FAST_SINE, FAST_COSINE = 0.6, 1.6, 2.0
 _SINE = SLOW / FAST_SINE * math.exp((FAST_SINE**2 - SLOW**2) / 2)
 _COSINE = (SLOW / FAST_COSINE) ** 2 * math.exp((FAST_COSINE**2 - SLOW**2) / 2)
 
 
 def _overlap_of_waves(share: float, fast: float, sign: int) -> tuple[float, float]:
-    """Mean and standard deviation of cos(slow x) - share cos(fast x) (sign 1), or with sines (sign -1), x standard normal."""
+    """Mean and standard deviation of cos(slow x) - share cos(fast x) (sign 1), or with sines (sign
+    -1), x standard normal.
+    """
     mean = (math.exp(-(SLOW**2) / 2) - share * math.exp(-(fast**2) / 2)) if sign > 0 else 0.0
     square = sum(
         one * two * (math.exp(-((f - g) ** 2) / 2) + sign * math.exp(-((f + g) ** 2) / 2)) / 2
@@ -83,10 +89,12 @@ def _cosines(x: RealArray) -> Any:
 
 
 def link(kappa: int) -> Activation:
-    """The link of information exponent kappa: erf(x/sqrt 2), He2/sqrt 2, and for 3 and 4 two sines and two cosines, of variance 1.
+    """The link of information exponent kappa: erf(x/sqrt 2), He2/sqrt 2, and for 3 and 4 two sines
+    and two cosines, of variance 1.
 
-    He3 and He4 would serve, but their friction F is 48 and 428 (that of the waves is 4.0 and 5.9): six and thirty times as many samples,
-    and rare samples with gradients so large that small d is far from its limit.
+    He3 and He4 would serve, but their friction F is 48 and 428 (that of the waves is 4.0 and 5.9):
+    six and thirty times as many samples, and rare samples with gradients so large that small d is
+    far from its limit.
     """
     kappa = checks.choice("kappa", kappa, KAPPAS)
     if kappa == 1:
@@ -98,12 +106,16 @@ def link(kappa: int) -> Activation:
 
 @lru_cache(maxsize=8)
 def scaling(kappa: int) -> SampleComplexity:
-    """What `sgd.sample_complexity` says of the link: signal kappa c^2, friction F, how n and gamma scale with d, prefactors."""
+    """What `sgd.sample_complexity` says of the link: signal kappa c^2, friction F, how n and gamma
+    scale with d, prefactors.
+    """
     return sample_complexity(link(kappa), lr=ERF_RATE if kappa == 1 else None, overlap=THRESHOLD)
 
 
 def learning_rate(kappa: int, dimension: float) -> float:
-    """gamma at dimension d: ERF_RATE for kappa = 1, else half the rate above which m = 1/sqrt(d) shrinks, ~ d^-(kappa/2 - 1)."""
+    """gamma at dimension d: ERF_RATE for kappa = 1, else half the rate above which m = 1/sqrt(d)
+    shrinks, ~ d^-(kappa/2 - 1).
+    """
     known = scaling(kappa)
     return known.lr * float(dimension) ** -known.lr_power
 
@@ -115,7 +127,9 @@ def single_index_problem(kappa: int, noise: float = 0.0) -> TeacherStudent:
 
 @dataclass(frozen=True)
 class OverlapDiffusion:
-    """Drift b(m) and variance V(m) of the overlap at learning rate gamma, as series on |m| <= threshold, and what follows from them."""
+    """Drift b(m) and variance V(m) of the overlap at learning rate gamma, as series on |m| <=
+    threshold, and what follows from them.
+    """
 
     drift: Any
     variance: Any
@@ -124,12 +138,15 @@ class OverlapDiffusion:
     even: bool  # an even link: m and -m are alike
 
     def ode_samples(self, m: RealArray, dimension: float) -> np.ndarray:
-        """n until |m| passes the threshold in the ODE, (d/gamma) int dm/b; infinite where b gets to zero before."""
+        """n until |m| passes the threshold in the ODE, (d/gamma) int dm/b; infinite where b gets to
+        zero before.
+        """
         m = self._starts(m)
         edges = self._grid(dimension)
         middle, widths = (edges[1:] + edges[:-1]) / 2, np.diff(edges)
         b = self.drift(middle)
-        # between two edges by Simpson's rule, whose middle is what decides whether the ODE gets past
+        # between two edges by Simpson's rule, whose middle is what decides whether the ODE gets
+        # past
         with np.errstate(divide="ignore"):
             slow = widths / 6 * (1 / self.drift(edges[:-1]) + 4 / b + 1 / self.drift(edges[1:]))
         slow[b <= 0] = np.inf
@@ -140,12 +157,14 @@ class OverlapDiffusion:
         return np.where(np.isfinite(found), found, np.inf) * dimension / self.lr
 
     def mean_samples(self, m: RealArray, dimension: float) -> np.ndarray:
-        """Mean n until |m| passes the threshold in the diffusion: b T' + (gamma/2d) V T'' = -1, T = 0 at the threshold.
+        """Mean n until |m| passes the threshold in the diffusion: b T' + (gamma/2d) V T'' = -1, T =
+        0 at the threshold.
 
             T(m) = int_m^threshold dx int^x dz 2/(e V(z)) exp(-int_z^x 2b/(e V)),   e = gamma/d
 
-        The lower end is 0 for even links; for odd ones -threshold, a wall there (it is not reached). Each cell takes b and V at its middle
-        and is exact for these, however stiff it is. For kappa >= 3 this is where n/d^(kappa-1) has its limit.
+        The lower end is 0 for even links; for odd ones -threshold, a wall there (it is not
+        reached). Each cell takes b and V at its middle and is exact for these, however stiff it is.
+        For kappa >= 3 this is where n/d^(kappa-1) has its limit.
         """
         m = self._starts(m)
         edges = self._grid(dimension)
@@ -181,9 +200,11 @@ class OverlapDiffusion:
 def overlap_diffusion(
     kappa: int, lr: float, *, noise: float = 0.0, threshold: float = THRESHOLD
 ) -> OverlapDiffusion:
-    """The drift and variance of m (top of this module) for the link of exponent kappa, by Gauss-Hermite quadrature over (u, v).
+    """The drift and variance of m (top of this module) for the link of exponent kappa, by
+    Gauss-Hermite quadrature over (u, v).
 
-    d -> infinity at this learning rate; jumps of m are taken as small (rare samples with a large gradient are the first correction).
+    d -> infinity at this learning rate; jumps of m are taken as small (rare samples with a large
+    gradient are the first correction).
     """
     s = link(kappa)
     lr = checks.number("lr", lr, 0.0)
@@ -241,10 +262,12 @@ def escape_samples(
     seed: int = 0,
     progress: bool | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Samples until |m| first passes the threshold, one a run of the exact chain (NaN: not within `most` samples), and the starts' m.
+    """Samples until |m| first passes the threshold, one a run of the exact chain (NaN: not within
+    `most` samples), and the starts' m.
 
-    Starts are uniform on the sphere. For odd links the sign matters, and m > 0 is taken (the better half): at kappa = 3 the drift pushes
-    m < 0 towards 0, from where only noise gets on. `most` is 100 times the diffusion's mean unless given.
+    Starts are uniform on the sphere. For odd links the sign matters, and m > 0 is taken (the better
+    half): at kappa = 3 the drift pushes m < 0 towards 0, from where only noise gets on. `most` is
+    100 times the diffusion's mean unless given.
     """
     problem = single_index_problem(kappa)
     d, sizes = check_dimension(problem, dimension)
@@ -266,12 +289,15 @@ def escape_samples(
 
 
 def fitted_slope(x: RealArray, y: RealArray, error: RealArray) -> tuple[float, float]:
-    """Slope of the weighted least-squares line through points with known standard errors, and its standard error."""
+    """Slope of the weighted least-squares line through points with known standard errors, and its
+    standard error.
+    """
     found, covariance, _ = weighted_line(x, np.asarray(y), 1 / np.asarray(error) ** 2)
     return float(found[1]), math.sqrt(covariance[1, 1])
 
 
-# kappa: {d: runs}. The cost is in steps: n is about d, 3 d log d, 5 d^2, 2.5 d^3, and several times that for the last run
+# kappa: {d: runs}. The cost is in steps: n is about d, 3 d log d, 5 d^2, 2.5 d^3, and several times
+# that for the last run
 FULL: dict[int, dict[int, int]] = {
     1: {100: 512, 1000: 512, 10_000: 256, 100_000: 64, 1_000_000: 16},
     2: {100: 1024, 1000: 512, 10_000: 128, 100_000: 48, 300_000: 8},
@@ -291,7 +317,8 @@ FIXED = {
 
 
 def single_index(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
-    """Samples n until ``|m|`` = 1/2 against d, for exponents 1 to 4: the exact chain, the ODE from the same starts, and the diffusion of m.
+    """Samples n until ``|m|`` = 1/2 against d, for exponents 1 to 4: the exact chain, the ODE from
+    the same starts, and the diffusion of m.
 
     Parameters
     ----------
@@ -309,11 +336,13 @@ def single_index(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Notes
     -----
-    Claims: n ~ d (n/d tends to the constant of ``sample_complexity``), d log d (n/d is a line in log d, with its slope), d^2 and d^3 (with
-    gamma ~ d^-1/2, d^-1); and at a fixed gamma exponent 3 does not leave m = 0, which is stable (``growth_rate_fixed_lr``,
-    ``share_fixed_lr``). Links: ``link``; gamma: ``learning_rate``. Odd links start from m > 0. For exponents 3 and 4 the ODE leaves only
-    from the better starts (``share_ode``), and its mean is over these. Fits are weighted by standard errors, with 95 per cent intervals of
-    sampling alone; beside them stands the slope that the diffusion has over the same d, which nears the exponent as d grows.
+    Claims: n ~ d (n/d tends to the constant of ``sample_complexity``), d log d (n/d is a line in
+    log d, with its slope), d^2 and d^3 (with gamma ~ d^-1/2, d^-1); and at a fixed gamma exponent 3
+    does not leave m = 0, which is stable (``growth_rate_fixed_lr``, ``share_fixed_lr``). Links:
+    ``link``; gamma: ``learning_rate``. Odd links start from m > 0. For exponents 3 and 4 the ODE
+    leaves only from the better starts (``share_ode``), and its mean is over these. Fits are
+    weighted by standard errors, with 95 per cent intervals of sampling alone; beside them stands
+    the slope that the diffusion has over the same d, which nears the exponent as d grows.
 
     Examples
     --------
@@ -339,7 +368,9 @@ def single_index(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
 
 def _measured(kappa: int, counts: dict[int, int], seed: int) -> xr.Dataset:
-    """One link over d: mean samples with standard errors, the ODE's and the diffusion's from the same starts, and fitted exponents."""
+    """One link over d: mean samples with standard errors, the ODE's and the diffusion's from the
+    same starts, and fitted exponents.
+    """
     rows = []
     for d, runs in counts.items():
         lr = learning_rate(kappa, d)
@@ -398,7 +429,9 @@ def _limit(kappa: int) -> float:
 
 
 def _at_fixed_rate(dimensions: tuple[int, ...], seed: int) -> xr.Dataset:
-    """Exponent 3 at one learning rate for all d, beside the scaled one: shares that leave in TRIED times the scaled rate's mean samples."""
+    """Exponent 3 at one learning rate for all d, beside the scaled one: shares that leave in TRIED
+    times the scaled rate's mean samples.
+    """
     fixed = 2 * scaling(3).largest_lr
     # the growth rate of m at 0: the derivative of b
     growth = float(overlap_diffusion(3, fixed).drift.deriv()(0.0))

@@ -1,7 +1,9 @@
-"""The wide networks of the slides, each as `name(quick=False, seed=0) -> (fig, data)`: the mean-field regime, at fixed d and as d grows.
+"""The wide networks of the slides, each as `name(quick=False, seed=0) -> (fig, data)`: the
+mean-field regime, at fixed d and as d grows.
 
-All in the slides' time t = steps gamma/(d p), the clock of `solve_mean_field`. SGD is the exact chain, which needs d >= p + k. The slides
-show these regimes without parameters: all are chosen here, and `data.attrs` has them with `claim` and `verdict`.
+All in the slides' time t = steps gamma/(d p), the clock of `solve_mean_field`. SGD is the exact
+chain, which needs d >= p + k. The slides show these regimes without parameters: all are chosen
+here, and `data.attrs` has them with `claim` and `verdict`.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ def repeated(begin: Start, width: int) -> MeanFieldStart:
 
 
 def _measure(begins: list[Start], law: MeanFieldStart) -> MeanFieldStart:
-    """The particles of each start as one of as many as `law` has: each counted several times, so that one program solves them all.
+    """The particles of each start as one of as many as `law` has: each counted several times, so
+    that one program solves them all.
 
     The last run is `law` itself.
     """
@@ -48,7 +51,8 @@ def _measure(begins: list[Start], law: MeanFieldStart) -> MeanFieldStart:
 
 
 def mean_field(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
-    """The mean-field regime, p -> infinity at fixed d and gamma: SGD follows particles (m, q) in their own density's field. erf, k = 1.
+    """The mean-field regime, p -> infinity at fixed d and gamma: SGD follows particles (m, q) in
+    their own density's field. erf, k = 1.
 
     Parameters
     ----------
@@ -66,9 +70,11 @@ def mean_field(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Notes
     -----
-    (a) The mean risk of SGD runs of width p, each beside the solution with infinitely many units of the same (m, q) at that d (lines of the
-    same colour). (b) The gap against p at three times: it falls like 1/p, from rows that are not yet all directions and from the noise,
-    of order gamma/p. (c), (d) The density mu_t(m, q) of many particles. Chosen: d = 80 (quick 40), gamma = 1, Delta = 1e-3, random starts.
+    (a) The mean risk of SGD runs of width p, each beside the solution with infinitely many units of
+    the same (m, q) at that d (lines of the same colour). (b) The gap against p at three times: it
+    falls like 1/p, from rows that are not yet all directions and from the noise, of order gamma/p.
+    (c), (d) The density mu_t(m, q) of many particles. Chosen: d = 80 (quick 40), gamma = 1, Delta =
+    1e-3, random starts.
 
     Examples
     --------
@@ -205,7 +211,8 @@ def mean_field(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
 
 def mean_field_high_dimension(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
-    """Mean field and high dimension together: Q approaches M P^-1 M^T + diag(q), and particles (m, q) are all there is. erf, k = 2.
+    """Mean field and high dimension together: Q approaches M P^-1 M^T + diag(q), and particles (m,
+    q) are all there is. erf, k = 2.
 
     Parameters
     ----------
@@ -223,10 +230,12 @@ def mean_field_high_dimension(quick: bool = False, seed: int = 0) -> tuple[Any, 
 
     Notes
     -----
-    (a) SGD runs at p = d/2 beside particles of the same (m, q) at d = p = infinity. (b) Mean over runs of the largest entry of ``|Q - M M^T
+    (a) SGD runs at p = d/2 beside particles of the same (m, q) at d = p = infinity. (b) Mean over
+    runs of the largest entry of ``|Q - M M^T
     - diag(Q_perp)|``, against p, beside the theorem's scale p^(-1/2) + d^(-1/2). (c) What a finite d alone does at p = infinity: the
-    relative change of the risk of the same particles, which falls like 1/d. (d) The density of (m_1, m_2): by t = 20 units have learned the
-    mean of the teachers and begin to tell them apart. Chosen: d = 2p, gamma = 1, Delta = 1e-3, random starts.
+    relative change of the risk of the same particles, which falls like 1/d. (d) The density of
+    (m_1, m_2): by t = 20 units have learned the mean of the teachers and begin to tell them apart.
+    Chosen: d = 2p, gamma = 1, Delta = 1e-3, random starts.
 
     Examples
     --------

@@ -1,7 +1,9 @@
-"""Figures 2 and 3 of "High-dimensional limit theorems for SGD": Gaussian mixtures; and how XOR depends on the order of its limits.
+"""Figures 2 and 3 of "High-dimensional limit theorems for SGD": Gaussian mixtures; and how XOR
+depends on the order of its limits.
 
-In the paper's units: delta = 1/N (c_delta = 1), t = steps/N, penalty alpha, snr lambda, v = a. All runs are the exact chain, equal in law
-to SGD in N dimensions. `data.attrs["caption"]` says what is drawn and where the paper's print was corrected.
+In the paper's units: delta = 1/N (c_delta = 1), t = steps/N, penalty alpha, snr lambda, v = a. All
+runs are the exact chain, equal in law to SGD in N dimensions. `data.attrs["caption"]` says what is
+drawn and where the paper's print was corrected.
 """
 
 from __future__ import annotations
@@ -45,7 +47,9 @@ RIGHT_SIGNS = math.comb(4, 2) / 2**4  # two units of four with v > 0
 def _chain(
     problem: GaussianMixture, begin: Start, N: int, times: np.ndarray, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """M (run, time, K, q) and a (run, time, K) of the exact chain; without the risk, which takes longer than these runs."""
+    """M (run, time, K, q) and a (run, time, K) of the exact chain; without the risk, which takes
+    longer than these runs.
+    """
     chain = ExactChain(problem, OnePassSGD(lr=1.0), begin, N, problem.block_dimensions(N))
     found, last = run(
         chain,
@@ -75,7 +79,9 @@ def _interval(count: RealArray, runs: int) -> tuple[np.ndarray, np.ndarray]:
 def _from_random(
     kind: str, N: int, snr: float, scale: float, runs: int, times: np.ndarray, seed: int
 ) -> xr.Dataset:
-    """Random starts, rows N(0, scale^2 I/N) and heads N(0, 1): the chain at this snr, and the flow at snr = infinity from the same ones."""
+    """Random starts, rows N(0, scale^2 I/N) and heads N(0, 1): the chain at this snr, and the flow
+    at snr = infinity from the same ones.
+    """
     problem = GaussianMixture(kind, snr=snr, weight_decay=ALPHA)
     begin = random_start(problem, dimension=N, runs=runs, seed=seed, scale=scale)
     M, a = _chain(problem, begin, N, times, seed + 1)
@@ -153,7 +159,9 @@ def _stable_points(kind: str) -> np.ndarray:
 def _around(
     kind: str, v: np.ndarray, N: int, snr: float, times: np.ndarray, runs: int, seed: int
 ) -> xr.Dataset:
-    """u = sqrt(N) (v - v*, m - v*) from the fixed point v* = m* on the arc(s): the chain at this snr and at snr = infinity, and the SDE."""
+    """u = sqrt(N) (v - v*, m - v*) from the fixed point v* = m* on the arc(s): the chain at this
+    snr and at snr = infinity, and the SDE.
+    """
     own = np.where(v > 0, 0, 1) if kind == "xor" else np.zeros(len(v), dtype=int)
     M = np.zeros((len(v), 1 + own.max()))
     M[np.arange(len(v)), own] = v
@@ -273,7 +281,9 @@ def _draw_ends(ax: Axes, data: xr.Dataset) -> None:
 
 
 def _draw_cloud(ax: Axes, data: xr.Dataset, units: tuple[int, int], names: tuple[str, str]) -> None:
-    """sqrt(N) (m - m*) of two units at the last time, and the SDE's ellipse of two standard deviations (a line where it is of rank 1)."""
+    """sqrt(N) (m - m*) of two units at the last time, and the SDE's ellipse of two standard
+    deviations (a line where it is of rank 1).
+    """
     values, axes = np.linalg.eigh(np.asarray(data.covariance_sde)[np.ix_(units, units)])
     angle = np.linspace(0, 2 * np.pi, 100)
     ellipse = axes @ (
@@ -337,7 +347,8 @@ def _four_panels(data: xr.Dataset, name: str) -> tuple[Any, Any]:
 
 
 def figure_2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
-    """The binary mixture at N = 250, snr = 100, alpha = .1: which optimum or arc runs reach, and how they fluctuate about an arc.
+    """The binary mixture at N = 250, snr = 100, alpha = .1: which optimum or arc runs reach, and
+    how they fluctuate about an arc.
 
     Parameters
     ----------
@@ -355,11 +366,13 @@ def figure_2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Notes
     -----
-    (a) The fraction of runs with an optimal classifier (``active_types``), against 1/2 and the flow at snr = infinity from the same starts
-    (v ~ N(0, 1), W ~ N(0, I/(snr N)), Prop. 4.2). (b) End points (m_1, m_2) of 200 runs. (c) sqrt(N) times the radial coordinate
-    rho = sum a_k (v_k + m_k) from a start on an arc, chain at snr = 100 and infinity, against the SDE of Prop. 4.3. (d) The same in
-    (m_1, m_2): rank 1, at every snr, since rows W_i = v_i w with one w remain so (a step multiplies all v_i by one number). Corrected: the
-    arcs attract (only their ends are unstable); the sign of the sum in Prop. 4.3. Quick: N = 100, fewer runs.
+    (a) The fraction of runs with an optimal classifier (``active_types``), against 1/2 and the flow
+    at snr = infinity from the same starts (v ~ N(0, 1), W ~ N(0, I/(snr N)), Prop. 4.2). (b) End
+    points (m_1, m_2) of 200 runs. (c) sqrt(N) times the radial coordinate rho = sum a_k (v_k + m_k)
+    from a start on an arc, chain at snr = 100 and infinity, against the SDE of Prop. 4.3. (d) The
+    same in (m_1, m_2): rank 1, at every snr, since rows W_i = v_i w with one w remain so (a step
+    multiplies all v_i by one number). Corrected: the arcs attract (only their ends are unstable);
+    the sign of the sum in Prop. 4.3. Quick: N = 100, fewer runs.
 
     Examples
     --------
@@ -397,7 +410,8 @@ def figure_2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
 
 def figure_3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
-    """The XOR mixture at N = 250, snr = 1000, alpha = .1: optimal in 3/32 of the runs, and the fluctuations of rank 2 about two arcs.
+    """The XOR mixture at N = 250, snr = 1000, alpha = .1: optimal in 3/32 of the runs, and the
+    fluctuations of rank 2 about two arcs.
 
     Parameters
     ----------
@@ -415,12 +429,14 @@ def figure_3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Notes
     -----
-    (a) The fractions of optimal and sub-optimal runs against 3/32 and 29/32 and the flow at snr = infinity from the same starts
-    (v ~ N(0, 1), W ~ N(0, I/N)). (b) End points (m_1^mu, m_2^mu) of 200 runs. (c), (d) sqrt(N) (m - m*) from the fixed point of Prop. 5.1
-    (two units on the arc of mu+, two on that of nu+) in (m_1^mu, m_2^mu) and (m_1^mu, m_3^nu), chain at snr = 1000 and infinity against
-    the SDE. Corrected: 3/32 is the optimal share (the caption exchanges them); the sign of the sum in Prop. 5.1. The shift of order
-    snr^(-1/2) of XOR's fixed points is, on the scale N^(-1/2) of (c) and (d), sqrt(N/snr): small only where snr >> N.
-    Quick: N = 100, snr = 400, fewer runs.
+    (a) The fractions of optimal and sub-optimal runs against 3/32 and 29/32 and the flow at snr =
+    infinity from the same starts (v ~ N(0, 1), W ~ N(0, I/N)). (b) End points (m_1^mu, m_2^mu) of
+    200 runs. (c), (d) sqrt(N) (m - m*) from the fixed point of Prop. 5.1 (two units on the arc of
+    mu+, two on that of nu+) in (m_1^mu, m_2^mu) and (m_1^mu, m_3^nu), chain at snr = 1000 and
+    infinity against the SDE. Corrected: 3/32 is the optimal share (the caption exchanges them); the
+    sign of the sum in Prop. 5.1. The shift of order snr^(-1/2) of XOR's fixed points is, on the
+    scale N^(-1/2) of (c) and (d), sqrt(N/snr): small only where snr >> N. Quick: N = 100, snr =
+    400, fewer runs.
 
     Examples
     --------
@@ -456,7 +472,8 @@ def figure_3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
 
 def order_of_limits(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
-    """P(optimal) of XOR against N at fixed snr: 3/32 holds for snr >> N, and more runs succeed as N grows. Not in the paper.
+    """P(optimal) of XOR against N at fixed snr: 3/32 holds for snr >> N, and more runs succeed as N
+    grows. Not in the paper.
 
     Parameters
     ----------
@@ -474,13 +491,16 @@ def order_of_limits(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset
 
     Notes
     -----
-    The exact chain from v ~ N(0, 1), W ~ N(0, I/N) (the same starts for every snr), at alpha = .05, until t = 16/``escape_rate`` (300 at
-    snr = 20, 220 at 1000), where runs have settled: ``changed_late`` is the share whose outcome changed in the last quarter. Left against
-    N, right against snr/N. Section 5 sends snr to infinity first: then every unit keeps the cluster that was chosen by the sign of its
-    first overlap, of order N^(-1/2). At N >> snr that is below the noise snr^(-1/2) of the fields: units feel no cluster until an overlap
-    has grown, which takes log N; the first to escape lowers the pull of its cluster on the others, so that they go elsewhere, and v may
-    change its sign (``sign_changes``, per unit) because R_perp is no longer decoupled. At alpha = .1, figure 3's, little would settle at
-    snr = 20: see ``escape_rate``. Full size: a quarter of an hour on one core; quick has fewer N and runs and stops at 9/``escape_rate``.
+    The exact chain from v ~ N(0, 1), W ~ N(0, I/N) (the same starts for every snr), at alpha = .05,
+    until t = 16/``escape_rate`` (300 at snr = 20, 220 at 1000), where runs have settled:
+    ``changed_late`` is the share whose outcome changed in the last quarter. Left against N, right
+    against snr/N. Section 5 sends snr to infinity first: then every unit keeps the cluster that was
+    chosen by the sign of its first overlap, of order N^(-1/2). At N >> snr that is below the noise
+    snr^(-1/2) of the fields: units feel no cluster until an overlap has grown, which takes log N;
+    the first to escape lowers the pull of its cluster on the others, so that they go elsewhere, and
+    v may change its sign (``sign_changes``, per unit) because R_perp is no longer decoupled. At
+    alpha = .1, figure 3's, little would settle at snr = 20: see ``escape_rate``. Full size: a
+    quarter of an hour on one core; quick has fewer N and runs and stops at 9/``escape_rate``.
 
     Examples
     --------

@@ -1,4 +1,6 @@
-"""Figure 1 of "High-dimensional limit theorems for SGD": matrix PCA below and above its critical snr, from the exact chain."""
+"""Figure 1 of "High-dimensional limit theorems for SGD": matrix PCA below and above its critical
+snr, from the exact chain.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ SHOWN = 12  # runs that are drawn
 
 
 def figure_1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
-    """Matrix PCA in n = 1500 dimensions, 10 n steps, c = 1, from random starts: lam = .8 (first row) and 1.2 (second).
+    """Matrix PCA in n = 1500 dimensions, 10 n steps, c = 1, from random starts: lam = .8 (first
+    row) and 1.2 (second).
 
     Parameters
     ----------
@@ -35,10 +38,11 @@ def figure_1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Notes
     -----
-    Left, paths of m: for lam = .8 a stable Ornstein-Uhlenbeck process, for lam = 1.2 an unstable one that ends at +-sqrt(lam - 1); the band
-    is twice the standard deviation sqrt(V(t)/n) of (3.2), drawn until it reaches the fixed point. Right, the same paths in the plane of
-    (m, r2), over the stream of the ODE (3.1) and its fixed points: crosses are stable, circles are not. ``quick`` has n = 500 and
-    fewer runs in the data.
+    Left, paths of m: for lam = .8 a stable Ornstein-Uhlenbeck process, for lam = 1.2 an unstable
+    one that ends at +-sqrt(lam - 1); the band is twice the standard deviation sqrt(V(t)/n) of
+    (3.2), drawn until it reaches the fixed point. Right, the same paths in the plane of (m, r2),
+    over the stream of the ODE (3.1) and its fixed points: crosses are stable, circles are not.
+    ``quick`` has n = 500 and fewer runs in the data.
 
     Examples
     --------

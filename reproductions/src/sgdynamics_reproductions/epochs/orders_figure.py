@@ -17,7 +17,8 @@ RISKS = {"risk": "risk on fresh data", "train_risk": "risk on the data set"}
 
 
 def figure_2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
-    """Risk on fresh data and on the data set over twenty epochs: reshuffled, in one order, and drawn with replacement.
+    """Risk on fresh data and on the data set over twenty epochs: reshuffled, in one order, and
+    drawn with replacement.
 
     Parameters
     ----------
@@ -35,8 +36,9 @@ def figure_2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Notes
     -----
-    One erf unit learns one from as many noisy samples as dimensions. Lines: DMFT in cells, with bands of two standard errors (of paths and
-    of cells); circles: runs in d dimensions, of which those of all orders share data sets and starts.
+    One erf unit learns one from as many noisy samples as dimensions. Lines: DMFT in cells, with
+    bands of two standard errors (of paths and of cells); circles: runs in d dimensions, of which
+    those of all orders share data sets and starts.
 
     Examples
     --------

@@ -33,7 +33,8 @@ NAMES = {
 
 
 def figure_3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
-    """Gradient descent from a small start for a long time: risk on fresh data, on the data set, and how much of W is along the signal.
+    """Gradient descent from a small start for a long time: risk on fresh data, on the data set, and
+    how much of W is along the signal.
 
     Parameters
     ----------
@@ -51,10 +52,11 @@ def figure_3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Notes
     -----
-    Four erf units with fixed heads +2, -2, +2, -2 learn one from two samples a dimension with label noise .3, from rows .1 N(0, I/d), by
-    full-batch steps of lr = 1. The signal is learned by t = 5 and fresh data are at their best; then the noise is fitted, by rows that grow
-    in all directions. Lines: DMFT, as far as its directions are few beside its paths; circles: runs in d dimensions. The share is
-    ``|W w*|/|W|``, with the mean squares of both.
+    Four erf units with fixed heads +2, -2, +2, -2 learn one from two samples a dimension with label
+    noise .3, from rows .1 N(0, I/d), by full-batch steps of lr = 1. The signal is learned by t = 5
+    and fresh data are at their best; then the noise is fitted, by rows that grow in all directions.
+    Lines: DMFT, as far as its directions are few beside its paths; circles: runs in d dimensions.
+    The share is ``|W w*|/|W|``, with the mean squares of both.
 
     Examples
     --------

@@ -22,7 +22,8 @@ KNOWN_EPOCHS = (2, 3, 4, 6)
 
 
 def figure_1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
-    """Fresh samples that a sample of each epoch is worth, for several noises and two learning rates.
+    """Fresh samples that a sample of each epoch is worth, for several noises and two learning
+    rates.
 
     Parameters
     ----------
@@ -40,8 +41,9 @@ def figure_1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Notes
     -----
-    A linear unit from 0, two samples a dimension, reshuffled in every epoch. Lines: the equations in two times (``linear_epochs``) against
-    the one-pass ODE in closed form (``fresh_samples``). Circles: runs in d dimensions; crosses: ``sgd.worth_of_repeats``, by DMFT.
+    A linear unit from 0, two samples a dimension, reshuffled in every epoch. Lines: the equations
+    in two times (``linear_epochs``) against the one-pass ODE in closed form (``fresh_samples``).
+    Circles: runs in d dimensions; crosses: ``sgd.worth_of_repeats``, by DMFT.
 
     Examples
     --------
@@ -131,7 +133,9 @@ def worths(data: xr.Dataset) -> np.ndarray:
 
 
 def worths_of_runs(data: xr.Dataset) -> np.ndarray:
-    """(case, run, epoch): the worth is that of the mean distance, and each run moves it by the slope there."""
+    """(case, run, epoch): the worth is that of the mean distance, and each run moves it by the
+    slope there.
+    """
     found = []
     for U, lr, noise in zip(
         data.distance_runs.values, data.lr.values, data.noise.values, strict=True

@@ -1,7 +1,9 @@
-"""Figures 1 to 5 of Escaping mediocrity, each as `figure_n(quick=False, seed=0) -> (fig, data)`, in the paper's time t = steps gamma/(p d).
+"""Figures 1 to 5 of Escaping mediocrity, each as `figure_n(quick=False, seed=0) -> (fig, data)`, in
+the paper's time t = steps gamma/(p d).
 
-Captions give d, the widths and that gamma/p is constant; learning rates, noise and thresholds they leave open, and each docstring says
-what was chosen. SGD is the exact chain throughout, so that d is no concern.
+Captions give d, the widths and that gamma/p is constant; learning rates, noise and thresholds they
+leave open, and each docstring says what was chosen. SGD is the exact chain throughout, so that d is
+no concern.
 """
 
 from __future__ import annotations
@@ -67,9 +69,12 @@ def _from_one_start(
     quick: bool,
     seed: int,
 ) -> tuple[Any, xr.Dataset]:
-    """Figures 1 and 5: SGD and SDE paths from one start with the ODE, and the exit times of each; SHOWN of the runs are drawn."""
+    """Figures 1 and 5: SGD and SDE paths from one start with the ODE, and the exit times of each;
+    SHOWN of the runs are drawn.
+    """
     problem, algorithm = _problem(p, noise), OnePassSGD(lr=gamma)
-    # the start whose mu0 = d sum m^2 is nearest to its mean p among a few: neither a lucky nor an unlucky one
+    # the start whose mu0 = d sum m^2 is nearest to its mean p among a few: neither a lucky nor an
+    # unlucky one
     several = random_start(problem, dimension=d, seed=seed, runs=32)
     typical = int(np.argmin(np.abs(d * np.sum(several.M**2, axis=(1, 2)) - p)))
     begin = start(problem, M=several.M[typical], Q=several.Q[typical])
@@ -163,9 +168,10 @@ def figure_1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Notes
     -----
-    The paper's point: the SDE has the spread that the ODE lacks, and the exit times hardly differ. Chosen: gamma = .05, no label noise,
-    T = .3, a start with a typical overlap. Exit times are means over 1024 runs (quick: d = 500, 512 runs, from the save points): they
-    scatter by a third, and what a few runs show of their mean is nothing.
+    The paper's point: the SDE has the spread that the ODE lacks, and the exit times hardly differ.
+    Chosen: gamma = .05, no label noise, T = .3, a start with a typical overlap. Exit times are
+    means over 1024 runs (quick: d = 500, 512 runs, from the save points): they scatter by a third,
+    and what a few runs show of their mean is nothing.
 
     Examples
     --------
@@ -175,7 +181,8 @@ def figure_1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
 
 def figure_5(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
-    """Figure 1 for p = 2 (Appendix E). Chosen: gamma = .1 (the same gamma/p), no label noise, T = .3. Quick: d = 500.
+    """Figure 1 for p = 2 (Appendix E). Chosen: gamma = .1 (the same gamma/p), no label noise, T =
+    .3. Quick: d = 500.
 
     Parameters
     ----------
@@ -201,7 +208,9 @@ def figure_5(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 def measured_exit(
     p: int, d: int, ratio: float, threshold: float, runs: int, seed: int
 ) -> xr.Dataset:
-    """The mean exit time of runs from random starts, in the paper's time, with its standard error: one point of figure 2."""
+    """The mean exit time of runs from random starts, in the paper's time, with its standard error:
+    one point of figure 2.
+    """
     problem, algorithm = _problem(p, 0.0), OnePassSGD(lr=ratio * p)
     setting: dict[str, Any] = {
         "threshold": threshold,
@@ -223,7 +232,8 @@ def measured_exit(
 
 
 def figure_2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
-    """Measured over predicted exit time against d, for several p at constant gamma/p: annealed, quenched and corrected formula.
+    """Measured over predicted exit time against d, for several p at constant gamma/p: annealed,
+    quenched and corrected formula.
 
     Parameters
     ----------
@@ -241,9 +251,11 @@ def figure_2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Notes
     -----
-    The paper's point: both ratios stay near one and flat in d, and meet for large p. The chain takes it to d = 1e6, far past the paper
-    (on one NVIDIA H200 the points add up to 13 minutes; hours without a GPU). Chosen: gamma/p = .1, no label noise, T = .1.
-    Corrected: the ODE's own time, averaged over starts, with the shift by stochasticity (``exit_time_corrected``), which the paper lacks.
+    The paper's point: both ratios stay near one and flat in d, and meet for large p. The chain
+    takes it to d = 1e6, far past the paper (on one NVIDIA H200 the points add up to 13 minutes;
+    hours without a GPU). Chosen: gamma/p = .1, no label noise, T = .1. Corrected: the ODE's own
+    time, averaged over starts, with the shift by stochasticity (``exit_time_corrected``), which the
+    paper lacks.
 
     Examples
     --------
@@ -285,7 +297,8 @@ def figure_2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
 
 def figure_3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
-    """The largest overlap with a fixed (blue) and a trained (green) head, p = 20 (left) and 50 (right), d = 1000.
+    """The largest overlap with a fixed (blue) and a trained (green) head, p = 20 (left) and 50
+    (right), d = 1000.
 
     Parameters
     ----------
@@ -303,9 +316,11 @@ def figure_3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Notes
     -----
-    The paper's point: far from the start the two differ, near the exit they agree, exit time included. Below, the excess risk, in which
-    the difference shows most. Thick lines: the ODE from the same start; thin lines: runs. Chosen: gamma/p = .05, no label noise, rows on
-    the sphere, head rate one, exit where the largest overlap reaches .5. Six of 32 runs are drawn; quick: p = 20, d = 200.
+    The paper's point: far from the start the two differ, near the exit they agree, exit time
+    included. Below, the excess risk, in which the difference shows most. Thick lines: the ODE from
+    the same start; thin lines: runs. Chosen: gamma/p = .05, no label noise, rows on the sphere,
+    head rate one, exit where the largest overlap reaches .5. Six of 32 runs are drawn; quick: p =
+    20, d = 200.
 
     Examples
     --------
@@ -385,7 +400,8 @@ def figure_3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
 
 def figure_4(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
-    """The ODE against many SGD runs from one start, p = 5 (left) and p = 20 (right), d = 5000: the ODE describes the mean.
+    """The ODE against many SGD runs from one start, p = 5 (left) and p = 20 (right), d = 5000: the
+    ODE describes the mean.
 
     Parameters
     ----------

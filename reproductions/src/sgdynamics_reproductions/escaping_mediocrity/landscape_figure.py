@@ -1,4 +1,6 @@
-"""Figure 6 of Escaping mediocrity: the golf course. The risk on the sphere, its Hessian at a start, and the samples that this costs."""
+"""Figure 6 of Escaping mediocrity: the golf course. The risk on the sphere, its Hessian at a start,
+and the samples that this costs.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +19,17 @@ STEP = 1e-3  # of the second differences: their error is STEP^2, rounding 1e-16/
 
 
 def risk_on_the_sphere(w: np.ndarray) -> np.ndarray:
-    """R of one unit w (..., d), brought to the sphere |w| = 1, with the teacher along the first axis: constant along w, no label noise."""
+    """R of one unit w (..., d), brought to the sphere |w| = 1, with the teacher along the first
+    axis: constant along w, no label noise.
+    """
     m = w[..., :1] / np.linalg.norm(w, axis=-1, keepdims=True)
     return np.asarray(risk(m, np.ones((*m.shape, 1))))
 
 
 def hessian_on_the_sphere(w: np.ndarray) -> np.ndarray:
-    """The Hessian on the sphere at |w| = 1 as a d x d matrix, by second differences; along w, which leaves the sphere, it is 0."""
+    """The Hessian on the sphere at |w| = 1 as a d x d matrix, by second differences; along w, which
+    leaves the sphere, it is 0.
+    """
     moves = STEP * np.eye(len(w))
     both = w + moves[:, None] + moves
     apart = w + moves[:, None] - moves
@@ -34,7 +40,8 @@ def hessian_on_the_sphere(w: np.ndarray) -> np.ndarray:
 
 
 def figure_6(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
-    """Mediocrity in low dimension: the risk on the sphere, the spectrum of its Hessian at a start, and the samples to leave against d.
+    """Mediocrity in low dimension: the risk on the sphere, the spectrum of its Hessian at a start,
+    and the samples to leave against d.
 
     Parameters
     ----------
@@ -52,12 +59,14 @@ def figure_6(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Notes
     -----
-    The paper's figure 6 is a drawing of a landscape that is flat but for one hole. Here: left, the population risk of one unit on the
-    sphere in d = 3 (no noise), the holes +-w*, and the circle of starts without overlap. Middle, the eigenvalues of the Hessian, by second
-    differences in d dimensions, at a point orthogonal to w* (one is -4, along w*; d - 1 are 0 as the caption says, of which one belongs
-    to the direction off the sphere) and at random starts, where flat is 4 m^2, about 4/d. Right, samples per dimension until a tenth of
-    the risk is gone, from random starts by the exact chain, against log d: a line of slope 1/(2 gamma omega_M), which is
-    n ~ d log d. Chosen: gamma = .1, no label noise, T = .1. Quick: d up to 1000 and fewer runs.
+    The paper's figure 6 is a drawing of a landscape that is flat but for one hole. Here: left, the
+    population risk of one unit on the sphere in d = 3 (no noise), the holes +-w*, and the circle of
+    starts without overlap. Middle, the eigenvalues of the Hessian, by second differences in d
+    dimensions, at a point orthogonal to w* (one is -4, along w*; d - 1 are 0 as the caption says,
+    of which one belongs to the direction off the sphere) and at random starts, where flat is 4 m^2,
+    about 4/d. Right, samples per dimension until a tenth of the risk is gone, from random starts by
+    the exact chain, against log d: a line of slope 1/(2 gamma omega_M), which is n ~ d log d.
+    Chosen: gamma = .1, no label noise, T = .1. Quick: d up to 1000 and fewer runs.
 
     Examples
     --------
@@ -199,7 +208,9 @@ def _drawn(data: xr.Dataset) -> Any:
 
 
 def _draw_sphere(ax: Axes) -> None:
-    """The risk on the half of the unit sphere in d = 3 that is seen from 65 degrees beside w*, as a disc."""
+    """The risk on the half of the unit sphere in d = 3 that is seen from 65 degrees beside w*, as a
+    disc.
+    """
     from matplotlib.patches import Circle
 
     angle = math.radians(65)

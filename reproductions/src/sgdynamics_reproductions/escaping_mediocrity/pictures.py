@@ -1,4 +1,6 @@
-"""Pictures of figures whose data are kept at full size too: drawn from the data alone, be they of a quick run or of the full size."""
+"""Pictures of figures whose data are kept at full size too: drawn from the data alone, be they of a
+quick run or of the full size.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """The gallery: every figure of the documents, made, kept with its data, and judged by them.
 
-`python -m sgdynamics_reproductions.gallery --quick --out output/gallery` makes them all: picture (PNG), data (NetCDF), parameters, claim, verdict and
-time of each, and pages that collect them (index.md, index.html). A figure that fails is reported there and the rest goes on, as is one
-that is skipped for want of an optional package; what is there already is not made again unless --again.
+`python -m sgdynamics_reproductions.gallery --quick --out output/gallery` makes them all: picture
+(PNG), data (NetCDF), parameters, claim, verdict and time of each, and pages that collect them
+(index.md, index.html). A figure that fails is reported there and the rest goes on, as is one that
+is skipped for want of an optional package; what is there already is not made again unless --again.
 """
 
 from __future__ import annotations
@@ -103,13 +104,15 @@ def make(
     again: bool = False,
     seconds: float | None = None,
 ) -> dict[str, Any]:
-    """Make a figure in the folder `out`: PNG, NetCDF, and a JSON with parameters, claim, verdict, time, and the error if it failed.
+    """Make a figure in the folder `out`: PNG, NetCDF, and a JSON with parameters, claim, verdict,
+    time, and the error if it failed.
 
     A quick figure whose full-size data are stored has a second PNG, drawn from these data.
 
-    What is there whole, of the same size and seed, is read and not made again, unless it had failed or `again`. A figure whose optional
-    package is not installed has the verdict "skipped", and what to install as its error. With `seconds` what is finished of a figure is
-    kept in the folder "pieces", and it is "unfinished" when they are over: the same call goes on from there.
+    What is there whole, of the same size and seed, is read and not made again, unless it had failed
+    or `again`. A figure whose optional package is not installed has the verdict "skipped", and what
+    to install as its error. With `seconds` what is finished of a figure is kept in the folder
+    "pieces", and it is "unfinished" when they are over: the same call goes on from there.
     """
     folder, stem = Path(out), f"{entry.document}-{entry.number}"
     folder.mkdir(parents=True, exist_ok=True)
@@ -232,9 +235,11 @@ def make_all(
     say_to: Any = None,
     seconds: float | None = None,
 ) -> list[dict[str, Any]]:
-    """Make every figure (or those whose document or document/number is in `only`) and write the pages; returns what `make` does.
+    """Make every figure (or those whose document or document/number is in `only`) and write the
+    pages; returns what `make` does.
 
-    After so many `seconds` it ends, figures that are not finished are kept in pieces, and the same call goes on from there.
+    After so many `seconds` it ends, figures that are not finished are kept in pieces, and the same
+    call goes on from there.
     """
     from sgdynamics_reproductions.gallery.page import write_pages
 

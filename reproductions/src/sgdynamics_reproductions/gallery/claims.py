@@ -1,16 +1,20 @@
-"""Claims that data can contradict: a number with a tolerance, a statistic over all points, and the size of wrong that would have been seen.
+"""Claims that data can contradict: a number with a tolerance, a statistic over all points, and the
+size of wrong that would have been seen.
 
-A judge of a figure states each claim of the document as one or more findings and collects them by `judged`. A finding
+A judge of a figure states each claim of the document as one or more findings and collects them by
+`judged`. A finding
 
 - "differs" where its statistic is beyond its threshold: a false alarm has the probability RATE a finding,
 - "reproduced" where it is not, although a wrong of the claim's own scale would have been seen with the probability POWER,
 - is not decided otherwise, and says how many times the runs would decide it.
 
-Points that share their runs are correlated. The sum of z^2 has the law of sum_i l_i chi2_1 (over chi2_f/f where the errors come from f + 1
-runs), l_i the eigenvalues of their correlation matrix R; its tail is the saddlepoint's (Lugannani and Rice 1980; Kuonen 1999, Biometrika
-86), good to a few percent however far out, where matching two moments (Box 1954) is short by factors of ten. Where R is not known the
-worst is taken, all points as one. One point far off is caught by the largest |z| (Bonferroni). Half of the rate goes to each. Errors are
-taken as normal: means of a few runs with heavy tails are not, and want more runs.
+Points that share their runs are correlated. The sum of z^2 has the law of sum_i l_i chi2_1 (over
+chi2_f/f where the errors come from f + 1 runs), l_i the eigenvalues of their correlation matrix R;
+its tail is the saddlepoint's (Lugannani and Rice 1980; Kuonen 1999, Biometrika 86), good to a few
+percent however far out, where matching two moments (Box 1954) is short by factors of ten. Where R
+is not known the worst is taken, all points as one. One point far off is caught by the largest |z|
+(Bonferroni). Half of the rate goes to each. Errors are taken as normal: means of a few runs with
+heavy tails are not, and want more runs.
 """
 
 from __future__ import annotations
@@ -77,7 +81,9 @@ def _times(seen: float) -> str:
 
 
 class Judgement(NamedTuple):
-    """What a judge says of a figure: the verdict, the measured numbers in words, and the findings that it rests on."""
+    """What a judge says of a figure: the verdict, the measured numbers in words, and the findings
+    that it rests on.
+    """
 
     holds: bool | None
     words: str
@@ -113,9 +119,11 @@ def agreement(
 ) -> Finding:
     """Measured numbers are the expected ones: |E[measured] - expected| <= tolerance at every point.
 
-    `error`: standard errors (0 for numbers without noise, judged by the tolerance alone); from `runs` runs where they were estimated.
-    `tolerance`: what the claim itself leaves open, in the units of `measured`. `scale`: the size of a wrong, at all points together,
-    that must be seen for the claim to count as tested. `correlation`: the points' matrix, "independent", or None for the worst case.
+    `error`: standard errors (0 for numbers without noise, judged by the tolerance alone); from
+    `runs` runs where they were estimated. `tolerance`: what the claim itself leaves open, in the
+    units of `measured`. `scale`: the size of a wrong, at all points together, that must be seen for
+    the claim to count as tested. `correlation`: the points' matrix, "independent", or None for the
+    worst case.
     """
     parts = np.broadcast_arrays(
         *(
@@ -183,7 +191,9 @@ def _without_noise(
 
 
 class _Statistic(NamedTuple):
-    """The larger of rms z and max |z|, each over its threshold: above 1 with the probability `rate` at most where all agree."""
+    """The larger of rms z and max |z|, each over its threshold: above 1 with the probability `rate`
+    at most where all agree.
+    """
 
     spectrum: np.ndarray  # of the correlation matrix
     axes: np.ndarray | None  # its eigenvectors; None where any will do
@@ -207,7 +217,8 @@ class _Statistic(NamedTuple):
             else np.array([np.sum(z**2)])
         )
         together = _tail(self.points * self.rms**2, self.spectrum, shifts, self.free)
-        # a noncentral t at its threshold, by the normal that is good to a percent (Abramowitz and Stegun 26.7.10)
+        # a noncentral t at its threshold, by the normal that is good to a percent (Abramowitz and
+        # Stegun 26.7.10)
         near, wide = (
             (1.0, 0.0)
             if math.isinf(self.free)
@@ -283,7 +294,9 @@ def _far(rate: float, spectrum: np.ndarray, free: float) -> float:
 
 
 def _tail(t: float, spectrum: np.ndarray, shifts: np.ndarray, free: float) -> float:
-    """P[sum_i (sqrt(l_i) g_i + sqrt(b_i))^2 > t chi2_free/free], g_i standard normals, by the saddlepoint."""
+    """P[sum_i (sqrt(l_i) g_i + sqrt(b_i))^2 > t chi2_free/free], g_i standard normals, by the
+    saddlepoint.
+    """
     f = free if math.isfinite(free) else 1e12
 
     def K(s: float, order: int) -> float:
@@ -349,10 +362,11 @@ def larger(
     runs: int | None = None,
     rate: float = RATE,
 ) -> Finding:
-    """A difference is above 0: shown where it is so beyond its error, contradicted where it is surely less than `scale`.
+    """A difference is above 0: shown where it is so beyond its error, contradicted where it is
+    surely less than `scale`.
 
-    `scale` is the smallest effect that would bear the claim out: one that is above 0 and still surely smaller does not. Several
-    differences must all be so, at the rate of one claim.
+    `scale` is the smallest effect that would bear the claim out: one that is above 0 and still
+    surely smaller does not. Several differences must all be so, at the rate of one claim.
     """
     found, errors = (
         part.reshape(-1)
@@ -391,7 +405,9 @@ def share(
     scale: float,
     rate: float = RATE,
 ) -> Finding:
-    """A share of independent runs has the expected probability: the exact binomial test, which must see `scale` on both sides."""
+    """A share of independent runs has the expected probability: the exact binomial test, which must
+    see `scale` on both sides.
+    """
     count, law = round(float(count)), stats.binom(runs, expected)
     low, high = (float(law.ppf(rate / 2)), float(law.isf(rate / 2)))
 
@@ -433,7 +449,9 @@ def counted(claim: str, wrong: int, total: int) -> Finding:
 
 
 class Mean(NamedTuple):
-    """A mean over runs, its standard error, the correlation of its points, and the runs that it rests on (both as in `agreement`)."""
+    """A mean over runs, its standard error, the correlation of its points, and the runs that it
+    rests on (both as in `agreement`).
+    """
 
     value: Any
     error: Any
@@ -490,7 +508,9 @@ def difference(first: Mean, second: Mean) -> Mean:
 
 
 def fitted_power(x: RealArray, y: RealArray, error: ArrayLike) -> tuple[float, float, float]:
-    """Exponent of y ~ x^exponent from independent points, its standard error, and the p-value of the power law itself."""
+    """Exponent of y ~ x^exponent from independent points, its standard error, and the p-value of
+    the power law itself.
+    """
     x, y, error = (np.asarray(part, dtype=np.float64) for part in (x, y, error))
     found, covariance, chi2 = weighted_line(np.log(x), np.log(y), (y / error) ** 2)
     free = len(x) - 2
@@ -523,9 +543,11 @@ def direction(
     runs: int | None = None,
     rate: float = RATE,
 ) -> Finding:
-    """A difference is above 0 at a size for which the document gives no number: contradicted where one is surely below 0.
+    """A difference is above 0 at a size for which the document gives no number: contradicted where
+    one is surely below 0.
 
-    As `larger`, but an effect that is less than `scale` here may be a matter of the size, and is not decided.
+    As `larger`, but an effect that is less than `scale` here may be a matter of the size, and is
+    not decided.
     """
     found = larger(
         claim, difference, error, scale=scale, scale_words=scale_words, runs=runs, rate=rate
@@ -547,7 +569,8 @@ def direction(
 def occurs(
     claim: str, count: SupportsFloat, runs: int, *, scale: float, rate: float = RATE
 ) -> Finding:
-    """Something happens in some of the runs: once is enough; contradicted where it never does although a share `scale` would have shown.
+    """Something happens in some of the runs: once is enough; contradicted where it never does
+    although a share `scale` would have shown.
 
     A share f is missed by all of n runs with the probability (1 - f)^n.
     """
@@ -566,7 +589,9 @@ def occurs(
 
 
 def joined_runs(*parts: tuple[Any, int]) -> int:
-    """What a standard error sqrt(sum s_i^2) with parts from n_i runs is worth in runs (Welch, Satterthwaite): at the median point."""
+    """What a standard error sqrt(sum s_i^2) with parts from n_i runs is worth in runs (Welch,
+    Satterthwaite): at the median point.
+    """
     squares = [np.asarray(error, dtype=np.float64) ** 2 for error, _ in parts]
     total, doubt = (
         sum(squares),

@@ -1,4 +1,6 @@
-"""What the gallery lists: a judge says by `judge_of` which figure it judges, what that shows and what the document claims of it."""
+"""What the gallery lists: a judge says by `judge_of` which figure it judges, what that shows and
+what the document claims of it.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ Judge = Callable[[xr.Dataset], Judgement]
 
 @dataclass(frozen=True)
 class Entry:
-    """A figure: where its function is, one line of what it shows, what the document claims, and the judge of that."""
+    """A figure: where its function is, one line of what it shows, what the document claims, and the
+    judge of that.
+    """
 
     document: str
     name: str
@@ -38,7 +42,9 @@ class Entry:
         return str(data.attrs.get("claim", self.claim))
 
     def verdict(self, data: xr.Dataset) -> str:
-        """ "reproduced: ...", "differs: ..." or "not decided at this size: ...", with the numbers measured."""
+        """ "reproduced: ...", "differs: ..." or "not decided at this size: ...", with the numbers
+        measured.
+        """
         return self.judge(data).verdict
 
 

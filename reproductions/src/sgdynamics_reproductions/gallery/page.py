@@ -25,7 +25,9 @@ WORDS = {"undecided": "not decided at this size"}
 
 
 def write_pages(out: str | Path, found: list[dict[str, Any]]) -> tuple[Path, Path]:
-    """index.md (pictures as links) and index.html (pictures inside, nothing else needed) for what `gallery.make` returned."""
+    """index.md (pictures as links) and index.html (pictures inside, nothing else needed) for what
+    `gallery.make` returned.
+    """
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
     pages = (folder / "index.md", folder / "index.html")
@@ -111,7 +113,9 @@ def _documents(found: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
 
 
 def _pictures(folder: Path | None, one: dict[str, Any]) -> list[tuple[str, str]]:
-    """The files to show, with the words above each: what is stored at full size first, then what was run."""
+    """The files to show, with the words above each: what is stored at full size first, then what
+    was run.
+    """
     from sgdynamics_reproductions.gallery import LARGE
 
     large = f"{_stem(one)}{LARGE}"

@@ -1,7 +1,8 @@
-"""Full-size figures that were made once on a GPU: their data and verdicts are stored in the package.
+"""Full-size figures that were made once on a GPU: their data and verdicts are stored in the
+package.
 
-The folder ``full_size`` has one file per figure, ``document-number.nc``, and the verdicts with device,
-run time and parameters in ``verdicts.json``. A test judges the stored data again.
+The folder ``full_size`` has one file per figure, ``document-number.nc``, and the verdicts with
+device, run time and parameters in ``verdicts.json``. A test judges the stored data again.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ def stored(stem: str) -> xr.Dataset:
 
 
 def _join_groups(path: Path) -> xr.Dataset:
-    """Data of figure 2 of rough_landscapes from the results of ``simulate``, one group per algorithm.
+    """Data of figure 2 of rough_landscapes from the results of ``simulate``, one group per
+    algorithm.
 
     The stored training risk is the mean of (h^2 - h0^2)^2/2, twice the loss of the paper.
     """

@@ -1,7 +1,7 @@
 """Figures about optimisers: the ODEs of eight updates compared with runs on small problems.
 
-Memory times, norms and batch sizes are in units that survive d -> infinity (``sgd.updates``). Time is
-t = lr steps/d.
+Memory times, norms and batch sizes are in units that survive d -> infinity (``sgd.updates``). Time
+is t = lr steps/d.
 """
 
 from sgdynamics_reproductions.optimisers.adam_figure import figure_6

@@ -19,7 +19,8 @@ SHORT = 1e-3  # of alpha, over which first speeds are measured
 
 
 def figure_6(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
-    """What SGD and Adam learn along inputs of variance 1.8 and .2: ODE (lines) and direct runs (circles).
+    """What SGD and Adam learn along inputs of variance 1.8 and .2: ODE (lines) and direct runs
+    (circles).
 
     Parameters
     ----------
@@ -37,9 +38,10 @@ def figure_6(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Notes
     -----
-    Two erf units learn one; half of the coordinates have the eigenvalue 1.8, half .2, and M_b is the overlap inside each half. From rows
-    that are spread evenly dM_b/dt is in proportion to l_b for SGD and to l_b/sqrt(l_b) for Adam, which divides every coordinate by the
-    root of its mean squared gradient: a ratio of 9 between the halves becomes one of 3.
+    Two erf units learn one; half of the coordinates have the eigenvalue 1.8, half .2, and M_b is
+    the overlap inside each half. From rows that are spread evenly dM_b/dt is in proportion to l_b
+    for SGD and to l_b/sqrt(l_b) for Adam, which divides every coordinate by the root of its mean
+    squared gradient: a ratio of 9 between the halves becomes one of 3.
 
     Examples
     --------

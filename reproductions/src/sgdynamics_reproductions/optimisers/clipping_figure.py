@@ -21,7 +21,8 @@ RATES = {
 
 
 def figure_5(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
-    """Plain and clipped SGD under label noise of variance .1, 1, 10: at one learning rate, and after the same samples at the best one.
+    """Plain and clipped SGD under label noise of variance .1, 1, 10: at one learning rate, and
+    after the same samples at the best one.
 
     Parameters
     ----------
@@ -39,8 +40,9 @@ def figure_5(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Notes
     -----
-    One erf unit learns one. Noise on labels adds lr^2 noise E[s'^2] to dQ/dtau, tau = steps/d, of plain SGD; clipping bounds that by
-    lr^2 threshold^2 whatever the noise. (c) With a learning rate of its own for each noise, plain SGD needs no clipping: noise is Gaussian.
+    One erf unit learns one. Noise on labels adds lr^2 noise E[s'^2] to dQ/dtau, tau = steps/d, of
+    plain SGD; clipping bounds that by lr^2 threshold^2 whatever the noise. (c) With a learning rate
+    of its own for each noise, plain SGD needs no clipping: noise is Gaussian.
 
     Examples
     --------

@@ -26,7 +26,8 @@ OPTIMISERS = {
 
 
 def figure_1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
-    """Excess risk of eight optimisers on the same problem: ODE (lines) and direct runs (circles), and one over the other.
+    """Excess risk of eight optimisers on the same problem: ODE (lines) and direct runs (circles),
+    and one over the other.
 
     Parameters
     ----------
@@ -44,8 +45,9 @@ def figure_1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Notes
     -----
-    Two erf units learn one, noise .1, batch 1. Runs are in d dimensions: sign SGD and Adam act on coordinates, and have no exact chain.
-    Learning rates are chosen so that all are of about one speed: what is compared is theory and runs, not optimisers.
+    Two erf units learn one, noise .1, batch 1. Runs are in d dimensions: sign SGD and Adam act on
+    coordinates, and have no exact chain. Learning rates are chosen so that all are of about one
+    speed: what is compared is theory and runs, not optimisers.
 
     Examples
     --------

@@ -18,7 +18,8 @@ MEMORIES = (0.5, 2.0, 8.0)
 
 
 def figure_3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
-    """Momentum with fixed beta is plain SGD at lr/(1 - beta); with 1 - beta = c/d it is not: ODE (lines) and exact chain (circles).
+    """Momentum with fixed beta is plain SGD at lr/(1 - beta); with 1 - beta = c/d it is not: ODE
+    (lines) and exact chain (circles).
 
     Parameters
     ----------
@@ -36,9 +37,10 @@ def figure_3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Notes
     -----
-    All have the effective rate lr/(1 - beta) = 2. (a) Fixed beta: one line, that of plain SGD. (b) memory = c: the velocity is an average
-    over d/c steps, which is as long as learning takes. (c) Runs at fixed beta over that line: they are late by beta/(1 - beta) steps, a
-    share of 1/d of the clock.
+    All have the effective rate lr/(1 - beta) = 2. (a) Fixed beta: one line, that of plain SGD. (b)
+    memory = c: the velocity is an average over d/c steps, which is as long as learning takes. (c)
+    Runs at fixed beta over that line: they are late by beta/(1 - beta) steps, a share of 1/d of the
+    clock.
 
     Examples
     --------

@@ -25,7 +25,8 @@ LATE = 80.0  # from here on runs have settled
 
 
 def figure_4(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
-    """Excess risk against steps at batches 1 to 64: SGD, Muon, Muon with a slow velocity (ODE and exact chain), and what is left late.
+    """Excess risk against steps at batches 1 to 64: SGD, Muon, Muon with a slow velocity (ODE and
+    exact chain), and what is left late.
 
     Parameters
     ----------
@@ -43,9 +44,10 @@ def figure_4(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Notes
     -----
-    Two erf units learn one, noise .1, d = 200. A step of Muon has one length whatever the batch: once gradients are mostly noise, of size
-    1/sqrt(B), its drift is sqrt(B) times as large and its noise the same, so that the late excess risk falls as 1/sqrt(B). That of SGD
-    falls as 1/B. With one sample the polar factor has rank one, and Muon is normalised SGD.
+    Two erf units learn one, noise .1, d = 200. A step of Muon has one length whatever the batch:
+    once gradients are mostly noise, of size 1/sqrt(B), its drift is sqrt(B) times as large and its
+    noise the same, so that the late excess risk falls as 1/sqrt(B). That of SGD falls as 1/B. With
+    one sample the polar factor has rank one, and Muon is normalised SGD.
 
     Examples
     --------

@@ -18,7 +18,8 @@ SHORT = 1e-3  # of alpha, over which the first growth of Q is measured
 
 
 def figure_7(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
-    """DP-SGD: excess risk with samples clipped and Gaussian noise on the gradient, against alpha and against the noise.
+    """DP-SGD: excess risk with samples clipped and Gaussian noise on the gradient, against alpha
+    and against the noise.
 
     Parameters
     ----------
@@ -36,9 +37,10 @@ def figure_7(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Notes
     -----
-    One erf unit learns one, noise .1 on labels, each sample clipped at .2 sqrt(d), lr = 1, batch 1. Noise sigma in every coordinate of
-    the gradient adds lr^2 sigma^2 to dQ/dtau, tau = steps/d, and nothing to dM/dtau: the cost begins as sigma^2. A noise multiplier z is
-    sigma = z threshold sqrt(d)/batch: batches of order sqrt(d) or more afford one of order 1.
+    One erf unit learns one, noise .1 on labels, each sample clipped at .2 sqrt(d), lr = 1, batch 1.
+    Noise sigma in every coordinate of the gradient adds lr^2 sigma^2 to dQ/dtau, tau = steps/d, and
+    nothing to dM/dtau: the cost begins as sigma^2. A noise multiplier z is sigma = z threshold
+    sqrt(d)/batch: batches of order sqrt(d) or more afford one of order 1.
 
     Examples
     --------

@@ -1,4 +1,6 @@
-"""The problems of the figures here: two erf units learn one, or one unit does, from overlaps that are given."""
+"""The problems of the figures here: two erf units learn one, or one unit does, from overlaps that
+are given.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ def two_units(noise: float, **more: Any) -> tuple[TeacherStudent, Any]:
 
 
 def one_unit(noise: float) -> tuple[TeacherStudent, Any]:
-    """The same of one unit, for updates whose ODE is an average over all its fields: a tenth of the points."""
+    """The same of one unit, for updates whose ODE is an average over all its fields: a tenth of the
+    points.
+    """
     problem = TeacherStudent(width=1, activation="erf", noise=noise)
     return problem, start(problem, M=[[0.4]], Q=[[1.0]])
 

@@ -20,7 +20,8 @@ SHORT = 0.001  # and over this t
 
 
 def figure_2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
-    """Overlap with a He3 teacher from M = 0 at d = 1e3 to 1e5: with each sample used twice, used once, and the first drift against lr.
+    """Overlap with a He3 teacher from M = 0 at d = 1e3 to 1e5: with each sample used twice, used
+    once, and the first drift against lr.
 
     Parameters
     ----------
@@ -38,9 +39,10 @@ def figure_2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Notes
     -----
-    Two erf units, a teacher with the activation He3 (information exponent 3), no noise, lr = .5, exact chain from M = 0. (a) Used twice, M
-    is a function of alpha = samples/d. (b) Used once, the drift at M = 0 is 0, and M is of the order 1/sqrt(d): drawn is the root mean
-    square over runs and units. (c) dM/dt at M = 0 over ``reuse_drift``, its leading order in lr.
+    Two erf units, a teacher with the activation He3 (information exponent 3), no noise, lr = .5,
+    exact chain from M = 0. (a) Used twice, M is a function of alpha = samples/d. (b) Used once, the
+    drift at M = 0 is 0, and M is of the order 1/sqrt(d): drawn is the root mean square over runs
+    and units. (c) dM/dt at M = 0 over ``reuse_drift``, its leading order in lr.
 
     Examples
     --------

@@ -23,7 +23,8 @@ POINTS = 81  # of a line
 
 
 def figure_6(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
-    """A constant learning rate with the batch lr/lr* against the best falling rate lr* at batch 1: batches, risks, and what a step costs.
+    """A constant learning rate with the batch lr/lr* against the best falling rate lr* at batch 1:
+    batches, risks, and what a step costs.
 
     Parameters
     ----------
@@ -41,10 +42,11 @@ def figure_6(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Notes
     -----
-    A linear student from 0, noise .1, d = 1000, 20,000 samples, by the exact mean of SGD. Batches are real numbers there, and whole ones in
-    the runs of the exact chain (circles), whose mean is compared with that of the same whole batches: at lr = 1 they are 1
-    and 2 at first where 1.1 is best, which costs 2%. Ramps save steps, not samples: the
-    risk is that of the falling rate up to O(lr/d).
+    A linear student from 0, noise .1, d = 1000, 20,000 samples, by the exact mean of SGD. Batches
+    are real numbers there, and whole ones in the runs of the exact chain (circles), whose mean is
+    compared with that of the same whole batches: at lr = 1 they are 1 and 2 at first where 1.1 is
+    best, which costs 2%. Ramps save steps, not samples: the risk is that of the falling rate up to
+    O(lr/d).
 
     Examples
     --------
@@ -105,7 +107,9 @@ def figure_6(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
 
 def ramp(lr: float) -> tuple[np.ndarray, np.ndarray]:
-    """The batch that is best for the error at hand, B = lr (eps + noise)/eps, until the samples are used; the last step is cut to them."""
+    """The batch that is best for the error at hand, B = lr (eps + noise)/eps, until the samples are
+    used; the last step is cut to them.
+    """
     d, error, used = DIMENSION, 1.0, 0.0
     rates: list[float] = []
     batches: list[float] = []
@@ -121,10 +125,12 @@ def ramp(lr: float) -> tuple[np.ndarray, np.ndarray]:
 
 
 def chain(rates: np.ndarray, batches: np.ndarray, runs: int, seed: int) -> np.ndarray:
-    """Excess risks of runs of SGD itself at the end: the error is one number, and a step needs a few draws whatever d and the batch.
+    """Excess risks of runs of SGD itself at the end: the error is one number, and a step needs a
+    few draws whatever d and the batch.
 
-    With v = w - w*, the fields of the batch along v are |v| z, z normal, and r = |v| z + noise are its residuals. The step moves v along
-    itself by (g/B) z.r and beyond by (g/B) |r| times the length of d - 1 normals. Of z and the noise only three numbers count.
+    With v = w - w*, the fields of the batch along v are |v| z, z normal, and r = |v| z + noise are
+    its residuals. The step moves v along itself by (g/B) z.r and beyond by (g/B) |r| times the
+    length of d - 1 normals. Of z and the noise only three numbers count.
     """
     generator, length = np.random.default_rng(seed), np.ones(runs)
     for lr, batch in zip(rates, batches, strict=True):

@@ -19,7 +19,8 @@ COLOURS = {"mixed": "C3", "easy first": "C1", "easy last": "C2", "optimum": "C0"
 
 
 def figure_4(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
-    """The order of easy and hard samples, half of each, that is best for hard ones, against mixed, easy first and easy last.
+    """The order of easy and hard samples, half of each, that is best for hard ones, against mixed,
+    easy first and easy last.
 
     Parameters
     ----------
@@ -37,9 +38,9 @@ def figure_4(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Notes
     -----
-    One erf unit learns one, noise .3. Half of the coordinates have no signal, and are silent in easy samples. Of alpha = 8 half is easy,
-    and the excess risk of hard samples counts: easy, hard, easy is best. Circles: the exact chain at d = 1000, the same random numbers for
-    all four orders.
+    One erf unit learns one, noise .3. Half of the coordinates have no signal, and are silent in
+    easy samples. Of alpha = 8 half is easy, and the excess risk of hard samples counts: easy, hard,
+    easy is best. Circles: the exact chain at d = 1000, the same random numbers for all four orders.
 
     Examples
     --------
@@ -106,7 +107,9 @@ def figure_4(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
 
 def _measured(value: np.ndarray, constant: np.ndarray) -> Confirmation:
-    """What ``confirm`` says of runs, from those with the optimum and those with mixed samples on the same random numbers."""
+    """What ``confirm`` says of runs, from those with the optimum and those with mixed samples on
+    the same random numbers.
+    """
     runs, gain = len(value), constant.mean() / value.mean()
     errors = [
         float(one.std(ddof=1) / np.sqrt(runs)) for one in (constant - gain * value, value, constant)

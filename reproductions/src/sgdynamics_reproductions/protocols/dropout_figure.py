@@ -16,7 +16,8 @@ LABELS = {"dropout": "share of units kept", "weight decay": "weight decay"}
 
 
 def figure_3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
-    """The best share of units that dropout keeps, and the best weight decay, against alpha, with the risk under them.
+    """The best share of units that dropout keeps, and the best weight decay, against alpha, with
+    the risk under them.
 
     Parameters
     ----------
@@ -34,9 +35,10 @@ def figure_3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Notes
     -----
-    Dropout: two erf units learn one, noise .3, all units at test with the gain .6; a low share is also a low rate. Weight decay: one erf
-    unit that begins with squared length 2, noise .5. It enters the equations linearly, and is best at its bounds 0 and 1: large first, to
-    forget a start that is too long, none, and large again at the end. Circles: the exact chain at d = 1000.
+    Dropout: two erf units learn one, noise .3, all units at test with the gain .6; a low share is
+    also a low rate. Weight decay: one erf unit that begins with squared length 2, noise .5. It
+    enters the equations linearly, and is best at its bounds 0 and 1: large first, to forget a start
+    that is too long, none, and large again at the end. Circles: the exact chain at d = 1000.
 
     Examples
     --------

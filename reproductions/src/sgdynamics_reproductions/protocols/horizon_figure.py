@@ -29,7 +29,8 @@ LAWS = {
 
 
 def figure_5(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
-    """Best and best constant risk against the number of steps T on an easy and a hard power law, the schedules, and their invariant.
+    """Best and best constant risk against the number of steps T on an easy and a hard power law,
+    the schedules, and their invariant.
 
     Parameters
     ----------
@@ -47,11 +48,13 @@ def figure_5(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Notes
     -----
-    Linear students from 0 by the exact mean of SGD, batch 1, 100 pieces; l_k = k^-b, l_k w*_k^2 = k^-a, (a, b) = (2.5, 1.2) (easy, a > b,
-    400 inputs, noise 1) and (1.5, 2) (hard, noise .01, infinitely many inputs: with 400 of them the last are soon reached, and the risk
-    falls faster). Theory: ``horizon_exponents``; on the hard law (a - 1)/b also for constant rates, while the
-    risk is above the noise. (d) Where noise dominates eta K(chi)^(1/2) is constant, chi the sum of steps still to come
-    and K(chi) = sum l^2 e^(-2 l chi): with noise 1 it is not at first, where the excess risk is .5; with noise 100 it is.
+    Linear students from 0 by the exact mean of SGD, batch 1, 100 pieces; l_k = k^-b, l_k w*_k^2 =
+    k^-a, (a, b) = (2.5, 1.2) (easy, a > b, 400 inputs, noise 1) and (1.5, 2) (hard, noise .01,
+    infinitely many inputs: with 400 of them the last are soon reached, and the risk falls faster).
+    Theory: ``horizon_exponents``; on the hard law (a - 1)/b also for constant rates, while the risk
+    is above the noise. (d) Where noise dominates eta K(chi)^(1/2) is constant, chi the sum of steps
+    still to come and K(chi) = sum l^2 e^(-2 l chi): with noise 1 it is not at first, where the
+    excess risk is .5; with noise 100 it is.
 
     Examples
     --------

@@ -1,4 +1,6 @@
-"""What the figures of protocols keep and how they draw it: the control in steps above, the risk below, and what runs measured."""
+"""What the figures of protocols keep and how they draw it: the control in steps above, the risk
+below, and what runs measured.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +86,9 @@ def control_on(ax: Axes, data: xr.Dataset, label: str, *, bounds: bool = True) -
 
 
 def risk_on(ax: Axes, data: xr.Dataset, runs: str, label: str = "excess risk") -> None:
-    """The risk of one problem under the optimum and the best constant, and at the end what runs measured."""
+    """The risk of one problem under the optimum and the best constant, and at the end what runs
+    measured.
+    """
     end = float(data.edges.values[-1])
     for name, risks, colour, dashes, words in (
         ("value", data.risks, "C0", "-", "optimum"),

@@ -24,7 +24,8 @@ FINE = 20  # points of the closed form in a piece
 
 
 def figure_1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
-    """The best learning rate of a linear and of an erf student against alpha, beside the best constant, and the risk under both.
+    """The best learning rate of a linear and of an erf student against alpha, beside the best
+    constant, and the risk under both.
 
     Parameters
     ----------
@@ -42,9 +43,10 @@ def figure_1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Notes
     -----
-    One unit learns one, noise .1, to alpha = 20. The linear student's best rate is known, lr = eps/(eps + noise) (``best_rate``); that of
-    the erf student by Pontryagin's equations: it rises first, while there is little to lose. Circles: the exact chain at d = 1000 at the
-    end, the same random numbers with the protocol and with the best constant.
+    One unit learns one, noise .1, to alpha = 20. The linear student's best rate is known, lr =
+    eps/(eps + noise) (``best_rate``); that of the erf student by Pontryagin's equations: it rises
+    first, while there is little to lose. Circles: the exact chain at d = 1000 at the end, the same
+    random numbers with the protocol and with the best constant.
 
     Examples
     --------

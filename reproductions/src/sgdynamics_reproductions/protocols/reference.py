@@ -1,6 +1,8 @@
-"""The problems of the figures, each with a number of the problem or the algorithm free, and their optima by other programs.
+"""The problems of the figures, each with a number of the problem or the algorithm free, and their
+optima by other programs.
 
-Reference optima are known by two methods each: closed forms, L-BFGS on pieces, Pontryagin's equations, the times of switches.
+Reference optima are known by two methods each: closed forms, L-BFGS on pieces, Pontryagin's
+equations, the times of switches.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ ONE = OnePassSGD(lr=1.0)
 
 
 class Optimum(NamedTuple):
-    """What other programs found: the risk of the optimum for infinitely many pieces, that of the best constant, and where that is."""
+    """What other programs found: the risk of the optimum for infinitely many pieces, that of the
+    best constant, and where that is.
+    """
 
     risk: float
     constant_risk: float
@@ -161,7 +165,9 @@ def two_tasks(pieces: int) -> tuple[Contexts, OnePassSGD, Any]:
 def with_share(
     tasks: Contexts, algorithm: OnePassSGD, begin: Any, edges: np.ndarray, share: np.ndarray
 ) -> xr.Dataset:
-    """The ODE at the edges with shares of the second of two contexts in pieces; of as many pieces all are one program."""
+    """The ODE at the edges with shares of the second of two contexts in pieces; of as many pieces
+    all are one program.
+    """
     moving = tasks.replace(
         probabilities=piecewise_rate(edges[1:-1], np.stack([1 - share, share], axis=-1))
     )
@@ -169,7 +175,9 @@ def with_share(
 
 
 def groups() -> tuple[Contexts, Any]:
-    """Easy samples, silent in the half of the coordinates that has no signal, and hard ones; and the start."""
+    """Easy samples, silent in the half of the coordinates that has no signal, and hard ones; and
+    the start.
+    """
 
     def group(loud: float) -> TeacherStudent:
         blocks = [(1.0, 0.5), (loud, 0.5)]

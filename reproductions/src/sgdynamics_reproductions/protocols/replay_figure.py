@@ -16,7 +16,8 @@ DIMENSION, ALPHA = 1000, 10.0
 
 
 def figure_2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
-    """The best share of a new task while an old one is replayed, and the risks of both under it, the best constant and no replay.
+    """The best share of a new task while an old one is replayed, and the risks of both under it,
+    the best constant and no replay.
 
     Parameters
     ----------
@@ -34,9 +35,10 @@ def figure_2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Notes
     -----
-    Two erf units with a head for each of two tasks; the teachers overlap by .3. Task one was learned to alpha = 30. Then alpha = 10 more,
-    of which a share is task two; the mean risk of both counts at the end. The share enters linearly: it is best at its bounds but for a
-    singular arc between them. Circles: the exact chain at d = 1000.
+    Two erf units with a head for each of two tasks; the teachers overlap by .3. Task one was
+    learned to alpha = 30. Then alpha = 10 more, of which a share is task two; the mean risk of both
+    counts at the end. The share enters linearly: it is best at its bounds but for a singular arc
+    between them. Circles: the exact chain at d = 1000.
 
     Examples
     --------

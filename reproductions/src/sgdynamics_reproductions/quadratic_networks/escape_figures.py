@@ -1,14 +1,17 @@
-"""Figure 2 of arXiv:2604.03068 and escape times against width: how long SGD stays on the plateau, at which learning rate least.
+"""Figure 2 of arXiv:2604.03068 and escape times against width: how long SGD stays on the plateau,
+at which learning rate least.
 
-Units of the paper: t = eta alpha, risk without 1/2. From Q(0) = I the matrices Q and rho rho^T commute for ever (`conserved_S`), so
-that the ODE is one for the singular values r_i of rho and the eigenvalues of Q: q_i along them, c along the p - m directions without
-overlap, m = min(p, p*). With a = r^2, T = Tr Q, x = eta/p and tau = t/p,
+Units of the paper: t = eta alpha, risk without 1/2. From Q(0) = I the matrices Q and rho rho^T
+commute for ever (`conserved_S`), so that the ODE is one for the singular values r_i of rho and the
+eigenvalues of Q: q_i along them, c along the p - m directions without overlap, m = min(p, p*). With
+a = r^2, T = Tr Q, x = eta/p and tau = t/p,
 
     d log r/dtau = 4 (1 + 2/p* - T/p - 2 q/p)
     dq/dtau      = 8 [(1 - T/p) q + 2 a/p* - 2 q^2/p] + 16 x { R q + (4/p* + 8/p*^2 - 4 T/(p p*)) a + (4 T/p^2 - 4/p) q^2
                    + 8 q^3/p^2 - 16 a q/(p p*) },      dc/dtau: the same with a = 0
 
-which costs as little for p = 100 as for p = 3, and keeps its precision however small the overlaps are.
+which costs as little for p = 100 as for p = 3, and keeps its precision however small the overlaps
+are.
 """
 
 from __future__ import annotations
@@ -61,10 +64,11 @@ def _risk(p: int, p_star: int, a: np.ndarray, q: np.ndarray, c: RealArray) -> np
 def _exits(
     p: int, p_star: int, eta: RealArray, rho0: np.ndarray, level: float | None = None
 ) -> np.ndarray:
-    """When the risk of each start (rho0, Q = I) first falls to `level` (half of its own first value unless given), in t.
+    """When the risk of each start (rho0, Q = I) first falls to `level` (half of its own first value
+    unless given), in t.
 
-    The starts, each with its eta if there are several, are integrated together until all are below. All are NaN if one of them
-    diverges or does not leave: a mean over the others would flatter.
+    The starts, each with its eta if there are several, are integrated together until all are below.
+    All are NaN if one of them diverges or does not leave: a mean over the others would flatter.
     """
     r = np.linalg.svd(rho0, compute_uv=False)
     runs, m = r.shape
@@ -133,7 +137,9 @@ def _exits(
 
 
 def _best(p: int, p_star: int, rho0: np.ndarray, points: int) -> tuple[float, float]:
-    """The learning rate with the smallest mean alpha_c over the starts, and its standard error (jackknife over the starts)."""
+    """The learning rate with the smallest mean alpha_c over the starts, and its standard error
+    (jackknife over the starts).
+    """
 
     runs = len(rho0)
 
@@ -176,7 +182,8 @@ def _lowest(logs: np.ndarray, values: np.ndarray) -> float:
 
 
 def figure_2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
-    """The samples needed to leave the plateau against the learning rate, and the best learning rate against the width.
+    """The samples needed to leave the plateau against the learning rate, and the best learning rate
+    against the width.
 
     Parameters
     ----------
@@ -194,14 +201,17 @@ def figure_2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Notes
     -----
-    The paper's figure 2: left, alpha_c, where the loss has fallen to half of its first value, against eta for p = p* = 3,
-    epsilon = 0.01, each point a mean over 20 random starts; right, the best eta against p (p* = 3), said to be linear in p.
-    Ours: the same integrations (in spectra, see above), means with standard errors, NaN where a start fails; on the right a
-    straight line fitted to p >= 3 with its uncertainty, a power of p fitted too, and beside them the closed ``optimal_rate`` (epsilon -> 0)
-    and ``largest_stable_rate``, above which SGD does not converge in the end. The caption gives no range of p: 3 to 16 here
-    (quick: 3, 4, 6, 9, 16, and 12 learning rates for 30). The best eta is nearly a straight line, not exactly: with 20 starts chi^2 per
-    degree of freedom is far above 1 (``chi2_per_freedom``) because the errors are small, not because they are wrong; with 80 starts it is
-    ten times as large. It bends upwards where p is near p*, and eta/p grows towards sqrt(p*/(p* + 2))/4.
+    The paper's figure 2: left, alpha_c, where the loss has fallen to half of its first value,
+    against eta for p = p* = 3, epsilon = 0.01, each point a mean over 20 random starts; right, the
+    best eta against p (p* = 3), said to be linear in p. Ours: the same integrations (in spectra,
+    see above), means with standard errors, NaN where a start fails; on the right a straight line
+    fitted to p >= 3 with its uncertainty, a power of p fitted too, and beside them the closed
+    ``optimal_rate`` (epsilon -> 0) and ``largest_stable_rate``, above which SGD does not converge
+    in the end. The caption gives no range of p: 3 to 16 here (quick: 3, 4, 6, 9, 16, and 12
+    learning rates for 30). The best eta is nearly a straight line, not exactly: with 20 starts
+    chi^2 per degree of freedom is far above 1 (``chi2_per_freedom``) because the errors are small,
+    not because they are wrong; with 80 starts it is ten times as large. It bends upwards where p is
+    near p*, and eta/p grows towards sqrt(p*/(p* + 2))/4.
 
     Examples
     --------
@@ -300,19 +310,23 @@ def figure_2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
 
 def _fit(x: RealArray, y: np.ndarray, error: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
-    """Weighted straight line: (intercept, slope), their errors (widened where the line does not fit), chi^2 per degree of freedom."""
+    """Weighted straight line: (intercept, slope), their errors (widened where the line does not
+    fit), chi^2 per degree of freedom.
+    """
     found, covariance, chi2 = weighted_line(x, y, error**-2)
     chi2 /= max(len(y) - 2, 1)
     return found, np.sqrt(np.diag(covariance) * max(chi2, 1.0)), chi2
 
 
 def _formula(p: int, p_star: int, eta: float, variance: float, fall: float) -> float:
-    """When (13) reaches `fall`, in t, with the growth rate of SGD at this eta, and averaged over starts (n = p p* overlaps).
+    """When (13) reaches `fall`, in t, with the growth rate of SGD at this eta, and averaged over
+    starts (n = p p* overlaps).
 
         t = { log [1 + fall R (p + 2)/(4 variance p)] + log(n/2) - digamma(n/2) } / (2 d log rho/dt),   R the plateau's risk
 
-    (13) averages the loss over starts, and so |rho0|^2; the mean time needs the mean of log |rho0|^2, a chi^2 of n, and is later.
-    What SGD's noise does while the norms are still on their way to the plateau is left out.
+    (13) averages the loss over starts, and so |rho0|^2; the mean time needs the mean of log
+    |rho0|^2, a chi^2 of n, and is later. What SGD's noise does while the norms are still on their
+    way to the plateau is left out.
     """
     norm, growth = plateau_growth(p, p_star, eta)
     scale = loss_reduction(1.0, p, p_star, math.sqrt(variance), since="start") / math.expm1(
@@ -326,9 +340,11 @@ def _formula(p: int, p_star: int, eta: float, variance: float, fall: float) -> f
 def _mean_exits(
     p: int, p_star: int, N: int, seed: int, starts: int = 24
 ) -> tuple[float, float, float]:
-    """Mean escape times in t at dimension N: ODE, ODE with overlaps widened by SGD's noise, and the formula.
+    """Mean escape times in t at dimension N: ODE, ODE with overlaps widened by SGD's noise, and the
+    formula.
 
-    A start enters almost only through log |rho0|^2, whose mean is known: with that as a control variate a few starts are enough.
+    A start enters almost only through log |rho0|^2, whose mean is known: with that as a control
+    variate a few starts are enough.
     """
     eta, n = SHARE * p, p * p_star
     level = (1 - FALL) * plateau(p, p_star).risk
@@ -346,7 +362,9 @@ def _mean_exits(
 def _chain_exits(
     p: int, p_star: int, eta: float, N: int, runs: int, level: float, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Exit times in t of the exact chain from orthonormal rows, and the overlaps rho it started from."""
+    """Exit times in t of the exact chain from orthonormal rows, and the overlaps rho it started
+    from.
+    """
     problem = TeacherStudent(width=p, teacher_width=p_star, activation="square")
     begin = random_start(problem, dimension=N, orthogonal=True, seed=seed, runs=runs)
     threshold = 1 - level / (
@@ -367,7 +385,8 @@ def _chain_exits(
 
 
 def escape_times(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
-    """Measured escape times against the width p for several p*, beside the ODE and the growth-rate formula. Not in the paper.
+    """Measured escape times against the width p for several p*, beside the ODE and the growth-rate
+    formula. Not in the paper.
 
     Parameters
     ----------
@@ -385,13 +404,16 @@ def escape_times(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Notes
     -----
-    The paper says of (13) that more students change only the prefactor of the exponential, not its rate (16/(p p*) in t, 16/p* in t/p), and
-    shows no run. Here eta = 0.02 p (its scaling), orthonormal rows at random, and the escape is where the risk is 10% below the plateau's.
-    Left: t/p against p at the largest N, exact chain with standard errors, ODE from overlaps of variance 1/N and from (1 + share)/N (SGD's
-    own noise in small overlaps, see ``noise_share``), and (13) solved for t. Right: the same against N: every width has the same slope in
-    log N (the rate), only the height differs (the prefactor). ``data`` has the rates measured from these slopes. At N = 500 and p p* > 10
-    the chain is 4% later than the ODE with noise (``z``), as a finite dimension allows; at N = 8000 they agree. Full: nine pairs (p, p*), N
-    = 500, 2000, 8000, 128 runs, ten minutes; quick: three pairs, N = 250, 2000, 64 runs.
+    The paper says of (13) that more students change only the prefactor of the exponential, not its
+    rate (16/(p p*) in t, 16/p* in t/p), and shows no run. Here eta = 0.02 p (its scaling),
+    orthonormal rows at random, and the escape is where the risk is 10% below the plateau's. Left:
+    t/p against p at the largest N, exact chain with standard errors, ODE from overlaps of variance
+    1/N and from (1 + share)/N (SGD's own noise in small overlaps, see ``noise_share``), and (13)
+    solved for t. Right: the same against N: every width has the same slope in log N (the rate),
+    only the height differs (the prefactor). ``data`` has the rates measured from these slopes. At N
+    = 500 and p p* > 10 the chain is 4% later than the ODE with noise (``z``), as a finite dimension
+    allows; at N = 8000 they agree. Full: nine pairs (p, p*), N = 500, 2000, 8000, 128 runs, ten
+    minutes; quick: three pairs, N = 250, 2000, 64 runs.
 
     Examples
     --------
@@ -478,7 +500,9 @@ def escape_times(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 def _escape_data(
     cases: list[tuple[int, int]], sizes: tuple[int, ...], runs: int, seed: int
 ) -> xr.Dataset:
-    """Exit times of chain, ODE and formula for pairs (p, p*) and dimensions, and the growth rates that the chain's times show."""
+    """Exit times of chain, ODE and formula for pairs (p, p*) and dimensions, and the growth rates
+    that the chain's times show.
+    """
     table: list[list[dict[str, float]]] = []
     rates: list[dict[str, float]] = []
     for p, p_star in cases:
@@ -506,7 +530,8 @@ def _escape_data(
                     "z": gap.mean() / gap_error,
                 }
             )
-        # rows of the same seed point the same way at each N: slopes run by run are the sharper for it
+        # rows of the same seed point the same way at each N: slopes run by run are the sharper for
+        # it
         logs = np.log(sizes) - np.mean(np.log(sizes))
         slopes = times @ logs / (logs @ logs)
         error = slopes.std(ddof=1) / math.sqrt(runs)

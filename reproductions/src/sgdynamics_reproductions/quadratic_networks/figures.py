@@ -1,7 +1,8 @@
 """Figures 1 and 3 to 6 of arXiv:2604.03068; figure 2 and the escape times are in `escape_figures`.
 
-Each gives (fig, data) in the paper's units: t = eta alpha, loss without 1/2 (the library's lr is 2 eta, its risk half of the one
-here). All integrations are of p = 6 students, p* = 3 and RUNS starts with POINTS save points: one compiled program serves three figures.
+Each gives (fig, data) in the paper's units: t = eta alpha, loss without 1/2 (the library's lr is 2
+eta, its risk half of the one here). All integrations are of p = 6 students, p* = 3 and RUNS starts
+with POINTS save points: one compiled program serves three figures.
 """
 
 from __future__ import annotations
@@ -70,12 +71,15 @@ def figure_1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Notes
     -----
-    The paper's figure 1 (p = 6, p* = 3, eta = 0.01, N = 10^4): teacher-student overlaps, student-student overlaps, student norms and
-    generalization error, simulations as means with their standard error. Ours: the runs are the exact chain (equal in law to SGD in
-    N dimensions), rows orthonormal at random as in section 4. ``data`` has each gap between mean and ODE in standard errors (z), and
-    ``shift_t``, by how much the mean error curve is ahead of the ODE's at half of the fall. It is not zero at any N: SGD's noise adds
-    ``noise_share``/N to the variance 1/N of the overlaps at the start, so that runs from one start leave at different times. The
-    caption gives no end: t = 20 here. Quick: N = 100, to t = 12, 64 runs: ten do not tell a wrong of .3 from their own scatter.
+    The paper's figure 1 (p = 6, p* = 3, eta = 0.01, N = 10^4): teacher-student overlaps,
+    student-student overlaps, student norms and generalization error, simulations as means with
+    their standard error. Ours: the runs are the exact chain (equal in law to SGD in N dimensions),
+    rows orthonormal at random as in section 4. ``data`` has each gap between mean and ODE in
+    standard errors (z), and ``shift_t``, by how much the mean error curve is ahead of the ODE's at
+    half of the fall. It is not zero at any N: SGD's noise adds ``noise_share``/N to the variance
+    1/N of the overlaps at the start, so that runs from one start leave at different times. The
+    caption gives no end: t = 20 here. Quick: N = 100, to t = 12, 64 runs: ten do not tell a wrong
+    of .3 from their own scatter.
 
     Examples
     --------
@@ -180,7 +184,8 @@ def _theory_beside_runs(N: int, end: float, seed: int, count: int = RUNS) -> xr.
 
 
 def figure_3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
-    """The distance of rho(t) to the zero-error solution predicted from one start, for that start and for others.
+    """The distance of rho(t) to the zero-error solution predicted from one start, for that start
+    and for others.
 
     Parameters
     ----------
@@ -198,16 +203,18 @@ def figure_3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Notes
     -----
-    The paper's figure 3 (ODE, p = 6, p* = 3, eta = epsilon = 0.01): the start used for the prediction (19) ends there, uncorrelated
-    starts stay at a finite distance, all reach zero error. Ours adds where each of the others must end, ``|rho_i - rho|`` between the
-    predicted solutions, and how the approach ends: with p > p* not exponentially but as
+    The paper's figure 3 (ODE, p = 6, p* = 3, eta = epsilon = 0.01): the start used for the
+    prediction (19) ends there, uncorrelated starts stay at a finite distance, all reach zero error.
+    Ours adds where each of the others must end, ``|rho_i - rho|`` between the predicted solutions,
+    and how the approach ends: with p > p* not exponentially but as
 
     ::
 
         |rho(t) - rho|  ->  p* (p - p*) p^(3/2) / (32 (p + 2) t),      R as in tail
 
-    since the surplus students shrink as 1/t and push the others aside by -(p - p*) c/(2 (p* + 2)) sqrt(p*/p) each. Nine other
-    starts; the caption gives no end: t = 100 here. Quick is the full size.
+    since the surplus students shrink as 1/t and push the others aside by -(p - p*) c/(2 (p* + 2))
+    sqrt(p*/p) each. Nine other starts; the caption gives no end: t = 100 here. Quick is the full
+    size.
 
     Examples
     --------
@@ -294,12 +301,14 @@ def figure_4(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Notes
     -----
-    The paper's figure 4: along the ODE from orthonormal rows at random they are constant (the caption gives no sizes: those of figure 3
-    here). Ours adds, on the right, the largest ``|S(t) - S(0)|`` in three cases: that ODE (rounding only), the ODE from rows that are
-    Gaussian, whose Q(0) does not commute with rho0 rho0^T (of order N^(-1/2)), and SGD itself from orthonormal rows, by the exact chain.
-    SGD does move S, by about the same at any N: its noise adds ``noise_share``/N to the variance 1/N of each overlap (what that does to S
-    is ``moved_expected``), so that the solution reached is the closest one to the start only as eta -> 0. Means over 10 starts of the ODE
-    and 40 runs. N = 1000 and 10000; quick: 50 and 200.
+    The paper's figure 4: along the ODE from orthonormal rows at random they are constant (the
+    caption gives no sizes: those of figure 3 here). Ours adds, on the right, the largest ``|S(t) -
+    S(0)|`` in three cases: that ODE (rounding only), the ODE from rows that are Gaussian, whose
+    Q(0) does not commute with rho0 rho0^T (of order N^(-1/2)), and SGD itself from orthonormal
+    rows, by the exact chain. SGD does move S, by about the same at any N: its noise adds
+    ``noise_share``/N to the variance 1/N of each overlap (what that does to S is
+    ``moved_expected``), so that the solution reached is the closest one to the start only as eta ->
+    0. Means over 10 starts of the ODE and 40 runs. N = 1000 and 10000; quick: 50 and 200.
 
     Examples
     --------
@@ -329,7 +338,8 @@ def figure_4(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
         noise = math.sqrt(share / N) * np.random.default_rng(seed).normal(
             size=(DRAWS, count, P, P_STAR)
         )
-        # start by start: how far S moves depends on the start, and that part of the scatter drops out
+        # start by start: how far S moves depends on the start, and that part of the scatter drops
+        # out
         each = (
             np.abs(closest_solution(rows.M + noise) - closest_solution(rows.M))
             .max(axis=(2, 3))
@@ -441,8 +451,9 @@ def figure_5(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Notes
     -----
-    The paper's figure 5: N p - p (p - 1)/2 for p <= N, N (N + 1)/2 for p > N. Ours adds points: the rank of the linear map
-    dW -> W^T dW + dW^T W at a random W, counted numerically. The caption gives no N: 4, 8 and 12 here (quick: 4 and 8).
+    The paper's figure 5: N p - p (p - 1)/2 for p <= N, N (N + 1)/2 for p > N. Ours adds points: the
+    rank of the linear map dW -> W^T dW + dW^T W at a random W, counted numerically. The caption
+    gives no N: 4, 8 and 12 here (quick: 4 and 8).
 
     Examples
     --------
@@ -524,10 +535,12 @@ def figure_6(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Notes
     -----
-    The paper's figure 6: p (p - 1)/2 - (p - m)(p - m - 1)/2, m = min(p*, N), from p = m on: a straight line of slope m. Ours adds points,
-    counted at a solution W: the rank of the moves A W with A antisymmetric (those along the manifold), and in ``data`` the flat
-    directions, the kernel of dW -> d(W^T W), of which (N - m)(p - m) more are no rotations. The caption gives neither N nor p*:
-    N = 8 and p* = 1, 2, 3, 5, 10 here (the last fills the space), p up to 12 (quick: p* = 1, 3, 10).
+    The paper's figure 6: p (p - 1)/2 - (p - m)(p - m - 1)/2, m = min(p*, N), from p = m on: a
+    straight line of slope m. Ours adds points, counted at a solution W: the rank of the moves A W
+    with A antisymmetric (those along the manifold), and in ``data`` the flat directions, the kernel
+    of dW -> d(W^T W), of which (N - m)(p - m) more are no rotations. The caption gives neither N
+    nor p*: N = 8 and p* = 1, 2, 3, 5, 10 here (the last fills the space), p up to 12 (quick: p* =
+    1, 3, 10).
 
     Examples
     --------

@@ -1,4 +1,5 @@
-"""Figures B.1 to B.4 of "Stochasticity helps to navigate rough landscapes": ridge in place of the sphere, small eta, persistence times.
+"""Figures B.1 to B.4 of "Stochasticity helps to navigate rough landscapes": ridge in place of the
+sphere, small eta, persistence times.
 
 Units, methods and sizes as in `main_figures`.
 """
@@ -36,9 +37,11 @@ PERSISTENCE = (0.05, 0.5, 2.0, 5.0)
 
 
 def measured_error(m: np.ndarray, q: np.ndarray, seed: int, samples: int) -> np.ndarray:
-    """Mean of (|h| - |h0|)^2 over fresh samples, for each entry of m and q: the test error (B.7), counted and not computed.
+    """Mean of (|h| - |h0|)^2 over fresh samples, for each entry of m and q: the test error (B.7),
+    counted and not computed.
 
-    A fresh Gaussian input has fields of exactly the law h0 ~ N(0, 1), h = m h0 + sqrt(q - m^2) N(0, 1), so that no input is drawn.
+    A fresh Gaussian input has fields of exactly the law h0 ~ N(0, 1), h = m h0 + sqrt(q - m^2) N(0,
+    1), so that no input is drawn.
     """
     random, flat = np.random.default_rng(seed), []
     for one, norm in zip(m.ravel(), q.ravel(), strict=True):
@@ -60,10 +63,12 @@ def _ridge(
     seed: int,
     batches: Mapping[str, int],
 ) -> xr.Dataset:
-    """Test error and loss of the three algorithms with a ridge: averages of runs, and (B.8) at the average overlaps.
+    """Test error and loss of the three algorithms with a ridge: averages of runs, and (B.8) at the
+    average overlaps.
 
-    An algorithm has as many batches of `count` runs as `batches` says: a batch of one number has the same data sets and starts whatever
-    the algorithm and the ridge. Single runs are NaN past those that an algorithm has.
+    An algorithm has as many batches of `count` runs as `batches` says: a batch of one number has
+    the same data sets and starts whatever the algorithm and the ridge. Single runs are NaN past
+    those that an algorithm has.
     """
     each, curves = [], len(THREE) * [*RIDGES, 0.5].index(ridge) + (100 if rescale else 200)
     most = count * max(batches.values())
@@ -154,7 +159,8 @@ def _jensen(data: xr.Dataset) -> str:
 
 
 def figure_b1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
-    """Mean squared error of the three algorithms with ridge lambda = 0, .1, 1, against (B.8); insets: training loss.
+    """Mean squared error of the three algorithms with ridge lambda = 0, .1, 1, against (B.8);
+    insets: training loss.
 
     Parameters
     ----------
@@ -172,14 +178,17 @@ def figure_b1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Notes
     -----
-    The paper's figure B.1: alpha = 3, m0 = .2, N = 1000, eta = .01, l = .5, 250 runs (t <= 1000 and tau = 1 here, as in figure 2; the
-    caption has neither). The error is measured on fresh samples. (B.8) is drawn as the average over runs and, as in the paper, at the
-    average overlaps ``|m|`` and q, which is another number where runs differ (some recovered, some not).
+    The paper's figure B.1: alpha = 3, m0 = .2, N = 1000, eta = .01, l = .5, 250 runs (t <= 1000 and
+    tau = 1 here, as in figure 2; the caption has neither). The error is measured on fresh samples.
+    (B.8) is drawn as the average over runs and, as in the paper, at the average overlaps ``|m|``
+    and q, which is another number where runs differ (some recovered, some not).
 
-    Here p-SGD has 1000 runs, GD and SGD have 500: the paper's 250 decide neither whether p-SGD has a lower error at lambda = 0 than at 1
-    (it is by .046 with a standard error of .015: at lambda = 0 a tenth of the runs has not recovered, with a large error), nor whether
-    there is double descent at lambda = .1. Runs of one number have the same data set and start in all curves; ``mse_run`` and ``mse_own``
-    are NaN past the runs of an algorithm. Quick: N = 100, 16 runs, t <= 30.
+    Here p-SGD has 1000 runs, GD and SGD have 500: the paper's 250 decide neither whether p-SGD has
+    a lower error at lambda = 0 than at 1 (it is by .046 with a standard error of .015: at lambda =
+    0 a tenth of the runs has not recovered, with a large error), nor whether there is double
+    descent at lambda = .1. Runs of one number have the same data set and start in all curves;
+    ``mse_run`` and ``mse_own`` are NaN past the runs of an algorithm. Quick: N = 100, 16 runs, t <=
+    30.
 
     Examples
     --------
@@ -228,7 +237,8 @@ def _rise(values: np.ndarray) -> float:
 
 
 def figure_b2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
-    """Mean squared error with ridge lambda = .5, with the gradient divided by the batch fraction (left) and not (right).
+    """Mean squared error with ridge lambda = .5, with the gradient divided by the batch fraction
+    (left) and not (right).
 
     Parameters
     ----------
@@ -302,11 +312,12 @@ def figure_b3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Notes
     -----
-    The paper's figure B.3: alpha = 3, m0 = .2, l = .5, N = 1000, 250 runs, eta = .01, .001, .0005, .0001 (tau = 1 and t <= 30 here; the
-    caption has neither). That is late enough for the largest differences to GD: at eta = .01 the runs of figure 2, which go on to
-    t = 1000, have that of p-SGD at t = .46 (.20; above half of it from t = .07 to 5.6; .02 at t = 30) and that of SGD at t = .02 (.012);
-    in the quick figure they are at t = .3 to .4 and .02 to .04 at every eta.
-    All runs of a number have the same data set and start, so that differences between algorithms are paired.
+    The paper's figure B.3: alpha = 3, m0 = .2, l = .5, N = 1000, 250 runs, eta = .01, .001, .0005,
+    .0001 (tau = 1 and t <= 30 here; the caption has neither). That is late enough for the largest
+    differences to GD: at eta = .01 the runs of figure 2, which go on to t = 1000, have that of
+    p-SGD at t = .46 (.20; above half of it from t = .07 to 5.6; .02 at t = 30) and that of SGD at t
+    = .02 (.012); in the quick figure they are at t = .3 to .4 and .02 to .04 at every eta. All runs
+    of a number have the same data set and start, so that differences between algorithms are paired.
     Quick: N = 100, 24 runs, eta = .02, .005, .00125, t <= 10.
 
     Examples
@@ -388,7 +399,8 @@ def _distance(one: xr.Dataset, other: xr.Dataset) -> float:
 
 
 def figure_b4(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
-    """Single runs of persistent SGD at tau = .05, .5, 2, 5: long persistence ends the plateaus, and delays the start.
+    """Single runs of persistent SGD at tau = .05, .5, 2, 5: long persistence ends the plateaus, and
+    delays the start.
 
     Parameters
     ----------
@@ -406,7 +418,8 @@ def figure_b4(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Notes
     -----
-    The paper's figure B.4: alpha = 3, l = .5, m0 = .2, N = 1000, eta = .01, 50 runs (t <= 1000 here). Quick: N = 100, 32 runs, t <= 50.
+    The paper's figure B.4: alpha = 3, l = .5, m0 = .2, N = 1000, eta = .01, 50 runs (t <= 1000
+    here). Quick: N = 100, 32 runs, t <= 50.
 
     Examples
     --------

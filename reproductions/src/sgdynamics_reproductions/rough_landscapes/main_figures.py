@@ -1,7 +1,9 @@
-"""Figures 1 to 3 of "Stochasticity helps to navigate rough landscapes": traps of gradient descent, and what noise does to them.
+"""Figures 1 to 3 of "Stochasticity helps to navigate rough landscapes": traps of gradient descent,
+and what noise does to them.
 
-Each gives (fig, data) in the paper's units. The runs are SGD itself in N dimensions (`method="direct"`, float32), theory is DMFT at the
-same finite eta. Full size (quick=False) is the paper's N = 1000 and meant for a GPU; data.attrs has the claim and a measured verdict.
+Each gives (fig, data) in the paper's units. The runs are SGD itself in N dimensions
+(`method="direct"`, float32), theory is DMFT at the same finite eta. Full size (quick=False) is the
+paper's N = 1000 and meant for a GPU; data.attrs has the claim and a measured verdict.
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ TROUBLE: dict[str, dict[str, Any]] = {
 
 
 def figure_1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
-    """Gradient descent from warm starts m0 = .5, .65, .8 at alpha = 2: averages against DMFT, and single runs on one data set.
+    """Gradient descent from warm starts m0 = .5, .65, .8 at alpha = 2: averages against DMFT, and
+    single runs on one data set.
 
     Parameters
     ----------
@@ -56,9 +59,10 @@ def figure_1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Notes
     -----
-    Above, a new data set for each run, and a start with overlap m0 (that of (11) fluctuates, which at finite N only adds noise to the
-    comparison); below, all runs of the three panels on one and the same data set from starts (11) of their own. The caption is not in
-    the text: N = 1000, eta = .01, 100 runs above and 40 below, t <= 10 here. Quick: N = 200, 64 and 32 runs, above t <= 4.
+    Above, a new data set for each run, and a start with overlap m0 (that of (11) fluctuates, which
+    at finite N only adds noise to the comparison); below, all runs of the three panels on one and
+    the same data set from starts (11) of their own. The caption is not in the text: N = 1000, eta =
+    .01, 100 runs above and 40 below, t <= 10 here. Quick: N = 200, 64 and 32 runs, above t <= 4.
 
     Examples
     --------
@@ -153,7 +157,8 @@ def three_of(each: list[xr.Dataset], size: dict[str, Any]) -> xr.Dataset:
 
 
 def figure_2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
-    """Average magnetization and training loss of GD, SGD and p-SGD at alpha = 3, m0 = .2, l = .5, tau = 1.
+    """Average magnetization and training loss of GD, SGD and p-SGD at alpha = 3, m0 = .2, l = .5,
+    tau = 1.
 
     Parameters
     ----------
@@ -171,8 +176,9 @@ def figure_2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Notes
     -----
-    The paper's figure 2: N = 1000, eta = .01, 500 runs, t = 1000; its fractions with a loss below 1e-7 are 9%, 30%, 99%. The 1e-7 is
-    read as the mean loss (20), not the sum (2). ``|m|`` is averaged, because a few runs recover -w0. Quick: N = 60, 64 runs, t = 150.
+    The paper's figure 2: N = 1000, eta = .01, 500 runs, t = 1000; its fractions with a loss below
+    1e-7 are 9%, 30%, 99%. The 1e-7 is read as the mean loss (20), not the sum (2). ``|m|`` is
+    averaged, because a few runs recover -w0. Quick: N = 60, 64 runs, t = 150.
 
     Examples
     --------
@@ -195,7 +201,8 @@ def words_of_2(data: xr.Dataset) -> dict[str, str]:
 
 
 def figure_3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
-    """Single runs of GD, SGD and p-SGD, with the parameters of figure 2: plateaus and jumps, which p-SGD does not have.
+    """Single runs of GD, SGD and p-SGD, with the parameters of figure 2: plateaus and jumps, which
+    p-SGD does not have.
 
     Parameters
     ----------
@@ -213,8 +220,9 @@ def figure_3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Notes
     -----
-    The paper's figure 3: 50 runs each, a data set for each. ``plateau`` is the share of the time points past t = 1 at which a run that
-    has not recovered moves by less than .002 in ``|m|`` while t grows by a fifth. Quick: N = 100, 48 runs, t = 60.
+    The paper's figure 3: 50 runs each, a data set for each. ``plateau`` is the share of the time
+    points past t = 1 at which a run that has not recovered moves by less than .002 in ``|m|`` while
+    t grows by a fifth. Quick: N = 100, 48 runs, t = 60.
 
     Examples
     --------

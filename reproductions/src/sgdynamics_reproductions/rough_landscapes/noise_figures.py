@@ -1,4 +1,5 @@
-"""Figures 4 to 6 of "Stochasticity helps to navigate rough landscapes": which noise, how much of it, and its DMFT.
+"""Figures 4 to 6 of "Stochasticity helps to navigate rough landscapes": which noise, how much of
+it, and its DMFT.
 
 Units, methods and sizes as in `main_figures`.
 """
@@ -52,7 +53,8 @@ Curves = dict[
 
 
 def figure_4(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
-    """Median magnetization and loss of p-SGD at several batch sizes and persistence times, and of Langevin at several temperatures.
+    """Median magnetization and loss of p-SGD at several batch sizes and persistence times, and of
+    Langevin at several temperatures.
 
     Parameters
     ----------
@@ -70,11 +72,13 @@ def figure_4(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Notes
     -----
-    The paper's figure 4: alpha = 3, m0 = .2, N = 1000, 250 runs (500 at the left), t = 1000 with T switched to zero at t = 700; tau = 1
-    (left), l = .5 (centre, with vanilla SGD), eta = .01 but for small l. At l = .01 the printed eta = .0025 is beyond the stability line
-    (a sample with h^2 - h0^2 > 2 l/eta overshoots) and the runs explode: eta = .001 here; a fourth column, not in the paper, shows which
-    pairs (l, eta) do, against the number of unstable samples that is expected at the start. Medians are over the runs that have not
-    exploded. Quick: N = 100, 12 runs, t = 30 with T = 0 from t = 20, four curves a panel.
+    The paper's figure 4: alpha = 3, m0 = .2, N = 1000, 250 runs (500 at the left), t = 1000 with T
+    switched to zero at t = 700; tau = 1 (left), l = .5 (centre, with vanilla SGD), eta = .01 but
+    for small l. At l = .01 the printed eta = .0025 is beyond the stability line (a sample with h^2
+    - h0^2 > 2 l/eta overshoots) and the runs explode: eta = .001 here; a fourth column, not in the
+    paper, shows which pairs (l, eta) do, against the number of unstable samples that is expected at
+    the start. Medians are over the runs that have not exploded. Quick: N = 100, 12 runs, t = 30
+    with T = 0 from t = 20, four curves a panel.
 
     Examples
     --------
@@ -127,7 +131,9 @@ def figure_4(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 def _panel(
     panel: str, curves: Curves, t: np.ndarray, N: int, count: int, seed: int, batches: int
 ) -> xr.Dataset:
-    """|m| of each run, medians and quartiles, and the share that exploded, curve by curve; so many batches of `count` runs."""
+    """|m| of each run, medians and quartiles, and the share that exploded, curve by curve; so many
+    batches of `count` runs.
+    """
 
     def runs(eta: float, algorithm: str, numbers: dict[str, Any]) -> xr.Dataset:
         starts = {
@@ -174,7 +180,9 @@ def _best(panel: str, data: xr.Dataset) -> str:
 
 
 def _explosions(N: int, count: int, end: float, seed: int) -> xr.Dataset:
-    """The share of p-SGD runs that explode by t = end, for some (l, eta), and the number of unstable samples expected at the start."""
+    """The share of p-SGD runs that explode by t = end, for some (l, eta), and the number of
+    unstable samples expected at the start.
+    """
     share, expected = [], []
     for l, eta in EXPLODING:  # noqa: E741
         one = setting(ALPHA, eta, WARM, "p-SGD", l=l, tau=1.0, dimension=N, seed=seed, runs=count)
@@ -243,8 +251,9 @@ def figure_5(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Notes
     -----
-    The caption is not in the text: alpha = 3, m0 = .2, l = .5, tau = 1, eta = .01, N = 1000, 1000 runs, t <= 10 here. DMFT is at the
-    same eta. The loss of the runs has a drift of order 1/N. Quick: N = 200, 256 runs, t <= 1.5.
+    The caption is not in the text: alpha = 3, m0 = .2, l = .5, tau = 1, eta = .01, N = 1000, 1000
+    runs, t <= 10 here. DMFT is at the same eta. The loss of the runs has a drift of order 1/N.
+    Quick: N = 200, 256 runs, t <= 1.5.
 
     Examples
     --------
@@ -278,9 +287,10 @@ def figure_6(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Notes
     -----
-    The caption is not in the text: alpha = 3, m0 = .2, T = 1, eta = .01, N = 1000, 1000 runs, t <= 10 here. DMFT is at the same eta,
-    with two directions a step. Runs near it slowly: at t = 10 their average m is .109, .047, .013 below it at N = 250, 1000, 4000 (errors
-    of .004 to .005). Quick: N = 200, 256 runs, t <= 1.
+    The caption is not in the text: alpha = 3, m0 = .2, T = 1, eta = .01, N = 1000, 1000 runs, t <=
+    10 here. DMFT is at the same eta, with two directions a step. Runs near it slowly: at t = 10
+    their average m is .109, .047, .013 below it at N = 250, 1000, 4000 (errors of .004 to .005).
+    Quick: N = 200, 256 runs, t <= 1.
 
     Examples
     --------

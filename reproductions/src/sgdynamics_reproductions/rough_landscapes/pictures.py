@@ -1,6 +1,8 @@
-"""Pictures of figures whose data are kept at full size too: drawn from the data alone, be they of a quick run or of the paper's size.
+"""Pictures of figures whose data are kept at full size too: drawn from the data alone, be they of a
+quick run or of the paper's size.
 
-`draw_2(data)` draws what `figure_2` computed, or its stored full-size data. Sizes in the titles are those of the data.
+`draw_2(data)` draws what `figure_2` computed, or its stored full-size data. Sizes in the titles are
+those of the data.
 """
 
 from __future__ import annotations
@@ -57,7 +59,9 @@ def _numbers_of_three(data: xr.Dataset) -> str:
 
 
 def draw_2(data: xr.Dataset) -> Any:
-    """Averages of |m| and of the loss with bands of their standard errors, and the shares that recovered."""
+    """Averages of |m| and of the loss with bands of their standard errors, and the shares that
+    recovered.
+    """
     fig, eta = figure(2, 1.2), data.attrs["eta"]
     left, right = fig.subplots(1, 2)
     t = data["t"].values + eta
@@ -214,7 +218,9 @@ def _draw_stability(upper: Axes, lower: Axes, data: xr.Dataset) -> None:
 
 
 def _line(m0: float, share: float) -> float:
-    """The eta/l at which this share of the samples is unstable at the start: it depends on l and eta by their ratio alone."""
+    """The eta/l at which this share of the samples is unstable at the start: it depends on l and
+    eta by their ratio alone.
+    """
     ratio = optimize.brentq(
         lambda x: math.log(unstable_share(math.exp(-x), 1.0, m0) / share),
         math.log(1e-3),
@@ -252,8 +258,10 @@ def draw_6(data: xr.Dataset) -> Any:
 
 
 def draw_7(data: xr.Dataset) -> Any:
-    """Medians of |m| at every size, with the loss in insets; where the data have them, shares of runs that recovered, times
-    against N and m in the limit. Bands are quartiles of the runs, or standard errors."""
+    """Medians of |m| at every size, with the loss in insets; where the data have them, shares of
+    runs that recovered, times against N and m in the limit. Bands are quartiles of the runs, or
+    standard errors.
+    """
     sizes, eta = data["N"].values, data.attrs["eta"]
     counts = data["runs_size"].values if "runs_size" in data else [data.attrs["runs"]] * len(sizes)
     more = [
@@ -341,8 +349,9 @@ def _draw_shares(ax: Axes, data: xr.Dataset) -> None:
 
 
 def _draw_times(ax: Axes, data: xr.Dataset) -> None:
-    """Median times of p-SGD, with bars of one standard error of the median's rank, beside log N and N through the first.
-    A run that does not get there has the last time."""
+    """Median times of p-SGD, with bars of one standard error of the median's rank, beside log N and
+    N through the first. A run that does not get there has the last time.
+    """
     sizes, counts, last = (
         data["N"].values.astype(float),
         data["runs_size"].values,
@@ -430,7 +439,8 @@ def draw_b2(data: xr.Dataset) -> Any:
     return fig
 
 
-# insets of B.1 and B.2 (left, bottom, width, height in a panel): curves that fall late leave the first free, others the second
+# insets of B.1 and B.2 (left, bottom, width, height in a panel): curves that fall late leave the
+# first free, others the second
 CORNERS = ((0.13, 0.11, 0.34, 0.3), (0.65, 0.66, 0.33, 0.26))
 AROUND = (0.12, 0.09, 0.02, 0.08)  # their labels: left, below, right, above
 HEAD = 1.22  # of the largest mean squared error: room for an inset above curves that fall

@@ -1,4 +1,5 @@
-"""Figure 7 of "Stochasticity helps to navigate rough landscapes": random starts, growing N, and what the limit says of log N.
+"""Figure 7 of "Stochasticity helps to navigate rough landscapes": random starts, growing N, and
+what the limit says of log N.
 
 Units, methods and sizes as in `main_figures`.
 """
@@ -33,7 +34,9 @@ ETA_LIMIT = 0.02  # of DMFT: the rates are of growth over times of 10 and more
 
 
 class Sizes(NamedTuple):
-    """What is run: N with the runs of each, learning rates of p-SGD, the last times of p-SGD and of GD, paths of DMFT (0: none)."""
+    """What is run: N with the runs of each, learning rates of p-SGD, the last times of p-SGD and of
+    GD, paths of DMFT (0: none).
+    """
 
     runs: dict[int, int]
     rates: tuple[float, ...]
@@ -49,7 +52,8 @@ FULL = Sizes(
 
 
 def figure_7(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
-    """Gradient descent and persistent SGD from random starts at alpha = 2.5, for growing N: medians, and the share that recovers by t.
+    """Gradient descent and persistent SGD from random starts at alpha = 2.5, for growing N:
+    medians, and the share that recovers by t.
 
     Parameters
     ----------
@@ -67,10 +71,11 @@ def figure_7(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Notes
     -----
-    Section 5.5: m0 = 0, l = .5, tau = 2, N = 100, 500, 1000, 2500. The caption is not in the text, so eta, the runs and the time are
-    chosen here: eta = .01 and, for p-SGD, .005; 200 runs, 20 at N = 2500; N = 250 too; t <= 10000, of GD 1000. A recovery in a time like
-    log N needs an exponential growth of m at N -> infinity: DMFT from m0 = .02, .05, .1 to t = 100 (eta = .02, 2^19 paths) shows
-    d ln m/dt. Quick: N = 30, 60, 120, 32 runs, t <= 120, eta = .01, no DMFT.
+    Section 5.5: m0 = 0, l = .5, tau = 2, N = 100, 500, 1000, 2500. The caption is not in the text,
+    so eta, the runs and the time are chosen here: eta = .01 and, for p-SGD, .005; 200 runs, 20 at N
+    = 2500; N = 250 too; t <= 10000, of GD 1000. A recovery in a time like log N needs an
+    exponential growth of m at N -> infinity: DMFT from m0 = .02, .05, .1 to t = 100 (eta = .02,
+    2^19 paths) shows d ln m/dt. Quick: N = 30, 60, 120, 32 runs, t <= 120, eta = .01, no DMFT.
 
     Examples
     --------
@@ -133,7 +138,9 @@ def _median(values: np.ndarray, axis: int) -> np.ndarray:
 
 
 def _measured(plan: Sizes, t: np.ndarray, m: np.ndarray, loss: np.ndarray) -> xr.Dataset:
-    """Medians of the first learning rate, and of p-SGD at all of them times and shares; m, loss (rate, algorithm, size, run, time)."""
+    """Medians of the first learning rate, and of p-SGD at all of them times and shares; m, loss
+    (rate, algorithm, size, run, time).
+    """
     last = int(np.searchsorted(t, plan.end_gd, side="right")) - 1
     ends = np.stack([m[0, 0, :, :, last], m[0, 1, :, :, -1]], axis=1)
     persistent = m[:, 1]
@@ -214,7 +221,9 @@ def _measured(plan: Sizes, t: np.ndarray, m: np.ndarray, loss: np.ndarray) -> xr
 
 
 def _limit(paths: int, seed: int) -> xr.Dataset:
-    """m of p-SGD by DMFT from small m0, and d ln m/dt over spans of time, with errors from those of m at both ends."""
+    """m of p-SGD by DMFT from small m0, and d ln m/dt over spans of time, with errors from those of
+    m at both ends.
+    """
     t = np.concatenate([[0.0], np.geomspace(0.1, SPANS[-1][1], 60)])
     t = np.unique(np.round(np.concatenate([t, np.ravel(SPANS)]) / ETA_LIMIT)) * ETA_LIMIT
     each = [

@@ -38,7 +38,9 @@ def log_times(end: float, points: int, grid: float = 0.01) -> np.ndarray:
 
 
 def batch_seeds(seed: int, batches: int) -> range:
-    """Of as many batches of runs: the first is that of a single one, and stays what it is where more are asked for."""
+    """Of as many batches of runs: the first is that of a single one, and stays what it is where
+    more are asked for.
+    """
     return range(seed, seed + BETWEEN * batches, BETWEEN)
 
 
@@ -50,13 +52,16 @@ def runs_of(
     runs: int | None = None,
     shared_data: bool = False,
 ) -> xr.Dataset:
-    """m, q and the mean loss (20) of the setting's runs (run, time), in float32, a data set a run unless shared.
+    """m, q and the mean loss (20) of the setting's runs (run, time), in float32, a data set a run
+    unless shared.
 
-    Large data sets are stored in float16, and are what is stored: their labels are those of the rounded inputs.
+    Large data sets are stored in float16, and are what is stored: their labels are those of the
+    rounded inputs.
 
     `runs` is for a setting without a dimension, whose start has overlaps of exactly m0.
 
-    A run whose loss is below the threshold has recovered the signal: it stops there, and keeps its values. One that explodes is NaN.
+    A run whose loss is below the threshold has recovered the signal: it stops there, and keeps its
+    values. One that explodes is NaN.
     """
     dtype = "float16" if dimension >= HALF_WIDTH else "float32"
     options: dict[str, Any] = {
@@ -144,8 +149,9 @@ def average(values: xr.DataArray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def quartiles(each: np.ndarray) -> np.ndarray:
-    """The lower and the upper quartile of the runs (..., run, time), as (..., quartile, time); runs that diverged are left out, and
-    it is NaN where none is there."""
+    """The lower and the upper quartile of the runs (..., run, time), as (..., quartile, time); runs
+    that diverged are left out, and it is NaN where none is there.
+    """
     there = np.isfinite(each).any(axis=-2, keepdims=True)
     return np.where(
         there,
@@ -161,7 +167,9 @@ def share_text(loss: xr.DataArray) -> str:
 
 
 def beside(theory: xr.Dataset, runs: xr.Dataset) -> xr.Dataset:
-    """Averages of the runs beside DMFT, their gaps in standard errors, and how times are correlated among the runs."""
+    """Averages of the runs beside DMFT, their gaps in standard errors, and how times are correlated
+    among the runs.
+    """
     variables: dict[str, Any] = {}
     for name in ("m", "loss"):
         mean, error = average(runs[name])
@@ -169,7 +177,8 @@ def beside(theory: xr.Dataset, runs: xr.Dataset) -> xr.Dataset:
             np.ma.corrcoef(np.ma.masked_invalid(runs[name].values), rowvar=False).filled(0.0)
         )
         np.fill_diagonal(among, 1.0)
-        # both are computed in float32: at the start, where nothing scatters, they differ by its rounding
+        # both are computed in float32: at the start, where nothing scatters, they differ by its
+        # rounding
         rounding = np.finfo(np.float32).eps * np.abs(mean)
         both = np.sqrt(error**2 + theory[f"{name}_error"].values ** 2 + rounding**2)
         gap = mean - theory[name].values
@@ -207,7 +216,9 @@ def gap_text(data: xr.Dataset) -> str:
 
 
 def draw_beside(ax: Axes, data: xr.Dataset, name: str, every: int, labels: bool = True) -> None:
-    """Grey dots with error bars for the runs, a red line for DMFT with a band of its standard error."""
+    """Grey dots with error bars for the runs, a red line for DMFT with a band of its standard
+    error.
+    """
     t, mean, error, line = (
         data[key].values for key in ("t", f"{name}_mean", f"{name}_error", f"{name}_dmft")
     )
@@ -245,7 +256,9 @@ def crossing(t: np.ndarray, values: np.ndarray, level: float) -> float:
 
 
 def plateau_counts(t: np.ndarray, m: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Of each run: times past t = 1, not recovered, at which |m| changes by less than .002 until 1.2 t; and all times not recovered."""
+    """Of each run: times past t = 1, not recovered, at which |m| changes by less than .002 until
+    1.2 t; and all times not recovered.
+    """
     quiet, seen = np.zeros(len(m)), np.zeros(len(m))
     for start in np.flatnonzero((t > 1) & (1.2 * t < t[-1])):
         later = int(np.searchsorted(t, 1.2 * t[start]))

@@ -1,8 +1,8 @@
 """Figures about scaling laws: random features, power-law data, real samples, and emerging skills.
 
 Each figure compares the theory with closed exponents and runs (exact chain, direct, or SGD on real
-samples). Time is t = lr steps/D, where D is the trace of the input covariance if ``per="trace"`` and d
-otherwise.
+samples). Time is t = lr steps/D, where D is the trace of the input covariance if ``per="trace"``
+and d otherwise.
 """
 
 from sgdynamics_reproductions.scaling_laws.activation_figure import figure_6

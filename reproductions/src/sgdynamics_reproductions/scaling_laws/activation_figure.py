@@ -29,7 +29,8 @@ FIRST = 0.5  # the student starts at this times the teacher
 
 
 def figure_6(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
-    """Students with erf, ReLU and square on power-law data, gradient flow: risk against time, fitted exponents on the closed one.
+    """Students with erf, ReLU and square on power-law data, gradient flow: risk against time,
+    fitted exponents on the closed one.
 
     Parameters
     ----------
@@ -47,8 +48,9 @@ def figure_6(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Notes
     -----
-    Eigenvalues j^-s and a teacher with the coordinates j^-1/4 in 1e9 dimensions, scaled so that its field has the variance 1; the student
-    has its activation and starts at half of it. By ``sgd.sweep`` over activation and s, with ``sgd.fit_exponent`` from t = 30 on. Where the
+    Eigenvalues j^-s and a teacher with the coordinates j^-1/4 in 1e9 dimensions, scaled so that its
+    field has the variance 1; the student has its activation and starts at half of it. By
+    ``sgd.sweep`` over activation and s, with ``sgd.fit_exponent`` from t = 30 on. Where the
     activation is not linear, what is left of the transient falls with the excess risk itself.
 
     Examples

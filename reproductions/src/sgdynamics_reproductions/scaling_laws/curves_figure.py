@@ -18,7 +18,8 @@ DRAWN, INPUTS = 100, 800  # features and inputs of matrices that are drawn
 
 
 def figure_2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
-    """Random features of 1e3 to 1e9 against flops with their envelope and its predicted slope; drawn features on their equivalent.
+    """Random features of 1e3 to 1e9 against flops with their envelope and its predicted slope;
+    drawn features on their equivalent.
 
     Parameters
     ----------
@@ -36,9 +37,11 @@ def figure_2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Notes
     -----
-    (a), (b) The loss of ``sgd.scaling.RandomFeatures(...).equivalent()`` at batch 1 and step .5 over the trace, d = 1e3, 1e4, ... 1e9, and
-    the frontier of ``compute_optimal``: phase Ia, where features run out, and III, where noise of SGD is what is left. (c) The mean over
-    draws of 100 features of 800 inputs (exact in the mean over samples) over the equivalent of the same size: it is one for large d.
+    (a), (b) The loss of ``sgd.scaling.RandomFeatures(...).equivalent()`` at batch 1 and step .5
+    over the trace, d = 1e3, 1e4, ... 1e9, and the frontier of ``compute_optimal``: phase Ia, where
+    features run out, and III, where noise of SGD is what is left. (c) The mean over draws of 100
+    features of 800 inputs (exact in the mean over samples) over the equivalent of the same size: it
+    is one for large d.
 
     Examples
     --------

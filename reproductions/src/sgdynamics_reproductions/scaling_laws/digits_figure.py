@@ -17,7 +17,8 @@ LAST = 1000
 
 
 def figure_4(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
-    """Odd or even digits, a linear student: SGD on the samples themselves (points), Gaussian theory, and theory with their kappa.
+    """Odd or even digits, a linear student: SGD on the samples themselves (points), Gaussian
+    theory, and theory with their kappa.
 
     Parameters
     ----------
@@ -40,12 +41,14 @@ def figure_4(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Notes
     -----
-    1797 images of 8 x 8 pixels, as they are, centred, and standardised (each pixel over its standard deviation; those that never vary are
-    left out). Samples are drawn with replacement, so that the mean over all of them is the risk. ``sgd.spectrum_of`` has the eigenvalues,
-    the target and kappa; ``sgd.solve_linear`` the mean risk, for Gaussian inputs (kappa = 1) or elliptical ones of the same E|x|^4. At
-    lr = 1 raw pixels are stable, where Gaussian ones would not be: their lengths vary less. Standardised ones are not, where Gaussian ones
-    would be: pixels that are hardly ever on are then enormous where they are. ``largest_step``, from the samples' own fourth moments, says
-    both beforehand.
+    1797 images of 8 x 8 pixels, as they are, centred, and standardised (each pixel over its
+    standard deviation; those that never vary are left out). Samples are drawn with replacement, so
+    that the mean over all of them is the risk. ``sgd.spectrum_of`` has the eigenvalues, the target
+    and kappa; ``sgd.solve_linear`` the mean risk, for Gaussian inputs (kappa = 1) or elliptical
+    ones of the same E|x|^4. At lr = 1 raw pixels are stable, where Gaussian ones would not be:
+    their lengths vary less. Standardised ones are not, where Gaussian ones would be: pixels that
+    are hardly ever on are then enormous where they are. ``largest_step``, from the samples' own
+    fourth moments, says both beforehand.
 
     Examples
     --------
@@ -186,7 +189,8 @@ def _drawn(data: xr.Dataset) -> Any:
             )
             runs = data.risk.values[row, column]
             settles = lr < float(data.largest_lr[row])
-            # where the mean does not settle it is carried by rare runs, and a mean over runs means nothing
+            # where the mean does not settle it is carried by rare runs, and a mean over runs means
+            # nothing
             if settles:
                 runs_on(ax, data.point, runs, colour, f"lr = {lr:g}: SGD, mean")
             else:

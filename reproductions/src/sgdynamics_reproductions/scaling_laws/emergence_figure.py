@@ -19,7 +19,8 @@ MANY = 20_000  # skills of the closed sum: as good as infinitely many
 
 
 def figure_5(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
-    """Teachers of weights k^-b are learned one after the other: losses of single skills, their sum, and its exponent against b.
+    """Teachers of weights k^-b are learned one after the other: losses of single skills, their sum,
+    and its exponent against b.
 
     Parameters
     ----------
@@ -37,13 +38,16 @@ def figure_5(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Notes
     -----
-    y = sum_k k^-b (w*_k x)^2 with orthonormal teachers, and a student of the same weights on the sphere for each, at the overlap .2 with
-    its own teacher and 0 with the others; lr = .02. Under flow skill k has the loss of ``emergence_loss``, a jump at
-    ``emergence_time`` ~ k^2b, and the sum of all falls as t^-(2b-1)/2b (``emergence_exponent``). Exponents are fitted from the time of the
-    second skill to that of skill K/4. There K skills in place of infinitely many take (1/4)^(2b-1) off the loss, which makes the fitted
-    exponent larger by up to .02 at b = 1.5; that skills are whole numbers and that noise slows the first adds as much. Runs are at
-    d = 100 (in full 500) and b = 1.5. Random starts differ: there students compete for the heaviest teachers. After Ren, Nichani, Wu and
-    Lee, "Emergence and scaling laws in SGD learning of shallow neural networks" (2025).
+    y = sum_k k^-b (w*_k x)^2 with orthonormal teachers, and a student of the same weights on the
+    sphere for each, at the overlap .2 with its own teacher and 0 with the others; lr = .02. Under
+    flow skill k has the loss of ``emergence_loss``, a jump at ``emergence_time`` ~ k^2b, and the
+    sum of all falls as t^-(2b-1)/2b (``emergence_exponent``). Exponents are fitted from the time of
+    the second skill to that of skill K/4. There K skills in place of infinitely many take
+    (1/4)^(2b-1) off the loss, which makes the fitted exponent larger by up to .02 at b = 1.5; that
+    skills are whole numbers and that noise slows the first adds as much. Runs are at d = 100 (in
+    full 500) and b = 1.5. Random starts differ: there students compete for the heaviest teachers.
+    After Ren, Nichani, Wu and Lee, "Emergence and scaling laws in SGD learning of shallow neural
+    networks" (2025).
 
     Examples
     --------

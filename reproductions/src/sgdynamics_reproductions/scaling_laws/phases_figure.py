@@ -11,7 +11,8 @@ from sgdynamics.base import checks
 from sgdynamics.scaling import compute_optimal, phase
 from sgdynamics_reproductions.drawing import finish, panels
 
-# one point in each phase, and the decade of the last budget: where the phase's law has taken over, as far as it does
+# one point in each phase, and the decade of the last budget: where the phase's law has taken over,
+# as far as it does
 POINTS = {
     "Ia": (0.7, 0.3, 14),
     "Ib": (0.4, 0.3, 11),
@@ -26,7 +27,8 @@ WIDEST = (1.2, 1.4)  # of the map
 
 
 def figure_1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
-    """Seven phases of compute-optimal random features: their map, and eta and xi measured beside those predicted.
+    """Seven phases of compute-optimal random features: their map, and eta and xi measured beside
+    those predicted.
 
     Parameters
     ----------
@@ -44,10 +46,11 @@ def figure_1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Notes
     -----
-    Loss ~ flops^-eta at sizes ~ flops^xi, with inputs j^-a and targets j^-b: ``sgd.scaling.phase`` predicts,
-    ``sgd.scaling.compute_optimal`` measures, over the last two of four decades of flops. In IVb two terms of the loss differ by powers of
-    about d^.05 only, so that corrections to both exponents fade as d^-.05: several percent are left at any size. After Paquette, Paquette,
-    Xiao and Pennington, "4+3 phases of compute-optimal neural scaling laws" (2024).
+    Loss ~ flops^-eta at sizes ~ flops^xi, with inputs j^-a and targets j^-b: ``sgd.scaling.phase``
+    predicts, ``sgd.scaling.compute_optimal`` measures, over the last two of four decades of flops.
+    In IVb two terms of the loss differ by powers of about d^.05 only, so that corrections to both
+    exponents fade as d^-.05: several percent are left at any size. After Paquette, Paquette, Xiao
+    and Pennington, "4+3 phases of compute-optimal neural scaling laws" (2024).
 
     Examples
     --------

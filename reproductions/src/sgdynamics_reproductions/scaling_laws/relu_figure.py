@@ -19,7 +19,8 @@ DIMENSION, WIDTH, NOISE = 2000, 4, 1e-3
 
 
 def figure_3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
-    """Four ReLUs learn two on power-law data: ODE (lines), exact chain (circles) and direct runs (crosses); ODE over chain against g l_1.
+    """Four ReLUs learn two on power-law data: ODE (lines), exact chain (circles) and direct runs
+    (crosses); ODE over chain against g l_1.
 
     Parameters
     ----------
@@ -37,11 +38,13 @@ def figure_3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Notes
     -----
-    Eigenvalues j^-s, j = 1 ... 2000, the first ten one by one, the others in 20 bins (a spectrum of its own, of which all three are made);
-    teachers with the coordinates 1 and (-1)^j over the root of the trace T; random rows with fields of variance 1; steps g = lr/T. The
-    largest eigenvalues are single coordinates, which do not average over anything: the ODE is off by a share of order g l_1/(2 p), the step
-    g = lr/T times the largest curvature of the risk (p units of weight 1/p, half of them on), from E[R] - R of the mean and from finite
-    steps. (c) That share at s = 1.3 and four learning rates, at the same times t.
+    Eigenvalues j^-s, j = 1 ... 2000, the first ten one by one, the others in 20 bins (a spectrum of
+    its own, of which all three are made); teachers with the coordinates 1 and (-1)^j over the root
+    of the trace T; random rows with fields of variance 1; steps g = lr/T. The largest eigenvalues
+    are single coordinates, which do not average over anything: the ODE is off by a share of order g
+    l_1/(2 p), the step g = lr/T times the largest curvature of the risk (p units of weight 1/p,
+    half of them on), from E[R] - R of the mean and from finite steps. (c) That share at s = 1.3 and
+    four learning rates, at the same times t.
 
     Examples
     --------
@@ -140,7 +143,9 @@ def _problem(s: float) -> TeacherStudent:
 def _by_rate(
     seed: int, runs: int, last: int
 ) -> tuple[list[float], np.ndarray, np.ndarray, np.ndarray]:
-    """At the steepest spectrum: g l_1, the ODE, runs, and the times, which are the same for all learning rates."""
+    """At the steepest spectrum: g l_1, the ODE, runs, and the times, which are the same for all
+    learning rates.
+    """
     problem, shares, lines, points, times = _problem(EXPONENTS[-1]), [], [], [], np.zeros(0)
     begin = random_start(problem, per="trace", seed=seed)
     for index, lr in enumerate(RATES):

@@ -1,8 +1,8 @@
 """Figures about samples of several inputs and learning rules of one's own.
 
 Attention, sequences, autoencoders, perceptrons, rewards and GANs: each figure compares a model of
-``sgd.models`` or a learning rule with a closed formula and exact chain runs. Units are the library's,
-alpha = samples/d and t = lr alpha.
+``sgd.models`` or a learning rule with a closed formula and exact chain runs. Units are the
+library's, alpha = samples/d and t = lr alpha.
 """
 
 from sgdynamics_reproductions.several_inputs.attention_figure import figure_1

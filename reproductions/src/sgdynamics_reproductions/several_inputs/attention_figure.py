@@ -22,7 +22,8 @@ GRAM = {"$q\\cdot q$": (0, 0), "$v\\cdot v$": (1, 1), "$q\\cdot v$": (0, 1)}
 
 
 def figure_1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
-    """Attention that learns from attention, two correlated tokens: excess risk and overlaps, ODE (lines) and exact chain (points).
+    """Attention that learns from attention, two correlated tokens: excess risk and overlaps, ODE
+    (lines) and exact chain (points).
 
     Parameters
     ----------
@@ -40,9 +41,10 @@ def figure_1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Notes
     -----
-    ``sgd.models.attention`` with tokens of correlation .4 and label noise .1, at lr = 1 from Q = [[1, .2], [.2, .8]],
-    M = [[.3, .1], [-.2, .4]]: rows q (query) and v (value), signals q* and v*. Quick: d = 400, 96 runs to t = 8; full: d = 2000, 256
-    runs to t = 24. The value row is learned at once, the query row slowly: it is seen only through the softmax.
+    ``sgd.models.attention`` with tokens of correlation .4 and label noise .1, at lr = 1 from Q =
+    [[1, .2], [.2, .8]], M = [[.3, .1], [-.2, .4]]: rows q (query) and v (value), signals q* and v*.
+    Quick: d = 400, 96 runs to t = 8; full: d = 2000, 256 runs to t = 24. The value row is learned
+    at once, the query row slowly: it is seen only through the softmax.
 
     Examples
     --------

@@ -18,7 +18,8 @@ OUTSIDE = 1e-3  # squared norm of each row outside of the spikes there
 
 
 def figure_4(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
-    """A linear autoencoder of tied weights finds three spikes, the largest first: squared overlaps and risk, ODE and exact chain.
+    """A linear autoencoder of tied weights finds three spikes, the largest first: squared overlaps
+    and risk, ODE and exact chain.
 
     Parameters
     ----------
@@ -36,10 +37,11 @@ def figure_4(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Notes
     -----
-    ``sgd.models.autoencoder`` of width 3 with spikes 10, 4, 1.5. (a) u_r = sum_i M_ir^2, what the rows hold of spike r; (b) the same,
-    dashed the logistic path of rate 4 (1 + beta_r) that each would take alone without noise; (c) the risk, which falls
-    in steps. From u_r = .001 for all r and as much outside of the spikes for each row, at lr = .02. Quick: d = 500, 48
-    runs; full: d = 4000, 128.
+    ``sgd.models.autoencoder`` of width 3 with spikes 10, 4, 1.5. (a) u_r = sum_i M_ir^2, what the
+    rows hold of spike r; (b) the same, dashed the logistic path of rate 4 (1 + beta_r) that each
+    would take alone without noise; (c) the risk, which falls in steps. From u_r = .001 for all r
+    and as much outside of the spikes for each row, at lr = .02. Quick: d = 500, 48 runs; full: d =
+    4000, 128.
 
     Examples
     --------

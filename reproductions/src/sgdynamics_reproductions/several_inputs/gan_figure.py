@@ -20,7 +20,8 @@ CASES = {
 
 
 def figure_7(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
-    """A generative adversarial network recovers a direction, oscillates, or learns nothing: overlaps against alpha, ODE and exact chain.
+    """A generative adversarial network recovers a direction, oscillates, or learns nothing:
+    overlaps against alpha, ODE and exact chain.
 
     Parameters
     ----------
@@ -38,11 +39,12 @@ def figure_7(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Notes
     -----
-    ``sgd.models.gan``: overlaps of the discriminator w and the generator v with the direction u of the data, from w.u = .3, v.u = .2,
-    w.v = .3 and rows of norm 1. (a) Rates .2 and .04, noise 1: the generator finds u and the discriminator is left with nothing to tell
-    apart. (b) Noise .2: the two chase each other for ever. (c) Discriminator rate .4, noise 2: its own noise drowns what it
-    knows of u before it can guide the generator. After Wang, Hu and Lu, "A solvable high-dimensional model of GAN" (2019). Quick:
-    d = 1000, 48 runs; full: d = 10000, 96.
+    ``sgd.models.gan``: overlaps of the discriminator w and the generator v with the direction u of
+    the data, from w.u = .3, v.u = .2, w.v = .3 and rows of norm 1. (a) Rates .2 and .04, noise 1:
+    the generator finds u and the discriminator is left with nothing to tell apart. (b) Noise .2:
+    the two chase each other for ever. (c) Discriminator rate .4, noise 2: its own noise drowns what
+    it knows of u before it can guide the generator. After Wang, Hu and Lu, "A solvable
+    high-dimensional model of GAN" (2019). Quick: d = 1000, 48 runs; full: d = 10000, 96.
 
     Examples
     --------

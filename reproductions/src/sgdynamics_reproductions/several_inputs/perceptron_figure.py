@@ -19,7 +19,8 @@ LAWS = {"hebb": "-1/2", "perceptron": "-1/3", "adatron": "-1"}
 
 
 def figure_5(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
-    """Hebb, perceptron and Adatron: error against alpha with the closed late laws, ODE (lines) and exact chain (points).
+    """Hebb, perceptron and Adatron: error against alpha with the closed late laws, ODE (lines) and
+    exact chain (points).
 
     Parameters
     ----------
@@ -37,9 +38,9 @@ def figure_5(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Notes
     -----
-    (a) The error acos(rho)/pi, dashed its law. (b) The error over that law. (c) The local exponent, d log(error)/d log(alpha). From
-    m = .2, Q = 1 at lr = 1, up to alpha = 1000; runs up to alpha = 100 at d = 400, or 1000 at d = 1000 in full. By the rules that
-    ``sgd.models.perceptron`` states.
+    (a) The error acos(rho)/pi, dashed its law. (b) The error over that law. (c) The local exponent,
+    d log(error)/d log(alpha). From m = .2, Q = 1 at lr = 1, up to alpha = 1000; runs up to alpha =
+    100 at d = 400, or 1000 at d = 1000 in full. By the rules that ``sgd.models.perceptron`` states.
 
     Examples
     --------

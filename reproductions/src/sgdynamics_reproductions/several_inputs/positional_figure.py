@@ -23,7 +23,8 @@ FIRST, LR, EARLY = (
 
 
 def figure_2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
-    """Content or position: growth rates of both overlaps over omega with the closed ones, who leads, and who is left.
+    """Content or position: growth rates of both overlaps over omega with the closed ones, who
+    leads, and who is left.
 
     Parameters
     ----------
@@ -41,12 +42,14 @@ def figure_2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Notes
     -----
-    ``sgd.models.positional_semantic``: m = w.w* (content), e = w.pos (position), omega the share of the target that goes by position.
-    (a) Growth from zero, lr = 0: the Jacobian of the library's drift (points) and ``positional_growth`` (lines), with the shares at which
-    position becomes unstable and faster than content. (b) Paths at c0 = 2 and lr = .1 from m = e = .1: above the crossing position
-    leads, but content may take over later. (c) m and e at t = 50 and at the end. Expectations are on a grid over the four fields of a
-    sample. Quick: 48 runs at d = 100 to t = 100; full: 128 runs at d = 400 to t = 400. After Cui, Behrens, Krzakala and Zdeborova, "A
-    phase transition between positional and semantic learning" (2024).
+    ``sgd.models.positional_semantic``: m = w.w* (content), e = w.pos (position), omega the share of
+    the target that goes by position. (a) Growth from zero, lr = 0: the Jacobian of the library's
+    drift (points) and ``positional_growth`` (lines), with the shares at which position becomes
+    unstable and faster than content. (b) Paths at c0 = 2 and lr = .1 from m = e = .1: above the
+    crossing position leads, but content may take over later. (c) m and e at t = 50 and at the end.
+    Expectations are on a grid over the four fields of a sample. Quick: 48 runs at d = 100 to t =
+    100; full: 128 runs at d = 400 to t = 400. After Cui, Behrens, Krzakala and Zdeborova, "A phase
+    transition between positional and semantic learning" (2024).
 
     Examples
     --------

@@ -37,7 +37,8 @@ def reward_rule(
 
 
 def figure_6(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
-    """Phases of the RL perceptron: cosine with the teacher over penalty, length of an episode and start; closed ODE and exact chain.
+    """Phases of the RL perceptron: cosine with the teacher over penalty, length of an episode and
+    start; closed ODE and exact chain.
 
     Parameters
     ----------
@@ -55,11 +56,13 @@ def figure_6(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Notes
     -----
-    An episode is T inputs of one sample; the row moves by (1/T) sum_l sign(w.x_l) x_l times e1 = 1 if all T decisions are the teacher's and
-    by -e2 otherwise: a rule that is no gradient (``sgd.Rule``), lr = 1, from abs(w) = 1. (a) From a cosine of .05: long episodes with a
-    penalty are not learned. (b) T = 8: the start decides; what is too far from the teacher is punished into noise. (c) Paths to both
-    sides of that line. Circles: runs in the colour of their mean. Quick: d = 400, 96 runs to alpha = 60; full: d = 2000, 256.
-    After Patel, Lee, Mannelli, Goldt and Saxe, "The RL perceptron" (2023).
+    An episode is T inputs of one sample; the row moves by (1/T) sum_l sign(w.x_l) x_l times e1 = 1
+    if all T decisions are the teacher's and by -e2 otherwise: a rule that is no gradient
+    (``sgd.Rule``), lr = 1, from abs(w) = 1. (a) From a cosine of .05: long episodes with a penalty
+    are not learned. (b) T = 8: the start decides; what is too far from the teacher is punished into
+    noise. (c) Paths to both sides of that line. Circles: runs in the colour of their mean. Quick: d
+    = 400, 96 runs to alpha = 60; full: d = 2000, 256. After Patel, Lee, Mannelli, Goldt and Saxe,
+    "The RL perceptron" (2023).
 
     Examples
     --------

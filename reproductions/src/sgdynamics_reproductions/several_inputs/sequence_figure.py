@@ -21,7 +21,8 @@ LAWS = {1: "O(1)", 2: "\\log d", 3: "\\sqrt{d}"}
 
 
 def figure_3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
-    """Times to leave m = d^(-1/2) for products of 1, 2 and 3 tokens against d: ODE (lines), medians of the exact chain, closed laws.
+    """Times to leave m = d^(-1/2) for products of 1, 2 and 3 tokens against d: ODE (lines), medians
+    of the exact chain, closed laws.
 
     Parameters
     ----------
@@ -39,10 +40,12 @@ def figure_3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Notes
     -----
-    ``sgd.models.sequence_single_index`` of n tokens, whose sequence information exponent is n, on the sphere. Left where m reaches 1/2. At
-    lr = .1 for n = 1, 2 and .1 d^(-1/2) for n = 3: more lets noise win. Dashed: ``exit_law`` with a constant fitted at the largest d of
-    the ODE. (d) The same times in samples/d. For n = 3 noise is as strong as drift at the start, and exit times of runs scatter about
-    the ODE's by more than their median, at every d. Runs to d = 1600 (n = 3: 64), in full 6400 (256).
+    ``sgd.models.sequence_single_index`` of n tokens, whose sequence information exponent is n, on
+    the sphere. Left where m reaches 1/2. At lr = .1 for n = 1, 2 and .1 d^(-1/2) for n = 3: more
+    lets noise win. Dashed: ``exit_law`` with a constant fitted at the largest d of the ODE. (d) The
+    same times in samples/d. For n = 3 noise is as strong as drift at the start, and exit times of
+    runs scatter about the ODE's by more than their median, at every d. Runs to d = 1600 (n = 3:
+    64), in full 6400 (256).
 
     Examples
     --------
@@ -102,7 +105,8 @@ def _left(problem: Any, n: int, d: float, most: float, **more: Any) -> np.ndarra
     lr = RATE if n < 3 else RATE / np.sqrt(d)
     begin = start(problem, M=[[d**-0.5]], Q=[[1.0]])
     with warnings.catch_warnings():
-        # that runs have not left yet is no news here, and that nothing grows linearly is what an exponent of 3 means
+        # that runs have not left yet is no news here, and that nothing grows linearly is what an
+        # exponent of 3 means
         warnings.simplefilter("ignore", UserWarning)
         return exit_time(
             problem,
@@ -116,7 +120,9 @@ def _left(problem: Any, n: int, d: float, most: float, **more: Any) -> np.ndarra
 
 
 def median_with_error(times: np.ndarray) -> tuple[float, float, float]:
-    """The median of runs, NaN standing for "later", and the ends of its 95% interval, by order statistics."""
+    """The median of runs, NaN standing for "later", and the ends of its 95% interval, by order
+    statistics.
+    """
     found = np.sort(np.where(np.isfinite(times), times, np.inf))
     half = 0.98 * np.sqrt(len(found))
     low, high = int(np.floor(len(found) / 2 - half)), int(np.ceil(len(found) / 2 + half))

@@ -1,4 +1,6 @@
-"""Paths of the ODE as accurate as a picture needs: expectations to rounding are dear, and eight digits of them are not drawn."""
+"""Paths of the ODE as accurate as a picture needs: expectations to rounding are dear, and eight
+digits of them are not drawn.
+"""
 
 from __future__ import annotations
 
@@ -80,7 +82,9 @@ def _growth(structure: Any, quadrature: Any, parameters: Any, state: Any) -> Any
 
 @float64
 def growth(problem: Problem, begin: Start) -> np.ndarray:
-    """The Jacobian of the drift of M where M = 0 and Q is the start's, lr = 0, of a width of one: (signals, signals)."""
+    """The Jacobian of the drift of M where M = 0 and Q is the start's, lr = 0, of a width of one:
+    (signals, signals).
+    """
     K = begin.M.shape[-1]
     found = _growth(
         problem.structure,

@@ -1,6 +1,7 @@
 """Whether the data of the figures of *Dimension-free limits* show what it claims.
 
-Limits are judged by their exponents: fitted with errors over runs, with what a finite size adds taken off where that is known, and said.
+Limits are judged by their exponents: fitted with errors over runs, with what a finite size adds
+taken off where that is known, and said.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ LIMITS = {
 }  # exponents of the samples in d, by information exponent; the second is d log d
 FINITE = 0.6  # the largest finite-size correction to an exponent that is believed: beyond it these d say nothing
 SMALL = 0.05  # what a description may neglect: that of sgd.regime
-# of each corner of the map: the description that holds there, the terms that it neglects, the descriptions that do not hold
+# of each corner of the map: the description that holds there, the terms that it neglects, the
+# descriptions that do not hold
 CORNERS = {
     "classical": ("gradient flow", ("noise", "finite_dimension"), ("mean field",)),
     "high-dimensional": (
@@ -106,7 +108,9 @@ def _power(
     "gamma -> 0 is gradient flow, d -> infinity an ODE with the noise of SGD, p -> infinity a density of the units",
 )
 def regimes(data: xr.Dataset) -> Judgement:
-    """In each corner the mean risk is that of its description, to the terms that this neglects; other descriptions are off by more."""
+    """In each corner the mean risk is that of its description, to the terms that this neglects;
+    other descriptions are off by more.
+    """
     names, runs = [str(name) for name in data.setting.values], data.sizes["run"]
     wrong = sum(one != other for one, other in zip(names, CORNERS, strict=True))
     findings = [counted("each setting lies in its corner of the map", wrong, len(names))]
@@ -267,7 +271,9 @@ def mean_field(data: xr.Dataset) -> Judgement:
     "rows become orthogonal off the signal, like p^-1/2 + d^-1/2",
 )
 def mean_field_high_dimension(data: xr.Dataset) -> Judgement:
-    """The sup norm, over entries and times, by the claim's exponent; and without the root of log p that p^2 random entries have."""
+    """The sup norm, over entries and times, by the claim's exponent; and without the root of log p
+    that p^2 random entries have.
+    """
     largest = data.off_diagonal.max("time").transpose("p", "run").values
     p = data.p.values
     rooted = largest / np.sqrt(np.log(p))[:, None]
@@ -386,7 +392,9 @@ def width_matters(data: xr.Dataset) -> Judgement:
     "single_index", "samples against d for information exponents 1 to 4", "n ~ d, d log d, d^2, d^3"
 )
 def single_index(data: xr.Dataset) -> Judgement:
-    """Against the claim's own exponents: what finite d adds is that of the diffusion over the same d, which has them in its limit."""
+    """Against the claim's own exponents: what finite d adds is that of the diffusion over the same
+    d, which has them in its limit.
+    """
     at, parts, findings = data.attrs, [], []
     for kappa, power in LIMITS.items():
         d, n, error = (

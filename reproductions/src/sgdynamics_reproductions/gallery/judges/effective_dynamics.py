@@ -32,7 +32,9 @@ ZERO = 1e-8  # of the largest eigenvalue: what is less is none
     "a stable, then an unstable diffusion of m, ending at +-sqrt(lambda - 1)",
 )
 def spiked_matrix(data: xr.Dataset) -> Judgement:
-    """n m^2 against V(t) of the rescaled SDE while m is small, below and above the transition; then where m ends."""
+    """n m^2 against V(t) of the rescaled SDE while m is small, below and above the transition; then
+    where m ends.
+    """
     n, runs, t = data.attrs["n"], data.sizes["run"], data.t.values
     below, above = (data.sel(snr=snr, method="nearest") for snr in (0.8, 1.2))
     star = math.sqrt(float(above.snr) - 1)
@@ -51,7 +53,8 @@ def spiked_matrix(data: xr.Dataset) -> Judgement:
         above.standard_deviation_limit.values[early[-1]]
         / above.standard_deviation_limit.values[early[0]]
     )
-    # m is normal: the mean square of so many has this error. At finite n the variance is 60/n below V (n = 1500: 4%)
+    # m is normal: the mean square of so many has this error. At finite n the variance is 60/n below
+    # V (n = 1500: 4%)
     normal = {"error": math.sqrt(2 / runs), "runs": None}
     return judged(
         f"lambda = .8: n m^2 is {spanned(stable.value)} of V(t), error {stable.error.mean():.3f}, V at the end "
@@ -83,10 +86,11 @@ def spiked_matrix(data: xr.Dataset) -> Judgement:
 
 
 def _around_the_arcs(data: xr.Dataset, rank: int) -> tuple[str, list[Finding]]:
-    """What happens about the arc(s): of which rank the fluctuations are, how large their noise is, and whether the arcs repel.
+    """What happens about the arc(s): of which rank the fluctuations are, how large their noise is,
+    and whether the arcs repel.
 
-    rho has the noise 2 r V at every time, r the rate and V its variance if it is drawn back; the print has it driven away at the same
-    rate, so that rho^2 grows as V (exp(2 r t) - 1).
+    rho has the noise 2 r V at every time, r the rate and V its variance if it is drawn back; the
+    print has it driven away at the same rate, so that rho^2 grows as V (exp(2 r t) - 1).
     """
     at = data.attrs
     ranks = [_rank(data[f"covariance_{name}"].values) for name in ("chain", "chain_noiseless")]
@@ -191,7 +195,9 @@ def xor_mixture(data: xr.Dataset) -> Judgement:
     "3/32 holds where snr >> N; for N >> snr more runs succeed (ours)",
 )
 def order_of_limits(data: xr.Dataset) -> Judgement:
-    """Shares of optimal runs, those of several N together: inside the limit (snr >= 10 N), and outside (N >= 3 snr)."""
+    """Shares of optimal runs, those of several N together: inside the limit (snr >= 10 N), and
+    outside (N >= 3 snr).
+    """
     runs, N = int(data.attrs["runs"]), data.N.values
     high, low = data.fraction.sel(snr=1000.0).values, data.fraction.sel(snr=20.0).values
     inside, outside = N * 10 <= 1000, N >= 3 * 20

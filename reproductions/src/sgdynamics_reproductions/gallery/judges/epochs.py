@@ -1,4 +1,6 @@
-"""Whether the data of the figures of epochs show what two-time equations, DMFT and other programs say of them."""
+"""Whether the data of the figures of epochs show what two-time equations, DMFT and other programs
+say of them.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ def _off(runs: np.ndarray, line: np.ndarray) -> float:
     "on with noise .25",
 )
 def worth_of_repeats(data: xr.Dataset) -> Judgement:
-    """Equations in two times against another program's numbers; runs and DMFT against the equations; signs in the runs."""
+    """Equations in two times against another program's numbers; runs and DMFT against the
+    equations; signs in the runs.
+    """
     from sgdynamics_reproductions.epochs.worth_figure import (
         KNOWN,
         KNOWN_EPOCHS,
@@ -180,7 +184,9 @@ def three_orders(data: xr.Dataset) -> Judgement:
     ".75 to .43, while that on the data set goes to 0",
 )
 def unlearned(data: xr.Dataset) -> Judgement:
-    """Runs against DMFT as far as that goes, and against another program; later against earlier times in the same runs."""
+    """Runs against DMFT as far as that goes, and against another program; later against earlier
+    times in the same runs.
+    """
     from sgdynamics_reproductions.epochs.unlearning_figure import KNOWN
 
     d, points = data.attrs["d"], data.point.values

@@ -31,7 +31,9 @@ FLAT = 1e-3  # an eigenvalue of the Hessian below this is 0: second differences 
 @judge_of("figure_1", "SGD and SDE paths beside the ODE, p = 1", SPREAD)
 @judge_of("figure_5", "SGD and SDE paths beside the ODE, p = 2", SPREAD)
 def exits_from_one_start(data: xr.Dataset) -> Judgement:
-    """Exit times of SGD and SDE against the ODE's; and the scatter of the risk about the ODE, which SGD and SDE must share."""
+    """Exit times of SGD and SDE against the ODE's; and the scatter of the risk about the ODE, which
+    SGD and SDE must share.
+    """
     from sgdynamics.papers.escaping_mediocrity import stochastic_shift
 
     ode, end = float(data.exit_time_ODE.mean()), float(data.t[-1])
@@ -40,7 +42,8 @@ def exits_from_one_start(data: xr.Dataset) -> Judgement:
     for name in ("SGD", "SDE"):
         times = data[f"exit_time_{name}"].values
         late[name] = int(np.sum(~np.isfinite(times)))
-        # a run that is not out yet counts with the last time: the mean is then a little too small, not silently of the others
+        # a run that is not out yet counts with the last time: the mean is then a little too small,
+        # not silently of the others
         means[name] = mean_over_runs(np.where(np.isfinite(times), times, end)[:, None] / ode)
     line = data.excess_risk_ODE.values[0]
     fallen = np.flatnonzero((line < 0.9 * line[0]) & (line > 0.02 * line[0]))
@@ -157,7 +160,9 @@ def exit_ratios(data: xr.Dataset) -> Judgement:
 
 
 def _first_passage(t: np.ndarray, values: np.ndarray, level: float) -> np.ndarray:
-    """When values (..., time) first reach the level, between save points; the last time where they do not."""
+    """When values (..., time) first reach the level, between save points; the last time where they
+    do not.
+    """
     above = values >= level
     at = np.where(above.any(axis=-1), above.argmax(axis=-1), len(t) - 1)
     before = np.maximum(at - 1, 0)
@@ -172,7 +177,9 @@ def _first_passage(t: np.ndarray, values: np.ndarray, level: float) -> np.ndarra
     "exit times agree, what comes after differs",
 )
 def heads(data: xr.Dataset) -> Judgement:
-    """Fixed against trained heads, run by run with the same noise: exit times, and the risk at four times the exit time."""
+    """Fixed against trained heads, run by run with the same noise: exit times, and the risk at four
+    times the exit time.
+    """
     exits, t = data.exit_time_ode.values, data.t.values
     after = min(int(np.searchsorted(t, 4 * exits.max())), len(t) - 1)
     apart = exits[:, 1] / exits[:, 0] - 1
@@ -254,7 +261,9 @@ def mean_of_runs(data: xr.Dataset) -> Judgement:
     "one direction down, to w*, and d - 1 flat ones: n ~ d log d samples to develop correlation with the signal",
 )
 def golf_course(data: xr.Dataset) -> Judgement:
-    """The Hessian at a point without overlap, counted by second differences, and the growth of the samples with log d."""
+    """The Hessian at a point without overlap, counted by second differences, and the growth of the
+    samples with log d.
+    """
     sizes = data.hessian_d.values
     saddle = [row[:d] for row, d in zip(data.eigenvalues_saddle.values, sizes, strict=True)]
     # one is 0 for the direction off the sphere

@@ -27,7 +27,9 @@ FIRST = 0.01  # of a first speed, from a finite time
 def _on_line(
     claim: str, runs: np.ndarray, line: np.ndarray, tolerance: float, scale: float
 ) -> Finding:
-    """The mean of runs (run, points) is the theory's line, to errors and the tolerance, both relative."""
+    """The mean of runs (run, points) is the theory's line, to errors and the tolerance, both
+    relative.
+    """
     return mean_over_runs(np.asarray(runs) / line - 1).agrees(
         f"{claim}, to {tolerance:.2g} of it",
         0.0,
@@ -74,7 +76,9 @@ def eight_optimisers(data: xr.Dataset) -> Judgement:
     "used twice, samples teach a He3 direction within O(d) of them, from M = 0; used once they do not",
 )
 def reused_samples(data: xr.Dataset) -> Judgement:
-    """Overlaps of runs on the ODE at every d, those of plain runs of the order 1/sqrt(d), the first drift against its closed form."""
+    """Overlaps of runs on the ODE at every d, those of plain runs of the order 1/sqrt(d), the first
+    drift against its closed form.
+    """
     each, sizes = data.attrs["every"], data.d.values
     once, twice = data.M_runs.values
     line = data.M.values[1, each::each]
@@ -131,7 +135,9 @@ def reused_samples(data: xr.Dataset) -> Judgement:
     "with fixed beta momentum is plain SGD at lr/(1 - beta); with 1 - beta = c/d it is another dynamics",
 )
 def momentum(data: xr.Dataset) -> Judgement:
-    """ODEs at fixed beta against that of plain SGD, runs against both, and how far a slow velocity is from it."""
+    """ODEs at fixed beta against that of plain SGD, runs against both, and how far a slow velocity
+    is from it.
+    """
     each, plain, sizes = data.attrs["every"], data.plain.values, data.d.values
     some, far = plain[each::each], sizes[-1]
     same = np.abs(data.fixed.values / plain - 1).max()
@@ -203,7 +209,9 @@ def momentum(data: xr.Dataset) -> Judgement:
     "what is left late falls as 1/B for SGD and as 1/sqrt(B) for Muon, and Muon of one sample is normalised SGD",
 )
 def muon_and_batches(data: xr.Dataset) -> Judgement:
-    """Late risks fitted in the batch, the ODE of Muon with memory against runs, Muon against normalised steps run by run."""
+    """Late risks fitted in the batch, the ODE of Muon with memory against runs, Muon against
+    normalised steps run by run.
+    """
     from sgdynamics_reproductions.optimisers.muon_figure import late_risks
 
     d, names, runs = (

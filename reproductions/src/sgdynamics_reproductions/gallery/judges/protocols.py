@@ -1,4 +1,6 @@
-"""Whether the data of the figures of protocols show what closed forms, other programs and theory say of them."""
+"""Whether the data of the figures of protocols show what closed forms, other programs and theory
+say of them.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ PRINTED = 6e-6  # of numbers given to five digits
 
 
 def _optimum(data: xr.Dataset, name: str) -> list[Finding]:
-    """Value and best constant of a problem against those of other programs, and Pontryagin's condition."""
+    """Value and best constant of a problem against those of other programs, and Pontryagin's
+    condition.
+    """
     one, known = data.sel(problem=name), REFERENCE[name]
     return [
         agreement(
@@ -155,7 +159,8 @@ def _told(data: xr.Dataset, name: str) -> str:
 def best_learning_rates(data: xr.Dataset) -> Judgement:
     """Rates and risks against closed forms and Pontryagin's equations; gains in runs."""
     pieces, linear = data.attrs["pieces"], data.sel(problem="linear")
-    # a piece has the best rate of a whole stretch of alpha, not its mean: second order in the pieces
+    # a piece has the best rate of a whole stretch of alpha, not its mean: second order in the
+    # pieces
     loose = 2e-2 * (40 / pieces) ** 2
     rates = linear.control.values / data.closed.values
     places = (
@@ -297,7 +302,9 @@ def dropout_and_decay(data: xr.Dataset) -> Judgement:
     "easy, hard, easy is better than easy first, which is better than mixed, which is better than easy last",
 )
 def curriculum(data: xr.Dataset) -> Judgement:
-    """Four risks against those of other programs, runs against the ODE, and the order in runs with the same random numbers."""
+    """Four risks against those of other programs, runs against the ODE, and the order in runs with
+    the same random numbers.
+    """
     names, lines, runs = (
         [str(one) for one in data.order.values],
         data.excess_risk.values,
@@ -367,7 +374,9 @@ def curriculum(data: xr.Dataset) -> Judgement:
     "R ~ T^-((a-1)/a) on easy laws, T^-((a-1)/(a-1+b)) with constant rates, T^-((a-1)/b) on hard laws, and eta K^(1/2) is constant",
 )
 def horizons(data: xr.Dataset) -> Judgement:
-    """Risks against those of other programs, exponents against theory, how long hard laws anneal, the invariant."""
+    """Risks against those of other programs, exponents against theory, how long hard laws anneal,
+    the invariant.
+    """
     from sgdynamics_reproductions.protocols.horizon_figure import annealed_share, local_exponents
 
     steps, local, annealed = data.steps.values, local_exponents(data), annealed_share(data)
@@ -483,7 +492,9 @@ def horizons(data: xr.Dataset) -> Judgement:
     "a constant rate with the batch lr/lr* reaches the risk of the falling rate up to O(lr/d), in fewer steps",
 )
 def batch_ramps(data: xr.Dataset) -> Judgement:
-    """Steps and risks against those of another program, runs with whole batches against their mean, the distance from the falling rate."""
+    """Steps and risks against those of another program, runs with whole batches against their mean,
+    the distance from the falling rate.
+    """
     lr, d, runs = data.lr.values, data.attrs["d"], data.excess_risk_runs.values
     steps, risks = (np.array([RAMPS[float(one)][index] for one in lr]) for index in (0, 1))
     above = data["last"].values / data.attrs["best"] - 1

@@ -1,4 +1,6 @@
-"""Whether the data of the figures of *Escape dynamics and implicit bias of quadratic networks* show what it claims."""
+"""Whether the data of the figures of *Escape dynamics and implicit bias of quadratic networks* show
+what it claims.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ RATE = 0.1  # of 16/(p p*): eta = .02 p slows it by 5%, a finite N by a few more
     "runs of SGD lie on the ODE",
 )
 def runs_on_the_ode(data: xr.Dataset) -> Judgement:
-    """Means of runs against the ODE, all overlaps and the risk, at every save point that is kept run by run."""
+    """Means of runs against the ODE, all overlaps and the risk, at every save point that is kept
+    run by run.
+    """
     at = data.attrs
     kept = np.searchsorted(data.t.values, data.kept_t.values - 1e-9)
     upper = np.triu_indices(data.sizes["unit"])
@@ -125,7 +129,9 @@ def _line(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     "the start predicts which zero-error solution is reached",
 )
 def predicted_solution(data: xr.Dataset) -> Judgement:
-    """Without noise: where each start ends, against the prediction from it, at a distance that vanishes as 1/t."""
+    """Without noise: where each start ends, against the prediction from it, at a distance that
+    vanishes as 1/t.
+    """
     own, apart = data.own_distance[:, -1].values, data.predicted_end[1:].values
     other, law = data.distance[1:, -1].values, float(data.distance_law[-1])
     risk, risk_law = data.risk[:, -1].values, float(data.risk_law[-1])
@@ -173,7 +179,9 @@ def predicted_solution(data: xr.Dataset) -> Judgement:
     "S is constant through learning (ODE); SGD moves it by its noise alone (ours)",
 )
 def conserved(data: xr.Dataset) -> Judgement:
-    """S along the ODE without noise; along SGD it may move by what the noise in small overlaps does, and by no more."""
+    """S along the ODE without noise; along SGD it may move by what the noise in small overlaps
+    does, and by no more.
+    """
     ode, gaussian, sgd = (
         float(data.moved_ode.max()),
         data.moved_gaussian[:, -1].values,
@@ -231,7 +239,9 @@ def numbers_agree(data: xr.Dataset) -> Judgement:
     "more students change only the prefactor of (13), not the rate 16/(p p*)",
 )
 def escape_rates(data: xr.Dataset) -> Judgement:
-    """Rates of escape against 16/(p p*), by the slopes d t/d log N = 1/rate, in which the errors are normal."""
+    """Rates of escape against 16/(p p*), by the slopes d t/d log N = 1/rate, in which the errors
+    are normal.
+    """
     p, star = data.p.values.astype(float), data.p_star.values.astype(float)
     claimed = 16 / (p * star)
     slope, error = (

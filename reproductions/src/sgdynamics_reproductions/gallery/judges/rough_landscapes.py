@@ -1,8 +1,10 @@
-"""Whether the data of the figures of *Stochasticity helps to navigate rough landscapes* show what it claims.
+"""Whether the data of the figures of *Stochasticity helps to navigate rough landscapes* show what
+it claims.
 
-The document's numbers are for N = 1000 and t = 1000. At a smaller size what is claimed is the direction: it is shown, or contradicted
-where the opposite is, and not decided otherwise. Errors are over runs; runs of one number have the same data set and start whatever the
-algorithm, so that differences between algorithms are paired.
+The document's numbers are for N = 1000 and t = 1000. At a smaller size what is claimed is the
+direction: it is shown, or contradicted where the opposite is, and not decided otherwise. Errors are
+over runs; runs of one number have the same data set and start whatever the algorithm, so that
+differences between algorithms are paired.
 """
 
 from __future__ import annotations
@@ -116,7 +118,9 @@ def _dmft(data: xr.Dataset) -> list[Finding]:
 def _correlation(
     data: xr.Dataset, name: str, runs_error: np.ndarray, theory_error: np.ndarray, keep: np.ndarray
 ) -> np.ndarray | None:
-    """Of the gaps: measured among the runs, one among the times of a DMFT (not known, the worst), none between starts."""
+    """Of the gaps: measured among the runs, one among the times of a DMFT (not known, the worst),
+    none between starts.
+    """
     if f"{name}_correlation" not in data:
         return None
     blocks, count = [], runs_error.shape[-1]
@@ -143,7 +147,9 @@ def follows_dmft(data: xr.Dataset) -> Judgement:
     "averages follow DMFT; single runs get stuck",
 )
 def warm_starts(data: xr.Dataset) -> Judgement:
-    """Of 40 runs a panel at N = 1000: some from m0 = .65 are stuck and some from .5 are not; all from .8 recover."""
+    """Of 40 runs a panel at N = 1000: some from m0 = .65 are stuck and some from .5 are not; all
+    from .8 recover.
+    """
     there = np.abs(data.m_seed.values[:, :, -1]) > RECOVERED
     runs = there.shape[1]
     found = [
@@ -260,7 +266,9 @@ def plateaus(data: xr.Dataset) -> Judgement:
 
 @judge_of("figure_4", "batch sizes, persistence times, temperatures", "intermediate noise is best")
 def intermediate_noise(data: xr.Dataset) -> Judgement:
-    """The best curve of a list is none of its ends: by |m| in log t past t = 1, of temperatures by |m| at the end, when they are off."""
+    """The best curve of a list is none of its ends: by |m| in log t past t = 1, of temperatures by
+    |m| at the end, when they are off.
+    """
     tried = int(data.attrs["runs_exploding"])
     gone = float(data.exploded.values[0])
     findings = [
@@ -303,10 +311,12 @@ def intermediate_noise(data: xr.Dataset) -> Judgement:
     "GD stays at a plateau, p-SGD recovers in a time like log N",
 )
 def random_starts(data: xr.Dataset) -> Judgement:
-    """GD: medians of |m| at its end; p-SGD: recovery, and a time that grows like log N and not like N, with what that needs in the limit.
+    """GD: medians of |m| at its end; p-SGD: recovery, and a time that grows like log N and not like
+    N, with what that needs in the limit.
 
-    Where single runs are not stored, |m| of GD is taken to scatter as its median (a half-normal has .9 of it), and log t by one. Sizes
-    may have fewer runs than others, and GD an earlier end: NaN beyond.
+    Where single runs are not stored, |m| of GD is taken to scatter as its median (a half-normal has
+    .9 of it), and log t by one. Sizes may have fewer runs than others, and GD an earlier end: NaN
+    beyond.
     """
     each = data.get("runs_size", xr.full_like(data.N, int(data.attrs["runs"]))).values
     runs = int(each.min())
@@ -392,7 +402,8 @@ def random_starts(data: xr.Dataset) -> Judgement:
 def _growth(
     data: xr.Dataset, times: np.ndarray, runs: np.ndarray, median_error: np.ndarray
 ) -> Finding:
-    """The slope of log t in log log N, of all N that have a time, against 1; the other end is growth like N.
+    """The slope of log t in log log N, of all N that have a time, against 1; the other end is
+    growth like N.
 
     Runs are taken to scatter everywhere as where they do most.
     """
@@ -467,9 +478,11 @@ def persistence(data: xr.Dataset) -> Judgement:
 
 
 def _formula(data: xr.Dataset) -> Finding:
-    """(B.8) of each run is its error on fresh samples, at all times and curves: these have samples of their own.
+    """(B.8) of each run is its error on fresh samples, at all times and curves: these have samples
+    of their own.
 
-    Algorithms may have fewer runs than others (NaN from the start on); times at which a run has exploded (NaN later) are left out.
+    Algorithms may have fewer runs than others (NaN from the start on); times at which a run has
+    exploded (NaN later) are left out.
     """
     gap = (data.mse_run - data.mse_own).transpose("run", ..., "time").values
     each = np.ma.masked_array(gap, np.broadcast_to(np.isnan(gap[..., :1]), gap.shape))
@@ -486,7 +499,9 @@ def _formula(data: xr.Dataset) -> Finding:
 
 
 def _own(data: xr.Dataset, algorithm: str, **where: Any) -> np.ndarray:
-    """(B.8) of each run of an algorithm (run, time), the error without the noise of a test set: runs that it has not are NaN at once."""
+    """(B.8) of each run of an algorithm (run, time), the error without the noise of a test set:
+    runs that it has not are NaN at once.
+    """
     each = data.mse_own.sel(algorithm=algorithm, **where).transpose("run", "time").values
     return each[np.isfinite(each[:, 0])]
 
@@ -535,7 +550,9 @@ def ridges(data: xr.Dataset) -> Judgement:
 
 
 def _double_descent(data: xr.Dataset, ridge: float) -> Finding:
-    """The average error of an algorithm rises again: by the pair of times of the largest rise, of all pairs of all three (Bonferroni)."""
+    """The average error of an algorithm rises again: by the pair of times of the largest rise, of
+    all pairs of all three (Bonferroni).
+    """
     best, pairs = (-math.inf, math.nan, 1), 0
     for name in SHARES:
         each = _own(data, name, ridge=ridge)
@@ -570,7 +587,9 @@ def rescaled_gradient(data: xr.Dataset) -> Judgement:
 
 @judge_of("figure_b3", "smaller and smaller learning rates", "SGD becomes GD, p-SGD does not")
 def small_rates(data: xr.Dataset) -> Judgement:
-    """Differences of the loss to GD of the same run: those of SGD vanish with eta, those of p-SGD stay."""
+    """Differences of the loss to GD of the same run: those of SGD vanish with eta, those of p-SGD
+    stay.
+    """
     runs, eta = data.sizes["run"], float(data.eta[-1])
     sgd = mean_over_runs(
         data.difference.sel(other="SGD")

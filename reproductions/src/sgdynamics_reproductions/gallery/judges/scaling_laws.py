@@ -37,7 +37,9 @@ REAL = {0.2: 0.03, 1.0: 0.1}  # theory on SGD on real samples, relative, by the 
 def _relative(
     claim: str, runs: np.ndarray, theory: np.ndarray, tolerance: float, scale: float
 ) -> Finding:
-    """The mean of runs (run, points) is the theory's line, to errors and the tolerance, both relative."""
+    """The mean of runs (run, points) is the theory's line, to errors and the tolerance, both
+    relative.
+    """
     return mean_over_runs(np.asarray(runs) / theory - 1).agrees(
         f"{claim}, to {tolerance:.2g} of it",
         0.0,
@@ -85,7 +87,9 @@ def seven_phases(data: xr.Dataset) -> Judgement:
     "the envelope has the predicted slope and each size its place on it, and drawn features are on their equivalent",
 )
 def curves_and_envelope(data: xr.Dataset) -> Judgement:
-    """The frontier's exponents, curves above it and touching it, the mean over draws on the equivalent."""
+    """The frontier's exponents, curves above it and touching it, the mean over draws on the
+    equivalent.
+    """
     below, touch = 0, np.zeros(data.loss.shape[:2])
     points = 0
     for row in range(data.sizes["case"]):
@@ -144,7 +148,9 @@ def curves_and_envelope(data: xr.Dataset) -> Judgement:
     "exact chain runs have the mean of direct ones, and the ODE is on them to a share g l_1/(2 p) of the excess risk",
 )
 def relu_on_power_laws(data: xr.Dataset) -> Judgement:
-    """Chain against direct runs, the ODE against the chain at three spectra and at four learning rates."""
+    """Chain against direct runs, the ODE against the chain at three spectra and at four learning
+    rates.
+    """
     each, lines = data.attrs["every"], data.excess_risk.values
     closure = 1 / (
         2 * data.attrs["width"]
@@ -289,7 +295,8 @@ def emergence(data: xr.Dataset) -> Judgement:
     lines, runs = data.loss_at.values, data.loss_runs.values
     sizes = first[None, None]
     single = mean_over_runs((data.skill_loss_runs.values - data.skill_loss_at.values) / sizes)
-    # noise of SGD slows skills by lr times a loss of order 1 to 3, and stirs overlaps by lr loss/d beside first^2
+    # noise of SGD slows skills by lr times a loss of order 1 to 3, and stirs overlaps by lr loss/d
+    # beside first^2
     slowed, stirred = (
         3 * data.attrs["lr"] * 3,
         3 * data.attrs["lr"] / (d * data.attrs["first"] ** 2) + PER_DIMENSION / d,
@@ -337,7 +344,9 @@ def emergence(data: xr.Dataset) -> Judgement:
 
 
 def _half(t: np.ndarray, falling: np.ndarray, level: float) -> float:
-    """When a falling path is first below the level, between save points in log t; NaN where it is not."""
+    """When a falling path is first below the level, between save points in log t; NaN where it is
+    not.
+    """
     below = np.flatnonzero(falling < level)
     if not len(below) or below[0] == 0:
         return np.nan

@@ -1,4 +1,6 @@
-"""Whether the data of the figures of samples of several inputs and own rules show what theory says of them."""
+"""Whether the data of the figures of samples of several inputs and own rules show what theory says
+of them.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ def _on_theory(
     size: float | np.ndarray = 1.0,
     most: float = PER_DIMENSION,
 ) -> Finding:
-    """The mean of runs (run, points...) is the theory's line (points...), to errors and `most`/d of the size."""
+    """The mean of runs (run, points...) is the theory's line (points...), to errors and `most`/d of
+    the size.
+    """
     return (
         mean_over_runs(np.asarray(runs) - theory)
         .over(size)
@@ -116,7 +120,9 @@ def late_laws(data: xr.Dataset) -> Judgement:
     "runs of SGD are on the ODE, and the value row is learned before the query row",
 )
 def attention_curves(data: xr.Dataset) -> Judgement:
-    """Runs against the ODE in the risk, the overlaps and the norms; half of v* is found before half of q*."""
+    """Runs against the ODE in the risk, the overlaps and the norms; half of v* is found before half
+    of q*.
+    """
     d, at = data.attrs["d"], slice(data.attrs["every"], None, data.attrs["every"])
     first = float(data.excess_risk[0])
     lines = {name: data[name].values[at] for name in ("excess_risk", "M", "Q")}
@@ -161,7 +167,9 @@ def attention_curves(data: xr.Dataset) -> Judgement:
     "larger spikes are learned first, each at the time its own rate 4 (1 + beta) gives, and runs are on the ODE",
 )
 def one_after_the_other(data: xr.Dataset) -> Judgement:
-    """Times at which half of each spike is held: of runs and ODE against the logistic path, and in their order."""
+    """Times at which half of each spike is held: of runs and ODE against the logistic path, and in
+    their order.
+    """
     d, t, each = data.attrs["d"], data.t.values, data.attrs["every"]
     beta = data.spike.values
     alone = np.log(1 / data.attrs["first"] - 1) / (4 * (1 + beta))
@@ -244,7 +252,9 @@ def adversaries(data: xr.Dataset) -> Judgement:
     "t = O(1), log d and sqrt(d) for exponents 1, 2 and 3, with the closed factors; medians of runs are near the ODE and grow alike",
 )
 def exits_of_sequences(data: xr.Dataset) -> Judgement:
-    """The ODE's growth with d against the closed laws, and runs' medians, by ranks, against the ODE's times."""
+    """The ODE's growth with d against the closed laws, and runs' medians, by ranks, against the
+    ODE's times.
+    """
     ode, law, d = data.exit_ode.values, data.law.values, data.d_ode.values
     grown = (ode[1:, -1] - ode[1:, -5]) / (law[1:, -1] - law[1:, -5])
     flat = ode[0, -1] / ode[0, -5]
@@ -293,7 +303,8 @@ def exits_of_sequences(data: xr.Dataset) -> Judgement:
 
 
 def _median_between(claim: str, times: np.ndarray, expected: float, tolerance: float) -> Finding:
-    """The median of runs is within the tolerance of a time: so many are before its lower end and after its upper one, by the sign test.
+    """The median of runs is within the tolerance of a time: so many are before its lower end and
+    after its upper one, by the sign test.
 
     Runs that had not left are later than any time. A median twice or half as long must be seen.
     """
@@ -302,7 +313,8 @@ def _median_between(claim: str, times: np.ndarray, expected: float, tolerance: f
         int(np.sum(times < (1 - tolerance) * expected)),
         int(np.sum(times > (1 + tolerance) * expected)),
     )
-    # seen: the least f with the median at (1 + f) or 1/(1 + f) times the expected one told apart, from the runs' own law
+    # seen: the least f with the median at (1 + f) or 1/(1 + f) times the expected one told apart,
+    # from the runs' own law
     middle = float(np.median(times))
     factors = np.geomspace(1 + tolerance, 4.0, 200)
     told = [
@@ -332,7 +344,9 @@ def _median_between(claim: str, times: np.ndarray, expected: float, tolerance: f
     "long episodes with a penalty are learned only from near the teacher, short ones from anywhere, and runs are on the closed ODE",
 )
 def rewards(data: xr.Dataset) -> Judgement:
-    """Runs against the closed ODE; the two ends that one penalty has, by the start; and the maps' own order."""
+    """Runs against the closed ODE; the two ends that one penalty has, by the start; and the maps'
+    own order.
+    """
     d, each, known = data.attrs["d"], data.attrs["every"], 0.5
     runs, lines = data.path_runs.values, data.path.values[:, each::each]
     T, e2, first = (data[f"cell_{name}"].values for name in ("tokens", "penalty", "first"))
@@ -399,7 +413,9 @@ def rewards(data: xr.Dataset) -> Judgement:
     "content grows at .2205 (1 - omega), position at c0^2 (-.1333 + .1534 omega), and who leads changes where they cross",
 )
 def content_or_position(data: xr.Dataset) -> Judgement:
-    """Growth rates and their crossings against the closed ones, the lead at an early time against the crossing, runs against the ODE."""
+    """Growth rates and their crossings against the closed ones, the lead at an early time against
+    the crossing, runs against the ODE.
+    """
     d, omega, share, t = data.attrs["d"], data.omega.values, data.share.values, data.t.values
     gap = data.growth.values - data.growth_closed.values
     found = []
