@@ -14,10 +14,10 @@ from scipy import stats
 from sgdynamics_reproductions.gallery import claims
 from sgdynamics_reproductions.gallery.claims import (
     agreement,
-    counted,
+    count_wrong,
     difference,
     fitted_power,
-    judged,
+    judge_claims,
     larger,
     mean_over_runs,
     share,
@@ -140,7 +140,7 @@ def test_agreement_sees_what_it_says_it_sees(kind, runs, shape):
         "runs": runs,
         "correlation": correlation(kind),
     }
-    seen = agreement("c", np.zeros(POINTS), 1 / math.sqrt(runs), 0.0, **setting).seen
+    detectable = agreement("c", np.zeros(POINTS), 1 / math.sqrt(runs), 0.0, **setting).detectable
     statistic = claims._statistic(
         POINTS, runs - 1.0, correlation(kind), claims.RATE
     )  # that of `agreement`: made once
@@ -155,10 +155,12 @@ def test_agreement_sees_what_it_says_it_sees(kind, runs, shape):
             for one in means
         )
 
-    assert hits(seen) >= stats.binom.ppf(1e-6, trials, claims.POWER) - 0.01 * trials
+    assert hits(detectable) >= stats.binom.ppf(1e-6, trials, claims.POWER) - 0.01 * trials
     # and not much less than that: half of the excess over the tolerance is often missed
-    assert hits(tolerance / scale.max() + 0.4 * (seen - tolerance / scale.max())) < 0.7 * trials
-    mean = mean_over_runs(seen * scale + rng.normal(size=(runs, POINTS)) @ root(kind).T)
+    assert (
+        hits(tolerance / scale.max() + 0.4 * (detectable - tolerance / scale.max())) < 0.7 * trials
+    )
+    mean = mean_over_runs(detectable * scale + rng.normal(size=(runs, POINTS)) @ root(kind).T)
     found = agreement("c", mean.value, mean.error, 0.0, **setting)
     assert found.value == pytest.approx(
         statistic.value(np.maximum(np.abs(mean.value) - tolerance, 0.0) / mean.error)
@@ -167,13 +169,15 @@ def test_agreement_sees_what_it_says_it_sees(kind, runs, shape):
 
 def test_larger_and_share_see_what_they_say_they_see():
     rng = np.random.default_rng(2)
-    seen = larger("c", 0.0, 1.0, scale=5.0).seen * 5.0
-    hits = sum(larger("c", seen + x, 1.0, scale=5.0).holds is True for x in rng.normal(size=TRIALS))
+    detectable = larger("c", 0.0, 1.0, scale=5.0).detectable * 5.0
+    hits = sum(
+        larger("c", detectable + x, 1.0, scale=5.0).holds is True for x in rng.normal(size=TRIALS)
+    )
     low, high = stats.binom.interval(1 - 1e-6, TRIALS, claims.POWER)
     assert low <= hits <= high
     for expected in (0.5, 3 / 32):
-        seen = share("c", round(400 * expected), 400, expected, scale=0.1).seen * 0.1
-        for p in (max(expected - seen, 0.0), expected + seen):
+        detectable = share("c", round(400 * expected), 400, expected, scale=0.1).detectable * 0.1
+        for p in (max(expected - detectable, 0.0), expected + detectable):
             counts = rng.binomial(400, p, size=TRIALS)
             found = {
                 int(count): share("c", count, 400, expected, scale=0.1).holds is False
@@ -188,7 +192,7 @@ def test_a_share_that_cannot_be_too_small_to_see_is_not_decided():
     # 20 runs at 3/32 may all fail: nothing tells 3/32 from 0, however large the scale
     few = share("c", 2, 20, 3 / 32, scale=0.5)
     assert few.holds is None
-    assert few.seen == math.inf
+    assert few.detectable == math.inf
     assert "no wrong would have been seen" in few.power
 
 
@@ -239,9 +243,9 @@ def say(holds):
         (lambda: share("c", 130, 256, 0.5, scale=0.2), "reproduced"),
         (lambda: share("c", 200, 256, 0.5, scale=0.2), "differs"),
         (lambda: share("c", 13, 26, 0.5, scale=0.2), "not decided at this size"),
-        (lambda: counted("c", 0, 7), "reproduced"),
-        (lambda: counted("c", 1, 7), "differs"),
-        (lambda: counted("c", 0, 0), "not decided at this size"),
+        (lambda: count_wrong("c", 0, 7), "reproduced"),
+        (lambda: count_wrong("c", 1, 7), "differs"),
+        (lambda: count_wrong("c", 0, 0), "not decided at this size"),
     ],
 )
 def test_every_kind_of_claim_can_say_all_three(finding, word):
@@ -257,13 +261,13 @@ def test_every_kind_of_claim_can_say_all_three(finding, word):
 
 
 def test_a_verdict_is_the_worst_of_its_findings_and_needs_one():
-    good, bad, open_ = counted("c", 0, 7), counted("c", 1, 7), counted("c", 0, 0)
-    assert judged("w", good, good).holds is True
-    assert judged("w", good, open_).holds is None
-    assert judged("w", open_, bad, good).holds is False
-    assert judged("w", good).findings == (good,)
-    with pytest.raises(ValueError, match="one claim at least"):
-        judged("w")
+    good, bad, open_ = count_wrong("c", 0, 7), count_wrong("c", 1, 7), count_wrong("c", 0, 0)
+    assert judge_claims("w", good, good).holds is True
+    assert judge_claims("w", good, open_).holds is None
+    assert judge_claims("w", open_, bad, good).holds is False
+    assert judge_claims("w", good).findings == (good,)
+    with pytest.raises(ValueError, match="at least one claim"):
+        judge_claims("w")
 
 
 def test_more_runs_decide_as_said():

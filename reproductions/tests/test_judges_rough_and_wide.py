@@ -519,14 +519,14 @@ BROKEN = [(name, how) for name, row in TABLE.items() for how in row[2]]
 
 
 def test_every_judge_is_here():
-    judged = {getattr(judge, "__name__", "") for judge, *_ in TABLE.values()}
+    judge_claims = {getattr(judge, "__name__", "") for judge, *_ in TABLE.values()}
     public = {
         name
         for module in (rough, wide)
         for name, one in vars(module).items()
         if getattr(one, "__module__", "") == module.__name__
     }
-    assert judged == {name for name in public if not name.startswith("_")}
+    assert judge_claims == {name for name in public if not name.startswith("_")}
 
 
 @pytest.mark.parametrize("name", TABLE)
@@ -573,9 +573,9 @@ def test_runs_that_an_algorithm_has_not_count_for_nothing():
         mixed[0].statistic.split()[0] == rough.ridges(full).findings[0].statistic.split()[0] == "36"
     )
     assert (
-        rough.ridges(full).findings[0].seen
-        < mixed[0].seen
-        < rough.ridges(few_of_all).findings[0].seen
+        rough.ridges(full).findings[0].detectable
+        < mixed[0].detectable
+        < rough.ridges(few_of_all).findings[0].detectable
     )
 
 

@@ -16,7 +16,7 @@ import sgdynamics as sgd
 from sgdynamics.fixed_data.direct import DirectFixedData
 from sgdynamics.papers import rough_landscapes as paper
 from sgdynamics_reproductions import gallery, pieces, rough_landscapes
-from sgdynamics_reproductions.gallery.claims import counted, judged
+from sgdynamics_reproductions.gallery.claims import count_wrong, judge_claims
 from sgdynamics_reproductions.gallery.entries import Entry
 from sgdynamics_reproductions.rough_landscapes import style
 
@@ -48,7 +48,7 @@ def test_a_figure_in_sittings_is_the_one_of_one_sitting(
     """
     monkeypatch.setattr(rough_landscapes, "figure_3", small)
     monkeypatch.setattr(DirectFixedData, "grain", property(lambda self: 20))
-    judge: Any = lambda data: judged(str(data.attrs["verdict"]), counted("claim", 0, 1))  # noqa: E731
+    judge: Any = lambda data: judge_claims(str(data.attrs["verdict"]), count_wrong("claim", 0, 1))  # noqa: E731
     entry = Entry("rough_landscapes", "figure_3", "a line", "a claim", judge)
     monkeypatch.setattr(gallery, "ENTRIES", (entry,))
     expected = small()[1]
@@ -112,15 +112,15 @@ def test_other_calls_are_other_pieces(tmp_path: Path) -> None:
         return xr.Dataset({"x": float(made[-1])})
 
     def asked(**call: Any) -> float:
-        return float(pieces.made("piece", call, compute)["x"])
+        return float(pieces.compute_piece("piece", call, compute)["x"])
 
-    with pieces.kept(tmp_path / "new", 10.0):
+    with pieces.time_limit(tmp_path / "new", 10.0):
         assert asked(N=3, t=np.arange(2.0)) == asked(t=np.arange(2.0), N=3) == 0
         assert asked(N=3, t=np.arange(3.0)) == 1
         assert asked(N=3, t=np.arange(2.0), algorithm=sgd.GradientDescent()) == 2
     assert asked(N=3, t=np.arange(2.0)) == 3  # outside nothing is kept
-    with pieces.kept(tmp_path / "new", -1.0):
+    with pieces.time_limit(tmp_path / "new", -1.0):
         assert asked(N=3, t=np.arange(2.0)) == 0  # what is there takes no time
         assert asked(N=5) == 4  # every sitting makes something
-        with pytest.raises(TimeoutError, match="the same call goes on"):
+        with pytest.raises(TimeoutError, match="The same call continues"):
             asked(N=4)

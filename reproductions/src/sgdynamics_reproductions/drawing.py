@@ -1,6 +1,4 @@
-"""What the figures of several documents share: axes without pyplot, runs as points with bars,
-letters, ticks at sizes that were run.
-"""
+"""Drawing functions that the figures share: axes without pyplot, error bars, letters and ticks."""
 
 from __future__ import annotations
 
@@ -22,29 +20,30 @@ __all__ = [
 ]
 
 
-def subplots(rows: int, columns: int, size: tuple[float, float], **more: Any) -> tuple[Any, Any]:
-    """A figure that pyplot does not keep, and its axes."""
+def subplots(rows: int, columns: int, size: tuple[float, float], **options: Any) -> tuple[Any, Any]:
+    """Make a figure that pyplot does not keep in memory, and its axes."""
     from matplotlib.figure import Figure
 
     fig = Figure(figsize=size, layout="constrained")
-    return fig, fig.subplots(rows, columns, **more)
+    return fig, fig.subplots(rows, columns, **options)
 
 
 def letters(axes: Iterable[Any]) -> None:
-    """(a), (b), ... before the titles."""
+    """Write (a), (b), ... to the left of the titles."""
     for ax, letter in zip(axes, "abcdef", strict=False):
         ax.set_title(f"({letter})", loc="left")
 
 
 def ticks(ax: Axes, values: Sequence[float] | np.ndarray) -> None:
-    """Ticks at these values of x and nowhere else."""
+    """Set the ticks of the x axis at these values only."""
     ax.set_xticks(values, [f"{value:g}" for value in values])
     ax.set_xticks([], minor=True)
 
 
 def readable(axes: Iterable[Axes]) -> None:
-    """Logarithmic axes whose labels do not run into one another: where there are few decades 1, 2,
-    5 in plain digits, and no others.
+    """Keep the labels of logarithmic axes from overlapping.
+
+    Axes of less than two decades have labels such as 1, 2, 5 in plain digits.
     """
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
@@ -54,7 +53,7 @@ def readable(axes: Iterable[Axes]) -> None:
             (ax.yaxis, sorted(ax.get_ylim())),
         ):
             if axis.get_scale() != "log" or not isinstance(axis.get_major_locator(), LogLocator):
-                continue  # `ticks` has said where
+                continue  # `ticks` has set the ticks
             axis.set_minor_formatter(NullFormatter())
             decades = np.log10(high / low)
             if decades < 2:
@@ -63,8 +62,8 @@ def readable(axes: Iterable[Axes]) -> None:
                 axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
 
-def legend_below(ax: Axes, **more: Any) -> None:
-    """A legend under the panel, where it hides nothing."""
+def legend_below(ax: Axes, **options: Any) -> None:
+    """Put the legend below the panel, where it hides nothing."""
     ax.legend(
         **(
             {
@@ -74,13 +73,13 @@ def legend_below(ax: Axes, **more: Any) -> None:
                 "bbox_to_anchor": (0.5, -0.17),
                 "ncols": 2,
             }
-            | more
+            | options
         )
     )
 
 
 def panels(columns: int, width: float = 4.4, height: float = 3.7) -> tuple[Any, Any]:
-    """A figure with one row of axes."""
+    """Make a figure with one row of axes."""
     fig, axes = subplots(1, columns, (width * columns, height), squeeze=False)
     return fig, axes[0]
 
@@ -88,7 +87,7 @@ def panels(columns: int, width: float = 4.4, height: float = 3.7) -> tuple[Any, 
 def runs_on(
     ax: Axes, x: Any, runs: Any, colour: str, label: str | None = None, bars: float = 2.0
 ) -> None:
-    """The mean over runs (the first axis) as points, with bars of so many standard errors."""
+    """Draw the mean over runs (the first axis) as points, with bars of ``bars`` standard errors."""
     runs = np.asarray(runs)
     error = bars * runs.std(axis=0, ddof=1) / np.sqrt(len(runs))
     ax.errorbar(
@@ -110,7 +109,7 @@ def runs_on(
 def finish(
     fig: Any, axes: Iterable[Axes], title: str, legends: Iterable[Axes] | None = None, **legend: Any
 ) -> None:
-    """Letters, a title over all, and legends on all axes unless some are named."""
+    """Add letters, a title, and legends to all axes or to those in ``legends``."""
     for ax in axes if legends is None else legends:
         ax.legend(**({"frameon": False, "fontsize": "small"} | legend))
     for ax in axes:

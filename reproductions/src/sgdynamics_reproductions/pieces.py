@@ -1,9 +1,8 @@
-"""Figures that take longer than one sitting: what is finished of one is kept in a folder, and a
-later call makes the rest.
+"""Figures that take several calls: finished pieces are stored, and a later call continues.
 
-A figure asks for its simulations and solutions one after the other, each by `made`. Inside `kept`
-each is written to a file once it is finished, and read from there the next time; what can stop on
-the way (runs on a fixed data set) does so when the time is over.
+A figure requests its simulations and solutions one after the other by ``compute_piece``. Inside
+``time_limit`` each piece is written to a file when it is finished, and read from there in later
+calls. Pieces that support checkpoints (runs on a fixed data set) stop when the time is over.
 """
 
 from __future__ import annotations
@@ -24,29 +23,28 @@ from sgdynamics import load, save
 from sgdynamics.base.arrays import Function
 from sgdynamics.results.datasets import encode
 
-__all__ = ["kept", "made"]
+__all__ = ["compute_piece", "time_limit"]
 
 
 @dataclass
 class Sitting:
-    """Where pieces are kept, until when this call may go on (by time.monotonic), and whether it has
-    begun one: each does.
+    """Folder of the pieces, deadline of this call (time.monotonic), and whether it began a piece.
+
+    Each call begins at least one piece, so that repeated calls make progress.
     """
 
     folder: Path
-    until: float
-    begun: bool = False
+    deadline: float
+    has_begun: bool = False
 
 
-SHORT = 1e-3  # seconds of a piece that begins late: one stretch of steps
+SHORT = 1e-3  # seconds for a piece that begins after the deadline: one chunk of steps
 _sitting: ContextVar[Sitting | None] = ContextVar("sitting", default=None)
 
 
 @contextmanager
-def kept(folder: Path, seconds: float) -> Iterator[None]:
-    """Inside, pieces of a figure are kept in a folder; after so many seconds there is a
-    TimeoutError.
-    """
+def time_limit(folder: Path, seconds: float) -> Iterator[None]:
+    """Store the pieces of a figure in a folder, and raise TimeoutError after ``seconds``."""
     token = _sitting.set(Sitting(folder, time.monotonic() + seconds))
     try:
         yield
@@ -54,11 +52,12 @@ def kept(folder: Path, seconds: float) -> Iterator[None]:
         _sitting.reset(token)
 
 
-def made(
+def compute_piece(
     name: str, call: Mapping[str, Any], compute: Function, resumes: bool = False
 ) -> xr.Dataset:
-    """What compute(**options) gives, or gave: one piece, which its call names; where it `resumes`,
-    options are those of a checkpoint.
+    """Return ``compute()``, or the stored result of an equal call.
+
+    With ``resumes`` the function takes the arguments ``checkpoint`` and ``seconds``.
     """
     sitting = _sitting.get()
     if sitting is None:
@@ -67,24 +66,21 @@ def made(
     path = sitting.folder / f"{stem}.nc"
     if path.is_file():
         return load(path)
-    left = sitting.until - time.monotonic()
-    if left <= 0 and sitting.begun:
+    remaining = sitting.deadline - time.monotonic()
+    if remaining <= 0 and sitting.has_begun:
         raise TimeoutError(
-            f"the time is over before the piece {stem}: the same call goes on from there"
+            f"the time is over before the piece {stem}. The same call continues from there."
         )
-    sitting.begun = True
-    found = compute(
-        **({"checkpoint": sitting.folder / stem, "seconds": max(left, SHORT)} if resumes else {})
-    )
+    sitting.has_begun = True
+    options = {"checkpoint": sitting.folder / stem, "seconds": max(remaining, SHORT)}
+    result = compute(**(options if resumes else {}))
     sitting.folder.mkdir(parents=True, exist_ok=True)
-    save(found, path)
-    return found
+    save(result, path)
+    return result
 
 
 def _digest(call: Mapping[str, Any]) -> str:
-    """Of all that makes a piece what it is: problems and algorithms as they describe themselves,
-    arrays by their numbers.
-    """
+    """Hash of the arguments of a piece: records of problems and algorithms, values of arrays."""
 
     def plain(value: object) -> Any:
         describe = getattr(value, "describe", None)

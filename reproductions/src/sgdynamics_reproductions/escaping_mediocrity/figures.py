@@ -224,7 +224,7 @@ def measured_exit(
         found = exit_time(problem, algorithm, begin, method="exact", **setting)
         return xr.Dataset({"mean": found.mean / p, "standard_error": found.standard_error / p})
 
-    return pieces.made(
+    return pieces.compute_piece(
         f"exit-{p}-{d}",
         {"problem": problem, "algorithm": algorithm, "runs": runs, **setting},
         compute,

@@ -1,9 +1,9 @@
-"""The gallery: every figure of the documents, made, kept with its data, and judged by them.
+"""The gallery: makes all figures of the documents, stores their data, and judges their claims.
 
-`python -m sgdynamics_reproductions.gallery --quick --out output/gallery` makes them all: picture
-(PNG), data (NetCDF), parameters, claim, verdict and time of each, and pages that collect them
-(index.md, index.html). A figure that fails is reported there and the rest goes on, as is one that
-is skipped for want of an optional package; what is there already is not made again unless --again.
+``python -m sgdynamics_reproductions.gallery --quick --out output/gallery`` writes the picture
+(PNG), the data (NetCDF) and a record (JSON) of each figure, and pages that collect them (index.md,
+index.html). A figure that fails, or whose optional package is missing, is reported on the pages,
+and the other figures are made. Existing figures are made again only with ``--again``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterable
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 import xarray as xr
@@ -39,57 +39,61 @@ from sgdynamics_reproductions.gallery.stored_data import draw_full_size as draw_
 
 DOCUMENTS = {
     "escaping_mediocrity": "Escaping mediocrity (Arnaboldi, Krzakala, Loureiro, Stephan)",
-    "effective_dynamics": "High-dimensional limit theorems for SGD (Ben Arous, Gheissari, Jagannath)",
-    "rough_landscapes": "Stochasticity helps to navigate rough landscapes (Mignacco, Urbani, Zdeborova)",
-    "quadratic_networks": "Escape dynamics and implicit bias of quadratic networks (arXiv:2604.03068)",
+    "effective_dynamics": "High-dimensional limit theorems for SGD "
+    "(Ben Arous, Gheissari, Jagannath)",
+    "rough_landscapes": "Stochasticity helps to navigate rough landscapes "
+    "(Mignacco, Urbani, Zdeborova)",
+    "quadratic_networks": "Escape dynamics and implicit bias of quadratic networks "
+    "(arXiv:2604.03068)",
     "dimension_free": "Dimension-free limits of SGD for two-layer networks (Loureiro, slides)",
-    "several_inputs": "Samples of several inputs and own rules (attention, sequences, autoencoders, perceptrons, GANs)",
-    "scaling_laws": "Scaling laws (power-law spectra, compute-optimal random features, real samples, emergence)",
-    "optimisers": "Optimisers (momentum, reuse, Muon, clipping, Adam, noise for privacy: their ODEs on runs)",
-    "protocols": "Protocols (the best learning rates, replay, dropout, decay, curricula, schedules and batches)",
-    "epochs": "Epochs (what a sample is worth when it is seen again, three orders, features that are unlearned)",
+    "several_inputs": "Samples of several inputs and other learning rules "
+    "(attention, sequences, autoencoders, perceptrons, GANs)",
+    "scaling_laws": "Scaling laws "
+    "(power-law spectra, compute-optimal random features, real samples, emergence)",
+    "optimisers": "Optimisers (momentum, reuse, Muon, clipping, Adam, noise for privacy)",
+    "protocols": "Protocols "
+    "(the best learning rates, replay, dropout, decay, curricula, schedules and batches)",
+    "epochs": "Epochs (the worth of repeated samples, three orders of samples, unlearning)",
 }
 
-LARGE = "-full_size.png"  # behind document-number: the picture of data stored at full size
-OPTIONAL = (
-    "sklearn",
-)  # modules without which a figure is skipped; that any other cannot be imported is a failure
+LARGE = "-full_size.png"  # suffix of the picture that is drawn from stored full-size data
+# modules without which a figure is skipped; the absence of any other module is a failure
+OPTIONAL = ("sklearn",)
 
 
-def skipped(one: dict[str, Any]) -> bool:
-    """Whether a figure was not made for want of an optional package, which is no failure."""
-    return one["verdict"] == "skipped"
+def skipped(record: dict[str, Any]) -> bool:
+    """Whether a figure was skipped because an optional package is missing."""
+    return record["verdict"] == "skipped"
 
 
-def _judged(entry: Entry, data: xr.Dataset) -> dict[str, Any]:
-    """What is kept of a judgement."""
-    found = entry.judge(data)
+def _judge(entry: Entry, data: xr.Dataset) -> dict[str, Any]:
+    """Claim, verdict and findings of a figure, as a record stores them."""
+    judgement = entry.judge(data)
     return {
-        "claim": entry.claimed(data),
-        "verdict": found.verdict,
-        "findings": [one.plain() for one in found.findings],
+        "claim": entry.claim_of(data),
+        "verdict": judgement.verdict,
+        "findings": [finding.plain() for finding in judgement.findings],
     }
 
 
-def _place(entry: Entry) -> tuple[int, bool, str]:
-    """By document; numbered figures first, then the others as their judges stand."""
+def _sort_key(entry: Entry) -> tuple[int, bool, str]:
+    """Sort by document, numbered figures first, then the others in the order of their judges."""
     numbered = entry.name.startswith("figure_")
     return list(DOCUMENTS).index(entry.document), not numbered, entry.name if numbered else ""
 
 
 for document in DOCUMENTS:
-    importlib.import_module(
-        f"sgdynamics_reproductions.gallery.judges.{document}"
-    )  # its judges list their figures
-ENTRIES = tuple(sorted(LISTED, key=_place))
+    # the judges of a document register its figures
+    importlib.import_module(f"sgdynamics_reproductions.gallery.judges.{document}")
+ENTRIES = tuple(sorted(LISTED, key=_sort_key))
 
 
 def find(document: str, number: str) -> Entry:
-    """The figure of a document by its number (2, b1) or name."""
+    """Find a figure by its document and its number (2, b1) or name."""
     document = checks.choice("document", document.replace("-", "_"), tuple(DOCUMENTS))
-    here = {one.number: one for one in ENTRIES if one.document == document}
+    entries = {entry.number: entry for entry in ENTRIES if entry.document == document}
     wanted = number.lower().replace("-", "_").removeprefix("figure_").replace(".", "")
-    return here[checks.choice("figure", wanted, tuple(here))]
+    return entries[checks.choice("figure", wanted, tuple(entries))]
 
 
 UNFINISHED = "unfinished"
@@ -101,18 +105,19 @@ def make(
     *,
     quick: bool = True,
     seed: int = 0,
-    again: bool = False,
+    again: bool = False,  # style: ok, public argument
     seconds: float | None = None,
 ) -> dict[str, Any]:
-    """Make a figure in the folder `out`: PNG, NetCDF, and a JSON with parameters, claim, verdict,
-    time, and the error if it failed.
+    """Make a figure in the folder ``out`` and return its record.
 
-    A quick figure whose full-size data are stored has a second PNG, drawn from these data.
+    The files are a PNG, the data as NetCDF, and the record as JSON: parameters, claim, verdict, run
+    time, and the error of a figure that failed. A quick figure with stored full-size data has a
+    second PNG, which is drawn from these data.
 
-    What is there whole, of the same size and seed, is read and not made again, unless it had failed
-    or `again`. A figure whose optional package is not installed has the verdict "skipped", and what
-    to install as its error. With `seconds` what is finished of a figure is kept in the folder
-    "pieces", and it is "unfinished" when they are over: the same call goes on from there.
+    A complete figure of the same size and seed is read and judged again, unless ``again`` is True.
+    A figure whose optional package is missing has the verdict "skipped" and the installation
+    command as its error. With ``seconds`` finished pieces are stored in the folder "pieces", and
+    the verdict is "unfinished" when the time is over; the same call then continues.
     """
     folder, stem = Path(out), f"{entry.document}-{entry.number}"
     folder.mkdir(parents=True, exist_ok=True)
@@ -121,19 +126,23 @@ def make(
     has_full_size = quick and stem in full_size()
     whole = large.is_file() or not has_full_size
     if not again and whole and picture.is_file() and data_file.is_file():
-        kept = _kept(about)
-        if kept and not kept["error"] and (kept["quick"], kept["seed"]) == (quick, seed):
-            # judged again: the words may have changed since
+        stored_record = _read_record(about)
+        same_call = stored_record and (stored_record["quick"], stored_record["seed"]) == (
+            quick,
+            seed,
+        )
+        if stored_record and same_call and not stored_record["error"]:
+            # the judge may have changed since the figure was made
             data = load(data_file)
-            return {**kept, **_judged(entry, data), "made": False}
-    begin, before = time.perf_counter(), _kept(about)
-    found: dict[str, Any] = {
+            return {**stored_record, **_judge(entry, data), "made": False}
+    began, previous = time.perf_counter(), _read_record(about)
+    record: dict[str, Any] = {
         "document": entry.document,
         "number": entry.number,
         "line": entry.line,
         "claim": entry.claim,
     }
-    found |= {
+    record |= {
         "verdict": "",
         "findings": [],
         "parameters": {},
@@ -144,7 +153,11 @@ def make(
         "files": [],
     }
     try:
-        with nullcontext() if seconds is None else pieces.kept(folder / "pieces" / stem, seconds):
+        with (
+            nullcontext()
+            if seconds is None
+            else pieces.time_limit(folder / "pieces" / stem, seconds)
+        ):
             fig, data = entry.function(quick=quick, seed=seed)
         if has_full_size:
             _draw_full_size(stem, large)
@@ -154,29 +167,29 @@ def make(
             )
         _write_picture(fig, picture)
         save(data, data_file)
-        found |= {**_judged(entry, data), "parameters": _parameters(data)}
-        found["files"] = [str(picture), str(data_file), *([str(large)] if has_full_size else [])]
+        record |= {**_judge(entry, data), "parameters": _parameters(data)}
+        record["files"] = [str(picture), str(data_file), *([str(large)] if has_full_size else [])]
     except TimeoutError as error:
-        found |= {"verdict": UNFINISHED, "error": str(error)}
-    except Exception as error:  # the other figures go on, and the page says what happened
-        said = " ".join(str(error).split())
+        record |= {"verdict": UNFINISHED, "error": str(error)}
+    except Exception as error:  # reported on the page; the other figures are made
+        message = " ".join(str(error).split())
         missing = isinstance(error, ImportError) and error.name in OPTIONAL
-        found |= (
-            {"verdict": "skipped", "error": said}
+        record |= (
+            {"verdict": "skipped", "error": message}
             if missing
-            else {"error": f"{type(error).__name__}: {said}"}
+            else {"error": f"{type(error).__name__}: {message}"}
         )
-    same = (
-        before is not None
-        and before["verdict"] == UNFINISHED
-        and (before["quick"], before["seed"]) == (quick, seed)
+    continued = (
+        previous is not None
+        and previous["verdict"] == UNFINISHED
+        and (previous["quick"], previous["seed"]) == (quick, seed)
     )
-    found["seconds"] = round(
-        time.perf_counter() - begin + (before["seconds"] if before and same else 0.0), 1
-    )  # of all sittings
+    # the run time includes that of earlier calls that were not finished
+    earlier_seconds = previous["seconds"] if previous and continued else 0.0
+    record["seconds"] = round(time.perf_counter() - began + earlier_seconds, 1)
     with files.atomic_file(about) as unfinished:
-        unfinished.write_text(json.dumps(found, indent=1))
-    return {**found, "made": True}
+        unfinished.write_text(json.dumps(record, indent=1))
+    return {**record, "made": True}
 
 
 def _write_picture(fig: Figure, picture: Path) -> None:
@@ -196,7 +209,7 @@ def _draw_full_size(stem: str, picture: Path) -> None:
     _write_picture(fig, picture)
 
 
-def _kept(about: Path) -> dict[str, Any] | None:
+def _read_record(about: Path) -> dict[str, Any] | None:
     try:
         return json.loads(about.read_text())
     except (OSError, ValueError):
@@ -204,7 +217,7 @@ def _kept(about: Path) -> dict[str, Any] | None:
 
 
 def _parameters(data: xr.Dataset) -> dict[str, Any]:
-    """The numbers and short words among the attributes: sizes, rates, seeds."""
+    """Numbers and short texts among the attributes: sizes, rates, seeds."""
     skip = ("claim", "verdict", "caption", "units")
     plain = {
         str(name): value.item() if isinstance(value, np.generic) else value
@@ -219,7 +232,7 @@ def _parameters(data: xr.Dataset) -> dict[str, Any]:
 
 
 def _close(fig: Figure) -> None:
-    """Figures made by pyplot stay in memory until closed."""
+    """Close a figure, because pyplot keeps its figures in memory."""
     import matplotlib.pyplot as plt
 
     plt.close(fig)
@@ -230,71 +243,68 @@ def make_all(
     *,
     quick: bool = True,
     seed: int = 0,
-    again: bool = False,
+    again: bool = False,  # style: ok, public argument
     only: Iterable[str] = (),
-    say_to: Any = None,
+    log: TextIO | None = None,
     seconds: float | None = None,
 ) -> list[dict[str, Any]]:
-    """Make every figure (or those whose document or document/number is in `only`) and write the
-    pages; returns what `make` does.
+    """Make all figures, or those in ``only``, write the pages, and return the records.
 
-    After so many `seconds` it ends, figures that are not finished are kept in pieces, and the same
-    call goes on from there.
+    The entries of ``only`` are documents or document/number. After ``seconds`` the call ends with
+    the finished pieces of the current figure stored; the same call then continues.
     """
     from sgdynamics_reproductions.gallery.page import write_pages
 
-    chosen = _chosen(list(only))
-    stream, found, spent = say_to or sys.stderr, [], []
-    until = (
+    chosen = _select(list(only))
+    stream, records, run_times = log or sys.stderr, [], []
+    deadline = (
         None if seconds is None else time.monotonic() + checks.number("seconds", seconds, above=0.0)
     )
     for index, entry in enumerate(chosen):
-        one = make(
+        record = make(
             entry,
             out,
             quick=quick,
             seed=seed,
             again=again,
-            seconds=None if until is None else until - time.monotonic(),
+            seconds=None if deadline is None else deadline - time.monotonic(),
         )
-        found.append(one)
-        if one["made"]:
-            spent.append(one["seconds"])
-        left = (
-            f", about {np.mean(spent) * (len(chosen) - index - 1) / 60:.0f} min left"
-            if spent and index + 1 < len(chosen)
+        records.append(record)
+        if record["made"]:
+            run_times.append(record["seconds"])
+        remaining = (
+            f", about {np.mean(run_times) * (len(chosen) - index - 1) / 60:.0f} min left"
+            if run_times and index + 1 < len(chosen)
             else ""
         )
-        state = f"{one['seconds']} s" if one["made"] else "there already"
-        word = one["verdict"] if skipped(one) or one["verdict"] == UNFINISHED else ""
-        said = f"{word}: {one['error']}" if word else one["error"] or one["verdict"].split(":")[0]
-        print(
-            f"[{index + 1}/{len(chosen)}] {entry.document} {entry.number}: {said} ({state}{left})",
-            file=stream,
-        )
+        state = f"{record['seconds']} s" if record["made"] else "already made"
+        word = record["verdict"] if skipped(record) or record["verdict"] == UNFINISHED else ""
+        outcome = record["error"] or record["verdict"].split(":")[0]
+        if word:
+            outcome = f"{word}: {record['error']}"
+        position = f"[{index + 1}/{len(chosen)}] {entry.document} {entry.number}"
+        print(f"{position}: {outcome} ({state}{remaining})", file=stream)
         stream.flush()
-        write_pages(
-            out, _all_there(Path(out), found)
-        )  # after each, so that the page is there whenever this is stopped
+        # after each figure, so that the page is complete whenever the call is interrupted
+        write_pages(out, _merge_records(Path(out), records))
         if index + 1 < len(chosen) and chosen[index + 1].document != entry.document:
-            _forget()
-    return found
+            _clear_programs()
+    return records
 
 
-def _all_there(folder: Path, found: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What was just made, and what an earlier call left in the folder, in the order of the list."""
-    shown = {(one["document"], one["number"]): one for one in found}
+def _merge_records(folder: Path, records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Records of this call and of earlier calls in the folder, in the order of ENTRIES."""
+    shown = {(record["document"], record["number"]): record for record in records}
     for entry in ENTRIES:
         stem = f"{entry.document}-{entry.number}"
-        kept = _kept(folder / f"{stem}.json")
-        if kept and (kept["error"] or (folder / f"{stem}.png").is_file()):
-            shown.setdefault((entry.document, entry.number), kept)
-    return [
-        shown[key] for key in ((entry.document, entry.number) for entry in ENTRIES) if key in shown
-    ]
+        earlier = _read_record(folder / f"{stem}.json")
+        if earlier and (earlier["error"] or (folder / f"{stem}.png").is_file()):
+            shown.setdefault((entry.document, entry.number), earlier)
+    keys = [(entry.document, entry.number) for entry in ENTRIES]
+    return [shown[key] for key in keys if key in shown]
 
 
-def _chosen(only: list[str]) -> list[Entry]:
+def _select(only: list[str]) -> list[Entry]:
     if not only:
         return list(ENTRIES)
     chosen = []
@@ -304,12 +314,12 @@ def _chosen(only: list[str]) -> list[Entry]:
             chosen.append(find(document, number))
         else:
             checks.choice("only", document.replace("-", "_"), tuple(DOCUMENTS))
-            chosen += [one for one in ENTRIES if one.document == document.replace("-", "_")]
-    return [one for one in ENTRIES if one in chosen]
+            chosen += [entry for entry in ENTRIES if entry.document == document.replace("-", "_")]
+    return [entry for entry in ENTRIES if entry in chosen]
 
 
-def _forget() -> None:
-    """Programs of one document are of no use to the next, and there are many of them."""
+def _clear_programs() -> None:
+    """Free the compiled programs of a document, which the next document does not use."""
     import jax
 
     jax.clear_caches()
@@ -325,46 +335,45 @@ def main(arguments: list[str] | None = None) -> int:
         "--quick",
         action="store_true",
         default=True,
-        help="small sizes, half a minute a figure (this is the default)",
+        help="small sizes, about half a minute per figure (the default)",
     )
     size.add_argument(
         "--full",
         action="store_true",
-        help="the documents' sizes: hours, and a GPU for the rough landscapes",
+        help="sizes of the documents: hours, and a GPU for rough_landscapes",
     )
-    parser.add_argument("--out", default="output/gallery", help="folder (output/gallery)")
+    parser.add_argument("--out", default="output/gallery", help="output folder (output/gallery)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--again", action="store_true", help="make again what is there")
+    parser.add_argument("--again", action="store_true", help="make existing figures again")
     parser.add_argument(
         "--seconds",
         type=float,
-        help="end after so long, and keep what is finished for the same call to go on (exit code 3)",
+        help="time limit; finished pieces are stored, and the same call continues (exit code 3)",
     )
     parser.add_argument(
         "--only",
         action="append",
         default=[],
         metavar="DOCUMENT[/NUMBER]",
-        help="only this; may be repeated",
+        help="make only these figures; may be repeated",
     )
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     try:
-        found = make_all(
-            given.out,
-            quick=not given.full,
-            seed=given.seed,
-            again=given.again,
-            only=given.only,
-            seconds=given.seconds,
+        records = make_all(
+            options.out,
+            quick=not options.full,
+            seed=options.seed,
+            again=options.again,
+            only=options.only,
+            seconds=options.seconds,
         )
     except ValueError as error:
         parser.error(" ".join(str(error).split()))
-    left_out = sum(skipped(one) for one in found)
-    made = sum(not one["error"] for one in found)
-    print(
-        f"{made} of {len(found)} figures{f', {left_out} skipped' if left_out else ''}: {Path(given.out) / 'index.html'}"
-    )
-    unfinished = sum(one["verdict"] == UNFINISHED for one in found)
-    if made + left_out + unfinished < len(found):
+    skipped_count = sum(skipped(record) for record in records)
+    made_count = sum(not record["error"] for record in records)
+    remark = f", {skipped_count} skipped" if skipped_count else ""
+    print(f"{made_count} of {len(records)} figures{remark}: {Path(options.out) / 'index.html'}")
+    unfinished = sum(record["verdict"] == UNFINISHED for record in records)
+    if made_count + skipped_count + unfinished < len(records):
         return 1
     return 3 if unfinished else 0

@@ -1,20 +1,20 @@
-"""Claims that data can contradict: a number with a tolerance, a statistic over all points, and the
-size of wrong that would have been seen.
+"""Claims that data can contradict: a number with a tolerance, a statistic and its power.
 
-A judge of a figure states each claim of the document as one or more findings and collects them by
-`judged`. A finding
+A judge states each claim of the document as one or more findings and collects them by ``judged``.
+A finding
 
-- "differs" where its statistic is beyond its threshold: a false alarm has the probability RATE a finding,
-- "reproduced" where it is not, although a wrong of the claim's own scale would have been seen with the probability POWER,
-- is not decided otherwise, and says how many times the runs would decide it.
+- "differs" if its statistic exceeds its threshold; a false alarm has probability RATE per finding,
+- is "reproduced" if it does not, and an error of the claim's own scale would have been detected
+  with probability POWER,
+- is not decided otherwise, and reports how many times as many runs would decide it.
 
 Points that share their runs are correlated. The sum of z^2 has the law of sum_i l_i chi2_1 (over
 chi2_f/f where the errors come from f + 1 runs), l_i the eigenvalues of their correlation matrix R;
-its tail is the saddlepoint's (Lugannani and Rice 1980; Kuonen 1999, Biometrika 86), good to a few
-percent however far out, where matching two moments (Box 1954) is short by factors of ten. Where R
-is not known the worst is taken, all points as one. One point far off is caught by the largest |z|
-(Bonferroni). Half of the rate goes to each. Errors are taken as normal: means of a few runs with
-heavy tails are not, and want more runs.
+its tail is the saddlepoint's (Lugannani and Rice 1980; Kuonen 1999, Biometrika 86), accurate to
+a few percent in the far tail, where matching two moments (Box 1954) is wrong by factors of ten. If
+R is unknown the worst case is assumed, fully correlated points. The largest |z| (Bonferroni)
+detects single outliers. Each of the two tests has half of the rate. Errors are taken as normal:
+means of a few runs with heavy tails are not, and need more runs.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ from scipy import optimize, special, stats
 from sgdynamics.base.arrays import RealArray
 from sgdynamics.sweeps.power_law_fit import weighted_line
 
-RATE = 1e-4  # of a false "differs", a finding
-POWER = 0.99  # with which a wrong of the claim's scale must be seen
+RATE = 1e-4  # probability of a false "differs" per finding
+POWER = 0.99  # probability with which an error of the claim's scale must be detected
 WORDS = {True: "reproduced", False: "differs", None: "not decided at this size"}
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One claim with its number: how it was judged, and what size of wrong would have been seen."""
+    """A claim with its statistic, its verdict, and the size of the error that is detectable."""
 
     claim: str
     statistic: str
     value: float
     threshold: float
-    seen: float  # the least wrong that would have been seen, in units of the claim's own scale
-    scale: str  # that scale, in words
+    detectable: float  # smallest detectable error in units of the claim's scale
+    scale: str  # description of that scale
     holds: bool | None
     above: bool = False  # whether the value must be above the threshold, not below
 
@@ -55,16 +55,18 @@ class Finding:
 
     @property
     def power(self) -> str:
-        """What would have been seen; where that is not enough, how many times the runs would be."""
-        if not math.isfinite(self.seen):
+        """Description of the detectable error, and of the runs that would decide the claim."""
+        if not math.isfinite(self.detectable):
             return f"no wrong would have been seen ({self.scale} must be)"
-        more = f", {_times(self.seen)} the runs would decide" if self.holds is None else ""
+        advice = f", {_times(self.detectable)} the runs would decide" if self.holds is None else ""
         if self.above:
-            return f"an effect of {self.seen:.2g} x {self.scale} would have been shown{more}"
-        return f"a wrong of {self.seen:.2g} x {self.scale} would have been seen{more}"
+            return (
+                f"an effect of {self.detectable:.2g} x {self.scale} would have been shown{advice}"
+            )
+        return f"a wrong of {self.detectable:.2g} x {self.scale} would have been seen{advice}"
 
     def plain(self) -> dict[str, Any]:
-        """As it is kept in a file and shown on the gallery's page."""
+        """The finding as a dictionary, for files and pages."""
         return {
             "claim": self.claim,
             "statistic": self.statistic,
@@ -76,14 +78,16 @@ class Finding:
         }
 
 
-def _times(seen: float) -> str:
-    return f"about {max(math.ceil(seen**2), 2)} times" if seen < 100 else "more than 10000 times"
+def _times(detectable: float) -> str:
+    return (
+        f"about {max(math.ceil(detectable**2), 2)} times"
+        if detectable < 100
+        else "more than 10000 times"
+    )
 
 
 class Judgement(NamedTuple):
-    """What a judge says of a figure: the verdict, the measured numbers in words, and the findings
-    that it rests on.
-    """
+    """Verdict of a judge, a description of the measured numbers, and the findings behind it."""
 
     holds: bool | None
     words: str
@@ -94,11 +98,11 @@ class Judgement(NamedTuple):
         return f"{WORDS[self.holds]}: {self.words}"
 
 
-def judged(words: str, *findings: Finding) -> Judgement:
-    """Reproduced where every claim is, "differs" where one does."""
+def judge_claims(words: str, *findings: Finding) -> Judgement:
+    """Combine findings: reproduced if all claims are, "differs" if any claim does."""
     if not findings:
-        raise ValueError("findings = (): a verdict rests on one claim at least")
-    states = [one.holds for one in findings]
+        raise ValueError("findings = (): a verdict needs at least one claim.")
+    states = [finding.holds for finding in findings]
     return Judgement(
         False if False in states else None if None in states else True, words, findings
     )
@@ -117,21 +121,21 @@ def agreement(
     correlation: ArrayLike | None = None,
     rate: float = RATE,
 ) -> Finding:
-    """Measured numbers are the expected ones: |E[measured] - expected| <= tolerance at every point.
+    """Test that measured and expected numbers agree up to a tolerance at all points.
 
-    `error`: standard errors (0 for numbers without noise, judged by the tolerance alone); from
-    `runs` runs where they were estimated. `tolerance`: what the claim itself leaves open, in the
-    units of `measured`. `scale`: the size of a wrong, at all points together, that must be seen for
-    the claim to count as tested. `correlation`: the points' matrix, "independent", or None for the
-    worst case.
+    ``error`` has standard errors, estimated from ``runs`` runs; numbers without noise have 0 and
+    are judged by the tolerance alone. ``tolerance`` is the uncertainty of the claim itself, in the
+    units of ``measured``. ``scale`` is the size of an error at all points that must be detectable
+    for the claim to count as tested. ``correlation`` is the correlation matrix of the points,
+    "independent", or None for the worst case.
     """
-    parts = np.broadcast_arrays(
+    arrays = np.broadcast_arrays(
         *(
-            np.asarray(part, dtype=np.float64)
-            for part in (measured, error, expected, tolerance, scale)
+            np.asarray(array, dtype=np.float64)
+            for array in (measured, error, expected, tolerance, scale)
         )
     )
-    m, s, e, tol, wanted = (part.reshape(-1) for part in parts)
+    m, s, e, tol, wanted = (array.reshape(-1) for array in arrays)
     if not np.all(np.isfinite([m, s, e, tol, wanted])) or np.any(s < 0) or np.any(wanted <= 0):
         return Finding(
             claim,
@@ -143,7 +147,7 @@ def agreement(
             False,
         )
     off = np.abs(m - e)
-    words = scale_words or _sized(wanted)
+    words = scale_words or _describe_scale(wanted)
     if not np.any(s):
         return _without_noise(claim, off, tol, wanted, words)
     if not np.all(s):
@@ -153,20 +157,20 @@ def agreement(
     free = math.inf if runs is None else max(runs - 1, 1)
     statistic = _statistic(len(m), free, correlation, rate)
     value = statistic.value(np.maximum(off - tol, 0.0) / s)
-    seen = _least(lambda f: statistic.power(np.maximum(f * wanted - tol, 0.0) / s))
-    holds = False if value > 1 else True if seen <= 1 else None
+    detectable = _least(lambda f: statistic.power(np.maximum(f * wanted - tol, 0.0) / s))
+    holds = False if value > 1 else True if detectable <= 1 else None
     return Finding(
         claim,
         statistic.words(off / s, np.maximum(off - tol, 0.0) / s),
         value,
         1.0,
-        seen,
+        detectable,
         words,
         holds,
     )
 
 
-def _sized(wanted: np.ndarray) -> str:
+def _describe_scale(wanted: np.ndarray) -> str:
     low, high = f"{wanted.min():.2g}", f"{wanted.max():.2g}"
     return low if low == high else f"({low} to {high})"
 
@@ -176,15 +180,15 @@ def _without_noise(
 ) -> Finding:
     over = np.where(off > 0, off / np.maximum(tol, 1e-300), 0.0)
     worst = int(np.argmax(over))
-    seen = float(np.min(tol / wanted))
-    holds = False if np.any(off > tol) else True if seen <= 1 else None
+    detectable = float(np.min(tol / wanted))
+    holds = False if np.any(off > tol) else True if detectable <= 1 else None
     which = f" of {len(off)} numbers" if len(off) > 1 else ""
     return Finding(
         claim,
         f"largest deviation{which} over its tolerance {tol[worst]:.2g}",
         float(over[worst]),
         1.0,
-        seen,
+        detectable,
         words,
         holds,
     )
@@ -280,7 +284,7 @@ def _statistic(points: int, free: float, correlation: ArrayLike | None, rate: fl
 
 
 def _far(rate: float, spectrum: np.ndarray, free: float) -> float:
-    """What sum_i l_i chi2_1/(chi2_free/free) exceeds with the probability `rate`."""
+    """Quantile of sum_i l_i chi2_1/(chi2_free/free) that is exceeded with probability ``rate``."""
     none = np.zeros(len(spectrum))
 
     def excess(log_t: float) -> float:
@@ -336,7 +340,7 @@ def _quantile(rate: float, free: float) -> float:
 
 
 def _least(power: Callable[[float], float]) -> float:
-    """The least multiple of the scale that is seen with the probability POWER."""
+    """Smallest multiple of the scale that is detected with probability POWER."""
     high = 1.0
     while power(high) < POWER:
         high *= 2
@@ -362,34 +366,36 @@ def larger(
     runs: int | None = None,
     rate: float = RATE,
 ) -> Finding:
-    """A difference is above 0: shown where it is so beyond its error, contradicted where it is
-    surely less than `scale`.
+    """Test that a difference is above 0 by more than its error.
 
-    `scale` is the smallest effect that would bear the claim out: one that is above 0 and still
-    surely smaller does not. Several differences must all be so, at the rate of one claim.
+    The claim is contradicted where the difference is significantly below ``scale``, the smallest
+    effect that supports the claim. Several differences must all be above 0, at the rate of one
+    claim.
     """
-    found, errors = (
-        part.reshape(-1)
-        for part in np.broadcast_arrays(
+    values, errors = (
+        array.reshape(-1)
+        for array in np.broadcast_arrays(
             *(np.asarray(x, dtype=np.float64) for x in (difference, error))
         )
     )
     words = scale_words or f"{scale:.2g}"
-    if not np.all(np.isfinite([found, errors])):
+    if not np.all(np.isfinite([values, errors])):
         return Finding(claim, "points that are not finite", math.nan, 0.0, math.inf, words, False)
-    limit = _quantile(rate / len(found), math.inf if runs is None else max(runs - 1, 1))
-    shown, refuted = found > limit * errors, found + limit * errors < scale
+    limit = _quantile(rate / len(values), math.inf if runs is None else max(runs - 1, 1))
+    shown, refuted = values > limit * errors, values + limit * errors < scale
     holds = False if np.any(refuted) else True if np.all(shown) else None
-    worst = int(np.argmin(found - limit * errors))
-    seen = float(np.max(errors) * (limit + special.ndtri(POWER)) / scale)
-    which = f"the least sure of {len(found)} differences" if len(found) > 1 else "the difference"
-    said = f"{which}, {found[worst]:.3g}({errors[worst]:.1g}), against {limit:.2f} standard errors"
+    worst = int(np.argmin(values - limit * errors))
+    detectable = float(np.max(errors) * (limit + special.ndtri(POWER)) / scale)
+    which = f"the least sure of {len(values)} differences" if len(values) > 1 else "the difference"
+    statistic = (
+        f"{which}, {values[worst]:.3g}({errors[worst]:.1g}), against {limit:.2f} standard errors"
+    )
     return Finding(
         claim,
-        said,
-        float(found[worst]),
+        statistic,
+        float(values[worst]),
         float(limit * errors[worst]),
-        seen,
+        detectable,
         words,
         holds,
         above=True,
@@ -405,8 +411,9 @@ def share(
     scale: float,
     rate: float = RATE,
 ) -> Finding:
-    """A share of independent runs has the expected probability: the exact binomial test, which must
-    see `scale` on both sides.
+    """Test the probability of an event by the exact binomial test over independent runs.
+
+    Deviations of ``scale`` must be detectable on both sides.
     """
     count, law = round(float(count)), stats.binom(runs, expected)
     low, high = (float(law.ppf(rate / 2)), float(law.isf(rate / 2)))
@@ -423,23 +430,29 @@ def share(
         )
 
     outside = count < low or count > high
-    seen = _least(power)
-    holds = False if outside else True if seen <= 1 else None
+    detectable = _least(power)
+    holds = False if outside else True if detectable <= 1 else None
     spread = math.sqrt(max(expected * (1 - expected), 1e-12) / runs)
-    said = f"{count} of {runs}, {low:.0f} to {high:.0f} expected; distance from {expected * runs:.1f} over the nearer bound's"
+    statistic = f"{count} of {runs}, {low:.0f} to {high:.0f} expected; distance from {expected * runs:.1f} over the nearer bound's"
     middle = expected * runs
     bound = (high - middle if count >= middle else middle - low) or spread * runs
     return Finding(
-        claim, said, abs(count - middle) / bound, 1.0, seen, f"{scale:.2g} of the runs", holds
+        claim,
+        statistic,
+        abs(count - middle) / bound,
+        1.0,
+        detectable,
+        f"{scale:.2g} of the runs",
+        holds,
     )
 
 
-def counted(claim: str, wrong: int, total: int) -> Finding:
-    """Numbers without error that agree or do not: one wrong number is seen."""
-    said = f"numbers that disagree, of {total}"
+def count_wrong(claim: str, wrong: int, total: int) -> Finding:
+    """Test numbers without error by counting those that disagree."""
+    statistic = f"numbers that disagree, of {total}"
     return Finding(
         claim,
-        said,
+        statistic,
         float(wrong),
         0.0,
         1.0 if total else math.inf,
@@ -449,8 +462,9 @@ def counted(claim: str, wrong: int, total: int) -> Finding:
 
 
 class Mean(NamedTuple):
-    """A mean over runs, its standard error, the correlation of its points, and the runs that it
-    rests on (both as in `agreement`).
+    """A mean over runs, its standard error, the correlation of its points, and the number of runs.
+
+    The last two are those of ``agreement``.
     """
 
     value: Any
@@ -459,11 +473,11 @@ class Mean(NamedTuple):
     runs: Any = None
 
     def over(self, scale: ArrayLike) -> Mean:
-        """In units of positive numbers without error."""
+        """The mean in units of positive numbers without error."""
         return self._replace(value=self.value / scale, error=self.error / scale)
 
     def agrees(self, claim: str, expected: ArrayLike, **setting: Any) -> Finding:
-        """`agreement` with the expected numbers."""
+        """Test the agreement with expected numbers (``agreement``)."""
         return agreement(
             claim,
             self.value,
@@ -475,12 +489,12 @@ class Mean(NamedTuple):
         )
 
     def is_above(self, claim: str, **setting: Any) -> Finding:
-        """`larger`: above 0."""
+        """Test that the mean is above 0 (``larger``)."""
         return larger(claim, self.value, self.error, runs=self.runs, **setting)
 
 
 def mean_over_runs(values: RealArray) -> Mean:
-    """Of values (run, points...), all finite; points are flattened in the correlation."""
+    """Mean over finite values (run, points...); the correlation has flattened points."""
     values = np.asarray(values, dtype=np.float64)
     if not np.all(np.isfinite(values)) or len(values) < 3:
         raise ValueError(f"values = {len(values)} runs: give three finite ones or more")
@@ -495,14 +509,14 @@ def mean_over_runs(values: RealArray) -> Mean:
 
 
 def difference(first: Mean, second: Mean) -> Mean:
-    """Of two means over runs of their own, point by point."""
+    """Difference of two means over independent runs, point by point."""
     error = np.hypot(first.error, second.error)
-    parts = [
-        one.correlation * np.outer(one.error.reshape(-1), one.error.reshape(-1))
-        for one in (first, second)
+    covariances = [
+        mean.correlation * np.outer(mean.error.reshape(-1), mean.error.reshape(-1))
+        for mean in (first, second)
     ]
     flat = np.where(error > 0, error, 1.0).reshape(-1)
-    R = (parts[0] + parts[1]) / np.outer(flat, flat)
+    R = (covariances[0] + covariances[1]) / np.outer(flat, flat)
     np.fill_diagonal(R, 1.0)
     return Mean(first.value - second.value, error, R, min(first.runs, second.runs))
 
@@ -511,25 +525,25 @@ def fitted_power(x: RealArray, y: RealArray, error: ArrayLike) -> tuple[float, f
     """Exponent of y ~ x^exponent from independent points, its standard error, and the p-value of
     the power law itself.
     """
-    x, y, error = (np.asarray(part, dtype=np.float64) for part in (x, y, error))
-    found, covariance, chi2 = weighted_line(np.log(x), np.log(y), (y / error) ** 2)
+    x, y, error = (np.asarray(array, dtype=np.float64) for array in (x, y, error))
+    line, covariance, chi2 = weighted_line(np.log(x), np.log(y), (y / error) ** 2)
     free = len(x) - 2
     return (
-        float(found[1]),
+        float(line[1]),
         math.sqrt(covariance[1, 1]),
         float(stats.chi2.sf(chi2, free)) if free > 0 else math.nan,
     )
 
 
-def spanned(values: RealArray, digits: int = 3) -> str:
-    """The range of values, for the words of a verdict."""
+def format_range(values: RealArray, digits: int = 3) -> str:
+    """Format the range of values for a verdict."""
     values = np.asarray(values)[np.isfinite(values)]
     low, high = f"{values.min():.{digits}f}", f"{values.max():.{digits}f}"
     return low if low == high else f"{low} to {high}"
 
 
-def listed(values: RealArray) -> str:
-    """Values one after the other, for the words of a verdict."""
+def format_list(values: RealArray) -> str:
+    """Format a list of values for a verdict."""
     return ", ".join(f"{value:g}" for value in np.asarray(values))
 
 
@@ -543,62 +557,65 @@ def direction(
     runs: int | None = None,
     rate: float = RATE,
 ) -> Finding:
-    """A difference is above 0 at a size for which the document gives no number: contradicted where
-    one is surely below 0.
+    """Test the sign of a difference at a size for which the document gives no number.
 
-    As `larger`, but an effect that is less than `scale` here may be a matter of the size, and is
-    not decided.
+    As ``larger``, but an effect below ``scale`` may be due to the smaller size and is not decided.
+    The claim is contradicted where a difference is significantly below 0.
     """
-    found = larger(
+    finding = larger(
         claim, difference, error, scale=scale, scale_words=scale_words, runs=runs, rate=rate
     )
-    if found.holds is not False:
-        return found
-    each, errors = (
-        part.reshape(-1)
-        for part in np.broadcast_arrays(
+    if finding.holds is not False:
+        return finding
+    values, errors = (
+        array.reshape(-1)
+        for array in np.broadcast_arrays(
             *(np.asarray(x, dtype=np.float64) for x in (difference, error))
         )
     )
-    if not np.all(np.isfinite([each, errors])):
-        return found
-    limit = _quantile(rate / len(each), math.inf if runs is None else max(runs - 1, 1))
-    return replace(found, holds=False if np.any(each + limit * errors < 0) else None)
+    if not np.all(np.isfinite([values, errors])):
+        return finding
+    limit = _quantile(rate / len(values), math.inf if runs is None else max(runs - 1, 1))
+    return replace(finding, holds=False if np.any(values + limit * errors < 0) else None)
 
 
 def occurs(
     claim: str, count: SupportsFloat, runs: int, *, scale: float, rate: float = RATE
 ) -> Finding:
-    """Something happens in some of the runs: once is enough; contradicted where it never does
-    although a share `scale` would have shown.
+    """Test that an event occurs in some of the runs; one occurrence is enough.
 
-    A share f is missed by all of n runs with the probability (1 - f)^n.
+    The claim is contradicted if the event never occurs although a share ``scale`` would have been
+    detected: an event of probability f is missed by n runs with probability (1 - f)^n.
     """
     count = round(float(count))
-    seen = (1 - (1 - POWER) ** (1 / max(runs, 1))) / scale
+    detectable = (1 - (1 - POWER) ** (1 / max(runs, 1))) / scale
     holds = True if count else False if (1 - scale) ** runs <= rate else None
     return Finding(
         claim,
         f"runs in which it does, of {runs}, against 1",
         float(count),
         1.0,
-        seen,
+        detectable,
         f"{scale:.2g} of the runs",
         holds,
     )
 
 
-def joined_runs(*parts: tuple[Any, int]) -> int:
-    """What a standard error sqrt(sum s_i^2) with parts from n_i runs is worth in runs (Welch,
-    Satterthwaite): at the median point.
+def joined_runs(*errors_and_runs: tuple[Any, int]) -> int:
+    """Effective number of runs of a standard error sqrt(sum s_i^2) with s_i from n_i runs.
+
+    The number is that of Welch and Satterthwaite at the median point.
     """
-    squares = [np.asarray(error, dtype=np.float64) ** 2 for error, _ in parts]
+    squares = [np.asarray(error, dtype=np.float64) ** 2 for error, _ in errors_and_runs]
     total, doubt = (
         sum(squares),
-        sum(square**2 / max(runs - 1, 1) for square, (_, runs) in zip(squares, parts, strict=True)),
+        sum(
+            square**2 / max(runs - 1, 1)
+            for square, (_, runs) in zip(squares, errors_and_runs, strict=True)
+        ),
     )
-    known = np.asarray(total) > 0
-    if not np.any(known):
-        return max(runs for _, runs in parts)
-    free = np.asarray(total)[known] ** 2 / np.asarray(doubt)[known]
+    positive = np.asarray(total) > 0
+    if not np.any(positive):
+        return max(runs for _, runs in errors_and_runs)
+    free = np.asarray(total)[positive] ** 2 / np.asarray(doubt)[positive]
     return int(np.floor(np.median(free))) + 1

@@ -1,6 +1,4 @@
-"""What the gallery lists: a judge says by `judge_of` which figure it judges, what that shows and
-what the document claims of it.
-"""
+"""Entries of the gallery: a judge registers its figure, its content and its claim."""
 
 from __future__ import annotations
 
@@ -18,9 +16,7 @@ Judge = Callable[[xr.Dataset], Judgement]
 
 @dataclass(frozen=True)
 class Entry:
-    """A figure: where its function is, one line of what it shows, what the document claims, and the
-    judge of that.
-    """
+    """A figure: its document and function, a line on its content, its claim, and the judge."""
 
     document: str
     name: str
@@ -38,13 +34,12 @@ class Entry:
             importlib.import_module(f"sgdynamics_reproductions.{self.document}"), self.name
         )
 
-    def claimed(self, data: xr.Dataset) -> str:
+    def claim_of(self, data: xr.Dataset) -> str:
+        """The claim in the data, which may be more specific than that of the entry."""
         return str(data.attrs.get("claim", self.claim))
 
     def verdict(self, data: xr.Dataset) -> str:
-        """ "reproduced: ...", "differs: ..." or "not decided at this size: ...", with the numbers
-        measured.
-        """
+        """Verdict with the measured numbers: "reproduced: ...", "differs: ..." or undecided."""
         return self.judge(data).verdict
 
 
@@ -52,10 +47,10 @@ LISTED: list[Entry] = []
 
 
 def judge_of(name: str, line: str, claim: str) -> Callable[[Judge], Judge]:
-    """Lists a figure of the document that the judge's file is named after."""
+    """Register a figure of the document after which the file of the judge is named."""
 
-    def listed(judge: Judge) -> Judge:
+    def register(judge: Judge) -> Judge:
         LISTED.append(Entry(judge.__module__.rpartition(".")[2], name, line, claim, judge))
         return judge
 
-    return listed
+    return register

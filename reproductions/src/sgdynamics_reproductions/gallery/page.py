@@ -1,4 +1,4 @@
-"""The pages of the gallery: index.md beside the pictures, and one index.html that holds them."""
+"""Pages of the gallery: index.md with links to the pictures, and a self-contained index.html."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ from sgdynamics.base import files
 from sgdynamics_reproductions.gallery.claims import POWER, RATE
 
 STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto; padding: 0 1rem; color: #222; background: #fff }
-h2 { margin-top: 3rem; border-bottom: 1px solid #ccc } h3 { margin: 2.2rem 0 .4rem } img { max-width: 100%; height: auto }
-table { border-collapse: collapse; width: 100% } td, th { text-align: left; padding: .2rem .8rem .2rem 0; vertical-align: top }
-table.findings { font-size: 13px; width: auto; margin: .4rem 0 } table.findings td, table.findings th { border-top: 1px solid #ddd }
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto;
+  padding: 0 1rem; color: #222; background: #fff }
+h2 { margin-top: 3rem; border-bottom: 1px solid #ccc } h3 { margin: 2.2rem 0 .4rem }
+img { max-width: 100%; height: auto } table { border-collapse: collapse; width: 100% }
+td, th { text-align: left; padding: .2rem .8rem .2rem 0; vertical-align: top }
+table.findings { font-size: 13px; width: auto; margin: .4rem 0 }
+table.findings td, table.findings th { border-top: 1px solid #ddd }
 .reproduced { color: #17692f } .differs { color: #a03000 }
 .undecided, .skipped, .unfinished { color: #666 } .failed { color: #b00020; font-weight: 600 }
 small { color: #666 } a { color: #1a4fa0 }
@@ -24,176 +27,183 @@ small { color: #666 } a { color: #1a4fa0 }
 WORDS = {"undecided": "not decided at this size"}
 
 
-def write_pages(out: str | Path, found: list[dict[str, Any]]) -> tuple[Path, Path]:
-    """index.md (pictures as links) and index.html (pictures inside, nothing else needed) for what
-    `gallery.make` returned.
+def write_pages(out: str | Path, records: list[dict[str, Any]]) -> tuple[Path, Path]:
+    """Write index.md (pictures as links) and index.html (pictures embedded).
+
+    The records are those that ``gallery.make`` returns.
     """
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
     pages = (folder / "index.md", folder / "index.html")
-    for page, text in zip(pages, (markdown(found, folder), webpage(folder, found)), strict=True):
+    for page, text in zip(
+        pages, (markdown(records, folder), webpage(folder, records)), strict=True
+    ):
         with files.atomic_file(page) as unfinished:
             unfinished.write_text(text, encoding="utf-8")
     return pages
 
 
-def _stem(one: dict[str, Any]) -> str:
-    return f"{one['document']}-{one['number']}"
+def _stem(record: dict[str, Any]) -> str:
+    return f"{record['document']}-{record['number']}"
 
 
-def _title(one: dict[str, Any]) -> str:
-    named = one["number"] if len(one["number"]) > 2 else f"figure {one['number'].upper()}"
-    return f"{named.replace('_', ' ')}: {one['line']}"
+def _title(record: dict[str, Any]) -> str:
+    named = record["number"] if len(record["number"]) > 2 else f"figure {record['number'].upper()}"
+    return f"{named.replace('_', ' ')}: {record['line']}"
 
 
-def _state(one: dict[str, Any]) -> str:
+def _state(record: dict[str, Any]) -> str:
     from sgdynamics_reproductions.gallery import UNFINISHED, skipped
 
-    if one["error"]:
-        return one["verdict"] if skipped(one) or one["verdict"] == UNFINISHED else "failed"
-    word = one["verdict"].split(":")[0]
+    if record["error"]:
+        return record["verdict"] if skipped(record) or record["verdict"] == UNFINISHED else "failed"
+    word = record["verdict"].split(":")[0]
     return word if word in ("reproduced", "differs") else "undecided"
 
 
-def _word(one: dict[str, Any]) -> str:
-    return WORDS.get(_state(one), _state(one))
+def _word(record: dict[str, Any]) -> str:
+    return WORDS.get(_state(record), _state(record))
 
 
-def _at_full_size(one: dict[str, Any]) -> dict[str, Any] | None:
-    """What was found at full size, if this one is quick and the other was made once."""
+def _at_full_size(record: dict[str, Any]) -> dict[str, Any] | None:
+    """Record of the full-size figure, if this record is quick and full-size data are stored."""
     from sgdynamics_reproductions.gallery import full_size, verdict_with_remark
 
-    found = full_size().get(_stem(one)) if one["quick"] else None
-    return None if found is None else {**found, "verdict": verdict_with_remark(found), "error": ""}
+    full = full_size().get(_stem(record)) if record["quick"] else None
+    return None if full is None else {**full, "verdict": verdict_with_remark(full), "error": ""}
 
 
-def _full_words(one: dict[str, Any]) -> str:
-    found = _at_full_size(one)
-    return "" if found is None else f"{_word(found)} at full size"
+def _full_words(record: dict[str, Any]) -> str:
+    full = _at_full_size(record)
+    return "" if full is None else f"{_word(full)} at full size"
 
 
-def _parameters(one: dict[str, Any]) -> str:
+def _parameters(record: dict[str, Any]) -> str:
     return ", ".join(
         f"{name} = {value:.6g}" if isinstance(value, float) else f"{name} = {value}"
-        for name, value in one["parameters"].items()
+        for name, value in record["parameters"].items()
     )
 
 
-def _summary(found: list[dict[str, Any]]) -> str:
+def _summary(records: list[dict[str, Any]]) -> str:
     counts = [
-        (sum(_state(one) == state for one in found), state)
+        (sum(_state(record) == state for record in records), state)
         for state in ("reproduced", "differs", "undecided", "skipped", "unfinished", "failed")
     ]
-    said = ", ".join(f"{count} {WORDS.get(state, state)}" for count, state in counts if count)
-    quick = sum(one["quick"] for one in found)
+    verdicts = ", ".join(f"{count} {WORDS.get(state, state)}" for count, state in counts if count)
+    quick = sum(record["quick"] for record in records)
     sizes = (
-        f"{quick} of quick and {len(found) - quick} of full size"
-        if 0 < quick < len(found)
+        f"{quick} of quick and {len(records) - quick} of full size"
+        if 0 < quick < len(records)
         else "quick sizes"
         if quick
         else "full size"
     )
-    if not found:
+    if not records:
         return "No figures yet."
-    claims = [one for figure in found for one in figure.get("findings", ())]
-    rests = (
-        f" They rest on {len(claims)} claims; one that holds is said to differ with a probability of {RATE:g} at most, and is said to be "
-        f"reproduced only where a wrong of its scale would have been seen with {POWER:g}."
+    claims = [finding for record in records for finding in record.get("findings", ())]
+    explanation = (
+        f" They rest on {len(claims)} claims. A true claim is called different with a probability "
+        f"of at most {RATE:g}. A claim is called reproduced only if an error of its own size would "
+        f"have been detected with probability {POWER:g}."
     )
-    return f"{len(found)} figures ({sizes}, version {found[0]['version']}): {said}.{rests if claims else ''}"
+    version = records[0]["version"]
+    return (
+        f"{len(records)} figures ({sizes}, version {version}): {verdicts}."
+        f"{explanation if claims else ''}"
+    )
 
 
-def _documents(found: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+def _documents(records: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
     from sgdynamics_reproductions.gallery import DOCUMENTS
 
     return {
-        DOCUMENTS[name]: [one for one in found if one["document"] == name]
-        for name in dict.fromkeys(one["document"] for one in found)
+        DOCUMENTS[name]: [record for record in records if record["document"] == name]
+        for name in dict.fromkeys(record["document"] for record in records)
     }
 
 
-def _pictures(folder: Path | None, one: dict[str, Any]) -> list[tuple[str, str]]:
-    """The files to show, with the words above each: what is stored at full size first, then what
-    was run.
-    """
+def _pictures(folder: Path | None, record: dict[str, Any]) -> list[tuple[str, str]]:
+    """Picture files with the text above each: the stored full size first, then the quick run."""
     from sgdynamics_reproductions.gallery import LARGE
 
-    large = f"{_stem(one)}{LARGE}"
-    if folder is None or not one["quick"] or not (folder / large).is_file():
-        return [(f"{_stem(one)}.png", "")]
-    full = _at_full_size(one) or {}
+    large = f"{_stem(record)}{LARGE}"
+    if folder is None or not record["quick"] or not (folder / large).is_file():
+        return [(f"{_stem(record)}.png", "")]
+    full = _at_full_size(record) or {}
     sizes = ", ".join(
         f"{name} = {value:g}" for name, value in full["parameters"].items() if name in ("N", "runs")
     )
-    told = f"At full size ({sizes}), drawn from stored data, which were made on {full['device']}:"
+    caption = (
+        f"At full size ({sizes}), drawn from stored data, which were made on {full['device']}:"
+    )
     return [
-        (large, told),
-        (f"{_stem(one)}.png", "The quick run, which the verdict and the table below judge:"),
+        (large, caption),
+        (f"{_stem(record)}.png", "The quick run, which the verdict and the table below judge:"),
     ]
 
 
-def markdown(found: list[dict[str, Any]], folder: Path | None = None) -> str:
-    """The page as Markdown, in the folder of the pictures."""
+def markdown(records: list[dict[str, Any]], folder: Path | None = None) -> str:
+    """The page as Markdown, for the folder of the pictures."""
     lines = [
         "# Gallery",
         "",
-        _summary(found),
+        _summary(records),
         "",
         "| document | figure | verdict | on a GPU | time |",
     ]
     lines += ["| --- | --- | --- | --- | --- |"]
-    for title, group in _documents(found).items():
-        lines += [
-            f"| {title} | {_title(one)} | {_word(one)} | {_full_words(one)} | {one['seconds']} s |"
-            for one in group
-        ]
-    for title, group in _documents(found).items():
+    for title, group in _documents(records).items():
+        for record in group:
+            cells = (title, _title(record), _word(record), _full_words(record))
+            lines.append(f"| {' | '.join(cells)} | {record['seconds']} s |")
+    for title, group in _documents(records).items():
         lines += ["", f"## {title}"]
-        for one in group:
-            lines += ["", f"### {_title(one)}", ""]
-            if one["error"]:
-                lines += [
-                    f"**{_state(one).capitalize()}** after {one['seconds']} s: {one['error']}"
-                ]
+        for record in group:
+            lines += ["", f"### {_title(record)}", ""]
+            if record["error"]:
+                state = _state(record).capitalize()
+                lines += [f"**{state}** after {record['seconds']} s: {record['error']}"]
                 continue
-            for file, words in _pictures(folder, one):
-                lines += [*([words, ""] if words else []), f"![{_title(one)}]({file})", ""]
+            for file, words in _pictures(folder, record):
+                lines += [*([words, ""] if words else []), f"![{_title(record)}]({file})", ""]
             lines += [
-                f"- Claim: {one['claim']}",
-                f"- Verdict: **{_word(one)}**: {_numbers(one)}",
+                f"- Claim: {record['claim']}",
+                f"- Verdict: **{_word(record)}**: {_details(record)}",
             ]
-            if full := _at_full_size(one):
+            if full := _at_full_size(record):
                 lines += [
-                    f"- At full size ({full['device']}, {full['seconds']} s): **{_word(full)}**: {_numbers(full)} ({_parameters(full)})"
+                    f"- At full size ({full['device']}, {full['seconds']} s): "
+                    f"**{_word(full)}**: {_details(full)} ({_parameters(full)})"
                 ]
             lines += [
-                f"- Parameters: {_parameters(one)}",
-                f"- Data: [{_stem(one)}.nc]({_stem(one)}.nc), {one['seconds']} s",
+                f"- Parameters: {_parameters(record)}",
+                f"- Data: [{_stem(record)}.nc]({_stem(record)}.nc), {record['seconds']} s",
             ]
-            lines += _findings_markdown(one)
+            lines += _findings_markdown(record)
     return "\n".join(lines) + "\n"
 
 
 COLUMNS = ("claim", "statistic", "value", "threshold", "power", "verdict")
 
 
-def _rows(one: dict[str, Any]) -> list[list[str]]:
-    """The findings that a verdict rests on, as text: one row a claim, in the order of COLUMNS."""
+def _rows(record: dict[str, Any]) -> list[list[str]]:
+    """Findings behind a verdict as text: one row per claim, in the order of COLUMNS."""
     return [
         [
-            found["claim"],
-            found["statistic"],
-            f"{found['value']:.3g}",
-            f"{found.get('side', 'at most')} {found['threshold']:.3g}",
-            found["power"],
-            found["verdict"],
+            finding["claim"],
+            finding["statistic"],
+            f"{finding['value']:.3g}",
+            f"{finding.get('side', 'at most')} {finding['threshold']:.3g}",
+            finding["power"],
+            finding["verdict"],
         ]
-        for found in one.get("findings", ())
+        for finding in record.get("findings", ())
     ]
 
 
-def _findings_markdown(one: dict[str, Any]) -> list[str]:
-    rows = _rows(one)
+def _findings_markdown(record: dict[str, Any]) -> list[str]:
+    rows = _rows(record)
     if not rows:
         return []
     escaped = [[cell.replace("|", "\\|") for cell in row] for row in rows]
@@ -205,8 +215,8 @@ def _findings_markdown(one: dict[str, Any]) -> list[str]:
     ]
 
 
-def _findings_html(one: dict[str, Any]) -> str:
-    rows = _rows(one)
+def _findings_html(record: dict[str, Any]) -> str:
+    rows = _rows(record)
     if not rows:
         return ""
     states = {"reproduced": "reproduced", "differs": "differs"}
@@ -223,58 +233,64 @@ def _findings_html(one: dict[str, Any]) -> str:
     )
 
 
-def _numbers(one: dict[str, Any]) -> str:
-    return one["verdict"].partition(": ")[2]
+def _details(record: dict[str, Any]) -> str:
+    return record["verdict"].partition(": ")[2]
 
 
-def webpage(folder: Path, found: list[dict[str, Any]]) -> str:
-    """The page as HTML with the pictures inside."""
-    parts = [
-        f"<!doctype html><html lang='en'><meta charset='utf-8'><title>Gallery</title><style>{STYLE}</style><h1>Gallery</h1>"
+def webpage(folder: Path, records: list[dict[str, Any]]) -> str:
+    """The page as HTML with embedded pictures."""
+    blocks = [
+        "<!doctype html><html lang='en'><meta charset='utf-8'><title>Gallery</title>"
+        f"<style>{STYLE}</style><h1>Gallery</h1>"
     ]
-    parts.append(f"<p>{html.escape(_summary(found))}</p><table>")
-    for title, group in _documents(found).items():
-        parts.append(f"<tr><th colspan='4'>{html.escape(title)}</th></tr>")
-        for one in group:
-            link = f"<a href='#{_stem(one)}'>{html.escape(_title(one))}</a>"
-            full = _at_full_size(one)
+    blocks.append(f"<p>{html.escape(_summary(records))}</p><table>")
+    for title, group in _documents(records).items():
+        blocks.append(f"<tr><th colspan='4'>{html.escape(title)}</th></tr>")
+        for record in group:
+            link = f"<a href='#{_stem(record)}'>{html.escape(_title(record))}</a>"
+            full = _at_full_size(record)
             cells = [
-                (_state(one), _word(one)),
-                (_state(full) if full else "", _full_words(one)),
-                ("", f"{one['seconds']} s"),
+                (_state(record), _word(record)),
+                (_state(full) if full else "", _full_words(record)),
+                ("", f"{record['seconds']} s"),
             ]
-            parts.append(
+            blocks.append(
                 f"<tr><td>{link}</td>"
                 + "".join(f"<td class='{kind}'>{text}</td>" for kind, text in cells)
                 + "</tr>"
             )
-    parts.append("</table>")
-    for title, group in _documents(found).items():
-        parts.append(f"<h2>{html.escape(title)}</h2>")
-        for one in group:
-            parts.append(f"<h3 id='{_stem(one)}'>{html.escape(_title(one))}</h3>")
-            if one["error"]:
-                parts.append(
-                    f"<p class='{_state(one)}'>{_state(one)} after {one['seconds']} s: {html.escape(one['error'])}</p>"
+    blocks.append("</table>")
+    for title, group in _documents(records).items():
+        blocks.append(f"<h2>{html.escape(title)}</h2>")
+        for record in group:
+            blocks.append(f"<h3 id='{_stem(record)}'>{html.escape(_title(record))}</h3>")
+            if record["error"]:
+                blocks.append(
+                    f"<p class='{_state(record)}'>{_state(record)} after {record['seconds']} s: "
+                    f"{html.escape(record['error'])}</p>"
                 )
                 continue
-            for file, words in _pictures(folder, one):
+            for file, words in _pictures(folder, record):
                 image = base64.b64encode((folder / file).read_bytes()).decode()
-                parts.append(f"<p>{html.escape(words)}</p>" if words else "")
-                parts.append(
-                    f"<img alt='{html.escape(_title(one), quote=True)}' src='data:image/png;base64,{image}'>"
+                blocks.append(f"<p>{html.escape(words)}</p>" if words else "")
+                blocks.append(
+                    f"<img alt='{html.escape(_title(record), quote=True)}' "
+                    f"src='data:image/png;base64,{image}'>"
                 )
-            parts.append(
-                f"<p>Claim: {html.escape(one['claim'])}<br>"
-                f"Verdict: <b class='{_state(one)}'>{_word(one)}</b>: {html.escape(_numbers(one))}<br>"
+            blocks.append(
+                f"<p>Claim: {html.escape(record['claim'])}<br>"
+                f"Verdict: <b class='{_state(record)}'>{_word(record)}</b>: "
+                f"{html.escape(_details(record))}<br>"
             )
-            if full := _at_full_size(one):
-                parts.append(
-                    f"At full size ({html.escape(full['device'])}, {full['seconds']} s): <b class='{_state(full)}'>{_word(full)}</b>: "
-                    f"{html.escape(_numbers(full))} ({html.escape(_parameters(full))})<br>"
+            if full := _at_full_size(record):
+                blocks.append(
+                    f"At full size ({html.escape(full['device'])}, {full['seconds']} s): "
+                    f"<b class='{_state(full)}'>{_word(full)}</b>: "
+                    f"{html.escape(_details(full))} ({html.escape(_parameters(full))})<br>"
                 )
-            parts.append(
-                f"<small>{html.escape(_parameters(one))}; data: {_stem(one)}.nc; {one['seconds']} s</small></p>"
+            blocks.append(
+                f"<small>{html.escape(_parameters(record))}; data: {_stem(record)}.nc; "
+                f"{record['seconds']} s</small></p>"
             )
-            parts.append(_findings_html(one))
-    return "\n".join(parts) + "</html>\n"
+            blocks.append(_findings_html(record))
+    return "\n".join(blocks) + "</html>\n"

@@ -80,7 +80,9 @@ def runs_of(
         "t": t,
         **options,
     }
-    return pieces.made(f"runs-{dimension}", call, partial(_run, one, t, options), resumes=True)
+    return pieces.compute_piece(
+        f"runs-{dimension}", call, partial(_run, one, t, options), resumes=True
+    )
 
 
 def _run(one: Setting, t: np.ndarray, options: dict[str, Any], **more: Any) -> xr.Dataset:
@@ -118,7 +120,7 @@ def theory_of(one: Setting, t: np.ndarray, paths: int, seed: int) -> xr.Dataset:
         "t": t,
         **options,
     }
-    return pieces.made("theory", call, partial(_solved, one, t, options))
+    return pieces.compute_piece("theory", call, partial(_solved, one, t, options))
 
 
 def _solved(one: Setting, t: np.ndarray, options: dict[str, Any]) -> xr.Dataset:

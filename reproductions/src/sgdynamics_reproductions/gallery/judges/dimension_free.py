@@ -18,9 +18,9 @@ from sgdynamics_reproductions.gallery.claims import (
     Judgement,
     Mean,
     agreement,
-    counted,
+    count_wrong,
     fitted_power,
-    judged,
+    judge_claims,
     larger,
     mean_over_runs,
 )
@@ -48,7 +48,7 @@ CORNERS = {
 
 
 def _said(data: xr.Dataset, *findings: Finding) -> Judgement:
-    return judged(str(data.attrs["verdict"]), *findings)
+    return judge_claims(str(data.attrs["verdict"]), *findings)
 
 
 def _slope(x: ArrayLike, y: ArrayLike) -> float:
@@ -113,7 +113,7 @@ def regimes(data: xr.Dataset) -> Judgement:
     """
     names, runs = [str(name) for name in data.setting.values], data.sizes["run"]
     wrong = sum(one != other for one, other in zip(names, CORNERS, strict=True))
-    findings = [counted("each setting lies in its corner of the map", wrong, len(names))]
+    findings = [count_wrong("each setting lies in its corner of the map", wrong, len(names))]
     theory = data.excess_risk_theory.assign_coords(setting=list(CORNERS))
     for row, (name, (right, terms, others)) in enumerate(CORNERS.items()):
         risk, line = (
@@ -290,7 +290,7 @@ def mean_field_high_dimension(data: xr.Dataset) -> Judgement:
     claim = (
         f"what a finite d changes at p = infinity falls like 1/d (exponent {exponent:.2f}; ours)"
     )
-    return judged(
+    return judge_claims(
         words,
         found,
         agreement(claim, exponent, 0.0, -1.0, tolerance=0.15, scale=0.5, scale_words="d^1/2"),
@@ -456,11 +456,11 @@ def single_index(data: xr.Dataset) -> Judgement:
             scale_words=".3 of the runs",
         )
     )
-    findings.append(counted("there m = 0 is stable", int(at["growth_rate_fixed_lr"] >= 0), 1))
+    findings.append(count_wrong("there m = 0 is stable", int(at["growth_rate_fixed_lr"] >= 0), 1))
     parts.append(
         f"at a fixed rate exponent 3 leaves in {left:.0%} of the runs at d = {int(data.d_fixed[-1])}, {scaled:.0%} at the scaled one"
     )
-    return judged("; ".join(parts), *findings)
+    return judge_claims("; ".join(parts), *findings)
 
 
 @judge_of(
@@ -496,7 +496,7 @@ def optimal_schedules(data: xr.Dataset) -> Judgement:
                     claim, gain, tolerance=0.05 * gain, scale=scale, scale_words="the gain itself"
                 )
             )
-    return judged(
+    return judge_claims(
         f"final risk of the best constant rate over that of the schedule: {'; '.join(parts)}",
         *findings,
     )

@@ -10,13 +10,13 @@ import xarray as xr
 from sgdynamics_reproductions.gallery.claims import (
     Finding,
     Judgement,
-    counted,
-    judged,
+    count_wrong,
+    format_list,
+    format_range,
+    judge_claims,
     larger,
-    listed,
     mean_over_runs,
     share,
-    spanned,
 )
 from sgdynamics_reproductions.gallery.entries import judge_of
 
@@ -56,9 +56,9 @@ def spiked_matrix(data: xr.Dataset) -> Judgement:
     # m is normal: the mean square of so many has this error. At finite n the variance is 60/n below
     # V (n = 1500: 4%)
     normal = {"error": math.sqrt(2 / runs), "runs": None}
-    return judged(
-        f"lambda = .8: n m^2 is {spanned(stable.value)} of V(t), error {stable.error.mean():.3f}, V at the end "
-        f"{n * float(below.standard_deviation_limit[-1]) ** 2:.2f}; lambda = 1.2: {spanned(unstable.value)} of V(t), while sqrt(V) grows "
+    return judge_claims(
+        f"lambda = .8: n m^2 is {format_range(stable.value)} of V(t), error {stable.error.mean():.3f}, V at the end "
+        f"{n * float(below.standard_deviation_limit[-1]) ** 2:.2f}; lambda = 1.2: {format_range(unstable.value)} of V(t), while sqrt(V) grows "
         f"by e^{growth:.1f}; at the end m^2 = {end.value[0]:.3f}({end.error[0]:.3f}) of lambda - 1, {up} of {runs} at +; n = {n}",
         stable._replace(**normal).agrees(
             "lambda = .8: m is the stable diffusion, n m^2 = V(t)",
@@ -107,11 +107,11 @@ def _around_the_arcs(data: xr.Dataset, rank: int) -> tuple[str, list[Finding]]:
     drawn = "are drawn back to" if late.value.max() < 2 else "leave"
     words = (
         f"fluctuations about the arcs have rank {' and '.join(str(one) for one in sorted(set(ranks)))}; they {drawn} them: rho^2 at t = "
-        f"{t[end]:g} is {listed(late.value.round(2))} of the variance of an attracting arc (Prop. {'4.3' if types == 2 else '5.1'} with "
+        f"{t[end]:g} is {format_list(late.value.round(2))} of the variance of an attracting arc (Prop. {'4.3' if types == 2 else '5.1'} with "
         f"the other sign), where the printed sign makes it {math.expm1(2 * r * t[end]):.3g}"
     )
     return words, [
-        counted(
+        count_wrong(
             f"fluctuations about the arcs have rank {rank}, at both snr",
             sum(one != rank for one in ranks),
             len(ranks),
@@ -154,7 +154,7 @@ def binary_mixture(data: xr.Dataset) -> Judgement:
     stayed = float(
         np.mean(data.optimal.values[:, -1] == data.optimal.values[:, 3 * data.sizes["time"] // 4])
     )
-    return judged(
+    return judge_claims(
         f"optimal in {good.mean():.3f}({math.sqrt(good.mean() * (1 - good.mean()) / runs):.3f}) of {runs} runs (1/2 predicted), the same "
         f"at three quarters of the time in {stayed:.0%}; end points at {ends.value[0]:.3f}({ends.error[0]:.3f}) of their predicted size, "
         f"each run within {np.abs(size - 1).max():.2f}; {words}",
@@ -179,7 +179,7 @@ def xor_mixture(data: xr.Dataset) -> Judgement:
     runs, good = data.sizes["run"], int(data.optimal.values[:, -1].sum())
     words, findings = _around_the_arcs(data, 2)
     last = good / runs
-    return judged(
+    return judge_claims(
         f"optimal in {last:.3f}({math.sqrt(last * (1 - last) / runs):.3f}) of {runs} runs (section 5: 3/32; caption: 29/32 and 3/32); "
         f"{words}",
         share(
@@ -207,9 +207,9 @@ def order_of_limits(data: xr.Dataset) -> Judgement:
         found - 3 / 32,
         math.sqrt(max(found * (1 - found), 3 / 32 * 29 / 32) / (runs * int(outside.sum()))),
     )
-    return judged(
-        f"at snr = 1000 optimal in {listed(high.round(3))} of {runs} runs each at N = {listed(N)} (3/32 = .094); at snr = 20 in "
-        f"{listed(low.round(3))}: {more:+.3f}({error:.3f}) from 3/32 for N >= 60",
+    return judge_claims(
+        f"at snr = 1000 optimal in {format_list(high.round(3))} of {runs} runs each at N = {format_list(N)} (3/32 = .094); at snr = 20 in "
+        f"{format_list(low.round(3))}: {more:+.3f}({error:.3f}) from 3/32 for N >= 60",
         share("optimal with probability 3/32 where snr >= 10 N", count, total, 3 / 32, scale=0.09),
         larger("more runs succeed where N >= 3 snr, at snr = 20", more, error, scale=0.07),
     )

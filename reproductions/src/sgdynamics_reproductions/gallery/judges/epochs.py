@@ -11,10 +11,10 @@ from sgdynamics_reproductions.gallery.claims import (
     Finding,
     Judgement,
     agreement,
-    counted,
-    judged,
+    count_wrong,
+    format_list,
+    judge_claims,
     larger,
-    listed,
     mean_over_runs,
 )
 from sgdynamics_reproductions.gallery.entries import judge_of
@@ -72,12 +72,12 @@ def worth_of_repeats(data: xr.Dataset) -> Judgement:
     falls = mean_over_runs(-np.diff(runs[quiet][:, :early]))
     fourth = mean_over_runs(-runs[loud][:, 3:4])
     told = "; ".join(
-        f"{words}: {listed(one.value[places].round(3))}"
+        f"{words}: {format_list(one.value[places].round(3))}"
         for words, one in zip(named, means, strict=True)
     )
     gap = max(float(np.abs(one.value - line).max()) for one, line in zip(means, lines, strict=True))
-    return judged(
-        f"worth of epochs {listed(np.array(KNOWN_EPOCHS))} in runs at d = {d}: {told}; runs are off the two-time equations by at most "
+    return judge_claims(
+        f"worth of epochs {format_list(np.array(KNOWN_EPOCHS))} in runs at d = {d}: {told}; runs are off the two-time equations by at most "
         f"{gap:.3f}, DMFT by at most {np.abs(data.dmft.values - lines[solved][:, :early]).max():.3f}",
         agreement(
             "the two-time equations give the worths of another program, to its digits",
@@ -147,9 +147,9 @@ def three_orders(data: xr.Dataset) -> Judgement:
         for what, (part, line, _) in lines.items()
         for row, name in enumerate(names)
     ]
-    return judged(
+    return judge_claims(
         f"excess risk on fresh data after {points[last]} epochs: {', '.join(ends)}; it rises from epoch 3 on by "
-        f"{listed(turns.value.round(4))}, and one fixed order is worse than reshuffling by {worse.value[0]:.4f}({worse.error[0]:.1g}); "
+        f"{format_list(turns.value.round(4))}, and one fixed order is worse than reshuffling by {worse.value[0]:.4f}({worse.error[0]:.1g}); "
         f"runs at d = {d} are off DMFT by at most {'; '.join(off)}",
         *(
             _on_theory(
@@ -165,7 +165,7 @@ def three_orders(data: xr.Dataset) -> Judgement:
             for what, (part, line, error) in lines.items()
             for row, name in enumerate(names)
         ),
-        counted(
+        count_wrong(
             "the first epoch is the same, reshuffled later or not", int(np.sum(~equal)), equal.size
         ),
         turns.is_above(
@@ -204,7 +204,7 @@ def unlearned(data: xr.Dataset) -> Judgement:
     # another program's six runs: three of their errors
     findings = [
         mean_over_runs(part[:, places]).agrees(
-            f"{words} at t = {listed(np.array(known))}: that of another program, to three errors of its six runs",
+            f"{words} at t = {format_list(np.array(known))}: that of another program, to three errors of its six runs",
             [KNOWN[one][which] for one in known],
             tolerance=0.03,
             scale=0.1,
@@ -225,9 +225,9 @@ def unlearned(data: xr.Dataset) -> Judgement:
         f"{words} {_off(part[:, here], data[name].values[at]):.1%}"
         for words, (part, name) in lines.items()
     ]
-    return judged(
-        f"t = {listed(points[[early, -1]])}: excess risk {listed(excess.mean(axis=0)[[early, -1]].round(4))}, risk on the data set "
-        f"{listed(train.mean(axis=0)[[early, -1]].round(4))}, share along the signal {listed(share.mean(axis=0)[[early, -1]].round(4))}; "
+    return judge_claims(
+        f"t = {format_list(points[[early, -1]])}: excess risk {format_list(excess.mean(axis=0)[[early, -1]].round(4))}, risk on the data set "
+        f"{format_list(train.mean(axis=0)[[early, -1]].round(4))}, share along the signal {format_list(share.mean(axis=0)[[early, -1]].round(4))}; "
         f"runs at d = {d} are off DMFT up to t = {data.t.values[-1]:g} by at most {', '.join(off)}",
         *(
             _on_theory(

@@ -11,13 +11,13 @@ from sgdynamics_reproductions.gallery.claims import (
     Judgement,
     Mean,
     agreement,
-    counted,
+    count_wrong,
     difference,
-    judged,
+    format_list,
+    format_range,
+    judge_claims,
     larger,
-    listed,
     mean_over_runs,
-    spanned,
 )
 from sgdynamics_reproductions.gallery.entries import judge_of
 
@@ -63,7 +63,7 @@ def exits_from_one_start(data: xr.Dataset) -> Judgement:
         + (f", {late[name]} not out yet" if late[name] else "")
         for name, mean in means.items()
     )
-    return judged(
+    return judge_claims(
         f"exit time from one start at d = {data.attrs['d']}: {said}; the risk scatters about the ODE by up to "
         f"{math.sqrt(size.max()):.2f} (SGD) and {math.sqrt(scatter['SDE'].value.max()):.2f} (SDE); over random starts noise brings the "
         f"exit forward by {-shift:.3f}, {-shift / ode:.1%} of this time (printed: 0)",
@@ -122,16 +122,16 @@ def exit_ratios(data: xr.Dataset) -> Judgement:
         ]
     )
     growth = Mean(grown, grown_error, "independent").over(predicted)
-    said = ", ".join(f"{name} {spanned(value)}" for name, value in ratios.items())
+    said = ", ".join(f"{name} {format_range(value)}" for name, value in ratios.items())
     common = {"tolerance": FORMULA, "scale": 0.12, "scale_words": "12% of the exit time"}
     by_formula, by_ode = (
         Mean(measured[known], error[known], "independent").over(one[known])
         for one in (data.quenched.values, still)
     )
-    return judged(
-        f"measured over predicted: {said}, for p = {listed(data.p)}, d = {listed(d)}; without the noise of SGD the ODE's mean time is "
-        f"{spanned((still / measured)[known])} of the measured one; from d = {d[0]:g} on it grows by "
-        f"{listed(growth.value.round(3))} of what the formulas say; annealed and quenched differ by {listed(gap[:, 0].round(3))}, "
+    return judge_claims(
+        f"measured over predicted: {said}, for p = {format_list(data.p)}, d = {format_list(d)}; without the noise of SGD the ODE's mean time is "
+        f"{format_range((still / measured)[known])} of the measured one; from d = {d[0]:g} on it grows by "
+        f"{format_list(growth.value.round(3))} of what the formulas say; annealed and quenched differ by {format_list(gap[:, 0].round(3))}, "
         f"the same at every d to "
         f"{np.nanmax(np.abs(gap - gap[:, :1])):.3f}",
         by_formula.agrees(
@@ -191,11 +191,11 @@ def heads(data: xr.Dataset) -> Judgement:
     )
     same = {"tolerance": 0.02, "scale": 0.1, "scale_words": "10% of the exit time"}
     later = {"scale": math.log(1.25), "scale_words": "a quarter of the risk"}
-    return judged(
-        f"exit times with a trained head less those with a fixed one (p = {listed(data.p)}, d = {data.attrs['d']}): ODE "
-        f"{listed((100 * apart).round(2))}%, SGD {listed((100 * paired.value).round(2))}({listed((100 * paired.error).round(2))})%; at t = "
-        f"{t[after]:.2f}, four exit times, the fixed head's risk is {listed(ratio.round(2))} (ODE) and "
-        f"{listed(np.exp(logs.value).round(2))} (SGD) times the other's",
+    return judge_claims(
+        f"exit times with a trained head less those with a fixed one (p = {format_list(data.p)}, d = {data.attrs['d']}): ODE "
+        f"{format_list((100 * apart).round(2))}%, SGD {format_list((100 * paired.value).round(2))}({format_list((100 * paired.error).round(2))})%; at t = "
+        f"{t[after]:.2f}, four exit times, the fixed head's risk is {format_list(ratio.round(2))} (ODE) and "
+        f"{format_list(np.exp(logs.value).round(2))} (SGD) times the other's",
         Mean(apart, 0.0).agrees("ODE: the exit times agree, to 2%", 0.0, **same),
         paired.agrees("SGD: the exit times agree, to 2%", 0.0, **same),
         larger(
@@ -249,7 +249,7 @@ def mean_of_runs(data: xr.Dataset) -> Judgement:
             scale_words="1% of the first risk",
         )
     )
-    return judged(
+    return judge_claims(
         f"mean of {runs} runs at d = {data.attrs['d']}, of the risk at the start: {'; '.join(parts)}",
         *findings,
     )
@@ -283,13 +283,13 @@ def golf_course(data: xr.Dataset) -> Judgement:
     grown = (samples[-1] - samples[0]) / (slope * math.log(d[-1] / d[0]))
     grown_error = math.hypot(error[-1], error[0]) / (slope * math.log(d[-1] / d[0]))
     least = np.array([row.min() for row in saddle])
-    return judged(
-        f"at w orthogonal to w*, d = {listed(sizes)}: {listed(down)} eigenvalues below 0, {listed(least.round(3))}, and {listed(flat)} "
+    return judge_claims(
+        f"at w orthogonal to w*, d = {format_list(sizes)}: {format_list(down)} eigenvalues below 0, {format_list(least.round(3))}, and {format_list(flat)} "
         f"flat directions, of which one leaves the sphere (d - 2 on it); the one down has overlap "
         f"{float(data.toward_teacher.min()):.6f} with w*; "
-        f"samples/d to leave: {listed(samples.round(1))} at d = {listed(d)}, growing with log d by {grown:.3f}({grown_error:.3f}) of "
+        f"samples/d to leave: {format_list(samples.round(1))} at d = {format_list(d)}, growing with log d by {grown:.3f}({grown_error:.3f}) of "
         f"1/(2 gamma omega_M)",
-        counted("a saddle with one direction down and d - 1 flat ones", wrong, 2 * len(sizes)),
+        count_wrong("a saddle with one direction down and d - 1 flat ones", wrong, 2 * len(sizes)),
         agreement(
             "the one down has the eigenvalue -4", least, 0.0, -4.0, tolerance=FLAT, scale=0.1
         ),

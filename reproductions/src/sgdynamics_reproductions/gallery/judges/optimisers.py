@@ -9,10 +9,10 @@ from sgdynamics_reproductions.gallery.claims import (
     Finding,
     Judgement,
     agreement,
-    counted,
-    judged,
+    count_wrong,
+    format_list,
+    judge_claims,
     larger,
-    listed,
     mean_over_runs,
 )
 from sgdynamics_reproductions.gallery.entries import judge_of
@@ -61,7 +61,7 @@ def eight_optimisers(data: xr.Dataset) -> Judgement:
         )
     ]
     told = ", ".join(f"{name} {_farthest(runs, line):.1%}" for name, runs, line in pairs)
-    return judged(
+    return judge_claims(
         f"mean excess risk of {data.sizes['run']} direct runs at d = {d} is off the ODE by at most: {told}",
         *(
             _on_line(f"{name}: the mean of runs is the ODE", runs, line, PER_DIMENSION / d, 0.15)
@@ -90,11 +90,11 @@ def reused_samples(data: xr.Dataset) -> Judgement:
     each_error = 0.5 * squares.std(axis=1, ddof=1) / np.sqrt(once.shape[1]) / squares.mean(axis=1)
     slope, error = float(np.log(last) @ x), float(np.sqrt(each_error**2 @ x**2))
     ratio = data.slope.values / data.slope_closed.values
-    return judged(
-        f"M at alpha = {data.point.values[-1]:g}, used twice, d = {listed(sizes)}: "
-        f"{listed(twice[:, :, -1].mean(axis=(1, 2)).round(4))} (ODE {line[-1].mean():.4f}); used once its root mean square is "
-        f"{listed(last.round(4))}, ~ d^{slope:.3f}({error:.1g}); the first drift at lr = {data.rate.values[0]:g} is "
-        f"{listed(ratio[0].round(4))} of its leading order in lr",
+    return judge_claims(
+        f"M at alpha = {data.point.values[-1]:g}, used twice, d = {format_list(sizes)}: "
+        f"{format_list(twice[:, :, -1].mean(axis=(1, 2)).round(4))} (ODE {line[-1].mean():.4f}); used once its root mean square is "
+        f"{format_list(last.round(4))}, ~ d^{slope:.3f}({error:.1g}); the first drift at lr = {data.rate.values[0]:g} is "
+        f"{format_list(ratio[0].round(4))} of its leading order in lr",
         *(
             mean_over_runs(runs - line).agrees(
                 f"used twice, d = {d}: the mean overlap is the ODE's, to {PER_DIMENSION / d:.1g}",
@@ -105,7 +105,7 @@ def reused_samples(data: xr.Dataset) -> Judgement:
             )
             for d, runs in zip(sizes, twice, strict=True)
         ),
-        counted(
+        count_wrong(
             "used once, the ODE stays at M = 0",
             int(np.sum(np.abs(data.M.values[0]) > 1e-9)),
             data.M.values[0].size,
@@ -175,10 +175,10 @@ def momentum(data: xr.Dataset) -> Judgement:
     )
     longest = mean_over_runs(data.slow_runs.values[0] / some - 1)
     middle = int(np.argmax(longest.value))
-    return judged(
-        f"ODEs at fixed beta are that of plain SGD to {same:.1g}; runs at d = {listed(sizes)} are from it by at most "
+    return judge_claims(
+        f"ODEs at fixed beta are that of plain SGD to {same:.1g}; runs at d = {format_list(sizes)} are from it by at most "
         f"{', '.join(f'{_farthest(one, some):.1%}' for rows in data.fixed_runs.values for one in rows)}; with c = "
-        f"{listed(data.memory.values)} runs are above it by up to {', '.join(f'{one:.0%}' for one in apart)}, and off their own ODE by "
+        f"{format_list(data.memory.values)} runs are above it by up to {', '.join(f'{one:.0%}' for one in apart)}, and off their own ODE by "
         f"{', '.join(f'{one:.1%}' for one in off)}",
         agreement(
             "at fixed beta the ODE is that of plain SGD at lr/(1 - beta)",
@@ -237,14 +237,14 @@ def muon_and_batches(data: xr.Dataset) -> Judgement:
     ]
     early = data.sizes["early"]
     gap = np.abs(runs[names.index("Muon"), 0, :, :early] / data.normalised_runs.values - 1)
-    return judged(
+    return judge_claims(
         f"late excess risk ~ B^e from B = 16 to {B[-1]}: "
         + "; ".join(
             f"{name} e = {e:.3f}({s:.1g}) (expected {w:g})"
             for name, e, s, w in zip(names, fitted, error, expected, strict=True)
         )
         + f"; runs of Muon with memory are off the ODE by at most {', '.join(f'{_farthest(one, line):.1%}' for _, one, line in pairs)} at "
-        f"B = {listed(data.solved.values)}, d = {d}; Muon of one sample is normalised SGD to {gap.max():.1g} in each run",
+        f"B = {format_list(data.solved.values)}, d = {d}; Muon of one sample is normalised SGD to {gap.max():.1g} in each run",
         *(
             agreement(
                 f"{name}: what is left late falls as B^{w:g}, to .15 in the exponent",
@@ -267,7 +267,7 @@ def muon_and_batches(data: xr.Dataset) -> Judgement:
             )
             for one, part, line in pairs
         ),
-        counted(
+        count_wrong(
             "Muon of one sample is normalised SGD run by run, to 1e-6",
             int(np.sum(gap > 1e-6)),
             gap.size,
@@ -311,10 +311,10 @@ def clipping(data: xr.Dataset) -> Judgement:
     )[..., 0]
     moves = rates.max(axis=1) / rates.min(axis=1)
     inside = [int(0 < np.argmin(one) < len(one) - 1) for rows in data.last.values for one in rows]
-    return judged(
+    return judge_claims(
         f"at noise {noises[-1]:g} and lr = {data.attrs['rate']:g} the excess risk goes from {first:.3f} to {runs[0, -1, :, -1].mean():.3f} "
-        f"(plain) and {runs[1, -1, :, -1].mean():.3f} (clipped); with the best of {data.sizes['rate']} rates at noise {listed(noises)}: "
-        f"{listed(best[0].round(4))} (plain), {listed(best[1].round(4))} (clipped), at rates that differ by factors of "
+        f"(plain) and {runs[1, -1, :, -1].mean():.3f} (clipped); with the best of {data.sizes['rate']} rates at noise {format_list(noises)}: "
+        f"{format_list(best[0].round(4))} (plain), {format_list(best[1].round(4))} (clipped), at rates that differ by factors of "
         f"{moves[0]:.2g} and {moves[1]:.2g}; runs at d = {d} are off the ODE by at most "
         f"{max(off):.1%}",
         *findings,
@@ -339,7 +339,9 @@ def clipping(data: xr.Dataset) -> Judgement:
             scale=1.0,
             scale_words="a factor of 2",
         ),
-        counted("the best rates are inside of the range", len(inside) - sum(inside), len(inside)),
+        count_wrong(
+            "the best rates are inside of the range", len(inside) - sum(inside), len(inside)
+        ),
     )
 
 
@@ -369,9 +371,9 @@ def adam_equalises(data: xr.Dataset) -> Judgement:
             names, data.excess_risk_runs.values, data.excess_risk.values[:, each::each], strict=True
         )
     )
-    return judged(
-        f"first speeds along eigenvalues {listed(values)} are in the ratio {listed(ratio.round(3))} ({', '.join(names)}), powers "
-        f"{listed(powers.round(4))} of the eigenvalues; {data.sizes['run']} direct runs at d = {d} are off the ODE by at most "
+    return judge_claims(
+        f"first speeds along eigenvalues {format_list(values)} are in the ratio {format_list(ratio.round(3))} ({', '.join(names)}), powers "
+        f"{format_list(powers.round(4))} of the eigenvalues; {data.sizes['run']} direct runs at d = {d} are off the ODE by at most "
         f"{', '.join(f'{np.abs(one.value).max():.1%}' for one in gaps)} of the overlap and "
         f"{', '.join(f'{_farthest(one, line):.1%}' for _, one, line in risks)} of the excess risk",
         agreement(
@@ -418,9 +420,9 @@ def private(data: xr.Dataset) -> Judgement:
     cost = lines[1:] - lines[0]
     power = float(np.log(cost[1, -1] / cost[0, -1]) / np.log(sigma[2] / sigma[1]))
     paid = mean_over_runs(runs[-1][:, -1:] / lines[0, -1] - 1)
-    return judged(
-        f"excess risk at alpha = {data.point.values[-1]:g} for sigma = {listed(sigma)}: {listed(lines[:, -1].round(4))}; the cost begins "
-        f"as sigma^{power:.3f}; the growth of Q less that at sigma = 0 is {listed(grown.round(4))} of lr^2 sigma^2; runs at d = {d} are "
+    return judge_claims(
+        f"excess risk at alpha = {data.point.values[-1]:g} for sigma = {format_list(sigma)}: {format_list(lines[:, -1].round(4))}; the cost begins "
+        f"as sigma^{power:.3f}; the growth of Q less that at sigma = 0 is {format_list(grown.round(4))} of lr^2 sigma^2; runs at d = {d} are "
         f"off the ODE by at most {max(_farthest(one, line[each::each]) for one, line in zip(runs, lines, strict=True)):.1%}",
         *(
             _on_line(

@@ -13,10 +13,10 @@ from sgdynamics_reproductions.gallery.claims import (
     Finding,
     Judgement,
     agreement,
-    counted,
-    judged,
+    count_wrong,
+    format_list,
+    judge_claims,
     larger,
-    listed,
     mean_over_runs,
 )
 from sgdynamics_reproductions.gallery.entries import judge_of
@@ -126,7 +126,7 @@ def _switched(data: xr.Dataset, name: str) -> Finding:
     places = places[np.isfinite(places)]
     expected = SWITCHES[name]
     if len(places) != len(expected):
-        return counted(
+        return count_wrong(
             f"{name}: there are {len(expected)} switches",
             abs(len(places) - len(expected)),
             len(expected),
@@ -168,9 +168,9 @@ def best_learning_rates(data: xr.Dataset) -> Judgement:
     )
     found = data.control.sel(problem="erf").values[places]
     constant, least = data.closed_constant.values
-    return judged(
+    return judge_claims(
         f"{_told(data, 'linear')}; {_told(data, 'erf')}; the linear student's rates are within {np.abs(rates - 1).max():.1%} of the closed "
-        f"form's mean over a piece; the erf student's at alpha = {listed(data.place.values)}: {listed(found.round(3))}",
+        f"form's mean over a piece; the erf student's at alpha = {format_list(data.place.values)}: {format_list(found.round(3))}",
         agreement(
             f"linear: the rates are eps/(eps + noise), to {loose:.1g} of them with {pieces} pieces",
             rates,
@@ -226,13 +226,13 @@ def replay(data: xr.Dataset) -> Judgement:
     expected = np.interp(middles[arc], SWITCHES["replay"], REPLAY_ARC)
     risks = data.task_risks.values[:, -1]  # (share, task)
     mean = risks.mean(axis=1)
-    return judged(
-        f"{_told(data, 'replay')}; switches at alpha = {listed(one.switches.values[np.isfinite(one.switches.values)].round(3))}, between "
+    return judge_claims(
+        f"{_told(data, 'replay')}; switches at alpha = {format_list(one.switches.values[np.isfinite(one.switches.values)].round(3))}, between "
         f"them the share of task two goes from {share[arc][0]:.3f} to {share[arc][-1]:.3f}; without replay the mean risk ends at "
         f"{mean[2]:.5f}, that of task one at {risks[2, 0]:.5f} (optimum {risks[0, 0]:.5f})",
         *_optimum(data, "replay"),
         _switched(data, "replay"),
-        counted(
+        count_wrong(
             "task two alone before the arc, task one alone after it",
             int(np.sum(np.abs(ends) > 1e-6)),
             len(ends),
@@ -270,9 +270,9 @@ def dropout_and_decay(data: xr.Dataset) -> Judgement:
     )
     between = int(np.sum((decay > 1e-6) & (decay < 1 - 1e-6)))
     places = data.switches.sel(problem="weight decay").values
-    return judged(
+    return judge_claims(
         f"{_told(data, 'dropout')}; {_told(data, 'weight decay')}; the share kept goes from {keep[0]:.3f} to {keep[-1]:.3f}; the decay "
-        f"switches at alpha = {listed(places[np.isfinite(places)].round(4))}, {between} of {len(decay)} pieces are between its bounds",
+        f"switches at alpha = {format_list(places[np.isfinite(places)].round(4))}, {between} of {len(decay)} pieces are between its bounds",
         *(
             finding
             for name in ("dropout", "weight decay")
@@ -286,9 +286,11 @@ def dropout_and_decay(data: xr.Dataset) -> Judgement:
             tolerance=0.02,
             scale=0.1,
         ),
-        counted("dropout: it falls at every step", int(np.sum(np.diff(keep) >= 0)), len(keep) - 1),
+        count_wrong(
+            "dropout: it falls at every step", int(np.sum(np.diff(keep) >= 0)), len(keep) - 1
+        ),
         _switched(data, "weight decay"),
-        counted(
+        count_wrong(
             "weight decay: at a bound but for a piece at each switch",
             max(between - 2, 0),
             len(decay),
@@ -326,7 +328,7 @@ def curriculum(data: xr.Dataset) -> Judgement:
         (better, worse, ends[worse] - ends[better], known[worse] - known[better])
         for better, worse in pairwise(ranked)
     ]
-    return judged(
+    return judge_claims(
         f"excess risk of hard samples: {', '.join(f'{name} {last[name]:.6f}, runs {ends[name].mean():.5f}' for name in ranked)}; "
         f"{_told(data, 'curriculum')}",
         *_optimum(data, "curriculum"),
@@ -386,12 +388,12 @@ def horizons(data: xr.Dataset) -> Judgement:
     until = int(np.searchsorted(steps, 3000)) - 1  # the gap from 1000 to 3000
     late = data.share.values > 0.1
     invariant, loud = data.invariant.values[-1, late], data.loud_invariant.values
-    return judged(
+    return judge_claims(
         f"from T = {steps[-2]} to {steps[-1]} R ~ T^-e: easy e = {local[easy, 0, -1]:.3f} (theory {data.exponents.values[easy, 0]:.3f}), "
-        f"constant rate {local[easy, 1, -1]:.3f} ({data.exponents.values[easy, 1]:.3f}); hard {listed(local[hard, 0].round(3))} from T to "
+        f"constant rate {local[easy, 1, -1]:.3f} ({data.exponents.values[easy, 1]:.3f}); hard {format_list(local[hard, 0].round(3))} from T to "
         f"T ({float(data.early[hard]):.3f}), constant rate {local[hard, 1, -1]:.3f} ({float(data.early[hard]):.3f} while the risk is above "
-        f"the noise); on the hard law the rate is below half of its first for {listed(annealed[hard].round(3))} of the steps, first rates "
-        f"{listed(data.rates.values[hard, :, 0].round(3))}; eta K^(1/2) over the law's past a tenth of T: {invariant.min():.3f} to "
+        f"the noise); on the hard law the rate is below half of its first for {format_list(annealed[hard].round(3))} of the steps, first rates "
+        f"{format_list(data.rates.values[hard, :, 0].round(3))}; eta K^(1/2) over the law's past a tenth of T: {invariant.min():.3f} to "
         f"{invariant.max():.3f}, with noise {data.attrs['loud']:g} {loud.min():.4f} to {loud.max():.4f} from the start",
         agreement(
             "easy: least risks are those of another program, to 1e-6 of them",
@@ -425,7 +427,7 @@ def horizons(data: xr.Dataset) -> Judgement:
             tolerance=0.025,
             scale=0.05,
         ),
-        counted(
+        count_wrong(
             "hard: the exponent comes down to (a - 1)/b from above",
             int(np.sum(np.diff(local[hard, 0]) >= 0)),
             len(steps) - 2,
@@ -446,7 +448,7 @@ def horizons(data: xr.Dataset) -> Judgement:
             tolerance=0.01,
             scale=0.03,
         ),
-        counted(
+        count_wrong(
             "hard: the share of steps that anneal falls with T",
             int(np.sum(np.diff(annealed[hard]) >= 0)),
             len(steps) - 1,
@@ -500,11 +502,11 @@ def batch_ramps(data: xr.Dataset) -> Judgement:
     above = data["last"].values / data.attrs["best"] - 1
     relative = runs / data.whole.values[:, None] - 1
     middle = lr / d <= 0.1 + 1e-9  # beyond, lr/d is not small
-    return judged(
-        f"lr = {listed(lr)}: {listed(data.steps.values)} steps, excess risk {listed(data['last'].values.round(7))}, above that of the "
+    return judge_claims(
+        f"lr = {format_list(lr)}: {format_list(data.steps.values)} steps, excess risk {format_list(data['last'].values.round(7))}, above that of the "
         f"falling rate ({data.attrs['best']:.7f}) by {', '.join(f'{one:.2%}' for one in above)}; {runs.shape[1]} runs at "
         f"d = {d} with whole batches are off their mean by {', '.join(f'{one:.2%}' for one in relative.mean(axis=1))}",
-        counted(
+        count_wrong(
             "ramps take as many steps as another program's",
             int(np.sum(data.steps.values != steps)),
             len(lr),
@@ -525,7 +527,7 @@ def batch_ramps(data: xr.Dataset) -> Judgement:
             tolerance=0.5 * lr[middle] / d + 1e-4,
             scale=0.1,
         ),
-        counted("the more the larger lr is", int(np.sum(np.diff(above) <= 0)), len(lr) - 1),
+        count_wrong("the more the larger lr is", int(np.sum(np.diff(above) <= 0)), len(lr) - 1),
         *(
             mean_over_runs(part[:, None]).agrees(
                 f"lr = {one:g}: the mean of runs is the exact one",

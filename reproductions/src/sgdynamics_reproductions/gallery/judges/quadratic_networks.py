@@ -13,13 +13,13 @@ from sgdynamics_reproductions.gallery.claims import (
     Judgement,
     Mean,
     agreement,
-    counted,
+    count_wrong,
     fitted_power,
-    judged,
+    format_list,
+    format_range,
+    judge_claims,
     larger,
-    listed,
     mean_over_runs,
-    spanned,
 )
 from sgdynamics_reproductions.gallery.entries import judge_of
 
@@ -56,7 +56,7 @@ def runs_on_the_ode(data: xr.Dataset) -> Judgement:
         largest[name] = float(np.abs(mean.value - ode).max())
         claim = f"{what}: the mean of the runs is the ODE's, to {tolerance:g}"
         findings.append(mean.agrees(claim, ode, tolerance=tolerance, scale=2 * tolerance))
-    return judged(
+    return judge_claims(
         f"means of {at['runs']} runs at N = {at['N']} lie at most {largest['rho']:.3f} (rho), {largest['Q']:.3f} (Q) and "
         f"{largest['risk']:.3f} (risk) from the ODE; the error curve is {at['shift_t']:.3f} ahead in t at half of the fall; SGD's noise "
         f"adds {at['noise_share']:.3f}/N to the overlaps' variance",
@@ -88,7 +88,7 @@ def best_rates(data: xr.Dataset) -> Judgement:
     exact = (
         "curved beyond its errors" if at["chi2_per_freedom"] > 5 else "straight within its errors"
     )
-    return judged(
+    return judge_claims(
         f"alpha_c is least at eta = {best[0]:.3f} for p = {p[0]:g}; best eta = {at['slope']:.4f}({at['slope_error']:.4f}) p "
         f"{at['intercept']:+.3f}({at['intercept_error']:.3f}), on a line to {100 * off:.1f}% and {exact} (chi2 "
         f"{at['chi2_per_freedom']:.1f} a degree of freedom); eta/p goes from {share[0]:.3f} to {share[-1]:.3f} "
@@ -139,7 +139,7 @@ def predicted_solution(data: xr.Dataset) -> Judgement:
     decay = np.log(own / data.own_distance[:, half].values).mean() / math.log(
         float(data.t[-1] / data.t[half])
     )
-    return judged(
+    return judge_claims(
         f"at t = {float(data.t[-1]):g} each start is at most {own.max():.4f} from the solution predicted from it ({law:.4f} by the law "
         f"1/t), the others {other.min():.2f} or more from that of the first, where their own predictions say to "
         f"{100 * np.abs(other / apart - 1).max():.1f}%; all errors below {risk.max():.1e}; the distance falls like "
@@ -189,10 +189,10 @@ def conserved(data: xr.Dataset) -> Judgement:
     )
     expected = data.moved_expected.values
     gap = mean_over_runs(data.moved_gap.values.T)
-    return judged(
-        f"along the ODE from orthonormal rows S moves by {ode:.0e}; SGD itself moves it, at any N: by {listed(sgd.round(3))} at N = "
-        f"{listed(data.N)}, where the noise in its overlaps makes {listed(expected.round(3))}; "
-        f"from Gaussian rows the ODE moves it by {listed(gaussian.round(3))}",
+    return judge_claims(
+        f"along the ODE from orthonormal rows S moves by {ode:.0e}; SGD itself moves it, at any N: by {format_list(sgd.round(3))} at N = "
+        f"{format_list(data.N)}, where the noise in its overlaps makes {format_list(expected.round(3))}; "
+        f"from Gaussian rows the ODE moves it by {format_list(gaussian.round(3))}",
         agreement(
             "S is constant along the ODE",
             ode,
@@ -227,9 +227,9 @@ def numbers_agree(data: xr.Dataset) -> Judgement:
     known = np.isfinite(data.formula.values)
     wrong = int((data.formula.values != data.counted.values)[known].sum())
     total = int(known.sum())
-    return judged(
+    return judge_claims(
         f"{total - wrong} of {total} numbers agree with the rank counted at a random point",
-        counted("the formula is the rank at a random point", wrong, total),
+        count_wrong("the formula is the rank at a random point", wrong, total),
     )
 
 
@@ -255,11 +255,11 @@ def escape_rates(data: xr.Dataset) -> Judgement:
     )
     rates = Mean(slope * claimed, error * claimed, "independent", runs)
     slowed = (data.rate_ode.values / claimed).min()
-    return judged(
-        f"rates from the chain's escape times are {listed(share.round(3))} of 16/(p p*) for (p, p*) = "
-        f"{', '.join(f'({a:g}, {b:g})' for a, b in zip(p, star, strict=True))} (errors {spanned(error / slope)}); eta = "
+    return judge_claims(
+        f"rates from the chain's escape times are {format_list(share.round(3))} of 16/(p p*) for (p, p*) = "
+        f"{', '.join(f'({a:g}, {b:g})' for a, b in zip(p, star, strict=True))} (errors {format_range(error / slope)}); eta = "
         f"{data.attrs['eta_over_p']:g} p alone slows them to {slowed:.3f}; escape times at N = {int(data.N[-1])} are "
-        f"{listed((1 + late.value).round(3))} of those of the ODE with SGD's noise",
+        f"{format_list((1 + late.value).round(3))} of those of the ODE with SGD's noise",
         rates.agrees(
             f"escape times grow with log N at the rate 16/(p p*), to {100 * RATE:g}%",
             1.0,

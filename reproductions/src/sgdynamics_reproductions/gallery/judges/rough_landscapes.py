@@ -24,10 +24,10 @@ from sgdynamics_reproductions.gallery.claims import (
     Judgement,
     Mean,
     agreement,
-    counted,
+    count_wrong,
     direction,
     joined_runs,
-    judged,
+    judge_claims,
     larger,
     mean_over_runs,
     occurs,
@@ -47,7 +47,7 @@ APART = 0.2  # between the shares of GD and SGD there
 
 
 def _said(data: xr.Dataset, *findings: Finding) -> Judgement:
-    return judged(str(data.attrs["verdict"]), *findings)
+    return judge_claims(str(data.attrs["verdict"]), *findings)
 
 
 def _is_full(data: xr.Dataset) -> bool:
@@ -218,10 +218,10 @@ def _quiet(data: xr.Dataset, name: str) -> tuple[np.ndarray, np.ndarray]:
     return plateau_counts(data.t.values, np.abs(data.m.sel(algorithm=name).values))
 
 
-def _ratio(quiet: np.ndarray, seen: np.ndarray) -> tuple[float, np.ndarray]:
+def _ratio(quiet: np.ndarray, detectable: np.ndarray) -> tuple[float, np.ndarray]:
     """Share of the time on plateaus of all runs together, and what each run adds to its deviation."""
-    value = float(quiet.sum() / max(seen.sum(), 1))
-    return value, (quiet - value * seen) / max(seen.mean(), 1e-300)
+    value = float(quiet.sum() / max(detectable.sum(), 1))
+    return value, (quiet - value * detectable) / max(detectable.mean(), 1e-300)
 
 
 @judge_of(
@@ -302,7 +302,7 @@ def intermediate_noise(data: xr.Dataset) -> Judgement:
         if gone
         else str(data.attrs["verdict"])
     )
-    return judged(printed, *findings)
+    return judge_claims(printed, *findings)
 
 
 @judge_of(
@@ -368,7 +368,7 @@ def random_starts(data: xr.Dataset) -> Judgement:
     times = data.time_to_recover.values
     if _is_full(data):
         findings.append(
-            counted(
+            count_wrong(
                 "half of the runs of p-SGD recover at every N",
                 int((~np.isfinite(times)).sum()),
                 len(times),
@@ -380,7 +380,7 @@ def random_starts(data: xr.Dataset) -> Judgement:
     ):
         late = data.share.values[number, :, -1]
         findings.append(
-            counted(
+            count_wrong(
                 f"half of them recover at every N at eta = {eta:g} too",
                 int((late < 0.5).sum()),
                 len(late),

@@ -12,10 +12,10 @@ from sgdynamics_reproductions.gallery.claims import (
     Judgement,
     Mean,
     agreement,
-    counted,
+    count_wrong,
     difference,
-    judged,
-    listed,
+    format_list,
+    judge_claims,
     mean_over_runs,
 )
 from sgdynamics_reproductions.gallery.entries import judge_of
@@ -69,9 +69,9 @@ def seven_phases(data: xr.Dataset) -> Judgement:
         for row, name in enumerate(names)
     )
     words: dict[str, Any] = {"scale": 2 * within, "scale_words": "6% (IVb 12%) of them"}
-    return judged(
+    return judge_claims(
         f"measured (predicted): {told}",
-        counted(
+        count_wrong(
             "each point lies in its phase",
             int(np.sum(data.phase_predicted.values != names)),
             len(names),
@@ -106,9 +106,9 @@ def curves_and_envelope(data: xr.Dataset) -> Judgement:
     d, runs = data.attrs["features_drawn"], data.drawn.values
     gaps = [_farthest(one, line) for one, line in zip(runs, data.equivalent.values, strict=True)]
     shares = [(data[one] / data[f"{one}_predicted"]).values for one in ("eta", "xi")]
-    return judged(
-        f"eta is {listed(data.eta.values.round(4))} ({listed(data.eta_predicted.values.round(4))} predicted), xi "
-        f"{listed(data.xi.values.round(4))} ({listed(data.xi_predicted.values.round(4))}) in phases {', '.join(data.case.values)}; sizes "
+    return judge_claims(
+        f"eta is {format_list(data.eta.values.round(4))} ({format_list(data.eta_predicted.values.round(4))} predicted), xi "
+        f"{format_list(data.xi.values.round(4))} ({format_list(data.xi_predicted.values.round(4))}) in phases {', '.join(data.case.values)}; sizes "
         f"come within {middle.max():.2%} of the envelope; the mean over {runs.shape[1]} draws of {d} features is from the equivalent by "
         f"at most {', '.join(f'{one:.1%}' for one in gaps)}",
         agreement(
@@ -120,7 +120,7 @@ def curves_and_envelope(data: xr.Dataset) -> Judgement:
             scale=0.06,
             scale_words="6% of them",
         ),
-        counted("no curve is below the envelope", below, points),
+        count_wrong("no curve is below the envelope", below, points),
         agreement(
             "each size is best somewhere: its curve comes within 1% of the envelope",
             middle,
@@ -169,11 +169,11 @@ def relu_on_power_laws(data: xr.Dataset) -> Judgement:
         _farthest(one, path)
         for one, path in zip(data.by_rate_runs.values, data.by_rate.values, strict=True)
     ]
-    return judged(
+    return judge_claims(
         f"mean of {data.sizes['direct_run']} direct runs at d = {data.attrs['d']} over that of {data.sizes['run']} chain runs less 1: at "
         f"most {np.abs(apart.value).max():.2%} ({np.abs(apart.value / apart.error).max():.1f} standard errors); chain over ODE less 1 at "
-        f"most {', '.join(f'{one:.2%}' for one in gaps)} at g l_1 = {listed(data.g_l1.values.round(3))}, and "
-        f"{', '.join(f'{one:.1%}' for one in fast)} at {listed(data.by_rate_g_l1.values.round(2))}",
+        f"most {', '.join(f'{one:.2%}' for one in gaps)} at g l_1 = {format_list(data.g_l1.values.round(3))}, and "
+        f"{', '.join(f'{one:.1%}' for one in fast)} at {format_list(data.by_rate_g_l1.values.round(2))}",
         apart.agrees(
             "direct runs have the mean of the exact chain",
             0.0,
@@ -254,11 +254,11 @@ def digits(data: xr.Dataset) -> Judgement:
         min(largest[view["centred"]], gaussian[view["centred"]]) > lrs[large],
     ]
     size: dict[str, Any] = {"scale": 0.3, "scale_words": "a factor e^.3"}
-    return judged(
+    return judge_claims(
         f"SGD over theory less 1, from step 10 on, at most: lr = {lrs[small]:g}, Gaussian: raw {gap('raw', small, 'gaussian')}, centred "
         f"{gap('centred', small, 'gaussian')}; lr = {lrs[large]:g}: centred Gaussian {gap('centred', large, 'gaussian')}, with kappa "
         f"{gap('centred', large, 'repaired')}, raw with kappa {gap('raw', large, 'repaired')}; largest stable lr by the samples "
-        f"{listed(largest.round(3))}, by Gaussian theory {listed(gaussian.round(3))}; at lr = {lrs[large]:g} and step "
+        f"{format_list(largest.round(3))}, by Gaussian theory {format_list(gaussian.round(3))}; at lr = {lrs[large]:g} and step "
         f"{int(data.point[-1])} the risk of standardised pixels has grown by e^{float(ends['standardised'].value[0]):.1f}",
         on("raw", small, "gaussian"),
         on("centred", small, "gaussian"),
@@ -270,7 +270,7 @@ def digits(data: xr.Dataset) -> Judgement:
         Mean(-ends["raw"].value, ends["raw"].error, runs=ends["raw"].runs).is_above(
             f"raw pixels, lr = {lrs[large]:g}: SGD does not", **size
         ),
-        counted(
+        count_wrong(
             "largest_step says so where Gaussian theory says the contrary",
             sum(not bool(one) for one in said),
             len(said),
@@ -301,10 +301,10 @@ def emergence(data: xr.Dataset) -> Judgement:
         3 * data.attrs["lr"] * 3,
         3 * data.attrs["lr"] / (d * data.attrs["first"] ** 2) + PER_DIMENSION / d,
     )
-    return judged(
-        f"exponents fitted to {K} skills: {listed(data.fitted.values.round(4))} at b = {listed(b)} "
-        f"({listed(data.predicted.values.round(4))} predicted, {listed(data.fitted_closed.values.round(4))} for {K} under flow); half of "
-        f"skills 1 to {len(first)} is learned at {listed(late.round(3))} of the time of flow; "
+    return judge_claims(
+        f"exponents fitted to {K} skills: {format_list(data.fitted.values.round(4))} at b = {format_list(b)} "
+        f"({format_list(data.predicted.values.round(4))} predicted, {format_list(data.fitted_closed.values.round(4))} for {K} under flow); half of "
+        f"skills 1 to {len(first)} is learned at {format_list(late.round(3))} of the time of flow; "
         f"{len(runs)} runs at d = {d} are from the ODE by at most {_farthest(runs, lines):.1%} of the loss and "
         f"{np.abs(single.value).max():.3f} of a skill",
         agreement(
@@ -364,11 +364,11 @@ def any_activation(data: xr.Dataset) -> Judgement:
     """Fitted exponents against the closed one."""
     gap = np.abs(data.fitted - data.predicted).values
     told = "; ".join(
-        f"{name} {listed(row.round(4))}"
+        f"{name} {format_list(row.round(4))}"
         for name, row in zip(data.activation.values, data.fitted.values, strict=True)
     )
-    return judged(
-        f"fitted from t = {data.attrs['late']:g} on, s = {listed(data.exponent)}: {told} ({listed(data.predicted.values.round(4))} "
+    return judge_claims(
+        f"fitted from t = {data.attrs['late']:g} on, s = {format_list(data.exponent)}: {told} ({format_list(data.predicted.values.round(4))} "
         f"predicted), at most {gap.max():.4f} off",
         agreement(
             "the exponent is the closed one for each activation, to .03",

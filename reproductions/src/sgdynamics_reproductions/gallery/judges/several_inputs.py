@@ -14,10 +14,10 @@ from sgdynamics_reproductions.gallery.claims import (
     Judgement,
     Mean,
     agreement,
-    counted,
+    count_wrong,
     difference,
-    judged,
-    listed,
+    format_list,
+    judge_claims,
     mean_over_runs,
 )
 from sgdynamics_reproductions.gallery.entries import judge_of
@@ -90,8 +90,8 @@ def late_laws(data: xr.Dataset) -> Judgement:
         findings.append(
             _on_theory(f"{rule}: the mean error of the runs is the ODE's", runs, line, d, size=line)
         )
-    return judged(
-        f"at alpha = {end:g} the exponents are {listed(exponent.round(4))} and the errors {listed(front.round(4))} of the closed laws; "
+    return judge_claims(
+        f"at alpha = {end:g} the exponents are {format_list(exponent.round(4))} and the errors {format_list(front.round(4))} of the closed laws; "
         f"runs at d = {d} are from the ODE by at most {', '.join(parts)}",
         agreement(
             "local exponents are -1/2, -1/3 and -1, to .005",
@@ -139,7 +139,7 @@ def attention_curves(data: xr.Dataset) -> Judgement:
     gaps = ", ".join(
         f"{said[name]} {_farthest(runs[name], lines[name], sizes[name]):.4f}" for name in lines
     )
-    return judged(
+    return judge_claims(
         f"mean of {data.sizes['run']} runs at d = {d}, largest distance from the ODE: {gaps}; at t = "
         f"{float(data.t_runs[0]):g} the overlap of v with v* is ahead of that of q with q* by {ahead.value[0]:.3f}({ahead.error[0]:.3f}); "
         f"half is reached at t = {halves[1]:.2f} and {halves[0]:.2f}",
@@ -184,9 +184,9 @@ def one_after_the_other(data: xr.Dataset) -> Judgement:
     lines = data.held.values[each::each]
     risk, risks = data.risk.values[each::each], data.risk_runs.values
     size = float(np.ptp(data.risk.values))
-    return judged(
-        f"half of the spikes {listed(beta)} is held at t = {listed(half.round(3))} (ODE), {listed(times.mean(axis=0).round(3))} (mean of "
-        f"{len(times)} runs at d = {d}) and {listed(alone.round(3))} (each alone, without noise); runs are from the ODE by at most "
+    return judge_claims(
+        f"half of the spikes {format_list(beta)} is held at t = {format_list(half.round(3))} (ODE), {format_list(times.mean(axis=0).round(3))} (mean of "
+        f"{len(times)} runs at d = {d}) and {format_list(alone.round(3))} (each alone, without noise); runs are from the ODE by at most "
         f"{_farthest(data.held_runs.values, lines):.4f} in what is held and {_farthest(risks, risk, size):.4f} of the fall of the risk",
         agreement(
             "ODE: each is learned when its own rate says, to 10%",
@@ -224,7 +224,7 @@ def adversaries(data: xr.Dataset) -> Judgement:
         for case, found, spread, gap in zip(data.case.values, generator, swing, gaps, strict=True)
     )
     size = {"scale": 0.2, "scale_words": ".2 of the overlap"}
-    return judged(
+    return judge_claims(
         f"last third of the time, runs at d = {d}: {shown}",
         *(
             _on_theory(
@@ -265,7 +265,9 @@ def exits_of_sequences(data: xr.Dataset) -> Judgement:
         times = np.where(np.isfinite(times), times, np.inf)
         expected, at = data.exit_ode_runs.values[row, known], data.d.values[row, known]
         medians = np.median(times, axis=1)
-        parts.append(f"exponent {n} {listed((medians / expected).round(3))} at d = {listed(at)}")
+        parts.append(
+            f"exponent {n} {format_list((medians / expected).round(3))} at d = {format_list(at)}"
+        )
         tolerance = NEAR[int(n)]
         findings += [
             _median_between(
@@ -276,9 +278,9 @@ def exits_of_sequences(data: xr.Dataset) -> Judgement:
             )
             for one, time, size in zip(times, expected, at, strict=True)
         ]
-    return judged(
-        f"from d = {d[-5]:.3g} to {d[-1]:.3g} the ODE's time grows by {listed(grown.round(3))} of the closed laws for exponents 2 and 3 "
-        f"and by {flat - 1:.1%} for exponent 1; medians of {listed(data.runs)} runs over the ODE's time: "
+    return judge_claims(
+        f"from d = {d[-5]:.3g} to {d[-1]:.3g} the ODE's time grows by {format_list(grown.round(3))} of the closed laws for exponents 2 and 3 "
+        f"and by {flat - 1:.1%} for exponent 1; medians of {format_list(data.runs)} runs over the ODE's time: "
         f"{'; '.join(parts)}",
         agreement(
             "exponent 1: the time does not grow, to 5%",
@@ -325,16 +327,16 @@ def _median_between(claim: str, times: np.ndarray, expected: float, tolerance: f
         > far + 2.33 * np.sqrt(runs) / 2
         for f in factors
     ]
-    seen = float(factors[int(np.argmax(told))] - 1) if any(told) else np.inf
+    detectable = float(factors[int(np.argmax(told))] - 1) if any(told) else np.inf
     value = max(low, high) / far
     return Finding(
         claim,
         f"{low} and {high} of {runs} runs beyond the ends, at most {far:.0f}; the larger over that",
         value,
         1.0,
-        seen,
+        detectable,
         "the time (twice or half of it)",
-        False if value > 1 else True if seen <= 1 else None,
+        False if value > 1 else True if detectable <= 1 else None,
     )
 
 
@@ -370,7 +372,7 @@ def rewards(data: xr.Dataset) -> Judgement:
     undone = np.sum(by_start[:-1] & ~by_start[1:]) + np.sum(by_length[1:] & ~by_length[:-1])
     short = int(np.sum(~by_length[data.tokens.values <= 3]))
     penalised = by_length[data.tokens.values >= data.attrs["long"]][:, data.penalty.values >= 0.2]
-    return judged(
+    return judge_claims(
         f"cosine at alpha = {data.attrs['end']:g} of {data.sizes['run']} runs at d = {d}: {told}; T = {data.attrs['long']} is learned in "
         f"{by_start.mean():.0%} of the map, T <= 3 in {1 - short / np.sum(data.tokens.values <= 3) / data.sizes['penalty']:.0%} of it from "
         f"{data.attrs['small']:g}",
@@ -391,15 +393,15 @@ def rewards(data: xr.Dataset) -> Judgement:
             )
             for (i, j), one in zip(pairs, apart, strict=True)
         ),
-        counted(
+        count_wrong(
             "episodes of up to three decisions are learned from a small overlap at any penalty",
             short,
             by_length[:3].size,
         ),
-        counted(
+        count_wrong(
             "long ones with a penalty of .2 or more are not", int(np.sum(penalised)), penalised.size
         ),
-        counted(
+        count_wrong(
             "what is learned is learned from any nearer start, and in any shorter episode",
             int(undone),
             by_start.size + by_length.size,
@@ -436,11 +438,11 @@ def content_or_position(data: xr.Dataset) -> Judgement:
             [runs[0, :, -1, 0] - runs[0, :, -1, 1], runs[-1, :, -1, 1] - runs[-1, :, -1, 0]], axis=1
         )
     )
-    return judged(
+    return judge_claims(
         f"growth rates are from the closed ones by at most {np.abs(gap).max():.5f}; position is unstable from omega = "
         f"{found[0][0]:.4f} on and faster from {found[0][1]:.4f} (c0 = 1) and {found[1][1]:.4f} (c0 = 2); "
         f"at t = {t[early]:g} it leads from {lead:.3f} on; "
-        f"runs at d = {d} are from the ODE by at most {listed(np.round(gaps, 3))} at omega = {listed(data.shown)}",
+        f"runs at d = {d} are from the ODE by at most {format_list(np.round(gaps, 3))} at omega = {format_list(data.shown)}",
         agreement(
             "growth rates are the closed ones, to .002", gap, 0.0, 0.0, tolerance=0.002, scale=0.02
         ),
