@@ -1,7 +1,8 @@
 """Numbers of Dormand and Prince's method of order 8(7), 14 stages of which the last is the first of the next step.
 
-Source: Prince and Dormand, J. Comp. Appl. Math. 7, 67 (1981); dense output of order 8 by Bogacki and Shampine, Comput. Math. Appl. 20, 15
-(1990). Written out here and not taken from diffrax, whose import takes as long as a small solution; a test holds them to diffrax's.
+Source: Prince and Dormand, J. Comp. Appl. Math. 7, 67 (1981); dense output of order 8 by Bogacki
+and Shampine, Comput. Math. Appl. 20, 15 (1990). Written out here and not taken from diffrax, whose
+import takes as long as a small solution; a test holds them to diffrax's.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ import numpy as np
 
 ORDER, STAGES = 8, 14
 
-# of the stages 1, 2, ... in those before them; a later row's zeros are left out: its columns 0, 3, 4, ... are given, from row 6 on
+# of the stages 1, 2, ... in those before them; a later row's zeros are left out: its columns 0, 3,
+# 4, ... are given, from row 6 on
 _FIRST_ROWS = (
     (1 / 18,),
     (1 / 48, 1 / 16),
@@ -148,7 +150,8 @@ _LOWER = np.array(
     ]
 )
 ERROR = A[-1] - _LOWER
-# of stages 0, 5, 6, ..., 13 in the powers 6, 5, ..., 1 of the fraction of the step; stages 1 to 4 do not enter
+# of stages 0, 5, 6, ..., 13 in the powers 6, 5, ..., 1 of the fraction of the step; stages 1 to 4
+# do not enter
 _DENSE = np.array(
     [
         [

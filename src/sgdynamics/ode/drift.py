@@ -1,7 +1,7 @@
 """The drift of the overlaps and the head: the mean increment of one step.
 
-With Omega_b the overlaps of covariance block b (eigenvalue l_b, fraction f_b of d), H, C, E[dloss/da] as in `expectations.interface`,
-batch B and weight decay al, in the time t = lr steps/d:
+With Omega_b the overlaps of covariance block b (eigenvalue l_b, fraction f_b of d), H, C,
+E[dloss/da] as in `expectations.interface`, batch B and weight decay al, in the time t = lr steps/d:
 
     dM_b/dt = - l_b (H Omega_b)_signals - al M_b
     dQ_b/dt = - l_b [(H Omega_b)_students + transpose] - 2 al Q_b + (lr/B) l_b f_b C
@@ -10,7 +10,8 @@ batch B and weight decay al, in the time t = lr steps/d:
 
 At finite d the mean increment of one step is exact with
 
-    (lr/d) { (l_b/B) 2 D_b C + (1 - 1/B) l_b^2 H Omega_b H^T + al^2 Q_b + al l_b [(H Omega_b)_students + transpose] }
+    (lr/d) { (l_b/B) 2 D_b C + (1 - 1/B) l_b^2 H Omega_b H^T + al^2 Q_b + al l_b [(H
+    Omega_b)_students + transpose] }
 
 added to dQ_b, and on the sphere with the mean of what normalising the rows does beyond first order.
 """
@@ -96,8 +97,9 @@ def drift(
 class MeanStep(Field):
     """The drift as a field of the solve core: `each` has the nodes, on the sphere at finite d `points` too; `shared` the numbers.
 
-    Its variable is t, or with a learning rate that depends on alpha, alpha: t is the integral of lr/batch. All numbers are read at alpha;
-    so is a batch that stands among them, where it is no whole number.
+    Its variable is t, or with a learning rate that depends on alpha, alpha: t is the integral of
+    lr/batch. All numbers are read at alpha; so is a batch that stands among them, where it is no
+    whole number.
     """
 
     structure: Structure
@@ -164,7 +166,8 @@ def _sphere_remainder(
 ) -> dict[str, Any]:
     """Mean over one step of (normalised overlaps - their expansion to first order in the step), per unit of t.
 
-    It runs the chain's own step on Sobol points for the input, so it is the increment of the chain by construction.
+    It runs the chain's own step on Sobol points for the input, so it is the increment of the chain
+    by construction.
     """
     free = replace(structure, constraint=NONE)
     grouping = compressed.Grouping(free, batch, single=True)
@@ -242,7 +245,10 @@ def _sphere_points(
 
 
 def finite_numbers(problem: Problem, dimension: int, batch: int) -> dict[str, Any]:
-    """What `drift` needs to know of a finite dimension; on the sphere also `points`, with a leading axis of replicates."""
+    """What `drift` needs to know of a finite dimension.
+
+    On the sphere also `points`, with a leading axis of replicates.
+    """
     d, sizes = check_dimension(
         problem, dimension, small=not problem.structure.constraint.fixes_norms
     )

@@ -1,8 +1,9 @@
 """The explicit method as a loop of its own: the steps, error control and dense output that diffrax has, in a small program.
 
-`diffrax.diffeqsolve` serves everyone (gradients, root finding, every kind of save), and a program of it takes seconds to import, trace and
-compile, whatever the field. A solution at given times needs little of that: these are its steps to rounding, with the field in the program
-once. A state is one vector here, whatever its variables.
+`diffrax.diffeqsolve` serves everyone (gradients, root finding, every kind of save), and a program
+of it takes seconds to import, trace and compile, whatever the field. A solution at given times
+needs little of that: these are its steps to rounding, with the field in the program once. A state
+is one vector here, whatever its variables.
 """
 
 from __future__ import annotations
@@ -63,7 +64,10 @@ def form_of(state: State, lead: int = 0) -> Form:
 
 
 def first_loop(state: State, times: np.ndarray, replicates: int) -> Loop:
-    """Where trajectories begin, (replicates, runs), of NumPy arrays; the state has a leading axis of runs."""
+    """Where trajectories begin, (replicates, runs), of NumPy arrays.
+
+    The state has a leading axis of runs.
+    """
     runs = len(next(iter(state.values())))
     y = np.concatenate([np.reshape(state[name], (runs, -1)) for name in sorted(state)], axis=-1)
     lead, y = (replicates, runs), np.broadcast_to(y, (replicates, *y.shape))
@@ -97,7 +101,8 @@ def advance(
 
     def step(loop: Loop) -> Loop:
         h = loop.until - loop.t
-        # the first "step" has no length: it finds the rate at the start, with the field in the program once
+        # the first "step" has no length: it finds the rate at the start, with the field in the
+        # program once
         still = loop.steps < 0
         y, last, ks = _stages(
             lambda t, y: flat(field(t, shaped(form, y))), loop.t, loop.until, loop.y, loop.rate
@@ -142,7 +147,10 @@ def explicit(
     inside: Callable[[Scalar, State], Any],
     most: int,
 ) -> Found:
-    """One trajectory from 0 by Dormand-Prince 8(7), at `times` by dense output; it ends where it is no longer `inside`."""
+    """One trajectory from 0 by Dormand-Prince 8(7), at `times` by dense output.
+
+    It ends where it is no longer `inside`.
+    """
     form, y = form_of(state), flat(state)
     begin, saved = jnp.zeros_like(times[-1]), jnp.full((len(times), len(y)), jnp.inf, y.dtype)
     first = jax.tree.map(jnp.asarray, Loop(begin, begin, y, jnp.zeros_like(y), -1, False, 0, saved))
@@ -202,7 +210,10 @@ def _error(
     rtol: Numeric | float,
     atol: Numeric | float,
 ) -> Float[Array, ""]:
-    """The error of a step over the tolerance, root mean square; beyond every bound where the field was not defined on the way."""
+    """The error of a step over the tolerance, root mean square.
+
+    Beyond every bound where the field was not defined on the way.
+    """
     undefined: Bool[Array, ""] = jnp.isnan(after).any()
     largest = jnp.maximum(jnp.abs(y), jnp.abs(jnp.where(undefined, y, after)))
     error = (jnp.asarray(ERROR) @ ks) / (atol + largest * rtol)

@@ -1,7 +1,8 @@
 """The solve core: a field integrated from many starts, explicitly, and at long times by LSODA from where the explicit method stopped.
 
-A solve is a `Case`, prepared before anything runs; `run_cases` runs any number of them, those of one program as lanes of it, each with its
-own step sizes, so that a lane's numbers do not depend on which others run beside it; what comes back is `Solved`.
+A solve is a `Case`, prepared before anything runs; `run_cases` runs any number of them, those of
+one program as lanes of it, each with its own step sizes, so that a lane's numbers do not depend on
+which others run beside it; what comes back is `Solved`.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ FEW_NUMBERS = 128  # of a state: with more, running outweighs compiling
 class Field(ABC):
     """A right-hand side, static and hashable: d state/dt = field(each, shared, t, state), the state a dictionary of arrays.
 
-    `each` are numbers that come in replicates (points of a sampled expectation), `shared` all others.
+    `each` are numbers that come in replicates (points of a sampled expectation), `shared` all
+    others.
     """
 
     symmetric: tuple[
@@ -61,9 +63,9 @@ class Field(ABC):
     def on_symmetric(self, each: PyTree, shared: PyTree, t: Scalar, state: State) -> Any:
         """Evaluate the field at the symmetric part of the state, and return the symmetric part of the rate.
 
-        The formulas of the drift extend to matrices that are not symmetric, and there antisymmetric modes
-        can be unstable: rounding errors of 1e-16 then grow exponentially and ruin a solution that is
-        itself stable. On the symmetric part they have no dynamics.
+        The formulas of the drift extend to matrices that are not symmetric, and there antisymmetric
+        modes can be unstable: rounding errors of 1e-16 then grow exponentially and ruin a solution
+        that is itself stable. On the symmetric part they have no dynamics.
         """
         rate = self(each, shared, t, self._symmetric_part(state))
         return self._symmetric_part(rate)
@@ -88,7 +90,8 @@ class Watch(ABC):
 class Case:
     """One solve, prepared: everything that is checked and chosen before anything runs. Axes: replicates of `each`, runs of `states`.
 
-    Where `shared` has "units" by variable, states are given in them, so that one absolute tolerance is right for all; solutions are not.
+    Where `shared` has "units" by variable, states are given in them, so that one absolute tolerance
+    is right for all; solutions are not.
     """
 
     field: Field
@@ -103,7 +106,10 @@ class Case:
 
     @property
     def numbers(self) -> tuple[Any, ...]:
-        """What is traced beside `each`; save points, whose number is a shape, are filled up to a power of two."""
+        """What is traced beside `each`.
+
+        Save points, whose number is a shape, are filled up to a power of two.
+        """
         levels = (
             np.zeros(len(next(iter(self.states.values())))) if self.levels is None else self.levels
         )
@@ -111,7 +117,10 @@ class Case:
 
     @property
     def stretch(self) -> tuple[Any, ...]:
-        """What is traced in a stretch of explicit steps beside `each`: with where the trajectories begin."""
+        """What is traced in a stretch of explicit steps beside `each`.
+
+        With where the trajectories begin.
+        """
         times, replicates = pad_with_last(self.times), len(jax.tree.leaves(self.each)[0])
         return self.shared, times, self.tolerance, first_loop(self.states, times, replicates)
 
@@ -153,7 +162,8 @@ class Reached(NamedTuple):
 class Solved(NamedTuple):
     """States (replicate, run, time, ...), NaN from where a solution left every bound or its steps ran out; which method, and who did.
 
-    With a watch the times at which runs left (NaN elsewhere) and who diverged, (replicate, run), in place of states.
+    With a watch the times at which runs left (NaN elsewhere) and who diverged, (replicate, run), in
+    place of states.
     """
 
     states: dict[str, np.ndarray]
@@ -180,13 +190,15 @@ def integrate(
 ) -> diffrax.Solution:
     """One trajectory from 0 by Dormand-Prince 8(7), or Kvaerno 5(4) where `stiff`: at `times` by dense output, and where it ended.
 
-    With `guard` it stops where the state leaves every bound (an event, which reverse mode need not carry). With `watch`, a
-    function of the state, it stops where that falls below zero, the time found by bisection, and only the end is saved.
+    With `guard` it stops where the state leaves every bound (an event, which reverse mode need not
+    carry). With `watch`, a function of the state, it stops where that falls below zero, the time
+    found by bisection, and only the end is saved.
     """
     import diffrax  # here: its import takes as long as a small solution, and most solutions do without
     import optimistix
 
-    # jitted on its own: the integrator names the field in several places, and this way it is traced once
+    # jitted on its own: the integrator names the field in several places, and this way it is traced
+    # once
     moving = jax.jit(field.on_symmetric)
 
     def blown_up(t: Scalar, y: State, args: PyTree, **_: object) -> Bool[Numeric, ""]:
@@ -194,9 +206,11 @@ def integrate(
 
     event = diffrax.Event(blown_up) if guard else None
     if watch is not None:
-        # flip: told, not detected, for runs without an event get a function that is 0 at the end, which detection refuses
+        # flip: told, not detected, for runs without an event get a function that is 0 at the end,
+        # which detection refuses
         found = optimistix.Bisection(rtol=EVENT_TOLERANCE, atol=EVENT_TOLERANCE, flip=True)
-        # one condition for both, as bisection takes one: a state beyond every bound counts as below zero
+        # one condition for both, as bisection takes one: a state beyond every bound counts as below
+        # zero
         event = diffrax.Event(
             lambda t, y, args, **_: jnp.where(blown_up(t, y, args), -1.0, watch(y)),
             root_finder=found,
@@ -226,7 +240,10 @@ def _below(watch: Watch, shared: PyTree, level: Scalar, state: State) -> Float[N
 
 
 def largest(t: Any) -> Any:
-    """Overlaps beyond this have diverged. Some rightly grow as a power of t (Hebb's Q as t^2); what explodes passes any power soon."""
+    """Overlaps beyond this have diverged.
+
+    Some rightly grow as a power of t (Hebb's Q as t^2); what explodes passes any power soon.
+    """
     return LARGEST * (1 + t) ** 2
 
 
@@ -264,7 +281,10 @@ def _reach(
 
 
 def _symmetric(field: Field, state: State) -> State:
-    """The state with its symmetric matrices symmetric to the last bit: the drift may amplify antisymmetric rounding errors."""
+    """The state with its symmetric matrices symmetric to the last bit.
+
+    The drift may amplify antisymmetric rounding errors.
+    """
     return {
         name: (value + value.swapaxes(-1, -2)) / 2 if name in field.symmetric else value
         for name, value in state.items()
@@ -331,7 +351,10 @@ def _compiled(function: Callable[..., Any], small: bool) -> Callable[..., Any]:
 
 
 def _program(function: Callable[..., Any], case: Case) -> Callable[..., Any]:
-    """A function of cases such as this, compiled: few numbers are computed in no time, many the slower the less the compiler did."""
+    """A function of cases such as this, compiled.
+
+    Few numbers are computed in no time, many the slower the less the compiler did.
+    """
     numbers = sum(value[0].size for value in case.states.values())
     return _compiled(function, numbers <= FEW_NUMBERS)
 
@@ -349,7 +372,10 @@ def by_program(cases: dict[Any, Case], size: int) -> list[list[Any]]:
 
 
 def run_cases(cases: list[Case], size: int = 1) -> list[Solved | ValueError]:
-    """Cases of one key: together by the explicit method, and the rest each alone by LSODA; a case that fails is its error."""
+    """Cases of one key: together by the explicit method, and the rest each alone by LSODA.
+
+    A case that fails is its error.
+    """
     solved = _run_cases(cases, size)
     shown = current_meter()
     if shown is not None:
@@ -412,8 +438,9 @@ _PACE: dict[Hashable, float] = {}  # seconds per step of programs that have run
 def _advance_all(function: Callable[..., Loop], case: Case, numbers: tuple[Any, ...]) -> Loop:
     """Every trajectory of a program by the explicit method, as NumPy arrays.
 
-    All steps run in one call of the compiled loop where they are known to be fast. Otherwise the loop returns about every STRETCH
-    seconds, so that progress can be shown and the cost estimated. The steps are the same, and so is the program, as `most` is traced.
+    All steps run in one call of the compiled loop where they are known to be fast. Otherwise the
+    loop returns about every STRETCH seconds, so that progress can be shown and the cost estimated.
+    The steps are the same, and so is the program, as `most` is traced.
     """
     program, form = _program(function, case), form_of(case.states, 1)
     *given, loops = numbers
@@ -431,7 +458,8 @@ def _advance_all(function: Callable[..., Loop], case: Case, numbers: tuple[Any, 
         if per_step is not None and (t >= end).all():
             break  # nothing more is copied from the device: a small solution takes no longer than the copies
         left, count = np.asarray(loops.left), int(np.asarray(loops.steps).max())
-        # the first stretch of a program includes its compilation: the second tells how long steps take
+        # the first stretch of a program includes its compilation: the second tells how long steps
+        # take
         if made > 0 or per_step is not None:
             per_step = _PACE[pace] = seconds / max(count - made, 1)
         made = count
@@ -464,12 +492,18 @@ def _steps_left(loops: Loop, end: Any, made: int) -> int:
 
 
 def _share(t: Any, end: Any) -> float:
-    """The share of the work that is done at time t: steps grow with time, so that late times count by their logarithm."""
+    """The share of the work that is done at time t.
+
+    Steps grow with time, so that late times count by their logarithm.
+    """
     return float(np.mean(np.log1p(t) / np.log1p(end)))
 
 
 def _reached(case: Case, loops: Loop) -> Reached:
-    """What the explicit method reached of one case; the last states only where LSODA continues from them."""
+    """What the explicit method reached of one case.
+
+    The last states only where LSODA continues from them.
+    """
     form, end = form_of(case.states, 1), case.times[-1]
     none_left = np.zeros(loops.t.shape, dtype=bool)
     saved: Any = _symmetric(case.field, shaped(form, loops.saved))

@@ -1,33 +1,40 @@
 """Gaussian mixtures at snr = infinity: the ballistic limit has a field that jumps, and its solutions slide (Filippov).
 
-Clusters sit at their means: binary +mu (y = 1) and -mu (y = 0), weight w = 1/2; XOR +-mu (y = 1) and +-nu (y = 0), w = 1/4.
-With m_i^q = W_i.q, a head a, h_i = s m_i^q on the cluster c = (q, s), f_c = sum_i a_i relu(h_i), e_c = sigmoid(f_c) - y_c:
+Clusters sit at their means: binary +mu (y = 1) and -mu (y = 0), weight w = 1/2; XOR +-mu (y = 1)
+and +-nu (y = 0), w = 1/4. With m_i^q = W_i.q, a head a, h_i = s m_i^q on the cluster c = (q, s),
+f_c = sum_i a_i relu(h_i), e_c = sigmoid(f_c) - y_c:
 
     dm_i^q/dt = - al m_i^q - a_i w sum_s s 1{s m_i^q > 0} e_(q,s)
     da_i/dt   = - head_rate (al a_i + w sum_c relu(h_i) e_c)
     dR/dt     = - 2 al R,   Q = R + sum_q m^q m^qT
 
-Why Filippov. At finite snr a field is h_i ~ N(s m_i, Q_ii/snr), so 1{s m_i > 0} is the probability Phi(s z), z = m_i sqrt(snr/Q_ii),
-and all else is continuous in h. As snr -> infinity the layer |z| = O(1) shrinks to the surface m_i^q = 0, on which
+Why Filippov. At finite snr a field is h_i ~ N(s m_i, Q_ii/snr), so 1{s m_i > 0} is the probability
+Phi(s z), z = m_i sqrt(snr/Q_ii), and all else is continuous in h. As snr -> infinity the layer |z|
+= O(1) shrinks to the surface m_i^q = 0, on which
 
     dm_i^q/dt = p right + (1 - p) left,   p = Phi(z),   right = - a_i w e_(q,+),   left = a_i w e_(q,-)
 
-Only m_i^q itself jumps there, and its rate depends on no other coordinate's p: any number of surfaces at once are that many
-independent cases.
+Only m_i^q itself jumps there, and its rate depends on no other coordinate's p: any number of
+surfaces at once are that many independent cases.
 
 - right and left of one sign (y differs across the surface: binary): the solution crosses.
-- right < 0 < left (XOR: m^nu where a_i > 0, m^mu where a_i < 0): z settles where the mean vanishes and m_i^q stays at exactly 0.
-- right > 0 > left: the surface repels, and only a start lies on it. There z = 0, p = 1/2: the mean (right + left)/2 decides the side, and
-  the solution leaves at once (it takes a time of order snr^(-1/2)). Where f_(q,+) = f_(q,-) the mean vanishes too, and its rate of change
-  decides. Where that vanishes as well (mirror symmetry, or m^q = 0 for all units), the solution stays. W_i = 0 is read as
-  the limit R_ii -> 0.
+- right < 0 < left (XOR: m^nu where a_i > 0, m^mu where a_i < 0): z settles where the mean vanishes
+  and m_i^q stays at exactly 0.
+- right > 0 > left: the surface repels, and only a start lies on it. There z = 0, p = 1/2: the mean
+  (right + left)/2 decides the side, and
+  the solution leaves at once (it takes a time of order snr^(-1/2)). Where f_(q,+) = f_(q,-) the
+  mean vanishes too, and its rate of change decides. Where that vanishes as well (mirror symmetry,
+  or m^q = 0 for all units), the solution stays. W_i = 0 is read as the limit R_ii -> 0.
 
-That is all the bookkeeping. Past a surface the field of the near side, continued linearly, pushes on (XOR: a_i > 0 and m^nu past 0 stay
-so; binary likewise): a sign change between the ends of a step is never missed, the smallest |m_i^q| falls through 0 once, and that is where
-the first surface is met. A sliding coordinate slides for ever: with m_i^mu = 0 and a_i < 0, what is left of da_i/dt keeps a_i < 0. After
-its crossing a binary unit has a_i m_i > 0, and keeps it. So a unit meets at most one surface after its start.
+That is all the bookkeeping. Past a surface the field of the near side, continued linearly, pushes
+on (XOR: a_i > 0 and m^nu past 0 stay so; binary likewise): a sign change between the ends of a step
+is never missed, the smallest |m_i^q| falls through 0 once, and that is where the first surface is
+met. A sliding coordinate slides for ever: with m_i^mu = 0 and a_i < 0, what is left of da_i/dt
+keeps a_i < 0. After its crossing a binary unit has a_i m_i > 0, and keeps it. So a unit meets at
+most one surface after its start.
 
-Source: Ben Arous, Gheissari, Jagannath, High-dimensional limit theorems for SGD, Props. 4.2 and F.3, completed by the above.
+Source: Ben Arous, Gheissari, Jagannath, High-dimensional limit theorems for SGD, Props. 4.2 and
+F.3, completed by the above.
 """
 
 from __future__ import annotations
@@ -58,8 +65,9 @@ EVENT_TOLERANCE = 1e-13  # on the time a surface is met
 SAME_TIME = 64.0  # surfaces met within this many event tolerances are met together
 TIE = 1e-13  # a difference this small, relative to its terms, is rounding
 MOST_STEPS = 2000  # explicit steps of a piece before LSODA takes over
-# One program serves both kinds, all widths up to a multiple of UNITS and any number of runs: what is missing is filled up with
-# directions of weight 0 and units that are 0 (which stay 0), and runs go through it LANES at a time.
+# One program serves both kinds, all widths up to a multiple of UNITS and any number of runs: what
+# is missing is filled up with directions of weight 0 and units that are 0 (which stay 0), and runs
+# go through it LANES at a time.
 DIRECTIONS = max(len(labels) for labels in LABELS.values())
 UNITS = 4
 LANES = 128
@@ -80,7 +88,10 @@ def _errors(
     a: Float[Numeric, "..."],
     side: Float[Numeric, "..."],
 ) -> tuple[Any, Any]:
-    """relu(h) (K, q, 2) with the active set taken from `side` (K, q), and w e (q, 2); the last axis is the cluster's sign, + then -."""
+    """relu(h) (K, q, 2) with the active set taken from `side` (K, q), and w e (q, 2).
+
+    The last axis is the cluster's sign, + then -.
+    """
     sign = jnp.array([1.0, -1.0])
     relu = jnp.where(side[..., None] == sign, sign * M[..., None], 0.0)
     flip = 1.0 - 2.0 * clusters["labels"]  # sigmoid(f) - y without cancellation
@@ -97,7 +108,10 @@ def _field(
     a: Float[Numeric, "..."],
     side: Float[Numeric, "..."],
 ) -> tuple[Any, Any]:
-    """The smooth field of one side of every surface: `side` (K, q) is +1, -1, or 0 where m_i^q stays 0."""
+    """The smooth field of one side of every surface.
+
+    `side` (K, q) is +1, -1, or 0 where m_i^q stays 0.
+    """
     relu, e = _errors(clusters, M, a, side)
     jump = jnp.where(side > 0, e[:, 0], -e[:, 1])
     dM = jnp.where(side == 0, 0.0, -decay * M - a[:, None] * jump)
@@ -111,7 +125,10 @@ def _sides(
     M: Float[Numeric, "..."],
     a: Float[Numeric, "..."],
 ) -> Any:
-    """On which side of each surface the solution goes on: the sign of m_i^q, and on the surface the module's three cases."""
+    """On which side of each surface the solution goes on.
+
+    The sign of m_i^q, and on the surface the module's three cases.
+    """
     at = jnp.sign(M)
     _, e = _errors(clusters, M, a, at)
     right, left = -a[:, None] * e[:, 0], a[:, None] * e[:, 1]
@@ -119,7 +136,8 @@ def _sides(
     def parts(M: Float[Numeric, "..."], a: Float[Numeric, "..."]) -> Any:
         return a[:, None, None] * _errors(clusters, M, a, at)[0]
 
-    # f_(q,+) - f_(q,-) and its rate: e grows with f, so where the labels agree they have the signs of e_+ - e_- and of its rate
+    # f_(q,+) - f_(q,-) and its rate: e grows with f, so where the labels agree they have the signs
+    # of e_+ - e_- and of its rate
     values, rates = jax.jvp(parts, (M, a), _field(clusters, decay, head_rate, M, a, at))
     first, then = (
         _sign(x[..., 0].sum(axis=0) - x[..., 1].sum(axis=0), jnp.abs(x).sum(axis=(0, 2)))
@@ -145,7 +163,8 @@ def infinite_snr_sides(
 ) -> Any:
     """The side (K, q) of each surface m_i^q = 0 on which the solution goes on: +1, -1, or 0 where it slides or stays.
 
-    The sign of m_i^q; where m_i^q = 0 exactly, by the rates right and left of the surface (see the module). Pure JAX, one state.
+    The sign of m_i^q; where m_i^q = 0 exactly, by the rates right and left of the surface (see the
+    module). Pure JAX, one state.
     """
     return _sides(_clusters(kind), weight_decay, head_rate, jnp.asarray(M), jnp.asarray(a))
 
@@ -160,8 +179,9 @@ def infinite_snr_drift(
 ) -> tuple[Any, Any]:
     """(dM/dt, da/dt) at snr = infinity in the state M (K, q), a (K), as in the module's first equation.
 
-    `side` (K, q) freezes the active sets (+1, -1; 0: m_i^q stays 0), which makes the field smooth; by default they are those of the
-    Filippov solution in this state. Pure JAX, one state: jit, vmap and grad go through it (the sides are locally constant).
+    `side` (K, q) freezes the active sets (+1, -1; 0: m_i^q stays 0), which makes the field smooth;
+    by default they are those of the Filippov solution in this state. Pure JAX, one state: jit, vmap
+    and grad go through it (the sides are locally constant).
     """
     clusters, M, a = _clusters(kind), jnp.asarray(M), jnp.asarray(a)
     chosen = _sides(clusters, weight_decay, head_rate, M, a) if side is None else jnp.asarray(side)
@@ -189,7 +209,10 @@ def _plain(value: np.ndarray) -> Any:
 
 
 def infinite_snr_risk(kind: str, M: Float[Numeric, "..."], a: Float[Numeric, "..."]) -> Any:
-    """The cross-entropy at snr = infinity, without weight decay: sum_c w [log(1 + exp f_c) - y_c f_c]. M (..., K, q), a (..., K)."""
+    """The cross-entropy at snr = infinity, without weight decay.
+
+    Sum_c w [log(1 + exp f_c) - y_c f_c]. M (..., K, q), a (..., K).
+    """
     f, sign = _outputs(kind, M, a)
     return _plain(np.logaddexp(0.0, -sign * f).mean(axis=(-2, -1)))
 
@@ -197,8 +220,9 @@ def infinite_snr_risk(kind: str, M: Float[Numeric, "..."], a: Float[Numeric, "..
 def infinite_snr_accuracy(kind: str, M: Float[Numeric, "..."], a: Float[Numeric, "..."]) -> Any:
     """The share of the data classified right at snr = infinity: sum_c w [1{f_c has the label's sign} + 1{f_c = 0}/2].
 
-    M (..., K, q), a (..., K). A cluster on which no unit is active has f_c = 0 and counts 1/2: the accuracy is a function of the state
-    there, not the limit of finite snr, which depends on the units that slide along the cluster's surface (with p = P(h_i > 0) in (0, 1)).
+    M (..., K, q), a (..., K). A cluster on which no unit is active has f_c = 0 and counts 1/2: the
+    accuracy is a function of the state there, not the limit of finite snr, which depends on the
+    units that slide along the cluster's surface (with p = P(h_i > 0) in (0, 1)).
     """
     f, sign = _outputs(kind, M, a)
     return _plain((0.5 + 0.5 * np.sign(sign * f)).mean(axis=(-2, -1)))
@@ -272,7 +296,8 @@ def _landed(
     dM, _ = _field(
         numbers["clusters"], numbers["decay"], numbers["head_rate"], last["M"], last["a"], side
     )
-    # the nearest met it by definition, and so did those that the clock cannot tell from it (runs with a symmetry)
+    # the nearest met it by definition, and so did those that the clock cannot tell from it (runs
+    # with a symmetry)
     away = jnp.where(side == 0, jnp.inf, side * last["M"])
     inward = jnp.maximum(-side * dM, 0.0)
     hit = met & (
@@ -300,7 +325,10 @@ def _flat_field(numbers: dict[str, Any], side: Float[Numeric, "p K"], y: Float[A
 def _long_segment(
     numbers: dict[str, Any], times: np.ndarray, last: dict[str, np.ndarray]
 ) -> tuple[dict[str, Any], str]:
-    """The rest of a piece that the explicit method did not finish, by LSODA: as `_segment`, and how it ended."""
+    """The rest of a piece that the explicit method did not finish, by LSODA.
+
+    As `_segment`, and how it ended.
+    """
     side, t0 = last["side"], float(last["time"])
     size = side.size
 
@@ -379,12 +407,14 @@ def solve_infinite_snr(
 ) -> dict[str, np.ndarray]:
     """The Filippov solutions of a mixture at snr = infinity: M (run, time, K, q), Q (run, time, K, K), a (run, time, K).
 
-    From M (run, K, q), Q (run, K, K), a (run, K) at t = 0; the equations, and what happens on the surfaces m_i^q = 0, are the module's.
-    Dormand-Prince 8(7) on each smooth piece, with local tolerances rtol and atol. Where a coordinate meets its surface (the time is found
-    by bisection) it is set to exactly 0 and the next piece begins; `met` (run) counts these meetings. LSODA goes on where a piece needs too
-    many steps; a run for which that is not enough is NaN from there on and True in `ran_out`. With `error=True` also `error` (run),
-    the largest change of M and a at the given times when the tolerances are ten times looser.
-    Assumes snr -> infinity after d -> infinity, so lr plays no part. Props. 4.2 and F.3.
+    From M (run, K, q), Q (run, K, K), a (run, K) at t = 0; the equations, and what happens on the
+    surfaces m_i^q = 0, are the module's. Dormand-Prince 8(7) on each smooth piece, with local
+    tolerances rtol and atol. Where a coordinate meets its surface (the time is found by bisection)
+    it is set to exactly 0 and the next piece begins; `met` (run) counts these meetings. LSODA goes
+    on where a piece needs too many steps; a run for which that is not enough is NaN from there on
+    and True in `ran_out`. With `error=True` also `error` (run), the largest change of M and a at
+    the given times when the tolerances are ten times looser. Assumes snr -> infinity after d ->
+    infinity, so lr plays no part. Props. 4.2 and F.3.
     """
     checks.choice("kind", kind, LABELS)
     M, Q, a, times = _checked(kind, M, Q, a, times)
@@ -421,7 +451,11 @@ def _first(count: int, tree: PyTree) -> Any:
 def _solve(
     kind: str, M: np.ndarray, a: np.ndarray, times: np.ndarray, tolerances: dict[str, float]
 ) -> dict[str, np.ndarray]:
-    """All pieces of all runs: each run has its own clock, and goes back to the end of the queue until it reaches the last time."""
+    """All pieces of all runs.
+
+    Each run has its own clock, and goes back to the end of the queue until it reaches the last
+    time.
+    """
     clusters = _clusters(kind)
     runs, width, directions = M.shape
     units = -width % UNITS

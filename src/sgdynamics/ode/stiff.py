@@ -1,9 +1,11 @@
 """Long times: where an explicit method needs too many steps, LSODA goes on from where it stopped.
 
-Late in learning the overlaps hardly move while the fastest rate of the drift is still of order one: an explicit method is held to steps of
-that order by stability, LSODA (Petzold 1983; variable order, implicit where that pays) is not. What holds it back at t = 1e6 is rounding:
-a drift that is known to 1e-16 moves neutral directions by 1e-16 h in a step h, which a tolerance of 1e-13 forbids. So times are taken
-decade by decade, and a decade that uses up its steps goes on at a ten times looser tolerance, down to the one that the user asked for.
+Late in learning the overlaps hardly move while the fastest rate of the drift is still of order one:
+an explicit method is held to steps of that order by stability, LSODA (Petzold 1983; variable order,
+implicit where that pays) is not. What holds it back at t = 1e6 is rounding: a drift that is known
+to 1e-16 moves neutral directions by 1e-16 h in a step h, which a tolerance of 1e-13 forbids. So
+times are taken decade by decade, and a decade that uses up its steps goes on at a ten times looser
+tolerance, down to the one that the user asked for.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ EVENT_TOLERANCE = 1e-12  # on the time of an event
 class Followed(NamedTuple):
     """One solution: values (size, time) at the save points, NaN beyond `time`, where it ended, and why.
 
-    `ended`: "finished", "event" (`watch` fell below zero), "diverged" (out of bounds or not finite) or "tired" (no steps left).
+    `ended`: "finished", "event" (`watch` fell below zero), "diverged" (out of bounds or not finite)
+    or "tired" (no steps left).
     """
 
     values: np.ndarray
@@ -50,9 +53,9 @@ def follow(
 ) -> Followed:
     """y' = field(t, y) from `t0` to times[-1] by LSODA, saved at `times` by its dense output.
 
-    `loosest`: by what factor the tolerances may be loosened where rounding holds it back. `inside`: whether a state is within bounds at
-    its time. It ends early where `watch` falls below zero, the time found by Brent's method. `report` is called with the time reached,
-    every REPORTED steps.
+    `loosest`: by what factor the tolerances may be loosened where rounding holds it back. `inside`:
+    whether a state is within bounds at its time. It ends early where `watch` falls below zero, the
+    time found by Brent's method. `report` is called with the time reached, every REPORTED steps.
     """
     from scipy import integrate  # here: few solutions are so long
 
@@ -117,7 +120,10 @@ def ran_out(at: np.ndarray) -> str:
 
 
 def _crossing(watch: Callable[[np.ndarray], float], dense: Any, low: float, high: float) -> float:
-    """Where `watch` passes zero within a step; the step's end where its own interpolation does not show it."""
+    """Where `watch` passes zero within a step.
+
+    The step's end where its own interpolation does not show it.
+    """
     if watch(dense(low)) <= 0:
         return low
     if watch(dense(high)) >= 0:

@@ -74,12 +74,18 @@ class Frame:
     def input_map(
         self, factors: Float[Numeric, "blocks fields inside"]
     ) -> Float[Numeric, "blocks fields inside"]:
-        """What a standard normal of each field adds to the normals of an input; `factors` are X_b C^-T of the rows that are read."""
+        """What a standard normal of each field adds to the normals of an input.
+
+        `factors` are X_b C^-T of the rows that are read.
+        """
         return jnp.sqrt(self.eigenvalues)[:, None, None] * factors
 
     @property
     def outside(self) -> Float[Numeric, "blocks columns columns"]:
-        """The new columns of a batch: the length of an input outside of the frame, sqrt(n_b) in each block."""
+        """The new columns of a batch.
+
+        The length of an input outside of the frame, sqrt(n_b) in each block.
+        """
         return jnp.sqrt(self.sizes)[:, None, None] * jnp.eye(self.grouping.columns)
 
     def coordinates(self, rows: Float[Numeric, "blocks n columns"]) -> Float[Numeric, "n flat"]:
@@ -97,7 +103,10 @@ class Frame:
         return jnp.moveaxis(flat.reshape(flat.shape[0], self.blocks, -1), 1, 0)
 
     def begin(self) -> Rows:
-        """All sets at this state, those that are fast at 0; squares are written out along the columns."""
+        """All sets at this state, those that are fast at 0.
+
+        Squares are written out along the columns.
+        """
         state, missing = self.state, copies(self.law) * self.p - self.rows
         rows = jnp.pad(self.flat(self.Z), ((0, missing), (0, 0)))
         squares = tuple(self.spread_out(one) for one in state["update_squares"])
@@ -151,7 +160,10 @@ class Frame:
         return jnp.sqrt(self.eigenvalues * self.sizes / samples)[:, None, None] * _root(noise)
 
     def _gathered(self, squares: tuple[Any, ...]) -> Any:
-        """Increments of squares as numbers of the units: their mean over coordinates in units of the input's variance."""
+        """Increments of squares as numbers of the units.
+
+        Their mean over coordinates in units of the input's variance.
+        """
         if not squares:
             return self.state["update_squares"] * 0
         weights = self.parameters["fractions"] / input_covariance.trace(self.parameters)
@@ -172,7 +184,10 @@ class Frame:
         )
 
     def sign(self, G: Float[Numeric, "p flat"]) -> Float[Numeric, "p flat"]:
-        """The signs of Gaussian coordinates: along a row their mean is sqrt(2/pi) over the deviation, their products are arcsines."""
+        """The signs of Gaussian coordinates.
+
+        Along a row their mean is sqrt(2/pi) over the deviation, their products are arcsines.
+        """
         gram = self.gram(G)
         size = jnp.sqrt(jnp.einsum("bpp->bp", gram))
         ratio = 1 / jnp.where(size > 0, size, 1.0)
@@ -194,12 +209,14 @@ class Frame:
 class JointFrame:
     """All blocks in one orthonormal frame, for a step that is averaged over points: its cost does not grow with the number of blocks.
 
-    A step sees a batch through rows and inputs alone, which span few directions of all columns of all blocks:
+    A step sees a batch through rows and inputs alone, which span few directions of all columns of
+    all blocks:
 
         S_b, Z_b (signals and rows),     l_b S_b, l_b Z_b (inputs),     sqrt(l_b) S_b, sqrt(l_b) Z_b, S_b/sqrt(l_b) (signs of inputs)
 
-    A QR decomposition gives orthonormal columns that contain them, signals first; no rank is decided. Outside of them an input has the
-    length sqrt(sum_b n_b l_b), of which block b carries the share n_b l_b; that of signs or of an update's own noise is n_b.
+    A QR decomposition gives orthonormal columns that contain them, signals first; no rank is
+    decided. Outside of them an input has the length sqrt(sum_b n_b l_b), of which block b carries
+    the share n_b l_b; that of signs or of an update's own noise is n_b.
     """
 
     def __init__(self, frame: Frame) -> None:
@@ -394,7 +411,10 @@ class Oblique(Frame):
 
 
 def _root(matrix: Float[Numeric, "... n n"]) -> Any:
-    """Some L with L L^T = matrix, which may be singular: one call of LAPACK, where a triangular one would be a loop."""
+    """Some L with L L^T = matrix, which may be singular.
+
+    One call of LAPACK, where a triangular one would be a loop.
+    """
     if matrix.shape[-1] == 1:
         return jnp.sqrt(jnp.maximum(matrix, 0.0))
     values, vectors = jnp.linalg.eigh(matrix)

@@ -1,4 +1,7 @@
-"""Points of the fields of a batch: where steps of an update that is not linear in the gradient are taken, to be averaged."""
+"""Points of the fields of a batch.
+
+Where steps of an update that is not linear in the gradient are taken, to be averaged.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +36,9 @@ def field_points(
 ) -> dict[str, np.ndarray]:
     """Points of the fields of a batch and of its draws, (replicates, chunks, points, ...), and their weights.
 
-    `reads`: how many sets of rows gradients are taken at. `quiet`: the label noise is 0, or summed by hand. Few dimensions have a lattice,
-    whose second replicate is shifted by half a step, more have Sobol points; `fine` > 1 makes both finer.
+    `reads`: how many sets of rows gradients are taken at. `quiet`: the label noise is 0, or summed
+    by hand. Few dimensions have a lattice, whose second replicate is shifted by half a step, more
+    have Sobol points; `fine` > 1 makes both finer.
     """
     sample = structure.sample
     of_fields = (
@@ -62,7 +66,10 @@ def field_points(
 
 @lru_cache(maxsize=8)
 def _lattice(dimensions: int, fine: float) -> tuple[np.ndarray, np.ndarray]:
-    """The trapezoidal rule for standard normals, twice: from 0, and shifted by half a step. Both (2, n, dimensions), (2, n)."""
+    """The trapezoidal rule for standard normals, twice.
+
+    From 0, and shifted by half a step. Both (2, n, dimensions), (2, n).
+    """
     step, radius = LATTICE[dimensions]
     step /= fine
     every = []
@@ -110,8 +117,8 @@ def two_points_of_law(
     """Nodes and weights for label noise of a law between two edges, exact for polynomials of degree 2.
 
     One node lies next to the lower edge (to the upper one where the lower is infinite), as in a
-    Gauss-Radau rule, so that both lie between the edges. In a tail without variance only the mass is
-    right, which suffices for a step that is constant there.
+    Gauss-Radau rule, so that both lie between the edges. In a tail without variance only the mass
+    is right, which suffices for a step that is constant there.
     """
     unit = parameters["unit"]
     mirrored = jnp.isinf(low)

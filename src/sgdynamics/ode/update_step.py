@@ -1,13 +1,16 @@
 """The ODE of any update, from the lines that simulate it: the mean of one step on the limit's ground.
 
-A step returns increments of its rows Z and scalars s. On columns [T | L | new], where an input is its projection on the rows and signals
-that its gradient reads, and sqrt(n_b) along a new column of each block (n_b = f_b D; no chi, which is 1 there), at D = 1e14:
+A step returns increments of its rows Z and scalars s. On columns [T | L | new], where an input is
+its projection on the rows and signals that its gradient reads, and sqrt(n_b) along a new column of
+each block (n_b = f_b D; no chi, which is 1 there), at D = 1e14:
 
     d(Z Z^T)/dtau = D E[Z dZ^T + dZ Z^T + dZ dZ^T],     d(Z W*^T)/dtau = D E[dZ W*^T],     ds/dtau = D E[ds],     tau = steps/d
 
-exact to rounding, as increments are small and are never added to what they move. Three ways to take the mean:
+exact to rounding, as increments are small and are never added to what they move. Three ways to take
+the mean:
 
-- an update that is linear in the gradient needs one step, along the mean gradient, with the noise E[h h^T]/B as rows of new columns;
+- an update that is linear in the gradient needs one step, along the mean gradient, with the noise
+  E[h h^T]/B as rows of new columns;
 - one that is linear and remembers O(1) steps runs at the stationary point of what it remembers;
 - any other is averaged over points of the fields.
 """
@@ -73,7 +76,10 @@ class UpdateStep(Field):
 
 
 def slow_rows(law: Law) -> tuple[str, ...]:
-    """The sets of rows that are part of the ODE beside the weights: those that remember O(1) steps follow from the others."""
+    """The sets of rows that are part of the ODE beside the weights.
+
+    Those that remember O(1) steps follow from the others.
+    """
     return () if law.memory == "fast" else law.rows
 
 
@@ -211,7 +217,10 @@ def map_step(
     number: Scalar | IntScalar,
     state: State,
 ) -> dict[str, Any]:
-    """The state after one step on a batch of `share` d samples, with D = 1 in the update's units: deterministic as d -> infinity."""
+    """The state after one step on a batch of `share` d samples, with D = 1 in the update's units.
+
+    Deterministic as d -> infinity.
+    """
     frame = Frame(field.structure, field.batch, field.law, parameters, jnp.asarray(1.0), state)
     setting = Setting(
         algorithm["lr"],
@@ -249,7 +258,10 @@ def _linear_rates(
 def _stationary(
     law: Law, numbers: Parameters, state: Rows, ground: Ground, setting: Setting, p: int
 ) -> Rows:
-    """The state with its fast sets where they do not move: as they are linear, with the right mean and the right noise."""
+    """The state with its fast sets where they do not move.
+
+    As they are linear, with the right mean and the right noise.
+    """
 
     def moved(fast: Numeric) -> Any:
         rows, head = fast[:, :-1], fast[:, -1]
@@ -300,7 +312,8 @@ def _averaged_rates(
     # a loss that reads overlaps may read those of each block
     view = frame if frame.blocks == 1 or field.structure.loss.reads_overlaps else JointFrame(frame)
     grouping, sample = view.grouping, field.structure.sample
-    # inputs by the fields they have: z_b = sqrt(l_b) X_b^T C^-T zeta on the rows X = (signals, rows read), C C^T their fields' covariance
+    # inputs by the fields they have: z_b = sqrt(l_b) X_b^T C^-T zeta on the rows X = (signals, rows
+    # read), C C^T their fields' covariance
     X = jnp.concatenate([frame.S, *(R for R, _ in reads)], axis=1)[..., : frame.inside]
     C = lower_root(input_covariance.field_covariance(parameters, X @ jnp.swapaxes(X, -1, -2)))
     onto = view.input_map(jax.vmap(partial(solve_forward, C))(X))
@@ -325,7 +338,8 @@ def _averaged_rates(
     def one(zeta: Numeric, noise: Numeric, weight: Numeric) -> Any:
         if not field.by_noise:
             return jax.tree.map(lambda value: weight * value, view.rates(step(zeta, noise)[0]))
-        # h is linear in the noise, along one direction: between where it vanishes, or is bent, a step is a polynomial of the noise
+        # h is linear in the noise, along one direction: between where it vanishes, or is bent, a
+        # step is a polynomial of the noise
         (R, head), quiet = reads[0], jnp.zeros_like(noise)
         rows = view.coordinates(R)
         h0, h1 = (
