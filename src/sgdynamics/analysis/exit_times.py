@@ -31,7 +31,7 @@ from sgdynamics.expectations.choice import expectation_of
 from sgdynamics.expectations.interface import Quadrature
 from sgdynamics.expectations.risk import MARGIN, choose_quadrature
 from sgdynamics.ode.drift import drift
-from sgdynamics.ode.integrate import Case, Solved, Watch, or_raise, run_cases
+from sgdynamics.ode.integrate import Case, IntegrationResult, Watch, raise_if_error, run_cases
 from sgdynamics.problems.overlap_starts import Start
 from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor
@@ -284,7 +284,7 @@ def exit_time(
     if asked.away.all():
         return finish_exits(asked, None)
     with shared_meter("exit times, ode", 1.0, asked.progress):
-        solution = or_raise(run_cases([asked.case()])[0])
+        solution = raise_if_error(run_cases([asked.case()])[0])
     return finish_exits(asked, solution)
 
 
@@ -464,7 +464,7 @@ def prepare_exits(problem: Any, algorithm: Any, start: Any, **given: PyTree) -> 
     )
 
 
-def finish_exits(asked: Asked, found: Solved | None) -> ExitTimes:
+def finish_exits(asked: Asked, found: IntegrationResult | None) -> ExitTimes:
     """Exit times by the ODE, from what ran; nothing did where all had left at once."""
     times, (diverged, tired) = (
         np.where(asked.away, 0.0, np.nan),
@@ -534,7 +534,7 @@ def _simulated_exits(asked: Asked) -> tuple[np.ndarray, np.ndarray]:
     if asked.method == "sde":
         # the noiseless path shows how long steps may be; if it never leaves, steps are a small share of max_time
         noiseless = replace(asked, dimension=None)
-        reach = or_raise(run_cases([noiseless.case(np.arange(begin.runs) == 0)])[0])
+        reach = raise_if_error(run_cases([noiseless.case(np.arange(begin.runs) == 0)])[0])
         scale = end if np.isnan(reach.exits[0, 0]) else float(min(end, 2 * reach.exits[0, 0]))
         length = min(
             dynamics.sde_step_length(begin, d, asked.sizes, scale, True)[0], scale / SDE_STEPS

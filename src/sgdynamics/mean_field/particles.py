@@ -44,7 +44,7 @@ from sgdynamics.base.support import require
 from sgdynamics.expectations.choice import expectation_of
 from sgdynamics.mean_field import series as series
 from sgdynamics.mean_field.series import Basis
-from sgdynamics.ode.stiff import Followed, follow, ran_out
+from sgdynamics.ode.stiff import StiffResult, follow, ran_out
 from sgdynamics.problems.constraints import Constraint
 from sgdynamics.problems.overlap_starts import Start
 from sgdynamics.problems.problem import Problem
@@ -184,7 +184,7 @@ def _later(
     t0: float,
     times: np.ndarray,
     tolerance: Mapping[str, float],
-) -> Followed:
+) -> StiffResult:
     """One start from where the explicit method stopped, by LSODA."""
     like = jax.tree.map(jnp.asarray, state)
     numbers = jax.tree.map(jnp.asarray, numbers)

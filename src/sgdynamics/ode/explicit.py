@@ -32,7 +32,7 @@ SAFETY, SHORTEST, LONGEST = (
 )  # of the next step over this one, as in diffrax's PIDController
 
 
-class Found(NamedTuple):
+class StepResult(NamedTuple):
     """States at the save points (inf beyond what was reached), the last state and its time, whether it left, whether steps ran out."""
 
     saved: Any
@@ -146,7 +146,7 @@ def explicit(
     atol: float | Float[Array, ""],
     inside: Callable[[Scalar, State], Any],
     most: int,
-) -> Found:
+) -> StepResult:
     """One trajectory from 0 by Dormand-Prince 8(7), at `times` by dense output.
 
     It ends where it is no longer `inside`.
@@ -157,9 +157,9 @@ def explicit(
     return reached(form, advance(field, form, first, times, rtol, atol, inside, most), times[-1])
 
 
-def reached(form: Form, loop: Loop, end: Any) -> Found:
+def reached(form: Form, loop: Loop, end: Any) -> StepResult:
     """What a trajectory, or several with leading axes, has reached."""
-    return Found(
+    return StepResult(
         shaped(form, loop.saved),
         shaped(form, loop.y),
         loop.t,

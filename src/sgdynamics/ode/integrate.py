@@ -149,7 +149,7 @@ def in_units(shared: PyTree, state: State) -> Any:
     return state if units is None else {name: value / units[name] for name, value in state.items()}
 
 
-class Reached(NamedTuple):
+class ExplicitResult(NamedTuple):
     """States at the save points (inf beyond what was reached), the last state and its time, whether it had left, or its steps run out."""
 
     saved: Any
@@ -159,7 +159,7 @@ class Reached(NamedTuple):
     full: Any
 
 
-class Solved(NamedTuple):
+class IntegrationResult(NamedTuple):
     """States (replicate, run, time, ...), NaN from where a solution left every bound or its steps ran out; which method, and who did.
 
     With a watch the times at which runs left (NaN elsewhere) and who diverged, (replicate, run), in
@@ -300,11 +300,11 @@ def _exit(
     levels: Float[Numeric, " runs"],
     times: Float[Array, " times"],
     tolerance: Parameters,
-) -> Reached:
+) -> ExplicitResult:
     """The same to where the watched number falls below its level."""
     import diffrax
 
-    def exit_run(own: PyTree, state: State, level: Scalar) -> Reached:
+    def exit_run(own: PyTree, state: State, level: Scalar) -> ExplicitResult:
         seen = partial(_below, watch, shared, level)
         found = integrate(
             field, own, shared, state, times, tolerance["rtol"], tolerance["atol"], watch=seen
@@ -314,7 +314,7 @@ def _exit(
         last = jax.tree.map(lambda leaf: leaf[0], states_found[1])
         stopped: Any = found.event_mask
         left = stopped & (_size(last) < largest(times_found[1][0]) / 2)
-        return Reached(
+        return ExplicitResult(
             states_found[0],
             last,
             times_found[1][0],
@@ -339,7 +339,7 @@ def _reach_lanes(field: Field, form: Form, each: PyTree, *numbers: PyTree) -> Lo
     return jax.vmap(partial(_reach, field, form, each), (*[0] * (len(numbers) - 1), None))(*numbers)
 
 
-def _exit_lanes(field: Field, watch: Watch, each: PyTree, *numbers: PyTree) -> Reached:
+def _exit_lanes(field: Field, watch: Watch, each: PyTree, *numbers: PyTree) -> ExplicitResult:
     return jax.vmap(partial(_exit, field, watch, each))(*numbers)
 
 
@@ -359,7 +359,7 @@ def _program(function: Callable[..., Any], case: Case) -> Callable[..., Any]:
     return _compiled(function, numbers <= FEW_NUMBERS)
 
 
-def by_program(cases: dict[Any, Case], size: int) -> list[list[Any]]:
+def group_by_program(cases: dict[Any, Case], size: int) -> list[list[Any]]:
     """The names of cases that run as one program each, at most `size`."""
     found: dict[Hashable, list[Any]] = {}
     for name, case in cases.items():
@@ -371,7 +371,7 @@ def by_program(cases: dict[Any, Case], size: int) -> list[list[Any]]:
     ]
 
 
-def run_cases(cases: list[Case], size: int = 1) -> list[Solved | ValueError]:
+def run_cases(cases: list[Case], size: int = 1) -> list[IntegrationResult | ValueError]:
     """Cases of one key: together by the explicit method, and the rest each alone by LSODA.
 
     A case that fails is its error.
@@ -398,7 +398,7 @@ def _announce_exits(case: Case) -> None:
     warn_from_evaluation(shown, evaluate, "drift", runs)
 
 
-def _run_cases(cases: list[Case], size: int) -> list[Solved | ValueError]:
+def _run_cases(cases: list[Case], size: int) -> list[IntegrationResult | ValueError]:
     first = cases[0]
     if first.times[-1] == 0.0:
         return [_still(case) for case in cases]
@@ -499,7 +499,7 @@ def _share(t: Any, end: Any) -> float:
     return float(np.mean(np.log1p(t) / np.log1p(end)))
 
 
-def _reached(case: Case, loops: Loop) -> Reached:
+def _reached(case: Case, loops: Loop) -> ExplicitResult:
     """What the explicit method reached of one case.
 
     The last states only where LSODA continues from them.
@@ -508,23 +508,23 @@ def _reached(case: Case, loops: Loop) -> Reached:
     none_left = np.zeros(loops.t.shape, dtype=bool)
     saved: Any = _symmetric(case.field, shaped(form, loops.saved))
     if (loops.t >= end).all():
-        return Reached(saved, {}, loops.t, none_left, none_left)
+        return ExplicitResult(saved, {}, loops.t, none_left, none_left)
     full = (loops.t < end) & ~np.asarray(loops.left)
-    return Reached(saved, shaped(form, np.asarray(loops.y)), loops.t, none_left, full)
+    return ExplicitResult(saved, shaped(form, np.asarray(loops.y)), loops.t, none_left, full)
 
 
-def or_raise(found: Any) -> Any:
+def raise_if_error(found: Any) -> Any:
     """What a case gave; where that is its error, it is raised."""
     if isinstance(found, ValueError):
         raise found
     return found
 
 
-def _still(case: Case) -> Solved:
+def _still(case: Case) -> IntegrationResult:
     """Nothing to integrate: the start."""
     runs = len(next(iter(case.states.values())))
     states = {name: np.asarray(value)[None, :, None] for name, value in case.states.items()}
-    return Solved(
+    return IntegrationResult(
         from_units(case.shared, states),
         False,
         np.zeros(runs, bool),
@@ -533,7 +533,7 @@ def _still(case: Case) -> Solved:
     )
 
 
-def _finished(case: Case, found: Reached) -> Solved | ValueError:
+def _finished(case: Case, found: ExplicitResult) -> IntegrationResult | ValueError:
     """What the explicit method reached, and the rest of those that it did not finish by LSODA."""
     t = case.times
     states = {}
@@ -569,7 +569,7 @@ def _finished(case: Case, found: Reached) -> Solved | ValueError:
         )
     # stopped before the end without leaving: beyond every bound
     blown = ~left & ~tired & (time < t[-1] * (1 - 1e-12))
-    return Solved(
+    return IntegrationResult(
         from_units(case.shared, states),
         bool(full.any()),
         np.any(tired, axis=0, keepdims=True)[0],

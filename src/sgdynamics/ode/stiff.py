@@ -25,7 +25,7 @@ LEAST_RTOL = 1e-13  # LSODA takes no less
 EVENT_TOLERANCE = 1e-12  # on the time of an event
 
 
-class Followed(NamedTuple):
+class StiffResult(NamedTuple):
     """One solution: values (size, time) at the save points, NaN beyond `time`, where it ended, and why.
 
     `ended`: "finished", "event" (`watch` fell below zero), "diverged" (out of bounds or not finite)
@@ -50,7 +50,7 @@ def follow(
     inside: Callable[[float, np.ndarray], bool],
     watch: Callable[[np.ndarray], float] | None = None,
     report: Callable[[float], None] | None = None,
-) -> Followed:
+) -> StiffResult:
     """y' = field(t, y) from `t0` to times[-1] by LSODA, saved at `times` by its dense output.
 
     `loosest`: by what factor the tolerances may be loosened where rounding holds it back. `inside`:
@@ -79,7 +79,7 @@ def follow(
                 report(float(solver.t))
             y_new = solver.y
             if not np.all(np.isfinite(y_new)) or not inside(float(solver.t), y_new):
-                return Followed(values, now, y, "diverged")
+                return StiffResult(values, now, y, "diverged")
             if solver.status == "failed":
                 break
             between = (times > now) & (times <= solver.t)
@@ -92,7 +92,7 @@ def follow(
                 before = between & (times <= when)
                 if before.any():
                     values[:, before] = dense(times[before])
-                return Followed(values, when, dense(when), "event")
+                return StiffResult(values, when, dense(when), "event")
             if between.any():
                 assert dense is not None
                 values[:, between] = dense(times[between])
@@ -101,14 +101,14 @@ def follow(
                 break
         else:
             if spent >= MOST_STEPS and 10 * slack > loosest:
-                return Followed(values, now, y, "tired")
+                return StiffResult(values, now, y, "tired")
             slack = min(10 * slack, loosest)
             continue
         if solver.status == "failed":
             if slack >= loosest:
-                return Followed(values, now, y, "tired")
+                return StiffResult(values, now, y, "tired")
             slack = min(10 * slack, loosest)
-    return Followed(values, now, y, "finished")
+    return StiffResult(values, now, y, "finished")
 
 
 def ran_out(at: np.ndarray) -> str:

@@ -20,7 +20,13 @@ from sgdynamics.dynamics.requests import (
     try_estimate,
 )
 from sgdynamics.expectations.risk import SHORT, TOLERANCE, Risks
-from sgdynamics.ode.integrate import Case, Solved, by_program, or_raise, run_cases
+from sgdynamics.ode.integrate import (
+    Case,
+    IntegrationResult,
+    group_by_program,
+    raise_if_error,
+    run_cases,
+)
 from sgdynamics.results.datasets import largest_share
 
 # Relative change of the risk with the tolerance, above which a solution is not trusted.
@@ -38,7 +44,7 @@ def solve(requests: list[SolveRequest], batch_size: int = 1) -> list[Solution | 
     outcomes: dict[int, Solution | ValueError] = {}
     while waiting:
         refined = {}
-        for indices in by_program(waiting, batch_size):
+        for indices in group_by_program(waiting, batch_size):
             batch = [waiting[index] for index in indices]
             for index, outcome in zip(indices, solve_batch(batch, batch_size), strict=True):
                 if isinstance(outcome, SolveRequest):
@@ -88,11 +94,13 @@ class _Trajectory(NamedTuple):
 
     index: int
     request: SolveRequest
-    solved: Solved
+    solved: IntegrationResult
     states: Arrays
 
 
-def _integrate(requests: list[SolveRequest], batch_size: int) -> list[Solved | ValueError]:
+def _integrate(
+    requests: list[SolveRequest], batch_size: int
+) -> list[IntegrationResult | ValueError]:
     """Run the shared integrator; the variables are those of results."""
     outcomes = run_cases([request.shared_case for request in requests], batch_size)
     unpack = requests[0].dynamics.unpack
@@ -155,7 +163,7 @@ def _integrator_error(accurate: list[tuple[_Trajectory, Risks]], batch_size: int
         request = trajectory.request
         requests.append(replace(request, case=_loosen(request.shared_case)))
     outcomes = _integrate(requests, batch_size)
-    states = [average_replicates(or_raise(outcome).states) for outcome in outcomes]
+    states = [average_replicates(raise_if_error(outcome).states) for outcome in outcomes]
     loose_risks = requests[0].dynamics.batch_risks(requests, states, batch_size)
     return max(
         largest_share(loose.risk - risks.risk, risks.risk)
@@ -197,7 +205,7 @@ def _quadrature_errors(
 
 def risk_of_request(request: SolveRequest) -> np.ndarray:
     """The risk along one trajectory, without its errors."""
-    solved = or_raise(_integrate([request], 1)[0])
+    solved = raise_if_error(_integrate([request], 1)[0])
     states = average_replicates(solved.states)
     return request.dynamics.batch_risks([request], [states], 1)[0].risk
 
@@ -207,7 +215,7 @@ def average_replicates(states: Arrays) -> Arrays:
     return {name: value.mean(axis=0) for name, value in states.items()}
 
 
-def _count_replicates(solved: Solved) -> int:
+def _count_replicates(solved: IntegrationResult) -> int:
     return len(next(iter(solved.states.values())))
 
 

@@ -15,7 +15,7 @@ from sgdynamics.base.precision import float64
 from sgdynamics.base.progress import shared_meter
 from sgdynamics.dynamics.protocol import Dynamics
 from sgdynamics.dynamics.requests import Solution, SolveRequest
-from sgdynamics.ode.integrate import or_raise
+from sgdynamics.ode.integrate import raise_if_error
 from sgdynamics.problems.overlap_starts import Start
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor
@@ -144,7 +144,7 @@ def solve_ode(
     merged = call.dynamics.merge_bins(call.initial_state)
     # one solution for the result, the others for its errors
     with shared_meter("solve_ode", 2 if merged is None else 3, call.progress):
-        solution = or_raise(solve([request])[0])
+        solution = raise_if_error(solve([request])[0])
         if merged is not None:
             dynamics, merged_start = merged
             coarse = dynamics.ode_request(merged_start, call.clock, call.dimension, rtol, atol)

@@ -16,7 +16,7 @@ from sgdynamics.base.precision import float64
 from sgdynamics.dynamics.choice import dynamics_of
 from sgdynamics.dynamics.fields import FieldDynamics
 from sgdynamics.expectations.choice import expectation_of
-from sgdynamics.ode.integrate import by_program, or_raise, run_cases
+from sgdynamics.ode.integrate import group_by_program, raise_if_error, run_cases
 from sgdynamics.results.datasets import Parts
 from sgdynamics.solvers.batch import solve
 from sgdynamics.solvers.ode import finish_ode, prepare_ode
@@ -143,7 +143,7 @@ def _solve_odes(points: list[Point], job: Job, size: int, answers: _Answers) -> 
 
 
 def _finish_ode(call: Any, solution: Any) -> Any:
-    return finish_ode(call, or_raise(solution), Parts)
+    return finish_ode(call, raise_if_error(solution), Parts)
 
 
 @float64
@@ -157,7 +157,7 @@ def _solve_exits(points: list[Point], job: Job, size: int, answers: _Answers) ->
     # Points whose runs have all left at the start need no integration.
     cases = {index: request.case() for index, request in valid.items() if not request.away.all()}
     solutions: dict[int, Any] = {}
-    for indices in by_program(cases, size):
+    for indices in group_by_program(cases, size):
         outcomes = run_cases([cases[index] for index in indices], size)
         solutions |= dict(zip(indices, outcomes, strict=True))
     for index, request in valid.items():
@@ -165,7 +165,7 @@ def _solve_exits(points: list[Point], job: Job, size: int, answers: _Answers) ->
 
 
 def _finish_exits(request: Any, solution: Any) -> Any:
-    times = finish_exits(request, or_raise(solution))
+    times = finish_exits(request, raise_if_error(solution))
     if times.left < times.runs:
         warn_if_no_growth(request)
     return times
