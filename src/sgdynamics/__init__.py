@@ -84,11 +84,11 @@ if TYPE_CHECKING:
     from sgdynamics.problems.teacher_student import MultiIndex as MultiIndex
     from sgdynamics.problems.teacher_student import TeacherStudent as TeacherStudent
     from sgdynamics.results.datasets import algorithm_of as algorithm_of
-    from sgdynamics.results.datasets import load as load
     from sgdynamics.results.datasets import problem_of as problem_of
-    from sgdynamics.results.datasets import save as save
-    from sgdynamics.results.datasets import start_from as start_from
     from sgdynamics.results.observables import on_train as on_train
+    from sgdynamics.results.states import start_from as start_from
+    from sgdynamics.results.storage import load as load
+    from sgdynamics.results.storage import save as save
     from sgdynamics.samples.real_data import DataSpectrum as DataSpectrum
     from sgdynamics.samples.real_data import spectrum_of as spectrum_of
     from sgdynamics.samples.spectra import Spectrum as Spectrum
@@ -167,7 +167,7 @@ _PACKAGE_OF = {
     "information_exponent": "sgdynamics.analysis.exponents",
     "labels": "sgdynamics.problems",
     "leap_complexity": "sgdynamics.analysis.exponents",
-    "load": "sgdynamics.results.datasets",
+    "load": "sgdynamics.results.storage",
     "models": "sgdynamics.analysis",
     "on_train": "sgdynamics.results.observables",
     "optimal_protocol": "sgdynamics.analysis.protocols.optimise",
@@ -184,7 +184,7 @@ _PACKAGE_OF = {
     "random_start": "sgdynamics.problems.starts",
     "regime": "sgdynamics.analysis.regimes",
     "sample_complexity": "sgdynamics.analysis.sample_complexity",
-    "save": "sgdynamics.results.datasets",
+    "save": "sgdynamics.results.storage",
     "scaling": "sgdynamics",
     "simulate": "sgdynamics.solvers.simulate",
     "solve_dmft": "sgdynamics.solvers.dmft",
@@ -195,7 +195,7 @@ _PACKAGE_OF = {
     "solve_sde": "sgdynamics.solvers.sde",
     "spectrum_of": "sgdynamics.samples.real_data",
     "start": "sgdynamics.problems.starts",
-    "start_from": "sgdynamics.results.datasets",
+    "start_from": "sgdynamics.results.states",
     "supported": "sgdynamics.base.support",
     "sweep": "sgdynamics.sweeps.sweeping",
     "updates": "sgdynamics.algorithms",

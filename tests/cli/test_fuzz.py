@@ -20,8 +20,8 @@ from typer.testing import CliRunner
 import sgdynamics as sgd
 from sgdynamics.cli import main
 from sgdynamics.dynamics.choice import dynamics_of
+from sgdynamics.results.build import label_values
 from sgdynamics.results.clock import make_clock
-from sgdynamics.results.datasets import trajectory
 from tests.contracts.before_work import Work, stop_before_work
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.toml"))
@@ -157,7 +157,7 @@ def stored(folder: Path) -> Path:
         attributes = {"seed": 0, "dimension": 100, "dtype": "float64", "error_quadrature": 1e-9}
         flags = {"diverged_at": np.full(runs, np.nan), "method": method, "attributes": attributes}
         dynamics = dynamics_of("simulate", problem, algorithm)
-        result = trajectory(dynamics, when, dynamics.observables(overlaps, risk, when), **flags)
+        result = label_values(dynamics, when, dynamics.observables(overlaps, risk, when), **flags)
         made[method.removeprefix("solve_").removeprefix("simulate-")] = result
     return sgd.save(made, folder / "whole.nc")
 

@@ -21,7 +21,7 @@ import xarray as xr
 
 import sgdynamics as sgd
 from sgdynamics.base import files
-from sgdynamics.results.datasets import netcdf, read_file
+from sgdynamics.results.storage import netcdf, read_file
 from sgdynamics.sweeps import sweep
 from tests.sweeps.test_sweeping import same
 

@@ -10,7 +10,8 @@ import xarray as xr
 
 from sgdynamics.base import checks
 from sgdynamics.base.progress import warn
-from sgdynamics.results.datasets import algorithm_of, problem_of, requested_clock, start_from
+from sgdynamics.results.datasets import algorithm_of, problem_of, requested_clock
+from sgdynamics.results.states import start_from
 from sgdynamics.results.variables import STANDARD_ERROR, TIMES, VARIABLES, compared
 from sgdynamics.solvers.ode import solve_ode
 

@@ -160,7 +160,7 @@ def run(
     _check_file(file)
     from sgdynamics.base import checks
     from sgdynamics.cli import problem_files
-    from sgdynamics.results.datasets import save
+    from sgdynamics.results.storage import save
 
     extensions = {"png": ("png",), "pdf": ("pdf",), "both": ("png", "pdf"), "none": ()}
     extensions = extensions[checks.choice("format", format, tuple(extensions))]
@@ -307,7 +307,7 @@ def sweep(
     from sgdynamics.cli.drawings import draw_sweep
     from sgdynamics.cli.summaries import point_values, sweep_summary
     from sgdynamics.cli.tables import print_sweep
-    from sgdynamics.results.datasets import save
+    from sgdynamics.results.storage import save
     from sgdynamics.sweeps import sweep as run_sweep
 
     solver, arguments = problem_files.sweep_call(problem_files.read(file))

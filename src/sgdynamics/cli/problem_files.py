@@ -31,8 +31,10 @@ from sgdynamics.analysis.landscape import hessian_spectrum
 from sgdynamics.base import checks, registry
 from sgdynamics.base.files import read_toml, require_file
 from sgdynamics.base.registry import CLOCKS, RUN_KEYS, Method
-from sgdynamics.results.datasets import decode, encode, groups_in, load, start_from
+from sgdynamics.results.datasets import decode, encode
 from sgdynamics.results.records import algorithm_from, problem_from, start_of
+from sgdynamics.results.states import start_from
+from sgdynamics.results.storage import groups_in, load
 
 TABLES = ("title", "problem", "algorithm", "start", "run", "exit_time", "hessian", "sweep")
 MAX_STATEMENT_LENGTH = 50_000  # characters; HDF5 limits attributes to 64 kB

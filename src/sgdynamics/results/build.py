@@ -12,7 +12,7 @@ import xarray as xr
 
 from sgdynamics.base.progress import warn
 from sgdynamics.results.clock import Clock
-from sgdynamics.results.datasets import largest_share, trajectory
+from sgdynamics.results.datasets import largest_share, record, time_coordinates
 from sgdynamics.results.observables import Observables, labelled, of_states
 
 Arrays = dict[str, np.ndarray]
@@ -156,7 +156,7 @@ def build_result(
         Name of the runs in messages ("runs", "paths"), where runs are independent random samples.
         The result then has the attribute ``error_sampling``, and diverged runs are reported.
     container : callable
-        ``xr.Dataset``, or ``Parts`` for a result that is not labelled yet.
+        ``xr.Dataset``, or ``ResultParts`` for a result that is not labelled yet.
     recorded : dict, optional
         Values of the arguments ``record`` and ``evaluate``. Computed from the states by default.
     """
@@ -184,13 +184,47 @@ def build_result(
     # Single numbers named error_* are attributes, everything else is a variable.
     errors = [name for name in values if name.startswith("error_") and np.ndim(values[name]) == 0]
     attributes |= {name: float(values.pop(name)) for name in errors}
-    return trajectory(
+    return label_values(
         dynamics,
         call.clock,
         values,
         method=method,
         attributes=attributes,
-        made=container,
-        more=labelled(recorded, call.observables.evaluated),
+        container=container,
+        recorded=labelled(recorded, call.observables.evaluated),
         **ends,
     )
+
+
+def label_values(
+    dynamics: ResultSource,
+    clock: Clock,
+    values: Mapping[str, np.ndarray],
+    *,
+    method: str,
+    attributes: dict[str, Any],
+    diverged_at: np.ndarray,
+    ran_out_at: np.ndarray | None = None,
+    container: Callable[..., Any] = xr.Dataset,
+    recorded: Mapping[str, Any] | None = None,
+) -> Any:
+    """Label variables with axes (run, time, ...), as a Dataset or as its `ResultParts`.
+
+    `recorded` has further variables and coordinates with their axes, as a Dataset takes them.
+    """
+    labels = dynamics.labels(values)
+    variables = {}
+    for name, value in values.items():
+        meaning, axes = labels.variables[name][:2]
+        variables[name] = (("run", "time", *axes), value, {"long_name": meaning})
+    coordinates = time_coordinates(clock, diverged_at, dynamics.dimension_symbol, ran_out_at)
+    for name, entry in (recorded or {}).items():
+        is_variable = entry[0][:1] == ("run",)
+        (variables if is_variable else coordinates)[name] = entry
+    attributes = attributes | {"clock": clock.requested}
+    if container is xr.Dataset:
+        attributes = record(dynamics.problem, dynamics.algorithm, method, attributes)
+    else:
+        # Many results of one problem need not each repeat its record.
+        attributes = attributes | {"method": method}
+    return container(variables, coordinates | labels.coordinates, attributes)

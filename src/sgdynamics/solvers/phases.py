@@ -11,7 +11,7 @@ import numpy as np
 import xarray as xr
 
 from sgdynamics.base import checks
-from sgdynamics.results.datasets import start_from
+from sgdynamics.results.states import start_from
 from sgdynamics.results.variables import TIMES
 
 PHASE_POINTS = 33  # save points of a phase of which only the length is given
@@ -91,7 +91,7 @@ def phases(
     return joined.assign_attrs(seed=seed) if "seed" in joined.attrs else joined
 
 
-def _validate_parts(entries: object) -> None:
+def _validate_parts(entries: Any) -> None:
     fix = (
         "give phases (problem, algorithm, alpha), such as "
         "[(problem, algorithm, 5.0), (other, algorithm, 5.0)]"

@@ -11,7 +11,7 @@ import numpy as np
 import xarray as xr
 
 from sgdynamics.analysis.exit_times import ExitTimes
-from sgdynamics.results.datasets import Parts
+from sgdynamics.results.datasets import ResultParts
 
 # Attributes of a solver's result that the result of the sweep has too.
 PASSED_ATTRIBUTES = ("method", "assumptions", "integrator", "clock")
@@ -125,7 +125,7 @@ def answer_of(value: Any) -> Answer:
         for name, array in value.variables.items():
             dims = tuple(map(str, array.dims))
             answer.add(str(name), dims, array.values, array.attrs, name in value.coords)
-    elif isinstance(value, Parts):
+    elif isinstance(value, ResultParts):
         for name, (dims, array, attributes) in (value.variables | value.coords).items():
             dims = (dims,) if isinstance(dims, str) else dims
             answer.add(name, dims, array, attributes, name in value.coords)
@@ -141,7 +141,7 @@ def answer_of(value: Any) -> Answer:
         answer.variables = _plain_variables(value)
     elif _is_numeric(value):
         answer.variables = _plain_variables({"value": value})
-    attributes = value.attrs if isinstance(value, (xr.Dataset, Parts)) else {}
+    attributes = value.attrs if isinstance(value, (xr.Dataset, ResultParts)) else {}
     for name, attribute in attributes.items():
         is_number = np.ndim(attribute) == 0 and not isinstance(attribute, str)
         if name.startswith("error") and is_number:

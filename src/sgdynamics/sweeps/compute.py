@@ -17,7 +17,7 @@ from sgdynamics.dynamics.choice import dynamics_of
 from sgdynamics.dynamics.fields import FieldDynamics
 from sgdynamics.expectations.choice import expectation_of
 from sgdynamics.ode.integrate import group_by_program, raise_if_error, run_cases
-from sgdynamics.results.datasets import Parts
+from sgdynamics.results.datasets import ResultParts
 from sgdynamics.solvers.batch import solve
 from sgdynamics.solvers.ode import finish_ode, prepare_ode
 from sgdynamics.sweeps.answers import (
@@ -143,7 +143,7 @@ def _solve_odes(points: list[Point], job: Job, size: int, answers: _Answers) -> 
 
 
 def _finish_ode(call: Any, solution: Any) -> Any:
-    return finish_ode(call, raise_if_error(solution), Parts)
+    return finish_ode(call, raise_if_error(solution), ResultParts)
 
 
 @float64

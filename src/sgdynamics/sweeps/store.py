@@ -20,7 +20,7 @@ import xarray as xr
 
 from sgdynamics.base import checks, files
 from sgdynamics.base.identity import digest
-from sgdynamics.results.datasets import netcdf, read_file
+from sgdynamics.results.storage import netcdf, read_file
 from sgdynamics.sweeps.answers import Stack, Variable, error_text, failure, join
 from sgdynamics.sweeps.job import FORMAT, Job
 from sgdynamics.version import __version__

@@ -22,7 +22,7 @@ from sgdynamics.cli import main
 from sgdynamics.cli.explorer.curves import GRID
 from sgdynamics.cli.explorer.server import Explorer
 from sgdynamics.cli.explorer.states import State, address, export_text
-from sgdynamics.results.datasets import load
+from sgdynamics.results.storage import load
 from tests.cli.explorer.process import interruptible
 from tests.docs.browser import NAMES, Browser, installed
 from tests.docs.test_pages import faults
