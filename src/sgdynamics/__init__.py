@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from sgdynamics.analysis.effective.dynamics import effective_dynamics as effective_dynamics
     from sgdynamics.analysis.effective.scaling import EffectiveScaling as EffectiveScaling
     from sgdynamics.analysis.effective.scaling import effective_scaling as effective_scaling
-    from sgdynamics.analysis.exit_times import ExitTimes as ExitTimes
+    from sgdynamics.analysis.exit_results import ExitTimes as ExitTimes
+    from sgdynamics.analysis.exit_results import exit_time_of as exit_time_of
     from sgdynamics.analysis.exit_times import exit_time as exit_time
-    from sgdynamics.analysis.exit_times import exit_time_of as exit_time_of
     from sgdynamics.analysis.expect import expect as expect
     from sgdynamics.analysis.exponents import generative_exponent as generative_exponent
     from sgdynamics.analysis.exponents import hermite_coefficients as hermite_coefficients
@@ -118,7 +118,7 @@ _PACKAGE_OF = {
     "EffectiveDynamics": "sgdynamics.analysis.effective.dynamics",
     "EffectiveScaling": "sgdynamics.analysis.effective.scaling",
     "EpochSGD": "sgdynamics.algorithms.epochs",
-    "ExitTimes": "sgdynamics.analysis.exit_times",
+    "ExitTimes": "sgdynamics.analysis.exit_results",
     "Expectation": "sgdynamics.expectations.interface",
     "FixedPoint": "sgdynamics.analysis.fixed_points",
     "GaussianMixture": "sgdynamics.problems.mixture",
@@ -152,7 +152,7 @@ _PACKAGE_OF = {
     "effective_dynamics": "sgdynamics.analysis.effective.dynamics",
     "effective_scaling": "sgdynamics.analysis.effective.scaling",
     "exit_time": "sgdynamics.analysis.exit_times",
-    "exit_time_of": "sgdynamics.analysis.exit_times",
+    "exit_time_of": "sgdynamics.analysis.exit_results",
     "expect": "sgdynamics.analysis.expect",
     "fit_exponent": "sgdynamics.sweeps.power_law_fit",
     "fixed_points": "sgdynamics.analysis.fixed_points",

@@ -317,7 +317,7 @@ REFUSED = {
     "algorithm = .*give sgd.GradientDescent": lambda: sgd.exit_time(
         PROBLEM, sgd.OnePassSGD(0.1), BEGIN, method="dmft"
     ),
-    "dimension = 50.*leave it out": lambda: sgd.exit_time(
+    "dimension = 50.*Omit dimension": lambda: sgd.exit_time(
         PROBLEM, EPOCHS, BEGIN, method="dmft", dimension=50
     ),
     "cells = 0: give a whole number, 1 or more": lambda: sgd.solve_dmft(

@@ -7,7 +7,7 @@ import pytest
 import xarray as xr
 
 import sgdynamics as sgd
-from sgdynamics.analysis import early_stopping as stopping_module
+from sgdynamics.analysis import exit_dmft
 
 
 @pytest.mark.parametrize("apart", [0.5, 0.7, 1.0])
@@ -51,13 +51,11 @@ def test_a_diverged_solution_has_no_exit_time(monkeypatch):
             variables, {"t": ("time", times), "run": [0], "diverged_at": ("run", [1.0])}
         )
 
-    monkeypatch.setattr(stopping_module, "solve_dmft", diverged)
+    monkeypatch.setattr(exit_dmft, "solve_dmft", diverged)
     problem = sgd.TeacherStudent(width=1, activation="linear")
     begin = sgd.start(problem, M=[[0.0]], Q=[[1.0]])
     algorithm = sgd.EpochSGD(lr=0.8, samples_per_dimension=2.0)
-    times, _, lost = stopping_module.dmft_exits(
-        problem, algorithm, begin, 0.5, "risk", 100.0, 0, False
-    )
+    times, _, lost = exit_dmft.dmft_exits(problem, algorithm, begin, 0.5, "risk", 100.0, 0, False)
     assert np.isnan(times).all()
     assert lost.all()
     assert len(calls) == 1
@@ -75,7 +73,7 @@ def test_a_solution_that_cannot_be_continued_names_max_time(monkeypatch):
             variables, {"t": ("time", times), "run": [0], "diverged_at": ("run", [np.nan])}
         )
 
-    monkeypatch.setattr(stopping_module, "solve_dmft", limited)
+    monkeypatch.setattr(exit_dmft, "solve_dmft", limited)
     problem = sgd.TeacherStudent(width=1, activation="linear")
     begin = sgd.start(problem, M=[[0.0]], Q=[[1.0]])
     algorithm = sgd.EpochSGD(lr=0.8, samples_per_dimension=2.0)
@@ -83,4 +81,4 @@ def test_a_solution_that_cannot_be_continued_names_max_time(monkeypatch):
         ValueError,
         match=r"max_time = 100.0: .*t = 25 .paths = 20000.* smaller max_time or method='direct'",
     ):
-        stopping_module.dmft_exits(problem, algorithm, begin, 0.5, "risk", 100.0, 0, False)
+        exit_dmft.dmft_exits(problem, algorithm, begin, 0.5, "risk", 100.0, 0, False)

@@ -247,4 +247,4 @@ def test_the_optimal_rate_of_the_paper_does_not_learn():
         sgd.exit_time(problem, sgd.OnePassSGD(lr=best), one, threshold=0.9, max_time=5.0)
     told = [str(warning.message) for warning in caught]
     # the bound of width one for the rate gamma/p, found from the drift alone
-    assert any("take lr below 0.8333" in message for message in told), told
+    assert any("Use lr below 0.8333" in message for message in told), told

@@ -34,7 +34,7 @@ KINDS = {
 # Files that branch on the class of a problem, a loss or an algorithm, and how often.
 BY_CLASS = {
     "algorithms/one_pass.py": 1,
-    "analysis/early_stopping.py": 1,
+    "analysis/exit_dmft.py": 1,
     "analysis/regimes.py": 1,  # a plateau needs a student that can represent its teacher
     "analysis/repeats.py": 1,
     "dynamics/choice.py": 1,  # which dynamics
@@ -57,7 +57,7 @@ BY_KIND_NAME = {
     "algorithms/one_pass.py": 3,
     "algorithms/updates/state_rate.py": 1,
     "analysis/certify.py": 2,
-    "analysis/exit_times.py": 1,
+    "analysis/plateau_growth.py": 1,
     "analysis/fixed_points.py": 1,
     "analysis/protocols/confirm.py": 3,
     "analysis/protocols/controls.py": 1,

@@ -8,11 +8,13 @@ import pytest
 
 from sgdynamics.analysis import (
     certify,
+    exit_simulation,
     exit_times,
     expect,
     exponents,
     fixed_points,
     landscape,
+    plateau_growth,
     regimes,
 )
 from sgdynamics.analysis.effective import dynamics, scaling
@@ -37,9 +39,9 @@ PLACES = [
     ),
     *(
         (module, "choose_quadrature")
-        for module in (fields, updates, exit_times, fixed_points, regimes, large_batch)
+        for module in (fields, updates, plateau_growth, fixed_points, regimes, large_batch)
     ),
-    *((module, "run_cases") for module in (batch, exit_times)),
+    *((module, "run_cases") for module in (batch, exit_times, exit_simulation)),
     (particles, "_numbers"),
     (linear, "_means"),
     (expect, "estimate_expectation"),

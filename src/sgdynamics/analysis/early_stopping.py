@@ -1,30 +1,15 @@
-"""When to stop, and when a run on a fixed data set leaves its plateau at d -> infinity: read off trajectories with their errors."""
+"""`early_stopping`: the minimum of the population risk along a trajectory, with its error."""
 
 from __future__ import annotations
 
-import math
-import warnings
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import xarray as xr
 
-from sgdynamics.algorithms.epochs import EpochSGD
-from sgdynamics.algorithms.fixed_data import FixedData
 from sgdynamics.base import checks
 from sgdynamics.base.progress import warn
-from sgdynamics.problems.overlap_starts import Start
-from sgdynamics.problems.problem import Problem
 from sgdynamics.results.variables import STANDARD_ERROR
-from sgdynamics.solvers.dmft import COINCIDENT_SAVE_POINTS, solve_dmft
-from sgdynamics.solvers.dmft_cells import number_of_cells
-
-FIRST_SHARE, LONGER = (
-    1 / 16,
-    4,
-)  # of max_time: how far the first trajectory goes, and how much farther each of the next ones
-POINTS = 200  # of a trajectory, at most
 
 
 @dataclass(frozen=True)
@@ -178,100 +163,3 @@ def _least(
         float(t[min(near[-1] + 1, last)]),
         at == last,
     )
-
-
-def crossing(
-    t: np.ndarray, values: np.ndarray, errors: np.ndarray, level: float
-) -> tuple[float, float]:
-    """When values first are below a level, linear between points, and the standard error of that; NaN where they are not."""
-    below = np.flatnonzero(values < level)
-    if not len(below):
-        return np.nan, np.nan
-    at = int(below[0])
-    if at == 0:
-        return float(t[0]), 0.0
-    slope = (values[at] - values[at - 1]) / (t[at] - t[at - 1])
-    share = (level - values[at - 1]) / (values[at] - values[at - 1])
-    return float(t[at - 1] + (level - values[at - 1]) / slope), float(
-        ((1 - share) * errors[at - 1] + share * errors[at]) / abs(slope)
-    )
-
-
-def dmft_exits(
-    problem: Problem,
-    algorithm: FixedData,
-    start: Start,
-    threshold: float,
-    criterion: Any,
-    end: float,
-    seed: int,
-    progress: bool | None,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Exit times at d -> infinity by `solve_dmft`, their standard errors, and which runs diverged. It goes on for longer until all left."""
-    record = {"criterion": criterion} if callable(criterion) else None
-    far = FIRST_SHARE * end
-    while True:
-        far = min(far, end)
-        with warnings.catch_warnings():
-            warnings.filterwarnings(
-                "ignore", COINCIDENT_SAVE_POINTS
-            )  # with a schedule there may be more of them than cells
-            when = _steps_up_to(problem, algorithm, start, far)
-            try:
-                found = solve_dmft(
-                    problem,
-                    algorithm,
-                    start,
-                    times=when,
-                    seed=seed,
-                    progress=progress,
-                    record=record,
-                )
-            except ValueError as error:
-                if far <= FIRST_SHARE * end:
-                    raise
-                fix = f"the solution cannot be continued to t = {far:.4g} ({error}). Use a smaller max_time or method='direct'."
-                raise checks.reject("max_time", end, fix) from error
-        t, name = np.asarray(found["t"]), "risk"
-        if callable(criterion):
-            values, name = np.asarray(found["criterion"]), "criterion"
-        elif criterion == "overlap":
-            values, name = (
-                -np.abs(np.asarray(found["M"]))
-                .reshape(found.sizes["run"], len(t), -1)
-                .max(axis=-1),
-                "M",
-            )
-        else:
-            values = np.asarray(found["excess_risk" if "excess_risk" in found else "risk"])
-        errors = np.asarray(found[name + STANDARD_ERROR]).reshape(*values.shape, -1).max(axis=-1)
-        levels = (
-            np.full(len(values), -threshold)
-            if criterion == "overlap"
-            else (1 - threshold) * values[:, 0]
-        )
-        pairs = [
-            crossing(t, one, its, level)
-            for one, its, level in zip(values, errors, levels, strict=True)
-        ]
-        times, spread = (np.array(part) for part in zip(*pairs, strict=True))
-        blown = np.isfinite(np.asarray(found["diverged_at"])) & np.isnan(times)
-        if far >= end or np.all(np.isfinite(times) | blown):
-            return times, spread, blown
-        far *= LONGER
-
-
-def _steps_up_to(problem: Problem, algorithm: FixedData, start: Start, end: float) -> np.ndarray:
-    """Save points that are at least one step, or a quarter of the coarsest cells, apart."""
-    step = end / POINTS
-    if algorithm.order and not algorithm.scheduled:  # a quarter of the cells
-        assert isinstance(algorithm, EpochSGD)
-        cells = number_of_cells(problem, algorithm, start)
-        step = 4 * algorithm.lr * algorithm.samples_per_dimension / (algorithm.batch * cells)
-    elif not algorithm.order:
-        step = (
-            float(np.diff(algorithm.step_times(math.inf, end)).max())
-            if algorithm.scheduled
-            else algorithm.lr
-        )
-    return np.linspace(0.0, end, int(np.clip(np.floor(end / step), 1, POINTS)) + 1)

@@ -15,7 +15,7 @@ import numpy as np
 import xarray as xr
 
 from sgdynamics.analysis.comparison import compare as compare_results
-from sgdynamics.analysis.exit_times import ExitTimes
+from sgdynamics.analysis.exit_results import ExitTimes
 from sgdynamics.analysis.landscape import HessianSpectrum
 from sgdynamics.base import checks, registry
 from sgdynamics.cli.problem_files import is_random, method_of

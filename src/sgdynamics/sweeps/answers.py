@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from sgdynamics.analysis.exit_times import ExitTimes
+from sgdynamics.analysis.exit_results import ExitTimes
 from sgdynamics.results.datasets import ResultParts
 
 # Attributes of a solver's result that the result of the sweep has too.

@@ -11,7 +11,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from sgdynamics.analysis.exit_times import finish_exits, prepare_exits, warn_if_no_growth
+from sgdynamics.analysis.exit_requests import prepare_exits
+from sgdynamics.analysis.exit_times import finish_exits
+from sgdynamics.analysis.plateau_growth import warn_if_no_growth
 from sgdynamics.base.precision import float64
 from sgdynamics.dynamics.choice import dynamics_of
 from sgdynamics.dynamics.fields import FieldDynamics
@@ -155,7 +157,7 @@ def _solve_exits(points: list[Point], job: Job, size: int, answers: _Answers) ->
     }
     valid = {index: request for index, request in prepared.items() if request is not None}
     # Points whose runs have all left at the start need no integration.
-    cases = {index: request.case() for index, request in valid.items() if not request.away.all()}
+    cases = {index: request.ode_case() for index, request in valid.items() if not request.all_left}
     solutions: dict[int, Any] = {}
     for indices in group_by_program(cases, size):
         outcomes = run_cases([cases[index] for index in indices], size)

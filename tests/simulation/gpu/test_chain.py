@@ -12,7 +12,8 @@ import pytest
 from scipy import special as scipy_special
 
 import sgdynamics as sgd
-from sgdynamics.analysis.exit_times import _See, _values
+from sgdynamics.analysis.exit_requests import evaluate_watch
+from sgdynamics.analysis.exit_simulation import PassageObserver
 from sgdynamics.base.precision import float64
 from sgdynamics.base.random import run_keys
 from sgdynamics.dynamics.choice import dynamics_of
@@ -415,10 +416,10 @@ def test_first_passage_inside_the_kernel(ahead: int, monkeypatch: pytest.MonkeyP
     )
     path, _ = run(made("square", 40, runs=40, interpret=True), 40, np.arange(0, 151), 3, "", False)
     every = {name: value.reshape(-1, *value.shape[2:]) for name, value in path.items()}
-    risks = np.asarray(_values(watch, shared, every)).reshape(40, -1)
+    risks = np.asarray(evaluate_watch(watch, shared, every)).reshape(40, -1)
     level = 0.7 * risks[0, 0]
     seen = {"left": np.full(40, -1.0), "value": risks[:, 0], "level": np.full(40, level)}
-    see = _See(watch, between=False)
+    see = PassageObserver(watch, interpolate=False)
     chain = made("square", 40, runs=40, interpret=True)
     assert chain.watching(see, seen, shared) is chain
     left, diverged = first_passage(chain, seen, see, shared, 150, 3, "", False)
@@ -442,9 +443,15 @@ def test_a_watch_that_cannot_be_unrolled_goes_the_other_way() -> None:
     )
     chain = made("square", 40, runs=2, interpret=True)
     seen = {name: np.zeros(2) for name in ("left", "value", "level")}
-    assert type(chain.watching(_See(watch, between=False), seen, shared)) is ExactChain
+    assert (
+        type(chain.watching(PassageObserver(watch, interpolate=False), seen, shared)) is ExactChain
+    )
     assert "sort" in str(
-        chain.against(_See(watch, between=False), jax.tree.map(lambda one: one[:1], seen), shared)
+        chain.against(
+            PassageObserver(watch, interpolate=False),
+            jax.tree.map(lambda one: one[:1], seen),
+            shared,
+        )
     )
 
 
