@@ -1,4 +1,4 @@
-"""Grids cut along planes against closed orthant probabilities; targets that jump against committees of sign units; honest errors."""
+"""Grids cut along planes: orthant probabilities, targets that jump, and honest errors."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def test_orthants(dimensions, cut, tolerance):
     normals, levels = np.array(NORMALS[dimensions][:cut]), np.array([0.3, -0.4])[:cut]
     with jax.enable_x64(True):
         points, weights = (
-            np.asarray(part)
-            for part in jax.jit(turned_grid, static_argnums=2)(normals, levels, cut)
+            np.asarray(array)
+            for array in jax.jit(turned_grid, static_argnums=2)(normals, levels, cut)
         )
     assert weights.sum() == pytest.approx(1, abs=tolerance)
     inside = np.all(points @ normals.T > levels, axis=1)
@@ -52,7 +52,7 @@ def state(problem, seed=0):
 @pytest.mark.slow
 @pytest.mark.parametrize("gram", [np.eye(2), [[1.0, 0.5], [0.5, 2.0]]])
 def test_a_jumping_target_is_the_committee_of_sign_units(gram):
-    """The same drift and risk as `teacher_activation="sign"`, in closed form there, also where the signals are correlated."""
+    """Drift and risk of `teacher_activation="sign"`, which is closed, for correlated signals."""
     target = sgd.MultiIndex(
         lambda z: 0.5 * (jnp.sign(z[0]) + jnp.sign(z[1])),
         directions=2,
@@ -64,20 +64,22 @@ def test_a_jumping_target_is_the_committee_of_sign_units(gram):
     teacher = sgd.TeacherStudent(
         width=2, teacher_width=2, activation="erf", teacher_activation="sign", teacher_gram=gram
     )
-    begin = state(teacher)
+    start = state(teacher)
     with jax.enable_x64(True):
-        found, expected = (
+        drifts, expected = (
             jax.jit(
-                lambda one=one: functional.drift(
-                    one.structure, one.parameters, functional.state(begin), flow=True
+                lambda problem=problem: functional.drift(
+                    problem.structure, problem.parameters, functional.state(start), flow=True
                 )
             )()
-            for one in (target, teacher)
+            for problem in (target, teacher)
         )
     for name in ("M", "Q"):
-        np.testing.assert_allclose(found[name], expected[name], atol=1e-11)
-    overlaps = {"M": begin.M_blocks, "Q": begin.Q_blocks, "a": begin.a}
-    (risk, error), (exact, _) = (population_risk(one, overlaps) for one in (target, teacher))
+        np.testing.assert_allclose(drifts[name], expected[name], atol=1e-11)
+    overlaps = {"M": start.M_blocks, "Q": start.Q_blocks, "a": start.a}
+    (risk, error), (exact, _) = (
+        population_risk(problem, overlaps) for problem in (target, teacher)
+    )
     assert risk == pytest.approx(exact, abs=1e-11)
     assert error < 1e-6
 
@@ -95,10 +97,10 @@ def test_the_error_is_honest_where_nothing_is_declared(target, kinks, activation
     declared = sgd.MultiIndex(target, directions=1, width=2, activation=activation, kinks=kinks)
     silent = sgd.MultiIndex(target, directions=1, width=2, activation=activation)
     for seed in range(3):
-        begin = state(declared, seed)
-        overlaps = {"M": begin.M_blocks, "Q": begin.Q_blocks, "a": begin.a}
+        start = state(declared, seed)
+        overlaps = {"M": start.M_blocks, "Q": start.Q_blocks, "a": start.a}
         (exact, small), (risk, stated) = (
-            population_risk(one, overlaps) for one in (declared, silent)
+            population_risk(problem, overlaps) for problem in (declared, silent)
         )
         assert small < 1e-6
         off = float(np.abs(risk - exact).max() / exact.max())

@@ -1,4 +1,4 @@
-"""Expectations over what a loss reads, on grids or points, against generic averages over points, which assume nothing."""
+"""Expectations over what a loss reads, on grids or points, against generic averages."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def smooth(fields, signals, head, z):
     return 0.5 * (jnp.mean(head * jnp.tanh(fields)) - jnp.tanh(signals[0]) - 0.3 * z) ** 2
 
 
-def of_tokens(fields, signals, head, draws):
+def token_loss(fields, signals, head, draws):
     return (
         0.5
         * (jnp.sum(jnp.tanh(fields[0]) * jnp.cos(fields[1])) - jnp.sum(signals) - draws["z"]) ** 2
@@ -41,22 +41,22 @@ def adatron(fields, signals, head, z, overlaps):
 
 
 def contrastive(fields, signals, head, draws, overlaps):
-    """A polynomial of two tokens that share a spike, one of which is read in the label too; and a penalty."""
+    """A polynomial of two tokens that share a spike, read in the label too; and a penalty."""
     f = fields[0]
     return (
         -f[0] * f[1] * draws["g"] + (f[0] * f[1]) ** 2 / 4 + 0.1 * overlaps.Q[0, 0] ** 2 * f[0] ** 2
     )
 
 
-def shared(draws):
+def spike_means(draws):
     return 0.8 * draws["g"] * jnp.array([[1.0], [0.5]])
 
 
-def bent(draws):
+def sine_means(draws):
     return jnp.sin(draws["g"])[None] + 0.2
 
 
-def of_group(draws):
+def group_means(draws):
     return (jnp.where(draws["group"] == 1, 1.0, -0.5) + 0.3 * draws["g"])[None]
 
 
@@ -65,8 +65,8 @@ def read_partly(fields, signals, head, draws):
     return 0.5 * (jnp.tanh(fields[0]) + fields[1] - draws["g"]) ** 2
 
 
-def masked(fields, signals, head, draws):
-    """Of which nothing is left in the first case of the masks."""
+def mask_loss(fields, signals, head, draws):
+    """A loss of which nothing is left in the first case of the masks."""
     return (
         0.5
         * (jnp.sum(draws["mask"] * jnp.tanh(fields[0])) - jnp.sum(signals) - 0.1 * draws["noise"])
@@ -79,7 +79,7 @@ PROBLEMS = {
     "a grid": lambda: sgd.Problem(smooth, width=1, signals=1, covariance=BLOCKS),
     "circles": lambda: sgd.Rule(adatron, groups={"w": 1}, kinks=(0.0,)),
     "points": lambda: sgd.Problem(
-        of_tokens,
+        token_loss,
         width=2,
         signals=1,
         tokens=2,
@@ -93,18 +93,22 @@ PROBLEMS = {
         signals=1,
         tokens=2,
         token_correlation=CORRELATION,
-        means=shared,
+        means=spike_means,
         draws={"g": "normal"},
         covariance=BLOCKS,
     ),
     "half of it": lambda: sgd.Problem(
-        read_partly, width=2, signals=1, means=bent, draws={"g": "normal"}, covariance=BLOCKS
+        read_partly, width=2, signals=1, means=sine_means, draws={"g": "normal"}, covariance=BLOCKS
     ),
     "groups": lambda: sgd.Problem(
-        read_partly, width=2, signals=1, means=of_group, draws={"g": "normal", "group": [0.3, 0.7]}
+        read_partly,
+        width=2,
+        signals=1,
+        means=group_means,
+        draws={"g": "normal", "group": [0.3, 0.7]},
     ),
     "masks": lambda: sgd.Problem(
-        masked,
+        mask_loss,
         1,
         1,
         tokens=2,
@@ -128,13 +132,15 @@ def moments(expectation, problem, quadrature):
         )
         nodes = expectation.nodes(quadrature, False)
 
-        def one(node):
+        def replicate_moments(node):
             return expectation.moments(
                 quadrature, node, problem.parameters, overlaps, np.ones(p), finite=True
             )
 
-        found = jax.jit(lambda nodes: jax.lax.map(one, nodes))(nodes)
-    return {name: np.asarray(value) for name, value in found._asdict().items() if value is not None}
+        values = jax.jit(lambda nodes: jax.lax.map(replicate_moments, nodes))(nodes)
+    return {
+        name: np.asarray(value) for name, value in values._asdict().items() if value is not None
+    }
 
 
 def generic(problem):
@@ -162,8 +168,10 @@ def test_it_is_what_points_give(name):
         if moment == "risk" and name == "circles":
             continue  # this rule has none
         error = [
-            one.std(axis=0, ddof=1) / np.sqrt(len(one)) if len(one) > 1 else 0.0
-            for one in (values, fast[moment])
+            replicates.std(axis=0, ddof=1) / np.sqrt(len(replicates))
+            if len(replicates) > 1
+            else 0.0
+            for replicates in (values, fast[moment])
         ]
         gap = np.abs(values.mean(axis=0) - fast[moment].mean(axis=0))
         assert np.all(gap <= SPREADS * np.hypot(*error) + 1e-12), moment
@@ -172,10 +180,13 @@ def test_it_is_what_points_give(name):
 
 
 def test_it_reads_what_it_should():
-    found = {
+    dependences = {
         name: make().structure.dependence for name, make in PROBLEMS.items() if name != "circles"
     }
-    assert {name: (len(one.general), len(one.polynomial)) for name, one in found.items()} == {
+    assert {
+        name: (len(dependence.general), len(dependence.polynomial))
+        for name, dependence in dependences.items()
+    } == {
         "a grid": (2, 1),  # the noise enters linearly
         "points": (4, 3),  # two units in two tokens; the signal in both, and the noise, as they are
         "polynomials": (0, 3),  # two fields and the spike that is read
@@ -184,23 +195,23 @@ def test_it_reads_what_it_should():
         "masks": (2, 3),
         "attention": (2, 4),
     }
-    assert found["polynomials"].means_are_affine
-    assert not found["half of it"].means_are_affine
+    assert dependences["polynomials"].means_are_affine
+    assert not dependences["half of it"].means_are_affine
     # a number that happens to be 0 changes nothing
     gain = [
         sgd.Problem(
-            lambda f, s, a, z, numbers: jnp.tanh(numbers["gain"] * f[0]) * s[0],
+            lambda f, s, a, z, parameters: jnp.tanh(parameters["gain"] * f[0]) * s[0],
             1,
             1,
-            parameters={"gain": one},
+            parameters={"gain": value},
         )
-        for one in (0.0, 1.0)
+        for value in (0.0, 1.0)
     ]
     assert gain[0].structure.dependence == gain[1].structure.dependence
     assert len(gain[0].structure.dependence.general) == 1
 
-    def branching(fields, signals, head, z, numbers):
-        on = 1.0 * (numbers["flag"] > 0.3)
+    def branching(fields, signals, head, z, parameters):
+        on = 1.0 * (parameters["flag"] > 0.3)
         return (on * fields[0] + (1 - on) * jnp.tanh(fields[0])) * signals[0]
 
     for flag in (0.0, 1.0):
@@ -228,7 +239,10 @@ FAR_AWAY = {
 
 @pytest.mark.parametrize("loss", FAR_AWAY, ids=lambda loss: loss.__name__)
 def test_a_polynomial_near_zero_only_is_not_taken_for_one(loss):
-    """Both losses are (f - s)^2/2 to rounding for |f| < 3.4; at Q = 4 the rest contributes 4% and 40% of the risk."""
+    """Both losses are (f - s)^2/2 to rounding for |f| < 3.4.
+
+    At Q = 4 the other term contributes 4% and 40% of the risk.
+    """
     problem = sgd.Problem(loss, width=1, signals=1)
     assert len(problem.structure.dependence.general) == 1
     variances = np.array([1.0, 4.0, 9.0])
@@ -257,25 +271,26 @@ def test_the_degree_of_a_polynomial_holds_far_away():
 
 
 def test_all_cases_are_tried_at_once(monkeypatch):
-    """Of 64 cases each: in one of them the field is no polynomial, in another it is read at all; tried one by one they take seconds."""
+    """Each field is read in one of 64 cases only; tried one by one the cases would take seconds."""
     calls = []
     tried = loss_dependence.evaluate_moves
 
-    def counted(*given):
-        calls.append(len(given[3]))
-        return tried(*given)
+    def count_call(*arguments):
+        calls.append(len(arguments[3]))
+        return tried(*arguments)
 
-    def rare(fields, signals, head, draws, numbers):
-        every, none = jnp.prod(draws["mask"]), jnp.prod(1 - draws["mask"])
-        return numbers["gain"] * (every * jnp.tanh(fields[0]) + none * fields[1] ** 2 + signals[0])
+    def rare(fields, signals, head, draws, parameters):
+        all_on, all_off = jnp.prod(draws["mask"]), jnp.prod(1 - draws["mask"])
+        sum_of_cases = all_on * jnp.tanh(fields[0]) + all_off * fields[1] ** 2
+        return parameters["gain"] * (sum_of_cases + signals[0])
 
-    monkeypatch.setattr(loss_dependence, "evaluate_moves", counted)
-    found = sgd.Problem(
+    monkeypatch.setattr(loss_dependence, "evaluate_moves", count_call)
+    dependence = sgd.Problem(
         rare, 3, 1, draws={"mask": ("bernoulli", 0.5, 6)}, parameters={"gain": 1.0}
     ).structure.dependence
-    assert found is not None
-    assert np.array(found.general).tolist() == [[1, 0, 0, 0]]
-    assert np.array(found.polynomial).tolist() == [[0, 0, 0, 1], [0, 1, 0, 0]]
+    assert dependence is not None
+    assert np.array(dependence.general).tolist() == [[1, 0, 0, 0]]
+    assert np.array(dependence.polynomial).tolist() == [[0, 0, 0, 1], [0, 1, 0, 0]]
     assert len(calls) == 6  # three questions, with the numbers as they are and moved
     assert min(calls) >= 64
 
@@ -283,8 +298,8 @@ def test_all_cases_are_tried_at_once(monkeypatch):
 def test_what_is_read_has_less_spread():
     problem = PROBLEMS["points"]()
     read, plain = (
-        moments(one, problem, QUADRATURE)["stein"].std(axis=0, ddof=1).max()
-        for one in (SobolAverages(problem.structure), generic(problem))
+        moments(expectation, problem, QUADRATURE)["stein"].std(axis=0, ddof=1).max()
+        for expectation in (SobolAverages(problem.structure), generic(problem))
     )
     assert read < 0.5 * plain
 

@@ -1,4 +1,4 @@
-"""The noise term: reference values of I4, and closed forms against quadrature and brute-force Wick moments."""
+"""The noise term: reference values of I4, quadrature, and brute-force Wick moments."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ COEFFICIENTS = np.array([-0.3, 0.2, 0.5, 0.7])
 
 def noise(student, teacher, omega=OMEGA, c=COEFFICIENTS, p=2):
     with jax.enable_x64(True):
-        found = closed_noise_term(student, teacher)
-        assert found is not None
-        return np.asarray(jax.jit(found, static_argnums=2)(omega, c, p))
+        term = closed_noise_term(student, teacher)
+        assert term is not None
+        return np.asarray(jax.jit(term, static_argnums=2)(omega, c, p))
 
 
 def brute_wick(powers, covariance):
     """E[prod x_i^powers_i] by summing over all pairings (Isserlis)."""
     letters = [i for i, power in enumerate(powers) for _ in range(power)]
 
-    def pairings(rest):
-        if not rest:
+    def pairings(indices):
+        if not indices:
             return 1.0
-        first, *others = rest
+        first, *others = indices
         return sum(
             covariance[first, others[j]] * pairings(others[:j] + others[j + 1 :])
             for j in range(len(others))
@@ -150,7 +150,7 @@ def test_erf_against_quadrature():
 @pytest.mark.parametrize(("student", "teacher"), [("relu", "relu"), ("erf", "sign")])
 def test_kinked_against_monte_carlo(student, teacher):
     generator = np.random.default_rng(5)
-    found = noise(NAMED[student], NAMED[teacher])
+    noise_matrix = noise(NAMED[student], NAMED[teacher])
     lam = generator.multivariate_normal(np.zeros(4), OMEGA, 1_000_000)
     with jax.enable_x64(True):
         s, d, t = (
@@ -165,7 +165,9 @@ def test_kinked_against_monte_carlo(student, teacher):
         slope = np.asarray(d(lam[:, :2]))
     for i, j in ((0, 0), (0, 1), (1, 1)):
         samples = residual**2 * slope[:, i] * slope[:, j]
-        assert abs(samples.mean() - found[i, j]) < 4.9 * samples.std() / 1e3  # false alarm 1e-6
+        assert (
+            abs(samples.mean() - noise_matrix[i, j]) < 4.9 * samples.std() / 1e3
+        )  # false alarm 1e-6
 
 
 def test_orthants_against_scipy():
@@ -208,9 +210,13 @@ def test_scaling_derivative(name):
     assert term is not None
     with jax.enable_x64(True):
         c = jnp.asarray(COEFFICIENTS)
-        along = jax.jit(lambda omega: jax.jvp(lambda omega: term(omega, c, 2), (omega,), (omega,)))
-        slope, step = along(OMEGA)[1], 1e-5
-        difference = (along(OMEGA * (1 + step))[0] - along(OMEGA * (1 - step))[0]) / (2 * step)
+        derivative = jax.jit(
+            lambda omega: jax.jvp(lambda omega: term(omega, c, 2), (omega,), (omega,))
+        )
+        slope, step = derivative(OMEGA)[1], 1e-5
+        difference = (derivative(OMEGA * (1 + step))[0] - derivative(OMEGA * (1 - step))[0]) / (
+            2 * step
+        )
         np.testing.assert_allclose(slope, difference, rtol=1e-7)
 
 

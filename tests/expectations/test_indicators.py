@@ -1,4 +1,4 @@
-"""Shares classified correctly: closed forms, SciPy quadrature, Monte Carlo, and the stated errors."""
+"""Shares classified correctly: closed forms, SciPy quadrature, Monte Carlo, stated errors."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def oracle_error(snr):
 
 
 def random_network(generator, width, kind):
-    """Mean, covariance and head of one state: generic, of rank three, nearly of rank two, or like a trained one."""
+    """Mean, covariance, head: generic, of rank three, nearly of rank two, or as if trained."""
     if kind == "trained":
         rows = np.concatenate(
             [ORACLE, np.zeros((width, 4))], axis=1
@@ -67,41 +67,43 @@ def test_the_oracle_of_xor_is_not_better_than_bayes(snr):
 
 
 def test_two_units_against_scipy():
-    """f = relu(h1) - c relu(h2) with correlated fields: the inner integral is a normal distribution function."""
+    """f = relu(h1) - c relu(h2), correlated: the inner integral is a normal cdf."""
     mean, head = np.array([0.4, -0.3]), np.array([1.0, -1.7])
     covariance = np.array([[1.3, 0.5], [0.5, 0.8]])
     slope = covariance[0, 1] / covariance[1, 1]
     spread = np.sqrt(covariance[0, 0] - slope * covariance[0, 1])
 
-    def given(h2):
+    def integrand(h2):
         above = stats.norm.sf((max(-head[1] * h2, 0.0) - mean[0] - slope * (h2 - mean[1])) / spread)
         tie = (1 - above) / 2 if h2 < 0 else 0.0
         return stats.norm.pdf(h2, mean[1], np.sqrt(covariance[1, 1])) * (above + tie)
 
-    truth = sum(integrate.quad(given, *ends, epsabs=1e-12)[0] for ends in ((-12, 0), (0, 12)))
+    truth = sum(integrate.quad(integrand, *ends, epsabs=1e-12)[0] for ends in ((-12, 0), (0, 12)))
     share, error = indicators.positive_share_and_error(mean[None], covariance[None], head[None])
     assert share[0] == pytest.approx(truth, abs=1e-10)
     assert error[0] < 1e-10
 
 
 def test_three_units_against_scipy():
-    """h = mean + U z: the outer axis by adaptive quadrature of the two-dimensional rule, and one case by orthants."""
+    """Adaptive quadrature over two of three units, and one case by orthants."""
     # independent fields with positive heads: f = 0 only where all are inactive
     mean, head = np.array([0.3, -0.2, 0.1]), np.array([1.0, 2.0, 0.5])
     share, error = indicators.positive_share_and_error(mean[None], np.eye(3)[None], head[None])
     assert share[0] == pytest.approx(1 - special.ndtr(-mean).prod() / 2, abs=1e-9)
     assert error[0] < 2e-6
-    # h3 independent of the others, f = relu(h1) + relu(h2) - relu(h3): one integral over h1 and h2 each
+    # h3 independent of the others, f = relu(h1) + relu(h2) - relu(h3): an integral over h1 and h2
     head = np.array([1.0, 1.0, -1.0])
 
-    def given(h1, h2):
+    def integrand(h1, h2):
         positive = max(h1, 0.0) + max(h2, 0.0)
         above = stats.norm.cdf(positive - mean[2]) if positive > 0 else special.ndtr(-mean[2]) / 2
         return above * stats.norm.pdf(h1 - mean[0]) * stats.norm.pdf(h2 - mean[1])
 
     pieces = ((-9, 0), (0, 9))
     truth = sum(
-        integrate.dblquad(given, *one, *other, epsabs=1e-7)[0] for one in pieces for other in pieces
+        integrate.dblquad(integrand, *ends1, *ends2, epsabs=1e-7)[0]
+        for ends1 in pieces
+        for ends2 in pieces
     )
     share, error = indicators.positive_share_and_error(mean[None], np.eye(3)[None], head[None])
     assert share[0] == pytest.approx(truth, abs=5e-7)
@@ -151,7 +153,7 @@ def test_ties_and_certain_signs():
 
 @pytest.mark.slow
 def test_lines_agree_with_the_exact_rule():
-    """Twice the share minus one is the mean sign; eight scramblings of lines through four ReLU units, and an odd output of tanh."""
+    """Twice the share minus one is the mean sign over lines; it is 0 for an odd f."""
     generator = np.random.default_rng(3)
     nodes = sobol_normals(3, 9, 8, whiten=False)
     mean, covariance, head = random_network(generator, 4, "generic")
@@ -177,7 +179,7 @@ def test_lines_agree_with_the_exact_rule():
 @pytest.mark.slow
 @pytest.mark.parametrize(("activation", "width"), [("tanh", 3), ("relu", 6)])
 def test_lines_for_other_networks(activation, width):
-    """Activations without an exact rule, and more than four units, against samples; the standard error covers the difference."""
+    """Other activations and more than four units, against samples, within the standard error."""
     generator = np.random.default_rng(7)
     problem = sgd.GaussianMixture("xor", width=width, snr=10.0, activation=activation)
     rows, head = generator.standard_normal((3, width, 5)), generator.standard_normal((3, width))

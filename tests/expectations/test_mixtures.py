@@ -1,4 +1,4 @@
-"""Moments of ReLU networks on Gaussian clusters: published values, brute force, singular covariances, derivatives, sampling."""
+"""Moments of ReLU networks on Gaussian clusters: published values, brute force, derivatives."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def program(function, quadrature, width):
     ), nodes
 
 
-def found(means, covariance, head, labels, function=mixtures.cluster_moments, quadrature=None):
+def evaluate(means, covariance, head, labels, function=mixtures.cluster_moments, quadrature=None):
     width = len(head)
     run, nodes = program(function, quadrature or mixtures.choose_quadrature(width), width)
     with jax.enable_x64(True):
@@ -50,7 +50,7 @@ def clusters(kinds, M):
 def drift(kinds, v, M, R, snr, decay, lr, quadrature=None):
     """The right-hand side at any snr, put together from the moments; also A, A_perp and B."""
     means, labels = clusters(kinds, M)
-    moments = found(means, (M @ M.T + R) / snr, v, labels, quadrature=quadrature)
+    moments = evaluate(means, (M @ M.T + R) / snr, v, labels, quadrature=quadrature)
     A, Aperp, B = np.zeros_like(M), np.zeros_like(R), np.zeros_like(R)
     for k, (q, sign, _, weight) in enumerate(kinds):
         A[:, q] += weight * sign * moments.P[k]
@@ -142,7 +142,10 @@ def optimum_state(u):
 
 
 def test_xor_optimum():
-    """Units at +-mu and +-nu, antiparallel in pairs up to R/Q = 4e-4, and R itself nearly singular: |v|, |m|, R11, R13 at snr 1000."""
+    """Units at +-mu and +-nu, antiparallel in pairs up to R/Q = 4e-4, with R nearly singular.
+
+    The values are |v|, |m|, R11, R13 at snr 1000.
+    """
 
     def residual(u):
         dv, dM, dR, _ = drift(XOR, *optimum_state(u * scale), 1000.0, 0.1, 1.0)
@@ -177,7 +180,9 @@ def test_xor_values(fine, tolerance):
 
 
 def nearly_parallel():
-    """All four units along +-mu, as on a fixed point that has learned one class only: on +-nu every sign is open at once."""
+    """All four units along +-mu, as on a fixed point that has learned one class: on +-nu all signs
+    are open at once.
+    """
     v, m, same, twin, cross = 0.344061815, 0.344151596, 6.03148059e-4, 6.02937392e-4, 7.69424e-6
     R = np.full((4, 4), cross)
     R[[0, 1, 2, 3], [1, 0, 3, 2]] = twin
@@ -186,13 +191,13 @@ def nearly_parallel():
 
 
 def test_nearly_parallel_units_against_their_angles():
-    """With a small head sigmoid is 1/2 and B_ij -> P(h_i > 0, h_j > 0)/4, known from the angle: at gaps of 1e-3 and less."""
+    """With a small head B_ij -> P(h_i > 0, h_j > 0)/4, known from the angle, at gaps below 1e-3."""
     _, M, R = nearly_parallel()
     Q = M @ M.T + R
     norm = np.sqrt(np.diag(Q))
     angle = np.arccos(np.clip(Q / np.outer(norm, norm), -1, 1))
     quadrant = (np.pi - angle) / (2 * np.pi)
-    moments = found(np.zeros((4, 4)), Q / 100, np.full(4, 1e-9), np.array([0.0, 1.0, 0.0, 1.0]))
+    moments = evaluate(np.zeros((4, 4)), Q / 100, np.full(4, 1e-9), np.array([0.0, 1.0, 0.0, 1.0]))
     np.testing.assert_allclose(moments.B, np.broadcast_to(quadrant / 4, (4, 4, 4)), atol=1e-5)
     assert quadrant[0, 2] < 0.02  # a thin wedge between antiparallel units: all of it is layer
 
@@ -206,23 +211,27 @@ def test_fine_rule():
         line=12, inner=(8, 8, 24), outer=(10, 8, 16), graded=18, span=7.0
     )
     fast, fine, truth = (
-        found(*state, quadrature=quadrature)
+        evaluate(*state, quadrature=quadrature)
         for quadrature in (None, mixtures.choose_quadrature(4, fine=True), finest)
     )
     for quadrature, values, tolerance in (
         (mixtures.choose_quadrature(4), fast, 1e-5),
         (mixtures.choose_quadrature(4, fine=True), fine, 1e-6),
     ):
-        gap = max(np.abs(one - other).max() for one, other in zip(values, truth, strict=True))
+        gap = max(
+            np.abs(value - expected).max() for value, expected in zip(values, truth, strict=True)
+        )
         assert gap < tolerance
-        assert gap < found(*state, function=mixtures.error, quadrature=quadrature) < 100 * tolerance
+        assert (
+            gap < evaluate(*state, function=mixtures.error, quadrature=quadrature) < 100 * tolerance
+        )
 
 
 # brute force
 
 
 def brute(mean, covariance, head, label, panels):
-    """P, S, B, risk on a tensor grid of Gauss-Legendre panels in whitened, then conditioned, coordinates cut at every kink."""
+    """P, S, B, risk on a tensor grid of Gauss-Legendre panels, cut at all kinks."""
     node, weight = np.polynomial.legendre.leggauss(16)
     root = np.linalg.cholesky(covariance)
     z, weights = np.zeros((1, 0)), np.ones(1)
@@ -257,14 +266,14 @@ def averages(h, weights, head, label):
     )
 
 
-def conditioned(i, mean, covariance, head):
+def condition(i, mean, covariance, head):
     others = [j for j in range(len(mean)) if j != i]
     slope = covariance[others, i] / covariance[i, i]
-    rest = covariance[np.ix_(others, others)] - np.outer(slope, slope) * covariance[i, i]
+    residual = covariance[np.ix_(others, others)] - np.outer(slope, slope) * covariance[i, i]
     return (
         stats.norm.pdf(mean[i] / np.sqrt(covariance[i, i])) / np.sqrt(covariance[i, i]),
         mean[others] - slope * mean[i],
-        rest,
+        residual,
         head[others],
     )
 
@@ -303,7 +312,7 @@ def random_state(width, clusters):
 )
 def test_random_states_against_brute_force(width, clusters, panels, tolerance):
     state = means, covariance, head, labels = random_state(width, clusters)
-    moments = found(*state)
+    moments = evaluate(*state)
     for k in (0, 1):
         truth = brute(means[k], covariance, head, labels[k], panels)
         for value, expected in zip(
@@ -311,9 +320,12 @@ def test_random_states_against_brute_force(width, clusters, panels, tolerance):
         ):
             np.testing.assert_allclose(value, expected, rtol=0, atol=tolerance)
         for i in range(width if width < 3 else 0):
-            density, *rest = conditioned(i, means[k], covariance, head)
+            density, *at_kink = condition(i, means[k], covariance, head)
             np.testing.assert_allclose(
-                moments.D[k, i], density * one_e(*rest, labels[k], panels), rtol=0, atol=tolerance
+                moments.D[k, i],
+                density * one_e(*at_kink, labels[k], panels),
+                rtol=0,
+                atol=tolerance,
             )
 
 
@@ -321,11 +333,11 @@ def test_random_states_against_brute_force(width, clusters, panels, tolerance):
 def test_edges_against_stein(width, tolerance):
     """dP_i/dmean_j = delta_ij D_i + v_j S_ij: D from differences of P, which never uses it."""
     means, covariance, head, labels = random_state(width, 4)
-    moments = found(means, covariance, head, labels)
+    moments = evaluate(means, covariance, head, labels)
     step = 1e-3
     for j in range(width):
         shift = step * np.eye(width)[j]
-        at = {s: found(means + s * shift, covariance, head, labels).P for s in (-2, -1, 1, 2)}
+        at = {s: evaluate(means + s * shift, covariance, head, labels).P for s in (-2, -1, 1, 2)}
         slope = (8 * (at[1] - at[-1]) - (at[2] - at[-2])) / (12 * step)
         np.testing.assert_allclose(
             slope,
@@ -342,15 +354,15 @@ HEAD4 = np.array([0.9, -0.4, 0.6, 0.8])
 
 @pytest.mark.slow
 def test_equal_rows_are_one_unit():
-    """h_1 = h_2 and h_3 = h_4: the moments are those of two units with heads v_1 + v_2, v_3 + v_4."""
+    """h_1 = h_2 and h_3 = h_4: moments of two units with heads v_1 + v_2, v_3 + v_4."""
     pair, mean = (
         np.array([[0.3, 0.1], [0.1, 0.4]]),
         np.array([[0.3, -0.4], [-0.2, 0.1], [0.0, 0.0], [1.0, 2.0]]),
     )
     labels = np.array([0.0, 1.0, 0.0, 1.0])
     copy = np.repeat(np.eye(2), 2, axis=0)
-    four = found(mean @ copy.T, copy @ pair @ copy.T, HEAD4, labels)
-    two = [found(mean[k : k + 2], pair, HEAD4 @ copy, labels[k : k + 2]) for k in (0, 2)]
+    four = evaluate(mean @ copy.T, copy @ pair @ copy.T, HEAD4, labels)
+    two = [evaluate(mean[k : k + 2], pair, HEAD4 @ copy, labels[k : k + 2]) for k in (0, 2)]
     P, D, S, B, risk = (np.concatenate(both) for both in zip(*two, strict=True))
     for value, expected in zip(
         four, (P @ copy.T, D @ copy.T, copy @ S @ copy.T, copy @ B @ copy.T, risk), strict=True
@@ -363,12 +375,14 @@ def test_opposite_rows_against_one_dimension():
     mean, deviation, head = 0.3, 0.8, np.array([1.2, -0.7])
     means, labels = np.array([[mean, -mean], [mean, -mean]]), np.array([0.0, 1.0])
     opposite = np.array([[1.0, -1.0], [-1.0, 1.0]]) * deviation**2
-    exact = found(means, opposite, head, labels)
+    exact = evaluate(means, opposite, head, labels)
     for k, label in enumerate(labels):
 
         def average(function, low, high, label=label):
             density = lambda h: stats.norm.pdf(h, mean, deviation)  # noqa: E731
-            e = lambda h: special.expit(head[0] * max(h, 0) + head[1] * max(-h, 0)) - label  # noqa: E731
+            e = (  # noqa: E731
+                lambda h: special.expit(head[0] * max(h, 0) + head[1] * max(-h, 0)) - label
+            )
             return integrate.quad(lambda h: density(h) * function(e(h)), low, high, epsabs=1e-13)[0]
 
         np.testing.assert_allclose(
@@ -380,9 +394,9 @@ def test_opposite_rows_against_one_dimension():
             exact.D[k], (0.5 - label) * stats.norm.pdf(0, mean, deviation), atol=1e-12
         )
     gap = 1e-6
-    near = found(means, opposite + gap * np.diag([0.0, deviation**2]), head, labels)
+    near = evaluate(means, opposite + gap * np.diag([0.0, deviation**2]), head, labels)
     assert max(
-        np.abs(one - other).max() for one, other in zip(exact, near, strict=True)
+        np.abs(value - expected).max() for value, expected in zip(exact, near, strict=True)
     ) < 10 * np.sqrt(gap)
 
 
@@ -396,7 +410,7 @@ def test_no_variance_at_all_or_in_one_unit():
         ]
     )
     labels = np.array([0.0, 1.0, 0.0, 1.0])
-    still = found(means, np.zeros((4, 4)), HEAD4, labels)
+    still = evaluate(means, np.zeros((4, 4)), HEAD4, labels)
     for k, label in enumerate(labels):
         P, S, B, risk = averages(means[k : k + 1], np.ones(1), HEAD4, label)
         for value, expected in zip(
@@ -406,16 +420,16 @@ def test_no_variance_at_all_or_in_one_unit():
     np.testing.assert_array_equal(still.D, 0.0)
     # units 3 and 4 without variance shift f where their means are positive
     pair = np.array([[0.3, 0.1], [0.1, 0.4]])
-    part = found(np.c_[means[:, :2], -np.ones((4, 2))], np.pad(pair, (0, 2)), HEAD4, labels)
-    two = [found(means[k : k + 2, :2], pair, HEAD4[:2], labels[k : k + 2]) for k in (0, 2)]
+    padded = evaluate(np.c_[means[:, :2], -np.ones((4, 2))], np.pad(pair, (0, 2)), HEAD4, labels)
+    two = [evaluate(means[k : k + 2, :2], pair, HEAD4[:2], labels[k : k + 2]) for k in (0, 2)]
     P, D, S, B, risk = (np.concatenate(both) for both in zip(*two, strict=True))
     for value, expected in zip(
-        (part.P[:, :2], part.D[:, :2], part.S[:, :2, :2], part.B[:, :2, :2], part.risk),
+        (padded.P[:, :2], padded.D[:, :2], padded.S[:, :2, :2], padded.B[:, :2, :2], padded.risk),
         (P, D, S, B, risk),
         strict=True,
     ):
         np.testing.assert_allclose(value, expected, atol=1e-5)
-    np.testing.assert_allclose(part.B[:, 2:], 0.0, atol=1e-15)
+    np.testing.assert_allclose(padded.B[:, 2:], 0.0, atol=1e-15)
 
 
 @pytest.mark.parametrize(
@@ -441,7 +455,7 @@ def test_derivatives(width, tolerance):
         )[1]
 
     def at(s):
-        return found(
+        return evaluate(
             means + s * step * to_means,
             covariance + s * step * to_covariance,
             head + s * step * to_head,
@@ -488,7 +502,7 @@ def test_wide_networks_against_monte_carlo(width):
             ),
             compiler_options=QUICK,
         )
-        each = jax.tree.map(np.asarray, run(nodes))
+        replicates = jax.tree.map(np.asarray, run(nodes))
     few = stats.t.isf(FALSE_ALARM / 2, quadrature.replicates - 1)
     count = 2**20
     z = generator.standard_normal((count, width))
@@ -498,15 +512,15 @@ def test_wide_networks_against_monte_carlo(width):
     loss = np.logaddexp(0, np.maximum(h, 0) @ head)
     pairs = active[:, 0] * active[:, 1]
     truth = {"P": active * e[:, None], "S": pairs * e * (1 - e), "B": pairs * e**2, "risk": loss}
-    density, mean, rest, others = conditioned(0, means[0], covariance, head)
-    at_edge = mean + z[:, 1:] @ np.linalg.cholesky(rest).T
+    density, mean, residual, others = condition(0, means[0], covariance, head)
+    at_edge = mean + z[:, 1:] @ np.linalg.cholesky(residual).T
     truth["D"] = density * special.expit(np.maximum(at_edge, 0) @ others)
     mine = {
-        "P": each.P[:, 0],
-        "S": each.S[:, 0, 0, 1],
-        "B": each.B[:, 0, 0, 1],
-        "risk": each.risk[:, 0],
-        "D": each.D[:, 0, 0],
+        "P": replicates.P[:, 0],
+        "S": replicates.S[:, 0, 0, 1],
+        "B": replicates.B[:, 0, 0, 1],
+        "risk": replicates.risk[:, 0],
+        "D": replicates.D[:, 0, 0],
     }
     for name, samples in truth.items():
         spread = mine[name].std(axis=0, ddof=1) / np.sqrt(quadrature.replicates)
@@ -519,7 +533,7 @@ def test_wide_networks_against_monte_carlo(width):
 
 
 def test_half_line_rules():
-    """Exact for polynomials up to degree 2n - 1: E[z^k 1{z > edge}] by recurrence; Gauss-Hermite when the edge is far below."""
+    """Exact up to degree 2n - 1: E[z^k 1{z > edge}] by recurrence; Gauss-Hermite far below 0."""
     count, edges = 6, np.linspace(-10, 8, 37)
     with jax.enable_x64(True):
         nodes, weights = (
@@ -540,7 +554,7 @@ def test_error_estimate_and_rule():
         (1.0, 0.0, 1e-9),
         (40.0, 1e-9, 1.0),
     ):  # a steep head is harder, and the estimate says so
-        estimate = found([[0.3], [-0.2]], [[0.5]], [scale], [0.0, 1.0], function=mixtures.error)
+        estimate = evaluate([[0.3], [-0.2]], [[0.5]], [scale], [0.0, 1.0], function=mixtures.error)
         assert low <= estimate < high
     with pytest.raises(ValueError, match=r"width = 0: give a whole number, 1 or more"):
         mixtures.choose_quadrature(0)

@@ -1,6 +1,8 @@
-"""Stein matrix, noise and risk of each kind of problem against Monte Carlo, and the three ways against one another."""
+"""Stein matrix, noise and risk of each kind of problem against Monte Carlo."""
 
 from __future__ import annotations
+
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +24,7 @@ SAMPLED = (
 )
 
 
-def found(problem, quadrature=None, finite=False):
+def moments_at_start(problem, quadrature=None, finite=False):
     """Moments at S0, averaged over replicates, with their spread."""
     # more circles than the default: the tails of a product target are what a few of them miss
     quadrature = quadrature or Quadrature(terms=128, log2_circles=12)
@@ -30,11 +32,11 @@ def found(problem, quadrature=None, finite=False):
     nodes = expectation.nodes(quadrature, False)
 
     @jax.jit  # one program: operation by operation there would be a hundred
-    def moments(nodes, numbers, M, Q, head):
-        overlaps = overlaps_at(problem.structure, numbers, {"M": M[None], "Q": Q[None]})
+    def moments(nodes, parameters, M, Q, head):
+        overlaps = overlaps_at(problem.structure, parameters, {"M": M[None], "Q": Q[None]})
         return jax.vmap(
             lambda node: expectation.moments(
-                quadrature, node, numbers, overlaps, head, finite=finite
+                quadrature, node, parameters, overlaps, head, finite=finite
             )
         )(nodes), overlaps.covariance
 
@@ -72,7 +74,7 @@ PROBLEMS = {
 )
 def test_every_kind_against_monte_carlo(name):
     problem = PROBLEMS[name]()
-    each, omega = found(problem, finite=True)
+    moments, omega = moments_at_start(problem, finite=True)
     count = 400_000
     generator = np.random.default_rng(3)
     z = generator.standard_normal((count, 7))
@@ -85,25 +87,25 @@ def test_every_kind_against_monte_carlo(name):
                 )
             )
         )
-        loss, (h, head) = (jax.tree.map(np.asarray, part) for part in run(lam, z[:, 6]))
+        loss, (h, head) = (jax.tree.map(np.asarray, values) for values in run(lam, z[:, 6]))
     norm = (z[:, :6] ** 2).sum(axis=1) - 6
 
-    def check(samples, values, what):
+    def check(samples, values, moment):
         mean, error = samples.mean(axis=0), samples.std(axis=0) / np.sqrt(count)
         theirs = values.mean(axis=0)
         spread = values.std(axis=0) / np.sqrt(len(values))
         assert np.all(np.abs(mean - theirs) <= Z * np.hypot(error, spread) + 1e-12), (
             name,
-            what,
+            moment,
             mean,
             theirs,
         )
 
-    check(np.einsum("ni,nc->nic", h, lam), each.stein @ omega, "drift")
-    check(np.einsum("ni,nj->nij", h, h), each.noise, "noise")
-    check(np.einsum("n,ni,nj->nij", norm, h, h), each.norms[:, 0], "finite-d noise")
-    check(head, each.head_gradient, "head")
-    check(loss, each.risk, "risk")
+    check(np.einsum("ni,nc->nic", h, lam), moments.stein @ omega, "drift")
+    check(np.einsum("ni,nj->nij", h, h), moments.noise, "noise")
+    check(np.einsum("n,ni,nj->nij", norm, h, h), moments.norms[:, 0], "finite-d noise")
+    check(head, moments.head_gradient, "head")
+    check(loss, moments.risk, "risk")
 
 
 @pytest.mark.parametrize("name", slow(["erf", "tanh, gelu", "relu"], ("relu",)))
@@ -116,19 +118,20 @@ def test_pairs_against_the_sampled_path(name):
         2,
         kinks=problem.structure.kinks,
     )
-    fast, _ = found(problem, Quadrature(terms=128, log2_circles=12, replicates=16))
+    fast, _ = moments_at_start(problem, Quadrature(terms=128, log2_circles=12, replicates=16))
     # the curvature of a kink is sampled on circles, and needs more of them
-    slow, _ = found(
+    slow, _ = moments_at_start(
         own, Quadrature(log2_points=11, log2_circles=13 if name == "relu" else 9, replicates=16)
     )
     for field in ("stein", "noise", "head_gradient", "risk"):
-        one, many = getattr(fast, field).mean(axis=0), getattr(slow, field)
+        mean, many = getattr(fast, field).mean(axis=0), getattr(slow, field)
         spread = many.std(axis=0, ddof=1) / np.sqrt(len(many))
         if len(getattr(fast, field)) > 1:  # sampled too, where there is no closed form
             spread = np.hypot(spread, getattr(fast, field).std(axis=0, ddof=1) / np.sqrt(len(many)))
-        scale = np.abs(one).max()
-        # 16 replicates: Student's t with 15 degrees of freedom is beyond 7.8 once in 1e6; and they know it to a few parts in a thousand
-        assert np.all(np.abs(many.mean(axis=0) - one) <= 7.8 * spread + 1e-12), field
+        scale = np.abs(mean).max()
+        # Student's t with 15 degrees of freedom is beyond 7.8 once in 1e6; and the replicates
+        # agree to a few parts in a thousand
+        assert np.all(np.abs(many.mean(axis=0) - mean) <= 7.8 * spread + 1e-12), field
         assert spread.max() < SAMPLED * scale, field
 
 
@@ -136,25 +139,23 @@ def test_relu_conditional_means_against_quadrature():
     with jax.enable_x64(True):
         mean = jnp.linspace(-2, 2, 7)
         spread = jnp.full(7, 0.7)
-        closed = jax.jit(relu_conditional_means)(mean, spread)
-        generic = jax.jit(lambda *given: generic_conditional_means(NAMED["relu"], *given))(
-            mean, spread
-        )
-        for one, other in zip(closed, generic, strict=True):
-            np.testing.assert_allclose(one, other, rtol=1e-11, atol=1e-13)
-        for part in jax.jit(relu_conditional_means)(mean, jnp.zeros(7)):
-            assert np.all(np.isfinite(part))
+        formulas = jax.jit(relu_conditional_means)(mean, spread)
+        generic = jax.jit(partial(generic_conditional_means, NAMED["relu"]))(mean, spread)
+        for value, expected in zip(formulas, generic, strict=True):
+            np.testing.assert_allclose(value, expected, rtol=1e-11, atol=1e-13)
+        for value in jax.jit(relu_conditional_means)(mean, jnp.zeros(7)):
+            assert np.all(np.isfinite(value))
 
 
 def test_target_equals_teacher_when_the_target_is_a_teacher():
     committee = sgd.TeacherStudent(4, 2, "tanh", noise=0.1)
     target = sgd.MultiIndex(lambda z: jnp.mean(jnp.tanh(z)), 2, 4, "tanh", noise=0.1)
-    one, other = found(committee)[0], found(target)[0]
+    pairs, grid = moments_at_start(committee)[0], moments_at_start(target)[0]
     for field in ("stein", "head_gradient", "risk"):
         np.testing.assert_allclose(
-            getattr(one, field)[0], getattr(other, field)[0], rtol=1e-5, atol=1e-7, err_msg=field
+            getattr(pairs, field)[0], getattr(grid, field)[0], rtol=1e-5, atol=1e-7, err_msg=field
         )
-    np.testing.assert_allclose(one.noise.mean(axis=0), other.noise.mean(axis=0), rtol=1e-9)
+    np.testing.assert_allclose(pairs.noise.mean(axis=0), grid.noise.mean(axis=0), rtol=1e-9)
 
 
 def test_closed_risk_of_squared_networks_is_the_generic_one():
@@ -169,12 +170,16 @@ def test_closed_risk_of_squared_networks_is_the_generic_one():
             expectation_of(problem.structure),
             (Overlaps(omega[None], jnp.asarray(omega)), head),
         )
-        closed = jax.jit(
-            lambda *given: expectation.risk(Quadrature(), {}, problem.parameters, *given)
-        )(*state)
-        generic = jax.jit(
-            lambda *given: (
-                expectation.moments(Quadrature(), {}, problem.parameters, *given, flow=True).risk
+        formula = jax.jit(
+            lambda *state_arguments: expectation.risk(
+                Quadrature(), {}, problem.parameters, *state_arguments
             )
         )(*state)
-    assert float(closed) == pytest.approx(float(generic), rel=1e-12)
+        generic = jax.jit(
+            lambda *state_arguments: (
+                expectation.moments(
+                    Quadrature(), {}, problem.parameters, *state_arguments, flow=True
+                ).risk
+            )
+        )(*state)
+    assert float(formula) == pytest.approx(float(generic), rel=1e-12)

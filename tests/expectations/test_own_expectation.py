@@ -1,4 +1,4 @@
-"""A user's own expectation: closed moments for a loss that the library would sample, without touching the package."""
+"""A user's own expectation: closed moments for a loss that the library would sample."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ NOISE = 0.09
 
 @dataclass(frozen=True)
 class Linear(sgd.Expectation):
-    """Linear networks f = (1/p) sum_i a_i lambda_i, y = (1/k) sum_r lambda*_r + sqrt(noise) z under squared loss, isotropic inputs.
+    """Linear networks under squared loss, isotropic inputs.
 
-    With v = (a/p, -1/k): e = v.F + noise, h_i = a_i e/p, so H = a v^T/p, C = a a^T/p^2 (v^T Omega v + noise).
+    f = (1/p) sum_i a_i lambda_i and y = (1/k) sum_r lambda*_r + sqrt(noise) z. With
+    v = (a/p, -1/k): e = v.F + noise and h_i = a_i e/p, so that H = a v^T/p and
+    C = a a^T/p^2 (v^T Omega v + noise).
     """
 
     width: int
@@ -57,47 +59,52 @@ def problems():
     return own, sgd.TeacherStudent(2, 1, "linear", noise=NOISE, head="trained")
 
 
-def begin(problem):
+def start_of(problem):
     return sgd.start(problem, M=[[0.2], [-0.1]], Q=[[1.0, 0.2], [0.2, 0.7]], a=[1.0, 0.5])
 
 
 @pytest.mark.parametrize("dimension", [30, pytest.param(None, marks=pytest.mark.slow)])
 def test_own_moments_drive_the_ode(dimension):
-    own, known = problems()
-    given = {"times": [0.0, 1.0, 4.0], "dimension": dimension}
-    one, other = (
-        sgd.solve_ode(each, sgd.OnePassSGD(0.5), begin(each), **given) for each in (own, known)
+    own, library = problems()
+    options = {"times": [0.0, 1.0, 4.0], "dimension": dimension}
+    own_path, library_path = (
+        sgd.solve_ode(problem, sgd.OnePassSGD(0.5), start_of(problem), **options)
+        for problem in (own, library)
     )
     for name in ("M", "Q", "a", "risk"):
-        np.testing.assert_allclose(one[name], other[name], rtol=1e-8, atol=1e-10, err_msg=name)
-    assert one.attrs["error_quadrature"] == 0.0
+        np.testing.assert_allclose(
+            own_path[name], library_path[name], rtol=1e-8, atol=1e-10, err_msg=name
+        )
+    assert own_path.attrs["error_quadrature"] == 0.0
 
 
 @pytest.mark.slow
 def test_own_moments_in_functional_and_exit_time():
-    own, known = problems()
+    own, library = problems()
     with jax.enable_x64(True):
         risks = []
-        for each in (own, known):
-            state = functional.state(begin(each))
+        for problem in (own, library):
+            state = functional.state(start_of(problem))
 
-            def final(lr, each=each, state=state):
+            def final(lr, problem=problem, state=state):
                 last = functional.solve(
-                    each.structure, each.parameters, state, [1.0], lr=lr, last=True
+                    problem.structure, problem.parameters, state, [1.0], lr=lr, last=True
                 )
-                return functional.risk(each.structure, each.parameters, last)
+                return functional.risk(problem.structure, problem.parameters, last)
 
             risks.append(jax.value_and_grad(final)(0.5))
     np.testing.assert_allclose(risks[0], risks[1], rtol=1e-8)
-    # a relative fall of the risk itself: the library cannot know the noise of a loss that is not its own
+    # a relative fall of the risk itself: the library cannot know the noise of a user's loss
     start, target = (
         float(problem_risk)
         for problem_risk in sgd.solve_ode(
-            own, sgd.OnePassSGD(0.5), begin(own), times=[0.0, 2.0]
+            own, sgd.OnePassSGD(0.5), start_of(own), times=[0.0, 2.0]
         ).risk[0]
     )
-    found = sgd.exit_time(own, sgd.OnePassSGD(0.5), begin(own), threshold=1 - target / start)
-    assert float(found.times[0]) == pytest.approx(2.0, rel=1e-6)
+    exit_times = sgd.exit_time(
+        own, sgd.OnePassSGD(0.5), start_of(own), threshold=1 - target / start
+    )
+    assert float(exit_times.times[0]) == pytest.approx(2.0, rel=1e-6)
 
 
 def test_own_expectation_is_part_of_the_problem():

@@ -1,4 +1,4 @@
-"""Pair expectations: reference values, every closed form against the generic path, all ways against one another."""
+"""Pair expectations: reference values, and closed forms, series and quadrature compared."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.conftest import C4
 
 @partial(jax.jit, static_argnums=(0, 1, 5, 6, 7))
 def _moments(first, second, q1, q2, c, terms, using, nodes):
-    found = pairs.moments(
+    values = pairs.moments(
         first,
         second,
         q1.reshape(1),
@@ -32,7 +32,7 @@ def _moments(first, second, q1, q2, c, terms, using, nodes):
         using=using,
         nodes=nodes,
     )
-    return jnp.stack([part[0, 0] for part in found])
+    return jnp.stack([value[0, 0] for value in values])
 
 
 def three(first, second, q1, q2, c, *, terms=128, using=None, nodes=None):
@@ -65,9 +65,9 @@ REFERENCE = {
 
 @pytest.mark.parametrize("name", REFERENCE)
 def test_reference_values(name):
-    for found, expected in zip(integrals(name), REFERENCE[name], strict=True):
+    for value, expected in zip(integrals(name), REFERENCE[name], strict=True):
         if expected is not None:
-            assert found == pytest.approx(expected, rel=2e-12)
+            assert value == pytest.approx(expected, rel=2e-12)
 
 
 def test_polynomials_by_wick_are_their_mehler_series():
@@ -115,7 +115,7 @@ def test_sigmoid_and_silu_against_quadrature(name):
         s = 1 / (1 + np.exp(-x))
         return s * (1 - s) if name == "sigmoid" else s + x * s * (1 - s)
 
-    expected = [np.sum(weights * part(u) * part(v)) for part in (activation, slope)]
+    expected = [np.sum(weights * function(u) * function(v)) for function in (activation, slope)]
     K, _, B = three(NAMED[name], NAMED[name], q1, q2, c)
     np.testing.assert_allclose([K, B], expected, rtol=1e-9)
 
@@ -280,9 +280,9 @@ def test_singular_pairs_are_finite():
 
 def test_hermite_coefficients():
     with jax.enable_x64(True):
-        one = jnp.ones(1)
-        tanh = np.asarray(mehler.coefficients(NAMED["tanh"].derivative(0), one, 32))[0]
-        erf = np.asarray(mehler.coefficients(NAMED["erf"].derivative(0), one, 32))[0]
+        unit_variance = jnp.ones(1)
+        tanh = np.asarray(mehler.coefficients(NAMED["tanh"].derivative(0), unit_variance, 32))[0]
+        erf = np.asarray(mehler.coefficients(NAMED["erf"].derivative(0), unit_variance, 32))[0]
     np.testing.assert_allclose(tanh[[1, 3]], [0.605705509602, -0.148437190787], rtol=1e-11)
     assert erf[1] == pytest.approx(0.564189583548, rel=1e-11)
     np.testing.assert_allclose(tanh[::2], 0, atol=1e-14)
@@ -292,9 +292,9 @@ def test_an_expectation_that_parity_makes_zero_is_no_error():
     """E[f'' sign] of a parabola is zero: two resolutions of it differ by all of its rounding."""
     with jax.enable_x64(True):
         q, c = jnp.ones(2), jnp.array([[0.3], [-0.6]])
-        found = float(pairs.error(polynomial([0, 1, 0.5]), NAMED["sign"], q, jnp.ones(1), c, 32))
+        exact = float(pairs.error(polynomial([0, 1, 0.5]), NAMED["sign"], q, jnp.ones(1), c, 32))
         coarse = float(
             pairs.error(Activation(lambda x: jnp.sin(8 * x)), NAMED["sign"], q, jnp.ones(1), c, 32)
         )
-    assert found < 1e-3
+    assert exact < 1e-3
     assert coarse > 1e-2

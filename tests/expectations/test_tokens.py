@@ -1,4 +1,4 @@
-"""Expectations of samples with several inputs and named draws: against one step in d dimensions, and against quadrature."""
+"""Samples with several inputs and named draws: one step in d dimensions, and quadrature."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def attention_gradient(F, S, draws):
     )
 
 
-def kinked(fields, signals, head, draws):
+def kinked_loss(fields, signals, head, draws):
     return (
         jnp.sum(jnp.abs(fields)) / 2 - signals[0, 0] * signals[1, 1] - 0.3 * draws["noise"]
     ) ** 2 / 2
@@ -49,7 +49,7 @@ def kinked_gradient(F, S, draws):
 
 
 def moving(draws):
-    """Means of both inputs on both signals: one moves with a normal draw, one with a categorical."""
+    """Means of both inputs on both signals: of a normal draw, and of a categorical draw."""
     return jnp.stack(
         [jnp.stack([0.5 * draws["noise"], 0.4 * draws["group"]]), jnp.array([0.3, -0.2])]
     )
@@ -57,25 +57,25 @@ def moving(draws):
 
 CASES = {
     "attention, draws in the means": (attention, attention_gradient, {"means": moving}),
-    "kinks": (kinked, kinked_gradient, {"kinks": [0.0]}),
-    "kinks, means": (kinked, kinked_gradient, {"kinks": [0.0], "means": moving}),
+    "kinks": (kinked_loss, kinked_gradient, {"kinks": [0.0]}),
+    "kinks, means": (kinked_loss, kinked_gradient, {"kinks": [0.0], "means": moving}),
 }
 
 
 @pytest.mark.parametrize("name", slow(CASES, ["kinks", "kinks, means"]))
 def test_mean_of_one_step_in_d_dimensions(name):
-    """The drift at finite d against the mean of one step of SGD, drawn in d dimensions by NumPy: (chain's) second order included."""
-    loss, gradient, given = CASES[name]
+    """The drift at finite d is the mean of one step of SGD in d dimensions, with second order."""
+    loss, gradient, options = CASES[name]
     draws = {"noise": "normal", "group": [0.3, 0.7]}
     generator = np.random.default_rng(5)
     W, S = (
         generator.standard_normal((2, D)) / np.sqrt(D),
         generator.standard_normal((2, D)) / np.sqrt(D),
     )
-    parts = [(slice(0, 4)), (slice(4, 8))]
+    blocks = [(slice(0, 4)), (slice(4, 8))]
     M, Q, P = (
-        np.stack([one[:, part] @ other[:, part].T for part in parts])
-        for one, other in ((W, S), (W, W), (S, S))
+        np.stack([left[:, block] @ right[:, block].T for block in blocks])
+        for left, right in ((W, S), (W, W), (S, S))
     )
     problem = sgd.Problem(
         loss,
@@ -86,15 +86,15 @@ def test_mean_of_one_step_in_d_dimensions(name):
         tokens=2,
         token_correlation=CORRELATION,
         draws=draws,
-        **given,
+        **options,
     )
     quadrature = Quadrature(log2_points=8, log2_circles=6, replicates=16)
-    numbers = finite_numbers(problem, D, 1)
+    finite = finite_numbers(problem, D, 1)
     state = {"M": M, "Q": Q, "a": np.ones(2)}
     with jax.enable_x64(True):
 
         @jax.jit
-        def every(nodes, parameters):
+        def replicate_drifts(nodes, parameters):
             algorithm = {"lr": LR, "head_rate": 1.0}
             return jax.vmap(
                 lambda node: drift(
@@ -104,13 +104,13 @@ def test_mean_of_one_step_in_d_dimensions(name):
                     parameters,
                     algorithm,
                     state,
-                    finite=numbers,
+                    finite=finite,
                 )
             )(nodes)
 
-        found = {
+        drifts = {
             key: np.asarray(value)
-            for key, value in every(
+            for key, value in replicate_drifts(
                 expectation_of(problem.structure).nodes(quadrature, False), problem.parameters
             ).items()
         }
@@ -123,26 +123,26 @@ def test_mean_of_one_step_in_d_dimensions(name):
         generator.standard_normal((COUNT, 2, D)),
     )
     X = z * np.sqrt(np.repeat([0.5, 2.0], 4))
-    if "means" in given:
+    if "means" in options:
         c = np.zeros((COUNT, 2, 2))
         c[:, 0, 0], c[:, 0, 1], c[:, 1] = 0.5 * noise, 0.4 * group, [0.3, -0.2]
         X = X + c @ S
     F, signals = (np.einsum("pd,nld->npl", rows, X) for rows in (W, S))
     _, h = gradient(F, signals, {"noise": noise, "group": group})
     move = -(LR / D) * np.einsum("npl,nld->npd", h, X)
-    for b, part in enumerate(parts):
-        dM = move[..., part] @ S[:, part].T
-        cross = np.einsum("npd,qd->npq", move[..., part], W[:, part])
+    for b, block in enumerate(blocks):
+        dM = move[..., block] @ S[:, block].T
+        cross = np.einsum("npd,qd->npq", move[..., block], W[:, block])
         dQ = (
             cross
             + np.swapaxes(cross, 1, 2)
-            + np.einsum("npd,nqd->npq", move[..., part], move[..., part])
+            + np.einsum("npd,nqd->npq", move[..., block], move[..., block])
         )
         for key, samples in (("M", dM), ("Q", dQ)):
             rate = samples / (LR / D)
             mean, error = rate.mean(axis=0), rate.std(axis=0) / np.sqrt(COUNT)
-            theirs = found[key][:, b].mean(axis=0)
-            spread = found[key][:, b].std(axis=0, ddof=1) / 4
+            theirs = drifts[key][:, b].mean(axis=0)
+            spread = drifts[key][:, b].std(axis=0, ddof=1) / 4
             assert np.all(np.abs(mean - theirs) <= Z * np.hypot(error, 1.5 * spread)), (
                 name,
                 key,
@@ -159,7 +159,8 @@ def plain_attention(fields, signals, head, draw):
     return attention(fields, signals, head, {"group": 0.0, "noise": draw * np.sqrt(0.1) / 0.3})
 
 
-# rows q, v, lr 1, noise 0.1, by quadrature to 3e-8: correlation of the two inputs, excess risks by time, overlaps at t = 2
+# Rows q, v, lr 1, noise 0.1, by quadrature to 3e-8: correlation of the two inputs, excess risks
+# by time, overlaps at t = 2.
 REFERENCE = {
     0.0: ({0.0: 0.36354539, 1.0: 0.23755718, 2.0: 0.17765431, 10.0: 0.06585732}, {}),
     0.4: (
@@ -170,19 +171,19 @@ REFERENCE = {
 
 
 def attending(correlation):
-    given = None if correlation == 0 else [[1.0, correlation], [correlation, 1.0]]
-    problem = sgd.Problem(plain_attention, 2, 2, tokens=2, token_correlation=given)
+    matrix = None if correlation == 0 else [[1.0, correlation], [correlation, 1.0]]
+    problem = sgd.Problem(plain_attention, 2, 2, tokens=2, token_correlation=matrix)
     return problem, sgd.start(problem, M=[[0.3, 0.1], [-0.2, 0.4]], Q=[[1.0, 0.2], [0.2, 0.8]])
 
 
 def test_attention_from_few_points():
-    problem, begin = attending(0.4)
+    problem, start = attending(0.4)
     quadrature = Quadrature(log2_points=10)
     with jax.enable_x64(True):
         last = functional.solve(
             problem.structure,
             problem.parameters,
-            functional.state(begin),
+            functional.state(start),
             [2.0],
             lr=1.0,
             quadrature=quadrature,
@@ -201,16 +202,19 @@ def test_attention_from_few_points():
 @pytest.mark.slow
 @pytest.mark.parametrize("correlation", REFERENCE)
 def test_attention_against_quadrature(correlation):
-    problem, begin = attending(correlation)
+    problem, start = attending(correlation)
     risks, overlaps = REFERENCE[correlation]
-    result = sgd.solve_ode(problem, sgd.OnePassSGD(1.0), begin, times=list(risks))
-    # four replicates tell their spread to a factor: three standard errors of it, and half a percent in any case
+    result = sgd.solve_ode(problem, sgd.OnePassSGD(1.0), start, times=list(risks))
+    # Four replicates determine their spread up to a factor: three standard errors, and half a
+    # percent in any case.
     for time, risk in risks.items():
-        found = float(result.risk.sel(time=list(risks).index(time)).item()) - 0.05
-        assert found == pytest.approx(
+        computed = float(result.risk.sel(time=list(risks).index(time)).item()) - 0.05
+        assert computed == pytest.approx(
             risk, abs=3 * result.attrs["error_quadrature"] * 0.42 + 1e-5
         ), time
-        assert found == pytest.approx(risk, rel=5e-3)
+        assert computed == pytest.approx(risk, rel=5e-3)
     for name, value in overlaps.items():
-        found = float(result[name[0]][0, -1, int(name[1]) - 1, int(name[2]) - 1])
-        assert found == pytest.approx(value, abs=3 * result.attrs["error_quadrature"] + 1e-5), name
+        value_at_end = float(result[name[0]][0, -1, int(name[1]) - 1, int(name[2]) - 1])
+        assert value_at_end == pytest.approx(
+            value, abs=3 * result.attrs["error_quadrature"] + 1e-5
+        ), name

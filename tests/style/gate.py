@@ -22,6 +22,7 @@ CLEAN: list[str] = [
     "src/sgdynamics/expectations",
     "src/sgdynamics/sde",
     "src/sgdynamics/sweeps",
+    "tests/expectations",
     "tests/style",
 ]
 
