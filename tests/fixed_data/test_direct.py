@@ -453,7 +453,7 @@ BAD = {
     "dimension": ({"dimension": 1}, "dimension = 1.*take 2 or more"),
     "samples": (
         {"algorithm": sgd.GradientDescent(samples_per_dimension=0.01)},
-        "samples_per_dimension = 0.01.*take more",
+        "samples_per_dimension = 0.01.*Use more",
     ),
     "one pass, shared": (
         {"algorithm": sgd.OnePassSGD(), "shared_data": True},
@@ -492,7 +492,7 @@ def test_bad_input_of_algorithms_and_starts():
     for fraction in (0.0, -0.1, 1.5):
         with pytest.raises(ValueError, match="batch_fraction"):
             sgd.MultiPassSGD(batch_fraction=fraction)
-    with pytest.raises(ValueError, match=r"persistence_time = 0.005.*give 0.09 or more"):
+    with pytest.raises(ValueError, match=r"persistence_time = 0.005.*use 0.09 or more"):
         sgd.PersistentSGD(lr=0.01, batch_fraction=0.1, persistence_time=0.005)
     with pytest.raises(ValueError, match="not a Gram matrix"):
         sgd.start(SPHERE, M=[[1.5]], Q=[[1.0]])

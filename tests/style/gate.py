@@ -16,6 +16,7 @@ from tests.style.checker import ROOT, Report, check_file, path_name
 CLEAN: list[str] = [
     "paper",
     "src/sgdynamics/cli",
+    "src/sgdynamics/fixed_data",
     "src/sgdynamics/papers",
     "src/sgdynamics/plotting",
     "src/sgdynamics/scaling",

@@ -106,14 +106,17 @@ def discard_directions(
 ) -> tuple[Paths, Slots, list[int]]:
     """Sets of paths (leading axis) with a reduced basis, its slots, and the steps of each bin."""
     bins = memory.bins(setup)
+    # Steps since the last reduction are bins of one step.
     widths = widths + [1] * (int(slots.history) - len(widths))
     groups = merge_bins(widths, bins)
     bin_sums = np.zeros((bins, paths.past_gradients.shape[1]))
     for row, group in enumerate(groups):
+        # The gradients of a bin are represented by their sum.
         bin_sums[row, group] = 1.0
     paths = _reduce_basis(setup, paths, bin_sums)
     p, signals = setup.structure.width, setup.structure.signals
     sample, weight = np.int64(bins * p), np.int64(signals + p + bins * p)
+    # The reduced basis starts without sums; the next pass computes them.
     slots = Slots(sample, weight, sample, weight, np.int64(len(groups)), np.bool_(False))
     return paths, slots, [sum(widths[index] for index in group) for group in groups]
 
@@ -134,12 +137,14 @@ def _reduce_basis(setup: Setup, paths: Paths, bin_sums: Float[Numeric, "bins his
     ) -> Float[Numeric, "count capacity"]:
         """e' of one block: the signals' directions unchanged, then rows and U outside of them."""
         capacity = rows.shape[-1]
+        # Rows and U without their components along the signals, which are e_0, ..., e_{k-1}
         others = _normalise(jnp.concatenate([rows, U])[:, k:])
         orthonormal = jnp.linalg.qr(others.T)[0].T
         return jnp.concatenate([jnp.eye(k, capacity), jnp.pad(orthonormal, ((0, 0), (k, 0)))])
 
     def reduce_set(paths: Paths) -> Paths:
         capacity, dtype = paths.rows.shape[-1], paths.P.dtype
+        # Row 0 of the second axis is g on P, the others are X^T g on the e_k of each block.
         past = jnp.einsum("os,spbk->opbk", bin_sums, paths.past_gradients)
         G = past[:, :, 0].reshape(bins * p, capacity)
         U = past[:, :, 1:].reshape(bins * p, blocks, capacity)
@@ -165,6 +170,7 @@ def _reduce_basis(setup: Setup, paths: Paths, bin_sums: Float[Numeric, "bins his
         unused = jnp.zeros((bins, p, 1, on_e.shape[1] - bins * p))
         past_U = jnp.einsum("mbk,bok->mbo", U, on_e).reshape(bins, p, blocks, -1)
         past = jnp.concatenate([jnp.concatenate([past_G, unused], axis=-1), past_U], axis=2)
+        # Singular sums leave zero rows in P', which later products ignore.
         rank = jnp.sum(exists)
         return paths._replace(
             P=to_capacity(P, -2),

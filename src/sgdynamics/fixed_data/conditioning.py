@@ -105,6 +105,7 @@ def initial_state(
     structure, sample = setup.structure, setup.structure.sample
     parameters, n = step.parameters, draws.noise.shape[0]
     sample_draws = sample.draw(parameters, draws.noise)
+    # Tokens of a sample share its draws (labels, means), so that samples come first.
     per_sample = jnp.moveaxis(draws.normals, -1, 0)
     per_sample = per_sample.reshape(n, *sample.tokens.shape, *draws.normals.shape[:-1])
     x = compressed_inputs(sample, parameters, per_sample, sample_draws)
@@ -112,7 +113,9 @@ def initial_state(
     # Signals are known combinations of the first K directions: X s_r = sum_k frame_rk A_k.
     frame = parameters["frame"].astype(A.dtype)
     signals = jnp.einsum("brk,bkn->nr", frame, A[:, : structure.signals], precision="highest")
+    # The initial rows are [T | L] on the first K + p directions, exactly.
     rows = jnp.moveaxis(jnp.concatenate([weights.T, weights.L], axis=-1), 0, 1).astype(A.dtype)
+    # Without a selection all samples are used in each step.
     selected = jnp.ones(n, bool)
     if setup.selects:
         selected = first_selection(step.hyperparameters, draws.uniform)
@@ -197,6 +200,7 @@ def orthogonal_part(
 def draw_step(setup: Setup, key: RandomKey, n: int, capacity: int, dtype: DType) -> StepDraws:
     """The random numbers of one step of one run on n inputs."""
     p, blocks = setup.structure.width, setup.structure.blocks
+    # The large normals use the key of the step itself, all small draws keys derived from it.
     small_key, kick_key = jax.random.split(key)
     count = setup.normals_per_step * blocks * n
     samples = n // setup.structure.sample.tokens.inputs_per_sample if setup.selects else 0
@@ -266,6 +270,7 @@ def advance_step(
         extended, kick, head_kick = _extend_by_noise(context, extended)
 
     rates = jax.tree.map(lambda value: jnp.asarray(value, dtype), step.hyperparameters)
+    # Weight decay acts on the coefficients, as the basis is orthonormal.
     decay = step.parameters["weight_decay"].astype(dtype)
     stride = Stride(rates["lr"], rates["head_rate"], decay, setup.structure)
     gradients = (gradient[:p].reshape(p, -1), head_gradient)
@@ -289,6 +294,7 @@ def _extend_by_gradients(
     setup, step = context.setup, context.step
     P, A = state.P, state.A
     weight_rank, sample_rank = state.weight_rank, state.sample_rank
+    # sum_k <A_k, g> e_k: the part of X^T g in the present basis
     gradient = jnp.einsum("bkn,pn->pbk", A, g, precision="highest")
     # The data are C^1/2 Z with uncorrelated Z. Conditioning is on Z, so that g enters as C^1/2 g.
     uncorrelated = setup.structure.sample.tokens.correlate_inputs(step.parameters, g)
@@ -309,6 +315,7 @@ def _extend_by_gradients(
         A_new = context.data_along(
             (grows & has_direction).astype(A.dtype), length[:, None] * P_new + noise
         )
+        # A direction that is not new is zero, and is overwritten by the next one.
         P = P.at[sample_rank].set(P_new)
         A = A.at[:, weight_rank].set(A_new)
         gradient = gradient.at[:, :, weight_rank].set(
@@ -332,6 +339,7 @@ def _extend_by_noise(
     hyperparameters, sizes = context.step.hyperparameters, context.step.block_sizes
     p, blocks = setup.structure.width, setup.structure.blocks
     A, rank, dtype = state.A, state.weight_rank, state.A.dtype
+    # sqrt(2 T lr/d)
     amplitude = kick_size(hyperparameters, jnp.sum(sizes)).astype(dtype)
     noise = orthogonal_part(state.P, draws.normals[p:].reshape(p * blocks, -1), 1)
     noise = noise.reshape(p, blocks, -1)
@@ -339,6 +347,7 @@ def _extend_by_noise(
     # A block of d_b coordinates has at most d_b directions.
     in_basis = slot < jnp.minimum(rank, sizes[:, None])
     kick = jnp.transpose(draws.kick, (1, 2, 0)) * in_basis
+    # Strictly lower triangular normals of the Bartlett factor; its diagonal is chi.
     lower = jnp.tril(jnp.ones((p, p), dtype), -1)[:, :, None] * draws.lower.astype(dtype)
     for unit in range(p):
         has_direction = (sizes - rank > 0).astype(dtype)
@@ -405,6 +414,7 @@ def _advance_states(
     capacity, n = state.P.shape[1:]
 
     def advance_run(number: IntScalar, state: ConditionedState, key: RandomKey) -> ConditionedState:
+        # The random numbers of a step depend on run and step alone, not on the grouping.
         key = jax.random.fold_in(key, number)
         draws = draw_step(setup, key, n, capacity, state.A.dtype)
         return advance_step(setup, step, state, draws, key, number)

@@ -81,6 +81,7 @@ class DirectFixedData(Simulator):
         self.dtype = np.dtype(COMPUTATION.get(dtype, dtype))  # of all else
         together = shared_data or jax.default_backend() != "cpu"
         self.options = Options(algorithm.selects, algorithm.hot, shared_data, together)
+        # Signals of finite blocks have the exact Gram matrix at this dimension.
         frames = signal_frames(problem, block_sizes)
         cast = partial(np.asarray, dtype=self.dtype)
         # The hyperparameters stay in float64: a schedule depends on the number of steps.
@@ -89,6 +90,7 @@ class DirectFixedData(Simulator):
             algorithm.parameters,
             np.float64(dimension),
         )
+        # Memory is checked before anything is drawn.
         self.dimension, self.samples = dimension, algorithm.samples(dimension)
         check_memory(self)
         self.weights = InitialWeights(*compressed_rows(problem, start, block_sizes), start.a)
@@ -120,6 +122,7 @@ class DirectFixedData(Simulator):
             self.structure, self.dimension, parameters, example, self.dtype
         )
         if obstacle is None and mode == "triton":
+            # Interpreted kernels are not compiled.
             obstacle = self._compiler_error(parameters, example)
         if obstacle is None:
             self.options = self.options._replace(kernel=mode, together=True)
@@ -136,6 +139,7 @@ class DirectFixedData(Simulator):
         empty = partial(np.empty, dtype=self.dtype)
         width, signals = self.structure.width, self.structure.signals
         inputs = shape(np.empty(self.dimension, self.stored))
+        # Shapes are enough to compile; nothing is allocated.
         data = Data(inputs, shape(empty(signals)), jax.tree.map(shape, example))
         rows = shape(empty((width, self.dimension)), lead=(1,))
         head = shape(empty(width), lead=(1,))
@@ -151,6 +155,7 @@ class DirectFixedData(Simulator):
         self.data = None  # the memory of the last group is free before this group needs it
         self.now = 0.0
         keys = run_keys(self.seed, chosen)
+        # A shared data set belongs to no run, so that it does not depend on their number.
         owners = run_keys(self.seed, np.array([SHARED])) if self.options.shared else keys
         dtypes = (self.stored, self.dtype)
         self.data = draw_data_sets(
@@ -163,10 +168,13 @@ class DirectFixedData(Simulator):
         selected = None
         if self.options.selects:
             selected = draw_first_selections(self.samples, self.context.hyperparameters, keys)
+        # The risk at step 0 is the reference for divergence on the sphere.
         state = Weights(rows, head, selected, jnp.zeros(len(chosen)))
         return state._replace(first_risk=jnp.asarray(self.train_risk(state)))
 
-    def resumed(self, chosen: np.ndarray, leaves: list[np.ndarray], now: int) -> Weights:
+    def resumed(  # style: ok, interface of Simulator
+        self, chosen: np.ndarray, leaves: list[np.ndarray], now: int
+    ) -> Weights:
         state = super().resumed(chosen, leaves, now)
         self.now = self._time_at(now)
         return state
@@ -187,6 +195,7 @@ class DirectFixedData(Simulator):
                 normals = np.random.default_rng(sequence).standard_normal(
                     (max(high - low - k, 0), p)
                 )
+                # A uniform random frame; a small block has fewer directions than rows.
                 frame = np.linalg.qr(normals)[0]
                 L = self.weights.L[run, block][:, : frame.shape[1]]
                 rows[index, :, low + k : high] = L @ frame.T
@@ -230,6 +239,7 @@ class DirectFixedData(Simulator):
 
     def keep(self, state: Weights, index: np.ndarray) -> Any:
         if not self.options.shared:
+            # Data sets of runs that have finished are released.
             self.data = jax.tree.map(lambda leaf: leaf[index], self.data)
         return super().keep(state, index)
 
@@ -243,6 +253,7 @@ class DirectFixedData(Simulator):
         sample = self.structure.sample
         inputs = n * sample.tokens.inputs_per_sample
         labels = (inputs * k + n * sample.normals_per_sample) * self.dtype.itemsize
+        # One data set more than runs, while a data set is drawn or copied
         data_set = inputs * self.dimension * self.stored.itemsize + labels
         per_run = (6 * p * (inputs + self.dimension) + 4 * n) * self.dtype.itemsize
         data_sets = 1 if self.options.shared else runs
@@ -253,6 +264,7 @@ class DirectFixedData(Simulator):
         limit = MEMORY_SHARE * available_bytes()
         if jax.default_backend() == "cpu" and not self.options.shared:
             limit = min(limit, CPU_GROUP_BYTES)
+        # Memory is affine in the number of runs.
         per_run = self.bytes_of(2) - self.bytes_of(1)
         return max(1, min(1 << 14, int((limit - self.bytes_of(1)) // per_run) + 1))
 

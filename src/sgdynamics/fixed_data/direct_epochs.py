@@ -57,6 +57,7 @@ class DirectEpochs(DirectFixedData):
         super().__init__(
             problem, algorithm, start, dimension, block_sizes, dtype, seed, shared_data
         )
+        # An epoch selects by its order, and has no white noise.
         self.options = Options(selects=False, thermal=False, shared=shared_data, together=True)
         self.engine = "xla"  # the kernel reads whole data sets
         self.order, self.batch = algorithm.order, algorithm.batch
@@ -65,6 +66,7 @@ class DirectEpochs(DirectFixedData):
         state = super().initial(chosen)
         if self.order != "reshuffle":
             return state._replace(selected=None)
+        # Two orders per run: those of the present and of the next epoch
         orders = _first_orders(self.samples, run_keys(self.seed, chosen))
         return state._replace(selected=orders)
 
@@ -119,6 +121,7 @@ def _advance_epochs(
     arguments: PyTree = None,
 ) -> tuple[Weights, Int[Numeric, " runs"], Any]:
     """All runs from step `first` to `end`, their last finite steps, and their observations."""
+    # A sample of several inputs has adjacent rows of the data.
     tokens = structure.sample.tokens.inputs_per_sample
     n = data.inputs.shape[-2] // tokens
 
@@ -126,6 +129,7 @@ def _advance_epochs(
         number: IntScalar, state: Weights, key: RandomKey
     ) -> tuple[Weights, Int[Numeric, " batch"]]:
         """The samples of a batch, and the state with the order of a new epoch."""
+        # Position in the sequence of all samples of all epochs
         position = number * batch + jnp.arange(batch)
         epoch = position[0] // n
         if order == "fixed":
@@ -154,8 +158,10 @@ def _advance_epochs(
         key: RandomKey,
     ) -> tuple[Weights, Int[Numeric, ""], Any]:
         state, samples = choose_batch(number, state, key)
+        # Rows of the inputs of these samples
         inputs = (tokens * samples[:, None] + jnp.arange(tokens)).reshape(-1)
         draws = jax.tree.map(lambda leaf: leaf[samples], data.draws)
+        # Only the batch is read: the cost of a step does not depend on n.
         batch_data = Data(data.inputs[inputs], data.signals[inputs], draws)
         state = _batch_step(structure, context, batch_data, state, number)
         observed = observer.observe(
@@ -183,6 +189,7 @@ def _batch_step(
     parameters, rates = numbers_of_step(context.parameters, context.hyperparameters, number)
     parameters = as_dtype(parameters, dtype)
     risk, (h, head_h) = loss_and_slopes(structure, parameters, data, rows, head)
+    # The gradient is the mean over the batch, also over one that crosses the end of an epoch.
     count = head_h.shape[0]
     gradient = weighted_inputs(h, data.inputs) / count
     head_gradient = jnp.sum(head_h, axis=0) / count

@@ -132,14 +132,17 @@ def draw_data_sets(
     """
     storage, dtype = dtypes
     sample = structure.sample
+    # Numbers of a sample: its inputs in d dimensions, then its draws
     inputs = sample.tokens.inputs_per_sample * placement.scale.shape[0]
     per_sample = inputs + sample.normals_per_sample
     chunks = -(-samples * per_sample // NORMALS_PER_CHUNK)
+    # Equal chunks, the last of which is cut
     rows = -(-samples // chunks)
 
     def draw_chunk(key: RandomKey) -> Data:
         normals = normals_and_uniforms(key, rows * per_sample, 0)[0].reshape(rows, per_sample)
         draws = sample.draw(parameters, normals[:, inputs:])
+        # Rounded to the storage precision before the signals are computed
         directions = normals[:, :inputs].reshape(rows, *sample.tokens.shape, -1)
         x = inputs_in_space(sample, parameters, directions, draws, placement).astype(storage)
         signals = jnp.matmul(
@@ -203,6 +206,7 @@ def loss_and_slopes(
 ) -> tuple[Float[Numeric, ""], tuple[Any, Any]]:
     """The mean loss over the data set, and dloss/dfields (inputs, p), dloss/dhead (samples, p)."""
     sample = structure.sample
+    # Derivatives in fields and head; signals, draws and parameters are constants.
     compute = jax.vmap(
         jax.value_and_grad(structure.loss, argnums=(0, 2)), in_axes=(0, 0, None, 0, None)
     )
@@ -227,6 +231,7 @@ def gradient_sums(
     """Mean loss and sums of gradients over the selected samples (None: all), in two reads."""
     risk, (h, head_h) = loss_and_slopes(structure, parameters, data, rows, head)
     if selected is not None:
+        # where, not a product: a sample that is not used may have an infinite gradient.
         h = jnp.where(structure.sample.tokens.repeat(selected)[:, None], h, 0)
         head_h = jnp.where(selected[:, None], head_h, 0)
     gradient = weighted_inputs(h, data.inputs)
@@ -236,6 +241,7 @@ def gradient_sums(
 def _over_runs(options: Options, function: Callable[..., Any], data: Data, *runs: Any) -> Any:
     """function(data, ...) for every run."""
     if options.together:
+        # A shared data set has no axis of runs.
         data_axis = None if options.shared else 0
         return jax.vmap(function, in_axes=(data_axis, *[0] * len(runs)))(data, *runs)
     return jax.lax.map(lambda arguments: function(*arguments), (data, *runs))
@@ -260,6 +266,7 @@ def _mean_losses(
     structure: Structure, options: Options, parameters: Parameters, data: Data, state: Weights
 ) -> Any:
     sample = structure.sample
+    # The kernel computes the fields of all runs at once.
     kernel_fields = None
     if options.kernel:
         kernel_fields = data_gradients.fields(options.kernel, data.inputs, state.rows)
@@ -316,6 +323,7 @@ def advance_on_data(
     ) -> tuple[Weights, Int[Numeric, ""], Any]:
         key = step_random_key(key, number)
         state = fixed_data_step(structure, options, context, data, state, key, number, sums)
+        # First passages are observed after each step, on the device.
         observed = observer.observe(
             structure, context.parameters, arguments, observed, number + 1, state
         )
@@ -340,12 +348,14 @@ def advance_on_data(
         sums, is_doubtful = _kernel_sums(
             structure, options, context, data, runs[0], number, checks_risk
         )
+        # The sums of the kernel, if any, replace two reads of the data.
         runs = _over_runs(options, partial(step_run, number), data, *runs, keys, sums)
         return runs, was_doubtful | is_doubtful
 
     def advance_runs(first: IntScalar, end: IntScalar, runs: Any) -> Any:
         return jax.lax.fori_loop(first, end, partial(step_runs, True), (runs, False))[0]
 
+    # All runs start at the same step; `last_good` is kept per run.
     initial = (state, jnp.broadcast_to(first, keys.shape), observed)
     if not options.kernel:
         return advance_runs(first, end, initial)
@@ -430,8 +440,10 @@ def fixed_data_step(
     samples = data.inputs.shape[0] // structure.sample.tokens.inputs_per_sample
     if sums is None:
         sums = gradient_sums(structure, parameters, data, rows, head, selected)
+    # 1/(b n): the mean over samples, rescaled by the batch fraction if required
     share = (1 / (rates["divisor"] * samples)).astype(dtype)
     gradient, head_gradient = share * sums.gradient, share * sums.head_gradient
+    # One draw for white noise on rows and head, and for the next selection
     normals, uniforms = normals_and_uniforms(
         key, p * (rows.shape[1] + 1) if options.thermal else 0, samples if options.selects else 0
     )
@@ -440,6 +452,7 @@ def fixed_data_step(
         noise = (kick_size(rates, context.dimension) * normals).astype(dtype)
         kick = noise[:-p].reshape(rows.shape)
         head_kick = jnp.sqrt(rates["head_rate"].astype(dtype)) * noise[-p:]
+    # Step sizes in the precision of the weights, from schedules in float64
     lr, head_rate = (rates[name].astype(dtype) for name in ("lr", "head_rate"))
     stride = Stride(lr, head_rate, parameters["weight_decay"], structure)
     moved, head = stride.move(rows, head, (gradient, head_gradient), kick, head_kick)

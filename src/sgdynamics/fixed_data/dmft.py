@@ -243,6 +243,7 @@ class Sweep:
                 end = min(target, number + self.steps_per_call(groups[0].capacity))
                 visits, end = draws.visits(number, end)
                 self.advance(groups, visits, end, self.largest_capacity)
+                # A replicate whose weights were not finite at `end` stays NaN from here on.
                 has_diverged |= np.concatenate([group.last_good for group in groups]) < end
                 if pairs is not None:
                     pairs.advance(visits, end)
@@ -313,6 +314,7 @@ class Sweep:
         incomplete = [group.number for group in groups if group.number < end]
         if incomplete:
             smallest = self.setup.initial_directions + self.setup.directions_per_step
+            # The rank as the user set it, without the initial directions and one step
             rank = self.largest_capacity - smallest
             raise ValueError(
                 f"rank = {rank}: the basis was full at step {min(incomplete)} of {end}. Increase "
@@ -344,6 +346,7 @@ class Sweep:
 
     def finish(self, groups: list[Any]) -> None:
         """Store the rank of the solution, and whether its basis became too large for the paths."""
+        # The largest basis of all replicates
         weight_rank = max(int(np.max(group.paths.weight_rank)) for group in groups)
         sample_rank = max(int(np.max(group.paths.sample_rank)) for group in groups)
         self.rank = max(self.rank, weight_rank - self.setup.initial_directions)

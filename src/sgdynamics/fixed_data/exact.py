@@ -58,11 +58,13 @@ class ExactFixedData(Simulator):
         self.inputs = self.samples * problem.structure.sample.tokens.inputs_per_sample
         # The last steps need capacity for their gradients even if no direction is left.
         self.largest_capacity = int(block_sizes.max()) + self.setup.directions_per_step
+        # M and Q at this dimension as rows on the signals and on p further directions
         self.weights = InitialWeights(*compressed_rows(problem, start, block_sizes), start.a)
         self.seed = seed
 
     def initial(self, chosen: np.ndarray) -> Any:
         self.now = 0.0
+        # All fields have a leading axis of runs.
         weights = InitialWeights(*(leaf[chosen] for leaf in self.weights))
         keys = run_keys(self.seed, chosen)
         capacity = self._first_capacity
@@ -80,12 +82,14 @@ class ExactFixedData(Simulator):
     ) -> Advanced:
         assert watch.see is None, "first passages are not observed in the exact law"
         self.now = float(elapsed_at(self.step_parameters.hyperparameters["lr"], end))
+        # A run whose basis spans the whole space continues in it, without new directions.
         advanced = conditioning.advance(
             self.setup, self.step_parameters, self.largest_capacity, state, keys, since, end
         )
         return *advanced, watch.seen
 
     def overlaps(self, state: ConditionedState) -> dict[str, Any]:
+        # Observables of a time-dependent problem refer to the present time.
         parameters = values_at(self.step_parameters.parameters, self.now)
         return conditioning.observe_losses(_observe, self.setup, self.on_train, parameters, state)
 
@@ -105,9 +109,10 @@ class ExactFixedData(Simulator):
         needed = setup.initial_directions + 2 * setup.directions_per_step
         return min(max(SMALLEST_CAPACITY, needed), self.largest_capacity)
 
-    def bytes_a_run(self, steps: float = 0.0) -> float:
+    def bytes_a_run(self, steps: float = 0.0) -> float:  # style: ok, interface of Simulator
         """Memory of one run: twice its final capacity, and the former one while it is copied."""
         setup = self.setup
+        # One step more, because the loop checks for the memory of a full step.
         added = setup.directions_per_step * (steps + 1)
         directions = min(self.largest_capacity, setup.initial_directions + added)
         capacity, previous = self._first_capacity, 0
@@ -119,6 +124,7 @@ class ExactFixedData(Simulator):
 
     def largest_group(self) -> int:
         arrays = 1 + self.setup.structure.blocks
+        # At the final capacity, so that a group never has to be divided on the way
         bytes_per_run = 8 * self.inputs * self.largest_capacity * arrays
         return max(1, 2 * GROUP_BYTES // bytes_per_run)
 

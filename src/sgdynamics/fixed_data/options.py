@@ -86,12 +86,14 @@ class DMFT:
         for name in ("rank", "memory_directions", "keep"):
             if getattr(self, name) is not None:
                 validated[name] = checks.integer(name, getattr(self, name), 1)
+        # Validated values are stored with their plain types; the class is frozen.
         for name, value in validated.items():
             object.__setattr__(self, name, value)
         self._reject_conflicts()
 
     def _reject_conflicts(self) -> None:
         """Raise ValueError if two options exclude each other."""
+        # Bounds that depend on the width are checked by `Memory.from_options`.
         if self.keep is not None and self.memory_directions is None:
             raise checks.reject(
                 "keep",
@@ -135,6 +137,7 @@ class DMFT:
         return checks.replace_fields(self, changes)
 
     def __repr__(self) -> str:
+        # Only options that differ from their defaults, as users write them
         changed = (
             f"{field.name}={getattr(self, field.name)!r}"
             for field in fields(self)

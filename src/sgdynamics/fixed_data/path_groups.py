@@ -72,6 +72,7 @@ class PathGroup:
             self.number, self.last_good = int(number), np.asarray(last_good)
             if self.number >= end:
                 return
+            # A group stops early if A is full, or if the history of gradients is.
             is_full = int(self.slots.weight) + setup.directions_per_step > self.capacity
             if self.capacity < largest_capacity and is_full:
                 capacity = next_capacity(self.capacity, largest_capacity)
@@ -89,6 +90,7 @@ def next_capacity(capacity: int, largest: int) -> int:
 
     Each size is compiled, and all of the memory is read in every step.
     """
+    # 64, 128, 256, 384, 512, 768, ...: few programs, and beyond 256 at most a third of unused rows
     power = 1 << (capacity.bit_length() - 1)
     doubles = capacity < DOUBLING_CAPACITY or capacity > power + power // 4
     return min(2 * power if doubles else power + power // 2, largest)
@@ -111,6 +113,7 @@ def initial_paths(
 
     def initial_set(draws: InitialDraws, uniforms: Numeric, counters: Numeric) -> Paths:
         state = conditioning.initial_state(setup, step, weights, draws, capacity)
+        # Quasi-random uniforms become normals on the device.
         normals = jax.scipy.special.ndtri(uniforms)
         paths = paths_from_state(setup, state, normals, counters, np.dtype(storage), history)
         return rechunk(paths, chunks, 0)

@@ -79,6 +79,7 @@ def chunk_count(setup: Setup, inputs: int, largest: int) -> int:
     n = inputs // tokens
     limit = largest if jax.default_backend() == "cpu" else WIDE_CHUNK
     size = min(n, max(2, limit // tokens))
+    # Paths and chunks are powers of two: all chunks have the same size.
     size = 1 << (size.bit_length() - 1)
     return n // size
 
@@ -168,6 +169,7 @@ def _process_chunk(
     p, blocks = setup.structure.width, setup.structure.blocks
     storage, wide = P.dtype, chunk.g.dtype
     if jax.default_backend() == "cpu":
+        # In the cache of a CPU the conversion to float64 costs nothing.
         P, A = P.astype(wide), A.astype(wide)
     inputs = P.shape[-1]
     few_rows = has_few_rows(setup)
@@ -220,6 +222,7 @@ def _process_chunk(
         selected = jax.lax.dynamic_slice(weights, (0, 0, slot), (len(weights), blocks, count))
         return jnp.swapaxes(selected, 1, 2).reshape(len(weights), -1)
 
+    # Weights on rows that are moved or new in this pass, in the order of `new_rows`
     on_new_rows = [
         weights_at(slots.last_weight, s),
         weights_at(slots.weight + setup.noise_directions, s),
@@ -304,8 +307,10 @@ def _insert_new_rows(setup: Setup, slots: Slots, sums: _ChunkSums) -> Sums:
     on_A_shift, on_A_new, on_A_noise = (
         jnp.swapaxes(products.reshape(s, -1, blocks), 1, 2) for products in on_A_rows
     )
+    # Products with P: the corrected last rows replace the stored ones, the new ones follow.
     on_P = jax.lax.dynamic_update_slice(sums.on_P, on_corrected, (0, slots.last_sample))
     on_P = jax.lax.dynamic_update_slice(on_P, on_P_new, (0, slots.sample))
+    # Products with A: the last rows have moved by A_shift.
     last = jax.lax.dynamic_slice(sums.on_A, (0, 0, slots.last_weight), (s, blocks, s))
     on_A = jax.lax.dynamic_update_slice(sums.on_A, last + on_A_shift, (0, 0, slots.last_weight))
     first_new = slots.weight + setup.noise_directions
@@ -445,6 +450,7 @@ def _apply_step(
     n = inputs // setup.structure.sample.tokens.inputs_per_sample
     next_number = number + slots.has_sums
     next_step = step.at_step(next_number)
+    # Normals are numbered by the directions ever added, so that none is used twice.
     directions = paths.gradient_directions + matrices.count
     # Normals are drawn again only if some set has used them.
     redraw = (added > 0) | ~slots.has_sums | setup.thermal
@@ -466,6 +472,7 @@ def _apply_step(
     sums, P, A, fields, g = pass_over(process, setup, matrices, paths, slots, chunks)
     past = paths.past_gradients
     if past is not None:
+        # Gradients of this step, in case directions are discarded later
         extended = jax.lax.dynamic_update_slice(
             past, matrices.gradients[None], (slots.history, 0, 0, 0)
         )
@@ -549,6 +556,7 @@ def advance_paths(
 
     def continues(carry: tuple[Any, ...]) -> Any:
         number, paths, slots, _ = carry
+        # A step needs rows of A, rows of P, and an entry of the history.
         fits = (slots.weight + setup.directions_per_step <= capacity) & (
             slots.sample + setup.gradients_per_step <= capacity
         )

@@ -47,6 +47,7 @@ class DependentFields(ValueError):
 def response_form_obstacle(problem: Problem, algorithm: FixedData) -> str:
     """Why the response form is not available for a problem and an algorithm; empty if it is."""
     sample = problem.structure.sample
+    # Not a subclass: persistent selections repeat the noise of earlier steps.
     is_fresh = type(algorithm) is MultiPassSGD and algorithm.batch_fraction <= MAX_FRACTION
     if not is_fresh and algorithm.order not in ORDERS:
         return (
@@ -74,6 +75,7 @@ def paths_per_row(problem: Problem, algorithm: FixedData) -> float:
     d_b/max l^2 exceeds the number of vectors.
     """
     values, shares = (np.asarray(problem.parameters[name]) for name in ("eigenvalues", "fractions"))
+    # Effective dimension of the spectrum as a share of d
     effective = np.sum(shares * values**2) / np.max(values) ** 2
     dimensions_per_path = effective / algorithm.samples_per_dimension
     return max(PATHS_PER_VECTOR, DIMENSIONS_PER_VECTOR / dimensions_per_path)
@@ -81,6 +83,7 @@ def paths_per_row(problem: Problem, algorithm: FixedData) -> float:
 
 def paths_needed(problem: Problem, algorithm: FixedData, steps: float) -> float:
     """Paths of a set for all vectors after some steps."""
+    # The kind of selection does not change the number of vectors.
     vectors = response_form.slot_count(Setup(problem.structure, True, False), steps)
     return paths_per_row(problem, algorithm) * vectors
 
@@ -112,6 +115,7 @@ class ResponseSweep(Sweep):
 
     def work_per_step(self, directions: float) -> float:
         p, blocks = self.setup.structure.width, self.setup.structure.blocks
+        # Products with z and g of all paths, and with overlaps and responses of all blocks
         columns = self.inputs + blocks * directions
         return 4.0 * p * self.sampling.replicates * columns * directions
 
@@ -129,6 +133,7 @@ class ResponseSweep(Sweep):
     def initial_groups(self, start: Start, draws: HostDraws) -> list[Any]:
         setup, sets = self.setup, self.sets
         T, L = compressed_rows(self.problem, start)
+        # Overlaps and fields of the start are the same for all replicates.
         fields = _initial_fields(self.problem, T[0], L[0])
         initial = draws.initial()
         initial = initial._replace(normals=initial.normals[:, 0])  # of the one block
@@ -147,6 +152,7 @@ class ResponseSweep(Sweep):
     def advance(
         self, groups: list[Any], visits: list[Visits] | None, end: int, largest_capacity: int
     ) -> None:
+        # A step that fails is found after the call, and its values are not used.
         super().advance(groups, visits, end, largest_capacity)
         failed = np.concatenate([np.asarray(group.paths.failed_step) for group in groups])
         if np.any(failed >= 0):
@@ -163,6 +169,7 @@ class ResponseSweep(Sweep):
         return _ResponsePairs(self)
 
     def finish(self, groups: list[Any]) -> None:
+        # In this form the rank counts the rows of all steps.
         steps = max(group.number for group in groups)
         self.rank = max(self.rank, self.setup.structure.width * steps)
 
@@ -229,6 +236,7 @@ class _ResponsePairs:
     def results(self, groups: list[_ResponseGroup]) -> dict[str, np.ndarray]:
         structure = self.sweep.setup.structure
         p, steps = structure.width, np.array(self.save_steps)[:, None]
+        # Rows at time t are at the slots K + p t, ..., K + p t + p - 1.
         slots = structure.signals + p * steps + np.arange(p)
         # C is the sum over blocks, R the mean over dimensions.
         fractions = self.sweep.step_parameters.parameters["fractions"]

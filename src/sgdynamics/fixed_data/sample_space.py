@@ -60,6 +60,7 @@ def sample_space_gradients(
         return add_repeated_visits(setup, step, data.used, gradients, fields, first_visit)
 
     h, head_h = summed_gradients(fields[:, :p])
+    # Weight s/(b n) of a sample; repeated visits are already summed in h.
     divisor = (step.hyperparameters["divisor"] * data.samples).astype(fields.dtype)
     weight = (data.used > 0).astype(fields.dtype) / divisor
     g = h.T * sample.tokens.repeat(weight)

@@ -48,6 +48,7 @@ def stability_limit(problem: Problem, algorithm: FixedData) -> float | None:
     )
     if not is_covered:
         return None
+    # b alpha, with the batch fraction if the gradient is rescaled by it
     samples_per_rate = algorithm.divisor * algorithm.samples_per_dimension
     return samples_per_rate / (largest_rate(algorithm) * float(trace(problem.parameters)))
 
@@ -67,6 +68,7 @@ def unstable_share(problem: Problem, algorithm: FixedData, start: Start) -> np.n
         problem.teacher_width == 1 and problem.teacher_activation.coefficients == SQUARE
     )
     has_noise = is_scheduled(problem.noise) or problem.noise > 0
+    # The formula for the distribution of h^2 - h0^2 needs both heads to be 1.
     has_other_heads = problem.teacher_head[0] != 1 or np.any(start.a != 1)
     if not is_phase_retrieval or has_noise or has_other_heads:
         return None

@@ -42,6 +42,7 @@ class TwoTimePairs:
     def advance(self, visits: list[Visits] | None, end: int) -> None:
         """Advance all perturbed copies; their bases have twice as many gradients."""
         setup = self.sweep.setup
+        # A perturbation adds as many gradients as the rows.
         capacity = 2 * self.sweep.largest_capacity + setup.directions_per_step
         for groups in self.copies:
             self.sweep.advance(groups, visits, end, capacity)
@@ -57,12 +58,15 @@ class TwoTimePairs:
     def _perturbed_copies(self, groups: list[PathGroup], draws: HostDraws) -> list[PathGroup]:
         """Copies of the replicates, each row perturbed to first order along a fresh direction."""
         setup, parameters = self.sweep.setup, self.sweep.step_parameters.parameters
+        # The same normals at all save points
         normals, first, copies = draws.perturbation_normals(), 0, []
         for group in groups:
             chosen = normals[first : first + group.sets]
             paths = _perturb_paths(setup, parameters, group.paths, group.slots, chosen)
+            # The perturbed directions take the next p slots of A; P does not change.
             slot = int(group.slots.weight)
             weight = np.int64(slot + setup.structure.width)
+            # The copies have no sums yet: their first pass computes fields and gradients only.
             slots = group.slots._replace(
                 weight=weight,
                 last_sample=group.slots.sample,
@@ -77,6 +81,7 @@ class TwoTimePairs:
         """R(t, t') at the present t: (replicate, t', unit, unit'), 0 for later t'."""
         p = self.sweep.setup.structure.width
         fractions = self.sweep.step_parameters.parameters["fractions"]
+        # Causality: R(t, t') vanishes for t < t'.
         responses = np.zeros((self.sweep.sampling.replicates, self.count, p, p))
         for index, groups in enumerate(self.copies):
             responses[:, index] = np.concatenate([_response(g, fractions, p) for g in groups])
@@ -84,6 +89,7 @@ class TwoTimePairs:
 
     def results(self, groups: list[PathGroup]) -> dict[str, np.ndarray]:
         """C and, for the full number of paths, R."""
+        # Earlier rows have zero coefficients on directions that were added later.
         rows = _pad_together(self.rows, 1)
         results = {"C": np.einsum("rtpbk,rsqbk->rtspq", rows, rows)}
         if self.responses:
@@ -94,6 +100,7 @@ class TwoTimePairs:
 def _response(group: PathGroup, fractions: np.ndarray, p: int) -> np.ndarray:
     """(replicate, unit, perturbed unit): derivative of the rows along the perturbed directions."""
     assert group.perturbed_slot is not None
+    # Component of dW_i(t)/d epsilon along u_j: sum_b sqrt(f_b) of the coefficients
     columns = slice(group.perturbed_slot, group.perturbed_slot + p)
     derivative = np.asarray(group.paths.perturbation, dtype=np.float64)[..., columns]
     return np.einsum("ribj,b->rij", derivative, np.sqrt(fractions))
@@ -125,6 +132,7 @@ def _perturb_paths(
         norms = jnp.sqrt(n / jnp.sum(vectors**2, axis=-1, keepdims=True))
         vectors = (vectors * norms).reshape(p, blocks, n)
         data = scale[:, None] * sample.tokens.correlate_inputs(parameters, vectors)
+        # Memory for the perturbed directions and for the first step
         A = jnp.pad(whole.A[0], ((0, 0), (0, added), (0, 0)))
         A = jax.lax.dynamic_update_slice(
             A, jnp.swapaxes(data, 0, 1).astype(A.dtype), (0, slots.weight, 0)
@@ -146,9 +154,11 @@ def _perturb_paths(
             signals=whole.signals[0],
             draws=jax.tree.map(lambda leaf: leaf[0], whole.draws),
         )
+        # Bounded memory is not available with two times: no history.
         copies = paths_from_state(
             perturbed, state, whole.quasi_normals[0], paths.counters, A.dtype, 0
         )
+        # Counters continue, so that the copies see the same random numbers as the paths.
         copies = copies._replace(
             P=P, perturbation=perturbation, gradient_directions=paths.gradient_directions
         )

@@ -38,6 +38,7 @@ from sgdynamics.solvers.dmft_cells import States, cell_levels
 from sgdynamics.solvers.dmft_result import Solutions, dmft_result
 
 DEFAULT_OPTIONS = DMFT()
+# Where callers find arguments that are options
 HINTS = {
     field.name: f"Write method=sgd.DMFT({field.name}=...)." for field in dataclasses.fields(DMFT)
 }
@@ -180,6 +181,7 @@ def solve_dmft(
     checked_fixed_data(algorithm)
     if not isinstance(method, DMFT):
         raise checks.reject("method", method, "expected sgd.DMFT(...).")
+    # Cells are known before the clock: save points are rounded to them.
     cell_counts = cell_levels(problem, algorithm, start, cells, steps)
     call = validate_call(
         "solve_dmft",
@@ -207,6 +209,7 @@ def solve_dmft(
         )
     # The coarsest level of cells comes first: save points are at its cells.
     refinements = [count // cell_counts[0] for count in cell_counts] or [1]
+    # An algorithm with epochs becomes one with steps of 1/m epoch, for each level of cells.
     algorithms = [call.dynamics.algorithm]
     if isinstance(algorithm, EpochSGD):
         last_step = float(call.save_steps[-1])
@@ -280,6 +283,7 @@ def _warn_about_limits(
 def _uses_response_form(request: _Request, algorithm: FixedData, paths: int) -> bool:
     """Whether the response form is used; raises ValueError if it is required and not available."""
     method, problem, sampling = request.method, request.problem, request.sampling
+    # An explicit form raises an error where "auto" would select the other one.
     is_automatic = method.form == "auto"
     has_few_blocks = problem.structure.blocks < MIN_BLOCKS
     if method.form == "projections" or (is_automatic and has_few_blocks):
@@ -313,6 +317,7 @@ def _uses_response_form(request: _Request, algorithm: FixedData, paths: int) -> 
 def _make_sweeps(request: _Request, form: type[Sweep], reduction: int) -> list[Sweep]:
     """One sweep per level of cells, with a reduced number of paths and a larger tolerance."""
     sampling = dataclasses.replace(request.sampling, reduction=reduction)
+    # With fewer paths the effect of the tolerance is measured too.
     tolerance = max(reduction * request.method.tolerance, ROUNDING[request.method.dtype])
     sweeps = [
         form(request.problem, algorithm, sampling, tolerance, np.dtype(request.method.dtype))
@@ -326,11 +331,13 @@ def _make_sweeps(request: _Request, form: type[Sweep], reduction: int) -> list[S
 def _solve_form(request: _Request, form: type[Sweep]) -> xr.Dataset:
     """The solution in one form of the equations, and the solutions for its error estimates."""
     call, method, refinements = request.call, request.method, request.refinements
+    # All paths, and a quarter of them for the bias
     full, reduced = _make_sweeps(request, form, 1), _make_sweeps(request, form, REDUCTION)
     sweeps = {"full": full, "reduced": reduced}
     finest = full[-1]
     memory = Memory.from_options(finest.setup, method)
     if memory is not None:
+        # Each further solution differs from the reduced one in one respect.
         sweeps["half_memory"] = [copy(sweep) for sweep in reduced]
     if method.dtype == "float32":
         sweeps["double"] = [copy(sweep) for sweep in reduced]
@@ -345,11 +352,13 @@ def _solve_form(request: _Request, form: type[Sweep]) -> xr.Dataset:
                 sweep.memory = memory.divide(sweep.setup, divisor)
 
     runs = call.initial_state.runs
+    # Work, paths and memory are checked before anything is computed.
     check_work(finest, refinements[-1] * call.save_steps, method.rank, runs, request.two_time)
     finest.check_paths(request.steps, method.rank)
     for levels in sweeps.values():
         for sweep in levels:
             sweep.reserve_memory(request.steps, method.rank, method.memory)
+    # Progress counts steps of the full number of paths.
     relative_work = sum(1 / levels[0].sampling.reduction for levels in sweeps.values())
     work = float(call.save_steps[-1]) * runs * sum(refinements) * relative_work
     # Steps slow down as the basis grows.
@@ -357,6 +366,7 @@ def _solve_form(request: _Request, form: type[Sweep]) -> xr.Dataset:
     solutions: dict[str, list[States]] = {}
     with meter(f"DMFT, {finest.total_paths} paths", work, call.progress, cost) as progress:
         for name, levels in sweeps.items():
+            # C and R have no error estimates from memory or storage.
             two_time = request.two_time and name in ("full", "reduced")
             solutions[name] = [
                 _solve_runs(call, sweep, ratio, two_time, progress)
@@ -380,6 +390,7 @@ def _solve_runs(
     solutions = []
     for run in range(start.runs):
         arrays = (start.M_blocks, start.Q_blocks, start.a)
+        # One run at a time: the basis of a run depends on its start.
         single = Start(*(array[run : run + 1] for array in arrays))
         solutions.append(sweep.solve(single, ratio * call.save_steps, two_time, progress))
     return {name: np.stack([states[name] for states in solutions]) for name in solutions[0]}

@@ -23,6 +23,7 @@ def cell_stability(problem: Problem, algorithm: EpochSGD, start: Start) -> CellS
     is_infinite = problem.spectrum is not None and problem.spectrum.infinite
     if is_infinite or not isinstance(start, Start) or not problem.structure.sample.centred:
         return None
+    # A linear student has the exact condition of `CellStability`.
     is_linear = (
         has_linear_output(problem)
         and problem.head == "fixed"
@@ -31,6 +32,7 @@ def cell_stability(problem: Problem, algorithm: EpochSGD, start: Start) -> CellS
     )
     curvature, decay = 1.0, 0.0
     if is_linear:
+        # The curvature of the loss along the student, which multiplies lr
         curvature = max(output_gain(start, run) for run in range(start.runs))
         if curvature == 0:
             return None
@@ -39,6 +41,7 @@ def cell_stability(problem: Problem, algorithm: EpochSGD, start: Start) -> CellS
         np.asarray(problem.parameters[name], dtype=np.float64)
         for name in ("eigenvalues", "fractions")
     )
+    # Schedules are checked at their largest rate.
     rate = curvature * algorithm.largest_rate
     return CellStability(rate, algorithm.samples_per_dimension, values, fractions, decay, is_linear)
 
@@ -67,6 +70,7 @@ def cell_levels(
         fix = "an epoch has infinitely many steps at d -> infinity. Use times= or alpha=."
         raise checks.reject("steps", steps, fix)
     count = number_of_cells(problem, algorithm, start, cells)
+    # Multiples of 4 cells (`EpochSGD.cells`): all levels are whole numbers.
     return [count // 4, count // 2, count]
 
 
@@ -96,10 +100,12 @@ def failed_save_points(
     has_failed = np.zeros(means["risk"].shape, dtype=bool)
     for name in ("risk", "train_risk"):
         value, error = means[name], cell_errors[name]
+        # Means over replicates; single replicates may scatter below zero.
         is_positive = np.all([level[name].mean(axis=1) > 0 for level in levels], axis=0)
         exceeds = error > np.maximum(np.abs(value), initial_risk[:, None])
         coarsest_diverged = np.isfinite(value) & ~np.isfinite(error)
         has_failed |= (is_positive & (value < 0)) | exceeds | coarsest_diverged
+    # Later save points depend on the failed ones.
     return np.logical_or.accumulate(has_failed, axis=1)
 
 

@@ -72,10 +72,12 @@ def dmft_result(
     """The dataset of a call; `sweep` is the one with all paths and the most cells."""
     risk_error, observed, evaluated_error = 0.0, {}, 0.0
     for states in solutions.all_states():
+        # The population risk is a function of the overlaps of each replicate.
         states["risk"], risk_error = call.dynamics.risk_along(states, call.clock, None)
         observed, evaluated_error = evaluate_observables(call, states, 3)
         states |= observed
     values, cell_corrections = extrapolate_levels(solutions.full)
+    # Axis 1 are the replicates.
     means = {name: value.mean(axis=1) for name, value in values.items()}
     errors = _standard_errors(solutions, values, cell_corrections, sweep.sampling.replicates)
     warnings = ()
@@ -85,9 +87,11 @@ def dmft_result(
         if has_failed.any():
             warnings = (failure_warning(sweep.cells, call.clock.t, has_failed),)
         for states in (means, errors.total):
+            # C and R have one more time axis, and stay.
             for name in states.keys() - set(TWO_TIME_NAMES):
                 states[name][has_failed] = np.nan
     is_finite = np.isfinite(means["Q"]).all(axis=(2, 3, 4))
+    # Index of the last finite save point, or the first one
     last_finite = np.maximum(is_finite.argmin(axis=1) - 1, 0)
     diverged_at = np.where(is_finite.all(axis=1), np.nan, call.clock.t[last_finite])
     if not warnings and not is_finite.all():
@@ -98,6 +102,7 @@ def dmft_result(
     warnings += large_error_warnings(means, errors.total, errors.cells, sweep.setup.thermal)
     attributes = _attributes(call, sweep, tolerance, memory, means, errors)
     attributes["error_quadrature"] = risk_error
+    # Attributes that are None are left out of the result.
     attributes["error_evaluated"] = evaluated_error if "evaluated_risk" in observed else None
     if errors.cells:
         call = replace(call, clock=replace(call.clock, step=None))  # cells are no steps
@@ -115,6 +120,7 @@ def dmft_result(
         if name in means:
             dims = ("run", "time", *VARIABLES[name].axes)
             result[name] = (dims, means[name], {"long_name": VARIABLES[name].meaning})
+    # Standard errors in the order of the documented variables
     standard = [name for name in VARIABLES if name in result and name in errors.total]
     for name in (*standard, *observed):
         label = f"{result[name].attrs['long_name']}, standard error"
@@ -130,6 +136,7 @@ def _standard_errors(
     solutions: Solutions, values: States, cell_corrections: States, replicates: int
 ) -> _Errors:
     full, corrections = _sum_blocks(values), _sum_blocks(cell_corrections)
+    # The reference of all error estimates by a reduced number of paths
     reduced = _sum_blocks(extrapolate_levels(solutions.reduced)[0])
 
     def changes(levels: list[States] | None) -> States | None:
@@ -155,6 +162,7 @@ def _standard_errors(
     systematic = [errors for errors in (paths, cells, memory, storage) if errors is not None]
     total = {}
     for name, value in full.items():
+        # Standard error of a mean over independent replicates
         scatter = value.std(axis=1, ddof=1) / np.sqrt(replicates)
         squares = sum(errors.get(name, 0.0) ** 2 for errors in systematic)
         total[name] = np.sqrt(scatter**2 + squares)
@@ -203,6 +211,7 @@ def large_error_warnings(
     for name in ("risk", "train_risk"):
         is_large = errors[name] > np.abs(means[name])
         if is_large.any():
+            # The advice depends on which contribution is the largest.
             from_cells = bool(cell_errors) and np.any(
                 cell_errors[name][is_large] > errors[name][is_large] / 2
             )
