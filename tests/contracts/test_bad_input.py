@@ -202,15 +202,15 @@ FUNCTIONS = {
 REACH = {
     "times of a simulation": (
         solve(sgd.simulate, times=[1e300], dimension=50),
-        r"times = 1e\+300: that is 5e\+302 steps a run, .* years",
+        r"times = 1e\+300: that is 5e\+302 steps per run, .* years",
     ),
     "alpha of a simulation": (
         solve(sgd.simulate, alpha=[1e300], dimension=50, method="direct"),
-        r"alpha = 1e\+300: .* steps a run",
+        r"alpha = 1e\+300: .* steps per run",
     ),
     "steps of a simulation": (
         solve(sgd.simulate, steps=[1e300], dimension=50),
-        r"steps = 1e\+300: .* steps a run",
+        r"steps = 1e\+300: .* steps per run",
     ),
     "times beyond float64": (
         solve(sgd.simulate, times=[1e308], dimension=10**6),
@@ -218,11 +218,11 @@ REACH = {
     ),
     "times on a fixed data set": (
         solve(sgd.simulate, algorithm=sgd.GradientDescent(), times=[1e300], dimension=50),
-        r"times = 1e\+300: .* steps a run",
+        r"times = 1e\+300: .* steps per run",
     ),
     "times of a spiked tensor": (
         solve(sgd.simulate, SPIKED, SGD, SPIKED_START, times=[1e300], dimension=50),
-        r"times = 1e\+300: .* steps a run",
+        r"times = 1e\+300: .* steps per run",
     ),
     "times with a schedule": (
         solve(
@@ -239,15 +239,15 @@ REACH = {
     ),
     "a step of the SDE": (
         solve(sgd.solve_sde, times=[1.0], dimension=50, step=1e-300),
-        r"step = 1e-300: that is 1e\+300 steps a run",
+        r"step = 1e-300: that is 1e\+300 steps per run",
     ),
     "a step of the spiked SDE": (
         solve(sgd.solve_sde, SPIKED, SGD, SPIKED_START, times=[1.0], dimension=50, step=1e-300),
-        r"step = 1e-300: that is 1e\+300 steps a run",
+        r"step = 1e-300: that is 1e\+300 steps per run",
     ),
     "max_time of exits": (
         solve(sgd.exit_time, method="exact", dimension=50, max_time=1e300),
-        r"max_time = 1e\+300: .* steps a run",
+        r"max_time = 1e\+300: .* steps per run",
     ),
     "moves of a batch": (
         solve(
@@ -256,7 +256,7 @@ REACH = {
             steps=[10**9],
             dimension=50,
         ),
-        r"steps = .*: that is 2.15e\+18 steps a run",
+        r"steps = .*: that is 2.15e\+18 steps per run",
     ),
     "runs of a simulation": (
         solve(sgd.simulate, times=[1.0], dimension=50, runs=1e12),

@@ -1,1 +1,1 @@
-"""Argument checks, pytrees, precision, random numbers, progress, files, resource limits and the support table."""
+"""Argument checks, arrays and pytrees, precision, random numbers, progress, files and limits."""

@@ -1,10 +1,10 @@
 """Type aliases for arrays, scalars, random keys and pytrees, used in signatures.
 
-Shapes are written in the signatures themselves, for instance `Float[Numeric, "blocks p K"]`. The names
-of the axes are: `p` student rows, `K` signals, `fields` = p + K, `blocks` of the covariance, `tokens`
-of a sample, `inputs` of a sample, `samples` of a batch, `runs`, `replicates` of nodes and `d`
-dimensions. A name stands for one size throughout a call. The annotations are not checked when the
-library runs; `tests/architecture/test_shapes.py` checks them.
+Shapes are written in the signatures themselves, for instance `Float[Numeric, "blocks p K"]`. The
+names of the axes are: `p` student rows, `K` signals, `fields` = p + K, `blocks` of the covariance,
+`tokens` of a sample, `inputs` of a sample, `samples` of a batch, `runs`, `replicates` of nodes and
+`d` dimensions. A name stands for one size throughout a call. The annotations are not checked when
+the library runs; `tests/architecture/test_shapes.py` checks them.
 """
 
 from __future__ import annotations
@@ -39,5 +39,6 @@ Function = Callable[..., Any]
 Nodes = Mapping[str, Numeric]
 # Order parameters M, Q (per covariance block) and a, with any leading axes.
 State = Mapping[str, Numeric]
-# Parameters of a problem or an algorithm by name: arrays, schedules, or a dictionary of a user's own.
+# Parameters of a problem or an algorithm by name: arrays, schedules, or a dictionary of a user's
+# own.
 Parameters = dict[str, Any]

@@ -1,4 +1,8 @@
-"""Argument checks shared by the whole library: each raises a ValueError naming argument, value and fix."""
+"""Argument checks shared by the whole library.
+
+Each check returns the validated value or raises a ValueError that names the argument, its value and
+the remedy, in the form `argument = value: what is wrong. What to do.`
+"""
 
 from __future__ import annotations
 
@@ -17,81 +21,82 @@ import numpy as np
 
 
 def reject(argument: str, value: object, fix: str) -> ValueError:
-    """The one form of the library's complaints."""
-    shown = " ".join(_shown(value).split())  # in one line
-    if len(shown) > 120:
-        shown = shown[:117] + "..."
-    return ValueError(f"{argument} = {shown}: {fix}")
+    """Build the ValueError for a bad argument: its name, its value on one line, and the remedy."""
+    text = " ".join(_represent(value).split())
+    if len(text) > 120:
+        text = text[:117] + "..."
+    return ValueError(f"{argument} = {text}: {fix}")
 
 
-def _shown(value: object) -> str:
-    """A value as text; objects whose own text fails are named by their type."""
+def _represent(value: object) -> str:
+    """Represent a value as text; an object whose own `repr` fails is named by its type."""
+    # `reject` shows 120 characters, so the representation of a long value may be cut first.
+    if isinstance(value, (list, tuple)):
+        value = value[:50]
+    elif isinstance(value, (str, bytes)):
+        value = value[:500]
     try:
-        # the rest of a long one is not shown anyway
-        return repr(
-            value[:50]
-            if isinstance(value, (list, tuple))
-            else value[:500]
-            if isinstance(value, (str, bytes))
-            else value
-        )
+        return repr(value)
     except Exception:
         return f"{type(value).__name__} object"
 
 
 def reason(error: BaseException) -> str:
-    """The first line of an error, in one short line: JAX's own go on for pages."""
+    """Summarise an error by its type and first line; messages of JAX may be pages long."""
     lines = [line for line in str(error).splitlines() if line.strip()]
-    said = " ".join(lines[0].split()) if lines else "no message"
-    return f"{type(error).__name__}: {said[:197] + '...' if len(said) > 200 else said}"
+    message = " ".join(lines[0].split()) if lines else "no message"
+    return f"{type(error).__name__}: {message[:197] + '...' if len(message) > 200 else message}"
 
 
 TRACED_VALUE = (
-    "this is a traced value (inside jit, vmap or grad), and the solvers take numbers: use sgd.functional, whose drift, risk and solve JAX "
-    "goes through"
+    "this is a traced value (inside jit, vmap or grad), but the solvers need concrete numbers. "
+    "Use sgd.functional, whose drift, risk and solve can be transformed by JAX."
 )
 
 
 def is_traced(value: object) -> bool:
-    """Whether a value is one of JAX's tracers, which have no number."""
-    jax = sys.modules.get(
-        "jax"
-    )  # without JAX there are none, and this module must not wait for its import
+    """Whether a value is a JAX tracer, which has no concrete value."""
+    # Without JAX there are no tracers, and this module must not trigger its slow import.
+    jax = sys.modules.get("jax")
     return jax is not None and isinstance(value, jax.core.Tracer)
 
 
 def require_outside_jit(function: str) -> None:
-    """Refuse to solve or simulate while JAX traces a user's function: all arrays are tracers then, whatever the arguments are."""
+    """Raise ValueError while JAX traces a user's function.
+
+    All arrays are tracers then, whatever the arguments of the solver are.
+    """
     import jax
 
-    # of what costs an operation on no data, the cheapest
+    # The cheapest operation that shows whether JAX is tracing.
     if is_traced(jax.numpy.positive(np.zeros((), np.float32))):
         raise ValueError(
-            f"{function} is called inside jit: it chooses shapes, steps and methods from numbers, which are not known there; call it "
-            "outside, or use sgd.functional, whose drift, risk and solve JAX goes through"
+            f"{function} is called inside jit: it chooses shapes, steps and methods from concrete "
+            "numbers, which are unknown there. Call it outside of jit, or use sgd.functional, "
+            "whose drift, risk and solve can be transformed by JAX."
         )
 
 
-MAX_INT64 = 2**63 - 1  # counters have 64 bits
+# Step counters have 64 bits.
+MAX_INT64 = 2**63 - 1
 
 
 def integer(argument: str, value: object, minimum: int, maximum: int = MAX_INT64) -> int:
-    """An integer not below `minimum` and not above `maximum`."""
-    wanted = f"give a whole number, {minimum} or more"
+    """An integer from `minimum` to `maximum`."""
+    fix = f"give a whole number, {minimum} or more"
     if is_traced(value):
         raise reject(argument, value, TRACED_VALUE)
-    given = _scalar(value)
-    if not isinstance(given, (int, np.integer, float, np.floating)) or isinstance(given, bool):
-        raise reject(argument, value, wanted)
-    if given in (math.inf, -math.inf) or given != given or int(given) != given or given < minimum:
-        raise reject(argument, value, wanted)
-    if given > maximum:
-        raise reject(
-            argument,
-            value,
-            f"give a whole number from {minimum} to {maximum if maximum < 10**6 else f'{maximum:.3g}'}",
-        )
-    return int(given)
+    scalar = _scalar(value)
+    if not isinstance(scalar, (int, np.integer, float, np.floating)) or isinstance(scalar, bool):
+        raise reject(argument, value, fix)
+    # NaN is the only number that differs from itself.
+    finite = scalar not in (math.inf, -math.inf) and scalar == scalar
+    if not finite or int(scalar) != scalar or scalar < minimum:
+        raise reject(argument, value, fix)
+    if scalar > maximum:
+        limit = maximum if maximum < 10**6 else f"{maximum:.3g}"
+        raise reject(argument, value, f"give a whole number from {minimum} to {limit}")
+    return int(scalar)
 
 
 def number(
@@ -102,29 +107,32 @@ def number(
     above: float | None = None,
     infinite: bool = False,
 ) -> float:
-    """A real number, at least `minimum` (or strictly above `above`); infinite only where that has a meaning."""
-    bound = f"a number above {above:g}" if above is not None else f"a number, {minimum:g} or more"
-    if minimum == -math.inf and above is None:
-        bound = "a finite number"
+    """A real number, at least `minimum` (or strictly above `above`), finite unless `infinite`."""
+    if above is not None:
+        fix = f"give a number above {above:g}"
+    elif minimum > -math.inf:
+        fix = f"give a number, {minimum:g} or more"
+    else:
+        fix = "give a finite number"
     if is_traced(value):
         raise reject(argument, value, TRACED_VALUE)
-    given = _scalar(value)
-    # float() would also read text and count True as 1
-    if isinstance(given, (bool, np.bool_, str, bytes)):
-        raise reject(argument, value, f"give {bound}")
+    scalar = _scalar(value)
+    # float() would also convert text, and True to 1.
+    if isinstance(scalar, (bool, np.bool_, str, bytes)):
+        raise reject(argument, value, fix)
     try:
-        result = float(given)
+        result = float(scalar)
     except (TypeError, ValueError, OverflowError):
-        raise reject(argument, value, f"give {bound}") from None
+        raise reject(argument, value, fix) from None
     if math.isnan(result) or (math.isinf(result) and not infinite):
-        raise reject(argument, value, f"give {bound}")
+        raise reject(argument, value, fix)
     if result < minimum or (above is not None and result <= above):
-        raise reject(argument, value, f"give {bound}")
+        raise reject(argument, value, fix)
     return result
 
 
 def _scalar(value: object) -> Any:
-    """A number out of an array without dimensions (NumPy's or JAX's); an array of another shape is no number, whatever its size."""
+    """The number in a zero-dimensional array; None for arrays of any other shape."""
     item = getattr(value, "item", None)
     if getattr(value, "shape", None) == () and item is not None:
         return item()
@@ -132,7 +140,7 @@ def _scalar(value: object) -> Any:
 
 
 def flag(argument: str, value: object, *, optional: bool = False) -> Any:
-    """True or False, and None too where that may be left `optional`; text such as "no" is neither."""
+    """True or False, or None if `optional`; text such as "no" is not accepted."""
     if isinstance(value, (bool, np.bool_)):
         return bool(value)
     if optional and value is None:
@@ -141,7 +149,7 @@ def flag(argument: str, value: object, *, optional: bool = False) -> Any:
 
 
 def choice(argument: str, value: object, allowed: Iterable[Any]) -> Any:
-    """One of a few values, with a suggestion for what was probably meant."""
+    """One of the allowed values; the message for another value suggests the closest one."""
     options = list(allowed)
     if isinstance(value, np.bool_):
         value = bool(value)
@@ -154,7 +162,7 @@ def choice(argument: str, value: object, allowed: Iterable[Any]) -> Any:
 
 
 def did_you_mean(value: object, options: Iterable[Any]) -> str:
-    """'did you mean ...? ' when something close is on the list, else nothing."""
+    """The text 'did you mean ...? ' if an option is similar to the value, otherwise ''."""
     names = [option for option in options if isinstance(option, str)]
     close = difflib.get_close_matches(str(value).lower(), names, n=1, cutoff=0.5)
     return f"did you mean {close[0]!r}? " if close else ""
@@ -173,28 +181,32 @@ def array(argument: str, value: object, shape: tuple[int, ...], meaning: str) ->
 
 
 def real_array(argument: str, value: object, fix: str) -> np.ndarray:
-    """A float64 array of any shape, a copy; text, True and False, complex numbers and ragged lists are none."""
+    """A copy of the value as float64 array of any shape.
+
+    Text, booleans, complex numbers and ragged lists raise ValueError.
+    """
     if any(is_traced(leaf) for leaf in _leaves(value)):
         raise reject(argument, value, TRACED_VALUE)
     try:
-        given = np.asarray(value)
-        if given.dtype.kind in "bcSUmM":  # float64 would read text and drop imaginary parts
+        entries = np.asarray(value)
+        # float64 would convert text, and drop imaginary parts.
+        if entries.dtype.kind in "bcSUmM":
             raise TypeError
-        if given.dtype.kind == "O" and any(
-            isinstance(one, (bool, str, bytes, complex, type(None)))
-            for one in given.ravel().tolist()
+        if entries.dtype.kind == "O" and any(
+            isinstance(entry, (bool, str, bytes, complex, type(None)))
+            for entry in entries.ravel().tolist()
         ):
             raise TypeError
-        return np.array(given, dtype=np.float64)
+        return np.array(entries, dtype=np.float64)
     except (TypeError, ValueError, OverflowError, RuntimeError):
         raise reject(argument, value, fix) from None
 
 
-def _leaves(value: Any, depth: int = 0) -> Iterator[Any]:
-    """The first things in nested lists, as far as a tracer may hide there."""
+def _leaves(value: object, depth: int = 0) -> Iterator[object]:
+    """The first entries of nested lists, in which a tracer may hide."""
     if isinstance(value, (list, tuple)) and depth < 4:
-        for one in value[:100]:
-            yield from _leaves(one, depth + 1)
+        for entry in value[:100]:
+            yield from _leaves(entry, depth + 1)
     else:
         yield value
 
@@ -205,7 +217,7 @@ def result(
     *needed: str,
     fix: str = "give what solve_ode, simulate or another solver returned",
 ) -> Any:
-    """A result as an argument: a Dataset that has these variables, coordinates or dimensions."""
+    """A result as an argument: a Dataset with these variables, coordinates or dimensions."""
     import xarray as xr
 
     if not isinstance(value, xr.Dataset):
@@ -221,104 +233,95 @@ def result(
 
 
 def path(argument: str, value: object) -> Path:
-    """A path as an argument."""
+    """The path of a file or folder."""
     if (
         isinstance(value, bool)
         or not isinstance(value, (str, os.PathLike))
         or (isinstance(value, str) and (not value or "\0" in value))
     ):
         raise reject(argument, value, "give the name of a file or folder")
-    found = os.fspath(value)
-    if not isinstance(found, str):
+    name = os.fspath(value)
+    if not isinstance(name, str):
         raise reject(argument, value, "give the name of a file or folder as text")
-    return Path(found)
+    return Path(name)
 
 
 def gram_matrix(argument: str, value: np.ndarray, tolerance: float = 1e-9) -> None:
-    """Refuse a matrix (or a stack of them) that is no Gram matrix: not symmetric, or a negative eigenvalue."""
+    """Raise ValueError unless matrices are symmetric and positive semi-definite."""
     if not np.all(np.isfinite(value)):
         raise ValueError(f"{argument} has entries that are not finite: give finite numbers")
     scale = max(1.0, float(np.abs(value).max(initial=0.0)))
     asymmetry = float(np.abs(value - np.swapaxes(value, -1, -2)).max(initial=0.0))
     if asymmetry > tolerance * scale:
         raise ValueError(
-            f"{argument} is not symmetric (largest difference {asymmetry:.3g}): give a symmetric matrix of inner products"
+            f"{argument} is not symmetric (largest difference {asymmetry:.3g}): "
+            "give a symmetric matrix of inner products"
         )
     lowest = float(np.linalg.eigvalsh(value).min(initial=0.0))
     if lowest < -tolerance * scale:
         raise ValueError(
-            f"{argument} is not a Gram matrix (smallest eigenvalue {lowest:.6g} < 0): no vectors have these inner "
-            f"products; give overlaps with a positive semi-definite {argument}"
+            f"{argument} is not a Gram matrix (smallest eigenvalue {lowest:.6g} < 0): no vectors have "
+            f"these inner products. Give overlaps with a positive semi-definite {argument}."
         )
 
 
-def reject_unknown(what: str, names: Iterable[str], known: Iterable[str]) -> None:
-    """Refuse names that something does not have, with what was probably meant."""
-    known = list(known)
+def reject_unknown(owner: str, names: Iterable[str], allowed: Iterable[str]) -> None:
+    """Raise ValueError if a name is not among the allowed ones, and suggest the closest."""
+    allowed = list(allowed)
     for name in names:
-        if name not in known:
-            raise ValueError(
-                f"{what} has no {name!r}: {did_you_mean(name, known)}it takes {', '.join(known)}"
-            )
+        if name not in allowed:
+            suggestion = did_you_mean(name, allowed)
+            raise ValueError(f"{owner} has no {name!r}: {suggestion}it takes {', '.join(allowed)}")
 
 
 Decorated = TypeVar("Decorated")
 
 
 def argument_hints(hints: Mapping[str, str]) -> Callable[[Decorated], Decorated]:
-    """Decorate a function or class: an argument that it lacks, or that is missing, raises ValueError with what to write instead.
+    """Decorate a function or class: unknown and missing arguments raise a helpful ValueError.
 
-    `hints` maps argument names to sentences; other unknown names get the closest name and the list of arguments.
+    `hints` maps argument names to sentences. For other unknown names the message contains the
+    closest argument and the list of all arguments.
     """
 
     def decorate(target: Any) -> Any:
         function = target.__init__ if isinstance(target, type) else target
-        first = 1 if isinstance(target, type) else 0  # after self
+        # The first argument of a method is self.
+        first = 1 if isinstance(target, type) else 0
         parameters = list(inspect.signature(function).parameters.values())[first:]
-        if any(
-            parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-            for parameter in parameters
-        ):
-            return target  # it takes any
-        known = [parameter.name for parameter in parameters]
-        needed = [
+        variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+        if any(parameter.kind in variadic for parameter in parameters):
+            return target
+        allowed = [parameter.name for parameter in parameters]
+        required = [
             parameter.name for parameter in parameters if parameter.default is parameter.empty
         ]
 
         @functools.wraps(function)
-        def checked(*args: object, **kwargs: object) -> Any:
+        def call(*args: object, **kwargs: object) -> Any:
             for name in kwargs:
-                if name not in known:
-                    listed = (
-                        f"{did_you_mean(name, known)}It takes {', '.join(known) or 'no arguments'}."
-                    )
-                    raise reject(
-                        name,
-                        kwargs[name],
-                        f"{target.__name__} has no such argument. {hints.get(name, listed)}",
-                    )
-            for name in needed:
-                if name not in kwargs and known.index(name) + first >= len(args):
-                    hint = hints.get(
-                        name,
-                        f"Write {target.__name__}({', '.join(f'{other}=...' for other in needed)}).",
-                    )
+                if name not in allowed:
+                    arguments = ", ".join(allowed) or "no arguments"
+                    hint = hints.get(name, f"{did_you_mean(name, allowed)}It takes {arguments}.")
+                    message = f"{target.__name__} has no such argument. {hint}"
+                    raise reject(name, kwargs[name], message)
+            for name in required:
+                if name not in kwargs and allowed.index(name) + first >= len(args):
+                    example = ", ".join(f"{other}=..." for other in required)
+                    hint = hints.get(name, f"Write {target.__name__}({example}).")
                     raise ValueError(f"{name} is missing: {target.__name__} needs it. {hint}")
             return function(*args, **kwargs)
 
         if isinstance(target, type):
-            target.__init__ = checked  # type: ignore[misc]
+            target.__init__ = call  # type: ignore[misc]
             return target
-        return checked
+        return call
 
     return decorate
 
 
 def replace_fields(value: Any, changes: dict[str, Any]) -> Any:
-    """A frozen dataclass with some fields changed, checked as when it was made."""
-    reject_unknown(
-        type(value).__name__,
-        changes,
-        [field.name for field in dataclasses.fields(value) if field.init],
-    )
+    """Return a frozen dataclass with some fields changed; its own checks run again."""
+    names = [field.name for field in dataclasses.fields(value) if field.init]
+    reject_unknown(type(value).__name__, changes, names)
     return dataclasses.replace(value, **changes)

@@ -1,4 +1,4 @@
-"""The compiler's code generator for programs that are run once, or on a few numbers: there the compiler's own time is what counts."""
+"""XLA's older code generator, for small programs whose compilation takes longer than their run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ import numpy as np
 
 @cache
 def older_generator() -> dict[str, Any] | None:
-    """XLA's older code generator on a CPU, as options of `jax.jit`: half the time to compile. Where XLA does not know it, nothing."""
+    """Options of `jax.jit` for XLA's older code generator on a CPU, which compiles twice as fast.
+
+    None on other devices, and where XLA does not know the option.
+    """
     older = {"xla_cpu_use_fusion_emitters": False}
     try:
         jax.jit(lambda x: x, compiler_options=older)(np.zeros(()))

@@ -1,6 +1,7 @@
-"""Numbers that depend on alpha = samples/d (on fixed data on t): a function with its numbers.
+"""Schedules: parameters that depend on alpha = samples/d (for fixed data sets, on t).
 
-What is traced may hold a `Schedule` in place of any number; whoever makes a step reads all of them through `values_at`, once.
+Any parameter that JAX traces may be a `Schedule`. A solver evaluates all schedules of a problem or
+an algorithm once per step, with `values_at`.
 """
 
 from __future__ import annotations
@@ -21,64 +22,61 @@ from sgdynamics.base.user_functions import function_identity, validate_function
 
 
 class Range(NamedTuple):
-    """Where the values of a number lie, and what it is called: at least `minimum`, above `above`, below `below`, at most `maximum`."""
+    """The allowed range of the values of an argument.
+
+    Values are at least `minimum`, above `above`, below `below` and at most `maximum`. With
+    `sums_to_one` the entries along the last axis sum to 1.
+    """
 
     argument: str
     minimum: float = -math.inf
     above: float = -math.inf
     below: float = math.inf
     maximum: float = math.inf
-    sums_to_one: bool = False  # whether the last axis adds up to 1
+    sums_to_one: bool = False
 
     @property
     def fix(self) -> str:
-        """The range in words."""
-        low = (
-            f"above {self.above:g}"
-            if self.above > -math.inf
-            else f"{self.minimum:g} or more"
-            if self.minimum > -math.inf
-            else ""
-        )
-        high = (
-            f"below {self.below:g}"
-            if self.below < math.inf
-            else f"at most {self.maximum:g}"
-            if self.maximum < math.inf
-            else ""
-        )
-        return (
-            " and ".join(
-                part for part in (low, high, "adding up to 1" if self.sums_to_one else "") if part
-            )
-            or "finite"
-        )
+        """The range as text, for messages."""
+        bounds = []
+        if self.above > -math.inf:
+            bounds.append(f"above {self.above:g}")
+        elif self.minimum > -math.inf:
+            bounds.append(f"{self.minimum:g} or more")
+        if self.below < math.inf:
+            bounds.append(f"below {self.below:g}")
+        elif self.maximum < math.inf:
+            bounds.append(f"at most {self.maximum:g}")
+        if self.sums_to_one:
+            bounds.append("adding up to 1")
+        return " and ".join(bounds) or "finite"
 
     def holds(self, values: np.ndarray) -> np.ndarray:
-        """Where values are finite and in it."""
+        """Whether each value is finite and in the range."""
         inside = (
             (values >= self.minimum)
             & (values > self.above)
             & (values < self.below)
             & (values <= self.maximum)
         )
-        found = np.isfinite(values) & inside
-        return (
-            found & (np.abs(values.sum(axis=-1, keepdims=True) - 1) < 1e-9)
-            if self.sums_to_one and np.ndim(values)
-            else found
-        )
+        valid = np.isfinite(values) & inside
+        if self.sums_to_one and np.ndim(values):
+            valid &= np.abs(values.sum(axis=-1, keepdims=True) - 1) < 1e-9
+        return valid
 
 
 @pytrees.register_parameters("parameters")
 @dataclass(frozen=True)
 class Schedule:
-    """A number that depends on alpha = samples/d: a function (static) of its own numbers (traced) and alpha."""
+    """A parameter that depends on alpha.
+
+    A static function of its own traced parameters and alpha.
+    """
 
     function: Callable[[Any, Any], Any]
     parameters: Any
     name: Any = None
-    within: Range | None = None  # where its values have to lie
+    within: Range | None = None  # allowed range of the values
 
     def __call__(self, alpha: Scalar) -> Any:
         return self.function(self.parameters, alpha)
@@ -91,7 +89,7 @@ class Schedule:
         return describe_schedule(self)[0]
 
     def replace(self, **changes: Any) -> Schedule:
-        """The same piecewise schedule with other edges or rates."""
+        """Return the same piecewise schedule with other edges or rates."""
         checks.reject_unknown(
             "a schedule", changes, self.parameters if self.name == "piecewise" else ()
         )
@@ -99,7 +97,10 @@ class Schedule:
 
 
 class _OwnSchedule:
-    """A user's function of alpha; two wrappers of one function are equal, so that it compiles once."""
+    """A user's function of alpha.
+
+    Wrappers of the same function are equal, so that it compiles once.
+    """
 
     def __init__(self, function: Callable[[Any], Any]) -> None:
         self.own = function
@@ -123,24 +124,25 @@ def _piecewise(parameters: PyTree, alpha: Scalar) -> Any:
 def piecewise_rate(edges: ArrayArgument, rates: ArrayArgument) -> Schedule:
     """A learning rate that is constant between edges.
 
-    Its numbers are traced: another schedule with as many pieces does not compile again.
+    Edges and rates are traced: a schedule with the same number of pieces is not compiled again.
 
     Parameters
     ----------
     edges : array_like of float
-        Where the rate changes: increasing values of alpha = samples/d, above 0 (a temperature: of t).
+        Values of alpha = samples/d at which the rate changes, increasing and above 0 (values of t
+        for a temperature).
     rates : array_like of float
-        The rates, 0 or more, one more than edges: ``rates[0]`` holds before ``edges[0]``.
+        The rates, 0 or more, one more than edges: ``rates[0]`` applies before ``edges[0]``.
 
     Returns
     -------
     Schedule
-        A function of alpha, to be given as ``lr`` (or, as a function of t, as ``temperature``).
+        A function of alpha for ``lr`` (or, as a function of t, for ``temperature``).
 
     Raises
     ------
     ValueError
-        If edges do not increase, or there is not one rate more than edges.
+        If the edges do not increase, or the number of rates is not one more than that of edges.
 
     Examples
     --------
@@ -151,8 +153,10 @@ def piecewise_rate(edges: ArrayArgument, rates: ArrayArgument) -> Schedule:
     edges = np.atleast_1d(
         checks.real_array("edges", edges, "give increasing values of alpha above 0")
     )
-    given = checks.real_array("rates", rates, "give numbers, one more than edges")
-    rates = checks.array("rates", given, (len(edges) + 1, *given.shape[1:]), "one more than edges")
+    values = checks.real_array("rates", rates, "give numbers, one more than edges")
+    rates = checks.array(
+        "rates", values, (len(edges) + 1, *values.shape[1:]), "one more than edges"
+    )
     if (
         edges.ndim != 1
         or not np.all(np.isfinite(edges))
@@ -166,21 +170,21 @@ def piecewise_rate(edges: ArrayArgument, rates: ArrayArgument) -> Schedule:
 
 
 def piecewise(edges: np.ndarray, values: np.ndarray) -> Schedule:
-    """The same of any number, which may be negative, unchecked."""
+    """A piecewise constant schedule of any parameter, which may be negative, without checks."""
     return Schedule(_piecewise, {"edges": edges, "rates": values}, "piecewise")
 
 
-def _same(parameters: PyTree, alpha: Scalar) -> Any:
+def _constant(parameters: PyTree, alpha: Scalar) -> Any:
     return parameters
 
 
 def constant(value: float) -> Schedule:
-    """A number as a schedule: with it among the rates alpha is the variable of an ODE."""
-    return Schedule(_same, np.float64(value))
+    """A constant as a schedule, which makes alpha the integration variable of the ODE."""
+    return Schedule(_constant, np.float64(value))
 
 
-class _Stretched:
-    """A schedule in other units: factor times its value at stretch times the place."""
+class _RescaledFunction:
+    """The function of a rescaled schedule: factor times its value at stretch times alpha."""
 
     def __init__(self, function: Callable[[Any, Any], Any]) -> None:
         self.function, self.own = function, getattr(function, "own", function)
@@ -191,23 +195,23 @@ class _Stretched:
         )
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Stretched) and self.function == other.function
+        return isinstance(other, _RescaledFunction) and self.function == other.function
 
     def __hash__(self) -> int:
-        return hash((_Stretched, self.function))
+        return hash((_RescaledFunction, self.function))
 
 
 def rescale_schedule(schedule: Schedule, factor: Scalar, stretch: Scalar) -> Schedule:
-    """A schedule in other units: factor times its value at stretch times the place."""
+    """Convert a schedule to other units: factor times its value at stretch times alpha."""
     if schedule.name == "piecewise":
         edges, rates = schedule.parameters["edges"] / stretch, schedule.parameters["rates"] * factor
         return replace(schedule, parameters={"edges": edges, "rates": rates})
     parameters = {"parameters": schedule.parameters, "factor": factor, "stretch": stretch}
-    return replace(schedule, function=_Stretched(schedule.function), parameters=parameters)
+    return replace(schedule, function=_RescaledFunction(schedule.function), parameters=parameters)
 
 
 def rescale_schedules(parameters: PyTree, stretch: Scalar) -> Any:
-    """Numbers whose schedules are read at stretch times the place."""
+    """Rescale alpha in all schedules of a pytree, which are then read at stretch times alpha."""
     return jax.tree.map(
         lambda leaf: rescale_schedule(leaf, 1.0, stretch) if is_scheduled(leaf) else leaf,
         parameters,
@@ -215,36 +219,37 @@ def rescale_schedules(parameters: PyTree, stretch: Scalar) -> Any:
     )
 
 
-class _Mapped:
-    """What follows from a schedule's value, by a function that is static."""
+class _ComposedFunction:
+    """A static function of the value of a schedule."""
 
-    def __init__(self, function: Callable[[Any, Any], Any], made: Callable[[Any], Any]) -> None:
-        self.function, self.made, self.own = function, made, getattr(function, "own", function)
+    def __init__(
+        self, function: Callable[[Any, Any], Any], transform: Callable[[Any], Any]
+    ) -> None:
+        self.function, self.transform = function, transform
+        self.own = getattr(function, "own", function)
 
     def __call__(self, parameters: PyTree, alpha: Scalar) -> Any:
-        return self.made(self.function(parameters, alpha))
+        return self.transform(self.function(parameters, alpha))
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Mapped) and (self.function, self.made) == (
+        return isinstance(other, _ComposedFunction) and (self.function, self.transform) == (
             other.function,
-            other.made,
+            other.transform,
         )
 
     def __hash__(self) -> int:
-        return hash((_Mapped, self.function, self.made))
+        return hash((_ComposedFunction, self.function, self.transform))
 
 
-def map_schedule(number: Any, made: Callable[[Any], Any]) -> Any:
-    """What follows from a number, which may be a schedule: then it is one too."""
-    return (
-        Schedule(_Mapped(number.function, made), number.parameters)
-        if isinstance(number, Schedule)
-        else made(number)
-    )
+def map_schedule(value: Any, transform: Callable[[Any], Any]) -> Any:
+    """Apply a function to a parameter; if that is a schedule, so is the outcome."""
+    if isinstance(value, Schedule):
+        return Schedule(_ComposedFunction(value.function, transform), value.parameters)
+    return transform(value)
 
 
 def values_at(parameters: PyTree, alpha: Scalar) -> Any:
-    """The numbers of a problem or an algorithm at alpha (on fixed data at t): schedules become their values, the rest stays."""
+    """Evaluate all schedules of a pytree at alpha (for fixed data sets, at t)."""
     return jax.tree.map(
         lambda leaf: leaf(alpha) if isinstance(leaf, Schedule) else leaf,
         parameters,
@@ -256,43 +261,40 @@ def alpha_of_steps(steps: Any, batch: float, dimension: Any) -> Any:
     """alpha = samples/d at which a step is taken, after this many others.
 
     One division of integers: a piece of a schedule that starts at alpha = n batch/d starts with
-    step n. The product n (batch/d) may round below that edge, and the piece would start a step late.
+    step n. The product n (batch/d) may round below that edge, and the piece would start a step
+    late.
     """
     return steps * float(batch) / dimension
 
 
 def piece_edges(parameters: PyTree) -> np.ndarray:
-    """Where pieces of schedules among these numbers begin, in alpha (on fixed data in t)."""
-    leaves = [
-        leaf.parameters
-        for leaf in jax.tree.leaves(parameters, is_leaf=is_scheduled)
-        if isinstance(leaf, Schedule)
-    ]
-    return np.unique(
-        np.concatenate(
-            [
-                np.zeros(0),
-                *(one["edges"] for one in leaves if isinstance(one, dict) and "edges" in one),
-            ]
-        )
-    )
+    """The values of alpha (for fixed data sets, of t) at which a piecewise schedule jumps."""
+    edges = [np.zeros(0)]
+    for leaf in jax.tree.leaves(parameters, is_leaf=is_scheduled):
+        own = leaf.parameters if isinstance(leaf, Schedule) else None
+        if isinstance(own, dict) and "edges" in own:
+            edges.append(own["edges"])
+    return np.unique(np.concatenate(edges))
 
 
-def is_scheduled(number: object) -> bool:
-    """Whether a number depends on alpha."""
-    return isinstance(number, Schedule)
+def is_scheduled(value: object) -> bool:
+    """Whether a parameter depends on alpha."""
+    return isinstance(value, Schedule)
 
 
 def schedule_from_function(
     name: str, function: Function, variable: str, *, allow_array: bool = False
 ) -> Schedule:
-    """A schedule from a user's function of one number (`variable`: alpha or t), which gives one number too, or (`allow_array`) an array."""
+    """Build a schedule from a user's function of one `variable`, alpha or t.
+
+    The function returns one real number or, with `allow_array`, an array.
+    """
     schedule = function if isinstance(function, Schedule) else Schedule(_OwnSchedule(function), ())
-    # the function itself: the schedule made of it would turn whatever it gives into a real number
-    tried = function.own if isinstance(function, _OwnSchedule) else function
+    # Check the function itself: its schedule would convert any output to a real number.
+    own = function.own if isinstance(function, _OwnSchedule) else function
     validate_function(
         name,
-        tried,
+        own,
         (np.zeros(()),),
         takes=variable,
         call=f"one {variable}",
@@ -312,7 +314,7 @@ def scalar_or_schedule(
     maximum: float | None = None,
     variable: str = "alpha",
 ) -> Any:
-    """A number of this range, or a schedule of such numbers from a user's function of alpha (or of t)."""
+    """A number in a range, or a schedule of such numbers from a user's function of alpha (or t)."""
     low = (minimum, -math.inf) if above is None else (-math.inf, above)
     within = Range(
         argument,
@@ -321,10 +323,10 @@ def scalar_or_schedule(
         math.inf if maximum is None else maximum,
     )
     if not callable(value):
-        found = checks.number(argument, value, within.minimum, above=above)
-        if not within.holds(np.asarray(found)):
+        number = checks.number(argument, value, within.minimum, above=above)
+        if not within.holds(np.asarray(number)):
             raise checks.reject(argument, value, f"give a number, {within.fix}")
-        return found
+        return number
     schedule = replace(schedule_from_function(argument, value, variable), within=within)
     validate_values(argument, schedule, np.zeros(1), variable)
     return schedule
@@ -333,7 +335,10 @@ def scalar_or_schedule(
 def validate_values(
     argument: str, schedule: Schedule, points: np.ndarray, variable: str
 ) -> np.ndarray:
-    """The values of a schedule at these places; refuse it where they are not finite or out of its range (0 or more unless it has one)."""
+    """Evaluate a schedule at these points.
+
+    Raise ValueError if a value is not finite or outside of the allowed range, by default 0 or more.
+    """
     values = evaluate_schedule(schedule, np.asarray(points, dtype=np.float64))
     within = schedule.within or Range(argument, 0.0)
     bad = ~within.holds(values).all(axis=tuple(range(1, values.ndim)))
@@ -348,11 +353,11 @@ def validate_values(
     return values
 
 
-SCHEDULE_CHECK_POINTS = 257  # places along a run at which schedules are looked at before it starts
+SCHEDULE_CHECK_POINTS = 257  # points of a run at which schedules are validated before it starts
 
 
 def check_schedules(parameters: PyTree, end: float, variable: str) -> None:
-    """Refuse schedules among these numbers that leave their range somewhere up to the end of a run."""
+    """Raise ValueError if a schedule leaves its allowed range before the end of a run."""
     for leaf in jax.tree.leaves(parameters, is_leaf=is_scheduled):
         if isinstance(leaf, Schedule) and leaf.within is not None:
             validate_values(
@@ -361,21 +366,22 @@ def check_schedules(parameters: PyTree, end: float, variable: str) -> None:
 
 
 def describe_schedule(value: object) -> tuple[Any, bool]:
-    """A number or schedule as plain values for a record, and whether it can be made again from them."""
+    """A number or schedule as plain values, and whether it can be rebuilt from these."""
     if not isinstance(value, Schedule):
         return pytrees.to_python_scalar(value), True
     if value.name == "piecewise":
-        return {name: np.asarray(part).tolist() for name, part in value.parameters.items()}, True
+        return {name: np.asarray(array).tolist() for name, array in value.parameters.items()}, True
     return function_identity(value.function.own), False
 
 
 @float64
 def evaluate_schedule(schedule: Schedule, alpha: np.ndarray) -> np.ndarray:
+    """Evaluate a schedule at each alpha, in float64."""
     return np.asarray(jax.vmap(schedule)(jnp.asarray(alpha, dtype=jnp.float64)))
 
 
 def evaluate_along(value: object, alpha: np.ndarray) -> np.ndarray:
-    """A number or a schedule at each alpha."""
+    """Evaluate a number or a schedule at each alpha."""
     return (
         evaluate_schedule(value, alpha)
         if isinstance(value, Schedule)

@@ -1,4 +1,4 @@
-"""Files that are complete or absent: written under a temporary name and renamed, with a checksum where they are read again.
+"""Files that are complete or absent: written under a temporary name and renamed, with a checksum.
 
 Input files are checked here too, without importing JAX.
 """
@@ -34,8 +34,11 @@ class DamagedFile(ValueError):
 
 @contextmanager
 def atomic_file(target: Path) -> Iterator[Path]:
-    """A temporary path that becomes `target` in one step on success; any number of threads and machines may write the same target."""
-    # the name holds no part of the target's, which may already be as long as a file system allows
+    """Yield a temporary path that becomes `target` in one step on success.
+
+    Any number of threads and machines may write the same target.
+    """
+    # The name contains no part of the target's, which may be as long as a file system allows.
     temporary = target.with_name(f".{uuid.uuid4().hex}.part")
     try:
         yield temporary
@@ -79,11 +82,14 @@ def _full(target: Path, size: int, error: OSError) -> str:
         if error.errno == errno.EFBIG
         else "the disk or the quota is full"
     )
-    return f"{target.parent}: {why}: {target.name} needs {size / 2**20:.3g} MiB, and {free}. Free space there, or choose another folder"
+    return (
+        f"{target.parent}: {why}: {target.name} needs {size / 2**20:.3g} MiB, and {free}. Free space "
+        "there, or choose another folder"
+    )
 
 
 def _seal_of(content: bytes | memoryview) -> bytes:
-    """A line with the format and the checksum, to follow the content: readers of HDF5 ignore what follows their data."""
+    """A line with format and checksum that follows the content; readers of HDF5 ignore it."""
     head = b"\n#sgdynamics file, format %06d, sha256 " % FORMAT
     checksum = hashlib.sha256(content)
     checksum.update(head)
@@ -106,16 +112,15 @@ def check_seal(path: Path, required: bool = False) -> None:
             return
         if int(seal[1]) > FORMAT:
             raise DamagedFile(
-                f"it has format {int(seal[1])}, of a later version of sgdynamics; this version reads format {FORMAT}"
+                f"it has format {int(seal[1])}, of a later version of sgdynamics; "
+                f"this version reads format {FORMAT}"
             )
         file.seek(0)
-        checksum, rest = (
-            hashlib.sha256(),
-            size - 65,
-        )  # all but the checksum itself and the end of its line
-        while rest > 0 and (block := file.read(min(rest, 1 << 20))):
+        # The checksum covers everything but itself and the end of its line.
+        checksum, unread = hashlib.sha256(), size - 65
+        while unread > 0 and (block := file.read(min(unread, 1 << 20))):
             checksum.update(block)
-            rest -= len(block)
+            unread -= len(block)
     if checksum.hexdigest().encode() != seal[2]:
         raise DamagedFile("its content does not have its checksum")
 
@@ -124,13 +129,13 @@ def _hdf5_size(start: bytes) -> int | None:
     """The size of an HDF5 file as its superblock has it; None for any other file."""
     if not start.startswith(_HDF5):
         return None
-    # the end-of-file address, with addresses of 8 bytes, in superblocks of version 0, 1, and 2 or 3
+    # Offset of the 8-byte end-of-file address in superblocks of version 0, 1, and 2 or 3.
     offset = {0: 40, 1: 44}.get(start[8], 28)
     return int.from_bytes(start[offset : offset + 8], "little")
 
 
 def require_file(path: str | Path) -> Path:
-    """The path of an existing file; ValueError otherwise, with the name of a similar file in the same folder."""
+    """The path of an existing file; the message for a missing one suggests a similar name."""
     file = Path(path)
     if file.is_dir():
         fix = "this is a folder. Give a problem file (.toml) or a result (.nc)."

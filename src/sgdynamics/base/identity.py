@@ -1,38 +1,43 @@
-"""Identities of values that outlive a process: plain JSON for data, hashes of content for functions and objects.
+"""Identities of values that outlive a process: plain JSON for data, content hashes for functions.
 
-Two functions have the same identity if they compute the same thing: the same bytecode, constants and names, equal
-default arguments, closure variables and global variables, recursively. A bound method includes the object it is
-bound to, ``functools.partial`` its parts, an object its class and its state (as ``pickle`` sees it), an array its
-content. Functions and classes of installed packages are identified by name and version of the package.
+Two functions have the same identity if they compute the same thing: the same bytecode, constants
+and names, equal default arguments, closure variables and global variables, recursively. A bound
+method includes the object it is bound to, ``functools.partial`` its parts, an object its class and
+its state (as ``pickle`` sees it), an array its content. Functions and classes of installed packages
+are identified by name and version of the package.
 
-Whatever has no such content (an open file, a socket, a running generator) is marked as unidentified, with a text that
-names it; a sweep with a store refuses it.
+A value without such content (an open file, a socket, a running generator) is marked as
+unidentified, with a text that names it; a sweep with a store raises ValueError.
 """
 
 from __future__ import annotations
 
 import copyreg
 import dataclasses
-import dis
 import functools
 import hashlib
-import importlib.metadata
-import importlib.util
-import itertools
-import json
 import math
-import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from sgdynamics.base import checks
+from sgdynamics.base.code_identity import (
+    canonical_json,
+    code_identity,
+    external_reads,
+    globals_read,
+    import_identity,
+    is_library,
+    library_identity,
+    module_file_identity,
+    package_version,
+)
 
 UNIDENTIFIED = "unidentified"  # key of the text that names an object without identity
 SMALL_ARRAY = (
@@ -81,7 +86,10 @@ def digest(value: object) -> str:
 
 
 def plain(value: object) -> Any:
-    """The identity of a value as JSON, in which 1 and 1.0 are equal, and so are a list and a small array of the same numbers."""
+    """The identity of a value as JSON.
+
+    1 and 1.0 are equal, and so are a list and a small array of the same numbers.
+    """
     if value is None or type(value) in (bool, str):
         return value
     if type(value) in (int, float):
@@ -93,11 +101,14 @@ def plain(value: object) -> Any:
 
 
 def function_identity(function: Callable) -> dict[str, str]:
-    """The record of a user's function or class: its name and its hash, which recognise it and cannot run it again."""
+    """The record of a user's function or class.
+
+    A name and a hash, which recognise but cannot run it.
+    """
     record = plain(function)
     if isinstance(record, dict) and "function" in record:
         return record
-    return {"function": _name(function), **_hashed(record)}
+    return {"function": _name(function), **_hash_record(record)}
 
 
 def object_identity(value: object) -> dict[str, Any]:
@@ -106,7 +117,7 @@ def object_identity(value: object) -> dict[str, Any]:
 
 
 def find_unidentified(identity: object) -> str | None:
-    """The text that names the first object without identity inside an identity; None if there is none."""
+    """The text that names the first object without identity, or None."""
     if isinstance(identity, Mapping):
         if isinstance(identity.get(UNIDENTIFIED), str):
             return identity[UNIDENTIFIED]
@@ -117,7 +128,7 @@ def find_unidentified(identity: object) -> str | None:
 
 
 class _Walk:
-    """One traversal of a value: where it is, what it has visited, and the objects that it cannot identify."""
+    """One traversal of a value, with its position and the objects visited so far."""
 
     def __init__(self) -> None:
         self.path: list[str] = []  # how the present value is reached from the outermost function
@@ -162,22 +173,25 @@ class _Walk:
         return NotImplemented
 
     def _compound(self, value: object) -> Any:
-        """Containers and arrays as they are; then what the library describes itself; then functions, and objects by their state."""
+        """Identify containers and arrays by content, the library's objects by their description.
+
+        Functions follow by their code, and other objects by their state.
+        """
         if isinstance(value, np.ndarray):
             return self._array(value)
         if isinstance(value, jax.Array):
             return self._jax_array(value)
         if type(value).__module__.partition(".")[0] in ("xarray", "pandas"):
-            return self._labelled(value)
+            return self._labelled_array(value)
         if isinstance(value, Mapping):
             return self._mapping(value)
         if isinstance(value, (list, tuple)):
             return self._all(value)
         if isinstance(value, (set, frozenset)):
-            return {"set": sorted(self._all(value), key=_json)}
+            return {"set": sorted(self._all(value), key=canonical_json)}
         if _is_described(value):
             with self._exactly(False):
-                return self._described(value)
+                return self._library_object(value)
         with self._exactly(True):
             if callable(value):
                 return self._function(value)
@@ -187,8 +201,8 @@ class _Walk:
                 return self._foreign_array(value)
             return self._object(value)
 
-    def _described(self, value: object) -> Any:
-        """Objects of this library: by what a result records of them."""
+    def _library_object(self, value: object) -> Any:
+        """Identify an object of this library by what a result records of it."""
         describe = getattr(value, "describe", None)
         if describe is not None:
             return self.identify(describe())
@@ -206,8 +220,8 @@ class _Walk:
 
     def _mapping(self, value: Mapping[Any, Any]) -> Any:
         if all(isinstance(name, str) for name in value):
-            return {name: self._inside(f"entry {name!r}", part) for name, part in value.items()}
-        return {"items": sorted((self._all(item) for item in value.items()), key=_json)}
+            return {name: self._inside(f"entry {name!r}", entry) for name, entry in value.items()}
+        return {"items": sorted((self._all(item) for item in value.items()), key=canonical_json)}
 
     def _array(self, value: np.ndarray) -> Any:
         if value.dtype == object or value.dtype.kind in "US":
@@ -231,7 +245,7 @@ class _Walk:
             }
         return self._array(np.asarray(value))
 
-    def _labelled(self, value: Any) -> Any:
+    def _labelled_array(self, value: Any) -> Any:
         """Labelled arrays of xarray and pandas: values, labels and attributes."""
         if hasattr(value, "variables") or (hasattr(value, "dims") and hasattr(value, "coords")):
             own = (
@@ -244,12 +258,16 @@ class _Walk:
                 if hasattr(value, "variables")
                 else {name: value[name].variable for name in value.coords}
             )
-            parts = {
-                str(name): [list(one.dims), self._array(one.values), self.identify(one.attrs)]
-                for name, one in variables.items()
+            contents = {
+                str(name): [
+                    list(variable.dims),
+                    self._array(variable.values),
+                    self.identify(variable.attrs),
+                ]
+                for name, variable in variables.items()
             }
             return {
-                "labelled": parts,
+                "labelled": contents,
                 "coordinates": sorted(map(str, value.coords)),
                 "attributes": self.identify(value.attrs),
                 **own,
@@ -275,17 +293,18 @@ class _Walk:
     def _function(self, value: Callable[..., Any]) -> Any:
         """The record of a callable: its name, and the hash of all that it computes with."""
         with self._step(f"function {_name(value)!r}"):
-            return {"function": _name(value), **_hashed(self._callable_parts(value))}
+            return {"function": _name(value), **_hash_record(self._callable_content(value))}
 
-    def _callable_parts(self, value: Callable[..., Any]) -> Any:
-        library = _library_name(value)
+    def _callable_content(self, value: Callable[..., Any]) -> Any:
+        library = library_identity(value)
         if library is not None:
             return library
         if isinstance(value, functools.partial):
-            parts = {"function": value.func, "arguments": value.args, "keywords": value.keywords}
+            fields = {"function": value.func, "arguments": value.args, "keywords": value.keywords}
             return {
                 "partial": {
-                    name: self._inside(f"{name} of partial", part) for name, part in parts.items()
+                    name: self._inside(f"{name} of partial", field)
+                    for name, field in fields.items()
                 }
             }
         if isinstance(value, types.MethodType):
@@ -324,8 +343,8 @@ class _Walk:
         code = function.__code__
         cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
         closure = {name: cell.cell_contents for name, cell in cells.items() if _is_filled(cell)}
-        parts: dict[str, Any] = {
-            "code": _code(code, function.__doc__),
+        content: dict[str, Any] = {
+            "code": code_identity(code, function.__doc__),
             "closure": {
                 name: self._inside(f"closure variable {name!r}", value)
                 for name, value in closure.items()
@@ -341,19 +360,19 @@ class _Walk:
             },
             "attributes": self._namespace(vars(function)),
         }
-        if _is_library(
+        if is_library(
             function.__module__ or ""
         ):  # made by a package: its version stands for the globals
             return {
-                **parts,
+                **content,
                 "library": function.__module__,
-                "version": _version(function.__module__),
+                "version": package_version(function.__module__),
             }
-        for name, value in _globals_read(function, closure):
-            parts["globals"][name] = self._inside(f"global variable {name!r}", value)
-        for name in _reads(code).imports:
-            parts["globals"][f"import {name}"] = _imported(name)
-        return parts
+        for name, value in globals_read(function, closure):
+            content["globals"][name] = self._inside(f"global variable {name!r}", value)
+        for name in external_reads(code).imports:
+            content["globals"][f"import {name}"] = import_identity(name)
+        return content
 
     def _namespace(self, values: Mapping[str, Any]) -> dict[str, Any]:
         return {
@@ -371,9 +390,9 @@ class _Walk:
         }
 
     def _module(self, module: types.ModuleType) -> Any:
-        if _is_library(module.__name__):
-            return {"module": module.__name__, "version": _version(module.__name__)}
-        return _module_file(
+        if is_library(module.__name__):
+            return {"module": module.__name__, "version": package_version(module.__name__)}
+        return module_file_identity(
             module.__name__, getattr(module, "__file__", None)
         ) or self._without_identity(module)
 
@@ -391,7 +410,7 @@ class _Walk:
         if isinstance(reduced, str):
             return {"global": f"{type(value).__module__}.{reduced}"}
         maker, arguments, state, *items = (*reduced, None, None, None)[:5]
-        parts = {
+        content = {
             "type": self.identify(type(value)),
             "maker": self.identify(maker),
             "arguments": self._all(cast(Iterable[Any], arguments or ())),
@@ -399,18 +418,18 @@ class _Walk:
         if (
             isinstance(state, tuple)
             and len(state) == 2
-            and all(one is None or isinstance(one, dict) for one in state)
+            and all(entry is None or isinstance(entry, dict) for entry in state)
         ):
             state = {**(state[0] or {}), **(state[1] or {})}  # of a class with slots
-        parts["state"] = (
+        content["state"] = (
             self._namespace(state)
             if isinstance(state, dict) and _has_names(state)
             else self.identify(state)
         )
-        parts["items"] = [
-            None if part is None else self._all(cast(Iterable[Any], part)) for part in items
+        content["items"] = [
+            None if group is None else self._all(cast(Iterable[Any], group)) for group in items
         ]
-        return {"object": _type_name(value), **_hashed(parts)}
+        return {"object": _type_name(value), **_hash_record(content)}
 
     def object_identity(self, value: object) -> Any:
         with self._exactly(True):
@@ -442,20 +461,16 @@ class _Walk:
             self.exact = before
 
 
-def _json(value: object) -> str:
-    return json.dumps(value, sort_keys=True)
-
-
 def hash_plain(identity: object) -> str:
     """SHA-256 of a value that is plain JSON already."""
-    return hashlib.sha256(_json(identity).encode()).hexdigest()
+    return hashlib.sha256(canonical_json(identity).encode()).hexdigest()
 
 
-def _hashed(parts: object) -> dict[str, str]:
+def _hash_record(content: object) -> dict[str, str]:
     """The hash of an identity; an object without identity inside it stays visible."""
-    missing = find_unidentified(parts)
+    missing = find_unidentified(content)
     return {
-        "sha256": hash_plain(parts)[:32],
+        "sha256": hash_plain(content)[:32],
         **({} if missing is None else {UNIDENTIFIED: missing}),
     }
 
@@ -482,7 +497,7 @@ def _has_names(state: Mapping[Any, Any]) -> bool:
 
 
 def _is_described(value: object) -> bool:
-    """Whether a value is of a class of this library, or of one derived from it that describes itself."""
+    """Whether the class of a value is from this library, or derived from one that describes itself."""
     own = type(value).__module__.partition(".")[0] == "sgdynamics"
     return own or any(
         base.__module__.partition(".")[0] == "sgdynamics" and "describe" in vars(base)
@@ -503,170 +518,3 @@ def _function_of(member: object) -> object:
     if isinstance(member, (staticmethod, classmethod)):
         return member.__func__
     return member.func if isinstance(member, functools.cached_property) else member
-
-
-def _is_library(module: str) -> bool:
-    """Whether a module belongs to Python, to this library or to an installed package: then its name and version identify it."""
-    package = module.partition(".")[0]
-    if package in ("sgdynamics", "builtins") or package in sys.stdlib_module_names:
-        return True
-    top = sys.modules.get(package)
-    file = getattr(top, "__file__", None)
-    return (
-        _is_installed(file)
-        if file
-        else any(map(_is_installed, map(str, getattr(top, "__path__", ()))))
-    )
-
-
-@functools.lru_cache(4096)
-def _is_installed(file: str) -> bool:
-    return not {"site-packages", "dist-packages"}.isdisjoint(Path(file).parts)
-
-
-@functools.cache
-def _version(module: str) -> str:
-    """The version of a package; none for this library, whose versions a result lists."""
-    package = module.partition(".")[0]
-    if package == "sgdynamics":
-        return ""
-    if package in sys.stdlib_module_names:
-        return f"Python {sys.version_info[0]}.{sys.version_info[1]}"
-    version = getattr(sys.modules.get(package), "__version__", None)
-    if isinstance(version, str):
-        return version
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return ""
-
-
-def _library_name(value: object) -> dict[str, str] | None:
-    """Name and version of a function or class that can be imported from an installed package; None for any other."""
-    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
-    if not isinstance(module, str) or not isinstance(name, str) or not _is_library(module):
-        return None
-    target: Any = sys.modules.get(module)
-    for part in name.split("."):
-        target = getattr(target, part, None)
-    return {"library": f"{module}.{name}", "version": _version(module)} if target is value else None
-
-
-def _module_file(name: str, file: str | None) -> dict[str, str] | None:
-    try:
-        return {"module": name, "file": hashlib.sha256(Path(file or "").read_bytes()).hexdigest()}
-    except OSError:
-        return None
-
-
-def _imported(name: str) -> dict[str, str]:
-    """A module that a function imports when it is called, loaded or not."""
-    package = name.partition(".")[0]
-    if not _is_library(package):
-        try:
-            specification = importlib.util.find_spec(package)
-        except (ImportError, ValueError):
-            specification = None
-        file = None if specification is None else specification.origin
-        if file is not None and not _is_installed(file):
-            module_file = getattr(sys.modules.get(name), "__file__", None)
-            return _module_file(name, module_file or (file if name == package else None)) or {
-                "module": name
-            }
-    return {"module": name}
-
-
-@functools.lru_cache(4096)
-def _code(code: types.CodeType, docstring: str | None = None) -> Any:
-    """Bytecode with its constants and names; without file, line numbers and docstring."""
-    constants = [_constant(value) for value in code.co_consts]
-    if docstring is not None and code.co_consts and code.co_consts[0] == docstring:
-        constants[0] = _constant(None)
-    return {
-        "bytecode": code.co_code.hex(),
-        "constants": constants,
-        "names": [
-            list(code.co_names),
-            list(code.co_varnames),
-            list(code.co_freevars),
-            list(code.co_cellvars),
-        ],
-        "signature": [
-            code.co_argcount,
-            code.co_posonlyargcount,
-            code.co_kwonlyargcount,
-            code.co_flags,
-        ],
-        "exceptions": getattr(code, "co_exceptiontable", b"").hex(),
-    }
-
-
-def _constant(value: object) -> Any:
-    if isinstance(value, types.CodeType):
-        return _code(value)
-    if isinstance(value, (tuple, frozenset)):
-        parts = [_constant(part) for part in value]
-        return {
-            type(value).__name__: parts if isinstance(value, tuple) else sorted(parts, key=_json)
-        }
-    return [type(value).__name__, repr(value)]
-
-
-class _Reads(NamedTuple):
-    """What the bytecode of a function reads from outside: variables with the attributes taken from them, and modules it imports."""
-
-    variables: tuple[tuple[str, tuple[str, ...]], ...]
-    free_variables: tuple[tuple[str, tuple[str, ...]], ...]
-    imports: tuple[str, ...]
-
-
-@functools.lru_cache(4096)
-def _reads(code: types.CodeType) -> _Reads:
-    instructions = list(dis.get_instructions(code))
-    reads: dict[str, dict[Any, None]] = {"variables": {}, "free_variables": {}, "imports": {}}
-    for index, instruction in enumerate(instructions):
-        name = instruction.argval
-        following = (
-            step.argval for step in itertools.takewhile(_takes_attribute, instructions[index + 1 :])
-        )
-        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
-            reads["variables"][name, tuple(following)] = None
-        elif instruction.opname in ("LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF"):
-            reads["free_variables"][name, tuple(following)] = None
-        elif instruction.opname == "IMPORT_NAME" and name:
-            reads["imports"][name] = None
-    for inner in code.co_consts:  # functions and classes defined inside
-        if isinstance(inner, types.CodeType):
-            for kind, values in _reads(inner)._asdict().items():
-                reads[kind] |= dict.fromkeys(values)
-    return _Reads(**{kind: tuple(values) for kind, values in reads.items()})
-
-
-def _takes_attribute(instruction: dis.Instruction) -> bool:
-    return instruction.opname in ("LOAD_ATTR", "LOAD_METHOD")
-
-
-def _globals_read(
-    function: types.FunctionType, closure: Mapping[str, Any]
-) -> Iterator[tuple[str, Any]]:
-    """Global variables that a function reads, by name; of the user's own modules only the attributes that it reads."""
-    reads = _reads(function.__code__)
-    variables = [(name, chain, function.__globals__) for name, chain in reads.variables]
-    variables += [
-        (name, chain, closure)
-        for name, chain in reads.free_variables
-        if isinstance(closure.get(name), types.ModuleType)
-    ]
-    for name, chain, namespace in variables:
-        if name not in namespace:  # a builtin, which the code names, or not defined yet
-            continue
-        value = namespace[name]
-        for attribute in chain:
-            if (
-                not isinstance(value, types.ModuleType)
-                or _is_library(value.__name__)
-                or not hasattr(value, attribute)
-            ):
-                break
-            name, value = f"{name}.{attribute}", getattr(value, attribute)
-        yield name, value

@@ -1,8 +1,8 @@
 """Float64 inside the library, whatever the user's JAX settings.
 
-Theory and chains need float64 (a float32 chain is biased at d = 1e6), but setting `jax_enable_x64` for the whole process
-would change the user's own random streams. So every public function runs inside JAX's own context manager, takes NumPy
-values in and gives NumPy values out.
+Theory and chains need float64 (a float32 chain is biased at d = 1e6), but setting `jax_enable_x64`
+for the whole process would change the user's own random streams. Therefore every public function
+runs inside JAX's own context manager, takes NumPy values and returns NumPy values.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from jax._src import xla_bridge
 P = ParamSpec("P")
 R = TypeVar("R")
 FORKED = (
-    "This process was forked after JAX had started, and JAX's threads do not survive a fork: the call would never return. Start processes "
-    "with multiprocessing.get_context('spawn'), as sgd.sweep(workers=...) does, or fork before the first computation."
+    "This process was forked after JAX had started, and JAX's threads do not survive a fork: the "
+    "call would never return. Start processes with multiprocessing.get_context('spawn'), as "
+    "sgd.sweep(workers=...) does, or fork before the first computation."
 )
 _forked = False  # whether this process is the fork of one in which JAX had started
 
@@ -27,7 +28,7 @@ _forked = False  # whether this process is the fork of one in which JAX had star
 def _after_fork() -> None:
     """Note in a forked process whether its parent had started JAX."""
     global _forked
-    # a private function of JAX: a version without it counts as started once it is imported
+    # A private function of JAX. A version without it counts as started once it is imported.
     _forked = getattr(xla_bridge, "backends_are_initialized", lambda: True)()
 
 
@@ -38,7 +39,8 @@ if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
 def float64(function: Callable[P, R]) -> Callable[P, R]:
     """Run a function with 64-bit JAX arrays and leave the user's setting as it was.
 
-    Every computation of the library goes through here: in a forked process, where it would hang, it raises RuntimeError.
+    All computations of the library use this decorator. In a forked process, where JAX would hang,
+    it raises RuntimeError.
     """
 
     @wraps(function)

@@ -1,6 +1,8 @@
-"""Problems and algorithms as pytrees: their numbers are what JAX maps, traces and differentiates, the rest is static.
+"""Problems and algorithms as pytrees: JAX maps, traces and differentiates their parameters.
 
-JAX puts tracers, and things that are no numbers at all, where the numbers are: nothing is checked or computed when one is put together.
+All other fields are static. JAX rebuilds these objects with tracers, or with objects that are not
+arrays at all, in place of the parameters. Rebuilding therefore neither checks nor computes
+anything.
 """
 
 from __future__ import annotations
@@ -13,87 +15,94 @@ import jax
 import numpy as np
 
 from sgdynamics.base import checks
+from sgdynamics.base.arrays import PyTree
 
 Kind = TypeVar("Kind")
 
 
 def to_python_scalar(value: Any) -> Any:
-    """A number as Python's own; a tracer or an array as it is."""
-    return (
-        value.item()
-        if getattr(value, "shape", None) == () and not checks.is_traced(value)
-        else value
-    )
+    """Convert a concrete zero-dimensional array to a Python number.
+
+    Return other values as they are.
+    """
+    concrete_scalar = getattr(value, "shape", None) == () and not checks.is_traced(value)
+    return value.item() if concrete_scalar else value
 
 
 def to_float64(value: object) -> Any:
-    """Numbers in float64; what is a tracer, or made of numbers, as it is."""
-    return (
-        np.asarray(value, dtype=np.float64)[()]
-        if isinstance(value, (int, float, np.generic, np.ndarray))
-        else value
-    )
+    """Convert numbers to float64; return tracers and containers as they are."""
+    if isinstance(value, (int, float, np.generic, np.ndarray)):
+        return np.asarray(value, dtype=np.float64)[()]
+    return value
 
 
-def to_numpy(children: Sequence[Any]) -> Any:
-    """Numbers that JAX has computed, as NumPy's: arithmetic with its own would lose digits wherever float64 is not switched on."""
+def to_numpy(tree: PyTree) -> Any:
+    """Convert concrete JAX arrays to NumPy arrays.
 
-    def one(value: object) -> Any:
-        return (
-            np.asarray(value)[()]
-            if isinstance(value, jax.Array) and not checks.is_traced(value)
-            else value
-        )
+    Arithmetic with JAX arrays would lose digits where float64 is not enabled.
+    """
 
-    return jax.tree.map(one, children)
+    def convert(value: object) -> object:
+        if isinstance(value, jax.Array) and not checks.is_traced(value):
+            return np.asarray(value)[()]
+        return value
+
+    return jax.tree.map(convert, tree)
 
 
 def are_equal(self: object, other: object) -> bool:
-    """Whether two of the same kind have the same functions, shapes and numbers: an __eq__."""
+    """Compare two objects as an `__eq__`: same class, static fields and parameters."""
     if type(self) is not type(other):
         return NotImplemented
-    (mine, form), (theirs, other_form) = jax.tree.flatten(self), jax.tree.flatten(other)
-    return form == other_form and all(
-        np.array_equal(x, y) for x, y in zip(mine, theirs, strict=True)
+    leaves, structure = jax.tree.flatten(self)
+    other_leaves, other_structure = jax.tree.flatten(other)
+    return structure == other_structure and all(
+        np.array_equal(x, y) for x, y in zip(leaves, other_leaves, strict=True)
     )
 
 
 def hash_structure(self: object) -> int:
-    """A __hash__: of what is static, as numbers may be arrays."""
+    """Hash the static fields as a `__hash__`; the parameters may be arrays, which have no hash."""
     return hash(jax.tree.structure(self))
 
 
 def register_parameters(
     *parameters: str, static_integers: Sequence[str] = ()
 ) -> Callable[[type[Kind]], type[Kind]]:
-    """A frozen dataclass as a pytree: these fields are its numbers, the others are static; so are those of `static_integers` that are whole
-    numbers, on which shapes depend."""
+    """Register a frozen dataclass as a pytree with these fields as parameters.
+
+    The other fields are static. So are the fields of `static_integers` whenever they are integers,
+    because shapes depend on these.
+    """
 
     def register(cls: Any) -> type[Kind]:
-        rest = tuple(
+        static_fields = tuple(
             field.name for field in dataclasses.fields(cls) if field.name not in parameters
         )
 
-        def flatten(one: object) -> tuple[list[Any], tuple[Any, ...]]:
-            whole = {
+        def flatten(instance: object) -> tuple[list[Any], tuple[Any, ...]]:
+            integers = {
                 name: value
                 for name in static_integers
-                if isinstance(value := getattr(one, name), int)
+                if isinstance(value := getattr(instance, name), int)
             }
-            # None is a tree without leaves
+            # None is a pytree without leaves.
             children = [
-                (jax.tree_util.GetAttrKey(name), None if name in whole else getattr(one, name))
+                (
+                    jax.tree_util.GetAttrKey(name),
+                    None if name in integers else getattr(instance, name),
+                )
                 for name in parameters
             ]
-            return children, (*(getattr(one, name) for name in rest), tuple(whole.items()))
+            static = tuple(getattr(instance, name) for name in static_fields)
+            return children, (*static, tuple(integers.items()))
 
-        def unflatten(static: tuple[Any, ...], children: Any) -> Any:
-            made = object.__new__(cls)
-            made.__dict__.update(
-                zip((*parameters, *rest), (*to_numpy(children), *static[:-1]), strict=True)
-            )
-            made.__dict__.update(static[-1])
-            return made
+        def unflatten(static: tuple[Any, ...], children: Sequence[Any]) -> Any:
+            instance = object.__new__(cls)
+            values = (*to_numpy(children), *static[:-1])
+            instance.__dict__.update(zip((*parameters, *static_fields), values, strict=True))
+            instance.__dict__.update(static[-1])
+            return instance
 
         jax.tree_util.register_pytree_with_keys(cls, flatten, unflatten)
         cls.__eq__, cls.__hash__ = are_equal, hash_structure

@@ -1,4 +1,7 @@
-"""Random numbers: the fast generator of normals and uniforms, chi variables, Wishart factors, and one key a run."""
+"""Random numbers: a fast generator of normals and uniforms, chi variables and Wishart factors.
+
+Each run has its own key, so that its numbers do not depend on the number of runs.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +22,13 @@ from sgdynamics.base.precision import float64
 
 @float64
 def run_keys(seed: int, chosen: np.ndarray) -> RandomKeys:
-    """One key a run, independent of how many runs there are."""
+    """One key per run, which depends on the seed and the index of the run only."""
     return _compiled_keys()(np.int64(seed), chosen)
 
 
 @cache
 def _compiled_keys() -> Callable[..., RandomKeys]:
-    # a few integers a run, made once: what counts is the compiler's time
+    # A few integers per run, computed once: the time of the compiler dominates.
     return jax.jit(_run_keys, compiler_options=older_generator())
 
 
@@ -34,9 +37,9 @@ def _run_keys(seed: IntScalar, chosen: Int[Numeric, " runs"]) -> RandomKeys:
     return jax.vmap(lambda run: jax.random.fold_in(root, run))(chosen)
 
 
-def step_key(key: RandomKey, number: IntScalar) -> RandomKey:
-    """The key of a step, by two folds: a step counter has 64 bits, fold_in takes 32."""
-    return jax.random.fold_in(jax.random.fold_in(key, number >> 32), number & 0xFFFFFFFF)
+def step_key(key: RandomKey, step: IntScalar) -> RandomKey:
+    """The key of a step, by two folds: step counters have 64 bits, and fold_in takes 32."""
+    return jax.random.fold_in(jax.random.fold_in(key, step >> 32), step & 0xFFFFFFFF)
 
 
 def bartlett_factor(
@@ -45,24 +48,30 @@ def bartlett_factor(
     free: Float[Numeric, "blocks columns"],
     columns: int,
 ) -> Float[Numeric, "... columns columns"]:
-    """The lower-triangular factor of a Wishart matrix from its normals and chi variables; columns beyond the space are zero."""
+    """The lower-triangular factor A of a Wishart matrix A A^T, by Bartlett's decomposition.
+
+    The diagonal of A holds chi variables with falling degrees of freedom `free`, its lower triangle
+    standard normals. Columns without degrees of freedom, beyond the dimension of the space, are
+    zero.
+    """
     rows, cols = np.tril_indices(columns, -1)
-    kept = jnp.where(free[:, cols] > 0, lower, 0.0)
-    # gathered from (0, chi, lower)
-    place = np.zeros((columns, columns), dtype=np.int32)
-    place[np.arange(columns), np.arange(columns)] = 1 + np.arange(columns)
-    place[rows, cols] = 1 + columns + np.arange(len(rows))
-    return jnp.concatenate([jnp.zeros_like(chi[..., :1]), chi, kept], axis=-1)[..., place]
+    inside = jnp.where(free[:, cols] > 0, lower, 0.0)
+    # Each entry of A is one of the values (0, chi, lower): gather them by a static index.
+    index = np.zeros((columns, columns), dtype=np.int32)
+    index[np.arange(columns), np.arange(columns)] = 1 + np.arange(columns)
+    index[rows, cols] = 1 + columns + np.arange(len(rows))
+    return jnp.concatenate([jnp.zeros_like(chi[..., :1]), chi, inside], axis=-1)[..., index]
 
 
-GOLDEN, MIXED = 0x9E3779B97F4A7C15, (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)  # of SplitMix64
+# Constants of SplitMix64 (Steele, Lea and Flood 2014): the increment and the two multipliers.
+GOLDEN, MULTIPLIERS = 0x9E3779B97F4A7C15, (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 
 
 def normals_and_uniforms(key: RandomKey, normals: int, uniforms: int) -> tuple[Any, Any]:
     """Standard normals (by Box and Muller) and uniforms in (0, 1), never 0 or 1, from one key.
 
-    The bits are SplitMix64: a counter from a random place, mixed. Threefry, which makes the keys, would take seven times as long
-    as this, and together with erf_inv half the time of a step.
+    The bits are those of SplitMix64: a counter with a random offset, mixed. Threefry, which makes
+    the keys, would take seven times as long, and together with erf_inv half the time of a step.
     """
     pairs = -(-normals // 2)
     count = 2 * pairs + uniforms
@@ -70,33 +79,44 @@ def normals_and_uniforms(key: RandomKey, normals: int, uniforms: int) -> tuple[A
         jax.random.bits(key, (), dtype=jnp.uint64), jnp.arange(1, count + 1, dtype=jnp.uint64)
     )
     radius = jnp.sqrt(-2.0 * jnp.log(u[:pairs]))
-    along, across = cosine_and_sine(u[pairs : 2 * pairs])
-    both = jnp.concatenate([radius * along, radius * across])
-    # a barrier: fused into what reads them, the numbers are computed again and on one core
+    cosine, sine = cosine_and_sine(u[pairs : 2 * pairs])
+    both = jnp.concatenate([radius * cosine, radius * sine])
+    # Without the barrier XLA fuses the generator into its consumers, and computes the numbers again
+    # on one core.
     return jax.lax.optimization_barrier((both[:normals], u[2 * pairs :]))
 
 
-def uniforms_at(place: Numeric, count: Numeric) -> Float[Numeric, "*s"]:
-    """Uniforms in (0, 1), never 0 or 1, at counts (uint64) from a random place (uint64): each depends on its own count only."""
-    z = place + count * np.uint64(GOLDEN)
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(MIXED[0])
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(MIXED[1])
+def uniforms_at(offset: Numeric, count: Numeric) -> Float[Numeric, "*s"]:
+    """Uniforms in (0, 1), never 0 or 1, at counts (uint64) from a random offset (uint64).
+
+    Each number depends on its own count only.
+    """
+    z = offset + count * np.uint64(GOLDEN)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(MULTIPLIERS[0])
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(MULTIPLIERS[1])
     return (((z ^ (z >> np.uint64(31))) >> np.uint64(11)).astype(jnp.float64) + 0.5) * 2.0**-53
 
 
-def normals_at(place: Numeric, count: Numeric) -> Float[Numeric, "*s 2"]:
-    """Two standard normals, in a last axis, for each even count: as `uniforms_at`, by Box and Muller from that count and the next."""
-    radius = jnp.sqrt(-2.0 * jnp.log(uniforms_at(place, count)))
-    along, across = cosine_and_sine(uniforms_at(place, count + np.uint64(1)))
-    return jnp.stack([radius * along, radius * across], axis=-1)
+def normals_at(offset: Numeric, count: Numeric) -> Float[Numeric, "*s 2"]:
+    """Two standard normals, in a last axis, for each even count.
+
+    They follow by the method of Box and Muller from the uniforms at this count and the next.
+    """
+    radius = jnp.sqrt(-2.0 * jnp.log(uniforms_at(offset, count)))
+    cosine, sine = cosine_and_sine(uniforms_at(offset, count + np.uint64(1)))
+    return jnp.stack([radius * cosine, radius * sine], axis=-1)
 
 
+# Taylor coefficients of sin(pi v)/v and cos(pi v) in v^2.
 SINE = tuple((-1) ** k * math.pi ** (2 * k + 1) / math.factorial(2 * k + 1) for k in range(11))
 COSINE = tuple((-1) ** k * math.pi ** (2 * k) / math.factorial(2 * k) for k in range(12))
 
 
 def cosine_and_sine(u: Float[Numeric, "*s"]) -> tuple[Any, Any]:
-    """cos(2 pi u), sin(2 pi u) for u in (0, 1) to 1e-15, by the series of half the angle: twice as fast as two calls of the library's."""
+    """cos(2 pi u) and sin(2 pi u) for u in (0, 1), to 1e-15.
+
+    Series of half the angle are twice as fast as XLA's two functions.
+    """
     v = u - 0.5
     w = v * v
     s, c = jnp.full_like(w, SINE[-1]), jnp.full_like(w, COSINE[-1])
@@ -111,7 +131,10 @@ def cosine_and_sine(u: Float[Numeric, "*s"]) -> tuple[Any, Any]:
 def propose_gamma(
     free: Num[Numeric, "..."], x: Float[Numeric, "*s"], u: Float[Numeric, "*s"]
 ) -> tuple[Any, Any]:
-    """Half of the square of a chi variable as Marsaglia and Tsang propose it from a normal, and whether a uniform accepts it."""
+    """Propose a gamma variable chi^2/2 from a normal x, and accept it by a uniform u.
+
+    Marsaglia and Tsang (2000): d v with v = (1 + c x)^3, d = free/2 - 1/3, c = 1/sqrt(9 d).
+    """
     raised = jnp.maximum(free, 2.0) / 2 - 1 / 3
     width = 1 / jnp.sqrt(9 * raised)
     v = (1 + width * x) ** 3
@@ -133,19 +156,22 @@ def draw_chi(
     proposal: Float[Numeric, "*s"],
     uniform: Float[Numeric, "*s"],
 ) -> Float[Numeric, "*s"]:
-    """chi variables with `free` (whole) degrees of freedom, by Marsaglia and Tsang's rejection; |normal| for one, 0 for none.
+    """Draw chi variables with integer degrees of freedom `free`, by Marsaglia and Tsang's rejection.
 
-    jax.random.chisquare is the same law but goes element by element on a CPU, which would cost more than the rest of the step.
-    The first proposal comes with the span's numbers; what is rejected (one in 10^4 at large d) is drawn again in a loop.
+    With one degree of freedom the variable is |normal|, with none it is 0.
+
+    jax.random.chisquare has the same law, but runs element by element on a CPU and would cost more
+    than all else in a step. The first proposals are drawn together with the other normals of a
+    step. Rejected ones (one in 10^4 at large d) are drawn again in a loop.
     """
 
-    def again(carry: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
+    def redraw(carry: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
         count, value, good = carry
-        # drawn flat: with the shape of `good`, XLA takes six seconds to compile this loop
+        # Draw flat arrays: with the shape of `good`, XLA takes six seconds to compile this loop.
         normal, u = normals_and_uniforms(jax.random.fold_in(key, count), good.size, good.size)
         new, accepted = propose_gamma(free, normal.reshape(good.shape), u.reshape(good.shape))
         return count + 1, jnp.where(good, value, new), good | accepted
 
     value, good = propose_gamma(free, proposal, uniform)
-    _, value, _ = jax.lax.while_loop(lambda carry: ~jnp.all(carry[2]), again, (1, value, good))
+    _, value, _ = jax.lax.while_loop(lambda carry: ~jnp.all(carry[2]), redraw, (1, value, good))
     return chi_length(free, value, proposal)

@@ -1,4 +1,4 @@
-"""What a machine can reach: memory that is free, steps that end in somebody's lifetime. Work beyond that is refused before it starts."""
+"""Limits of memory and work: calls that no machine can finish raise ValueError at once."""
 
 from __future__ import annotations
 
@@ -9,57 +9,66 @@ import numpy as np
 
 from sgdynamics.base import checks
 
-# Generous, so that nothing that somebody could wait for is refused: steps of one run come one after the other, and no program makes more
-# than about 1e8 of them a second; runs go side by side, and 1e11 run-steps a second are a thinkable accelerator.
+# The limits are generous, so that everything somebody could wait for is allowed. The steps of one
+# run are sequential, and no program makes more than about 1e8 of them per second. Runs are
+# parallel, and 1e11 run-steps per second are conceivable on an accelerator.
 MAX_STEPS = 1e15
 MAX_RUN_STEPS = 1e18
 STEPS_PER_SECOND, RUN_STEPS_PER_SECOND = 1e8, 1e11
 YEAR = 365.25 * 86400.0
-MEMORY_FRACTION = 0.9  # of what is free, for arrays whose size is known exactly
+# Fraction of the free memory that arrays of exactly known size may take.
+MEMORY_FRACTION = 0.9
 
 
 def check_steps(argument: str, value: object, steps: float, fix: str = "give less") -> None:
-    """Refuse a number of steps of one run that no machine gets through."""
+    """Raise ValueError if one run has more steps than any machine can make."""
     if not steps <= MAX_STEPS:
         years = steps / STEPS_PER_SECOND / YEAR
+        rate = f"{STEPS_PER_SECOND:.0e} steps per second"
         raise checks.reject(
             argument,
             value,
-            f"that is {steps:.3g} steps a run, {years:.2g} years at {STEPS_PER_SECOND:.0e} steps a second: {fix}",
+            f"that is {steps:.3g} steps per run, {years:.2g} years at {rate}: {fix}",
         )
 
 
 def check_work(argument: str, runs: float, steps: float, moves: float = 1.0) -> None:
-    """Refuse so many runs of so many steps (of so many `moves` each) together."""
+    """Raise ValueError if all runs together have too many steps, of `moves` moves each."""
     check_steps(argument, float(steps), float(steps) * moves)
     work = float(runs) * float(steps) * moves
     if not work <= MAX_RUN_STEPS:
         years = work / RUN_STEPS_PER_SECOND / YEAR
+        rate = f"{RUN_STEPS_PER_SECOND:.0e} per second"
         raise checks.reject(
             "runs",
             runs,
-            f"{steps:.3g} steps of each are {work:.3g} steps in all, {years:.2g} years at {RUN_STEPS_PER_SECOND:.0e} a second: give fewer "
-            "runs or shorter times",
+            f"with {steps:.3g} steps per run these are {work:.3g} steps in total, {years:.2g} years "
+            f"at {rate}: give fewer runs or shorter times",
         )
 
 
 def check_memory(
-    argument: str, value: object, needed: float, what: str, fix: str, host: bool = False
+    argument: str, value: object, required: float, arrays: str, fix: str, host: bool = False
 ) -> None:
-    """Reject arrays that do not fit into the free memory of JAX's device, or of the `host`."""
-    if needed < 1 << 28:  # asking the system costs more than these
+    """Raise ValueError if arrays exceed the free memory of JAX's device, or of the `host`."""
+    # Reading the free memory would cost more than arrays of this size.
+    if required < 1 << 28:
         return
     free = host_bytes() if host else available_bytes()
-    if needed > MEMORY_FRACTION * free:
+    if required > MEMORY_FRACTION * free:
         raise checks.reject(
             argument,
             value,
-            f"{what} need {needed / 2**30:.3g} GiB, and {free / 2**30:.3g} GiB are free: {fix}",
+            f"{arrays} need {required / 2**30:.3g} GiB, and {free / 2**30:.3g} GiB are free: {fix}",
         )
 
 
 def available_bytes() -> float:
-    """Memory that is free on the device that JAX computes on: of a GPU what JAX may still take, else RAM; infinite where nobody says."""
+    """Free memory of the device that JAX computes on, in bytes.
+
+    For a GPU this is the memory that JAX may still allocate, otherwise free RAM; infinite if
+    unknown.
+    """
     import jax
 
     if jax.default_backend() != "cpu":
@@ -73,12 +82,16 @@ def available_bytes() -> float:
 
 
 def host_bytes() -> float:
-    """Free RAM, and the rest of a container's limit; infinite if the system reports neither."""
+    """Free RAM in bytes, within the limit of a container.
+
+    Infinite if the system reports neither.
+    """
     free = np.inf
     for name in ("SC_AVPHYS_PAGES", "SC_PHYS_PAGES"):
         if name in os.sysconf_names:
             free = min(free, float(os.sysconf(name)) * os.sysconf("SC_PAGE_SIZE"))
-    try:  # files that are only cached count as free
+    try:
+        # MemAvailable counts the cache of files as free.
         lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
         free = float(lines["MemAvailable"].split()[0]) * 1024
         limit, used = (

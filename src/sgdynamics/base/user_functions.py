@@ -1,4 +1,4 @@
-"""Users' functions as arguments: checked on shapes before anything is compiled from them."""
+"""Functions of users as arguments: they are validated on shapes before anything is compiled."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sgdynamics.base.precision import float64
 
 
 def accepts_two_arguments(function: Callable) -> bool:
-    """Whether a function can be called with two arguments in a row."""
+    """Whether a function can be called with two positional arguments."""
     try:
         inspect.signature(function).bind(None, None)
     except (TypeError, ValueError):
@@ -28,19 +28,20 @@ def accepts_two_arguments(function: Callable) -> bool:
 
 @float64
 def output_structure(function: Callable, *arguments: PyTree) -> Any:
-    """What a JAX function returns, as shapes and types; IndexError where it asks for an entry that is not there.
+    """The output of a JAX function as shapes and types.
 
-    JAX would answer that with the last entry. Traced in float64 as everything later: JAX keeps a closed-over array in the precision that
-    it first saw.
+    An index out of bounds raises IndexError; JAX itself would return the last entry. The function
+    is traced in float64, as all later calls are, because JAX keeps a closed-over array in the
+    precision in which it first appeared.
     """
     output = jax.eval_shape(function, *arguments)
     try:
-        # NumPy's arrays refuse such an index, and everything else is traced as before
+        # NumPy arrays raise for such an index, and everything else is traced as before.
         with np.errstate(all="ignore"):
             jax.eval_shape(lambda: jnp.asarray(function(*arguments)))
     except IndexError:
         raise
-    except Exception:  # it does with its arguments what only JAX's arrays can
+    except Exception:  # the function needs methods that only JAX arrays have
         pass
     return output
 
@@ -50,111 +51,110 @@ def output_shape(function: Callable, *arguments: PyTree) -> tuple[int, ...]:
     return output_structure(function, *arguments).shape
 
 
-# operations that are smooth wherever a loss is finite, and those that only move numbers about; roots and powers are not: sqrt(x^2) = |x|
+# Operations that are smooth wherever a loss is finite, and operations that only move numbers. Roots
+# and powers are not among them: sqrt(x^2) = |x|.
 _SMOOTH = frozenset(
-    (
-        *(
-            "add",
-            "sub",
-            "mul",
-            "neg",
-            "div",
-            "integer_pow",
-            "square",
-            "exp",
-            "exp2",
-            "expm1",
-            "log",
-            "log1p",
-            "tanh",
-            "sinh",
-            "cosh",
-        ),
-        *(
-            "logistic",
-            "sin",
-            "cos",
-            "asinh",
-            "atan",
-            "erf",
-            "erfc",
-            "dot_general",
-            "reduce_sum",
-            "reduce_prod",
-            "cumsum",
-            "add_any",
-        ),
-        *(
-            "broadcast_in_dim",
-            "reshape",
-            "transpose",
-            "squeeze",
-            "expand_dims",
-            "slice",
-            "concatenate",
-            "stack",
-            "unstack",
-            "split",
-        ),
-        *("pad", "copy", "rev", "convert_element_type"),
-    )
+    [
+        "add",
+        "sub",
+        "mul",
+        "neg",
+        "div",
+        "integer_pow",
+        "square",
+        "exp",
+        "exp2",
+        "expm1",
+        "log",
+        "log1p",
+        "tanh",
+        "sinh",
+        "cosh",
+        "logistic",
+        "sin",
+        "cos",
+        "asinh",
+        "atan",
+        "erf",
+        "erfc",
+        "dot_general",
+        "reduce_sum",
+        "reduce_prod",
+        "cumsum",
+        "add_any",
+        "broadcast_in_dim",
+        "reshape",
+        "transpose",
+        "squeeze",
+        "expand_dims",
+        "slice",
+        "concatenate",
+        "stack",
+        "unstack",
+        "split",
+        "pad",
+        "copy",
+        "rev",
+        "convert_element_type",
+    ]
 )
-CALL_PRIMITIVES = (
-    "pjit",
-    "jit",
-    "custom_jvp_call",
-    "closed_call",
-    "core_call",
-)  # primitives that only call another jaxpr
+# Primitives that only call another jaxpr.
+CALL_PRIMITIVES = ("pjit", "jit", "custom_jvp_call", "closed_call", "core_call")
 
 
 @float64
 def analyse_function(
-    function: Callable, *arguments: Any, random: Sequence[Any]
+    function: Callable, *arguments: PyTree, random: Sequence[bool | Sequence[str]]
 ) -> tuple[bool, list[bool]]:
-    """Whether a JAX function is smooth in its random arguments as far as its operations tell, and which arguments it uses at all.
+    """Whether a JAX function is smooth in its random arguments, and which arguments it reads.
 
-    `random` says for each argument whether it is: True, False, or for a dictionary the names of what is.
-
-    Sums, products, exp, tanh, erf and their kind are known to be smooth. Whatever else is done with a random number (abs, where, sign,
-    roots, a gradient that is stopped) counts as a kink, also where it is none.
+    `random` says for each argument whether it is random: True, False, or for a dictionary the names
+    of its random entries. Sums, products, exp, tanh, erf and similar operations are known to be
+    smooth. Any other operation on a random number (abs, where, sign, roots, stopped gradients)
+    counts as a kink, even if it is none.
     """
     jaxpr = jax.make_jaxpr(function)(*arguments).jaxpr
-    used = {id(one) for equation in jaxpr.eqns for one in equation.invars} | {
-        id(one) for one in jaxpr.outvars
-    }
+    used = {id(variable) for equation in jaxpr.eqns for variable in equation.invars}
+    used |= {id(variable) for variable in jaxpr.outvars}
     counts = np.cumsum([0, *(len(jax.tree.leaves(argument)) for argument in arguments)])
-    parts = [jaxpr.invars[low:high] for low, high in itertools.pairwise(counts)]
+    # The variables of the jaxpr that belong to each argument.
+    variables = [jaxpr.invars[low:high] for low, high in itertools.pairwise(counts)]
     tainted = {
-        id(one)
-        for argument, part, which in zip(arguments, parts, random, strict=False)
-        for one in _chosen(argument, part, which)
+        id(variable)
+        for argument, own_variables, names in zip(arguments, variables, random, strict=False)
+        for variable in _random_variables(argument, own_variables, names)
     }
-    return _smooth(jaxpr, tainted), [any(id(one) in used for one in part) for part in parts]
+    reads = [any(id(variable) in used for variable in own) for own in variables]
+    return _is_smooth(jaxpr, tainted), reads
 
 
-def _chosen(argument: Any, variables: list[Any], which: Any) -> list[Any]:
+def _random_variables(
+    argument: PyTree, variables: list[Any], random: bool | Sequence[str]
+) -> list[Any]:
     """The variables of an argument that are random."""
-    if isinstance(which, bool):
-        return variables if which else []
-    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(argument)]
-    return [one for path, one in zip(paths, variables, strict=True) if path[0].key in which]
+    if isinstance(random, bool):
+        return variables if random else []
+    paths: list[Any] = [path for path, _ in jax.tree_util.tree_leaves_with_path(argument)]
+    pairs = zip(paths, variables, strict=True)
+    return [variable for path, variable in pairs if path[0].key in random]
 
 
-def _smooth(jaxpr: Any, random: set[int]) -> bool:
-    """Whether all that is done with random variables is smooth; `random` are the ids of those among its arguments."""
+def _is_smooth(jaxpr: Jaxpr, tainted: set[int]) -> bool:
+    """Whether all operations on tainted variables, given by their ids, are smooth."""
     for equation in jaxpr.eqns:
-        if not any(id(one) in random for one in equation.invars):
+        if not any(id(variable) in tainted for variable in equation.invars):
             continue
-        random |= {id(one) for one in equation.outvars}
+        tainted |= {id(variable) for variable in equation.outvars}
         name = equation.primitive.name
         bodies = [body for body, _ in inner_jaxprs(equation)]
-        if bodies and (
-            name not in CALL_PRIMITIVES
-            or not all(_smooth(body, {id(one) for one in body.invars}) for body in bodies)
-        ):
+        if bodies and name not in CALL_PRIMITIVES:
             return False
-        real = all(jnp.issubdtype(one.aval.dtype, jnp.floating) for one in equation.outvars)
+        # A called function counts as smooth only if it is smooth in all of its arguments.
+        if not all(_is_smooth(body, {id(variable) for variable in body.invars}) for body in bodies):
+            return False
+        real = all(
+            jnp.issubdtype(variable.aval.dtype, jnp.floating) for variable in equation.outvars
+        )
         if not bodies and (name not in _SMOOTH or not real):
             return False
     return True
@@ -162,7 +162,10 @@ def _smooth(jaxpr: Any, random: set[int]) -> bool:
 
 @runtime_checkable
 class Equation(Protocol):
-    """One operation of a jaxpr, as `jax.extend.core.JaxprEqn` has it; a protocol, so that nothing experimental is imported."""
+    """One operation of a jaxpr, as in `jax.extend.core.JaxprEqn`.
+
+    It is a protocol, so that nothing experimental is imported.
+    """
 
     @property
     def primitive(self) -> Any: ...
@@ -176,7 +179,7 @@ class Equation(Protocol):
 
 @runtime_checkable
 class Jaxpr(Protocol):
-    """Operations of a traced function, as `jax.extend.core.Jaxpr` has them."""
+    """The operations of a traced function, as in `jax.extend.core.Jaxpr`."""
 
     @property
     def constvars(self) -> Sequence[Any]: ...
@@ -223,10 +226,11 @@ def validate_function(
     label: str | None = None,
     one_number: bool = True,
 ) -> None:
-    """Refuse what is no JAX function from these arguments to one real number (or an array of them), and say why.
+    """Raise ValueError unless this is a JAX function from these arguments to one real number.
 
-    `takes` names its arguments and `call` what it was called on. Where it is `differentiated`, whole numbers are refused too: no gradient
-    goes through them. `label` is shown in place of the function, where that is a wrapper of the library's.
+    Without `one_number` it may return an array. `takes` names its arguments, and `call` what it is
+    called on. If it is `differentiated`, integers raise too, because they have no gradient. `label`
+    is shown in place of the function where that is a wrapper of the library.
     """
     shown = function if label is None else label
     if not callable(function):
@@ -255,8 +259,10 @@ def validate_function(
         getattr(getattr(output, "dtype", None), "kind", None),
     )
     if shape is None or kind is None:
-        what = "None: is a return missing?" if output is None else f"a {type(output).__name__}"
-        raise checks.reject(argument, shown, f"{call} must give one number, but it gave {what}")
+        kind_name = "None: is a return missing?" if output is None else f"a {type(output).__name__}"
+        raise checks.reject(
+            argument, shown, f"{call} must give one number, but it gave {kind_name}"
+        )
     if one_number and shape != ():
         raise checks.reject(
             argument, shown, f"{call} must give one number, but it gave shape {shape}"
@@ -271,5 +277,6 @@ def validate_function(
         raise checks.reject(
             argument,
             shown,
-            f"it gives values of type {output.dtype}, through which no gradient goes: write 1.0 for 1, or multiply by 1.0",
+            f"it returns values of type {output.dtype}, which have no gradient: write 1.0 for 1, or "
+            "multiply by 1.0",
         )

@@ -16,7 +16,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
 from sgdynamics.base.arrays import IntScalar, Numeric
-from sgdynamics.base.random import GOLDEN, MIXED, chi_length, cosine_and_sine, propose_gamma
+from sgdynamics.base.random import GOLDEN, MULTIPLIERS, chi_length, cosine_and_sine, propose_gamma
 
 LANES = 32  # runs of one program: one warp, so that no thread waits for another
 TO_UNIT = 2.0**-53
@@ -54,7 +54,7 @@ def bits(keys: tuple[Any, Any], counter: Numeric | IntScalar) -> Any:
     """64 random bits: SplitMix64's mix of a counter, twice, with a key of the run before each."""
     z = keys[0] + counter * _signed(GOLDEN)
     for key in (keys[1], None):
-        for shift, factor in zip((30, 27), MIXED, strict=True):
+        for shift, factor in zip((30, 27), MULTIPLIERS, strict=True):
             z = (z ^ _right(z, shift)) * _signed(factor)
         z = z ^ _right(z, 31)
         z = z if key is None else z ^ key
