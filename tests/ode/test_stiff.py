@@ -97,7 +97,7 @@ def test_random_starts_of_more_units_than_the_teacher(head):
 
 def test_running_out_of_steps_is_not_divergence(linear, monkeypatch):
     problem, begin, risk = linear
-    monkeypatch.setattr(stiff, "STEPS_A_DECADE", 40)
+    monkeypatch.setattr(stiff, "STEPS_PER_DECADE", 40)
     monkeypatch.setattr(stiff, "MOST_STEPS", 60)
     with pytest.warns(
         UserWarning, match=r"ran out of steps after t = .*the solution did not diverge"
@@ -194,7 +194,7 @@ def test_every_solver_reaches_late_times_or_says_how_far_it_came(name, monkeypat
     assert "ran_out_at" not in late.coords
     np.testing.assert_allclose(late.risk[0, 1:], late.risk[0, 1], rtol=1e-5)
     assert float(abs(late.risk[0, 0] / late.risk[0, 1] - 1)) > 1e-3  # it had somewhere to go
-    monkeypatch.setattr(stiff, "STEPS_A_DECADE", 4)
+    monkeypatch.setattr(stiff, "STEPS_PER_DECADE", 4)
     monkeypatch.setattr(stiff, "MOST_STEPS", 4)
     with pytest.warns(UserWarning, match=r"ran out of steps after t = 0.1 .*did not diverge"):
         short = solver(problem, algorithm, begin, times=[0.1, 3e5, 1e7])

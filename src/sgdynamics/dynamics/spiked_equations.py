@@ -156,7 +156,7 @@ def _within(limit: np.ndarray, y: np.ndarray) -> bool:
 
 
 def _explicit(solver: OdeSolver, t: np.ndarray, limit: np.ndarray) -> tuple[np.ndarray, str]:
-    """(2 runs, time) at the save points, NaN where it did not come, and how it ended: "finished", "diverged" or "tired"."""
+    """(2 runs, time) at the save points, NaN where it did not come, and how it ended: "finished", "diverged" or "exhausted"."""
     found = np.full((2 * len(limit), len(t)), np.nan)
     found[:, t == 0.0] = solver.y[:, None]
     for _ in range(MOST_STEPS):
@@ -168,7 +168,7 @@ def _explicit(solver: OdeSolver, t: np.ndarray, limit: np.ndarray) -> tuple[np.n
             found[:, between] = solver.dense_output()(t[between])
         if solver.status == "finished":
             return found, "finished"
-    return found, "tired"
+    return found, "exhausted"
 
 
 class SpikedPath(NamedTuple):
@@ -223,7 +223,7 @@ def integrate_spiked(
             field, solver.y, float(solver.t), t[rest], max(rtol, LEAST_RTOL), atol, **setting
         )
     found[:, rest] = late.values
-    return SpikedPath(found.reshape(2, 1, -1), ~none, np.array([late.ended == "tired"]))
+    return SpikedPath(found.reshape(2, 1, -1), ~none, np.array([late.ended == "exhausted"]))
 
 
 def _flow(

@@ -643,7 +643,7 @@ def _solve(
         )
         for name, value in back.items():
             result[name][run, rest] = np.asarray(value)
-        out[run], full[run] = end.ended == "diverged", end.ended == "tired"
+        out[run], full[run] = end.ended == "diverged", end.ended == "exhausted"
     return result, out, full
 
 

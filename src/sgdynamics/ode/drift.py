@@ -10,10 +10,10 @@ E[dloss/da] as in `expectations.interface`, batch B and weight decay al, in the 
 
 At finite d the mean increment of one step is exact with
 
-    (lr/d) { (l_b/B) 2 D_b C + (1 - 1/B) l_b^2 H Omega_b H^T + al^2 Q_b + al l_b [(H
-    Omega_b)_students + transpose] }
+    (lr/d) { (l_b/B) 2 D_b C + (1 - 1/B) l_b^2 H Omega_b H^T + al^2 Q_b
+             + al l_b [(H Omega_b)_students + transpose] }
 
-added to dQ_b, and on the sphere with the mean of what normalising the rows does beyond first order.
+added to dQ_b, and on the sphere with the mean of the higher orders of the normalisation.
 """
 
 from __future__ import annotations
@@ -42,9 +42,8 @@ from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.samples import input_covariance
 from sgdynamics.simulation import compressed
 
-SPHERE_LOG2_POINTS = (
-    11  # a replicate; the remainder on the sphere is O(1/d), a percent of it is plenty
-)
+# Points per replicate. The remainder on the sphere is O(1/d), so that 1% accuracy is enough.
+SPHERE_LOG2_POINTS = 11
 
 
 def drift(
@@ -59,15 +58,20 @@ def drift(
     flow: bool = False,
     finite: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """d(M, Q, a)/dt; `finite` holds 1/d and the block sizes over d for the exact mean increment at that d."""
+    """Return d(M, Q, a)/dt.
+
+    `finite` contains 1/d and the block sizes for the exact mean increment at that d.
+    """
     p = structure.width
     M, Q, head = state["M"], state["Q"], state["a"]
     decay, lr = parameters["weight_decay"], algorithm["lr"]
     overlaps = overlaps_at(structure, parameters, state)
-    found = expectation_of(structure).moments(
+    # H, C and E[dloss/da] at these overlaps
+    moments = expectation_of(structure).moments(
         quadrature, nodes, parameters, overlaps, head, finite=finite is not None, flow=flow
     )
-    coefficients = found.coefficients(parameters)
+    coefficients = moments.coefficients(parameters)
+    # l_b H Omega_b: students and signals side by side
     pull = jnp.einsum("bic,bcd->bid", coefficients, overlaps.blocks)
     inward = pull[..., :p] + jnp.swapaxes(pull[..., :p], -1, -2)
     dM = -pull[..., p:] - decay * M
@@ -76,17 +80,19 @@ def drift(
         growth = input_covariance.block_traces(
             parameters, None if finite is None else finite["sizes"] * finite["inverse_dimension"]
         )
-        dQ = dQ + (lr / batch) * growth[:, None, None] * found.noise
+        dQ = dQ + (lr / batch) * growth[:, None, None] * moments.noise
         if finite is not None:
             tilt = jnp.einsum("bid,bjd->bij", pull, coefficients)
-            more = found.norms / batch + (1 - 1 / batch) * tilt
-            dQ = dQ + lr * finite["inverse_dimension"] * (more + decay**2 * Q + decay * inward)
+            # exact mean of the second-order terms of one step at finite d
+            second_order = moments.norms / batch + (1 - 1 / batch) * tilt
+            second_order = second_order + decay**2 * Q + decay * inward
+            dQ = dQ + lr * finite["inverse_dimension"] * second_order
     dM, dQ = structure.constraint.project_overlap_rates(M, Q, dM, dQ)
     if structure.constraint.fixes_norms and finite is not None and not flow:
-        rest = _sphere_remainder(structure, parameters, algorithm, state, batch, finite)
-        dM, dQ = dM + rest["M"], dQ + rest["Q"]
+        remainder = _sphere_remainder(structure, parameters, algorithm, state, batch, finite)
+        dM, dQ = dM + remainder["M"], dQ + remainder["Q"]
     da = (
-        -algorithm["head_rate"] * (found.head_gradient + decay * head)
+        -algorithm["head_rate"] * (moments.head_gradient + decay * head)
         if structure.trained
         else jnp.zeros_like(head)
     )
@@ -95,11 +101,14 @@ def drift(
 
 @dataclass(frozen=True)
 class MeanStep(Field):
-    """The drift as a field of the solve core: `each` has the nodes, on the sphere at finite d `points` too; `shared` the numbers.
+    """The drift as a vector field of the integrator.
 
-    Its variable is t, or with a learning rate that depends on alpha, alpha: t is the integral of
-    lr/batch. All numbers are read at alpha; so is a batch that stands among them, where it is no
-    whole number.
+    `each` contains the nodes, and on the sphere at finite d also `points`; `shared` contains the
+    parameters.
+
+    The variable of integration is t, or alpha if the learning rate is a schedule; t is then the
+    integral of lr/batch. All parameters are evaluated at alpha, also a batch size that is not an
+    integer.
     """
 
     structure: Structure
@@ -120,7 +129,7 @@ class MeanStep(Field):
             else {**shared["finite"], "points": each["points"]}
         )
         setting = {"batch": batch, "flow": self.flow, "finite": finite}
-        moved = in_units(
+        rates = in_units(
             shared,
             drift(
                 self.structure,
@@ -133,20 +142,20 @@ class MeanStep(Field):
             ),
         )
         return (
-            jax.tree.map(lambda value: value * (now["algorithm"]["lr"] / batch), moved)
+            jax.tree.map(lambda value: value * (now["algorithm"]["lr"] / batch), rates)
             if is_scheduled(lr)
-            else moved
+            else rates
         )
 
 
 def replicated(
     structure: Structure, quadrature: Quadrature, flow: bool, finite: dict[str, Any] | None
 ) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """What a `MeanStep` takes with a leading axis of replicates (nodes, points), and `finite` without its points."""
+    """Return the replicated inputs of a `MeanStep` (nodes, points), and `finite` without points."""
     nodes = expectation_of(structure).nodes(quadrature, flow)
     if finite is None or "points" not in finite:
         return {"nodes": nodes}, finite
-    # what is not sampled goes once with each replicate of what is
+    # nodes that are not sampled are repeated for each replicate of the points
     nodes = {
         name: np.broadcast_to(value, (quadrature.replicates, *value.shape[1:]))
         for name, value in nodes.items()
@@ -164,10 +173,10 @@ def _sphere_remainder(
     batch: Any,
     finite: dict[str, Any],
 ) -> dict[str, Any]:
-    """Mean over one step of (normalised overlaps - their expansion to first order in the step), per unit of t.
+    """Return the mean of the normalised overlaps minus their first-order expansion, per unit of t.
 
-    It runs the chain's own step on Sobol points for the input, so it is the increment of the chain
-    by construction.
+    It applies the step of the exact chain to Sobol points for the input, so that it is the
+    increment of the chain by construction.
     """
     free = replace(structure, constraint=NONE)
     grouping = compressed.Grouping(free, batch, single=True)
@@ -177,42 +186,46 @@ def _sphere_remainder(
     rows = compressed.initial_rows(grouping, T, L, state["a"])
     rate = algorithm["lr"] * finite["inverse_dimension"]
 
-    def one(
+    def remainder(
         inside: Float[Numeric, "..."], noise: Float[Numeric, "..."], outside: Float[Numeric, "..."]
     ) -> dict[str, Any]:
-        x, given = compressed.block_inputs(
+        x, loss_arguments = compressed.block_inputs(
             grouping, parameters, compressed.SpanDraws(inside, noise, outside)
         )
-        sample = (x[0], jax.tree.map(lambda one: one[0], given), outside)
-        moved = compressed.one_step(grouping, (parameters, algorithm), rate, rows, sample)
-        after = compressed.overlaps(grouping, parameters, moved)
+        sample = (x[0], jax.tree.map(lambda leaf: leaf[0], loss_arguments), outside)
+        stepped = compressed.one_step(grouping, (parameters, algorithm), rate, rows, sample)
+        after = compressed.overlaps(grouping, parameters, stepped)
         change = {name: after[name] - state[name] for name in ("M", "Q")}
         g = jnp.einsum("bii->i", change["Q"])
         s = jnp.sqrt(1 + g)
         # 1/s - 1 + g/2 without cancellation: g is of order 1/d
         k = g**2 * (s + 2) / (2 * s * (1 + s) ** 2)
         u = k - g / 2
+        # w_i/s_i with s_i = sqrt(1 + g_i): remainders of M_i/s_i and of Q_ij/(s_i s_j)
         both = (g[:, None] + g[None, :]) / 2
-        rest_M = after["M"] * k[:, None] - change["M"] * g[:, None] / 2
-        rest_Q = (
+        remainder_M = after["M"] * k[:, None] - change["M"] * g[:, None] / 2
+        remainder_Q = (
             after["Q"] * (k[:, None] + k[None, :] + u[:, None] * u[None, :]) - change["Q"] * both
         )
-        return {"M": rest_M / rate, "Q": rest_Q / rate}
+        return {"M": remainder_M / rate, "Q": remainder_Q / rate}
 
     points = finite["points"]
-    every = jax.vmap(one)(points["inside"], points["noise"], points["outside"])
-    return jax.tree.map(lambda value: jnp.mean(value, axis=0), every)
+    remainders = jax.vmap(remainder)(points["inside"], points["noise"], points["outside"])
+    return jax.tree.map(lambda value: jnp.mean(value, axis=0), remainders)
 
 
 @lru_cache(maxsize=16)
 def _sphere_points(
     structure: Structure, batch: int, sizes: tuple[int, ...]
 ) -> dict[str, np.ndarray]:
-    """Sobol points for one step's random numbers: inside normals, label noise, Bartlett factors at these block sizes.
+    """Return Sobol points for the random numbers of one step.
 
-    A leading axis of replicates, as for every expectation that is sampled.
+    They are the normals inside the frame, the label noise, and the Bartlett factors of the part
+    outside at these block sizes.
+
+    All have a leading axis of replicates, as for every sampled expectation.
     """
-    from scipy import stats  # here: its import takes as long as a small solution
+    from scipy import stats  # imported here, because it takes as long as a small solution
 
     grouping = compressed.Grouping(structure, batch, single=True)
     blocks, columns, sample = structure.blocks, grouping.columns, structure.sample
@@ -233,29 +246,29 @@ def _sphere_points(
     chi = np.where(free > 0, np.sqrt(chi2), 0.0)
     with jax.ensure_compile_time_eval(), jax.enable_x64(True):
         outside = np.asarray(bartlett_factor(below.reshape(n, blocks, lower), chi, free, columns))
-    found = {
+    points_by_name = {
         "inside": inside.reshape(n, 1, batch, *sample.tokens.shape, blocks, grouping.inside),
         "noise": noise.reshape(n, 1, batch, sample.normals_per_sample),
         "outside": outside,
     }
     return {
         name: value.reshape(replicates, n // replicates, *value.shape[1:])
-        for name, value in found.items()
+        for name, value in points_by_name.items()
     }
 
 
 def finite_numbers(problem: Problem, dimension: int, batch: int) -> dict[str, Any]:
-    """What `drift` needs to know of a finite dimension.
+    """Return the argument `finite` of `drift` at this dimension.
 
-    On the sphere also `points`, with a leading axis of replicates.
+    On the sphere it contains `points` with a leading axis of replicates.
     """
     d, sizes = check_dimension(
         problem, dimension, small=not problem.structure.constraint.fixes_norms
     )
-    numbers: dict[str, Any] = {
+    finite: dict[str, Any] = {
         "inverse_dimension": np.float64(1.0 / d),
         "sizes": sizes.astype(np.float64),
     }
     if problem.structure.constraint.fixes_norms:
-        numbers["points"] = _sphere_points(problem.structure, batch, tuple(sizes.tolist()))
-    return numbers
+        finite["points"] = _sphere_points(problem.structure, batch, tuple(sizes.tolist()))
+    return finite

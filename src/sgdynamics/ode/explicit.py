@@ -1,9 +1,9 @@
-"""The explicit method as a loop of its own: the steps, error control and dense output that diffrax has, in a small program.
+"""Dormand-Prince 8(7) as a small compiled loop, with the steps of diffrax.
 
-`diffrax.diffeqsolve` serves everyone (gradients, root finding, every kind of save), and a program
-of it takes seconds to import, trace and compile, whatever the field. A solution at given times
-needs little of that: these are its steps to rounding, with the field in the program once. A state
-is one vector here, whatever its variables.
+`diffrax.diffeqsolve` is general (gradients, root finding, every kind of output), and takes seconds
+to import, trace and compile for any field. A solution at given times needs little of that. This
+loop makes the same steps, with the same error control and dense output, to rounding, and contains
+the field once. A state is one vector here.
 """
 
 from __future__ import annotations
@@ -21,19 +21,30 @@ from jaxtyping import Bool, Float
 from sgdynamics.base.arrays import IntScalar, Numeric, Scalar, State
 from sgdynamics.ode.dormand_prince import DENSE, ERROR, ORDER, STAGES, A, C
 
-FIRST_STEP = 0.01  # that of diffeqsolve, whatever the field: where it is too long it is tried again
-NEAR_THE_END = (
-    100  # last places of the end of the interval: a step that stops so close to it goes to the end
-)
-SAFETY, SHORTEST, LONGEST = (
-    0.9,
-    0.2,
-    10.0,
-)  # of the next step over this one, as in diffrax's PIDController
+# First step of diffeqsolve; it is repeated with a shorter step if it fails.
+FIRST_STEP = 0.01
+# A step that ends within this many units in the last place of the end is extended to the end.
+NEAR_THE_END = 100
+# Ratio of the next step to this one, as in diffrax's PIDController.
+SAFETY, SHORTEST, LONGEST = 0.9, 0.2, 10.0
 
 
 class StepResult(NamedTuple):
-    """States at the save points (inf beyond what was reached), the last state and its time, whether it left, whether steps ran out."""
+    """Result of the explicit method.
+
+    Attributes
+    ----------
+    saved : dict
+        States at the save points; infinite beyond the last time.
+    last : dict
+        The last state.
+    time : array
+        Its time.
+    left : array of bool
+        Whether the trajectory left its bounds.
+    full : array of bool
+        Whether the steps ran out.
+    """
 
     saved: Any
     last: Any
@@ -43,28 +54,45 @@ class StepResult(NamedTuple):
 
 
 class Loop(NamedTuple):
-    """What one step hands to the next, and a stretch of steps to the next stretch."""
+    """State of the loop between two steps.
 
-    t: Any  # from here
-    until: Any  # to here
+    Attributes
+    ----------
+    t, until : array
+        Start and end of the next step.
+    y, rate : array
+        State at t, and dy/dt, the last stage of the previous step.
+    steps : array of int
+        Number of steps taken.
+    left : array of bool
+        Whether the trajectory left its bounds.
+    index : array of int
+        Index of the next save point.
+    saved : array
+        States at the save points.
+    """
+
+    t: Any
+    until: Any
     y: Any
-    rate: Any  # d y/dt there, the last stage of the step before
+    rate: Any
     steps: Any
     left: Any
-    place: Any  # of the next save point
+    index: Any
     saved: Any
 
 
-Form = tuple[tuple[str, tuple[int, ...]], ...]  # the variables of a state and their shapes, by name
+# names and shapes of the variables of a state
+Form = tuple[tuple[str, tuple[int, ...]], ...]
 
 
 def form_of(state: State, lead: int = 0) -> Form:
-    """The form of a state with so many leading axes."""
+    """Return the form of a state with `lead` leading axes."""
     return tuple((name, np.shape(state[name])[lead:]) for name in sorted(state))
 
 
 def first_loop(state: State, times: np.ndarray, replicates: int) -> Loop:
-    """Where trajectories begin, (replicates, runs), of NumPy arrays.
+    """Return the initial loop state of all trajectories, (replicates, runs).
 
     The state has a leading axis of runs.
     """
@@ -73,8 +101,8 @@ def first_loop(state: State, times: np.ndarray, replicates: int) -> Loop:
     lead, y = (replicates, runs), np.broadcast_to(y, (replicates, *y.shape))
     zeros = np.zeros(lead)
     saved = np.full((*lead, len(times), y.shape[-1]), np.inf)
-    steps, place = np.full(lead, -1, dtype=np.int64), np.zeros(lead, dtype=np.int64)
-    return Loop(zeros, zeros, y, np.zeros(y.shape), steps, np.zeros(lead, dtype=bool), place, saved)
+    steps, index = np.full(lead, -1, dtype=np.int64), np.zeros(lead, dtype=np.int64)
+    return Loop(zeros, zeros, y, np.zeros(y.shape), steps, np.zeros(lead, dtype=bool), index, saved)
 
 
 def advance(
@@ -87,55 +115,61 @@ def advance(
     inside: Callable[[Scalar, State], Any],
     most: int | IntScalar,
 ) -> Loop:
-    """One trajectory by Dormand-Prince 8(7) up to `most` steps in all, of a state of this form.
+    """Advance one trajectory by Dormand-Prince 8(7), up to `most` steps in total.
 
-    A trajectory that is advanced in several stretches makes the same steps as in one.
+    Several calls make the same steps as one.
     """
     end = times[-1]
     close = jax.lax.bitcast_convert_type(
         jax.lax.bitcast_convert_type(end, jnp.int64) - NEAR_THE_END, end.dtype
     )
 
-    def going(loop: Loop) -> Any:
+    def is_running(loop: Loop) -> Any:
         return (loop.t < end) & (loop.steps < most) & ~loop.left
 
     def step(loop: Loop) -> Loop:
         h = loop.until - loop.t
-        # the first "step" has no length: it finds the rate at the start, with the field in the
-        # program once
-        still = loop.steps < 0
+        # The first step has length 0: it evaluates the rate at the start, so that the field is in
+        # the program only once.
+        is_first = loop.steps < 0
         y, last, ks = _stages(
-            lambda t, y: flat(field(t, shaped(form, y))), loop.t, loop.until, loop.y, loop.rate
+            lambda t, y: flat(field(t, unflatten(form, y))), loop.t, loop.until, loop.y, loop.rate
         )
         size = _error(loop.y, y, ks, rtol, atol)
-        kept = (size < 1) | still
+        is_accepted = (size < 1) | is_first
         factor = jnp.clip(
             SAFETY * (1 / size) ** (1 / ORDER),
-            jnp.where(kept, 1.0, SHORTEST),
-            jnp.where(kept, LONGEST, SAFETY),
+            jnp.where(is_accepted, 1.0, SHORTEST),
+            jnp.where(is_accepted, LONGEST, SAFETY),
         )
-        t = jnp.minimum(jnp.where(kept, loop.until, loop.t), end)
-        until = t + jnp.where(still, FIRST_STEP, h * factor)
+        t = jnp.minimum(jnp.where(is_accepted, loop.until, loop.t), end)
+        until = t + jnp.where(is_first, FIRST_STEP, h * factor)
         until = jnp.where(
-            still,
+            is_first,
             jnp.minimum(until, end),
-            jnp.where(until > close, jnp.where(kept, end, t + 0.5 * (end - t)), until),
+            jnp.where(until > close, jnp.where(is_accepted, end, t + 0.5 * (end - t)), until),
         )
 
-        def more(now: tuple[Any, Any]) -> Any:
-            return kept & (times[now[0]] <= loop.until) & (now[0] < len(times))
+        def has_save_point(carry: tuple[Any, Any]) -> Any:
+            index, _ = carry
+            return is_accepted & (times[index] <= loop.until) & (index < len(times))
 
-        def save(now: tuple[Any, Any]) -> tuple[Any, Any]:
-            place, saved = now
-            part = jnp.where(still, 0.0, (times[place] - loop.t) / jnp.where(still, 1.0, h))
-            weights = jnp.asarray(DENSE) @ part ** np.arange(6.0, 0.0, -1.0)
-            return place + 1, saved.at[place].set(jnp.where(still, loop.y, loop.y + weights @ ks))
+        def save(carry: tuple[Any, Any]) -> tuple[Any, Any]:
+            # dense output: a polynomial of degree 6 in the fraction of the step
+            index, saved = carry
+            elapsed = (times[index] - loop.t) / jnp.where(is_first, 1.0, h)
+            fraction = jnp.where(is_first, 0.0, elapsed)
+            weights = jnp.asarray(DENSE) @ fraction ** np.arange(6.0, 0.0, -1.0)
+            value = jnp.where(is_first, loop.y, loop.y + weights @ ks)
+            return index + 1, saved.at[index].set(value)
 
-        place, saved = jax.lax.while_loop(more, save, (loop.place, loop.saved))
-        y, rate = jnp.where(kept & ~still, y, loop.y), jnp.where(kept, last, loop.rate)
-        return Loop(t, until, y, rate, loop.steps + 1, ~inside(t, shaped(form, y)), place, saved)
+        index, saved = jax.lax.while_loop(has_save_point, save, (loop.index, loop.saved))
+        y = jnp.where(is_accepted & ~is_first, y, loop.y)
+        rate = jnp.where(is_accepted, last, loop.rate)
+        left = ~inside(t, unflatten(form, y))
+        return Loop(t, until, y, rate, loop.steps + 1, left, index, saved)
 
-    return jax.lax.while_loop(going, step, loop)
+    return jax.lax.while_loop(is_running, step, loop)
 
 
 def explicit(
@@ -147,21 +181,21 @@ def explicit(
     inside: Callable[[Scalar, State], Any],
     most: int,
 ) -> StepResult:
-    """One trajectory from 0 by Dormand-Prince 8(7), at `times` by dense output.
+    """Integrate one trajectory from 0 by Dormand-Prince 8(7), saved at `times` by dense output.
 
     It ends where it is no longer `inside`.
     """
     form, y = form_of(state), flat(state)
-    begin, saved = jnp.zeros_like(times[-1]), jnp.full((len(times), len(y)), jnp.inf, y.dtype)
-    first = jax.tree.map(jnp.asarray, Loop(begin, begin, y, jnp.zeros_like(y), -1, False, 0, saved))
-    return reached(form, advance(field, form, first, times, rtol, atol, inside, most), times[-1])
+    start, saved = jnp.zeros_like(times[-1]), jnp.full((len(times), len(y)), jnp.inf, y.dtype)
+    first = jax.tree.map(jnp.asarray, Loop(start, start, y, jnp.zeros_like(y), -1, False, 0, saved))
+    return collect(form, advance(field, form, first, times, rtol, atol, inside, most), times[-1])
 
 
-def reached(form: Form, loop: Loop, end: Any) -> StepResult:
-    """What a trajectory, or several with leading axes, has reached."""
+def collect(form: Form, loop: Loop, end: Any) -> StepResult:
+    """Return the result of one trajectory, or of several with leading axes."""
     return StepResult(
-        shaped(form, loop.saved),
-        shaped(form, loop.y),
+        unflatten(form, loop.saved),
+        unflatten(form, loop.y),
         loop.t,
         loop.left,
         (loop.t < end) & ~loop.left,
@@ -169,18 +203,18 @@ def reached(form: Form, loop: Loop, end: Any) -> StepResult:
 
 
 def flat(state: State) -> Float[Array, " n"]:
-    """A state as one vector."""
+    """Return a state as one vector."""
     return jnp.concatenate([jnp.reshape(state[name], -1) for name in sorted(state)])
 
 
-def shaped(form: Form, y: Float[Numeric, "... n"]) -> dict[str, Any]:
-    """The state of a vector, with any leading axes."""
-    found, place = {}, 0
+def unflatten(form: Form, y: Float[Numeric, "... n"]) -> dict[str, Any]:
+    """Return the state of a vector, with any leading axes."""
+    state, offset = {}, 0
     for name, shape in form:
         size = math.prod(shape)
-        found[name] = y[..., place : place + size].reshape(*y.shape[:-1], *shape)
-        place += size
-    return found
+        state[name] = y[..., offset : offset + size].reshape(*y.shape[:-1], *shape)
+        offset += size
+    return state
 
 
 def _stages(
@@ -190,14 +224,15 @@ def _stages(
     y: Float[Array, " n"],
     rate: Float[Array, " n"],
 ) -> tuple[Float[Array, " n"], Float[Array, " n"], Float[Array, "stages n"]]:
-    """The state after the step, the rate there, and all increments; the first is known."""
-    h, rows, places = until - t, jnp.asarray(A), jnp.asarray(C)
+    """Return the state after the step, the rate there, and the increments of all stages."""
+    h, rows, nodes = until - t, jnp.asarray(A), jnp.asarray(C)
 
-    def stage(number: Any, now: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
-        there = y + rows[number] @ now[2]
-        # where a stage is at the end, it is there to the last bit
-        found = field(jnp.where(places[number] == 1, until, t + places[number] * h), there)
-        return there, found, now[2].at[number].set(h * found)
+    def stage(index: Any, carry: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
+        _, _, increments = carry
+        stage_state = y + rows[index] @ increments
+        # a stage at the end of the step is there to the last bit
+        stage_rate = field(jnp.where(nodes[index] == 1, until, t + nodes[index] * h), stage_state)
+        return stage_state, stage_rate, increments.at[index].set(h * stage_rate)
 
     ks = jnp.zeros((STAGES, len(y)), y.dtype).at[0].set(h * rate)
     return jax.lax.fori_loop(1, STAGES, stage, (y, rate, ks))
@@ -210,9 +245,9 @@ def _error(
     rtol: Numeric | float,
     atol: Numeric | float,
 ) -> Float[Array, ""]:
-    """The error of a step over the tolerance, root mean square.
+    """Return the root mean square error of a step relative to the tolerance.
 
-    Beyond every bound where the field was not defined on the way.
+    It is infinite if the field was not finite at a stage.
     """
     undefined: Bool[Array, ""] = jnp.isnan(after).any()
     largest = jnp.maximum(jnp.abs(y), jnp.abs(jnp.where(undefined, y, after)))

@@ -1,8 +1,8 @@
-"""The solve core: a field integrated from many starts, explicitly, and at long times by LSODA from where the explicit method stopped.
+"""Integration of a vector field from many starts: explicit first, by LSODA at late times.
 
-A solve is a `Case`, prepared before anything runs; `run_cases` runs any number of them, those of
-one program as lanes of it, each with its own step sizes, so that a lane's numbers do not depend on
-which others run beside it; what comes back is `Solved`.
+A `Case` is prepared before anything runs. `run_cases` integrates any number of cases: those that
+share a compiled program are lanes of it, each with its own step sizes, so that a lane does not
+depend on the others.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from sgdynamics.base.progress import current_meter, warn_from_evaluation, warn_i
 from sgdynamics.base.resources import check_memory
 from sgdynamics.expectations.risk import stack_lanes
 from sgdynamics.ode.dormand_prince import STAGES
-from sgdynamics.ode.explicit import LONGEST, Form, Loop, advance, first_loop, form_of, shaped
+from sgdynamics.ode.explicit import LONGEST, Form, Loop, advance, first_loop, form_of, unflatten
 from sgdynamics.ode.stiff import EVENT_TOLERANCE, follow
 
 if TYPE_CHECKING:
@@ -35,37 +35,45 @@ if TYPE_CHECKING:
 
 RTOL = 1e-8
 ATOL = 1e-10
-MARGIN = 1e-3  # local tolerance over the one asked for: errors add up, and the risk is a small difference of overlaps
-MOST_STEPS = 600  # explicit steps before LSODA takes over: beyond nearly all smooth trajectories, and cheap to waste
-LARGEST = 1e6  # see `largest`
-FIRST_STRETCH = 2  # explicit steps before the time of a step is looked at
-STRETCH = 0.5  # seconds between two looks at the progress
-GROWING = 6  # explicit steps after which the length of a step tells that of the later ones
-HEAVY = 1e5  # numbers of an expectation's nodes, over all runs, above which exits may take minutes
-FEW_NUMBERS = 128  # of a state: with more, running outweighs compiling
+# Ratio of the local to the requested tolerance: errors accumulate, and the risk is a small
+# difference of overlaps.
+MARGIN = 1e-3
+# Explicit steps before LSODA takes over: more than nearly all smooth trajectories need, and cheap.
+MOST_STEPS = 600
+# bound of a state at t = 0, see `largest`
+LARGEST = 1e6
+# explicit steps before the time of a step is measured
+FIRST_STRETCH = 2
+# seconds between two updates of the progress
+STRETCH = 0.5
+# explicit steps after which the step length is representative of later ones
+GROWING = 6
+# nodes of an expectation, over all runs, above which exit times may take minutes
+HEAVY = 1e5
+# entries of a state up to which compilation outweighs the run
+FEW_NUMBERS = 128
 
 
 class Field(ABC):
-    """A right-hand side, static and hashable: d state/dt = field(each, shared, t, state), the state a dictionary of arrays.
+    """A vector field d state/dt = field(each, shared, t, state), static and hashable.
 
-    `each` are numbers that come in replicates (points of a sampled expectation), `shared` all
-    others.
+    The state is a dictionary of arrays. `each` has a leading axis of replicates (the points of a
+    sampled expectation); `shared` contains all other parameters.
     """
 
-    symmetric: tuple[
-        str, ...
-    ] = ()  # variables that are symmetric matrices: LSODA sees a triangle of them
+    # names of symmetric matrices, of which LSODA integrates the upper triangle
+    symmetric: tuple[str, ...] = ()
 
     @abstractmethod
     def __call__(self, each: PyTree, shared: PyTree, t: Scalar, state: State) -> Any:
-        """d state/dt of one run."""
+        """Return d state/dt of one run."""
 
     def on_symmetric(self, each: PyTree, shared: PyTree, t: Scalar, state: State) -> Any:
-        """Evaluate the field at the symmetric part of the state, and return the symmetric part of the rate.
+        """Return the symmetric part of the rate at the symmetric part of the state.
 
-        The formulas of the drift extend to matrices that are not symmetric, and there antisymmetric
-        modes can be unstable: rounding errors of 1e-16 then grow exponentially and ruin a solution
-        that is itself stable. On the symmetric part they have no dynamics.
+        The formulas of the drift extend to matrices that are not symmetric, and their antisymmetric
+        modes can be unstable: rounding errors of 1e-16 would grow exponentially and destroy a
+        stable solution. On the symmetric part they have no dynamics.
         """
         rate = self(each, shared, t, self._symmetric_part(state))
         return self._symmetric_part(rate)
@@ -79,36 +87,40 @@ class Field(ABC):
 
 
 class Watch(ABC):
-    """A number that falls below a level where a run is to stop; static and hashable."""
+    """A stopping criterion: a run stops where its value falls below a level. Static, hashable."""
 
     @abstractmethod
     def value(self, shared: PyTree, state: State) -> Any:
-        """The number, at one state; `shared` are those of the field."""
+        """Return the value at one state; `shared` is that of the field."""
 
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """One solve, prepared: everything that is checked and chosen before anything runs. Axes: replicates of `each`, runs of `states`.
+    """One integration, with all choices made before anything runs.
 
-    Where `shared` has "units" by variable, states are given in them, so that one absolute tolerance
-    is right for all; solutions are not.
+    `each` has a leading axis of replicates, `states` one of runs. If `shared` contains "units" by
+    variable, states are integrated in these units, so that one absolute tolerance suits all of
+    them; results are not.
     """
 
     field: Field
     each: Any
     shared: Any
     states: dict[str, np.ndarray]
-    times: np.ndarray  # in the variable of the integration, increasing
+    # save points in the variable of integration, increasing
+    times: np.ndarray
     tolerance: dict[str, Any]
-    watch: Watch | None = None  # with it only the end is kept: where it fell below `levels`
+    # with a stopping criterion only the end is stored, where it fell below `levels`
+    watch: Watch | None = None
     levels: np.ndarray | None = None
-    alone: bool = False  # whether its replicates are its own, and it cannot share a program
+    # whether its replicates are its own, so that it cannot share a program
+    alone: bool = False
 
     @property
     def numbers(self) -> tuple[Any, ...]:
-        """What is traced beside `each`.
+        """Traced inputs in addition to `each`.
 
-        Save points, whose number is a shape, are filled up to a power of two.
+        Save points are padded to a power of two, because their number is a shape.
         """
         levels = (
             np.zeros(len(next(iter(self.states.values())))) if self.levels is None else self.levels
@@ -117,16 +129,13 @@ class Case:
 
     @property
     def stretch(self) -> tuple[Any, ...]:
-        """What is traced in a stretch of explicit steps beside `each`.
-
-        With where the trajectories begin.
-        """
+        """Traced inputs of a stretch of explicit steps, with the initial loop state."""
         times, replicates = pad_with_last(self.times), len(jax.tree.leaves(self.each)[0])
         return self.shared, times, self.tolerance, first_loop(self.states, times, replicates)
 
     @property
     def key(self) -> Hashable:
-        """Cases with the same key may be lanes of one program."""
+        """Cases with the same key can be lanes of one program."""
         leaves, form = jax.tree.flatten(self.numbers)
         return (
             (id(self) if self.alone else 0),
@@ -138,19 +147,23 @@ class Case:
 
 
 def from_units(shared: PyTree, state: State) -> Any:
-    """A state in the library's own units, where it was integrated in others."""
+    """Return a state that was integrated in other units in those of the library."""
     units = shared.get("units")
     return state if units is None else {name: value * units[name] for name, value in state.items()}
 
 
 def in_units(shared: PyTree, state: State) -> Any:
-    """The other way round; also of d state/dt."""
+    """Return a state or rate of the library in the units of the integration."""
     units = shared.get("units")
     return state if units is None else {name: value / units[name] for name, value in state.items()}
 
 
 class ExplicitResult(NamedTuple):
-    """States at the save points (inf beyond what was reached), the last state and its time, whether it had left, or its steps run out."""
+    """Result of the explicit method.
+
+    It has the states at the save points (infinite beyond the last time), the last state and its
+    time, whether the trajectory left its bounds, and whether its steps ran out.
+    """
 
     saved: Any
     last: Any
@@ -160,15 +173,25 @@ class ExplicitResult(NamedTuple):
 
 
 class IntegrationResult(NamedTuple):
-    """States (replicate, run, time, ...), NaN from where a solution left every bound or its steps ran out; which method, and who did.
+    """Result of an integration.
 
-    With a watch the times at which runs left (NaN elsewhere) and who diverged, (replicate, run), in
-    place of states.
+    Attributes
+    ----------
+    states : dict
+        States (replicate, run, time, ...), NaN after divergence or after the steps ran out.
+    long : bool
+        Whether LSODA was used.
+    tired : array of bool, (run,)
+        Whether the steps ran out.
+    exits : array, (replicate, run)
+        Times at which the stopping criterion was met, NaN elsewhere.
+    blown : array of bool, (replicate, run)
+        Whether the solution diverged.
     """
 
     states: dict[str, np.ndarray]
     long: bool
-    tired: np.ndarray  # (run,)
+    tired: np.ndarray
     exits: np.ndarray
     blown: np.ndarray
 
@@ -188,42 +211,43 @@ def integrate(
     adjoint: Any = None,
     most: int | None = None,
 ) -> diffrax.Solution:
-    """One trajectory from 0 by Dormand-Prince 8(7), or Kvaerno 5(4) where `stiff`: at `times` by dense output, and where it ended.
+    """Integrate one trajectory from 0 by Dormand-Prince 8(7), or by Kvaerno 5(4) if `stiff`.
 
-    With `guard` it stops where the state leaves every bound (an event, which reverse mode need not
-    carry). With `watch`, a function of the state, it stops where that falls below zero, the time
+    The result contains the states at `times`, by dense output, and the last one. With `guard` the
+    integration stops where the state leaves its bounds (an event, which reverse mode does not
+    need). With `watch`, a function of the state, it stops where that falls below zero, at a time
     found by bisection, and only the end is saved.
     """
-    import diffrax  # here: its import takes as long as a small solution, and most solutions do without
+    # imported here, because it takes as long as a small solution and most solutions do not need it
+    import diffrax
     import optimistix
 
-    # jitted on its own: the integrator names the field in several places, and this way it is traced
-    # once
-    moving = jax.jit(field.on_symmetric)
+    # jitted separately, so that the field is traced once although the integrator calls it
+    # repeatedly
+    rate = jax.jit(field.on_symmetric)
 
-    def blown_up(t: Scalar, y: State, args: PyTree, **_: object) -> Bool[Numeric, ""]:
+    def has_diverged(t: Scalar, y: State, args: PyTree, **_: object) -> Bool[Numeric, ""]:
         return jnp.logical_not(_inside(t, y))
 
-    event = diffrax.Event(blown_up) if guard else None
+    event = diffrax.Event(has_diverged) if guard else None
     if watch is not None:
-        # flip: told, not detected, for runs without an event get a function that is 0 at the end,
-        # which detection refuses
-        found = optimistix.Bisection(rtol=EVENT_TOLERANCE, atol=EVENT_TOLERANCE, flip=True)
-        # one condition for both, as bisection takes one: a state beyond every bound counts as below
-        # zero
+        # flip is set explicitly: runs without an event get a function that is 0 at the end, which
+        # the automatic detection rejects
+        root_finder = optimistix.Bisection(rtol=EVENT_TOLERANCE, atol=EVENT_TOLERANCE, flip=True)
+        # bisection needs one condition for both: a diverged state counts as below zero
         event = diffrax.Event(
-            lambda t, y, args, **_: jnp.where(blown_up(t, y, args), -1.0, watch(y)),
-            root_finder=found,
+            lambda t, y, args, **_: jnp.where(has_diverged(t, y, args), -1.0, watch(y)),
+            root_finder=root_finder,
         )
     at_end = diffrax.SubSaveAt(t1=True)
     return diffrax.diffeqsolve(
-        diffrax.ODETerm(lambda t, y, args: moving(each, shared, t, y)),
+        diffrax.ODETerm(lambda t, y, args: rate(each, shared, t, y)),
         diffrax.Kvaerno5() if stiff else diffrax.Dopri8(),
         t0=0.0,
         t1=times[-1],
         dt0=None,
         y0=state,
-        # with a watch only its end is of use; twice, so that what is saved has one form
+        # with a criterion only the end is used; it is saved twice, so that results have one form
         saveat=diffrax.SaveAt(
             subs=[diffrax.SubSaveAt(ts=times) if watch is None else at_end, at_end]
         ),
@@ -240,9 +264,9 @@ def _below(watch: Watch, shared: PyTree, level: Scalar, state: State) -> Float[N
 
 
 def largest(t: Any) -> Any:
-    """Overlaps beyond this have diverged.
+    """Return the bound beyond which overlaps count as diverged.
 
-    Some rightly grow as a power of t (Hebb's Q as t^2); what explodes passes any power soon.
+    Some grow legitimately as a power of t (Hebb's Q as t^2); a divergence soon exceeds any power.
     """
     return LARGEST * (1 + t) ** 2
 
@@ -265,23 +289,21 @@ def _reach(
     loops: Loop,
     most: IntScalar,
 ) -> Loop:
-    """Every replicate (outer) and every start (inner) of one case, by the explicit method, up to `most` steps."""
+    """Advance all replicates (outer axis) and runs (inner axis) of a case, up to `most` steps."""
 
     def advance_run(own: PyTree, loop: Loop) -> Loop:
-        compiled = jax.jit(field)  # named in several places, traced once
+        compiled = jax.jit(field)  # called in several places, traced once
 
-        def moving(t: Scalar, state: State) -> Any:
+        def rate(t: Scalar, state: State) -> Any:
             return compiled(own, shared, t, _symmetric(field, state))
 
-        return advance(
-            moving, form, loop, times, tolerance["rtol"], tolerance["atol"], _inside, most
-        )
+        return advance(rate, form, loop, times, tolerance["rtol"], tolerance["atol"], _inside, most)
 
     return _for_each(lambda own, loops: _for_each(partial(advance_run, own), loops), each, loops)
 
 
 def _symmetric(field: Field, state: State) -> State:
-    """The state with its symmetric matrices symmetric to the last bit.
+    """Return the state with its symmetric matrices symmetric to the last bit.
 
     The drift may amplify antisymmetric rounding errors.
     """
@@ -301,32 +323,36 @@ def _exit(
     times: Float[Array, " times"],
     tolerance: Parameters,
 ) -> ExplicitResult:
-    """The same to where the watched number falls below its level."""
+    """Integrate all replicates and runs until the criterion falls below its level."""
     import diffrax
 
     def exit_run(own: PyTree, state: State, level: Scalar) -> ExplicitResult:
-        seen = partial(_below, watch, shared, level)
-        found = integrate(
-            field, own, shared, state, times, tolerance["rtol"], tolerance["atol"], watch=seen
+        criterion = partial(_below, watch, shared, level)
+        solution = integrate(
+            field, own, shared, state, times, tolerance["rtol"], tolerance["atol"], watch=criterion
         )
-        states_found: Any = found.ys
-        times_found: Any = found.ts
-        last = jax.tree.map(lambda leaf: leaf[0], states_found[1])
-        stopped: Any = found.event_mask
-        left = stopped & (_size(last) < largest(times_found[1][0]) / 2)
+        states: Any = solution.ys
+        end_times: Any = solution.ts
+        last = jax.tree.map(lambda leaf: leaf[0], states[1])
+        stopped: Any = solution.event_mask
+        # an event with a state inside its bounds is an exit, not a divergence
+        left = stopped & (_size(last) < largest(end_times[1][0]) / 2)
         return ExplicitResult(
-            states_found[0],
+            states[0],
             last,
-            times_found[1][0],
+            end_times[1][0],
             left,
-            found.result == diffrax.RESULTS.max_steps_reached,
+            solution.result == diffrax.RESULTS.max_steps_reached,
         )
 
     return _for_each(lambda own: _for_each(partial(exit_run, own), states, levels), each)
 
 
 def _for_each(function: Callable[..., Any], *trees: PyTree) -> Any:
-    """`jax.vmap`; an axis of one is taken off and put on again, as a loop whose end each case has for itself is a larger program."""
+    """Apply `jax.vmap`, without a batch axis for a single element.
+
+    A vectorised loop is a larger program, because every element has its own end.
+    """
     if any(len(leaf) != 1 for leaf in jax.tree.leaves(trees)):
         return jax.vmap(function)(*trees)
     return jax.tree.map(
@@ -335,7 +361,7 @@ def _for_each(function: Callable[..., Any], *trees: PyTree) -> Any:
 
 
 def _reach_lanes(field: Field, form: Form, each: PyTree, *numbers: PyTree) -> Loop:
-    """Cases of one program, each with its own numbers; the last of them, `most`, is that of all."""
+    """Advance cases of one program as lanes; the last input, `most`, is common to all."""
     return jax.vmap(partial(_reach, field, form, each), (*[0] * (len(numbers) - 1), None))(*numbers)
 
 
@@ -351,42 +377,42 @@ def _compiled(function: Callable[..., Any], small: bool) -> Callable[..., Any]:
 
 
 def _program(function: Callable[..., Any], case: Case) -> Callable[..., Any]:
-    """A function of cases such as this, compiled.
+    """Return the compiled function for cases like this one.
 
-    Few numbers are computed in no time, many the slower the less the compiler did.
+    For small states a fast compilation matters more than fast code.
     """
-    numbers = sum(value[0].size for value in case.states.values())
-    return _compiled(function, numbers <= FEW_NUMBERS)
+    size = sum(value[0].size for value in case.states.values())
+    return _compiled(function, size <= FEW_NUMBERS)
 
 
 def group_by_program(cases: dict[Any, Case], size: int) -> list[list[Any]]:
-    """The names of cases that run as one program each, at most `size`."""
-    found: dict[Hashable, list[Any]] = {}
+    """Return groups of at most `size` names of cases that share one program."""
+    groups: dict[Hashable, list[Any]] = {}
     for name, case in cases.items():
-        found.setdefault(case.key, []).append(name)
+        groups.setdefault(case.key, []).append(name)
     return [
         names[first : first + size]
-        for names in found.values()
+        for names in groups.values()
         for first in range(0, len(names), size)
     ]
 
 
 def run_cases(cases: list[Case], size: int = 1) -> list[IntegrationResult | ValueError]:
-    """Cases of one key: together by the explicit method, and the rest each alone by LSODA.
+    """Integrate cases with the same key: together explicitly, then one by one by LSODA.
 
-    A case that fails is its error.
+    A case that fails is returned as its error.
     """
-    solved = _run_cases(cases, size)
-    shown = current_meter()
-    if shown is not None:
-        shown.finish_unit()
-    return solved
+    results = _run_cases(cases, size)
+    meter = current_meter()
+    if meter is not None:
+        meter.finish_unit()
+    return results
 
 
 def _announce_exits(case: Case) -> None:
-    """Warn where exits take long: their integrator runs in one call, which shows no progress."""
-    shown, runs = current_meter(), len(next(iter(case.states.values())))
-    if shown is None or runs * sum(leaf.size for leaf in jax.tree.leaves(case.each)) < HEAVY:
+    """Warn if exit times take long: their integrator runs in one call without progress."""
+    meter, runs = current_meter(), len(next(iter(case.states.values())))
+    if meter is None or runs * sum(leaf.size for leaf in jax.tree.leaves(case.each)) < HEAVY:
         return
     own = jax.tree.map(lambda leaf: leaf[0], case.each)
     state = {name: value[0] for name, value in case.states.items()}
@@ -395,133 +421,141 @@ def _announce_exits(case: Case) -> None:
     def evaluate() -> None:
         jax.block_until_ready(rate(own, case.shared, 0.0, state))
 
-    warn_from_evaluation(shown, evaluate, "drift", runs)
+    warn_from_evaluation(meter, evaluate, "drift", runs)
 
 
 def _run_cases(cases: list[Case], size: int) -> list[IntegrationResult | ValueError]:
     first = cases[0]
     if first.times[-1] == 0.0:
-        return [_still(case) for case in cases]
+        return [_result_at_start(case) for case in cases]
     if first.watch is not None:
         if len(cases) == 1 and size == 1:
             _announce_exits(first)
             return [
-                _finished(
+                _continue_late(
                     first,
                     _program(_exit, first)(first.field, first.watch, first.each, *first.numbers),
                 )
             ]
-        together = _program(_exit_lanes, first)(
+        lanes = _program(_exit_lanes, first)(
             first.field,
             first.watch,
             first.each,
             *stack_lanes([case.numbers for case in cases], size),
         )
-        together = jax.tree.map(np.asarray, together)
+        lanes = jax.tree.map(np.asarray, lanes)
         return [
-            _finished(case, jax.tree.map(lambda leaf, row=row: leaf[row], together))
+            _continue_late(case, jax.tree.map(lambda leaf, row=row: leaf[row], lanes))
             for row, case in enumerate(cases)
         ]
     if len(cases) == 1 and size == 1:
-        return [_finished(first, _reached(first, _advance_all(_reach, first, first.stretch)))]
+        return [
+            _continue_late(
+                first, _explicit_result(first, _advance_all(_reach, first, first.stretch))
+            )
+        ]
     loops = _advance_all(_reach_lanes, first, stack_lanes([case.stretch for case in cases], size))
     loops = Loop(*(np.asarray(leaf) for leaf in loops))
     return [
-        _finished(case, _reached(case, Loop(*(leaf[row] for leaf in loops))))
+        _continue_late(case, _explicit_result(case, Loop(*(leaf[row] for leaf in loops))))
         for row, case in enumerate(cases)
     ]
 
 
-_PACE: dict[Hashable, float] = {}  # seconds per step of programs that have run
+# seconds per step of programs that have run
+_PACE: dict[Hashable, float] = {}
 
 
 def _advance_all(function: Callable[..., Loop], case: Case, numbers: tuple[Any, ...]) -> Loop:
-    """Every trajectory of a program by the explicit method, as NumPy arrays.
+    """Advance all trajectories of a program by the explicit method, and return NumPy arrays.
 
-    All steps run in one call of the compiled loop where they are known to be fast. Otherwise the
+    All steps run in one call of the compiled loop if they are known to be fast. Otherwise the
     loop returns about every STRETCH seconds, so that progress can be shown and the cost estimated.
     The steps are the same, and so is the program, as `most` is traced.
     """
     program, form = _program(function, case), form_of(case.states, 1)
-    *given, loops = numbers
+    *inputs, loops = numbers
     pace = (function, case.field, loops.y.shape)
-    per_step, made = _PACE.get(pace), 0
-    end = np.asarray(given[1])[..., -1, None, None]  # of each lane
+    per_step, taken = _PACE.get(pace), 0
+    end = np.asarray(inputs[1])[..., -1, None, None]  # per lane
     while True:
         stretch = FIRST_STRETCH if per_step is None else max(1, int(STRETCH / per_step))
         began = perf_counter()
         loops = program(
-            case.field, form, case.each, *given, loops, np.int64(min(made + stretch, MOST_STEPS))
+            case.field, form, case.each, *inputs, loops, np.int64(min(taken + stretch, MOST_STEPS))
         )
         t = np.asarray(loops.t)
         seconds = perf_counter() - began
         if per_step is not None and (t >= end).all():
-            break  # nothing more is copied from the device: a small solution takes no longer than the copies
+            break  # copying more from the device would take as long as a small solution
         left, count = np.asarray(loops.left), int(np.asarray(loops.steps).max())
-        # the first stretch of a program includes its compilation: the second tells how long steps
-        # take
-        if made > 0 or per_step is not None:
-            per_step = _PACE[pace] = seconds / max(count - made, 1)
-        made = count
+        # the first stretch of a program includes its compilation, so the second is measured
+        if taken > 0 or per_step is not None:
+            per_step = _PACE[pace] = seconds / max(count - taken, 1)
+        taken = count
         if count >= MOST_STEPS or not ((t < end) & ~left).any():
             break
         if per_step is not None:
-            _show(loops, end, made, per_step)
+            _show(loops, end, taken, per_step)
     return loops._replace(t=t, saved=np.asarray(loops.saved))
 
 
-def _show(loops: Loop, end: Any, made: int, per_step: float) -> None:
-    """Show the progress, and warn where the rest is expected to take long."""
-    shown = current_meter()
-    if shown is None:
+def _show(loops: Loop, end: Any, taken: int, per_step: float) -> None:
+    """Update the progress, and warn if the remaining work is expected to take long."""
+    meter = current_meter()
+    if meter is None:
         return
-    shown.reach(_share(np.asarray(loops.t), end))
-    left = _steps_left(loops, end, made)
-    each = f"{per_step / (STAGES - 1):.2g} s per evaluation of the drift"
-    how = f"{each}, {(STAGES - 1) * (made + left)} evaluations or more per solution, {shown.total:g} solutions"
-    warn_if_long(shown, per_step * (left + (made + left) * (shown.total - shown.finished - 1)), how)
+    meter.reach(_fraction_done(np.asarray(loops.t), end))
+    left = _steps_left(loops, end, taken)
+    reason = (
+        f"{per_step / (STAGES - 1):.2g} s per evaluation of the drift, "
+        f"{(STAGES - 1) * (taken + left)} evaluations or more per solution, "
+        f"{meter.total:g} solutions"
+    )
+    steps = left + (taken + left) * (meter.total - meter.finished - 1)
+    warn_if_long(meter, per_step * steps, reason)
 
 
-def _steps_left(loops: Loop, end: Any, made: int) -> int:
-    """How many more explicit steps are needed, about; while steps still grow, how many at least."""
+def _steps_left(loops: Loop, end: Any, taken: int) -> int:
+    """Estimate the remaining explicit steps; a lower bound while the steps still grow."""
     t, until = np.asarray(loops.t), np.asarray(loops.until)
     ahead, h = np.maximum(end - t, 0.0), np.maximum(until - t, 1e-300)
-    each = ahead / h if made >= GROWING else np.log(1 + (LONGEST - 1) * ahead / h) / np.log(LONGEST)
-    each = np.where(np.asarray(loops.left), 0.0, each)
-    return int(min(np.ceil(each.max()), MOST_STEPS - made))
+    if taken >= GROWING:
+        counts = ahead / h
+    else:  # steps that grow by the factor LONGEST
+        counts = np.log(1 + (LONGEST - 1) * ahead / h) / np.log(LONGEST)
+    counts = np.where(np.asarray(loops.left), 0.0, counts)
+    return int(min(np.ceil(counts.max()), MOST_STEPS - taken))
 
 
-def _share(t: Any, end: Any) -> float:
-    """The share of the work that is done at time t.
+def _fraction_done(t: Any, end: Any) -> float:
+    """Return the fraction of the work done at time t.
 
     Steps grow with time, so that late times count by their logarithm.
     """
     return float(np.mean(np.log1p(t) / np.log1p(end)))
 
 
-def _reached(case: Case, loops: Loop) -> ExplicitResult:
-    """What the explicit method reached of one case.
-
-    The last states only where LSODA continues from them.
-    """
+def _explicit_result(case: Case, loops: Loop) -> ExplicitResult:
+    """Return the explicit result of one case, with the last states if LSODA continues."""
     form, end = form_of(case.states, 1), case.times[-1]
-    none_left = np.zeros(loops.t.shape, dtype=bool)
-    saved: Any = _symmetric(case.field, shaped(form, loops.saved))
+    no_exit = np.zeros(loops.t.shape, dtype=bool)
+    saved: Any = _symmetric(case.field, unflatten(form, loops.saved))
     if (loops.t >= end).all():
-        return ExplicitResult(saved, {}, loops.t, none_left, none_left)
+        return ExplicitResult(saved, {}, loops.t, no_exit, no_exit)
     full = (loops.t < end) & ~np.asarray(loops.left)
-    return ExplicitResult(saved, shaped(form, np.asarray(loops.y)), loops.t, none_left, full)
+    return ExplicitResult(saved, unflatten(form, np.asarray(loops.y)), loops.t, no_exit, full)
 
 
-def raise_if_error(found: Any) -> Any:
-    """What a case gave; where that is its error, it is raised."""
-    if isinstance(found, ValueError):
-        raise found
-    return found
+def raise_if_error(outcome: Any) -> Any:
+    """Return the outcome of a case, or raise it if it is an error."""
+    if isinstance(outcome, ValueError):
+        raise outcome
+    return outcome
 
 
-def _still(case: Case) -> IntegrationResult:
-    """Nothing to integrate: the start."""
+def _result_at_start(case: Case) -> IntegrationResult:
+    """Return the result of a case that ends at t = 0."""
     runs = len(next(iter(case.states.values())))
     states = {name: np.asarray(value)[None, :, None] for name, value in case.states.items()}
     return IntegrationResult(
@@ -533,41 +567,40 @@ def _still(case: Case) -> IntegrationResult:
     )
 
 
-def _finished(case: Case, found: ExplicitResult) -> IntegrationResult | ValueError:
-    """What the explicit method reached, and the rest of those that it did not finish by LSODA."""
+def _continue_late(case: Case, explicit: ExplicitResult) -> IntegrationResult | ValueError:
+    """Return the result of a case; runs that the explicit method did not finish use LSODA."""
     t = case.times
     states = {}
-    for name, value in found.saved.items():
-        states[name] = np.array(
-            np.asarray(value)[:, :, : len(t)]
-        )  # cut on the host: on the device every shape is a program
+    for name, value in explicit.saved.items():
+        # sliced on the host, because every shape would be a program on the device
+        states[name] = np.array(np.asarray(value)[:, :, : len(t)])
         states[name][~np.isfinite(states[name])] = np.nan
-    full, time, left = np.asarray(found.full), np.array(found.time), np.array(found.left)
+    full, time, left = np.asarray(explicit.full), np.array(explicit.time), np.array(explicit.left)
     tired = np.zeros(full.shape, dtype=bool)
     for replicate, run in zip(*np.nonzero(full), strict=True):
         own = jax.tree.map(lambda leaf, replicate=replicate: leaf[replicate], case.each)
-        state = {name: np.asarray(value[replicate, run]) for name, value in found.last.items()}
+        state = {name: np.asarray(value[replicate, run]) for name, value in explicit.last.items()}
         t0 = float(time[replicate, run])
-        rest = t > t0
+        is_late = t > t0
         try:
             end, values = _long_run(
                 case,
                 own,
                 state,
                 t0,
-                t[rest],
+                t[is_late],
                 0.0 if case.levels is None else float(case.levels[run]),
             )
         except ValueError as error:
             return error
         for name, value in values.items() if case.watch is None else ():
-            states[name][replicate, run, rest] = value
+            states[name][replicate, run, is_late] = value
         time[replicate, run], left[replicate, run], tired[replicate, run] = (
             end.time,
             end.ended == "event",
-            end.ended == "tired",
+            end.ended == "exhausted",
         )
-    # stopped before the end without leaving: beyond every bound
+    # stopped before the end without an exit: diverged
     blown = ~left & ~tired & (time < t[-1] * (1 - 1e-12))
     return IntegrationResult(
         from_units(case.shared, states),
@@ -581,16 +614,19 @@ def _finished(case: Case, found: ExplicitResult) -> IntegrationResult | ValueErr
 def _long_run(
     case: Case, own: PyTree, state: State, t0: float, times: np.ndarray, level: float
 ) -> Any:
-    """One trajectory that the explicit method did not finish, in the flat form that LSODA takes."""
+    """Integrate one trajectory that the explicit method did not finish by LSODA."""
     form = Flat(case.field, tuple((name, value.shape) for name, value in state.items()))
-    # on the device once, not at each of thousands of calls
-    numbers = jax.tree.map(jnp.asarray, (own, case.shared))
+    # copied to the device once, not at each of thousands of calls
+    inputs = jax.tree.map(jnp.asarray, (own, case.shared))
 
     def field(t: float, y: np.ndarray) -> np.ndarray:
-        return np.asarray(_flat_rate(form, *numbers, t, y))
+        return np.asarray(_flat_rate(form, *inputs, t, y))
 
     y = np.asarray(form.flat(state))
-    fix = "late times need an implicit method: take fewer blocks of the covariance, a smaller width, or shorter times"
+    fix = (
+        "late times need an implicit method. Use fewer covariance blocks, a smaller width, or "
+        "shorter times."
+    )
     check_memory(
         "times",
         float(times[-1]) if len(times) else t0,
@@ -600,82 +636,81 @@ def _long_run(
     )
     if not np.all(np.isfinite(field(t0, y))):
         raise ValueError(
-            f"problem: its drift is not finite at t = {t0:.4g}: the loss, an activation or the target gives NaN or infinity there; "
-            "make it finite for every real field"
+            f"problem: its drift is not finite at t = {t0:.4g}. The loss, an activation or the target is "
+            "NaN or infinite there; make it finite for every real field."
         )
-    seen = (
+    criterion = (
         None
         if case.watch is None
-        else lambda y: float(_flat_watch(form, case.watch, numbers[1], y)) - level
+        else lambda y: float(_flat_watch(form, case.watch, inputs[1], y)) - level
     )
-    shown, end = current_meter(), times[-1] if len(times) else t0
-    report = None if shown is None or end == 0 else lambda t: shown.reach(_share(t, end))
+    meter, end = current_meter(), times[-1] if len(times) else t0
+    report = None if meter is None or end == 0 else lambda t: meter.reach(_fraction_done(t, end))
     setting = {
         "report": report,
         "loosest": 1 / MARGIN,
         "inside": lambda t, y: bool(np.sum(np.abs(y)) < largest(t)),
-        "watch": seen,
+        "watch": criterion,
     }
-    found = follow(
+    solution = follow(
         field, y, t0, times, float(case.tolerance["rtol"]), float(case.tolerance["atol"]), **setting
     )
-    return found, {
-        name: np.asarray(value) for name, value in _all_shaped(form, found.values.T).items()
-    }
+    values = _unflatten_all(form, solution.values.T)
+    return solution, {name: np.asarray(value) for name, value in values.items()}
 
 
 @dataclass(frozen=True)
 class Flat:
-    """A state as one vector: its variables in order, of symmetric matrices the upper triangles."""
+    """A state as one vector of its variables in order, with upper triangles of symmetric matrices."""
 
     field: Field
     form: tuple[tuple[str, tuple[int, ...]], ...]
 
     def flat(self, state: State) -> Float[Numeric, " n"]:
         return jnp.concatenate(
-            [self._packed(name, jnp.asarray(state[name])).reshape(-1) for name, _ in self.form]
+            [self._pack(name, jnp.asarray(state[name])).reshape(-1) for name, _ in self.form]
         )
 
-    def shaped(self, y: Float[Array, " n"]) -> dict[str, Any]:
-        found, place = {}, 0
+    def unflatten(self, y: Float[Array, " n"]) -> dict[str, Any]:
+        state, offset = {}, 0
         for name, shape in self.form:
-            packed = jax.eval_shape(
-                partial(self._packed, name), jax.ShapeDtypeStruct(shape, y.dtype)
-            )
-            part = y[place : place + packed.size].reshape(packed.shape)
-            place += packed.size
+            packed = jax.eval_shape(partial(self._pack, name), jax.ShapeDtypeStruct(shape, y.dtype))
+            values = y[offset : offset + packed.size].reshape(packed.shape)
+            offset += packed.size
             if name in self.field.symmetric:
                 upper = np.triu_indices(shape[-1])
-                half = jnp.zeros(shape, y.dtype).at[..., upper[0], upper[1]].set(part)
-                part = half + jnp.swapaxes(half, -1, -2) - half * jnp.eye(shape[-1], dtype=y.dtype)
-            found[name] = part
-        return found
+                half = jnp.zeros(shape, y.dtype).at[..., upper[0], upper[1]].set(values)
+                values = (
+                    half + jnp.swapaxes(half, -1, -2) - half * jnp.eye(shape[-1], dtype=y.dtype)
+                )
+            state[name] = values
+        return state
 
-    def _packed(self, name: str, value: Numeric) -> Float[Numeric, "... n"]:
+    def _pack(self, name: str, value: Numeric) -> Float[Numeric, "... n"]:
         upper = np.triu_indices(value.shape[-1]) if name in self.field.symmetric else None
         return value if upper is None else value[..., upper[0], upper[1]]
 
 
 @partial(jax.jit, static_argnums=0)
 def _flat_rate(form: Flat, each: PyTree, shared: PyTree, t: Scalar, y: Float[Array, " n"]) -> Any:
-    return form.flat(form.field(each, shared, t, form.shaped(y)))
+    return form.flat(form.field(each, shared, t, form.unflatten(y)))
 
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _flat_watch(form: Flat, watch: Watch, shared: PyTree, y: Float[Array, " n"]) -> Any:
-    return watch.value(shared, form.shaped(y))
+    return watch.value(shared, form.unflatten(y))
 
 
 @partial(jax.jit, static_argnums=0)
-def _all_shaped(form: Flat, values: Float[Array, "..."]) -> dict[str, Any]:
-    return jax.vmap(form.shaped)(values)
+def _unflatten_all(form: Flat, values: Float[Array, "..."]) -> dict[str, Any]:
+    return jax.vmap(form.unflatten)(values)
 
 
 @partial(jax.jit, static_argnums=0)
 def rates_at(
     form: Flat, each: PyTree, shared: PyTree, states: State
 ) -> Float[Numeric, "states replicates n"]:
-    """The field of every replicate (outer) and start (inner) at t = 0, flat."""
+    """Return the flat rate of all replicates (outer axis) and runs (inner axis) at t = 0."""
     return jax.vmap(
         lambda own: jax.vmap(lambda state: form.flat(form.field(own, shared, 0.0, state)))(states)
     )(each)

@@ -497,7 +497,7 @@ def _solve(
             for name in now:
                 found["last"][name][place] = later["last"][name]
             found["met"][place] = later["met"]
-            if ended in ("tired", "diverged"):
+            if ended in ("exhausted", "diverged"):
                 ran_out[some[place]] = True
                 for name in saved:
                     saved[name][some[place], times > later["last"]["time"]] = np.nan

@@ -1,11 +1,11 @@
-"""Long times: where an explicit method needs too many steps, LSODA goes on from where it stopped.
+"""Late times: where an explicit method needs too many steps, LSODA continues.
 
-Late in learning the overlaps hardly move while the fastest rate of the drift is still of order one:
-an explicit method is held to steps of that order by stability, LSODA (Petzold 1983; variable order,
-implicit where that pays) is not. What holds it back at t = 1e6 is rounding: a drift that is known
-to 1e-16 moves neutral directions by 1e-16 h in a step h, which a tolerance of 1e-13 forbids. So
-times are taken decade by decade, and a decade that uses up its steps goes on at a ten times looser
-tolerance, down to the one that the user asked for.
+Late in learning the overlaps hardly move while the fastest rate of the drift is still of order one.
+Stability limits an explicit method to steps of that order, but not LSODA (Petzold 1983; variable
+order, implicit where it pays). At t = 1e6 LSODA is limited by rounding: a drift known to 1e-16
+moves neutral directions by 1e-16 h in a step h, more than a tolerance of 1e-13 allows. Times are
+therefore integrated decade by decade, and a decade that uses up its steps continues at a ten times
+looser tolerance, down to the one requested by the user.
 """
 
 from __future__ import annotations
@@ -16,20 +16,23 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-STEPS_A_DECADE = (
-    1500  # of LSODA before its tolerance is loosened; a smooth decade takes some hundred
-)
-MOST_STEPS = 30000  # in all
-REPORTED = 20  # steps between two reports
-LEAST_RTOL = 1e-13  # LSODA takes no less
-EVENT_TOLERANCE = 1e-12  # on the time of an event
+# Steps of LSODA before its tolerance is loosened; a smooth decade needs a few hundred.
+STEPS_PER_DECADE = 1500
+# total number of steps
+MOST_STEPS = 30000
+# steps between two progress reports
+REPORT_INTERVAL = 20
+# smallest tolerance that LSODA accepts
+LEAST_RTOL = 1e-13
+# tolerance of the time of an event
+EVENT_TOLERANCE = 1e-12
 
 
 class StiffResult(NamedTuple):
-    """One solution: values (size, time) at the save points, NaN beyond `time`, where it ended, and why.
+    """One solution: values (size, time) at the save points, NaN beyond its last time.
 
     `ended`: "finished", "event" (`watch` fell below zero), "diverged" (out of bounds or not finite)
-    or "tired" (no steps left).
+    or "exhausted" (no steps left).
     """
 
     values: np.ndarray
@@ -51,13 +54,13 @@ def follow(
     watch: Callable[[np.ndarray], float] | None = None,
     report: Callable[[float], None] | None = None,
 ) -> StiffResult:
-    """y' = field(t, y) from `t0` to times[-1] by LSODA, saved at `times` by its dense output.
+    """Integrate y' = field(t, y) from `t0` to times[-1] by LSODA, saved at `times`.
 
-    `loosest`: by what factor the tolerances may be loosened where rounding holds it back. `inside`:
-    whether a state is within bounds at its time. It ends early where `watch` falls below zero, the
-    time found by Brent's method. `report` is called with the time reached, every REPORTED steps.
+    `loosest` is the largest factor by which the tolerances may be loosened. `inside` checks whether
+    a state is within bounds. The solution ends early where `watch` falls below zero, at a time
+    found by Brent's method. `report` is called with the current time every REPORT_INTERVAL steps.
     """
-    from scipy import integrate  # here: few solutions are so long
+    from scipy import integrate  # imported here, because few solutions need it
 
     y, now, slack, spent = np.asarray(state, dtype=np.float64), float(t0), 1.0, 0
     values = np.full((len(y), len(times)), np.nan)
@@ -68,14 +71,13 @@ def follow(
             field, now, y, end, rtol=max(slack * rtol, LEAST_RTOL), atol=slack * atol
         )
         decade = 10.0 * now if now > 0 else end
-        for _ in range(STEPS_A_DECADE):
+        for _ in range(STEPS_PER_DECADE):
             with warnings.catch_warnings():
-                warnings.simplefilter(
-                    "ignore"
-                )  # of LSODA's own, on lack of convergence: it ends as "failed", which is told
+                # LSODA warns about lack of convergence; its status "failed" is handled below
+                warnings.simplefilter("ignore")
                 solver.step()
             spent += 1
-            if report is not None and spent % REPORTED == 0:
+            if report is not None and spent % REPORT_INTERVAL == 0:
                 report(float(solver.t))
             y_new = solver.y
             if not np.all(np.isfinite(y_new)) or not inside(float(solver.t), y_new):
@@ -101,28 +103,28 @@ def follow(
                 break
         else:
             if spent >= MOST_STEPS and 10 * slack > loosest:
-                return StiffResult(values, now, y, "tired")
+                return StiffResult(values, now, y, "exhausted")
             slack = min(10 * slack, loosest)
             continue
         if solver.status == "failed":
             if slack >= loosest:
-                return StiffResult(values, now, y, "tired")
+                return StiffResult(values, now, y, "exhausted")
             slack = min(10 * slack, loosest)
     return StiffResult(values, now, y, "finished")
 
 
 def ran_out(at: np.ndarray) -> str:
-    """The warning of every solver whose steps ran out, at these times (NaN for all other runs)."""
+    """Return the warning for runs whose steps ran out at these times (NaN for other runs)."""
     return (
-        f"the integrator ran out of steps after t = {np.nanmin(at):.4g} (coordinate ran_out_at; the solution did not diverge): "
-        "what it did not reach is NaN; raise rtol, or ask for shorter times"
+        f"the integrator ran out of steps after t = {np.nanmin(at):.4g} (coordinate ran_out_at; the "
+        "solution did not diverge). Later values are NaN. Use a larger rtol or shorter times."
     )
 
 
 def _crossing(watch: Callable[[np.ndarray], float], dense: Any, low: float, high: float) -> float:
-    """Where `watch` passes zero within a step.
+    """Return the time at which `watch` crosses zero within a step.
 
-    The step's end where its own interpolation does not show it.
+    It is the end of the step if the dense output does not show the crossing.
     """
     if watch(dense(low)) <= 0:
         return low
