@@ -196,7 +196,7 @@ def test_gradient_through_a_schedule(problem):
                 begin(problem),
                 times=[2.0],
             ),
-            "never gets there",
+            "never reaches this value",
         ),
         (
             lambda problem: sgd.solve_mean_field(
@@ -205,7 +205,7 @@ def test_gradient_through_a_schedule(problem):
                 sgd.start(problem, M=[[0.3], [0.1]], q=[1, 1]),
                 times=[2.0],
             ),
-            r"times = \[2.0\].* never gets there",
+            r"times = \[2.0\].* never reaches this value",
         ),
         (
             lambda problem: sgd.solve_mean_field(

@@ -12,7 +12,7 @@ from sgdynamics.base import checks
 from sgdynamics.base.progress import warn
 from sgdynamics.results.datasets import algorithm_of, problem_of, requested_clock
 from sgdynamics.results.states import start_from
-from sgdynamics.results.variables import STANDARD_ERROR, TIMES, VARIABLES, compared
+from sgdynamics.results.variables import STANDARD_ERROR, TIMES, VARIABLES, shared_variables
 from sgdynamics.solvers.ode import solve_ode
 
 RESOLUTION = {
@@ -105,7 +105,7 @@ def compare(theory: xr.Dataset, simulation: xr.Dataset) -> xr.Dataset:
         for name in NUMERICAL_ERRORS
     )
     variables = {}
-    for name in compared(theory, simulation):
+    for name in shared_variables(theory, simulation):
         if any(result[name].dims[:2] != ("run", "time") for result in (theory, simulation)):
             continue
         dims = tuple(dim for dim in simulation[name].dims if dim != "run")

@@ -53,10 +53,15 @@ from sgdynamics.problems.wide_starts import (
     check_wide_problem,
     particles,
 )
-from sgdynamics.results.clock import Clock, elapsed, make_clock
+from sgdynamics.results.clock import Clock, make_clock, time_at_alpha
 from sgdynamics.results.datasets import largest_share, time_coordinates
 from sgdynamics.results.datasets import record as recorded
-from sgdynamics.results.observables import checked_evaluate, checked_record, labelled, of_states
+from sgdynamics.results.observables import (
+    checked_evaluate,
+    checked_record,
+    evaluate_functions,
+    label_recorded,
+)
 from sgdynamics.results.variables import VARIABLES
 from sgdynamics.samples.input_covariance import eigenvalues
 from sgdynamics.samples.spectra import MAX_DIMENSION
@@ -399,7 +404,7 @@ def solve_mean_field(
         )
     if full.any():
         warnings.warn(ran_out(ran_out_at), stacklevel=3)
-    observed, of_others = of_states(asked.of_state, _public(problem, found), 2), None
+    observed, of_others = evaluate_functions(asked.of_state, _public(problem, found), 2), None
     if others:
         risks = [
             _evaluated(other, algorithm, expectations, found, span, nodes, perpendicular)
@@ -423,7 +428,7 @@ def solve_mean_field(
     }
     ends = {"diverged_at": diverged_at, "ran_out_at": ran_out_at}
     return _dataset(
-        problem, algorithm, when, found, excess, ends, attributes, labelled(observed, others)
+        problem, algorithm, when, found, excess, ends, attributes, label_recorded(observed, others)
     )
 
 
@@ -512,7 +517,7 @@ def _alpha_at(problem: Problem, algorithm: OnePassSGD, when: Clock) -> dict[str,
         edges = algorithm.lr.parameters["edges"]
         alpha = np.unique(np.concatenate([alpha, edges[edges < alpha[-1]]]))
     wide = replace(algorithm, batch=algorithm.batch * problem.width)
-    found = {"t": np.append(0.0, elapsed(wide, alpha)), "alpha": np.append(0.0, alpha)}
+    found = {"t": np.append(0.0, time_at_alpha(wide, alpha)), "alpha": np.append(0.0, alpha)}
     return {"clock": found}
 
 

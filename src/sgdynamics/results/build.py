@@ -13,7 +13,7 @@ import xarray as xr
 from sgdynamics.base.progress import warn
 from sgdynamics.results.clock import Clock
 from sgdynamics.results.datasets import largest_share, record, time_coordinates
-from sgdynamics.results.observables import Observables, labelled, of_states
+from sgdynamics.results.observables import Observables, evaluate_functions, label_recorded
 
 Arrays = dict[str, np.ndarray]
 
@@ -92,7 +92,7 @@ def evaluate_observables(
     """
     observables = call.observables
     public_states = call.dynamics.public_states(states, leading_axes)
-    values = of_states(observables.of_state, public_states, leading_axes)
+    values = evaluate_functions(observables.of_state, public_states, leading_axes)
     values |= {name: states[name] for name in observables.of_sample}
     risks = [
         other.risk_along(states, call.clock, call.dimension)
@@ -191,7 +191,7 @@ def build_result(
         method=method,
         attributes=attributes,
         container=container,
-        recorded=labelled(recorded, call.observables.evaluated),
+        recorded=label_recorded(recorded, call.observables.evaluated),
         **ends,
     )
 

@@ -1,6 +1,7 @@
-"""Time: the caller gives exactly one of `times`, `alpha`, `steps`; the others follow.
+"""Save points in all units of time, from the one of `times`, `alpha`, `steps` that is given.
 
-t = lr steps/d (on a fixed data set lr steps, over its epochs lr steps/d) is gradient-flow time, alpha = samples used/d = steps batch/d.
+t = lr steps/d is the time of gradient flow (on a fixed data set lr steps, over its epochs
+lr steps/d), alpha = samples used/d = steps batch/d.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from sgdynamics.expectations.nodes import gauss_legendre
 PANELS, NODES = 32, 8  # of the integral of a schedule between two save points
 MOST_SUMMED = 4_000_000  # steps whose learning rates are added up one by one
 FARTHEST = 1e12
-CHECKED_TIMES = 257  # at which a temperature is looked at before a run, beside its save points
+CHECKED_TIMES = 257  # times at which a temperature is validated, in addition to save points
 
 
 # argument in which a caller gives save points: coordinate of the result with the same unit
@@ -34,7 +35,10 @@ DIVISORS = {"dimension": "d", "trace": "D", "step": ""}  # of t = lr steps/D, by
 
 @dataclass(frozen=True)
 class Clock:
-    """Save points in every unit that is defined: t always; alpha where lr > 0; step where a dimension is given too."""
+    """Save points in all units that are defined.
+
+    t always is, alpha for lr > 0, and step with a dimension in addition.
+    """
 
     t: np.ndarray
     alpha: np.ndarray | None
@@ -69,16 +73,16 @@ def make_clock(
     dimension: int | None,
     whole_steps: bool,
 ) -> Clock:
-    """Convert what the caller gave; with `whole_steps` save points are rounded to the nearest step of the run."""
-    given = {
-        name: value
-        for name, value in (("times", times), ("alpha", alpha), ("steps", steps))
-        if value is not None
-    }
-    if len(given) != 1:
-        shown = ", ".join(given) or "none of them"
-        raise ValueError(f"give exactly one of times=, alpha=, steps= (received {shown})")
-    name, value = next(iter(given.items()))
+    """Convert the save points of a caller to all units.
+
+    With `whole_steps` they are rounded to the nearest step of the run.
+    """
+    candidates = {"times": times, "alpha": alpha, "steps": steps}
+    arguments = {name: value for name, value in candidates.items() if value is not None}
+    if len(arguments) != 1:
+        received = ", ".join(arguments) or "none of them"
+        raise ValueError(f"give exactly one of times=, alpha=, steps= (received {received})")
+    name, value = next(iter(arguments.items()))
     points = _increasing(name, value)
     if name == "steps" and np.any(points != np.round(points)):
         raise checks.reject("steps", value, "give whole numbers")
@@ -87,18 +91,17 @@ def make_clock(
         divisor = "d" if algorithm.order else ""
         fixed = _fixed_data(algorithm, name, points)
         return replace(fixed, requested=requested, divisor=divisor, schedule_unit="t")
-    with np.errstate(over="ignore"):  # what overflows is refused, not warned of
-        found = _one_pass(algorithm, name, points, dimension, whole_steps)
-    for unit, values in (("t", found.t), ("alpha", found.alpha), ("step", found.step)):
+    with np.errstate(over="ignore"):  # an overflow raises ValueError below
+        clock = _one_pass(algorithm, name, points, dimension, whole_steps)
+    for unit, values in (("t", clock.t), ("alpha", clock.alpha), ("step", clock.step)):
         if values is not None and not np.all(np.isfinite(values)):
-            raise checks.reject(
-                name, float(points[-1]), f"in units of {unit} this is beyond float64: give less"
-            )
-    return replace(found, requested=requested, divisor=time_divisor(algorithm))
+            fix = f"in units of {unit} this is beyond float64: give less"
+            raise checks.reject(name, float(points[-1]), fix)
+    return replace(clock, requested=requested, divisor=time_divisor(algorithm))
 
 
 def time_divisor(algorithm: OnePassSGD) -> str:
-    """The symbol of D in t = lr steps/D: d by default, D for the trace, empty where a step is lr itself."""
+    """The symbol of D in t = lr steps/D: d by default, D for the trace, empty if a step is lr."""
     stated = algorithm.stated or algorithm  # solvers convert the learning rate to units of d
     return DIVISORS[stated.per]
 
@@ -109,17 +112,17 @@ def _one_pass(
     """The clock of one-pass SGD, from points of one unit."""
     batch = algorithm.batch
     if algorithm.flow and (name != "times" or whole_steps):
-        raise checks.reject(
-            "lr",
-            algorithm.lr,
-            "gradient flow makes no steps: use solve_ode with times=, or give a learning rate above 0",
+        fix = (
+            "gradient flow makes no steps: use solve_ode with times=, or give a learning rate "
+            "above 0"
         )
+        raise checks.reject("lr", algorithm.lr, fix)
     if name == "steps" and dimension is None:
         raise ValueError("steps= needs a dimension: give dimension=d, or use times= or alpha=")
     if algorithm.flow:
         return Clock(points, None, None)
     if algorithm.scheduled:
-        return _scheduled(algorithm, name, points, dimension, whole_steps)
+        return _one_pass_scheduled(algorithm, name, points, dimension, whole_steps)
     lr = float(algorithm.lr)
     if name == "times":
         t = points
@@ -144,7 +147,7 @@ def _one_pass(
 
 
 def _fixed_data(algorithm: FixedData, name: str, points: np.ndarray) -> Clock:
-    """On a fixed data set t = lr steps, without the dimension; alpha counts every use of a sample."""
+    """The clock on a fixed data set: t = lr steps, and alpha counts all uses of a sample."""
     if algorithm.scheduled:
         return _fixed_data_scheduled(algorithm, name, points)
     per_step = {
@@ -165,27 +168,30 @@ def _fixed_data(algorithm: FixedData, name: str, points: np.ndarray) -> Clock:
 
 
 def _fixed_data_scheduled(algorithm: FixedData, name: str, points: np.ndarray) -> Clock:
-    """The same where lr depends on t: step n + 1 moves t by lr(t) from where n steps have brought it."""
-    each = algorithm.fraction * algorithm.samples_per_dimension
+    """The same if lr depends on t: step n + 1 adds lr(t), with t after n steps."""
+    alpha_per_step = algorithm.fraction * algorithm.samples_per_dimension
     if name == "times":
         table = algorithm.step_times(math.inf, points[-1])
         after = np.searchsorted(table, points)
         before = np.maximum(after - 1, 0)
         step = np.where(points - table[before] < table[after] - points, before, after)
     else:
-        step = np.round(points / (1.0 if name == "steps" else each)).astype(np.int64)
+        step = np.round(points / (1.0 if name == "steps" else alpha_per_step)).astype(np.int64)
         table = algorithm.step_times(float(step[-1]))
     algorithm.check_times(
         np.unique(np.concatenate([table[step], np.linspace(0, table[step[-1]], CHECKED_TIMES)]))
     )
     epoch = step * algorithm.fraction if algorithm.order else None
-    return Clock(table[step], step * each, step.astype(np.int64), epoch=epoch)
+    return Clock(table[step], step * alpha_per_step, step.astype(np.int64), epoch=epoch)
 
 
-def _scheduled(
+def _one_pass_scheduled(
     algorithm: OnePassSGD, name: str, points: np.ndarray, dimension: int | None, whole_steps: bool
 ) -> Clock:
-    """The same where lr or batch depends on alpha: t is the integral of lr/batch, or with whole steps the sum of lr/d."""
+    """The same if lr or batch depends on alpha.
+
+    t is the integral of lr/batch over alpha, or with whole steps the sum of lr/d over the steps.
+    """
     if name == "times":
         alpha = _alpha_at(algorithm, points)
     elif name == "alpha":
@@ -204,15 +210,15 @@ def _scheduled(
             alpha_of_steps(step, algorithm.batch, dimension),
             step,
         )
-    return Clock(elapsed(algorithm, alpha), alpha, step)
+    return Clock(time_at_alpha(algorithm, alpha), alpha, step)
 
 
-def elapsed(algorithm: OnePassSGD, alpha: np.ndarray) -> np.ndarray:
+def time_at_alpha(algorithm: OnePassSGD, alpha: np.ndarray) -> np.ndarray:
     """t at increasing alpha: the integral of lr/batch from 0."""
     if not isinstance(algorithm.lr, Schedule):
         return alpha * float(algorithm.lr) / algorithm.batch
-    return _integrated(
-        algorithm, lambda places: algorithm.rates(places) / algorithm.batches(places), alpha
+    return _integrate(
+        algorithm, lambda points: algorithm.rates(points) / algorithm.batches(points), alpha
     )
 
 
@@ -220,13 +226,17 @@ def steps_by(algorithm: OnePassSGD, alpha: np.ndarray) -> np.ndarray:
     """Steps over d at increasing alpha: the integral of 1/batch from 0."""
     if not isinstance(algorithm.batch, Schedule):
         return alpha / algorithm.batch
-    return _integrated(algorithm, lambda places: 1 / algorithm.batches(places), alpha)
+    return _integrate(algorithm, lambda points: 1 / algorithm.batches(points), alpha)
 
 
-def _integrated(
+def _integrate(
     algorithm: OnePassSGD, integrand: Callable[[np.ndarray], np.ndarray], alpha: np.ndarray
 ) -> np.ndarray:
-    """The integral from 0 to increasing alpha of what lr and batch make up, pieces of schedules one by one."""
+    """The integral of a function of lr and batch from 0 to increasing alpha.
+
+    Intervals end at the edges of piecewise schedules, so that Gauss-Legendre nodes see a smooth
+    integrand.
+    """
     breaks = piece_edges((algorithm.lr, algorithm.batch))
     node, weight = gauss_legendre(NODES)
     total, result = 0.0, []
@@ -252,7 +262,7 @@ def _integrated(
 def time_of_steps(
     algorithm: OnePassSGD | FixedData, step: np.ndarray, dimension: int
 ) -> np.ndarray:
-    """t after so many whole steps: the sum of lr/d over them (beyond a few million, the integral)."""
+    """t after whole steps: the sum of lr/d over them (beyond a few million, the integral)."""
     if isinstance(algorithm, FixedData):
         return (
             np.asarray(algorithm.lr.parameters["times"])[step]
@@ -263,52 +273,52 @@ def time_of_steps(
         return step * (float(algorithm.lr) / dimension)
     if np.max(step, initial=0) > MOST_SUMMED:
         order = np.argsort(step)
-        found = np.empty(len(step))
-        found[order] = elapsed(algorithm, alpha_of_steps(step[order], algorithm.batch, dimension))
-        return found
+        t = np.empty(len(step))
+        t[order] = time_at_alpha(algorithm, alpha_of_steps(step[order], algorithm.batch, dimension))
+        return t
     alpha = alpha_of_steps(np.arange(int(np.max(step, initial=0))), algorithm.batch, dimension)
     sums = np.concatenate([[0.0], np.cumsum(algorithm.rates(alpha))])
     return sums[np.maximum(step, 0)] / dimension
 
 
 def _alpha_after(algorithm: OnePassSGD, steps: np.ndarray) -> np.ndarray:
-    """alpha after so many steps over d."""
+    """alpha after steps, which are counted in units of d."""
     if not isinstance(algorithm.batch, Schedule):
         return steps * algorithm.batch
-    return _place_at(partial(steps_by, algorithm), "steps", steps)
+    return _find_alpha(partial(steps_by, algorithm), "steps", steps)
 
 
 def _alpha_at(algorithm: OnePassSGD, times: np.ndarray) -> np.ndarray:
     """alpha at which t has these values."""
-    return _place_at(partial(elapsed, algorithm), "times", times)
+    return _find_alpha(partial(time_at_alpha, algorithm), "times", times)
 
 
-def _place_at(
-    reach: Callable[[np.ndarray], np.ndarray], name: str, wanted: np.ndarray
+def _find_alpha(
+    integral: Callable[[np.ndarray], np.ndarray], name: str, wanted: np.ndarray
 ) -> np.ndarray:
     """alpha at which an integral has these increasing values, by bisection."""
     from scipy import optimize  # here: a constant rate does without
 
     def gap(value: float, alpha: float) -> float:
-        return float(reach(np.array([alpha]))[0]) - value
+        return float(integral(np.array([alpha]))[0]) - value
 
     far = 1.0
     while gap(wanted[-1], far) < 0:
         far *= 2
         if far > FARTHEST:
-            fix = "the schedule never gets there (its integral over alpha stays below): give alpha= instead"
+            fix = (
+                "the schedule never reaches this value, because its integral over alpha stays "
+                "below: give alpha= instead"
+            )
             raise checks.reject(name, wanted.tolist(), fix)
-    found = []
+    alphas = []
     low = 0.0
     for value in wanted:
-        inside = partial(gap, float(value))
-        low = (
-            low
-            if inside(low) >= 0
-            else float(np.asarray(optimize.brentq(inside, low, far, xtol=1e-13)))
-        )
-        found.append(low)
-    return np.array(found)
+        gap_at = partial(gap, float(value))
+        if gap_at(low) < 0:
+            low = float(np.asarray(optimize.brentq(gap_at, low, far, xtol=1e-13)))
+        alphas.append(low)
+    return np.array(alphas)
 
 
 def _increasing(name: str, value: ArrayArgument | None) -> np.ndarray:
@@ -321,7 +331,10 @@ def _increasing(name: str, value: ArrayArgument | None) -> np.ndarray:
 
 
 def plan_steps(times: np.ndarray, longest: float) -> tuple[np.ndarray, np.ndarray]:
-    """Step numbers at 0 and the save points, and the step length of each interval: equal steps not longer than `longest`."""
+    """Step numbers at 0 and the save points, and the step length of each interval.
+
+    The steps of an interval are equal and not longer than `longest`.
+    """
     edges = np.concatenate([[0.0], times]) if times[0] > 0 else times
     spans = np.diff(edges)
     with np.errstate(over="ignore"):
@@ -331,8 +344,8 @@ def plan_steps(times: np.ndarray, longest: float) -> tuple[np.ndarray, np.ndarra
     return np.concatenate([[0], np.cumsum(counts)]), spans / np.maximum(counts, 1)
 
 
-def reached(edges: np.ndarray, lengths: np.ndarray, steps: np.ndarray) -> np.ndarray:
-    """The time after so many steps of a plan of `plan_steps`."""
+def time_of_scheme_steps(edges: np.ndarray, lengths: np.ndarray, steps: np.ndarray) -> np.ndarray:
+    """The time after steps of a plan of `plan_steps`."""
     return (
         np.interp(steps, edges, np.concatenate([[0.0], np.cumsum(np.diff(edges) * lengths)]))
         if len(edges) > 1

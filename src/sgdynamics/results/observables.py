@@ -1,4 +1,7 @@
-"""What one wants to know of a run beside its overlaps: functions of the state, means over the data set, risks of other problems."""
+"""Observables of a run besides its overlaps: the arguments `record` and `evaluate` of solvers.
+
+They are functions of the state, means over the data set, and risks of other problems.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from sgdynamics.base.user_functions import validate_function
 from sgdynamics.problems.losses import UserLoss
 from sgdynamics.results.variables import STANDARD_ERROR, TAKEN, VARIABLES
 
-CHUNK = 1024  # states at a time, so that what a function makes of them fits into memory
+CHUNK = 1024  # states evaluated at once, which limits the memory of a user's function
 TAKES = "fields, signals, head, draws"
 Variables = dict[str, tuple[tuple[str, ...], np.ndarray, dict[str, str]]]
 
@@ -35,12 +38,14 @@ def on_train(function: Callable[..., Any]) -> OnTrain:
     Parameters
     ----------
     function : callable
-        A JAX function of one sample, ``function(fields, signals, head, draws)``, as a loss is; it gives a number or an array.
+        JAX function of one sample with the arguments of a loss,
+        ``function(fields, signals, head, draws)``, which returns a number or an array.
 
     Returns
     -------
     OnTrain
-        What ``record=`` of ``simulate`` and ``solve_dmft`` takes, with algorithms on a fixed data set.
+        Value for ``record=`` of ``simulate`` and ``solve_dmft``, with algorithms on a fixed data
+        set.
 
     Raises
     ------
@@ -49,13 +54,14 @@ def on_train(function: Callable[..., Any]) -> OnTrain:
 
     Examples
     --------
-    The mean squared field over the data set, at every save point:
+    The mean squared field over the data set at all save points:
 
     >>> problem = sgd.TeacherStudent(width=1, activation="linear")
     >>> algorithm = sgd.GradientDescent(lr=0.1, samples_per_dimension=2.0)
     >>> start = sgd.start(problem, M=[[0.2]], Q=[[1.0]])
     >>> size = sgd.on_train(lambda fields, signals, head, draws: fields[0] ** 2)
-    >>> runs = sgd.simulate(problem, algorithm, start, steps=[0, 5], dimension=20, runs=3, record={"size": size})
+    >>> arguments = {"steps": [0, 5], "dimension": 20, "runs": 3, "record": {"size": size}}
+    >>> runs = sgd.simulate(problem, algorithm, start, **arguments)
     >>> runs["size"].dims
     ('run', 'time')
     """
@@ -66,73 +72,75 @@ def on_train(function: Callable[..., Any]) -> OnTrain:
 
 @dataclass(frozen=True)
 class Observables:
-    """What is recorded, by name: functions of the state, functions of a sample of the data set, and other problems whose risk it is."""
+    """Functions of the state, functions of a sample of the data set, other problems, by name."""
 
     of_state: dict[str, Callable[..., Any]] = field(default_factory=dict)
     of_sample: dict[str, Callable[..., Any]] = field(default_factory=dict)
-    evaluated: dict[str, Any] = field(default_factory=dict)  # name -> what gives its risk
+    evaluated: dict[str, Any] = field(default_factory=dict)  # dynamics with other risks
 
     def losses(self) -> dict[str, UserLoss]:
-        """The functions of a sample as losses, whose mean over the data set a simulator knows how to take."""
+        """The functions of a sample as losses, whose mean over the data a simulator computes."""
         return {name: UserLoss(function) for name, function in self.of_sample.items()}
 
 
 def checked_record(
     record: Any, state: Mapping[str, Any], problem: Any, has_data: bool
 ) -> Observables:
-    """The argument `record`, tried on one state and, where there is a data set, on one sample."""
+    """Validate the argument `record` on one state and, with a data set, on one sample."""
     if record is None:
         return Observables()
     if not isinstance(record, Mapping):
-        raise checks.reject(
-            "record", record, 'give functions by name: {"cosine": function_of_state}'
-        )
-    found = Observables()
+        fix = 'give functions by name: {"cosine": function_of_state}'
+        raise checks.reject("record", record, fix)
+    observables = Observables()
     for name, function in record.items():
-        if (
-            not isinstance(name, str)
-            or not name.isidentifier()
-            or name in TAKEN
-            or name in state
-            or name.endswith(STANDARD_ERROR)
-        ):
-            raise checks.reject(
-                "record",
-                name,
-                "a result has this name already, or it is no plain word: give another one, such as 'cosine'",
+        is_free = (
+            isinstance(name, str)
+            and name.isidentifier()
+            and name not in TAKEN
+            and name not in state
+            and not name.endswith(STANDARD_ERROR)
+        )
+        if not is_free:
+            fix = (
+                "a result has this name already, or it is not an identifier: give another one, "
+                "such as 'cosine'"
             )
+            raise checks.reject("record", name, fix)
         argument = f"record[{name!r}]"
         if isinstance(function, OnTrain):
             if not has_data:
-                raise checks.reject(
-                    argument,
-                    "sgd.on_train(...)",
-                    "fresh samples make no data set: give a function of the state",
-                )
-            found.of_sample[name] = function.function
+                fix = "fresh samples make no data set: give a function of the state"
+                raise checks.reject(argument, "sgd.on_train(...)", fix)
+            observables.of_sample[name] = function.function
             check_of_sample(argument, function.function, problem)
             continue
-        call = "one state {" + ", ".join(f'"{part}"' for part in state) + "}"
+        example = "one state {" + ", ".join(f'"{variable}"' for variable in state) + "}"
         validate_function(
             argument,
             function,
             (dict(state),),
             takes="state",
-            call=call,
+            call=example,
             differentiated=False,
             one_number=False,
         )
-        found.of_state[name] = function
-    return found
+        observables.of_state[name] = function
+    return observables
 
 
-def check_of_sample(argument: str, function: Any, problem: Any, more: tuple[str, ...] = ()) -> None:
-    """Refuse what is no JAX function of one sample (`problems.losses.asked` says what it takes after the draws)."""
-    takes = problem.argument_names(more).replace("noise_draw", "draws")
+def check_of_sample(
+    argument: str, function: Any, problem: Any, arguments: tuple[str, ...] = ()
+) -> None:
+    """Raise ValueError for a function that is not a JAX function of one sample.
+
+    `arguments` are the arguments of the user's function after the draws.
+    """
+    takes = problem.argument_names(arguments).replace("noise_draw", "draws")
     validate_function(
         argument,
         function,
-        problem.example_arguments(more),
+        problem.example_arguments(arguments),
         takes=takes,
         call="one sample",
         differentiated=False,
@@ -142,35 +150,37 @@ def check_of_sample(argument: str, function: Any, problem: Any, more: tuple[str,
 
 @float64
 @partial(jax.jit, static_argnums=0)
-def _each(function: Callable[..., Any], states: Any) -> Any:
+def _evaluate(function: Callable[..., Any], states: Any) -> Any:
     return jax.lax.map(
         lambda state: jnp.asarray(function(state), jnp.float64), states, batch_size=CHUNK
     )
 
 
-def of_states(
-    functions: Mapping[str, Callable[..., Any]], states: Mapping[str, np.ndarray], lead: int
+def evaluate_functions(
+    functions: Mapping[str, Callable[..., Any]],
+    states: Mapping[str, np.ndarray],
+    leading_axes: int,
 ) -> dict[str, np.ndarray]:
-    """Functions of states with so many leading axes, by name; NaN where a state is not finite."""
+    """Values of functions at states with these leading axes; NaN where a state is not finite."""
     if not functions:
         return {}
-    shape = next(iter(states.values())).shape[:lead]
+    shape = next(iter(states.values())).shape[:leading_axes]
     flat = {
-        name: np.asarray(value).reshape(-1, *value.shape[lead:]) for name, value in states.items()
+        name: np.asarray(value).reshape(-1, *value.shape[leading_axes:])
+        for name, value in states.items()
     }
-    lost = ~np.all(
-        [np.isfinite(value).reshape(len(value), -1).all(axis=1) for value in flat.values()], axis=0
-    )
-    found = {}
+    finite = [np.isfinite(value).reshape(len(value), -1).all(axis=1) for value in flat.values()]
+    is_diverged = ~np.all(finite, axis=0)
+    values = {}
     for name, function in functions.items():
-        value = np.array(_each(function, flat))
-        value[lost] = np.nan
-        found[name] = value.reshape(*shape, *value.shape[1:])
-    return found
+        value = np.array(_evaluate(function, flat))
+        value[is_diverged] = np.nan
+        values[name] = value.reshape(*shape, *value.shape[1:])
+    return values
 
 
 def checked_evaluate(evaluate: Any) -> Mapping[str, Any]:
-    """The argument `evaluate`: other problems, by name."""
+    """Validate the argument `evaluate`, other problems by name."""
     if evaluate is None:
         return {}
     if (
@@ -182,25 +192,24 @@ def checked_evaluate(evaluate: Any) -> Mapping[str, Any]:
     return evaluate
 
 
-def labelled(
+def label_recorded(
     values: Mapping[str, np.ndarray], evaluated: Iterable[str], error: bool = False
 ) -> Variables:
-    """What was recorded, (run, time, ...), as variables of a result, and their coordinates; or its standard errors."""
-    found: Variables = {}
+    """Recorded values (run, time, ...) as variables of a result, with their coordinates.
+
+    With `error` the values are standard errors.
+    """
+    variables: Variables = {}
     for name, value in values.items():
-        known = VARIABLES.get(name)
-        axes = (
-            tuple(f"{name}_{axis}" for axis in range(value.ndim - 2))
-            if known is None
-            else known.axes
-        )
-        meaning = f"{name}, recorded" if known is None else known.meaning
-        said = {"long_name": f"{meaning}, standard error" if error else meaning}
-        found[name + (STANDARD_ERROR if error else "")] = (("run", "time", *axes), value, said)
+        standard = VARIABLES.get(name)
+        if standard is None:
+            axes = tuple(f"{name}_{axis}" for axis in range(value.ndim - 2))
+            meaning = f"{name}, recorded"
+        else:
+            axes, meaning = standard.axes, standard.meaning
+        label = {"long_name": f"{meaning}, standard error" if error else meaning}
+        variables[name + (STANDARD_ERROR if error else "")] = (("run", "time", *axes), value, label)
     if "evaluated_risk" in values and not error:
-        found["evaluation"] = (
-            ("evaluation",),
-            np.array(list(evaluated)),
-            {"long_name": "other problems"},
-        )
-    return found
+        names = np.array(list(evaluated))
+        variables["evaluation"] = (("evaluation",), names, {"long_name": "other problems"})
+    return variables

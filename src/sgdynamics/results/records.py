@@ -1,4 +1,7 @@
-"""Problems, algorithms and starts from plain values: what a result records, a sweep varies and a problem file states."""
+"""Problems, algorithms and starts from plain values.
+
+Results record such values, sweeps vary them, and problem files state them.
+"""
 
 from __future__ import annotations
 
@@ -38,11 +41,11 @@ def _contexts(
     problems: Mapping[str, Any], probabilities: Any = None, heads: str = "shared"
 ) -> Problem:
     """Contexts from the records of their problems."""
-    every: dict[str, Any] = {name: problem_from(one) for name, one in problems.items()}
+    members: dict[str, Any] = {name: problem_from(values) for name, values in problems.items()}
     if isinstance(probabilities, Mapping):
         probabilities = dict(probabilities)
         _with_schedules("problem probabilities", probabilities)
-    return contexts(every, probabilities, heads)
+    return contexts(members, probabilities, heads)
 
 
 CLASSES["contexts"] = _contexts
@@ -52,18 +55,23 @@ def problem_from(record: Mapping[str, Any]) -> Problem | SpikedTensor:
     """The problem that a record states: {"kind": "TeacherStudent", "width": 4, ...}."""
     values = _plain_record("problem", record)
     if not values.pop("rerunnable", True):
+        kind = values.get("kind")
         raise ValueError(
-            f"this problem ({values.get('kind')}) holds a user's function, which its record names but cannot make again"
+            f"this problem ({kind}) holds a user's function, which its record names but cannot "
+            "make again"
         )
-    known = {**CLASSES, **MODELS}  # a user's models too
-    kind = _kind("problem", values, known)
-    _names("problem", kind, values, known[kind])
+    makers = {**CLASSES, **MODELS}  # with models that a user registered
+    kind = _kind("problem", values, makers)
+    _names("problem", kind, values, makers[kind])
     _with_schedules("problem", values)
-    return known[kind](**values)
+    return makers[kind](**values)
 
 
 def algorithm_from(record: Mapping[str, Any]) -> OnePassSGD | FixedData:
-    """The algorithm that a record states: {"kind": "OnePassSGD", "lr": 0.1, ...}; a schedule is {"edges": [...], "rates": [...]}."""
+    """The algorithm that a record states: {"kind": "OnePassSGD", "lr": 0.1, ...}.
+
+    A schedule is {"edges": [...], "rates": [...]}.
+    """
     values = _plain_record("algorithm", record)
     if not values.pop("rerunnable", True):
         raise ValueError(
@@ -73,55 +81,61 @@ def algorithm_from(record: Mapping[str, Any]) -> OnePassSGD | FixedData:
     _names("algorithm", kind, values, KINDS[kind])
     _with_schedules("algorithm", values)
     if "rescale" in values:
-        # netCDF has no bool: a result records 0 or 1
-        values["rescale"] = (
-            bool(values["rescale"]) if values["rescale"] in (0, 1) else values["rescale"]
-        )
+        rescale = values["rescale"]
+        # netCDF has no bool: a result records 0 or 1.
+        values["rescale"] = bool(rescale) if rescale in (0, 1) else rescale
     if isinstance(values.get("update"), Mapping):
         values["update"] = update_from(values["update"])
     return KINDS[kind](**values)
 
 
 def update_from(record: Mapping[str, Any]) -> Update:
-    """The update that a record states: {"kind": "momentum", "beta": 0.9}, with another inside where it has one."""
-    numbers = dict(record)
-    update = _kind("update", numbers, MAKERS)
-    _names("update", update, numbers, MAKERS[update])
-    _with_schedules("update", numbers)
-    if isinstance(numbers.get("of"), Mapping):
-        numbers["of"] = update_from(numbers["of"])
-    return MAKERS[update](**numbers)
+    """The update that a record states: {"kind": "momentum", "beta": 0.9}.
+
+    The record of an update that wraps another has it under "of".
+    """
+    values = dict(record)
+    kind = _kind("update", values, MAKERS)
+    _names("update", kind, values, MAKERS[kind])
+    _with_schedules("update", values)
+    if isinstance(values.get("of"), Mapping):
+        values["of"] = update_from(values["of"])
+    return MAKERS[kind](**values)
 
 
-def _with_schedules(what: str, values: dict[str, Any]) -> None:
-    """Make schedules of the numbers that are written {"edges": [...], "rates": [...]}."""
+def _with_schedules(subject: str, values: dict[str, Any]) -> None:
+    """Replace values written as {"edges": [...], "rates": [...]} by schedules."""
     for name, value in values.items():
         if isinstance(value, Mapping) and {"edges", "rates"} & set(value):
-            _names(f"{what} {name}", "piecewise_rate", value, piecewise_rate)
+            _names(f"{subject} {name}", "piecewise_rate", value, piecewise_rate)
             values[name] = piecewise_rate(**value)
 
 
 def own_makers(record: object) -> dict[str, Any]:
-    """Identities of the user's functions by which a record names its models and updates: their code is not in the record."""
+    """Identities of the user's functions that a record names as models and updates.
+
+    Their code is not in the record.
+    """
     if isinstance(record, (list, tuple)):
-        return {name: identity for part in record for name, identity in own_makers(part).items()}
+        return {name: identity for item in record for name, identity in own_makers(item).items()}
     if not isinstance(record, Mapping):
         return {}
     identities = {}
     for maker in (MODELS.get(record.get("kind", "")), MAKERS.get(record.get("kind", ""))):
         if maker is not None and maker.__module__.partition(".")[0] != "sgdynamics":
             identities[record["kind"]] = function_identity(maker)
-    for part in record.values():
-        identities |= own_makers(part)
+    for value in record.values():
+        identities |= own_makers(value)
     return identities
 
 
 def start_of(
     problem: Problem | SpikedTensor, record: Mapping[str, Any], dimension: int | None = None
 ) -> Any:
-    """The start that a record states: {"kind": "random", "seed": 0, ...} or overlaps {"M": ..., "Q": ...}.
+    """The start that a record states.
 
-    A random start is drawn at `dimension` unless it names its own, or the problem's spectrum fixes it.
+    It is {"kind": "random", "seed": 0, ...} or overlaps {"M": ..., "Q": ...}. A random start is
+    drawn at `dimension`, unless its record or the spectrum of the problem has another one.
     """
     values = _plain_record("start", record)
     if "own dynamics" in problem.kinds:
@@ -131,97 +145,104 @@ def start_of(
     if kind == "overlaps":
         _names("start", "start", values, start, skip=("problem",))
         return start(problem, **values)
-    _names("start", "random_start", values, random_start, skip=("problem",), given=("dimension",))
+    _names(
+        "start", "random_start", values, random_start, skip=("problem",), optional=("dimension",)
+    )
     if values.get("dimension", dimension) is None and getattr(problem, "spectrum", None) is None:
         raise ValueError(
-            "start: a random start needs a dimension: give one with the start (in a file, dimension = ... in [start] or [run])"
+            "start: a random start needs a dimension: give one with the start (in a file, "
+            "dimension = ... in [start] or [run])"
         )
     return random_start(problem, **{"dimension": dimension, **values})
 
 
-def _plain_record(what: str, record: object) -> dict[str, Any]:
+def _plain_record(subject: str, record: object) -> dict[str, Any]:
     if not isinstance(record, Mapping) or not all(isinstance(name, str) for name in record):
-        raise checks.reject(what, record, "give a record, a dictionary such as {'kind': ...}")
+        raise checks.reject(subject, record, "give a record, a dictionary such as {'kind': ...}")
     return dict(record)
 
 
-def _kind(what: str, values: dict[str, Any], kinds: Mapping[str, Any]) -> str:
+def _kind(subject: str, values: dict[str, Any], kinds: Mapping[str, Any]) -> str:
+    """Remove the kind from the values of a record and validate it."""
+    choices = ", ".join(kinds)
     if "kind" not in values:
-        raise ValueError(f"{what}: give its kind, one of {', '.join(kinds)}")
+        raise ValueError(f"{subject}: give its kind, one of {choices}")
     kind = values.pop("kind")
     if not isinstance(kind, str) or kind not in kinds:
-        raise checks.reject(
-            f"{what} kind",
-            kind,
-            f"{checks.did_you_mean(kind, kinds)}choose one of {', '.join(kinds)}",
-        )
+        fix = f"{checks.did_you_mean(kind, kinds)}choose one of {choices}"
+        raise checks.reject(f"{subject} kind", kind, fix)
     return kind
 
 
 def _names(
-    what: str,
+    subject: str,
     kind: str,
     values: Mapping[str, Any],
     maker: Callable[..., Any],
     skip: tuple[str, ...] = (),
-    given: tuple[str, ...] = (),
+    optional: tuple[str, ...] = (),
 ) -> None:
-    """Refuse names that the maker does not take, with what was probably meant, and ask for those it needs and is not `given` elsewhere."""
+    """Raise ValueError for arguments that a function does not take, or that are missing."""
     parameters = {
-        name: one for name, one in inspect.signature(maker).parameters.items() if name not in skip
+        name: parameter
+        for name, parameter in inspect.signature(maker).parameters.items()
+        if name not in skip
     }
-    checks.reject_unknown(f"{what}: {kind}", values, parameters)
-    needed = [name for name, one in parameters.items() if one.default is inspect.Parameter.empty]
-    missing = [name for name in needed if name not in values and name not in given]
+    checks.reject_unknown(f"{subject}: {kind}", values, parameters)
+    missing = [
+        name
+        for name, parameter in parameters.items()
+        if parameter.default is inspect.Parameter.empty
+        and name not in values
+        and name not in optional
+    ]
     if missing:
-        raise ValueError(f"{what}: {kind} needs {', '.join(missing)}")
+        raise ValueError(f"{subject}: {kind} needs {', '.join(missing)}")
 
 
 def contents(value: object) -> Mapping[str, Any]:
-    """What may vary inside a value: entries of a dictionary, arguments of an object, numbers that it records; nothing elsewhere."""
+    """The values inside a value that a sweep may vary.
+
+    They are the entries of a dictionary, the fields of a user's dynamics, or the recorded
+    arguments of an object; there are none in other values.
+    """
     if is_dataclass(value) and not isinstance(value, type) and hasattr(value, "kinds"):
         return {field.name: getattr(value, field.name) for field in fields(value)}
-    found: Any = getattr(value, "describe", lambda: value)()
-    if not isinstance(found, Mapping) or "sha256" in found:
+    values: Any = getattr(value, "describe", lambda: value)()
+    if not isinstance(values, Mapping) or "sha256" in values:
         return {}
-    if isinstance(value, Problem):  # as it was told, and what it was not told as it is
-        found = {
-            **found,
-            **{
-                name: part
-                for name, part in value.arguments.items()
-                if part is not None or name not in found
-            },
+    if isinstance(value, Problem):
+        # Arguments as the user wrote them; the record has those that were left out.
+        arguments = {
+            name: argument
+            for name, argument in value.arguments.items()
+            if argument is not None or name not in values
         }
+        values = {**values, **arguments}
     if isinstance(value, Contexts) and not is_scheduled(value.probabilities):
-        found = {**found, "probabilities": value.shares}
-    return (
-        found
-        if found is value
-        else {name: part for name, part in found.items() if name not in ("kind", "rerunnable")}
-    )
+        values = {**values, "probabilities": value.shares}
+    if values is value:
+        return values
+    return {name: item for name, item in values.items() if name not in ("kind", "rerunnable")}
 
 
-def changed(value: Any, changes: Mapping[tuple[str, ...], Any]) -> Any:
-    """A dictionary or an object with something else at these places inside, however deep."""
+def replace_inside(value: Any, changes: Mapping[tuple[str, ...], Any]) -> Any:
+    """A copy of a dictionary or an object with other values at these paths inside it."""
     if not changes or () in changes:
         return changes.get((), value)
-    inside: dict[str, dict[tuple[str, ...], Any]] = {}
+    nested: dict[str, dict[tuple[str, ...], Any]] = {}
     for path, new in changes.items():
-        inside.setdefault(path[0], {})[path[1:]] = new
-    known = contents(value)
-    parts = {name: changed(known.get(name), below) for name, below in inside.items()}
+        nested.setdefault(path[0], {})[path[1:]] = new
+    values = contents(value)
+    replaced = {name: replace_inside(values.get(name), below) for name, below in nested.items()}
     if (
         isinstance(value, Contexts)
-        and "probabilities" in inside
-        and () not in inside["probabilities"]
+        and "probabilities" in nested
+        and () not in nested["probabilities"]
     ):
-        # the shares that change, the others have the rest
-        parts["probabilities"] = {
-            name: parts["probabilities"][name] for name, *_ in inside["probabilities"]
-        }
-    return (
-        {**known, **parts}
-        if isinstance(value, Mapping) or not hasattr(value, "replace")
-        else value.replace(**parts)
-    )
+        # Only the shares that change: the others share the rest.
+        shares = replaced["probabilities"]
+        replaced["probabilities"] = {name: shares[name] for name, *_ in nested["probabilities"]}
+    if isinstance(value, Mapping) or not hasattr(value, "replace"):
+        return {**values, **replaced}
+    return value.replace(**replaced)

@@ -1,4 +1,4 @@
-"""What the variables of results are: one table, read wherever one of them is named."""
+"""The table of the variables of results: their meaning, axes and labels."""
 
 from __future__ import annotations
 
@@ -7,13 +7,27 @@ from typing import Any, NamedTuple
 
 
 class Variable(NamedTuple):
-    """What a variable is, its axes after run and time, what an axis of a plot calls it, and whether theory and runs are compared in it."""
+    """A variable of results.
+
+    Attributes
+    ----------
+    meaning : str
+        Long name of the variable.
+    axes : tuple of str
+        Axes after run and time.
+    label : str
+        Label of an axis of a plot.
+    is_compared : bool
+        Whether theory and simulation are compared in this variable.
+    error : str
+        Variable whose standard error is that of this one; empty for its own.
+    """
 
     meaning: str
     axes: tuple[str, ...] = ()
     label: str = ""
-    compared: bool = True
-    error: str = ""  # the variable whose standard error it has, where that is another's
+    is_compared: bool = True
+    error: str = ""
 
 
 VARIABLES: dict[str, Variable] = {
@@ -41,9 +55,9 @@ VARIABLES: dict[str, Variable] = {
         (),
         "squared length orthogonal to the signal $r^2$",
     ),
-    "M_block": Variable("overlaps, block by block", ("block", "unit", "signal"), compared=False),
+    "M_block": Variable("overlaps, block by block", ("block", "unit", "signal"), is_compared=False),
     "Q_block": Variable(
-        "Gram matrix, block by block", ("block", "unit", "unit_other"), compared=False
+        "Gram matrix, block by block", ("block", "unit", "unit_other"), is_compared=False
     ),
     "M_fields": Variable(
         "covariance of fields and signals, sum_b l_b M_b",
@@ -56,19 +70,19 @@ VARIABLES: dict[str, Variable] = {
         "covariance of the fields",
     ),
     "rows_M": Variable(
-        "overlaps of all sets of rows with the signals", ("set_row", "signal"), compared=False
+        "overlaps of all sets of rows with the signals", ("set_row", "signal"), is_compared=False
     ),
     "rows_Q": Variable(
-        "Gram matrix of all sets of rows", ("set_row", "set_row_other"), compared=False
+        "Gram matrix of all sets of rows", ("set_row", "set_row_other"), is_compared=False
     ),
-    "rows_a": Variable("heads of all sets of rows", ("set_row",), compared=False),
+    "rows_a": Variable("heads of all sets of rows", ("set_row",), is_compared=False),
     "rows_M_block": Variable(
-        "overlaps of all sets, block by block", ("block", "set_row", "signal"), compared=False
+        "overlaps of all sets, block by block", ("block", "set_row", "signal"), is_compared=False
     ),
     "rows_Q_block": Variable(
         "Gram matrix of all sets, block by block",
         ("block", "set_row", "set_row_other"),
-        compared=False,
+        is_compared=False,
     ),
     "update_scalars": Variable(
         "numbers that the update keeps", ("update_scalar",), "numbers of the update"
@@ -79,15 +93,21 @@ VARIABLES: dict[str, Variable] = {
         "mean squares of the update",
     ),
     "C": Variable(
-        "two-time correlation W(t) W(t')^T", ("time_other", "unit", "unit_other"), compared=False
+        "two-time correlation W(t) W(t')^T", ("time_other", "unit", "unit_other"), is_compared=False
     ),
     "R": Variable(
-        "response of W(t) to a kick of W(t')", ("time_other", "unit", "unit_other"), compared=False
+        "response of W(t) to a kick of W(t')",
+        ("time_other", "unit", "unit_other"),
+        is_compared=False,
     ),
 }
 TIMES = ("t", "alpha", "step")
-AXES = ("run", "time", *dict.fromkeys(axis for one in VARIABLES.values() for axis in one.axes))
-# names of a result that nothing else may have
+AXES = (
+    "run",
+    "time",
+    *dict.fromkeys(axis for variable in VARIABLES.values() for axis in variable.axes),
+)
+# Names of a result that recorded functions must not have.
 TAKEN = frozenset(
     (
         *AXES,
@@ -105,9 +125,16 @@ TAKEN = frozenset(
 STANDARD_ERROR = "_standard_error"  # what the name of a variable's standard error ends with
 
 
-def compared(one: Iterable[Any], other: Container[Any]) -> list[str]:
-    """The variables of two results that are compared, by name: those of the table first, then what was recorded."""
-    both = [str(name) for name in one if name in other]
-    known = [name for name, one in VARIABLES.items() if name in both and one.compared]
-    own = [name for name in both if name not in VARIABLES and not name.endswith(STANDARD_ERROR)]
-    return known + own
+def shared_variables(first: Iterable[Any], second: Container[Any]) -> list[str]:
+    """The names of the variables in which two results are compared.
+
+    Those of the table come first, then functions that were recorded.
+    """
+    shared = [str(name) for name in first if name in second]
+    standard = [
+        name for name, variable in VARIABLES.items() if name in shared and variable.is_compared
+    ]
+    recorded = [
+        name for name in shared if name not in VARIABLES and not name.endswith(STANDARD_ERROR)
+    ]
+    return standard + recorded

@@ -17,7 +17,12 @@ from sgdynamics.problems.overlap_starts import Start
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor
 from sgdynamics.results.build import build_result
-from sgdynamics.results.clock import elapsed, integration_points, plan_steps, reached
+from sgdynamics.results.clock import (
+    integration_points,
+    plan_steps,
+    time_at_alpha,
+    time_of_scheme_steps,
+)
 from sgdynamics.simulation.running import run
 from sgdynamics.solvers.call import validate_call
 
@@ -143,11 +148,11 @@ def solve_sde(
     simulator.set_steps(edges, lengths)
     label = f"SDE, {dynamics.dimension_symbol} = {d}"
     states, last = run(simulator, call.initial_state.runs, saved, call.seed, label, call.progress)
-    ends = reached(edges, lengths, np.maximum(last, 0))
+    ends = time_of_scheme_steps(edges, lengths, np.maximum(last, 0))
     if algorithm.scheduled:
         # from alpha to t, whose conversion needs increasing values
         order = np.argsort(ends)
-        ends[order] = elapsed(dynamics.algorithm, ends[order])
+        ends[order] = time_at_alpha(dynamics.algorithm, ends[order])
     attributes = {
         "seed": call.seed,
         "dimension": d,

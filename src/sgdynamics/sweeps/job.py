@@ -20,10 +20,10 @@ from sgdynamics.problems.starts import random_start, start
 from sgdynamics.problems.wide_starts import MeanFieldStart
 from sgdynamics.results.records import (
     algorithm_from,
-    changed,
     contents,
     own_makers,
     problem_from,
+    replace_inside,
     start_of,
 )
 
@@ -244,7 +244,7 @@ class Job:
         excluded |= {path[0] for path in paths if len(path) == 1}
         fixed = plain({name: value for name, value in values.items() if name not in excluded})
         nested = {path: None for path in paths if len(path) > 1 and path[0] in fixed}
-        return changed(fixed, nested)
+        return replace_inside(fixed, nested)
 
     @property
     def identity(self) -> str:
@@ -274,10 +274,10 @@ class Job:
             changes[path[0]][path[1:]] = value
         problem = self._changed_object("problem", changes["problem"])
         algorithm = self._changed_object("algorithm", changes["algorithm"])
-        arguments = changed(self.arguments, changes["arguments"])
+        arguments = replace_inside(self.arguments, changes["arguments"])
         initial = self.start
         if isinstance(initial, dict):
-            initial = changed(initial, changes["start"])
+            initial = replace_inside(initial, changes["start"])
             if problem is not None:
                 initial = start_of(problem, initial, arguments.get("dimension"))
         elif callable(initial):
@@ -294,9 +294,9 @@ class Job:
         try:
             value = self._cache.get(key)
         except TypeError:
-            return changed(base, changes)  # a list among the values has no hash
+            return replace_inside(base, changes)  # a list among the values has no hash
         if value is None:
-            value = changed(base, changes)
+            value = replace_inside(base, changes)
             if len(self._cache) < MAX_CACHED:
                 self._cache[key] = value
         return value

@@ -12,7 +12,7 @@ import numpy as np
 from sgdynamics.analysis.protocols.search import Box
 from sgdynamics.base import checks
 from sgdynamics.base.controls import Schedule, is_scheduled, piecewise
-from sgdynamics.results.records import changed, contents
+from sgdynamics.results.records import contents, replace_inside
 
 SECTIONS = ("algorithm", "problem")
 LOWEST_RATE = 1e-3  # of the highest: what a lower bound of 0 of a learning rate means, as rates are searched in logarithms
@@ -42,7 +42,7 @@ class Controls:
                 for name, path in zip(self.names, self.paths, strict=True)
                 if path[0] == section
             }
-            made.append(changed(value, own))
+            made.append(replace_inside(value, own))
         return made[0], made[1]
 
 
@@ -178,7 +178,7 @@ def _means(budget: object, names: tuple[str, ...]) -> dict[str, float]:
 def _allowed(objects: Mapping[str, Any], name: str, path: Path, end: float) -> None:
     """Refuse a bound that the number cannot have."""
     try:
-        changed(objects[path[0]], {path[1:]: end})
+        replace_inside(objects[path[0]], {path[1:]: end})
     except (ValueError, TypeError) as error:
         raise checks.reject(
             f"controls[{name!r}]", end, f"it cannot be that: {checks.reason(error)}"
