@@ -26,7 +26,7 @@ from tests.contracts.before_work import Work, stop_before_work
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.toml"))
 COMMANDS = ("run", "exit-time", "hessian", "sweep")
-NUMBERS = [
+HOSTILE_NUMBERS = [
     "1e300",
     "-1",
     "0",
@@ -66,26 +66,28 @@ WORD = re.compile(r'"[^"\n]*"')
 def changed_text(text: str, draw: random.Random) -> bytes:
     """One mutation of a problem file."""
     lines = text.splitlines()
-    place = draw.randrange(len(text))
+    position = draw.randrange(len(text))
     kind = draw.randrange(8)
     if kind == 0:
-        return text[:place].encode()
+        return text[:position].encode()
     if kind == 1:
         damaged = bytearray(text.encode())
-        damaged[place] ^= 1 << draw.randrange(8)
+        damaged[position] ^= 1 << draw.randrange(8)
         return bytes(damaged)
     if kind == 2:
         del lines[draw.randrange(len(lines))]
     elif kind == 3:
         lines.insert(draw.randrange(len(lines)), draw.choice(lines))
     elif kind == 4:
-        one, other = draw.randrange(len(lines)), draw.randrange(len(lines))
-        lines[one], lines[other] = lines[other], lines[one]
+        value, other = draw.randrange(len(lines)), draw.randrange(len(lines))
+        lines[value], lines[other] = lines[other], lines[value]
     elif kind == 5:
         return text.replace(draw.choice(WORD.findall(text)), f'"{draw.choice(WORDS)}"', 1).encode()
     else:
-        found = draw.choice([*NUMBER.finditer(text)])
-        return (text[: found.start()] + draw.choice(NUMBERS) + text[found.end() :]).encode()
+        outcome = draw.choice([*NUMBER.finditer(text)])
+        return (
+            text[: outcome.start()] + draw.choice(HOSTILE_NUMBERS) + text[outcome.end() :]
+        ).encode()
     return "\n".join(lines).encode()
 
 
@@ -96,15 +98,15 @@ def ends_well(folder: Path, *arguments: object) -> str:
             warnings.simplefilter(
                 "error", RuntimeWarning
             )  # an overflow on the way is not an answer
-            found = CliRunner().invoke(main.app, [*map(str, arguments)])
+            outcome = CliRunner().invoke(main.app, [*map(str, arguments)])
     except Work:
         return "work"
-    said = [line for line in found.stderr.splitlines() if not line.startswith("warning: ")]
-    assert found.exit_code in (0, 2), (arguments, found.output, found.stderr)
-    if found.exit_code == 2:
-        assert len(said) == 1, (arguments, found.stderr)
-        assert said[0].startswith("sgdynamics: "), (arguments, said)
-        assert "Traceback" not in found.output
+    message = [line for line in outcome.stderr.splitlines() if not line.startswith("warning: ")]
+    assert outcome.exit_code in (0, 2), (arguments, outcome.output, outcome.stderr)
+    if outcome.exit_code == 2:
+        assert len(message) == 1, (arguments, outcome.stderr)
+        assert message[0].startswith("sgdynamics: "), (arguments, message)
+        assert "Traceback" not in outcome.output
         return "refused"
     return "result"
 
@@ -133,19 +135,19 @@ def test_damaged_problem_files(example, tmp_path, monkeypatch):
         file = tmp_path / f"{number}.toml"
         file.write_bytes(changed_text(text, draw))
         command = COMMANDS[0] if number % 2 else draw.choice(COMMANDS)
-        more = ("--out", tmp_path / str(number)) if command in ("run", "sweep") else ()
-        ends.append(ends_well(tmp_path, command, file, *more))
+        extra = ("--out", tmp_path / str(number)) if command in ("run", "sweep") else ()
+        ends.append(ends_well(tmp_path, command, file, *extra))
         shutil.rmtree(tmp_path / str(number), ignore_errors=True)
     # both happen: mutations that leave a problem file, and mutations that do not
     assert min(ends.count("work"), ends.count("refused")) > 15
 
 
-def stored(folder: Path) -> Path:
+def store_result(folder: Path) -> Path:
     """A file of two results as `run` writes it, with real records and made-up numbers: nothing is solved."""
     problem = sgd.TeacherStudent(width=2, activation="erf", noise=0.1)
     algorithm = sgd.OnePassSGD(lr=0.2)
     start = sgd.random_start(problem, dimension=100, seed=0)
-    made = {}
+    results = {}
     for method, runs, whole in (("solve_ode", 1, False), ("simulate-exact", 3, True)):
         when = make_clock(algorithm, times=[0.0, 1.0, 2.0], dimension=100, whole_steps=whole)
         repeated = {"M": start.M_blocks, "Q": start.Q_blocks, "a": start.a}
@@ -158,8 +160,8 @@ def stored(folder: Path) -> Path:
         flags = {"diverged_at": np.full(runs, np.nan), "method": method, "attributes": attributes}
         dynamics = dynamics_of("simulate", problem, algorithm)
         result = label_values(dynamics, when, dynamics.observables(overlaps, risk, when), **flags)
-        made[method.removeprefix("solve_").removeprefix("simulate-")] = result
-    return sgd.save(made, folder / "whole.nc")
+        results[method.removeprefix("solve_").removeprefix("simulate-")] = result
+    return sgd.save(results, folder / "whole.nc")
 
 
 TEXTS = [
@@ -180,31 +182,33 @@ def change_attributes(file: Path, draw: random.Random) -> None:
     """Edit, remove or retype something inside a file that stays an HDF5 file."""
     with h5py.File(file, "r+") as content:
         group = content[draw.choice(list(content))]
-        place = draw.randrange(6)
-        if place == 0:
+        position = draw.randrange(6)
+        if position == 0:
             group.attrs[draw.choice(["problem", "algorithm", "method"])] = draw.choice(TEXTS)
-        elif place == 1:
+        elif position == 1:
             name = draw.choice(list(group.attrs))
             del group.attrs[name]
-        elif place == 2:
+        elif position == 2:
             group.attrs[draw.choice(["dimension", "seed", "dtype", "method", "problem"])] = (
                 draw.choice([-1, 1e300, np.nan, np.zeros(3), "x"])
             )
-        elif place == 3:
+        elif position == 3:
             record = json.loads(group.attrs["problem"])
             record[draw.choice(list(record))] = draw.choice(
                 [None, -1, 1e300, True, "x", [], {}, [[1]], 10**30]
             )
             group.attrs["problem"] = json.dumps(record)
-        elif place == 4:
+        elif position == 4:
             del group[
-                draw.choice([name for name, one in group.items() if isinstance(one, h5py.Dataset)])
+                draw.choice(
+                    [name for name, value in group.items() if isinstance(value, h5py.Dataset)]
+                )
             ]
         else:
-            numbers = group[
-                draw.choice([name for name, one in group.items() if one.dtype.kind == "f"])
+            values = group[
+                draw.choice([name for name, value in group.items() if value.dtype.kind == "f"])
             ]
-            numbers[...] = draw.choice([np.nan, np.inf, -1.0, 1e30])
+            values[...] = draw.choice([np.nan, np.inf, -1.0, 1e30])
 
 
 def change_bytes(file: Path, draw: random.Random) -> None:
@@ -230,7 +234,7 @@ def test_damaged_results(change, count, tmp_path, monkeypatch):
     stop_before_work(monkeypatch)
     monkeypatch.chdir(tmp_path)
     draw = random.Random(change.__name__)
-    whole = stored(tmp_path)
+    whole = store_result(tmp_path)
     assert ends_well(tmp_path, "compare", whole) == "result"
     assert ends_well(tmp_path, "run", whole, "--out", "again") == "work"
     ends = []

@@ -39,7 +39,7 @@ dimension = 100
 runs = 20
 seed = 4
 """
-MORE = """
+QUESTIONS = """
 [exit_time]
 methods = ["ode"]
 threshold = 0.3
@@ -51,9 +51,9 @@ dimension = 50
 
 
 def invoke(*arguments, code=0):
-    found = CliRunner().invoke(main.app, [str(one) for one in arguments])
-    assert found.exit_code == code, (found.output, found.stderr, found.exception)
-    return found
+    outcome = CliRunner().invoke(main.app, [str(item) for item in arguments])
+    assert outcome.exit_code == code, (outcome.output, outcome.stderr, outcome.exception)
+    return outcome
 
 
 def answer(*arguments):
@@ -73,13 +73,13 @@ def shell(*arguments):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     where = tmp_path_factory.mktemp("cli")
-    (where / "small.toml").write_text(HEAD + RUN + MORE)
+    (where / "small.toml").write_text(HEAD + RUN + QUESTIONS)
     return where
 
 
 @pytest.fixture(scope="module")
 def first(folder):
-    """What `run small.toml` says and writes."""
+    """The summary that `run small.toml` prints."""
     return answer("run", folder / "small.toml", "--out", folder / "out", "--format", "both")
 
 
@@ -118,30 +118,31 @@ def test_help_and_bad_input_in_a_shell(folder):
         == HELP.strip()
     )
     (folder / "typo.toml").write_text(HEAD.replace("width", "witdh") + RUN)
-    said = shell("run", folder / "typo.toml")
-    assert (said.returncode, said.stdout) == (2, "")
-    assert said.stderr.startswith(
+    message = shell("run", folder / "typo.toml")
+    assert (message.returncode, message.stdout) == (2, "")
+    assert message.stderr.startswith(
         "sgdynamics: problem: TeacherStudent has no 'witdh': did you mean 'width'? it takes width, "
     )
-    assert said.stderr.count("\n") == 1
+    assert message.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("command", ["run", "compare", "exit-time", "hessian", "sweep"])
 def test_files_are_checked_before_jax_is_imported(command, folder):
     (folder / "broken.toml").write_text("[problem\n")
-    said = {"nothere.toml": "no such file."}
+    message = {"nothere.toml": "no such file."}
     if command != "compare":
-        said["broken.toml"] = "not a TOML file"
+        message["broken.toml"] = "not a TOML file"
     code = (
         "import sys\nfrom sgdynamics.cli.main import app\nfor name in sys.argv[2:]:\n"
         "    try:\n        app([sys.argv[1], name])\n    except SystemExit as stop:\n        print(stop.code)\n"
         "print([name for name in ('jax', 'xarray') if name in sys.modules])"
     )
-    arguments = [sys.executable, "-c", code, command, *(str(folder / name) for name in said)]
+    arguments = [sys.executable, "-c", code, command, *(str(folder / name) for name in message)]
     done = subprocess.run(arguments, capture_output=True, text=True, timeout=120)
-    assert done.stdout.split("\n")[:-1] == ["2"] * len(said) + ["[]"]
+    assert done.stdout.split("\n")[:-1] == ["2"] * len(message) + ["[]"]
     assert all(
-        words in line for words, line in zip(said.values(), done.stderr.splitlines(), strict=True)
+        words in line
+        for words, line in zip(message.values(), done.stderr.splitlines(), strict=True)
     )
 
 
@@ -178,21 +179,21 @@ def test_tables_and_pictures_show_the_clock_that_the_file_states(first, folder):
     (folder / "alpha.toml").write_text(
         HEAD + RUN.replace("times = { to = 0.5", "alpha = { to = 2.5")
     )
-    found = answer("run", folder / "alpha.toml", "--out", folder / "out", "--format", "none")
-    assert (first["clocks"], found["clocks"]) == (["t"], ["alpha"])
-    np.testing.assert_allclose(found["alpha"], np.linspace(0, 2.5, 5))
-    np.testing.assert_allclose(found["t"], first["t"])
-    np.testing.assert_allclose(found["methods"]["ode"]["mean"], first["methods"]["ode"]["mean"])
+    outcome = answer("run", folder / "alpha.toml", "--out", folder / "out", "--format", "none")
+    assert (first["clocks"], outcome["clocks"]) == (["t"], ["alpha"])
+    np.testing.assert_allclose(outcome["alpha"], np.linspace(0, 2.5, 5))
+    np.testing.assert_allclose(outcome["t"], first["t"])
+    np.testing.assert_allclose(outcome["methods"]["ode"]["mean"], first["methods"]["ode"]["mean"])
     results = {name: sgd.load(folder / "out" / "alpha.nc", group=name) for name in ("ode", "exact")}
     assert {ax.get_xlabel() for ax in drawings.draw_results(results, "title").axes} == {
         r"$\alpha$ = samples / $d$"
     }
-    said = summaries.summarise(results) | {"files": []}
-    said["comparisons"][0]["z"][0] = np.nan  # where there is no standard error
+    message = summaries.summarise(results) | {"files": []}
+    message["comparisons"][0]["z"][0] = np.nan  # where there is no standard error
     with pytest.MonkeyPatch.context() as patch:
         lines = []
-        patch.setattr(tables, "print_table", lambda *parts: lines.append(parts))
-        tables.print_summary(said)
+        patch.setattr(tables, "print_table", lambda *groups: lines.append(groups))
+        tables.print_summary(message)
     (columns, rows, _) = lines[0]
     assert columns == ["alpha", "ode", "exact", "z exact"]
     assert [row[0] for row in rows] == ["0", "0.625", "1.25", "1.875", "2.5"]
@@ -200,7 +201,7 @@ def test_tables_and_pictures_show_the_clock_that_the_file_states(first, folder):
 
 
 def test_a_result_runs_again(first, folder):
-    again = answer(
+    repeated = answer(
         "run",
         folder / "out" / "small.nc",
         "--out",
@@ -211,15 +212,15 @@ def test_a_result_runs_again(first, folder):
         "none",
     )
     for method in ("ode", "exact"):
-        assert again["methods"][method] == first["methods"][method]
+        assert repeated["methods"][method] == first["methods"][method]
     # a result that the library saved, without the file that states it: from its attributes, save points and first state
     runs = sgd.load(folder / "out" / "small.nc", group="exact")
     del runs.attrs["statement"]
     sgd.save(runs, folder / "plain.nc")
-    again = answer("run", folder / "plain.nc", "--out", folder / "again", "--format", "none")
-    assert list(again["methods"]) == ["exact"]
+    repeated = answer("run", folder / "plain.nc", "--out", folder / "again", "--format", "none")
+    assert list(repeated["methods"]) == ["exact"]
     np.testing.assert_allclose(
-        again["methods"]["exact"]["mean"], first["methods"]["exact"]["mean"], rtol=1e-9
+        repeated["methods"]["exact"]["mean"], first["methods"]["exact"]["mean"], rtol=1e-9
     )
     later = runs.isel(time=slice(1, None))
     sgd.save(later, folder / "later.nc")
@@ -237,10 +238,10 @@ def test_compare(first, folder):
         (folder / "theory.nc", folder / "runs.nc"),
         (file, file, "--theory", "ode", "--simulation", "exact"),
     ):
-        found = answer("compare", *arguments)
-        row = next(one for one in found["variables"] if one["variable"] == "M")
+        outcome = answer("compare", *arguments)
+        row = next(item for item in outcome["variables"] if item["variable"] == "M")
         assert row["largest_z"] == pytest.approx(float(np.abs(expected.M_z).max()))
-        assert (found["runs"], found["same_problem"]) == (20, True)
+        assert (outcome["runs"], outcome["same_problem"]) == (20, True)
     assert "largest |z|" in invoke("compare", file).stdout
     assert (
         "did you mean 'exact'?" in invoke("compare", file, "--simulation", "exakt", code=2).stderr
@@ -258,13 +259,13 @@ def test_exit_time_and_hessian(folder):
     assert row["alpha"] == pytest.approx(expected.mean / 0.2)
     assert row["standard_error"] is None
     assert "exit time t" in invoke("exit-time", folder / "small.toml").stdout
-    found = answer("hessian", folder / "small.toml")
-    # a random start has the dimension of what is asked of it
+    outcome = answer("hessian", folder / "small.toml")
+    # a random start has the dimension of its question
     spectrum = sgd.hessian_spectrum(
         problem, sgd.random_start(problem, dimension=50, seed=3), dimension=50
     )
-    assert [one["eigenvalue"] for one in found["eigenvalues"]] == spectrum.eigenvalues.tolist()
-    assert sum(one["multiplicity"] for one in found["eigenvalues"]) == 2 * 50
+    assert [item["eigenvalue"] for item in outcome["eigenvalues"]] == spectrum.eigenvalues.tolist()
+    assert sum(item["multiplicity"] for item in outcome["eigenvalues"]) == 2 * 50
     assert "multiplicity" in invoke("hessian", folder / "small.toml").stdout
 
 
@@ -273,12 +274,12 @@ def test_a_diverging_run_is_one_line_of_warning(folder):
     (folder / "fast.toml").write_text(
         HEAD.replace("lr = 0.2", "lr = 60.0") + RUN.replace('"ode", "exact"', '"ode"')
     )
-    found = invoke(
+    outcome = invoke(
         "run", folder / "fast.toml", "--out", folder / "fast", "--format", "none", "--json"
     )
-    assert found.stderr.startswith("warning: 1 of 1 runs diverged, the first after t = ")
-    assert found.stderr.count("\n") == 1
-    assert json.loads(found.stdout)["methods"]["ode"]["diverged"] == 1
+    assert outcome.stderr.startswith("warning: 1 of 1 runs diverged, the first after t = ")
+    assert outcome.stderr.count("\n") == 1
+    assert json.loads(outcome.stdout)["methods"]["ode"]["diverged"] == 1
 
 
 @pytest.mark.slow
@@ -293,8 +294,8 @@ def test_programs_are_kept_where_the_user_asks(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=mine)
     assert done.returncode == 0, done.stderr
     assert f"export JAX_COMPILATION_CACHE_DIR='{folder}'" in done.stdout
-    kept = {path.name for path in folder.iterdir()}
-    assert {name.split("-")[0] for name in kept} >= {
+    programs = {path.name for path in folder.iterdir()}
+    assert {name.split("-")[0] for name in programs} >= {
         "jit__reach",
         "jit__advance_chain",
         "jit__risks",
@@ -305,11 +306,11 @@ def test_programs_are_kept_where_the_user_asks(tmp_path):
         (EXAMPLES.parent / "README.md").read_text(encoding="utf-8"),
         flags=re.DOTALL,
     )[0]
-    again = subprocess.run(
+    repeated = subprocess.run(
         [sys.executable, "-c", block], capture_output=True, text=True, timeout=300, env=mine
     )
-    assert again.returncode == 0, again.stderr
-    assert {path.name for path in folder.iterdir() if path.name.endswith("-cache")} <= kept
+    assert repeated.returncode == 0, repeated.stderr
+    assert {path.name for path in folder.iterdir() if path.name.endswith("-cache")} <= programs
 
 
 @pytest.mark.parametrize("command", [("figures",), ("figure", "quadratic-networks", "5")])
@@ -343,26 +344,26 @@ def test_info():
 def test_sweep(first, folder):
     sweep = '[sweep]\nsolver = "ode"\nworkers = 1\n[sweep.over]\n"algorithm.lr" = { from = 0.1, to = 0.4, points = 3, spacing = "log" }\n'
     (folder / "sweep.toml").write_text(HEAD + RUN + sweep)
-    found = answer("sweep", folder / "sweep.toml", "--out", folder / "swept")
-    assert (found["points"], found["failed"], found["over"]) == (3, 0, ["algorithm.lr"])
+    outcome = answer("sweep", folder / "sweep.toml", "--out", folder / "swept")
+    assert (outcome["points"], outcome["failed"], outcome["over"]) == (3, 0, ["algorithm.lr"])
     # the middle of the range is the learning rate of the file
-    values = sgd.load(found["files"][0])["excess_risk"].values.reshape(3, -1)
+    values = sgd.load(outcome["files"][0])["excess_risk"].values.reshape(3, -1)
     np.testing.assert_allclose(values[1], first["methods"]["ode"]["mean"], rtol=1e-6)
     assert values[0, -1] != values[1, -1]
-    said = invoke("sweep", folder / "sweep.toml", "--out", folder / "swept").stdout
-    assert "3 points over algorithm.lr, 0 failed" in said
+    message = invoke("sweep", folder / "sweep.toml", "--out", folder / "swept").stdout
+    assert "3 points over algorithm.lr, 0 failed" in message
     # a number at each point, in a table and a picture
-    assert found["quantity"] == "excess risk at the last save point"
-    assert [row["lr"] for row in found["table"]] == pytest.approx([0.1, 0.2, 0.4])
+    assert outcome["quantity"] == "excess risk at the last save point"
+    assert [row["lr"] for row in outcome["table"]] == pytest.approx([0.1, 0.2, 0.4])
     last = (
         sgd.load(folder / "swept" / "sweep-sweep.nc")["excess_risk"]
         .isel(time=-1)
         .mean("run")
         .values
     )
-    assert [row["value"] for row in found["table"]] == pytest.approx(last)
-    assert [line.split() for line in said.splitlines()[1:4]] == [
-        [f"{row['lr']:.5g}", f"{row['value']:.5g}"] for row in found["table"]
+    assert [row["value"] for row in outcome["table"]] == pytest.approx(last)
+    assert [line.split() for line in message.splitlines()[1:4]] == [
+        [f"{row['lr']:.5g}", f"{row['value']:.5g}"] for row in outcome["table"]
     ]
     assert (folder / "swept" / "sweep-sweep.png").stat().st_size > 5000
     # these points are one group: the second shard has nothing to do, and the last of them to end writes the whole
@@ -371,10 +372,10 @@ def test_sweep(first, folder):
         "3 points over algorithm.lr, 3 left to other shards, 0 failed"
         in invoke(*other, "1/2").stdout
     )
-    found = answer(*other, "0/2")
-    assert (found["missing"], found["failed"]) == (0, 0)
+    outcome = answer(*other, "0/2")
+    assert (outcome["missing"], outcome["failed"]) == (0, 0)
     np.testing.assert_array_equal(
-        sgd.load(found["files"][0])["excess_risk"].values.reshape(3, -1), values
+        sgd.load(outcome["files"][0])["excess_risk"].values.reshape(3, -1), values
     )
 
 
@@ -411,31 +412,37 @@ def test_examples_state_what_can_be_computed(name):
     ["committee.toml", "persistent_sgd.toml", "epochs.toml", "many_epochs.toml", "power_law.toml"],
 )
 def test_examples_agree_with_theory(name, tmp_path):
-    found = answer("run", EXAMPLES / name, "--out", tmp_path)
-    assert found["comparisons"][0]["largest_z"] < 6  # of some thirty times, and a finite dimension
+    outcome = answer("run", EXAMPLES / name, "--out", tmp_path)
+    assert (
+        outcome["comparisons"][0]["largest_z"] < 6
+    )  # of some thirty times, and a finite dimension
 
 
 def power_law(folder, **changes):
     """The example on a power law with lines changed, by their key; None leaves one out."""
     lines = (EXAMPLES / "power_law.toml").read_text().splitlines()
     for key, value in changes.items():
-        (place, *_) = [number for number, line in enumerate(lines) if line.startswith(f"{key} = ")]
-        lines[place] = "" if value is None else f"{key} = {value}"
+        (position, *_) = [
+            number for number, line in enumerate(lines) if line.startswith(f"{key} = ")
+        ]
+        lines[position] = "" if value is None else f"{key} = {value}"
     (folder / "law.toml").write_text("\n".join(lines))
     return folder / "law.toml"
 
 
 def test_a_spectrum_has_its_dimension_in_a_file(folder):
     file = power_law(folder, methods='["linear"]', runs=None)
-    found = answer("run", file, "--out", folder / "law", "--format", "none")
+    outcome = answer("run", file, "--out", folder / "law", "--format", "none")
     plan = problem_files.plan(problem_files.read(file))
-    begin = sgd.random_start(plan.problem, seed=0, scale=0.1, per="trace")
-    alone = sgd.solve_linear(plan.problem, plan.algorithm, begin, steps=[0, 10, 30, 100, 300, 1000])
+    start = sgd.random_start(plan.problem, seed=0, scale=0.1, per="trace")
+    alone = sgd.solve_linear(plan.problem, plan.algorithm, start, steps=[0, 10, 30, 100, 300, 1000])
     np.testing.assert_allclose(
-        found["methods"]["linear"]["mean"], alone["excess_risk"].values[0], rtol=1e-12
+        outcome["methods"]["linear"]["mean"], alone["excess_risk"].values[0], rtol=1e-12
     )
-    again = answer("run", folder / "law/law.nc", "--out", folder / "law again", "--format", "none")
-    assert again["methods"] == found["methods"]
+    repeated = answer(
+        "run", folder / "law/law.nc", "--out", folder / "law again", "--format", "none"
+    )
+    assert repeated["methods"] == outcome["methods"]
     assert sgd.problem_of(sgd.load(folder / "law/law.nc", group="linear")) == plan.problem
     # the other tables do not ask for it either
     record = problem_files.read(power_law(folder))
@@ -451,20 +458,20 @@ def test_sweeps_reach_into_a_spectrum(folder):
     assert solver == "solve_linear"
     assert "dimension" not in arguments["start"]
     over = {"problem.covariance.exponent": [1.5, 2.0], "problem.covariance.target": [0.3]}
-    found = sgd.sweep(
+    outcome = sgd.sweep(
         solver, **{**arguments, "steps": [0, 100], "over": over}, workers=1, progress=False
     )
-    assert dict(found.sizes) == {"exponent": 2, "target": 1, "run": 1, "time": 2, "block": 110}
+    assert dict(outcome.sizes) == {"exponent": 2, "target": 1, "run": 1, "time": 2, "block": 110}
     problem = sgd.TeacherStudent(
         width=1, activation="linear", noise=0.01, covariance=sgd.power_law(2.0, 1e6, target=0.3)
     )
-    begin = sgd.random_start(problem, scale=0.1, per="trace")
-    alone = sgd.solve_linear(problem, sgd.OnePassSGD(lr=0.3, per="trace"), begin, steps=[0, 100])
-    np.testing.assert_array_equal(found["risk"].sel(exponent=2.0, target=0.3), alone["risk"])
+    start = sgd.random_start(problem, scale=0.1, per="trace")
+    alone = sgd.solve_linear(problem, sgd.OnePassSGD(lr=0.3, per="trace"), start, steps=[0, 100])
+    np.testing.assert_array_equal(outcome["risk"].sel(exponent=2.0, target=0.3), alone["risk"])
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         (
             {"steps": None, "runs": "9\ntimes = [0, 1]"},
@@ -486,24 +493,24 @@ def test_sweeps_reach_into_a_spectrum(folder):
         ({"per": '"norm"'}, "per = 'norm'"),
         (
             {"runs": "9\ndimension = 1000"},
-            "the spectrum of the inputs has 1e+06: leave dimension out",
+            "the spectrum of the inputs has 1e+06 dimensions. Omit dimension.",
         ),
     ],
 )
-def test_bad_spectra_in_a_file_are_told(folder, changes, said):
-    found = invoke("run", power_law(folder, **changes), "--out", folder / "none", code=2)
-    assert said in " ".join(found.stderr.split())
+def test_bad_spectra_in_a_file_have_messages(folder, changes, message):
+    outcome = invoke("run", power_law(folder, **changes), "--out", folder / "none", code=2)
+    assert message in " ".join(outcome.stderr.split())
 
 
 def test_results_of_solve_linear_from_python_do_not_say_their_start(folder):
     problem = sgd.TeacherStudent(
         width=1, activation="linear", covariance=sgd.Spectrum([2.0, 1.0], [1, 5], target=[1.0, 0.5])
     )
-    begin = sgd.random_start(problem)
-    result = sgd.solve_linear(problem, sgd.OnePassSGD(lr=0.1), begin, steps=[0, 10])
+    start = sgd.random_start(problem)
+    result = sgd.solve_linear(problem, sgd.OnePassSGD(lr=0.1), start, steps=[0, 10])
     sgd.save(result, folder / "linear.nc")
-    said = invoke("run", folder / "linear.nc", "--out", folder / "none", code=2).stderr
-    assert "a result of solve_linear does not record its start" in said
+    message = invoke("run", folder / "linear.nc", "--out", folder / "none", code=2).stderr
+    assert "a result of solve_linear does not record its start" in message
 
 
 ELSEWHERE = {
@@ -583,31 +590,31 @@ SAYS = {
 def test_bad_input_is_one_line(case, folder):
     (folder / "bad.toml").write_text(FILES.get(case, ""))
     arguments = [
-        one.format(folder=folder) for one in ELSEWHERE.get(case, ("run", "{folder}/bad.toml"))
+        item.format(folder=folder) for item in ELSEWHERE.get(case, ("run", "{folder}/bad.toml"))
     ]
-    found = invoke(*arguments, code=2)
-    assert found.stdout == ""
+    outcome = invoke(*arguments, code=2)
+    assert outcome.stdout == ""
     assert (
-        found.stderr
+        outcome.stderr
         == f"sgdynamics: {SAYS[case].format(folder=folder, models=', '.join(MODELS))}\n"
     )
 
 
 def test_several_results_of_a_file(first, folder):
     """Saved from Python they state themselves one by one; nothing is compared with itself, and nothing is written over."""
-    made = folder / "several.nc"
-    parts = {name: sgd.load(folder / "out/small.nc", group=name) for name in ("ode", "exact")}
-    for part in parts.values():
-        del part.attrs["statement"]
-    sgd.save({"theory": parts["ode"], "runs": parts["exact"]}, made)
+    file = folder / "several.nc"
+    results = {name: sgd.load(folder / "out/small.nc", group=name) for name in ("ode", "exact")}
+    for result in results.values():
+        del result.attrs["statement"]
+    sgd.save({"theory": results["ode"], "runs": results["exact"]}, file)
     with pytest.raises(
         ValueError,
         match=r"group = None: .*several.nc has several results: choose one of 'theory', 'runs'",
     ):
-        sgd.load(made)
-    again = answer("run", made, "--out", folder / "again", "--format", "none")
-    for name, one in first["methods"].items():
-        np.testing.assert_allclose(again["methods"][name]["mean"], one["mean"], rtol=1e-9)
+        sgd.load(file)
+    repeated = answer("run", file, "--out", folder / "again", "--format", "none")
+    for name, item in first["methods"].items():
+        np.testing.assert_allclose(repeated["methods"][name]["mean"], item["mean"], rtol=1e-9)
     sphere = sgd.TeacherStudent(width=2, activation="square", constraint="sphere")
     tilted = sgd.start(sphere, M=[[0.3], [0.1]], Q=[[1.0, 0.0], [0.0, 1.0]])
     single = sgd.simulate(sphere, sgd.OnePassSGD(lr=0.1), tilted, steps=[0, 1], dimension=100)
@@ -620,7 +627,7 @@ def test_several_results_of_a_file(first, folder):
     )
     assert (
         "several.nc would be overwritten. Use another --name or --out."
-        in invoke("run", made, "--out", folder, code=2).stderr
+        in invoke("run", file, "--out", folder, code=2).stderr
     )
     assert (
         "the same result (ode)"

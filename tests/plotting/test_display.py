@@ -18,7 +18,7 @@ from sgdynamics.plotting import display
 from sgdynamics.results import datasets
 
 
-def made(method: str, risks: np.ndarray, **more) -> xr.Dataset:
+def make_result(method: str, risks: np.ndarray, **extra) -> xr.Dataset:
     """A result as solvers make it, without one: (run, time) risks of one unit and one signal."""
     runs, count = risks.shape
     problem, algorithm = sgd.TeacherStudent(width=1), sgd.OnePassSGD(lr=0.5)
@@ -26,7 +26,7 @@ def made(method: str, risks: np.ndarray, **more) -> xr.Dataset:
         "risk": (("run", "time"), risks),
         "excess_risk": (("run", "time"), risks),
         "M": (("run", "time", "unit", "signal"), 1 - risks[:, :, None, None]),
-        **more,
+        **extra,
     }
     t = np.arange(count, dtype=float)
     coordinates = {
@@ -40,13 +40,15 @@ def made(method: str, risks: np.ndarray, **more) -> xr.Dataset:
     )
 
 
-THEORY = made("solve_ode", np.geomspace(1, 0.01, 9)[None])
-RUNS = made("simulate-exact", np.geomspace(1, 0.01, 9) * np.array([[0.9], [1.1], [1.0], [1.0]]))
+THEORY = make_result("solve_ode", np.geomspace(1, 0.01, 9)[None])
+RUNS = make_result(
+    "simulate-exact", np.geomspace(1, 0.01, 9) * np.array([[0.9], [1.1], [1.0], [1.0]])
+)
 
 
 def pictures(shown: str) -> list[bytes]:
     return [
-        base64.b64decode(one) for one in re.findall(r"src='data:image/png;base64,([^']+)'", shown)
+        base64.b64decode(data) for data in re.findall(r"src='data:image/png;base64,([^']+)'", shown)
     ]
 
 
@@ -63,7 +65,7 @@ def columns(shown: str) -> dict[str, list[str]]:
 
 def test_a_solution_has_a_picture_a_table_and_its_errors():
     shown = display.html(THEORY)
-    assert [one[:4] for one in pictures(shown)] == [b"\x89PNG"]
+    assert [image[:4] for image in pictures(shown)] == [b"\x89PNG"]
     table = columns(shown)
     assert table["t"] == ["0", "2", "3", "5", "6", "8"]
     assert table["excess risk"] == [
@@ -90,7 +92,7 @@ def test_runs_have_standard_errors_and_those_that_diverged_are_counted():
 def test_the_error_of_dmft_is_its_own():
     error = (("run", "time"), np.full((1, 9), 3e-3))
     shown = display.html(
-        made(
+        make_result(
             "solve_dmft",
             THEORY.risk.values,
             risk_standard_error=error,
@@ -111,7 +113,10 @@ def scales(monkeypatch, result: xr.Dataset) -> set[str]:
 
 
 def test_times_that_grow_by_factors_have_a_logarithmic_axis(monkeypatch):
-    """On a linear axis a power law would be a corner. Evenly spaced times keep it; from zero it is linear up to the next point."""
+    """Save points that grow by factors have a logarithmic axis, evenly spaced ones a linear axis.
+
+    If the first save point is zero, the axis is linear up to the next one.
+    """
     by_factors, late = np.geomspace(10, 1000, 9), np.linspace(0.1, 1e6, 9)
     from_zero, even = np.array([0, *np.geomspace(0.1, 1e6, 8)]), np.linspace(0, 10, 9)
     for times, scale in (
@@ -120,7 +125,9 @@ def test_times_that_grow_by_factors_have_a_logarithmic_axis(monkeypatch):
         (from_zero, "symlog"),
         (even, "linear"),
     ):
-        theory, runs = (one.assign_coords(t=("time", times, one.t.attrs)) for one in (THEORY, RUNS))
+        theory, runs = (
+            result.assign_coords(t=("time", times, result.t.attrs)) for result in (THEORY, RUNS)
+        )
         assert scales(monkeypatch, theory) == scales(monkeypatch, compare(theory, runs)) == {scale}
 
 
@@ -147,7 +154,9 @@ def test_the_table_and_the_picture_show_the_requested_clock_and_epochs(monkeypat
     image = display._image
     monkeypatch.setattr(display, "_image", lambda fig: drawn.append(fig) or image(fig))
     clocks = {"alpha": ("time", 2.0 * THEORY.t.values), "epoch": ("time", 0.5 * THEORY.t.values)}
-    theory, runs = (one.assign_coords(clocks).assign_attrs(clock="alpha") for one in (THEORY, RUNS))
+    theory, runs = (
+        result.assign_coords(clocks).assign_attrs(clock="alpha") for result in (THEORY, RUNS)
+    )
     for result in (theory, runs, compare(theory, runs)):
         table = columns(display.html(result))
         assert list(table)[:2] == ["alpha", "epoch"]

@@ -30,7 +30,7 @@ PYTHONPATH = f"{ROOT}{os.pathsep}{ROOT / 'src'}"
 OVER = {"x": list(range(6)), "y": [0.25, 0.5]}
 
 
-def logged(x, y, log):
+def log_call(x, y, log):
     """A function that leaves a line for every call."""
     with open(log, "a") as file:
         file.write(f"{x} {y}\n")
@@ -41,15 +41,15 @@ def logged(x, y, log):
 
 def slowly(x, y, log):
     time.sleep(0.15)
-    return logged(x, y, log)
+    return log_call(x, y, log)
 
 
 def calls(log):
     return Path(log).read_text().splitlines() if Path(log).exists() else []
 
 
-def finished(store, *names):
-    """The points that a store holds, as `logged` writes them."""
+def finished_points(store, *names):
+    """The points in a store, as `log_call` writes them."""
     points = set()
     for piece in (Path(store) / "pieces").glob("*.nc"):
         for values in sgd.load(piece).point_values.values:
@@ -60,54 +60,58 @@ def finished(store, *names):
 
 def test_a_store_answers_and_grows(tmp_path, monkeypatch):
     log, store = str(tmp_path / "log"), tmp_path / "store"
-    first = sweep(logged, over=OVER, log=log, store=store, workers=1)
+    first = sweep(log_call, over=OVER, log=log, store=store, workers=1)
     assert len(calls(log)) == 12
-    same(sweep(logged, over=OVER, log=log, store=store, workers=1), first)
+    same(sweep(log_call, over=OVER, log=log, store=store, workers=1), first)
     assert len(calls(log)) == 12
     # more values: only they are computed, wherever they stand; fewer: nothing is
-    more = sweep(
-        logged, over={"x": [7, 0, 1, 2, 3, 4, 5], "y": [0.25, 0.5]}, log=log, store=store, workers=1
+    options = sweep(
+        log_call,
+        over={"x": [7, 0, 1, 2, 3, 4, 5], "y": [0.25, 0.5]},
+        log=log,
+        store=store,
+        workers=1,
     )
     assert calls(log)[12:] == ["7 0.25", "7 0.5"]
-    np.testing.assert_array_equal(more.z.sel(x=[7, 0]), [[9.5, 12.0], [2.5, 5.0]])
-    sweep(logged, over={"y": [0.5], "x": [3]}, log=log, store=store, workers=1)
+    np.testing.assert_array_equal(options.z.sel(x=[7, 0]), [[9.5, 12.0], [2.5, 5.0]])
+    sweep(log_call, over={"y": [0.5], "x": [3]}, log=log, store=store, workers=1)
     assert len(calls(log)) == 14
     # a failed point is kept as failed, and tried again on the next call, alone
     monkeypatch.setenv("SWEEP_TEST_FAILS", "1")
     other = tmp_path / "other"
     with pytest.warns(UserWarning, match="2 of 12 points failed"):
-        found = sweep(logged, over=OVER, log=log, store=other, workers=1)
-    assert set(found.failed.sel(x=4).values) == {"RuntimeError: four"}
-    assert np.isnan(found.z.sel(x=4)).all()
+        result = sweep(log_call, over=OVER, log=log, store=other, workers=1)
+    assert set(result.failed.sel(x=4).values) == {"RuntimeError: four"}
+    assert np.isnan(result.z.sel(x=4)).all()
     monkeypatch.delenv("SWEEP_TEST_FAILS")
     before = len(calls(log))
-    same(sweep(logged, over=OVER, log=log, store=other, workers=1), first)
+    same(sweep(log_call, over=OVER, log=log, store=other, workers=1), first)
     assert calls(log)[before:] == ["4 0.25", "4 0.5"]
 
 
 def test_foreign_and_damaged_stores_are_refused(tmp_path):
     log, store = str(tmp_path / "log"), tmp_path / "store"
-    sweep(logged, over=OVER, log=log, store=store, workers=1)
+    sweep(log_call, over=OVER, log=log, store=store, workers=1)
     with pytest.raises(
         ValueError,
         match=r"manifest\.json belongs to another sweep \(arguments was .*use another folder",
     ):
-        sweep(logged, over=OVER, log=log + "2", store=store, workers=1)
+        sweep(log_call, over=OVER, log=log + "2", store=store, workers=1)
     with pytest.raises(ValueError, match="belongs to another sweep"):
         sweep(slowly, over=OVER, log=log, store=store, workers=1)
     with pytest.raises(ValueError, match="belongs to another sweep"):
-        sweep(logged, over={"x": [0, 1]}, y=0.25, log=log, store=store, workers=1)
+        sweep(log_call, over={"x": [0, 1]}, y=0.25, log=log, store=store, workers=1)
     for text in ("changed by a closure", "and by another"):
         # the same source, but it holds something else
-        def held(x, text=text):
+        def scaled_length(x, text=text):
             return float(len(text)) * x
 
         closure = tmp_path / "closure"
         if text == "changed by a closure":
-            sweep(held, over={"x": [1]}, store=closure, workers=1)
+            sweep(scaled_length, over={"x": [1]}, store=closure, workers=1)
         else:
             with pytest.raises(ValueError, match="belongs to another sweep"):
-                sweep(held, over={"x": [1]}, store=closure, workers=1)
+                sweep(scaled_length, over={"x": [1]}, store=closure, workers=1)
     pieces = sorted((store / "pieces").glob("*.nc"))
     whole = pieces[0].read_bytes()
     pieces[0].write_bytes(whole[: len(whole) // 2])
@@ -115,39 +119,39 @@ def test_foreign_and_damaged_stores_are_refused(tmp_path):
         ValueError,
         match=rf"{pieces[0].name} cannot be read, it is truncated or damaged .*Delete this file",
     ):
-        sweep(logged, over=OVER, log=log, store=store, workers=1)
+        sweep(log_call, over=OVER, log=log, store=store, workers=1)
     before = len(calls(log))
     pieces[0].unlink()
-    found = sweep(logged, over=OVER, log=log, store=store, workers=1)
+    result = sweep(log_call, over=OVER, log=log, store=store, workers=1)
     assert len(calls(log)) > before
-    assert np.all(np.isfinite(found.z))
+    assert np.all(np.isfinite(result.z))
     (store / "manifest.json").write_text('{"identity": ')
     with pytest.raises(ValueError, match=r"manifest\.json cannot be read"):
-        sweep(logged, over=OVER, log=log, store=store, workers=1)
+        sweep(log_call, over=OVER, log=log, store=store, workers=1)
     full = tmp_path / "full"
     full.mkdir()
     (full / "thesis.tex").write_text("mine")
     with pytest.raises(ValueError, match="contains other files"):
-        sweep(logged, over=OVER, log=log, store=full, workers=1)
-    assert [one.name for one in full.iterdir()] == ["thesis.tex"]
+        sweep(log_call, over=OVER, log=log, store=full, workers=1)
+    assert [first.name for first in full.iterdir()] == ["thesis.tex"]
 
 
 def test_shards_meet_in_one_store(tmp_path):
     log, store = str(tmp_path / "log"), tmp_path / "store"
     shared = {"over": OVER, "log": log, "store": store, "workers": 1}
-    part = sweep(logged, shard=(1, 3), **shared)
+    piece = sweep(log_call, shard=(1, 3), **shared)
     assert len(calls(log)) == 4
-    assert int(np.sum(part.failed == "not computed yet")) == 8
-    assert int(np.isfinite(part.z).sum()) == 4
-    sweep(logged, shard=(0, 3), **shared)
-    sweep(logged, shard=(1, 3), **shared)  # again: it has nothing to do
-    sweep(logged, shard=(2, 3), **shared)
+    assert int(np.sum(piece.failed == "not computed yet")) == 8
+    assert int(np.isfinite(piece.z).sum()) == 4
+    sweep(log_call, shard=(0, 3), **shared)
+    sweep(log_call, shard=(1, 3), **shared)  # again: it has nothing to do
+    sweep(log_call, shard=(2, 3), **shared)
     assert sorted(calls(log)) == sorted(f"{x} {y}" for x in OVER["x"] for y in OVER["y"])
-    whole = sweep(logged, **shared)
+    whole = sweep(log_call, **shared)
     assert len(calls(log)) == 12
-    same(whole, sweep(logged, over=OVER, log=log, workers=1))
+    same(whole, sweep(log_call, over=OVER, log=log, workers=1))
     with pytest.raises(ValueError, match="i = 0"):
-        sweep(logged, shard=(3, 3), **shared)
+        sweep(log_call, shard=(3, 3), **shared)
 
 
 def itself(x):
@@ -159,7 +163,7 @@ class Unprintable(Exception):
         raise RuntimeError("no text")
 
 
-def troubled(case):
+def answer_or_fail(case):
     """One answer or error of every kind that used to end a whole sweep."""
     if case == "other dimensions":
         return {"y": [1.0, 2.0]}
@@ -220,27 +224,27 @@ def check_troubles(result):
 @pytest.mark.filterwarnings("ignore:sweep")
 def test_each_point_fails_alone(tmp_path):
     cases = [*list(TROUBLES)[:6], "good", *list(TROUBLES)[6:], "warning", "best"]
-    result = sweep(troubled, over={"case": cases}, workers=1)
+    result = sweep(answer_or_fail, over={"case": cases}, workers=1)
     check_troubles(result)
-    stored = sweep(troubled, over={"case": cases}, store=tmp_path / "store", workers=1)
-    same(stored, result)
-    same(sweep(troubled, over={"case": cases}, store=tmp_path / "store", workers=1), result)
+    scaled_length = sweep(answer_or_fail, over={"case": cases}, store=tmp_path / "store", workers=1)
+    same(scaled_length, result)
+    same(sweep(answer_or_fail, over={"case": cases}, store=tmp_path / "store", workers=1), result)
     same(sgd.load(sgd.save(result, tmp_path / "result.nc")), result)
 
 
 def test_an_answer_that_no_file_can_hold_fails_alone(tmp_path, monkeypatch):
     """Whatever the reason: here a writer that does not take the number 3."""
-    monkeypatch.setattr("sgdynamics.sweeps.store.netcdf", lambda parts: _no_threes(parts))
+    monkeypatch.setattr("sgdynamics.sweeps.store.netcdf", lambda pieces: _no_threes(pieces))
     with pytest.warns(UserWarning, match="1 of 5 points failed"):
         result = sweep(itself, over={"x": [1, 2, 3, 4, 5]}, store=tmp_path / "store", workers=1)
     assert str(result.failed.sel(x=3).values) == "the answer cannot be stored (RuntimeError: three)"
     np.testing.assert_array_equal(result["value"], [1, 2, np.nan, 4, 5])
 
 
-def _no_threes(parts):
-    if any(np.any(part["value"] == 3.0) for part in parts.values() if "value" in part):
+def _no_threes(datasets):
+    if any(np.any(piece["value"] == 3.0) for piece in datasets.values() if "value" in piece):
         raise RuntimeError("three")
-    return netcdf(parts)
+    return netcdf(datasets)
 
 
 @pytest.mark.filterwarnings("ignore:sweep")
@@ -253,7 +257,11 @@ def test_a_point_that_exits_on_dask():
         distributed.Client(cluster) as client,
     ):
         check_troubles(
-            sweep(troubled, over={"case": [*TROUBLES, "good", "warning", "best"]}, scheduler=client)
+            sweep(
+                answer_or_fail,
+                over={"case": [*TROUBLES, "good", "warning", "best"]},
+                scheduler=client,
+            )
         )
 
 
@@ -265,7 +273,7 @@ def test_every_flipped_bit_is_noticed(tmp_path):
         "store": tmp_path / "store",
         "workers": 1,
     }
-    first = sweep(logged, **shared)
+    first = sweep(log_call, **shared)
     piece = min((tmp_path / "store/pieces").glob("*.nc"))
     content = piece.read_bytes()
     bits = np.random.default_rng(0).integers(0, 8 * len(content), 200).tolist()
@@ -281,9 +289,9 @@ def test_every_flipped_bit_is_noticed(tmp_path):
         ValueError,
         match=rf"{piece.name} cannot be read, it is truncated or damaged .*Delete this file",
     ):
-        sweep(logged, **shared)
+        sweep(log_call, **shared)
     piece.write_bytes(content)
-    same(sweep(logged, **shared), first)
+    same(sweep(log_call, **shared), first)
     # a file of another program has no checksum
     first.to_netcdf(tmp_path / "other.nc", engine="h5netcdf")
     same(sgd.load(tmp_path / "other.nc"), first)
@@ -333,7 +341,7 @@ def test_a_full_disk_is_one_error_and_loses_nothing(tmp_path):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert not list((store / "pieces").glob(".*"))
-    assert len(finished(store, "x")) >= 2  # those written before, all of them whole
+    assert len(finished_points(store, "x")) >= 2  # those written before, all of them whole
     result = sweep(many, over=over, store=store, workers=1)
     np.testing.assert_array_equal(result["value"][:, 0], over["x"])
 
@@ -448,19 +456,19 @@ def killed_again_and_again(tmp_path, workers, kills):
     script.write_text(SCRIPT)
     environment = {**os.environ, "PYTHONPATH": PYTHONPATH}
     middle = 0
-    for more in [*kills, None]:
+    for options in [*kills, None]:
         before = len(calls(log))
-        held = finished(store) if store.exists() else set()
+        scaled_length = finished_points(store) if store.exists() else set()
         command = [sys.executable, str(script), str(store), log, str(workers)]
         process = subprocess.Popen(
             command, env=environment, stdout=subprocess.PIPE, start_new_session=True
         )
-        if more is None:
+        if options is None:
             assert process.wait(timeout=240) == 0
         else:
             deadline = time.monotonic() + 240
             while (
-                len(calls(log)) < before + more
+                len(calls(log)) < before + options
                 and process.poll() is None
                 and time.monotonic() < deadline
             ):
@@ -471,7 +479,7 @@ def killed_again_and_again(tmp_path, workers, kills):
             time.sleep(0.5 if workers > 1 else 0.0)  # its workers notice
         process.stdout.close()
         new = calls(log)[before:]
-        assert not held & set(new), "a point that the store held was computed again"
+        assert not scaled_length & set(new), "a point that the store held was computed again"
     assert middle == len(kills)
     return store, log
 
@@ -480,9 +488,9 @@ def test_resumes_after_being_killed(tmp_path):
     store, log = killed_again_and_again(tmp_path, 1, (4,))
     count = len(calls(log))
     assert 12 <= count <= 12 + 3  # what was under way, or not yet written, at each kill
-    found = sweep(slowly, over=OVER, log=log, store=store, workers=1)
+    result = sweep(slowly, over=OVER, log=log, store=store, workers=1)
     assert len(calls(log)) == count
-    same(found, sweep(logged, over=OVER, log=str(tmp_path / "other"), workers=1))
+    same(result, sweep(log_call, over=OVER, log=str(tmp_path / "other"), workers=1))
 
 
 @pytest.mark.slow
@@ -493,7 +501,7 @@ def test_resumes_after_being_killed_with_its_processes(tmp_path):
     assert len(calls(log)) == count  # nobody goes on computing
     same(
         sweep(slowly, over=OVER, log=log, store=store, workers=1),
-        sweep(logged, over=OVER, log=str(tmp_path / "other"), workers=1),
+        sweep(log_call, over=OVER, log=str(tmp_path / "other"), workers=1),
     )
 
 
@@ -506,9 +514,9 @@ def deadly(x):
 @pytest.mark.slow
 def test_a_point_that_kills_its_process():
     with pytest.warns(UserWarning, match="1 of 5 points failed"):
-        found = sweep(deadly, over={"x": [0, 1, 2, 3, 4]}, workers=2)
-    assert "died twice" in str(found.failed.sel(x=2).values)
-    np.testing.assert_array_equal(found["value"], [0, 1, np.nan, 3, 4])
+        result = sweep(deadly, over={"x": [0, 1, 2, 3, 4]}, workers=2)
+    assert "died twice" in str(result.failed.sel(x=2).values)
+    np.testing.assert_array_equal(result["value"], [0, 1, np.nan, 3, 4])
 
 
 @pytest.mark.slow
@@ -528,7 +536,7 @@ def test_dask_cluster_that_loses_a_worker(tmp_path):
     log, store = str(tmp_path / "log"), tmp_path / "store"
     processes = []
 
-    def begin(command):
+    def start_process(command):
         processes.append(
             subprocess.Popen(
                 command,
@@ -541,7 +549,7 @@ def test_dask_cluster_that_loses_a_worker(tmp_path):
         return processes[-1]
 
     try:
-        begin(
+        start_process(
             [
                 *dask[0],
                 "--host",
@@ -564,7 +572,7 @@ def test_dask_cluster_that_loses_a_worker(tmp_path):
             "--no-nanny",
             "--no-dashboard",
         ]
-        victim, _ = begin([*dask[1], *options]), begin([*dask[1], *options])
+        victim, _ = start_process([*dask[1], *options]), start_process([*dask[1], *options])
 
         def kill():
             while len(calls(log)) < 4 and time.monotonic() < deadline + 240:
@@ -577,13 +585,13 @@ def test_dask_cluster_that_loses_a_worker(tmp_path):
 
         with Client(json.loads(address.read_text())["address"], timeout=120) as client:
             client.wait_for_workers(2, timeout=120)
-            found = sweep(slowly, over=OVER, log=log, store=store, scheduler=client)
+            result = sweep(slowly, over=OVER, log=log, store=store, scheduler=client)
         killer.join()
         assert victim.wait(timeout=10) != 0
-        same(found, sweep(logged, over=OVER, log=str(tmp_path / "other"), workers=1))
+        same(result, sweep(log_call, over=OVER, log=str(tmp_path / "other"), workers=1))
         assert 12 <= len(calls(log)) <= 12 + 8
         count = len(calls(log))
-        same(sweep(slowly, over=OVER, log=log, store=store, workers=1), found)
+        same(sweep(slowly, over=OVER, log=log, store=store, workers=1), result)
         assert len(calls(log)) == count
     finally:
         for process in processes:

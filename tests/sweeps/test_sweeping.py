@@ -26,37 +26,37 @@ def area(x, y):
     return x * y
 
 
-def same(one, other):
+def same(first, other):
     """Every variable and coordinate equal, bit for bit."""
-    assert set(one.variables) == set(other.variables)
-    for name in one.variables:
-        assert one[name].dims == other[name].dims, name
-        np.testing.assert_array_equal(one[name].values, other[name].values, err_msg=str(name))
+    assert set(first.variables) == set(other.variables)
+    for name in first.variables:
+        assert first[name].dims == other[name].dims, name
+        np.testing.assert_array_equal(first[name].values, other[name].values, err_msg=str(name))
 
 
 def test_grid_of_a_function():
-    found = sweep(area, over={"x": [1, 2, 3], "y": [0.5, 1.5]})
-    assert found["value"].dims == ("x", "y")
-    np.testing.assert_array_equal(found["value"], np.outer([1, 2, 3], [0.5, 1.5]))
-    assert found.x.dtype == int
-    assert not np.any(found.failed != "")
+    result = sweep(area, over={"x": [1, 2, 3], "y": [0.5, 1.5]})
+    assert result["value"].dims == ("x", "y")
+    np.testing.assert_array_equal(result["value"], np.outer([1, 2, 3], [0.5, 1.5]))
+    assert result.x.dtype == int
+    assert not np.any(result.failed != "")
     # fixed arguments are the function's too
     np.testing.assert_array_equal(sweep(area, over={"x": [1, 2]}, y=10.0)["value"], [10.0, 20.0])
 
 
 def test_list_of_points_and_file(tmp_path):
-    found = sweep(area, over=[{"x": 1.0, "y": 2.0}, {"x": 4.0, "y": 5.0}, {"x": 1.0, "y": 7.0}])
-    assert found["value"].dims == ("point",)
-    np.testing.assert_array_equal(found["value"], [2.0, 20.0, 7.0])
-    np.testing.assert_array_equal(found.coords["y"], [2.0, 5.0, 7.0])
-    same(sgd.load(sgd.save(found, tmp_path / "list.nc")), found)
+    result = sweep(area, over=[{"x": 1.0, "y": 2.0}, {"x": 4.0, "y": 5.0}, {"x": 1.0, "y": 7.0}])
+    assert result["value"].dims == ("point",)
+    np.testing.assert_array_equal(result["value"], [2.0, 20.0, 7.0])
+    np.testing.assert_array_equal(result.coords["y"], [2.0, 5.0, 7.0])
+    same(sgd.load(sgd.save(result, tmp_path / "list.nc")), result)
 
 
 def test_parameters_that_depend_on_others():
-    seen = []
+    calls = []
 
     def answer(dimension, lr, twice, offset):
-        seen.append((dimension, lr, twice, offset))
+        calls.append((dimension, lr, twice, offset))
         return dimension * lr
 
     over = {
@@ -64,10 +64,10 @@ def test_parameters_that_depend_on_others():
         "twice": lambda lr: 2 * lr,
         "lr": lambda dimension, offset: offset / dimension,
     }
-    found = sweep(answer, over=over, offset=0.5)
-    assert seen == [(10, 0.05, 0.1, 0.5), (100, 0.005, 0.01, 0.5)]
-    assert found.lr.dims == ("dimension",)
-    np.testing.assert_allclose(found.twice, [0.1, 0.01])
+    result = sweep(answer, over=over, offset=0.5)
+    assert calls == [(10, 0.05, 0.1, 0.5), (100, 0.005, 0.01, 0.5)]
+    assert result.lr.dims == ("dimension",)
+    np.testing.assert_allclose(result.twice, [0.1, 0.01])
     with pytest.raises(ValueError, match="circle"):
         sweep(
             answer,
@@ -90,10 +90,10 @@ class Answer:
 
 
 def test_what_a_function_may_return():
-    found = sweep(lambda n: Answer(2.0 * n, np.arange(n)), over={"n": [1, 3]})
-    assert "name" not in found
+    result = sweep(lambda n: Answer(2.0 * n, np.arange(n)), over={"n": [1, 3]})
+    assert "name" not in result
     np.testing.assert_array_equal(
-        found["list"], [[0, np.nan, np.nan], [0, 1, 2]]
+        result["list"], [[0, np.nan, np.nan], [0, 1, 2]]
     )  # shorter ones are filled up
     grid = sweep(
         lambda n: xr.Dataset({"y": ("z", [n, 2 * n])}, {"z": [0.1, 0.2]}), over={"n": [1, 3]}
@@ -165,11 +165,13 @@ def test_batch_gives_the_numbers_of_single_solves(batch):
         alone = sgd.solve_ode(
             problem, sgd.OnePassSGD(lr=lr), sgd.start(problem, **START), times=TIMES
         )
-        here = batch.sel(lr=lr, noise=noise)
+        expected = batch.sel(lr=lr, noise=noise)
         for name in ("M", "Q", "a", "risk", "excess_risk", "t", "diverged_at"):
-            np.testing.assert_allclose(here[name], alone[name], rtol=1e-9, atol=1e-12, err_msg=name)
-        np.testing.assert_allclose(here.alpha, alone.alpha)
-        assert 0 < float(here.error_integrator) < 1e-7
+            np.testing.assert_allclose(
+                expected[name], alone[name], rtol=1e-9, atol=1e-12, err_msg=name
+            )
+        np.testing.assert_allclose(expected.alpha, alone.alpha)
+        assert 0 < float(expected.error_integrator) < 1e-7
     # measured once for the group: they were one program, not solved one by one
     assert len(np.unique(batch.error_integrator.sel(lr=[0.05, 0.1]))) == 1
     assert batch.risk.dims == ("lr", "noise", "run", "time")
@@ -192,10 +194,10 @@ def test_same_numbers_in_this_process_and_in_two():
         "over": {"lr": [0.05, 0.1], "problem.teacher_head": [[1.0], [1.2]]},
         "times": TIMES,
     }
-    here = sweep("solve_ode", **shared)
-    same(sweep("solve_ode", **{**shared, "workers": 2}), here)
-    assert here.teacher_head.values.tolist() == ["[1]", "[1.2]"]
-    assert not np.allclose(here.risk[:, 0], here.risk[:, 1])
+    alone = sweep("solve_ode", **shared)
+    same(sweep("solve_ode", **{**shared, "workers": 2}), alone)
+    assert alone.teacher_head.values.tolist() == ["[1]", "[1.2]"]
+    assert not np.allclose(alone.risk[:, 0], alone.risk[:, 1])
 
 
 def test_exit_times_as_a_batch(monkeypatch):
@@ -203,7 +205,7 @@ def test_exit_times_as_a_batch(monkeypatch):
     problem = {"kind": "TeacherStudent", "width": 1, "constraint": "sphere"}
     over = {"lr": [0.05, 0.1], "noise": [0.0, 0.05, 0.1]}
     start = {"M": [[0.05]], "Q": [[1.0]]}
-    found = sweep(
+    result = sweep(
         "exit_time",
         problem=problem,
         algorithm={"kind": "OnePassSGD"},
@@ -213,11 +215,13 @@ def test_exit_times_as_a_batch(monkeypatch):
         threshold=0.3,
     )
     for lr, noise in ((0.05, 0.05), (0.1, 0.1)):
-        here = sgd.TeacherStudent(width=1, constraint="sphere", noise=noise)
-        alone = sgd.exit_time(here, sgd.OnePassSGD(lr=lr), sgd.start(here, **start), threshold=0.3)
-        assert float(found["mean"].sel(lr=lr, noise=noise)) == pytest.approx(alone.mean, rel=1e-9)
-    assert found.times.dims == ("lr", "noise", "run")
-    assert np.all(np.diff(found["mean"], axis=1) > 0)  # label noise slows it down
+        expected = sgd.TeacherStudent(width=1, constraint="sphere", noise=noise)
+        alone = sgd.exit_time(
+            expected, sgd.OnePassSGD(lr=lr), sgd.start(expected, **start), threshold=0.3
+        )
+        assert float(result["mean"].sel(lr=lr, noise=noise)) == pytest.approx(alone.mean, rel=1e-9)
+    assert result.times.dims == ("lr", "noise", "run")
+    assert np.all(np.diff(result["mean"], axis=1) > 0)  # label noise slows it down
 
 
 def test_starts_of_records_and_functions_and_other_solvers():
@@ -243,16 +247,21 @@ def test_starts_of_records_and_functions_and_other_solvers():
     np.testing.assert_array_equal(drawn.M.sel(dimension=200, seed=1), alone.M)
     assert float(drawn.step.sel(dimension=200, seed=0)[-1]) == 100.0
 
-    def begin(problem, parameters):
+    def start_from_parameters(problem, parameters):
         return sgd.random_start(
             problem, dimension=parameters["dimension"], seed=parameters["start_seed"]
         )
 
-    made = sweep(
-        "simulate", start=begin, over={"start.start_seed": [3, 4]}, dimension=200, seed=1, **shared
+    result = sweep(
+        "simulate",
+        start=start_from_parameters,
+        over={"start.start_seed": [3, 4]},
+        dimension=200,
+        seed=1,
+        **shared,
     )
-    np.testing.assert_array_equal(made.M.sel(start_seed=3), alone.M)
-    assert not np.array_equal(made.M.sel(start_seed=4), alone.M)
+    np.testing.assert_array_equal(result.M.sel(start_seed=3), alone.M)
+    assert not np.array_equal(result.M.sel(start_seed=4), alone.M)
 
 
 def own_loss(fields, signals, head, noise_draw, parameters):
@@ -266,17 +275,17 @@ def test_users_problems_vary_too():
     def answer(problem):
         return float(problem.parameters["user"]["scale"]) + 10 * problem.weight_decay
 
-    found = sweep(
+    result = sweep(
         answer,
         problem=problem,
         over={"problem.parameters.scale": [1.0, 2.0], "weight_decay": [0.0, 0.5]},
     )
-    np.testing.assert_allclose(found["value"], [[1.0, 6.0], [2.0, 7.0]])
+    np.testing.assert_allclose(result["value"], [[1.0, 6.0], [2.0, 7.0]])
     with pytest.raises(ValueError, match="there is no 'scal'"):
         sweep(answer, problem=problem, over={"problem.parameters.scal": [1.0]})
 
 
-def told(problem, algorithm=None):
+def describe_point(problem, algorithm=None):
     """Everything a point is made of, as numbers."""
     return {
         "same": float(problem.activation == problem.teacher_activation),
@@ -287,20 +296,20 @@ def told(problem, algorithm=None):
 def test_what_was_left_out_follows():
     """A point is what `replace` makes: what the base was not told follows from what varies, what it was told stays."""
     over = {"activation": ["square", "erf"], "teacher_width": [1, 2]}
-    free = sweep(told, problem=sgd.TeacherStudent(2), over=over)
+    free = sweep(describe_point, problem=sgd.TeacherStudent(2), over=over)
     np.testing.assert_array_equal(free.same, 1.0)
     np.testing.assert_array_equal(free.units, [[1, 2], [1, 2]])
     assert "teacher_activation" not in free.attrs["problem"]
-    same(sweep(told, problem={"kind": "TeacherStudent", "width": 2}, over=over), free)
+    same(sweep(describe_point, problem={"kind": "TeacherStudent", "width": 2}, over=over), free)
     bound = sweep(
-        told,
+        describe_point,
         problem=sgd.TeacherStudent(2, teacher_activation="square", teacher_head=[1.0]),
         over=over,
     )
     np.testing.assert_array_equal(bound.same, [[1, 1], [0, 0]])
     np.testing.assert_array_equal(bound.units, free.units)  # ones are ones, however many
     with pytest.warns(UserWarning, match="2 of 4 points failed"):
-        heads = sweep(told, problem=sgd.TeacherStudent(2, teacher_head=[2.0]), over=over)
+        heads = sweep(describe_point, problem=sgd.TeacherStudent(2, teacher_head=[2.0]), over=over)
     assert "teacher_head has shape" in str(heads.failed[0, 1].values)
     widths = sweep(
         lambda problem: problem.width,
@@ -313,15 +322,15 @@ def test_what_was_left_out_follows():
 def test_numbers_inside_objects_vary():
     """Updates, piecewise rates and polynomials, given as objects or in records; several numbers of one at once."""
     rates = {"edges": [1.0], "rates": [0.1, 0.2]}
-    given = {"lr": sgd.piecewise_rate(**rates), "update": sgd.updates.momentum(0.5)}
+    values = {"lr": sgd.piecewise_rate(**rates), "update": sgd.updates.momentum(0.5)}
     record = {"kind": "OnePassSGD", "lr": rates, "update": {"kind": "momentum", "beta": 0.5}}
 
     def answer(problem, algorithm):
-        numbers = algorithm.parameters
+        hyperparameters = algorithm.parameters
         shown = [
-            *numbers["lr"].parameters["edges"],
-            *numbers["lr"].parameters["rates"],
-            numbers["update"]["beta"],
+            *hyperparameters["lr"].parameters["edges"],
+            *hyperparameters["lr"].parameters["rates"],
+            hyperparameters["update"]["beta"],
         ]
         return {"shown": [*shown, *problem.activation.coefficients]}
 
@@ -332,9 +341,9 @@ def test_numbers_inside_objects_vary():
     }
     over |= {"problem.activation.polynomial": [[0.0, 2.0], [0.0, 3.0]]}
     problem = sgd.TeacherStudent(2, activation=sgd.polynomial([0.0, 1.0]))
-    for algorithm in (sgd.OnePassSGD(**given), record):
-        found = sweep(answer, problem=problem, algorithm=algorithm, over=over)
-        np.testing.assert_array_equal(found.shown[1, 0, 0, 1], [2.0, 0.3, 0.4, 0.9, 0.0, 3.0])
+    for algorithm in (sgd.OnePassSGD(**values), record):
+        result = sweep(answer, problem=problem, algorithm=algorithm, over=over)
+        np.testing.assert_array_equal(result.shown[1, 0, 0, 1], [2.0, 0.3, 0.4, 0.9, 0.0, 3.0])
     with pytest.raises(ValueError, match="there is no 'bet': did you mean 'beta'"):
         sweep(answer, problem=problem, algorithm=record, over={"algorithm.update.bet": [0.1]})
     with pytest.raises(ValueError, match="there is no 'beta'"):
@@ -357,45 +366,45 @@ def test_power_law_is_recovered_within_its_interval():
     assert exact.prefactor == pytest.approx(3.0)
     np.testing.assert_allclose(exact(x), truth)
     # runs with errors that grow along x: weights from their spread, and a 95% interval that holds as often as it says
-    sizes, held, shifts = np.linspace(0.02, 0.3, 12), 0, []
+    sizes, expected, shifts = np.linspace(0.02, 0.3, 12), 0, []
     for _ in range(300):
         runs = truth * (1 + sizes * generator.standard_normal((40, 12)))
         law = fit_exponent(xr.Dataset({"y": (("run", "x"), runs)}, {"x": x}), "y", "x")
-        held += law.interval[0] <= -1.7 <= law.interval[1]
+        expected += law.interval[0] <= -1.7 <= law.interval[1]
         shifts.append((law.exponent + 1.7) / law.exponent_standard_error)
     assert law.weighted
     assert (
-        abs(held / 300 - 0.95) < Z * np.sqrt(0.95 * 0.05 / 300) + 0.01
+        abs(expected / 300 - 0.95) < Z * np.sqrt(0.95 * 0.05 / 300) + 0.01
     )  # a percent for errors known from 40 runs only
     assert abs(np.mean(shifts)) < Z / np.sqrt(300) + 0.1
     # noise without known errors: Student's interval
-    held = 0
+    expected = 0
     for _ in range(300):
         law = fit_exponent(
             xr.Dataset({"y": ("x", truth * np.exp(0.1 * generator.standard_normal(12)))}, {"x": x}),
             "y",
             "x",
         )
-        held += law.interval[0] <= -1.7 <= law.interval[1]
+        expected += law.interval[0] <= -1.7 <= law.interval[1]
     assert not law.weighted
-    assert abs(held / 300 - 0.95) < Z * np.sqrt(0.95 * 0.05 / 300)
+    assert abs(expected / 300 - 0.95) < Z * np.sqrt(0.95 * 0.05 / 300)
 
 
 def test_power_law_of_a_sweep():
-    found = sweep(
+    result = sweep(
         lambda n, c: {"mean": c * n**2.0, "standard_error": 0.01 * n},
         over={"n": [1, 2, 4, 8], "c": [1.0, 5.0]},
     )
-    law = fit_exponent(found, "mean", "n", c=5.0)
+    law = fit_exponent(result, "mean", "n", c=5.0)
     assert (law.exponent, law.prefactor) == (pytest.approx(2.0), pytest.approx(5.0))
     assert law.weighted
     with pytest.raises(ValueError, match=r"set c=\.\.\."):
-        fit_exponent(found, "mean", "n")
+        fit_exponent(result, "mean", "n")
     with pytest.raises(ValueError, match=r"the sweep has 1\.0, 5\.0"):
-        fit_exponent(found, "mean", "n", c=4.0)
+        fit_exponent(result, "mean", "n", c=4.0)
     with pytest.raises(ValueError, match="did you mean 'mean'"):
-        fit_exponent(found, "meen", "n", c=5.0)
-    holes = found.copy(deep=True)
+        fit_exponent(result, "meen", "n", c=5.0)
+    holes = result.copy(deep=True)
     holes["mean"][1, 1] = np.nan
     with pytest.warns(UserWarning, match="1 of 4 points"):
         assert fit_exponent(holes, "mean", "n", c=5.0).left_out == 1
@@ -408,19 +417,19 @@ def test_phase_diagram():
         return {"time": np.nan if noise == 0.0 else 10 * noise / lr}
 
     with pytest.warns(UserWarning, match="failed"):
-        found = sweep(
+        result = sweep(
             answer, over={"lr": np.geomspace(0.01, 10, 7), "noise": np.linspace(0, 0.5, 6)}
         )
-    fig, ax = plot.phase_diagram(found, "lr", "noise", value="time")
+    fig, ax = plot.phase_diagram(result, "lr", "noise", value="time")
     assert (ax.get_xscale(), ax.get_yscale()) == ("log", "linear")
     assert ax.get_xlim()[0] == pytest.approx(
         0.01 / np.sqrt(1000 ** (1 / 6))
     )  # cells are centred on their points
     assert len(fig.axes) == 2  # the colour bar
     hatched = [patch for patch in ax.patches if patch.get_hatch()]
-    assert len(hatched) == int(np.sum(found.failed != ""))
+    assert len(hatched) == int(np.sum(result.failed != ""))
     labels = [text.get_text() for text in ax.get_legend().get_texts()]
     assert labels == ["failed", "no value"]
-    assert plot.phase_diagram(found, "lr", "noise")[1].get_xlabel() == "learning rate"
+    assert plot.phase_diagram(result, "lr", "noise")[1].get_xlabel() == "learning rate"
     with pytest.raises(ValueError, match="did you mean 'noise'"):
-        plot.phase_diagram(found, "lr", "noises")
+        plot.phase_diagram(result, "lr", "noises")

@@ -45,18 +45,18 @@ STATUS = "document.querySelector('#explorer-status').textContent"
 
 @pytest.fixture(scope="module")
 def browser():
-    with Browser() as one:
-        one.size(1280)
-        yield one
+    with Browser() as item:
+        item.size(1280)
+        yield item
 
 
 @pytest.fixture(scope="module")
 def server():
-    with Explorer() as one:
-        thread = threading.Thread(target=one.serve_forever)
+    with Explorer() as item:
+        thread = threading.Thread(target=item.serve_forever)
         thread.start()
-        yield one
-        one.shutdown()
+        yield item
+        item.shutdown()
         thread.join()
 
 
@@ -71,7 +71,7 @@ def wait(browser, script, seconds=120.0):
     return time.monotonic() - began
 
 
-def settled(browser, seconds=120.0):
+def wait_until_settled(browser, seconds=120.0):
     return wait(browser, f"{STATUS}.startsWith('Computed')", seconds)
 
 
@@ -94,19 +94,19 @@ def press(browser, name, key):
         )
 
 
-def shown(browser):
+def page_address(browser):
     return browser.run("location.hash.slice(1)")
 
 
 def test_a_slider_moves_the_curves_and_the_link_brings_them_back(browser, server):
     visit(browser, f"{server.url}#{address(SIMPLE)}")
     wait(browser, f"{STATUS}.startsWith('Compiling for width 1 and linear')", 10)
-    settled(browser)
+    wait_until_settled(browser)
     before, runs = browser.run(RISK), browser.run(RUNS)
     press(browser, "lr", "ArrowRight")
-    assert "lr=0.7&" in shown(browser)
+    assert "lr=0.7&" in page_address(browser)
     wait(browser, f"{RISK} !== {before!r}", 10)
-    settled(browser)
+    wait_until_settled(browser)
     assert browser.run("document.querySelector('output[for=explorer-lr]').textContent") == "0.7"
     after = browser.run(RISK)
     assert browser.run(RUNS) != runs
@@ -115,45 +115,45 @@ def test_a_slider_moves_the_curves_and_the_link_brings_them_back(browser, server
         press(browser, "dimension", "ArrowRight")
         wait(browser, f"!{STATUS}.startsWith('Computed')", 10)
         assert "Compiling" not in browser.run(STATUS)
-        assert settled(browser) < 5.0  # on a busy machine; a second on an idle one
+        assert wait_until_settled(browser) < 5.0  # on a busy machine; a second on an idle one
     # the link, in a new page
     link = browser.run("document.querySelector('#explorer-link').href").replace(
         "dimension=200", "dimension=30"
     )
     visit(browser, link)
-    settled(browser)
+    wait_until_settled(browser)
     assert browser.run(RISK) == after
     # back to the first state by its address alone
     browser.run(f"location.hash = {address(SIMPLE)!r}")
     wait(browser, f"{RISK} === {before!r}", 10)
-    settled(browser)
+    wait_until_settled(browser)
     assert browser.run(RUNS) == runs
     assert browser.complaints == []
 
 
 def test_of_many_moves_the_last_one_is_shown(browser, server):
     visit(browser, f"{server.url}#{address(SIMPLE)}")
-    settled(browser)
+    wait_until_settled(browser)
     for _ in range(5):
         press(browser, "noise", "ArrowLeft")
     press(browser, "lr", "ArrowLeft")
     wait(browser, f"{STATUS}.startsWith('Computing')", 10)
-    settled(browser)
-    said = browser.run("document.querySelector('#explorer-said').textContent")
-    assert "noise=0.0003" in shown(browser)
+    wait_until_settled(browser)
+    message = browser.run("document.querySelector('#explorer-said').textContent")
+    assert "noise=0.0003" in page_address(browser)
     visit(
         browser, f"{server.url}#width=1&activation=linear&lr=0.3&noise=0.0003&dimension=30&time=10"
     )
-    settled(browser)
-    assert browser.run("document.querySelector('#explorer-said').textContent") == said
+    wait_until_settled(browser)
+    assert browser.run("document.querySelector('#explorer-said').textContent") == message
 
 
 def test_exports_are_downloaded_and_run(browser, server, tmp_path):
     browser.ask("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(tmp_path))
     visit(browser, f"{server.url}#{address(SIMPLE)}")
-    settled(browser)
-    said = browser.run("document.querySelector('#explorer-said').textContent")
-    risk = [float(one) for one in re.findall(r"0\.\d+", said)]
+    wait_until_settled(browser)
+    message = browser.run("document.querySelector('#explorer-said').textContent")
+    risk = [float(item) for item in re.findall(r"0\.\d+", message)]
     for kind in ("py", "toml", "pdf"):
         browser.run(f"document.querySelector('#explorer-{kind}').click()")
         until = time.monotonic() + 60
@@ -199,7 +199,7 @@ def test_what_is_wrong_is_shown(browser, server):
 
 def cut_off(browser):
     """Words of either panel that leave it, in a narrow and in a wide window."""
-    found = []
+    result = []
     for width in (400, 1280):
         browser.size(width)
         time.sleep(0.2)
@@ -208,14 +208,14 @@ def cut_off(browser):
                 return [...svg.querySelectorAll('text')].filter((one) => {{ const at = one.getBoundingClientRect();
                 return at.left < box.left - 1 || at.right > box.right + 1 || at.bottom > box.bottom + 1;
                 }}).map((one) => one.textContent); }})()"""
-            found += [f"{svg} at {width} px: {one}" for one in browser.run(outside)]
-    return found
+            result += [f"{svg} at {width} px: {item}" for item in browser.run(outside)]
+    return result
 
 
 def test_the_page_is_drawn_whole(browser, server):
     browser.open("about:blank")
     assert faults(browser, f"{server.url}#{address(SIMPLE)}") == []
-    settled(browser)
+    wait_until_settled(browser)
     assert cut_off(browser) == []
     # every control has its name
     unnamed = "[...document.querySelectorAll('.explorer input, .explorer select')].filter((one) => !one.labels.length).length"
@@ -229,25 +229,25 @@ def test_the_keyboard_ends_it_while_it_compiles(browser):
         wait(browser, f"{STATUS}.startsWith('Compiling')", 20)
         time.sleep(6)
         os.kill(process.pid, signal.SIGINT)
-        rest, wrong = process.communicate(timeout=60)
-    assert (process.returncode, rest, wrong) == (0, "explorer ended\n", "")
+        remainder, wrong = process.communicate(timeout=60)
+    assert (process.returncode, remainder, wrong) == (0, "explorer ended\n", "")
 
 
 def test_the_documentation_has_it_without_a_server(browser, tmp_path):
     browser.size(1280)
     page = (Path(FOLDER or "").resolve() / "explorer.html").as_uri()
     browser.open(page)
-    settled(browser, 10)
+    wait_until_settled(browser, 10)
     assert cut_off(browser) == []
     before = browser.run(RISK)
     press(browser, "lr", "ArrowRight")
-    settled(browser, 10)
+    wait_until_settled(browser, 10)
     assert browser.run(RISK) != before
     link = browser.run("document.querySelector('#explorer-link').href")
     assert link.startswith(page)
     after = browser.run(RISK)
     visit(browser, link)
-    settled(browser, 10)
+    wait_until_settled(browser, 10)
     assert browser.run(RISK) == after
     # every place of the sliders has its curves
     for name, values in GRID.items():

@@ -39,8 +39,8 @@ def serving():
 
 @pytest.fixture(scope="module")
 def server():
-    with serving() as one:
-        yield one
+    with serving() as item:
+        yield item
 
 
 def get(server, path, **headers):
@@ -54,9 +54,9 @@ def get(server, path, **headers):
     return answer.status, dict(answer.getheaders()), content
 
 
-def told(server, path, status, **headers):
-    found, kind, content = get(server, path, **headers)
-    assert (found, kind["Content-Type"]) == (status, "application/json")
+def request_error(server, path, status, **headers):
+    result, kind, content = get(server, path, **headers)
+    assert (result, kind["Content-Type"]) == (status, "application/json")
     return json.loads(content)
 
 
@@ -73,7 +73,7 @@ def test_the_page_brings_all_it_needs(server):
             b"http://www.w3.org/2000/svg", b""
         )  # nothing from elsewhere
         assert "default-src 'none'" in headers["Content-Security-Policy"]
-    settings = told(server, "/settings", 200)
+    settings = request_error(server, "/settings", 200)
     assert settings["first"] == asdict(State())
     assert set(settings["sliders"]) == set(settings["first"])
 
@@ -93,12 +93,15 @@ def test_it_is_for_this_machine_alone(server):
         "localhost:80:80",
     ):
         for path in ("/", "/curves", "/export?kind=pdf"):
-            assert "127.0.0.1 and localhost only" in told(server, path, 403, Host=host)["error"]
+            assert (
+                "127.0.0.1 and localhost only"
+                in request_error(server, path, 403, Host=host)["error"]
+            )
     assert (
         "other sites"
-        in told(server, "/curves", 403, Sec_Fetch_Site="cross-site", Sec_Fetch_Mode="no-cors")[
-            "error"
-        ]
+        in request_error(
+            server, "/curves", 403, Sec_Fetch_Site="cross-site", Sec_Fetch_Mode="no-cors"
+        )["error"]
     )
     for origin in (
         "http://evil.example",
@@ -106,7 +109,7 @@ def test_it_is_for_this_machine_alone(server):
         f"http://evil.example:{port}",
         f"http://127.0.0.1:{port + 1}",
     ):
-        assert "other sites" in told(server, "/curves", 403, Origin=origin)["error"]
+        assert "other sites" in request_error(server, "/curves", 403, Origin=origin)["error"]
     assert (
         get(server, "/settings", Origin=f"http://127.0.0.1:{port}", Host=f"127.0.0.1:{port}")[0]
         == 200
@@ -117,7 +120,7 @@ def test_it_is_for_this_machine_alone(server):
 
 
 @pytest.mark.parametrize(
-    ("path", "said"),
+    ("path", "message"),
     [
         ("/curves?lr=-1", "lr = '-1': give a number from 0.0001 to 100"),
         ("/curves?lr=1&lr=2", "lr = ['1', '2']: the address names it more than once"),
@@ -130,12 +133,12 @@ def test_it_is_for_this_machine_alone(server):
         ("/export?kind=toml&width=0", "width = '0': give a number from 1 to 16"),
     ],
 )
-def test_bad_requests_are_told(server, path, said):
-    assert told(server, path, 400)["error"].startswith(said)
+def test_bad_requests_have_messages(server, path, message):
+    assert request_error(server, path, 400)["error"].startswith(message)
 
 
 def test_unknown_paths_and_methods(server):
-    assert "there is no such page" in told(server, "/../states.py", 404)["error"]
+    assert "there is no such page" in request_error(server, "/../states.py", 404)["error"]
     connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=30)
     connection.request("POST", "/curves")
     assert connection.getresponse().status == 501
@@ -192,11 +195,13 @@ def test_a_flood_of_connections_is_cut_off(server):
         for _ in range(MAX_CONNECTIONS + 20)
     ]
     try:
-        deadline, closed = time.monotonic() + 20, 0
-        while closed < 20 and time.monotonic() < deadline:
+        deadline, is_closed = time.monotonic() + 20, 0
+        while is_closed < 20 and time.monotonic() < deadline:
             readable, _, _ = select.select(flood, [], [], 0.1)
-            closed = len(readable)  # an open connection has nothing to read, a closed one its end
-        assert closed == 20
+            is_closed = len(
+                readable
+            )  # an open connection has nothing to read, a closed one its end
+        assert is_closed == 20
     finally:
         for connection in flood:
             connection.close()
@@ -222,7 +227,7 @@ def test_failures_of_a_computation_are_told(server, monkeypatch):
         raise RuntimeError("out of\nmemory")
 
     monkeypatch.setattr(curves, "curves", fails)
-    assert told(server, "/curves", 500)["error"] == "RuntimeError: out of"
+    assert request_error(server, "/curves", 500)["error"] == "RuntimeError: out of"
 
 
 def test_the_newest_of_those_that_wait_is_computed(server, monkeypatch):
@@ -260,15 +265,15 @@ def test_the_newest_of_those_that_wait_is_computed(server, monkeypatch):
         ("other", 1): 200,
     }
     assert sorted(computed) == [1.0, 1.0, 3.0]
-    assert "4 erf" in told(server, "/settings", 200)["compiled"]
+    assert "4 erf" in request_error(server, "/settings", 200)["compiled"]
 
 
 def test_a_port_that_is_taken_is_told(server):
     port = server.server_address[1]
-    said = CliRunner().invoke(main.app, ["explore", "--port", str(port), "--no-browser"])
-    assert said.exit_code == 2
-    assert said.stderr.startswith(f"sgdynamics: port = {port}: the port is in use")
-    assert "--port 0" in said.stderr
+    message = CliRunner().invoke(main.app, ["explore", "--port", str(port), "--no-browser"])
+    assert message.exit_code == 2
+    assert message.stderr.startswith(f"sgdynamics: port = {port}: the port is in use")
+    assert "--port 0" in message.stderr
     assert "port = 70000" in CliRunner().invoke(main.app, ["explore", "--port", "70000"]).stderr
 
 
@@ -277,5 +282,5 @@ def test_the_keyboard_ends_it():
         assert process.stdout is not None
         assert process.stdout.readline().startswith("explorer at http://127.0.0.1:")
         os.kill(process.pid, signal.SIGINT)
-        rest, wrong = process.communicate(timeout=60)
-    assert (process.returncode, rest, wrong) == (0, "explorer ended\n", "")
+        remainder, wrong = process.communicate(timeout=60)
+    assert (process.returncode, remainder, wrong) == (0, "explorer ended\n", "")

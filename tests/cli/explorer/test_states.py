@@ -27,7 +27,7 @@ def test_an_address_is_read_as_it_was_written():
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("query", "message"),
     [
         ({"lr": "0"}, "lr = '0': give a number from 0.0001"),
         ({"lr": "nan"}, "lr = 'nan': give a number"),
@@ -42,9 +42,9 @@ def test_an_address_is_read_as_it_was_written():
         ({"rate": "1"}, "the address has no 'rate': .* it takes width, activation, lr"),
     ],
 )
-def test_what_is_wrong_in_an_address_is_told(given, said):
-    with pytest.raises(ValueError, match=said):
-        state_from(given)
+def test_what_is_wrong_in_an_address_has_a_message(query, message):
+    with pytest.raises(ValueError, match=message):
+        state_from(query)
 
 
 def test_every_slider_has_the_first_state_and_stays_within_the_bounds():
@@ -60,36 +60,38 @@ def test_every_slider_has_the_first_state_and_stays_within_the_bounds():
 
 def test_the_program_asks_for_what_the_file_states(monkeypatch):
     plan = problem_files.plan(record(OTHER))
-    asked = {}
+    calls = {}
 
     class Enough(Exception):
         pass
 
-    def simulate(problem, algorithm, start, **more):
-        asked.update(problem=problem, algorithm=algorithm, start=start, more=more)
+    def simulate(problem, algorithm, start, **extra):
+        calls.update(problem=problem, algorithm=algorithm, start=start, more=extra)
         raise Enough
 
     monkeypatch.setattr(
         sgd,
         "solve_ode",
-        lambda *parts, times, dimension=None: asked.update({f"ode {dimension}": (*parts, times)}),
+        lambda *sections, times, dimension=None: calls.update(
+            {f"ode {dimension}": (*sections, times)}
+        ),
     )
     monkeypatch.setattr(sgd, "simulate", simulate)
     with pytest.raises(Enough):
         exec(compile(export_text(OTHER, "py"), "explored.py", "exec"), {})
     assert (
         plan.problem
-        == asked["problem"]
+        == calls["problem"]
         == sgd.TeacherStudent(width=3, teacher_width=2, activation="relu", noise=1e-05)
     )
-    assert plan.algorithm == asked["algorithm"] == sgd.OnePassSGD(lr=0.25)
-    assert np.array_equal(plan.start.M, asked["start"].M)
-    assert np.array_equal(plan.start.Q, asked["start"].Q)
-    assert np.array_equal(plan.save_points["times"], asked["more"].pop("times"))
+    assert plan.algorithm == calls["algorithm"] == sgd.OnePassSGD(lr=0.25)
+    assert np.array_equal(plan.start.M, calls["start"].M)
+    assert np.array_equal(plan.start.Q, calls["start"].Q)
+    assert np.array_equal(plan.save_points["times"], calls["more"].pop("times"))
     for dimension in (None, 77):
-        assert np.array_equal(plan.save_points["times"], asked[f"ode {dimension}"][3])
+        assert np.array_equal(plan.save_points["times"], calls[f"ode {dimension}"][3])
     assert (
-        asked["more"] | {"method": "exact"}
+        calls["more"] | {"method": "exact"}
         == plan.calls["exact"]
         == {"dimension": 77, "runs": 8, "seed": 6, "method": "exact"}
     )
@@ -102,14 +104,19 @@ def simple():
 
 
 def test_curves_are_those_of_the_solvers(simple):
-    found = curves.curves(simple)
+    result = curves.curves(simple)
     plan = problem_files.plan(record(simple))
     runs = problem_files.solve(plan, "exact", False)
-    assert np.allclose(found["exact"]["risk"], runs["excess_risk"], rtol=1e-4)
+    assert np.allclose(result["exact"]["risk"], runs["excess_risk"], rtol=1e-4)
     assert np.allclose(
-        found["exact"]["M"], runs["M"].mean("run").values[:, 0].T, rtol=1e-4, atol=1e-4
+        result["exact"]["M"], runs["M"].mean("run").values[:, 0].T, rtol=1e-4, atol=1e-4
     )
-    assert (len(found["ode"]["t"]), len(found["ode"]["M"]), found["notes"], found["complete"]) == (
+    assert (
+        len(result["ode"]["t"]),
+        len(result["ode"]["M"]),
+        result["notes"],
+        result["complete"],
+    ) == (
         41,
         2,
         [],
@@ -119,14 +126,14 @@ def test_curves_are_those_of_the_solvers(simple):
     finite = sgd.solve_ode(
         plan.problem, plan.algorithm, plan.start, **plan.save_points, dimension=simple.dimension
     )
-    np.testing.assert_allclose(found["finite"]["risk"], finite["excess_risk"][0], rtol=1e-4)
+    np.testing.assert_allclose(result["finite"]["risk"], finite["excess_risk"][0], rtol=1e-4)
     assert (
-        np.abs(np.log(np.array(found["finite"]["risk"][1:]) / found["ode"]["risk"][1:])).max()
+        np.abs(np.log(np.array(result["finite"]["risk"][1:]) / result["ode"]["risk"][1:])).max()
         > 0.01
     )
     # the mean of the runs lies by the ODE, which is that of d -> infinity, and the risk has fallen
-    assert found["ode"]["risk"][-1] < 0.2 * found["ode"]["risk"][0]
-    assert np.mean(found["exact"]["risk"], axis=0)[-1] < 0.5 * found["ode"]["risk"][0]
+    assert result["ode"]["risk"][-1] < 0.2 * result["ode"]["risk"][0]
+    assert np.mean(result["exact"]["risk"], axis=0)[-1] < 0.5 * result["ode"]["risk"][0]
 
 
 def test_runs_in_pieces_are_those_in_one(simple, monkeypatch):
@@ -206,17 +213,19 @@ def test_another_number_does_not_compile_again(simple, caplog):
                 }
             )
         )
-        again = [one.message for one in caplog.records if "Finished XLA compilation" in one.message]
-        assert again == []
+        repeated = [
+            item.message for item in caplog.records if "Finished XLA compilation" in item.message
+        ]
+        assert repeated == []
         jax.jit(lambda x: 3 * x)(np.ones(3))
     assert any(
-        "Finished XLA compilation" in one.message for one in caplog.records
+        "Finished XLA compilation" in item.message for item in caplog.records
     )  # it would see it
 
 
 def test_the_grid_of_the_documentation_has_every_place_of_its_sliders(monkeypatch):
     monkeypatch.setattr(curves, "curves", lambda state: {"state": asdict(state)})
-    found = curves.grid()
-    assert address(State()) in found["curves"]
-    assert len(found["curves"]) == np.prod([len(values) for values in found["sliders"].values()])
-    assert found["curves"][address(State())] == {"state": found["first"]}
+    result = curves.grid()
+    assert address(State()) in result["curves"]
+    assert len(result["curves"]) == np.prod([len(values) for values in result["sliders"].values()])
+    assert result["curves"][address(State())] == {"state": result["first"]}
