@@ -72,8 +72,8 @@ if TYPE_CHECKING:
     from sgdynamics.problems.activations import Activation as Activation
     from sgdynamics.problems.activations import polynomial as polynomial
     from sgdynamics.problems.contexts import contexts as contexts
-    from sgdynamics.problems.losses import Move as Move
     from sgdynamics.problems.mixture import GaussianMixture as GaussianMixture
+    from sgdynamics.problems.moves import Move as Move
     from sgdynamics.problems.network_overlaps import overlaps_of as overlaps_of
     from sgdynamics.problems.overlap_starts import Start as Start
     from sgdynamics.problems.problem import Problem as Problem
@@ -126,7 +126,7 @@ _PACKAGE_OF = {
     "HessianSpectrum": "sgdynamics.analysis.landscape",
     "Langevin": "sgdynamics.algorithms.fixed_data",
     "Moments": "sgdynamics.expectations.interface",
-    "Move": "sgdynamics.problems.losses",
+    "Move": "sgdynamics.problems.moves",
     "MultiIndex": "sgdynamics.problems.teacher_student",
     "MultiPassSGD": "sgdynamics.algorithms.fixed_data",
     "OnePassSGD": "sgdynamics.algorithms.one_pass",

@@ -17,10 +17,14 @@ import numpy as np
 from beartype import BeartypeConf, beartype
 from jaxtyping import install_import_hook
 
-# rooms of the engine; `problems.trial` names a class that may only be imported after it
+# modules whose annotations of shapes are checked
 ENGINE = (
     "samples",
     "problems.losses",
+    "problems.moves",
+    "problems.structure",
+    "problems.trial",
+    "problems.user_losses",
     "problems.activations",
     "problems.problem",
     "problems.constraints",

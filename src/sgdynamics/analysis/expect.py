@@ -11,9 +11,9 @@ import xarray as xr
 from sgdynamics.base import checks
 from sgdynamics.base.support import require
 from sgdynamics.expectations.risk import estimate_expectation
-from sgdynamics.problems.losses import UserLoss, extra_arguments
 from sgdynamics.problems.overlap_starts import Start, validate_start
 from sgdynamics.problems.problem import Problem
+from sgdynamics.problems.user_losses import UserLoss, extra_arguments
 from sgdynamics.results.datasets import largest_share, problem_of
 from sgdynamics.results.observables import check_of_sample
 from sgdynamics.results.states import field_states

@@ -14,7 +14,7 @@ from sgdynamics.algorithms.updates.gradient_source import Rows
 from sgdynamics.algorithms.updates.update import Law, copies
 from sgdynamics.base.arrays import Numeric, Parameters, Scalar, State
 from sgdynamics.expectations.nodes import lower_root, safe_ratio, solve_forward
-from sgdynamics.problems.losses import loss_overlaps
+from sgdynamics.problems.moves import loss_overlaps
 from sgdynamics.problems.problem import Structure
 from sgdynamics.samples import input_covariance
 from sgdynamics.simulation import compressed

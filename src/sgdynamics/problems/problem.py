@@ -39,15 +39,8 @@ from sgdynamics.problems.activations import validate_kinks
 from sgdynamics.problems.constraints import CONSTRAINTS
 from sgdynamics.problems.gram import gram_per_block, gram_root
 from sgdynamics.problems.loss_dependence import find_dependence
-from sgdynamics.problems.losses import (
-    BlockOverlaps,
-    Loss,
-    LossOverlaps,
-    RecordedOverlaps,
-    UserLoss,
-    extra_arguments,
-    label_noise,
-)
+from sgdynamics.problems.losses import Loss, label_noise
+from sgdynamics.problems.moves import BlockOverlaps, LossOverlaps, RecordedOverlaps
 from sgdynamics.problems.problem_pytree import (
     CACHE,
     LEAVES,
@@ -63,6 +56,7 @@ from sgdynamics.problems.problem_values import (
 )
 from sgdynamics.problems.structure import Structure as Structure
 from sgdynamics.problems.trial import try_problem
+from sgdynamics.problems.user_losses import UserLoss, extra_arguments
 from sgdynamics.samples.arguments import (
     Covariance,
     build_sample,

@@ -14,10 +14,11 @@ from sgdynamics.base import checks
 from sgdynamics.base.arrays import ArrayArgument, Function
 from sgdynamics.base.user_functions import function_identity, output_structure, validate_function
 from sgdynamics.problems.activations import validate_kinks
-from sgdynamics.problems.losses import Move, RuleLoss, extra_arguments
+from sgdynamics.problems.moves import Move
 from sgdynamics.problems.problem import SAMPLE_ARGUMENTS, Problem
 from sgdynamics.problems.problem_pytree import records_arguments
 from sgdynamics.problems.problem_values import plain_values, validate_parameters
+from sgdynamics.problems.user_losses import RuleLoss, extra_arguments
 from sgdynamics.samples.arguments import validate_covariance
 from sgdynamics.samples.spectra import Spectrum
 

@@ -17,7 +17,7 @@ import numpy as np
 from sgdynamics.base import checks
 from sgdynamics.base.precision import float64
 from sgdynamics.base.user_functions import validate_function
-from sgdynamics.problems.losses import UserLoss
+from sgdynamics.problems.user_losses import UserLoss
 from sgdynamics.results.variables import STANDARD_ERROR, TAKEN, VARIABLES
 
 CHUNK = 1024  # states evaluated at once, which limits the memory of a user's function

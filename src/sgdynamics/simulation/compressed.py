@@ -44,7 +44,7 @@ from sgdynamics.base.arrays import (
 from sgdynamics.base.controls import alpha_of_steps, is_scheduled, values_at
 from sgdynamics.base.random import bartlett_factor, draw_chi, normals_and_uniforms
 from sgdynamics.problems.constraints import NONE
-from sgdynamics.problems.losses import loss_overlaps
+from sgdynamics.problems.moves import loss_overlaps
 from sgdynamics.problems.problem import Structure
 from sgdynamics.samples.input_covariance import scale, select_blocks
 from sgdynamics.samples.inputs import Embedding, clean_signals, compressed_inputs, inputs_in_space

@@ -21,7 +21,7 @@ from sgdynamics.base.arrays import IntScalar, Numeric, PyTree, RandomKey, Random
 from sgdynamics.base.controls import alpha_of_steps, values_at
 from sgdynamics.base.random import step_key
 from sgdynamics.problems.frames import compressed_rows, place_signals, signal_frames
-from sgdynamics.problems.losses import BlockOverlaps, LossOverlaps
+from sgdynamics.problems.moves import BlockOverlaps, LossOverlaps
 from sgdynamics.problems.overlap_starts import Start
 from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.samples import input_covariance

@@ -52,7 +52,7 @@ class Ground(ABC):
         raise NotImplementedError
 
     def overlaps(self, rows: Numeric) -> Any:
-        """Q, M and P of rows of the weights, of all inputs and by covariance block (`problems.losses.LossOverlaps`)."""
+        """Q, M and P of rows of the weights, of all inputs and by covariance block (`problems.moves.LossOverlaps`)."""
         raise NotImplementedError
 
     def squares(self, G: Float[Numeric, "p columns"]) -> Any:

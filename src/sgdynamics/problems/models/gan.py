@@ -10,8 +10,8 @@ from jaxtyping import Float
 
 from sgdynamics.base import checks
 from sgdynamics.base.arrays import Function, Numeric, Parameters
-from sgdynamics.problems.losses import Move
 from sgdynamics.problems.models.model import model
+from sgdynamics.problems.moves import Move
 from sgdynamics.problems.rule import Rule
 
 
