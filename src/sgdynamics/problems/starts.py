@@ -236,7 +236,7 @@ def random_start(
     for run in range(runs):
         # every run has its own stream, so that it does not depend on the number of runs
         generator = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(run,)))
-        for block, size in enumerate(sizes):
+        for block, size in enumerate(sizes.tolist()):
             T[run, block], L[run, block] = _draw_compressed_rows(generator, p, k, size)
         if problem.clusters and a is None:
             head[run] = generator.standard_normal(p)
