@@ -191,7 +191,8 @@ def test_full_size_asks_for_what_the_caption_states(number, monkeypatch, tmp_pat
     for one, other in zip(lines_of(redrawn), lines_of(fig), strict=True):
         np.testing.assert_array_equal(one, other)
     # and the file of the full size, where there is one, was made with these parameters
-    if (path := STORED / f"rough_landscapes-{number}.nc").exists():
+    path = STORED / f"rough_landscapes-{number}.nc"
+    if path.exists() and number != "2":  # figure 2 is stored run by run, in groups
         stored = sgd.load(path)
         same = {"alpha", "eta", "m0", "l", "tau", "T", "N", "runs", "paths"} & set(data.attrs)
         assert {name: stored.attrs[name] for name in same} == {

@@ -87,26 +87,35 @@ def noise_matters(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     rates, noises = (
         ((0.04, 0.1), (0.0, 1.0)) if quick else ((0.02, 0.04, 0.06, 0.08, 0.11), (0.0, 1.0))
     )
-    here = _retrieval(gamma, 1, 0.0)
-    starts = random_start(here.problem, dimension=d, seed=seed, runs=runs)
+    configuration = _retrieval(gamma, 1, 0.0)
+    starts = random_start(configuration.problem, dimension=d, seed=seed, runs=runs)
     typical = int(np.argmin(np.abs(d * starts.M[:, 0, 0] ** 2 - 1)))
-    one = start(here.problem, M=starts.M[typical], Q=starts.Q[typical])
+    item = start(configuration.problem, M=starts.M[typical], Q=starts.Q[typical])
     t = np.linspace(0, 3.5, 64)
-    options: dict[str, Any] = {"times": here.times(t), "dimension": d, "runs": shown}
+    options: dict[str, Any] = {"times": configuration.times(t), "dimension": d, "runs": shown}
     step = (
         float(options["times"][1]) / 2 if quick else None
     )  # the search for a step length has a compilation of its own
     paths = {
         "SGD": np.asarray(
-            simulate(here.problem, here.algorithm, one, seed=seed + 1, **options).excess_risk
+            simulate(
+                configuration.problem, configuration.algorithm, item, seed=seed + 1, **options
+            ).excess_risk
         ),
         "SDE": np.asarray(
             solve_sde(
-                here.problem, here.algorithm, one, seed=seed + 2, step=step, **options
+                configuration.problem,
+                configuration.algorithm,
+                item,
+                seed=seed + 2,
+                step=step,
+                **options,
             ).excess_risk
         ),
         "ODE": np.asarray(
-            solve_ode(here.problem, here.algorithm, one, times=here.times(t)).excess_risk
+            solve_ode(
+                configuration.problem, configuration.algorithm, item, times=configuration.times(t)
+            ).excess_risk
         ),
     }
     shape = (len(noises), len(rates))
@@ -233,16 +242,19 @@ def _plateaus(
     (noise, gamma/p), for erf with p = k = 2.
     """
     p, end = 2, 400.0
-    first, found = np.zeros((len(noises), len(ratios))), np.zeros((len(noises), len(ratios)))
+    first, values = np.zeros((len(noises), len(ratios))), np.zeros((len(noises), len(ratios)))
     for row, Delta in enumerate(noises):
         for column, ratio in enumerate(ratios):
-            here = setting(ratio * p, p, p, Delta)
-            begin = start(here.problem, M=np.eye(p), Q=np.eye(p))
-            found[row, column] = solve_ode(
-                here.problem, here.algorithm, begin, times=here.times([end])
+            configuration = setting(ratio * p, p, p, Delta)
+            initial_state = start(configuration.problem, M=np.eye(p), Q=np.eye(p))
+            values[row, column] = solve_ode(
+                configuration.problem,
+                configuration.algorithm,
+                initial_state,
+                times=configuration.times([end]),
             ).excess_risk[0, 0]
             first[row, column] = plateau(ratio * p, p, Delta)
-    return list(ratios), first, found
+    return list(ratios), first, values
 
 
 def width_matters(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
@@ -282,9 +294,9 @@ def width_matters(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     d, widths, runs = (500, (1, 4), 256) if quick else (3000, (1, 2, 4, 8, 16), 256)
     measured, error = np.zeros(len(widths)), np.zeros(len(widths))
     for i, p in enumerate(widths):
-        here = _retrieval(ratio * p, p, Delta)
-        starts = random_start(here.problem, dimension=d, seed=seed + 10 * i, runs=runs)
-        chain = _exits(here, starts, threshold, d, seed + 10 * i + 1)
+        configuration = _retrieval(ratio * p, p, Delta)
+        starts = random_start(configuration.problem, dimension=d, seed=seed + 10 * i, runs=runs)
+        chain = _exits(configuration, starts, threshold, d, seed + 10 * i + 1)
         measured[i], error[i] = chain.mean(), spread(chain)
     named: dict[str, Any] = {
         "annealed": exit_time_annealed,

@@ -95,20 +95,20 @@ def classical(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     ode, flow = np.zeros((*shape, len(t))), np.zeros((len(teachers), len(t)))
     for row, k in enumerate(teachers):
         still = setting(FLOW, p, k, Delta)
-        begin = random_start(still.problem, dimension=d, seed=seed)
+        initial_state = random_start(still.problem, dimension=d, seed=seed)
         flow[row] = solve_ode(
-            still.problem, still.algorithm, begin, times=still.times(t)
+            still.problem, still.algorithm, initial_state, times=still.times(t)
         ).excess_risk[0]
         for column, gamma in enumerate(rates):
-            one = setting(gamma, p, k, Delta)
+            item = setting(gamma, p, k, Delta)
             ode[row, column] = solve_ode(
-                one.problem, one.algorithm, begin, times=one.times(t)
+                item.problem, item.algorithm, initial_state, times=item.times(t)
             ).excess_risk[0]
             chain = simulate(
-                one.problem,
-                one.algorithm,
-                begin,
-                times=one.times(t),
+                item.problem,
+                item.algorithm,
+                initial_state,
+                times=item.times(t),
                 dimension=d,
                 runs=runs,
                 seed=seed + 1,
@@ -250,8 +250,8 @@ def high_dimensional(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Datase
     seed = checks.integer("seed", seed, 0)
     p, k, gamma, Delta, horizon = 8, 4, 0.1, 1e-3, 5.0
     sizes, runs, end = ((25, 100, 400), 32, 5.0) if quick else ((50, 200, 800, 2000), 24, 12.0)
-    here = setting(gamma, p, k, Delta)
-    begin = random_start(here.problem, dimension=500, seed=seed)
+    configuration = setting(gamma, p, k, Delta)
+    initial_state = random_start(configuration.problem, dimension=500, seed=seed)
     t = np.concatenate(
         [
             [0.0],
@@ -259,14 +259,16 @@ def high_dimensional(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Datase
             np.linspace(horizon, end, 7)[1:] if end > horizon else [],
         ]
     )
-    ode = solve_ode(here.problem, here.algorithm, begin, times=here.times(t))
+    ode = solve_ode(
+        configuration.problem, configuration.algorithm, initial_state, times=configuration.times(t)
+    )
     risk, apart = np.zeros((len(sizes), runs, len(t))), np.zeros((len(sizes), runs, len(t)))
     for row, d in enumerate(sizes):
         chain = simulate(
-            here.problem,
-            here.algorithm,
-            begin,
-            times=here.times(t),
+            configuration.problem,
+            configuration.algorithm,
+            initial_state,
+            times=configuration.times(t),
             dimension=d,
             runs=runs,
             seed=seed + 1 + row,

@@ -71,19 +71,19 @@ def regimes(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     k, Delta, runs = 1, 1e-3, 96 if quick else 256
     t = np.linspace(0.0, HORIZON, 11)
     widest = max(p for _, p, _ in CORNERS.values())
-    places: dict[str, Regime] = {}
+    table: dict[str, Regime] = {}
     risks, theory, scatter, names = [], [], [], []
     for row, (gamma, p, d) in enumerate(CORNERS.values()):
-        here, still = setting(gamma, p, k, Delta), setting(FLOW, p, k, Delta)
-        begin = random_start(here.problem, dimension=d, seed=seed + row)
-        found = regime(here.problem, here.algorithm, d, start=begin)
-        places[f"$\\gamma$ = {gamma:g}, $p$ = {p}, $d$ = {d}"] = found
-        names.append(found.name)
+        configuration, still = setting(gamma, p, k, Delta), setting(FLOW, p, k, Delta)
+        initial_state = random_start(configuration.problem, dimension=d, seed=seed + row)
+        result = regime(configuration.problem, configuration.algorithm, d, start=initial_state)
+        table[f"$\\gamma$ = {gamma:g}, $p$ = {p}, $d$ = {d}"] = result
+        names.append(result.name)
         chain = simulate(
-            here.problem,
-            here.algorithm,
-            begin,
-            times=here.times(t),
+            configuration.problem,
+            configuration.algorithm,
+            initial_state,
+            times=configuration.times(t),
             dimension=d,
             runs=runs,
             seed=seed + 10 + row,
@@ -97,15 +97,15 @@ def regimes(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
         )
         wide = setting(gamma, widest, k, Delta)
         mean_field = solve_mean_field(
-            wide.problem, OnePassSGD(lr=gamma), repeated(begin, widest), times=t
+            wide.problem, OnePassSGD(lr=gamma), repeated(initial_state, widest), times=t
         )
         lines = [
-            solve_ode(one.problem, one.algorithm, begin, times=one.times(t))
-            for one in (still, here)
+            solve_ode(entry.problem, entry.algorithm, initial_state, times=entry.times(t))
+            for entry in (still, configuration)
         ]
         theory.append([np.asarray(line.excess_risk)[0] for line in (*lines, mean_field)])
     terms = ("noise", "fluctuation", "finite_dimension", "finite_width")
-    sizes = {name: [getattr(one, name).size for one in places.values()] for name in terms}
+    sizes = {name: [getattr(item, name).size for item in table.values()] for name in terms}
     risk, lines = np.array(risks), np.array(theory)
     gap = risk.mean(axis=1)[:, None] / lines - 1
     data = xr.Dataset(
@@ -137,7 +137,7 @@ def regimes(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
             "description": list(DESCRIPTIONS),
             "t": ("time", t),
             **{
-                name: ("setting", [one[i] for one in CORNERS.values()])
+                name: ("setting", [corner[i] for corner in CORNERS.values()])
                 for i, name in enumerate(("gamma", "p", "d"))
             },
         },
@@ -151,7 +151,7 @@ def regimes(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
             "large": LARGE,
         },
     )
-    each = [
+    values = [
         f"{name} {', '.join(f'{one[int(np.argmax(np.abs(one)))]:+.3f}' for one in gap[row])}, runs scatter by {scatter[row]:.3f} "
         f"({sizes['fluctuation'][row]:.3f} on the map)"
         for row, name in enumerate(names)
@@ -159,9 +159,9 @@ def regimes(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     data.attrs |= {
         "claim": "gamma -> 0 is gradient flow, d -> infinity an ODE with the noise of SGD, p -> infinity a density of the units",
         "verdict": "mean risk of SGD over that of gradient flow, ODE, mean field, less 1, where it is largest for t <= "
-        f"{HORIZON:g}: {'; '.join(each)}",
+        f"{HORIZON:g}: {'; '.join(values)}",
     }
-    return _drawn(places, data), data
+    return _drawn(table, data), data
 
 
 def _drawn(places: dict[str, Regime], data: xr.Dataset) -> Any:

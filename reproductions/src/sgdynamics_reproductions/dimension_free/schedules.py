@@ -49,7 +49,7 @@ def cases(quick: bool = False, seed: int = 0) -> dict[str, Case]:
     two = TeacherStudent(width=2, teacher_width=2, activation="erf", noise=0.1)
     four = TeacherStudent(width=4, teacher_width=2, activation="erf", noise=0.1)
     several = random_start(sphere, dimension=DIMENSION, runs=16, seed=seed)
-    found = {
+    table = {
         "phase_random": Case(
             "phase retrieval, sphere,\n16 random starts", sphere, several, 100.0, 512
         ),
@@ -75,7 +75,7 @@ def cases(quick: bool = False, seed: int = 0) -> dict[str, Case]:
             64,
         ),
     }
-    return {name: case for name, case in found.items() if not quick or name == "erf_2_2"}
+    return {name: case for name, case in table.items() if not quick or name == "erf_2_2"}
 
 
 def optimal_schedules(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
@@ -121,12 +121,12 @@ def optimal_schedules(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Datas
 def _solved(name: str, case: Case, pieces: int, seed: int) -> xr.Dataset:
     best = optimal_schedule(case.problem, case.begin, alpha=case.alpha, pieces=pieces)
     # where pieces end: the schedule's own edges, every other one of fifty
-    every = max(1, pieces // SAVES)
-    alpha = best.edges[::every]
+    stride = max(1, pieces // SAVES)
+    alpha = best.edges[::stride]
     repeats = case.runs // case.begin.runs
     M, Q, a = (
-        np.repeat(part, repeats, axis=0)
-        for part in (case.begin.M_blocks, case.begin.Q_blocks, case.begin.a)
+        np.repeat(value, repeats, axis=0)
+        for value in (case.begin.M_blocks, case.begin.Q_blocks, case.begin.a)
     )
     many = Start(M, Q, a)
     groups, medians = [], []
@@ -157,7 +157,7 @@ def _solved(name: str, case: Case, pieces: int, seed: int) -> xr.Dataset:
         {
             f"rates_{name}": ("piece", best.rates),
             f"edges_{name}": ("edge", best.edges),
-            f"risk_{name}": (dims, np.stack([best.risks, best.constant_risks])[:, ::every]),
+            f"risk_{name}": (dims, np.stack([best.risks, best.constant_risks])[:, ::stride]),
             f"chain_{name}": (dims, np.stack(mean)),
             f"chain_error_{name}": (dims, np.stack(error)),
             f"history_{name}": (f"iteration_{name}", best.history),

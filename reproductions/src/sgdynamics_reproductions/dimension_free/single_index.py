@@ -69,8 +69,8 @@ def _overlap_of_waves(share: float, fast: float, sign: int) -> tuple[float, floa
     """
     mean = (math.exp(-(SLOW**2) / 2) - share * math.exp(-(fast**2) / 2)) if sign > 0 else 0.0
     square = sum(
-        one * two * (math.exp(-((f - g) ** 2) / 2) + sign * math.exp(-((f + g) ** 2) / 2)) / 2
-        for one, f in ((1.0, SLOW), (-share, fast))
+        value * two * (math.exp(-((f - g) ** 2) / 2) + sign * math.exp(-((f + g) ** 2) / 2)) / 2
+        for value, f in ((1.0, SLOW), (-share, fast))
         for two, g in ((1.0, SLOW), (-share, fast))
     )
     return mean, math.sqrt(square - mean**2)
@@ -116,8 +116,8 @@ def learning_rate(kappa: int, dimension: float) -> float:
     """gamma at dimension d: ERF_RATE for kappa = 1, else half the rate above which m = 1/sqrt(d)
     shrinks, ~ d^-(kappa/2 - 1).
     """
-    known = scaling(kappa)
-    return known.lr * float(dimension) ** -known.lr_power
+    reference = scaling(kappa)
+    return reference.lr * float(dimension) ** -reference.lr_power
 
 
 def single_index_problem(kappa: int, noise: float = 0.0) -> TeacherStudent:
@@ -153,8 +153,8 @@ class OverlapDiffusion:
         slow[~(slow > 0)] = np.inf
         left = np.concatenate([np.cumsum(slow[::-1])[::-1], [0.0]])
         with np.errstate(invalid="ignore"):
-            found = np.interp(m, edges, left)
-        return np.where(np.isfinite(found), found, np.inf) * dimension / self.lr
+            result = np.interp(m, edges, left)
+        return np.where(np.isfinite(result), result, np.inf) * dimension / self.lr
 
     def mean_samples(self, m: RealArray, dimension: float) -> np.ndarray:
         """Mean n until |m| passes the threshold in the diffusion: b T' + (gamma/2d) V T'' = -1, T =
@@ -273,13 +273,13 @@ def escape_samples(
     d, sizes = check_dimension(problem, dimension)
     lr = checks.number("lr", lr, above=0.0)
     several = random_start(problem, dimension=d, seed=seed, runs=runs)
-    begin = Start(np.abs(several.M_blocks), several.Q_blocks, several.a)
-    m = begin.M[:, 0, 0]
+    initial_state = Start(np.abs(several.M_blocks), several.Q_blocks, several.a)
+    m = initial_state.M[:, 0, 0]
     if most is None:
         most = 100 * float(
             overlap_diffusion(kappa, lr, threshold=threshold).mean_samples(m, d).mean()
         )
-    chain = ExactChain(problem, OnePassSGD(lr=lr), begin, d, sizes)
+    chain = ExactChain(problem, OnePassSGD(lr=lr), initial_state, d, sizes)
     seen = {"left": np.where(m >= threshold, 0.0, -1.0)}
     label = f"single index, exponent {kappa}, d = {d}"
     samples, _ = first_passage(
@@ -292,8 +292,8 @@ def fitted_slope(x: RealArray, y: RealArray, error: RealArray) -> tuple[float, f
     """Slope of the weighted least-squares line through points with known standard errors, and its
     standard error.
     """
-    found, covariance, _ = weighted_line(x, np.asarray(y), 1 / np.asarray(error) ** 2)
-    return float(found[1]), math.sqrt(covariance[1, 1])
+    result, covariance, _ = weighted_line(x, np.asarray(y), 1 / np.asarray(error) ** 2)
+    return float(result[1]), math.sqrt(covariance[1, 1])
 
 
 # kappa: {d: runs}. The cost is in steps: n is about d, 3 d log d, 5 d^2, 2.5 d^3, and several times
@@ -349,10 +349,10 @@ def single_index(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     >>> fig, data = sgdynamics_reproductions.dimension_free.single_index(quick=True)  # doctest: +SKIP
     """
     plan = QUICK if quick else FULL
-    parts = [_measured(kappa, counts, seed) for kappa, counts in plan.items()] + [
+    components = [_measured(kappa, counts, seed) for kappa, counts in plan.items()] + [
         _at_fixed_rate(FIXED[quick], seed)
     ]
-    data = xr.merge(parts, combine_attrs="no_conflicts")
+    data = xr.merge(components, combine_attrs="no_conflicts")
     d, n, error = (np.asarray(data[name]) for name in ("d_2", "samples_2", "error_2"))
     slope, doubt = fitted_slope(np.log(d), n / d, error / d)
     data.attrs |= {

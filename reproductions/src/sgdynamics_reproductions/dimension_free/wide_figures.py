@@ -31,7 +31,7 @@ def repeated(begin: Start, width: int) -> MeanFieldStart:
     """The particles (m, q, a) of a start, each counted width/p times: the same density."""
     q = np.einsum("rii->ri", begin.Q) - np.sum(begin.M**2, axis=2)
     return MeanFieldStart(
-        *(np.repeat(part, width // q.shape[1], axis=1) for part in (begin.M, q, begin.a))
+        *(np.repeat(value, width // q.shape[1], axis=1) for value in (begin.M, q, begin.a))
     )
 
 
@@ -41,11 +41,11 @@ def _measure(begins: list[Start], law: MeanFieldStart) -> MeanFieldStart:
 
     The last run is `law` itself.
     """
-    several = [*(repeated(begin, law.q.shape[1]) for begin in begins), law]
+    several = [*(repeated(value, law.q.shape[1]) for value in begins), law]
     return MeanFieldStart(
         *(
-            np.concatenate(part)
-            for part in zip(*((one.M, one.q, one.a) for one in several), strict=True)
+            np.concatenate(entry)
+            for entry in zip(*((item.M, item.q, item.a) for item in several), strict=True)
         )
     )
 
@@ -86,13 +86,15 @@ def mean_field(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     t = np.array([0.0, 0.5, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0])
     begins, risk = [], np.zeros((len(widths), runs, len(t)))
     for row, p in enumerate(widths):
-        here = setting(gamma, p, k, Delta)
-        begins.append(random_start(here.problem, dimension=d, seed=seed + 10 + row, runs=runs))
+        configuration = setting(gamma, p, k, Delta)
+        begins.append(
+            random_start(configuration.problem, dimension=d, seed=seed + 10 + row, runs=runs)
+        )
         chain = simulate(
-            here.problem,
-            here.algorithm,
+            configuration.problem,
+            configuration.algorithm,
             begins[-1],
-            times=here.times(t),
+            times=configuration.times(t),
             dimension=d,
             seed=seed + 1 + row,
         )
@@ -251,22 +253,24 @@ def mean_field_high_dimension(quick: bool = False, seed: int = 0) -> tuple[Any, 
     begins, shape = [], (len(widths), runs, len(t))
     risk, apart, typical = np.zeros(shape), np.zeros(shape), np.zeros(shape)
     for row, p in enumerate(widths):
-        here = setting(gamma, p, k, Delta)
-        begins.append(random_start(here.problem, dimension=2 * p, seed=seed + 10 + row, runs=runs))
+        configuration = setting(gamma, p, k, Delta)
+        begins.append(
+            random_start(configuration.problem, dimension=2 * p, seed=seed + 10 + row, runs=runs)
+        )
         chain = simulate(
-            here.problem,
-            here.algorithm,
+            configuration.problem,
+            configuration.algorithm,
             begins[-1],
-            times=here.times(t),
+            times=configuration.times(t),
             dimension=2 * p,
             seed=seed + 1 + row,
         )
         risk[row] = chain.excess_risk
         M, Q = np.asarray(chain.M), np.asarray(chain.Q)
-        rest = (Q - M @ np.swapaxes(M, 2, 3)) * (1 - np.eye(p))
+        remainder = (Q - M @ np.swapaxes(M, 2, 3)) * (1 - np.eye(p))
         apart[row], typical[row] = (
-            np.abs(rest).max(axis=(2, 3)),
-            np.sqrt((rest**2).sum(axis=(2, 3)) / (p * (p - 1))),
+            np.abs(remainder).max(axis=(2, 3)),
+            np.sqrt((remainder**2).sum(axis=(2, 3)) / (p * (p - 1))),
         )
     wide = setting(gamma, many, k, Delta)
     law = random_start(
@@ -275,8 +279,8 @@ def mean_field_high_dimension(quick: bool = False, seed: int = 0) -> tuple[Any, 
     limit = solve_mean_field(wide.problem, wide.algorithm, _measure(begins, law), times=t)
     expected, density = np.asarray(limit.excess_risk)[:-1].reshape(shape), limit.isel(run=[-1])
     # at p = infinity: the particles of one network in other dimensions
-    narrow, one = setting(gamma, widths[-1], k, Delta), begins[-1]
-    few = repeated(Start(one.M_blocks[-1:], one.Q_blocks[-1:], one.a[-1:]), widths[-1])
+    narrow, item = setting(gamma, widths[-1], k, Delta), begins[-1]
+    few = repeated(Start(item.M_blocks[-1:], item.Q_blocks[-1:], item.a[-1:]), widths[-1])
     finite = [
         np.asarray(
             solve_mean_field(
@@ -384,9 +388,9 @@ def mean_field_high_dimension(quick: bool = False, seed: int = 0) -> tuple[Any, 
             widths, mean[:, i], error, fmt="o-", ms=4, lw=0.8, color=color, label=f"$t$ = {t[i]:g}"
         )
     ends = typical[..., -1]
-    said = f"root mean square, $t$ = {t[-1]:g}"
+    text = f"root mean square, $t$ = {t[-1]:g}"
     axes[1].errorbar(
-        widths, ends.mean(axis=1), spread(ends.T), fmt="^-", ms=4, lw=0.8, color="0.5", label=said
+        widths, ends.mean(axis=1), spread(ends.T), fmt="^-", ms=4, lw=0.8, color="0.5", label=text
     )
     axes[1].plot(widths, scale, "k--", lw=1, label="$p^{-1/2} + d^{-1/2}$")
     axes[1].set(

@@ -51,7 +51,7 @@ def _chain(
     longer than these runs.
     """
     chain = ExactChain(problem, OnePassSGD(lr=1.0), begin, N, problem.block_dimensions(N))
-    found, last = run(
+    result, last = run(
         chain,
         begin.runs,
         np.rint(times * N).astype(np.int64),
@@ -63,7 +63,7 @@ def _chain(
         raise RuntimeError(
             f"{int((last >= 0).sum())} of {begin.runs} runs diverged at N = {N}, snr = {problem.snr:g}: take a larger N"
         )
-    return found["M"].sum(axis=2), found["a"]
+    return result["M"].sum(axis=2), result["a"]
 
 
 def _interval(count: RealArray, runs: int) -> tuple[np.ndarray, np.ndarray]:
@@ -83,11 +83,17 @@ def _from_random(
     at snr = infinity from the same ones.
     """
     problem = GaussianMixture(kind, snr=snr, weight_decay=ALPHA)
-    begin = random_start(problem, dimension=N, runs=runs, seed=seed, scale=scale)
-    M, a = _chain(problem, begin, N, times, seed + 1)
+    initial_state = random_start(problem, dimension=N, runs=runs, seed=seed, scale=scale)
+    M, a = _chain(problem, initial_state, N, times, seed + 1)
     accuracy: dict[str, Any] = {"rtol": TOLERANCE, "atol": TOLERANCE / 100}
     flow = solve_infinite_snr(
-        kind, begin.M, begin.Q, begin.a, times=times, weight_decay=ALPHA, **accuracy
+        kind,
+        initial_state.M,
+        initial_state.Q,
+        initial_state.a,
+        times=times,
+        weight_decay=ALPHA,
+        **accuracy,
     )
     active, active_flow = (
         active_types(kind, M, a, ALPHA),
@@ -152,7 +158,7 @@ def _from_random(
 def _stable_points(kind: str) -> np.ndarray:
     """M of the optimal fixed points at snr = infinity, (point, K, q)."""
     return np.stack(
-        [one.representative(ALPHA)["M"] for one in mixture_components(kind) if one.stable]
+        [value.representative(ALPHA)["M"] for value in mixture_components(kind) if value.stable]
     )
 
 
@@ -170,18 +176,18 @@ def _around(
         [arcs * v, arcs * v], axis=1
     )  # of rho = sum_k a_k (v_k + m_k), one an arc
     limit = arc_paths(kind, v, ALPHA, times, SDE_PATHS, seed)
-    found = {"sde": limit}
+    table = {"sde": limit}
     for name, noise in (("chain", snr), ("chain_noiseless", math.inf)):
         problem = GaussianMixture(kind, snr=noise, weight_decay=ALPHA)
-        begin = broadcast_runs(start(problem, M=M, Q=M @ M.T, a=v), runs)
-        m, head = _chain(problem, begin, N, times, seed + 2)
-        found[name] = math.sqrt(N) * np.concatenate(
+        initial_state = broadcast_runs(start(problem, M=M, Q=M @ M.T, a=v), runs)
+        m, head = _chain(problem, initial_state, N, times, seed + 2)
+        table[name] = math.sqrt(N) * np.concatenate(
             [head - v, m[:, :, np.arange(len(v)), own] - v], axis=-1
         )
     variables: dict[str, Any] = {
         "arc_point": ("unit", v, {"long_name": "the fixed point v* = m* on the arc(s)"})
     }
-    for name, u in found.items():
+    for name, u in table.items():
         rho = u @ modes.T
         variables[f"rho_mean_{name}"] = (("arc_time", "arc"), rho.mean(axis=0))
         variables[f"rho_deviation_{name}"] = (("arc_time", "arc"), rho.std(axis=0))
@@ -319,7 +325,7 @@ def _draw_radial(ax: Axes, data: xr.Dataset) -> None:
         ("chain_noiseless", math.inf, "C0"),
     ):
         mean, spread = (
-            np.asarray(data[f"rho_{part}_{name}"])[:, 0] for part in ("mean", "deviation")
+            np.asarray(data[f"rho_{value}_{name}"])[:, 0] for value in ("mean", "deviation")
         )
         ax.plot(
             t,
@@ -552,19 +558,21 @@ def order_of_limits(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset
 def _order_data(
     snrs: tuple[float, ...], sizes: tuple[int, ...], runs: int, growth: float, seed: int
 ) -> xr.Dataset:
-    count, given, late, turned = (np.zeros((len(snrs), len(sizes))) for _ in range(4))
+    count, arguments, late, turned = (np.zeros((len(snrs), len(sizes))) for _ in range(4))
     for row, snr in enumerate(snrs):
         problem = GaussianMixture("xor", snr=snr, weight_decay=ORDER_ALPHA)
         end = growth / escape_rate(ORDER_ALPHA, snr)
         for column, N in enumerate(sizes):
-            begin = random_start(problem, dimension=N, runs=runs, seed=seed + column)
-            M, a = _chain(problem, begin, N, np.array([0.75 * end, end]), seed + 100 + column)
+            initial_state = random_start(problem, dimension=N, runs=runs, seed=seed + column)
+            M, a = _chain(
+                problem, initial_state, N, np.array([0.75 * end, end]), seed + 100 + column
+            )
             optimal = np.asarray(active_types("xor", M, a, ORDER_ALPHA).all(axis=-1))
-            right = (begin.a > 0).sum(axis=1) == 2
+            right = (initial_state.a > 0).sum(axis=1) == 2
             count[row, column] = optimal[:, -1].sum()
-            given[row, column] = optimal[right, -1].mean() if right.any() else np.nan
+            arguments[row, column] = optimal[right, -1].mean() if right.any() else np.nan
             late[row, column] = (optimal[:, 0] != optimal[:, 1]).mean()
-            turned[row, column] = (np.sign(a[:, -1]) != np.sign(begin.a)).mean()
+            turned[row, column] = (np.sign(a[:, -1]) != np.sign(initial_state.a)).mean()
     low, high = _interval(count, runs)
     dims = ("snr", "size")
     return xr.Dataset(
@@ -578,7 +586,7 @@ def _order_data(
             "fraction_high": (dims, high, {"long_name": "and its standard error"}),
             "given_signature": (
                 dims,
-                given,
+                arguments,
                 {"long_name": "the same among runs that start with two v > 0 and two v < 0"},
             ),
             "changed_late": (

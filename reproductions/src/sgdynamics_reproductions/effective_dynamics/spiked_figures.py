@@ -52,19 +52,19 @@ def figure_1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     n, runs = (500, 512) if quick else (1500, 2000)
     # a save point a span of the chain's random numbers: what is cut is drawn twice
     steps = np.append(np.arange(0, 10 * n, SPAN), 10 * n)
-    found = {}
+    table = {}
     for snr in SNRS:
         problem = SpikedTensor(order=2, snr=snr)
-        begin = random_start(problem, dimension=n, seed=seed, runs=runs)
-        found[snr] = simulate(
-            problem, OnePassSGD(lr=c), begin, steps=steps, dimension=n, seed=seed + 1
+        initial_state = random_start(problem, dimension=n, seed=seed, runs=runs)
+        table[snr] = simulate(
+            problem, OnePassSGD(lr=c), initial_state, steps=steps, dimension=n, seed=seed + 1
         )
-    t = np.asarray(found[SNRS[0]].t)
+    t = np.asarray(table[SNRS[0]].t)
     band = np.sqrt(np.array([saddle_variance(t, snr, c) for snr in SNRS]) / n)
     data = xr.Dataset(
         {
-            "m": (("snr", "run", "time"), np.stack([np.asarray(found[snr].m) for snr in SNRS])),
-            "r2": (("snr", "run", "time"), np.stack([np.asarray(found[snr].r2) for snr in SNRS])),
+            "m": (("snr", "run", "time"), np.stack([np.asarray(table[snr].m) for snr in SNRS])),
+            "r2": (("snr", "run", "time"), np.stack([np.asarray(table[snr].r2) for snr in SNRS])),
             "standard_deviation_limit": (
                 ("snr", "time"),
                 band,
@@ -89,9 +89,9 @@ def _drawn(data: xr.Dataset, c: float) -> Any:
     n, t = data.attrs["n"], np.asarray(data.t)
     fig, axes = plt.subplots(2, 2, figsize=(9.6, 7.2), layout="constrained")
     for row, snr in enumerate(SNRS):
-        part = data.sel(snr=snr)
-        m, r2 = np.asarray(part.m)[:SHOWN], np.asarray(part.r2)[:SHOWN]
-        star, width = float(part.m_star), 2 * np.asarray(part.standard_deviation_limit)
+        component = data.sel(snr=snr)
+        m, r2 = np.asarray(component.m)[:SHOWN], np.asarray(component.r2)[:SHOWN]
+        star, width = float(component.m_star), 2 * np.asarray(component.standard_deviation_limit)
         top = 1.35 * max(np.abs(m).max(), width[-1] if star == 0 else star)
         ax = axes[row, 0]
         ax.plot(t, m.T, lw=0.7, alpha=0.8)
@@ -123,9 +123,9 @@ def _drawn(data: xr.Dataset, c: float) -> Any:
 
         ax = axes[row, 1]
         low, high = 0.6, 1.4
-        numbers = equation_numbers(SpikedTensor(order=2, snr=snr), OnePassSGD(lr=c), None)
+        values = equation_numbers(SpikedTensor(order=2, snr=snr), OnePassSGD(lr=c), None)
         across, up = np.linspace(-top, top, 40), np.linspace(low, high, 40)
-        flow = drift(numbers, *np.meshgrid(across, up))
+        flow = drift(values, *np.meshgrid(across, up))
         ax.streamplot(across, up, *flow, color="0.75", linewidth=0.7, density=1.1, arrowsize=0.8)
         ax.plot(m.T, r2.T, lw=0.5, alpha=0.6)
         for point in _points(snr, c):

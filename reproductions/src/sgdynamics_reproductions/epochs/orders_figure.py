@@ -47,9 +47,9 @@ def figure_2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     seed = checks.integer("seed", seed, 0)
     dimension, runs, paths, cells = (200, 100, 8192, 8) if quick else (800, 400, 65536, 32)
     problem = TeacherStudent(width=1, activation="erf", noise=NOISE)
-    begin = start(problem, M=[[0.1]], Q=[[0.5]])
+    initial_state = start(problem, M=[[0.1]], Q=[[0.5]])
     epochs, some = np.arange(EPOCHS + 1.0), np.array([1, 2, 3, 5, 8, 12, 16, 20])
-    parts: dict[str, list[np.ndarray]] = {
+    table: dict[str, list[np.ndarray]] = {
         f"{name}{kind}": [] for name in RISKS for kind in ("", "_error", "_runs")
     }
     left = []
@@ -58,25 +58,25 @@ def figure_2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
         theory = solve_dmft(
             problem,
             algorithm,
-            begin,
+            initial_state,
             alpha=ALPHA * epochs,
             cells=cells,
             paths=paths,
             seed=seed,
             progress=False,
         )
-        more: dict[str, Any] = {
+        options: dict[str, Any] = {
             "dimension": dimension,
             "runs": runs,
             "seed": seed + 1,
             "progress": False,
         }
-        found = simulate(problem, algorithm, begin, alpha=ALPHA * some, **more)
+        result = simulate(problem, algorithm, initial_state, alpha=ALPHA * some, **options)
         left.append([theory.attrs["error_cells"], theory.attrs["error_paths"]])
         for name in RISKS:
-            parts[name].append(theory[name].values[0])
-            parts[f"{name}_error"].append(theory[f"{name}_standard_error"].values[0])
-            parts[f"{name}_runs"].append(found[name].values)
+            table[name].append(theory[name].values[0])
+            table[f"{name}_error"].append(theory[f"{name}_standard_error"].values[0])
+            table[f"{name}_runs"].append(result[name].values)
     axes = {
         "": ("order", "after"),
         "_error": ("order", "after"),
@@ -85,7 +85,7 @@ def figure_2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     data = xr.Dataset(
         {
             **{
-                f"{name}{kind}": (axes[kind], np.array(parts[f"{name}{kind}"]))
+                f"{name}{kind}": (axes[kind], np.array(table[f"{name}{kind}"]))
                 for name in RISKS
                 for kind in axes
             },

@@ -68,24 +68,24 @@ def figure_3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     algorithm = GradientDescent(lr=RATE, samples_per_dimension=ALPHA)
     points = np.array(POINTS if quick else POINTS + LONGER)
     times = np.unique(np.concatenate([np.arange(0.0, 10.0), np.arange(10.0, last + 1, 2.0)]))
-    begin = start(problem, M=np.zeros((WIDTH, 1)), Q=SCALE**2 * np.eye(WIDTH), a=HEAD)
-    more: dict[str, Any] = {
+    initial_state = start(problem, M=np.zeros((WIDTH, 1)), Q=SCALE**2 * np.eye(WIDTH), a=HEAD)
+    options: dict[str, Any] = {
         "paths": paths,
         "seed": seed,
         "method": DMFT(tolerance=1e-4),
         "progress": False,
     }
-    theory = solve_dmft(problem, algorithm, begin, times=times, **more)
+    theory = solve_dmft(problem, algorithm, initial_state, times=times, **options)
     drawn = random_start(problem, dimension=dimension, seed=seed, runs=runs, scale=SCALE)
-    begin = start(problem, M=drawn.M, Q=drawn.Q, a=np.tile(HEAD, (runs, 1)))
-    more = {
+    initial_state = start(problem, M=drawn.M, Q=drawn.Q, a=np.tile(HEAD, (runs, 1)))
+    options = {
         "dimension": dimension,
         "runs": runs,
         "seed": seed + 1,
         "method": "direct",
         "progress": False,
     }
-    found = simulate(problem, algorithm, begin, times=points, **more)
+    result = simulate(problem, algorithm, initial_state, times=points, **options)
     errors = {
         "excess_risk": theory.risk_standard_error.values[0],
         "train_risk": theory.train_risk_standard_error.values[0],
@@ -96,10 +96,10 @@ def figure_3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
             "share": ("t", _share(theory)[0]),
             **{f"{name}_error": ("t", error) for name, error in errors.items()},
             **{
-                f"{name}_runs": (("run", "point"), found[name].values)
+                f"{name}_runs": (("run", "point"), result[name].values)
                 for name in ("excess_risk", "train_risk")
             },
-            "share_runs": (("run", "point"), _share(found)),
+            "share_runs": (("run", "point"), _share(result)),
         },
         {"t": times, "point": points},
         {

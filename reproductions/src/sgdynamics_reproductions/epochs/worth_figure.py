@@ -54,9 +54,9 @@ def figure_1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     distances, at_runs, worths, errors = [], [], [], []
     for row, (lr, noise) in enumerate(CASES):
         problem = TeacherStudent(width=1, activation="linear", noise=noise)
-        begin, algorithm = start(problem, M=[[0.0]], Q=[[NEAR_ZERO]]), EpochSGD(lr, ALPHA)
+        initial_state, algorithm = start(problem, M=[[0.0]], Q=[[NEAR_ZERO]]), EpochSGD(lr, ALPHA)
         distances.append(linear_epochs(lr, ALPHA, noise, EPOCHS)[0])
-        more: dict[str, Any] = {
+        table: dict[str, Any] = {
             "dimension": dimension,
             "runs": runs,
             "seed": len(CASES) * seed + row,
@@ -65,11 +65,11 @@ def figure_1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
         at_runs.append(
             2
             * simulate(
-                problem, algorithm, begin, alpha=ALPHA * np.arange(EPOCHS + 1), **more
+                problem, algorithm, initial_state, alpha=ALPHA * np.arange(EPOCHS + 1), **table
             ).excess_risk.values
         )
         if row in BY_DMFT:
-            more = {
+            table = {
                 "epochs": SOLVED,
                 "cells": cells,
                 "paths": paths,
@@ -77,9 +77,9 @@ def figure_1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
                 "seed": seed,
                 "progress": False,
             }
-            found = worth_of_repeats(problem, algorithm, begin, **more)
-            worths.append(found["worth"].values[0])
-            errors.append(found["worth_standard_error"].values[0])
+            result = worth_of_repeats(problem, algorithm, initial_state, **table)
+            worths.append(result["worth"].values[0])
+            errors.append(result["worth_standard_error"].values[0])
     data = xr.Dataset(
         {
             "distance": (
@@ -136,14 +136,14 @@ def worths_of_runs(data: xr.Dataset) -> np.ndarray:
     """(case, run, epoch): the worth is that of the mean distance, and each run moves it by the
     slope there.
     """
-    found = []
+    results = []
     for U, lr, noise in zip(
         data.distance_runs.values, data.lr.values, data.noise.values, strict=True
     ):
         mean = U.mean(axis=0)
         slope = -1 / (lr * (2 - lr) * mean - lr**2 * noise)
-        found.append(np.diff(fresh_samples(mean, lr, noise) + slope * (U - mean)))
-    return np.stack(found) / data.attrs["samples_per_dimension"]
+        results.append(np.diff(fresh_samples(mean, lr, noise) + slope * (U - mean)))
+    return np.stack(results) / data.attrs["samples_per_dimension"]
 
 
 def _drawn(data: xr.Dataset) -> Any:
@@ -155,7 +155,7 @@ def _drawn(data: xr.Dataset) -> Any:
         for ax, words in ((axes[0], f"noise {noise:g}"), (axes[1], f"lr = {lr:g}")):
             if (ax is axes[0] and lr != CASES[0][0]) or (ax is axes[1] and noise != CASES[-1][1]):
                 continue
-            more = {"color": f"C{case}", "capsize": 2, "lw": 1, "zorder": 3}
+            table = {"color": f"C{case}", "capsize": 2, "lw": 1, "zorder": 3}
             ax.plot(epoch, lines[case], color=f"C{case}", label=words)
             ax.errorbar(
                 epoch,
@@ -165,7 +165,7 @@ def _drawn(data: xr.Dataset) -> Any:
                 ms=5,
                 mfc="white",
                 mec=f"C{case}",
-                **more,
+                **table,
             )
             if case in solved:
                 row = solved.index(case)
@@ -176,7 +176,7 @@ def _drawn(data: xr.Dataset) -> Any:
                     fmt="x",
                     ms=5,
                     alpha=0.7,
-                    **more,
+                    **table,
                 )
     for ax, title in zip(
         axes, ("several noises, lr = 0.8", "two learning rates, noise 0.25"), strict=True

@@ -45,7 +45,7 @@ def _problem(p: int, noise: float, head: str = "fixed") -> TeacherStudent:
     return TeacherStudent(width=p, activation="square", noise=noise, head=head, constraint="sphere")
 
 
-def _axes(columns: int, height: float = 3.6, rows: int = 1, **more: Any) -> tuple[Any, Any]:
+def _axes(columns: int, height: float = 3.6, rows: int = 1, **options: Any) -> tuple[Any, Any]:
     import matplotlib.pyplot as plt
 
     return plt.subplots(
@@ -54,7 +54,7 @@ def _axes(columns: int, height: float = 3.6, rows: int = 1, **more: Any) -> tupl
         figsize=(4.6 * columns, height * rows),
         layout="constrained",
         squeeze=False,
-        **more,
+        **options,
     )
 
 
@@ -77,16 +77,16 @@ def _from_one_start(
     # unlucky one
     several = random_start(problem, dimension=d, seed=seed, runs=32)
     typical = int(np.argmin(np.abs(d * np.sum(several.M**2, axis=(1, 2)) - p)))
-    begin = start(problem, M=several.M[typical], Q=several.Q[typical])
+    initial_state = start(problem, M=several.M[typical], Q=several.Q[typical])
     times = np.linspace(0, end, 121) * p
     shown = {
         "SGD": simulate(
-            problem, algorithm, begin, times=times, dimension=d, runs=runs, seed=seed + 1
+            problem, algorithm, initial_state, times=times, dimension=d, runs=runs, seed=seed + 1
         ),
         "SDE": solve_sde(
-            problem, algorithm, begin, times=times, dimension=d, runs=runs, seed=seed + 2
+            problem, algorithm, initial_state, times=times, dimension=d, runs=runs, seed=seed + 2
         ),
-        "ODE": solve_ode(problem, algorithm, begin, times=times),
+        "ODE": solve_ode(problem, algorithm, initial_state, times=times),
     }
     if quick:
         # from the paths shown, as fine as their save points; not every program need be compiled
@@ -96,12 +96,12 @@ def _from_one_start(
         many: dict[str, Any] = {"dimension": d, "runs": 2 * runs}
         exits = {
             "SGD": exit_time(
-                problem, algorithm, begin, method="exact", seed=seed + 1, **many, **common
+                problem, algorithm, initial_state, method="exact", seed=seed + 1, **many, **common
             ),
             "SDE": exit_time(
-                problem, algorithm, begin, method="sde", seed=seed + 2, **many, **common
+                problem, algorithm, initial_state, method="sde", seed=seed + 2, **many, **common
             ),
-            "ODE": exit_time(problem, algorithm, begin, **common),
+            "ODE": exit_time(problem, algorithm, initial_state, **common),
         }
     fig, axes = _axes(2, sharey=True)
     first = float(shown["ODE"].excess_risk[0, 0])
@@ -138,7 +138,7 @@ def _from_one_start(
             )
             for name, r in shown.items()
         }
-        | {f"exit_time_{name}": (f"exit_{name}", found.times / p) for name, found in exits.items()},
+        | {f"exit_time_{name}": (f"exit_{name}", exit.times / p) for name, exit in exits.items()},
         {"t": ("time", times / p)},
         {"p": p, "d": d, "gamma": gamma, "noise": noise, "threshold": threshold, "seed": seed},
     )
@@ -220,9 +220,9 @@ def measured_exit(
     }
 
     def compute() -> xr.Dataset:
-        begin = random_start(problem, dimension=d, seed=seed, runs=runs)
-        found = exit_time(problem, algorithm, begin, method="exact", **setting)
-        return xr.Dataset({"mean": found.mean / p, "standard_error": found.standard_error / p})
+        initial_state = random_start(problem, dimension=d, seed=seed, runs=runs)
+        result = exit_time(problem, algorithm, initial_state, method="exact", **setting)
+        return xr.Dataset({"mean": result.mean / p, "standard_error": result.standard_error / p})
 
     return pieces.compute_piece(
         f"exit-{p}-{d}",
@@ -272,8 +272,8 @@ def figure_2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     theory = {name: np.full(shape, np.nan) for name in ("annealed", "quenched", "corrected")}
     for row, p in enumerate(widths):
         for column, (d, runs) in enumerate(counts.items()):
-            found = measured_exit(p, d, ratio, threshold, runs, seed)
-            mean[row, column], error[row, column] = found["mean"], found["standard_error"]
+            result = measured_exit(p, d, ratio, threshold, runs, seed)
+            mean[row, column], error[row, column] = result["mean"], result["standard_error"]
             arguments = (p, d, ratio * p, 0.0, threshold)
             theory["annealed"][row, column] = exit_time_annealed(*arguments)
             theory["quenched"][row, column] = exit_time_quenched(*arguments)
@@ -343,11 +343,17 @@ def figure_3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
         several = random_start(_problem(p, 0.0), dimension=d, seed=seed, runs=1)
         for index, (head, colour) in enumerate((("fixed", "C0"), ("trained", "C2"))):
             problem, algorithm = _problem(p, 0.0, head), OnePassSGD(lr=ratio * p)
-            begin = Start(several.M_blocks, several.Q_blocks, several.a)
+            initial_state = Start(several.M_blocks, several.Q_blocks, several.a)
             chain = simulate(
-                problem, algorithm, begin, times=times * p, dimension=d, runs=runs, seed=seed + 1
+                problem,
+                algorithm,
+                initial_state,
+                times=times * p,
+                dimension=d,
+                runs=runs,
+                seed=seed + 1,
             )
-            ode = solve_ode(problem, algorithm, begin, times=times * p)
+            ode = solve_ode(problem, algorithm, initial_state, times=times * p)
             left = exit_time_of(ode, threshold, criterion="overlap")
             largest = np.abs(np.asarray(chain.M)).max(axis=(2, 3))
             smooth = np.abs(np.asarray(ode.M)).max(axis=(2, 3))[0]
@@ -433,13 +439,19 @@ def figure_4(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     lines = np.zeros((2, len(times)))
     for column, p in enumerate(widths):
         problem, algorithm = _problem(p, noise), OnePassSGD(lr=ratio * p)
-        begin = random_start(problem, dimension=d, seed=seed)
+        initial_state = random_start(problem, dimension=d, seed=seed)
         chain = simulate(
-            problem, algorithm, begin, times=times * p, dimension=d, runs=runs, seed=seed + 1
+            problem,
+            algorithm,
+            initial_state,
+            times=times * p,
+            dimension=d,
+            runs=runs,
+            seed=seed + 1,
         )
         risks[column] = np.asarray(chain.excess_risk)
         lines[column] = np.asarray(
-            solve_ode(problem, algorithm, begin, times=times * p).excess_risk
+            solve_ode(problem, algorithm, initial_state, times=times * p).excess_risk
         )[0]
         ax = axes[0, column]
         ax.plot(times, risks[column, :30].T, color="C0", lw=0.6, alpha=0.45)

@@ -34,9 +34,9 @@ def hessian_on_the_sphere(w: np.ndarray) -> np.ndarray:
     both = w + moves[:, None] + moves
     apart = w + moves[:, None] - moves
     values = [risk_on_the_sphere(x) for x in (both, apart, 2 * w - apart, 2 * w - both)]
-    found = (values[0] - values[1] - values[2] + values[3]) / (4 * STEP**2)
+    result = (values[0] - values[1] - values[2] + values[3]) / (4 * STEP**2)
     tangent = np.eye(len(w)) - np.outer(w, w)
-    return tangent @ found @ tangent
+    return tangent @ result @ tangent
 
 
 def figure_6(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
@@ -100,18 +100,18 @@ def figure_6(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     mean, error = np.zeros(len(counts)), np.zeros(len(counts))
     problem = TeacherStudent(width=1, activation="square", constraint="sphere")
     for column, (d, runs) in enumerate(counts.items()):
-        begin = random_start(problem, dimension=d, seed=seed, runs=runs)
-        found = exit_time(
+        initial_state = random_start(problem, dimension=d, seed=seed, runs=runs)
+        result = exit_time(
             problem,
             OnePassSGD(lr=GAMMA),
-            begin,
+            initial_state,
             threshold=THRESHOLD,
             max_time=40.0,
             method="exact",
             seed=seed + 1,
             dimension=d,
         )
-        mean[column], error[column] = found.mean / GAMMA, found.standard_error / GAMMA
+        mean[column], error[column] = result.mean / GAMMA, result.standard_error / GAMMA
     dimensions = np.array(list(counts))
     data = xr.Dataset(
         {

@@ -49,30 +49,30 @@ def figure_6(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     """
     seed = checks.integer("seed", seed, 0)
     dimension, runs = (300, 32) if quick else (1000, 200)
-    problem, begin = two_units(NOISE, covariance=list(BLOCKS))
+    problem, initial_state = two_units(NOISE, covariance=list(BLOCKS))
     alpha, some = spread_over(8.0, 33, 4)
-    found: dict[str, list[np.ndarray]] = {
+    table: dict[str, list[np.ndarray]] = {
         name: [] for name in ("M", "excess_risk", "M_runs", "excess_risk_runs", "speed")
     }
     for row, (lr, update) in enumerate(OPTIMISERS.values()):
         algorithm = OnePassSGD(lr=lr, update=update)
-        line = solve_ode(problem, algorithm, begin, alpha=alpha)
-        near = solve_ode(problem, algorithm, begin, alpha=[0.0, SHORT / 2, SHORT]).M_block.values[
-            0, ..., 0
-        ]
-        more: dict[str, Any] = {
+        line = solve_ode(problem, algorithm, initial_state, alpha=alpha)
+        near = solve_ode(
+            problem, algorithm, initial_state, alpha=[0.0, SHORT / 2, SHORT]
+        ).M_block.values[0, ..., 0]
+        options: dict[str, Any] = {
             "dimension": dimension,
             "runs": runs,
             "seed": len(OPTIMISERS) * seed + row,
             "method": "direct",
         }
-        ran = simulate(problem, algorithm, begin, alpha=some, **more)
+        ran = simulate(problem, algorithm, initial_state, alpha=some, **options)
         # sums over units: they are alike
-        found["M"].append(line.M_block.values[0, ..., 0].sum(axis=-1))
-        found["M_runs"].append(ran.M_block.values[..., 0].sum(axis=-1))
-        found["excess_risk"].append(line.excess_risk.values[0])
-        found["excess_risk_runs"].append(ran.excess_risk.values)
-        found["speed"].append((4 * (near[1] - near[0]) - (near[2] - near[0])).sum(axis=-1) / SHORT)
+        table["M"].append(line.M_block.values[0, ..., 0].sum(axis=-1))
+        table["M_runs"].append(ran.M_block.values[..., 0].sum(axis=-1))
+        table["excess_risk"].append(line.excess_risk.values[0])
+        table["excess_risk_runs"].append(ran.excess_risk.values)
+        table["speed"].append((4 * (near[1] - near[0]) - (near[2] - near[0])).sum(axis=-1) / SHORT)
     dims = {
         "M": ("optimiser", "alpha", "block"),
         "excess_risk": ("optimiser", "alpha"),
@@ -81,13 +81,13 @@ def figure_6(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
         "speed": ("optimiser", "block"),
     }
     data = xr.Dataset(
-        {name: (dims[name], np.array(value)) for name, value in found.items()},
+        {name: (dims[name], np.array(value)) for name, value in table.items()},
         {
             "optimiser": list(OPTIMISERS),
             "alpha": alpha,
             "point": some,
-            "eigenvalue": ("block", [one for one, _ in BLOCKS]),
-            "fraction": ("block", [one for _, one in BLOCKS]),
+            "eigenvalue": ("block", [block for block, _ in BLOCKS]),
+            "fraction": ("block", [entry for _, entry in BLOCKS]),
         },
         {"d": dimension, "noise": NOISE, "runs": runs, "every": 4, "seed": seed},
     )

@@ -51,30 +51,30 @@ def figure_5(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     seed = checks.integer("seed", seed, 0)
     dimension, runs = (1000, 100) if quick else (4000, 400)
     alpha, some = spread_over(20.0, 41, 8)
-    made = {"plain": None, "clipped": updates.clipped(THRESHOLD)}
-    shape = (len(made), len(NOISES))
+    table = {"plain": None, "clipped": updates.clipped(THRESHOLD)}
+    shape = (len(table), len(NOISES))
     lines, points = np.zeros((*shape, len(alpha))), np.zeros((*shape, runs, len(some)))
     last = np.zeros((*shape, len(RATES["plain"])))
-    for row, (name, update) in enumerate(made.items()):
+    for row, (name, update) in enumerate(table.items()):
         for column, noise in enumerate(NOISES):
-            problem, begin = one_unit(noise)
+            problem, initial_state = one_unit(noise)
             algorithm = OnePassSGD(lr=RATE, update=update)
             lines[row, column] = solve_ode(
-                problem, algorithm, begin, alpha=alpha
+                problem, algorithm, initial_state, alpha=alpha
             ).excess_risk.values[0]
-            more: dict[str, Any] = {
+            options: dict[str, Any] = {
                 "dimension": dimension,
                 "runs": runs,
                 "seed": 10 * seed + len(NOISES) * row + column,
             }
             points[row, column] = simulate(
-                problem, algorithm, begin, alpha=some, **more
+                problem, algorithm, initial_state, alpha=some, **options
             ).excess_risk.values
             for index, lr in enumerate(RATES[name]):
-                found = solve_ode(
-                    problem, OnePassSGD(lr=lr, update=update), begin, alpha=alpha[-1:]
+                solution = solve_ode(
+                    problem, OnePassSGD(lr=lr, update=update), initial_state, alpha=alpha[-1:]
                 )
-                last[row, column, index] = float(found.excess_risk.values[0, -1])
+                last[row, column, index] = float(solution.excess_risk.values[0, -1])
     data = xr.Dataset(
         {
             "excess_risk": (
@@ -94,7 +94,7 @@ def figure_5(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
             ),
             "lr": (("update", "rate"), np.array(list(RATES.values()))),
         },
-        {"update": list(made), "noise": list(NOISES), "alpha": alpha, "point": some},
+        {"update": list(table), "noise": list(NOISES), "alpha": alpha, "point": some},
         {
             "d": dimension,
             "rate": RATE,

@@ -55,21 +55,25 @@ def figure_1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     """
     seed = checks.integer("seed", seed, 0)
     dimension, runs = (200, 48) if quick else (1000, 200)
-    problem, begin = two_units(NOISE)
+    problem, initial_state = two_units(NOISE)
     alpha, some = spread_over(6.0, 25, 4)
     lines, points = [], []
     for row, (lr, update) in enumerate(OPTIMISERS.values()):
         algorithm = OnePassSGD(lr=lr, update=update)
         lines.append(
-            solve_ode(problem, algorithm, begin, alpha=alpha, rtol=ACCURATE).excess_risk.values[0]
+            solve_ode(
+                problem, algorithm, initial_state, alpha=alpha, rtol=ACCURATE
+            ).excess_risk.values[0]
         )
-        more: dict[str, Any] = {
+        table: dict[str, Any] = {
             "dimension": dimension,
             "runs": runs,
             "seed": len(OPTIMISERS) * seed + row,
             "method": "direct",
         }
-        points.append(simulate(problem, algorithm, begin, alpha=some, **more).excess_risk.values)
+        points.append(
+            simulate(problem, algorithm, initial_state, alpha=some, **table).excess_risk.values
+        )
     data = xr.Dataset(
         {
             "excess_risk": (
@@ -92,13 +96,13 @@ def figure_1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
 def _drawn(data: xr.Dataset) -> Any:
     fig, axes = panels(3, 4.6, 4.0)
-    each = data.attrs["every"]
+    stride = data.attrs["every"]
     for row, name in enumerate(data.optimiser.values):
         ax, colour = axes[row // 4], f"C{row}"
         line, runs = data.excess_risk.values[row], data.excess_risk_runs.values[row]
         ax.plot(data.alpha, line, color=colour, label=f"{name}, lr = {float(data.lr[row]):g}")
         runs_on(ax, data.point, runs, colour)
-        runs_on(axes[2], data.point + 0.08 * (row - 3.5), runs / line[each::each], colour)
+        runs_on(axes[2], data.point + 0.08 * (row - 3.5), runs / line[stride::stride], colour)
     for ax, words in zip(
         axes, ("memories and lengths", "directions and coordinates"), strict=False
     ):

@@ -48,15 +48,21 @@ def figure_3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     """
     seed = checks.integer("seed", seed, 0)
     sizes, runs = ((100, 1000), 200) if quick else ((100, 1000), 2000)
-    problem, begin = two_units(NOISE)
+    problem, initial_state = two_units(NOISE)
     alpha, some = spread_over(8.0, 33, 4)
 
     def line(algorithm: OnePassSGD) -> np.ndarray:
-        return solve_ode(problem, algorithm, begin, alpha=alpha).excess_risk.values[0]
+        return solve_ode(problem, algorithm, initial_state, alpha=alpha).excess_risk.values[0]
 
     def ran(algorithm: OnePassSGD, d: int, number: int) -> np.ndarray:
         return simulate(
-            problem, algorithm, begin, alpha=some, dimension=d, runs=runs, seed=20 * seed + number
+            problem,
+            algorithm,
+            initial_state,
+            alpha=some,
+            dimension=d,
+            runs=runs,
+            seed=20 * seed + number,
         ).excess_risk.values
 
     fixed = [OnePassSGD(lr=RATE * (1 - beta), update=updates.momentum(beta)) for beta in BETAS]
@@ -70,20 +76,20 @@ def figure_3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
             ),
             "fixed": (
                 ("beta", "alpha"),
-                np.array([line(one) for one in fixed]),
+                np.array([line(value) for value in fixed]),
                 {"long_name": "excess risk at fixed beta, ODE"},
             ),
             "slow": (
                 ("memory", "alpha"),
-                np.array([line(one) for one in slow]),
+                np.array([line(entry) for entry in slow]),
                 {"long_name": "excess risk at 1 - beta = c/d, ODE"},
             ),
             "fixed_runs": (
                 ("beta", "d", "run", "point"),
                 np.array(
                     [
-                        [ran(one, d, 2 * row + column) for column, d in enumerate(sizes)]
-                        for row, one in enumerate(fixed)
+                        [ran(item, d, 2 * row + column) for column, d in enumerate(sizes)]
+                        for row, item in enumerate(fixed)
                     ]
                 ),
             ),
@@ -106,7 +112,7 @@ def figure_3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
 def _drawn(data: xr.Dataset) -> Any:
     fig, axes = panels(3, 4.5, 3.9)
-    each, plain, far = data.attrs["every"], data.plain.values, int(data.d[-1])
+    stride, plain, far = data.attrs["every"], data.plain.values, int(data.d[-1])
     for ax in axes[:2]:
         ax.plot(data.alpha, plain, color="k", lw=1.2, label="plain SGD, ODE")
     for row, beta in enumerate(data.beta.values):
@@ -128,7 +134,7 @@ def _drawn(data: xr.Dataset) -> Any:
                     f"C{row}",
                     f"$\\beta$ = {beta:g}",
                 )
-            ratio = data.fixed_runs.values[row, column] / plain[each::each]
+            ratio = data.fixed_runs.values[row, column] / plain[stride::stride]
             runs_on(
                 axes[2],
                 data.point + 0.08 * (2 * column + row),

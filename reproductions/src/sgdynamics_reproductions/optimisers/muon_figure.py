@@ -55,30 +55,30 @@ def figure_4(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     """
     seed = checks.integer("seed", seed, 0)
     runs = 24 if quick else 200
-    problem, begin = two_units(NOISE)
+    problem, initial_state = two_units(NOISE)
     steps = np.round(STEPS * DIMENSION).astype(int)
     points = np.zeros((len(OPTIMISERS), len(BATCHES), runs, len(steps)))
-    more: dict[str, Any] = {"dimension": DIMENSION, "runs": runs}
+    table: dict[str, Any] = {"dimension": DIMENSION, "runs": runs}
     for row, (lr, update) in enumerate(OPTIMISERS.values()):
         for column, batch in enumerate(BATCHES):
             algorithm = OnePassSGD(lr=lr, batch=batch, update=update)
             number = 100 * seed + len(BATCHES) * row + column
             points[row, column] = simulate(
-                problem, algorithm, begin, steps=steps, seed=number, **more
+                problem, algorithm, initial_state, steps=steps, seed=number, **table
             ).excess_risk.values
     lr, update = OPTIMISERS["Muon, memory 3"]
     tau = np.sort(np.append(np.linspace(0.0, 24.0, 49), STEPS[STEPS > 24]))
     line = [
         solve_ode(
-            problem, OnePassSGD(lr=lr, batch=batch, update=update), begin, alpha=tau * batch
+            problem, OnePassSGD(lr=lr, batch=batch, update=update), initial_state, alpha=tau * batch
         ).excess_risk.values[0]
         for batch in SOLVED
     ]
     # the same inputs as Muon's first runs, so that steps that are the same are the same run by run
     few = steps[: len(steps) // 2]
-    one = OnePassSGD(lr=OPTIMISERS["Muon"][0], update=updates.normalised())
+    item = OnePassSGD(lr=OPTIMISERS["Muon"][0], update=updates.normalised())
     same = simulate(
-        problem, one, begin, steps=few, seed=100 * seed + len(BATCHES), **more
+        problem, item, initial_state, steps=few, seed=100 * seed + len(BATCHES), **table
     ).excess_risk.values
     data = xr.Dataset(
         {

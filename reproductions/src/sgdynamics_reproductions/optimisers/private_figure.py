@@ -48,7 +48,7 @@ def figure_7(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     """
     seed = checks.integer("seed", seed, 0)
     dimension, runs = (1000, 100) if quick else (4000, 400)
-    problem, begin = one_unit(NOISE)
+    problem, initial_state = one_unit(NOISE)
     alpha, some = spread_over(20.0, 41, 8)
     lines, points, growth = [], [], []
     for row, sigma in enumerate(SIGMAS):
@@ -56,15 +56,19 @@ def figure_7(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
             lr=RATE,
             update=updates.gradient_noise(sigma, of=updates.clipped(THRESHOLD, over="sample")),
         )
-        lines.append(solve_ode(problem, algorithm, begin, alpha=alpha).excess_risk.values[0])
-        near = solve_ode(problem, algorithm, begin, alpha=[SHORT]).Q.values[0, 0, 0, 0]
+        lines.append(
+            solve_ode(problem, algorithm, initial_state, alpha=alpha).excess_risk.values[0]
+        )
+        near = solve_ode(problem, algorithm, initial_state, alpha=[SHORT]).Q.values[0, 0, 0, 0]
         growth.append((near - 1.0) / SHORT)
-        more: dict[str, Any] = {
+        table: dict[str, Any] = {
             "dimension": dimension,
             "runs": runs,
             "seed": len(SIGMAS) * seed + row,
         }
-        points.append(simulate(problem, algorithm, begin, alpha=some, **more).excess_risk.values)
+        points.append(
+            simulate(problem, algorithm, initial_state, alpha=some, **table).excess_risk.values
+        )
     data = xr.Dataset(
         {
             "excess_risk": (
@@ -95,15 +99,18 @@ def figure_7(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
 def _drawn(data: xr.Dataset) -> Any:
     fig, axes = panels(2, 4.8, 3.9)
-    each, sigma = data.attrs["every"], data.sigma.values
-    for row, one in enumerate(sigma):
+    stride, sigma = data.attrs["every"], data.sigma.values
+    for row, value in enumerate(sigma):
         axes[0].plot(
-            data.alpha, data.excess_risk.values[row], color=f"C{row}", label=f"$\\sigma$ = {one:g}"
+            data.alpha,
+            data.excess_risk.values[row],
+            color=f"C{row}",
+            label=f"$\\sigma$ = {value:g}",
         )
         runs_on(axes[0], data.point, data.excess_risk_runs.values[row], f"C{row}")
     lines, points = data.excess_risk.values, data.excess_risk_runs.values
     for row, index in enumerate((0, len(data.point) // 2, len(data.point) - 1)):
-        at, colour = (index + 1) * each, f"C{5 + row}"
+        at, colour = (index + 1) * stride, f"C{5 + row}"
         axes[1].plot(
             sigma[1:],
             lines[1:, at] - lines[0, at],
@@ -132,7 +139,7 @@ def _drawn(data: xr.Dataset) -> Any:
         ylabel="excess risk less that without noise",
         title="with noise",
     )
-    axes[1].set_xticks(sigma[1:], [f"{one:g}" for one in sigma[1:]])
+    axes[1].set_xticks(sigma[1:], [f"{entry:g}" for entry in sigma[1:]])
     axes[1].set_xticks([], minor=True)
     words = f"clipped samples and noise on the gradient: ODE (lines), {data.attrs['runs']} runs of the exact chain at $d$ = {data.attrs['d']}"
     finish(fig, axes, words, legends=[axes[1]], loc="upper left")

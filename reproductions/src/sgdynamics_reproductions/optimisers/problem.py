@@ -13,9 +13,9 @@ from sgdynamics import TeacherStudent, start
 FIRST_M, FIRST_Q = ((0.4,), (0.1,)), ((1.0, 0.2), (0.2, 0.8))
 
 
-def two_units(noise: float, **more: Any) -> tuple[TeacherStudent, Any]:
+def two_units(noise: float, **options: Any) -> tuple[TeacherStudent, Any]:
     """The problem and its start."""
-    problem = TeacherStudent(width=2, teacher_width=1, activation="erf", noise=noise, **more)
+    problem = TeacherStudent(width=2, teacher_width=1, activation="erf", noise=noise, **options)
     return problem, start(problem, M=FIRST_M, Q=FIRST_Q)
 
 

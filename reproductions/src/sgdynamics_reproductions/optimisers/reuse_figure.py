@@ -53,25 +53,27 @@ def figure_2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     problem = TeacherStudent(
         width=2, teacher_width=1, activation="erf", teacher_activation=polynomial(HE3), noise=0.0
     )
-    begin = start(problem, M=[[0.0], [0.0]], Q=FIRST_Q)
+    initial_state = start(problem, M=[[0.0], [0.0]], Q=FIRST_Q)
     alpha, some = spread_over(4.0, 17, 4)
     rules = {"once": None, "twice": updates.reuse(TIMES)}
     lines = [
-        solve_ode(problem, OnePassSGD(lr=RATE, update=one), begin, alpha=alpha).M.values[0, :, :, 0]
-        for one in rules.values()
+        solve_ode(problem, OnePassSGD(lr=RATE, update=rule), initial_state, alpha=alpha).M.values[
+            0, :, :, 0
+        ]
+        for rule in rules.values()
     ]
     points = np.zeros((len(rules), len(sizes), runs, len(some), 2))
     for row, update in enumerate(rules.values()):
         for column, d in enumerate(sizes):
-            more: dict[str, Any] = {
+            table: dict[str, Any] = {
                 "dimension": d,
                 "runs": runs,
                 "seed": 10 * seed + len(sizes) * row + column,
             }
             points[row, column] = simulate(
-                problem, OnePassSGD(lr=RATE, update=update), begin, alpha=some, **more
+                problem, OnePassSGD(lr=RATE, update=update), initial_state, alpha=some, **table
             ).M.values[..., 0]
-    slopes = [_slope(problem, begin, lr) for lr in RATES]
+    slopes = [_slope(problem, initial_state, lr) for lr in RATES]
     data = xr.Dataset(
         {
             "M": (("use", "alpha", "unit"), np.array(lines), {"long_name": "overlaps of the ODE"}),
@@ -110,14 +112,14 @@ def _drawn(data: xr.Dataset) -> Any:
     once, twice = data.M_runs.values
     axes[0].plot(data.alpha, data.M.values[1].mean(axis=1), color="k", lw=1.2, label="ODE")
     for row, d in enumerate(data.d.values):
-        said = f"$d = 10^{round(np.log10(d))}$"
-        runs_on(axes[0], data.point + 0.06 * (row - 1), twice[row].mean(axis=-1), f"C{row}", said)
+        text = f"$d = 10^{round(np.log10(d))}$"
+        runs_on(axes[0], data.point + 0.06 * (row - 1), twice[row].mean(axis=-1), f"C{row}", text)
         # a root's error is that of the mean square over twice the root
         squares, means = np.mean(once[row] ** 2, axis=2), twice[row].mean(axis=2)
         root, both = np.sqrt(squares.mean(axis=0)), 2 / np.sqrt(len(squares))
         look = {"fmt": "o-", "color": f"C{row}", "ms": 4, "mfc": "white", "capsize": 2, "lw": 1}
         axes[1].errorbar(
-            data.point, root, both * squares.std(axis=0, ddof=1) / (2 * root), label=said, **look
+            data.point, root, both * squares.std(axis=0, ddof=1) / (2 * root), label=text, **look
         )
         axes[1].errorbar(
             data.point,

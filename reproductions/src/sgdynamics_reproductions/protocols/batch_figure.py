@@ -134,12 +134,12 @@ def chain(rates: np.ndarray, batches: np.ndarray, runs: int, seed: int) -> np.nd
     """
     generator, length = np.random.default_rng(seed), np.ones(runs)
     for lr, batch in zip(rates, batches, strict=True):
-        along = generator.chisquare(batch, runs)  # z.z
+        parallel = generator.chisquare(batch, runs)  # z.z
         across = math.sqrt(NOISE) * generator.normal(size=runs)  # the noise along z
-        rest = NOISE * generator.chisquare(batch - 1, runs) if batch > 1 else 0.0  # and beyond
+        remainder = NOISE * generator.chisquare(batch - 1, runs) if batch > 1 else 0.0  # and beyond
         move = lr / DIMENSION / batch
-        inner = length * along + across * np.sqrt(along)
-        residual = (length * np.sqrt(along) + across) ** 2 + rest
+        inner = length * parallel + across * np.sqrt(parallel)
+        residual = (length * np.sqrt(parallel) + across) ** 2 + remainder
         length = np.sqrt(
             (length - move * inner) ** 2
             + move**2 * residual * generator.chisquare(DIMENSION - 1, runs)
@@ -173,21 +173,21 @@ def _drawn(data: xr.Dataset) -> Any:
     )
     axes[1].plot(at, data.fall, color="k", ls=":", lw=2, label="falling rate", zorder=4)
     points = data.excess_risk_runs.values
-    for row, one in enumerate(lr):
+    for row, value in enumerate(lr):
         colour = f"C{row}"
         axes[0].plot(
-            at, data.batch.values[row], color=colour, lw=1.2, label=f"batch/lr, lr = {one:g}"
+            at, data.batch.values[row], color=colour, lw=1.2, label=f"batch/lr, lr = {value:g}"
         )
         axes[1].plot(
             at,
             data.excess_risk.values[row],
             color=colour,
-            label=f"lr = {one:g}, {int(data.steps[row])} steps",
+            label=f"lr = {value:g}, {int(data.steps[row])} steps",
         )
         mean, error = points[row].mean(), points[row].std(ddof=1) / np.sqrt(points.shape[1])
         scale = data.attrs["best"]
         axes[2].errorbar(
-            [one / d],
+            [value / d],
             [mean / scale],
             [2 * error / scale],
             fmt="o",

@@ -48,31 +48,38 @@ def figure_4(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     """
     seed = checks.integer("seed", seed, 0)
     pieces, runs = (40, 400) if quick else (80, 4000)
-    both, begin = groups()
+    both, initial_state = groups()
     hard = both.problems["hard"]
-    found = best(
-        both, ONE, begin, ALPHA, {"hard": (0, 1)}, pieces, budget={"hard": 0.5}, evaluate=hard
+    result = best(
+        both,
+        ONE,
+        initial_state,
+        ALPHA,
+        {"hard": (0, 1)},
+        pieces,
+        budget={"hard": 0.5},
+        evaluate=hard,
     )
     late = (np.arange(pieces) >= pieces // 2).astype(float)
     shares = {
         "mixed": np.full(pieces, 0.5),
         "easy first": late,
         "easy last": 1 - late,
-        "optimum": found.protocol["hard"],
+        "optimum": result.protocol["hard"],
     }
-    some = found.edges[pieces // 4 :: pieces // 4]
+    some = result.edges[pieces // 4 :: pieces // 4]
     lines, points = [], []
     for share in shares.values():
         moving = both.replace(
-            probabilities=piecewise_rate(found.edges[1:-1], np.stack([1 - share, share], axis=-1))
+            probabilities=piecewise_rate(result.edges[1:-1], np.stack([1 - share, share], axis=-1))
         )
-        lines.append(_of_hard(with_share(both, ONE, begin, found.edges, share), hard)[0])
+        lines.append(_of_hard(with_share(both, ONE, initial_state, result.edges, share), hard)[0])
         points.append(
             _of_hard(
                 simulate(
                     moving,
                     ONE,
-                    begin,
+                    initial_state,
                     alpha=some,
                     dimension=DIMENSION,
                     runs=runs,
@@ -83,7 +90,7 @@ def figure_4(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
             )
         )
     data = kept(
-        {"curriculum": found}, {"curriculum": _measured(points[3][:, -1], points[0][:, -1])}, seed
+        {"curriculum": result}, {"curriculum": _measured(points[3][:, -1], points[0][:, -1])}, seed
     )
     data = data.assign(
         shares=(
@@ -112,7 +119,8 @@ def _measured(value: np.ndarray, constant: np.ndarray) -> Confirmation:
     """
     runs, gain = len(value), constant.mean() / value.mean()
     errors = [
-        float(one.std(ddof=1) / np.sqrt(runs)) for one in (constant - gain * value, value, constant)
+        float(entry.std(ddof=1) / np.sqrt(runs))
+        for entry in (constant - gain * value, value, constant)
     ]
     means = float(value.mean()), float(constant.mean())
     return Confirmation(
@@ -129,12 +137,12 @@ def _of_hard(result: xr.Dataset, hard: Any) -> np.ndarray:
 
 def _drawn(data: xr.Dataset) -> Any:
     fig, axes = subplots(1, 3, (14.0, 4.2))
-    one = data.isel(problem=0)
-    control_on(axes[0], one, "share of hard samples")
+    item = data.isel(problem=0)
+    control_on(axes[0], item, "share of hard samples")
     axes[0].set(ylim=(-0.08, 1.08), xlabel="$\\alpha$ = samples/$d$", title="share of hard samples")
     for row, name in enumerate(data.order.values):
         line, colour = data.excess_risk.values[row], COLOURS[str(name)]
-        axes[1].plot(one.edges, line, color=colour, label=str(name))
+        axes[1].plot(item.edges, line, color=colour, label=str(name))
         runs_on(axes[1], data.point, data.excess_risk_runs.values[row], colour)
         runs_on(axes[2], [row], data.excess_risk_runs.values[row, :, -1:], colour)
         axes[2].plot([row - 0.25, row + 0.25], [line[-1]] * 2, color=colour, lw=2)

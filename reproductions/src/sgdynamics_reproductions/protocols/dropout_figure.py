@@ -46,21 +46,21 @@ def figure_3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     """
     seed = checks.integer("seed", seed, 0)
     pieces, runs = (40, 150) if quick else (80, 1000)
-    found = {"dropout": dropout(pieces), "weight decay": decay(pieces)}
+    table = {"dropout": dropout(pieces), "weight decay": decay(pieces)}
     measured = {
-        name: one.confirm(dimension=DIMENSION, runs=runs, seed=seed, progress=False)
-        for name, one in found.items()
+        name: value.confirm(dimension=DIMENSION, runs=runs, seed=seed, progress=False)
+        for name, value in table.items()
     }
-    data = kept(found, measured, seed)
+    data = kept(table, measured, seed)
     return _drawn(data), data
 
 
 def _drawn(data: xr.Dataset) -> Any:
     fig, axes = subplots(2, 2, (9.6, 6.4), sharex="col", height_ratios=(1.2, 1))
     for column, name in enumerate(data.problem.values):
-        one = data.sel(problem=name)
-        control_on(axes[0, column], one, LABELS[str(name)])
-        risk_on(axes[1, column], one, f"chain, $d$ = {data.attrs['d']}")
+        item = data.sel(problem=name)
+        control_on(axes[0, column], item, LABELS[str(name)])
+        risk_on(axes[1, column], item, f"chain, $d$ = {data.attrs['d']}")
         axes[0, column].set(ylim=(-0.08, 1.08), title=str(name))
     words = f"dropout and weight decay: {data.attrs['pieces']} pieces; {data.attrs['runs']} runs at the end (bars: 2 errors)"
     finish(fig, list(axes.flat), words)

@@ -68,17 +68,17 @@ def figure_5(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     for row, (a, b, noise, size) in enumerate(LAWS.values()):
         for column, steps in enumerate(horizons):
             recursion = _recursion(a, b, noise, size, steps)
-            found = optimal_rates(recursion, PIECES)
+            result = optimal_rates(recursion, PIECES)
             risk[row, column], constant[row, column], rates[row, column] = (
-                found.risk,
-                found.best_constant_risk,
-                found.rates,
+                result.risk,
+                result.best_constant_risk,
+                result.rates,
             )
             if row == 0:
-                invariant[column] = _invariant(recursion, found)
+                invariant[column] = _invariant(recursion, result)
     a, b, _, size = LAWS["easy"]
     loud = _recursion(a, b, LOUD, size, horizons[-1])
-    found = optimal_rates(loud, PIECES)
+    result = optimal_rates(loud, PIECES)
     data = xr.Dataset(
         {
             "risk": (("law", "steps"), risk, {"long_name": "least excess risk"}),
@@ -95,21 +95,21 @@ def figure_5(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
             ),
             "loud_invariant": (
                 "piece",
-                _invariant(loud, found),
+                _invariant(loud, result),
                 {"long_name": "the same with noise 100, at the last T"},
             ),
             "loud_risk": (
                 "of",
-                [found.risk, noise_dominated(loud, PIECES).risk],
+                [result.risk, noise_dominated(loud, PIECES).risk],
                 {"long_name": "least excess risk and the law's"},
             ),
             "exponents": (
                 ("law", "schedule"),
-                [horizon_exponents(*one[:2]) for one in LAWS.values()],
+                [horizon_exponents(*law[:2]) for law in LAWS.values()],
             ),
             "early": (
                 "law",
-                [(one[0] - 1) / one[1] for one in LAWS.values()],
+                [(value[0] - 1) / value[1] for value in LAWS.values()],
                 {"long_name": "(a - 1)/b"},
             ),
         },
@@ -153,8 +153,8 @@ def _invariant(recursion: LinearRecursion, found: LinearOptimum) -> np.ndarray:
     """eta K(chi)^(1/2) in the middle of each piece, over that of the law where noise dominates."""
     moves = found.rates * np.diff(found.edges)
     left = np.cumsum(moves[::-1])[::-1] - moves / 2
-    each, counts = recursion.numbers["eigenvalues"], recursion.numbers["counts"]
-    root = np.sqrt(np.exp(-2 * np.outer(left, each)) @ (counts * each**2))
+    values, counts = recursion.numbers["eigenvalues"], recursion.numbers["counts"]
+    root = np.sqrt(np.exp(-2 * np.outer(left, values)) @ (counts * values**2))
     return found.rates * root / noise_dominated(recursion, PIECES).invariant
 
 
@@ -168,10 +168,10 @@ def _drawn(data: xr.Dataset) -> Any:
         for kind, (values, colour) in enumerate(((data.risk, "C0"), (data.constant_risk, "C3"))):
             y, e = values.values[row], local[row, kind, -1]
             theory = data.exponents.values[row, kind] if row == 0 else float(data.early[row])
-            beside = ", 400 inputs" if small else f" (theory {theory:.3f})"
-            said = f"{('best', 'constant')[kind]}: {e:.3f}{beside}"
+            orthogonal = ", 400 inputs" if small else f" (theory {theory:.3f})"
+            text = f"{('best', 'constant')[kind]}: {e:.3f}{orthogonal}"
             ax.plot(
-                T, y, "s:" if small else "o-", color=colour, ms=4, mfc="white", lw=1.2, label=said
+                T, y, "s:" if small else "o-", color=colour, ms=4, mfc="white", lw=1.2, label=text
             )
             if not small:
                 ax.plot(T, y[-1] * (T / T[-1]) ** -theory, color=colour, lw=0.8, ls="--")

@@ -22,11 +22,11 @@ def kept(
     found: Mapping[str, OptimalProtocol], measured: Mapping[str, Confirmation], seed: int
 ) -> xr.Dataset:
     """Protocols of one control each, all in as many pieces, and their runs, by name."""
-    controls = [next(iter(one.protocol)) for one in found.values()]
+    controls = [next(iter(value.protocol)) for value in found.values()]
     both = list(zip(found.values(), controls, strict=True))
     columns: dict[str, tuple[tuple[str, ...], Any]] = {
-        "edges": (("problem", "edge"), np.array([one.edges for one in found.values()])),
-        "control": (("problem", "piece"), np.array([one.protocol[name] for one, name in both])),
+        "edges": (("problem", "edge"), np.array([entry.edges for entry in found.values()])),
+        "control": (("problem", "piece"), np.array([item.protocol[name] for item, name in both])),
         "risks": (("problem", "edge"), np.array([one.risks for one in found.values()])),
         "constant_risks": (
             ("problem", "edge"),
@@ -80,8 +80,8 @@ def control_on(ax: Axes, data: xr.Dataset, label: str, *, bounds: bool = True) -
     ax.stairs(
         data.control.values, data.edges.values, color="C0", lw=1.6, baseline=None, label="optimum"
     )
-    for index, place in enumerate(data.switches.values[np.isfinite(data.switches.values)]):
-        ax.axvline(place, color="0.5", lw=0.8, ls=":", label="switches" if index == 0 else None)
+    for index, value in enumerate(data.switches.values[np.isfinite(data.switches.values)]):
+        ax.axvline(value, color="0.5", lw=0.8, ls=":", label="switches" if index == 0 else None)
     ax.set(ylabel=label, xlim=(0, data.edges.values[-1]))
 
 
@@ -110,5 +110,5 @@ def risk_on(ax: Axes, data: xr.Dataset, runs: str, label: str = "excess risk") -
             label=runs if name == "value" else None,
         )
     ax.set(xlabel="$\\alpha$ = samples/$d$", ylabel=label, yscale="log", xlim=(0, end))
-    said = f"gain {float(data.constant_value / data.value):.4f}; runs {float(data.runs_gain):.3f} ± {2 * float(data.runs_gain_error):.3f}"
-    ax.set_title(said, fontsize="medium")
+    text = f"gain {float(data.constant_value / data.value):.4f}; runs {float(data.runs_gain):.3f} ± {2 * float(data.runs_gain_error):.3f}"
+    ax.set_title(text, fontsize="medium")

@@ -54,13 +54,13 @@ def figure_1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     """
     seed = checks.integer("seed", seed, 0)
     pieces, runs = (40, 100) if quick else (160, 1000)
-    found = {"linear": rate_of_linear(pieces), "erf": rate_of_erf(pieces)}
+    table = {"linear": rate_of_linear(pieces), "erf": rate_of_erf(pieces)}
     measured = {
-        name: one.confirm(dimension=DIMENSION, runs=runs, seed=seed, progress=False)
-        for name, one in found.items()
+        name: value.confirm(dimension=DIMENSION, runs=runs, seed=seed, progress=False)
+        for name, value in table.items()
     }
-    data = kept(found, measured, seed)
-    edges = found["linear"].edges
+    data = kept(table, measured, seed)
+    edges = table["linear"].edges
     inside = edges[:-1, None] + np.diff(edges)[:, None] * (np.arange(FINE) + 0.5) / FINE
     least: Any = optimize.minimize_scalar(
         lambda lr: float(constant_error(20.0, 1.0, NOISE, lr)),
@@ -96,10 +96,10 @@ def figure_1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 def _drawn(data: xr.Dataset) -> Any:
     fig, axes = subplots(2, 2, (9.6, 6.4), sharex="col", height_ratios=(1.2, 1))
     for column, name in enumerate(data.problem.values):
-        one = data.sel(problem=name)
-        control_on(axes[0, column], one, "learning rate", bounds=False)
+        item = data.sel(problem=name)
+        control_on(axes[0, column], item, "learning rate", bounds=False)
         axes[0, column].set(ylim=(0, (1.0, 1.3)[column]))
-        risk_on(axes[1, column], one, f"chain, $d$ = {data.attrs['d']}")
+        risk_on(axes[1, column], item, f"chain, $d$ = {data.attrs['d']}")
     at = np.linspace(0, float(data.edges[0, -1]), 401)
     axes[0, 0].plot(
         at, best_rate(at, 1.0, data.attrs["noise"]), color="k", lw=0.9, label="eps/(eps + noise)"

@@ -90,7 +90,7 @@ def best(
     alpha: float,
     controls: dict[str, Any],
     pieces: int,
-    **more: Any,
+    **options: Any,
 ) -> OptimalProtocol:
     """``optimal_protocol`` without its bar."""
     return optimal_protocol(
@@ -101,7 +101,7 @@ def best(
         controls=controls,
         pieces=pieces,
         progress=False,
-        **more,
+        **options,
     )
 
 
@@ -128,13 +128,13 @@ def decay(pieces: int) -> OptimalProtocol:
 def dropout(pieces: int) -> OptimalProtocol:
     """The share of units kept in training; at test all have the gain .6. To alpha = 30."""
     problem = TeacherStudent(width=2, activation="erf", noise=0.3, keep=0.5, gain=0.6)
-    begin = start(problem, M=[[0.1], [0.05]], Q=np.diag([1.0, 0.8]), a=[2.0, 2.0])
-    return best(problem, ONE, begin, 30.0, {"keep": (0.01, 1)}, pieces)
+    initial_state = start(problem, M=[[0.1], [0.05]], Q=np.diag([1.0, 0.8]), a=[2.0, 2.0])
+    return best(problem, ONE, initial_state, 30.0, {"keep": (0.01, 1)}, pieces)
 
 
 def two_tasks(pieces: int) -> tuple[Contexts, OnePassSGD, Any]:
     """Two tasks with a head each, the algorithm, and the state after task one alone to alpha = 30."""
-    one = TeacherStudent(
+    item = TeacherStudent(
         width=2,
         teacher_width=2,
         activation="erf",
@@ -143,11 +143,11 @@ def two_tasks(pieces: int) -> tuple[Contexts, OnePassSGD, Any]:
         head="trained",
     )
     tasks = contexts(
-        {"one": one, "two": one.replace(teacher_head=[0.0, 2.0])},
+        {"one": item, "two": item.replace(teacher_head=[0.0, 2.0])},
         probabilities=[1.0, 0.0],
         heads="own",
     )
-    begin = start(
+    initial_state = start(
         tasks,
         M=[[0.1, 0.02], [-0.05, 0.08]],
         Q=[[0.5, 0.05], [0.05, 0.4]],
@@ -158,7 +158,7 @@ def two_tasks(pieces: int) -> tuple[Contexts, OnePassSGD, Any]:
     return (
         tasks,
         algorithm,
-        start_from(with_share(tasks, algorithm, begin, edges, np.zeros(pieces))),
+        start_from(with_share(tasks, algorithm, initial_state, edges, np.zeros(pieces))),
     )
 
 

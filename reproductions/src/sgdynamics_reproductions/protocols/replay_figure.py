@@ -46,19 +46,19 @@ def figure_2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     """
     seed = checks.integer("seed", seed, 0)
     pieces, runs = (40, 100) if quick else (80, 1000)
-    tasks, algorithm, known = two_tasks(pieces)
+    tasks, algorithm, initial_state = two_tasks(pieces)
     both = tasks.replace(probabilities=[0.5, 0.5])
-    found = best(tasks, algorithm, known, ALPHA, {"two": (0, 1)}, pieces, evaluate=both)
-    measured = found.confirm(dimension=DIMENSION, runs=runs, seed=seed, progress=False)
-    data = kept({"replay": found}, {"replay": measured}, seed)
+    result = best(tasks, algorithm, initial_state, ALPHA, {"two": (0, 1)}, pieces, evaluate=both)
+    measured = result.confirm(dimension=DIMENSION, runs=runs, seed=seed, progress=False)
+    data = kept({"replay": result}, {"replay": measured}, seed)
     shares = {
-        "optimum": found.protocol["two"],
-        "best constant": np.full(pieces, found.constant["two"]),
+        "optimum": result.protocol["two"],
+        "best constant": np.full(pieces, result.constant["two"]),
         "no replay": np.ones(pieces),
     }
     risks = []
     for share in shares.values():
-        line = with_share(tasks, algorithm, known, found.edges, share)
+        line = with_share(tasks, algorithm, initial_state, result.edges, share)
         risks.append(line.context_risk.transpose("run", "time", "context").values[0])
     data = data.assign(
         task_risks=(
@@ -73,12 +73,12 @@ def figure_2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
 def _drawn(data: xr.Dataset) -> Any:
     fig, axes = subplots(1, 3, (14.0, 4.2))
-    one = data.isel(problem=0)
-    control_on(axes[0], one, "share of task two")
+    item = data.isel(problem=0)
+    control_on(axes[0], item, "share of task two")
     axes[0].set(ylim=(-0.08, 1.08), xlabel="$\\alpha$ = samples/$d$", title="share of task two")
-    risk_on(axes[1], one, f"chain, $d$ = {data.attrs['d']}", "mean risk of both tasks")
+    risk_on(axes[1], item, f"chain, $d$ = {data.attrs['d']}", "mean risk of both tasks")
     axes[1].plot(
-        one.edges,
+        item.edges,
         data.task_risks.sel(share="no replay").mean("task"),
         color="C2",
         ls="-.",
@@ -87,19 +87,19 @@ def _drawn(data: xr.Dataset) -> Any:
     )
     for row, (name, colour) in enumerate(zip(data.share.values, ("C0", "C3", "C2"), strict=True)):
         for task, dashes in (("one", "-"), ("two", ":")):
-            said = f"{name}, task {task}" if row == 0 else name if task == "one" else None
+            text = f"{name}, task {task}" if row == 0 else name if task == "one" else None
             axes[2].plot(
-                one.edges,
+                item.edges,
                 data.task_risks.sel(share=name, task=task),
                 color=colour,
                 ls=dashes,
-                label=said,
+                label=text,
             )
     axes[2].set(
         yscale="log",
         xlabel="$\\alpha$ = samples/$d$",
         ylabel="risk",
-        xlim=(0, float(one.edges[-1])),
+        xlim=(0, float(item.edges[-1])),
         ylim=(1e-4, 1.0),
         title="each task",
     )

@@ -54,8 +54,8 @@ FALL = 0.1  # how far below the plateau the risk is where a run counts as escape
 
 def _risk(p: int, p_star: int, a: np.ndarray, q: np.ndarray, c: RealArray) -> np.ndarray:
     """(23) from the spectra; the last axis is that of the directions with overlap."""
-    rest = p - q.shape[-1]
-    T, square = q.sum(axis=-1) + rest * c, (q**2).sum(axis=-1) + rest * c**2
+    remainder = p - q.shape[-1]
+    T, square = q.sum(axis=-1) + remainder * c, (q**2).sum(axis=-1) + remainder * c**2
     return (
         1 + 2 / p_star - 2 * T / p - 4 * a.sum(axis=-1) / (p * p_star) + (T**2 + 2 * square) / p**2
     )
@@ -112,7 +112,7 @@ def _exits(
     first = np.concatenate([np.log(r), np.ones((runs, m + 1))], axis=1).ravel()
     levels = 0.5 * excess(first) if level is None else np.full(runs, level)
     end = STUCK * (5 - math.log(r.min())) * p_star / 8
-    found = solve_ivp(
+    solution = solve_ivp(
         field,
         (0, end),
         first,
@@ -122,15 +122,15 @@ def _exits(
         events=(last_left, blown),
         dense_output=True,
     )
-    if found.status != 1 or len(found.t_events[0]) == 0:
+    if solution.status != 1 or len(solution.t_events[0]) == 0:
         return np.full(runs, np.nan)
-    below = np.array([excess(y) for y in found.y.T]) <= 0
+    below = np.array([excess(y) for y in solution.y.T]) <= 0
     below[-1] = True  # the end is the event itself, within rounding
     at = below.argmax(axis=0)
     times = np.zeros(runs)
     for run in np.flatnonzero(at > 0):
-        low, high = found.t[at[run] - 1], found.t[at[run]]
-        value = lambda tau, run=run: excess(found.sol(tau))[run]  # noqa: E731
+        low, high = solution.t[at[run] - 1], solution.t[at[run]]
+        value = lambda tau, run=run: excess(solution.sol(tau))[run]  # noqa: E731
         root: Any = high if value(high) >= 0 else brentq(value, low, high, xtol=1e-12)
         times[run] = root
     return p * times
@@ -274,8 +274,8 @@ def figure_2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
         "slope": (line, line_error, 1),
         "power": (power, power_error, 1),
     }
-    data.attrs |= {name: float(value[place]) for name, (value, _, place) in fits.items()}
-    data.attrs |= {f"{name}_error": float(error[place]) for name, (_, error, place) in fits.items()}
+    data.attrs |= {name: float(value[fit]) for name, (value, _, fit) in fits.items()}
+    data.attrs |= {f"{name}_error": float(error[entry]) for name, (_, error, entry) in fits.items()}
     data.attrs["units"] = "those of the paper: alpha = steps/N, loss without 1/2"
     fig, (left, right) = subplots(1, 2, (10, 4))
     mean, error = alpha_c.mean(axis=1), alpha_c.std(axis=1, ddof=1) / math.sqrt(runs)
@@ -313,9 +313,9 @@ def _fit(x: RealArray, y: np.ndarray, error: np.ndarray) -> tuple[np.ndarray, np
     """Weighted straight line: (intercept, slope), their errors (widened where the line does not
     fit), chi^2 per degree of freedom.
     """
-    found, covariance, chi2 = weighted_line(x, y, error**-2)
+    result, covariance, chi2 = weighted_line(x, y, error**-2)
     chi2 /= max(len(y) - 2, 1)
-    return found, np.sqrt(np.diag(covariance) * max(chi2, 1.0)), chi2
+    return result, np.sqrt(np.diag(covariance) * max(chi2, 1.0)), chi2
 
 
 def _formula(p: int, p_star: int, eta: float, variance: float, fall: float) -> float:
@@ -349,11 +349,11 @@ def _mean_exits(
     eta, n = SHARE * p, p * p_star
     level = (1 - FALL) * plateau(p, p_star).risk
     normal = np.random.default_rng(seed).normal(size=(starts, p, p_star))
-    known = np.log((normal**2).sum(axis=(1, 2))) - special.digamma(n / 2) - math.log(2)
+    reference = np.log((normal**2).sum(axis=(1, 2))) - special.digamma(n / 2) - math.log(2)
     growth = plateau_growth(p, p_star, eta)[1]
     widths_of_start = [math.sqrt((1 + share) / N) for share in (0.0, noise_share(p, p_star, eta))]
     ode, noisy = (
-        float((_exits(p, p_star, eta, size * normal, level) + known / (2 * growth)).mean())
+        float((_exits(p, p_star, eta, size * normal, level) + reference / (2 * growth)).mean())
         for size in widths_of_start
     )
     return ode, noisy, _formula(p, p_star, eta, 1 / N, FALL)
@@ -366,22 +366,22 @@ def _chain_exits(
     from.
     """
     problem = TeacherStudent(width=p, teacher_width=p_star, activation="square")
-    begin = random_start(problem, dimension=N, orthogonal=True, seed=seed, runs=runs)
+    initial_state = random_start(problem, dimension=N, orthogonal=True, seed=seed, runs=runs)
     threshold = 1 - level / (
         2 / p + 2 / p_star
     )  # the risk at Q = I, to first order in epsilon, is 2/p + 2/p*
     longest = 2 * STUCK * _formula(p, p_star, 0.0, 1 / N, FALL)
-    found = exit_time(
+    result = exit_time(
         problem,
         OnePassSGD(lr=2 * eta),
-        begin,
+        initial_state,
         threshold=threshold,
         method="exact",
         dimension=N,
         seed=seed,
         max_time=longest,
     )
-    return found.times / 2, begin.M  # the library's t is 2 eta alpha
+    return result.times / 2, initial_state.M  # the library's t is 2 eta alpha
 
 
 def escape_times(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
@@ -436,7 +436,7 @@ def escape_times(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     stars = np.unique(data.p_star)
     last, marks = data.isel(size=-1), "osD^v"
     for position, p_star in enumerate(stars):
-        here = data.isel(case=np.flatnonzero(data.p_star == p_star))
+        subset = data.isel(case=np.flatnonzero(data.p_star == p_star))
         line = data.isel(line=np.flatnonzero(data.line_p_star == p_star))
         color = f"C{position}"
         for name, (style, _) in styles.items():
@@ -451,15 +451,15 @@ def escape_times(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
             label=f"$p^*$ = {int(p_star)}",
             **points,
         )
-        for number in range(here.sizes["case"]):
-            one = here.isel(case=number)
-            unit = 16 / (float(one.p) * float(p_star))
-            right.plot(one.N, one.t_noisy * unit, "-", color=color, lw=1)
-            label = f"$p$ = {int(one.p)}, $p^*$ = {int(p_star)}"
+        for number in range(subset.sizes["case"]):
+            item = subset.isel(case=number)
+            unit = 16 / (float(item.p) * float(p_star))
+            right.plot(item.N, item.t_noisy * unit, "-", color=color, lw=1)
+            label = f"$p$ = {int(item.p)}, $p^*$ = {int(p_star)}"
             right.errorbar(
-                one.N,
-                one.t_chain * unit,
-                one.t_chain_error * unit,
+                item.N,
+                item.t_chain * unit,
+                item.t_chain_error * unit,
                 fmt=marks[number],
                 label=label,
                 **points,
@@ -535,13 +535,13 @@ def _escape_data(
         logs = np.log(sizes) - np.mean(np.log(sizes))
         slopes = times @ logs / (logs @ logs)
         error = slopes.std(ddof=1) / math.sqrt(runs)
-        found = {"rate_chain": 1 / slopes.mean(), "rate_chain_error": error / slopes.mean() ** 2}
-        found |= {
+        result = {"rate_chain": 1 / slopes.mean(), "rate_chain_error": error / slopes.mean() ** 2}
+        result |= {
             "rate_ode": 2 * plateau_growth(p, p_star, eta)[1],
             "rate_flow": 16 / (p * p_star),
             "noise_share": share,
         }
-        rates.append(found)
+        rates.append(result)
     meanings = {
         "t_chain": "mean escape time of the exact chain, t = eta alpha",
         "t_chain_error": "its standard error",
@@ -560,13 +560,13 @@ def _escape_data(
     variables: dict[str, Any] = {
         name: (
             ("case", "size"),
-            [[one[name] for one in row] for row in table],
+            [[value[name] for value in row] for row in table],
             {"long_name": meanings[name]},
         )
         for name in table[0][0]
     }
     variables |= {
-        name: ("case", [one[name] for one in rates], {"long_name": meanings[name]})
+        name: ("case", [rate[name] for rate in rates], {"long_name": meanings[name]})
         for name in rates[0]
     }
     coordinates: dict[str, Any] = {

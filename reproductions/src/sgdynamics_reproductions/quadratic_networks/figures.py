@@ -103,12 +103,12 @@ def figure_1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     }
     for ax, (name, curves) in zip(axes.flat, entries.items(), strict=True):
         variable = "Q" if name == "norm" else name
-        for number, one in enumerate(curves):
+        for number, curve in enumerate(curves):
             color = f"C{number % 10}"
-            mean, error = one[f"{variable}_mean"], one[f"{variable}_error"]
+            mean, error = curve[f"{variable}_mean"], curve[f"{variable}_error"]
             ax.plot(
                 data.alpha,
-                one[f"{variable}_ode"],
+                curve[f"{variable}_ode"],
                 color=color,
                 lw=1.2,
                 label="ODE" if number == 0 else None,
@@ -138,17 +138,19 @@ def figure_1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
 def _theory_beside_runs(N: int, end: float, seed: int, count: int = RUNS) -> xr.Dataset:
     t = np.linspace(0, end, POINTS)
-    begin = random_start(_problem(), dimension=N, seed=seed, orthogonal=True)
-    theory = _solve(begin, t).isel(run=0)
-    runs = simulate(_problem(), ALGORITHM, begin, alpha=t / ETA, dimension=N, runs=count, seed=seed)
+    initial_state = random_start(_problem(), dimension=N, seed=seed, orthogonal=True)
+    theory = _solve(initial_state, t).isel(run=0)
+    runs = simulate(
+        _problem(), ALGORITHM, initial_state, alpha=t / ETA, dimension=N, runs=count, seed=seed
+    )
     variables: dict[str, Any] = {}
     scores = {}
     for name, source, factor in (("rho", "M", 1.0), ("Q", "Q", 1.0), ("risk", "risk", 2.0)):
-        ode, each = factor * theory[source].values, factor * runs[source].values
-        mean, error = each.mean(axis=0), each.std(axis=0, ddof=1) / math.sqrt(count)
+        ode, values = factor * theory[source].values, factor * runs[source].values
+        mean, error = values.mean(axis=0), values.std(axis=0, ddof=1) / math.sqrt(count)
         variables[f"{name}_runs"] = (
             ("run", "kept", *theory[source].dims[1:]),
-            each[:, EVERY::EVERY],
+            values[:, EVERY::EVERY],
         )
         variables |= {
             f"{name}_{kind}": (theory[source].dims, value)
@@ -222,11 +224,11 @@ def figure_3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     """
     seed = checks.integer("seed", seed, 0)
     t = np.concatenate([np.linspace(0, 20, 41), np.geomspace(20, 100, POINTS - 40)[1:]])
-    begin = _near_plateau(RUNS, seed)
-    found = _solve(begin, t)
-    ends = solution_overlaps(closest_solution(begin.M))[0]
+    initial_state = _near_plateau(RUNS, seed)
+    result = _solve(initial_state, t)
+    ends = solution_overlaps(closest_solution(initial_state.M))[0]
     distance, own = (
-        np.sqrt(((found.M.values - end) ** 2).sum(axis=(2, 3))) for end in (ends[0], ends[:, None])
+        np.sqrt(((result.M.values - end) ** 2).sum(axis=(2, 3))) for end in (ends[0], ends[:, None])
     )
     law = P_STAR * (P - P_STAR) * P**1.5 / (32 * (P + 2) * t[1:])
     data = xr.Dataset(
@@ -246,7 +248,7 @@ def figure_3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
                 np.sqrt(((ends - ends[0]) ** 2).sum(axis=(1, 2))),
                 {"long_name": "where `distance` must end"},
             ),
-            "risk": (("run", "time"), 2 * found.risk.values, {"long_name": "risk"}),
+            "risk": (("run", "time"), 2 * result.risk.values, {"long_name": "risk"}),
             "distance_law": ("time", np.concatenate([[np.nan], law])),
             "risk_law": ("time", np.concatenate([[np.nan], tail(P, P_STAR, t[1:], eta=ETA)])),
         },
@@ -272,11 +274,11 @@ def figure_3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     right.plot(t, data.risk[0], "k", lw=1.6)
     left.plot(t[late], data.distance_law[late], "C0--", lw=1, label="law $1/t$")
     right.plot(t[late], data.risk_law[late], "C0--", lw=1, label="law $1/t^2$")
-    for ax, what in (
+    for ax, value in (
         (left, r"distance $|\rho(t) - \bar\rho|$"),
         (right, r"generalization error $\mathcal{R}$"),
     ):
-        ax.set(yscale="log", xlabel=r"$t = \eta \alpha$", ylabel=what)
+        ax.set(yscale="log", xlabel=r"$t = \eta \alpha$", ylabel=value)
         ax.legend(frameon=False)
     left.set_title(rf"$p$ = {P}, $p^*$ = {P_STAR}, $\eta$ = {ETA}, $\epsilon$ = {EPSILON}")
     return fig, data
@@ -340,13 +342,13 @@ def figure_4(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
         )
         # start by start: how far S moves depends on the start, and that part of the scatter drops
         # out
-        each = (
+        values = (
             np.abs(closest_solution(rows.M + noise) - closest_solution(rows.M))
             .max(axis=(2, 3))
             .mean(axis=0)
         )
-        expected.append(float(each.mean()))
-        ends.append(runs[:, -1] - each)
+        expected.append(float(values.mean()))
+        ends.append(runs[:, -1] - values)
     data = xr.Dataset(
         {
             "S": (

@@ -44,11 +44,12 @@ def measured_error(m: np.ndarray, q: np.ndarray, seed: int, samples: int) -> np.
     1), so that no input is drawn.
     """
     random, flat = np.random.default_rng(seed), []
-    for one, norm in zip(m.ravel(), q.ravel(), strict=True):
-        h0, rest = random.standard_normal((2, samples))
+    for value, norm in zip(m.ravel(), q.ravel(), strict=True):
+        h0, remainder = random.standard_normal((2, samples))
         flat.append(
             np.mean(
-                (np.abs(one * h0 + math.sqrt(max(norm - one**2, 0.0)) * rest) - np.abs(h0)) ** 2
+                (np.abs(value * h0 + math.sqrt(max(norm - value**2, 0.0)) * remainder) - np.abs(h0))
+                ** 2
             )
         )
     return np.array(flat).reshape(m.shape)
@@ -70,18 +71,18 @@ def _ridge(
     the same data sets and starts whatever the algorithm and the ridge. Single runs are NaN past
     those that an algorithm has.
     """
-    each, curves = [], len(THREE) * [*RIDGES, 0.5].index(ridge) + (100 if rescale else 200)
+    values, curves = [], len(THREE) * [*RIDGES, 0.5].index(ridge) + (100 if rescale else 200)
     most = count * max(batches.values())
 
-    def padded(found: xr.DataArray) -> np.ndarray:
+    def padded(result: xr.DataArray) -> np.ndarray:
         return np.pad(
-            found.values, ((0, most - found.sizes["run"]), (0, 0)), constant_values=np.nan
+            result.values, ((0, most - result.sizes["run"]), (0, 0)), constant_values=np.nan
         )
 
     for number, name in enumerate(THREE):
-        parts = []
+        texts = []
         for first in batch_seeds(seed, batches[name]):
-            one = setting(
+            item = setting(
                 ALPHA,
                 ETA,
                 WARM,
@@ -93,24 +94,24 @@ def _ridge(
                 rescale=rescale,
                 **NUMBERS[name],
             )
-            parts.append(runs_of(one, t, N, first + 1))
-        found = xr.concat(parts, "run").astype(np.float64)  # pieces may be kept in float32
-        found["mse_run"] = (
+            texts.append(runs_of(item, t, N, first + 1))
+        result = xr.concat(texts, "run").astype(np.float64)  # pieces may be kept in float32
+        result["mse_run"] = (
             ("run", "time"),
             measured_error(
-                found["m"].values, found["q"].values, seed + curves + number, TEST_SAMPLES
+                result["m"].values, result["q"].values, seed + curves + number, TEST_SAMPLES
             ),
         )
-        found["mse_own"] = (
+        result["mse_own"] = (
             ("run", "time"),
-            generalization_error(found["q"].values, 1.0, found["m"].values),
+            generalization_error(result["q"].values, 1.0, result["m"].values),
         )
         means = {
-            key: average(abs(found[key]) if key == "m" else found[key])
+            key: average(abs(result[key]) if key == "m" else result[key])
             for key in ("m", "q", "loss", "mse_run", "mse_own")
         }
         at_means = generalization_error(means["q"][0], 1.0, means["m"][0])
-        each.append(
+        values.append(
             xr.Dataset(
                 {
                     "mse": (
@@ -131,12 +132,12 @@ def _ridge(
                     ),
                     "mse_run": (
                         ("run", "time"),
-                        padded(found["mse_run"]),
+                        padded(result["mse_run"]),
                         {"long_name": "mean squared error of each run, fresh samples"},
                     ),
                     "mse_own": (
                         ("run", "time"),
-                        padded(found["mse_own"]),
+                        padded(result["mse_own"]),
                         {"long_name": "(B.8) of each run"},
                     ),
                     "loss": ("time", means["loss"][0], {"long_name": "average training loss"}),
@@ -147,15 +148,15 @@ def _ridge(
                 {"t": ("time", t)},
             )
         )
-    return xr.concat(each, "algorithm").assign_coords(algorithm=list(THREE))
+    return xr.concat(values, "algorithm").assign_coords(algorithm=list(THREE))
 
 
 def _jensen(data: xr.Dataset) -> str:
-    each, mean = (
+    values, mean = (
         float(np.abs((data["mse"] - data[name]).values).max())
         for name in ("mse_formula_runs", "mse_formula")
     )
-    return f"measured error less (B.8): at most {each:.4f} run by run, {mean:.3f} at the average overlaps"
+    return f"measured error less (B.8): at most {values:.4f} run by run, {mean:.3f} at the average overlaps"
 
 
 def figure_b1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
@@ -329,16 +330,16 @@ def figure_b3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     N, count, end = (100, 24, 10.0) if quick else (1000, 250, 30.0)
     t = log_times(end, 30, grid=rates[0])
     variables: dict[str, Any] = {}
-    found: dict[str, list[xr.Dataset]] = {}
+    table: dict[str, list[xr.Dataset]] = {}
     for name in THREE:
         settings = [
             setting(ALPHA, eta, WARM, name, dimension=N, seed=seed, runs=count, **NUMBERS[name])
             for eta in rates
         ]
-        found[name] = [runs_of(one, t, N, seed + 1) for one in settings]
+        table[name] = [runs_of(value, t, N, seed + 1) for value in settings]
     dims = ("algorithm", "rate", "time")
     for key in ("m", "loss"):
-        values = [[average(abs(one[key])) for one in found[name]] for name in THREE]
+        values = [[average(abs(entry[key])) for entry in table[name]] for name in THREE]
         variables[key] = (
             dims,
             np.array([[mean for mean, _ in row] for row in values]),
@@ -350,7 +351,7 @@ def figure_b3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
             {"long_name": "its standard error"},
         )
     gaps = {
-        name: [_distance(found[name][i], found["GD"][i]) for i in range(len(rates))]
+        name: [_distance(table[name][i], table["GD"][i]) for i in range(len(rates))]
         for name in THREE[1:]
     }
     data = xr.Dataset(
@@ -366,8 +367,8 @@ def figure_b3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
         np.array(
             [
                 [
-                    (one["loss"] - gd["loss"]).values
-                    for one, gd in zip(found[name], found["GD"], strict=True)
+                    (item["loss"] - gd["loss"]).values
+                    for item, gd in zip(table[name], table["GD"], strict=True)
                 ]
                 for name in THREE[1:]
             ]
@@ -428,20 +429,25 @@ def figure_b4(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     seed = checks.integer("seed", seed, 0)
     N, count, end = (100, 32, 50.0) if quick else (1000, 50, 1000.0)
     t = log_times(end, 60)
-    found = []
+    results = []
     for tau in PERSISTENCE:
-        one = setting(ALPHA, ETA, WARM, "p-SGD", l=0.5, tau=tau, dimension=N, seed=seed, runs=count)
-        found.append(runs_of(one, t, N, seed + 1)[["m", "loss"]])
-    data = xr.concat(found, "tau").assign_coords(tau=list(PERSISTENCE))
-    shares = [fraction_recovered(one["loss"].isel(time=-1).values)[0] for one in found]
+        configuration = setting(
+            ALPHA, ETA, WARM, "p-SGD", l=0.5, tau=tau, dimension=N, seed=seed, runs=count
+        )
+        results.append(runs_of(configuration, t, N, seed + 1)[["m", "loss"]])
+    data = xr.concat(results, "tau").assign_coords(tau=list(PERSISTENCE))
+    shares = [fraction_recovered(entry["loss"].isel(time=-1).values)[0] for entry in results]
     data["recovered"] = (
         "tau",
         shares,
         {"long_name": "share of runs with a loss below 1e-7 at the end"},
     )
-    quiet = [plateau_share(t, np.abs(one["m"].values)) for one in found]
+    quiet = [plateau_share(t, np.abs(item["m"].values)) for item in results]
     data["plateau"] = ("tau", quiet, {"long_name": "share of unrecovered time on plateaus"})
-    early = [float(np.interp(1.0, t, np.median(np.abs(one["m"].values), axis=0))) for one in found]
+    early = [
+        float(np.interp(1.0, t, np.median(np.abs(result["m"].values), axis=0)))
+        for result in results
+    ]
     data["early"] = ("tau", early, {"long_name": "median |m| at t = 1"})
     data.attrs = {
         "alpha": ALPHA,

@@ -73,18 +73,18 @@ def figure_1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
         (200, 64, 32, 4.0, 16384) if quick else (1000, 100, 40, 10.0, 131072)
     )
     t, t_seed = np.linspace(0, end, 41), np.linspace(0, 10.0, 51)
-    parts, single = [], []
+    texts, single = [], []
     for number, m0 in enumerate(WARM):
-        one = setting(2.0, ETA, m0)
-        parts.append(
+        item = setting(2.0, ETA, m0)
+        texts.append(
             beside(
-                theory_of(one, t, paths, seed + number),
-                runs_of(one, t, N, seed + 20 + number, count),
+                theory_of(item, t, paths, seed + number),
+                runs_of(item, t, N, seed + 20 + number, count),
             )
         )
         several = setting(2.0, ETA, m0, dimension=N, seed=seed + 30 + number, runs=seeds)
         single.append(np.abs(runs_of(several, t_seed, N, seed + 40, shared_data=True)["m"].values))
-    data = xr.concat(parts, "start").assign_coords(
+    data = xr.concat(texts, "start").assign_coords(
         m0=("start", list(WARM)), t_seed=("time_seed", t_seed)
     )
     data["m_seed"] = (
@@ -94,7 +94,8 @@ def figure_1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     )
     ends = data["m_seed"].values[:, :, -1]
     shares = ", ".join(
-        f"{np.mean(one > RECOVERED):.0%} from m0 = {m0}" for m0, one in zip(WARM, ends, strict=True)
+        f"{np.mean(value > RECOVERED):.0%} from m0 = {m0}"
+        for m0, value in zip(WARM, ends, strict=True)
     )
     beaten = bool(ends[0].max() > RECOVERED > ends[1].min())
     data.attrs = {
@@ -120,10 +121,10 @@ def figure_1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 def _three(N: int, count: int, end: float, seed: int) -> xr.Dataset:
     """GD, SGD and p-SGD at alpha = 3 from m0 = .2, on the same data sets from the same starts."""
     t = log_times(end, 60)
-    each = []
+    values = []
     for name in THREE:
-        one = setting(3.0, ETA, 0.2, name, dimension=N, seed=seed, runs=count, **TROUBLE[name])
-        each.append(runs_of(one, t, N, seed + 1)[["m", "loss"]])
+        item = setting(3.0, ETA, 0.2, name, dimension=N, seed=seed, runs=count, **TROUBLE[name])
+        values.append(runs_of(item, t, N, seed + 1)[["m", "loss"]])
     size = {
         "alpha": 3.0,
         "eta": ETA,
@@ -135,21 +136,21 @@ def _three(N: int, count: int, end: float, seed: int) -> xr.Dataset:
         "seed": seed,
         "units": UNITS,
     }
-    return three_of(each, size)
+    return three_of(values, size)
 
 
 def three_of(each: list[xr.Dataset], size: dict[str, Any]) -> xr.Dataset:
     """m and loss (run, time) of GD, SGD and p-SGD in one data set, with the shares that recovered."""
     data = xr.concat(each, "algorithm").assign_coords(algorithm=list(THREE))
-    found = [fraction_recovered(one["loss"].isel(time=-1).values) for one in each]
+    results = [fraction_recovered(value["loss"].isel(time=-1).values) for value in each]
     data["recovered"] = (
         "algorithm",
-        [share for share, _ in found],
+        [share for share, _ in results],
         {"long_name": "share of runs with a loss below 1e-7 at the end"},
     )
     data["recovered_error"] = (
         "algorithm",
-        [error for _, error in found],
+        [error for _, error in results],
         {"long_name": "its standard error"},
     )
     data.attrs = dict(size)
@@ -193,10 +194,10 @@ def figure_2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
 def words_of_2(data: xr.Dataset) -> dict[str, str]:
     """Its claim, and what was measured."""
-    each = ", ".join(f"{name} {share_text(data['loss'].sel(algorithm=name))}" for name in THREE)
+    text = ", ".join(f"{name} {share_text(data['loss'].sel(algorithm=name))}" for name in THREE)
     return {
         "claim": "at t = 1000 and N = 1000 the loss is below 1e-7 in 9% (GD), 30% (SGD), 99% (p-SGD) of the runs",
-        "verdict": f"at t = {float(data['t'][-1]):g} and N = {data.attrs['N']}: {each}",
+        "verdict": f"at t = {float(data['t'][-1]):g} and N = {data.attrs['N']}: {text}",
     }
 
 

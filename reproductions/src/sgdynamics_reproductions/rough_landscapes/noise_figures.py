@@ -100,11 +100,11 @@ def figure_4(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
         "temperature": {f"T = {T:g}": (ETA, "Langevin", {"T": (T, off)}) for T in hot},
     }
     t = log_times(end, 50)
-    each = {
+    table = {
         panel: _panel(panel, curves, t, N, count, seed, 1 if quick else BATCHES[panel])
         for panel, curves in panels.items()
     }
-    data = xr.merge(each.values())
+    data = xr.merge(table.values())
     tried = 20 if quick else 100
     data = data.merge(_explosions(N, tried, 2.0 if quick else 10.0, seed + 2))
     bad = data["exploded"].values
@@ -142,11 +142,13 @@ def _panel(
             )
             for first in batch_seeds(seed, batches)
         }
-        return xr.concat([runs_of(one, t, N, first + 1) for first, one in starts.items()], "run")
+        return xr.concat(
+            [runs_of(start, t, N, first + 1) for first, start in starts.items()], "run"
+        )
 
-    found = [runs(*curve) for curve in curves.values()]
-    curve, loss = f"curve_{panel}", np.stack([one["loss"].values for one in found])
-    m = np.stack([np.abs(one["m"].values) for one in found])
+    results = [runs(*curve) for curve in curves.values()]
+    curve, loss = f"curve_{panel}", np.stack([entry["loss"].values for entry in results])
+    m = np.stack([np.abs(value["m"].values) for value in results])
     variables: dict[str, Any] = {
         f"m_runs_{panel}": (
             (curve, f"run_{panel}", "time"),
@@ -185,9 +187,9 @@ def _explosions(N: int, count: int, end: float, seed: int) -> xr.Dataset:
     """
     share, expected = [], []
     for l, eta in EXPLODING:  # noqa: E741
-        one = setting(ALPHA, eta, WARM, "p-SGD", l=l, tau=1.0, dimension=N, seed=seed, runs=count)
-        found = runs_of(one, np.array([0.0, end]), N, seed)
-        share.append(float(np.isnan(found["m"].values[:, -1]).mean()))
+        item = setting(ALPHA, eta, WARM, "p-SGD", l=l, tau=1.0, dimension=N, seed=seed, runs=count)
+        result = runs_of(item, np.array([0.0, end]), N, seed)
+        share.append(float(np.isnan(result["m"].values[:, -1]).mean()))
         expected.append(ALPHA * N * unstable_share(eta, l, WARM))
     pairs = np.array(EXPLODING)
     limits = [stability_limit(eta, b) for b, eta in EXPLODING]
@@ -261,10 +263,10 @@ def figure_5(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     """
     seed = checks.integer("seed", seed, 0)
     sizes = (200, 256, 1.5, 32768) if quick else (1000, 1000, 10.0, 524288)
-    numbers: dict[str, Any] = {"l": 0.5, "tau": 1.0}
-    one = setting(ALPHA, ETA, WARM, "p-SGD", **numbers)
-    data = _theory(one, sizes, seed)
-    data.attrs |= numbers
+    table: dict[str, Any] = {"l": 0.5, "tau": 1.0}
+    item = setting(ALPHA, ETA, WARM, "p-SGD", **table)
+    data = _theory(item, sizes, seed)
+    data.attrs |= table
     return draw_5(data), data
 
 
@@ -298,7 +300,7 @@ def figure_6(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     """
     seed = checks.integer("seed", seed, 0)
     sizes = (200, 256, 1.0, 32768) if quick else (1000, 1000, 10.0, 524288)
-    one = setting(ALPHA, ETA, WARM, "Langevin", T=1.0)
-    data = _theory(one, sizes, seed)
+    item = setting(ALPHA, ETA, WARM, "Langevin", T=1.0)
+    data = _theory(item, sizes, seed)
     data.attrs["T"] = 1.0
     return draw_6(data), data

@@ -66,10 +66,10 @@ def draw_2(data: xr.Dataset) -> Any:
     left, right = fig.subplots(1, 2)
     t = data["t"].values + eta
     for name in THREE:
-        one = data.sel(algorithm=name)
-        share = f"{NAMES[name]}: {float(one['recovered']):.1%} recovered"
+        item = data.sel(algorithm=name)
+        share = f"{NAMES[name]}: {float(item['recovered']):.1%} recovered"
         style = {"color": COLORS[name], "ls": LINES[name], "lw": 1.6}
-        for ax, values in ((left, abs(one["m"])), (right, one["loss"])):
+        for ax, values in ((left, abs(item["m"])), (right, item["loss"])):
             mean, error = average(values)
             ax.plot(t, mean, label=share, **style)
             ax.fill_between(t, mean - error, mean + error, color=COLORS[name], alpha=0.2, lw=0)
@@ -194,9 +194,9 @@ def _draw_stability(upper: Axes, lower: Axes, data: xr.Dataset) -> None:
         ylim=(5e-4, 0.3),
     )
     upper.legend(frameon=False, fontsize="small", loc="upper left")
-    place = np.arange(len(names))
-    lower.barh(place, data["exploded"].values, color="C3", height=0.6)
-    for at, value in zip(place, data["unstable_samples"].values, strict=True):
+    index = np.arange(len(names))
+    lower.barh(index, data["exploded"].values, color="C3", height=0.6)
+    for at, value in zip(index, data["unstable_samples"].values, strict=True):
         lower.text(
             0.98,
             float(at),
@@ -207,7 +207,7 @@ def _draw_stability(upper: Axes, lower: Axes, data: xr.Dataset) -> None:
             transform=lower.get_yaxis_transform(),
         )
     lower.set(
-        yticks=place,
+        yticks=index,
         yticklabels=names,
         xlim=(0, 1.25),
         xticks=[0, 0.5, 1],
@@ -264,7 +264,7 @@ def draw_7(data: xr.Dataset) -> Any:
     """
     sizes, eta = data["N"].values, data.attrs["eta"]
     counts = data["runs_size"].values if "runs_size" in data else [data.attrs["runs"]] * len(sizes)
-    more = [
+    options = [
         draw
         for name, draw in (
             ("share", _draw_shares),
@@ -273,7 +273,7 @@ def draw_7(data: xr.Dataset) -> Any:
         )
         if name in data
     ]
-    panels = len(sizes) + len(more)
+    panels = len(sizes) + len(options)
     rows, columns = (1, panels) if panels < 4 else (2, -(-panels // 2))
     fig, t, banded = figure(columns, 1.2 * rows), data["t"].values + eta, "m_quartiles" in data
     axes = list(np.ravel(fig.subplots(rows, columns)))
@@ -281,13 +281,13 @@ def draw_7(data: xr.Dataset) -> Any:
         ax = axes[number]
         inset = ax.inset_axes((0.2, 0.58, 0.36, 0.34))
         for name in data["algorithm"].values:
-            one = data.isel(size=number).sel(algorithm=name)
+            item = data.isel(size=number).sel(algorithm=name)
             style = {"color": COLORS[name], "ls": LINES[name], "lw": 1.5}
-            for place, key, label in ((ax, "m", NAMES[name]), (inset, "loss", None)):
-                place.plot(t, one[key], label=label, **style)
+            for value, key, label in ((ax, "m", NAMES[name]), (inset, "loss", None)):
+                value.plot(t, item[key], label=label, **style)
                 if banded:
-                    place.fill_between(
-                        t, *one[f"{key}_quartiles"].values, color=COLORS[name], alpha=0.15, lw=0
+                    value.fill_between(
+                        t, *item[f"{key}_quartiles"].values, color=COLORS[name], alpha=0.15, lw=0
                     )
         for other in range(1, data.sizes.get("rate", 1)):
             label = rf"{NAMES['p-SGD']}, $\eta$ = {float(data['eta_rate'][other]):g}"
@@ -300,15 +300,15 @@ def draw_7(data: xr.Dataset) -> Any:
         ax.set(xscale="log", title=f"$N$ = {N}, {count} runs", xlabel=r"$t + \eta$", ylim=(0, 1.03))
     for ax in axes[: len(sizes) : columns]:
         ax.set_ylabel("median $|m|$")
-    for ax, draw in zip(axes[len(sizes) :], more, strict=False):
+    for ax, draw in zip(axes[len(sizes) :], options, strict=False):
         draw(ax, data)
     for ax in axes[panels:]:
         ax.set_axis_off()
     fig.legend(
         *axes[0].get_legend_handles_labels(), frameon=False, loc="outside lower center", ncols=3
     )
-    told = " (bands: quartiles)" if banded else ""
-    fig.suptitle(rf"Random start, $\alpha$ = 2.5, $\ell$ = 0.5, $\tau$ = 2, $\eta$ = {eta}{told}")
+    text = " (bands: quartiles)" if banded else ""
+    fig.suptitle(rf"Random start, $\alpha$ = 2.5, $\ell$ = 0.5, $\tau$ = 2, $\eta$ = {eta}{text}")
     return fig
 
 
@@ -358,13 +358,16 @@ def _draw_times(ax: Axes, data: xr.Dataset) -> None:
         float(data["t"][-1]),
     )
     for number, eta in enumerate(data["eta_rate"].values):
-        each = [
-            np.sort(np.nan_to_num(one[:k], nan=last))
-            for one, k in zip(data["time_rate"].values[number], counts, strict=True)
+        values = [
+            np.sort(np.nan_to_num(value[:k], nan=last))
+            for value, k in zip(data["time_rate"].values[number], counts, strict=True)
         ]
         bounds = [[k / 2, (k - math.sqrt(k)) / 2, (k + math.sqrt(k)) / 2] for k in counts]
         middle, low, high = np.stack(
-            [one[np.array(ranks, dtype=int)] for one, ranks in zip(each, bounds, strict=True)],
+            [
+                entry[np.array(ranks, dtype=int)]
+                for entry, ranks in zip(values, bounds, strict=True)
+            ],
             axis=1,
         )
         at = sizes * 1.05 ** (number - (len(data["eta_rate"]) - 1) / 2)
@@ -452,8 +455,8 @@ def _free_corner(ax: Axes, t: np.ndarray, data: xr.Dataset) -> tuple[float, floa
     curves += [data["mse"] + sign * data["mse_error"] for sign in (-1, 1)]
     points = np.concatenate(
         [
-            np.stack([np.broadcast_to(t, one.shape), one.values], axis=-1).reshape(-1, 2)
-            for one in curves
+            np.stack([np.broadcast_to(t, curve.shape), curve.values], axis=-1).reshape(-1, 2)
+            for curve in curves
         ]
     )
     x, y = (ax.transScale + ax.transLimits).transform(points).T
@@ -484,33 +487,33 @@ def _draw_ridge(ax: Axes, data: xr.Dataset, title: str, labels: bool, top: float
     )
     inset = ax.inset_axes(_free_corner(ax, t, data))
     for name in THREE:
-        one = data.sel(algorithm=name)
+        item = data.sel(algorithm=name)
         style = {"fmt": MARKS[name], "ms": 3.5, "lw": 0.8, "color": COLORS[name]}
         ax.errorbar(
             t[::2],
-            one["mse"][::2],
-            one["mse_error"][::2],
+            item["mse"][::2],
+            item["mse_error"][::2],
             label=NAMES[name] if labels else None,
             **style,
         )
         last = labels and name == THREE[-1]
         ax.plot(
             t,
-            one["mse_formula_runs"],
+            item["mse_formula_runs"],
             color="k",
             lw=0.9,
             label="(B.8), average over runs" if last else None,
         )
         ax.plot(
             t,
-            one["mse_formula"],
+            item["mse_formula"],
             color="0.5",
             lw=0.9,
             ls=":",
             label="(B.8) at average overlaps" if last else None,
         )
-        inset.plot(t, one["loss"], color=COLORS[name], ls=LINES[name], lw=1.2)
-        low, high = ((one["loss"] + sign * one["loss_error"]).values for sign in (-1, 1))
+        inset.plot(t, item["loss"], color=COLORS[name], ls=LINES[name], lw=1.2)
+        low, high = ((item["loss"] + sign * item["loss_error"]).values for sign in (-1, 1))
         inset.fill_between(t, low, high, color=COLORS[name], alpha=0.2, lw=0)
     inset.set(xscale="log", yscale="log")
     inset.set_title("training loss", fontsize="small", pad=2)
@@ -523,7 +526,9 @@ def _finish_ridge(fig: Any, data: xr.Dataset, title: str) -> None:
     size = rf"$\eta$ = {data.attrs['eta']}, $\ell$ = 0.5, $\tau$ = 1, $N$ = {data.attrs['N']}, {counted}"
     fig.axes[0].set_ylabel("mean squared error")
     # below all panels: curves and insets leave no room
-    handles, labels = next(found for ax in fig.axes if (found := ax.get_legend_handles_labels())[0])
+    handles, labels = next(
+        result for ax in fig.axes if (result := ax.get_legend_handles_labels())[0]
+    )
     fig.legend(
         handles,
         labels,

@@ -92,10 +92,10 @@ def figure_7(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     )  # NaN where a size has fewer runs, and past the end of GD
 
     def runs(N: int, name: str, eta: float) -> xr.Dataset:
-        one = setting(
+        item = setting(
             ALPHA, eta, 0.0, name, dimension=N, seed=seed + N, runs=plan.runs[N], **RANDOM[name]
         )
-        return runs_of(one, t[early] if name == "GD" else t, N, seed + N)
+        return runs_of(item, t[early] if name == "GD" else t, N, seed + N)
 
     m, loss = (np.full((len(plan.rates), len(RANDOM), *shape, len(t)), np.nan) for _ in range(2))
     for size, N in enumerate(plan.runs):
@@ -103,10 +103,10 @@ def figure_7(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
             for which, name in enumerate(RANDOM):
                 if name == "GD" and number:
                     continue  # it only has to stay where it is
-                found = runs(N, name, eta)
-                count, points = found["m"].shape
-                m[number, which, size, :count, :points] = np.abs(found["m"].values)
-                loss[number, which, size, :count, :points] = found["loss"].values
+                result = runs(N, name, eta)
+                count, points = result["m"].shape
+                m[number, which, size, :count, :points] = np.abs(result["m"].values)
+                loss[number, which, size, :count, :points] = result["loss"].values
     data = _measured(plan, t, m, loss)
     if plan.paths:
         data = data.merge(_limit(plan.paths, seed)).assign_attrs(
@@ -131,9 +131,11 @@ def figure_7(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
 def _median(values: np.ndarray, axis: int) -> np.ndarray:
     """Over runs that are there; NaN where none is."""
-    there = np.isfinite(values).any(axis=axis)
+    is_finite = np.isfinite(values).any(axis=axis)
     return np.where(
-        there, np.nanmedian(np.where(np.expand_dims(there, axis), values, 0.0), axis=axis), np.nan
+        is_finite,
+        np.nanmedian(np.where(np.expand_dims(is_finite, axis), values, 0.0), axis=axis),
+        np.nan,
     )
 
 
@@ -144,20 +146,20 @@ def _measured(plan: Sizes, t: np.ndarray, m: np.ndarray, loss: np.ndarray) -> xr
     last = int(np.searchsorted(t, plan.end_gd, side="right")) - 1
     ends = np.stack([m[0, 0, :, :, last], m[0, 1, :, :, -1]], axis=1)
     persistent = m[:, 1]
-    there = np.isfinite(persistent[..., 0])
+    is_finite = np.isfinite(persistent[..., 0])
     passed = np.array(
-        [[[crossing(t, one, THERE) for one in size] for size in rate] for rate in persistent]
+        [[[crossing(t, item, THERE) for item in size] for size in rate] for rate in persistent]
     )
     medians = _median(persistent, axis=2)
-    reached = np.array([[crossing(t, one, THERE) for one in rate] for rate in medians])
-    count = there.sum(axis=2)[..., None]
-    share = ((persistent >= THERE) & there[..., None]).sum(
+    reached = np.array([[crossing(t, entry, THERE) for entry in rate] for rate in medians])
+    count = is_finite.sum(axis=2)[..., None]
+    share = ((persistent >= THERE) & is_finite[..., None]).sum(
         axis=2
     ) / count  # one that has exploded has found nothing
     dims = ("size", "algorithm", "time")
     spread, by_size = (
         (*dims[:2], "quartile", "time"),
-        [np.swapaxes(one[0], 0, 1) for one in (m, loss)],
+        [np.swapaxes(value[0], 0, 1) for value in (m, loss)],
     )
     return xr.Dataset(
         {
@@ -226,14 +228,14 @@ def _limit(paths: int, seed: int) -> xr.Dataset:
     """
     t = np.concatenate([[0.0], np.geomspace(0.1, SPANS[-1][1], 60)])
     t = np.unique(np.round(np.concatenate([t, np.ravel(SPANS)]) / ETA_LIMIT)) * ETA_LIMIT
-    each = [
+    values = [
         theory_of(setting(ALPHA, ETA_LIMIT, m0, "p-SGD", **RANDOM["p-SGD"]), t, paths, seed + k)
         for k, m0 in enumerate(GROWING)
     ]
-    m, error = (np.stack([one[name].values for one in each]) for name in ("m", "m_error"))
+    m, error = (np.stack([entry[name].values for entry in values]) for name in ("m", "m_error"))
     rate, rate_error = np.empty((2, len(GROWING), len(SPANS)))
     for number, span in enumerate(SPANS):
-        low, high = (int(np.argmin(np.abs(t - one))) for one in span)
+        low, high = (int(np.argmin(np.abs(t - value))) for value in span)
         rate[:, number] = np.log(np.abs(m[:, high] / m[:, low])) / (t[high] - t[low])
         rate_error[:, number] = np.hypot(error[:, high] / m[:, high], error[:, low] / m[:, low]) / (
             t[high] - t[low]
@@ -256,7 +258,7 @@ def _limit(paths: int, seed: int) -> xr.Dataset:
         {
             "t_limit": ("time_limit", t),
             "m0_limit": ("start", list(GROWING)),
-            "span_begin": ("span", [one for one, _ in SPANS]),
+            "span_begin": ("span", [item for item, _ in SPANS]),
             "span_end": ("span", [one for _, one in SPANS]),
         },
     )
@@ -264,7 +266,9 @@ def _limit(paths: int, seed: int) -> xr.Dataset:
 
 def _said(plan: Sizes, data: xr.Dataset) -> str:
     """What was measured, in words."""
-    plateaus = [float(one[np.isfinite(one)][-1]) for one in data["m"].sel(algorithm="GD").values]
+    plateaus = [
+        float(entry[np.isfinite(entry)][-1]) for entry in data["m"].sel(algorithm="GD").values
+    ]
     text = "median |m| of GD at the end: " + ", ".join(
         f"{value:.2f} (N = {N})" for N, value in zip(plan.runs, plateaus, strict=True)
     )

@@ -88,14 +88,18 @@ def runs_of(
 def _run(one: Setting, t: np.ndarray, options: dict[str, Any], **more: Any) -> xr.Dataset:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # of explosions: figures count them
-        found = simulate(one.problem, one.algorithm, one.start, **options, **more)
+        result = simulate(one.problem, one.algorithm, one.start, **options, **more)
     return xr.Dataset(
         {
-            "m": (("run", "time"), found["M"].values[:, :, 0, 0], {"long_name": "magnetization m"}),
-            "q": (("run", "time"), found["Q"].values[:, :, 0, 0], {"long_name": "norm q"}),
+            "m": (
+                ("run", "time"),
+                result["M"].values[:, :, 0, 0],
+                {"long_name": "magnetization m"},
+            ),
+            "q": (("run", "time"), result["Q"].values[:, :, 0, 0], {"long_name": "norm q"}),
             "loss": (
                 ("run", "time"),
-                one.loss_factor * found["train_risk"].values,
+                one.loss_factor * result["train_risk"].values,
                 {"long_name": "mean training loss"},
             ),
         },
@@ -126,16 +130,16 @@ def theory_of(one: Setting, t: np.ndarray, paths: int, seed: int) -> xr.Dataset:
 def _solved(one: Setting, t: np.ndarray, options: dict[str, Any]) -> xr.Dataset:
     arguments = {name: value for name, value in options.items() if name != "dtype"}
     method = DMFT(dtype=options["dtype"])
-    found = solve_dmft(one.problem, one.algorithm, one.start, method=method, **arguments).isel(
+    result = solve_dmft(one.problem, one.algorithm, one.start, method=method, **arguments).isel(
         run=0
     )
     half = one.loss_factor
     return xr.Dataset(
         {
-            "m": ("time", found["M"].values[:, 0, 0]),
-            "m_error": ("time", found["M_standard_error"].values[:, 0, 0]),
-            "loss": ("time", half * found["train_risk"].values),
-            "loss_error": ("time", half * found["train_risk_standard_error"].values),
+            "m": ("time", result["M"].values[:, 0, 0]),
+            "m_error": ("time", result["M_standard_error"].values[:, 0, 0]),
+            "loss": ("time", half * result["train_risk"].values),
+            "loss_error": ("time", half * result["train_risk_standard_error"].values),
         },
         {"t": ("time", t)},
     )
@@ -143,9 +147,9 @@ def _solved(one: Setting, t: np.ndarray, options: dict[str, Any]) -> xr.Dataset:
 
 def average(values: xr.DataArray) -> tuple[np.ndarray, np.ndarray]:
     """Mean over runs and its standard error; runs that diverged are left out from then on."""
-    each, axis = values.values, values.dims.index("run")
-    count = np.maximum(np.isfinite(each).sum(axis=axis), 1)
-    return np.nanmean(each, axis=axis), np.nanstd(each, axis=axis) / np.sqrt(
+    array, axis = values.values, values.dims.index("run")
+    count = np.maximum(np.isfinite(array).sum(axis=axis), 1)
+    return np.nanmean(array, axis=axis), np.nanstd(array, axis=axis) / np.sqrt(
         np.maximum(count - 1, 1)
     )
 
@@ -154,10 +158,10 @@ def quartiles(each: np.ndarray) -> np.ndarray:
     """The lower and the upper quartile of the runs (..., run, time), as (..., quartile, time); runs
     that diverged are left out, and it is NaN where none is there.
     """
-    there = np.isfinite(each).any(axis=-2, keepdims=True)
+    is_finite = np.isfinite(each).any(axis=-2, keepdims=True)
     return np.where(
-        there,
-        np.moveaxis(np.nanquantile(np.where(there, each, 0.0), [0.25, 0.75], axis=-2), 0, -2),
+        is_finite,
+        np.moveaxis(np.nanquantile(np.where(is_finite, each, 0.0), [0.25, 0.75], axis=-2), 0, -2),
         np.nan,
     )
 
@@ -210,11 +214,11 @@ def beside(theory: xr.Dataset, runs: xr.Dataset) -> xr.Dataset:
 
 def gap_text(data: xr.Dataset) -> str:
     """The largest gaps between runs and DMFT, for a verdict."""
-    parts = []
+    texts = []
     for name in ("m", "loss"):
         gap, z = np.abs(data[f"{name}_gap"].values), np.abs(data[f"{name}_z"].values)
-        parts.append(f"{name} {gap.max():.4f} (at most {z.max():.1f} standard errors)")
-    return ", ".join(parts)
+        texts.append(f"{name} {gap.max():.4f} (at most {z.max():.1f} standard errors)")
+    return ", ".join(texts)
 
 
 def draw_beside(ax: Axes, data: xr.Dataset, name: str, every: int, labels: bool = True) -> None:

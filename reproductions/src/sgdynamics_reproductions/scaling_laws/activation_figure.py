@@ -68,8 +68,8 @@ def figure_6(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
             activation=activation,
             covariance=Spectrum(law.eigenvalues, law.multiplicities, gram),
         )
-        begin = start(problem, M=FIRST * gram, Q=FIRST**2 * gram)
-        return solve_ode(problem, OnePassSGD(lr=0.0, per="trace"), begin, times=times)[
+        initial_state = start(problem, M=FIRST * gram, Q=FIRST**2 * gram)
+        return solve_ode(problem, OnePassSGD(lr=0.0, per="trace"), initial_state, times=times)[
             ["excess_risk"]
         ]
 
@@ -82,8 +82,8 @@ def figure_6(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     grid = grid.isel(run=0).drop_vars("t").assign_coords(t=("time", times))
     late = grid.isel(time=times >= LATE)
     fits = [
-        [fit_exponent(late, "excess_risk", "t", activation=one, exponent=s) for s in EXPONENTS]
-        for one in ACTIVATIONS
+        [fit_exponent(late, "excess_risk", "t", activation=value, exponent=s) for s in EXPONENTS]
+        for value in ACTIVATIONS
     ]
     data = xr.Dataset(
         {
@@ -93,7 +93,7 @@ def figure_6(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
             ),
             "fitted": (
                 ("activation", "exponent"),
-                [[-one.exponent for one in row] for row in fits],
+                [[-entry.exponent for entry in row] for row in fits],
                 {"long_name": "minus the exponent in t"},
             ),
             "predicted": ("exponent", [learning_exponent(s, TARGET) for s in EXPONENTS]),
@@ -132,7 +132,7 @@ def _drawn(data: xr.Dataset) -> Any:
     s = np.linspace(1.2, 2.05, 50)
     axes[1].plot(
         s,
-        [learning_exponent(one, data.attrs["target"]) for one in s],
+        [learning_exponent(value, data.attrs["target"]) for value in s],
         color="k",
         lw=0.9,
         zorder=0,

@@ -57,35 +57,35 @@ def figure_2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
         flops = np.logspace(
             DECADES[0] / law.xi, last, round(a_decade * (last - DECADES[0] / law.xi)) + 1
         )
-        found = compute_optimal(a, b, flops=flops, rate=RATE)
+        result = compute_optimal(a, b, flops=flops, rate=RATE)
         budgets.append(flops)
-        frontier.append(found.loss)
-        best.append(found.size)
-        slopes.append((found.eta, found.xi))
+        frontier.append(result.loss)
+        best.append(result.size)
+        slopes.append((result.eta, result.xi))
         models = [RandomFeatures(a, b, float(round(d))).equivalent() for d in sizes]
         # four decades of steps on both sides of those for which a size is best
         steps.append(
             [np.maximum(d ** (1 / law.xi - 1) * np.geomspace(1e-4, 1e4, 41), 10.0) for d in sizes]
         )
         loss.append(
-            [one.risk(n, RATE / one.trace) for one, n in zip(models, steps[-1], strict=True)]
+            [entry.risk(n, RATE / entry.trace) for entry, n in zip(models, steps[-1], strict=True)]
         )
     at = np.array([10, 30, 100, 300, 1000, 3000, 10_000])
     drawn, smooth = [], []
     for row, (a, b) in enumerate(CASES):
         model = RandomFeatures(a, b, DRAWN, INPUTS)
-        one = model.equivalent()
-        smooth.append(one.risk(at, RATE / one.trace))
+        equivalent = model.equivalent()
+        smooth.append(equivalent.risk(at, RATE / equivalent.trace))
         drawn.append(
             [
-                model.sample(seed=2 * (draws * seed + draw) + row).risk(at, RATE / one.trace)
+                model.sample(seed=2 * (draws * seed + draw) + row).risk(at, RATE / equivalent.trace)
                 for draw in range(draws)
             ]
         )
-    longest = max(len(one) for one in budgets)
+    longest = max(len(budget) for budget in budgets)
     filled = [
-        np.array([np.pad(one, (0, longest - len(one)), constant_values=np.nan) for one in part])
-        for part in (budgets, frontier, best)
+        np.array([np.pad(item, (0, longest - len(item)), constant_values=np.nan) for item in value])
+        for value in (budgets, frontier, best)
     ]
     case = [f"{phase(a, b).name}" for a, b in CASES]
     data = xr.Dataset(
@@ -99,8 +99,8 @@ def figure_2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
             "flops": (("case", "budget"), filled[0]),
             "frontier": (("case", "budget"), filled[1], {"long_name": "least loss at these flops"}),
             "best_size": (("case", "budget"), filled[2]),
-            "eta": ("case", [one for one, _ in slopes]),
-            "xi": ("case", [one for _, one in slopes]),
+            "eta": ("case", [slope for slope, _ in slopes]),
+            "xi": ("case", [xi for _, xi in slopes]),
             "eta_predicted": ("case", [phase(a, b).eta for a, b in CASES]),
             "xi_predicted": ("case", [phase(a, b).xi for a, b in CASES]),
             "drawn": (
@@ -118,7 +118,7 @@ def figure_2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
             "case": case,
             "size": sizes,
             "drawn_steps": at,
-            "exponents": (("case", "kind"), [list(one) for one in CASES]),
+            "exponents": (("case", "kind"), [list(case) for case in CASES]),
         },
         {
             "rate": RATE,
@@ -138,8 +138,8 @@ def _drawn(data: xr.Dataset) -> Any:
     fig, axes = panels(3, 4.6, 4.0)
     shades = colormaps["viridis"](np.linspace(0.0, 0.85, data.sizes["size"]))
     for row, (ax, name) in enumerate(zip(axes[:2], data.case.values, strict=True)):
-        known = np.isfinite(data.flops.values[row])
-        flops, frontier = data.flops.values[row, known], data.frontier.values[row, known]
+        is_finite = np.isfinite(data.flops.values[row])
+        flops, frontier = data.flops.values[row, is_finite], data.frontier.values[row, is_finite]
         for size, n, curve, shade in zip(
             data["size"].values, data.steps.values[row], data.loss.values[row], shades, strict=True
         ):

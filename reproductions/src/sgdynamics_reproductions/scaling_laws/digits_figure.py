@@ -60,14 +60,14 @@ def figure_4(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     some = np.array([3, 10, 30, 100, 300, 1000])
     gauss, repaired = (np.zeros((len(views), len(RATES), len(steps))) for _ in range(2))
     at = np.zeros((2, len(views), len(RATES), len(some)))
-    real, found = np.zeros((len(views), len(RATES), runs, len(some))), []
+    real, results = np.zeros((len(views), len(RATES), runs, len(some))), []
     for row, x in enumerate(views.values()):
         with warnings.catch_warnings():
             warnings.simplefilter(
                 "ignore", UserWarning
             )  # that theory fails here and there is what is drawn
             spectrum = spectrum_of(x, labels)
-            found.append(spectrum)
+            results.append(spectrum)
             for column, lr in enumerate(RATES):
                 for which, kappa in enumerate((1.0, spectrum.kappa)):
                     line = _theory(spectrum, lr, np.concatenate([steps, some]), kappa)
@@ -77,11 +77,11 @@ def figure_4(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
                     x, labels, spectrum, lr, some, runs, len(RATES) * seed + column
                 )
     of = {
-        name: ("view", [getattr(one, name) for one in found])
+        name: ("view", [getattr(entry, name) for entry in results])
         for name in ("kappa", "trace", "noise", "residual_ratio", "effective_dimension")
     }
     stable = {
-        name: ("view", [getattr(one, f"{name}_step") * one.trace for one in found])
+        name: ("view", [getattr(item, f"{name}_step") * item.trace for item in results])
         for name in ("largest", "gaussian")
     }
     data = xr.Dataset(
@@ -124,8 +124,11 @@ def pixels() -> tuple[dict[str, np.ndarray], np.ndarray]:
     except ImportError:
         missing = 'the digits of this figure come with scikit-learn, which is not installed: pip install "sgdynamics[data]"'
         raise ImportError(missing, name="sklearn") from None
-    found: Any = load_digits()
-    x, labels = np.asarray(found.data, dtype=float) / 16, np.where(found.target % 2 == 1, 1.0, -1.0)
+    result: Any = load_digits()
+    x, labels = (
+        np.asarray(result.data, dtype=float) / 16,
+        np.where(result.target % 2 == 1, 1.0, -1.0),
+    )
     centred, spread = x - x.mean(axis=0), x.std(axis=0)
     return {
         "raw": x,

@@ -61,25 +61,27 @@ def figure_5(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     skills, at, of_runs = np.zeros((81, K)), np.zeros(0), slice(0)
     for b in DECAYS:
         t = np.geomspace(0.1, emergence_time(K / 4, b, FIRST) * 1.5, 81)
-        problem, begin = _problem(K, b)
-        found = solve_ode(problem, OnePassSGD(lr=lr), begin, times=t)
+        problem, initial_state = _problem(K, b)
+        solution = solve_ode(problem, OnePassSGD(lr=lr), initial_state, times=t)
         low, high = emergence_time([2, K / 4], b, FIRST)
         window = (t >= low) & (t <= high)
-        closed = found.assign(closed=("time", emergence_loss(t, b, FIRST, K).sum(axis=1)))
-        fitted.append(-fit_exponent(closed.isel(time=window), "excess_risk", "t").exponent)
-        of_closed.append(-fit_exponent(closed.isel(time=window), "closed", "t").exponent)
-        curves.append(found.excess_risk.values[0])
+        closed_form = solution.assign(closed=("time", emergence_loss(t, b, FIRST, K).sum(axis=1)))
+        fitted.append(-fit_exponent(closed_form.isel(time=window), "excess_risk", "t").exponent)
+        of_closed.append(-fit_exponent(closed_form.isel(time=window), "closed", "t").exponent)
+        curves.append(solution.excess_risk.values[0])
         times.append(t)
         if b == DECAYS[0]:
             of_runs = slice(5, int(np.sum(t <= emergence_time(seen, b, FIRST))), 6)
-            at, skills = t[of_runs], _of_skills(found, b)[0]
-    problem, begin = _problem(K, DECAYS[0])
-    chain = simulate(problem, OnePassSGD(lr=lr), begin, times=at, dimension=d, runs=runs, seed=seed)
-    held = _of_skills(chain, DECAYS[0])
+            at, skills = t[of_runs], _of_skills(solution, b)[0]
+    problem, initial_state = _problem(K, DECAYS[0])
+    chain = simulate(
+        problem, OnePassSGD(lr=lr), initial_state, times=at, dimension=d, runs=runs, seed=seed
+    )
+    share = _of_skills(chain, DECAYS[0])
     sums = [
         [
-            emergence_loss(one, b, FIRST, count).sum(axis=1)
-            for one, b in zip(times, DECAYS, strict=True)
+            emergence_loss(time, b, FIRST, count).sum(axis=1)
+            for time, b in zip(times, DECAYS, strict=True)
         ]
         for count in (K, MANY)
     ]
@@ -116,7 +118,7 @@ def figure_5(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
                 {"long_name": "excess risk of exact chain runs"},
             ),
             "skill_loss_at": (("point", "skill"), skills[of_runs, :SHOWN]),
-            "skill_loss_runs": (("run", "point", "skill"), held[:, :, :SHOWN]),
+            "skill_loss_runs": (("run", "point", "skill"), share[:, :, :SHOWN]),
         },
         {"b": list(DECAYS), "skill": np.arange(1, SHOWN + 1), "t_runs": ("point", at)},
         {"K": K, "d": d, "lr": lr, "first": FIRST, "runs": runs, "seed": seed},
@@ -189,7 +191,7 @@ def _drawn(data: xr.Dataset) -> Any:
     b = np.linspace(1.4, 2.1, 50)
     axes[2].plot(
         b,
-        [emergence_exponent(one) for one in b],
+        [emergence_exponent(value) for value in b],
         color="k",
         lw=0.9,
         label="$(2b-1)/2b$, infinitely many",

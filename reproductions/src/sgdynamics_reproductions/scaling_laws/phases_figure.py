@@ -58,7 +58,7 @@ def figure_1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     """
     seed, count = checks.integer("seed", seed, 0), 5 if quick else 9
     names = list(POINTS)
-    found = {
+    table = {
         name: compute_optimal(
             a, b, flops=np.geomspace(10.0 ** (top - 4), 10.0**top, count).tolist()
         )
@@ -79,16 +79,16 @@ def figure_1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
             "data_exponent": ("phase", [POINTS[name][0] for name in names]),
             "target_exponent": ("phase", [POINTS[name][1] for name in names]),
             **{
-                one: ("phase", [getattr(found[name], one) for name in names])
-                for one in ("eta", "eta_error", "xi", "xi_error")
+                value: ("phase", [getattr(table[name], value) for name in names])
+                for value in ("eta", "eta_error", "xi", "xi_error")
             },
             **{
-                f"{one}_predicted": ("phase", [getattr(predicted[name], one) for name in names])
-                for one in ("eta", "xi")
+                f"{entry}_predicted": ("phase", [getattr(predicted[name], entry) for name in names])
+                for entry in ("eta", "xi")
             },
             **{
-                one: (("phase", "budget"), [getattr(found[name], one) for name in names])
-                for one in ("flops", "loss", "size")
+                item: (("phase", "budget"), [getattr(table[name], item) for name in names])
+                for item in ("flops", "loss", "size")
             },
         },
         {
@@ -126,9 +126,9 @@ def _drawn(data: xr.Dataset) -> Any:
         a, b = float(data.data_exponent[row]), float(data.target_exponent[row])
         axes[0].plot(a, b, "o", color=COLOURS[name], mec="k", mew=0.6)
         axes[0].annotate(name, (a, b), xytext=(0, 6), textcoords="offset points", ha="center")
-        for ax, what in ((axes[1], "eta"), (axes[2], "xi")):
+        for ax, entry in ((axes[1], "eta"), (axes[2], "xi")):
             x, y, error = (
-                float(data[key][row]) for key in (f"{what}_predicted", what, f"{what}_error")
+                float(data[key][row]) for key in (f"{entry}_predicted", entry, f"{entry}_error")
             )
             ax.errorbar(
                 x,
@@ -143,7 +143,7 @@ def _drawn(data: xr.Dataset) -> Any:
             )
     axes[0].text(0.06, 0.12, "infinite\nvariance", fontsize="small", color="0.4")
     axes[0].set(xlabel="data exponent $a$", ylabel="target exponent $b$", title="phases")
-    for ax, what, symbol in (
+    for ax, value, symbol in (
         (axes[1], "loss $\\sim$ flops$^{-\\eta}$", "\\eta"),
         (axes[2], "best size $\\sim$ flops$^{\\xi}$", "\\xi"),
     ):
@@ -153,7 +153,7 @@ def _drawn(data: xr.Dataset) -> Any:
             xlabel=f"predicted ${symbol}$",
             ylabel=f"measured ${symbol}$/predicted - 1",
             ylim=(-0.08, 0.08),
-            title=what,
+            title=value,
         )
         ax.yaxis.set_major_formatter("{x:.0%}")
     axes[2].set_xticks([0.4, 0.45, 0.5, 0.55, 0.6])

@@ -53,8 +53,8 @@ def figure_3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     seed = checks.integer("seed", seed, 0)
     runs, direct_runs, last, direct_last = (64, 8, 2500, 1200) if quick else (512, 32, 40_000, 4000)
     steps = np.unique(np.round(np.geomspace(4, last, 33))).astype(int)
-    each = 4
-    some = steps[each::each]
+    values = 4
+    some = steps[values::values]
     few = some[some <= direct_last]
     ode, chain, shares = (
         np.zeros((len(EXPONENTS), len(steps))),
@@ -64,18 +64,24 @@ def figure_3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     direct = np.zeros((direct_runs, len(few)))
     for row, s in enumerate(EXPONENTS):
         problem = _problem(s)
-        begin = random_start(problem, per="trace", seed=seed)
+        initial_state = random_start(problem, per="trace", seed=seed)
         algorithm = OnePassSGD(lr=1.0, per="trace")
-        found = solve_ode(problem, algorithm, begin, steps=steps)
-        ode[row] = found.excess_risk.values[0]
-        shares.append([found.attrs["g_l1"], found.attrs["effective_dimension"]])
-        more: dict[str, Any] = {"dimension": DIMENSION, "seed": len(EXPONENTS) * seed + row}
+        solution = solve_ode(problem, algorithm, initial_state, steps=steps)
+        ode[row] = solution.excess_risk.values[0]
+        shares.append([solution.attrs["g_l1"], solution.attrs["effective_dimension"]])
+        table: dict[str, Any] = {"dimension": DIMENSION, "seed": len(EXPONENTS) * seed + row}
         chain[row] = simulate(
-            problem, algorithm, begin, steps=some, runs=runs, **more
+            problem, algorithm, initial_state, steps=some, runs=runs, **table
         ).excess_risk.values
         if s == DIRECT:
             direct[:] = simulate(
-                problem, algorithm, begin, steps=few, runs=direct_runs, method="direct", **more
+                problem,
+                algorithm,
+                initial_state,
+                steps=few,
+                runs=direct_runs,
+                method="direct",
+                **table,
             ).excess_risk.values
     fast, by_rate, at_rate, times = _by_rate(seed, runs, 800 if quick else 8000)
     data = xr.Dataset(
@@ -91,8 +97,8 @@ def figure_3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
                 direct,
                 {"long_name": "excess risk of direct runs"},
             ),
-            "g_l1": ("exponent", [one for one, _ in shares]),
-            "effective_dimension": ("exponent", [one for _, one in shares]),
+            "g_l1": ("exponent", [share for share, _ in shares]),
+            "effective_dimension": ("exponent", [value for _, value in shares]),
             "by_rate": (
                 ("lr", "time"),
                 by_rate,
@@ -117,7 +123,7 @@ def figure_3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
             "d": DIMENSION,
             "width": WIDTH,
             "noise": NOISE,
-            "every": each,
+            "every": values,
             "runs": runs,
             "direct": DIRECT,
             "seed": seed,
@@ -147,7 +153,7 @@ def _by_rate(
     learning rates.
     """
     problem, shares, lines, points, times = _problem(EXPONENTS[-1]), [], [], [], np.zeros(0)
-    begin = random_start(problem, per="trace", seed=seed)
+    initial_state = random_start(problem, per="trace", seed=seed)
     for index, lr in enumerate(RATES):
         algorithm = OnePassSGD(lr=lr, per="trace")
         steps = np.round(np.array([0.02, 0.1, 0.3, 1.0]) * last / lr).astype(int)
@@ -155,22 +161,24 @@ def _by_rate(
             warnings.simplefilter(
                 "ignore", UserWarning
             )  # that g l_1 is large is what is looked at here
-            found = solve_ode(problem, algorithm, begin, steps=steps)
-        shares.append(found.attrs["g_l1"])
-        lines.append(found.excess_risk.values[0])
-        more: dict[str, Any] = {
+            solution = solve_ode(problem, algorithm, initial_state, steps=steps)
+        shares.append(solution.attrs["g_l1"])
+        lines.append(solution.excess_risk.values[0])
+        table: dict[str, Any] = {
             "dimension": DIMENSION,
             "seed": 1000 + len(RATES) * seed + index,
             "runs": runs,
         }
-        points.append(simulate(problem, algorithm, begin, steps=steps, **more).excess_risk.values)
-        times = found.t.values
+        points.append(
+            simulate(problem, algorithm, initial_state, steps=steps, **table).excess_risk.values
+        )
+        times = solution.t.values
     return shares, np.array(lines), np.array(points), times
 
 
 def _drawn(data: xr.Dataset) -> Any:
     fig, axes = panels(3, 4.5, 3.9)
-    each = data.attrs["every"]
+    stride = data.attrs["every"]
     for row, s in enumerate(data.exponent.values):
         colour, line, runs = (
             f"C{row}",
@@ -187,21 +195,21 @@ def _drawn(data: xr.Dataset) -> Any:
         runs_on(
             axes[1],
             data.point * (1 + 0.06 * (row - 1)),
-            runs / line[each::each],
+            runs / line[stride::stride],
             colour,
             f"$s$ = {s:g}, {len(runs)} chain runs",
         )
     row = int(np.argmin(np.abs(data.exponent.values - data.attrs["direct"])))
     direct, line = (
         data.excess_risk_direct.values,
-        data.excess_risk.values[row, each::each][: data.sizes["direct_point"]],
+        data.excess_risk.values[row, stride::stride][: data.sizes["direct_point"]],
     )
     error = 2 * direct.std(axis=0, ddof=1) / np.sqrt(len(direct))
     look: dict[str, Any] = {"fmt": "x", "color": "k", "ms": 5, "capsize": 2, "lw": 1, "zorder": 4}
-    said = f"direct, $d$ = {data.attrs['d']}, {len(direct)} runs"
-    axes[0].errorbar(data.direct_point, direct.mean(axis=0), error, label=said, **look)
+    text = f"direct, $d$ = {data.attrs['d']}, {len(direct)} runs"
+    axes[0].errorbar(data.direct_point, direct.mean(axis=0), error, label=text, **look)
     axes[1].errorbar(
-        data.direct_point * 1.12, direct.mean(axis=0) / line, error / line, label=said, **look
+        data.direct_point * 1.12, direct.mean(axis=0) / line, error / line, label=text, **look
     )
     axes[0].set(
         xscale="log",

@@ -53,11 +53,17 @@ def figure_1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     seed = checks.integer("seed", seed, 0)
     d, runs, end = (400, 96, 8.0) if quick else (2000, 256, 24.0)
     problem = models.attention(noise=0.1, token_correlation=0.4)
-    begin = start(problem, M=[[0.3, 0.1], [-0.2, 0.4]], Q=[[1.0, 0.2], [0.2, 0.8]])
-    t, each = np.linspace(0, end, 49), 6
-    ode = path(problem, begin, t, 1.0)
+    initial_state = start(problem, M=[[0.3, 0.1], [-0.2, 0.4]], Q=[[1.0, 0.2], [0.2, 0.8]])
+    t, values = np.linspace(0, end, 49), 6
+    ode = path(problem, initial_state, t, 1.0)
     chain = simulate(
-        problem, OnePassSGD(lr=1.0), begin, times=t[each::each], dimension=d, runs=runs, seed=seed
+        problem,
+        OnePassSGD(lr=1.0),
+        initial_state,
+        times=t[values::values],
+        dimension=d,
+        runs=runs,
+        seed=seed,
     )
     overlap, gram = ("pair", list(PAIRS)), ("product", list(GRAM))
     data = xr.Dataset(
@@ -87,7 +93,7 @@ def figure_1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
         },
         {
             "t": ("time", t),
-            "t_runs": ("point", t[each::each]),
+            "t_runs": ("point", t[values::values]),
             overlap[0]: overlap[1],
             gram[0]: gram[1],
         },
@@ -97,7 +103,7 @@ def figure_1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
             "lr": 1.0,
             "noise": 0.1,
             "token_correlation": 0.4,
-            "every": each,
+            "every": values,
             "seed": seed,
         },
     )

@@ -54,11 +54,17 @@ def figure_4(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
         OnePassSGD(lr=lr),
     )
     turned = np.linalg.qr(np.random.default_rng(0).normal(size=(3, 3)))[0]
-    begin = start(problem, M=np.sqrt(FIRST) * turned, Q=(OUTSIDE + FIRST) * np.eye(3))
-    t, each = np.linspace(0, end, 121), 8
-    ode = solve_ode(problem, algorithm, begin, times=t)
+    initial_state = start(problem, M=np.sqrt(FIRST) * turned, Q=(OUTSIDE + FIRST) * np.eye(3))
+    t, values = np.linspace(0, end, 121), 8
+    ode = solve_ode(problem, algorithm, initial_state, times=t)
     chain = simulate(
-        problem, algorithm, begin, times=t[each::each], dimension=d, runs=runs, seed=seed
+        problem,
+        algorithm,
+        initial_state,
+        times=t[values::values],
+        dimension=d,
+        runs=runs,
+        seed=seed,
     )
     data = xr.Dataset(
         {
@@ -83,8 +89,8 @@ def figure_4(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
             ),
             "risk_runs": (("run", "point"), chain.risk.values),
         },
-        {"spike": list(SPIKES), "t": ("time", t), "t_runs": ("point", t[each::each])},
-        {"d": d, "runs": runs, "lr": lr, "first": FIRST, "every": each, "seed": seed},
+        {"spike": list(SPIKES), "t": ("time", t), "t_runs": ("point", t[values::values])},
+        {"d": d, "runs": runs, "lr": lr, "first": FIRST, "every": values, "seed": seed},
     )
     return _drawn(data), data
 

@@ -52,10 +52,10 @@ def figure_7(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     """
     seed = checks.integer("seed", seed, 0)
     d, runs, end = (1000, 48, 240.0) if quick else (10000, 96, 240.0)
-    alpha, each = np.linspace(0, end, 481), 20
+    alpha, values = np.linspace(0, end, 481), 20
     overlaps, measured = (
         np.zeros((3, len(alpha), 2)),
-        np.zeros((3, runs, (len(alpha) - 1) // each, 2)),
+        np.zeros((3, runs, (len(alpha) - 1) // values, 2)),
     )
     for row, (discriminator, generator, noise) in enumerate(CASES.values()):
         problem = models.gan(
@@ -63,16 +63,18 @@ def figure_7(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
             noise=noise,
             generator_noise=noise,
         )
-        begin, algorithm = (
+        initial_state, algorithm = (
             start(problem, M=[[0.3], [0.2]], Q=[[1.0, 0.3], [0.3, 1.0]]),
             OnePassSGD(lr=1.0),
         )
-        overlaps[row] = solve_ode(problem, algorithm, begin, alpha=alpha).M.values[0, :, :, 0]
+        overlaps[row] = solve_ode(problem, algorithm, initial_state, alpha=alpha).M.values[
+            0, :, :, 0
+        ]
         chain = simulate(
             problem,
             algorithm,
-            begin,
-            alpha=alpha[each::each],
+            initial_state,
+            alpha=alpha[values::values],
             dimension=d,
             runs=runs,
             seed=3 * seed + row,
@@ -86,16 +88,16 @@ def figure_7(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
                 measured,
                 {"long_name": "overlaps with u, exact chain runs"},
             ),
-            "rates": (("case", "row"), [one[:2] for one in CASES.values()]),
-            "noise": ("case", [one[2] for one in CASES.values()]),
+            "rates": (("case", "row"), [case[:2] for case in CASES.values()]),
+            "noise": ("case", [value[2] for value in CASES.values()]),
         },
         {
             "case": list(CASES),
             "row": ["discriminator", "generator"],
             "alpha": ("time", alpha),
-            "alpha_runs": ("point", alpha[each::each]),
+            "alpha_runs": ("point", alpha[values::values]),
         },
-        {"d": d, "runs": runs, "lr": 1.0, "every": each, "seed": seed},
+        {"d": d, "runs": runs, "lr": 1.0, "every": values, "seed": seed},
     )
     return _drawn(data), data
 

@@ -54,13 +54,13 @@ def figure_5(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     error, measured = np.zeros((3, len(alpha))), np.zeros((3, runs, len(some)))
     for row, rule in enumerate(rules):
         problem, algorithm = models.perceptron(rule), OnePassSGD(lr=lr)
-        begin = start(problem, M=[[0.2]], Q=[[1.0]])
-        error[row] = solve_ode(problem, algorithm, begin, alpha=alpha).risk[0]
+        initial_state = start(problem, M=[[0.2]], Q=[[1.0]])
+        error[row] = solve_ode(problem, algorithm, initial_state, alpha=alpha).risk[0]
         # more seeds than one a figure, so that the rules' runs are independent
         measured[row] = simulate(
             problem,
             algorithm,
-            begin,
+            initial_state,
             alpha=alpha[some],
             dimension=d,
             runs=runs,

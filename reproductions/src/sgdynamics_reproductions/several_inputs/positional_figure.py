@@ -65,30 +65,30 @@ def figure_2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
             rates[row, column] = np.diag(
                 growth(problem, start(problem, M=[[FIRST, FIRST]], Q=[[1.0]]))
             )
-    omegas, t, each = (
+    omegas, t, values = (
         np.array([0.85, 0.9, 0.92, 0.95, 0.98, 1.0]),
         np.linspace(0, end, round(end / 2) + 1),
         5,
     )
     overlaps = np.zeros((len(omegas), len(t), 2))
-    found = np.zeros((len(SHOWN), runs, (len(t) - 1) // each, 2))
+    result = np.zeros((len(SHOWN), runs, (len(t) - 1) // values, 2))
     for row, omega in enumerate(omegas):
         problem = models.positional_semantic(float(omega), encoding=ENCODINGS[1])
-        begin = start(problem, M=[[FIRST, FIRST]], Q=[[1.0]])
-        overlaps[row] = path(problem, begin, t, LR, rtol=1e-3, risk=False)["M"][:, 0]
+        initial_state = start(problem, M=[[FIRST, FIRST]], Q=[[1.0]])
+        overlaps[row] = path(problem, initial_state, t, LR, rtol=1e-3, risk=False)["M"][:, 0]
         if omega in SHOWN:
             which = SHOWN.index(omega)
-            more: dict[str, Any] = {"dimension": d, "runs": runs}
+            table: dict[str, Any] = {"dimension": d, "runs": runs}
             chain = simulate(
                 problem,
                 OnePassSGD(lr=LR),
-                begin,
-                times=t[each::each],
+                initial_state,
+                times=t[values::values],
                 seed=len(SHOWN) * seed + which,
-                **more,
+                **table,
             )
-            found[which] = chain.M.values[:, :, 0]
-    closed = np.array([np.stack(positional_growth(share, c0), axis=-1) for c0 in ENCODINGS])
+            result[which] = chain.M.values[:, :, 0]
+    closed_form = np.array([np.stack(positional_growth(share, c0), axis=-1) for c0 in ENCODINGS])
     data = xr.Dataset(
         {
             "growth": (
@@ -96,7 +96,7 @@ def figure_2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
                 rates,
                 {"long_name": "Jacobian of the drift at zero, lr = 0"},
             ),
-            "growth_closed": (("c0", "share", "overlap"), closed),
+            "growth_closed": (("c0", "share", "overlap"), closed_form),
             "crossing": (("c0", "kind"), [positional_crossings(c0) for c0 in ENCODINGS]),
             "M": (
                 ("omega", "time", "overlap"),
@@ -105,7 +105,7 @@ def figure_2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
             ),
             "M_runs": (
                 ("shown", "run", "point", "overlap"),
-                found,
+                result,
                 {"long_name": "overlaps of exact chain runs, c0 = 2"},
             ),
         },
@@ -117,7 +117,7 @@ def figure_2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
             "omega": omegas,
             "shown": list(SHOWN),
             "t": ("time", t),
-            "t_runs": ("point", t[each::each]),
+            "t_runs": ("point", t[values::values]),
         },
         {
             "d": d,
@@ -125,7 +125,7 @@ def figure_2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
             "lr": LR,
             "first": FIRST,
             "early": EARLY,
-            "every": each,
+            "every": values,
             "seed": seed,
         },
     )
@@ -186,8 +186,8 @@ def _drawn(data: xr.Dataset) -> Any:
         axes[1].plot(
             t, data.M.values[row, :, 1], color=shade, ls="--", label=f"$\\omega$ = {chosen:g}: $e$"
         )
-        for one in (0, 1):
-            runs_on(axes[1], data.t_runs, data.M_runs.values[which, :, :, one], shade)
+        for value in (0, 1):
+            runs_on(axes[1], data.t_runs, data.M_runs.values[which, :, :, value], shade)
     axes[1].set(
         xlabel=TIME,
         ylabel="overlap",

@@ -76,16 +76,16 @@ def figure_6(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
         np.linspace(0, 0.98, fine),
         np.arange(1, 13),
     )
-    alpha, each = np.linspace(0, end, 241), 24
+    alpha, values = np.linspace(0, end, 241), 24
     by_length = _cosine(*reward_path([end], SMALL, tokens=tokens[:, None], penalty=penalty[None]))[
         ..., 0
     ]
     by_start = _cosine(*reward_path([end], cosine[:, None], tokens=LONG, penalty=penalty[None]))[
         ..., 0
     ]
-    lines, found = (
+    lines, result = (
         np.zeros((len(CELLS), len(alpha))),
-        np.zeros((len(CELLS), runs, (len(alpha) - 1) // each)),
+        np.zeros((len(CELLS), runs, (len(alpha) - 1) // values)),
     )
     for row, (T, e2, rho) in enumerate(CELLS):
         lines[row] = _cosine(*reward_path(alpha, rho, tokens=T, penalty=e2))
@@ -96,17 +96,17 @@ def figure_6(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
             kinks=(0.0,),
             parameters={"reward": 1.0, "penalty": e2},
         )
-        begin = start(rule, M=[[rho]], Q=[[1.0]])
+        initial_state = start(rule, M=[[rho]], Q=[[1.0]])
         chain = simulate(
             rule,
             OnePassSGD(lr=1.0),
-            begin,
-            alpha=alpha[each::each],
+            initial_state,
+            alpha=alpha[values::values],
             dimension=d,
             runs=runs,
             seed=len(CELLS) * seed + row,
         )
-        found[row] = _cosine(chain.M.values[..., 0, 0], chain.Q.values[..., 0, 0])
+        result[row] = _cosine(chain.M.values[..., 0, 0], chain.Q.values[..., 0, 0])
     data = xr.Dataset(
         {
             "by_length": (
@@ -122,7 +122,7 @@ def figure_6(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
             "path": (("cell", "time"), lines, {"long_name": "cosine with the teacher, closed ODE"}),
             "path_runs": (
                 ("cell", "run", "point"),
-                found,
+                result,
                 {"long_name": "cosine with the teacher, exact chain runs"},
             ),
             **{
@@ -137,7 +137,7 @@ def figure_6(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
             "penalty": penalty,
             "first": cosine,
             "alpha": ("time", alpha),
-            "alpha_runs": ("point", alpha[each::each]),
+            "alpha_runs": ("point", alpha[values::values]),
         },
         {
             "d": d,
@@ -145,7 +145,7 @@ def figure_6(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
             "reward": 1.0,
             "small": SMALL,
             "long": LONG,
-            "every": each,
+            "every": values,
             "end": end,
             "seed": seed,
         },

@@ -70,14 +70,14 @@ def figure_3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
         for column, d in enumerate(short if n == 3 else long):
             sizes[row, column] = d
             at_runs[row, column] = _left(problem, n, d, 10 + 2 * float(exit_law(n, d, RATE)))[0]
-            more: dict[str, Any] = {
+            table: dict[str, Any] = {
                 "method": "exact",
                 "dimension": d,
                 "runs": runs[row],
                 "seed": 100 * seed + 10 * row + column,
             }
             left[row, column, : runs[row]] = _left(
-                problem, n, d, FOLLOWED * at_runs[row, column], **more
+                problem, n, d, FOLLOWED * at_runs[row, column], **table
             )
     data = xr.Dataset(
         {
@@ -101,9 +101,9 @@ def figure_3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     return _drawn(data), data
 
 
-def _left(problem: Any, n: int, d: float, most: float, **more: Any) -> np.ndarray:
+def _left(problem: Any, n: int, d: float, most: float, **options: Any) -> np.ndarray:
     lr = RATE if n < 3 else RATE / np.sqrt(d)
-    begin = start(problem, M=[[d**-0.5]], Q=[[1.0]])
+    initial_state = start(problem, M=[[d**-0.5]], Q=[[1.0]])
     with warnings.catch_warnings():
         # that runs have not left yet is no news here, and that nothing grows linearly is what an
         # exponent of 3 means
@@ -111,11 +111,11 @@ def _left(problem: Any, n: int, d: float, most: float, **more: Any) -> np.ndarra
         return exit_time(
             problem,
             OnePassSGD(lr=float(lr)),
-            begin,
+            initial_state,
             criterion="overlap",
             threshold=LEVEL,
             max_time=float(most),
-            **more,
+            **options,
         ).times
 
 
@@ -123,13 +123,13 @@ def median_with_error(times: np.ndarray) -> tuple[float, float, float]:
     """The median of runs, NaN standing for "later", and the ends of its 95% interval, by order
     statistics.
     """
-    found = np.sort(np.where(np.isfinite(times), times, np.inf))
-    half = 0.98 * np.sqrt(len(found))
-    low, high = int(np.floor(len(found) / 2 - half)), int(np.ceil(len(found) / 2 + half))
+    result = np.sort(np.where(np.isfinite(times), times, np.inf))
+    half = 0.98 * np.sqrt(len(result))
+    low, high = int(np.floor(len(result) / 2 - half)), int(np.ceil(len(result) / 2 + half))
     return (
-        float(np.median(found)),
-        float(found[max(low, 0)]),
-        float(found[min(high, len(found) - 1)]),
+        float(np.median(result)),
+        float(result[max(low, 0)]),
+        float(result[min(high, len(result) - 1)]),
     )
 
 
@@ -138,15 +138,15 @@ def _drawn(data: xr.Dataset) -> Any:
     d_ode = data.d_ode.values
     for row, n in enumerate(data.exponent.values):
         ode, law, colour = data.exit_ode.values[row], data.law.values[row], f"C{row}"
-        known = np.isfinite(data.d.values[row])
-        at = data.d.values[row, known]
-        found = np.array(
+        is_finite = np.isfinite(data.d.values[row])
+        at = data.d.values[row, is_finite]
+        values = np.array(
             [
-                median_with_error(one)
-                for one in data.exit_runs.values[row, known, : int(data.runs[row])]
+                median_with_error(value)
+                for value in data.exit_runs.values[row, is_finite, : int(data.runs[row])]
             ]
         )
-        bars = np.abs(found[:, 1:].T - found[:, 0])
+        bars = np.abs(values[:, 1:].T - values[:, 0])
         style: dict[str, Any] = {
             "fmt": "o",
             "ms": 4.5,
@@ -169,22 +169,22 @@ def _drawn(data: xr.Dataset) -> Any:
             ls="--",
             label=f"${LAWS[int(n)]}$ law",
         )
-        ax.errorbar(x(at), found[:, 0], bars, label="median of runs", **style)
+        ax.errorbar(x(at), values[:, 0], bars, label="median of runs", **style)
         ax.set(title=f"exponent {n}: $t \\sim {LAWS[int(n)]}$", ylim=(0, None))
         if n == 1:
             ax.set(xscale="log", xlabel="$d$", ylim=(0, 0.8))
         else:
             chosen = (25, 100, 400, 1600, 6400, 25600) if n == 2 else (20, 36, 64, 128, 256, 512)
-            chosen = [one for one in chosen if one <= d_ode[shown][-1] * 1.01]
+            chosen = [entry for entry in chosen if entry <= d_ode[shown][-1] * 1.01]
             ticks(ax, x(np.array(chosen, dtype=float)))
-            ax.set_xticklabels([f"{one:g}" for one in chosen])
+            ax.set_xticklabels([f"{item:g}" for item in chosen])
             ax.set_xlabel(
                 "$d$ (axis linear in $\\log d$)" if n == 2 else "$d$ (axis linear in $\\sqrt{d}$)"
             )
         rate = RATE if n < 3 else RATE / np.sqrt(d_ode)
         axes[3].plot(d_ode, ode / rate, color=colour, label=f"exponent {n}")
         rate = RATE if n < 3 else RATE / np.sqrt(at)
-        axes[3].errorbar(at, found[:, 0] / rate, bars / rate, **style)
+        axes[3].errorbar(at, values[:, 0] / rate, bars / rate, **style)
     axes[0].set_ylabel("time to $m$ = 1/2, $t$ = lr steps/$d$")
     axes[3].set(
         xscale="log",

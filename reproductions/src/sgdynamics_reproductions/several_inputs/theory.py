@@ -26,7 +26,7 @@ def _path(
     rtol: Any,
     risk: bool,
 ) -> Any:
-    found = functional.solve(
+    result = functional.solve(
         structure,
         parameters,
         state,
@@ -38,11 +38,11 @@ def _path(
         atol=rtol / 10,
     )
     if not risk:
-        return found
+        return result
     return {
-        **found,
+        **result,
         "risk": jax.lax.map(
-            lambda one: functional.risk(structure, parameters, one, quadrature=quadrature), found
+            lambda one: functional.risk(structure, parameters, one, quadrature=quadrature), result
         ),
     }
 
@@ -54,7 +54,7 @@ def path(
     """M, Q and the risk at the given times; another number in the problem does not compile again."""
     quadrature = functional.quadrature(problem, begin)
     when = np.asarray(times, dtype=np.float64)
-    found = _path(
+    result = _path(
         problem.structure,
         quadrature,
         problem.parameters,
@@ -65,8 +65,8 @@ def path(
         risk,
     )
     # summed over blocks: the first axis after time
-    overlaps = {name: np.asarray(found[name]).sum(axis=1) for name in ("M", "Q")}
-    return {**overlaps, **({"risk": np.asarray(found["risk"])} if risk else {})}
+    overlaps = {name: np.asarray(result[name]).sum(axis=1) for name in ("M", "Q")}
+    return {**overlaps, **({"risk": np.asarray(result["risk"])} if risk else {})}
 
 
 @partial(jax.jit, static_argnames=("structure", "quadrature"))
@@ -86,10 +86,10 @@ def growth(problem: Problem, begin: Start) -> np.ndarray:
     (signals, signals).
     """
     K = begin.M.shape[-1]
-    found = _growth(
+    result = _growth(
         problem.structure,
         functional.quadrature(problem, begin),
         problem.parameters,
         functional.state(begin),
     )
-    return np.asarray(found).reshape(K, K)
+    return np.asarray(result).reshape(K, K)

@@ -91,10 +91,10 @@ def _power(
             words,
             False,
         )
-    found, doubt, _ = fitted_power(x, mean.value, mean.error)
-    fit = Mean(found, doubt, runs=mean.runs)
+    result, doubt, _ = fitted_power(x, mean.value, mean.error)
+    fit = Mean(result, doubt, runs=mean.runs)
     return fit.agrees(
-        f"{claim}: exponent {found:.3f}({doubt:.3f})",
+        f"{claim}: exponent {result:.3f}({doubt:.3f})",
         expected,
         tolerance=tolerance,
         scale=scale,
@@ -112,7 +112,7 @@ def regimes(data: xr.Dataset) -> Judgement:
     other descriptions are off by more.
     """
     names, runs = [str(name) for name in data.setting.values], data.sizes["run"]
-    wrong = sum(one != other for one, other in zip(names, CORNERS, strict=True))
+    wrong = sum(value != other for value, other in zip(names, CORNERS, strict=True))
     findings = [count_wrong("each setting lies in its corner of the map", wrong, len(names))]
     theory = data.excess_risk_theory.assign_coords(setting=list(CORNERS))
     for row, (name, (right, terms, others)) in enumerate(CORNERS.items()):
@@ -121,22 +121,22 @@ def regimes(data: xr.Dataset) -> Judgement:
             theory.sel(setting=name, description=right).values,
         )
         allowed = float(sum(data[f"size_{term}"].values[row] for term in terms))
-        found = mean_over_runs(risk[:, 1:] / line[1:])
+        result = mean_over_runs(risk[:, 1:] / line[1:])
         claim = (
             f"{name}: the mean risk of SGD is that of {right} to what it neglects, {allowed:.3f}"
         )
         findings.append(
-            found.agrees(claim, 1.0, tolerance=allowed, scale=0.5, scale_words="half of the risk")
+            result.agrees(claim, 1.0, tolerance=allowed, scale=0.5, scale_words="half of the risk")
         )
         for other in others:
             away = theory.sel(setting=name, description=other).values
             when = 1 + int(
                 np.argmax(np.abs(line / away - 1)[1:])
             )  # chosen from the descriptions alone
-            each = np.sign(line[when] / away[when] - 1) * (risk[:, when] / away[when] - 1)
+            values = np.sign(line[when] / away[when] - 1) * (risk[:, when] / away[when] - 1)
             claim = f"{name}: {other} is off by more than {SMALL:g} (t = {float(data.t[when]):g})"
-            doubt = max(float(each.std(ddof=1)) / math.sqrt(runs), 1e-12)
-            findings.append(larger(claim, each.mean() - SMALL, doubt, scale=0.05, runs=runs))
+            doubt = max(float(values.std(ddof=1)) / math.sqrt(runs), 1e-12)
+            findings.append(larger(claim, values.mean() - SMALL, doubt, scale=0.05, runs=runs))
     scatter = data.scatter.values
     error = scatter / math.sqrt(2 * (runs - 1))
     findings.append(
@@ -285,14 +285,14 @@ def mean_field_high_dimension(data: xr.Dataset) -> Judgement:
         f"sqrt(log p) that random rows have it falls like p^{ours:.3f}({doubt:.3f}); {data.attrs['verdict']}"
     )
     claim = "the largest entry over all times falls like p^-1/2 at d = 2p"
-    found = _power(claim, p, largest, -0.5, tolerance=0.05, scale=0.5, words="p^-1/2 more or less")
+    result = _power(claim, p, largest, -0.5, tolerance=0.05, scale=0.5, words="p^-1/2 more or less")
     exponent = _slope(data.dimension, data.change.isel(time=-1))
     claim = (
         f"what a finite d changes at p = infinity falls like 1/d (exponent {exponent:.2f}; ours)"
     )
     return judge_claims(
         words,
-        found,
+        result,
         agreement(claim, exponent, 0.0, -1.0, tolerance=0.15, scale=0.5, scale_words="d^1/2"),
     )
 
@@ -395,7 +395,7 @@ def single_index(data: xr.Dataset) -> Judgement:
     """Against the claim's own exponents: what finite d adds is that of the diffusion over the same
     d, which has them in its limit.
     """
-    at, parts, findings = data.attrs, [], []
+    at, texts, findings = data.attrs, [], []
     for kappa, power in LIMITS.items():
         d, n, error = (
             np.asarray(data[f"{name}_{kappa}"], dtype=np.float64)
@@ -406,13 +406,13 @@ def single_index(data: xr.Dataset) -> Judgement:
         diffusion = data[f"samples_diffusion_{kappa}"].values
         local, _, _ = fitted_power(d, diffusion, error / n * diffusion)
         added = local - at[f"exponent_{kappa}_limit"]
-        parts.append(
+        texts.append(
             f"exponent {kappa}: n ~ d^{value:.3f}({doubt:.3f}), of which finite d makes {added:+.3f}, {power} claimed"
         )
         claim = f"exponent {kappa}: n ~ d^{power}, what finite d adds ({added:+.3f}) taken off"
-        found = Mean(value - added, doubt, runs=runs)
+        result = Mean(value - added, doubt, runs=runs)
         findings.append(
-            found.agrees(claim, power, tolerance=0.1, scale=1.0, scale_words="one power of d")
+            result.agrees(claim, power, tolerance=0.1, scale=1.0, scale_words="one power of d")
         )
         claim = f"exponent {kappa}: what finite d adds is less than {FINITE} of a power"
         findings.append(
@@ -437,7 +437,7 @@ def single_index(data: xr.Dataset) -> Judgement:
     findings.append(
         grown.agrees(claim, at["prefactor_2"], scale=at["prefactor_2"], scale_words=words)
     )
-    parts.append(
+    texts.append(
         f"exponent 2: n/d has slope {slope:.2f}({doubt:.2f}) in log d, {at['prefactor_2']:.2f} predicted"
     )
     left, scaled, runs = (
@@ -457,10 +457,10 @@ def single_index(data: xr.Dataset) -> Judgement:
         )
     )
     findings.append(count_wrong("there m = 0 is stable", int(at["growth_rate_fixed_lr"] >= 0), 1))
-    parts.append(
+    texts.append(
         f"at a fixed rate exponent 3 leaves in {left:.0%} of the runs at d = {int(data.d_fixed[-1])}, {scaled:.0%} at the scaled one"
     )
-    return judge_claims("; ".join(parts), *findings)
+    return judge_claims("; ".join(texts), *findings)
 
 
 @judge_of(
@@ -469,7 +469,7 @@ def single_index(data: xr.Dataset) -> Judgement:
     "annealing gains over the best constant rate, in the ODE and in SGD (ours)",
 )
 def optimal_schedules(data: xr.Dataset) -> Judgement:
-    at, parts, findings = data.attrs, [], []
+    at, texts, findings = data.attrs, [], []
     for case in [
         name.removeprefix("best_constant_lr_")
         for name in at
@@ -481,7 +481,7 @@ def optimal_schedules(data: xr.Dataset) -> Judgement:
             at[f"gain_chain_error_{case}"],
         )
         name, runs = case.replace("_", " "), int(at.get(f"groups_{case}", at[f"runs_{case}"]))
-        parts.append(
+        texts.append(
             f"{name}: {gain:.3f} in the ODE, {chain:.3f}({error:.3f}) at d = {at['dimension']}"
         )
         findings.append(larger(f"{name}: the schedule gains in the ODE", gain - 1, 0.0, scale=0.05))
@@ -497,6 +497,6 @@ def optimal_schedules(data: xr.Dataset) -> Judgement:
                 )
             )
     return judge_claims(
-        f"final risk of the best constant rate over that of the schedule: {'; '.join(parts)}",
+        f"final risk of the best constant rate over that of the schedule: {'; '.join(texts)}",
         *findings,
     )

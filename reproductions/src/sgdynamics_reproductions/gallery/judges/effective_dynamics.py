@@ -113,7 +113,7 @@ def _around_the_arcs(data: xr.Dataset, rank: int) -> tuple[str, list[Finding]]:
     return words, [
         count_wrong(
             f"fluctuations about the arcs have rank {rank}, at both snr",
-            sum(one != rank for one in ranks),
+            sum(value != rank for value in ranks),
             len(ranks),
         ),
         noise._replace(error=math.sqrt(2 / noise.runs), runs=None).agrees(  # of normal numbers
@@ -202,14 +202,14 @@ def order_of_limits(data: xr.Dataset) -> Judgement:
     high, low = data.fraction.sel(snr=1000.0).values, data.fraction.sel(snr=20.0).values
     inside, outside = N * 10 <= 1000, N >= 3 * 20
     total, count = runs * int(inside.sum()), round(float(high[inside].sum()) * runs)
-    found = float(low[outside].mean())
-    more, error = (
-        found - 3 / 32,
-        math.sqrt(max(found * (1 - found), 3 / 32 * 29 / 32) / (runs * int(outside.sum()))),
+    result = float(low[outside].mean())
+    options, error = (
+        result - 3 / 32,
+        math.sqrt(max(result * (1 - result), 3 / 32 * 29 / 32) / (runs * int(outside.sum()))),
     )
     return judge_claims(
         f"at snr = 1000 optimal in {format_list(high.round(3))} of {runs} runs each at N = {format_list(N)} (3/32 = .094); at snr = 20 in "
-        f"{format_list(low.round(3))}: {more:+.3f}({error:.3f}) from 3/32 for N >= 60",
+        f"{format_list(low.round(3))}: {options:+.3f}({error:.3f}) from 3/32 for N >= 60",
         share("optimal with probability 3/32 where snr >= 10 N", count, total, 3 / 32, scale=0.09),
-        larger("more runs succeed where N >= 3 snr, at snr = 20", more, error, scale=0.07),
+        larger("more runs succeed where N >= 3 snr, at snr = 20", options, error, scale=0.07),
     )

@@ -57,12 +57,12 @@ def worth_of_repeats(data: xr.Dataset) -> Judgement:
     )
 
     d, lines, runs = data.attrs["d"], worths(data), worths_of_runs(data)
-    places = np.array(KNOWN_EPOCHS) - 1
+    indices = np.array(KNOWN_EPOCHS) - 1
     named = [
         f"lr = {lr:g}, noise {noise:g}"
         for lr, noise in zip(data.lr.values, data.noise.values, strict=True)
     ]
-    means = [mean_over_runs(one) for one in runs]
+    means = [mean_over_runs(run) for run in runs]
     solved = [int(case) for case in data.solved.values]
     early = data.sizes["early"]
     quiet, loud = (
@@ -71,43 +71,45 @@ def worth_of_repeats(data: xr.Dataset) -> Judgement:
     )
     falls = mean_over_runs(-np.diff(runs[quiet][:, :early]))
     fourth = mean_over_runs(-runs[loud][:, 3:4])
-    told = "; ".join(
-        f"{words}: {format_list(one.value[places].round(3))}"
-        for words, one in zip(named, means, strict=True)
+    text = "; ".join(
+        f"{words}: {format_list(mean.value[indices].round(3))}"
+        for words, mean in zip(named, means, strict=True)
     )
-    gap = max(float(np.abs(one.value - line).max()) for one, line in zip(means, lines, strict=True))
+    gap = max(
+        float(np.abs(value.value - line).max()) for value, line in zip(means, lines, strict=True)
+    )
     return judge_claims(
-        f"worth of epochs {format_list(np.array(KNOWN_EPOCHS))} in runs at d = {d}: {told}; runs are off the two-time equations by at most "
+        f"worth of epochs {format_list(np.array(KNOWN_EPOCHS))} in runs at d = {d}: {text}; runs are off the two-time equations by at most "
         f"{gap:.3f}, DMFT by at most {np.abs(data.dmft.values - lines[solved][:, :early]).max():.3f}",
         agreement(
             "the two-time equations give the worths of another program, to its digits",
-            [lines[case][places] for case in KNOWN],
+            [lines[case][indices] for case in KNOWN],
             0.0,
             list(KNOWN.values()),
             tolerance=PRINTED,
             scale=0.05,
         ),
         *(
-            one.agrees(
+            entry.agrees(
                 f"{words}: the worths of runs are those of the two-time equations, to {IN_WORTH / d:.1g}",
                 line,
                 tolerance=IN_WORTH / d,
                 scale=0.2,
                 scale_words=".2 fresh samples",
             )
-            for words, one, line in zip(named, means, lines, strict=True)
+            for words, entry, line in zip(named, means, lines, strict=True)
         ),
         *(
             agreement(
                 f"{named[case]}: so are those of DMFT",
-                found.values,
+                item.values,
                 error.values,
                 lines[case][:early],
                 scale=0.8,
                 scale_words=".8 fresh samples",
                 runs=data.attrs["replicates"],
             )
-            for case, found, error in zip(solved, data.dmft, data.dmft_error, strict=True)
+            for case, item, error in zip(solved, data.dmft, data.dmft_error, strict=True)
         ),
         falls.is_above(
             "without noise each of the first four epochs is worth less than the one before",
@@ -131,8 +133,8 @@ def three_orders(data: xr.Dataset) -> Judgement:
     fresh, train = data.risk_runs.values, data.train_risk_runs.values
     lines = {"fresh data": (fresh - left, data.risk.values - left, data.risk_error.values)}
     lines["the data set"] = (train, data.train_risk.values, data.train_risk_error.values)
-    first, third, eighth, last = (list(points).index(one) for one in (1, 3, 8, points[-1]))
-    same, other, drawn = (names.index(one) for one in ("reshuffle", "fixed", "replacement"))
+    first, third, eighth, last = (list(points).index(entry) for entry in (1, 3, 8, points[-1]))
+    same, other, drawn = (names.index(item) for item in ("reshuffle", "fixed", "replacement"))
     turns = mean_over_runs((fresh[:, :, last] - fresh[:, :, third]).T)
     falls = mean_over_runs((train[:, :, eighth] - train[:, :, last]).T)
     worse = mean_over_runs(fresh[other, :, last:] - fresh[same, :, last:])
@@ -190,10 +192,10 @@ def unlearned(data: xr.Dataset) -> Judgement:
     from sgdynamics_reproductions.epochs.unlearning_figure import KNOWN
 
     d, points = data.attrs["d"], data.point.values
-    here = np.isin(points, data.t.values)
-    at = np.searchsorted(data.t.values, points[here])
-    known = [one for one in KNOWN if one in points]
-    places = [list(points).index(one) for one in known]
+    is_saved = np.isin(points, data.t.values)
+    at = np.searchsorted(data.t.values, points[is_saved])
+    reference = [value for value in KNOWN if value in points]
+    indices = [list(points).index(entry) for entry in reference]
     excess, train, share = (
         data[f"{name}_runs"].values for name in ("excess_risk", "train_risk", "share")
     )
@@ -203,13 +205,13 @@ def unlearned(data: xr.Dataset) -> Judgement:
     left = mean_over_runs(0.1 - train[:, -1:] / train[:, early].mean())
     # another program's six runs: three of their errors
     findings = [
-        mean_over_runs(part[:, places]).agrees(
-            f"{words} at t = {format_list(np.array(known))}: that of another program, to three errors of its six runs",
-            [KNOWN[one][which] for one in known],
+        mean_over_runs(item[:, indices]).agrees(
+            f"{words} at t = {format_list(np.array(reference))}: that of another program, to three errors of its six runs",
+            [KNOWN[one][which] for one in reference],
             tolerance=0.03,
             scale=0.1,
         )
-        for which, (words, part) in enumerate(
+        for which, (words, item) in enumerate(
             (("excess risk", excess), ("share along the signal", share))
         )
     ]
@@ -222,8 +224,8 @@ def unlearned(data: xr.Dataset) -> Judgement:
         name: data[f"{name}_error"].values for name in ("excess_risk", "train_risk")
     }
     off = [
-        f"{words} {_off(part[:, here], data[name].values[at]):.1%}"
-        for words, (part, name) in lines.items()
+        f"{words} {_off(line[:, is_saved], data[name].values[at]):.1%}"
+        for words, (line, name) in lines.items()
     ]
     return judge_claims(
         f"t = {format_list(points[[early, -1]])}: excess risk {format_list(excess.mean(axis=0)[[early, -1]].round(4))}, risk on the data set "
@@ -232,7 +234,7 @@ def unlearned(data: xr.Dataset) -> Judgement:
         *(
             _on_theory(
                 f"{words}: that of runs is DMFT's",
-                part[:, here],
+                part[:, is_saved],
                 data[name].values[at],
                 errors[name][at],
                 d,

@@ -58,13 +58,13 @@ def exits_from_one_start(data: xr.Dataset) -> Judgement:
         scatter["SDE"].value[worst], scatter["SDE"].error[worst], runs=scatter["SDE"].runs
     )
     shift = float(stochastic_shift(*(data.attrs[name] for name in ("p", "gamma", "noise"))))
-    said = "; ".join(
+    text = "; ".join(
         f"{name} {mean.value[0]:.3f}({mean.error[0]:.3f}) of the ODE's"
         + (f", {late[name]} not out yet" if late[name] else "")
         for name, mean in means.items()
     )
     return judge_claims(
-        f"exit time from one start at d = {data.attrs['d']}: {said}; the risk scatters about the ODE by up to "
+        f"exit time from one start at d = {data.attrs['d']}: {text}; the risk scatters about the ODE by up to "
         f"{math.sqrt(size.max()):.2f} (SGD) and {math.sqrt(scatter['SDE'].value.max()):.2f} (SDE); over random starts noise brings the "
         f"exit forward by {-shift:.3f}, {-shift / ode:.1%} of this time (printed: 0)",
         *(
@@ -102,7 +102,7 @@ def exit_ratios(data: xr.Dataset) -> Judgement:
     from sgdynamics.papers.escaping_mediocrity import stochastic_shift
 
     measured, error, d = data.measured.values, data.standard_error.values, data.d.values
-    known = np.isfinite(measured)
+    is_finite = np.isfinite(measured)
     p = data.p.values.astype(float)
     shift = stochastic_shift(p, data.attrs["gamma_over_p"] * p, data.attrs["noise"])
     still = data.corrected.values - shift[:, None]  # the ODE's own mean time
@@ -110,10 +110,12 @@ def exit_ratios(data: xr.Dataset) -> Judgement:
         name: (data.measured / data[name]).values for name in ("annealed", "quenched", "corrected")
     }
     gap = data.quenched.values - data.annealed.values
-    columns = [np.flatnonzero(row)[[0, -1]] for row in known]
+    columns = [np.flatnonzero(row)[[0, -1]] for row in is_finite]
     grown, predicted = (
-        np.array([one[row, last] - one[row, first] for row, (first, last) in enumerate(columns)])
-        for one in (measured, data.annealed.values)
+        np.array(
+            [entry[row, last] - entry[row, first] for row, (first, last) in enumerate(columns)]
+        )
+        for entry in (measured, data.annealed.values)
     )
     grown_error = np.array(
         [
@@ -122,15 +124,15 @@ def exit_ratios(data: xr.Dataset) -> Judgement:
         ]
     )
     growth = Mean(grown, grown_error, "independent").over(predicted)
-    said = ", ".join(f"{name} {format_range(value)}" for name, value in ratios.items())
+    text = ", ".join(f"{name} {format_range(value)}" for name, value in ratios.items())
     common = {"tolerance": FORMULA, "scale": 0.12, "scale_words": "12% of the exit time"}
     by_formula, by_ode = (
-        Mean(measured[known], error[known], "independent").over(one[known])
-        for one in (data.quenched.values, still)
+        Mean(measured[is_finite], error[is_finite], "independent").over(item[is_finite])
+        for item in (data.quenched.values, still)
     )
     return judge_claims(
-        f"measured over predicted: {said}, for p = {format_list(data.p)}, d = {format_list(d)}; without the noise of SGD the ODE's mean time is "
-        f"{format_range((still / measured)[known])} of the measured one; from d = {d[0]:g} on it grows by "
+        f"measured over predicted: {text}, for p = {format_list(data.p)}, d = {format_list(d)}; without the noise of SGD the ODE's mean time is "
+        f"{format_range((still / measured)[is_finite])} of the measured one; from d = {d[0]:g} on it grows by "
         f"{format_list(growth.value.round(3))} of what the formulas say; annealed and quenched differ by {format_list(gap[:, 0].round(3))}, "
         f"the same at every d to "
         f"{np.nanmax(np.abs(gap - gap[:, :1])):.3f}",
@@ -166,7 +168,7 @@ def _first_passage(t: np.ndarray, values: np.ndarray, level: float) -> np.ndarra
     above = values >= level
     at = np.where(above.any(axis=-1), above.argmax(axis=-1), len(t) - 1)
     before = np.maximum(at - 1, 0)
-    low, high = (np.take_along_axis(values, one[..., None], -1)[..., 0] for one in (before, at))
+    low, high = (np.take_along_axis(values, value[..., None], -1)[..., 0] for value in (before, at))
     share = np.clip((level - low) / np.where(high > low, high - low, 1.0), 0.0, 1.0)
     return t[before] + share * (t[at] - t[before])
 
@@ -214,15 +216,15 @@ def heads(data: xr.Dataset) -> Judgement:
 def mean_of_runs(data: xr.Dataset) -> Judgement:
     """The ODE against the mean of runs at every time at which it has moved."""
     runs = data.sizes["run"]
-    findings, parts = [], []
-    for p, each, line in zip(
+    findings, texts = [], []
+    for p, value, line in zip(
         data.p.values, data.excess_risk.values, data.excess_risk_ode.values, strict=True
     ):
         first = line[0]
         points = np.flatnonzero(line < 0.98 * first)[::3]
-        gap = mean_over_runs(each[:, points] - line[points]).over(first)
-        parts.append(
-            f"p = {int(p)}: {100 * np.abs(gap.value).max():.1f}% from the ODE at most, runs scatter by {each.std(axis=0).max() / first:.0%}"
+        gap = mean_over_runs(value[:, points] - line[points]).over(first)
+        texts.append(
+            f"p = {int(p)}: {100 * np.abs(gap.value).max():.1f}% from the ODE at most, runs scatter by {value.std(axis=0).max() / first:.0%}"
         )
         findings.append(
             gap.agrees(
@@ -235,8 +237,8 @@ def mean_of_runs(data: xr.Dataset) -> Judgement:
         )
     # while nothing has been learned there is no scatter to hide behind: the level itself
     start = [
-        float(np.abs(each[:, 0].mean() / line[0] - 1))
-        for each, line in zip(data.excess_risk.values, data.excess_risk_ode.values, strict=True)
+        float(np.abs(entry[:, 0].mean() / line[0] - 1))
+        for entry, line in zip(data.excess_risk.values, data.excess_risk_ode.values, strict=True)
     ]
     findings.append(
         agreement(
@@ -250,7 +252,7 @@ def mean_of_runs(data: xr.Dataset) -> Judgement:
         )
     )
     return judge_claims(
-        f"mean of {runs} runs at d = {data.attrs['d']}, of the risk at the start: {'; '.join(parts)}",
+        f"mean of {runs} runs at d = {data.attrs['d']}, of the risk at the start: {'; '.join(texts)}",
         *findings,
     )
 

@@ -50,9 +50,9 @@ def _farthest(runs: np.ndarray, line: np.ndarray) -> float:
 )
 def eight_optimisers(data: xr.Dataset) -> Judgement:
     """The mean of direct runs against the ODE, optimiser by optimiser."""
-    each, d = data.attrs["every"], data.attrs["d"]
+    stride, d = data.attrs["every"], data.attrs["d"]
     pairs = [
-        (name, runs, line[each::each])
+        (name, runs, line[stride::stride])
         for name, runs, line in zip(
             data.optimiser.values,
             data.excess_risk_runs.values,
@@ -60,9 +60,9 @@ def eight_optimisers(data: xr.Dataset) -> Judgement:
             strict=True,
         )
     ]
-    told = ", ".join(f"{name} {_farthest(runs, line):.1%}" for name, runs, line in pairs)
+    text = ", ".join(f"{name} {_farthest(runs, line):.1%}" for name, runs, line in pairs)
     return judge_claims(
-        f"mean excess risk of {data.sizes['run']} direct runs at d = {d} is off the ODE by at most: {told}",
+        f"mean excess risk of {data.sizes['run']} direct runs at d = {d} is off the ODE by at most: {text}",
         *(
             _on_line(f"{name}: the mean of runs is the ODE", runs, line, PER_DIMENSION / d, 0.15)
             for name, runs, line in pairs
@@ -79,9 +79,9 @@ def reused_samples(data: xr.Dataset) -> Judgement:
     """Overlaps of runs on the ODE at every d, those of plain runs of the order 1/sqrt(d), the first
     drift against its closed form.
     """
-    each, sizes = data.attrs["every"], data.d.values
+    stride, sizes = data.attrs["every"], data.d.values
     once, twice = data.M_runs.values
-    line = data.M.values[1, each::each]
+    line = data.M.values[1, stride::stride]
     squares = np.mean(
         once[:, :, -1] ** 2, axis=-1
     )  # (d, run): the units of a run share their noise
@@ -138,8 +138,8 @@ def momentum(data: xr.Dataset) -> Judgement:
     """ODEs at fixed beta against that of plain SGD, runs against both, and how far a slow velocity
     is from it.
     """
-    each, plain, sizes = data.attrs["every"], data.plain.values, data.d.values
-    some, far = plain[each::each], sizes[-1]
+    stride, plain, sizes = data.attrs["every"], data.plain.values, data.d.values
+    some, far = plain[stride::stride], sizes[-1]
     same = np.abs(data.fixed.values / plain - 1).max()
     # the velocity is late by beta/(1 - beta) steps, each of 1/d in alpha
     steepest = float(np.abs(np.gradient(np.log(plain), data.alpha.values)).max())
@@ -158,7 +158,7 @@ def momentum(data: xr.Dataset) -> Judgement:
         _on_line(
             f"c = {c:g}: the mean of runs is its own ODE",
             runs,
-            line[each::each],
+            line[stride::stride],
             PER_DIMENSION / far,
             0.1,
         )
@@ -167,8 +167,8 @@ def momentum(data: xr.Dataset) -> Judgement:
         )
     ]
     off = [
-        _farthest(one, line[each::each])
-        for one, line in zip(data.slow_runs.values, data.slow.values, strict=True)
+        _farthest(value, line[stride::stride])
+        for value, line in zip(data.slow_runs.values, data.slow.values, strict=True)
     ]
     apart = np.array(
         [mean_over_runs(runs / some).value.max() - 1 for runs in data.slow_runs.values]
@@ -216,7 +216,7 @@ def muon_and_batches(data: xr.Dataset) -> Judgement:
 
     d, names, runs = (
         data.attrs["d"],
-        [str(one) for one in data.optimiser.values],
+        [str(item) for item in data.optimiser.values],
         data.excess_risk_runs.values,
     )
     late, B = late_risks(data), data.batch.values
@@ -228,12 +228,12 @@ def muon_and_batches(data: xr.Dataset) -> Judgement:
     expected = np.array([-1.0, -0.5, -0.5])
     memory = runs[names.index("Muon, memory 3")]
     lines = [
-        np.interp(data.point.values, data.tau.values, data.excess_risk.sel(solved=one).values)
-        for one in data.solved.values
+        np.interp(data.point.values, data.tau.values, data.excess_risk.sel(solved=value).values)
+        for value in data.solved.values
     ]
     pairs = [
-        (one, memory[list(B).index(one)], line)
-        for one, line in zip(data.solved.values, lines, strict=True)
+        (entry, memory[list(B).index(entry)], line)
+        for entry, line in zip(data.solved.values, lines, strict=True)
     ]
     early = data.sizes["early"]
     gap = np.abs(runs[names.index("Muon"), 0, :, :early] / data.normalised_runs.values - 1)
@@ -259,13 +259,13 @@ def muon_and_batches(data: xr.Dataset) -> Judgement:
         ),
         *(
             _on_line(
-                f"Muon with memory, B = {one}: the mean of runs is the ODE",
+                f"Muon with memory, B = {pair}: the mean of runs is the ODE",
                 part,
                 line,
                 2 * PER_DIMENSION / d,
                 0.25,
             )
-            for one, part, line in pairs
+            for pair, part, line in pairs
         ),
         count_wrong(
             "Muon of one sample is normalised SGD run by run, to 1e-6",
@@ -282,18 +282,18 @@ def muon_and_batches(data: xr.Dataset) -> Judgement:
 )
 def clipping(data: xr.Dataset) -> Judgement:
     """Runs against the ODE; both updates at the largest noise against the start; the best rates."""
-    each, d, noises = data.attrs["every"], data.attrs["d"], data.noise.values
+    stride, d, noises = data.attrs["every"], data.attrs["d"], data.noise.values
     lines, runs = data.excess_risk.values, data.excess_risk_runs.values
     findings = [
         _on_line(
             f"{name}, noise {noise:g}: the mean of runs is the ODE",
-            one,
-            line[each::each],
+            value,
+            line[stride::stride],
             2 * PER_DIMENSION / d,
             0.15,
         )
         for name, rows, paths in zip(data["update"].values, runs, lines, strict=True)
-        for noise, one, line in zip(noises, rows, paths, strict=True)
+        for noise, value, line in zip(noises, rows, paths, strict=True)
     ]
     first = lines[0, 0, 0]
     worse, better = (
@@ -301,16 +301,18 @@ def clipping(data: xr.Dataset) -> Judgement:
         for row, sign in ((0, 1), (1, -1))
     )
     off = [
-        _farthest(one, line[each::each])
+        _farthest(entry, line[stride::stride])
         for rows, paths in zip(runs, lines, strict=True)
-        for one, line in zip(rows, paths, strict=True)
+        for entry, line in zip(rows, paths, strict=True)
     ]
     best = data.last.values.min(axis=-1)
     rates = np.take_along_axis(
         data.lr.values[:, None], data.last.values.argmin(axis=-1)[..., None], axis=-1
     )[..., 0]
     moves = rates.max(axis=1) / rates.min(axis=1)
-    inside = [int(0 < np.argmin(one) < len(one) - 1) for rows in data.last.values for one in rows]
+    inside = [
+        int(0 < np.argmin(item) < len(item) - 1) for rows in data.last.values for item in rows
+    ]
     return judge_claims(
         f"at noise {noises[-1]:g} and lr = {data.attrs['rate']:g} the excess risk goes from {first:.3f} to {runs[0, -1, :, -1].mean():.3f} "
         f"(plain) and {runs[1, -1, :, -1].mean():.3f} (clipped); with the best of {data.sizes['rate']} rates at noise {format_list(noises)}: "
@@ -352,23 +354,26 @@ def clipping(data: xr.Dataset) -> Judgement:
 )
 def adam_equalises(data: xr.Dataset) -> Judgement:
     """First speeds of the two halves, overlaps and risks of direct runs against the ODE."""
-    each, d = data.attrs["every"], data.attrs["d"]
+    stride, d = data.attrs["every"], data.attrs["d"]
     speed = data.speed.values / data.fraction.values
     ratio, values = speed[:, 0] / speed[:, 1], data.eigenvalue.values
     powers = np.log(ratio) / np.log(values[0] / values[1])
     lines, runs, total = (
-        data.M.values[:, each::each],
+        data.M.values[:, stride::stride],
         data.M_runs.values,
-        data.M.values[:, each::each].sum(axis=-1),
+        data.M.values[:, stride::stride].sum(axis=-1),
     )
-    names = [str(one) for one in data.optimiser.values]
+    names = [str(value) for value in data.optimiser.values]
     gaps = [
-        mean_over_runs((one - line) / whole[:, None])
-        for one, line, whole in zip(runs, lines, total, strict=True)
+        mean_over_runs((run - line) / whole[:, None])
+        for run, line, whole in zip(runs, lines, total, strict=True)
     ]
     risks = list(
         zip(
-            names, data.excess_risk_runs.values, data.excess_risk.values[:, each::each], strict=True
+            names,
+            data.excess_risk_runs.values,
+            data.excess_risk.values[:, stride::stride],
+            strict=True,
         )
     )
     return judge_claims(
@@ -385,24 +390,24 @@ def adam_equalises(data: xr.Dataset) -> Judgement:
             scale=0.1,
         ),
         *(
-            one.agrees(
+            gap.agrees(
                 f"{name}: overlaps of both halves in the runs are the ODE's, to {PER_DIMENSION / d:.1g}",
                 0.0,
                 tolerance=PER_DIMENSION / d,
                 scale=0.1,
                 scale_words="10% of the overlap",
             )
-            for name, one in zip(names, gaps, strict=True)
+            for name, gap in zip(names, gaps, strict=True)
         ),
         *(
             _on_line(
                 f"{name}: the mean excess risk of runs is the ODE's",
-                one,
+                risk,
                 line,
                 PER_DIMENSION / d,
                 0.2,
             )
-            for name, one, line in risks
+            for name, risk, line in risks
         ),
     )
 
@@ -414,7 +419,7 @@ def adam_equalises(data: xr.Dataset) -> Judgement:
 )
 def private(data: xr.Dataset) -> Judgement:
     """Runs against the ODE at every noise, the first growth of Q, and the power of sigma."""
-    each, d, sigma = data.attrs["every"], data.attrs["d"], data.sigma.values
+    stride, d, sigma = data.attrs["every"], data.attrs["d"], data.sigma.values
     lines, runs = data.excess_risk.values, data.excess_risk_runs.values
     grown = (data.growth.values[1:] - data.growth.values[0]) / (data.attrs["lr"] * sigma[1:]) ** 2
     cost = lines[1:] - lines[0]
@@ -423,16 +428,16 @@ def private(data: xr.Dataset) -> Judgement:
     return judge_claims(
         f"excess risk at alpha = {data.point.values[-1]:g} for sigma = {format_list(sigma)}: {format_list(lines[:, -1].round(4))}; the cost begins "
         f"as sigma^{power:.3f}; the growth of Q less that at sigma = 0 is {format_list(grown.round(4))} of lr^2 sigma^2; runs at d = {d} are "
-        f"off the ODE by at most {max(_farthest(one, line[each::each]) for one, line in zip(runs, lines, strict=True)):.1%}",
+        f"off the ODE by at most {max(_farthest(one, line[stride::stride]) for one, line in zip(runs, lines, strict=True)):.1%}",
         *(
             _on_line(
-                f"sigma = {one:g}: the mean of runs is the ODE",
-                part,
-                line[each::each],
+                f"sigma = {value:g}: the mean of runs is the ODE",
+                run,
+                line[stride::stride],
                 2 * PER_DIMENSION / d,
                 0.15,
             )
-            for one, part, line in zip(sigma, runs, lines, strict=True)
+            for value, run, line in zip(sigma, runs, lines, strict=True)
         ),
         agreement(
             "noise adds lr^2 sigma^2 to dQ/dtau, to 1%", grown, 0.0, 1.0, tolerance=FIRST, scale=0.1

@@ -44,20 +44,20 @@ def _optimum(data: xr.Dataset, name: str) -> list[Finding]:
     """Value and best constant of a problem against those of other programs, and Pontryagin's
     condition.
     """
-    one, known = data.sel(problem=name), REFERENCE[name]
+    item, reference = data.sel(problem=name), REFERENCE[name]
     return [
         agreement(
             f"{name}: the least risk is that of other methods, to 1e-4 of it",
-            float(one.extrapolated) / known.risk,
+            float(item.extrapolated) / reference.risk,
             0.0,
             1.0,
             tolerance=EXTRAPOLATED,
-            scale=0.1 * (known.gain - 1),
+            scale=0.1 * (reference.gain - 1),
             scale_words="a tenth of the gain",
         ),
         agreement(
             f"{name}: so is the best constant's, to 1e-5 of it",
-            float(one.constant_value) / known.constant_risk,
+            float(item.constant_value) / reference.constant_risk,
             0.0,
             1.0,
             tolerance=CONSTANT,
@@ -65,15 +65,15 @@ def _optimum(data: xr.Dataset, name: str) -> list[Finding]:
         ),
         agreement(
             f"{name}: and where that is, to 1e-5",
-            float(one.constant),
+            float(item.constant),
             0.0,
-            known.constant,
+            reference.constant,
             tolerance=BEST,
-            scale=0.01 * known.constant,
+            scale=0.01 * reference.constant,
         ),
         agreement(
             f"{name}: Pontryagin's condition holds to 1e-4",
-            float(one.residual),
+            float(item.residual),
             0.0,
             0.0,
             tolerance=RESIDUAL,
@@ -84,12 +84,12 @@ def _optimum(data: xr.Dataset, name: str) -> list[Finding]:
 
 def _confirmed(data: xr.Dataset, name: str) -> list[Finding]:
     """Runs against theory: both risks, the gain, and that there is one."""
-    one, runs, loose = data.sel(problem=name), data.attrs["runs"], PER_DIMENSION / data.attrs["d"]
-    gain = float(one.constant_value / one.value)
-    risks = [float(one.runs_value / one.value), float(one.runs_constant / one.constant_value)]
+    item, runs, loose = data.sel(problem=name), data.attrs["runs"], PER_DIMENSION / data.attrs["d"]
+    gain = float(item.constant_value / item.value)
+    risks = [float(item.runs_value / item.value), float(item.runs_constant / item.constant_value)]
     errors = [
-        float(one.runs_value_error / one.value),
-        float(one.runs_constant_error / one.constant_value),
+        float(item.runs_value_error / item.value),
+        float(item.runs_constant_error / item.constant_value),
     ]
     return [
         agreement(
@@ -103,8 +103,8 @@ def _confirmed(data: xr.Dataset, name: str) -> list[Finding]:
         ),
         agreement(
             f"{name}: the gain of runs is the ODE's, to {loose:.1g}",
-            float(one.runs_gain),
-            float(one.runs_gain_error),
+            float(item.runs_gain),
+            float(item.runs_gain_error),
             gain,
             tolerance=loose,
             scale=max(0.5 * (gain - 1), 2 * loose + 0.03),
@@ -112,8 +112,8 @@ def _confirmed(data: xr.Dataset, name: str) -> list[Finding]:
         ),
         larger(
             f"{name}: runs gain",
-            float(one.runs_gain) - 1,
-            float(one.runs_gain_error),
+            float(item.runs_gain) - 1,
+            float(item.runs_gain_error),
             scale=0.5 * (REFERENCE[name].gain - 1),
             scale_words="half of the gain",
             runs=runs,
@@ -122,18 +122,18 @@ def _confirmed(data: xr.Dataset, name: str) -> list[Finding]:
 
 
 def _switched(data: xr.Dataset, name: str) -> Finding:
-    places = data.switches.sel(problem=name).values
-    places = places[np.isfinite(places)]
+    indices = data.switches.sel(problem=name).values
+    indices = indices[np.isfinite(indices)]
     expected = SWITCHES[name]
-    if len(places) != len(expected):
+    if len(indices) != len(expected):
         return count_wrong(
             f"{name}: there are {len(expected)} switches",
-            abs(len(places) - len(expected)),
+            abs(len(indices) - len(expected)),
             len(expected),
         )
     return agreement(
         f"{name}: the switches are those of other methods, to {PLACE:g} in alpha",
-        places,
+        indices,
         0.0,
         expected,
         tolerance=PLACE,
@@ -142,12 +142,12 @@ def _switched(data: xr.Dataset, name: str) -> Finding:
 
 
 def _told(data: xr.Dataset, name: str) -> str:
-    one = data.sel(problem=name)
+    item = data.sel(problem=name)
     return (
-        f"{name}: {float(one.extrapolated):.7f} (other methods {REFERENCE[name].risk:.7f}), best constant {float(one.constant_value):.7f} "
-        f"at {float(one.constant):.4f}, gain {float(one.constant_value / one.value):.4f} "
-        f"({float(one.constant_value / one.extrapolated):.4f} with infinitely many pieces), of runs at d = {data.attrs['d']} "
-        f"{float(one.runs_gain):.4f}({float(one.runs_gain_error):.1g})"
+        f"{name}: {float(item.extrapolated):.7f} (other methods {REFERENCE[name].risk:.7f}), best constant {float(item.constant_value):.7f} "
+        f"at {float(item.constant):.4f}, gain {float(item.constant_value / item.value):.4f} "
+        f"({float(item.constant_value / item.extrapolated):.4f} with infinitely many pieces), of runs at d = {data.attrs['d']} "
+        f"{float(item.runs_gain):.4f}({float(item.runs_gain_error):.1g})"
     )
 
 
@@ -163,14 +163,14 @@ def best_learning_rates(data: xr.Dataset) -> Judgement:
     # pieces
     loose = 2e-2 * (40 / pieces) ** 2
     rates = linear.control.values / data.closed.values
-    places = (
+    indices = (
         np.searchsorted(data.edges.sel(problem="erf").values, list(ERF_RATES), side="right") - 1
     )
-    found = data.control.sel(problem="erf").values[places]
+    result = data.control.sel(problem="erf").values[indices]
     constant, least = data.closed_constant.values
     return judge_claims(
         f"{_told(data, 'linear')}; {_told(data, 'erf')}; the linear student's rates are within {np.abs(rates - 1).max():.1%} of the closed "
-        f"form's mean over a piece; the erf student's at alpha = {format_list(data.place.values)}: {format_list(found.round(3))}",
+        f"form's mean over a piece; the erf student's at alpha = {format_list(data.place.values)}: {format_list(result.round(3))}",
         agreement(
             f"linear: the rates are eps/(eps + noise), to {loose:.1g} of them with {pieces} pieces",
             rates,
@@ -197,7 +197,7 @@ def best_learning_rates(data: xr.Dataset) -> Judgement:
         ),
         agreement(
             "erf: the rates are those of Pontryagin's equations, to 5%",
-            found / data.reference.values,
+            result / data.reference.values,
             0.0,
             1.0,
             tolerance=0.05,
@@ -218,16 +218,16 @@ def best_learning_rates(data: xr.Dataset) -> Judgement:
 )
 def replay(data: xr.Dataset) -> Judgement:
     """Optimum, switches and arc against those of other programs; no replay; gain in runs."""
-    one = data.sel(problem="replay")
-    middles, share = (one.edges.values[1:] + one.edges.values[:-1]) / 2, one.control.values
-    width, (first, last) = one.edges.values[1], SWITCHES["replay"]
+    item = data.sel(problem="replay")
+    middles, share = (item.edges.values[1:] + item.edges.values[:-1]) / 2, item.control.values
+    width, (first, last) = item.edges.values[1], SWITCHES["replay"]
     ends = np.concatenate([share[middles < first - width] - 1, share[middles > last + width]])
     arc = (middles > first + 2 * width) & (middles < last - 4 * width)
     expected = np.interp(middles[arc], SWITCHES["replay"], REPLAY_ARC)
     risks = data.task_risks.values[:, -1]  # (share, task)
     mean = risks.mean(axis=1)
     return judge_claims(
-        f"{_told(data, 'replay')}; switches at alpha = {format_list(one.switches.values[np.isfinite(one.switches.values)].round(3))}, between "
+        f"{_told(data, 'replay')}; switches at alpha = {format_list(item.switches.values[np.isfinite(item.switches.values)].round(3))}, between "
         f"them the share of task two goes from {share[arc][0]:.3f} to {share[arc][-1]:.3f}; without replay the mean risk ends at "
         f"{mean[2]:.5f}, that of task one at {risks[2, 0]:.5f} (optimum {risks[0, 0]:.5f})",
         *_optimum(data, "replay"),
@@ -269,10 +269,10 @@ def dropout_and_decay(data: xr.Dataset) -> Judgement:
         data.control.sel(problem="weight decay").values,
     )
     between = int(np.sum((decay > 1e-6) & (decay < 1 - 1e-6)))
-    places = data.switches.sel(problem="weight decay").values
+    indices = data.switches.sel(problem="weight decay").values
     return judge_claims(
         f"{_told(data, 'dropout')}; {_told(data, 'weight decay')}; the share kept goes from {keep[0]:.3f} to {keep[-1]:.3f}; the decay "
-        f"switches at alpha = {format_list(places[np.isfinite(places)].round(4))}, {between} of {len(decay)} pieces are between its bounds",
+        f"switches at alpha = {format_list(indices[np.isfinite(indices)].round(4))}, {between} of {len(decay)} pieces are between its bounds",
         *(
             finding
             for name in ("dropout", "weight decay")
@@ -308,12 +308,12 @@ def curriculum(data: xr.Dataset) -> Judgement:
     the same random numbers.
     """
     names, lines, runs = (
-        [str(one) for one in data.order.values],
+        [str(value) for value in data.order.values],
         data.excess_risk.values,
         data.excess_risk_runs.values,
     )
     last = dict(zip(names, lines[:, -1], strict=True))
-    known = {
+    table = {
         "mixed": 0.0478011553,
         "easy first": 0.0472214328,
         "easy last": 0.0525590721,
@@ -325,7 +325,7 @@ def curriculum(data: xr.Dataset) -> Judgement:
     used = data.shares.values.mean(axis=1)
     some = np.searchsorted(data.edges.values[0], data.point.values - 1e-9)
     pairs = [
-        (better, worse, ends[worse] - ends[better], known[worse] - known[better])
+        (better, worse, ends[worse] - ends[better], table[worse] - table[better])
         for better, worse in pairwise(ranked)
     ]
     return judge_claims(
@@ -335,7 +335,7 @@ def curriculum(data: xr.Dataset) -> Judgement:
         _switched(data, "curriculum"),
         agreement(
             "the four risks are those of other methods, to 5e-5 of them",
-            [last[name] / known[name] for name in names],
+            [last[name] / table[name] for name in names],
             0.0,
             1.0,
             tolerance=5e-5,
@@ -350,14 +350,14 @@ def curriculum(data: xr.Dataset) -> Judgement:
             scale=0.01,
         ),
         *(
-            mean_over_runs(part / line[some] - 1).agrees(
+            mean_over_runs(run / line[some] - 1).agrees(
                 f"{name}: the mean of runs is the ODE, to {loose:.1g} of it",
                 0.0,
                 tolerance=loose,
                 scale=0.1,
                 scale_words="10% of it",
             )
-            for name, part, line in zip(names, runs, lines, strict=True)
+            for name, run, line in zip(names, runs, lines, strict=True)
         ),
         *(
             mean_over_runs(gap[:, None] / gone).is_above(
@@ -382,9 +382,9 @@ def horizons(data: xr.Dataset) -> Judgement:
     from sgdynamics_reproductions.protocols.horizon_figure import annealed_share, local_exponents
 
     steps, local, annealed = data.steps.values, local_exponents(data), annealed_share(data)
-    laws = [str(one) for one in data.law.values]
+    laws = [str(value) for value in data.law.values]
     easy, hard, few = laws.index("easy"), laws.index("hard"), laws.index("hard, 400 inputs")
-    known = [index for index, T in enumerate(steps) if int(T) in EASY]
+    reference = [index for index, T in enumerate(steps) if int(T) in EASY]
     until = int(np.searchsorted(steps, 3000)) - 1  # the gap from 1000 to 3000
     late = data.share.values > 0.1
     invariant, loud = data.invariant.values[-1, late], data.loud_invariant.values
@@ -397,7 +397,7 @@ def horizons(data: xr.Dataset) -> Judgement:
         f"{invariant.max():.3f}, with noise {data.attrs['loud']:g} {loud.min():.4f} to {loud.max():.4f} from the start",
         agreement(
             "easy: least risks are those of another program, to 1e-6 of them",
-            [data.risk.values[easy, index] / EASY[int(steps[index])] for index in known],
+            [data.risk.values[easy, index] / EASY[int(steps[index])] for index in reference],
             0.0,
             1.0,
             tolerance=1e-6,
@@ -405,9 +405,9 @@ def horizons(data: xr.Dataset) -> Judgement:
         ),
         agreement(
             "hard, 400 inputs: so they are, to five digits",
-            [data.risk.values[few, index] for index in known],
+            [data.risk.values[few, index] for index in reference],
             0.0,
-            [HARD[int(steps[index])] for index in known],
+            [HARD[int(steps[index])] for index in reference],
             tolerance=PRINTED,
             scale=1e-3,
         ),
@@ -498,7 +498,7 @@ def batch_ramps(data: xr.Dataset) -> Judgement:
     the distance from the falling rate.
     """
     lr, d, runs = data.lr.values, data.attrs["d"], data.excess_risk_runs.values
-    steps, risks = (np.array([RAMPS[float(one)][index] for one in lr]) for index in (0, 1))
+    steps, risks = (np.array([RAMPS[float(value)][index] for value in lr]) for index in (0, 1))
     above = data["last"].values / data.attrs["best"] - 1
     relative = runs / data.whole.values[:, None] - 1
     middle = lr / d <= 0.1 + 1e-9  # beyond, lr/d is not small
@@ -529,12 +529,12 @@ def batch_ramps(data: xr.Dataset) -> Judgement:
         ),
         count_wrong("the more the larger lr is", int(np.sum(np.diff(above) <= 0)), len(lr) - 1),
         *(
-            mean_over_runs(part[:, None]).agrees(
-                f"lr = {one:g}: the mean of runs is the exact one",
+            mean_over_runs(item[:, None]).agrees(
+                f"lr = {entry:g}: the mean of runs is the exact one",
                 0.0,
                 scale=0.05,
                 scale_words="5% of it",
             )
-            for one, part in zip(lr, relative, strict=True)
+            for entry, item in zip(lr, relative, strict=True)
         ),
     )

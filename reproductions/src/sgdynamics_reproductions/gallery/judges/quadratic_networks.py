@@ -40,21 +40,21 @@ def runs_on_the_ode(data: xr.Dataset) -> Judgement:
     run by run.
     """
     at = data.attrs
-    kept = np.searchsorted(data.t.values, data.kept_t.values - 1e-9)
+    save_indices = np.searchsorted(data.t.values, data.kept_t.values - 1e-9)
     upper = np.triu_indices(data.sizes["unit"])
     findings = []
     largest = {}
-    for name, what, tolerance in (
+    for name, value, tolerance in (
         ("rho", "overlaps rho", ON_THE_ODE),
         ("Q", "overlaps Q", ON_THE_ODE),
         ("risk", "the risk", 0.02),
     ):
-        each, ode = data[f"{name}_runs"].values, data[f"{name}_ode"].values[kept]
+        values, ode = data[f"{name}_runs"].values, data[f"{name}_ode"].values[save_indices]
         if name == "Q":
-            each, ode = each[:, :, *upper], ode[:, *upper]
-        mean = mean_over_runs(each)
+            values, ode = values[:, :, *upper], ode[:, *upper]
+        mean = mean_over_runs(values)
         largest[name] = float(np.abs(mean.value - ode).max())
-        claim = f"{what}: the mean of the runs is the ODE's, to {tolerance:g}"
+        claim = f"{value}: the mean of the runs is the ODE's, to {tolerance:g}"
         findings.append(mean.agrees(claim, ode, tolerance=tolerance, scale=2 * tolerance))
     return judge_claims(
         f"means of {at['runs']} runs at N = {at['N']} lie at most {largest['rho']:.3f} (rho), {largest['Q']:.3f} (Q) and "
@@ -119,8 +119,8 @@ def best_rates(data: xr.Dataset) -> Judgement:
 def _line(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """The straight line that is best relative to y."""
     design = np.stack([np.ones(len(x)), x], axis=1)
-    found = np.linalg.lstsq(design / y[:, None], np.ones(len(x)), rcond=None)[0]
-    return design @ found
+    result = np.linalg.lstsq(design / y[:, None], np.ones(len(x)), rcond=None)[0]
+    return design @ result
 
 
 @judge_of(
@@ -224,9 +224,9 @@ def conserved(data: xr.Dataset) -> Judgement:
 )
 def numbers_agree(data: xr.Dataset) -> Judgement:
     """Closed formulas against ranks counted at a random point: every number."""
-    known = np.isfinite(data.formula.values)
-    wrong = int((data.formula.values != data.counted.values)[known].sum())
-    total = int(known.sum())
+    is_finite = np.isfinite(data.formula.values)
+    wrong = int((data.formula.values != data.counted.values)[is_finite].sum())
+    total = int(is_finite.sum())
     return judge_claims(
         f"{total - wrong} of {total} numbers agree with the rank counted at a random point",
         count_wrong("the formula is the rank at a random point", wrong, total),
@@ -287,9 +287,9 @@ def escape_rates(data: xr.Dataset) -> Judgement:
 def _per_student(star: np.ndarray, rates: Mean) -> Mean:
     """Differences between the narrowest and the widest student of each teacher that has several."""
     pairs = [
-        (found[0], found[-1])
-        for found in (np.flatnonzero(star == one) for one in np.unique(star))
-        if len(found) > 1
+        (value[0], value[-1])
+        for value in (np.flatnonzero(star == entry) for entry in np.unique(star))
+        if len(value) > 1
     ]
     first, last = np.array(pairs).T
     return Mean(

@@ -78,10 +78,10 @@ def _never(
     claim: str, count: SupportsFloat, runs: int, scale: float, expected: float = 0.0
 ) -> Finding:
     """What happens in no run (or in every one): a single exception contradicts it."""
-    found = share(claim, count, runs, expected, scale=scale)
+    result = share(claim, count, runs, expected, scale=scale)
     wrong = abs(round(float(count)) - expected * runs)
     return replace(
-        found, statistic=f"runs that are otherwise, of {runs}", value=float(wrong), threshold=0.0
+        result, statistic=f"runs that are otherwise, of {runs}", value=float(wrong), threshold=0.0
     )
 
 
@@ -90,10 +90,10 @@ def _never(
 
 def _dmft(data: xr.Dataset) -> list[Finding]:
     """Average m and loss are those of DMFT, to a dot's radius at every time."""
-    found = []
+    results = []
     for name, words in (("m", "magnetization"), ("loss", "training loss")):
         mean, runs_error, theory, theory_error = (
-            data[f"{name}_{part}"].values for part in ("mean", "error", "dmft", "dmft_error")
+            data[f"{name}_{value}"].values for value in ("mean", "error", "dmft", "dmft_error")
         )
         both, change = np.hypot(runs_error, theory_error), np.abs(theory - theory[..., :1])
         keep = (both > 0) & (change > 0)
@@ -103,7 +103,7 @@ def _dmft(data: xr.Dataset) -> list[Finding]:
             mean[keep], both[keep], _correlation(data, name, runs_error, theory_error, keep), runs
         )
         claim, scale = f"the average {words} is that of DMFT to {DOT:g}", FIFTH * change[keep]
-        found.append(
+        results.append(
             gap.agrees(
                 claim,
                 theory[keep],
@@ -112,7 +112,7 @@ def _dmft(data: xr.Dataset) -> list[Finding]:
                 scale_words="a fifth of the change since the start",
             )
         )
-    return found
+    return results
 
 
 def _correlation(
@@ -124,9 +124,9 @@ def _correlation(
     if f"{name}_correlation" not in data:
         return None
     blocks, count = [], runs_error.shape[-1]
-    parts = (part.reshape(-1, count) for part in (runs_error, theory_error, keep))
+    components = (value.reshape(-1, count) for value in (runs_error, theory_error, keep))
     for among, s, d, k in zip(
-        data[f"{name}_correlation"].values.reshape(-1, count, count), *parts, strict=True
+        data[f"{name}_correlation"].values.reshape(-1, count, count), *components, strict=True
     ):
         both = np.hypot(s, d)[k]
         blocks.append(
@@ -150,17 +150,21 @@ def warm_starts(data: xr.Dataset) -> Judgement:
     """Of 40 runs a panel at N = 1000: some from m0 = .65 are stuck and some from .5 are not; all
     from .8 recover.
     """
-    there = np.abs(data.m_seed.values[:, :, -1]) > RECOVERED
-    runs = there.shape[1]
-    found = [
+    recovered = np.abs(data.m_seed.values[:, :, -1]) > RECOVERED
+    runs = recovered.shape[1]
+    results = [
         *_dmft(data),
-        _never("every run from m0 = .8 recovers", there[2].sum(), runs, 0.2, expected=1.0),
+        _never("every run from m0 = .8 recovers", recovered[2].sum(), runs, 0.2, expected=1.0),
     ]
-    found.append(occurs("runs from m0 < .8 get stuck", (~there[:2]).sum(), 2 * runs, scale=0.25))
+    results.append(
+        occurs("runs from m0 < .8 get stuck", (~recovered[:2]).sum(), 2 * runs, scale=0.25)
+    )
     if _is_full(data):
-        found.append(occurs("a run from m0 = .5 recovers", there[0].sum(), runs, scale=0.25))
-        found.append(occurs("a run from m0 = .65 gets stuck", (~there[1]).sum(), runs, scale=0.25))
-    return _said(data, *found)
+        results.append(occurs("a run from m0 = .5 recovers", recovered[0].sum(), runs, scale=0.25))
+        results.append(
+            occurs("a run from m0 = .65 gets stuck", (~recovered[1]).sum(), runs, scale=0.25)
+        )
+    return _said(data, *results)
 
 
 # shares of runs
@@ -168,9 +172,11 @@ def warm_starts(data: xr.Dataset) -> Judgement:
 
 def _mean_difference(one: np.ndarray, other: np.ndarray) -> tuple[float, float]:
     """Of runs that are paired; where all are alike, one run less sure than that."""
-    each = np.asarray(one, dtype=np.float64) - np.asarray(other, dtype=np.float64)
-    error = each.std(ddof=1) / math.sqrt(len(each))
-    return float(each.mean()), float(max(error, 1 / len(each) if each.dtype == bool else error))
+    values = np.asarray(one, dtype=np.float64) - np.asarray(other, dtype=np.float64)
+    error = values.std(ddof=1) / math.sqrt(len(values))
+    return float(values.mean()), float(
+        max(error, 1 / len(values) if values.dtype == bool else error)
+    )
 
 
 @judge_of(
@@ -179,10 +185,10 @@ def _mean_difference(one: np.ndarray, other: np.ndarray) -> tuple[float, float]:
     "9%, 30% and 99% of the runs recover",
 )
 def recovered_shares(data: xr.Dataset) -> Judgement:
-    found, runs = data.recovered.values, int(data.attrs["runs"])
+    result, runs = data.recovered.values, int(data.attrs["runs"])
     if _is_full(data) and _is_late(data):
         findings = []
-        for (name, claimed), value in zip(SHARES.items(), found, strict=True):
+        for (name, claimed), value in zip(SHARES.items(), result, strict=True):
             p = (
                 claimed + float(value)
             ) / 2  # both are counts, of which the document's is of 500 runs
@@ -193,11 +199,11 @@ def recovered_shares(data: xr.Dataset) -> Judgement:
             )
             findings.append(agreement(claim, value, error, claimed, scale=APART, scale_words=apart))
         return _said(data, *findings)
-    there = data.loss.isel(time=-1).values < THRESHOLD
+    recovered = data.loss.isel(time=-1).values < THRESHOLD
     findings = []
     for high, low in ((2, 0), (2, 1), (1, 0)):
         names = list(SHARES)
-        difference, error = _mean_difference(there[high], there[low])
+        difference, error = _mean_difference(recovered[high], recovered[low])
         claim = f"more runs of {names[high]} than of {names[low]} recover"
         findings.append(
             direction(
@@ -230,7 +236,7 @@ def _ratio(quiet: np.ndarray, detectable: np.ndarray) -> tuple[float, np.ndarray
     "GD has long plateaus, p-SGD has none, SGD is in between",
 )
 def plateaus(data: xr.Dataset) -> Judgement:
-    parts = {name: _ratio(*_quiet(data, name)) for name in SHARES}
+    table = {name: _ratio(*_quiet(data, name)) for name in SHARES}
     runs, test = data.sizes["run"], _ordered(data)
 
     def error(*each: np.ndarray) -> float:
@@ -239,7 +245,7 @@ def plateaus(data: xr.Dataset) -> Judgement:
             runs
         )  # a run that is quiet for a hundredth of its time is always possible
 
-    (gd, gd_each), (sgd, sgd_each), (persistent, p_each) = parts.values()
+    (gd, gd_each), (sgd, sgd_each), (persistent, p_each) = table.values()
     return _said(
         data,
         larger("GD spends time on plateaus", gd, error(gd_each), scale=0.1, runs=runs),
@@ -295,8 +301,8 @@ def intermediate_noise(data: xr.Dataset) -> Judgement:
             "runs": m.shape[1],
             "rate": RATE / len(inner),
         }
-        found = _ordered(data)(claim, difference, np.maximum(error, 1e-9), **setting)
-        findings.append(_at_the_end(found, data))
+        result = _ordered(data)(claim, difference, np.maximum(error, 1e-9), **setting)
+        findings.append(_at_the_end(result, data))
     printed = (
         f"as printed {gone:.0%} of the runs at l = .01 explode; {data.attrs['verdict']}"
         if gone
@@ -318,22 +324,23 @@ def random_starts(data: xr.Dataset) -> Judgement:
     .9 of it), and log t by one. Sizes may have fewer runs than others, and GD an earlier end: NaN
     beyond.
     """
-    each = data.get("runs_size", xr.full_like(data.N, int(data.attrs["runs"]))).values
-    runs = int(each.min())
+    values = data.get("runs_size", xr.full_like(data.N, int(data.attrs["runs"]))).values
+    runs = int(values.min())
     gd, persistent = (
-        np.array([one[np.isfinite(one)][-1] for one in data.m.sel(algorithm=name).values])
+        np.array([item[np.isfinite(item)][-1] for item in data.m.sel(algorithm=name).values])
         for name in ("GD", "p-SGD")
     )
-    median_error = np.sqrt(math.pi / 2 / each)  # of the median of normal numbers of spread 1
+    median_error = np.sqrt(math.pi / 2 / values)  # of the median of normal numbers of spread 1
     if "m_end" in data:
         ends = {name: data.m_end.sel(algorithm=name).values for name in ("GD", "p-SGD")}
         spread = np.nanstd(ends["GD"], axis=1, ddof=1)
-        known = [
-            np.isfinite(one) & np.isfinite(other) for one, other in zip(*ends.values(), strict=True)
+        both_finite = [
+            np.isfinite(value) & np.isfinite(other)
+            for value, other in zip(*ends.values(), strict=True)
         ]
         pairs = [
-            _mean_difference(one[k], other[k])
-            for one, other, k in zip(ends["p-SGD"], ends["GD"], known, strict=True)
+            _mean_difference(entry[k], other[k])
+            for entry, other, k in zip(ends["p-SGD"], ends["GD"], both_finite, strict=True)
         ]
         above, above_error = np.array(pairs).T
     else:
@@ -374,7 +381,7 @@ def random_starts(data: xr.Dataset) -> Judgement:
                 len(times),
             )
         )
-    findings.append(_growth(data, times, each, median_error))
+    findings.append(_growth(data, times, values, median_error))
     for number, eta in enumerate(
         data.eta_rate.values[1:] if "eta_rate" in data.coords else (), start=1
     ):
@@ -388,8 +395,8 @@ def random_starts(data: xr.Dataset) -> Judgement:
         )
     if "growth" in data:
         rate, error = (data[name].values[:, -1] for name in ("growth", "growth_error"))
-        begin, end = (float(data[name].values[-1]) for name in ("span_begin", "span_end"))
-        claim = f"at N -> infinity m of p-SGD grows exponentially, as log N needs: d ln m/dt above 0 from t = {begin:g} to {end:g}"
+        first, last = (float(data[name].values[-1]) for name in ("span_begin", "span_end"))
+        claim = f"at N -> infinity m of p-SGD grows exponentially, as log N needs: d ln m/dt above 0 from t = {first:g} to {last:g}"
         setting = {
             "scale": GROWTH,
             "scale_words": f"a rate of {GROWTH:g}",
@@ -407,16 +414,16 @@ def _growth(
 
     Runs are taken to scatter everywhere as where they do most.
     """
-    claim, known = (
+    claim, solved = (
         "the time of p-SGD grows like log N, to a factor 1.5 over all N",
         np.flatnonzero(np.isfinite(times)),
     )
     words = "a growth like N"
-    if len(known) < 2:
+    if len(solved) < 2:
         return Finding(
             claim,
             "sizes at which half of the runs recover (2 are needed)",
-            float(len(known)),
+            float(len(solved)),
             2.0,
             math.inf,
             words,
@@ -425,14 +432,14 @@ def _growth(
     spread, counted_runs = 1.0, int(runs.min())
     if "time_run" in data:
         logs = [
-            np.log(np.where(np.isfinite(one), one, float(data.t[-1])))[:k]
-            for one, k in zip(data.time_run.values, runs, strict=True)
+            np.log(np.where(np.isfinite(value), value, float(data.t[-1])))[:k]
+            for value, k in zip(data.time_run.values, runs, strict=True)
         ]
-        spreads = [float(one.std(ddof=1)) for one in logs]
+        spreads = [float(log.std(ddof=1)) for log in logs]
         spread, counted_runs = max(spreads), int(runs[int(np.argmax(spreads))])
-    x, log_N = np.log(np.log(data.N.values[known])), np.log(data.N.values[known])
+    x, log_N = np.log(np.log(data.N.values[solved])), np.log(data.N.values[solved])
     line, covariance, _ = weighted_line(
-        x, np.log(times[known]), (spread * median_error[known]) ** -2
+        x, np.log(times[solved]), (spread * median_error[solved]) ** -2
     )
     reach = x[-1] - x[0]
     slope = Mean(line[1], math.sqrt(covariance[1, 1]), runs=counted_runs)
@@ -450,16 +457,16 @@ def _growth(
     "longer persistence leaves fewer plateaus, and delays the start",
 )
 def persistence(data: xr.Dataset) -> Judgement:
-    there = data.loss.isel(time=-1).values < THRESHOLD
+    recovered = data.loss.isel(time=-1).values < THRESHOLD
     t, m, runs, test = data.t.values, np.abs(data.m.values), data.sizes["run"], _ordered(data)
-    early = np.stack([[np.interp(1.0, t, one) for one in curve] for curve in m])
+    early = np.stack([[np.interp(1.0, t, value) for value in curve] for curve in m])
     late, late_error = np.array([_mean_difference(early[0], early[i]) for i in (2, 3)]).T
-    more, more_error = _mean_difference(there[-1], there[0])
+    gain, gain_error = _mean_difference(recovered[-1], recovered[0])
     claim, words = (
         "fewer runs are stuck at the end at tau = 5 than at tau = .05",
         f"{APART:g} of the runs",
     )
-    fewer = test(claim, more, max(more_error, 1 / runs), scale=APART, runs=runs, scale_words=words)
+    fewer = test(claim, gain, max(gain_error, 1 / runs), scale=APART, runs=runs, scale_words=words)
     return _said(
         data,
         _at_the_end(fewer, data),
@@ -485,10 +492,10 @@ def _formula(data: xr.Dataset) -> Finding:
     exploded (NaN later) are left out.
     """
     gap = (data.mse_run - data.mse_own).transpose("run", ..., "time").values
-    each = np.ma.masked_array(gap, np.broadcast_to(np.isnan(gap[..., :1]), gap.shape))
+    values = np.ma.masked_array(gap, np.broadcast_to(np.isnan(gap[..., :1]), gap.shape))
     mean, spread, count = (
-        np.asarray(part).reshape(-1)
-        for part in (each.mean(axis=0), each.std(axis=0, ddof=1), each.count(axis=0))
+        np.asarray(value).reshape(-1)
+        for value in (values.mean(axis=0), values.std(axis=0, ddof=1), values.count(axis=0))
     )
     keep = spread > 1e-12
     claim = f"(B.8) is the mean squared error of each run (measured less (B.8) at most {np.abs(mean[keep]).max():.4f})"
@@ -502,8 +509,8 @@ def _own(data: xr.Dataset, algorithm: str, **where: Any) -> np.ndarray:
     """(B.8) of each run of an algorithm (run, time), the error without the noise of a test set:
     runs that it has not are NaN at once.
     """
-    each = data.mse_own.sel(algorithm=algorithm, **where).transpose("run", "time").values
-    return each[np.isfinite(each[:, 0])]
+    values = data.mse_own.sel(algorithm=algorithm, **where).transpose("run", "time").values
+    return values[np.isfinite(values[:, 0])]
 
 
 def _ends(data: xr.Dataset, algorithm: str, **where: Any) -> np.ndarray:
@@ -555,11 +562,11 @@ def _double_descent(data: xr.Dataset, ridge: float) -> Finding:
     """
     best, pairs = (-math.inf, math.nan, 1), 0
     for name in SHARES:
-        each = _own(data, name, ridge=ridge)
-        mean = each.mean(axis=0)
+        values = _own(data, name, ridge=ridge)
+        mean = values.mean(axis=0)
         rise = mean[None, :] - mean[:, None]
         first, second = np.unravel_index(int(np.argmax(np.triu(rise, 1))), rise.shape)
-        best = max(best, (*_mean_difference(each[:, second], each[:, first]), len(each)))
+        best = max(best, (*_mean_difference(values[:, second], values[:, first]), len(values)))
         pairs += len(mean) * (len(mean) - 1) // 2
     claim = f"double descent in time at lambda = {ridge:g}: an average error rises again"
     return _ordered(data)(claim, best[0], best[1], scale=0.02, runs=best[2], rate=RATE / pairs)
@@ -604,7 +611,7 @@ def small_rates(data: xr.Dataset) -> Judgement:
     sign = float(np.sign(persistent.isel(rate=0, time=when).mean()))
     least, first = (sign * persistent.isel(rate=rate, time=when).values for rate in (-1, 0))
     size, size_error = _mean_difference(least, np.zeros(runs))
-    kept, kept_error = _mean_difference(least, first / 2)
+    excess, excess_error = _mean_difference(least, first / 2)
     return _said(
         data,
         sgd.agrees(
@@ -622,8 +629,8 @@ def small_rates(data: xr.Dataset) -> Judgement:
         ),
         larger(
             "the difference of p-SGD does not vanish with eta: half of it stays at least",
-            kept,
-            kept_error,
+            excess,
+            excess_error,
             scale=0.02,
             runs=runs,
         ),

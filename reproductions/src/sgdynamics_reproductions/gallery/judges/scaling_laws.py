@@ -62,15 +62,15 @@ def seven_phases(data: xr.Dataset) -> Judgement:
     """Measured eta and xi against the predicted ones, at a point in each phase."""
     names = data.phase.values
     within = np.array([SLOW.get(name, EXPONENTS) for name in names])
-    rows = {one: (data[one] / data[f"{one}_predicted"]).values for one in ("eta", "xi")}
-    told = "; ".join(
+    rows = {value: (data[value] / data[f"{value}_predicted"]).values for value in ("eta", "xi")}
+    text = "; ".join(
         f"{name} eta {data.eta.values[row]:.4f} ({data.eta_predicted.values[row]:.4f}) "
         f"xi {data.xi.values[row]:.4f} ({data.xi_predicted.values[row]:.4f})"
         for row, name in enumerate(names)
     )
     words: dict[str, Any] = {"scale": 2 * within, "scale_words": "6% (IVb 12%) of them"}
     return judge_claims(
-        f"measured (predicted): {told}",
+        f"measured (predicted): {text}",
         count_wrong(
             "each point lies in its phase",
             int(np.sum(data.phase_predicted.values != names)),
@@ -93,8 +93,10 @@ def curves_and_envelope(data: xr.Dataset) -> Judgement:
     below, touch = 0, np.zeros(data.loss.shape[:2])
     points = 0
     for row in range(data.sizes["case"]):
-        known = np.isfinite(data.flops.values[row])
-        flops, frontier = (np.log(data[one].values[row, known]) for one in ("flops", "frontier"))
+        is_finite = np.isfinite(data.flops.values[row])
+        flops, frontier = (
+            np.log(data[entry].values[row, is_finite]) for entry in ("flops", "frontier")
+        )
         x = np.log(data["size"].values[:, None] * data.steps.values[row])
         inside = (x >= flops[0]) & (x <= flops[-1])
         over = np.log(data.loss.values[row]) - np.interp(x, flops, frontier)
@@ -104,8 +106,8 @@ def curves_and_envelope(data: xr.Dataset) -> Judgement:
         touch[row] = np.where(inside, over, np.inf).min(axis=1)
     middle = touch[:, 1:-1]  # the first and the last are best at the ends of the frontier
     d, runs = data.attrs["features_drawn"], data.drawn.values
-    gaps = [_farthest(one, line) for one, line in zip(runs, data.equivalent.values, strict=True)]
-    shares = [(data[one] / data[f"{one}_predicted"]).values for one in ("eta", "xi")]
+    gaps = [_farthest(run, line) for run, line in zip(runs, data.equivalent.values, strict=True)]
+    shares = [(data[value] / data[f"{value}_predicted"]).values for value in ("eta", "xi")]
     return judge_claims(
         f"eta is {format_list(data.eta.values.round(4))} ({format_list(data.eta_predicted.values.round(4))} predicted), xi "
         f"{format_list(data.xi.values.round(4))} ({format_list(data.xi_predicted.values.round(4))}) in phases {', '.join(data.case.values)}; sizes "
@@ -132,12 +134,12 @@ def curves_and_envelope(data: xr.Dataset) -> Judgement:
         *(
             _relative(
                 f"phase {name}: the mean over draws is the equivalent",
-                one,
+                item,
                 line,
                 PER_FEATURE / d,
                 0.25,
             )
-            for name, one, line in zip(data.case.values, runs, data.equivalent.values, strict=True)
+            for name, item, line in zip(data.case.values, runs, data.equivalent.values, strict=True)
         ),
     )
 
@@ -151,23 +153,23 @@ def relu_on_power_laws(data: xr.Dataset) -> Judgement:
     """Chain against direct runs, the ODE against the chain at three spectra and at four learning
     rates.
     """
-    each, lines = data.attrs["every"], data.excess_risk.values
+    stride, lines = data.attrs["every"], data.excess_risk.values
     closure = 1 / (
         2 * data.attrs["width"]
     )  # of g l_1: the step times the largest curvature of the risk, p units of weight 1/p, half on
     row = int(np.argmin(np.abs(data.exponent.values - data.attrs["direct"])))
     few = data.sizes["direct_point"]
-    line = lines[row, each::each][:few]
+    line = lines[row, stride::stride][:few]
     direct = mean_over_runs(data.excess_risk_direct.values / line)
     chain = mean_over_runs(data.excess_risk_runs.values[row, :, :few] / line)
     apart = difference(chain, direct)
     gaps = [
-        _farthest(one, path[each::each])
-        for one, path in zip(data.excess_risk_runs.values, lines, strict=True)
+        _farthest(value, path[stride::stride])
+        for value, path in zip(data.excess_risk_runs.values, lines, strict=True)
     ]
     fast = [
-        _farthest(one, path)
-        for one, path in zip(data.by_rate_runs.values, data.by_rate.values, strict=True)
+        _farthest(entry, path)
+        for entry, path in zip(data.by_rate_runs.values, data.by_rate.values, strict=True)
     ]
     return judge_claims(
         f"mean of {data.sizes['direct_run']} direct runs at d = {data.attrs['d']} over that of {data.sizes['run']} chain runs less 1: at "
@@ -183,12 +185,12 @@ def relu_on_power_laws(data: xr.Dataset) -> Judgement:
         *(
             _relative(
                 f"s = {s:g}: the mean of the chain is the ODE",
-                one,
-                path[each::each],
+                item,
+                path[stride::stride],
                 closure * share + PER_DIMENSION / data.attrs["d"],
                 0.2,
             )
-            for s, one, path, share in zip(
+            for s, item, path, share in zip(
                 data.exponent.values,
                 data.excess_risk_runs.values,
                 lines,
@@ -248,7 +250,7 @@ def digits(data: xr.Dataset) -> Judgement:
         for name in ("raw", "standardised")
     }
     largest, gaussian = data.largest_lr.values, data.gaussian_lr.values
-    said = [
+    text = [
         (gaussian[view["raw"]] < lrs[large] < largest[view["raw"]]),
         (largest[view["standardised"]] < lrs[large] < gaussian[view["standardised"]]),
         min(largest[view["centred"]], gaussian[view["centred"]]) > lrs[large],
@@ -272,8 +274,8 @@ def digits(data: xr.Dataset) -> Judgement:
         ),
         count_wrong(
             "largest_step says so where Gaussian theory says the contrary",
-            sum(not bool(one) for one in said),
-            len(said),
+            sum(not bool(value) for value in text),
+            len(text),
         ),
     )
 
@@ -363,12 +365,12 @@ def _half(t: np.ndarray, falling: np.ndarray, level: float) -> float:
 def any_activation(data: xr.Dataset) -> Judgement:
     """Fitted exponents against the closed one."""
     gap = np.abs(data.fitted - data.predicted).values
-    told = "; ".join(
+    text = "; ".join(
         f"{name} {format_list(row.round(4))}"
         for name, row in zip(data.activation.values, data.fitted.values, strict=True)
     )
     return judge_claims(
-        f"fitted from t = {data.attrs['late']:g} on, s = {format_list(data.exponent)}: {told} ({format_list(data.predicted.values.round(4))} "
+        f"fitted from t = {data.attrs['late']:g} on, s = {format_list(data.exponent)}: {text} ({format_list(data.predicted.values.round(4))} "
         f"predicted), at most {gap.max():.4f} off",
         agreement(
             "the exponent is the closed one for each activation, to .03",

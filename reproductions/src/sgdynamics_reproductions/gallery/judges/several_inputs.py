@@ -83,16 +83,16 @@ def late_laws(data: xr.Dataset) -> Judgement:
     end, d = float(data.alpha[-1]), data.attrs["d"]
     law = np.array([LATE_EXPONENTS[rule] for rule in data.rule.values])
     exponent, front = data.exponent.values[:, -1], (data.error / data.late_error).values[:, -1]
-    findings, parts = [], []
+    findings, texts = [], []
     for row, rule in enumerate(data.rule.values):
         runs, line = data.error_runs.values[row], data.error_at_runs.values[row]
-        parts.append(f"{rule} {100 * _farthest(runs, line, line):.2f}%")
+        texts.append(f"{rule} {100 * _farthest(runs, line, line):.2f}%")
         findings.append(
             _on_theory(f"{rule}: the mean error of the runs is the ODE's", runs, line, d, size=line)
         )
     return judge_claims(
         f"at alpha = {end:g} the exponents are {format_list(exponent.round(4))} and the errors {format_list(front.round(4))} of the closed laws; "
-        f"runs at d = {d} are from the ODE by at most {', '.join(parts)}",
+        f"runs at d = {d} are from the ODE by at most {', '.join(texts)}",
         agreement(
             "local exponents are -1/2, -1/3 and -1, to .005",
             exponent,
@@ -128,16 +128,16 @@ def attention_curves(data: xr.Dataset) -> Judgement:
     lines = {name: data[name].values[at] for name in ("excess_risk", "M", "Q")}
     runs = {name: data[f"{name}_runs"].values for name in lines}
     sizes = {"excess_risk": first, "M": 1.0, "Q": 1.0}
-    said = {
+    text = {
         "excess_risk": "excess risk, of the first",
         "M": "overlap with the teacher",
         "Q": "product of the rows",
     }
-    query, value = ((np.abs(runs["M"][:, 0, one])) for one in (0, 1))
+    query, value = ((np.abs(runs["M"][:, 0, entry])) for entry in (0, 1))
     ahead = mean_over_runs((value - query)[:, None])
-    halves = [_passage(data.t.values, data.M.values[:, one], 0.5) for one in (0, 1)]
+    halves = [_passage(data.t.values, data.M.values[:, item], 0.5) for item in (0, 1)]
     gaps = ", ".join(
-        f"{said[name]} {_farthest(runs[name], lines[name], sizes[name]):.4f}" for name in lines
+        f"{text[name]} {_farthest(runs[name], lines[name], sizes[name]):.4f}" for name in lines
     )
     return judge_claims(
         f"mean of {data.sizes['run']} runs at d = {d}, largest distance from the ODE: {gaps}; at t = "
@@ -145,7 +145,7 @@ def attention_curves(data: xr.Dataset) -> Judgement:
         f"half is reached at t = {halves[1]:.2f} and {halves[0]:.2f}",
         *(
             _on_theory(
-                f"{said[name]}: the mean of the runs is the ODE",
+                f"{text[name]}: the mean of the runs is the ODE",
                 runs[name],
                 lines[name],
                 d,
@@ -170,7 +170,7 @@ def one_after_the_other(data: xr.Dataset) -> Judgement:
     """Times at which half of each spike is held: of runs and ODE against the logistic path, and in
     their order.
     """
-    d, t, each = data.attrs["d"], data.t.values, data.attrs["every"]
+    d, t, stride = data.attrs["d"], data.t.values, data.attrs["every"]
     beta = data.spike.values
     alone = np.log(1 / data.attrs["first"] - 1) / (4 * (1 + beta))
     half = np.array([_passage(t, row, 0.5) for row in data.held.values.T])
@@ -181,8 +181,8 @@ def one_after_the_other(data: xr.Dataset) -> Judgement:
     )
     times = np.array([[_passage(began, row, 0.5) for row in run.T] for run in of_runs])
     waits = mean_over_runs(np.diff(times, axis=1))
-    lines = data.held.values[each::each]
-    risk, risks = data.risk.values[each::each], data.risk_runs.values
+    lines = data.held.values[stride::stride]
+    risk, risks = data.risk.values[stride::stride], data.risk_runs.values
     size = float(np.ptp(data.risk.values))
     return judge_claims(
         f"half of the spikes {format_list(beta)} is held at t = {format_list(half.round(3))} (ODE), {format_list(times.mean(axis=0).round(3))} (mean of "
@@ -212,16 +212,16 @@ def one_after_the_other(data: xr.Dataset) -> Judgement:
 )
 def adversaries(data: xr.Dataset) -> Judgement:
     """Runs against the ODE, and each case told by the last third of the runs' own paths."""
-    d, each = data.attrs["d"], data.attrs["every"]
+    d, stride = data.attrs["d"], data.attrs["every"]
     late = data.alpha_runs.values > 2 / 3 * float(data.alpha[-1])
-    lines, runs = data.M.values[:, each::each], data.M_runs.values
-    generator = [mean_over_runs(one[:, late, 1].mean(axis=1)[:, None]) for one in runs]
-    swing = [mean_over_runs(one[:, late, 0].std(axis=1)[:, None]) for one in runs]
-    gaps = [_farthest(one, line) for one, line in zip(runs, lines, strict=True)]
+    lines, runs = data.M.values[:, stride::stride], data.M_runs.values
+    generator = [mean_over_runs(run[:, late, 1].mean(axis=1)[:, None]) for run in runs]
+    swing = [mean_over_runs(value[:, late, 0].std(axis=1)[:, None]) for value in runs]
+    gaps = [_farthest(entry, line) for entry, line in zip(runs, lines, strict=True)]
     shown = "; ".join(
-        f"{case}: v.u = {found.value[0]:.3f}({found.error[0]:.3f}), w.u swings by {spread.value[0]:.3f}, "
+        f"{case}: v.u = {item.value[0]:.3f}({item.error[0]:.3f}), w.u swings by {spread.value[0]:.3f}, "
         f"runs from the ODE by at most {gap:.3f}"
-        for case, found, spread, gap in zip(data.case.values, generator, swing, gaps, strict=True)
+        for case, item, spread, gap in zip(data.case.values, generator, swing, gaps, strict=True)
     )
     size = {"scale": 0.2, "scale_words": ".2 of the overlap"}
     return judge_claims(
@@ -258,30 +258,30 @@ def exits_of_sequences(data: xr.Dataset) -> Judgement:
     ode, law, d = data.exit_ode.values, data.law.values, data.d_ode.values
     grown = (ode[1:, -1] - ode[1:, -5]) / (law[1:, -1] - law[1:, -5])
     flat = ode[0, -1] / ode[0, -5]
-    findings, parts = [], []
+    findings, texts = [], []
     for row, n in enumerate(data.exponent.values):
-        known = np.isfinite(data.d.values[row])
-        times = data.exit_runs.values[row, known, : int(data.runs[row])]
+        is_finite = np.isfinite(data.d.values[row])
+        times = data.exit_runs.values[row, is_finite, : int(data.runs[row])]
         times = np.where(np.isfinite(times), times, np.inf)
-        expected, at = data.exit_ode_runs.values[row, known], data.d.values[row, known]
+        expected, at = data.exit_ode_runs.values[row, is_finite], data.d.values[row, is_finite]
         medians = np.median(times, axis=1)
-        parts.append(
+        texts.append(
             f"exponent {n} {format_list((medians / expected).round(3))} at d = {format_list(at)}"
         )
         tolerance = NEAR[int(n)]
         findings += [
             _median_between(
                 f"exponent {n}, d = {size:g}: the median of the runs is the ODE's time, to {tolerance:.0%}",
-                one,
+                value,
                 time,
                 tolerance,
             )
-            for one, time, size in zip(times, expected, at, strict=True)
+            for value, time, size in zip(times, expected, at, strict=True)
         ]
     return judge_claims(
         f"from d = {d[-5]:.3g} to {d[-1]:.3g} the ODE's time grows by {format_list(grown.round(3))} of the closed laws for exponents 2 and 3 "
         f"and by {flat - 1:.1%} for exponent 1; medians of {format_list(data.runs)} runs over the ODE's time: "
-        f"{'; '.join(parts)}",
+        f"{'; '.join(texts)}",
         agreement(
             "exponent 1: the time does not grow, to 5%",
             flat,
@@ -319,7 +319,7 @@ def _median_between(claim: str, times: np.ndarray, expected: float, tolerance: f
     # from the runs' own law
     middle = float(np.median(times))
     factors = np.geomspace(1 + tolerance, 4.0, 200)
-    told = [
+    text = [
         min(
             np.sum(times * f > (1 + tolerance) * middle),
             np.sum(times / f < (1 - tolerance) * middle),
@@ -327,7 +327,7 @@ def _median_between(claim: str, times: np.ndarray, expected: float, tolerance: f
         > far + 2.33 * np.sqrt(runs) / 2
         for f in factors
     ]
-    detectable = float(factors[int(np.argmax(told))] - 1) if any(told) else np.inf
+    detectable = float(factors[int(np.argmax(text))] - 1) if any(text) else np.inf
     value = max(low, high) / far
     return Finding(
         claim,
@@ -349,12 +349,12 @@ def rewards(data: xr.Dataset) -> Judgement:
     """Runs against the closed ODE; the two ends that one penalty has, by the start; and the maps'
     own order.
     """
-    d, each, known = data.attrs["d"], data.attrs["every"], 0.5
-    runs, lines = data.path_runs.values, data.path.values[:, each::each]
+    d, stride, threshold = data.attrs["d"], data.attrs["every"], 0.5
+    runs, lines = data.path_runs.values, data.path.values[:, stride::stride]
     T, e2, first = (data[f"cell_{name}"].values for name in ("tokens", "penalty", "first"))
-    learned = lines[:, -1] > known
-    ends = [mean_over_runs(one[:, -1:]) for one in runs]
-    told = "; ".join(
+    learned = lines[:, -1] > threshold
+    ends = [mean_over_runs(run[:, -1:]) for run in runs]
+    text = "; ".join(
         f"T = {a}, e2 = {b:g}, from {c:g}: {end.value[0]:.3f}({end.error[0]:.3f}), ODE {line[-1]:.3f}"
         for a, b, c, end, line in zip(T, e2, first, ends, lines, strict=True)
     )
@@ -368,30 +368,30 @@ def rewards(data: xr.Dataset) -> Judgement:
         and first[j] > data.attrs["small"]
     ]
     apart = [difference(ends[i], ends[j]) for i, j in pairs]
-    by_start, by_length = data.by_start.values > known, data.by_length.values > known
+    by_start, by_length = data.by_start.values > threshold, data.by_length.values > threshold
     undone = np.sum(by_start[:-1] & ~by_start[1:]) + np.sum(by_length[1:] & ~by_length[:-1])
     short = int(np.sum(~by_length[data.tokens.values <= 3]))
     penalised = by_length[data.tokens.values >= data.attrs["long"]][:, data.penalty.values >= 0.2]
     return judge_claims(
-        f"cosine at alpha = {data.attrs['end']:g} of {data.sizes['run']} runs at d = {d}: {told}; T = {data.attrs['long']} is learned in "
+        f"cosine at alpha = {data.attrs['end']:g} of {data.sizes['run']} runs at d = {d}: {text}; T = {data.attrs['long']} is learned in "
         f"{by_start.mean():.0%} of the map, T <= 3 in {1 - short / np.sum(data.tokens.values <= 3) / data.sizes['penalty']:.0%} of it from "
         f"{data.attrs['small']:g}",
         *(
             _on_theory(
                 f"T = {a}, e2 = {b:g}, from {c:g}: the mean cosine of the runs is the ODE's",
-                one,
+                value,
                 line,
                 d,
             )
-            for a, b, c, one, line in zip(T, e2, first, runs, lines, strict=True)
+            for a, b, c, value, line in zip(T, e2, first, runs, lines, strict=True)
         ),
         *(
-            one.is_above(
+            entry.is_above(
                 f"T = {T[i]}, e2 = {e2[i]:g}: learned from {first[i]:g} and not from {first[j]:g}",
                 scale=0.5,
                 scale_words=".5 of the cosine",
             )
-            for (i, j), one in zip(pairs, apart, strict=True)
+            for (i, j), entry in zip(pairs, apart, strict=True)
         ),
         count_wrong(
             "episodes of up to three decisions are learned from a small overlap at any penalty",
@@ -420,19 +420,21 @@ def content_or_position(data: xr.Dataset) -> Judgement:
     """
     d, omega, share, t = data.attrs["d"], data.omega.values, data.share.values, data.t.values
     gap = data.growth.values - data.growth_closed.values
-    found = []
+    crossings = []
     for rates in data.growth.values:  # straight lines in omega
-        content, place = (np.polyfit(share, rates[:, one], 1) for one in (0, 1))
-        found.append((-place[1] / place[0], (content[1] - place[1]) / (place[0] - content[0])))
+        content, position = (np.polyfit(share, rates[:, column], 1) for column in (0, 1))
+        crossings.append(
+            (-position[1] / position[0], (content[1] - position[1]) / (position[0] - content[0]))
+        )
     early = int(np.argmin(np.abs(t - data.attrs["early"])))
     ahead = data.M.values[:, early, 1] - data.M.values[:, early, 0]
     lead = _passage(omega, ahead, 0.0)
-    rows = [int(np.argmin(np.abs(omega - one))) for one in data.shown.values]
+    rows = [int(np.argmin(np.abs(omega - value))) for value in data.shown.values]
     lines, runs = (
         data.M.values[rows][:, data.attrs["every"] :: data.attrs["every"]],
         data.M_runs.values,
     )
-    gaps = [_farthest(one, line) for one, line in zip(runs, lines, strict=True)]
+    gaps = [_farthest(run, line) for run, line in zip(runs, lines, strict=True)]
     ends = mean_over_runs(
         np.stack(
             [runs[0, :, -1, 0] - runs[0, :, -1, 1], runs[-1, :, -1, 1] - runs[-1, :, -1, 0]], axis=1
@@ -440,7 +442,7 @@ def content_or_position(data: xr.Dataset) -> Judgement:
     )
     return judge_claims(
         f"growth rates are from the closed ones by at most {np.abs(gap).max():.5f}; position is unstable from omega = "
-        f"{found[0][0]:.4f} on and faster from {found[0][1]:.4f} (c0 = 1) and {found[1][1]:.4f} (c0 = 2); "
+        f"{crossings[0][0]:.4f} on and faster from {crossings[0][1]:.4f} (c0 = 1) and {crossings[1][1]:.4f} (c0 = 2); "
         f"at t = {t[early]:g} it leads from {lead:.3f} on; "
         f"runs at d = {d} are from the ODE by at most {format_list(np.round(gaps, 3))} at omega = {format_list(data.shown)}",
         agreement(
@@ -448,7 +450,7 @@ def content_or_position(data: xr.Dataset) -> Judgement:
         ),
         agreement(
             "position is unstable and faster where closed, to .004",
-            found,
+            crossings,
             0.0,
             data.crossing.values,
             tolerance=0.004,
@@ -468,12 +470,12 @@ def content_or_position(data: xr.Dataset) -> Judgement:
             scale_words=".1 of the overlap",
         ),
         *(
-            mean_over_runs(one - line).agrees(
+            mean_over_runs(item - line).agrees(
                 f"omega = {which:g}: the mean overlaps of the runs are the ODE's, to {PER_DIMENSION:g}/d",
                 0.0,
                 tolerance=PER_DIMENSION / d,
                 scale=0.2,
             )
-            for one, line, which in zip(runs, lines, data.shown.values, strict=True)
+            for item, line, which in zip(runs, lines, data.shown.values, strict=True)
         ),
     )
