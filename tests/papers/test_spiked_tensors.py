@@ -77,7 +77,7 @@ def test_fixed_points_are_roots_with_the_numerical_jacobian(order, lr, batch, ri
         sgd.OnePassSGD(lr=lr, batch=batch),
     )
     found = spiked_fixed_points(problem, algorithm)
-    numbers = limits.equation_numbers(problem, algorithm, None)
+    numbers = limits.equation_parameters(problem, algorithm, None)
     assert [point.risk for point in found] == sorted(point.risk for point in found)
     assert any(point.m == 0 and point.r2 == 0 for point in found)
     for point in found:
@@ -121,7 +121,7 @@ def test_no_fixed_point_is_missed(order, snr, ridge, count):
     places.
     """
     problem, algorithm = SpikedTensor(order=order, snr=snr, ridge=ridge), sgd.OnePassSGD(lr=1.0)
-    numbers = limits.equation_numbers(problem, algorithm, None)
+    numbers = limits.equation_parameters(problem, algorithm, None)
     y = np.random.default_rng(order).uniform([-1.8, 0.0], [1.8, 1.2], (4000, 2))
     with np.errstate(all="ignore"):
         for _ in range(60):
@@ -282,7 +282,7 @@ def test_one_step_in_closed_form_and_by_quadrature():
         np.testing.assert_allclose(mean[0], first, rtol=1e-10)
         np.testing.assert_allclose(covariance[0], second, rtol=1e-9)
         # the drift at n is the mean increment, and the drift as n -> infinity its limit
-        numbers = limits.equation_numbers(problem, algorithm, n)
+        numbers = limits.equation_parameters(problem, algorithm, n)
         np.testing.assert_allclose(
             np.array(limits.drift(numbers, m, r2)) * delta, first, rtol=1e-10
         )

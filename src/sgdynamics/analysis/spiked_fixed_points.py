@@ -22,7 +22,7 @@ import numpy as np
 from scipy import optimize
 
 from sgdynamics.algorithms.one_pass import OnePassSGD, checked_algorithm, constant_rate
-from sgdynamics.dynamics.spiked_equations import drift, equation_numbers, jacobian
+from sgdynamics.dynamics.spiked_equations import drift, equation_parameters, jacobian
 from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor, check_spiked_problem
 
 GRID = 4001  # points over the bounded range of log A in which a sign change is looked for
@@ -153,7 +153,7 @@ def correlated(k: int, snr: float, c: float, ridge: float) -> list[tuple[float, 
 def _described(
     problem: SpikedTensor, algorithm: OnePassSGD, m: float, r2: float
 ) -> SpikedFixedPoint:
-    numbers = equation_numbers(problem, algorithm, None)
+    numbers = equation_parameters(problem, algorithm, None)
     values = np.linalg.eigvals(jacobian(numbers, m, r2)).astype(complex)
     values = values[np.argsort(-np.real(values), kind="stable")]
     null = NULL * np.abs(values).max()

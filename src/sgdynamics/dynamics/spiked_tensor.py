@@ -26,7 +26,7 @@ from sgdynamics.dynamics.requests import (
 from sgdynamics.dynamics.spiked_equations import (
     SpikedPaths,
     drift,
-    equation_numbers,
+    equation_parameters,
     integrate_spiked,
     spiked_step_length,
 )
@@ -82,7 +82,7 @@ class SpikedDynamics(SolverDynamics[SpikedStart]):
         return SpikedDynamics(other, self.algorithm)
 
     def _equation_parameters(self, dimension: int | None) -> Parameters:
-        return equation_numbers(self.problem, self.algorithm, dimension)
+        return equation_parameters(self.problem, self.algorithm, dimension)
 
     def ode_request(
         self,

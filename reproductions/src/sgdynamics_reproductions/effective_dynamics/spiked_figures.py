@@ -10,7 +10,7 @@ import numpy as np
 import xarray as xr
 
 from sgdynamics import OnePassSGD, SpikedTensor, fixed_points, random_start, simulate
-from sgdynamics.dynamics.spiked_equations import drift, equation_numbers
+from sgdynamics.dynamics.spiked_equations import drift, equation_parameters
 from sgdynamics.papers.effective_dynamics import saddle_variance, stationary_variance
 from sgdynamics.simulation.spiked_tensor import SPAN
 
@@ -123,7 +123,7 @@ def _drawn(data: xr.Dataset, c: float) -> Any:
 
         ax = axes[row, 1]
         low, high = 0.6, 1.4
-        values = equation_numbers(SpikedTensor(order=2, snr=snr), OnePassSGD(lr=c), None)
+        values = equation_parameters(SpikedTensor(order=2, snr=snr), OnePassSGD(lr=c), None)
         across, up = np.linspace(-top, top, 40), np.linspace(low, high, 40)
         flow = drift(values, *np.meshgrid(across, up))
         ax.streamplot(across, up, *flow, color="0.75", linewidth=0.7, density=1.1, arrowsize=0.8)

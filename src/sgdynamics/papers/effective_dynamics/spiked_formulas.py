@@ -23,7 +23,7 @@ from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.analysis.spiked_fixed_points import spiked_fixed_points
 from sgdynamics.base import checks
 from sgdynamics.base.arrays import RealArray
-from sgdynamics.dynamics.spiked_equations import equation_numbers, jacobian
+from sgdynamics.dynamics.spiked_equations import equation_parameters, jacobian
 from sgdynamics.problems.spiked_tensor import SpikedTensor
 
 # |u1| beyond this has escaped: the drift grows faster than linearly, so infinity is reached at once
@@ -192,7 +192,7 @@ def eigenvalues(k: int, snr: float, c: float = 1.0, ridge: float = 0.0) -> np.nd
             )
         else:
             problem = SpikedTensor(order=k, snr=snr, ridge=ridge)
-            coefficients = equation_numbers(problem, OnePassSGD(lr=c), None)
+            coefficients = equation_parameters(problem, OnePassSGD(lr=c), None)
             rows.append(np.sort(np.real(np.linalg.eigvals(jacobian(coefficients, m, r2))))[::-1])
     return np.array(rows)
 
