@@ -1,4 +1,4 @@
-"""Direct simulation on fixed data sets: against NumPy loops on the same data, selection, early stop, seeds, divergence, bad input."""
+"""Direct simulation on fixed data sets against NumPy loops on the same data, and its options."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ PERSISTENT = sgd.PersistentSGD(
 D, STEPS, SEED = 24, 12, 5
 
 
-def made(problem, algorithm, begin, d=D, together=None, **more):
+def make_simulator(problem, algorithm, start, d=D, together=None, **options):
     simulator = DirectFixedData(
-        problem, algorithm, begin, d, problem.block_dimensions(d), seed=SEED, **more
+        problem, algorithm, start, d, problem.block_dimensions(d), seed=SEED, **options
     )
     if together is not None:
         simulator.options = simulator.options._replace(together=together)
@@ -50,7 +50,7 @@ def sphere_start(runs, m=0.3):
 
 
 @partial(jax.jit, static_argnums=(1, 2))
-def _drawn(key, normals, uniforms):
+def _draw_numbers(key, normals, uniforms):
     steps = jax.vmap(
         lambda step: normals_and_uniforms(
             direct_steps.step_random_key(key, step), normals, uniforms
@@ -61,14 +61,14 @@ def _drawn(key, normals, uniforms):
     )[1]
 
 
-def drawn(key, normals, uniforms):
-    """What the library draws at each step, and for the first selection."""
+def draw_numbers(key, normals, uniforms):
+    """Random numbers of the library at each step, and of the first selection."""
     with jax.enable_x64(True):
-        return tuple(np.asarray(part) for part in _drawn(key, normals, uniforms))
+        return tuple(np.asarray(leaf) for leaf in _draw_numbers(key, normals, uniforms))
 
 
 def committee_slopes(problem, fields, signals, head, noise):
-    """Loss, dloss/dfields, dloss/dhead of (1/p) sum a lambda^2 against a noisy committee, by hand."""
+    """Loss, dloss/dfields, dloss/dhead of (1/p) sum a lambda^2 against a noisy committee."""
     f = (fields**2 @ head) / problem.width
     y = (signals**2 @ problem.teacher_head) / problem.teacher_width + np.sqrt(problem.noise) * noise
     r = (f - y)[:, None]
@@ -88,7 +88,7 @@ def numpy_run(problem, algorithm, x, signals, noise, rows, head, key, slopes, te
     p, lr = problem.width, algorithm.lr
     s, b, on = np.ones(n, dtype=bool), algorithm.fraction, algorithm.fraction
     if algorithm.hot or algorithm.selects:
-        normals, uniforms, first = drawn(
+        normals, uniforms, first = draw_numbers(
             key, p * (d + 1) if algorithm.hot else 0, n if algorithm.selects else 0
         )
     if algorithm.selects:
@@ -138,24 +138,24 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_numpy_loop_on_the_same_data_gives_the_same_runs(name):
-    problem, algorithm, slopes, more = CASES[name]
-    begin = sgd.random_start(problem, dimension=D, runs=3, seed=1)
-    simulator = made(problem, algorithm, begin, **more)
-    found, last = run(simulator, 3, np.arange(STEPS + 1), SEED, name, False)
+    problem, algorithm, slopes, options = CASES[name]
+    start = sgd.random_start(problem, dimension=D, runs=3, seed=1)
+    simulator = make_simulator(problem, algorithm, start, **options)
+    saved, last = run(simulator, 3, np.arange(STEPS + 1), SEED, name, False)
     assert np.all(last == -1)
     with jax.enable_x64(True):
         keys = run_keys(SEED, np.arange(3))
         state = simulator.initial(np.arange(3))
     for index in range(3):
         x, signals, noise = (
-            np.asarray(part if simulator.options.shared else part[index]) for part in simulator.data
+            np.asarray(leaf if simulator.options.shared else leaf[index]) for leaf in simulator.data
         )
         np.testing.assert_allclose(
             signals, x[:, simulator.placement.axes] @ simulator.placement.signals.T, atol=1e-13
         )
         rows, head = np.asarray(state.rows)[index], np.asarray(state.head)[index]
-        np.testing.assert_allclose(found["Q"][index, 0].sum(axis=0), begin.Q[index], atol=1e-12)
-        np.testing.assert_allclose(found["M"][index, 0].sum(axis=0), begin.M[index], atol=1e-12)
+        np.testing.assert_allclose(saved["Q"][index, 0].sum(axis=0), start.Q[index], atol=1e-12)
+        np.testing.assert_allclose(saved["M"][index, 0].sum(axis=0), start.M[index], atol=1e-12)
 
         def temperature(t):
             return 2.0 if t < 0.11 else 0.5
@@ -163,18 +163,18 @@ def test_a_numpy_loop_on_the_same_data_gives_the_same_runs(name):
         rows, head, risks = numpy_run(
             problem, algorithm, x, signals, noise, rows, head, keys[index], slopes, temperature
         )
-        np.testing.assert_allclose(found["train_risk"][index], risks, rtol=1e-10)
+        np.testing.assert_allclose(saved["train_risk"][index], risks, rtol=1e-10)
         np.testing.assert_allclose(
-            found["Q"][index, -1].sum(axis=0), rows @ rows.T, rtol=1e-10, atol=1e-12
+            saved["Q"][index, -1].sum(axis=0), rows @ rows.T, rtol=1e-10, atol=1e-12
         )
-        np.testing.assert_allclose(found["a"][index, -1], head, rtol=1e-10)
+        np.testing.assert_allclose(saved["a"][index, -1], head, rtol=1e-10)
         M = rows[:, simulator.placement.axes] @ simulator.placement.signals.T
-        np.testing.assert_allclose(found["M"][index, -1].sum(axis=0), M, rtol=1e-10, atol=1e-12)
+        np.testing.assert_allclose(saved["M"][index, -1].sum(axis=0), M, rtol=1e-10, atol=1e-12)
 
 
 def test_the_data_have_their_law():
     """Blocks, clusters and label noise; every run its own data, or all of them one."""
-    blocks = made(
+    blocks = make_simulator(
         COMMITTEE,
         CASES["committee, not rescaled"][1],
         sgd.random_start(COMMITTEE, dimension=D, runs=3),
@@ -183,13 +183,15 @@ def test_the_data_have_their_law():
         blocks.initial(np.arange(3))
     x, noise = np.asarray(blocks.data.inputs).reshape(-1, D), np.asarray(blocks.data.draws).ravel()
     split = COMMITTEE.block_dimensions(D)[0]
-    for part, variance in ((x[:, :split], 0.5), (x[:, split:], 1.5), (noise, 1.0)):
-        assert abs(part.var() / variance - 1) < Z * np.sqrt(2 / part.size)
-        assert abs(part.mean()) < Z * np.sqrt(variance / part.size)
+    for leaf, variance in ((x[:, :split], 0.5), (x[:, split:], 1.5), (noise, 1.0)):
+        assert abs(leaf.var() / variance - 1) < Z * np.sqrt(2 / leaf.size)
+        assert abs(leaf.mean()) < Z * np.sqrt(variance / leaf.size)
     assert np.abs(
         np.corrcoef(np.column_stack([x, noise]).T) - np.eye(D + 1)
     ).max() < 1.3 * Z / np.sqrt(len(x))
-    mixture = made(MIXTURE, sgd.GradientDescent(), sgd.random_start(MIXTURE, dimension=D, runs=3))
+    mixture = make_simulator(
+        MIXTURE, sgd.GradientDescent(), sgd.random_start(MIXTURE, dimension=D, runs=3)
+    )
     with jax.enable_x64(True):
         mixture.initial(np.arange(3))
     x, labels = np.asarray(mixture.data.inputs), np.asarray(mixture.data.draws)
@@ -199,15 +201,19 @@ def test_the_data_have_their_law():
 
 
 def selections(algorithm, steps):
-    """Which of 20000 samples are in use at each step."""
+    """The selection of 20000 samples at each step."""
     problem = sgd.TeacherStudent(width=1, activation="square", constraint="sphere")
-    simulator = made(problem, algorithm, sphere_start(1), d=2)
+    simulator = make_simulator(problem, algorithm, sphere_start(1), d=2)
     with jax.enable_x64(True):
-        state, keys, seen = simulator.initial(np.array([0])), run_keys(SEED, np.array([0])), []
+        state, keys, selections_per_step = (
+            simulator.initial(np.array([0])),
+            run_keys(SEED, np.array([0])),
+            [],
+        )
         for step in range(steps):
-            seen.append(np.asarray(state.selected[0]))
+            selections_per_step.append(np.asarray(state.selected[0]))
             state = simulator.advance(state, keys, step, step + 1)[0]
-    return np.array(seen, dtype=float)
+    return np.array(selections_per_step, dtype=float)
 
 
 def test_persistent_selection_keeps_its_share_and_forgets_at_the_stated_rate():
@@ -236,7 +242,8 @@ def test_multi_pass_selection_has_no_memory():
         assert abs(np.mean((s[0] - b) * (s[lag] - b))) < Z * b * (1 - b) / np.sqrt(n)
 
 
-# (alpha, m0, batch fraction) -> m after one step of eta = .01, m0/sqrt(1 - 4 eta al (1 - m0^2) + eta^2 (1 - m0^2)(4 al^2 + 12 al/l))
+# (alpha, m0, batch fraction l) -> m after one step of eta = 0.01,
+# m0/sqrt(1 - 4 eta al (1 - m0^2) + eta^2 (1 - m0^2) (4 al^2 + 12 al/l))
 FIRST_STEPS = [(2.0, 0.5, 1.0, 0.514890), (3.0, 0.2, 0.5, 0.211387)]
 
 
@@ -250,13 +257,13 @@ def test_first_step_in_the_papers_units(al, m0, fraction, expected):
         if fraction < 1
         else sgd.GradientDescent(**common)
     )
-    simulator = made(SPHERE, algorithm, sphere_start(12, m0), d=1000, dtype="float32")
-    found, _ = run(simulator, 12, np.array([0, 1]), SEED, "first step", False)
-    m = found["M"][:, 1, 0, 0, 0]
+    simulator = make_simulator(SPHERE, algorithm, sphere_start(12, m0), d=1000, dtype="float32")
+    saved, _ = run(simulator, 12, np.array([0, 1]), SEED, "first step", False)
+    m = saved["M"][:, 1, 0, 0, 0]
     error = m.std(ddof=1) / np.sqrt(len(m))
     assert error < abs(expected - m0) / 8
     assert abs(m.mean() - expected) < Z * error
-    loss = found["train_risk"][:, 0] / 2
+    loss = saved["train_risk"][:, 0] / 2
     assert abs(loss.mean() - (1 - m0**2)) < Z * loss.std(ddof=1) / np.sqrt(len(loss))
 
 
@@ -265,15 +272,15 @@ KEEP = DirectFixedData.keep
 
 @pytest.mark.parametrize("together", [False, True])
 def test_early_stop_and_smaller_batches_change_no_number(together, monkeypatch):
-    """One run after the other, or all together with a batch that shrinks: the runs are those that never stop."""
+    """Runs in sequence, or together in a shrinking batch, equal those that never stop."""
     runs, steps, stop_at = 3, np.array([0, 50, 100, 250, 300, 400, 600]), 3e-4
-    begin = sgd.start(SPHERE, M=np.array([0.9, 0.8, 0.995])[:, None, None], Q=np.ones((runs, 1, 1)))
-    every = np.arange(0, 601, 100)
+    start = sgd.start(SPHERE, M=np.array([0.9, 0.8, 0.995])[:, None, None], Q=np.ones((runs, 1, 1)))
+    check_steps = np.arange(0, 601, 100)
     algorithm = CASES["gradient descent"][1]
-    free, last = run(made(SPHERE, algorithm, begin), runs, every, SEED, "", False)
+    free, last = run(make_simulator(SPHERE, algorithm, start), runs, check_steps, SEED, "", False)
     assert np.all(last == -1)
     below = free["train_risk"] < stop_at
-    expected = np.where(below.any(axis=1), every[below.argmax(axis=1)], -1)
+    expected = np.where(below.any(axis=1), check_steps[below.argmax(axis=1)], -1)
     assert len(set(expected)) == runs, f"they should stop at different times, not at {expected}"
     sizes = []
     if together:
@@ -283,56 +290,64 @@ def test_early_stop_and_smaller_batches_change_no_number(together, monkeypatch):
             "keep",
             lambda self, state, index: sizes.append(len(index)) or KEEP(self, state, index),
         )
-    found, _, stopped = run_until(
-        made(SPHERE, algorithm, begin, together=together), runs, steps, SEED, "", False, stop_at
+    saved, _, stopped = run_until(
+        make_simulator(SPHERE, algorithm, start, together=together),
+        runs,
+        steps,
+        SEED,
+        "",
+        False,
+        stop_at,
     )
     assert sizes == ([2, 1] if together else [])
     np.testing.assert_array_equal(stopped, expected)
     for index in range(runs):
         frozen = np.minimum(steps, stopped[index] if stopped[index] >= 0 else 600)
         for name in ("M", "Q", "train_risk"):
-            for place, step in enumerate(frozen):
+            for save_point, step in enumerate(frozen):
                 if step % 100 == 0:
                     np.testing.assert_allclose(
-                        found[name][index, place], free[name][index, step // 100], rtol=1e-10
+                        saved[name][index, save_point], free[name][index, step // 100], rtol=1e-10
                     )
 
 
 def test_run_i_does_not_depend_on_the_other_runs(monkeypatch):
-    begin = sphere_start(3)
-    whole, _ = run(made(SPHERE, PERSISTENT, begin), 3, np.array([3, 40]), SEED, "", False)
-    other, _ = run(made(SPHERE, PERSISTENT, begin), 3, np.array([40]), SEED + 1, "", False)
+    start = sphere_start(3)
+    whole, _ = run(make_simulator(SPHERE, PERSISTENT, start), 3, np.array([3, 40]), SEED, "", False)
+    other, _ = run(
+        make_simulator(SPHERE, PERSISTENT, start), 3, np.array([40]), SEED + 1, "", False
+    )
     assert np.abs(other["M"][:, 0] - whole["M"][:, 1]).max() > 1e-3
     monkeypatch.setattr(DirectFixedData, "largest_group", lambda self: 2)
-    pieces, _ = run(made(SPHERE, PERSISTENT, begin), 3, np.array([40]), SEED, "", False)
+    pieces, _ = run(make_simulator(SPHERE, PERSISTENT, start), 3, np.array([40]), SEED, "", False)
     np.testing.assert_allclose(pieces["M"][:, 0], whole["M"][:, 1], rtol=1e-12)
 
 
 def test_the_front_door(tmp_path):
-    begin = sphere_start(1)
+    start = sphere_start(1)
     arguments = {"dimension": D, "runs": 3, "seed": SEED, "method": "direct"}
-    result = sgd.simulate(SPHERE, PERSISTENT, begin, steps=[0, STEPS], **arguments)
+    result = sgd.simulate(SPHERE, PERSISTENT, start, steps=[0, STEPS], **arguments)
     np.testing.assert_allclose(result.t, [0, STEPS * PERSISTENT.lr])
     np.testing.assert_allclose(result.alpha, [0, STEPS * 0.4 * 3.0])
     assert result.train_risk.dims == ("run", "time")
     assert result.attrs["samples"] == 72
     np.testing.assert_allclose(result.risk[:, 0], 2 * (1 - 0.3**2), rtol=1e-9)
     assert "stopped_at" not in result.coords
-    again = sgd.load(sgd.save(result, tmp_path / "runs.nc"))
-    assert sgd.algorithm_of(again) == PERSISTENT
+    repeated = sgd.load(sgd.save(result, tmp_path / "runs.nc"))
+    assert sgd.algorithm_of(repeated) == PERSISTENT
     # float32 sees the same data; all runs stop at once where the threshold is above
     single = sgd.simulate(
-        SPHERE, PERSISTENT, begin, steps=[0, STEPS], **arguments, dtype="float32", stop_at=0.01
+        SPHERE, PERSISTENT, start, steps=[0, STEPS], **arguments, dtype="float32", stop_at=0.01
     )
     np.testing.assert_allclose(single.M, result.M, rtol=1e-4)
     np.testing.assert_allclose(single.train_risk, result.train_risk, rtol=1e-4)
     assert np.isnan(single.stopped_at).all()
-    at_once = sgd.simulate(SPHERE, PERSISTENT, begin, steps=[0, 250], **arguments, stop_at=100.0)
+    at_once = sgd.simulate(SPHERE, PERSISTENT, start, steps=[0, 250], **arguments, stop_at=100.0)
     assert np.all(at_once.stopped_at == 0)
     np.testing.assert_array_equal(at_once.M[:, 0], at_once.M[:, 1])
     # one data set: the same overlaps at first, other directions, so another train risk
     shared = sgd.simulate(
-        SPHERE, PERSISTENT, begin, steps=[0, STEPS], **arguments, shared_data=True
+        SPHERE, PERSISTENT, start, steps=[0, STEPS], **arguments, shared_data=True
     )
     np.testing.assert_allclose(shared.M[:, 0], 0.3)
     assert np.unique(shared.train_risk[:, 0]).size == 3
@@ -344,7 +359,7 @@ def test_changing_numbers_never_compiles_again():
             lr=0.02 + 0.001 * index, batch_fraction=0.4 + 0.01 * index, persistence_time=0.5
         )
         run(
-            made(SPHERE, algorithm, sphere_start(3, 0.3 + 0.01 * index)),
+            make_simulator(SPHERE, algorithm, sphere_start(3, 0.3 + 0.01 * index)),
             3,
             np.array([3 + index, 20]),
             SEED,
@@ -357,25 +372,25 @@ def test_changing_numbers_never_compiles_again():
 
 
 def test_divergence_is_reported_and_the_others_go_on():
-    begin = sgd.random_start(COMMITTEE, dimension=D, runs=3, seed=1)
+    start = sgd.random_start(COMMITTEE, dimension=D, runs=3, seed=1)
     far = sgd.Start(
-        begin.M_blocks, begin.Q_blocks * np.array([1.0, 400.0, 1.0])[:, None, None, None], begin.a
+        start.M_blocks, start.Q_blocks * np.array([1.0, 400.0, 1.0])[:, None, None, None], start.a
     )
-    simulator = made(COMMITTEE, CASES["committee, not rescaled"][1], far)
-    found, last = run(simulator, 3, np.array([0, STEPS]), SEED, "", False)
+    simulator = make_simulator(COMMITTEE, CASES["committee, not rescaled"][1], far)
+    saved, last = run(simulator, 3, np.array([0, STEPS]), SEED, "", False)
     assert 0 <= last[1] < STEPS
     assert last[0] == last[2] == -1
-    assert np.isfinite(found["train_risk"][[0, 2]]).all()
-    assert np.isfinite(found["train_risk"][1, 0])
-    assert np.isnan(found["train_risk"][1, 1])
-    assert np.isnan(found["M"][1, 1]).all()
+    assert np.isfinite(saved["train_risk"][[0, 2]]).all()
+    assert np.isfinite(saved["train_risk"][1, 0])
+    assert np.isnan(saved["train_risk"][1, 1])
+    assert np.isnan(saved["M"][1, 1]).all()
     # on the sphere rows stay of length 1: a sample that holds the row is what counts
     steep = sgd.GradientDescent(lr=1.2)
     with (
         pytest.warns(UserWarning, match="3 of 3 runs diverged"),
         pytest.warns(UserWarning, match="beyond the stability limit"),
     ):
-        held = sgd.simulate(
+        result = sgd.simulate(
             SPHERE,
             steep,
             sphere_start(3),
@@ -385,13 +400,13 @@ def test_divergence_is_reported_and_the_others_go_on():
             method="direct",
             stop_at=1e-9,
         )
-    assert np.all(held.diverged_at < 30 * 1.2)
-    assert np.isnan(held.stopped_at).all()
-    assert np.isnan(held.M[:, -1]).all()
+    assert np.all(result.diverged_at < 30 * 1.2)
+    assert np.isnan(result.stopped_at).all()
+    assert np.isnan(result.M[:, -1]).all()
 
 
 def test_stability_limit():
-    """2 b/eta in the paper's units; the share beyond it against a Monte Carlo average, and its covariance."""
+    """2 b/eta in the paper's units, and the share beyond it against a Monte Carlo average."""
     eta, b, al = 0.0025, 0.01, 3.0
     algorithm = sgd.MultiPassSGD(lr=al * eta / 2, samples_per_dimension=al, batch_fraction=b)
     assert sample_stability.stability_limit(SPHERE, algorithm) == pytest.approx(2 * b / eta)
@@ -406,7 +421,7 @@ def test_stability_limit():
         share = sample_stability.unstable_share(free, algorithm, sgd.start(free, M=[[m]], Q=[[q]]))
         counted = np.mean(h**2 - z[0] ** 2 > 8.0)
         assert abs(share[0] - counted) < Z * np.sqrt(counted / z.shape[1])
-    # one sample alone: gradient descent on it leaves the residual 0 just beyond the limit, and returns to it just below
+    # Gradient descent on one sample leaves residual 0 just above the limit, and returns just below.
     x, lr = generator.standard_normal(D), 0.01
     for excess, leaves in ((1.02, True), (0.98, False)):
         free = sgd.TeacherStudent(width=1, activation="square", covariance=[(x @ x / D, 1.0)])
@@ -423,17 +438,17 @@ def test_stability_limit():
     ("paces", "sizes"), [((1.0, 0.5, 0.25), [8, 4, 2]), ((1.0, 0.95, 0.95), [8, 8, 8])]
 )
 def test_a_batch_shrinks_as_long_as_that_saves_time(paces, sizes):
-    """Half of the runs stop, three times, with 30 s left: a batch that took nearly as long when it was half as large stays."""
+    """The batch is not reduced if half of the runs take nearly as long as all of them."""
     group = running._Group.__new__(running._Group)
     group.simulator = type("Kept", (), {"keep": staticmethod(lambda state, index: state)})
     group.batch, group.keys, group.state, group.larger = np.arange(16), np.arange(16), None, None
     group.stopped, group.diverged, group.now = np.full(16, -1), np.full(16, -1), 0
-    found = []
+    saved = []
     for pace, lively in zip(paces, (8, 4, 2), strict=True):
         group.stopped[lively:], group.paces = 0, [100.0, pace]
         group.shrink(30.0)
-        found.append(len(group.batch))
-    assert found == sizes
+        saved.append(len(group.batch))
+    assert saved == sizes
 
 
 BAD = {
@@ -476,16 +491,16 @@ def test_bad_input(name):
         "dimension": D,
         "method": "direct",
     } | changed
-    begin = sphere_start(1)
+    start = sphere_start(1)
     checks.require_outside_jit(
         "simulate"
     )  # the first in a process compiles a program, of one number
 
-    def refused():
+    def simulate_with_bad_input():
         with pytest.raises(ValueError, match=message):
-            sgd.simulate(SPHERE, start=begin, **arguments)
+            sgd.simulate(SPHERE, start=start, **arguments)
 
-    assert count_compilations(refused) == 0
+    assert count_compilations(simulate_with_bad_input) == 0
 
 
 def test_bad_input_of_algorithms_and_starts():
@@ -511,7 +526,9 @@ def test_memory_is_known_beforehand(monkeypatch):
             dimension=30000,
             method="direct",
         )
-    small, large = (made(SPHERE, sgd.GradientDescent(), sphere_start(1), d=d) for d in (100, 1000))
+    small, large = (
+        make_simulator(SPHERE, sgd.GradientDescent(), sphere_start(1), d=d) for d in (100, 1000)
+    )
     assert large.largest_group() < small.largest_group()
     for simulator in (small, large):
         assert (
@@ -547,14 +564,14 @@ def test_gradient_descent_of_a_thousand_dimensions_follows_the_limit():
         method="direct",
     )
     for index, (m, m_error, loss, loss_error) in enumerate(REFERENCE.values()):
-        for found, expected, error in (
+        for saved, expected, error in (
             (result.M[:, index, 0, 0], m, m_error),
             (result.train_risk[:, index] / 2, loss, loss_error),
         ):
-            spread = float(found.std(ddof=1)) / np.sqrt(runs)
-            assert abs(float(found.mean()) - expected) < 4 * np.hypot(spread, error), (
+            spread = float(saved.std(ddof=1)) / np.sqrt(runs)
+            assert abs(float(saved.mean()) - expected) < 4 * np.hypot(spread, error), (
                 index,
-                float(found.mean()),
+                float(saved.mean()),
                 expected,
                 spread,
             )

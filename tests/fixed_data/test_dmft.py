@@ -1,4 +1,4 @@
-"""DMFT of fixed data sets against linear regression, which random matrix theory solves, and against simulation at growing d."""
+"""DMFT of fixed data sets against linear regression (random matrix theory) and simulations."""
 
 from __future__ import annotations
 
@@ -34,15 +34,17 @@ def marchenko_pastur(function, alpha):
 
 
 def regression(t, s, heat, noise=NOISE, decay=DECAY, alpha=ALPHA):
-    """W(t).W(s), M(t), the training risk and R(t, s) of ridge regression by gradient descent with white noise, d -> infinity, t >= s.
+    """W(t).W(s), M(t), training risk and R(t, s), t >= s, of ridge regression at d -> infinity.
 
-    Along an eigenvector, W <- r W + lr (lambda w* + u) + sqrt(2 T lr/d) xi with r = 1 - lr (lambda + decay), Var u = noise lambda/n.
+    Gradient descent with white noise reads, along an eigenvector of X^T X/n,
+    W <- r W + lr (lambda w* + u) + sqrt(2 T lr/d) xi, r = 1 - lr (lambda + decay), Var u = noise
+    lambda/n.
     """
 
     def rate(value):
         return 1 - LR * (value + decay)
 
-    def settled(value, t):
+    def response_to_signal(value, t):
         return (1 - rate(value) ** t) / (value + decay)
 
     def white(value, t, s):
@@ -50,23 +52,26 @@ def regression(t, s, heat, noise=NOISE, decay=DECAY, alpha=ALPHA):
         return 2 * heat * LR * r ** (t - s) * (1 - r ** (2 * s)) / (1 - r**2)
 
     def product(value):
-        kept = rate(value) ** t * rate(value) ** s * Q0 + settled(value, t) * settled(value, s) * (
-            value**2 + noise * value / alpha
-        )
+        unmixed = rate(value) ** t * rate(value) ** s * Q0 + response_to_signal(
+            value, t
+        ) * response_to_signal(value, s) * (value**2 + noise * value / alpha)
         mixed = (
             M0
             * value
-            * (rate(value) ** t * settled(value, s) + rate(value) ** s * settled(value, t))
+            * (
+                rate(value) ** t * response_to_signal(value, s)
+                + rate(value) ** s * response_to_signal(value, t)
+            )
         )
-        return kept + mixed + white(value, t, s)
+        return unmixed + mixed + white(value, t, s)
 
-    def along(value):
-        return rate(value) ** t * M0 + settled(value, t) * value
+    def on_signal(value):
+        return rate(value) ** t * M0 + response_to_signal(value, t) * value
 
     def error(
         value,
     ):  # lambda times the squared distance from w*, and its correlation with the label noise
-        gain = settled(value, t)
+        gain = response_to_signal(value, t)
         distance = (
             rate(value) ** (2 * t) * Q0
             + 2 * rate(value) ** t * (gain * value - 1) * M0
@@ -79,7 +84,7 @@ def regression(t, s, heat, noise=NOISE, decay=DECAY, alpha=ALPHA):
 
     return (
         marchenko_pastur(product, alpha),
-        marchenko_pastur(along, alpha),
+        marchenko_pastur(on_signal, alpha),
         (marchenko_pastur(error, alpha) + noise) / 2,
         marchenko_pastur(lambda value: rate(value) ** (t - s), alpha),
     )
@@ -91,14 +96,14 @@ def linear():
 
 
 def close(result, name, expected, index=()):
-    found, error = np.asarray(result[name])[0], np.asarray(result[f"{name}_standard_error"])[0]
-    found, error = (
-        found.reshape(*expected.shape, -1)[..., 0],
+    value, error = np.asarray(result[name])[0], np.asarray(result[f"{name}_standard_error"])[0]
+    value, error = (
+        value.reshape(*expected.shape, -1)[..., 0],
         error.reshape(*expected.shape, -1)[..., 0],
     )
     assert np.all(error < 0.05 * np.abs(expected) + 0.004), f"{name}: errors {error}"
-    assert np.all(np.abs(found - expected) <= T_LIMIT * error + 1e-12), (
-        f"{name}: {found} against {expected}, errors {error}"
+    assert np.all(np.abs(value - expected) <= T_LIMIT * error + 1e-12), (
+        f"{name}: {value} against {expected}, errors {error}"
     )
 
 
@@ -121,12 +126,12 @@ def test_langevin_on_ridge_regression():
 
 @pytest.mark.slow
 def test_two_times_of_ridge_regression():
-    """C and R of gradient descent at all pairs of save points; R does not depend on the weights here, and decays as the data tell."""
+    """C and R of gradient descent at all pairs of save points; R is independent of the weights."""
     problem, start = linear()
     algorithm = sgd.GradientDescent(lr=LR, samples_per_dimension=ALPHA)
     steps = np.array([0, 1, 6])
-    numbers = {"paths": REPLICATES * 2048, "replicates": REPLICATES, "two_time": True}
-    result = sgd.solve_dmft(problem, algorithm, start, steps=steps, **numbers)
+    settings = {"paths": REPLICATES * 2048, "replicates": REPLICATES, "two_time": True}
+    result = sgd.solve_dmft(problem, algorithm, start, steps=steps, **settings)
     pairs = [[regression(max(t, s), min(t, s), 0.0) for s in steps] for t in steps]
     close(result, "C", np.array([[pair[0] for pair in row] for row in pairs]))
     close(
@@ -153,21 +158,21 @@ def test_two_times_of_ridge_regression():
     close(longer, "train_risk", np.array([regression(60, 60, 0.0)[2]]))
 
 
-def plain_regression(noise, steps, **numbers):
-    """Gradient descent on linear regression at samples_per_dimension 2, without ridge, and its exact risks: arrays (risk, time)."""
+def plain_regression(noise, steps, **settings):
+    """Gradient descent on linear regression without ridge, and its exact risks (risk, time)."""
     problem = sgd.TeacherStudent(width=1, activation="linear", noise=noise)
     algorithm = sgd.GradientDescent(lr=LR, samples_per_dimension=2.0)
-    found = sgd.solve_dmft(
-        problem, algorithm, sgd.start(problem, M=[[M0]], Q=[[Q0]]), steps=steps, **numbers
+    result = sgd.solve_dmft(
+        problem, algorithm, sgd.start(problem, M=[[M0]], Q=[[Q0]]), steps=steps, **settings
     )
     exact = np.array([regression(t, t, 0.0, noise, 0.0, 2.0) for t in steps])
     exact = np.array([(exact[:, 0] - 2 * exact[:, 1] + 1 + noise) / 2, exact[:, 2]])
     names = ("risk", "train_risk")
     return (
-        np.array([found[name][0] for name in names]),
-        np.array([found[f"{name}_standard_error"][0] for name in names]),
+        np.array([result[name][0] for name in names]),
+        np.array([result[f"{name}_standard_error"][0] for name in names]),
         exact,
-        found,
+        result,
     )
 
 
@@ -181,21 +186,23 @@ def plain_regression(noise, steps, **numbers):
     ],
 )
 def test_no_bias_of_the_number_of_paths(noise, steps):
-    """Risks within 1.2e-3 of the exact ones at 20000 paths, down to 1e-7: five times their spread over seeds, 2.4e-4 with label noise.
+    """Risks are within 1.2e-3 of the exact ones at 20000 paths, down to risks of 1e-7.
 
-    With lengths less what is known they were off by -2.3e-3 (noise .25), -.030 and -.103 (none, 80 and 200 steps).
+    This is five times their scatter over seeds, 2.4e-4 with label noise. With lengths reduced by
+    the rank of the basis they were off by -2.3e-3 (noise 0.25), -0.030 and -0.103 (no noise, 80
+    and 200 steps).
     """
-    value, error, exact, found = plain_regression(noise, steps)
+    value, error, exact, result = plain_regression(noise, steps)
     assert np.all(np.abs(value / exact - 1) < 1.2e-3), value / exact - 1
     assert np.all(
         error < 4e-3 * exact
     )  # the standard error of four replicates has three degrees of freedom: its size is held apart
-    assert 0 < found.attrs["error_paths"] <= found.attrs["error_sampling"] < 4e-3
+    assert 0 < result.attrs["error_paths"] <= result.attrs["error_sampling"] < 4e-3
 
 
-def calibrated(noise, steps, seeds, **numbers):
-    """Over seeds: the mean gap is within its errors (or a fifth of what is stated), and gaps are of the size of the stated errors."""
-    runs = [plain_regression(noise, steps, seed=seed, **numbers)[:3] for seed in range(seeds)]
+def check_calibration(noise, steps, seeds, **settings):
+    """Over seeds, gaps to the exact values have mean zero and the size of the stated errors."""
+    runs = [plain_regression(noise, steps, seed=seed, **settings)[:3] for seed in range(seeds)]
     gaps = np.array([value - exact for value, _, exact in runs])
     stated = np.sqrt(np.mean([error**2 for _, error, _ in runs], axis=0))
     spread = gaps.std(axis=0, ddof=1)
@@ -211,8 +218,8 @@ def calibrated(noise, steps, seeds, **numbers):
 @pytest.mark.slow  # its sister in the fast set is test_no_bias_of_the_number_of_paths
 @pytest.mark.parametrize("noise", [0.25, 0.0])
 def test_stated_errors_are_true(noise):
-    """With 4096 paths, where the bias was -9e-3 of the risk with label noise and -.11 without, 9 and 40 times what was stated."""
-    gaps, stated, exact = calibrated(noise, [80], 8, paths=4096)
+    """4096 paths, where a former bias was 9 and 40 times the stated error."""
+    gaps, stated, exact = check_calibration(noise, [80], 8, paths=4096)
     assert np.all(stated < 0.01 * exact), stated / exact
     assert np.all(np.abs(gaps.mean(axis=0)) < 4e-3 * exact), gaps.mean(axis=0) / exact
 
@@ -220,11 +227,11 @@ def test_stated_errors_are_true(noise):
 @pytest.mark.slow
 @pytest.mark.parametrize(("noise", "steps"), [(0.25, [80]), (0.0, [80, 200])])
 def test_stated_errors_are_true_at_the_usual_number_of_paths(noise, steps):
-    calibrated(noise, steps, 20)
+    check_calibration(noise, steps, 20)
 
 
 def agree(results, names=("M", "Q", "a", "train_risk", "risk")):
-    """Results of a growing number of paths: each within joint errors of the last, at t of its replicates."""
+    """Results of a growing number of paths agree with the last one within joint errors."""
     last = results[-1]
     for result in results[:-1]:
         for name in names:
@@ -239,28 +246,34 @@ def agree(results, names=("M", "Q", "a", "train_risk", "risk")):
             )
 
 
-def erf_unit(each):
+def erf_unit(paths_per_replicate):
     problem = sgd.TeacherStudent(width=1, activation="erf", noise=0.05)
     start = sgd.start(problem, M=[[0.2]], Q=[[1.0]])
     algorithm = sgd.GradientDescent(lr=0.5, samples_per_dimension=2.0)
-    found = sgd.solve_dmft(
-        problem, algorithm, start, steps=[10, 60], paths=REPLICATES * each, replicates=REPLICATES
+    result = sgd.solve_dmft(
+        problem,
+        algorithm,
+        start,
+        steps=[10, 60],
+        paths=REPLICATES * paths_per_replicate,
+        replicates=REPLICATES,
     )
-    assert found.attrs["error_paths"] <= found.attrs["error_sampling"] < 0.01, found.attrs
-    return found
+    assert result.attrs["error_paths"] <= result.attrs["error_sampling"] < 0.01, result.attrs
+    return result
 
 
 @pytest.mark.slow
 def test_a_unit_against_a_separate_program():
     """An erf unit, M, Q and training risk after 10 and 60 steps.
 
-    The numbers are of NumPy code that makes every new vector orthogonal to all known ones, from 40 sets of 16384 paths; errors of the
-    last digits are 2 and 7 (M), 7 and 21 (Q), 1 and below (training risk).
+    The reference values are those of NumPy code that makes every new vector orthogonal to the
+    basis, from 40 sets of 16384 paths. Errors of the last digits are 2 and 7 (M), 7 and 21 (Q), 1
+    and below (training risk).
     """
-    found = erf_unit(1024)
+    result = erf_unit(1024)
     expected = {"M": [0.74275, 0.96667], "Q": [0.80732, 1.08303], "train_risk": [0.02851, 0.01302]}
     for name, values in expected.items():
-        close(found, name, np.array(values))
+        close(result, name, np.array(values))
 
 
 @pytest.mark.slow
@@ -274,8 +287,8 @@ def test_numbers_of_paths_agree(name):
     """4096, 16384 and 65536 paths, within the errors that they state."""
     algorithm = sgd.GradientDescent(lr=0.3, samples_per_dimension=2.0)
     if name == "square":
-        one = sgd.papers.rough_landscapes.setting(2.0, 0.01, 0.5, "GD")
-        problem, algorithm, start = one.problem, one.algorithm, one.start
+        setting = sgd.papers.rough_landscapes.setting(2.0, 0.01, 0.5, "GD")
+        problem, algorithm, start = setting.problem, setting.algorithm, setting.start
     elif name == "erf":
         problem = sgd.TeacherStudent(
             width=2,
@@ -313,7 +326,7 @@ def test_numbers_of_paths_agree(name):
 
 @pytest.mark.slow
 def test_finite_size_drift_shrinks():
-    """Two units, two signals, a trained head: the mean of the exact law at d approaches DMFT, and is within errors of it at d = 400."""
+    """The mean of the exact law at dimension d approaches DMFT, within errors at d = 400."""
     problem = sgd.TeacherStudent(
         width=2, teacher_width=2, activation="erf", head="trained", noise=0.05, weight_decay=0.05
     )
@@ -327,12 +340,14 @@ def test_finite_size_drift_shrinks():
     )
     gaps = []
     for d, runs in ((12, 4000), (400, 150)):
-        found = sgd.simulate(problem, algorithm, start, steps=steps, dimension=d, runs=runs, seed=d)
-        gaps.append(sgd.compare(theory, found))
+        result = sgd.simulate(
+            problem, algorithm, start, steps=steps, dimension=d, runs=runs, seed=d
+        )
+        gaps.append(sgd.compare(theory, result))
     last = gaps[1]
     for name in ("M", "Q", "a", "train_risk"):
         assert np.nanmax(np.abs(last[f"{name}_z"])) < T_LIMIT, name
-    # of the head, where it is largest: about .16/d, seven standard errors of these runs; that of the train risk is within its error
+    # The drift of the head is the largest, about 0.16/d, or seven standard errors of these runs.
     drift = [np.abs(gap.a_simulation - gap.a_theory).values[-1] for gap in gaps]
     error = [gap.a_standard_error.values[-1] for gap in gaps]
     assert np.all(drift[1] < drift[0] / 4 + 4 * error[1])
@@ -363,16 +378,16 @@ def test_bad_input():
     ):
         with pytest.raises(
             ValueError,
-            match=r"(steps|times|alpha) = .*(multiplications, about .* days. Use fewer steps or paths|years)",
+            match=r"(steps|times|alpha) = .*(about .* days. Use fewer steps or paths|years)",
         ):
             sgd.solve_dmft(problem, descent, start, **{name: [value]})
     assert time.perf_counter() - began < 2
-    numbers = {"paths": REPLICATES * 2048, "replicates": REPLICATES, "method": sgd.DMFT(rank=2)}
+    settings = {"paths": REPLICATES * 2048, "replicates": REPLICATES, "method": sgd.DMFT(rank=2)}
     with pytest.raises(
         ValueError,
         match=r"rank = 2: the basis was full at step \d of 60. Increase rank or tolerance.",
     ):
-        sgd.solve_dmft(problem, descent, start, steps=[60], **numbers)
+        sgd.solve_dmft(problem, descent, start, steps=[60], **settings)
 
 
 def test_more_directions_than_paths_can_carry():
@@ -387,14 +402,14 @@ def test_more_directions_than_paths_can_carry():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["GD", "p-SGD", "Langevin"])
 def test_direct_simulation_at_a_thousand_dimensions(name):
-    """Phase retrieval at the paper's eta = .01 to its t = 1: overlap and training risk within combined errors, at N = 1000."""
-    more = {"GD": {}, "p-SGD": {"l": 0.5, "tau": 1.0}, "Langevin": {"T": 1.0}}[name]
-    one = sgd.papers.rough_landscapes.setting(3.0, 0.01, 0.2, name, **more)
+    """Phase retrieval at eta = 0.01: overlap and training risk at N = 1000, within joint errors."""
+    parameters = {"GD": {}, "p-SGD": {"l": 0.5, "tau": 1.0}, "Langevin": {"T": 1.0}}[name]
+    setting = sgd.papers.rough_landscapes.setting(3.0, 0.01, 0.2, name, **parameters)
     steps = [1, 10, 30, 100]
     theory = sgd.solve_dmft(
-        one.problem,
-        one.algorithm,
-        one.start,
+        setting.problem,
+        setting.algorithm,
+        setting.start,
         steps=steps,
         paths=1 << 17,
         replicates=REPLICATES,
@@ -402,7 +417,7 @@ def test_direct_simulation_at_a_thousand_dimensions(name):
     )
     runs = {"dimension": 1000, "runs": 40, "seed": 3, "method": "direct", "dtype": "float32"}
     table = sgd.compare(
-        theory, sgd.simulate(one.problem, one.algorithm, one.start, steps=steps, **runs)
+        theory, sgd.simulate(setting.problem, setting.algorithm, setting.start, steps=steps, **runs)
     )
     for key in ("M", "train_risk"):
         assert np.all(table[f"{key}_standard_error"] < 0.06 * table[f"{key}_theory"] + 0.004), key

@@ -1,4 +1,4 @@
-"""The exact law of algorithms on a fixed data set (conditioning, no data set kept) against runs in d dimensions, as laws."""
+"""The exact law of algorithms on a fixed data set against runs in d dimensions, as laws."""
 
 from __future__ import annotations
 
@@ -40,16 +40,20 @@ def both(problem, algorithm, start, steps, dimension, runs=600, direct_runs=2000
 
 def agree(exact, direct, names=("M", "train_risk")):
     for name in names:
-        one, other = np.asarray(exact[name]), np.asarray(direct[name])
-        for entry in np.ndindex(*one.shape[1:]):
-            same_law(one[(slice(None), *entry)], other[(slice(None), *entry)], f"{name}{entry}")
+        exact_values, direct_values = np.asarray(exact[name]), np.asarray(direct[name])
+        for entry in np.ndindex(*exact_values.shape[1:]):
+            same_law(
+                exact_values[(slice(None), *entry)],
+                direct_values[(slice(None), *entry)],
+                f"{name}{entry}",
+            )
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 @pytest.mark.slow  # the contracts have the law of one of them
 @pytest.mark.runs_long
 def test_the_law_of_each_algorithm(name):
-    """Phase retrieval at N = 50, to more steps than dimensions: the whole data set is known by then (Langevin: from step 24 on)."""
+    """Phase retrieval at N = 50, up to more steps than dimensions: the basis is complete then."""
     problem = sgd.TeacherStudent(**PHASE)
     start = sgd.start(problem, M=[[0.4]], Q=[[1.0]])
     agree(*both(problem, ALGORITHMS[name], start, [1, 10, 55], 50))
@@ -79,10 +83,10 @@ def test_the_law_of_three_units_two_signals_and_a_trained_head(name):
         M=[[0.3, 0.1], [0.0, 0.4], [0.2, -0.2]],
         Q=[[1.0, 0.2, 0.0], [0.2, 0.8, 0.1], [0.0, 0.1, 1.2]],
     )
-    numbers = {"lr": 1.0, "samples_per_dimension": 2.0, "head_rate": 0.5}
+    settings = {"lr": 1.0, "samples_per_dimension": 2.0, "head_rate": 0.5}
     kinds = {
-        "SGD": sgd.MultiPassSGD(batch_fraction=0.4, **numbers),
-        "Langevin": sgd.Langevin(temperature=0.3, **numbers),
+        "SGD": sgd.MultiPassSGD(batch_fraction=0.4, **settings),
+        "Langevin": sgd.Langevin(temperature=0.3, **settings),
     }
     agree(
         *both(problem, kinds[name], start, [1, 4, 20], 50, 600, 1500),
@@ -113,8 +117,8 @@ def test_the_law_of_a_mixture():
 def test_a_run_does_not_depend_on_the_others_or_on_save_points():
     problem = sgd.TeacherStudent(**PHASE)
     start = sgd.start(problem, M=[[0.4]], Q=[[1.0]])
-    numbers = {"dimension": 50, "seed": 3}
-    few = sgd.simulate(problem, ALGORITHMS["p-SGD"], start, steps=[30], runs=60, **numbers)
-    many = sgd.simulate(problem, ALGORITHMS["p-SGD"], start, steps=[7, 30], runs=60, **numbers)
+    settings = {"dimension": 50, "seed": 3}
+    few = sgd.simulate(problem, ALGORITHMS["p-SGD"], start, steps=[30], runs=60, **settings)
+    many = sgd.simulate(problem, ALGORITHMS["p-SGD"], start, steps=[7, 30], runs=60, **settings)
     np.testing.assert_allclose(few.M[:, -1], many.M[:, -1], rtol=1e-9)
     assert len(np.unique(np.round(np.asarray(few.M[:, -1, 0, 0]), 10))) == 60

@@ -1,4 +1,4 @@
-"""One step of paths with one read of what is known, against the scheme it came from: one gradient after the other, each projected twice."""
+"""A step of paths with one read of the bases, against Gram-Schmidt of single gradients."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from sgdynamics.problems.overlap_starts import Start
 STEPS, PATHS = 6, 128
 
 
-def one_after_the_other(sweep, group, steps):
-    """The former scheme, in NumPy: rows of W after so many steps, from the same start and normals."""
+def gram_schmidt(sweep, group, steps):
+    """Gram-Schmidt in NumPy: rows of W after some steps, from the same start and normals."""
     setup, step_parameters = sweep.setup, sweep.step_parameters
     sizes, tolerance = step_parameters.block_sizes, step_parameters.tolerance
     paths = jax.tree.map(lambda leaf: leaf[0], path_state.rechunk(group.paths, 1, 1))
@@ -77,7 +77,7 @@ def cholesky(S, squares, tolerance):
     ],
 )
 def test_equal_to_the_former_scheme(width, covariance, monkeypatch):
-    """Rows and head to 1e-12 where the basis of each step's gradients is the same, whatever the chunks."""
+    """Rows and head to 1e-12, for any chunks, if the new basis of each step is the same."""
     monkeypatch.setattr(engine, "CHUNK", 32)
     monkeypatch.setattr(engine, "FEW_ROWS_CHUNK", 32)
     monkeypatch.setattr(path_step, "new_basis", cholesky)
@@ -90,23 +90,23 @@ def test_equal_to_the_former_scheme(width, covariance, monkeypatch):
         weight_decay=0.1,
         covariance=covariance,
     )
-    begin = sgd.random_start(problem, dimension=200, seed=1)
+    start = sgd.random_start(problem, dimension=200, seed=1)
     algorithm = sgd.GradientDescent(lr=1.5, samples_per_dimension=2.0)
     with jax.enable_x64(True):
         sweep = Sweep(problem, algorithm, Sampling(PATHS, 2), 1e-7, np.dtype("float64"))
         sweep.reserve_memory(STEPS, None, None)
-        one = Start(*(part[:1] for part in (begin.M_blocks, begin.Q_blocks, begin.a)))
-        group = sweep.initial_groups(one, sweep.host_draws())[0]
+        first_run = Start(*(leaf[:1] for leaf in (start.M_blocks, start.Q_blocks, start.a)))
+        group = sweep.initial_groups(first_run, sweep.host_draws())[0]
         assert group.paths.P.shape[1] == PATHS // 32
-        W, head, A = one_after_the_other(sweep, group, STEPS)
+        W, head, A = gram_schmidt(sweep, group, STEPS)
         moved = (np.int64(0), np.zeros(1, dtype=np.int64), np.int64(STEPS))
         paths, slots, number, _ = engine.advance_paths.__wrapped__(
             sweep.setup, sweep.step_parameters, group.paths, group.slots, None, *moved
         )
         assert int(number) == STEPS
-        known = sweep.setup.initial_directions + width * STEPS
-        assert int(slots.weight) == known
-        np.testing.assert_allclose(np.asarray(paths.rows[0])[..., :known], W, rtol=0, atol=1e-12)
+        rank = sweep.setup.initial_directions + width * STEPS
+        assert int(slots.weight) == rank
+        np.testing.assert_allclose(np.asarray(paths.rows[0])[..., :rank], W, rtol=0, atol=1e-12)
         np.testing.assert_allclose(np.asarray(paths.head[0]), head, rtol=0, atol=1e-12)
         fields = np.asarray(paths.fields[0]).reshape(-1, width)
         np.testing.assert_allclose(fields, np.einsum("pbk,bkn->np", W, A), rtol=0, atol=1e-11)
@@ -114,10 +114,11 @@ def test_equal_to_the_former_scheme(width, covariance, monkeypatch):
 
 @pytest.mark.parametrize("backend", ["cpu", "gpu"])
 @pytest.mark.parametrize("width", [1, 3])
-def test_no_step_copies_what_is_known(backend, width, monkeypatch):
-    """P and A, which are all of the memory, are written to in place: on a GPU copies took two thirds of a step, on a CPU a third.
+def test_no_step_copies_the_bases(backend, width, monkeypatch):
+    """P and A, which are nearly all of the memory, are written in place.
 
-    A GPU's program compiled for a CPU shows it: who copies is the same part of XLA.
+    Copies took two thirds of a step on a GPU, and a third on a CPU. The GPU's program is compiled
+    for a CPU here: the same part of XLA decides on copies.
     """
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
     problem = sgd.TeacherStudent(width=width, activation="erf", constraint="sphere")
@@ -126,13 +127,13 @@ def test_no_step_copies_what_is_known(backend, width, monkeypatch):
         if width > 1
         else sgd.GradientDescent(0.1, 2.0)
     )
-    begin = sgd.random_start(problem, dimension=100, seed=1)
+    start = sgd.random_start(problem, dimension=100, seed=1)
     with jax.enable_x64(True):
         sampling = Sampling(4096, 2, reduction=1 if backend == "cpu" else 2)
         sweep = Sweep(problem, algorithm, sampling, 1e-7, np.dtype("float64"))
         sweep.reserve_memory(20, None, None)
-        one = Start(*(part[:1] for part in (begin.M_blocks, begin.Q_blocks, begin.a)))
-        group = sweep.initial_groups(one, sweep.host_draws())[0]
+        first_run = Start(*(leaf[:1] for leaf in (start.M_blocks, start.Q_blocks, start.a)))
+        group = sweep.initial_groups(first_run, sweep.host_draws())[0]
         moved = (np.int64(0), np.zeros(group.sets, dtype=np.int64), np.int64(5))
         text = (
             engine.advance_paths.lower(
@@ -143,16 +144,16 @@ def test_no_step_copies_what_is_known(backend, width, monkeypatch):
         )
     # all of them, and those of a chunk, of which there are two
     sizes = {
-        leaf.size // parts
+        leaf.size // count
         for leaf in (group.paths.P, group.paths.A)
-        for parts in (1, group.paths.P.shape[1])
+        for count in (1, group.paths.P.shape[1])
     }
     shapes = [
-        [int(one) for one in found.split(",")]
-        for found in re.findall(r"= f64\[([\d,]+)\]\S* (?:copy|copy-start)\(", text)
+        [int(size) for size in sizes_text.split(",")]
+        for sizes_text in re.findall(r"= f64\[([\d,]+)\]\S* (?:copy|copy-start)\(", text)
     ]
     assert "while(" in text
-    # a product with a matrix that it turns around for itself, (inputs, room), makes no copy
+    # a product with a matrix that it turns around for itself, (inputs, capacity), makes no copy
     assert not [
         shape
         for shape in shapes
@@ -172,8 +173,8 @@ def test_chunks_that_are_apart_make_the_same_step(algorithm, monkeypatch):
     monkeypatch.setattr(engine, "FEW_ROWS_CHUNK", 32)
     covariance = None if isinstance(algorithm, sgd.Langevin) else TWO
     problem = sgd.TeacherStudent(width=1, activation="erf", covariance=covariance)
-    begin = sgd.random_start(problem, dimension=200, seed=1)
-    found, taken = [], []
+    start = sgd.random_start(problem, dimension=200, seed=1)
+    results, taken = [], []
     monkeypatch.setattr(
         engine,
         "split_chunks",
@@ -182,18 +183,18 @@ def test_chunks_that_are_apart_make_the_same_step(algorithm, monkeypatch):
     for most in (0, 8):
         monkeypatch.setattr(engine, "MAX_SEPARATE_CHUNKS", most)
         engine.advance_paths.clear_cache()
-        found.append(
+        results.append(
             sgd.solve_dmft(
-                problem, algorithm, begin, steps=[5], paths=512, replicates=4, progress=False
+                problem, algorithm, start, steps=[5], paths=512, replicates=4, progress=False
             )
         )
         assert bool(taken) == (most > 0)
     for name in ("M", "Q", "train_risk"):
-        np.testing.assert_allclose(found[0][name], found[1][name], rtol=1e-12, atol=1e-14)
+        np.testing.assert_allclose(results[0][name], results[1][name], rtol=1e-12, atol=1e-14)
 
 
 def test_memory_counts_the_copies_that_a_compiler_makes(monkeypatch):
-    """On an H200, which lends 104 GiB, 2^20 paths of 5000 directions in float32 (39 GiB) did not fit: products are tried on copies."""
+    """2^20 paths of 5000 directions in float32 (39 GiB) did not fit into 104 GiB of an H200."""
     with jax.enable_x64(True):
         sweep = Sweep(
             sgd.TeacherStudent(width=1),
@@ -202,16 +203,16 @@ def test_memory_counts_the_copies_that_a_compiler_makes(monkeypatch):
             1e-7,
             np.dtype("float32"),
         )
-        held = 4 * sweep.bytes_per_replicate(5003)
+        required = 4 * sweep.bytes_per_replicate(5003)
         for backend, copies in (("cpu", 2), ("gpu", 3)):
             monkeypatch.setattr(jax, "default_backend", lambda backend=backend: backend)
             with pytest.raises(ValueError, match="directions"):
-                sweep.reserve_memory(10**9, 5000, copies * held * 0.999e-9)
-            sweep.reserve_memory(10**9, 5000, copies * held * 1.01e-9)
+                sweep.reserve_memory(10**9, 5000, copies * required * 0.999e-9)
+            sweep.reserve_memory(10**9, 5000, copies * required * 1.01e-9)
 
 
 def test_replicates_that_advance_together_have_memory_for_all_directions(monkeypatch):
-    """On a GPU a step uses as many slots as the replicate that adds the most: more than one replicate alone would.
+    """On a GPU a step uses as many slots as the replicate that adds the most directions.
 
     Eight units and 300 steps of 20000 paths ran out of 2048 slots at step 257.
     """
@@ -233,13 +234,13 @@ def test_replicates_that_advance_together_have_memory_for_all_directions(monkeyp
 
 @pytest.mark.slow
 def test_a_full_basis_of_several_replicates_does_not_stop_them(monkeypatch):
-    """Three units, 64 paths per replicate: each replicate is full after 32 directions, at different steps."""
+    """64 paths per replicate: each is full after 32 directions, at different steps."""
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     problem = sgd.TeacherStudent(width=3, teacher_width=1, activation="erf", noise=0.1)
-    begin = sgd.random_start(problem, dimension=1000, seed=0)
+    start = sgd.random_start(problem, dimension=1000, seed=0)
     algorithm = sgd.GradientDescent(lr=0.5, samples_per_dimension=3.0)
     with pytest.warns(UserWarning, match="span half of the 64 paths"):
-        result = sgd.solve_dmft(problem, algorithm, begin, steps=[60], paths=256, progress=False)
+        result = sgd.solve_dmft(problem, algorithm, start, steps=[60], paths=256, progress=False)
     assert result.attrs["rank"] == 32
     assert np.isfinite(result.train_risk).all()
 
@@ -247,22 +248,22 @@ def test_a_full_basis_of_several_replicates_does_not_stop_them(monkeypatch):
 def linear_epochs(**memory):
     """|w - w*|^2 after 20 epochs of 8 cells with replacement, gamma .3, alpha 1.5, noise .1."""
     problem = sgd.TeacherStudent(width=1, activation="linear", noise=0.1)
-    begin = sgd.start(problem, M=[[0.0]], Q=[[1e-12]])
+    start = sgd.start(problem, M=[[0.0]], Q=[[1e-12]])
     algorithm = sgd.EpochSGD(0.3, 1.5, order="replacement")
-    more = {"paths": 2048, "replicates": 2, "cells": 8, "progress": False}
-    found = sgd.solve_dmft(
-        problem, algorithm, begin, alpha=[30.0], **more, method=sgd.DMFT(**memory)
+    settings = {"paths": 2048, "replicates": 2, "cells": 8, "progress": False}
+    results = sgd.solve_dmft(
+        problem, algorithm, start, alpha=[30.0], **settings, method=sgd.DMFT(**memory)
     )
     return (
-        found,
-        2 * float(found["excess_risk"][0, 0]),
-        2 * float(found["risk_standard_error"][0, 0]),
+        results,
+        2 * float(results["excess_risk"][0, 0]),
+        2 * float(results["risk_standard_error"][0, 0]),
     )
 
 
 @pytest.mark.slow
 def test_bounded_memory_against_the_full_one():
-    """Within what two sizes tell, and closer with more memory; rank is what is kept."""
+    """Within the error from two sizes, and closer with more memory; the rank is bounded."""
     _, full, error = linear_epochs()
     small, few, _ = linear_epochs(memory_directions=32, keep=16)
     large, many, stated = linear_epochs(memory_directions=64, keep=32)
@@ -276,7 +277,7 @@ def test_bounded_memory_against_the_full_one():
 
 def test_bounded_memory_is_checked_before_work():
     problem = sgd.TeacherStudent(width=2, activation="erf")
-    begin = sgd.random_start(problem, dimension=100, seed=0)
+    start = sgd.random_start(problem, dimension=100, seed=0)
     descent = sgd.GradientDescent(lr=0.1)
     for options, match in (
         ({"keep": 8}, "keep = 8: only used together with memory_directions"),
@@ -288,12 +289,12 @@ def test_bounded_memory_is_checked_before_work():
         ({"memory_directions": 40, "rank": 4}, "rank = 4: memory_directions limits"),
     ):
         with pytest.raises(ValueError, match=match):
-            sgd.solve_dmft(problem, descent, begin, steps=[100], method=sgd.DMFT(**options))
+            sgd.solve_dmft(problem, descent, start, steps=[100], method=sgd.DMFT(**options))
     with pytest.raises(ValueError, match="memory_directions = 40: C and R"):
         sgd.solve_dmft(
             problem,
             descent,
-            begin,
+            start,
             steps=[100],
             two_time=True,
             method=sgd.DMFT(memory_directions=40),
@@ -304,7 +305,7 @@ def test_bins_of_steps_grow_with_age():
     assert merge_bins([1] * 4, 8) == [[0], [1], [2], [3]]
     widths = [1] * 16
     groups = merge_bins(widths, 8)
-    assert [place for group in groups for place in group] == list(range(16))
+    assert [index for group in groups for index in group] == list(range(16))
     sizes = [len(group) for group in groups]
     assert len(sizes) == 8
     assert sizes[-4:] == [1] * 4

@@ -1,4 +1,4 @@
-"""DMFT in the response form: against its equations written out, exact equations of a linear network with a spectrum, projections, runs."""
+"""DMFT in the response form against its equations, exact solutions, projections and runs."""
 
 from __future__ import annotations
 
@@ -30,30 +30,30 @@ BLOCKS = [(0.5, 0.6), (2.0, 0.4)]
 FOUR = [(0.5, 0.4), (1.0, 0.2), (1.5, 0.2), (2.0, 0.2)]
 
 
-def sweep_of(kind, problem, algorithm, each, steps, replicates=REPLICATES):
-    sweep = kind(problem, algorithm, Sampling(each, replicates), 1e-5, np.dtype("float64"))
+def sweep_of(kind, problem, algorithm, paths_per_set, steps, replicates=REPLICATES):
+    sweep = kind(problem, algorithm, Sampling(paths_per_set, replicates), 1e-5, np.dtype("float64"))
     sweep.reserve_memory(steps, None, None)
     return sweep
 
 
 def first_run(start):
-    return Start(*(part[:1] for part in (start.M_blocks, start.Q_blocks, start.a)))
+    return Start(*(leaf[:1] for leaf in (start.M_blocks, start.Q_blocks, start.a)))
 
 
-def solved(sweep, start, steps):
+def solve_first_run(sweep, start, steps):
     with meter("", 1.0, False) as bar:
         return sweep.solve(first_run(start), np.asarray(steps), False, bar)
 
 
 def written_out(problem, algorithm, start, z, g):
-    """Overlaps and responses of all times and the last fields from the paths' z and g (slot, path), with whole matrices at every step."""
+    """Overlaps, responses and the last fields from z and g (slot, path), with full matrices."""
     k, p, n = problem.structure.signals, problem.structure.width, z.shape[1]
-    numbers, lr = problem.parameters, algorithm.lr
-    e, f, decay = numbers["eigenvalues"], numbers["fractions"], float(numbers["weight_decay"])
+    settings, lr = problem.parameters, algorithm.lr
+    e, f, decay = settings["eigenvalues"], settings["fractions"], float(settings["weight_decay"])
     d = f * n / algorithm.samples_per_dimension
     steps = (len(z) - k) // p - 1
     G = np.zeros((len(e), len(z), len(z)))
-    P = np.einsum("brk,bsk->brs", numbers["frame"], numbers["frame"])
+    P = np.einsum("brk,bsk->brs", settings["frame"], settings["frame"])
     G[:, :k, :k], G[:, k : k + p, :k] = P, start.M_blocks[0]
     G[:, :k, k : k + p], G[:, k : k + p, k : k + p] = (
         np.swapaxes(start.M_blocks[0], 1, 2),
@@ -64,14 +64,16 @@ def written_out(problem, algorithm, start, z, g):
     N, size = np.zeros((len(e), steps)), np.ones((steps, p))
     R[:, rows[0], rows[0]] = np.eye(p)
     for t in range(steps):
-        seen, now, new = slice(0, rows[t].stop), rows[t], rows[t + 1]
-        inverse = np.linalg.inv(np.linalg.cholesky(np.einsum("b,bij->ij", e, G[:, seen, seen])))
-        K = g[now] @ z[seen].T @ inverse
+        known_slots, now, new = slice(0, rows[t].stop), rows[t], rows[t + 1]
+        inverse = np.linalg.inv(
+            np.linalg.cholesky(np.einsum("b,bij->ij", e, G[:, known_slots, known_slots]))
+        )
+        K = g[now] @ z[known_slots].T @ inverse
         for b in range(len(e)):
-            N[b, t] = e[b] * np.trace(inverse @ G[b, seen, seen] @ inverse.T)
+            N[b, t] = e[b] * np.trace(inverse @ G[b, known_slots, known_slots] @ inverse.T)
 
             def noise(until, b=b, t=t, now=now):
-                """With rows of the time `until`, which is not yet on the sphere where it is the next."""
+                """Noise with the rows of time `until`; the next rows are not on the sphere yet."""
                 total = np.zeros((p, p))
                 for s in range(min(until, t + 1)):
                     V = g[now] @ g[rows[s]].T
@@ -86,21 +88,27 @@ def written_out(problem, algorithm, start, z, g):
                     )
                 return total
 
-            R[b, new, seen] = (1 - lr * decay) * R[b, now, seen] - lr * e[b] * K @ R[b, seen, seen]
+            R[b, new, known_slots] = (1 - lr * decay) * R[b, now, known_slots] - lr * e[b] * K @ R[
+                b, known_slots, known_slots
+            ]
             R[b, new, new] = np.eye(p)
-            G[b, new, seen] = (1 - lr * decay) * G[b, now, seen] - lr * e[b] * K @ G[b, seen, seen]
+            G[b, new, known_slots] = (1 - lr * decay) * G[b, now, known_slots] - lr * e[b] * K @ G[
+                b, known_slots, known_slots
+            ]
             for s in range(t + 1):
                 G[b, new, rows[s]] += noise(s)
-            G[b, seen, new] = G[b, new, seen].T
+            G[b, known_slots, new] = G[b, new, known_slots].T
             G[b, new, new] = (
-                (1 - lr * decay) * G[b, now, new] - lr * e[b] * K @ G[b, seen, new] + noise(t + 1)
+                (1 - lr * decay) * G[b, now, new]
+                - lr * e[b] * K @ G[b, known_slots, new]
+                + noise(t + 1)
             )
         if problem.structure.constraint.fixes_norms:
             size[t] = np.diagonal(G[:, new, new].sum(axis=0)) ** -0.5
-            G[:, new, seen] *= size[t][:, None]
-            G[:, seen, new] *= size[t]
+            G[:, new, known_slots] *= size[t][:, None]
+            G[:, known_slots, new] *= size[t]
             G[:, new, new] *= size[t][:, None] * size[t]
-            R[:, new, seen] *= size[t][:, None]
+            R[:, new, known_slots] *= size[t][:, None]
     Lc = np.linalg.cholesky(np.einsum("b,bij->ij", e, G))
     memory = np.zeros((p, len(z)))
     for s in range(steps):
@@ -112,7 +120,7 @@ def written_out(problem, algorithm, start, z, g):
 
 @pytest.mark.parametrize("constraint", [pytest.param(None, marks=pytest.mark.slow), "sphere"])
 def test_equations_written_out(constraint):
-    """Overlaps, responses and fields of three blocks, two units, weight decay, to 1e-9, whatever the chunks."""
+    """Overlaps, responses and fields of three blocks and two units to 1e-9, for any chunks."""
     problem = sgd.TeacherStudent(
         width=2,
         teacher_width=2,
@@ -134,7 +142,7 @@ def test_equations_written_out(constraint):
     assert paths.z.shape[0] == 2  # chunks
     count = 2 + 2 * (steps + 1)
     z, g = (
-        np.moveaxis(part, 0, 1).reshape(part.shape[1], -1)[:count] for part in (paths.z, paths.g)
+        np.moveaxis(leaf, 0, 1).reshape(leaf.shape[1], -1)[:count] for leaf in (paths.z, paths.g)
     )
     G, R, fields = written_out(problem, algorithm, start, z, g)
     np.testing.assert_allclose(
@@ -146,21 +154,22 @@ def test_equations_written_out(constraint):
     np.testing.assert_allclose(paths.fields.reshape(-1, 2), fields, rtol=0, atol=1e-9)
 
 
-def two_time_spectrum(lr, alpha, noise, epochs, cells, e, f, begin):
-    """|w_b - w*_b|^2 and the mean squared residual of the data set at the start of each epoch (reshuffled) and after the last.
+def two_time_spectrum(lr, alpha, noise, epochs, cells, e, f, start):
+    """|w_b - w*_b|^2 and the mean squared residual at the start of each epoch and after the last.
 
-    The equations in two times of `papers.epochs.linear_epochs` with responses and correlations block by block: no sampling.
+    The two-time equations of `papers.epochs.linear_epochs` for reshuffled epochs, with responses
+    and correlations per block, without sampling.
     """
     share, count = 1 / cells, epochs * cells + 1
     R, C = np.zeros((2, len(e), count + 1, count + 1))
     D, Y, apart, V = np.zeros((4, count + 1, count + 1))
-    R[:, 0, 0], C[:, 0, 0] = 1, begin
+    R[:, 0, 0], C[:, 0, 0] = 1, start
     group = np.arange(count) // cells
     for c in range(count):
-        felt, seen = np.einsum("b,bij->ij", e * f, R), np.einsum("b,bij->ij", e, C)
+        felt, known_slots = np.einsum("b,bij->ij", e * f, R), np.einsum("b,bij->ij", e, C)
         pull = lr * share * felt[c, 1 : c + 1] * (group[:c] < group[c])
         D[c, c], D[c, :c] = 1, -pull @ D[:c, :c]
-        X = D[: c + 1, : c + 1] @ (seen[c, : c + 1] + noise)
+        X = D[: c + 1, : c + 1] @ (known_slots[c, : c + 1] + noise)
         Y[c, :c] = X[:c] - lr * felt[c, 1 : c + 1] * np.diag(Y)[:c] - pull @ apart[:c, :c]
         Y[c, c] = X[c] - pull @ Y[c, :c]
         apart[c, :c] = apart[:c, c] = Y[c, :c] * (group[:c] != group[c])
@@ -192,25 +201,25 @@ def test_the_equations_in_two_times_with_one_block():
     np.testing.assert_allclose(residual, expected[1], rtol=0, atol=1e-12)
 
 
-def linear_spectrum(each, epochs=2, cells=8, replicates=REPLICATES, kind=ResponseSweep):
-    """Distances (replicate, time, block) and training residual of replicates over their exact values, of a linear unit."""
+def linear_spectrum(paths_per_set, epochs=2, cells=8, replicates=REPLICATES, kind=ResponseSweep):
+    """Distances (replicate, time, block) and training residuals over their exact values."""
     e, f = np.array(BLOCKS).T
     problem = sgd.TeacherStudent(width=1, activation="linear", noise=0.1, covariance=BLOCKS)
     start = sgd.start(problem, M=np.zeros((2, 1, 1)), Q=0.2 * f[:, None, None])
     algorithm = sgd.EpochSGD(0.6, 2.0).in_steps(1 / cells).counted(epochs * cells)
     with jax.enable_x64(True):
-        found = solved(
-            sweep_of(kind, problem, algorithm, each, epochs * cells, replicates),
+        result = solve_first_run(
+            sweep_of(kind, problem, algorithm, paths_per_set, epochs * cells, replicates),
             start,
             cells * np.arange(epochs + 1),
         )
     distance, residual = two_time_spectrum(0.6, 2.0, 0.1, epochs, cells, e, f, 1.2 * f)
-    apart = found["Q"][..., 0, 0] - 2 * found["M"][..., 0, 0] + f
-    return apart[:, 1:] / distance[1:], 2 * found["train_risk"][:, 1:] / residual[1:]
+    apart = result["Q"][..., 0, 0] - 2 * result["M"][..., 0, 0] + f
+    return apart[:, 1:] / distance[1:], 2 * result["train_risk"][:, 1:] / residual[1:]
 
 
 def test_a_linear_unit_with_a_spectrum():
-    """Distances block by block and the training risk, against the equations in two times; 40 replicates see 3%."""
+    """Distances per block and training risk against the two-time equations, to 3%."""
     replicates = 40
     limit = stats.t.isf(FALSE_ALARM / 2, replicates - 1)
     for values in linear_spectrum(8192, replicates=replicates):
@@ -223,9 +232,10 @@ def test_a_linear_unit_with_a_spectrum():
 
 @pytest.mark.slow
 def test_sampling_error_of_derivatives_is_no_noise(monkeypatch):
-    """1024 paths, 34 inputs: distances within 3%; with d_b in place of d_b - N_b those of the second block are above by 5% or more.
+    """Distances are within 3%, and too large by 5% or more with d_b in place of d_b - N_b.
 
-    Over 64 replicates their errors are .7%; without the correction 8% and 14% were seen after one and two epochs.
+    Over 64 replicates of 1024 paths (34 vectors) their errors are 0.7%; without the correction they
+    were 8% and 14% too large after one and two epochs.
     """
     apart = linear_spectrum(1024, 2, 16, 64)[0].mean(axis=0)
     assert np.all(np.abs(apart - 1) < 0.03), apart
@@ -233,11 +243,11 @@ def test_sampling_error_of_derivatives_is_no_noise(monkeypatch):
 
     next_order = response_form._next_order
 
-    def uncorrected(setup, step, order, sums, number):
+    def next_order_without_correction(setup, step, order, sums, number):
         noise = (step.parameters["eigenvalues"] * step.block_sizes)[:, None] + 0 * order.noise
         return next_order(setup, step, order._replace(noise=noise), sums, number)
 
-    monkeypatch.setattr(response_form, "_next_order", uncorrected)
+    monkeypatch.setattr(response_form, "_next_order", next_order_without_correction)
     jax.clear_caches()
     apart = linear_spectrum(1024, 2, 16, 64)[0].mean(axis=0)
     monkeypatch.undo()
@@ -246,19 +256,19 @@ def test_sampling_error_of_derivatives_is_no_noise(monkeypatch):
 
 
 def in_law(problem, algorithm, start, **when):
-    numbers = {"paths": REPLICATES * 4096, "replicates": REPLICATES, "progress": False}
-    found, other = (
-        sgd.solve_dmft(problem, algorithm, start, **when, **numbers, method=sgd.DMFT(form=form))
+    settings = {"paths": REPLICATES * 4096, "replicates": REPLICATES, "progress": False}
+    result, other = (
+        sgd.solve_dmft(problem, algorithm, start, **when, **settings, method=sgd.DMFT(form=form))
         for form in ("response", "projections")
     )
-    assert (found.attrs["form"], other.attrs["form"]) == ("response", "projections")
+    assert (result.attrs["form"], other.attrs["form"]) == ("response", "projections")
     names = ["M", "Q", "a", "risk", "train_risk", *(["C", "R"] if when.get("two_time") else [])]
     for name in names:
-        error = np.hypot(found[f"{name}_standard_error"], other[f"{name}_standard_error"]).values
-        gap = np.abs(found[name] - other[name]).values
+        error = np.hypot(result[f"{name}_standard_error"], other[f"{name}_standard_error"]).values
+        gap = np.abs(result[name] - other[name]).values
         assert np.all(gap <= 5 * error + 1e-9), (name, gap / np.maximum(error, 1e-300))
-    assert found.attrs["error_sampling"] < 0.04
-    return found
+    assert result.attrs["error_sampling"] < 0.04
+    return result
 
 
 @pytest.mark.slow
@@ -290,19 +300,19 @@ def test_projections_agree(name):
 
 @pytest.mark.slow
 def test_direct_runs_of_three_epochs():
-    """Two blocks, an erf unit: M, Q and risks within .006 and joint errors of runs at d = 600, of a theory in float32 too."""
+    """M, Q and risks of an erf unit in two blocks against runs at d = 600, in float32."""
     problem = sgd.TeacherStudent(width=1, activation="erf", noise=0.05, covariance=BLOCKS)
     start = sgd.random_start(problem, dimension=600, seed=2)
     algorithm = sgd.EpochSGD(1.0, 2.0)
     alpha = [0.0, 2.0, 4.0, 6.0]
-    numbers = {
+    settings = {
         "paths": REPLICATES * 8192,
         "replicates": REPLICATES,
         "progress": False,
         "cells": 32,
         "method": sgd.DMFT(form="response", dtype="float32"),
     }
-    theory = sgd.solve_dmft(problem, algorithm, start, alpha=alpha, **numbers)
+    theory = sgd.solve_dmft(problem, algorithm, start, alpha=alpha, **settings)
     assert theory.attrs["error_storage"] < 1e-3
     runs = sgd.simulate(
         problem,
@@ -329,28 +339,28 @@ def widths(blocks):
     return [(1.0 + 0.1 * block, 1 / blocks) for block in range(blocks)]
 
 
-def made(kind, blocks, each=256):
+def make_sweep(kind, blocks, paths_per_set=256):
     problem = sgd.TeacherStudent(width=1, activation="erf", covariance=widths(blocks))
     algorithm = sgd.MultiPassSGD(lr=0.2, samples_per_dimension=2.0, batch_fraction=0.2)
-    return sweep_of(kind, problem, algorithm, each, 40, 2), sgd.random_start(
+    return sweep_of(kind, problem, algorithm, paths_per_set, 40, 2), sgd.random_start(
         problem, dimension=800, seed=0
     )
 
 
 @pytest.mark.slow
 def test_all_chunks_and_sets_at_once(monkeypatch):
-    """As on a GPU: the same numbers to rounding, beyond what memory is made for at first."""
+    """The order of processing on a GPU gives the same values to rounding, with growing memory."""
     monkeypatch.setattr(sweep_module, "SMALLEST_CAPACITY", 8)
 
-    def found():
+    def result():
         with jax.enable_x64(True):
-            sweep, start = made(ResponseSweep, 2, 2048)
-            return solved(sweep, start, [0, 3, 9])
+            sweep, start = make_sweep(ResponseSweep, 2, 2048)
+            return solve_first_run(sweep, start, [0, 3, 9])
 
-    alone = found()
+    alone = result()
     monkeypatch.setattr(jax, "default_backend", lambda: "elsewhere")
     jax.clear_caches()
-    together = found()
+    together = result()
     monkeypatch.undo()
     jax.clear_caches()
     for name, values in alone.items():
@@ -358,11 +368,11 @@ def test_all_chunks_and_sets_at_once(monkeypatch):
 
 
 def test_paths_are_those_of_one_block():
-    """What is kept and read of each path does not grow with the blocks; in projections it does."""
+    """The memory of a path does not grow with the number of blocks; in projections it does."""
 
-    def numbers_a_path(kind, blocks):
+    def numbers_per_path(kind, blocks):
         with jax.enable_x64(True):
-            sweep, start = made(kind, blocks)
+            sweep, start = make_sweep(kind, blocks)
             paths = sweep.initial_groups(first_run(start), sweep.host_draws())[0].paths
         names = (
             ("z", "g", "z_now", "fields", "signals")
@@ -372,12 +382,12 @@ def test_paths_are_those_of_one_block():
         return sum(np.size(getattr(paths, name)) for name in names) / sweep.paths
 
     kernels, projections = (
-        [numbers_a_path(kind, blocks) for blocks in (1, 8)] for kind in (ResponseSweep, Sweep)
+        [numbers_per_path(kind, blocks) for blocks in (1, 8)] for kind in (ResponseSweep, Sweep)
     )
     assert kernels[0] == kernels[1]
     assert projections[1] > 4 * projections[0]
-    sizes = [made(ResponseSweep, blocks, 1 << 14)[0].required_bytes for blocks in (1, 8)]
-    assert sizes[1] < 1.05 * sizes[0]  # and what there is for each block is small beside it
+    sizes = [make_sweep(ResponseSweep, blocks, 1 << 14)[0].required_bytes for blocks in (1, 8)]
+    assert sizes[1] < 1.05 * sizes[0]  # overlaps and responses are small in comparison
 
 
 @pytest.mark.slow
@@ -386,12 +396,12 @@ def test_time_of_eight_blocks():
 
     def seconds(kind, blocks):
         with jax.enable_x64(True):
-            sweep, start = made(kind, blocks, 1 << 14)
-            solved(sweep, start, [0, 40])
+            sweep, start = make_sweep(kind, blocks, 1 << 14)
+            solve_first_run(sweep, start, [0, 40])
             taken = []
             for _ in range(3):
                 began = time.perf_counter()
-                solved(sweep, start, [0, 40])
+                solve_first_run(sweep, start, [0, 40])
                 taken.append(time.perf_counter() - began)
         return min(taken)
 
@@ -399,12 +409,12 @@ def test_time_of_eight_blocks():
     assert seconds(Sweep, 8) > 2 * seconds(ResponseSweep, 8)
 
 
-def chosen(monkeypatch, problem, algorithm, start, **more):
-    """The form that would be taken."""
+def select_form(monkeypatch, problem, algorithm, start, **arguments_and_options):
+    """The form that `solve_dmft` selects."""
     monkeypatch.setattr(dmft, "_solve_form", lambda request, form: form.form)
     names = [field.name for field in dataclasses.fields(sgd.DMFT)]
-    arguments = {name: value for name, value in more.items() if name not in names}
-    options = {name: value for name, value in more.items() if name in names}
+    arguments = {name: value for name, value in arguments_and_options.items() if name not in names}
+    options = {name: value for name, value in arguments_and_options.items() if name in names}
     return sgd.solve_dmft.__wrapped__.__wrapped__(
         problem,
         algorithm,
@@ -414,7 +424,7 @@ def chosen(monkeypatch, problem, algorithm, start, **more):
     )
 
 
-def test_which_form_is_taken(monkeypatch):
+def test_selected_form(monkeypatch):
     many = sgd.TeacherStudent(width=1, activation="erf", covariance=FOUR)
     few = sgd.TeacherStudent(width=1, activation="erf", covariance=BLOCKS)
     steep = sgd.TeacherStudent(
@@ -427,7 +437,7 @@ def test_which_form_is_taken(monkeypatch):
         problem: sgd.random_start(problem, dimension=255, seed=0) for problem in (many, few, steep)
     }
     epochs = {"steps": None, "alpha": [3.0]}
-    for problem, algorithm, more, form in (
+    for problem, algorithm, arguments_and_options, form in (
         (many, noisy, {}, "response"),
         (many, sgd.EpochSGD(), epochs, "response"),
         (steep, sgd.EpochSGD(), epochs, "projections"),
@@ -441,20 +451,23 @@ def test_which_form_is_taken(monkeypatch):
         (many, sgd.MultiPassSGD(batch_fraction=0.6), {}, "projections"),
         (many, sgd.EpochSGD(order="fixed"), epochs, "projections"),
     ):
-        assert chosen(monkeypatch, problem, algorithm, start[problem], **more) == form, (
+        assert (
+            select_form(monkeypatch, problem, algorithm, start[problem], **arguments_and_options)
+            == form
+        ), (
             algorithm,
-            more,
+            arguments_and_options,
         )
 
 
-def test_what_it_is_not_for_is_refused_by_name(monkeypatch):
+def test_unsupported_problems_raise_with_the_reason(monkeypatch):
     problem = sgd.TeacherStudent(width=1, activation="erf", covariance=BLOCKS)
     start = sgd.random_start(problem, dimension=200, seed=0)
     noisy = sgd.MultiPassSGD(batch_fraction=0.5)
     mixture = sgd.GaussianMixture("binary", width=1, snr=3.0)
-    at_rest = sgd.start(problem, M=np.zeros((2, 1, 1)), Q=np.zeros((2, 1, 1)))
+    zero_start = sgd.start(problem, M=np.zeros((2, 1, 1)), Q=np.zeros((2, 1, 1)))
     own = "form = 'response': each step must add noise of its own"
-    for problem_, algorithm, begin, more, match in (
+    for problem_, algorithm, initial, arguments_and_options, match in (
         (problem, noisy, start, {"form": "blocks"}, "form = 'blocks'"),
         (problem, sgd.GradientDescent(), start, {}, own),
         (problem, sgd.Langevin(), start, {}, own),
@@ -475,18 +488,25 @@ def test_what_it_is_not_for_is_refused_by_name(monkeypatch):
             {"memory_directions": 20},
             "this form has no basis of directions. Omit memory_directions",
         ),
-        (problem, noisy, at_rest, {"two_time": True}, "R at time 0 does not exist"),
+        (problem, noisy, zero_start, {"two_time": True}, "R at time 0 does not exist"),
         (
             problem,
             noisy,
             start,
             {"steps": [100]},
-            "paths = 8192: form='response' needs 54.86 paths of a replicate for each row of 100 steps. "
+            "paths = 8192: form='response' needs 54.86 paths of a replicate for each row of "
+            "100 steps. "
             "Use paths = 32768 or more",
         ),
     ):
         with pytest.raises(ValueError, match=match):
-            chosen(monkeypatch, problem_, algorithm, begin, **{"form": "response"} | more)
+            select_form(
+                monkeypatch,
+                problem_,
+                algorithm,
+                initial,
+                **{"form": "response"} | arguments_and_options,
+            )
 
 
 def test_memory_is_known_before_the_start():
@@ -494,7 +514,7 @@ def test_memory_is_known_before_the_start():
     start = sgd.random_start(problem, dimension=200, seed=0)
     with pytest.raises(
         ValueError,
-        match=r"need 0\.0\d+ GB, and 0.001 GB are available. Use fewer paths or steps, sgd.simulate, or sgd.DMFT",
+        match=r"need 0\.0\d+ GB, and 0.001 GB are available. Use fewer paths .* or sgd.DMFT",
     ):
         sgd.solve_dmft(
             problem,
@@ -506,8 +526,8 @@ def test_memory_is_known_before_the_start():
         )
 
 
-def test_where_fields_bring_nothing_new(monkeypatch):
-    """What the response form cannot go on with is solved by projections, with a word, or refused where it was asked for."""
+def test_dependent_fields(monkeypatch):
+    """Dependent fields fall back to projections with a warning, or raise if the form is set."""
     problem = sgd.TeacherStudent(width=1, activation="erf", covariance=FOUR)
     start = sgd.random_start(problem, dimension=200, seed=0)
     algorithm = sgd.MultiPassSGD(lr=0.2, batch_fraction=0.5)
@@ -518,18 +538,20 @@ def test_where_fields_bring_nothing_new(monkeypatch):
         return form.form
 
     monkeypatch.setattr(dmft, "_solve_form", answer)
-    more = {"steps": [4], "paths": 4096, "progress": False}
+    arguments_and_options = {"steps": [4], "paths": 4096, "progress": False}
     with pytest.warns(UserWarning, match="form='projections'. The projections are used here"):
-        assert sgd.solve_dmft(problem, algorithm, start, **more) == "projections"
+        assert sgd.solve_dmft(problem, algorithm, start, **arguments_and_options) == "projections"
     with pytest.raises(DependentFields, match="After step 3"):
-        sgd.solve_dmft(problem, algorithm, start, method=sgd.DMFT(form="response"), **more)
+        sgd.solve_dmft(
+            problem, algorithm, start, method=sgd.DMFT(form="response"), **arguments_and_options
+        )
 
 
 @pytest.mark.slow
-def test_too_few_paths_are_noticed():
-    """Five paths an input: the overlaps of some replicate are not positive."""
+def test_too_few_paths_raise():
+    """With five paths per vector, the overlaps of some replicate are not positive definite."""
     with pytest.raises(
         DependentFields,
-        match=r"their overlaps are not positive definite. Use more paths, fewer steps or form='projections'",
+        match=r"their overlaps are not positive definite. Use more paths, .* or form='projections'",
     ):
         linear_spectrum(256, 4, 16, 32)

@@ -24,6 +24,7 @@ CLEAN: list[str] = [
     "src/sgdynamics/sde",
     "src/sgdynamics/sweeps",
     "tests/expectations",
+    "tests/fixed_data",
     "tests/style",
 ]
 
