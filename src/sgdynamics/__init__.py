@@ -51,7 +51,6 @@ if TYPE_CHECKING:
     from sgdynamics.analysis.landscape import hessian_spectrum as hessian_spectrum
     from sgdynamics.analysis.protocols.optimise import OptimalProtocol as OptimalProtocol
     from sgdynamics.analysis.protocols.optimise import optimal_protocol as optimal_protocol
-    from sgdynamics.analysis.protocols.schedules import OptimalSchedule as OptimalSchedule
     from sgdynamics.analysis.protocols.schedules import optimal_schedule as optimal_schedule
     from sgdynamics.analysis.regimes import Plateau as Plateau
     from sgdynamics.analysis.regimes import Regime as Regime
@@ -131,7 +130,6 @@ _PACKAGE_OF = {
     "MultiPassSGD": "sgdynamics.algorithms.fixed_data",
     "OnePassSGD": "sgdynamics.algorithms.one_pass",
     "OptimalProtocol": "sgdynamics.analysis.protocols.optimise",
-    "OptimalSchedule": "sgdynamics.analysis.protocols.schedules",
     "PersistentSGD": "sgdynamics.algorithms.fixed_data",
     "Plateau": "sgdynamics.analysis.regimes",
     "PowerLawFit": "sgdynamics.sweeps.power_law_fit",

@@ -18,7 +18,7 @@ from sgdynamics.analysis import (
     regimes,
 )
 from sgdynamics.analysis.effective import dynamics, scaling
-from sgdynamics.analysis.protocols import optimise, schedules
+from sgdynamics.analysis.protocols import optimise
 from sgdynamics.dynamics import fields, sliding, spiked_tensor, updates
 from sgdynamics.mean_field import particles
 from sgdynamics.sde import covariance
@@ -35,7 +35,7 @@ class Work(BaseException):
 PLACES = [
     *(
         (module, "meter")
-        for module in (running, dmft, dynamics, scaling, optimise, schedules, certify, sweeping)
+        for module in (running, dmft, dynamics, scaling, optimise, certify, sweeping)
     ),
     *(
         (module, "choose_quadrature")

@@ -24,7 +24,7 @@ def small_arguments(question: Question, problem: Any, algorithm: Any, start: Any
     arguments = dict(question.example)
     if question.name == "solve_linear" and isinstance(problem, sgd.TeacherStudent):
         problem = problem.replace(activation="linear")
-    if question.name == "optimal_protocol":
+    if question.name in ("optimal_protocol", "optimal_schedule"):
         algorithm = _differentiable(algorithm)
     if question.name == "simulate":
         arguments["method"] = _simulation_method(algorithm)

@@ -32,7 +32,6 @@ SLOW = (
     "certify",
     "Certificate",
     "optimal_schedule",
-    "OptimalSchedule",
     "optimal_protocol",
     "OptimalProtocol",
     "protocol",

@@ -21,6 +21,14 @@ _EPOCHS = (
     "repeated passes over a data set are compared with fresh samples here. Use sgd.EpochSGD(...)."
 )
 _NO_GRADIENT = discontinuous_drift("so it has no gradient. Use a finite snr.")
+_NO_PROTOCOL = {
+    "fixed data": FRESH_SAMPLES,
+    "snr = inf": _NO_GRADIENT,
+    "spiked tensor": (
+        "the parameters of a spiked tensor cannot depend on alpha, and its learning rate "
+        "is constant. Sweep over a constant learning rate with sgd.sweep."
+    ),
+}
 _REGIMES = (
     "regimes are known for networks that learn from centred Gaussian inputs, with limits in lr/p, "
     "d and p"
@@ -138,25 +146,13 @@ ENTRIES = [
     Question(
         "optimal_schedule",
         "sgdynamics.analysis.protocols.schedules:optimal_schedule",
-        unsupported={
-            "snr = inf": _NO_GRADIENT,
-            "spiked tensor": NO_SPIKED_TENSOR,
-            "own dynamics": NO_OWN_DYNAMICS,
-        },
+        unsupported=_NO_PROTOCOL,
         example={"alpha": 1.0},
-        takes_algorithm=False,
     ),
     Question(
         "optimal_protocol",
         "sgdynamics.analysis.protocols.optimise:optimal_protocol",
-        unsupported={
-            "fixed data": FRESH_SAMPLES,
-            "snr = inf": _NO_GRADIENT,
-            "spiked tensor": (
-                "the parameters of a spiked tensor cannot depend on alpha, and its learning rate "
-                "is constant. Sweep over a constant learning rate with sgd.sweep."
-            ),
-        },
+        unsupported=_NO_PROTOCOL,
         example={"alpha": 1.0},
     ),
     Question(

@@ -12,7 +12,7 @@ import xarray as xr
 
 from sgdynamics import (
     OnePassSGD,
-    OptimalSchedule,
+    OptimalProtocol,
     Start,
     TeacherStudent,
     optimal_schedule,
@@ -119,7 +119,7 @@ def optimal_schedules(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Datas
 
 
 def _solved(name: str, case: Case, pieces: int, seed: int) -> xr.Dataset:
-    best = optimal_schedule(case.problem, case.begin, alpha=case.alpha, pieces=pieces)
+    best = optimal_schedule(case.problem, OnePassSGD(), case.begin, alpha=case.alpha, pieces=pieces)
     # where pieces end: the schedule's own edges, every other one of fifty
     stride = max(1, pieces // SAVES)
     alpha = best.edges[::stride]
@@ -155,7 +155,7 @@ def _solved(name: str, case: Case, pieces: int, seed: int) -> xr.Dataset:
     dims = ("rate", f"save_{name}")
     return xr.Dataset(
         {
-            f"rates_{name}": ("piece", best.rates),
+            f"rates_{name}": ("piece", best.protocol["lr"]),
             f"edges_{name}": ("edge", best.edges),
             f"risk_{name}": (dims, np.stack([best.risks, best.constant_risks])[:, ::stride]),
             f"chain_{name}": (dims, np.stack(mean)),
@@ -168,18 +168,18 @@ def _solved(name: str, case: Case, pieces: int, seed: int) -> xr.Dataset:
             f"gain_chain_{name}": float(chain_gain),
             f"gain_chain_error_{name}": float(doubt),
             f"gain_chain_median_{name}": medians[1] / medians[0],
-            f"best_constant_lr_{name}": best.best_constant_lr,
+            f"best_constant_lr_{name}": best.constant["lr"],
             f"runs_{name}": case.runs,
             f"groups_{name}": len(groups[0]),
         },
     )
 
 
-def _both(best: OptimalSchedule) -> tuple[OnePassSGD, OnePassSGD]:
+def _both(best: OptimalProtocol) -> tuple[OnePassSGD, OnePassSGD]:
     """The schedule, and the best constant rate as a schedule of equal rates: one program serves
     both.
     """
-    flat = np.full(len(best.rates), best.best_constant_lr)
+    flat = np.full(len(best.protocol["lr"]), best.constant["lr"])
     return best.algorithm, OnePassSGD(lr=piecewise_rate(best.edges[1:-1], flat))
 
 

@@ -65,7 +65,7 @@ def checked_controls(
     means = _means(budget, names)
     low, high, log = [], [], []
     for name, path in zip(names, paths, strict=True):
-        lowest, highest = _bounds(name, controls[name])
+        lowest, highest = validate_bounds(f"controls[{name!r}]", controls[name])
         if path == ("algorithm", "lr") and lowest == 0 and name not in means:
             lowest = LOWEST_RATE * highest
         for end in (lowest, highest):
@@ -140,8 +140,8 @@ def _is_number(value: object) -> bool:
     )
 
 
-def _bounds(name: str, bounds: Any) -> tuple[float, float]:
-    argument = f"controls[{name!r}]"
+def validate_bounds(argument: str, bounds: Any) -> tuple[float, float]:
+    """Validate the lowest and the highest value of a control."""
     if bounds is None:
         raise checks.reject(argument, bounds, IMPULSES)
     try:

@@ -139,13 +139,14 @@ class Search:
 
     # ------------------------------------------------------------------------------------------------------------- constants
 
-    def constants(
-        self, near: np.ndarray | None = None, interior: bool = False
-    ) -> tuple[np.ndarray, float]:
-        """The best constants in their scales and what they reach; `near`: known roughly. With `interior` the bounds must hold them."""
+    def constants(self, near: np.ndarray | None = None) -> tuple[np.ndarray, float]:
+        """The best constants in their scales and the objective there.
+
+        The search starts from `near` if they are roughly known, else from a grid.
+        """
         budgeted = np.isfinite(self.box.budget)
         fixed = self.box.places(np.where(budgeted, self.box.budget, 1.0))
-        starts = [near] if near is not None else self._grid(budgeted, fixed, interior)
+        starts = [near] if near is not None else self._grid(budgeted, fixed)
         groups = np.where(budgeted, 0, 1)
         if near is None:
             self._check_gradient(np.tile(starts[0], (self.pieces, 1)))
@@ -156,7 +157,7 @@ class Search:
         best = min(found, key=lambda one: one.value)
         return best.z[0], best.value
 
-    def _grid(self, budgeted: np.ndarray, fixed: np.ndarray, interior: bool) -> list[np.ndarray]:
+    def _grid(self, budgeted: np.ndarray, fixed: np.ndarray) -> list[np.ndarray]:
         free = int((~budgeted).sum())
         low, high = self.box.ends
         if free == 0:
@@ -170,8 +171,6 @@ class Search:
         order = np.argsort(levels)
         if not np.isfinite(levels[order[0]]):
             self._refuse("no constant {what} in this range stays finite")
-        if interior and order[0] in (0, len(levels) - 1):
-            self._refuse("the best constant {what} is at an end of this range")
         finite = levels[np.isfinite(levels)]
         self.log = bool(finite.min() > 0)
         self.scale = 1 / max(float(np.abs(finite[0])), float(np.abs(finite).min()), 1e-300)
@@ -360,11 +359,11 @@ class Outcome:
     converged: bool
 
 
-def solve(search: Search, restarts: int, seed: int, interior: bool = False) -> Outcome:
+def solve(search: Search, restarts: int, seed: int) -> Outcome:
     """Search with more and more Runge-Kutta steps, until they are enough."""
     first, constant, found, history = search.program.steps, None, None, []
     while True:
-        constant, level = search.constants(constant, interior)
+        constant, level = search.constants(constant)
         flat = np.tile(constant, (search.pieces, 1))
         if found is None:
             history.append(level)
