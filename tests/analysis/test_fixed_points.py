@@ -210,7 +210,7 @@ def test_targets_and_own_losses():
 
 def test_bad_input_says_what_would_be_right():
     problem = sgd.TeacherStudent(width=1, activation="square")
-    with pytest.raises(ValueError, match=r"algorithm = 'sgd': give sgd\.OnePassSGD"):
+    with pytest.raises(ValueError, match=r"algorithm = 'sgd': use sgd\.OnePassSGD"):
         fixed_points(problem, "sgd")
     with pytest.raises(ValueError, match=r"tries = 0: give starts"):
         fixed_points(problem, FLOW, tries=0)

@@ -155,7 +155,7 @@ FUNCTIONS = {
     "activation that is complex": (activation(lambda x: x * 1j), r"activation = .*complex"),
     "activation that is a whole number": (
         activation(lambda x: jnp.where(x > 0, 1, 0)),
-        r"activation = .*no gradient goes",
+        r"activation = .*which have no gradient",
     ),
     "activation that is None": (
         activation(lambda x: None),
@@ -235,7 +235,7 @@ REACH = {
     ),
     "steps and runs together": (
         solve(sgd.simulate, steps=[10**14], dimension=50, runs=10**6),
-        r"runs = 1000000: 1e\+14 steps of each are",
+        r"runs = 1000000: with 1e\+14 steps per run",
     ),
     "a step of the SDE": (
         solve(sgd.solve_sde, times=[1.0], dimension=50, step=1e-300),
@@ -343,7 +343,7 @@ REACH = {
             start=START,
             times=[1.0],
         ),
-        r"over = .*points: give fewer",
+        r"over = .*points\. Use fewer",
     ),
 }
 
@@ -524,7 +524,7 @@ RAW = {
     "load nothing": (lambda: sgd.load(None), "path = None"),
     "load a nameless file": (lambda: sgd.load(""), "path = ''"),
     "save under a number": (lambda: sgd.save(result(), 3), "path = 3"),
-    "save nothing": (lambda: sgd.save({}, "x.nc"), "result = {}: give one result at least"),
+    "save nothing": (lambda: sgd.save({}, "x.nc"), "result = {}: give at least one result"),
     "save above": (lambda: sgd.save({"..": result()}, "x.nc"), r"group = '\.\.'"),
     "save beside": (lambda: sgd.save({"a/b": result()}, "x.nc"), "group = 'a/b'"),
     "save without a name": (lambda: sgd.save({"": result()}, "x.nc"), "group = ''"),
@@ -605,17 +605,17 @@ RAW = {
     ),
     "fit of a number": (
         lambda: sgd.fit_exponent(3, "mean", "lr"),
-        "result = 3: give what sgd.sweep returned",
+        "result = 3: use the result of sgd",
     ),
     "fit of a list": (lambda: sgd.fit_exponent(swept(), ["mean"], "lr"), r"y = \['mean'\]"),
     "fit of texts": (
         lambda: sgd.fit_exponent(swept(), "failed", "lr", noise=0.1),
-        "y = 'failed': a power law needs numbers",
+        "y = 'failed': this variable is not numeric",
     ),
     "fit at a text": (lambda: sgd.fit_exponent(swept(), "mean", "lr", noise="x"), "noise = 'x'"),
     "fit beyond the end": (
         lambda: sgd.fit_exponent(swept().drop_vars("noise"), "mean", "lr", noise=9),
-        "noise = 9: give a place",
+        "noise = 9: use an index",
     ),
     "sweep into a number": (
         lambda: sgd.sweep(
@@ -667,7 +667,7 @@ def test_a_damaged_store_is_named(tmp_path):
     for text in (DEEP, '{"identity": ', "[]", '{"identity": 3}'):
         (tmp_path / "manifest.json").write_text(text)
         with pytest.raises(
-            ValueError, match=r"store: .*manifest.json .*: give another folder as store="
+            ValueError, match=r"store: .*manifest.json .*: use another folder as store="
         ):
             sgd.sweep(
                 "solve_ode",

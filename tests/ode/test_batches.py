@@ -128,7 +128,7 @@ def test_refused():
         r"leave dimension out": lambda: sgd.solve_ode(
             sphere, ramp, sgd.start(sphere, M=[[0.1]], Q=[[1.0]]), alpha=[1.0], dimension=50
         ),
-        r"plain steps on problems of fields": lambda: sgd.solve_ode(
+        r"only supported for plain SGD": lambda: sgd.solve_ode(
             tensor, ramp, sgd.start(tensor, m=0.1, r2=1.0), alpha=[1.0]
         ),
         r"on problems of fields: give a whole number": lambda: sgd.solve_ode(

@@ -60,7 +60,7 @@ def test_the_pair_is_born_at_the_critical_snr():
         dagger, star = paper.correlated_fixed_points(k, critical * (1 + 1e-9), c)
         middle = math.sqrt((k - 2) * c / k)
         assert dagger < middle < star < middle * (1 + 1e-3)
-        with pytest.warns(UserWarning, match="the critical snr is"):
+        with pytest.warns(UserWarning, match="The critical snr is"):
             assert np.isnan(paper.correlated_fixed_points(k, critical * (1 - 1e-9), c)).all()
     assert paper.correlated_fixed_points(3, 8.0, 0.0) == (0.0, pytest.approx(2.0, rel=1e-14))
     # the barrier to warm starts vanishes with c: snr m = c^2 for k = 3

@@ -371,7 +371,7 @@ def test_what_is_refused():
             begin,
             alpha=[1.0],
         ),
-        "updates that commute with rotations: take another": lambda: sgd.simulate(
+        "an update that commutes with rotations": lambda: sgd.simulate(
             one.replace(input_noise=0.1),
             sgd.OnePassSGD(update=sgd.updates.sign()),
             begin,

@@ -194,7 +194,8 @@ class UpdateDynamics(FieldDynamics):
     def _has_only_label_noise(self) -> bool:
         """Whether the only draw of a sample is its label noise."""
         gaussian = replace(self.structure.sample, noise_law=None)
-        return gaussian.plain and "noise" in {**self.parameters, **self.parameters.get("user", {})}
+        is_plain = gaussian == type(gaussian)(gaussian.signals)
+        return is_plain and "noise" in {**self.parameters, **self.parameters.get("user", {})}
 
     def _is_noiseless(self) -> bool:
         """Whether there is no label noise to average over."""

@@ -68,12 +68,10 @@ def _reject_small_blocks(
         )
     reason = "a covariance block has no coordinate"
     if least == needed:
-        reason = f"rows and signals need signals + width = {needed} coordinates"
-    where = ""
-    if len(sizes) > 1:
-        where = f" in each covariance block (block sizes are {sizes.tolist()})"
+        reason = f"rows and signals need signals + width = {needed} coordinates per block"
+    where = f" (block sizes are {sizes.tolist()})" if len(sizes) > 1 else ""
     smallest = max(math.ceil(least / fraction) for fraction in problem.parameters["fractions"])
-    raise checks.reject("dimension", d, f"{reason}{where}: take {smallest} or more")
+    raise checks.reject("dimension", d, f"{reason}{where}. Use {smallest} or more.")
 
 
 def _small_blocks(

@@ -234,7 +234,7 @@ def test_half_width_data_sets() -> None:
     assert 0.49 < share < 0.53
     small = sgd.TeacherStudent(width=1, covariance=[(1e-6, 0.5), (1.0, 0.5)])
     given = {"steps": [1], "dimension": 20, "method": "direct", "dtype": "float16"}
-    with pytest.raises(ValueError, match=r'dtype = .float16.*0\.001 to 1.*take "float32"'):
+    with pytest.raises(ValueError, match=r'dtype = .float16.*0\.001 to 1.*Use "float32"'):
         sgd.simulate(
             small, PERSISTENT, sgd.start(small, M=[[[0.1]], [[0.1]]], Q=[[[0.5]], [[0.5]]]), **given
         )
