@@ -12,6 +12,8 @@ import numpy as np
 
 import sgdynamics as sgd
 
+# %load_ext sgdynamics
+
 # %% [markdown]
 # ## The setting
 #
@@ -47,9 +49,9 @@ runs = sgd.simulate(
     problem, algorithm, start, alpha=alpha, dimension=150, runs=64, seed=0, progress=False
 )
 fig, ax = plt.subplots(figsize=(7, 3.8), layout="constrained")
-for name, color, said in (("risk", "C0", "new data"), ("train_risk", "C1", "the data set")):
+for name, color, label in (("risk", "C0", "new data"), ("train_risk", "C1", "the data set")):
     line, error = theory[name][0], theory[f"{name}_standard_error"][0]
-    ax.plot(epochs, line, color=color, label=f"{said}, theory")
+    ax.plot(epochs, line, color=color, label=f"{label}, theory")
     ax.fill_between(epochs, line - 2 * error, line + 2 * error, color=color, alpha=0.25)
     ax.errorbar(
         epochs,
@@ -58,16 +60,16 @@ for name, color, said in (("risk", "C0", "new data"), ("train_risk", "C1", "the 
         fmt="o",
         mfc="white",
         color=color,
-        label=f"{said}, runs",
+        label=f"{label}, runs",
     )
 ax.axhline(0.125, color="0.6", ls=":")
 ax.set(xlabel="epochs", ylabel="risk", xticks=epochs)
 ax.legend(frameon=False)
 plt.show()
-beside = sgd.compare(theory, runs)
+comparison = sgd.compare(theory, runs)
 print(
     "largest difference in standard errors:",
-    "below 6" if float(abs(beside.risk_z).max()) < 6 else "6 or more",
+    "below 6" if float(abs(comparison.risk_z).max()) < 6 else "6 or more",
 )
 
 # %% [markdown]

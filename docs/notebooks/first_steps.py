@@ -12,6 +12,8 @@ import numpy as np
 
 import sgdynamics as sgd
 
+# %load_ext sgdynamics
+
 # %% [markdown]
 # ## The question
 #
@@ -58,8 +60,8 @@ theory
 runs = sgd.simulate(
     problem, algorithm, start, alpha=np.linspace(0, 120, 13), dimension=d, runs=50, seed=1
 )
-beside = sgd.compare(theory, runs)
-beside
+comparison = sgd.compare(theory, runs)
+comparison
 
 # %% [markdown]
 # The left picture has the theory as a line and the mean of 50 runs as points with standard errors. The right one says
@@ -83,10 +85,10 @@ plt.show()
 # below the plateau.
 
 # %%
-asked = {"threshold": 0.99, "max_time": 700}
-in_theory = sgd.exit_time(problem, algorithm, start, **asked)
+options = {"threshold": 0.99, "max_time": 700}
+in_theory = sgd.exit_time(problem, algorithm, start, **options)
 measured = sgd.exit_time(
-    problem, algorithm, start, method="exact", dimension=d, runs=50, seed=1, **asked
+    problem, algorithm, start, method="exact", dimension=d, runs=50, seed=1, **options
 )
 print(f"theory:  alpha = {in_theory.alpha[0]:.0f}")
 print(

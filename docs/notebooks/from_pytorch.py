@@ -12,6 +12,8 @@ import torch
 
 import sgdynamics as sgd
 
+# %load_ext sgdynamics
+
 # %% [markdown]
 # ## A training
 #

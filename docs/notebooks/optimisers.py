@@ -2,13 +2,15 @@
 # # Optimisers
 #
 # Few people train with plain SGD. Momentum, Adam, Muon: each changes what a step does with the gradient, and each has
-# its own limit in many dimensions. This notebook compares some of them in theory, and holds the theory against runs.
+# its own limit in many dimensions. This notebook compares some of them in theory, and compares the theory with runs.
 
 # %%
 import matplotlib.pyplot as plt
 import numpy as np
 
 import sgdynamics as sgd
+
+# %load_ext sgdynamics
 
 # %% [markdown]
 # ## One problem, three optimisers
@@ -74,10 +76,10 @@ cases = {
     "memory of 5 d steps": (1.0, sgd.updates.momentum(memory=0.2)),
 }
 for style, (name, (lr, update)) in zip(("-", "--", "-", "-"), cases.items(), strict=True):
-    found = sgd.solve_ode(
+    result = sgd.solve_ode(
         problem, sgd.OnePassSGD(lr=lr, update=update), start, alpha=np.linspace(0, 30, 25)
     )
-    ax.plot(found.alpha, found.M[0, :, 0, 0], style, label=name)
+    ax.plot(result.alpha, result.M[0, :, 0, 0], style, label=name)
 ax.set(xlabel=r"$\alpha$ = examples / $d$", ylabel="overlap with the teacher")
 ax.legend(frameon=False)
 plt.show()

@@ -12,6 +12,8 @@ import numpy as np
 
 import sgdynamics as sgd
 
+# %load_ext sgdynamics
+
 # %% [markdown]
 # ## The loss of one example
 #
@@ -58,8 +60,8 @@ theory
 
 # %%
 runs = sgd.simulate(problem, algorithm, start, times=times[3::3], dimension=400, runs=100, seed=0)
-beside = sgd.compare(theory, runs)
-beside
+comparison = sgd.compare(theory, runs)
+comparison
 
 # %% [markdown]
 # Both agree within a few standard errors at d = 400. As a last check, a run that makes the vectors of 400 numbers,
@@ -75,7 +77,8 @@ for result, label in ((theory, "ODE"), (runs, "100 exact runs"), (direct, "20 di
     sgd.plot.overlaps(result, right, label=label)
 plt.show()
 last = {
-    name: float(beside[f"risk_{name}"][-1]) for name in ("theory", "simulation", "standard_error")
+    name: float(comparison[f"risk_{name}"][-1])
+    for name in ("theory", "simulation", "standard_error")
 }
 print(
     f"risk at the end: theory {last['theory']:.4f}, runs {last['simulation']:.4f} ± {last['standard_error']:.4f}"

@@ -10,6 +10,8 @@ import numpy as np
 
 import sgdynamics as sgd
 
+# %load_ext sgdynamics
+
 # %% [markdown]
 # ## One point
 #
@@ -27,8 +29,8 @@ sgd.solve_ode(problem, algorithm, start, times=np.linspace(0, 150, 61))
 # has fallen by 90%: the fast part. `exit_time` finds when:
 
 # %%
-one = sgd.exit_time(problem, algorithm, start, threshold=0.9, max_time=150)
-print(f"t = {one.mean:.1f}, that is {one.alpha[0]:.1f} examples for each dimension")
+point = sgd.exit_time(problem, algorithm, start, threshold=0.9, max_time=150)
+print(f"t = {point.mean:.1f}, that is {point.alpha[0]:.1f} examples for each dimension")
 
 # %% [markdown]
 # ## A grid
@@ -87,7 +89,7 @@ measured = [
     for lr in chosen
 ]
 values, errors = (
-    np.array([getattr(found, name) for found in measured]) / chosen
+    np.array([getattr(fit, name) for fit in measured]) / chosen
     for name in ("mean", "standard_error")
 )
 line = grid["alpha"].isel(noise=row).squeeze()
@@ -108,5 +110,5 @@ for lr, value, error in zip(chosen, values, errors, strict=True):
     print(f"lr {lr:.2f}: theory {float(line.sel(lr=lr)):.2f}, runs {value:.2f} ± {error:.2f}")
 
 # %% [markdown]
-# For a grid that takes hours give `store="folder"`: it can be stopped, and the same call goes on from there. See
+# For a grid that takes hours give `store="folder"`: it can be stopped, and the same call continues from there. See
 # `sgd.sweep`, and [on a cluster](../howto/cluster.md).

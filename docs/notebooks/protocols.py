@@ -11,6 +11,8 @@ import numpy as np
 
 import sgdynamics as sgd
 
+# %load_ext sgdynamics
+
 # %% [markdown]
 # ## The best learning rate
 #
@@ -40,8 +42,10 @@ plt.show()
 # `confirm` runs SGD itself, with the protocol and with the best constant, on the same random numbers:
 
 # %%
-seen = best.confirm(dimension=500, runs=100)
-print(f"gain in theory {best.gain:.3f}, of SGD at d = 500: {seen.gain:.3f} ± {seen.gain_error:.3f}")
+confirmation = best.confirm(dimension=500, runs=100)
+print(
+    f"gain in theory {best.gain:.3f}, of SGD at d = 500: {confirmation.gain:.3f} ± {confirmation.gain_error:.3f}"
+)
 
 # %% [markdown]
 # and the whole course of the risk:
@@ -79,26 +83,26 @@ sgd.compare(line, runs)
 # `phases` trains the one, then the other, and the result has the risk of both all along:
 
 # %%
-one = sgd.TeacherStudent(
+task = sgd.TeacherStudent(
     width=2, teacher_width=2, activation="erf", head="trained", teacher_head=[2.0, 0.0]
 )
-tasks = sgd.contexts({"old": one, "new": one.replace(teacher_head=[0.0, 2.0])}, heads="own")
-begin = sgd.start(tasks, M=[[0.3, 0.1], [0.1, 0.3]], Q=np.eye(2), a=[[1.0, 0.5], [0.5, 1.0]])
+tasks = sgd.contexts({"old": task, "new": task.replace(teacher_head=[0.0, 2.0])}, heads="own")
+initial = sgd.start(tasks, M=[[0.3, 0.1], [0.1, 0.3]], Q=np.eye(2), a=[[1.0, 0.5], [0.5, 1.0]])
 rate, grid = sgd.OnePassSGD(lr=2.0), np.linspace(0, 15, 31)
 fig, axes = plt.subplots(1, 2, figsize=(9, 3.5), layout="constrained", sharey=True)
 for ax, share in zip(axes, (0.0, 0.2), strict=True):
-    parts = [
+    phases = [
         (tasks.replace(probabilities=[1.0, 0.0]), rate, grid),
         (tasks.replace(probabilities=[share, 1 - share]), rate, grid[1:]),
     ]
-    found = sgd.phases(sgd.solve_ode, parts, begin)
+    result = sgd.phases(sgd.solve_ode, phases, initial)
     for name in ("old", "new"):
-        ax.semilogy(found.alpha, found.context_risk.sel(context=name)[0], label=f"{name} task")
+        ax.semilogy(result.alpha, result.context_risk.sel(context=name)[0], label=f"{name} task")
     ax.axvline(15, color="0.6", ls=":")
     title = "no replay" if share == 0 else f"{share:.0%} of the old task"
     ax.set(xlabel=r"$\alpha$ = examples / $d$", ylabel="risk of the task", title=title)
     print(
-        f"share {share:.1f}: risk of the old task at the end {float(found.context_risk.sel(context='old')[0, -1]):.4f}"
+        f"share {share:.1f}: risk of the old task at the end {float(result.context_risk.sel(context='old')[0, -1]):.4f}"
     )
 axes[0].legend(frameon=False)
 plt.show()

@@ -11,6 +11,8 @@ import numpy as np
 
 import sgdynamics as sgd
 
+# %load_ext sgdynamics
+
 # %% [markdown]
 # ## A power law of inputs
 #
@@ -52,12 +54,12 @@ theory
 # share these runs, so that their differences from the mean are correlated:
 
 # %%
-seen = np.array([1, 3, 10, 30, 100, 300, 1000, 3000])
-runs = sgd.simulate(problem, algorithm, start, steps=seen, runs=60, seed=0)
+measured = np.array([1, 3, 10, 30, 100, 300, 1000, 3000])
+runs = sgd.simulate(problem, algorithm, start, steps=measured, runs=60, seed=0)
 mean, error = runs.risk.mean("run"), runs.risk.std("run") / 60**0.5
 fig, ax = plt.subplots(figsize=(7, 4), layout="constrained")
 ax.loglog(theory.step, theory.risk[0], label="theory: exact mean")
-ax.errorbar(seen, mean, error, fmt="o", ms=4, capsize=2, color="C1", label="60 runs of SGD")
+ax.errorbar(measured, mean, error, fmt="o", ms=4, capsize=2, color="C1", label="60 runs of SGD")
 ax.loglog(
     theory.step[12:],
     2 * float(theory.risk[0, -1]) * (theory.step[12:] / 1e8) ** (-2 / 3),
@@ -68,7 +70,7 @@ ax.loglog(
 ax.set(xlabel="steps", ylabel="risk", title="$d = 10^9$")
 ax.legend(frameon=False)
 plt.show()
-at = sgd.solve_linear(problem, algorithm, start, steps=seen).risk[0].values
+at = sgd.solve_linear(problem, algorithm, start, steps=measured).risk[0].values
 z = (mean.values - at) / error.values
 print("difference in standard errors:", z.round(1))
 
@@ -81,15 +83,15 @@ print("difference in standard errors:", z.round(1))
 
 # %%
 flops = np.geomspace(1e8, 1e12, 9)
-found = sgd.scaling.compute_optimal(0.7, 0.3, flops=flops)
-print(f"loss ~ flops^-{found.eta:.3f}, features ~ flops^{found.xi:.3f}")
+fit = sgd.scaling.compute_optimal(0.7, 0.3, flops=flops)
+print(f"loss ~ flops^-{fit.eta:.3f}, features ~ flops^{fit.xi:.3f}")
 print(
-    f"in the limit (phase {found.predicted.name}): {found.predicted.eta:.3f} and {found.predicted.xi:.3f}"
+    f"in the limit (phase {fit.predicted.name}): {fit.predicted.eta:.3f} and {fit.predicted.xi:.3f}"
 )
 fig, (left, right) = plt.subplots(1, 2, figsize=(9, 3.5), layout="constrained")
-left.loglog(found.flops, found.loss, "o-")
+left.loglog(fit.flops, fit.loss, "o-")
 left.set(xlabel="flops", ylabel="smallest loss")
-right.loglog(found.flops, found.size, "o-", color="C1")
+right.loglog(fit.flops, fit.size, "o-", color="C1")
 right.set(xlabel="flops", ylabel="features that reach it")
 plt.show()
 
