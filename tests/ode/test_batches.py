@@ -131,7 +131,7 @@ def test_refused():
         r"only supported for plain SGD": lambda: sgd.solve_ode(
             tensor, ramp, sgd.start(tensor, m=0.1, r2=1.0), alpha=[1.0]
         ),
-        r"only supported for plain SGD": lambda: sgd.solve_ode(
+        r"batch sizes are only supported for plain SGD": lambda: sgd.solve_ode(
             PROBLEM, ramp.replace(update=sgd.updates.momentum(0.5)), BEGIN, alpha=[1.0]
         ),
     }
