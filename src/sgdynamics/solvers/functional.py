@@ -1,17 +1,21 @@
-"""The same drift, risk and solve as pure JAX functions of pytrees: jit, vmap and grad go through them.
+"""Drift, risk and solution as pure JAX functions of pytrees, for jit, vmap and grad.
 
 ::
 
     structure = problem.structure            # shapes and functions: static
-    parameters = problem.parameters          # numbers: noise, weight_decay, gram, ...
+    parameters = problem.parameters          # numerical parameters: noise, weight_decay, gram, ...
     state = functional.state(start)          # {"M": (blocks, p, K), "Q": (blocks, p, p), "a": (p,)}
-    quadrature = functional.quadrature(problem, start)   # how finely to integrate: static, chosen from the start
+    quadrature = functional.quadrature(problem, start)    # static, chosen for the start
+
+    def final_risk(lr):
+        last = functional.solve(structure, parameters, state, times, lr=lr, last=True)
+        return functional.risk(structure, parameters, last)
 
     with jax.enable_x64(True):
-        final = lambda lr: functional.risk(structure, parameters, functional.solve(structure, parameters, state, times, lr=lr, last=True))
-        jax.grad(final)(0.1)
+        jax.grad(final_risk)(0.1)
 
-They compute in whatever precision the caller's JAX is set to; ``jax.enable_x64(True)`` gives that of the rest of the library.
+They compute in the precision to which the caller's JAX is set; ``jax.enable_x64(True)`` is that of
+the rest of the library.
 """
 
 from __future__ import annotations
@@ -40,10 +44,8 @@ from sgdynamics.samples.laws import finite_moments
 
 __all__ = ["drift", "finite", "quadrature", "risk", "solve", "state"]
 
-MOST_STEPS, MOST_IMPLICIT_STEPS = (
-    2000,
-    20000,
-)  # of a differentiable solve, which has no other method to go on by
+# Steps of a differentiable solution, which has no second method to continue with.
+MOST_STEPS, MOST_IMPLICIT_STEPS = 2000, 20000
 ADJOINTS = {
     "reverse": diffrax.RecursiveCheckpointAdjoint,
     "forward": diffrax.ForwardMode,
@@ -57,9 +59,10 @@ def state(start: Start, run: int | None = 0) -> dict[str, Any]:
     Parameters
     ----------
     start : Start
-        What ``sgd.start`` or ``sgd.random_start`` returns.
+        Initial condition, from ``sgd.start`` or ``sgd.random_start``.
     run : int or None, default 0
-        Which run; None for all of them along a leading axis, which ``solve`` takes too (else ``jax.vmap``).
+        Index of the run; None for all runs along a leading axis, which ``solve`` takes too (for
+        the other functions use ``jax.vmap``).
 
     Returns
     -------
@@ -69,12 +72,12 @@ def state(start: Start, run: int | None = 0) -> dict[str, Any]:
     Raises
     ------
     ValueError
-        If this is no start, or has no such run.
+        If ``start`` is not an initial condition, or has no such run.
 
     Examples
     --------
-    >>> begin = sgd.start(sgd.TeacherStudent(width=2), M=[[0.3], [0.1]], Q=np.eye(2))
-    >>> sgd.functional.state(begin)["M"].shape
+    >>> start = sgd.start(sgd.TeacherStudent(width=2), M=[[0.3], [0.1]], Q=np.eye(2))
+    >>> sgd.functional.state(start)["M"].shape
     (1, 2, 1)
     """
     if not isinstance(start, Start):
@@ -88,30 +91,30 @@ def state(start: Start, run: int | None = 0) -> dict[str, Any]:
         or not isinstance(run, (int, np.integer))
         or not -start.runs <= run < start.runs
     ):
-        raise checks.reject(
-            "run",
-            run,
-            f"the start has {start.runs} runs: give a whole number from 0 to {start.runs - 1}, or None for all",
+        fix = (
+            f"the start has {start.runs} runs: give a whole number from 0 to {start.runs - 1}, "
+            "or None for all"
         )
+        raise checks.reject("run", run, fix)
     return {"M": start.M_blocks[run], "Q": start.Q_blocks[run], "a": start.a[run]}
 
 
 def quadrature(problem: Problem, start: Start, margin: float = MARGIN) -> Quadrature:
-    """How finely to integrate.
+    """Choose the quadrature of the expectations.
 
     Parameters
     ----------
     problem : Problem
-        What is learned.
+        The learning problem.
     start : Start
-        Where it starts.
+        Initial condition.
     margin : float, default 2.0
-        For rows up to this many times those of the start, in squared length.
+        Largest squared length of the rows along the trajectory, relative to the start.
 
     Returns
     -------
     Quadrature
-        Static: compiled code depends on it.
+        The quadrature, a static argument on which compiled code depends.
 
     Raises
     ------
@@ -131,21 +134,21 @@ def quadrature(problem: Problem, start: Start, margin: float = MARGIN) -> Quadra
 
 
 def finite(problem: Problem, dimension: int, batch: int = 1) -> dict[str, Any]:
-    """What ``drift`` and ``solve`` need for the exact mean increment at dimension d.
+    """Argument ``finite`` of ``drift`` and ``solve``, for the exact mean increment at dimension d.
 
     Parameters
     ----------
     problem : Problem
-        What is learned.
+        The learning problem.
     dimension : int
-        The dimension d.
+        Dimension d.
     batch : int, default 1
-        Samples in a step.
+        Number of samples per step.
 
     Returns
     -------
     dict
-        A pytree, to be given as ``finite``.
+        Pytree for the argument ``finite``.
 
     Raises
     ------
@@ -158,12 +161,13 @@ def finite(problem: Problem, dimension: int, batch: int = 1) -> dict[str, Any]:
     ['inverse_dimension', 'sizes']
     """
     require("functional", problem)
-    numbers = finite_numbers(problem, dimension, batch)
-    if "points" in numbers:
-        numbers["points"] = {
-            name: value.reshape(-1, *value.shape[2:]) for name, value in numbers["points"].items()
+    values = finite_numbers(problem, dimension, batch)
+    if "points" in values:
+        # replicates of the points of a step on the sphere side by side
+        values["points"] = {
+            name: points.reshape(-1, *points.shape[2:]) for name, points in values["points"].items()
         }
-    return numbers
+    return values
 
 
 def _first_nodes(structure: Structure, quadrature: Quadrature, flow: bool) -> dict[str, Any]:
@@ -174,7 +178,7 @@ def _first_nodes(structure: Structure, quadrature: Quadrature, flow: bool) -> di
 
 
 def _with_variance(structure: Structure, parameters: Parameters) -> Parameters:
-    """Check that label noise under the squared loss has a variance: else risk and drift do not exist.
+    """Check that label noise under the squared loss has a variance, which risk and drift need.
 
     Traced degrees of freedom of Student t cannot be rejected: up to df = 2 the noise is made
     infinite.
@@ -214,24 +218,25 @@ def drift(
     parameters : dict
         ``problem.parameters``: noise, weight_decay, gram, ...
     state : dict
-        What ``functional.state`` returns.
+        State of one run, from ``functional.state``.
     lr : float, default 0.0
         The learning rate.
     head_rate : float, default 1.0
         The rate of a trained head relative to ``lr``.
     batch : int, default 1
-        Samples in a step, static.
+        Number of samples per step, static.
     finite : dict, optional
-        What ``functional.finite`` returns, for the exact mean increment at finite d; d -> infinity unless given.
+        Value of ``functional.finite``, for the exact mean increment at finite d. Defaults to
+        d -> infinity.
     quadrature : Quadrature, optional
         Quadrature chosen by ``functional.quadrature``, static; defaults to ``Quadrature()``.
     flow : bool, default False
-        Leave the noise of SGD out (lr -> 0); static.
+        Whether to leave out the noise of SGD (lr -> 0); static.
 
     Returns
     -------
     dict
-        The rates, of the shapes of ``state``.
+        The rates, with the shapes of ``state``.
 
     Raises
     ------
@@ -244,8 +249,9 @@ def drift(
     >>> import jax
     >>> problem, f = sgd.TeacherStudent(width=2), sgd.functional
     >>> state = f.state(sgd.start(problem, M=[[0.3], [0.1]], Q=np.eye(2)))
+    >>> drift = jax.jit(f.drift, static_argnums=0)
     >>> with jax.enable_x64(True):
-    ...     rates = jax.jit(f.drift, static_argnums=0)(problem.structure, problem.parameters, state, lr=0.1)
+    ...     rates = drift(problem.structure, problem.parameters, state, lr=0.1)
     >>> np.round(rates["M"].ravel(), 3).tolist()
     [0.3, 0.1]
     """
@@ -282,7 +288,7 @@ def risk(
     parameters : dict
         ``problem.parameters``.
     state : dict
-        What ``functional.state`` returns.
+        State of one run, from ``functional.state``.
     quadrature : Quadrature, optional
         Quadrature chosen by ``functional.quadrature``, static; defaults to ``Quadrature()``.
 
@@ -333,7 +339,7 @@ def solve(
     atol: float = integrate.ATOL,
     mode: str = "reverse",
 ) -> dict[str, Any]:
-    """States at given times, differentiable with respect to lr, every number in ``parameters``, and ``state``.
+    """Solve the ODE, differentiably with respect to lr, ``parameters`` and ``state``.
 
     Parameters
     ----------
@@ -342,7 +348,7 @@ def solve(
     parameters : dict
         ``problem.parameters``.
     state : dict
-        What ``functional.state`` returns, of one run or (a leading axis) of several.
+        State of one run, or of several along a leading axis, from ``functional.state``.
     times : array_like
         Increasing times t = lr steps/d.
     lr : float, default 0.0
@@ -350,67 +356,77 @@ def solve(
     head_rate : float, default 1.0
         The rate of a trained head relative to ``lr``.
     batch : int, default 1
-        Samples in a step, static.
+        Number of samples per step, static.
     finite : dict, optional
-        What ``functional.finite`` returns, for the exact mean increment at finite d; d -> infinity unless given.
+        Value of ``functional.finite``, for the exact mean increment at finite d. Defaults to
+        d -> infinity.
     quadrature : Quadrature, optional
         Quadrature chosen by ``functional.quadrature``, static; defaults to ``Quadrature()``.
     flow : bool, default False
-        Leave the noise of SGD out (lr -> 0); static.
+        Whether to leave out the noise of SGD (lr -> 0); static.
     stiff : bool, default False
-        An implicit method, with 20000 steps at most; the explicit one has 2000. Beyond them states are infinite (``sgd.solve_ode`` goes
-        on).
+        Whether to use an implicit method, with at most 20000 steps; the explicit one has 2000.
+        Beyond them states are infinite (``sgd.solve_ode`` continues).
     last : bool, default False
-        Only the state at the last of the times.
+        Whether to return only the state at the last time.
     rtol : float, default 1e-08
-        The relative accuracy wanted of the overlaps.
+        Relative accuracy of the overlaps.
     atol : float, default 1e-10
-        The absolute accuracy wanted of the overlaps.
+        Absolute accuracy of the overlaps.
     mode : str, default "reverse"
-        "reverse" goes with ``jax.grad`` and ``jax.jacrev`` (checkpointed), "forward" with ``jax.jvp`` and ``jax.jacfwd``, also nested,
-        "both" with either and ``jax.hessian``, at a higher cost.
+        Mode of differentiation: "reverse" for ``jax.grad`` and ``jax.jacrev`` (checkpointed),
+        "forward" for ``jax.jvp`` and ``jax.jacfwd``, also nested, "both" for either and for
+        ``jax.hessian``, at a higher cost.
 
     Returns
     -------
     dict
-        States with a leading time axis (runs come before it), or with ``last`` the state at the last time.
+        States with a time axis, after that of runs; with ``last`` the state at the last time.
 
     Raises
     ------
     ValueError
-        If ``mode`` is none of these, or if label noise of infinite variance meets the squared loss (if
-        its degrees of freedom are traced, states are not finite instead).
+        If ``mode`` is none of these, or if label noise of infinite variance meets the squared loss
+        (if its degrees of freedom are traced, states are not finite instead).
 
     Examples
     --------
     >>> import jax
     >>> problem, f = sgd.TeacherStudent(width=2), sgd.functional
     >>> state = f.state(sgd.start(problem, M=[[0.3], [0.1]], Q=np.eye(2)))
+    >>> solve, times = jax.jit(f.solve, static_argnums=0), np.array([0.5, 1.0])
     >>> with jax.enable_x64(True):
-    ...     found = jax.jit(f.solve, static_argnums=0)(problem.structure, problem.parameters, state, np.array([0.5, 1.0]), lr=0.1)
-    >>> found["M"].shape
+    ...     states = solve(problem.structure, problem.parameters, state, times, lr=0.1)
+    >>> states["M"].shape
     (2, 1, 2, 1)
     """
     checks.choice("mode", mode, tuple(ADJOINTS))
     parameters = _with_variance(structure, parameters)
     quadrature = quadrature or Quadrature()
-    algorithm = {"lr": lr, "head_rate": head_rate}
-    begin = jax.tree.map(jnp.asarray, state)
-    nodes = _first_nodes(structure, quadrature, flow)
-    points = jnp.asarray(times, dtype=begin["a"].dtype)
-    most = MOST_IMPLICIT_STEPS if stiff else MOST_STEPS
-    local = (integrate.MARGIN * rtol, integrate.MARGIN * atol)
-
+    initial = jax.tree.map(jnp.asarray, state)
+    points = jnp.asarray(times, dtype=initial["a"].dtype)
     field = MeanStep(structure, quadrature, batch, flow)
-    points_each = {} if finite is None or "points" not in finite else {"points": finite["points"]}
+    replicate = {"nodes": _first_nodes(structure, quadrature, flow)}
+    if finite is not None and "points" in finite:
+        replicate["points"] = finite["points"]
+    algorithm = {"lr": lr, "head_rate": head_rate}
     shared = {"problem": parameters, "algorithm": algorithm, "finite": finite}
 
-    def one(begin: dict[str, Any]) -> dict[str, Any]:
-        setting = {"stiff": stiff, "guard": False, "adjoint": ADJOINTS[mode](), "most": most}
-        found = integrate.integrate(
-            field, {"nodes": nodes, **points_each}, shared, begin, points, *local, **setting
+    def solve_run(initial: dict[str, Any]) -> dict[str, Any]:
+        solution = integrate.integrate(
+            field,
+            replicate,
+            shared,
+            initial,
+            points,
+            integrate.MARGIN * rtol,
+            integrate.MARGIN * atol,
+            stiff=stiff,
+            guard=False,
+            adjoint=ADJOINTS[mode](),
+            most=MOST_IMPLICIT_STEPS if stiff else MOST_STEPS,
         )
-        states: Any = found.ys
+        states: Any = solution.ys
         return jax.tree.map(lambda value: value[-1], states[0]) if last else states[0]
 
-    return jax.vmap(one)(begin) if begin["a"].ndim == 2 else one(begin)
+    return jax.vmap(solve_run)(initial) if initial["a"].ndim == 2 else solve_run(initial)
