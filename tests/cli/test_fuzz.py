@@ -1,6 +1,7 @@
-"""Damaged problem files and results: the command line ends in a result or in one line and exit code 2, never in a traceback.
+"""Damaged problem files and results end in a result or in one line and exit code 2.
 
-A fixed seed makes the same few hundred mutations every time. All reading and checking is real; solvers stop where their work would begin.
+A fixed seed makes the same few hundred mutations every time. All reading and checking is real;
+solvers stop where their work would begin.
 """
 
 from __future__ import annotations
@@ -143,7 +144,7 @@ def test_damaged_problem_files(example, tmp_path, monkeypatch):
 
 
 def store_result(folder: Path) -> Path:
-    """A file of two results as `run` writes it, with real records and made-up numbers: nothing is solved."""
+    """A file of two results as `run` writes it, with real records and artificial values."""
     problem = sgd.TeacherStudent(width=2, activation="erf", noise=0.1)
     algorithm = sgd.OnePassSGD(lr=0.2)
     start = sgd.random_start(problem, dimension=100, seed=0)
@@ -246,6 +247,6 @@ def test_damaged_results(change, count, tmp_path, monkeypatch):
             if number % 2
             else ends_well(tmp_path, "run", file, "--out", f"out{number}")
         )
-    # a checksum covers every byte; attributes that were changed by a writer of netCDF files may be legitimate
+    # A checksum covers every byte; attributes changed by a writer of netCDF files may be valid.
     assert ends.count("refused") > 10
     assert (ends.count("refused") == len(ends)) == (change is change_bytes)

@@ -134,7 +134,8 @@ def test_files_are_checked_before_jax_is_imported(command, folder):
         message["broken.toml"] = "not a TOML file"
     code = (
         "import sys\nfrom sgdynamics.cli.main import app\nfor name in sys.argv[2:]:\n"
-        "    try:\n        app([sys.argv[1], name])\n    except SystemExit as stop:\n        print(stop.code)\n"
+        "    try:\n        app([sys.argv[1], name])\n"
+        "    except SystemExit as stop:\n        print(stop.code)\n"
         "print([name for name in ('jax', 'xarray') if name in sys.modules])"
     )
     arguments = [sys.executable, "-c", code, command, *(str(folder / name) for name in message)]
@@ -213,7 +214,7 @@ def test_a_result_runs_again(first, folder):
     )
     for method in ("ode", "exact"):
         assert repeated["methods"][method] == first["methods"][method]
-    # a result that the library saved, without the file that states it: from its attributes, save points and first state
+    # A result that Python saved, without a problem file: from its attributes and first state.
     runs = sgd.load(folder / "out" / "small.nc", group="exact")
     del runs.attrs["statement"]
     sgd.save(runs, folder / "plain.nc")
@@ -342,7 +343,8 @@ def test_info():
 
 
 def test_sweep(first, folder):
-    sweep = '[sweep]\nsolver = "ode"\nworkers = 1\n[sweep.over]\n"algorithm.lr" = { from = 0.1, to = 0.4, points = 3, spacing = "log" }\n'
+    sweep = '[sweep]\nsolver = "ode"\nworkers = 1\n[sweep.over]\n'
+    sweep += '"algorithm.lr" = { from = 0.1, to = 0.4, points = 3, spacing = "log" }\n'
     (folder / "sweep.toml").write_text(HEAD + RUN + sweep)
     outcome = answer("sweep", folder / "sweep.toml", "--out", folder / "swept")
     assert (outcome["points"], outcome["failed"], outcome["over"]) == (3, 0, ["algorithm.lr"])
@@ -366,7 +368,8 @@ def test_sweep(first, folder):
         [f"{row['lr']:.5g}", f"{row['value']:.5g}"] for row in outcome["table"]
     ]
     assert (folder / "swept" / "sweep-sweep.png").stat().st_size > 5000
-    # these points are one group: the second shard has nothing to do, and the last of them to end writes the whole
+    # These points are one group: the second shard has nothing to do, and the last one to finish
+    # writes the files.
     other = "sweep", folder / "sweep.toml", "--out", folder / "shards", "--shard"
     assert (
         "3 points over algorithm.lr, 3 left to other shards, 0 failed"
@@ -551,8 +554,8 @@ FILES = {
 }
 SAYS = {
     "file": "file = '{folder}/smal.toml': no such file. Did you mean 'small.toml'?",
-    "command": "no command 'rnu': did you mean 'run'? choose one of run, compare, exit-time, hessian, sweep, figure, figures, "
-    "info, explore",
+    "command": "no command 'rnu': did you mean 'run'? choose one of run, compare, exit-time, "
+    "hessian, sweep, figure, figures, info, explore",
     "option": "no option '--formt': did you mean '--format'?",
     "picture": "format = 'svg': choose one of 'png', 'pdf', 'both', 'none'",
     "result": "file = '{folder}/small.toml': this is no NetCDF file, or it is not whole",
@@ -560,29 +563,34 @@ SAYS = {
     "toml": "{folder}/bad.toml: not a TOML file: Invalid value (at line 4, column 9)",
     "table": "the file has no 'algoritm': did you mean 'algorithm'? "
     "it takes title, problem, algorithm, start, run, exit_time, hessian, sweep",
-    "kind": "problem kind = 'TeacherStudents': did you mean 'TeacherStudent'? choose one of TeacherStudent, GaussianMixture, SpikedTensor, "
-    "contexts, {models}",
-    "activation": "activation = 'sqare': did you mean 'square'? known are linear, square, erf, relu, tanh, gelu, softplus, sigmoid, "
-    "silu, abs, he2, he3, he4, he5, he6; or sgd.Activation(f, kinks=...)",
+    "kind": "problem kind = 'TeacherStudents': did you mean 'TeacherStudent'? choose one of "
+    "TeacherStudent, GaussianMixture, SpikedTensor, contexts, {models}",
+    "activation": "activation = 'sqare': did you mean 'square'? known are linear, "
+    "square, erf, relu, tanh, gelu, softplus, sigmoid, silu, abs, he2, he3, he4, he5, he6; "
+    "or sgd.Activation(f, kinks=...)",
     "number": "lr = 'fast': give a number, 0 or more",
-    "method": "run.methods = 'exakt': did you mean 'exact'? choose one of 'ode', 'large_batch', 'sde', 'mean_field', 'dmft', "
-    "'linear', 'exact', 'direct', 'tensor'",
-    "times": "[run] has no 'time': did you mean 'times'? it takes methods, times, alpha, steps, dimension, runs, seed, "
-    "ode, large_batch, sde, mean_field, dmft, linear, exact, direct, tensor",
+    "method": "run.methods = 'exakt': did you mean 'exact'? choose one of 'ode', "
+    "'large_batch', 'sde', 'mean_field', 'dmft', 'linear', 'exact', 'direct', 'tensor'",
+    "times": "[run] has no 'time': did you mean 'times'? it takes methods, times, "
+    "alpha, steps, dimension, runs, seed, ode, large_batch, sde, mean_field, dmft, linear, "
+    "exact, direct, tensor",
     "both": "[run]: set exactly one of times, alpha, steps (received times, alpha).",
     "range": "run.times has no 'point': did you mean 'points'? it takes from, to, points, spacing",
     "dimension": "[run]: the method 'exact' needs a dimension. Set dimension = ...",
     "width": "width = 0: give a whole number, 1 or more",
     "no table": "the table [run] is missing. It states what to compute.",
     "part": "the table [sweep] is missing. It states what to compute.",
-    "out": "out = '{folder}/small.toml': the folder cannot be created (File exists). Use another folder.",
+    "out": "out = '{folder}/small.toml': the folder cannot be created (File exists). "
+    "Use another folder.",
     "name": "name = 'a/b': this must be a name without a folder. Use --out for the folder.",
     "folder": "file = '{folder}': this is a folder. Give a problem file (.toml) or a result (.nc).",
     "runs": "run.runs = 0: give a whole number, 1 or more",
     "overlaps": "M = [['a'], [0.2]]: give numbers of shape (2, 1) (units x signals)",
-    "update": "beta and memory = (None, None): give one of them: beta, or memory=c for 1 - beta = c/D",
+    "update": "beta and memory = (None, None): give one of them: beta, or memory=c for "
+    "1 - beta = c/D",
     "mixture": "mixture = 'xnor': did you mean 'xor'? choose one of 'binary', 'xor'",
-    "random": "start: a random start needs a dimension: give one with the start (in a file, dimension = ... in [start] or [run])",
+    "random": "start: a random start needs a dimension: give one with the start (in a file, "
+    "dimension = ... in [start] or [run])",
 }
 
 
@@ -601,7 +609,7 @@ def test_bad_input_is_one_line(case, folder):
 
 
 def test_several_results_of_a_file(first, folder):
-    """Saved from Python they state themselves one by one; nothing is compared with itself, and nothing is written over."""
+    """Results saved by Python are solved again; none is compared with itself or overwritten."""
     file = folder / "several.nc"
     results = {name: sgd.load(folder / "out/small.nc", group=name) for name in ("ode", "exact")}
     for result in results.values():
@@ -666,7 +674,7 @@ def test_what_a_sweep_of_the_mean_field_is_told(folder):
 
 
 def test_help_does_not_wait_for_jax_and_the_public_names_are_one_list():
-    """Type checkers and the lazy table see the same public names; neither the package nor its help imports JAX."""
+    """Type checkers and the lazy table have the same names; the package and help need no JAX."""
     code = """
 import sys
 import sgdynamics, sgdynamics.cli.main
@@ -675,9 +683,11 @@ import ast
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-[typed] = [node for node in ast.parse(Path(sgdynamics.__file__).read_text()).body if isinstance(node, ast.If)]
+tree = ast.parse(Path(sgdynamics.__file__).read_text())
+[typed] = [node for node in tree.body if isinstance(node, ast.If)]
 public = [(node.module, node.names[0].name) for node in typed.body]
-assert {name for _, name in public} | {"__version__"} == set(sgdynamics.__all__) == set(dir(sgdynamics))
+names = {name for _, name in public} | {"__version__"}
+assert names == set(sgdynamics.__all__) == set(dir(sgdynamics))
 for module, name in public:
     package = import_module(module)
     submodule = find_spec(f"{module}.{name}") if hasattr(package, "__path__") else None

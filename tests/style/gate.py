@@ -16,16 +16,19 @@ from tests.style.checker import ROOT, Report, check_file, path_name
 CLEAN: list[str] = [
     "paper",
     "src/sgdynamics/cli",
+    "src/sgdynamics/expectations",
     "src/sgdynamics/fixed_data",
     "src/sgdynamics/papers",
     "src/sgdynamics/plotting",
     "src/sgdynamics/scaling",
-    "src/sgdynamics/expectations",
     "src/sgdynamics/sde",
     "src/sgdynamics/sweeps",
+    "tests/cli",
     "tests/expectations",
     "tests/fixed_data",
+    "tests/plotting",
     "tests/style",
+    "tests/sweeps",
 ]
 
 STORED = Path(__file__).with_name("counts.json")

@@ -1,4 +1,4 @@
-"""Sweeps that are stopped, killed, spread over processes and clusters, or handed a damaged store: nothing is lost or done twice."""
+"""Sweeps that are stopped, killed, distributed, or have a damaged store lose and repeat nothing."""
 
 from __future__ import annotations
 
@@ -197,7 +197,8 @@ def answer_or_fail(case):
 
 
 TROUBLES = {
-    "other dimensions": r"'y' has dimensions \(y_0\) of numbers at this point and dimensions \(\) of numbers at most others",
+    "other dimensions": r"'y' has dimensions \(y_0\) of numbers at this point and dimensions \(\) "
+    "of numbers at most others",
     "text": "of texts at this point",
     "swept dimension": "has a dimension 'case', which a sweep uses itself",
     "name of a dimension": "a dimension and a variable of the name 'z_0'",
@@ -266,7 +267,7 @@ def test_a_point_that_exits_on_dask():
 
 
 def test_every_flipped_bit_is_noticed(tmp_path):
-    """In a piece of a store and in a file of `sgd.save`: 200 bits anywhere, and 30 in the checksum itself."""
+    """200 bits in a piece of a store and in a file of `sgd.save`, and 30 in the checksum."""
     shared = {
         "over": {"x": [1, 2], "y": [0.25]},
         "log": str(tmp_path / "log"),
@@ -335,7 +336,8 @@ def test_a_full_disk_is_one_error_and_loses_nothing(tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, (500_000, before[1]))
         with pytest.raises(
             OSError,
-            match=r"pieces: a limit on the size of files is reached: .*MiB.* are free.*the same call continues",
+            match=r"pieces: a limit on the size of files is reached: .*MiB.* are free.*"
+            "the same call continues",
         ):
             sweep(many, over=over, store=store, workers=1)
     finally:
@@ -353,7 +355,8 @@ def test_a_full_disk_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(
         OSError,
-        match=r"the disk or the quota is full: .* needs .* MiB, and .* MiB are free\. Free space there",
+        match=r"the disk or the quota is full: .* needs .* MiB, and .* MiB are free\. "
+        "Free space there",
     ) as error:
         sgd.save(xr.Dataset({"x": 1.0}), tmp_path / "result.nc")
     assert error.value.errno == errno.ENOSPC
@@ -451,7 +454,7 @@ if __name__ == "__main__":
 
 
 def killed_again_and_again(tmp_path, workers, kills):
-    """A sweep in a process of its own, killed (SIGKILL) in the middle, several times; returns its store and its log."""
+    """A sweep in another process, killed (SIGKILL) several times; returns its store and its log."""
     store, log, script = tmp_path / "store", str(tmp_path / "log"), tmp_path / "script.py"
     script.write_text(SCRIPT)
     environment = {**os.environ, "PYTHONPATH": PYTHONPATH}

@@ -1,4 +1,4 @@
-"""Sweeps: names and points, what comes out, batches against single solves, power laws, phase diagrams."""
+"""Sweeps: names and points, results, batches against single solves, power laws, phase diagrams."""
 
 from __future__ import annotations
 
@@ -142,7 +142,8 @@ def test_names_are_checked_before_anything_runs(monkeypatch):
             sweep("solve_ode", **{"times": TIMES, **BASE, **change})
     with pytest.raises(
         ValueError,
-        match=r"over = \{'x': 1000, 'y': 1000\}: 1e\+06 points need 2.79 GiB, and 1 GiB are free: give fewer",
+        match=r"over = \{'x': 1000, 'y': 1000\}: 1e\+06 points need 2.79 GiB, and 1 GiB are free: "
+        "give fewer",
     ):
         sweep(area, over={"x": list(range(1000)), "y": list(range(1000))})
     with pytest.raises(ValueError, match="did you mean 'solve_ode'"):
@@ -269,7 +270,7 @@ def own_loss(fields, signals, head, noise_draw, parameters):
 
 
 def test_users_problems_vary_too():
-    """A user's loss is rebuilt with its function, also where only a number inside its parameters is swept."""
+    """A user's loss is rebuilt with its function, even if only one of its parameters is swept."""
     problem = sgd.Problem(own_loss, width=1, signals=1, parameters={"scale": 1.0})
 
     def answer(problem):
@@ -294,7 +295,7 @@ def describe_point(problem, algorithm=None):
 
 
 def test_what_was_left_out_follows():
-    """A point is what `replace` makes: what the base was not told follows from what varies, what it was told stays."""
+    """A point is the result of `replace`: defaults follow the swept parameters, set values stay."""
     over = {"activation": ["square", "erf"], "teacher_width": [1, 2]}
     free = sweep(describe_point, problem=sgd.TeacherStudent(2), over=over)
     np.testing.assert_array_equal(free.same, 1.0)
@@ -320,7 +321,7 @@ def test_what_was_left_out_follows():
 
 
 def test_numbers_inside_objects_vary():
-    """Updates, piecewise rates and polynomials, given as objects or in records; several numbers of one at once."""
+    """Updates, piecewise rates and polynomials as objects or records; several numbers at once."""
     rates = {"edges": [1.0], "rates": [0.1, 0.2]}
     values = {"lr": sgd.piecewise_rate(**rates), "update": sgd.updates.momentum(0.5)}
     record = {"kind": "OnePassSGD", "lr": rates, "update": {"kind": "momentum", "beta": 0.5}}
@@ -365,7 +366,8 @@ def test_power_law_is_recovered_within_its_interval():
     assert exact.exponent == pytest.approx(-1.7, abs=1e-12)
     assert exact.prefactor == pytest.approx(3.0)
     np.testing.assert_allclose(exact(x), truth)
-    # runs with errors that grow along x: weights from their spread, and a 95% interval that holds as often as it says
+    # Runs with errors that grow along x: weights from their scatter, and a 95% interval that
+    # contains the exponent as often as it should.
     sizes, expected, shifts = np.linspace(0.02, 0.3, 12), 0, []
     for _ in range(300):
         runs = truth * (1 + sizes * generator.standard_normal((40, 12)))

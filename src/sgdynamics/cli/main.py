@@ -282,7 +282,10 @@ def sweep(
     out: Out = Path("output"),
     workers: Annotated[
         int,
-        typer.Option(help="Number of processes. Defaults to all cores.", show_default=False),
+        typer.Option(
+            help="Number of processes. Defaults to one for little work, else all cores.",
+            show_default=False,
+        ),
     ] = 0,
     shard: Annotated[
         str,

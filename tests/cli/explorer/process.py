@@ -8,7 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 # jobs in a shell's background ignore interrupts, and so does all that they start
-HEARS = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from sgdynamics.cli.main import app; app()"
+HEARS = (
+    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    "from sgdynamics.cli.main import app; app()"
+)
 
 
 @contextmanager

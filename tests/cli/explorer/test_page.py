@@ -1,4 +1,6 @@
-"""The explorer as a reader meets it: a headless Chromium moves a slider, follows the link and exports; live, and in the documentation.
+"""The explorer in a headless Chromium that moves a slider, follows the link and exports.
+
+Both the live page and the page of the documentation are tested.
 
 `make docs` runs this after the build of the pages, as `tests/docs/test_pages.py`.
 """
@@ -39,7 +41,10 @@ pytestmark = [
 ]
 SIMPLE = State(width=1, activation="linear", lr=0.5, noise=0.1, dimension=30, time=10.0)
 RISK = "document.querySelector('#explorer-risk path.line').getAttribute('d')"
-RUNS = "[...document.querySelectorAll('#explorer-risk path.faint')].map((one) => one.getAttribute('d')).join()"
+RUNS = (
+    "[...document.querySelectorAll('#explorer-risk path.faint')]"
+    ".map((path) => path.getAttribute('d')).join()"
+)
 STATUS = "document.querySelector('#explorer-status').textContent"
 
 
@@ -204,10 +209,15 @@ def cut_off(browser):
         browser.size(width)
         time.sleep(0.2)
         for svg in ("risk", "overlaps"):
-            outside = f"""(() => {{ const svg = document.querySelector('#explorer-{svg}'), box = svg.getBoundingClientRect();
-                return [...svg.querySelectorAll('text')].filter((one) => {{ const at = one.getBoundingClientRect();
-                return at.left < box.left - 1 || at.right > box.right + 1 || at.bottom > box.bottom + 1;
-                }}).map((one) => one.textContent); }})()"""
+            outside = f"""(() => {{
+                const svg = document.querySelector('#explorer-{svg}');
+                const box = svg.getBoundingClientRect();
+                return [...svg.querySelectorAll('text')].filter((text) => {{
+                    const at = text.getBoundingClientRect();
+                    return at.left < box.left - 1 || at.right > box.right + 1
+                        || at.bottom > box.bottom + 1;
+                }}).map((text) => text.textContent);
+            }})()"""
             result += [f"{svg} at {width} px: {item}" for item in browser.run(outside)]
     return result
 
@@ -218,7 +228,10 @@ def test_the_page_is_drawn_whole(browser, server):
     wait_until_settled(browser)
     assert cut_off(browser) == []
     # every control has its name
-    unnamed = "[...document.querySelectorAll('.explorer input, .explorer select')].filter((one) => !one.labels.length).length"
+    unnamed = (
+        "[...document.querySelectorAll('.explorer input, .explorer select')]"
+        ".filter((input) => !input.labels.length).length"
+    )
     assert browser.run(unnamed) == 0
 
 

@@ -174,7 +174,8 @@ def test_no_path_leads_out_of_the_page(server, path):
         b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\n\r\n",
         b"GET / HTTP/1.1\r\nHost: localhost\r\n" + b"X: y\r\n" * 200 + b"\r\n",
         b"GET /curves?lr=%ff%fe HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n",
-        b"GET /settings HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\nConnection: close\r\n\r\nGET /",
+        b"GET /settings HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n"
+        b"Connection: close\r\n\r\nGET /",
         b"PUT /page.js HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n",
     ],
 )
@@ -189,7 +190,7 @@ def test_malformed_requests_leave_the_server_working(server, request_bytes):
 
 
 def test_a_flood_of_connections_is_cut_off(server):
-    """Idle connections beyond the limit are closed at once; when they have gone, the page answers again."""
+    """Idle connections beyond the limit are closed at once; afterwards the page answers again."""
     flood = [
         socket.create_connection(server.server_address, timeout=10)
         for _ in range(MAX_CONNECTIONS + 20)

@@ -1,4 +1,4 @@
-"""States of the explorer: what an address may say, and that what is exported is what is computed."""
+"""States of the explorer: valid addresses, and exports that agree with the computed curves."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def test_checkpoints_of_old_states_are_removed(simple, monkeypatch):
 
 @pytest.mark.slow
 def test_a_diverging_ode_is_drawn_up_to_its_divergence():
-    """`square` at a learning rate that is too large: the curves end at the divergence, and a stable rate is named."""
+    """Curves of a learning rate that is too large end early, and a note names a stable rate."""
     state = State(width=1, activation="square", lr=20.0, noise=0.1, dimension=20, time=1000.0)
     answer = curves.curves(state)
     ode = answer["ode"]
