@@ -1,4 +1,4 @@
-"""Problems of which every sample draws one: tasks, groups of data, a curriculum."""
+"""Mixtures of problems: tasks, groups of data, a curriculum."""
 
 from __future__ import annotations
 
@@ -19,23 +19,22 @@ from sgdynamics.samples.input_covariance import eigenvalues
 from sgdynamics.samples.sample import GaussianSample
 
 HEADS = ("shared", "own")
-SHARED = (
-    "weight_decay",
-    "gram",
-    "fractions",
-    "multiplicities",
-)  # numbers that all contexts have alike
+# Parameters that all contexts have in common.
+SHARED_PARAMETERS = ("weight_decay", "gram", "fractions", "multiplicities")
 
 
 class Contexts(Problem):
-    """Several problems of the same rows and signals, of which every sample draws one. Made by ``sgd.contexts``.
+    """Several problems of the same rows and signals; every sample draws one of them.
+
+    Made by ``sgd.contexts``.
 
     Parameters
     ----------
     problems : dict of str to Problem
         Problems by name.
     probabilities : array_like or callable, optional
-        Of each, adding up to 1, a function of alpha, or the shares of some by name.
+        Probabilities of the contexts, adding up to 1, a function of alpha, or the probabilities of
+        some contexts by name.
     heads : str, default "shared"
         "shared" or "own".
 
@@ -46,8 +45,8 @@ class Contexts(Problem):
 
     Examples
     --------
-    >>> one = sgd.TeacherStudent(width=1, activation="erf", noise=0.1)
-    >>> both = sgd.contexts({"quiet": one, "loud": one.replace(noise=1.0)})
+    >>> quiet = sgd.TeacherStudent(width=1, activation="erf", noise=0.1)
+    >>> both = sgd.contexts({"quiet": quiet, "loud": quiet.replace(noise=1.0)})
     >>> both.names, both.probabilities.tolist(), both.problems["loud"].noise
     (('quiet', 'loud'), [0.5, 0.5], 1.0)
     """
@@ -62,66 +61,69 @@ class Contexts(Problem):
         heads: str = "shared",
     ) -> None:
         self.heads = checks.choice("heads", heads, HEADS)
-        fix = 'give two problems or more by name, such as {"easy": sgd.TeacherStudent(...), "hard": sgd.TeacherStudent(...)}'
+        fix = (
+            'give two or more problems by name, such as {"easy": sgd.TeacherStudent(...), '
+            '"hard": sgd.TeacherStudent(...)}'
+        )
         if not isinstance(problems, Mapping) or len(problems) < 2:
             raise checks.reject("problems", problems, fix)
         self.names = tuple(problems)
-        for name, one in problems.items():
-            _accept(name, one, fix)
-        first, *rest = every = tuple(problems.values())
-        for name, one in zip(self.names[1:], rest, strict=True):
-            _alike(self.names[0], first, name, one)
+        contexts = tuple(problems.values())
+        for name, problem in problems.items():
+            _check_problem(name, problem, fix)
+        first = contexts[0]
+        for name, problem in zip(self.names[1:], contexts[1:], strict=True):
+            _check_same_rows(self.names[0], first, name, problem)
         if probabilities is None:
-            probabilities = np.full(len(every), 1 / len(every))
-        chances = _chances(probabilities, self.names)
-        sizes = np.stack([np.asarray(eigenvalues(one.parameters)) for one in every])
-        own = bool(np.any(sizes != sizes[0]))
-        if own and np.any(sizes.max(axis=0) == 0):
+            probabilities = np.full(len(contexts), 1 / len(contexts))
+        weights = _validate_weights(probabilities, self.names)
+        # Eigenvalues may differ between contexts: the state then has the largest of each block.
+        spectra = np.stack([np.asarray(eigenvalues(problem.parameters)) for problem in contexts])
+        own_spectra = bool(np.any(spectra != spectra[0]))
+        if own_spectra and np.any(spectra.max(axis=0) == 0):
             raise checks.reject(
                 "problems",
                 self.names,
-                "a block of the covariance has eigenvalue 0 in all of them: leave it out",
+                "a block of the covariance has eigenvalue 0 in all contexts. Omit it.",
             )
-        self.width, self.signals, self.head, self.constraint = (
-            first.width,
-            first.signals,
-            first.head,
-            first.constraint,
-        )
-        shape = first.structure
-        loss = ContextLoss(tuple(one.structure for one in every), self.heads == "own")
-        sample = GaussianSample(self.signals, contexts=len(every), context_spectra=own)
-        count = len(every) if self.heads == "own" else 1
+        self.width, self.signals = first.width, first.signals
+        self.head, self.constraint = first.head, first.constraint
+        own_heads = self.heads == "own"
         self.structure = Structure(
-            self.width,
-            self.signals,
-            shape.blocks,
-            loss,
-            shape.trained,
-            shape.constraint,
-            sample,
-            heads=count,
+            width=self.width,
+            signals=self.signals,
+            blocks=first.structure.blocks,
+            loss=ContextLoss(tuple(problem.structure for problem in contexts), own_heads),
+            trained=first.structure.trained,
+            constraint=first.structure.constraint,
+            sample=GaussianSample(
+                self.signals, contexts=len(contexts), context_spectra=own_spectra
+            ),
+            heads=len(contexts) if own_heads else 1,
         )
         self._stated_spectrum = first._stated_spectrum
         self._fixed_parameters = {}
+        shared = {
+            name: first._parameters[name] for name in SHARED_PARAMETERS if name in first._parameters
+        }
         self._parameters = {
-            **{name: first._parameters[name] for name in SHARED if name in first._parameters},
-            "eigenvalues": sizes.max(axis=0),
-            **({"context_eigenvalues": sizes} if own else {}),
-            "probabilities": chances,
-            "contexts": every,
+            **shared,
+            "eigenvalues": spectra.max(axis=0),
+            **({"context_eigenvalues": spectra} if own_spectra else {}),
+            "probabilities": weights,
+            "contexts": contexts,
         }
 
     @property
     def probabilities(self) -> Any:
-        """Those of all contexts in their order, a function of alpha, or the shares of some by name."""
-        found = self._parameters["probabilities"]
-        if not isinstance(found, tuple):
-            return found
+        """Probabilities of all contexts in order, a function of alpha, or those of some by name."""
+        probabilities = self._parameters["probabilities"]
+        if not isinstance(probabilities, tuple):
+            return probabilities
         return {
-            name: pytrees.to_python_scalar(one)
-            for name, one in zip(self.names, found, strict=True)
-            if one is not None
+            name: pytrees.to_python_scalar(probability)
+            for name, probability in zip(self.names, probabilities, strict=True)
+            if probability is not None
         }
 
     @property
@@ -130,15 +132,15 @@ class Contexts(Problem):
 
     @property
     def shares(self) -> dict[str, Any]:
-        """The probability of every context by name; a function of alpha where its own share is one, and None where it is what is left."""
-        found = self._parameters["probabilities"]
-        return dict(
-            zip(
-                self.names,
-                found if isinstance(found, tuple) else [float(one) for one in found],
-                strict=True,
-            )
-        )
+        """The probability of each context by name.
+
+        It is a function of alpha if that of the context is one, and None for contexts that share
+        the remaining probability.
+        """
+        probabilities = self._parameters["probabilities"]
+        if not isinstance(probabilities, tuple):
+            probabilities = [float(probability) for probability in probabilities]
+        return dict(zip(self.names, probabilities, strict=True))
 
     @property
     def problems(self) -> dict[str, Problem]:
@@ -147,31 +149,31 @@ class Contexts(Problem):
 
     @property
     def parameters(self) -> dict[str, Any]:
-        found = super().parameters
-        return {**found, "contexts": tuple(one.parameters for one in found["contexts"])}
+        parameters = super().parameters
+        contexts = tuple(problem.parameters for problem in parameters["contexts"])
+        return {**parameters, "contexts": contexts}
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        return ("fields", "contexts", *["other inputs"] * self.structure.sample.context_spectra)
+        kinds = ("fields", "contexts")
+        return (*kinds, "other inputs") if self.structure.sample.context_spectra else kinds
 
     @property
     def noise_floor(self) -> float:
-        return (
-            float(label_noise(values_at(self.parameters, 0.0))) / 2
-            if self.structure.has_excess
-            else 0.0
-        )
+        if not self.structure.has_excess:
+            return 0.0
+        return float(label_noise(values_at(self.parameters, 0.0))) / 2
 
     def describe(self) -> dict[str, Any]:
-        chances, whole = _described(self.probabilities)
-        records = {name: one.describe() for name, one in self.problems.items()}
-        whole = whole and all(record.get("rerunnable", True) for record in records.values())
+        probabilities, rerunnable = _describe_probabilities(self.probabilities)
+        records = {name: problem.describe() for name, problem in self.problems.items()}
+        rerunnable &= all(record.get("rerunnable", True) for record in records.values())
         return {
             "kind": self.kind,
             "problems": records,
-            "probabilities": chances,
+            "probabilities": probabilities,
             "heads": self.heads,
-            **({} if whole else {"rerunnable": False}),
+            **({} if rerunnable else {"rerunnable": False}),
         }
 
 
@@ -180,56 +182,64 @@ def contexts(
     probabilities: ArrayArgument | Function | Mapping[str, Any] | None = None,
     heads: str = "shared",
 ) -> Contexts:
-    """Several problems of which every sample draws one: tasks with replay, groups of data, a curriculum.
+    """Combine several problems; every sample draws one: tasks with replay, groups, a curriculum.
 
     Parameters
     ----------
     problems : dict of str to Problem
-        Problems by name, of the same width, signals (their Gram matrix too), constraint and weight decay, each of one centred input a
-        sample. They may differ in their labels, activations, losses, label noise and eigenvalues of the covariance.
+        Problems by name, of the same width, signals (also their Gram matrix), constraint and weight
+        decay, each of one centred input per sample. They may differ in their labels, activations,
+        losses, label noise and eigenvalues of the covariance.
     probabilities : array_like, callable or dict, optional
-        Of each, adding up to 1, or a function of alpha that gives them; or the shares of some by name, numbers or functions of alpha each,
-        of which the others have equal parts of the rest: ``{"hard": 0.3}``. Equal ones unless given.
+        Probabilities of the contexts, adding up to 1, or a function of alpha that returns them; or
+        those of some contexts by name, numbers or functions of alpha, while the others share the
+        remaining probability equally: ``{"hard": 0.3}``. Defaults to equal probabilities.
     heads : str, default "shared"
-        "own": every context has a head of its own, and a start takes them as ``a`` of shape (contexts, width).
+        "own": every context has its own head, and a start takes them as ``a`` of shape
+        (contexts, width).
 
     Returns
     -------
     Contexts
-        A problem for ``solve_ode``, ``solve_sde``, ``simulate``, ``exit_time`` and ``optimal_protocol``.
+        A problem for ``solve_ode``, ``solve_sde``, ``simulate``, ``exit_time`` and
+        ``optimal_protocol``.
 
     Raises
     ------
     ValueError
-        If the problems do not fit each other, or probabilities are none.
+        If the problems do not fit each other, or the probabilities are invalid.
 
     Notes
     -----
-    Drift, noise and risk are weighted sums, each context by its own expectation. The risk is that of the moment's mixture;
-    ``context_risk`` of a result has that of every context.
+    Drift, noise and risk are weighted sums, each context by its own expectation. The risk is that of
+    the current mixture; ``context_risk`` of a result has that of each context.
 
     Examples
     --------
-    >>> one = sgd.TeacherStudent(width=1, teacher_width=2, activation="erf", teacher_head=[2.0, 0.0])
-    >>> both = sgd.contexts({"one": one, "other": one.replace(teacher_head=[0.0, 2.0])}, probabilities=[0.7, 0.3])
-    >>> begin = sgd.start(both, M=[[0.2, 0.1]], Q=[[1.0]])
-    >>> sgd.solve_ode(both, sgd.OnePassSGD(lr=1.0), begin, alpha=[1.0]).context_risk.values.round(3).tolist()
+    >>> first = sgd.TeacherStudent(
+    ...     width=1, teacher_width=2, activation="erf", teacher_head=[2.0, 0.0]
+    ... )
+    >>> second = first.replace(teacher_head=[0.0, 2.0])
+    >>> both = sgd.contexts({"first": first, "second": second}, probabilities=[0.7, 0.3])
+    >>> start = sgd.start(both, M=[[0.2, 0.1]], Q=[[1.0]])
+    >>> result = sgd.solve_ode(both, sgd.OnePassSGD(lr=1.0), start, alpha=[1.0])
+    >>> result.context_risk.values.round(3).tolist()
     [[[0.202, 0.267]]]
     """
     return Contexts(problems, probabilities, heads)
 
 
-def _chances(value: Any, names: tuple[str, ...]) -> Any:
-    """Probabilities as an argument: of all contexts, a function that gives them, or the shares of some by name."""
+def _validate_weights(value: Any, names: tuple[str, ...]) -> Any:
+    """Return the probabilities of all contexts, a function of them, or a tuple with None for some."""
     if not isinstance(value, Mapping):
-        chances, count = validate_probabilities("probabilities", value)
+        probabilities, count = validate_probabilities("probabilities", value)
         if count != len(names):
             raise checks.reject(
                 "probabilities",
                 value,
                 f"there are {len(names)} contexts: give one probability for each",
             )
-        return chances
+        return probabilities
     for name in value:
         if name not in names:
             raise checks.reject(
@@ -238,74 +248,79 @@ def _chances(value: Any, names: tuple[str, ...]) -> Any:
                 f"{checks.did_you_mean(name, names)}the contexts are {', '.join(names)}",
             )
     shares = {
-        name: scalar_or_schedule(f"probabilities[{name!r}]", one, maximum=1.0)
-        for name, one in value.items()
+        name: scalar_or_schedule(f"probabilities[{name!r}]", share, maximum=1.0)
+        for name, share in value.items()
     }
-    known = [one for one in shares.values() if not is_scheduled(one)]
-    if not 0 < len(shares) < len(names) or sum(known) > 1 + 1e-9:
-        fix = "give the shares of some contexts, at most 1 in all, and the others have equal parts of the rest; or a list of all"
-        raise checks.reject("probabilities", value, fix)
+    total = sum(share for share in shares.values() if not is_scheduled(share))
+    if not 0 < len(shares) < len(names) or total > 1 + 1e-9:
+        raise checks.reject(
+            "probabilities",
+            value,
+            "give the probabilities of some contexts, at most 1 in total, while the others share "
+            "the remaining probability equally; or a list of all",
+        )
     return tuple(pytrees.to_float64(shares[name]) if name in shares else None for name in names)
 
 
-def _described(value: Any) -> tuple[Any, bool]:
-    """Probabilities as plain values for a record, and whether they can be made again from them."""
+def _describe_probabilities(value: Any) -> tuple[Any, bool]:
+    """Return probabilities as plain values, and whether they can be restored from them."""
     if isinstance(value, dict):
-        every = {name: describe_schedule(one) for name, one in value.items()}
-        return {name: one for name, (one, _) in every.items()}, all(
-            whole for _, whole in every.values()
+        records = {name: describe_schedule(share) for name, share in value.items()}
+        plain = {name: record for name, (record, _) in records.items()}
+        return plain, all(rerunnable for _, rerunnable in records.values())
+    record, rerunnable = describe_schedule(value)
+    return record if isinstance(record, dict) else np.asarray(record).tolist(), rerunnable
+
+
+def _check_problem(name: object, problem: Any, fix: str) -> None:
+    """Raise ValueError unless the problem has one centred Gaussian input per sample."""
+    is_name = isinstance(name, str) and bool(name)
+    if not is_name or not isinstance(problem, Problem) or isinstance(problem, Contexts):
+        raise checks.reject("problems", {name: problem}, fix)
+    structure = problem.structure
+    if (
+        structure.sample != GaussianSample(problem.signals)
+        or structure.loss.reads_overlaps
+        or structure.expectation is not None
+    ):
+        raise checks.reject(
+            f"problems[{name!r}]",
+            problem,
+            "contexts are problems of one centred input and label noise. Omit draws, clusters, "
+            "tokens, dropout and noise on inputs.",
         )
-    found, whole = describe_schedule(value)
-    return found if isinstance(found, dict) else np.asarray(found).tolist(), whole
 
 
-def _accept(name: object, one: Any, fix: str) -> None:
-    """Refuse what is no problem of one centred Gaussian input."""
-    if (
-        not isinstance(name, str)
-        or not name
-        or not isinstance(one, Problem)
-        or isinstance(one, Contexts)
-    ):
-        raise checks.reject("problems", {name: one}, fix)
-    if (
-        one.structure.sample != GaussianSample(one.signals)
-        or one.structure.loss.reads_overlaps
-        or one.structure.expectation is not None
-    ):
-        fix = "contexts are problems of one centred input and label noise: leave draws, clusters, tokens, dropout and noise on inputs out"
-        raise checks.reject(f"problems[{name!r}]", one, fix)
-
-
-def _alike(first_name: str, first: Problem, name: str, one: Problem) -> None:
-    """Refuse problems whose states are not those of the first."""
-    shapes = {
-        "width": (first.width, one.width),
-        "signals": (first.signals, one.signals),
-        "head": (first.head, one.head),
+def _check_same_rows(first_name: str, first: Problem, name: str, problem: Problem) -> None:
+    """Raise ValueError unless two problems have the same state."""
+    properties = {
+        "width": (first.width, problem.width),
+        "signals": (first.signals, problem.signals),
+        "head": (first.head, problem.head),
+        "constraint": (first.constraint, problem.constraint),
+        "blocks of the covariance": (first.structure.blocks, problem.structure.blocks),
     }
-    shapes |= {
-        "constraint": (first.constraint, one.constraint),
-        "blocks of the covariance": (first.structure.blocks, one.structure.blocks),
-    }
-    for what, (mine, other) in shapes.items():
-        if mine != other:
+    for label, (expected, actual) in properties.items():
+        if expected != actual:
             raise checks.reject(
                 "problems",
-                {first_name: mine, name: other},
-                f"all contexts need the same {what}: state them alike",
+                {first_name: expected, name: actual},
+                f"all contexts need the same {label}: state them alike",
             )
-    parts = ("gram", "fractions", "multiplicities")
-    same = all(
-        np.array_equal(first.parameters.get(part, 0.0), one.parameters.get(part, 0.0))
-        for part in parts
+    same_signals = all(
+        np.array_equal(first.parameters.get(key, 0.0), problem.parameters.get(key, 0.0))
+        for key in ("gram", "fractions", "multiplicities")
     )
-    if not same:
-        fix = "all contexts need the same signals: one Gram matrix, and the same fractions of d; let each problem read those it needs"
-        raise checks.reject("problems", [first_name, name], fix)
-    if first.weight_decay != one.weight_decay:
+    if not same_signals:
         raise checks.reject(
             "problems",
-            {first_name: first.weight_decay, name: one.weight_decay},
+            [first_name, name],
+            "all contexts need the same signals: one Gram matrix, and the same fractions of d. "
+            "Each problem may read a part of the signals.",
+        )
+    if first.weight_decay != problem.weight_decay:
+        raise checks.reject(
+            "problems",
+            {first_name: first.weight_decay, name: problem.weight_decay},
             "all contexts need the same weight decay",
         )

@@ -16,7 +16,7 @@ from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.problem_pytree import ParameterAttribute, records_arguments
 from sgdynamics.samples.arguments import Covariance
 
-# (weight, mean on the signals, label), +q and -q of every direction q: mu alone, and mu, nu
+# (weight, coefficients of the mean on the signals, label): +q and -q for q = mu, or mu and nu
 CLUSTERS: dict[str, tuple[tuple[float, tuple[float, ...], float], ...]] = {
     "binary": ((0.5, (1.0,), 1.0), (0.5, (-1.0,), 0.0)),
     "xor": (
@@ -30,29 +30,32 @@ LEAST_WIDTH = {"binary": 1, "xor": 2}
 
 
 class GaussianMixture(Problem):
-    """A network that tells the classes of a Gaussian mixture apart.
+    """A network that classifies a Gaussian mixture.
 
     ::
 
-        f = sum_i a_i s(w_i.x)  (no 1/p, head trained),     x ~ N(mean, I/snr),     loss log(1 + e^f) - y f
+        f = sum_i a_i s(w_i.x)  (no 1/p, head trained),     x ~ N(mean, I/snr)
+        loss log(1 + e^f) - y f
 
     Parameters
     ----------
     kind : str, default "binary"
-        "binary": the means are +mu (y = 1) and -mu (y = 0). "xor": +mu and -mu (y = 1), +nu and -nu (y = 0), mu and nu orthonormal.
+        "binary": the means are +mu (y = 1) and -mu (y = 0). "xor": the means are +mu and -mu
+        (y = 1), +nu and -nu (y = 0), with mu and nu orthonormal.
     width : int, optional
-        How many units, 1 or more (xor: 2 or more); unless given 2 for binary and 4 for xor.
+        Number of units, 1 or more (xor: 2 or more). Defaults to 2 for binary and 4 for xor.
     snr : float, default 100.0
-        One over the variance of the inputs about their mean; it may be infinite, and then the inputs are the means themselves.
+        One over the variance of the inputs about their mean. If it is infinite, the inputs are the
+        means themselves.
     weight_decay : float, default 0.1
         Adds ``(weight_decay/2)(|W|^2 + |a|^2)`` to the loss of the dynamics, not to the risk.
     activation : str, Activation or callable, default "relu"
-        Of the units.
+        Activation of the units.
 
     Raises
     ------
     ValueError
-        If an argument is refused; the message names it, the value and what would be right.
+        If an argument is invalid. The message names the argument, the value and the fix.
 
     Notes
     -----
@@ -93,7 +96,7 @@ class GaussianMixture(Problem):
             raise checks.reject(
                 "width",
                 width,
-                f"kind = {kind!r} needs a positive and a negative unit at least: give {least} or more",
+                f"kind = {kind!r} needs a positive and a negative unit: give {least} or more",
             )
         clusters = CLUSTERS[kind]
         self._set_common(
@@ -126,7 +129,7 @@ class GaussianMixture(Problem):
         }
 
     def replace(self, **changes: object) -> GaussianMixture:
-        """The same problem with some of its arguments changed.
+        """Return a problem with some of the arguments changed.
 
         Parameters
         ----------
@@ -136,7 +139,7 @@ class GaussianMixture(Problem):
         Returns
         -------
         GaussianMixture
-            A new one; this one stays as it is.
+            A new problem; this one does not change.
         """
         return super().replace(
             **{"kind" if name == "mixture" else name: value for name, value in changes.items()}
@@ -151,7 +154,7 @@ class GaussianMixture(Problem):
         weight_decay: float | Function = 0.1,
         activation: ActivationLike = "relu",
     ) -> GaussianMixture:
-        """The problem that `describe` wrote down, also where JSON made its infinities strings."""
+        """Return the problem of a record of `describe`, in which JSON may have infinities as text."""
         snr = math.inf if isinstance(snr, str) and snr == str(math.inf) else snr
         return cls(
             checks.choice("mixture", mixture, tuple(CLUSTERS)),
@@ -172,4 +175,7 @@ class GaussianMixture(Problem):
         }
 
     def __repr__(self) -> str:
-        return f"GaussianMixture({self.mixture!r}, width={self.width}, snr={self.snr:g}, weight_decay={self.weight_decay:g})"
+        return (
+            f"GaussianMixture({self.mixture!r}, width={self.width}, snr={self.snr:g}, "
+            f"weight_decay={self.weight_decay:g})"
+        )

@@ -1,4 +1,4 @@
-"""`Rule`: an update of one's own that need not be the gradient of anything: perceptrons, GANs, reinforcement learning."""
+"""`Rule`: a user-defined update that need not be a gradient: perceptrons, GANs, bandits."""
 
 from __future__ import annotations
 
@@ -24,64 +24,70 @@ from sgdynamics.samples.spectra import Spectrum
 
 
 class Rule(Problem):
-    """An update of one's own: how one sample moves the rows, whether or not that is a gradient.
+    """A user-defined update: the move of the rows by one sample, which need not be a gradient.
 
-    The rows R of all groups, stacked in their order, move by R <- R - (rate lr/D)(H X + A R + B S), X the inputs of the sample and S the
-    signals. Everything that a ``Problem`` has follows from it: ODE, SDE, exact chain and direct runs.
+    The rows R of all groups, stacked in their order, move by
+    R <- R - (rate lr/D)(H X + A R + B S), with X the inputs of the sample and S the signals. ODE,
+    SDE, exact chain and direct runs follow from it, as for any ``Problem``.
 
     Parameters
     ----------
     update : callable
-        A JAX function ``update(fields, signals, head, draws, overlaps)`` of one sample, giving a ``Move``. ``overlaps`` has ``Q``, ``M``,
-        ``P`` of the full rows, and with ``reads_lengths`` also ``lengths``; ``overlaps.blocks`` has the ``Q``, ``M`` and ``P`` of each
-        covariance block along a leading axis, with the ``eigenvalues`` and ``fractions`` of the blocks.
-        An argument ``parameters`` is the dictionary of that name.
+        JAX function ``update(fields, signals, head, draws, overlaps)`` of one sample that returns a
+        ``Move``. ``overlaps`` has ``Q``, ``M``, ``P`` of the full rows, and with ``reads_lengths``
+        also ``lengths``; ``overlaps.blocks`` has the ``Q``, ``M`` and ``P`` of each covariance block
+        along a leading axis, with the ``eigenvalues`` and ``fractions`` of the blocks. An argument
+        ``parameters`` is the dictionary of that name.
     groups : dict of str to int
-        How many rows each group has, by name.
+        Number of rows of each group, by name.
     rates : dict of str to float, optional
-        What multiplies lr for the rows of a group; 1 unless given.
+        Factor of lr for the rows of a group. Defaults to 1.
     risk : callable, optional
-        What a result calls the risk: the expectation of ``risk(fields, signals, head, draws[, overlaps][, parameters])``. Without it the
-        risk is not defined (NaN).
+        Risk of one sample, ``risk(fields, signals, head, draws[, overlaps][, parameters])``; a
+        result has its expectation. Without it the risk is not defined (NaN).
     reads_lengths : bool, default False
-        Whether the update reads ``overlaps.lengths``, X X^T/d of the sample's inputs (tokens x tokens).
+        Whether the update reads ``overlaps.lengths``, X X^T/d of the sample's inputs
+        (tokens x tokens).
     signals : int, default 1
         Number of fixed directions, 0 or more.
     gram : array, optional
-        Gram matrix of the signals, the identity unless given, as of ``Problem``; so are all arguments below.
+        Gram matrix of the signals, as of ``Problem``. Defaults to the identity. The arguments below
+        are those of ``Problem`` too.
     head : str, default 'fixed'
         "fixed" or "trained": then ``Move.head`` moves it.
     constraint : str, optional
-        "sphere" keeps rows of norm 1.
+        "sphere" keeps rows at norm 1.
     weight_decay : float or callable, default 0.0
-        al: rows also move against al times themselves.
+        Coefficient al: rows also move against al times themselves.
     covariance : sequence of (eigenvalue, fraction of d) or Spectrum, optional
         Blocks of the inputs' covariance, or ``sgd.Spectrum``, ``sgd.power_law``, which fix d.
     clusters : sequence of (weight, coefficients, label), optional
         Inputs of a Gaussian mixture.
     parameters : dict, optional
-        Numbers of the update, which may be functions of alpha.
+        Parameters of the update, which may be functions of alpha.
     kinks : sequence of float, default ()
         Values of a field at which the update jumps, (0,) for a perceptron.
     tokens : int, optional
-        Inputs a sample has.
+        Number of inputs per sample.
     token_correlation : array, optional
-        Their correlation.
+        Correlation of the inputs of one sample.
     means : array or callable, optional
-        Coefficients of the inputs' means on the signals, or a function of the draws (and of ``parameters``).
+        Coefficients of the inputs' means on the signals, or a function of the draws (and of
+        ``parameters``).
     draws : dict, optional
         Named draws of a sample.
     expectation : Expectation, optional
-        One's own, in place of the one the library chooses.
+        A user-defined expectation, in place of the one that the library chooses.
 
     Raises
     ------
     ValueError
-        If an argument is not what it should be, or the update fails on one sample.
+        If an argument is invalid, or the update fails on one sample.
 
     Notes
     -----
-    With F = R X^T and F* = S X^T of one sample and C the correlation of its inputs, in the time t = lr steps/d and for batches of B,
+    With F = R X^T and F* = S X^T of one sample and C the correlation of its inputs, in the time
+    t = lr steps/d and for batches of B,
 
     .. math:: \\dot M = -E[H F^{*T}] - E[A] M - E[B] P
 
@@ -100,7 +106,8 @@ class Rule(Problem):
     ...     label = jnp.sign(signals[0])
     ...     return sgd.Move(-label * (fields * label < 0))
     >>> rule = sgd.Rule(perceptron, groups={"w": 1}, kinks=(0.0,))
-    >>> path = sgd.solve_ode(rule, sgd.OnePassSGD(lr=1.0), sgd.start(rule, M=[[0.2]], Q=[[1.0]]), alpha=[0, 5.0])
+    >>> start = sgd.start(rule, M=[[0.2]], Q=[[1.0]])
+    >>> path = sgd.solve_ode(rule, sgd.OnePassSGD(lr=1.0), start, alpha=[0, 5.0])
     >>> cosine = path.M.values[0, -1, 0, 0] / np.sqrt(path.Q.values[0, -1, 0, 0])
     >>> print(round(float(np.arccos(cosine) / np.pi), 3))
     0.167
@@ -141,12 +148,10 @@ class Rule(Problem):
         self.update, self.risk, self.kinks = update, risk, validate_kinks(kinks)
         self.groups = _checked_groups(groups)
         self.reads_lengths = checks.flag("reads_lengths", reads_lengths)
-        known = ("overlaps",) if parameters is None else ("overlaps", "user")
-        more, of_risk = (
-            extra_arguments(update, "overlaps", known),
-            extra_arguments(risk, "overlaps", known) if risk is not None else (),
-        )
-        loss = RuleLoss(update, more, risk, of_risk, self.kinks, self.reads_lengths)
+        available = ("overlaps",) if parameters is None else ("overlaps", "user")
+        extra = extra_arguments(update, "overlaps", available)
+        risk_extra = () if risk is None else extra_arguments(risk, "overlaps", available)
+        loss = RuleLoss(update, extra, risk, risk_extra, self.kinks, self.reads_lengths)
         self._set_common(
             loss,
             width=sum(self.groups.values()),
@@ -161,41 +166,42 @@ class Rule(Problem):
             user=None if parameters is None else validate_parameters(parameters),
             **{name: self._arguments[name] for name in SAMPLE_ARGUMENTS},
         )
-        self._parameters["rates"] = self._checked_rates(rates)
-        by_block = self._check_update(more)
+        self._parameters["rates"] = self._validate_rates(rates)
+        by_block = self._check_update(extra)
         if risk is not None:
             validate_function(
                 "risk",
                 risk,
-                self.example_arguments(of_risk),
-                takes=self.argument_names(of_risk),
+                self.example_arguments(risk_extra),
+                takes=self.argument_names(risk_extra),
                 call="one sample",
                 differentiated=False,
             )
         reads = [
             self._reads_blocks(function, names)
-            for function, names in ((update, more), (risk, of_risk))
+            for function, names in ((update, extra), (risk, risk_extra))
             if function is not None
         ]
         loss = replace(loss, reads_blocks=any(reads), moves_by_block=by_block)
         self.structure = replace(self.structure, loss=loss)
-        self._set_smoothness((update, more), *([] if risk is None else [(risk, of_risk)]))
+        self._set_smoothness((update, extra), *([] if risk is None else [(risk, risk_extra)]))
         self._try_and_analyse()
 
-    def _checked_rates(self, rates: Any) -> np.ndarray:
+    def _validate_rates(self, rates: Any) -> np.ndarray:
+        """Return the rate of every row."""
         if rates is not None and not isinstance(rates, Mapping):
             raise checks.reject("rates", rates, 'give numbers by group: {"V": 0.5}')
-        given = dict(rates or {})
-        checks.reject_unknown("rates", given, self.groups)
+        by_group = dict(rates or {})
+        checks.reject_unknown("rates", by_group, self.groups)
         values = [
-            checks.number(f"rates[{name!r}]", given.get(name, 1.0), minimum=0.0)
+            checks.number(f"rates[{name!r}]", by_group.get(name, 1.0), minimum=0.0)
             for name in self.groups
         ]
         return np.repeat(np.array(values), list(self.groups.values()))
 
-    def _check_update(self, more: tuple[str, ...]) -> bool:
-        """Raise ValueError unless the update returns a `Move` of the right shapes; whether it differs between blocks."""
-        example, takes = self.example_arguments(more), self.argument_names(more)
+    def _check_update(self, extra: tuple[str, ...]) -> bool:
+        """Check the `Move` that the update returns; return whether it differs between blocks."""
+        example, takes = self.example_arguments(extra), self.argument_names(extra)
         try:
             inspect.signature(self.update).bind(*example)
         except TypeError:
@@ -203,43 +209,44 @@ class Rule(Problem):
                 "update", self.update, f"calling it failed: it must take ({takes})"
             ) from None
         except ValueError:
-            pass
+            pass  # no signature to read: the call below runs it
         try:
-            found = output_structure(lambda *given: self.update(*given), *example)
+            move = output_structure(lambda *arguments: self.update(*arguments), *example)
         except Exception as error:
             raise checks.reject(
                 "update",
                 self.update,
                 f"calling it on one sample failed with: {checks.reason(error)}",
             ) from error
-        if not isinstance(found, Move):
+        if not isinstance(move, Move):
             raise checks.reject(
                 "update",
                 self.update,
-                f"it gave a {type(found).__name__}: return sgd.Move(inputs=..., rows=..., ...)",
+                f"it returned a {type(move).__name__}: return sgd.Move(inputs=..., rows=..., ...)",
             )
-        p, k, fields = self.width, self.signals, np.shape(example[0])
+        p, k = self.width, self.signals
+        shapes = {
+            "inputs": np.shape(example[0]),
+            "rows": (p, p),
+            "signals": (p, k),
+            "head": (p,),
+        }
         by_block = False
-        for name, shape in (
-            ("inputs", fields),
-            ("rows", (p, p)),
-            ("signals", (p, k)),
-            ("head", (p,)),
-        ):
-            part = getattr(found, name)
-            if part is None and name != "inputs":
+        for name, expected in shapes.items():
+            coefficients = getattr(move, name)
+            if coefficients is None and name != "inputs":
                 continue
-            given = getattr(part, "shape", None)
-            if name in ("rows", "signals") and given == (self.structure.blocks, *shape):
+            shape = getattr(coefficients, "shape", None)
+            if name in ("rows", "signals") and shape == (self.structure.blocks, *expected):
                 by_block = True
-            elif given != shape:
+            elif shape != expected:
                 raise checks.reject(
-                    "update", self.update, f"its Move has {name} of shape {given}: give {shape}"
+                    "update", self.update, f"its Move has {name} of shape {shape}: give {expected}"
                 )
         return by_block
 
     def describe(self) -> dict[str, Any]:
-        """The rule as plain values for the record of a result."""
+        """Return the rule as plain values for the record of a result."""
         if self._describe_model is not None:
             return self._describe_model(self)
         return {

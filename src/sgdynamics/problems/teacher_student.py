@@ -41,9 +41,11 @@ from sgdynamics.samples.laws import NoiseLaw, noise_law
 from sgdynamics.samples.sample import GaussianSample
 from sgdynamics.samples.spectra import Spectrum
 
+Plane = tuple[tuple[float, ...], float]  # (normal, level) of the plane normal . z = level
+
 
 class _Network(Problem):
-    """What `TeacherStudent` and `MultiIndex` share: a student network, a label with Gaussian noise, a loss of both."""
+    """Base of `TeacherStudent` and `MultiIndex`: a student network and a noisy label."""
 
     noise = ParameterAttribute()
 
@@ -57,9 +59,16 @@ class _Network(Problem):
         self._try()
 
     def _set_noise_law(self, law: NoiseLaw) -> None:
-        """Label noise that is not Gaussian: draws of variance 1 times sqrt(noise), or with infinite variance of scale 1."""
+        """Set label noise of another law.
+
+        The draws have variance 1 and are multiplied by sqrt(noise); a law of infinite variance has
+        scale 1.
+        """
         if self.structure.sample != GaussianSample(self.signals):
-            fix = "laws of label noise are for one input without dropout and without noise on inputs. Give its variance."
+            fix = (
+                "laws of label noise need one input, without dropout and without noise on inputs. "
+                "Give the variance of Gaussian noise."
+            )
             raise checks.reject("noise", law, fix)
         self._parameters["noise"] = pytrees.to_float64(
             law.variance if math.isfinite(law.variance) else law.scale**2
@@ -95,50 +104,54 @@ class TeacherStudent(_Network):
     Parameters
     ----------
     width : int, default 4
-        How many units the student has, p.
+        Number of units of the student, p.
     teacher_width : int, default 1
-        How many units the teacher has, k.
+        Number of units of the teacher, k.
     activation : str, Activation or callable, default "square"
         Activation of the student: a name (linear, square, erf, relu, tanh, gelu, softplus, sigmoid,
         silu, abs, he2 to he6; see ``sgd.Activation``), a polynomial, an
         ``Activation``, or a JAX function.
     teacher_activation : str, Activation or callable, optional
-        The teacher's, which may also be "sign"; the student's unless given.
+        Activation of the teacher, which may also be "sign". Defaults to that of the student.
     teacher_gram : array_like, optional
-        P = W* W*^T, k x k, the identity unless given; with several covariance blocks one matrix a block, or one that is spread over them by
-        their fractions.
+        P = W* W*^T, k x k. With several covariance blocks one matrix per block, or one that is
+        spread over them by their fractions. Defaults to the identity.
     teacher_head : array_like, optional
-        a*, k numbers; ones unless given.
+        The teacher's head a*, k numbers. Defaults to ones.
     noise : float, callable or NoiseLaw, default 0.0
         Variance of Gaussian label noise, which may be a function of alpha = samples/d (on fixed data
         of t), or a law of ``sgd.labels`` (Student t, Laplace, Cauchy).
     head : str, default "fixed"
-        "fixed" or "trained"; the head a is ones unless a start gives it.
+        "fixed" or "trained". The head a is ones unless the start specifies it.
     constraint : str, optional
-        "sphere" keeps rows of norm 1; none unless given.
+        "sphere" keeps rows at norm 1. By default the rows are free.
     weight_decay : float or callable, default 0.0
-        ``al`` adds ``(al/2)(|W|^2 + |a|^2)`` to the loss of the dynamics (the head only where it is trained), not to the risk.
+        ``al`` adds ``(al/2)(|W|^2 + |a|^2)`` to the loss of the dynamics (the head only if it is
+        trained), not to the risk.
     loss : str or callable, default "squared"
         "squared" is (f - y)^2/2; "correlation", "logistic", or a JAX function of (f, y).
     covariance : sequence of (float, float) or Spectrum, optional
-        Blocks (eigenvalue, fraction of d) of the inputs' covariance, or ``sgd.Spectrum``, ``sgd.power_law``, which fix d; the identity
-        unless given.
+        Blocks (eigenvalue, fraction of d) of the inputs' covariance, or ``sgd.Spectrum``,
+        ``sgd.power_law``, which fix d. Defaults to the identity.
     keep : float or callable, default 1.0
-        Dropout: in training every unit is there with this probability, anew for each sample; it may be a function of alpha.
+        Probability of keeping a unit (dropout in training, drawn anew for each sample); it may be a
+        function of alpha.
     gain : float or callable, default 1.0
-        What the units' outputs are multiplied by in the test: the risk is that of (gain/p) sum_i a_i s(w_i.x). ``gain=keep`` is the usual
-        weight scaling.
+        Factor of the units' outputs in the test: the risk is that of
+        (gain/p) sum_i a_i s(w_i.x). ``gain=keep`` is the usual weight scaling.
     input_noise : float, callable or NoiseLaw, default 0.0
-        In training the student sees x + sqrt(input_noise) xi, xi ~ N(0, I_d), with the label of x. The risk is that without noise.
+        Variance of noise on the inputs: in training the student sees x + sqrt(input_noise) xi,
+        xi ~ N(0, I_d), with the label of x. The risk is that without noise.
 
     Raises
     ------
     ValueError
-        If an argument is refused; the message names it, the value and what would be right.
+        If an argument is invalid. The message names the argument, the value and the fix.
 
     Notes
     -----
-    erf is erf(x/sqrt 2); he2 to he6 are the probabilists' Hermite polynomials, not normalised: he3 = x^3 - 3x, E[he_n^2] = n!.
+    erf is erf(x/sqrt 2); he2 to he6 are the probabilists' Hermite polynomials, not normalised:
+    he3 = x^3 - 3x, E[he_n^2] = n!.
 
     Examples
     --------
@@ -191,7 +204,7 @@ class TeacherStudent(_Network):
         if teacher_head is None:
             teacher_head = np.ones(self.teacher_width)
         teacher_head = checks.array(
-            "teacher_head", teacher_head, (self.teacher_width,), "one number a teacher unit"
+            "teacher_head", teacher_head, (self.teacher_width,), "one number per teacher unit"
         )
         self._parameters["teacher_head"] = teacher_head
         self._set_regularisation(sample_loss, keep, gain, input_noise)
@@ -200,65 +213,55 @@ class TeacherStudent(_Network):
     def _set_regularisation(
         self, loss: CommitteeLoss, keep: object, gain: object, input_noise: object
     ) -> None:
-        """Dropout and noise on the inputs, where they are asked for."""
-        kept, gained = (
-            scalar_or_schedule("keep", keep, maximum=1.0),
-            scalar_or_schedule("gain", gain),
-        )
-        seen = scalar_or_schedule("input_noise", input_noise)
-        if is_scheduled(kept) or is_scheduled(gained) or (kept, gained) != (1.0, 1.0):
+        """Set dropout and noise on the inputs, if the arguments differ from the defaults."""
+        keep = scalar_or_schedule("keep", keep, maximum=1.0)
+        gain = scalar_or_schedule("gain", gain)
+        variance = scalar_or_schedule("input_noise", input_noise)
+        if is_scheduled(keep) or is_scheduled(gain) or (keep, gain) != (1.0, 1.0):
             self._parameters |= {
-                "keep": pytrees.to_float64(kept),
-                "gain": pytrees.to_float64(gained),
+                "keep": pytrees.to_float64(keep),
+                "gain": pytrees.to_float64(gain),
             }
             draws = (Draw("gates", (self.width,), 2, True), Draw("noise"))
             sample = replace(self.structure.sample, draws=draws)
             self.structure = replace(self.structure, loss=GatedLoss(loss), sample=sample)
-        if is_scheduled(seen) or seen != 0.0:
+        if is_scheduled(variance) or variance != 0.0:
             if np.any(np.asarray(eigenvalues(self._parameters)) == 0):
                 raise checks.reject(
                     "input_noise",
                     input_noise,
-                    "a block of the covariance has eigenvalue 0: leave noise on the inputs out",
+                    "a block of the covariance has eigenvalue 0. Omit noise on the inputs.",
                 )
-            self._parameters["input_noise"] = pytrees.to_float64(seen)
+            self._parameters["input_noise"] = pytrees.to_float64(variance)
             self.structure = replace(
                 self.structure, sample=replace(self.structure.sample, noisy_inputs=True)
             )
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        found = ["dropout"] * ("keep" in self._parameters) + ["other inputs"] * (
-            "input_noise" in self._parameters
-        )
-        return ("fields", *found)
+        kinds = ["fields"]
+        if "keep" in self._parameters:
+            kinds.append("dropout")
+        if "input_noise" in self._parameters:
+            kinds.append("other inputs")
+        return tuple(kinds)
 
     @cached_property
     def _derived_parameters(self) -> dict[str, Any]:
-        found = super()._derived_parameters
+        derived = super()._derived_parameters
         if "keep" not in self._parameters:
-            return found
-        chances = map_schedule(self._parameters["keep"], binary_probabilities)
-        return {
-            **found,
-            "draws": {
-                "gates": {"probabilities": chances, "edges": map_schedule(chances, quantile_edges)}
-            },
-        }
+            return derived
+        probabilities = map_schedule(self._parameters["keep"], binary_probabilities)
+        edges = map_schedule(probabilities, quantile_edges)
+        return {**derived, "draws": {"gates": {"probabilities": probabilities, "edges": edges}}}
 
     def describe(self) -> dict[str, Any]:
-        more = {
-            name: self._parameters.get(name, usual)
-            for name, usual in (("keep", 1.0), ("gain", 1.0), ("input_noise", 0.0))
-        }
-        whole = all(describe_schedule(value)[1] for value in more.values())
+        names = [name for name in ("keep", "gain", "input_noise") if name in self._parameters]
+        records = {name: describe_schedule(self._parameters[name]) for name in names}
+        rerunnable = all(is_rerunnable for _, is_rerunnable in records.values())
         return {
-            **({} if whole else {"rerunnable": False}),
-            **{
-                name: describe_schedule(value)[0]
-                for name, value in more.items()
-                if name in self._parameters
-            },
+            **({} if rerunnable else {"rerunnable": False}),
+            **{name: record for name, (record, _) in records.items()},
             "kind": self.kind,
             "width": self.width,
             "teacher_width": self.teacher_width,
@@ -283,41 +286,44 @@ class MultiIndex(_Network):
     target : callable
         A JAX function from the vector of ``directions`` signals to a number.
     directions : int, default 2
-        How many directions it looks at.
+        Number of directions that the target depends on.
     width : int, default 8
-        How many units the student has, p.
+        Number of units of the student, p.
     activation : str, Activation or callable, default "relu"
-        The student's: a name, a polynomial, an ``Activation``, or a JAX function.
+        Activation of the student: a name, a polynomial, an ``Activation``, or a JAX function.
     gram : array_like, optional
-        Gram matrix of the directions; the identity unless given.
+        Gram matrix of the directions. Defaults to the identity.
     noise : float, callable or NoiseLaw, default 0.0
         Variance of Gaussian label noise, which may be a function of alpha, or a law of
         ``sgd.labels`` (Student t, Laplace, Cauchy).
     head : str, default "fixed"
         "fixed" or "trained".
     constraint : str, optional
-        "sphere" keeps rows of norm 1; none unless given.
+        "sphere" keeps rows at norm 1. By default the rows are free.
     weight_decay : float or callable, default 0.0
-        ``al`` adds ``(al/2)(|W|^2 + |a|^2)`` to the loss of the dynamics (the head only where it is trained), not to the risk.
+        ``al`` adds ``(al/2)(|W|^2 + |a|^2)`` to the loss of the dynamics (the head only if it is
+        trained), not to the risk.
     loss : str or callable, default "squared"
-        "squared", "correlation", "logistic" (labels as the target gives them, so a target of +1 and -1), or a JAX function of (output,
-        label).
+        "squared", "correlation", "logistic" (labels as the target gives them, so a target of +1 and
+        -1), or a JAX function of (output, label).
     covariance : sequence of (float, float) or Spectrum, optional
-        Blocks (eigenvalue, fraction of d) of the inputs' covariance, or ``sgd.Spectrum``, ``sgd.power_law``, which fix d; the identity
-        unless given.
+        Blocks (eigenvalue, fraction of d) of the inputs' covariance, or ``sgd.Spectrum``,
+        ``sgd.power_law``, which fix d. Defaults to the identity.
     kinks : sequence, default ()
-        Where the target has a kink or jumps, so that the theory integrates around it: (normal, level) for the plane normal . z = level, or
-        a number for the planes z_r = number of every direction: ``[0.0]`` for sign(z[0]), ``[((1.0, -1.0), 0.0)]`` for max(z[0], z[1]).
+        Planes along which the target has a kink or jumps, so that the theory integrates around
+        them: (normal, level) for the plane normal . z = level, or a number for the planes
+        z_r = number of all directions: ``[0.0]`` for sign(z[0]), ``[((1.0, -1.0), 0.0)]`` for
+        max(z[0], z[1]).
 
     Raises
     ------
     ValueError
-        If an argument is refused; the message names it, the value and what would be right.
+        If an argument is invalid. The message names the argument, the value and the fix.
 
     Notes
     -----
-    Up to 32 planes in one direction, 6 in two, 4 in three whose normals span two dimensions; beyond three directions expectations are
-    sampled, and nothing is cut.
+    Allowed are 32 planes in one direction, 6 in two, and 4 in three whose normals span two
+    dimensions. Beyond three directions expectations are sampled, and nothing is cut.
 
     Examples
     --------
@@ -354,7 +360,7 @@ class MultiIndex(_Network):
             "directions", self.directions, 64.0 * self.directions**2, "their overlaps", "take fewer"
         )
         call = f"a vector of {self.directions} signals"
-        # labels may be whole numbers, such as classes: nothing is differentiated through them
+        # labels may be integers, such as classes: nothing is differentiated through them
         validate_function(
             "target",
             target,
@@ -367,7 +373,7 @@ class MultiIndex(_Network):
         self.activation = student_activation(activation)
         self.kinks = _planes(kinks, self.directions)
         sample_loss = TargetLoss(
-            self.activation, outer_loss(loss), target, self.kinks, _spanned(self.kinks)
+            self.activation, outer_loss(loss), target, self.kinks, _spanned_dimensions(self.kinks)
         )
         self._set_common(
             sample_loss,
@@ -396,49 +402,47 @@ class MultiIndex(_Network):
         }
 
 
-def _planes(value: Any, directions: int) -> tuple[tuple[tuple[float, ...], float], ...]:
-    """Kinks of a target as planes (normal, level), each once."""
-    fix = f"give numbers (planes z_r = number) or pairs (normal of {directions} numbers, level), such as [0.0] or [((1, -1), 0.0)]"
+def _planes(value: Any, directions: int) -> tuple[Plane, ...]:
+    """Return the kinks of a target as distinct planes (normal, level), with unit normals."""
+    fix = (
+        f"give numbers (planes z_r = number) or pairs (normal of {directions} numbers, level), "
+        "such as [0.0] or [((1, -1), 0.0)]"
+    )
     if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
         raise checks.reject("kinks", value, fix)
-    found: dict[tuple[tuple[float, ...], float], None] = {}
-    for one in value:
-        if isinstance(one, (int, float, np.number)):
-            level = checks.number("kinks", one)
-            found |= {
-                (tuple(np.eye(directions)[row].tolist()), level): None for row in range(directions)
-            }
+    distinct: dict[Plane, None] = {}
+    for kink in value:
+        if isinstance(kink, (int, float, np.number)):
+            level = checks.number("kinks", kink)
+            normals = np.eye(directions).tolist()
+            distinct |= {(tuple(normal), level): None for normal in normals}
             continue
         try:
-            normal, level = one
-            normal = checks.array("kinks normal", normal, (directions,), "one number a direction")
+            normal, level = kink
+            normal = checks.array("kinks normal", normal, (directions,), "one number per direction")
         except (TypeError, ValueError):
             raise checks.reject("kinks", value, fix) from None
         length = float(np.linalg.norm(normal))
         if length == 0.0:
-            raise checks.reject("kinks", value, "a normal of length 0 says nothing: " + fix)
-        found[tuple((normal / length).tolist()), checks.number("kinks level", level) / length] = (
-            None
-        )
-    planes = tuple(found)
-    if (
-        planes
-        and directions in MOST_CUTS
-        and not cuts_possible(directions, len(planes), _spanned(planes))
-    ):
-        most = MOST_CUTS[directions]
+            raise checks.reject("kinks", value, f"a normal of length 0 defines no plane: {fix}")
+        level = checks.number("kinks level", level) / length
+        distinct[tuple((normal / length).tolist()), level] = None
+    planes = tuple(distinct)
+    spanned = _spanned_dimensions(planes)
+    if planes and directions in MOST_CUTS and not cuts_possible(directions, len(planes), spanned):
         raise checks.reject(
             "kinks",
             value,
-            f"these are {len(planes)} planes whose normals span {_spanned(planes)} of {directions} dimensions: take {most} planes at most, "
-            "spanning two dimensions at most, and leave out those that matter least (the error estimate says what that costs)",
+            f"these are {len(planes)} planes whose normals span {spanned} of {directions} "
+            f"dimensions. Give at most {MOST_CUTS[directions]} planes that span at most two "
+            "dimensions, and omit those that matter least (the error estimate shows the effect).",
         )
     return planes
 
 
-def _spanned(planes: tuple[tuple[tuple[float, ...], float], ...]) -> int:
-    return (
-        int(np.linalg.matrix_rank(np.array([normal for normal, _ in planes]), tol=1e-9))
-        if planes
-        else 0
-    )
+def _spanned_dimensions(planes: tuple[Plane, ...]) -> int:
+    """Return the dimension of the span of the normals."""
+    if not planes:
+        return 0
+    normals = np.array([normal for normal, _ in planes])
+    return int(np.linalg.matrix_rank(normals, tol=1e-9))
