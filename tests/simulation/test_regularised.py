@@ -341,7 +341,7 @@ def test_what_is_refused():
             {"a": one, "b": one}, probabilities=[0.2, 0.3, 0.5]
         ),
         "adding up to 1": lambda: sgd.contexts({"a": one, "b": one}, probabilities=[0.2, 0.3]),
-        "leave draws, clusters, tokens, dropout": lambda: sgd.contexts({"a": one, "b": network}),
+        "Omit draws, clusters, tokens, dropout": lambda: sgd.contexts({"a": one, "b": network}),
         "give two or more problems by name": lambda: sgd.contexts({"a": one}),
         "at alpha = 0.49": lambda: sgd.solve_ode(
             network.replace(keep=lambda alpha: 1 - 2.01 * alpha),
