@@ -17,7 +17,7 @@ def test_sgd_on_samples_has_the_mean_of_its_own_recursion():
     rng = np.random.default_rng(0)
     x = rng.standard_t(4, size=(60, 3)) * [1.0, 0.7, 0.4]
     y = x @ [1.0, -1.0, 0.5] + 0.1 * rng.standard_normal(60)
-    with pytest.warns(UserWarning, match="settles up to"):
+    with pytest.warns(UserWarning, match="converges up to"):
         spectrum, lr = sgd.spectrum_of(x, y), 0.2
     risks = digits_figure.sgd_on_samples(x, y, spectrum, lr, np.array([1, 10, 40]), 4000, seed=1)
     best = np.linalg.lstsq(x, y, rcond=None)[0]

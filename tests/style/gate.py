@@ -15,11 +15,13 @@ from tests.style.checker import ROOT, Report, check_file, path_name
 # `python -m tests.style FOLDER` prints none.
 CLEAN: list[str] = [
     "paper",
+    "src/sgdynamics/base",
     "src/sgdynamics/cli",
     "src/sgdynamics/expectations",
     "src/sgdynamics/fixed_data",
     "src/sgdynamics/papers",
     "src/sgdynamics/plotting",
+    "src/sgdynamics/samples",
     "src/sgdynamics/scaling",
     "src/sgdynamics/sde",
     "src/sgdynamics/sweeps",

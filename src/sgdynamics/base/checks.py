@@ -260,8 +260,8 @@ def gram_matrix(argument: str, value: np.ndarray, tolerance: float = 1e-9) -> No
     lowest = float(np.linalg.eigvalsh(value).min(initial=0.0))
     if lowest < -tolerance * scale:
         raise ValueError(
-            f"{argument} is not a Gram matrix (smallest eigenvalue {lowest:.6g} < 0): no vectors have "
-            f"these inner products. Give overlaps with a positive semi-definite {argument}."
+            f"{argument} is not a Gram matrix (smallest eigenvalue {lowest:.6g} < 0): no vectors "
+            f"have these inner products. Give overlaps with a positive semi-definite {argument}."
         )
 
 

@@ -133,7 +133,7 @@ def _constant(value: object) -> Any:
 
 
 class ExternalReads(NamedTuple):
-    """Variables that bytecode reads from outside, with their attributes, and the modules it imports."""
+    """Variables that bytecode reads from outside, with attributes, and modules that it imports."""
 
     variables: tuple[tuple[str, tuple[str, ...]], ...]
     free_variables: tuple[tuple[str, tuple[str, ...]], ...]

@@ -83,8 +83,8 @@ def _full(target: Path, size: int, error: OSError) -> str:
         else "the disk or the quota is full"
     )
     return (
-        f"{target.parent}: {why}: {target.name} needs {size / 2**20:.3g} MiB, and {free}. Free space "
-        "there, or choose another folder"
+        f"{target.parent}: {why}: {target.name} needs {size / 2**20:.3g} MiB, and {free}. "
+        "Free space there, or choose another folder"
     )
 
 

@@ -497,7 +497,7 @@ def _has_names(state: Mapping[Any, Any]) -> bool:
 
 
 def _is_described(value: object) -> bool:
-    """Whether the class of a value is from this library, or derived from one that describes itself."""
+    """Whether the class of a value is this library's, or derived from one that describes itself."""
     own = type(value).__module__.partition(".")[0] == "sgdynamics"
     return own or any(
         base.__module__.partition(".")[0] == "sgdynamics" and "describe" in vars(base)

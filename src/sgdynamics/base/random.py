@@ -156,9 +156,10 @@ def draw_chi(
     proposal: Float[Numeric, "*s"],
     uniform: Float[Numeric, "*s"],
 ) -> Float[Numeric, "*s"]:
-    """Draw chi variables with integer degrees of freedom `free`, by Marsaglia and Tsang's rejection.
+    """Draw chi variables with integer degrees of freedom `free`, by rejection.
 
-    With one degree of freedom the variable is |normal|, with none it is 0.
+    The method is that of Marsaglia and Tsang. With one degree of freedom the variable is |normal|,
+    with none it is 0.
 
     jax.random.chisquare has the same law, but runs element by element on a CPU and would cost more
     than all else in a step. The first proposals are drawn together with the other normals of a

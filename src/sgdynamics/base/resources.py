@@ -42,8 +42,8 @@ def check_work(argument: str, runs: float, steps: float, moves: float = 1.0) -> 
         raise checks.reject(
             "runs",
             runs,
-            f"with {steps:.3g} steps per run these are {work:.3g} steps in total, {years:.2g} years "
-            f"at {rate}: give fewer runs or shorter times",
+            f"with {steps:.3g} steps per run these are {work:.3g} steps in total, {years:.2g} "
+            f"years at {rate}: give fewer runs or shorter times",
         )
 
 

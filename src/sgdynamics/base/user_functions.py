@@ -277,6 +277,6 @@ def validate_function(
         raise checks.reject(
             argument,
             shown,
-            f"it returns values of type {output.dtype}, which have no gradient: write 1.0 for 1, or "
-            "multiply by 1.0",
+            f"it returns values of type {output.dtype}, which have no gradient: write 1.0 for 1, "
+            "or multiply by 1.0",
         )

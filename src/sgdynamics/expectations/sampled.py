@@ -129,11 +129,11 @@ class SobolAverages(SolverExpectation):
             )
             # the loss takes the fields of all inputs of a sample together
             fields = (
-                sample.tokens.by_sample(points.students),
-                sample.tokens.by_sample(points.signals),
+                sample.tokens.group_by_sample(points.students),
+                sample.tokens.group_by_sample(points.signals),
             )
             losses, move = moves(*fields, head, points.draws, reading)
-            h = sample.tokens.by_input(move.inputs)
+            h = sample.tokens.flatten_inputs(move.inputs)
             # all inputs of a sample have its weight
             weighted = sample.tokens.repeat(points.weights)[:, None] * h
             if by_slopes:
@@ -189,8 +189,8 @@ class SobolAverages(SolverExpectation):
                 points, at.parameters, at.overlaps, case, plain=plain, weights=weights
             )
             fields = (
-                sample.tokens.by_sample(samples.students),
-                sample.tokens.by_sample(samples.signals),
+                sample.tokens.group_by_sample(samples.students),
+                sample.tokens.group_by_sample(samples.signals),
             )
             losses = jax.vmap(structure.loss, (0, 0, None, 0, None))(
                 *fields, at.head, samples.draws, reading

@@ -210,13 +210,13 @@ def loss_and_slopes(
     compute = jax.vmap(
         jax.value_and_grad(structure.loss, argnums=(0, 2)), in_axes=(0, 0, None, 0, None)
     )
-    fields = sample.tokens.by_sample(_fields(rows, data.inputs))
+    fields = sample.tokens.group_by_sample(_fields(rows, data.inputs))
     loss, (h, head_h) = compute(
-        fields, sample.tokens.by_sample(data.signals), head, data.draws, parameters
+        fields, sample.tokens.group_by_sample(data.signals), head, data.draws, parameters
     )
     # A user's loss may contain float64 constants. A float32 simulation stays in float32, except
     # for the sum that is compared with a threshold.
-    slopes = (sample.tokens.by_input(h).astype(rows.dtype), head_h.astype(rows.dtype))
+    slopes = (sample.tokens.flatten_inputs(h).astype(rows.dtype), head_h.astype(rows.dtype))
     return jnp.mean(loss, dtype=jnp.float64), slopes
 
 
@@ -274,9 +274,11 @@ def _mean_losses(
     def mean_loss(
         data: Data, rows: Float[Numeric, "p d"], head: Float[Numeric, " p"], fields: PyTree
     ) -> Any:
-        fields = sample.tokens.by_sample(_fields(rows, data.inputs) if fields is None else fields)
+        fields = sample.tokens.group_by_sample(
+            _fields(rows, data.inputs) if fields is None else fields
+        )
         losses = jax.vmap(structure.loss, in_axes=(0, 0, None, 0, None))(
-            fields, sample.tokens.by_sample(data.signals), head, data.draws, parameters
+            fields, sample.tokens.group_by_sample(data.signals), head, data.draws, parameters
         )
         return jnp.mean(losses, axis=0, dtype=jnp.float64)
 

@@ -123,7 +123,7 @@ def observe_fields(
 ) -> dict[str, Any]:
     """M and Q per covariance block, a, and the mean loss, from rows and fields."""
     structure = setup.structure
-    fields, signals = (structure.sample.tokens.by_sample(leaf) for leaf in (fields, signals))
+    fields, signals = (structure.sample.tokens.group_by_sample(leaf) for leaf in (fields, signals))
     losses = jax.vmap(structure.loss, in_axes=(0, 0, None, 0, None))(
         fields, signals, head, draws, parameters
     )

@@ -249,7 +249,10 @@ class _Evaluator:
             along = [coefficients @ self.setting.M.T, coefficients @ self.setting.P]
             y = y + jnp.concatenate(along, axis=-1)
         rows = jnp.reshape(y, (-1, y.shape[-1]))
-        fields, signals = sample.tokens.by_sample(rows[:, :p]), sample.tokens.by_sample(rows[:, p:])
+        fields, signals = (
+            sample.tokens.group_by_sample(rows[:, :p]),
+            sample.tokens.group_by_sample(rows[:, p:]),
+        )
         return fields, signals, sample.loss_argument(draws), coefficients
 
     @float64

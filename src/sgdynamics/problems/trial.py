@@ -188,7 +188,9 @@ def _make_samples(
         rows = np.broadcast_to(coefficients, per_sample).reshape(len(fields), -1)
         signals = signals + rows @ np.asarray(parameters["gram"]).sum(axis=0)
         fields = fields if M is None else fields + rows @ M.T
-    fields, signals = (np.asarray(sample.tokens.by_sample(values)) for values in (fields, signals))
+    fields, signals = (
+        np.asarray(sample.tokens.group_by_sample(values)) for values in (fields, signals)
+    )
     return _Samples(fields, signals, draws)
 
 

@@ -1,1 +1,1 @@
-"""What a sample is: its inputs, their spectrum, correlation and means, and its named draws."""
+"""Data distributions: inputs and their spectra, tokens, means and named draws."""

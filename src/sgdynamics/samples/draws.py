@@ -1,4 +1,7 @@
-"""Named draws of a sample beside its inputs: normal, heavy-tailed, categorical, Bernoulli, each made from standard normals."""
+"""Named random draws of a sample: normal, heavy-tailed, categorical and Bernoulli.
+
+All are functions of standard normals.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from jaxtyping import Float, Num
 from scipy import special
 
 from sgdynamics.base import checks
-from sgdynamics.base.arrays import Numeric, Parameters, PyTree, RealArray
+from sgdynamics.base.arrays import Function, Numeric, Parameters, PyTree, RealArray
 from sgdynamics.base.controls import (
     Range,
     map_schedule,
@@ -25,18 +28,22 @@ from sgdynamics.base.controls import (
 from sgdynamics.samples.laws import LAWS, draw_from_normal, shape_parameters
 
 FIX = (
-    'give "normal", a list of probabilities such as [0.3, 0.7], or ("bernoulli", 0.7), and for an array of them ("normal", 3), '
-    '("categorical", [0.3, 0.7], 3) or ("bernoulli", 0.7, 3); heavy tails are "laplace", "cauchy", ("laplace", scale), '
-    '("cauchy", scale) and ("student_t", df), or with a shape ("student_t", df, 3)'
+    'give "normal", a list of probabilities such as [0.3, 0.7], or ("bernoulli", 0.7), and for an '
+    'array of them ("normal", 3), ("categorical", [0.3, 0.7], 3) or ("bernoulli", 0.7, 3); heavy '
+    'tails are "laplace", "cauchy", ("laplace", scale), ("cauchy", scale) and ("student_t", df), '
+    'or with a shape ("student_t", df, 3)'
 )
+# Names of the draws that clusters= defines.
 RESERVED_NAMES = ("cluster", "label")
 
 
 @dataclass(frozen=True)
 class Draw:
-    """One of a sample's draws: of `outcomes` values (Bernoulli: 0.0 and 1.0, categorical: 0, 1, ...), or continuous (0 outcomes).
+    """One of the draws of a sample.
 
-    A continuous draw is a standard normal, or has a `law` of `samples.laws`.
+    A discrete draw has `outcomes` values: 0.0 and 1.0 if it is `binary` (Bernoulli), otherwise 0,
+    1, ... A continuous draw has 0 outcomes. It is a standard normal, or has a `law` of
+    `samples.laws`.
     """
 
     name: str
@@ -47,17 +54,21 @@ class Draw:
 
     @property
     def size(self) -> int:
+        """Number of entries, and of standard normals that they are made of."""
         return math.prod(self.shape)
 
     @property
     def combinations(self) -> int:
-        """How many values a discrete draw has, all its entries together."""
+        """Number of values of a discrete draw, of all its entries together."""
         return self.outcomes**self.size if self.outcomes else 1
 
     def value(
         self, edges: Float[Numeric, " edges"] | None, normals: Float[Numeric, "*s size"]
     ) -> Num[Numeric, "..."]:
-        """The draw that standard normals (..., size) stand for: a value between two edges each."""
+        """The draw as a function of standard normals (..., size).
+
+        Each value is an interval of edges.
+        """
         z = normals.reshape(*normals.shape[:-1], *self.shape)
         if edges is None:  # normal
             return z
@@ -67,57 +78,53 @@ class Draw:
     def heavy_tailed(
         self, parameters: Parameters, normals: Float[Numeric, "*s size"]
     ) -> Float[Numeric, "..."]:
-        """The draw with a law that standard normals (..., size) stand for."""
+        """The heavy-tailed draw as a function of standard normals (..., size)."""
         assert self.law is not None
         z = normals.reshape(*normals.shape[:-1], *self.shape)
         scale = parameters["scale"] if "scale" in parameters else parameters["unit"]
         return jnp.asarray(scale, z.dtype) * draw_from_normal(self.law, parameters, z)
 
     def values(self) -> np.ndarray:
-        """All values of a discrete draw, (combinations, *shape), and so the index of each entry."""
-        every = (
-            np.indices((self.outcomes,) * self.size)
-            .reshape(self.size, -1)
-            .T.reshape(-1, *self.shape)
-        )
-        return every.astype(np.float64) if self.binary else every
+        """All values of a discrete draw, (combinations, *shape)."""
+        indices = np.indices((self.outcomes,) * self.size).reshape(self.size, -1)
+        values = indices.T.reshape(-1, *self.shape)
+        return values.astype(np.float64) if self.binary else values
 
 
-def _scheduled(
-    argument: str, name: str, shape: tuple[int, ...], binary: bool, given: Any
-) -> tuple[Draw, Any]:
-    """A draw whose probabilities depend on alpha."""
+def _scheduled_draw(
+    argument: str, name: str, shape: tuple[int, ...], binary: bool, function: Function
+) -> tuple[Draw, PyTree]:
+    """A draw whose probabilities depend on alpha, and the schedule of the probabilities."""
     if binary:
-        return Draw(name, shape, 2, True), map_schedule(
-            scalar_or_schedule(argument, given, maximum=1.0), binary_probabilities
-        )
-    chances, outcomes = validate_probabilities(argument, given)
-    return Draw(name, shape, outcomes), chances
+        chance = scalar_or_schedule(argument, function, maximum=1.0)
+        return Draw(name, shape, 2, True), map_schedule(chance, binary_probabilities)
+    probabilities, outcomes = validate_probabilities(argument, function)
+    return Draw(name, shape, outcomes), probabilities
 
 
-def binary_probabilities(chance: RealArray) -> Any:
-    """The probabilities of 0 and 1, from that of 1."""
-    return (jnp if checks.is_traced(chance) or isinstance(chance, jax.Array) else np).stack(
-        [1 - chance, chance]
-    )
+def binary_probabilities(chance: RealArray) -> Float[Numeric, " outcomes"]:
+    """The probabilities of 0 and 1, given that of 1."""
+    traced = checks.is_traced(chance) or isinstance(chance, jax.Array)
+    return (jnp if traced else np).stack([1 - chance, chance])
 
 
-def complete_probabilities(probabilities: PyTree) -> Any:
-    """Probabilities from how they stand among a problem's numbers: all of them, or the shares of some (None: an equal part of the rest)."""
+def complete_probabilities(probabilities: PyTree) -> Float[Numeric, " outcomes"]:
+    """All probabilities, given some: each None in a tuple is an equal share of the remainder."""
     if not isinstance(probabilities, tuple):
         return probabilities
-    given = [one for one in probabilities if one is not None]
-    free = len(probabilities) - len(given)
-    rest = (1 - sum(given)) / max(free, 1)
-    every = [rest if one is None else one for one in probabilities]
-    return (
-        jnp if any(checks.is_traced(one) or isinstance(one, jax.Array) for one in given) else np
-    ).stack(every)
+    stated = [chance for chance in probabilities if chance is not None]
+    share = (1 - sum(stated)) / max(len(probabilities) - len(stated), 1)
+    values = [share if chance is None else chance for chance in probabilities]
+    traced = any(checks.is_traced(chance) or isinstance(chance, jax.Array) for chance in stated)
+    return (jnp if traced else np).stack(values)
 
 
-def validate_probabilities(argument: str, value: Any) -> tuple[Any, int]:
-    """Probabilities as an argument, numbers or a function of alpha that gives them, and how many there are."""
-    fix = "give probabilities, 0 or more and adding up to 1, or a JAX function of alpha that gives them"
+def validate_probabilities(argument: str, value: object) -> tuple[PyTree, int]:
+    """Probabilities, numbers or a schedule from a function of alpha, and their number."""
+    fix = (
+        "give probabilities, 0 or more and adding up to 1, or a JAX function of alpha that returns "
+        "them"
+    )
     if callable(value):
         schedule = replace(
             schedule_from_function(argument, value, "alpha", allow_array=True),
@@ -127,47 +134,55 @@ def validate_probabilities(argument: str, value: Any) -> tuple[Any, int]:
         if first.ndim != 1 or len(first) < 2:
             raise checks.reject(argument, value, fix)
         return schedule, len(first)
-    found = checks.real_array(argument, value, fix)
-    if found.ndim != 1 or len(found) < 2 or not np.all(found >= 0) or abs(found.sum() - 1) > 1e-9:
+    probabilities = checks.real_array(argument, value, fix)
+    if not _are_probabilities(probabilities):
         raise checks.reject(argument, value, fix)
-    return found, len(found)
+    return probabilities, len(probabilities)
+
+
+def _are_probabilities(values: np.ndarray) -> bool:
+    """Whether this is a list of at least two numbers of 0 or more with the sum 1."""
+    if values.ndim != 1 or len(values) < 2:
+        return False
+    return bool(np.all(values >= 0)) and abs(values.sum() - 1) <= 1e-9
 
 
 def quantile_edges(probabilities: Float[Numeric, " outcomes"]) -> Float[Numeric, " edges"]:
-    """A standard normal between two of these edges stands for a value."""
-    at, quantile = (
-        (jnp, jax.scipy.special.ndtri) if checks.is_traced(probabilities) else (np, special.ndtri)
-    )
-    return quantile(at.minimum(at.cumsum(probabilities, axis=-1), 1.0)[..., :-1])
+    """The normal quantiles of the cumulative probabilities, which separate the outcomes."""
+    traced = checks.is_traced(probabilities)
+    module, quantile = (jnp, jax.scipy.special.ndtri) if traced else (np, special.ndtri)
+    cumulative = module.minimum(module.cumsum(probabilities, axis=-1), 1.0)
+    return quantile(cumulative[..., :-1])
 
 
-def describe_draws(given: Mapping[str, Any], numbers: Mapping[str, Any]) -> dict[str, Any]:
-    """Draws as they were given, with these probabilities."""
+def describe_draws(arguments: Mapping[str, Any], parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """The draws as in the argument ``draws=``, with these parameters."""
 
-    def one(value: Any, chances: Float[Numeric, " outcomes"]) -> Any:
+    def with_probabilities(value: object, probabilities: Float[Numeric, " outcomes"]) -> object:
         if not isinstance(value, tuple) or not isinstance(value[0], str):
-            return chances
-        return value[0], chances[-1] if np.ndim(value[1]) == 0 else chances, *value[2:]
+            return probabilities
+        scalar = np.ndim(value[1]) == 0
+        return value[0], probabilities[-1] if scalar else probabilities, *value[2:]
 
-    def with_law(value: Any, parameters: Mapping[str, Any]) -> Any:
+    def with_law(value: object, law: Mapping[str, Any]) -> object:
         if not isinstance(value, tuple):
             return value
-        return value[0], float(parameters["df" if value[0] == "student_t" else "scale"]), *value[2:]
+        return value[0], float(law["df" if value[0] == "student_t" else "scale"]), *value[2:]
 
     described = {}
-    for name, value in given.items():
-        parameters = numbers.get(name)
-        if parameters is None:
+    for name, value in arguments.items():
+        law = parameters.get(name)
+        if law is None:
             described[name] = value
-        elif "probabilities" in parameters:
-            described[name] = one(value, parameters["probabilities"])
+        elif "probabilities" in law:
+            described[name] = with_probabilities(value, law["probabilities"])
         else:
-            described[name] = with_law(value, parameters)
+            described[name] = with_law(value, law)
     return described
 
 
-def validate_draws(value: Any, clusters: bool) -> tuple[tuple[Draw, ...] | None, dict[str, Any]]:
-    """`draws=` as an argument: what compiled code depends on, and the probabilities by name."""
+def validate_draws(value: object, clusters: bool) -> tuple[tuple[Draw, ...] | None, Parameters]:
+    """The argument ``draws=``: the draws that compiled code depends on, and their parameters."""
     if value is None:
         return None, {}
     if (
@@ -176,71 +191,66 @@ def validate_draws(value: Any, clusters: bool) -> tuple[tuple[Draw, ...] | None,
         or not all(isinstance(name, str) for name in value)
     ):
         raise checks.reject("draws", value, f"give a dictionary of draws by name; for each {FIX}")
-    found, numbers = [], {}
-    for name, one in sorted(value.items()):
+    draws, parameters = [], {}
+    for name, stated in sorted(value.items()):
         if clusters and name in RESERVED_NAMES:
-            raise checks.reject(
-                "draws",
-                value,
-                f"clusters= already gives the draws {' and '.join(RESERVED_NAMES)}: take another name for {name!r}",
+            reserved = " and ".join(RESERVED_NAMES)
+            message = (
+                f"clusters= already defines the draws {reserved}: take another name for {name!r}"
             )
-        draw, parameters = _checked(f"draws[{name!r}]", name, one)
-        found.append(draw)
+            raise checks.reject("draws", value, message)
+        draw, law = _validate_draw(f"draws[{name!r}]", name, stated)
+        draws.append(draw)
         if draw.outcomes:
-            numbers[name] = {"probabilities": parameters}
+            parameters[name] = {"probabilities": law}
         elif draw.law:
-            numbers[name] = parameters
-    return tuple(found), numbers
+            parameters[name] = law
+    return tuple(draws), parameters
 
 
-def _shape(argument: str, rest: list[Any]) -> tuple[int, ...]:
-    """The shape of a draw, where one is given."""
-    return (
-        tuple(checks.integer(f"{argument} shape", size, 1) for size in np.atleast_1d(rest[0]))
-        if rest
-        else ()
-    )
+def _shape(argument: str, options: list[Any]) -> tuple[int, ...]:
+    """The shape of a draw, if one is stated."""
+    if not options:
+        return ()
+    return tuple(checks.integer(f"{argument} shape", n, 1) for n in np.atleast_1d(options[0]))
 
 
-def _with_law(
-    argument: str, name: str, value: Any, law: str, rest: list[Any]
-) -> tuple[Draw, dict[str, Any]]:
-    """A heavy-tailed draw and its parameters: the degrees of freedom of Student t, the scale of the others."""
-    if len(rest) > 2 or (law == "student_t" and not rest):
+def _heavy_tailed_draw(
+    argument: str, name: str, value: object, law: str, options: list[Any]
+) -> tuple[Draw, Parameters]:
+    """A heavy-tailed draw and its parameters.
+
+    The option is the number of degrees of freedom of Student t, and the scale of the other laws.
+    """
+    if len(options) > 2 or (law == "student_t" and not options):
         raise checks.reject(argument, value, FIX)
-    number = checks.number(argument, rest[0], above=0.0) if rest else 1.0
+    number = checks.number(argument, options[0], above=0.0) if options else 1.0
     df, scale = (number, 1.0) if law == "student_t" else (None, number)
     parameters = {"scale": np.float64(scale), **shape_parameters(law, df)}
-    return Draw(name, _shape(argument, rest[1:]), law=law), parameters
+    return Draw(name, _shape(argument, options[1:]), law=law), parameters
 
 
-def _checked(argument: str, name: str, value: Any) -> tuple[Draw, Any]:
-    kind, *rest = (
-        value if isinstance(value, tuple) and value and isinstance(value[0], str) else (value,)
-    )
+def _validate_draw(argument: str, name: str, value: object) -> tuple[Draw, PyTree]:
+    """One entry of ``draws=``, and its probabilities or the parameters of its law."""
+    named = isinstance(value, tuple) and value and isinstance(value[0], str)
+    kind, *options = value if named else (value,)
     if isinstance(kind, str):
         checks.choice(argument, kind, ("normal", "bernoulli", "categorical", *LAWS))
     else:
-        kind, rest = "categorical", [kind, *rest]
+        kind, options = "categorical", [kind, *options]
     if kind in LAWS:
-        return _with_law(argument, name, value, kind, rest)
-    if len(rest) not in ((0, 1) if kind == "normal" else (1, 2)):
+        return _heavy_tailed_draw(argument, name, value, kind, options)
+    if len(options) not in ((0, 1) if kind == "normal" else (1, 2)):
         raise checks.reject(argument, value, FIX)
-    given = [] if kind == "normal" else rest.pop(0)
-    shape = _shape(argument, rest)
+    chances = [] if kind == "normal" else options.pop(0)
+    shape = _shape(argument, options)
     if kind == "normal":
         return Draw(name, shape), np.zeros(0)
-    if callable(given):
-        return _scheduled(argument, name, shape, kind == "bernoulli", given)
-    chances = (
-        [1 - given, given] if kind == "bernoulli" and isinstance(given, (int, float)) else given
-    )
+    if callable(chances):
+        return _scheduled_draw(argument, name, shape, kind == "bernoulli", chances)
+    if kind == "bernoulli" and isinstance(chances, (int, float)):
+        chances = [1 - chances, chances]
     probabilities = checks.real_array(argument, chances, FIX)
-    if (
-        probabilities.ndim != 1
-        or len(probabilities) < 2
-        or not np.all(probabilities >= 0)
-        or abs(probabilities.sum() - 1) > 1e-9
-    ):
+    if not _are_probabilities(probabilities):
         raise checks.reject(argument, value, f"probabilities are 0 or more and add up to 1: {FIX}")
     return Draw(name, shape, len(probabilities), kind == "bernoulli"), probabilities

@@ -1,4 +1,7 @@
-"""The covariance of the inputs: an eigenvalue l_b for each block of coordinates, and what follows from it. Nobody else reads them."""
+"""The covariance of the inputs: one eigenvalue l_b per block of coordinates.
+
+All other modules read the eigenvalues through these functions.
+"""
 
 from __future__ import annotations
 
@@ -11,72 +14,74 @@ from jaxtyping import Float
 from sgdynamics.base.arrays import DType, Numeric, Parameters, Scalar
 
 
-def eigenvalues(numbers: Parameters) -> Float[Numeric, " blocks"]:
+def eigenvalues(parameters: Parameters) -> Float[Numeric, " blocks"]:
     """l_b, (blocks,)."""
-    return numbers["eigenvalues"]
+    return parameters["eigenvalues"]
 
 
-def fractions(numbers: Parameters) -> Float[Numeric, " blocks"]:
-    """f_b, the share of the dimensions, (blocks,)."""
-    return numbers["fractions"]
+def fractions(parameters: Parameters) -> Float[Numeric, " blocks"]:
+    """f_b, the fractions of the dimension, (blocks,)."""
+    return parameters["fractions"]
 
 
-def select_blocks(numbers: Parameters, blocks: np.ndarray) -> dict[str, Any]:
-    """The numbers of some of the blocks."""
-    found = {
-        **numbers,
-        "frame": numbers["frame"][blocks],
-        "eigenvalues": numbers["eigenvalues"][blocks],
+def select_blocks(parameters: Parameters, blocks: np.ndarray) -> dict[str, Any]:
+    """The parameters of some of the covariance blocks."""
+    selected = {
+        **parameters,
+        "frame": parameters["frame"][blocks],
+        "eigenvalues": parameters["eigenvalues"][blocks],
     }
-    if "context_eigenvalues" in numbers:
-        found["context_eigenvalues"] = numbers["context_eigenvalues"][:, blocks]
-    return found
+    if "context_eigenvalues" in parameters:
+        selected["context_eigenvalues"] = parameters["context_eigenvalues"][:, blocks]
+    return selected
 
 
-def scale(numbers: Parameters, dtype: DType | None = None) -> Float[Numeric, "*contexts blocks"]:
-    """sqrt(l_b), with noise on the inputs sqrt(l_b + nu): the standard deviation of a coordinate of each block; a row for each context
-    where these have eigenvalues of their own."""
-    found = numbers.get("context_eigenvalues", numbers["eigenvalues"])
-    root = jnp.sqrt(found + numbers["input_noise"] if "input_noise" in numbers else found)
+def scale(parameters: Parameters, dtype: DType | None = None) -> Float[Numeric, "*contexts blocks"]:
+    """Standard deviation of a coordinate per block: sqrt(l_b), or sqrt(l_b + nu) with input noise.
+
+    Contexts with eigenvalues of their own have a row each.
+    """
+    values = parameters.get("context_eigenvalues", parameters["eigenvalues"])
+    root = jnp.sqrt(values + parameters["input_noise"] if "input_noise" in parameters else values)
     return root if dtype is None else root.astype(dtype)
 
 
-def clean_fraction(numbers: Parameters) -> Float[Numeric, "*contexts blocks"]:
-    """l_b/(l_b + nu): how much of an input that is seen with noise is the input itself."""
-    found = numbers.get("context_eigenvalues", numbers["eigenvalues"])
-    return found / (found + numbers["input_noise"])
+def clean_fraction(parameters: Parameters) -> Float[Numeric, "*contexts blocks"]:
+    """l_b/(l_b + nu): the fraction of the variance of a noisy input that is the input's own."""
+    values = parameters.get("context_eigenvalues", parameters["eigenvalues"])
+    return values / (values + parameters["input_noise"])
 
 
-def coordinate_scales(numbers: Parameters, sizes: np.ndarray) -> np.ndarray:
-    """The standard deviation of each of d coordinates without noise, a row for each context where these have their own."""
+def coordinate_scales(parameters: Parameters, sizes: np.ndarray) -> np.ndarray:
+    """Standard deviation of each of d coordinates without input noise, possibly per context."""
     return np.sqrt(
-        np.repeat(numbers.get("context_eigenvalues", numbers["eigenvalues"]), sizes, axis=-1)
+        np.repeat(parameters.get("context_eigenvalues", parameters["eigenvalues"]), sizes, axis=-1)
     )
 
 
 def field_covariance(
-    numbers: Parameters, blocks: Float[Numeric, "*s blocks i j"]
+    parameters: Parameters, blocks: Float[Numeric, "*s blocks i j"]
 ) -> Float[Numeric, "*s i j"]:
-    """sum_b l_b X_b: of overlaps (..., blocks, i, j) the covariance of the fields."""
+    """sum_b l_b X_b: the covariance of the fields, given overlaps (..., blocks, i, j)."""
     return (jnp if isinstance(blocks, jnp.ndarray) else np).einsum(
-        "b,...bij->...ij", numbers["eigenvalues"], blocks
+        "b,...bij->...ij", parameters["eigenvalues"], blocks
     )
 
 
 def times_eigenvalues(
-    numbers: Parameters, blocks: Float[Numeric, "... i j"]
+    parameters: Parameters, blocks: Float[Numeric, "... i j"]
 ) -> Float[Numeric, "... i j"]:
     """l_b X_b, for X (..., blocks, i, j)."""
-    return numbers["eigenvalues"][:, None, None] * blocks
+    return parameters["eigenvalues"][:, None, None] * blocks
 
 
 def block_traces(
-    numbers: Parameters, shares: Float[Numeric, " blocks"] | None = None
+    parameters: Parameters, shares: Float[Numeric, " blocks"] | None = None
 ) -> Float[Numeric, " blocks"]:
-    """l_b f_b: a block's part of |x|^2/d, with f_b its share of the dimensions (its fraction unless given)."""
-    return numbers["eigenvalues"] * (numbers["fractions"] if shares is None else shares)
+    """l_b f_b: the contribution of each block to |x|^2/d; `shares` replace the fractions f_b."""
+    return parameters["eigenvalues"] * (parameters["fractions"] if shares is None else shares)
 
 
-def trace(numbers: Parameters) -> Scalar:
+def trace(parameters: Parameters) -> Scalar:
     """sum_b l_b f_b: the mean of |x|^2/d."""
-    return numbers["eigenvalues"] @ numbers["fractions"]
+    return parameters["eigenvalues"] @ parameters["fractions"]

@@ -1,4 +1,4 @@
-"""The inputs of samples, in the compressed space and in d dimensions, from standard normals and draws."""
+"""Inputs of samples, in the compressed space and in d dimensions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sgdynamics.samples.sample import DrawValues, Sample, select_row
 
 
 class Embedding(NamedTuple):
-    """How samples lie in d dimensions.
+    """The position of the samples in d dimensions.
 
     Attributes
     ----------

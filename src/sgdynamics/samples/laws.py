@@ -1,4 +1,4 @@
-"""Laws of heavy-tailed draws: Student t, Laplace and Cauchy, each as a function of a standard normal.
+"""Laws of heavy-tailed draws: Student t, Laplace and Cauchy, as functions of a standard normal.
 
 A draw x = g(z) with g(z) = F^-1(Phi(z)) has the distribution function F. All draws of a sample are
 made of standard normals, so that quadrature over normals is quadrature by quantiles of the law.
@@ -31,7 +31,7 @@ TERMS = 64  # of their Chebyshev series
 
 @dataclass(frozen=True)
 class NoiseLaw:
-    """A symmetric law of label noise, made by ``sgd.labels.student_t``, ``.laplace`` and ``.cauchy``.
+    """A symmetric law of label noise: ``sgd.labels.student_t``, ``.laplace`` or ``.cauchy``.
 
     Parameters
     ----------
@@ -133,7 +133,7 @@ def shape_parameters(law: str, df: float | None) -> dict[str, Any]:
 
 @lru_cache(maxsize=64)
 def _quantile_series(df: float) -> np.ndarray:
-    """Chebyshev coefficients of asinh(g(z))/z on 0 <= z <= FURTHEST, which grows slowly and has no kink."""
+    """Chebyshev coefficients of asinh(g(z))/z on 0 <= z <= FURTHEST, a slowly growing function."""
     u = np.cos(np.pi * (np.arange(2 * TERMS) + 0.5) / (2 * TERMS))
     z = FURTHEST * (u + 1) / 2
     values = np.arcsinh(-special.stdtrit(df, special.ndtr(-z))) / z

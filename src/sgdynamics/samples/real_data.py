@@ -1,9 +1,8 @@
-"""`spectrum_of`: what the Gaussian theory needs to know of real samples, and how far it can be trusted with them."""
+"""`spectrum_of`: spectrum and linear target of real samples, and limits of the Gaussian theory."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -13,47 +12,48 @@ from sgdynamics.base.progress import warn
 from sgdynamics.base.resources import check_memory
 from sgdynamics.samples.spectra import Spectrum
 
-LEAST = 1e-10  # of the largest eigenvalue: directions below it are none
-FAR = 1.25  # by which factor the largest step may be off before a user hears of it
-LEAST_SAMPLES, MOST_PRODUCTS = (
-    2000,
-    4e8,
-)  # whose fourth moments are looked at: as many as so many products allow
-ROUNDS = 200
+LEAST = 1e-10  # directions below this fraction of the largest eigenvalue are dropped
+FAR = 1.25  # factor by which the largest step may differ without a warning
+# Fourth moments use at least this many samples, and as many as this number of products allows.
+LEAST_SAMPLES, MOST_PRODUCTS = 2000, 4e8
+ROUNDS = 200  # iterations of the power method
 
 
 @dataclass(frozen=True, eq=False)
 class DataSpectrum(Spectrum):
-    """The spectrum of real samples, made by ``sgd.spectrum_of``: a ``Spectrum`` with an eigenvalue a coordinate.
+    """The spectrum of real samples, from ``sgd.spectrum_of``: one eigenvalue per coordinate.
 
     Attributes
     ----------
     eigenvalues : ndarray (d,)
-        Of the inputs' covariance, the largest first.
+        Eigenvalues of the input covariance, the largest first.
     multiplicities : ndarray (d,)
         Ones.
     target : ndarray (d, 1, 1) or None
-        Squares of the coordinates of the best linear prediction; None without labels.
+        Squared coordinates of the best linear predictor; None without labels.
     noise : float
-        Variance of the labels about their best linear prediction; 0 without labels.
+        Variance of the residuals of the best linear predictor; 0 without labels.
     kappa : float
-        ``E|x|^4/(E|x|^2)^2`` over that of a Gaussian of the same covariance, for ``sgd.solve_linear(..., kappa=)``.
+        ``E|x|^4/(E|x|^2)^2`` divided by its value for a Gaussian of the same covariance, for
+        ``sgd.solve_linear(..., kappa=)``.
     residual_ratio : float
-        ``E[|x|^2 r^2]/(E|x|^2 E[r^2])`` with the residuals r: 1 where they are independent of the inputs' length.
+        ``E[|x|^2 r^2]/(E|x|^2 E[r^2])`` with the residuals r: 1 if they do not depend on the norm
+        of the inputs.
     largest_step : float
-        g above which the mean risk of SGD with batch 1 on these samples themselves no longer settles.
+        Step g above which the mean risk of SGD with batch 1 on these samples does not converge.
     gaussian_step : float
-        The same of Gaussian inputs of this covariance.
+        The same step for Gaussian inputs of this covariance.
     axes : ndarray (inputs, d)
-        The eigenvectors; inputs have the coordinates ``x @ axes``, each turned so that the first signal is positive.
+        Eigenvectors, with signs such that the signal is positive; inputs have the coordinates
+        ``x @ axes``.
     residuals : ndarray or None
-        r of each sample.
+        Residual r of each sample.
 
     Examples
     --------
     >>> x = np.random.default_rng(0).standard_normal((500, 3)) * [2.0, 1.0, 0.5]
-    >>> found = sgd.spectrum_of(x, x @ [1.0, 0.0, 2.0])
-    >>> found.eigenvalues.round(1).tolist(), round(float(found.noise), 6)
+    >>> spectrum = sgd.spectrum_of(x, x @ [1.0, 0.0, 2.0])
+    >>> spectrum.eigenvalues.round(1).tolist(), round(float(spectrum.noise), 6)
     ([4.0, 0.9, 0.3], 0.0)
     """
 
@@ -62,49 +62,56 @@ class DataSpectrum(Spectrum):
     residual_ratio: float = field(default=1.0, kw_only=True)
     largest_step: float = field(default=np.inf, kw_only=True)
     gaussian_step: float = field(default=np.inf, kw_only=True)
-    axes: Any = field(default=None, kw_only=True, repr=False)
-    residuals: Any = field(default=None, kw_only=True, repr=False)
+    axes: np.ndarray | None = field(default=None, kw_only=True, repr=False)
+    residuals: np.ndarray | None = field(default=None, kw_only=True, repr=False)
 
 
 def spectrum_of(X: ArrayArgument, y: ArrayArgument | None = None) -> DataSpectrum:
-    """The spectrum of real samples, and with labels their linear target and what it leaves over.
+    """The spectrum of real samples and, with labels, their linear target and its residuals.
 
     Parameters
     ----------
     X : array_like (samples, inputs)
-        One sample a row, as the student sees it: centred where that has a bias.
+        Samples, one per row, as the student sees them: centred if that has a bias.
     y : array_like (samples,), optional
         Labels.
 
     Returns
     -------
     DataSpectrum
-        To be given as ``covariance=``, with ``noise=`` its ``noise``; it has ``kappa``, ``largest_step`` and more.
+        A spectrum for ``covariance=``, whose ``noise`` is the value of ``noise=``; also ``kappa``,
+        ``largest_step`` and more.
 
     Raises
     ------
     ValueError
-        If shapes differ or numbers are not finite.
+        If shapes do not match or numbers are not finite.
 
     Warns
     -----
     UserWarning
-        Where the Gaussian theory cannot hold: the largest stable step of these samples differs from that of Gaussian ones, or the
-        residuals depend on the inputs' length.
+        If the Gaussian theory cannot apply: the largest stable step of these samples differs from
+        that of Gaussian ones, or the residuals depend on the norm of the inputs.
 
     Notes
     -----
-    Sigma = X^T X/n = V l V^T, theta* = V^T X^T y/(n l), noise = mean (y - X V theta*)^2; eigenvalues below 1e-10 l_1 are dropped.
-    SGD that draws these samples again and again has the mean C' = C - g (H C + C H) + g^2 E[x x^T C x x^T] of its errors, whatever their
-    law: g_max is one over the largest eigenvalue of C -> (H C + C H)^-1 E[x x^T C x x^T].
+    Sigma = X^T X/n = V l V^T, theta* = V^T X^T y/(n l), noise = mean (y - X V theta*)^2.
+    Eigenvalues below 1e-10 l_1 are dropped. For SGD that draws from these samples, the covariance C
+    of the errors follows C' = C - g (H C + C H) + g^2 E[x x^T C x x^T], whatever the law of the
+    samples. Hence the largest g is one over the largest eigenvalue of
+    C -> (H C + C H)^-1 E[x x^T C x x^T].
 
     Examples
     --------
     >>> x = np.random.default_rng(0).standard_normal((4000, 2)) * [2.0, 1.0]
-    >>> found = sgd.spectrum_of(x, x @ [1.0, 1.0] + 0.1 * np.random.default_rng(1).standard_normal(4000))
-    >>> problem = sgd.TeacherStudent(width=1, activation="linear", covariance=found, noise=found.noise)
-    >>> begin = sgd.start(problem, M=np.zeros((2, 1, 1)), Q=np.zeros((2, 1, 1)))
-    >>> result = sgd.solve_linear(problem, sgd.OnePassSGD(lr=0.2, per="trace"), begin, steps=[0, 100], kappa=found.kappa)
+    >>> noise = 0.1 * np.random.default_rng(1).standard_normal(4000)
+    >>> data = sgd.spectrum_of(x, x @ [1.0, 1.0] + noise)
+    >>> problem = sgd.TeacherStudent(
+    ...     width=1, activation="linear", covariance=data, noise=data.noise
+    ... )
+    >>> start = sgd.start(problem, M=np.zeros((2, 1, 1)), Q=np.zeros((2, 1, 1)))
+    >>> sgd_rate = sgd.OnePassSGD(lr=0.2, per="trace")
+    >>> result = sgd.solve_linear(problem, sgd_rate, start, steps=[0, 100], kappa=data.kappa)
     >>> result["risk"].values.round(3).tolist()
     [[2.459, 0.006]]
     """
@@ -121,17 +128,17 @@ def spectrum_of(X: ArrayArgument, y: ArrayArgument | None = None) -> DataSpectru
     )
     n = len(x)
     values, vectors = np.linalg.eigh(x.T @ x / n)
-    kept = values > LEAST * max(values[-1], 0.0)
-    if not kept.any():
+    relevant = values > LEAST * max(values[-1], 0.0)
+    if not relevant.any():
         raise checks.reject("X", np.shape(X), "all inputs are 0: give samples that vary")
-    eigenvalues, axes = values[kept][::-1], vectors[:, kept][:, ::-1]
+    eigenvalues, axes = values[relevant][::-1], vectors[:, relevant][:, ::-1]
     target, noise, ratio, residuals = None, 0.0, 1.0, None
     z = x @ axes
     squares = np.sum(z**2, axis=1)
     if y is not None:
-        labels = checks.real_array("y", y, "give finite numbers, one a sample")
+        labels = checks.real_array("y", y, "give finite numbers, one per sample")
         if labels.shape != (n,) or not np.all(np.isfinite(labels)):
-            raise checks.reject("y", np.shape(y), f"give {n} finite numbers, one a sample")
+            raise checks.reject("y", np.shape(y), f"give {n} finite numbers, one per sample")
         target = z.T @ labels / (n * eigenvalues)
         turn = np.where(target < 0, -1.0, 1.0)
         axes, z, target = axes * turn, z * turn, target * turn
@@ -141,7 +148,7 @@ def spectrum_of(X: ArrayArgument, y: ArrayArgument | None = None) -> DataSpectru
             ratio = float(np.mean(squares * residuals**2) / (squares.mean() * noise))
     d_eff = eigenvalues.sum() ** 2 / np.sum(eigenvalues**2)
     kappa = float(np.mean(squares**2) / squares.mean() ** 2 / (1 + 2 / d_eff))
-    found = DataSpectrum(
+    spectrum = DataSpectrum(
         eigenvalues,
         np.ones(len(eigenvalues)),
         target,
@@ -153,15 +160,18 @@ def spectrum_of(X: ArrayArgument, y: ArrayArgument | None = None) -> DataSpectru
         axes=axes,
         residuals=residuals,
     )
-    _warn(found)
-    return found
+    _warn(spectrum)
+    return spectrum
 
 
 def _largest_step(z: np.ndarray | None, eigenvalues: np.ndarray) -> float:
-    """One over the largest eigenvalue of C -> (H C + C H)^-1 E[x x^T C x x^T], of these samples or (None) of Gaussian ones."""
+    """One over the largest eigenvalue of C -> (H C + C H)^-1 E[x x^T C x x^T], by the power method.
+
+    The expectation is over these samples or, without samples, over Gaussian ones.
+    """
     most = max(LEAST_SAMPLES, int(MOST_PRODUCTS / len(eigenvalues) ** 2))
     if z is not None and len(z) > most:
-        # evenly, so that sorted samples are all there
+        # Evenly spaced, so that sorted samples are represented.
         z = z[np.linspace(0, len(z) - 1, most).astype(int)]
     sums = eigenvalues[:, None] + eigenvalues[None]
     C, size = np.diag(1 / (2 * eigenvalues)), 0.0
@@ -181,15 +191,19 @@ def _largest_step(z: np.ndarray | None, eigenvalues: np.ndarray) -> float:
     return 1 / size
 
 
-def _warn(found: DataSpectrum) -> None:
-    share = found.largest_step / found.gaussian_step
-    if not 1 / FAR < share < FAR:
+def _warn(spectrum: DataSpectrum) -> None:
+    """Warn where the Gaussian theory cannot describe these samples."""
+    ratio = spectrum.largest_step / spectrum.gaussian_step
+    if not 1 / FAR < ratio < FAR:
         warn(
-            f"SGD on these samples settles up to a step g = {found.largest_step:.3g}, on Gaussian ones of this covariance up to "
-            f"{found.gaussian_step:.3g}: near these the Gaussian theory cannot hold (kappa = {found.kappa:.3g}); far below it may"
+            f"SGD on these samples converges up to a step g = {spectrum.largest_step:.3g}, on "
+            f"Gaussian samples of the same covariance up to {spectrum.gaussian_step:.3g}. The "
+            "Gaussian theory does not apply near these steps "
+            f"(kappa = {spectrum.kappa:.3g}); far below it may"
         )
-    if not 1 / FAR**2 < found.residual_ratio < FAR**2:
+    if not 1 / FAR**2 < spectrum.residual_ratio < FAR**2:
         warn(
-            f"residuals are {found.residual_ratio:.3g} times as large where inputs are long (E[|x|^2 r^2] over the product of means): the "
-            "label noise of the Gaussian theory is off by that"
+            f"Residuals are {spectrum.residual_ratio:.3g} times as large for inputs of large norm "
+            "(E[|x|^2 r^2] divided by the product of means): the label noise of the Gaussian "
+            "theory is wrong by this factor"
         )

@@ -2,12 +2,13 @@
 
 A sample has L inputs, named random draws and no other randomness:
 
-    x_l = mu_l + sum_m (C^(1/2))_lm z_m,    z_m ~ N(0, diag(eigenvalues)),    mu_l = sum_r c_lr(draws) w*_r
+    x_l = mu_l + sum_m (C^(1/2))_lm z_m,    z_m ~ N(0, diag(eigenvalues)),
+    mu_l = sum_r c_lr(draws) w*_r
 
-with the correlation C of its tokens (`samples.tokens`) and means along the signals w*_r whose coefficients
-c depend on the draws. All draws are functions of standard normals. Given its draws a sample is Gaussian,
-which is what the compressed space, the runs in d dimensions and the expectations have in common;
-`samples.inputs` builds the inputs of all three from this interface.
+with the correlation C of its tokens (`samples.tokens`) and means along the signals w*_r whose
+coefficients c depend on the draws. All draws are functions of standard normals. Given its draws a
+sample is Gaussian, which is what the compressed space, the runs in d dimensions and the
+expectations have in common; `samples.inputs` builds the inputs of all three from this interface.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from sgdynamics.base.arrays import DType, Numeric, Parameters, PyTree
 from sgdynamics.samples.draws import Draw, complete_probabilities, quantile_edges
 from sgdynamics.samples.tokens import SINGLE_INPUT, Tokens
 
-# Expectations sum over all values of the discrete draws up to this many combinations. Beyond it, discrete
-# draws are sampled like continuous ones.
+# Expectations sum over all values of the discrete draws up to this many combinations. Beyond it,
+# discrete draws are sampled like continuous ones.
 MAX_CASES = 64
 
 DrawValues = dict[str, Numeric]
@@ -35,10 +36,10 @@ DrawValues = dict[str, Numeric]
 
 @dataclass(frozen=True)
 class Sample(ABC):
-    """What one sample is, as far as compiled code depends on it; its parameters are the problem's.
+    """The static description of one sample; its parameters are among those of the problem.
 
-    A subclass says which random draws a sample has, how they follow from standard normals, what the loss
-    sees of them, and how the means of the inputs depend on them. It must be hashable.
+    A subclass says which random draws a sample has, how they follow from standard normals, what the
+    loss sees of them, and how the means of the inputs depend on them. It must be hashable.
 
     Parameters
     ----------
@@ -47,12 +48,13 @@ class Sample(ABC):
     tokens : Tokens
         Number and correlation of the inputs of a sample.
     draws : tuple of Draw or None
-        Named draws that the loss receives as a dictionary. None: the loss receives one standard normal, or
-        the label of the cluster.
+        Named draws that the loss receives as a dictionary. None: the loss receives one standard
+        normal, or the label of the cluster.
     clusters : int
         Number of clusters of a Gaussian mixture; 0 without clusters.
     means : callable or bool
-        Function of the draws that returns the coefficients of the means. True: ``parameters["means"]``.
+        Function of the draws that returns the coefficients of the means. True:
+        ``parameters["means"]``.
     means_take_parameters : bool
         Whether that function also takes the problem's own parameters.
     contexts : int
@@ -84,7 +86,10 @@ class Sample(ABC):
     @property
     @abstractmethod
     def sampled_draws(self) -> tuple[Draw, ...]:
-        """The draws that expectations sample or integrate; the others are summed over by `cases`."""
+        """The draws that expectations sample or integrate.
+
+        The others are summed over by `cases`.
+        """
 
     @abstractmethod
     def draw(
@@ -110,7 +115,10 @@ class Sample(ABC):
     def mean_coefficients(
         self, parameters: Parameters, draws: DrawValues
     ) -> Float[Numeric, "... K"] | None:
-        """Coefficients c of the means on the signals, (..., [tokens,] K); None for centred inputs."""
+        """Coefficients c of the means on the signals, (..., [tokens,] K).
+
+        None for centred inputs.
+        """
 
     @property
     def normals_per_sample(self) -> int:
@@ -134,7 +142,7 @@ class GaussianSample(Sample):
 
     @cached_property
     def all_draws(self) -> tuple[Draw, ...]:
-        """All draws: context, cluster, the named draws or the label noise, the noise of the signals."""
+        """Context, cluster, the named draws or the label noise, and the noise of the signals."""
         draws: tuple[Draw, ...] = ()
         if self.contexts:
             draws += (Draw("context", (), self.contexts),)
@@ -150,7 +158,10 @@ class GaussianSample(Sample):
 
     @cached_property
     def _summed_draws(self) -> tuple[Draw, ...]:
-        """The draws that expectations sum over: all discrete ones, unless there are too many cases."""
+        """The draws that expectations sum over.
+
+        All discrete ones, unless there are too many cases.
+        """
         discrete = tuple(draw for draw in self.all_draws if draw.outcomes)
         combinations = np.prod([float(draw.combinations) for draw in discrete])
         return discrete if combinations <= MAX_CASES else ()
@@ -281,7 +292,7 @@ def select_row(
 
 
 def sampled_arguments(sample: Sample) -> bool | tuple[str, ...]:
-    """Which parts of the loss's fourth argument expectations sample: all, none, or these names."""
+    """The parts of the loss's fourth argument that expectations sample: all, none, or by name."""
     if sample.draws is None:
         return not sample.clusters
     names = tuple(draw.name for draw in sample.sampled_draws)

@@ -1,7 +1,8 @@
-"""`Tokens`: how many inputs one sample has, and how these are correlated with each other.
+"""`Tokens`: the number of inputs of one sample, and their correlation.
 
-Algorithms see the inputs of a batch as the rows of one matrix, ordered by sample and within a sample by
-token. Only the loss and the correlation of the tokens know which rows belong to the same sample.
+Algorithms see the inputs of a batch as the rows of one matrix, ordered by sample and within a
+sample by token. Only the loss and the correlation of the tokens know which rows belong to the same
+sample.
 """
 
 from __future__ import annotations
@@ -62,15 +63,15 @@ class Tokens:
         by_token = values.reshape(*values.shape[:-1], samples, self.inputs_per_sample)
         return self.correlate(parameters, by_token, -1).reshape(values.shape)
 
-    def by_sample(self, rows: Float[Numeric, "inputs p"]) -> Float[Numeric, "samples p ..."]:
+    def group_by_sample(self, rows: Float[Numeric, "inputs p"]) -> Float[Numeric, "samples p ..."]:
         """Regroup rows per input as the loss sees them: (samples, p) or (samples, p, tokens)."""
         if self.count is None:
             return rows
         samples = rows.shape[0] // self.count
         return rows.reshape(samples, self.count, rows.shape[-1]).swapaxes(1, 2)
 
-    def by_input(self, values: Float[Numeric, "samples p ..."]) -> Float[Numeric, "inputs p"]:
-        """Invert `by_sample`: (samples, p) or (samples, p, tokens) as rows per input."""
+    def flatten_inputs(self, values: Float[Numeric, "samples p ..."]) -> Float[Numeric, "inputs p"]:
+        """Invert `group_by_sample`: (samples, p) or (samples, p, tokens) as rows per input."""
         if self.count is None:
             return values
         return values.swapaxes(1, 2).reshape(-1, values.shape[1])

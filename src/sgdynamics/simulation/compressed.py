@@ -586,11 +586,14 @@ def sample_moves(
         return structure.loss.move(fields, signals, head, noise, numbers)[1]
 
     found = jax.vmap(one)(
-        sample.tokens.by_sample(fields), sample.tokens.by_sample(signals), noise, lengths
+        sample.tokens.group_by_sample(fields),
+        sample.tokens.group_by_sample(signals),
+        noise,
+        lengths,
     )
     # a user's loss may hold float64 constants; a float32 simulation stays one
     h, head_gradient = (
-        sample.tokens.by_input(found.inputs).astype(fields.dtype),
+        sample.tokens.flatten_inputs(found.inputs).astype(fields.dtype),
         found.head.astype(fields.dtype),
     )
     pulls = (
