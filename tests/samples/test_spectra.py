@@ -298,7 +298,7 @@ REFUSED = {
     ),
     "a rough target": (
         lambda: sgd.power_law(1.0, 1e7, target=lambda j: np.sin(j)),
-        "its sums are integrals",
+        "its sums become integrals",
     ),
     "a fraction of a dimension": (
         lambda: sgd.power_law(1.0, 10.5),
