@@ -65,7 +65,6 @@ if TYPE_CHECKING:
     from sgdynamics.expectations.interface import Expectation as Expectation
     from sgdynamics.expectations.interface import Moments as Moments
     from sgdynamics.fixed_data.options import DMFT as DMFT
-    from sgdynamics.mean_field.particles import solve_mean_field as solve_mean_field
     from sgdynamics.plotting import plot as plot
     from sgdynamics.problems import labels as labels
     from sgdynamics.problems.activations import Activation as Activation
@@ -97,6 +96,7 @@ if TYPE_CHECKING:
     from sgdynamics.solvers.dmft import solve_dmft as solve_dmft
     from sgdynamics.solvers.large_batch import solve_large_batch as solve_large_batch
     from sgdynamics.solvers.linear import solve_linear as solve_linear
+    from sgdynamics.solvers.mean_field import solve_mean_field as solve_mean_field
     from sgdynamics.solvers.ode import solve_ode as solve_ode
     from sgdynamics.solvers.phases import phases as phases
     from sgdynamics.solvers.sde import solve_sde as solve_sde
@@ -188,7 +188,7 @@ _PACKAGE_OF = {
     "solve_dmft": "sgdynamics.solvers.dmft",
     "solve_large_batch": "sgdynamics.solvers.large_batch",
     "solve_linear": "sgdynamics.solvers.linear",
-    "solve_mean_field": "sgdynamics.mean_field.particles",
+    "solve_mean_field": "sgdynamics.solvers.mean_field",
     "solve_ode": "sgdynamics.solvers.ode",
     "solve_sde": "sgdynamics.solvers.sde",
     "spectrum_of": "sgdynamics.samples.real_data",

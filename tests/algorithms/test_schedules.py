@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import sgdynamics as sgd
-from sgdynamics.mean_field.particles import _clock
+from sgdynamics.dynamics.mean_field import MeanFieldDynamics
 from sgdynamics.results.clock import make_clock
 from sgdynamics.solvers import functional
 from tests.conftest import Z, optimised
@@ -92,12 +92,9 @@ def test_wide_networks_follow_the_schedule(problem):
     # a schedule at its own times, and in steps of a batch: the same points
     batches = sgd.OnePassSGD(lr=algorithm.lr, batch=3)
     for given in ({"times": limit.t.values / 3}, {"steps": alpha * 10}):
-        when = _clock(
-            problem,
-            batches,
-            **({"times": None, "alpha": None, "steps": None} | given),
-            dimension=30,
-        )
+        dynamics = MeanFieldDynamics(problem, batches)
+        divisor = dynamics.clock_dimension(30)
+        when = make_clock(dynamics.algorithm, **given, dimension=divisor, whole_steps=False)
         assert np.allclose(when.t, limit.t / 3)
         assert np.allclose(when.alpha, alpha)
         assert np.allclose(when.step, alpha * 10)

@@ -14,10 +14,10 @@ from scipy import integrate, special, stats
 import sgdynamics as sgd
 from sgdynamics.base.precision import float64
 from sgdynamics.mean_field import particles
-from sgdynamics.mean_field.particles import solve_mean_field
 from sgdynamics.plotting import plot
 from sgdynamics.problems.wide_starts import mean_field_start
-from sgdynamics.results.clock import Clock
+from sgdynamics.problems.wide_starts import particles as wide_particles
+from sgdynamics.solvers.mean_field import solve_mean_field
 from tests.conftest import Z, same_law
 
 FLOW = sgd.OnePassSGD(lr=0.0)
@@ -47,7 +47,7 @@ _velocity = partial(jax.jit, static_argnums=0)(particles._velocity)
 def velocity(problem, a=None, expectations="series", dimension=None, T=M3, q=Q3):
     """d(T, q, a)/dt and the excess risk at a few particles, as the solver computes them."""
     perpendicular = None if dimension is None else dimension - problem.signals
-    way = particles._way(problem, expectations, perpendicular)
+    way = particles.choose_expectations(problem, expectations, perpendicular)
     state = {"T": T, "q": q, "a": np.ones(len(q)) if a is None else a}
     states = {name: value[None] for name, value in state.items()}
     numbers, _ = particles._numbers(problem, FLOW, way, states, 8.0, 40, perpendicular)
@@ -254,7 +254,7 @@ def test_two_signals_targets_and_the_sphere():
     sphere = network(width=4, signals=2, teacher_gram=gram, constraint="sphere")
     target = sgd.MultiIndex(lambda z: jnp.mean(jax.lax.erf(z / np.sqrt(2))), 2, 4, "erf", gram=gram)
     begin = sgd.random_start(sphere, dimension=6, seed=3, wide=True)
-    T, q, _ = (part[0] for part in particles.particles(sphere, begin))
+    T, q, _ = (part[0] for part in wide_particles(sphere, begin))
     free, risk = velocity(teacher, T=T, q=q)
     held, closed_risk = velocity(sphere, expectations="pairs", T=T, q=q)
     again, again_risk = velocity(target, T=T, q=q)
@@ -269,7 +269,7 @@ def test_two_signals_targets_and_the_sphere():
     # a full start means the same rows: Q = M P^-1 M^T + diag(q)
     M = begin.M[0]
     full = sgd.start(sphere, M=M, Q=M @ np.linalg.inv(gram) @ M.T + np.diag(q))
-    np.testing.assert_allclose(particles.particles(sphere, full)[1][0], q, atol=1e-12)
+    np.testing.assert_allclose(wide_particles(sphere, full)[1][0], q, atol=1e-12)
 
 
 @pytest.mark.parametrize("sampling", ["independent", "sobol"])
@@ -295,11 +295,7 @@ def test_random_starts_have_the_law_of_random_rows(sampling):
 def test_density():
     problem = network(width=200)
     begin = sgd.random_start(problem, dimension=30, wide=True)
-    found = {"T": begin.M[:, None], "q": begin.q[:, None], "a": begin.a[:, None]}
-    ends = {"diverged_at": np.array([np.nan]), "ran_out_at": np.array([np.nan])}
-    result = particles._dataset(
-        problem, FLOW, Clock(np.zeros(1), None, None), found, np.zeros((1, 1)), ends, {}, {}
-    )
+    result = solve_mean_field(problem, FLOW, begin, times=[0.0])
     fig, ax = plot.density(result, bins=20)
     mesh = ax.collections[0]
     heights = np.ma.filled(mesh.get_array(), 0.0)

@@ -61,6 +61,10 @@ class CallChecks(ABC, Generic[S]):
         """
         return self  # type: ignore[return-value]
 
+    def clock_dimension(self, dimension: int | None) -> int | None:
+        """The divisor D of t = lr steps/D of this clock, given the dimension d."""
+        return dimension
+
     def validate_clock(self, clock: Clock) -> SolverDynamics[S]:
         """Validate schedules up to the last save point; return the dynamics for this clock."""
         if self.algorithm.flow and self.is_scheduled:

@@ -11,9 +11,8 @@ At a finite dimension d (still p = infinity) the perpendicular parts have unifor
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -22,51 +21,30 @@ import diffrax
 import jax
 import jax.numpy as jnp
 import numpy as np
-import xarray as xr
 from jax import Array
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Bool, Float
 
-from sgdynamics.algorithms.one_pass import OnePassSGD, checked_algorithm
+from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.base import checks, pytrees
-from sgdynamics.base.arrays import ArrayArgument, Numeric, Parameters, PyTree, Scalar, State
+from sgdynamics.base.arrays import Numeric, Parameters, PyTree, Scalar, State
 from sgdynamics.base.controls import (
     Schedule,
-    check_schedules,
     is_scheduled,
     rescale_schedule,
     values_at,
 )
 from sgdynamics.base.padding import pad_with_last
-from sgdynamics.base.precision import float64
 from sgdynamics.base.progress import Meter, meter, warn_from_evaluation, warn_if_long
-from sgdynamics.base.support import require
 from sgdynamics.expectations.choice import expectation_of
 from sgdynamics.mean_field import series as series
 from sgdynamics.mean_field.series import Basis
-from sgdynamics.ode.stiff import StiffResult, follow, ran_out
+from sgdynamics.ode.stiff import StiffResult, follow
 from sgdynamics.problems.constraints import Constraint
-from sgdynamics.problems.overlap_starts import Start
 from sgdynamics.problems.problem import Problem
-from sgdynamics.problems.wide_starts import (
-    MeanFieldStart,
-    check_wide_problem,
-    particles,
-)
-from sgdynamics.results.clock import Clock, make_clock, time_at_alpha
-from sgdynamics.results.datasets import largest_share, time_coordinates
-from sgdynamics.results.datasets import record as recorded
-from sgdynamics.results.observables import (
-    checked_evaluate,
-    checked_record,
-    evaluate_functions,
-    label_recorded,
-)
-from sgdynamics.results.variables import VARIABLES
+from sgdynamics.results.clock import Clock, time_at_alpha
+from sgdynamics.results.datasets import largest_share
 from sgdynamics.samples.input_covariance import eigenvalues
-from sgdynamics.samples.spectra import MAX_DIMENSION
-
-__all__ = ["solve_mean_field"]
 
 RTOL = 1e-6
 ATOL = 1e-8
@@ -86,13 +64,12 @@ SPAN = 8.0  # the table of coefficients begins with row lengths up to this facto
 TABLE_NODES = 40
 WIDENINGS = 3  # the factor is squared each time: 8, 64, 4096, 1.7e7
 PAIR_COST = 8.0  # a closed pair over a term of the series
-WARN_ABOVE = 1e-4
 CLOCK_NODES = 1025  # of a table of alpha along t
 HEAVY = 3e6  # terms of a velocity above which solutions may take minutes, and one velocity is timed
 
 
 @dataclass(frozen=True)
-class _Way:
+class ExpectationChoice:
     """What compiled code depends on: the series, or (with a loss) closed pairs; flags."""
 
     basis: Basis | None
@@ -101,7 +78,9 @@ class _Way:
     constraint: Constraint
 
 
-def _velocity(way: _Way, numbers: dict[str, Any], state: State, t: Scalar = 0.0) -> dict[str, Any]:
+def _velocity(
+    way: ExpectationChoice, numbers: dict[str, Any], state: State, t: Scalar = 0.0
+) -> dict[str, Any]:
     """d(T, q, a)/d(t/p)."""
     if "clock" in numbers:
         numbers = values_at(
@@ -132,7 +111,7 @@ def _on_table(numbers: dict[str, Any], state: State) -> Bool[Numeric, ""]:
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _integrate(
-    way: _Way,
+    way: ExpectationChoice,
     most: int,
     numbers: dict[str, Any],
     states: State,
@@ -172,7 +151,7 @@ def _integrate(
 
 @partial(jax.jit, static_argnums=0)
 def _flat_velocity(
-    way: _Way, numbers: dict[str, Any], like: State, t: Scalar, y: Float[Array, " n"]
+    way: ExpectationChoice, numbers: dict[str, Any], like: State, t: Scalar, y: Float[Array, " n"]
 ) -> Any:
     return ravel_pytree(_velocity(way, numbers, ravel_pytree(like)[1](y), t))[0]
 
@@ -183,7 +162,7 @@ def _flat_on_table(numbers: dict[str, Any], like: State, y: Float[Array, " n"]) 
 
 
 def _later(
-    way: _Way,
+    way: ExpectationChoice,
     numbers: dict[str, Any],
     state: State,
     t0: float,
@@ -209,7 +188,7 @@ def _later(
 
 @partial(jax.jit, static_argnums=0)
 def _risks(
-    way: _Way, numbers: dict[str, Any], states: State
+    way: ExpectationChoice, numbers: dict[str, Any], states: State
 ) -> tuple[Float[Numeric, " states"], Float[Numeric, " states"]]:
     """The excess risk of each state, and the error that the end of the series may cause in it.
 
@@ -244,123 +223,78 @@ def _risks(
     return jax.lax.map(one, states)
 
 
-@float64
-def solve_mean_field(
+@dataclass(frozen=True, eq=False)
+class ParticleSolution:
+    """Trajectories of the particles.
+
+    Attributes
+    ----------
+    states : dict
+        T, q and a at the save points, (run, time, ...); NaN after a run has ended.
+    excess_risk : ndarray
+        Excess risk of the infinitely wide network, (run, time).
+    left_table : ndarray of bool
+        Whether the rows of each run grow or shrink without bound.
+    ran_out : ndarray of bool
+        Whether the steps of the integrator ran out, for each run.
+    expectations : str
+        Description of the expectations.
+    error_quadrature, error_integrator, error_particles : float
+        Relative errors of the risk; ``error_particles`` is None for a single particle.
+    span, nodes : float, int
+        Range (as a factor) and number of nodes of the table of coefficients.
+    perpendicular : int or None
+        Dimension orthogonal to the signals; None for d -> infinity.
+    """
+
+    states: dict[str, np.ndarray]
+    excess_risk: np.ndarray
+    left_table: np.ndarray
+    ran_out: np.ndarray
+    expectations: str
+    error_quadrature: float
+    error_integrator: float
+    error_particles: float | None
+    span: float
+    nodes: int
+    perpendicular: int | None
+
+
+def solve_particles(
     problem: Problem,
     algorithm: OnePassSGD,
-    start: MeanFieldStart | Start,
-    *,
-    times: Any = None,
-    alpha: Any = None,
-    steps: Any = None,
-    dimension: int | None = None,
-    expectations: str = "auto",
-    rtol: float = RTOL,
-    atol: float = ATOL,
-    record: Mapping[str, Any] | None = None,
-    evaluate: Mapping[str, Any] | None = None,
-    progress: bool | None = None,
-) -> xr.Dataset:
-    """The network of infinite width, with the p units of the start as particles, in the clock t/p = lr steps/(p d).
+    states: State,
+    clock: Clock,
+    way: ExpectationChoice,
+    perpendicular: int | None,
+    rtol: float,
+    atol: float,
+    progress: bool | None,
+) -> ParticleSolution:
+    """Integrate the particles, and estimate the errors of the solution.
 
-    d -> infinity with p, or p = infinity at finite d. Give exactly one of ``times``, ``alpha``, ``steps``.
-
-    Parameters
-    ----------
-    problem : Problem
-        TeacherStudent or MultiIndex with squared loss. Label noise enters only the risk. Weight decay: in this clock its rate is
-        wd = width * weight_decay, held fixed.
-    algorithm : OnePassSGD
-        lr and batch do not enter (lr/p -> 0), but for ``alpha`` and ``steps``.
-    start : MeanFieldStart or Start
-        Initial condition: ``sgd.start(problem, M=..., q=...)``,
-        ``sgd.random_start(problem, ..., wide=True)`` or any other start.
-    times : array_like, optional
-        Save points in t/p.
-    alpha : array_like, optional
-        Save points in samples/d of a network of the start's width: t/p = (1/p) integral of lr/batch over alpha, so that with a schedule too
-        the result stands beside SGD of that width at equal alpha.
-    steps : array_like, optional
-        The same in steps, with a ``dimension``.
-    dimension : int, optional
-        p = infinity at this d; d -> infinity unless given.
-    expectations : str, default "auto"
-        "series": a Hermite series, O(p n^k/k!), any activation; "pairs": closed pair expectations, O(p^2), for d = infinity and
-        committees of polynomials, erf or ReLU; "auto" takes the cheaper one.
-    rtol : float, default 1e-06
-        The relative accuracy wanted.
-    atol : float, default 1e-08
-        The absolute accuracy wanted.
-    record : dict, optional
-        Functions of the state by name, as in ``solve_ode``; a state has "M", "q" and "a".
-    evaluate : dict, optional
-        Other problems by name, as in ``solve_ode``: their risks are the variable ``evaluated_risk``.
-    progress : bool, optional
-        Whether to show a progress bar, over the solution and its two error estimates. By default only
-        on a terminal.
-
-    Returns
-    -------
-    xarray.Dataset
-        ``M``, ``q``, ``a``, and the risk of the p = infinity system. Attributes:
-        ``error_particles``, the largest change of the risk when every other particle is left out,
-        relative to the largest risk of the run: the uncertainty due to p particles that represent a
-        law; ``error_quadrature``, the series' end; ``error_integrator``, a tolerance ten times
-        looser. Against the finite network expect gaps of order 1/p.
-
-    Raises
-    ------
-    ValueError
-        If an argument is refused, or this is not answered for the problem or the algorithm.
-
-    Examples
-    --------
-    >>> problem = sgd.TeacherStudent(width=64, activation="erf")
-    >>> start = sgd.random_start(problem, dimension=200, wide=True)
-    >>> result = sgd.solve_mean_field(problem, sgd.OnePassSGD(lr=0.1), start, times=[0.5, 1.0])
-    >>> result["M"].shape, result["q"].shape
-    ((1, 2, 64, 1), (1, 2, 64))
+    The table of coefficients becomes wider while rows leave it, and the series longer while its
+    end matters. Two further solutions, with a looser tolerance and with every other particle, give
+    the errors.
     """
-    checks.require_outside_jit("solve_mean_field")
-    algorithm = checked_algorithm(algorithm, "solve_mean_field", problem)
-    check_wide_problem(problem)
-    rtol = checks.number("rtol", rtol, above=0.0)
-    atol = checks.number("atol", atol, above=0.0)
-    perpendicular = (
-        None
-        if dimension is None
-        else checks.integer("dimension", dimension, problem.signals + 1, MAX_DIMENSION)
-        - problem.signals
-    )
-    when = _clock(problem, algorithm, times, alpha, steps, dimension)
-    t, changing = when.t, _alpha_at(problem, algorithm, when)
-    way = _way(
-        problem,
-        checks.choice("expectations", expectations, ("auto", "series", "pairs")),
-        perpendicular,
-    )
-    T, q, a = particles(problem, start)
-    states = {"T": T, "q": q, "a": a}
-    first = {"M": T[0] @ problem.parameters["frame"][0].T, "q": q[0], "a": a[0]}
-    asked = checked_record(record, first, problem, False)
-    others = {name: _beside(problem, other) for name, other in checked_evaluate(evaluate).items()}
-    p = problem.width
+    p, t = problem.width, clock.t
+    table_of_alpha = alpha_table(problem, algorithm, clock)
     tolerance = {"rtol": np.float64(MARGIN * rtol), "atol": np.float64(MARGIN * atol)}
+    loose = {name: 10 * value for name, value in tolerance.items()}
     span, nodes, widenings = SPAN, TABLE_NODES, 0
-    # one solution, one at a looser tolerance, and one of half the particles
     with meter(f"mean field, {p} particles", 3.0, progress) as bar:
         while True:
             began = perf_counter()
             numbers, label_error = _numbers(
                 problem, algorithm, way, states, span, nodes, perpendicular
             )
-            numbers |= changing
+            numbers |= table_of_alpha
             _announce(bar, way, numbers, states, t)
-            found, out, full = _solve(way, numbers, states, t, tolerance)
-            if out.any() and widenings < WIDENINGS:
+            solution, left_table, ran_out = _solve(way, numbers, states, t, tolerance)
+            if left_table.any() and widenings < WIDENINGS:
                 span, nodes, widenings = span**2, 2 * nodes, widenings + 1
                 continue
-            excess, ends = _risk_of(way, numbers, found)
+            excess, ends = _risk_of(way, numbers, solution)
             longer = _longer(way, perpendicular)
             if largest_share(ends, excess) <= rtol or longer is None:
                 break
@@ -369,161 +303,73 @@ def solve_mean_field(
         seconds = perf_counter() - began
         how = f"{seconds:.2g} s for the first of {bar.total:g} solutions"
         warn_if_long(bar, (bar.total - 1) * seconds, how)
-        quadrature = largest_share(ends + label_error * np.sqrt(2 * excess), excess)
-        loose = _solve(
-            way, numbers, states, t, {name: 10 * value for name, value in tolerance.items()}
-        )[0]
-        error_integrator = largest_share(_risk_of(way, numbers, loose)[0] - excess, excess)
+        looser = _solve(way, numbers, states, t, loose)[0]
+        error_integrator = largest_share(_risk_of(way, numbers, looser)[0] - excess, excess)
         bar.advance(1.0)
         error_particles = None
         if p > 1:
-            half = {
-                **numbers,
-                "weights": np.where(np.arange(p) % 2 == 0, 1.0 / ((p + 1) // 2), 0.0),
-            }
-            fewer = _solve(
-                way, half, states, t, {name: 10 * value for name, value in tolerance.items()}
-            )[0]
+            weights = np.where(np.arange(p) % 2 == 0, 1.0 / ((p + 1) // 2), 0.0)
+            half = {**numbers, "weights": weights}
+            fewer = _solve(way, half, states, t, loose)[0]
             largest = np.max(np.where(np.isfinite(excess), excess, 0.0), axis=1, keepdims=True)
             change = _risk_of(way, half, fewer)[0] - excess
             error_particles = largest_share(change, np.broadcast_to(largest, change.shape))
-    if quadrature > WARN_ABOVE:
-        warnings.warn(
-            f"expectations are known only to {quadrature:.1e} (relative to the risk): units are almost parallel to the signals, or a kink "
-            "is not declared, sgd.Activation(f, kinks=...)",
-            stacklevel=3,
-        )
-    good = np.all(np.isfinite(found["q"]), axis=2)
-    last = np.array([np.nan if row.all() else t[row][-1] if row.any() else 0.0 for row in good])
-    diverged_at, ran_out_at = np.where(full, np.nan, last), np.where(full, last, np.nan)
-    if out.any():
-        what = "has rows that grow or shrink without bound"
-        warnings.warn(
-            f"the solution {what} after t = {np.nanmin(diverged_at):.4g} (coordinate diverged_at)",
-            stacklevel=3,
-        )
-    if full.any():
-        warnings.warn(ran_out(ran_out_at), stacklevel=3)
-    observed, of_others = evaluate_functions(asked.of_state, _public(problem, found), 2), None
-    if others:
-        risks = [
-            _evaluated(other, algorithm, expectations, found, span, nodes, perpendicular)
-            for other in others.values()
-        ]
-        observed["evaluated_risk"], of_others = (
-            np.stack([one[0] for one in risks], axis=-1),
-            max(one[1] for one in risks),
-        )
-    attributes = {
-        "dimension": dimension,
-        "assumptions": "Gaussian inputs, one pass, p -> infinity, lr/p -> 0, "
-        + ("d -> infinity" if dimension is None else "this d"),
-        "integrator": "Dopri8",
-        "expectations": "pairs" if way.basis is None else f"series, {way.basis.terms} terms",
-        "error_quadrature": quadrature,
-        "error_integrator": error_integrator,
-        "error_particles": error_particles,
-        "error_evaluated": of_others,
-        "recorded": " ".join(asked.of_state) or None,
-    }
-    ends = {"diverged_at": diverged_at, "ran_out_at": ran_out_at}
-    return _dataset(
-        problem, algorithm, when, found, excess, ends, attributes, label_recorded(observed, others)
+    return ParticleSolution(
+        solution,
+        excess,
+        left_table,
+        ran_out,
+        "pairs" if way.basis is None else f"series, {way.basis.terms} terms",
+        largest_share(ends + label_error * np.sqrt(2 * excess), excess),
+        error_integrator,
+        error_particles,
+        span,
+        nodes,
+        perpendicular,
     )
 
 
-def _public(problem: Problem, found: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """What a user's function of a state sees: M, q and the head."""
-    return {"M": found["T"] @ problem.parameters["frame"][0].T, "q": found["q"], "a": found["a"]}
-
-
-def _beside(problem: Problem, other: Any) -> Problem:
-    """Another problem with the same particles, for its risk along the way."""
-    require("solve_mean_field", other)
-    check_wide_problem(other)
-    if (other.width, other.signals) != (problem.width, problem.signals) or not np.allclose(
-        other.gram, problem.gram, rtol=0, atol=1e-9
-    ):
-        raise checks.reject(
-            "evaluate",
-            other,
-            "give a problem of the same width, signals and Gram matrix of the signals",
-        )
-    return other
-
-
-def _evaluated(
-    other: Problem,
-    algorithm: OnePassSGD,
-    expectations: str,
-    found: dict[str, np.ndarray],
-    span: float,
-    nodes: int,
-    perpendicular: int | None,
+def evaluate_risk(
+    problem: Problem, algorithm: OnePassSGD, solution: ParticleSolution, expectations: str
 ) -> tuple[np.ndarray, float]:
-    """The risk of another problem along the way, and its largest relative error."""
-    way = _way(other, expectations, perpendicular)
-    first = {name: value[:, 0] for name, value in found.items()}
+    """The risk of another problem along a solution, and its largest relative error."""
+    states, perpendicular = solution.states, solution.perpendicular
+    way = choose_expectations(problem, expectations, perpendicular)
+    first = {name: value[:, 0] for name, value in states.items()}
+    table = (solution.span, solution.nodes, perpendicular)
     while True:
-        numbers, label_error = _numbers(other, algorithm, way, first, span, nodes, perpendicular)
-        excess, ends = _risk_of(way, numbers, found)
+        numbers, label_error = _numbers(problem, algorithm, way, first, *table)
+        excess, ends = _risk_of(way, numbers, states)
         longer = _longer(way, perpendicular)
         error = largest_share(ends + label_error * np.sqrt(2 * excess), excess)
         if error <= RTOL or longer is None:
-            return excess + other.noise_floor, error
+            return excess + problem.noise_floor, error
         way = longer
 
 
-def _clock(
-    problem: Problem,
-    algorithm: OnePassSGD,
-    times: ArrayArgument | None,
-    alpha: ArrayArgument | None,
-    steps: ArrayArgument | None,
-    dimension: int | None,
-) -> Clock:
-    """Save points in t/p, with alpha and steps of a network of this width where lr > 0."""
-    given: dict[str, Any] = {"times": times, "alpha": alpha, "steps": steps}
-    if steps is not None:
-        given = {
-            "alpha": make_clock(algorithm, **given, dimension=dimension, whole_steps=False).alpha
-        }
-    # a batch p times as large has t/p for its t at equal alpha, whatever the schedule
-    wide = replace(algorithm, batch=algorithm.batch * problem.width)
-    found = make_clock(wide, **given, dimension=None, whole_steps=False)
-    if dimension is None or found.alpha is None:
-        return found
-    requested = found.requested if steps is None else "step"
-    return replace(found, step=found.alpha * (dimension / algorithm.batch), requested=requested)
+def alpha_table(problem: Problem, algorithm: OnePassSGD, clock: Clock) -> dict[str, Any]:
+    """A table of alpha along t/p if parameters depend on alpha; else empty.
 
-
-def _alpha_at(problem: Problem, algorithm: OnePassSGD, when: Clock) -> dict[str, Any]:
-    """A table of alpha along t/p, where numbers depend on it."""
-    if not problem.scheduled and not is_scheduled(algorithm.head_rate):
+    `algorithm` has the batch size of all units, so that its t is t/p.
+    """
+    if clock.alpha is None or not (problem.scheduled or is_scheduled(algorithm.head_rate)):
         return {}
-    if when.alpha is None:
-        raise checks.reject(
-            "lr",
-            algorithm.lr,
-            "gradient flow uses no samples, and there are numbers that depend on alpha: give lr",
-        )
-    end = float(when.alpha[-1])
-    problem.check_schedule_values(end)
-    check_schedules(algorithm.parameters["head_rate"], end, "alpha")
+    end = float(clock.alpha[-1])
     alpha = np.linspace(0.0, end, CLOCK_NODES)[1:] if end > 0 else np.ones(1)
-    if (
-        isinstance(algorithm.lr, Schedule) and algorithm.lr.name == "piecewise"
-    ):  # a table is linear between its nodes, as t is there
+    if isinstance(algorithm.lr, Schedule) and algorithm.lr.name == "piecewise":
+        # The table is linear between its nodes, as t is between the edges.
         edges = algorithm.lr.parameters["edges"]
         alpha = np.unique(np.concatenate([alpha, edges[edges < alpha[-1]]]))
-    wide = replace(algorithm, batch=algorithm.batch * problem.width)
-    found = {"t": np.append(0.0, time_at_alpha(wide, alpha)), "alpha": np.append(0.0, alpha)}
-    return {"clock": found}
+    t = time_at_alpha(algorithm, alpha)
+    return {"clock": {"t": np.append(0.0, t), "alpha": np.append(0.0, alpha)}}
 
 
-def _way(problem: Problem, expectations: str, perpendicular: int | None) -> _Way:
+def choose_expectations(
+    problem: Problem, expectations: str, perpendicular: int | None
+) -> ExpectationChoice:
     """Series or pairs, by cost."""
-    loss, k = problem.structure.loss, problem.signals
+    loss: Any = problem.structure.loss
+    k = problem.signals
     flags = (problem.structure.trained, problem.structure.constraint)
     degree = loss.student.degree
     terms = FIRST_TERMS.get(k, 12) if degree is None else degree + 1
@@ -544,16 +390,16 @@ def _way(problem: Problem, expectations: str, perpendicular: int | None) -> _Way
         )
     cheaper = PAIR_COST * problem.width < series.size(k, terms) or not series_fits
     if expectations == "pairs" or (expectations == "auto" and possible and cheaper):
-        return _Way(None, loss, *flags)
+        return ExpectationChoice(None, loss, *flags)
     # a polynomial's loss marks a series that ends; any other series is compiled for all activations alike
-    return _Way(
+    return ExpectationChoice(
         Basis(k, terms, series.radial_terms(terms, perpendicular)),
         None if degree is None else "polynomial",
         *flags,
     )
 
 
-def _longer(way: _Way, perpendicular: int | None) -> _Way | None:
+def _longer(way: ExpectationChoice, perpendicular: int | None) -> ExpectationChoice | None:
     """Twice the terms, where there is something to cut and room for them."""
     if way.basis is None or way.loss is not None:
         return None
@@ -561,13 +407,13 @@ def _longer(way: _Way, perpendicular: int | None) -> _Way | None:
     basis = Basis(k, terms, series.radial_terms(terms, perpendicular))
     if series.size(k, terms) * max(1, basis.radial // 2) > LARGEST_BASIS or terms > 512:
         return None
-    return _Way(basis, way.loss, way.trained, way.constraint)
+    return ExpectationChoice(basis, way.loss, way.trained, way.constraint)
 
 
 def _numbers(
     problem: Problem,
     algorithm: OnePassSGD,
-    way: _Way,
+    way: ExpectationChoice,
     states: State,
     span: float,
     nodes: int,
@@ -590,7 +436,8 @@ def _numbers(
     if way.basis is None:
         return numbers | {"problem": problem.parameters}, 0.0
     coefficients, square, error = series.labels(problem, way.basis)
-    numbers |= series.table(problem.structure.loss.student, way.basis.terms, lowest, highest, nodes)
+    loss: Any = problem.structure.loss
+    numbers |= series.table(loss.student, way.basis.terms, lowest, highest, nodes)
     rest = max(square - float(np.sum(coefficients**2)), 0.0)  # below 0 by rounding only
     numbers |= {
         "labels": coefficients,
@@ -600,7 +447,9 @@ def _numbers(
     return numbers, error
 
 
-def _announce(bar: Meter, way: _Way, parameters: Parameters, states: State, t: np.ndarray) -> None:
+def _announce(
+    bar: Meter, way: ExpectationChoice, parameters: Parameters, states: State, t: np.ndarray
+) -> None:
     """Warn where even the fewest steps will take long, from the time of one velocity."""
     runs, p = states["q"].shape
     terms = PAIR_COST * p if way.basis is None else series.size(way.basis.signals, way.basis.terms)
@@ -616,7 +465,11 @@ def _announce(bar: Meter, way: _Way, parameters: Parameters, states: State, t: n
 
 
 def _solve(
-    way: _Way, numbers: Parameters, states: State, t: np.ndarray, tolerance: Mapping[str, float]
+    way: ExpectationChoice,
+    numbers: Parameters,
+    states: State,
+    t: np.ndarray,
+    tolerance: Mapping[str, float],
 ) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
     """States (run, time, ...), which runs left the table, and whose steps ran out."""
     runs = len(states["q"])
@@ -653,46 +506,10 @@ def _solve(
 
 
 def _risk_of(
-    way: _Way, numbers: Parameters, found: dict[str, np.ndarray]
+    way: ExpectationChoice, numbers: Parameters, found: dict[str, np.ndarray]
 ) -> tuple[np.ndarray, np.ndarray]:
     """Excess risk and its error, (run, time)."""
     shape = found["q"].shape[:2]
     flat = {name: value.reshape(-1, *value.shape[2:]) for name, value in found.items()}
     excess, error = _risks(way, numbers, flat)
     return np.asarray(excess).reshape(shape), np.asarray(error).reshape(shape)
-
-
-def _dataset(
-    problem: Problem,
-    algorithm: OnePassSGD,
-    when: Clock,
-    found: Any,
-    excess: np.ndarray,
-    ends: dict[str, np.ndarray],
-    attributes: dict[str, Any],
-    more: dict[str, Any],
-) -> xr.Dataset:
-    floor: Any = problem.noise_floor if not problem.scheduled else 0.0
-    if problem.scheduled and when.alpha is not None:
-        floor = np.array([problem.at(place).noise_floor for place in when.alpha])
-    values = {**_public(problem, found), "risk": excess + floor, "excess_risk": excess}
-    variables = {
-        name: (
-            ("run", "time", *VARIABLES[name].axes),
-            value,
-            {"long_name": VARIABLES[name].meaning},
-        )
-        for name, value in values.items()
-    } | more
-    coordinates = time_coordinates(when, ends["diverged_at"], ran_out_at=ends["ran_out_at"])
-    coordinates["t"] = ("time", when.t, {"long_name": "mean-field time t/p = lr steps/(p d)"})
-    coordinates["t_sgd"] = (
-        "time",
-        problem.width * when.t,
-        {"long_name": "time lr steps/d of a network of this width: width times t"},
-    )
-    return xr.Dataset(
-        variables,
-        coordinates,
-        recorded(problem, algorithm, "solve_mean_field", attributes | {"clock": when.requested}),
-    )

@@ -76,6 +76,7 @@ def validate_call(
     evaluate: Mapping[str, Any] | None = None,
     whole_steps: bool = False,
     cells: int | None = None,
+    dynamics: SolverDynamics[Any] | None = None,
 ) -> SolverCall:
     """Validate the arguments shared by all solvers, in a fixed order, before anything is compiled.
 
@@ -99,9 +100,12 @@ def validate_call(
         Whether save points are rounded to whole steps, as in simulations.
     cells : int, optional
         Number of cells per epoch in the limit d -> infinity.
+    dynamics : SolverDynamics, optional
+        The dynamics of the solver. Chosen from the problem and the algorithm by default.
     """
     checks.require_outside_jit(solver)
-    dynamics = dynamics_of(solver, problem, algorithm)
+    if dynamics is None:
+        dynamics = dynamics_of(solver, problem, algorithm)
     progress = checks.flag("progress", progress, optional=True)
     if dimension is None and not needs_dimension:
         d, block_sizes = None, None
@@ -121,7 +125,7 @@ def validate_call(
         times=times,
         alpha=alpha,
         steps=steps,
-        dimension=counted,
+        dimension=dynamics.clock_dimension(counted),
         whole_steps=whole_steps,
     )
     if is_infinite:

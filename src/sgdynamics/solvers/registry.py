@@ -101,7 +101,7 @@ ENTRIES = [
     ),
     Question(
         "solve_mean_field",
-        "sgdynamics.mean_field.particles:solve_mean_field",
+        "sgdynamics.solvers.mean_field:solve_mean_field",
         unsupported={
             **PLAIN_ONE_PASS,
             **REGULARISERS,
