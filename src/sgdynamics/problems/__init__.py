@@ -1,4 +1,4 @@
-"""What is learned: `Problem`, its instances, and the laws of their starts."""
+"""Learning problems: `Problem`, its instances, and their initial conditions."""
 
 from sgdynamics.problems.activations import Activation, polynomial
 from sgdynamics.problems.mixture import GaussianMixture

@@ -33,7 +33,7 @@ class Activation:
     kinks : tuple of float, default ()
         The points where f or f' jumps, where quadrature must break.
     name : str, optional
-        What records and plots call it.
+        Name in records and plots.
     coefficients : tuple of float, optional
         Those of a polynomial, lowest degree first; ``sgd.polynomial`` sets them.
     piecewise_degree : int, optional
@@ -117,7 +117,7 @@ class Activation:
         Parameters
         ----------
         order : int
-            Which derivative; 0 is f itself.
+            Order of the derivative; 0 is f itself.
 
         Returns
         -------
@@ -147,7 +147,7 @@ class Activation:
         Parameters
         ----------
         order : int
-            Which derivative; 0 is f itself.
+            Order of the derivative; 0 is f itself.
 
         Returns
         -------
@@ -157,7 +157,7 @@ class Activation:
         return _jumps(self, order)
 
     def describe(self) -> str | dict[str, Any]:
-        """What a result records.
+        """Return the activation as plain values for the record of a result.
 
         Returns
         -------
@@ -181,14 +181,14 @@ class Activation:
 def _jumps(activation: Activation, order: int) -> tuple[float, ...]:
     function = activation.derivative(order)
     step = 1e-6
-    found = []
+    jumps = []
     with jax.enable_x64(True), jax.ensure_compile_time_eval():
         for kink in activation.kinks:
             points = jnp.asarray([kink + step, kink + 2 * step, kink - step, kink - 2 * step])
             above, further_above, below, further_below = np.asarray(function(points))
             jump = float(2 * above - further_above - 2 * below + further_below)
-            found.append(jump if abs(jump) > 1e-9 else 0.0)
-    return tuple(found)
+            jumps.append(jump if abs(jump) > 1e-9 else 0.0)
+    return tuple(jumps)
 
 
 JUMP = 1e-6  # of the largest value or slope: a smaller jump is not worth a warning
@@ -215,7 +215,7 @@ def undeclared_kinks(activation: Activation) -> tuple[float, ...]:
 
 
 def _jump_points(function: Callable[[Any], Any]) -> list[float]:
-    """Where a scalar function jumps, by bisection."""
+    """Return the points where a scalar function jumps, by bisection."""
     function = jax.jit(function)
     x = np.linspace(-SEARCHED, SEARCHED, SEARCH_POINTS) + 1e-3 * np.sqrt(
         2
@@ -311,16 +311,16 @@ def polynomial(coefficients: Sequence[float]) -> Activation:
 
 
 def _coefficients(coefficients: Sequence[float]) -> tuple[float, ...]:
-    given = checks.real_array(
+    array = checks.real_array(
         "coefficients", coefficients, "give numbers c0, c1, ... (lowest degree first)"
     )
-    if given.ndim != 1 or given.size > MOST_COEFFICIENTS:
+    if array.ndim != 1 or array.size > MOST_COEFFICIENTS:
         raise checks.reject(
             "coefficients",
             coefficients,
             f"give a list of numbers c0, c1, ..., {MOST_COEFFICIENTS} at most",
         )
-    values = tuple(given.tolist())
+    values = tuple(array.tolist())
     while len(values) > 1 and values[-1] == 0.0:
         values = values[:-1]
     if len(values) < 2 or not all(math.isfinite(value) for value in values):
@@ -396,13 +396,13 @@ def activation(
             )
         if value not in NAMED:
             names = [name for name in NAMED if not (trained and name in JUMPING)]
-            known = f"known are {', '.join(names)}; or sgd.Activation(f, kinks=...)"
-            raise checks.reject(argument, value, f"{checks.did_you_mean(value, names)}{known}")
+            options = f"known are {', '.join(names)}; or sgd.Activation(f, kinks=...)"
+            raise checks.reject(argument, value, f"{checks.did_you_mean(value, names)}{options}")
         return NAMED[value]
     if callable(value):
-        made = Activation(value)
-        _warn_of_kinks(made, argument)
-        return made
+        activation = Activation(value)
+        _warn_of_kinks(activation, argument)
+        return activation
     raise checks.reject(
         argument, value, "give a name, sgd.polynomial([...]) or sgd.Activation(f, kinks=...)"
     )

@@ -68,7 +68,7 @@ class Constraint(ABC):
 
 
 @dataclass(frozen=True)
-class Unconstrained(Constraint):
+class FreeRows(Constraint):
     """Rows of any norm."""
 
     fixes_norms: ClassVar[bool] = False
@@ -141,7 +141,7 @@ class UnitSphere(Constraint):
         return float(np.abs(squared_norms - 1.0).max())
 
 
-NONE = Unconstrained()
+NONE = FreeRows()
 SPHERE = UnitSphere()
 CONSTRAINTS: dict[str | None, Constraint] = {None: NONE, "sphere": SPHERE}
 """Constraints by the value of the argument `constraint` of a problem."""

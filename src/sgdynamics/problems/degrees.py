@@ -49,19 +49,19 @@ class Bound:
 
 
 @float64
-def degree_bounds(closed: ClosedJaxpr, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+def degree_bounds(jaxpr: ClosedJaxpr, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
     """Degree bounds of the outputs of a closed jaxpr, given those of its inputs: 1 where an entry is chosen, 0 elsewhere."""
     with jax.ensure_compile_time_eval(), np.errstate(invalid="ignore"):
         bounds = [Bound(np.asarray(degree, dtype=np.float64)) for degree in inputs]
         return [
             bound.degree
             for bound in _propagate(
-                closed.jaxpr, [_known(value) for value in closed.consts], bounds
+                jaxpr.jaxpr, [_constant_bound(value) for value in jaxpr.consts], bounds
             )
         ]
 
 
-def _known(value: Numeric) -> Bound:
+def _constant_bound(value: Numeric) -> Bound:
     array = np.asarray(value)
     return Bound(np.zeros(array.shape), lambda: array)
 
@@ -72,7 +72,7 @@ def _propagate(jaxpr: Jaxpr, constants: Sequence[Bound], inputs: Sequence[Bound]
     )
 
     def read(atom: Any) -> Bound:
-        return _known(atom.val) if hasattr(atom, "val") else bounds[atom]
+        return _constant_bound(atom.val) if hasattr(atom, "val") else bounds[atom]
 
     for equation in jaxpr.eqns:
         outputs = _apply(equation, [read(atom) for atom in equation.invars])
@@ -87,7 +87,7 @@ def _apply(equation: Equation, operands: list[Bound]) -> list[Bound]:
     if name in CALL_PRIMITIVES and len(bodies) == 1:
         body, constants = bodies[0]
         if len(body.invars) == len(operands):
-            return _propagate(body, [_known(value) for value in constants], operands)
+            return _propagate(body, [_constant_bound(value) for value in constants], operands)
     if all(operand.value is not None for operand in operands):
         return _constants(equation, operands, shapes)
     rule = _RULES.get(name)
@@ -178,10 +178,10 @@ def _reduce_sum(equation: Equation, operands: list[Bound]) -> np.ndarray:
 def _reduce_product(equation: Equation, operands: list[Bound]) -> np.ndarray:
     degree = operands[0].with_zeros()
     for axis in sorted(equation.params["axes"], reverse=True):
-        parts = np.moveaxis(degree, axis, 0)
-        degree = np.zeros(parts.shape[1:])
-        for part in parts:
-            degree = _product(degree, part)
+        factors = np.moveaxis(degree, axis, 0)
+        degree = np.zeros(factors.shape[1:])
+        for factor in factors:
+            degree = _product(degree, factor)
     return degree
 
 
@@ -189,7 +189,7 @@ def _same(equation: Equation, operands: list[Bound]) -> np.ndarray:
     return operands[0].degree
 
 
-def _converted(equation: Equation, operands: list[Bound]) -> np.ndarray:
+def _convert(equation: Equation, operands: list[Bound]) -> np.ndarray:
     """A conversion to integers or truth values jumps."""
     if np.issubdtype(equation.outvars[0].aval.dtype, np.floating):
         return operands[0].degree
@@ -236,23 +236,23 @@ def _reverse(equation: Equation, operands: list[Bound]) -> np.ndarray:
     return np.flip(operands[0].degree, equation.params["dimensions"])
 
 
-def _mixed(equation: Equation, operands: list[Bound]) -> list[np.ndarray]:
+def _largest_degree(equation: Equation, operands: list[Bound]) -> list[np.ndarray]:
     """Linear operations that move entries in ways not followed here: all outputs have the largest degree."""
     largest = max(float(operand.degree.max(initial=0.0)) for operand in operands)
     return [np.full(variable.aval.shape, largest) for variable in equation.outvars]
 
 
-def _indexed(equation: Equation, operands: list[Bound]) -> list[np.ndarray]:
+def _index(equation: Equation, operands: list[Bound]) -> list[np.ndarray]:
     """The same for operations with integer indices, which must not depend on the chosen inputs."""
     integers = [np.issubdtype(atom.aval.dtype, np.integer) for atom in equation.invars]
     if all(
         operand.is_constant for operand, integer in zip(operands, integers, strict=True) if integer
     ):
-        return _mixed(equation, operands)
+        return _largest_degree(equation, operands)
     return [np.full(variable.aval.shape, UNBOUNDED) for variable in equation.outvars]
 
 
-def _selected(equation: Equation, operands: list[Bound]) -> np.ndarray:
+def _select(equation: Equation, operands: list[Bound]) -> np.ndarray:
     """The chosen case where the choice is a known constant, the largest degree of all cases otherwise."""
     which, *cases = operands
     if not which.is_constant:
@@ -268,9 +268,9 @@ _RULES: dict[str, Callable[[Equation, list[Bound]], Any]] = {
     **dict.fromkeys(("add", "sub", "add_any"), _sum),
     **dict.fromkeys(("neg", "copy", "copy_p", "reduce_precision", "device_put"), _same),
     **dict.fromkeys(("reshape", "squeeze", "expand_dims"), _reshape),
-    **dict.fromkeys(("cumsum", "pad", "unstack"), _mixed),
-    **dict.fromkeys(("gather", "dynamic_slice", "scatter-add"), _indexed),
-    "convert_element_type": _converted,
+    **dict.fromkeys(("cumsum", "pad", "unstack"), _largest_degree),
+    **dict.fromkeys(("gather", "dynamic_slice", "scatter-add"), _index),
+    "convert_element_type": _convert,
     "mul": _multiply,
     "div": _divide,
     "integer_pow": lambda equation, operands: _power(operands[0].degree, equation.params["y"]),
@@ -286,5 +286,5 @@ _RULES: dict[str, Callable[[Equation, list[Bound]], Any]] = {
     "stack": _stack,
     "split": _split,
     "rev": _reverse,
-    "select_n": _selected,
+    "select_n": _select,
 }

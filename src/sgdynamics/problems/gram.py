@@ -18,7 +18,7 @@ from sgdynamics.samples.arguments import Covariance
 def gram_per_block(
     value: ArrayArgument | None, name: str, signals: int, covariance: Covariance
 ) -> np.ndarray:
-    """One Gram matrix of the signals a block; a single one is spread over the blocks by their fractions."""
+    """Return the signals' Gram matrix of each block; a single one is spread by the fractions."""
     blocks, target = (
         len(covariance.fractions),
         None if covariance.spectrum is None else covariance.spectrum.target,
@@ -43,8 +43,8 @@ def gram_per_block(
     if value.ndim == 3:
         result = checks.array(name, value, (blocks, signals, signals), "blocks x signals x signals")
     else:
-        one = checks.array(name, value, (signals, signals), "signals x signals")
-        result = covariance.fractions[:, None, None] * one
+        matrix = checks.array(name, value, (signals, signals), "signals x signals")
+        result = covariance.fractions[:, None, None] * matrix
     checks.gram_matrix(name, result)
     if np.any(np.einsum("bii->i", result) <= 0):
         raise checks.reject(

@@ -179,14 +179,14 @@ class _Evaluator:
             self._evaluate(parameters, case, *arguments) for parameters in self.setting.variants
         ]
 
-        def by_point(values: np.ndarray) -> np.ndarray:
+        def regroup(values: np.ndarray) -> np.ndarray:
             cases = values.reshape(-1, len(fields), values.shape[1])
             return np.swapaxes(cases, 0, 1).reshape(len(fields), -1)
 
         losses, moves = zip(*outputs, strict=True)
         return (
-            np.concatenate([by_point(values) for values in losses], axis=1),
-            np.concatenate([by_point(values) for values in moves], axis=1),
+            np.concatenate([regroup(values) for values in losses], axis=1),
+            np.concatenate([regroup(values) for values in moves], axis=1),
         )
 
     def degree_bound(self, mask: np.ndarray) -> float:
@@ -246,8 +246,8 @@ class _Evaluator:
         if not self.setting.means_are_affine:
             means: Any = sample.mean_coefficients(parameters, draws)
             coefficients = jnp.broadcast_to(means.reshape(-1, tokens, k), (count, tokens, k))
-            along = [coefficients @ self.setting.M.T, coefficients @ self.setting.P]
-            y = y + jnp.concatenate(along, axis=-1)
+            shifts = [coefficients @ self.setting.M.T, coefficients @ self.setting.P]
+            y = y + jnp.concatenate(shifts, axis=-1)
         rows = jnp.reshape(y, (-1, y.shape[-1]))
         fields, signals = (
             sample.tokens.group_by_sample(rows[:, :p]),
@@ -404,7 +404,7 @@ def _detect(setting: _Setting) -> LossDependence | None:
         _combinations(lines, classes, polynomial=False),
         _combinations(lines, classes, polynomial=True),
         tuple(degree + 1 for degree in degrees),
-        tuple(degree + 1 + more for degree, more in zip(degrees, extra, strict=True)),
+        tuple(degree + 1 + raised for degree, raised in zip(degrees, extra, strict=True)),
         affine,
     )
 

@@ -28,7 +28,7 @@ OuterLoss = Callable[[Any, Any], Any]  # a function of output and label
 UserFunctions = dict[str, tuple[Callable[..., Any], Callable[..., Any] | None]]
 
 
-def squared(output: Scalar, label: Scalar) -> Scalar:
+def squared(output: Scalar, label: Scalar) -> Scalar:  # style: ok, name of the loss
     """(f - y)^2 / 2."""
     return 0.5 * (output - label) ** 2
 
@@ -162,7 +162,7 @@ def _user_activation(
     argument: str, activation: Activation, select: Callable[[Any, Any], Any]
 ) -> UserFunctions:
     """Return a user's activation; `select` chooses its argument from (fields, signals)."""
-    if activation.coefficients is not None or any(activation is known for known in NAMED.values()):
+    if activation.coefficients is not None or any(activation is named for named in NAMED.values()):
         return {}
     return {argument: (activation.f, lambda fields, signals: activation(select(fields, signals)))}
 
@@ -375,7 +375,7 @@ class ContextLoss(Loss):
             return jnp.concatenate(gradients, axis=-1)
         return sum(gradients[1:], gradients[0])
 
-    def _by_context(
+    def _evaluate_contexts(
         self,
         function: Callable[[Any, Any, Any], Any],
         head: Numeric,
@@ -407,7 +407,7 @@ class ContextLoss(Loss):
         def value(structure: Any, head: Numeric, own_parameters: Parameters) -> Any:
             return structure.loss(fields, signals, head, draws["given"], own_parameters)
 
-        losses = self._by_context(value, head, draws, parameters)
+        losses = self._evaluate_contexts(value, head, draws, parameters)
         return sum(losses, jnp.zeros((), fields.dtype))
 
     def move(
@@ -424,7 +424,7 @@ class ContextLoss(Loss):
             )
             return loss, move.inputs, move.head
 
-        contexts = self._by_context(value, head, noise_draw, parameters)
+        contexts = self._evaluate_contexts(value, head, noise_draw, parameters)
         losses, input_coefficients, head_gradients = zip(*contexts, strict=True)
         move = Move(sum(input_coefficients), head=self.combine_head_gradients(list(head_gradients)))
         return sum(losses), move

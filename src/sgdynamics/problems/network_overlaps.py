@@ -1,4 +1,4 @@
-"""The bridge to practice: the start of the theory from the weights of a real network, in the middle of its training."""
+"""Starts of the theory from the weights of a real network, in the middle of its training."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ def overlaps_of(
     teacher : array_like
         The signal directions, (k, d) (for a mixture its means), one for all runs or one a run.
     head : array_like, optional
-        The second layer, (p,), or (1, p) as the weight of ``torch.nn.Linear(p, 1)``; ones unless given.
+        The second layer, (p,), or (1, p) as the weight of ``torch.nn.Linear(p, 1)``; ones by default.
     problem : Problem, optional
-        Where it is given, shapes and the teacher's Gram matrix are checked against it.
+        Problem against which shapes and the teacher's Gram matrix are checked.
     input_scale : float, default 1.0
-        What the network multiplies w.x by.
+        Factor of w.x in the network.
     output_scale : float, optional
-        What the network multiplies the sum over its units by; unless given the library's own, 1/p (mixtures: 1).
+        Factor of the sum over the units. Defaults to the library's own, 1/p (mixtures: 1).
     teacher_scale : float, optional
-        What the teacher's rows are multiplied by; ``input_scale`` unless given.
+        Factor of the teacher's rows. Defaults to ``input_scale``.
 
     Returns
     -------
     Start
-        To be given to any solver.
+        Initial condition for any solver.
 
     Raises
     ------
@@ -76,8 +76,8 @@ def overlaps_of(
     Examples
     --------
     >>> weights, teacher = np.eye(2, 100) + 0.1, np.eye(1, 100)
-    >>> begin = sgd.overlaps_of(weights, teacher)
-    >>> begin.M[0].round(2).tolist()
+    >>> start = sgd.overlaps_of(weights, teacher)
+    >>> start.M[0].round(2).tolist()
     [[1.1], [0.1]]
     """
     s = checks.number("input_scale", input_scale, above=0.0)
@@ -107,13 +107,13 @@ def overlaps_of(
     with np.errstate(over="ignore", invalid="ignore"):  # judged right below
         M = np.stack(
             [
-                one @ np.swapaxes(other, -1, -2)
-                for one, other in zip(students, teachers, strict=True)
+                rows @ np.swapaxes(signal_rows, -1, -2)
+                for rows, signal_rows in zip(students, teachers, strict=True)
             ],
             axis=1,
         )
-        Q = np.stack([one @ np.swapaxes(one, -1, -2) for one in students], axis=1)
-        gram = np.stack([one @ np.swapaxes(one, -1, -2) for one in teachers], axis=1)
+        Q = np.stack([rows @ np.swapaxes(rows, -1, -2) for rows in students], axis=1)
+        gram = np.stack([rows @ np.swapaxes(rows, -1, -2) for rows in teachers], axis=1)
     for argument, value in (("weights", Q), ("teacher", gram)):
         if not np.all(np.isfinite(value)):
             scale = f"{'input' if argument == 'weights' else 'teacher'}_scale"
@@ -121,19 +121,19 @@ def overlaps_of(
                 f"{argument} has rows whose squared length is beyond float64: give rows of norm O(1), or another {scale}"
             )
     _one_gram(gram, problem, s_teacher)
-    found = Start(M, (Q + np.swapaxes(Q, -1, -2)) / 2, a)
-    return found if problem is None else validate_start(problem, found)
+    start = Start(M, (Q + np.swapaxes(Q, -1, -2)) / 2, a)
+    return start if problem is None else validate_start(problem, start)
 
 
 def as_array(argument: str, value: object) -> np.ndarray:
     """A float64 array from NumPy, JAX, PyTorch or nested lists; what comes from PyTorch leaves its graph and its device first."""
-    found = value
+    array = value
     if callable(getattr(value, "detach", None)):
         for step in ("detach", "cpu", "double", "numpy"):  # double: NumPy has no bfloat16
-            method = getattr(found, step, None)
-            found = method() if callable(method) else found
+            method = getattr(array, step, None)
+            array = method() if callable(method) else array
     try:
-        result = np.asarray(found)
+        result = np.asarray(array)
         if not np.iscomplexobj(result):
             result = np.array(result, dtype=np.float64)
     except (TypeError, ValueError, RuntimeError, OverflowError):
@@ -177,14 +177,14 @@ def _head(value: object, runs: int, p: int, problem: Problem | None) -> np.ndarr
         head = head.reshape(-1, p)
     elif head.shape != (p,):
         raise ValueError(
-            f"head has shape {head.shape}: give ({p},), one number a unit"
+            f"head has shape {head.shape}: give ({p},), one number per unit"
             + (f", or ({runs}, {p})" if runs > 1 else "")
         )
     return np.broadcast_to(head, (runs, p)).copy()
 
 
 def _fits(problem: Problem, p: int, k: int, d: int) -> None:
-    """Refuse a network of another shape than the problem's."""
+    """Raise ValueError if the network has another shape than the problem."""
     check_dimension(problem, d, small=True)
     for argument, rows, name, wanted in (
         ("weights", p, "width", problem.width),
@@ -197,7 +197,7 @@ def _fits(problem: Problem, p: int, k: int, d: int) -> None:
 
 
 def _one_gram(gram: np.ndarray, problem: Problem | None, scale: float) -> None:
-    """The theory knows one Gram matrix of the teacher, the problem's: refuse rows that have another."""
+    """Raise ValueError if the teacher's rows do not have the Gram matrix of the problem."""
     expected = gram[:1] if problem is None else problem.gram[None]
     apart = float(np.abs(gram - expected).max())
     if apart <= GRAM_TOLERANCE * max(1.0, float(np.abs(expected).max())):
@@ -208,8 +208,8 @@ def _one_gram(gram: np.ndarray, problem: Problem | None, scale: float) -> None:
         )
     name = problem.gram_argument
     rows = "teacher" if scale == 1.0 else f"({scale:g} * teacher)"
-    one = gram[0, 0] if gram.shape[1] == 1 else gram[0]
-    shown = np.array2string(one, precision=4, separator=", ", threshold=16).replace("\n", "")
+    actual = gram[0, 0] if gram.shape[1] == 1 else gram[0]
+    shown = np.array2string(actual, precision=4, separator=", ", threshold=16).replace("\n", "")
     fix = f"make the problem with {name} = {rows} @ {rows}.T" + (
         ", block by block" if gram.shape[1] > 1 else ""
     )

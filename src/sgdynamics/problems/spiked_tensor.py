@@ -32,11 +32,11 @@ class SpikedTensor:
     Parameters
     ----------
     order : int, default 2
-        Of the tensor; 2 is the spiked matrix (not symmetrised).
+        Order of the tensor; 2 is the spiked matrix (not symmetrised).
     snr : float, default 1.2
         The strength of the signal, above 0.
     ridge : float, default 0.0
-        Of the penalty, 0 or more; it enters the dynamics, not ``risk``.
+        Coefficient of the penalty, 0 or more; it enters the dynamics, not ``risk``.
 
     Raises
     ------
@@ -128,13 +128,13 @@ class SpikedTensor:
 
 def spiked_risk(order: int, snr: float, m: RealArray, r2: RealArray) -> RealArray:
     """The same of NumPy or JAX values."""
-    along, total = m * m, m * m + r2
-    rest = sum(total**j * along ** (order - 1 - j) for j in range(order))
-    return (snr - m**order) ** 2 + r2 * rest
+    squared_overlap, squared_norm = m * m, m * m + r2
+    series = sum(squared_norm**j * squared_overlap ** (order - 1 - j) for j in range(order))
+    return (snr - m**order) ** 2 + r2 * series
 
 
 def check_spiked_problem(value: SpikedTensor) -> SpikedTensor:
-    """A spiked tensor as an argument: refuse what is none."""
+    """Raise ValueError unless the problem is a spiked tensor."""
     if not isinstance(value, SpikedTensor):
         raise checks.reject("problem", value, "give a SpikedTensor(order=..., snr=...)")
     return value
@@ -142,14 +142,14 @@ def check_spiked_problem(value: SpikedTensor) -> SpikedTensor:
 
 @dataclass(frozen=True)
 class SpikedStart:
-    """Where runs on a spiked tensor start: m = <x, v> (run,) and r2 = |x|^2 - m^2 (run,)."""
+    """Initial conditions on a spiked tensor: m = <x, v> (run,) and r2 = |x|^2 - m^2 (run,)."""
 
     m: np.ndarray
     r2: np.ndarray
 
     def __post_init__(self) -> None:
         m, r2 = (
-            checks.real_array(name, getattr(self, name), "give one number a run")
+            checks.real_array(name, getattr(self, name), "give one number per run")
             for name in ("m", "r2")
         )
         if m.ndim != 1 or m.shape != r2.shape or not len(m):
@@ -167,14 +167,16 @@ class SpikedStart:
 def spiked_start(
     problem: SpikedTensor, *, m: ArrayArgument | None, r2: ArrayArgument | None
 ) -> SpikedStart:
-    """A start from m = <x, v> and r2 = |x - m v|^2 >= 0, each a number or one number a run."""
+    """A start from m = <x, v> and r2 = |x - m v|^2 >= 0, each a number or one number per run."""
     check_spiked_problem(problem)
     values = {}
     for name, value in (("m", m), ("r2", r2)):
-        given = checks.real_array(name, value, "give a number, or one number a run")
-        if given.ndim > 1 or 0 in given.shape:
-            raise ValueError(f"{name} has shape {given.shape}: give a number, or one number a run")
-        values[name] = np.atleast_1d(checks.array(name, given, given.shape, "one number a run"))
+        array = checks.real_array(name, value, "give a number, or one number per run")
+        if array.ndim > 1 or 0 in array.shape:
+            raise ValueError(
+                f"{name} has shape {array.shape}: give a number, or one number per run"
+            )
+        values[name] = np.atleast_1d(checks.array(name, array, array.shape, "one number per run"))
     lengths = {name: len(value) for name, value in values.items()}
     runs = max(lengths.values())
     if any(length not in (1, runs) for length in lengths.values()):
@@ -192,13 +194,13 @@ def spiked_start(
     )
 
 
-def validate_spiked_start(problem: SpikedTensor, begin: SpikedStart) -> SpikedStart:
-    """A start as an argument: refuse what is none; an integrator's rounding below r2 = 0 is set to 0, more is refused."""
+def validate_spiked_start(problem: SpikedTensor, start: SpikedStart) -> SpikedStart:
+    """Return the start after checks; an integrator's rounding below r2 = 0 is set to 0."""
     check_spiked_problem(problem)
-    if not isinstance(begin, SpikedStart):
-        raise checks.reject("start", begin, "give a start made for a SpikedTensor (m and r2)")
-    r2 = np.where((begin.r2 < 0) & (begin.r2 >= -TOLERANCE), 0.0, begin.r2)
-    return spiked_start(problem, m=begin.m, r2=r2)
+    if not isinstance(start, SpikedStart):
+        raise checks.reject("start", start, "give a start made for a SpikedTensor (m and r2)")
+    r2 = np.where((start.r2 < 0) & (start.r2 >= -TOLERANCE), 0.0, start.r2)
+    return spiked_start(problem, m=start.m, r2=r2)
 
 
 def check_spiked_dimension(dimension: int) -> int:
@@ -232,7 +234,7 @@ def spiked_random_start(
 
 
 def check_scale(scale: float, M: np.ndarray, Q: np.ndarray, lengths: np.ndarray) -> None:
-    """Refuse a scale at which squared lengths are infinite, or 0, in float64."""
+    """Raise ValueError for a scale at which squared lengths are infinite or 0 in float64."""
     if not (np.all(np.isfinite(M)) and np.all(np.isfinite(Q)) and np.all(lengths > 0)):
         raise checks.reject(
             "scale",

@@ -163,8 +163,8 @@ def random_start(
         If True, draw the particles (M, q, a) of ``solve_mean_field``, without the p x p matrix Q
         and for any width: t ~ N(0, scale^2 I_k/d) along the signals and q ~ scale^2 chi2_{d-k}/d.
     sampling : str, default "independent"
-        With ``wide=True``, "independent" draws the particles, which represent the law to
-        1/sqrt(p); "sobol" takes scrambled Sobol points, which represent it to about 1/p.
+        Sampling of the particles with ``wide=True``: "independent" draws represent the law to
+        1/sqrt(p), "sobol" takes scrambled Sobol points, which represent it to about 1/p.
 
     Returns
     -------

@@ -115,8 +115,8 @@ def draw_particles(
     p, k = problem.width, problem.signals
     d = checks.integer("dimension", dimension, k + 1, MAX_DIMENSION)
     constraint = problem.structure.constraint
-    what, count = ("runs", runs) if runs > 1 else ("width", p)
-    check_memory(what, count, 64.0 * runs * p * (k + 2), "the particles", f"reduce {what}")
+    argument, count = ("runs", runs) if runs > 1 else ("width", p)
+    check_memory(argument, count, 64.0 * runs * p * (k + 2), "the particles", f"reduce {argument}")
     T, q = np.empty((runs, p, k)), np.empty((runs, p))
     for run in range(runs):
         # every run has its own stream, so that it does not depend on the number of runs

@@ -27,7 +27,7 @@ def read(
 
 
 class AttentionLoss:
-    """(f - y)^2/2 with f and y what one softmax head reads and another."""
+    """(f - y)^2/2, with f and y the outputs of two softmax heads."""
 
     outer = staticmethod(squared)
     smooth = True  # the largest entry, which the softmax takes off for safety, drops out of it
@@ -43,13 +43,18 @@ class AttentionLoss:
         return squared(read(*fields), read(*signals) + jnp.sqrt(parameters["noise"]) * noise_draw)
 
     def loss_dependence(self, structure: Structure) -> LossDependence | None:
-        """Of two tokens: f = v.(x1 + x2)/2 + tanh(q.(x1 - x2)/2) v.(x1 - x2)/2. The noise has a coordinate of its own, for any variance."""
+        """State the dependence for two tokens, in which
+
+            f = v.(x1 + x2)/2 + tanh(q.(x1 - x2)/2) v.(x1 - x2)/2.
+
+        The label noise has its own coordinate, for any variance.
+        """
         if structure.sample.tokens.count != 2:
             return None
         q, v, q_star, v_star = np.eye(4)
-        less = [np.r_[one, -one, 0.0] for one in (q_star, q, v_star, v)]
-        more = [np.r_[v - v_star, v - v_star, 0.0], np.r_[np.zeros(8), 1.0]]
-        rows = [tuple(one.tolist()) for one in (*less, *more)]
+        differences = [np.r_[row, -row, 0.0] for row in (q_star, q, v_star, v)]
+        error_and_noise = [np.r_[v - v_star, v - v_star, 0.0], np.r_[np.zeros(8), 1.0]]
+        rows = [tuple(row.tolist()) for row in (*differences, *error_and_noise)]
         # a move is a square in v.(x1 - x2) and e, and linear in the noise
         return LossDependence(tuple(rows[:2]), tuple(rows[2:]), (3, 3, 3, 2), (4, 4, 4, 2))
 
@@ -68,40 +73,43 @@ def attention(
     weight_decay: float | Function = 0.0,
     covariance: Sequence[tuple[float, float]] | Spectrum | None = None,
 ) -> Problem:
-    """One softmax attention head that learns from another: rows q, v; f = sum_l softmax(q.x)_l v.x_l, y alike with q*, v*.
+    """One softmax attention head that learns from another.
+
+    The rows are q and v; f = sum_l softmax(q.x)_l v.x_l, and y is the same with q*, v*.
 
     Parameters
     ----------
     tokens : int, default 2
-        How many inputs a sequence has.
+        Number of inputs of a sequence.
     noise : float or callable, default 0.0
         Variance of the label noise, or a function of alpha.
     token_correlation : float or array, optional
-        Between any two tokens of a sequence, or the whole matrix; none unless given.
+        Correlation between any two tokens of a sequence, or the whole matrix. Defaults to none.
     gram : array, optional
-        Gram matrix of (q*, v*), the identity unless given.
+        Gram matrix of (q*, v*). Defaults to the identity.
     constraint : str, optional
         "sphere" keeps q and v of norm 1.
     weight_decay : float or callable, default 0.0
-        As of ``Problem``.
+        Weight decay, as of ``Problem``.
     covariance : sequence of (float, float) or Spectrum, optional
         Blocks (eigenvalue, fraction of d) of the tokens' covariance, or ``sgd.Spectrum``.
 
     Returns
     -------
     Problem
-        Of width 2 (q, then v) with 2 signals (q*, v*) and the loss (f - y)^2/2.
+        Problem of width 2 (q, then v) with 2 signals (q*, v*) and the loss (f - y)^2/2.
 
     Raises
     ------
     ValueError
-        If an argument is refused; the message names it, the value and what would be right.
+        If an argument is invalid. The message names the argument, the value and the fix.
 
     Notes
     -----
-    With e = f - y and A = softmax(q.x), the gradient in the fields is h_q,l = e A_l (v.x_l - f) and h_v,l = e A_l. Two tokens of one
-    variance enter only through x_1 - x_2 and, linearly, x_1 + x_2: their expectations are integrals in the plane of (q.(x_1 - x_2),
-    q*.(x_1 - x_2)), known to rounding. Those of more tokens are sampled, and the result says how well.
+    With e = f - y and A = softmax(q.x), the gradient in the fields is h_q,l = e A_l (v.x_l - f) and
+    h_v,l = e A_l. Two tokens of one variance enter only through x_1 - x_2 and, linearly, x_1 + x_2:
+    their expectations are integrals in the plane of (q.(x_1 - x_2), q*.(x_1 - x_2)), computed to
+    rounding. Those of more tokens are sampled, and the result contains their error.
 
     Examples
     --------
@@ -113,7 +121,7 @@ def attention(
     [0.3635, 0.0659]
     """
     tokens = checks.integer("tokens", tokens, 2)
-    numbers = {"noise": noise_number(noise)}
+    parameters = {"noise": noise_number(noise)}
     correlation = correlated(tokens, token_correlation)
     common = {
         "gram": gram,
@@ -127,13 +135,13 @@ def attention(
         2,
         tokens=tokens,
         token_correlation=correlation,
-        parameters=numbers,
+        parameters=parameters,
         **common,
     )  # type: ignore[arg-type]
 
 
-def kept(fields: Float[Numeric, " 2"]) -> Float[Numeric, " 2"]:
-    """How much each of two tokens attends to itself: A_ll of the softmax over m of F_l F_m; to the other it attends by the rest."""
+def self_attention(fields: Float[Numeric, " 2"]) -> Float[Numeric, " 2"]:
+    """Return A_ll of two tokens, from the softmax over m of F_l F_m; 1 - A_ll is the other entry."""
     return jax.nn.sigmoid(fields * (fields - fields[::-1]))
 
 
@@ -146,8 +154,8 @@ def positional_loss(
 ) -> Float[Numeric, ""]:
     """|A - A*|^2/2 of the attention matrix against a mixture of one by content and one by position."""
     k, omega = parameters["contrast"], parameters["omega"]
-    target = (1 - omega) * kept(signals[0]) + omega * jax.nn.sigmoid(2 * k)
-    return jnp.sum((kept(fields[0]) - target) ** 2)
+    target = (1 - omega) * self_attention(signals[0]) + omega * jax.nn.sigmoid(2 * k)
+    return jnp.sum((self_attention(fields[0]) - target) ** 2)
 
 
 def positions(draws: dict[str, Any], parameters: Parameters) -> Float[Numeric, "2 2"]:
@@ -164,7 +172,7 @@ def positional_semantic(
     constraint: str | None = "sphere",
     weight_decay: float | Function = 0.0,
 ) -> Problem:
-    """Dot-product attention of two tokens whose target mixes content and position: phase transition between the two.
+    """Dot-product attention of two tokens whose target mixes content and position.
 
     Parameters
     ----------
@@ -177,24 +185,27 @@ def positional_semantic(
     constraint : str or None, default 'sphere'
         Keeps the row of norm 1; None, or "none" in a file, lets it grow.
     weight_decay : float or callable, default 0.0
-        As of ``Problem``.
+        Weight decay, as of ``Problem``.
 
     Returns
     -------
     Problem
-        Of width 1 with 2 signals: w* (content) and pos (position).
+        Problem of width 1 with 2 signals: w* (content) and pos (position).
 
     Raises
     ------
     ValueError
-        If an argument is refused; the message names it, the value and what would be right.
+        If an argument is invalid. The message names the argument, the value and the fix.
 
     Notes
     -----
-    A = softmax_m(F_l F_m) of F = w.x, target (1 - omega) softmax(F* F*^T) + omega softmax([[k, -k], [-k, k]]), loss abs(A - A*)^2/2. From
-    the origin and without noise the overlap with w* grows at the rate .2205022 (1 - omega), that with pos at
-    c0^2 (-.1332601 + .1533972 omega): it is unstable for omega above .868726, and the faster of the two above .946143 at c0 = 1.
-    After Cui, Behrens, Krzakala, Zdeborova, "A phase transition between positional and semantic learning" (2024).
+    A = softmax_m(F_l F_m) of F = w.x, target (1 - omega) softmax(F* F*^T) +
+    omega softmax([[k, -k], [-k, k]]), loss abs(A - A*)^2/2. From the origin and without noise the
+    overlap with w* grows at the rate .2205022 (1 - omega), that with pos at
+    c0^2 (-.1332601 + .1533972 omega): it is unstable for omega above .868726, and the faster of the
+    two above .946143 at c0 = 1.
+    After Cui, Behrens, Krzakala, Zdeborova, "A phase transition between positional and semantic
+    learning" (2024).
 
     Examples
     --------
@@ -208,10 +219,12 @@ def positional_semantic(
     share = checks.number("omega", omega, minimum=0.0)
     if share > 1.0:
         raise checks.reject("omega", omega, "give a share between 0 and 1")
-    numbers = {
+    parameters = {
         "omega": share,
         "encoding": checks.number("encoding", encoding),
         "contrast": checks.number("contrast", contrast),
     }
     common = {"constraint": none_or(constraint), "weight_decay": weight_decay}
-    return Problem(positional_loss, 1, 2, tokens=2, means=positions, parameters=numbers, **common)  # type: ignore[arg-type]
+    return Problem(
+        positional_loss, 1, 2, tokens=2, means=positions, parameters=parameters, **common
+    )  # type: ignore[arg-type]

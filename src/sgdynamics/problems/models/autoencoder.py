@@ -64,7 +64,7 @@ def autoencoder(
     tied : bool, default False
         Whether V = W. Otherwise the rows are those of W, then those of V.
     weight_decay : float or callable, default 0.0
-        As of ``Problem``.
+        Weight decay, as of ``Problem``.
 
     Returns
     -------
@@ -74,7 +74,7 @@ def autoencoder(
     Raises
     ------
     ValueError
-        If an argument is refused; the message names it, the value and what would be right.
+        If an argument is invalid. The message names the argument, the value and the fix.
 
     Notes
     -----

@@ -52,25 +52,25 @@ def gan(
     Parameters
     ----------
     rates : dict of str to float, optional
-        What multiplies lr for the "discriminator" and the "generator"; 0.2 and 0.04 unless given.
+        Factors of lr for the "discriminator" and the "generator". Defaults to 0.2 and 0.04.
     noise : float, default 1.0
         Variance of the data about their direction u.
     generator_noise : float, default 1.0
         Variance of what is made about the generator's direction v.
     normalisation : float, default 1.0
-        How strongly both rows are pulled to norm 1.
+        Strength of the force that keeps both rows near norm 1.
     weight_decay : float or callable, default 0.0
-        As of ``Problem``.
+        Weight decay, as of ``Problem``.
 
     Returns
     -------
     Rule
-        Of two rows (w, v) and one signal (u). It has no risk: follow M and Q.
+        Rule of two rows (w, v) and one signal (u). It has no risk: follow M and Q.
 
     Raises
     ------
     ValueError
-        If an argument is refused; the message names it, the value and what would be right.
+        If an argument is invalid. The message names the argument, the value and the fix.
 
     Notes
     -----
@@ -92,16 +92,16 @@ def gan(
         raise checks.reject(
             "rates", rates, 'give numbers by group: {"discriminator": 0.2, "generator": 0.04}'
         )
-    given = {"discriminator": 0.2, "generator": 0.04, **(rates or {})}
+    rates = {"discriminator": 0.2, "generator": 0.04, **(rates or {})}
     stated = {"noise": noise, "generator_noise": generator_noise, "normalisation": normalisation}
-    numbers = {name: checks.number(name, value, minimum=0.0) for name, value in stated.items()}
+    parameters = {name: checks.number(name, value, minimum=0.0) for name, value in stated.items()}
     groups, draws = {"discriminator": 1, "generator": 1}, {"seen": "normal", "made": "normal"}
     return Rule(
         adversarial,
         groups=groups,
-        rates=given,
+        rates=rates,
         tokens=2,
         draws=draws,
-        parameters=numbers,
+        parameters=parameters,
         weight_decay=weight_decay,
     )

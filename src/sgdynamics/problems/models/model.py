@@ -50,47 +50,47 @@ def model(function: Callable[Arguments, Stated]) -> Callable[Arguments, Stated]:
     signature = inspect.signature(function)
 
     @functools.wraps(function)
-    def made(*given: Arguments.args, **named: Arguments.kwargs) -> Stated:
-        bound = signature.bind(*given, **named)
+    def make_problem(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Stated:
+        bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
         problem = function(*bound.args, **bound.kwargs)
-        # what is sealed is not changed by anyone else: this is still the making of it
+        # written past the freeze: the problem is still being made
         vars(problem).update(
-            _model=made,
-            _describe_model=_described,
+            _model=make_problem,
+            _describe_model=_describe_arguments,
             kind=function.__name__,
             _arguments=dict(bound.arguments),
         )
         return problem
 
-    MODELS[function.__name__] = made
-    return made
+    MODELS[function.__name__] = make_problem
+    return make_problem
 
 
-def _described(problem: Problem) -> dict[str, Any]:
-    """The record of what a model made: its name and arguments, with the numbers that stand there now."""
-    numbers = {
+def _describe_arguments(problem: Problem) -> dict[str, Any]:
+    """Return the record of a model's problem: its name, and the current values of its arguments."""
+    parameters = {
         "weight_decay": problem._parameters["weight_decay"],
         **problem._parameters.get("user", {}),
     }
-    found: dict[str, Any] = {"kind": problem.kind}
-    again = True
-    for name, given in problem._arguments.items():
-        value: Any = given if given is None else numbers.get(name, given)
+    record: dict[str, Any] = {"kind": problem.kind}
+    rerunnable = True
+    for name, argument in problem._arguments.items():
+        value: Any = argument if argument is None else parameters.get(name, argument)
         if hasattr(value, "describe") and not is_scheduled(value):
-            found[name] = value.describe()
+            record[name] = value.describe()
         elif callable(value):
-            found[name], whole = (
+            record[name], is_rerunnable = (
                 describe_schedule(value)
                 if is_scheduled(value)
                 else (function_identity(value), False)
             )
-            again = again and whole
+            rerunnable = rerunnable and is_rerunnable
         else:
-            found[name] = (
+            record[name] = (
                 value if value is None or isinstance(value, (str, bool)) else plain_values(value)
             )
-    return found if again else {**found, "rerunnable": False}
+    return record if rerunnable else {**record, "rerunnable": False}
 
 
 def noise_number(value: Any) -> Any:

@@ -13,28 +13,32 @@ from sgdynamics.problems.models.model import model
 from sgdynamics.problems.moves import Move
 from sgdynamics.problems.rule import Rule
 
-One = Float[Numeric, " 1"]
+Single = Float[Numeric, " 1"]
 
 
-def hebb_rule(fields: One, signals: One, head: Any, noise_draw: Scalar, overlaps: Any) -> Move:
+def hebb_rule(
+    fields: Single, signals: Single, head: Any, noise_draw: Scalar, overlaps: Any
+) -> Move:
     """Along the input, by its label, always."""
     return Move(-jnp.sign(signals))
 
 
 def perceptron_rule(
-    fields: One, signals: One, head: Any, noise_draw: Scalar, overlaps: Any
+    fields: Single, signals: Single, head: Any, noise_draw: Scalar, overlaps: Any
 ) -> Move:
     """The same, where it is wrong."""
     label = jnp.sign(signals)
     return Move(-label * (fields * label < 0))
 
 
-def adatron_rule(fields: One, signals: One, head: Any, noise_draw: Scalar, overlaps: Any) -> Move:
+def adatron_rule(
+    fields: Single, signals: Single, head: Any, noise_draw: Scalar, overlaps: Any
+) -> Move:
     """By how far it is wrong."""
     return Move(fields * (fields * jnp.sign(signals) < 0))
 
 
-def wrong(fields: One, signals: One, head: Any, noise_draw: Scalar) -> Float[Numeric, ""]:
+def wrong(fields: Single, signals: Single, head: Any, noise_draw: Scalar) -> Float[Numeric, ""]:
     """1 where the label is not the teacher's."""
     return jnp.where(fields[0] * signals[0] < 0, 1.0, 0.0).astype(fields.dtype)
 
@@ -51,17 +55,17 @@ def perceptron(rule: str = "perceptron", *, weight_decay: float | Function = 0.0
     rule : str, default 'perceptron'
         "hebb": w moves along y x; "perceptron": only where sign(w.x) is wrong; "adatron": there, by abs(w.x).
     weight_decay : float or callable, default 0.0
-        As of ``Problem``.
+        Weight decay, as of ``Problem``.
 
     Returns
     -------
     Rule
-        Of one row and one signal. Its risk is the probability of a wrong label, acos(rho)/pi with rho the cosine of w and w*.
+        Rule of one row and one signal. Its risk is the probability of a wrong label, acos(rho)/pi with rho the cosine of w and w*.
 
     Raises
     ------
     ValueError
-        If an argument is refused; the message names it, the value and what would be right.
+        If an argument is invalid. The message names the argument, the value and the fix.
 
     Notes
     -----

@@ -91,7 +91,7 @@ def sequence_single_index(
     tokens : int, default 2
         L: how many inputs a sequence has.
     target : str or callable, optional
-        g; the same as the link unless given.
+        The function g. Defaults to the link.
     noise : float or callable, default 0.0
         Variance of the label noise, or a function of alpha.
     constraint : str or None, default 'sphere'
@@ -101,19 +101,19 @@ def sequence_single_index(
     means : array, optional
         Means of the tokens along w*, (tokens, 1).
     weight_decay : float or callable, default 0.0
-        As of ``Problem``.
+        Weight decay, as of ``Problem``.
     covariance : sequence of (float, float) or Spectrum, optional
         Blocks (eigenvalue, fraction of d) of the tokens' covariance, or ``sgd.Spectrum``.
 
     Returns
     -------
     Problem
-        Of width 1 with 1 signal and the loss (f - y)^2/2.
+        Problem of width 1 with 1 signal and the loss (f - y)^2/2.
 
     Raises
     ------
     ValueError
-        If an argument is refused; the message names it, the value and what would be right.
+        If an argument is invalid. The message names the argument, the value and the fix.
 
     See Also
     --------
