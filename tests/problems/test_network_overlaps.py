@@ -143,7 +143,7 @@ def test_a_mixture_has_no_one_over_p():
         ((W[:2], TEACHER, None, problem()), "weights has 2 rows"),
         ((W, TEACHER * 1.01, None, problem()), "teacher_gram = teacher @ teacher.T"),
         ((W, TEACHER, None, problem(head="trained")), "head is trained"),
-        ((W, TEACHER, HEAD[:2]), "one number a unit"),
+        ((W, TEACHER, HEAD[:2]), "one number per unit"),
         ((np.full_like(W, np.nan), TEACHER), "not finite"),
         ((W + 1j, TEACHER), "real numbers"),
         ((W[0], TEACHER), "units x inputs"),
