@@ -308,8 +308,12 @@ def _solve_again(theory: xr.Dataset, saved: np.ndarray, times: np.ndarray) -> xr
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the theory itself has given them
             return solve_ode(
-                problem, algorithm, start, times=np.union1d(saved, times), dimension=dimension
-            )  # type: ignore[arg-type]
+                problem,
+                algorithm,  # type: ignore[arg-type]
+                start,
+                times=np.union1d(saved, times),
+                dimension=dimension,
+            )
     except ValueError:
         return None
 

@@ -477,7 +477,7 @@ def _search(system: _System, X: np.ndarray, a: np.ndarray, limit: float) -> _Can
     """Levenberg-Marquardt on the drift, in rows and head, every start at its own pace; then the polish."""
 
     def normal(rows: np.ndarray) -> np.ndarray:
-        return system.structure.constraint.project_rows(rows, axes=(1, 3))
+        return np.asarray(system.structure.constraint.project_rows(rows, axes=(1, 3)))
 
     X, a = normal(X), a.copy()
     points = system.at(*system.of_rows(X, a))
@@ -507,7 +507,7 @@ def _descend(system: _System, X: np.ndarray, a: np.ndarray, limit: float) -> _Ca
     """Where the ODE leads: implicit Euler steps that lengthen, but not past what grows, so that a saddle is left as fast as it can be."""
     draw = np.random.default_rng(11)
     X = X + 1e-2 * draw.standard_normal(X.shape)  # off the subspaces that the dynamics would keep
-    X = system.structure.constraint.project_rows(X, axes=(1, 3))
+    X = np.asarray(system.structure.constraint.project_rows(X, axes=(1, 3)))
     points = system.at(*system.of_rows(X, a))
     live = np.flatnonzero(np.isfinite(points.jacobian).all(axis=(1, 2)))
     pace = np.full(len(X), 0.1)

@@ -97,7 +97,7 @@ def register_parameters(
             static = tuple(getattr(instance, name) for name in static_fields)
             return children, (*static, tuple(integers.items()))
 
-        def unflatten(static: tuple[Any, ...], children: Sequence[Any]) -> Any:
+        def unflatten(static: tuple[Any, ...], children: Any) -> Any:
             instance = object.__new__(cls)
             values = (*to_numpy(children), *static[:-1])
             instance.__dict__.update(zip((*parameters, *static_fields), values, strict=True))

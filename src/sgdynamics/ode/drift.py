@@ -84,7 +84,8 @@ def drift(
         if finite is not None:
             tilt = jnp.einsum("bid,bjd->bij", pull, coefficients)
             # exact mean of the second-order terms of one step at finite d
-            second_order = moments.norms / batch + (1 - 1 / batch) * tilt
+            norms: Any = moments.norms
+            second_order = norms / batch + (1 - 1 / batch) * tilt
             second_order = second_order + decay**2 * Q + decay * inward
             dQ = dQ + lr * finite["inverse_dimension"] * second_order
     dM, dQ = structure.constraint.project_overlap_rates(M, Q, dM, dQ)

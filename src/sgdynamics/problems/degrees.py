@@ -108,9 +108,8 @@ def _constants(
 
     @cache
     def values() -> list[np.ndarray]:
-        outputs = equation.primitive.bind(
-            *[operand.value() for operand in operands], **equation.params
-        )  # type: ignore[misc]
+        arguments = [operand.value() for operand in operands]  # type: ignore[misc]
+        outputs = equation.primitive.bind(*arguments, **equation.params)
         return [
             np.asarray(output)
             for output in (outputs if equation.primitive.multiple_results else [outputs])

@@ -86,7 +86,8 @@ class Structure:
     width: int
     signals: int
     blocks: int
-    loss: Loss
+    # A `Loss`. Its family decides which other attributes it has, so that its type is not narrowed.
+    loss: Any
     trained: bool
     constraint: Constraint
     sample: Sample

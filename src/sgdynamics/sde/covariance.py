@@ -381,7 +381,7 @@ def _averages(
     first: Any = 0.0
     second: Any = 0.0
     for index, share in enumerate(np.asarray(shares)):
-        case = {
+        case: dict[str, Any] = {
             name: jnp.broadcast_to(value[index], (len(z), *value.shape[1:]))
             for name, value in cases.items()
         }

@@ -462,7 +462,7 @@ def _prepared(
         "each": every[0],
         "shared": case.shared,
         "states": case.states,
-        "alpha": np.float64(call.clock.alpha[-1]),
+        "alpha": np.float64(call.clock.alpha[-1]),  # type: ignore[index]
         "watch": {
             name: value
             for name, value in more.items()

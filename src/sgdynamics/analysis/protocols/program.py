@@ -172,9 +172,9 @@ def _reached(
     if program.integral:
         return integral
     judged = _judged(numbers, placed(numbers["shared"], row), numbers["alpha"])
-    watch: Any = (
-        program.watch if program.own is None else replace(program.watch, criterion=program.own)
-    )  # type: ignore[type-var]
+    watch: Any = program.watch
+    if program.own is not None:
+        watch = replace(watch, criterion=program.own)
     return watch.value(judged, state) + integral
 
 
