@@ -183,7 +183,7 @@ def test_figure_has_the_exponents(tmp_path):
 )
 def test_exponents_over_a_decade(kappa, counts):
     """n ~ d, d log d, d^2, d^3; what is left of finite d is of the size that the diffusion has."""
-    data = paper._measured(kappa, counts, 5)
+    data = paper._measure(kappa, counts, 5)
     d, n, error, theory = (
         np.asarray(data[f"{name}_{kappa}"])
         for name in ("d", "samples", "error", "samples_diffusion")

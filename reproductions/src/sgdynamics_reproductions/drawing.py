@@ -9,12 +9,12 @@ import numpy as np
 from matplotlib.axes import Axes
 
 __all__ = [
+    "draw_runs",
     "finish",
     "legend_below",
     "letters",
     "panels",
     "readable",
-    "runs_on",
     "subplots",
     "ticks",
 ]
@@ -84,7 +84,7 @@ def panels(columns: int, width: float = 4.4, height: float = 3.7) -> tuple[Any, 
     return fig, axes[0]
 
 
-def runs_on(
+def draw_runs(
     ax: Axes, x: Any, runs: Any, colour: str, label: str | None = None, bars: float = 2.0
 ) -> None:
     """Draw the mean over runs (the first axis) as points, with bars of ``bars`` standard errors."""

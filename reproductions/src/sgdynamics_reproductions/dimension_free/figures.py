@@ -239,7 +239,7 @@ def high_dimensional(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Datase
     Notes
     -----
     (a) SGD runs at two dimensions and the ODE, from one start. (b) The mean over runs of ``|Omega -
-    Omega_ODE|_inf``, where it is largest for t <= 5, against d, beside the theorem's scale
+    Omega_ODE|_inf``, where it is largest for t <= 5, against d, next to the theorem's scale
     sqrt(gamma/(d p)). From the slides: k, p, gamma, Delta = 1e-3. Chosen: the start (random rows at
     d = 500), dimensions, times. Quick: smaller d, t <= 5.
 

@@ -58,9 +58,9 @@ def regimes(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     Above, the map: across the width, up the noise of SGD, borders by what may be neglected
     (``plot.regime_map``), sizes at the runs' start. Below, in each corner, the mean risk of SGD
     runs from one random start, over that of gradient flow, with the ODE of this gamma and d =
-    infinity, and the mean field of infinitely many units of the same (m, q) beside it; a band shows
+    infinity, and the mean field of infinitely many units of the same (m, q) next to it; a band shows
     the scatter of single runs. ``scatter`` is the largest standard deviation over runs of an
-    overlap at t = 5, beside the size that the map has for it. The slides' diagram has no numbers:
+    overlap at t = 5, next to the size that the map has for it. The slides' diagram has no numbers:
     all settings are chosen here, Delta = 1e-3. Quick: fewer runs.
 
     Examples
@@ -161,10 +161,10 @@ def regimes(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
         "verdict": "mean risk of SGD over that of gradient flow, ODE, mean field, less 1, where it is largest for t <= "
         f"{HORIZON:g}: {'; '.join(values)}",
     }
-    return _drawn(table, data), data
+    return _draw(table, data), data
 
 
-def _drawn(places: dict[str, Regime], data: xr.Dataset) -> Any:
+def _draw(places: dict[str, Regime], data: xr.Dataset) -> Any:
     from matplotlib.figure import Figure
 
     fig = Figure(figsize=(16.5, 8.4), layout="constrained")

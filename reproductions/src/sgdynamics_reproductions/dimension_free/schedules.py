@@ -79,7 +79,7 @@ def cases(quick: bool = False, seed: int = 0) -> dict[str, Case]:
 
 
 def optimal_schedules(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
-    """The optimal schedule of each of ``cases`` beside the best constant rate: rates (above) and
+    """The optimal schedule of each of ``cases`` next to the best constant rate: rates (above) and
     excess risk against alpha (below).
 
     Parameters
@@ -114,11 +114,11 @@ def optimal_schedules(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Datas
     data = xr.Dataset(attrs={"dimension": DIMENSION, "pieces": pieces, "seed": seed})
     chosen = cases(quick, seed)
     for name, case in chosen.items():
-        data = data.merge(_solved(name, case, pieces, seed), combine_attrs="no_conflicts")
-    return _drawn(chosen, data), data
+        data = data.merge(_solve(name, case, pieces, seed), combine_attrs="no_conflicts")
+    return _draw(chosen, data), data
 
 
-def _solved(name: str, case: Case, pieces: int, seed: int) -> xr.Dataset:
+def _solve(name: str, case: Case, pieces: int, seed: int) -> xr.Dataset:
     best = optimal_schedule(case.problem, OnePassSGD(), case.begin, alpha=case.alpha, pieces=pieces)
     # where pieces end: the schedule's own edges, every other one of fifty
     stride = max(1, pieces // SAVES)
@@ -183,7 +183,7 @@ def _both(best: OptimalProtocol) -> tuple[OnePassSGD, OnePassSGD]:
     return best.algorithm, OnePassSGD(lr=piecewise_rate(best.edges[1:-1], flat))
 
 
-def _drawn(chosen: dict[str, Case], data: xr.Dataset) -> Any:
+def _draw(chosen: dict[str, Case], data: xr.Dataset) -> Any:
     import matplotlib.pyplot as plt
 
     fig, axes = plt.subplots(

@@ -341,7 +341,7 @@ def single_index(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     does not leave m = 0, which is stable (``growth_rate_fixed_lr``, ``share_fixed_lr``). Links:
     ``link``; gamma: ``learning_rate``. Odd links start from m > 0. For exponents 3 and 4 the ODE
     leaves only from the better starts (``share_ode``), and its mean is over these. Fits are
-    weighted by standard errors, with 95 per cent intervals of sampling alone; beside them stands
+    weighted by standard errors, with 95 per cent intervals of sampling alone; next to them stands
     the slope that the diffusion has over the same d, which nears the exponent as d grows.
 
     Examples
@@ -349,7 +349,7 @@ def single_index(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     >>> fig, data = sgdynamics_reproductions.dimension_free.single_index(quick=True)  # doctest: +SKIP
     """
     plan = QUICK if quick else FULL
-    components = [_measured(kappa, counts, seed) for kappa, counts in plan.items()] + [
+    components = [_measure(kappa, counts, seed) for kappa, counts in plan.items()] + [
         _at_fixed_rate(FIXED[quick], seed)
     ]
     data = xr.merge(components, combine_attrs="no_conflicts")
@@ -364,10 +364,10 @@ def single_index(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
         f"prefactor_{kappa}": float(scaling(kappa).prefactor or math.nan) for kappa in (1, 2)
     }
     data.attrs |= {"threshold": THRESHOLD, "seed": seed}
-    return _drawn(data), data
+    return _draw(data), data
 
 
-def _measured(kappa: int, counts: dict[int, int], seed: int) -> xr.Dataset:
+def _measure(kappa: int, counts: dict[int, int], seed: int) -> xr.Dataset:
     """One link over d: mean samples with standard errors, the ODE's and the diffusion's from the
     same starts, and fitted exponents.
     """
@@ -429,7 +429,7 @@ def _limit(kappa: int) -> float:
 
 
 def _at_fixed_rate(dimensions: tuple[int, ...], seed: int) -> xr.Dataset:
-    """Exponent 3 at one learning rate for all d, beside the scaled one: shares that leave in TRIED
+    """Exponent 3 at one learning rate for all d, next to the scaled one: shares that leave in TRIED
     times the scaled rate's mean samples.
     """
     fixed = 2 * scaling(3).largest_lr
@@ -461,7 +461,7 @@ def _at_fixed_rate(dimensions: tuple[int, ...], seed: int) -> xr.Dataset:
     )
 
 
-def _drawn(data: xr.Dataset) -> Any:
+def _draw(data: xr.Dataset) -> Any:
     import matplotlib.pyplot as plt
     from matplotlib.ticker import NullFormatter, ScalarFormatter
 

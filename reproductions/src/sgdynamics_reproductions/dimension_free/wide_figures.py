@@ -70,7 +70,7 @@ def mean_field(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Notes
     -----
-    (a) The mean risk of SGD runs of width p, each beside the solution with infinitely many units of
+    (a) The mean risk of SGD runs of width p, each next to the solution with infinitely many units of
     the same (m, q) at that d (lines of the same colour). (b) The gap against p at three times: it
     falls like 1/p, from rows that are not yet all directions and from the noise, of order gamma/p.
     (c), (d) The density mu_t(m, q) of many particles. Chosen: d = 80 (quick 40), gamma = 1, Delta =
@@ -232,9 +232,9 @@ def mean_field_high_dimension(quick: bool = False, seed: int = 0) -> tuple[Any, 
 
     Notes
     -----
-    (a) SGD runs at p = d/2 beside particles of the same (m, q) at d = p = infinity. (b) Mean over
+    (a) SGD runs at p = d/2 next to particles of the same (m, q) at d = p = infinity. (b) Mean over
     runs of the largest entry of ``|Q - M M^T
-    - diag(Q_perp)|``, against p, beside the theorem's scale p^(-1/2) + d^(-1/2). (c) What a finite d alone does at p = infinity: the
+    - diag(Q_perp)|``, against p, next to the theorem's scale p^(-1/2) + d^(-1/2). (c) What a finite d alone does at p = infinity: the
     relative change of the risk of the same particles, which falls like 1/d. (d) The density of
     (m_1, m_2): by t = 20 units have learned the mean of the teachers and begin to tell them apart.
     Chosen: d = 2p, gamma = 1, Delta = 1e-3, random starts.

@@ -76,14 +76,14 @@ def figure_1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
         {"snr": list(SNRS), "t": ("time", t)},
         {"n": n, "c": c, "seed": seed},
     )
-    return _drawn(data, c), data
+    return _draw(data, c), data
 
 
 def _points(snr: float, c: float) -> Any:
     return fixed_points(SpikedTensor(order=2, snr=snr), OnePassSGD(lr=c))
 
 
-def _drawn(data: xr.Dataset, c: float) -> Any:
+def _draw(data: xr.Dataset, c: float) -> Any:
     import matplotlib.pyplot as plt
 
     n, t = data.attrs["n"], np.asarray(data.t)

@@ -9,7 +9,7 @@ import xarray as xr
 
 from sgdynamics import EpochSGD, TeacherStudent, simulate, solve_dmft, start
 from sgdynamics.base import checks
-from sgdynamics_reproductions.drawing import finish, panels, readable, runs_on
+from sgdynamics_reproductions.drawing import draw_runs, finish, panels, readable
 
 RATE, ALPHA, NOISE, EPOCHS = 1.2, 1.0, 0.25, 20
 ORDERS = ("reshuffle", "fixed", "replacement")
@@ -107,22 +107,22 @@ def figure_2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
         },
     )
     data.attrs["samples_per_dimension"] = ALPHA
-    return _drawn(data), data
+    return _draw(data), data
 
 
-def _drawn(data: xr.Dataset) -> Any:
+def _draw(data: xr.Dataset) -> Any:
     fig, axes = panels(3, 4.5, 4.0)
     for ax, (name, words) in zip(axes, RISKS.items(), strict=False):
         for row, order in enumerate(data.order.values):
             line, band = data[name].values[row], 2 * data[f"{name}_error"].values[row]
             ax.plot(data.after, line, color=f"C{row}", label=str(order))
             ax.fill_between(data.after, line - band, line + band, color=f"C{row}", alpha=0.15, lw=0)
-            runs_on(ax, data.point, data[f"{name}_runs"].values[row], f"C{row}")
+            draw_runs(ax, data.point, data[f"{name}_runs"].values[row], f"C{row}")
         ax.set(ylabel=words)
     for row in (1, 2):
         apart = data.risk_runs.values[row] - data.risk_runs.values[0]
         axes[2].plot(data.point, apart.mean(axis=0), color=f"C{row}", lw=0.8, ls=":")
-        runs_on(axes[2], data.point, apart, f"C{row}")
+        draw_runs(axes[2], data.point, apart, f"C{row}")
     axes[2].axhline(0.0, color="C0", lw=1)
     for ax in axes:
         ax.set(xlabel="epochs")

@@ -17,7 +17,7 @@ from sgdynamics import (
     start,
 )
 from sgdynamics.base import checks
-from sgdynamics_reproductions.drawing import finish, panels, runs_on
+from sgdynamics_reproductions.drawing import draw_runs, finish, panels
 
 WIDTH, ALPHA, NOISE, RATE, SCALE = 4, 2.0, 0.3, 1.0, 0.1
 HEAD = (2.0, -2.0, 2.0, -2.0)
@@ -52,10 +52,10 @@ def figure_3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Notes
     -----
-    Four erf units with fixed heads +2, -2, +2, -2 learn one from two samples a dimension with label
+    Four erf units with fixed heads +2, -2, +2, -2 learn one from two samples per dimension with label
     noise .3, from rows .1 N(0, I/d), by full-batch steps of lr = 1. The signal is learned by t = 5
     and fresh data are at their best; then the noise is fitted, by rows that grow in all directions.
-    Lines: DMFT, as far as its directions are few beside its paths; circles: runs in d dimensions.
+    Lines: DMFT, as far as its directions are few next to its paths; circles: runs in d dimensions.
     The share is ``|W w*|/|W|``, with the mean squares of both.
 
     Examples
@@ -113,7 +113,7 @@ def figure_3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
         },
     )
     data.attrs["samples_per_dimension"] = ALPHA
-    return _drawn(data), data
+    return _draw(data), data
 
 
 def _share(result: xr.Dataset) -> np.ndarray:
@@ -124,7 +124,7 @@ def _share(result: xr.Dataset) -> np.ndarray:
     )
 
 
-def _drawn(data: xr.Dataset) -> Any:
+def _draw(data: xr.Dataset) -> Any:
     fig, axes = panels(3, 4.2, 3.8)
     later = data.t.values > 0
     for ax, (name, words) in zip(axes, NAMES.items(), strict=True):
@@ -140,7 +140,7 @@ def _drawn(data: xr.Dataset) -> Any:
                 alpha=0.2,
                 lw=0,
             )
-        runs_on(
+        draw_runs(
             ax,
             data.point,
             data[f"{name}_runs"].values,

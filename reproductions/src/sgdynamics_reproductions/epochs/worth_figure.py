@@ -12,7 +12,7 @@ from sgdynamics.base import checks
 from sgdynamics.papers.epochs import fresh_samples, linear_epochs
 from sgdynamics_reproductions.drawing import finish, panels
 
-ALPHA, EPOCHS, SOLVED = 2.0, 6, 4  # samples a dimension; epochs, and those that DMFT goes through
+ALPHA, EPOCHS, SOLVED = 2.0, 6, 4  # samples per dimension; epochs, and those that DMFT goes through
 CASES = ((0.8, 0.0), (0.8, 0.02), (0.8, 0.1), (0.8, 0.25), (0.3, 0.25))  # learning rate, noise
 BY_DMFT = (0, 3)  # of the cases
 NEAR_ZERO = 1e-9  # |w|^2 of a start at 0
@@ -41,7 +41,7 @@ def figure_1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Notes
     -----
-    A linear unit from 0, two samples a dimension, reshuffled in every epoch. Lines: the equations
+    A linear unit from 0, two samples per dimension, reshuffled in every epoch. Lines: the equations
     in two times (``linear_epochs``) against the one-pass ODE in closed form (``fresh_samples``).
     Circles: runs in d dimensions; crosses: ``sgd.worth_of_repeats``, by DMFT.
 
@@ -120,7 +120,7 @@ def figure_1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
             "seed": seed,
         },
     )
-    return _drawn(data), data
+    return _draw(data), data
 
 
 def worths(data: xr.Dataset) -> np.ndarray:
@@ -146,7 +146,7 @@ def worths_of_runs(data: xr.Dataset) -> np.ndarray:
     return np.stack(results) / data.attrs["samples_per_dimension"]
 
 
-def _drawn(data: xr.Dataset) -> Any:
+def _draw(data: xr.Dataset) -> Any:
     fig, axes = panels(2, 4.8, 3.9)
     lines, runs = worths(data), worths_of_runs(data)
     epoch, error = data.after.values[1:], 2 * runs.std(axis=1, ddof=1) / np.sqrt(runs.shape[1])

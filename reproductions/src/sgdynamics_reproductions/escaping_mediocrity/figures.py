@@ -150,7 +150,7 @@ def _shown(found: ExitTimes, p: int) -> str:
 
 
 def figure_1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
-    """SGD (left) and SDE (right) from one start beside the ODE, p = 1, d = 3000, with exit times.
+    """SGD (left) and SDE (right) from one start next to the ODE, p = 1, d = 3000, with exit times.
 
     Parameters
     ----------

@@ -143,10 +143,10 @@ def figure_6(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
             "seed": seed,
         },
     )
-    return _drawn(data), data
+    return _draw(data), data
 
 
-def _drawn(data: xr.Dataset) -> Any:
+def _draw(data: xr.Dataset) -> Any:
     import matplotlib.pyplot as plt
 
     fig, (left, middle, right) = plt.subplots(1, 3, figsize=(13, 4.2), layout="constrained")
@@ -208,7 +208,7 @@ def _drawn(data: xr.Dataset) -> Any:
 
 
 def _draw_sphere(ax: Axes) -> None:
-    """The risk on the half of the unit sphere in d = 3 that is seen from 65 degrees beside w*, as a
+    """The risk on the half of the unit sphere in d = 3 that is seen from 65 degrees next to w*, as a
     disc.
     """
     from matplotlib.patches import Circle

@@ -9,7 +9,7 @@ import xarray as xr
 
 from sgdynamics import OnePassSGD, simulate, solve_ode, updates
 from sgdynamics.base import checks
-from sgdynamics_reproductions.drawing import finish, panels, runs_on
+from sgdynamics_reproductions.drawing import draw_runs, finish, panels
 from sgdynamics_reproductions.optimisers.problem import spread_over, two_units
 
 NOISE = 0.1
@@ -91,10 +91,10 @@ def figure_6(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
         },
         {"d": dimension, "noise": NOISE, "runs": runs, "every": 4, "seed": seed},
     )
-    return _drawn(data), data
+    return _draw(data), data
 
 
-def _drawn(data: xr.Dataset) -> Any:
+def _draw(data: xr.Dataset) -> Any:
     fig, axes = panels(3, 4.5, 3.9)
     for row, name in enumerate(data.optimiser.values):
         for block, (value, f) in enumerate(
@@ -107,7 +107,7 @@ def _drawn(data: xr.Dataset) -> Any:
                 color=colour,
                 label=f"eigenvalue {value:g}",
             )
-            runs_on(axes[row], data.point, data.M_runs.values[row, :, :, block] / f, colour)
+            draw_runs(axes[row], data.point, data.M_runs.values[row, :, :, block] / f, colour)
         lr = OPTIMISERS[name][0]
         axes[row].set(
             xlabel="$\\alpha$ = samples/$d$",
@@ -116,7 +116,7 @@ def _drawn(data: xr.Dataset) -> Any:
             title=f"{name}, lr = {lr:g}",
         )
         axes[2].plot(data.alpha, data.excess_risk.values[row], color=f"C{2 + row}", label=str(name))
-        runs_on(axes[2], data.point, data.excess_risk_runs.values[row], f"C{2 + row}")
+        draw_runs(axes[2], data.point, data.excess_risk_runs.values[row], f"C{2 + row}")
     axes[2].set(
         yscale="log", xlabel="$\\alpha$ = samples/$d$", ylabel="excess risk", title="excess risk"
     )

@@ -9,7 +9,7 @@ import xarray as xr
 
 from sgdynamics import OnePassSGD, simulate, solve_ode, updates
 from sgdynamics.base import checks
-from sgdynamics_reproductions.drawing import finish, panels, runs_on
+from sgdynamics_reproductions.drawing import draw_runs, finish, panels
 from sgdynamics_reproductions.optimisers.problem import one_unit, spread_over
 
 NOISES = (0.1, 1.0, 10.0)
@@ -104,10 +104,10 @@ def figure_5(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
             "seed": seed,
         },
     )
-    return _drawn(data), data
+    return _draw(data), data
 
 
-def _drawn(data: xr.Dataset) -> Any:
+def _draw(data: xr.Dataset) -> Any:
     fig, axes = panels(3, 4.5, 3.9)
     for row, name in enumerate(data["update"].values):
         for column, noise in enumerate(data.noise.values):
@@ -118,7 +118,7 @@ def _drawn(data: xr.Dataset) -> Any:
                 color=colour,
                 label=f"noise {noise:g}",
             )
-            runs_on(axes[row], data.point, data.excess_risk_runs.values[row, column], colour)
+            draw_runs(axes[row], data.point, data.excess_risk_runs.values[row, column], colour)
             x, y, best = (
                 data.lr.values[row],
                 data.last.values[row, column],

@@ -9,7 +9,7 @@ import xarray as xr
 
 from sgdynamics import OnePassSGD, simulate, solve_ode, updates
 from sgdynamics.base import checks
-from sgdynamics_reproductions.drawing import finish, panels, runs_on
+from sgdynamics_reproductions.drawing import draw_runs, finish, panels
 from sgdynamics_reproductions.optimisers.problem import spread_over, two_units
 
 NOISE, ACCURATE = 0.1, 1e-4  # runs are known to a percent
@@ -91,18 +91,18 @@ def figure_1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
         {"optimiser": list(OPTIMISERS), "alpha": alpha, "point": some},
         {"d": dimension, "noise": NOISE, "runs": runs, "every": 4, "seed": seed},
     )
-    return _drawn(data), data
+    return _draw(data), data
 
 
-def _drawn(data: xr.Dataset) -> Any:
+def _draw(data: xr.Dataset) -> Any:
     fig, axes = panels(3, 4.6, 4.0)
     stride = data.attrs["every"]
     for row, name in enumerate(data.optimiser.values):
         ax, colour = axes[row // 4], f"C{row}"
         line, runs = data.excess_risk.values[row], data.excess_risk_runs.values[row]
         ax.plot(data.alpha, line, color=colour, label=f"{name}, lr = {float(data.lr[row]):g}")
-        runs_on(ax, data.point, runs, colour)
-        runs_on(axes[2], data.point + 0.08 * (row - 3.5), runs / line[stride::stride], colour)
+        draw_runs(ax, data.point, runs, colour)
+        draw_runs(axes[2], data.point + 0.08 * (row - 3.5), runs / line[stride::stride], colour)
     for ax, words in zip(
         axes, ("memories and lengths", "directions and coordinates"), strict=False
     ):

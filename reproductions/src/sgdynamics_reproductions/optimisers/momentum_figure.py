@@ -9,7 +9,7 @@ import xarray as xr
 
 from sgdynamics import OnePassSGD, simulate, solve_ode, updates
 from sgdynamics.base import checks
-from sgdynamics_reproductions.drawing import finish, panels, runs_on
+from sgdynamics_reproductions.drawing import draw_runs, finish, panels
 from sgdynamics_reproductions.optimisers.problem import spread_over, two_units
 
 NOISE, RATE = 0.1, 2.0  # RATE is the effective one, lr/(1 - beta)
@@ -107,10 +107,10 @@ def figure_3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
         },
         {"effective_rate": RATE, "noise": NOISE, "runs": runs, "every": 4, "seed": seed},
     )
-    return _drawn(data), data
+    return _draw(data), data
 
 
-def _drawn(data: xr.Dataset) -> Any:
+def _draw(data: xr.Dataset) -> Any:
     fig, axes = panels(3, 4.5, 3.9)
     stride, plain, far = data.attrs["every"], data.plain.values, int(data.d[-1])
     for ax in axes[:2]:
@@ -127,7 +127,7 @@ def _drawn(data: xr.Dataset) -> Any:
         for column, d in enumerate(data.d.values):
             colour = f"C{row + 2 * column}"
             if column:
-                runs_on(
+                draw_runs(
                     axes[0],
                     data.point + 0.12 * row,
                     data.fixed_runs.values[row, column],
@@ -135,7 +135,7 @@ def _drawn(data: xr.Dataset) -> Any:
                     f"$\\beta$ = {beta:g}",
                 )
             ratio = data.fixed_runs.values[row, column] / plain[stride::stride]
-            runs_on(
+            draw_runs(
                 axes[2],
                 data.point + 0.08 * (2 * column + row),
                 ratio,
@@ -144,7 +144,7 @@ def _drawn(data: xr.Dataset) -> Any:
             )
     for row, c in enumerate(data.memory.values):
         axes[1].plot(data.alpha, data.slow.values[row], color=f"C{4 + row}", label=f"$c$ = {c:g}")
-        runs_on(axes[1], data.point, data.slow_runs.values[row], f"C{4 + row}")
+        draw_runs(axes[1], data.point, data.slow_runs.values[row], f"C{4 + row}")
     axes[0].set(title=f"fixed $\\beta$, $d$ = {far}")
     axes[1].set(title=f"$1 - \\beta = c/d$, $d$ = {far}")
     for ax in axes[:2]:

@@ -9,7 +9,7 @@ import xarray as xr
 
 from sgdynamics import OnePassSGD, simulate, solve_ode, updates
 from sgdynamics.base import checks
-from sgdynamics_reproductions.drawing import finish, panels, runs_on, ticks
+from sgdynamics_reproductions.drawing import draw_runs, finish, panels, ticks
 from sgdynamics_reproductions.optimisers.problem import two_units
 
 NOISE, DIMENSION = 0.1, 200
@@ -107,7 +107,7 @@ def figure_4(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
         },
         {"d": DIMENSION, "noise": NOISE, "runs": runs, "late": LATE, "seed": seed},
     )
-    return _drawn(data), data
+    return _draw(data), data
 
 
 def late_risks(data: xr.Dataset) -> np.ndarray:
@@ -115,7 +115,7 @@ def late_risks(data: xr.Dataset) -> np.ndarray:
     return data.excess_risk_runs.values[..., data.point.values >= data.attrs["late"]].mean(axis=-1)
 
 
-def _drawn(data: xr.Dataset) -> Any:
+def _draw(data: xr.Dataset) -> Any:
     from matplotlib import colormaps
 
     fig, axes = panels(4, 4.1, 3.9)
@@ -133,7 +133,7 @@ def _drawn(data: xr.Dataset) -> Any:
                 ls="-" if row == 2 and batch in data.solved else ":",
                 label=f"$B$ = {batch}",
             )
-            runs_on(ax, data.point, runs, shade)
+            draw_runs(ax, data.point, runs, shade)
             if row < 2 or batch not in data.solved:
                 ax.plot(data.point, runs.mean(axis=0), color=shade, lw=0.8, ls=":")
             else:
@@ -151,7 +151,7 @@ def _drawn(data: xr.Dataset) -> Any:
         ticks(ax, [1, 3, 10, 30, 100])
     late, B = late_risks(data), data.batch.values
     for row, name in enumerate(data.optimiser.values):
-        runs_on(axes[3], B * (1 + 0.03 * (row - 1)), late[row].T, f"C{row}", str(name))
+        draw_runs(axes[3], B * (1 + 0.03 * (row - 1)), late[row].T, f"C{row}", str(name))
     axes[3].plot(
         B, late[0].mean(axis=1)[-1] * B[-1] / B, color="k", lw=0.8, ls="--", label="$B^{-1}$"
     )

@@ -9,7 +9,7 @@ import xarray as xr
 
 from sgdynamics import OnePassSGD, simulate, solve_ode, updates
 from sgdynamics.base import checks
-from sgdynamics_reproductions.drawing import finish, panels, runs_on
+from sgdynamics_reproductions.drawing import draw_runs, finish, panels
 from sgdynamics_reproductions.optimisers.problem import one_unit, spread_over
 
 NOISE, RATE, THRESHOLD = 0.1, 1.0, 0.2
@@ -94,10 +94,10 @@ def figure_7(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
             "seed": seed,
         },
     )
-    return _drawn(data), data
+    return _draw(data), data
 
 
-def _drawn(data: xr.Dataset) -> Any:
+def _draw(data: xr.Dataset) -> Any:
     fig, axes = panels(2, 4.8, 3.9)
     stride, sigma = data.attrs["every"], data.sigma.values
     for row, value in enumerate(sigma):
@@ -107,7 +107,7 @@ def _drawn(data: xr.Dataset) -> Any:
             color=f"C{row}",
             label=f"$\\sigma$ = {value:g}",
         )
-        runs_on(axes[0], data.point, data.excess_risk_runs.values[row], f"C{row}")
+        draw_runs(axes[0], data.point, data.excess_risk_runs.values[row], f"C{row}")
     lines, points = data.excess_risk.values, data.excess_risk_runs.values
     for row, index in enumerate((0, len(data.point) // 2, len(data.point) - 1)):
         at, colour = (index + 1) * stride, f"C{5 + row}"
@@ -117,7 +117,7 @@ def _drawn(data: xr.Dataset) -> Any:
             color=colour,
             label=f"$\\alpha$ = {data.point.values[index]:g}",
         )
-        runs_on(axes[1], sigma[1:], (points[1:, :, index] - lines[0, at]).T, colour)
+        draw_runs(axes[1], sigma[1:], (points[1:, :, index] - lines[0, at]).T, colour)
     axes[1].plot(
         sigma[1:3],
         2 * (lines[1, -1] - lines[0, -1]) * (sigma[1:3] / sigma[1]) ** 2,

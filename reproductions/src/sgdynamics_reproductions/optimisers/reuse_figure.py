@@ -10,7 +10,7 @@ import xarray as xr
 from sgdynamics import OnePassSGD, TeacherStudent, polynomial, simulate, solve_ode, start, updates
 from sgdynamics.base import checks
 from sgdynamics.papers.optimisers import reuse_drift
-from sgdynamics_reproductions.drawing import finish, panels, runs_on
+from sgdynamics_reproductions.drawing import draw_runs, finish, panels
 from sgdynamics_reproductions.optimisers.problem import FIRST_Q, spread_over
 
 HE3 = (0.0, -3.0, 0.0, 1.0)  # x^3 - 3x: information exponent 3
@@ -95,7 +95,7 @@ def figure_2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
         {"use": list(rules), "alpha": alpha, "point": some, "d": list(sizes), "rate": list(RATES)},
         {"lr": RATE, "times": TIMES, "runs": runs, "every": 4, "seed": seed},
     )
-    return _drawn(data), data
+    return _draw(data), data
 
 
 def _slope(problem: Any, begin: Any, lr: float) -> np.ndarray:
@@ -107,13 +107,13 @@ def _slope(problem: Any, begin: Any, lr: float) -> np.ndarray:
     return (4 * M[0] - M[1]) / SHORT
 
 
-def _drawn(data: xr.Dataset) -> Any:
+def _draw(data: xr.Dataset) -> Any:
     fig, axes = panels(3, 4.5, 3.9)
     once, twice = data.M_runs.values
     axes[0].plot(data.alpha, data.M.values[1].mean(axis=1), color="k", lw=1.2, label="ODE")
     for row, d in enumerate(data.d.values):
         text = f"$d = 10^{round(np.log10(d))}$"
-        runs_on(axes[0], data.point + 0.06 * (row - 1), twice[row].mean(axis=-1), f"C{row}", text)
+        draw_runs(axes[0], data.point + 0.06 * (row - 1), twice[row].mean(axis=-1), f"C{row}", text)
         # a root's error is that of the mean square over twice the root
         squares, means = np.mean(once[row] ** 2, axis=2), twice[row].mean(axis=2)
         root, both = np.sqrt(squares.mean(axis=0)), 2 / np.sqrt(len(squares))

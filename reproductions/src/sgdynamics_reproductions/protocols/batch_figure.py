@@ -103,7 +103,7 @@ def figure_6(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
             "seed": seed,
         },
     )
-    return _drawn(data), data
+    return _draw(data), data
 
 
 def ramp(lr: float) -> tuple[np.ndarray, np.ndarray]:
@@ -158,7 +158,7 @@ def _recursion(steps: int) -> LinearRecursion:
     )
 
 
-def _drawn(data: xr.Dataset) -> Any:
+def _draw(data: xr.Dataset) -> Any:
     fig, axes = subplots(1, 3, (14.0, 4.3))
     at, d, lr = data["at"].values, data.attrs["d"], data.lr.values
     edges = np.linspace(0, at[-1], len(data.piece) + 1)

@@ -10,8 +10,8 @@ import xarray as xr
 from sgdynamics import piecewise_rate, simulate
 from sgdynamics.analysis.protocols.confirm import Confirmation
 from sgdynamics.base import checks
-from sgdynamics_reproductions.drawing import finish, runs_on, subplots
-from sgdynamics_reproductions.protocols.kept import control_on, kept
+from sgdynamics_reproductions.drawing import draw_runs, finish, subplots
+from sgdynamics_reproductions.protocols.protocol_data import draw_control, protocol_dataset
 from sgdynamics_reproductions.protocols.reference import ONE, best, groups, with_share
 
 DIMENSION, ALPHA = 1000, 8.0
@@ -89,8 +89,8 @@ def figure_4(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
                 hard,
             )
         )
-    data = kept(
-        {"curriculum": result}, {"curriculum": _measured(points[3][:, -1], points[0][:, -1])}, seed
+    data = protocol_dataset(
+        {"curriculum": result}, {"curriculum": _measure(points[3][:, -1], points[0][:, -1])}, seed
     )
     data = data.assign(
         shares=(
@@ -110,10 +110,10 @@ def figure_4(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
         ),
     )
     data = data.assign_coords(order=list(shares), point=some)
-    return _drawn(data), data
+    return _draw(data), data
 
 
-def _measured(value: np.ndarray, constant: np.ndarray) -> Confirmation:
+def _measure(value: np.ndarray, constant: np.ndarray) -> Confirmation:
     """What ``confirm`` says of runs, from those with the optimum and those with mixed samples on
     the same random numbers.
     """
@@ -135,16 +135,16 @@ def _of_hard(result: xr.Dataset, hard: Any) -> np.ndarray:
     )
 
 
-def _drawn(data: xr.Dataset) -> Any:
+def _draw(data: xr.Dataset) -> Any:
     fig, axes = subplots(1, 3, (14.0, 4.2))
     item = data.isel(problem=0)
-    control_on(axes[0], item, "share of hard samples")
+    draw_control(axes[0], item, "share of hard samples")
     axes[0].set(ylim=(-0.08, 1.08), xlabel="$\\alpha$ = samples/$d$", title="share of hard samples")
     for row, name in enumerate(data.order.values):
         line, colour = data.excess_risk.values[row], COLOURS[str(name)]
         axes[1].plot(item.edges, line, color=colour, label=str(name))
-        runs_on(axes[1], data.point, data.excess_risk_runs.values[row], colour)
-        runs_on(axes[2], [row], data.excess_risk_runs.values[row, :, -1:], colour)
+        draw_runs(axes[1], data.point, data.excess_risk_runs.values[row], colour)
+        draw_runs(axes[2], [row], data.excess_risk_runs.values[row, :, -1:], colour)
         axes[2].plot([row - 0.25, row + 0.25], [line[-1]] * 2, color=colour, lw=2)
         axes[2].text(
             row + 0.3, line[-1], f"{line[-1]:.5f}", fontsize="small", color=colour, va="center"

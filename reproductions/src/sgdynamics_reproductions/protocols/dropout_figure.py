@@ -8,7 +8,11 @@ import xarray as xr
 
 from sgdynamics.base import checks
 from sgdynamics_reproductions.drawing import finish, subplots
-from sgdynamics_reproductions.protocols.kept import control_on, kept, risk_on
+from sgdynamics_reproductions.protocols.protocol_data import (
+    draw_control,
+    draw_risk,
+    protocol_dataset,
+)
 from sgdynamics_reproductions.protocols.reference import decay, dropout
 
 DIMENSION = 1000
@@ -51,16 +55,16 @@ def figure_3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
         name: value.confirm(dimension=DIMENSION, runs=runs, seed=seed, progress=False)
         for name, value in table.items()
     }
-    data = kept(table, measured, seed)
-    return _drawn(data), data
+    data = protocol_dataset(table, measured, seed)
+    return _draw(data), data
 
 
-def _drawn(data: xr.Dataset) -> Any:
+def _draw(data: xr.Dataset) -> Any:
     fig, axes = subplots(2, 2, (9.6, 6.4), sharex="col", height_ratios=(1.2, 1))
     for column, name in enumerate(data.problem.values):
         item = data.sel(problem=name)
-        control_on(axes[0, column], item, LABELS[str(name)])
-        risk_on(axes[1, column], item, f"chain, $d$ = {data.attrs['d']}")
+        draw_control(axes[0, column], item, LABELS[str(name)])
+        draw_risk(axes[1, column], item, f"chain, $d$ = {data.attrs['d']}")
         axes[0, column].set(ylim=(-0.08, 1.08), title=str(name))
     words = f"dropout and weight decay: {data.attrs['pieces']} pieces; {data.attrs['runs']} runs at the end (bars: 2 errors)"
     finish(fig, list(axes.flat), words)

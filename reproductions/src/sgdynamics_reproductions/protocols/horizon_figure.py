@@ -121,7 +121,7 @@ def figure_5(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
         },
         {"pieces": PIECES, "loud": LOUD, "seed": seed},
     )
-    return _drawn(data), data
+    return _draw(data), data
 
 
 def local_exponents(data: xr.Dataset) -> np.ndarray:
@@ -158,7 +158,7 @@ def _invariant(recursion: LinearRecursion, found: LinearOptimum) -> np.ndarray:
     return found.rates * root / noise_dominated(recursion, PIECES).invariant
 
 
-def _drawn(data: xr.Dataset) -> Any:
+def _draw(data: xr.Dataset) -> Any:
     from matplotlib import colormaps
 
     fig, axes = subplots(1, 4, (18.0, 4.4))

@@ -11,7 +11,11 @@ from scipy import optimize
 from sgdynamics.base import checks
 from sgdynamics.papers.protocols import best_error, best_rate, constant_error
 from sgdynamics_reproductions.drawing import finish, subplots
-from sgdynamics_reproductions.protocols.kept import control_on, kept, risk_on
+from sgdynamics_reproductions.protocols.protocol_data import (
+    draw_control,
+    draw_risk,
+    protocol_dataset,
+)
 from sgdynamics_reproductions.protocols.reference import (
     ERF_RATES,
     NOISE,
@@ -24,7 +28,7 @@ FINE = 20  # points of the closed form in a piece
 
 
 def figure_1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
-    """The best learning rate of a linear and of an erf student against alpha, beside the best
+    """The best learning rate of a linear and of an erf student against alpha, next to the best
     constant, and the risk under both.
 
     Parameters
@@ -59,7 +63,7 @@ def figure_1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
         name: value.confirm(dimension=DIMENSION, runs=runs, seed=seed, progress=False)
         for name, value in table.items()
     }
-    data = kept(table, measured, seed)
+    data = protocol_dataset(table, measured, seed)
     edges = table["linear"].edges
     inside = edges[:-1, None] + np.diff(edges)[:, None] * (np.arange(FINE) + 0.5) / FINE
     least: Any = optimize.minimize_scalar(
@@ -90,16 +94,16 @@ def figure_1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
         ),
     )
     data = data.assign_coords(place=list(ERF_RATES)).assign_attrs(noise=NOISE)
-    return _drawn(data), data
+    return _draw(data), data
 
 
-def _drawn(data: xr.Dataset) -> Any:
+def _draw(data: xr.Dataset) -> Any:
     fig, axes = subplots(2, 2, (9.6, 6.4), sharex="col", height_ratios=(1.2, 1))
     for column, name in enumerate(data.problem.values):
         item = data.sel(problem=name)
-        control_on(axes[0, column], item, "learning rate", bounds=False)
+        draw_control(axes[0, column], item, "learning rate", bounds=False)
         axes[0, column].set(ylim=(0, (1.0, 1.3)[column]))
-        risk_on(axes[1, column], item, f"chain, $d$ = {data.attrs['d']}")
+        draw_risk(axes[1, column], item, f"chain, $d$ = {data.attrs['d']}")
     at = np.linspace(0, float(data.edges[0, -1]), 401)
     axes[0, 0].plot(
         at, best_rate(at, 1.0, data.attrs["noise"]), color="k", lw=0.9, label="eps/(eps + noise)"

@@ -9,7 +9,11 @@ import xarray as xr
 
 from sgdynamics.base import checks
 from sgdynamics_reproductions.drawing import finish, subplots
-from sgdynamics_reproductions.protocols.kept import control_on, kept, risk_on
+from sgdynamics_reproductions.protocols.protocol_data import (
+    draw_control,
+    draw_risk,
+    protocol_dataset,
+)
 from sgdynamics_reproductions.protocols.reference import best, two_tasks, with_share
 
 DIMENSION, ALPHA = 1000, 10.0
@@ -50,7 +54,7 @@ def figure_2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     both = tasks.replace(probabilities=[0.5, 0.5])
     result = best(tasks, algorithm, initial_state, ALPHA, {"two": (0, 1)}, pieces, evaluate=both)
     measured = result.confirm(dimension=DIMENSION, runs=runs, seed=seed, progress=False)
-    data = kept({"replay": result}, {"replay": measured}, seed)
+    data = protocol_dataset({"replay": result}, {"replay": measured}, seed)
     shares = {
         "optimum": result.protocol["two"],
         "best constant": np.full(pieces, result.constant["two"]),
@@ -68,15 +72,15 @@ def figure_2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
         )
     )
     data = data.assign_coords(share=list(shares), task=["one", "two"])
-    return _drawn(data), data
+    return _draw(data), data
 
 
-def _drawn(data: xr.Dataset) -> Any:
+def _draw(data: xr.Dataset) -> Any:
     fig, axes = subplots(1, 3, (14.0, 4.2))
     item = data.isel(problem=0)
-    control_on(axes[0], item, "share of task two")
+    draw_control(axes[0], item, "share of task two")
     axes[0].set(ylim=(-0.08, 1.08), xlabel="$\\alpha$ = samples/$d$", title="share of task two")
-    risk_on(axes[1], item, f"chain, $d$ = {data.attrs['d']}", "mean risk of both tasks")
+    draw_risk(axes[1], item, f"chain, $d$ = {data.attrs['d']}", "mean risk of both tasks")
     axes[1].plot(
         item.edges,
         data.task_risks.sel(share="no replay").mean("task"),

@@ -205,7 +205,7 @@ def figure_2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     against eta for p = p* = 3, epsilon = 0.01, each point a mean over 20 random starts; right, the
     best eta against p (p* = 3), said to be linear in p. Ours: the same integrations (in spectra,
     see above), means with standard errors, NaN where a start fails; on the right a straight line
-    fitted to p >= 3 with its uncertainty, a power of p fitted too, and beside them the closed
+    fitted to p >= 3 with its uncertainty, a power of p fitted too, and next to them the closed
     ``optimal_rate`` (epsilon -> 0) and ``largest_stable_rate``, above which SGD does not converge
     in the end. The caption gives no range of p: 3 to 16 here (quick: 3, 4, 6, 9, 16, and 12
     learning rates for 30). The best eta is nearly a straight line, not exactly: with 20 starts
@@ -385,7 +385,7 @@ def _chain_exits(
 
 
 def escape_times(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
-    """Measured escape times against the width p for several p*, beside the ODE and the growth-rate
+    """Measured escape times against the width p for several p*, next to the ODE and the growth-rate
     formula. Not in the paper.
 
     Parameters

@@ -53,7 +53,7 @@ def _near_plateau(count: int, seed: int) -> Start:
 
 
 def figure_1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
-    """All overlaps and the error: the ODE beside 10 runs of SGD from the same overlaps.
+    """All overlaps and the error: the ODE next to 10 runs of SGD from the same overlaps.
 
     Parameters
     ----------

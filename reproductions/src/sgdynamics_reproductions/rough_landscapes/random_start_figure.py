@@ -107,7 +107,7 @@ def figure_7(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
                 count, points = result["m"].shape
                 m[number, which, size, :count, :points] = np.abs(result["m"].values)
                 loss[number, which, size, :count, :points] = result["loss"].values
-    data = _measured(plan, t, m, loss)
+    data = _measure(plan, t, m, loss)
     if plan.paths:
         data = data.merge(_limit(plan.paths, seed)).assign_attrs(
             paths=plan.paths, replicates=REPLICATES
@@ -139,7 +139,7 @@ def _median(values: np.ndarray, axis: int) -> np.ndarray:
     )
 
 
-def _measured(plan: Sizes, t: np.ndarray, m: np.ndarray, loss: np.ndarray) -> xr.Dataset:
+def _measure(plan: Sizes, t: np.ndarray, m: np.ndarray, loss: np.ndarray) -> xr.Dataset:
     """Medians of the first learning rate, and of p-SGD at all of them times and shares; m, loss
     (rate, algorithm, size, run, time).
     """

@@ -124,10 +124,10 @@ def theory_of(one: Setting, t: np.ndarray, paths: int, seed: int) -> xr.Dataset:
         "t": t,
         **options,
     }
-    return pieces.compute_piece("theory", call, partial(_solved, one, t, options))
+    return pieces.compute_piece("theory", call, partial(_solve, one, t, options))
 
 
-def _solved(one: Setting, t: np.ndarray, options: dict[str, Any]) -> xr.Dataset:
+def _solve(one: Setting, t: np.ndarray, options: dict[str, Any]) -> xr.Dataset:
     arguments = {name: value for name, value in options.items() if name != "dtype"}
     method = DMFT(dtype=options["dtype"])
     result = solve_dmft(one.problem, one.algorithm, one.start, method=method, **arguments).isel(

@@ -101,10 +101,10 @@ def figure_6(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
         {"activation": list(ACTIVATIONS), "exponent": list(EXPONENTS), "time": times},
         {"target": TARGET, "d": DIMENSION, "late": LATE, "first": FIRST, "seed": seed},
     )
-    return _drawn(data), data
+    return _draw(data), data
 
 
-def _drawn(data: xr.Dataset) -> Any:
+def _draw(data: xr.Dataset) -> Any:
     fig, axes = panels(2, 5.2, 4.0)
     t, looks, marks = (
         data.time.values,

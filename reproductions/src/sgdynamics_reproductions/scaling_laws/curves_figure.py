@@ -9,7 +9,7 @@ import xarray as xr
 
 from sgdynamics.base import checks
 from sgdynamics.scaling import RandomFeatures, compute_optimal, phase
-from sgdynamics_reproductions.drawing import finish, panels, runs_on
+from sgdynamics_reproductions.drawing import draw_runs, finish, panels
 
 CASES = ((0.7, 0.3), (0.7, 1.2))  # phases Ia and III
 DECADES = np.arange(3, 10)  # of the sizes
@@ -129,10 +129,10 @@ def figure_2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
             "seed": seed,
         },
     )
-    return _drawn(data), data
+    return _draw(data), data
 
 
-def _drawn(data: xr.Dataset) -> Any:
+def _draw(data: xr.Dataset) -> Any:
     from matplotlib import colormaps
 
     fig, axes = panels(3, 4.6, 4.0)
@@ -171,7 +171,7 @@ def _drawn(data: xr.Dataset) -> Any:
             title=f"phase {name}: $a$ = {a:g}, $b$ = {b:g}",
         )
         ax.set_ylim(frontier[-1] / 6, 1.5 * data.loss.values[row].max())
-        runs_on(
+        draw_runs(
             axes[2],
             data.drawn_steps.values * (1 + 0.06 * row),
             (data.drawn / data.equivalent).values[row],

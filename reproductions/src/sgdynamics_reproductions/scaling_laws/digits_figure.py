@@ -10,7 +10,7 @@ import xarray as xr
 
 from sgdynamics import DataSpectrum, OnePassSGD, TeacherStudent, solve_linear, spectrum_of, start
 from sgdynamics.base import checks
-from sgdynamics_reproductions.drawing import finish, panels, runs_on
+from sgdynamics_reproductions.drawing import draw_runs, finish, panels
 
 RATES = (0.2, 1.0)  # lr: steps are lr over the mean of |x|^2
 LAST = 1000
@@ -114,7 +114,7 @@ def figure_4(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
             "seed": seed,
         },
     )
-    return _drawn(data), data
+    return _draw(data), data
 
 
 def pixels() -> tuple[dict[str, np.ndarray], np.ndarray]:
@@ -172,7 +172,7 @@ def sgd_on_samples(
     return np.stack(risks, axis=1)
 
 
-def _drawn(data: xr.Dataset) -> Any:
+def _draw(data: xr.Dataset) -> Any:
     fig, axes = panels(3, 4.5, 4.0)
     for row, (ax, view) in enumerate(zip(axes, data.view.values, strict=True)):
         for column, lr in enumerate(data.lr.values):
@@ -195,7 +195,7 @@ def _drawn(data: xr.Dataset) -> Any:
             # where the mean does not settle it is carried by rare runs, and a mean over runs means
             # nothing
             if settles:
-                runs_on(ax, data.point, runs, colour, f"lr = {lr:g}: SGD, mean")
+                draw_runs(ax, data.point, runs, colour, f"lr = {lr:g}: SGD, mean")
             else:
                 low, middle, high = np.quantile(runs, [0.1, 0.5, 0.9], axis=0)
                 bars = [middle - low, high - middle]

@@ -10,7 +10,7 @@ import xarray as xr
 from sgdynamics import OnePassSGD, TeacherStudent, fit_exponent, simulate, solve_ode, start
 from sgdynamics.base import checks
 from sgdynamics.papers.scaling_laws import emergence_exponent, emergence_loss, emergence_time
-from sgdynamics_reproductions.drawing import finish, panels, runs_on
+from sgdynamics_reproductions.drawing import draw_runs, finish, panels
 
 DECAYS = (1.5, 1.75, 2.0)
 FIRST = 0.2  # overlap of each student with its own teacher
@@ -123,7 +123,7 @@ def figure_5(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
         {"b": list(DECAYS), "skill": np.arange(1, SHOWN + 1), "t_runs": ("point", at)},
         {"K": K, "d": d, "lr": lr, "first": FIRST, "runs": runs, "seed": seed},
     )
-    return _drawn(data), data
+    return _draw(data), data
 
 
 def _problem(K: int, b: float) -> tuple[TeacherStudent, Any]:
@@ -140,14 +140,14 @@ def _of_skills(result: xr.Dataset, b: float) -> np.ndarray:
     return 2 * np.arange(1, m.shape[-1] + 1.0) ** (-2 * b) * (1 - m**2)
 
 
-def _drawn(data: xr.Dataset) -> Any:
+def _draw(data: xr.Dataset) -> Any:
     fig, axes = panels(3, 4.5, 3.9)
     t, at = data.t.values, data.t_runs.values
     for index, skill in enumerate(data.skill.values):
         axes[0].plot(
             t[0], data.skill_loss.values[:, index], color=f"C{index}", label=f"skill {skill}"
         )
-        runs_on(axes[0], at, data.skill_loss_runs.values[:, :, index], f"C{index}")
+        draw_runs(axes[0], at, data.skill_loss_runs.values[:, :, index], f"C{index}")
         axes[0].axvline(
             emergence_time(skill, data.b.values[0], data.attrs["first"]),
             color=f"C{index}",
@@ -155,7 +155,7 @@ def _drawn(data: xr.Dataset) -> Any:
             ls=":",
         )
     axes[0].plot(t[0], data.loss.values[0], color="k", label="all")
-    runs_on(axes[0], at, data.loss_runs.values, "k")
+    draw_runs(axes[0], at, data.loss_runs.values, "k")
     axes[0].set(
         xscale="log",
         yscale="log",

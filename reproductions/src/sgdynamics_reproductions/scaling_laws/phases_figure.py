@@ -27,7 +27,7 @@ WIDEST = (1.2, 1.4)  # of the map
 
 
 def figure_1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
-    """Seven phases of compute-optimal random features: their map, and eta and xi measured beside
+    """Seven phases of compute-optimal random features: their map, and eta and xi measured next to
     those predicted.
 
     Parameters
@@ -99,7 +99,7 @@ def figure_1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
         },
         {"rate": 0.5, "batch": 1, "seed": seed},
     )
-    return _drawn(data), data
+    return _draw(data), data
 
 
 def _index(a: float, b: float) -> int:
@@ -107,7 +107,7 @@ def _index(a: float, b: float) -> int:
     return list(POINTS).index(phase(a, b).name) if 2 * (a + b) > 1 else -1
 
 
-def _drawn(data: xr.Dataset) -> Any:
+def _draw(data: xr.Dataset) -> Any:
     from matplotlib.colors import ListedColormap, to_rgba
 
     fig, axes = panels(3, 4.5, 4.0)

@@ -10,7 +10,7 @@ import xarray as xr
 
 from sgdynamics import OnePassSGD, TeacherStudent, power_law, random_start, simulate, solve_ode
 from sgdynamics.base import checks
-from sgdynamics_reproductions.drawing import finish, panels, runs_on, ticks
+from sgdynamics_reproductions.drawing import draw_runs, finish, panels, ticks
 
 EXPONENTS = (0.5, 1.0, 1.3)  # of the eigenvalues
 DIRECT = 1.0  # of which direct runs are made
@@ -129,7 +129,7 @@ def figure_3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
             "seed": seed,
         },
     )
-    return _drawn(data), data
+    return _draw(data), data
 
 
 def _problem(s: float) -> TeacherStudent:
@@ -176,7 +176,7 @@ def _by_rate(
     return shares, np.array(lines), np.array(points), times
 
 
-def _drawn(data: xr.Dataset) -> Any:
+def _draw(data: xr.Dataset) -> Any:
     fig, axes = panels(3, 4.5, 3.9)
     stride = data.attrs["every"]
     for row, s in enumerate(data.exponent.values):
@@ -191,8 +191,8 @@ def _drawn(data: xr.Dataset) -> Any:
             color=colour,
             label=f"$s$ = {s:g}, $g\\,l_1$ = {float(data.g_l1[row]):.2g}",
         )
-        runs_on(axes[0], data.point, runs, colour)
-        runs_on(
+        draw_runs(axes[0], data.point, runs, colour)
+        draw_runs(
             axes[1],
             data.point * (1 + 0.06 * (row - 1)),
             runs / line[stride::stride],
@@ -229,7 +229,7 @@ def _drawn(data: xr.Dataset) -> Any:
     for index, t in enumerate(data.time.values):
         gap = data.by_rate_runs.values[:, :, index] / data.by_rate.values[:, None, index] - 1
         x = data.by_rate_g_l1.values * (1 + 0.05 * (index - 1.5))
-        runs_on(axes[2], x, gap.T, f"C{index + 4}", f"$t$ = {t:.3g}")
+        draw_runs(axes[2], x, gap.T, f"C{index + 4}", f"$t$ = {t:.3g}")
     x = np.geomspace(0.2, 3, 50)
     axes[2].fill_between(
         x,

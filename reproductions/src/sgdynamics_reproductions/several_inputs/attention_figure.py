@@ -9,7 +9,7 @@ import xarray as xr
 
 from sgdynamics import OnePassSGD, models, simulate, start
 from sgdynamics.base import checks
-from sgdynamics_reproductions.several_inputs.style import TIME, finish, panels, runs_on
+from sgdynamics_reproductions.several_inputs.style import TIME, draw_runs, finish, panels
 from sgdynamics_reproductions.several_inputs.theory import path
 
 PAIRS = {
@@ -107,19 +107,19 @@ def figure_1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
             "seed": seed,
         },
     )
-    return _drawn(data), data
+    return _draw(data), data
 
 
-def _drawn(data: xr.Dataset) -> Any:
+def _draw(data: xr.Dataset) -> Any:
     fig, axes = panels(3, 4.3)
     t, at = data.t.values, data.t_runs.values
     axes[0].plot(t, data.excess_risk, color="C0", label="ODE")
-    runs_on(axes[0], at, data.excess_risk_runs, "C0", f"exact chain, $d$ = {data.attrs['d']}")
+    draw_runs(axes[0], at, data.excess_risk_runs, "C0", f"exact chain, $d$ = {data.attrs['d']}")
     axes[0].set(yscale="log", ylabel="excess risk", title="excess risk")
     for ax, name, of in ((axes[1], "M", "pair"), (axes[2], "Q", "product")):
         for index, label in enumerate(data[of].values):
             ax.plot(t, data[name].values[:, index], color=f"C{index}", label=label)
-            runs_on(ax, at, data[f"{name}_runs"].values[:, :, index], f"C{index}")
+            draw_runs(ax, at, data[f"{name}_runs"].values[:, :, index], f"C{index}")
     axes[1].set(ylabel="overlap with the teacher's rows", title="overlaps", ylim=(-0.25, 1.2))
     axes[2].set(ylabel="products of the rows", title="norms", ylim=(-0.05, 1.35))
     for ax in axes:

@@ -10,7 +10,7 @@ import xarray as xr
 from sgdynamics import OnePassSGD, models, simulate, solve_ode, start
 from sgdynamics.base import checks
 from sgdynamics.papers.several_inputs import component_path
-from sgdynamics_reproductions.several_inputs.style import TIME, finish, panels, runs_on
+from sgdynamics_reproductions.several_inputs.style import TIME, draw_runs, finish, panels
 
 SPIKES = (10.0, 4.0, 1.5)
 FIRST = 1e-3  # squared overlap with each spike at the start
@@ -92,16 +92,16 @@ def figure_4(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
         {"spike": list(SPIKES), "t": ("time", t), "t_runs": ("point", t[values::values])},
         {"d": d, "runs": runs, "lr": lr, "first": FIRST, "every": values, "seed": seed},
     )
-    return _drawn(data), data
+    return _draw(data), data
 
 
-def _drawn(data: xr.Dataset) -> Any:
+def _draw(data: xr.Dataset) -> Any:
     fig, axes = panels(3, 4.3)
     t, at = data.t.values, data.t_runs.values
     for index, beta in enumerate(data.spike.values):
         for ax in axes[:2]:
             ax.plot(t, data.held.values[:, index], color=f"C{index}", label=f"spike {beta:g}")
-            runs_on(ax, at, data.held_runs.values[:, :, index], f"C{index}")
+            draw_runs(ax, at, data.held_runs.values[:, :, index], f"C{index}")
         alone = data.alone.values[:, index]
         axes[1].plot(
             t,
@@ -135,7 +135,7 @@ def _drawn(data: xr.Dataset) -> Any:
         title="at rates $4\\,(1+\\beta_r)$",
     )
     axes[2].plot(t, data.risk, color="C4", label="ODE")
-    runs_on(axes[2], at, data.risk_runs, "C4", f"exact chain, $d$ = {data.attrs['d']}")
+    draw_runs(axes[2], at, data.risk_runs, "C4", f"exact chain, $d$ = {data.attrs['d']}")
     for index, beta in enumerate(data.spike.values):
         half = t[np.argmax(data.held.values[:, index] > 0.5)]
         axes[2].axvline(half, color=f"C{index}", lw=0.9, ls=":", label=f"half of spike {beta:g}")

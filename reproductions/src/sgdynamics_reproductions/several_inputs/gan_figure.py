@@ -9,7 +9,7 @@ import xarray as xr
 
 from sgdynamics import OnePassSGD, models, simulate, solve_ode, start
 from sgdynamics.base import checks
-from sgdynamics_reproductions.several_inputs.style import ALPHA, finish, panels, runs_on
+from sgdynamics_reproductions.several_inputs.style import ALPHA, draw_runs, finish, panels
 
 # rates of discriminator and generator, variance of both noises
 CASES = {
@@ -99,17 +99,17 @@ def figure_7(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
         },
         {"d": d, "runs": runs, "lr": 1.0, "every": values, "seed": seed},
     )
-    return _drawn(data), data
+    return _draw(data), data
 
 
-def _drawn(data: xr.Dataset) -> Any:
+def _draw(data: xr.Dataset) -> Any:
     fig, axes = panels(3, 4.3)
     for row, (ax, case) in enumerate(zip(axes, data.case.values, strict=True)):
         for index, (label, colour) in enumerate(
             (("$w\\cdot u$, discriminator", "C0"), ("$v\\cdot u$, generator", "C3"))
         ):
             ax.plot(data.alpha, data.M.values[row, :, index], color=colour, label=label)
-            runs_on(ax, data.alpha_runs, data.M_runs.values[row, :, :, index], colour)
+            draw_runs(ax, data.alpha_runs, data.M_runs.values[row, :, :, index], colour)
         ax.axhline(0.0, color="0.7", lw=0.8, zorder=0)
         first, second = data.rates.values[row]
         ax.set(

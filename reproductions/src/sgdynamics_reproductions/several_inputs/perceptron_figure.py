@@ -11,7 +11,7 @@ from sgdynamics import OnePassSGD, models, simulate, solve_ode, start
 from sgdynamics.base import checks
 from sgdynamics.papers.several_inputs import late_error
 from sgdynamics.papers.several_inputs.formulas import LATE_EXPONENTS
-from sgdynamics_reproductions.several_inputs.style import ALPHA, finish, panels, runs_on
+from sgdynamics_reproductions.several_inputs.style import ALPHA, draw_runs, finish, panels
 
 COLOURS = {"hebb": "C0", "perceptron": "C1", "adatron": "C2"}
 NAMES = {"hebb": "Hebb", "perceptron": "perceptron", "adatron": "Adatron"}
@@ -87,10 +87,10 @@ def figure_5(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
         {"rule": list(rules), "alpha": ("time", alpha), "alpha_runs": ("point", alpha[some])},
         {"d": d, "lr": lr, "m": 0.2, "Q": 1.0, "runs": runs, "seed": seed},
     )
-    return _drawn(data), data
+    return _draw(data), data
 
 
-def _drawn(data: xr.Dataset) -> Any:
+def _draw(data: xr.Dataset) -> Any:
     fig, axes = panels(3, 4.2)
     alpha, at = data.alpha.values, data.alpha_runs.values
     for row, rule in enumerate(data.rule.values):
@@ -107,9 +107,9 @@ def _drawn(data: xr.Dataset) -> Any:
             zorder=4,
             label="closed late law" if row == 2 else None,
         )
-        runs_on(axes[0], at, runs, colour)
+        draw_runs(axes[0], at, runs, colour)
         axes[1].plot(alpha, error / law, color=colour, label=NAMES[rule])
-        runs_on(axes[1], at, runs / np.interp(np.log(at), np.log(alpha), law), colour)
+        draw_runs(axes[1], at, runs / np.interp(np.log(at), np.log(alpha), law), colour)
         axes[2].plot(
             alpha, data.exponent.values[row], color=colour, label=f"{NAMES[rule]}, law {LAWS[rule]}"
         )

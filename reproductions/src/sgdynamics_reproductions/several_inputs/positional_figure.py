@@ -10,7 +10,7 @@ import xarray as xr
 from sgdynamics import OnePassSGD, models, simulate, start
 from sgdynamics.base import checks
 from sgdynamics.papers.several_inputs import positional_crossings, positional_growth
-from sgdynamics_reproductions.several_inputs.style import TIME, finish, panels, runs_on
+from sgdynamics_reproductions.several_inputs.style import TIME, draw_runs, finish, panels
 from sgdynamics_reproductions.several_inputs.theory import growth, path
 
 ENCODINGS = (1.0, 2.0)
@@ -129,10 +129,10 @@ def figure_2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
             "seed": seed,
         },
     )
-    return _drawn(data), data
+    return _draw(data), data
 
 
-def _drawn(data: xr.Dataset) -> Any:
+def _draw(data: xr.Dataset) -> Any:
     fig, axes = panels(3, 4.5, 3.9)
     share, omega, t = data.share.values, data.omega.values, data.t.values
     axes[0].axhline(0.0, color="0.7", lw=0.8)
@@ -187,7 +187,7 @@ def _drawn(data: xr.Dataset) -> Any:
             t, data.M.values[row, :, 1], color=shade, ls="--", label=f"$\\omega$ = {chosen:g}: $e$"
         )
         for value in (0, 1):
-            runs_on(axes[1], data.t_runs, data.M_runs.values[which, :, :, value], shade)
+            draw_runs(axes[1], data.t_runs, data.M_runs.values[which, :, :, value], shade)
     axes[1].set(
         xlabel=TIME,
         ylabel="overlap",
@@ -212,7 +212,7 @@ def _drawn(data: xr.Dataset) -> Any:
             marker=".",
             label=f"{name} at $t$ = {t[-1]:g}",
         )
-        runs_on(axes[2], data.shown, np.abs(data.M_runs.values[:, :, -1, index].T), colour)
+        draw_runs(axes[2], data.shown, np.abs(data.M_runs.values[:, :, -1, index].T), colour)
     axes[2].axvline(
         float(data.crossing[1, 1]), 0, 0.74, color="0.6", lw=1, ls="--", label="rates cross"
     )

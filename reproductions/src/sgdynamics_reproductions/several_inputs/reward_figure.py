@@ -11,7 +11,7 @@ import xarray as xr
 from sgdynamics import Move, OnePassSGD, Rule, simulate, start
 from sgdynamics.base import checks
 from sgdynamics.papers.several_inputs import reward_path
-from sgdynamics_reproductions.several_inputs.style import ALPHA, finish, panels, runs_on
+from sgdynamics_reproductions.several_inputs.style import ALPHA, draw_runs, finish, panels
 
 LONG, SMALL = 8, 0.05  # decisions an episode of map (b) has; overlap at the start of map (a)
 # decisions, penalty, overlap at the start of the runs
@@ -150,14 +150,14 @@ def figure_6(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
             "seed": seed,
         },
     )
-    return _drawn(data), data
+    return _draw(data), data
 
 
 def _cosine(m: np.ndarray, Q: np.ndarray) -> np.ndarray:
     return m / np.sqrt(Q)
 
 
-def _drawn(data: xr.Dataset) -> Any:
+def _draw(data: xr.Dataset) -> Any:
     fig, axes = panels(3, 4.4, 3.9)
     colour: dict[str, Any] = {"cmap": "viridis", "vmin": 0.0, "vmax": 1.0}
     T, e2, first = (data[f"cell_{name}"].values for name in ("tokens", "penalty", "first"))
@@ -204,7 +204,7 @@ def _drawn(data: xr.Dataset) -> Any:
             color=colour_of,
             label=f"$e_2$ = {e2[row]:g}, from {first[row]:g}",
         )
-        runs_on(axes[2], data.alpha_runs, data.path_runs.values[row], colour_of)
+        draw_runs(axes[2], data.alpha_runs, data.path_runs.values[row], colour_of)
     axes[2].set(
         xlabel=ALPHA,
         ylabel="cosine with the teacher",

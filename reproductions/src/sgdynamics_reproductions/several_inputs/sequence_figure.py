@@ -98,7 +98,7 @@ def figure_3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
         {"exponent": [1, 2, 3], "d_ode": d_ode, "runs": ("exponent", list(runs))},
         {"rate": RATE, "level": LEVEL, "followed": FOLLOWED, "seed": seed},
     )
-    return _drawn(data), data
+    return _draw(data), data
 
 
 def _left(problem: Any, n: int, d: float, most: float, **options: Any) -> np.ndarray:
@@ -133,7 +133,7 @@ def median_with_error(times: np.ndarray) -> tuple[float, float, float]:
     )
 
 
-def _drawn(data: xr.Dataset) -> Any:
+def _draw(data: xr.Dataset) -> Any:
     fig, axes = panels(4, 3.7, 3.6)
     d_ode = data.d_ode.values
     for row, n in enumerate(data.exponent.values):

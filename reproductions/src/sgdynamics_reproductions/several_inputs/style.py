@@ -1,8 +1,8 @@
 """What the figures of this section share: the words on their axes."""
 
-from sgdynamics_reproductions.drawing import finish, panels, runs_on
+from sgdynamics_reproductions.drawing import draw_runs, finish, panels
 
-__all__ = ["ALPHA", "TIME", "finish", "panels", "runs_on"]
+__all__ = ["ALPHA", "TIME", "draw_runs", "finish", "panels"]
 
 ALPHA = "$\\alpha$ = samples/$d$"
 TIME = "$t$ = lr steps/$d$"

@@ -28,8 +28,8 @@ SPREAD = "the SDE has the spread that the ODE lacks, and stochasticity hardly ch
 FLAT = 1e-3  # an eigenvalue of the Hessian below this is 0: second differences have 1e-6
 
 
-@judge_of("figure_1", "SGD and SDE paths beside the ODE, p = 1", SPREAD)
-@judge_of("figure_5", "SGD and SDE paths beside the ODE, p = 2", SPREAD)
+@judge_of("figure_1", "SGD and SDE paths next to the ODE, p = 1", SPREAD)
+@judge_of("figure_5", "SGD and SDE paths next to the ODE, p = 2", SPREAD)
 def exits_from_one_start(data: xr.Dataset) -> Judgement:
     """Exit times of SGD and SDE against the ODE's; and the scatter of the risk about the ODE, which
     SGD and SDE must share.

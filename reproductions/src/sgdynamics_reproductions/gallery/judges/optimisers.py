@@ -442,7 +442,7 @@ def private(data: xr.Dataset) -> Judgement:
         agreement(
             "noise adds lr^2 sigma^2 to dQ/dtau, to 1%", grown, 0.0, 1.0, tolerance=FIRST, scale=0.1
         ),
-        # the next power is sigma^4, of the cost's own size beside the excess risk
+        # the next power is sigma^4, of the cost's own size next to the excess risk
         agreement(
             f"the cost begins as sigma^2, to .2 in the power between {sigma[1]:g} and {sigma[2]:g}",
             power,

@@ -298,7 +298,7 @@ def emergence(data: xr.Dataset) -> Judgement:
     sizes = first[None, None]
     single = mean_over_runs((data.skill_loss_runs.values - data.skill_loss_at.values) / sizes)
     # noise of SGD slows skills by lr times a loss of order 1 to 3, and stirs overlaps by lr loss/d
-    # beside first^2
+    # next to first^2
     slowed, stirred = (
         3 * data.attrs["lr"] * 3,
         3 * data.attrs["lr"] / (d * data.attrs["first"] ** 2) + PER_DIMENSION / d,

@@ -24,7 +24,7 @@ from sgdynamics_reproductions.gallery.entries import judge_of
 
 PER_DIMENSION = 4.0  # theory is for d -> infinity: runs at d may differ from it by this over d, of the size of what is drawn
 WRONG = 0.05  # of that size: what must be seen
-LONG = 20.0  # the same over hundreds of samples a dimension, in which it adds up
+LONG = 20.0  # the same over hundreds of samples per dimension, in which it adds up
 NEAR = {
     1: 0.02,
     2: 0.05,

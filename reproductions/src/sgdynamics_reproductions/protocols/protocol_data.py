@@ -1,6 +1,4 @@
-"""What the figures of protocols keep and how they draw it: the control in steps above, the risk
-below, and what runs measured.
-"""
+"""Data of the figures of protocols, and the panels that show control, risk and runs."""
 
 from __future__ import annotations
 
@@ -15,39 +13,60 @@ from sgdynamics import OptimalProtocol
 from sgdynamics.analysis.protocols.confirm import Confirmation
 
 MEASURED = ("gain", "gain_error", "value", "value_error", "constant", "constant_error")
-SWITCHES = 4  # places that are kept for them
+SWITCHES = 4  # number of switches that are stored per problem
 
 
-def kept(
-    found: Mapping[str, OptimalProtocol], measured: Mapping[str, Confirmation], seed: int
+def protocol_dataset(
+    protocols: Mapping[str, OptimalProtocol], measured: Mapping[str, Confirmation], seed: int
 ) -> xr.Dataset:
-    """Protocols of one control each, all in as many pieces, and their runs, by name."""
-    controls = [next(iter(value.protocol)) for value in found.values()]
-    both = list(zip(found.values(), controls, strict=True))
+    """Dataset of protocols with one control and equally many pieces each, and of their runs."""
+    controls = [next(iter(protocol.protocol)) for protocol in protocols.values()]
+    both = list(zip(protocols.values(), controls, strict=True))
     columns: dict[str, tuple[tuple[str, ...], Any]] = {
-        "edges": (("problem", "edge"), np.array([entry.edges for entry in found.values()])),
-        "control": (("problem", "piece"), np.array([item.protocol[name] for item, name in both])),
-        "risks": (("problem", "edge"), np.array([one.risks for one in found.values()])),
+        "edges": (
+            ("problem", "edge"),
+            np.array([protocol.edges for protocol in protocols.values()]),
+        ),
+        "control": (
+            ("problem", "piece"),
+            np.array([protocol.protocol[name] for protocol, name in both]),
+        ),
+        "risks": (
+            ("problem", "edge"),
+            np.array([protocol.risks for protocol in protocols.values()]),
+        ),
         "constant_risks": (
             ("problem", "edge"),
-            np.array([one.constant_risks for one in found.values()]),
+            np.array([protocol.constant_risks for protocol in protocols.values()]),
         ),
-        "value": (("problem",), np.array([one.value for one in found.values()])),
-        "extrapolated": (("problem",), np.array([one.extrapolated for one in found.values()])),
-        "constant": (("problem",), np.array([one.constant[name] for one, name in both])),
+        "value": (("problem",), np.array([protocol.value for protocol in protocols.values()])),
+        "extrapolated": (
+            ("problem",),
+            np.array([protocol.extrapolated for protocol in protocols.values()]),
+        ),
+        "constant": (("problem",), np.array([protocol.constant[name] for protocol, name in both])),
         "constant_value": (
             ("problem",),
-            np.array([one.constant["risk"] for one in found.values()]),
+            np.array([protocol.constant["risk"] for protocol in protocols.values()]),
         ),
-        "bounds": (("problem", "end"), np.array([one.bounds[name] for one, name in both])),
-        "residual": (("problem",), np.array([one.residual for one in found.values()])),
+        "bounds": (
+            ("problem", "end"),
+            np.array([protocol.bounds[name] for protocol, name in both]),
+        ),
+        "residual": (
+            ("problem",),
+            np.array([protocol.residual for protocol in protocols.values()]),
+        ),
         "switches": (
             ("problem", "switch"),
-            np.array([_padded(one.switches[name]) for one, name in both]),
+            np.array([_pad(protocol.switches[name]) for protocol, name in both]),
         ),
     }
     columns |= {
-        f"runs_{name}": (("problem",), np.array([getattr(one, name) for one in measured.values()]))
+        f"runs_{name}": (
+            ("problem",),
+            np.array([getattr(confirmation, name) for confirmation in measured.values()]),
+        )
         for name in MEASURED
     }
     first = next(iter(measured.values()))
@@ -57,14 +76,14 @@ def kept(
         "pieces": len(both[0][0].edges) - 1,
         "seed": seed,
     }
-    return xr.Dataset(columns, {"problem": list(found)}, attributes)
+    return xr.Dataset(columns, {"problem": list(protocols)}, attributes)
 
 
-def _padded(places: np.ndarray) -> np.ndarray:
-    return np.append(places, np.full(SWITCHES, np.nan))[:SWITCHES]
+def _pad(positions: np.ndarray) -> np.ndarray:
+    return np.append(positions, np.full(SWITCHES, np.nan))[:SWITCHES]
 
 
-def control_on(ax: Axes, data: xr.Dataset, label: str, *, bounds: bool = True) -> None:
+def draw_control(ax: Axes, data: xr.Dataset, label: str, *, bounds: bool = True) -> None:
     """The control of one problem in steps, its bounds, its switches and the best constant."""
     low, high = data.bounds.values
     if bounds:
@@ -85,7 +104,7 @@ def control_on(ax: Axes, data: xr.Dataset, label: str, *, bounds: bool = True) -
     ax.set(ylabel=label, xlim=(0, data.edges.values[-1]))
 
 
-def risk_on(ax: Axes, data: xr.Dataset, runs: str, label: str = "excess risk") -> None:
+def draw_risk(ax: Axes, data: xr.Dataset, runs: str, label: str = "excess risk") -> None:
     """The risk of one problem under the optimum and the best constant, and at the end what runs
     measured.
     """
