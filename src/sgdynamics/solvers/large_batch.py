@@ -106,7 +106,7 @@ def solve_large_batch(
     >>> arguments = {"steps": [0, 5], "samples_per_dimension": 2.0}
     >>> result = sgd.solve_large_batch(problem, algorithm, start, **arguments)
     >>> result["M"].values[0, :, 0, 0].round(4).tolist()
-    [0.4, 0.7757]
+    [0.4, 0.7607]
     """
     require("solve_large_batch", problem, algorithm)
     ratio = checks.number("samples_per_dimension", samples_per_dimension, above=0.0, infinite=True)
