@@ -14,33 +14,33 @@ from sgdynamics.results.variables import STANDARD_ERROR
 
 @dataclass(frozen=True)
 class EarlyStopping:
-    """Where the population risk is least along trajectories, one for each run of the start.
+    """The minimum of the population risk along trajectories, one for each run of the start.
 
     Attributes
     ----------
     t : ndarray
-        When, in t.
+        Time of the minimum, in t.
     alpha : ndarray
-        The same in samples used over d; NaN where samples are not counted.
+        The same time in samples used/d; NaN if samples are not counted.
     epoch : ndarray
-        The same in epochs; NaN where there are none.
+        The same time in epochs; NaN if there are none.
     risk : ndarray
-        The risk there.
+        The least risk.
     risk_standard_error : ndarray
-        Its standard error; 0 where the trajectory has none.
+        Standard error of the risk; 0 if the trajectory has none.
     earliest : ndarray
-        The last save point, in t, before the risk is above the least one by no more than their joint standard error; the first one if there
-        is none.
+        The last save point, in t, before the risk exceeds the minimum by at most their joint
+        standard error; the first save point if there is none.
     latest : ndarray
-        The first save point after that; the last one if there is none.
+        The first save point after that interval; the last save point if there is none.
     at_end : ndarray of bool
         Whether the risk is least at the last save point with a finite risk.
 
     Examples
     --------
     >>> problem = sgd.TeacherStudent(width=1, activation="linear", noise=0.2)
-    >>> begin = sgd.start(problem, M=[[0.5]], Q=[[1.0]])
-    >>> path = sgd.solve_ode(problem, sgd.OnePassSGD(lr=0.1), begin, times=[0.5, 1.0])
+    >>> start = sgd.start(problem, M=[[0.5]], Q=[[1.0]])
+    >>> path = sgd.solve_ode(problem, sgd.OnePassSGD(lr=0.1), start, times=[0.5, 1.0])
     >>> sgd.early_stopping(path).at_end.tolist()
     [True]
     """
@@ -56,15 +56,16 @@ class EarlyStopping:
 
 
 def early_stopping(trajectory: xr.Dataset) -> EarlyStopping:
-    """Where along a trajectory the population risk is least: when training is best stopped, and what that leaves.
+    """The time along a trajectory at which the population risk is least, and that risk.
 
-    Between save points the least risk is that of the parabola through the smallest value and its neighbours. Runs of a simulation are
-    averaged first; paths of ``solve_dmft`` bring their own standard errors.
+    Between save points the minimum is that of the parabola through the smallest value and its
+    neighbours. Runs of a simulation are averaged first; results of ``solve_dmft`` have their own
+    standard errors.
 
     Parameters
     ----------
     trajectory : xarray.Dataset
-        What a solver returned, with three save points or more for a least risk between them.
+        The result of a solver, with at least three save points for a minimum between them.
 
     Returns
     -------
@@ -74,7 +75,7 @@ def early_stopping(trajectory: xr.Dataset) -> EarlyStopping:
     Raises
     ------
     ValueError
-        If this is no trajectory with a risk, or none of it is finite.
+        If the argument is not a trajectory with a risk, or if no risk is finite.
 
     Warns
     -----
@@ -83,83 +84,84 @@ def early_stopping(trajectory: xr.Dataset) -> EarlyStopping:
 
     Notes
     -----
-    From ``earliest`` to ``latest`` is as far as save points and errors let one see: save points that are closer together make it shorter.
-    Errors at neighbouring times go together, which makes it too long rather than too short.
+    The interval from ``earliest`` to ``latest`` is the resolution of the save points and errors:
+    a finer grid of save points makes it shorter. Errors at neighbouring times are correlated, which
+    makes it too long rather than too short.
 
     Examples
     --------
     >>> problem = sgd.TeacherStudent(width=1, activation="linear", noise=0.25)
-    >>> begin = sgd.start(problem, M=[[0.0]], Q=[[0.01]])
+    >>> start = sgd.start(problem, M=[[0.0]], Q=[[0.01]])
     >>> algorithm = sgd.GradientDescent(lr=0.5, samples_per_dimension=2.0)
-    >>> path = sgd.solve_dmft(problem, algorithm, begin, steps=[0, 4, 8, 12, 16, 20], paths=1024, progress=False)
+    >>> arguments = {"steps": [0, 4, 8, 12, 16, 20], "paths": 1024, "progress": False}
+    >>> path = sgd.solve_dmft(problem, algorithm, start, **arguments)
     >>> 2 < float(sgd.early_stopping(path).t[0]) < 7
     True
     """
     checks.result("trajectory", trajectory, "t", "run", "risk", fix="give a result of a solver")
-    t, risk = (
-        np.asarray(trajectory["t"], dtype=np.float64),
-        np.asarray(trajectory["risk"], dtype=np.float64),
-    )
-    name = "risk" + STANDARD_ERROR
-    error = (
-        np.asarray(trajectory[name], dtype=np.float64)
-        if name in trajectory
-        else np.zeros_like(risk)
-    )
-    if error.shape != risk.shape or trajectory.attrs.get("method", "") in (
-        "exact",
-        "direct",
-        "tensor",
-    ):
-        good = np.isfinite(risk).all(axis=1)
-        count = int(good.sum())
-        spread = risk[good].std(axis=0, ddof=1) / np.sqrt(count) if count > 1 else np.zeros(len(t))
-        risk, error = risk[good].mean(axis=0, keepdims=True) if count else risk[:1], spread[None]
+    t = np.asarray(trajectory["t"], dtype=np.float64)
+    risk = np.asarray(trajectory["risk"], dtype=np.float64)
+    error, name = np.zeros_like(risk), "risk" + STANDARD_ERROR
+    if name in trajectory:
+        error = np.asarray(trajectory[name], dtype=np.float64)
+    is_simulation = trajectory.attrs.get("method", "") in ("exact", "direct", "tensor")
+    if error.shape != risk.shape or is_simulation:
+        risk, error = _average_runs(risk)
     if not np.isfinite(risk).any(axis=1).all():
-        raise checks.reject(
-            "trajectory", "no finite risk", "a run has none at any save point: take a smaller lr"
-        )
-    found = [_least(t, one, its) for one, its in zip(risk, error, strict=True)]
-    when, least, errors, earliest, latest, at_end = (
-        np.array(part) for part in zip(*found, strict=True)
-    )
-    incomplete = ~np.isfinite(risk).all(axis=1)
-    if (at_end & ~incomplete).any():
+        fix = "a run has no finite risk at any save point. Use a smaller lr"
+        raise checks.reject("trajectory", "no finite risk", fix)
+    minima = [_find_minimum(t, *row) for row in zip(risk, error, strict=True)]
+    time, least, errors, earliest, latest, at_end = map(np.array, zip(*minima, strict=True))
+    is_incomplete = ~np.isfinite(risk).all(axis=1)
+    if (at_end & ~is_incomplete).any():
         warn(
-            f"early_stopping: the risk is least at the last save point, t = {t[-1]:g}. It may decrease further: train for longer."
+            f"early_stopping: the risk is least at the last save point, t = {t[-1]:g}. "
+            "It may decrease further: train for longer."
         )
-    if incomplete.any():
+    if is_incomplete.any():
         warn(
-            f"early_stopping: the trajectory diverges in {int(incomplete.sum())} of {len(risk)} runs. Only save points before are used."
+            f"early_stopping: the trajectory diverges in {int(is_incomplete.sum())} of {len(risk)} "
+            "runs. Only save points before are used."
         )
 
-    def others(name: str) -> np.ndarray:
+    def convert(name: str) -> np.ndarray:
+        """The times of the minima in another clock."""
         if name not in trajectory.coords:
-            return np.full(len(when), np.nan)
-        return np.interp(when, t, np.asarray(trajectory[name], dtype=np.float64))
+            return np.full(len(time), np.nan)
+        return np.interp(time, t, np.asarray(trajectory[name], dtype=np.float64))
 
-    return EarlyStopping(
-        when, others("alpha"), others("epoch"), least, errors, earliest, latest, at_end
-    )
+    clocks = convert("alpha"), convert("epoch")
+    return EarlyStopping(time, *clocks, least, errors, earliest, latest, at_end)
 
 
-def _least(
+def _average_runs(risk: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean risk (1, time) of the runs that stay finite, and its standard error."""
+    is_finite = np.isfinite(risk).all(axis=1)
+    count, finite = int(is_finite.sum()), risk[is_finite]
+    error = np.zeros((1, risk.shape[1]))
+    if count > 1:
+        error = finite.std(axis=0, ddof=1, keepdims=True) / np.sqrt(count)
+    return (finite.mean(axis=0, keepdims=True) if count else risk[:1]), error
+
+
+def _find_minimum(
     t: np.ndarray, risk: np.ndarray, error: np.ndarray
 ) -> tuple[float, float, float, float, float, bool]:
-    """When a risk is least, its value, its error, the save points around those within errors of it, and whether it is at the end."""
-    at = int(np.nanargmin(risk))
-    near = np.flatnonzero(risk - risk[at] <= np.hypot(error, error[at]))
-    when, value = t[at], risk[at]
-    if 0 < at < len(t) - 1 and np.isfinite(risk[at + 1]):
-        bend, slope, _ = np.polyfit(t[at - 1 : at + 2] - t[at], risk[at - 1 : at + 2] - value, 2)
-        if bend > 0:
-            when, value = t[at] - slope / (2 * bend), value - slope**2 / (4 * bend)
+    """Time, value and error of the least risk, its interval, and whether it is at the end."""
+    index = int(np.nanargmin(risk))
+    near = np.flatnonzero(risk - risk[index] <= np.hypot(error, error[index]))
+    time, value = t[index], risk[index]
+    if 0 < index < len(t) - 1 and np.isfinite(risk[index + 1]):
+        around = slice(index - 1, index + 2)
+        curvature, slope, _ = np.polyfit(t[around] - t[index], risk[around] - value, 2)
+        if curvature > 0:
+            time, value = time - slope / (2 * curvature), value - slope**2 / (4 * curvature)
     last = int(np.flatnonzero(np.isfinite(risk))[-1])
     return (
-        float(when),
+        float(time),
         float(value),
-        float(error[at]),
+        float(error[index]),
         float(t[max(near[0] - 1, 0)]),
         float(t[min(near[-1] + 1, last)]),
-        at == last,
+        index == last,
     )
