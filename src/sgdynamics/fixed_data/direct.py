@@ -126,7 +126,7 @@ class DirectFixedData(Simulator):
             obstacle = self._compiler_error(parameters, example)
         if obstacle is None:
             self.options = self.options._replace(kernel=mode, together=True)
-            self.engine = "kernel (one read per step)"
+            self.engine = "gpu_kernel (one read per step)"
         else:
             self.engine = f"xla (no kernel: {obstacle})"
 

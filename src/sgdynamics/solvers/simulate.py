@@ -118,9 +118,9 @@ def simulate(
     xarray.Dataset
         The variables of ``solve_ode``; on a fixed data set also ``train_risk``, the mean loss over
         it, and with ``EpochSGD`` the coordinate ``epoch``. The attribute ``error_sampling`` is the
-        largest relative standard error of the mean risk over runs; ``engine`` is "kernel" where
-        all steps were one GPU kernel, "kernel (one read per step)" where one made the gradients
-        over a fixed data set, else "xla".
+        largest relative standard error of the mean risk over runs; ``engine`` is "gpu_kernel" if
+        all steps were one GPU kernel, "gpu_kernel (one read per step)" if a kernel computed the
+        gradients over a fixed data set, else "xla".
         A run that diverges is NaN from then on, with its last finite time in ``diverged_at``; the
         others continue.
 

@@ -66,7 +66,7 @@ def made(name: str, dtype: str, mode: str, d: int = D) -> DirectFixedData:
     )
     if mode:
         simulator.use_kernel(mode)
-        assert simulator.engine == "kernel (one read per step)", simulator.engine
+        assert simulator.engine == "gpu_kernel (one read per step)", simulator.engine
     return simulator
 
 

@@ -55,7 +55,7 @@ def test_what_runs_where() -> None:
     begin = sgd.start(problem, **given)
     assert (
         sgd.simulate(problem, algorithm, begin, steps=[10], dimension=100, runs=4).attrs["engine"]
-        == "kernel"
+        == "gpu_kernel"
     )
     wide = sgd.TeacherStudent(width=40)
     found = sgd.simulate(
@@ -75,7 +75,7 @@ def test_one_read_of_a_data_set_is_two_products(name: str, dtype: str) -> None:
     results = []
     for kernel in (True, False):
         simulator = fixed(name, dtype, "", 1000)
-        assert simulator.engine == "kernel (one read per step)"
+        assert simulator.engine == "gpu_kernel (one read per step)"
         if not kernel:
             simulator.options = simulator.options._replace(kernel="")
         results.append(run(simulator, 3, np.array([0, 1, 20]), 5, "", False)[0])

@@ -129,7 +129,7 @@ def attention(
         "weight_decay": weight_decay,
         "covariance": covariance,
     }
-    return Problem(
+    return Problem(  # type: ignore[arg-type]
         attention_loss,
         2,
         2,
@@ -137,7 +137,7 @@ def attention(
         token_correlation=correlation,
         parameters=parameters,
         **common,
-    )  # type: ignore[arg-type]
+    )
 
 
 def self_attention(fields: Float[Numeric, " 2"]) -> Float[Numeric, " 2"]:
@@ -225,6 +225,6 @@ def positional_semantic(
         "contrast": checks.number("contrast", contrast),
     }
     common = {"constraint": none_or(constraint), "weight_decay": weight_decay}
-    return Problem(
+    return Problem(  # type: ignore[arg-type]
         positional_loss, 1, 2, tokens=2, means=positions, parameters=parameters, **common
-    )  # type: ignore[arg-type]
+    )

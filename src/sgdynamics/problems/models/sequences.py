@@ -142,7 +142,7 @@ def sequence_single_index(
         "means": means,
         "covariance": covariance,
     }
-    return Problem(
+    return Problem(  # type: ignore[arg-type]
         loss,
         1,
         1,
@@ -150,4 +150,4 @@ def sequence_single_index(
         constraint=none_or(constraint),
         weight_decay=weight_decay,
         **data,
-    )  # type: ignore[arg-type]
+    )

@@ -398,7 +398,7 @@ def _when(since: IntScalar, end: IntScalar) -> Any:
 class KernelChain(ExactChain):
     """Runs in the compressed space, in one kernel."""
 
-    engine = "kernel"
+    engine = "gpu_kernel"
     drops_runs = False
 
     def __init__(
