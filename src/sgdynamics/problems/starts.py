@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from sgdynamics.base import checks
-from sgdynamics.base.arrays import ArrayArgument
+from sgdynamics.base.arrays import ArrayArgument, IntScalar
 from sgdynamics.base.resources import check_memory
 from sgdynamics.problems.frames import check_dimension, signal_frames
 from sgdynamics.problems.overlap_starts import Start as Start
@@ -255,7 +255,7 @@ def random_start(
 
 
 def _draw_compressed_rows(
-    generator: np.random.Generator, p: int, k: int, size: int
+    generator: np.random.Generator, p: int, k: int, size: IntScalar
 ) -> tuple[np.ndarray, np.ndarray]:
     """Draw [T | L] of p standard normal rows in a block of `size` coordinates.
 

@@ -232,8 +232,8 @@ def _heavy_tailed_draw(
 
 def _validate_draw(argument: str, name: str, value: object) -> tuple[Draw, PyTree]:
     """One entry of ``draws=``, and its probabilities or the parameters of its law."""
-    named = isinstance(value, tuple) and value and isinstance(value[0], str)
-    kind, *options = value if named else (value,)
+    stated = value if isinstance(value, tuple) and value and isinstance(value[0], str) else (value,)
+    kind, *options = stated
     if isinstance(kind, str):
         checks.choice(argument, kind, ("normal", "bernoulli", "categorical", *LAWS))
     else:
