@@ -1,4 +1,4 @@
-"""What another epoch is worth: how many fresh samples would have brought the risk as far down as samples that are seen again."""
+"""`worth_of_repeats`: the number of fresh samples that a repeated sample is worth."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from sgdynamics.results.datasets import record
 from sgdynamics.solvers.dmft import solve_dmft
 from sgdynamics.solvers.ode import solve_ode
 
-FARTHER = 1.25  # the one-pass curve is followed so many times as far as if repeats were fresh
-POINTS = 60  # of that curve, an epoch
+FARTHER = 1.25  # length of the one-pass curve, in samples of all epochs
+POINTS = 60  # save points of that curve per epoch
 MOST_EPOCHS = 10_000
 
 
@@ -44,62 +44,63 @@ def worth_of_repeats(
 
     ::
 
-        worth(e) = (alpha(risk after e epochs) - alpha(risk after e - 1 epochs))/samples_per_dimension,
+        worth(e) = (alpha(r_e) - alpha(r_{e-1}))/samples_per_dimension,  r_e: risk after e epochs
 
-    where alpha(risk) is how many fresh samples/d the one-pass ODE takes from the same start, at the same lr/batch, to that risk for the
-    first time.
+    where alpha(r) is the number of fresh samples/d after which the one-pass ODE first reaches the
+    risk r, from the same start and at the same lr/batch.
 
     Parameters
     ----------
     problem : Problem
-        What is learned, with Gaussian inputs; its numbers do not depend on time.
+        The learning problem, with Gaussian inputs and parameters that do not depend on time.
     algorithm : EpochSGD
-        How; with numbers as ``lr`` and ``head_rate``.
+        The training algorithm, with constant ``lr`` and ``head_rate``.
     start : Start
-        Where, of one run or several.
+        Initial condition of one or several runs.
     epochs : int, default 6
-        How many.
+        Number of epochs.
     paths : int, default 20000
-        Of ``solve_dmft``, which gives the risk after each epoch.
+        Total number of Monte Carlo paths of ``solve_dmft``, which gives the risk after each epoch.
     seed : int, default 0
-        Of the random numbers.
+        Seed of the random number generator.
     replicates : int, default 4
-        As in ``solve_dmft``.
+        Number of independent sets of paths (see ``solve_dmft``).
     cells : int, optional
-        As in ``solve_dmft``.
+        Number of cells per epoch (see ``solve_dmft``).
     dtype : str, default "float64"
-        As in ``sgd.DMFT``.
+        Storage precision of the path arrays (see ``sgd.DMFT``).
     memory : float, optional
-        As in ``sgd.DMFT``.
+        Memory limit (see ``sgd.DMFT``).
     progress : bool, optional
-        A progress bar; unless given on a terminal only.
+        Whether to show a progress bar. By default only on a terminal.
 
     Returns
     -------
     xarray.Dataset
-        With the axes run and epoch (1, 2, ...): ``worth``, ``fresh`` (alpha of one pass at the risk
-        after the epoch), ``risk``, ``train_risk``, and their ``_standard_error``. Values are NaN, with
-        a warning, where one-pass SGD does not reach that risk, and where ``solve_dmft`` diverges
-        (coordinate ``diverged_at``).
+        ``worth``, ``fresh`` (alpha of one pass at the risk after the epoch), ``risk``,
+        ``train_risk``, and their ``_standard_error``, over the axes run and epoch (1, 2, ...).
+        Values are NaN, with a warning, if one-pass SGD does not reach that risk, and if
+        ``solve_dmft`` diverges (coordinate ``diverged_at``).
 
     Raises
     ------
     ValueError
-        If an argument is refused, or memory or work is beyond reach.
+        If an argument is invalid, or if the solution needs too much memory or work.
 
     Notes
     -----
-    In the first epoch of "reshuffle" and "fixed" every sample is fresh, and the worth is 1 up to its error. With label noise later epochs
-    fit the noise: a negative worth says that the risk has risen. The standard error of ``worth`` takes the risks at both ends of an epoch
-    as independent.
+    In the first epoch of "reshuffle" and "fixed" all samples are fresh, and the worth is 1 up to
+    its error. With label noise later epochs fit the noise: the worth is negative if the risk rises.
+    The standard error of ``worth`` treats the risks at both ends of an epoch as independent.
 
     Examples
     --------
     >>> problem = sgd.TeacherStudent(width=1, activation="linear")
-    >>> begin = sgd.start(problem, M=[[0.0]], Q=[[0.1]])
+    >>> start = sgd.start(problem, M=[[0.0]], Q=[[0.1]])
     >>> algorithm = sgd.EpochSGD(lr=0.8, samples_per_dimension=2.0)
-    >>> found = sgd.worth_of_repeats(problem, algorithm, begin, epochs=2, cells=16, paths=1024, progress=False)
-    >>> found["worth"].shape, bool(found["worth"][0, 1] < 0.8)
+    >>> arguments = {"epochs": 2, "cells": 16, "paths": 1024, "progress": False}
+    >>> result = sgd.worth_of_repeats(problem, algorithm, start, **arguments)
+    >>> result["worth"].shape, bool(result["worth"][0, 1] < 0.8)
     ((1, 2), True)
     """
     require("worth_of_repeats", problem, algorithm)
@@ -124,8 +125,8 @@ def worth_of_repeats(
             "one pass and epochs count its numbers in other times: give numbers that stay",
         )
     count = checks.integer("epochs", epochs, 1, MOST_EPOCHS)
-    each = algorithm.samples_per_dimension
-    more: dict[str, Any] = {
+    epoch_length = algorithm.samples_per_dimension
+    options: dict[str, Any] = {
         "paths": paths,
         "seed": seed,
         "replicates": replicates,
@@ -133,29 +134,35 @@ def worth_of_repeats(
         "method": DMFT(dtype=dtype, memory=memory),
     }
     repeated = solve_dmft(
-        problem, algorithm, start, alpha=each * np.arange(count + 1), **more, progress=progress
+        problem,
+        algorithm,
+        start,
+        alpha=epoch_length * np.arange(count + 1),
+        **options,
+        progress=progress,
     )
     one_pass = OnePassSGD(algorithm.lr, algorithm.batch, algorithm.head_rate)
-    alpha = np.linspace(0.0, FARTHER * each * count, POINTS * count + 1)
+    alpha = np.linspace(0.0, FARTHER * epoch_length * count, POINTS * count + 1)
     curve = solve_ode(problem, one_pass, start, alpha=alpha)
     risk, error = repeated["risk"].values, repeated["risk_standard_error"].values
-    found = [
-        _fresh(alpha, one, values) for one, values in zip(curve["risk"].values, risk, strict=True)
+    crossings = [
+        _fresh(alpha, row, values) for row, values in zip(curve["risk"].values, risk, strict=True)
     ]
-    fresh = np.stack([values for values, _ in found])
-    spread = np.abs(np.stack([slope for _, slope in found])) * error
+    fresh = np.stack([values for values, _ in crossings])
+    spread = np.abs(np.stack([slope for _, slope in crossings])) * error
     if not np.all(np.isfinite(fresh[np.isfinite(risk)])):
         warn(
-            f"One-pass SGD does not reach the risk after some epochs within {FARTHER:g} times as many samples, so that their worth is NaN."
+            "One-pass SGD does not reach the risk after some epochs within "
+            f"{FARTHER:g} times as many samples, so that their worth is NaN."
         )
     axes = ("run", "epoch")
     variables = {
         "worth": (
             axes,
-            np.diff(fresh) / each,
+            np.diff(fresh) / epoch_length,
             {"long_name": "fresh samples that a sample is worth"},
         ),
-        "worth_standard_error": (axes, np.hypot(spread[:, 1:], spread[:, :-1]) / each),
+        "worth_standard_error": (axes, np.hypot(spread[:, 1:], spread[:, :-1]) / epoch_length),
         "fresh": (axes, fresh[:, 1:], {"long_name": "samples/d of one pass at the same risk"}),
         "fresh_standard_error": (axes, spread[:, 1:]),
         **{
@@ -167,7 +174,7 @@ def worth_of_repeats(
             for name in ("risk", "train_risk")
         },
     }
-    kept = (
+    attribute_names = (
         "seed",
         "paths",
         "replicates",
@@ -179,7 +186,10 @@ def worth_of_repeats(
         "dtype",
     )
     attributes = record(
-        problem, algorithm, "worth_of_repeats", {name: repeated.attrs.get(name) for name in kept}
+        problem,
+        algorithm,
+        "worth_of_repeats",
+        {name: repeated.attrs.get(name) for name in attribute_names},
     )
     coordinates = {
         "epoch": ("epoch", np.arange(1, count + 1), {"long_name": "epoch"}),
@@ -189,12 +199,12 @@ def worth_of_repeats(
 
 
 def _fresh(alpha: np.ndarray, curve: np.ndarray, risk: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """alpha at which the curve first has each risk, and its slope in the risk; NaN where it never does."""
+    """alpha at which the curve first has each risk, and its slope in the risk; NaN if it never does."""
     lowest = np.concatenate([[np.inf], np.minimum.accumulate(curve)[:-1]])
     new = curve < lowest
     if new.sum() < 2:
         return np.where(risk == curve[0], 0.0, np.nan), np.full(risk.shape, np.nan)
     inverse = PchipInterpolator(-curve[new], alpha[new], extrapolate=False)
-    # the first state is the curve's own, up to the rounding of two ways to compute its risk
-    places = -np.where(np.isclose(risk, curve[0], rtol=1e-9, atol=0.0), curve[0], risk)
-    return inverse(places), inverse(places, 1)
+    # The first risk is that of the curve, up to rounding.
+    points = -np.where(np.isclose(risk, curve[0], rtol=1e-9, atol=0.0), curve[0], risk)
+    return inverse(points), inverse(points, 1)
