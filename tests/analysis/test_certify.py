@@ -178,7 +178,7 @@ def test_false_alarms_are_as_rare_as_promised():
     [
         ({"dimensions": (100, 400)}, "three increasing"),
         ({"dimensions": (100, 400, 400)}, "three increasing"),
-        ({"dimension": 2}, "take 3 or more"),
+        ({"dimension": 2}, "Use 3 or more"),
         ({"level": 1.0}, "level"),
         ({"runs": 3}, "runs"),
         ({"alpha": [1e-6]}, "later or fewer"),

@@ -296,7 +296,7 @@ def test_bad_input_says_what_would_be_right():
         hessian_spectrum(problem, begin, constraint="spher")
     with pytest.raises(ValueError, match=r"run = 1: .*give 0\.\.0"):
         hessian_spectrum(problem, begin, run=1)
-    with pytest.raises(ValueError, match=r"dimension = 2: .*take 3 or more"):
+    with pytest.raises(ValueError, match=r"dimension = 2: .*Use 3 or more"):
         hessian_spectrum(problem, begin, dimension=2)
     with pytest.raises(
         ValueError, match=r"dimension = 10000000000000000000: give a whole number from 1 to"

@@ -465,7 +465,7 @@ BAD = {
     "shared_data": ({"shared_data": 3}, "shared_data = 3"),
     "stop_at": ({"stop_at": 0.0}, "stop_at = 0.0.*above 0"),
     "times": ({"steps": None}, "exactly one of"),
-    "dimension": ({"dimension": 1}, "dimension = 1.*take 2 or more"),
+    "dimension": ({"dimension": 1}, "dimension = 1.*Use 2 or more"),
     "samples": (
         {"algorithm": sgd.GradientDescent(samples_per_dimension=0.01)},
         "samples_per_dimension = 0.01.*Use more",

@@ -190,7 +190,7 @@ BAD = {
     ),
     "d too small": (
         lambda: sgd.random_start(sgd.TeacherStudent(**GOOD), dimension=2),
-        r"dimension = 2.*take 3 or more",
+        r"dimension = 2.*Use 3 or more",
     ),
 }
 
@@ -212,7 +212,7 @@ CALLS = {
     "float32 chain": (dict(times=[1.0], dtype="float32"), "biased at large d"),
     "seed": (dict(times=[1.0], seed=-1), "seed = -1"),
     "runs": (dict(times=[1.0], runs=0), "runs = 0"),
-    "dimension": (dict(times=[1.0], dimension=2), "take 3 or more"),
+    "dimension": (dict(times=[1.0], dimension=2), "Use 3 or more"),
 }
 
 

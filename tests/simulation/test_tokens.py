@@ -230,7 +230,7 @@ def test_cases():
         ({"draws": {"noise": "normal", "group": [0.3, 0.3]}}, r"draws\['group'\].*add up to 1"),
         ({"draws": {"noise": "norml"}}, r"draws\['noise'\] = 'norml': did you mean 'normal'"),
         ({"draws": ["noise"]}, "give a dictionary"),
-        ({"draws": {"label": "normal"}, "clusters": [(1.0, [1.0, 0.0], 1.0)]}, "already gives"),
+        ({"draws": {"label": "normal"}, "clusters": [(1.0, [1.0, 0.0], 1.0)]}, "already defines"),
         ({"draws": None, "means": None}, "loss = .*calling it on one sample failed"),
     ],
 )
