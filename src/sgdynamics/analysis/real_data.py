@@ -87,13 +87,15 @@ def checked_samples(problem: Any, data: ArrayArgument) -> np.ndarray:
             x.shape,
             "samples of several inputs, with means or own draws, are not drawn from a data set",
         )
-    if x.ndim != 2 or x.shape[1] != len(spectrum.axes) or not np.all(np.isfinite(x)):
+    axes = np.asarray(spectrum.axes)
+    if x.ndim != 2 or x.shape[1] != len(axes) or not np.all(np.isfinite(x)):
         raise checks.reject(
             "data",
             x.shape,
-            f"the spectrum was taken from {len(spectrum.axes)} inputs: give finite samples x {len(spectrum.axes)}",
+            f"the spectrum was taken from {len(axes)} inputs. Use a finite array of shape "
+            f"(samples, {len(axes)}).",
         )
-    return x @ spectrum.axes
+    return x @ axes
 
 
 @float64

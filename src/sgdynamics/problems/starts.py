@@ -263,7 +263,7 @@ def _draw_compressed_rows(
     lower-triangular matrix with standard normals below and chi variables on the diagonal.
     """
     if size < p + k:  # a small block: the columns are the coordinates themselves
-        rows = np.pad(generator.standard_normal((p, size)), ((0, 0), (0, p + k - size)))
+        rows = np.pad(generator.standard_normal((p, size)), ((0, 0), (0, p + k - int(size))))
         return rows[:, :k], rows[:, k:]
     T, L = generator.standard_normal((p, k)), np.zeros((p, p))
     below = np.tril_indices(p, -1)

@@ -144,7 +144,7 @@ def _are_probabilities(values: np.ndarray) -> bool:
     """Whether this is a list of at least two numbers of 0 or more with the sum 1."""
     if values.ndim != 1 or len(values) < 2:
         return False
-    return bool(np.all(values >= 0)) and abs(values.sum() - 1) <= 1e-9
+    return bool(np.all(values >= 0) and abs(values.sum() - 1) <= 1e-9)
 
 
 def quantile_edges(probabilities: Float[Numeric, " outcomes"]) -> Float[Numeric, " edges"]:
