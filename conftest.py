@@ -1,4 +1,4 @@
-"""Hooks of pytest for the tests of both distributions, ``tests`` and ``reproductions/tests``.
+"""Pytest hooks for the tests of both distributions, ``tests`` and ``reproductions/tests``.
 
 Helpers that tests import are in ``tests/conftest.py``.
 """
@@ -14,56 +14,56 @@ import sys
 
 import jax
 import pytest
-from tests.conftest import make_room, tenths
+from tests.conftest import clear_full_caches, tenths
 
-SLOWEST = 900  # seconds that a test of a tenth may take
-HANGING = 1200  # seconds after which a test is taken to hang
+MAX_SECONDS = 900  # time limit of one test in a run of `--tenth`
+HANG_SECONDS = 1200  # time after which a test is considered to hang
 
-# XLA's older code generator, and less of LLVM's optimisation, in one piece: the workers have every
-# core busy already
-QUICK = "--xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=1 --xla_cpu_parallel_codegen_split_count=1"
+# XLA's older code generator with little LLVM optimisation, in a single piece, because the pytest
+# workers already occupy all cores.
+FAST_COMPILATION = (
+    "--xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=1"
+    " --xla_cpu_parallel_codegen_split_count=1"
+)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """The fast tests, whose time is that of the compiler, run on XLA's older code generator and
-    with little of LLVM's optimisation: a third less time, the same numbers. Those not marked
-    `runs_long` are not optimised at all: half the time to compile, several times that to run.
+    """Compile the fast tests with XLA's older code generator and little LLVM optimisation.
 
-    What runs the slow ones (`make slow`, `make tenth`, `make docs`) keeps the compiler as users
-    have it.
+    The fast tests spend their time in the compiler: these flags save a third of it and give the
+    same numbers. Tests without the marker `runs_long` are not optimised at all, which halves the
+    compile time and multiplies the run time. Runs of the slow tests (`make slow`, `make tenth`,
+    `make docs`) use the compiler as users have it.
     """
     config.addinivalue_line(
         "markers",
-        "runs_long: its time is that of running, so that its programs are optimised also in the fast set",
+        "runs_long: spends its time in running, so its programs are optimised in fast runs too",
     )
     flags = os.environ.get("XLA_FLAGS", "")
-    if config.option.markexpr != "not slow" or QUICK in flags or hasattr(config, "workerinput"):
+    is_worker = hasattr(config, "workerinput")
+    if config.option.markexpr != "not slow" or FAST_COMPILATION in flags or is_worker:
         return
-    # an XLA that no longer has the flag refuses to start, so another process tries it first
-    quick = {**os.environ, "XLA_FLAGS": f"{flags} {QUICK}".strip()}
-    if (
-        subprocess.run(
-            [sys.executable, "-c", "import jax; jax.devices()"], env=quick, capture_output=True
-        ).returncode
-        == 0
-    ):
-        os.environ["XLA_FLAGS"] = quick["XLA_FLAGS"]
+    # XLA aborts on an unknown flag, so a separate process tries the flags first.
+    environment = {**os.environ, "XLA_FLAGS": f"{flags} {FAST_COMPILATION}".strip()}
+    command = [sys.executable, "-c", "import jax; jax.devices()"]
+    if subprocess.run(command, env=environment, capture_output=True).returncode == 0:
+        os.environ["XLA_FLAGS"] = environment["XLA_FLAGS"]
 
 
 @pytest.hookimpl(tryfirst=True)  # before the fixtures
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    unoptimised = item.config.option.markexpr == "not slow" and not item.get_closest_marker(
-        "runs_long"
-    )
-    os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = str(
-        int(unoptimised)
-    )  # for the processes that it starts: the same to the bit
+    is_fast_run = item.config.option.markexpr == "not slow"
+    unoptimised = is_fast_run and not item.get_closest_marker("runs_long")
+    # The environment variable is for processes that the test starts: both must agree bit by bit.
+    os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = str(int(unoptimised))
     jax.config.update("jax_disable_most_optimizations", unoptimised)
 
 
 def pytest_collection_finish() -> None:
-    """Traces make many objects that all live on: Python's collector would look through everything
-    imported again and again for nothing.
+    """Exclude imported objects from garbage collection.
+
+    Traces allocate many long-lived objects, and each of them would make the collector search all
+    imported modules again.
     """
     gc.freeze()
     gc.set_threshold(100_000, 20, 50)
@@ -73,55 +73,57 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--tenth",
         type=int,
-        help="of the tests that are collected only the tenth with this number, taken modulo ten",
+        help="run only one tenth of the collected tests: the one with this number, modulo ten",
     )
 
 
-@pytest.hookimpl(trylast=True)  # after the choice by markers
+@pytest.hookimpl(trylast=True)  # after the selection by markers
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """The tenth asked for. Each file deals its tests out one by one: cases of one kind, which take
-    about as long, are spread over all.
+    """Select the tenth given by `--tenth`.
+
+    The tests of a file are distributed in turn, so that cases of one kind, which take similar
+    times, are spread over all tenths.
     """
     if (number := config.getoption("--tenth")) is None:
         return
-    dealt = tenths([item.nodeid for item in items])
-    config.hook.pytest_deselected(
-        items=[item for item in items if dealt[item.nodeid] != number % 10]
-    )
-    items[:] = [item for item in items if dealt[item.nodeid] == number % 10]
+    tenth_of = tenths([item.nodeid for item in items])
+    selected = [item for item in items if tenth_of[item.nodeid] == number % 10]
+    deselected = [item for item in items if tenth_of[item.nodeid] != number % 10]
+    config.hook.pytest_deselected(items=deselected)
+    items[:] = selected
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item):
-    """A test that hangs, in compiled code too, ends its process, which fails it: nobody waits for
-    it. A test of a tenth fails where it takes too long, so that those who wait for all of them know
-    how long at most.
+    """End the process of a test that hangs, in compiled code too, so that the test fails.
+
+    A test in a run of `--tenth` fails after `MAX_SECONDS`, which bounds the duration of the run.
     """
-    faulthandler.dump_traceback_later(HANGING, exit=True)
+    faulthandler.dump_traceback_later(HANG_SECONDS, exit=True)
     try:
-        return (yield from _in_time(item))
+        return (yield from _run_with_time_limit(item))
     finally:
         faulthandler.cancel_dump_traceback_later()
 
 
-def _in_time(item: pytest.Item):
+def _run_with_time_limit(item: pytest.Item):
     if item.config.getoption("--tenth") is None or not hasattr(signal, "SIGALRM"):
         return (yield)
 
-    def too_long(*_):
-        pytest.fail(f"{item.nodeid} takes more than {SLOWEST} s: make it cheaper")
+    def fail(*_):
+        pytest.fail(f"{item.nodeid} takes more than {MAX_SECONDS} s. Make it cheaper.")
 
-    before = signal.signal(signal.SIGALRM, too_long)
-    signal.alarm(SLOWEST)
+    previous_handler = signal.signal(signal.SIGALRM, fail)
+    signal.alarm(MAX_SECONDS)
     try:
         return (yield)
     finally:
         signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
+        signal.signal(signal.SIGALRM, previous_handler)
 
 
 @pytest.fixture(autouse=True, scope="module")
-def room_for_programs():
-    """Programs of the modules before are dropped where they take too much room."""
+def bounded_program_cache():
+    """Drop the compiled programs of earlier modules when they take too much memory."""
     yield
-    make_room()
+    clear_full_caches()

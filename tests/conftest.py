@@ -1,4 +1,8 @@
-"""What the tests share: compiled programs, the start S0 of the reference values, and statistical checks with a stated false-alarm rate."""
+"""Shared helpers of the tests.
+
+They share compiled programs between processes, provide the start S0 of the reference values, and
+compare samples at a stated false-alarm rate.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +22,14 @@ from scipy import stats
 
 import sgdynamics as sgd
 
-FALSE_ALARM = 1e-6  # of each statistical check
+FALSE_ALARM = 1e-6  # probability that a statistical check fails although the code is right
 Z = float(stats.norm.isf(FALSE_ALARM / 2))  # 4.9 standard errors
 
 S0_M = np.array([[0.2, 0.1], [0.1, 0.2], [-0.1, 0.05], [0.05, -0.15]])
 S0_Q = S0_M @ S0_M.T + np.diag([0.9, 1.0, 1.1, 0.8])
 
-MANY_MAPS = 30_000
+# Number of memory maps of a process above which the compiled programs are dropped.
+MAX_MEMORY_MAPS = 30_000
 
 C4 = np.array(
     [[1, 0.3, 0.2, 0.1], [0.3, 1.2, 0.4, 0.25], [0.2, 0.4, 0.9, 0.35], [0.1, 0.25, 0.35, 1.1]]
@@ -32,21 +37,23 @@ C4 = np.array(
 
 
 def share_programs() -> None:
-    """Let the processes of this run share what they compile: pytest's workers, the commands that tests start, and a process whose own
-    programs were dropped to make room.
+    """Share compiled programs between the processes of one test run.
 
-    The folder is of this run alone: programs are made for one machine, and a folder that stays would have to be pruned. The library never
-    sets this; a folder that the user has set is left as it is.
+    The processes are pytest's workers, the commands that tests start, and a process that has
+    dropped its own programs. The cache folder is temporary, because programs are specific to the
+    machine and a permanent folder would have to be pruned. The library itself never sets a cache
+    folder, and a folder that the user has set stays in use.
     """
     if "JAX_COMPILATION_CACHE_DIR" in os.environ:
-        return  # the user's, or this is a worker and the folder is that of its controller
+        return  # set by the user, or by the controller of this worker
     folder = tempfile.mkdtemp(prefix="sgdynamics-programs-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    # what compiles faster is not read faster than compiled
-    for name, value in (
-        ("jax_compilation_cache_dir", folder),
-        ("jax_persistent_cache_min_compile_time_secs", 0.2),
-    ):
+    # Programs that compile in less than 0.2 s take as long to read from the cache.
+    settings = {
+        "jax_compilation_cache_dir": folder,
+        "jax_persistent_cache_min_compile_time_secs": 0.2,
+    }
+    for name, value in settings.items():
         os.environ[name.upper()] = str(value)
         jax.config.update(name, value)
 
@@ -55,70 +62,87 @@ share_programs()
 
 
 @contextmanager
-def optimised():
-    """As in a test marked `runs_long`, for the part of a test whose time is that of running."""
-    before = os.environ.get("JAX_DISABLE_MOST_OPTIMIZATIONS") == "1"  # of `pytest_runtest_setup`
+def full_optimisation():
+    """Compile with all optimisations, as in a test marked `runs_long`, for a part of a test."""
+    # `pytest_runtest_setup` in /conftest.py sets the variable.
+    was_unoptimised = os.environ.get("JAX_DISABLE_MOST_OPTIMIZATIONS") == "1"
     jax.config.update("jax_disable_most_optimizations", False)
     try:
         yield
     finally:
-        jax.config.update("jax_disable_most_optimizations", before)
+        jax.config.update("jax_disable_most_optimizations", was_unoptimised)
 
 
 def tenths(names: list[str]) -> dict[str, int]:
-    """The tenth of each test, by its name in pytest; where a file begins to deal is the file's own, so that small files are spread too."""
-    files = defaultdict(list)
+    """Assign each test, given by its pytest name, to one of ten parts.
+
+    The tests of a file go to consecutive parts. The first part depends on the file name, so that
+    small files are spread too.
+    """
+    tests_of_file = defaultdict(list)
     for name in sorted(names):
-        files[name.partition("::")[0]].append(name)
+        tests_of_file[name.partition("::")[0]].append(name)
     return {
-        name: (place + zlib.crc32(file.encode())) % 10
-        for file, tests in files.items()
-        for place, name in enumerate(tests)
+        name: (index + zlib.crc32(file.encode())) % 10
+        for file, tests in tests_of_file.items()
+        for index, name in enumerate(tests)
     }
 
 
-def make_room() -> None:
-    """Every compiled program takes maps of memory, of which Linux gives a process 65530; one more and the compiler crashes."""
+def clear_full_caches() -> None:
+    """Drop the compiled programs of this process if they use many memory maps.
+
+    Linux allows 65530 memory maps per process, and the compiler crashes at the limit.
+    """
     maps = Path("/proc/self/maps")
-    if maps.exists() and maps.read_bytes().count(b"\n") > MANY_MAPS:
+    if maps.exists() and maps.read_bytes().count(b"\n") > MAX_MEMORY_MAPS:
         jax.clear_caches()
 
 
-def slow(names, later):
-    """Parameters of a test of which some run with the slow reproductions only (each is a program of its own to compile)."""
-    return [pytest.param(name, marks=pytest.mark.slow) if name in later else name for name in names]
+def slow(names, slow_names):
+    """Parameters of a test, with the marker `slow` for those in `slow_names`.
+
+    Each parameter compiles a program of its own, which makes some of them expensive.
+    """
+    return [
+        pytest.param(name, marks=pytest.mark.slow) if name in slow_names else name for name in names
+    ]
 
 
 def s0(problem: sgd.Problem) -> sgd.Start:
-    """The start S0, with rows normalised where the problem is on the sphere."""
+    """The start S0 of the reference values, with normalised rows for a problem on the sphere."""
     if problem.constraint == "sphere":
         norm = np.sqrt(np.diag(S0_Q))
         return sgd.start(problem, M=S0_M / norm[:, None], Q=S0_Q / np.outer(norm, norm))
     return sgd.start(problem, M=S0_M, Q=S0_Q)
 
 
-def same_law(one: np.ndarray, other: np.ndarray, what: str) -> None:
-    """Two samples agree in law: Kolmogorov-Smirnov, mean and variance, each at the false-alarm rate above."""
-    # atoms (a ReLU that was never active, a row on the sphere) are equal up to rounding
-    one, other = np.round(one, 11), np.round(other, 11)
-    if np.ptp(one) == 0 and np.ptp(other) == 0:
-        assert one[0] == other[0], what
+def same_law(sample: np.ndarray, other_sample: np.ndarray, label: str) -> None:
+    """Assert that two samples agree in law.
+
+    The distributions are compared by a Kolmogorov-Smirnov test, and the mean, the variance and
+    three quantiles by their standard errors, each at the rate `FALSE_ALARM`.
+    """
+    # Atoms (a ReLU that was never active, a row on the sphere) are equal up to rounding.
+    first, second = np.round(sample, 11), np.round(other_sample, 11)
+    if np.ptp(first) == 0 and np.ptp(second) == 0:
+        assert first[0] == second[0], label
         return
-    ks = stats.ks_2samp(one, other)
-    assert ks.pvalue > FALSE_ALARM, f"{what}: KS p = {ks.pvalue:.2e}"
+    ks = stats.ks_2samp(first, second)
+    assert ks.pvalue > FALSE_ALARM, f"{label}: KS p = {ks.pvalue:.2e}"
     for name, f in (("mean", lambda x: x), ("variance", lambda x: (x - x.mean()) ** 2)):
-        a, b = f(one), f(other)
+        a, b = f(first), f(second)
         error = np.sqrt(a.var(ddof=1) / len(a) + b.var(ddof=1) / len(b))
         assert abs(a.mean() - b.mean()) <= Z * error, (
-            f"{what}: {name} {a.mean():.6g} against {b.mean():.6g} ± {error:.2g}"
+            f"{label}: {name} {a.mean():.6g} and {b.mean():.6g} ± {error:.2g}"
         )
     for level in (0.1, 0.5, 0.9):
-        # the quantile of one sample splits the other in the same proportion
-        split = np.quantile(one, level, method="lower")
-        share, expected = np.mean(other <= split), np.mean(one <= split)
-        error = np.sqrt(expected * (1 - expected) * (1 / len(one) + 1 / len(other)))
-        assert abs(share - expected) <= Z * error + 2 / len(one), (
-            f"{what}: quantile {level}: {share:.4f} for {expected:.4f}"
+        # The quantile of the first sample splits the second in the same proportion.
+        split = np.quantile(first, level, method="lower")
+        share, expected = np.mean(second <= split), np.mean(first <= split)
+        error = np.sqrt(expected * (1 - expected) * (1 / len(first) + 1 / len(second)))
+        assert abs(share - expected) <= Z * error + 2 / len(first), (
+            f"{label}: quantile {level}: {share:.4f}, expected {expected:.4f}"
         )
 
 

@@ -11,7 +11,7 @@ import sgdynamics as sgd
 from sgdynamics.dynamics.mean_field import MeanFieldDynamics
 from sgdynamics.results.clock import make_clock
 from sgdynamics.solvers import functional
-from tests.conftest import Z, optimised
+from tests.conftest import Z, full_optimisation
 from tests.simulation.test_behaviour import count_compilations
 
 D, ALPHA = 300, [0.0, 1.0, 3.0]
@@ -38,7 +38,7 @@ def test_one_schedule_drives_every_method(problem):
     # t = log(1 + alpha) is the integral of the schedule
     assert np.allclose(theory.t, np.log1p(ALPHA), atol=1e-12)
     assert theory.attrs["error_integrator"] < 1e-6
-    with optimised():
+    with full_optimisation():
         chain = sgd.simulate(problem, algorithm, start, alpha=ALPHA, dimension=D, runs=400, seed=1)
         direct = sgd.simulate(
             problem, algorithm, start, alpha=ALPHA, dimension=D, runs=60, seed=2, method="direct"

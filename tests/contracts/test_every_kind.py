@@ -19,7 +19,7 @@ from scipy import stats
 import sgdynamics as sgd
 from sgdynamics.base.support import KINDS, why_not
 from sgdynamics.solvers import functional
-from tests.conftest import FALSE_ALARM, Z, optimised, same_law, slow
+from tests.conftest import FALSE_ALARM, Z, full_optimisation, same_law, slow
 from tests.contracts.kinds import LR, PROBLEMS, algorithm_of, start_of
 
 D = 400
@@ -67,7 +67,7 @@ def solved(kind, method):
         "coordinatewise update": DIRECTLY,
         "epochs": DIRECTLY,
     }.get(kind, {})
-    with optimised() if question == "simulate" else nullcontext():
+    with full_optimisation() if question == "simulate" else nullcontext():
         return calls[method](
             problem, algorithm_of(kind, question), start_of(kind, problem, question)
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.conftest import make_room, slow
+from tests.conftest import clear_full_caches, slow
 from tests.stored import make, store
 from tests.stored.cases import CASES, FAST
 
@@ -14,7 +14,7 @@ STORED = store.read()
 
 @pytest.mark.parametrize("name", slow(CASES, set(CASES) - set(FAST)))
 def test_the_numbers_are_those_stored(name):
-    make_room()
+    clear_full_caches()
     found = store.gaps(CASES[name](), STORED[name])
     wrong = {array: f"{gap:.1e}" for array, gap in found.items() if not gap <= store.RELATIVE}
     assert wrong == {}, (

@@ -10,7 +10,7 @@ from scipy import special
 
 import sgdynamics as sgd
 from tests.conftest import Z as SIGMAS
-from tests.conftest import optimised
+from tests.conftest import full_optimisation
 from tests.simulation.test_more_updates import COORDINATEWISE, S_M, S_Q
 
 U = sgd.updates
@@ -29,7 +29,7 @@ def limit_and_runs(
     ask = partial(
         sgd.simulate, problem, algorithm, begin, times=list(times), runs=runs, method="direct"
     )
-    with optimised():
+    with full_optimisation():
         return theory, [ask(dimension=d, seed=d) for d in dimensions]
 
 

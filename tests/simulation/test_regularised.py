@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import sgdynamics as sgd
-from tests.conftest import Z, optimised, same_law, slow
+from tests.conftest import Z, full_optimisation, same_law, slow
 
 D = 24
 
@@ -196,7 +196,7 @@ def test_chain_against_direct(name, batch):
     algorithm = sgd.OnePassSGD(**{"lr": 3.0 * batch, "batch": batch, **options})
     begin = sgd.random_start(problem, dimension=D, seed=1)
     alpha = [0.25, 0.5]
-    with optimised():
+    with full_optimisation():
         exact, direct = (
             sgd.simulate(
                 problem,
@@ -223,7 +223,7 @@ def test_the_ode_is_the_mean_of_runs(name):
     algorithm = sgd.OnePassSGD(**{"lr": 1.5, **options})
     begin = sgd.random_start(problem, dimension=D, seed=1)
     theory = sgd.solve_ode(problem, algorithm, begin, alpha=[1.0])
-    with optimised():
+    with full_optimisation():
         runs = sgd.simulate(problem, algorithm, begin, alpha=[1.0], dimension=400, runs=400, seed=2)
     for kept in ("M", "Q", "a", "risk"):
         values = runs[kept].values[:, -1]
@@ -237,7 +237,7 @@ def finite_mean(problem, batch):
     """The ODE at d and the chain's mean over one step from one state."""
     begin = sgd.random_start(problem, dimension=D, seed=1)
     algorithm = sgd.OnePassSGD(lr=2.0, batch=batch)
-    with optimised():
+    with full_optimisation():
         runs = sgd.simulate(problem, algorithm, begin, steps=[1], dimension=D, runs=20_000, seed=3)
     state = sgd.functional.state(begin)
     import jax

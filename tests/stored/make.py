@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from tests.conftest import make_room
+from tests.conftest import clear_full_caches
 from tests.stored import store
 from tests.stored.cases import CASES
 
@@ -69,7 +69,7 @@ def main(arguments: list[str] | None = None) -> int:
             given.into,
         )
         print(f"{name}: {len(found)} arrays, {time.perf_counter() - begun:.1f} s", flush=True)
-        make_room()
+        clear_full_caches()
     if given.remove:
         store.write(kept, given.into)
     print(f"{len(kept)} cases in {given.into.name}, {given.into.stat().st_size / 1e3:.0f} kB")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import sgdynamics as sgd
-from tests.conftest import Z, optimised
+from tests.conftest import Z, full_optimisation
 
 ONE = sgd.OnePassSGD(lr=1.0)
 
@@ -132,7 +132,7 @@ def test_power_laws(a, b, constant, expected, bold):
     assert found.residual < 1e-5
     again = sgd.solve_linear(found.problem, found.algorithm, begin, steps=[400]) if b < 2 else None
     assert again is None or again.excess_risk.item() == pytest.approx(found.value, rel=1e-9)
-    with optimised():
+    with full_optimisation():
         measured = found.confirm(runs=40)
     assert abs(measured.value - found.value) < Z * measured.value_error
 
