@@ -32,7 +32,7 @@ FORMULAS = {
 }
 # tables that lost stars, came out as raw pipes, or were cut at the right
 TABLES = {
-    "units": ("units.html", "#what-is-what table"),
+    "units": ("units.html", "#definitions table"),
     "critical_points": (
         "api/papers.html",
         "[id='sgdynamics.papers.escaping_mediocrity.critical_points'] + dd pre",
