@@ -28,6 +28,42 @@ def test_one_save_point_is_at_the_end():
         assert sgd.early_stopping(single).at_end.tolist() == [True]
 
 
+def test_runs_of_a_simulation_are_averaged():
+    """`simulate` names its method simulate-direct; the risk of 8 runs is that of their mean."""
+    problem = sgd.TeacherStudent(width=1, activation="linear", noise=0.25)
+    start = sgd.start(problem, M=[[0.0]], Q=[[0.01]])
+    algorithm = sgd.GradientDescent(lr=0.5, samples_per_dimension=2.0)
+    runs = sgd.simulate(
+        problem, algorithm, start, steps=[0, 4, 8, 12, 16, 20], dimension=30, runs=8
+    )
+    stopping = sgd.early_stopping(runs)
+    risk = runs["risk"].values
+    mean, index = risk.mean(axis=0), int(risk.mean(axis=0).argmin())
+    assert 0 < index < 5
+    parabola = np.polyfit(runs["t"].values[index - 1 : index + 2], mean[index - 1 : index + 2], 2)
+    time = -parabola[1] / (2 * parabola[0])
+    np.testing.assert_allclose(stopping.t, [time], rtol=1e-9)
+    np.testing.assert_allclose(stopping.risk, [np.polyval(parabola, time)], rtol=1e-9)
+    error = risk[:, index].std(ddof=1) / np.sqrt(8)
+    np.testing.assert_allclose(stopping.risk_standard_error, [error], rtol=1e-9)
+
+
+@pytest.mark.parametrize("method", ["simulate-exact", "simulate-direct", "simulate-tensor"])
+def test_runs_that_diverge_are_left_out_of_the_mean(method):
+    t = np.arange(4.0)
+    risk = [[1.0, 0.5, 0.7, 0.9], [1.0, 0.5, np.inf, np.nan], [1.0, 0.3, 0.5, 0.7]]
+    coordinates = {"t": ("time", t), "run": [0, 1, 2]}
+    runs = xr.Dataset({"risk": (("run", "time"), risk)}, coordinates, {"method": method})
+    with pytest.warns(UserWarning, match="1 of 3 runs diverge and are left out of the mean"):
+        stopping = sgd.early_stopping(runs)
+    assert stopping.risk.shape == (1,)
+    assert stopping.risk[0] < 0.4
+    assert not stopping.at_end[0]
+    with pytest.warns(UserWarning, match="diverges in 1 of 1 runs"):
+        stopping = sgd.early_stopping(runs.isel(run=[1]))
+    assert (stopping.t[0], stopping.risk[0]) == (1.0, 0.5)
+
+
 def test_a_trajectory_that_diverges_is_used_up_to_its_last_finite_risk():
     risk = [[1.0, 0.5, 0.4, np.nan, np.nan]]
     path = xr.Dataset(

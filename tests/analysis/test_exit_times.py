@@ -225,6 +225,36 @@ def test_bad_input_and_what_did_not_leave():
     assert late.left == 0
 
 
+@pytest.mark.parametrize("method", ["ode", "exact", "direct", "sde"])
+def test_a_max_time_that_overflows_is_named(method):
+    """The save point made of it is no argument of `exit_time`, so that its message names ours."""
+    problem = phase(1, 0.1)
+    start = sgd.start(problem, M=[[0.05]], Q=[[1.0]])
+    setting = {"method": method, "dimension": 50, "max_time": 1e308}
+    with pytest.raises(ValueError, match=r"^max_time = 1e\+308: in units of alpha"):
+        sgd.exit_time(problem, sgd.OnePassSGD(lr=1e-3), start, **setting)
+
+
+@pytest.mark.parametrize("method", ["direct", "dmft"])
+@pytest.mark.parametrize("kind", [sgd.GradientDescent, sgd.EpochSGD])
+def test_a_max_time_of_too_many_steps_is_named_on_a_data_set(method, kind):
+    problem = sgd.TeacherStudent(width=1, activation="linear")
+    start = sgd.start(problem, M=[[0.0]], Q=[[1.0]])
+    dimension = 50 if method == "direct" else None
+    algorithm = kind(lr=0.5, samples_per_dimension=2.0)
+    with pytest.raises(ValueError, match=r"^max_time = 1e\+30: that is .* steps per run"):
+        sgd.exit_time(problem, algorithm, start, method=method, dimension=dimension, max_time=1e30)
+
+
+@pytest.mark.slow
+def test_a_max_time_of_too_many_steps_of_the_sde_is_named():
+    problem = phase(1, 0.1)
+    start = sgd.start(problem, M=[[0.3]], Q=[[1.0]])
+    setting = {"method": "sde", "dimension": 3000, "max_time": 1e30}
+    with pytest.raises(ValueError, match=r"^max_time = 1e\+30: that is .* steps per run"):
+        sgd.exit_time(problem, sgd.OnePassSGD(lr=0.05), start, **setting)
+
+
 @pytest.mark.slow
 def test_the_optimal_rate_of_the_paper_does_not_learn():
     """Width 5 without label noise: at gamma_opt neither ODE nor chain leaves the bad states; at half the stable rate both do."""

@@ -14,7 +14,9 @@ from sgdynamics.results.variables import STANDARD_ERROR
 
 @dataclass(frozen=True)
 class EarlyStopping:
-    """The minimum of the population risk along trajectories, one for each run of the start.
+    """The minimum of the population risk along trajectories.
+
+    Arrays have one entry per run; a single one for a simulation, whose runs are averaged.
 
     Attributes
     ----------
@@ -80,7 +82,7 @@ def early_stopping(trajectory: xr.Dataset) -> EarlyStopping:
     Warns
     -----
     UserWarning
-        If the risk is least at the last save point, or if the trajectory diverges.
+        If the risk is least at the last save point, or if a run diverges.
 
     Notes
     -----
@@ -104,7 +106,7 @@ def early_stopping(trajectory: xr.Dataset) -> EarlyStopping:
     error, name = np.zeros_like(risk), "risk" + STANDARD_ERROR
     if name in trajectory:
         error = np.asarray(trajectory[name], dtype=np.float64)
-    is_simulation = trajectory.attrs.get("method", "") in ("exact", "direct", "tensor")
+    is_simulation = str(trajectory.attrs.get("method", "")).startswith("simulate-")
     if error.shape != risk.shape or is_simulation:
         risk, error = _average_runs(risk)
     if not np.isfinite(risk).any(axis=1).all():
@@ -135,13 +137,23 @@ def early_stopping(trajectory: xr.Dataset) -> EarlyStopping:
 
 
 def _average_runs(risk: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean risk (1, time) of the runs that stay finite, and its standard error."""
+    """Mean risk (1, time) of the runs that stay finite, and its standard error.
+
+    If no run stays finite, the mean of all runs is returned, finite up to the first divergence.
+    """
     is_finite = np.isfinite(risk).all(axis=1)
-    count, finite = int(is_finite.sum()), risk[is_finite]
-    error = np.zeros((1, risk.shape[1]))
-    if count > 1:
-        error = finite.std(axis=0, ddof=1, keepdims=True) / np.sqrt(count)
-    return (finite.mean(axis=0, keepdims=True) if count else risk[:1]), error
+    if is_finite.any():
+        if not is_finite.all():
+            warn(
+                f"early_stopping: {int((~is_finite).sum())} of {len(risk)} runs diverge and are "
+                "left out of the mean."
+            )
+        risk = risk[is_finite]
+    count, error = len(risk), np.zeros((1, risk.shape[1]))
+    with np.errstate(invalid="ignore"):  # inf - inf, after a divergence
+        if count > 1:
+            error = risk.std(axis=0, ddof=1, keepdims=True) / np.sqrt(count)
+        return risk.mean(axis=0, keepdims=True), error
 
 
 def _find_minimum(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -34,6 +36,8 @@ QUESTIONS = {"ode": "exit_time by the ODE", "sde": "solve_sde", "dmft": "exit_ti
 THRESHOLD, METHOD, CRITERION = 0.2, "ode", "risk"
 # Default of max_time over the width: rates are of order 1/width in t.
 MAX_TIME_PER_UNIT = 50.0
+# Remedy for a max_time with too many steps.
+SHORTER_TIME = "give less; runs stop once they have left"
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,27 +135,28 @@ def prepare_exits(
     if method == "dmft":
         setting: tuple[Any, Any, Any] = (problem, algorithm, start)
         levels = cell_levels(*setting, cells=None, steps=None)
-    call = validate_call(
-        question,
-        problem,
-        algorithm,
-        start,
-        times=[FIRST_SHARE * max_time if method == "dmft" else max_time],
-        dimension=dimension,
-        needs_dimension=method not in ("ode", "dmft"),
-        allow_small_blocks=True,
-        runs=runs,
-        seed=seed,
-        progress=progress,
-        cells=levels[0] if levels else None,
-    )
+    end = FIRST_SHARE * max_time if method == "dmft" else max_time
+    with _errors_of_max_time(max_time, end):
+        call = validate_call(
+            question,
+            problem,
+            algorithm,
+            start,
+            times=[end],
+            dimension=dimension,
+            needs_dimension=method not in ("ode", "dmft"),
+            allow_small_blocks=True,
+            runs=runs,
+            seed=seed,
+            progress=progress,
+            cells=levels[0] if levels else None,
+        )
     dynamics = call.dynamics
     if method in ("exact", "direct"):
         checks.choice("method", method, dynamics.methods)
         steps = call.clock.step
         assert steps is not None
-        fix = "give less; runs stop once they have left"
-        check_steps("max_time", max_time, float(steps[-1]), fix)
+        check_steps("max_time", max_time, float(steps[-1]), SHORTER_TIME)
     _check_criterion(call, criterion)
     watch, watch_parameters = dynamics.exit_watch(criterion, call.initial_state, call.dimension)
     states = dynamics.state_arrays(call.initial_state)
@@ -174,6 +179,21 @@ def prepare_exits(
         lr,
         batch,
     )
+
+
+@contextmanager
+def _errors_of_max_time(max_time: float, end: float) -> Iterator[None]:
+    """Report errors about the save point `end` as errors of `max_time`.
+
+    `exit_time` has no argument `times`, which `validate_call` would name.
+    """
+    try:
+        yield
+    except ValueError as error:
+        argument, reason = f"times = {end!r}: ", str(error)
+        if not reason.startswith(argument):
+            raise
+        raise checks.reject("max_time", max_time, reason.removeprefix(argument)) from None
 
 
 @partial(jax.jit, static_argnums=0)

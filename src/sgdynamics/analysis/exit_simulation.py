@@ -9,9 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from sgdynamics.algorithms.fixed_data import FixedData
-from sgdynamics.analysis.exit_requests import ExitRequest
+from sgdynamics.analysis.exit_requests import SHORTER_TIME, ExitRequest
 from sgdynamics.base.arrays import IntScalar, PyTree
 from sgdynamics.base.controls import Schedule
+from sgdynamics.base.resources import check_steps
 from sgdynamics.ode.integrate import Watch, raise_if_error, run_cases
 from sgdynamics.results.clock import plan_steps, time_of_steps
 from sgdynamics.simulation.running import first_passage
@@ -86,7 +87,10 @@ def _sde_paths(request: ExitRequest) -> tuple[Any, float]:
     scale = end if np.isnan(noiseless_exit) else float(min(end, 2 * noiseless_exit))
     longest = dynamics.sde_step_length(*arguments, scale, True)[0]
     paths = dynamics.sde_paths(*arguments, True)
-    paths.set_steps(*plan_steps(np.array([end]), min(longest, scale / SDE_STEPS)))
+    step = min(longest, scale / SDE_STEPS)
+    # `plan_steps` checks this too, and would name an argument that `exit_time` does not have.
+    check_steps("max_time", end, end / step, SHORTER_TIME)
+    paths.set_steps(*plan_steps(np.array([end]), step))
     return paths, float(paths.lengths[0])
 
 
