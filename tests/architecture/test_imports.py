@@ -62,6 +62,50 @@ def test_imports_go_up_the_table():
     assert len(imports()) > 300  # the reader of imports sees them
 
 
+# Parts of JAX that may change without notice, each with the one module that imports it.
+UNSTABLE_JAX = {
+    "jax._src": "base/precision.py",
+    "jax.experimental": "simulation/gpu/pallas.py",
+    "jax.extend": "simulation/gpu/unroll.py",
+}
+
+
+def dotted_names(tree: ast.AST) -> set[str]:
+    """Dotted names that a module imports or reads as attributes: `jax.extend.core`."""
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            names.update(f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Attribute):
+            names.add(ast.unparse(node))
+    return names
+
+
+def importers(prefix: str) -> list[str]:
+    """Modules of the library that use a name with this prefix."""
+    modules = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        if prefix.rpartition(".")[2] not in text:  # most modules: nothing to parse
+            continue
+        names = dotted_names(ast.parse(text))
+        if any(name == prefix or name.startswith(f"{prefix}.") for name in names):
+            modules.append(path.relative_to(PACKAGE).as_posix())
+    return modules
+
+
+def test_unstable_parts_of_jax_are_imported_by_one_module_each():
+    assert {prefix: importers(prefix) for prefix in UNSTABLE_JAX} == {
+        prefix: [module] for prefix, module in UNSTABLE_JAX.items()
+    }
+    # All ways to reach such a name count, also without an import of it.
+    reaches = ("import jax.extend.core", "from jax import extend", "x = jax.extend.core.Jaxpr")
+    for text in reaches:
+        assert any(name.startswith("jax.extend") for name in dotted_names(ast.parse(text))), text
+
+
 def test_ten_tenths_are_all_the_tests():
     names = [
         f"tests/test_{file}.py::test[{case}]"

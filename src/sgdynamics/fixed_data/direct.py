@@ -43,7 +43,8 @@ from sgdynamics.problems.overlap_starts import Start
 from sgdynamics.problems.problem import Problem
 from sgdynamics.samples.sample import as_dtype, example_argument
 from sgdynamics.simulation.direct import direct_overlaps, first_rows
-from sgdynamics.simulation.gpu import data_gradients, unroll
+from sgdynamics.simulation.gpu import data_gradients
+from sgdynamics.simulation.gpu.pallas import has_kernels
 from sgdynamics.simulation.running import UNSEEN, Advanced, Simulator, Watched
 
 SHARED = 0xFFFFFFFF  # number of the run that owns a shared data set; no other run has it
@@ -98,7 +99,7 @@ class DirectFixedData(Simulator):
         self.placement = place_signals(problem, block_sizes)
         check_range(self)
         # A product with the rows of all runs reads a shared data set once for all of them.
-        if unroll.has_kernels() and not shared_data:
+        if has_kernels() and not shared_data:
             self.use_kernel("triton")
         self.data: Data | None = None
 
@@ -118,7 +119,7 @@ class DirectFixedData(Simulator):
         """Use the kernel that reads the inputs once, if it supports the problem (see `engine`)."""
         example = as_dtype(example_argument(self.structure.sample, self.parameters), self.dtype)
         parameters = as_dtype(self.first_parameters, self.dtype)
-        obstacle = data_gradients.against(
+        obstacle = data_gradients.find_obstacle(
             self.structure, self.dimension, parameters, example, self.dtype
         )
         if obstacle is None and mode == "triton":

@@ -246,7 +246,7 @@ def one_turn(chain: Any, runs: int, index: int) -> tuple[Any, Any, Turn]:
 def test_a_step_is_that_of_the_chain(name: str) -> None:
     """Pathwise, from the same random numbers, 1e-12: overlaps after the step and the fold."""
     chain = made(name, 40)
-    assert chain.against() is None
+    assert chain.find_obstacle() is None
     _, lane, turn = one_turn(chain, 4, 37)
     step = partial(chain_module.one_step, chain.grouping, None)
     shared = (chain.numbers, chain.sizes, None)
@@ -396,7 +396,7 @@ def test_a_spectrum_of_small_blocks_has_a_kernel(
     chain = KernelChain(
         problem, sgd.OnePassSGD(lr=0.05), begin, 3, problem.block_dimensions(3), True
     )
-    assert chain.against() is None
+    assert chain.find_obstacle() is None
     saved, diverged = run(chain, 33, np.array([0, 70]), 0, "", False)
     assert np.all(diverged < 0)
     assert np.std(saved["M"][:, -1]) > 0
@@ -447,7 +447,7 @@ def test_a_watch_that_cannot_be_unrolled_goes_the_other_way() -> None:
         type(chain.watching(PassageObserver(watch, interpolate=False), seen, shared)) is ExactChain
     )
     assert "sort" in str(
-        chain.against(
+        chain.find_obstacle(
             PassageObserver(watch, interpolate=False),
             jax.tree.map(lambda one: one[:1], seen),
             shared,

@@ -15,8 +15,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental import pallas as pl
-from jax.experimental.pallas import triton
 
 from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.algorithms.updates.gradient_source import Rows
@@ -26,7 +24,7 @@ from sgdynamics.problems.overlap_starts import Start
 from sgdynamics.problems.problem import Problem
 from sgdynamics.simulation import compressed
 from sgdynamics.simulation.exact import LARGEST, ExactChain
-from sgdynamics.simulation.gpu import unroll
+from sgdynamics.simulation.gpu import pallas, unroll
 from sgdynamics.simulation.gpu.draws import (
     LANES,
     Draws,
@@ -36,6 +34,7 @@ from sgdynamics.simulation.gpu.draws import (
     read_ahead,
     rounded,
 )
+from sgdynamics.simulation.gpu.pallas import pl, triton
 from sgdynamics.simulation.running import UNSEEN, Advanced, See, Simulator, Watched
 
 SPAN = 64  # steps between two looks at whether a run has left or diverged
@@ -443,7 +442,7 @@ class KernelChain(ExactChain):
         """Steps whose random numbers are made ahead. 0, and runs make their own, where they are so many that the device is busy, where a
         step takes many numbers, and where memory has no room for them."""
         count = draws_of(self.grouping).count
-        room = min(ROOM_AHEAD, SHARE_AHEAD * _memory())
+        room = min(ROOM_AHEAD, SHARE_AHEAD * pallas.device_memory())
         steps = int(min(MOST_AHEAD, room / (8 * count * -(-runs // LANES) * LANES))) // SPAN * SPAN
         return (
             steps
@@ -456,7 +455,7 @@ class KernelChain(ExactChain):
         return SPAN
 
     def largest_group(self) -> int:
-        return max(LANES, int(_memory() / 4 / self.bytes_a_run()))
+        return max(LANES, int(pallas.device_memory() / 4 / self.bytes_a_run()))
 
     def bytes_a_run(self, steps: float = 0.0) -> float:
         # rows with their new columns, the same in the kernel's order, and both once more when they are made
@@ -466,10 +465,10 @@ class KernelChain(ExactChain):
         return 8.0 * 6 * (rows * max(1, len(self.L[0][0]) // self.grouping.structure.width) + 8)
 
     def watching(self, see: See, seen: PyTree, given: PyTree) -> Simulator:
-        return self if self.against(see, seen, given) is None else ExactChain(*self.setting)
+        return self if self.find_obstacle(see, seen, given) is None else ExactChain(*self.setting)
 
     @float64
-    def against(
+    def find_obstacle(
         self, see: See | None = None, seen: PyTree = None, given: PyTree = None
     ) -> str | None:
         """Why a step cannot be unrolled; None where it can."""
@@ -477,20 +476,15 @@ class KernelChain(ExactChain):
         lane = jax.tree.map(lambda leaf: (leaf.shape[1:], np.dtype(leaf.dtype).name), every)
         shared = jax.tree.map(unroll.kind_of, (self.numbers, self.sizes, given))
         trees = [jax.tree.flatten(one, is_leaf=unroll.is_kind) for one in (shared, lane)]
-        return _against(self.grouping, see, *((tuple(leaves), tree) for leaves, tree in trees))
-
-
-LEAST_MEMORY = 1 << 30  # where a device does not say how much it has
-
-
-def _memory() -> int:
-    """Bytes of the device."""
-    stats = jax.local_devices()[0].memory_stats() or {}
-    return stats.get("bytes_limit", LEAST_MEMORY)
+        return _find_obstacle(
+            self.grouping, see, *((tuple(leaves), tree) for leaves, tree in trees)
+        )
 
 
 @cache
-def _against(grouping: compressed.Grouping, see: See | None, *kinds: tuple[Any, Any]) -> str | None:
+def _find_obstacle(
+    grouping: compressed.Grouping, see: See | None, *kinds: tuple[Any, Any]
+) -> str | None:
     shared, lane = (
         jax.tree.unflatten(
             tree, [jax.ShapeDtypeStruct(shape, np.dtype(name)) for shape, name in leaves]
@@ -556,10 +550,10 @@ def exact_chain(
     problem: Problem, algorithm: OnePassSGD, begin: Start, dimension: int, sizes: np.ndarray
 ) -> ExactChain:
     """The exact chain as this machine runs it best: in one kernel on an NVIDIA GPU where a step can be unrolled, else step by step."""
-    if not unroll.has_kernels():
+    if not pallas.has_kernels():
         return ExactChain(problem, algorithm, begin, dimension, sizes)
     chain = KernelChain(problem, algorithm, begin, dimension, sizes)
-    why = chain.against()
+    why = chain.find_obstacle()
     if why is None:
         return chain
     plain = ExactChain(problem, algorithm, begin, dimension, sizes)

@@ -17,14 +17,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental import pallas as pl
-from jax.experimental.pallas import triton
 from jaxtyping import Bool, Float, Int
 
 from sgdynamics.base.arrays import DType, Function, IntScalar, Numeric, Parameters, PyTree
 from sgdynamics.base.padding import power_of_two
 from sgdynamics.problems.problem import Structure
 from sgdynamics.simulation.gpu import unroll
+from sgdynamics.simulation.gpu.pallas import pl, triton
 
 CHUNK = 128  # samples of one program: their sums, which are written and read, are 3% of a data set of 3000 in float16
 A_WARP = 2048  # numbers in the rows of a run, or of a tile for each of them, that a warp holds, half of that in float64
@@ -361,7 +360,7 @@ def sums(
     return Sums(risk, jnp.sum(found[0], axis=1), heads)
 
 
-def against(
+def find_obstacle(
     structure: Structure, dimension: int, parameters: Parameters, given: PyTree, dtype: np.dtype
 ) -> str | None:
     """Why the kernel does not take this loss or these sizes, None where it does; parameters, given (of one sample): values or shapes."""
@@ -371,11 +370,13 @@ def against(
         return f"rows of {structure.width} x {dimension} numbers"
     kinds = jax.tree.map(unroll.kind_of, (parameters, given))
     leaves, tree = jax.tree.flatten(kinds, is_leaf=unroll.is_kind)
-    return _against(structure, np.dtype(dtype).name, tuple(leaves), tree)
+    return _find_obstacle(structure, np.dtype(dtype).name, tuple(leaves), tree)
 
 
 @cache
-def _against(structure: Structure, dtype: str, leaves: tuple[Any, ...], tree: PyTree) -> str | None:
+def _find_obstacle(
+    structure: Structure, dtype: str, leaves: tuple[Any, ...], tree: PyTree
+) -> str | None:
     shapes = [jax.ShapeDtypeStruct(shape, np.dtype(name)) for shape, name in leaves]
     parameters, given = jax.tree.unflatten(tree, shapes)
     head, signals = (

@@ -12,11 +12,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental import pallas as pl
-from jax.experimental.pallas import triton
 
 from sgdynamics.base.arrays import IntScalar, Numeric
 from sgdynamics.base.random import GOLDEN, MULTIPLIERS, chi_length, cosine_and_sine, propose_gamma
+from sgdynamics.simulation.gpu.pallas import pl, triton
 
 LANES = 32  # runs of one program: one warp, so that no thread waits for another
 TO_UNIT = 2.0**-53

@@ -283,12 +283,6 @@ def _numbers(values: np.ndarray, none: DType = np.float64) -> np.ndarray:
     ).reshape(values.shape)
 
 
-def has_kernels() -> bool:
-    """Whether this machine runs kernels of our own."""
-    device = jax.local_devices()[0]
-    return device.platform == "gpu" and "NVIDIA" in device.device_kind
-
-
 def arranged(numbers: Sequence[Any], shape: tuple[int, ...]) -> np.ndarray:
     """Numbers of a kernel as an array of them."""
     found = np.empty(len(numbers), dtype=object)

@@ -1,0 +1,73 @@
+"""Pallas, JAX's language of GPU kernels: the only module that imports this experimental API.
+
+`pl` holds what kernels of all devices share (program ids, slices, `pallas_call`), `triton` the
+loads, stores and compiler parameters of NVIDIA GPUs. If a release of JAX moves them, this file
+changes and nothing else.
+"""
+
+from __future__ import annotations
+
+import jax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton
+
+from sgdynamics.base.arrays import Function, PyTree
+
+__all__ = ["call_kernel", "device_memory", "has_kernels", "pl", "triton"]
+
+# Bytes of memory to assume for a device that does not report its own, such as a CPU.
+DEFAULT_MEMORY = 1 << 30
+
+
+def has_kernels() -> bool:
+    """Whether this machine compiles the kernels of the library: Triton needs an NVIDIA GPU."""
+    device = jax.local_devices()[0]
+    return device.platform == "gpu" and "NVIDIA" in device.device_kind
+
+
+def device_memory() -> int:
+    """Bytes of memory that JAX may use on the first device."""
+    statistics = jax.local_devices()[0].memory_stats() or {}
+    return statistics.get("bytes_limit", DEFAULT_MEMORY)
+
+
+def call_kernel(
+    kernel: Function,
+    out_shape: PyTree,
+    grid: tuple[int, ...],
+    *,
+    name: str,
+    interpret: bool,
+    warps: int,
+    stages: int,
+) -> Function:
+    """Return the function of whole arrays that runs `kernel` once for each point of the grid.
+
+    Parameters
+    ----------
+    kernel : callable
+        Kernel body, a function of references to the inputs and then to the outputs.
+    out_shape : pytree of jax.ShapeDtypeStruct
+        Shapes and dtypes of the outputs.
+    grid : tuple of int
+        Number of programs along each axis of the grid.
+    name : str
+        Name of the kernel in profiles.
+    interpret : bool
+        Whether to run the kernel by XLA on any device, for tests, instead of compiling it.
+    warps : int
+        Number of warps (of 32 threads) of one program.
+    stages : int
+        Depth of Triton's software pipeline of loads. Triton's default of 3 multiplies the
+        registers of a loop body.
+    """
+    # Interpret mode rejects the parameters of a compiler that it does not call.
+    params = None if interpret else triton.CompilerParams(num_warps=warps, num_stages=stages)
+    return pl.pallas_call(
+        kernel,
+        out_shape=out_shape,
+        grid=grid,
+        interpret=interpret,
+        compiler_params=params,
+        name=name,
+    )
