@@ -12,8 +12,8 @@ import pytest
 
 import sgdynamics as sgd
 from sgdynamics.algorithms.updates.gradient_source import Rows
-from sgdynamics.algorithms.updates.initial_state import beginning
-from sgdynamics.algorithms.updates.update import copies
+from sgdynamics.algorithms.updates.initial_state import update_start
+from sgdynamics.algorithms.updates.update import count_row_sets
 from sgdynamics.problems.frames import place_signals
 from sgdynamics.simulation.direct import direct_step
 
@@ -94,8 +94,8 @@ def test_the_same_steps(name):
         error = np.mean(fields**2, axis=1) - x[:, 0] ** 2
         return (error[:, None] * fields).T @ x / len(x)
 
-    begin = beginning(algorithm.update, sgd.start(problem, M=W[:, :1], Q=W @ W.T))
-    sets = copies(algorithm.law)
+    begin = update_start(algorithm.update, sgd.start(problem, M=W[:, :1], Q=W @ W.T))
+    sets = count_row_sets(algorithm.law)
     squares = tuple(
         np.broadcast_to(one[0][:, None], (2, D)) for one in begin.squares.swapaxes(0, 1)
     )

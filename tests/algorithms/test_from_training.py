@@ -12,8 +12,8 @@ import pytest
 
 import sgdynamics as sgd
 from sgdynamics.algorithms.updates.gradient_source import Rows
-from sgdynamics.algorithms.updates.initial_state import beginning
-from sgdynamics.algorithms.updates.update import copies
+from sgdynamics.algorithms.updates.initial_state import update_start
+from sgdynamics.algorithms.updates.update import count_row_sets
 from sgdynamics.problems.frames import place_signals
 from sgdynamics.simulation.direct import direct_step
 from tests.algorithms import torch_stand_ins as nn
@@ -106,8 +106,8 @@ def converted(case, network, loss, optimiser):
 def library_steps(training, velocity=None):
     """Rows and head after the library's direct steps on INPUTS."""
     problem, algorithm, start = training
-    law, sets = algorithm.law, copies(algorithm.law)
-    begin = beginning(algorithm.update, start)
+    law, sets = algorithm.law, count_row_sets(algorithm.law)
+    begin = update_start(algorithm.update, start)
     squares = tuple(
         np.broadcast_to(one[0][:, None], (P, D)) for one in begin.squares.swapaxes(0, 1)
     )

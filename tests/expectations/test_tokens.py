@@ -10,7 +10,7 @@ import pytest
 import sgdynamics as sgd
 from sgdynamics.expectations.choice import expectation_of
 from sgdynamics.expectations.interface import Quadrature
-from sgdynamics.ode.drift import drift, finite_numbers
+from sgdynamics.ode.drift import drift, finite_dimension_inputs
 from sgdynamics.solvers import functional
 from tests.conftest import Z, slow
 
@@ -89,7 +89,7 @@ def test_mean_of_one_step_in_d_dimensions(name):
         **options,
     )
     quadrature = Quadrature(log2_points=8, log2_circles=6, replicates=16)
-    finite = finite_numbers(problem, D, 1)
+    finite = finite_dimension_inputs(problem, D, 1)
     state = {"M": M, "Q": Q, "a": np.ones(2)}
     with jax.enable_x64(True):
 

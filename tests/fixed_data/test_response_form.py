@@ -206,7 +206,7 @@ def linear_spectrum(paths_per_set, epochs=2, cells=8, replicates=REPLICATES, kin
     e, f = np.array(BLOCKS).T
     problem = sgd.TeacherStudent(width=1, activation="linear", noise=0.1, covariance=BLOCKS)
     start = sgd.start(problem, M=np.zeros((2, 1, 1)), Q=0.2 * f[:, None, None])
-    algorithm = sgd.EpochSGD(0.6, 2.0).in_steps(1 / cells).counted(epochs * cells)
+    algorithm = sgd.EpochSGD(0.6, 2.0).in_steps(1 / cells).with_tabulated_rate(epochs * cells)
     with jax.enable_x64(True):
         result = solve_first_run(
             sweep_of(kind, problem, algorithm, paths_per_set, epochs * cells, replicates),

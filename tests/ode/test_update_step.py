@@ -20,7 +20,7 @@ import pytest
 from scipy import special
 
 import sgdynamics as sgd
-from sgdynamics.algorithms.updates.initial_state import beginning
+from sgdynamics.algorithms.updates.initial_state import update_start
 from sgdynamics.expectations.choice import expectation_of
 from sgdynamics.expectations.risk import choose_quadrature
 from sgdynamics.ode.update_points import field_points
@@ -51,7 +51,7 @@ def setting(blocks=False, noise=NOISE, **options):
 
 def state_of(update, begin):
     """What the ODE of an update moves, at its start."""
-    first, p = beginning(update, begin), begin.M.shape[-2]
+    first, p = update_start(update, begin), begin.M.shape[-2]
     rows = p * (1 + len(slow_rows(update.law)))
     n = min(rows, first.M.shape[2])
     blocks = first.M.shape[1]

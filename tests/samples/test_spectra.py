@@ -15,7 +15,7 @@ from scipy import special
 import sgdynamics as sgd
 from sgdynamics.expectations.choice import expectation_of
 from sgdynamics.expectations.risk import choose_quadrature
-from sgdynamics.ode.drift import drift, finite_numbers
+from sgdynamics.ode.drift import drift, finite_dimension_inputs
 from sgdynamics.solvers import ode
 from tests.conftest import Z
 
@@ -85,7 +85,7 @@ def test_reference_values():
             for name, value in expectation_of(problem.structure).nodes(quadrature, False).items()
         }
         state = {"M": begin.M_blocks[0], "Q": begin.Q_blocks[0], "a": begin.a[0]}
-        finite = finite_numbers(problem, None, 1)
+        finite = finite_dimension_inputs(problem, None, 1)
         rates = jax.jit(partial(drift, problem.structure, quadrature, finite=finite))
         found = rates(nodes, problem.parameters, algorithm.parameters, state)
     np.testing.assert_allclose(

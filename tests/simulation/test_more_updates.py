@@ -14,10 +14,10 @@ import pytest
 
 import sgdynamics as sgd
 from sgdynamics.algorithms.updates.gradient_source import Rows
-from sgdynamics.algorithms.updates.initial_state import beginning
+from sgdynamics.algorithms.updates.initial_state import update_start
 from sgdynamics.algorithms.updates.muon import newton_schulz_of, polar
 from sgdynamics.algorithms.updates.update import MAKERS
-from sgdynamics.algorithms.updates.update import copies as copies_of
+from sgdynamics.algorithms.updates.update import count_row_sets as copies_of
 from sgdynamics.problems.frames import compressed_rows, place_signals
 from sgdynamics.results.records import algorithm_from
 from sgdynamics.samples.inputs import Embedding
@@ -237,7 +237,7 @@ def test_pathwise_against_the_definition(name, head, batch):
         problem_of(head),
     )
     assert update.law.decay_inside == decay_inside
-    begin = beginning(update, sgd.random_start(problem, dimension=40, seed=5))
+    begin = update_start(update, sgd.random_start(problem, dimension=40, seed=5))
     T, L = (part[0] for part in compressed_rows(problem, begin))
     steps, p = 3, 2
     grouping = compressed.Grouping(problem.structure, batch, update=update.law)
@@ -346,7 +346,7 @@ def coordinatewise_reference(name, problem, W, batches):
 def coordinatewise_runs(update, problem, W, x, noise):
     """A few steps of the library in d dimensions, the signal along the first axis."""
     algorithm = sgd.OnePassSGD(lr=LR, batch=x.shape[1], update=update).parameters
-    begin = beginning(update, sgd.start(problem, M=np.zeros((2, 1)), Q=np.eye(2)))
+    begin = update_start(update, sgd.start(problem, M=np.zeros((2, 1)), Q=np.eye(2)))
     place, sets = place_signals(problem, np.array([D])), copies_of(update.law)
     with jax.enable_x64(True):
         squares = tuple(jnp.asarray(np.repeat(one[:, None], D, axis=1)) for one in begin.squares[0])

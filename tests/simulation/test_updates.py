@@ -12,8 +12,8 @@ import pytest
 import sgdynamics as sgd
 from sgdynamics.algorithms import updates
 from sgdynamics.algorithms.one_pass import Stride, take_step
-from sgdynamics.algorithms.updates.gradient_source import Ground, Rows
-from sgdynamics.algorithms.updates.update import copies as copies_of
+from sgdynamics.algorithms.updates.gradient_source import GradientSource, Rows
+from sgdynamics.algorithms.updates.update import count_row_sets as copies_of
 from sgdynamics.problems.frames import compressed_rows, place_signals
 from sgdynamics.results.records import algorithm_from
 from sgdynamics.samples.inputs import Embedding
@@ -179,7 +179,7 @@ def test_pathwise_against_the_definition(kind, other):
     assert chain._cache_size() == direct._cache_size() == 1  # numbers are traced
 
 
-class Fixed(Ground):
+class Fixed(GradientSource):
     """A batch whose gradient is known."""
 
     def __init__(self, G, g):

@@ -174,7 +174,7 @@ class FixedData:
         """Return t before each of `count` steps of a scheduled learning rate."""
         return _times(self.lr, count)
 
-    def counted(self, steps: float) -> Self:
+    def with_tabulated_rate(self, steps: float) -> Self:
         """Return the algorithm with a scheduled learning rate tabulated for this many steps."""
         if not isinstance(self.lr, Schedule):
             return self
@@ -467,7 +467,7 @@ ALGORITHMS: dict[str, type[FixedData]] = {
 }
 
 
-def checked_fixed_data(value: Any) -> FixedData:
+def validate_fixed_data(value: Any) -> FixedData:
     """An algorithm on a fixed data set as an argument."""
     if type(value) not in ALGORITHMS.values():
         raise checks.reject(
@@ -501,7 +501,7 @@ def elapsed_at(lr: Schedule | Scalar, number: IntScalar) -> Any:
     return jnp.asarray(lr.parameters["times"])[number] if isinstance(lr, Schedule) else number * lr
 
 
-def numbers_of_step(
+def step_parameters(
     parameters: Parameters, algorithm: Parameters, number: IntScalar
 ) -> tuple[Any, Any]:
     """The numbers of a problem and an algorithm at one step of a run on a fixed data set."""

@@ -15,9 +15,14 @@ import numpy as np
 from jaxtyping import Float
 
 from sgdynamics.algorithms.updates.additions import thermal
-from sgdynamics.algorithms.updates.gradient_source import Ground, Rows, Setting, increments
+from sgdynamics.algorithms.updates.gradient_source import (
+    GradientSource,
+    Rows,
+    StepSettings,
+    increments,
+)
 from sgdynamics.algorithms.updates.state_rate import check_state_rate, reads_state
-from sgdynamics.algorithms.updates.update import Law, Update, checked_update
+from sgdynamics.algorithms.updates.update import Law, Update, validate_update
 from sgdynamics.base import checks, pytrees
 from sgdynamics.base.arrays import IntScalar, Numeric, Parameters, Scalar
 from sgdynamics.base.controls import (
@@ -115,7 +120,7 @@ class OnePassSGD:
         object.__setattr__(self, "per", checks.choice("per", self.per, UNITS))
         object.__setattr__(self, "batch", _validate_batch(self.batch))
         object.__setattr__(self, "head_rate", scalar_or_schedule("head_rate", self.head_rate))
-        checked_update(self.update)
+        validate_update(self.update)
         if reads_state(self.lr):
             fix = (
                 "the rate depends on the state. Use update=sgd.updates.state_rate(f) with a function "
@@ -418,7 +423,7 @@ def constant_head_rate(algorithm: OnePassSGD, what: str) -> float:
     return algorithm.head_rate
 
 
-def checked_algorithm(
+def validate_algorithm(
     value: object, question: str | None = None, problem: Any = None
 ) -> OnePassSGD:
     """Validate `algorithm=`, check the support table, and convert it to units of the problem's d."""
@@ -463,7 +468,7 @@ def take_step(
     law: Law | None,
     algorithm: Parameters,
     state: Rows,
-    ground: Ground,
+    ground: GradientSource,
     stride: Stride,
     dimension: Scalar | None,
     number: IntScalar,
@@ -477,7 +482,9 @@ def take_step(
     lr, D = algorithm["lr"], dimension
     if "unit" in algorithm:
         lr, D = lr * algorithm["unit"], dimension * algorithm["unit"]
-    setting = Setting(lr, D, number, algorithm["head_rate"], stride.weight_decay, stride.structure)
+    setting = StepSettings(
+        lr, D, number, algorithm["head_rate"], stride.weight_decay, stride.structure
+    )
     change = increments(law, algorithm["update"], state, ground, setting)
     rows, p = state.rows + change.rows, stride.structure.width
     if stride.structure.constraint.fixes_norms:

@@ -26,7 +26,7 @@ from scipy import stats
 
 from sgdynamics.algorithms.fixed_data import FixedData
 from sgdynamics.algorithms.one_pass import OnePassSGD
-from sgdynamics.algorithms.updates.update import copies
+from sgdynamics.algorithms.updates.update import count_row_sets
 from sgdynamics.analysis.certificate import Certificate, Check
 from sgdynamics.analysis.real_data import checked_samples, gap_on_data
 from sgdynamics.base import checks
@@ -259,7 +259,7 @@ def _dimensions(
             fix = "a spectrum fixes the dimension: leave dimensions out, and give a finite one"
             raise checks.reject("dimensions", dimensions, fix)
         return int(check_dimension(problem, dimension, small=True)[0]), ()
-    least = problem.signals + copies(None if fixed else algorithm.law) * problem.width
+    least = problem.signals + count_row_sets(None if fixed else algorithm.law) * problem.width
     needed = max(math.ceil(least / fraction) + 1 for fraction in problem.parameters["fractions"])
     small = max(SMALL, needed) if dimension is None else checks.integer("dimension", dimension, 1)
     default = (

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from sgdynamics.algorithms.fixed_data import FixedData, checked_fixed_data
+from sgdynamics.algorithms.fixed_data import FixedData, validate_fixed_data
 from sgdynamics.algorithms.one_pass import OnePassSGD, constant_rate
 from sgdynamics.analysis.exit_dmft import FIRST_SHARE
 from sgdynamics.analysis.exit_results import validate_threshold
@@ -96,7 +96,7 @@ class ExitRequest:
         runs = ~self.has_left if runs is None else runs
         return replace(
             case,
-            each=jax.tree.map(lambda leaf: leaf[:1], case.each),
+            replicates=jax.tree.map(lambda leaf: leaf[:1], case.replicates),
             shared={**case.shared, **self.watch_parameters},
             states={name: value[runs] for name, value in case.states.items()},
             watch=self.watch,
@@ -207,7 +207,7 @@ def _check_method(
 ) -> None:
     """Raise ValueError for a method that the algorithm or the dimension does not allow."""
     if method == "dmft":
-        checked_fixed_data(algorithm)
+        validate_fixed_data(algorithm)
         if dimension is not None:
             fix = "DMFT is the limit d -> infinity. Omit dimension"
             raise checks.reject("dimension", dimension, fix)

@@ -147,8 +147,8 @@ def finish_exits(request: ExitRequest, solved: IntegrationResult | None) -> Exit
     times = np.where(waiting, np.nan, 0.0)
     diverged, ran_out = np.zeros(n_runs, dtype=bool), np.zeros(n_runs, dtype=bool)
     if solved is not None:
-        times[waiting], diverged[waiting] = solved.exits[0], solved.blown[0]
-        ran_out[waiting] = solved.tired
+        times[waiting], diverged[waiting] = solved.exits[0], solved.diverged[0]
+        ran_out[waiting] = solved.ran_out
     return _build_exits(request, times, diverged=diverged, ran_out=ran_out)
 
 

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from sgdynamics.algorithms.one_pass import OnePassSGD, checked_algorithm, constant_rate
+from sgdynamics.algorithms.one_pass import OnePassSGD, constant_rate, validate_algorithm
 from sgdynamics.analysis.spiked_fixed_points import spiked_fixed_points
 from sgdynamics.base import checks
 from sgdynamics.base.arrays import Nodes, Numeric, Parameters, Scalar
@@ -188,7 +188,7 @@ def fixed_points(
     >>> [point.verdict for point in points]
     ['stable']
     """
-    algorithm = checked_algorithm(algorithm, "fixed_points", problem)
+    algorithm = validate_algorithm(algorithm, "fixed_points", problem)
     if "spiked tensor" in problem.kinds:
         return spiked_fixed_points(problem, algorithm)
     constant_rate(algorithm, "fixed points")

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from sgdynamics.algorithms.one_pass import OnePassSGD, checked_algorithm, constant_rate
+from sgdynamics.algorithms.one_pass import OnePassSGD, constant_rate, validate_algorithm
 from sgdynamics.base import checks
 from sgdynamics.base.arrays import Nodes, Numeric, Parameters, State
 from sgdynamics.base.controls import Schedule
@@ -198,7 +198,7 @@ def regime(
     >>> sgd.regime(sgd.TeacherStudent(width=2), sgd.OnePassSGD(lr=0.1), 1000).name
     'finite-dimensional'
     """
-    algorithm = checked_algorithm(algorithm, "regime", problem)
+    algorithm = validate_algorithm(algorithm, "regime", problem)
     d = checks.integer("dimension", dimension, problem.signals + 1)
     begin = _half_learnt(problem) if start is None else validate_start(problem, start)
     lr, p, batch = _largest_rate(algorithm), problem.width, algorithm.batch
@@ -502,7 +502,7 @@ def plateau(problem: TeacherStudent, algorithm: OnePassSGD) -> Plateau:
     0.00556
     """
     _matched(problem)
-    algorithm = checked_algorithm(algorithm, problem=problem)
+    algorithm = validate_algorithm(algorithm, problem=problem)
     lr = constant_rate(algorithm, "plateaus")
     p, head = problem.width, problem.teacher_head
     quadrature = choose_quadrature(problem, problem.gram, MARGIN)

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from scipy import optimize
 
-from sgdynamics.algorithms.one_pass import OnePassSGD, checked_algorithm, constant_rate
+from sgdynamics.algorithms.one_pass import OnePassSGD, constant_rate, validate_algorithm
 from sgdynamics.dynamics.spiked_equations import drift, equation_parameters, jacobian
 from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor, check_spiked_problem
 
@@ -70,7 +70,7 @@ def spiked_fixed_points(problem: SpikedTensor, algorithm: OnePassSGD) -> list[Sp
     ridge and batch.
     """
     check_spiked_problem(problem)
-    checked_algorithm(algorithm)
+    validate_algorithm(algorithm)
     constant_rate(algorithm, "spiked tensors")
     k, c, ridge = problem.order, np.float64(algorithm.lr / algorithm.batch), problem.ridge
     # high powers leave float64 on the way to a root: infinite on one side is an answer for a bisection

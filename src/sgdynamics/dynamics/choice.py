@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from sgdynamics.algorithms.fixed_data import FixedData, checked_fixed_data
-from sgdynamics.algorithms.one_pass import OnePassSGD, checked_algorithm
+from sgdynamics.algorithms.fixed_data import FixedData, validate_fixed_data
+from sgdynamics.algorithms.one_pass import OnePassSGD, validate_algorithm
 from sgdynamics.base.support import require
 from sgdynamics.dynamics.adapter import SolverDynamics
 from sgdynamics.dynamics.fields import FieldDynamics
@@ -27,8 +27,8 @@ def dynamics_of(
     require(solver, problem, algorithm)
     if isinstance(algorithm, FixedData) and "fields" in problem.kinds:
         kind = EpochDynamics if "epochs" in algorithm.kinds else FixedDataDynamics
-        return kind(problem, checked_fixed_data(algorithm))
-    one_pass = checked_algorithm(algorithm, problem=problem)
+        return kind(problem, validate_fixed_data(algorithm))
+    one_pass = validate_algorithm(algorithm, problem=problem)
     if isinstance(problem, Dynamics):
         return UserDynamics(problem, one_pass)
     if "fields" not in problem.kinds:

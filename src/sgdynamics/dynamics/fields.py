@@ -33,7 +33,7 @@ from sgdynamics.expectations.risk import (
     refine_quadrature,
     risk_at,
 )
-from sgdynamics.ode.drift import MeanStep, finite_numbers, replicated
+from sgdynamics.ode.drift import MeanStep, finite_dimension_inputs, replicate_inputs
 from sgdynamics.ode.integrate import (
     ATOL,
     MARGIN,
@@ -172,13 +172,13 @@ class FieldDynamics(SolverDynamics[Start]):
             raise checks.reject("batch", algorithm.batch, fix)
         finite = None
         if dimension is not None and not flow:
-            finite = finite_numbers(self.definition, dimension, batch)
+            finite = finite_dimension_inputs(self.definition, dimension, batch)
         if quadrature is None:
             quadrature = choose_quadrature(
                 self.definition, initial_state.Q_blocks, QUADRATURE_MARGIN
             )
         field = MeanStep(self.structure, quadrature, batch, flow)
-        replicates, finite = replicated(self.structure, quadrature, flow, finite)
+        replicates, finite = replicate_inputs(self.structure, quadrature, flow, finite)
         shared = {
             "problem": self.parameters,
             "algorithm": algorithm.parameters,
@@ -497,7 +497,7 @@ def public_state(state: State, block_axis: int = 0) -> dict[str, Any]:
 def _error_at_start(case: Case) -> float:
     """Relative standard error of a sampled drift at the start, from the spread of replicates."""
     form = Flat(case.field, tuple((name, value.shape[1:]) for name, value in case.states.items()))
-    rates = np.asarray(rates_at(form, case.each, case.shared, case.states))
+    rates = np.asarray(rates_at(form, case.replicates, case.shared, case.states))
     if not np.all(np.isfinite(rates)):
         raise ValueError(
             "problem: its drift is not finite at the start: the loss, an activation or the target "

@@ -42,7 +42,7 @@ class FixedDataDynamics(FieldDynamics):
             return self
         # A schedule of t becomes a table of step sizes that ends with the run.
         validated = copy(self)
-        validated.algorithm = self.algorithm.counted(float(clock.step[-1]))
+        validated.algorithm = self.algorithm.with_tabulated_rate(float(clock.step[-1]))
         return validated
 
     def _evaluator_of(self, other: Problem) -> FixedDataDynamics:

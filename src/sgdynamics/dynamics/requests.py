@@ -11,7 +11,7 @@ import numpy as np
 from sgdynamics.base import checks
 from sgdynamics.expectations.interface import Quadrature
 from sgdynamics.ode.integrate import Case
-from sgdynamics.ode.stiff import ran_out
+from sgdynamics.ode.stiff import exhaustion_warning
 from sgdynamics.results.build import divergence_warning
 from sgdynamics.results.clock import Clock
 
@@ -139,5 +139,5 @@ def end_warnings(ends: Arrays) -> tuple[str, ...]:
         ends["diverged_at"],
     )
     if np.any(np.isfinite(ends["ran_out_at"])):
-        warnings += (ran_out(ends["ran_out_at"]),)
+        warnings += (exhaustion_warning(ends["ran_out_at"]),)
     return warnings

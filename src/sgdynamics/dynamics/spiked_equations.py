@@ -33,7 +33,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
-from sgdynamics.algorithms.one_pass import OnePassSGD, checked_algorithm, constant_rate
+from sgdynamics.algorithms.one_pass import OnePassSGD, constant_rate, validate_algorithm
 from sgdynamics.base.arrays import (
     IntScalar,
     Numeric,
@@ -44,7 +44,7 @@ from sgdynamics.base.arrays import (
     Scalar,
 )
 from sgdynamics.base.random import normals_and_uniforms
-from sgdynamics.ode.stiff import follow
+from sgdynamics.ode.stiff import integrate_lsoda
 from sgdynamics.problems.spiked_tensor import (
     SpikedStart,
     SpikedTensor,
@@ -150,7 +150,7 @@ def spiked_increment(
     The equations are at the head of this module. Over delta = lr/n and delta^2 they are the drift
     and the squared noise of the SDE.
     """
-    checked_algorithm(algorithm)
+    validate_algorithm(algorithm)
     constant_rate(algorithm, "spiked tensors")
     start = validate_spiked_start(problem, start)
     n = check_spiked_dimension(dimension)
@@ -197,15 +197,15 @@ class SpikedPath(NamedTuple):
     ----------
     values : ndarray
         m and r2 (2, run, time), NaN after a run diverged or its integrator ran out of steps.
-    long : ndarray of bool
+    used_lsoda : ndarray of bool
         Runs that needed LSODA.
-    tired : ndarray of bool
+    ran_out : ndarray of bool
         Runs whose integrator ran out of steps.
     """
 
     values: np.ndarray
-    long: np.ndarray
-    tired: np.ndarray
+    used_lsoda: np.ndarray
+    ran_out: np.ndarray
 
 
 def integrate_spiked(
@@ -257,7 +257,7 @@ def integrate_spiked(
             return SpikedPath(values.reshape(2, 1, -1), none, none)
         is_late = t > solver.t
         setting = {"loosest": 1 / MARGIN, "inside": lambda _, y: _within(limit, y)}
-        late = follow(
+        late = integrate_lsoda(
             field, solver.y, float(solver.t), t[is_late], max(rtol, LEAST_RTOL), atol, **setting
         )
     values[:, is_late] = late.values

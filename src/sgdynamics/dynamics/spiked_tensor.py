@@ -123,10 +123,10 @@ class SpikedDynamics(SolverDynamics[SpikedStart]):
         loose_risk = self.problem.risk(*loose_path.values)
         attributes = {
             **self.limit_attributes(request.dimension),
-            "integrator": "DOP853, then LSODA" if path.long.any() else "DOP853",
+            "integrator": "DOP853, then LSODA" if path.used_lsoda.any() else "DOP853",
             "error_integrator": largest_share(loose_risk - risk, risk),
         }
-        ends = find_ends(states, path.tired, request.clock.t)
+        ends = find_ends(states, path.ran_out, request.clock.t)
         return Solution(states, risk, attributes, ends, end_warnings(ends))
 
     def risk_along(

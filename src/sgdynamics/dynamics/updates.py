@@ -14,8 +14,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from sgdynamics.algorithms.updates.initial_state import beginning
-from sgdynamics.algorithms.updates.update import Update, copies
+from sgdynamics.algorithms.updates.initial_state import update_start
+from sgdynamics.algorithms.updates.update import Update, count_row_sets
 from sgdynamics.base import checks
 from sgdynamics.base.arrays import Parameters, PyTree, Scalar, State
 from sgdynamics.base.controls import SCHEDULE_CHECK_POINTS, is_scheduled
@@ -28,7 +28,13 @@ from sgdynamics.expectations.risk import MARGIN as QUADRATURE_MARGIN
 from sgdynamics.expectations.risk import choose_quadrature
 from sgdynamics.ode.integrate import Case, Watch, in_units
 from sgdynamics.ode.update_points import field_points
-from sgdynamics.ode.update_step import LARGE, LESS_LARGE, UpdateStep, count_reads, slow_rows
+from sgdynamics.ode.update_step import (
+    COMPARISON_DIMENSION,
+    LIMIT_DIMENSION,
+    UpdateStep,
+    count_reads,
+    slow_rows,
+)
 from sgdynamics.problems.losses import label_noise
 from sgdynamics.problems.overlap_starts import Start
 from sgdynamics.results.build import Labels
@@ -129,7 +135,7 @@ class UpdateDynamics(FieldDynamics):
         shared: dict[str, Any] = {
             "problem": self.parameters,
             "algorithm": algorithm.parameters,
-            "large": np.float64(LARGE),
+            "large": np.float64(LIMIT_DIMENSION),
             **self._units(ROW_VARIABLES[:2], (*ROW_VARIABLES[2:], *UPDATE_VARIABLES)),
         }
         states = in_units(shared, self._slow_state(initial_state))
@@ -217,9 +223,9 @@ class UpdateDynamics(FieldDynamics):
         """Raise ValueError if the mean step in units of lr/D still depends on a large D."""
         algorithm = self.algorithm
         lr = algorithm.batch if algorithm.scheduled else float(algorithm.lr)
-        replicate, state = jax.tree.map(lambda leaf: leaf[0], (case.each, case.states))
+        replicate, state = jax.tree.map(lambda leaf: leaf[0], (case.replicates, case.states))
         rates = []
-        for D in (LARGE, LESS_LARGE):
+        for D in (LIMIT_DIMENSION, COMPARISON_DIMENSION):
             shared = case.shared | {"large": np.float64(D)}
             step = _rates(case.field, replicate, shared, TRIED_TAU * lr, state)
             rates.append(np.concatenate([np.asarray(value).reshape(-1) for value in step.values()]))
@@ -227,8 +233,8 @@ class UpdateDynamics(FieldDynamics):
         difference = np.abs(rates[0] - rates[1]).max(initial=0.0)
         if not np.all(np.isfinite(rates)) or difference > SAME * size:
             fix = (
-                f"the mean step still depends on D (it differs between D = {LARGE:g} and "
-                f"D = {LESS_LARGE:g}), so that this update has no high-dimensional limit. Scale "
+                f"the mean step still depends on D (it differs between D = {LIMIT_DIMENSION:g} and "
+                f"D = {COMPARISON_DIMENSION:g}), so that this update has no high-dimensional limit. Scale "
                 "gradient norms with sqrt(D) and memories with 1/D (fixed ones are "
                 "memory='fast'), sam's ascent as reach="
             )
@@ -305,8 +311,8 @@ def with_weights(states: Mapping[str, Any], width: int) -> dict[str, Any]:
 
 def all_rows(update: Update, start: Start, width: int) -> Arrays:
     """All sets of rows of a start, with a leading axis of runs; missing sets are 0."""
-    rows = beginning(update, start)
-    missing = width * copies(update.law) - rows.M.shape[2]
+    rows = update_start(update, start)
+    missing = width * count_row_sets(update.law) - rows.M.shape[2]
     return {
         "rows_M": np.pad(rows.M, ((0, 0), (0, 0), (0, missing), (0, 0))),
         "rows_Q": np.pad(rows.Q, ((0, 0), (0, 0), (0, missing), (0, missing))),

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sgdynamics.algorithms.fixed_data import FixedData, elapsed_at, numbers_of_step
+from sgdynamics.algorithms.fixed_data import FixedData, elapsed_at, step_parameters
 from sgdynamics.base import checks
 from sgdynamics.base.arrays import Parameters, PyTree, RandomKeys
 from sgdynamics.base.precision import float64
@@ -112,7 +112,7 @@ class DirectFixedData(Simulator):
     def first_parameters(self) -> Parameters:
         """The parameters of the problem at the first step."""
         context = self.context
-        return numbers_of_step(context.parameters, context.hyperparameters, np.int64(0))[0]
+        return step_parameters(context.parameters, context.hyperparameters, np.int64(0))[0]
 
     @float64
     def use_kernel(self, mode: str) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Int
 
 from sgdynamics.algorithms.epochs import EpochSGD
-from sgdynamics.algorithms.fixed_data import numbers_of_step
+from sgdynamics.algorithms.fixed_data import step_parameters
 from sgdynamics.algorithms.one_pass import Stride
 from sgdynamics.base.arrays import IntScalar, Numeric, PyTree, RandomKey, RandomKeys
 from sgdynamics.base.precision import float64
@@ -186,7 +186,7 @@ def _batch_step(
     """One step of one run on the samples of a batch: W <- W - lr/B sum_mu dloss_mu/dW."""
     rows, head, _, first_risk = state
     dtype = rows.dtype
-    parameters, rates = numbers_of_step(context.parameters, context.hyperparameters, number)
+    parameters, rates = step_parameters(context.parameters, context.hyperparameters, number)
     parameters = as_dtype(parameters, dtype)
     risk, (h, head_h) = loss_and_slopes(structure, parameters, data, rows, head)
     # The gradient is the mean over the batch, also over one that crosses the end of an epoch.

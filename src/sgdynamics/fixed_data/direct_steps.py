@@ -15,7 +15,7 @@ from sgdynamics.algorithms.fixed_data import (
     first_selection,
     kick_size,
     next_selection,
-    numbers_of_step,
+    step_parameters,
 )
 from sgdynamics.algorithms.one_pass import Stride
 from sgdynamics.base.arrays import (
@@ -400,7 +400,7 @@ def _kernel_sums(
     """Sums of all runs by the GPU kernel, and whether a run on the sphere may have diverged."""
     if not options.kernel:
         return None, False
-    parameters, rates = numbers_of_step(context.parameters, context.hyperparameters, number)
+    parameters, rates = step_parameters(context.parameters, context.hyperparameters, number)
     parameters = as_dtype(parameters, state.rows.dtype)
     sums = data_gradients.sums(
         structure, options.kernel, parameters, data, state.rows, state.head, state.selected
@@ -437,7 +437,7 @@ def fixed_data_step(
     """
     rows, head, selected, first_risk = state
     dtype, p = rows.dtype, structure.width
-    parameters, rates = numbers_of_step(context.parameters, context.hyperparameters, number)
+    parameters, rates = step_parameters(context.parameters, context.hyperparameters, number)
     parameters = as_dtype(parameters, dtype)
     samples = data.inputs.shape[0] // structure.sample.tokens.inputs_per_sample
     if sums is None:

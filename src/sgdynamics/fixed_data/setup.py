@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from jaxtyping import Float
 
-from sgdynamics.algorithms.fixed_data import FixedData, numbers_of_step
+from sgdynamics.algorithms.fixed_data import FixedData, step_parameters
 from sgdynamics.base.arrays import IntScalar, Numeric, Parameters
 from sgdynamics.problems.problem import Structure
 
@@ -81,7 +81,7 @@ class StepParameters(NamedTuple):
 
     def at_step(self, number: IntScalar) -> StepParameters:
         """The values at one step, where they depend on time."""
-        parameters, hyperparameters = numbers_of_step(self.parameters, self.hyperparameters, number)
+        parameters, hyperparameters = step_parameters(self.parameters, self.hyperparameters, number)
         return self._replace(parameters=parameters, hyperparameters=hyperparameters)
 
 

@@ -39,7 +39,7 @@ from sgdynamics.base.progress import Meter, meter, warn_from_evaluation, warn_if
 from sgdynamics.expectations.choice import expectation_of
 from sgdynamics.mean_field import series as series
 from sgdynamics.mean_field.series import Basis
-from sgdynamics.ode.stiff import StiffResult, follow
+from sgdynamics.ode.stiff import StiffResult, integrate_lsoda
 from sgdynamics.problems.constraints import Constraint
 from sgdynamics.problems.problem import Problem
 from sgdynamics.results.clock import Clock, time_at_alpha
@@ -176,7 +176,7 @@ def _later(
     setting = {"loosest": 1 / MARGIN, "inside": lambda _, y: bool(inside(y))}
     y = np.asarray(ravel_pytree(like)[0])
     limits = float(tolerance["rtol"]), float(tolerance["atol"])
-    return follow(
+    return integrate_lsoda(
         lambda t, y: np.asarray(_flat_velocity(way, numbers, like, t, y)),
         y,
         t0,

@@ -149,7 +149,7 @@ class MeanStep(Field):
         )
 
 
-def replicated(
+def replicate_inputs(
     structure: Structure, quadrature: Quadrature, flow: bool, finite: dict[str, Any] | None
 ) -> tuple[dict[str, Any], dict[str, Any] | None]:
     """Return the replicated inputs of a `MeanStep` (nodes, points), and `finite` without points."""
@@ -258,7 +258,7 @@ def _sphere_points(
     }
 
 
-def finite_numbers(problem: Problem, dimension: int, batch: int) -> dict[str, Any]:
+def finite_dimension_inputs(problem: Problem, dimension: int, batch: int) -> dict[str, Any]:
     """Return the argument `finite` of `drift` at this dimension.
 
     On the sphere it contains `points` with a leading axis of replicates.

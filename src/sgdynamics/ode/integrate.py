@@ -28,7 +28,7 @@ from sgdynamics.base.resources import check_memory
 from sgdynamics.expectations.risk import stack_lanes
 from sgdynamics.ode.dormand_prince import STAGES
 from sgdynamics.ode.explicit import LONGEST, Form, Loop, advance, first_loop, form_of, unflatten
-from sgdynamics.ode.stiff import EVENT_TOLERANCE, follow
+from sgdynamics.ode.stiff import EVENT_TOLERANCE, integrate_lsoda
 
 if TYPE_CHECKING:
     import diffrax
@@ -104,7 +104,7 @@ class Case:
     """
 
     field: Field
-    each: Any
+    replicates: Any
     shared: Any
     states: dict[str, np.ndarray]
     # save points in the variable of integration, increasing
@@ -130,7 +130,7 @@ class Case:
     @property
     def stretch(self) -> tuple[Any, ...]:
         """Traced inputs of a stretch of explicit steps, with the initial loop state."""
-        times, replicates = pad_with_last(self.times), len(jax.tree.leaves(self.each)[0])
+        times, replicates = pad_with_last(self.times), len(jax.tree.leaves(self.replicates)[0])
         return self.shared, times, self.tolerance, first_loop(self.states, times, replicates)
 
     @property
@@ -179,21 +179,21 @@ class IntegrationResult(NamedTuple):
     ----------
     states : dict
         States (replicate, run, time, ...), NaN after divergence or after the steps ran out.
-    long : bool
+    used_lsoda : bool
         Whether LSODA was used.
-    tired : array of bool, (run,)
+    ran_out : array of bool, (run,)
         Whether the steps ran out.
     exits : array, (replicate, run)
         Times at which the stopping criterion was met, NaN elsewhere.
-    blown : array of bool, (replicate, run)
+    diverged : array of bool, (replicate, run)
         Whether the solution diverged.
     """
 
     states: dict[str, np.ndarray]
-    long: bool
-    tired: np.ndarray
+    used_lsoda: bool
+    ran_out: np.ndarray
     exits: np.ndarray
-    blown: np.ndarray
+    diverged: np.ndarray
 
 
 def integrate(
@@ -412,9 +412,9 @@ def run_cases(cases: list[Case], size: int = 1) -> list[IntegrationResult | Valu
 def _announce_exits(case: Case) -> None:
     """Warn if exit times take long: their integrator runs in one call without progress."""
     meter, runs = current_meter(), len(next(iter(case.states.values())))
-    if meter is None or runs * sum(leaf.size for leaf in jax.tree.leaves(case.each)) < HEAVY:
+    if meter is None or runs * sum(leaf.size for leaf in jax.tree.leaves(case.replicates)) < HEAVY:
         return
-    own = jax.tree.map(lambda leaf: leaf[0], case.each)
+    own = jax.tree.map(lambda leaf: leaf[0], case.replicates)
     state = {name: value[0] for name, value in case.states.items()}
     rate = jax.jit(case.field.on_symmetric)
 
@@ -434,13 +434,15 @@ def _run_cases(cases: list[Case], size: int) -> list[IntegrationResult | ValueEr
             return [
                 _continue_late(
                     first,
-                    _program(_exit, first)(first.field, first.watch, first.each, *first.numbers),
+                    _program(_exit, first)(
+                        first.field, first.watch, first.replicates, *first.numbers
+                    ),
                 )
             ]
         lanes = _program(_exit_lanes, first)(
             first.field,
             first.watch,
-            first.each,
+            first.replicates,
             *stack_lanes([case.numbers for case in cases], size),
         )
         lanes = jax.tree.map(np.asarray, lanes)
@@ -482,7 +484,12 @@ def _advance_all(function: Callable[..., Loop], case: Case, numbers: tuple[Any, 
         stretch = FIRST_STRETCH if per_step is None else max(1, int(STRETCH / per_step))
         began = perf_counter()
         loops = program(
-            case.field, form, case.each, *inputs, loops, np.int64(min(taken + stretch, MOST_STEPS))
+            case.field,
+            form,
+            case.replicates,
+            *inputs,
+            loops,
+            np.int64(min(taken + stretch, MOST_STEPS)),
         )
         t = np.asarray(loops.t)
         seconds = perf_counter() - began
@@ -578,7 +585,7 @@ def _continue_late(case: Case, explicit: ExplicitResult) -> IntegrationResult | 
     full, time, left = np.asarray(explicit.full), np.array(explicit.time), np.array(explicit.left)
     tired = np.zeros(full.shape, dtype=bool)
     for replicate, run in zip(*np.nonzero(full), strict=True):
-        own = jax.tree.map(lambda leaf, replicate=replicate: leaf[replicate], case.each)
+        own = jax.tree.map(lambda leaf, replicate=replicate: leaf[replicate], case.replicates)
         state = {name: np.asarray(value[replicate, run]) for name, value in explicit.last.items()}
         t0 = float(time[replicate, run])
         is_late = t > t0
@@ -652,7 +659,7 @@ def _long_run(
         "inside": lambda t, y: bool(np.sum(np.abs(y)) < largest(t)),
         "watch": criterion,
     }
-    solution = follow(
+    solution = integrate_lsoda(
         field, y, t0, times, float(case.tolerance["rtol"]), float(case.tolerance["atol"]), **setting
     )
     values = _unflatten_all(form, solution.values.T)

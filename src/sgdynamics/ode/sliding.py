@@ -51,7 +51,7 @@ from sgdynamics.base import checks
 from sgdynamics.base.arrays import ArrayArgument, Numeric, Parameters, PyTree, Scalar, State
 from sgdynamics.base.padding import pad_with_last, power_of_two
 from sgdynamics.base.precision import float64
-from sgdynamics.ode.stiff import follow
+from sgdynamics.ode.stiff import integrate_lsoda
 from sgdynamics.problems.mixture import CLUSTERS
 
 # of the clusters (+q, -q), for each direction q
@@ -344,7 +344,7 @@ def _long_segment(
         "watch": distance,
     }
     tolerance = (numbers["rtol"], numbers["atol"])
-    found = follow(
+    found = integrate_lsoda(
         lambda _, y: np.asarray(_flat_field(numbers, side, y)),
         y,
         t0,

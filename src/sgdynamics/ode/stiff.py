@@ -41,7 +41,7 @@ class StiffResult(NamedTuple):
     ended: str
 
 
-def follow(
+def integrate_lsoda(
     field: Callable[[float, np.ndarray], np.ndarray],
     state: np.ndarray,
     t0: float,
@@ -113,7 +113,7 @@ def follow(
     return StiffResult(values, now, y, "finished")
 
 
-def ran_out(at: np.ndarray) -> str:
+def exhaustion_warning(at: np.ndarray) -> str:
     """Return the warning for runs whose steps ran out at these times (NaN for other runs)."""
     return (
         f"the integrator ran out of steps after t = {np.nanmin(at):.4g} (coordinate ran_out_at; the "

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Float
 
 from sgdynamics.algorithms.updates.gradient_source import Rows
-from sgdynamics.algorithms.updates.update import Law, copies
+from sgdynamics.algorithms.updates.update import Law, count_row_sets
 from sgdynamics.base.arrays import Numeric, Parameters, Scalar, State
 from sgdynamics.expectations.nodes import lower_root, safe_ratio, solve_forward
 from sgdynamics.problems.moves import loss_overlaps
@@ -107,7 +107,7 @@ class Frame:
 
         Squares are written out along the columns.
         """
-        state, missing = self.state, copies(self.law) * self.p - self.rows
+        state, missing = self.state, count_row_sets(self.law) * self.p - self.rows
         rows = jnp.pad(self.flat(self.Z), ((0, missing), (0, 0)))
         squares = tuple(self.spread_out(one) for one in state["update_squares"])
         return Rows(
@@ -287,7 +287,7 @@ class JointFrame:
 
     def begin(self) -> Rows:
         """All sets at this state, those that are fast at 0."""
-        state, missing = self.frame.state, copies(self.frame.law) * self.p - self.rows
+        state, missing = self.frame.state, count_row_sets(self.frame.law) * self.p - self.rows
         rows = jnp.pad(self.Z, ((0, missing), (0, 0)))
         return Rows(rows, jnp.pad(state["rows_a"], (0, missing)), tuple(state["update_scalars"]))
 

@@ -24,7 +24,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from sgdynamics.algorithms.updates.gradient_source import Ground, Rows, Setting, increments
+from sgdynamics.algorithms.updates.gradient_source import (
+    GradientSource,
+    Rows,
+    StepSettings,
+    increments,
+)
 from sgdynamics.algorithms.updates.update import Law
 from sgdynamics.base.arrays import IntScalar, Numeric, Parameters, PyTree, Scalar, State
 from sgdynamics.base.controls import is_scheduled, values_at
@@ -39,7 +44,7 @@ from sgdynamics.problems.problem import Structure
 from sgdynamics.samples import input_covariance
 from sgdynamics.simulation import compressed
 
-LARGE, LESS_LARGE = (
+LIMIT_DIMENSION, COMPARISON_DIMENSION = (
     1e14,
     1e10,
 )  # D of the limit, and another at which a user's update has to give the same
@@ -97,7 +102,7 @@ def update_rates(
     oblique = law.lengthless and not law.noise and not field.structure.constraint.fixes_norms
     frame = (Oblique if oblique else Frame)(field.structure, field.batch, law, parameters, D, state)
     lr, unit = algorithm["lr"], algorithm.get("unit", 1.0)
-    setting = Setting(
+    setting = StepSettings(
         lr * unit,
         D * unit,
         tau * D,
@@ -111,7 +116,7 @@ def update_rates(
     return _averaged_rates(field, each, parameters, algorithm, frame, setting, reads)
 
 
-class _Recorder(Ground):
+class _Recorder(GradientSource):
     """Hears at which rows gradients are asked for."""
 
     def __init__(self, frame: Frame) -> None:
@@ -126,7 +131,7 @@ class _Recorder(Ground):
     ) -> tuple[Any, Any]:
         return jnp.zeros_like(rows), jnp.zeros_like(head)
 
-    def each(
+    def per_sample(
         self, rows: Numeric, head: Numeric, shift: Numeric | None, head_shift: Numeric | None
     ) -> tuple[Any, Any]:
         batch = self.frame.batch
@@ -142,7 +147,7 @@ class _Recorder(Ground):
 
 
 def _read_at(
-    law: Law, numbers: Parameters, frame: Frame, setting: Setting
+    law: Law, numbers: Parameters, frame: Frame, setting: StepSettings
 ) -> list[tuple[Any, Any]]:
     """The rows (blocks, p, columns) and heads at which a step takes its gradients, found by taking one whose gradients are 0."""
     state, ground = frame.begin(), _Recorder(frame)
@@ -159,7 +164,7 @@ def _read_at(
 
 
 @dataclass(frozen=True, eq=False)
-class _MeanBatch(Ground):
+class _MeanBatch(GradientSource):
     """A batch that is its mean gradient, with the noise as rows of new columns."""
 
     frame: Frame
@@ -222,7 +227,7 @@ def map_step(
     Deterministic as d -> infinity.
     """
     frame = Frame(field.structure, field.batch, field.law, parameters, jnp.asarray(1.0), state)
-    setting = Setting(
+    setting = StepSettings(
         algorithm["lr"],
         1.0,
         number,
@@ -245,7 +250,7 @@ def _linear_rates(
     parameters: Parameters,
     algorithm: Parameters,
     frame: Frame,
-    setting: Setting,
+    setting: StepSettings,
     reads: list[Any],
 ) -> dict[str, Any]:
     ground = _mean_batch(field, each, parameters, frame, reads, field.batch)
@@ -256,7 +261,12 @@ def _linear_rates(
 
 
 def _stationary(
-    law: Law, numbers: Parameters, state: Rows, ground: Ground, setting: Setting, p: int
+    law: Law,
+    numbers: Parameters,
+    state: Rows,
+    ground: GradientSource,
+    setting: StepSettings,
+    p: int,
 ) -> Rows:
     """The state with its fast sets where they do not move.
 
@@ -306,7 +316,7 @@ def _averaged_rates(
     parameters: Parameters,
     algorithm: Parameters,
     frame: Frame,
-    setting: Setting,
+    setting: StepSettings,
     reads: list[Any],
 ) -> dict[str, Any]:
     # a loss that reads overlaps may read those of each block
@@ -407,7 +417,7 @@ def count_reads(field: UpdateStep, shared: Parameters, state: State) -> int:
             from_units(shared, state),
         )
         algorithm = now["algorithm"]
-        setting = Setting(
+        setting = StepSettings(
             algorithm["lr"],
             shared["large"],
             0.0,

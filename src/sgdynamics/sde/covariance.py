@@ -30,7 +30,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from sgdynamics.algorithms.one_pass import OnePassSGD, checked_algorithm, constant_rate
+from sgdynamics.algorithms.one_pass import OnePassSGD, constant_rate, validate_algorithm
 from sgdynamics.base import checks
 from sgdynamics.base.arrays import Function, Numeric, Parameters
 from sgdynamics.base.precision import float64
@@ -131,7 +131,7 @@ def increment_covariance(
     >>> round(float(increment.of("M11")[0, 0]), 2)
     11.87
     """
-    algorithm = checked_algorithm(algorithm, "increment_covariance", problem)
+    algorithm = validate_algorithm(algorithm, "increment_covariance", problem)
     start = validate_start(problem, start)
     if not 0 <= checks.integer("run", run, 0) < start.runs:
         raise checks.reject("run", run, f"the start has {start.runs} runs")

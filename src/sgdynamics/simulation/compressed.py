@@ -30,8 +30,8 @@ import numpy as np
 from jaxtyping import Float
 
 from sgdynamics.algorithms.one_pass import Stride, take_step
-from sgdynamics.algorithms.updates.gradient_source import Ground, Rows
-from sgdynamics.algorithms.updates.update import Law, copies
+from sgdynamics.algorithms.updates.gradient_source import GradientSource, Rows
+from sgdynamics.algorithms.updates.update import Law, count_row_sets
 from sgdynamics.base.arrays import (
     Function,
     IntScalar,
@@ -120,7 +120,7 @@ class Grouping:
     @property
     def rows(self) -> int:
         """Rows of W, and of what an update keeps beside."""
-        return copies(self.update) * self.structure.width
+        return count_row_sets(self.update) * self.structure.width
 
     @property
     def inside(self) -> int:
@@ -189,7 +189,7 @@ def initial_rows(
     scalars: tuple[Any, ...] = (),
 ) -> Rows:
     """[strip | T L 0 | ...] from (blocks, rows, K) and (blocks, rows, rows), rows of all sets or of the weights: then the others are 0."""
-    more = copies(grouping.update) * grouping.structure.width - T.shape[1]
+    more = count_row_sets(grouping.update) * grouping.structure.width - T.shape[1]
     # rows that are 0, and what the others have along their columns
     room = more + grouping.columns
     every = jnp.moveaxis(
@@ -617,7 +617,7 @@ def sample_gradients(
 
 
 @dataclass(frozen=True, eq=False)
-class ChainBatch(Ground):
+class ChainBatch(GradientSource):
     """A batch seen from the compressed frame: inputs x (inputs, columns), what the loss takes beside them, what lies outside, kicks."""
 
     grouping: Grouping
@@ -713,7 +713,7 @@ class ChainBatch(Ground):
             found = found + self._pulled(jnp.mean(pulls, axis=0), rows)
         return found, jnp.mean(head_gradient, axis=0)
 
-    def each(
+    def per_sample(
         self, rows: Numeric, head: Numeric, shift: Numeric | None, head_shift: Numeric | None
     ) -> tuple[Any, Any]:
         grouping, p = self.grouping, self.grouping.structure.width

@@ -14,9 +14,9 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from sgdynamics.algorithms.one_pass import OnePassSGD, Stride, take_step
-from sgdynamics.algorithms.updates.gradient_source import Ground, Rows
-from sgdynamics.algorithms.updates.initial_state import beginning
-from sgdynamics.algorithms.updates.update import Law, copies
+from sgdynamics.algorithms.updates.gradient_source import GradientSource, Rows
+from sgdynamics.algorithms.updates.initial_state import update_start
+from sgdynamics.algorithms.updates.update import Law, count_row_sets
 from sgdynamics.base.arrays import IntScalar, Numeric, PyTree, RandomKey, RandomKeys, Scalar
 from sgdynamics.base.controls import alpha_of_steps, values_at
 from sgdynamics.base.random import step_key
@@ -61,7 +61,7 @@ class DirectSGD(Simulator):
         self.moves_a_step = 1.0 if algorithm.stepping is None else algorithm.stepping.moves
         self.dimension = dimension
         check_reach(self, begin.runs, 0.0)  # before arrays of this dimension are made
-        self.begin = beginning(algorithm.stepping, begin)
+        self.begin = update_start(algorithm.stepping, begin)
         self.rows = np.concatenate(compressed_rows(problem, self.begin, sizes), axis=-1)
         self.seed = seed
         self.edges = (0, *np.cumsum(sizes).tolist())  # of the blocks
@@ -78,7 +78,7 @@ class DirectSGD(Simulator):
         return self.law is not None and self.law.coordinatewise
 
     def initial(self, chosen: np.ndarray) -> Rows:
-        p, sets = self.structure.width, copies(self.law)
+        p, sets = self.structure.width, count_row_sets(self.law)
         rows, runs = self.rows[chosen], len(chosen)
         weights = np.zeros(
             (runs, sets * p, self.dimension), self.dtype
@@ -173,7 +173,7 @@ class DirectSGD(Simulator):
         )  # gradients sample by sample
         return (
             self.dimension
-            * (2 * copies(law) * p + 3 * self.batch + more + samples)
+            * (2 * count_row_sets(law) * p + 3 * self.batch + more + samples)
             * self.dtype.itemsize
         )
 
@@ -326,7 +326,7 @@ def kicks_of(law: Law | None, key: RandomKey, shape: tuple[int, int], dtype: Any
 
 
 @dataclass(frozen=True, eq=False)
-class DirectBatch(Ground):
+class DirectBatch(GradientSource):
     """A batch of inputs x (inputs, d), what the loss takes beside them, and where the signals are."""
 
     structure: Structure
@@ -410,7 +410,7 @@ class DirectBatch(Ground):
             found = found + self._pulled(jnp.mean(pulls, axis=0), weights)
         return found, jnp.mean(head_gradient, axis=0)
 
-    def each(
+    def per_sample(
         self, rows: Numeric, head: Numeric, shift: Numeric | None, head_shift: Numeric | None
     ) -> tuple[Any, Any]:
         weights, h, head_gradient, pulls = self._moves(rows, head, shift, head_shift)

@@ -12,8 +12,8 @@ from jaxtyping import Float, Int
 
 from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.algorithms.updates.gradient_source import Rows
-from sgdynamics.algorithms.updates.initial_state import beginning
-from sgdynamics.algorithms.updates.update import copies
+from sgdynamics.algorithms.updates.initial_state import update_start
+from sgdynamics.algorithms.updates.update import count_row_sets
 from sgdynamics.base import checks
 from sgdynamics.base.arrays import (
     IntScalar,
@@ -55,7 +55,7 @@ class ExactChain(Simulator):
         self.moves_a_step = 1.0 if algorithm.stepping is None else algorithm.stepping.moves
         self.dimension = np.float64(dimension)
         self.sizes = sizes.astype(np.float64)
-        every = beginning(algorithm.stepping, begin)
+        every = update_start(algorithm.stepping, begin)
         self.T, self.L = compressed_rows(problem, every, sizes)
         self.head, self.scalars = every.a, every.scalars
 
@@ -118,7 +118,7 @@ class ExactChain(Simulator):
 
 def check_room(problem: Problem, algorithm: OnePassSGD, sizes: np.ndarray) -> None:
     """The compressed space needs a coordinate for every signal and every row of an update's sets; one of several blocks may have fewer."""
-    sets = copies(algorithm.law)
+    sets = count_row_sets(algorithm.law)
     least = problem.signals + sets * problem.width
     if algorithm.law is not None and len(sizes) == 1 and sizes[0] < least:
         raise checks.reject(

@@ -133,11 +133,11 @@ def _finish(accurate: list[tuple[_Trajectory, Risks]], batch_size: int) -> list[
     solutions = []
     for (trajectory, risks), errors in zip(accurate, quadrature_errors, strict=True):
         request, solved = trajectory.request, trajectory.solved
-        ends = find_ends(trajectory.states, solved.tired, request.clock.t)
+        ends = find_ends(trajectory.states, solved.ran_out, request.clock.t)
         error_quadrature, error_quadrature_risk = errors
         attributes = {
             **request.dynamics.limit_attributes(request.dimension),
-            "integrator": "Dopri8, then LSODA" if solved.long else "Dopri8",
+            "integrator": "Dopri8, then LSODA" if solved.used_lsoda else "Dopri8",
             "error_quadrature": error_quadrature,
             "error_quadrature_risk": error_quadrature_risk if error_quadrature_risk > 0 else None,
             "error_integrator": integrator_error,

@@ -12,7 +12,7 @@ import numpy as np
 import xarray as xr
 
 from sgdynamics.algorithms.epochs import EpochSGD
-from sgdynamics.algorithms.fixed_data import FixedData, checked_fixed_data
+from sgdynamics.algorithms.fixed_data import FixedData, validate_fixed_data
 from sgdynamics.base import checks
 from sgdynamics.base.arrays import ArrayArgument
 from sgdynamics.base.precision import float64
@@ -178,7 +178,7 @@ def solve_dmft(
     ((1, 2), True)
     """
     require("solve_dmft", problem, algorithm)
-    checked_fixed_data(algorithm)
+    validate_fixed_data(algorithm)
     if not isinstance(method, DMFT):
         raise checks.reject("method", method, "expected sgd.DMFT(...).")
     # Cells are known before the clock: save points are rounded to them.
@@ -214,7 +214,7 @@ def solve_dmft(
     if isinstance(algorithm, EpochSGD):
         last_step = float(call.save_steps[-1])
         algorithms = [
-            algorithm.in_steps(1 / count).counted(ratio * last_step)
+            algorithm.in_steps(1 / count).with_tabulated_rate(ratio * last_step)
             for count, ratio in zip(cell_counts, refinements, strict=True)
         ]
     sampling = Sampling(_paths_per_replicate(paths, replicates), replicates, call.seed)

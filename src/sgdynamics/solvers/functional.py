@@ -36,7 +36,7 @@ from sgdynamics.expectations.choice import expectation_of
 from sgdynamics.expectations.interface import Quadrature
 from sgdynamics.expectations.risk import MARGIN, choose_quadrature, risk_at
 from sgdynamics.ode import integrate
-from sgdynamics.ode.drift import MeanStep, finite_numbers
+from sgdynamics.ode.drift import MeanStep, finite_dimension_inputs
 from sgdynamics.ode.drift import drift as mean_increment
 from sgdynamics.problems.overlap_starts import Start, validate_start
 from sgdynamics.problems.problem import Problem, Structure
@@ -161,7 +161,7 @@ def finite(problem: Problem, dimension: int, batch: int = 1) -> dict[str, Any]:
     ['inverse_dimension', 'sizes']
     """
     require("functional", problem)
-    values = finite_numbers(problem, dimension, batch)
+    values = finite_dimension_inputs(problem, dimension, batch)
     if "points" in values:
         # replicates of the points of a step on the sphere side by side
         values["points"] = {

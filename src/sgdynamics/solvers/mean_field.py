@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from sgdynamics.algorithms.one_pass import OnePassSGD, checked_algorithm
+from sgdynamics.algorithms.one_pass import OnePassSGD, validate_algorithm
 from sgdynamics.base import checks
 from sgdynamics.base.arrays import ArrayArgument
 from sgdynamics.base.precision import float64
@@ -21,7 +21,7 @@ from sgdynamics.mean_field.particles import (
     evaluate_risk,
     solve_particles,
 )
-from sgdynamics.ode.stiff import ran_out
+from sgdynamics.ode.stiff import exhaustion_warning
 from sgdynamics.problems.overlap_starts import Start
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.wide_starts import MeanFieldStart
@@ -122,7 +122,9 @@ def solve_mean_field(
     ((1, 2, 64, 1), (1, 2, 64))
     """
     checks.require_outside_jit("solve_mean_field")
-    dynamics = MeanFieldDynamics(problem, checked_algorithm(algorithm, "solve_mean_field", problem))
+    dynamics = MeanFieldDynamics(
+        problem, validate_algorithm(algorithm, "solve_mean_field", problem)
+    )
     rtol = checks.number("rtol", rtol, above=0.0)
     atol = checks.number("atol", atol, above=0.0)
     checks.choice("expectations", expectations, ("auto", "series", "pairs"))
@@ -228,5 +230,5 @@ def _warnings(solution: ParticleSolution, ends: dict[str, np.ndarray]) -> tuple[
     remedy = "Their rows grow or shrink without bound."
     texts += divergence_warning(ends["diverged_at"], remedy=remedy)
     if solution.ran_out.any():
-        texts += (ran_out(ends["ran_out_at"]),)
+        texts += (exhaustion_warning(ends["ran_out_at"]),)
     return texts

@@ -65,7 +65,7 @@ class _DecayStep:
             return self.law.step(state, pulled, lr, D, number, **(of or {}))
         increments = dict(self.law.step(state, gradient, lr, D, number, **(of or {})))
         pull = decay * state[moved]
-        step = gradient.stepped(pull) if self.law.explicit_head_rate else -lr / D * pull
+        step = gradient.plain_step(pull) if self.law.explicit_head_rate else -lr / D * pull
         increments[moved] = increments[moved] + step
         return increments
 

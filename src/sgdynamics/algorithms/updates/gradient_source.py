@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Float
 
-from sgdynamics.algorithms.updates.update import Law, copies
+from sgdynamics.algorithms.updates.update import Law, count_row_sets
 from sgdynamics.base.arrays import Numeric, Parameters
 
 
@@ -29,7 +29,7 @@ class Rows(NamedTuple):
     signals: Any = None
 
 
-class Ground(ABC):
+class GradientSource(ABC):
     """A batch: its gradients at rows + shift (p, columns) and head + head_shift, in some orthonormal frame."""
 
     def note(self, rows: Numeric) -> None:  # noqa: B027  most do not listen
@@ -41,7 +41,7 @@ class Ground(ABC):
     ) -> tuple[Any, Any]:
         """dloss/dW and dloss/da of the mean loss of the batch; the shifts may be None."""
 
-    def each(
+    def per_sample(
         self, rows: Numeric, head: Numeric, shift: Numeric | None, head_shift: Numeric | None
     ) -> tuple[Any, Any]:
         """The same of every sample, (batch, p, columns) and (batch, p)."""
@@ -64,7 +64,7 @@ class Ground(ABC):
         return jnp.sign(G)
 
 
-class Setting(NamedTuple):
+class StepSettings(NamedTuple):
     """lr and D as the step takes them, the step's number, the head's rate, weight decay, and the problem's structure."""
 
     lr: Any
@@ -83,11 +83,11 @@ class Gradient:
     is trained.
     """
 
-    ground: Ground
-    setting: Setting
+    ground: GradientSource
+    setting: StepSettings
     head: Any  # of the weights, where it is not trained
     decay: Any = 0.0  # of the rows, as part of the loss
-    beside: Any = 0.0  # what `stepped` adds to a gradient
+    beside: Any = 0.0  # what `plain_step` adds to a gradient
 
     @property
     def trained(self) -> bool:
@@ -99,10 +99,10 @@ class Gradient:
         found = self.joined(*self.ground.mean(*self._parts(rows, shift)))
         return found + self._pull(rows, shift)
 
-    def each(self, rows: Float[Numeric, "p columns"], shift: Numeric | None = None) -> Any:
+    def per_sample(self, rows: Float[Numeric, "p columns"], shift: Numeric | None = None) -> Any:
         """The same of every sample, (batch, p, columns)."""
         self.ground.note(rows)
-        G, g = self.ground.each(*self._parts(rows, shift))
+        G, g = self.ground.per_sample(*self._parts(rows, shift))
         found = jnp.concatenate([G, g[..., None]], axis=-1) if self.trained else G
         return found + self._pull(rows, shift)
 
@@ -126,12 +126,14 @@ class Gradient:
         """The overlaps of the weights, as a rate that reads them takes them."""
         return self.ground.overlaps(self.parted(rows)[0])
 
-    def stepped(self, G: Float[Numeric, "p columns"]) -> Any:
+    def plain_step(self, G: Float[Numeric, "p columns"]) -> Any:
         """-(lr/D) G, with the head's own rate in its column."""
         found = -self.setting.lr / self.setting.D * (G + self.beside)
         return found.at[:, -1].multiply(self.setting.head_rate) if self.trained else found
 
-    def held(self, rows: Float[Numeric, "p columns"], shift: Float[Numeric, "p columns"]) -> Any:
+    def project_shift(
+        self, rows: Float[Numeric, "p columns"], shift: Float[Numeric, "p columns"]
+    ) -> Any:
         """A shift such that rows + shift stay on the sphere, where the problem asks for that."""
         constraint = self.setting.structure.constraint
         if not constraint.fixes_norms:
@@ -145,7 +147,7 @@ class Gradient:
         return replace(self, decay=self.decay + decay)
 
     def with_pull(self, pull: Numeric) -> Gradient:
-        """The same with a pull in every step, of an update that makes one with `stepped`."""
+        """The same with a pull in every step, of an update that makes one with `plain_step`."""
         return replace(self, beside=self.beside + pull)
 
     def joined(self, rows: Float[Numeric, "p columns"], head: Float[Numeric, " p"]) -> Any:
@@ -168,10 +170,10 @@ class Gradient:
 
 
 def increments(
-    law: Law, numbers: Parameters, state: Rows, ground: Ground, setting: Setting
+    law: Law, numbers: Parameters, state: Rows, ground: GradientSource, setting: StepSettings
 ) -> Rows:
     """What one step adds to a state; on the sphere before the rows are normalised."""
-    parts, p = copies(law), state.head.shape[0] // copies(law)
+    parts, p = count_row_sets(law), state.head.shape[0] // count_row_sets(law)
     gradient = Gradient(
         ground, setting, state.head[:p], setting.weight_decay if law.decay_inside else 0.0
     )

@@ -12,7 +12,7 @@ import numpy as np
 from sgdynamics.algorithms.updates.update import Law, Update
 
 
-class Beginning(NamedTuple):
+class UpdateStart(NamedTuple):
     """A start of all sets: overlaps M (runs, blocks, rows, K), Q and heads a of their rows, scalars (runs, n), squares (runs, n, p)."""
 
     M: np.ndarray
@@ -22,7 +22,7 @@ class Beginning(NamedTuple):
     squares: np.ndarray
 
 
-def beginning(update: Update | None, begin: Any) -> Beginning:
+def update_start(update: Update | None, begin: Any) -> UpdateStart:
     """What a run of this update starts from; rows beyond those of the result are 0, and are left out where all others are.
 
     What a result recorded of the same sets goes on; with other sets the update starts at rest.
@@ -30,7 +30,7 @@ def beginning(update: Update | None, begin: Any) -> Beginning:
     M, Q, a, runs = begin.M_blocks, begin.Q_blocks, begin.a, begin.runs
     law = None if update is None else update.law
     if update is None or law is None:
-        return Beginning(M, Q, a, np.zeros((runs, 0)), np.zeros((runs, 0, a.shape[1])))
+        return UpdateStart(M, Q, a, np.zeros((runs, 0)), np.zeros((runs, 0, a.shape[1])))
     numbers, beside = update.parameters, begin.beside
     if beside is not None and _goes_on(law, beside.names):
         return _again(law, beside, a.shape[1])
@@ -49,7 +49,7 @@ def beginning(update: Update | None, begin: Any) -> Beginning:
             [np.concatenate([one * other * Q for other in same], axis=3) for one in same], axis=2
         )
         a = np.concatenate([one * a for one in same], axis=1)
-    return Beginning(M, Q, a, scalars, squares)
+    return UpdateStart(M, Q, a, scalars, squares)
 
 
 def _goes_on(law: Law, names: tuple[tuple[str, ...], ...]) -> bool:
@@ -66,14 +66,14 @@ def _goes_on(law: Law, names: tuple[tuple[str, ...], ...]) -> bool:
     )
 
 
-def _again(law: Law, beside: Any, p: int) -> Beginning:
+def _again(law: Law, beside: Any, p: int) -> UpdateStart:
     """What was kept, in the order of the law, sets that are missing at 0."""
     order = ["weights", *beside.names[0]]
     places = [order.index(name) if name in order else None for name in ("weights", *law.rows)]
     index = np.concatenate([np.arange(p) + (0 if place is None else place) * p for place in places])
     there = np.repeat([place is not None for place in places], p).astype(float)
     Q = beside.Q[:, :, index][..., index] * there[:, None] * there
-    return Beginning(
+    return UpdateStart(
         beside.M[:, :, index] * there[:, None],
         Q,
         beside.a[:, index] * there,

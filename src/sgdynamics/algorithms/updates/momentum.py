@@ -186,7 +186,7 @@ AVERAGED: dict[str, Any] = {
 
 
 def _average_step(state: State, gradient: GradientFunction, keep: Scalar) -> dict[str, Any]:
-    step = gradient.stepped(gradient(state["iterate"]))
+    step = gradient.plain_step(gradient(state["iterate"]))
     return {"weights": keep * (state["iterate"] + step - state["weights"]), "iterate": step}
 
 
@@ -273,7 +273,7 @@ def polyak() -> Update:
 def _schedule_free(
     state: State, gradient: GradientFunction, lr: Scalar, D: Scalar, number: Scalar, *, beta: Scalar
 ) -> dict[str, Any]:
-    step = gradient.stepped(gradient((1 - beta) * state["iterate"] + beta * state["weights"]))
+    step = gradient.plain_step(gradient((1 - beta) * state["iterate"] + beta * state["weights"]))
     return {
         "weights": (state["iterate"] + step - state["weights"]) / (D * state["age"] + 1),
         "iterate": step,

@@ -69,7 +69,7 @@ def _clipped_step(axes: tuple[int, ...]) -> Any:
         *,
         threshold: Scalar,
     ) -> dict[str, Any]:
-        G = gradient.each(state["weights"]) if len(axes) == 3 else gradient(state["weights"])
+        G = gradient.per_sample(state["weights"]) if len(axes) == 3 else gradient(state["weights"])
         over = axes if len(axes) < 3 else (1, 2)
         length = jnp.sqrt(jnp.sum(G**2, axis=over, keepdims=True)) / root(D, G)
         # as a maximum: a gradient of norm 0 needs no case of its own
@@ -140,7 +140,7 @@ def _reuse(
     W = state["weights"]
 
     def move(_: Any, shift: Any) -> Any:
-        return gradient.held(W, shift + gradient.stepped(gradient(W, shift)))
+        return gradient.project_shift(W, shift + gradient.plain_step(gradient(W, shift)))
 
     return {
         "weights": jax.lax.fori_loop(

@@ -81,7 +81,7 @@ class Law:
         False  # weight decay is part of every gradient; otherwise it is added to the increment
     )
     moved: str = "weights"  # the set that steps along gradients; the weights, which are the network, may be an average of it
-    explicit_head_rate: bool = False  # the step itself uses gradient.stepped
+    explicit_head_rate: bool = False  # the step itself uses gradient.plain_step
     trains_head: bool = True
     holds_sphere: bool = True
     noise: bool = False  # it takes gradient.noise()
@@ -391,11 +391,13 @@ class _TrialGradient:
         self.evaluations += 1
         return self.function(rows + shift)
 
-    def each(self, rows: Float[Numeric, "p columns"], shift: Any = 0.0) -> Any:
+    def per_sample(self, rows: Float[Numeric, "p columns"], shift: Any = 0.0) -> Any:
         self.evaluations += 2
         return jnp.broadcast_to(self.function(rows + shift), (self.samples, *rows.shape))
 
-    def held(self, rows: Float[Numeric, "p columns"], shift: Float[Numeric, "p columns"]) -> Any:
+    def project_shift(
+        self, rows: Float[Numeric, "p columns"], shift: Float[Numeric, "p columns"]
+    ) -> Any:
         return shift
 
 
@@ -510,7 +512,7 @@ def _linear(
     return True
 
 
-def checked_update(value: Update | None) -> Update | None:
+def validate_update(value: Update | None) -> Update | None:
     """Validate `update=`, and suggest what was probably meant."""
     if value is None or isinstance(value, Update):
         return value
@@ -536,6 +538,6 @@ def checked_update(value: Update | None) -> Update | None:
     )
 
 
-def copies(law: Law | None) -> int:
+def count_row_sets(law: Law | None) -> int:
     """Return the number of sets of p rows in the state: the weights and those of the update."""
     return 1 if law is None else 1 + len(law.rows)

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
-from sgdynamics.algorithms.one_pass import OnePassSGD, checked_algorithm
+from sgdynamics.algorithms.one_pass import OnePassSGD, validate_algorithm
 from sgdynamics.base import checks, pytrees
 from sgdynamics.base.arrays import Numeric, Parameters, PyTree, RealArray, Scalar
 from sgdynamics.base.controls import piecewise_rate
@@ -169,7 +169,7 @@ def linear_recursion(
     ValueError
         If the student is not linear, or an argument is refused.
     """
-    algorithm = checked_algorithm(algorithm, "solve_linear", problem)
+    algorithm = validate_algorithm(algorithm, "solve_linear", problem)
     weights = output_weights(problem)
     d, sizes = check_dimension(problem, dimension, small=True)
     begin = validate_start(problem, start)

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from sgdynamics.algorithms.one_pass import OnePassSGD, checked_algorithm
+from sgdynamics.algorithms.one_pass import OnePassSGD, validate_algorithm
 from sgdynamics.analysis.protocols.confirm import Asked, Confirmation, measured
 from sgdynamics.analysis.protocols.controls import Controls, checked_controls, pieces_of
 from sgdynamics.analysis.protocols.linear import LinearProtocol, by_recursion, solve_linear_protocol
@@ -280,7 +280,7 @@ def optimal_protocol(
     alpha = checks.number("alpha", alpha, above=0.0)
     checks.require_outside_jit("optimal_protocol")
     require("optimal_protocol", problem, algorithm)
-    algorithm = checked_algorithm(algorithm)
+    algorithm = validate_algorithm(algorithm)
     if algorithm.flow:
         raise checks.reject(
             "lr",
@@ -453,9 +453,9 @@ def _prepared(
         raise checks.reject(
             "controls", missing, "the equations do not read it as a function of alpha: leave it out"
         )
-    count = min(len(leaf) for leaf in jax.tree.leaves(case.each))
+    count = min(len(leaf) for leaf in jax.tree.leaves(case.replicates))
     every = [
-        {name: _one_replicate(name, part, index) for name, part in case.each.items()}
+        {name: _one_replicate(name, part, index) for name, part in case.replicates.items()}
         for index in range(count)
     ]
     numbers = {
