@@ -11,8 +11,7 @@ import numpy as np
 from sgdynamics.base import checks
 from sgdynamics.expectations.interface import Quadrature
 from sgdynamics.ode.integrate import Case
-from sgdynamics.ode.stiff import exhaustion_warning
-from sgdynamics.results.build import divergence_warning
+from sgdynamics.results.build import divergence_warning, exhaustion_warning
 from sgdynamics.results.clock import Clock
 
 if TYPE_CHECKING:
@@ -135,9 +134,7 @@ def find_ends(states: Arrays, ran_out_of_steps: np.ndarray, t: np.ndarray) -> Ar
 
 def end_warnings(ends: Arrays) -> tuple[str, ...]:
     """Warnings about the runs of `find_ends`."""
-    warnings = divergence_warning(
-        ends["diverged_at"],
+    return (
+        *divergence_warning(ends["diverged_at"]),
+        *exhaustion_warning(ends["ran_out_at"]),
     )
-    if np.any(np.isfinite(ends["ran_out_at"])):
-        warnings += (exhaustion_warning(ends["ran_out_at"]),)
-    return warnings

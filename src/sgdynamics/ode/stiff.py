@@ -113,14 +113,6 @@ def integrate_lsoda(
     return StiffResult(values, now, y, "finished")
 
 
-def exhaustion_warning(at: np.ndarray) -> str:
-    """Return the warning for runs whose steps ran out at these times (NaN for other runs)."""
-    return (
-        f"the integrator ran out of steps after t = {np.nanmin(at):.4g} (coordinate ran_out_at; the "
-        "solution did not diverge). Later values are NaN. Use a larger rtol or shorter times."
-    )
-
-
 def _crossing(watch: Callable[[np.ndarray], float], dense: Any, low: float, high: float) -> float:
     """Return the time at which `watch` crosses zero within a step.
 

@@ -121,6 +121,20 @@ def divergence_warning(
     )
 
 
+def exhaustion_warning(ran_out_at: np.ndarray) -> tuple[str, ...]:
+    """The warning about runs whose integrator ran out of steps; empty if there are none.
+
+    `ran_out_at` has the last time that each of these runs reached and NaN for the others.
+    """
+    if not np.isfinite(ran_out_at).any():
+        return ()
+    return (
+        f"The integrator ran out of steps after t = {np.nanmin(ran_out_at):.4g} (coordinate "
+        "ran_out_at; the solution did not diverge). Later values are NaN. Use a larger rtol or "
+        "shorter times.",
+    )
+
+
 def build_result(
     call: ResultCall,
     method: str,

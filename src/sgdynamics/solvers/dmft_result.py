@@ -94,10 +94,10 @@ def dmft_result(
     # Index of the last finite save point, or the first one
     last_finite = np.maximum(is_finite.argmin(axis=1) - 1, 0)
     diverged_at = np.where(is_finite.all(axis=1), np.nan, call.clock.t[last_finite])
-    if not warnings and not is_finite.all():
-        warnings = (
-            f"The paths diverged after t = {np.nanmin(diverged_at):.4g}. At fixed lr the limit "
-            "d -> infinity may be only metastable. Use a smaller lr.",
+    if not warnings:
+        warnings = divergence_warning(
+            diverged_at,
+            remedy="At fixed lr the limit d -> infinity may be only metastable. Use a smaller lr.",
         )
     warnings += large_error_warnings(means, errors.total, errors.cells, sweep.setup.thermal)
     attributes = _attributes(call, sweep, tolerance, memory, means, errors)

@@ -21,11 +21,15 @@ from sgdynamics.mean_field.particles import (
     evaluate_risk,
     solve_particles,
 )
-from sgdynamics.ode.stiff import exhaustion_warning
 from sgdynamics.problems.overlap_starts import Start
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.wide_starts import MeanFieldStart
-from sgdynamics.results.build import ResultCall, build_result, divergence_warning
+from sgdynamics.results.build import (
+    ResultCall,
+    build_result,
+    divergence_warning,
+    exhaustion_warning,
+)
 from sgdynamics.results.observables import evaluate_functions
 from sgdynamics.solvers.call import SolverCall, validate_call
 
@@ -229,6 +233,4 @@ def _warnings(solution: ParticleSolution, ends: dict[str, np.ndarray]) -> tuple[
         )
     remedy = "Their rows grow or shrink without bound."
     texts += divergence_warning(ends["diverged_at"], remedy=remedy)
-    if solution.ran_out.any():
-        texts += (exhaustion_warning(ends["ran_out_at"]),)
-    return texts
+    return texts + exhaustion_warning(ends["ran_out_at"])
