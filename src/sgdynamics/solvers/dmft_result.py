@@ -16,7 +16,7 @@ import xarray as xr
 
 from sgdynamics.fixed_data.bounded_memory import Memory
 from sgdynamics.fixed_data.dmft import REDUCTION, Sweep
-from sgdynamics.results.build import build_result, evaluate_observables
+from sgdynamics.results.build import build_result, divergence_warning, evaluate_observables
 from sgdynamics.results.datasets import largest_share
 from sgdynamics.results.variables import STANDARD_ERROR, VARIABLES
 from sgdynamics.solvers.call import SolverCall
