@@ -234,8 +234,8 @@ class UpdateDynamics(FieldDynamics):
         if not np.all(np.isfinite(rates)) or difference > SAME * size:
             fix = (
                 f"the mean step still depends on D (it differs between D = {LIMIT_DIMENSION:g} and "
-                f"D = {COMPARISON_DIMENSION:g}), so that this update has no "
-                "high-dimensional limit. Scale gradient norms with sqrt(D) and memories with 1/D (fixed ones are "
+                f"D = {COMPARISON_DIMENSION:g}), so that this update has no high-dimensional "
+                "limit. Scale gradient norms with sqrt(D) and memories with 1/D (fixed ones are "
                 "memory='fast'), sam's ascent as reach="
             )
             raise checks.reject("update", algorithm.update, fix)
