@@ -803,12 +803,12 @@ def test_legitimate_work_is_not_refused():
 
 @pytest.mark.parametrize("order", [2, 3, 4, 5, 6])
 def test_hermite_activations_are_normalised_as_documented(order):
-    """README, docstrings and the page on activations say it: not normalised, E[he_n(z)^2] = n!."""
+    """The overview page and docstrings state it: not normalised, E[he_n(z)^2] = n!."""
     nodes, weights = np.polynomial.hermite_e.hermegauss(40)
     values = np.asarray(sgd.problems.activations.NAMED[f"he{order}"](nodes))
     assert weights @ values**2 / weights.sum() == pytest.approx(math.factorial(order))
     root = Path(__file__).parents[2]
-    assert "E[heₙ(z)²] = n!" in (root / "README.md").read_text()
+    assert "E[heₙ(z)²] = n!" in (root / "docs/overview.md").read_text(encoding="utf-8")
     assert "he3 = x^3 - 3x" in sgd.Activation.__doc__
 
 
