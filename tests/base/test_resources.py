@@ -18,18 +18,18 @@ from sgdynamics.fixed_data import dmft
 from sgdynamics.simulation import running
 
 case, size = sys.argv[1], int(sys.argv[2])
-estimates, check_reach, reserve_memory = [], running.check_reach, dmft.Sweep.reserve_memory
+estimates, check_resources, reserve_memory = [], running.check_resources, dmft.Sweep.reserve_memory
 
 def note_simulator(simulator, runs, steps):
     group = min(runs, simulator.largest_group())
-    estimates.append(simulator.bytes_of(group) if hasattr(simulator, "bytes_of") else group * simulator.bytes_a_run(steps))
-    check_reach(simulator, runs, steps)
+    estimates.append(simulator.bytes_of(group) if hasattr(simulator, "bytes_of") else group * simulator.bytes_per_run(steps))
+    check_resources(simulator, runs, steps)
 
 def note_dmft(self, *arguments):
     reserve_memory(self, *arguments)
     estimates.append(self.required_bytes)
 
-running.check_reach, dmft.Sweep.reserve_memory = note_simulator, note_dmft
+running.check_resources, dmft.Sweep.reserve_memory = note_simulator, note_dmft
 width, batch = (4, 1) if case == "one sample" else (2, 32)
 problem = sgd.TeacherStudent(width=width, activation="square")
 start = sgd.start(problem, M=0.1 * np.ones((width, 1)), Q=np.eye(width))

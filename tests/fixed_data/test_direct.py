@@ -267,7 +267,7 @@ def test_first_step_in_the_papers_units(al, m0, fraction, expected):
     assert abs(loss.mean() - (1 - m0**2)) < Z * loss.std(ddof=1) / np.sqrt(len(loss))
 
 
-KEEP = DirectFixedData.keep
+SELECT_RUNS = DirectFixedData.select_runs
 
 
 @pytest.mark.parametrize("together", [False, True])
@@ -287,8 +287,8 @@ def test_early_stop_and_smaller_batches_change_no_number(together, monkeypatch):
         monkeypatch.setattr(running, "COMPILE_SECONDS", -1.0)  # a smaller batch always pays
         monkeypatch.setattr(
             DirectFixedData,
-            "keep",
-            lambda self, state, index: sizes.append(len(index)) or KEEP(self, state, index),
+            "select_runs",
+            lambda self, state, index: sizes.append(len(index)) or SELECT_RUNS(self, state, index),
         )
     saved, _, stopped = run_until(
         make_simulator(SPHERE, algorithm, start, together=together),
@@ -440,7 +440,7 @@ def test_stability_limit():
 def test_a_batch_shrinks_as_long_as_that_saves_time(paces, sizes):
     """The batch is not reduced if half of the runs take nearly as long as all of them."""
     group = running._Group.__new__(running._Group)
-    group.simulator = type("Kept", (), {"keep": staticmethod(lambda state, index: state)})
+    group.simulator = type("Kept", (), {"select_runs": staticmethod(lambda state, index: state)})
     group.batch, group.keys, group.state, group.larger = np.arange(16), np.arange(16), None, None
     group.stopped, group.diverged, group.now = np.full(16, -1), np.full(16, -1), 0
     saved = []

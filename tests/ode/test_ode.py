@@ -178,10 +178,10 @@ def test_finite_dimension_is_the_mean_increment_of_real_steps(name):
 
         def one(key):
             data, noise = jax.random.split(key)
-            x = jax.random.normal(data, (batch, dimension)) * direct.place.scale
+            x = jax.random.normal(data, (batch, dimension)) * direct.embedding.scale
             z = jax.random.normal(noise, (batch,))
             args = (problem.structure, (direct.parameters, direct.algorithm), lr / dimension)
-            return direct_step(*args, first, x, z, direct.place)
+            return direct_step(*args, first, x, z, direct.embedding)
 
         after = jax.jit(jax.vmap(one))(jax.random.split(jax.random.key(11), count))
         moved = direct.overlaps(after)

@@ -138,7 +138,7 @@ def test_one_step_pathwise(batch, options):
     generator = np.random.default_rng(batch)
     x = generator.standard_normal((batch, d))
     noise = generator.standard_normal(batch)
-    grouping = compressed.Grouping(problem.structure, batch, single=True)
+    layout = compressed.Layout(problem.structure, batch, single_step=True)
     weights = np.zeros((p, d))
     weights[:, :k], weights[:, k : k + p] = T[0], L[0]
     rate = 0.8 / d
@@ -156,7 +156,7 @@ def test_one_step_pathwise(batch, options):
         after, head = (np.asarray(part) for part in direct_step(*args)[:2])
         # what lies outside, up to a rotation: the lower-triangular factor of its Gram matrix (for a wide batch: of Q^T X)
         inside, outside = x[:, : k + p], x[:, k + p :]
-        if grouping.wide_batch:
+        if layout.wide_batch:
             fields = x @ weights.T
             signals = inside[:, :k] @ problem.parameters["frame"][0].T
             h, _ = compressed.sample_gradients(
@@ -165,15 +165,15 @@ def test_one_step_pathwise(batch, options):
             outside = np.linalg.qr(np.asarray(h))[0].T @ outside
         lower = np.linalg.qr(outside.T, mode="r").T
         rows = compressed.initial_rows(
-            grouping, jnp.asarray(T), jnp.asarray(L), jnp.asarray(begin.a[0])
+            layout, jnp.asarray(T), jnp.asarray(L), jnp.asarray(begin.a[0])
         )
-        beyond = np.zeros((batch, grouping.columns)) if grouping.wide_batch else lower
+        beyond = np.zeros((batch, layout.columns)) if layout.wide_batch else lower
         seen = np.concatenate([inside, beyond], axis=1)
         sample = (jnp.asarray(seen), noise, jnp.asarray(lower)[None])
-        moved = compressed.one_step(grouping, (problem.parameters, algorithm), rate, rows, sample)
-        folded = moved._replace(rows=compressed.fold(grouping, moved.rows))
+        moved = compressed.chain_step(layout, (problem.parameters, algorithm), rate, rows, sample)
+        folded = moved._replace(rows=compressed.fold(layout, moved.rows))
         for state in (moved, folded):
-            found = compressed.overlaps(grouping, problem.parameters, state)
+            found = compressed.overlaps(layout, problem.parameters, state)
             np.testing.assert_allclose(
                 found["M"][0], after[:, :k] @ problem.parameters["frame"][0].T, atol=1e-12
             )
@@ -186,18 +186,16 @@ def test_random_numbers_have_their_laws():
     from scipy import stats
 
     problem = sgd.TeacherStudent(width=2, activation="square")
-    grouping = compressed.Grouping(problem.structure, 1)
+    layout = compressed.Layout(problem.structure, 1)
     with jax.enable_x64(True):
         keys = jax.random.split(jax.random.key(0), 3000)
         draw = jax.jit(
-            jax.vmap(
-                lambda key, sizes: compressed.draw_span(grouping, key, sizes), in_axes=(0, None)
-            )
+            jax.vmap(lambda key, sizes: compressed.draw_span(layout, key, sizes), in_axes=(0, None))
         )
         for size in (3, 4, 7, 10**9):
             draws = draw(keys, jnp.array([float(size)]))
             outside = np.asarray(draws.outside)[:, 0, 0]
-            for column in range(min(3, grouping.columns)):
+            for column in range(min(3, layout.columns)):
                 free = size - 3 - column
                 chi = outside[:, column, column]
                 if free <= 0:

@@ -240,14 +240,14 @@ def test_pathwise_against_the_definition(name, head, batch):
     begin = update_start(update, sgd.random_start(problem, dimension=40, seed=5))
     T, L = (part[0] for part in compressed_rows(problem, begin))
     steps, p = 3, 2
-    grouping = compressed.Grouping(problem.structure, batch, update=update.law)
-    kicked, inside, columns = grouping.kicks, grouping.inside, grouping.columns
+    layout = compressed.Layout(problem.structure, batch, update=update.law)
+    kicked, inside, columns = layout.kicks, layout.inside, layout.columns
     generator = np.random.default_rng(3)
     x, noise = (
-        generator.standard_normal((grouping.steps, batch, D)),
-        generator.standard_normal((grouping.steps, batch)),
+        generator.standard_normal((layout.steps, batch, D)),
+        generator.standard_normal((layout.steps, batch)),
     )
-    kicks = generator.standard_normal((grouping.steps, kicked, D)) if kicked else None
+    kicks = generator.standard_normal((layout.steps, kicked, D)) if kicked else None
     together = x if kicks is None else np.concatenate([x, kicks], axis=1)
     # what lies outside, up to a rotation: the lower-triangular factor of its Gram matrix
     outside = np.linalg.qr(
@@ -277,22 +277,22 @@ def test_pathwise_against_the_definition(name, head, batch):
             jnp.pad(W, ((0, rest), (0, 0))), jnp.pad(jnp.asarray(begin.a[0]), (0, rest)), scalars
         )
         chain = compressed.initial_rows(
-            grouping, jnp.asarray(T), jnp.asarray(L), jnp.asarray(begin.a[0]), scalars
+            layout, jnp.asarray(T), jnp.asarray(L), jnp.asarray(begin.a[0]), scalars
         )
         part = compressed.SpanDraws(x[:, :, None, :inside], noise[..., None], outside[None])
         if kicked:
             part = part._replace(kicks=kicks[:, :, None, :inside])
-        seen, labels = compressed.block_inputs(grouping, problem.parameters, part)
-        own = compressed.block_kicks(grouping, part)
-        made = min(steps, grouping.steps)
+        seen, labels = compressed.segment_inputs(layout, problem.parameters, part)
+        own = compressed.segment_kicks(layout, part)
+        made = min(steps, layout.steps)
         for n in range(made):
             mine = None if own is None else own[n]
             direct = direct_step(
                 problem.structure, numbers, LR / D, direct, jnp.asarray(x[n]), jnp.asarray(noise[n]), place, update.law, n,
                 kicks=None if kicks is None else jnp.asarray(kicks[n]),
             )  # fmt: skip
-            chain = compressed.one_step(
-                grouping,
+            chain = compressed.chain_step(
+                layout,
                 numbers,
                 LR / D,
                 chain,
@@ -300,7 +300,7 @@ def test_pathwise_against_the_definition(name, head, batch):
                 float(D),
                 n,
             )
-        found = compressed.overlaps_of_sets(grouping, problem.parameters, chain)
+        found = compressed.overlaps_with_memory(layout, problem.parameters, chain)
     after = reference(
         name, problem, np.c_[W[:p], begin.a[0, :p]], np.c_[W[-p:], begin.a[0, -p:]], given[:made]
     )

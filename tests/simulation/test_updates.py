@@ -105,34 +105,34 @@ def test_pathwise_against_the_definition(kind, other):
     problem = sgd.TeacherStudent(width=2, activation="square", noise=0.2, **options)
     begin = sgd.random_start(problem, dimension=40, seed=5)
     T, L = (part[0] for part in compressed_rows(problem, begin))
-    grouping = compressed.Grouping(problem.structure, batch, update=MADE[kind].law)
-    inside, copies = grouping.inside, copies_of(grouping.update)
+    layout = compressed.Layout(problem.structure, batch, update=MADE[kind].law)
+    inside, copies = layout.inside, copies_of(layout.update)
     generator = np.random.default_rng(3)
     x, noise = (
-        generator.standard_normal((grouping.steps, batch, D)),
-        generator.standard_normal((grouping.steps, batch)),
+        generator.standard_normal((layout.steps, batch, D)),
+        generator.standard_normal((layout.steps, batch)),
     )
-    assert grouping.steps == 8 // batch
+    assert layout.steps == 8 // batch
     W, a = np.zeros((2, D)), begin.a[0]
     W[:, :1], W[:, 1:3] = T[0], L[0]
 
     # the other blocks of the span are not active: nothing may happen there
     parts = (
-        (grouping.steps, batch, 1, inside),
-        (grouping.steps, batch, 1),
-        (1, grouping.columns, grouping.columns),
+        (layout.steps, batch, 1, inside),
+        (layout.steps, batch, 1),
+        (1, layout.columns, layout.columns),
     )
-    draws = compressed.SpanDraws(*(np.ones((grouping.folds, *shape)) for shape in parts))
+    draws = compressed.SpanDraws(*(np.ones((layout.folds, *shape)) for shape in parts))
     draws.inside[0, :, :, 0], draws.noise[0] = x[..., :inside], noise[..., None]
     # what lies outside, up to a rotation: the lower-triangular factor of its Gram matrix
-    draws.outside[0, 0] = np.linalg.qr(x[..., inside:].reshape(grouping.columns, -1).T, mode="r").T
+    draws.outside[0, 0] = np.linalg.qr(x[..., inside:].reshape(layout.columns, -1).T, mode="r").T
 
     @jax.jit
     def chain(algorithm, end):
-        rows = compressed.initial_rows(grouping, jnp.asarray(T), jnp.asarray(L), jnp.asarray(a))
+        rows = compressed.initial_rows(layout, jnp.asarray(T), jnp.asarray(L), jnp.asarray(a))
         given = (problem.parameters, algorithm, np.float64(D))
-        state, _ = compressed.run_span(grouping, given, rows, draws, (0, 0, end), None, None)
-        return compressed.overlaps(grouping, problem.parameters, state)
+        state, _ = compressed.run_span(layout, given, rows, draws, (0, 0, end), None, None)
+        return compressed.overlaps(layout, problem.parameters, state)
 
     @jax.jit
     def direct(algorithm, end):
@@ -145,7 +145,7 @@ def test_pathwise_against_the_definition(kind, other):
                 jnp.asarray(x)[index],
                 jnp.asarray(noise)[index],
                 place,
-                grouping.update,
+                layout.update,
             )
 
         place = place_signals(problem, np.array([D]))
@@ -166,7 +166,7 @@ def test_pathwise_against_the_definition(kind, other):
         if update is None:
             continue
         algorithm = sgd.OnePassSGD(lr=LR, head_rate=HEAD_RATE, update=update).parameters
-        for end in (1, grouping.steps):
+        for end in (1, layout.steps):
             after, head = reference(meant, problem, W, a, list(zip(x, noise, strict=True))[:end])
             with jax.enable_x64(True):
                 found = chain(algorithm, end)

@@ -15,7 +15,7 @@ from sgdynamics.base.controls import Schedule
 from sgdynamics.base.resources import check_steps
 from sgdynamics.ode.integrate import Watch, raise_if_error, run_cases
 from sgdynamics.results.clock import plan_steps, time_of_steps
-from sgdynamics.simulation.running import first_passage
+from sgdynamics.simulation.running import Observation, first_passage
 
 SDE_STEPS = 400  # least number of steps of the SDE up to the exit
 
@@ -60,11 +60,10 @@ def simulate_exits(request: ExitRequest) -> tuple[np.ndarray, np.ndarray]:
         last_step = _steps_on_data(algorithm, end)
     else:
         last_step = int(np.ceil(end / step_length - 1e-9))
+    observer = PassageObserver(request.watch, interpolate=is_sde)
     left, diverged = first_passage(
         simulator,
-        request.passage,
-        PassageObserver(request.watch, interpolate=is_sde),
-        request.watch_parameters,
+        Observation(request.passage, observer, request.watch_parameters),
         last_step,
         call.seed,
         f"exit times, {request.method}, {dynamics.dimension_symbol} = {d}",

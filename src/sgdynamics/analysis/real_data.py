@@ -15,7 +15,7 @@ from sgdynamics.problems.overlap_starts import Start, broadcast_runs
 from sgdynamics.samples.real_data import DataSpectrum
 from sgdynamics.samples.sample import GaussianSample
 from sgdynamics.scaling.modes import MOST_MODES
-from sgdynamics.simulation.real_data import DirectOnData
+from sgdynamics.simulation.real_data import RealDataSGD
 from sgdynamics.simulation.running import run
 from sgdynamics.solvers.linear import linear_student, solve_linear
 from sgdynamics.solvers.ode import solve_ode
@@ -118,7 +118,7 @@ def gap_on_data(
         and spectrum.noise > 0
     )
     draws = spectrum.residuals / np.sqrt(spectrum.noise) if own else None
-    simulator = DirectOnData(problem, algorithm, broadcast_runs(begin, runs), z, draws)
+    simulator = RealDataSGD(problem, algorithm, broadcast_runs(begin, runs), z, draws)
     found, diverged = run(simulator, runs, steps, seed, "", False)
     floor = 0.0 if own else problem.noise_floor
     risks = found["data_risk"] + floor

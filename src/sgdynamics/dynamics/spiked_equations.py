@@ -52,8 +52,8 @@ from sgdynamics.problems.spiked_tensor import (
     validate_spiked_start,
 )
 from sgdynamics.sde.scheme import VariableStepSimulator
-from sgdynamics.simulation.running import UNSEEN, Advanced, See, Watched
-from sgdynamics.simulation.spiked_tensor import SpikedState, largest, power, power_bits
+from sgdynamics.simulation.running import NO_OBSERVATION, AdvanceResult, Observation, Observe
+from sgdynamics.simulation.spiked_tensor import SpikedState, divergence_limit, power, power_bits
 
 if TYPE_CHECKING:
     from scipy.integrate import OdeSolver
@@ -337,7 +337,7 @@ class SpikedPaths(VariableStepSimulator):
         self.parameters = {
             **parameters,
             "noise_rate": parameters["lr"] / dimension,
-            "limit": largest(problem.order),
+            "limit": divergence_limit(problem.order),
         }
         self.start, self.bits = start, power_bits(problem.order)
 
@@ -345,19 +345,24 @@ class SpikedPaths(VariableStepSimulator):
         return SpikedState(jnp.asarray(self.start.m[chosen]), jnp.asarray(self.start.r2[chosen]))
 
     def advance(
-        self, state: SpikedState, keys: RandomKeys, since: int, end: int, watch: Watched = UNSEEN
-    ) -> Advanced:
+        self,
+        state: SpikedState,
+        keys: RandomKeys,
+        since: int,
+        end: int,
+        observation: Observation = NO_OBSERVATION,
+    ) -> AdvanceResult:
         plan = (self.parameters, self.edges, self.lengths)
         return _advance_spiked(
             self.bits,
-            watch.see,
+            observation.observe,
             *plan,
             state,
             keys,
             np.int64(since),
             np.int64(end),
-            watch.seen,
-            watch.given,
+            observation.records,
+            observation.shared,
         )
 
     def overlaps(self, state: SpikedState) -> dict[str, Any]:
@@ -367,7 +372,7 @@ class SpikedPaths(VariableStepSimulator):
 @partial(jax.jit, static_argnums=(0, 1))
 def _advance_spiked(
     bits: int,
-    see: See | None,
+    see: Observe | None,
     parameters: Parameters,
     edges: Int[Numeric, " spans"],
     lengths: Float[Numeric, " spans"],

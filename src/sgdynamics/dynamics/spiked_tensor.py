@@ -45,7 +45,7 @@ from sgdynamics.results.clock import Clock
 from sgdynamics.results.datasets import largest_share
 from sgdynamics.results.variables import VARIABLES
 from sgdynamics.simulation.running import Simulator
-from sgdynamics.simulation.spiked_tensor import MOST_ENTRIES, SpikedChain, SpikedVectors
+from sgdynamics.simulation.spiked_tensor import MAX_ENTRIES, SpikedChain, SpikedVectors
 
 
 class SpikedDynamics(SolverDynamics[SpikedStart]):
@@ -149,12 +149,12 @@ class SpikedDynamics(SolverDynamics[SpikedStart]):
         if method == "exact":
             return SpikedChain(problem, algorithm, initial_state, dimension)
         entries = algorithm.batch * dimension**problem.order
-        if method == "tensor" and entries > MOST_ENTRIES:
+        if method == "tensor" and entries > MAX_ENTRIES:
             size = "n^order * batch" if algorithm.batch > 1 else "n^order"
             shown = f"{entries:.4g}" if entries < 10**300 else "1e300 and more"
             fix = (
                 f"method='tensor' would draw {size} = {shown} numbers per step, more than "
-                f"{MOST_ENTRIES:.0e}. Use method='exact' or 'direct', or a smaller dimension"
+                f"{MAX_ENTRIES:.0e}. Use method='exact' or 'direct', or a smaller dimension"
             )
             raise checks.reject("dimension", dimension, fix)
         is_tensor = method == "tensor"

@@ -26,7 +26,7 @@ from sgdynamics.results.clock import Clock, integration_points
 from sgdynamics.samples.spectra import MAX_DIMENSION
 from sgdynamics.sde.scheme import with_edges
 from sgdynamics.simulation.running import Simulator
-from sgdynamics.simulation.user_dynamics import OwnChain
+from sgdynamics.simulation.user_dynamics import UserChain
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,7 +141,7 @@ class UserDynamics(SolverDynamics[InitialArrays]):
     ) -> Simulator:
         self._require("step")
         values = self.values(dimension)
-        return OwnChain(self.problem, values, self.algorithm.batch, initial_state.values)
+        return UserChain(self.problem, values, self.algorithm.batch, initial_state.values)
 
     def sde_points(self, clock: Clock) -> np.ndarray:
         points = integration_points(self.algorithm, clock)

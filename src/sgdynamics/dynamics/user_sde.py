@@ -23,8 +23,14 @@ from sgdynamics.dynamics.protocol import Dynamics
 from sgdynamics.dynamics.requests import Arrays
 from sgdynamics.results.clock import plan_steps
 from sgdynamics.sde.scheme import FIRST_STEPS, MOST_STEPS, STEP_TOLERANCE, VariableStepSimulator
-from sgdynamics.simulation.running import UNSEEN, Advanced, See, Watched, run
-from sgdynamics.simulation.user_dynamics import LARGEST
+from sgdynamics.simulation.running import (
+    LARGEST,
+    NO_OBSERVATION,
+    AdvanceResult,
+    Observation,
+    Observe,
+    run,
+)
 
 COMPARED_POINTS = 16  # intervals of the noiseless path at whose ends step lengths are compared
 
@@ -56,20 +62,25 @@ class UserPaths(VariableStepSimulator):
         return {name: jnp.asarray(value[chosen]) for name, value in self.states.items()}
 
     def advance(
-        self, state: State, keys: RandomKeys, since: int, end: int, watch: Watched = UNSEEN
-    ) -> Advanced:
+        self,
+        state: State,
+        keys: RandomKeys,
+        since: int,
+        end: int,
+        observation: Observation = NO_OBSERVATION,
+    ) -> AdvanceResult:
         plan = {"edges": self.edges, "lengths": self.lengths, "positions": self.interval_starts}
         return _advance(
             self.problem,
             self.sources,
-            watch.see,
+            observation.observe,
             {**self.parameters, **plan},
             state,
             keys,
             np.int64(since),
             np.int64(end),
-            watch.seen,
-            watch.given,
+            observation.records,
+            observation.shared,
         )
 
     def overlaps(self, state: State) -> dict[str, Any]:
@@ -130,7 +141,7 @@ def _sde_step(
 def _advance(
     problem: Dynamics,
     sources: int,
-    see: See | None,
+    see: Observe | None,
     parameters: Parameters,
     state: State,
     keys: RandomKeys,

@@ -42,10 +42,10 @@ from sgdynamics.problems.losses import Loss
 from sgdynamics.problems.overlap_starts import Start
 from sgdynamics.problems.problem import Problem
 from sgdynamics.samples.sample import as_dtype, example_argument
-from sgdynamics.simulation.direct import direct_overlaps, first_rows
+from sgdynamics.simulation.direct import direct_overlaps, embed_rows
 from sgdynamics.simulation.gpu import data_gradients
 from sgdynamics.simulation.gpu.pallas import has_kernels
-from sgdynamics.simulation.running import UNSEEN, Advanced, Simulator, Watched
+from sgdynamics.simulation.running import NO_OBSERVATION, AdvanceResult, Observation, Simulator
 
 SHARED = 0xFFFFFFFF  # number of the run that owns a shared data set; no other run has it
 CPU_GROUP_BYTES = 1 << 26  # data sets in memory at a time on a CPU, where more are not faster
@@ -173,10 +173,8 @@ class DirectFixedData(Simulator):
         state = Weights(rows, head, selected, jnp.zeros(len(chosen)))
         return state._replace(first_risk=jnp.asarray(self.train_risk(state)))
 
-    def resumed(  # style: ok, interface of Simulator
-        self, chosen: np.ndarray, leaves: list[np.ndarray], now: int
-    ) -> Weights:
-        state = super().resumed(chosen, leaves, now)
+    def restore(self, chosen: np.ndarray, leaves: list[np.ndarray], now: int) -> Weights:
+        state = super().restore(chosen, leaves, now)
         self.now = self._time_at(now)
         return state
 
@@ -187,7 +185,7 @@ class DirectFixedData(Simulator):
         """Rows [T | L] along the axes; with shared data L is turned to random directions."""
         p, k = self.structure.width, self.structure.signals
         rows = np.concatenate([self.weights.T, self.weights.L], axis=-1)[chosen]
-        rows = first_rows(rows, self.edges).astype(self.dtype)
+        rows = embed_rows(rows, self.edges).astype(self.dtype)
         if not self.options.shared:
             return rows
         for block, (low, high) in enumerate(pairwise(self.edges)):
@@ -203,21 +201,26 @@ class DirectFixedData(Simulator):
         return rows
 
     def advance(
-        self, state: Weights, keys: RandomKeys, since: int, end: int, watch: Watched = UNSEEN
-    ) -> Advanced:
+        self,
+        state: Weights,
+        keys: RandomKeys,
+        since: int,
+        end: int,
+        observation: Observation = NO_OBSERVATION,
+    ) -> AdvanceResult:
         self.now = self._time_at(end)
         return advance_on_data(
             self.structure,
             self.options,
-            Observer(watch.see, self.edges),
+            Observer(observation.observe, self.edges),
             self.context,
             self.data,
             state,
             keys,
             np.int64(since),
             np.int64(end),
-            watch.seen,
-            watch.given,
+            observation.records,
+            observation.shared,
         )
 
     def overlaps(self, state: Weights) -> dict[str, Any]:
@@ -238,11 +241,11 @@ class DirectFixedData(Simulator):
             mean_losses(structure, self.options, self.parameters, self.now, self.data, state)
         )
 
-    def keep(self, state: Weights, index: np.ndarray) -> Any:
+    def select_runs(self, state: Weights, index: np.ndarray) -> Any:
         if not self.options.shared:
             # Data sets of runs that have finished are released.
             self.data = jax.tree.map(lambda leaf: leaf[index], self.data)
-        return super().keep(state, index)
+        return super().select_runs(state, index)
 
     @property
     def grain(self) -> int:

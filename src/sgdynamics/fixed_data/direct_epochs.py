@@ -32,7 +32,7 @@ from sgdynamics.fixed_data.direct_steps import (
 from sgdynamics.problems.overlap_starts import Start
 from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.samples.sample import as_dtype
-from sgdynamics.simulation.running import UNSEEN, Advanced, Watched
+from sgdynamics.simulation.running import NO_OBSERVATION, AdvanceResult, Observation
 
 
 class DirectEpochs(DirectFixedData):
@@ -71,23 +71,28 @@ class DirectEpochs(DirectFixedData):
         return state._replace(selected=orders)
 
     def advance(
-        self, state: Weights, keys: RandomKeys, since: int, end: int, watch: Watched = UNSEEN
-    ) -> Advanced:
+        self,
+        state: Weights,
+        keys: RandomKeys,
+        since: int,
+        end: int,
+        observation: Observation = NO_OBSERVATION,
+    ) -> AdvanceResult:
         self.now = self._time_at(end)
         return _advance_epochs(
             self.structure,
             self.options.shared,
             self.order,
             self.batch,
-            Observer(watch.see, self.edges),
+            Observer(observation.observe, self.edges),
             self.context,
             self.data,
             state,
             keys,
             np.int64(since),
             np.int64(end),
-            watch.seen,
-            watch.given,
+            observation.records,
+            observation.shared,
         )
 
 

@@ -34,9 +34,8 @@ from sgdynamics.problems.problem import Structure
 from sgdynamics.samples.inputs import Embedding, inputs_in_space
 from sgdynamics.samples.sample import as_dtype
 from sgdynamics.simulation.direct import direct_overlaps
-from sgdynamics.simulation.exact import LARGEST
 from sgdynamics.simulation.gpu import data_gradients
-from sgdynamics.simulation.running import CHECK_STEPS, See
+from sgdynamics.simulation.running import CHECK_STEPS, LARGEST, Observe
 
 HIGHEST = jax.lax.Precision.HIGHEST  # otherwise a GPU multiplies float32 with 10 bits of mantissa
 # Normals per chunk while a data set is drawn. A different value gives different data.
@@ -81,7 +80,7 @@ class Options(NamedTuple):
 class Observer(NamedTuple):
     """The function that observes a run after each step, if any, and the edges of the blocks."""
 
-    see: See | None
+    see: Observe | None
     edges: tuple[int, ...]
 
     def observe(

@@ -30,7 +30,7 @@ from sgdynamics.problems.frames import compressed_rows, signal_frames
 from sgdynamics.problems.overlap_starts import Start
 from sgdynamics.problems.problem import Problem
 from sgdynamics.simulation.exact import GROUP_BYTES
-from sgdynamics.simulation.running import UNSEEN, Advanced, Simulator, Watched
+from sgdynamics.simulation.running import NO_OBSERVATION, AdvanceResult, Observation, Simulator
 
 FIRST_STEP = (1 << 31) - 1  # step number of the draws before the first step; no run reaches it
 
@@ -78,15 +78,15 @@ class ExactFixedData(Simulator):
         keys: RandomKeys,
         since: int,
         end: int,
-        watch: Watched = UNSEEN,
-    ) -> Advanced:
-        assert watch.see is None, "first passages are not observed in the exact law"
+        observation: Observation = NO_OBSERVATION,
+    ) -> AdvanceResult:
+        assert observation.observe is None, "first passages are not observed in the exact law"
         self.now = float(elapsed_at(self.step_parameters.hyperparameters["lr"], end))
         # A run whose basis spans the whole space continues in it, without new directions.
         advanced = conditioning.advance(
             self.setup, self.step_parameters, self.largest_capacity, state, keys, since, end
         )
-        return *advanced, watch.seen
+        return *advanced, observation.records
 
     def overlaps(self, state: ConditionedState) -> dict[str, Any]:
         # Observables of a time-dependent problem refer to the present time.
@@ -109,7 +109,7 @@ class ExactFixedData(Simulator):
         needed = setup.initial_directions + 2 * setup.directions_per_step
         return min(max(SMALLEST_CAPACITY, needed), self.largest_capacity)
 
-    def bytes_a_run(self, steps: float = 0.0) -> float:  # style: ok, interface of Simulator
+    def bytes_per_run(self, steps: float = 0.0) -> float:
         """Memory of one run: twice its final capacity, and the former one while it is copied."""
         setup = self.setup
         # One step more, because the loop checks for the memory of a full step.

@@ -180,22 +180,22 @@ def _sphere_remainder(
     increment of the chain by construction.
     """
     free = replace(structure, constraint=NONE)
-    grouping = compressed.Grouping(free, batch, single=True)
+    layout = compressed.Layout(free, batch, single_step=True)
     frame = parameters["frame"]
     T = jnp.swapaxes(jax.vmap(solve_forward)(frame, jnp.swapaxes(state["M"], -1, -2)), -1, -2)
     L = jax.vmap(lower_root)(state["Q"] - T @ jnp.swapaxes(T, -1, -2))
-    rows = compressed.initial_rows(grouping, T, L, state["a"])
+    rows = compressed.initial_rows(layout, T, L, state["a"])
     rate = algorithm["lr"] * finite["inverse_dimension"]
 
     def remainder(
         inside: Float[Numeric, "..."], noise: Float[Numeric, "..."], outside: Float[Numeric, "..."]
     ) -> dict[str, Any]:
-        x, loss_arguments = compressed.block_inputs(
-            grouping, parameters, compressed.SpanDraws(inside, noise, outside)
+        x, loss_arguments = compressed.segment_inputs(
+            layout, parameters, compressed.SpanDraws(inside, noise, outside)
         )
         sample = (x[0], jax.tree.map(lambda leaf: leaf[0], loss_arguments), outside)
-        stepped = compressed.one_step(grouping, (parameters, algorithm), rate, rows, sample)
-        after = compressed.overlaps(grouping, parameters, stepped)
+        stepped = compressed.chain_step(layout, (parameters, algorithm), rate, rows, sample)
+        after = compressed.overlaps(layout, parameters, stepped)
         change = {name: after[name] - state[name] for name in ("M", "Q")}
         g = jnp.einsum("bii->i", change["Q"])
         s = jnp.sqrt(1 + g)
@@ -228,11 +228,11 @@ def _sphere_points(
     """
     from scipy import stats  # imported here, because it takes as long as a small solution
 
-    grouping = compressed.Grouping(structure, batch, single=True)
-    blocks, columns, sample = structure.blocks, grouping.columns, structure.sample
+    layout = compressed.Layout(structure, batch, single_step=True)
+    blocks, columns, sample = structure.blocks, layout.columns, structure.sample
     lower = columns * (columns - 1) // 2
     counts = [
-        grouping.inputs * blocks * grouping.inside,
+        layout.inputs * blocks * layout.inside,
         batch * sample.normals_per_sample,
         blocks * lower,
         blocks * columns,
@@ -242,13 +242,13 @@ def _sphere_points(
     points = points.reshape(-1, sum(counts))
     inside, noise, below, diagonal = np.split(points, np.cumsum(counts)[:-1], axis=1)
     n = len(points)
-    free = np.array(sizes)[:, None] - grouping.inside - np.arange(columns)
+    free = np.array(sizes)[:, None] - layout.inside - np.arange(columns)
     chi2 = stats.chi2.ppf(special.ndtr(diagonal).reshape(n, blocks, columns), np.maximum(free, 1))
     chi = np.where(free > 0, np.sqrt(chi2), 0.0)
     with jax.ensure_compile_time_eval(), jax.enable_x64(True):
         outside = np.asarray(bartlett_factor(below.reshape(n, blocks, lower), chi, free, columns))
     points_by_name = {
-        "inside": inside.reshape(n, 1, batch, *sample.tokens.shape, blocks, grouping.inside),
+        "inside": inside.reshape(n, 1, batch, *sample.tokens.shape, blocks, layout.inside),
         "noise": noise.reshape(n, 1, batch, sample.normals_per_sample),
         "outside": outside,
     }

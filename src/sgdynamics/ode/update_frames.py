@@ -57,11 +57,11 @@ class Frame:
             if law.coordinatewise
             else 0
         )
-        self.grouping = compressed.Grouping(
-            structure, self.batch, single=True, update=law, spare=spare
+        self.layout = compressed.Layout(
+            structure, self.batch, single_step=True, update=law, spare=spare
         )
-        self.inside = self.grouping.inside
-        self.new = (1 + law.noise) * self.p if law.linear else self.grouping.columns
+        self.inside = self.layout.inside
+        self.new = (1 + law.noise) * self.p if law.linear else self.layout.columns
         C = jnp.broadcast_to(self.parameters["frame"], (self.blocks, self.k, self.k))
         T = _over(M, C)
         L = _root(Q - T @ jnp.swapaxes(T, -1, -2))
@@ -86,7 +86,7 @@ class Frame:
 
         The length of an input outside of the frame, sqrt(n_b) in each block.
         """
-        return jnp.sqrt(self.sizes)[:, None, None] * jnp.eye(self.grouping.columns)
+        return jnp.sqrt(self.sizes)[:, None, None] * jnp.eye(self.layout.columns)
 
     def coordinates(self, rows: Float[Numeric, "blocks n columns"]) -> Float[Numeric, "n flat"]:
         """Rows as a step takes them."""
@@ -234,12 +234,12 @@ class JointFrame:
         )  # (flat, columns)
         self.inside, self.new = self.basis.shape[1], frame.new
         single = replace(structure, blocks=1)
-        self.grouping = _JointGrouping(
+        self.layout = _JointLayout(
             single,
             frame.batch,
-            single=True,
+            single_step=True,
             update=frame.law,
-            spare=frame.grouping.spare,
+            spare=frame.layout.spare,
             frame_columns=self.inside,
         )
         signals = self.inner(frame.S)
@@ -250,7 +250,7 @@ class JointFrame:
             "fractions": jnp.ones(1),
         }
         self.Z = jnp.pad(self.inner(frame.Z), ((0, 0), (0, self.new)))
-        kicks = self.grouping.kicks
+        kicks = self.layout.kicks
         self.variances = jnp.sum(frame.eigenvalues * frame.sizes)  # |x|^2 outside of the frame
         counted = jnp.where(self.has_variance, frame.sizes, 0.0)
         self.counted = jnp.sum(counted)
@@ -279,7 +279,7 @@ class JointFrame:
 
     @property
     def outside(self) -> Float[Numeric, "1 columns columns"]:
-        columns, kicks = self.grouping.columns, self.grouping.kicks
+        columns, kicks = self.layout.columns, self.layout.kicks
         lengths = jnp.where(
             jnp.arange(columns) < columns - kicks, jnp.sqrt(self.variances), jnp.sqrt(self.D)
         )
@@ -353,7 +353,7 @@ class JointFrame:
 
 
 @dataclass(frozen=True)
-class _JointGrouping(compressed.Grouping):
+class _JointLayout(compressed.Layout):
     """One step in a frame of any number of columns."""
 
     frame_columns: int = 0

@@ -321,7 +321,7 @@ def _averaged_rates(
 ) -> dict[str, Any]:
     # a loss that reads overlaps may read those of each block
     view = frame if frame.blocks == 1 or field.structure.loss.reads_overlaps else JointFrame(frame)
-    grouping, sample = view.grouping, field.structure.sample
+    layout, sample = view.layout, field.structure.sample
     # inputs by the fields they have: z_b = sqrt(l_b) X_b^T C^-T zeta on the rows X = (signals, rows
     # read), C C^T their fields' covariance
     X = jnp.concatenate([frame.S, *(R for R, _ in reads)], axis=1)[..., : frame.inside]
@@ -334,15 +334,15 @@ def _averaged_rates(
             "...n,bnc->...bc", zeta.reshape(1, field.batch, *sample.tokens.shape, -1), onto
         )
         part = compressed.SpanDraws(inside, noise.reshape(1, field.batch, -1), outside)
-        if grouping.kicks:
+        if layout.kicks:
             part = part._replace(
-                kicks=jnp.zeros((1, grouping.kicks, grouping.structure.blocks, view.inside))
+                kicks=jnp.zeros((1, layout.kicks, layout.structure.blocks, view.inside))
             )
-        x, given = compressed.block_inputs(grouping, view.parameters, part)
-        kicks = compressed.block_kicks(grouping, part)
+        x, given = compressed.segment_inputs(layout, view.parameters, part)
+        kicks = compressed.segment_kicks(layout, part)
         given = jax.tree.map(lambda one: one[0], given)
         kicks = None if kicks is None else kicks[0]
-        ground = _LimitBatch(grouping, view.parameters, frame.D, x[0], given, outside, kicks, view)
+        ground = _LimitBatch(layout, view.parameters, frame.D, x[0], given, outside, kicks, view)
         return increments(field.law, algorithm["update"], state, ground, setting), ground
 
     def one(zeta: Numeric, noise: Numeric, weight: Numeric) -> Any:

@@ -62,7 +62,15 @@ from sgdynamics.results.clock import plan_steps
 from sgdynamics.samples import input_covariance
 from sgdynamics.samples.inputs import clean_signals, compressed_inputs, sample_scale
 from sgdynamics.simulation import compressed
-from sgdynamics.simulation.running import UNSEEN, Advanced, See, Simulator, Watched, run
+from sgdynamics.simulation.running import (
+    LARGEST,
+    NO_OBSERVATION,
+    AdvanceResult,
+    Observation,
+    Observe,
+    Simulator,
+    run,
+)
 
 # Fresh samples per step. The covariance is exact for any number; more samples make the noise of one
 # step more Gaussian.
@@ -70,8 +78,6 @@ SAMPLES = 32
 # Relative error of the risk due to the step length, on the noiseless path.
 STEP_TOLERANCE = 2e-3
 FIRST_STEPS, MOST_STEPS = 64, 1 << 14
-# Entries beyond this value count as diverged.
-LARGEST = 1e100
 # Lower bound of lr/B, so that thermal noise in units of sqrt(lr/(d B)) is not 0/0.
 SMALLEST = 1e-100
 
@@ -558,8 +564,13 @@ class SdePaths(VariableStepSimulator):
         return SdeState(jnp.asarray(self.rows[chosen]), jnp.asarray(self.head[chosen]))
 
     def advance(
-        self, state: SdeState, keys: RandomKeys, since: int, end: int, watch: Watched = UNSEEN
-    ) -> Advanced:
+        self,
+        state: SdeState,
+        keys: RandomKeys,
+        since: int,
+        end: int,
+        observation: Observation = NO_OBSERVATION,
+    ) -> AdvanceResult:
         traced = (
             self.nodes,
             self.parameters,
@@ -572,14 +583,14 @@ class SdePaths(VariableStepSimulator):
         static = (self.structure, self.quadrature, self.higher_order)
         return _advance_paths(
             static,
-            watch.see,
+            observation.observe,
             traced,
             state,
             keys,
             np.int64(since),
             np.int64(end),
-            watch.seen,
-            watch.given,
+            observation.records,
+            observation.shared,
         )
 
     def overlaps(self, state: SdeState) -> dict[str, Any]:
@@ -595,7 +606,7 @@ def _path_overlaps(structure: Structure, parameters: Parameters, state: SdeState
 @partial(jax.jit, static_argnums=(0, 1))
 def _advance_paths(
     static: tuple[Structure, Quadrature, bool],
-    see: See | None,
+    see: Observe | None,
     traced: tuple[Any, ...],
     state: SdeState,
     keys: RandomKeys,

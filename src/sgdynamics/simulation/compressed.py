@@ -61,15 +61,15 @@ COLUMNS_OF_ONE_ROW = (
 
 
 @dataclass(frozen=True)
-class Grouping:
+class Layout:
     """How steps are grouped: `steps` between two folds, `folds` in a span of random numbers. Static, and independent of the
     number of runs, the dimension and the save times, so that none of them changes the numbers."""
 
     structure: Structure
     batch: int
-    single: bool = False  # one step at a time, for averages over one step
+    single_step: bool = False  # one step at a time, for averages over one step
     update: Law | None = None  # None: plain SGD
-    raw: tuple[
+    explicit_sizes: tuple[
         int, ...
     ] = ()  # sizes of the blocks whose coordinates are kept, 0 for the others; () where there are none
     spare: int = 0  # more new columns, of no input
@@ -90,7 +90,7 @@ class Grouping:
 
     @property
     def steps(self) -> int:
-        if self.wide_batch or self.single:
+        if self.wide_batch or self.single_step:
             return 1
         least = COLUMNS_OF_ONE_ROW if self.rows == 1 else max(LEAST_COLUMNS, self.structure.width)
         return max(1, least // (self.inputs + self.kicks))
@@ -127,45 +127,53 @@ class Grouping:
         """Columns of [T | L]."""
         return self.structure.signals + self.rows
 
-    def at(self, sizes: np.ndarray) -> Grouping:
+    def for_block_sizes(self, sizes: np.ndarray) -> Layout:
         """The same at these sizes of the blocks: coordinates are kept where they are few, of many blocks also where that is cheaper."""
         most = self.inside + (self.columns if len(sizes) > FEW_BLOCKS else 0)
         raw = tuple(int(size) if size <= most else 0 for size in sizes)
-        return replace(self, raw=raw if any(raw) and len(raw) > 1 else ())
+        return replace(self, explicit_sizes=raw if any(raw) and len(raw) > 1 else ())
 
     @property
-    def wide(self) -> np.ndarray:
+    def compressed_blocks(self) -> np.ndarray:
         """The blocks that are compressed."""
         return np.array(
-            [block for block in range(self.structure.blocks) if not (self.raw and self.raw[block])],
+            [
+                block
+                for block in range(self.structure.blocks)
+                if not (self.explicit_sizes and self.explicit_sizes[block])
+            ],
             dtype=int,
         )
 
     @property
-    def strip(self) -> np.ndarray:
+    def explicit_blocks(self) -> np.ndarray:
         """The block of each column of the strip."""
-        return np.repeat(np.arange(len(self.raw)), self.raw)
+        return np.repeat(np.arange(len(self.explicit_sizes)), self.explicit_sizes)
 
     @property
-    def strip_place(self) -> np.ndarray:
+    def explicit_coordinates(self) -> np.ndarray:
         """Which coordinate of its block each column of the strip is."""
-        return np.concatenate([np.arange(0), *(np.arange(size) for size in self.raw)]).astype(int)
+        return np.concatenate(
+            [np.arange(0), *(np.arange(size) for size in self.explicit_sizes)]
+        ).astype(int)
 
     @property
     def column_blocks(self) -> np.ndarray:
         """The block of each column, of the strip and of the compressed blocks."""
-        return np.concatenate([self.strip, np.repeat(self.wide, self.inside + self.columns)])
+        return np.concatenate(
+            [self.explicit_blocks, np.repeat(self.compressed_blocks, self.inside + self.columns)]
+        )
 
-    def joined(self, strip: Any, blocks: Any) -> Any:
+    def join(self, strip: Any, blocks: Any) -> Any:
         """Columns (..., strip) and (..., wide blocks, columns), flat."""
         flat = blocks.reshape(*blocks.shape[:-2], blocks.shape[-2] * blocks.shape[-1])
-        return jnp.concatenate([strip, flat], axis=-1) if self.raw else flat
+        return jnp.concatenate([strip, flat], axis=-1) if self.explicit_sizes else flat
 
     def split(self, columns: Any) -> tuple[Any, Any]:
         """The strip and the wide blocks of flat columns."""
-        cut = len(self.strip)
+        cut = len(self.explicit_blocks)
         return columns[..., :cut], columns[..., cut:].reshape(
-            *columns.shape[:-1], len(self.wide), self.inside + self.columns
+            *columns.shape[:-1], len(self.compressed_blocks), self.inside + self.columns
         )
 
 
@@ -176,110 +184,113 @@ class SpanDraws(NamedTuple):
     inside: Float[Numeric, "folds steps ... blocks inside"]
     noise: Float[Numeric, "folds steps batch ..."]
     outside: Float[Numeric, "folds blocks columns columns"]
-    strip: Any = None
+    explicit: Any = None
     kicks: Any = None  # of an update's own noise: inside (folds, steps, p, blocks, K + p)
-    strip_kicks: Any = None
+    explicit_kicks: Any = None
 
 
 def initial_rows(
-    grouping: Grouping,
+    layout: Layout,
     T: Float[Numeric, "blocks rows K"],
     L: Float[Numeric, "blocks rows rows"],
     head: Float[Numeric, " rows"],
     scalars: tuple[Any, ...] = (),
 ) -> Rows:
     """[strip | T L 0 | ...] from (blocks, rows, K) and (blocks, rows, rows), rows of all sets or of the weights: then the others are 0."""
-    more = count_row_sets(grouping.update) * grouping.structure.width - T.shape[1]
+    more = count_row_sets(layout.update) * layout.structure.width - T.shape[1]
     # rows that are 0, and what the others have along their columns
-    room = more + grouping.columns
+    room = more + layout.columns
     every = jnp.moveaxis(
         jnp.pad(jnp.concatenate([T, L], axis=-1), ((0, 0), (0, more), (0, room))), 0, 1
     )
-    strip, blocks = every[:, grouping.strip, grouping.strip_place], every[:, grouping.wide]
-    return Rows(grouping.joined(strip, blocks), jnp.pad(head, (0, more)), scalars)
+    strip, blocks = (
+        every[:, layout.explicit_blocks, layout.explicit_coordinates],
+        every[:, layout.compressed_blocks],
+    )
+    return Rows(layout.join(strip, blocks), jnp.pad(head, (0, more)), scalars)
 
 
-def overlaps(grouping: Grouping, parameters: Parameters, state: Rows) -> dict[str, Any]:
+def overlaps(layout: Layout, parameters: Parameters, state: Rows) -> dict[str, Any]:
     """M, Q (block by block) and a of the weights."""
-    p = grouping.structure.width
-    Q, M = _gram_and_overlaps(grouping, parameters, state.rows[:p])
-    return {"M": M, "Q": Q, "a": state.head[: grouping.structure.head_size]}
+    p = layout.structure.width
+    Q, M = _gram_and_overlaps(layout, parameters, state.rows[:p])
+    return {"M": M, "Q": Q, "a": state.head[: layout.structure.head_size]}
 
 
-def overlaps_of_sets(grouping: Grouping, parameters: Parameters, state: Rows) -> dict[str, Any]:
+def overlaps_with_memory(layout: Layout, parameters: Parameters, state: Rows) -> dict[str, Any]:
     """The same with those of all sets of rows, where an update keeps others, and its scalars."""
-    Q, M = _gram_and_overlaps(grouping, parameters, state.rows)
-    p = grouping.structure.width
-    found = {"M": M[:, :p], "Q": Q[:, :p, :p], "a": state.head[: grouping.structure.head_size]}
+    Q, M = _gram_and_overlaps(layout, parameters, state.rows)
+    p = layout.structure.width
+    found = {"M": M[:, :p], "Q": Q[:, :p, :p], "a": state.head[: layout.structure.head_size]}
     if len(Q[0]) > p:
         found |= {"rows_M": M, "rows_Q": Q, "rows_a": state.head}
     return found | ({"update_scalars": jnp.stack(state.scalars)} if state.scalars else {})
 
 
 def _gram_and_overlaps(
-    grouping: Grouping, parameters: Parameters, rows: Float[Numeric, "p columns"]
+    layout: Layout, parameters: Parameters, rows: Float[Numeric, "p columns"]
 ) -> tuple[Any, Any]:
     """Q and M (block by block) of rows: sums of products, as in `one_step`."""
-    strip, blocks = grouping.split(rows)
+    strip, blocks = layout.split(rows)
     blocks = jnp.moveaxis(blocks, 1, 0)
     M = jnp.sum(
-        blocks[..., : grouping.structure.signals][:, :, None]
-        * parameters["frame"][grouping.wide][:, None],
+        blocks[..., : layout.structure.signals][:, :, None]
+        * parameters["frame"][layout.compressed_blocks][:, None],
         axis=-1,
     )
     Q = jnp.sum(blocks[:, :, None] * blocks[:, None], axis=-1)
-    if not grouping.raw:
+    if not layout.explicit_sizes:
         return Q, M
 
     def by_block(
         products: Float[Numeric, "p q columns"], others: Float[Numeric, "blocks p q"]
     ) -> Float[Numeric, "blocks p q"]:
-        found = jnp.zeros((len(grouping.raw), *products.shape[:2]), products.dtype)
+        found = jnp.zeros((len(layout.explicit_sizes), *products.shape[:2]), products.dtype)
         return (
-            found.at[grouping.strip]
+            found.at[layout.explicit_blocks]
             .add(jnp.moveaxis(products, -1, 0))
-            .at[grouping.wide]
+            .at[layout.compressed_blocks]
             .set(others)
         )
 
     return by_block(strip[:, None] * strip[None], Q), by_block(
-        strip[:, None] * strip_signals(grouping, parameters)[None], M
+        strip[:, None] * explicit_signals(layout, parameters)[None], M
     )
 
 
-def strip_signals(grouping: Grouping, parameters: Parameters) -> Float[Numeric, "K columns"]:
+def explicit_signals(layout: Layout, parameters: Parameters) -> Float[Numeric, "K columns"]:
     """Coordinates of the signals along the columns of the strip: in a block of more coordinates than signals the rest of them are 0."""
-    room = max(grouping.raw, default=0)
+    room = max(layout.explicit_sizes, default=0)
     frame = jnp.pad(
         jnp.asarray(parameters["frame"]),
-        ((0, 0), (0, 0), (0, max(0, room - grouping.structure.signals))),
+        ((0, 0), (0, 0), (0, max(0, room - layout.structure.signals))),
     )
-    return frame[grouping.strip, :, grouping.strip_place].T
+    return frame[layout.explicit_blocks, :, layout.explicit_coordinates].T
 
 
-def _signal_rows(grouping: Grouping, parameters: Parameters) -> Float[Numeric, "K columns"]:
+def _signal_rows(layout: Layout, parameters: Parameters) -> Float[Numeric, "K columns"]:
     """The signals as rows beside those of W."""
-    frame = jnp.moveaxis(jnp.asarray(parameters["frame"])[grouping.wide], 0, 1)
-    room = grouping.inside + grouping.columns - grouping.structure.signals
-    return grouping.joined(
-        strip_signals(grouping, parameters), jnp.pad(frame, ((0, 0), (0, 0), (0, room)))
+    frame = jnp.moveaxis(jnp.asarray(parameters["frame"])[layout.compressed_blocks], 0, 1)
+    room = layout.inside + layout.columns - layout.structure.signals
+    return layout.join(
+        explicit_signals(layout, parameters), jnp.pad(frame, ((0, 0), (0, 0), (0, room)))
     )
 
 
-def span_shapes(grouping: Grouping, folds: int) -> tuple[tuple[int, ...], ...]:
+def normal_shapes(layout: Layout, folds: int) -> tuple[tuple[int, ...], ...]:
     """Of the normals of so many folds: inside, draws, below the diagonal of the outside, proposals of its chi variables, strip, kicks."""
-    structure, blocks, columns = grouping.structure, len(grouping.wide), grouping.columns
+    structure, blocks, columns = layout.structure, len(layout.compressed_blocks), layout.columns
     inside = (
         folds,
-        grouping.steps,
-        grouping.batch,
+        layout.steps,
+        layout.batch,
         *structure.sample.tokens.shape,
         blocks,
-        grouping.inside,
+        layout.inside,
     )
-    noise = (folds, grouping.steps, grouping.batch, structure.sample.normals_per_sample)
-    kicks = (folds, grouping.steps, grouping.kicks, blocks, grouping.inside)
-    strip = (*inside[:-2], len(grouping.strip))
+    noise = (folds, layout.steps, layout.batch, structure.sample.normals_per_sample)
+    kicks = (folds, layout.steps, layout.kicks, blocks, layout.inside)
+    strip = (*inside[:-2], len(layout.explicit_blocks))
     lower = (folds, blocks, columns * (columns - 1) // 2)
     return (
         inside,
@@ -288,11 +299,13 @@ def span_shapes(grouping: Grouping, folds: int) -> tuple[tuple[int, ...], ...]:
         (folds, blocks, columns),
         strip,
         kicks,
-        (*kicks[:3], len(grouping.strip)),
+        (*kicks[:3], len(layout.explicit_blocks)),
     )
 
 
-def in_shapes(numbers: Float[Numeric, " n"], shapes: tuple[tuple[int, ...], ...]) -> list[Any]:
+def split_into_shapes(
+    numbers: Float[Numeric, " n"], shapes: tuple[tuple[int, ...], ...]
+) -> list[Any]:
     """Numbers one after the other in arrays of these shapes."""
     edges = np.cumsum([0, *(int(np.prod(shape)) for shape in shapes)])
     return [
@@ -301,41 +314,41 @@ def in_shapes(numbers: Float[Numeric, " n"], shapes: tuple[tuple[int, ...], ...]
     ]
 
 
-def free_directions(
-    grouping: Grouping, sizes: Float[Numeric, " blocks"]
+def degrees_of_freedom(
+    layout: Layout, sizes: Float[Numeric, " blocks"]
 ) -> Float[Numeric, "wide columns"]:
     """Degrees of freedom left for each new column."""
-    return (sizes[grouping.wide] - grouping.inside)[:, None] - jnp.arange(grouping.columns)
+    return (sizes[layout.compressed_blocks] - layout.inside)[:, None] - jnp.arange(layout.columns)
 
 
-def span_draws(
-    grouping: Grouping,
+def assemble_draws(
+    layout: Layout,
     parts: list[Any],
     lengths: Float[Numeric, "folds blocks columns"],
     free: Numeric,
 ) -> SpanDraws:
     """The random numbers of a span from normals in its shapes, and the chi variables of the outside."""
     inside, noise, lower, _, strip, kicks, strip_kicks = parts
-    outside = bartlett_factor(lower, lengths, free, grouping.columns)
-    if not grouping.kicks:
+    outside = bartlett_factor(lower, lengths, free, layout.columns)
+    if not layout.kicks:
         return SpanDraws(inside, noise, outside, strip)
     return SpanDraws(inside, noise, outside, strip, kicks, strip_kicks)
 
 
-def draw_span(grouping: Grouping, key: RandomKey, sizes: Float[Numeric, " blocks"]) -> SpanDraws:
+def draw_span(layout: Layout, key: RandomKey, sizes: Float[Numeric, " blocks"]) -> SpanDraws:
     """The random numbers of one span of one run, from one key; `sizes` are the dimensions of the blocks (traced)."""
-    shapes = span_shapes(grouping, grouping.folds)
+    shapes = normal_shapes(layout, layout.folds)
     counts = [int(np.prod(shape)) for shape in shapes]
     # one call for all of it: many small calls to the generator cost more than the numbers
     normals, uniform = normals_and_uniforms(key, sum(counts), counts[3])
-    parts, free = in_shapes(normals, shapes), free_directions(grouping, sizes)
-    return span_draws(
-        grouping, parts, draw_chi(key, free, parts[3], uniform.reshape(shapes[3])), free
+    parts, free = split_into_shapes(normals, shapes), degrees_of_freedom(layout, sizes)
+    return assemble_draws(
+        layout, parts, draw_chi(key, free, parts[3], uniform.reshape(shapes[3])), free
     )
 
 
-def lone_step(
-    grouping: Grouping,
+def step_and_fold(
+    layout: Layout,
     given: tuple[Any, ...],
     state: Rows,
     part: SpanDraws,
@@ -345,20 +358,20 @@ def lone_step(
 ) -> tuple[Rows, Any]:
     """One step, with its fold, of a grouping whose steps are single, given (parameters, algorithm, dimension); as `run_span` makes many."""
     parameters, algorithm, dimension = given
-    alpha = alpha_of_steps(index, grouping.batch, dimension)
-    inputs, labels = block_inputs(grouping, parameters, part, jnp.reshape(alpha, 1))
-    kicks = block_kicks(grouping, part)
+    alpha = alpha_of_steps(index, layout.batch, dimension)
+    inputs, labels = segment_inputs(layout, parameters, part, jnp.reshape(alpha, 1))
+    kicks = segment_kicks(layout, part)
     now, rates = values_at((parameters, algorithm), alpha)
     x, noise, kicks = jax.tree.map(lambda leaf: leaf[0], (inputs, labels, kicks))
-    if grouping.inputs == 1 and kicks is None and len(grouping.wide):
-        rows, x = facing(grouping, state.rows, x)
+    if layout.inputs == 1 and kicks is None and len(layout.compressed_blocks):
+        rows, x = rotate_to_input(layout, state.rows, x)
         state = state._replace(rows=rows)
     # lengths of rows do not change in a fold: taken before it, neither root waits for the other
-    late = grouping.structure.constraint.fixes_norms and grouping.update is None
-    moving = grouping
+    late = layout.structure.constraint.fixes_norms and layout.update is None
+    moving = layout
     if late:
-        moving = replace(grouping, structure=replace(grouping.structure, constraint=NONE))
-    state = one_step(
+        moving = replace(layout, structure=replace(layout.structure, constraint=NONE))
+    state = chain_step(
         moving,
         (now, rates),
         rates["lr"] / dimension,
@@ -367,27 +380,27 @@ def lone_step(
         dimension,
         index,
     )
-    rows = fold(grouping, state.rows)
+    rows = fold(layout, state.rows)
     state = state._replace(
         rows=rows * jax.lax.rsqrt(jnp.sum(state.rows**2, axis=-1, keepdims=True)) if late else rows
     )
     if see is not None:
-        seen = see(seen, index + 1, overlaps(grouping, parameters, state))
+        seen = see(seen, index + 1, overlaps(layout, parameters, state))
     return state, seen
 
 
-def facing(
-    grouping: Grouping, rows: Float[Numeric, "rows columns"], x: Float[Numeric, "1 columns"]
+def rotate_to_input(
+    layout: Layout, rows: Float[Numeric, "rows columns"], x: Float[Numeric, "1 columns"]
 ) -> tuple[Float[Numeric, "rows columns"], Float[Numeric, "1 columns"]]:
     """The same rows and input in a frame whose first direction beside the signals is the input's, by rotations of two neighbours.
 
     They leave a triangle with one diagonal more, and the input has one number in place of one a row: a step, and the fold after it, then
     take p^2 operations and not p^3 where zeros are known to be zeros.
     """
-    k, inside = grouping.structure.signals, grouping.inside
-    (strip, blocks), (placed, seen) = grouping.split(rows), grouping.split(x)
+    k, inside = layout.structure.signals, layout.inside
+    (strip, blocks), (placed, seen) = layout.split(rows), layout.split(x)
     faced, inputs = [], []
-    for block in range(len(grouping.wide)):
+    for block in range(len(layout.compressed_blocks)):
         columns = [blocks[:, block, column] for column in range(k, inside)]
         along = [seen[0, block, column] for column in range(k, inside)]
         for j in range(len(columns) - 1, 0, -1):
@@ -406,13 +419,13 @@ def facing(
         inputs.append(
             jnp.concatenate([seen[:, block, :k], ahead[None], seen[:, block, inside:]], axis=1)
         )
-    return grouping.joined(strip, jnp.stack(faced, axis=1)), grouping.joined(
+    return layout.join(strip, jnp.stack(faced, axis=1)), layout.join(
         placed, jnp.stack(inputs, axis=1)
     )
 
 
 def run_span(
-    grouping: Grouping,
+    layout: Layout,
     given: tuple[Any, ...],
     state: Rows,
     draws: SpanDraws,
@@ -426,27 +439,27 @@ def run_span(
     the first step at which a run has left a plateau.
     """
     (parameters, algorithm, dimension), (first, since, end) = given, when
-    number = first + jnp.arange(grouping.span_steps).reshape(grouping.folds, grouping.steps)
+    number = first + jnp.arange(layout.span_steps).reshape(layout.folds, layout.steps)
     active = (number >= since) & (number < end)
 
     def block(
         carry: tuple[Rows, Any], given: tuple[SpanDraws, Any, Any]
     ) -> tuple[tuple[Rows, Any], None]:
         part, on, numbers = given
-        inputs, labels = block_inputs(
-            grouping, parameters, part, alpha_of_steps(numbers, grouping.batch, dimension)
+        inputs, labels = segment_inputs(
+            layout, parameters, part, alpha_of_steps(numbers, layout.batch, dimension)
         )
-        kicks = block_kicks(grouping, part)
+        kicks = segment_kicks(layout, part)
 
         def step(carry: tuple[Rows, Any], sample: tuple[Any, ...]) -> tuple[tuple[Rows, Any], None]:
             state, seen = carry
             x, noise, kicks, flag, index = sample
             now, rates = values_at(
-                (parameters, algorithm), alpha_of_steps(index, grouping.batch, dimension)
+                (parameters, algorithm), alpha_of_steps(index, layout.batch, dimension)
             )
             rate = jnp.where(flag, rates["lr"] / dimension, 0.0)
-            moved = one_step(
-                grouping,
+            moved = chain_step(
+                layout,
                 (now, rates),
                 rate,
                 state,
@@ -457,18 +470,18 @@ def run_span(
             # a plain step of length 0 changes nothing; others have to be held
             state = (
                 moved
-                if grouping.update is None
+                if layout.update is None
                 else jax.tree.map(partial(jnp.where, flag), moved, state)
             )
             if see is not None:
-                found = see(seen, index + 1, overlaps(grouping, parameters, state))
+                found = see(seen, index + 1, overlaps(layout, parameters, state))
                 seen = jax.tree.map(partial(jnp.where, flag), found, seen)
             return (state, seen), None
 
         (state, seen), _ = jax.lax.scan(step, carry, (inputs, labels, kicks, on, numbers))
         # a span that stops inside a block keeps its unfolded columns: where it stops then changes nothing
         return (
-            state._replace(rows=jnp.where(on[-1], fold(grouping, state.rows), state.rows)),
+            state._replace(rows=jnp.where(on[-1], fold(layout, state.rows), state.rows)),
             seen,
         ), None
 
@@ -476,27 +489,27 @@ def run_span(
     return state, seen
 
 
-def block_inputs(
-    grouping: Grouping,
+def segment_inputs(
+    layout: Layout,
     parameters: Parameters,
     part: SpanDraws,
     alpha: Float[Numeric, " steps"] | None = None,
 ) -> tuple[Float[Numeric, "steps inputs columns"], Any]:
     """The inputs of a block of steps in the compressed frame, (steps, inputs, columns), and what the loss takes beside them; at the `alpha`
     of each step, where the law of samples depends on it."""
-    shape = (*part.inside.shape[:-1], grouping.columns)
-    own = _outside(grouping, part)[:, : grouping.inputs]
-    outside = jnp.zeros(shape, part.inside.dtype) if grouping.wide_batch else own.reshape(shape)
-    normals = (jnp.concatenate([part.inside, outside], axis=-1), part.noise, part.strip)
+    shape = (*part.inside.shape[:-1], layout.columns)
+    own = _outside(layout, part)[:, : layout.inputs]
+    outside = jnp.zeros(shape, part.inside.dtype) if layout.wide_batch else own.reshape(shape)
+    normals = (jnp.concatenate([part.inside, outside], axis=-1), part.noise, part.explicit)
     changing = {name: parameters[name] for name in SAMPLED if name in parameters}
     if alpha is None or not any(
         is_scheduled(leaf) for leaf in jax.tree.leaves(changing, is_leaf=is_scheduled)
     ):
-        return _made_inputs(grouping, (grouping.steps, grouping.inputs), parameters, *normals)
+        return _made_inputs(layout, (layout.steps, layout.inputs), parameters, *normals)
 
     def one(alpha: Scalar, *normals: Any) -> Any:
         return _made_inputs(
-            grouping, (grouping.inputs,), {**parameters, **values_at(changing, alpha)}, *normals
+            layout, (layout.inputs,), {**parameters, **values_at(changing, alpha)}, *normals
         )
 
     return jax.vmap(one)(alpha, *normals)
@@ -510,7 +523,7 @@ SAMPLED = (
 
 
 def _made_inputs(
-    grouping: Grouping,
+    layout: Layout,
     lead: tuple[int, ...],
     parameters: Parameters,
     normals: Numeric,
@@ -518,28 +531,30 @@ def _made_inputs(
     strip: Numeric,
 ) -> tuple[Any, Any]:
     """Inputs (*lead, columns) from their normals, and what the loss takes beside them."""
-    sample = grouping.structure.sample
+    sample = layout.structure.sample
     draws = sample.draw(parameters, noise)
     given = sample.loss_argument(draws)
     if sample.noisy_inputs:
-        given = Noticed(given, *clean_signals(sample, parameters, draws))
+        given = NoisyInputs(given, *clean_signals(sample, parameters, draws))
         if given.share.ndim == 1:
             given = given._replace(
                 share=jnp.broadcast_to(given.share, (*given.rest.shape[:-1], *given.share.shape))
             )
-    if not grouping.raw:
+    if not layout.explicit_sizes:
         return compressed_inputs(sample, parameters, normals, draws).reshape(*lead, -1), given
-    x = compressed_inputs(sample, select_blocks(parameters, grouping.wide), normals, draws)
+    x = compressed_inputs(
+        sample, select_blocks(parameters, layout.compressed_blocks), normals, draws
+    )
     place = Embedding(
-        scale(parameters)[..., grouping.strip],
-        np.arange(len(grouping.strip)),
-        strip_signals(grouping, parameters),
+        scale(parameters)[..., layout.explicit_blocks],
+        np.arange(len(layout.explicit_blocks)),
+        explicit_signals(layout, parameters),
     )
     placed = inputs_in_space(sample, parameters, strip, draws, place)
-    return grouping.joined(placed.reshape(*lead, -1), x.reshape(*lead, *x.shape[-2:])), given
+    return layout.join(placed.reshape(*lead, -1), x.reshape(*lead, *x.shape[-2:])), given
 
 
-class Noticed(NamedTuple):
+class NoisyInputs(NamedTuple):
     """What a loss takes where the students' inputs have noise: its draws, the share (..., blocks) of what is seen that is the input, and
     what the signals have beside it (..., K)."""
 
@@ -548,20 +563,20 @@ class Noticed(NamedTuple):
     rest: Any
 
 
-def _outside(grouping: Grouping, part: SpanDraws) -> Float[Numeric, "steps inputs blocks columns"]:
+def _outside(layout: Layout, part: SpanDraws) -> Float[Numeric, "steps inputs blocks columns"]:
     """What lies outside of the frame, in the new columns: of every step's inputs (of a wide batch: combinations), then of its kicks."""
     return jnp.moveaxis(part.outside, 0, 1).reshape(
-        grouping.steps, grouping.columns // grouping.steps, len(grouping.wide), grouping.columns
+        layout.steps, layout.columns // layout.steps, len(layout.compressed_blocks), layout.columns
     )
 
 
-def block_kicks(grouping: Grouping, part: SpanDraws) -> Float[Numeric, "steps p columns"] | None:
+def segment_kicks(layout: Layout, part: SpanDraws) -> Float[Numeric, "steps p columns"] | None:
     """The rows of noise of an update's own, standard normals in every direction; None where it has none."""
-    if not grouping.kicks:
+    if not layout.kicks:
         return None
-    return grouping.joined(
-        part.strip_kicks,
-        jnp.concatenate([part.kicks, _outside(grouping, part)[:, -grouping.kicks :]], axis=-1),
+    return layout.join(
+        part.explicit_kicks,
+        jnp.concatenate([part.kicks, _outside(layout, part)[:, -layout.kicks :]], axis=-1),
     )
 
 
@@ -620,7 +635,7 @@ def sample_gradients(
 class ChainBatch(GradientSource):
     """A batch seen from the compressed frame: inputs x (inputs, columns), what the loss takes beside them, what lies outside, kicks."""
 
-    grouping: Grouping
+    layout: Layout
     parameters: Any
     dimension: Any
     x: Any
@@ -631,84 +646,86 @@ class ChainBatch(GradientSource):
     def _moves(
         self, rows: Numeric, head: Numeric, shift: Numeric | None, head_shift: Numeric | None
     ) -> tuple[Any, Any, Any, Any, Any]:
-        grouping, parameters, x = self.grouping, self.parameters, self.x
-        structure = grouping.structure
+        layout, parameters, x = self.layout, self.parameters, self.x
+        structure = layout.structure
         # sums of products, not dot products: on a CPU the many tiny matrices of a batch of runs fuse into one loop
         fields = jnp.sum(rows[None] * x[:, None], axis=-1)
         if shift is not None:
             # apart, so that a small shift along large inputs is not rounded away
             fields, rows = fields + jnp.sum(shift[None] * x[:, None], axis=-1), rows + shift
         head = head if head_shift is None else head + head_shift
-        given, (in_strip, in_blocks) = self.given, grouping.split(x)
-        if isinstance(given, Noticed):  # signals are those of the inputs without noise
-            in_strip = in_strip * given.share[..., grouping.strip]
-            in_blocks = in_blocks * given.share[..., grouping.wide, None]
-        frame = parameters["frame"][grouping.wide] if grouping.raw else parameters["frame"]
+        given, (in_strip, in_blocks) = self.given, layout.split(x)
+        if isinstance(given, NoisyInputs):  # signals are those of the inputs without noise
+            in_strip = in_strip * given.share[..., layout.explicit_blocks]
+            in_blocks = in_blocks * given.share[..., layout.compressed_blocks, None]
+        frame = (
+            parameters["frame"][layout.compressed_blocks]
+            if layout.explicit_sizes
+            else parameters["frame"]
+        )
         signals = jnp.sum(frame * in_blocks[:, :, None, : structure.signals], axis=(1, 3))
-        if grouping.raw:
+        if layout.explicit_sizes:
             signals = signals + jnp.sum(
-                strip_signals(grouping, parameters) * in_strip[:, None], axis=-1
+                explicit_signals(layout, parameters) * in_strip[:, None], axis=-1
             )
-        if isinstance(given, Noticed):
+        if isinstance(given, NoisyInputs):
             signals, given = signals + given.rest, given.given
         reading, lengths = parameters, None
         if structure.loss.reads_overlaps:
             reading = structure.loss.parameters_with_overlaps(
-                parameters, *_gram_and_overlaps(grouping, parameters, rows)
+                parameters, *_gram_and_overlaps(layout, parameters, rows)
             )
         if structure.loss.reads_lengths:
-            tokens = x.reshape(grouping.batch, -1, x.shape[1])
+            tokens = x.reshape(layout.batch, -1, x.shape[1])
             lengths = tokens @ jnp.swapaxes(tokens, 1, 2) / self.dimension
         return rows, head, *sample_moves(structure, reading, fields, signals, head, given, lengths)
 
     def overlaps(self, rows: Any) -> Any:
         return loss_overlaps(
-            self.parameters, *_gram_and_overlaps(self.grouping, self.parameters, rows)
+            self.parameters, *_gram_and_overlaps(self.layout, self.parameters, rows)
         )
 
     def _pulled(self, pull: Any, rows: Any) -> Any:
         """What coefficients (..., [blocks,] p, p + K) on rows and signals move the rows along."""
-        grouping, p = self.grouping, self.grouping.structure.width
-        signals = _signal_rows(grouping, self.parameters)
-        if not grouping.structure.loss.moves_by_block:
+        layout, p = self.layout, self.layout.structure.width
+        signals = _signal_rows(layout, self.parameters)
+        if not layout.structure.loss.moves_by_block:
             return pull[..., :p] @ rows + pull[..., p:] @ signals
-        by_column = jnp.take(pull, grouping.column_blocks, axis=-3)
+        by_column = jnp.take(pull, layout.column_blocks, axis=-3)
         return jnp.einsum("...cif,fc->...ic", by_column, jnp.concatenate([rows, signals]))
 
     def mean(
         self, rows: Numeric, head: Numeric, shift: Numeric | None, head_shift: Numeric | None
     ) -> tuple[Any, Any]:
-        grouping, parameters, x, p = (
-            self.grouping,
+        layout, parameters, x, p = (
+            self.layout,
             self.parameters,
             self.x,
-            self.grouping.structure.width,
+            self.layout.structure.width,
         )
         rows, head, h, head_gradient, pulls = self._moves(rows, head, shift, head_shift)
         # a mean over one sample is left out: the compiler would keep it as a pass of its own
         found = (
             h[0, :, None] * x[0]
-            if grouping.inputs == 1
-            else jnp.sum(h[:, :, None] * x[:, None], axis=0) / grouping.batch
+            if layout.inputs == 1
+            else jnp.sum(h[:, :, None] * x[:, None], axis=0) / layout.batch
         )
-        if grouping.wide_batch:
+        if layout.wide_batch:
             mixed, sizes = (
-                grouping.structure.sample.tokens.correlate_inputs(parameters, h.T).T,
-                scale(parameters)[..., grouping.wide],
+                layout.structure.sample.tokens.correlate_inputs(parameters, h.T).T,
+                scale(parameters)[..., layout.compressed_blocks],
             )
             if (
-                grouping.structure.sample.context_spectra
+                layout.structure.sample.context_spectra
             ):  # samples of several contexts, each of its own size in every block
                 mixed, sizes = (
                     select_row(self.given["context"], sizes, h.dtype).T[..., None] * mixed,
-                    jnp.ones(len(grouping.wide)),
+                    jnp.ones(len(layout.compressed_blocks)),
                 )
-            combined = jnp.swapaxes(jnp.linalg.qr(mixed, mode="r"), -1, -2) / grouping.batch
+            combined = jnp.swapaxes(jnp.linalg.qr(mixed, mode="r"), -1, -2) / layout.batch
             new = sizes[:, None, None] * (combined @ self.outside[:, :p])
-            strip, blocks = grouping.split(found)
-            found = grouping.joined(
-                strip, blocks.at[..., grouping.inside :].set(jnp.moveaxis(new, 0, 1))
-            )
+            strip, blocks = layout.split(found)
+            found = layout.join(strip, blocks.at[..., layout.inside :].set(jnp.moveaxis(new, 0, 1)))
         if pulls is not None:
             found = found + self._pulled(jnp.mean(pulls, axis=0), rows)
         return found, jnp.mean(head_gradient, axis=0)
@@ -716,10 +733,10 @@ class ChainBatch(GradientSource):
     def per_sample(
         self, rows: Numeric, head: Numeric, shift: Numeric | None, head_shift: Numeric | None
     ) -> tuple[Any, Any]:
-        grouping, p = self.grouping, self.grouping.structure.width
+        layout, p = self.layout, self.layout.structure.width
         rows, head, h, head_gradient, pulls = self._moves(rows, head, shift, head_shift)
         found = jnp.sum(
-            (h[:, :, None] * self.x[:, None]).reshape(grouping.batch, -1, p, self.x.shape[1]),
+            (h[:, :, None] * self.x[:, None]).reshape(layout.batch, -1, p, self.x.shape[1]),
             axis=1,
         )
         if pulls is not None:
@@ -730,8 +747,8 @@ class ChainBatch(GradientSource):
         return self.kicks
 
 
-def one_step(
-    grouping: Grouping,
+def chain_step(
+    layout: Layout,
     numbers: tuple[Any, Any],
     rate: Scalar,
     state: Rows,
@@ -744,32 +761,30 @@ def one_step(
     `sample`: inputs x (inputs, columns) as seen from there, what the loss takes beside them, what lies outside, and the update's kicks.
     """
     parameters, algorithm = numbers
-    stride = Stride(rate, algorithm["head_rate"], parameters["weight_decay"], grouping.structure)
+    stride = Stride(rate, algorithm["head_rate"], parameters["weight_decay"], layout.structure)
     return take_step(
-        grouping.update,
+        layout.update,
         algorithm,
         state,
-        ChainBatch(grouping, parameters, dimension, *sample),
+        ChainBatch(layout, parameters, dimension, *sample),
         stride,
         dimension,
         number,
     )
 
 
-def fold(
-    grouping: Grouping, rows: Float[Numeric, "rows columns"]
-) -> Float[Numeric, "rows columns"]:
+def fold(layout: Layout, rows: Float[Numeric, "rows columns"]) -> Float[Numeric, "rows columns"]:
     """[T | L | new] -> [T | L' | 0] with the same Gram matrix: L'^T is the R of a QR decomposition, also when rank is lost."""
-    if not len(grouping.wide):
+    if not len(layout.compressed_blocks):
         return rows
-    k, (strip, blocks) = grouping.structure.signals, grouping.split(rows)
+    k, (strip, blocks) = layout.structure.signals, layout.split(rows)
     rest = jnp.transpose(blocks[..., k:], (1, 2, 0))
-    one = grouping.rows == 1  # the R of a single column is its length
+    one = layout.rows == 1  # the R of a single column is its length
     L = (
         jnp.sqrt(jnp.sum(rest**2, axis=1, keepdims=True))
         if one
         else jnp.swapaxes(jnp.linalg.qr(rest, mode="r"), -1, -2)
     )
-    empty = jnp.zeros((*L.shape[:-1], grouping.columns), rows.dtype)
+    empty = jnp.zeros((*L.shape[:-1], layout.columns), rows.dtype)
     folded = jnp.moveaxis(jnp.concatenate([L, empty], axis=-1), 0, 1)
-    return grouping.joined(strip, jnp.concatenate([blocks[..., :k], folded], axis=-1))
+    return layout.join(strip, jnp.concatenate([blocks[..., :k], folded], axis=-1))

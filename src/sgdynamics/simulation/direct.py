@@ -28,8 +28,16 @@ from sgdynamics.samples import input_covariance
 from sgdynamics.samples.inputs import Embedding, inputs_in_space
 from sgdynamics.samples.sample import as_dtype
 from sgdynamics.simulation.compressed import sample_moves
-from sgdynamics.simulation.exact import GROUP_BYTES, LARGEST
-from sgdynamics.simulation.running import UNSEEN, Advanced, See, Simulator, Watched, check_reach
+from sgdynamics.simulation.exact import GROUP_BYTES
+from sgdynamics.simulation.running import (
+    LARGEST,
+    NO_OBSERVATION,
+    AdvanceResult,
+    Observation,
+    Observe,
+    Simulator,
+    check_resources,
+)
 
 FRAMES = 71  # marks the random numbers of frames
 
@@ -58,14 +66,15 @@ class DirectSGD(Simulator):
             cast, problem.parameters | {"frame": signal_frames(problem, sizes)}
         )
         self.algorithm = jax.tree.map(cast, algorithm.parameters)
-        self.moves_a_step = 1.0 if algorithm.stepping is None else algorithm.stepping.moves
+        if algorithm.stepping is not None:
+            self.moves_per_step = algorithm.stepping.moves
         self.dimension = dimension
-        check_reach(self, begin.runs, 0.0)  # before arrays of this dimension are made
+        check_resources(self, begin.runs, 0.0)  # before arrays of this dimension are made
         self.begin = update_start(algorithm.stepping, begin)
         self.rows = np.concatenate(compressed_rows(problem, self.begin, sizes), axis=-1)
         self.seed = seed
         self.edges = (0, *np.cumsum(sizes).tolist())  # of the blocks
-        self.place = Embedding(
+        self.embedding = Embedding(
             *(
                 cast(part) if part.dtype.kind == "f" else part
                 for part in place_signals(problem, sizes)
@@ -73,7 +82,7 @@ class DirectSGD(Simulator):
         )
 
     @property
-    def turned(self) -> bool:
+    def has_random_frames(self) -> bool:
         """Whether every run has a frame of its own."""
         return self.law is not None and self.law.coordinatewise
 
@@ -86,7 +95,7 @@ class DirectSGD(Simulator):
         head = np.zeros((runs, (sets - 1) * p + self.structure.head_size), self.dtype)
         head[:, : self.begin.a.shape[1]] = self.begin.a[chosen]
         signals = None
-        if self.turned:
+        if self.has_random_frames:
             signals = np.zeros((runs, self.structure.signals, self.dimension), self.dtype)
             frame = np.asarray(self.parameters["frame"])
             for run, number in enumerate(chosen):
@@ -97,9 +106,9 @@ class DirectSGD(Simulator):
                     count = min(self.structure.signals, len(axes))
                     signals[run, :, there] = frame[block][:, :count] @ axes[:count]
         else:
-            weights[:, : rows.shape[2]] = first_rows(rows, self.edges)
+            weights[:, : rows.shape[2]] = embed_rows(rows, self.edges)
         scalars = tuple(jnp.asarray(self.begin.scalars[chosen].astype(self.dtype).T))
-        variances = np.asarray(self.place.scale) ** 2
+        variances = np.asarray(self.embedding.scale) ** 2
         squares = tuple(
             jnp.asarray((one[..., None] * variances).astype(self.dtype))
             for one in self.begin.squares[chosen].swapaxes(0, 1)
@@ -108,20 +117,25 @@ class DirectSGD(Simulator):
         return Rows(jnp.asarray(weights), jnp.asarray(head), scalars, squares, placed_signals)
 
     def advance(
-        self, state: Rows, keys: RandomKeys, since: int, end: int, watch: Watched = UNSEEN
-    ) -> Advanced:
-        numbers = (self.parameters, self.algorithm, self.place)
+        self,
+        state: Rows,
+        keys: RandomKeys,
+        since: int,
+        end: int,
+        observation: Observation = NO_OBSERVATION,
+    ) -> AdvanceResult:
+        numbers = (self.parameters, self.algorithm, self.embedding)
         plan = (self.structure, self.batch, self.law, self.edges)
         return _advance_weights(
             plan,
-            watch.see,
+            observation.observe,
             numbers,
             state,
             keys,
             np.int64(since),
             np.int64(end),
-            watch.seen,
-            watch.given,
+            observation.records,
+            observation.shared,
         )
 
     def overlaps(self, state: Rows) -> dict[str, Any]:
@@ -138,7 +152,7 @@ class DirectSGD(Simulator):
                 [np.asarray(one, dtype=np.float64) for one in state.scalars], axis=-1
             )
         if state.squares:
-            weights = np.asarray(self.place.scale, dtype=np.float64) ** -2 / self.dimension
+            weights = np.asarray(self.embedding.scale, dtype=np.float64) ** -2 / self.dimension
             found["update_squares"] = np.stack(
                 [np.asarray(one, dtype=np.float64) @ weights for one in state.squares], axis=1
             )
@@ -149,17 +163,13 @@ class DirectSGD(Simulator):
         return 1
 
     def largest_group(self) -> int:
-        return max(1, GROUP_BYTES // self.bytes_a_run())
+        return max(1, GROUP_BYTES // self.bytes_per_run())
 
     @property
     def size(self) -> tuple[int, ...]:
         return self.batch, self.structure.width, self.dimension
 
-    @property
-    def moves(self) -> float:
-        return self.moves_a_step
-
-    def bytes_a_run(self, steps: float = 0.0) -> int:
+    def bytes_per_run(self, steps: float = 0.0) -> int:
         p, law = self.structure.width, self.law
         more = (
             0
@@ -199,7 +209,7 @@ def _random_frames(
     return found
 
 
-def first_rows(rows: np.ndarray, edges: tuple[int, ...]) -> np.ndarray:
+def embed_rows(rows: np.ndarray, edges: tuple[int, ...]) -> np.ndarray:
     """Rows (..., blocks, p, K + p) along the first axes of every block of d coordinates; a small block has fewer."""
     weights = np.zeros((*rows.shape[:-3], rows.shape[-2], edges[-1]))
     for block, (low, high) in enumerate(pairwise(edges)):
@@ -231,7 +241,7 @@ def direct_overlaps(
 @partial(jax.jit, static_argnums=(0, 1))
 def _advance_weights(
     plan: tuple[Any, ...],
-    see: See | None,
+    see: Observe | None,
     numbers: tuple[Any, ...],
     state: Rows,
     keys: RandomKeys,
@@ -252,7 +262,7 @@ def _advance_weights(
         draws = sample.draw(
             now, jax.random.normal(noise_key, (batch, sample.normals_per_sample), dtype)
         )
-        here = own_place(place, state)
+        here = run_embedding(place, state)
         x = inputs_in_space(sample, now, normals, draws, here)
         seen = x
         if sample.noisy_inputs:
@@ -260,7 +270,7 @@ def _advance_weights(
                 jax.random.fold_in(data_key, 1), x.shape, dtype
             )
         more = {
-            "kicks": kicks_of(law, noise_key, (structure.width, dimension), dtype),
+            "kicks": draw_kicks(law, noise_key, (structure.width, dimension), dtype),
             "clean": x,
             "edges": edges,
         }
@@ -307,7 +317,7 @@ def _advance_weights(
     return jax.lax.fori_loop(since, end, step, (state, jnp.broadcast_to(since, keys.shape), seen))
 
 
-def own_place(place: Embedding, state: Rows) -> Embedding:
+def run_embedding(place: Embedding, state: Rows) -> Embedding:
     """Where the samples of one run lie: a run that has its signals in a frame of its own has coordinates of them along all axes."""
     return (
         place
@@ -316,7 +326,7 @@ def own_place(place: Embedding, state: Rows) -> Embedding:
     )
 
 
-def kicks_of(law: Law | None, key: RandomKey, shape: tuple[int, int], dtype: Any) -> Any:
+def draw_kicks(law: Law | None, key: RandomKey, shape: tuple[int, int], dtype: Any) -> Any:
     """The rows of noise of an update's own; None where it has none."""
     return (
         jax.random.normal(jax.random.fold_in(key, 1), shape, dtype)
@@ -333,7 +343,7 @@ class DirectBatch(GradientSource):
     parameters: Any
     x: Any
     given: Any
-    place: Embedding
+    embedding: Embedding
     kicks: Any = None
     clean: Any = None  # the inputs that the signals are of, where those in x have noise
     edges: tuple[
@@ -343,7 +353,7 @@ class DirectBatch(GradientSource):
     def _moves(
         self, weights: Numeric, head: Numeric, shift: Numeric | None, head_shift: Numeric | None
     ) -> tuple[Any, Any, Any, Any]:
-        structure, parameters, x, place = self.structure, self.parameters, self.x, self.place
+        structure, parameters, x, place = self.structure, self.parameters, self.x, self.embedding
         fields = x @ weights.T
         if shift is not None:
             fields, weights = fields + x @ shift.T, weights + shift
@@ -369,8 +379,8 @@ class DirectBatch(GradientSource):
 
     def _signals_in_space(self, dtype: Any) -> Any:
         """The signals as rows of d coordinates."""
-        empty = jnp.zeros((self.place.signals.shape[0], self.x.shape[1]), dtype)
-        return empty.at[:, self.place.axes].set(self.place.signals.astype(dtype))
+        empty = jnp.zeros((self.embedding.signals.shape[0], self.x.shape[1]), dtype)
+        return empty.at[:, self.embedding.axes].set(self.embedding.signals.astype(dtype))
 
     def _block_overlaps(self, weights: Numeric) -> BlockOverlaps:
         """Q, M and P of the coordinates of each covariance block, one after the other."""
@@ -398,8 +408,8 @@ class DirectBatch(GradientSource):
                 for block, (low, high) in enumerate(pairwise(self.edges))
             ]
             return jnp.concatenate(moved, axis=-1)
-        along = pull[..., p:] @ self.place.signals.astype(weights.dtype)
-        return jnp.asarray(pull[..., :p] @ weights).at[..., self.place.axes].add(along)
+        along = pull[..., p:] @ self.embedding.signals.astype(weights.dtype)
+        return jnp.asarray(pull[..., :p] @ weights).at[..., self.embedding.axes].add(along)
 
     def mean(
         self, rows: Numeric, head: Numeric, shift: Numeric | None, head_shift: Numeric | None

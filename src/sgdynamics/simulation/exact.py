@@ -29,9 +29,15 @@ from sgdynamics.problems.frames import compressed_rows, signal_frames
 from sgdynamics.problems.overlap_starts import Start
 from sgdynamics.problems.problem import Problem
 from sgdynamics.simulation import compressed
-from sgdynamics.simulation.running import UNSEEN, Advanced, See, Simulator, Watched
+from sgdynamics.simulation.running import (
+    LARGEST,
+    NO_OBSERVATION,
+    AdvanceResult,
+    Observation,
+    Observe,
+    Simulator,
+)
 
-LARGEST = 1e100  # rows beyond this have diverged; their squares still fit in float64
 GROUP_BYTES = 1 << 28
 LEAST_GROUP, CACHE_BYTES = 16, 1 << 22  # of the runs of a spectrum that go together on a CPU
 
@@ -47,73 +53,76 @@ class ExactChain(Simulator):
         dimension: int,
         sizes: np.ndarray,
     ) -> None:
-        self.grouping = compressed.Grouping(
+        self.layout = compressed.Layout(
             problem.structure, algorithm.batch, update=algorithm.law
-        ).at(sizes)
+        ).for_block_sizes(sizes)
         self.parameters = problem.parameters | {"frame": signal_frames(problem, sizes)}
         self.algorithm = algorithm.parameters
-        self.moves_a_step = 1.0 if algorithm.stepping is None else algorithm.stepping.moves
+        if algorithm.stepping is not None:
+            self.moves_per_step = algorithm.stepping.moves
         self.dimension = np.float64(dimension)
-        self.sizes = sizes.astype(np.float64)
+        self.block_sizes = sizes.astype(np.float64)
         every = update_start(algorithm.stepping, begin)
         self.T, self.L = compressed_rows(problem, every, sizes)
         self.head, self.scalars = every.a, every.scalars
 
     def initial(self, chosen: np.ndarray) -> Any:
         return _initial(
-            self.grouping, self.T[chosen], self.L[chosen], self.head[chosen], self.scalars[chosen]
+            self.layout, self.T[chosen], self.L[chosen], self.head[chosen], self.scalars[chosen]
         )
 
     def advance(
-        self, state: Rows, keys: RandomKeys, since: int, end: int, watch: Watched = UNSEEN
-    ) -> Advanced:
+        self,
+        state: Rows,
+        keys: RandomKeys,
+        since: int,
+        end: int,
+        observation: Observation = NO_OBSERVATION,
+    ) -> AdvanceResult:
         numbers = (self.parameters, self.algorithm, self.dimension)
         return _advance_chain(
-            self.grouping,
-            watch.see,
+            self.layout,
+            observation.observe,
             numbers,
-            self.sizes,
+            self.block_sizes,
             state,
             keys,
             np.int64(since),
             np.int64(end),
-            watch.seen,
-            watch.given,
+            observation.records,
+            observation.shared,
         )
 
     def overlaps(self, state: Rows) -> dict[str, Any]:
-        return _overlaps(self.grouping, self.parameters, state)
+        return _overlaps(self.layout, self.parameters, state)
 
     @property
     def grain(self) -> int:
-        return self.grouping.span_steps
+        return self.layout.span_steps
 
     def largest_group(self) -> int:
         # a batch that is read again has a column a sample: their Bartlett factors are what takes memory
         most = GROUP_BYTES // (
-            4 * 8 * self.grouping.folds * self.grouping.structure.blocks * self.grouping.columns**2
+            4 * 8 * self.layout.folds * self.layout.structure.blocks * self.layout.columns**2
         )
-        if (
-            self.grouping.structure.blocks > compressed.FEW_BLOCKS
-            and jax.default_backend() == "cpu"
-        ):
+        if self.layout.structure.blocks > compressed.FEW_BLOCKS and jax.default_backend() == "cpu":
             # the many columns of a spectrum are no longer in the processor's cache where many runs go together
-            most = min(most, max(LEAST_GROUP, int(CACHE_BYTES / self.bytes_a_run())))
+            most = min(most, max(LEAST_GROUP, int(CACHE_BYTES / self.bytes_per_run())))
         return max(1, min(super().largest_group(), most))
 
     @property
     def size(self) -> tuple[int, ...]:
-        return self.grouping.batch, self.grouping.structure.width, int(self.dimension)
+        return self.layout.batch, self.layout.structure.width, int(self.dimension)
 
-    @property
-    def moves(self) -> float:
-        return self.moves_a_step
-
-    def bytes_a_run(self, steps: float = 0.0) -> float:
-        grouping, blocks, strip = self.grouping, len(self.grouping.wide), len(self.grouping.strip)
-        inside = grouping.steps * grouping.inputs * (strip + blocks * grouping.inside + 1)
-        rows = grouping.structure.width * (strip + blocks * (grouping.inside + grouping.columns))
-        return 8.0 * (grouping.folds * (2 * inside + 2 * blocks * grouping.columns**2) + 4 * rows)
+    def bytes_per_run(self, steps: float = 0.0) -> float:
+        layout, blocks, strip = (
+            self.layout,
+            len(self.layout.compressed_blocks),
+            len(self.layout.explicit_blocks),
+        )
+        inside = layout.steps * layout.inputs * (strip + blocks * layout.inside + 1)
+        rows = layout.structure.width * (strip + blocks * (layout.inside + layout.columns))
+        return 8.0 * (layout.folds * (2 * inside + 2 * blocks * layout.columns**2) + 4 * rows)
 
 
 def check_room(problem: Problem, algorithm: OnePassSGD, sizes: np.ndarray) -> None:
@@ -131,24 +140,24 @@ def check_room(problem: Problem, algorithm: OnePassSGD, sizes: np.ndarray) -> No
 
 @partial(jax.jit, static_argnums=0)
 def _initial(
-    grouping: compressed.Grouping,
+    layout: compressed.Layout,
     T: Float[Numeric, "runs blocks p K"],
     L: Float[Numeric, "runs blocks p p"],
     head: Float[Numeric, "runs p"],
     scalars: Float[Numeric, "runs n"],
 ) -> Any:
-    return jax.vmap(partial(compressed.initial_rows, grouping))(T, L, head, tuple(scalars.T))
+    return jax.vmap(partial(compressed.initial_rows, layout))(T, L, head, tuple(scalars.T))
 
 
 @partial(jax.jit, static_argnums=0)
-def _overlaps(grouping: compressed.Grouping, parameters: Parameters, state: Rows) -> dict[str, Any]:
-    return jax.vmap(partial(compressed.overlaps_of_sets, grouping, parameters))(state)
+def _overlaps(layout: compressed.Layout, parameters: Parameters, state: Rows) -> dict[str, Any]:
+    return jax.vmap(partial(compressed.overlaps_with_memory, layout, parameters))(state)
 
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _advance_chain(
-    grouping: compressed.Grouping,
-    see: See | None,
+    layout: compressed.Layout,
+    see: Observe | None,
     numbers: tuple[Any, Any, Scalar],
     sizes: Float[Numeric, " blocks"],
     state: Rows,
@@ -157,9 +166,9 @@ def _advance_chain(
     end: IntScalar,
     seen: PyTree,
     given: PyTree,
-) -> Advanced:
+) -> AdvanceResult:
     """All runs from step `since` to step `end`, for each the last step at which it was seen to be finite, and what was seen."""
-    length = grouping.span_steps
+    length = layout.span_steps
     watch = None if see is None else partial(see, given)
 
     def span(
@@ -169,9 +178,9 @@ def _advance_chain(
         first = index * length
 
         def one(state: Rows, key: RandomKey, seen: PyTree) -> tuple[Rows, None]:
-            draws = compressed.draw_span(grouping, step_key(key, index), sizes)
+            draws = compressed.draw_span(layout, step_key(key, index), sizes)
             return compressed.run_span(
-                grouping, numbers, state, draws, (first, since, end), seen, watch
+                layout, numbers, state, draws, (first, since, end), seen, watch
             )
 
         state, seen = jax.vmap(one)(state, keys, seen)

@@ -17,12 +17,11 @@ from sgdynamics.base.controls import alpha_of_steps, values_at
 from sgdynamics.base.random import step_key
 from sgdynamics.problems.overlap_starts import Start
 from sgdynamics.problems.problem import Problem, Structure
-from sgdynamics.simulation.direct import DirectSGD, direct_step, kicks_of
-from sgdynamics.simulation.exact import LARGEST
-from sgdynamics.simulation.running import UNSEEN, Advanced, Watched
+from sgdynamics.simulation.direct import DirectSGD, direct_step, draw_kicks
+from sgdynamics.simulation.running import LARGEST, NO_OBSERVATION, AdvanceResult, Observation
 
 
-class DirectOnData(DirectSGD):
+class RealDataSGD(DirectSGD):
     """Runs in d dimensions on samples `z` (n, d), in the coordinates of the spectrum; `draws` (n,) are their label noise, in its standard
     deviations, fresh normals where they are None."""
 
@@ -39,9 +38,14 @@ class DirectOnData(DirectSGD):
         self.z, self.draws = jnp.asarray(z), None if draws is None else jnp.asarray(draws)
 
     def advance(
-        self, state: Rows, keys: RandomKeys, since: int, end: int, watch: Watched = UNSEEN
-    ) -> Advanced:
-        numbers = (self.parameters, self.algorithm, self.place, self.z, self.draws)
+        self,
+        state: Rows,
+        keys: RandomKeys,
+        since: int,
+        end: int,
+        observation: Observation = NO_OBSERVATION,
+    ) -> AdvanceResult:
+        numbers = (self.parameters, self.algorithm, self.embedding, self.z, self.draws)
         state, good = _advance(
             self.structure,
             self.batch,
@@ -52,13 +56,13 @@ class DirectOnData(DirectSGD):
             np.int64(since),
             np.int64(end),
         )
-        return state, good, watch.seen
+        return state, good, observation.records
 
     def overlaps(self, state: Rows) -> dict[str, Any]:
         """With the mean loss over the samples, label noise left out where it is not theirs."""
         return super().overlaps(state) | {
             "data_risk": np.asarray(
-                _risks(self.structure, self.parameters, self.place, self.z, self.draws, state)
+                _risks(self.structure, self.parameters, self.embedding, self.z, self.draws, state)
             )
         }
 
@@ -82,7 +86,7 @@ def _advance(
         which = jax.random.randint(which_key, (batch,), 0, n)
         noise = jax.random.normal(noise_key, (batch,), z.dtype) if draws is None else draws[which]
         now, rates = values_at((parameters, algorithm), alpha_of_steps(number, batch, dimension))
-        kicks = kicks_of(law, noise_key, (structure.width, dimension), z.dtype)
+        kicks = draw_kicks(law, noise_key, (structure.width, dimension), z.dtype)
         return direct_step(
             structure,
             (now, rates),

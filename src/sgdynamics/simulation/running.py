@@ -18,6 +18,7 @@ from sgdynamics.base.random import run_keys
 from sgdynamics.base.resources import check_memory, check_work
 from sgdynamics.simulation.checkpoints import Checkpoint
 
+LARGEST = 1e100  # rows beyond this have diverged; their squares still fit in float64
 SMALLEST_BATCH = 64  # runs below which dropping more saves nothing
 CHECK_STEPS = 100  # a run may stop early at multiples of this, whatever its save points
 COMPILE_SECONDS = (
@@ -27,28 +28,29 @@ LEAST_GAIN = 0.1  # of what a smaller batch saves, however little the last one d
 
 
 # (given, seen by one run, steps made, overlaps of that run) -> seen; hashable, for compiled code
-See = Callable[[Any, Any, Any, dict[str, Any]], Any]
-Advanced = tuple[
+Observe = Callable[[Any, Any, Any, dict[str, Any]], Any]
+AdvanceResult = tuple[
     Any, Any, Any
 ]  # states, for each run the last step at which it was finite, and what was seen
 
 
-class Watched(NamedTuple):
+class Observation(NamedTuple):
     """What is noted after each step: seen (of every run) -> see(given, seen, steps made, state)."""
 
-    seen: Any = None
-    see: See | None = None
-    given: Any = None
+    records: Any = None
+    observe: Observe | None = None
+    shared: Any = None
 
 
-UNSEEN = Watched()
+NO_OBSERVATION = Observation()
 
 
 class Simulator(ABC):
     """A way to simulate: states of many runs at once, advanced by whole steps."""
 
     engine: str = "xla"  # what makes the steps
-    drops_runs: bool = True  # whether a smaller batch of runs pays; where runs that have left cost nothing it does not
+    drops_finished_runs: bool = True  # whether a smaller batch of runs pays; where runs that have left cost nothing it does not
+    moves_per_step: float = 1.0  # moves of the weights that one step makes
     on_train: Mapping[
         str, Any
     ] = {}  # losses whose mean over the data set `overlaps` gives too, by name
@@ -59,8 +61,13 @@ class Simulator(ABC):
 
     @abstractmethod
     def advance(
-        self, state: PyTree, keys: RandomKeys, since: int, end: int, watch: Watched = UNSEEN
-    ) -> Advanced:
+        self,
+        state: PyTree,
+        keys: RandomKeys,
+        since: int,
+        end: int,
+        observation: Observation = NO_OBSERVATION,
+    ) -> AdvanceResult:
         """The states at step `end`, for each run the last step at which it was finite, and what `see` noted after each step."""
 
     @abstractmethod
@@ -72,7 +79,7 @@ class Simulator(ABC):
     def grain(self) -> int:
         """Steps that are best taken together."""
 
-    def watching(self, see: See, seen: PyTree, given: PyTree) -> Simulator:
+    def with_observation(self, observation: Observation) -> Simulator:
         """The simulator that can note this after each step."""
         return self
 
@@ -85,12 +92,7 @@ class Simulator(ABC):
         """Batch, width and dimension, for what is said where they are too large."""
         return ()
 
-    @property
-    def moves(self) -> float:
-        """How many moves one step makes, where that is not one."""
-        return 1.0
-
-    def bytes_a_run(self, steps: float = 0.0) -> float:
+    def bytes_per_run(self, steps: float = 0.0) -> float:
         """What one run of so many steps takes in memory, about; 0 where that is nothing to speak of, or has been checked before."""
         return 0.0
 
@@ -98,13 +100,13 @@ class Simulator(ABC):
         """The mean loss over the data set of each run, where there is one."""
         return np.asarray(self.overlaps(state)["train_risk"])
 
-    def resumed(self, chosen: np.ndarray, leaves: list[np.ndarray], now: int) -> Any:
+    def restore(self, chosen: np.ndarray, leaves: list[np.ndarray], now: int) -> Any:
         """The states of these runs at step `now`, from the leaves that an earlier simulator had."""
         return jax.tree.unflatten(
             jax.tree.structure(self.initial(chosen)), [jax.numpy.asarray(one) for one in leaves]
         )
 
-    def keep(self, state: PyTree, index: np.ndarray) -> Any:
+    def select_runs(self, state: PyTree, index: np.ndarray) -> Any:
         """The states of some of the runs, which then are the batch."""
         return jax.tree.map(lambda leaf: leaf[index], state)
 
@@ -131,7 +133,7 @@ def run_until(
 
     From there on a run keeps its values, and it leaves the batch, so that it costs nothing. With a checkpoint it goes on from there.
     """
-    check_reach(simulator, runs, float(steps[-1]))
+    check_resources(simulator, runs, float(steps[-1]))
     groups = _groups(runs, (kept and kept.size) or simulator.largest_group())
     if kept is not None:
         kept.begin(len(groups[0]))
@@ -154,10 +156,10 @@ def run_until(
     return saved, diverged, stopped
 
 
-def check_reach(simulator: Simulator, runs: int, steps: float) -> None:
+def check_resources(simulator: Simulator, runs: int, steps: float) -> None:
     """Refuse, before anything compiles, what nobody can wait for and what one run alone has no room for."""
-    check_work("steps", runs, steps, simulator.moves)
-    needed = simulator.bytes_a_run(steps)
+    check_work("steps", runs, steps, simulator.moves_per_step)
+    needed = simulator.bytes_per_run(steps)
     check_memory(
         "batch (or samples), width and dimension",
         simulator.size,
@@ -203,7 +205,7 @@ class _Group:
             return
         self.now, self.diverged, self.stopped = int(kept["now"]), kept["diverged"], kept["stopped"]
         self.values = _named(kept, "value")
-        self.state = simulator.resumed(there, list(_named(kept, "state").values()), self.now)
+        self.state = simulator.restore(there, list(_named(kept, "state").values()), self.now)
 
     def kept(self, saved: dict[str, list[np.ndarray]], steps: np.ndarray) -> dict[str, Any]:
         """All that a later call needs to go on from here."""
@@ -277,7 +279,7 @@ class _Group:
             gain = max(LEAST_GAIN, (1 - pace / before) / (1 - len(self.batch) / size))
         index = _smaller(self.batch, self.going, min(gain, 1.0) * pace * (last - self.now))
         if index is not None:
-            self.state, self.keys = self.simulator.keep(self.state, index), self.keys[index]
+            self.state, self.keys = self.simulator.select_runs(self.state, index), self.keys[index]
             self.larger = (len(self.batch), pace)
             self.batch, self.paces = self.batch[index], []
 
@@ -390,9 +392,7 @@ def _piece_end(simulator: Simulator, now: int, target: int, piece: int) -> int:
 
 def first_passage(
     simulator: Simulator,
-    seen: dict[str, np.ndarray],
-    see: See,
-    given: PyTree,
+    observation: Observation,
     last: int,
     seed: int,
     label: str,
@@ -402,9 +402,11 @@ def first_passage(
 
     `see` writes that step into seen["left"], -1 before. Runs that have left or diverged are dropped from the batch as it goes.
     """
+    seen, see, given = observation
+    assert see is not None
     runs = len(seen["left"])
-    simulator = simulator.watching(see, seen, given)
-    check_reach(simulator, runs, float(last))
+    simulator = simulator.with_observation(observation)
+    check_resources(simulator, runs, float(last))
     groups = _groups(runs, simulator.largest_group())
     left, diverged = np.full(runs, np.nan), np.zeros(runs, dtype=bool)
     cost = Cost(
@@ -432,7 +434,7 @@ def _first_passage_group(
     simulator: Simulator,
     chosen: np.ndarray,
     seen: dict[str, np.ndarray],
-    see: See,
+    see: Observe,
     given: PyTree,
     last: int,
     seed: int,
@@ -447,7 +449,9 @@ def _first_passage_group(
     while now < last and alive.any():
         end = _piece_end(simulator, now, last, piece)
         began = time.perf_counter()
-        state, good, noted = simulator.advance(state, keys, now, end, Watched(noted, see, given))
+        state, good, noted = simulator.advance(
+            state, keys, now, end, Observation(noted, see, given)
+        )
         when, good = np.asarray(noted["left"]), np.asarray(good)
         piece = next_piece(piece, time.perf_counter() - began, simulator.grain, PIECE_SECONDS)
         gone = alive & (when >= 0)
@@ -460,14 +464,16 @@ def _first_passage_group(
         )
         alive &= ~(gone | blown)
         now = end
-        room = _room(int(alive.sum()), len(chosen)) if simulator.drops_runs else len(chosen)
+        room = (
+            _room(int(alive.sum()), len(chosen)) if simulator.drops_finished_runs else len(chosen)
+        )
         if 0 < room < len(chosen):
             # filled up with copies of one run that is still there: they cost little and change nothing
             keep = np.resize(np.flatnonzero(alive), room)
             keep[alive.sum() :] = keep[0]
             chosen, keys = chosen[keep], keys[keep]
             state, noted = (
-                simulator.keep(state, keep),
+                simulator.select_runs(state, keep),
                 jax.tree.map(lambda leaf, keep=keep: leaf[keep], noted),
             )
             alive = np.arange(room) < alive.sum()

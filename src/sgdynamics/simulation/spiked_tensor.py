@@ -36,14 +36,20 @@ from sgdynamics.base.arrays import (
 )
 from sgdynamics.base.random import draw_chi, normals_and_uniforms, step_key
 from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor
-from sgdynamics.simulation.running import UNSEEN, Advanced, See, Simulator, Watched
+from sgdynamics.simulation.running import (
+    NO_OBSERVATION,
+    AdvanceResult,
+    Observation,
+    Observe,
+    Simulator,
+)
 
 SPAN = 64  # steps whose random numbers are drawn together
 LARGEST_DIGITS = {
     "float64": 200,
     "float32": 60,
 }  # of |x|^(2k) at which a run has diverged: its risk, and one more step, are still finite
-MOST_ENTRIES = 10**7  # of the tensors of one step
+MAX_ENTRIES = 10**7  # of the tensors of one step
 GROUP_BYTES = 1 << 28
 
 
@@ -54,7 +60,9 @@ class SpikedState(NamedTuple):
     r2: Any
 
 
-def chain_numbers(problem: SpikedTensor, algorithm: OnePassSGD, dimension: int) -> dict[str, Any]:
+def chain_parameters(
+    problem: SpikedTensor, algorithm: OnePassSGD, dimension: int
+) -> dict[str, Any]:
     """What a step depends on, traced: no number of these is compiled in, the order neither."""
     return {
         **problem.parameters,
@@ -62,11 +70,11 @@ def chain_numbers(problem: SpikedTensor, algorithm: OnePassSGD, dimension: int) 
         "delta": np.float64(algorithm.lr / dimension),
         "batch": np.float64(algorithm.batch),
         "free": np.float64(dimension - 2),
-        "limit": largest(problem.order),
+        "limit": divergence_limit(problem.order),
     }
 
 
-def largest(order: int, dtype: str = "float64") -> np.float64:
+def divergence_limit(order: int, dtype: str = "float64") -> np.float64:
     """|x|^2 beyond this has diverged."""
     return np.float64(10.0 ** (LARGEST_DIGITS[dtype] / order))
 
@@ -130,25 +138,30 @@ class SpikedChain(Simulator):
         self, problem: SpikedTensor, algorithm: OnePassSGD, begin: SpikedStart, dimension: int
     ) -> None:
         self.bits = power_bits(problem.order)
-        self.numbers = chain_numbers(problem, algorithm, dimension)
+        self.numbers = chain_parameters(problem, algorithm, dimension)
         self.begin = begin
 
     def initial(self, chosen: np.ndarray) -> SpikedState:
         return SpikedState(jnp.asarray(self.begin.m[chosen]), jnp.asarray(self.begin.r2[chosen]))
 
     def advance(
-        self, state: SpikedState, keys: RandomKeys, since: int, end: int, watch: Watched = UNSEEN
-    ) -> Advanced:
+        self,
+        state: SpikedState,
+        keys: RandomKeys,
+        since: int,
+        end: int,
+        observation: Observation = NO_OBSERVATION,
+    ) -> AdvanceResult:
         return _advance_chain(
             self.bits,
-            watch.see,
+            observation.observe,
             self.numbers,
             state,
             keys,
             np.int64(since),
             np.int64(end),
-            watch.seen,
-            watch.given,
+            observation.records,
+            observation.shared,
         )
 
     def overlaps(self, state: SpikedState) -> dict[str, Any]:
@@ -162,7 +175,7 @@ class SpikedChain(Simulator):
 @partial(jax.jit, static_argnums=(0, 1))
 def _advance_chain(
     bits: int,
-    see: See | None,
+    see: Observe | None,
     numbers: Parameters,
     state: SpikedState,
     keys: RandomKeys,
@@ -221,8 +234,8 @@ class SpikedVectors(Simulator):
         self.tensor = (problem.order, algorithm.batch) if tensor else None
         self.bits = power_bits(problem.order)
         numbers = {
-            **chain_numbers(problem, algorithm, dimension),
-            "limit": largest(problem.order, dtype),
+            **chain_parameters(problem, algorithm, dimension),
+            "limit": divergence_limit(problem.order, dtype),
         }
         self.numbers = {
             name: value if name == "order" else value.astype(self.dtype)
@@ -242,19 +255,19 @@ class SpikedVectors(Simulator):
         keys: RandomKeys,
         since: int,
         end: int,
-        watch: Watched = UNSEEN,
-    ) -> Advanced:
+        observation: Observation = NO_OBSERVATION,
+    ) -> AdvanceResult:
         return _advance_vectors(
             self.bits,
             self.tensor,
-            watch.see,
+            observation.observe,
             self.numbers,
             state,
             keys,
             np.int64(since),
             np.int64(end),
-            watch.seen,
-            watch.given,
+            observation.records,
+            observation.shared,
         )
 
     def overlaps(self, state: Float[Numeric, "runs d"]) -> dict[str, Any]:
@@ -268,7 +281,7 @@ class SpikedVectors(Simulator):
     def size(self) -> tuple[int, ...]:
         return (1 if self.tensor is None else self.tensor[1]), 1, self.dimension
 
-    def bytes_a_run(self, steps: float = 0.0) -> float:
+    def bytes_per_run(self, steps: float = 0.0) -> float:
         return (
             4.0 * self.dimension * self.dtype.itemsize
         )  # tensors are refused beyond ten million entries
@@ -300,7 +313,7 @@ def tensor_loss(
 def _advance_vectors(
     bits: int,
     tensor: tuple[int, int] | None,
-    see: See | None,
+    see: Observe | None,
     numbers: Parameters,
     x: Float[Numeric, "runs d"],
     keys: RandomKeys,

@@ -20,12 +20,17 @@ from sgdynamics.base.arrays import (
 )
 from sgdynamics.base.controls import values_at
 from sgdynamics.base.random import step_key
-from sgdynamics.simulation.running import UNSEEN, Advanced, See, Simulator, Watched
+from sgdynamics.simulation.running import (
+    LARGEST,
+    NO_OBSERVATION,
+    AdvanceResult,
+    Observation,
+    Observe,
+    Simulator,
+)
 
-LARGEST = 1e100  # values beyond this have diverged
 
-
-class OwnChain(Simulator):
+class UserChain(Simulator):
     """`definition.step(numbers, state, key)`, the numbers read at alpha = steps batch/d."""
 
     def __init__(
@@ -38,19 +43,24 @@ class OwnChain(Simulator):
         return {name: jnp.asarray(value[chosen]) for name, value in self.states.items()}
 
     def advance(
-        self, state: State, keys: RandomKeys, since: int, end: int, watch: Watched = UNSEEN
-    ) -> Advanced:
+        self,
+        state: State,
+        keys: RandomKeys,
+        since: int,
+        end: int,
+        observation: Observation = NO_OBSERVATION,
+    ) -> AdvanceResult:
         return _advance_own(
             self.definition,
-            watch.see,
+            observation.observe,
             self.numbers,
             self.share,
             state,
             keys,
             np.int64(since),
             np.int64(end),
-            watch.seen,
-            watch.given,
+            observation.records,
+            observation.shared,
         )
 
     def overlaps(self, state: State) -> dict[str, Any]:
@@ -64,7 +74,7 @@ class OwnChain(Simulator):
 @partial(jax.jit, static_argnums=(0, 1))
 def _advance_own(
     definition: Any,
-    see: See | None,
+    see: Observe | None,
     numbers: Parameters,
     share: Scalar,
     state: State,

@@ -23,7 +23,7 @@ from sgdynamics.simulation.gpu import chain as chain_module
 from sgdynamics.simulation.gpu import constant_folding, unroll
 from sgdynamics.simulation.gpu.chain import KernelChain, Lane, Turn
 from sgdynamics.simulation.gpu.special import erf, erfc
-from sgdynamics.simulation.running import first_passage, run
+from sgdynamics.simulation.running import Observation, first_passage, run
 from tests.simulation.gpu.cases import CASES, made, verified
 
 
@@ -226,15 +226,15 @@ def one_turn(chain: Any, runs: int, index: int) -> tuple[Any, Any, Turn]:
     """States of runs, and the random numbers of one step of each."""
     draws = np.random.default_rng(index)
     state = chain.initial(np.zeros(runs, int))
-    lane = chain_module.of_runs(chain.grouping, state, None)
+    lane = chain_module.of_runs(chain.layout, state, None)
     lane = jax.tree.map(
         lambda leaf: np.asarray(leaf) * (1 + 0.1 * draws.normal(size=leaf.shape)), lane
     )
     counts = [
-        int(np.prod(shape)) for shape in chain_module.compressed.span_shapes(chain.grouping, 1)
+        int(np.prod(shape)) for shape in chain_module.compressed.normal_shapes(chain.layout, 1)
     ]
     lengths = np.sqrt(
-        draws.chisquare(20, size=(runs, len(chain.grouping.wide), chain.grouping.columns))
+        draws.chisquare(20, size=(runs, len(chain.layout.compressed_blocks), chain.layout.columns))
     )
     return state, lane, Turn(draws.normal(size=(runs, sum(counts))), lengths, np.full(runs, index))
 
@@ -248,8 +248,8 @@ def test_a_step_is_that_of_the_chain(name: str) -> None:
     chain = made(name, 40)
     assert chain.find_obstacle() is None
     _, lane, turn = one_turn(chain, 4, 37)
-    step = partial(chain_module.one_step, chain.grouping, None)
-    shared = (chain.numbers, chain.sizes, None)
+    step = partial(chain_module.one_step, chain.layout, None)
+    shared = (chain.numbers, chain.block_sizes, None)
     expected = jax.vmap(step, (None, 0, 0))(shared, lane, turn)
     leaves = [np.asarray(one) for one in jax.tree.leaves(shared)]
     trees = jax.tree.structure(shared), jax.tree.structure(lane), jax.tree.structure(turn)
@@ -275,20 +275,18 @@ def test_a_lone_step_is_the_first_of_a_span(name: str) -> None:
     """Pathwise, 1e-12: the frame may be turned before a step, and rows return to the sphere after the fold, where a span does neither."""
     chain = made(name, 40)
     state, _, turn = one_turn(chain, 1, 0)
-    grouping, numbers = chain.grouping, chain.numbers
+    layout, numbers = chain.layout, chain.numbers
     state = jax.tree.map(lambda leaf: leaf[0], state)
-    parts = chain_module.compressed.in_shapes(
-        jnp.asarray(turn.normals[0]), chain_module.compressed.span_shapes(grouping, 1)
+    parts = chain_module.compressed.split_into_shapes(
+        jnp.asarray(turn.normals[0]), chain_module.compressed.normal_shapes(layout, 1)
     )
-    free = chain_module.compressed.free_directions(grouping, jnp.asarray(chain.sizes))
-    draws = chain_module.compressed.span_draws(grouping, parts, jnp.asarray(turn.lengths), free)
-    many = jax.tree.map(lambda leaf: jnp.repeat(leaf, grouping.folds, axis=0), draws)
-    lone, _ = chain_module.compressed.lone_step(
-        grouping, numbers, state, jax.tree.map(lambda leaf: leaf[0], draws), 0, None, None
+    free = chain_module.compressed.degrees_of_freedom(layout, jnp.asarray(chain.block_sizes))
+    draws = chain_module.compressed.assemble_draws(layout, parts, jnp.asarray(turn.lengths), free)
+    many = jax.tree.map(lambda leaf: jnp.repeat(leaf, layout.folds, axis=0), draws)
+    lone, _ = chain_module.compressed.step_and_fold(
+        layout, numbers, state, jax.tree.map(lambda leaf: leaf[0], draws), 0, None, None
     )
-    first, _ = chain_module.compressed.run_span(
-        grouping, numbers, state, many, (0, 0, 1), None, None
-    )
+    first, _ = chain_module.compressed.run_span(layout, numbers, state, many, (0, 0, 1), None, None)
     one, other = (
         chain.overlaps(jax.tree.map(lambda leaf: leaf[None], found)) for found in (lone, first)
     )
@@ -310,12 +308,12 @@ def test_the_compiler_of_kernels_takes_it(name: str, monkeypatch: pytest.MonkeyP
     ahead = chain.steps_ahead(32)
     assert (ahead > 0) == (name != "batch 5"), "few numbers a step are made ahead"
     traced = chain_module.advance.trace(
-        chain.grouping,
+        chain.layout,
         None,
         False,
         ahead,
         chain.numbers,
-        chain.sizes,
+        chain.block_sizes,
         state,
         keys,
         0,
@@ -336,22 +334,26 @@ def test_a_frame_that_faces_the_input() -> None:
     rows, x = draws.normal(size=(width, columns)), draws.normal(size=(1, columns))
     turned, seen = (
         np.asarray(one)
-        for one in chain_module.compressed.facing(chain.grouping, jnp.asarray(rows), jnp.asarray(x))
+        for one in chain_module.compressed.rotate_to_input(
+            chain.layout, jnp.asarray(rows), jnp.asarray(x)
+        )
     )
     np.testing.assert_allclose(turned @ turned.T, rows @ rows.T, rtol=1e-12, atol=1e-12)
     np.testing.assert_allclose(turned @ seen.T, rows @ x.T, rtol=1e-12, atol=1e-12)
-    signals, inside = chain.grouping.structure.signals, chain.grouping.inside
-    assert np.all(chain.grouping.split(seen)[1][..., signals + 1 : inside] == 0)
+    signals, inside = chain.layout.structure.signals, chain.layout.inside
+    assert np.all(chain.layout.split(seen)[1][..., signals + 1 : inside] == 0)
     # an input that has nothing there leaves rows as they are
     nothing = np.zeros_like(x)
     np.testing.assert_array_equal(
-        chain_module.compressed.facing(chain.grouping, jnp.asarray(rows), jnp.asarray(nothing))[0],
+        chain_module.compressed.rotate_to_input(
+            chain.layout, jnp.asarray(rows), jnp.asarray(nothing)
+        )[0],
         rows,
     )
 
 
 def overlaps_of(chain: Any, lane: Lane) -> dict[str, np.ndarray]:
-    rows = chain_module.unpacked(chain.grouping, jnp.asarray(lane.rows))
+    rows = chain_module.unpacked(chain.layout, jnp.asarray(lane.rows))
     state = chain_module.Rows(
         rows, jnp.asarray(lane.head), tuple(jnp.asarray(one) for one in lane.scalars), lane.squares
     )
@@ -419,10 +421,10 @@ def test_first_passage_inside_the_kernel(ahead: int, monkeypatch: pytest.MonkeyP
     risks = np.asarray(evaluate_watch(watch, shared, every)).reshape(40, -1)
     level = 0.7 * risks[0, 0]
     seen = {"left": np.full(40, -1.0), "value": risks[:, 0], "level": np.full(40, level)}
-    see = PassageObserver(watch, interpolate=False)
+    observation = Observation(seen, PassageObserver(watch, interpolate=False), shared)
     chain = made("square", 40, runs=40, interpret=True)
-    assert chain.watching(see, seen, shared) is chain
-    left, diverged = first_passage(chain, seen, see, shared, 150, 3, "", False)
+    assert chain.with_observation(observation) is chain
+    left, diverged = first_passage(chain, observation, 150, 3, "", False)
     below = risks[:, 1:] < level
     np.testing.assert_array_equal(
         left, np.where(below.any(axis=1), below.argmax(axis=1) + 1.0, np.nan)
@@ -443,9 +445,8 @@ def test_a_watch_that_cannot_be_unrolled_goes_the_other_way() -> None:
     )
     chain = made("square", 40, runs=2, interpret=True)
     seen = {name: np.zeros(2) for name in ("left", "value", "level")}
-    assert (
-        type(chain.watching(PassageObserver(watch, interpolate=False), seen, shared)) is ExactChain
-    )
+    observation = Observation(seen, PassageObserver(watch, interpolate=False), shared)
+    assert type(chain.with_observation(observation)) is ExactChain
     assert "sort" in str(
         chain.find_obstacle(
             PassageObserver(watch, interpolate=False),

@@ -100,7 +100,9 @@ def test_exit_times() -> None:
         exact_chain(problem, sgd.OnePassSGD(lr=0.05), begin, 300, np.array([300])), KernelChain
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(KernelChain, "watching", lambda self, *given: ExactChain(*self.setting))
+        patch.setattr(
+            KernelChain, "with_observation", lambda self, *given: ExactChain(*self.setting)
+        )
         other = sgd.exit_time(problem, sgd.OnePassSGD(lr=0.05), begin, seed=1, **setting)
     assert one.left == other.left == 1 << 14
     assert stats.ks_2samp(one.times, other.times).pvalue > 1e-6

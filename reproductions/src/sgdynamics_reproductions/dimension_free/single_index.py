@@ -41,7 +41,7 @@ from sgdynamics.base.precision import float64
 from sgdynamics.problems.activations import NAMED
 from sgdynamics.problems.frames import check_dimension
 from sgdynamics.simulation.exact import ExactChain
-from sgdynamics.simulation.running import first_passage
+from sgdynamics.simulation.running import Observation, first_passage
 from sgdynamics.sweeps.power_law_fit import weighted_line
 
 KAPPAS = (1, 2, 3, 4)
@@ -280,11 +280,10 @@ def escape_samples(
             overlap_diffusion(kappa, lr, threshold=threshold).mean_samples(m, d).mean()
         )
     chain = ExactChain(problem, OnePassSGD(lr=lr), initial_state, d, sizes)
-    seen = {"left": np.where(m >= threshold, 0.0, -1.0)}
+    passages = {"left": np.where(m >= threshold, 0.0, -1.0)}
+    observation = Observation(passages, _left, np.float64(threshold))
     label = f"single index, exponent {kappa}, d = {d}"
-    samples, _ = first_passage(
-        chain, seen, _left, np.float64(threshold), math.ceil(most), seed + 1, label, progress
-    )
+    samples, _ = first_passage(chain, observation, math.ceil(most), seed + 1, label, progress)
     return np.where(m >= threshold, 0.0, samples), m
 
 

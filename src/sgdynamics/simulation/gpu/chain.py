@@ -23,7 +23,7 @@ from sgdynamics.base.precision import float64
 from sgdynamics.problems.overlap_starts import Start
 from sgdynamics.problems.problem import Problem
 from sgdynamics.simulation import compressed
-from sgdynamics.simulation.exact import LARGEST, ExactChain
+from sgdynamics.simulation.exact import ExactChain
 from sgdynamics.simulation.gpu import pallas, unroll
 from sgdynamics.simulation.gpu.draws import (
     LANES,
@@ -35,7 +35,14 @@ from sgdynamics.simulation.gpu.draws import (
     rounded,
 )
 from sgdynamics.simulation.gpu.pallas import pl, triton
-from sgdynamics.simulation.running import UNSEEN, Advanced, See, Simulator, Watched
+from sgdynamics.simulation.running import (
+    LARGEST,
+    NO_OBSERVATION,
+    AdvanceResult,
+    Observation,
+    Observe,
+    Simulator,
+)
 
 SPAN = 64  # steps between two looks at whether a run has left or diverged
 MOST_AHEAD, LEAST_AHEAD = (
@@ -77,12 +84,15 @@ class Turn(NamedTuple):
 
 
 @cache
-def _triangle(grouping: compressed.Grouping) -> tuple[np.ndarray, np.ndarray]:
+def _triangle(layout: compressed.Layout) -> tuple[np.ndarray, np.ndarray]:
     """Of rows without their new columns, flat: the places of numbers that a fold does not leave 0; and the way back, with 0 put last."""
-    signals, rows = grouping.structure.signals, grouping.rows
-    block = np.arange(grouping.inside) - signals <= np.arange(rows)[:, None]
+    signals, rows = layout.structure.signals, layout.rows
+    block = np.arange(layout.inside) - signals <= np.arange(rows)[:, None]
     there = np.concatenate(
-        [np.ones((rows, len(grouping.strip)), bool), np.tile(block, (1, len(grouping.wide)))],
+        [
+            np.ones((rows, len(layout.explicit_blocks)), bool),
+            np.tile(block, (1, len(layout.compressed_blocks))),
+        ],
         axis=1,
     ).reshape(-1)
     kept = np.flatnonzero(there)
@@ -91,38 +101,40 @@ def _triangle(grouping: compressed.Grouping) -> tuple[np.ndarray, np.ndarray]:
     return kept, back
 
 
-def packed(grouping: compressed.Grouping, rows: Numeric) -> Any:
+def packed(layout: compressed.Layout, rows: Numeric) -> Any:
     """Folded rows, flat, without the new columns and what is above their triangles."""
-    strip, blocks = grouping.split(rows)
-    flat = blocks[..., : grouping.inside].reshape(*rows.shape[:-1], -1)
-    every = jnp.concatenate([strip, flat], axis=-1) if grouping.raw else flat
-    return every.reshape(*rows.shape[:-2], -1)[..., _triangle(grouping)[0]]
+    strip, blocks = layout.split(rows)
+    flat = blocks[..., : layout.inside].reshape(*rows.shape[:-1], -1)
+    every = jnp.concatenate([strip, flat], axis=-1) if layout.explicit_sizes else flat
+    return every.reshape(*rows.shape[:-2], -1)[..., _triangle(layout)[0]]
 
 
-def unpacked(grouping: compressed.Grouping, numbers: Numeric) -> Any:
+def unpacked(layout: compressed.Layout, numbers: Numeric) -> Any:
     """The same with all that is 0."""
     ended = jnp.concatenate([numbers, jnp.zeros((*numbers.shape[:-1], 1), numbers.dtype)], axis=-1)
-    cut, lead = len(grouping.strip), numbers.shape[:-1]
-    rows = ended[..., _triangle(grouping)[1]].reshape(*lead, grouping.rows, -1)
-    blocks = rows[..., cut:].reshape(*rows.shape[:-1], len(grouping.wide), grouping.inside)
-    empty = jnp.zeros((*blocks.shape[:-1], grouping.columns), rows.dtype)
-    return grouping.joined(rows[..., :cut], jnp.concatenate([blocks, empty], axis=-1))
+    cut, lead = len(layout.explicit_blocks), numbers.shape[:-1]
+    rows = ended[..., _triangle(layout)[1]].reshape(*lead, layout.rows, -1)
+    blocks = rows[..., cut:].reshape(*rows.shape[:-1], len(layout.compressed_blocks), layout.inside)
+    empty = jnp.zeros((*blocks.shape[:-1], layout.columns), rows.dtype)
+    return layout.join(rows[..., :cut], jnp.concatenate([blocks, empty], axis=-1))
 
 
 def one_step(
-    grouping: compressed.Grouping, see: See | None, shared: tuple[Any, ...], lane: Lane, turn: Turn
+    layout: compressed.Layout, see: Observe | None, shared: tuple[Any, ...], lane: Lane, turn: Turn
 ) -> Lane:
     """A step of one run, as it is traced; shared: numbers, sizes and what `see` is given."""
     numbers, sizes, given = shared
-    parts = compressed.in_shapes(turn.normals, compressed.span_shapes(grouping, 1))
-    draws = compressed.span_draws(
-        grouping, parts, turn.lengths[None], compressed.free_directions(grouping, sizes)
+    parts = compressed.split_into_shapes(turn.normals, compressed.normal_shapes(layout, 1))
+    draws = compressed.assemble_draws(
+        layout, parts, turn.lengths[None], compressed.degrees_of_freedom(layout, sizes)
     )
     part = jax.tree.map(lambda leaf: leaf[0], draws)
-    state = Rows(unpacked(grouping, lane.rows), lane.head, lane.scalars, lane.squares)
+    state = Rows(unpacked(layout, lane.rows), lane.head, lane.scalars, lane.squares)
     watch = None if see is None else partial(see, given)
-    state, seen = compressed.lone_step(grouping, numbers, state, part, turn.index, lane.seen, watch)
-    return Lane(packed(grouping, state.rows), state.head, state.scalars, state.squares, seen)
+    state, seen = compressed.step_and_fold(
+        layout, numbers, state, part, turn.index, lane.seen, watch
+    )
+    return Lane(packed(layout, state.rows), state.head, state.scalars, state.squares, seen)
 
 
 class Plan(NamedTuple):
@@ -134,22 +146,22 @@ class Plan(NamedTuple):
     draws: Draws
 
 
-def draws_of(grouping: compressed.Grouping) -> Draws:
+def draws_of(layout: compressed.Layout) -> Draws:
     """The random numbers of a step."""
-    counts = [int(np.prod(shape)) for shape in compressed.span_shapes(grouping, 1)]
-    return Draws(sum(counts), sum(counts[:3]), (len(grouping.wide), grouping.columns))
+    counts = [int(np.prod(shape)) for shape in compressed.normal_shapes(layout, 1)]
+    return Draws(sum(counts), sum(counts[:3]), (len(layout.compressed_blocks), layout.columns))
 
 
 def planned(
-    grouping: compressed.Grouping, see: See | None, shared: tuple[Any, ...], lane: Lane
+    layout: compressed.Layout, see: Observe | None, shared: tuple[Any, ...], lane: Lane
 ) -> Plan:
     """Trace a step; lane: shapes of one run."""
-    draws = draws_of(grouping)
+    draws = draws_of(layout)
     normals, lengths = (
         jax.ShapeDtypeStruct(shape, np.float64) for shape in ((draws.normals,), draws.chi)
     )
     turn = Turn(normals, lengths, jax.ShapeDtypeStruct((), np.int64))
-    program = unroll.traced(partial(one_step, grouping, see), shared, lane, turn)
+    program = unroll.traced(partial(one_step, layout, see), shared, lane, turn)
     count = len(jax.tree.leaves(shared))
     return Plan(program, unroll.split(program, set(program.inputs[:count])), count, draws)
 
@@ -290,15 +302,15 @@ def _place_of_left(lane: Lane) -> int | None:
     return None
 
 
-def of_runs(grouping: compressed.Grouping, state: Rows, seen: PyTree) -> Lane:
+def of_runs(layout: compressed.Layout, state: Rows, seen: PyTree) -> Lane:
     """What the runs have, with a leading axis."""
-    return Lane(packed(grouping, state.rows), state.head, state.scalars, state.squares, seen)
+    return Lane(packed(layout, state.rows), state.head, state.scalars, state.squares, seen)
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2, 3))
 def advance(
-    grouping: compressed.Grouping,
-    see: See | None,
+    layout: compressed.Layout,
+    see: Observe | None,
     interpret: bool,
     ahead: int,
     numbers: tuple[Any, Any, Scalar],
@@ -309,12 +321,12 @@ def advance(
     end: IntScalar,
     seen: PyTree,
     given: PyTree,
-) -> Advanced:
+) -> AdvanceResult:
     """All runs from step `since` to step `end`, for each the last step at which it was seen to be finite, and what was seen."""
-    every = of_runs(grouping, state, seen)
+    every = of_runs(layout, state, seen)
     shared = (numbers, sizes, given)
     lane = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), every)
-    plan = planned(grouping, see, shared, lane)
+    plan = planned(layout, see, shared, lane)
     flat = unroll.numbers_before(plan.program, plan.parts, jax.tree.leaves(shared))
     runs = keys.shape[0]
     filled = -(-runs // LANES) * LANES
@@ -328,7 +340,8 @@ def advance(
     )
     # one more, as a kernel takes no array without numbers
     free = jnp.append(
-        jnp.ravel(compressed.free_directions(grouping, jnp.asarray(sizes))).astype(jnp.float64), 0.0
+        jnp.ravel(compressed.degrees_of_freedom(layout, jnp.asarray(sizes))).astype(jnp.float64),
+        0.0,
     )
     left, together = _place_of_left(lane), _together(plan, lane) if ahead else 1
 
@@ -382,7 +395,7 @@ def advance(
         first += size
     found = jax.tree.unflatten(jax.tree.structure(every), leaves)
     state = Rows(
-        unpacked(grouping, found.rows), found.head, found.scalars, found.squares, state.signals
+        unpacked(layout, found.rows), found.head, found.scalars, found.squares, state.signals
     )
     return state, good[:runs], found.seen
 
@@ -398,7 +411,7 @@ class KernelChain(ExactChain):
     """Runs in the compressed space, in one kernel."""
 
     engine = "gpu_kernel"
-    drops_runs = False
+    drops_finished_runs = False
 
     def __init__(
         self,
@@ -410,38 +423,43 @@ class KernelChain(ExactChain):
         interpret: bool = False,
     ) -> None:
         super().__init__(problem, algorithm, begin, dimension, sizes)
-        self.grouping = replace(self.grouping, single=True).at(sizes)
+        self.layout = replace(self.layout, single_step=True).for_block_sizes(sizes)
         self.setting, self.interpret = (problem, algorithm, begin, dimension, sizes), interpret
 
     @float64
     def initial(self, chosen: np.ndarray) -> Rows:
         state = super().initial(chosen)
-        return state._replace(rows=jax.vmap(partial(compressed.fold, self.grouping))(state.rows))
+        return state._replace(rows=jax.vmap(partial(compressed.fold, self.layout))(state.rows))
 
     @property
     def numbers(self) -> tuple[Any, Any, Any]:
         return self.parameters, self.algorithm, self.dimension
 
     def advance(
-        self, state: Rows, keys: RandomKeys, since: int, end: int, watch: Watched = UNSEEN
-    ) -> Advanced:
-        fixed = self.grouping, watch.see, self.interpret, self.steps_ahead(len(keys))
+        self,
+        state: Rows,
+        keys: RandomKeys,
+        since: int,
+        end: int,
+        observation: Observation = NO_OBSERVATION,
+    ) -> AdvanceResult:
+        fixed = self.layout, observation.observe, self.interpret, self.steps_ahead(len(keys))
         return advance(
             *fixed,
             self.numbers,
-            self.sizes,
+            self.block_sizes,
             state,
             keys,
             np.int64(since),
             np.int64(end),
-            watch.seen,
-            watch.given,
+            observation.records,
+            observation.shared,
         )
 
     def steps_ahead(self, runs: int) -> int:
         """Steps whose random numbers are made ahead. 0, and runs make their own, where they are so many that the device is busy, where a
         step takes many numbers, and where memory has no room for them."""
-        count = draws_of(self.grouping).count
+        count = draws_of(self.layout).count
         room = min(ROOM_AHEAD, SHARE_AHEAD * pallas.device_memory())
         steps = int(min(MOST_AHEAD, room / (8 * count * -(-runs // LANES) * LANES))) // SPAN * SPAN
         return (
@@ -455,35 +473,39 @@ class KernelChain(ExactChain):
         return SPAN
 
     def largest_group(self) -> int:
-        return max(LANES, int(pallas.device_memory() / 4 / self.bytes_a_run()))
+        return max(LANES, int(pallas.device_memory() / 4 / self.bytes_per_run()))
 
-    def bytes_a_run(self, steps: float = 0.0) -> float:
+    def bytes_per_run(self, steps: float = 0.0) -> float:
         # rows with their new columns, the same in the kernel's order, and both once more when they are made
-        rows = self.grouping.structure.width * (
-            len(self.grouping.strip) + len(self.grouping.wide) * (self.grouping.inside + 1)
+        rows = self.layout.structure.width * (
+            len(self.layout.explicit_blocks)
+            + len(self.layout.compressed_blocks) * (self.layout.inside + 1)
         )
-        return 8.0 * 6 * (rows * max(1, len(self.L[0][0]) // self.grouping.structure.width) + 8)
+        return 8.0 * 6 * (rows * max(1, len(self.L[0][0]) // self.layout.structure.width) + 8)
 
-    def watching(self, see: See, seen: PyTree, given: PyTree) -> Simulator:
-        return self if self.find_obstacle(see, seen, given) is None else ExactChain(*self.setting)
+    def with_observation(self, observation: Observation) -> Simulator:
+        records, observe, shared = observation
+        return (
+            self
+            if self.find_obstacle(observe, records, shared) is None
+            else ExactChain(*self.setting)
+        )
 
     @float64
     def find_obstacle(
-        self, see: See | None = None, seen: PyTree = None, given: PyTree = None
+        self, see: Observe | None = None, seen: PyTree = None, given: PyTree = None
     ) -> str | None:
         """Why a step cannot be unrolled; None where it can."""
-        every = jax.eval_shape(lambda: of_runs(self.grouping, self.initial(np.zeros(1, int)), seen))
+        every = jax.eval_shape(lambda: of_runs(self.layout, self.initial(np.zeros(1, int)), seen))
         lane = jax.tree.map(lambda leaf: (leaf.shape[1:], np.dtype(leaf.dtype).name), every)
-        shared = jax.tree.map(unroll.kind_of, (self.numbers, self.sizes, given))
+        shared = jax.tree.map(unroll.kind_of, (self.numbers, self.block_sizes, given))
         trees = [jax.tree.flatten(one, is_leaf=unroll.is_kind) for one in (shared, lane)]
-        return _find_obstacle(
-            self.grouping, see, *((tuple(leaves), tree) for leaves, tree in trees)
-        )
+        return _find_obstacle(self.layout, see, *((tuple(leaves), tree) for leaves, tree in trees))
 
 
 @cache
 def _find_obstacle(
-    grouping: compressed.Grouping, see: See | None, *kinds: tuple[Any, Any]
+    layout: compressed.Layout, see: Observe | None, *kinds: tuple[Any, Any]
 ) -> str | None:
     shared, lane = (
         jax.tree.unflatten(
@@ -492,7 +514,7 @@ def _find_obstacle(
         for leaves, tree in kinds
     )
     try:
-        plan = planned(grouping, see, shared, lane)
+        plan = planned(layout, see, shared, lane)
         count = _operations(plan, lane)
     except unroll.NotUnrolled as error:
         return str(error)
