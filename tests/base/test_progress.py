@@ -62,7 +62,7 @@ def test_stretches_of_steps_are_the_same_steps(slow_steps):
     solve, slow_down = slow_steps
     slow_down(0.5)
     whole = solve()
-    program = integrate._compiled(integrate._reach, True)
+    program = integrate._compile(integrate._advance_case, True)
     compiled = program._cache_size()
     slow_down(0.0)
     again = solve(progress=False)

@@ -22,7 +22,7 @@ from sgdynamics.base.user_functions import validate_function
 from sgdynamics.dynamics.adapter import Criterion, SolverDynamics
 from sgdynamics.dynamics.choice import dynamics_of
 from sgdynamics.dynamics.protocol import Dynamics
-from sgdynamics.ode.integrate import Case, Watch
+from sgdynamics.ode.case import Case, Watch
 from sgdynamics.problems.overlap_starts import Start
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor

@@ -13,7 +13,8 @@ from sgdynamics.analysis.exit_requests import SHORTER_TIME, ExitRequest
 from sgdynamics.base.arrays import IntScalar, PyTree
 from sgdynamics.base.controls import Schedule
 from sgdynamics.base.resources import check_steps
-from sgdynamics.ode.integrate import Watch, raise_if_error, run_cases
+from sgdynamics.ode.case import Watch, raise_if_error
+from sgdynamics.ode.integrate import run_cases
 from sgdynamics.results.clock import plan_steps, time_of_steps
 from sgdynamics.simulation.running import Observation, first_passage
 

@@ -28,7 +28,8 @@ from sgdynamics.base.precision import float64
 from sgdynamics.base.progress import shared_meter
 from sgdynamics.dynamics.adapter import Criterion
 from sgdynamics.dynamics.protocol import Dynamics
-from sgdynamics.ode.integrate import IntegrationResult, raise_if_error, run_cases
+from sgdynamics.ode.case import IntegrationResult, raise_if_error
+from sgdynamics.ode.integrate import run_cases
 from sgdynamics.problems.overlap_starts import Start
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor

@@ -25,7 +25,7 @@ from sgdynamics.base.controls import is_scheduled
 from sgdynamics.dynamics.requests import Arrays, SolveRequest
 from sgdynamics.expectations.interface import Quadrature
 from sgdynamics.expectations.risk import Risks
-from sgdynamics.ode.integrate import ATOL, MARGIN, RTOL, Case, Field, Watch
+from sgdynamics.ode.case import ATOL, MARGIN, RTOL, Case, Field, Watch
 from sgdynamics.results.build import ResultSource
 from sgdynamics.results.clock import Clock, integration_points
 from sgdynamics.simulation.running import Simulator

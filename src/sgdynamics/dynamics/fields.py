@@ -33,18 +33,9 @@ from sgdynamics.expectations.risk import (
     refine_quadrature,
     risk_at,
 )
+from sgdynamics.ode.case import ATOL, MARGIN, RTOL, Case, Watch, from_units, in_units
 from sgdynamics.ode.drift import MeanStep, finite_dimension_inputs, replicate_inputs
-from sgdynamics.ode.integrate import (
-    ATOL,
-    MARGIN,
-    RTOL,
-    Case,
-    Flat,
-    Watch,
-    from_units,
-    in_units,
-    rates_at,
-)
+from sgdynamics.ode.late_times import Flat, rates_at
 from sgdynamics.problems.frames import check_dimension
 from sgdynamics.problems.losses import label_noise
 from sgdynamics.problems.overlap_starts import Start, broadcast_runs, validate_start

@@ -10,7 +10,7 @@ import numpy as np
 
 from sgdynamics.base import checks
 from sgdynamics.expectations.interface import Quadrature
-from sgdynamics.ode.integrate import Case
+from sgdynamics.ode.case import Case
 from sgdynamics.results.build import divergence_warning, exhaustion_warning
 from sgdynamics.results.clock import Clock
 

@@ -12,7 +12,7 @@ from sgdynamics.base import checks
 from sgdynamics.dynamics.fields import FieldDynamics
 from sgdynamics.dynamics.requests import Solution, SolveRequest, end_warnings, find_ends
 from sgdynamics.expectations.interface import Quadrature
-from sgdynamics.ode.integrate import ATOL, MARGIN, RTOL
+from sgdynamics.ode.case import ATOL, MARGIN, RTOL
 from sgdynamics.ode.sliding import infinite_snr_risk, solve_infinite_snr
 from sgdynamics.problems.overlap_starts import Start
 from sgdynamics.results.clock import Clock

@@ -31,7 +31,7 @@ from sgdynamics.dynamics.spiked_equations import (
     spiked_step_length,
 )
 from sgdynamics.expectations.interface import Quadrature
-from sgdynamics.ode.integrate import MARGIN, Field, Watch
+from sgdynamics.ode.case import MARGIN, Field, Watch
 from sgdynamics.problems.overlap_starts import broadcast_runs
 from sgdynamics.problems.spiked_tensor import (
     SpikedStart,

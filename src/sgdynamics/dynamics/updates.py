@@ -26,7 +26,7 @@ from sgdynamics.expectations.choice import expectation_of
 from sgdynamics.expectations.interface import Quadrature
 from sgdynamics.expectations.risk import MARGIN as QUADRATURE_MARGIN
 from sgdynamics.expectations.risk import choose_quadrature
-from sgdynamics.ode.integrate import Case, Watch, in_units
+from sgdynamics.ode.case import Case, Watch, in_units
 from sgdynamics.ode.update_points import field_points
 from sgdynamics.ode.update_step import (
     COMPARISON_DIMENSION,

@@ -20,7 +20,7 @@ from sgdynamics.dynamics.protocol import Dynamics, defines
 from sgdynamics.dynamics.requests import Arrays, SolveRequest
 from sgdynamics.dynamics.user_sde import UserPaths, user_step_length
 from sgdynamics.expectations.interface import Quadrature
-from sgdynamics.ode.integrate import Field, Watch
+from sgdynamics.ode.case import Field, Watch
 from sgdynamics.results.build import Labels
 from sgdynamics.results.clock import Clock, integration_points
 from sgdynamics.samples.spectra import MAX_DIMENSION

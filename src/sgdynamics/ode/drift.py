@@ -35,7 +35,7 @@ from sgdynamics.expectations.choice import expectation_of
 from sgdynamics.expectations.interface import Quadrature
 from sgdynamics.expectations.nodes import lower_root, sobol_normals, solve_forward
 from sgdynamics.expectations.risk import overlaps_at
-from sgdynamics.ode.integrate import Field, from_units, in_units
+from sgdynamics.ode.case import Field, from_units, in_units
 from sgdynamics.problems.constraints import NONE
 from sgdynamics.problems.frames import check_dimension
 from sgdynamics.problems.problem import Problem, Structure

@@ -37,7 +37,7 @@ from sgdynamics.expectations.choice import expectation_of
 from sgdynamics.expectations.interface import Quadrature
 from sgdynamics.expectations.nodes import lower_root, solve_forward
 from sgdynamics.expectations.risk import overlaps_at
-from sgdynamics.ode.integrate import Field, from_units, in_units
+from sgdynamics.ode.case import Field, from_units, in_units
 from sgdynamics.ode.update_frames import Frame, JointFrame, Oblique
 from sgdynamics.ode.update_points import two_points, two_points_of_law
 from sgdynamics.problems.problem import Structure

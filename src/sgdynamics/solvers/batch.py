@@ -20,13 +20,8 @@ from sgdynamics.dynamics.requests import (
     try_estimate,
 )
 from sgdynamics.expectations.risk import SHORT, TOLERANCE, Risks
-from sgdynamics.ode.integrate import (
-    Case,
-    IntegrationResult,
-    group_by_program,
-    raise_if_error,
-    run_cases,
-)
+from sgdynamics.ode.case import Case, IntegrationResult, raise_if_error
+from sgdynamics.ode.integrate import group_by_program, run_cases
 from sgdynamics.results.datasets import largest_share
 
 # Relative change of the risk with the tolerance, above which a solution is not trusted.

@@ -35,9 +35,11 @@ from sgdynamics.base.support import INFINITE_VARIANCE, require
 from sgdynamics.expectations.choice import expectation_of
 from sgdynamics.expectations.interface import Quadrature
 from sgdynamics.expectations.risk import MARGIN, choose_quadrature, risk_at
-from sgdynamics.ode import integrate
+from sgdynamics.ode.case import ATOL, RTOL
+from sgdynamics.ode.case import MARGIN as TOLERANCE_MARGIN
 from sgdynamics.ode.drift import MeanStep, finite_dimension_inputs
 from sgdynamics.ode.drift import drift as mean_increment
+from sgdynamics.ode.integrate import integrate
 from sgdynamics.problems.overlap_starts import Start, validate_start
 from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.samples.laws import finite_moments
@@ -335,8 +337,8 @@ def solve(
     flow: bool = False,
     stiff: bool = False,
     last: bool = False,
-    rtol: float = integrate.RTOL,
-    atol: float = integrate.ATOL,
+    rtol: float = RTOL,
+    atol: float = ATOL,
     mode: str = "reverse",
 ) -> dict[str, Any]:
     """Solve the ODE, differentiably with respect to lr, ``parameters`` and ``state``.
@@ -413,14 +415,14 @@ def solve(
     shared = {"problem": parameters, "algorithm": algorithm, "finite": finite}
 
     def solve_run(initial: dict[str, Any]) -> dict[str, Any]:
-        solution = integrate.integrate(
+        solution = integrate(
             field,
             replicate,
             shared,
             initial,
             points,
-            integrate.MARGIN * rtol,
-            integrate.MARGIN * atol,
+            TOLERANCE_MARGIN * rtol,
+            TOLERANCE_MARGIN * atol,
             stiff=stiff,
             guard=False,
             adjoint=ADJOINTS[mode](),

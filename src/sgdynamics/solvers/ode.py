@@ -15,7 +15,7 @@ from sgdynamics.base.precision import float64
 from sgdynamics.base.progress import shared_meter
 from sgdynamics.dynamics.protocol import Dynamics
 from sgdynamics.dynamics.requests import Solution, SolveRequest
-from sgdynamics.ode.integrate import raise_if_error
+from sgdynamics.ode.case import raise_if_error
 from sgdynamics.problems.overlap_starts import Start
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor

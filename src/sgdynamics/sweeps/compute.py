@@ -18,7 +18,8 @@ from sgdynamics.base.precision import float64
 from sgdynamics.dynamics.choice import dynamics_of
 from sgdynamics.dynamics.fields import FieldDynamics
 from sgdynamics.expectations.choice import expectation_of
-from sgdynamics.ode.integrate import group_by_program, raise_if_error, run_cases
+from sgdynamics.ode.case import raise_if_error
+from sgdynamics.ode.integrate import group_by_program, run_cases
 from sgdynamics.results.datasets import ResultParts
 from sgdynamics.solvers.batch import solve
 from sgdynamics.solvers.ode import finish_ode, prepare_ode

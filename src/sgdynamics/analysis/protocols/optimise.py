@@ -24,7 +24,7 @@ from sgdynamics.base.support import require
 from sgdynamics.base.user_functions import validate_function
 from sgdynamics.dynamics.fields import FieldDynamics
 from sgdynamics.dynamics.protocol import Dynamics
-from sgdynamics.ode.integrate import from_units
+from sgdynamics.ode.case import from_units
 from sgdynamics.problems.overlap_starts import Start
 from sgdynamics.problems.problem import Problem
 from sgdynamics.solvers.call import SolverCall, validate_call

@@ -21,7 +21,7 @@ from jaxtyping import Float
 
 from sgdynamics.base.arrays import Numeric, Parameters, PyTree, Scalar, State
 from sgdynamics.base.controls import Schedule, is_scheduled, values_at
-from sgdynamics.ode.integrate import Field, Watch
+from sgdynamics.ode.case import Field, Watch
 
 # classical Runge-Kutta by stages, each from the one before
 STAGES = (np.array([0.0, 0.5, 0.5, 1.0]), np.array([1.0, 2.0, 2.0, 1.0]) / 6)
