@@ -1,7 +1,8 @@
 """Sphinx settings. `make docs` builds the pages into output/docs, with warnings as errors.
 
-Docstrings have the sections of numpydoc; `sections.py` says which ones a public name needs, and the build fails where one is missing.
-Formulas are written by `formulas.py`, with fonts that come along: the built pages can be read without a network.
+Docstrings have the sections of numpydoc. `sections.py` checks those of public names, and the build
+fails if one is missing. `formulas.py` typesets formulas, with fonts that are part of the pages, so
+that the built pages can be read without a network.
 """
 
 import json
@@ -37,13 +38,13 @@ extensions = [
 ]
 exclude_patterns = ["pictures/*.py"]
 source_suffix = {".md": "myst-nb", ".ipynb": "myst-nb"}
-nb_execution_mode = "off"  # they are run before, see run_notebooks.py
+nb_execution_mode = "off"  # run_notebooks.py runs them before the build
 html_theme = "furo"
 html_title = f"sgdynamics {release}"
 html_show_sphinx = False
 html_static_path = ["style", str(formulas.KATEX / "katex.min.css")]
 html_css_files = ["katex.min.css", "pages.css"]
-highlight_language = "none"  # blocks of docstrings are formulas; Python says that it is
+highlight_language = "none"  # literal blocks are formulas; Python is marked
 
 myst_enable_extensions = ["dollarmath", "colon_fence", "deflist"]
 myst_heading_anchors = 3
@@ -56,97 +57,111 @@ autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
 python_use_unqualified_type_names = True
 python_maximum_signature_line_length = 100
-numpydoc_show_class_members = False  # the pages say which
-autosummary_generate = False  # numpydoc brings it along
+numpydoc_show_class_members = False  # the pages list the members
+autosummary_generate = False  # numpydoc loads autosummary
 nitpicky = True
 
-# --- docstrings say what they must
+# --- checks of docstrings
 
 
 def check_sections(app):
-    """A public docstring that lacks a section, or says something else than the signature, is a warning: `make docs` fails on it."""
+    """Warn of public docstrings that lack a section or differ from the signature.
+
+    `make docs` treats warnings as errors.
+    """
     for page in sorted((ROOT / "docs/api").glob("*.md")):
-        for kind, name, one in sections.shown(page):
-            for fault in sections.faults(kind, one):
+        for kind, name, target in sections.documented_objects(page):
+            for fault in sections.faults(kind, target):
                 logger.warning("docstring of %s: %s", name, fault)
 
 
+# --- references
+
+
 def short_reference(app, env, node, contnode):
-    """A type in a signature: the public name where there is one; plain text for other libraries and for what is internal."""
+    """Resolve a type in a signature to its public name.
+
+    Types of other libraries and internal types become plain text.
+    """
     target = node.get("reftarget", "")
-    # what a page itself names, sgdynamics.something, must exist
+    # A reference sgdynamics.NAME that a page writes itself must exist: None makes it a warning.
     if node.get("refdomain") != "py" or re.fullmatch(r"sgdynamics\.\w+", target):
         return None
     last = target.rpartition(".")[2]
     if last in sgdynamics.__all__:
-        found = env.get_domain("py").resolve_xref(
+        reference = env.get_domain("py").resolve_xref(
             env, node["refdoc"], app.builder, "obj", f"sgdynamics.{last}", node, contnode
         )
-        if found is not None:
-            return found
+        if reference is not None:
+            return reference
     return contnode
 
 
 def back_links(app, pagename, templatename, context, doctree):
-    """A source that is documented under two modules has links back under the first alone: the others are looked up."""
+    """Repair the links from source pages to the documentation.
+
+    For a source that is documented under two modules, viewcode links only to the first one.
+    """
     if not pagename.startswith("_modules/"):
         return
-    shown = app.env.get_domain("py").objects
+    objects = app.env.get_domain("py").objects
 
-    def repaired(link):
+    def repair(link):
         page, name = link["page"], link["name"]
-        there = [
-            full
-            for full, one in shown.items()
-            if page.endswith(f"{one.docname}.html") and full.endswith("." + name.rpartition(".")[2])
+        suffix = "." + name.rpartition(".")[2]
+        on_page = [
+            full_name
+            for full_name, entry in objects.items()
+            if page.endswith(f"{entry.docname}.html") and full_name.endswith(suffix)
         ]
-        return f'{link["begin"]}{page}#{name if name in there or not there else there[0]}"'
+        anchor = name if name in on_page or not on_page else on_page[0]
+        return f'{link["prefix"]}{page}#{anchor}"'
 
-    link = r'(?P<begin>class="viewcode-back" href=")(?P<page>[^"#]+)#(?P<name>[^"]+)"'
-    context["body"] = re.sub(link, repaired, context.get("body", ""))
+    link = r'(?P<prefix>class="viewcode-back" href=")(?P<page>[^"#]+)#(?P<name>[^"]+)"'
+    context["body"] = re.sub(link, repair, context.get("body", ""))
 
 
 def breakable_names(app, pagename, templatename, context, doctree):
-    """Names of code may go on in the next line after an underscore, a dot or a bracket."""
+    """Allow line breaks in names of code after an underscore, a dot or a bracket."""
     if "body" in context:
         name = re.compile(r'(?<=<span class="pre">)[^<]+(?=</span>)')
         context["body"] = name.sub(
-            lambda found: re.sub(r"(?<=[_.,(/=])(?=\w)", "<wbr>", found[0]), context["body"]
+            lambda match: re.sub(r"(?<=[_.,(/=])(?=\w)", "<wbr>", match[0]), context["body"]
         )
 
 
-# --- the table of figures, from the list that makes them
+# --- the table of figures, from the entries of the gallery
 
 
 def figures_table(app, docname, source):
+    """Write the table of figures into the page of the gallery."""
     if docname != "gallery/index":
         return
     from sgdynamics_reproductions import gallery
 
-    def said(one):
-        return gallery.verdict_with_remark(one).replace("|", "\\|")
-
     rows = []
     for document, title in gallery.DOCUMENTS.items():
-        here = [one for one in gallery.ENTRIES if one.document == document]
+        entries = [entry for entry in gallery.ENTRIES if entry.document == document]
         rows += [
             f"\n### {title}\n",
             "| figure | what it shows | what the document claims |",
             "| --- | --- | --- |",
         ]
-        rows += [f"| {one.number} | {one.line} | {one.claim} |" for one in here]
-        found = {one.number: gallery.full_size().get(f"{document}-{one.number}") for one in here}
-        if any(found.values()):
+        rows += [f"| {entry.number} | {entry.line} | {entry.claim} |" for entry in entries]
+        full_size = {
+            entry.number: gallery.full_size().get(f"{document}-{entry.number}") for entry in entries
+        }
+        if any(full_size.values()):
             rows += [
                 "\nAt full size, on a GPU:\n",
                 "| figure | verdict | time |",
                 "| --- | --- | --- |",
             ]
-            rows += [
-                f"| {name} | {said(one)} | {one['seconds']:.0f} s, {one['device']} |"
-                for name, one in found.items()
-                if one
-            ]
+            for number, outcome in full_size.items():
+                if outcome:
+                    verdict = gallery.verdict_with_remark(outcome).replace("|", "\\|")
+                    time = f"{outcome['seconds']:.0f} s, {outcome['device']}"
+                    rows.append(f"| {number} | {verdict} | {time} |")
     rows = [row.replace("$", "\\$") for row in rows]
     source[0] = source[0].replace("<!-- figures -->", "\n".join(rows))
 
@@ -155,19 +170,17 @@ def figures_table(app, docname, source):
 
 
 def notebooks_of_this_run(app, docname, source):
-    """The page of a notebook is made of the run that `make docs` has made before the build, not of what is stored."""
-    if (
-        not docname.startswith("notebooks/")
-        or docname == "notebooks/index"
-        or not app.config.pictures
-    ):
+    """Build the page of a notebook from the run that `make docs` makes before the build."""
+    is_notebook = docname.startswith("notebooks/") and docname != "notebooks/index"
+    if not is_notebook or not app.config.pictures:
         return
     file = ROOT / f"output/{docname}.ipynb"
     stored = [cell["source"] for cell in json.loads(source[0])["cells"]]
     run = json.loads(file.read_text(encoding="utf-8"))["cells"] if file.is_file() else []
     if [cell["source"] for cell in run] != stored:
         logger.warning(
-            "%s has not been run as it is stored: `make docs` runs the notebooks before it builds the pages",
+            "%s: the run differs from the stored notebook. Run `make docs`, which runs the"
+            " notebooks before it builds the pages.",
             docname,
         )
         return
@@ -176,9 +189,8 @@ def notebooks_of_this_run(app, docname, source):
 
 
 def setup(app):
-    app.connect(
-        "builder-inited", check_sections
-    )  # autodoc writes defaults into signatures as texts
+    # The check comes first, because autodoc replaces defaults in signatures by their texts.
+    app.connect("builder-inited", check_sections)
     app.connect("missing-reference", short_reference)
     app.connect("html-page-context", back_links)
     app.connect("html-page-context", breakable_names)

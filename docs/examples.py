@@ -1,11 +1,15 @@
-"""The Python blocks of the pages, and the pictures that they draw. `make docs` runs them once: what they print is compared with what the
-page shows, and where a page has
+"""The Python blocks of the pages, and the figures that they draw.
 
-    ```{picture} What is seen there.
+`make docs` runs the blocks once and compares what they print with the output on the page. Where a
+page has
+
+    ```{picture} Caption of the figure.
     ```
 
-right behind a block (or behind what it prints), the figure that the block calls `fig` is kept in output/pictures, for `picture.py` to put
-there. Its name has a digest of the page's code up to that block, so that a picture of other code is not found, and the build fails.
+directly after a block (or after its output), the figure that the block calls `fig` is saved in
+output/pictures, and `picture.py` inserts it into the page. The file name contains a digest of the
+code of the page up to that block: after a change of the code the build fails until the examples
+have been run again.
 """
 
 from __future__ import annotations
@@ -17,33 +21,35 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 FOLDER = Path(__file__).parents[1] / "output/pictures"
-DPI, SHOWN = 160, 100  # pixels of the file and of the page for each inch: sharp on fine screens
+# Pixels per inch of the file and of the page. The ratio keeps figures sharp on fine screens.
+DPI, PAGE_DPI = 160, 100
 BLOCK = re.compile(
-    r"```python\n(?P<code>.*?)```(?:\n+```text\n(?P<shown>.*?)```)?(?P<picture>\n+```\{picture\} [^\n`]+\n```)?",
+    r"```python\n(?P<code>.*?)```"
+    r"(?:\n+```text\n(?P<output>.*?)```)?"
+    r"(?P<picture>\n+```\{picture\} [^\n`]+\n```)?",
     flags=re.DOTALL,
 )
 
 
 class Block(NamedTuple):
-    """A block of code, what the page says that it prints, and the name of the picture behind it, if there is one."""
+    """A block of code, its output on the page, and the file name of its figure, if any."""
 
     code: str
-    shown: str
+    output: str
     picture: str | None
 
 
 def blocks(page: str, text: str) -> Iterator[Block]:
-    """The Python blocks of a page, in order; `page` is its name, as in howto/figure."""
+    """The Python blocks of a page in order; `page` is its name, for example howto/figure."""
     digest = hashlib.sha256()
-    for found in BLOCK.finditer(text):
-        digest.update(found["code"].encode())
-        name = (
-            f"{page.replace('/', '-')}-{digest.hexdigest()[:12]}.png" if found["picture"] else None
-        )
-        yield Block(found["code"], found["shown"] or "", name)
+    prefix = page.replace("/", "-")
+    for match in BLOCK.finditer(text):
+        digest.update(match["code"].encode())
+        name = f"{prefix}-{digest.hexdigest()[:12]}.png" if match["picture"] else None
+        yield Block(match["code"], match["output"] or "", name)
 
 
-def keep(figure: Any, name: str) -> None:
-    """Save a figure for a page."""
+def save_figure(figure: Any, name: str) -> None:
+    """Save the figure of a page."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     figure.savefig(FOLDER / name, dpi=DPI)

@@ -1,4 +1,7 @@
-"""The explorer as a page of the documentation: the page of `sgdynamics explore`, with the curves of a coarse grid in place of a server."""
+"""The explorer as a page of the documentation.
+
+The page is that of `sgdynamics explore`, with the curves of a coarse grid instead of a server.
+"""
 
 import json
 from pathlib import Path
@@ -9,30 +12,29 @@ BORDER = "<!-- the documentation shows what stands between these two lines -->"
 
 
 def write_files(app):
-    """Script, style and curves, among what is copied as it is; curves are computed again where something of the package is newer."""
+    """Add script, style sheet and curves to the static files.
+
+    The curves are computed again if a file of the package is newer.
+    """
     if app.builder.format != "html":
         return
     folder = Path(app.doctreedir) / "explorer"
     folder.mkdir(parents=True, exist_ok=True)
     for name in ("page.js", "page.css"):
-        (folder / f"explorer_{name}").write_text(
-            (EXPLORER / name).read_text(encoding="utf-8"), encoding="utf-8"
-        )
+        text = (EXPLORER / name).read_text(encoding="utf-8")
+        (folder / f"explorer_{name}").write_text(text, encoding="utf-8")
     curves = folder / "explorer_curves.js"
-    if not curves.exists() or curves.stat().st_mtime < max(
-        path.stat().st_mtime for path in PACKAGE.rglob("*.py")
-    ):
+    newest_source = max(path.stat().st_mtime for path in PACKAGE.rglob("*.py"))
+    if not curves.exists() or curves.stat().st_mtime < newest_source:
         from sgdynamics.cli.explorer.curves import grid
 
-        # a script, because a page that is opened from a folder may not read other files
-        curves.write_text(
-            f"window.SGDYNAMICS_EXPLORER = {json.dumps(grid(), allow_nan=False)};\n",
-            encoding="utf-8",
-        )
+        # The data are a script, because a page opened from a folder cannot read other files.
+        data = json.dumps(grid(), allow_nan=False)
+        curves.write_text(f"window.SGDYNAMICS_EXPLORER = {data};\n", encoding="utf-8")
     app.config.html_static_path.append(str(folder))
 
 
-def put_page(app, docname, source):
+def insert_page(app, docname, source):
     if docname == "explorer":
         fragment = (EXPLORER / "page.html").read_text(encoding="utf-8").split(BORDER)[1].strip()
         source[0] = source[0].replace("<!-- explorer -->", fragment)
@@ -47,6 +49,6 @@ def add_files(app, pagename, templatename, context, doctree):
 
 def setup(app):
     app.connect("builder-inited", write_files)
-    app.connect("source-read", put_page)
+    app.connect("source-read", insert_page)
     app.connect("html-page-context", add_files)
     return {"parallel_read_safe": True}

@@ -1,5 +1,8 @@
-"""Formulas of the pages, written by KaTeX when the pages are built: they look the same in every browser and need neither a script nor a
-network, and roots and brackets stretch, because the fonts come along. `make docs` installs KaTeX beside the environment's packages."""
+"""Formulas of the pages, typeset by KaTeX when the pages are built.
+
+They look the same in all browsers and need neither a script nor a network; the fonts are part of
+the pages. `make docs` installs KaTeX into the virtual environment.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +24,16 @@ from sphinx.util import logging
 logger = logging.getLogger(__name__)
 KATEX = Path(sys.prefix) / "katex/node_modules/katex/dist"
 
-# one line in, one line out: [formula, whether it stands by itself] for the markup, or for what is wrong with the formula
+# A server that reads lines [formula, display mode] and answers each by a line with the HTML, or
+# with the error message of KaTeX.
 SERVER = """
 const katex = require(process.argv[1]);
 require("readline").createInterface({ input: process.stdin }).on("line", (line) => {
   const [tex, displayMode] = JSON.parse(line);
   let answer;
   try {
-    answer = { html: katex.renderToString(tex, { displayMode, strict: "error", throwOnError: true }) };
+    const options = { displayMode, strict: "error", throwOnError: true };
+    answer = { html: katex.renderToString(tex, options) };
   } catch (error) {
     answer = { fault: error.message };
   }
@@ -40,9 +45,7 @@ require("readline").createInterface({ input: process.stdin }).on("line", (line) 
 @cache
 def _server() -> subprocess.Popen[str]:
     if not KATEX.is_dir():
-        raise ExtensionError(
-            f"KaTeX is not in {KATEX}: build the pages with `make docs`, which installs it"
-        )
+        raise ExtensionError(f"There is no KaTeX in {KATEX}. Run `make docs`, which installs it.")
     node = next(
         path for path in (Path(ROOT_DIR) / "bin/node", Path(ROOT_DIR) / "node.exe") if path.exists()
     )
@@ -56,7 +59,7 @@ def _server() -> subprocess.Popen[str]:
 
 @cache
 def markup(tex: str, display: bool) -> str:
-    """A formula as HTML; a ValueError with KaTeX's own words where it is none."""
+    """Typeset a formula as HTML; raise ValueError with the message of KaTeX if it is invalid."""
     server = _server()
     assert server.stdin is not None
     assert server.stdout is not None
@@ -68,36 +71,33 @@ def markup(tex: str, display: bool) -> str:
     return answer["html"]
 
 
-def _written(node: Any, display: bool) -> str:
+def _html_of(node: Any, display: bool) -> str:
     try:
         return markup(node.astext().strip(), display)
     except ValueError as fault:
-        logger.warning(
-            "formula %s: %s", node.astext().strip(), fault, location=node
-        )  # an error of `make docs`
+        # `make docs` treats warnings as errors.
+        logger.warning("formula %s: %s", node.astext().strip(), fault, location=node)
         return f"<code>{escape(node.astext())}</code>"
 
 
 def _inline(self: Any, node: Any) -> None:
-    self.body.append(f'<span class="formula">{_written(node, False)}</span>')
+    self.body.append(f'<span class="formula">{_html_of(node, False)}</span>')
     raise nodes.SkipNode
 
 
 def _display(self: Any, node: Any) -> None:
     anchor = f' id="{node["ids"][0]}"' if node["ids"] else ""
-    number = (
-        f'<span class="eqno">({node["number"]})<a class="headerlink" href="#{node["ids"][0]}">¶</a></span>'
-        if node["number"]
-        else ""
-    )
-    self.body.append(
-        f'<div class="equation"{anchor}><div class="formula">{_written(node, True)}</div>{number}</div>\n'
-    )
+    number = ""
+    if node["number"]:
+        link = f'<a class="headerlink" href="#{node["ids"][0]}">¶</a>'
+        number = f'<span class="eqno">({node["number"]}){link}</span>'
+    formula = f'<div class="formula">{_html_of(node, True)}</div>'
+    self.body.append(f'<div class="equation"{anchor}>{formula}{number}</div>\n')
     raise nodes.SkipNode
 
 
-def _bring_fonts(app: Any, error: Exception | None) -> None:
-    """Of each font the kind that every browser reads; the style sheet names others after it."""
+def _copy_fonts(app: Any, error: Exception | None) -> None:
+    """Copy the fonts in the format woff2, which all browsers read."""
     if error is None:
         folder = Path(app.outdir) / "_static/fonts"
         folder.mkdir(parents=True, exist_ok=True)
@@ -106,6 +106,6 @@ def _bring_fonts(app: Any, error: Exception | None) -> None:
 
 
 def setup(app: Any) -> dict[str, Any]:
-    app.connect("build-finished", _bring_fonts)
+    app.connect("build-finished", _copy_fonts)
     app.add_html_math_renderer("katex", (_inline, None), (_display, None))
     return {"parallel_read_safe": True, "parallel_write_safe": False}

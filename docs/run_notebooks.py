@@ -1,8 +1,12 @@
-"""The notebooks: docs/notebooks/NAME.py is the source of each (cells as jupytext writes them), NAME.ipynb is stored with its outputs.
+"""Run the notebooks and store them with their outputs.
 
-    python docs/run_notebooks.py [NAME ...]            runs them and stores what they show: after a change of a source or of a number
+docs/notebooks/NAME.py is the source of a notebook, with cells in the format of jupytext, and
+NAME.ipynb is stored with its outputs. After a change of a source or of a number, run
 
-`make docs` runs them too, into output/notebooks: what they print is compared with what is stored, and the pages are made of that run.
+    python docs/run_notebooks.py [NAME ...]
+
+`make docs` runs the notebooks too, into output/notebooks. It compares what they print with the
+stored notebooks, and builds the pages from that run.
 """
 
 from __future__ import annotations
@@ -19,19 +23,22 @@ import nbformat
 SOURCES = Path(__file__).parent / "notebooks"
 RUN = Path(__file__).parents[1] / "output/notebooks"
 NAMES = sorted(path.stem for path in SOURCES.glob("*.py"))
-LIMIT = 600  # seconds for one cell, on a busy machine
+TIMEOUT = 600  # seconds per cell, on a busy machine
 
 
 def notebook(name: str) -> Any:
-    """A notebook without outputs, from its source; what jupytext would make up at random or read off this machine is fixed."""
-    found = jupytext.read(SOURCES / f"{name}.py", fmt="py:percent")
-    found.metadata = nbformat.from_dict(
+    """A notebook without outputs, from its source.
+
+    Metadata that jupytext would draw at random or read from this machine are replaced.
+    """
+    content = jupytext.read(SOURCES / f"{name}.py", fmt="py:percent")
+    content.metadata = nbformat.from_dict(
         {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
     )
-    for number, cell in enumerate(found.cells):
+    for number, cell in enumerate(content.cells):
         cell["id"], cell["metadata"] = f"{name}-{number}", nbformat.from_dict({})
-    found.nbformat, found.nbformat_minor = 4, 5
-    return found
+    content.nbformat, content.nbformat_minor = 4, 5
+    return content
 
 
 def missing_torch(name: str) -> bool:
@@ -41,9 +48,9 @@ def missing_torch(name: str) -> bool:
 
 
 def run(name: str, folder: Path) -> Any:
-    """A notebook with its outputs, written to a folder as well.
+    """Run a notebook, and write it with its outputs to a folder.
 
-    A notebook that imports PyTorch is taken as it is stored where PyTorch is not installed.
+    A notebook that imports PyTorch is copied as it is stored if PyTorch is not installed.
     """
     from nbclient import NotebookClient
 
@@ -51,21 +58,21 @@ def run(name: str, folder: Path) -> Any:
         folder.mkdir(parents=True, exist_ok=True)
         shutil.copy(SOURCES / f"{name}.ipynb", folder / f"{name}.ipynb")
         return nbformat.read(folder / f"{name}.ipynb", as_version=4)
-    found = notebook(name)
-    NotebookClient(found, timeout=LIMIT, kernel_name="python3", record_timing=False).execute()
-    found.metadata.pop("language_info", None)  # has the version of Python that ran it
+    content = notebook(name)
+    NotebookClient(content, timeout=TIMEOUT, kernel_name="python3", record_timing=False).execute()
+    content.metadata.pop("language_info", None)  # contains the version of Python
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{name}.ipynb").write_text(nbformat.writes(found) + "\n", encoding="utf-8")
-    return found
+    (folder / f"{name}.ipynb").write_text(nbformat.writes(content) + "\n", encoding="utf-8")
+    return content
 
 
-def printed(found: Any) -> str:
-    """What the cells of a notebook print."""
+def printed_text(content: Any) -> str:
+    """The text that the cells of a notebook print."""
+    outputs = [output for cell in content.cells for output in cell.get("outputs", ())]
     return "".join(
-        one["text"]
-        for cell in found.cells
-        for one in cell.get("outputs", ())
-        if one["output_type"] == "stream" and one["name"] == "stdout"
+        output["text"]
+        for output in outputs
+        if output["output_type"] == "stream" and output["name"] == "stdout"
     )
 
 

@@ -1,8 +1,9 @@
-"""What a public docstring must say: the build of the pages and tests/docs/test_docs.py ask the same questions here.
+"""Requirements on public docstrings, for the build of the pages and for tests/docs/test_docs.py.
 
-numpydoc reads the docstrings. Arguments have a section Parameters (fields of an answer, which nobody makes by hand: Attributes), each
-argument with its type and its default as the signature has it, `name : type, default VALUE`, or `optional` where that is None; what is
-returned has a section Returns; functions and classes have Examples, which tests/docs/test_docs.py runs.
+numpydoc parses the docstrings. Arguments have a section Parameters (or Attributes, for the fields
+of results, which users do not construct). The type of an argument contains its default as in the
+signature, `name : type, default VALUE`, or `optional` for None. Functions that return a value have
+a section Returns. Functions and classes have Examples, which tests/docs/test_docs.py runs.
 """
 
 from __future__ import annotations
@@ -24,133 +25,130 @@ DIRECTIVE = re.compile(
     flags=re.MULTILINE,
 )
 MEMBERS = re.compile(r":members:(?P<names>.*)")
-SINGLE = re.compile(r"(?<!`)`[^`\n]+`(?!`)")
+SINGLE_BACKTICKS = re.compile(r"(?<!`)`[^`\n]+`(?!`)")
 DEFAULT = re.compile(r", default (?P<value>.+)$")
 
+Documented = tuple[str, str, Any]  # kind ("function", "class", "method", "property"), name, object
 
-def shown(page: Path) -> Iterator[tuple[str, str, Any]]:
-    """(kind, name, object) of all that a page of docs/api shows: functions, classes, and their methods and properties."""
-    for found in DIRECTIVE.finditer(page.read_text(encoding="utf-8")):
-        package, *path = found["name"].split(".")
-        one: Any = importlib.import_module(package)
-        for part in path:
-            one = getattr(one, part)
-        listed = MEMBERS.search(found["options"])
-        names = (
-            [name.strip() for name in listed["names"].split(",") if name.strip()] if listed else []
-        )
-        if found["kind"] == "module":
-            for name in names or getattr(one, "__all__", None) or _own_names(one):
-                yield from _with_members(f"{found['name']}.{name}", getattr(one, name), None)
+
+def documented_objects(page: Path) -> Iterator[Documented]:
+    """The functions and classes on a page of docs/api, with the methods and properties shown."""
+    for directive in DIRECTIVE.finditer(page.read_text(encoding="utf-8")):
+        package, *path = directive["name"].split(".")
+        target: Any = importlib.import_module(package)
+        for attribute in path:
+            target = getattr(target, attribute)
+        members = MEMBERS.search(directive["options"])
+        names = []
+        if members:
+            names = [name.strip() for name in members["names"].split(",") if name.strip()]
+        if directive["kind"] == "module":
+            for name in names or getattr(target, "__all__", None) or _own_names(target):
+                yield from _with_members(f"{directive['name']}.{name}", getattr(target, name), None)
         else:
-            yield from _with_members(found["name"], one, (names or None) if listed else [])
+            yield from _with_members(directive["name"], target, (names or None) if members else [])
 
 
 def _own_names(module: Any) -> list[str]:
+    """The public names that a module defines itself."""
     return [
         name
-        for name, one in vars(module).items()
-        if not name.startswith("_") and getattr(one, "__module__", "") == module.__name__
+        for name, value in vars(module).items()
+        if not name.startswith("_") and getattr(value, "__module__", "") == module.__name__
     ]
 
 
-def _with_members(name: str, one: Any, members: list[str] | None) -> Iterator[tuple[str, str, Any]]:
-    """A function or class, and of a class these members (all that it has itself and documents, where none are named)."""
-    if not inspect.isclass(one):
-        if callable(one):
-            yield "function", name, one
+def _with_members(name: str, target: Any, members: list[str] | None) -> Iterator[Documented]:
+    """A function, or a class with the listed members.
+
+    None stands for all public members that the class itself defines and documents.
+    """
+    if not inspect.isclass(target):
+        if callable(target):
+            yield "function", name, target
         return
-    yield "class", name, one
-    for member in members or [
-        each for each in vars(one) if not each.startswith("_") and members is None
-    ]:
-        value = inspect.getattr_static(one, member)
+    yield "class", name, target
+    if members is None:
+        members = [member for member in vars(target) if not member.startswith("_")]
+    for member in members:
+        value = inspect.getattr_static(target, member)
         if isinstance(value, (property, cached_property)):
             yield "property", f"{name}.{member}", value
-        elif inspect.isfunction(value) and inspect.getdoc(getattr(one, member)):
+        elif inspect.isfunction(value) and inspect.getdoc(getattr(target, member)):
             yield "method", f"{name}.{member}", value
 
 
-def faults(kind: str, one: Any) -> list[str]:
-    """What the docstring of a function, class, method or property lacks, or says wrongly."""
-    text = inspect.getdoc(one)
+def faults(kind: str, target: Any) -> list[str]:
+    """Errors and omissions in the docstring of a function, class, method or property."""
+    text = inspect.getdoc(target)
     if not text:
         return ["no docstring"]
-    found = ["code in single backticks: give it two"] if SINGLE.search(text) else []
+    messages = []
+    if SINGLE_BACKTICKS.search(text):
+        messages.append("code in single backticks: use two")
     if kind == "property":
-        return found
+        return messages
     doc = NumpyDocString(text)
     if kind != "method" and not doc["Examples"]:
-        found.append("no section Examples")
-    arguments = _arguments(kind, one)
-    told = {name.strip(): part for part in doc["Parameters"] for name in part.name.split(",")}
-    fields = {part.name for part in doc["Attributes"]} if kind == "class" else set()
-    if arguments and not told and not fields:
-        found.append("no section Parameters")
+        messages.append("no section Examples")
+    arguments = _arguments(kind, target)
+    entries = {name.strip(): entry for entry in doc["Parameters"] for name in entry.name.split(",")}
+    fields = {entry.name for entry in doc["Attributes"]} if kind == "class" else set()
+    if arguments and not entries and not fields:
+        messages.append("no section Parameters")
     else:
-        found += [
-            f"argument {name} is not documented"
-            for name in arguments
-            if name not in told and name not in fields
-        ]
-    found += [f"there is no argument {name}" for name in told if name not in arguments]
-    for name, part in told.items():
+        undocumented = [name for name in arguments if name not in entries and name not in fields]
+        messages += [f"argument {name} is not documented" for name in undocumented]
+    messages += [f"there is no argument {name}" for name in entries if name not in arguments]
+    for name, entry in entries.items():
         if name in arguments:
-            found += _default_faults(name, part.type, arguments[name].default)
-        if not "".join(part.desc).strip():
-            found.append(f"argument {name} has no description")
-    if kind != "class" and not doc["Returns"] and not doc["Yields"] and _returns(one):
-        found.append("no section Returns")
-    return found
+            messages += _default_faults(name, entry.type, arguments[name].default)
+        if not "".join(entry.desc).strip():
+            messages.append(f"argument {name} has no description")
+    if kind != "class" and not doc["Returns"] and not doc["Yields"] and _returns_value(target):
+        messages.append("no section Returns")
+    return messages
 
 
-def _arguments(kind: str, one: Any) -> dict[str, inspect.Parameter]:
-    """Arguments by name, as a docstring writes them: with stars where they have any."""
-    if (
-        kind == "class"
-        and "__init__" not in vars(one)
-        and not dataclasses.is_dataclass(one)
-        and not issubclass(one, tuple)
-    ):
+def _arguments(kind: str, target: Any) -> dict[str, inspect.Parameter]:
+    """The arguments by name, with the stars of variable arguments as in docstrings."""
+    has_signature = kind != "class" or (
+        "__init__" in vars(target) or dataclasses.is_dataclass(target) or issubclass(target, tuple)
+    )
+    if not has_signature:
         return {}
     stars = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
-    given = inspect.signature(one).parameters.values()
-    return {stars.get(part.kind, "") + part.name: part for part in given if part.name != "self"}
+    return {
+        stars.get(parameter.kind, "") + parameter.name: parameter
+        for parameter in inspect.signature(target).parameters.values()
+        if parameter.name != "self"
+    }
 
 
-def _default_faults(name: str, said: str, default: Any) -> list[str]:
-    """Whether what is said of a default is what the signature has."""
+def _default_faults(name: str, type_text: str, default: Any) -> list[str]:
+    """Differences between the default in the type text of a docstring and in the signature."""
     if default is inspect.Parameter.empty:
-        return (
-            [f"argument {name} has no default, the docstring says it has"]
-            if "default" in said or "optional" in said
-            else []
-        )
-    stated = DEFAULT.search(said)
-    if default is None and stated is None:
-        return (
-            []
-            if said.endswith("optional")
-            else [f"argument {name} is optional, the docstring does not say so"]
-        )
-    if stated is None:
-        return [f"argument {name} has the default {default!r}, the docstring does not say so"]
+        if "default" in type_text or "optional" in type_text:
+            return [f"argument {name} has no default, but the docstring states one"]
+        return []
+    match = DEFAULT.search(type_text)
+    if default is None and match is None:
+        if type_text.endswith("optional"):
+            return []
+        return [f"argument {name} is optional, but the docstring does not state it"]
+    if match is None:
+        return [f"argument {name} has the default {default!r}, but the docstring does not state it"]
+    stated = match["value"]
     try:
-        value = ast.literal_eval(stated["value"])
+        value = ast.literal_eval(stated)
     except (ValueError, SyntaxError):
-        value = stated["value"]
-    same = value == default or stated["value"] == str(default)
-    return (
-        []
-        if same
-        else [f"argument {name} has the default {default!r}, the docstring says {stated['value']}"]
-    )
+        value = stated
+    if value == default or stated == str(default):
+        return []
+    return [f"argument {name} has the default {default!r}, but the docstring states {stated}"]
 
 
-def _returns(function: Any) -> bool:
-    """Whether the signature promises a value."""
-    return inspect.signature(function).return_annotation not in (
-        None,
-        "None",
-        inspect.Signature.empty,
-    )
+def _returns_value(function: Any) -> bool:
+    """Whether the signature has a return annotation other than None."""
+    annotation = inspect.signature(function).return_annotation
+    return annotation not in (None, "None", inspect.Signature.empty)

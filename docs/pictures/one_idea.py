@@ -1,6 +1,7 @@
-"""The picture of the theory page: rows split along the signals, their compressed form [T | L], and a fresh input seen from there.
+"""The picture of the theory page: the compressed form [T | L] of the rows.
 
-python docs/pictures/one_idea.py writes docs/pictures/one_idea.svg.
+It shows the rows split along the signals, the rotation, and a fresh input in these coordinates.
+`python docs/pictures/one_idea.py` writes docs/pictures/one_idea.svg.
 """
 
 from pathlib import Path
@@ -9,19 +10,19 @@ import matplotlib.pyplot as plt
 from matplotlib.patches import FancyArrowPatch, Rectangle
 
 plt.switch_backend("svg")
-plt.rcParams["svg.hashsalt"] = "sgdynamics"  # the same file every time
+plt.rcParams["svg.hashsalt"] = "sgdynamics"  # a reproducible file
 plt.rcParams["mathtext.fontset"] = "cm"
 
 BLUE, ORANGE, GREY, GREEN = "#4477aa", "#ee8866", "#dddddd", "#99bb66"
 
 
-def box(ax, x, y, width, height, colour, text="", size=15, **more):
-    ax.add_patch(Rectangle((x, y), width, height, fc=colour, ec="black", lw=1, **more))
+def box(ax, x, y, width, height, colour, text="", size=15, **style):
+    ax.add_patch(Rectangle((x, y), width, height, fc=colour, ec="black", lw=1, **style))
     ax.text(x + width / 2, y + height / 2, text, ha="center", va="center", fontsize=size)
 
 
 def brace(ax, x, y, width, text):
-    """A measure over a box."""
+    """A line with a label that measures the width of a box."""
     ax.annotate(
         "",
         (x, y),
@@ -36,9 +37,9 @@ def brace(ax, x, y, width, text):
     ax.text(x + width / 2, y + 0.12, text, ha="center", va="bottom", fontsize=12)
 
 
-def arrow(ax, begin, end):
+def arrow(ax, start, end):
     ax.add_patch(
-        FancyArrowPatch(begin, end, arrowstyle="-|>", mutation_scale=16, lw=1.4, color="0.25")
+        FancyArrowPatch(start, end, arrowstyle="-|>", mutation_scale=16, lw=1.4, color="0.25")
     )
 
 
@@ -51,11 +52,11 @@ def main(file: Path) -> None:
     brace(ax, 0.9, 7.0, 1.4, "$K$")
     brace(ax, 2.3, 7.0, 6.2, "$d-K$")
     box(ax, 0.9, 5.0, 1.4, 1.8, BLUE, "$T$")
-    box(ax, 2.3, 5.0, 6.2, 1.8, GREY, "the rest of the rows")
+    box(ax, 2.3, 5.0, 6.2, 1.8, GREY, "orthogonal components")
     ax.text(0.5, 5.9, "$p$", ha="center", va="center", fontsize=13)
-    ax.text(0.9, 4.5, "$W$: along the signals, and beside them", fontsize=11, va="center")
+    ax.text(0.9, 4.5, "$W$: along the signals, and orthogonal to them", fontsize=11, va="center")
 
-    ax.text(12.4, 8.6, "2.  rotate the rest into $p$ coordinates", fontsize=13, weight="bold")
+    ax.text(12.4, 8.6, "2.  rotate the others into $p$ coordinates", fontsize=13, weight="bold")
     arrow(ax, (8.9, 5.9), (12.3, 5.9))
     ax.text(10.6, 6.25, "rotation", ha="center", fontsize=11)
     brace(ax, 12.9, 7.0, 1.4, "$K$")
@@ -64,9 +65,15 @@ def main(file: Path) -> None:
     box(ax, 12.9, 5.0, 1.4, 1.8, BLUE, "$T$")
     box(ax, 14.3, 5.0, 1.8, 1.8, ORANGE, "$L$")
     box(ax, 16.1, 5.0, 5.0, 1.8, "white", "$0$", ls=":")
-    ax.text(12.9, 4.5, "$W\\,W^T = T\\,T^T + L\\,L^T$:  nothing is lost", fontsize=11, va="center")
+    ax.text(
+        12.9,
+        4.5,
+        "$W\\,W^T = T\\,T^T + L\\,L^T$:  the overlaps are exact",
+        fontsize=11,
+        va="center",
+    )
 
-    ax.text(12.4, 3.5, "3.  look at a fresh input from there", fontsize=13, weight="bold")
+    ax.text(12.4, 3.5, "3.  a fresh input in these coordinates", fontsize=13, weight="bold")
     box(ax, 12.9, 2.2, 1.4, 0.8, BLUE, "$N(0, I)$", 10)
     box(ax, 14.3, 2.2, 1.8, 0.8, ORANGE, "$N(0, I)$", 10)
     box(ax, 16.1, 2.2, 5.0, 0.8, GREEN, "length only: $\\chi_{d-K-p}$", 11)
@@ -74,12 +81,13 @@ def main(file: Path) -> None:
     ax.text(
         12.9,
         1.2,
-        "$K+p$ standard normals make all fields;\none $\\chi$ variable stands for the other coordinates",
+        "$K+p$ standard normals determine all fields;\n"
+        "one $\\chi$ variable replaces the other coordinates",
         fontsize=11,
         va="center",
     )
 
-    ax.text(0.2, 3.5, "4.  step, and fold", fontsize=13, weight="bold")
+    ax.text(0.2, 3.5, "4.  step, and compress", fontsize=13, weight="bold")
     arrow(ax, (12.0, 2.6), (7.2, 2.6))
     ax.text(9.6, 2.95, "one SGD step", ha="center", fontsize=11)
     box(ax, 0.9, 1.7, 1.4, 1.4, BLUE, "$T'$")
@@ -89,7 +97,8 @@ def main(file: Path) -> None:
     ax.text(
         0.9,
         0.9,
-        "the input adds one column; a QR decomposition\nfolds it back: the size is $p\\times(K+p)$ at any $d$",
+        "the input adds one column; a QR decomposition\n"
+        "removes it: the size is $p\\times(K+p)$ at any $d$",
         fontsize=11,
         va="center",
     )

@@ -413,7 +413,7 @@ def library_drift(problem):
     return jax.jit(jax.vmap(drift, in_axes=(0, None)))
 
 
-@pytest.mark.parametrize("name", slow(["polynomial", "tanh"], later={"tanh"}))
+@pytest.mark.parametrize("name", slow(["polynomial", "tanh"], slow_names={"tanh"}))
 def test_samples_to_an_overlap_are_the_odes(name):
     link, lr, error = (
         (sgd.polynomial([0.0, 1.0, 0.4]), 0.3, 1e-9)
@@ -427,7 +427,7 @@ def test_samples_to_an_overlap_are_the_odes(name):
     assert np.sum(0.5 * weight / drift) / lr == pytest.approx(found.prefactor, rel=error)
 
 
-@pytest.mark.parametrize("name", slow(["he2", "he3"], later={"he3"}))
+@pytest.mark.parametrize("name", slow(["he2", "he3"], slow_names={"he3"}))
 def test_largest_learning_rate_and_rate_of_escape_are_the_odes(name):
     """At a start m: growth signal m^(kappa - 1) less the drag, nothing at largest_lr m^(kappa - 2), decay above."""
     m, power = 1e-6, {"he2": 0, "he3": 1}[name]

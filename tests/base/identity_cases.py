@@ -29,47 +29,49 @@ class Box:
         return self.value * x
 
 
-class Slotted:
+class BoxWithSlots:
+    """An object with state in slots."""
+
     __slots__ = ("value",)
 
     def __init__(self, value):
         self.value = value
 
 
-def scaled(value):
+def make_scaling(value):
     def function(x):
         return value * x
 
     return function
 
 
-def through(box):
+def make_box_scaling(box):
     def function(x):
         return box.value * x
 
     return function
 
 
-def named(x):
+def scale_by_global(x):
     return SCALE * x
 
 
-def indirect(x):
-    return named(x) + jnp.tanh(x)
+def call_indirectly(x):
+    return scale_by_global(x) + jnp.tanh(x)
 
 
 def factorial(n):
     return 1 if n == 0 else n * factorial(n - 1)
 
 
-def default(value):
+def make_default_scaling(value):
     def function(x, *, scale=value):
         return scale * x
 
     return function
 
 
-def derived(value):
+def make_custom_derivative(value):
     @jax.custom_jvp
     def function(x):
         return x
@@ -81,79 +83,81 @@ def derived(value):
     return function
 
 
-def begin(value, problem, parameters):
+def start_from_value(value, problem, parameters):
     return value
 
 
-# by name, a function of one number that makes a value which differs with it, in nothing but what it holds
+# Functions of a number. Their values differ only by the data that a function or object contains.
 VALUES = {
-    "closure": scaled,
-    "closure over a plain object": lambda value: through(Box(value)),
-    "closure over a dictionary of objects": lambda value: scaled({"a": Box(value)}),
-    "closure over an object with slots": lambda value: through(Slotted(value)),
-    "closure over closures": lambda value: scaled(scaled(scaled(value))),
-    "closure over an array": lambda value: scaled(value * np.arange(100.0)),
-    "closure over a JAX array": lambda value: scaled(value * jnp.arange(3.0)),
-    "closure over a key": lambda value: scaled(jax.random.key(int(value))),
-    "closure over a generator": lambda value: scaled(np.random.default_rng(int(value))),
-    "closure over a set": lambda value: scaled({value, "a", "b", "c"}),
-    "closure over a Dataset": lambda value: scaled(
+    "closure": make_scaling,
+    "closure over a plain object": lambda value: make_box_scaling(Box(value)),
+    "closure over a dictionary of objects": lambda value: make_scaling({"a": Box(value)}),
+    "closure over an object with slots": lambda value: make_box_scaling(BoxWithSlots(value)),
+    "closure over closures": lambda value: make_scaling(make_scaling(make_scaling(value))),
+    "closure over an array": lambda value: make_scaling(value * np.arange(100.0)),
+    "closure over a JAX array": lambda value: make_scaling(value * jnp.arange(3.0)),
+    "closure over a key": lambda value: make_scaling(jax.random.key(int(value))),
+    "closure over a generator": lambda value: make_scaling(np.random.default_rng(int(value))),
+    "closure over a set": lambda value: make_scaling({value, "a", "b", "c"}),
+    "closure over a Dataset": lambda value: make_scaling(
         xr.Dataset({"y": ("z", [1.0])}, {"z": [value]}, {"unit": "s"})
     ),
-    "keyword default": default,
+    "keyword default": make_default_scaling,
     "bound method": lambda value: Box(value).times,
     "bound method of a list": lambda value: [value].index,
     "callable object": Box,
     "partial": lambda value: functools.partial(jnp.multiply, value),
-    "partial of a closure": lambda value: functools.partial(scaled(value), x=1.0),
-    "jit": lambda value: jax.jit(scaled(value)),
-    "grad": lambda value: jax.grad(scaled(value)),
-    "checkpoint": lambda value: jax.checkpoint(scaled(value)),
-    "closure over a pattern": lambda value: scaled(re.compile(f"{value}")),
-    "cached": lambda value: functools.lru_cache(scaled(value)),
-    "custom derivative": derived,
+    "partial of a closure": lambda value: functools.partial(make_scaling(value), x=1.0),
+    "jit": lambda value: jax.jit(make_scaling(value)),
+    "grad": lambda value: jax.grad(make_scaling(value)),
+    "checkpoint": lambda value: jax.checkpoint(make_scaling(value)),
+    "closure over a pattern": lambda value: make_scaling(re.compile(f"{value}")),
+    "cached": lambda value: functools.lru_cache(make_scaling(value)),
+    "custom derivative": make_custom_derivative,
     "lambda": lambda value: lambda x: value * x,
 }
-# and the problems, algorithms and arguments of a sweep that hold such functions
-SWEPT = {
+# Problems, algorithms and arguments of a sweep that contain such functions.
+SWEEP_ARGUMENTS = {
     "activation": lambda value: {
-        "problem": sgd.TeacherStudent(2, activation=sgd.Activation(scaled(value)))
+        "problem": sgd.TeacherStudent(2, activation=sgd.Activation(make_scaling(value)))
     },
     "teacher_activation": lambda value: {
         "problem": sgd.TeacherStudent(
-            2, activation="square", teacher_activation=sgd.Activation(scaled(value))
+            2, activation="square", teacher_activation=sgd.Activation(make_scaling(value))
         )
     },
-    "lr=closure": lambda value: {"algorithm": sgd.OnePassSGD(lr=scaled(value))},
+    "lr=closure": lambda value: {"algorithm": sgd.OnePassSGD(lr=make_scaling(value))},
     "lr=partial": lambda value: {
         "algorithm": sgd.OnePassSGD(lr=functools.partial(jnp.multiply, value))
     },
     "gradient_noise": lambda value: {
-        "algorithm": sgd.OnePassSGD(lr=0.1, update=sgd.updates.gradient_noise(sigma=scaled(value)))
+        "algorithm": sgd.OnePassSGD(
+            lr=0.1, update=sgd.updates.gradient_noise(sigma=make_scaling(value))
+        )
     },
     "temperature": lambda value: {
-        "algorithm": sgd.Langevin(samples_per_dimension=2.0, temperature=scaled(value))
+        "algorithm": sgd.Langevin(samples_per_dimension=2.0, temperature=make_scaling(value))
     },
     "contexts": lambda value: {
         "problem": sgd.contexts(
             {
-                "first": sgd.TeacherStudent(2, activation=sgd.Activation(scaled(value))),
+                "first": sgd.TeacherStudent(2, activation=sgd.Activation(make_scaling(value))),
                 "second": sgd.TeacherStudent(2, activation="square"),
             }
         )
     },
     "evaluate": lambda value: {
-        "evaluate": sgd.TeacherStudent(2, activation=sgd.Activation(scaled(value)))
+        "evaluate": sgd.TeacherStudent(2, activation=sgd.Activation(make_scaling(value)))
     },
-    "start": lambda value: {"start": functools.partial(begin, value)},
+    "start": lambda value: {"start": functools.partial(start_from_value, value)},
     "dictionary of objects": lambda value: {"evaluate": {"a": Box(value)}},
 }
 
 
 def digests():
-    """Hashes of all of them, to be compared between processes."""
+    """Hashes of all values, for a comparison between processes."""
     return [digest(make(2.0)) for make in VALUES.values()] + [
-        digest(indirect),
+        digest(call_indirectly),
         digest(factorial),
         digest(Box),
     ]

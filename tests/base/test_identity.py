@@ -1,4 +1,7 @@
-"""Identities of functions and objects: equal where they compute the same, different where anything they hold differs."""
+"""Identities of functions and objects.
+
+They are equal for functions that compute the same, and differ if any data in the function differs.
+"""
 
 from __future__ import annotations
 
@@ -18,39 +21,45 @@ from sgdynamics.algorithms.updates.update import MAKERS
 from sgdynamics.base.identity import digest, find_unidentified, plain
 from sgdynamics.sweeps import sweep
 from tests.base import identity_cases
-from tests.base.identity_cases import SWEPT, VALUES, Box, factorial, indirect, scaled
+from tests.base.identity_cases import (
+    SWEEP_ARGUMENTS,
+    VALUES,
+    Box,
+    call_indirectly,
+    factorial,
+    make_scaling,
+)
 
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("name", VALUES)
-def test_identity_follows_what_a_function_holds(name):
+def test_identity_depends_on_the_data_in_a_function(name):
     make = VALUES[name]
     assert find_unidentified(plain(make(1.0))) is None
     assert plain(make(1.0)) == plain(make(1.0))
     assert plain(make(1.0)) != plain(make(3.0))
 
 
-def test_globals_are_part_of_a_function(monkeypatch):
-    before = digest(indirect)
-    assert digest(indirect) == before
-    monkeypatch.setattr(identity_cases, "SCALE", 2.0)  # read by a function that it calls
-    assert digest(indirect) != before
+def test_identity_depends_on_globals(monkeypatch):
+    before = digest(call_indirectly)
+    assert digest(call_indirectly) == before
+    monkeypatch.setattr(identity_cases, "SCALE", 2.0)  # read by a called function
+    assert digest(call_indirectly) != before
 
-    def through_a_module(x):
+    def read_from_module(x):
         return identity_cases.SCALE * x
 
-    at_two = digest(through_a_module)
+    at_two = digest(read_from_module)
     monkeypatch.setattr(identity_cases, "SCALE", 3.0)
-    assert digest(through_a_module) != at_two
+    assert digest(read_from_module) != at_two
     before = digest(Box(1.0))
-    monkeypatch.setattr(
-        Box, "times", lambda self, x: self.value + x
-    )  # another class of the same name
+    # A different class of the same name.
+    monkeypatch.setattr(Box, "times", lambda self, x: self.value + x)
     assert digest(Box(1.0)) != before
 
 
-def test_code_counts_and_its_position_does_not():
+def test_identity_depends_on_code_and_not_on_its_position():
     texts = (
         "def f(x):\n    'Described.'\n    return x * 2\n",
         "\n\ndef f(x):\n    'Documented.'\n    return x * 2\n",
@@ -73,7 +82,7 @@ def test_values_are_equal_as_numbers():
     assert digest([1, 2.0, np.float32(3.0)]) == digest(np.array([1, 2, 3])) == digest((1.0, 2, 3))
     assert digest(np.arange(100.0)) == digest(np.arange(100)) != digest(np.arange(100.0)[::-1])
     assert plain({1: "a"}) != plain({"1": "a"})
-    assert digest(factorial) == digest(factorial)  # it reads itself
+    assert digest(factorial) == digest(factorial)  # a recursive function
 
 
 def test_identity_is_the_same_in_another_process():
@@ -97,60 +106,61 @@ def answer(x, problem=None, algorithm=None, start=None, evaluate=None):
     return 1.0 * x
 
 
-@pytest.mark.parametrize("name", SWEPT)
-def test_a_store_tells_closures_apart(name, tmp_path):
+@pytest.mark.parametrize("name", SWEEP_ARGUMENTS)
+def test_a_store_distinguishes_closures(name, tmp_path):
     shared = {"over": {"x": [1, 2]}, "store": tmp_path / "store", "workers": 1}
-    sweep(answer, **shared, **SWEPT[name](1.0))
-    sweep(answer, **shared, **SWEPT[name](1.0))
+    sweep(answer, **shared, **SWEEP_ARGUMENTS[name](1.0))
+    sweep(answer, **shared, **SWEEP_ARGUMENTS[name](1.0))
     with pytest.raises(ValueError, match="belongs to another sweep"):
-        sweep(answer, **shared, **SWEPT[name](3.0))
+        sweep(answer, **shared, **SWEEP_ARGUMENTS[name](3.0))
 
 
 @pytest.mark.parametrize("name", VALUES)
-def test_a_store_tells_solvers_apart(name, tmp_path):
+def test_a_store_distinguishes_solvers(name, tmp_path):
     def solver(value):
-        held = VALUES[name](value)
-        return lambda x: float(held is not None) * x
+        content = VALUES[name](value)
+        return lambda x: float(content is not None) * x
 
     sweep(solver(1.0), over={"x": [1]}, store=tmp_path, workers=1)
     sweep(solver(1.0), over={"x": [1]}, store=tmp_path, workers=1)
     with pytest.raises(
         ValueError,
-        match=r"belongs to another sweep .*the hash of a function covers the variables that it reads",
+        match=r"belongs to another sweep .*"
+        r"the hash of a function covers the variables that it reads",
     ):
         sweep(solver(3.0), over={"x": [1]}, store=tmp_path, workers=1)
 
 
 class Decay(sgd.Dynamics):
-    """Dynamics of a user, whose state is not in fields."""
+    """Dynamics of a user, with a parameter that is not a dataclass field."""
 
     variables: ClassVar = {"m": ("magnetisation",)}
 
     def __init__(self, rate):
         self.speed = rate
 
-    def rate(self, numbers, state):
+    def rate(self, values, state):
         return {"m": -self.speed * state["m"]}
 
 
-def test_a_store_tells_dynamics_and_updates_apart(tmp_path, monkeypatch):
+def test_a_store_distinguishes_dynamics_and_updates(tmp_path, monkeypatch):
     shared = {"over": {"x": [1]}, "workers": 1}
     sweep(answer, problem=Decay(1.0), store=tmp_path / "a", **shared)
     with pytest.raises(ValueError, match="belongs to another sweep"):
         sweep(answer, problem=Decay(2.0), store=tmp_path / "a", **shared)
-    # an update of the user, which a record names: its code counts too
+    # A record names an update of the user; the identity depends on the code of the update too.
     algorithm = sgd.OnePassSGD(lr=0.1, update=sgd.updates.momentum(0.5))
-    monkeypatch.setitem(MAKERS, "momentum", scaled(1.0))
+    monkeypatch.setitem(MAKERS, "momentum", make_scaling(1.0))
     sweep(answer, algorithm=algorithm, store=tmp_path / "b", **shared)
-    monkeypatch.setitem(MAKERS, "momentum", scaled(2.0))
+    monkeypatch.setitem(MAKERS, "momentum", make_scaling(2.0))
     with pytest.raises(ValueError, match="belongs to another sweep"):
         sweep(answer, algorithm=algorithm, store=tmp_path / "b", **shared)
 
 
-def test_functions_of_one_factory_are_points_of_one_sweep(tmp_path):
+def test_functions_of_the_same_factory_are_different_points_of_a_sweep(tmp_path):
     activations = [
-        sgd.Activation(scaled(1.0)),
-        sgd.Activation(scaled(2.0)),
+        sgd.Activation(make_scaling(1.0)),
+        sgd.Activation(make_scaling(2.0)),
         sgd.Activation(jnp.tanh),
     ]
 
@@ -171,12 +181,12 @@ def test_functions_of_one_factory_are_points_of_one_sweep(tmp_path):
         sweep(
             slope,
             problem=sgd.TeacherStudent(1),
-            over={"activation": [scaled(1.0), scaled(1.0)]},
+            over={"activation": [make_scaling(1.0), make_scaling(1.0)]},
             workers=1,
         )
 
 
-def test_what_has_no_identity_is_rejected_with_a_store_alone(tmp_path):
+def test_objects_without_an_identity_raise_only_with_a_store(tmp_path):
     file = open(os.devnull)  # noqa: SIM115
     with file:
 
@@ -185,7 +195,8 @@ def test_what_has_no_identity_is_rejected_with_a_store_alone(tmp_path):
 
         with pytest.raises(
             ValueError,
-            match=r"closure variable 'file' of function 'reads' \(a _io.TextIOWrapper\).*__getstate__",
+            match=r"closure variable 'file' of function 'reads' "
+            r"\(a _io.TextIOWrapper\).*__getstate__",
         ):
             sweep(reads, over={"x": [1]}, store=tmp_path / "store", workers=1)
         assert not (tmp_path / "store").exists()
@@ -196,7 +207,6 @@ def test_what_has_no_identity_is_rejected_with_a_store_alone(tmp_path):
             lambda handle: 1.0, over={"handle": [file, (number for number in ())]}, workers=1
         )
         assert pair.sizes["handle"] == 2
+    # A lock carries no data, so a function may read it.
     lock = threading.Lock()
-    sweep(
-        lambda x: lock.locked() + x, over={"x": [1]}, store=tmp_path / "lock", workers=1
-    )  # it orders threads, no more
+    sweep(lambda x: lock.locked() + x, over={"x": [1]}, store=tmp_path / "lock", workers=1)

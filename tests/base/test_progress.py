@@ -1,4 +1,4 @@
-"""What a user is told on the way: a bar that moves before anything is finished, and ends full."""
+"""Progress bars, and warnings of computations that take long."""
 
 from __future__ import annotations
 
@@ -17,38 +17,38 @@ from sgdynamics.simulation import running
 from sgdynamics.solvers import large_batch
 
 
-def test_the_bar_moves_before_the_first_piece_is_finished(monkeypatch):
-    seen = []
+def test_the_bar_starts_before_the_first_piece_is_finished(monkeypatch):
+    calls = []
     add, update = Progress.add_task, Progress.update
     monkeypatch.setattr(
         Progress,
         "add_task",
-        lambda bar, *a, **k: seen.append(("add", k["total"])) or add(bar, *a, **k),
+        lambda bar, *a, **k: calls.append(("add", k["total"])) or add(bar, *a, **k),
     )
     monkeypatch.setattr(
         Progress,
         "update",
-        lambda bar, task, **k: seen.append(("update", k)) or update(bar, task, **k),
+        lambda bar, task, **k: calls.append(("update", k)) or update(bar, task, **k),
     )
-    with meter("work", 8.0, True) as shown:
-        assert seen == [("add", None)]  # to and fro
-        shown.advance(2.0)
-        shown.advance(3.0)
-        (task,) = shown._bar.tasks
+    with meter("work", 8.0, True) as bar_meter:
+        assert calls == [("add", None)]  # a pulsing bar, without a total
+        bar_meter.advance(2.0)
+        bar_meter.advance(3.0)
+        (task,) = bar_meter._bar.tasks
         assert (task.total, task.completed) == (8.0, 5.0)
-    assert seen[1:] == [("update", {"total": 8.0}), ("update", {"total": 8.0, "completed": 8.0})]
-    with meter("work", 8.0, False) as shown:
-        shown.advance(2.0)
+    assert calls[1:] == [("update", {"total": 8.0}), ("update", {"total": 8.0, "completed": 8.0})]
+    with meter("work", 8.0, False) as bar_meter:
+        bar_meter.advance(2.0)
 
 
 @pytest.fixture
 def slow_steps(monkeypatch):
-    """A small ODE, in stretches of one step as if each took long."""
+    """A small ODE, integrated in stretches of one step, as if each step took long."""
     problem = sgd.TeacherStudent(width=2)
-    begin = sgd.start(problem, M=[[0.3], [0.1]], Q=np.eye(2))
+    start = sgd.start(problem, M=[[0.3], [0.1]], Q=np.eye(2))
 
     def solve(**options):
-        return sgd.solve_ode(problem, sgd.OnePassSGD(lr=0.1), begin, times=[0.5, 1.0], **options)
+        return sgd.solve_ode(problem, sgd.OnePassSGD(lr=0.1), start, times=[0.5, 1.0], **options)
 
     def slow_down(stretch):
         monkeypatch.setattr(integrate, "_PACE", {})
@@ -57,18 +57,18 @@ def slow_steps(monkeypatch):
     return solve, slow_down
 
 
-def test_stretches_of_steps_are_the_same_steps(slow_steps):
-    """The result does not depend on how often progress is looked at, and nothing compiles again."""
+def test_the_result_does_not_depend_on_the_stretches(slow_steps):
+    """Reports of progress change neither the result nor the compiled programs."""
     solve, slow_down = slow_steps
     slow_down(0.5)
     whole = solve()
     program = integrate._compile(integrate._advance_case, True)
     compiled = program._cache_size()
     slow_down(0.0)
-    again = solve(progress=False)
+    in_stretches = solve(progress=False)
     assert program._cache_size() == compiled
     for name in ("M", "Q", "risk"):
-        np.testing.assert_array_equal(again[name], whole[name])
+        np.testing.assert_array_equal(in_stretches[name], whole[name])
 
 
 def test_the_ode_shows_progress(slow_steps, monkeypatch, capsys):
@@ -79,7 +79,7 @@ def test_the_ode_shows_progress(slow_steps, monkeypatch, capsys):
     solve(progress=True)
     assert len(shares) > 10
     assert shares == sorted(shares)
-    assert shares[-1] == 2.0  # the solution, and another for its error
+    assert shares[-1] == 2.0  # the solution, and a second one for its error
     assert "solve_ode" in capsys.readouterr().err
 
 
@@ -89,7 +89,8 @@ def test_a_solution_that_takes_long_is_announced(slow_steps, monkeypatch):
     monkeypatch.setattr(progress, "LONG", 1e-4)
     with pytest.warns(
         UserWarning,
-        match=r"solve_ode: about .* expected \(.* s per evaluation of the drift, \d+ evaluations or more per",
+        match=r"solve_ode: about .* expected "
+        r"\(.* s per evaluation of the drift, \d+ evaluations or more per",
     ):
         solve()
 
@@ -99,17 +100,17 @@ def announcements(monkeypatch, pieces, **options):
     clock = iter(np.cumsum([0.0] + [seconds for seconds, *_ in pieces]))
     monkeypatch.setattr(progress, "perf_counter", lambda: float(next(clock)))
     with (
-        warnings.catch_warnings(record=True) as caught,
-        meter("work", 10_000.0, False, Cost("step", **options)) as shown,
+        warnings.catch_warnings(record=True) as raised,
+        meter("work", 10_000.0, False, Cost("step", **options)) as work_meter,
     ):
         warnings.simplefilter("always")
         for _, *work in pieces:
-            shown.advance(*work)
-    return [str(one.message) for one in caught]
+            work_meter.advance(*work)
+    return [str(warning.message) for warning in raised]
 
 
 def test_long_work_is_announced_from_the_time_of_its_first_pieces(monkeypatch):
-    """Ten steps take 2 s: the compilation in the first pieces does not count."""
+    """Ten steps take 2 s; the estimate leaves out the first pieces, which compile."""
     slow = [(30.0, 10.0), (7.0, 10.0), (2.0, 10.0), (2.0, 10.0)]
     message = (
         "work: about 33 minutes expected (0.2 s per step, 10000 steps). "
@@ -120,14 +121,14 @@ def test_long_work_is_announced_from_the_time_of_its_first_pieces(monkeypatch):
     assert message.startswith(
         "work: at most 33 minutes expected (0.2 s per step, 10000 steps of 5 runs)"
     )
-    # short work, a pace that is not known yet, and runs that have all left
+    # No warning for short work, before the pace is measured, and after all runs have left.
     assert (
         announcements(monkeypatch, [(30.0, 10.0), (0.5, 100.0), (0.5, 100.0), (0.5, 100.0)]) == []
     )
     assert announcements(monkeypatch, slow[:2]) == []
     assert announcements(monkeypatch, [(30.0, 10.0), (0.1, 10.0), (0.1, 10.0)]) == []
     assert announcements(monkeypatch, [(30.0, 10.0), (7.0, 10.0), (2.0, 10.0, 9900.0)]) == []
-    # steps that a checkpoint holds are no fast piece
+    # Steps that are read from a checkpoint do not count as fast steps.
     (message,) = announcements(monkeypatch, [(0.1, 0.0, 5000.0), *slow])
     assert (
         "16 minutes expected (0.2 s per step" in message
@@ -145,21 +146,21 @@ LABELS = {
 
 @pytest.mark.parametrize("solver", LABELS)
 def test_every_solver_announces_long_work(solver, monkeypatch):
-    """The estimate and the pieces of work that it needs change no number."""
+    """The estimate, and the division of the work into pieces, change no result."""
     problem = sgd.TeacherStudent(width=2)
-    begin, algorithm = sgd.start(problem, M=[[0.3], [0.1]], Q=np.eye(2)), sgd.OnePassSGD(lr=0.1)
-    ways = {
+    start, algorithm = sgd.start(problem, M=[[0.3], [0.1]], Q=np.eye(2)), sgd.OnePassSGD(lr=0.1)
+    calls = {
         "solve_sde": lambda: (
-            sgd.solve_sde(problem, algorithm, begin, steps=[60], step=0.002, dimension=60, runs=3).Q
+            sgd.solve_sde(problem, algorithm, start, steps=[60], step=0.002, dimension=60, runs=3).Q
         ),
         "simulate": lambda: (
-            sgd.simulate(problem, algorithm, begin, steps=[1000], dimension=60, runs=3).Q
+            sgd.simulate(problem, algorithm, start, steps=[1000], dimension=60, runs=3).Q
         ),
         "exit_time": lambda: (
             sgd.exit_time(
                 problem,
                 algorithm,
-                begin,
+                start,
                 threshold=0.9,
                 method="exact",
                 dimension=60,
@@ -169,20 +170,20 @@ def test_every_solver_announces_long_work(solver, monkeypatch):
         ),
         "solve_large_batch": lambda: (
             sgd.solve_large_batch(
-                problem, algorithm, begin, steps=[60], samples_per_dimension=2.0
+                problem, algorithm, start, steps=[60], samples_per_dimension=2.0
             ).Q
         ),
     }
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".* expected")
         warnings.filterwarnings("ignore", message="exit_time: of 3 runs")
-        expected = ways[solver]()
+        expected = calls[solver]()
     monkeypatch.setattr(progress, "LONG", 0.0)
     monkeypatch.setattr(progress, "MEASURED", 0.0)
     monkeypatch.setattr(running, "PIECE_SECONDS", 1e-9)
     monkeypatch.setattr(large_batch, "next_piece", lambda piece, seconds: 7)
     with pytest.warns(UserWarning, match=LABELS[solver]):
-        result = ways[solver]()
+        result = calls[solver]()
     np.testing.assert_array_equal(result, expected)
 
 
@@ -196,7 +197,7 @@ def test_the_mean_field_reports_its_three_solutions(monkeypatch):
 
 
 def test_the_mean_field_announces_long_work(monkeypatch):
-    """Before the first solution by the time of one velocity, else by the time of that solution."""
+    """The estimate uses the time of a velocity, or of the first solution if that is short."""
     problem = sgd.TeacherStudent(width=4, activation="erf")
     start = sgd.random_start(problem, dimension=100, seed=0, wide=True)
 

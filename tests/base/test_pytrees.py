@@ -1,4 +1,7 @@
-"""Problems and algorithms as pytrees in their numbers: mapped, traced and differentiated, and still problems and algorithms."""
+"""Problems and algorithms are pytrees of their parameters.
+
+They can be mapped, traced and differentiated, and stay problems and algorithms.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +14,15 @@ import sgdynamics as sgd
 from sgdynamics.solvers import functional
 
 
-def scaled(fields, signals, head, noise_draw, parameters):
+def scaled_loss(fields, signals, head, noise_draw, parameters):
     return 0.5 * (parameters["scale"] * fields[0] - signals[0]) ** 2
 
 
-def above(z):
+def maximum_target(z):
     return jnp.maximum(z[0], z[1])
 
 
-def masked(fields, signals, head, draws, parameters):
+def masked_loss(fields, signals, head, draws, parameters):
     return (
         0.5 * parameters["scale"] * jnp.sum(draws["mask"] * (fields[0] - signals[0]) ** 2)
         + draws["group"] * draws["noise"]
@@ -35,17 +38,21 @@ TOKENS = {
 }
 PROBLEMS = {
     "tokens": sgd.Problem(
-        masked, 1, 1, parameters={"scale": lambda alpha: 1 / (1 + alpha)}, **TOKENS
+        masked_loss, 1, 1, parameters={"scale": lambda alpha: 1 / (1 + alpha)}, **TOKENS
     ),
     "faster": sgd.TeacherStudent(1, noise=sgd.piecewise_rate([1.0], [0.1, 0.2])),
     "teacher": sgd.TeacherStudent(
         2, 2, "erf", noise=0.1, weight_decay=0.01, teacher_gram=[[1.0, 0.2], [0.2, 1.0]]
     ),
     "blocks": sgd.TeacherStudent(2, noise=0.1, covariance=[(1.0, 0.5), (4.0, 0.5)]),
-    "target": sgd.MultiIndex(above, 2, 2, noise=0.2),
+    "target": sgd.MultiIndex(maximum_target, 2, 2, noise=0.2),
     "mixture": sgd.GaussianMixture("xor", snr=49.0),
     "clusters": sgd.Problem(
-        scaled, 1, 1, clusters=[(0.5, [1.0], 1.0), (0.5, [-1.0], 0.0)], parameters={"scale": 1.5}
+        scaled_loss,
+        1,
+        1,
+        clusters=[(0.5, [1.0], 1.0), (0.5, [-1.0], 0.0)],
+        parameters={"scale": 1.5},
     ),
     "tensor": sgd.SpikedTensor(3, snr=2.0, ridge=0.1),
 }
@@ -55,30 +62,30 @@ ALGORITHMS = {
     "persistent": sgd.PersistentSGD(lr=0.1, persistence_time=2.0),
     "hot": sgd.Langevin(lr=0.1, temperature=2.0),
 }
-ALL = PROBLEMS | ALGORITHMS
+OBJECTS = PROBLEMS | ALGORITHMS
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", OBJECTS)
 def test_round_trip(name):
-    one = ALL[name]
-    leaves, form = jax.tree.flatten(one)
+    original = OBJECTS[name]
+    leaves, structure = jax.tree.flatten(original)
     assert leaves
-    again = jax.tree.unflatten(form, leaves)
-    assert again == one
-    assert hash(again) == hash(one)
-    assert again.describe() == one.describe()
-    assert again.replace() == one
-    jax.tree.unflatten(form, [object()] * len(leaves))  # nothing is checked
-    # the same numbers in another type, as they come out of compiled code
+    copy = jax.tree.unflatten(structure, leaves)
+    assert copy == original
+    assert hash(copy) == hash(original)
+    assert copy.describe() == original.describe()
+    assert copy.replace() == original
+    jax.tree.unflatten(structure, [object()] * len(leaves))  # unflattening checks nothing
+    # Compiled code returns the same values as JAX arrays.
     with jax.enable_x64(True):
-        arrays = jax.jit(lambda x: x)(one)
-    assert arrays == one
-    assert arrays.describe() == one.describe()
-    assert arrays.replace() == one
-    assert hash(arrays) == hash(one)
-    for key, value in jax.tree.flatten_with_path(one.parameters)[0]:
-        found = dict(jax.tree.flatten_with_path(arrays.parameters)[0])[key]
-        np.testing.assert_array_equal(np.asarray(found), value, err_msg=str(key))
+        arrays = jax.jit(lambda x: x)(original)
+    assert arrays == original
+    assert arrays.describe() == original.describe()
+    assert arrays.replace() == original
+    assert hash(arrays) == hash(original)
+    for key, value in jax.tree.flatten_with_path(original.parameters)[0]:
+        array = dict(jax.tree.flatten_with_path(arrays.parameters)[0])[key]
+        np.testing.assert_array_equal(np.asarray(array), value, err_msg=str(key))
 
 
 CHANGES = {
@@ -109,34 +116,41 @@ CHANGES = {
 }
 
 
-def twice(path, leaf):
-    """Every number but the shares of the inputs and what a mixture is made of: these add up to one."""
-    kept = ("eigenvalues", "fractions")
-    return leaf if path[0].name in kept else 2 * leaf
+def double_leaf(path, leaf):
+    """Double all parameters except the eigenvalues and fractions of the inputs.
+
+    The fractions must add up to one.
+    """
+    return leaf if path[0].name in ("eigenvalues", "fractions") else 2 * leaf
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_a_mapped_one_is_what_replace_makes(name):
-    """Attributes, records, numbers that follow from others and what is made of it later agree with the new numbers."""
-    one = ALL[name]
-    double, expected = jax.tree_util.tree_map_with_path(twice, one), one.replace(**CHANGES[name])
+def test_mapping_agrees_with_replace(name):
+    """Attributes, records, derived parameters and later copies have the mapped parameters."""
+    original = OBJECTS[name]
+    double, expected = (
+        jax.tree_util.tree_map_with_path(double_leaf, original),
+        original.replace(**CHANGES[name]),
+    )
     assert double == expected
-    assert double != one
+    assert double != original
     assert double.describe() == expected.describe()
     assert repr(double) == repr(expected)
-    found, wanted = double.parameters, expected.parameters
-    assert set(found) == set(wanted)
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-15), found, wanted)
+    parameters, expected_parameters = double.parameters, expected.parameters
+    assert set(parameters) == set(expected_parameters)
+    jax.tree.map(
+        lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-15), parameters, expected_parameters
+    )
     for attribute in CHANGES[name]:
         attribute = "gram" if attribute == "teacher_gram" else attribute
         assert np.all(np.asarray(getattr(double, attribute) == getattr(expected, attribute)))
-    # some more, and what it was made of is what it is made of now
+    # A further change starts from the mapped parameters.
     assert double.replace(**dict(list(CHANGES[name].items())[:1])) == expected
 
 
-def test_later_changes_keep_mapped_numbers():
-    one = PROBLEMS["blocks"]
-    double = jax.tree_util.tree_map_with_path(twice, one)
+def test_later_changes_keep_mapped_parameters():
+    original = PROBLEMS["blocks"]
+    double = jax.tree_util.tree_map_with_path(double_leaf, original)
     assert double.replace(width=3) == sgd.TeacherStudent(
         3,
         noise=0.2,
@@ -145,26 +159,25 @@ def test_later_changes_keep_mapped_numbers():
         covariance=[(1.0, 0.5), (4.0, 0.5)],
     )
     with pytest.raises(ValueError, match="the fractions of d must add up to 1, these add up to 2"):
-        jax.tree.map(lambda x: 2 * x, one).replace(width=3)
+        jax.tree.map(lambda x: 2 * x, original).replace(width=3)
     same = jax.tree.map(lambda x: x, sgd.TeacherStudent(2, noise=0.1))
-    assert same.replace(teacher_width=2).teacher_head.tolist() == [
-        1.0,
-        1.0,
-    ]  # left out, it still follows
+    # A head that was never set still follows the width of the teacher.
+    assert same.replace(teacher_width=2).teacher_head.tolist() == [1.0, 1.0]
     assert PROBLEMS["mixture"].replace(mixture="binary").width == 2
     with pytest.raises(AttributeError, match="problems are immutable"):
         double.noise = 0.3
     tokens = jax.tree_util.tree_map_with_path(
-        lambda path, x: x[::-1] if path[0].name == "draws" else twice(path, x), PROBLEMS["tokens"]
+        lambda path, x: x[::-1] if path[0].name == "draws" else double_leaf(path, x),
+        PROBLEMS["tokens"],
     )
-    wanted = {
+    arguments = {
         **TOKENS,
         "token_correlation": [[2.0, 1.0], [1.0, 2.0]],
         "means": [[0.2], [0.4]],
         "gram": [[2.0]],
     }
-    wanted["draws"] = {**DRAWS, "group": [0.7, 0.3], "mask": ("bernoulli", 0.75, 2)}
-    expected = PROBLEMS["tokens"].replace(**wanted)
+    arguments["draws"] = {**DRAWS, "group": [0.7, 0.3], "mask": ("bernoulli", 0.75, 2)}
+    expected = PROBLEMS["tokens"].replace(**arguments)
     assert tokens == expected
     assert tokens.replace() == expected
     assert tokens.describe() == expected.describe()
@@ -182,28 +195,31 @@ def test_vmap_over_the_noise_of_a_problem():
     problem = sgd.TeacherStudent(2, noise=0.1)
     state = functional.state(sgd.start(problem, M=[[0.3], [-0.2]], Q=np.eye(2)))
     noises = [0.0, 0.1, 0.3]
-    many = jax.tree.map(
+    batch = jax.tree.map(
         lambda *leaves: np.stack(leaves), *(problem.replace(noise=noise) for noise in noises)
     )
-    assert many.noise.tolist() == noises
+    assert batch.noise.tolist() == noises
 
-    def risk(one):
-        return functional.risk(one.structure, one.parameters, state)
+    def risk(member):
+        return functional.risk(member.structure, member.parameters, state)
 
     with jax.enable_x64(True):
-        together = jax.jit(jax.vmap(risk))(many)
-        alone = [float(jax.jit(risk)(problem.replace(noise=noise))) for noise in noises]
-        np.testing.assert_allclose(together, alone, rtol=1e-13)
-        by = jax.grad(risk)(problem)
-    assert isinstance(by, sgd.TeacherStudent)
-    assert by.noise == pytest.approx(0.5)  # the risk has noise/2
-    assert by.weight_decay == 0.0
+        batch_risks = jax.jit(jax.vmap(risk))(batch)
+        risks = [float(jax.jit(risk)(problem.replace(noise=noise))) for noise in noises]
+        np.testing.assert_allclose(batch_risks, risks, rtol=1e-13)
+        gradient = jax.grad(risk)(problem)
+    assert isinstance(gradient, sgd.TeacherStudent)
+    assert gradient.noise == pytest.approx(0.5)  # the risk has noise/2
+    assert gradient.weight_decay == 0.0
 
 
-def test_numbers_that_follow_move_with_those_they_follow_from():
-    """The frame under jit and its derivative, also at the identity and at a singular matrix, where eigenvectors have none."""
+def test_derived_parameters_follow_their_sources():
+    """The frame under jit and its derivative.
+
+    The identity and a singular matrix are the hard cases: their eigenvectors have no derivative.
+    """
     problem = sgd.TeacherStudent(2, 2, "erf")
-    moved = np.array([[0.3, 0.1], [0.1, -0.2]])
+    direction = np.array([[0.3, 0.1], [0.1, -0.2]])
 
     def frame(gram):
         return jax.tree_util.tree_map_with_path(
@@ -211,16 +227,20 @@ def test_numbers_that_follow_move_with_those_they_follow_from():
         ).parameters["frame"]
 
     with jax.enable_x64(True):
-        value, tangent = jax.jvp(frame, (problem.gram,), (moved[None],))
+        value, tangent = jax.jvp(frame, (problem.gram,), (direction[None],))
         step = 1e-6
-        apart = [np.linalg.cholesky(np.eye(2) + sign * step * moved) for sign in (1, -1)]
-        np.testing.assert_allclose(tangent[0], (apart[0] - apart[1]) / (2 * step), atol=1e-9)
+        shifted_frames = [
+            np.linalg.cholesky(np.eye(2) + sign * step * direction) for sign in (1, -1)
+        ]
+        np.testing.assert_allclose(
+            tangent[0], (shifted_frames[0] - shifted_frames[1]) / (2 * step), atol=1e-9
+        )
         np.testing.assert_array_equal(value[0], np.eye(2))
         singular = np.array([[[1.0, 1.0], [1.0, 1.0]]])
         np.testing.assert_allclose(
             jax.jit(frame)(singular)[0], [[1.0, 0.0], [1.0, 0.0]], atol=1e-15
         )
-        snr = jax.jit(lambda one: one.parameters["eigenvalues"])(PROBLEMS["mixture"])
+        snr = jax.jit(lambda problem: problem.parameters["eigenvalues"])(PROBLEMS["mixture"])
         assert float(snr[0]) == 1 / 49
-        edges = jax.jit(lambda one: one.parameters["cluster_edges"])(PROBLEMS["clusters"])
+        edges = jax.jit(lambda problem: problem.parameters["cluster_edges"])(PROBLEMS["clusters"])
         np.testing.assert_allclose(edges, [0.0], atol=1e-15)

@@ -1,4 +1,4 @@
-"""The registry is complete, and a question added from outside appears wherever it is read."""
+"""The registry is complete, and all of its readers see a question that is added from outside."""
 
 from __future__ import annotations
 
@@ -120,8 +120,8 @@ def test_a_question_from_outside_is_swept_by_name(question, monkeypatch):
         "scaled_risk", over={"scale": [1.0, 4.0]}, times=times, workers=1, **arguments
     )
     assert list(swept["failed"].values) == ["", ""]
-    alone = sgd.solve_ode(**arguments, times=times)
-    np.testing.assert_allclose(swept["risk"].sel(scale=4.0), alone["risk"] / 4, rtol=1e-12)
+    single = sgd.solve_ode(**arguments, times=times)
+    np.testing.assert_allclose(swept["risk"].sel(scale=4.0), single["risk"] / 4, rtol=1e-12)
     # A worker process has not registered the entry: the job brings the path of the function.
     job = pickle.dumps(Job("scaled_risk", *arguments.values(), {"times": times}))
     monkeypatch.setattr(registry, "_registered", {})
@@ -137,7 +137,7 @@ def test_a_question_from_outside_works_in_problem_files(question, tmp_path):
     done = CliRunner().invoke(main.app, ["run", *arguments, "--format", "none"])
     assert done.exit_code == 0, done.stderr
     answer = json.loads(done.stdout)
-    # the table shows the excess risk, which the question leaves alone
+    # The table shows the excess risk, which the question does not change.
     assert answer["methods"]["scaled_risk"]["mean"] == answer["methods"]["ode"]["mean"]
     stored = {name: sgd.load(tmp_path / "file.nc", group=name) for name in ("ode", "scaled_risk")}
     np.testing.assert_allclose(stored["scaled_risk"].risk, stored["ode"].risk / 2, rtol=1e-12)
@@ -151,12 +151,12 @@ def test_a_question_from_outside_works_in_problem_files(question, tmp_path):
     assert "the method 'scaled_risk' does not accept alpha. Set times = ..." in done.stderr
 
 
-def test_names_are_taken_once(question):
+def test_names_are_unique(question):
     assert registry.register(scaled_risk.ENTRY) == question
     with pytest.raises(ValueError, match=r"name = 'scaled_risk': this name belongs to tests\.base"):
         registry.register(registry.Question("scaled_risk", "somewhere:other"))
-    taken = registry.Question(
+    duplicate = registry.Question(
         "another", "somewhere:other", methods=(registry.Method("ode", "ODE"),)
     )
     with pytest.raises(ValueError, match="problem files already use these names"):
-        registry.register(taken)
+        registry.register(duplicate)

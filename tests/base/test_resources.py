@@ -1,4 +1,7 @@
-"""Memory estimates against measured peaks: an estimate that is far off rejects calls that fit, or lets the machine run out of memory."""
+"""Memory estimates compared with measured peaks.
+
+A wrong estimate raises for calls that fit into memory, or lets the machine run out of memory.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,10 @@ estimates, check_resources, reserve_memory = [], running.check_resources, dmft.S
 
 def note_simulator(simulator, runs, steps):
     group = min(runs, simulator.largest_group())
-    estimates.append(simulator.bytes_of(group) if hasattr(simulator, "bytes_of") else group * simulator.bytes_per_run(steps))
+    if hasattr(simulator, "bytes_of"):
+        estimates.append(simulator.bytes_of(group))
+    else:
+        estimates.append(group * simulator.bytes_per_run(steps))
     check_resources(simulator, runs, steps)
 
 def note_dmft(self, *arguments):
@@ -40,8 +46,9 @@ elif case == "conditioning":
     algorithm = sgd.GradientDescent(lr=0.01, samples_per_dimension=2.0)
     sgd.simulate(problem, algorithm, start, steps=[0, 30], dimension=size, method="exact")
 else:
-    one_pass = sgd.OnePassSGD(lr=0.01, batch=batch)
-    algorithm = sgd.GradientDescent(lr=0.01, samples_per_dimension=2.0) if case == "data set" else one_pass
+    algorithm = sgd.OnePassSGD(lr=0.01, batch=batch)
+    if case == "data set":
+        algorithm = sgd.GradientDescent(lr=0.01, samples_per_dimension=2.0)
     sgd.simulate(problem, algorithm, start, steps=[0, 2], dimension=size, method="direct")
 print(max(estimates), 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """
@@ -59,7 +66,7 @@ print(max(estimates), 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
     ],
 )
 def test_memory_estimates_are_right_within_a_factor_of_two(case, small, large):
-    """The small size measures what Python, JAX and the compiler take."""
+    """The run of small size measures the memory of Python, JAX and the compiler."""
 
     def measure(size):
         environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}"}

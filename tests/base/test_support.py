@@ -1,4 +1,4 @@
-"""The support table is true: each cell answers, or raises ValueError with the reason it gives."""
+"""The support table is correct: a question answers, or raises ValueError with the reason."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ import sgdynamics as sgd
 from sgdynamics.base import registry
 from sgdynamics.base.support import KINDS, supported, why_not
 from tests.contracts.before_work import Work, stop_before_work
-from tests.contracts.kinds import PROBLEMS, STEPS, algorithm_of, start_of
+from tests.contracts.kinds import ALGORITHM_KINDS, PROBLEMS, algorithm_of, start_of
 from tests.contracts.questions import call
 
 DOCS = Path(__file__).parents[2] / "docs"
 
 
 @pytest.mark.parametrize("name", registry.questions())
-def test_every_cell_is_true(name, monkeypatch):
+def test_every_cell_is_correct(name, monkeypatch):
     question = registry.find(name)
     for kind in KINDS:
-        if not question.takes_algorithm and kind in STEPS[1:]:
+        if not question.takes_algorithm and kind in ALGORITHM_KINDS[1:]:
             continue
         problem = PROBLEMS[kind]()
         arguments = problem, algorithm_of(kind, name), start_of(kind, problem, name)
@@ -68,7 +68,7 @@ def test_updates_are_not_ignored_silently(kind):
         sgd.simulate(problem, algorithm, start_of(kind, problem), steps=[1], dimension=50)
 
 
-def test_an_argument_that_is_not_a_problem():
+def test_an_object_that_is_not_a_problem_raises():
     for value in (None, 3, np.zeros(2), sgd.TeacherStudent):
         with pytest.raises(ValueError, match=r"problem = .*this is not a problem"):
             sgd.solve_ode(value, sgd.OnePassSGD(), None, times=[1.0])

@@ -1,4 +1,7 @@
-"""Solvers up to the point where their work begins: all that reads and checks arguments is real, and then they stop."""
+"""Stop solvers where their work begins.
+
+Everything that reads and validates arguments runs; the first computation raises `Work`.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +31,15 @@ from sgdynamics.sweeps import sweeping
 
 
 class Work(BaseException):
-    """The work of a solver would begin here. Not an Exception, so that nothing on the way catches it."""
+    """Raised where the work of a solver would begin.
+
+    It is not an `Exception`, so that no handler on the way catches it.
+    """
 
 
-# what each calls first once its arguments are accepted: a progress bar, the choice of a quadrature, or its first computation
-PLACES = [
+# The functions that solvers call first once their arguments are accepted: a progress bar, the
+# choice of a quadrature, or the first computation.
+FIRST_CALLS = [
     *(
         (module, "meter")
         for module in (running, dmft, dynamics, scaling, optimise, certify, sweeping)
@@ -57,10 +64,10 @@ PLACES = [
 
 
 def stop_before_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Raise `Work` where a solver would begin."""
+    """Let solvers raise `Work` where their work would begin."""
 
-    def begin(*_: Any, **__: Any) -> NoReturn:
+    def raise_work(*_: Any, **__: Any) -> NoReturn:
         raise Work
 
-    for module, name in PLACES:
-        monkeypatch.setattr(module, name, begin)
+    for module, name in FIRST_CALLS:
+        monkeypatch.setattr(module, name, raise_work)

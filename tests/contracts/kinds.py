@@ -1,4 +1,7 @@
-"""One small problem of each kind, with an algorithm and a start: the smallest structures, because nearly all their time is compiling."""
+"""A small problem of each kind, with an algorithm and a start.
+
+The structures are the smallest possible, because nearly all of the time is spent in compiling.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,8 @@ LR = 0.1
 
 
 class Decay(sgd.Dynamics):
+    """A dynamics of its own: the exponential decay of one overlap, with noise at finite d."""
+
     variables: ClassVar = {"m": ("overlap", ())}
 
     def rate(self, values, state):
@@ -37,7 +42,7 @@ def two_tokens(fields, signals, head, draws):
 
 
 def least_squares(fields, signals, head, noise_draw, overlaps):
-    """Least squares as a rule, with a pull of its own: the row against itself, by half its length."""
+    """Least squares as a learning rule, with an additional decay of the row."""
     return sgd.Move(fields - signals, rows=0.5 * overlaps.Q)
 
 
@@ -74,6 +79,7 @@ PROBLEMS: dict[str, Callable[[], Any]] = {
 
 
 def algorithm_of(kind: str, question: str) -> Any:
+    """The algorithm with which a problem of this kind is passed to a question."""
     if kind == "temperature":
         return sgd.OnePassSGD(lr=LR, temperature=0.2)
     if kind == "other batch":
@@ -84,15 +90,13 @@ def algorithm_of(kind: str, question: str) -> Any:
         return sgd.OnePassSGD(lr=LR, update=sgd.updates.sign())
     if kind == "epochs" or (question == "worth_of_repeats" and kind != "fixed data"):
         return sgd.EpochSGD(lr=LR)
-    return (
-        sgd.GradientDescent(lr=LR)
-        if kind == "fixed data" or question in ("solve_dmft", "exit_time by DMFT")
-        else sgd.OnePassSGD(lr=LR)
-    )
+    if kind == "fixed data" or question in ("solve_dmft", "exit_time by DMFT"):
+        return sgd.GradientDescent(lr=LR)
+    return sgd.OnePassSGD(lr=LR)
 
 
-# kinds of algorithms, on one problem
-STEPS = (
+# Kinds that differ by the algorithm and share the problem `phase`.
+ALGORITHM_KINDS = (
     "fields",
     "temperature",
     "other batch",
@@ -104,12 +108,11 @@ STEPS = (
 
 
 def start_of(kind: str, problem: Any, question: str = "simulate") -> Any:
-    if question == "solve_mean_field" and kind in STEPS:
+    """A start of a problem of this kind for a question."""
+    if question == "solve_mean_field" and kind in ALGORITHM_KINDS:
         return sgd.random_start(problem, dimension=50, wide=True)
     if kind == "own dynamics":
         return {"m": 0.5}
-    return (
-        sgd.start(problem, m=0.5, r2=1.0)
-        if kind == "spiked tensor"
-        else sgd.start(problem, M=[[0.4]], Q=[[1.0]])
-    )
+    if kind == "spiked tensor":
+        return sgd.start(problem, m=0.5, r2=1.0)
+    return sgd.start(problem, M=[[0.4]], Q=[[1.0]])

@@ -1,4 +1,7 @@
-"""Bad input is answered: every line is a call that was accepted, hung or failed in a raw error, and is now refused by name, at once."""
+"""Invalid input raises ValueError with the name of the argument, before any work.
+
+Each entry of the tables is a call that was once accepted, hung, or failed with an unclear error.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,9 @@ from sgdynamics.solvers import functional
 
 mpl.use("Agg")
 
-SECONDS = 5.0  # of processor time: nothing is computed, and what little is compiled is a user's function on a few numbers
+# Limit of processor time per call. Nothing is computed, and only the functions of the user are
+# compiled, for a few values.
+MAX_SECONDS = 5.0
 PROBLEM = sgd.TeacherStudent(width=2, activation="square", noise=0.1)
 SGD = sgd.OnePassSGD(lr=0.1)
 START = sgd.start(PROBLEM, M=[[0.3], [0.1]], Q=np.eye(2))
@@ -34,7 +39,7 @@ DEEP = "[" * 100_000 + "]" * 100_000
 
 
 def raises(output, label):
-    raise RuntimeError("something of the user's own")
+    raise RuntimeError("an error in the loss")
 
 
 def with_loss(loss):
@@ -63,11 +68,11 @@ def result(**changes):
         "risk": (("run", "time"), np.array([[1.0, 0.7, 0.5]] * 2)),
     }
     coordinates = {"t": ("time", [0.0, 1.0, 2.0]), "diverged_at": ("run", [np.nan, np.nan])}
-    made = xr.Dataset(variables, coordinates, {"method": "solve_ode"})
-    return made.assign(changes)
+    return xr.Dataset(variables, coordinates, {"method": "solve_ode"}).assign(changes)
 
 
-def swept():
+def sweep_result():
+    """A small result of `sgd.sweep` over two parameters."""
     grid = {
         "mean": (("lr", "noise"), np.arange(1.0, 7.0).reshape(3, 2)),
         "failed": (("lr", "noise"), np.full((3, 2), "")),
@@ -92,7 +97,7 @@ FUNCTIONS = {
         r"loss = .*type int64",
     ),
     "loss with a Python if": (with_loss(lambda f, y: f if f > 0 else y), r"loss = .*use jnp.where"),
-    "loss that raises": (with_loss(raises), r"loss = .*RuntimeError: something of the user's own"),
+    "loss that raises": (with_loss(raises), r"loss = .*RuntimeError: an error in the loss"),
     "loss with NumPy": (with_loss(lambda f, y: np.tanh(float(f) - y)), r"loss = .*use jax.numpy"),
     "loss that is NaN": (
         with_loss(lambda f, y: (f - y) * jnp.nan),
@@ -117,7 +122,7 @@ FUNCTIONS = {
     ),
     "own loss, whole numbers": (own_loss(lambda f, s, a, z: jnp.int32(3)), r"loss = .*type int32"),
     "own loss, complex": (own_loss(lambda f, s, a, z: f[0] * 1j), r"loss = .*complex"),
-    "own loss, an entry that is not there": (
+    "own loss, an index out of range": (
         own_loss(lambda f, s, a, z: f[0] - s[1]),
         r"loss = .*index 1 is out of bounds",
     ),
@@ -293,8 +298,7 @@ REACH = {
         r"signals = 1000000000: their overlaps need .* GiB",
     ),
     "own loss of great width": (
-        own_loss(lambda f, s, a, z: f[0])
-        and (lambda: sgd.Problem(lambda f, s, a, z: f[0], 10**12, 1)),
+        lambda: sgd.Problem(lambda f, s, a, z: f[0], 10**12, 1),
         "width = ",
     ),
     "directions": (
@@ -308,7 +312,8 @@ REACH = {
             steps=[1],
             dimension=10**6,
         ),
-        r"batch \(or samples\), width and dimension = \(100000, 2, 1000000\): the numbers of one run need",
+        r"batch \(or samples\), width and dimension = \(100000, 2, 1000000\): "
+        r"the numbers of one run need",
     ),
     "a batch": (
         solve(
@@ -525,8 +530,8 @@ RAW = {
     "load a nameless file": (lambda: sgd.load(""), "path = ''"),
     "save under a number": (lambda: sgd.save(result(), 3), "path = 3"),
     "save nothing": (lambda: sgd.save({}, "x.nc"), "result = {}: give at least one result"),
-    "save above": (lambda: sgd.save({"..": result()}, "x.nc"), r"group = '\.\.'"),
-    "save beside": (lambda: sgd.save({"a/b": result()}, "x.nc"), "group = 'a/b'"),
+    "save into the parent group": (lambda: sgd.save({"..": result()}, "x.nc"), r"group = '\.\.'"),
+    "save into a nested group": (lambda: sgd.save({"a/b": result()}, "x.nc"), "group = 'a/b'"),
     "save without a name": (lambda: sgd.save({"": result()}, "x.nc"), "group = ''"),
     "save under no text": (lambda: sgd.save({3: result()}, "x.nc"), "group = 3"),
     "save over a folder": (lambda: sgd.save(result(), "."), "path = '.': this is a folder"),
@@ -592,9 +597,12 @@ RAW = {
         "there is no 'M' in it",
     ),
     "diagram of a number": (lambda: plot.phase_diagram(3, "lr", "noise"), "dataset = 3"),
-    "diagram of a list": (lambda: plot.phase_diagram(swept(), ["lr"], "noise"), r"x = \['lr'\]"),
+    "diagram of a list": (
+        lambda: plot.phase_diagram(sweep_result(), ["lr"], "noise"),
+        r"x = \['lr'\]",
+    ),
     "diagram of a value": (
-        lambda: plot.phase_diagram(swept(), "lr", "noise", value=3),
+        lambda: plot.phase_diagram(sweep_result(), "lr", "noise", value=3),
         "value = 3",
     ),
     "regimes of a number": (lambda: plot.regime_map(3), "regimes = 3"),
@@ -607,14 +615,17 @@ RAW = {
         lambda: sgd.fit_exponent(3, "mean", "lr"),
         "result = 3: use the result of sgd",
     ),
-    "fit of a list": (lambda: sgd.fit_exponent(swept(), ["mean"], "lr"), r"y = \['mean'\]"),
+    "fit of a list": (lambda: sgd.fit_exponent(sweep_result(), ["mean"], "lr"), r"y = \['mean'\]"),
     "fit of texts": (
-        lambda: sgd.fit_exponent(swept(), "failed", "lr", noise=0.1),
+        lambda: sgd.fit_exponent(sweep_result(), "failed", "lr", noise=0.1),
         "y = 'failed': this variable is not numeric",
     ),
-    "fit at a text": (lambda: sgd.fit_exponent(swept(), "mean", "lr", noise="x"), "noise = 'x'"),
+    "fit at a text": (
+        lambda: sgd.fit_exponent(sweep_result(), "mean", "lr", noise="x"),
+        "noise = 'x'",
+    ),
     "fit beyond the end": (
-        lambda: sgd.fit_exponent(swept().drop_vars("noise"), "mean", "lr", noise=9),
+        lambda: sgd.fit_exponent(sweep_result().drop_vars("noise"), "mean", "lr", noise=9),
         "noise = 9: use an index",
     ),
     "sweep into a number": (
@@ -642,28 +653,30 @@ assert len(TABLE) == len(FUNCTIONS) + len(REACH) + len(VALUES) + len(RAW)
 
 @pytest.fixture
 def sixteen_gigabytes(monkeypatch):
-    """The same memory on every machine."""
+    """Report the same free memory on each machine."""
     monkeypatch.setattr(resources, "available_bytes", lambda: 16 * 2.0**30)
 
 
 @pytest.mark.parametrize("name", TABLE)
-def test_bad_input_is_refused_by_name_and_at_once(name, sixteen_gigabytes, tmp_path, monkeypatch):
+def test_invalid_input_raises_with_the_name_of_the_argument_at_once(
+    name, sixteen_gigabytes, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
-    call, message = TABLE[name]
-    began = time.process_time()
+    call, pattern = TABLE[name]
+    start_time = time.process_time()
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # an overflow on the way to the refusal is no answer
-        with pytest.raises(ValueError, match=message) as caught:
+        warnings.simplefilter("error")  # an overflow before the error fails too
+        with pytest.raises(ValueError, match=pattern) as raised:
             call()
-    assert time.process_time() - began < SECONDS
-    said = str(caught.value)
-    assert type(caught.value) is ValueError
-    assert "\n" not in said
-    assert len(said) < 700
+    assert time.process_time() - start_time < MAX_SECONDS
+    message = str(raised.value)
+    assert type(raised.value) is ValueError
+    assert "\n" not in message
+    assert len(message) < 700
     assert not any(tmp_path.iterdir())
 
 
-def test_a_damaged_store_is_named(tmp_path):
+def test_the_error_names_a_damaged_store(tmp_path):
     for text in (DEEP, '{"identity": ', "[]", '{"identity": 3}'):
         (tmp_path / "manifest.json").write_text(text)
         with pytest.raises(
@@ -680,8 +693,8 @@ def test_a_damaged_store_is_named(tmp_path):
             )
 
 
-def test_numbers_in_all_their_forms_are_numbers():
-    """What is refused as text or True is taken as a NumPy or JAX scalar, or an array without dimensions."""
+def test_scalars_of_all_types_are_accepted():
+    """Scalars of Python, NumPy and JAX and arrays without dimensions; strings and True are not."""
     for value in (
         1,
         1.0,
@@ -695,16 +708,16 @@ def test_numbers_in_all_their_forms_are_numbers():
         assert sgd.OnePassSGD(lr=value, batch=value).batch == 1
     start = sgd.random_start(PROBLEM, dimension=np.int32(50), orthogonal=np.True_)
     np.testing.assert_allclose(start.Q[0], np.eye(2), atol=1e-12)
-    assert (
-        sgd.problem_of(
-            xr.Dataset(attrs={"problem": json.dumps({"kind": "GaussianMixture", "snr": "inf"})})
-        ).snr
-        == np.inf
-    )
+    record = json.dumps({"kind": "GaussianMixture", "snr": "inf"})
+    assert sgd.problem_of(xr.Dataset(attrs={"problem": record})).snr == np.inf
 
 
-def test_functions_that_are_fine_are_taken():
-    """The trial refuses nothing that a run survives: kinks, labels that are classes, losses of labels that only this target gives."""
+def test_valid_functions_pass_the_trial():
+    """The trial accepts all functions that a run can use.
+
+    Examples are kinks, labels that are classes, and losses that are finite only for the labels of
+    their target.
+    """
     sgd.TeacherStudent(
         width=2, activation=sgd.Activation(lambda x: jnp.clip(x, -1, 1), kinks=(-1, 1))
     )
@@ -722,32 +735,33 @@ def test_functions_that_are_fine_are_taken():
         sgd.MultiIndex(lambda z: z[0], directions=1, width=2, activation="erf", loss=poisson)
 
 
-def test_a_problem_can_be_made_while_jax_traces():
-    """Its functions are tried on numbers even there."""
+def test_a_problem_can_be_constructed_while_jax_traces():
+    """The functions of the problem are tried on concrete values, also inside of a trace."""
 
-    def made(x):
+    def scale_by_width(x):
         problem = sgd.TeacherStudent(width=2, activation=lambda y: jnp.tanh(y) + 0.1 * y)
         return x * problem.width
 
-    assert float(jax.jit(made)(2.0)) == 4.0
+    assert float(jax.jit(scale_by_width)(2.0)) == 4.0
 
 
 @pytest.mark.parametrize(
     "solver", ["solve_ode", "solve_sde", "simulate", "solve_mean_field", "exit_time"]
 )
-def test_inside_jit_the_way_to_functional_is_shown(solver):
-    when = {} if solver == "exit_time" else {"times": [1.0]}
-    more = {"dimension": 50} if solver in ("solve_sde", "simulate") else {}
+def test_solvers_inside_jit_point_to_functional(solver):
+    options = {} if solver == "exit_time" else {"times": [1.0]}
+    if solver in ("solve_sde", "simulate"):
+        options["dimension"] = 50
 
-    def inside(x):
-        return getattr(sgd, solver)(PROBLEM, SGD, START, **when, **more)
+    def solve_inside(x):
+        return getattr(sgd, solver)(PROBLEM, SGD, START, **options)
 
     with pytest.raises(ValueError, match=rf"{solver} is called inside jit: .*sgd.functional"):
-        jax.jit(inside)(1.0)
+        jax.jit(solve_inside)(1.0)
 
 
-def test_traced_arguments_show_the_way_to_functional():
-    """Under grad and vmap too, where only the argument is traced."""
+def test_traced_arguments_point_to_functional():
+    """Under grad and vmap only the argument is traced."""
     calls = {
         "lr": lambda x: sgd.OnePassSGD(lr=x),
         "noise": lambda x: sgd.TeacherStudent(noise=x),
@@ -765,36 +779,36 @@ def test_traced_arguments_show_the_way_to_functional():
                 )
 
 
-def test_a_random_start_takes_a_head():
+def test_a_random_start_accepts_a_head():
     head = [0.5, -1.0]
-    same = sgd.random_start(PROBLEM, dimension=50, runs=3, seed=4)
-    given = sgd.random_start(PROBLEM, dimension=50, runs=3, seed=4, a=head)
-    np.testing.assert_array_equal(given.a, np.tile(head, (3, 1)))
-    np.testing.assert_array_equal(given.Q, same.Q)
-    each = np.arange(6.0).reshape(3, 2)
-    np.testing.assert_array_equal(sgd.random_start(PROBLEM, dimension=50, runs=3, a=each).a, each)
+    without_head = sgd.random_start(PROBLEM, dimension=50, runs=3, seed=4)
+    with_head = sgd.random_start(PROBLEM, dimension=50, runs=3, seed=4, a=head)
+    np.testing.assert_array_equal(with_head.a, np.tile(head, (3, 1)))
+    np.testing.assert_array_equal(with_head.Q, without_head.Q)
+    heads = np.arange(6.0).reshape(3, 2)
+    np.testing.assert_array_equal(sgd.random_start(PROBLEM, dimension=50, runs=3, a=heads).a, heads)
     mixture = sgd.GaussianMixture("binary", width=2)
     np.testing.assert_array_equal(sgd.random_start(mixture, dimension=50, a=head).a, [head])
     assert not np.array_equal(sgd.random_start(mixture, dimension=50).a, [[1.0, 1.0]])
 
 
 def test_exits_of_a_spiked_trajectory():
-    """What exit_time refuses, exit_time_of answers: by the risk, and by the one overlap that there is."""
-    one = ("run", "time")
-    found = xr.Dataset(
+    """Spiked tensors have no exit_time; exit_time_of reads the risk or the overlap m."""
+    dims = ("run", "time")
+    trajectory = xr.Dataset(
         {
-            "m": (one, [[0.1, 0.3, 0.7]]),
-            "r2": (one, [[1.0, 1.0, 1.0]]),
-            "risk": (one, [[2.0, 1.0, 0.5]]),
+            "m": (dims, [[0.1, 0.3, 0.7]]),
+            "r2": (dims, [[1.0, 1.0, 1.0]]),
+            "risk": (dims, [[2.0, 1.0, 0.5]]),
         },
         {"t": ("time", [0.0, 1.0, 2.0]), "diverged_at": ("run", [np.nan])},
     )
-    assert sgd.exit_time_of(found, 0.5, criterion="overlap").times[0] == pytest.approx(1.5)
-    assert sgd.exit_time_of(found, 0.25).times[0] == pytest.approx(0.5)
+    assert sgd.exit_time_of(trajectory, 0.5, criterion="overlap").times[0] == pytest.approx(1.5)
+    assert sgd.exit_time_of(trajectory, 0.25).times[0] == pytest.approx(0.5)
 
 
-def test_legitimate_work_is_not_refused():
-    """The limits of reach are far beyond what anybody runs: a day of an accelerator's run-steps, d = 1e9 to t = 10."""
+def test_large_computations_are_within_the_limits():
+    """The limits are beyond a day of run-steps on an accelerator, and beyond d = 1e9 to t = 10."""
     resources.check_work("steps", 10**6, 1e9)
     resources.check_work("steps", 1, 1e12)
     resources.check_steps("times", 10.0, 10.0 * 1e9 / 1e-3)
@@ -803,7 +817,7 @@ def test_legitimate_work_is_not_refused():
 
 @pytest.mark.parametrize("order", [2, 3, 4, 5, 6])
 def test_hermite_activations_are_normalised_as_documented(order):
-    """The overview page and docstrings state it: not normalised, E[he_n(z)^2] = n!."""
+    """The overview page and the docstrings state it: not normalised, E[he_n(z)^2] = n!."""
     nodes, weights = np.polynomial.hermite_e.hermegauss(40)
     values = np.asarray(sgd.problems.activations.NAMED[f"he{order}"](nodes))
     assert weights @ values**2 / weights.sum() == pytest.approx(math.factorial(order))
@@ -812,8 +826,8 @@ def test_hermite_activations_are_normalised_as_documented(order):
     assert "he3 = x^3 - 3x" in sgd.Activation.__doc__
 
 
-def test_fixed_points_do_not_leak_overflows():
-    """High powers leave float64 on the way to a root: that is no message for the user."""
+def test_fixed_points_do_not_warn_of_overflows():
+    """High powers exceed float64 on the way to a root, without a warning for the user."""
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
         for snr, ridge, lr in (
@@ -823,8 +837,8 @@ def test_fixed_points_do_not_leak_overflows():
             (1e3, 0.1, 20.0),
             (1.2, 0.0, 0.1),
         ):
-            found = sgd.fixed_points(
+            points = sgd.fixed_points(
                 sgd.SpikedTensor(order=100, snr=snr, ridge=ridge), sgd.OnePassSGD(lr=lr)
             )
-            assert found[0].m >= 0
-            assert all(np.isfinite((point.m, point.r2)).all() for point in found)
+            assert points[0].m >= 0
+            assert all(np.isfinite((point.m, point.r2)).all() for point in points)

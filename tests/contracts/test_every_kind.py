@@ -1,7 +1,8 @@
-"""Every kind of problem through every solver and question that answers for it, for real: `tests/base/test_support.py` has the refusals.
+"""All kinds of problems by all solvers and questions that support them.
 
-One small problem of each kind (`kinds.py`), each solved once by each solver: theory against runs at a false-alarm rate of 1e-6, and what
-is asked of a result (files, going on from it, sweeps) on the same results.
+`tests/base/test_support.py` tests the unsupported combinations. A small problem of each kind
+(`kinds.py`) is solved once by each solver. Theory and runs are compared at a false-alarm rate of
+1e-6. Files, continued runs and sweeps are tested with the same results.
 """
 
 from __future__ import annotations
@@ -25,47 +26,54 @@ from tests.contracts.kinds import LR, PROBLEMS, algorithm_of, start_of
 D = 400
 STEPS = [0, 600, 1200]  # t = 0, 0.15, 0.3
 TIMES = [step * LR / D for step in STEPS]
-FEW = [0, 1, 3]  # steps of a fixed data set, each a whole pass
-SLACK = 3 / D  # what finite d adds to a mean, relative
-# sampled expectations, or sums over cases; their own tests are test_tokens.py and test_regularised.py of tests/simulation
+DATA_STEPS = [0, 1, 3]  # steps on a fixed data set: each is a whole pass
+SLACK = 3 / D  # relative correction of a mean at finite d
+# These kinds have sampled expectations or sums over cases. They have tests of their own,
+# tests/simulation/test_tokens.py and test_regularised.py.
 COMPILES_LONG = ("several inputs", "dropout", "contexts", "other inputs", "temperature")
 
 CALLS = {
-    "solve_ode": lambda *asked: sgd.solve_ode(*asked, times=TIMES),
-    "solve_sde": lambda *asked: sgd.solve_sde(
-        *asked, times=TIMES, dimension=D, runs=100, seed=3, step=0.03
+    "solve_ode": lambda *objects: sgd.solve_ode(*objects, times=TIMES),
+    "solve_sde": lambda *objects: sgd.solve_sde(
+        *objects, times=TIMES, dimension=D, runs=100, seed=3, step=0.03
     ),
-    "simulate": lambda *asked: sgd.simulate(*asked, steps=STEPS, dimension=D, runs=200, seed=1),
-    "direct": lambda *asked: sgd.simulate(
-        *asked, steps=STEPS, dimension=D, runs=40, seed=2, method="direct"
+    "simulate": lambda *objects: sgd.simulate(*objects, steps=STEPS, dimension=D, runs=200, seed=1),
+    "direct": lambda *objects: sgd.simulate(
+        *objects, steps=STEPS, dimension=D, runs=40, seed=2, method="direct"
     ),
-    "solve_dmft": lambda *asked: sgd.solve_dmft(
-        *asked, steps=FEW, paths=4096, replicates=4, seed=4
+    "solve_dmft": lambda *objects: sgd.solve_dmft(
+        *objects, steps=DATA_STEPS, paths=4096, replicates=4, seed=4
     ),
 }
-DIRECTLY = {"simulate": CALLS["direct"]}  # no exact chain
+DIRECT_ONLY = {"simulate": CALLS["direct"]}  # without an exact chain
 ON_DATA = {
-    "simulate": lambda *asked: sgd.simulate(*asked, steps=FEW, dimension=D, runs=40, seed=1),
-    "direct": lambda *asked: sgd.simulate(
-        *asked, steps=FEW, dimension=D, runs=40, seed=2, method="direct"
+    "simulate": lambda *objects: sgd.simulate(
+        *objects, steps=DATA_STEPS, dimension=D, runs=40, seed=1
+    ),
+    "direct": lambda *objects: sgd.simulate(
+        *objects, steps=DATA_STEPS, dimension=D, runs=40, seed=2, method="direct"
     ),
 }
 
 
-def answered(question, *but):
-    """The kinds for which a question is answered; batches that are no whole numbers have runs of no kind: tests/ode/test_batches.py."""
-    return [kind for kind in KINDS if why_not(question, kind) is None and kind not in but]
+def supported_kinds(question, *excluded):
+    """The kinds that a question supports, without the excluded ones.
+
+    Batch sizes that are not integers (kind "other batch") have no runs to compare with;
+    tests/ode/test_batches.py tests them.
+    """
+    return [kind for kind in KINDS if why_not(question, kind) is None and kind not in excluded]
 
 
 @functools.cache
-def solved(kind, method):
-    """A result, computed once for all that is asked of it."""
+def solution(kind, method):
+    """The result of a method, computed once for all tests."""
     problem = PROBLEMS[kind]()
     question = "simulate" if method == "direct" else method
     calls = CALLS | {
         "fixed data": ON_DATA,
-        "coordinatewise update": DIRECTLY,
-        "epochs": DIRECTLY,
+        "coordinatewise update": DIRECT_ONLY,
+        "epochs": DIRECT_ONLY,
     }.get(kind, {})
     with full_optimisation() if question == "simulate" else nullcontext():
         return calls[method](
@@ -73,103 +81,110 @@ def solved(kind, method):
         )
 
 
-def numbers(result):
-    """The overlaps that a result of this kind has, and its risk."""
+def variable_names(result):
+    """Names of the overlaps in a result, and of its risk."""
     return [name for name in ("M", "Q", "a", "m", "r2", "risk") if name in result]
 
 
-def agree(theory, result, slack):
-    """Means over runs are those of the theory, within the errors of both."""
+def assert_agreement(theory, result, slack):
+    """Assert that means over runs assert_agreement with the theory within the errors of both."""
     assert np.allclose(result.t, theory.t, atol=1e-12)
-    for name in numbers(theory):
+    for name in variable_names(theory):
         assert result[name].dims == theory[name].dims
         values, expected = result[name].values, theory[name].values.mean(axis=0)
         error = values.std(axis=0, ddof=1) / np.sqrt(len(values))
-        own = theory[f"{name}_error"].values[0] if f"{name}_error" in theory else 0.0
-        allowed = Z * np.hypot(error, own) + slack * np.abs(expected).max() + 1e-9
+        theory_error = theory[f"{name}_error"].values[0] if f"{name}_error" in theory else 0.0
+        allowed = Z * np.hypot(error, theory_error) + slack * np.abs(expected).max() + 1e-9
         gap = np.abs(values.mean(axis=0) - expected)
         assert np.all(gap <= allowed), (result.attrs["method"], name, float((gap / allowed).max()))
 
 
-def moves(theory):
-    """The comparison can fail: what is compared has moved by many times what is forgiven."""
+def relative_change(theory):
+    """Largest relative change of a variable over time.
+
+    A comparison can fail only if the change is much larger than the tolerance.
+    """
     return max(
         float(np.abs(theory[name][:, -1] - theory[name][:, 0]).max() / np.abs(theory[name]).max())
-        for name in numbers(theory)
+        for name in variable_names(theory)
     )
 
 
-# of updates: tests/ode/test_update_step.py
+# For updates see tests/ode/test_update_step.py.
 @pytest.mark.parametrize(
     "kind",
     slow(
-        answered("solve_ode", "other batch"),
+        supported_kinds("solve_ode", "other batch"),
         ("other update", "coordinatewise update", "snr = inf", *COMPILES_LONG),
     ),
 )
 def test_the_ode_is_the_mean_of_runs(kind):
-    theory = solved(kind, "solve_ode")
-    assert moves(theory) > 5 * SLACK
-    # where a step is averaged over points that jump, steps are as long as these allow
+    theory = solution(kind, "solve_ode")
+    assert relative_change(theory) > 5 * SLACK
+    # Updates are averaged over sampled points that jump, which limits the accuracy of a step.
     assert theory.attrs["error_integrator"] < (1e-5 if "update" in kind else 1e-6)
     for method in ("simulate", "direct") if kind != "own dynamics" else ("simulate",):
-        agree(theory, solved(kind, method), SLACK)
+        assert_agreement(theory, solution(kind, method), SLACK)
 
 
-@pytest.mark.parametrize("kind", slow(answered("solve_sde", "other batch"), COMPILES_LONG))
-def test_the_sde_has_the_mean_of_the_ode_and_the_spread_of_runs(kind):
-    paths, chain = solved(kind, "solve_sde"), solved(kind, "simulate")
-    agree(solved(kind, "solve_ode"), paths, SLACK + 3e-3)  # its steps are long here
+@pytest.mark.parametrize("kind", slow(supported_kinds("solve_sde", "other batch"), COMPILES_LONG))
+def test_the_sde_has_the_mean_of_the_ode_and_the_standard_deviation_of_runs(kind):
+    paths, chain = solution(kind, "solve_sde"), solution(kind, "simulate")
+    assert_agreement(solution(kind, "solve_ode"), paths, SLACK + 3e-3)  # for the long steps
     name = "m" if kind in ("spiked tensor", "own dynamics") else "M"
-    one, other = (
+    log_scales = [
         np.log(result[name].values[:, -1].std(axis=0, ddof=1)) for result in (paths, chain)
-    )
-    # log of a standard deviation of n normal values: error sqrt(1/2n)
-    assert np.all(
-        np.abs(one - other) <= Z * np.sqrt(0.5 / len(paths.run) + 0.5 / len(chain.run)) + 0.05
-    )
+    ]
+    # The log of the standard deviation of n normal values has the standard error sqrt(1/2n).
+    error = np.sqrt(0.5 / len(paths.run) + 0.5 / len(chain.run))
+    assert np.all(np.abs(log_scales[0] - log_scales[1]) <= Z * error + 0.05)
 
 
 @pytest.mark.parametrize("kind", ["other update", "fixed data"])
-def test_exact_and_direct_runs_have_one_law(kind):
-    exact, direct = solved(kind, "simulate"), solved(kind, "direct")
+def test_exact_and_direct_runs_have_the_same_law(kind):
+    exact, direct = solution(kind, "simulate"), solution(kind, "direct")
     for name in ("M", "Q", "risk"):
         same_law(
             exact[name].values[:, -1].ravel(), direct[name].values[:, -1].ravel(), f"{kind}, {name}"
         )
-    assert moves(exact) > 5 * SLACK
+    assert relative_change(exact) > 5 * SLACK
 
 
-# fields on a data set are the kind "fixed data" (epochs: tests/algorithms/test_epochs.py); a mixture has a DMFT of its own, at any snr
+# The kind "fields" on a data set is "fixed data"; for epochs see tests/algorithms/test_epochs.py.
+# A mixture has a DMFT of its own, at any snr.
 @pytest.mark.parametrize(
     "kind",
-    slow(answered("solve_dmft", "fields", "epochs"), ("mixture", "snr = inf", *COMPILES_LONG)),
+    slow(
+        supported_kinds("solve_dmft", "fields", "epochs"), ("mixture", "snr = inf", *COMPILES_LONG)
+    ),
 )
 def test_dmft_is_the_mean_of_runs_on_a_data_set(kind):
-    theory = solved(kind, "solve_dmft")
+    theory = solution(kind, "solve_dmft")
     problem = PROBLEMS[kind]()
-    asked = problem, algorithm_of(kind, "solve_dmft"), start_of(kind, problem)
-    runs = solved(kind, "simulate") if kind == "fixed data" else ON_DATA["direct"](*asked)
-    assert moves(theory) > 5 * SLACK
-    agree(theory, runs, 2 * SLACK)
+    objects = problem, algorithm_of(kind, "solve_dmft"), start_of(kind, problem)
+    runs = solution(kind, "simulate") if kind == "fixed data" else ON_DATA["direct"](*objects)
+    assert relative_change(theory) > 5 * SLACK
+    assert_agreement(theory, runs, 2 * SLACK)
 
 
-@pytest.mark.parametrize("kind", answered("solve_mean_field"))
+@pytest.mark.parametrize("kind", supported_kinds("solve_mean_field"))
 def test_the_mean_field_is_the_ode_of_small_steps(kind):
-    """Rows in the span of the signals, q = 0, are the system of infinite width at any width; theory.md."""
+    """Rows in the span of the signals, q = 0, follow the mean-field limit at any width.
+
+    See docs/theory.md.
+    """
     problem, small = PROBLEMS[kind](), sgd.OnePassSGD(lr=1e-7)
     M = np.array([[0.4]])
     wide = sgd.solve_mean_field(problem, small, sgd.start(problem, M=M, q=[0.0]), times=TIMES)
-    narrow = sgd.solve_ode(
-        problem, small, sgd.start(problem, M=M, Q=M @ M.T), times=TIMES
-    )  # p = 1: t/p is t
+    # At width p = 1 both solvers have the same time t/p.
+    narrow = sgd.solve_ode(problem, small, sgd.start(problem, M=M, Q=M @ M.T), times=TIMES)
     for name in ("M", "risk"):
         np.testing.assert_allclose(wide[name], narrow[name], atol=1e-6)
-    assert moves(wide) > 5 * SLACK
+    assert relative_change(wide) > 5 * SLACK
 
 
-# a program of its own each, and for these the slow tests compile it
-LEAVE_LATER = (
+# The exit times of these kinds run in the slow tests: each compiles a program of its own.
+SLOW_EXITS = (
     "mixture",
     "rule",
     "spiked tensor",
@@ -179,106 +194,108 @@ LEAVE_LATER = (
 )
 
 
-@pytest.mark.parametrize("kind", slow(answered("exit_time by the ODE"), LEAVE_LATER))
-def test_runs_leave_when_the_ode_does(kind):
-    problem, chain = PROBLEMS[kind](), solved(kind, "simulate")
+@pytest.mark.parametrize("kind", slow(supported_kinds("exit_time by the ODE"), SLOW_EXITS))
+def test_runs_and_ode_have_the_same_exit_time(kind):
+    problem, chain = PROBLEMS[kind](), solution(kind, "simulate")
     risk = (chain.excess_risk if "excess_risk" in chain else chain.risk).values.mean(axis=0)
-    # half-way between the risks of the last two times
-    asked = (problem, algorithm_of(kind, "exit_time"), start_of(kind, problem))
-    setting = {"threshold": float(1 - risk[1:].mean() / risk[0]), "max_time": 1.0}
-    ode = sgd.exit_time(*asked, **setting)
-    count = (
-        16 if kind in COMPILES_LONG else 40 if kind == "coordinatewise update" else 100
-    )  # a sampled risk is asked for after every step
+    objects = (problem, algorithm_of(kind, "exit_time"), start_of(kind, problem))
+    # The threshold is half-way between the risks of the last two times.
+    options = {"threshold": float(1 - risk[1:].mean() / risk[0]), "max_time": 1.0}
+    ode = sgd.exit_time(*objects, **options)
+    # The exit criterion evaluates a sampled risk after each step, which is expensive.
+    count = 16 if kind in COMPILES_LONG else 40 if kind == "coordinatewise update" else 100
     method = "direct" if kind == "coordinatewise update" else "exact"
-    runs = sgd.exit_time(*asked, **setting, method=method, dimension=D, runs=count, seed=5)
+    runs = sgd.exit_time(*objects, **options, method=method, dimension=D, runs=count, seed=5)
     assert ode.left == 1
     assert runs.left == count
     assert TIMES[1] < ode.mean < TIMES[2]
-    # the first passage of a risk that fluctuates is early, by a share of the spread of times
-    assert (
-        abs(runs.mean - ode.mean)
-        <= stats.t.isf(FALSE_ALARM / 2, count - 1) * runs.standard_error
-        + 0.5 * np.std(runs.times)
-        + 2 * SLACK
-    )
+    # A fluctuating risk first passes the threshold early, by a fraction of the standard deviation.
+    sampling_error = stats.t.isf(FALSE_ALARM / 2, count - 1) * runs.standard_error
+    allowed = sampling_error + 0.5 * np.std(runs.times) + 2 * SLACK
+    assert abs(runs.mean - ode.mean) <= allowed
 
 
 @pytest.mark.parametrize("kind", slow(["fields", "mixture", "spiked tensor"], ("mixture",)))
 def test_fixed_points_are_roots(kind):
     problem = PROBLEMS[kind]()
     algorithm = algorithm_of(kind, "fixed_points")
-    found = sgd.fixed_points(
-        problem, algorithm, **({} if kind == "spiked tensor" else {"tries": 8})
-    )
-    assert found
-    assert {point.verdict for point in found} <= {"stable", "saddle", "marginal"}
+    options = {} if kind == "spiked tensor" else {"tries": 8}
+    points = sgd.fixed_points(problem, algorithm, **options)
+    assert points
+    assert {point.verdict for point in points} <= {"stable", "saddle", "marginal"}
     if kind == "spiked tensor":
         return
-    for point in found:
-        begin = sgd.start(problem, M=point.M, Q=point.Q, a=point.a)
+    for point in points:
+        start = sgd.start(problem, M=point.M, Q=point.Q, a=point.a)
         with jax.enable_x64(True):
             rate = functional.drift(
                 problem.structure,
                 problem.parameters,
-                functional.state(begin),
+                functional.state(start),
                 lr=LR,
-                quadrature=functional.quadrature(problem, begin),
+                quadrature=functional.quadrature(problem, start),
             )
-        assert max(float(np.abs(part).max()) for part in rate.values()) < 1e-6 + 10 * point.error
+        assert (
+            max(float(np.abs(entries).max()) for entries in rate.values()) < 1e-6 + 10 * point.error
+        )
 
 
-def test_the_hessian_counts_every_direction():
+def test_the_multiplicities_of_the_hessian_count_all_directions():
     problem = PROBLEMS["fields"]()
-    found = sgd.hessian_spectrum(problem, start_of("fields", problem), dimension=D)
-    assert sum(found.multiplicities) == problem.width * D
-    # loss (l^2 - s^2)^2/2: its second derivative in l is 6 l^2 - 2 s^2, whose mean is 4 where |w| = |w*| = 1
-    bulk = float(np.asarray(found.eigenvalues)[np.argmax(found.multiplicities)])
+    spectrum = sgd.hessian_spectrum(problem, start_of("fields", problem), dimension=D)
+    assert sum(spectrum.multiplicities) == problem.width * D
+    # The loss (l^2 - s^2)^2/2 has the second derivative 6 l^2 - 2 s^2 in l. Its mean is 4 at
+    # |w| = |w*| = 1.
+    bulk = float(np.asarray(spectrum.eigenvalues)[np.argmax(spectrum.multiplicities)])
     assert bulk == pytest.approx(4.0, rel=1e-9)
 
 
 @pytest.mark.parametrize(
-    "kind", slow(answered("simulate"), ("coordinatewise update", *COMPILES_LONG))
+    "kind", slow(supported_kinds("simulate"), ("coordinatewise update", *COMPILES_LONG))
 )
-def test_files_and_going_on(kind, tmp_path):
-    result = solved(kind, "simulate")
+def test_results_are_saved_and_continued(kind, tmp_path):
+    result = solution(kind, "simulate")
     xr.testing.assert_identical(sgd.load(sgd.save(result, tmp_path / "result.nc")), result)
-    onward = sgd.start_from(result)
-    ends = {
-        name: np.asarray(onward[name] if isinstance(onward, dict) else getattr(onward, name))
-        for name in numbers(result)
+    start = sgd.start_from(result)
+    final_values = {
+        name: np.asarray(start[name] if isinstance(start, dict) else getattr(start, name))
+        for name in variable_names(result)
         if name != "risk"
     }
-    for name, value in ends.items():
+    for name, value in final_values.items():
         np.testing.assert_allclose(value, result[name].values[:, -1], rtol=1e-12)
 
 
 @pytest.mark.parametrize(
-    "kind", slow(answered("simulate"), ("coordinatewise update", *COMPILES_LONG))
+    "kind", slow(supported_kinds("simulate"), ("coordinatewise update", *COMPILES_LONG))
 )
-def test_a_sweep_is_its_calls(kind):
+def test_a_sweep_agrees_with_single_calls(kind):
     problem = PROBLEMS[kind]()
-    rest = dict(problem=problem, start=start_of(kind, problem), runs=200, seed=1, dimension=D)
-    rest |= {"steps": FEW, "runs": 40} if kind == "fixed data" else {"steps": STEPS}
-    rest |= (
-        {"method": "direct", "runs": 40, "seed": 2}
-        if kind in ("coordinatewise update", "epochs")
-        else {}
-    )
+    options = dict(steps=STEPS, runs=200, seed=1)
+    if kind == "fixed data":
+        options |= {"steps": DATA_STEPS, "runs": 40}
+    if kind in ("coordinatewise update", "epochs"):
+        options |= {"method": "direct", "runs": 40, "seed": 2}
     swept = sgd.sweep(
-        "simulate", algorithm=algorithm_of(kind, "sweep"), over={"lr": [LR / 2, LR]}, **rest
+        "simulate",
+        problem=problem,
+        algorithm=algorithm_of(kind, "sweep"),
+        start=start_of(kind, problem),
+        over={"lr": [LR / 2, LR]},
+        dimension=D,
+        **options,
     )
-    alone = solved(kind, "simulate")
-    for name in numbers(alone):
-        np.testing.assert_allclose(swept[name].sel(lr=LR), alone[name], rtol=1e-9, atol=1e-12)
+    single = solution(kind, "simulate")
+    for name in variable_names(single):
+        np.testing.assert_allclose(swept[name].sel(lr=LR), single[name], rtol=1e-9, atol=1e-12)
         assert name in ("a", "Q") or not np.allclose(
-            swept[name].sel(lr=LR / 2), alone[name], rtol=1e-4
+            swept[name].sel(lr=LR / 2), single[name], rtol=1e-4
         )
 
 
 @pytest.mark.parametrize("kind", ["fields", "mixture", "snr = inf", "own dynamics"])
-def test_compare_shows_no_gap_and_every_gap(kind):
-    theory, runs = solved(kind, "solve_ode"), solved(kind, "simulate")
+def test_compare_finds_only_true_gaps(kind):
+    theory, runs = solution(kind, "solve_ode"), solution(kind, "simulate")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         table = sgd.compare(theory, runs)

@@ -1,4 +1,8 @@
-"""One list of problems, driven through every method: ODE at finite d, SDE, exact chain, direct simulation, functional layer."""
+"""A list of problems, each solved by all methods.
+
+The methods are the ODE at finite d, the SDE, the exact chain, direct simulation, and the
+functional layer.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,7 @@ def relu(x):
 
 
 def hinge(fields, signals, head, noise_draw, parameters):
-    """A user's own: smooth hinge of a linear classifier with label noise and a number of its own."""
+    """Loss of a user: smooth hinge of a linear classifier, with label noise and a parameter."""
     label = jnp.tanh(signals[0] + 0.3 * noise_draw)
     return jax.nn.softplus(parameters["margin"] - label * jnp.mean(head * fields))
 
@@ -58,7 +62,8 @@ PROBLEMS = {
 }
 
 
-# these between them have kinks, a trained head, weight decay, the sphere, a user's loss and blocks; each SDE is a program of its own
+# These problems cover kinks, a trained head, weight decay, the sphere, a user's loss and blocks.
+# The SDE of each problem is a program of its own.
 WITH_PATHS = (
     "softplus, trained, decay",
     "he2 on the sphere",
@@ -68,51 +73,54 @@ WITH_PATHS = (
 )
 
 
-# `test_every_kind.py` has a small problem of each kind in the fast tests; these, with features of one kind together, are larger programs
+# The fast tests have a small problem of each kind (`test_every_kind.py`). These problems combine
+# features of one kind and are larger programs.
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PROBLEMS)
-def test_every_method_takes_every_problem(name):
+def test_every_method_accepts_every_problem(name):
     problem = PROBLEMS[name]()
     d, times = 400, [0.0, 0.15, 0.3]
     algorithm = sgd.OnePassSGD(lr=0.1)
     M = np.zeros((2, problem.signals))
     M[:, 0] = (0.3, -0.2)
-    begin = sgd.start(problem, M=M, Q=np.array([[1.0, 0.1], [0.1, 1.0]]))
-    theory = sgd.solve_ode(problem, algorithm, begin, times=times, dimension=d)
-    exact = sgd.simulate(problem, algorithm, begin, times=times, dimension=d, runs=200, seed=1)
+    start = sgd.start(problem, M=M, Q=np.array([[1.0, 0.1], [0.1, 1.0]]))
+    theory = sgd.solve_ode(problem, algorithm, start, times=times, dimension=d)
+    exact = sgd.simulate(problem, algorithm, start, times=times, dimension=d, runs=200, seed=1)
     direct = sgd.simulate(
-        problem, algorithm, begin, times=times, dimension=d, runs=40, seed=2, method="direct"
+        problem, algorithm, start, times=times, dimension=d, runs=40, seed=2, method="direct"
     )
     simulated = [(exact, 2 / d), (direct, 2 / d)]
     if name in WITH_PATHS:
-        # the scheme's steps are long here: 3e-3 for what they miss
+        # The steps of the scheme are long here, with an error of up to 3e-3.
         paths = sgd.solve_sde(
-            problem, algorithm, begin, times=times, dimension=d, runs=100, seed=3, step=0.03
+            problem, algorithm, start, times=times, dimension=d, runs=100, seed=3, step=0.03
         )
         simulated.append((paths, 2 / d + 3e-3))
     for result in (theory, *(result for result, _ in simulated)):
         assert {"M", "Q", "a", "risk"} <= set(result.data_vars)
         assert np.isfinite(result.risk).all()
         assert result.M.dims == ("run", "time", "unit", "signal")
-    sampling = theory.attrs["error_quadrature"]
+    quadrature_error = theory.attrs["error_quadrature"]
     for result, slack in simulated:
         table = sgd.compare(theory, result)
-        for part in ("M", "Q", "a", "risk"):
-            gap = np.abs(table[f"{part}_simulation"] - table[f"{part}_theory"])
+        for variable in ("M", "Q", "a", "risk"):
+            gap = np.abs(table[f"{variable}_simulation"] - table[f"{variable}_theory"])
             allowed = (
-                Z * table[f"{part}_standard_error"]
-                + (slack + sampling) * np.abs(table[f"{part}_theory"]).max()
+                Z * table[f"{variable}_standard_error"]
+                + (slack + quadrature_error) * np.abs(table[f"{variable}_theory"]).max()
                 + 1e-9
             )
-            assert np.all(gap <= allowed), (part, float(gap.max()))
+            assert np.all(gap <= allowed), (variable, float(gap.max()))
     with jax.enable_x64(True):
-        quadrature = functional.quadrature(problem, begin)
+        quadrature = functional.quadrature(problem, start)
         value = jax.jit(
             lambda state: functional.risk(
                 problem.structure, problem.parameters, state, quadrature=quadrature
             )
-        )(functional.state(begin))
-    assert float(value) == pytest.approx(float(theory.risk[0, 0]), rel=max(1e-9, 20 * sampling))
+        )(functional.state(start))
+    assert float(value) == pytest.approx(
+        float(theory.risk[0, 0]), rel=max(1e-9, 20 * quadrature_error)
+    )
 
 
 def test_parameters_of_an_own_problem_do_not_recompile():
@@ -120,23 +128,16 @@ def test_parameters_of_an_own_problem_do_not_recompile():
 
     def solve(margin):
         problem = sgd.Problem(hinge, width=2, signals=1, parameters={"margin": margin})
-        begin = sgd.start(problem, M=[[0.3], [0.1]], Q=np.eye(2))
-        return float(
-            sgd.simulate(
-                problem, sgd.OnePassSGD(lr=0.1), begin, steps=[10], dimension=50, runs=2
-            ).risk[0, 0]
-        )
+        start = sgd.start(problem, M=[[0.3], [0.1]], Q=np.eye(2))
+        algorithm = sgd.OnePassSGD(lr=0.1)
+        result = sgd.simulate(problem, algorithm, start, steps=[10], dimension=50, runs=2)
+        return float(result.risk[0, 0])
 
-    assert sgd.Problem(hinge, width=2, signals=1, parameters={"margin": 0.5}).describe()[
-        "parameters"
-    ] == {"margin": 0.5}
-    assert (
-        sgd.Problem(PROBLEMS["own problem, blocks"]().user_loss, width=2, signals=1).describe()[
-            "parameters"
-        ]
-        is None
-    )
-    one = solve(0.5)
-    other = []
-    assert count_compilations(lambda: other.append(solve(0.9))) == 0
-    assert other[0] > one
+    with_margin = sgd.Problem(hinge, width=2, signals=1, parameters={"margin": 0.5})
+    assert with_margin.describe()["parameters"] == {"margin": 0.5}
+    plain_loss = PROBLEMS["own problem, blocks"]().user_loss
+    assert sgd.Problem(plain_loss, width=2, signals=1).describe()["parameters"] is None
+    risk = solve(0.5)
+    risks = []
+    assert count_compilations(lambda: risks.append(solve(0.9))) == 0
+    assert risks[0] > risk

@@ -1,11 +1,13 @@
-"""Every update on every kind of spectrum, at widths 1 and 2, by every solver: it works, or it is refused before any work.
+"""All updates on all kinds of spectra, at widths 1 and 2, by all solvers.
 
-All combinations are called up to where their work begins, which takes no time; those that are accepted run for real in the slow tests.
+A combination works, or raises ValueError before any work. All combinations are called up to the
+point where the work begins, which takes no time. The slow tests run the accepted combinations.
 """
 
 from __future__ import annotations
 
 import itertools
+from functools import partial
 
 import numpy as np
 import pytest
@@ -51,16 +53,16 @@ SPECTRA = {
 }
 WIDTHS = (1, 2)
 CALLS = {
-    "solve_ode": lambda *given, **when: sgd.solve_ode(*given, **when),
-    "exact": lambda *given, **when: sgd.simulate(*given, **when, runs=2, seed=1),
-    "direct": lambda *given, **when: sgd.simulate(*given, **when, runs=2, seed=1, method="direct"),
+    "solve_ode": sgd.solve_ode,
+    "exact": partial(sgd.simulate, runs=2, seed=1),
+    "direct": partial(sgd.simulate, runs=2, seed=1, method="direct"),
 }
 COORDINATEWISE = ("adagrad", "adam", "decay of adam", "decay of sign", "rmsprop", "sign")
 WITHOUT_ODE = ("fast muon", "sam of a radius")
 
 
-def is_refused(update, solver):
-    """What the documentation says: coordinatewise updates have no exact chain, and some updates have no limit."""
+def is_unsupported(update, solver):
+    """As documented: coordinatewise updates have no exact chain, and some have no limit."""
     return (solver == "exact" and update in COORDINATEWISE) or (
         solver == "solve_ode" and update in WITHOUT_ODE
     )
@@ -68,46 +70,45 @@ def is_refused(update, solver):
 
 def call(update, spectrum, width, solver):
     covariance = SPECTRA[spectrum]
-    given = {} if covariance is None else {"covariance": covariance}
-    problem = sgd.TeacherStudent(width=width, activation="erf", noise=0.1, **given)
+    options = {} if covariance is None else {"covariance": covariance}
+    problem = sgd.TeacherStudent(width=width, activation="erf", noise=0.1, **options)
+    algorithm = sgd.OnePassSGD(lr=0.3, update=UPDATES[update](), per="trace")
     if isinstance(covariance, sgd.Spectrum):
-        begin, when = sgd.random_start(problem, seed=3), {"steps": [0, 3]}
-    else:
-        begin, when = sgd.random_start(problem, dimension=40, seed=3), {"alpha": [0.0, 0.1]}
-        when |= {} if solver == "solve_ode" else {"dimension": 40}
-    return CALLS[solver](
-        problem, sgd.OnePassSGD(lr=0.3, update=UPDATES[update](), per="trace"), begin, **when
-    )
+        start = sgd.random_start(problem, seed=3)
+        return CALLS[solver](problem, algorithm, start, steps=[0, 3])
+    start = sgd.random_start(problem, dimension=40, seed=3)
+    dimension = {} if solver == "solve_ode" else {"dimension": 40}
+    return CALLS[solver](problem, algorithm, start, alpha=[0.0, 0.1], **dimension)
 
 
-def test_every_update_of_the_library_is_crossed():
+def test_every_update_of_the_library_is_listed():
     assert {name for name in U.__all__ if name not in ("Update", "maker", "own")} == {
         UPDATES[name]().kind for name in UPDATES
     }
 
 
 @pytest.mark.parametrize("update", UPDATES)
-def test_an_update_is_accepted_or_refused_before_any_work(update, monkeypatch):
+def test_unsupported_combinations_raise_before_any_work(update, monkeypatch):
     stop_before_work(monkeypatch)
     for spectrum, width, solver in itertools.product(SPECTRA, WIDTHS, CALLS):
-        expected = ValueError if is_refused(update, solver) else Work
+        expected = ValueError if is_unsupported(update, solver) else Work
         with pytest.raises(expected):
             call(update, spectrum, width, solver)
 
 
 FAST = {("adam", "power_law", 1)}
-CROSSINGS = [
-    pytest.param(*crossing, marks=[] if crossing in FAST else pytest.mark.slow)
-    for crossing in itertools.product(UPDATES, SPECTRA, WIDTHS)
+COMBINATIONS = [
+    pytest.param(*combination, marks=[] if combination in FAST else pytest.mark.slow)
+    for combination in itertools.product(UPDATES, SPECTRA, WIDTHS)
 ]
 
 
 @pytest.mark.filterwarnings("ignore:a step removes g l_1", "ignore:expectations are known only")
-@pytest.mark.parametrize(("update", "spectrum", "width"), CROSSINGS)
+@pytest.mark.parametrize(("update", "spectrum", "width"), COMBINATIONS)
 def test_every_update_works_on_every_spectrum(update, spectrum, width):
-    """Overlaps and risk are finite, the weights move, and no error estimate failed."""
+    """Overlaps, risk and error estimates are finite, and the weights move."""
     for solver in CALLS:
-        if is_refused(update, solver):
+        if is_unsupported(update, solver):
             continue
         result = call(update, spectrum, width, solver)
         for name in ("M", "Q", "risk"):

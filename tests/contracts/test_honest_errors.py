@@ -1,10 +1,10 @@
-"""Stated errors against true ones, on problems that are hard for each kind of expectation.
+"""Stated errors compared with true ones, on problems that are hard for each kind of expectation.
 
 The truth shares no code with the library: NumPy quadrature with its own breaks and a Runge-Kutta
-integrator, closed formulas, or brute-force simulation. `python -m tests.contracts.test_honest_errors` prints
-the table of all cases. As a test, a case fails where the true error is more than FACTOR times the
-stated one. For random estimates the ratio is in standard errors, and the bound follows from the
-false-alarm rate.
+integrator, closed formulas, or brute-force simulation. A case fails if the true error is more than
+FACTOR times the stated one. For random estimates the ratio is in standard errors, and the bound
+follows from the false-alarm rate. `python -m tests.contracts.test_honest_errors` prints the table
+of all cases.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ import sgdynamics as sgd
 from tests.conftest import Z
 
 FACTOR = 5.0
-ROUNDING = 1e-9  # of a reference; errors below are not compared
-REACH = 8.5
+ROUNDING = 1e-9  # accuracy of the references: smaller errors are not compared
+REACH = 8.5  # end of the Gaussian integrals, in standard deviations
 
 
 class Comparison(NamedTuple):
-    """The largest error of a result relative to its scale, the error that the result states, and the bound on their ratio."""
+    """True and stated error of a result, relative to its scale, and the bound on their ratio."""
 
     true: float
     stated: float
@@ -61,12 +61,12 @@ def plane(
     count: int = 24,
     coarse: int = 12,
 ):
-    """Fields f, signals s and weights, with pieces that end where f or s is at one of the breaks."""
+    """Fields f, signals s and weights of a quadrature with pieces that end at the breaks."""
     s_breaks = np.sort([*np.linspace(-REACH, REACH, coarse), *breaks_s])[None]
     s, ws = pieces(s_breaks, count)
     s, ws = s[0], ws[0]
-    spread = np.sqrt(Q - M**2)
-    cuts = np.clip((np.array(breaks_f)[None] - M * s[:, None]) / spread, -REACH, REACH)
+    orthogonal_scale = np.sqrt(Q - M**2)
+    cuts = np.clip((np.array(breaks_f)[None] - M * s[:, None]) / orthogonal_scale, -REACH, REACH)
     u_breaks = np.sort(
         np.concatenate(
             [np.broadcast_to(np.linspace(-REACH, REACH, coarse), (len(s), coarse)), cuts], axis=1
@@ -74,11 +74,18 @@ def plane(
         axis=1,
     )
     u, wu = pieces(u_breaks, count)
-    return M * s[:, None] + spread * u, np.broadcast_to(s[:, None], u.shape), ws[:, None] * wu
+    return (
+        M * s[:, None] + orthogonal_scale * u,
+        np.broadcast_to(s[:, None], u.shape),
+        ws[:, None] * wu,
+    )
 
 
 class Reference(NamedTuple):
-    """A loss of one field and one signal, its derivative in the field, and where either needs finer pieces."""
+    """A loss of one field and one signal, and its derivative with respect to the field.
+
+    The breaks are values of the field and of the signal at which pieces of the quadrature end.
+    """
 
     loss: Callable
     slope: Callable
@@ -97,7 +104,10 @@ class Reference(NamedTuple):
     def path(
         self, M: float, Q: float, lrs: float | np.ndarray, times: np.ndarray, steps: int = 12
     ) -> np.ndarray:
-        """(times, 3): M, Q and the risk, by classical Runge-Kutta; `lrs` is a step size, or one up to each of the times."""
+        """M, Q and the risk, shape (times, 3), by the classical Runge-Kutta method.
+
+        `lrs` is a learning rate, or the learning rates before each of the times.
+        """
         state, rows = np.array([M, Q]), []
         for length, lr in zip(
             np.diff(times, prepend=0.0), np.broadcast_to(lrs, len(times)), strict=True
@@ -120,33 +130,36 @@ def network(
     teacher: Callable | None = None,
     breaks_s=None,
 ) -> Reference:
-    """(s(lambda) - t(lambda*))^2/2."""
+    """The squared loss (f(lambda) - t(lambda*))^2/2 of a student f and a teacher t."""
     label = f if teacher is None else teacher
-    of_signal = breaks if breaks_s is None else breaks_s
+    signal_breaks = breaks if breaks_s is None else breaks_s
     return Reference(
         lambda a, b: (f(a) - label(b)) ** 2 / 2,
         lambda a, b: (f(a) - label(b)) * df(a),
         breaks,
-        of_signal,
+        signal_breaks,
     )
 
 
 def fine(centre: float, width: float) -> tuple[float, ...]:
-    """Breaks about a steep place."""
+    """Breaks around a steep step of this centre and width."""
     return tuple(centre + width * np.array([-8.0, -3.0, -1.0, 0.0, 1.0, 3.0, 8.0]))
 
 
-def against_path(
-    problem, reference: Reference, M=0.5, Q=1.0, lr=0.1, times=(0.0, 0.1, 0.3), **solve
+def compare_path(
+    problem, reference: Reference, M=0.5, Q=1.0, lr=0.1, times=(0.0, 0.1, 0.3), **options
 ) -> Comparison:
+    """Compare the overlaps and the risk of `solve_ode` with a reference."""
     start = sgd.start(problem, M=[[M]], Q=[[Q]])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        result = sgd.solve_ode(problem, sgd.OnePassSGD(lr=lr), start, times=list(times), **solve)
-    right = reference.path(M, Q, lr, np.array(times))
-    own = np.stack([result[name].values.reshape(len(times)) for name in ("M", "Q", "risk")], axis=1)
-    scale = np.array([np.sqrt(right[:, 1].max()), right[:, 1].max(), right[:, 2].max()])
-    error = np.abs(own - right) / np.maximum(scale, np.abs(right).max(axis=0))
+        result = sgd.solve_ode(problem, sgd.OnePassSGD(lr=lr), start, times=list(times), **options)
+    exact = reference.path(M, Q, lr, np.array(times))
+    values = np.stack(
+        [result[name].values.reshape(len(times)) for name in ("M", "Q", "risk")], axis=1
+    )
+    scale = np.array([np.sqrt(exact[:, 1].max()), exact[:, 1].max(), exact[:, 2].max()])
+    error = np.abs(values - exact) / np.maximum(scale, np.abs(exact).max(axis=0))
     stated = max(
         float(result.attrs.get(name) or 0.0) for name in ("error_quadrature", "error_integrator")
     )
@@ -167,7 +180,7 @@ def steep_tanh():
         lambda x: 20 / np.cosh(np.clip(20 * x, -300, 300)) ** 2,
         fine(0.0, 0.05),
     )
-    return against_path(problem, reference, times=(0.0, 0.02, 0.05))
+    return compare_path(problem, reference, times=(0.0, 0.02, 0.05))
 
 
 def narrow_bump():
@@ -177,7 +190,7 @@ def narrow_bump():
     reference = network(
         lambda x: np.exp(-50 * x**2), lambda x: -100 * x * np.exp(-50 * x**2), fine(0.0, 0.1)
     )
-    return against_path(problem, reference, Q=100.0, times=(0.0, 0.1))
+    return compare_path(problem, reference, Q=100.0, times=(0.0, 0.1))
 
 
 def far_softplus():
@@ -189,7 +202,7 @@ def far_softplus():
         lambda f, s: f - s + 20 * special.expit(20 * (f - 5)),
         fine(5.0, 0.05),
     )
-    return against_path(problem, reference, Q=4.0, times=(0.0, 0.1, 0.3))
+    return compare_path(problem, reference, Q=4.0, times=(0.0, 0.1, 0.3))
 
 
 def far_step():
@@ -201,7 +214,7 @@ def far_step():
         lambda f, s: f - s + 50_000 * expit_slope(50 * (f - 6)),
         fine(6.0, 0.02),
     )
-    return against_path(problem, reference, Q=4.0, lr=1e-6, times=(0.0, 1e-5))
+    return compare_path(problem, reference, Q=4.0, lr=1e-6, times=(0.0, 1e-5))
 
 
 def logistic_regression():
@@ -212,7 +225,7 @@ def logistic_regression():
         (),
         fine(0.0, 0.3),
     )
-    return against_path(problem, reference, lr=1.0, times=(0.0, 0.5, 2.0))
+    return compare_path(problem, reference, lr=1.0, times=(0.0, 0.5, 2.0))
 
 
 def log_activation():
@@ -221,7 +234,7 @@ def log_activation():
     reference = network(
         lambda x: np.log(0.001 + x**2), lambda x: 2 * x / (0.001 + x**2), fine(0.0, 0.03)
     )
-    return against_path(problem, reference, lr=0.01, times=(0.0, 0.02))
+    return compare_path(problem, reference, lr=0.01, times=(0.0, 0.02))
 
 
 def fast_sine():
@@ -229,7 +242,7 @@ def fast_sine():
     reference = network(
         lambda x: np.sin(10 * x), lambda x: 10 * np.cos(10 * x), tuple(np.linspace(-6, 6, 49))
     )
-    return against_path(problem, reference, lr=0.1, times=(0.0, 0.02))
+    return compare_path(problem, reference, lr=0.1, times=(0.0, 0.02))
 
 
 def steep_activation():
@@ -239,13 +252,13 @@ def steep_activation():
         lambda x: 5 / np.cosh(np.clip(5 * x, -300, 300)) ** 2,
         fine(0.0, 0.2),
     )
-    return against_path(problem, reference, lr=0.5)
+    return compare_path(problem, reference, lr=0.5)
 
 
 def relu_of_sign():
     problem = sgd.TeacherStudent(width=1, activation="relu", teacher_activation="sign")
     reference = network(lambda x: np.maximum(x, 0), lambda x: 1.0 * (x > 0), (0.0,), np.sign)
-    return against_path(problem, reference, lr=0.5)
+    return compare_path(problem, reference, lr=0.5)
 
 
 def shifted_kink():
@@ -256,7 +269,7 @@ def shifted_kink():
         lambda x: np.where(x > 0.3, 1.0, 0.1),
         (0.3,),
     )
-    return against_path(problem, reference, lr=0.5)
+    return compare_path(problem, reference, lr=0.5)
 
 
 def undeclared_kink():
@@ -264,7 +277,7 @@ def undeclared_kink():
         warnings.simplefilter("ignore")
         problem = sgd.TeacherStudent(width=1, activation=lambda x: jnp.maximum(x, 0.3))
     reference = network(lambda x: np.maximum(x, 0.3), lambda x: 1.0 * (x > 0.3), (0.3,))
-    return against_path(problem, reference, lr=0.5)
+    return compare_path(problem, reference, lr=0.5)
 
 
 def continuous_slope():
@@ -274,7 +287,7 @@ def continuous_slope():
         lambda x: np.where(x > 0, 1.0, np.exp(np.minimum(x, 0))),
         (0.0,),
     )
-    return against_path(problem, reference, lr=0.5)
+    return compare_path(problem, reference, lr=0.5)
 
 
 def steep_teacher():
@@ -283,7 +296,7 @@ def steep_teacher():
         width=1, activation="linear", teacher_activation=lambda x: jnp.tanh(8 * x)
     )
     reference = network(lambda x: x, np.ones_like, (), lambda x: np.tanh(8 * x), fine(0.0, 0.12))
-    return against_path(problem, reference, lr=0.5)
+    return compare_path(problem, reference, lr=0.5)
 
 
 def target_with_a_jump():
@@ -294,7 +307,7 @@ def target_with_a_jump():
     reference = network(
         np.tanh, lambda x: 1 - np.tanh(x) ** 2, (), lambda s: np.where(s > 0.2, 1.0, -0.5), (0.2,)
     )
-    return against_path(problem, reference, lr=0.5)
+    return compare_path(problem, reference, lr=0.5)
 
 
 def huber_loss():
@@ -316,11 +329,15 @@ def huber_loss():
         tuple(np.linspace(-6, 6, 61)),
         tuple(np.linspace(-6, 6, 61)),
     )
-    return against_path(problem, reference, lr=0.5)
+    return compare_path(problem, reference, lr=0.5)
 
 
 def two_tokens():
-    """Two independent tokens: e_l = tanh(4 f_l) - s_l are independent and odd, so all moments are planar."""
+    """Two independent tokens.
+
+    The residuals e_l = tanh(4 f_l) - s_l are independent and odd, so all moments are integrals in
+    the plane.
+    """
     problem = sgd.Problem(
         lambda f, s, a, z: (jnp.sum(jnp.tanh(4 * f[0])) - jnp.sum(s[0])) ** 2 / 2, 1, 1, tokens=2
     )
@@ -341,11 +358,11 @@ def two_tokens():
             _, _, w, e, _ = self.moments(M, Q)
             return np.sum(w * e**2)
 
-    return against_path(problem, Tokens(np.tanh, np.tanh), lr=0.2, times=(0.0, 0.1, 0.2))
+    return compare_path(problem, Tokens(np.tanh, np.tanh), lr=0.2, times=(0.0, 0.1, 0.2))
 
 
 def two_contexts():
-    """erf and tanh(5 x) of the same signal, one sample in three of the second."""
+    """Labels erf and tanh(5 x) of the same signal, the second for one sample in three."""
     first = sgd.TeacherStudent(width=1, activation="erf")
     second = sgd.TeacherStudent(
         width=1, activation="erf", teacher_activation=lambda x: jnp.tanh(5 * x)
@@ -358,22 +375,25 @@ def two_contexts():
     def slope(x):
         return np.sqrt(2 / np.pi) * np.exp(-(x**2) / 2)
 
-    class Mixed(Reference):
-        def rates(self, M, Q, lr):
-            return sum(share * part.rates(M, Q, lr) for share, part in PARTS)
-
-        def risk(self, M, Q):
-            return sum(share * part.risk(M, Q) for share, part in PARTS)
-
-    PARTS = [
+    shares_and_references = [
         (2 / 3, network(erf, slope)),
         (1 / 3, network(erf, slope, (), lambda x: np.tanh(5 * x), fine(0.0, 0.2))),
     ]
-    return against_path(problem, Mixed(erf, erf), lr=0.5)
+
+    class ContextMean(Reference):
+        def rates(self, M, Q, lr):
+            return sum(
+                share * reference.rates(M, Q, lr) for share, reference in shares_and_references
+            )
+
+        def risk(self, M, Q):
+            return sum(share * reference.risk(M, Q) for share, reference in shares_and_references)
+
+    return compare_path(problem, ContextMean(erf, erf), lr=0.5)
 
 
 def perceptron_rule():
-    """A rule that jumps, against E[s sign] and E[|f|; error] in the plane, cut along both zeros."""
+    """A rule with jumps. The reference is an integral in the plane, cut along both zeros."""
 
     def update(fields, signals, head, z, overlaps):
         label = jnp.sign(signals[0])
@@ -386,10 +406,10 @@ def perceptron_rule():
     start = sgd.start(problem, M=[[0.2]], Q=[[1.0]])
     times = (0.0, 0.5, 2.0)
     result = sgd.solve_ode(problem, sgd.OnePassSGD(lr=1.0), start, times=list(times))
-    right = reference.path(0.2, 1.0, 1.0, np.array(times), steps=30)
-    own = np.stack([result[name].values.reshape(3) for name in ("M", "Q")], axis=1)
+    exact = reference.path(0.2, 1.0, 1.0, np.array(times), steps=30)
+    values = np.stack([result[name].values.reshape(3) for name in ("M", "Q")], axis=1)
     return Comparison(
-        float((np.abs(own - right[:, :2]) / np.abs(right[:, :2]).max(axis=0)).max()),
+        float((np.abs(values - exact[:, :2]) / np.abs(exact[:, :2]).max(axis=0)).max()),
         max(result.attrs["error_quadrature"], 1e-8),
     )
 
@@ -398,7 +418,7 @@ def perceptron_rule():
 
 
 def binary_mixture():
-    """Risk and accuracy of one ReLU unit on two clusters: one-dimensional integrals."""
+    """Risk and accuracy of one ReLU unit on two clusters, as one-dimensional integrals."""
     problem = sgd.GaussianMixture("binary", width=1, snr=4.0)
     M, Q, a = 0.8, 1.3, 1.5
     start = sgd.start(problem, M=[[M]], Q=[[Q]], a=[a])
@@ -414,11 +434,12 @@ def binary_mixture():
     true = max(
         abs(float(result.risk[0, 0]) / risk - 1), abs(float(result.accuracy[0, 0]) / accuracy - 1)
     )
-    return Comparison(true, max(result.attrs["error_quadrature"], 1e-6))  # the reference jumps at 0
+    # The reference itself has an error of up to 1e-6, because its integrand jumps at 0.
+    return Comparison(true, max(result.attrs["error_quadrature"], 1e-6))
 
 
 def binning(update=None):
-    """error_binning of a power law: the same spectrum with every eigenvalue by itself."""
+    """error_binning of a power law. The reference has a bin for each eigenvalue."""
 
     def risk(raw, bins):
         problem = sgd.TeacherStudent(
@@ -438,8 +459,8 @@ def binning(update=None):
         result = sgd.solve_ode(problem, algorithm, start, alpha=[0.5, 2.0, 8.0])
         return result.risk.values, result.attrs
 
-    (coarse, attributes), (right, _) = risk(4, 8), risk(96, 1)
-    return Comparison(float(np.max(np.abs(coarse / right - 1))), float(attributes["error_binning"]))
+    (coarse, attributes), (exact, _) = risk(4, 8), risk(96, 1)
+    return Comparison(float(np.max(np.abs(coarse / exact - 1))), float(attributes["error_binning"]))
 
 
 # ------------------------------------------------------------ random estimates: standard errors
@@ -453,14 +474,17 @@ def expectation_of_a_jump():
         lambda fields, signals, head, draws: 1.0 * (fields[0] * signals[0] < 0),
         problem=problem,
     )
-    right = np.arccos(0.6) / np.pi
+    exact = np.arccos(0.6) / np.pi
     return Comparison(
-        abs(float(value[0]) - right), float(value.standard_error[0]), float(stats.t.isf(5e-7, 15))
+        abs(float(value[0]) - exact), float(value.standard_error[0]), float(stats.t.isf(5e-7, 15))
     )
 
 
 def linear_risk(d: int, lr: float, noise: float, steps: int) -> float:
-    """E|w - w*|^2/2 of SGD on least squares from w = 0, |w*| = 1: D <- D (1 - 2 lr/d + lr^2 (d + 2)/d^2) + lr^2 noise/d."""
+    """E|w - w*|^2/2 of SGD on least squares from w = 0, with |w*| = 1.
+
+    The squared distance D follows D <- D (1 - 2 lr/d + lr^2 (d + 2)/d^2) + lr^2 noise/d.
+    """
     distance = 1.0
     for _ in range(steps):
         distance = distance * (1 - 2 * lr / d + lr**2 * (d + 2) / d**2) + lr**2 * noise / d
@@ -474,20 +498,20 @@ def simulated_risk():
     result = sgd.simulate(
         problem, sgd.OnePassSGD(lr=lr), start, steps=[0, 200], dimension=d, runs=2000, seed=3
     )
-    right = linear_risk(d, lr, noise, 200)
+    exact = linear_risk(d, lr, noise, 200)
     last = result.excess_risk.values[:, 1]
     stated = float(last.std(ddof=1) / np.sqrt(len(last)))
-    # the stated share is of the whole risk, label noise included
-    assert result.attrs["error_sampling"] >= 0.5 * stated / (right + noise / 2)
-    return Comparison(abs(float(last.mean()) - right), stated, Z)
+    # The stated error is relative to the whole risk, label noise included.
+    assert result.attrs["error_sampling"] >= 0.5 * stated / (exact + noise / 2)
+    return Comparison(abs(float(last.mean()) - exact), stated, Z)
 
 
 def exit_times():
-    """Mean exit time of the chain against NumPy SGD in d dimensions."""
+    """Mean exit time of the chain, compared with SGD in d dimensions in NumPy."""
     d, lr, noise, runs = 40, 0.5, 0.1, 800
     problem = sgd.TeacherStudent(width=1, activation="linear", noise=noise)
     start = sgd.start(problem, M=[[0.0]], Q=[[0.0]])
-    found = sgd.exit_time(
+    exits = sgd.exit_time(
         problem,
         sgd.OnePassSGD(lr=lr),
         start,
@@ -499,24 +523,31 @@ def exit_times():
         progress=False,
     )
     rng = np.random.default_rng(5)
-    gap = np.zeros((runs, d))
-    gap[:, 0] = -1.0
-    left = np.full(runs, np.nan)
+    difference = np.zeros((runs, d))
+    difference[:, 0] = -1.0
+    reference_times = np.full(runs, np.nan)
     for step in range(1, 4000):
         x = rng.standard_normal((runs, d))
-        residual = np.sum(gap * x, axis=1) - np.sqrt(noise) * rng.standard_normal(runs)
-        gap -= lr / d * residual[:, None] * x
-        left[np.isnan(left) & (np.sum(gap**2, axis=1) < 0.5)] = lr * step / d
-        if not np.isnan(left).any():
+        residual = np.sum(difference * x, axis=1) - np.sqrt(noise) * rng.standard_normal(runs)
+        difference -= lr / d * residual[:, None] * x
+        reference_times[np.isnan(reference_times) & (np.sum(difference**2, axis=1) < 0.5)] = (
+            lr * step / d
+        )
+        if not np.isnan(reference_times).any():
             break
-    other = left.std(ddof=1) / np.sqrt(runs)
+    reference_error = reference_times.std(ddof=1) / np.sqrt(runs)
     return Comparison(
-        abs(found.mean - left.mean()), float(np.hypot(found.standard_error, other)), Z
+        abs(exits.mean - reference_times.mean()),
+        float(np.hypot(exits.standard_error, reference_error)),
+        Z,
     )
 
 
 def dmft_training():
-    """Gradient descent on least squares, n = 2d: the training risk is an integral over the Marchenko-Pastur law."""
+    """Gradient descent on least squares with n = 2d samples.
+
+    The training risk is an integral over the Marchenko-Pastur law.
+    """
     ratio, lr, noise, steps = 2.0, 0.3, 0.1, 10
     problem = sgd.TeacherStudent(width=1, activation="linear", noise=noise)
     start = sgd.start(problem, M=[[0.0]], Q=[[0.0]])
@@ -528,19 +559,16 @@ def dmft_training():
     angle = (np.arange(20_000) + 0.5) / 20_000 * np.pi
     x = (low + high) / 2 + (high - low) / 2 * np.cos(angle)
     density = ratio / (2 * np.pi * x) * ((high - low) / 2 * np.sin(angle)) ** 2 * np.pi / 20_000
-    right = []
+    exact = []
     for step in (0, 5, steps):
         shrink = (1 - lr * x) ** (2 * step)
-        # residual: signal part x w*^2 and label noise inside (of n dimensions d are reached) and outside of the span of the data
-        right.append(
-            0.5
-            * (
-                np.sum(density * x * shrink)
-                + noise * (np.sum(density * shrink) / ratio + 1 - 1 / ratio)
-            )
-        )
-    own = result.train_risk.values[0]
-    shares = np.abs(own / np.array(right) - 1)
+        # The residuals contain the signal, x w*^2, and the label noise. Of the n dimensions of the
+        # noise, d are in the span of the data and shrink; the others stay.
+        signal = np.sum(density * x * shrink)
+        label_noise = noise * (np.sum(density * shrink) / ratio + 1 - 1 / ratio)
+        exact.append(0.5 * (signal + label_noise))
+    values = result.train_risk.values[0]
+    shares = np.abs(values / np.array(exact) - 1)
     stated = float(np.hypot(result.attrs["error_sampling"], result.attrs.get("error_paths") or 0.0))
     return Comparison(float(shares.max()), stated, float(stats.t.isf(5e-7, 7)))
 
@@ -548,10 +576,10 @@ def dmft_training():
 # ------------------------------------------------------------ protocols
 
 
-def protocol_of(problem, reference: Reference, alpha: float, M=0.5, Q=1.0) -> Comparison:
-    """The value of an optimal schedule against the same schedule by reference quadrature, and the gain with it."""
+def compare_protocol(problem, reference: Reference, alpha: float, M=0.5, Q=1.0) -> Comparison:
+    """Compare the risks of the optimal and of the best constant schedule with a reference."""
     start = sgd.start(problem, M=[[M]], Q=[[Q]])
-    found = sgd.optimal_protocol(
+    optimum = sgd.optimal_protocol(
         problem,
         sgd.OnePassSGD(),
         start,
@@ -563,12 +591,12 @@ def protocol_of(problem, reference: Reference, alpha: float, M=0.5, Q=1.0) -> Co
     )
     errors = []
     for rates, value in (
-        (found.protocol["lr"], found.value),
-        (np.full(2, found.constant["lr"]), found.constant["risk"]),
+        (optimum.protocol["lr"], optimum.value),
+        (np.full(2, optimum.constant["lr"]), optimum.constant["risk"]),
     ):
-        right = reference.path(M, Q, rates, np.cumsum(rates * alpha / 2))
-        errors.append(abs(value / right[-1, 2] - 1))
-    return Comparison(max(errors), max(found.error_integrator, found.error_quadrature))
+        exact = reference.path(M, Q, rates, np.cumsum(rates * alpha / 2))
+        errors.append(abs(value / exact[-1, 2] - 1))
+    return Comparison(max(errors), max(optimum.error_integrator, optimum.error_quadrature))
 
 
 def protocol_on_a_grid():
@@ -580,43 +608,37 @@ def protocol_on_a_grid():
         lambda x: 20 / np.cosh(np.clip(20 * x, -300, 300)) ** 2,
         fine(0.0, 0.05),
     )
-    return protocol_of(problem, reference, alpha=0.2)
+    return compare_protocol(problem, reference, alpha=0.2)
 
 
 CASES: dict[str, Callable[[], Comparison]] = {
     function.__name__: function
     for function in (
-        *(
-            steep_tanh,
-            narrow_bump,
-            far_softplus,
-            far_step,
-            logistic_regression,
-            log_activation,
-            fast_sine,
-            steep_activation,
-        ),
-        *(
-            relu_of_sign,
-            shifted_kink,
-            undeclared_kink,
-            continuous_slope,
-            steep_teacher,
-            target_with_a_jump,
-            huber_loss,
-            two_tokens,
-            two_contexts,
-            perceptron_rule,
-        ),
-        *(
-            binary_mixture,
-            binning,
-            expectation_of_a_jump,
-            simulated_risk,
-            exit_times,
-            dmft_training,
-            protocol_on_a_grid,
-        ),
+        steep_tanh,
+        narrow_bump,
+        far_softplus,
+        far_step,
+        logistic_regression,
+        log_activation,
+        fast_sine,
+        steep_activation,
+        relu_of_sign,
+        shifted_kink,
+        undeclared_kink,
+        continuous_slope,
+        steep_teacher,
+        target_with_a_jump,
+        huber_loss,
+        two_tokens,
+        two_contexts,
+        perceptron_rule,
+        binary_mixture,
+        binning,
+        expectation_of_a_jump,
+        simulated_risk,
+        exit_times,
+        dmft_training,
+        protocol_on_a_grid,
     )
 }
 CASES["binning_with_momentum"] = partial(binning, sgd.updates.momentum(0.5))
@@ -633,6 +655,7 @@ if __name__ == "__main__":
     for chosen in sys.argv[1:] or CASES:
         case = CASES[chosen]()
         print(
-            f"{chosen:24s} true {case.true:8.1e}  stated {case.stated:8.1e}  ratio {case.ratio:8.2g}  (bound {case.bound:.2g})",
+            f"{chosen:24s} true {case.true:8.1e}  stated {case.stated:8.1e}"
+            f"  ratio {case.ratio:8.2g}  (bound {case.bound:.2g})",
             flush=True,
         )

@@ -28,7 +28,15 @@ from tests.algorithms import torch_stand_ins as stand_ins
 from tests.contracts.before_work import Work, stop_before_work
 from tests.contracts.kinds import algorithm_of
 from tests.contracts.questions import all_arguments
-from tests.contracts.test_bad_input import PROBLEM, SGD, SPIKED, SPIKED_START, START, result, swept
+from tests.contracts.test_bad_input import (
+    PROBLEM,
+    SGD,
+    SPIKED,
+    SPIKED_START,
+    START,
+    result,
+    sweep_result,
+)
 
 mpl.use("Agg")
 
@@ -76,7 +84,7 @@ NETWORK = {
 FIXED = {"lr": 0.1, "samples_per_dimension": 2.0, "head_rate": 1.0}
 SOLVE = {"problem": PROBLEM, "algorithm": SGD, "start": START}
 SPIKED_SOLVE = {"problem": SPIKED, "algorithm": SGD, "start": SPIKED_START}
-WHEN = {"times": [0.0, 1.0], "alpha": None, "steps": None}
+CLOCK = {"times": [0.0, 1.0], "alpha": None, "steps": None}
 RUNS = {"dimension": 50, "runs": 2, "seed": 0, "progress": None}
 SIMULATE = {**RUNS, "method": "exact", "dtype": "float64"}
 DATA = {**SOLVE, "algorithm": sgd.GradientDescent()}
@@ -86,7 +94,7 @@ def plain_step(state, gradient, lr, D, number, factor):
     return {"weights": -factor * lr / D * gradient(state["weights"])}
 
 
-# Stands for an instance of PyTorch's SGD, which is known by the name of its class.
+# Stands for an instance of PyTorch's SGD, which from_torch recognises by its class name.
 TORCH_SGD = type("SGD", (), {"param_groups": ({"lr": 0.1, "momentum": 0.9},)})()
 
 
@@ -399,11 +407,11 @@ CALLS = {
     ),
     "solve_ode, spiked": (
         sgd.solve_ode,
-        {**SPIKED_SOLVE, **WHEN, "dimension": 50, "rtol": 1e-6, "atol": 1e-8},
+        {**SPIKED_SOLVE, **CLOCK, "dimension": 50, "rtol": 1e-6, "atol": 1e-8},
     ),
     "solve_sde, spiked": (
         sgd.solve_sde,
-        {**SPIKED_SOLVE, **WHEN, **RUNS, "higher_order": True, "step": 0.1},
+        {**SPIKED_SOLVE, **CLOCK, **RUNS, "higher_order": True, "step": 0.1},
     ),
     "solve_dmft, epochs": (
         sgd.solve_dmft,
@@ -504,7 +512,10 @@ CALLS = {
         sgd.algorithm_of,
         {"result": result().assign_attrs(algorithm=encode(SGD.describe()))},
     ),
-    "fit_exponent": (sgd.fit_exponent, {"result": swept(), "y": "mean", "x": "lr", "noise": 0.1}),
+    "fit_exponent": (
+        sgd.fit_exponent,
+        {"result": sweep_result(), "y": "mean", "x": "lr", "noise": 0.1},
+    ),
     "plot.density": (
         plot.density,
         {"result": result(), "time": -1, "ax": None, "run": None, "bins": 3},
@@ -528,7 +539,7 @@ CALLS = {
     "plot.phase_diagram": (
         plot.phase_diagram,
         {
-            "dataset": swept(),
+            "dataset": sweep_result(),
             "x": "lr",
             "y": "noise",
             "value": "mean",
@@ -542,7 +553,7 @@ CALLS = {
     "functional.state": (functional.state, {"start": START, "run": 0}),
     "functional.finite": (functional.finite, {"problem": PROBLEM, "dimension": 50, "batch": 1}),
 }
-# Every question of the registry, with all its arguments.
+# All questions of the registry, with all their arguments.
 CALLS |= {
     question.name: (
         question.load(),
@@ -551,7 +562,7 @@ CALLS |= {
     for question in registry.questions().values()
     if question.name != "functional"  # a module: two of its functions are above
 }
-# results that functions return, modules, and what has no arguments to get wrong
+# Modules, classes of results, and objects without arguments that could be invalid.
 NOT_CALLED = {
     "DataSpectrum",
     "Move",
@@ -571,11 +582,12 @@ NOT_CALLED = {
 }
 
 
-NEEDS_A_RESULT = ("plot.protocol", "plot.regime_map")  # that takes long to compute
+# Functions of a result that takes long to compute: their valid call is left out.
+NEEDS_A_RESULT = ("plot.protocol", "plot.regime_map")
 
 
 def error_of(function, arguments):
-    """The ValueError of a call, or None; another error fails the test."""
+    """The ValueError of a call, or None. Errors of other types fail the test."""
     try:
         function(**arguments)
     except Work:

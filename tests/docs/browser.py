@@ -1,4 +1,7 @@
-"""A headless Chromium, driven by the DevTools protocol through a pair of pipes: it needs no package, no port and no network."""
+"""A headless Chromium, driven by the DevTools protocol through a pair of pipes.
+
+It needs no Python package, no port and no network.
+"""
 
 from __future__ import annotations
 
@@ -11,33 +14,36 @@ import shutil
 import subprocess
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
-PATIENCE = 60.0  # seconds for one answer
+TIMEOUT = 60.0  # seconds per answer
+MARGIN = 8  # CSS pixels around an element in a picture
 
 
-def installed() -> str | None:
-    """The browser's command, where there is one."""
-    return next((found for name in NAMES if (found := shutil.which(name))), None)
+def find_browser() -> str | None:
+    """The path of an installed browser, or None."""
+    return next((path for name in NAMES if (path := shutil.which(name))), None)
 
 
 class Browser:
-    """One page of a browser, as a context manager.
+    """A page in a browser, as a context manager.
 
-    What the page logs as an error, and what fails to load, is in `complaints` until the next `open`.
+    `complaints` contains the errors that the page logs, and the files that fail to load, since the
+    last call of `open`.
     """
 
     def __init__(self) -> None:
         self.complaints: list[str] = []
         self._number = 0
-        self._rest = b""
+        self._buffer = b""
 
     def __enter__(self) -> Browser:
         self._profile = tempfile.mkdtemp(prefix="sgdynamics-browser-")
-        read_by_it, self._out = os.pipe()
-        self._in, written_by_it = os.pipe()
+        browser_in, self._out = os.pipe()
+        self._in, browser_out = os.pipe()
         flags = [
             "--headless=new",
             "--no-sandbox",
@@ -45,23 +51,21 @@ class Browser:
             "--disable-dev-shm-usage",
             "--hide-scrollbars",
             "--no-first-run",
-        ]
-        flags += [
             "--disable-background-networking",
             "--disable-component-update",
             "--allow-file-access-from-files",
             "--mute-audio",
         ]
         command = [
-            str(installed()),
+            str(find_browser()),
             *flags,
             f"--user-data-dir={self._profile}",
             "--remote-debugging-pipe",
             "about:blank",
         ]
-        # it reads from 3 and writes to 4
-        line = f"exec 3<&{read_by_it} 4>&{written_by_it}; exec {shlex.join(command)}"
-        ends = (read_by_it, written_by_it)
+        # The browser reads from file descriptor 3 and writes to 4.
+        line = f"exec 3<&{browser_in} 4>&{browser_out}; exec {shlex.join(command)}"
+        ends = (browser_in, browser_out)
         self._process = subprocess.Popen(
             ["/bin/bash", "-c", line],
             pass_fds=ends,
@@ -86,59 +90,58 @@ class Browser:
         os.close(self._in)
         shutil.rmtree(self._profile, ignore_errors=True)
 
-    def _message(self, until: float) -> dict[str, Any]:
-        while b"\0" not in self._rest:
-            if not select.select([self._in], [], [], max(0.0, until - time.monotonic()))[0]:
-                raise TimeoutError(f"the browser has not answered for {PATIENCE:.0f} s")
-            more = os.read(self._in, 1 << 20)
-            if not more:
+    def _message(self, deadline: float) -> dict[str, Any]:
+        """The next message of the browser. Messages end with a null byte."""
+        while b"\0" not in self._buffer:
+            if not select.select([self._in], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                raise TimeoutError(f"The browser has not answered for {TIMEOUT:.0f} s.")
+            received = os.read(self._in, 1 << 20)
+            if not received:
                 raise RuntimeError(
-                    f"the browser {installed()} has ended by itself: try it from a shell, with --headless --dump-dom about:blank"
+                    f"The browser {find_browser()} has ended. Try to run it in a shell, with the"
+                    " options --headless --dump-dom about:blank."
                 )
-            self._rest += more
-        one, _, self._rest = self._rest.partition(b"\0")
-        return json.loads(one)
+            self._buffer += received
+        message, _, self._buffer = self._buffer.partition(b"\0")
+        return json.loads(message)
 
-    def _heed(self, message: dict[str, Any]) -> None:
-        told, name = message.get("params", {}), message.get("method")
+    def _record_complaints(self, message: dict[str, Any]) -> None:
+        """Add the errors that a message reports to `complaints`."""
+        params, name = message.get("params", {}), message.get("method")
         if name == "Runtime.exceptionThrown":
-            self.complaints.append(
-                "script: "
-                + told["exceptionDetails"].get("exception", {}).get("description", "an exception")
+            exception = params["exceptionDetails"].get("exception", {})
+            self.complaints.append(f"script: {exception.get('description', 'an exception')}")
+        elif name == "Runtime.consoleAPICalled" and params["type"] in ("error", "assert"):
+            values = (
+                str(value.get("value", value.get("description", ""))) for value in params["args"]
             )
-        elif name == "Runtime.consoleAPICalled" and told["type"] in ("error", "assert"):
-            self.complaints.append(
-                "console: "
-                + " ".join(
-                    str(one.get("value", one.get("description", ""))) for one in told["args"]
-                )
-            )
-        elif name == "Log.entryAdded" and told["entry"]["level"] == "error":
-            self.complaints.append(f"{told['entry']['text']} {told['entry'].get('url', '')}")
-        elif name == "Network.loadingFailed" and not told.get("canceled"):
-            self.complaints.append(f"not loaded: {told['type']} {told['errorText']}")
+            self.complaints.append(f"console: {' '.join(values)}")
+        elif name == "Log.entryAdded" and params["entry"]["level"] == "error":
+            self.complaints.append(f"{params['entry']['text']} {params['entry'].get('url', '')}")
+        elif name == "Network.loadingFailed" and not params.get("canceled"):
+            self.complaints.append(f"not loaded: {params['type']} {params['errorText']}")
 
     def ask(self, method: str, **params: Any) -> dict[str, Any]:
-        """The answer to one command of the protocol."""
+        """Send a command of the protocol, and return the answer."""
         self._number += 1
-        sent = {"id": self._number, "method": method, "params": params} | (
-            {"sessionId": self._session} if self._session else {}
-        )
-        os.write(self._out, json.dumps(sent).encode() + b"\0")
-        return self._until(lambda message: message.get("id") == self._number, method)
+        command = {"id": self._number, "method": method, "params": params}
+        if self._session:
+            command["sessionId"] = self._session
+        os.write(self._out, json.dumps(command).encode() + b"\0")
+        return self._wait_for(lambda message: message.get("id") == self._number, method)
 
-    def _until(self, wanted: Any, what: str) -> dict[str, Any]:
-        until = time.monotonic() + PATIENCE
+    def _wait_for(self, is_wanted: Callable[[dict[str, Any]], bool], label: str) -> dict[str, Any]:
+        deadline = time.monotonic() + TIMEOUT
         while True:
-            message = self._message(until)
-            if wanted(message):
+            message = self._message(deadline)
+            if is_wanted(message):
                 if "error" in message:
-                    raise RuntimeError(f"{what}: {message['error']}")
+                    raise RuntimeError(f"{label}: {message['error']}")
                 return message.get("result", {})
-            self._heed(message)
+            self._record_complaints(message)
 
     def size(self, width: int, height: int = 900) -> None:
-        """The window, in CSS pixels."""
+        """Set the size of the window, in CSS pixels."""
         self.ask(
             "Emulation.setDeviceMetricsOverride",
             width=width,
@@ -148,44 +151,41 @@ class Browser:
         )
 
     def open(self, url: str) -> None:
-        """Load a page, with its fonts."""
+        """Load a page and its fonts."""
         self.complaints.clear()
         self.ask("Page.navigate", url=url)
-        self._until(lambda message: message.get("method") == "Page.loadEventFired", url)
+        self._wait_for(lambda message: message.get("method") == "Page.loadEventFired", url)
         self.run("document.fonts.ready.then(() => true)")
 
     def run(self, script: str) -> Any:
-        """The value of an expression in the page."""
+        """Evaluate an expression in the page."""
         answer = self.ask(
             "Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True
         )
         if "exceptionDetails" in answer:
-            raise RuntimeError(
-                answer["exceptionDetails"]
-                .get("exception", {})
-                .get("description", "the script failed")
-            )
+            exception = answer["exceptionDetails"].get("exception", {})
+            raise RuntimeError(exception.get("description", "the script failed"))
         return answer["result"].get("value")
 
     def picture(self, path: Path, selector: str | None = None) -> None:
-        """A PNG of the window, or of one element of the page, with a little room around it."""
+        """Save a PNG of the window, or of an element of the page with a margin."""
         clip: dict[str, Any] = {}
         if selector is not None:
-            script = "(({x, y, width, height}) => ({x, y: y + scrollY, width, height}))(document.querySelector(%s).getBoundingClientRect())"
-            box = self.run(script % json.dumps(selector))
+            box = self.run(
+                "(({x, y, width, height}) => ({x, y: y + scrollY, width, height}))"
+                f"(document.querySelector({json.dumps(selector)}).getBoundingClientRect())"
+            )
             clip = {
-                "clip": {
-                    "x": box["x"] - 8,
-                    "y": box["y"] - 8,
-                    "width": box["width"] + 16,
-                    "height": box["height"] + 16,
-                    "scale": 1,
-                }
+                "x": box["x"] - MARGIN,
+                "y": box["y"] - MARGIN,
+                "width": box["width"] + 2 * MARGIN,
+                "height": box["height"] + 2 * MARGIN,
+                "scale": 1,
             }
         shot = self.ask(
             "Page.captureScreenshot",
             format="png",
             captureBeyondViewport=selector is not None,
-            **clip,
+            **({"clip": clip} if clip else {}),
         )
         path.write_bytes(base64.b64decode(shot["data"]))

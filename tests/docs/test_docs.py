@@ -1,4 +1,7 @@
-"""The documentation: examples run and print what the pages show, links lead somewhere, every public name has its place."""
+"""The documentation: examples, docstrings, links and the pages of the API.
+
+Examples run and print what the pages show, links lead to files, and all public names are listed.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +31,7 @@ EXAMPLES = [
     if "```python\n" in page.read_text(encoding="utf-8")
 ]
 API = sorted((DOCS / "api").glob("*.md"))
+# Names whose docstring examples are slow.
 SLOW = (
     "certify",
     "Certificate",
@@ -38,71 +42,70 @@ SLOW = (
     "measured_success",
     "MeasuredSuccess",
     "outcome",
-)
-SLOW += (
     "solve_mean_field",
     "density",
     "solve_dmft",
     "solve_sde",
-)  # of docstrings: the same
+)
 sys.path.insert(0, str(DOCS))
-import examples  # noqa: E402  the blocks of the pages, and their pictures
-import sections  # noqa: E402  what a public docstring must say, as the build asks too
+import examples  # noqa: E402  the code blocks of the pages, and their figures
+import sections  # noqa: E402  the requirements on public docstrings
 
 NUMBER = re.compile(r"[-+]?\d+\.?\d*(?:e[-+]?\d+)?")
-TOLERANCE = (
-    0.02  # relative: what is printed has few digits, and random numbers may change with the machine
-)
-EQUATIONS = 43  # of theory.md
+# Relative tolerance of printed numbers: they have few digits, and random numbers may depend on the
+# machine.
+TOLERANCE = 0.02
+EQUATIONS = 43  # number of equations in theory.md
 
 
-def same_text(one: str, other: str) -> bool:
-    """Equal words, and numbers that differ by no more than the tolerance or one unit of the last digit shown."""
-    if NUMBER.sub("#", one).split() != NUMBER.sub("#", other).split():
+def same_text(text: str, expected: str) -> bool:
+    """Whether two texts have equal words, and numbers that agree.
+
+    Numbers may differ by the tolerance, or by one unit of the last digit of the expected text.
+    """
+    if NUMBER.sub("#", text).split() != NUMBER.sub("#", expected).split():
         return False
-    for left, right in zip(NUMBER.findall(one), NUMBER.findall(other), strict=True):
-        last = (
-            10.0 ** -len(right.partition("e")[0].partition(".")[2])
-            if "." in right and "e" not in right
-            else 0.0
-        )
-        if not math.isclose(float(left), float(right), rel_tol=TOLERANCE, abs_tol=1.01 * last):
+    for number, wanted in zip(NUMBER.findall(text), NUMBER.findall(expected), strict=True):
+        last_digit = 0.0
+        if "." in wanted and "e" not in wanted:
+            last_digit = 10.0 ** -len(wanted.partition(".")[2])
+        if not math.isclose(
+            float(number), float(wanted), rel_tol=TOLERANCE, abs_tol=1.01 * last_digit
+        ):
             return False
     return True
 
 
-def test_same_text_tells_numbers_and_words_apart():
+def test_same_text_compares_numbers_and_words():
     assert same_text("risk 0.1004 True\n", "risk 0.1003 True")
     assert not same_text("risk 0.11 True", "risk 0.1003 True")
     assert not same_text("risk 0.1003 False", "risk 0.1003 True")
     assert not same_text("3 1", "2 1")
 
 
-@pytest.mark.slow  # `make docs` runs them, in CI too
+@pytest.mark.slow  # run by `make docs`, in CI too
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_examples_run_and_print_what_is_shown(name, tmp_path, monkeypatch, capsys):
     import matplotlib.pyplot as plt
 
     monkeypatch.chdir(tmp_path)
-    names: dict = {"__name__": "example"}
-    for block in examples.blocks(
-        name.removesuffix(".md"), (DOCS / name).read_text(encoding="utf-8")
-    ):
-        names.pop("fig", None)
-        exec(compile(block.code, name, "exec"), names)
+    namespace: dict = {"__name__": "example"}
+    text = (DOCS / name).read_text(encoding="utf-8")
+    for block in examples.blocks(name.removesuffix(".md"), text):
+        namespace.pop("fig", None)
+        exec(compile(block.code, name, "exec"), namespace)
         printed = capsys.readouterr().out
-        assert same_text(printed, block.shown), (
-            f"{name} shows\n{block.shown}\nand prints\n{printed}"
-        )
+        message = f"{name} shows\n{block.output}\nand prints\n{printed}"
+        assert same_text(printed, block.output), message
         if block.picture:
-            assert "fig" in names, (
-                f"{name} has a picture behind a block that draws no fig:\n{block.code}"
+            assert "fig" in namespace, (
+                f"{name}: this block has a picture, but no fig:\n{block.code}"
             )
-            examples.keep(names["fig"], block.picture)
+            examples.save_figure(namespace["fig"], block.picture)
         plt.close("all")
 
 
-def test_pictures_belong_to_the_code_that_drew_them():
+def test_pictures_depend_on_the_code_that_draws_them():
     codes = [
         "```python\nx = 1\n```\n\n```text\n1\n```\n",
         "```python\ny = 2\n```\n",
@@ -110,7 +113,7 @@ def test_pictures_belong_to_the_code_that_drew_them():
     ]
     page = "{}\n```{{picture}} One.\n```\n\n{}\n{}\n```{{picture}} Two.\n```\n".format(*codes)
     first, none, second = examples.blocks("howto/page", page)
-    assert (first.shown, none.shown, none.picture) == ("1\n", "", None)
+    assert (first.output, none.output, none.picture) == ("1\n", "", None)
     assert first.picture != second.picture
     changed = list(examples.blocks("howto/page", page.replace("y = 2", "y = 4")))
     assert changed[0].picture == first.picture
@@ -118,17 +121,17 @@ def test_pictures_belong_to_the_code_that_drew_them():
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_examples_print_results_rather_than_tests(name):
-    """A reader learns nothing from `True`: the numbers themselves are printed."""
+def test_examples_print_results_rather_than_comparisons(name):
+    """Examples print numbers, not `True` or `False`."""
     text = (DOCS / name).read_text(encoding="utf-8")
     for block in examples.blocks(name.removesuffix(".md"), text):
-        for line in block.shown.splitlines():
+        for line in block.output.splitlines():
             assert not line.split() or not set(line.split()) <= {"True", "False"}, (
                 f"{name} prints {line!r}:\n{block.code}"
             )
 
 
-NO_PICTURE = ("units.md", "howto/command_line.md")  # they compute nothing that one would draw
+NO_PICTURE = ("units.md", "howto/command_line.md")  # without results to draw
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -136,29 +139,29 @@ def test_pages_that_compute_show_pictures(name):
     text = (DOCS / name).read_text(encoding="utf-8")
     pictures = [block for block in examples.blocks(name.removesuffix(".md"), text) if block.picture]
     assert len(pictures) == text.count("```{picture}"), (
-        "a picture stands right behind the block that draws it, or behind what that prints"
+        "a picture must follow directly after the block that draws it, or after its output"
     )
     assert bool(pictures) == (name not in NO_PICTURE)
 
 
-class SameText(doctest.OutputChecker):
-    """What an example shows and what it prints are compared as those of the pages are."""
+class TolerantChecker(doctest.OutputChecker):
+    """Compare the output of docstring examples by the rules for pages."""
 
     def check_output(self, want: str, got: str, optionflags: int) -> bool:
         return super().check_output(want, got, optionflags) or same_text(got, want)
 
 
 def failures(name: str, text: str) -> str:
-    """What goes wrong in the examples of a docstring; nothing where all is well."""
-    names = {"np": np, "sgd": sgd, "__name__": "example"}
-    test = doctest.DocTestParser().get_doctest(text, names, name, None, None)
+    """The failures in the examples of a docstring, as text; empty if there are none."""
+    namespace = {"np": np, "sgd": sgd, "__name__": "example"}
+    test = doctest.DocTestParser().get_doctest(text, namespace, name, None, None)
     assert test.examples, f"{name} has no example"
-    said = io.StringIO()
-    doctest.DocTestRunner(checker=SameText(), verbose=False).run(test, out=said.write)
-    return said.getvalue()
+    report = io.StringIO()
+    doctest.DocTestRunner(checker=TolerantChecker(), verbose=False).run(test, out=report.write)
+    return report.getvalue()
 
 
-def test_failing_examples_of_docstrings_are_told():
+def test_failing_examples_of_docstrings_are_reported():
     assert failures("right", ">>> 1.0 + 1.001\n2.0") == ""
     assert "Got" in failures("wrong", ">>> 1 + 1\n3")
     assert "ZeroDivisionError" in failures("raises", ">>> 1 / 0\n3")
@@ -171,38 +174,38 @@ def test_examples_of_docstrings_run(page, slow, tmp_path, monkeypatch):
     import matplotlib.pyplot as plt
 
     monkeypatch.chdir(tmp_path)
-    found = []
-    for kind, name, one in sections.shown(DOCS / f"api/{page}.md"):
+    reports = []
+    for kind, name, target in sections.documented_objects(DOCS / f"api/{page}.md"):
         if kind in ("function", "class") and (name.rpartition(".")[2] in SLOW) == slow:
-            found.append(failures(name, inspect.getdoc(one) or ""))
+            reports.append(failures(name, inspect.getdoc(target) or ""))
             plt.close("all")
-    assert "".join(found) == ""
+    assert "".join(reports) == ""
 
 
-def test_docstrings_say_what_they_must():
-    wrong = [
+def test_docstrings_meet_the_requirements():
+    objects = [entry for page in API for entry in sections.documented_objects(page)]
+    messages = [
         f"{name}: {fault}"
-        for page in API
-        for kind, name, one in sections.shown(page)
-        for fault in sections.faults(kind, one)
+        for kind, name, target in objects
+        for fault in sections.faults(kind, target)
     ]
-    assert wrong == []
-    assert sum(1 for page in API for _ in sections.shown(page)) > 250  # it sees them
+    assert messages == []
+    assert len(objects) > 250  # all public objects are checked
 
 
-def documented(value: float, /, count: int = 2, name: str | None = None, *others: Any) -> float:
+def add(value: float, /, count: int = 2, name: str | None = None, *others: Any) -> float:
     """A sum.
 
     Parameters
     ----------
     value : float
-        In t.
+        First summand.
     count : int, default 2
-        How many.
+        Number of repetitions.
     name : str, optional
-        What it is called.
+        Name of the sum.
     *others
-        More.
+        Further summands.
 
     Returns
     -------
@@ -226,28 +229,28 @@ def documented(value: float, /, count: int = 2, name: str | None = None, *others
         ("Examples\n--------", "Notes\n-----", "no section Examples"),
         ("value : float", "values : float", "argument value is not documented"),
         ("value : float", "values : float", "there is no argument values"),
-        ("    In t.\n", "", "argument value has no description"),
-        ("default 2", "default 3", "argument count has the default 2, the docstring says 3"),
+        ("    First summand.\n", "", "argument value has no description"),
+        ("default 2", "default 3", "argument count has the default 2, but the docstring states 3"),
         (
             "int, default 2",
             "int",
-            "argument count has the default 2, the docstring does not say so",
+            "argument count has the default 2, but the docstring does not state it",
         ),
-        ("str, optional", "str", "argument name is optional, the docstring does not say so"),
+        ("str, optional", "str", "argument name is optional, but the docstring does not state it"),
         (
             "value : float",
             "value : float, optional",
-            "argument value has no default, the docstring says it has",
+            "argument value has no default, but the docstring states one",
         ),
-        ("A sum.", "A `sum`.", "code in single backticks: give it two"),
+        ("A sum.", "A `sum`.", "code in single backticks: use two"),
     ],
 )
-def test_what_docstrings_lack_is_told(before, after, fault, monkeypatch):
-    text = inspect.getdoc(documented) or ""
+def test_faults_of_docstrings_are_reported(before, after, fault, monkeypatch):
+    text = inspect.getdoc(add) or ""
     assert before in text
-    monkeypatch.setattr(documented, "__doc__", text.replace(before, after, 1) if before else text)
-    found = sections.faults("function", documented)
-    assert fault in found if fault else found == []
+    monkeypatch.setattr(add, "__doc__", text.replace(before, after, 1) if before else text)
+    messages = sections.faults("function", add)
+    assert fault in messages if fault else messages == []
 
 
 @pytest.mark.parametrize(
@@ -262,39 +265,39 @@ def test_links_lead_to_files(page):
             assert (page.parent / target).exists(), f"{page.name}: {target}"
 
 
-def test_the_version_to_cite_is_this_one():
+def test_the_version_to_cite_is_the_current_one():
     for path, line in (
         (ROOT / "CITATION.cff", f"version: {sgd.__version__}\n"),
         (DOCS / "citing.md", f"version = {{{sgd.__version__}}},"),
     ):
         assert line in path.read_text(encoding="utf-8"), (
-            f"{path.name} has another version than {sgd.__version__}"
+            f"{path.name}: the version differs from {sgd.__version__}"
         )
 
 
 @pytest.mark.slow
-def test_the_array_of_jobs_runs_and_its_last_job_writes_the_whole(tmp_path):
-    """Slurm's own lines are comments to bash, so that every job can be run here, with the variables that Slurm would set."""
+def test_the_last_job_of_an_array_writes_the_result(tmp_path):
+    """The lines for Slurm are comments in bash, so the jobs run here with Slurm's variables."""
     grid = tmp_path / "grid.toml"
     grid.write_text(GRID, encoding="utf-8")
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     for job in (3, 4):
         assert not (tmp_path / "shared/grid-sweep.nc").exists()
-        array = {
+        variables = {
             "SLURM_ARRAY_TASK_ID": str(job),
             "SLURM_ARRAY_TASK_MIN": "3",
             "SLURM_ARRAY_TASK_COUNT": "2",
             "SLURM_CPUS_PER_TASK": "1",
         }
         command = ["bash", str(ROOT / "examples/array.slurm"), str(grid), str(tmp_path / "shared")]
-        done = subprocess.run(
+        process = subprocess.run(
             command,
-            env={**os.environ, "PATH": path, **array},
+            env={**os.environ, "PATH": path, **variables},
             capture_output=True,
             text=True,
             timeout=300,
         )
-        assert done.returncode == 0, done.stderr
+        assert process.returncode == 0, process.stderr
     assert sgd.load(tmp_path / "shared/grid-sweep.nc").risk.notnull().all()
 
 
@@ -331,13 +334,9 @@ def test_every_public_name_is_in_the_api():
     text = "".join(page.read_text(encoding="utf-8") for page in (DOCS / "api").glob("*.md"))
     listed = re.findall(r"auto(?:function|class|module):: ([\w.]+)", text)
     assert len(listed) == len(set(listed))
-    shown = {name.rpartition(".")[2] for name in listed} | {
-        "__version__",
-        "papers",
-        "models",
-        "scaling",
-    }
-    assert not set(sgd.__all__) - shown, "add them to a page of docs/api"
+    modules = {"__version__", "papers", "models", "scaling"}
+    shown = {name.rpartition(".")[2] for name in listed} | modules
+    assert not set(sgd.__all__) - shown, "add these names to a page of docs/api"
 
 
 @pytest.mark.slow
@@ -360,13 +359,13 @@ def test_pages_build_without_a_warning(tmp_path):
         DOCS,
         tmp_path / "html",
     ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900)
-    assert done.returncode == 0, done.stderr
+    process = subprocess.run(command, capture_output=True, text=True, timeout=900)
+    assert process.returncode == 0, process.stderr
     theory = (tmp_path / "html/theory.html").read_text(encoding="utf-8")
-    numbers = [int(number) for number in re.findall(r'class="eqno">\((\d+)\)', theory)]
-    assert numbers == list(range(1, EQUATIONS + 1))
+    equation_numbers = [int(number) for number in re.findall(r'class="eqno">\((\d+)\)', theory)]
+    assert equation_numbers == list(range(1, EQUATIONS + 1))
     assert "viewcode-link" in (tmp_path / "html/api/dynamics.html").read_text(encoding="utf-8")
-    # the search lists the main index entries first: a word of the literature leads to the page about it
+    # The search lists the main index entries first: a term leads to the page about it.
     text = (tmp_path / "html/searchindex.js").read_text(encoding="utf-8")
     index = json.loads(text.removeprefix("Search.setIndex(").rstrip().removesuffix(")"))
     pages = {
@@ -377,5 +376,5 @@ def test_pages_build_without_a_warning(tmp_path):
         "exit_time": "howto/solver",
     }
     for word, page in pages.items():
-        main = [index["docnames"][place[0]] for place in index["indexentries"][word] if place[2]]
+        main = [index["docnames"][entry[0]] for entry in index["indexentries"][word] if entry[2]]
         assert main == [page], word

@@ -1,4 +1,4 @@
-"""The notebooks: what is stored comes from their sources, runs, and prints what it did."""
+"""The stored notebooks agree with their sources, and print the same when they are run."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ import run_notebooks
 STORED = DOCS / "notebooks"
 
 
-def stored(name: str):
+def read_stored(name: str):
+    """The stored notebook of this name."""
     return nbformat.read(STORED / f"{name}.ipynb", as_version=4)
 
 
-def test_there_are_eight_and_the_page_lists_them():
+def test_the_page_lists_all_eight_notebooks():
     assert len(run_notebooks.NAMES) == 8
     assert sorted(path.stem for path in STORED.glob("*.ipynb")) == run_notebooks.NAMES
     page = (STORED / "index.md").read_text(encoding="utf-8")
@@ -31,69 +32,79 @@ def test_there_are_eight_and_the_page_lists_them():
 
 @pytest.mark.parametrize("name", run_notebooks.NAMES)
 def test_stored_cells_are_those_of_the_source(name):
-    """And there is what a reader looks for: pictures, something printed, no warning, and no folder of the machine that ran it."""
-    source, found = run_notebooks.notebook(name), stored(name)
-    cells = [
-        [(cell.cell_type, cell.source, cell.id) for cell in one.cells] for one in (source, found)
+    """The outputs contain a figure and printed text, no warnings, and no paths of a machine."""
+    source, stored = run_notebooks.notebook(name), read_stored(name)
+    source_cells, stored_cells = (
+        [(cell.cell_type, cell.source, cell.id) for cell in content.cells]
+        for content in (source, stored)
+    )
+    assert source_cells == stored_cells, f"run python docs/run_notebooks.py {name}"
+    outputs = outputs_of(stored)
+    warnings_and_errors = [
+        output
+        for output in outputs
+        if output["output_type"] == "error" or output.get("name") == "stderr"
     ]
-    assert cells[0] == cells[1], f"python docs/run_notebooks.py {name} stores it anew"
-    outputs = [one for cell in found.cells for one in cell.get("outputs", ())]
-    assert [
-        one for one in outputs if one["output_type"] == "error" or one.get("name") == "stderr"
-    ] == []
-    assert sum("image/png" in one.get("data", {}) for one in outputs) >= 1
-    assert run_notebooks.printed(found)
-    assert not re.search(r"/(tmp|work|home|root)/", run_notebooks.printed(found))
+    assert warnings_and_errors == []
+    assert sum("image/png" in output.get("data", {}) for output in outputs) >= 1
+    printed = run_notebooks.printed_text(stored)
+    assert printed
+    assert not re.search(r"/(tmp|work|home|root)/", printed)
 
 
-def shown(found) -> list[str]:
-    """The results that cells end with, as the library shows them: a Dataset as xarray shows it is none."""
+def outputs_of(content) -> list:
+    """The outputs of all cells of a notebook."""
+    return [output for cell in content.cells for output in cell.get("outputs", ())]
+
+
+def displayed_results(content) -> list[str]:
+    """The HTML of results that cells end with, as the library displays them.
+
+    A Dataset in the display of xarray does not count.
+    """
     return [
-        "".join(one["data"]["text/html"])
-        for cell in found.cells
-        for one in cell.get("outputs", ())
-        if one["output_type"] == "execute_result"
-        and "class='sgdynamics-result'" in one["data"].get("text/html", "")
+        "".join(output["data"]["text/html"])
+        for output in outputs_of(content)
+        if output["output_type"] == "execute_result"
+        and "class='sgdynamics-result'" in output["data"].get("text/html", "")
     ]
 
 
 @pytest.mark.parametrize("name", run_notebooks.NAMES)
-def test_each_shows_a_result_with_its_picture_and_its_table(name):
-    results = shown(stored(name))
-    assert results, f"no cell of {name} ends with a result: let one show what the text talks about"
-    for one in results:
-        (picture,) = re.findall(r"<img [^>]*src='data:image/png;base64,([^']+)'", one)
+def test_every_notebook_displays_a_result_with_picture_and_table(name):
+    results = displayed_results(read_stored(name))
+    assert results, f"{name}: no cell ends with a result. Let one display what the text is about."
+    for html in results:
+        (picture,) = re.findall(r"<img [^>]*src='data:image/png;base64,([^']+)'", html)
         assert base64.b64decode(picture).startswith(b"\x89PNG")
-        rows = re.findall(r"<tr>(.*?)</tr>", one.partition("<table")[2].partition("</table>")[0])
-        assert len(rows) >= 3, "a table of one save point or none"
+        table = html.partition("<table")[2].partition("</table>")[0]
+        rows = re.findall(r"<tr>(.*?)</tr>", table)
+        assert len(rows) >= 3, "the table has fewer than two save points"
         assert "nan" not in "".join(rows)
 
 
-def test_a_notebook_without_a_result_is_noticed():
-    """Neither printed text, nor a picture, nor a Dataset as xarray shows it is one."""
-    found = stored("first_steps")
-    assert shown(found)
-    for cell in found.cells:
-        for one in cell.get("outputs", ()):
-            if "text/html" in one.get("data", {}):
-                one["data"]["text/html"] = "<div><pre>&lt;xarray.Dataset&gt;</pre></div>"
-    assert not shown(found)
+def test_a_notebook_without_a_result_is_detected():
+    """Printed text, a figure, or a Dataset in the display of xarray do not count as a result."""
+    content = read_stored("first_steps")
+    assert displayed_results(content)
+    for output in outputs_of(content):
+        if "text/html" in output.get("data", {}):
+            output["data"]["text/html"] = "<div><pre>&lt;xarray.Dataset&gt;</pre></div>"
+    assert not displayed_results(content)
 
 
-@pytest.mark.slow  # run by `make docs`, which makes the pages of them
+@pytest.mark.slow  # run by `make docs`, which builds the pages from this run
 @pytest.mark.parametrize("name", run_notebooks.NAMES)
 def test_notebooks_run_and_print_what_is_stored(name):
     pytest.importorskip("ipykernel")
     pytest.importorskip("nbclient")
-    now, before = (
-        run_notebooks.printed(run_notebooks.run(name, run_notebooks.RUN)),
-        run_notebooks.printed(stored(name)),
-    )
-    assert same_text(now, before), f"{name} has stored\n{before}\nand prints\n{now}"
+    printed = run_notebooks.printed_text(run_notebooks.run(name, run_notebooks.RUN))
+    stored = run_notebooks.printed_text(read_stored(name))
+    assert same_text(printed, stored), f"{name} has stored\n{stored}\nand prints\n{printed}"
 
 
 @pytest.mark.slow
-def test_notebooks_with_a_cell_that_fails_are_not_written(monkeypatch, tmp_path):
+def test_notebooks_with_a_failing_cell_are_not_written(monkeypatch, tmp_path):
     pytest.importorskip("ipykernel")
     client = pytest.importorskip("nbclient")
     (tmp_path / "wrong.py").write_text("# %%\n1 / 0\n", encoding="utf-8")

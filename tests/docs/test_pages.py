@@ -15,7 +15,7 @@ import matplotlib.image
 import numpy as np
 import pytest
 
-from tests.docs.browser import NAMES, Browser, installed
+from tests.docs.browser import NAMES, Browser, find_browser
 
 FOLDER = os.environ.get("PAGES")
 FAULTS = (Path(__file__).parent / "page_faults.js").read_text(encoding="utf-8")
@@ -61,7 +61,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def browser():
-    if installed() is None:
+    if find_browser() is None:
         told = f"no browser: none of {', '.join(NAMES)} is installed (Debian: apt-get install chromium)"
         pytest.skip(told)
     with Browser() as one:

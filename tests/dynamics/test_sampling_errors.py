@@ -1,4 +1,7 @@
-"""Relative errors of results: their scale does not vanish, they contain every source of error, and they are NaN where nothing is known."""
+"""Relative errors of results.
+
+Their scale does not vanish, they contain all sources of error, and they are NaN if unknown.
+"""
 
 from __future__ import annotations
 
@@ -16,18 +19,20 @@ from sgdynamics.solvers.batch import sampling_errors
 REPLICATES, RUNS, TIMES = 4, 2, 3
 
 
-def states(size, spread):
-    """M (replicate, run, time, block, unit, signal) of a given size, and replicates with a given standard error of their mean."""
-    offsets = spread * np.array([1.0, -1.0, 1.0, -1.0]) * np.sqrt(3.0)
-    return size + offsets[:, None, None, None, None, None] * np.ones(
-        (REPLICATES, RUNS, TIMES, 1, 1, 1)
-    )
+def replicated_overlaps(size, standard_error):
+    """Overlaps M of this size, whose mean over replicates has this standard error.
+
+    The axes are (replicate, run, time, block, unit, signal).
+    """
+    offsets = standard_error * np.array([1.0, -1.0, 1.0, -1.0]) * np.sqrt(3.0)
+    shape = (REPLICATES, RUNS, TIMES, 1, 1, 1)
+    return size + offsets[:, None, None, None, None, None] * np.ones(shape)
 
 
 def test_an_overlap_that_is_zero_has_the_scale_of_the_lengths():
-    """A signal that no row aligns with: M is noise about 0, and sqrt(Q P) = 2 is the scale of its error."""
+    """Without alignment M is noise around 0, and the scale of its error is sqrt(Q P) = 2."""
     problem = sgd.TeacherStudent(width=1)
-    M, Q = states(0.0, 0.01), np.full((REPLICATES, RUNS, TIMES, 1, 1, 1), 4.0)
+    M, Q = replicated_overlaps(0.0, 0.01), np.full((REPLICATES, RUNS, TIMES, 1, 1, 1), 4.0)
     risks = np.ones((REPLICATES, RUNS, TIMES))
     scales = FieldDynamics(problem, OnePassSGD(lr=0.1)).variable_scales(
         {"M": M.mean(axis=0), "Q": Q.mean(axis=0)}
@@ -38,20 +43,22 @@ def test_an_overlap_that_is_zero_has_the_scale_of_the_lengths():
 
 def test_the_error_of_the_risk_contains_that_of_pairs():
     risks = np.ones((REPLICATES, RUNS, TIMES))
-    assert sampling_errors({"M": states(1.0, 0.001)}, risks, worst=0.3, within=0.01) == (0.3, 0.3)
+    assert sampling_errors(
+        {"M": replicated_overlaps(1.0, 0.001)}, risks, worst=0.3, within=0.01
+    ) == (0.3, 0.3)
 
 
 def test_a_run_that_diverges_at_once_has_no_known_error():
-    """Only the start is finite, where replicates agree: an error of 0 would claim an exact result."""
-    M = states(1.0, 0.0)
+    """Only the start is finite, where replicates agree; an error of 0 would be wrong."""
+    M = replicated_overlaps(1.0, 0.0)
     M[:, :, 1:] = np.nan
     error = sampling_errors({"M": M}, M[..., 0, 0, 0], worst=0.0, within=0.0)
     assert np.all(np.isnan(error))
 
 
 @pytest.mark.slow
-def test_a_risk_that_is_infinite_is_not_a_number():
-    """E[exp(z^2)] is infinite, and a grid would give a number that depends on its reach."""
+def test_an_infinite_risk_is_nan():
+    """E[exp(z^2)] is infinite; the value of a grid would depend on its cutoff."""
 
     def loss(fields, signals, head, noise_draw):
         return jnp.exp(noise_draw**2) * (1 + 0.1 * jnp.tanh(fields[0] - signals[0]) ** 2)
@@ -63,14 +70,13 @@ def test_a_risk_that_is_infinite_is_not_a_number():
     assert np.all(np.isnan(result.risk))
 
 
-def test_a_sampled_risk_that_a_few_samples_carry_is_not_a_number():
-    """Cauchy noise: its square has no mean, and one of the replicates carries nearly all of the average."""
+def test_a_sampled_risk_dominated_by_few_samples_is_nan():
+    """The square of Cauchy noise has no mean, and one replicate dominates the average."""
     states = {"M": np.zeros((2, 1, 1, 1)), "Q": np.full((2, 1, 1, 1), 0.5), "a": np.ones((2, 1))}
 
     def loss(fields, signals, head, noise_draw):
-        return (
-            fields[0] - signals[0] - jnp.tan(jnp.pi / 2 * jax.lax.erf(noise_draw / jnp.sqrt(2.0)))
-        ) ** 2 / 2
+        cauchy = jnp.tan(jnp.pi / 2 * jax.lax.erf(noise_draw / jnp.sqrt(2.0)))
+        return (fields[0] - signals[0] - cauchy) ** 2 / 2
 
     risk, error = population_risk(sgd.Problem(loss, width=1, signals=1), states)
     assert np.all(np.isnan(risk))

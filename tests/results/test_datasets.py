@@ -1,4 +1,4 @@
-"""Results: dims, coordinates, provenance that round-trips, files, comparison, plots."""
+"""Results: dims, coordinates, records of problem and algorithm, files, comparison, plots."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ mpl.use("Agg")
 def pair():
     problem = sgd.TeacherStudent(width=2, activation="square", noise=0.1, head="trained")
     algorithm = sgd.OnePassSGD(lr=0.1, batch=2)
-    begin = sgd.start(problem, M=[[0.3], [0.1]], Q=np.eye(2))
+    start = sgd.start(problem, M=[[0.3], [0.1]], Q=np.eye(2))
     times = np.linspace(0, 0.5, 6)
-    theory = sgd.solve_ode(problem, algorithm, begin, times=times)
-    simulation = sgd.simulate(problem, algorithm, begin, times=times, dimension=200, runs=50)
+    theory = sgd.solve_ode(problem, algorithm, start, times=times)
+    simulation = sgd.simulate(problem, algorithm, start, times=times, dimension=200, runs=50)
     return problem, algorithm, theory, simulation
 
 
@@ -45,35 +45,34 @@ def test_dims_coordinates_and_attributes(pair):
     assert problem.noise_floor == 0.05
 
 
-def test_netcdf_round_trip_and_run_again(pair, tmp_path):
+def test_netcdf_round_trip_and_repeated_run(pair, tmp_path):
     _, _, theory, simulation = pair
-    simulation.to_netcdf(tmp_path / "plain.nc", engine="h5netcdf")  # works on it as it is
+    simulation.to_netcdf(
+        tmp_path / "plain.nc", engine="h5netcdf"
+    )  # plain xarray can write a result
     path = sgd.save(simulation, tmp_path / "one.nc")
-    again = sgd.load(path)
-    xr.testing.assert_identical(again, simulation)
-    problem, algorithm = sgd.problem_of(again), sgd.algorithm_of(again)
+    loaded = sgd.load(path)
+    xr.testing.assert_identical(loaded, simulation)
+    problem, algorithm = sgd.problem_of(loaded), sgd.algorithm_of(loaded)
     repeated = sgd.simulate(
         problem,
         algorithm,
-        sgd.start_from(again, time=0),
-        steps=again.step.values,
+        sgd.start_from(loaded, time=0),
+        steps=loaded.step.values,
         dimension=200,
         seed=0,
     )
-    np.testing.assert_allclose(repeated.Q, again.Q, rtol=1e-12, atol=1e-14)
+    np.testing.assert_allclose(repeated.Q, loaded.Q, rtol=1e-12, atol=1e-14)
     sgd.save({"theory": theory, "exact": simulation}, tmp_path / "two.nc")
     xr.testing.assert_identical(sgd.load(tmp_path / "two.nc", group="exact"), simulation)
-    assert sorted(file.name for file in tmp_path.iterdir()) == [
-        "one.nc",
-        "plain.nc",
-        "two.nc",
-    ]  # no temporary file is left
+    # No temporary file is left.
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["one.nc", "plain.nc", "two.nc"]
 
 
 def test_failed_save_leaves_the_old_file(pair, tmp_path):
     _, _, theory, _ = pair
     path = sgd.save(theory, tmp_path / "result.nc")
-    broken = theory.assign_attrs(bad={"a": 1})  # netCDF takes no dictionaries
+    broken = theory.assign_attrs(bad={"a": 1})  # netCDF has no dictionaries
     with pytest.raises(TypeError):
         sgd.save(broken, path)
     xr.testing.assert_identical(sgd.load(path), theory)
@@ -97,9 +96,9 @@ def test_records_round_trip():
         head="trained",
     )
     record = encode(problem.describe())
-    made = sgd.problem_of(xr.Dataset(attrs={"problem": record}))
-    assert encode(made.describe()) == record
-    assert made.structure == problem.structure
+    decoded = sgd.problem_of(xr.Dataset(attrs={"problem": record}))
+    assert encode(decoded.describe()) == record
+    assert decoded.structure == problem.structure
     assert json.loads(encode({"snr": float("inf")}))["snr"] == "inf"
     own = sgd.MultiIndex(lambda z: z[0], directions=1, width=2)
     with pytest.raises(ValueError, match="holds a user's function"):
@@ -116,7 +115,7 @@ def test_compare(pair):
     np.testing.assert_allclose(table.risk_z[1:], expected[1:], rtol=1e-6)
     assert table.M_z.dims == ("time", "unit", "signal")
     assert table.attrs["runs"] == 50
-    # a theory with more save points
+    # A theory with additional save points.
     problem, algorithm, _, _ = pair
     fine = sgd.solve_ode(
         problem, algorithm, sgd.start_from(theory, time=0), times=np.linspace(0, 0.5, 41)
@@ -127,11 +126,11 @@ def test_compare(pair):
     short = theory.isel(time=slice(0, 3))
     with pytest.raises(ValueError, match="solve for the same times"):
         sgd.compare(short, simulation)
-    # a theory that diverged on the way is not extrapolated
+    # A theory that diverges is not extrapolated.
     broken = theory.assign(risk=theory.risk.where(theory.t < 0.35), t=theory.t * (1 + 1e-9))
     assert np.isnan(sgd.compare(broken, simulation).risk_theory[-2:]).all()
     shifted = theory.assign(risk=theory.risk * 1.05)
-    assert np.abs(sgd.compare(shifted, simulation).risk_z[1:]).min() > 5  # a 5% error is seen
+    assert np.abs(sgd.compare(shifted, simulation).risk_z[1:]).min() > 5  # a 5% error is detected
     other = theory.assign_attrs(problem=theory.attrs["problem"].replace('"noise": ', '"noise": 1'))
     with pytest.warns(UserWarning, match="theory and simulation record different problems"):
         sgd.compare(other, simulation)
@@ -154,7 +153,8 @@ def test_compare_solves_an_ode_again_between_its_save_points(pair):
     np.testing.assert_allclose(table.risk_theory, theory.risk[0], rtol=1e-7)
     np.testing.assert_allclose(table.M_theory, theory.M[0], rtol=1e-7, atol=1e-9)
     assert sgd.compare(theory, simulation).attrs["alignment"] == "common save points"
-    # a result that was changed since, one without its start, and one of another solver are interpolated instead
+    # Three results are interpolated instead: one that was changed, one without its start, and one
+    # of another solver.
     changed = ends.assign(risk=1.05 * ends.risk)
     without_start = theory.isel(time=[1, -1])
     other = ends.assign_attrs(method="solve_dmft")
@@ -176,12 +176,13 @@ def test_compare_solves_an_ode_again_between_its_save_points(pair):
         exact = theory.risk[0] if name != "without start" else theory.risk[0, 1:]
         gap = np.abs(table.risk_theory.values - exact.values)
         sampling = runs[name].risk.std("run", ddof=1).values / np.sqrt(50)
-        # the error of the straight line is included in the standard error, at the ends there is none
+        # The standard error contains the error of the interpolation, which is 0 at both ends.
         estimate = np.sqrt((table.risk_standard_error.values**2 - sampling**2)[1:-1])
         assert np.all(estimate > (gap - 0.05 * exact.values)[1:-1])
         assert np.all(estimate > sampling[1:-1])
         np.testing.assert_allclose(table.risk_standard_error[-1], sampling[-1])
-    # of many save points the spline is good, and nothing is said; the error of it is below a tenth of a standard error
+    # With many save points the error of the spline is below a tenth of a standard error, and there
+    # is no warning.
     dense = sgd.solve_ode(
         problem, algorithm, sgd.start_from(theory, time=0), times=np.linspace(0, 0.5, 44)
     )
@@ -191,7 +192,7 @@ def test_compare_solves_an_ode_again_between_its_save_points(pair):
 
 
 def test_save_points_of_a_new_solution_may_differ_by_rounding(pair, monkeypatch):
-    """With a schedule t is an integral, so that save points agree to rounding, on either side."""
+    """With a schedule t is an integral, and save points agree only up to rounding."""
     _, _, theory, simulation = pair
     rounding = 1e-13 * (-1.0) ** np.arange(theory.sizes["time"])
     monkeypatch.setattr(
@@ -204,7 +205,7 @@ def test_save_points_of_a_new_solution_may_differ_by_rounding(pair, monkeypatch)
 
 
 def test_compare_has_no_z_without_a_standard_error(pair):
-    """At a start that all runs share z is 0 within the numerical errors on record, else NaN; never infinite."""
+    """At a shared start z is 0 within the recorded numerical errors, and NaN otherwise."""
     _, _, theory, simulation = pair
     risk = theory.risk.copy()
     risk[0, 0] *= 1 + 1e-6
@@ -231,10 +232,10 @@ def test_results_record_the_clock_in_which_save_points_were_requested(pair):
         simulation.attrs["clock"],
         sgd.compare(theory, simulation).attrs["clock"],
     ) == ("t",) * 3
-    begin = sgd.start_from(theory, time=0)
-    by_alpha = sgd.solve_ode(problem, algorithm, begin, alpha=theory.alpha.values)
+    start = sgd.start_from(theory, time=0)
+    by_alpha = sgd.solve_ode(problem, algorithm, start, alpha=theory.alpha.values)
     by_steps = sgd.simulate(
-        problem, algorithm, begin, steps=simulation.step.values, dimension=200, runs=50
+        problem, algorithm, start, steps=simulation.step.values, dimension=200, runs=50
     )
     assert (by_alpha.attrs["clock"], by_steps.attrs["clock"]) == ("alpha", "step")
     assert (
@@ -244,15 +245,15 @@ def test_results_record_the_clock_in_which_save_points_were_requested(pair):
         (problem, algorithm, by_alpha.alpha.values),
         (problem, algorithm, {"times": theory.t.values}),
     ]
-    joined = sgd.phases(sgd.solve_ode, phases, begin)
+    joined = sgd.phases(sgd.solve_ode, phases, start)
     assert joined.attrs["clock"] == "t"
-    parts = {
+    arguments = {
         "problem": problem,
         "algorithm": algorithm,
-        "start": begin,
+        "start": start,
         "alpha": theory.alpha.values,
     }
-    swept = sgd.sweep(sgd.solve_ode, **parts, over={"lr": [0.1]}, workers=1, progress=False)
+    swept = sgd.sweep(sgd.solve_ode, **arguments, over={"lr": [0.1]}, workers=1, progress=False)
     assert swept.attrs["clock"] == "alpha"
 
 
@@ -263,14 +264,14 @@ def test_the_long_name_of_t_has_the_divisor_of_the_algorithm(per, name):
     spectrum = sgd.Spectrum([4.0, 1.0], [2, 3], target=[0.5, 0.5])
     problem = sgd.TeacherStudent(width=1, activation="linear", covariance=spectrum)
     algorithm = sgd.OnePassSGD(lr=0.02, per=per)
-    when = make_clock(algorithm.on(problem), steps=[0, 10], dimension=5, whole_steps=False)
-    assert time_coordinates(when, np.full(1, np.nan))["t"][2]["long_name"] == f"time t = {name}"
+    clock = make_clock(algorithm.on(problem), steps=[0, 10], dimension=5, whole_steps=False)
+    assert time_coordinates(clock, np.full(1, np.nan))["t"][2]["long_name"] == f"time t = {name}"
     linear = sgd.solve_linear(problem, algorithm, sgd.random_start(problem), steps=[0, 10])
     assert linear.t.attrs["long_name"] == f"time t = {name}"
     assert linear.attrs["clock"] == "step"
 
 
-def test_pictures_show_the_requested_clock(pair):
+def test_figures_show_the_requested_clock(pair):
     import matplotlib.pyplot as plt
 
     _, _, theory, simulation = pair
@@ -285,7 +286,8 @@ def test_pictures_show_the_requested_clock(pair):
         np.testing.assert_allclose(ax.containers[0].lines[0].get_xdata(), simulation.alpha)
     with pytest.raises(
         ValueError,
-        match=r"x = .alpha.: this is the clock of the curves on ax, but this result has only t, step",
+        match=r"x = .alpha.: this is the clock of the curves on ax, "
+        r"but this result has only t, step",
     ):
         sgd.plot.risk(simulation.drop_vars("alpha"), sgd.plot.risk(by_alpha)[1])
     epochs = simulation.assign_coords(epoch=simulation.alpha / 0.5)
@@ -294,7 +296,7 @@ def test_pictures_show_the_requested_clock(pair):
 
 
 def test_a_theory_of_few_save_points_is_drawn_as_markers(pair):
-    """A line between two save points would hide what happens there, such as a jump of the risk at the change of a task."""
+    """A line between two save points would hide, for example, a jump of the risk."""
     import matplotlib.pyplot as plt
 
     theory = pair[2]
@@ -327,7 +329,7 @@ def test_plots(pair):
     plt.close("all")
 
 
-def test_a_theory_with_an_error_of_its_own_has_a_band(pair):
+def test_a_theory_with_a_standard_error_has_a_band(pair):
     import matplotlib.pyplot as plt
 
     theory = pair[2]
@@ -339,9 +341,9 @@ def test_a_theory_with_an_error_of_its_own_has_a_band(pair):
         "excess_risk": sgd.plot.risk(sampled),
         "M": sgd.plot.overlaps(sampled),
     }.items():
+        error_name = "M_standard_error" if name == "M" else "risk_standard_error"
         line, error = (
-            sampled[one].values.reshape(6, -1)[:, 0]
-            for one in (name, "risk_standard_error" if name != "M" else "M_standard_error")
+            sampled[variable].values.reshape(6, -1)[:, 0] for variable in (name, error_name)
         )
         edges = ax.collections[0].get_paths()[0].vertices[:, 1]
         assert edges.max() == pytest.approx((line + error).max())

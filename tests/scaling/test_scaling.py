@@ -1,4 +1,7 @@
-"""Linear students on any spectrum, power-law random features and compute-optimal training, against reference values and stepping."""
+"""Linear students on any spectrum, power-law random features, and compute-optimal training.
+
+They are compared with reference values and with the recursion, step by step.
+"""
 
 from __future__ import annotations
 
@@ -13,23 +16,18 @@ scaling = sgd.scaling
 j12 = np.arange(1.0, 13.0)
 
 
-def stepped(modes, step, batch, steps):
-    """The recursion itself, one step after the other."""
-    eigenvalues, n, c, k, s2 = (
-        modes.eigenvalues,
-        modes.counts,
-        modes.errors.copy(),
-        modes.kappa,
-        modes.noise,
-    )
-    found = []
+def risks_by_recursion(modes, step, batch, steps):
+    """The risks of the recursion of mean squared errors, computed step by step."""
+    eigenvalues, kappa = modes.eigenvalues, modes.kappa
+    errors = modes.errors.copy()
+    risks = []
+    contraction = 1 - 2 * step * eigenvalues
+    contraction += step**2 * (1 - 1 / batch + 2 * kappa / batch) * eigenvalues**2
     for _ in range(steps + 1):
-        found.append((eigenvalues @ c + s2) / 2)
-        grown = step**2 / batch * n * eigenvalues * (k * (eigenvalues @ c) + s2)
-        c = (
-            1 - 2 * step * eigenvalues + step**2 * (1 - 1 / batch + 2 * k / batch) * eigenvalues**2
-        ) * c + grown
-    return np.array(found)
+        risks.append((eigenvalues @ errors + modes.noise) / 2)
+        noise = kappa * (eigenvalues @ errors) + modes.noise
+        errors = contraction * errors + step**2 / batch * modes.counts * eigenvalues * noise
+    return np.array(risks)
 
 
 @pytest.mark.parametrize(
@@ -37,15 +35,17 @@ def stepped(modes, step, batch, steps):
     [(1, 0.3, 1.0), (3, 0.8, 1.0), (100, 1.9, 1.0), (2, 0.4, 1.4), (1, 0.9, 1.0)],
 )
 def test_all_steps_at_once(batch, step, kappa):
-    """One eigenproblem gives what stepping gives, also where a direction overshoots and where the mean diverges."""
+    """The eigenproblem agrees with the recursion, also for unstable directions."""
     modes = scaling.LinearModes(2 / j12, np.tile([1.0, 5.0], 6), j12**-0.5, 0.1, kappa)
     np.testing.assert_allclose(
-        modes.risk(np.arange(60), step, batch), stepped(modes, step, batch, 59), rtol=1e-10
+        modes.risk(np.arange(60), step, batch),
+        risks_by_recursion(modes, step, batch, 59),
+        rtol=1e-10,
     )
 
 
-def test_it_is_the_mean_of_sgd():
-    """Direct SGD in 12 dimensions, batches of two, label noise."""
+def test_risks_are_the_mean_of_direct_sgd():
+    """Direct SGD in 12 dimensions, with batches of two and label noise."""
     rng, runs, g, B = np.random.default_rng(0), 40_000, 0.15, 2
     modes = scaling.LinearModes(1 / j12, np.ones(12), np.ones(12), 0.2)
     error = np.ones((runs, 12))
@@ -55,9 +55,8 @@ def test_it_is_the_mean_of_sgd():
         error -= g * np.einsum("rb,rbj->rj", residual, x) / B
         if number in (1, 5, 15):
             risk = (error**2 / j12).sum(axis=1) / 2 + 0.1
-            assert abs(risk.mean() - modes.risk([number], g, B)[0]) <= Z * risk.std() / np.sqrt(
-                runs
-            ), number
+            gap = abs(risk.mean() - modes.risk([number], g, B)[0])
+            assert gap <= Z * risk.std() / np.sqrt(runs), number
 
 
 def test_stability():
@@ -78,8 +77,8 @@ def test_stability():
     np.testing.assert_allclose(modes.effective_dimension, np.sum(1 / j12) ** 2 / np.sum(1 / j12**2))
 
 
-def test_given_features():
-    """Reference values of a matrix of features."""
+def test_explicit_features():
+    """Reference values of an explicit matrix of features."""
     j, i = np.arange(1, 201.0)[:, None], np.arange(1, 51.0)[None]
     modes = scaling.RandomFeatures(1.0, 0.7, 50, 200).given(
         np.sqrt(2 / 50) * np.cos(j * i + i**2 / 2)
@@ -121,35 +120,34 @@ def test_equivalent(exponents, expected):
 
 @pytest.mark.slow
 def test_the_equivalent_is_the_mean_over_features():
-    """Twenty draws of the features at d = 60, within their spread; and of very many features, the recursion of the inputs themselves."""
+    """Twenty draws of the features at d = 60; very many features act as the inputs themselves."""
     model = scaling.RandomFeatures(0.8, 0.6, features=60, inputs=200)
     loss = model.equivalent()
     g = 0.4 / loss.trace
     draws = np.array([model.sample(seed).risk([20, 2000], g, 2) for seed in range(20)])
     expected = loss.risk([20, 2000], g, 2)
-    assert np.all(
-        np.abs(draws.mean(axis=0) - expected)
-        <= Z * draws.std(axis=0) / np.sqrt(20) + 0.02 * expected
-    )
+    gap = np.abs(draws.mean(axis=0) - expected)
+    assert np.all(gap <= Z * draws.std(axis=0) / np.sqrt(20) + 0.02 * expected)
     j = np.arange(1.0, 401)
     wide = scaling.RandomFeatures(0.8, 0.6, features=400, inputs=400)
-    object.__setattr__(wide, "features", 1e12)  # the features then are the inputs
+    object.__setattr__(wide, "features", 1e12)  # the features span all inputs
     modes = scaling.LinearModes(j**-1.6, np.ones(400), j**-1.2, 0.05)
     np.testing.assert_allclose(
         wide.equivalent().risk([20, 2000], g, 2, 0.05), modes.risk([20, 2000], g, 2), rtol=1e-8
     )
 
 
-def test_sums():
+def test_power_sums():
     for count in (50.0, 1e3, 1e6):
         j = np.arange(1, count + 1)
-        found = power_sum(count, 0.5)
+        quadrature = power_sum(count, 0.5)
         for f in (lambda x: x**-0.5, lambda x: x**-1.7, lambda x: 1 / (x**-1.4 + 1e-4j)):
-            np.testing.assert_allclose(found.weights @ f(found.nodes), np.sum(f(j)), rtol=1e-10)
-    found = power_sum(np.inf, 1.4)
-    np.testing.assert_allclose(
-        found.weights @ found.nodes**-1.4, 3.10554727797758, rtol=1e-10
-    )  # zeta(1.4)
+            np.testing.assert_allclose(
+                quadrature.weights @ f(quadrature.nodes), np.sum(f(j)), rtol=1e-10
+            )
+    quadrature = power_sum(np.inf, 1.4)
+    zeta = 3.10554727797758  # zeta(1.4)
+    np.testing.assert_allclose(quadrature.weights @ quadrature.nodes**-1.4, zeta, rtol=1e-10)
 
 
 PHASES = {
@@ -167,18 +165,23 @@ PHASES = {
     "name", [pytest.param(name, marks=[] if name == "Ia" else pytest.mark.slow) for name in PHASES]
 )
 def test_phases(name):
-    """Measured exponents within 3% of the predicted ones; in IVb corrections fall like d^-.05 only, and 6% are left at any size."""
-    a, b, top = PHASES[name]
-    found = scaling.compute_optimal(a, b, flops=np.geomspace(10.0 ** (top - 4), 10.0**top, 5))
-    assert found.predicted is not None
-    assert found.predicted.name == name
-    within = 0.06 if name == "IVb" else 0.03
-    assert abs(found.eta / found.predicted.eta - 1) < within
-    assert abs(found.xi / found.predicted.xi - 1) < within
+    """Measured exponents agree with the predicted ones within 3%.
+
+    In phase IVb the corrections decrease like d^-0.05 only, which leaves 6% at any size.
+    """
+    a, b, log_flops = PHASES[name]
+    optimum = scaling.compute_optimal(
+        a, b, flops=np.geomspace(10.0 ** (log_flops - 4), 10.0**log_flops, 5)
+    )
+    assert optimum.predicted is not None
+    assert optimum.predicted.name == name
+    tolerance = 0.06 if name == "IVb" else 0.03
+    assert abs(optimum.eta / optimum.predicted.eta - 1) < tolerance
+    assert abs(optimum.xi / optimum.predicted.xi - 1) < tolerance
 
 
 @pytest.mark.parametrize(
-    ("make", "says"),
+    ("make", "message"),
     [
         (lambda: scaling.LinearModes([1.0, -1.0], [1, 1], [1, 1]), "eigenvalues"),
         (lambda: scaling.LinearModes([1.0], [1, 1], [1]), "one value per block"),
@@ -202,8 +205,8 @@ def test_phases(name):
         ),
     ],
 )
-def test_bad_input(make, says):
-    with pytest.raises(ValueError, match=says):
+def test_invalid_arguments_raise(make, message):
+    with pytest.raises(ValueError, match=message):
         make()
 
 
@@ -211,26 +214,32 @@ FEATURES = sgd.scaling.RandomFeatures(1.0, 0.7, features=6, inputs=30)
 
 
 def features_in_numpy(schedule, order, noise, generator):
-    """Risks of SGD on theta in y = theta . A^T x, x_j = j^-a z_j: samples in the order given, (runs, steps) rows of a data set or None."""
+    """Risks of SGD on theta in y = theta . A^T x with x_j = j^-a z_j.
+
+    `order` has shape (runs, steps) and contains the index of the sample of each step.
+    """
     d, v = 6, 30
     A = np.random.default_rng(0).standard_normal((v, d)) / np.sqrt(d)
     j = np.arange(1.0, v + 1)
-    spread, target = j**-1.0, j**-0.7
+    scale, target = j**-1.0, j**-0.7
     runs = order.shape[0]
-    data = spread * generator.standard_normal((runs, order.max() + 1, v))
+    data = scale * generator.standard_normal((runs, order.max() + 1, v))
     labels = data @ target + np.sqrt(noise) * generator.standard_normal(data.shape[:2])
     theta = np.zeros((runs, d))
     for step in range(order.shape[1]):
-        x, y = (part[np.arange(runs), order[:, step]] for part in (data, labels))
+        x, y = (array[np.arange(runs), order[:, step]] for array in (data, labels))
         features = x @ A
         theta = theta - schedule(step) * (np.sum(theta * features, axis=1) - y)[:, None] * features
-    gap = (theta @ A.T - target) * spread
+    gap = (theta @ A.T - target) * scale
     return 0.5 * np.sum(gap**2, axis=1) + noise / 2
 
 
 @pytest.mark.parametrize("kind", [pytest.param("schedule", marks=pytest.mark.slow), "epochs"])
-def test_random_features_as_a_problem_against_numpy(kind):
-    """A schedule of steps on fresh samples, and three epochs over 12 samples: the risk has the law of SGD on the features."""
+def test_random_features_as_a_problem_agree_with_numpy(kind):
+    """The risk has the law of SGD on the features.
+
+    Two cases: a schedule on fresh samples, and three epochs over 12 samples.
+    """
     runs, steps, d, noise = 1000, 36, 6, 0.05
     problem = FEATURES.problem(seed=0, noise=noise)
     start = sgd.start(problem, M=[[0.0]], Q=[[0.0]])
@@ -250,15 +259,15 @@ def test_random_features_as_a_problem_against_numpy(kind):
     same_law(result.risk.values[:, -1], expected, "risk")
 
 
-def test_modes_as_a_problem_keep_their_numbers():
+def test_modes_as_a_problem_keep_their_parameters():
     modes = FEATURES.sample(3)
     problem = modes.problem(noise=0.1)
     np.testing.assert_allclose(problem.noise, modes.noise + 0.1)
     start = sgd.start(problem, M=[[0.0]], Q=[[0.0]])
     exact = sgd.solve_linear(problem, sgd.OnePassSGD(lr=0.1, per="step"), start, steps=[0, 40])
-    louder = sgd.scaling.LinearModes(
+    noisier = sgd.scaling.LinearModes(
         modes.eigenvalues, modes.counts, modes.errors, modes.noise + 0.1
     )
-    np.testing.assert_allclose(exact.risk.values[0], louder.risk([0, 40], step=0.1), rtol=1e-10)
+    np.testing.assert_allclose(exact.risk.values[0], noisier.risk([0, 40], step=0.1), rtol=1e-10)
     with pytest.raises(ValueError, match=r"kappa = 2.0: .*solve_linear"):
         sgd.scaling.LinearModes([1.0], [1], [1.0], kappa=2.0).problem()

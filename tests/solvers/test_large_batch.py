@@ -1,4 +1,8 @@
-"""Batches proportional to d: reference values, the exact chain as d grows, gradient descent on the population, refusals."""
+"""Batches proportional to d.
+
+Compared with reference values, with the exact chain as d grows, and with gradient descent on the
+population risk.
+"""
 
 from __future__ import annotations
 
@@ -13,54 +17,57 @@ MUON = sgd.OnePassSGD(lr=0.2, update=sgd.updates.muon(beta=0.5))
 
 
 def test_muon():
-    """A value checked by independent numerics; going on from the third step changes nothing."""
-    found = sgd.solve_large_batch(PROBLEM, MUON, START, steps=[0, 3, 5], samples_per_dimension=2.0)
-    assert found.M[0, -1, 0, 0].item() == pytest.approx(0.75570855944, abs=1e-10)
-    assert found.Q[0, -1, 0, 0].item() == pytest.approx(1.26085471182, abs=1e-10)
-    assert found.excess_risk[0, -1].item() == pytest.approx(0.05207588013, abs=1e-10)
-    np.testing.assert_allclose(found.alpha, [0, 6, 10])
-    np.testing.assert_allclose(found.t, [0, 0.6, 1.0])
-    again = sgd.solve_large_batch(
-        PROBLEM, MUON, sgd.start_from(found, 1), steps=[2], samples_per_dimension=2.0
+    """Values of an independent computation; continuing from the third step changes nothing."""
+    result = sgd.solve_large_batch(PROBLEM, MUON, START, steps=[0, 3, 5], samples_per_dimension=2.0)
+    assert result.M[0, -1, 0, 0].item() == pytest.approx(0.75570855944, abs=1e-10)
+    assert result.Q[0, -1, 0, 0].item() == pytest.approx(1.26085471182, abs=1e-10)
+    assert result.excess_risk[0, -1].item() == pytest.approx(0.05207588013, abs=1e-10)
+    np.testing.assert_allclose(result.alpha, [0, 6, 10])
+    np.testing.assert_allclose(result.t, [0, 0.6, 1.0])
+    continued = sgd.solve_large_batch(
+        PROBLEM, MUON, sgd.start_from(result, 1), steps=[2], samples_per_dimension=2.0
     )
-    np.testing.assert_allclose(again.rows_Q[0, -1], found.rows_Q[0, -1], atol=1e-11)
+    np.testing.assert_allclose(continued.rows_Q[0, -1], result.rows_Q[0, -1], atol=1e-11)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "kind", ["plain", "momentum", "muon", "blocks", "clipped", "sphere", "trained"]
 )
-def test_the_chain_comes_to_it(kind):
-    """Means of runs at d and 4 d: 4.9 standard errors (1e-6) beside a bias of order 1/d, which a quarter is left of."""
+def test_the_chain_converges_to_the_large_batch_limit(kind):
+    """Means of runs at d and 4 d.
+
+    The tolerance is 4.9 standard errors (1e-6) and a bias of order 1/d, which decreases by four.
+    """
     options = {
         "blocks": {"covariance": [(2.0, 0.4), (0.5, 0.6)]},
         "sphere": {"constraint": "sphere"},
         "trained": {"head": "trained", "weight_decay": 0.1},
     }.get(kind, {})
     problem = sgd.TeacherStudent(width=2, activation="erf", noise=0.25, **options)
-    begin = sgd.start(problem, M=[[0.4], [0.1]], Q=[[1.0, 0.2], [0.2, 1.0]])
+    start = sgd.start(problem, M=[[0.4], [0.1]], Q=[[1.0, 0.2], [0.2, 1.0]])
     update, lr, power = {
         "muon": (sgd.updates.muon(beta=0.5, newton_schulz=True), 0.2, 0.5),
         "momentum": (sgd.updates.momentum(0.5), 0.5, 1.0),
         "clipped": (sgd.updates.clipped(0.2), 0.5, 1.0),
     }.get(kind, (None, 0.5, 1.0))
     theory = sgd.solve_large_batch(
-        problem, sgd.OnePassSGD(lr=lr, update=update), begin, steps=[4], samples_per_dimension=2.0
+        problem, sgd.OnePassSGD(lr=lr, update=update), start, steps=[4], samples_per_dimension=2.0
     )
     for d in (200, 800):
-        at = update
-        if kind == "clipped":  # its threshold counts in sqrt(D), and D is 1 there
-            at = sgd.updates.clipped(0.2 / np.sqrt(d))
-        algorithm = sgd.OnePassSGD(lr=lr * d**power, batch=2 * d, update=at)
-        runs = sgd.simulate(problem, algorithm, begin, steps=[4], dimension=d, runs=200)
+        finite_update = update
+        if kind == "clipped":  # the threshold is in units of sqrt(D), with D = 1 in the limit
+            finite_update = sgd.updates.clipped(0.2 / np.sqrt(d))
+        algorithm = sgd.OnePassSGD(lr=lr * d**power, batch=2 * d, update=finite_update)
+        runs = sgd.simulate(problem, algorithm, start, steps=[4], dimension=d, runs=200)
         for name in ("M", "Q", "a"):
             gap = np.abs(runs[name].mean("run") - theory[name].isel(run=0)).values
             error = runs[name].std("run", ddof=1).values / np.sqrt(200)
             assert np.all(gap < 4.9 * error + 2.0 / d), (d, name)
 
 
-def test_without_noise_it_is_gradient_descent():
-    """At infinitely many samples the map is a step down the population risk: its first order is gradient flow's."""
+def test_infinitely_many_samples_are_gradient_descent():
+    """A step follows the gradient of the population risk: gradient flow to first order in lr."""
     flow = sgd.solve_ode(PROBLEM, sgd.OnePassSGD(lr=0.0), START, times=[1e-4])
     step = sgd.solve_large_batch(
         PROBLEM, sgd.OnePassSGD(lr=1e-4), START, steps=[1], samples_per_dimension=np.inf
@@ -70,21 +77,21 @@ def test_without_noise_it_is_gradient_descent():
     assert "alpha" not in step.coords
 
 
-def test_refusals():
-    def ask(algorithm=MUON, **options):
+def test_invalid_arguments_raise():
+    def solve(algorithm=MUON, **options):
         return sgd.solve_large_batch(
             PROBLEM, algorithm, START, **{"steps": [1], "samples_per_dimension": 2.0, **options}
         )
 
-    for call, says in (
-        (lambda: ask(samples_per_dimension=0.0), "samples_per_dimension = 0"),
-        (lambda: ask(steps=[2, 1]), "increasing whole numbers"),
-        (lambda: ask(steps=[0.5]), "increasing whole numbers"),
-        (lambda: ask(sgd.OnePassSGD(batch=2)), "batch and per"),
-        (lambda: ask(sgd.OnePassSGD(update=sgd.updates.reuse(2))), "reads a batch once"),
-        (lambda: ask(sgd.OnePassSGD(update=sgd.updates.gradient_noise(0.1))), "noise of its own"),
-        (lambda: ask(sgd.OnePassSGD(update=sgd.updates.sign())), "commute with rotations"),
-        (lambda: ask(sgd.GradientDescent()), "algorithm = "),
+    for call, message in (
+        (lambda: solve(samples_per_dimension=0.0), "samples_per_dimension = 0"),
+        (lambda: solve(steps=[2, 1]), "increasing whole numbers"),
+        (lambda: solve(steps=[0.5]), "increasing whole numbers"),
+        (lambda: solve(sgd.OnePassSGD(batch=2)), "batch and per"),
+        (lambda: solve(sgd.OnePassSGD(update=sgd.updates.reuse(2))), "reads a batch once"),
+        (lambda: solve(sgd.OnePassSGD(update=sgd.updates.gradient_noise(0.1))), "noise of its own"),
+        (lambda: solve(sgd.OnePassSGD(update=sgd.updates.sign())), "commute with rotations"),
+        (lambda: solve(sgd.GradientDescent()), "algorithm = "),
     ):
-        with pytest.raises(ValueError, match=says):
+        with pytest.raises(ValueError, match=message):
             call()

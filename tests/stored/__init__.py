@@ -1,1 +1,1 @@
-"""Seeded results of every solver, stored: what a change that means to keep every number is held against."""
+"""Stored seeded results of all solvers, with which results after a change are compared."""

@@ -1,6 +1,7 @@
 """The table of stored cases: a name, and a function without arguments that returns arrays by name.
 
-Only public names are called, so that the table outlives what is behind them. Cases are short: few steps, so that rounding is not amplified.
+The cases call only public names, so that the table stays valid when the implementation changes.
+They take few steps, so that rounding errors are not amplified.
 """
 
 from __future__ import annotations
@@ -17,83 +18,80 @@ import xarray as xr
 import sgdynamics as sgd
 from sgdynamics import updates
 from sgdynamics.solvers import functional
-from tests.stored.problems import PROBLEMS, THREE, begin, product
+from tests.stored.problems import PROBLEMS, THREE, product, start_of
 
 Arrays = dict[str, np.ndarray]
 
 TIMES = [0.0, 0.1, 0.3]
-COORDINATES = ("t", "alpha", "step", "diverged_at", "stopped_at")
+CLOCKS = ("t", "alpha", "step", "diverged_at", "stopped_at")
 
 
-def arrays(found: Mapping[Any, Any] | xr.Dataset) -> Arrays:
-    """What is stored of a result: numbers by name, as float64; of a Dataset its variables and clocks."""
-    if isinstance(found, xr.Dataset):
-        found = {
-            name: found[name].values
-            for name in [*found.data_vars, *(one for one in COORDINATES if one in found.coords)]
-        }
-    return {str(name): np.asarray(value, dtype=np.float64) for name, value in found.items()}
+def arrays(result: Mapping[Any, Any] | xr.Dataset) -> Arrays:
+    """The stored arrays of a result, as float64; for a Dataset its variables and clocks."""
+    if isinstance(result, xr.Dataset):
+        names = [*result.data_vars, *(name for name in CLOCKS if name in result.coords)]
+        result = {name: result[name].values for name in names}
+    return {str(name): np.asarray(value, dtype=np.float64) for name, value in result.items()}
 
 
-def prefixed(parts: Mapping[str, Arrays]) -> Arrays:
+def with_prefix(groups: Mapping[str, Arrays]) -> Arrays:
+    """Join groups of arrays, with the name of the group in front of each array name."""
     return {
-        f"{part} {name}": value for part, values in parts.items() for name, value in values.items()
+        f"{group} {name}": value
+        for group, values in groups.items()
+        for name, value in values.items()
     }
 
 
-# one pass
+def runs_of(start: Any) -> dict[str, int]:
+    """The argument `runs`; the start of a spiked tensor has two runs already."""
+    return {} if hasattr(start, "r2") else {"runs": 2}
 
 
-def ode(name: str, algorithm: Any = None, **more: Any) -> Arrays:
+# ------------------------------------------------------------ one pass
+
+
+def ode(name: str, algorithm: Any = None, clock: Any = None, **options: Any) -> Arrays:
     problem = PROBLEMS[name]()
-    when = more.pop("when", {"times": [0.0, 0.5, 2.0]})
-    return arrays(
-        sgd.solve_ode(problem, algorithm or sgd.OnePassSGD(lr=0.2), begin(problem), **when, **more)
-    )
+    clock = clock or {"times": [0.0, 0.5, 2.0]}
+    algorithm = algorithm or sgd.OnePassSGD(lr=0.2)
+    return arrays(sgd.solve_ode(problem, algorithm, start_of(problem), **clock, **options))
 
 
-def sde(name: str, algorithm: Any = None, **more: Any) -> Arrays:
+def sde(name: str, algorithm: Any = None, clock: Any = None, **options: Any) -> Arrays:
     problem = PROBLEMS[name]()
-    when = more.pop("when", {"times": TIMES, "step": 0.1})
-    more = {"dimension": 100, "seed": 3, **more}
-    start = begin(problem)
-    runs = {} if hasattr(start, "r2") else {"runs": 2}
-    return arrays(
-        sgd.solve_sde(problem, algorithm or sgd.OnePassSGD(lr=0.2), start, **when, **runs, **more)
-    )
+    start = start_of(problem)
+    algorithm = algorithm or sgd.OnePassSGD(lr=0.2)
+    clock = clock or {"times": TIMES, "step": 0.1}
+    options = {"dimension": 100, "seed": 3, **runs_of(start), **options}
+    return arrays(sgd.solve_sde(problem, algorithm, start, **clock, **options))
 
 
-def steps(name: str, algorithm: Any = None, method: str = "exact", **more: Any) -> Arrays:
+def steps(
+    name: str, algorithm: Any = None, method: str = "exact", clock: Any = None, **options: Any
+) -> Arrays:
     problem = PROBLEMS[name]()
-    when = more.pop("when", {"steps": [0, 1, 7, 25]})
-    more = {"dimension": 40, "seed": 4, **more}
-    start = begin(problem)
-    runs = {} if hasattr(start, "r2") else {"runs": 2}
-    return arrays(
-        sgd.simulate(
-            problem,
-            algorithm or sgd.OnePassSGD(lr=0.2),
-            start,
-            **when,
-            **runs,
-            method=method,
-            **more,
-        )
-    )
+    start = start_of(problem)
+    algorithm = algorithm or sgd.OnePassSGD(lr=0.2)
+    clock = clock or {"steps": [0, 1, 7, 25]}
+    options = {"dimension": 40, "seed": 4, **runs_of(start), **options}
+    return arrays(sgd.simulate(problem, algorithm, start, **clock, method=method, **options))
 
 
 def diverging() -> Arrays:
-    """Two runs, of which one is NaN from some step on; apart, so that what it reached is not the scale of the other."""
+    """Two runs, of which one diverges to NaN.
+
+    They are stored as separate arrays, because gaps are relative to the largest value of an array.
+    """
     problem = PROBLEMS["square"]()
     start = sgd.start(problem, M=[[[0.3], [0.1]], [[0.3], [0.1]]], Q=[np.eye(2), 400 * np.eye(2)])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = sgd.simulate(
+        result = sgd.simulate(
             problem, sgd.OnePassSGD(lr=0.5), start, steps=[0, 2, 10, 40], dimension=40, seed=1
         )
-    return prefixed(
-        {word: arrays(found.isel(run=[run])) for run, word in enumerate(("calm", "wild"))}
-    )
+    labels = ("calm", "wild")
+    return with_prefix({label: arrays(result.isel(run=[run])) for run, label in enumerate(labels)})
 
 
 UPDATES = {
@@ -105,33 +103,30 @@ UPDATES = {
 }
 
 
-def falling(alpha):
+def decaying_rate(alpha):
     return 0.4 / (1 + alpha)
 
 
-# each SDE is a long program to compile; none is defined for mixtures without noise
-PATHS = (
-    *(
-        "square",
-        "erf",
-        "relu",
-        "trained head",
-        "sphere",
-        "sphere, trained relu",
-        "logistic",
-        "two blocks",
-        "three blocks",
-    ),
-    *(
-        "one direction, kinked",
-        "two directions",
-        "own",
-        "own, blocks",
-        "own clusters, blocks",
-        "binary",
-        "xor",
-    ),
-    *("spiked matrix", "spiked tensor"),
+# Problems with a stored SDE, whose program takes long to compile. Mixtures without noise have none.
+WITH_SDE = (
+    "square",
+    "erf",
+    "relu",
+    "trained head",
+    "sphere",
+    "sphere, trained relu",
+    "logistic",
+    "two blocks",
+    "three blocks",
+    "one direction, kinked",
+    "two directions",
+    "own",
+    "own, blocks",
+    "own clusters, blocks",
+    "binary",
+    "xor",
+    "spiked matrix",
+    "spiked tensor",
 )
 
 FLOW = {"times": [0.0, 0.5, 2.0]}
@@ -141,7 +136,7 @@ def one_pass() -> dict[str, Callable[[], Arrays]]:
     table: dict[str, Callable[[], Arrays]] = {}
     for name in PROBLEMS:
         table[f"{name}, ode"] = partial(ode, name)
-        if name in PATHS:
+        if name in WITH_SDE:
             table[f"{name}, sde"] = partial(sde, name)
         table[f"{name}, chain"] = partial(steps, name)
         table[f"{name}, direct"] = partial(steps, name, method="direct")
@@ -154,7 +149,7 @@ def one_pass() -> dict[str, Callable[[], Arrays]]:
         "xor without noise",
         "spiked tensor",
     ):
-        table[f"{name}, flow"] = partial(ode, name, sgd.OnePassSGD(lr=0.0), when=FLOW)
+        table[f"{name}, flow"] = partial(ode, name, sgd.OnePassSGD(lr=0.0), clock=FLOW)
     for name in (
         "erf",
         "relu",
@@ -166,7 +161,7 @@ def one_pass() -> dict[str, Callable[[], Arrays]]:
         "spiked tensor",
     ):
         table[f"{name}, ode at d"] = partial(ode, name, dimension=50)
-    batches = (1, 2, 7)  # one sample, no more than the width, more than the width
+    batches = (1, 2, 7)  # 1, at most the width, more than the width
     for name in ("trained head", "two blocks", "xor"):
         for batch in batches[1:]:
             algorithm = sgd.OnePassSGD(lr=0.5, batch=batch, head_rate=0.4)
@@ -179,23 +174,23 @@ def one_pass() -> dict[str, Callable[[], Arrays]]:
         sde, "trained head", sgd.OnePassSGD(lr=0.5, batch=7, head_rate=0.4)
     )
     table["sphere, sde, lower order"] = partial(sde, "sphere", higher_order=False)
-    table["square, sde, own step"] = partial(sde, "square", when={"times": TIMES})
-    schedule = {"algorithm": sgd.OnePassSGD(lr=falling), "when": {"alpha": [0.0, 0.2, 0.6]}}
+    table["square, sde, own step"] = partial(sde, "square", clock={"times": TIMES})
+    schedule = {"algorithm": sgd.OnePassSGD(lr=decaying_rate), "clock": {"alpha": [0.0, 0.2, 0.6]}}
     table["erf, ode, schedule"] = partial(ode, "erf", **schedule)
     table["erf, sde, schedule"] = partial(
-        sde, "erf", schedule["algorithm"], when={**schedule["when"], "step": 0.3}
+        sde, "erf", schedule["algorithm"], clock={**schedule["clock"], "step": 0.3}
     )
     table["erf, chain, schedule"] = partial(steps, "erf", **schedule)
     table["erf, direct, schedule"] = partial(steps, "erf", method="direct", **schedule)
     pieces = sgd.OnePassSGD(lr=sgd.piecewise_rate([0.3], [0.5, 0.1]), batch=2)
-    table["square, ode, pieces"] = partial(ode, "square", pieces, when=schedule["when"])
-    table["square, chain, pieces"] = partial(steps, "square", pieces, when=schedule["when"])
+    table["square, ode, pieces"] = partial(ode, "square", pieces, clock=schedule["clock"])
+    table["square, chain, pieces"] = partial(steps, "square", pieces, clock=schedule["clock"])
     for kind, update in UPDATES.items():
-        for method, word in (("exact", "chain"), ("direct", "direct")):
+        for method, label in (("exact", "chain"), ("direct", "direct")):
             for batch in batches[::2]:
                 algorithm = sgd.OnePassSGD(lr=0.3, batch=batch, update=update)
                 if (method, batch) != ("direct", 1):
-                    table[f"trained head, {word}, {kind}, batch {batch}"] = partial(
+                    table[f"trained head, {label}, {kind}, batch {batch}"] = partial(
                         steps, "trained head", algorithm, method
                     )
         table[f"blocks on the sphere, chain, {kind}"] = partial(
@@ -206,7 +201,7 @@ def one_pass() -> dict[str, Callable[[], Arrays]]:
     return table
 
 
-# a fixed data set
+# ------------------------------------------------------------ a fixed data set
 
 DATA: dict[str, Any] = {
     "descent": sgd.GradientDescent(lr=0.1, samples_per_dimension=2.0),
@@ -224,16 +219,18 @@ DATA: dict[str, Any] = {
 }
 
 
-def fixed(name: str, algorithm: str, method: str = "exact", **more: Any) -> Arrays:
+def data_steps(name: str, algorithm: str, method: str = "exact", **options: Any) -> Arrays:
     problem = PROBLEMS[name]()
-    more = {"steps": [0, 2, 6], "dimension": 30, "runs": 2, "seed": 5, **more}
-    return arrays(sgd.simulate(problem, DATA[algorithm], begin(problem), method=method, **more))
+    options = {"steps": [0, 2, 6], "dimension": 30, "runs": 2, "seed": 5, **options}
+    return arrays(
+        sgd.simulate(problem, DATA[algorithm], start_of(problem), method=method, **options)
+    )
 
 
-def dmft(name: str, algorithm: str, **more: Any) -> Arrays:
+def dmft(name: str, algorithm: str, **options: Any) -> Arrays:
     problem = PROBLEMS[name]()
-    more = {"steps": [0, 2, 6], "paths": 512, "replicates": 2, "seed": 6, **more}
-    return arrays(sgd.solve_dmft(problem, DATA[algorithm], begin(problem), **more))
+    options = {"steps": [0, 2, 6], "paths": 512, "replicates": 2, "seed": 6, **options}
+    return arrays(sgd.solve_dmft(problem, DATA[algorithm], start_of(problem), **options))
 
 
 def fixed_data() -> dict[str, Callable[[], Arrays]]:
@@ -254,14 +251,14 @@ def fixed_data() -> dict[str, Callable[[], Arrays]]:
     ]
     pairs += [("correlation", "descent")]
     for name, algorithm in pairs:
-        table[f"{name}, {algorithm}, exact"] = partial(fixed, name, algorithm)
-        table[f"{name}, {algorithm}, direct"] = partial(fixed, name, algorithm, "direct")
+        table[f"{name}, {algorithm}, exact"] = partial(data_steps, name, algorithm)
+        table[f"{name}, {algorithm}, direct"] = partial(data_steps, name, algorithm, "direct")
         table[f"{name}, {algorithm}, dmft"] = partial(dmft, name, algorithm)
     table["sphere, persistent, direct, shared data"] = partial(
-        fixed, "sphere", "persistent", "direct", shared_data=True
+        data_steps, "sphere", "persistent", "direct", shared_data=True
     )
     table["relu, descent, direct, stopped"] = partial(
-        fixed, "relu", "descent", "direct", steps=[0, 100, 200], stop_at=0.05
+        data_steps, "relu", "descent", "direct", steps=[0, 100, 200], stop_at=0.05
     )
     table["two blocks, langevin, dmft, two times"] = partial(
         dmft, "two blocks", "langevin", two_time=True
@@ -269,20 +266,20 @@ def fixed_data() -> dict[str, Callable[[], Arrays]]:
     return table
 
 
-# wide networks
+# ------------------------------------------------------------ wide networks
 
 
-def wide(problem: Any, **more: Any) -> Arrays:
+def wide(problem: Any, **options: Any) -> Arrays:
     start = sgd.random_start(
-        problem, dimension=40, seed=2, sampling=more.pop("sampling", "independent"), wide=True
+        problem, dimension=40, seed=2, sampling=options.pop("sampling", "independent"), wide=True
     )
-    more = {"times": [0.0, 0.3, 1.0], **more}
-    return arrays(sgd.solve_mean_field(problem, sgd.OnePassSGD(lr=0.2), start, **more))
+    options = {"times": [0.0, 0.3, 1.0], **options}
+    return arrays(sgd.solve_mean_field(problem, sgd.OnePassSGD(lr=0.2), start, **options))
 
 
 def mean_field() -> dict[str, Callable[[], Arrays]]:
-    def two_layer(**more: Any) -> Any:
-        return sgd.TeacherStudent(width=8, teacher_width=2, noise=0.1, **more)
+    def two_layer(**options: Any) -> Any:
+        return sgd.TeacherStudent(width=8, teacher_width=2, noise=0.1, **options)
 
     return {
         "mean field, pairs": lambda: wide(two_layer(activation="erf"), expectations="pairs"),
@@ -299,76 +296,71 @@ def mean_field() -> dict[str, Callable[[], Arrays]]:
     }
 
 
-# questions
+# ------------------------------------------------------------ questions
 
 
-def exits(name: str, method: str, algorithm: Any = None, **more: Any) -> Arrays:
+def exits(name: str, method: str, algorithm: Any = None, **options: Any) -> Arrays:
     problem = PROBLEMS[name]()
-    more = {"threshold": 0.3, "max_time": 12.0, **more}
+    algorithm = algorithm or sgd.OnePassSGD(lr=0.2)
+    options = {"threshold": 0.3, "max_time": 12.0, **options}
     if method != "ode":
-        more = {"dimension": 40, "runs": 4, "seed": 7, **more}
+        options = {"dimension": 40, "runs": 4, "seed": 7, **options}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # runs that do not leave are NaN, which is stored too
-        found = sgd.exit_time(
-            problem, algorithm or sgd.OnePassSGD(lr=0.2), begin(problem), method=method, **more
-        )
-    return arrays({"times": found.times, "diverged": found.diverged})
+        warnings.simplefilter("ignore")  # runs without an exit are NaN, which is stored too
+        exit_times = sgd.exit_time(problem, algorithm, start_of(problem), method=method, **options)
+    return arrays({"times": exit_times.times, "diverged": exit_times.diverged})
 
 
-def roots(problem: Any, algorithm: Any, **more: Any) -> Arrays:
-    """Of fixed points what no symmetry and no family changes: the risk, the growth rates, the size of the family."""
-    found = sgd.fixed_points(problem, algorithm, **more)
-    rates = np.array([np.sort(np.real(point.eigenvalues)) for point in found])
-    known = {"risk": [point.risk for point in found], "rates": rates}
+def roots(problem: Any, algorithm: Any, **options: Any) -> Arrays:
+    """The invariants of fixed points: the risk, the growth rates, the dimension of the family."""
+    points = sgd.fixed_points(problem, algorithm, **options)
+    rates = np.array([np.sort(np.real(point.eigenvalues)) for point in points])
+    invariants = {"risk": [point.risk for point in points], "rates": rates}
     if not isinstance(problem, sgd.SpikedTensor):
-        known["family"] = [point.manifold_dimension for point in found]
-    return arrays(known)
+        invariants["family"] = [point.manifold_dimension for point in points]
+    return arrays(invariants)
 
 
-def hessian(name: str, **more: Any) -> Arrays:
+def hessian(name: str, **options: Any) -> Arrays:
     problem = PROBLEMS[name]()
-    found = sgd.hessian_spectrum(problem, begin(problem), dimension=50, **more)
+    spectrum = sgd.hessian_spectrum(problem, start_of(problem), dimension=50, **options)
     return arrays(
         {
-            "eigenvalues": found.eigenvalues,
-            "multiplicities": found.multiplicities,
-            "gradient": found.gradient_norm,
+            "eigenvalues": spectrum.eigenvalues,
+            "multiplicities": spectrum.multiplicities,
+            "gradient": spectrum.gradient_norm,
         }
     )
 
 
 def pure(name: str, dimension: int = 60) -> Arrays:
-    """Drift (with and without noise, and at d), risk, and how the solution changes with lr, as JAX functions."""
+    """Pure JAX functions: drift (with and without noise, and at d), risk, sensitivity to lr."""
     problem = PROBLEMS[name]()
-    start = begin(problem)
+    start = start_of(problem)
     with jax.enable_x64(True):
-        fixed = (problem.structure, problem.parameters, functional.state(start))
+        arguments = (problem.structure, problem.parameters, functional.state(start))
         quadrature = functional.quadrature(problem, start)
-        kinds = {"drift": {"lr": 0.3}, "flow": {"flow": True}}
-        kinds["finite"] = {
-            "lr": 0.3,
-            "batch": 2,
-            "finite": functional.finite(problem, dimension, 2),
+        finite = functional.finite(problem, dimension, 2)
+        drift_options = {
+            "drift": {"lr": 0.3},
+            "flow": {"flow": True},
+            "finite": {"lr": 0.3, "batch": 2, "finite": finite},
         }
-        found = {
-            kind: arrays(
-                jax.jit(partial(functional.drift, *fixed, quadrature=quadrature, **more))()
-            )
-            for kind, more in kinds.items()
-        }
+        groups = {}
+        for label, options in drift_options.items():
+            drift = partial(functional.drift, *arguments, quadrature=quadrature, **options)
+            groups[label] = arrays(jax.jit(drift)())
 
-        def last(lr: Any) -> Any:
+        def final_state(lr: Any) -> Any:
             return functional.solve(
-                *fixed, [0.0, 0.5], lr=lr, quadrature=quadrature, last=True, mode="forward"
+                *arguments, [0.0, 0.5], lr=lr, quadrature=quadrature, last=True, mode="forward"
             )
 
-        if not problem.clusters:  # for a mixture this is half a minute of compiling
-            value, change = jax.jvp(last, (0.3,), (1.0,))
-            found |= {"last": arrays(value), "change": arrays(change)}
-        return {
-            **prefixed(found),
-            "risk": np.asarray(functional.risk(*fixed, quadrature=quadrature)),
-        }
+        if not problem.clusters:  # a mixture compiles for half a minute here
+            value, change = jax.jvp(final_state, (0.3,), (1.0,))
+            groups |= {"last": arrays(value), "change": arrays(change)}
+        risk = functional.risk(*arguments, quadrature=quadrature)
+        return {**with_prefix(groups), "risk": np.asarray(risk)}
 
 
 def sweep_ode() -> Arrays:
@@ -380,7 +372,7 @@ def sweep_ode() -> Arrays:
             over=over,
             problem=problem,
             algorithm=sgd.OnePassSGD(),
-            start=begin(problem),
+            start=start_of(problem),
             times=TIMES,
         )[["M", "Q", "a", "risk"]]
     )
@@ -388,15 +380,15 @@ def sweep_ode() -> Arrays:
 
 def sweep_exits() -> Arrays:
     problem = PROBLEMS["square"]()
-    rest = {
+    arguments = {
         "problem": problem,
         "algorithm": sgd.OnePassSGD(),
-        "start": begin(problem),
+        "start": start_of(problem),
         "threshold": 0.3,
         "max_time": 12.0,
     }
     return arrays(
-        sgd.sweep("exit_time", over={"lr": [0.05, 0.2], "problem.noise": [0.0, 0.3]}, **rest)[
+        sgd.sweep("exit_time", over={"lr": [0.05, 0.2], "problem.noise": [0.0, 0.3]}, **arguments)[
             ["times"]
         ]
     )
@@ -404,42 +396,45 @@ def sweep_exits() -> Arrays:
 
 def sweep_chain() -> Arrays:
     problem = PROBLEMS["square"]()
-    rest = {
+    arguments = {
         "problem": problem,
         "algorithm": sgd.OnePassSGD(),
-        "start": begin(problem),
+        "start": start_of(problem),
         "steps": [0, 10],
         "dimension": 40,
         "runs": 2,
     }
     return arrays(
-        sgd.sweep("simulate", over={"lr": [0.05, 0.2], "seed": [0, 1]}, **rest)[["M", "Q", "risk"]]
+        sgd.sweep("simulate", over={"lr": [0.05, 0.2], "seed": [0, 1]}, **arguments)[
+            ["M", "Q", "risk"]
+        ]
     )
 
 
 def draws() -> Arrays:
-    """Random starts of every kind of problem."""
+    """Random starts of all kinds of problems."""
     blocks = sgd.TeacherStudent(width=2, activation="relu", covariance=THREE)
-    found = {
+    starts = {
         name: sgd.random_start(PROBLEMS[name](), dimension=40, runs=2, seed=8)
         for name in ("erf", "sphere", "xor")
     }
-    found["blocks"] = sgd.random_start(blocks, dimension=40, runs=2, seed=8)
-    found["orthogonal"] = sgd.random_start(
+    starts["blocks"] = sgd.random_start(blocks, dimension=40, runs=2, seed=8)
+    starts["orthogonal"] = sgd.random_start(
         PROBLEMS["square"](), dimension=40, runs=2, seed=8, orthogonal=True, scale=0.5
     )
-    result = {
-        name: arrays({"M": one.M_blocks, "Q": one.Q_blocks, "a": one.a})
-        for name, one in found.items()
+    groups = {
+        name: arrays({"M": start.M_blocks, "Q": start.Q_blocks, "a": start.a})
+        for name, start in starts.items()
     }
     spiked = sgd.random_start(PROBLEMS["spiked matrix"](), dimension=40, runs=2, seed=8)
-    return prefixed({**result, "spiked": arrays({"m": spiked.m, "r2": spiked.r2})})
+    groups["spiked"] = arrays({"m": spiked.m, "r2": spiked.r2})
+    return with_prefix(groups)
 
 
 def noise(name: str) -> Arrays:
     problem = PROBLEMS[name]()
-    found = sgd.increment_covariance(problem, sgd.OnePassSGD(lr=0.3), begin(problem))
-    return arrays({"covariance": found.covariance})
+    increments = sgd.increment_covariance(problem, sgd.OnePassSGD(lr=0.3), start_of(problem))
+    return arrays({"covariance": increments.covariance})
 
 
 def questions() -> dict[str, Callable[[], Arrays]]:
@@ -494,7 +489,7 @@ CASES: dict[str, Callable[[], Arrays]] = {
     **questions(),
 }
 
-# one of each kind, together under 30 s of one core: these run with the fast tests
+# A case of each kind. Together they take less than 30 s on one core and run with the fast tests.
 FAST = (
     "square, ode",
     "erf, chain",

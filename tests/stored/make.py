@@ -1,6 +1,7 @@
-"""`python -m tests.stored.make`: compute the cases that the store does not have yet.
+"""`python -m tests.stored.make`: compute the cases that are missing in the store.
 
-What it has stays as it is. A deliberate change of numbers is `--replace NAME ...`, a case that is gone from the table `--remove NAME ...`.
+Stored cases stay as they are. `--replace NAME ...` is for a deliberate change of numbers, and
+`--remove NAME ...` for cases that are no longer in the table.
 """
 
 from __future__ import annotations
@@ -17,62 +18,66 @@ from tests.stored.cases import CASES
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        description="Compute the cases that the store of seeded results does not have yet."
+        description="Compute the cases that are missing in the store of seeded results."
     )
     parser.add_argument(
         "--replace",
         nargs="+",
         default=[],
         metavar="NAME",
-        help="compute these again: a deliberate change of numbers",
+        help="compute these cases again, for a deliberate change of numbers",
     )
     parser.add_argument(
         "--remove",
         nargs="+",
         default=[],
         metavar="NAME",
-        help="take these out: they are gone from the table",
+        help="remove these cases, which are no longer in the table",
     )
     parser.add_argument(
-        "--only", nargs="+", metavar="NAME", help="of the cases that are missing, these only"
+        "--only", nargs="+", metavar="NAME", help="compute only these of the missing cases"
     )
     parser.add_argument(
         "--into",
         type=Path,
         default=store.PATH,
         metavar="FILE",
-        help="another file than the store itself",
+        help="file to update; defaults to the store itself",
     )
-    given = parser.parse_args(arguments)
-    kept = store.read(given.into)
-    unknown = sorted({*given.replace, *(given.only or [])} - set(CASES)) + sorted(
-        set(given.remove) - set(kept)
-    )
+    options = parser.parse_args(arguments)
+    stored = store.read(options.into)
+    only = options.only or []
+    unknown = sorted({*options.replace, *only} - set(CASES))
+    unknown += sorted(set(options.remove) - set(stored))
     if unknown:
         parser.error(f"no such case: {', '.join(unknown)}")
-    there = sorted(set(given.only or []) & set(kept) - set(given.replace))
-    if there:
-        parser.error(f"the store has {', '.join(there)}: numbers are changed by --replace only")
-    for name in given.remove:
-        del kept[name]
-    wanted = given.only or [name for name in CASES if name not in kept and name not in given.remove]
-    for name in [*wanted, *(name for name in given.replace if name not in wanted)]:
-        begun = time.perf_counter()
-        found = CASES[name]()
-        if name in kept:
-            worst = max(store.gaps(found, kept[name]).values())
-            print(f"{name}: replaced, {worst:.1e} away from what was stored")
-        kept[name] = found
-        # in the table's order, so that the file does not tell which case came when
-        store.write(
-            {one: kept[one] for one in [*CASES, *(set(kept) - set(CASES))] if one in kept},
-            given.into,
+    already_stored = sorted(set(only) & set(stored) - set(options.replace))
+    if already_stored:
+        parser.error(
+            f"{', '.join(already_stored)}: already stored. Use --replace to change the numbers."
         )
-        print(f"{name}: {len(found)} arrays, {time.perf_counter() - begun:.1f} s", flush=True)
+    for name in options.remove:
+        del stored[name]
+    missing = [name for name in CASES if name not in stored and name not in options.remove]
+    names = only or missing
+    names += [name for name in options.replace if name not in names]
+    for name in names:
+        start_time = time.perf_counter()
+        arrays = CASES[name]()
+        if name in stored:
+            largest_gap = max(store.gaps(arrays, stored[name]).values())
+            print(f"{name}: replaced, largest relative difference {largest_gap:.1e}")
+        stored[name] = arrays
+        # The file has the order of the table, whichever case was computed first.
+        order = [*CASES, *(set(stored) - set(CASES))]
+        store.write({case: stored[case] for case in order if case in stored}, options.into)
+        seconds = time.perf_counter() - start_time
+        print(f"{name}: {len(arrays)} arrays, {seconds:.1f} s", flush=True)
         clear_full_caches()
-    if given.remove:
-        store.write(kept, given.into)
-    print(f"{len(kept)} cases in {given.into.name}, {given.into.stat().st_size / 1e3:.0f} kB")
+    if options.remove:
+        store.write(stored, options.into)
+    kilobytes = options.into.stat().st_size / 1e3
+    print(f"{len(stored)} cases in {options.into.name}, {kilobytes:.0f} kB")
     return 0
 
 

@@ -1,4 +1,7 @@
-"""The problems of the stored cases, and a start for each: small, so that nearly all of their time is compiling."""
+"""The problems of the stored cases, with a start for each.
+
+The problems are small, so that nearly all of their time is spent in compiling.
+"""
 
 from __future__ import annotations
 
@@ -37,12 +40,12 @@ def leaky(x):
 
 
 def hinge(fields, signals, head, noise_draw, parameters):
-    """A smooth hinge with label noise and a number of its own."""
+    """A smooth hinge with label noise and a parameter."""
     label = jnp.tanh(signals[0] + 0.3 * noise_draw)
     return jax.nn.softplus(parameters["margin"] - label * jnp.mean(head * fields))
 
 
-def kinked(fields, signals, head, noise_draw):
+def relu_loss(fields, signals, head, noise_draw):
     return 0.5 * (jnp.mean(jax.nn.relu(fields)) - signals[0]) ** 2
 
 
@@ -121,8 +124,10 @@ PROBLEMS: dict[str, Callable[[], Any]] = {
         hinge, width=2, signals=1, head="trained", parameters={"margin": 0.5}
     ),
     "own, smooth": lambda: sgd.Problem(smooth, width=2, signals=1, constraint="sphere"),
-    "own, kinked": lambda: sgd.Problem(kinked, width=2, signals=1, kinks=(0.0,), weight_decay=0.1),
-    "own, blocks": lambda: sgd.Problem(kinked, width=2, signals=1, kinks=(0.0,), covariance=TWO),
+    "own, kinked": lambda: sgd.Problem(
+        relu_loss, width=2, signals=1, kinks=(0.0,), weight_decay=0.1
+    ),
+    "own, blocks": lambda: sgd.Problem(relu_loss, width=2, signals=1, kinks=(0.0,), covariance=TWO),
     "own clusters": lambda: sgd.Problem(
         classes, width=2, signals=2, head="trained", clusters=CLUSTERS
     ),
@@ -139,8 +144,8 @@ PROBLEMS: dict[str, Callable[[], Any]] = {
 }
 
 
-def begin(problem: Any) -> Any:
-    """A start that no symmetry of the problem leaves alone; two runs for a spiked tensor."""
+def start_of(problem: Any) -> Any:
+    """A start without any symmetry of the problem; two runs for a spiked tensor."""
     if isinstance(problem, sgd.SpikedTensor):
         return sgd.start(problem, m=[0.4, -0.3], r2=[0.7, 0.5])
     p, k = problem.width, problem.signals

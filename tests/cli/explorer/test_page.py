@@ -26,7 +26,7 @@ from sgdynamics.cli.explorer.server import Explorer
 from sgdynamics.cli.explorer.states import State, address, export_text
 from sgdynamics.results.storage import load
 from tests.cli.explorer.process import interruptible
-from tests.docs.browser import NAMES, Browser, installed
+from tests.docs.browser import NAMES, Browser, find_browser
 from tests.docs.test_pages import faults
 
 FOLDER = os.environ.get("PAGES")
@@ -35,7 +35,7 @@ pytestmark = [
         FOLDER is None, reason="PAGES does not name the folder of the built pages: `make docs` does"
     ),
     pytest.mark.skipif(
-        installed() is None,
+        find_browser() is None,
         reason=f"none of {', '.join(NAMES)} is installed (Debian: apt-get install chromium)",
     ),
 ]
