@@ -61,7 +61,7 @@ BY_KIND_NAME = {
     "analysis/fixed_points.py": 1,
     "analysis/protocols/confirm.py": 3,
     "analysis/protocols/controls.py": 1,
-    "analysis/protocols/optimise.py": 2,
+    "analysis/protocols/request.py": 1,
     "dynamics/fields.py": 1,
     "dynamics/updates.py": 2,
     "results/records.py": 1,

@@ -15,6 +15,7 @@ from tests.style.checker import ROOT, Report, check_file, path_name
 # `python -m tests.style FOLDER` prints none.
 CLEAN: list[str] = [
     "paper",
+    "src/sgdynamics/analysis/protocols",
     "src/sgdynamics/base",
     "src/sgdynamics/cli",
     "src/sgdynamics/dynamics",
@@ -28,6 +29,7 @@ CLEAN: list[str] = [
     "src/sgdynamics/sde",
     "src/sgdynamics/solvers",
     "src/sgdynamics/sweeps",
+    "tests/analysis/protocols",
     "tests/base",
     "tests/cli",
     "tests/contracts",

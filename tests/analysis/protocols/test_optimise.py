@@ -1,4 +1,7 @@
-"""Optimal protocols: against closed forms, Pontryagin's equations by shooting, and the reference optima of two other methods."""
+"""Optimal protocols against closed forms, Pontryagin's equations by shooting, and references.
+
+The reference optima come from two other methods; their letters are (a), (b) and (h).
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from scipy import integrate, optimize, special
 
 import sgdynamics as sgd
 from sgdynamics.analysis.protocols import search
-from sgdynamics.analysis.protocols.optimise import _switches
+from sgdynamics.analysis.protocols.result import find_switches
 from tests.conftest import Z
 from tests.simulation.test_behaviour import count_compilations
 
@@ -23,57 +26,57 @@ def linear(noise=0.1):
     return sgd.TeacherStudent(width=1, activation="linear", noise=noise)
 
 
-def erf(noise=0.1, **more):
-    return sgd.TeacherStudent(width=1, activation="erf", noise=noise, **more)
+def erf(noise=0.1, **arguments):
+    return sgd.TeacherStudent(width=1, activation="erf", noise=noise, **arguments)
 
 
-def begin(problem, m=0.0, q=0.0):
+def start_at(problem, m=0.0, q=0.0):
     return sgd.start(problem, M=[[m]], Q=[[q]])
 
 
-def solve(problem, start, alpha, controls=RATE, algorithm=SGD, **more):
+def solve(problem, start, alpha, controls=RATE, algorithm=SGD, **arguments):
     return sgd.optimal_protocol(
-        problem, algorithm, start, alpha=alpha, controls=controls, progress=False, **more
+        problem, algorithm, start, alpha=alpha, controls=controls, progress=False, **arguments
     )
 
 
-def of_linear(eps, noise, alpha):
-    """The best risk of a linear student: eps = noise/W(r e^(r + alpha)), r = noise/eps0, R = eps/2."""
+def best_linear_risk(eps, noise, alpha):
+    """The best risk eps/2 of a linear student: eps = noise/W(r e^(r + alpha)), r = noise/eps0."""
     r = noise / eps
     return noise / float(special.lambertw(r * np.exp(r + alpha)).real) / 2
 
 
 @pytest.fixture(scope="module")
 def rate():
-    """(a), 50 pieces."""
-    return solve(linear(), begin(linear()), 20.0, pieces=50)
+    """Reference (a) with 50 pieces."""
+    return solve(linear(), start_at(linear()), 20.0, pieces=50)
 
 
 @pytest.fixture(scope="module")
 def erf_rate():
-    """(b), 40 pieces."""
-    return solve(erf(), begin(erf(), 0.1, 1.0), 20.0, pieces=40)
+    """Reference (b) with 40 pieces."""
+    return solve(erf(), start_at(erf(), 0.1, 1.0), 20.0, pieces=40)
 
 
 @pytest.fixture(scope="module")
 def decay():
-    """(h), 40 pieces."""
-    return solve(erf(0.5), begin(erf(0.5), 0.1, 2.0), 5.0, {"weight_decay": (0, 1)}, pieces=40)
+    """Reference (h) with 40 pieces."""
+    return solve(erf(0.5), start_at(erf(0.5), 0.1, 2.0), 5.0, {"weight_decay": (0, 1)}, pieces=40)
 
 
 def test_rate_of_a_linear_student(rate):
     assert rate.value == pytest.approx(0.0033160124, rel=1e-5)
-    assert of_linear(1.0, 0.1, 20.0) == pytest.approx(0.0033148159, rel=1e-7)
-    assert rate.extrapolated == pytest.approx(of_linear(1.0, 0.1, 20.0), rel=1e-5)
+    assert best_linear_risk(1.0, 0.1, 20.0) == pytest.approx(0.0033148159, rel=1e-7)
+    assert rate.extrapolated == pytest.approx(best_linear_risk(1.0, 0.1, 20.0), rel=1e-5)
     assert rate.constant["risk"] == pytest.approx(0.0056246228, rel=1e-6)
     assert rate.constant["lr"] == pytest.approx(0.172566, rel=1e-5)
     assert rate.gain == rate.gains["lr"] == pytest.approx(0.0056246228 / 0.0033160124, rel=1e-5)
-    # lr = eps/(eps + noise), with eps in the middle of a piece
+    # lr = eps/(eps + noise), with eps in the middle of a piece.
     middle = rate.risks[:-1] + rate.risks[1:]
     np.testing.assert_allclose(rate.protocol["lr"], middle / (middle + 0.1), rtol=2e-2)
 
 
-def test_what_comes_back(rate):
+def test_fields_of_the_result(rate):
     assert rate.converged
     assert rate.residual < 1e-5
     assert rate.error_integrator < 1e-6
@@ -94,40 +97,43 @@ def test_what_comes_back(rate):
     assert "times below the best constants" in repr(rate)
 
 
-def test_numbers_do_not_compile_again(rate):
-    problem, again = linear(0.2), []
+def test_other_parameters_compile_nothing(rate):
+    problem, results = linear(0.2), []
     compiled = count_compilations(
-        lambda: again.append(
-            solve(problem, begin(problem, 0.1, 1.0), 7.0, {"lr": (0.01, 1.9)}, pieces=50)
+        lambda: results.append(
+            solve(problem, start_at(problem, 0.1, 1.0), 7.0, {"lr": (0.01, 1.9)}, pieces=50)
         )
     )
     assert compiled == 0
-    assert again[0].extrapolated == pytest.approx(of_linear(1.8, 0.2, 7.0), rel=1e-5)
+    assert results[0].extrapolated == pytest.approx(best_linear_risk(1.8, 0.2, 7.0), rel=1e-5)
 
 
 def test_budget_against_pontryagin_by_shooting(rate):
-    """H = p (-2 u e + u^2 (e + D)) + l u, p(T) = 1, u = (2 p e - l)/(2 p (e + D)): p(0) and l from p(T) and the mean of u."""
+    """Shooting for p(0) and the multiplier l, from p(T) = 1 and the mean of u.
+
+    H = p (-2 u e + u^2 (e + D)) + l u is stationary at u = (2 p e - l)/(2 p (e + D)).
+    """
     D, T, mean = 0.1, 20.0, 0.1
 
-    def shot(unknown, whole=False):
+    def shoot(unknown, returns_risk=False):
         def equations(_, y):
             e, p, _ = y
             u = (2 * p * e - unknown[1]) / (2 * p * (e + D))
             return [-2 * u * e + u**2 * (e + D), -p * (-2 * u + u**2), u]
 
-        end = integrate.solve_ivp(
-            equations, (0, T), [1.0, unknown[0], 0.0], rtol=1e-10, atol=1e-12
-        ).y[:, -1]
-        return end[0] / 2 if whole else [end[1] - 1, end[2] / T - mean]
+        first = [1.0, unknown[0], 0.0]
+        solution = integrate.solve_ivp(equations, (0, T), first, rtol=1e-10, atol=1e-12)
+        end = solution.y[:, -1]
+        return end[0] / 2 if returns_risk else [end[1] - 1, end[2] / T - mean]
 
-    found = optimize.fsolve(shot, [0.02, 0.01], xtol=1e-11)
-    assert np.abs(shot(found)).max() < 1e-8
-    priced = solve(linear(), begin(linear()), T, pieces=50, budget={"lr": mean})
+    unknown = optimize.fsolve(shoot, [0.02, 0.01], xtol=1e-11)
+    assert np.abs(shoot(unknown)).max() < 1e-8
+    priced = solve(linear(), start_at(linear()), T, pieces=50, budget={"lr": mean})
     assert priced.protocol["lr"].mean() == pytest.approx(mean, rel=1e-9)
-    assert priced.extrapolated == pytest.approx(shot(found, whole=True), rel=1e-5)
+    assert priced.extrapolated == pytest.approx(shoot(unknown, returns_risk=True), rel=1e-5)
     assert priced.constant["lr"] == pytest.approx(mean)
     assert priced.residual < 1e-4
-    # the free optimum uses more
+    # The optimum without a budget has a larger mean.
     assert rate.protocol["lr"].mean() > 1.3 * mean
 
 
@@ -138,9 +144,9 @@ def test_rate_of_an_erf_student(erf_rate):
     assert erf_rate.extrapolated == pytest.approx(0.0038091993, rel=1e-5)
     assert erf_rate.constant["risk"] == pytest.approx(0.0059212185, rel=1e-7)
     assert erf_rate.constant["lr"] == pytest.approx(0.45113, rel=1e-5)
-    places = np.searchsorted(erf_rate.edges, [0, 1, 4, 8, 12, 19], side="right") - 1
+    pieces = np.searchsorted(erf_rate.edges, [0, 1, 4, 8, 12, 19], side="right") - 1
     np.testing.assert_allclose(
-        erf_rate.protocol["lr"][places], [1.11, 1.12, 0.98, 0.57, 0.35, 0.20], rtol=0.05
+        erf_rate.protocol["lr"][pieces], [1.11, 1.12, 0.98, 0.57, 0.35, 0.20], rtol=0.05
     )
 
 
@@ -153,14 +159,14 @@ def test_decay_switches_between_its_bounds(decay):
     np.testing.assert_allclose(decay.switches["weight_decay"], [0.94853, 4.65467], atol=5e-3)
     assert decay.at_bounds["weight_decay"].size == 38
     assert decay.residual < 1e-5
-    # what stands in the problem is what was found
-    ode = sgd.solve_ode(decay.problem, decay.algorithm, begin(erf(0.5), 0.1, 2.0), alpha=[5.0])
+    # The problem of the result contains the protocol.
+    ode = sgd.solve_ode(decay.problem, decay.algorithm, start_at(erf(0.5), 0.1, 2.0), alpha=[5.0])
     assert float(ode.excess_risk[0, -1]) == pytest.approx(decay.value, rel=1e-5)
 
 
 def test_runs_confirm_the_gain(decay):
     measured = decay.confirm(dimension=1000, runs=200, seed=1)
-    # at this d the chain's own mean is off by O(1/d)
+    # The mean of the chain deviates from the ODE by O(1/d).
     assert abs(measured.gain - decay.gain) < Z * measured.gain_error + 0.003
     assert abs(measured.value - decay.value) < Z * measured.value_error + 0.003 * decay.value
     assert measured.gain - 1 > Z * measured.gain_error
@@ -175,7 +181,7 @@ def test_runs_confirm_the_gain(decay):
         ({"pieces": 0}, "pieces"),
         ({"restarts": -1}, "restarts"),
         ({"objective": "finl"}, "did you mean 'final'"),
-        ({"objective": lambda state, more: 0.0}, "objective"),
+        ({"objective": lambda state, other: 0.0}, "objective"),
         ({"cost": lambda state: 0.0}, "alpha, controls, state"),
         ({"controls": {}}, "bounds by name"),
         ({"controls": {"lr": None}}, "impulse"),
@@ -183,14 +189,14 @@ def test_runs_confirm_the_gain(decay):
         ({"controls": {"noise": (0, None)}}, "impulse"),
         ({"controls": {"lr": (2, 1)}}, "lowest < highest"),
         ({"controls": {"lr": 1.0}}, "lowest, highest"),
-        ({"controls": {"noise": (-1, 1)}}, "cannot be that"),
+        ({"controls": {"noise": (-1, 1)}}, "not a valid value"),
         ({"controls": {"nois": (0, 1)}}, "did you mean 'noise'"),
         ({"controls": {"algorithm.head": (0, 1)}}, "did you mean 'head_rate'"),
-        ({"controls": {"algorithm.batch": (0.5, 8)}}, "cannot be that"),
+        ({"controls": {"algorithm.batch": (0.5, 8)}}, "not a valid value"),
         ({"controls": {"width": (1, 2)}}, "functions of alpha"),
-        ({"controls": {"activation": (0, 1)}}, "no single number"),
-        ({"controls": {"lr": (0, 1), "algorithm.lr": (0, 1)}}, "same number"),
-        ({"budget": {"noise": 0.1}}, "not among the controls"),
+        ({"controls": {"activation": (0, 1)}}, "not a single number"),
+        ({"controls": {"lr": (0, 1), "algorithm.lr": (0, 1)}}, "same parameter"),
+        ({"budget": {"noise": 0.1}}, "one of the controls"),
         ({"budget": {"lr": 9.0}}, "between its bounds"),
         ({"algorithm": sgd.OnePassSGD(lr=0.0)}, "gradient flow"),
         ({"algorithm": sgd.GradientDescent(lr=0.1, samples_per_dimension=2.0)}, "fresh samples"),
@@ -201,10 +207,10 @@ def test_runs_confirm_the_gain(decay):
     ],
 )
 def test_bad_input_is_named_before_anything_compiles(arguments, message):
-    given = {
+    all_arguments = {
         "problem": linear(),
         "algorithm": SGD,
-        "start": begin(linear()),
+        "start": start_at(linear()),
         "alpha": 1.0,
         "pieces": 7,
         **arguments,
@@ -212,47 +218,52 @@ def test_bad_input_is_named_before_anything_compiles(arguments, message):
 
     def call():
         with pytest.raises(ValueError, match=message):
-            sgd.optimal_protocol(**given)
+            sgd.optimal_protocol(**all_arguments)
 
-    # small things may compile, such as the values of a schedule; what integrates may not
+    # Small functions may compile, such as the values of a schedule, but not the integration.
     assert count_compilations(call) < 10
 
 
-def test_objectives_without_a_gradient_are_refused(monkeypatch, rate):
-    """A gradient that is not the objective's own."""
-    slope = search.program.with_slope
-    monkeypatch.setattr(
-        search.program,
-        "with_slope",
-        lambda *given: (slope(*given)[0], 2 * slope(*given)[1]),
-    )
-    with pytest.raises(ValueError, match="no gradient in the controls that is right"):
-        solve(linear(), begin(linear()), 20.0, pieces=50)
+def test_wrong_gradients_are_detected(monkeypatch, rate):
+    """A gradient that is twice that of the objective."""
+    correct = search.program.value_and_gradient
+
+    def twice_the_gradient(*arguments):
+        value, gradient = correct(*arguments)
+        return value, 2 * gradient
+
+    monkeypatch.setattr(search.program, "value_and_gradient", twice_the_gradient)
+    with pytest.raises(ValueError, match="differs from finite differences"):
+        solve(linear(), start_at(linear()), 20.0, pieces=50)
 
 
 def test_no_constant_stays_finite(rate):
     with pytest.raises(ValueError, match="stays finite"):
-        solve(linear(), begin(linear()), 20.0, {"lr": (300.0, 500.0)}, pieces=50)
+        solve(linear(), start_at(linear()), 20.0, {"lr": (300.0, 500.0)}, pieces=50)
 
 
-def test_switches_of_steps():
+def test_switches_of_step_functions():
     edges = np.linspace(0, 1, 6)
-    np.testing.assert_allclose(_switches(np.array([1, 1, 0.25, 0, 0.0]), (0.0, 1.0), edges), [0.45])
-    np.testing.assert_allclose(_switches(np.array([0, 0.25, 1, 1, 1.0]), (0.0, 1.0), edges), [0.35])
     np.testing.assert_allclose(
-        _switches(np.array([1, 0, 0, 1, 1.0]), (0.0, 1.0), edges), [0.2, 0.6]
-    )
-    # a singular arc is left at an edge, and so is a piece that turns back
-    np.testing.assert_allclose(
-        _switches(np.array([1, 0.6, 0.5, 0, 0.0]), (0.0, 1.0), edges), [0.2, 0.6]
+        find_switches(np.array([1, 1, 0.25, 0, 0.0]), (0.0, 1.0), edges), [0.45]
     )
     np.testing.assert_allclose(
-        _switches(np.array([0, 0.6, 0, 0, 0.0]), (0.0, 1.0), edges), [0.2, 0.4]
+        find_switches(np.array([0, 0.25, 1, 1, 1.0]), (0.0, 1.0), edges), [0.35]
     )
-    assert _switches(np.full(5, 0.3), (0.0, 1.0), edges).size == 0
+    np.testing.assert_allclose(
+        find_switches(np.array([1, 0, 0, 1, 1.0]), (0.0, 1.0), edges), [0.2, 0.6]
+    )
+    # A singular arc ends at an edge, and so does a piece between two pieces at the same bound.
+    np.testing.assert_allclose(
+        find_switches(np.array([1, 0.6, 0.5, 0, 0.0]), (0.0, 1.0), edges), [0.2, 0.6]
+    )
+    np.testing.assert_allclose(
+        find_switches(np.array([0, 0.6, 0, 0, 0.0]), (0.0, 1.0), edges), [0.2, 0.4]
+    )
+    assert find_switches(np.full(5, 0.3), (0.0, 1.0), edges).size == 0
 
 
-def test_picture(decay, tmp_path):
+def test_plot(decay, tmp_path):
     fig, axes = sgd.plot.protocol(decay)
     assert [ax.get_ylabel() for ax in axes] == ["weight decay", "excess risk"]
     fig.savefig(tmp_path / "protocol.png")
@@ -262,13 +273,13 @@ def test_picture(decay, tmp_path):
 
 @pytest.mark.slow
 def test_rates_on_the_sphere():
-    """One number m: greedy is optimal, lr = s/(12 s + noise), s = 1 - m^2."""
+    """The state is one overlap m, so that greedy is optimal: lr = s/(12 s + noise), s = 1 - m^2."""
     problem = sgd.TeacherStudent(width=1, activation="square", constraint="sphere")
-    still = solve(problem, begin(problem, 0.1, 1.0), 20.0, {"lr": (0, 1)}, pieces=40)
-    np.testing.assert_allclose(still.protocol["lr"], 1 / 12, rtol=1e-6)
-    assert still.value == pytest.approx(0.2237864685, rel=1e-7)
+    noiseless = solve(problem, start_at(problem, 0.1, 1.0), 20.0, {"lr": (0, 1)}, pieces=40)
+    np.testing.assert_allclose(noiseless.protocol["lr"], 1 / 12, rtol=1e-6)
+    assert noiseless.value == pytest.approx(0.2237864685, rel=1e-7)
     noisy = solve(
-        problem.replace(noise=1.0), begin(problem, 0.1, 1.0), 40.0, {"lr": (0, 1)}, pieces=40
+        problem.replace(noise=1.0), start_at(problem, 0.1, 1.0), 40.0, {"lr": (0, 1)}, pieces=40
     )
     assert noisy.extrapolated == pytest.approx(0.0395742300, rel=1e-5)
     assert noisy.constant["risk"] == pytest.approx(0.0666786276, rel=1e-6)
@@ -277,12 +288,12 @@ def test_rates_on_the_sphere():
 
 @pytest.mark.slow
 def test_integral_and_cost():
-    whole = solve(linear(), begin(linear()), 20.0, pieces=40, objective="integral")
-    assert whole.extrapolated == pytest.approx(0.7474954848, rel=1e-5)
+    integral = solve(linear(), start_at(linear()), 20.0, pieces=40, objective="integral")
+    assert integral.extrapolated == pytest.approx(0.7474954848, rel=1e-5)
     problem = linear(0.25)
     priced = solve(
         problem,
-        begin(problem, 0.0, 1.0),
+        start_at(problem, 0.0, 1.0),
         10.0,
         cost=lambda alpha, controls, state: 0.02 * controls["lr"] ** 2,
     )
@@ -294,13 +305,17 @@ def test_integral_and_cost():
 
 
 @pytest.mark.slow
-def test_two_controls_and_what_each_gains():
+def test_gains_of_two_controls():
     problem = erf(0.5)
     both = solve(
-        problem, begin(problem, 0.1, 2.0), 5.0, {"weight_decay": (0, 1), "lr": (0, 5)}, restarts=1
+        problem,
+        start_at(problem, 0.1, 2.0),
+        5.0,
+        {"weight_decay": (0, 1), "lr": (0, 5)},
+        restarts=1,
     )
     assert both.value == pytest.approx(0.0530267, rel=1e-5)
-    # no decay at the end
+    # There is no decay at the end.
     np.testing.assert_allclose(both.protocol["weight_decay"][-5:], 0, atol=1e-9)
     assert set(both.gains) == {"weight_decay", "lr"}
     assert all(1 < gain < both.gain for gain in both.gains.values())
@@ -309,54 +324,59 @@ def test_two_controls_and_what_each_gains():
 
 
 @pytest.mark.slow
-def test_momentum_whose_memory_changes():
-    """The value is that of solve_ode with the protocol, the gradient that of differences: a search from there finds no better."""
+def test_momentum_with_a_protocol_of_its_memory():
+    """The value is that of solve_ode, and changes of single pieces increase it."""
     algorithm = sgd.OnePassSGD(lr=0.5, update=sgd.updates.momentum(memory=2.0))
     problem = linear()
-    found = solve(
-        problem, begin(problem), 10.0, {"algorithm.update.memory": (0.2, 20)}, algorithm, pieces=10
+    best = solve(
+        problem,
+        start_at(problem),
+        10.0,
+        {"algorithm.update.memory": (0.2, 20)},
+        algorithm,
+        pieces=10,
     )
-    ode = sgd.solve_ode(found.problem, found.algorithm, begin(problem), alpha=[10.0])
-    assert float(ode.excess_risk[0, -1]) == pytest.approx(found.value, rel=1e-5)
-    assert found.gain > 1.01
+    ode = sgd.solve_ode(best.problem, best.algorithm, start_at(problem), alpha=[10.0])
+    assert float(ode.excess_risk[0, -1]) == pytest.approx(best.value, rel=1e-5)
+    assert best.gain > 1.01
     for index, factor in ((2, 1.3), (5, 0.8), (8, 1.2)):
-        values = found.protocol["algorithm.update.memory"].copy()
+        values = best.protocol["algorithm.update.memory"].copy()
         values[index] *= factor
-        moved = found.algorithm.update.replace(memory=sgd.piecewise_rate(found.edges[1:-1], values))
+        moved = best.algorithm.update.replace(memory=sgd.piecewise_rate(best.edges[1:-1], values))
         other = sgd.solve_ode(
-            problem, found.algorithm.replace(update=moved), begin(problem), alpha=[10.0]
+            problem, best.algorithm.replace(update=moved), start_at(problem), alpha=[10.0]
         )
-        assert float(other.excess_risk[0, -1]) > found.value * (1 - 1e-7)
-    measured = found.confirm(dimension=1000, runs=100)
-    assert abs(measured.gain - found.gain) < Z * measured.gain_error + 0.01
+        assert float(other.excess_risk[0, -1]) > best.value * (1 - 1e-7)
+    measured = best.confirm(dimension=1000, runs=100)
+    assert abs(measured.gain - best.gain) < Z * measured.gain_error + 0.01
 
 
 @pytest.mark.slow
 def test_rate_of_a_head():
     problem = erf(0.3, head="trained")
-    found = solve(problem, begin(problem, 0.3, 1.0), 10.0, {"head_rate": (0, 4)}, pieces=10)
-    ode = sgd.solve_ode(found.problem, found.algorithm, begin(problem, 0.3, 1.0), alpha=[10.0])
-    assert float(ode.excess_risk[0, -1]) == pytest.approx(found.value, rel=1e-5)
-    assert found.gain > 1
+    best = solve(problem, start_at(problem, 0.3, 1.0), 10.0, {"head_rate": (0, 4)}, pieces=10)
+    ode = sgd.solve_ode(best.problem, best.algorithm, start_at(problem, 0.3, 1.0), alpha=[10.0])
+    assert float(ode.excess_risk[0, -1]) == pytest.approx(best.value, rel=1e-5)
+    assert best.gain > 1
 
 
 @pytest.mark.slow
 def test_objectives_of_other_problems_and_of_the_state():
-    """The risk of another problem by evaluate and by its formula; noise without a price sits at its lowest value."""
+    """The risk of another problem, by evaluate= and by its formula; noise stays at its minimum."""
     problem, other = linear(0.3), linear(0.0)
-    start = begin(problem, 0.2, 1.0)
-    of_risk = solve(problem, start, 8.0, pieces=10, evaluate=other)
-    of_state = solve(
+    start = start_at(problem, 0.2, 1.0)
+    by_evaluate = solve(problem, start, 8.0, pieces=10, evaluate=other)
+    by_formula = solve(
         problem,
         start,
         8.0,
         pieces=10,
         objective=lambda y: (y["Q"][0, 0] - 2 * y["M"][0, 0] + 1) / 2,
     )
-    assert of_state.value == pytest.approx(of_risk.value, rel=1e-8)
-    assert of_state.value == pytest.approx(solve(problem, start, 8.0, pieces=10).value, rel=1e-8)
-    assert of_risk.confirm(dimension=200, runs=20).value == pytest.approx(
-        of_state.confirm(dimension=200, runs=20).value, rel=1e-6
+    assert by_formula.value == pytest.approx(by_evaluate.value, rel=1e-8)
+    assert by_formula.value == pytest.approx(solve(problem, start, 8.0, pieces=10).value, rel=1e-8)
+    assert by_evaluate.confirm(dimension=200, runs=20).value == pytest.approx(
+        by_formula.confirm(dimension=200, runs=20).value, rel=1e-6
     )
     quiet = solve(problem, start, 8.0, {"noise": (0.1, 0.5)}, sgd.OnePassSGD(lr=0.3), pieces=10)
     np.testing.assert_allclose(quiet.protocol["noise"], 0.1)
@@ -365,15 +385,18 @@ def test_objectives_of_other_problems_and_of_the_state():
 
 @pytest.mark.slow
 def test_finite_dimension_and_several_starts():
-    """At dimension d the best rate is eps/(c eps + noise), c = 1 + 2/d: c log(1/eps) + noise (1/eps - 1) = alpha from eps = 1."""
-    start = begin(linear())
-    found = solve(linear(), start, 20.0, pieces=50, dimension=1000)
-    best = optimize.brentq(
+    """At dimension d the best rate is eps/(c eps + noise), c = 1 + 2/d.
+
+    Then c log(1/eps) + noise (1/eps - 1) = alpha, from eps = 1.
+    """
+    start = start_at(linear())
+    best = solve(linear(), start, 20.0, pieces=50, dimension=1000)
+    eps = optimize.brentq(
         lambda eps: -(1 + 2 / 1000) * np.log(eps) + 0.1 * (1 / eps - 1) - 20.0, 1e-4, 1.0
     )
-    assert found.extrapolated == pytest.approx(best / 2, rel=1e-5)
-    # the mean of SGD itself with its best rates, step by step, is off by O(1/d)
-    assert found.extrapolated == pytest.approx(0.0033160907, rel=1e-3)
+    assert best.extrapolated == pytest.approx(eps / 2, rel=1e-5)
+    # The exact mean of SGD with its best rates, step by step, deviates by O(1/d).
+    assert best.extrapolated == pytest.approx(0.0033160907, rel=1e-3)
     several = sgd.start(linear(), M=[[[0.0]], [[0.0]]], Q=[[[0.0]], [[0.0]]])
     assert solve(linear(), several, 20.0, pieces=50).value == pytest.approx(0.0033160124, rel=1e-5)
     odd = solve(linear(), start, 20.0, pieces=25)
@@ -382,7 +405,7 @@ def test_finite_dimension_and_several_starts():
 
 @dataclass(frozen=True)
 class Relaxing(sgd.Dynamics):
-    """dm/dt = -gain m + lr gain^2 in t = lr steps/d: with u = lr gain it is dm/dalpha = -u m + u^2."""
+    """dm/dt = -gain m + lr gain^2 in t = lr steps/d, or dm/dalpha = -u m + u^2 with u = lr gain."""
 
     gain: float = 1.0
     variables: ClassVar = {"m": ("overlap", ())}
@@ -391,18 +414,18 @@ class Relaxing(sgd.Dynamics):
     def parameters(self):
         return {"gain": self.gain}
 
-    def rate(self, numbers, state):
-        gain = numbers["problem"]["gain"]
-        return {"m": -gain * state["m"] + numbers["algorithm"]["lr"] * gain**2}
+    def rate(self, parameters, state):
+        gain = parameters["problem"]["gain"]
+        return {"m": -gain * state["m"] + parameters["algorithm"]["lr"] * gain**2}
 
-    def risk(self, numbers, state):
+    def risk(self, parameters, state):
         return state["m"]
 
 
 @pytest.mark.slow
 def test_own_dynamics():
     """u = m/2, dm/dalpha = -m^2/4."""
-    found = solve(Relaxing(), {"m": 1.0}, 8.0, {"problem.gain": (0.01, 2)}, pieces=40)
-    assert found.extrapolated == pytest.approx(1 / (1 + 8 / 4), rel=1e-5)
-    middle = (found.risks[1:] + found.risks[:-1]) / 2
-    np.testing.assert_allclose(found.protocol["problem.gain"], middle / 2, rtol=1e-2)
+    best = solve(Relaxing(), {"m": 1.0}, 8.0, {"problem.gain": (0.01, 2)}, pieces=40)
+    assert best.extrapolated == pytest.approx(1 / (1 + 8 / 4), rel=1e-5)
+    middle = (best.risks[1:] + best.risks[:-1]) / 2
+    np.testing.assert_allclose(best.protocol["problem.gain"], middle / 2, rtol=1e-2)

@@ -153,7 +153,7 @@ def _invariant(recursion: LinearRecursion, found: LinearOptimum) -> np.ndarray:
     """eta K(chi)^(1/2) in the middle of each piece, over that of the law where noise dominates."""
     moves = found.rates * np.diff(found.edges)
     left = np.cumsum(moves[::-1])[::-1] - moves / 2
-    values, counts = recursion.numbers["eigenvalues"], recursion.numbers["counts"]
+    values, counts = recursion.eigenvalues, recursion.counts
     root = np.sqrt(np.exp(-2 * np.outer(left, values)) @ (counts * values**2))
     return found.rates * root / noise_dominated(recursion, PIECES).invariant
 

@@ -1,4 +1,7 @@
-"""A protocol's gain measured: SGD at finite d with the protocol and with the best constants, run by run on the same random numbers."""
+"""The gain of a protocol in simulations: SGD at finite d with the protocol and the best constants.
+
+Both are simulated with the same random numbers, so that the error of their ratio is small.
+"""
 
 from __future__ import annotations
 
@@ -10,36 +13,34 @@ import jax.numpy as jnp
 import numpy as np
 import xarray as xr
 
-from sgdynamics.algorithms.one_pass import OnePassSGD
-from sgdynamics.analysis.protocols.controls import Controls, pieces_of
+from sgdynamics.analysis.protocols.controls import piecewise_control
+from sgdynamics.analysis.protocols.request import ProtocolRequest
 from sgdynamics.base import checks
 from sgdynamics.base.precision import float64
 from sgdynamics.problems.overlap_starts import Start
 from sgdynamics.solvers.simulate import simulate
 
-SIMPSON = np.array([1.0, 4.0, 1.0]) / 6  # over a piece, from its ends and its middle
-
-
-@dataclass(frozen=True, eq=False)
-class Asked:
-    """What ``optimal_protocol`` was asked."""
-
-    problem: Any
-    algorithm: Any
-    start: Any
-    controls: Controls
-    objective: Any
-    evaluate: Any
-    cost: Any
-
-    @property
-    def integrated(self) -> bool:
-        return self.objective == "integral" or self.cost is not None
+# Weights of Simpson's rule over a piece: its two ends and its middle.
+SIMPSON = np.array([1.0, 4.0, 1.0]) / 6
 
 
 @dataclass(frozen=True)
 class Confirmation:
-    """Means over runs of the objective with the protocol (value) and with the best constants, their ratio, and all standard errors."""
+    """Mean objectives of simulations with a protocol and with the best constants.
+
+    Attributes
+    ----------
+    gain, gain_error : float
+        Ratio of the mean objectives, constants over protocol, and its standard error.
+    value, value_error : float
+        Mean objective with the protocol, and its standard error.
+    constant, constant_error : float
+        Mean objective with the best constants, and its standard error.
+    dimension : int
+        Dimension d.
+    runs : int
+        Number of runs with each.
+    """
 
     gain: float
     gain_error: float
@@ -52,137 +53,136 @@ class Confirmation:
 
 
 @float64
-def measured(
-    asked: Asked,
+def measure_gain(
+    request: ProtocolRequest,
     edges: np.ndarray,
     protocol: dict[str, np.ndarray],
-    flat: dict[str, np.ndarray],
+    constants: dict[str, np.ndarray],
     dimension: int | None,
     runs: int,
     seed: int,
     progress: bool | None,
 ) -> Confirmation:
-    """Both by the exact chain (coordinatewise updates have none: in d dimensions), with one seed."""
+    """Simulate a protocol and constants with the same seed, and compare their objectives.
+
+    The simulation is the exact chain. Coordinatewise updates have none; they are simulated in d
+    dimensions. `protocol` and `constants` are values on the pieces between `edges`.
+    """
     runs = checks.integer("runs", runs, 2)
-    begin, starts = _repeated(asked.start, runs)
-    direct = "coordinatewise update" in asked.algorithm.kinds
-    where = {
+    start, n_starts = _repeat_start(request.start, runs)
+    is_coordinatewise = "coordinatewise update" in request.algorithm.kinds
+    arguments = {
         "dimension": dimension,
         "runs": runs,
         "seed": seed,
         "progress": progress,
-        "method": "direct" if direct else "exact",
+        "method": "direct" if is_coordinatewise else "exact",
     }
-    both: list[np.ndarray] = []
-    d = 0
-    for values in (protocol, flat):
-        problem, algorithm = asked.controls.put(
-            asked.problem,
-            asked.algorithm,
-            {name: pieces_of(edges, value) for name, value in values.items()},
-        )
-        found, d = _objectives(asked, problem, algorithm, begin, edges, values, where)
-        both.append(found)
-    value, constant = both
+    value, d = _run_objectives(request, start, edges, protocol, arguments)
+    constant, _ = _run_objectives(request, start, edges, constants, arguments)
     gain = constant.mean() / value.mean()
 
-    def error(numbers: np.ndarray) -> float:
-        # the starts are given: only what runs from one start differ by is chance
-        groups = numbers.reshape(starts, -1)
-        spread = groups - groups.mean(axis=1, keepdims=True)
-        return float(np.sqrt((spread**2).sum() / (runs - starts) / runs))
+    def standard_error(values: np.ndarray) -> float:
+        # The starts are given, so that only the runs from one start differ by chance.
+        groups = values.reshape(n_starts, -1)
+        deviations = groups - groups.mean(axis=1, keepdims=True)
+        return float(np.sqrt((deviations**2).sum() / (runs - n_starts) / runs))
 
+    # Delta method for a ratio of means. Runs with the same random numbers are paired, and most of
+    # their fluctuations cancel.
+    gain_error = standard_error(constant - gain * value) / abs(float(value.mean()))
     return Confirmation(
-        float(gain),
-        # of a ratio of means, run by run: an unlucky one is so with both
-        error(constant - gain * value) / abs(float(value.mean())),
-        float(value.mean()),
-        error(value),
-        float(constant.mean()),
-        error(constant),
-        d,
-        runs,
+        gain=float(gain),
+        gain_error=gain_error,
+        value=float(value.mean()),
+        value_error=standard_error(value),
+        constant=float(constant.mean()),
+        constant_error=standard_error(constant),
+        dimension=d,
+        runs=runs,
     )
 
 
-def _repeated(start: Any, runs: int) -> tuple[Any, int]:
-    """The start for so many runs, those of one start together, and how many starts there are."""
+def _repeat_start(start: Any, runs: int) -> tuple[Any, int]:
+    """Repeat a start with several runs, equal ones next to each other; also their number."""
     if not isinstance(start, Start) or start.runs == 1:
         return start, 1
     if runs % start.runs or runs == start.runs:
         raise checks.reject(
             "runs",
             runs,
-            f"the start has {start.runs}: give a multiple of that, twice as many or more",
+            f"the start has {start.runs} runs. Give a multiple of that, at least twice as many.",
         )
+    repeats = runs // start.runs
     M, Q, a = (
-        np.repeat(part, runs // start.runs, axis=0)
-        for part in (start.M_blocks, start.Q_blocks, start.a)
+        np.repeat(array, repeats, axis=0) for array in (start.M_blocks, start.Q_blocks, start.a)
     )
     return Start(M, Q, a), start.runs
 
 
-def _objectives(
-    asked: Asked,
-    problem: Any,
-    algorithm: OnePassSGD,
-    begin: object,
+def _run_objectives(
+    request: ProtocolRequest,
+    start: object,
     edges: np.ndarray,
     values: dict[str, np.ndarray],
-    where: dict[str, Any],
+    arguments: dict[str, Any],
 ) -> tuple[np.ndarray, int]:
-    """The objective of each run, and the dimension."""
-    places = (
-        np.sort(np.concatenate([edges, (edges[1:] + edges[:-1]) / 2]))
-        if asked.integrated
-        else edges[-1:]
+    """The objective of each run with these controls, and the dimension."""
+    schedules = {name: piecewise_control(edges, value) for name, value in values.items()}
+    problem, algorithm = request.controls.insert(request.problem, request.algorithm, schedules)
+    save_points = edges[-1:]
+    if request.has_integral:
+        save_points = np.sort(np.concatenate([edges, (edges[1:] + edges[:-1]) / 2]))
+    record = {"objective_of_state": request.objective} if callable(request.objective) else None
+    evaluate = None if request.evaluate is None else {"other": request.evaluate}
+    result = simulate(
+        problem, algorithm, start, alpha=save_points, record=record, evaluate=evaluate, **arguments
     )
-    record = {"objective_of_state": asked.objective} if callable(asked.objective) else None
-    evaluate = None if asked.evaluate is None else {"other": asked.evaluate}
-    found = simulate(
-        problem, algorithm, begin, alpha=places, record=record, evaluate=evaluate, **where
-    )
-    if callable(asked.objective):
-        risk = np.asarray(found["objective_of_state"])
-    elif asked.evaluate is not None:
-        risk, other = np.asarray(found["evaluated_risk"])[..., 0], asked.evaluate
+    if callable(request.objective):
+        risk = np.asarray(result["objective_of_state"])
+    elif request.evaluate is not None:
+        risk, other = np.asarray(result["evaluated_risk"])[..., 0], request.evaluate
         if "fields" in other.kinds:
-            risk = risk - np.array([other.at(place).noise_floor for place in places])
+            risk = risk - np.array([other.at(alpha).noise_floor for alpha in save_points])
     else:
-        risk = np.asarray(found["excess_risk" if "excess_risk" in found else "risk"])
-    total = _integral(risk, edges) if asked.objective == "integral" else risk[:, -1]
-    if asked.cost is not None:
-        total = total + _integral(_costs(asked, found, places, values), edges)
-    return total, int(found.attrs["dimension"])
+        risk = np.asarray(result["excess_risk" if "excess_risk" in result else "risk"])
+    if request.objective == "integral":
+        total = _integrate(_split_pieces(risk, 1), edges)
+    else:
+        total = risk[:, -1]
+    if request.cost is not None:
+        total = total + _integrate(_costs(request, result, save_points, values), edges)
+    return total, int(result.attrs["dimension"])
 
 
-def _integral(numbers: np.ndarray, edges: np.ndarray) -> np.ndarray:
-    """Over alpha, of numbers (run, time) at the edges and middles of pieces, or (run, piece, 3) of each."""
-    every = (
-        numbers
-        if numbers.ndim == 3
-        else np.stack([numbers[:, :-2:2], numbers[:, 1:-1:2], numbers[:, 2::2]], axis=2)
-    )
-    return np.einsum("rpk,k,p->r", every, SIMPSON, np.diff(edges))
+def _split_pieces(values: np.ndarray, axis: int) -> np.ndarray:
+    """Split an axis of edges and middles in alternation to two axes (piece, 3).
+
+    The second axis has the start, the middle and the end of a piece.
+    """
+    values = np.moveaxis(values, axis, 0)
+    pieces = np.stack([values[:-2:2], values[1:-1:2], values[2::2]], axis=1)
+    return np.moveaxis(pieces, (0, 1), (axis, axis + 1))
+
+
+def _integrate(values: np.ndarray, edges: np.ndarray) -> np.ndarray:
+    """Integrate values (run, piece, 3) over alpha by Simpson's rule."""
+    return np.einsum("rpk,k,p->r", values, SIMPSON, np.diff(edges))
 
 
 def _costs(
-    asked: Asked, found: xr.Dataset, places: np.ndarray, values: dict[str, np.ndarray]
+    request: ProtocolRequest,
+    result: xr.Dataset,
+    save_points: np.ndarray,
+    values: dict[str, np.ndarray],
 ) -> np.ndarray:
-    """The cost of each run at the ends and the middle of each piece, with the piece's own controls."""
-    names = ("M", "Q", "a") if "fields" in asked.problem.kinds else tuple(asked.problem.variables)
-
-    def pieces(numbers: np.ndarray, axis: int) -> np.ndarray:
-        parts = np.moveaxis(numbers, axis, 0)
-        return np.moveaxis(
-            np.stack([parts[:-2:2], parts[1:-1:2], parts[2::2]], axis=1), (0, 1), (axis, axis + 1)
-        )
-
-    states = {name: jnp.asarray(pieces(np.asarray(found[name]), 1)) for name in names}
-    at, controls = (
-        jnp.asarray(pieces(places, 0)),
-        {name: jnp.asarray(value) for name, value in values.items()},
-    )
-    of_point = jax.vmap(asked.cost, (0, None, 0))
-    of_piece = jax.vmap(of_point, (0, 0, 0))
-    return np.asarray(jax.vmap(lambda state: of_piece(at, controls, state))(states))
+    """The running cost (run, piece, 3), with the controls of the piece also at its two ends."""
+    has_overlaps = "fields" in request.problem.kinds
+    names = ("M", "Q", "a") if has_overlaps else tuple(request.problem.variables)
+    states = {name: jnp.asarray(_split_pieces(np.asarray(result[name]), 1)) for name in names}
+    alphas = jnp.asarray(_split_pieces(save_points, 0))
+    controls = {name: jnp.asarray(value) for name, value in values.items()}
+    assert request.cost is not None
+    point_costs = jax.vmap(request.cost, (0, None, 0))
+    piece_costs = jax.vmap(point_costs, (0, 0, 0))
+    return np.asarray(jax.vmap(lambda state: piece_costs(alphas, controls, state))(states))

@@ -1,4 +1,8 @@
-"""The best learning rates of linear students on any spectrum, batches in their place, and the law of both where label noise dominates."""
+"""Optimal learning rates of linear students on any spectrum.
+
+Also growing batches that replace falling rates, and the law of the optimal rates where label noise
+dominates.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,7 @@ from scipy.optimize import OptimizeResult
 from sgdynamics.analysis.protocols.linear_recursion import (
     LinearRecursion,
     linear_recursion,
-    room_for,
+    pad_steps,
 )
 from sgdynamics.base import checks
 from sgdynamics.base.arrays import Numeric, PyTree, RealArray
@@ -36,51 +40,80 @@ __all__ = [
     "optimal_rates",
 ]
 
-LOWEST = 1e-9  # of the largest step: rates are searched above
-GRID, ZOOMS = 33, 5  # constant rates tried at once, then again between the neighbours of the best
-DIVERGED = 1e3  # stands for the logarithm of a risk that is not finite: the line search then takes shorter steps
+# Default lower bound of the rates, as a share of the upper one.
+LOWEST_RATE = 1e-9
+# Number of constant rates that are tried at once, and of grids between the neighbours of the best.
+GRID_POINTS, ZOOMS = 33, 5
+# Stands for the logarithm of a risk that is not finite; the line search then shortens its step.
+DIVERGED = 1e3
 
 
 @dataclass(frozen=True)
 class LinearOptimum:
-    """The best piecewise rates of a linear student, found by `optimal_rates`: ``rates[i]`` for the steps from edges[i] to edges[i + 1]."""
+    """The optimal piecewise constant rates of a linear student.
+
+    Attributes
+    ----------
+    rates : ndarray
+        Rates; ``rates[i]`` applies to the steps from ``edges[i]`` to ``edges[i + 1]``.
+    edges : ndarray
+        Edges of the pieces in steps.
+    risk : float
+        Excess risk after the last step.
+    risks : ndarray
+        Excess risk at each edge.
+    best_constant_lr, best_constant_risk : float
+        Best constant rate, and its excess risk after the last step.
+    history : ndarray
+        Risk after each iteration, starting from the best constant rate.
+    gradients : int
+        Number of evaluations of the gradient.
+    converged : bool
+        Whether the search ended before its limit of iterations.
+    schedule : Schedule or float
+        The rates as ``lr`` of an algorithm.
+    """
 
     rates: np.ndarray
-    edges: np.ndarray  # in steps
-    risk: float  # the excess risk after the last step
-    risks: np.ndarray  # at every edge
+    edges: np.ndarray
+    risk: float
+    risks: np.ndarray
     best_constant_lr: float
     best_constant_risk: float
-    history: np.ndarray  # the risk after each iteration, from the constant rate on
-    gradients: int  # how many were taken
+    history: np.ndarray
+    gradients: int
     converged: bool
-    schedule: Schedule | float  # the rates as lr
+    schedule: Schedule | float
 
     @property
     def gain(self) -> float:
-        """How many times smaller the risk is than with the best constant rate."""
+        """Ratio of the risk with the best constant rate to that with the optimal rates."""
         return self.best_constant_risk / self.risk
 
 
-def _level(recursion: LinearRecursion, batches: PyTree, edges: PyTree, log_rates: Numeric) -> Any:
+def _log_risk(
+    recursion: LinearRecursion, batches: PyTree, edges: PyTree, log_rates: Numeric
+) -> Any:
+    """Logarithm of the final excess risk."""
     return jnp.log(recursion.risks(jnp.exp(log_rates), batches, edges)[-1])
 
 
 @jax.jit
-def _levels(
+def _log_risks(
     recursion: LinearRecursion,
     batches: PyTree,
     edges: PyTree,
     log_rates: Float[Numeric, "several pieces"],
 ) -> Any:
-    return jax.lax.map(partial(_level, recursion, batches, edges), log_rates, batch_size=11)
+    log_risk = partial(_log_risk, recursion, batches, edges)
+    return jax.lax.map(log_risk, log_rates, batch_size=11)
 
 
 @jax.jit
-def _with_gradient(
+def _value_and_gradient(
     recursion: LinearRecursion, batches: PyTree, edges: PyTree, log_rates: Float[Numeric, " pieces"]
 ) -> Any:
-    return jax.value_and_grad(partial(_level, recursion, batches, edges))(log_rates)
+    return jax.value_and_grad(partial(_log_risk, recursion, batches, edges))(log_rates)
 
 
 @jax.jit
@@ -99,72 +132,79 @@ def optimal_rates(
     batches: RealArray | None = None,
     edges: Int[Numeric, " edges"] | None = None,
     iterations: int = 500,
-    bar: Meter = Meter(),  # noqa: B008  which shows nothing, and keeps nothing
+    bar: Meter = Meter(),  # noqa: B008  a meter that shows nothing and has no state
 ) -> LinearOptimum:
-    """The piecewise constant rates with the smallest risk after the last step: L-BFGS on their logarithms from the best constant one.
+    """The piecewise constant rates that minimise the risk after the last step.
+
+    The search is L-BFGS-B on the logarithms of the rates, from the best constant rate.
 
     Parameters
     ----------
     recursion : LinearRecursion
-        What is learned, and how long.
+        The mean recursion of the student.
     pieces : int, default 100
-        How many rates; as many as steps for a rate a step.
+        Number of rates, at most the number of steps.
     lr : (float, float), optional
-        Rates stay within (lowest, highest); 1e-9 to 1 times 2/l_max, beyond which full batches diverge, unless given.
+        Lowest and highest rate. The highest defaults to 2/l_max, above which full batches diverge,
+        and the lowest to 1e-9 of it.
     batches : (pieces,) or float, optional
-        Samples in a step; the algorithm's unless given.
+        Batch sizes. Defaults to the batch of the algorithm.
     edges : (pieces + 1,), optional
-        Steps at which pieces begin and end; equal shares unless given.
+        Edges of the pieces in steps. Defaults to equal shares.
     iterations : int, default 500
-        Of the search, at most.
+        Largest number of iterations.
     bar : Meter, optional
-        A progress bar, moved by one for each of them.
+        Progress bar, which advances with each iteration.
 
     Returns
     -------
     LinearOptimum
-        ``.rates``, ``.risk``, ``.best_constant_lr``, ``.best_constant_risk``, ``.gain``, ``.history``.
+        ``.rates``, ``.risk``, ``.best_constant_lr``, ``.best_constant_risk``, ``.gain`` and
+        ``.history``.
 
     Raises
     ------
     ValueError
-        If an argument is refused, or the best constant rate is outside of the range.
+        If an argument is invalid, or if the best constant rate is outside of the range.
+
+    Warns
+    -----
+    UserWarning
+        If the search reached its limit of iterations.
     """
     pieces = checks.integer("pieces", pieces, 1)
     if pieces > recursion.steps:
         raise checks.reject(
-            "pieces", pieces, f"there are {recursion.steps} steps: take as many at most"
+            "pieces",
+            pieces,
+            f"there are only {recursion.steps} steps. Give at most as many pieces.",
         )
-    low, high = _checked_range(recursion, lr)
-    ends = np.asarray(recursion.edges(pieces) if edges is None else edges)
-    batches = (
-        None if batches is None else np.broadcast_to(np.asarray(batches, dtype=float), (pieces,))
-    )
-    constant, level = _best_constant(
-        recursion, batches, edges, pieces, (math.log(low), math.log(high))
-    )
-    path = [level]
+    low, high = _validate_range(recursion, lr)
+    log_bounds = (math.log(low), math.log(high))
+    all_edges = np.asarray(recursion.edges(pieces) if edges is None else edges)
+    if batches is not None:
+        batches = np.broadcast_to(np.asarray(batches, dtype=float), (pieces,))
+    constant, level = _best_constant(recursion, batches, edges, pieces, log_bounds)
+    levels = [level]
 
-    def value(log_rates: np.ndarray) -> tuple[float, np.ndarray]:
-        found, slope = _with_gradient(recursion, batches, edges, log_rates)
-        found, slope = float(found), np.array(slope)
-        return (
-            (found, slope)
-            if math.isfinite(found) and np.all(np.isfinite(slope))
-            else (DIVERGED, np.zeros(pieces))
-        )
+    def objective(log_rates: np.ndarray) -> tuple[float, np.ndarray]:
+        value, gradient = _value_and_gradient(recursion, batches, edges, log_rates)
+        value, gradient = float(value), np.array(gradient)
+        if not (math.isfinite(value) and np.all(np.isfinite(gradient))):
+            return DIVERGED, np.zeros(pieces)
+        return value, gradient
 
-    def note(intermediate_result: OptimizeResult) -> None:
-        path.append(float(intermediate_result.fun))
+    def record(intermediate_result: OptimizeResult) -> None:
+        levels.append(float(intermediate_result.fun))
         bar.advance(1)
 
-    found: Any = optimize.minimize(
-        value,
+    minimum: Any = optimize.minimize(
+        objective,
         np.full(pieces, constant),
         jac=True,
         method="L-BFGS-B",
-        bounds=[(math.log(low), math.log(high))] * pieces,
-        callback=note,
+        bounds=[log_bounds] * pieces,
+        callback=record,
         options={
             "maxiter": iterations,
             "maxfun": 4 * iterations,
@@ -173,36 +213,36 @@ def optimal_rates(
             "maxcor": 30,
         },
     )
-    converged = bool(found.status != 1)
+    converged = bool(minimum.status != 1)
     if not converged:
         warnings.warn(
-            f"the rates still improve after {iterations} iterations: give more, iterations=...",
+            f"the rates still improve after {iterations} iterations. Increase iterations.",
             stacklevel=3,
         )
-    rates = np.exp(np.asarray(found.x))
+    rates = np.exp(np.asarray(minimum.x))
     risks = np.asarray(_risks(recursion, batches, edges, rates))
-    history, schedule = np.exp(np.array(path)), recursion.schedule(rates, ends)
     return LinearOptimum(
-        rates,
-        ends,
-        float(risks[-1]),
-        risks,
-        math.exp(constant),
-        math.exp(level),
-        history,
-        int(found.nfev),
-        converged,
-        schedule,
+        rates=rates,
+        edges=all_edges,
+        risk=float(risks[-1]),
+        risks=risks,
+        best_constant_lr=math.exp(constant),
+        best_constant_risk=math.exp(level),
+        history=np.exp(np.array(levels)),
+        gradients=int(minimum.nfev),
+        converged=converged,
+        schedule=recursion.schedule(rates, all_edges),
     )
 
 
-def _checked_range(
+def _validate_range(
     recursion: LinearRecursion, lr: tuple[float, float] | None
 ) -> tuple[float, float]:
-    numbers = recursion.numbers
+    """The lowest and the highest rate."""
     if lr is None:
-        high = 2 / float(numbers["eigenvalues"].max() * numbers["scale"].max() * numbers["unit"])
-        return LOWEST * high, high
+        largest_gain = recursion.parameters["scale"].max() * recursion.parameters["unit"]
+        high = 2 / float(recursion.eigenvalues.max() * largest_gain)
+        return LOWEST_RATE * high, high
     fix = "give lr=(lowest, highest) with 0 < lowest < highest"
     try:
         low, high = (float(value) for value in lr)
@@ -218,24 +258,28 @@ def _best_constant(
     batches: PyTree,
     edges: PyTree,
     pieces: int,
-    bounds: tuple[float, float],
+    log_bounds: tuple[float, float],
 ) -> tuple[float, float]:
-    """The best constant log-rate and its level, by grids that close in on it."""
-    (low, high), (best, level) = bounds, (bounds[0], math.inf)
-    single = batches is None or np.ptp(batches) == 0
-    if single:  # then all steps are one piece
+    """Logarithms of the best constant rate and of its risk, by successively finer grids."""
+    low, high = log_bounds
+    best, level = low, math.inf
+    if batches is None or np.ptp(batches) == 0:
+        # With one batch size all steps are one piece.
         batches, edges, pieces = (None if batches is None else batches[:1]), None, 1
     for zoom in range(ZOOMS):
-        grid = np.linspace(low, high, GRID)
-        levels = np.asarray(
-            _levels(recursion, batches, edges, np.repeat(grid[:, None], pieces, axis=1))
-        )
-        at = int(np.argmin(np.where(np.isfinite(levels), levels, np.inf)))
-        if zoom == 0 and (not np.isfinite(levels[at]) or at == 0):
-            fix = "the smallest of these rates is the best constant one, or all diverge: give another range, lr=(lowest, highest)"
-            raise checks.reject("lr", tuple(math.exp(value) for value in bounds), fix)
-        best, level = float(grid[at]), float(levels[at])
-        low, high = grid[max(at - 1, 0)], grid[min(at + 1, GRID - 1)]
+        grid = np.linspace(low, high, GRID_POINTS)
+        log_rates = np.repeat(grid[:, None], pieces, axis=1)
+        levels = np.asarray(_log_risks(recursion, batches, edges, log_rates))
+        index = int(np.argmin(np.where(np.isfinite(levels), levels, np.inf)))
+        if zoom == 0 and (not np.isfinite(levels[index]) or index == 0):
+            raise checks.reject(
+                "lr",
+                tuple(math.exp(bound) for bound in log_bounds),
+                "the best constant rate is the lowest one, or all rates diverge. Give another "
+                "range, lr=(lowest, highest).",
+            )
+        best, level = float(grid[index]), float(levels[index])
+        low, high = grid[max(index - 1, 0)], grid[min(index + 1, GRID_POINTS - 1)]
     return best, level
 
 
@@ -243,132 +287,157 @@ def _best_constant(
 def batch_ramp(
     recursion: LinearRecursion, rates: Float[Numeric, " pieces"], lr: float
 ) -> tuple[LinearRecursion, np.ndarray, np.ndarray]:
-    """Growing batches in place of falling rates: a step of ``lr`` on as many samples as would have moved it as far.
+    """Growing batches at one rate that replace falling rates at the batch size of the algorithm.
 
-    With the batch B of the algorithm a rate lr* becomes a batch of B lr/lr*, real here. After as many samples, in fewer steps, the risk is
-    the same up to O(g l_max).
+    A rate lr* with batch size B becomes the rate ``lr`` with batch size B lr/lr*, a real number.
+    After the same number of samples, in fewer steps, the risk is the same up to O(g l_max).
 
     Parameters
     ----------
     recursion : LinearRecursion
-        With a batch of its own, B.
+        The recursion with the batch size B.
     rates : (pieces,)
-        Of equal shares of its steps, above 0.
+        Rates above 0 of equal shares of its steps.
     lr : float
-        The rate of all steps but the last, which is cut to what is left.
+        Rate of all steps except for the last, which is shortened to the samples that remain.
 
     Returns
     -------
     tuple
-        A recursion of so many steps, and for each of them its rate and its batch, for ``.risks(rates, batches)``.
+        The recursion over the new number of steps, and the rate and the batch size of each step,
+        for ``.risks(rates, batches)``.
 
     Raises
     ------
     ValueError
-        If rates are not above 0.
+        If a rate is not above 0.
     """
-    lr, given = (
-        checks.number("lr", lr, above=0.0),
-        checks.real_array("rates", rates, "give rates above 0"),
-    )
-    if given.ndim != 1 or not len(given) or np.any(given <= 0):
+    lr = checks.number("lr", lr, above=0.0)
+    array = checks.real_array("rates", rates, "give rates above 0")
+    if array.ndim != 1 or not len(array) or np.any(array <= 0):
         raise checks.reject("rates", rates, "give rates above 0")
-    edges = np.asarray(recursion.edges(len(given)), dtype=float)
-    way = np.append(0.0, np.cumsum(given * np.diff(edges)))
-    steps = max(1, math.ceil(way[-1] / lr - 1e-9))
-    reached = np.append(lr * np.arange(steps), way[-1])
-    batches = recursion.batch * np.diff(np.interp(reached, way, edges))
-    ramped = replace(
-        recursion, numbers={**recursion.numbers, "steps": np.int64(steps)}, room=room_for(steps)
+    edges = np.asarray(recursion.edges(len(array)), dtype=float)
+    # The sum of rates over steps is the same after the same number of samples.
+    rate_sums = np.append(0.0, np.cumsum(array * np.diff(edges)))
+    steps = max(1, math.ceil(rate_sums[-1] / lr - 1e-9))
+    new_sums = np.append(lr * np.arange(steps), rate_sums[-1])
+    batches = recursion.batch * np.diff(np.interp(new_sums, rate_sums, edges))
+    ramp = replace(
+        recursion,
+        parameters={**recursion.parameters, "steps": np.int64(steps)},
+        padded_steps=pad_steps(steps),
     )
-    return ramped, np.diff(reached), batches
+    return ramp, np.diff(new_sums), batches
 
 
 @dataclass(frozen=True)
 class NoiseDominated:
-    """The best rates where label noise alone disturbs learning and steps are small."""
+    """The optimal rates where only label noise disturbs learning and steps are small.
+
+    Attributes
+    ----------
+    risk : float
+        Final excess risk.
+    rates : ndarray
+        Means of the rates over the pieces.
+    edges : ndarray
+        Edges of the pieces in steps.
+    left : ndarray
+        chi, the sum of the step sizes g that remain, at the edges.
+    invariant : float
+        g K(chi)^(1/2), which is the same at all times.
+    """
 
     risk: float
-    rates: np.ndarray  # their means over the pieces
-    edges: np.ndarray  # in steps
-    left: np.ndarray  # chi, the sum of the steps g still to come, at the edges
-    invariant: float  # g K(chi)^(1/2), the same at all times
+    rates: np.ndarray
+    edges: np.ndarray
+    left: np.ndarray
+    invariant: float
 
 
 def noise_dominated(recursion: LinearRecursion, pieces: int = 100) -> NoiseDominated:
-    """The law of the best rates where the noise of labels is far above the excess risk and g l is small, for any spectrum.
+    """The law of the optimal rates where label noise dominates, for any spectrum.
 
     Parameters
     ----------
     recursion : LinearRecursion
-        Without weight decay, with label noise, and one head for all runs.
+        A recursion with label noise, without weight decay, and with one head for all runs.
     pieces : int, default 100
-        Into how many the steps are cut, for the rates.
+        Number of pieces of the returned rates.
 
     Returns
     -------
     NoiseDominated
-        ``.risk``, ``.rates``, ``.left``, ``.invariant``.
+        ``.risk``, ``.rates``, ``.left`` and ``.invariant``.
 
     Raises
     ------
     ValueError
-        If there is no label noise, or weight decay.
+        If there is no label noise, or if there is weight decay.
 
     Notes
     -----
-    With chi the sum of steps still to come, the start leaves sum l c e^(-2 l chi0)/2 and a step adds (g^2 s2/2B) K(chi), K(chi) =
-    sum n l^2 e^(-2 l chi). By Cauchy and Schwarz g K^(1/2) is constant, and the noise adds s2 y(chi0)^2/(2TB) in all, y the integral of
-    K^(1/2) from 0: the best chi0 makes the sum of both smallest.
+    Assumes label noise s2 far above the excess risk, and small g l. Let chi be the sum of the step
+    sizes that remain. The initial errors contribute sum l c e^(-2 l chi0)/2 to the final risk, and
+    a step of size g adds (g^2 s2/2B) K(chi) with K(chi) = sum n l^2 e^(-2 l chi). By the
+    Cauchy-Schwarz inequality g K^(1/2) is constant at the optimum, and the noise adds
+    s2 y(chi0)^2/(2TB) after T steps, where y is the integral of K^(1/2) from 0. The optimal chi0
+    minimises the sum of both.
     """
-    numbers = recursion.numbers
-    noise, share = (
-        float(numbers["noise"]),
-        float(numbers["noise"]) / (recursion.steps * recursion.batch),
-    )
-    if not noise > 0 or recursion.decays or len(numbers["scale"]) > 1:
+    parameters = recursion.parameters
+    noise = float(parameters["noise"])
+    if not noise > 0 or recursion.has_decay or len(parameters["scale"]) > 1:
         raise checks.reject(
             "recursion",
-            recursion.numbers["noise"],
+            parameters["noise"],
             "the law needs label noise, no weight decay, and one head for all runs",
         )
-    each_l, errors = numbers["eigenvalues"], numbers["errors"][0]
+    share = noise / (recursion.steps * recursion.batch)
+    eigenvalues, errors = recursion.eigenvalues, parameters["errors"][0]
     nodes, weights = np.polynomial.legendre.leggauss(10)
-    ends = np.append(0.0, np.geomspace(1e-3 / each_l.max(), 30 / each_l.min(), 400))
+    # panels of the quadrature of y
+    grid = np.append(0.0, np.geomspace(1e-3 / eigenvalues.max(), 30 / eigenvalues.min(), 400))
 
     def root_K(chi: np.ndarray) -> np.ndarray:
-        return np.sqrt(
-            np.exp(-2 * np.multiply.outer(chi, each_l)) @ (numbers["counts"] * each_l**2)
-        )
+        decay = np.exp(-2 * np.multiply.outer(chi, eigenvalues))
+        return np.sqrt(decay @ (recursion.counts * eigenvalues**2))
 
-    def between(low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    def integrate(low: np.ndarray, high: np.ndarray) -> np.ndarray:
+        """Gauss-Legendre integrals of K^(1/2) over intervals."""
         half = (high - low)[:, None] / 2
         return np.sum(half * weights * root_K(low[:, None] + half * (1 + nodes)), axis=1)
 
-    sums = np.append(0.0, np.cumsum(between(ends[:-1], ends[1:])))
+    grid_y = np.append(0.0, np.cumsum(integrate(grid[:-1], grid[1:])))
 
     def y(chi: np.ndarray) -> np.ndarray:
-        panel = np.clip(np.searchsorted(ends, chi, side="right") - 1, 0, len(ends) - 2)
-        return sums[panel] + between(ends[panel], chi)
+        panel = np.clip(np.searchsorted(grid, chi, side="right") - 1, 0, len(grid) - 2)
+        return grid_y[panel] + integrate(grid[panel], chi)
 
     def slope(chi: float) -> float:
-        here = np.array([chi])
-        return float(
-            -(np.exp(-2 * each_l * chi) @ (each_l**2 * errors))
-            + share * y(here)[0] * root_K(here)[0]
-        )
+        """Derivative of the risk with respect to chi0."""
+        point = np.array([chi])
+        initial = np.exp(-2 * eigenvalues * chi) @ (eigenvalues**2 * errors)
+        return float(-initial + share * y(point)[0] * root_K(point)[0])
 
-    levels = (
-        np.exp(-2 * np.multiply.outer(ends, each_l)) @ (each_l * errors) / 2 + share * sums**2 / 2
-    )
-    at = int(np.clip(np.argmin(levels), 1, len(ends) - 2))
-    chi: Any = optimize.brentq(slope, ends[at - 1], ends[at + 1], xtol=1e-14 * ends[at])
-    whole = y(np.array([chi]))[0]
+    # The best grid point brackets the root of the slope.
+    grid_decay = np.exp(-2 * np.multiply.outer(grid, eigenvalues))
+    levels = grid_decay @ (eigenvalues * errors) / 2 + share * grid_y**2 / 2
+    index = int(np.clip(np.argmin(levels), 1, len(grid) - 2))
+    chi0: Any = optimize.brentq(slope, grid[index - 1], grid[index + 1], xtol=1e-14 * grid[index])
+    y0 = y(np.array([chi0]))[0]
     edges = np.asarray(recursion.edges(checks.integer("pieces", pieces, 1, recursion.steps)))
-    wanted = whole * (1 - edges / recursion.steps)
-    left = np.interp(wanted, sums, ends)
-    for _ in range(20):  # Newton: y grows, and is concave
-        left = np.clip(left - (y(left) - wanted) / root_K(left), 0.0, chi)
-    rates = -np.diff(left) / np.diff(edges) / float(numbers["unit"] * numbers["scale"][0])
-    risk = float(np.exp(-2 * each_l * chi) @ (each_l * errors) + share * whole**2) / 2
-    return NoiseDominated(risk, rates, edges, left, float(whole) / recursion.steps)
+    # y(chi) decreases linearly in the number of steps. Newton's method inverts it: y grows and is
+    # concave.
+    edge_y = y0 * (1 - edges / recursion.steps)
+    left = np.interp(edge_y, grid_y, grid)
+    for _ in range(20):
+        left = np.clip(left - (y(left) - edge_y) / root_K(left), 0.0, chi0)
+    step_sizes = -np.diff(left) / np.diff(edges)
+    twice_risk = float(np.exp(-2 * eigenvalues * chi0) @ (eigenvalues * errors) + share * y0**2)
+    return NoiseDominated(
+        risk=twice_risk / 2,
+        rates=step_sizes / float(parameters["unit"] * parameters["scale"][0]),
+        edges=edges,
+        left=left,
+        invariant=float(y0) / recursion.steps,
+    )

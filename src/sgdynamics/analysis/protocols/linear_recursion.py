@@ -1,12 +1,15 @@
-"""The exact mean risk of a linear student as a pure, differentiable function of piecewise learning rates and batches.
+"""The exact mean risk of a linear student as a function of piecewise learning rates and batches.
 
-A step g on a batch B takes c_b = sum over block b of E[(w_j - w*_j)^2], for n_b inputs of variance l_b each, to
+Let c_b be the sum of E[(w_j - w*_j)^2] over block b, which has n_b inputs of variance l_b. A step
+of size g on a batch of B samples, with label noise s2, maps it to
 
-    c_b' = q_b c_b + (g^2/B) n_b l_b (kappa sum l c + s2),   q_b = 1 - 2 g l_b + g^2 (1 - 1/B + 2 kappa/B) l_b^2
+    c_b' = q_b c_b + (g^2/B) n_b l_b (kappa sum l c + s2),
+    q_b = 1 - 2 g l_b + g^2 (1 - 1/B + 2 kappa/B) l_b^2,
 
-(`sgdynamics.scaling.modes`, where weight decay stands too), and the excess risk is sum l c/2. Few steps are taken one by one. Many steps of
-one rate are a power of one matrix, diagonal and of rank one, and come from squaring it: which of the two is cheaper is known beforehand.
-Reverse mode goes through both.
+and the excess risk is sum l c/2. `sgdynamics.scaling.modes` derives it, also with weight decay. A
+few steps are computed one by one. Many steps with one rate are a power of one matrix, a diagonal
+one plus one of rank one, which comes from repeated squaring. The cheaper method is known before
+anything is compiled. Both are differentiable in reverse mode.
 """
 
 from __future__ import annotations
@@ -32,46 +35,64 @@ from sgdynamics.problems.problem import Problem
 from sgdynamics.solvers.linear import modes_of, output_gain, output_weights
 
 MOST_STEPS = 10**12
-MOST_ONE_BY_ONE = 10**8
-KEPT = (
-    1 << 24
-)  # numbers of a path that the gradient keeps; beyond, it keeps some and computes the rest again
-# seconds of a step with its gradient, for itself and for a block; of a squaring, for a block cubed (measured, one core)
-STEP, STEP_BLOCK, SQUARING = 2.3e-6, 8e-9, 2.5e-10
+# Most steps that are computed one by one.
+MOST_SINGLE_STEPS = 10**8
+# Most entries of a path that reverse mode stores; of longer paths it recomputes chunks.
+MOST_STORED = 1 << 24
+# Seconds, measured on one core: a step with its gradient, the same per block, and a squaring per
+# block cubed.
+STEP_COST, STEP_COST_PER_BLOCK, SQUARING_COST = 2.3e-6, 8e-9, 2.5e-10
 
 
-@pytrees.register_parameters("numbers")
+@pytrees.register_parameters("parameters")
 @dataclass(frozen=True)
 class LinearRecursion:
-    """The exact mean recursion of a linear student over so many steps; `linear_recursion` makes it.
+    """The exact mean recursion of a linear student over a number of steps.
 
-    A pytree: its numbers (spectrum, start, noise, steps, ...) are traced, and another one of the same shapes compiles nothing again.
+    It is made by `linear_recursion`. It is a pytree whose parameters (spectrum, initial errors,
+    noise, number of steps) are traced: another one of the same shapes is not compiled again.
+
+    Attributes
+    ----------
+    parameters : dict
+        Traced values by name.
+    padded_steps : int
+        Number of steps, rounded up by `pad_steps`, which fixes shapes.
+    has_decay : bool
+        Whether there is weight decay.
+    method : str or None
+        "steps" or "powers"; None chooses the cheaper one.
     """
 
-    numbers: Parameters
-    room: int  # steps that there is room for: numbers["steps"] rounded up
-    decays: bool  # whether there is weight decay
-    method: str | None = None  # "steps" or "powers"; the cheaper one unless said
+    parameters: Parameters
+    padded_steps: int
+    has_decay: bool
+    method: str | None = None
 
     @property
     def steps(self) -> int:
-        """How many."""
-        return int(self.numbers["steps"])
+        """Number of steps."""
+        return int(self.parameters["steps"])
 
     @property
-    def blocks(self) -> int:
-        """How many different eigenvalues there are."""
-        return len(self.numbers["eigenvalues"])
+    def eigenvalues(self) -> np.ndarray:
+        """Different eigenvalues l_b of the input covariance."""
+        return self.parameters["eigenvalues"]
+
+    @property
+    def counts(self) -> np.ndarray:
+        """Multiplicities n_b of the eigenvalues."""
+        return self.parameters["counts"]
 
     @property
     def batch(self) -> float:
-        """That of the algorithm, which holds unless others are given."""
-        return float(self.numbers["batch"])
+        """Batch size of the algorithm, the default of all pieces."""
+        return float(self.parameters["batch"])
 
     def edges(self, pieces: int) -> Int[Numeric, " edges"]:
-        """The steps at which pieces begin and end: shares as equal as whole numbers allow."""
-        here = jnp if checks.is_traced(self.numbers["steps"]) else np
-        return here.asarray(self.numbers["steps"]) * here.arange(pieces + 1) // pieces
+        """Edges of pieces in steps, as equally spaced as integers allow."""
+        numpy = jnp if checks.is_traced(self.parameters["steps"]) else np
+        return numpy.asarray(self.parameters["steps"]) * numpy.arange(pieces + 1) // pieces
 
     @float64
     def risks(
@@ -80,53 +101,59 @@ class LinearRecursion:
         batches: RealArray | None = None,
         edges: Int[Numeric, " edges"] | None = None,
     ) -> Float[Numeric, " edges"]:
-        """The mean excess risk at the edges of the pieces, (pieces + 1,): a pure function that JAX can transform.
+        """The mean excess risk at the edges, as a pure function that JAX can transform.
 
         Parameters
         ----------
         rates : (pieces,)
-            In the units of the algorithm, ``per``.
+            Learning rates in the units ``per`` of the algorithm.
         batches : (pieces,) or float, optional
-            Real numbers above 0; the algorithm's batch unless given.
+            Batch sizes, real numbers above 0. Defaults to the batch of the algorithm.
         edges : (pieces + 1,), optional
-            Steps at which the pieces begin and end, from 0 on, increasing; equal shares of all steps unless given.
+            Edges of the pieces in steps, increasing from 0. Defaults to equal shares of all steps.
 
         Returns
         -------
-        array
-            Not finite where the mean has left every bound.
+        (pieces + 1,)
+            Mean excess risk; not finite where the mean has overflowed.
         """
-        numbers, pieces = self.numbers, len(rates)
-        batches = jnp.broadcast_to(
-            jnp.asarray(numbers["batch"] if batches is None else batches, dtype=float), (pieces,)
-        )
-        longest = self.room if edges is not None else -(-self.room // pieces)
-        ends = jnp.asarray(self.edges(pieces) if edges is None else edges)
-        method = self.method or cheaper(self.room, pieces, longest, self.blocks)
-        inside = (
-            partial(_by_steps, self.room)
-            if method == "steps"
-            else partial(_by_powers, longest.bit_length())
-        )
-        rates = jnp.asarray(rates, dtype=float) * numbers["unit"]
+        parameters, pieces = self.parameters, len(rates)
+        batch = parameters["batch"] if batches is None else batches
+        all_batches = jnp.broadcast_to(jnp.asarray(batch, dtype=float), (pieces,))
+        longest = self.padded_steps if edges is not None else -(-self.padded_steps // pieces)
+        all_edges = jnp.asarray(self.edges(pieces) if edges is None else edges)
+        method = self.method
+        if method is None:
+            method = choose_method(self.padded_steps, pieces, longest, len(self.eigenvalues))
+        if method == "steps":
+            sums_at_edges = partial(_iterate_steps, self.padded_steps)
+        else:
+            sums_at_edges = partial(_square_steps, longest.bit_length())
+        step_sizes = jnp.asarray(rates, dtype=float) * parameters["unit"]
 
-        def group(scale: Scalar, errors: Numeric, along: Numeric) -> Any:
-            here = {**numbers, "decay": numbers["decay"] / scale if self.decays else None}
-            return inside(here, (errors, along), rates * scale, batches, ends)
+        def group_sums(scale: Scalar, errors: Numeric, mean_errors: Numeric) -> Any:
+            """sum l c of the runs with one output gain, which scales their steps."""
+            decay = parameters["decay"] / scale if self.has_decay else None
+            group = {**parameters, "decay": decay}
+            initial = (errors, mean_errors)
+            return sums_at_edges(group, initial, step_sizes * scale, all_batches, all_edges)
 
-        found = jax.vmap(group)(numbers["scale"], numbers["errors"], numbers["along"])
-        risks = numbers["weights"] @ found / 2
-        # outside of float64, where a caller may be, JAX would cut its own array to float32 at the next touch
+        groups = (parameters["scale"], parameters["errors"], parameters["mean_errors"])
+        risks = parameters["weights"] @ jax.vmap(group_sums)(*groups) / 2
+        # A caller may be outside of float64, where JAX would truncate its arrays to float32.
         return risks if checks.is_traced(risks) else np.asarray(risks)
 
     def schedule(
         self, rates: Float[Numeric, " pieces"], edges: Int[Numeric, " edges"] | None = None
     ) -> Any:
-        """Rates as ``lr`` for ``solve_linear`` and ``simulate``: a function of alpha = samples/d (of steps, where d is infinite)."""
+        """The rates as ``lr`` for ``solve_linear`` and ``simulate``.
+
+        The schedule is a function of alpha = samples/d, or of steps if d is infinite.
+        """
         inner = np.asarray(self.edges(len(rates)) if edges is None else edges)[1:-1]
         if not len(inner):
             return float(np.asarray(rates)[0])
-        return piecewise_rate(inner * float(self.numbers["clock"]), np.asarray(rates))
+        return piecewise_rate(inner * float(self.parameters["clock"]), np.asarray(rates))
 
 
 @float64
@@ -140,166 +167,201 @@ def linear_recursion(
     kappa: float = 1.0,
     method: str | None = None,
 ) -> LinearRecursion:
-    """The exact mean recursion of what ``solve_linear`` takes, over so many steps.
+    """The exact mean recursion of a linear student, as in ``solve_linear``, over some steps.
 
     Parameters
     ----------
     problem : TeacherStudent
         A linear student on any spectrum, as for ``solve_linear``.
     algorithm : OnePassSGD
-        Its batch, and the units of rates (``per``); its own learning rate is not read.
+        The training algorithm: its batch and the units of rates (``per``). Its own learning rate
+        is not used.
     start : Start
-        Where; the mean over several runs.
+        Initial condition. The risk is the mean over several runs.
     steps : int
-        The end.
+        Number of steps.
     dimension : int, optional
-        d; a problem whose covariance is a ``sgd.Spectrum`` knows it.
+        Dimension d; defaults to that of the covariance if it is a ``sgd.Spectrum``.
     kappa : float, default 1.0
-        As for ``solve_linear``.
+        Ratio of E|x|^4 to that of a Gaussian of the same covariance, as for ``solve_linear``.
     method : str, optional
-        "steps" or "powers"; the cheaper one unless given.
+        "steps" or "powers". Defaults to the cheaper one.
 
     Returns
     -------
     LinearRecursion
-        With ``.risks(rates, batches)``.
+        The recursion, whose method ``risks(rates, batches)`` evaluates it.
 
     Raises
     ------
     ValueError
-        If the student is not linear, or an argument is refused.
+        If the student is not linear, or an argument is invalid.
     """
     algorithm = validate_algorithm(algorithm, "solve_linear", problem)
     weights = output_weights(problem)
-    d, sizes = check_dimension(problem, dimension, small=True)
-    begin = validate_start(problem, start)
+    d, block_sizes = check_dimension(problem, dimension, small=True)
+    initial = validate_start(problem, start)
     steps = checks.integer("steps", steps, 1, MOST_STEPS)
     kappa = checks.number("kappa", kappa, above=0.0)
-    method = None if method is None else checks.choice("method", method, ("steps", "powers"))
-    dynamics = FieldDynamics(problem, algorithm)
-    students = [modes_of(dynamics, begin, run, weights, sizes, kappa) for run in range(begin.runs)]
-    # runs with the same head move by one linear map: their mean stands for them
-    gains = np.array([output_gain(begin, run) for run in range(begin.runs)])
+    if method is not None:
+        method = checks.choice("method", method, ("steps", "powers"))
+    dynamics, runs = FieldDynamics(problem, algorithm), range(initial.runs)
+    students = [modes_of(dynamics, initial, run, weights, block_sizes, kappa) for run in runs]
+    # Runs with the same head obey one affine recursion, so that their mean obeys it too.
+    gains = np.array([output_gain(initial, run) for run in runs])
     scale, group = np.unique(gains, return_inverse=True)
-    share = (group[None] == np.arange(len(scale))[:, None]) / np.bincount(group)[:, None]
-    first, decay = students[0], float(dynamics.parameters["weight_decay"])
-    infinite = problem.spectrum is not None and problem.spectrum.infinite
-    numbers = {
-        "eigenvalues": first.eigenvalues,
-        "counts": first.counts,
-        "targets": np.asarray(first.targets),
-        "errors": share @ np.stack([one.errors for one in students]),
-        "along": share @ np.stack([np.asarray(one.along) for one in students]),
+    average = (group[None] == np.arange(len(scale))[:, None]) / np.bincount(group)[:, None]
+    modes, decay = students[0], float(dynamics.parameters["weight_decay"])
+    is_infinite = problem.spectrum is not None and problem.spectrum.infinite
+    parameters = {
+        "eigenvalues": modes.eigenvalues,
+        "counts": modes.counts,
+        # sums over a block: w*_j^2, E[(w_j - w*_j)^2], and w*_j E[w_j - w*_j]
+        "targets": np.asarray(modes.targets),
+        "errors": average @ np.stack([student.errors for student in students]),
+        "mean_errors": average @ np.stack([np.asarray(student.along) for student in students]),
+        # groups of runs: output gains, and shares of all runs
         "scale": scale,
-        "weights": np.bincount(group) / begin.runs,
-        "noise": np.float64(first.noise),
+        "weights": np.bincount(group) / initial.runs,
+        "noise": np.float64(modes.noise),
         "kappa": np.float64(kappa),
         "decay": np.float64(decay),
         "batch": np.float64(algorithm.batch),
+        # step size g per learning rate, and alpha per step
         "unit": np.float64(1 / (float(algorithm.unit) * d)),
-        "clock": np.float64(1.0 if infinite else algorithm.batch / d),
+        "clock": np.float64(1.0 if is_infinite else algorithm.batch / d),
         "steps": np.int64(steps),
     }
-    return LinearRecursion(numbers, room_for(steps), decay != 0, method)
+    return LinearRecursion(parameters, pad_steps(steps), decay != 0, method)
 
 
-def room_for(steps: int) -> int:
-    """A number of steps rounded up by a quarter at most, so that nearly equal ones share a program."""
+def pad_steps(steps: int) -> int:
+    """A number of steps rounded up by at most a quarter, so that similar ones share a program."""
     unit = 1 << max(steps.bit_length() - 3, 4)
     return -(-steps // unit) * unit
 
 
-def cheaper(steps: int, pieces: int, longest: int, blocks: int) -> str:
-    """Which way takes less time."""
-    one_by_one = steps * (STEP + STEP_BLOCK * blocks)
-    squared = pieces * longest.bit_length() * (STEP + SQUARING * blocks**3)
-    return "steps" if one_by_one <= squared and steps <= MOST_ONE_BY_ONE else "powers"
+def choose_method(steps: int, pieces: int, longest: int, blocks: int) -> str:
+    """The cheaper method, "steps" or "powers"; `longest` is the number of steps of a piece."""
+    step_seconds = steps * (STEP_COST + STEP_COST_PER_BLOCK * blocks)
+    power_seconds = pieces * longest.bit_length() * (STEP_COST + SQUARING_COST * blocks**3)
+    return "steps" if step_seconds <= power_seconds and steps <= MOST_SINGLE_STEPS else "powers"
 
 
-def _survival(numbers: Parameters, g: Scalar, batch: Scalar) -> tuple[Any, Any, Any]:
-    """1 - q of a step, its feedback g^2/B, and (with weight decay) what is lost of the mean error, 1 - rho = g (l + al)."""
-    along = g * numbers["eigenvalues"]
-    square = 1 + (2 * numbers["kappa"] - 1) / batch
-    if numbers["decay"] is None:
-        return along * (2 - square * along), g**2 / batch, None
-    pull = g * numbers["decay"]
-    return pull * (2 - pull) + along * (2 * (1 - pull) - square * along), g**2 / batch, along + pull
+def _step_coefficients(parameters: Parameters, g: Scalar, batch: Scalar) -> tuple[Any, Any, Any]:
+    """Coefficients of a step of size g: 1 - q_b, g^2/B, and 1 - rho_b = g (l_b + decay).
 
-
-def _by_steps(
-    room: int, numbers: Parameters, begin: PyTree, rates: Numeric, batches: Numeric, edges: Numeric
-) -> Any:
-    """sum l c at the edges of pieces, step by step; steps after the last have rate 0, and change nothing."""
-    number = jnp.arange(room)
-    piece = jnp.clip(jnp.searchsorted(edges, number, side="right") - 1, 0, len(rates) - 1)
-    each = jnp.where(number < edges[-1], rates[piece], 0.0), batches[piece]
-    each_l, decay = numbers["eigenvalues"], numbers["decay"]
-    weight = numbers["counts"] * each_l
-
-    def step(state: tuple[Any, Any], now: tuple[Any, Any]) -> tuple[tuple[Any, Any], Any]:
-        c, m = state
-        lost, feedback, behind = _survival(numbers, *now)
-        total = each_l @ c
-        moved = c - lost * c + feedback * (numbers["kappa"] * total + numbers["noise"]) * weight
-        if decay is not None:
-            pull = now[0] * decay
-            moved = moved + pull * (pull * numbers["targets"] - 2 * (1 - behind) * m)
-            m = m - behind * m - pull * numbers["targets"]
-        return (moved, m), total
-
-    if room * len(each_l) <= KEPT:
-        end, totals = jax.lax.scan(jax.checkpoint(step), begin, each)
-    else:
-        chunks = 1 << (room.bit_length() - 3) // 2  # a divisor of the room, near its root
-        each = jax.tree.map(lambda values: values.reshape(chunks, -1), each)
-        end, totals = jax.lax.scan(
-            jax.checkpoint(lambda state, here: jax.lax.scan(step, state, here)), begin, each
-        )
-    return jnp.append(totals.reshape(-1), each_l @ end[0])[edges]
-
-
-def _by_powers(
-    bits: int, numbers: Parameters, begin: PyTree, rates: Numeric, batches: Numeric, edges: Numeric
-) -> Any:
-    """sum l c at the edges of pieces, by squaring the map of a step, in r = c/sqrt(n), where it is symmetric.
-
-    r' = r - E r + X m + b, m' = m - z m + t (z and t of weight decay, X a matrix from its second power on): E, not 1 - E, is kept, so that
-    what is small in it is not lost beside 1.
+    rho_b is the factor of the mean error; it is None without weight decay.
     """
-    decay, root = numbers["decay"], jnp.sqrt(numbers["counts"])
-    w = numbers["eigenvalues"] * root
+    gl = g * parameters["eigenvalues"]
+    square = 1 + (2 * parameters["kappa"] - 1) / batch
+    if parameters["decay"] is None:
+        return gl * (2 - square * gl), g**2 / batch, None
+    pull = g * parameters["decay"]
+    loss = pull * (2 - pull) + gl * (2 * (1 - pull) - square * gl)
+    return loss, g**2 / batch, gl + pull
 
-    def piece(state: tuple[Any, Any], now: tuple[Any, Any, Any]) -> tuple[tuple[Any, Any], Any]:
-        g, batch, length = now
-        lost, feedback, behind = _survival(numbers, g, batch)
-        E, b = (
-            jnp.diag(lost) - numbers["kappa"] * feedback * jnp.outer(w, w),
-            feedback * numbers["noise"] * w,
-        )
-        rest = None
+
+def _iterate_steps(
+    padded_steps: int,
+    parameters: Parameters,
+    initial: PyTree,
+    rates: Numeric,
+    batches: Numeric,
+    edges: Numeric,
+) -> Any:
+    """sum l c at the edges, step by step.
+
+    Steps after the last edge have the rate 0 and change nothing.
+    """
+    index = jnp.arange(padded_steps)
+    piece = jnp.clip(jnp.searchsorted(edges, index, side="right") - 1, 0, len(rates) - 1)
+    schedule = jnp.where(index < edges[-1], rates[piece], 0.0), batches[piece]
+    eigenvalues, decay = parameters["eigenvalues"], parameters["decay"]
+    weight = parameters["counts"] * eigenvalues
+
+    def step(state: tuple[Any, Any], settings: tuple[Any, Any]) -> tuple[tuple[Any, Any], Any]:
+        c, m = state
+        loss, feedback, mean_loss = _step_coefficients(parameters, *settings)
+        total = eigenvalues @ c
+        source = parameters["kappa"] * total + parameters["noise"]
+        new_c = c - loss * c + feedback * source * weight
         if decay is not None:
-            pull, target = g * decay, numbers["targets"] / root
+            pull = settings[0] * decay
+            new_c = new_c + pull * (pull * parameters["targets"] - 2 * (1 - mean_loss) * m)
+            m = m - mean_loss * m - pull * parameters["targets"]
+        return (new_c, m), total
+
+    if padded_steps * len(eigenvalues) <= MOST_STORED:
+        end, totals = jax.lax.scan(jax.checkpoint(step), initial, schedule)
+    else:
+        # Reverse mode stores the state at the start of each chunk only. The number of chunks is a
+        # power of two near the square root of the steps; it divides the padded number of steps.
+        chunks = 1 << (padded_steps.bit_length() - 3) // 2
+        schedule = jax.tree.map(lambda values: values.reshape(chunks, -1), schedule)
+        advance_chunk = jax.checkpoint(lambda state, chunk: jax.lax.scan(step, state, chunk))
+        end, totals = jax.lax.scan(advance_chunk, initial, schedule)
+    return jnp.append(totals.reshape(-1), eigenvalues @ end[0])[edges]
+
+
+def _square_steps(
+    bits: int,
+    parameters: Parameters,
+    initial: PyTree,
+    rates: Numeric,
+    batches: Numeric,
+    edges: Numeric,
+) -> Any:
+    """sum l c at the edges, by repeated squaring of the map of one step.
+
+    In r = c/sqrt(n), where the map is symmetric, and with the mean errors m of weight decay,
+
+        r' = r - E r + X m + b,    m' = m - z m + t.
+
+    X is diagonal for one step and a full matrix from the second power on. The algorithm squares
+    1 - E in terms of E, because the small entries of E would be lost to rounding next to 1.
+    """
+    decay, root = parameters["decay"], jnp.sqrt(parameters["counts"])
+    w = parameters["eigenvalues"] * root
+
+    def advance_piece(
+        state: tuple[Any, Any], piece: tuple[Any, Any, Any]
+    ) -> tuple[tuple[Any, Any], Any]:
+        g, batch, length = piece
+        loss, feedback, mean_loss = _step_coefficients(parameters, g, batch)
+        E = jnp.diag(loss) - parameters["kappa"] * feedback * jnp.outer(w, w)
+        b = feedback * parameters["noise"] * w
+        decay_map = None
+        if decay is not None:
+            pull, target = g * decay, parameters["targets"] / root
             b = b + pull**2 * target
-            rest = jnp.diag(-2 * pull * (1 - behind)), behind, -pull * target
+            decay_map = jnp.diag(-2 * pull * (1 - mean_loss)), mean_loss, -pull * target
 
-        def bit(carry: PyTree, _: None) -> tuple[Any, None]:
-            (r, m), (E, b, rest), left = carry
-            odd = left % 2 == 1
-            moved = r - E @ r + b
-            if rest is not None:
-                X, z, t = rest
-                moved, m = moved + X @ m, jnp.where(odd, m - z * m + t, m)
-            # squares that nobody asks for stay finite: the gradient would take 0 times infinity from them
-            E, b, rest = jax.tree.map(lambda value: jnp.where(left > 1, value, 0.0), (E, b, rest))
-            twice = 2 * b - E @ b
-            if rest is not None:
-                X, z, t = rest
-                twice, rest = twice + X @ t, (2 * X - E @ X - X * z, 2 * z - z**2, 2 * t - z * t)
-            return ((jnp.where(odd, moved, r), m), (2 * E - E @ E, twice, rest), left // 2), None
+        def advance_bit(carry: PyTree, _: None) -> tuple[Any, None]:
+            """Apply the current power if the lowest bit is set, then square it."""
+            (r, m), (E, b, decay_map), remaining = carry
+            is_odd = remaining % 2 == 1
+            new_r = r - E @ r + b
+            if decay_map is not None:
+                X, z, t = decay_map
+                new_r, m = new_r + X @ m, jnp.where(is_odd, m - z * m + t, m)
+            # Powers that are not needed could overflow, and 0 times infinity would enter the
+            # gradient: they are replaced by zero.
+            E, b, decay_map = jax.tree.map(
+                lambda value: jnp.where(remaining > 1, value, 0.0), (E, b, decay_map)
+            )
+            squared_b = 2 * b - E @ b
+            if decay_map is not None:
+                X, z, t = decay_map
+                squared_b = squared_b + X @ t
+                decay_map = (2 * X - E @ X - X * z, 2 * z - z**2, 2 * t - z * t)
+            squared = (2 * E - E @ E, squared_b, decay_map)
+            return ((jnp.where(is_odd, new_r, r), m), squared, remaining // 2), None
 
-        carry, _ = jax.lax.scan(bit, (state, (E, b, rest), length), length=bits)
+        carry, _ = jax.lax.scan(advance_bit, (state, (E, b, decay_map), length), length=bits)
         return carry[0], w @ carry[0][0]
 
-    begin = begin[0] / root, begin[1] / root
-    _, totals = jax.lax.scan(jax.checkpoint(piece), begin, (rates, batches, jnp.diff(edges)))
-    return jnp.append(w @ begin[0], totals)
+    scaled = initial[0] / root, initial[1] / root
+    pieces = (rates, batches, jnp.diff(edges))
+    _, totals = jax.lax.scan(jax.checkpoint(advance_piece), scaled, pieces)
+    return jnp.append(w @ scaled[0], totals)

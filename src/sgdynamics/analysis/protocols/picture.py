@@ -1,4 +1,4 @@
-"""A picture of a protocol: its controls over alpha with their bounds and switches, and the risk below."""
+"""`sgd.plot.protocol`: the controls of a protocol over alpha, and the risk below them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from sgdynamics.analysis.protocols.optimise import OptimalProtocol
+from sgdynamics.analysis.protocols.result import BOUND_TOLERANCE, OptimalProtocol
 from sgdynamics.base import checks
 
 LABELS = {
@@ -15,98 +15,98 @@ LABELS = {
     "weight_decay": "weight decay",
     "head_rate": "rate of the head",
 }
-SPAN = (
-    30.0  # from the smallest to the largest value of a control that is drawn on a logarithmic axis
-)
+# Ratio of the largest to the smallest value above which a control has a logarithmic axis.
+LOG_RATIO = 30.0
 
 
 def protocol(result: OptimalProtocol) -> tuple[Any, Any]:
-    """A protocol over alpha: each control in steps, with its bounds and switches, beside the best constants; below them the risk.
+    """Plot a protocol over alpha, compared with the best constants.
+
+    Each control is a step function in a panel of its own, with its bounds and switches. The lowest
+    panel has the risk.
 
     Parameters
     ----------
     result : OptimalProtocol
-        What ``sgd.optimal_protocol`` returned.
+        A result of ``sgd.optimal_protocol`` or ``sgd.optimal_schedule``.
 
     Returns
     -------
     fig : matplotlib.figure.Figure
         The figure.
     ax : ndarray of matplotlib.axes.Axes
-        Its axes: one a control, and that of the risk.
+        The axes: one per control, and that of the risk.
 
     Raises
     ------
     ValueError
-        If this is no protocol.
+        If the result is not an ``OptimalProtocol``.
 
     Examples
     --------
     >>> problem = sgd.TeacherStudent(width=1, activation="linear", noise=0.1)
-    >>> begin = sgd.start(problem, M=[[0.0]], Q=[[0.0]])
-    >>> found = sgd.optimal_protocol(problem, sgd.OnePassSGD(), begin, alpha=5.0, controls={"lr": (0, 2)}, pieces=4, progress=False)
-    >>> fig, ax = sgd.plot.protocol(found)
+    >>> start = sgd.start(problem, M=[[0.0]], Q=[[0.0]])
+    >>> arguments = {"alpha": 5.0, "controls": {"lr": (0, 2)}, "pieces": 4, "progress": False}
+    >>> best = sgd.optimal_protocol(problem, sgd.OnePassSGD(), start, **arguments)
+    >>> fig, ax = sgd.plot.protocol(best)
     >>> ax[0].get_ylabel()
     'learning rate'
     """
     if not isinstance(result, OptimalProtocol):
-        raise checks.reject("result", result, "give what sgd.optimal_protocol returned")
+        raise checks.reject("result", result, "give a result of sgd.optimal_protocol")
     import matplotlib.pyplot as plt
 
-    count = len(result.protocol)
+    rows = len(result.protocol) + 1
     fig, axes = plt.subplots(
-        count + 1, 1, figsize=(6, 2.1 * (count + 1) + 0.6), sharex=True, layout="constrained"
+        rows, 1, figsize=(6, 2.1 * rows + 0.6), sharex=True, layout="constrained"
     )
     for ax, (name, values) in zip(axes, result.protocol.items(), strict=False):
-        _control(ax, result, name, values)
-    below = axes[-1]
-    below.plot(result.edges, result.risks, color="C0", lw=1.6, label="protocol")
-    below.plot(
-        result.edges, result.constant_risks, color="C3", lw=1.2, ls="--", label="best constants"
-    )
-    every = np.concatenate([result.risks, result.constant_risks])
-    structure = getattr(
-        result.problem if result.asked.evaluate is None else result.asked.evaluate,
-        "structure",
-        None,
-    )
-    excess = structure is not None and structure.has_excess
-    below.set(
-        xlabel=r"$\alpha$ = samples / $d$",
-        ylabel="excess risk" if excess else "risk",
-        yscale="log" if np.all(every > 0) else "linear",
-    )
-    below.set_xlim(0, result.alpha)
-    below.legend(frameon=False, title=f"gain {result.gain:.3g}")
+        _draw_control(ax, result, name, values)
+    _draw_risk(axes[-1], result)
     return fig, axes
 
 
-def _control(ax: Any, result: OptimalProtocol, name: str, values: np.ndarray) -> None:
+def _draw_risk(ax: Any, result: OptimalProtocol) -> None:
+    constant_style = {"color": "C3", "lw": 1.2, "ls": "--", "label": "best constants"}
+    ax.plot(result.edges, result.risks, color="C0", lw=1.6, label="protocol")
+    ax.plot(result.edges, result.constant_risks, **constant_style)
+    evaluate = result.request.evaluate
+    structure = getattr(result.problem if evaluate is None else evaluate, "structure", None)
+    has_excess = structure is not None and structure.has_excess
+    is_positive = np.all(result.risks > 0) and np.all(result.constant_risks > 0)
+    ax.set(
+        xlabel=r"$\alpha$ = samples / $d$",
+        ylabel="excess risk" if has_excess else "risk",
+        yscale="log" if is_positive else "linear",
+    )
+    ax.set_xlim(0, result.alpha)
+    ax.legend(frameon=False, title=f"gain {result.gain:.3g}")
+
+
+def _draw_control(ax: Any, result: OptimalProtocol, name: str, values: np.ndarray) -> None:
     constant, (low, high) = result.constant[name], result.bounds[name]
-    used = np.append(values, constant)
-    log = low > 0 and used.max() > SPAN * used.min()
+    lowest, highest = min(values.min(), constant), max(values.max(), constant)
+    is_log = low > 0 and highest > LOG_RATIO * lowest
     ax.stairs(values, result.edges, color="C0", lw=1.6, baseline=None, label="protocol")
     ax.axhline(constant, color="C3", lw=1.2, ls="--", label=f"best constant, {constant:.3g}")
-    reached = {
-        end
-        for end, there in ((low, values.min()), (high, values.max()))
-        if np.isclose(there, end, atol=1e-5 * (high - low))
-    }
-    lowest, highest = used.min(), used.max()
-    # a bound far from all values would leave nothing to see of them
-    for end in (low, high):
-        if (
-            end in reached
-            or (end == high and high < 2 * highest)
-            or (end == low and low >= 0 and not log)
-        ):
-            ax.axhline(
-                end, color="0.6", lw=0.8, ls="-", zorder=0, label="bounds" if end == low else None
-            )
-            lowest, highest = min(lowest, end), max(highest, end)
-    for index, place in enumerate(result.switches[name]):
-        ax.axvline(place, color="0.4", lw=0.8, ls=":", label="switches" if index == 0 else None)
+    # A bound far away from all values would compress them: it is drawn only if it is reached or
+    # close.
+    tolerance = BOUND_TOLERANCE * (high - low)
+    draws_low = np.isclose(values.min(), low, atol=tolerance) or (low >= 0 and not is_log)
+    draws_high = np.isclose(values.max(), high, atol=tolerance) or high < 2 * highest
+    bound_style = {"color": "0.6", "lw": 0.8, "ls": "-", "zorder": 0}
+    if draws_low:
+        ax.axhline(low, label="bounds", **bound_style)
+        lowest, highest = min(lowest, low), max(highest, low)
+    if draws_high:
+        ax.axhline(high, **bound_style)
+        lowest, highest = min(lowest, high), max(highest, high)
+    for index, alpha in enumerate(result.switches[name]):
+        ax.axvline(alpha, color="0.4", lw=0.8, ls=":", label="switches" if index == 0 else None)
     margin = 0.06 * (highest - lowest) or 0.1
-    ax.set(ylabel=LABELS.get(name.rpartition(".")[2], name), yscale="log" if log else "linear")
-    ax.set_ylim((lowest / 1.3, highest * 1.3) if log else (lowest - margin, highest + margin))
+    limits = (lowest - margin, highest + margin)
+    if is_log:
+        limits = (lowest / 1.3, highest * 1.3)
+    label = LABELS.get(name.rpartition(".")[2], name)
+    ax.set(ylabel=label, yscale="log" if is_log else "linear", ylim=limits)
     ax.legend(frameon=False, fontsize="small")

@@ -1,10 +1,11 @@
-"""What a protocol reaches: the ODE of any dynamics in pieces of alpha, over each of which the controls are held, and its gradient.
+"""The objective of a protocol and its gradient, by the ODE of any dynamics in pieces of alpha.
 
-With controls u_i on piece i, y' = f(y, u, alpha) in alpha = samples/d from the start,
+With the controls u_i on piece i, the state obeys y' = f(y, u, alpha) in alpha = samples/d, and
 
-    J(u) = mean over starts of { Phi(y(end)) + int l(y, u, alpha) dalpha },
+    J(u) = mean over initial conditions of { Phi(y(end)) + int l(y, u, alpha) dalpha }.
 
-by Runge-Kutta 4 with a fixed number of steps a piece, so that J is a smooth function of all u_i, and dJ/du_i is taken in reverse mode.
+The integrator is Runge-Kutta 4 with a fixed number of steps per piece. J is then a smooth function
+of all u_i, and reverse-mode differentiation gives dJ/du_i.
 """
 
 from __future__ import annotations
@@ -23,208 +24,248 @@ from sgdynamics.base.arrays import Numeric, Parameters, PyTree, Scalar, State
 from sgdynamics.base.controls import Schedule, is_scheduled, values_at
 from sgdynamics.ode.case import Field, Watch
 
-# classical Runge-Kutta by stages, each from the one before
-STAGES = (np.array([0.0, 0.5, 0.5, 1.0]), np.array([1.0, 2.0, 2.0, 1.0]) / 6)
+# Classical Runge-Kutta method: each stage depends on the one before only, by this share of a step,
+# and contributes to the increment with this weight.
+STAGE_NODES = np.array([0.0, 0.5, 0.5, 1.0])
+STAGE_WEIGHTS = np.array([1.0, 2.0, 2.0, 1.0]) / 6
 
 
 @dataclass(frozen=True)
-class Held:
-    """The number of a control, which is held over each piece."""
+class HeldControl:
+    """The function of a schedule that stands for control `index`, constant on each piece."""
 
     index: int
 
-    def __call__(self, numbers: PyTree, alpha: Scalar) -> Any:
-        return numbers
+    def __call__(self, parameters: PyTree, alpha: Scalar) -> Any:
+        return parameters
 
 
-def held(index: int, value: float) -> Schedule:
-    """A schedule that stands for a control until pieces are put in its place."""
-    return Schedule(Held(index), np.float64(value))
+def placeholder(index: int, value: float) -> Schedule:
+    """A schedule that stands for a control until `insert_controls` sets its value on a piece."""
+    return Schedule(HeldControl(index), np.float64(value))
 
 
-def _control(leaf: object) -> int | None:
-    """Which control a leaf stands for; a learning rate in other units wraps it."""
+def _control_index(leaf: object) -> int | None:
+    """The index of the control that a leaf stands for, or None."""
     function = leaf.function if isinstance(leaf, Schedule) else None
-    inside = getattr(function, "own", function)
-    return inside.index if isinstance(inside, Held) else None
+    # A learning rate in other units wraps the function of the placeholder.
+    function = getattr(function, "own", function)
+    return function.index if isinstance(function, HeldControl) else None
 
 
-def controls_in(numbers: PyTree) -> set[int]:
-    """Which controls there are among these numbers."""
-    return {
-        index
-        for leaf in jax.tree.leaves(numbers, is_leaf=is_scheduled)
-        if (index := _control(leaf)) is not None
-    }
+def control_indices(parameters: PyTree) -> set[int]:
+    """The controls that occur in a pytree of parameters."""
+    indices = map(_control_index, jax.tree.leaves(parameters, is_leaf=is_scheduled))
+    return {index for index in indices if index is not None}
 
 
-def placed(numbers: PyTree, row: Float[Numeric, " controls"]) -> Any:
-    """The numbers with the values of one piece in place of the controls: the one function that knows how a control becomes a number."""
+def insert_controls(parameters: PyTree, controls: Float[Numeric, " controls"]) -> Any:
+    """Replace all placeholders in a pytree of parameters by the controls of one piece."""
 
-    def one(leaf: Any) -> Any:
-        index = _control(leaf)
+    def insert(leaf: Any) -> Any:
+        index = _control_index(leaf)
         if index is None:
             return leaf
-        # a learning rate in other units has numbers of its own beside
-        wrapped = isinstance(leaf.parameters, dict) and "parameters" in leaf.parameters
-        return replace(
-            leaf,
-            parameters={**leaf.parameters, "parameters": row[index]} if wrapped else row[index],
-        )
+        value: Any = controls[index]
+        if isinstance(leaf.parameters, dict) and "parameters" in leaf.parameters:
+            # A learning rate in other units has its factors next to the placeholder's value.
+            value = {**leaf.parameters, "parameters": value}
+        return replace(leaf, parameters=value)
 
-    return jax.tree.map(one, numbers, is_leaf=is_scheduled)
+    return jax.tree.map(insert, parameters, is_leaf=is_scheduled)
 
 
 @dataclass(frozen=True)
 class Program:
-    """All that is static, so that one compiled program serves any numbers.
+    """The static part of an objective: one compiled program serves all values of the parameters.
 
-    ``watch`` gives the (excess) risk; ``own`` is a user's function of the last state, in its place; ``integral`` is of the risk over alpha.
+    Attributes
+    ----------
+    field : Field
+        Vector field of the ODE.
+    watch : Watch
+        The (excess) risk as a function of the state.
+    names : tuple of str
+        Names of the controls.
+    steps : int
+        Runge-Kutta steps per piece.
+    integrates_risk : bool
+        Whether the objective is the integral of the risk over alpha.
+    final_objective : callable or None
+        The user's function of the final state, which replaces the risk.
+    cost : callable or None
+        The user's running cost.
+    has_risk : bool
+        Whether the dynamics defines a risk; a user's own dynamics need not.
     """
 
     field: Field
     watch: Watch
     names: tuple[str, ...]
     steps: int
-    integral: bool = False
-    own: Callable[..., Any] | None = None
+    integrates_risk: bool = False
+    final_objective: Callable[..., Any] | None = None
     cost: Callable[..., Any] | None = None
-    risky: bool = True  # whether there is a risk at all: a dynamics of one's own need not have one
+    has_risk: bool = True
 
 
-def _judged(numbers: Parameters, now: PyTree, alpha: Scalar) -> dict[str, Any]:
-    """What a watch reads: the numbers of the moment, or those of the problem that is evaluated, with the nodes of its risk."""
-    return {**values_at(now, alpha), **values_at(numbers["watch"], alpha), "alpha": alpha}
+def _watch_parameters(parameters: Parameters, shared: PyTree, alpha: Scalar) -> dict[str, Any]:
+    """Parameters of the watch at one alpha.
+
+    Those of the dynamics are overridden by those of the problem that is evaluated, if it differs.
+    """
+    return {**values_at(shared, alpha), **values_at(parameters["watch"], alpha), "alpha": alpha}
 
 
-def _running(
+def _running_cost(
     program: Program,
-    numbers: Parameters,
-    now: PyTree,
-    row: Float[Numeric, " controls"],
+    parameters: Parameters,
+    shared: PyTree,
+    controls: Float[Numeric, " controls"],
     alpha: Scalar,
     state: State,
 ) -> Any:
-    """l(y, u, alpha): what is integrated beside the state."""
-    total, judged = jnp.zeros(()), _judged(numbers, now, alpha)
-    if program.integral:
-        total = total + program.watch.value(judged, state)
+    """The integrand l(y, u, alpha): the risk, the user's cost, or their sum."""
+    total, watched = jnp.zeros(()), _watch_parameters(parameters, shared, alpha)
+    if program.integrates_risk:
+        total = total + program.watch.value(watched, state)
     if program.cost is not None:
-        controls = {name: row[index] for index, name in enumerate(program.names)}
-        # a watch knows what of a state a user's function sees
-        priced: Any = replace(program.watch, criterion=partial(program.cost, alpha, controls))  # type: ignore[type-var]
-        total = total + priced.value(judged, state)
+        named = {name: controls[index] for index, name in enumerate(program.names)}
+        # The watch converts a state to the form that a user's function receives.
+        criterion = partial(program.cost, alpha, named)
+        priced: Any = replace(program.watch, criterion=criterion)  # type: ignore[type-var]
+        total = total + priced.value(watched, state)
     return total
 
 
-def _along(
-    program: Program, numbers: Parameters, values: Float[Numeric, "pieces controls"], begin: State
+def _integrate_run(
+    program: Program,
+    parameters: Parameters,
+    values: Float[Numeric, "pieces controls"],
+    initial_state: State,
 ) -> Any:
-    """The states of one run at the end of each piece, and the integral of l up to there."""
+    """The states of one run at the ends of all pieces, and the integral of l up to there."""
     pieces = values.shape[0]
-    length = numbers["alpha"] / (pieces * program.steps)
-    places, weights = (jnp.asarray(part) for part in STAGES)
-    priced = program.integral or program.cost is not None
+    step_length = parameters["alpha"] / (pieces * program.steps)
+    nodes, weights = jnp.asarray(STAGE_NODES), jnp.asarray(STAGE_WEIGHTS)
+    has_running_cost = program.integrates_risk or program.cost is not None
 
-    def piece(carry: PyTree, given: tuple[Any, Any]) -> tuple[Any, Any]:
-        index, row = given
-        # the piece's own values at both its ends: stages on an edge must not read the next
-        now = placed(numbers["shared"], row)
+    def advance_piece(carry: PyTree, piece: tuple[Any, Any]) -> tuple[Any, Any]:
+        index, controls = piece
+        # The controls are constants here rather than functions of alpha: a stage on the edge of a
+        # piece must not read the value of the next one.
+        shared = insert_controls(parameters["shared"], controls)
 
-        def rates(alpha: Scalar, both: tuple[Any, Any]) -> tuple[Any, Any]:
-            moved = program.field.on_symmetric(numbers["each"], now, alpha, both[0])
-            return moved, _running(
-                program, numbers, now, row, alpha, both[0]
-            ) if priced else jnp.zeros(())
+        def rates(alpha: Scalar, carry: tuple[Any, Any]) -> tuple[Any, Any]:
+            state, _ = carry
+            rate = program.field.on_symmetric(parameters["replicate"], shared, alpha, state)
+            if not has_running_cost:
+                return rate, jnp.zeros(())
+            return rate, _running_cost(program, parameters, shared, controls, alpha, state)
 
-        def step(carry: PyTree, number: Scalar) -> tuple[Any, None]:
-            first = (index * program.steps + number) * length
+        def advance_step(carry: PyTree, step: Scalar) -> tuple[Any, None]:
+            alpha = (index * program.steps + step) * step_length
 
             def stage(
-                inner: tuple[Any, Any], coefficients: tuple[Any, Any]
+                progress: tuple[Any, Any], coefficients: tuple[Any, Any]
             ) -> tuple[tuple[Any, Any], None]:
-                slope, total = inner
-                place, weight = coefficients
-                at = jax.tree.map(lambda value, rate: value + place * length * rate, carry, slope)
-                slope = rates(first + place * length, at)
-                return (
-                    slope,
-                    jax.tree.map(lambda so_far, rate: so_far + weight * rate, total, slope),
-                ), None
+                slope, total = progress
+                node, weight = coefficients
+                point = jax.tree.map(
+                    lambda value, rate: value + node * step_length * rate, carry, slope
+                )
+                slope = rates(alpha + node * step_length, point)
+                total = jax.tree.map(lambda value, rate: value + weight * rate, total, slope)
+                return (slope, total), None
 
-            # the stages in a loop: the field is compiled once, which is most of what there is to compile
+            # A loop over the stages compiles the vector field once instead of four times.
             zero = jax.tree.map(jnp.zeros_like, carry)
-            (_, total), _ = jax.lax.scan(stage, (zero, zero), (places, weights))
-            return jax.tree.map(lambda value, rate: value + length * rate, carry, total), None
+            (_, total), _ = jax.lax.scan(stage, (zero, zero), (nodes, weights))
+            return jax.tree.map(lambda value, rate: value + step_length * rate, carry, total), None
 
-        carry, _ = jax.lax.scan(step, carry, jnp.arange(program.steps))
+        carry, _ = jax.lax.scan(advance_step, carry, jnp.arange(program.steps))
         return carry, carry
 
-    first = (jax.tree.map(jnp.asarray, begin), jnp.zeros(()))
-    return jax.lax.scan(piece, first, (jnp.arange(pieces), values))[1]
+    first = (jax.tree.map(jnp.asarray, initial_state), jnp.zeros(()))
+    return jax.lax.scan(advance_piece, first, (jnp.arange(pieces), values))[1]
 
 
-def _reached(
-    program: Program, numbers: Parameters, row: Float[Numeric, " controls"], last: tuple[Any, Any]
+def _run_objective(
+    program: Program,
+    parameters: Parameters,
+    controls: Float[Numeric, " controls"],
+    end: tuple[Any, Any],
 ) -> Any:
-    """Phi of the last state of one run, and the integral."""
-    state, integral = last
-    if program.integral:
+    """Phi of the final state of one run plus the integral; `controls` are those of the end."""
+    state, integral = end
+    if program.integrates_risk:
         return integral
-    judged = _judged(numbers, placed(numbers["shared"], row), numbers["alpha"])
+    shared = insert_controls(parameters["shared"], controls)
+    watched = _watch_parameters(parameters, shared, parameters["alpha"])
     watch: Any = program.watch
-    if program.own is not None:
-        watch = replace(watch, criterion=program.own)
-    return watch.value(judged, state) + integral
+    if program.final_objective is not None:
+        watch = replace(watch, criterion=program.final_objective)
+    return watch.value(watched, state) + integral
 
 
-def _objective(
-    program: Program, numbers: Parameters, values: Float[Numeric, "pieces controls"]
+def _mean_objective(
+    program: Program, parameters: Parameters, values: Float[Numeric, "pieces controls"]
 ) -> Any:
-    def one(begin: State) -> Any:
-        last = jax.tree.map(lambda value: value[-1], _along(program, numbers, values, begin))
-        return _reached(program, numbers, values[-1], last)
+    """J(u), the mean over runs."""
 
-    return jnp.mean(jax.vmap(one)(numbers["states"]))
+    def run_objective(initial_state: State) -> Any:
+        path = _integrate_run(program, parameters, values, initial_state)
+        end = jax.tree.map(lambda value: value[-1], path)
+        return _run_objective(program, parameters, values[-1], end)
+
+    return jnp.mean(jax.vmap(run_objective)(parameters["states"]))
 
 
 @partial(jax.jit, static_argnums=0)
-def with_slope(
-    program: Program, numbers: Parameters, values: Float[Numeric, "pieces controls"]
+def value_and_gradient(
+    program: Program, parameters: Parameters, values: Float[Numeric, "pieces controls"]
 ) -> Any:
-    """J and dJ/du of every piece."""
-    return jax.value_and_grad(partial(_objective, program, numbers))(values)
+    """J(u) and its gradient dJ/du for all pieces."""
+    return jax.value_and_grad(partial(_mean_objective, program, parameters))(values)
 
 
 @partial(jax.jit, static_argnums=0)
-def many(
-    program: Program, numbers: Parameters, values: Float[Numeric, "protocols pieces controls"]
+def objectives(
+    program: Program, parameters: Parameters, values: Float[Numeric, "protocols pieces controls"]
 ) -> Any:
-    """J of several protocols."""
-    return jax.vmap(partial(_objective, program, numbers))(values)
+    """J(u) of several protocols."""
+    return jax.vmap(partial(_mean_objective, program, parameters))(values)
 
 
 @partial(jax.jit, static_argnums=0)
-def path(
-    program: Program, numbers: Parameters, values: Float[Numeric, "pieces controls"]
+def trajectory(
+    program: Program, parameters: Parameters, values: Float[Numeric, "pieces controls"]
 ) -> tuple[Any, Any, Any]:
-    """J, the mean risk over starts at every edge, and the last states."""
+    """J(u), the mean risk over runs at each edge, and the final states of all runs.
+
+    At an edge the parameters are those of the piece that ends there. Without a risk the risks are
+    NaN.
+    """
     pieces = values.shape[0]
-    begin = jax.tree.map(jnp.asarray, numbers["states"])
-    states, integrals = jax.vmap(partial(_along, program, numbers, values))(begin)
-    last = (jax.tree.map(lambda value: value[:, -1], states), integrals[:, -1])
-    value = jnp.mean(jax.vmap(lambda one: _reached(program, numbers, values[-1], one))(last))
-    if not program.risky:
-        return value, jnp.full(pieces + 1, jnp.nan), last[0]
+    initial = jax.tree.map(jnp.asarray, parameters["states"])
+    states, integrals = jax.vmap(partial(_integrate_run, program, parameters, values))(initial)
+    end = (jax.tree.map(lambda value: value[:, -1], states), integrals[:, -1])
+    run_objective = partial(_run_objective, program, parameters, values[-1])
+    value = jnp.mean(jax.vmap(run_objective)(end))
+    if not program.has_risk:
+        return value, jnp.full(pieces + 1, jnp.nan), end[0]
 
-    def risk(given: tuple[Any, Any, Any]) -> Any:
-        alpha, row, at = given
-        judged = _judged(numbers, placed(numbers["shared"], row), alpha)
-        return jnp.mean(jax.vmap(lambda one: program.watch.value(judged, one))(at))
+    def mean_risk(edge: tuple[Any, Any, Any]) -> Any:
+        alpha, controls, runs = edge
+        shared = insert_controls(parameters["shared"], controls)
+        watched = _watch_parameters(parameters, shared, alpha)
+        return jnp.mean(jax.vmap(lambda state: program.watch.value(watched, state))(runs))
 
-    every = jax.tree.map(
-        lambda first, rest: jnp.concatenate([first[None], jnp.moveaxis(rest, 1, 0)]), begin, states
+    edge_states = jax.tree.map(
+        lambda first, later: jnp.concatenate([first[None], jnp.moveaxis(later, 1, 0)]),
+        initial,
+        states,
     )
-    edges = numbers["alpha"] * jnp.arange(pieces + 1) / pieces
-    # at an edge the numbers are those of the piece that ends there
-    return value, jax.lax.map(risk, (edges, jnp.concatenate([values[:1], values]), every)), last[0]
+    edges = parameters["alpha"] * jnp.arange(pieces + 1) / pieces
+    edge_controls = jnp.concatenate([values[:1], values])
+    return value, jax.lax.map(mean_risk, (edges, edge_controls, edge_states)), end[0]

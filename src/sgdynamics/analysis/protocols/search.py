@@ -1,10 +1,13 @@
-"""The search for the best protocol: bounds and scales, the best constants, L-BFGS-B (with budgets SLSQP) on pieces."""
+"""The search for the best protocol: first the best constants, then all pieces.
+
+Gradients come from `program`. Local minima are found by L-BFGS-B, and with budgets by SLSQP.
+"""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from scipy import optimize
@@ -12,71 +15,49 @@ from scipy.optimize import OptimizeResult
 from scipy.stats import qmc
 
 from sgdynamics.analysis.protocols import program
+from sgdynamics.analysis.protocols.box import Box, points_outward
 from sgdynamics.analysis.protocols.program import Program
 from sgdynamics.base import checks
+from sgdynamics.base.arrays import Parameters
 from sgdynamics.base.progress import Meter
 
-ACCURACY = 1e-6  # relative, of the objective, by twice as many Runge-Kutta steps
-MOST_STEPS = 64  # times the first number of them
-DIVERGED = (
-    1e3  # stands for the logarithm of what is not finite: the line search then takes shorter steps
-)
-GRID = {1: 33, 2: 81}  # constants that are tried at once; of more controls than two MORE
-MORE = 128
-REFINED = 3  # of them, those from which the best constants are searched for where there are several controls
-CLOSE = 1e-6  # of a control's range: nearer to a bound is at it
-PROBE, WRONG = (
-    1e-4,
-    0.05,
-)  # a step along the gradient, and how far it may be off what the step gives
-ROUNDING = 1e-9  # relative, of the objective, in such a difference
+# Relative accuracy of the objective, estimated by doubling the number of Runge-Kutta steps.
+ACCURACY = 1e-6
+# Largest number of Runge-Kutta steps, as a multiple of the initial one.
+MOST_REFINEMENT = 64
+# Stands for the logarithm of an objective that is not finite; the line search then shortens its
+# step.
+DIVERGED = 1e3
+# Number of constants that are tried at once, by the number of controls without a budget.
+GRID_POINTS = {1: 33, 2: 81}
+# The same for more than two controls.
+SOBOL_POINTS = 128
+# Number of grid points from which local searches for the best constants start, if there are several
+# controls.
+REFINED_POINTS = 3
+# Step in search coordinates of the finite difference that checks the gradient, its largest relative
+# deviation, and the relative rounding error of the objective.
+PROBE, LARGEST_DEVIATION = 1e-4, 0.05
+ROUNDING = 1e-9
+# Objectives closer to zero than this are zero.
+TINY = 1e-300
 
 
 @dataclass(frozen=True)
-class Box:
-    """Bounds of the controls, and the scale in which each is searched: its logarithm, or its place between the bounds, from 0 to 1."""
+class LocalMinimum:
+    """The outcome of one search.
 
-    low: np.ndarray
-    high: np.ndarray
-    log: np.ndarray
-    budget: np.ndarray  # means over alpha that are given, else NaN
-
-    @property
-    def ends(self) -> tuple[np.ndarray, np.ndarray]:
-        """The bounds in these scales."""
-        return np.where(self.log, np.log(np.where(self.log, self.low, 1.0)), 0.0), np.where(
-            self.log, np.log(np.maximum(self.high, 1e-300)), 1.0
-        )
-
-    def values(self, z: np.ndarray) -> np.ndarray:
-        return np.where(
-            self.log,
-            np.exp(np.where(self.log, z, 0.0)),
-            self.low + (self.high - self.low) * np.where(self.log, 0.0, z),
-        )
-
-    def places(self, values: np.ndarray) -> np.ndarray:
-        with np.errstate(divide="ignore", invalid="ignore"):
-            return np.where(
-                self.log,
-                np.log(np.where(self.log, values, 1.0)),
-                (values - self.low) / (self.high - self.low),
-            )
-
-    def slopes(self, slope: np.ndarray, values: np.ndarray) -> np.ndarray:
-        """A gradient in the controls as one in these scales."""
-        return slope * np.where(self.log, values, self.high - self.low)
-
-    def at_ends(self, z: np.ndarray) -> np.ndarray:
-        """-1 where a piece is at its lowest, 1 at its highest, 0 between."""
-        low, high = self.ends
-        near = CLOSE * (high - low)
-        return np.where(z <= low + near, -1, np.where(z >= high - near, 1, 0))
-
-
-@dataclass(frozen=True)
-class Found:
-    """A local minimum: controls in their scales (pieces x controls), the objective, that of every iteration, whether it came to its end."""
+    Attributes
+    ----------
+    z : ndarray
+        Search coordinates, (pieces, controls).
+    value : float
+        Objective.
+    history : list of float
+        Objective after each iteration.
+    converged : bool
+        Whether the search ended before its limit of iterations.
+    """
 
     z: np.ndarray
     value: float
@@ -84,173 +65,203 @@ class Found:
     converged: bool
 
 
-class _Crossed(Exception):
-    """The objective is not positive: its logarithm was the wrong thing to minimise."""
+class _NotPositive(Exception):
+    """The objective is not positive, so that its logarithm cannot be minimised."""
 
 
 @dataclass
 class Search:
-    """A program with its numbers: what is minimised, and over what."""
+    """An objective with its parameters, the box of its controls, and the settings of the search.
+
+    Attributes
+    ----------
+    program, parameters : Program, dict
+        Static part and parameters of the objective.
+    box : Box
+        Bounds and budgets of the controls.
+    pieces : int
+        Number of values of each control.
+    iterations : int
+        Largest number of iterations of one local search.
+    bar : Meter
+        Progress bar, which advances with each iteration on the pieces.
+    log : bool
+        Whether the logarithm of the objective is minimised.
+    scale : float
+        Factor of the objective where it is minimised itself.
+    """
 
     program: Program
-    numbers: Any
+    parameters: Parameters
     box: Box
     pieces: int
     iterations: int
     bar: Meter = field(default_factory=Meter)
-    log: bool = True  # whether the logarithm of the objective is minimised
-    scale: float = 1.0  # otherwise this many times it
+    log: bool = True
+    scale: float = 1.0
 
-    # ------------------------------------------------------------------------------------------------------------- the objective
+    # ------------------------------------------------------------------ the objective
 
-    def slope(self, z: np.ndarray) -> tuple[float, np.ndarray]:
-        """The objective at controls in their scales, and its gradient in them."""
+    def gradient(self, z: np.ndarray) -> tuple[float, np.ndarray]:
+        """The objective at search coordinates z, and its gradient with respect to them."""
         values = self.box.values(z)
-        value, slope = program.with_slope(self.program, self.numbers, values)
-        return float(value), self.box.slopes(np.asarray(slope), values)
+        value, gradient = program.value_and_gradient(self.program, self.parameters, values)
+        return float(value), self.box.coordinate_gradient(np.asarray(gradient), values)
 
     def _level(self, z: np.ndarray) -> tuple[float, np.ndarray]:
-        value, slope = self.slope(z)
-        if not (math.isfinite(value) and np.all(np.isfinite(slope))):
-            return DIVERGED, np.zeros_like(slope)
+        """The function that is minimised, with its gradient: log J, or J in units of its size."""
+        value, gradient = self.gradient(z)
+        if not (math.isfinite(value) and np.all(np.isfinite(gradient))):
+            return DIVERGED, np.zeros_like(gradient)
         if not self.log:
-            return self.scale * value, self.scale * slope
+            return self.scale * value, self.scale * gradient
         if value <= 0:
-            raise _Crossed
-        return math.log(value), slope / value
+            raise _NotPositive
+        return math.log(value), gradient / value
 
-    def _value(self, level: float) -> float:
-        return (
-            math.inf if level >= DIVERGED else math.exp(level) if self.log else level / self.scale
-        )
+    def _objective_at(self, level: float) -> float:
+        """The objective J that corresponds to a value of the minimised function."""
+        if level >= DIVERGED:
+            return math.inf
+        return math.exp(level) if self.log else level / self.scale
 
-    def exact(self, z: np.ndarray) -> tuple[float, np.ndarray]:
-        """The objective by twice as many steps, and the risks at the edges."""
-        value, risks, _ = self._path(z)
+    def evaluate_finely(self, z: np.ndarray) -> tuple[float, np.ndarray]:
+        """The objective with twice as many Runge-Kutta steps, and the risks at the edges."""
+        value, risks, _ = self._trajectory(z)
         return float(value), np.asarray(risks)
 
-    def last_states(self, z: np.ndarray) -> dict[str, np.ndarray]:
-        """The states of all runs at the end, in the units of the integration."""
-        return {name: np.asarray(value) for name, value in self._path(z)[2].items()}
+    def final_states(self, z: np.ndarray) -> dict[str, np.ndarray]:
+        """The final states of all runs, in the units of the integration."""
+        _, _, states = self._trajectory(z)
+        return {name: np.asarray(value) for name, value in states.items()}
 
-    def _path(self, z: np.ndarray) -> tuple[Any, Any, Any]:
+    def _trajectory(self, z: np.ndarray) -> tuple[Any, Any, Any]:
         finer = replace(self.program, steps=2 * self.program.steps)
-        return program.path(finer, self.numbers, self.box.values(z))
+        return program.trajectory(finer, self.parameters, self.box.values(z))
 
-    # ------------------------------------------------------------------------------------------------------------- constants
+    # ------------------------------------------------------------------ constants
 
-    def constants(self, near: np.ndarray | None = None) -> tuple[np.ndarray, float]:
-        """The best constants in their scales and the objective there.
+    def best_constants(self, guess: np.ndarray | None = None) -> tuple[np.ndarray, float]:
+        """The coordinates of the best constants, and the objective there.
 
-        The search starts from `near` if they are roughly known, else from a grid.
+        The search starts from `guess`, or else from the best points of a grid. A control with a
+        budget is constant at its mean.
         """
-        budgeted = np.isfinite(self.box.budget)
-        fixed = self.box.places(np.where(budgeted, self.box.budget, 1.0))
-        starts = [near] if near is not None else self._grid(budgeted, fixed)
-        groups = np.where(budgeted, 0, 1)
-        if near is None:
+        if guess is not None:
+            starts = [guess]
+        else:
+            starts = self._best_grid_points()
             self._check_gradient(np.tile(starts[0], (self.pieces, 1)))
-        found = [
+        groups = np.where(self.box.has_budget, 0, 1)
+        minima = [
             self.descend(np.tile(start, (self.pieces, 1)), groups, counted=False)
             for start in starts
         ]
-        best = min(found, key=lambda one: one.value)
+        best = min(minima, key=lambda minimum: minimum.value)
         return best.z[0], best.value
 
-    def _grid(self, budgeted: np.ndarray, fixed: np.ndarray) -> list[np.ndarray]:
-        free = int((~budgeted).sum())
-        low, high = self.box.ends
-        if free == 0:
+    def _best_grid_points(self) -> list[np.ndarray]:
+        """The best points of a grid of constants; sets the function that is minimised."""
+        free = ~self.box.has_budget
+        count = int(free.sum())
+        fixed = self.box.coordinates(np.where(free, 1.0, self.box.budget))
+        low, high = self.box.coordinate_bounds
+        if count == 0:
             points = fixed[None]
         else:
-            points = np.tile(fixed, (GRID.get(free, MORE), 1))
-            points[:, ~budgeted] = low[~budgeted] + (high - low)[~budgeted] * _unit_grid(free)
+            points = np.tile(fixed, (GRID_POINTS.get(count, SOBOL_POINTS), 1))
+            points[:, free] = low[free] + (high - low)[free] * _unit_grid(count)
         values = np.repeat(self.box.values(points)[:, None], self.pieces, axis=1)
-        levels = np.asarray(program.many(self.program, self.numbers, values))
+        levels = np.asarray(program.objectives(self.program, self.parameters, values))
         levels = np.where(np.isfinite(levels), levels, np.inf)
         order = np.argsort(levels)
         if not np.isfinite(levels[order[0]]):
-            self._refuse("no constant {what} in this range stays finite")
+            self._raise_diverged()
         finite = levels[np.isfinite(levels)]
         self.log = bool(finite.min() > 0)
-        self.scale = 1 / max(float(np.abs(finite[0])), float(np.abs(finite).min()), 1e-300)
-        return [
-            points[index]
-            for index in order[: 1 if free < 2 else REFINED]
-            if np.isfinite(levels[index])
-        ]
+        self.scale = 1 / max(float(np.abs(finite[0])), float(np.abs(finite).min()), TINY)
+        best = order[: 1 if count < 2 else REFINED_POINTS]
+        return [points[index] for index in best if np.isfinite(levels[index])]
 
-    def _refuse(self, what: str) -> None:
-        shown = tuple(
+    def _raise_diverged(self) -> NoReturn:
+        """Raise the ValueError for bounds within which all constants diverge."""
+        bounds = [
             (float(low), float(high)) for low, high in zip(self.box.low, self.box.high, strict=True)
-        )
+        ]
         if self.program.names == ("lr",):
             raise checks.reject(
-                "lr", shown[0], f"{what.format(what='rate')}: give another, lr=(lowest, highest)"
+                "lr",
+                bounds[0],
+                "no constant learning rate in this range stays finite. Lower the bounds, "
+                "lr=(lowest, highest).",
             )
-        shown = dict(zip(self.program.names, shown, strict=True))
         raise checks.reject(
             "controls",
-            shown,
-            f"{what.format(what='of all controls')}: give other bounds (lowest, highest)",
+            dict(zip(self.program.names, bounds, strict=True)),
+            "no combination of constants within these bounds stays finite. Give other bounds "
+            "(lowest, highest).",
         )
 
-    # ------------------------------------------------------------------------------------------------------------- pieces
+    # ------------------------------------------------------------------ pieces
 
-    def descend(self, z: np.ndarray, groups: np.ndarray, counted: bool = True) -> Found:
-        """A local minimum from here. Of `groups` a control has so many values, each over as many pieces; with 0 it stays as it is."""
+    def descend(self, z: np.ndarray, groups: np.ndarray, counted: bool = True) -> LocalMinimum:
+        """Find a local minimum, starting from z.
+
+        Parameters
+        ----------
+        z : ndarray
+            Initial search coordinates, (pieces, controls).
+        groups : ndarray
+            Number of different values of each control, each over an equal number of pieces. A
+            control with 0 values keeps those of z.
+        counted : bool, default True
+            Whether iterations advance the progress bar.
+
+        Returns
+        -------
+        LocalMinimum
+            The minimum.
+        """
         while True:
             try:
                 return self._descend(z, groups, counted)
-            except _Crossed:
+            except _NotPositive:
                 self.log = False
 
-    def _descend(self, z: np.ndarray, groups: np.ndarray, counted: bool) -> Found:
+    def _descend(self, z: np.ndarray, groups: np.ndarray, counted: bool) -> LocalMinimum:
         history: list[float] = []
         sizes = [int(count) for count in groups]
-        low, high = self.box.ends
+        # (column of z, number of its values) of the controls that vary
+        columns = [(column, count) for column, count in enumerate(sizes) if count]
+        if not columns:
+            return LocalMinimum(z, self._objective_at(self._level(z)[0]), [], True)
+        low, high = self.box.coordinate_bounds
 
-        def spread(x: np.ndarray) -> np.ndarray:
-            full, first = z.copy(), 0
-            for column, count in enumerate(sizes):
-                if count:
-                    full[:, column] = np.repeat(x[first : first + count], self.pieces // count)
-                first += count
+        def expand(x: np.ndarray) -> np.ndarray:
+            """The coordinates of all pieces from the vector x of free values."""
+            full, offset = z.copy(), 0
+            for column, count in columns:
+                full[:, column] = np.repeat(x[offset : offset + count], self.pieces // count)
+                offset += count
             return full
 
         def level(x: np.ndarray) -> tuple[float, np.ndarray]:
-            value, slope = self._level(spread(x))
-            parts = [
-                slope[:, column].reshape(count, -1).sum(axis=1)
-                for column, count in enumerate(sizes)
-                if count
-            ]
-            return value, np.concatenate(parts)
+            value, gradient = self._level(expand(x))
+            sums = [gradient[:, column].reshape(count, -1).sum(axis=1) for column, count in columns]
+            return value, np.concatenate(sums)
 
-        def note(intermediate_result: OptimizeResult) -> None:
-            history.append(self._value(float(intermediate_result.fun)))
+        def record(intermediate_result: OptimizeResult) -> None:
+            history.append(self._objective_at(float(intermediate_result.fun)))
             if counted:
                 self.bar.advance(1)
 
-        if not any(sizes):
-            return Found(z, self._value(self._level(z)[0]), [], True)
-        first = np.concatenate(
-            [
-                z[:, column].reshape(count, -1).mean(axis=1)
-                for column, count in enumerate(sizes)
-                if count
-            ]
-        )
-        bounds = [
-            (low[column], high[column]) for column, count in enumerate(sizes) for _ in range(count)
-        ]
-        constraints = self._budgets(sizes)
+        means = [z[:, column].reshape(count, -1).mean(axis=1) for column, count in columns]
+        bounds = [(low[column], high[column]) for column, count in columns for _ in range(count)]
+        constraints = self._budget_constraints(sizes)
+        method: dict[str, Any]
         if constraints:
-            given = {
-                "method": "SLSQP",
-                "constraints": constraints,
-                "options": {"maxiter": self.iterations, "ftol": 1e-13},
-            }
+            options = {"maxiter": self.iterations, "ftol": 1e-13}
+            method = {"method": "SLSQP", "constraints": constraints, "options": options}
         else:
             options = {
                 "maxiter": self.iterations,
@@ -259,97 +270,127 @@ class Search:
                 "gtol": 1e-9,
                 "maxcor": 30,
             }
-            given = {"method": "L-BFGS-B", "options": options}
-        found: Any = optimize.minimize(
-            level, first, jac=True, bounds=bounds, callback=note, **given
+            method = {"method": "L-BFGS-B", "options": options}
+        minimum: Any = optimize.minimize(
+            level, np.concatenate(means), jac=True, bounds=bounds, callback=record, **method
         )
-        converged = bool(found.success if constraints else found.status != 1)
-        clipped = np.clip(found.x, [one[0] for one in bounds], [one[1] for one in bounds])
-        return Found(spread(clipped), self._value(float(found.fun)), history, converged)
+        converged = bool(minimum.success if constraints else minimum.status != 1)
+        lowest, highest = np.array(bounds).T
+        z = expand(np.clip(minimum.x, lowest, highest))
+        return LocalMinimum(z, self._objective_at(float(minimum.fun)), history, converged)
 
-    def _budgets(self, sizes: list[int]) -> list[dict[str, Any]]:
-        """Means over alpha that are given, as linear constraints of SLSQP."""
-        found, total, target = [], sum(sizes), self.box.places(self.box.budget)
+    def _budget_constraints(self, sizes: list[int]) -> list[dict[str, Any]]:
+        """Budgets as linear constraints of SLSQP; the coordinate of such a control is linear."""
+        constraints: list[dict[str, Any]] = []
+        means = self.box.coordinates(self.box.budget)
         for column, count in enumerate(sizes):
-            if count and np.isfinite(self.box.budget[column]):
-                row = np.zeros(total)
-                row[sum(sizes[:column]) : sum(sizes[: column + 1])] = 1 / count
-                found.append(
-                    {
-                        "type": "eq",
-                        "fun": lambda x, row=row, at=target[column]: row @ x - at,
-                        "jac": lambda x, row=row: row,
-                    }
-                )
-        return found
-
-    def best(self, flat: np.ndarray, restarts: int, seed: int) -> Found:
-        """The best of local minima from the constants and from random curves around them."""
-        generator, every = np.random.default_rng(seed), np.full(flat.shape[1], self.pieces)
-        found = self.descend(flat, every)
-        low, high = self.box.ends
-        for _ in range(restarts):
-            # random walks of order one over all pieces: a factor e, or the whole range
-            bent = flat + np.cumsum(generator.normal(size=flat.shape), axis=0) / math.sqrt(
-                self.pieces
+            if not count or not self.box.has_budget[column]:
+                continue
+            row = np.zeros(sum(sizes))
+            row[sum(sizes[:column]) : sum(sizes[: column + 1])] = 1 / count
+            constraints.append(
+                {
+                    "type": "eq",
+                    "fun": lambda x, row=row, mean=means[column]: row @ x - mean,
+                    "jac": lambda x, row=row: row,
+                }
             )
-            other = self.descend(np.clip(bent, low, high), every)
-            found = other if other.value < found.value else found
-        return found
+        return constraints
 
-    # ------------------------------------------------------------------------------------------------------------- what is said of it
+    def best_minimum(self, constant: np.ndarray, restarts: int, seed: int) -> LocalMinimum:
+        """The best local minimum from the constants and from random curves around them."""
+        generator = np.random.default_rng(seed)
+        groups = np.full(constant.shape[1], self.pieces)
+        best = self.descend(constant, groups)
+        low, high = self.box.coordinate_bounds
+        for _ in range(restarts):
+            # Random walks of order one over all pieces: a factor e, or the whole range.
+            steps = generator.normal(size=constant.shape)
+            curve = constant + np.cumsum(steps, axis=0) / math.sqrt(self.pieces)
+            minimum = self.descend(np.clip(curve, low, high), groups)
+            if minimum.value < best.value:
+                best = minimum
+        return best
+
+    # ------------------------------------------------------------------ diagnostics
 
     def residual(self, z: np.ndarray) -> float:
-        """How far a protocol is from Pontryagin's condition: the largest |n dlog J/dz| that its bounds leave (see `OptimalProtocol`)."""
-        value, slope = self.slope(z)
-        slope, ends = self.pieces * slope / max(abs(value), 1e-300), self.box.at_ends(z)
-        for column in np.flatnonzero(np.isfinite(self.box.budget)):
-            inside = ends[:, column] == 0
-            # a budget has a multiplier, the same for all pieces
-            slope[:, column] -= (
-                slope[inside, column].mean() if inside.any() else np.median(slope[:, column])
-            )
-        outward = ((ends < 0) & (slope > 0)) | ((ends > 0) & (slope < 0))
-        return float(np.abs(np.where(outward, 0.0, slope)).max())
+        """The deviation from Pontryagin's condition, max |pieces dlog J/dz|.
+
+        Components that point out of the bounds do not count; see `OptimalProtocol.residual`.
+        """
+        value, gradient = self.gradient(z)
+        gradient = self.pieces * gradient / max(abs(value), TINY)
+        sides = self.box.at_bounds(z)
+        for column in np.flatnonzero(self.box.has_budget):
+            # A budget has a Lagrange multiplier, the same for all pieces between the bounds.
+            slopes = gradient[:, column]
+            inside = sides[:, column] == 0
+            slopes -= slopes[inside].mean() if inside.any() else np.median(slopes)
+        return float(np.abs(np.where(points_outward(sides, gradient), 0.0, gradient)).max())
 
     def _check_gradient(self, z: np.ndarray) -> None:
-        """Refuse an objective without a gradient: a step along it has to change the objective as it says."""
-        here, slope = self.slope(z)
-        inside = np.where(self.box.at_ends(z) == 0, slope, 0.0)
-        size = float(np.linalg.norm(inside))
-        if size == 0:
+        """Raise ValueError if the gradient is not that of the objective.
+
+        A finite difference along the gradient must have the length of the gradient as its slope.
+        """
+        value, gradient = self.gradient(z)
+        inside = np.where(self.box.at_bounds(z) == 0, gradient, 0.0)
+        length = float(np.linalg.norm(inside))
+        if length == 0:
             return
-        change = size
-        if math.isfinite(size):
-            step = PROBE * inside / size
-            change = (self.slope(z + step)[0] - self.slope(z - step)[0]) / (2 * PROBE)
-        if not abs(change - size) <= WRONG * size + ROUNDING * abs(here) / PROBE:
-            fix = (
-                "it has no gradient in the controls that is right: steps that jump with the sample's gradient (sign, clipped, normalised, "
-                "muon) have none; plain SGD, momentum and Adam do, and so must a function of one's own"
+        slope = length
+        if math.isfinite(length):
+            step = PROBE * inside / length
+            slope = (self.gradient(z + step)[0] - self.gradient(z - step)[0]) / (2 * PROBE)
+        tolerance = LARGEST_DEVIATION * length + ROUNDING * abs(value) / PROBE
+        if not abs(slope - length) <= tolerance:
+            raise checks.reject(
+                "objective",
+                value,
+                "its gradient with respect to the controls differs from finite differences. "
+                "Updates that are discontinuous in the gradient of a sample (sign, clipped, "
+                "normalised, muon) have no such gradient: use plain SGD, momentum or Adam. Your "
+                "own functions must be differentiable by JAX.",
             )
-            raise checks.reject("objective", here, fix)
 
 
 def _unit_grid(controls: int) -> np.ndarray:
-    """Points of the unit cube for the best constants: lines and squares with their edges, beyond that a Sobol sequence."""
+    """Points of the unit cube: a line or a square with its boundary, or a Sobol sequence."""
     if controls == 1:
-        return np.linspace(0, 1, GRID[1])[:, None]
+        return np.linspace(0, 1, GRID_POINTS[1])[:, None]
     if controls == 2:
-        line = np.linspace(0, 1, math.isqrt(GRID[2]))
-        return np.stack(
-            [part.reshape(-1) for part in np.meshgrid(line, line, indexing="ij")], axis=1
-        )
-    return qmc.Sobol(controls, scramble=False).random(MORE)
+        line = np.linspace(0, 1, math.isqrt(GRID_POINTS[2]))
+        first, second = np.meshgrid(line, line, indexing="ij")
+        return np.stack([first.reshape(-1), second.reshape(-1)], axis=1)
+    return qmc.Sobol(controls, scramble=False).random(SOBOL_POINTS)
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """The best protocol and the best constants, in their scales, with what they reach by the finer steps."""
+class SearchResult:
+    """The best protocol and the best constants, evaluated with the finer Runge-Kutta steps.
+
+    Attributes
+    ----------
+    search : Search
+        The search with the number of steps that was sufficient.
+    z, constant_z : ndarray
+        Search coordinates of the protocol and of the constants, (pieces, controls).
+    value, constant_value : float
+        Objectives.
+    risks, constant_risks : ndarray
+        Risks at the edges.
+    history : ndarray
+        Objective after each iteration.
+    error : float
+        Relative error of the objectives, estimated by halving the number of steps.
+    converged : bool
+        Whether the search ended before its limit of iterations.
+    """
 
     search: Search
     z: np.ndarray
-    flat: np.ndarray
+    constant_z: np.ndarray
     value: float
     constant_value: float
     risks: np.ndarray
@@ -359,33 +400,39 @@ class Outcome:
     converged: bool
 
 
-def solve(search: Search, restarts: int, seed: int) -> Outcome:
-    """Search with more and more Runge-Kutta steps, until they are enough."""
-    first, constant, found, history = search.program.steps, None, None, []
+def find_optimum(search: Search, restarts: int, seed: int) -> SearchResult:
+    """Find the best protocol, with more Runge-Kutta steps until the objective is accurate."""
+    first_steps, history = search.program.steps, []
+    constants: np.ndarray | None = None
+    minimum: LocalMinimum | None = None
     while True:
-        constant, level = search.constants(constant)
-        flat = np.tile(constant, (search.pieces, 1))
-        if found is None:
-            history.append(level)
-            found = search.best(flat, restarts, seed)
+        constants, constant_level = search.best_constants(constants)
+        constant_z = np.tile(constants, (search.pieces, 1))
+        if minimum is None:
+            history.append(constant_level)
+            minimum = search.best_minimum(constant_z, restarts, seed)
         else:
-            found = search.descend(found.z, np.full(len(constant), search.pieces))
-        history += found.history
-        (value, risks), (constant_value, constant_risks) = search.exact(found.z), search.exact(flat)
-        pairs = ((found.value, value), (level, constant_value))
-        error = max(abs(one - other) / max(abs(other), 1e-300) for one, other in pairs)
-        if error <= ACCURACY or 2 * search.program.steps > MOST_STEPS * first:
+            minimum = search.descend(minimum.z, np.full(len(constants), search.pieces))
+        history += minimum.history
+        value, risks = search.evaluate_finely(minimum.z)
+        constant_value, constant_risks = search.evaluate_finely(constant_z)
+        error = max(
+            abs(minimum.value - value) / max(abs(value), TINY),
+            abs(constant_level - constant_value) / max(abs(constant_value), TINY),
+        )
+        finer_steps = 2 * search.program.steps
+        if error <= ACCURACY or finer_steps > MOST_REFINEMENT * first_steps:
             break
-        search = replace(search, program=replace(search.program, steps=2 * search.program.steps))
-    return Outcome(
-        search,
-        found.z,
-        flat,
-        value,
-        constant_value,
-        risks,
-        constant_risks,
-        np.array(history),
-        error,
-        found.converged,
+        search = replace(search, program=replace(search.program, steps=finer_steps))
+    return SearchResult(
+        search=search,
+        z=minimum.z,
+        constant_z=constant_z,
+        value=value,
+        constant_value=constant_value,
+        risks=risks,
+        constant_risks=constant_risks,
+        history=np.array(history),
+        error=error,
+        converged=minimum.converged,
     )
