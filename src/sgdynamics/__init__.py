@@ -41,20 +41,20 @@ if TYPE_CHECKING:
     from sgdynamics.analysis.exit_times import exit_time as exit_time
     from sgdynamics.analysis.expect import expect as expect
     from sgdynamics.analysis.exponents import generative_exponent as generative_exponent
-    from sgdynamics.analysis.exponents import hermite_coefficients as hermite_coefficients
-    from sgdynamics.analysis.exponents import hermite_series as hermite_series
     from sgdynamics.analysis.exponents import information_exponent as information_exponent
-    from sgdynamics.analysis.exponents import leap_complexity as leap_complexity
     from sgdynamics.analysis.fixed_points import FixedPoint as FixedPoint
     from sgdynamics.analysis.fixed_points import fixed_points as fixed_points
+    from sgdynamics.analysis.hermite_series import hermite_coefficients as hermite_coefficients
+    from sgdynamics.analysis.hermite_series import hermite_series as hermite_series
     from sgdynamics.analysis.landscape import HessianSpectrum as HessianSpectrum
     from sgdynamics.analysis.landscape import hessian_spectrum as hessian_spectrum
+    from sgdynamics.analysis.leap_complexity import leap_complexity as leap_complexity
+    from sgdynamics.analysis.plateaus import Plateau as Plateau
+    from sgdynamics.analysis.plateaus import plateau as plateau
     from sgdynamics.analysis.protocols.optimise import OptimalProtocol as OptimalProtocol
     from sgdynamics.analysis.protocols.optimise import optimal_protocol as optimal_protocol
     from sgdynamics.analysis.protocols.schedules import optimal_schedule as optimal_schedule
-    from sgdynamics.analysis.regimes import Plateau as Plateau
     from sgdynamics.analysis.regimes import Regime as Regime
-    from sgdynamics.analysis.regimes import plateau as plateau
     from sgdynamics.analysis.regimes import regime as regime
     from sgdynamics.analysis.repeats import worth_of_repeats as worth_of_repeats
     from sgdynamics.analysis.sample_complexity import SampleComplexity as SampleComplexity
@@ -131,7 +131,7 @@ _PACKAGE_OF = {
     "OnePassSGD": "sgdynamics.algorithms.one_pass",
     "OptimalProtocol": "sgdynamics.analysis.protocols.optimise",
     "PersistentSGD": "sgdynamics.algorithms.fixed_data",
-    "Plateau": "sgdynamics.analysis.regimes",
+    "Plateau": "sgdynamics.analysis.plateaus",
     "PowerLawFit": "sgdynamics.sweeps.power_law_fit",
     "Problem": "sgdynamics.problems.problem",
     "Regime": "sgdynamics.analysis.regimes",
@@ -158,13 +158,13 @@ _PACKAGE_OF = {
     "from_training": "sgdynamics.algorithms.from_training",
     "functional": "sgdynamics.solvers",
     "generative_exponent": "sgdynamics.analysis.exponents",
-    "hermite_coefficients": "sgdynamics.analysis.exponents",
-    "hermite_series": "sgdynamics.analysis.exponents",
+    "hermite_coefficients": "sgdynamics.analysis.hermite_series",
+    "hermite_series": "sgdynamics.analysis.hermite_series",
     "hessian_spectrum": "sgdynamics.analysis.landscape",
     "increment_covariance": "sgdynamics.sde.covariance",
     "information_exponent": "sgdynamics.analysis.exponents",
     "labels": "sgdynamics.problems",
-    "leap_complexity": "sgdynamics.analysis.exponents",
+    "leap_complexity": "sgdynamics.analysis.leap_complexity",
     "load": "sgdynamics.results.storage",
     "models": "sgdynamics.analysis",
     "on_train": "sgdynamics.results.observables",
@@ -174,7 +174,7 @@ _PACKAGE_OF = {
     "papers": "sgdynamics",
     "phases": "sgdynamics.solvers.phases",
     "piecewise_rate": "sgdynamics.base.controls",
-    "plateau": "sgdynamics.analysis.regimes",
+    "plateau": "sgdynamics.analysis.plateaus",
     "plot": "sgdynamics.plotting",
     "polynomial": "sgdynamics.problems.activations",
     "power_law": "sgdynamics.samples.spectra",

@@ -35,7 +35,7 @@ KINDS = {
 BY_CLASS = {
     "algorithms/one_pass.py": 1,
     "analysis/exit_dmft.py": 1,
-    "analysis/regimes.py": 1,  # a plateau needs a student that can represent its teacher
+    "analysis/plateaus.py": 1,  # a plateau needs a student that can represent its teacher
     "analysis/repeats.py": 1,
     "dynamics/choice.py": 1,  # which dynamics
     "expectations/choice.py": 5,  # which expectation
@@ -69,7 +69,8 @@ BY_KIND_NAME = {
 # Files that read the fractions of the covariance blocks, besides samples/input_covariance.py.
 BY_FRACTIONS = {
     "analysis/certify.py": 1,
-    "analysis/regimes.py": 2,
+    "analysis/plateaus.py": 1,
+    "analysis/regimes.py": 1,
     "fixed_data/dmft.py": 1,
     "fixed_data/response_sweep.py": 1,
     "fixed_data/two_time.py": 2,
@@ -80,7 +81,7 @@ BY_FRACTIONS = {
 }
 # Files that compare an activation with a named one, besides problems/activations.py.
 BY_ACTIVATION = {
-    "analysis/regimes.py": 2,
+    "analysis/plateaus.py": 2,  # which have a closed form
     "expectations/closed_forms/erf.py": 2,  # which activations a family of closed forms covers
     "expectations/closed_forms/relu.py": 1,
     "problems/losses.py": 1,
