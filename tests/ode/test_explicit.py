@@ -1,4 +1,4 @@
-"""The explicit method: diffrax's numbers and steps, and what it does at edges."""
+"""The explicit method: coefficients and steps of diffrax, and its behaviour at boundaries."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sgdynamics.ode import dormand_prince
 from sgdynamics.ode.explicit import explicit
 
 
-def test_numbers_are_those_of_diffrax():
+def test_coefficients_are_those_of_diffrax():
     tableau = diffrax.Dopri8.tableau
     for row, values in enumerate(tableau.a_lower, 1):
         np.testing.assert_array_equal(dormand_prince.A[row, :row], values)
@@ -30,7 +30,7 @@ def test_numbers_are_those_of_diffrax():
 
 
 def pendulum(t, y):
-    """Of two variables of other shapes, with a force that depends on time: nothing of it is known in closed form."""
+    """Driven pendulums: two variables of different shapes, without a closed solution."""
     return {
         "angle": y["speed"][:, None] * jnp.ones((2, 1)),
         "speed": -jnp.sin(y["angle"][:, 0]) - 0.1 * y["speed"] + 0.3 * jnp.cos(t),
@@ -38,19 +38,19 @@ def pendulum(t, y):
 
 
 @float64
-def solved(field, state, times, rtol=1e-9, atol=1e-11, inside=lambda t, y: t >= 0, most=500):
+def solve(field, state, times, rtol=1e-9, atol=1e-11, inside=lambda t, y: t >= 0, most=500):
     return jax.jit(partial(explicit, field, inside=inside, most=most))(
         state, jnp.asarray(times), rtol, atol
     )
 
 
 def test_steps_are_those_of_diffrax():
-    """At times by dense output: the same to rounding, though its program is another."""
+    """Save points by dense output agree to rounding, and the number of steps is the same."""
     state = {"angle": np.array([[1.0], [2.5]]), "speed": np.array([0.0, -1.0])}
     times = np.array([0.0, 0.003, 1.0, 1.5, 7.0, 20.0])
 
     @float64
-    def reference():
+    def solve_reference():
         return diffrax.diffeqsolve(
             diffrax.ODETerm(lambda t, y, args: pendulum(t, y)),
             diffrax.Dopri8(),
@@ -62,56 +62,60 @@ def test_steps_are_those_of_diffrax():
             stepsize_controller=diffrax.PIDController(rtol=1e-9, atol=1e-11),
         )
 
-    found, known = solved(pendulum, state, times), reference()
-    for name, values in known.ys.items():
-        np.testing.assert_allclose(found.saved[name], values, rtol=1e-12, atol=1e-12)
-        np.testing.assert_allclose(found.last[name], values[-1], rtol=1e-12, atol=1e-12)
-    assert float(found.time) == 20.0
-    assert not bool(found.left | found.full)
-    # the same number of steps: one fewer, and it is not at the end
-    taken = int(known.stats["num_steps"])
-    assert not bool(solved(pendulum, state, times, most=taken).full)
-    assert bool(solved(pendulum, state, times, most=taken - 1).full)
+    solution, reference = solve(pendulum, state, times), solve_reference()
+    for name, values in reference.ys.items():
+        np.testing.assert_allclose(solution.saved[name], values, rtol=1e-12, atol=1e-12)
+        np.testing.assert_allclose(solution.last[name], values[-1], rtol=1e-12, atol=1e-12)
+    assert float(solution.time) == 20.0
+    assert not bool(solution.has_diverged | solution.exhausted)
+    # one step fewer than diffrax does not reach the end
+    steps = int(reference.stats["num_steps"])
+    assert not bool(solve(pendulum, state, times, most=steps).exhausted)
+    assert bool(solve(pendulum, state, times, most=steps - 1).exhausted)
 
 
-def test_ends_where_it_leaves_and_where_steps_run_out():
-    grows = {"y": np.ones(1)}
-    found = solved(
+def test_solution_ends_where_it_leaves_its_bounds():
+    """y' = y^2 from y = 1 is 1/(1 - t)."""
+    start = {"y": np.ones(1)}
+    solution = solve(
         lambda t, y: {"y": y["y"] ** 2},
-        grows,
+        start,
         [0.0, 0.5, 2.0],
         inside=lambda t, y: jnp.sum(jnp.abs(y["y"])) < 1e6,
     )
-    assert bool(found.left)
-    assert not bool(found.full)
-    assert float(found.time) == pytest.approx(1.0, abs=1e-5)
-    np.testing.assert_allclose(found.saved["y"][:2, 0], [1.0, 2.0], rtol=1e-8)
-    assert np.isinf(found.saved["y"][2, 0])
-    # outside from the beginning
-    found = solved(
-        lambda t, y: {"y": y["y"]}, grows, [0.0, 1.0], inside=lambda t, y: y["y"][0] < 0.5
+    assert bool(solution.has_diverged)
+    assert not bool(solution.exhausted)
+    assert float(solution.time) == pytest.approx(1.0, abs=1e-5)
+    np.testing.assert_allclose(solution.saved["y"][:2, 0], [1.0, 2.0], rtol=1e-8)
+    assert np.isinf(solution.saved["y"][2, 0])
+    # a start outside of the bounds
+    solution = solve(
+        lambda t, y: {"y": y["y"]}, start, [0.0, 1.0], inside=lambda t, y: y["y"][0] < 0.5
     )
-    assert bool(found.left)
-    assert float(found.time) == 0.0
+    assert bool(solution.has_diverged)
+    assert float(solution.time) == 0.0
 
 
 @pytest.mark.parametrize(
     "undefined", [lambda t, y: y["y"] * jnp.nan, lambda t, y: jnp.where(t == 0, jnp.nan, y["y"])]
 )
-def test_a_field_that_is_not_defined_at_the_start_goes_nowhere(undefined):
-    found = solved(lambda t, y: {"y": undefined(t, y)}, {"y": np.ones(1)}, [0.0, 1.0], most=30)
-    assert bool(found.full)
-    assert float(found.time) == 0.0
-    assert float(found.last["y"][0]) == 1.0
+def test_a_field_that_is_undefined_at_the_start_goes_nowhere(undefined):
+    solution = solve(lambda t, y: {"y": undefined(t, y)}, {"y": np.ones(1)}, [0.0, 1.0], most=30)
+    assert bool(solution.exhausted)
+    assert float(solution.time) == 0.0
+    assert float(solution.last["y"][0]) == 1.0
 
 
-def test_a_first_result_imports_no_solver_of_others():
-    """Their import takes as long as the README's first block runs once it is compiled."""
+def test_a_first_result_imports_no_external_solver():
+    """Importing them takes as long as the first block of the README once it is compiled."""
     code = """
 import sys
 import sgdynamics as sgd
 sgd.TeacherStudent, sgd.OnePassSGD, sgd.random_start, sgd.solve_ode, sgd.simulate, sgd.compare
-print([name for name in ("diffrax", "equinox", "optimistix", "scipy.stats", "scipy.optimize", "matplotlib") if name in sys.modules])
+slow = ("diffrax", "equinox", "optimistix", "scipy.stats", "scipy.optimize", "matplotlib")
+print([name for name in slow if name in sys.modules])
 """
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "[]"
+    outcome = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert outcome.stdout.strip() == "[]"

@@ -12,8 +12,8 @@ from sgdynamics.ode.sliding import (
     infinite_snr_drift,
     infinite_snr_risk,
     infinite_snr_sides,
-    solve_infinite_snr,
 )
+from sgdynamics.ode.sliding_solver import solve_infinite_snr
 
 AL = 0.1
 TIMES = np.array([0.0, 0.5, 2.0, 4.0, 8.0])  # all calls have at most 8 times: one program

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from scipy import linalg, optimize, special, stats
 
-from sgdynamics.ode.sliding import infinite_snr_accuracy, infinite_snr_drift, solve_infinite_snr
+from sgdynamics.ode.sliding import infinite_snr_accuracy, infinite_snr_drift
+from sgdynamics.ode.sliding_solver import solve_infinite_snr
 from sgdynamics.papers.effective_dynamics import mixtures
 from sgdynamics.papers.effective_dynamics.mixtures import (
     active_types_probability,

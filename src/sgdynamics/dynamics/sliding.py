@@ -13,7 +13,8 @@ from sgdynamics.dynamics.fields import FieldDynamics
 from sgdynamics.dynamics.requests import Solution, SolveRequest, end_warnings, find_ends
 from sgdynamics.expectations.interface import Quadrature
 from sgdynamics.ode.case import ATOL, MARGIN, RTOL
-from sgdynamics.ode.sliding import infinite_snr_risk, solve_infinite_snr
+from sgdynamics.ode.sliding import infinite_snr_risk
+from sgdynamics.ode.sliding_solver import solve_infinite_snr
 from sgdynamics.problems.overlap_starts import Start
 from sgdynamics.results.clock import Clock
 

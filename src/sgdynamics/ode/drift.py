@@ -13,7 +13,11 @@ At finite d the mean increment of one step is exact with
     (lr/d) { (l_b/B) 2 D_b C + (1 - 1/B) l_b^2 H Omega_b H^T + al^2 Q_b
              + al l_b [(H Omega_b)_students + transpose] }
 
-added to dQ_b, and on the sphere with the mean of the higher orders of the normalisation.
+added to dQ_b, and on the sphere with the mean of the higher orders of the normalisation. Here
+D_b C is the derivative of C with respect to the field covariance along l_b Omega_b.
+
+Sources: Saad and Solla, Phys. Rev. E 52, 4225 (1995), for the limit with one block; Yoshida and
+Okada, NeurIPS 2019, for blocks of a covariance.
 """
 
 from __future__ import annotations
@@ -58,9 +62,10 @@ def drift(
     flow: bool = False,
     finite: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Return d(M, Q, a)/dt.
+    """Return d(M, Q, a)/dt at one state.
 
-    `finite` contains 1/d and the block sizes for the exact mean increment at that d.
+    `flow` leaves out the noise of the gradient (gradient flow, lr -> 0). `finite` contains 1/d and
+    the block sizes for the exact mean increment at that d (`finite_dimension_inputs`).
     """
     p = structure.width
     M, Q, head = state["M"], state["Q"], state["a"]
@@ -71,23 +76,26 @@ def drift(
         quadrature, nodes, parameters, overlaps, head, finite=finite is not None, flow=flow
     )
     coefficients = moments.coefficients(parameters)
-    # l_b H Omega_b: students and signals side by side
+    # l_b H Omega_b, with the columns of students first and of signals after them
     pull = jnp.einsum("bic,bcd->bid", coefficients, overlaps.blocks)
     inward = pull[..., :p] + jnp.swapaxes(pull[..., :p], -1, -2)
     dM = -pull[..., p:] - decay * M
     dQ = -inward - 2 * decay * Q
     if not flow:
+        # E[h h^T] |x_b|^2/d, the norm of a gradient outside of the rows and signals
         growth = input_covariance.block_traces(
             parameters, None if finite is None else finite["sizes"] * finite["inverse_dimension"]
         )
         dQ = dQ + (lr / batch) * growth[:, None, None] * moments.noise
         if finite is not None:
+            # Products of increments inside of the frame: within one sample, and between the samples
+            # of a batch, where the mean factorises into l_b^2 H Omega_b H^T.
             tilt = jnp.einsum("bid,bjd->bij", pull, coefficients)
-            # exact mean of the second-order terms of one step at finite d
             norms: Any = moments.norms
             second_order = norms / batch + (1 - 1 / batch) * tilt
             second_order = second_order + decay**2 * Q + decay * inward
             dQ = dQ + lr * finite["inverse_dimension"] * second_order
+    # First order of the normalisation; the higher ones matter at finite d only.
     dM, dQ = structure.constraint.project_overlap_rates(M, Q, dM, dQ)
     if structure.constraint.fixes_norms and finite is not None and not flow:
         remainder = _sphere_remainder(structure, parameters, algorithm, state, batch, finite)
@@ -104,8 +112,8 @@ def drift(
 class MeanStep(Field):
     """The drift as a vector field of the integrator.
 
-    `each` contains the nodes, and on the sphere at finite d also `points`; `shared` contains the
-    parameters.
+    `replicate` contains the nodes, and on the sphere at finite d also `points`; `shared` contains
+    the parameters.
 
     The variable of integration is t, or alpha if the learning rate is a schedule; t is then the
     integral of lr/batch. All parameters are evaluated at alpha, also a batch size that is not an
@@ -118,35 +126,32 @@ class MeanStep(Field):
     flow: bool
     symmetric = ("Q",)
 
-    def __call__(self, each: PyTree, shared: Parameters, t: Scalar, state: State) -> Any:
+    def __call__(self, replicate: PyTree, shared: Parameters, t: Scalar, state: State) -> Any:
         lr, state = shared["algorithm"]["lr"], from_units(shared, state)
-        constant = shared["algorithm"].get("batch", self.batch)
-        alpha = t if is_scheduled(lr) or self.flow else t * constant / lr
+        # alpha = steps B/d = t B/lr at constant rate and batch
+        constant_batch = shared["algorithm"].get("batch", self.batch)
+        alpha = t if is_scheduled(lr) or self.flow else t * constant_batch / lr
         now = values_at({"problem": shared["problem"], "algorithm": shared["algorithm"]}, alpha)
         batch = now["algorithm"].get("batch", self.batch)
-        finite = (
-            shared["finite"]
-            if "points" not in each
-            else {**shared["finite"], "points": each["points"]}
+        finite = shared["finite"]
+        if "points" in replicate:
+            finite = {**finite, "points": replicate["points"]}
+        rates = drift(
+            self.structure,
+            self.quadrature,
+            replicate["nodes"],
+            now["problem"],
+            now["algorithm"],
+            state,
+            batch=batch,
+            flow=self.flow,
+            finite=finite,
         )
-        setting = {"batch": batch, "flow": self.flow, "finite": finite}
-        rates = in_units(
-            shared,
-            drift(
-                self.structure,
-                self.quadrature,
-                each["nodes"],
-                now["problem"],
-                now["algorithm"],
-                state,
-                **setting,
-            ),
-        )
-        return (
-            jax.tree.map(lambda value: value * (now["algorithm"]["lr"] / batch), rates)
-            if is_scheduled(lr)
-            else rates
-        )
+        rates = in_units(shared, rates)
+        if not is_scheduled(lr):
+            return rates
+        # d/dalpha = (dt/dalpha) d/dt with dt/dalpha = lr/B
+        return jax.tree.map(lambda value: value * (now["algorithm"]["lr"] / batch), rates)
 
 
 def replicate_inputs(
@@ -156,7 +161,7 @@ def replicate_inputs(
     nodes = expectation_of(structure).nodes(quadrature, flow)
     if finite is None or "points" not in finite:
         return {"nodes": nodes}, finite
-    # nodes that are not sampled are repeated for each replicate of the points
+    # Nodes that are not sampled are repeated for each replicate of the points.
     nodes = {
         name: np.broadcast_to(value, (quadrature.replicates, *value.shape[1:]))
         for name, value in nodes.items()
@@ -176,12 +181,17 @@ def _sphere_remainder(
 ) -> dict[str, Any]:
     """Return the mean of the normalised overlaps minus their first-order expansion, per unit of t.
 
-    It applies the step of the exact chain to Sobol points for the input, so that it is the
+    With g_i = |w_i|^2 - 1 after the step and before the normalisation, s_i = sqrt(1 + g_i) and
+    k_i = 1/s_i - 1 + g_i/2, the normalised overlaps are M_i/s_i and Q_ij/(s_i s_j). Their first
+    order, (1 - g_i/2) M_i and (1 - g_i/2 - g_j/2) Q_ij, is part of `drift`. The mean is over Sobol
+    points for the input, and the step is that of the exact chain, so that the result is the
     increment of the chain by construction.
     """
+    # The step before the normalisation, which is applied by hand below.
     free = replace(structure, constraint=NONE)
     layout = compressed.Layout(free, batch, single_step=True)
     frame = parameters["frame"]
+    # Rows W = [T | L] with these overlaps: M = T F^T with the frame F, Q = T T^T + L L^T.
     T = jnp.swapaxes(jax.vmap(solve_forward)(frame, jnp.swapaxes(state["M"], -1, -2)), -1, -2)
     L = jax.vmap(lower_root)(state["Q"] - T @ jnp.swapaxes(T, -1, -2))
     rows = compressed.initial_rows(layout, T, L, state["a"])
@@ -199,15 +209,14 @@ def _sphere_remainder(
         change = {name: after[name] - state[name] for name in ("M", "Q")}
         g = jnp.einsum("bii->i", change["Q"])
         s = jnp.sqrt(1 + g)
-        # 1/s - 1 + g/2 without cancellation: g is of order 1/d
+        # k = 1/s - 1 + g/2 without cancellation, as g is of order 1/d; u = 1/s - 1
         k = g**2 * (s + 2) / (2 * s * (1 + s) ** 2)
         u = k - g / 2
-        # w_i/s_i with s_i = sqrt(1 + g_i): remainders of M_i/s_i and of Q_ij/(s_i s_j)
-        both = (g[:, None] + g[None, :]) / 2
+        # The first order multiplies the overlaps before the step, hence the terms with `change`.
+        first_order = (g[:, None] + g[None, :]) / 2
+        higher_orders = k[:, None] + k[None, :] + u[:, None] * u[None, :]
         remainder_M = after["M"] * k[:, None] - change["M"] * g[:, None] / 2
-        remainder_Q = (
-            after["Q"] * (k[:, None] + k[None, :] + u[:, None] * u[None, :]) - change["Q"] * both
-        )
+        remainder_Q = after["Q"] * higher_orders - change["Q"] * first_order
         return {"M": remainder_M / rate, "Q": remainder_Q / rate}
 
     points = finite["points"]
@@ -219,12 +228,10 @@ def _sphere_remainder(
 def _sphere_points(
     structure: Structure, batch: int, sizes: tuple[int, ...]
 ) -> dict[str, np.ndarray]:
-    """Return Sobol points for the random numbers of one step.
+    """Return Sobol points for the random numbers of one step, with a leading axis of replicates.
 
     They are the normals inside the frame, the label noise, and the Bartlett factors of the part
     outside at these block sizes.
-
-    All have a leading axis of replicates, as for every sampled expectation.
     """
     from scipy import stats  # imported here, because it takes as long as a small solution
 
@@ -242,6 +249,8 @@ def _sphere_points(
     points = points.reshape(-1, sum(counts))
     inside, noise, below, diagonal = np.split(points, np.cumsum(counts)[:-1], axis=1)
     n = len(points)
+    # Bartlett: the Gram matrix of Gaussian columns has a triangular root with chi variables on its
+    # diagonal, here by the inverse distribution function, and normals below it.
     free = np.array(sizes)[:, None] - layout.inside - np.arange(columns)
     chi2 = stats.chi2.ppf(special.ndtr(diagonal).reshape(n, blocks, columns), np.maximum(free, 1))
     chi = np.where(free > 0, np.sqrt(chi2), 0.0)

@@ -2,7 +2,7 @@
 
 `diffrax.diffeqsolve` is general (gradients, root finding, every kind of output), and takes seconds
 to import, trace and compile for any field. A solution at given times needs little of that. This
-loop makes the same steps, with the same error control and dense output, to rounding, and contains
+loop takes the same steps, with the same error control and dense output, to rounding, and contains
 the field once. A state is one vector here.
 """
 
@@ -21,7 +21,7 @@ from jaxtyping import Bool, Float
 from sgdynamics.base.arrays import IntScalar, Numeric, Scalar, State
 from sgdynamics.ode.dormand_prince import DENSE, ERROR, ORDER, STAGES, A, C
 
-# First step of diffeqsolve; it is repeated with a shorter step if it fails.
+# First step of diffeqsolve; a step that fails is repeated with a shorter length.
 FIRST_STEP = 0.01
 # A step that ends within this many units in the last place of the end is extended to the end.
 NEAR_THE_END = 100
@@ -29,8 +29,8 @@ NEAR_THE_END = 100
 SAFETY, SHORTEST, LONGEST = 0.9, 0.2, 10.0
 
 
-class StepResult(NamedTuple):
-    """Result of the explicit method.
+class TrajectoryEnd(NamedTuple):
+    """Result of the explicit method for one trajectory.
 
     Attributes
     ----------
@@ -39,18 +39,18 @@ class StepResult(NamedTuple):
     last : dict
         The last state.
     time : array
-        Its time.
-    left : array of bool
+        Time of the last state.
+    has_diverged : array of bool
         Whether the trajectory left its bounds.
-    full : array of bool
+    exhausted : array of bool
         Whether the steps ran out.
     """
 
     saved: Any
     last: Any
     time: Any
-    left: Any
-    full: Any
+    has_diverged: Any
+    exhausted: Any
 
 
 class Loop(NamedTuple):
@@ -63,8 +63,8 @@ class Loop(NamedTuple):
     y, rate : array
         State at t, and dy/dt, the last stage of the previous step.
     steps : array of int
-        Number of steps taken.
-    left : array of bool
+        Number of steps taken; -1 before the rate at the start is known.
+    has_diverged : array of bool
         Whether the trajectory left its bounds.
     index : array of int
         Index of the next save point.
@@ -77,12 +77,12 @@ class Loop(NamedTuple):
     y: Any
     rate: Any
     steps: Any
-    left: Any
+    has_diverged: Any
     index: Any
     saved: Any
 
 
-# names and shapes of the variables of a state
+# Names and shapes of the variables of a state, in the order of the vector.
 Form = tuple[tuple[str, tuple[int, ...]], ...]
 
 
@@ -99,10 +99,17 @@ def first_loop(state: State, times: np.ndarray, replicates: int) -> Loop:
     runs = len(next(iter(state.values())))
     y = np.concatenate([np.reshape(state[name], (runs, -1)) for name in sorted(state)], axis=-1)
     lead, y = (replicates, runs), np.broadcast_to(y, (replicates, *y.shape))
-    zeros = np.zeros(lead)
-    saved = np.full((*lead, len(times), y.shape[-1]), np.inf)
-    steps, index = np.full(lead, -1, dtype=np.int64), np.zeros(lead, dtype=np.int64)
-    return Loop(zeros, zeros, y, np.zeros(y.shape), steps, np.zeros(lead, dtype=bool), index, saved)
+    return Loop(
+        t=np.zeros(lead),
+        until=np.zeros(lead),
+        y=y,
+        rate=np.zeros(y.shape),
+        steps=np.full(lead, -1, dtype=np.int64),
+        has_diverged=np.zeros(lead, dtype=bool),
+        index=np.zeros(lead, dtype=np.int64),
+        # Save points that are not reached stay infinite, which no state is.
+        saved=np.full((*lead, len(times), y.shape[-1]), np.inf),
+    )
 
 
 def advance(
@@ -120,34 +127,43 @@ def advance(
     Several calls make the same steps as one.
     """
     end = times[-1]
-    close = jax.lax.bitcast_convert_type(
+    # Positive floats are ordered as their bit patterns: subtracting from these counts units in the
+    # last place.
+    close_to_end = jax.lax.bitcast_convert_type(
         jax.lax.bitcast_convert_type(end, jnp.int64) - NEAR_THE_END, end.dtype
     )
 
     def is_running(loop: Loop) -> Any:
-        return (loop.t < end) & (loop.steps < most) & ~loop.left
+        return (loop.t < end) & (loop.steps < most) & ~loop.has_diverged
 
     def step(loop: Loop) -> Loop:
         h = loop.until - loop.t
         # The first step has length 0: it evaluates the rate at the start, so that the field is in
         # the program only once.
         is_first = loop.steps < 0
-        y, last, ks = _stages(
-            lambda t, y: flat(field(t, unflatten(form, y))), loop.t, loop.until, loop.y, loop.rate
-        )
-        size = _error(loop.y, y, ks, rtol, atol)
-        is_accepted = (size < 1) | is_first
+
+        def flat_rate(t: Scalar, y: Float[Array, " n"]) -> Float[Array, " n"]:
+            return flatten(field(t, unflatten(form, y)))
+
+        y, last_rate, increments = _stages(flat_rate, loop.t, loop.until, loop.y, loop.rate)
+        error = _relative_error(loop.y, y, increments, rtol, atol)
+        is_accepted = (error < 1) | is_first
+        # An integral controller: the error of a step is of order h^ORDER. An accepted step does not
+        # shorten the next one, a rejected step does not lengthen it.
         factor = jnp.clip(
-            SAFETY * (1 / size) ** (1 / ORDER),
+            SAFETY * (1 / error) ** (1 / ORDER),
             jnp.where(is_accepted, 1.0, SHORTEST),
             jnp.where(is_accepted, LONGEST, SAFETY),
         )
         t = jnp.minimum(jnp.where(is_accepted, loop.until, loop.t), end)
         until = t + jnp.where(is_first, FIRST_STEP, h * factor)
+        # The last step ends exactly at the end. A rejected one that would reach it is halved
+        # instead, or it would be repeated for ever.
+        last_until = jnp.where(is_accepted, end, t + 0.5 * (end - t))
         until = jnp.where(
             is_first,
             jnp.minimum(until, end),
-            jnp.where(until > close, jnp.where(is_accepted, end, t + 0.5 * (end - t)), until),
+            jnp.where(until > close_to_end, last_until, until),
         )
 
         def has_save_point(carry: tuple[Any, Any]) -> Any:
@@ -155,19 +171,21 @@ def advance(
             return is_accepted & (times[index] <= loop.until) & (index < len(times))
 
         def save(carry: tuple[Any, Any]) -> tuple[Any, Any]:
-            # dense output: a polynomial of degree 6 in the fraction of the step
             index, saved = carry
+            # The first step has no length: its only save point is the start.
             elapsed = (times[index] - loop.t) / jnp.where(is_first, 1.0, h)
             fraction = jnp.where(is_first, 0.0, elapsed)
+            # Dense output: a polynomial of degree 6 in the fraction of the step.
             weights = jnp.asarray(DENSE) @ fraction ** np.arange(6.0, 0.0, -1.0)
-            value = jnp.where(is_first, loop.y, loop.y + weights @ ks)
+            value = jnp.where(is_first, loop.y, loop.y + weights @ increments)
             return index + 1, saved.at[index].set(value)
 
         index, saved = jax.lax.while_loop(has_save_point, save, (loop.index, loop.saved))
         y = jnp.where(is_accepted & ~is_first, y, loop.y)
-        rate = jnp.where(is_accepted, last, loop.rate)
-        left = ~inside(t, unflatten(form, y))
-        return Loop(t, until, y, rate, loop.steps + 1, left, index, saved)
+        # First same as last: the last stage of an accepted step is the first of the next one.
+        rate = jnp.where(is_accepted, last_rate, loop.rate)
+        has_diverged = ~inside(t, unflatten(form, y))
+        return Loop(t, until, y, rate, loop.steps + 1, has_diverged, index, saved)
 
     return jax.lax.while_loop(is_running, step, loop)
 
@@ -180,29 +198,21 @@ def explicit(
     atol: float | Float[Array, ""],
     inside: Callable[[Scalar, State], Any],
     most: int,
-) -> StepResult:
+) -> TrajectoryEnd:
     """Integrate one trajectory from 0 by Dormand-Prince 8(7), saved at `times` by dense output.
 
     It ends where it is no longer `inside`.
     """
-    form, y = form_of(state), flat(state)
+    form, y = form_of(state), flatten(state)
     start, saved = jnp.zeros_like(times[-1]), jnp.full((len(times), len(y)), jnp.inf, y.dtype)
     first = jax.tree.map(jnp.asarray, Loop(start, start, y, jnp.zeros_like(y), -1, False, 0, saved))
-    return collect(form, advance(field, form, first, times, rtol, atol, inside, most), times[-1])
+    loop = advance(field, form, first, times, rtol, atol, inside, most)
+    exhausted = (loop.t < times[-1]) & ~loop.has_diverged
+    states = unflatten(form, loop.saved), unflatten(form, loop.y)
+    return TrajectoryEnd(*states, loop.t, loop.has_diverged, exhausted)
 
 
-def collect(form: Form, loop: Loop, end: Any) -> StepResult:
-    """Return the result of one trajectory, or of several with leading axes."""
-    return StepResult(
-        unflatten(form, loop.saved),
-        unflatten(form, loop.y),
-        loop.t,
-        loop.left,
-        (loop.t < end) & ~loop.left,
-    )
-
-
-def flat(state: State) -> Float[Array, " n"]:
+def flatten(state: State) -> Float[Array, " n"]:
     """Return a state as one vector."""
     return jnp.concatenate([jnp.reshape(state[name], -1) for name in sorted(state)])
 
@@ -230,26 +240,29 @@ def _stages(
     def stage(index: Any, carry: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
         _, _, increments = carry
         stage_state = y + rows[index] @ increments
-        # a stage at the end of the step is there to the last bit
-        stage_rate = field(jnp.where(nodes[index] == 1, until, t + nodes[index] * h), stage_state)
+        # t + h may differ from `until` by rounding, which a schedule with edges would notice.
+        stage_time = jnp.where(nodes[index] == 1, until, t + nodes[index] * h)
+        stage_rate = field(stage_time, stage_state)
         return stage_state, stage_rate, increments.at[index].set(h * stage_rate)
 
-    ks = jnp.zeros((STAGES, len(y)), y.dtype).at[0].set(h * rate)
-    return jax.lax.fori_loop(1, STAGES, stage, (y, rate, ks))
+    # Rows of later stages are zero until they are computed, as are their coefficients in A.
+    increments = jnp.zeros((STAGES, len(y)), y.dtype).at[0].set(h * rate)
+    return jax.lax.fori_loop(1, STAGES, stage, (y, rate, increments))
 
 
-def _error(
+def _relative_error(
     y: Float[Array, " n"],
     after: Float[Array, " n"],
-    ks: Float[Array, "stages n"],
+    increments: Float[Array, "stages n"],
     rtol: Numeric | float,
     atol: Numeric | float,
 ) -> Float[Array, ""]:
-    """Return the root mean square error of a step relative to the tolerance.
+    """Return the root mean square of error_i/(atol + rtol max(|y_i|, |after_i|)) of a step.
 
     It is infinite if the field was not finite at a stage.
     """
     undefined: Bool[Array, ""] = jnp.isnan(after).any()
     largest = jnp.maximum(jnp.abs(y), jnp.abs(jnp.where(undefined, y, after)))
-    error = (jnp.asarray(ERROR) @ ks) / (atol + largest * rtol)
+    error = (jnp.asarray(ERROR) @ increments) / (atol + largest * rtol)
+    # NaN would be neither accepted nor rejected; an infinite error shortens the step.
     return jnp.sqrt(jnp.mean(jnp.where(jnp.isnan(error), jnp.inf, error) ** 2))

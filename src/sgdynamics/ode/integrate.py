@@ -324,12 +324,12 @@ def _advance_all(function: Callable[..., Loop], case: Case, inputs: tuple[Any, .
         # Copying more from the device would take as long as a small solution.
         if per_step is not None and (t >= end).all():
             break
-        left, count = np.asarray(loops.left), int(np.asarray(loops.steps).max())
+        has_diverged, count = np.asarray(loops.has_diverged), int(np.asarray(loops.steps).max())
         # The first stretch of a program includes its compilation, so the second is measured.
         if steps_taken > 0 or per_step is not None:
             per_step = _PACE[pace] = seconds / max(count - steps_taken, 1)
         steps_taken = count
-        is_running = (t < end) & ~left
+        is_running = (t < end) & ~has_diverged
         if count >= MOST_STEPS or not is_running.any():
             break
         if per_step is not None:
@@ -366,7 +366,7 @@ def _estimate_steps_left(loops: Loop, end: Any, steps_taken: int) -> int:
     else:
         # n steps that grow by the factor r = LONGEST cover h (r^n - 1)/(r - 1).
         counts = np.log(1 + (LONGEST - 1) * time_left / h) / np.log(LONGEST)
-    counts = np.where(np.asarray(loops.left), 0.0, counts)
+    counts = np.where(np.asarray(loops.has_diverged), 0.0, counts)
     return int(min(np.ceil(counts.max()), MOST_STEPS - steps_taken))
 
 
@@ -377,7 +377,7 @@ def _explicit_result(case: Case, loops: Loop) -> ExplicitResult:
     saved = symmetrise(case.field, unflatten(form, loops.saved))
     if (loops.t >= end).all():
         return ExplicitResult(saved, {}, loops.t, no_exit, no_exit)
-    exhausted = (loops.t < end) & ~np.asarray(loops.left)
+    exhausted = (loops.t < end) & ~np.asarray(loops.has_diverged)
     last = unflatten(form, np.asarray(loops.y))
     return ExplicitResult(saved, last, loops.t, no_exit, exhausted)
 

@@ -18,21 +18,30 @@ import numpy as np
 
 # Steps of LSODA before its tolerance is loosened; a smooth decade needs a few hundred.
 STEPS_PER_DECADE = 1500
-# total number of steps
+# Total number of steps before an exhausted solution is given up.
 MOST_STEPS = 30000
-# steps between two progress reports
+# Steps between two progress reports.
 REPORT_INTERVAL = 20
-# smallest tolerance that LSODA accepts
+# Smallest relative tolerance that LSODA accepts.
 LEAST_RTOL = 1e-13
-# tolerance of the time of an event
+# Tolerance of the time of an event, relative to max(1, t).
 EVENT_TOLERANCE = 1e-12
 
 
 class StiffResult(NamedTuple):
-    """One solution: values (size, time) at the save points, NaN beyond its last time.
+    """Result of LSODA for one trajectory.
 
-    `ended`: "finished", "event" (`watch` fell below zero), "diverged" (out of bounds or not finite)
-    or "exhausted" (no steps left).
+    Attributes
+    ----------
+    values : ndarray, (size, time)
+        States at the save points, NaN beyond the last time.
+    time : float
+        Time of the last state.
+    state : ndarray, (size,)
+        The last state.
+    ended : str
+        "finished", "event" (`watch` fell below zero), "diverged" (out of bounds or not finite) or
+        "exhausted" (no steps left).
     """
 
     values: np.ndarray
@@ -62,50 +71,57 @@ def integrate_lsoda(
     """
     from scipy import integrate  # imported here, because few solutions need it
 
-    y, now, slack, spent = np.asarray(state, dtype=np.float64), float(t0), 1.0, 0
+    y, now = np.asarray(state, dtype=np.float64), float(t0)
+    # Factor by which the tolerances are loosened, and number of steps so far.
+    slack, steps_taken = 1.0, 0
     values = np.full((len(y), len(times)), np.nan)
     values[:, times == now] = y[:, None]
     end = float(times[-1]) if len(times) else now
     while now < end:
+        # Each decade has its own solver, because the tolerance of a solver is fixed.
         solver = integrate.LSODA(
             field, now, y, end, rtol=max(slack * rtol, LEAST_RTOL), atol=slack * atol
         )
-        decade = 10.0 * now if now > 0 else end
+        decade_end = 10.0 * now if now > 0 else end
         for _ in range(STEPS_PER_DECADE):
             with warnings.catch_warnings():
-                # LSODA warns about lack of convergence; its status "failed" is handled below
+                # LSODA warns about lack of convergence; its status "failed" is handled below.
                 warnings.simplefilter("ignore")
                 solver.step()
-            spent += 1
-            if report is not None and spent % REPORT_INTERVAL == 0:
+            steps_taken += 1
+            if report is not None and steps_taken % REPORT_INTERVAL == 0:
                 report(float(solver.t))
             y_new = solver.y
+            # The last state within bounds is returned, not the one outside of them.
             if not np.all(np.isfinite(y_new)) or not inside(float(solver.t), y_new):
                 return StiffResult(values, now, y, "diverged")
             if solver.status == "failed":
                 break
-            between = (times > now) & (times <= solver.t)
+            in_step = (times > now) & (times <= solver.t)
             crossed = watch is not None and watch(y_new) < 0
-            dense = solver.dense_output() if crossed or between.any() else None
+            # The interpolant is only built for steps that need it.
+            dense = solver.dense_output() if crossed or in_step.any() else None
             if crossed:
                 assert watch is not None
                 assert dense is not None
-                when = _crossing(watch, dense, now, solver.t)
-                before = between & (times <= when)
-                if before.any():
-                    values[:, before] = dense(times[before])
-                return StiffResult(values, when, dense(when), "event")
-            if between.any():
+                event_time = _crossing(watch, dense, now, solver.t)
+                before_event = in_step & (times <= event_time)
+                if before_event.any():
+                    values[:, before_event] = dense(times[before_event])
+                return StiffResult(values, event_time, dense(event_time), "event")
+            if in_step.any():
                 assert dense is not None
-                values[:, between] = dense(times[between])
+                values[:, in_step] = dense(times[in_step])
             now, y = float(solver.t), np.array(y_new)
-            if solver.status == "finished" or now >= decade:
+            if solver.status == "finished" or now >= decade_end:
                 break
         else:
-            if spent >= MOST_STEPS and 10 * slack > loosest:
+            # The decade used up its steps: its tolerance is below the rounding of the drift.
+            if steps_taken >= MOST_STEPS and 10 * slack > loosest:
                 return StiffResult(values, now, y, "exhausted")
             slack = min(10 * slack, loosest)
             continue
+        # LSODA gave up at this tolerance; the next one starts from the last good state.
         if solver.status == "failed":
             if slack >= loosest:
                 return StiffResult(values, now, y, "exhausted")
@@ -124,10 +140,6 @@ def _crossing(watch: Callable[[np.ndarray], float], dense: Any, low: float, high
         return high
     from scipy import optimize
 
-    return float(
-        np.asarray(
-            optimize.brentq(
-                lambda t: watch(dense(t)), low, high, xtol=EVENT_TOLERANCE * max(1.0, high)
-            )
-        )
-    )
+    tolerance = EVENT_TOLERANCE * max(1.0, high)
+    crossing = optimize.brentq(lambda t: watch(dense(t)), low, high, xtol=tolerance)
+    return float(np.asarray(crossing))

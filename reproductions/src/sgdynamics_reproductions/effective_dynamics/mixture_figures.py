@@ -18,7 +18,7 @@ from matplotlib.axes import Axes
 from sgdynamics import GaussianMixture, OnePassSGD, Start, random_start, start
 from sgdynamics.base import checks
 from sgdynamics.base.arrays import RealArray
-from sgdynamics.ode.sliding import solve_infinite_snr
+from sgdynamics.ode.sliding_solver import solve_infinite_snr
 from sgdynamics.papers.effective_dynamics import (
     active_types_probability,
     arc_paths,

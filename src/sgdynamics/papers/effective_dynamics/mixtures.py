@@ -25,7 +25,7 @@ from numpy.typing import ArrayLike
 
 from sgdynamics.base import checks
 from sgdynamics.base.arrays import RealArray
-from sgdynamics.ode.sliding import solve_infinite_snr
+from sgdynamics.ode.sliding_solver import solve_infinite_snr
 
 # for each type: direction, sign of the cluster mean along it, sign of v
 TYPES: dict[str, dict[str, tuple[int, int, int]]] = {
