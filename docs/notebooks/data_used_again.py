@@ -1,10 +1,10 @@
 # %% [markdown]
 # # Data used again
 #
-# Fresh examples are a luxury. With a data set of fixed size, every example is seen many times, the network begins to
-# learn the noise of its labels by heart, and the risk on new data turns. How many passes over the data are best? This
-# notebook answers by *dynamical mean-field theory* (DMFT), the limit of many dimensions with the number of examples
-# growing in proportion, and by runs.
+# With a data set of fixed size, each example is used many times. The network starts to fit the
+# noise of the labels, and the risk on new data increases again. How many passes over the data are
+# best? This notebook answers by *dynamical mean-field theory* (DMFT), the limit of many dimensions
+# with a proportional number of examples, and by runs of SGD.
 
 # %%
 import matplotlib.pyplot as plt
@@ -17,21 +17,22 @@ import sgdynamics as sgd
 # %% [markdown]
 # ## The setting
 #
-# A linear network with noisy labels, the simplest case in which all of this happens, and a data set of 2 d examples.
-# `EpochSGD` goes through it again and again, one example a step, in a new order each time (one *epoch*).
+# A linear network with noisy labels is the simplest case with this behaviour. The data set has 2 d
+# examples. `EpochSGD` passes over it repeatedly, with one example per step and a new order in each
+# pass (an *epoch*).
 
 # %%
 problem = sgd.TeacherStudent(width=1, activation="linear", noise=0.25)
 algorithm = sgd.EpochSGD(lr=0.8, samples_per_dimension=2.0)
 start = sgd.start(problem, M=[[0.0]], Q=[[0.1]])
 epochs = np.arange(5)
-alpha = 2.0 * epochs  # examples read, for each dimension
+alpha = 2.0 * epochs  # number of examples per dimension
 
 # %% [markdown]
 # ## Theory
 #
-# DMFT follows one typical weight and one typical example, each with its memory, by sampling their paths; so it has a
-# standard error of its own.
+# DMFT follows a typical weight and a typical example, each with its memory. It samples their
+# paths, so the result has a standard error.
 
 # %%
 theory = sgd.solve_dmft(
@@ -42,7 +43,7 @@ theory
 # %% [markdown]
 # ## Runs
 #
-# The same in 150 dimensions, with 300 examples, on 64 data sets:
+# The same training in 150 dimensions, with 300 examples, on 64 data sets:
 
 # %%
 runs = sgd.simulate(
@@ -73,13 +74,15 @@ print(
 )
 
 # %% [markdown]
-# The dotted line is the noise of the labels, the best that can be had on new data. On the data set the risk falls below
-# it: labels are being learned by heart. On new data little is gained after the second epoch, and then the risk rises.
+# The dotted line is the noise of the labels, the smallest possible risk on new data. On the data
+# set the risk falls below this line: the network memorises labels. On new data the risk decreases
+# little after the second epoch, and then increases.
 #
-# ## What is a second look worth?
+# ## The worth of a repeated example
 #
-# In the first epoch every example is new, and worth one (here up to the error of sampling). `worth_of_repeats` finds how
-# many *fresh* examples would have brought the same progress as one that is seen again:
+# In the first epoch each example is new, and worth one fresh example (here up to the sampling
+# error). `worth_of_repeats` computes how many *fresh* examples give the same progress as an
+# example that is used again:
 
 # %%
 worth = sgd.worth_of_repeats(
@@ -94,6 +97,7 @@ plt.show()
 print("worth less every time:", bool(values[0] > values[1] > values[2]))
 
 # %% [markdown]
-# About a third in the second epoch, next to nothing in the third. With clean labels, or a smaller learning rate, repeats
-# are worth more: see [how many epochs?](../howto/epochs.md), and [fixed data sets](../howto/fixed_data.md) for gradient
-# descent, persistent SGD and Langevin.
+# A repeated example is worth about a third of a fresh one in the second epoch, and almost nothing
+# in the third. With clean labels, or with a smaller learning rate, repeats are worth more. See
+# [the value of repeated data](../howto/epochs.md), and [fixed data sets](../howto/fixed_data.md)
+# for gradient descent, persistent SGD and Langevin dynamics.

@@ -1,10 +1,10 @@
 # %% [markdown]
 # # First steps
 #
-# A neural network learns from examples, one at a time. How does its error fall, and why does it sometimes stand still
-# for a long while before it falls on? In many dimensions there is an exact answer, and this notebook gets it: first
-# from theory, without training anything, then from runs of stochastic gradient descent (SGD) itself, and then both side
-# by side.
+# A neural network learns from examples, one at a time. How does its error decrease, and why does
+# it sometimes stay constant for a long time before it decreases further? In high dimensions this
+# question has an exact answer. This notebook computes it from theory, without any training, then
+# by runs of stochastic gradient descent (SGD), and compares the two.
 
 # %%
 import matplotlib.pyplot as plt
@@ -17,9 +17,10 @@ import sgdynamics as sgd
 # %% [markdown]
 # ## The question
 #
-# A *student* with two hidden units learns from a *teacher*, a network of the same kind whose weights it does not know.
-# An example is a random input of d numbers with the teacher's answer. The student sees each example once and takes a
-# small step along the gradient of its squared error; `lr` is the learning rate.
+# A *student* with two hidden units learns from a *teacher*, a network of the same kind with
+# unknown weights. An example is a random input of d numbers with the teacher's answer. The student
+# uses each example once and takes a small step along the gradient of its squared error; `lr` is
+# the learning rate.
 
 # %%
 problem = sgd.TeacherStudent(width=2, teacher_width=2, activation="erf")
@@ -29,13 +30,15 @@ start = sgd.random_start(problem, dimension=d, seed=3)
 print("overlaps of the student's units with the teacher's:", start.M[0].round(3).tolist())
 
 # %% [markdown]
-# The start is random: the student's weights have nearly nothing in common with the teacher's. How much they do is the
-# matrix of *overlaps* M, the inner products of the student's rows of weights with the teacher's. M = 1 for one of them
-# and 0 for the other would be perfect.
+# The start is random, so the student's weights are almost orthogonal to the teacher's. The matrix
+# of *overlaps* M contains the inner products of the student's rows of weights with the teacher's.
+# In a perfect student each row has the overlap 1 with one row of the teacher, and 0 with the
+# other.
 #
-# ## What theory says
+# ## Theory
 #
-# As d grows, the overlaps follow an ordinary differential equation. Solving it takes a moment, whatever d is:
+# As d grows, the overlaps follow an ordinary differential equation. The time to solve it does not
+# depend on d:
 
 # %%
 alpha = np.linspace(0, 120, 61)
@@ -43,18 +46,19 @@ theory = sgd.solve_ode(problem, algorithm, start, alpha=alpha)
 theory
 
 # %% [markdown]
-# Displayed in a notebook, a result shows itself: the risk (the mean squared error on new examples, halved), the
-# overlaps, and a table of both. Time is counted in t = lr · steps/d; `alpha` is the number of examples for each
-# dimension.
+# A notebook displays a result as figures of the risk (half the mean squared error on new examples)
+# and of the overlaps, with a table of both. The time is t = lr · steps/d, and `alpha` is the
+# number of examples per dimension.
 #
-# Three things happen. At first the risk falls fast: both units learn what the teacher's units have in common. Then it
-# stands still. On this *plateau* both units are the same, and nothing tells them which should learn which. At last the
-# small difference that they had at the start has grown large enough: they share the work, and the risk falls to zero.
+# The curve has three parts. First the risk decreases fast: both units learn what the units of the
+# teacher have in common. Then it stays on a *plateau*, where both units are the same and no
+# gradient separates them. Finally the small initial difference between the units has grown: each
+# unit specialises on one unit of the teacher, and the risk decreases to zero.
 #
-# ## What SGD does
+# ## Simulation
 #
-# `simulate` runs SGD at d = 1000. It never makes vectors of a thousand numbers: a few columns have exactly the same
-# law, so that a billion dimensions would cost no more a step.
+# `simulate` runs SGD at d = 1000 without vectors of a thousand numbers: a few columns have exactly
+# the same law. The cost of a step does not depend on d, even in a billion dimensions.
 
 # %%
 runs = sgd.simulate(
@@ -64,10 +68,10 @@ comparison = sgd.compare(theory, runs)
 comparison
 
 # %% [markdown]
-# The left picture has the theory as a line and the mean of 50 runs as points with standard errors. The right one says
-# by how many standard errors they differ: on the way down to the plateau, hardly. The end of the plateau is another
-# matter. When a run leaves it depends on its luck, and the mean over early and late runs is not the curve of a typical
-# one:
+# The left figure shows the theory as a line, and the mean of 50 runs as points with standard
+# errors. The right figure shows the difference in standard errors. Before the plateau the two
+# agree. At the end of the plateau they differ, because each run leaves it at a random time, and
+# the mean over early and late runs is not the curve of a typical run:
 
 # %%
 fig, ax = plt.subplots(figsize=(7, 3.6), layout="constrained")
@@ -79,10 +83,10 @@ ax.legend(frameon=False)
 plt.show()
 
 # %% [markdown]
-# ## When does it leave?
+# ## Exit times
 #
-# `exit_time` asks theory and runs for the moment at which the risk has fallen by a given share; here by 99%, which is
-# below the plateau.
+# `exit_time` computes the time at which the risk has decreased by a given fraction, in theory and
+# in runs. Here the fraction is 99%, which is below the plateau.
 
 # %%
 options = {"threshold": 0.99, "max_time": 700}
@@ -97,6 +101,6 @@ print(
 print(f"the first left at {measured.alpha.min():.0f}, the last at {measured.alpha.max():.0f}")
 
 # %% [markdown]
-# The two agree to a few percent at d = 1000, and the difference shrinks as d grows.
+# Theory and runs agree to a few percent at d = 1000, and the difference decreases as d grows.
 #
-# Next: [a whole phase diagram](phase_diagrams.ipynb), or [a problem of your own](own_problem.ipynb).
+# Next: [phase diagrams](phase_diagrams.ipynb), or [a problem of your own](own_problem.ipynb).

@@ -1,9 +1,10 @@
 # %% [markdown]
 # # From PyTorch to theory
 #
-# You train a two-layer network with PyTorch. If its inputs are close to Gaussian and every example is used once, the
-# whole learning curve follows from a few overlaps of its weights. After this notebook you can compute that curve from
-# your network, your loss and your optimiser, in one call, before or during the training.
+# You train a two-layer network with PyTorch. If its inputs are close to Gaussian and each example
+# is used once, a few overlaps of the weights determine the whole learning curve. After this
+# notebook you can compute that curve from your network, your loss and your optimiser, in one call,
+# before or during the training.
 
 # %%
 import matplotlib.pyplot as plt
@@ -17,9 +18,10 @@ import sgdynamics as sgd
 # %% [markdown]
 # ## A training
 #
-# An ordinary network of 200 inputs and four ReLU units, the mean squared error, SGD on all weights, batches of eight.
-# The labels come from a network of two units, with noise of variance 0.01. The layers have no biases: the theory does
-# not contain trained biases, and `from_training` says so if it finds any.
+# An ordinary network with 200 inputs and four ReLU units, the mean squared error, SGD on all
+# weights, and batches of eight. The labels come from a network of two units, with noise of
+# variance 0.01. The layers have no biases: the theory does not contain trained biases, and
+# `from_training` raises an error if the network has any.
 
 # %%
 d, batch, noise = 200, 8, 0.01
@@ -50,24 +52,27 @@ def draw(count):
 # %% [markdown]
 # ## The same training in the units of the theory
 #
-# `from_training` reads the network, the loss and the optimiser, and returns problem, algorithm and start. The
-# conversion contains the factors that are easy to forget: the library's loss is $(f - y)^2/2$, half of PyTorch's; its
-# output is a mean over units, PyTorch's a sum; its learning rate counts per input dimension.
+# `from_training` reads the network, the loss and the optimiser, and returns problem, algorithm and
+# start. It converts three factors that are easy to forget. The library's loss is $(f - y)^2/2$,
+# half of PyTorch's. Its output is a mean over units, PyTorch's a sum. Its learning rate is per
+# input dimension.
 
 # %%
 training = sgd.from_training(network, loss, optimiser, teacher=teacher, noise=noise, batch=batch)
 problem, algorithm, start = training
+torch_lr = optimiser.param_groups[0]["lr"]
 print(
-    f"PyTorch: lr = {optimiser.param_groups[0]['lr']}; library: lr = {algorithm.lr:g}, head_rate = {algorithm.head_rate:g}"
+    f"PyTorch: lr = {torch_lr}; library: lr = {algorithm.lr:g}, head_rate = {algorithm.head_rate:g}"
 )
 print("overlaps with the teacher:", start.M[0].round(2).tolist())
 
 # %% [markdown]
 # ## The learning curve, predicted
 #
-# The ODE is the limit of many inputs; `simulate` draws runs of SGD with exactly 200 inputs, and shows how much one
-# training deviates from another. `training.alpha` converts optimiser steps to the clock of the library, samples per
-# dimension. Results contain the risk, which is half the mean squared error; `training.loss` converts it.
+# The ODE is the limit of many inputs. `simulate` draws runs of SGD with exactly 200 inputs, and
+# shows how much two trainings differ. `training.alpha` converts optimiser steps to the clock of
+# the library, samples per dimension. Results contain the risk, which is half the mean squared
+# error; `training.loss` converts it.
 
 # %%
 steps = np.array([0, 50, 100, 200, 300, 500, 700, 1000, 1400, 2000, 3000])
@@ -100,9 +105,10 @@ def train(steps):
 measured = train(steps)
 predicted = training.loss(theory.risk.values[0])
 for step in (0, 100, 300, 3000):
-    at = list(steps).index(step)
+    index = list(steps).index(step)
     print(
-        f"step {step:4d}: mean squared error {measured[at]:.3f} of the network, {predicted[at]:.3f} of the ODE"
+        f"step {step:4d}: mean squared error {measured[index]:.3f} of the network,"
+        f" {predicted[index]:.3f} of the ODE"
     )
 
 # %%
@@ -116,7 +122,8 @@ ax.legend(frameon=False)
 plt.show()
 inside = (measured > 0.97 * low.values) & (measured < 1.03 * high.values)
 print(
-    f"{int(inside.sum())} of {len(steps)} measurements lie within the band (widened by 3%, the error of a measurement)"
+    f"{int(inside.sum())} of {len(steps)} measurements lie within the band"
+    " (widened by 3%, the error of a measurement)"
 )
 
 # %% [markdown]
@@ -124,14 +131,16 @@ print(
 #
 # | your training | what to do |
 # | --- | --- |
-# | momentum, Nesterov, weight decay, separate parameter groups of the two layers | pass the optimiser as it is |
-# | a frozen head | `requires_grad_(False)`, or leave it out of the optimiser; Adam, AdamW, RMSprop, Adagrad and Muon need it |
-# | a loss of your own that is a multiple of the squared error | pass the function; the factor is measured |
-# | a module of your own with `first` and `second` layers | pass it, with `activation=` if its forward calls a function |
-# | in the middle of a training | call `from_training` then: weights and velocities are read as they are |
+# | momentum, Nesterov, weight decay, parameter groups per layer | pass the optimiser as it is |
+# | a frozen head (required by Adam, AdamW, RMSprop, Adagrad, Muon) | `requires_grad_(False)` |
+# | a loss of your own, a multiple of the squared error | pass it; the factor is measured |
+# | a module of your own with layers `first` and `second` | pass it, with `activation=` if needed |
+# | in the middle of a training | call `from_training` then; it reads weights and velocities |
 # | biases | `bias=False`, or set them to 0 and freeze them |
 #
-# What is not supported raises an error that names the layer or the option:
+# A frozen head may also be left out of the optimiser. A module needs `activation=` if its forward
+# method calls a function instead of a layer. Unsupported networks and options raise an error that
+# names them:
 
 # %%
 with_biases = torch.nn.Sequential(torch.nn.Linear(d, 4), torch.nn.ReLU(), torch.nn.Linear(4, 1))
@@ -143,5 +152,5 @@ except ValueError as error:
     print(error)
 
 # %% [markdown]
-# `examples/pytorch_network.py` predicts the rest of a training from its middle, at 1000 inputs; [the
-# how-to](../howto/network.md) has the rules for networks that are not PyTorch's.
+# `examples/pytorch_network.py` predicts the second half of a training with 1000 inputs. [The
+# how-to](../howto/network.md) describes the rules for networks of other libraries.

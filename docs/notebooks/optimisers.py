@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Optimisers
 #
-# Few people train with plain SGD. Momentum, Adam, Muon: each changes what a step does with the gradient, and each has
-# its own limit in many dimensions. This notebook compares some of them in theory, and compares the theory with runs.
+# Momentum, Adam and Muon change how a step uses the gradient, and each of them has its own limit
+# in high dimensions. This notebook compares some optimisers in theory, and the theory with runs.
 
 # %%
 import matplotlib.pyplot as plt
@@ -15,8 +15,9 @@ import sgdynamics as sgd
 # %% [markdown]
 # ## One problem, three optimisers
 #
-# One unit learns another from noisy labels. An optimiser is an *update*, one argument of the algorithm. Its numbers are
-# in units in which d can grow: `memory=2` remembers the last d/2 steps.
+# One unit learns another from noisy labels. An optimiser is an *update*, an argument of the
+# algorithm. Its hyperparameters are in units in which d can grow: `memory=2` remembers the last
+# d/2 steps.
 
 # %%
 problem = sgd.TeacherStudent(width=1, activation="erf", noise=0.1)
@@ -36,8 +37,9 @@ theory["Adam"]
 # %% [markdown]
 # ## Runs
 #
-# Momentum acts in the same way in whatever direction the inputs are turned, so that the fast exact simulation runs it, as
-# it runs plain SGD. Adam looks at single coordinates, and is run in d dimensions, `method="direct"`.
+# Momentum commutes with rotations of the inputs, so the fast exact simulation supports it, as it
+# supports plain SGD. Adam acts on single coordinates and needs a simulation in d dimensions,
+# `method="direct"`.
 
 # %%
 d, count = 200, 40
@@ -60,12 +62,13 @@ ax.legend(frameon=False)
 plt.show()
 
 # %% [markdown]
-# Lines are theory, points the means of 40 runs at d = 200 with standard errors.
+# Lines show the theory, points the means of 40 runs at d = 200 with standard errors.
 #
 # ## When is momentum a larger learning rate?
 #
-# A velocity that forgets within a few steps, PyTorch's `momentum=0.9`, say, is nothing but a learning rate ten times
-# larger, in the limit. One that remembers as long as the network learns is a dynamics of its own, and overshoots:
+# A velocity that forgets within a few steps, such as PyTorch's `momentum=0.9`, is equivalent to a
+# learning rate ten times larger in the limit. A velocity that remembers as long as the network
+# learns has a dynamics of its own, and overshoots:
 
 # %%
 fig, ax = plt.subplots(figsize=(7, 3.6), layout="constrained")
@@ -85,4 +88,5 @@ ax.legend(frameon=False)
 plt.show()
 
 # %% [markdown]
-# Clipping, sharpness-aware steps, Muon and more of them, and how to write your own: [which optimiser?](../howto/optimisers.md)
+# For clipping, sharpness-aware steps, Muon and others, and for optimisers of your own, see
+# [optimisers](../howto/optimisers.md).

@@ -1,9 +1,9 @@
 # %% [markdown]
 # # A problem of your own
 #
-# You have a loss that no paper has treated. If it depends on the inputs only through a few projections, its theory is a
-# few lines away: write the loss of *one example* as a function of these projections, and the library makes the
-# equations, the exact simulation and the direct one.
+# You have a loss that no paper has treated. If it depends on the inputs only through a few
+# projections, write the loss of *one example* as a function of these projections. The library
+# derives the equations, the exact simulation and the direct simulation from it.
 
 # %%
 import jax.numpy as jnp
@@ -17,17 +17,19 @@ import sgdynamics as sgd
 # %% [markdown]
 # ## The loss of one example
 #
-# Ours is a classifier that does not trust its labels. The label is the sign of one hidden direction, but it is wrong
-# with probability 0.1. The loss is the chance that the network gives to the wrong answer: unlike the logistic loss, it is
-# bounded, so that a confident mistake costs no more than 1.
+# The example is a classifier that is robust to wrong labels. The label is the sign of the
+# projection on a hidden direction, and it is wrong with probability 0.1. The loss is the
+# probability that the network assigns to the wrong answer. Unlike the logistic loss it is bounded:
+# a confident mistake costs at most 1.
 #
-# `fields` are the projections of the input on the rows of weights, `signals` those on the hidden directions. `draws`
-# are whatever else is random in an example: here whether the label is flipped.
+# `fields` are the projections of the input on the rows of weights, and `signals` those on the
+# hidden directions. `draws` contains the other random variables of an example, here whether the
+# label is flipped.
 
 
 # %%
 def loss(fields, signals, head, draws, parameters):
-    """One minus the chance that the network gives to the label."""
+    """One minus the probability that the network assigns to the label."""
     label = jnp.tanh(2.0 * signals[0]) * (1.0 - 2.0 * draws["flip"])
     margin = label * fields[0] / parameters["temperature"]
     return 1.0 - 1.0 / (1.0 + jnp.exp(-margin))
@@ -38,11 +40,12 @@ problem = sgd.Problem(
 )
 
 # %% [markdown]
-# The sign is a soft one, tanh(2 s), so that everything is smooth. Sharp edges are fine too, if they are named: `kinks=`.
+# The sign is replaced by tanh(2 s), so that the loss is smooth. Losses with kinks are supported
+# too, if their positions are declared by `kinks=`.
 #
 # ## Theory
 #
-# The start: a row of weights of length 1 with a small overlap with the hidden direction.
+# The start is a row of weights of length 1 with a small overlap with the hidden direction.
 
 # %%
 algorithm = sgd.OnePassSGD(lr=1.0)
@@ -52,9 +55,9 @@ theory = sgd.solve_ode(problem, algorithm, start, times=times)
 theory
 
 # %% [markdown]
-# The overlap M grows and never stops: a classifier that is sure of itself has long weights, and what counts is their
-# direction. `error quadrature` says how well the expectations over examples are known, relative to the largest value: the
-# library knows nothing of this loss, looked at it, and chose how to integrate it.
+# The overlap M grows without bound: the weights of a confident classifier are long, and only their
+# direction matters. `error quadrature` is the estimated error of the expectations over examples,
+# relative to the largest value. The library analyses the loss and chooses the quadrature.
 #
 # ## Runs
 
@@ -64,8 +67,8 @@ comparison = sgd.compare(theory, runs)
 comparison
 
 # %% [markdown]
-# Both agree within a few standard errors at d = 400. As a last check, a run that makes the vectors of 400 numbers,
-# draws every input and differentiates the loss, with no theory in it:
+# Theory and runs agree within a few standard errors at d = 400. As a last check, `method="direct"`
+# draws inputs of 400 numbers and differentiates the loss, without any theory:
 
 # %%
 direct = sgd.simulate(
@@ -81,13 +84,15 @@ last = {
     for name in ("theory", "simulation", "standard_error")
 }
 print(
-    f"risk at the end: theory {last['theory']:.4f}, runs {last['simulation']:.4f} ± {last['standard_error']:.4f}"
+    f"risk at the end: theory {last['theory']:.4f},"
+    f" runs {last['simulation']:.4f} ± {last['standard_error']:.4f}"
 )
 
 # %% [markdown]
-# ## Other numbers, nothing to compile
+# ## Parameters that change without compiling
 #
-# `parameters` are numbers that may change: how does the direction that is found depend on the temperature of the loss?
+# `parameters` contains numbers that may change without a new compilation. How does the learned
+# direction depend on the temperature of the loss?
 
 # %%
 for temperature in (1.0, 2.0, 4.0):
@@ -97,5 +102,5 @@ for temperature in (1.0, 2.0, 4.0):
     print(f"temperature {temperature}: cosine with the hidden direction {cosine:.3f}")
 
 # %% [markdown]
-# To have every claim tested on your own problem, with a paragraph for the appendix: [a
-# certificate](../howto/certify.md).
+# [A certificate](../howto/certify.md) tests all claims on your own problem, and writes a paragraph
+# for the appendix of a paper.

@@ -1,8 +1,9 @@
 # %% [markdown]
 # # Phase diagrams
 #
-# Does a network learn at this learning rate, with labels this noisy? One run answers for one pair of numbers. This
-# notebook answers for all of them at once, by theory, and then checks a few points with runs of SGD.
+# Does a network learn at a given learning rate and label noise? A run answers for one pair of
+# values. This notebook answers for a whole grid by theory, and compares a few points with runs of
+# SGD.
 
 # %%
 import matplotlib.pyplot as plt
@@ -15,7 +16,7 @@ import sgdynamics as sgd
 # %% [markdown]
 # ## One point
 #
-# Three units learn a target made of two:
+# Three units learn a target of two units:
 
 # %%
 problem = sgd.TeacherStudent(width=3, teacher_width=2, activation="erf", noise=0.01)
@@ -24,9 +25,10 @@ start = sgd.random_start(problem, dimension=1000, seed=0)
 sgd.solve_ode(problem, algorithm, start, times=np.linspace(0, 150, 61))
 
 # %% [markdown]
-# The risk falls fast, and then rests on a plateau where all units do the same: their overlaps with both units of the
-# target stay close. We say that the network *has learned* once its excess risk, what is above the noise of the labels,
-# has fallen by 90%: the fast part. `exit_time` finds when:
+# The risk decreases fast and then stays on a plateau, where all units have similar overlaps with
+# both units of the target. We say that the network *has learned* once its excess risk (the risk
+# above the label noise) has decreased by 90%, which is the fast part. `exit_time` computes the
+# time:
 
 # %%
 point = sgd.exit_time(problem, algorithm, start, threshold=0.9, max_time=150)
@@ -35,17 +37,17 @@ print(f"t = {point.mean:.1f}, that is {point.alpha[0]:.1f} examples for each dim
 # %% [markdown]
 # ## A grid
 #
-# `sweep` asks the same question at every point of a grid. Points that differ in numbers only are solved together: the
-# 150 here take about as long as a few. A point that has not learned by t = 150 is NaN, and is drawn grey.
+# `sweep` computes the exit time at each point of a grid. Points that differ only in parameters are
+# solved together, so the 150 points take about as long as a few. Points that have not learned by t
+# = 150 are NaN and drawn grey.
 
 # %%
 import warnings
 
 rates, noises = np.geomspace(0.25, 16, 15), np.geomspace(0.003, 1, 10)
 with warnings.catch_warnings():
-    warnings.simplefilter(
-        "ignore"
-    )  # it says that some points have not learned, which is what we want to see
+    # The sweep warns of points that have not learned, which are expected here.
+    warnings.simplefilter("ignore")
     grid = sgd.sweep(
         "exit_time",
         problem=problem,
@@ -63,13 +65,13 @@ plt.show()
 print("learned at", int(np.isfinite(grid["mean"]).sum()), "of", grid["mean"].size, "points")
 
 # %% [markdown]
-# In the coloured phase the network learns, and larger steps need fewer examples, up to a border. Beyond it SGD settles
-# above the mark: its own noise keeps it there, and grows with the product of the learning rate and the noise of the
-# labels. Where labels are clean, the rate alone becomes too large.
+# In the coloured phase the network learns, and larger steps need fewer examples, up to a boundary.
+# Beyond it SGD converges to an excess risk above the threshold: the noise of SGD grows with the
+# product of learning rate and label noise. For clean labels the learning rate alone is too large.
 #
-# ## Do runs agree?
+# ## Comparison with runs
 #
-# Along one row of the diagram, exit times of SGD at d = 500, with standard errors over 30 runs:
+# Exit times of SGD at d = 500 along a row of the diagram, with standard errors over 30 runs:
 
 # %%
 row = 4
@@ -110,5 +112,5 @@ for lr, value, error in zip(chosen, values, errors, strict=True):
     print(f"lr {lr:.2f}: theory {float(line.sel(lr=lr)):.2f}, runs {value:.2f} ± {error:.2f}")
 
 # %% [markdown]
-# For a grid that takes hours give `store="folder"`: it can be stopped, and the same call continues from there. See
-# `sgd.sweep`, and [on a cluster](../howto/cluster.md).
+# For a grid that takes hours, use `store="folder"`: the sweep can be stopped, and the same call
+# continues it. See `sgd.sweep`, and [sweeps on a cluster](../howto/cluster.md).

@@ -1,9 +1,10 @@
 # %% [markdown]
 # # Protocols
 #
-# How should the learning rate change while a network learns? When should an old task be practised again? A *protocol*
-# is any number of the training as a function of time, and theory can find the best one: the gradient of the final risk
-# goes through the differential equations. Runs of SGD then tell whether the gain is real.
+# How should the learning rate change during the training? When should an old task be practised
+# again? A *protocol* is a hyperparameter as a function of time. Theory finds the optimal protocol
+# by differentiating the final risk through the differential equations, and runs of SGD confirm the
+# gain.
 
 # %%
 import matplotlib.pyplot as plt
@@ -14,10 +15,10 @@ import sgdynamics as sgd
 # %load_ext sgdynamics
 
 # %% [markdown]
-# ## The best learning rate
+# ## The optimal learning rate
 #
-# One unit learns from noisy labels, from 8 d examples in all. Large steps learn fast; small ones average the noise
-# away.
+# One unit learns from 8 d examples with noisy labels. Large steps learn fast; small steps average
+# over the noise.
 
 # %%
 problem = sgd.TeacherStudent(width=1, activation="erf", noise=0.2)
@@ -37,18 +38,19 @@ fig, axes = sgd.plot.protocol(best)
 plt.show()
 
 # %% [markdown]
-# ## Is it true?
+# ## Confirmation by runs
 #
-# `confirm` runs SGD itself, with the protocol and with the best constant, on the same random numbers:
+# `confirm` runs SGD with the protocol and with the best constant rate, on the same random numbers:
 
 # %%
 confirmation = best.confirm(dimension=500, runs=100)
 print(
-    f"gain in theory {best.gain:.3f}, of SGD at d = 500: {confirmation.gain:.3f} ± {confirmation.gain_error:.3f}"
+    f"gain in theory {best.gain:.3f},"
+    f" of SGD at d = 500: {confirmation.gain:.3f} ± {confirmation.gain_error:.3f}"
 )
 
 # %% [markdown]
-# and the whole course of the risk:
+# The risk as a function of the number of examples:
 
 # %%
 alpha = np.linspace(0, 8, 33)
@@ -62,16 +64,17 @@ for name, algorithm in (
         problem, algorithm, start, alpha=alpha[::4], dimension=500, runs=100, seed=1
     )
     mean, error = runs.excess_risk.mean("run"), runs.excess_risk.std("run") / 10
-    (drawn,) = ax.semilogy(alpha, line.excess_risk[0], label=f"{name}, theory")
+    (curve,) = ax.semilogy(alpha, line.excess_risk[0], label=f"{name}, theory")
     ax.errorbar(
-        alpha[::4], mean, error, fmt="o", ms=4, color=drawn.get_color(), label=f"{name}, runs"
+        alpha[::4], mean, error, fmt="o", ms=4, color=curve.get_color(), label=f"{name}, runs"
     )
 ax.set(xlabel=r"$\alpha$ = examples / $d$", ylabel="excess risk")
 ax.legend(frameon=False)
 plt.show()
 
 # %% [markdown]
-# Such points hide small differences. `compare` gives them in standard errors of the runs, here for the protocol:
+# The figure hides small differences. `compare` shows them in standard errors of the runs, here for
+# the protocol:
 
 # %%
 sgd.compare(line, runs)
@@ -79,8 +82,9 @@ sgd.compare(line, runs)
 # %% [markdown]
 # ## Two tasks, one after the other
 #
-# `contexts` are several tasks of which an example draws one; here each has a head of its own on common weights.
-# `phases` trains the one, then the other, and the result has the risk of both all along:
+# `contexts` combines several tasks, and each example belongs to one of them; here each task has a
+# head of its own on shared weights. `phases` trains the first task and then the second, and the
+# result contains the risks of both:
 
 # %%
 task = sgd.TeacherStudent(
@@ -101,12 +105,12 @@ for ax, share in zip(axes, (0.0, 0.2), strict=True):
     ax.axvline(15, color="0.6", ls=":")
     title = "no replay" if share == 0 else f"{share:.0%} of the old task"
     ax.set(xlabel=r"$\alpha$ = examples / $d$", ylabel="risk of the task", title=title)
-    print(
-        f"share {share:.1f}: risk of the old task at the end {float(result.context_risk.sel(context='old')[0, -1]):.4f}"
-    )
+    old_risk = float(result.context_risk.sel(context="old")[0, -1])
+    print(f"share {share:.1f}: risk of the old task at the end {old_risk:.4f}")
 axes[0].legend(frameon=False)
 plt.show()
 
 # %% [markdown]
-# Without replay the old task is forgotten; a fifth of the examples keeps most of it. The best share as a function
-# of time is one more `optimal_protocol`: [numbers that change, tasks and phases](../howto/controls.md).
+# Without replay the network forgets the old task; with a fifth of the examples from the old task
+# it keeps most of it. `optimal_protocol` also finds the best fraction as a function of time: see
+# [schedules, tasks and phases](../howto/controls.md).

@@ -1,9 +1,10 @@
 # %% [markdown]
 # # Scaling laws
 #
-# Large networks improve as a power of the compute that is spent on them. The simplest model that does so is a linear
-# network whose inputs have a few large directions and many small ones: variances that fall as a power law. For it
-# everything is exact, in a thousand dimensions or in a billion.
+# The loss of large networks decreases as a power of the compute. The simplest model with this
+# property is a linear network whose inputs have a few directions of large variance and many of
+# small variance: the variances follow a power law. All results for this model are exact, in a
+# thousand dimensions or in a billion.
 
 # %%
 import matplotlib.pyplot as plt
@@ -16,8 +17,8 @@ import sgdynamics as sgd
 # %% [markdown]
 # ## A power law of inputs
 #
-# Direction number j of the inputs has the variance j^-1.2, and the target depends on it with the weight j^-0.3. A
-# billion directions are too many to keep one by one: the first thirty are, the others go into bins.
+# Direction j of the inputs has the variance j^-1.2, and its weight in the target is j^-0.3. The
+# first thirty of the billion directions are treated one by one, and the others in bins.
 
 # %%
 law = sgd.power_law(1.2, 1e9, target=0.3)
@@ -26,13 +27,15 @@ start = sgd.start(problem, M=[[0.0]], Q=[[0.0]])
 algorithm = sgd.OnePassSGD(lr=0.5, per="trace")
 share = law.eigenvalues[0] / law.trace
 print(
-    f"{law.dimension:g} directions in {law.blocks} blocks; the largest has {share:.0%} of all the variance"
+    f"{law.dimension:g} directions in {law.blocks} blocks;"
+    f" the largest has {share:.0%} of all the variance"
 )
 
 # %% [markdown]
 # ## The risk after a hundred million steps
 #
-# `solve_linear` has the exact mean of SGD after any number of steps, without making them:
+# `solve_linear` computes the exact mean of SGD after any number of steps, without taking the
+# steps:
 
 # %%
 steps = np.geomspace(1, 1e8, 33).round()
@@ -44,14 +47,15 @@ print(f"error of the bins: {theory.attrs['error_binning']:.1g} of the risk")
 theory
 
 # %% [markdown]
-# A straight line on both logarithmic axes is a power law. Its clock is t = lr steps/D, where `per="trace"` takes the sum
-# of all variances for D.
+# A straight line on both logarithmic axes is a power law. The time is t = lr steps/D, where
+# `per="trace"` sets D to the sum of all variances.
 
 # %% [markdown]
 # ## Runs of SGD
 #
-# The exact simulation takes the steps one by one, in the same billion dimensions. Sixty runs of a few thousand steps. All save points
-# share these runs, so that their differences from the mean are correlated:
+# The exact simulation takes the steps one by one, in the same billion dimensions, for sixty runs
+# of a few thousand steps. All save points share these runs, so their differences from the mean are
+# correlated:
 
 # %%
 measured = np.array([1, 3, 10, 30, 100, 300, 1000, 3000])
@@ -70,16 +74,16 @@ ax.loglog(
 ax.set(xlabel="steps", ylabel="risk", title="$d = 10^9$")
 ax.legend(frameon=False)
 plt.show()
-at = sgd.solve_linear(problem, algorithm, start, steps=measured).risk[0].values
-z = (mean.values - at) / error.values
+exact = sgd.solve_linear(problem, algorithm, start, steps=measured).risk[0].values
+z = (mean.values - exact) / error.values
 print("difference in standard errors:", z.round(1))
 
 # %% [markdown]
-# ## The best use of compute
+# ## The optimal use of compute
 #
-# Now the network may choose its size: it sees `features` random combinations of the inputs. A budget of operations can
-# go into more features or into more steps. For each budget one size is best, and the loss that it reaches is a power of
-# the budget:
+# Now the size of the network varies: it has `features` random combinations of the inputs. A budget
+# of operations can be spent on more features or on more steps. Each budget has an optimal size,
+# and the loss at this size is a power of the budget:
 
 # %%
 flops = np.geomspace(1e8, 1e12, 9)
@@ -96,4 +100,5 @@ right.set(xlabel="flops", ylabel="features that reach it")
 plt.show()
 
 # %% [markdown]
-# Nonlinear networks, real data and the seven phases of exponents: [spectra and scaling laws](../howto/scaling_laws.md).
+# For nonlinear networks, real data and the seven phases of exponents, see [spectra and scaling
+# laws](../howto/scaling_laws.md).

@@ -52,7 +52,7 @@ def main(file: Path) -> None:
     brace(ax, 0.9, 7.0, 1.4, "$K$")
     brace(ax, 2.3, 7.0, 6.2, "$d-K$")
     box(ax, 0.9, 5.0, 1.4, 1.8, BLUE, "$T$")
-    box(ax, 2.3, 5.0, 6.2, 1.8, GREY, "orthogonal components")
+    box(ax, 2.3, 5.0, 6.2, 1.8, GREY, "orthogonal components", 12)
     ax.text(0.5, 5.9, "$p$", ha="center", va="center", fontsize=13)
     ax.text(0.9, 4.5, "$W$: along the signals, and orthogonal to them", fontsize=11, va="center")
 
