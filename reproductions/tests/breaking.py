@@ -1,5 +1,7 @@
-"""How a judge is tried: data that it calls reproduced are altered, one claim at a time by a stated
-amount, until it must say "differs".
+"""Helpers that break the claims of a judge.
+
+Data that a judge calls reproduced are altered, one claim at a time by a stated amount, so that the
+verdict must become "differs".
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from sgdynamics_reproductions.gallery.claims import Judgement
 
 
 class Break(NamedTuple):
-    """One claim broken: the judge, its data, the claim (part of its words), by how much, and how."""
+    """A broken claim: the judge, its data, a part of the claim's text, the amount, and the change."""
 
     judge: Callable[[xr.Dataset], Judgement]
     data: Callable[[], xr.Dataset]
@@ -26,47 +28,45 @@ class Break(NamedTuple):
         return f"{self.judge.__name__}: {self.amount}"
 
 
-def told(found: Judgement) -> str:
-    return "\n".join(
-        [
-            found.words,
-            *(
-                f"{one.word}: {one.claim}: {one.statistic} ({one.value:.3g}); {one.power}"
-                for one in found.findings
-            ),
-        ]
+def describe(judgement: Judgement) -> str:
+    """The words and all findings of a judgement, for messages of failing tests."""
+    lines = [
+        f"{finding.word}: {finding.claim}: {finding.statistic} ({finding.value:.3g}); {finding.power}"
+        for finding in judgement.findings
+    ]
+    return "\n".join([judgement.words, *lines])
+
+
+def check_break(case: Break) -> None:
+    """Check for "reproduced" before and "differs" after the change, because of the broken claim."""
+    data = case.data()
+    before = case.judge(data)
+    assert before.holds is True, describe(before)
+    after = case.judge(case.alter(data.copy(deep=True)))
+    assert after.holds is False, describe(after)
+    broken = [finding for finding in after.findings if case.claim in finding.claim]
+    assert broken, f"no claim contains {case.claim!r}:\n{describe(after)}"
+    assert any(finding.holds is False for finding in broken), describe(after)
+
+
+def check_few_runs(
+    judge: Callable[[xr.Dataset], Judgement], data: xr.Dataset, few: xr.Dataset
+) -> None:
+    """Check that data are reproduced with all runs, and not decided with a few of them."""
+    assert judge(data).holds is True, describe(judge(data))
+    judgement = judge(few)
+    assert judgement.holds is None, describe(judgement)
+    undecided = [finding.power for finding in judgement.findings if finding.holds is None]
+    assert any("would decide" in power or "no error would" in power for power in undecided), (
+        describe(judgement)
     )
 
 
-def breaks(one: Break) -> None:
-    """Reproduced before, "differs" after, because of the claim that was broken."""
-    whole = one.data()
-    before = one.judge(whole)
-    assert before.holds is True, told(before)
-    after = one.judge(one.alter(whole.copy(deep=True)))
-    assert after.holds is False, told(after)
-    named = [finding for finding in after.findings if one.claim in finding.claim]
-    assert named, f"no claim has {one.claim!r}:\n{told(after)}"
-    assert any(finding.holds is False for finding in named), told(after)
+def scale(name: str, factor: Any) -> Callable[[xr.Dataset], xr.Dataset]:
+    """A change that multiplies one variable."""
+    return lambda data: data.assign({name: data[name] * factor})
 
 
-def thins(judge: Callable[[xr.Dataset], Judgement], data: xr.Dataset, fewer: xr.Dataset) -> None:
-    """Reproduced with the runs there are, not decided with a few of them."""
-    assert judge(data).holds is True, told(judge(data))
-    found = judge(fewer)
-    assert found.holds is None, told(found)
-    assert any(
-        "would decide" in one.power or "no wrong" in one.power
-        for one in found.findings
-        if one.holds is None
-    ), told(found)
-
-
-def scaled(name: str, by: Any) -> Callable[[xr.Dataset], xr.Dataset]:
-    """One variable multiplied."""
-    return lambda data: data.assign({name: data[name] * by})
-
-
-def moved(name: str, by: Any) -> Callable[[xr.Dataset], xr.Dataset]:
-    """Something added to one variable."""
-    return lambda data: data.assign({name: data[name] + by})
+def shift(name: str, amount: Any) -> Callable[[xr.Dataset], xr.Dataset]:
+    """A change that adds an amount to one variable."""
+    return lambda data: data.assign({name: data[name] + amount})

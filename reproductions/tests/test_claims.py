@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from sgdynamics_reproductions.gallery import claims
+from sgdynamics_reproductions.gallery import claims, statistics
 from sgdynamics_reproductions.gallery.claims import (
     agreement,
     count_wrong,
@@ -69,13 +69,16 @@ def test_agreement_differs_as_rarely_as_stated(runs, kind):
         alarms["worst"] += WORST[runs].value(z) > 1
         if trial % EACH == 0:  # a threshold of its own, from the correlation of its own runs
             alarms["estimated"] += (
-                claims._statistic(POINTS, runs - 1.0, mean.correlation, LOOSE).value(z) > 1
+                statistics.deviation_statistic(POINTS, runs - 1.0, mean.correlation, LOOSE).value(z)
+                > 1
             )
     assert 0 < alarms["worst"] <= MOST  # and not for being blind
     assert alarms["estimated"] <= stats.binom.isf(1e-6, TRIALS // EACH, LOOSE)
 
 
-WORST = {runs: claims._statistic(POINTS, runs - 1.0, None, LOOSE) for runs in (4, 12, 60)}
+WORST = {
+    runs: statistics.deviation_statistic(POINTS, runs - 1.0, None, LOOSE) for runs in (4, 12, 60)
+}
 
 
 @pytest.mark.parametrize(
@@ -87,7 +90,7 @@ def test_thresholds_are_right_far_out_in_the_tail(spectrum, free):
     # matching two moments (Box) gives a threshold that five times as many pass for the second
     # spectrum
     rate, rng, count = 1e-4, np.random.default_rng(0), 0
-    limit = claims._far(rate, spectrum, free)
+    limit = statistics.weighted_chi2_quantile(rate, spectrum, free)
     for _ in range(8):
         total = spectrum @ rng.chisquare(1, size=(len(spectrum), 10**5))
         count += int(
@@ -98,7 +101,10 @@ def test_thresholds_are_right_far_out_in_the_tail(spectrum, free):
         )
     if len(set(spectrum)) == 2 and math.isinf(free):
         g, h = np.sum(spectrum**2) / np.sum(spectrum), np.sum(spectrum) ** 2 / np.sum(spectrum**2)
-        assert claims._tail(g * stats.chi2.isf(rate, h), spectrum, 0 * spectrum, free) > 5 * rate
+        assert (
+            statistics.weighted_chi2_tail(g * stats.chi2.isf(rate, h), spectrum, 0 * spectrum, free)
+            > 5 * rate
+        )
     low, high = stats.binom.interval(1 - 1e-6, 8 * 10**5, rate)
     assert 0.8 * low <= count <= 1.1 * high  # the saddlepoint is good to ten percent or so
 
@@ -141,7 +147,7 @@ def test_agreement_sees_what_it_says_it_sees(kind, runs, shape):
         "correlation": correlation(kind),
     }
     detectable = agreement("c", np.zeros(POINTS), 1 / math.sqrt(runs), 0.0, **setting).detectable
-    statistic = claims._statistic(
+    statistic = statistics.deviation_statistic(
         POINTS, runs - 1.0, correlation(kind), claims.RATE
     )  # that of `agreement`: made once
 
@@ -193,7 +199,7 @@ def test_a_share_that_cannot_be_too_small_to_see_is_not_decided():
     few = share("c", 2, 20, 3 / 32, scale=0.5)
     assert few.holds is None
     assert few.detectable == math.inf
-    assert "no wrong would have been seen" in few.power
+    assert "no error would have been detected" in few.power
 
 
 # the three words
@@ -281,7 +287,10 @@ def test_more_runs_decide_as_said():
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (lambda: agreement("c", [1.0, 2.0], [0.1, 0.0], 1.0, scale=1.0), "without noise apart"),
+        (
+            lambda: agreement("c", [1.0, 2.0], [0.1, 0.0], 1.0, scale=1.0),
+            "without noise separately",
+        ),
         (
             lambda: agreement("c", [1.0, 2.0], 0.1, 1.0, scale=1.0, correlation="some"),
             "correlation = 'some'",

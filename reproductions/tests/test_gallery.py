@@ -80,19 +80,19 @@ def test_made_kept_and_shown(tmp_path, capsys):
     assert data.counted.shape == (2, 12)
     page, web = (tmp_path / name for name in ("index.md", "index.html"))
     assert (
-        "![figure 5: degrees of freedom against width](quadratic_networks-5.png)"
+        "![figure 5: degrees of freedom as a function of the width](quadratic_networks-5.png)"
         in page.read_text()
     )
     assert web.read_text().count("data:image/png;base64,") == 2
     assert "http" not in web.read_text()  # nothing from elsewhere
     # each claim with its statistic, value, threshold and power, on both pages
     row = [
-        "the formula is the rank at a random point",
+        "The formula gives the rank at a random point",
         "numbers that disagree, of 24",
         "0",
         "at most 0",
     ]
-    power = "a wrong of 1 x one number would have been seen"
+    power = "an error of 1 x one number would have been detected"
     assert f"| {' | '.join(row)} | {power} | reproduced |" in page.read_text()
     assert (
         "".join(f"<td>{cell}</td>" for cell in [*row, power])
@@ -199,7 +199,7 @@ def test_full_size_verdicts_are_those_of_the_stored_data():
     files = {path.stem for path in stored_data.FOLDER.glob("*.nc")}
     assert set(gallery.full_size()) == files
     for stem, said in gallery.full_size().items():
-        data = stored_data.stored(stem)
+        data = stored_data.load_full_size(stem)
         assert gallery.find(*stem.split("-")).verdict(data) == said["verdict"]
         assert said["parameters"].items() <= data.attrs.items()
         if stem != "rough_landscapes-2":  # stored run by run, with one group per algorithm
@@ -282,7 +282,7 @@ def test_full_size_exit_times_are_drawn_at_their_widths_and_dimensions():
 
 def quick_figure_2(quick=True, seed=0):
     """Made of a few of the stored runs, as if they had just been run at a small size."""
-    data = stored_data.stored("rough_landscapes-2").isel(run=slice(0, 20))
+    data = stored_data.load_full_size("rough_landscapes-2").isel(run=slice(0, 20))
     data.attrs |= {"N": 60, "runs": 20}
     return stored_data.drawing_of("rough_landscapes-2")(data), data
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from breaking import Break, breaks, scaled, thins, told
+from breaking import Break, check_break, check_few_runs, describe, scale
 from sgdynamics_reproductions.gallery.judges import effective_dynamics as judges
 
 RUNS, N = 512, 500
@@ -170,7 +170,7 @@ BROKEN = [
         lambda data: mixture("binary", 0.3),
     ),
     Break(
-        judges.binary_mixture, binary, "runs end at", "end points 10% too far", scaled("m_end", 1.1)
+        judges.binary_mixture, binary, "runs end at", "end points 10% too far", scale("m_end", 1.1)
     ),
     Break(
         judges.binary_mixture,
@@ -208,7 +208,7 @@ BROKEN = [
             data,
             "noise about the arcs",
             f"{kind}: variance of the noise {name}",
-            scaled("rho_chain_noiseless", size),
+            scale("rho_chain_noiseless", size),
         )
         for kind, (judge, data, _) in both.items()
         for name, size in (("half as much again", math.sqrt(1.5)), ("halved", math.sqrt(0.5)))
@@ -226,25 +226,23 @@ BROKEN = [
     Break(
         judges.order_of_limits,
         order,
-        "3/32 where",
+        "3/32 if",
         "a share of .18 at snr = 1000",
-        scaled("fraction", [[1.0], [2.0]]),
+        scale("fraction", [[1.0], [2.0]]),
     ),
     Break(
         judges.order_of_limits,
         order,
-        "more runs",
+        "More runs",
         "3/32 at snr = 20 too",
-        scaled("fraction", [[0.5], [1.0]]),
+        scale("fraction", [[0.5], [1.0]]),
     ),
 ]
 
 
-@pytest.mark.parametrize(
-    "one", BROKEN, ids=[f"{one.judge.__name__}: {one.amount}" for one in BROKEN]
-)
-def test_a_broken_claim_differs(one):
-    breaks(one)
+@pytest.mark.parametrize("case", BROKEN, ids=[case.name for case in BROKEN])
+def test_broken_claim_differs(case):
+    check_break(case)
 
 
 @pytest.mark.parametrize(
@@ -264,16 +262,16 @@ def test_a_broken_claim_differs(one):
         "order_of_limits",
     ],
 )
-def test_a_few_runs_do_not_decide(judge, data, few):
-    thins(judge, data(), few(data()))
+def test_few_runs_do_not_decide(judge, data, few):
+    check_few_runs(judge, data(), few(data()))
 
 
 @pytest.mark.parametrize("kind", ["binary", "xor"])
 def test_words_follow_the_data(kind):
     judge, data, made = both[kind]
     leave, back = judge(data()), judge(made(0.5, attracting=True))
-    assert "they leave them" in leave.words, told(leave)
-    assert "they are drawn back to them" in back.words, told(back)
+    assert "they leave the arcs" in leave.words, describe(leave)
+    assert "they return to the arcs" in back.words, describe(back)
     assert (
         f"rank {'2 and 3' if kind == 'xor' else '1 and 2'}"
         in judge(made(0.5, rank=3 if kind == "xor" else 2)).words

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from breaking import Break, breaks, thins
+from breaking import Break, check_break, check_few_runs
 from sgdynamics.papers.epochs import linear_epochs
-from sgdynamics_reproductions.epochs.unlearning_figure import KNOWN, POINTS
+from sgdynamics_reproductions.epochs.unlearning_figure import POINTS, REFERENCE
 from sgdynamics_reproductions.epochs.worth_figure import (
     ALPHA,
     BY_DMFT,
@@ -95,9 +95,9 @@ def orders():
 @cache
 def features():
     points, t = np.array(POINTS), np.array([0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 40.0])
-    logs, known = np.log(points), np.log(list(KNOWN))
+    logs, known = np.log(points), np.log(list(REFERENCE))
     excess, share = (
-        np.interp(logs, known, [one[which] for one in KNOWN.values()]) for which in (0, 1)
+        np.interp(logs, known, [one[which] for one in REFERENCE.values()]) for which in (0, 1)
     )
     train = 0.085 * np.exp(-points / 60)
     lines = {"excess_risk": excess, "train_risk": train, "share": share}
@@ -161,28 +161,28 @@ BROKEN = [
     Break(
         judges.worth_of_repeats,
         repeats,
-        "noise 0: the worths of runs",
+        "noise 0: the worths in runs",
         "2nd epoch .1 less",
         part("distance_runs", (0, ALL, slice(2, 7)), 1.25),
     ),
     Break(
         judges.worth_of_repeats,
         repeats,
-        "0.3, noise 0.25: the worths of runs",
+        "0.3, noise 0.25: the worths in runs",
         "4% off",
         part("distance_runs", (4, ALL, 2), 1.08),
     ),
     Break(
         judges.worth_of_repeats,
         repeats,
-        "noise 0: so are those of DMFT",
+        "noise 0: the worths by DMFT",
         "DMFT: .6 more",
         part("dmft", (0, 1), more=0.6),
     ),
     Break(
         judges.worth_of_repeats,
         repeats,
-        "noise 0.25: so are those of DMFT",
+        "noise 0.25: the worths by DMFT",
         "DMFT: .6 less",
         part("dmft", (1, 2), more=-0.6),
     ),
@@ -197,28 +197,28 @@ BROKEN = [
     Break(
         judges.three_orders,
         orders,
-        "reshuffle: the risk of runs on fresh data",
+        "reshuffle: the risk of the runs on fresh data",
         "15% off",
         part("risk_runs", 0, more=0.03),
     ),
     Break(
         judges.three_orders,
         orders,
-        "fixed: the risk of runs on fresh data",
+        "fixed: the risk of the runs on fresh data",
         "15% off",
         part("risk_runs", 1, more=-0.03),
     ),
     Break(
         judges.three_orders,
         orders,
-        "replacement: so is that on the data set",
+        "replacement: the risk of the runs on the data set",
         "20% off",
         part("train_risk_runs", 2, 1.2),
     ),
     Break(
         judges.three_orders,
         orders,
-        "the first epoch is the same",
+        "The first epoch is the same",
         "one run other",
         part("risk_runs", (1, 7, 0), more=1e-6),
     ),
@@ -226,7 +226,7 @@ BROKEN = [
     Break(
         judges.three_orders,
         orders,
-        "and that on the data set falls",
+        "the risk on the data set falls",
         "it rises",
         part("train_risk_runs", (ALL, ALL, 7), 1.5),
     ),
@@ -245,50 +245,50 @@ BROKEN = [
         part("risk_runs", (2, ALL, 0), more=-0.045),
     ),
     Break(
-        judges.unlearned,
+        judges.unlearning,
         features,
-        "excess risk: that of runs",
+        "Excess risk: the runs",
         "20% off",
         part("excess_risk_runs", ALL, 1.2),
     ),
     Break(
-        judges.unlearned,
+        judges.unlearning,
         features,
-        "risk on the data set: that of runs",
+        "Risk on the data set: the runs",
         "20% off",
         part("train_risk_runs", ALL, 1.2),
     ),
     Break(
-        judges.unlearned,
+        judges.unlearning,
         features,
-        "share along the signal: that of runs",
+        "Fraction along the signal: the runs",
         "15% off",
         part("share", ALL, 1.15),
     ),
     Break(
-        judges.unlearned,
+        judges.unlearning,
         features,
-        "excess risk at t",
+        "Excess risk at t",
         ".06 off at t = 80",
         part("excess_risk_runs", (ALL, 6), more=0.06),
     ),
     Break(
-        judges.unlearned,
+        judges.unlearning,
         features,
-        "share along the signal at t",
+        "Fraction along the signal at t",
         ".07 off at t = 80",
         part("share_runs", (ALL, 6), more=0.07),
     ),
-    Break(judges.unlearned, features, "rises after t = 5", "it does not", no_rise),
+    Break(judges.unlearning, features, "rises after t = 5", "it does not", no_rise),
     Break(
-        judges.unlearned,
+        judges.unlearning,
         features,
-        "share of |W|",
+        "fraction of |W|",
         "it stays at .72",
         part("share_runs", (ALL, 8), 0.0, 0.72),
     ),
     Break(
-        judges.unlearned,
+        judges.unlearning,
         features,
         "less than a tenth",
         "a fifth is left",
@@ -297,9 +297,9 @@ BROKEN = [
 ]
 
 
-@pytest.mark.parametrize("one", BROKEN, ids=[one.name for one in BROKEN])
-def test_a_broken_claim_differs(one):
-    breaks(one)
+@pytest.mark.parametrize("case", BROKEN, ids=[case.name for case in BROKEN])
+def test_broken_claim_differs(case):
+    check_break(case)
 
 
 @pytest.mark.parametrize(
@@ -307,9 +307,9 @@ def test_a_broken_claim_differs(one):
     [
         (judges.worth_of_repeats, repeats, 3),
         (judges.three_orders, orders, 3),
-        (judges.unlearned, features, 3),
+        (judges.unlearning, features, 3),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_a_few_runs_do_not_decide(judge, data, few):
-    thins(judge, data(), data().isel(run=slice(0, few)))
+def test_few_runs_do_not_decide(judge, data, few):
+    check_few_runs(judge, data(), data().isel(run=slice(0, few)))

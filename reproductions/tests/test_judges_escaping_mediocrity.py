@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from breaking import Break, breaks, moved, scaled, thins
+from breaking import Break, check_break, check_few_runs, scale, shift
 from sgdynamics.papers.escaping_mediocrity import exit_time_annealed, stochastic_shift
 from sgdynamics_reproductions.escaping_mediocrity.landscape_figure import hessian_on_the_sphere
 from sgdynamics_reproductions.gallery.judges import escaping_mediocrity as judges
@@ -158,24 +158,24 @@ def flat_in_d(data):
 exits, risks = judges.exits_from_one_start, judges.mean_of_runs
 BROKEN = [
     Break(
-        exits, one_start, "exit time of SGD", "SGD leaves 20% later", scaled("exit_time_SGD", 1.2)
+        exits, one_start, "exit time of SGD", "SGD leaves 20% later", scale("exit_time_SGD", 1.2)
     ),
     Break(
-        exits, one_start, "exit time of SGD", "SGD leaves 20% sooner", scaled("exit_time_SGD", 0.8)
+        exits, one_start, "exit time of SGD", "SGD leaves 20% sooner", scale("exit_time_SGD", 0.8)
     ),
     Break(
         exits,
         one_start,
         "exit time of SDE",
         "the SDE leaves 20% later",
-        scaled("exit_time_SDE", 1.2),
+        scale("exit_time_SDE", 1.2),
     ),
     Break(
         exits,
         one_start,
         "exit time of SGD",
         "the ODE leaves 20% sooner",
-        scaled("exit_time_ODE", 0.8),
+        scale("exit_time_ODE", 0.8),
     ),
     Break(exits, one_start, "has no spread", "the SDE has no spread", lambda data: one_start(0.0)),
     Break(
@@ -197,21 +197,21 @@ BROKEN = [
         ratios,
         "quenched formula",
         "measured times 12% longer",
-        scaled("measured", 1.12),
+        scale("measured", 1.12),
     ),
     Break(
         judges.exit_ratios,
         ratios,
         "quenched formula",
         "measured times 12% shorter",
-        scaled("measured", 0.88),
+        scale("measured", 0.88),
     ),
     Break(
         judges.exit_ratios,
         ratios,
         "neglected",
         "the ODE's own time 12% longer",
-        scaled("corrected", 1.15),
+        scale("corrected", 1.15),
     ),
     Break(
         judges.exit_ratios,
@@ -225,14 +225,14 @@ BROKEN = [
         ratios,
         "large width",
         "formulas as far apart at p = 4",
-        moved("quenched", [[0.0], [0.36]]),
+        shift("quenched", [[0.0], [0.36]]),
     ),
     Break(
         judges.heads,
         heads,
         "ODE: the exit",
         "the trained head's ODE leaves 5% later",
-        scaled("exit_time_ode", [[1.0, 1.05]]),
+        scale("exit_time_ode", [[1.0, 1.05]]),
     ),
     Break(
         judges.heads,
@@ -244,19 +244,19 @@ BROKEN = [
     Break(
         judges.heads,
         heads,
-        "SGD: what comes after",
+        "SGD: after the exit",
         "runs end alike",
         lambda data: heads(after=1.0),
     ),
     Break(
         judges.heads,
         heads,
-        "ODE: what comes after",
+        "ODE: after the exit",
         "ODEs end alike",
-        scaled("excess_risk_ode", np.array([0.5, 1.0])[None, :, None]),
+        scale("excess_risk_ode", np.array([0.5, 1.0])[None, :, None]),
     ),
-    Break(risks, means, "the same risk", "the ODE 8% too high", scaled("excess_risk_ode", 1.08)),
-    Break(risks, means, "p = 20", "the ODE 8% too high", scaled("excess_risk_ode", 1.08)),
+    Break(risks, means, "the same risk", "the ODE 8% too high", scale("excess_risk_ode", 1.08)),
+    Break(risks, means, "p = 20", "the ODE 8% too high", scale("excess_risk_ode", 1.08)),
     Break(risks, means, "p = 5", "the ODE 15% too slow", ode_in_time(1.15)),
     Break(risks, means, "p = 20", "the ODE 15% too fast", ode_in_time(0.85)),
     Break(
@@ -285,7 +285,7 @@ BROKEN = [
         golf,
         "points to",
         "the one down is .01 off",
-        scaled("toward_teacher", 0.99),
+        scale("toward_teacher", 0.99),
     ),
     Break(
         judges.golf_course,
@@ -305,9 +305,9 @@ BROKEN = [
 ]
 
 
-@pytest.mark.parametrize("one", BROKEN, ids=[one.name for one in BROKEN])
-def test_a_broken_claim_differs(one):
-    breaks(one)
+@pytest.mark.parametrize("case", BROKEN, ids=[case.name for case in BROKEN])
+def test_broken_claim_differs(case):
+    check_break(case)
 
 
 def fewer(data, count):
@@ -324,23 +324,23 @@ def fewer(data, count):
     ("judge", "data", "few"),
     [
         (judges.exits_from_one_start, one_start, lambda data: fewer(data, 30)),
-        (judges.exit_ratios, ratios, scaled("standard_error", 2.5)),
+        (judges.exit_ratios, ratios, scale("standard_error", 2.5)),
         (judges.heads, heads, lambda data: fewer(data, 3)),
         (judges.mean_of_runs, means, lambda data: fewer(data, 6)),
-        (judges.golf_course, golf, scaled("samples_error", 3.0)),
+        (judges.golf_course, golf, scale("samples_error", 3.0)),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_a_few_runs_do_not_decide(judge, data, few):
-    thins(judge, data(), few(data()))
+def test_few_runs_do_not_decide(judge, data, few):
+    check_few_runs(judge, data(), few(data()))
 
 
 def test_words_follow_the_data():
-    assert "not out yet" not in judges.exits_from_one_start(one_start()).words
+    assert "have not left" not in judges.exits_from_one_start(one_start()).words
     times = one_start().exit_time_SGD.values.copy()
     times[:3] = np.nan
     late = judges.exits_from_one_start(one_start().assign(exit_time_SGD=("exit_SGD", times)))
-    assert "3 not out yet" in late.words
+    assert "3 runs have not left" in late.words
     assert late.findings[0].value >= judges.exits_from_one_start(one_start()).findings[0].value
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from breaking import Break, breaks, scaled, thins
+from breaking import Break, check_break, check_few_runs, scale
 from sgdynamics.papers.protocols import best_error, best_rate, horizon_exponents
 from sgdynamics_reproductions.gallery.judges import protocols as judges
 from sgdynamics_reproductions.protocols.reference import (
@@ -239,21 +239,21 @@ BROKEN = [
     Break(
         judges.best_learning_rates,
         rates,
-        "erf: the least risk",
+        "erf: the smallest risk",
         "its least risk 3e-4 off",
         part("extrapolated", 1, 1.0003),
     ),
     Break(
         judges.best_learning_rates,
         rates,
-        "erf: so is",
+        "erf: the risk of the best constant",
         "its best constant's risk 1e-4 off",
         part("constant_value", 1, 1.0001),
     ),
     Break(
         judges.best_learning_rates,
         rates,
-        "erf: and where",
+        "erf: the best constant is",
         "its best constant 1e-4 off",
         part("constant", 1, 1.0001),
     ),
@@ -288,9 +288,9 @@ BROKEN = [
     Break(
         judges.replay,
         tasks,
-        "the least risk",
+        "the smallest risk",
         "no better than the best constant",
-        scaled("extrapolated", 1.14),
+        scale("extrapolated", 1.14),
     ),
     Break(
         judges.replay, tasks, "the switches", "a switch .05 late", put("switches", (0, 0), 5.054)
@@ -306,14 +306,14 @@ BROKEN = [
     Break(
         judges.replay,
         tasks,
-        "on the arc",
+        "On the arc",
         "shares on the arc 4% off",
         part("control", (0, slice(20, 39)), 1.04),
     ),
     Break(
         judges.replay,
         tasks,
-        "without replay",
+        "Without replay",
         "without replay 1% off",
         part("task_risks", (2, -1), 1.01),
     ),
@@ -322,12 +322,12 @@ BROKEN = [
         tasks,
         "the gain of runs",
         "the gain of runs .07 off",
-        scaled("runs_gain", 0.94),
+        scale("runs_gain", 0.94),
     ),
     Break(
         judges.dropout_and_decay,
         units,
-        "dropout: the least risk",
+        "dropout: the smallest risk",
         "no better than the best constant",
         part("extrapolated", 0, 1.0447),
     ),
@@ -341,7 +341,7 @@ BROKEN = [
     Break(
         judges.dropout_and_decay,
         units,
-        "it falls",
+        "kept falls from piece",
         "the share rises once",
         put("control", (0, 20), 0.5),
     ),
@@ -369,9 +369,9 @@ BROKEN = [
     Break(
         judges.curriculum,
         orders,
-        "curriculum: the least risk",
+        "curriculum: the smallest risk",
         "the least risk 1e-3 off",
-        scaled("extrapolated", 1.001),
+        scale("extrapolated", 1.001),
     ),
     Break(
         judges.curriculum,
@@ -383,12 +383,12 @@ BROKEN = [
     Break(
         judges.curriculum,
         orders,
-        "the four risks",
+        "The four risks",
         "one risk 2e-4 off",
         part("excess_risk", (1, -1), 1.0002),
     ),
     Break(
-        judges.curriculum, orders, "half of the samples", "more hard ones", part("shares", 3, 1.01)
+        judges.curriculum, orders, "Half of the samples", "more hard ones", part("shares", 3, 1.01)
     ),
     Break(
         judges.curriculum,
@@ -404,7 +404,13 @@ BROKEN = [
         "easy first is as mixed",
         same_order,
     ),
-    Break(judges.horizons, laws, "easy: least risks", "risks 1e-5 off", part("risk", 0, 1.00001)),
+    Break(
+        judges.horizons,
+        laws,
+        "easy: the smallest risks",
+        "risks 1e-5 off",
+        part("risk", 0, 1.00001),
+    ),
     Break(judges.horizons, laws, "hard, 400 inputs", "risks 2e-4 off", part("risk", 2, 1.0002)),
     Break(
         judges.horizons,
@@ -421,36 +427,36 @@ BROKEN = [
         part("constant_risk", (0, -1), 1.05),
     ),
     Break(
-        judges.horizons, laws, "comes down", "the last risk 2% smaller", part("risk", (1, -1), 0.98)
+        judges.horizons, laws, "from above", "the last risk 2% smaller", part("risk", (1, -1), 0.98)
     ),
     Break(
         judges.horizons,
         laws,
-        "it is that, to .05",
+        "(a - 1)/b, within .05",
         "the last risk 5% smaller",
         part("risk", (1, -1), 0.95),
     ),
     Break(
         judges.horizons,
         laws,
-        "constant rate: it is",
+        "constant rate: the exponent",
         "the last constant risk 3% larger",
         part("constant_risk", (1, -1), 1.03),
     ),
     Break(
         judges.horizons,
         laws,
-        "share of steps",
+        "share of annealing steps",
         "as long at the largest T",
         put("rates", (1, -1, slice(50, 100)), 0.05),
     ),
     Break(
-        judges.horizons, laws, "rates begin", "rates begin at half of that", part("rates", 1, 0.5)
+        judges.horizons, laws, "rates start", "rates begin at half of that", part("rates", 1, 0.5)
     ),
     Break(
         judges.horizons,
         laws,
-        "past a tenth",
+        "after a tenth",
         "the invariant falls by 10%",
         part("invariant", (-1, slice(50, 100)), 0.9),
     ),
@@ -461,17 +467,25 @@ BROKEN = [
         "with noise it is 3% off at first",
         part("loud_invariant", slice(0, 3), 0.97),
     ),
-    Break(judges.horizons, laws, "the law's", "the law's risk 1% off", part("loud_risk", 0, 1.01)),
+    Break(
+        judges.horizons,
+        laws,
+        "that of the law",
+        "the law's risk 1% off",
+        part("loud_risk", 0, 1.01),
+    ),
     Break(judges.batch_ramps, ramps, "as many steps", "a step more", put("steps", 2, 54)),
-    Break(judges.batch_ramps, ramps, "the same risks", "risks 1e-4 off", scaled("last", 1.0001)),
+    Break(judges.batch_ramps, ramps, "the same risks", "risks 1e-4 off", scale("last", 1.0001)),
     Break(
         judges.batch_ramps,
         ramps,
-        "above the falling rate",
+        "above that of the falling rate",
         "8% above at lr = 100",
         part("last", 2, 1.05),
     ),
-    Break(judges.batch_ramps, ramps, "the more", "the largest rate is best", part("last", 3, 0.8)),
+    Break(
+        judges.batch_ramps, ramps, "grows with lr", "the largest rate is best", part("last", 3, 0.8)
+    ),
     Break(
         judges.batch_ramps,
         ramps,
@@ -482,9 +496,9 @@ BROKEN = [
 ]
 
 
-@pytest.mark.parametrize("one", BROKEN, ids=[one.name for one in BROKEN])
-def test_a_broken_claim_differs(one):
-    breaks(one)
+@pytest.mark.parametrize("case", BROKEN, ids=[case.name for case in BROKEN])
+def test_broken_claim_differs(case):
+    check_break(case)
 
 
 @pytest.mark.parametrize(
@@ -497,7 +511,7 @@ def test_a_broken_claim_differs(one):
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_large_errors_do_not_decide(judge, data):
-    thins(judge, data(), fewer(data()))
+    check_few_runs(judge, data(), fewer(data()))
 
 
 @pytest.mark.parametrize(
@@ -505,5 +519,5 @@ def test_large_errors_do_not_decide(judge, data):
     [(judges.curriculum, orders, 4), (judges.batch_ramps, ramps, 4)],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_a_few_runs_do_not_decide(judge, data, few):
-    thins(judge, data(), data().isel(run=slice(0, few)))
+def test_few_runs_do_not_decide(judge, data, few):
+    check_few_runs(judge, data(), data().isel(run=slice(0, few)))

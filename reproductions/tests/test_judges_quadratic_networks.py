@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from breaking import Break, breaks, moved, scaled, thins
+from breaking import Break, check_break, check_few_runs, scale, shift
 from sgdynamics_reproductions.gallery.judges import quadratic_networks as judges
 
 
@@ -180,83 +180,83 @@ ode, line, ends, escape = (
     judges.escape_rates,
 )
 BROKEN = [
-    Break(ode, runs_beside, "overlaps rho", "rho off by .1", moved("rho_ode", 0.1)),
+    Break(ode, runs_beside, "Overlaps rho", "rho off by .1", shift("rho_ode", 0.1)),
     Break(
         ode,
         runs_beside,
-        "overlaps rho",
+        "Overlaps rho",
         "rho of one unit off by -.2",
-        moved("rho_ode", [[-0.2], [0.0]]),
+        shift("rho_ode", [[-0.2], [0.0]]),
     ),
-    Break(ode, runs_beside, "overlaps Q", "Q off by .1", moved("Q_ode", 0.1)),
-    Break(ode, runs_beside, "the risk", "the risk off by .04", moved("risk_ode", 0.04)),
-    Break(ode, runs_beside, "the risk", "the ODE 10% slower", slower),
-    Break(line, rates, "minimum inside", "alpha_c falls throughout", monotone),
+    Break(ode, runs_beside, "Overlaps Q", "Q off by .1", shift("Q_ode", 0.1)),
+    Break(ode, runs_beside, "Risk", "the risk off by .04", shift("risk_ode", 0.04)),
+    Break(ode, runs_beside, "Risk", "the ODE 10% slower", slower),
+    Break(line, rates, "inner minimum", "alpha_c falls throughout", monotone),
     Break(line, rates, "straight line", "the best eta as p^1.5", power(1.5)),
     Break(line, rates, "straight line", "the best eta as p^2.5", power(2.5)),
     Break(line, rates, "exponent 1", "the best eta as p^0.5", power(0.5)),
     Break(line, rates, "exponent 1", "a best eta that does not know p", power(0.0)),
     Break(
-        ends, solutions, "solution predicted", "a start ends .05 away", moved("own_distance", 0.05)
+        ends, solutions, "solution predicted", "a start ends .05 away", shift("own_distance", 0.05)
     ),
-    Break(ends, solutions, "end elsewhere", "distances 5% off", scaled("distance", 1.05)),
+    Break(ends, solutions, "end elsewhere", "distances 5% off", scale("distance", 1.05)),
     Break(ends, solutions, "different starts differ", "one solution for all", one_for_all),
-    Break(ends, solutions, "zero error", "an error of .01 is left", moved("risk", 0.01)),
+    Break(ends, solutions, "zero error", "an error of .01 is left", shift("risk", 0.01)),
     Break(
-        judges.conserved,
+        judges.conservation,
         S,
         "constant along the ODE",
         "S moves by .001 along the ODE",
-        moved("moved_ode", 1e-3),
+        shift("moved_ode", 1e-3),
     ),
     Break(
-        judges.conserved,
+        judges.conservation,
         S,
         "its own noise",
         "SGD moves S half as far again",
-        moved("moved_gap", [[0.052], [0.053]]),
+        shift("moved_gap", [[0.052], [0.053]]),
     ),
     Break(
-        judges.conserved,
+        judges.conservation,
         S,
         "its own noise",
         "SGD moves S half as far",
-        moved("moved_gap", [[-0.052], [-0.053]]),
+        shift("moved_gap", [[-0.052], [-0.053]]),
     ),
-    Break(judges.numbers_agree, numbers, "the formula", "one number off by one", one_wrong),
-    Break(escape, escapes, "16/(p p*)", "rates three times as large", scaled("rate_chain", 3.0)),
-    Break(escape, escapes, "16/(p p*)", "rates a third as large", scaled("rate_chain", 1 / 3)),
+    Break(judges.dimension_counts, numbers, "The formula", "one number off by one", one_wrong),
+    Break(escape, escapes, "16/(p p*)", "rates three times as large", scale("rate_chain", 3.0)),
+    Break(escape, escapes, "16/(p p*)", "rates a third as large", scale("rate_chain", 1 / 3)),
     Break(escape, escapes, "16/(p p*)", "rates 30% smaller", slow_rates),
     Break(
         escape,
         escapes,
         "does not depend on p",
         "p = 4 leaves at the rate of p = 2",
-        scaled("rate_chain", [1.0, 2.0, 1.0]),
+        scale("rate_chain", [1.0, 2.0, 1.0]),
     ),
     Break(
         escape,
         escapes,
         "largest N",
         "escape times 15% longer",
-        moved("gap", 0.15 * np.array([[0.5, 0.8], [1.0, 1.5], [1.8, 2.8]])),
+        shift("gap", 0.15 * np.array([[0.5, 0.8], [1.0, 1.5], [1.8, 2.8]])),
     ),
 ]
 
 
-@pytest.mark.parametrize("one", BROKEN, ids=[one.name for one in BROKEN])
-def test_a_broken_claim_differs(one):
-    breaks(one)
+@pytest.mark.parametrize("case", BROKEN, ids=[case.name for case in BROKEN])
+def test_broken_claim_differs(case):
+    check_break(case)
 
 
 @pytest.mark.parametrize(
     ("judge", "data", "few"),
     [
         (judges.runs_on_the_ode, runs_beside, lambda data: data.isel(run=slice(0, 5))),
-        (judges.best_rates, rates, scaled("eta_best_error", 8.0)),
+        (judges.best_rates, rates, scale("eta_best_error", 8.0)),
         (judges.best_rates, rates, scattered),
-        (judges.conserved, S, lambda data: data.isel(run=slice(0, 6))),
-        (judges.numbers_agree, numbers, lambda data: data.assign(formula=data.formula * np.nan)),
+        (judges.conservation, S, lambda data: data.isel(run=slice(0, 6))),
+        (judges.dimension_counts, numbers, lambda data: data.assign(formula=data.formula * np.nan)),
         (
             judges.escape_rates,
             escapes,
@@ -267,13 +267,13 @@ def test_a_broken_claim_differs(one):
         "runs_on_the_ode",
         "best_rates",
         "best_rates, starts",
-        "conserved",
-        "numbers_agree",
+        "conservation",
+        "dimension_counts",
         "escape_rates",
     ],
 )
-def test_a_few_runs_do_not_decide(judge, data, few):
-    thins(judge, data(), few(data()))
+def test_few_runs_do_not_decide(judge, data, few):
+    check_few_runs(judge, data(), few(data()))
 
 
 def test_words_follow_the_data():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from breaking import Break, breaks, moved, scaled, thins
+from breaking import Break, check_break, check_few_runs, scale, shift
 from sgdynamics import scaling
 from sgdynamics.papers.scaling_laws import (
     emergence_exponent,
@@ -40,7 +40,7 @@ def phases():
 
 def in_one(name, which, by):
     """One number of a variable over phases multiplied."""
-    return scaled(
+    return scale(
         name, xr.DataArray(np.where(np.array(list(POINTS)) == which, by, 1.0), dims="phase")
     )
 
@@ -209,71 +209,73 @@ BROKEN = [
     Break(judges.seven_phases, phases, "eta is", "eta 8% off in IVb", in_one("eta", "IVb", 1.025)),
     Break(judges.seven_phases, phases, "xi is", "xi 4% off in II", in_one("xi", "II", 0.95)),
     Break(judges.seven_phases, phases, "in its phase", "a point in another phase", misplaced),
-    Break(curves, envelope, "eta and xi", "eta 5% off", scaled("eta", 1.05)),
+    Break(curves, envelope, "eta and xi", "eta 5% off", scale("eta", 1.05)),
     Break(
-        curves, envelope, "below the envelope", "an envelope 5% too high", scaled("frontier", 1.05)
+        curves, envelope, "below the envelope", "an envelope 5% too high", scale("frontier", 1.05)
     ),
-    Break(curves, envelope, "best somewhere", "an envelope 5% too low", scaled("frontier", 0.95)),
+    Break(
+        curves, envelope, "best for some budget", "an envelope 5% too low", scale("frontier", 0.95)
+    ),
     Break(
         curves,
         envelope,
-        "phase III: the mean over draws",
+        "Phase III: the mean over draws",
         "draws 25% above their equivalent",
-        scaled("drawn", 1.25),
+        scale("drawn", 1.25),
     ),
     Break(
         judges.relu_on_power_laws,
         relu,
-        "direct runs",
+        "Direct runs",
         "direct runs 10% lower",
-        scaled("excess_risk_direct", 0.9),
+        scale("excess_risk_direct", 0.9),
     ),
     Break(
         judges.relu_on_power_laws,
         relu,
         "s = 0.5",
         "chain runs 5% higher",
-        scaled("excess_risk_runs", 1.05),
+        scale("excess_risk_runs", 1.05),
     ),
     Break(
         judges.relu_on_power_laws,
         relu,
         "s = 1.3",
         "chain runs 10% lower",
-        scaled("excess_risk_runs", 0.9),
+        scale("excess_risk_runs", 0.9),
     ),
     Break(
         judges.relu_on_power_laws,
         relu,
         "lr = 8",
         "chain runs 40% higher at any rate",
-        scaled("by_rate_runs", 1.4),
+        scale("by_rate_runs", 1.4),
     ),
     Break(
         real,
         samples,
-        "raw pixels, lr = 0.2",
+        "Raw pixels, lr = 0.2",
         "SGD 7% above Gaussian theory",
         part("risk", 0, 0, 1.07),
     ),
     Break(
         real,
         samples,
-        "centred pixels, lr = 0.2",
+        "Centred pixels, lr = 0.2",
         "SGD 7% below Gaussian theory",
         part("risk", 1, 0, 0.93),
     ),
     Break(
         real,
         samples,
-        "centred pixels, lr = 1",
+        "Centred pixels, lr = 1",
         "SGD 15% below kappa's theory",
         part("risk", 1, 1, 0.82),
     ),
     Break(
         real,
         samples,
-        "raw pixels, lr = 1: the mean",
+        "Raw pixels, lr = 1: the mean",
         "SGD 20% above kappa's theory",
         part("risk", 0, 1, 1.2),
     ),
@@ -292,13 +294,13 @@ BROKEN = [
         "it is blind to the samples",
         lambda data: data.assign(largest_lr=data.gaussian_lr),
     ),
-    Break(judges.emergence, skills, "falls as", "exponents .05 off", moved("fitted", 0.03)),
+    Break(judges.emergence, skills, "falls as", "exponents .05 off", shift("fitted", 0.03)),
     Break(
         judges.emergence,
         skills,
         "closed sum of 24",
         "exponents .025 from those of the closed sum",
-        moved("fitted_closed", -0.02),
+        shift("fitted_closed", -0.02),
     ),
     Break(judges.emergence, skills, "its own time", "skills 30% late", lambda data: skills(1.3)),
     Break(judges.emergence, skills, "its own time", "a skill is never learned", unlearned),
@@ -307,33 +309,33 @@ BROKEN = [
         skills,
         "single skills",
         "losses of skills 10% off",
-        scaled("skill_loss_runs", 0.9),
+        scale("skill_loss_runs", 0.9),
     ),
     Break(
         judges.emergence,
         skills,
-        "the mean loss",
+        "The mean loss",
         "the loss of runs 20% off",
-        scaled("loss_runs", 1.2),
+        scale("loss_runs", 1.2),
     ),
     Break(
         judges.any_activation,
         activations,
-        "the exponent is",
+        "The exponent is",
         "exponents .04 off",
-        moved("fitted", 0.04),
+        shift("fitted", 0.04),
     ),
 ]
 
 
-@pytest.mark.parametrize("one", BROKEN, ids=[one.name for one in BROKEN])
-def test_a_broken_claim_differs(one):
-    breaks(one)
+@pytest.mark.parametrize("case", BROKEN, ids=[case.name for case in BROKEN])
+def test_broken_claim_differs(case):
+    check_break(case)
 
 
 def test_half_of_the_first_skill_is_at_its_time():
     t = np.geomspace(0.01, 10, 400)
-    assert judges._half(t, emergence_loss(t, 1.5, 0.2, 1)[:, 0], 1.0) == pytest.approx(
+    assert judges._half_time(t, emergence_loss(t, 1.5, 0.2, 1)[:, 0], 1.0) == pytest.approx(
         float(emergence_time(1, 1.5, 0.2)), rel=1e-4
     )
 
@@ -348,5 +350,7 @@ def test_half_of_the_first_skill_is_at_its_time():
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_a_few_runs_do_not_decide(judge, data, few):
-    thins(judge, data(), data().isel({name: slice(0, count) for name, count in few.items()}))
+def test_few_runs_do_not_decide(judge, data, few):
+    check_few_runs(
+        judge, data(), data().isel({name: slice(0, count) for name, count in few.items()})
+    )

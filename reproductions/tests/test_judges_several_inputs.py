@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from breaking import Break, breaks, moved, scaled, thins
+from breaking import Break, check_break, check_few_runs, scale, shift
 from sgdynamics.papers.several_inputs import (
     component_path,
     exit_law,
@@ -287,29 +287,29 @@ def generator_learns(data):
 late, phase = judges.late_laws, judges.rewards
 BROKEN = [
     Break(late, laws, "exponents", "the perceptron's exponent 10% off", steeper),
-    Break(late, laws, "prefactors", "errors 2% above the laws", scaled("error", 1.02)),
-    Break(late, laws, "hebb: the mean", "runs 5% above the ODE", scaled("error_runs", 1.05)),
-    Break(late, laws, "adatron: the mean", "runs 5% below the ODE", scaled("error_runs", 0.95)),
+    Break(late, laws, "Prefactors", "errors 2% above the laws", scale("error", 1.02)),
+    Break(late, laws, "hebb: the mean", "runs 5% above the ODE", scale("error_runs", 1.05)),
+    Break(late, laws, "adatron: the mean", "runs 5% below the ODE", scale("error_runs", 0.95)),
     Break(
         judges.attention_curves,
         attention,
-        "excess risk",
+        "Excess risk",
         "runs 5% of the first risk higher",
-        moved("excess_risk_runs", 0.02),
+        shift("excess_risk_runs", 0.02),
     ),
     Break(
         judges.attention_curves,
         attention,
-        "overlap with",
+        "Overlap with",
         "overlaps of runs .05 higher",
-        moved("M_runs", 0.05),
+        shift("M_runs", 0.05),
     ),
     Break(
         judges.attention_curves,
         attention,
-        "product of",
+        "Product of",
         "norms of runs .05 lower",
-        moved("Q_runs", -0.05),
+        shift("Q_runs", -0.05),
     ),
     Break(
         judges.attention_curves,
@@ -321,9 +321,9 @@ BROKEN = [
     Break(
         judges.content_or_position,
         rates,
-        "growth rates",
+        "Growth rates",
         "content grows .005 faster",
-        moved("growth", [0.005, 0.0]),
+        shift("growth", [0.005, 0.0]),
     ),
     Break(
         judges.content_or_position,
@@ -335,21 +335,21 @@ BROKEN = [
     Break(
         judges.content_or_position,
         rates,
-        "who leads",
+        "leading overlap",
         "position leads from a larger share on",
         later_lead,
     ),
     Break(
         judges.content_or_position,
         rates,
-        "runs end",
+        "Runs end",
         "runs at .98 end by content",
         lambda data: data.assign(M_runs=data.M_runs[:, :, :, ::-1]),
     ),
     Break(
-        judges.content_or_position, rates, "omega = 0.92", "runs .25 higher", moved("M_runs", 0.25)
+        judges.content_or_position, rates, "omega = 0.92", "runs .25 higher", shift("M_runs", 0.25)
     ),
-    Break(judges.exits_of_sequences, exits, "exponent 1", "exponent 1 takes .1 log d", growing),
+    Break(judges.exits_of_sequences, exits, "Exponent 1", "exponent 1 takes .1 log d", growing),
     Break(
         judges.exits_of_sequences,
         exits,
@@ -360,23 +360,23 @@ BROKEN = [
     Break(
         judges.exits_of_sequences,
         exits,
-        "exponent 2, d = 400",
+        "Exponent 2, d = 400",
         "runs of exponent 2 take 1.4 times as long",
         lambda data: exits(slow=1.4),
     ),
     Break(
         judges.exits_of_sequences,
         exits,
-        "exponent 3, d = 64",
+        "Exponent 3, d = 64",
         "runs take twice as long",
-        scaled("exit_runs", 2.0),
+        scale("exit_runs", 2.0),
     ),
     Break(
         judges.exits_of_sequences,
         exits,
-        "exponent 3, d = 20",
+        "Exponent 3, d = 20",
         "runs take half as long",
-        scaled("exit_runs", 0.5),
+        scale("exit_runs", 0.5),
     ),
     Break(
         judges.one_after_the_other,
@@ -395,23 +395,23 @@ BROKEN = [
     Break(
         judges.one_after_the_other,
         components,
-        "what runs hold",
+        "Squared overlaps",
         "runs hold .02 more",
-        moved("held_runs", 0.02),
+        shift("held_runs", 0.02),
     ),
     Break(
         judges.one_after_the_other,
         components,
-        "the mean risk",
+        "The mean risk",
         "the risk of runs 5% off",
-        moved("risk_runs", 0.5),
+        shift("risk_runs", 0.5),
     ),
     Break(
         phase,
         phases,
         "T = 8, e2 = 0.05, from 0.3",
         "cosines of runs .05 lower",
-        moved("path_runs", -0.05),
+        shift("path_runs", -0.05),
     ),
     Break(phase, phases, "learned from 0.8", "both starts end alike", both_sides_alike),
     Break(
@@ -424,7 +424,7 @@ BROKEN = [
     Break(
         phase,
         phases,
-        "long ones",
+        "Long episodes",
         "a long one is learned with a penalty",
         entry("by_length", (9, 5), 0.9),
     ),
@@ -440,7 +440,7 @@ BROKEN = [
         adversaries,
         "recovery: the mean",
         "overlaps of runs .05 higher",
-        moved("M_runs", 0.05),
+        shift("M_runs", 0.05),
     ),
     Break(
         judges.adversaries,
@@ -452,7 +452,7 @@ BROKEN = [
     Break(
         judges.adversaries,
         adversaries,
-        "goes on swinging",
+        "continues to oscillate",
         "it swings by a tenth",
         lambda data: adversaries(swing=0.04),
     ),
@@ -466,9 +466,9 @@ BROKEN = [
 ]
 
 
-@pytest.mark.parametrize("one", BROKEN, ids=[one.name for one in BROKEN])
-def test_a_broken_claim_differs(one):
-    breaks(one)
+@pytest.mark.parametrize("case", BROKEN, ids=[case.name for case in BROKEN])
+def test_broken_claim_differs(case):
+    check_break(case)
 
 
 def fewer(count):
@@ -492,5 +492,5 @@ def few_exits(data):
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_a_few_runs_do_not_decide(judge, data, few):
-    thins(judge, data(), few(data()))
+def test_few_runs_do_not_decide(judge, data, few):
+    check_few_runs(judge, data(), few(data()))

@@ -24,7 +24,12 @@ HEAD = (2.0, -2.0, 2.0, -2.0)
 POINTS = (1.0, 2.0, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0)
 LONGER = (640.0, 1280.0)
 # six runs at d = 120 by another program: excess risk and share along the signal, at these times
-KNOWN = {5.0: (0.089, 0.748), 20.0: (0.135, 0.713), 80.0: (0.180, 0.503), 1280.0: (0.237, 0.426)}
+REFERENCE = {
+    5.0: (0.089, 0.748),
+    20.0: (0.135, 0.713),
+    80.0: (0.180, 0.503),
+    1280.0: (0.237, 0.426),
+}
 NAMES = {
     "excess_risk": "excess risk on fresh data",
     "train_risk": "risk on the data set",

@@ -32,7 +32,7 @@ from sgdynamics_reproductions.gallery.stored_data import (
     add_caption,
     drawing_of,
     full_size,
-    stored,
+    load_full_size,
     verdict_with_remark,
 )
 from sgdynamics_reproductions.gallery.stored_data import draw_full_size as draw_full_size
@@ -200,7 +200,7 @@ def _write_picture(fig: Figure, picture: Path) -> None:
 
 def _draw_full_size(stem: str, picture: Path) -> None:
     """Draw the stored full-size data of a figure."""
-    fig, record = drawing_of(stem)(stored(stem)), full_size()[stem]
+    fig, record = drawing_of(stem)(load_full_size(stem)), full_size()[stem]
     add_caption(
         fig,
         f"Full size, made once on {record['device']} in {record['seconds']} s: "

@@ -1,35 +1,33 @@
 """Claims that data can contradict: a number with a tolerance, a statistic and its power.
 
-A judge states each claim of the document as one or more findings and collects them by ``judged``.
-A finding
+A judge states each claim of the document as one or more findings and combines them by
+``judge_claims``. A finding
 
 - "differs" if its statistic exceeds its threshold; a false alarm has probability RATE per finding,
 - is "reproduced" if it does not, and an error of the claim's own scale would have been detected
   with probability POWER,
 - is not decided otherwise, and reports how many times as many runs would decide it.
 
-Points that share their runs are correlated. The sum of z^2 has the law of sum_i l_i chi2_1 (over
-chi2_f/f where the errors come from f + 1 runs), l_i the eigenvalues of their correlation matrix R;
-its tail is the saddlepoint's (Lugannani and Rice 1980; Kuonen 1999, Biometrika 86), accurate to
-a few percent in the far tail, where matching two moments (Box 1954) is wrong by factors of ten. If
-R is unknown the worst case is assumed, fully correlated points. The largest |z| (Bonferroni)
-detects single outliers. Each of the two tests has half of the rate. Errors are taken as normal:
-means of a few runs with heavy tails are not, and need more runs.
+The module ``statistics`` defines the statistics and their thresholds.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, SupportsFloat
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy import optimize, special, stats
+from scipy import special, stats
 
 from sgdynamics.base.arrays import RealArray
 from sgdynamics.sweeps.power_law_fit import weighted_line
+from sgdynamics_reproductions.gallery.statistics import (
+    deviation_statistic,
+    quantile,
+    smallest_detectable,
+)
 
 RATE = 1e-4  # probability of a false "differs" per finding
 POWER = 0.99  # probability with which an error of the claim's scale must be detected
@@ -57,13 +55,10 @@ class Finding:
     def power(self) -> str:
         """Description of the detectable error, and of the runs that would decide the claim."""
         if not math.isfinite(self.detectable):
-            return f"no wrong would have been seen ({self.scale} must be)"
-        advice = f", {_times(self.detectable)} the runs would decide" if self.holds is None else ""
-        if self.above:
-            return (
-                f"an effect of {self.detectable:.2g} x {self.scale} would have been shown{advice}"
-            )
-        return f"a wrong of {self.detectable:.2g} x {self.scale} would have been seen{advice}"
+            return f"no error would have been detected ({self.scale} should be)"
+        advice = f"; {_times(self.detectable)} the runs would decide" if self.holds is None else ""
+        size, kind = f"{self.detectable:.2g} x {self.scale}", "effect" if self.above else "error"
+        return f"an {kind} of {size} would have been detected{advice}"
 
     def plain(self) -> dict[str, Any]:
         """The finding as a dictionary, for files and pages."""
@@ -152,16 +147,19 @@ def agreement(
         return _without_noise(claim, off, tol, wanted, words)
     if not np.all(s):
         raise ValueError(
-            "error has zeros among the standard errors: judge numbers without noise apart"
+            "error has zeros among the standard errors. Judge numbers without noise separately."
         )
     free = math.inf if runs is None else max(runs - 1, 1)
-    statistic = _statistic(len(m), free, correlation, rate)
-    value = statistic.value(np.maximum(off - tol, 0.0) / s)
-    detectable = _least(lambda f: statistic.power(np.maximum(f * wanted - tol, 0.0) / s))
+    statistic = deviation_statistic(len(m), free, correlation, rate)
+    excess = np.maximum(off - tol, 0.0) / s
+    value = statistic.value(excess)
+    detectable = smallest_detectable(
+        lambda f: statistic.power(np.maximum(f * wanted - tol, 0.0) / s), POWER
+    )
     holds = False if value > 1 else True if detectable <= 1 else None
     return Finding(
         claim,
-        statistic.words(off / s, np.maximum(off - tol, 0.0) / s),
+        statistic.describe(off / s, excess),
         value,
         1.0,
         detectable,
@@ -185,174 +183,12 @@ def _without_noise(
     which = f" of {len(off)} numbers" if len(off) > 1 else ""
     return Finding(
         claim,
-        f"largest deviation{which} over its tolerance {tol[worst]:.2g}",
+        f"largest deviation{which}, divided by its tolerance {tol[worst]:.2g}",
         float(over[worst]),
         1.0,
         detectable,
         words,
         holds,
-    )
-
-
-class _Statistic(NamedTuple):
-    """The larger of rms z and max |z|, each over its threshold: above 1 with the probability `rate`
-    at most where all agree.
-    """
-
-    spectrum: np.ndarray  # of the correlation matrix
-    axes: np.ndarray | None  # its eigenvectors; None where any will do
-    points: int
-    free: float
-    rms: float  # thresholds
-    largest: float
-
-    def value(self, z: np.ndarray) -> float:
-        return float(max(math.sqrt(np.mean(z**2)) / self.rms, np.max(z) / self.largest))
-
-    def power(self, z: np.ndarray) -> float:
-        """Probability of a value above 1 where E[z] is this, at least: the better of the two."""
-        if not np.any(z):
-            return 0.0
-        shifts = (
-            (z @ self.axes) ** 2
-            if self.axes is not None
-            else z**2
-            if len(self.spectrum) == len(z)
-            else np.array([np.sum(z**2)])
-        )
-        together = _tail(self.points * self.rms**2, self.spectrum, shifts, self.free)
-        # a noncentral t at its threshold, by the normal that is good to a percent (Abramowitz and
-        # Stegun 26.7.10)
-        near, wide = (
-            (1.0, 0.0)
-            if math.isinf(self.free)
-            else (1 - 1 / (4 * self.free), self.largest**2 / (2 * self.free))
-        )
-        return max(
-            together, float(stats.norm.cdf((np.max(z) - near * self.largest) / math.sqrt(1 + wide)))
-        )
-
-    def words(self, off: np.ndarray, beyond: np.ndarray) -> str:
-        """From |z|, and from what is left of it beyond the tolerance, which is what is judged."""
-        if self.points == 1:
-            left = f", {beyond[0]:.2f} beyond the tolerance" if np.any(beyond != off) else ""
-            return f"{off[0]:.2f} standard errors off{left} (at most {self.largest:.2f}), over its threshold"
-        left = (
-            f", {_rms(beyond):.2f} and {np.max(beyond):.2f} beyond the tolerance"
-            if np.any(beyond != off)
-            else ""
-        )
-        return (
-            f"{self.points} points off by rms {_rms(off):.2f}, at most {np.max(off):.2f} standard errors{left} (at most {self.rms:.2f} and "
-            f"{self.largest:.2f}); the larger over its threshold"
-        )
-
-
-def _rms(z: np.ndarray) -> float:
-    return math.sqrt(float(np.mean(z**2)))
-
-
-def _statistic(points: int, free: float, correlation: ArrayLike | None, rate: float) -> _Statistic:
-    axes = None
-    if isinstance(correlation, str):
-        if correlation != "independent":
-            raise ValueError(f"correlation = {correlation!r}: give a matrix, 'independent' or None")
-        spectrum = np.ones(points)
-    elif correlation is None:
-        spectrum = np.array([float(points)])
-    else:
-        R = np.asarray(correlation, dtype=np.float64)
-        if R.shape != (points, points):
-            raise ValueError(
-                f"correlation has shape {R.shape}: give ({points}, {points}), one row a point"
-            )
-        spectrum, axes = np.linalg.eigh(R)
-        spectrum = np.maximum(
-            spectrum, 0.0
-        )  # a matrix estimated from few runs has many zeros, to rounding
-    if points == 1:  # both are the same: the whole rate
-        limit = _quantile(rate / 2, free)
-        return _Statistic(np.ones(1), None, 1, free, limit, limit)
-    return _Statistic(
-        spectrum,
-        axes,
-        points,
-        free,
-        math.sqrt(_far(rate / 2, spectrum, free) / points),
-        _quantile(rate / 4 / points, free),
-    )
-
-
-def _far(rate: float, spectrum: np.ndarray, free: float) -> float:
-    """Quantile of sum_i l_i chi2_1/(chi2_free/free) that is exceeded with probability ``rate``."""
-    none = np.zeros(len(spectrum))
-
-    def excess(log_t: float) -> float:
-        return math.log(max(_tail(math.exp(log_t), spectrum, none, free), 1e-300)) - math.log(rate)
-
-    low = math.log(float(np.sum(spectrum))) + 0.01
-    high = low + 1
-    while excess(high) > 0:
-        high += 2
-    return math.exp(float(np.asarray(optimize.brentq(excess, low, high, xtol=1e-8))))
-
-
-def _tail(t: float, spectrum: np.ndarray, shifts: np.ndarray, free: float) -> float:
-    """P[sum_i (sqrt(l_i) g_i + sqrt(b_i))^2 > t chi2_free/free], g_i standard normals, by the
-    saddlepoint.
-    """
-    f = free if math.isfinite(free) else 1e12
-
-    def K(s: float, order: int) -> float:
-        u, v = 1 - 2 * s * spectrum, 1 + 2 * s * t / f
-        if order == 0:
-            return float(
-                np.sum(-0.5 * np.log(u) + shifts * s / u) - 0.5 * f * math.log1p(2 * s * t / f)
-            )
-        if order == 1:
-            return float(np.sum(spectrum / u + shifts / u**2) - t / v)
-        return float(
-            np.sum(2 * spectrum**2 / u**2 + 4 * shifts * spectrum / u**3) + 2 * t**2 / f / v**2
-        )
-
-    edge, floor = 0.5 / float(spectrum.max()), -0.5 * f / t
-    low, high = -edge, edge * (1 - 1e-12)
-    while K(max(low, floor * (1 - 1e-12)), 1) > 0:
-        if low < floor or low < -1e15 * edge:
-            return 1.0  # it cannot be less
-        low *= 4
-    s = float(
-        np.asarray(
-            optimize.brentq(
-                lambda s: K(s, 1), max(low, floor * (1 - 1e-12)), high, xtol=1e-14 * edge
-            )
-        )
-    )
-    w = math.copysign(math.sqrt(max(-2 * K(s, 0), 0.0)), s)
-    if abs(w) < 1e-3:  # at the mean the formula is 0/0, and the answer near a half
-        return 0.5
-    v = s * math.sqrt(K(s, 2))
-    return float(stats.norm.sf(w + math.log(v / w) / w))
-
-
-def _quantile(rate: float, free: float) -> float:
-    return float(stats.norm.isf(rate) if math.isinf(free) else stats.t.isf(rate, free))
-
-
-def _least(power: Callable[[float], float]) -> float:
-    """Smallest multiple of the scale that is detected with probability POWER."""
-    high = 1.0
-    while power(high) < POWER:
-        high *= 2
-        if high > 1e6:
-            return math.inf
-    low = high
-    while power(low) >= POWER:
-        low /= 2
-        if low < 1e-9:
-            return low
-    return float(
-        np.asarray(optimize.brentq(lambda f: power(f) - POWER, low, high, xtol=1e-6 * high))
     )
 
 
@@ -381,14 +217,17 @@ def larger(
     words = scale_words or f"{scale:.2g}"
     if not np.all(np.isfinite([values, errors])):
         return Finding(claim, "points that are not finite", math.nan, 0.0, math.inf, words, False)
-    limit = _quantile(rate / len(values), math.inf if runs is None else max(runs - 1, 1))
+    limit = quantile(rate / len(values), math.inf if runs is None else max(runs - 1, 1))
     shown, refuted = values > limit * errors, values + limit * errors < scale
     holds = False if np.any(refuted) else True if np.all(shown) else None
     worst = int(np.argmin(values - limit * errors))
     detectable = float(np.max(errors) * (limit + special.ndtri(POWER)) / scale)
-    which = f"the least sure of {len(values)} differences" if len(values) > 1 else "the difference"
+    which = "the difference"
+    if len(values) > 1:
+        which = f"the least certain of {len(values)} differences"
     statistic = (
-        f"{which}, {values[worst]:.3g}({errors[worst]:.1g}), against {limit:.2f} standard errors"
+        f"{which}, {values[worst]:.3g}({errors[worst]:.1g}), compared with "
+        f"{limit:.2f} standard errors"
     )
     return Finding(
         claim,
@@ -419,7 +258,7 @@ def share(
     low, high = (float(law.ppf(rate / 2)), float(law.isf(rate / 2)))
 
     def power(f: float) -> float:
-        # none or all of the runs is as far as a share goes
+        # a share of the runs is at least 0 and at most 1
         sides = [
             p
             for p in (max(expected - f * scale, 0.0), min(expected + f * scale, 1.0))
@@ -430,11 +269,14 @@ def share(
         )
 
     outside = count < low or count > high
-    detectable = _least(power)
+    detectable = smallest_detectable(power, POWER)
     holds = False if outside else True if detectable <= 1 else None
     spread = math.sqrt(max(expected * (1 - expected), 1e-12) / runs)
-    statistic = f"{count} of {runs}, {low:.0f} to {high:.0f} expected; distance from {expected * runs:.1f} over the nearer bound's"
     middle = expected * runs
+    statistic = (
+        f"{count} of {runs} runs, {low:.0f} to {high:.0f} expected; distance from {middle:.1f}, "
+        "divided by that of the nearer bound"
+    )
     bound = (high - middle if count >= middle else middle - low) or spread * runs
     return Finding(
         claim,
@@ -497,7 +339,7 @@ def mean_over_runs(values: RealArray) -> Mean:
     """Mean over finite values (run, points...); the correlation has flattened points."""
     values = np.asarray(values, dtype=np.float64)
     if not np.all(np.isfinite(values)) or len(values) < 3:
-        raise ValueError(f"values = {len(values)} runs: give three finite ones or more")
+        raise ValueError(f"values has {len(values)} runs: at least three finite runs are needed.")
     flat = values.reshape(len(values), -1)
     spread = flat.std(axis=0, ddof=1)
     scaled = (flat - flat.mean(axis=0)) / np.where(spread > 0, spread, 1.0)
@@ -522,8 +364,9 @@ def difference(first: Mean, second: Mean) -> Mean:
 
 
 def fitted_power(x: RealArray, y: RealArray, error: ArrayLike) -> tuple[float, float, float]:
-    """Exponent of y ~ x^exponent from independent points, its standard error, and the p-value of
-    the power law itself.
+    """Exponent of y ~ x^exponent from independent points, its standard error, and a p-value.
+
+    The p-value is that of the power law itself.
     """
     x, y, error = (np.asarray(array, dtype=np.float64) for array in (x, y, error))
     line, covariance, chi2 = weighted_line(np.log(x), np.log(y), (y / error) ** 2)
@@ -575,7 +418,7 @@ def direction(
     )
     if not np.all(np.isfinite([values, errors])):
         return finding
-    limit = _quantile(rate / len(values), math.inf if runs is None else max(runs - 1, 1))
+    limit = quantile(rate / len(values), math.inf if runs is None else max(runs - 1, 1))
     return replace(finding, holds=False if np.any(values + limit * errors < 0) else None)
 
 
@@ -592,7 +435,7 @@ def occurs(
     holds = True if count else False if (1 - scale) ** runs <= rate else None
     return Finding(
         claim,
-        f"runs in which it does, of {runs}, against 1",
+        f"runs in which it occurs, of {runs}; one is enough",
         float(count),
         1.0,
         detectable,

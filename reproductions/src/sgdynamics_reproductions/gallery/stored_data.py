@@ -1,5 +1,4 @@
-"""Full-size figures that were made once on a GPU: their data and verdicts are stored in the
-package.
+"""Full-size figures that were made once on a GPU, with data and verdicts stored in the package.
 
 The folder ``full_size`` has one file per figure, ``document-number.nc``, and the verdicts with
 device, run time and parameters in ``verdicts.json``. A test judges the stored data again.
@@ -28,7 +27,7 @@ GROUPS = {"GD": "GD", "SGD": "SGD", "p-SGD": "PSGD"}
 
 @cache
 def full_size() -> dict[str, dict[str, Any]]:
-    """Verdict, device, seconds and parameters of each stored figure, by its stem document-number."""
+    """Verdict, device, seconds and parameters of the stored figures, by their document-number."""
     return json.loads((FOLDER / "verdicts.json").read_text(encoding="utf-8"))
 
 
@@ -37,15 +36,14 @@ def verdict_with_remark(record: dict[str, Any]) -> str:
     return record["verdict"] + (f" ({record['remark']})" if "remark" in record else "")
 
 
-def stored(stem: str) -> xr.Dataset:
+def load_full_size(stem: str) -> xr.Dataset:
     """The full-size data of the figure document-number, in the form that its function returns."""
     path = FOLDER / f"{stem}.nc"
     return _join_groups(path) if stem == "rough_landscapes-2" else load(path)
 
 
 def _join_groups(path: Path) -> xr.Dataset:
-    """Data of figure 2 of rough_landscapes from the results of ``simulate``, one group per
-    algorithm.
+    """Data of figure 2 of rough_landscapes from results of ``simulate`` in one group per algorithm.
 
     The stored training risk is the mean of (h^2 - h0^2)^2/2, twice the loss of the paper.
     """
@@ -78,7 +76,7 @@ def draw_full_size(document: str, number: str) -> tuple[Figure, xr.Dataset]:
     """Draw a figure at full size from its stored data, without computing anything."""
     stem = f"{document.replace('-', '_')}-{number}"
     checks.choice("figure", stem, tuple(full_size()))
-    data = stored(stem)
+    data = load_full_size(stem)
     return drawing_of(stem)(data), data
 
 

@@ -1,1 +1,1 @@
-"""One file a document: what each of its figures claims, and whether the data show it."""
+"""Judges of the figures, one module per document: they test the claims on the data."""

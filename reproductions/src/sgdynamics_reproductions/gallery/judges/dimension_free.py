@@ -1,7 +1,7 @@
-"""Whether the data of the figures of *Dimension-free limits* show what it claims.
+"""Judges of the figures of *Dimension-free limits*: do the data show what the slides claim?
 
-Limits are judged by their exponents: fitted with errors over runs, with what a finite size adds
-taken off where that is known, and said.
+Limits are judged by their exponents, which are fitted with errors over runs. Known contributions of
+a finite size are subtracted, and the claim says so.
 """
 
 from __future__ import annotations
@@ -26,15 +26,13 @@ from sgdynamics_reproductions.gallery.claims import (
 )
 from sgdynamics_reproductions.gallery.entries import judge_of
 
-LIMITS = {
-    1: 1,
-    3: 2,
-    4: 3,
-}  # exponents of the samples in d, by information exponent; the second is d log d
-FINITE = 0.6  # the largest finite-size correction to an exponent that is believed: beyond it these d say nothing
-SMALL = 0.05  # what a description may neglect: that of sgd.regime
-# of each corner of the map: the description that holds there, the terms that it neglects, the
-# descriptions that do not hold
+# Exponents of the samples in d, by information exponent; exponent 2 needs d log d.
+LIMITS = {1: 1, 3: 2, 4: 3}
+# Largest finite-size correction to an exponent that is accepted; beyond it, these d decide nothing.
+FINITE = 0.6
+SMALL = 0.05  # relative size of terms that a description may neglect, as in sgd.regime
+# For each corner of the map: the description that holds there, the terms that it neglects, and the
+# descriptions that do not hold.
 CORNERS = {
     "classical": ("gradient flow", ("noise", "finite_dimension"), ("mean field",)),
     "high-dimensional": (
@@ -47,7 +45,8 @@ CORNERS = {
 }
 
 
-def _said(data: xr.Dataset, *findings: Finding) -> Judgement:
+def _judge_with_stored_words(data: xr.Dataset, *findings: Finding) -> Judgement:
+    """Combine findings under the description that the figure has stored with its data."""
     return judge_claims(str(data.attrs["verdict"]), *findings)
 
 
@@ -59,28 +58,28 @@ def _slope(x: ArrayLike, y: ArrayLike) -> float:
     )
 
 
-def _over_last(each: ArrayLike) -> Mean:
+def _mean_over_last_axis(runs: ArrayLike) -> Mean:
     """Means over the last axis, that of the runs; points may be correlated."""
-    each = np.asarray(each, dtype=np.float64)
+    runs = np.asarray(runs, dtype=np.float64)
     return Mean(
-        each.mean(axis=-1),
-        each.std(axis=-1, ddof=1) / math.sqrt(each.shape[-1]),
-        runs=each.shape[-1],
+        runs.mean(axis=-1),
+        runs.std(axis=-1, ddof=1) / math.sqrt(runs.shape[-1]),
+        runs=runs.shape[-1],
     )
 
 
 def _power(
     claim: str,
     x: RealArray,
-    each: ArrayLike,
+    runs: ArrayLike,
     expected: float,
     *,
     tolerance: float,
     scale: float,
     words: str,
 ) -> Finding:
-    """The mean over runs of `each` (x, run) is a power of x: independent runs at each x."""
-    mean = _over_last(each)
+    """Test that the mean over runs (x, run) is a power of x, with independent runs at each x."""
+    mean = _mean_over_last_axis(runs)
     if np.any(mean.value <= 0):
         return Finding(
             claim,
@@ -104,16 +103,15 @@ def _power(
 
 @judge_of(
     "regimes",
-    "the map of the regimes, with SGD against every limit in its corners",
-    "gamma -> 0 is gradient flow, d -> infinity an ODE with the noise of SGD, p -> infinity a density of the units",
+    "the map of the regimes, and SGD compared with each limit in the corners",
+    "SGD follows gradient flow as gamma -> 0, an ODE with the noise of SGD as d -> infinity, and a "
+    "density of the units as p -> infinity",
 )
 def regimes(data: xr.Dataset) -> Judgement:
-    """In each corner the mean risk is that of its description, to the terms that this neglects;
-    other descriptions are off by more.
-    """
+    """Test the description of each corner up to its neglected terms, and reject the others."""
     names, runs = [str(name) for name in data.setting.values], data.sizes["run"]
     wrong = sum(value != other for value, other in zip(names, CORNERS, strict=True))
-    findings = [count_wrong("each setting lies in its corner of the map", wrong, len(names))]
+    findings = [count_wrong("Each setting lies in its corner of the map", wrong, len(names))]
     theory = data.excess_risk_theory.assign_coords(setting=list(CORNERS))
     for row, (name, (right, terms, others)) in enumerate(CORNERS.items()):
         risk, line = (
@@ -123,25 +121,28 @@ def regimes(data: xr.Dataset) -> Judgement:
         allowed = float(sum(data[f"size_{term}"].values[row] for term in terms))
         result = mean_over_runs(risk[:, 1:] / line[1:])
         claim = (
-            f"{name}: the mean risk of SGD is that of {right} to what it neglects, {allowed:.3f}"
+            f"{name} corner: the mean risk of SGD is that of {right}, within the neglected terms "
+            f"({allowed:.3f})"
         )
         findings.append(
             result.agrees(claim, 1.0, tolerance=allowed, scale=0.5, scale_words="half of the risk")
         )
         for other in others:
             away = theory.sel(setting=name, description=other).values
-            when = 1 + int(
-                np.argmax(np.abs(line / away - 1)[1:])
-            )  # chosen from the descriptions alone
+            # The time is chosen from the descriptions alone, without the runs.
+            when = 1 + int(np.argmax(np.abs(line / away - 1)[1:]))
             values = np.sign(line[when] / away[when] - 1) * (risk[:, when] / away[when] - 1)
-            claim = f"{name}: {other} is off by more than {SMALL:g} (t = {float(data.t[when]):g})"
+            claim = (
+                f"{name} corner: {other} deviates by more than {SMALL:g} "
+                f"(t = {float(data.t[when]):g})"
+            )
             doubt = max(float(values.std(ddof=1)) / math.sqrt(runs), 1e-12)
             findings.append(larger(claim, values.mean() - SMALL, doubt, scale=0.05, runs=runs))
     scatter = data.scatter.values
     error = scatter / math.sqrt(2 * (runs - 1))
     findings.append(
         larger(
-            f"runs scatter by less than {SMALL:g} in the first three",
+            f"Runs scatter by less than {SMALL:g} in the first three corners",
             SMALL - scatter[:3],
             error[:3],
             scale=0.01,
@@ -150,18 +151,20 @@ def regimes(data: xr.Dataset) -> Judgement:
     )
     findings.append(
         larger(
-            f"and by more in the fluctuating one: {scatter[3]:.3f}",
+            f"Runs scatter by more than {SMALL:g} in the fluctuating corner: {scatter[3]:.3f}",
             scatter[3] - SMALL,
             error[3],
             scale=0.02,
             runs=runs,
         )
     )
-    return _said(data, *findings)
+    return _judge_with_stored_words(data, *findings)
 
 
 @judge_of(
-    "classical", "gamma -> 0: gradient flow", "as gamma -> 0 one-pass SGD follows gradient flow"
+    "classical",
+    "gamma -> 0: gradient flow",
+    "As gamma -> 0, one-pass SGD follows gradient flow",
 )
 def classical(data: xr.Dataset) -> Judgement:
     findings, tenth = [], {"scale": 0.1, "scale_words": "a tenth of the risk"}
@@ -169,12 +172,13 @@ def classical(data: xr.Dataset) -> Judgement:
         relative = (data.excess_risk / data.excess_risk_flow).isel(k=row, time=slice(1, None))
         slow = mean_over_runs(relative.isel(gamma=0).transpose("run", "time").values)
         claim = (
-            f"k = {k}: at gamma = {float(data.gamma[0]):g} the mean of SGD is gradient flow to 2%"
+            f"k = {k}: at gamma = {float(data.gamma[0]):g} the mean of SGD follows gradient flow "
+            "within 2%"
         )
         findings.append(slow.agrees(claim, 1.0, tolerance=0.02, **tenth))
         gap, claim = (
-            _over_last(relative.isel(time=-1).values - 1),
-            f"k = {k}: the gap of SGD to gradient flow is that of its ODE, to .01 + 1/d",
+            _mean_over_last_axis(relative.isel(time=-1).values - 1),
+            f"k = {k}: the gap between SGD and gradient flow is that of the ODE, within .01 + 1/d",
         )
         findings.append(
             gap.agrees(
@@ -182,7 +186,7 @@ def classical(data: xr.Dataset) -> Judgement:
             )
         )
         exponent = _slope(data.gamma, data.gap_ode.values[row])
-        claim = f"k = {k}: that gap vanishes like gamma (exponent {exponent:.3f})"
+        claim = f"k = {k}: the gap of the ODE vanishes like gamma (exponent {exponent:.3f})"
         findings.append(
             agreement(
                 claim,
@@ -194,13 +198,13 @@ def classical(data: xr.Dataset) -> Judgement:
                 scale_words="one power of gamma",
             )
         )
-    return _said(data, *findings)
+    return _judge_with_stored_words(data, *findings)
 
 
 @judge_of(
     "high_dimensional",
     "d -> infinity: the ODE",
-    "the deviation from the ODE is at most exp(C t) sqrt(gamma/(d p))",
+    "The deviation of SGD from the ODE is at most exp(C t) sqrt(gamma/(d p))",
 )
 def high_dimensional(data: xr.Dataset) -> Judgement:
     inside = data.t.values <= 5
@@ -209,9 +213,9 @@ def high_dimensional(data: xr.Dataset) -> Judgement:
     ratio = apart[..., inside] / (
         data.theorem_scale.values[:, None, None] * np.exp(data.t.values[inside])
     )
-    below = _over_last(1 - np.moveaxis(ratio, 1, -1)[:, 1:])
-    claim = "the largest deviation from the ODE falls like d^-1/2"
-    return _said(
+    below = _mean_over_last_axis(1 - np.moveaxis(ratio, 1, -1)[:, 1:])
+    claim = "The largest deviation from the ODE falls like d^-1/2"
+    return _judge_with_stored_words(
         data,
         _power(
             claim,
@@ -223,9 +227,9 @@ def high_dimensional(data: xr.Dataset) -> Judgement:
             words="d^-1/2 more or less",
         ),
         below.is_above(
-            "it is at most exp(t) sqrt(gamma/(d p)) for t <= 5",
+            "The deviation is at most exp(t) sqrt(gamma/(d p)) for t <= 5",
             scale=0.2,
-            scale_words="a fifth of that",
+            scale_words="a fifth of the bound",
         ),
     )
 
@@ -233,7 +237,7 @@ def high_dimensional(data: xr.Dataset) -> Judgement:
 @judge_of(
     "mean_field",
     "p -> infinity: the density of the units",
-    "as p -> infinity SGD follows the density of (m, q)",
+    "As p -> infinity, SGD follows the density of (m, q)",
 )
 def mean_field(data: xr.Dataset) -> Judgement:
     difference = (
@@ -249,7 +253,7 @@ def mean_field(data: xr.Dataset) -> Judgement:
     setting = {"tolerance": 0.1, "scale": 1.0, "words": "one power of p"}
     fits = [
         _power(
-            f"at t = {float(data.t[i]):g} the gap of the risk to p = infinity falls like 1/p",
+            f"At t = {float(data.t[i]):g} the gap of the risk to p = infinity falls like 1/p",
             data.p,
             difference[i],
             -1.0,
@@ -257,8 +261,8 @@ def mean_field(data: xr.Dataset) -> Judgement:
         )
         for i in (1, 2, 3)
     ]
-    claim = f"at p = {p} the risk of SGD is that of p = infinity to 2/p of it, at every t"
-    return _said(
+    claim = f"At p = {p} the risk of SGD is that of p = infinity within a fraction 2/p, at all t"
+    return _judge_with_stored_words(
         data,
         *fits,
         wide.agrees(claim, 0.0, tolerance=2 / p, scale=0.5, scale_words="half of the risk"),
@@ -268,27 +272,30 @@ def mean_field(data: xr.Dataset) -> Judgement:
 @judge_of(
     "mean_field_high_dimension",
     "p, d -> infinity together",
-    "rows become orthogonal off the signal, like p^-1/2 + d^-1/2",
+    "The components of the rows outside the signals become orthogonal like p^-1/2 + d^-1/2",
 )
 def mean_field_high_dimension(data: xr.Dataset) -> Judgement:
-    """The sup norm, over entries and times, by the claim's exponent; and without the root of log p
-    that p^2 random entries have.
+    """Test the exponent of the largest entry over all times.
+
+    The verdict also gives the exponent without the factor sqrt(log p) of p^2 random entries.
     """
     largest = data.off_diagonal.max("time").transpose("p", "run").values
     p = data.p.values
     rooted = largest / np.sqrt(np.log(p))[:, None]
     first = data.off_diagonal.isel(time=0).transpose("p", "run").values / data.scale.values[:, None]
-    ours, doubt, _ = fitted_power(p, *_over_last(rooted)[:2])
+    ours, doubt, _ = fitted_power(p, *_mean_over_last_axis(rooted)[:2])
     bound = first.mean(axis=1)
     words = (
-        f"at t = 0 the largest entry is {bound[0]:.2f} to {bound[-1]:.2f} times p^(-1/2) + d^(-1/2) for p = {p[0]} to {p[-1]}; without a "
-        f"sqrt(log p) that random rows have it falls like p^{ours:.3f}({doubt:.3f}); {data.attrs['verdict']}"
+        f"at t = 0 the largest entry is {bound[0]:.2f} to {bound[-1]:.2f} times "
+        f"p^(-1/2) + d^(-1/2) for p = {p[0]} to {p[-1]}; without the factor sqrt(log p) of random "
+        f"rows it falls like p^{ours:.3f}({doubt:.3f}); {data.attrs['verdict']}"
     )
-    claim = "the largest entry over all times falls like p^-1/2 at d = 2p"
+    claim = "The largest entry over all times falls like p^-1/2 at d = 2p"
     result = _power(claim, p, largest, -0.5, tolerance=0.05, scale=0.5, words="p^-1/2 more or less")
     exponent = _slope(data.dimension, data.change.isel(time=-1))
     claim = (
-        f"what a finite d changes at p = infinity falls like 1/d (exponent {exponent:.2f}; ours)"
+        f"The effect of a finite d at p = infinity falls like 1/d (exponent {exponent:.2f}; "
+        "not in the slides)"
     )
     return judge_claims(
         words,
@@ -299,8 +306,9 @@ def mean_field_high_dimension(data: xr.Dataset) -> Judgement:
 
 @judge_of(
     "noise_matters",
-    "what the noise of SGD does",
-    "a spread that the ODE lacks, and no change in the order of the exit time",
+    "the effect of the noise of SGD",
+    "The noise of SGD makes runs scatter, unlike the ODE, and does not change the order of the "
+    "exit time",
 )
 def noise_matters(data: xr.Dataset) -> Judgement:
     spreads = {}
@@ -314,31 +322,31 @@ def noise_matters(data: xr.Dataset) -> Judgement:
         data[name].values.ravel() for name in ("exit_ratio", "exit_ratio_error", "exit_ratio_shift")
     )
     times = Mean(exits, exits_error, runs=data.attrs["runs"])
-    return _said(
+    return _judge_with_stored_words(
         data,
         larger(
-            "paths of SGD from one start scatter, as the ODE cannot",
+            "Paths of SGD from one start scatter, unlike the ODE",
             sgd,
             sgd / math.sqrt(2 * (runs - 1)),
             scale=0.1,
             runs=runs,
         ),
         ratio.agrees(
-            "paths of the SDE scatter as much, to a fifth",
+            "Paths of the SDE scatter as much as those of SGD, within a fifth",
             0.0,
             tolerance=math.log(1.2),
             scale=math.log(4),
             scale_words="a factor 4",
         ),
         times.agrees(
-            "the mean exit time of SGD is that of the ODE to 30%",
+            "The mean exit time of SGD is that of the ODE within 30%",
             1.0,
             tolerance=0.3,
             scale=1.0,
             scale_words="a factor 2",
         ),
         times.agrees(
-            "what it is earlier is the constant shift (ours), to .03",
+            "The difference is the constant shift (not in the slides), within .03",
             shift,
             tolerance=0.03,
             scale=0.2,
@@ -349,34 +357,34 @@ def noise_matters(data: xr.Dataset) -> Judgement:
 
 @judge_of(
     "width_matters",
-    "what width does to the exit time",
-    "overparametrisation gains a constant factor, no power of d",
+    "the effect of width on the exit time",
+    "Overparametrisation gains a constant factor, not a power of d",
 )
 def width_matters(data: xr.Dataset) -> Judgement:
     findings = []
     for name, words, tolerance, scale in (
         ("annealed", "t_anl", 0.15, 0.5),
         ("quenched", "t_qnc", 0.15, 0.5),
-        ("corrected", "t_qnc with the nonlinear ODE and the noise (ours)", 0.05, 0.2),
+        ("corrected", "t_qnc with nonlinear ODE and noise (not in the slides)", 0.05, 0.2),
     ):
         times = Mean(
             data.exit_time.values, data.exit_time_error.values, "independent", data.attrs["runs"]
         ).over(data[f"exit_time_{name}"].values)
-        claim = f"the mean exit time is {words} to {tolerance:.0%} at every width"
+        claim = f"The mean exit time is {words} within {tolerance:.0%} at all widths"
         findings.append(
             times.agrees(
                 claim, 1.0, tolerance=tolerance, scale=scale, scale_words=f"{scale:g} of it"
             )
         )
     gain, exponent = data.gain.values[-1], _slope(data["size"], data.gain.values[-1])
-    claim = f"the gain from width is no power of d (exponent {exponent:.3f})"
+    claim = f"The gain from width is not a power of d (exponent {exponent:.3f})"
     findings.append(
         agreement(claim, exponent, 0.0, 0.0, tolerance=0.03, scale=0.25, scale_words="d^1/4")
     )
     most = float(data.attrs["largest_gain"])
     findings.append(
         agreement(
-            f"it tends to {most:.3g} from above",
+            f"The gain tends to {most:.3g} from above",
             gain[-1] / most,
             0.0,
             1.0,
@@ -385,15 +393,19 @@ def width_matters(data: xr.Dataset) -> Judgement:
             scale_words="a factor 2",
         )
     )
-    return _said(data, *findings)
+    return _judge_with_stored_words(data, *findings)
 
 
 @judge_of(
-    "single_index", "samples against d for information exponents 1 to 4", "n ~ d, d log d, d^2, d^3"
+    "single_index",
+    "samples as a function of d for information exponents 1 to 4",
+    "The number of samples is n ~ d, d log d, d^2 and d^3",
 )
 def single_index(data: xr.Dataset) -> Judgement:
-    """Against the claim's own exponents: what finite d adds is that of the diffusion over the same
-    d, which has them in its limit.
+    """Test the claimed exponents after subtracting the contribution of a finite d.
+
+    The contribution is that of the diffusion over the same d, which has the claimed exponents in
+    its limit.
     """
     at, texts, findings = data.attrs, [], []
     for kappa, power in LIMITS.items():
@@ -407,14 +419,18 @@ def single_index(data: xr.Dataset) -> Judgement:
         local, _, _ = fitted_power(d, diffusion, error / n * diffusion)
         added = local - at[f"exponent_{kappa}_limit"]
         texts.append(
-            f"exponent {kappa}: n ~ d^{value:.3f}({doubt:.3f}), of which finite d makes {added:+.3f}, {power} claimed"
+            f"exponent {kappa}: n ~ d^{value:.3f}({doubt:.3f}), to which finite d contributes "
+            f"{added:+.3f}, {power} claimed"
         )
-        claim = f"exponent {kappa}: n ~ d^{power}, what finite d adds ({added:+.3f}) taken off"
+        claim = (
+            f"Exponent {kappa}: n ~ d^{power}, after subtracting the contribution of finite d "
+            f"({added:+.3f})"
+        )
         result = Mean(value - added, doubt, runs=runs)
         findings.append(
             result.agrees(claim, power, tolerance=0.1, scale=1.0, scale_words="one power of d")
         )
-        claim = f"exponent {kappa}: what finite d adds is less than {FINITE} of a power"
+        claim = f"Exponent {kappa}: finite d contributes less than {FINITE} to the exponent"
         findings.append(
             agreement(
                 claim, added, 0.0, 0.0, tolerance=FINITE, scale=1.0, scale_words="one power of d"
@@ -422,7 +438,7 @@ def single_index(data: xr.Dataset) -> Judgement:
         )
     last, error = (float(data[f"{name}_1"][-1] / data.d_1[-1]) for name in ("samples", "error"))
     limit, ended = at["prefactor_1"], Mean(last, error, runs=int(data.runs_1[-1]))
-    claim = "exponent 1: n/d is its predicted limit to 5%"
+    claim = "Exponent 1: n/d is its predicted limit, within 5%"
     findings.append(
         ended.agrees(
             claim, limit, tolerance=0.05 * limit, scale=0.5 * limit, scale_words="half of it"
@@ -430,15 +446,16 @@ def single_index(data: xr.Dataset) -> Judgement:
     )
     slope, doubt = at["slope_2"], (at["slope_2_high"] - at["slope_2_low"]) / (2 * 1.96)
     claim, words = (
-        "exponent 2: n/d grows like log d, by the predicted constant",
-        "that constant (n ~ d would have 0)",
+        "Exponent 2: n/d grows like log d with the predicted constant",
+        "that constant (it would be 0 if n ~ d)",
     )
     grown = Mean(slope, doubt, runs=int(np.min(data.runs_2)))
     findings.append(
         grown.agrees(claim, at["prefactor_2"], scale=at["prefactor_2"], scale_words=words)
     )
     texts.append(
-        f"exponent 2: n/d has slope {slope:.2f}({doubt:.2f}) in log d, {at['prefactor_2']:.2f} predicted"
+        f"exponent 2: n/d has slope {slope:.2f}({doubt:.2f}) in log d, "
+        f"{at['prefactor_2']:.2f} predicted"
     )
     left, scaled, runs = (
         float(data.share_fixed_lr[-1]),
@@ -448,7 +465,7 @@ def single_index(data: xr.Dataset) -> Judgement:
     wide = math.sqrt((left * (1 - left) + scaled * (1 - scaled) + 1 / runs) / runs)
     findings.append(
         larger(
-            "at a fixed rate exponent 3 leaves less often",
+            "Exponent 3: at a fixed learning rate fewer runs leave",
             scaled - left,
             wide,
             scale=0.3,
@@ -456,9 +473,16 @@ def single_index(data: xr.Dataset) -> Judgement:
             scale_words=".3 of the runs",
         )
     )
-    findings.append(count_wrong("there m = 0 is stable", int(at["growth_rate_fixed_lr"] >= 0), 1))
+    findings.append(
+        count_wrong(
+            "Exponent 3: at a fixed learning rate m = 0 is stable",
+            int(at["growth_rate_fixed_lr"] >= 0),
+            1,
+        )
+    )
     texts.append(
-        f"at a fixed rate exponent 3 leaves in {left:.0%} of the runs at d = {int(data.d_fixed[-1])}, {scaled:.0%} at the scaled one"
+        f"exponent 3: at a fixed learning rate {left:.0%} of the runs leave at d = "
+        f"{int(data.d_fixed[-1])}, {scaled:.0%} at the scaled one"
     )
     return judge_claims("; ".join(texts), *findings)
 
@@ -466,7 +490,7 @@ def single_index(data: xr.Dataset) -> Judgement:
 @judge_of(
     "optimal_schedules",
     "optimal learning-rate schedules",
-    "annealing gains over the best constant rate, in the ODE and in SGD (ours)",
+    "Annealing gains over the best constant rate, in the ODE and in SGD (not in the slides)",
 )
 def optimal_schedules(data: xr.Dataset) -> Judgement:
     at, texts, findings = data.attrs, [], []
@@ -485,11 +509,12 @@ def optimal_schedules(data: xr.Dataset) -> Judgement:
             f"{name}: {gain:.3f} in the ODE, {chain:.3f}({error:.3f}) at d = {at['dimension']}"
         )
         findings.append(larger(f"{name}: the schedule gains in the ODE", gain - 1, 0.0, scale=0.05))
-        findings.append(larger(f"{name}: it gains in SGD", chain - 1, error, scale=0.1, runs=runs))
-        if (
-            "random" not in case
-        ):  # from many random starts the ODE does not know when runs leave, and SGD gains less: see the figure
-            claim, scale = f"{name}: SGD gains what the ODE does, to 5%", max(gain - 1, 0.05)
+        findings.append(
+            larger(f"{name}: the schedule gains in SGD", chain - 1, error, scale=0.1, runs=runs)
+        )
+        # From many random starts the ODE does not know when runs leave, and SGD gains less.
+        if "random" not in case:
+            claim, scale = f"{name}: SGD gains as much as the ODE, within 5%", max(gain - 1, 0.05)
             gained = Mean(chain, error, runs=runs)
             findings.append(
                 gained.agrees(
@@ -497,6 +522,7 @@ def optimal_schedules(data: xr.Dataset) -> Judgement:
                 )
             )
     return judge_claims(
-        f"final risk of the best constant rate over that of the schedule: {'; '.join(texts)}",
+        f"final risk with the best constant rate, divided by that with the schedule: "
+        f"{'; '.join(texts)}",
         *findings,
     )

@@ -1,4 +1,4 @@
-"""Whether the data of the figures of optimisers show what theory says of them."""
+"""Judges of the figures about optimisers."""
 
 from __future__ import annotations
 
@@ -17,39 +17,41 @@ from sgdynamics_reproductions.gallery.claims import (
 )
 from sgdynamics_reproductions.gallery.entries import judge_of
 
-PER_DIMENSION = 8.0  # runs at d are on the limit to this over d, relative to what is drawn: two orders of a step, a few units
-SAME = 1e-5  # two ODEs that are one, relative: what their integration leaves
-EXPONENT = 0.15  # of the late risk in the batch, between 16 and 64: what is left of batches that are not large and rates that are not small
-LEADING = 0.01  # of a leading order in lr, at lr = .01
-FIRST = 0.01  # of a first speed, from a finite time
+# Runs at dimension d agree with the limit up to this multiple of 1/d, relative to the curve: two
+# orders of a step for a few units.
+PER_DIMENSION = 8.0
+SAME = 1e-5  # relative difference of two equal ODEs that is due to their integration
+# Tolerance of the exponent of the late risk in the batch size between 16 and 64: batches are not
+# infinitely large and learning rates not infinitely small.
+EXPONENT = 0.15
+LEADING = 0.01  # relative error of the leading order in lr, at lr = .01
+FIRST = 0.01  # relative error of an initial speed that is measured over a finite time
 
 
 def _on_line(
     claim: str, runs: np.ndarray, line: np.ndarray, tolerance: float, scale: float
 ) -> Finding:
-    """The mean of runs (run, points) is the theory's line, to errors and the tolerance, both
-    relative.
-    """
+    """Test that the mean of runs (run, points) is the curve of the theory, in relative units."""
     return mean_over_runs(np.asarray(runs) / line - 1).agrees(
-        f"{claim}, to {tolerance:.2g} of it",
+        f"{claim}, within {tolerance:.1%}",
         0.0,
         tolerance=tolerance,
         scale=scale,
-        scale_words=f"{scale:.2g} of it",
+        scale_words=f"{scale:.0%} of the curve",
     )
 
 
-def _farthest(runs: np.ndarray, line: np.ndarray) -> float:
+def _largest_deviation(runs: np.ndarray, line: np.ndarray) -> float:
     return float(np.abs(np.asarray(runs).mean(axis=0) / line - 1).max())
 
 
 @judge_of(
     "figure_1",
     "eight optimisers on one problem, ODE and direct runs",
-    "the ODE of each optimiser is the limit of its runs in d dimensions",
+    "The ODE of each optimiser is the limit of its runs in d dimensions",
 )
 def eight_optimisers(data: xr.Dataset) -> Judgement:
-    """The mean of direct runs against the ODE, optimiser by optimiser."""
+    """Compare the mean of direct runs with the ODE for each optimiser."""
     stride, d = data.attrs["every"], data.attrs["d"]
     pairs = [
         (name, runs, line[stride::stride])
@@ -60,9 +62,10 @@ def eight_optimisers(data: xr.Dataset) -> Judgement:
             strict=True,
         )
     ]
-    text = ", ".join(f"{name} {_farthest(runs, line):.1%}" for name, runs, line in pairs)
+    text = ", ".join(f"{name} {_largest_deviation(runs, line):.1%}" for name, runs, line in pairs)
     return judge_claims(
-        f"mean excess risk of {data.sizes['run']} direct runs at d = {d} is off the ODE by at most: {text}",
+        f"the mean excess risk of {data.sizes['run']} direct runs at d = {d} deviates from the ODE "
+        f"by at most: {text}",
         *(
             _on_line(f"{name}: the mean of runs is the ODE", runs, line, PER_DIMENSION / d, 0.15)
             for name, runs, line in pairs
@@ -73,45 +76,48 @@ def eight_optimisers(data: xr.Dataset) -> Judgement:
 @judge_of(
     "figure_2",
     "reusing samples breaks the information exponent",
-    "used twice, samples teach a He3 direction within O(d) of them, from M = 0; used once they do not",
+    "If each sample is used twice, O(d) samples teach a He3 direction from M = 0; if it is used "
+    "once, they do not",
 )
 def reused_samples(data: xr.Dataset) -> Judgement:
-    """Overlaps of runs on the ODE at every d, those of plain runs of the order 1/sqrt(d), the first
-    drift against its closed form.
+    """Test overlaps with reuse against the ODE, plain overlaps against 1/sqrt(d), and the drift.
+
+    The initial drift is compared with its closed form.
     """
     stride, sizes = data.attrs["every"], data.d.values
     once, twice = data.M_runs.values
     line = data.M.values[1, stride::stride]
-    squares = np.mean(
-        once[:, :, -1] ** 2, axis=-1
-    )  # (d, run): the units of a run share their noise
+    # (d, run): the units of a run share their noise
+    squares = np.mean(once[:, :, -1] ** 2, axis=-1)
     last = np.sqrt(squares.mean(axis=1))
     x = (np.log(sizes) - np.log(sizes).mean()) / np.sum((np.log(sizes) - np.log(sizes).mean()) ** 2)
     each_error = 0.5 * squares.std(axis=1, ddof=1) / np.sqrt(once.shape[1]) / squares.mean(axis=1)
     slope, error = float(np.log(last) @ x), float(np.sqrt(each_error**2 @ x**2))
     ratio = data.slope.values / data.slope_closed.values
     return judge_claims(
-        f"M at alpha = {data.point.values[-1]:g}, used twice, d = {format_list(sizes)}: "
-        f"{format_list(twice[:, :, -1].mean(axis=(1, 2)).round(4))} (ODE {line[-1].mean():.4f}); used once its root mean square is "
-        f"{format_list(last.round(4))}, ~ d^{slope:.3f}({error:.1g}); the first drift at lr = {data.rate.values[0]:g} is "
-        f"{format_list(ratio[0].round(4))} of its leading order in lr",
+        f"M at alpha = {data.point.values[-1]:g} with samples used twice, d = "
+        f"{format_list(sizes)}: {format_list(twice[:, :, -1].mean(axis=(1, 2)).round(4))} (ODE "
+        f"{line[-1].mean():.4f}); with samples used once its root mean square is "
+        f"{format_list(last.round(4))}, ~ d^{slope:.3f}({error:.1g}); the initial drift at lr = "
+        f"{data.rate.values[0]:g} is {format_list(ratio[0].round(4))} of its leading order in lr",
         *(
             mean_over_runs(runs - line).agrees(
-                f"used twice, d = {d}: the mean overlap is the ODE's, to {PER_DIMENSION / d:.1g}",
+                f"Samples used twice, d = {d}: the mean overlap is that of the ODE, within "
+                f"{PER_DIMENSION / d:.1g}",
                 0.0,
                 tolerance=PER_DIMENSION / d,
                 scale=0.5 * np.abs(line),
-                scale_words="half of it",
+                scale_words="half of the overlap",
             )
             for d, runs in zip(sizes, twice, strict=True)
         ),
         count_wrong(
-            "used once, the ODE stays at M = 0",
+            "Samples used once: the ODE stays at M = 0",
             int(np.sum(np.abs(data.M.values[0]) > 1e-9)),
             data.M.values[0].size,
         ),
         agreement(
-            "used once, overlaps fall as 1/sqrt(d)",
+            "Samples used once: overlaps fall as 1/sqrt(d)",
             slope,
             error,
             -0.5,
@@ -119,7 +125,7 @@ def reused_samples(data: xr.Dataset) -> Judgement:
             runs=once.shape[1],
         ),
         agreement(
-            "the first drift is its leading order in lr, to 1% at lr = .01",
+            "The initial drift is its leading order in lr, within 1% at lr = .01",
             ratio[0],
             0.0,
             1.0,
@@ -132,16 +138,15 @@ def reused_samples(data: xr.Dataset) -> Judgement:
 @judge_of(
     "figure_3",
     "when momentum is a larger learning rate",
-    "with fixed beta momentum is plain SGD at lr/(1 - beta); with 1 - beta = c/d it is another dynamics",
+    "With fixed beta momentum is plain SGD at lr/(1 - beta); with 1 - beta = c/d its dynamics "
+    "differs",
 )
 def momentum(data: xr.Dataset) -> Judgement:
-    """ODEs at fixed beta against that of plain SGD, runs against both, and how far a slow velocity
-    is from it.
-    """
+    """Compare ODEs at fixed beta and a slow velocity with plain SGD, and runs with their ODEs."""
     stride, plain, sizes = data.attrs["every"], data.plain.values, data.d.values
     some, far = plain[stride::stride], sizes[-1]
     same = np.abs(data.fixed.values / plain - 1).max()
-    # the velocity is late by beta/(1 - beta) steps, each of 1/d in alpha
+    # The velocity is late by beta/(1 - beta) steps, each of 1/d in alpha.
     steepest = float(np.abs(np.gradient(np.log(plain), data.alpha.values)).max())
     findings = [
         _on_line(
@@ -166,22 +171,27 @@ def momentum(data: xr.Dataset) -> Judgement:
             data.memory.values, data.slow_runs.values, data.slow.values, strict=True
         )
     ]
-    off = [
-        _farthest(value, line[stride::stride])
+    deviations = [
+        _largest_deviation(value, line[stride::stride])
         for value, line in zip(data.slow_runs.values, data.slow.values, strict=True)
     ]
     apart = np.array(
         [mean_over_runs(runs / some).value.max() - 1 for runs in data.slow_runs.values]
     )
+    fixed_deviations = [
+        _largest_deviation(runs, some) for rows in data.fixed_runs.values for runs in rows
+    ]
     longest = mean_over_runs(data.slow_runs.values[0] / some - 1)
     middle = int(np.argmax(longest.value))
     return judge_claims(
-        f"ODEs at fixed beta are that of plain SGD to {same:.1g}; runs at d = {format_list(sizes)} are from it by at most "
-        f"{', '.join(f'{_farthest(one, some):.1%}' for rows in data.fixed_runs.values for one in rows)}; with c = "
-        f"{format_list(data.memory.values)} runs are above it by up to {', '.join(f'{one:.0%}' for one in apart)}, and off their own ODE by "
-        f"{', '.join(f'{one:.1%}' for one in off)}",
+        f"ODEs at fixed beta are that of plain SGD within {same:.1g}; runs at d = "
+        f"{format_list(sizes)} deviate from it by at most "
+        f"{', '.join(f'{deviation:.1%}' for deviation in fixed_deviations)}; with c = "
+        f"{format_list(data.memory.values)} runs are above it by up to "
+        f"{', '.join(f'{value:.0%}' for value in apart)}, and deviate from their own ODE by "
+        f"{', '.join(f'{value:.1%}' for value in deviations)}",
         agreement(
-            "at fixed beta the ODE is that of plain SGD at lr/(1 - beta)",
+            "At fixed beta the ODE is that of plain SGD at lr/(1 - beta)",
             same,
             0.0,
             0.0,
@@ -191,13 +201,13 @@ def momentum(data: xr.Dataset) -> Judgement:
         *findings,
         *slow,
         larger(
-            f"with c = {data.memory.values[0]:g} runs are above plain SGD",
+            f"With c = {data.memory.values[0]:g} runs are above plain SGD",
             longest.value[middle],
             longest.error[middle],
             scale=0.2,
             scale_words="20% of its excess risk",
             runs=longest.runs,
-            # the largest of several points is taken
+            # The point is the largest of several.
             rate=1e-4 / len(longest.value),
         ),
     )
@@ -206,11 +216,13 @@ def momentum(data: xr.Dataset) -> Judgement:
 @judge_of(
     "figure_4",
     "Muon and SGD as the batch grows",
-    "what is left late falls as 1/B for SGD and as 1/sqrt(B) for Muon, and Muon of one sample is normalised SGD",
+    "The late excess risk falls as 1/B for SGD and as 1/sqrt(B) for Muon, and Muon with one sample "
+    "is normalised SGD",
 )
 def muon_and_batches(data: xr.Dataset) -> Judgement:
-    """Late risks fitted in the batch, the ODE of Muon with memory against runs, Muon against
-    normalised steps run by run.
+    """Fit late risks in the batch size, and compare Muon with its ODE and with normalised SGD.
+
+    The comparison with normalised SGD is made run by run.
     """
     from sgdynamics_reproductions.optimisers.muon_figure import late_risks
 
@@ -235,6 +247,7 @@ def muon_and_batches(data: xr.Dataset) -> Judgement:
         (entry, memory[list(B).index(entry)], line)
         for entry, line in zip(data.solved.values, lines, strict=True)
     ]
+    deviations = [f"{_largest_deviation(values, line):.1%}" for _, values, line in pairs]
     early = data.sizes["early"]
     gap = np.abs(runs[names.index("Muon"), 0, :, :early] / data.normalised_runs.values - 1)
     return judge_claims(
@@ -243,11 +256,12 @@ def muon_and_batches(data: xr.Dataset) -> Judgement:
             f"{name} e = {e:.3f}({s:.1g}) (expected {w:g})"
             for name, e, s, w in zip(names, fitted, error, expected, strict=True)
         )
-        + f"; runs of Muon with memory are off the ODE by at most {', '.join(f'{_farthest(one, line):.1%}' for _, one, line in pairs)} at "
-        f"B = {format_list(data.solved.values)}, d = {d}; Muon of one sample is normalised SGD to {gap.max():.1g} in each run",
+        + f"; runs of Muon with memory deviate from the ODE by at most {', '.join(deviations)} at "
+        f"B = {format_list(data.solved.values)}, d = {d}; Muon with one sample is normalised SGD "
+        f"within {gap.max():.1g} in each run",
         *(
             agreement(
-                f"{name}: what is left late falls as B^{w:g}, to .15 in the exponent",
+                f"{name}: the late excess risk falls as B^{w:g}, within .15 in the exponent",
                 e,
                 s,
                 w,
@@ -259,16 +273,16 @@ def muon_and_batches(data: xr.Dataset) -> Judgement:
         ),
         *(
             _on_line(
-                f"Muon with memory, B = {pair}: the mean of runs is the ODE",
-                part,
+                f"Muon with memory, B = {batch}: the mean of runs is the ODE",
+                values,
                 line,
                 2 * PER_DIMENSION / d,
                 0.25,
             )
-            for pair, part, line in pairs
+            for batch, values, line in pairs
         ),
         count_wrong(
-            "Muon of one sample is normalised SGD run by run, to 1e-6",
+            "Muon with one sample is normalised SGD run by run, within 1e-6",
             int(np.sum(gap > 1e-6)),
             gap.size,
         ),
@@ -278,10 +292,11 @@ def muon_and_batches(data: xr.Dataset) -> Judgement:
 @judge_of(
     "figure_5",
     "clipping under label noise",
-    "at one learning rate clipping keeps learning whatever the noise; with a rate for each noise it is not needed",
+    "At one learning rate clipped SGD learns at any noise; with a learning rate for each noise "
+    "clipping is not needed",
 )
 def clipping(data: xr.Dataset) -> Judgement:
-    """Runs against the ODE; both updates at the largest noise against the start; the best rates."""
+    """Compare runs with the ODE, both updates with their start, and the best rates."""
     stride, d, noises = data.attrs["every"], data.attrs["d"], data.noise.values
     lines, runs = data.excess_risk.values, data.excess_risk_runs.values
     findings = [
@@ -300,8 +315,8 @@ def clipping(data: xr.Dataset) -> Judgement:
         mean_over_runs(sign * (runs[row, -1, :, -1:] / first - 1))
         for row, sign in ((0, 1), (1, -1))
     )
-    off = [
-        _farthest(entry, line[stride::stride])
+    deviations = [
+        _largest_deviation(entry, line[stride::stride])
         for rows, paths in zip(runs, lines, strict=True)
         for entry, line in zip(rows, paths, strict=True)
     ]
@@ -314,46 +329,49 @@ def clipping(data: xr.Dataset) -> Judgement:
         int(0 < np.argmin(item) < len(item) - 1) for rows in data.last.values for item in rows
     ]
     return judge_claims(
-        f"at noise {noises[-1]:g} and lr = {data.attrs['rate']:g} the excess risk goes from {first:.3f} to {runs[0, -1, :, -1].mean():.3f} "
-        f"(plain) and {runs[1, -1, :, -1].mean():.3f} (clipped); with the best of {data.sizes['rate']} rates at noise {format_list(noises)}: "
-        f"{format_list(best[0].round(4))} (plain), {format_list(best[1].round(4))} (clipped), at rates that differ by factors of "
-        f"{moves[0]:.2g} and {moves[1]:.2g}; runs at d = {d} are off the ODE by at most "
-        f"{max(off):.1%}",
+        f"at noise {noises[-1]:g} and lr = {data.attrs['rate']:g} the excess risk goes from "
+        f"{first:.3f} to {runs[0, -1, :, -1].mean():.3f} (plain) and "
+        f"{runs[1, -1, :, -1].mean():.3f} (clipped); with the best of {data.sizes['rate']} rates "
+        f"at noise {format_list(noises)}: {format_list(best[0].round(4))} (plain), "
+        f"{format_list(best[1].round(4))} (clipped), at rates that differ by factors of "
+        f"{moves[0]:.2g} and {moves[1]:.2g}; runs at d = {d} deviate from the ODE by at most "
+        f"{max(deviations):.1%}",
         *findings,
         worse.is_above(
-            "at the largest noise plain SGD ends above its start",
+            "At the largest noise plain SGD ends above its start",
             scale=0.1,
-            scale_words="10% of the first excess risk",
+            scale_words="10% of the initial excess risk",
         ),
         better.is_above(
-            "clipped SGD ends below it", scale=0.1, scale_words="10% of the first excess risk"
+            "At the largest noise clipped SGD ends below its start",
+            scale=0.1,
+            scale_words="10% of the initial excess risk",
         ),
         larger(
-            "with its best rate plain SGD is no worse than clipped by 25%",
+            "With its best rate plain SGD is at most 25% worse than clipped SGD",
             1.25 - best[0] / best[1],
             0.0,
             scale=1e-9,
         ),
         larger(
-            "the best rate of plain SGD moves with the noise by more than that of clipped SGD",
+            "The best rate of plain SGD changes more with the noise than that of clipped SGD",
             float(np.log2(moves[0] / moves[1])),
             0.0,
             scale=1.0,
             scale_words="a factor of 2",
         ),
-        count_wrong(
-            "the best rates are inside of the range", len(inside) - sum(inside), len(inside)
-        ),
+        count_wrong("The best rates lie inside the range", len(inside) - sum(inside), len(inside)),
     )
 
 
 @judge_of(
     "figure_6",
     "Adam and SGD on two eigenvalues",
-    "directions are learned at speeds l for SGD and sqrt(l) for Adam, and the ODE is the limit of direct runs",
+    "Directions of eigenvalue l are learned at speeds l by SGD and sqrt(l) by Adam, and the ODE is "
+    "the limit of direct runs",
 )
 def adam_equalises(data: xr.Dataset) -> Judgement:
-    """First speeds of the two halves, overlaps and risks of direct runs against the ODE."""
+    """Test the initial speeds of the two halves, and compare direct runs with the ODE."""
     stride, d = data.attrs["every"], data.attrs["d"]
     speed = data.speed.values / data.fraction.values
     ratio, values = speed[:, 0] / speed[:, 1], data.eigenvalue.values
@@ -377,12 +395,16 @@ def adam_equalises(data: xr.Dataset) -> Judgement:
         )
     )
     return judge_claims(
-        f"first speeds along eigenvalues {format_list(values)} are in the ratio {format_list(ratio.round(3))} ({', '.join(names)}), powers "
-        f"{format_list(powers.round(4))} of the eigenvalues; {data.sizes['run']} direct runs at d = {d} are off the ODE by at most "
-        f"{', '.join(f'{np.abs(one.value).max():.1%}' for one in gaps)} of the overlap and "
-        f"{', '.join(f'{_farthest(one, line):.1%}' for _, one, line in risks)} of the excess risk",
+        f"initial speeds along eigenvalues {format_list(values)} have the ratio "
+        f"{format_list(ratio.round(3))} ({', '.join(names)}), powers "
+        f"{format_list(powers.round(4))} of the eigenvalues; {data.sizes['run']} direct runs at d "
+        f"= {d} deviate from the ODE by at most "
+        f"{', '.join(f'{np.abs(gap.value).max():.1%}' for gap in gaps)} of the overlap and "
+        f"{', '.join(f'{_largest_deviation(runs, line):.1%}' for _, runs, line in risks)} of the "
+        "excess risk",
         agreement(
-            "first speeds are in proportion to l (SGD) and sqrt(l) (Adam), to 1% in the power",
+            "Initial speeds are proportional to l (SGD) and sqrt(l) (Adam), within 1% in the "
+            "exponent",
             powers,
             0.0,
             [1.0, 0.5],
@@ -391,7 +413,8 @@ def adam_equalises(data: xr.Dataset) -> Judgement:
         ),
         *(
             gap.agrees(
-                f"{name}: overlaps of both halves in the runs are the ODE's, to {PER_DIMENSION / d:.1g}",
+                f"{name}: overlaps of both halves in the runs are those of the ODE, within "
+                f"{PER_DIMENSION / d:.1g}",
                 0.0,
                 tolerance=PER_DIMENSION / d,
                 scale=0.1,
@@ -401,7 +424,7 @@ def adam_equalises(data: xr.Dataset) -> Judgement:
         ),
         *(
             _on_line(
-                f"{name}: the mean excess risk of runs is the ODE's",
+                f"{name}: the mean excess risk of runs is that of the ODE",
                 risk,
                 line,
                 PER_DIMENSION / d,
@@ -414,21 +437,28 @@ def adam_equalises(data: xr.Dataset) -> Judgement:
 
 @judge_of(
     "figure_7",
-    "what noise for privacy costs",
-    "noise sigma on the gradient adds lr^2 sigma^2 to dQ/dtau, and its cost in excess risk begins as sigma^2",
+    "the cost of noise for privacy",
+    "Noise sigma on the gradient adds lr^2 sigma^2 to dQ/dtau, and its cost in excess risk grows "
+    "as sigma^2 at small sigma",
 )
 def private(data: xr.Dataset) -> Judgement:
-    """Runs against the ODE at every noise, the first growth of Q, and the power of sigma."""
+    """Compare runs with the ODE at each noise, and test the growth of Q and the power of sigma."""
     stride, d, sigma = data.attrs["every"], data.attrs["d"], data.sigma.values
     lines, runs = data.excess_risk.values, data.excess_risk_runs.values
     grown = (data.growth.values[1:] - data.growth.values[0]) / (data.attrs["lr"] * sigma[1:]) ** 2
     cost = lines[1:] - lines[0]
     power = float(np.log(cost[1, -1] / cost[0, -1]) / np.log(sigma[2] / sigma[1]))
+    deviations = [
+        _largest_deviation(values, line[stride::stride])
+        for values, line in zip(runs, lines, strict=True)
+    ]
     paid = mean_over_runs(runs[-1][:, -1:] / lines[0, -1] - 1)
     return judge_claims(
-        f"excess risk at alpha = {data.point.values[-1]:g} for sigma = {format_list(sigma)}: {format_list(lines[:, -1].round(4))}; the cost begins "
-        f"as sigma^{power:.3f}; the growth of Q less that at sigma = 0 is {format_list(grown.round(4))} of lr^2 sigma^2; runs at d = {d} are "
-        f"off the ODE by at most {max(_farthest(one, line[stride::stride]) for one, line in zip(runs, lines, strict=True)):.1%}",
+        f"excess risk at alpha = {data.point.values[-1]:g} for sigma = {format_list(sigma)}: "
+        f"{format_list(lines[:, -1].round(4))}; the cost grows as sigma^{power:.3f} at small "
+        f"sigma; the growth of Q minus that at sigma = 0 is {format_list(grown.round(4))} of lr^2 "
+        f"sigma^2; runs at d = {d} deviate from the ODE by at most "
+        f"{max(deviations):.1%}",
         *(
             _on_line(
                 f"sigma = {value:g}: the mean of runs is the ODE",
@@ -440,11 +470,17 @@ def private(data: xr.Dataset) -> Judgement:
             for value, run, line in zip(sigma, runs, lines, strict=True)
         ),
         agreement(
-            "noise adds lr^2 sigma^2 to dQ/dtau, to 1%", grown, 0.0, 1.0, tolerance=FIRST, scale=0.1
+            "Noise adds lr^2 sigma^2 to dQ/dtau, within 1%",
+            grown,
+            0.0,
+            1.0,
+            tolerance=FIRST,
+            scale=0.1,
         ),
-        # the next power is sigma^4, of the cost's own size next to the excess risk
+        # The next power is sigma^4, relative to sigma^2 as the cost relative to the excess risk.
         agreement(
-            f"the cost begins as sigma^2, to .2 in the power between {sigma[1]:g} and {sigma[2]:g}",
+            f"The cost grows as sigma^2, within .2 in the exponent between {sigma[1]:g} and "
+            f"{sigma[2]:g}",
             power,
             0.0,
             2.0,
@@ -452,7 +488,7 @@ def private(data: xr.Dataset) -> Judgement:
             scale=0.5,
         ),
         paid.is_above(
-            f"at sigma = {sigma[-1]:g} it is paid",
+            f"At sigma = {sigma[-1]:g} noise costs excess risk",
             scale=1.0,
             scale_words="the excess risk without noise",
         ),

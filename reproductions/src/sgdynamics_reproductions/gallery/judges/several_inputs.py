@@ -1,6 +1,4 @@
-"""Whether the data of the figures of samples of several inputs and own rules show what theory says
-of them.
-"""
+"""Judges of the figures about samples of several inputs and about learning rules of one's own."""
 
 from __future__ import annotations
 
@@ -22,14 +20,13 @@ from sgdynamics_reproductions.gallery.claims import (
 )
 from sgdynamics_reproductions.gallery.entries import judge_of
 
-PER_DIMENSION = 4.0  # theory is for d -> infinity: runs at d may differ from it by this over d, of the size of what is drawn
-WRONG = 0.05  # of that size: what must be seen
-LONG = 20.0  # the same over hundreds of samples per dimension, in which it adds up
-NEAR = {
-    1: 0.02,
-    2: 0.05,
-    3: 0.25,
-}  # of the ODE's exit time: how near the median of runs is to be, by the exponent
+# The theory is for d -> infinity: runs at dimension d may differ from it by this multiple of 1/d,
+# relative to the size of the curve.
+PER_DIMENSION = 4.0
+WRONG = 0.05  # relative error that must be detectable
+LONG = 20.0  # as PER_DIMENSION, for hundreds of samples per dimension, over which deviations add up
+# Relative tolerance of the median of runs as an estimate of the exit time of the ODE, by exponent.
+NEAR = {1: 0.02, 2: 0.05, 3: 0.25}
 
 
 def _on_theory(
@@ -41,28 +38,31 @@ def _on_theory(
     size: float | np.ndarray = 1.0,
     most: float = PER_DIMENSION,
 ) -> Finding:
-    """The mean of runs (run, points...) is the theory's line (points...), to errors and `most`/d of
-    the size.
+    """Test that the mean of runs (run, points...) is the curve of the theory (points...).
+
+    The tolerance is ``most``/d times the size of the curve.
     """
     return (
         mean_over_runs(np.asarray(runs) - theory)
         .over(size)
         .agrees(
-            f"{claim}, to {most:g}/d",
+            f"{claim}, within {most:g}/d",
             0.0,
             tolerance=most / d,
             scale=WRONG,
-            scale_words=f"{WRONG:.0%} of its size",
+            scale_words=f"{WRONG:.0%} of the size",
         )
     )
 
 
-def _farthest(runs: np.ndarray, theory: np.ndarray, size: float | np.ndarray = 1.0) -> float:
+def _largest_deviation(
+    runs: np.ndarray, theory: np.ndarray, size: float | np.ndarray = 1.0
+) -> float:
     return float(np.abs((np.asarray(runs).mean(axis=0) - theory) / size).max())
 
 
-def _passage(t: np.ndarray, values: np.ndarray, level: float) -> float:
-    """When values first reach the level, between save points; NaN where they do not."""
+def _first_passage(t: np.ndarray, values: np.ndarray, level: float) -> float:
+    """Time at which values first reach the level, between save points; NaN if they do not."""
     above = np.flatnonzero(values >= level)
     if not len(above):
         return np.nan
@@ -73,11 +73,12 @@ def _passage(t: np.ndarray, values: np.ndarray, level: float) -> float:
 
 @judge_of(
     "figure_5",
-    "Hebb, perceptron and Adatron: errors and their late laws",
-    "errors fall as alpha^-1/2, alpha^-1/3 and 1/alpha with the closed prefactors, and runs are on the ODE",
+    "Hebb, perceptron and Adatron: errors and their asymptotic laws",
+    "Errors fall as alpha^-1/2, alpha^-1/3 and 1/alpha with the closed prefactors, and runs agree "
+    "with the ODE",
 )
 def late_laws(data: xr.Dataset) -> Judgement:
-    """Exponents and prefactors of the ODE where it ends, runs against the ODE in its own units."""
+    """Test exponents and prefactors of the ODE at its end, and compare runs with the ODE."""
     from sgdynamics.papers.several_inputs.formulas import LATE_EXPONENTS
 
     end, d = float(data.alpha[-1]), data.attrs["d"]
@@ -86,15 +87,18 @@ def late_laws(data: xr.Dataset) -> Judgement:
     findings, texts = [], []
     for row, rule in enumerate(data.rule.values):
         runs, line = data.error_runs.values[row], data.error_at_runs.values[row]
-        texts.append(f"{rule} {100 * _farthest(runs, line, line):.2f}%")
+        texts.append(f"{rule} {100 * _largest_deviation(runs, line, line):.2f}%")
         findings.append(
-            _on_theory(f"{rule}: the mean error of the runs is the ODE's", runs, line, d, size=line)
+            _on_theory(
+                f"{rule}: the mean error of the runs is that of the ODE", runs, line, d, size=line
+            )
         )
     return judge_claims(
-        f"at alpha = {end:g} the exponents are {format_list(exponent.round(4))} and the errors {format_list(front.round(4))} of the closed laws; "
-        f"runs at d = {d} are from the ODE by at most {', '.join(texts)}",
+        f"at alpha = {end:g} the exponents are {format_list(exponent.round(4))} and the errors "
+        f"{format_list(front.round(4))} of the closed laws; runs at d = {d} deviate from the ODE "
+        f"by at most {', '.join(texts)}",
         agreement(
-            "local exponents are -1/2, -1/3 and -1, to .005",
+            "Local exponents are -1/2, -1/3 and -1, within .005",
             exponent,
             0.0,
             law,
@@ -102,13 +106,13 @@ def late_laws(data: xr.Dataset) -> Judgement:
             scale=0.02,
         ),
         agreement(
-            "prefactors are the closed ones, to .5%",
+            "Prefactors are the closed ones, within .5%",
             front,
             0.0,
             1.0,
             tolerance=0.005,
             scale=0.02,
-            scale_words="2% of them",
+            scale_words="2% of the prefactors",
         ),
         *findings,
     )
@@ -117,35 +121,35 @@ def late_laws(data: xr.Dataset) -> Judgement:
 @judge_of(
     "figure_1",
     "an attention head learns from another: risk and overlaps",
-    "runs of SGD are on the ODE, and the value row is learned before the query row",
+    "Runs of SGD agree with the ODE, and the value row is learned before the query row",
 )
 def attention_curves(data: xr.Dataset) -> Judgement:
-    """Runs against the ODE in the risk, the overlaps and the norms; half of v* is found before half
-    of q*.
-    """
+    """Compare runs with the ODE, and test that half of v* is learned before half of q*."""
     d, at = data.attrs["d"], slice(data.attrs["every"], None, data.attrs["every"])
     first = float(data.excess_risk[0])
     lines = {name: data[name].values[at] for name in ("excess_risk", "M", "Q")}
     runs = {name: data[f"{name}_runs"].values for name in lines}
     sizes = {"excess_risk": first, "M": 1.0, "Q": 1.0}
     text = {
-        "excess_risk": "excess risk, of the first",
+        "excess_risk": "excess risk relative to the initial one",
         "M": "overlap with the teacher",
         "Q": "product of the rows",
     }
     query, value = ((np.abs(runs["M"][:, 0, entry])) for entry in (0, 1))
     ahead = mean_over_runs((value - query)[:, None])
-    halves = [_passage(data.t.values, data.M.values[:, item], 0.5) for item in (0, 1)]
+    halves = [_first_passage(data.t.values, data.M.values[:, item], 0.5) for item in (0, 1)]
     gaps = ", ".join(
-        f"{text[name]} {_farthest(runs[name], lines[name], sizes[name]):.4f}" for name in lines
+        f"{text[name]} {_largest_deviation(runs[name], lines[name], sizes[name]):.4f}"
+        for name in lines
     )
     return judge_claims(
-        f"mean of {data.sizes['run']} runs at d = {d}, largest distance from the ODE: {gaps}; at t = "
-        f"{float(data.t_runs[0]):g} the overlap of v with v* is ahead of that of q with q* by {ahead.value[0]:.3f}({ahead.error[0]:.3f}); "
-        f"half is reached at t = {halves[1]:.2f} and {halves[0]:.2f}",
+        f"mean of {data.sizes['run']} runs at d = {d}, largest deviation from the ODE: {gaps}; at "
+        f"t = {float(data.t_runs[0]):g} the overlap of v with v* is ahead of that of q with q* by "
+        f"{ahead.value[0]:.3f}({ahead.error[0]:.3f}); half of v* is reached at t = {halves[1]:.2f} "
+        f"and half of q* at {halves[0]:.2f}",
         *(
             _on_theory(
-                f"{text[name]}: the mean of the runs is the ODE",
+                f"{text[name].capitalize()}: the mean of the runs is the ODE",
                 runs[name],
                 lines[name],
                 d,
@@ -154,7 +158,7 @@ def attention_curves(data: xr.Dataset) -> Judgement:
             for name in lines
         ),
         ahead.is_above(
-            "the value row is learned before the query row",
+            "The value row is learned before the query row",
             scale=0.1,
             scale_words=".1 of the overlap",
         ),
@@ -164,32 +168,36 @@ def attention_curves(data: xr.Dataset) -> Judgement:
 @judge_of(
     "figure_4",
     "a linear autoencoder learns principal components one after the other",
-    "larger spikes are learned first, each at the time its own rate 4 (1 + beta) gives, and runs are on the ODE",
+    "Larger spikes are learned first, each at the time that its own rate 4 (1 + beta) predicts, "
+    "and runs agree with the ODE",
 )
 def one_after_the_other(data: xr.Dataset) -> Judgement:
-    """Times at which half of each spike is held: of runs and ODE against the logistic path, and in
-    their order.
+    """Test the times at which half of each spike is learned, in the ODE and in runs.
+
+    The ODE is compared with the logistic path, and the order is tested in the runs.
     """
     d, t, stride = data.attrs["d"], data.t.values, data.attrs["every"]
     beta = data.spike.values
     alone = np.log(1 / data.attrs["first"] - 1) / (4 * (1 + beta))
-    half = np.array([_passage(t, row, 0.5) for row in data.held.values.T])
+    half = np.array([_first_passage(t, row, 0.5) for row in data.held.values.T])
     began = np.append(0.0, data.t_runs.values)
     of_runs = np.concatenate(
         [np.full_like(data.held_runs.values[:, :1], data.attrs["first"]), data.held_runs.values],
         axis=1,
     )
-    times = np.array([[_passage(began, row, 0.5) for row in run.T] for run in of_runs])
+    times = np.array([[_first_passage(began, row, 0.5) for row in run.T] for run in of_runs])
     waits = mean_over_runs(np.diff(times, axis=1))
     lines = data.held.values[stride::stride]
     risk, risks = data.risk.values[stride::stride], data.risk_runs.values
     size = float(np.ptp(data.risk.values))
     return judge_claims(
-        f"half of the spikes {format_list(beta)} is held at t = {format_list(half.round(3))} (ODE), {format_list(times.mean(axis=0).round(3))} (mean of "
-        f"{len(times)} runs at d = {d}) and {format_list(alone.round(3))} (each alone, without noise); runs are from the ODE by at most "
-        f"{_farthest(data.held_runs.values, lines):.4f} in what is held and {_farthest(risks, risk, size):.4f} of the fall of the risk",
+        f"half of the spikes {format_list(beta)} is learned at t = {format_list(half.round(3))} "
+        f"(ODE), {format_list(times.mean(axis=0).round(3))} (mean of {len(times)} runs at d = {d}) "
+        f"and {format_list(alone.round(3))} (each alone, without noise); runs deviate from the ODE "
+        f"by at most {_largest_deviation(data.held_runs.values, lines):.4f} in squared overlaps "
+        f"and {_largest_deviation(risks, risk, size):.4f} of the fall of the risk",
         agreement(
-            "ODE: each is learned when its own rate says, to 10%",
+            "ODE: each spike is learned at the time that its own rate predicts, within 10%",
             half / alone,
             0.0,
             1.0,
@@ -198,29 +206,35 @@ def one_after_the_other(data: xr.Dataset) -> Judgement:
             scale_words="20% of the time",
         ),
         waits.is_above(
-            "runs: the larger spike is learned first", scale=0.05, scale_words="t = .05"
+            "Runs: the larger spike is learned first", scale=0.05, scale_words="t = .05"
         ),
-        _on_theory("what runs hold of the spikes is the ODE's", data.held_runs.values, lines, d),
-        _on_theory("the mean risk of the runs is the ODE's", risks, risk, d, size=size),
+        _on_theory(
+            "Squared overlaps of the runs with the spikes are those of the ODE",
+            data.held_runs.values,
+            lines,
+            d,
+        ),
+        _on_theory("The mean risk of the runs is that of the ODE", risks, risk, d, size=size),
     )
 
 
 @judge_of(
     "figure_7",
     "a generative adversarial network: recovery, oscillation, no learning",
-    "by the noise the generator finds the direction, oscillates about it or learns nothing, and runs are on the ODE",
+    "Depending on the noise, the generator finds the direction, oscillates about it or learns "
+    "nothing, and runs agree with the ODE",
 )
 def adversaries(data: xr.Dataset) -> Judgement:
-    """Runs against the ODE, and each case told by the last third of the runs' own paths."""
+    """Compare runs with the ODE, and test each case on the last third of the paths of the runs."""
     d, stride = data.attrs["d"], data.attrs["every"]
     late = data.alpha_runs.values > 2 / 3 * float(data.alpha[-1])
     lines, runs = data.M.values[:, stride::stride], data.M_runs.values
     generator = [mean_over_runs(run[:, late, 1].mean(axis=1)[:, None]) for run in runs]
     swing = [mean_over_runs(value[:, late, 0].std(axis=1)[:, None]) for value in runs]
-    gaps = [_farthest(entry, line) for entry, line in zip(runs, lines, strict=True)]
+    gaps = [_largest_deviation(entry, line) for entry, line in zip(runs, lines, strict=True)]
     shown = "; ".join(
-        f"{case}: v.u = {item.value[0]:.3f}({item.error[0]:.3f}), w.u swings by {spread.value[0]:.3f}, "
-        f"runs from the ODE by at most {gap:.3f}"
+        f"{case}: v.u = {item.value[0]:.3f}({item.error[0]:.3f}), w.u oscillates by "
+        f"{spread.value[0]:.3f}, runs deviate from the ODE by at most {gap:.3f}"
         for case, item, spread, gap in zip(data.case.values, generator, swing, gaps, strict=True)
     )
     size = {"scale": 0.2, "scale_words": ".2 of the overlap"}
@@ -228,32 +242,39 @@ def adversaries(data: xr.Dataset) -> Judgement:
         f"last third of the time, runs at d = {d}: {shown}",
         *(
             _on_theory(
-                f"{case}: the mean overlaps of the runs are the ODE's", one, line, d, most=LONG
+                f"{case}: the mean overlaps of the runs are those of the ODE",
+                values,
+                line,
+                d,
+                most=LONG,
             )
-            for case, one, line in zip(data.case.values, runs, lines, strict=True)
+            for case, values, line in zip(data.case.values, runs, lines, strict=True)
         ),
         Mean(generator[0].value - 0.75, generator[0].error, runs=generator[0].runs).is_above(
-            "recovery: the generator's overlap is above .75",
+            "recovery: the overlap of the generator is above .75",
             scale=0.05,
             scale_words=".05 of the overlap",
         ),
         difference(swing[1], swing[0]).is_above(
-            "w.u goes on swinging with little noise, more than in recovery", **size
+            "oscillation: with little noise w.u continues to oscillate, more than in recovery",
+            **size,
         ),
         generator[2].agrees(
-            "no learning: the generator stays where it began, to .1", 0.2, tolerance=0.1, **size
+            "no learning: the generator stays at its start, within .1", 0.2, tolerance=0.1, **size
         ),
     )
 
 
 @judge_of(
     "figure_3",
-    "exit times of sequences of exponent 1, 2 and 3 against d",
-    "t = O(1), log d and sqrt(d) for exponents 1, 2 and 3, with the closed factors; medians of runs are near the ODE and grow alike",
+    "exit times of sequences of exponent 1, 2 and 3 as a function of d",
+    "The exit time is O(1), log d and sqrt(d) for exponents 1, 2 and 3, with the closed factors; "
+    "medians of runs are near the ODE and grow in the same way",
 )
 def exits_of_sequences(data: xr.Dataset) -> Judgement:
-    """The ODE's growth with d against the closed laws, and runs' medians, by ranks, against the
-    ODE's times.
+    """Compare the growth of the ODE's time with the closed laws, and medians of runs with the ODE.
+
+    Medians are compared by ranks.
     """
     ode, law, d = data.exit_ode.values, data.law.values, data.d_ode.values
     grown = (ode[1:, -1] - ode[1:, -5]) / (law[1:, -1] - law[1:, -5])
@@ -271,7 +292,8 @@ def exits_of_sequences(data: xr.Dataset) -> Judgement:
         tolerance = NEAR[int(n)]
         findings += [
             _median_between(
-                f"exponent {n}, d = {size:g}: the median of the runs is the ODE's time, to {tolerance:.0%}",
+                f"Exponent {n}, d = {size:g}: the median of the runs is the time of the ODE, "
+                f"within {tolerance:.0%}",
                 value,
                 time,
                 tolerance,
@@ -279,20 +301,21 @@ def exits_of_sequences(data: xr.Dataset) -> Judgement:
             for value, time, size in zip(times, expected, at, strict=True)
         ]
     return judge_claims(
-        f"from d = {d[-5]:.3g} to {d[-1]:.3g} the ODE's time grows by {format_list(grown.round(3))} of the closed laws for exponents 2 and 3 "
-        f"and by {flat - 1:.1%} for exponent 1; medians of {format_list(data.runs)} runs over the ODE's time: "
-        f"{'; '.join(texts)}",
+        f"from d = {d[-5]:.3g} to {d[-1]:.3g} the time of the ODE grows by "
+        f"{format_list(grown.round(3))} of the closed laws for exponents 2 and 3 and by "
+        f"{flat - 1:.1%} for exponent 1; medians of {format_list(data.runs)} runs divided by the "
+        f"time of the ODE: {'; '.join(texts)}",
         agreement(
-            "exponent 1: the time does not grow, to 5%",
+            "Exponent 1: the time does not grow, within 5%",
             flat,
             0.0,
             1.0,
             tolerance=0.05,
             scale=0.2,
-            scale_words="20% of the time (a law of log d is 33%)",
+            scale_words="20% of the time (log d would be 33%)",
         ),
         agreement(
-            "exponents 2 and 3: the time grows as the closed laws say, to 5%",
+            "Exponents 2 and 3: the time grows as the closed laws predict, within 5%",
             grown,
             0.0,
             1.0,
@@ -305,21 +328,21 @@ def exits_of_sequences(data: xr.Dataset) -> Judgement:
 
 
 def _median_between(claim: str, times: np.ndarray, expected: float, tolerance: float) -> Finding:
-    """The median of runs is within the tolerance of a time: so many are before its lower end and
-    after its upper one, by the sign test.
+    """Test by the sign test that the median of runs is within the tolerance of a time.
 
-    Runs that had not left are later than any time. A median twice or half as long must be seen.
+    Not too many runs may lie below the lower end of the interval or above its upper end. Runs that
+    have not left are later than any time. A median twice or half as long must be detectable.
     """
     runs, far = len(times), float(stats.binom.isf(RATE / 2, len(times), 0.5))
     low, high = (
         int(np.sum(times < (1 - tolerance) * expected)),
         int(np.sum(times > (1 + tolerance) * expected)),
     )
-    # seen: the least f with the median at (1 + f) or 1/(1 + f) times the expected one told apart,
-    # from the runs' own law
+    # Detectable: the smallest f such that a median at (1 + f) or 1/(1 + f) times the expected one
+    # is recognised, for the empirical law of the runs.
     middle = float(np.median(times))
     factors = np.geomspace(1 + tolerance, 4.0, 200)
-    text = [
+    is_detected = [
         min(
             np.sum(times * f > (1 + tolerance) * middle),
             np.sum(times / f < (1 - tolerance) * middle),
@@ -327,11 +350,12 @@ def _median_between(claim: str, times: np.ndarray, expected: float, tolerance: f
         > far + 2.33 * np.sqrt(runs) / 2
         for f in factors
     ]
-    detectable = float(factors[int(np.argmax(text))] - 1) if any(text) else np.inf
+    detectable = float(factors[int(np.argmax(is_detected))] - 1) if any(is_detected) else np.inf
     value = max(low, high) / far
     return Finding(
         claim,
-        f"{low} and {high} of {runs} runs beyond the ends, at most {far:.0f}; the larger over that",
+        f"{low} and {high} of {runs} runs are beyond the ends, at most {far:.0f}; the larger, "
+        "divided by that",
         value,
         1.0,
         detectable,
@@ -342,20 +366,20 @@ def _median_between(claim: str, times: np.ndarray, expected: float, tolerance: f
 
 @judge_of(
     "figure_6",
-    "phases of a perceptron rewarded by the episode",
-    "long episodes with a penalty are learned only from near the teacher, short ones from anywhere, and runs are on the closed ODE",
+    "phases of a perceptron that is rewarded per episode",
+    "Long episodes with a penalty are learned only from near the teacher, short ones from "
+    "anywhere, and runs agree with the closed ODE",
 )
 def rewards(data: xr.Dataset) -> Judgement:
-    """Runs against the closed ODE; the two ends that one penalty has, by the start; and the maps'
-    own order.
-    """
+    """Compare runs with the closed ODE, the two outcomes of one penalty by start, and the maps."""
     d, stride, threshold = data.attrs["d"], data.attrs["every"], 0.5
     runs, lines = data.path_runs.values, data.path.values[:, stride::stride]
     T, e2, first = (data[f"cell_{name}"].values for name in ("tokens", "penalty", "first"))
     learned = lines[:, -1] > threshold
     ends = [mean_over_runs(run[:, -1:]) for run in runs]
     text = "; ".join(
-        f"T = {a}, e2 = {b:g}, from {c:g}: {end.value[0]:.3f}({end.error[0]:.3f}), ODE {line[-1]:.3f}"
+        f"T = {a}, e2 = {b:g}, from {c:g}: {end.value[0]:.3f}({end.error[0]:.3f}), ODE "
+        f"{line[-1]:.3f}"
         for a, b, c, end, line in zip(T, e2, first, ends, lines, strict=True)
     )
     pairs = [
@@ -373,12 +397,13 @@ def rewards(data: xr.Dataset) -> Judgement:
     short = int(np.sum(~by_length[data.tokens.values <= 3]))
     penalised = by_length[data.tokens.values >= data.attrs["long"]][:, data.penalty.values >= 0.2]
     return judge_claims(
-        f"cosine at alpha = {data.attrs['end']:g} of {data.sizes['run']} runs at d = {d}: {text}; T = {data.attrs['long']} is learned in "
-        f"{by_start.mean():.0%} of the map, T <= 3 in {1 - short / np.sum(data.tokens.values <= 3) / data.sizes['penalty']:.0%} of it from "
+        f"cosine at alpha = {data.attrs['end']:g} of {data.sizes['run']} runs at d = {d}: {text}; "
+        f"T = {data.attrs['long']} is learned in {by_start.mean():.0%} of the map, T <= 3 in "
+        f"{1 - short / np.sum(data.tokens.values <= 3) / data.sizes['penalty']:.0%} of it from "
         f"{data.attrs['small']:g}",
         *(
             _on_theory(
-                f"T = {a}, e2 = {b:g}, from {c:g}: the mean cosine of the runs is the ODE's",
+                f"T = {a}, e2 = {b:g}, from {c:g}: the mean cosine of the runs is that of the ODE",
                 value,
                 line,
                 d,
@@ -387,22 +412,25 @@ def rewards(data: xr.Dataset) -> Judgement:
         ),
         *(
             entry.is_above(
-                f"T = {T[i]}, e2 = {e2[i]:g}: learned from {first[i]:g} and not from {first[j]:g}",
+                f"T = {T[i]}, e2 = {e2[i]:g}: the teacher is learned from {first[i]:g} and not "
+                f"from {first[j]:g}",
                 scale=0.5,
                 scale_words=".5 of the cosine",
             )
             for (i, j), entry in zip(pairs, apart, strict=True)
         ),
         count_wrong(
-            "episodes of up to three decisions are learned from a small overlap at any penalty",
+            "Episodes of up to three decisions are learned from a small overlap at any penalty",
             short,
             by_length[:3].size,
         ),
         count_wrong(
-            "long ones with a penalty of .2 or more are not", int(np.sum(penalised)), penalised.size
+            "Long episodes with a penalty of .2 or more are not learned from a small overlap",
+            int(np.sum(penalised)),
+            penalised.size,
         ),
         count_wrong(
-            "what is learned is learned from any nearer start, and in any shorter episode",
+            "An episode that is learned is also learned from any nearer start and if it is shorter",
             int(undone),
             by_start.size + by_length.size,
         ),
@@ -412,11 +440,13 @@ def rewards(data: xr.Dataset) -> Judgement:
 @judge_of(
     "figure_2",
     "attention by content or by position: growth rates and phases",
-    "content grows at .2205 (1 - omega), position at c0^2 (-.1333 + .1534 omega), and who leads changes where they cross",
+    "The overlap with content grows at .2205 (1 - omega), that with position at c0^2 (-.1333 + "
+    ".1534 omega), and the leading one changes where the rates cross",
 )
 def content_or_position(data: xr.Dataset) -> Judgement:
-    """Growth rates and their crossings against the closed ones, the lead at an early time against
-    the crossing, runs against the ODE.
+    """Compare growth rates and their crossings with closed ones, and runs with the ODE.
+
+    The overlap that leads at an early time must change where the rates cross.
     """
     d, omega, share, t = data.attrs["d"], data.omega.values, data.share.values, data.t.values
     gap = data.growth.values - data.growth_closed.values
@@ -428,28 +458,34 @@ def content_or_position(data: xr.Dataset) -> Judgement:
         )
     early = int(np.argmin(np.abs(t - data.attrs["early"])))
     ahead = data.M.values[:, early, 1] - data.M.values[:, early, 0]
-    lead = _passage(omega, ahead, 0.0)
+    lead = _first_passage(omega, ahead, 0.0)
     rows = [int(np.argmin(np.abs(omega - value))) for value in data.shown.values]
     lines, runs = (
         data.M.values[rows][:, data.attrs["every"] :: data.attrs["every"]],
         data.M_runs.values,
     )
-    gaps = [_farthest(run, line) for run, line in zip(runs, lines, strict=True)]
+    gaps = [_largest_deviation(run, line) for run, line in zip(runs, lines, strict=True)]
     ends = mean_over_runs(
         np.stack(
             [runs[0, :, -1, 0] - runs[0, :, -1, 1], runs[-1, :, -1, 1] - runs[-1, :, -1, 0]], axis=1
         )
     )
     return judge_claims(
-        f"growth rates are from the closed ones by at most {np.abs(gap).max():.5f}; position is unstable from omega = "
-        f"{crossings[0][0]:.4f} on and faster from {crossings[0][1]:.4f} (c0 = 1) and {crossings[1][1]:.4f} (c0 = 2); "
-        f"at t = {t[early]:g} it leads from {lead:.3f} on; "
-        f"runs at d = {d} are from the ODE by at most {format_list(np.round(gaps, 3))} at omega = {format_list(data.shown)}",
+        f"growth rates deviate from the closed ones by at most {np.abs(gap).max():.5f}; position "
+        f"is unstable from omega = {crossings[0][0]:.4f} on and faster from {crossings[0][1]:.4f} "
+        f"(c0 = 1) and {crossings[1][1]:.4f} (c0 = 2); at t = {t[early]:g} it leads from "
+        f"{lead:.3f} on; runs at d = {d} deviate from the ODE by at most "
+        f"{format_list(np.round(gaps, 3))} at omega = {format_list(data.shown)}",
         agreement(
-            "growth rates are the closed ones, to .002", gap, 0.0, 0.0, tolerance=0.002, scale=0.02
+            "Growth rates are the closed ones, within .002",
+            gap,
+            0.0,
+            0.0,
+            tolerance=0.002,
+            scale=0.02,
         ),
         agreement(
-            "position is unstable and faster where closed, to .004",
+            "Position becomes unstable and faster at the closed values of omega, within .004",
             crossings,
             0.0,
             data.crossing.values,
@@ -457,7 +493,8 @@ def content_or_position(data: xr.Dataset) -> Judgement:
             scale=0.02,
         ),
         agreement(
-            "c0 = 2: who leads early changes where the rates cross, to .02",
+            "c0 = 2: the leading overlap at an early time changes where the rates cross, within "
+            ".02",
             lead,
             0.0,
             float(data.crossing[1, 1]),
@@ -465,13 +502,15 @@ def content_or_position(data: xr.Dataset) -> Judgement:
             scale=0.05,
         ),
         ends.is_above(
-            f"runs end by content at omega = {float(data.shown[0]):g} and by position at {float(data.shown[-1]):g}",
+            f"Runs end with content at omega = {float(data.shown[0]):g} and with position at "
+            f"{float(data.shown[-1]):g}",
             scale=0.1,
             scale_words=".1 of the overlap",
         ),
         *(
             mean_over_runs(item - line).agrees(
-                f"omega = {which:g}: the mean overlaps of the runs are the ODE's, to {PER_DIMENSION:g}/d",
+                f"omega = {which:g}: the mean overlaps of the runs are those of the ODE, within "
+                f"{PER_DIMENSION:g}/d",
                 0.0,
                 tolerance=PER_DIMENSION / d,
                 scale=0.2,
