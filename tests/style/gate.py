@@ -16,6 +16,7 @@ from tests.style.checker import ROOT, Report, check_file, path_name
 CLEAN: list[str] = [
     "docs",
     "paper",
+    "src/sgdynamics/analysis/effective",
     "src/sgdynamics/analysis/protocols",
     "src/sgdynamics/base",
     "src/sgdynamics/cli",
@@ -30,6 +31,7 @@ CLEAN: list[str] = [
     "src/sgdynamics/sde",
     "src/sgdynamics/solvers",
     "src/sgdynamics/sweeps",
+    "tests/analysis/effective",
     "tests/analysis/protocols",
     "tests/base",
     "tests/cli",

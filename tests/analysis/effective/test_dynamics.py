@@ -1,4 +1,4 @@
-"""Effective dynamics of a user's problem: the closed forms of spiked tensors and Gaussian mixtures, dense references, honest errors."""
+"""Effective dynamics against closed forms of spiked tensors and mixtures, and dense references."""
 
 from __future__ import annotations
 
@@ -12,25 +12,27 @@ import pytest
 from scipy import stats
 
 import sgdynamics as sgd
-from sgdynamics.analysis.effective import dynamics
+from sgdynamics.analysis.effective import sampling, task
 from sgdynamics.analysis.effective.dynamics import effective_dynamics
+from sgdynamics.analysis.effective.estimates import check_means
 from tests.conftest import FALSE_ALARM, Z
 
-CATCHES = 0.05  # relative deviation that each comparison with a closed form would notice
+# Relative deviation that a comparison with a closed form would detect.
+DETECTED = 0.05
 
 
-def agrees(found, error, exact, scale, what):
-    """Within the stated error of the closed form, and with an error small enough to notice 5% of `scale`."""
-    found, error, exact = np.asarray(found), np.asarray(error), np.asarray(exact)
-    assert np.all(np.abs(found - exact) <= Z * error + 1e-12), (
-        f"{what}: {found} for {exact} ± {error}"
+def check_estimate(value, error, exact, scale, name):
+    """Check an estimate within its error, which must be small enough to detect 5% of `scale`."""
+    value, error, exact = np.asarray(value), np.asarray(error), np.asarray(exact)
+    assert np.all(np.abs(value - exact) <= Z * error + 1e-12), (
+        f"{name}: {value} for {exact} ± {error}"
     )
-    assert np.all(Z * error <= CATCHES * scale + 1e-9), (
-        f"{what}: the error {error} would not show 5% of {scale}"
+    assert np.all(Z * error <= DETECTED * scale + 1e-9), (
+        f"{name}: the error {error} would hide 5% of {scale}"
     )
 
 
-# Spiked matrix and tensor: L = |Y - x^(k)|^2 + (al/2)|x|^2, Y = lam v^(k) + W, v = e_1
+# Spiked matrix and tensor: L = |Y - x^(k)|^2 + (al/2)|x|^2, Y = lam v^(k) + W, v = e_1.
 
 LAM, AL = 1.2, 0.2
 
@@ -53,9 +55,8 @@ def sample_3(key, d):
 def spiked_loss(k):
     def loss(x, noise):
         spike = LAM * power(jnp.zeros_like(x).at[0].set(1.0), k)
-        return jnp.sum((spike + noise.reshape(spike.shape) - power(x, k)) ** 2) + AL / 2 * jnp.sum(
-            x**2
-        )
+        residual = spike + noise.reshape(spike.shape) - power(x, k)
+        return jnp.sum(residual**2) + AL / 2 * jnp.sum(x**2)
 
     return loss
 
@@ -64,45 +65,43 @@ LOSS = {2: spiked_loss(2), 3: spiked_loss(3)}
 SAMPLE = {2: sample_2, 3: sample_3}
 
 
-def overlap_and_rest(x):
+def overlap_and_norm(x):
     return jnp.stack([x[0], jnp.sum(x[1:] ** 2)])
 
 
-def rescaled(x):
+def rescaled_overlap_and_norm(x):
     return jnp.stack([jnp.sqrt(x.size) * x[0], jnp.sum(x[1:] ** 2)])
 
 
 def spiked_point(n, m, r2):
-    rest = np.linspace(1.0, 2.0, n - 1)
-    return np.concatenate([[m], rest * np.sqrt(r2 / np.sum(rest**2))])
+    direction = np.linspace(1.0, 2.0, n - 1)
+    return np.concatenate([[m], direction * np.sqrt(r2 / np.sum(direction**2))])
 
 
-def spiked_closed(k, n, m, r2, delta):
+def spiked_closed_form(k, n, m, r2, delta):
     """f, g and Sigma of (m, r2) at finite n, from V = 4 [k R^(2k-2) I + k (k-1) R^(2k-4) x x^T]."""
     R2 = m**2 + r2
-    one, two = 4 * k * R2 ** (k - 1), 4 * k * (k - 1) * R2 ** (k - 2)
+    # V = isotropic I + radial x x^T
+    isotropic, radial = 4 * k * R2 ** (k - 1), 4 * k * (k - 1) * R2 ** (k - 2)
     shrink = 2 * k * R2 ** (k - 1) + AL
     f = np.array([shrink * m - 2 * k * LAM * m ** (k - 1), 2 * shrink * r2])
-    g = np.array([0.0, delta * (one * (n - 1) + two * r2)])
-    return (
-        f,
-        g,
-        delta
-        * np.array(
-            [[one + two * m**2, 2 * two * m * r2], [2 * two * m * r2, 4 * (one * r2 + two * r2**2)]]
-        ),
-    )
+    g = np.array([0.0, delta * (isotropic * (n - 1) + radial * r2)])
+    cross = 2 * radial * m * r2
+    sigma = [[isotropic + radial * m**2, cross], [cross, 4 * (isotropic * r2 + radial * r2**2)]]
+    return f, g, delta * np.array(sigma)
 
 
-def dense(k, x, delta):
-    """The same with the covariance of the gradient formed: it is A A^T, A the (linear) map from the noise to the gradient."""
+def dense_reference(k, x, delta):
+    """f, g, Sigma and |grad Phi|^2 from the full covariance V = A A^T of the gradient.
+
+    A is the linear map from the noise to the gradient.
+    """
     n = len(x)
     A = np.zeros((n, n**k))
     for column, index in enumerate(itertools.product(range(n), repeat=k)):
-        for place in range(k):
-            A[index[place], column] -= 2 * np.prod(
-                [x[i] for other, i in enumerate(index) if other != place]
-            )
+        for axis in range(k):
+            factors = [x[i] for other, i in enumerate(index) if other != axis]
+            A[index[axis], column] -= 2 * np.prod(factors)
     V = A @ A.T
     J = np.stack([np.eye(n)[0], np.concatenate([[0.0], 2 * x[1:]])])
     hessian = np.diag([0.0] + (n - 1) * [2.0])
@@ -120,56 +119,64 @@ def test_spiked_matrix_and_tensor(k, n):
     m, r2, lr = 0.3, 0.8, 0.1
     x, delta = spiked_point(n, m, r2), lr / n
     settings = {"lr": lr, "dimension": n, "samples": 22_000}
-    found = effective_dynamics(
-        LOSS[k], SAMPLE[k], overlap_and_rest, point=x, antithetic=jnp.negative, **settings
+    result = effective_dynamics(
+        LOSS[k], SAMPLE[k], overlap_and_norm, point=x, antithetic=jnp.negative, **settings
     )
-    f, g, sigma = spiked_closed(k, n, m, r2, delta)
-    for one, other in zip((f, g, sigma), dense(k, x, delta), strict=False):
-        np.testing.assert_allclose(one, other, atol=1e-12)
-    np.testing.assert_allclose(found.statistics, [m, r2], rtol=1e-12)
-    # the gradient is linear in the noise: negated noise leaves nothing of it in the drift
-    np.testing.assert_allclose(found.drift, f, rtol=1e-10)
-    assert np.all(found.drift_error < 1e-10)
-    agrees(found.corrector, found.corrector_error, g, g, "corrector")
-    agrees(
-        found.mean_increment,
-        found.mean_increment_error,
+    f, g, sigma = spiked_closed_form(k, n, m, r2, delta)
+    for closed_form, reference in zip((f, g, sigma), dense_reference(k, x, delta), strict=False):
+        np.testing.assert_allclose(closed_form, reference, atol=1e-12)
+    np.testing.assert_allclose(result.statistics, [m, r2], rtol=1e-12)
+    # The gradient is linear in the noise, so that negated noise cancels in the drift.
+    np.testing.assert_allclose(result.drift, f, rtol=1e-10)
+    assert np.all(result.drift_error < 1e-10)
+    check_estimate(result.corrector, result.corrector_error, g, g, "corrector")
+    check_estimate(
+        result.mean_increment,
+        result.mean_increment_error,
         g - f,
         np.abs(g) + np.abs(f),
         "mean increment",
     )
     root = np.sqrt(np.diag(sigma))
-    agrees(found.diffusion, found.diffusion_error, sigma, np.outer(root, root), "diffusion")
-    norm = dense(k, x, delta)[3]
-    agrees(
-        found.gradient_norm_squared, found.gradient_norm_squared_error, norm, norm, "gradient norm"
+    check_estimate(
+        result.diffusion, result.diffusion_error, sigma, np.outer(root, root), "diffusion"
+    )
+    norm = dense_reference(k, x, delta)[3]
+    check_estimate(
+        result.gradient_norm_squared,
+        result.gradient_norm_squared_error,
+        norm,
+        norm,
+        "gradient norm",
     )
     if k == 3:
         return
-    # at the saddle sqrt(n) m diffuses with 4 c k u2^(k-1), at any n
+    # At the saddle sqrt(n) m diffuses with 4 c k u2^(k-1), at any n.
     saddle = effective_dynamics(
         LOSS[k],
         SAMPLE[k],
-        rescaled,
+        rescaled_overlap_and_norm,
         point=spiked_point(n, 0.0, r2),
         antithetic=jnp.negative,
         **settings,
     )
     exact = 4 * lr * k * r2 ** (k - 1)
-    agrees(
+    check_estimate(
         saddle.diffusion[0, 0],
         saddle.diffusion_error[0, 0],
         exact,
         exact,
         "diffusion at the saddle",
     )
-    # one step of the exact chain: E m, Var m, and E r2 = r2 + delta (-f + g) + delta^2 |grad Phi outside v|^2
+    # One step of the exact chain: E m, Var m, and
+    # E r2 = r2 + delta (-f + g) + delta^2 |grad Phi outside v|^2.
     assert m - delta * f[0] == pytest.approx(0.30312)
     assert delta * sigma[0, 0] == pytest.approx(7.84e-4)
     assert r2 + delta * (g - f)[1] + delta**2 * (f[1] / 2) ** 2 / r2 == pytest.approx(0.748019008)
 
 
-# Gaussian mixtures: X = s q + z/sqrt(snr), logistic loss of v.relu(W X); v, m = W mu (and W nu), R = Gram matrix of the rest of W
+# Gaussian mixtures: X = s q + z/sqrt(snr) and the logistic loss of v.relu(W X). The statistics are
+# v, m = W mu (and W nu), and R, the Gram matrix of the rows of W outside of the means.
 
 SNR = 2.0
 V2, M2, R2 = np.array([0.8, -0.5]), np.array([0.3, 0.2]), np.array([[0.5, 0.1], [0.1, 0.7]])
@@ -190,15 +197,13 @@ def normals(key, d):
 
 
 def mixture(signals, decay):
-    """A draw is d + 2 normals: the signs of the first choose the cluster, the last d are the noise."""
+    """A draw is d + 2 normals: the signs of the first two choose the cluster, the rest is noise."""
 
     def cluster(y):
-        # binary: +-mu with labels 1, 0; XOR: +-mu with label 1, +-nu with label 0
-        return (
-            jnp.sign(y[0]),
-            (0 if signals == 1 else jnp.where(y[1] > 0, 0, 1)),
-            (y[0] > 0 if signals == 1 else y[1] > 0),
-        )
+        # Binary: +-mu with labels 1, 0. XOR: +-mu with label 1, +-nu with label 0.
+        if signals == 1:
+            return jnp.sign(y[0]), 0, y[0] > 0
+        return jnp.sign(y[0]), jnp.where(y[1] > 0, 0, 1), y[1] > 0
 
     def loss(x, y):
         sign, signal, label = cluster(y)
@@ -211,7 +216,10 @@ def mixture(signals, decay):
         return jnp.concatenate([y[:2], -y[2:]])
 
     def controls(y):
-        """Even functions of the noise where it enters (the pairs take care of odd ones), alone and with the cluster."""
+        """Even functions of the relevant noise, alone and times the signs of the cluster.
+
+        Antithetic pairs cancel odd functions already.
+        """
         count = signals + (2 if signals == 1 else 4)
         z = y[2 : 2 + count]
         even = jnp.outer(z, z)[jnp.triu_indices(count)] - jnp.eye(count)[jnp.triu_indices(count)]
@@ -220,10 +228,10 @@ def mixture(signals, decay):
         return jnp.concatenate([signs, even, *(sign * even for sign in signs)])
 
     def statistics(x):
-        rest = x["W"][:, signals:]
-        upper = np.triu_indices(len(rest))
+        outside = x["W"][:, signals:]
+        upper = np.triu_indices(len(outside))
         return jnp.concatenate(
-            [x["v"], *(x["W"][:, q] for q in range(signals)), (rest @ rest.T)[upper]]
+            [x["v"], *(x["W"][:, q] for q in range(signals)), (outside @ outside.T)[upper]]
         )
 
     return {
@@ -244,7 +252,10 @@ def mixture_point(v, m, R, d):
 
 
 def binary_exact(d, decay, delta):
-    """f, g, Sigma of the seven statistics at finite d: quadrature over both fields (split at the kinks) and over X.mu given them."""
+    """f, g, Sigma of the seven statistics at finite d, by quadrature.
+
+    The quadrature is over both fields, split at the kinks, and over X.mu given the fields.
+    """
     nodes, weights = np.polynomial.legendre.leggauss(48)
     Q = np.outer(M2, M2) + R2
     half = 4 * (nodes + 1)
@@ -301,20 +312,20 @@ def binary_exact(d, decay, delta):
 
 def test_binary_mixture():
     d, decay, lr = 32, 0.1, 1.0
-    f, g, sigma, parts = binary_exact(d, decay, lr / d)
-    np.testing.assert_allclose(parts["A"], [-0.226358145197966, -0.233778449108416], atol=1e-9)
+    f, g, sigma, moments = binary_exact(d, decay, lr / d)
+    np.testing.assert_allclose(moments["A"], [-0.226358145197966, -0.233778449108416], atol=1e-9)
     np.testing.assert_allclose(
-        parts["Aperp"].ravel(),
+        moments["Aperp"].ravel(),
         [0.017562025318612, -0.009202202762247, 0.013327359374818, -0.008425346984023],
         atol=1e-9,
     )
     np.testing.assert_allclose(
-        parts["B"][np.triu_indices(2)],
+        moments["B"][np.triu_indices(2)],
         [0.113797688266163, 0.070443819122, 0.117868368033395],
         atol=1e-9,
     )
     limit = -f + np.concatenate(
-        [np.zeros(4), lr * (np.outer(V2, V2) * parts["B"])[np.triu_indices(2)] / SNR]
+        [np.zeros(4), lr * (np.outer(V2, V2) * moments["B"])[np.triu_indices(2)] / SNR]
     )
     printed = [
         -0.02965458175922,
@@ -326,30 +337,28 @@ def test_binary_mixture():
         -0.13369180097985,
     ]
     np.testing.assert_allclose(limit, printed, atol=1e-9)
-    task = mixture(1, decay)
-    found = effective_dynamics(
-        **task, point=mixture_point(V2, M2, R2, d), lr=lr, dimension=d, samples=20_000
+    functions = mixture(1, decay)
+    result = effective_dynamics(
+        **functions, point=mixture_point(V2, M2, R2, d), lr=lr, dimension=d, samples=20_000
     )
     families = [slice(0, 2), slice(2, 4), slice(4, 7)]
-    for part in families:
-        agrees(found.drift[part], found.drift_error[part], f[part], np.abs(f[part]).max(), "drift")
-        agrees(
-            found.corrector[part],
-            found.corrector_error[part],
-            g[part],
-            np.abs(g[part]).max(),
-            "corrector",
-        )
+    for family in families:
+        value, error, exact = result.drift[family], result.drift_error[family], f[family]
+        check_estimate(value, error, exact, np.abs(exact).max(), "drift")
+        value, error, exact = result.corrector[family], result.corrector_error[family], g[family]
+        check_estimate(value, error, exact, np.abs(exact).max(), "corrector")
     root = np.sqrt(np.diag(sigma))
-    agrees(found.diffusion, found.diffusion_error, sigma, np.outer(root, root), "diffusion")
+    check_estimate(
+        result.diffusion, result.diffusion_error, sigma, np.outer(root, root), "diffusion"
+    )
 
 
-@pytest.mark.slow  # its sister of two clusters runs always
+@pytest.mark.slow  # the test of two clusters is fast
 def test_xor_mixture():
     d, lr = 32, 1.0
-    task = mixture(2, 0.0)
-    found = effective_dynamics(
-        **task, point=mixture_point(V4, M4, R4, d), lr=lr, dimension=d, samples=32_000
+    functions = mixture(2, 0.0)
+    result = effective_dynamics(
+        **functions, point=mixture_point(V4, M4, R4, d), lr=lr, dimension=d, samples=32_000
     )
     A = np.array(
         [
@@ -357,34 +366,33 @@ def test_xor_mixture():
             [0.04041490456, 0.06522686779, -0.03419851094, 0.07084578565],
         ]
     )
-    rest = np.array([0.03109141406, 0.02012432794, -0.02051912717, -0.00627913488])
-    f_v, f_m, f_R = np.sum(M4 * A, axis=0) + rest, (V4 * A).ravel(), 2 * V4 * rest
+    outside = np.array([0.03109141406, 0.02012432794, -0.02051912717, -0.00627913488])
+    f_v, f_m, f_R = np.sum(M4 * A, axis=0) + outside, (V4 * A).ravel(), 2 * V4 * outside
     diagonal, first = [12, 16, 19, 21], [12, 13]
-    for part, exact in ((slice(0, 4), f_v), (slice(4, 12), f_m), (diagonal, f_R)):
-        agrees(found.drift[part], found.drift_error[part], exact, np.abs(exact).max(), "drift")
-    # c v_i v_j B_ij/snr in the limit; at finite d with d - 2 directions outside, and what |X|^2 there has to do with e, about 1/d
-    limit = (
-        lr
-        * np.array([V4[0] ** 2 * 0.12809526688, V4[0] * V4[1] * 0.06546284797])
-        / SNR
-        * (d - 2)
-        / d
-    )
+    for family, exact in ((slice(0, 4), f_v), (slice(4, 12), f_m), (diagonal, f_R)):
+        value, error = result.drift[family], result.drift_error[family]
+        check_estimate(value, error, exact, np.abs(exact).max(), "drift")
+    # The limit is c v_i v_j B_ij/snr. At finite d there are d - 2 directions outside of the means,
+    # and a correction of order 1/d from the correlation of |X|^2 there with the error.
+    B = np.array([V4[0] ** 2 * 0.12809526688, V4[0] * V4[1] * 0.06546284797])
+    limit = lr * B / SNR * (d - 2) / d
     assert np.all(
-        np.abs(found.corrector[first] - limit) <= Z * found.corrector_error[first] + 0.02 * limit
+        np.abs(result.corrector[first] - limit) <= Z * result.corrector_error[first] + 0.02 * limit
     )
-    assert np.all(Z * found.corrector_error[first] <= 0.03 * limit)
-    assert np.all(found.corrector[:12] == 0)
-    # W_i.dL/dW_i = v_i dL/dv_i draw by draw: without decay v_i^2 - |W_i|^2 does not move at first order, in mean or noise
+    assert np.all(Z * result.corrector_error[first] <= 0.03 * limit)
+    assert np.all(result.corrector[:12] == 0)
+    # W_i.dL/dW_i = v_i dL/dv_i for each draw: without decay v_i^2 - |W_i|^2 does not change to
+    # first order, in mean or noise.
     J = np.zeros((4, 22))
     for i in range(4):
         J[i, [i, 4 + i, 8 + i, diagonal[i]]] = 2 * V4[i], -2 * M4[0, i], -2 * M4[1, i], -1.0
-    np.testing.assert_allclose(J @ found.drift, 0, atol=1e-12)
-    np.testing.assert_allclose(J @ found.diffusion, 0, atol=1e-12)
-    assert np.linalg.eigvalsh(found.diffusion)[4] > 0
+    np.testing.assert_allclose(J @ result.drift, 0, atol=1e-12)
+    np.testing.assert_allclose(J @ result.diffusion, 0, atol=1e-12)
+    assert np.linalg.eigvalsh(result.diffusion)[4] > 0
 
 
-# A small problem with all moments known: the gradient is q(y) = (y0 + y1^2, y1 y2 + 1/2, y2 + y0), y uniform of variance one
+# A small problem with known moments: the gradient is q(y) = (y0 + y1^2, y1 y2 + 1/2, y2 + y0), with
+# y uniform of variance one.
 
 MU, COV = np.array([1.0, 0.5, 0.0]), np.array([[1.8, 0.0, 1.0], [0.0, 1.0, 0.0], [1.0, 0.0, 2.0]])
 HESSIANS = np.array([np.diag([0.0, 2.0, 0.0]), 2 * np.eye(3), [[0, 1, 0], [1, 0, 0], [0, 0, 0]]])
@@ -410,7 +418,7 @@ def small_controls(y):
 
 
 def small_exact(mean, second, delta):
-    """f, g, Sigma and |grad Phi|^2 in one vector, from a mean and a covariance of the gradient."""
+    """f, g and Sigma in one vector, from the mean and the covariance of the gradient."""
     x = POINT
     J = np.array([[1, 2 * x[1], 0], 2 * x, [x[1], x[0], 0]])
     return np.concatenate(
@@ -427,9 +435,11 @@ def small(**options):
     return effective_dynamics(small_loss, small_sample, small_statistics, **settings)
 
 
-def together(found, suffix=""):
-    parts = {name: getattr(found, name + suffix) for name in ("drift", "corrector", "diffusion")}
-    return np.concatenate([parts["drift"], parts["corrector"], parts["diffusion"][UPPER]])
+def concatenate_terms(result, suffix=""):
+    """f, g and Sigma (or their errors) in one vector."""
+    terms = (getattr(result, name + suffix) for name in ("drift", "corrector", "diffusion"))
+    drift, corrector, diffusion = terms
+    return np.concatenate([drift, corrector, diffusion[UPPER]])
 
 
 @pytest.mark.parametrize(
@@ -439,41 +449,42 @@ def together(found, suffix=""):
 )
 def test_errors_are_honest(options):
     seeds = 120
-    found = [small(seed=seed, **options) for seed in range(seeds)]
     exact = small_exact(MU, COV, 1 / 3)
-    z = np.array([(together(one) - exact) / together(one, "_error") for one in found])
     h = exact[3:6] - exact[:3]
-    z = np.hstack([z, [(one.mean_increment - h) / one.mean_increment_error for one in found]])
-    z = np.hstack(
-        [
-            z,
-            [
-                [(one.gradient_norm_squared - MU @ MU) / one.gradient_norm_squared_error]
-                for one in found
-            ],
-        ]
-    )
+    rows = []
+    for seed in range(seeds):
+        result = small(seed=seed, **options)
+        norm_deviation = result.gradient_norm_squared - MU @ MU
+        rows.append(
+            np.concatenate(
+                [
+                    (concatenate_terms(result) - exact) / concatenate_terms(result, "_error"),
+                    (result.mean_increment - h) / result.mean_increment_error,
+                    [norm_deviation / result.gradient_norm_squared_error],
+                ]
+            )
+        )
+    z = np.array(rows)
     assert np.all(np.abs(z.mean(axis=0)) <= Z / np.sqrt(seeds)), z.mean(axis=0)
-    # a sum of squares of standard normals (a little more for the norm, whose error comes of 16 groups)
+    # A sum of squares of standard normals; slightly more for the norm, whose error comes from 16
+    # groups.
     low, high = stats.chi2.ppf(FALSE_ALARM / 2, seeds), stats.chi2.isf(FALSE_ALARM / 2, seeds)
     assert np.all((low < (z**2).sum(axis=0)) & ((z**2).sum(axis=0) < high)), (z**2).mean(axis=0)
 
 
 @pytest.mark.parametrize("pairs", [False, True], ids=["draws", "pairs"])
 def test_estimates_are_the_unbiased_ones_of_the_same_draws(pairs, monkeypatch):
-    """E[G G^T] by the mean over draws, E[G] E[G]^T by the mean over pairs of different units: no bias at any number of draws."""
+    """E[G G^T] is the mean over draws, E[G] E[G]^T the mean over pairs of different units."""
     samples = 512
-    monkeypatch.setattr(dynamics, "LARGEST_CHUNK", 256)  # two chunks, whose draws are made twice
-    monkeypatch.setattr(dynamics, "KEEP", 0)
-    found = small(antithetic=jnp.negative if pairs else None, samples=samples, seed=7)
+    # Two chunks, whose draws are computed twice.
+    monkeypatch.setattr(task, "LARGEST_CHUNK", 256)
+    monkeypatch.setattr(task, "STORED_BYTES", 0)
+    result = small(antithetic=jnp.negative if pairs else None, samples=samples, seed=7)
     with jax.enable_x64(True):
-        keys = dynamics._keys((7,), 0, samples)
-        y = np.concatenate(
-            [
-                dynamics._draws(dynamics.Functions((small_sample,)), 3, part)
-                for part in (keys[:256], keys[256:])
-            ]
-        )
+        keys = sampling.random_keys((7,), 0, samples)
+        functions = task.Functions((small_sample,))
+        chunks = [sampling.draw_samples(functions, 3, chunk) for chunk in (keys[:256], keys[256:])]
+        y = np.concatenate(chunks)
     draws = np.stack([y, -y] if pairs else [y], axis=1)
     G = np.stack(
         [
@@ -489,23 +500,30 @@ def test_estimates_are_the_unbiased_ones_of_the_same_draws(pairs, monkeypatch):
     )
     second = np.einsum("nda,ndb->ab", G, G) / (samples * G.shape[1]) - product
     np.testing.assert_allclose(
-        together(found), small_exact(unit.mean(axis=0), second, 1 / 3), rtol=1e-10, atol=1e-12
+        concatenate_terms(result),
+        small_exact(unit.mean(axis=0), second, 1 / 3),
+        rtol=1e-10,
+        atol=1e-12,
     )
-    np.testing.assert_allclose(found.mean_increment, found.corrector - found.drift, rtol=1e-10)
-    assert found.draws == samples * (1 + pairs)
+    np.testing.assert_allclose(result.mean_increment, result.corrector - result.drift, rtol=1e-10)
+    assert result.draws == samples * (1 + pairs)
 
 
-def test_seeds_and_programs():
-    whole = small(seed=3)
-    programs = dynamics._gradients._cache_size(), dynamics._along._cache_size()
-    again = small(seed=3, lr=2.0)
-    np.testing.assert_array_equal(again.drift, whole.drift)
-    np.testing.assert_allclose(again.diffusion, 2 * whole.diffusion, rtol=1e-12)
-    assert not np.allclose(small(seed=4, point=POINT + 0.1).drift, whole.drift)
-    assert (dynamics._gradients._cache_size(), dynamics._along._cache_size()) == programs
+def test_seeds_and_compiled_programs():
+    def count_programs():
+        functions = (sampling.unit_gradients, sampling.directional_derivatives)
+        return [function._cache_size() for function in functions]
+
+    first = small(seed=3)
+    programs = count_programs()
+    faster = small(seed=3, lr=2.0)
+    np.testing.assert_array_equal(faster.drift, first.drift)
+    np.testing.assert_allclose(faster.diffusion, 2 * first.diffusion, rtol=1e-12)
+    assert not np.allclose(small(seed=4, point=POINT + 0.1).drift, first.drift)
+    assert count_programs() == programs
     assert jnp.ones(1).dtype == jnp.float32
-    assert "corrector g" in str(whole)
-    assert "u3" in str(whole)
+    assert "corrector g" in str(first)
+    assert "u3" in str(first)
 
 
 def test_example_of_the_docstring():
@@ -519,21 +537,21 @@ def test_example_of_the_docstring():
 
 def test_controls_and_pairs_of_the_wrong_law():
     rng = np.random.default_rng(0)
-    control, none = rng.normal(size=(200, 3)), np.zeros((200, 1, 1))
-    dynamics._check_means(none, none, control)
+    control, zero = rng.normal(size=(200, 3)), np.zeros((200, 1, 1))
+    check_means(zero, zero, control)
     with pytest.raises(ValueError, match=r"controls: entry 1 has mean 1\.\d+ over the draws"):
-        dynamics._check_means(none, none, control + np.array([0.0, 1.0, 0.0]))
+        check_means(zero, zero, control + np.array([0.0, 1.0, 0.0]))
     draw = rng.normal(size=(200, 1, 1))
     pairs = np.concatenate([draw, -draw], axis=1)
-    dynamics._check_means(pairs, 0 * pairs, control)
+    check_means(pairs, 0 * pairs, control)
     with pytest.raises(
         ValueError, match="antithetic: the draws it returns do not have the law of sample"
     ):
-        dynamics._check_means(pairs + np.array([[0.0], [2.0]]), 0 * pairs, control)
+        check_means(pairs + np.array([[0.0], [2.0]]), 0 * pairs, control)
 
 
 def cheap_sample(key, d):
-    """Random enough for complaints, and compiled at once."""
+    """Deterministic numbers that look random and compile fast, for messages."""
     return jnp.sin(jax.random.key_data(key)[0].astype(float) * jnp.arange(1.0, d + 1))
 
 
@@ -553,20 +571,20 @@ def cheap_sample(key, d):
         ),
         (
             {"sample": lambda key, d: np.asarray(jax.random.normal(key, (d,)))},
-            "sample, called as .* give a JAX function",
+            "sample, called as .* Give a JAX function",
         ),
         ({"statistics": lambda x: x @ x}, r"statistics returns .*of shape \(k,\)"),
         ({"statistics": lambda x: [x[0], x[1]]}, r"statistics returns .*of shape \(k,\)"),
         ({"point": lambda d: POINT}, "point = .*give the parameters themselves"),
         ({"point": {}}, "point = .*give the parameters"),
-        ({"point": ["a", "b"]}, "point = 'a': its arrays must hold real numbers"),
-        ({"point": np.array([1.0, np.nan, 0.0])}, "point = .*must be finite"),
+        ({"point": ["a", "b"]}, "point = 'a': the dtype is .*Give arrays of real numbers"),
+        ({"point": np.array([1.0, np.nan, 0.0])}, "point = .*give finite arrays"),
         ({"lr": 0.0}, "lr = 0.0: give a number above 0"),
         ({"dimension": 2.5}, "dimension = 2.5"),
         ({"samples": 15}, "samples = 15: give a whole number, 16 or more"),
         ({"seed": -1}, "seed = -1"),
         ({"antithetic": 1}, "antithetic = 1: give a function"),
-        ({"antithetic": lambda y: y[:2]}, "antithetic returns .*same kind and shapes"),
+        ({"antithetic": lambda y: y[:2]}, "antithetic returns .*same structure and shapes"),
         ({"controls": lambda y: y[0]}, "controls returns .*mean zero"),
         (
             {"controls": small_controls, "samples": 20},
@@ -586,7 +604,7 @@ def cheap_sample(key, d):
         ),
     ],
 )
-def test_bad_input(change, message):
+def test_bad_input_is_named(change, message):
     settings = {
         "loss": small_loss,
         "sample": small_sample,

@@ -1,20 +1,23 @@
-"""How the effective dynamics of summary statistics scale with the dimension: localizability, and the critical step size.
+"""`effective_scaling`: localizability and the critical step size as the dimension grows.
 
-At delta = lr/d the drift f does not depend on the step size, while g and Sigma are proportional to it. So if they grow like d^x at
-delta = lr/d, they stay finite at delta ~ d^-s exactly if s >= 1 + x: the largest such step size is the critical scaling. Exponents are
-fitted over a list of dimensions, with errors that count the draws and how well a power law fits.
+At delta = lr/d the drift f does not depend on the step size, while g and Sigma are proportional to
+it. If they grow like d^x at delta = lr/d, they stay finite at delta ~ d^-s exactly if s >= 1 + x.
+The largest such step size is the critical scaling. Exponents are fitted over a list of dimensions,
+with standard errors that include those of the draws and the misfit of a power law.
 
-Definition 2.1 asks, at delta, for
+Definition 2.1 requires, at delta,
 
-    |hess u_i|_op delta^(1/2),  |d^3 u_i|_op,  |grad Phi|,  delta^2 E <grad H, grad u_i>^4   bounded,
-    delta^3 E <hess u_i, grad H grad H^T - V>^2 -> 0
+    |hess u_i|_op delta^(1/2),  |d^3 u_i|_op,  |grad Phi|,  delta^2 E <grad H, grad u_i>^4  bounded,
+    delta^3 E <hess u_i, grad H grad H^T - V>^2 -> 0.
 
-The last is printed with delta in place of delta^3. One step adds (delta^2/2) <hess u_i, grad H grad H^T - V>, of mean zero, to u_i; over
-1/delta steps that makes a martingale of variance (delta^3/4) E <...>^2, so delta^3 is what is needed for it to vanish. As printed the
-condition fails in the paper's own examples at delta = lr/d: for the spiked matrix and r2, E <...>^2 is 512 |x|^4 d to leading order.
-The quantity as printed is reported too.
+The paper prints the last one with delta instead of delta^3. One step adds
+(delta^2/2) <hess u_i, grad H grad H^T - V>, of mean zero, to u_i. Over 1/delta steps that is a
+martingale of variance (delta^3/4) E <...>^2, which vanishes under the condition with delta^3. As
+printed, the condition fails in the examples of the paper at delta = lr/d: for the spiked matrix and
+r2, E <...>^2 is 512 |x|^4 d to leading order. The quantity as printed is reported too.
 
-Source: Ben Arous, Gheissari and Jagannath, High-dimensional limit theorems for SGD, Definition 2.1, Theorem 2.2 and section 2.1.
+Source: Ben Arous, Gheissari and Jagannath, High-dimensional limit theorems for SGD, Definition 2.1,
+Theorem 2.2 and section 2.1.
 """
 
 from __future__ import annotations
@@ -32,92 +35,87 @@ import numpy as np
 from jax import Array
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Float
-from scipy.optimize import curve_fit
 
-from sgdynamics.analysis.effective.dynamics import (
+from sgdynamics.analysis.effective.estimates import Measurement, measure
+from sgdynamics.analysis.effective.result import EffectiveDynamics, format_table
+from sgdynamics.analysis.effective.task import (
     GROUPS,
     MOST_SAMPLES,
-    EffectiveDynamics,
     Functions,
-    checked_sizes,
-    checked_task,
-    measure,
-    table,
+    Setup,
+    prepare,
+    validate_task,
 )
+from sgdynamics.analysis.effective.trends import SMALL_EXPONENT, Trend, fit_trend
 from sgdynamics.base import checks
 from sgdynamics.base.arrays import Numeric, PyTree
 from sgdynamics.base.precision import float64
 from sgdynamics.base.progress import meter
 
-SQUARINGS, SWEEPS, RESTARTS = (
-    60,
-    30,
-    4,
-)  # power iterations for the norms of second and third derivatives
-SMALL_EXPONENT = (
-    0.1  # growth slower than d^0.1 is not told from none over the dimensions one can run
-)
-UNDECIDED = 0.2  # standard error of an exponent from which on no verdict is given
-SEEN = 4.0  # standard errors from which on a value counts as not zero
-FIT = 1e-6  # relative error that the fit assumes of values known exactly
-
-
-@dataclass(frozen=True)
-class Trend:
-    """A quantity over the dimensions, the exponent x of its fit A d^x with a standard error, and what that says in words."""
-
-    values: np.ndarray
-    errors: np.ndarray
-    exponent: float
-    exponent_error: float
-    verdict: str
+# Power iterations for the norms of second derivatives; sweeps and restarts for third ones.
+ITERATIONS, SWEEPS, RESTARTS = 60, 30, 4
+# A verdict of a condition, as the table shows it.
+ANSWERS = {True: "yes", False: "no", None: "?"}
 
 
 @dataclass(frozen=True)
 class Condition:
-    """One condition of Definition 2.1: the quantity, the trend of its largest value, what is needed, and whether that is seen.
+    """One condition of Definition 2.1.
 
-    `each` has the values, dimensions x statistics (one column where the condition is not about a statistic). `holds` is None
-    where the exponent is too uncertain, and where nothing is `needed`.
+    Attributes
+    ----------
+    quantity : str
+        Formula of the quantity.
+    needed : str
+        The required trend, "bounded" or "vanishes"; "" if nothing is required.
+    values : ndarray
+        Values, (dimensions, statistics), with one column if the quantity does not depend on a
+        statistic.
+    trend : Trend
+        Trend of the largest value over the statistics.
+    holds : bool or None
+        Whether the trend is the required one. None if the exponent is too uncertain or nothing is
+        required.
     """
 
     quantity: str
     needed: str
-    each: np.ndarray
+    values: np.ndarray
     trend: Trend
     holds: bool | None
 
 
 @dataclass(frozen=True)
 class EffectiveScaling:
-    """Effective dynamics over a list of dimensions: exponents of f, g and Sigma_ii, conditions of Definition 2.1, the critical step size.
+    """Effective dynamics over a list of dimensions, with exponents and the critical step size.
 
     Attributes
     ----------
     names : tuple of str
-        Of the statistics.
+        Names of the statistics.
     dimensions : tuple of int
-        Where they were taken.
+        Dimensions d.
     lr : float
-        The step size is lr/d.
+        Learning rate; the step size is lr/d.
     at : tuple of EffectiveDynamics
-        One a dimension.
+        Effective dynamics at each dimension.
     drift : tuple of Trend
-        How f of each statistic grows with d.
+        Trend of the drift f of each statistic.
     corrector : tuple of Trend
-        How g grows.
+        Trend of the corrector g of each statistic.
     diffusion : tuple of Trend
-        How Sigma_ii grows.
+        Trend of the diffusion Sigma_ii of each statistic.
     conditions : tuple of Condition
-        Of Definition 2.1, each with its trend and whether it is seen to hold.
+        Conditions of Definition 2.1, with their trends and whether they hold.
     critical : ndarray
-        For each statistic the s such that g and Sigma_ii stay finite for delta ~ d^-s and no larger.
+        Exponent s for each statistic such that g and Sigma_ii stay finite for delta ~ d^-s and no
+        larger step size.
     critical_error : ndarray
-        Standard errors of these.
+        Standard errors of the critical exponents.
 
     Notes
     -----
-    The theorem asks for the conditions uniformly over compact sets of the statistics.
+    The theorem requires the conditions uniformly over compact sets of the statistics.
 
     Examples
     --------
@@ -144,169 +142,69 @@ class EffectiveScaling:
 
     @property
     def localizable(self) -> bool | None:
-        """Whether every condition is seen to hold at these points; None: undecided."""
-        held = [condition.holds for condition in self.conditions if condition.needed]
-        return False if False in held else None if None in held else True
+        """Whether all conditions hold at these points; None if that is undecided."""
+        verdicts = [condition.holds for condition in self.conditions if condition.needed]
+        if False in verdicts:
+            return False
+        return None if None in verdicts else True
 
     @property
     def critical_exponent(self) -> float:
-        """The largest of ``critical``; -inf: neither g nor Sigma bounds the step size."""
+        """Largest critical exponent; -inf if neither g nor Sigma limits the step size."""
         return float(self.critical.max())
 
     @property
     def critical_exponent_error(self) -> float:
-        """Its standard error."""
+        """Standard error of the critical exponent."""
         return float(self.critical_error[int(np.argmax(self.critical))])
 
     @property
     def words(self) -> str:
-        """The critical scaling of the step size, in a sentence."""
-        s, error, worst = (
-            self.critical_exponent,
-            self.critical_exponent_error,
-            int(np.argmax(self.critical)),
-        )
+        """The critical scaling of the step size in a sentence."""
+        s, error = self.critical_exponent, self.critical_exponent_error
         if s == -math.inf:
-            return "g and Sigma are zero here: they do not bound the step size"
-        part = "corrector" if self.corrector[worst].exponent + 1 == s else "diffusion"
-        told = f"g and Sigma stay finite for delta ~ d^-s with s >= {s:.2f} ± {error:.2g} (set by the {part} of {self.names[worst]})"
-        if s > 1 + max(SMALL_EXPONENT, 3 * error):
-            return f"{told}: delta = lr/d is too large, they diverge"
-        if s < 1 - max(SMALL_EXPONENT, 3 * error):
-            return f"{told}: delta = lr/d is sub-critical, in the limit u follows the population gradient flow"
-        return f"{told}: delta = lr/d is the critical scaling"
+            return "g and Sigma are zero at these points: they do not limit the step size"
+        worst = int(np.argmax(self.critical))
+        term = "corrector" if self.corrector[worst].exponent + 1 == s else "diffusion"
+        bound = (
+            f"g and Sigma stay finite for delta ~ d^-s with s >= {s:.2f} ± {error:.2g} "
+            f"(set by the {term} of {self.names[worst]})"
+        )
+        margin = max(SMALL_EXPONENT, 3 * error)
+        if s > 1 + margin:
+            return f"{bound}: delta = lr/d is too large, they diverge"
+        if s < 1 - margin:
+            return (
+                f"{bound}: delta = lr/d is sub-critical, in the limit u follows the population "
+                "gradient flow"
+            )
+        return f"{bound}: delta = lr/d is the critical scaling"
 
     def __str__(self) -> str:
-        low, high = self.at[0], self.at[-1]
-        columns = (f"d = {low.dimension}", f"d = {high.dimension}", "exponent", "verdict")
-        rows: list[tuple[str, ...]] = [("quantity", *columns, "needed", "holds")]
+        first, last = self.dimensions[0], self.dimensions[-1]
+        columns = (f"d = {first}", f"d = {last}", "exponent", "verdict", "needed", "holds")
+        rows: list[tuple[str, ...]] = [("quantity", *columns)]
         for symbol, trends in (("f", self.drift), ("g", self.corrector), ("Sigma", self.diffusion)):
-            rows += [
-                (f"{symbol}({name})", *_row(trend), "", "")
-                for name, trend in zip(self.names, trends, strict=True)
-            ]
-        held = {True: "yes", False: "no", None: "?"}
-        rows += [
-            (c.quantity, *_row(c.trend), c.needed, held[c.holds] if c.needed else "")
-            for c in self.conditions
-        ]
-        title = f"effective dynamics at delta = lr/d, lr = {self.lr:g}, d = {', '.join(map(str, self.dimensions))}"
-        return f"{title}\n{table(rows)}\nlocalizable at these points: {held[self.localizable]}\n{self.words}"
+            for name, trend in zip(self.names, trends, strict=True):
+                rows.append((f"{symbol}({name})", *_trend_cells(trend), "", ""))
+        for condition in self.conditions:
+            answer = ANSWERS[condition.holds] if condition.needed else ""
+            cells = (*_trend_cells(condition.trend), condition.needed, answer)
+            rows.append((condition.quantity, *cells))
+        listing = ", ".join(map(str, self.dimensions))
+        return (
+            f"effective dynamics at delta = lr/d, lr = {self.lr:g}, d = {listing}\n"
+            f"{format_table(rows)}\n"
+            f"localizable at these points: {ANSWERS[self.localizable]}\n"
+            f"{self.words}"
+        )
 
 
-def _row(trend: Trend) -> tuple[str, ...]:
-    exponent = (
-        f"{trend.exponent:.2f} ± {trend.exponent_error:.2g}"
-        if math.isfinite(trend.exponent)
-        else ""
-    )
+def _trend_cells(trend: Trend) -> tuple[str, ...]:
+    exponent = ""
+    if math.isfinite(trend.exponent):
+        exponent = f"{trend.exponent:.2f} ± {trend.exponent_error:.2g}"
     return f"{trend.values[0]:.4g}", f"{trend.values[-1]:.4g}", exponent, trend.verdict
-
-
-@partial(jax.jit, static_argnums=0)
-def _norms(functions: Functions, point: PyTree, starts: PyTree) -> tuple[Any, Any]:
-    """Operator norms of hess u_i (power iteration) and of the third derivative (alternating power iteration, the best of a few starts).
-
-    Both iterations increase, so both are lower bounds; for a symmetric tensor of order 3 the iteration may stop at a local maximum.
-    """
-    (statistics,) = functions
-    flat, back = ravel_pytree(point)
-    count = statistics(point).shape[0]
-
-    def unit(vector: Float[Numeric, " parameters"]) -> Any:
-        norm = jnp.linalg.norm(vector)
-        return jnp.where(norm > 0, vector / jnp.where(norm > 0, norm, 1.0), vector), norm
-
-    def one(index: np.ndarray) -> Any:
-        def u(z: Float[Array, " parameters"]) -> Any:
-            return jnp.asarray(statistics(back(z)), dtype=float)[index]
-
-        def second(a: Float[Numeric, " parameters"]) -> Any:
-            return jax.jvp(jax.grad(u), (flat,), (a,))[1]
-
-        def third(a: Float[Numeric, " parameters"], b: Float[Numeric, " parameters"]) -> Any:
-            return jax.jvp(lambda z: jax.jvp(jax.grad(u), (z,), (a,))[1], (flat,), (b,))[1]
-
-        def sweep(_: object, state: PyTree) -> Any:
-            a, b, _ = state
-            c, norm = unit(third(a, b))
-            return b, c, norm
-
-        begin = unit(starts[0, 0])
-        matrix = jax.lax.fori_loop(0, SQUARINGS, lambda _, state: unit(second(state[0])), begin)[1]
-        tensor = jax.lax.map(
-            lambda s: jax.lax.fori_loop(0, 3 * SWEEPS, sweep, (unit(s[0])[0], unit(s[1])[0], 0.0))[
-                2
-            ],
-            starts,
-        )
-        return matrix, tensor.max()
-
-    return jax.lax.map(one, jnp.arange(count))
-
-
-def _fit(dimensions: np.ndarray, values: np.ndarray, errors: np.ndarray) -> Trend:
-    """A d^x by weighted least squares; its error counts the values' errors and, where it is larger, the misfit of a power law."""
-    if np.all(np.abs(values) <= SEEN * errors):
-        verdict = "zero" if np.all(values == 0) else "zero within its error"
-        return Trend(values, errors, -math.inf, 0.0, verdict)
-    seen = np.abs(values) > SEEN * errors
-    log = np.log(dimensions / dimensions[seen][0])
-    scale = values[seen][0]
-    scaled, spread = values / scale, np.hypot(errors, FIT * np.abs(values) + 1e-300) / abs(scale)
-    usable = seen & (scaled > 0)
-    # where only one value is seen, start from a slope that hides the others
-    guess = np.polyfit(log[usable], np.log(scaled[usable]), 1)[0] if usable.sum() > 1 else 0.0
-    try:
-        (size, exponent), covariance = curve_fit(
-            lambda t, a, x: a * np.exp(x * t),
-            log,
-            scaled,
-            (1.0, guess),
-            spread,
-            absolute_sigma=True,
-        )
-        misfit = np.sum(((scaled - size * np.exp(exponent * log)) / spread) ** 2) / (
-            len(values) - 2
-        )
-        error = math.sqrt(covariance[1, 1] * max(1.0, misfit))
-    except RuntimeError:  # no fit found
-        exponent, error = guess, math.inf
-    if not error < UNDECIDED:
-        verdict = "undecided"
-    elif abs(exponent) <= max(SMALL_EXPONENT, 3 * error):
-        verdict = "bounded"
-    else:
-        verdict = (
-            f"grows like d^{exponent:.2f}" if exponent > 0 else f"vanishes like d^{exponent:.2f}"
-        )
-    return Trend(values, errors, float(exponent), float(error), verdict)
-
-
-def _point_at(point: PyTree, dimension: int) -> Any:
-    try:
-        return point(dimension)
-    except Exception as error:
-        raise checks.reject(
-            "point",
-            point,
-            f"calling it on dimension = {dimension} failed with: {checks.reason(error)}",
-        ) from error
-
-
-def _condition(
-    quantity: str, needed: str, dimensions: np.ndarray, each: np.ndarray, errors: np.ndarray
-) -> Condition:
-    worst = np.argmax(each, axis=1)
-    rows = np.arange(len(each))
-    trend = _fit(dimensions, each[rows, worst], errors[rows, worst])
-    zero, small = trend.verdict.startswith("zero"), trend.verdict.startswith("vanishes")
-    holds = (
-        None
-        if trend.verdict == "undecided" or not needed
-        else zero or small or (needed == "bounded" and trend.verdict == "bounded")
-    )
-    return Condition(quantity, needed, each, trend, holds)
 
 
 @float64
@@ -325,59 +223,63 @@ def effective_scaling(
     names: Sequence[str] | None = None,
     progress: bool | None = None,
 ) -> EffectiveScaling:
-    """How f, g, Sigma and the quantities of Definition 2.1 grow with the dimension at delta = lr/d, and the critical step size.
+    """Exponents of f, g, Sigma and the conditions of Definition 2.1 in the dimension.
 
-    ::
+    They are measured at the step size delta = lr/d and give the critical step size::
 
-        g ~ d^x and Sigma_ii ~ d^y at delta = lr/d:     finite for delta ~ d^-s exactly if s >= 1 + max(x, y)
+        g ~ d^x and Sigma_ii ~ d^y at delta = lr/d
+        finite for delta ~ d^-s exactly if s >= 1 + max(x, y)
 
     Parameters
     ----------
     loss : callable
         ``loss(x, y)``, the loss of one draw, a JAX function.
     sample : callable
-        ``sample(key, dimension)`` makes a draw.
+        ``sample(key, dimension)``, a random draw.
     statistics : callable
-        ``statistics(x)``, a vector of shape (k,).
+        ``statistics(x)``, the vector of statistics, of shape (k,).
     point : callable
         ``point(dimension)``, the parameters x at each dimension.
     lr : float
-        The step size is delta = lr/d.
+        Learning rate; the step size is delta = lr/d.
     dimensions : sequence of int
-        Three at least.
+        Dimensions, at least three, increasing.
     samples : int, default 1024
-        Draws at each dimension.
+        Number of draws at each dimension.
     seed : int, default 0
-        Of the random numbers.
+        Seed of the random number generator.
     antithetic : callable, optional
-        As in ``effective_dynamics``.
+        Antithetic partner of a draw, see ``effective_dynamics``.
     controls : callable, optional
-        As in ``effective_dynamics``.
+        Control variates of a draw, see ``effective_dynamics``.
     names : sequence of str, optional
-        What the statistics are called.
+        Names of the statistics. Defaults to u1, u2, ...
     progress : bool, optional
-        A progress bar; unless given on a terminal only.
+        Whether to show a progress bar. By default only on a terminal.
 
     Returns
     -------
     EffectiveScaling
-        Print it for a table.
+        Exponents and verdicts; ``print`` shows them as a table.
 
     Raises
     ------
     ValueError
-        If there are fewer than three dimensions, or a function does not fit.
+        If there are fewer than three dimensions, or if a function has the wrong arguments or
+        shapes.
 
     Notes
     -----
-    Off the diagonal, Sigma is bounded by its diagonal. The norms of second and third derivatives are found by power iteration, so they are
-    lower bounds (the third may be a local maximum, the best of a few starts).
+    Off-diagonal entries of Sigma are bounded by its diagonal. The norms of second and third
+    derivatives come from power iteration, so that they are lower bounds (for the third the best of
+    several restarts, possibly a local maximum).
 
-    Assumes power laws over the dimensions given, and points that stand for all those with such statistics: the theorem asks for bounds that
-    hold uniformly over compact sets of the statistics, and a point shows only itself. Verdicts are evidence, not proofs.
+    Assumes power laws over these dimensions, and points that represent all points with such
+    statistics: the theorem requires bounds that are uniform over compact sets of the statistics.
+    The verdicts are evidence, not proofs.
 
-    Source: Ben Arous, Gheissari and Jagannath, High-dimensional limit theorems for SGD, Definition 2.1 (its last condition as the proof
-    needs it, see the module) and section 2.1.
+    Source: Ben Arous, Gheissari and Jagannath, High-dimensional limit theorems for SGD, Definition
+    2.1 (the last condition as the proof needs it, see the module) and section 2.1.
 
     Examples
     --------
@@ -390,93 +292,187 @@ def effective_scaling(
     >>> scaling.dimensions
     (8, 16, 32)
     """
-    task = checked_task(loss, sample, statistics, antithetic, controls)
+    task = validate_task(loss, sample, statistics, antithetic, controls)
     if not callable(point):
         raise checks.reject("point", point, "give a function dimension -> parameters")
     lr = checks.number("lr", lr, above=0.0)
-    samples, seed = (
-        checks.integer("samples", samples, GROUPS, MOST_SAMPLES),
-        checks.integer("seed", seed, 0),
-    )
+    samples = checks.integer("samples", samples, GROUPS, MOST_SAMPLES)
+    seed = checks.integer("seed", seed, 0)
     progress = checks.flag("progress", progress, optional=True)
-    listed = np.atleast_1d(
-        checks.real_array("dimensions", dimensions, "give at least three increasing whole numbers")
-    ).tolist()
-    every = tuple(checks.integer("dimensions", d, 1) for d in listed)
-    if len(every) < 3 or any(a >= b for a, b in itertools.pairwise(every)):
-        raise checks.reject(
-            "dimensions", dimensions, "give at least three increasing whole numbers"
-        )
-    all_sizes = [checked_sizes(task, _point_at(point, d), d, samples, names) for d in every]
-    counts = [sizes.statistics for sizes in all_sizes]
+    all_dimensions = _validate_dimensions(dimensions)
+    # Each dimension has its own draws, so that the errors of the fits are independent.
+    setups = [
+        prepare(task, _point_at(point, d), d, samples, (seed, d), names) for d in all_dimensions
+    ]
+    counts = [len(setup.names) for setup in setups]
     if len(set(counts)) > 1:
         raise ValueError(
-            f"statistics has {counts} entries at dimensions {list(every)}: give the same number at each"
+            f"statistics has {counts} entries at dimensions {list(all_dimensions)}: give the same "
+            "number at each"
         )
-    found, second, third = [], [], []
-    for d, sizes in zip(every, all_sizes, strict=True):
-        with meter(f"effective dynamics, d = {d}", 2.0 * samples, progress) as shown:
-            # each dimension has draws of its own, so that the errors of the fit are independent
-            found.append(measure(task, sizes, lr, d, samples, (seed, d), shown))
-        norms = _norms(
-            task.statistics,
-            sizes.point,
-            np.random.default_rng(seed).normal(size=(RESTARTS, 2, sizes.parameters)),
-        )
-        second.append(np.asarray(norms[0]))
-        third.append(np.asarray(norms[1]))
-    at = tuple(part.dynamics for part in found)
-    scale = np.array(every, dtype=float)
-    delta = (lr / scale)[:, None]
+    measurements, norms = [], []
+    for d, setup in zip(all_dimensions, setups, strict=True):
+        with meter(f"effective dynamics, d = {d}", 2.0 * samples, progress) as bar:
+            measurements.append(measure(setup, lr, bar))
+        norms.append(_statistics_norms(setup, seed))
+    at = tuple(measurement.dynamics for measurement in measurements)
+    scale = np.array(all_dimensions, dtype=float)
 
     def trends(values: list[np.ndarray], errors: list[np.ndarray]) -> tuple[Trend, ...]:
-        return tuple(
-            _fit(scale, one, error)
-            for one, error in zip(np.array(values).T, np.array(errors).T, strict=True)
-        )
+        """Trends of the statistics from values at the dimensions."""
+        columns = zip(np.array(values).T, np.array(errors).T, strict=True)
+        return tuple(fit_trend(scale, column, error) for column, error in columns)
 
-    drift = trends([one.drift for one in at], [one.drift_error for one in at])
-    corrector = trends([one.corrector for one in at], [one.corrector_error for one in at])
+    drift = trends([result.drift for result in at], [result.drift_error for result in at])
+    corrector = trends(
+        [result.corrector for result in at], [result.corrector_error for result in at]
+    )
     diffusion = trends(
-        [np.diag(one.diffusion) for one in at], [np.diag(one.diffusion_error) for one in at]
+        [np.diag(result.diffusion) for result in at],
+        [np.diag(result.diffusion_error) for result in at],
     )
-    fourth, square = (
-        np.array([getattr(part, name) for part in found]) for name in ("fourth", "square")
-    )
-    norm = np.array([[one.gradient_norm_squared, one.gradient_norm_squared_error] for one in at])
-    bends, twists = np.array(second) * np.sqrt(delta), np.array(third)
-    conditions = (
-        _condition("|hess u| delta^(1/2)", "bounded", scale, bends, 0 * bends),
-        _condition("|d^3 u| (at least)", "bounded", scale, twists, 0 * twists),
-        _condition("|grad Phi|^2", "bounded", scale, norm[:, :1], norm[:, 1:]),
-        _condition(
-            "E<grad H, grad u>^4 delta^2",
-            "bounded",
-            scale,
-            fourth[:, 0] * delta**2,
-            fourth[:, 1] * delta**2,
-        ),
-        _condition(
-            "E<hess u, HH - V>^2 delta^3",
-            "vanishes",
-            scale,
-            square[:, 0] * delta**3,
-            square[:, 1] * delta**3,
-        ),
-        _condition(
-            "the same, times delta (as printed)",
-            "",
-            scale,
-            square[:, 0] * delta,
-            square[:, 1] * delta,
-        ),
-    )
+    # The term that grows faster limits the step size.
     leading = [
         max(pair, key=lambda trend: trend.exponent)
         for pair in zip(corrector, diffusion, strict=True)
     ]
-    critical = np.array([1 + trend.exponent for trend in leading])
-    errors = np.array([trend.exponent_error for trend in leading])
     return EffectiveScaling(
-        at[0].names, every, lr, at, drift, corrector, diffusion, conditions, critical, errors
+        names=at[0].names,
+        dimensions=all_dimensions,
+        lr=lr,
+        at=at,
+        drift=drift,
+        corrector=corrector,
+        diffusion=diffusion,
+        conditions=_conditions(measurements, norms, scale, lr),
+        critical=np.array([1 + trend.exponent for trend in leading]),
+        critical_error=np.array([trend.exponent_error for trend in leading]),
     )
+
+
+def _validate_dimensions(dimensions: Sequence[int]) -> tuple[int, ...]:
+    """At least three increasing dimensions."""
+    fix = "give at least three increasing whole numbers"
+    values = np.atleast_1d(checks.real_array("dimensions", dimensions, fix)).tolist()
+    integers = tuple(checks.integer("dimensions", value, 1) for value in values)
+    if len(integers) < 3 or any(a >= b for a, b in itertools.pairwise(integers)):
+        raise checks.reject("dimensions", dimensions, fix)
+    return integers
+
+
+def _point_at(point: Callable[[int], Any], dimension: int) -> Any:
+    """The parameters at a dimension."""
+    try:
+        return point(dimension)
+    except Exception as error:
+        raise checks.reject(
+            "point",
+            point,
+            f"calling it with dimension = {dimension} failed. {checks.reason(error)}",
+        ) from error
+
+
+def _conditions(
+    measurements: list[Measurement],
+    norms: list[tuple[np.ndarray, np.ndarray]],
+    scale: np.ndarray,
+    lr: float,
+) -> tuple[Condition, ...]:
+    """The conditions of Definition 2.1 at delta = lr/d, and the last one as printed."""
+    delta = (lr / scale)[:, None]
+    # (dimensions, statistics); moments have an axis of (value, error) between
+    hessians, thirds = (np.array(column) for column in zip(*norms, strict=True))
+    hessians = hessians * np.sqrt(delta)
+    fourth = np.array([measurement.fourth for measurement in measurements])
+    square = np.array([measurement.square for measurement in measurements])
+    at = [measurement.dynamics for measurement in measurements]
+    gradient = np.array([[result.gradient_norm_squared] for result in at])
+    gradient_error = np.array([[result.gradient_norm_squared_error] for result in at])
+    rows = (
+        ("|hess u| delta^(1/2)", "bounded", hessians, 0 * hessians),
+        ("|d^3 u| (at least)", "bounded", thirds, 0 * thirds),
+        ("|grad Phi|^2", "bounded", gradient, gradient_error),
+        (
+            "E<grad H, grad u>^4 delta^2",
+            "bounded",
+            fourth[:, 0] * delta**2,
+            fourth[:, 1] * delta**2,
+        ),
+        (
+            "E<hess u, HH - V>^2 delta^3",
+            "vanishes",
+            square[:, 0] * delta**3,
+            square[:, 1] * delta**3,
+        ),
+        ("the same, times delta (as printed)", "", square[:, 0] * delta, square[:, 1] * delta),
+    )
+    return tuple(
+        _condition(quantity, needed, scale, values, errors)
+        for quantity, needed, values, errors in rows
+    )
+
+
+def _condition(
+    quantity: str, needed: str, dimensions: np.ndarray, values: np.ndarray, errors: np.ndarray
+) -> Condition:
+    """A condition on the largest value over the statistics."""
+    worst = np.argmax(values, axis=1)
+    rows = np.arange(len(values))
+    trend = fit_trend(dimensions, values[rows, worst], errors[rows, worst])
+    if trend.verdict == "undecided" or not needed:
+        return Condition(quantity, needed, values, trend, None)
+    is_zero, vanishes = trend.verdict.startswith("zero"), trend.verdict.startswith("vanishes")
+    is_bounded = needed == "bounded" and trend.verdict == "bounded"
+    return Condition(quantity, needed, values, trend, is_zero or vanishes or is_bounded)
+
+
+def _statistics_norms(setup: Setup, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Operator norms of the second and third derivatives of the statistics at a point."""
+    starts = np.random.default_rng(seed).normal(size=(RESTARTS, 2, setup.parameters))
+    hessian, third = _operator_norms(setup.task.statistics, setup.point, starts)
+    return np.asarray(hessian), np.asarray(third)
+
+
+@partial(jax.jit, static_argnums=0)
+def _operator_norms(functions: Functions, point: PyTree, starts: PyTree) -> tuple[Any, Any]:
+    """Operator norms of hess u_i and of the third derivative, by power iteration.
+
+    The third derivative uses the alternating power iteration, and the best of several starts. Both
+    iterations increase, so that both results are lower bounds. For a symmetric tensor of order 3
+    the iteration may stop at a local maximum.
+    """
+    (statistics,) = functions
+    flat, unravel = ravel_pytree(point)
+    count = statistics(point).shape[0]
+
+    def normalise(vector: Float[Numeric, " parameters"]) -> Any:
+        norm = jnp.linalg.norm(vector)
+        return jnp.where(norm > 0, vector / jnp.where(norm > 0, norm, 1.0), vector), norm
+
+    def norms(index: np.ndarray) -> Any:
+        def u(z: Float[Array, " parameters"]) -> Any:
+            return jnp.asarray(statistics(unravel(z)), dtype=float)[index]
+
+        def second(a: Float[Numeric, " parameters"]) -> Any:
+            """hess u a."""
+            return jax.jvp(jax.grad(u), (flat,), (a,))[1]
+
+        def third(a: Float[Numeric, " parameters"], b: Float[Numeric, " parameters"]) -> Any:
+            """d^3 u(a, b, .)."""
+            return jax.jvp(lambda z: jax.jvp(jax.grad(u), (z,), (a,))[1], (flat,), (b,))[1]
+
+        def sweep(_: object, state: PyTree) -> Any:
+            a, b, _ = state
+            c, norm = normalise(third(a, b))
+            return b, c, norm
+
+        def third_norm(start: Any) -> Any:
+            initial = (normalise(start[0])[0], normalise(start[1])[0], 0.0)
+            return jax.lax.fori_loop(0, 3 * SWEEPS, sweep, initial)[2]
+
+        hessian_norm = jax.lax.fori_loop(
+            0, ITERATIONS, lambda _, state: normalise(second(state[0])), normalise(starts[0, 0])
+        )[1]
+        return hessian_norm, jax.lax.map(third_norm, starts).max()
+
+    return jax.lax.map(norms, jnp.arange(count))
