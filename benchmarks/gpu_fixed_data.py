@@ -33,7 +33,7 @@ from sgdynamics.simulation.gpu import data_gradients
 
 ALPHA, M0, ETA, BATCH, TAU = 3.0, 0.2, 0.01, 0.5, 1.0  # of figure 2, in the paper's units
 THRESHOLD = 1e-7  # of the paper's mean loss, half of ours
-CHOSEN = (data_gradients.CHUNK, data_gradients.A_WARP)
+CHOSEN = (data_gradients.CHUNK, data_gradients.WARP_VALUES)
 PROBLEM = sgd.TeacherStudent(width=1, activation="square", constraint="sphere")
 
 
@@ -113,7 +113,7 @@ def tuned(
     """The kernel with other chunks and tiles: samples of a program, numbers of a tile for each warp."""
     found: list[dict[str, Any]] = []
     for chunk, numbers in variants:
-        data_gradients.CHUNK, data_gradients.A_WARP = chunk, numbers
+        data_gradients.CHUNK, data_gradients.WARP_VALUES = chunk, numbers
         jax.clear_caches()
         row: dict[str, Any] = {
             "chunk": chunk,
@@ -126,7 +126,7 @@ def tuned(
             row["error"] = f"{type(error).__name__}: {str(error)[:400]}"
         found.append(row)
         print("   ", shown(row), flush=True)
-    data_gradients.CHUNK, data_gradients.A_WARP = CHOSEN
+    data_gradients.CHUNK, data_gradients.WARP_VALUES = CHOSEN
     jax.clear_caches()
     return found
 

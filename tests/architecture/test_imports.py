@@ -66,7 +66,7 @@ def test_imports_go_up_the_table():
 UNSTABLE_JAX = {
     "jax._src": "base/precision.py",
     "jax.experimental": "simulation/gpu/pallas.py",
-    "jax.extend": "simulation/gpu/unroll.py",
+    "jax.extend": "simulation/gpu/program.py",
 }
 
 

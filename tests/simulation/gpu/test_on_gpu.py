@@ -1,4 +1,4 @@
-"""The chain's kernel on an NVIDIA GPU: its law for every feature, against the chain without a kernel. Skipped where there is none."""
+"""The kernels on an NVIDIA GPU, compared with the same simulation by XLA; skipped elsewhere."""
 
 from __future__ import annotations
 
@@ -11,121 +11,117 @@ import sgdynamics as sgd
 from sgdynamics.simulation.exact import ExactChain
 from sgdynamics.simulation.gpu.chain import KernelChain, exact_chain
 from sgdynamics.simulation.running import run
-from tests.simulation.gpu.cases import CASES, made
-from tests.simulation.gpu.test_data_gradients import CASES as FIXED
-from tests.simulation.gpu.test_data_gradients import made as fixed
+from tests.simulation.gpu.cases import CASES, make_chain
+from tests.simulation.gpu.test_data_gradients import CASES as FIXED_DATA_CASES
+from tests.simulation.gpu.test_data_gradients import KERNEL_ENGINE, make_simulator
 
 pytestmark = pytest.mark.skipif(
     "NVIDIA" not in jax.local_devices()[0].device_kind, reason="needs an NVIDIA GPU"
 )
 RUNS = 1 << 16
+# Number of steps at each dimension.
 STEPS = {30: 60, 1_000_000: 4000}
+P_VALUE = 1e-8
 
 
 @pytest.mark.parametrize("dimension", STEPS)
 @pytest.mark.parametrize("name", CASES)
-def test_the_law_of_the_chain(name: str, dimension: int) -> None:
-    """Means, covariances, and Kolmogorov's distance of overlaps and heads. Each p-value is below 1e-8 by chance with that chance, of
-    about a hundred a case: 1e-6. A spread that is off by 5% is 6 standard errors, or 3 where its law has long tails."""
-    kernel = made(name, dimension, runs=RUNS)
-    plain = ExactChain(*kernel.setting)
-    values = []
-    for chain, seed in ((kernel, 0), (plain, 1)):
-        found, diverged = run(chain, RUNS, np.array([STEPS[dimension]]), seed, "", False)
+def test_law_of_the_chain(name: str, dimension: int) -> None:
+    """Means, covariances and distribution functions of overlaps and heads agree.
+
+    About a hundred p-values per case are compared with 1e-8, a false-alarm rate of 1e-6. An error
+    of 5% in a standard deviation is 6 standard errors, or 3 for a law with long tails.
+    """
+    kernel_chain = make_chain(name, dimension, runs=RUNS)
+    plain_chain = ExactChain(*kernel_chain.arguments)
+    samples = []
+    for chain, seed in ((kernel_chain, 0), (plain_chain, 1)):
+        overlaps, diverged = run(chain, RUNS, np.array([STEPS[dimension]]), seed, "", False)
         assert np.all(diverged < 0)
-        values.append(
-            np.concatenate([found[key].reshape(RUNS, -1) for key in ("M", "Q", "a")], axis=1)
-        )
-    moving = values[1].std(axis=0) > 1e-9  # but for rounding, rows on the sphere have one length
-    one, other = (value[:, moving] for value in values)
-    # numbers that are there twice, as Q is, count once
-    _, places = np.unique(one[0], return_index=True)
-    one, other = one[:, places], other[:, places]
-    scaled = [(value - value.mean(axis=0)) / other.std(axis=0) for value in (one, other)]
-    for column in range(one.shape[1]):
-        assert stats.ks_2samp(one[:, column], other[:, column]).pvalue > 1e-8
-        assert stats.ttest_ind(one[:, column], other[:, column], equal_var=False).pvalue > 1e-8
-        for row in range(column + 1):
-            products = [value[:, column] * value[:, row] for value in scaled]
-            assert stats.ttest_ind(*products, equal_var=False).pvalue > 1e-8
+        flat = [overlaps[key].reshape(RUNS, -1) for key in ("M", "Q", "a")]
+        samples.append(np.concatenate(flat, axis=1))
+    # Rows on the sphere have one length, up to rounding.
+    is_moving = samples[1].std(axis=0) > 1e-9
+    x, y = (values[:, is_moving] for values in samples)
+    # Equal entries, as those of the symmetric Q, count once.
+    _, columns = np.unique(x[0], return_index=True)
+    x, y = x[:, columns], y[:, columns]
+    x_scaled, y_scaled = ((values - values.mean(axis=0)) / y.std(axis=0) for values in (x, y))
+    for i in range(x.shape[1]):
+        assert stats.ks_2samp(x[:, i], y[:, i]).pvalue > P_VALUE
+        assert stats.ttest_ind(x[:, i], y[:, i], equal_var=False).pvalue > P_VALUE
+        for j in range(i + 1):
+            products = (scaled[:, i] * scaled[:, j] for scaled in (x_scaled, y_scaled))
+            assert stats.ttest_ind(*products, equal_var=False).pvalue > P_VALUE
 
 
-def test_what_runs_where() -> None:
-    problem, algorithm, given = CASES["erf"]()
-    begin = sgd.start(problem, **given)
-    assert (
-        sgd.simulate(problem, algorithm, begin, steps=[10], dimension=100, runs=4).attrs["engine"]
-        == "gpu_kernel"
-    )
+def test_engine_of_a_result() -> None:
+    problem, algorithm, arguments = CASES["erf"]()
+    start = sgd.start(problem, **arguments)
+    result = sgd.simulate(problem, algorithm, start, steps=[10], dimension=100, runs=4)
+    assert result.attrs["engine"] == "gpu_kernel"
     wide = sgd.TeacherStudent(width=40)
-    found = sgd.simulate(
-        wide,
-        sgd.OnePassSGD(lr=0.1),
-        sgd.start(wide, M=np.full((40, 1), 0.1), Q=np.eye(40)),
-        steps=[10],
-        dimension=100,
-    )
-    assert "no kernel" in found.attrs["engine"]
+    start = sgd.start(wide, M=np.full((40, 1), 0.1), Q=np.eye(40))
+    result = sgd.simulate(wide, sgd.OnePassSGD(lr=0.1), start, steps=[10], dimension=100)
+    assert "no kernel" in result.attrs["engine"]
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16"])
-@pytest.mark.parametrize("name", [one for one in FIXED if one != "diverging"])
-def test_one_read_of_a_data_set_is_two_products(name: str, dtype: str) -> None:
-    """20 steps of the kernel and of two products, on the same data, d = 1000 and a last chunk that is not full: pathwise."""
+@pytest.mark.parametrize("name", [name for name in FIXED_DATA_CASES if name != "diverging"])
+def test_fixed_data_kernel_agrees_with_two_products(name: str, dtype: str) -> None:
+    """20 steps on the same data agree pathwise; d = 1000 and the last chunk is partly filled."""
     results = []
-    for kernel in (True, False):
-        simulator = fixed(name, dtype, "", 1000)
-        assert simulator.engine == "gpu_kernel (one read per step)"
-        if not kernel:
+    for use_kernel in (True, False):
+        simulator = make_simulator(name, dtype, "", 1000)
+        assert simulator.engine == KERNEL_ENGINE
+        if not use_kernel:
             simulator.options = simulator.options._replace(kernel="")
         results.append(run(simulator, 3, np.array([0, 1, 20]), 5, "", False)[0])
+    overlaps, expected = results
     relative, absolute = (1e-10, 1e-12) if dtype == "float64" else (1e-3, 1e-5)
-    for key, value in results[1].items():
-        np.testing.assert_allclose(results[0][key], value, rtol=relative, atol=absolute)
+    for key, value in expected.items():
+        np.testing.assert_allclose(overlaps[key], value, rtol=relative, atol=absolute)
 
 
 def test_exit_times() -> None:
-    """Kernel and chain without it, 2^14 runs: one law of exit times (Kolmogorov, 1e-6)."""
-    problem = sgd.TeacherStudent(width=1)
-    begin = sgd.start(problem, M=[[0.1]], Q=[[1.0]])
-    setting = {
+    """Exit times of 2^14 runs have one law with and without the kernel (Kolmogorov, 1e-6)."""
+    problem, algorithm = sgd.TeacherStudent(width=1), sgd.OnePassSGD(lr=0.05)
+    start = sgd.start(problem, M=[[0.1]], Q=[[1.0]])
+    options = {
         "threshold": 0.1,
         "method": "exact",
         "dimension": 300,
         "runs": 1 << 14,
         "max_time": 60.0,
     }
-    one = sgd.exit_time(problem, sgd.OnePassSGD(lr=0.05), begin, seed=0, **setting)
-    assert isinstance(
-        exact_chain(problem, sgd.OnePassSGD(lr=0.05), begin, 300, np.array([300])), KernelChain
-    )
+    by_kernel = sgd.exit_time(problem, algorithm, start, seed=0, **options)
+    chain = exact_chain(problem, algorithm, start, 300, np.array([300]))
+    assert isinstance(chain, KernelChain)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            KernelChain, "with_observation", lambda self, *given: ExactChain(*self.setting)
-        )
-        other = sgd.exit_time(problem, sgd.OnePassSGD(lr=0.05), begin, seed=1, **setting)
-    assert one.left == other.left == 1 << 14
-    assert stats.ks_2samp(one.times, other.times).pvalue > 1e-6
+        patch.setattr(KernelChain, "with_observation", lambda self, *_: ExactChain(*self.arguments))
+        plain = sgd.exit_time(problem, algorithm, start, seed=1, **options)
+    assert by_kernel.left == plain.left == 1 << 14
+    assert stats.ks_2samp(by_kernel.times, plain.times).pvalue > 1e-6
 
 
-def test_the_same_numbers_however_it_is_cut() -> None:
-    chain = made("erf", 100, runs=200)
-    often, _ = run(chain, 200, np.array([0, 1, 63, 70, 500]), 3, "", False)
-    once, _ = run(made("erf", 100, runs=77), 77, np.array([0, 500]), 3, "", False)
+def test_results_are_independent_of_save_points_and_runs() -> None:
+    often, _ = run(
+        make_chain("erf", 100, runs=200), 200, np.array([0, 1, 63, 70, 500]), 3, "", False
+    )
+    once, _ = run(make_chain("erf", 100, runs=77), 77, np.array([0, 500]), 3, "", False)
     for name in once:
-        # the products of rows are summed in another order for another number of runs
+        # Products of rows are summed in a different order for another number of runs.
         np.testing.assert_allclose(often[name][:77, -1], once[name][:, -1], rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize("name", ["square", "erf", "own", "sphere", "head", "blocks", "momentum"])
-def test_the_same_numbers_wherever_they_are_made(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Bit by bit: random numbers made where they are used, and a block of steps ahead with several steps in the loop."""
-    found = []
-    for ahead, saved in ((0, [0, 3001]), (256, [0, 3001]), (256, [0, 1, 63, 70, 1000, 3001])):
+def test_drawing_ahead_changes_no_bit(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Random numbers drawn inside of the step, and ahead with several steps per iteration."""
+    finals = []
+    for ahead, steps in ((0, [0, 3001]), (256, [0, 3001]), (256, [0, 1, 63, 70, 1000, 3001])):
         monkeypatch.setattr(KernelChain, "steps_ahead", lambda self, runs, ahead=ahead: ahead)
-        found.append(run(made(name, 1000, runs=100), 100, np.array(saved), 0, "", False)[0])
-    for key, value in found[0].items():
-        for other in found[1:]:
-            np.testing.assert_array_equal(other[key][:, -1], value[:, -1])
+        overlaps, _ = run(make_chain(name, 1000, runs=100), 100, np.array(steps), 0, "", False)
+        finals.append({key: value[:, -1] for key, value in overlaps.items()})
+    for final in finals[1:]:
+        for key, value in finals[0].items():
+            np.testing.assert_array_equal(final[key], value)

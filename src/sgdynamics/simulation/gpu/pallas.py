@@ -58,8 +58,7 @@ def call_kernel(
     warps : int
         Number of warps (of 32 threads) of one program.
     stages : int
-        Depth of Triton's software pipeline of loads. Triton's default of 3 multiplies the
-        registers of a loop body.
+        Number of stages of Triton's software pipeline of loads. Each stage takes registers.
     """
     # Interpret mode rejects the parameters of a compiler that it does not call.
     params = None if interpret else triton.CompilerParams(num_warps=warps, num_stages=stages)
