@@ -36,6 +36,7 @@ CLEAN: list[str] = [
     "tests/base",
     "tests/cli",
     "tests/contracts",
+    "tests/docs",
     "tests/dynamics",
     "tests/expectations",
     "tests/fixed_data",
