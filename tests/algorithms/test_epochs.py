@@ -13,7 +13,7 @@ from scipy import stats
 
 import sgdynamics as sgd
 from sgdynamics.algorithms.epochs import Visits, sequences
-from sgdynamics.analysis.repeats import _fresh
+from sgdynamics.analysis.repeats import alpha_at_risk
 from sgdynamics.base.precision import float64
 from sgdynamics.base.random import run_keys
 from sgdynamics.cli import problem_files
@@ -290,7 +290,7 @@ def test_worth_of_repeats():
 def test_fresh_samples_are_found_on_the_curve():
     alpha = np.linspace(0, 5, 301)
     curve = np.exp(-alpha)
-    fresh, slope = _fresh(alpha, curve, np.array([1.0, 0.5, 0.1, 1e-4, 2.0]))
+    fresh, slope = alpha_at_risk(alpha, curve, np.array([1.0, 0.5, 0.1, 1e-4, 2.0]))
     np.testing.assert_allclose(fresh[:3], [0, np.log(2), np.log(10)], atol=1e-6)
     np.testing.assert_allclose(slope[1], 2.0, rtol=1e-3)  # of alpha in minus the risk
     assert np.isnan(fresh[3:]).all()
@@ -308,7 +308,7 @@ EPOCHS = sgd.EpochSGD(0.8, 2.0)
 REFUSED = {
     "order = 'random'.*reshuffle": lambda: sgd.EpochSGD(order="random"),
     "batch = 0": lambda: sgd.EpochSGD(batch=0),
-    "lr = .*give a number": lambda: sgd.worth_of_repeats(
+    "lr = .*Use a number": lambda: sgd.worth_of_repeats(
         PROBLEM, EPOCHS.replace(lr=lambda alpha: 0.1), BEGIN
     ),
     "method = 'exact'.*direct": lambda: sgd.exit_time(
@@ -333,10 +333,10 @@ REFUSED = {
     "lr = .*smaller lr": lambda: sgd.solve_dmft(
         PROBLEM, sgd.EpochSGD(1e300, 1e10), BEGIN, alpha=[2.0]
     ),
-    "head_rate = .*give a number": lambda: sgd.worth_of_repeats(
+    "head_rate = .*Use a number": lambda: sgd.worth_of_repeats(
         PROBLEM, EPOCHS.replace(head_rate=lambda t: 1.0), BEGIN
     ),
-    "problem = .*numbers that stay": lambda: sgd.worth_of_repeats(
+    "problem = .*Use constant parameters": lambda: sgd.worth_of_repeats(
         PROBLEM.replace(noise=lambda t: 0.1), EPOCHS, BEGIN
     ),
     "algorithm = .*sgd.EpochSGD": lambda: sgd.worth_of_repeats(

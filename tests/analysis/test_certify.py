@@ -359,7 +359,7 @@ def test_the_theory_is_blamed_where_it_settles():
     found = DataGap(np.array([2, 50]), np.ones(2), np.array([1.0, np.inf]), np.ones(2))
     assert (
         found.sentence
-        == "on the data set itself SGD has diverged by step 50, which the Gaussian theory does not say"
+        == "on the data set itself SGD has diverged by step 50, which the Gaussian theory does not predict"
     )
 
 

@@ -1,4 +1,4 @@
-"""`sgd.expect`: the loss gives the risk, the label's sign the accuracy, for every kind of problem; a readout agrees with direct samples."""
+"""`sgd.expect`: expectations of the loss, of the correct sign, and of functions of samples."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ from scipy import stats
 import sgdynamics as sgd
 from tests.conftest import FALSE_ALARM, Z, slow
 
-# of 16 replicates' mean, at the false-alarm rate of every check: the t distribution's tail
-SPREADS = float(stats.t.isf(FALSE_ALARM / 2, 15))
+# Allowed standard errors of the mean of 16 replicates, at the false-alarm rate of each check: a
+# quantile of the t distribution.
+DEVIATIONS = float(stats.t.isf(FALSE_ALARM / 2, 15))
 
 
 def erf(x):
     return jax.scipy.special.erf(x / np.sqrt(2))
 
 
-def of_erf(fields, signals, head, z):
+def erf_loss(fields, signals, head, z):
     return 0.5 * (jnp.mean(head * erf(fields)) - jnp.mean(erf(signals)) - jnp.sqrt(0.1) * z) ** 2
 
 
-def own(fields, signals, head, z, numbers):
-    return numbers["scale"] * jnp.abs(fields[0] - signals[0] - 0.3 * z)
+def own_loss(fields, signals, head, z, parameters):
+    return parameters["scale"] * jnp.abs(fields[0] - signals[0] - 0.3 * z)
 
 
 def two_tokens(fields, signals, head, draws):
@@ -41,18 +42,21 @@ def cross_entropy(fields, signals, head, label):
 
 
 KINDS = {
-    "teacher": (sgd.TeacherStudent(width=2, activation="erf", noise=0.1), of_erf),
+    "teacher": (sgd.TeacherStudent(width=2, activation="erf", noise=0.1), erf_loss),
     "blocks": (
         sgd.TeacherStudent(
             width=2, activation="erf", noise=0.1, covariance=[(0.5, 0.5), (2.0, 0.5)]
         ),
-        of_erf,
+        erf_loss,
     ),
     "target": (
         sgd.MultiIndex(lambda z: z[0] * z[1], directions=2, width=2, activation="erf"),
         lambda f, s, a, z: 0.5 * (jnp.mean(a * erf(f)) - s[0] * s[1]) ** 2,
     ),
-    "own loss": (sgd.Problem(own, width=1, signals=1, parameters={"scale": 2.0}, kinks=()), own),
+    "own loss": (
+        sgd.Problem(own_loss, width=1, signals=1, parameters={"scale": 2.0}, kinks=()),
+        own_loss,
+    ),
     "tokens": (
         sgd.Problem(
             two_tokens, width=2, signals=1, tokens=2, draws={"noise": "normal", "group": [0.3, 0.7]}
@@ -70,45 +74,45 @@ def start_of(problem):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", slow(KINDS, ("blocks", "target", "own loss", "snr = inf")))
-def test_of_the_loss_it_is_the_risk(kind):
+def test_the_expected_loss_is_the_risk(kind):
     problem, loss = KINDS[kind]
     steps = {"steps": [0, 40], "dimension": 50, "seed": 1}
     result = sgd.simulate(problem, sgd.OnePassSGD(lr=0.2), start_of(problem), **steps)
-    found = sgd.expect(result, loss, problem)
-    assert found.dims == ("run", "time")
+    expectation = sgd.expect(result, loss, problem)
+    assert expectation.dims == ("run", "time")
     error = (
-        np.asarray(found.standard_error)
+        np.asarray(expectation.standard_error)
         + result.attrs["error_quadrature"] * np.asarray(result.risk)
         + 1e-9
     )
-    assert np.all(np.abs(found.values - result.risk.values) <= SPREADS * error)
-    # and the error is small enough to say something
-    assert np.all(found.standard_error.values <= 5e-3 * np.abs(found.values) + 1e-12)
-    assert found.attrs["error_quadrature"] == pytest.approx(
-        float((found.standard_error / abs(found)).max())
+    assert np.all(np.abs(expectation.values - result.risk.values) <= DEVIATIONS * error)
+    # The error is small enough for the comparison to mean something.
+    assert np.all(expectation.standard_error.values <= 5e-3 * np.abs(expectation.values) + 1e-12)
+    assert expectation.attrs["error_quadrature"] == pytest.approx(
+        float((expectation.standard_error / abs(expectation)).max())
     )
 
 
 @pytest.mark.parametrize("kind", slow(["mixture", "snr = inf"], ("snr = inf",)))
-def test_of_the_right_sign_it_is_the_accuracy(kind):
+def test_the_expected_correct_sign_is_the_accuracy(kind):
     problem, _ = KINDS[kind]
     result = sgd.simulate(
         problem, sgd.OnePassSGD(lr=0.5), start_of(problem), steps=[0, 100], dimension=50, seed=1
     )
 
-    def right(fields, signals, head, label):
+    def is_correct(fields, signals, head, label):
         output = jnp.sum(head * jax.nn.relu(fields))
         return 0.5 + 0.5 * jnp.sign(output) * (2 * label - 1)
 
-    found = sgd.expect(result, right)
+    expectation = sgd.expect(result, is_correct)
     assert np.all(
-        np.abs(found.values - result.accuracy.values)
-        <= SPREADS * found.standard_error.values + 1e-9
+        np.abs(expectation.values - result.accuracy.values)
+        <= DEVIATIONS * expectation.standard_error.values + 1e-9
     )
 
 
 def test_a_readout_against_direct_samples():
-    """A vector readout that jumps, of a run of theory, against 1e5 samples in d dimensions."""
+    """A vector readout with jumps, compared with 1e5 samples in d dimensions."""
     problem = KINDS["blocks"][0]
     d, count = 40, 100_000
     start = sgd.start(problem, M=[[0.5], [-0.2]], Q=[[1.2, 0.3], [0.3, 0.9]])
@@ -123,8 +127,8 @@ def test_a_readout_against_direct_samples():
             ]
         )
 
-    found = sgd.expect(path, readout)
-    assert found.dims == ("run", "time", "component_0")
+    expectation = sgd.expect(path, readout)
+    assert expectation.dims == ("run", "time", "component_0")
     generator = np.random.default_rng(5)
     end = sgd.start_from(path)
     eigenvalues = np.repeat([0.5, 2.0], d // 2)
@@ -146,15 +150,15 @@ def test_a_readout_against_direct_samples():
         axis=1,
     )
     error = np.hypot(
-        values.std(axis=0, ddof=1) / np.sqrt(count), found.standard_error.values[0, -1]
+        values.std(axis=0, ddof=1) / np.sqrt(count), expectation.standard_error.values[0, -1]
     )
-    assert np.all(np.abs(values.mean(axis=0) - found.values[0, -1]) <= Z * error)
+    assert np.all(np.abs(values.mean(axis=0) - expectation.values[0, -1]) <= Z * error)
 
 
-def test_numbers_of_the_moment_are_used():
-    """Label noise that falls with alpha, seen by a loss with numbers of its own."""
+def test_scheduled_parameters_have_their_current_value():
+    """A scale of the loss that decreases with alpha."""
     problem = sgd.Problem(
-        own, width=1, signals=1, parameters={"scale": lambda alpha: 2.0 / (1 + alpha)}
+        own_loss, width=1, signals=1, parameters={"scale": lambda alpha: 2.0 / (1 + alpha)}
     )
     result = sgd.simulate(
         problem,
@@ -163,52 +167,53 @@ def test_numbers_of_the_moment_are_used():
         alpha=[0, 2.0],
         dimension=30,
     )
-    found = sgd.expect(result, own, problem)
+    expectation = sgd.expect(result, own_loss, problem)
     error = (
-        SPREADS * found.standard_error.values
+        DEVIATIONS * expectation.standard_error.values
         + result.attrs["error_quadrature"] * result.risk.values
     )
-    assert np.all(np.abs(found.values - result.risk.values) <= error)
-    still = sgd.expect(result, lambda f, s, a, z: jnp.abs(f[0] - s[0] - 0.3 * z), problem)
-    assert still.values[0, 1] / found.values[0, 1] == pytest.approx(1.5, rel=1e-9)
+    assert np.all(np.abs(expectation.values - result.risk.values) <= error)
+    unscaled = sgd.expect(result, lambda f, s, a, z: jnp.abs(f[0] - s[0] - 0.3 * z), problem)
+    assert unscaled.values[0, 1] / expectation.values[0, 1] == pytest.approx(1.5, rel=1e-9)
 
 
 @pytest.mark.slow
-def test_at_a_start_and_of_particles():
+def test_expectations_at_a_start_and_of_particles():
     problem, loss = KINDS["teacher"]
-    begin = start_of(problem)
-    found = sgd.expect(begin, loss, problem)
-    assert found.dims == ("run",)
-    path = sgd.solve_ode(problem, sgd.OnePassSGD(), begin, times=[0.0])
+    start = start_of(problem)
+    expectation = sgd.expect(start, loss, problem)
+    assert expectation.dims == ("run",)
+    path = sgd.solve_ode(problem, sgd.OnePassSGD(), start, times=[0.0])
     assert np.all(
-        np.abs(found.values - path.risk.values[:, 0]) <= SPREADS * found.standard_error.values
+        np.abs(expectation.values - path.risk.values[:, 0])
+        <= DEVIATIONS * expectation.standard_error.values
     )
     wide = sgd.random_start(problem, dimension=50, seed=1, wide=True)
     particles = sgd.solve_mean_field(problem, sgd.OnePassSGD(), wide, times=[0.0])
     Q = wide.M @ np.swapaxes(wide.M, -1, -2) + wide.q[..., None] * np.eye(2)
-    same = sgd.solve_ode(
+    narrow = sgd.solve_ode(
         problem, sgd.OnePassSGD(), sgd.start(problem, M=wide.M, Q=Q, a=wide.a), times=[0.0]
     )
-    found = sgd.expect(particles, loss)
+    expectation = sgd.expect(particles, loss)
     assert (
-        abs(found.values[0, 0] - same.risk.values[0, 0])
-        <= SPREADS * found.standard_error.values[0, 0]
+        abs(expectation.values[0, 0] - narrow.risk.values[0, 0])
+        <= DEVIATIONS * expectation.standard_error.values[0, 0]
     )
 
 
 def test_bad_input():
     problem, loss = KINDS["teacher"]
-    begin = start_of(problem)
-    path = sgd.solve_ode(problem, sgd.OnePassSGD(), begin, times=[0.0])
-    with pytest.raises(ValueError, match=r"problem = None.*give problem="):
-        sgd.expect(begin, loss)
+    start = start_of(problem)
+    path = sgd.solve_ode(problem, sgd.OnePassSGD(), start, times=[0.0])
+    with pytest.raises(ValueError, match=r"problem = None.*Use problem="):
+        sgd.expect(start, loss)
     with pytest.raises(ValueError, match=r"function = .*fields, signals, head, draws"):
         sgd.expect(path, lambda fields: fields[0])
     with pytest.raises(ValueError, match=r"it has \(blocks, width, signals\) = \(1, 3, 1\)"):
         sgd.expect(path, loss, sgd.TeacherStudent(width=3, activation="erf"))
-    own_problem = sgd.Problem(of_erf, width=2, signals=1)
-    result = sgd.simulate(own_problem, sgd.OnePassSGD(), begin, steps=[0], dimension=50)
-    with pytest.raises(ValueError, match="give problem="):
+    own_problem = sgd.Problem(erf_loss, width=2, signals=1)
+    result = sgd.simulate(own_problem, sgd.OnePassSGD(), start, steps=[0], dimension=50)
+    with pytest.raises(ValueError, match="Use problem="):
         sgd.expect(result, loss)
     spiked = sgd.SpikedTensor()
     tensor = sgd.solve_ode(spiked, sgd.OnePassSGD(), sgd.start(spiked, m=0.2, r2=1.0), times=[0.0])

@@ -294,7 +294,7 @@ def test_bad_input_says_what_would_be_right():
     begin = sgd.start(problem, M=GENERIC[:, :1], Q=GENERIC @ GENERIC.T)
     with pytest.raises(ValueError, match=r"constraint = 'spher'.*did you mean 'sphere'"):
         hessian_spectrum(problem, begin, constraint="spher")
-    with pytest.raises(ValueError, match=r"run = 1: .*give 0\.\.0"):
+    with pytest.raises(ValueError, match=r"run = 1: .*Use 0\.\.0"):
         hessian_spectrum(problem, begin, run=1)
     with pytest.raises(ValueError, match=r"dimension = 2: .*Use 3 or more"):
         hessian_spectrum(problem, begin, dimension=2)

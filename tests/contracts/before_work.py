@@ -14,10 +14,12 @@ from sgdynamics.analysis import (
     exit_simulation,
     exit_times,
     expect,
-    exponents,
     fixed_points,
     landscape,
+    leap_complexity,
+    links,
     plateau_growth,
+    plateaus,
     regimes,
 )
 from sgdynamics.analysis.effective import dynamics, scaling
@@ -46,7 +48,7 @@ FIRST_CALLS = [
     ),
     *(
         (module, "choose_quadrature")
-        for module in (fields, updates, plateau_growth, fixed_points, regimes, large_batch)
+        for module in (fields, updates, plateau_growth, fixed_points, plateaus, large_batch)
     ),
     *((module, "run_cases") for module in (batch, exit_times, exit_simulation)),
     (particles, "_numbers"),
@@ -57,9 +59,10 @@ FIRST_CALLS = [
     (spiked_tensor, "spiked_step_length"),
     (landscape, "_frame_rows"),
     (covariance, "_coordinates"),
-    (regimes, "_coefficients"),
-    (exponents, "_evaluate"),
-    (exponents, "_in_blocks"),
+    (regimes, "_estimate_coefficients"),
+    (links, "evaluate_at"),
+    (links, "_evaluate_in_blocks"),
+    (leap_complexity, "evaluate_at"),
 ]
 
 

@@ -124,7 +124,7 @@ def test_compare(pair):
         sgd.compare(fine, simulation).risk_theory, table.risk_theory, rtol=1e-5
     )
     short = theory.isel(time=slice(0, 3))
-    with pytest.raises(ValueError, match="solve for the same times"):
+    with pytest.raises(ValueError, match="Solve for the same times"):
         sgd.compare(short, simulation)
     # A theory that diverges is not extrapolated.
     broken = theory.assign(risk=theory.risk.where(theory.t < 0.35), t=theory.t * (1 + 1e-9))

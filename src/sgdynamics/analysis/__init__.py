@@ -1,1 +1,1 @@
-"""Questions about a problem and an algorithm: exit times, fixed points, landscape."""
+"""Questions about a problem and an algorithm, one file each."""

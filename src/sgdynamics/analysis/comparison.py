@@ -1,4 +1,4 @@
-"""Theory and simulation side by side: differences in standard errors."""
+"""`compare`: differences of theory and simulation in standard errors."""
 
 from __future__ import annotations
 
@@ -15,16 +15,18 @@ from sgdynamics.results.states import start_from
 from sgdynamics.results.variables import STANDARD_ERROR, TIMES, VARIABLES, shared_variables
 from sgdynamics.solvers.ode import solve_ode
 
-RESOLUTION = {
-    "float64": 1e-12,
-    "float32": 1e-6,
-}  # differences below this share of the values are rounding, not a deviation
-SAME_TIME = 1e-9  # largest distance of equal save points, relative to the last one
-REPRODUCED = 1e-5  # relative accuracy to which a new solution must reproduce the theory
-# relative errors that results record
+# Differences below this share of the values are rounding errors.
+RESOLUTION = {"float64": 1e-12, "float32": 1e-6}
+# Largest distance of equal save points, relative to the last one.
+SAME_TIME = 1e-9
+# Relative accuracy to which a new solution must reproduce the theory.
+REPRODUCED = 1e-5
+# Attributes of results with their relative numerical errors.
 NUMERICAL_ERRORS = ("error_quadrature", "error_integrator", "error_binning")
-GROSS = 0.01  # relative difference that no numerical error explains, where runs have no spread
-TOLERATED = 0.1  # interpolation error, in standard errors, up to which no warning is given
+# Relative difference that no numerical error explains, where all runs agree with each other.
+GROSS = 0.01
+# Interpolation error, in standard errors, up to which no warning is given.
+TOLERATED = 0.1
 
 
 def compare(theory: xr.Dataset, simulation: xr.Dataset) -> xr.Dataset:
@@ -41,11 +43,11 @@ def compare(theory: xr.Dataset, simulation: xr.Dataset) -> xr.Dataset:
     Returns
     -------
     xarray.Dataset
-        For each variable that both results have (risks, M, Q, a, accuracy, recorded ones):
-        ``NAME_theory``, ``NAME_simulation`` (mean over runs), ``NAME_standard_error`` and
+        Four variables for each one that both results have (risks, M, Q, a, accuracy, recorded
+        ones): ``NAME_theory``, ``NAME_simulation`` (mean over runs), ``NAME_standard_error`` and
         ``NAME_z`` = (simulation - theory)/standard error, at the save points of the simulation. The
-        attribute ``runs_left_out`` counts the runs that diverged; ``alignment`` says how the theory
-        was evaluated (see Notes).
+        attribute ``runs_left_out`` counts the runs that diverged; ``alignment`` is the way in which
+        the theory was evaluated (see Notes).
 
     Raises
     ------
@@ -56,7 +58,7 @@ def compare(theory: xr.Dataset, simulation: xr.Dataset) -> xr.Dataset:
     Warns
     -----
     UserWarning
-        Where the two record different problems, and where the theory is interpolated with an error
+        If the results record different problems, or if the theory is interpolated with an error
         that matters.
 
     Notes
@@ -76,209 +78,236 @@ def compare(theory: xr.Dataset, simulation: xr.Dataset) -> xr.Dataset:
     Examples
     --------
     >>> problem = sgd.TeacherStudent(width=2)
-    >>> begin, algorithm = sgd.start(problem, M=[[0.3], [0.1]], Q=np.eye(2)), sgd.OnePassSGD(lr=0.1)
-    >>> theory = sgd.solve_ode(problem, algorithm, begin, times=[0.5, 1.0])
-    >>> runs = sgd.simulate(problem, algorithm, begin, times=[0.5, 1.0], dimension=1000, runs=16)
+    >>> start = sgd.start(problem, M=[[0.3], [0.1]], Q=np.eye(2))
+    >>> algorithm = sgd.OnePassSGD(lr=0.1)
+    >>> theory = sgd.solve_ode(problem, algorithm, start, times=[0.5, 1.0])
+    >>> runs = sgd.simulate(problem, algorithm, start, times=[0.5, 1.0], dimension=1000, runs=16)
     >>> table = sgd.compare(theory, runs)
     >>> table["risk_theory"].values.round(3).tolist(), table.attrs["alignment"]
     ([0.982, 0.498], 'common save points')
     """
     _check_results(theory, simulation)
-    good = np.isnan(np.asarray(simulation["diverged_at"]))
-    if not good.any():
-        raise ValueError("simulation: all runs diverged, none is left to compare.")
-    runs = int(good.sum())
-    several = theory.sizes["run"] > 1
-    if several and theory.sizes["run"] != simulation.sizes["run"]:
+    has_finished = np.isnan(np.asarray(simulation["diverged_at"]))
+    if not has_finished.any():
+        raise ValueError("simulation: all runs diverged, so that none can be compared.")
+    if theory.sizes["run"] not in (1, simulation.sizes["run"]):
         raise ValueError(
-            f"theory has {theory.sizes['run']} runs and simulation {simulation.sizes['run']}: give one theory run, or one for each"
+            f"theory has {theory.sizes['run']} runs and simulation {simulation.sizes['run']}. "
+            "Use one run of the theory, or one for each run of the simulation."
         )
     if theory.attrs.get("problem") != simulation.attrs.get("problem"):
         warn("theory and simulation record different problems: see their attribute 'problem'")
-    aligned = _Alignment(theory, simulation)
-    resolution = RESOLUTION[
-        checks.choice("simulation.dtype", simulation.attrs.get("dtype", "float64"), RESOLUTION)
-    ]
-    numerical = sum(
-        float(result.attrs.get(name, 0.0))
-        for result in (theory, simulation)
-        for name in NUMERICAL_ERRORS
-    )
+    comparison = _Comparison(theory, simulation, has_finished)
     variables = {}
     for name in shared_variables(theory, simulation):
-        if any(result[name].dims[:2] != ("run", "time") for result in (theory, simulation)):
-            continue
-        dims = tuple(dim for dim in simulation[name].dims if dim != "run")
-        shapes = [result[name].shape[2:] for result in (theory, simulation)]
-        if shapes[0] != shapes[1]:
-            raise ValueError(
-                f"theory has {name} of shape {shapes[0]} and simulation {shapes[1]}: give results of one problem"
-            )
-        values, interpolation = aligned.values(name)
-        predicted = values[good] if several else values
-        measured = np.asarray(simulation[name])[good]
-        difference = measured - predicted
-        mean = difference.mean(axis=0)
-        error = (
-            difference.std(axis=0, ddof=1) / np.sqrt(runs)
-            if runs > 1
-            else np.full_like(mean, np.nan)
+        if all(result[name].dims[:2] == ("run", "time") for result in (theory, simulation)):
+            variables |= comparison.variables(name)
+    if not variables:
+        raise ValueError(
+            "theory and simulation have no variable in common. Use two results of one problem."
         )
-        own_name = ((VARIABLES[name].error if name in VARIABLES else "") or name) + STANDARD_ERROR
-        if own_name in theory:
-            own = aligned.values(own_name)[0]
-            error = np.sqrt(
-                error**2 + ((own[good] ** 2).mean(axis=0) / runs if several else own[0] ** 2)
-            )
-        aligned.note_error(interpolation.max(axis=0), error)
-        error = np.sqrt(error**2 + interpolation.max(axis=0) ** 2)
-        rounding = resolution * (1 + np.abs(measured).mean(axis=0))
-        spread = error > rounding  # none at a start that all runs share, and NaN for a single run
-        largest = np.nanmax(np.abs(predicted), initial=0.0)
-        same = np.abs(mean) <= np.maximum(rounding, numerical * largest)
-        differs = np.abs(mean) > (GROSS * largest if runs > 1 else np.inf)
-        without_error = np.where(same, 0.0, np.where(differs, np.copysign(np.inf, mean), np.nan))
-        with np.errstate(invalid="ignore", divide="ignore"):
-            z = np.where(spread, mean / error, without_error)
-        label = theory[name].attrs.get("long_name", name)
-        variables[f"{name}_theory"] = (
-            dims,
-            predicted.mean(axis=0),
-            {"long_name": f"{label}, theory"},
-        )
-        variables[f"{name}_simulation"] = (
-            dims,
-            measured.mean(axis=0),
-            {"long_name": f"{label}, mean over runs"},
-        )
-        variables[f"{name}_standard_error"] = (
-            dims,
-            error,
-            {"long_name": f"{label}, standard error of the mean"},
-        )
-        variables[f"{name}_z"] = (
-            dims,
-            z,
-            {"long_name": f"{label}, (simulation - theory)/standard error"},
-        )
-    aligned.warn_of_errors()
-    coordinates = {
-        name: simulation[name]
-        for name in (*TIMES, "epoch", "evaluation")
-        if name in simulation.coords
-    }
-    if (
-        "evaluation" in coordinates
-        and "evaluated_risk" in theory
-        and not simulation["evaluation"].equals(theory["evaluation"])
-    ):
-        raise checks.reject(
-            "simulation.evaluation",
-            simulation["evaluation"].values.tolist(),
-            "evaluate the same problems in both",
-        )
+    comparison.alignment.warn_of_errors()
+    runs = int(has_finished.sum())
     attributes = {
         "theory": theory.attrs.get("method", ""),
         "simulation": simulation.attrs.get("method", ""),
         "runs": runs,
-        "runs_left_out": int((~good).sum()),
+        "runs_left_out": len(has_finished) - runs,
         "problem": simulation.attrs.get("problem", ""),
         "algorithm": simulation.attrs.get("algorithm", ""),
         "clock": requested_clock(simulation),
-        "alignment": aligned.kind,
+        "alignment": comparison.alignment.kind,
     }
-    return xr.Dataset(variables, coordinates, attributes)
+    return xr.Dataset(variables, _coordinates(theory, simulation), attributes)
 
 
 def _check_results(theory: xr.Dataset, simulation: xr.Dataset) -> None:
-    """Raise ValueError for what is not a pair of results with times and runs."""
+    """Raise ValueError unless both are results with times and runs."""
+    axes = {"t": ("time",), "diverged_at": ("run",)}
     for argument, value in (("theory", theory), ("simulation", simulation)):
         needed = ("t", "diverged_at") if argument == "simulation" else ("t",)
-        checks.result(
-            argument, value, "run", "time", *needed, fix="give a result of solve_ode or simulate"
-        )
+        fix = "give a result of solve_ode or simulate"
+        checks.result(argument, value, "run", "time", *needed, fix=fix)
         for name in needed:
             checks.real_array(f"{argument}.{name}", value[name].values, "give numbers")
-        axes = {"t": ("time",), "diverged_at": ("run",)}
-        if (
-            not value.sizes["time"]
-            or not value.sizes["run"]
-            or any(value[name].dims != axes[name] for name in needed)
-        ):
-            raise checks.reject(
-                argument, dict(value.sizes), "give a result with one time and one run at least"
+        has_axes = all(value[name].dims == axes[name] for name in needed)
+        if not value.sizes["time"] or not value.sizes["run"] or not has_axes:
+            fix = "give a result with at least one time and one run"
+            raise checks.reject(argument, dict(value.sizes), fix)
+
+
+def _coordinates(theory: xr.Dataset, simulation: xr.Dataset) -> dict[str, xr.DataArray]:
+    """Coordinates of the comparison; ValueError if different problems were evaluated."""
+    names = (*TIMES, "epoch", "evaluation")
+    coordinates = {name: simulation[name] for name in names if name in simulation.coords}
+    if "evaluation" in coordinates and "evaluated_risk" in theory:
+        evaluation = simulation["evaluation"]
+        if not evaluation.equals(theory["evaluation"]):
+            fix = "evaluate the same problems in both"
+            raise checks.reject("simulation.evaluation", evaluation.values.tolist(), fix)
+    return coordinates
+
+
+class _Comparison:
+    """Differences of the variables of two results, over the runs that have not diverged."""
+
+    def __init__(
+        self, theory: xr.Dataset, simulation: xr.Dataset, has_finished: np.ndarray
+    ) -> None:
+        self.theory = theory
+        self.simulation = simulation
+        self.has_finished = has_finished
+        self.runs = int(has_finished.sum())
+        self.is_paired = theory.sizes["run"] > 1  # one theory run for each run of the simulation
+        self.alignment = _Alignment(theory, simulation)
+        dtype = simulation.attrs.get("dtype", "float64")
+        self.resolution = RESOLUTION[checks.choice("simulation.dtype", dtype, RESOLUTION)]
+        self.numerical_error = sum(
+            float(result.attrs.get(name, 0.0))
+            for result in (theory, simulation)
+            for name in NUMERICAL_ERRORS
+        )
+
+    def variables(self, name: str) -> dict[str, tuple[tuple[str, ...], np.ndarray, dict[str, str]]]:
+        """Theory, mean over runs, standard error and z of one variable, labelled."""
+        self._check_shapes(name)
+        values, interpolation = self.alignment.values(name)
+        predicted = values[self.has_finished] if self.is_paired else values
+        measured = np.asarray(self.simulation[name])[self.has_finished]
+        difference = measured - predicted
+        mean = difference.mean(axis=0)
+        error = self._standard_error(name, difference, interpolation.max(axis=0))
+        z = self._z(mean, error, measured, predicted)
+        dims = tuple(str(dim) for dim in self.simulation[name].dims if dim != "run")
+        label = self.theory[name].attrs.get("long_name", name)
+        columns = {
+            "theory": (predicted.mean(axis=0), "theory"),
+            "simulation": (measured.mean(axis=0), "mean over runs"),
+            "standard_error": (error, "standard error of the mean"),
+            "z": (z, "(simulation - theory)/standard error"),
+        }
+        return {
+            f"{name}_{column}": (dims, array, {"long_name": f"{label}, {meaning}"})
+            for column, (array, meaning) in columns.items()
+        }
+
+    def _check_shapes(self, name: str) -> None:
+        """Raise ValueError if a variable has different shapes in the two results."""
+        of_theory, of_runs = (result[name].shape[2:] for result in (self.theory, self.simulation))
+        if of_theory != of_runs:
+            raise ValueError(
+                f"theory has {name} of shape {of_theory} and simulation {of_runs}. "
+                "Use two results of one problem."
             )
 
+    def _standard_error(
+        self, name: str, difference: np.ndarray, interpolation: np.ndarray
+    ) -> np.ndarray:
+        """Standard error of the mean difference; NaN for a single run.
 
-class Interpolated(NamedTuple):
-    """Values (run, time, ...) of a theory at the simulation's save points, and their interpolation error."""
+        The errors of the runs, of a sampled theory and of the interpolation are independent.
+        """
+        error = np.full(difference.shape[1:], np.nan)
+        if self.runs > 1:
+            error = difference.std(axis=0, ddof=1) / np.sqrt(self.runs)
+        variable = (VARIABLES[name].error if name in VARIABLES else "") or name
+        if variable + STANDARD_ERROR in self.theory:
+            theory_error = self.alignment.values(variable + STANDARD_ERROR).values
+            variance = theory_error[0] ** 2
+            if self.is_paired:
+                variance = (theory_error[self.has_finished] ** 2).mean(axis=0) / self.runs
+            error = np.sqrt(error**2 + variance)
+        self.alignment.record_error(interpolation, error)
+        return np.sqrt(error**2 + interpolation**2)
+
+    def _z(
+        self, mean: np.ndarray, error: np.ndarray, measured: np.ndarray, predicted: np.ndarray
+    ) -> np.ndarray:
+        """The mean difference in standard errors, with the exceptions of the Notes of `compare`."""
+        rounding = self.resolution * (1 + np.abs(measured).mean(axis=0))
+        # All runs agree at a common start, and the error of a single run is NaN.
+        has_error = error > rounding
+        largest = np.nanmax(np.abs(predicted), initial=0.0)
+        agrees = np.abs(mean) <= np.maximum(rounding, self.numerical_error * largest)
+        differs = np.abs(mean) > (GROSS * largest if self.runs > 1 else np.inf)
+        infinite = np.where(differs, np.copysign(np.inf, mean), np.nan)
+        without_error = np.where(agrees, 0.0, infinite)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return np.where(has_error, mean / error, without_error)
+
+
+class Interpolation(NamedTuple):
+    """Values (run, time, ...) of a theory at save points of the simulation, and their errors."""
 
     values: np.ndarray
     error: np.ndarray
 
 
 class _Alignment:
-    """A theory at the save points of a simulation: taken as it is, solved again, or interpolated."""
+    """A theory at the save points of a simulation: as it is, solved again, or interpolated."""
 
     def __init__(self, theory: xr.Dataset, simulation: xr.Dataset) -> None:
         self.theory = theory
-        self.times, self.saved = (
-            np.asarray(result["t"], dtype=float) for result in (simulation, theory)
-        )
-        # rounding to whole steps moves a save point of the simulation by up to one step
+        self.times = np.asarray(simulation["t"], dtype=float)
+        self.saved = np.asarray(theory["t"], dtype=float)
+        # Rounding to whole steps moves a save point of the simulation by up to one step.
         self.step = _step_length(simulation)
         if self.times[0] < self.saved[0] - self.step or self.times[-1] > self.saved[-1] + self.step:
             raise ValueError(
-                f"simulation has times {self.times[0]:g}..{self.times[-1]:g}, theory only {self.saved[0]:g}..{self.saved[-1]:g}: "
-                "solve for the same times"
+                f"simulation has times {self.times[0]:g}..{self.times[-1]:g}, but theory only "
+                f"{self.saved[0]:g}..{self.saved[-1]:g}. Solve for the same times."
             )
         self.nearest = np.abs(self.times[:, None] - self.saved).argmin(axis=1)
         distance = np.abs(self.times - self.saved[self.nearest])
         self.common = distance <= SAME_TIME * max(abs(self.saved[-1]), abs(self.times[-1]))
         self.solution = None if self.common.all() else _solve_again(theory, self.saved, self.times)
         self.kind = "common save points" if self.common.all() else "solved again"
-        self.worst = 0.0  # interpolation error in standard errors
+        self.largest_error = 0.0  # of the interpolation, in standard errors
 
-    def values(self, name: str) -> Interpolated:
-        """A variable at the simulation's save points."""
+    def values(self, name: str) -> Interpolation:
+        """A variable at the save points of the simulation."""
         stored = np.asarray(self.theory[name])
         values = stored[:, self.nearest]
-        error = np.zeros(values.shape)
         if self.common.all():
-            return Interpolated(values, error)
-        if self.solution is not None and name in self.solution:
-            # with a schedule t is an integral, so that save points agree to rounding only
-            solved_at = np.asarray(self.solution["t"])
-            of_saved, of_times = (
-                np.abs(points[:, None] - solved_at).argmin(axis=1)
-                for points in (self.saved, self.times)
-            )
-            again = np.asarray(self.solution[name])
-            if _reproduces(again[:, of_saved], stored):
-                new = again[:, of_times]
-                return Interpolated(
-                    np.where(_along_time(self.common, stored.ndim), values, new), error
-                )
+            return Interpolation(values, np.zeros(values.shape))
+        is_common = _along_time(self.common, stored.ndim)
+        solved = self._solved_values(name, stored)
+        if solved is not None:
+            return Interpolation(np.where(is_common, values, solved), np.zeros(values.shape))
         self.kind = "interpolated"
-        found = _interpolate(self.times, self.saved, stored, self.step)
-        common = _along_time(self.common, stored.ndim)
-        return Interpolated(
-            np.where(common, values, found.values), np.where(common, 0.0, found.error)
+        between = _interpolate(self.times, self.saved, stored, self.step)
+        return Interpolation(
+            np.where(is_common, values, between.values), np.where(is_common, 0.0, between.error)
         )
 
-    def note_error(self, interpolation: np.ndarray, error: np.ndarray) -> None:
-        """Remember the largest interpolation error in units of the standard error."""
+    def _solved_values(self, name: str, stored: np.ndarray) -> np.ndarray | None:
+        """Values of the new solution; None if it does not reproduce the stored values."""
+        if self.solution is None or name not in self.solution:
+            return None
+        # With a schedule t is an integral, so that save points agree only up to rounding.
+        solved_at = np.asarray(self.solution["t"])
+        at_saved, at_times = (
+            np.abs(points[:, None] - solved_at).argmin(axis=1)
+            for points in (self.saved, self.times)
+        )
+        solution = np.asarray(self.solution[name])
+        return solution[:, at_times] if _reproduces(solution[:, at_saved], stored) else None
+
+    def record_error(self, interpolation: np.ndarray, error: np.ndarray) -> None:
+        """Record the largest interpolation error in units of the standard error."""
         with np.errstate(invalid="ignore", divide="ignore"):
             ratio = interpolation / error
-        self.worst = max(self.worst, float(np.nanmax(ratio[interpolation > 0], initial=0.0)))
+        largest = float(np.nanmax(ratio[interpolation > 0], initial=0.0))
+        self.largest_error = max(self.largest_error, largest)
 
     def warn_of_errors(self) -> None:
-        """Warn where interpolation errors are comparable to standard errors."""
-        if self.worst > TOLERATED:
+        """Warn if interpolation errors are comparable to standard errors."""
+        if self.largest_error > TOLERATED:
             warn(
-                f"theory = {self.theory.attrs.get('method', 'result')}: the simulation has other save points, and the theory "
-                f"is interpolated with an estimated error of up to {self.worst:.2g} standard errors of the runs, which is "
-                "included in the standard error. Solve the theory at the save points of the simulation."
+                f"theory = {self.theory.attrs.get('method', 'result')}: the simulation has other "
+                "save points, and the theory is interpolated with an estimated error of up to "
+                f"{self.largest_error:.2g} standard errors of the runs, which is included in the "
+                "standard error. Solve the theory at the save points of the simulation."
             )
 
 
@@ -295,18 +324,20 @@ def _along_time(mask: np.ndarray, ndim: int) -> np.ndarray:
 
 
 def _solve_again(theory: xr.Dataset, saved: np.ndarray, times: np.ndarray) -> xr.Dataset | None:
-    """Solve the ODE of a theory at its own save points and at others; None if its record is incomplete."""
+    """Solve the ODE of a theory at its own save points and at others.
+
+    Returns None if the result is not an ODE from t = 0, or does not record its problem.
+    """
     if theory.attrs.get("method") != "solve_ode" or saved[0] != 0.0:
         return None
     try:
         problem, algorithm, start = problem_of(theory), algorithm_of(theory), start_from(theory, 0)
         spectrum = getattr(problem, "spectrum", None)
-        # an infinite spectrum records its dimension too, which solve_ode does not take
-        dimension = (
-            None if spectrum is not None and spectrum.infinite else theory.attrs.get("dimension")
-        )
+        # An infinite spectrum records its dimension too, which solve_ode does not accept.
+        is_infinite = spectrum is not None and spectrum.infinite
+        dimension = None if is_infinite else theory.attrs.get("dimension")
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the theory itself has given them
+            warnings.simplefilter("ignore")  # they were issued with the theory
             return solve_ode(
                 problem,
                 algorithm,  # type: ignore[arg-type]
@@ -328,29 +359,31 @@ def _reproduces(solution: np.ndarray, stored: np.ndarray) -> bool:
 
 def _interpolate(
     times: np.ndarray, saved: np.ndarray, values: np.ndarray, step: float
-) -> Interpolated:
-    """Cubic splines through values (run, time, ...), NaN beyond the last finite value, with their error.
+) -> Interpolation:
+    """Cubic splines through values (run, time, ...), NaN beyond the last finite value.
 
-    The error is estimated by the distance of the spline from straight lines. Where there are fewer
-    than four points, the spline has no curvature of its own to tell: there it is the change over
-    the interval, times 4 s (1 - s) at the share s of it.
+    Their error is estimated by the distance of the spline from straight lines. With fewer than four
+    points a spline has no curvature of its own. The estimate is then the change over the interval,
+    times 4 s (1 - s) at the share s of it.
     """
-    finite = np.isfinite(values).all(axis=tuple(axis for axis in range(values.ndim) if axis != 1))
+    other_axes = tuple(axis for axis in range(values.ndim) if axis != 1)
+    is_finite = np.isfinite(values).all(axis=other_axes)
     shape = (values.shape[0], len(times), *values.shape[2:])
-    if finite.sum() < 2:
-        filled = np.broadcast_to(values, shape) if values.shape[1] == 1 else np.full(shape, np.nan)
-        return Interpolated(filled, np.zeros(shape))
-    from scipy.interpolate import CubicSpline, make_interp_spline  # most results do not need it
+    if is_finite.sum() < 2:
+        constant = values.shape[1] == 1
+        filled = np.broadcast_to(values, shape) if constant else np.full(shape, np.nan)
+        return Interpolation(filled, np.zeros(shape))
+    # Imported here, because most comparisons do not need it.
+    from scipy.interpolate import CubicSpline, make_interp_spline
 
-    points, known = saved[finite], values[:, finite]
-    result = CubicSpline(points, known, axis=1, extrapolate=True)(times)
+    points, point_values = saved[is_finite], values[:, is_finite]
+    spline = CubicSpline(points, point_values, axis=1, extrapolate=True)(times)
     if len(points) < 4:
         left = np.clip(np.searchsorted(points, times, side="right") - 1, 0, len(points) - 2)
         share = np.clip((times - points[left]) / (points[left + 1] - points[left]), 0.0, 1.0)
-        error = np.abs(known[:, left + 1] - known[:, left]) * _along_time(
-            4 * share * (1 - share), values.ndim
-        )
+        change = np.abs(point_values[:, left + 1] - point_values[:, left])
+        error = change * _along_time(4 * share * (1 - share), values.ndim)
     else:
-        error = np.abs(result - make_interp_spline(points, known, k=1, axis=1)(times))
-    result[:, times > points[-1] + step] = np.nan
-    return Interpolated(result, error)
+        error = np.abs(spline - make_interp_spline(points, point_values, k=1, axis=1)(times))
+    spline[:, times > points[-1] + step] = np.nan
+    return Interpolation(spline, error)

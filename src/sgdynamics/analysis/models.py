@@ -1,4 +1,7 @@
-"""Ready models, each stated in a screenful: attention, sequences, autoencoders, perceptrons, GANs; `model` makes one of your own."""
+"""Ready models: attention, sequences, autoencoders, perceptrons and GANs.
+
+The decorator `model` turns a function that states a problem into a further model.
+"""
 
 from sgdynamics.analysis.sequence_exponent import sequence_information_exponent
 from sgdynamics.problems.models import (

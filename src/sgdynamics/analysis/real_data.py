@@ -1,4 +1,4 @@
-"""How far the Gaussian theory of a spectrum is off on the samples that the spectrum was taken from."""
+"""Error of the Gaussian theory of a data set's spectrum on the data set itself."""
 
 from __future__ import annotations
 
@@ -20,25 +20,29 @@ from sgdynamics.simulation.running import run
 from sgdynamics.solvers.linear import linear_student, solve_linear
 from sgdynamics.solvers.ode import solve_ode
 
-FAR = 10**12  # steps, after which a mean that does not settle has left every bound
+# Number of steps after which a mean that grows is not finite any more.
+LATE_STEP = 10**12
 
 
 @dataclass(frozen=True)
 class DataGap:
-    """The theory beside SGD on real samples.
+    """The risk of the theory compared with that of SGD on real samples.
 
     Attributes
     ----------
     steps : ndarray
-        Where.
+        Steps at which they are compared.
     theory : ndarray
-        Its risk: the exact mean of a linear student (with the spectrum's kappa), else the ODE.
+        Risk of the theory: the exact mean of a linear student (with the spectrum's kappa), or the
+        ODE of any other student.
     samples : ndarray
-        The mean risk of SGD that draws the samples themselves, over these samples; infinite where runs diverged.
+        Mean risk of SGD that draws the samples themselves, over these samples; infinite where runs
+        diverged.
     error : ndarray
-        Its standard error over runs.
+        Standard error over runs of this mean.
     settles : bool
-        Whether the theory stays finite: at these steps, and a linear student's mean at all later ones too.
+        Whether the theory stays finite: at these steps and, for the mean of a linear student, at
+        all later ones.
     """
 
     steps: np.ndarray
@@ -49,99 +53,106 @@ class DataGap:
 
     @property
     def off(self) -> np.ndarray:
-        """theory/samples - 1; NaN where SGD diverged."""
+        """The relative error theory/samples - 1; NaN where SGD diverged."""
         return np.where(np.isfinite(self.samples), self.theory / self.samples - 1, np.nan)
 
     @property
     def sentence(self) -> str:
-        """The same in words."""
-        if np.any(~np.isfinite(self.samples)):
-            first = int(self.steps[~np.isfinite(self.samples)][0])
-            both = "and the Gaussian theory does not stay finite at this lr either"
-            said = "which the Gaussian theory does not say" if self.settles else both
-            return f"on the data set itself SGD has diverged by step {first}, {said}"
+        """The comparison as a sentence."""
+        has_diverged = ~np.isfinite(self.samples)
+        if np.any(has_diverged):
+            first = int(self.steps[has_diverged][0])
+            theory = "and the Gaussian theory does not stay finite at this lr either"
+            if self.settles:
+                theory = "which the Gaussian theory does not predict"
+            return f"on the data set itself SGD has diverged by step {first}, {theory}"
         if not self.settles:
-            last = int(self.steps[-1])
-            return f"the Gaussian theory does not stay finite at this lr; on the data set itself SGD has not diverged by step {last}"
-        shown = ", ".join(
-            f"{100 * off:+.1f}% at step {step:g} (+- {100 * e / s:.1f})"
-            for off, step, e, s in zip(self.off, self.steps, self.error, self.samples, strict=True)
-        )
-        return f"on the data set itself the Gaussian theory's risk is off by {shown}"
+            return (
+                "the Gaussian theory does not stay finite at this lr; on the data set itself SGD "
+                f"has not diverged by step {int(self.steps[-1])}"
+            )
+        relative_errors = 100 * self.error / self.samples
+        rows = zip(100 * self.off, self.steps, relative_errors, strict=True)
+        values = [f"{off:+.1f}% at step {step:g} (+- {error:.1f})" for off, step, error in rows]
+        return f"on the data set itself the Gaussian theory's risk is off by {', '.join(values)}"
 
 
 def checked_samples(problem: Any, data: ArrayArgument) -> np.ndarray:
-    """The samples in the coordinates of the problem's spectrum; refuse what that was not taken from."""
+    """Samples in the coordinates of the problem's spectrum.
+
+    ValueError if the spectrum was not computed from samples of this shape.
+    """
     x = checks.real_array("data", data, "give finite numbers, samples x inputs")
     spectrum = problem.spectrum
     if not isinstance(spectrum, DataSpectrum):
-        raise checks.reject(
-            "data",
-            x.shape,
-            "this is for a problem with covariance=sgd.spectrum_of(data, ...): take that",
+        fix = (
+            "the problem's spectrum is not that of data. Use covariance=sgd.spectrum_of(data, ...)"
         )
+        raise checks.reject("data", x.shape, fix)
     sample = problem.structure.sample
     if sample != GaussianSample(sample.signals):
-        raise checks.reject(
-            "data",
-            x.shape,
-            "samples of several inputs, with means or own draws, are not drawn from a data set",
+        fix = (
+            "samples of several inputs, with means or with draws of the user cannot be taken from "
+            "a data set"
         )
+        raise checks.reject("data", x.shape, fix)
     axes = np.asarray(spectrum.axes)
     if x.ndim != 2 or x.shape[1] != len(axes) or not np.all(np.isfinite(x)):
-        raise checks.reject(
-            "data",
-            x.shape,
+        fix = (
             f"the spectrum was taken from {len(axes)} inputs. Use a finite array of shape "
-            f"(samples, {len(axes)}).",
+            f"(samples, {len(axes)})."
         )
+        raise checks.reject("data", x.shape, fix)
     return x @ axes
 
 
 @float64
 def gap_on_data(
     dynamics: SolverDynamics[Any],
-    begin: Start,
+    start: Start,
     z: np.ndarray,
     steps: np.ndarray,
     runs: int,
     seed: int,
 ) -> DataGap:
-    """Runs on the samples beside the theory, at these steps."""
+    """Compare the theory with runs on samples `z`, in coordinates of the spectrum."""
     problem, algorithm = dynamics.problem, dynamics.algorithm
     spectrum: DataSpectrum = problem.spectrum
-    linear = linear_student(problem)
-    own = (
-        linear
-        and spectrum.residuals is not None
-        and len(spectrum.residuals) == len(z)
-        and spectrum.noise > 0
-    )
-    draws = spectrum.residuals / np.sqrt(spectrum.noise) if own else None
-    simulator = RealDataSGD(problem, algorithm, broadcast_runs(begin, runs), z, draws)
-    found, diverged = run(simulator, runs, steps, seed, "", False)
-    floor = 0.0 if own else problem.noise_floor
-    risks = found["data_risk"] + floor
-    risks = np.where(
-        np.isfinite(risks) & ~((diverged >= 0)[:, None] & (steps[None] > diverged[:, None])),
-        risks,
-        np.inf,
-    )
-    exact = (
-        linear
+    is_linear = linear_student(problem)
+    # Labels of a linear student may use the residuals of the data instead of Gaussian noise.
+    draws, noise_floor = None, problem.noise_floor
+    residuals = spectrum.residuals
+    if is_linear and residuals is not None and len(residuals) == len(z) and spectrum.noise > 0:
+        draws, noise_floor = residuals / np.sqrt(spectrum.noise), 0.0
+    simulator = RealDataSGD(problem, algorithm, broadcast_runs(start, runs), z, draws)
+    states, last_finite = run(simulator, runs, steps, seed, "", False)
+    risks = states["data_risk"] + noise_floor
+    has_diverged = (last_finite >= 0)[:, None] & (steps[None] > last_finite[:, None])
+    risks = np.where(np.isfinite(risks) & ~has_diverged, risks, np.inf)
+    with np.errstate(invalid="ignore"):
+        mean, error = risks.mean(axis=0), risks.std(axis=0, ddof=1) / np.sqrt(runs)
+    theory = _theory_risk(dynamics, start, steps, is_linear)
+    return DataGap(steps, theory[: len(steps)], mean, error, bool(np.all(np.isfinite(theory))))
+
+
+def _theory_risk(
+    dynamics: SolverDynamics[Any], start: Start, steps: np.ndarray, is_linear: bool
+) -> np.ndarray:
+    """The risk of the theory at these steps and, by the exact mean, at a last, late one."""
+    problem, algorithm = dynamics.problem, dynamics.algorithm
+    has_exact_mean = (
+        is_linear
         and problem.head == "fixed"
         and problem.constraint is None
         and not algorithm.scheduled
     )
-    if exact:
-        # a mean that does not settle is still finite after few steps: the last number tells, where many steps are not taken one by one
-        far = FAR if len(spectrum.eigenvalues) <= MOST_MODES else int(steps[-1])
-        theory = solve_linear(
-            problem, algorithm, begin, steps=[*steps.tolist(), far], kappa=spectrum.kappa
-        )
-    else:
-        theory = solve_ode(problem, algorithm, begin, steps=steps.tolist())
-    risk = theory["risk"].values[0]
-    with np.errstate(invalid="ignore"):
-        mean, error = risks.mean(axis=0), risks.std(axis=0, ddof=1) / np.sqrt(runs)
-    return DataGap(steps, risk[: len(steps)], mean, error, bool(np.all(np.isfinite(risk))))
+    if not has_exact_mean:
+        theory = solve_ode(problem, algorithm, start, steps=steps.tolist())
+        return theory["risk"].values[0]
+    # A growing mean is still finite after a few steps. The late step shows that it grows, if there
+    # are few enough modes to compute it in one step.
+    spectrum: DataSpectrum = problem.spectrum
+    late = LATE_STEP if len(spectrum.eigenvalues) <= MOST_MODES else int(steps[-1])
+    save_points = [*steps.tolist(), late]
+    theory = solve_linear(problem, algorithm, start, steps=save_points, kappa=spectrum.kappa)
+    return theory["risk"].values[0]

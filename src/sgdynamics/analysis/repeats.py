@@ -21,9 +21,22 @@ from sgdynamics.results.datasets import record
 from sgdynamics.solvers.dmft import solve_dmft
 from sgdynamics.solvers.ode import solve_ode
 
-FARTHER = 1.25  # length of the one-pass curve, in samples of all epochs
-POINTS = 60  # save points of that curve per epoch
-MOST_EPOCHS = 10_000
+# Length of the one-pass curve, relative to the samples of all epochs, and its points per epoch.
+CURVE_LENGTH = 1.25
+POINTS_PER_EPOCH = 60
+MAX_EPOCHS = 10_000
+# Attributes of the DMFT solution that the result repeats.
+DMFT_ATTRIBUTES = (
+    "seed",
+    "paths",
+    "replicates",
+    "cells",
+    "error_cells",
+    "error_sampling",
+    "error_paths",
+    "error_quadrature",
+    "dtype",
+)
 
 
 def worth_of_repeats(
@@ -106,25 +119,8 @@ def worth_of_repeats(
     require("worth_of_repeats", problem, algorithm)
     if not isinstance(algorithm, EpochSGD):
         raise checks.reject("algorithm", algorithm, "give sgd.EpochSGD(...)")
-    if isinstance(algorithm.lr, Schedule):
-        raise checks.reject(
-            "lr",
-            algorithm.lr,
-            "what is learned later would be learned at another rate: give a number",
-        )
-    if isinstance(algorithm.head_rate, Schedule):
-        raise checks.reject(
-            "head_rate",
-            algorithm.head_rate,
-            "one pass and epochs count it in other times: give a number",
-        )
-    if problem.scheduled:
-        raise checks.reject(
-            "problem",
-            problem,
-            "one pass and epochs count its numbers in other times: give numbers that stay",
-        )
-    count = checks.integer("epochs", epochs, 1, MOST_EPOCHS)
+    _check_constant(problem, algorithm)
+    count = checks.integer("epochs", epochs, 1, MAX_EPOCHS)
     epoch_length = algorithm.samples_per_dimension
     options: dict[str, Any] = {
         "paths": paths,
@@ -142,54 +138,38 @@ def worth_of_repeats(
         progress=progress,
     )
     one_pass = OnePassSGD(algorithm.lr, algorithm.batch, algorithm.head_rate)
-    alpha = np.linspace(0.0, FARTHER * epoch_length * count, POINTS * count + 1)
+    alpha = np.linspace(0.0, CURVE_LENGTH * epoch_length * count, POINTS_PER_EPOCH * count + 1)
     curve = solve_ode(problem, one_pass, start, alpha=alpha)
     risk, error = repeated["risk"].values, repeated["risk_standard_error"].values
     crossings = [
-        _fresh(alpha, row, values) for row, values in zip(curve["risk"].values, risk, strict=True)
+        alpha_at_risk(alpha, *rows) for rows in zip(curve["risk"].values, risk, strict=True)
     ]
     fresh = np.stack([values for values, _ in crossings])
-    spread = np.abs(np.stack([slope for _, slope in crossings])) * error
+    fresh_error = np.abs(np.stack([slope for _, slope in crossings])) * error
     if not np.all(np.isfinite(fresh[np.isfinite(risk)])):
         warn(
             "One-pass SGD does not reach the risk after some epochs within "
-            f"{FARTHER:g} times as many samples, so that their worth is NaN."
+            f"{CURVE_LENGTH:g} times as many samples, so that their worth is NaN."
         )
     axes = ("run", "epoch")
+    worth = {"long_name": "fresh samples that a sample is worth"}
+    samples = {"long_name": "samples/d of one pass at the same risk"}
+    worth_error = np.hypot(fresh_error[:, 1:], fresh_error[:, :-1]) / epoch_length
     variables = {
-        "worth": (
-            axes,
-            np.diff(fresh) / epoch_length,
-            {"long_name": "fresh samples that a sample is worth"},
-        ),
-        "worth_standard_error": (axes, np.hypot(spread[:, 1:], spread[:, :-1]) / epoch_length),
-        "fresh": (axes, fresh[:, 1:], {"long_name": "samples/d of one pass at the same risk"}),
-        "fresh_standard_error": (axes, spread[:, 1:]),
-        **{
-            name: (axes, repeated[name].values[:, 1:], repeated[name].attrs)
-            for name in ("risk", "train_risk")
-        },
-        **{
-            f"{name}_standard_error": (axes, repeated[f"{name}_standard_error"].values[:, 1:])
-            for name in ("risk", "train_risk")
-        },
+        "worth": (axes, np.diff(fresh) / epoch_length, worth),
+        "worth_standard_error": (axes, worth_error),
+        "fresh": (axes, fresh[:, 1:], samples),
+        "fresh_standard_error": (axes, fresh_error[:, 1:]),
     }
-    attribute_names = (
-        "seed",
-        "paths",
-        "replicates",
-        "cells",
-        "error_cells",
-        "error_sampling",
-        "error_paths",
-        "error_quadrature",
-        "dtype",
-    )
+    for name in ("risk", "train_risk"):
+        variables[name] = (axes, repeated[name].values[:, 1:], repeated[name].attrs)
+    for name in ("risk_standard_error", "train_risk_standard_error"):
+        variables[name] = (axes, repeated[name].values[:, 1:])
     attributes = record(
         problem,
         algorithm,
         "worth_of_repeats",
-        {name: repeated.attrs.get(name) for name in attribute_names},
+        {name: repeated.attrs.get(name) for name in DMFT_ATTRIBUTES},
     )
     coordinates = {
         "epoch": ("epoch", np.arange(1, count + 1), {"long_name": "epoch"}),
@@ -198,13 +178,38 @@ def worth_of_repeats(
     return xr.Dataset(variables, coordinates, attributes)
 
 
-def _fresh(alpha: np.ndarray, curve: np.ndarray, risk: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """alpha at which the curve first has each risk, and its slope in the risk; NaN if it never does."""
-    lowest = np.concatenate([[np.inf], np.minimum.accumulate(curve)[:-1]])
-    new = curve < lowest
-    if new.sum() < 2:
+def _check_constant(problem: Problem, algorithm: EpochSGD) -> None:
+    """Raise ValueError if a parameter depends on time.
+
+    One pass reaches the risk of some epochs at another time, at which a schedule has another value.
+    """
+    if isinstance(algorithm.lr, Schedule):
+        fix = "one pass and epochs would reach the same risk at different rates. Use a number"
+        raise checks.reject("lr", algorithm.lr, fix)
+    if isinstance(algorithm.head_rate, Schedule):
+        fix = "one pass and epochs count the time of a schedule differently. Use a number"
+        raise checks.reject("head_rate", algorithm.head_rate, fix)
+    if problem.scheduled:
+        fix = (
+            "one pass and epochs count the time of its schedules differently. Use constant "
+            "parameters"
+        )
+        raise checks.reject("problem", problem, fix)
+
+
+def alpha_at_risk(
+    alpha: np.ndarray, curve: np.ndarray, risk: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """alpha at which a curve first has each risk, and its derivative with respect to the risk.
+
+    Both are NaN for risks that the curve does not reach.
+    """
+    lowest_before = np.concatenate([[np.inf], np.minimum.accumulate(curve)[:-1]])
+    is_record = curve < lowest_before
+    if is_record.sum() < 2:
         return np.where(risk == curve[0], 0.0, np.nan), np.full(risk.shape, np.nan)
-    inverse = PchipInterpolator(-curve[new], alpha[new], extrapolate=False)
+    # The records decrease, so that they can be inverted; -risk increases, as scipy requires.
+    inverse = PchipInterpolator(-curve[is_record], alpha[is_record], extrapolate=False)
     # The first risk is that of the curve, up to rounding.
     points = -np.where(np.isclose(risk, curve[0], rtol=1e-9, atol=0.0), curve[0], risk)
     return inverse(points), inverse(points, 1)
