@@ -1,4 +1,7 @@
-"""When to stop, on curves whose least value is known; trajectories of solvers are in `tests/algorithms/test_epochs.py`."""
+"""Early stopping on curves whose minimum is known, and exit times by DMFT that do not exist.
+
+Trajectories of solvers are in `tests/algorithms/test_epochs.py`.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +13,16 @@ import sgdynamics as sgd
 from sgdynamics.analysis import exit_dmft
 
 
-@pytest.mark.parametrize("apart", [0.5, 0.7, 1.0])
-def test_early_stopping_has_the_best_time_inside(apart):
-    """A curve that is no parabola, so that the one through three points is lowest elsewhere than at the best time, 4 log 12."""
-    t = np.arange(0.0, 16.0, apart)
+@pytest.mark.parametrize("spacing", [0.5, 0.7, 1.0])
+def test_the_interval_contains_the_time_of_the_minimum(spacing):
+    """The curve is not a parabola, so that the estimate differs from the minimum at 4 log 12."""
+    t = np.arange(0.0, 16.0, spacing)
     curve, best = np.exp(-t / 2) + np.exp(t / 4) / 864, 4 * np.log(12)
-    found = sgd.early_stopping(
-        xr.Dataset({"risk": (("run", "time"), curve[None])}, {"t": ("time", t), "run": [0]})
-    )
-    assert found.earliest[0] < best < found.latest[0] <= found.earliest[0] + 2 * apart + 1e-9
-    assert 0 < abs(found.t[0] - best) < apart / 2
+    path = xr.Dataset({"risk": (("run", "time"), curve[None])}, {"t": ("time", t), "run": [0]})
+    stopping = sgd.early_stopping(path)
+    earliest, latest = stopping.earliest[0], stopping.latest[0]
+    assert earliest < best < latest <= earliest + 2 * spacing + 1e-9
+    assert 0 < abs(stopping.t[0] - best) < spacing / 2
 
 
 def test_one_save_point_is_at_the_end():
@@ -76,10 +79,10 @@ def test_a_trajectory_that_diverges_is_used_up_to_its_last_finite_risk():
 
 
 def test_a_diverged_solution_has_no_exit_time(monkeypatch):
-    """Neither NaN nor what is left of a failed extrapolation counts as a crossing, and no longer solution is tried."""
+    """NaN is not a crossing, and no longer solution is tried."""
     calls = []
 
-    def diverged(problem, algorithm, start, *, times, **_):
+    def solve_diverging(problem, algorithm, start, *, times, **_):
         calls.append(times[-1])
         risk = np.where(times < times[-1] / 2, 1.0, np.nan)[None]
         variables = {name: (("run", "time"), risk) for name in ("risk", "risk_standard_error")}
@@ -87,18 +90,20 @@ def test_a_diverged_solution_has_no_exit_time(monkeypatch):
             variables, {"t": ("time", times), "run": [0], "diverged_at": ("run", [1.0])}
         )
 
-    monkeypatch.setattr(exit_dmft, "solve_dmft", diverged)
+    monkeypatch.setattr(exit_dmft, "solve_dmft", solve_diverging)
     problem = sgd.TeacherStudent(width=1, activation="linear")
-    begin = sgd.start(problem, M=[[0.0]], Q=[[1.0]])
+    start = sgd.start(problem, M=[[0.0]], Q=[[1.0]])
     algorithm = sgd.EpochSGD(lr=0.8, samples_per_dimension=2.0)
-    times, _, lost = exit_dmft.dmft_exits(problem, algorithm, begin, 0.5, "risk", 100.0, 0, False)
+    times, _, has_diverged = exit_dmft.dmft_exits(
+        problem, algorithm, start, 0.5, "risk", 100.0, 0, False
+    )
     assert np.isnan(times).all()
-    assert lost.all()
+    assert has_diverged.all()
     assert len(calls) == 1
 
 
 def test_a_solution_that_cannot_be_continued_names_max_time(monkeypatch):
-    def limited(problem, algorithm, start, *, times, **_):
+    def solve_up_to_20(problem, algorithm, start, *, times, **_):
         if times[-1] > 20:
             raise ValueError("paths = 20000: too few")
         variables = {
@@ -109,12 +114,12 @@ def test_a_solution_that_cannot_be_continued_names_max_time(monkeypatch):
             variables, {"t": ("time", times), "run": [0], "diverged_at": ("run", [np.nan])}
         )
 
-    monkeypatch.setattr(exit_dmft, "solve_dmft", limited)
+    monkeypatch.setattr(exit_dmft, "solve_dmft", solve_up_to_20)
     problem = sgd.TeacherStudent(width=1, activation="linear")
-    begin = sgd.start(problem, M=[[0.0]], Q=[[1.0]])
+    start = sgd.start(problem, M=[[0.0]], Q=[[1.0]])
     algorithm = sgd.EpochSGD(lr=0.8, samples_per_dimension=2.0)
     with pytest.raises(
         ValueError,
         match=r"max_time = 100.0: .*t = 25 .paths = 20000.* smaller max_time or method='direct'",
     ):
-        exit_dmft.dmft_exits(problem, algorithm, begin, 0.5, "risk", 100.0, 0, False)
+        exit_dmft.dmft_exits(problem, algorithm, start, 0.5, "risk", 100.0, 0, False)
