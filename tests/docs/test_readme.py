@@ -90,9 +90,9 @@ def test_demo_at_a_small_size(tmp_path, capsys):
     )
     # The demo prints risk and M_1 at six times, for the exact runs and then for the direct ones.
     z_scores = np.array(re.findall(r"([+-]\d+\.\d) s\.e\.", captured.out), dtype=float).reshape(
-        2, len(demo.SHOWN), 2
+        2, len(demo.PRINTED_TIMES), 2
     )
-    rows = [int(np.argmin(np.abs(exact.t.values - when))) for when in demo.SHOWN]
+    rows = [int(np.argmin(np.abs(exact.t.values - time))) for time in demo.PRINTED_TIMES]
     for printed, result in zip(z_scores, (exact, direct), strict=True):
         table = sgd.compare(theory, result).isel(time=rows)
         np.testing.assert_allclose(printed[:, 0], table.excess_risk_z, atol=0.051)
