@@ -1,7 +1,8 @@
-"""The exact chain against SGD written in NumPy, in law, in settings that mix several features; threads and processes.
+"""The exact chain and SGD written in NumPy have one law; threads and processes give equal results.
 
-The NumPy steps share no code with the library: gradients are written by hand, and inputs are drawn in d
-dimensions. Each setting compares every entry of M, Q and of a trained head over 6000 runs of either.
+The settings mix several features. The NumPy steps share no code with the library: gradients are
+written by hand, and inputs are drawn in d dimensions. Each setting compares every entry of M, Q
+and of a trained head over 6000 runs of the chain and 6000 runs in NumPy.
 """
 
 from __future__ import annotations
@@ -24,7 +25,11 @@ RUNS = 6000
 
 
 def compare_in_law(problem, algorithm, weights, teacher, numpy_run, *, steps, start_head=None):
-    """Laws of all overlaps after some steps of the chain, and of NumPy's rows (runs, p, d) and heads (runs, n)."""
+    """Assert that overlaps and heads of the exact chain and of a NumPy simulation have one law.
+
+    `numpy_run(generator, rows, steps)` returns the rows (runs, p, d) after the steps, and the
+    heads (runs, n) or None if the head is fixed.
+    """
     d = weights.shape[1]
     measured = sgd.overlaps_of(weights, teacher)
     heads = start_head if start_head is not None else np.ones(len(weights))
@@ -52,14 +57,14 @@ def rows_of(count, d, seed):
     return np.random.default_rng(seed).standard_normal((count, d)) / np.sqrt(d)
 
 
-# ------------------------------------------------------------- samples of two tokens, batch 7, two covariance blocks
+# -------------------------------------------- two tokens per sample, batch 7, two covariance blocks
 
 CORRELATION = np.array([[1.0, 0.5], [0.5, 0.8]])
 BLOCKS = [(0.5, 0.25), (2.0, 0.75)]
 
 
-def gated(fields, signals, head, draws):
-    """Tokens t = 1, 2 with a gate and a value each: f = sum_t tanh(q_t) v_t, y = sum_t s_t + noise."""
+def gated_loss(fields, signals, head, draws):
+    """Squared loss of gated tokens t = 1, 2: f = sum_t tanh(q_t) v_t and y = sum_t s_t + noise."""
     output = jnp.sum(jnp.tanh(fields[0]) * fields[1])
     return 0.5 * (output - jnp.sum(signals[0]) - 0.3 * draws["noise"]) ** 2
 
@@ -70,7 +75,7 @@ def test_tokens_in_batches_of_seven_on_two_blocks():
     weights, teacher = rows_of(2, d, 1), rows_of(1, d, 2)
     gram = np.stack([teacher[:, :4] @ teacher[:, :4].T, teacher[:, 4:] @ teacher[:, 4:].T])
     problem = sgd.Problem(
-        gated,
+        gated_loss,
         2,
         1,
         tokens=2,
@@ -98,11 +103,15 @@ def test_tokens_in_batches_of_seven_on_two_blocks():
     compare_in_law(problem, sgd.OnePassSGD(lr=lr, batch=batch), weights, teacher, run, steps=5)
 
 
-# --------------------------------------------------------------------------------------------------- erf committees
+# ----------------------------------------------------------------------------------- erf committees
 
 
 def committee_gradient(W, x, labels, head=None):
-    """Gradients of the mean of (f - y)^2/2 with f = (1/p) sum_i a_i erf(w_i.x/sqrt 2): rows, and heads before the mean."""
+    """Gradients of the loss (f - y)^2/2 of a committee f = (1/p) sum_i a_i erf(w_i.x/sqrt 2).
+
+    Returns the gradient of the rows averaged over the batch, (runs, p, d), and the gradients of the
+    head for each sample, (runs, batch, p).
+    """
     p = W.shape[1]
     fields = np.einsum("rbd,rpd->rbp", x, W)
     a = np.ones(p) if head is None else head
@@ -116,7 +125,7 @@ def committee_gradient(W, x, labels, head=None):
 @pytest.mark.slow
 @pytest.mark.parametrize("batch", [1, 3])
 def test_muon_in_four_dimensions(batch):
-    """Three columns of rows and signals in four dimensions, and gradients of rank one in a batch of one."""
+    """Two rows and one signal span three of four dimensions; a batch of one has rank one."""
     d, lr, noise = 4, 0.4, 0.2
     weights, teacher = rows_of(2, d, 3), np.eye(1, d)
     problem = sgd.TeacherStudent(width=2, activation="erf", noise=noise)
@@ -136,18 +145,19 @@ def test_muon_in_four_dimensions(batch):
     compare_in_law(problem, algorithm, weights, teacher, run, steps=6)
 
 
-def falling_noise(alpha):
+def decreasing_noise(alpha):
     return 0.8 * jnp.exp(-2 * alpha)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("batch", [1, 2])
-def test_sphere_with_weight_decay_and_noise_that_falls(batch):
+def test_sphere_with_weight_decay_and_decreasing_noise(batch):
+    """Rows are projected back to the sphere after a step with decay and with a noise schedule."""
     d, lr, decay = 8, 2.0, 0.7
     weights, teacher = rows_of(2, d, 5), np.eye(1, d)
     weights /= np.linalg.norm(weights, axis=1, keepdims=True)
     problem = sgd.TeacherStudent(
-        width=2, activation="erf", noise=falling_noise, constraint="sphere", weight_decay=decay
+        width=2, activation="erf", noise=decreasing_noise, constraint="sphere", weight_decay=decay
     )
 
     def run(generator, W, steps):
@@ -167,7 +177,7 @@ def test_sphere_with_weight_decay_and_noise_that_falls(batch):
 
 @pytest.mark.slow
 def test_contexts_with_replay():
-    """Task one alone, then task two with a replay of 30%: two heads, each trained by its own samples."""
+    """Task one is learned alone, then task two with 30% replay; each task trains its own head."""
     d, batch, lr, head_rate, switch, replay = 10, 3, 1.5, 2.0, 0.9, 0.3
     weights, teacher = rows_of(2, d, 7), np.eye(2, d)
     first = sgd.TeacherStudent(
@@ -189,19 +199,23 @@ def test_contexts_with_replay():
     def run(generator, W, steps):
         a = np.broadcast_to(heads, (RUNS, 2, 2)).copy()
         for step in range(steps):
-            chance = 1.0 if step * batch / d < switch else replay
-            task = (generator.random((RUNS, batch)) >= chance).astype(int)
+            first_probability = 1.0 if step * batch / d < switch else replay
+            task = (generator.random((RUNS, batch)) >= first_probability).astype(int)
             x = generator.standard_normal((RUNS, batch, d))
             signal = np.where(task == 0, x[..., 0], x[..., 1])
             labels = erf(signal / np.sqrt(2)) + np.sqrt(0.1) * generator.standard_normal(
                 (RUNS, batch)
             )
-            used = np.take_along_axis(a, task[..., None], axis=1)
-            G, g = committee_gradient(W, x, labels, used)
+            task_heads = np.take_along_axis(a, task[..., None], axis=1)
+            G, head_gradients = committee_gradient(W, x, labels, task_heads)
             W = W - lr / d * G
             for index in (0, 1):
                 a[:, index] -= (
-                    head_rate * lr / d * np.sum(g * (task == index)[..., None], axis=1) / batch
+                    head_rate
+                    * lr
+                    / d
+                    * np.sum(head_gradients * (task == index)[..., None], axis=1)
+                    / batch
                 )
         return W, a
 
@@ -209,7 +223,7 @@ def test_contexts_with_replay():
     compare_in_law(problem, algorithm, weights, teacher, run, steps=8, start_head=heads)
 
 
-# ----------------------------------------------------------------------------------------------- threads and processes
+# ---------------------------------------------------------------------------- threads and processes
 
 
 def solve_and_simulate(lr=0.4):
@@ -222,8 +236,8 @@ def solve_and_simulate(lr=0.4):
     return np.concatenate([np.asarray(theory.risk), np.asarray(runs.risk)])
 
 
-def test_threads_give_the_numbers_of_one_thread():
-    """Eight calls on four threads, at four learning rates: the same bits as one after the other."""
+def test_threads_and_sequential_calls_give_equal_results():
+    """Eight calls on four threads, at four learning rates, equal sequential calls bit for bit."""
     rates = [0.2, 0.4, 0.6, 0.8]
     expected = [solve_and_simulate(lr) for lr in rates]
     with ThreadPoolExecutor(4) as pool:
@@ -232,8 +246,8 @@ def test_threads_give_the_numbers_of_one_thread():
 
 
 @pytest.mark.slow
-def test_threads_that_compile_at_once():
-    """Nothing is compiled yet when four threads of a new process start."""
+def test_threads_may_compile_at_the_same_time():
+    """Four threads of a new process start before anything is compiled."""
     program = (
         "import numpy as np\n"
         "from concurrent.futures import ThreadPoolExecutor\n"
@@ -250,7 +264,7 @@ def test_threads_that_compile_at_once():
 
 
 @pytest.mark.slow
-def test_a_spawned_process_gives_the_same_numbers():
+def test_spawned_process_gives_the_same_results():
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         np.testing.assert_allclose(pool.apply(solve_and_simulate), solve_and_simulate(), rtol=1e-12)
 
@@ -265,7 +279,7 @@ def child(queue):
     except RuntimeError as error:
         queue.put(str(error))
 
-def answer():
+def result_of_fork():
     context = multiprocessing.get_context("fork")
     queue = context.Queue()
     process = context.Process(target=child, args=(queue,))
@@ -275,17 +289,17 @@ def answer():
     finally:
         process.kill()
 
-before = answer()
+before = result_of_fork()
 expected = solve_and_simulate().tolist()
 print(before == expected)
-print(answer())
+print(result_of_fork())
 """
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
-def test_a_process_forked_before_jax_starts_works_and_one_forked_later_is_told_why():
-    """It used to wait for ever: JAX's threads do not survive a fork."""
+def test_fork_works_before_jax_starts_and_raises_an_error_later():
+    """A process forked after JAX has started would wait forever: its threads do not survive."""
     call = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", FORK],
         capture_output=True,

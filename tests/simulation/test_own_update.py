@@ -1,4 +1,4 @@
-"""Updates from outside the package: sets of rows and scalars, in the exact chain as in d dimensions."""
+"""Updates defined by the user, with rows and scalars as state, in chains and direct runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import sgdynamics as sgd
 from sgdynamics.simulation.direct import DirectSGD
 from sgdynamics.simulation.exact import ExactChain
-from tests.simulation.test_tokens import compare
+from tests.simulation.test_tokens import assert_same_law
 
 
 def heavy_ball(state, gradient, lr, D, number):
@@ -18,21 +18,24 @@ def heavy_ball(state, gradient, lr, D, number):
 
 
 def scaled_ball(state, gradient, lr, D, number):
-    """Steps of a velocity and an average of the weights, over the root of the sum of all squared gradients, and a look ahead."""
+    """Momentum normalised by the accumulated gradient norm, with an average of the weights.
+
+    The gradient is taken at weights shifted along the velocity, as in Nesterov's momentum.
+    """
     G = gradient(state["weights"], -lr / D * state["velocity"])
     norm = state["norm"] + jnp.sum(G**2) / D
     velocity = 0.5 * state["velocity"] + G
     step = -lr / D * velocity / jnp.sqrt(1 + norm)
-    keep = 1.0 / (number + 2)
+    weight = 1.0 / (number + 2)
     return {
         "weights": step,
         "velocity": velocity - state["velocity"],
-        "average": keep * (state["weights"] + step - state["average"]),
+        "average": weight * (state["weights"] + step - state["average"]),
         "norm": norm - state["norm"],
     }
 
 
-OWN = {"rows": ("velocity", "average"), "scalars": ("norm",)}
+STATE = {"rows": ("velocity", "average"), "scalars": ("norm",)}
 
 
 @pytest.mark.parametrize("batch", [1, pytest.param(3, marks=pytest.mark.slow)])
@@ -40,8 +43,8 @@ def test_two_sets_and_a_scalar(batch):
     problem = sgd.TeacherStudent(
         width=2, activation="erf", noise=0.1, head="trained", weight_decay=0.1
     )
-    update = sgd.updates.own(scaled_ball, **OWN, memory="fast", rereads=False)
-    compare(
+    update = sgd.updates.own(scaled_ball, **STATE, memory="fast", rereads=False)
+    assert_same_law(
         problem,
         sgd.OnePassSGD(lr=4.0, batch=batch, head_rate=0.5, update=update),
         (ExactChain, DirectSGD),
@@ -56,15 +59,15 @@ def test_two_sets_and_a_scalar(batch):
         ({"constraint": "sphere"}, "direct"),
     ],
 )
-def test_momentum_written_anew(options, method):
-    """The same numbers as the library's own."""
+def test_momentum_defined_by_the_user(options, method):
+    """Runs equal those with the library's momentum to rounding."""
     problem = sgd.TeacherStudent(width=2, activation="square", **options)
-    begin = sgd.random_start(problem, dimension=20, runs=2)
-    found = [
+    start = sgd.random_start(problem, dimension=20, runs=2)
+    results = [
         sgd.simulate(
             problem,
             sgd.OnePassSGD(lr=0.3, batch=3, update=update),
-            begin,
+            start,
             steps=[0, 30],
             dimension=20,
             method=method,
@@ -75,10 +78,10 @@ def test_momentum_written_anew(options, method):
         )
     ]
     for name in ("M", "Q", "a"):
-        np.testing.assert_allclose(found[0][name], found[1][name], rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(results[0][name], results[1][name], rtol=1e-9, atol=1e-12)
 
 
-def test_refused():
+def test_invalid_updates_raise():
     def plain(state, gradient, lr, D, number):
         return {"weights": -lr / D * gradient(state["weights"])}
 
@@ -88,7 +91,7 @@ def test_refused():
     def fails(state, gradient, lr, D, number):
         return {"weights": state["nothing"]}
 
-    for step, options, says in (
+    for step, options, message in (
         (sign, {}, "increment of weights does not commute with rotations"),
         (fails, {}, "calling it failed with: KeyError"),
         (plain, {"rows": ("velocity",)}, "names and shapes of the state"),
@@ -96,7 +99,7 @@ def test_refused():
         (plain, {"memory": "long"}, "memory = 'long'"),
         (3, {}, "step = 3"),
     ):
-        with pytest.raises(ValueError, match=says):
+        with pytest.raises(ValueError, match=message):
             sgd.updates.own(step, **options)
     algorithm = sgd.OnePassSGD(update=sgd.updates.own(plain))
     assert algorithm.describe()["update"]["function"] == "plain"

@@ -1,4 +1,7 @@
-"""Losses that read overlaps, and rules that are no gradient: chain, direct runs, ODE, its exact mean at d, and SDE from the same lines."""
+"""Losses that read overlaps, and learning rules that are not the gradient of a loss.
+
+The exact chain, direct runs, the ODE with its exact mean at finite d, and the SDE agree.
+"""
 
 from __future__ import annotations
 
@@ -28,19 +31,23 @@ def spike(draws):
 
 
 def autoencoder(fields, signals, head, draws, overlaps):
-    """Untied weights: rows W, V; |x|^2/2 is left out."""
+    """Loss -s v + s^2 |V|^2/2 of an autoencoder with rows W, V, s = erf(w) and v = V.x.
+
+    The constant |x|^2/2 of the squared reconstruction error is omitted.
+    """
     s = erf(fields[0])
     return -s * fields[1] + s**2 * overlaps.Q[1, 1] / 2
 
 
-def by_hand(fields, signals, head, draws, overlaps):
+def autoencoder_rule(fields, signals, head, draws, overlaps):
+    """The gradient of `autoencoder`, written by hand."""
     s, slope = erf(fields[0]), np.sqrt(2 / np.pi) * jnp.exp(-(fields[0] ** 2) / 2)
     inputs = jnp.stack([slope * (s * overlaps.Q[1, 1] - fields[1]), -s])
     return sgd.Move(inputs, rows=jnp.array([[0.0, 0.0], [0.0, s**2]]))
 
 
-def penalised(fields, signals, head, draws, overlaps, parameters):
-    """A loss that reads all of Q, M and P, of two tokens, in blocks, with numbers of its own."""
+def penalised_loss(fields, signals, head, draws, overlaps, parameters):
+    """A loss of two tokens with parameters that reads Q, M and P."""
     output = jnp.sum(jnp.tanh(fields[0])) + jnp.sum(head * fields[:, 0])
     penalty = jnp.sum(overlaps.Q**2) / 4 + jnp.sum(overlaps.M * overlaps.P[0, 0]) / 3
     return 0.5 * (output - jnp.sum(signals) - draws["z"]) ** 2 + parameters["weight"] * penalty * (
@@ -50,9 +57,9 @@ def penalised(fields, signals, head, draws, overlaps, parameters):
 
 DATA = {"means": spike, "draws": {"g": "normal"}}
 LOSS = sgd.Problem(autoencoder, width=2, signals=1, **DATA)
-RULE = sgd.Rule(by_hand, groups={"W": 1, "V": 1}, risk=autoencoder, **DATA)
+RULE = sgd.Rule(autoencoder_rule, groups={"W": 1, "V": 1}, risk=autoencoder, **DATA)
 SEVERAL = sgd.Problem(
-    penalised,
+    penalised_loss,
     width=2,
     signals=1,
     tokens=2,
@@ -67,69 +74,71 @@ M, Q = [[0.3], [0.4]], [[1.0, 0.2], [0.2, 0.8]]
 SGD = sgd.OnePassSGD(lr=0.5)
 
 
-def begin(problem):
+def start_of(problem):
     return sgd.start(problem, M=M, Q=Q)
 
 
 @pytest.mark.slow
-def test_a_loss_of_overlaps_is_the_rule_of_its_gradient():
-    """To 1e-12, in the chain and in the drift at finite and infinite d."""
+def test_loss_and_rule_of_its_gradient_agree():
+    """Runs of the chain and the drift at finite and infinite d agree to 1e-12."""
     runs = [
-        sgd.simulate(one, SGD, begin(one), steps=[0, 7], dimension=12, runs=3, seed=1)
-        for one in (LOSS, RULE)
+        sgd.simulate(problem, SGD, start_of(problem), steps=[0, 7], dimension=12, runs=3, seed=1)
+        for problem in (LOSS, RULE)
     ]
     for name in ("M", "Q", "risk"):
         np.testing.assert_allclose(
             runs[0][name].values, runs[1][name].values, rtol=1e-12, atol=1e-13
         )
     with jax.enable_x64(True):
-        state = sgd.functional.state(begin(LOSS))
-        quadrature = sgd.functional.quadrature(LOSS, begin(LOSS))
+        state = sgd.functional.state(start_of(LOSS))
+        quadrature = sgd.functional.quadrature(LOSS, start_of(LOSS))
         for finite in (None, sgd.functional.finite(LOSS, 20)):
-            given = {"lr": 0.5, "quadrature": quadrature, "finite": finite}
-            # compiled whole: operation by operation each is a program of its own
-            found = [
-                jax.jit(partial(sgd.functional.drift, one.structure, **given))(
-                    one.parameters, state
+            arguments = {"lr": 0.5, "quadrature": quadrature, "finite": finite}
+            # Without jit every operation would be compiled on its own.
+            drifts = [
+                jax.jit(partial(sgd.functional.drift, problem.structure, **arguments))(
+                    problem.parameters, state
                 )
-                for one in (LOSS, RULE)
+                for problem in (LOSS, RULE)
             ]
             for name in ("M", "Q"):
                 np.testing.assert_allclose(
-                    np.asarray(found[0][name]), np.asarray(found[1][name]), rtol=1e-12, atol=1e-13
+                    np.asarray(drifts[0][name]), np.asarray(drifts[1][name]), rtol=1e-12, atol=1e-13
                 )
 
 
 @pytest.mark.runs_long
-@pytest.mark.slow  # the contracts hold a rule's ODE against the mean of its runs
+@pytest.mark.slow  # fast tests in tests/contracts compare the ODE of a rule with the mean of runs
 @pytest.mark.parametrize("kind", ["autoencoder", "several"])
 def test_the_mean_of_one_step_is_that_of_the_chain(kind):
-    """The exact mean increment at d = 12, against 1e5 first steps of the chain; batches of two share its parts otherwise."""
+    """The drift at d = 12 is the mean of 1e5 first steps of the chain, for batch 1 and batch 2."""
     problem, batch = {"autoencoder": (LOSS, 1), "several": (SEVERAL, 2)}[kind]
     d, lr, runs = 12, 0.5, 100_000
     algorithm = sgd.OnePassSGD(lr=lr, batch=batch)
-    start = begin(problem)
-    # without risks: those of 1e5 states by sampling would take minutes
-    one = sgd.start(problem, M=np.broadcast_to(M, (runs, 2, 1)), Q=np.broadcast_to(Q, (runs, 2, 2)))
-    chain = ExactChain(problem, algorithm, one, d, problem.block_dimensions(d))
-    after, _ = run(chain, runs, np.array([0, 1]), 3, "one step", False)
+    start = start_of(problem)
+    # The chain is run without sgd.simulate, which would sample the risks of 1e5 states for minutes.
+    starts = sgd.start(
+        problem, M=np.broadcast_to(M, (runs, 2, 1)), Q=np.broadcast_to(Q, (runs, 2, 2))
+    )
+    chain = ExactChain(problem, algorithm, starts, d, problem.block_dimensions(d))
+    overlaps, _ = run(chain, runs, np.array([0, 1]), 3, "one step", False)
     with jax.enable_x64(True):
-        given = {
+        arguments = {
             "lr": lr,
             "batch": batch,
             "quadrature": sgd.functional.quadrature(problem, start),
             "finite": sgd.functional.finite(problem, d),
         }
-        drift = jax.jit(partial(sgd.functional.drift, problem.structure, **given))(
+        drift = jax.jit(partial(sgd.functional.drift, problem.structure, **arguments))(
             problem.parameters, sgd.functional.state(start)
         )
     for name in ("M", "Q", "a"):
-        change = (after[name][:, 1] - after[name][:, 0]) / (lr / d)
+        change = (overlaps[name][:, 1] - overlaps[name][:, 0]) / (lr / d)
         change = change if name == "a" else change.sum(axis=1)
         error = change.std(axis=0, ddof=1) / np.sqrt(runs)
         expected = np.asarray(drift[name])
         expected = expected.sum(axis=0) if name != "a" else expected
-        # the expectations themselves are sampled here, to a few 1e-3 of their size
+        # Here the expectations of the drift are sampled, with relative errors of a few 1e-3.
         assert np.all(
             np.abs(change.mean(axis=0) - expected)
             <= Z * error + 6e-3 * np.abs(expected).max() + 1e-12
@@ -139,23 +148,25 @@ def test_the_mean_of_one_step_is_that_of_the_chain(kind):
 @pytest.mark.parametrize("kind", ["autoencoder", pytest.param("several", marks=pytest.mark.slow)])
 def test_chain_and_direct_runs_have_one_law(kind):
     problem = (
-        sgd.Rule(by_hand, groups={"W": 1, "V": 1}, **DATA) if kind == "autoencoder" else SEVERAL
+        sgd.Rule(autoencoder_rule, groups={"W": 1, "V": 1}, **DATA)
+        if kind == "autoencoder"
+        else SEVERAL
     )
     shared = {"steps": [0, 6], "dimension": 8, "runs": 1000}
-    one, other = (
-        sgd.simulate(problem, SGD, begin(problem), seed=seed, method=way, **shared)
-        for seed, way in ((1, "exact"), (2, "direct"))
+    exact, direct = (
+        sgd.simulate(problem, SGD, start_of(problem), seed=seed, method=method, **shared)
+        for seed, method in ((1, "exact"), (2, "direct"))
     )
     for name, entry in (("M", (0, 0)), ("M", (1, 0)), ("Q", (0, 0)), ("Q", (0, 1)), ("Q", (1, 1))):
         same_law(
-            one[name].values[(slice(None), 1, *entry)],
-            other[name].values[(slice(None), 1, *entry)],
+            exact[name].values[(slice(None), 1, *entry)],
+            direct[name].values[(slice(None), 1, *entry)],
             f"{name}{entry}",
         )
 
 
 def loss_of_blocks(fields, signals, head, z, overlaps):
-    """Reads the overlaps by covariance block and those of the full rows."""
+    """A loss of the overlaps in each covariance block and of those of the full rows."""
     b = overlaps.blocks
     penalty = jnp.sum(b.eigenvalues * b.Q[:, 0, 0] ** 2) + jnp.sum(
         b.M[:, 0, 0] * b.eigenvalues * b.fractions
@@ -165,7 +176,7 @@ def loss_of_blocks(fields, signals, head, z, overlaps):
 
 
 def rule_of_blocks(fields, signals, head, z, overlaps):
-    """The gradient of `loss_of_blocks` by hand: coefficients with an axis of blocks."""
+    """The gradient of `loss_of_blocks`, written by hand; coefficients have an axis of blocks."""
     b, weight = overlaps.blocks, 0.15 * (1 + 0.2 * z**2)
     rows = 4 * b.eigenvalues[:, None, None] * b.Q + 2 * overlaps.M[0, 0] * jnp.eye(1)
     along_signals = (b.eigenvalues * b.fractions)[:, None, None] + overlaps.Q[0, 0] * jnp.ones(
@@ -182,7 +193,10 @@ def start_in_blocks(problem):
 
 
 def test_rules_and_losses_read_overlaps_by_block():
-    """Chain and direct runs have one law; the rule written by hand is the gradient of the loss to 1e-12, as d grows and at d = 16."""
+    """Chain and direct runs of a rule that reads blocks have one law.
+
+    The drift of the rule equals that of the loss, in the limit and at d = 16, to 1e-12.
+    """
     rule = sgd.Rule(rule_of_blocks, groups={"w": 1}, **BLOCKS)
     loss = sgd.Problem(loss_of_blocks, width=1, signals=1, **BLOCKS)
     shared = {"steps": [0, 20], "dimension": 16, "runs": 1000}
@@ -199,11 +213,11 @@ def test_rules_and_losses_read_overlaps_by_block():
         state = sgd.functional.state(start_in_blocks(loss))
         quadrature = sgd.functional.quadrature(loss, start_in_blocks(loss))
         for finite in (None, sgd.functional.finite(loss, 16)):
-            given = {"lr": 0.5, "quadrature": quadrature, "finite": finite}
+            arguments = {"lr": 0.5, "quadrature": quadrature, "finite": finite}
             drifts = []
             for problem in (loss, rule):
                 drifts.append(
-                    jax.jit(partial(sgd.functional.drift, problem.structure, **given))(
+                    jax.jit(partial(sgd.functional.drift, problem.structure, **arguments))(
                         problem.parameters, state
                     )
                 )
@@ -211,14 +225,14 @@ def test_rules_and_losses_read_overlaps_by_block():
                 np.testing.assert_allclose(
                     np.asarray(drifts[0][name]), np.asarray(drifts[1][name]), rtol=1e-12, atol=1e-13
                 )
-    plain = sgd.Rule(by_hand, groups={"W": 1, "V": 1}, **DATA).structure.loss
+    plain = sgd.Rule(autoencoder_rule, groups={"W": 1, "V": 1}, **DATA).structure.loss
     assert not plain.reads_blocks
     assert not plain.moves_by_block
 
 
 @pytest.mark.slow
 def test_the_mean_step_and_the_sde_of_a_rule_that_reads_blocks():
-    """The mean of 2e5 first steps of the chain is the drift at d = 16; the SDE at d = 400 has the means of the chain."""
+    """The drift at d = 16 is the mean of 2e5 first steps, and SDE and chain agree in mean."""
     rule = sgd.Rule(rule_of_blocks, groups={"w": 1}, **BLOCKS)
     start, d, runs = start_in_blocks(rule), 16, 200_000
     many = sgd.start(
@@ -227,36 +241,39 @@ def test_the_mean_step_and_the_sde_of_a_rule_that_reads_blocks():
         Q=np.broadcast_to(start.Q_blocks, (runs, 2, 1, 1)),
     )
     chain = ExactChain(rule, SGD, many, d, rule.block_dimensions(d))
-    after, _ = run(chain, runs, np.array([0, 1]), 3, "one step", False)
+    overlaps, _ = run(chain, runs, np.array([0, 1]), 3, "one step", False)
     with jax.enable_x64(True):
-        given = {
+        arguments = {
             "lr": SGD.lr,
             "quadrature": sgd.functional.quadrature(rule, start),
             "finite": sgd.functional.finite(rule, d),
         }
-        drift = jax.jit(partial(sgd.functional.drift, rule.structure, **given))(
+        drift = jax.jit(partial(sgd.functional.drift, rule.structure, **arguments))(
             rule.parameters, sgd.functional.state(start)
         )
     for name in ("M", "Q"):
-        change = (after[name][:, 1] - after[name][:, 0]) / (SGD.lr / d)
+        change = (overlaps[name][:, 1] - overlaps[name][:, 0]) / (SGD.lr / d)
         error = change.std(axis=0, ddof=1) / np.sqrt(runs)
         assert np.all(np.abs(change.mean(axis=0) - np.asarray(drift[name])) <= Z * error), name
     shared = {"times": [0, 0.5], "dimension": 400}
-    sde = sgd.solve_sde(rule, SGD, start, runs=1000, seed=1, **shared)
-    chains = sgd.simulate(rule, SGD, start, runs=4000, seed=2, **shared)
+    paths = sgd.solve_sde(rule, SGD, start, runs=1000, seed=1, **shared)
+    runs_of_chain = sgd.simulate(rule, SGD, start, runs=4000, seed=2, **shared)
     for name in ("M", "Q"):
-        a, b = (result[name].values[:, 1, 0, 0] for result in (sde, chains))
+        a, b = (result[name].values[:, 1, 0, 0] for result in (paths, runs_of_chain))
         error = np.hypot(a.std() / np.sqrt(len(a)), b.std() / np.sqrt(len(b)))
         assert abs(a.mean() - b.mean()) <= Z * error + 0.01 * abs(b.mean()), name
 
 
 def towards_zero(fields, signals, head, z):
-    """A linear unit with labels of pure noise: no teacher."""
+    """Squared loss of a linear unit whose labels are pure noise, so that it has no teacher."""
     return 0.5 * (fields[0] - z) ** 2
 
 
 def test_a_problem_without_signals(tmp_path):
-    """dQ/dt = -2 Q + lr (Q + 1) and its mean at d in closed form; chain and direct runs; records, files and pictures."""
+    """Without signals dQ/dt = -2 Q + lr (Q + 1), and the mean of Q at finite d has a closed form.
+
+    Results can be saved, loaded, continued and plotted.
+    """
     problem = sgd.Problem(towards_zero, width=1, signals=0)
     start, lr, d, steps = sgd.start(problem, Q=[[2.0]]), 0.4, 12, 30
     assert start.M.shape == (1, 1, 0)
@@ -265,7 +282,7 @@ def test_a_problem_without_signals(tmp_path):
     np.testing.assert_allclose(
         path.Q.values[0, -1, 0, 0], fixed + (2 - fixed) * np.exp(-(2 - lr) * 1.5), rtol=1e-7
     )
-    # one step: E[Q'] = Q (1 - 2 lr/d + lr^2 (d + 2)/d^2) + lr^2/d
+    # The mean over one step is E[Q'] = Q (1 - 2 lr/d + lr^2 (d + 2)/d^2) + lr^2/d.
     mean = 2.0
     for _ in range(steps):
         mean = mean * (1 - 2 * lr / d + lr**2 * (d + 2) / d**2) + lr**2 / d
@@ -291,7 +308,7 @@ def test_a_problem_without_signals(tmp_path):
 
 @pytest.mark.slow
 def test_sde_and_fixed_data_without_signals():
-    """Means of the SDE against those of the chain; DMFT of gradient descent on a data set against runs in d dimensions."""
+    """SDE and chain agree in mean, and so do DMFT and runs of gradient descent on a data set."""
     problem = sgd.Problem(towards_zero, width=1, signals=0)
     start, steps = sgd.start(problem, Q=[[2.0]]), [0, 60]
     sde = sgd.solve_sde(problem, SGD, start, steps=steps, dimension=200, runs=1000, seed=1)
@@ -309,21 +326,21 @@ def test_sde_and_fixed_data_without_signals():
     )
 
 
-def lengths_read(fields, signals, head, z, overlaps):
-    """A perceptron with steps over the input's length, as normalised data would give."""
+def normalised_hebb(fields, signals, head, z, overlaps):
+    """Hebbian learning with normalised inputs: each step is divided by the input's length."""
     return sgd.Move(-jnp.sign(signals[0]) / overlaps.lengths[0, 0] * jnp.ones_like(fields))
 
 
 def test_a_rule_that_reads_lengths():
-    rule = sgd.Rule(lengths_read, groups={"w": 1}, reads_lengths=True)
+    rule = sgd.Rule(normalised_hebb, groups={"w": 1}, reads_lengths=True)
     start = sgd.start(rule, M=[[0.2]], Q=[[1.0]])
     shared = {"steps": [0, 5], "dimension": 6, "runs": 2000}
-    one, other = (
-        sgd.simulate(rule, SGD, start, seed=seed, method=way, **shared)
-        for seed, way in ((1, "exact"), (2, "direct"))
+    exact, direct = (
+        sgd.simulate(rule, SGD, start, seed=seed, method=method, **shared)
+        for seed, method in ((1, "exact"), (2, "direct"))
     )
     for name in ("M", "Q"):
-        same_law(one[name].values[:, 1, 0, 0], other[name].values[:, 1, 0, 0], name)
+        same_law(exact[name].values[:, 1, 0, 0], direct[name].values[:, 1, 0, 0], name)
 
 
 def perceptron(fields, signals, head, z, overlaps):
@@ -339,18 +356,19 @@ def adatron(fields, signals, head, z, overlaps):
     return sgd.Move(fields * (fields * jnp.sign(signals[0]) < 0))
 
 
+# Rule, and generalisation errors at alpha = 5 and 100.
 ERRORS = {
     "hebb": (hebb, 0.16794849, 0.03977669),
     "perceptron": (perceptron, 0.16696271, 0.05943050),
+    "adatron": (adatron, 0.19841674, 0.01471771),
 }
-ERRORS["adatron"] = (adatron, 0.19841674, 0.01471771)
 
 
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=pytest.mark.slow) for name in ("hebb", "perceptron", "adatron")],
 )
-def test_reference_values_of_rules_that_jump(name):
+def test_reference_values_of_discontinuous_rules(name):
     update, early, late = ERRORS[name]
     rule = sgd.Rule(update, groups={"w": 1}, kinks=(0.0,))
     path = sgd.solve_ode(
@@ -364,19 +382,22 @@ def test_reference_values_of_rules_that_jump(name):
 
 @pytest.mark.slow
 def test_reference_values_of_a_gan():
-    """Two tokens, two draws, own rates by group: polynomial, so that nothing is left of the sampling."""
+    """Two tokens, two draws and learning rates by group.
 
-    def gan(F, S, head, draws, overlaps):
+    The rule is a polynomial, so its expectations have no sampling error.
+    """
+
+    def gan_rule(F, S, head, draws, overlaps):
         c, other = draws["c"], draws["other"]
-        real, made = c * overlaps.M[0, 0] + F[0, 0], other * overlaps.Q[0, 1] + F[0, 1]
-        inputs = jnp.array([[-real, made], [0.0, 0.0]])
+        real, generated = c * overlaps.M[0, 0] + F[0, 0], other * overlaps.Q[0, 1] + F[0, 1]
+        inputs = jnp.array([[-real, generated], [0.0, 0.0]])
         rows = jnp.array(
-            [[overlaps.Q[0, 0] - 1, other * made], [-other * made, overlaps.Q[1, 1] - 1]]
+            [[overlaps.Q[0, 0] - 1, other * generated], [-other * generated, overlaps.Q[1, 1] - 1]]
         )
         return sgd.Move(inputs, rows=rows, signals=jnp.array([[-c * real], [0.0]]))
 
     rule = sgd.Rule(
-        gan,
+        gan_rule,
         groups={"w": 1, "v": 1},
         rates={"w": 0.2, "v": 0.04},
         tokens=2,
@@ -390,38 +411,40 @@ def test_reference_values_of_a_gan():
     )
 
 
-@pytest.mark.slow  # its mean step is held against the chain
+@pytest.mark.slow  # other tests compare its mean step with the chain
 def test_reference_values_of_a_tied_autoencoder():
-    """Two normals, smooth: on a grid, to all digits of the reference."""
+    """Expectations over two normal variables by quadrature have all digits of the reference."""
 
-    def tied(fields, signals, head, draws, overlaps):
+    def tied_autoencoder(fields, signals, head, draws, overlaps):
         s = erf(fields[0])
         return -s * fields[0] + s**2 * overlaps.Q[0, 0] / 2
 
-    problem = sgd.Problem(tied, width=1, signals=1, **DATA)
+    problem = sgd.Problem(tied_autoencoder, width=1, signals=1, **DATA)
     path = sgd.solve_ode(problem, SGD, sgd.start(problem, M=[[0.3]], Q=[[1.0]]), times=[0, 2.0])
     np.testing.assert_allclose(path.risk.values[0], [-0.48356390, -1.31109830], atol=3e-8)
 
 
 @pytest.mark.slow
 def test_reference_values_of_an_autoencoder():
-    path = sgd.solve_ode(LOSS, SGD, begin(LOSS), times=[0, 2.0, 10.0])
+    path = sgd.solve_ode(LOSS, SGD, start_of(LOSS), times=[0, 2.0, 10.0])
     error = 20 * path.attrs["error_quadrature"]
     np.testing.assert_allclose(
         path.risk.values[0], [-0.14536511, -1.34922497, -1.72824474], atol=error
     )
     np.testing.assert_allclose(path.M.values[0, 1, :, 0], [0.91318377, 1.56591531], atol=error)
-    runs = sgd.simulate(LOSS, SGD, begin(LOSS), times=[0, 2.0], dimension=500, runs=400, seed=1)
-    for name, entry, value, off in (
+    runs = sgd.simulate(LOSS, SGD, start_of(LOSS), times=[0, 2.0], dimension=500, runs=400, seed=1)
+    for name, entry, expected, standard_error in (
         ("Q", (0, 0), 1.3170, 0.0020),
         ("Q", (1, 1), 3.035, 0.012),
         ("M", (1, 0), 1.5687, 0.0042),
     ):
-        found = runs[name].values[(slice(None), 1, *entry)]
-        assert abs(found.mean() - value) <= Z * np.hypot(found.std(ddof=1) / 20, off)
+        sample = runs[name].values[(slice(None), 1, *entry)]
+        assert abs(sample.mean() - expected) <= Z * np.hypot(
+            sample.std(ddof=1) / 20, standard_error
+        )
 
 
-def test_bad_input():
+def test_invalid_arguments_raise():
     with pytest.raises(ValueError, match=r"update = .*sgd.Move"):
         sgd.Rule(lambda f, s, a, z, o: f, groups={"w": 1})
     with pytest.raises(ValueError, match=r"inputs of shape \(1,\): give \(2,\)"):
@@ -433,14 +456,18 @@ def test_bad_input():
     with pytest.raises(ValueError, match="rates"):
         sgd.Rule(hebb, groups={"w": 1}, rates={"v": 1.0})
     with pytest.raises(ValueError, match="on a fixed data set the loss may only read the fields"):
-        sgd.simulate(LOSS, sgd.GradientDescent(), begin(LOSS), steps=[1], dimension=20)
+        sgd.simulate(LOSS, sgd.GradientDescent(), start_of(LOSS), steps=[1], dimension=20)
     rule = sgd.Rule(hebb, groups={"w": 1})
     with pytest.raises(ValueError, match="this rule has no risk"):
         sgd.exit_time(rule, SGD, sgd.start(rule, M=[[0.2]], Q=[[1.0]]))
 
 
 def optimal_perceptron(fields, signals, head, z, overlaps):
-    """Kinouchi and Caticha 1992: the step is the posterior mean of the label's field, and infinite at rho = 0."""
+    """Optimal step of a perceptron (Kinouchi and Caticha 1992).
+
+    The step follows the posterior mean of the teacher's signal, given the label and the field. It
+    diverges at rho = M/sqrt(Q) = 0.
+    """
     length = jnp.sqrt(overlaps.Q[0, 0])
     rho = overlaps.M[0, 0] / length
     scale = jnp.sqrt(1 - rho**2) / rho
@@ -449,12 +476,13 @@ def optimal_perceptron(fields, signals, head, z, overlaps):
     return sgd.Move(-label * length * scale * jnp.exp(norm.logpdf(u) - norm.logcdf(u)))
 
 
-def test_a_rule_that_is_singular_at_zero_overlap_can_be_stated():
-    """Its own trial avoids M = 0; a start at which it is not finite is refused with the overlaps."""
+def test_rule_with_a_singularity_at_zero_overlap():
+    """The trial call of the rule avoids M = 0; a start at M = 0 raises a ValueError."""
     rule = sgd.Rule(optimal_perceptron, groups={"w": 1}, kinks=(0.0,))
     with pytest.raises(
         ValueError,
-        match=r"update = .*its Move is not finite .*overlaps.Q = \[\[1.\]\], overlaps.M = \[\[0.\]\].*start",
+        match=r"update = .*its Move is not finite .*"
+        r"overlaps.Q = \[\[1.\]\], overlaps.M = \[\[0.\]\].*start",
     ):
         sgd.simulate(rule, SGD, sgd.start(rule, M=[[0.0]], Q=[[1.0]]), steps=[0, 1], dimension=20)
     sgd.Problem(
@@ -474,15 +502,15 @@ def test_a_rule_that_is_singular_at_zero_overlap_can_be_stated():
 
 
 @pytest.mark.slow
-def test_the_optimal_perceptron_against_its_published_rate():
-    """The error times alpha approaches 0.883; d rho/d alpha = rho E[F^2]/2 is solved in SciPy."""
+def test_optimal_perceptron_has_its_published_rate():
+    """The error times alpha approaches 0.883, and rho agrees with SciPy's solution of its ODE."""
     rule = sgd.Rule(optimal_perceptron, groups={"w": 1}, kinks=(0.0,))
     start = sgd.start(rule, M=[[0.1]], Q=[[1.0]])
     path = sgd.solve_ode(rule, sgd.OnePassSGD(lr=1.0), start, alpha=[0, 50.0, 200.0])
     rho = path.M.values[0, :, 0, 0] / np.sqrt(path.Q.values[0, :, 0, 0])
 
     def rate(alpha, rho):
-        """rho E[F^2]/2 with F = sqrt(1 - rho^2)/rho phi/Phi, the gain of the optimal step."""
+        """d rho/d alpha = rho E[F^2]/2 with F = sqrt(1 - rho^2)/rho phi/Phi, the optimal step."""
         rho = rho[0]
         scale = np.sqrt(1 - rho**2) / rho
         z = np.linspace(-40, 40, 20001) / max(1.0, scale)
@@ -500,16 +528,19 @@ def test_the_optimal_perceptron_against_its_published_rate():
 
 @pytest.mark.slow
 def test_the_sde_of_a_loss_of_overlaps_has_the_mean_and_spread_of_the_chain():
-    """A tied autoencoder: mean and variance of M and Q at d = 400, where both are Gaussian to a good approximation."""
+    """Mean and variance of M and Q agree for a tied autoencoder at d = 400.
+
+    At this dimension the overlaps are nearly Gaussian.
+    """
     problem = sgd.models.autoencoder(tied=True)
     start = sgd.start(problem, M=[[0.3]], Q=[[1.0]])
     shared = {"times": [0, 0.5], "dimension": 400}
     sde = sgd.solve_sde(problem, SGD, start, runs=1500, seed=1, **shared)
     chain = sgd.simulate(problem, SGD, start, runs=6000, seed=2, **shared)
     for name in ("M", "Q"):
-        one, other = (found[name].values[:, 1, 0, 0] for found in (sde, chain))
+        paths, runs = (result[name].values[:, 1, 0, 0] for result in (sde, chain))
         for moment in (lambda x: x, lambda x: (x - x.mean()) ** 2):
-            a, b = moment(one), moment(other)
+            a, b = moment(paths), moment(runs)
             error = np.hypot(a.std() / np.sqrt(len(a)), b.std() / np.sqrt(len(b)))
-            # steps of the SDE and higher cumulants leave a few percent of the variance
+            # The step of the SDE and higher cumulants change the variance by a few percent.
             assert abs(a.mean() - b.mean()) <= Z * error + 0.03 * abs(b.mean()), name

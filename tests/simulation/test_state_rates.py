@@ -21,7 +21,12 @@ def polyak(overlaps):
 
 
 def line_search(overlaps):
-    """The step that decreases the risk most (Collins-Woodfin et al. 2024): sum l^2 e/(sum l^2 f sum l e), e the errors by block."""
+    """Exact line search: the step that decreases the risk most (Collins-Woodfin et al. 2024).
+
+    With e_b = |w_b - w*_b|^2, eigenvalues l_b and fractions f_b of the blocks it is::
+
+        sum_b l_b^2 e_b / (sum_b l_b^2 f_b (sum_b l_b e_b + noise))
+    """
     b = overlaps.blocks
     errors = b.Q[:, 0, 0] - 2 * b.M[:, 0, 0] + b.P[:, 0, 0]
     slope = jnp.sum(b.eigenvalues**2 * errors)
@@ -30,25 +35,29 @@ def line_search(overlaps):
     )
 
 
-def linear(**given):
-    return sgd.TeacherStudent(width=1, activation="linear", noise=NOISE, **given)
+def linear(**options):
+    return sgd.TeacherStudent(width=1, activation="linear", noise=NOISE, **options)
 
 
-def test_polyaks_step_against_its_closed_form():
-    """de/dalpha = -e^2/(e + s), so that log(1/e) + s (1/e - 1) = alpha."""
+def test_polyak_step_has_its_closed_form():
+    """With noise s, de/dalpha = -e^2/(e + s), hence log(1/e) + s (1/e - 1) = alpha."""
     problem = linear()
     algorithm = sgd.OnePassSGD(lr=1.0, update=sgd.updates.state_rate(polyak))
-    alpha = np.array([2.0, 10.0])
-    path = sgd.solve_ode(problem, algorithm, sgd.start(problem, M=[[0.0]], Q=[[0.0]]), alpha=alpha)
-    for place, error in zip(alpha, 2 * path.excess_risk.values[0], strict=True):
+    alphas = np.array([2.0, 10.0])
+    path = sgd.solve_ode(
+        problem, algorithm, sgd.start(problem, M=[[0.0]], Q=[[0.0]]), alpha=alphas
+    )
+    for alpha_end, error in zip(alphas, 2 * path.excess_risk.values[0], strict=True):
         expected = optimize.brentq(
-            lambda e, place=place: np.log(1 / e) + NOISE * (1 / e - 1) - place, 1e-9, 1.0
+            lambda e, alpha_end=alpha_end: np.log(1 / e) + NOISE * (1 / e - 1) - alpha_end,
+            1e-9,
+            1.0,
         )
         np.testing.assert_allclose(error, expected, rtol=1e-6)
 
 
 def test_line_search_against_scipy():
-    """Two eigenvalues: de_b/dalpha = -2 g l_b e_b + g^2 l_b f_b (sum l e + s) with the best g at every moment."""
+    """Two blocks: de_b/dalpha = -2 g l_b e_b + g^2 l_b f_b (sum_c l_c e_c + s), optimal g."""
     problem = linear(covariance=list(zip(EIGENVALUES, FRACTIONS, strict=True)))
     algorithm = sgd.OnePassSGD(lr=1.0, update=sgd.updates.state_rate(line_search))
     path = sgd.solve_ode(
@@ -67,7 +76,7 @@ def test_line_search_against_scipy():
 
 
 def line_search_in_numpy(d, steps, runs, decay, generator):
-    """Rows after so many steps from 0; the teacher lies along the first axis of both blocks."""
+    """M and Q of SGD from w = 0, with a teacher along the first axis of each block."""
     sizes = np.round(FRACTIONS * d).astype(int)
     variances = np.repeat(EIGENVALUES, sizes)
     first = np.array([0, sizes[0]])
@@ -103,7 +112,7 @@ def test_runs_with_line_search_have_the_law_of_numpy(method):
     same_law(result.Q.values[:, 1, 0, 0], Q, "Q")
 
 
-def test_bad_rates():
+def test_invalid_rates_raise():
     problem = linear()
     start = sgd.start(problem, M=[[0.0]], Q=[[0.0]])
     with pytest.raises(ValueError, match=r"rate = 0.5: .*function of overlaps"):

@@ -1,4 +1,7 @@
-"""Samples of several inputs with means and draws: the exact chain against SGD in d dimensions, and fixed data alike, in law."""
+"""Samples of several inputs (tokens) with means and draws.
+
+The exact chain and exact fixed data have the law of direct runs in d dimensions.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,10 @@ MEANS = np.array([[0.6, 0.0], [-0.3, 0.5]])
 
 
 def attention(fields, signals, head, draws):
-    """Two tokens, one of which may be masked: rows q, v; a label with noise, and a shift by the group."""
+    """Squared loss of attention over two tokens, with rows q and v.
+
+    Tokens are masked at random. The label has noise and a shift that depends on the group.
+    """
 
     def read(q, v):
         weights = jnp.exp(q) * (0.2 + draws["mask"])
@@ -38,34 +44,35 @@ def means_of(draws):
 
 def problem_of(**changes):
     draws = {"noise": "normal", "group": [0.3, 0.7], "mask": ("bernoulli", 0.6, 2)}
-    given = {
+    arguments = {
         "tokens": 2,
         "token_correlation": CORRELATION,
         "means": means_of,
         "draws": draws,
         "gram": [[1.0, 0.2], [0.2, 0.8]],
     }
-    return sgd.Problem(attention, 2, 2, **(given | changes))
+    return sgd.Problem(attention, 2, 2, **(arguments | changes))
 
 
 def overlaps_of(simulator, runs, steps, seed):
-    found, diverged = run(simulator, runs, np.array([steps]), seed, "", False)
+    """Overlaps of all runs after the steps, by name."""
+    results, diverged = run(simulator, runs, np.array([steps]), seed, "", False)
     assert np.all(diverged < 0)
-    return {name: value[:, 0] for name, value in found.items()}
+    return {name: values[:, 0] for name, values in results.items()}
 
 
-def compare(problem, algorithm, makers, *, d=12, runs=6000, steps=6, scale=1.3):
-    """The laws of all overlaps of the two simulators."""
-    begin = broadcast_runs(
+def assert_same_law(problem, algorithm, simulator_classes, *, d=12, runs=6000, steps=6, scale=1.3):
+    """Assert that all overlaps of the two simulators have the same law."""
+    start = broadcast_runs(
         validate_start(problem, sgd.random_start(problem, dimension=d, seed=1, scale=scale)), runs
     )
     dimension, sizes = check_dimension(problem, d, small=True)
-    one, other = (
-        overlaps_of(maker(problem, algorithm, begin, dimension, sizes), runs, steps, seed)
-        for seed, maker in enumerate(makers, start=3)
+    first_result, second_result = (
+        overlaps_of(simulator_class(problem, algorithm, start, dimension, sizes), runs, steps, seed)
+        for seed, simulator_class in enumerate(simulator_classes, start=3)
     )
-    for name in one:
-        first, second = (part[name].reshape(runs, -1) for part in (one, other))
+    for name in first_result:
+        first, second = (result[name].reshape(runs, -1) for result in (first_result, second_result))
         for entry in range(first.shape[1]):
             same_law(first[:, entry], second[:, entry], f"{name}[{entry}]")
 
@@ -79,21 +86,27 @@ def compare(problem, algorithm, makers, *, d=12, runs=6000, steps=6, scale=1.3):
     ids=["few", "wide"],
 )
 def test_chain_against_direct(batch, options):
-    """Two correlated tokens with means, masks, groups and noise; a batch of 3 has more inputs than units, so that they are combined."""
+    """Two correlated tokens with means, masks, groups and noise.
+
+    A batch of 3 has more inputs than the network has units, so the chain combines inputs.
+    """
     d = 12 if not options else 16
-    compare(
+    assert_same_law(
         problem_of(**options), sgd.OnePassSGD(lr=2.0, batch=batch), (ExactChain, DirectSGD), d=d
     )
 
 
 @pytest.mark.slow
-def test_the_test_can_tell():
-    """Without the correlation of the tokens, or their means, the laws are others."""
+def test_comparison_detects_other_problems():
+    """Without the correlation of the tokens, or without their means, the laws differ."""
     for changes in ({"token_correlation": None}, {"means": None}):
-        other = problem_of(**changes)
-        makers = (ExactChain, lambda problem, *rest, other=other: DirectSGD(other, *rest))
+        changed_problem = problem_of(**changes)
+
+        def direct_simulator(problem, *arguments, changed_problem=changed_problem):
+            return DirectSGD(changed_problem, *arguments)
+
         with pytest.raises(AssertionError):
-            compare(problem_of(), sgd.OnePassSGD(lr=2.0), makers)
+            assert_same_law(problem_of(), sgd.OnePassSGD(lr=2.0), (ExactChain, direct_simulator))
 
 
 @pytest.mark.slow
@@ -113,33 +126,33 @@ def test_fixed_data(kind):
     }[kind]
     runs = 3000
 
-    def exact(*given):
-        return ExactFixedData(*given, seed=3)
+    def exact(*arguments):
+        return ExactFixedData(*arguments, seed=3)
 
-    def direct(*given):
-        return DirectFixedData(*given, seed=4)
+    def direct(*arguments):
+        return DirectFixedData(*arguments, seed=4)
 
-    compare(problem_of(), algorithm, (exact, direct), d=8, runs=runs, steps=5)
+    assert_same_law(problem_of(), algorithm, (exact, direct), d=8, runs=runs, steps=5)
 
 
 @pytest.mark.slow
 def test_one_token_is_one_input():
-    """tokens=1 without correlation is the same problem as tokens=None, with the same random numbers."""
+    """Runs with tokens=1 and no correlation equal those with tokens=None."""
 
     def loss(fields, signals, head, noise):
         return 0.5 * (jnp.sum(jnp.tanh(fields)) - jnp.sum(signals) - 0.1 * noise) ** 2
 
-    found = []
+    results = []
     for tokens in (None, 1):
         problem = sgd.Problem(loss, 2, 1, tokens=tokens)
-        begin = broadcast_runs(validate_start(problem, sgd.random_start(problem, dimension=20)), 2)
-        for maker in (ExactChain, DirectSGD):
-            found.append(
+        start = broadcast_runs(validate_start(problem, sgd.random_start(problem, dimension=20)), 2)
+        for simulator_class in (ExactChain, DirectSGD):
+            results.append(
                 overlaps_of(
-                    maker(
+                    simulator_class(
                         problem,
                         sgd.OnePassSGD(lr=0.5, batch=3),
-                        begin,
+                        start,
                         *check_dimension(problem, 20),
                     ),
                     2,
@@ -147,12 +160,12 @@ def test_one_token_is_one_input():
                     0,
                 )
             )
-    for one, other in zip(found[:2], found[2:], strict=True):
-        np.testing.assert_allclose(one["Q"], other["Q"], rtol=1e-10)
+    for without_tokens, one_token in zip(results[:2], results[2:], strict=True):
+        np.testing.assert_allclose(without_tokens["Q"], one_token["Q"], rtol=1e-10)
 
 
 def test_label_noise_of_a_mixture():
-    """clusters= and draws= together: the dictionary has the draws, the cluster and its label."""
+    """With clusters and draws, the loss receives the draws, the cluster and its label."""
 
     def loss(fields, signals, head, draws):
         output = jnp.sum(head * jax.nn.relu(fields))
@@ -173,7 +186,7 @@ def test_label_noise_of_a_mixture():
         covariance=[(0.5, 1.0)],
         kinks=[0.0],
     )
-    compare(problem, sgd.OnePassSGD(lr=2.0, batch=1), (ExactChain, DirectSGD))
+    assert_same_law(problem, sgd.OnePassSGD(lr=2.0, batch=1), (ExactChain, DirectSGD))
     sample = problem.structure.sample
     weights, cases = sample.cases(problem.parameters)
     assert sample.sampled_normals == 1
@@ -187,9 +200,9 @@ def test_label_noise_of_a_mixture():
 
 
 def test_cases():
-    """All combinations of the discrete draws with their probabilities; too many of them are sampled."""
-    sample, numbers = problem_of().structure.sample, problem_of().parameters
-    weights, cases = sample.cases(numbers)
+    """Cases are all combinations of the discrete draws; if they are too many, they are sampled."""
+    sample, parameters = problem_of().structure.sample, problem_of().parameters
+    weights, cases = sample.cases(parameters)
     assert weights.shape == (8,)
     assert sample.sampled_normals == 1
     np.testing.assert_allclose(weights.sum(), 1.0)
@@ -203,22 +216,24 @@ def test_cases():
         )
         == 8
     )
-    many = problem_of(
+    problem = problem_of(
         draws={
             "noise": "normal",
             "group": [0.3, 0.7],
             "mask": ("bernoulli", 0.6, 2),
-            "more": ("categorical", [0.2, 0.3, 0.5], 3),
+            "shift": ("categorical", [0.2, 0.3, 0.5], 3),
         }
     )
-    weights, cases = many.structure.sample.cases(many.parameters)
-    assert many.structure.sample.sampled_normals == many.structure.sample.normals_per_sample == 7
+    weights, cases = problem.structure.sample.cases(problem.parameters)
+    assert (
+        problem.structure.sample.sampled_normals == problem.structure.sample.normals_per_sample == 7
+    )
     assert weights.tolist() == [1.0]
     assert cases == {}
 
 
 @pytest.mark.parametrize(
-    ("changes", "says"),
+    ("changes", "message"),
     [
         ({"tokens": 0}, "tokens = 0"),
         ({"tokens": None}, "token_correlation"),
@@ -234,8 +249,8 @@ def test_cases():
         ({"draws": None, "means": None}, "loss = .*calling it on one sample failed"),
     ],
 )
-def test_bad_arguments(changes, says):
-    with pytest.raises(ValueError, match=says):
+def test_bad_arguments(changes, message):
+    with pytest.raises(ValueError, match=message):
         problem_of(**changes)
 
 
