@@ -5,14 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Bool
+from jaxtyping import Bool, Float
 
-from sgdynamics.base.arrays import Numeric, PyTree, Scalar, State
+from sgdynamics.base.arrays import Numeric, Parameters, PyTree, Scalar, State
 from sgdynamics.base.padding import pad_with_last
 from sgdynamics.ode.explicit import first_loop
 
@@ -23,6 +23,12 @@ ATOL = 1e-10
 MARGIN = 1e-3
 # Bound of a state at t = 0, see `divergence_bound`.
 LARGEST = 1e6
+
+
+# A state with arrays of one kind, which a conversion of units preserves.
+StateType = TypeVar("StateType", bound=State)
+# A result that may have been replaced by its error.
+Outcome = TypeVar("Outcome")
 
 
 class Field(ABC):
@@ -36,10 +42,12 @@ class Field(ABC):
     symmetric: tuple[str, ...] = ()
 
     @abstractmethod
-    def __call__(self, replicate: PyTree, shared: PyTree, t: Scalar, state: State) -> Any:
+    def __call__(self, replicate: PyTree, shared: PyTree, t: Scalar, state: State) -> State:
         """Return d state/dt of one run."""
 
-    def on_symmetric(self, replicate: PyTree, shared: PyTree, t: Scalar, state: State) -> Any:
+    def on_symmetric(
+        self, replicate: PyTree, shared: PyTree, t: Scalar, state: State
+    ) -> dict[str, Numeric]:
         """Return the symmetric part of the rate at the symmetric part of the state.
 
         The formulas of the drift extend to matrices that are not symmetric, and their antisymmetric
@@ -49,7 +57,7 @@ class Field(ABC):
         rate = self(replicate, shared, t, self._symmetric_part(state))
         return self._symmetric_part(rate)
 
-    def _symmetric_part(self, state: State) -> dict[str, Any]:
+    def _symmetric_part(self, state: State) -> dict[str, Numeric]:
         # (A + A^T)/2 is symmetric to the last bit, because floating-point addition commutes.
         halves = {name: state[name] / 2 for name in self.symmetric}
         symmetric = {name: half + jnp.swapaxes(half, -1, -2) for name, half in halves.items()}
@@ -60,7 +68,7 @@ class Watch(ABC):
     """A stopping criterion: a run stops where its value falls below a level. Static, hashable."""
 
     @abstractmethod
-    def value(self, shared: PyTree, state: State) -> Any:
+    def value(self, shared: PyTree, state: State) -> Float[Numeric, ""]:
         """Return the value at one state; `shared` is that of the field."""
 
 
@@ -93,8 +101,8 @@ class Case:
     """
 
     field: Field
-    replicates: Any
-    shared: Any
+    replicates: PyTree
+    shared: Parameters
     states: dict[str, np.ndarray]
     times: np.ndarray
     tolerance: dict[str, Any]
@@ -154,19 +162,25 @@ class IntegrationResult(NamedTuple):
     diverged: np.ndarray
 
 
-def from_units(shared: PyTree, state: State) -> Any:
+def from_units(shared: Parameters, state: StateType) -> StateType:
     """Return a state that was integrated in other units in those of the library."""
     units = shared.get("units")
-    return state if units is None else {name: value * units[name] for name, value in state.items()}
+    if units is None:
+        return state
+    scaled: Any = {name: value * units[name] for name, value in state.items()}
+    return scaled
 
 
-def in_units(shared: PyTree, state: State) -> Any:
+def in_units(shared: Parameters, state: StateType) -> StateType:
     """Return a state or rate of the library in the units of the integration."""
     units = shared.get("units")
-    return state if units is None else {name: value / units[name] for name, value in state.items()}
+    if units is None:
+        return state
+    scaled: Any = {name: value / units[name] for name, value in state.items()}
+    return scaled
 
 
-def divergence_bound(t: Any) -> Any:
+def divergence_bound(t: Scalar | Numeric) -> Scalar | Numeric:
     """Return the sum of absolute values beyond which a state counts as diverged.
 
     Some overlaps grow legitimately as a power of t (Hebb's Q as t^2); a divergence soon exceeds any
@@ -177,7 +191,7 @@ def divergence_bound(t: Any) -> Any:
 
 def is_bounded(t: Scalar, state: State) -> Bool[Numeric, ""]:
     """Whether a state is within its bound; False if an entry is not a number."""
-    return total_size(state) < divergence_bound(t)
+    return jnp.less(total_size(state), divergence_bound(t))
 
 
 def total_size(state: State) -> Scalar:
@@ -185,7 +199,7 @@ def total_size(state: State) -> Scalar:
     return sum(jnp.sum(jnp.abs(leaf)) for leaf in jax.tree.leaves(state))
 
 
-def symmetrise(field: Field, state: State) -> dict[str, Any]:
+def symmetrise(field: Field, state: State) -> dict[str, Numeric]:
     """Return the state with its symmetric matrices symmetric to the last bit.
 
     The drift may amplify antisymmetric rounding errors (`Field.on_symmetric`).
@@ -196,7 +210,7 @@ def symmetrise(field: Field, state: State) -> dict[str, Any]:
     }
 
 
-def raise_if_error(outcome: Any) -> Any:
+def raise_if_error(outcome: Outcome | ValueError) -> Outcome:
     """Return the outcome of a case, or raise it if it is an error."""
     if isinstance(outcome, ValueError):
         raise outcome

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 
 from sgdynamics.base.arrays import IntScalar, Numeric, Scalar, State
 from sgdynamics.ode.dormand_prince import DENSE, ERROR, ORDER, STAGES, A, C
@@ -46,15 +46,15 @@ class TrajectoryEnd(NamedTuple):
         Whether the steps ran out.
     """
 
-    saved: Any
-    last: Any
-    time: Any
-    has_diverged: Any
-    exhausted: Any
+    saved: State
+    last: State
+    time: Float[Numeric, ""]
+    has_diverged: Bool[Numeric, ""]
+    exhausted: Bool[Numeric, ""]
 
 
 class Loop(NamedTuple):
-    """State of the loop between two steps.
+    """State of the loop between two steps, with any leading axes of trajectories.
 
     Attributes
     ----------
@@ -72,14 +72,14 @@ class Loop(NamedTuple):
         States at the save points.
     """
 
-    t: Any
-    until: Any
-    y: Any
-    rate: Any
-    steps: Any
-    has_diverged: Any
-    index: Any
-    saved: Any
+    t: Float[Numeric, "*lead"]
+    until: Float[Numeric, "*lead"]
+    y: Float[Numeric, "*lead n"]
+    rate: Float[Numeric, "*lead n"]
+    steps: Int[Numeric, "*lead"]
+    has_diverged: Bool[Numeric, "*lead"]
+    index: Int[Numeric, "*lead"]
+    saved: Float[Numeric, "*lead times n"]
 
 
 # Names and shapes of the variables of a state, in the order of the vector.
@@ -113,13 +113,13 @@ def first_loop(state: State, times: np.ndarray, replicates: int) -> Loop:
 
 
 def advance(
-    field: Callable[[Scalar, State], Any],
+    field: Callable[[Scalar, State], State],
     form: Form,
     loop: Loop,
     times: Float[Array, " times"],
     rtol: float | Float[Array, ""],
     atol: float | Float[Array, ""],
-    inside: Callable[[Scalar, State], Any],
+    inside: Callable[[Scalar, State], Bool[Numeric, ""]],
     most: int | IntScalar,
 ) -> Loop:
     """Advance one trajectory by Dormand-Prince 8(7), up to `most` steps in total.
@@ -133,7 +133,7 @@ def advance(
         jax.lax.bitcast_convert_type(end, jnp.int64) - NEAR_THE_END, end.dtype
     )
 
-    def is_running(loop: Loop) -> Any:
+    def is_running(loop: Loop) -> Bool[Numeric, ""]:
         return (loop.t < end) & (loop.steps < most) & ~loop.has_diverged
 
     def step(loop: Loop) -> Loop:
@@ -166,11 +166,11 @@ def advance(
             jnp.where(until > close_to_end, last_until, until),
         )
 
-        def has_save_point(carry: tuple[Any, Any]) -> Any:
+        def has_save_point(carry: tuple[Array, Array]) -> Bool[Numeric, ""]:
             index, _ = carry
             return is_accepted & (times[index] <= loop.until) & (index < len(times))
 
-        def save(carry: tuple[Any, Any]) -> tuple[Any, Any]:
+        def save(carry: tuple[Array, Array]) -> tuple[Array, Array]:
             index, saved = carry
             # The first step has no length: its only save point is the start.
             elapsed = (times[index] - loop.t) / jnp.where(is_first, 1.0, h)
@@ -180,7 +180,8 @@ def advance(
             value = jnp.where(is_first, loop.y, loop.y + weights @ increments)
             return index + 1, saved.at[index].set(value)
 
-        index, saved = jax.lax.while_loop(has_save_point, save, (loop.index, loop.saved))
+        position = jnp.asarray(loop.index), jnp.asarray(loop.saved)
+        index, saved = jax.lax.while_loop(has_save_point, save, position)
         y = jnp.where(is_accepted & ~is_first, y, loop.y)
         # First same as last: the last stage of an accepted step is the first of the next one.
         rate = jnp.where(is_accepted, last_rate, loop.rate)
@@ -191,12 +192,12 @@ def advance(
 
 
 def explicit(
-    field: Callable[[Scalar, State], Any],
+    field: Callable[[Scalar, State], State],
     state: State,
     times: Float[Array, " times"],
     rtol: float | Float[Array, ""],
     atol: float | Float[Array, ""],
-    inside: Callable[[Scalar, State], Any],
+    inside: Callable[[Scalar, State], Bool[Numeric, ""]],
     most: int,
 ) -> TrajectoryEnd:
     """Integrate one trajectory from 0 by Dormand-Prince 8(7), saved at `times` by dense output.
@@ -205,7 +206,16 @@ def explicit(
     """
     form, y = form_of(state), flatten(state)
     start, saved = jnp.zeros_like(times[-1]), jnp.full((len(times), len(y)), jnp.inf, y.dtype)
-    first = jax.tree.map(jnp.asarray, Loop(start, start, y, jnp.zeros_like(y), -1, False, 0, saved))
+    first = Loop(
+        t=start,
+        until=start,
+        y=y,
+        rate=jnp.zeros_like(y),
+        steps=jnp.asarray(-1),
+        has_diverged=jnp.asarray(False),
+        index=jnp.asarray(0),
+        saved=saved,
+    )
     loop = advance(field, form, first, times, rtol, atol, inside, most)
     exhausted = (loop.t < times[-1]) & ~loop.has_diverged
     states = unflatten(form, loop.saved), unflatten(form, loop.y)
@@ -217,7 +227,7 @@ def flatten(state: State) -> Float[Array, " n"]:
     return jnp.concatenate([jnp.reshape(state[name], -1) for name in sorted(state)])
 
 
-def unflatten(form: Form, y: Float[Numeric, "... n"]) -> dict[str, Any]:
+def unflatten(form: Form, y: Float[Numeric, "... n"]) -> dict[str, Numeric]:
     """Return the state of a vector, with any leading axes."""
     state, offset = {}, 0
     for name, shape in form:
@@ -228,18 +238,19 @@ def unflatten(form: Form, y: Float[Numeric, "... n"]) -> dict[str, Any]:
 
 
 def _stages(
-    field: Callable[[Scalar, Any], Any],
+    field: Callable[[Scalar, Float[Array, " n"]], Float[Array, " n"]],
     t: Scalar,
     until: Scalar,
-    y: Float[Array, " n"],
-    rate: Float[Array, " n"],
+    y: Float[Numeric, " n"],
+    rate: Float[Numeric, " n"],
 ) -> tuple[Float[Array, " n"], Float[Array, " n"], Float[Array, "stages n"]]:
     """Return the state after the step, the rate there, and the increments of all stages."""
     h, rows, nodes = until - t, jnp.asarray(A), jnp.asarray(C)
 
-    def stage(index: Any, carry: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
+    def stage(index: IntScalar, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         _, _, increments = carry
-        stage_state = y + rows[index] @ increments
+        # k_i = f(t + c_i h, y + sum_j a_ij h k_j)
+        stage_state = jnp.asarray(y + rows[index] @ increments)
         # t + h may differ from `until` by rounding, which a schedule with edges would notice.
         stage_time = jnp.where(nodes[index] == 1, until, t + nodes[index] * h)
         stage_rate = field(stage_time, stage_state)
@@ -247,11 +258,12 @@ def _stages(
 
     # Rows of later stages are zero until they are computed, as are their coefficients in A.
     increments = jnp.zeros((STAGES, len(y)), y.dtype).at[0].set(h * rate)
-    return jax.lax.fori_loop(1, STAGES, stage, (y, rate, increments))
+    carry = jnp.asarray(y), jnp.asarray(rate), increments
+    return jax.lax.fori_loop(1, STAGES, stage, carry)
 
 
 def _relative_error(
-    y: Float[Array, " n"],
+    y: Float[Numeric, " n"],
     after: Float[Array, " n"],
     increments: Float[Array, "stages n"],
     rtol: Numeric | float,

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from functools import cache, partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -44,6 +44,9 @@ from sgdynamics.ode.stiff import EVENT_TOLERANCE
 if TYPE_CHECKING:
     import diffrax
 
+# Result of a function that is mapped over a leading axis.
+Result = TypeVar("Result")
+
 # Explicit steps before LSODA takes over: more than nearly all smooth trajectories need, and cheap.
 MOST_STEPS = 600
 # Explicit steps before the time of a step is measured.
@@ -69,8 +72,8 @@ def integrate(
     *,
     stiff: bool = False,
     guard: bool = True,
-    watch: Callable[..., Any] | None = None,
-    adjoint: Any = None,
+    watch: Callable[[State], Float[Numeric, ""]] | None = None,
+    adjoint: diffrax.AbstractAdjoint | None = None,
     most: int | None = None,
 ) -> diffrax.Solution:
     """Integrate one trajectory from 0 by Dormand-Prince 8(7), or by Kvaerno 5(4) if `stiff`.
@@ -135,7 +138,7 @@ def _advance_case(
     def advance_run(replicate: PyTree, loop: Loop) -> Loop:
         compiled = jax.jit(field)  # called in several places, traced once
 
-        def rate(t: Scalar, state: State) -> Any:
+        def rate(t: Scalar, state: State) -> State:
             return compiled(replicate, shared, t, symmetrise(field, state))
 
         rtol, atol = tolerance["rtol"], tolerance["atol"]
@@ -190,7 +193,7 @@ def _run_until_exit(
     return _map_leading_axis(exit_runs, replicates)
 
 
-def _map_leading_axis(function: Callable[..., Any], *trees: PyTree) -> Any:
+def _map_leading_axis(function: Callable[..., Result], *trees: PyTree) -> Result:
     """Apply `jax.vmap`, without a batch axis for a single element.
 
     A vectorised loop is a larger program, because every element has its own end.
@@ -337,7 +340,9 @@ def _advance_all(function: Callable[..., Loop], case: Case, inputs: tuple[Any, .
     return loops._replace(t=t, saved=np.asarray(loops.saved))
 
 
-def _show_progress(loops: Loop, end: Any, steps_taken: int, per_step: float) -> None:
+def _show_progress(
+    loops: Loop, end: Float[Numeric, "..."], steps_taken: int, per_step: float
+) -> None:
     """Update the progress, and warn if the remaining work is expected to take long."""
     meter = current_meter()
     if meter is None:
@@ -357,7 +362,7 @@ def _show_progress(loops: Loop, end: Any, steps_taken: int, per_step: float) -> 
     warn_if_long(meter, per_step * steps, reason)
 
 
-def _estimate_steps_left(loops: Loop, end: Any, steps_taken: int) -> int:
+def _estimate_steps_left(loops: Loop, end: Float[Numeric, "..."], steps_taken: int) -> int:
     """Estimate the remaining explicit steps; a lower bound while the steps still grow."""
     t, until = np.asarray(loops.t), np.asarray(loops.until)
     time_left, h = np.maximum(end - t, 0.0), np.maximum(until - t, 1e-300)

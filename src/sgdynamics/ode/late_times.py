@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
-from sgdynamics.base.arrays import Numeric, PyTree, Scalar, State
+from sgdynamics.base.arrays import Numeric, Parameters, PyTree, RealArray, Scalar, State
 from sgdynamics.base.progress import current_meter
 from sgdynamics.base.resources import check_memory
 from sgdynamics.ode.case import (
@@ -53,11 +53,11 @@ class ExplicitResult(NamedTuple):
         Whether the steps ran out.
     """
 
-    saved: Any
-    last: Any
-    time: Any
-    exited: Any
-    exhausted: Any
+    saved: State
+    last: State
+    time: Float[Numeric, "..."]
+    exited: Bool[Numeric, "..."]
+    exhausted: Bool[Numeric, "..."]
 
 
 def finish_case(case: Case, explicit: ExplicitResult) -> IntegrationResult | ValueError:
@@ -157,7 +157,7 @@ def _continue_run(
     return solution, {name: np.asarray(value) for name, value in values.items()}
 
 
-def fraction_done(t: Any, end: Any) -> float:
+def fraction_done(t: RealArray, end: RealArray) -> float:
     """Return the fraction of the work done at time t.
 
     Steps grow with time, so that late times count by their logarithm.
@@ -178,7 +178,7 @@ class Flat:
             [self._pack(name, jnp.asarray(state[name])).reshape(-1) for name, _ in self.form]
         )
 
-    def unflatten(self, y: Float[Array, " n"]) -> dict[str, Any]:
+    def unflatten(self, y: Float[Array, " n"]) -> dict[str, Numeric]:
         """Return the state of a vector."""
         state, offset = {}, 0
         for name, shape in self.form:
@@ -209,12 +209,14 @@ def _flat_rate(
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _flat_watch(form: Flat, watch: Watch, shared: PyTree, y: Float[Array, " n"]) -> Any:
+def _flat_watch(
+    form: Flat, watch: Watch, shared: Parameters, y: Float[Array, " n"]
+) -> Float[Numeric, ""]:
     return watch.value(shared, form.unflatten(y))
 
 
 @partial(jax.jit, static_argnums=0)
-def _unflatten_all(form: Flat, values: Float[Array, "..."]) -> dict[str, Any]:
+def _unflatten_all(form: Flat, values: Float[Array, "..."]) -> dict[str, Numeric]:
     return jax.vmap(form.unflatten)(values)
 
 

@@ -193,11 +193,13 @@ def _outputs(
     return np.einsum("...i,...iqs->...qs", a, np.maximum(h, 0.0)), 2 * labels - 1
 
 
-def _scalar_or_array(value: np.ndarray) -> Any:
+def _scalar_or_array(value: np.ndarray) -> float | np.ndarray:
     return float(value) if np.ndim(value) == 0 else value
 
 
-def infinite_snr_risk(kind: str, M: Float[Numeric, "..."], a: Float[Numeric, "..."]) -> Any:
+def infinite_snr_risk(
+    kind: str, M: Float[Numeric, "..."], a: Float[Numeric, "..."]
+) -> float | np.ndarray:
     """The cross-entropy sum_c w [log(1 + exp f_c) - y_c f_c] at snr = infinity.
 
     It is without weight decay. M (..., K, q), a (..., K).
@@ -207,7 +209,9 @@ def infinite_snr_risk(kind: str, M: Float[Numeric, "..."], a: Float[Numeric, "..
     return _scalar_or_array(np.logaddexp(0.0, -sign * f).mean(axis=(-2, -1)))
 
 
-def infinite_snr_accuracy(kind: str, M: Float[Numeric, "..."], a: Float[Numeric, "..."]) -> Any:
+def infinite_snr_accuracy(
+    kind: str, M: Float[Numeric, "..."], a: Float[Numeric, "..."]
+) -> float | np.ndarray:
     """The accuracy sum_c w [1{f_c has the sign of the label} + 1{f_c = 0}/2] at snr = infinity.
 
     M (..., K, q), a (..., K). A cluster on which no unit is active has f_c = 0 and counts 1/2: the

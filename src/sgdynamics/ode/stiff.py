@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -129,8 +129,13 @@ def integrate_lsoda(
     return StiffResult(values, now, y, "finished")
 
 
-def _crossing(watch: Callable[[np.ndarray], float], dense: Any, low: float, high: float) -> float:
-    """Return the time at which `watch` crosses zero within a step.
+def _crossing(
+    watch: Callable[[np.ndarray], float],
+    dense: Callable[[float], np.ndarray],
+    low: float,
+    high: float,
+) -> float:
+    """Return the time at which `watch` crosses zero within a step with the dense output `dense`.
 
     It is the end of the step if the dense output does not show the crossing.
     """
