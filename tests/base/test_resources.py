@@ -14,7 +14,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = """
-import resource, sys
+import re, sys
+from pathlib import Path
 import numpy as np
 import sgdynamics as sgd
 from sgdynamics.fixed_data import dmft
@@ -50,7 +51,9 @@ else:
     if case == "data set":
         algorithm = sgd.GradientDescent(lr=0.01, samples_per_dimension=2.0)
     sgd.simulate(problem, algorithm, start, steps=[0, 2], dimension=size, method="direct")
-print(max(estimates), 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+# ru_maxrss would contain the peak of the process that started this one
+peak = re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]
+print(max(estimates), 1024 * int(peak))
 """
 
 
