@@ -1,4 +1,4 @@
-"""Fixed points of the ODE for spiked tensors: all of them, from equations in one unknown.
+"""All fixed points of the ODE for spiked tensors, from equations in one unknown.
 
 With A = 2k R^(2k-2), ridge al and c = lr/B, both rates vanish where
 
@@ -6,10 +6,12 @@ With A = 2k R^(2k-2), ridge al and c = lr/B, both rates vanish where
 
 - m = 0: r2 = 0, or r2^(k-2) (c - r2) = al/(2k);
 - m != 0, k = 2: R^2 = snr - al/4 and r2 = c (1 - al/(4 snr));
-- m != 0, k >= 3: A is the one unknown, m = ((A + al)/(2k snr))^(1/(k-2)), r2 = c A/(A + al), and m^2 + r2 = (A/(2k))^(1/(k-1)).
+- m != 0, k >= 3: A is the only unknown, with m = ((A + al)/(2k snr))^(1/(k-2)), r2 = c A/(A + al)
+  and m^2 + r2 = (A/(2k))^(1/(k-1)).
 
-k odd: only m > 0. The last has at most two roots with al = 0, and has been seen to have four with a ridge. With al = 0 these are
-Proposition 3.2, (D.4) and (D.5) of "High-dimensional limit theorems for SGD".
+For odd k only m > 0 is possible. The last equation has at most two roots with al = 0; with a ridge,
+examples with four are known. With al = 0 these are Proposition 3.2, (D.4) and (D.5) of
+"High-dimensional limit theorems for SGD".
 """
 
 from __future__ import annotations
@@ -25,18 +27,34 @@ from sgdynamics.algorithms.one_pass import OnePassSGD, constant_rate, validate_a
 from sgdynamics.dynamics.spiked_equations import drift, equation_parameters, jacobian
 from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor, check_spiked_problem
 
-GRID = 4001  # points over the bounded range of log A in which a sign change is looked for
-TOUCHING = 1e-13  # two roots closer than rounding can tell apart: the curves touch
-NULL = 1e-6  # an eigenvalue below this share of the largest is 0
+# Points in the bounded range of log A between which sign changes are searched.
+GRID = 4001
+# Two roots that are closer than rounding can separate are one double root.
+TOUCHING = 1e-13
+# Eigenvalues below this, relative to the largest, are 0.
+NULL = 1e-6
 
 
 @dataclass(frozen=True)
 class SpikedFixedPoint:
-    """One fixed point of the ODE, with the eigenvalues of its Jacobian (complex, growing first).
+    """One fixed point of the ODE for a spiked tensor.
 
-    `verdict`: "saddle" if something grows, "stable" if all decays, "marginal" if an eigenvalue is null so that the linear part does not
-    decide. At x = 0 with k >= 3 and no ridge both are null, but m' = 2k snr m^(k-1) grows all the same: a saddle. `residual` is the norm
-    of the drift there.
+    Attributes
+    ----------
+    m : float
+        Correlation with the spike.
+    r2 : float
+        Squared norm orthogonal to the spike.
+    risk : float
+        The population risk.
+    eigenvalues : ndarray of complex
+        Eigenvalues of the drift's Jacobian, by decreasing real part.
+    verdict : str
+        "saddle" if a direction grows, "stable" if all decay, "marginal" if an eigenvalue vanishes,
+        so that the linear part does not decide. At x = 0 with k >= 3 and no ridge both eigenvalues
+        vanish, but m' = 2k snr m^(k-1) grows nevertheless, so that this point is a saddle.
+    residual : float
+        Norm of the drift.
     """
 
     m: float
@@ -48,65 +66,68 @@ class SpikedFixedPoint:
 
     @property
     def stable(self) -> bool:
+        """Whether the verdict is "stable"."""
         return self.verdict == "stable"
 
     @property
     def excess_risk(self) -> float:
-        """The same as the risk, whose least value is 0 (at x = snr^(1/k) v)."""
+        """The risk itself, whose smallest value is 0 (at x = snr^(1/k) v)."""
         return self.risk
 
     @property
     def start(self) -> SpikedStart:
-        """The point as a start, for the solvers."""
+        """The point as an initial condition, for the solvers."""
         return SpikedStart(np.array([self.m]), np.array([self.r2]))
 
 
 def spiked_fixed_points(problem: SpikedTensor, algorithm: OnePassSGD) -> list[SpikedFixedPoint]:
-    """Every fixed point of the ODE as n -> infinity (lr = 0: of gradient flow), by increasing risk; +m before -m where k is even.
+    """All fixed points of the ODE for n -> infinity, by increasing risk; for even k, +m before -m.
 
         2 m (k snr m^(k-2) - k R^(2k-2)) = al m,      4k R^(2k-2) (r2 - lr/B) = - 2 al r2
 
-    Below the critical snr, or with a ridge that nothing survives, the list is shorter: x = 0 is always in it. Proposition 3.2, with
-    ridge and batch.
+    (Proposition 3.2, with ridge and batch). With lr = 0 they are those of gradient flow. Below the
+    critical snr, or with a large ridge, x = 0 is the only one.
     """
     check_spiked_problem(problem)
     validate_algorithm(algorithm)
     constant_rate(algorithm, "spiked tensors")
     k, c, ridge = problem.order, np.float64(algorithm.lr / algorithm.batch), problem.ridge
-    # high powers leave float64 on the way to a root: infinite on one side is an answer for a bisection
+    # High powers may overflow on the way to a root. A bisection needs only the sign of an infinite
+    # value.
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        points = [(0.0, float(r2)) for r2 in _without_signal(k, c, ridge)]
-        for m, r2 in correlated(k, problem.snr, c, ridge):
-            points += [(m, r2)] if k % 2 else [(m, r2), (-m, r2)]
-        found = [_described(problem, algorithm, m, r2) for m, r2 in points]
-    return sorted(found, key=lambda point: (point.risk, -point.m))
+        solutions = [(0.0, float(r2)) for r2 in _uncorrelated_solutions(k, c, ridge)]
+        for m, r2 in correlated_solutions(k, problem.snr, c, ridge):
+            solutions += [(m, r2)] if k % 2 else [(m, r2), (-m, r2)]
+        points = [_classify(problem, algorithm, m, r2) for m, r2 in solutions]
+    return sorted(points, key=lambda point: (point.risk, -point.m))
 
 
-def _without_signal(k: int, c: float, ridge: float) -> list[float]:
-    """r2 of the fixed points with m = 0."""
-    found = [0.0]
+def _uncorrelated_solutions(k: int, c: float, ridge: float) -> list[float]:
+    """r2 of the fixed points with m = 0, which solve r2^(k-2) (c - r2) = al/(2k) unless r2 = 0."""
     if c == 0.0:
-        return found
+        return [0.0]
     if k == 2:
-        return found + ([c - ridge / 4] if ridge < 4 * c else [])
+        return [0.0, c - ridge / 4] if ridge < 4 * c else [0.0]
     if ridge == 0.0:
-        return [*found, c]
+        return [0.0, c]
 
     def excess(r2: float) -> float:
         return np.float64(r2) ** (k - 2) * (c - r2) - ridge / (2 * k)
 
-    top = c * (k - 2) / (k - 1)
-    if excess(top) < 0:
-        return found
-    return [*found, _root(excess, 0.0, top), _root(excess, top, c)]
+    # The left side increases up to this r2 and decreases beyond it.
+    maximum = c * (k - 2) / (k - 1)
+    if excess(maximum) < 0:
+        return [0.0]
+    return [0.0, _find_root(excess, 0.0, maximum), _find_root(excess, maximum, c)]
 
 
-def _root(function: Callable[[float], float], low: float, high: float) -> float:
-    found: Any = optimize.brentq(function, low, high, xtol=1e-300)
-    return float(found)
+def _find_root(function: Callable[[float], float], low: float, high: float) -> float:
+    """The root between two points where the function has opposite signs."""
+    root: Any = optimize.brentq(function, low, high, xtol=1e-300)
+    return float(root)
 
 
-def correlated(k: int, snr: float, c: float, ridge: float) -> list[tuple[float, float]]:
+def correlated_solutions(k: int, snr: float, c: float, ridge: float) -> list[tuple[float, float]]:
     """(m, r2) of the fixed points with m > 0, by increasing m."""
     if k == 2:
         total = snr - ridge / 4
@@ -115,51 +136,55 @@ def correlated(k: int, snr: float, c: float, ridge: float) -> list[tuple[float, 
     if ridge == 0.0 and c == 0.0:
         return [(snr ** (1 / k), 0.0)]
 
-    def parts(log_A: float) -> tuple[float, float, float]:
+    def solve_at(log_A: float) -> tuple[float, float, float]:
+        """m, r2 and R^2 as functions of A, each from its own equation."""
         A = np.exp(log_A)
         m = ((A + ridge) / (2 * k * snr)) ** (1 / (k - 2))
         return m, c * A / (A + ridge), (A / (2 * k)) ** (1 / (k - 1))
 
     def gap(log_A: float) -> float:
-        m, r2, total = parts(log_A)
+        """The logarithm of (m^2 + r2)/R^2, which vanishes at a root."""
+        m, r2, total = solve_at(log_A)
         return np.log((m**2 + r2) / total)
 
-    # R^2 lies above (al/(2k snr))^(2/(k-2)), above c if al = 0, and below snr^(2/k): a little more on either side
+    # R^2 is larger than (al/(2k snr))^(2/(k-2)), or than c if al = 0, and smaller than snr^(2/k).
+    # The range is extended slightly, so that rounding excludes no root.
     least = c if ridge == 0.0 else (ridge / (2 * k * snr)) ** (2 / (k - 2))
     most = snr ** (2 / k)
     if least >= most:
         return []
     low, high = (np.log(2 * k) + (k - 1) * np.log(bound) for bound in (least, most))
     grid = np.linspace(low - 1e-3, high + 1e-3, GRID)
-    values = np.array([gap(point) for point in grid])
-    # dips that the grid steps over: roots that have just been born
-    for i in (
-        np.flatnonzero(
-            (values[1:-1] < values[:-2]) & (values[1:-1] < values[2:]) & (values[1:-1] > 0)
-        )
-        + 1
-    ):
-        dip: Any = optimize.minimize_scalar(
+    gaps = np.array([gap(log_A) for log_A in grid])
+    # A pair of roots that is closer than the grid spacing shows as a positive local minimum. The
+    # grid point is moved to the minimum itself, where the gap is 0 or negative if they exist.
+    inner = gaps[1:-1]
+    is_dip = (inner < gaps[:-2]) & (inner < gaps[2:]) & (inner > 0)
+    for i in np.flatnonzero(is_dip) + 1:
+        minimum: Any = optimize.minimize_scalar(
             gap, bounds=(grid[i - 1], grid[i + 1]), method="bounded", options={"xatol": 1e-10}
         )
-        # in the place of the grid's own lowest point
-        grid[i], values[i] = dip.x, dip.fun if abs(dip.fun) > TOUCHING else 0.0
-    roots = [grid[i] for i in np.flatnonzero(values == 0.0)]
-    for i in np.flatnonzero(values[:-1] * values[1:] < 0):
-        roots.append(_root(gap, grid[i], grid[i + 1]))
-    return [(float(m), float(r2)) for m, r2, _ in sorted(parts(root) for root in roots)]
+        grid[i] = minimum.x
+        gaps[i] = minimum.fun if abs(minimum.fun) > TOUCHING else 0.0
+    roots = [grid[i] for i in np.flatnonzero(gaps == 0.0)]
+    for i in np.flatnonzero(gaps[:-1] * gaps[1:] < 0):
+        roots.append(_find_root(gap, grid[i], grid[i + 1]))
+    return [(float(m), float(r2)) for m, r2, _ in sorted(solve_at(root) for root in roots)]
 
 
-def _described(
+def _classify(
     problem: SpikedTensor, algorithm: OnePassSGD, m: float, r2: float
 ) -> SpikedFixedPoint:
-    numbers = equation_parameters(problem, algorithm, None)
-    values = np.linalg.eigvals(jacobian(numbers, m, r2)).astype(complex)
-    values = values[np.argsort(-np.real(values), kind="stable")]
-    null = NULL * np.abs(values).max()
-    grows = (
-        values[0].real > null or not values.any()
-    )  # all null: only at x = 0, where higher orders grow
-    verdict = "saddle" if grows else "stable" if values[0].real < -null else "marginal"
-    residual = float(np.linalg.norm(np.asarray(drift(numbers, np.float64(m), np.float64(r2)))))
-    return SpikedFixedPoint(m, r2, float(problem.risk(m, r2)), values, verdict, residual)
+    """The fixed point (m, r2) with its risk and linear stability."""
+    parameters = equation_parameters(problem, algorithm, None)
+    eigenvalues = np.linalg.eigvals(jacobian(parameters, m, r2)).astype(complex)
+    eigenvalues = eigenvalues[np.argsort(-np.real(eigenvalues), kind="stable")]
+    threshold = NULL * np.abs(eigenvalues).max()
+    # All eigenvalues vanish only at x = 0, where terms of higher order grow.
+    is_growing = eigenvalues[0].real > threshold or not eigenvalues.any()
+    verdict = "stable" if eigenvalues[0].real < -threshold else "marginal"
+    if is_growing:
+        verdict = "saddle"
+    rates = np.asarray(drift(parameters, np.float64(m), np.float64(r2)))
+    residual = float(np.linalg.norm(rates))
+    return SpikedFixedPoint(m, r2, float(problem.risk(m, r2)), eigenvalues, verdict, residual)
