@@ -1,18 +1,23 @@
-"""solve_dmft against another checkout of the library, side by side: seconds without compile, bytes moved, and the memory's own speed.
+"""Measure `solve_dmft`: seconds without compilation, and bandwidth compared with the memory.
 
-    python benchmarks/dmft_speed.py --against PATH        PATH: the src folder of another checkout; ratios of the fastest of three runs each
-    python benchmarks/dmft_speed.py --size gpu            sizes for a GPU: 1.05e6 paths x 1000 steps, p = 8 with 65536 x 300
-    python benchmarks/dmft_speed.py --case GD --runs 1    one case alone
+    python benchmarks/dmft_speed.py                       this checkout alone
+    python benchmarks/dmft_speed.py --against PATH        ratios to the library in the folder PATH,
+                                                          the src of another checkout
+    python benchmarks/dmft_speed.py --size gpu            sizes for a GPU
+    python benchmarks/dmft_speed.py --case GD --runs 1    a single case
 
-Each checkout runs in a process of its own, one after the other, and again in turn: what else runs on the machine hits both. Bytes are those
-of one read of P and A a step, at the directions in use (the mean over steps, from the rank); seconds are of the whole solution, whose
-quarter of the paths is counted too.
+Each measurement is a new process, and the two checkouts take turns, so that other load of the
+machine affects both. The fastest of the runs counts. The bandwidth assumes one read per step of the
+projections P and A, at the mean number of directions in use, which follows from the rank. The
+seconds and the bytes include the additional solution with a quarter of the paths, which
+`solve_dmft` needs for its error estimate.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import subprocess
 import sys
@@ -20,81 +25,113 @@ import time
 from pathlib import Path
 from typing import Any
 
-SIZES = {  # paths, steps
+SIZES = {  # (paths, steps) of each case
     "small": {"GD": (4096, 40), "SGD": (4096, 40), "ReLU": (1024, 6)},
     "cpu": {"GD": (16384, 300), "SGD": (16384, 300), "ReLU": (16384, 160)},
     "gpu": {"GD": (1 << 20, 1000), "SGD": (1 << 18, 300), "ReLU": (65536, 300)},
 }
+# Targets of the ratio of the two times, for --against.
 TARGETS = {"cpu": {"GD": 2.5, "SGD": 2.5, "ReLU": 2.0}, "gpu": {"GD": 8.0, "ReLU": 15.0}}
 WIDTHS = {"GD": 1, "SGD": 1, "ReLU": 8}
+QUARTER_SOLUTION = 1.25  # work with the additional solution for the error estimate
 
 
-def solved(case: str, paths: int, steps: int, dtype: str) -> dict[str, float]:
-    """Seconds of a solution whose programs are compiled, its rank and training risk."""
+def solve(case: str, paths: int, steps: int, dtype: str) -> dict[str, float]:
+    """Solve a case twice; return seconds of the second solution, its rank and training risk."""
     import sgdynamics as sgd
 
     if case == "GD":  # phase retrieval on the sphere
         problem = sgd.TeacherStudent(width=1, activation="square", constraint="sphere")
-        algorithm, begin = (
-            sgd.GradientDescent(lr=0.02, samples_per_dimension=2.0),
-            sgd.start(problem, M=[[0.5]], Q=[[1.0]]),
-        )
+        algorithm = sgd.GradientDescent(lr=0.02, samples_per_dimension=2.0)
+        start = sgd.start(problem, M=[[0.5]], Q=[[1.0]])
     elif case == "SGD":
         problem = sgd.TeacherStudent(width=1, activation="erf", noise=0.05)
         algorithm = sgd.MultiPassSGD(lr=0.3, samples_per_dimension=2.0, batch_fraction=0.5)
-        begin = sgd.start(problem, M=[[0.5]], Q=[[1.0]])
+        start = sgd.start(problem, M=[[0.5]], Q=[[1.0]])
     else:
         problem = sgd.TeacherStudent(width=8, teacher_width=3, activation="relu", noise=0.05)
         algorithm = sgd.MultiPassSGD(lr=0.2, samples_per_dimension=3.0, batch_fraction=0.5)
-        begin = sgd.random_start(problem, dimension=1000, seed=1)
-    more: dict[str, Any] = {"steps": [steps], "paths": paths, "progress": False}
+        start = sgd.random_start(problem, dimension=1000, seed=1)
+    options: dict[str, Any] = {"steps": [steps], "paths": paths, "progress": False}
     if hasattr(sgd, "DMFT"):
-        more["method"] = sgd.DMFT(dtype=dtype)
-    else:  # an older checkout, in which the options were arguments
-        more["dtype"] = dtype
-    sgd.solve_dmft(problem, algorithm, begin, **more)
-    began, busy = time.perf_counter(), time.process_time()
-    found = sgd.solve_dmft(problem, algorithm, begin, **more)
-    seconds, busy = time.perf_counter() - began, time.process_time() - busy
-    risk, error = (
-        float(found[name][0, -1]) for name in ("train_risk", "train_risk_standard_error")
-    )
+        options["method"] = sgd.DMFT(dtype=dtype)
+    else:  # in older checkouts the options were arguments
+        options["dtype"] = dtype
+    sgd.solve_dmft(problem, algorithm, start, **options)  # compiles
+    start_time, start_cpu_time = time.perf_counter(), time.process_time()
+    result = sgd.solve_dmft(problem, algorithm, start, **options)
+    seconds = time.perf_counter() - start_time
+    cpu_seconds = time.process_time() - start_cpu_time
     return {
         "seconds": seconds,
-        "busy": busy,
-        "rank": float(found.attrs["rank"]),
-        "risk": risk,
-        "error": error,
+        "cpu_seconds": cpu_seconds,
+        "rank": float(result.attrs["rank"]),
+        "risk": float(result["train_risk"][0, -1]),
+        "error": float(result["train_risk_standard_error"][0, -1]),
     }
 
 
 def bandwidth() -> float:
-    """Bytes a second of a sum over an array that no cache holds."""
+    """Measure the bytes per second of a sum over an array that is larger than any cache."""
     import jax
     import jax.numpy as jnp
 
-    values = jnp.ones((1 << 28,), jnp.float32)
+    array = jnp.ones((1 << 28,), jnp.float32)
     total = jax.jit(jnp.sum)
-    total(values).block_until_ready()
-    began = time.perf_counter()
+    total(array).block_until_ready()
+    start_time = time.perf_counter()
     for _ in range(5):
-        total(values).block_until_ready()
-    return 5 * values.nbytes / (time.perf_counter() - began)
+        total(array).block_until_ready()
+    return 5 * array.nbytes / (time.perf_counter() - start_time)
 
 
-def measured(source: Path | None, case: str, size: str, dtype: str) -> dict[str, float]:
-    """The same in a process of its own, with the library from there."""
-    environment = dict(os.environ)
-    if source is not None:
-        environment["PYTHONPATH"] = str(source)
+def solve_in_process(source: Path, case: str, size: str, dtype: str) -> dict[str, float]:
+    """Call `solve` in a new process that imports the library from the folder `source`."""
+    environment = os.environ | {"PYTHONPATH": str(source)}
     command = [sys.executable, __file__, "--inner", case, "--size", size, "--dtype", dtype]
-    made = subprocess.run(command, env=environment, capture_output=True, text=True)
-    if made.returncode:
-        raise RuntimeError(made.stderr[-2000:])
-    return json.loads(made.stdout.splitlines()[-1])
+    process = subprocess.run(command, env=environment, capture_output=True, text=True)
+    if process.returncode:
+        raise RuntimeError(process.stderr[-2000:])
+    return json.loads(process.stdout.splitlines()[-1])
+
+
+def describe_speed(case: str, arguments: argparse.Namespace, best: dict, speed: float) -> str:
+    """Describe seconds and bandwidth of a solution, given the bandwidth `speed` of the memory.
+
+    The number of directions grows by up to p per step until it reaches the rank r, which takes the
+    fraction f = r/(p steps) of the steps. Its mean over the steps is r (1 - f/2).
+    """
+    paths, steps = SIZES[arguments.size][case]
+    rank, p = best["rank"], WIDTHS[case]
+    growth_fraction = min(1.0, rank / (p * steps))
+    mean_directions = rank * (1 - growth_fraction / 2)
+    itemsize = 8 if arguments.dtype == "float64" else 4
+    read_bytes = 2 * itemsize * QUARTER_SOLUTION * paths * steps * mean_directions
+    bytes_per_second = read_bytes / best["seconds"]
+    return (
+        f"{case}, p = {p}, {paths} paths x {steps} steps, rank {rank:.0f}: {best['seconds']:.2f} s,"
+        f" {read_bytes / 1e9:.3g} GB at {bytes_per_second / 1e9:.3g} GB/s,"
+        f" {bytes_per_second / speed:.2f} of the memory bandwidth"
+    )
+
+
+def describe_comparison(case: str, size: str, own: dict, other: dict) -> str:
+    """Describe the ratio of the times of two checkouts and the difference of their results."""
+    ratio = other["seconds"] / own["seconds"]
+    cpu_ratio = other["cpu_seconds"] / own["cpu_seconds"]
+    error = max(1e-300, math.hypot(own["error"], other["error"]))
+    difference = abs(own["risk"] - other["risk"]) / error
+    target = TARGETS.get(size, {}).get(case)
+    promise = f" (target {target:g})" if target else ""
+    return (
+        f"; other checkout {other['seconds']:.2f} s: {ratio:.1f} times{promise},"
+        f" in processor time {cpu_ratio:.1f};"
+        f" the training risks differ by {difference:.1f} standard errors"
+    )
 
 
 def main() -> None:
+    """Print one line per case."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -104,43 +141,29 @@ def main() -> None:
     parser.add_argument("--dtype", choices=("float64", "float32"), default="float64")
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--inner", help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.inner:
-        print(json.dumps(solved(given.inner, *SIZES[given.size][given.inner], given.dtype)))
+    arguments = parser.parse_args()
+    if arguments.inner:  # the process of a single measurement
+        paths, steps = SIZES[arguments.size][arguments.inner]
+        print(json.dumps(solve(arguments.inner, paths, steps, arguments.dtype)))
         return
     own = Path(__file__).resolve().parents[1] / "src"
     speed = bandwidth()
     print(f"memory: {speed / 1e9:.3g} GB/s")
-    for case in given.case or list(WIDTHS):
-        paths, steps = SIZES[given.size][case]
-        sources = [own] if given.against is None else [own, given.against]
-        runs = [
-            [measured(source, case, given.size, given.dtype) for source in sources]
-            for _ in range(given.runs)
-        ]
-        best = [
-            min((run[place] for run in runs), key=lambda one: one["seconds"])
-            for place in range(len(sources))
-        ]
-        rank, p = best[0]["rank"], WIDTHS[case]
-        filling = min(1.0, rank / (p * steps))
-        used = rank * (1 - filling / 2)
-        moved = 2 * (8 if given.dtype == "float64" else 4) * 1.25 * paths * steps * used
-        line = f"{case}, p = {p}, {paths} paths x {steps} steps, rank {rank:.0f}: {best[0]['seconds']:.2f} s"
-        pace = moved / best[0]["seconds"]
-        line += (
-            f", {moved / 1e9:.3g} GB at {pace / 1e9:.3g} GB/s, {pace / speed:.2f} of the memory's"
-        )
-        if given.against is not None:
-            ratio, busy = (best[1][name] / best[0][name] for name in ("seconds", "busy"))
-            gap = abs(best[0]["risk"] - best[1]["risk"]) / max(
-                1e-300, (best[0]["error"] ** 2 + best[1]["error"] ** 2) ** 0.5
-            )
-            target = TARGETS.get(given.size, {}).get(case)
-            line += f"; there {best[1]['seconds']:.2f} s: {ratio:.1f} times" + (
-                f" (target {target:g})" if target else ""
-            )
-            line += f", in processor time {busy:.1f}; train risks {gap:.1f} standard errors apart"
+    sources = [own] if arguments.against is None else [own, arguments.against]
+    for case in arguments.case or list(WIDTHS):
+        measurements: dict[Path, list[dict[str, float]]] = {source: [] for source in sources}
+        for _ in range(arguments.runs):
+            for source in sources:
+                measurement = solve_in_process(source, case, arguments.size, arguments.dtype)
+                measurements[source].append(measurement)
+        best = {
+            source: min(runs, key=lambda run: run["seconds"])
+            for source, runs in measurements.items()
+        }
+        line = describe_speed(case, arguments, best[own], speed)
+        if arguments.against is not None:
+            other = best[arguments.against]
+            line += describe_comparison(case, arguments.size, best[own], other)
         print(line, flush=True)
 
 

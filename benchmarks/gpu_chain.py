@@ -1,13 +1,14 @@
-"""Run-steps a second of the exact chain on a GPU: one kernel, and step by step, side by side; and the least time of a step.
+"""Measure the speed of the exact chain on a GPU, as one kernel and step by step.
 
-python benchmarks/gpu_chain.py [--widths 1 2 4 8] [--losses square erf relu own]
+    python benchmarks/gpu_chain.py [--widths 1 2 4 8] [--losses square erf relu own]
+
+The table contains run-steps per second with many runs, and the time of a step with few runs, for
+random numbers drawn inside of the kernel, before the kernel, and without the kernel.
 """
 
 from __future__ import annotations
 
 import argparse
-import time
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -15,86 +16,88 @@ import jax.numpy as jnp
 import numpy as np
 
 import sgdynamics as sgd
+from measurement import measure_seconds
 from sgdynamics.base.precision import float64
 from sgdynamics.base.random import run_keys
 from sgdynamics.simulation.exact import ExactChain
 from sgdynamics.simulation.gpu.chain import KernelChain
 
-DIMENSION, MANY, FEW = 100_000, 1 << 20, 1 << 14
-SECONDS = 0.3  # at least, of what is measured
+DIMENSION = 100_000
+MANY, FEW = 1 << 20, 1 << 14  # numbers of runs
+MIN_SECONDS = 0.3  # shortest measurement
 
 
 def own_loss(fields: Any, signals: Any, head: Any, noise: Any) -> Any:
-    """Logistic regression on a network's output."""
+    """Logistic loss of a network with sine units, as an example of a user's own loss."""
     return jnp.logaddexp(
         0.0, -jnp.tanh(signals[0]) * jnp.mean(head * jnp.sin(fields)) + 0.1 * noise
     )
 
 
 def chains(width: int, loss: str) -> tuple[KernelChain, ExactChain]:
-    """The same chain in both ways."""
+    """Build the same chain as one GPU kernel and step by step."""
     problem: Any = (
         sgd.Problem(own_loss, width=width, signals=1)
         if loss == "own"
         else sgd.TeacherStudent(width=width, activation=loss, noise=0.1)
     )
-    begin = sgd.start(problem, M=np.full((width, 1), 0.1), Q=np.eye(width))
-    setting = (problem, sgd.OnePassSGD(lr=0.05), begin, DIMENSION, np.array([DIMENSION]))
-    return KernelChain(*setting), ExactChain(*setting)
-
-
-def seconds(work: Callable[[], Any]) -> float:
-    """How long it takes."""
-    began = time.perf_counter()
-    jax.block_until_ready(work())
-    return time.perf_counter() - began
+    start = sgd.start(problem, M=np.full((width, 1), 0.1), Q=np.eye(width))
+    arguments = (problem, sgd.OnePassSGD(lr=0.05), start, DIMENSION, np.array([DIMENSION]))
+    return KernelChain(*arguments), ExactChain(*arguments)
 
 
 @float64
-def pace(chain: ExactChain, runs: int, steps: int) -> tuple[float, float]:
-    """Seconds a step, and seconds of the first call, which compiles."""
+def measure_step(chain: ExactChain, runs: int, steps: int) -> tuple[float, float]:
+    """Measure the seconds per step of all runs, and the seconds of the first call, which compiles.
+
+    The number of steps increases until the measurement takes MIN_SECONDS.
+    """
     state, keys = chain.initial(np.zeros(runs, int)), run_keys(0, np.arange(runs))
-    first = seconds(lambda: chain.advance(state, keys, 0, steps))
-    took = seconds(lambda: chain.advance(state, keys, 0, steps))
-    while took < SECONDS:
+    first_call = measure_seconds(lambda: chain.advance(state, keys, 0, steps))
+    elapsed = measure_seconds(lambda: chain.advance(state, keys, 0, steps))
+    while elapsed < MIN_SECONDS:
         steps *= 4
-        took = seconds(lambda steps=steps: chain.advance(state, keys, 0, steps))
-    return took / steps, first
+        elapsed = measure_seconds(lambda steps=steps: chain.advance(state, keys, 0, steps))
+    return elapsed / steps, first_call
 
 
 def main() -> None:
-    """Print the table."""
+    """Print one row per loss and width."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--widths", type=int, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--losses", nargs="+", default=["square", "erf", "relu", "own"])
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     device = jax.local_devices()[0]
     if device.platform != "gpu":
         raise SystemExit(
-            f"this measures a GPU, and JAX found {device.device_kind}: benchmarks/run.py has the CPU's rows"
+            f"This benchmark needs a GPU, but JAX uses {device.device_kind}."
+            " For a CPU, run benchmarks/run.py."
         )
     print(
-        f"{device.device_kind}, float64; run-steps a second with {MANY} runs (step by step: {FEW}), a step of {FEW} runs in us:"
+        f"{device.device_kind}, float64\n"
+        f"kernel: run-steps per second of one kernel with {MANY} runs\n"
+        f"stepwise: run-steps per second step by step with {FEW} runs\n"
+        f"us inside, us ahead: microseconds of a step of {FEW} runs in one kernel,"
+        " with random numbers drawn inside of the kernel and ahead of it\n"
+        f"us stepwise: microseconds of a step of {FEW} runs step by step"
     )
-    print("random numbers made in the kernel, ahead of it, and step by step")
-    columns = ("kernel", "present", "ratio", "us kernel", "us ahead", "us present", "compile s")
-    print(f"{'loss':8}{'width':>6}{''.join(f'{one:>12}' for one in columns)}")
-    for loss in asked.losses:
-        for width in asked.widths:
-            kernel, plain = chains(width, loss)
-            (fast, first), (ahead, _), (slow, _) = (
-                pace(kernel, MANY, 256),
-                pace(kernel, FEW, 1024),
-                pace(plain, FEW, 1024),
-            )
-            kernel.steps_ahead = lambda runs: 0
-            least, _ = pace(kernel, FEW, 1024)
-            rates = MANY / fast, FEW / slow
-            row = f"{loss:8}{width:6}{rates[0]:12.3g}{rates[1]:12.3g}{rates[0] / rates[1]:12.1f}"
+    columns = ("kernel", "stepwise", "ratio", "us inside", "us ahead", "us stepwise", "compile s")
+    print(f"{'loss':8}{'width':>6}{''.join(f'{column:>12}' for column in columns)}")
+    for loss in arguments.losses:
+        for width in arguments.widths:
+            kernel, stepwise = chains(width, loss)
+            many_runs, first_call = measure_step(kernel, MANY, 256)
+            ahead, _ = measure_step(kernel, FEW, 1024)
+            plain, _ = measure_step(stepwise, FEW, 1024)
+            kernel.steps_ahead = lambda runs: 0  # draws the random numbers inside of the kernel
+            inside, _ = measure_step(kernel, FEW, 1024)
+            kernel_rate, plain_rate = MANY / many_runs, FEW / plain
             print(
-                f"{row}{least * 1e6:12.2f}{ahead * 1e6:12.2f}{slow * 1e6:12.2f}{first:12.1f}",
+                f"{loss:8}{width:6}{kernel_rate:12.3g}{plain_rate:12.3g}"
+                f"{kernel_rate / plain_rate:12.1f}{inside * 1e6:12.2f}{ahead * 1e6:12.2f}"
+                f"{plain * 1e6:12.2f}{first_call:12.1f}",
                 flush=True,
             )
 

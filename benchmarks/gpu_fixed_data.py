@@ -1,16 +1,22 @@
-"""Fixed data sets on a GPU: direct simulation by one read a step and by two against the memory's speed, and figure 2 of 002 at full size.
+"""Measure direct simulation on fixed data sets on a GPU, and run a figure at full size.
 
-    python benchmarks/gpu_fixed_data.py                                   bandwidths, a table; JSON under $OUT where that is set
-    python benchmarks/gpu_fixed_data.py --small                           the same on small arrays, to try it out (also on a CPU)
-    python benchmarks/gpu_fixed_data.py --headline PSGD --out psgd.nc     500 seeds x 1e5 steps at N = 1000 (--group 0/4: a quarter of them)
-    python benchmarks/gpu_fixed_data.py --combine a.nc b.nc --out all.nc  groups of seeds into one file
+    python benchmarks/gpu_fixed_data.py                 table of bandwidths compared with a copy in
+                                                        memory; also as JSON in $OUT if that is set
+    python benchmarks/gpu_fixed_data.py --small         the same with small arrays, also on a CPU
+    python benchmarks/gpu_fixed_data.py --headline PSGD --out psgd.nc
+                                                        figure 2 of rough_landscapes: 500 seeds,
+                                                        1e5 steps, N = 1000; --group 0/4 computes a
+                                                        quarter of the seeds
+    python benchmarks/gpu_fixed_data.py --combine a.nc b.nc --out all.nc
+                                                        join groups of seeds into one file
 
-A part that fails says why, and the others go on.
+A measurement that fails prints its error, and the others continue.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import pickle
@@ -27,18 +33,20 @@ import numpy as np
 import xarray as xr
 
 import sgdynamics as sgd
+from measurement import measure_seconds
 from sgdynamics.base.random import run_keys
 from sgdynamics.fixed_data.direct import DirectFixedData
 from sgdynamics.simulation.gpu import data_gradients
 
-ALPHA, M0, ETA, BATCH, TAU = 3.0, 0.2, 0.01, 0.5, 1.0  # of figure 2, in the paper's units
-THRESHOLD = 1e-7  # of the paper's mean loss, half of ours
-CHOSEN = (data_gradients.CHUNK, data_gradients.WARP_VALUES)
+# Parameters of figure 2, in the units of the paper (Mignacco, Urbani and Zdeborova, 2021).
+ALPHA, M0, ETA, BATCH, TAU = 3.0, 0.2, 0.01, 0.5, 1.0
+THRESHOLD = 1e-7  # mean loss of the paper, which is half of the library's training risk
+DEFAULT_TILING = (data_gradients.CHUNK, data_gradients.WARP_VALUES)
 PROBLEM = sgd.TeacherStudent(width=1, activation="square", constraint="sphere")
 
 
 def algorithm_of(name: str) -> Any:
-    """The paper's algorithm in our units: lr = alpha eta/2, times are alpha/2 of theirs."""
+    """Build an algorithm of the paper: lr = alpha eta/2, and times are multiplied by alpha/2."""
     common: dict[str, Any] = {"lr": ALPHA * ETA / 2, "samples_per_dimension": ALPHA}
     if name == "GD":
         return sgd.GradientDescent(**common)
@@ -50,102 +58,104 @@ def algorithm_of(name: str) -> Any:
 # ---- measurements
 
 
-def seconds(work: Callable[[], Any], repeats: int = 3) -> float:
+def fastest_seconds(work: Callable[[], Any], repeats: int = 3) -> float:
+    """Measure the fastest of several calls, after one call that compiles."""
     jax.block_until_ready(work())
-    found = []
-    for _ in range(repeats):
-        began = time.perf_counter()
-        jax.block_until_ready(work())
-        found.append(time.perf_counter() - began)
-    return min(found)
+    return min(measure_seconds(work) for _ in range(repeats))
 
 
 def copy_bandwidth(small: bool) -> dict[str, float]:
+    """Measure the bandwidth of the memory by elementary operations on one large array."""
     x = jnp.ones((1 << (22 if small else 30),), jnp.float32)
     add, total = jax.jit(lambda x: x + 1), jax.jit(jnp.sum)
     return {
-        "copy GB/s (read + write)": 2 * x.nbytes / seconds(lambda: jnp.copy(x)) / 1e9,
-        "x + 1 GB/s (read + write)": 2 * x.nbytes / seconds(lambda: add(x)) / 1e9,
-        "sum GB/s (read)": x.nbytes / seconds(lambda: total(x)) / 1e9,
+        "copy GB/s (read + write)": 2 * x.nbytes / fastest_seconds(lambda: jnp.copy(x)) / 1e9,
+        "x + 1 GB/s (read + write)": 2 * x.nbytes / fastest_seconds(lambda: add(x)) / 1e9,
+        "sum GB/s (read)": x.nbytes / fastest_seconds(lambda: total(x)) / 1e9,
     }
 
 
 def library_bandwidth(
     name: str, runs: int, d: int, dtype: str, steps: int, reads: int
 ) -> dict[str, float]:
-    """Steps of `method="direct"`: by the kernel that reads the data sets once a step (interpreted on a CPU), or by two products."""
+    """Measure the bandwidth of the steps of `method="direct"`.
+
+    With `reads=1` a kernel reads the data sets once per step (interpreted on a CPU); with `reads=2`
+    two matrix products read them twice.
+    """
     algorithm = algorithm_of(name)
-    begin = sgd.start(PROBLEM, M=np.full((runs, 1, 1), M0), Q=np.ones((runs, 1, 1)))
-    simulator = DirectFixedData(PROBLEM, algorithm, begin, d, PROBLEM.block_dimensions(d), dtype)
+    start = sgd.start(PROBLEM, M=np.full((runs, 1, 1), M0), Q=np.ones((runs, 1, 1)))
+    simulator = DirectFixedData(PROBLEM, algorithm, start, d, PROBLEM.block_dimensions(d), dtype)
     if reads == 2:
         simulator.options = simulator.options._replace(kernel="", together=True)
     elif not simulator.options.kernel:
         simulator.use_kernel("interpret")
     with jax.enable_x64(True):
-        began = time.perf_counter()
-        state, keys = (
-            jax.block_until_ready(simulator.initial(np.arange(runs))),
-            run_keys(0, np.arange(runs)),
-        )
-        made = time.perf_counter() - began
-        began = time.perf_counter()
-        jax.block_until_ready(simulator.advance(state, keys, 0, 1))
-        compiled = time.perf_counter() - began
-        taken = seconds(lambda: simulator.advance(state, keys, 0, steps)) / steps
-        moved = simulator.advance(state, keys, 0, steps)[0]
-        risk = float(simulator.train_risk(moved).mean())
-    read = algorithm.fraction if reads == 1 else 1.0  # one read is of the samples in use
-    size = read * runs * algorithm.samples(d) * d * np.dtype(dtype).itemsize
+        start_time = time.perf_counter()
+        state = jax.block_until_ready(simulator.initial(np.arange(runs)))
+        keys = run_keys(0, np.arange(runs))
+        draw_seconds = time.perf_counter() - start_time
+        compile_seconds = measure_seconds(lambda: simulator.advance(state, keys, 0, 1))
+        step_seconds = fastest_seconds(lambda: simulator.advance(state, keys, 0, steps)) / steps
+        final_state = simulator.advance(state, keys, 0, steps)[0]
+        risk = float(simulator.train_risk(final_state).mean())
+    # The kernel reads only the samples of the batch; the products read all samples.
+    fraction = algorithm.fraction if reads == 1 else 1.0
+    size = fraction * runs * algorithm.samples(d) * d * np.dtype(dtype).itemsize
     return {
         "runs": runs,
-        "ms a step": 1e3 * taken,
-        "GB/s": reads * size / taken / 1e9,
+        "ms per step": 1e3 * step_seconds,
+        "GB/s": reads * size / step_seconds / 1e9,
         "train risk at the end": risk,
-        "s to draw the data (with compiling)": made,
-        "s to compile a step": compiled,
-        "s for 1e5 steps": 1e5 * taken,
+        "s to draw the data (with compilation)": draw_seconds,
+        "s to compile a step": compile_seconds,
+        "s for 1e5 steps": 1e5 * step_seconds,
     }
 
 
-def tuned(
+def measure_tilings(
     runs: int, d: int, dtype: str, steps: int, variants: list[tuple[int, int]]
 ) -> list[dict[str, Any]]:
-    """The kernel with other chunks and tiles: samples of a program, numbers of a tile for each warp."""
-    found: list[dict[str, Any]] = []
-    for chunk, numbers in variants:
-        data_gradients.CHUNK, data_gradients.WARP_VALUES = chunk, numbers
+    """Measure the kernel with other tilings.
+
+    A variant is a pair of the number of samples per program and of the number of matrix entries in
+    the tile of a warp.
+    """
+    measurements: list[dict[str, Any]] = []
+    for chunk, entries_per_warp in variants:
+        data_gradients.CHUNK, data_gradients.WARP_VALUES = chunk, entries_per_warp
         jax.clear_caches()
         row: dict[str, Any] = {
             "chunk": chunk,
-            "numbers a warp": numbers,
+            "entries per warp": entries_per_warp,
             **data_gradients.tiling(1, d)._asdict(),
         }
         try:
             row |= library_bandwidth("PSGD", runs, d, dtype, steps, 1)
         except Exception as error:
             row["error"] = f"{type(error).__name__}: {str(error)[:400]}"
-        found.append(row)
-        print("   ", shown(row), flush=True)
-    data_gradients.CHUNK, data_gradients.WARP_VALUES = CHOSEN
+        measurements.append(row)
+        print("   ", format_row(row), flush=True)
+    data_gradients.CHUNK, data_gradients.WARP_VALUES = DEFAULT_TILING
     jax.clear_caches()
-    return found
+    return measurements
 
 
-def shown(row: dict[str, Any]) -> str:
+def format_row(row: dict[str, Any]) -> str:
+    """Format names and numbers of a measurement as one line."""
     return ", ".join(
-        f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
-        for name, value in row.items()
+        f"{name} {entry:.4g}" if isinstance(entry, float) else f"{name} {entry}"
+        for name, entry in row.items()
     )
 
 
 def measure(small: bool) -> dict[str, Any]:
+    """Run all measurements, print them, and return them by name."""
     d, few, many, steps = (100, 2, 4, 3) if small else (1000, 64, 500, 100)
     variants = (
-        [(64, 1024)]
-        if small
-        else [(chunk, numbers) for chunk in (64, 128, 256) for numbers in (1024, 2048, 4096)]
+        [(64, 1024)] if small else list(itertools.product((64, 128, 256), (1024, 2048, 4096)))
     )
-    parts: dict[str, Callable[[], Any]] = {
+    measurements: dict[str, Callable[[], Any]] = {
         "device": lambda: {
             "device": str(jax.devices()[0]),
             "jax": jax.__version__,
@@ -162,36 +172,35 @@ def measure(small: bool) -> dict[str, Any]:
     ):
         for name in ("GD", "PSGD"):
             title = f"{name}, {dtype}, {'one read' if reads == 1 else 'two reads'}, {runs} runs"
-            parts[title] = partial(library_bandwidth, name, runs, d, dtype, steps, reads)
-    for N, runs in ((100, 200), (2500, 20)) if not small else ():  # of figure 7
-        parts[f"PSGD, float16, one read, N = {N}, {runs} runs"] = partial(
+            measurements[title] = partial(library_bandwidth, name, runs, d, dtype, steps, reads)
+    figure_7 = [(100, 200), (2500, 20)]  # pairs of N and number of runs
+    for N, runs in [] if small else figure_7:
+        measurements[f"PSGD, float16, one read, N = {N}, {runs} runs"] = partial(
             library_bandwidth, "PSGD", runs, N, "float16", steps, 1
         )
-    parts["other tiles"] = lambda: tuned(many, d, "float16", steps, variants)
-    found: dict[str, Any] = {}
-    for name, part in parts.items():
+    measurements["other tiles"] = lambda: measure_tilings(many, d, "float16", steps, variants)
+    results: dict[str, Any] = {}
+    for name, run_measurement in measurements.items():
         print(name, flush=True)
         try:
-            found[name] = part()
-            if isinstance(found[name], dict):
-                print("   ", shown(found[name]), flush=True)
+            results[name] = run_measurement()
+            if isinstance(results[name], dict):
+                print("   ", format_row(results[name]), flush=True)
         except Exception as error:
-            found[name] = {"error": f"{type(error).__name__}: {str(error)[:2000]}"}
+            results[name] = {"error": f"{type(error).__name__}: {str(error)[:2000]}"}
             traceback.print_exc()
-    ratios(found)
-    return found
+    print_ratios(results)
+    return results
 
 
-def ratios(found: dict[str, Any]) -> None:
-    """Everything as a share of the copy's bandwidth."""
-    copy = max(
-        (value for name, value in found.get("copy", {}).items() if name != "error"),
-        default=float("nan"),
-    )
+def print_ratios(results: dict[str, Any]) -> None:
+    """Print all bandwidths relative to that of a copy, and add the ratios to the results."""
+    copies = [speed for name, speed in results.get("copy", {}).items() if name != "error"]
+    copy = max(copies, default=float("nan"))
     print(f"\n{'':48}{'GB/s':>10}{'of the copy':>14}{'s for 1e5 steps':>18}")
-    for name, part in found.items():
-        for row in part if isinstance(part, list) else [part]:
-            speed = next((value for key, value in row.items() if key.startswith("GB/s")), None)
+    for name, result in results.items():
+        for row in result if isinstance(result, list) else [result]:
+            speed = row.get("GB/s")
             if speed is not None:
                 variant = (
                     f" {row['chunk']}, {row['rows']}x{row['columns']}, {row['warps']} warps"
@@ -200,7 +209,8 @@ def ratios(found: dict[str, Any]) -> None:
                 )
                 row["share of the copy"] = speed / copy
                 print(
-                    f"{name + variant:48}{speed:10.1f}{speed / copy:14.2f}{row['s for 1e5 steps']:18.1f}"
+                    f"{name + variant:48}{speed:10.1f}{speed / copy:14.2f}"
+                    f"{row['s for 1e5 steps']:18.1f}"
                 )
 
 
@@ -208,25 +218,31 @@ def ratios(found: dict[str, Any]) -> None:
 
 
 def warm_start(dimension: int, seeds: int, seed: int) -> sgd.Start:
-    """w = m0 w0 + c z with Gaussian z and |w| = 1: the overlap with w0 at dimension d."""
+    """Draw the warm start of the paper: w = m0 w0 + c z with Gaussian z, and c such that |w| = 1.
+
+    With z0 = z.w0 the norm is m0^2 + 2 m0 c z0 + c^2 |z|^2 = 1, and the overlap is m0 + c z0.
+    """
     generator = np.random.default_rng(seed)
-    along, across = generator.standard_normal(seeds), generator.chisquare(dimension - 1, seeds)
-    square = along**2 + across
-    c = (-M0 * along + np.sqrt((M0 * along) ** 2 + square * (1 - M0**2))) / square
-    return sgd.start(PROBLEM, M=(M0 + c * along)[:, None, None], Q=np.ones((seeds, 1, 1)))
+    z0, orthogonal_square = (
+        generator.standard_normal(seeds),
+        generator.chisquare(dimension - 1, seeds),
+    )
+    square = z0**2 + orthogonal_square
+    c = (-M0 * z0 + np.sqrt((M0 * z0) ** 2 + square * (1 - M0**2))) / square
+    return sgd.start(PROBLEM, M=(M0 + c * z0)[:, None, None], Q=np.ones((seeds, 1, 1)))
 
 
 def with_fractions(result: xr.Dataset) -> xr.Dataset:
-    """Beside the runs: the share of seeds whose mean loss (the paper's) is below the threshold, at every time."""
-    share = (result.train_risk / 2 < THRESHOLD).mean("run")
-    error = np.sqrt(share * (1 - share) / result.sizes["run"])
-    paper = (
+    """Add the fraction of seeds whose mean loss, as the paper defines it, is below THRESHOLD."""
+    fraction = (result.train_risk / 2 < THRESHOLD).mean("run")
+    error = np.sqrt(fraction * (1 - fraction) / result.sizes["run"])
+    paper_time = (
         "time",
         np.asarray(result.t) * 2 / ALPHA,
         {"long_name": "the paper's time, steps * eta"},
     )
-    return result.assign(fraction_below=share, fraction_below_error=error).assign_coords(
-        paper_time=paper
+    return result.assign(fraction_below=fraction, fraction_below_error=error).assign_coords(
+        paper_time=paper_time
     )
 
 
@@ -239,16 +255,17 @@ def headline(
     out: Path,
     dtype: str,
 ) -> None:
+    """Run figure 2 for one group of the seeds, and write and report the result."""
     index, groups = group
-    mine = len(range(index, seeds, groups))
+    group_size = len(range(index, seeds, groups))
     algorithm, seed = algorithm_of(name), 1000 * (1 + index)
-    last = round(span / ETA)
-    steps = np.unique(np.concatenate([[0], np.rint(np.geomspace(1, last, 61))]).astype(int))
-    began = time.perf_counter()
+    last_step = round(span / ETA)
+    steps = np.unique(np.concatenate([[0], np.rint(np.geomspace(1, last_step, 61))]).astype(int))
+    start_time = time.perf_counter()
     result = sgd.simulate(
         PROBLEM,
         algorithm,
-        warm_start(dimension, mine, seed),
+        warm_start(dimension, group_size, seed),
         steps=steps,
         dimension=dimension,
         seed=seed,
@@ -258,7 +275,7 @@ def headline(
     )
     result = with_fractions(result)
     result.attrs |= {
-        "seconds": time.perf_counter() - began,
+        "seconds": time.perf_counter() - start_time,
         "device": str(jax.devices()[0]),
         "group": f"{index}/{groups}",
     }
@@ -267,68 +284,82 @@ def headline(
 
 
 def store(result: xr.Dataset, out: Path) -> None:
+    """Write the result as netCDF, or as a pickle on a machine without a netCDF library."""
     try:
         sgd.save(result, out)
     except ModuleNotFoundError as error:
-        # a machine without the file format's library: nothing of minutes on a GPU is lost
-        print(f"{error}: kept as a pickled dictionary, for xarray.Dataset.from_dict")
+        # A result of many minutes on a GPU must not be lost because of a missing package.
+        print(f"{error}: the result is a pickled dictionary, for xarray.Dataset.from_dict")
         out.with_suffix(".pickle").write_bytes(pickle.dumps(result.to_dict()))
 
 
 def report(name: str, result: xr.Dataset) -> None:
+    """Print the outcome of the runs at the last time."""
     final = result.isel(time=-1)
-    taken, runs = result.attrs["seconds"], result.sizes["run"]
     print(
-        f"{name}: {runs} seeds at N = {result.attrs['dimension']} to t = {float(final.paper_time):g} in {taken:.0f} s: "
-        f"{100 * float(final.fraction_below):.1f} +- {100 * float(final.fraction_below_error):.1f}% below {THRESHOLD:g}, "
-        f"mean |m| {float(abs(final.M).mean()):.3f}, {int(np.isfinite(result.diverged_at).sum())} diverged"
+        f"{name}: {result.sizes['run']} seeds at N = {result.attrs['dimension']}"
+        f" to t = {float(final.paper_time):g} in {result.attrs['seconds']:.0f} s:"
+        f" {100 * float(final.fraction_below):.1f}"
+        f" +- {100 * float(final.fraction_below_error):.1f}% below {THRESHOLD:g},"
+        f" mean |m| {float(abs(final.M).mean()):.3f},"
+        f" {int(np.isfinite(result.diverged_at).sum())} diverged"
     )
 
 
 def combine(files: list[Path], out: Path) -> None:
-    parts = [sgd.load(file).drop_vars(["fraction_below", "fraction_below_error"]) for file in files]
-    whole = xr.concat(parts, dim="run", combine_attrs="override")
-    whole.attrs |= {"seconds": float(sum(part.attrs["seconds"] for part in parts)), "group": "all"}
-    result = with_fractions(whole)
-    store(result, out)
-    report(json.loads(result.attrs["algorithm"])["kind"], result)
+    """Join the results of several groups of seeds into one file."""
+    results = [
+        sgd.load(file).drop_vars(["fraction_below", "fraction_below_error"]) for file in files
+    ]
+    whole = xr.concat(results, dim="run", combine_attrs="override")
+    whole.attrs |= {
+        "seconds": float(sum(result.attrs["seconds"] for result in results)),
+        "group": "all",
+    }
+    combined = with_fractions(whole)
+    store(combined, out)
+    report(json.loads(combined.attrs["algorithm"])["kind"], combined)
 
 
 def main() -> None:
+    """Read the command line and run what it selects."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--small", action="store_true", help="small arrays, to try the script out")
+    parser.add_argument(
+        "--small", action="store_true", help="use small arrays, as a test of the script"
+    )
     parser.add_argument("--headline", choices=("GD", "SGD", "PSGD"))
     parser.add_argument("--combine", nargs="+", type=Path)
     parser.add_argument("--seeds", type=int, default=500)
     parser.add_argument("--dimension", type=int, default=1000)
-    parser.add_argument("--time", type=float, default=1000.0, help="the paper's t")
     parser.add_argument(
-        "--group", default="0/1", help="i/n: the i-th of n groups of seeds, for runs in pieces"
+        "--time", type=float, default=1000.0, help="last time, in the units of the paper"
     )
+    parser.add_argument("--group", default="0/1", help="i/n computes the i-th of n groups of seeds")
     parser.add_argument("--dtype", default="float32", choices=("float16", "float32", "float64"))
     parser.add_argument("--out", type=Path)
-    chosen = parser.parse_args()
+    arguments = parser.parse_args()
     folder = Path(os.environ.get("OUT", "."))
-    if chosen.combine:
-        combine(chosen.combine, chosen.out or folder / "combined.nc")
-    elif chosen.headline:
-        index, groups = (int(part) for part in chosen.group.split("/"))
-        out = chosen.out or folder / f"headline_{chosen.headline}_{index}of{groups}.nc"
+    if arguments.combine:
+        combine(arguments.combine, arguments.out or folder / "combined.nc")
+    elif arguments.headline:
+        index, groups = (int(number) for number in arguments.group.split("/"))
+        name = f"headline_{arguments.headline}_{index}of{groups}.nc"
+        out = arguments.out or folder / name
         headline(
-            chosen.headline,
-            chosen.seeds,
-            chosen.dimension,
-            chosen.time,
+            arguments.headline,
+            arguments.seeds,
+            arguments.dimension,
+            arguments.time,
             (index, groups),
             out,
-            chosen.dtype,
+            arguments.dtype,
         )
     else:
-        found = measure(chosen.small)
+        results = measure(arguments.small)
         if "OUT" in os.environ:
-            (folder / "gpu_fixed_data.json").write_text(json.dumps(found, indent=1, default=str))
+            (folder / "gpu_fixed_data.json").write_text(json.dumps(results, indent=1, default=str))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
-"""The exact chain on the XOR Gaussian mixture: 1000 runs of figure 3, and chain against direct simulation, side by side in one run.
+"""Measure the exact chain on the XOR Gaussian mixture.
 
-`rows` gives (label, value, target, at least) for `make bench`.
+The measurements are the time of the 1000 runs of figure 3 of the paper on effective dynamics, and
+the speed of the chain compared with direct simulation, measured in turn.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import jax
 import numpy as np
 
 import sgdynamics as sgd
+from measurement import Measurement, measure_seconds
 from sgdynamics.base.random import run_keys
 from sgdynamics.papers.effective_dynamics.outcomes import active_types
 from sgdynamics.simulation.direct import DirectSGD
@@ -19,86 +21,97 @@ from sgdynamics.simulation.exact import ExactChain
 from sgdynamics.simulation.running import run
 
 RUNS, WIDTH, DECAY, SNR = 64, 4, 0.1, 1000.0
-N, TIME, FIGURE_RUNS = 250, 300.0, 1000  # of figure 3
-
-Row = tuple[str, float, float, bool]
+N, TIME, FIGURE_RUNS = 250, 300.0, 1000  # dimension, time and runs of figure 3
 
 
 def numpy_direct(d: int, steps: int, generator: np.random.Generator) -> float:
-    """Steps a second of the XOR mixture in float32, all runs at once, as a careful NumPy user writes it."""
+    """Measure the steps per second of vectorised NumPy code for the XOR mixture, in float32.
+
+    The network is a ReLU layer with a trained head and logistic loss; the classes are the clusters
+    +-mu and +-nu. All runs advance together.
+    """
     weights = generator.standard_normal((RUNS, WIDTH, d), dtype=np.float32) / np.float32(np.sqrt(d))
     head = generator.standard_normal((RUNS, WIDTH), dtype=np.float32)
-    rate, keep, spread = np.float32(1 / d), np.float32(1 - DECAY / d), np.float32(SNR**-0.5)
-    every = np.arange(RUNS)
-    began = time.perf_counter()
+    rate, shrinkage = np.float32(1 / d), np.float32(1 - DECAY / d)
+    scale = np.float32(SNR**-0.5)
+    run_index = np.arange(RUNS)
+    start_time = time.perf_counter()
     for _ in range(steps):
         x = generator.standard_normal((RUNS, d), dtype=np.float32)
-        x *= spread
+        x *= scale
         cluster = generator.integers(4, size=RUNS)  # +mu, -mu, +nu, -nu along the first two axes
-        x[every, cluster // 2] += (1 - 2 * (cluster % 2)).astype(np.float32)
+        x[run_index, cluster // 2] += (1 - 2 * (cluster % 2)).astype(np.float32)
         fields = np.matmul(weights, x[:, :, None])[:, :, 0]
         hidden = np.maximum(fields, 0)
         error = 1 / (1 + np.exp(-np.sum(head * hidden, axis=1))) - (cluster < 2)
-        pull = (rate * error[:, None] * head * (fields > 0)).astype(np.float32)
-        weights *= keep
-        weights -= pull[:, :, None] * x[:, None, :]
-        head = keep * head - (rate * error[:, None] * hidden).astype(np.float32)
-    return steps / (time.perf_counter() - began)
+        slope = (rate * error[:, None] * head * (fields > 0)).astype(np.float32)
+        weights *= shrinkage
+        weights -= slope[:, :, None] * x[:, None, :]
+        head = shrinkage * head - (rate * error[:, None] * hidden).astype(np.float32)
+    return steps / (time.perf_counter() - start_time)
 
 
-def made(simulator_of, d: int):
-    """The exact chain or direct SGD (float64) at d, compiled, with its state and keys."""
+def compile_simulator(simulator_class, d: int):
+    """Compile the exact chain or direct SGD (float64) at d; return it with its state and keys."""
     problem = sgd.GaussianMixture("xor", snr=SNR, weight_decay=DECAY)
-    begin = sgd.random_start(problem, dimension=d, runs=RUNS)
-    simulator = simulator_of(problem, sgd.OnePassSGD(lr=1.0), begin, d, problem.block_dimensions(d))
+    start = sgd.random_start(problem, dimension=d, runs=RUNS)
+    simulator = simulator_class(
+        problem, sgd.OnePassSGD(lr=1.0), start, d, problem.block_dimensions(d)
+    )
     state, keys = simulator.initial(np.arange(RUNS)), run_keys(0, np.arange(RUNS))
     jax.block_until_ready(simulator.advance(state, keys, 0, simulator.grain))
     return simulator, state, keys
 
 
-def speed(one, steps: int) -> float:
-    simulator, state, keys = one
-    began = time.perf_counter()
-    jax.block_until_ready(simulator.advance(state, keys, 0, steps))
-    return steps / (time.perf_counter() - began)
+def measure_speed(compiled, steps: int) -> float:
+    """Measure the steps per second of a compiled simulator."""
+    simulator, state, keys = compiled
+    return steps / measure_seconds(lambda: simulator.advance(state, keys, 0, steps))
 
 
-def against_direct() -> Iterator[Row]:
+def chain_speed() -> Iterator[Measurement]:
+    """Compare the speeds of the exact chain, of direct simulation and of NumPy."""
     generator = np.random.default_rng(0)
     with jax.enable_x64(True):
         for d, direct_steps, target in ((N, 200, 10.0), (10_000, 10, 100.0)):
-            chain, direct = made(ExactChain, d), made(DirectSGD, d)
-            # interleaved: a slow moment of the machine hits all three
+            chain = compile_simulator(ExactChain, d)
+            direct = compile_simulator(DirectSGD, d)
+            # The three are measured in turn, so that a slow moment of the machine affects all.
             speeds = [
                 (
-                    speed(chain, 4096),
-                    speed(direct, direct_steps),
+                    measure_speed(chain, 4096),
+                    measure_speed(direct, direct_steps),
                     numpy_direct(d, direct_steps, generator),
                 )
                 for _ in range(5)
             ]
-            ours, careful = (float(np.median([one[0] / one[n] for one in speeds])) for n in (1, 2))
-            label = f"exact chain / method='direct' (both float64), steps a second, XOR mixture, {RUNS} runs, N = {d}"
-            yield f"{label}; against NumPy in float32 {careful:.1f}", ours, target, True
+            over_direct = float(np.median([chain / direct for chain, direct, _ in speeds]))
+            over_numpy = float(np.median([chain / numpy for chain, _, numpy in speeds]))
+            label = (
+                "exact chain / method='direct' (both float64), steps per second, XOR mixture,"
+                f" {RUNS} runs, N = {d} (over NumPy in float32: {over_numpy:.1f})"
+            )
+            yield Measurement(label, over_direct, target, True)
 
 
-def figure_runs() -> Row:
-    """Seconds for the runs of figure 3(a), compile included."""
-    began = time.perf_counter()
+def figure_runs() -> Measurement:
+    """Measure the runs of figure 3(a), with compilation."""
+    start_time = time.perf_counter()
     problem = sgd.GaussianMixture("xor", snr=SNR, weight_decay=DECAY)
-    begin = sgd.random_start(problem, dimension=N, runs=FIGURE_RUNS)
-    simulator = ExactChain(problem, sgd.OnePassSGD(lr=1.0), begin, N, problem.block_dimensions(N))
+    start = sgd.random_start(problem, dimension=N, runs=FIGURE_RUNS)
+    simulator = ExactChain(problem, sgd.OnePassSGD(lr=1.0), start, N, problem.block_dimensions(N))
     steps = np.rint(np.linspace(0, TIME, 25) * N).astype(np.int64)
-    found, _ = run(simulator, FIGURE_RUNS, steps, 1, "XOR", False)
-    share = (
-        active_types("xor", found["M"].sum(axis=2)[:, -1], found["a"][:, -1], DECAY)
-        .all(axis=-1)
-        .mean()
+    states, _ = run(simulator, FIGURE_RUNS, steps, 1, "XOR", False)
+    active = active_types("xor", states["M"].sum(axis=2)[:, -1], states["a"][:, -1], DECAY)
+    optimal_fraction = active.all(axis=-1).mean()
+    label = (
+        f"{FIGURE_RUNS} chain runs of the XOR figure, N = {N}, t = {TIME:g}, with compilation,"
+        f" seconds ({optimal_fraction:.3f} of the runs optimal, theory 3/32 = 0.094)"
     )
-    label = f"{FIGURE_RUNS} chain runs of the XOR figure, N = {N}, t = {TIME:g}, compile included, seconds ({share:.3f} optimal, 3/32 = .094)"
-    return label, time.perf_counter() - began, 120.0, False
+    return Measurement(label, time.perf_counter() - start_time, 120.0, False)
 
 
-def rows() -> Iterator[Row]:
+def measurements() -> Iterator[Measurement]:
+    """Yield all measurements of mixtures."""
     yield figure_runs()
-    yield from against_direct()
+    yield from chain_speed()

@@ -1,8 +1,10 @@
-"""Ratios measured side by side in one run: chain and direct, cost in d, ODE and Euler; exit times, first solve, tokens, spectra, ...
+"""Measure the speed of the library as ratios, side by side in one run.
 
-    make bench            everything (a few minutes on 2 cores)
+    make bench            all benchmarks (a few minutes on 2 cores)
 
-Each ratio has the target that the library promises, and is printed as soon as it is measured; the last line says whether all were met.
+Most rows are ratios of two times measured on the same machine in turn, so that they hardly depend
+on the machine. Each row has the target that the library promises and is printed as soon as it is
+measured. The last line reports whether all targets are met, and so does the exit status.
 """
 
 from __future__ import annotations
@@ -24,60 +26,64 @@ import sequences
 import sgdynamics as sgd
 import spectra
 import sweeps
+from measurement import Measurement, measure_seconds
 from sgdynamics.base.random import run_keys
 from sgdynamics.expectations.choice import expectation_of
 from sgdynamics.expectations.interface import Quadrature
-from sgdynamics.ode import drift as right_hand_side
-from sgdynamics.simulation import compressed
+from sgdynamics.ode import drift as ode_drift
 from sgdynamics.simulation.exact import ExactChain
+from sgdynamics.simulation.layout import SPAN
 from sgdynamics.solvers import functional
 
 RUNS, WIDTH = 64, 8
 
 
 def numpy_direct(d: int, steps: int, generator: np.random.Generator) -> float:
-    """Steps a second of phase retrieval in float32, all runs at once, as a careful NumPy user writes it."""
+    """Measure the steps per second of vectorised NumPy code for phase retrieval, in float32.
+
+    All runs advance together, which is the fastest form that plain NumPy allows.
+    """
     weights = generator.standard_normal((RUNS, WIDTH, d), dtype=np.float32) / np.float32(np.sqrt(d))
     teacher = np.zeros(d, np.float32)
     teacher[0] = 1.0
     rate = np.float32(0.1 / d)
-    began = time.perf_counter()
+    start_time = time.perf_counter()
     for _ in range(steps):
         x = generator.standard_normal((RUNS, d), dtype=np.float32)
         fields = np.matmul(weights, x[:, :, None])[:, :, 0]
         residual = (x @ teacher) ** 2 - np.mean(fields**2, axis=1)
         weights += (rate * 2 / WIDTH * residual[:, None] * fields)[:, :, None] * x[:, None, :]
-    return steps / (time.perf_counter() - began)
+    return steps / (time.perf_counter() - start_time)
 
 
-def chain(d: int):
-    """The exact chain at d, compiled, with its state."""
+def compile_chain(d: int):
+    """Compile the exact chain in dimension d; return the simulator, its state and random keys."""
     problem = sgd.TeacherStudent(width=WIDTH, activation="square")
-    begin = sgd.random_start(problem, dimension=d, runs=RUNS)
-    simulator = ExactChain(problem, sgd.OnePassSGD(lr=0.1), begin, d, problem.block_dimensions(d))
+    start = sgd.random_start(problem, dimension=d, runs=RUNS)
+    simulator = ExactChain(problem, sgd.OnePassSGD(lr=0.1), start, d, problem.block_dimensions(d))
     state, keys = simulator.initial(np.arange(RUNS)), run_keys(0, np.arange(RUNS))
-    jax.block_until_ready(simulator.advance(state, keys, 0, compressed.SPAN))
+    jax.block_until_ready(simulator.advance(state, keys, 0, SPAN))
     return simulator, state, keys
 
 
-def chain_speed(made, steps: int) -> float:
-    simulator, state, keys = made
-    began = time.perf_counter()
-    jax.block_until_ready(simulator.advance(state, keys, 0, steps))
-    return steps / (time.perf_counter() - began)
+def chain_speed(chain, steps: int) -> float:
+    """Measure the steps per second of a compiled chain."""
+    simulator, state, keys = chain
+    return steps / measure_seconds(lambda: simulator.advance(state, keys, 0, steps))
 
 
-def simulation() -> Iterator[tuple[str, float, float, bool]]:
+def simulation() -> Iterator[Measurement]:
+    """Compare the exact chain with direct simulation, and its cost at two dimensions."""
     generator = np.random.default_rng(0)
-    chains = {d: chain(d) for d in (1000, 3000, 100_000, 10_000_000)}
+    chains = {d: compile_chain(d) for d in (1000, 3000, 100_000, 10_000_000)}
     for d, direct_steps, target in ((3000, 60, 25.0), (100_000, 3, 800.0)):
-        # interleaved: a slow moment of the machine hits both
+        # The two are measured in turn, so that a slow moment of the machine affects both.
         ratios = [
             chain_speed(chains[d], 4096) / numpy_direct(d, direct_steps, generator)
             for _ in range(3)
         ]
-        yield (
-            f"exact chain (float64) / NumPy direct (float32), steps a second, p = 8, d = {d}",
+        yield Measurement(
+            f"exact chain (float64) / NumPy direct (float32), steps per second, p = 8, d = {d}",
             float(np.median(ratios)),
             target,
             True,
@@ -85,24 +91,27 @@ def simulation() -> Iterator[tuple[str, float, float, bool]]:
     ratios = [
         chain_speed(chains[1000], 8192) / chain_speed(chains[10_000_000], 8192) for _ in range(5)
     ]
-    yield "exact chain, time at d = 1e7 / time at d = 1e3", float(np.median(ratios)), 1.2, False
+    yield Measurement(
+        "exact chain, time at d = 1e7 / time at d = 1e3", float(np.median(ratios)), 1.2, False
+    )
 
 
-def integrator() -> tuple[str, float, float, bool]:
+def integrator() -> Measurement:
+    """Compare the adaptive integrator with compiled Euler steps that are much less accurate."""
     problem = sgd.TeacherStudent(width=8, teacher_width=4, activation="erf", noise=1e-3)
     generator = np.random.default_rng(1)
     M = 0.2 * generator.standard_normal((8, 4))
-    begin = sgd.start(problem, M=M, Q=M @ M.T + np.eye(8))
-    state = functional.state(begin)
+    start = sgd.start(problem, M=M, Q=M @ M.T + np.eye(8))
+    state = functional.state(start)
     quadrature = Quadrature()
     nodes = {
-        name: value[0]
-        for name, value in expectation_of(problem.structure).nodes(quadrature, False).items()
+        name: sets[0]
+        for name, sets in expectation_of(problem.structure).nodes(quadrature, False).items()
     }
     algorithm = {"lr": np.float64(1.0), "head_rate": np.float64(1.0)}
 
     def field(y):
-        return right_hand_side.drift(
+        return ode_drift.drift(
             problem.structure, quadrature, nodes, problem.parameters, algorithm, y
         )
 
@@ -118,62 +127,64 @@ def integrator() -> tuple[str, float, float, bool]:
             problem.structure, problem.parameters, y, [100.0], lr=1.0, last=True
         )
 
-    def timed(function):
-        began = time.perf_counter()
-        jax.block_until_ready(function(state))
-        return time.perf_counter() - began
-
-    reference, rough = adaptive(state), euler(state)
-    gap = float(jnp.max(jnp.abs(reference["Q"] - rough["Q"])))
-    ratios = [timed(euler) / timed(adaptive) for _ in range(3)]
-    label = f"Euler dt = .01 / adaptive rtol 1e-8, time, erf p = 8, k = 4, T = 100 (Euler is off by {gap:.1e})"
-    return label, float(np.median(ratios)), 10.0, True
+    # These calls also compile both functions.
+    euler_error = float(jnp.max(jnp.abs(adaptive(state)["Q"] - euler(state)["Q"])))
+    ratios = [
+        measure_seconds(lambda: euler(state)) / measure_seconds(lambda: adaptive(state))
+        for _ in range(3)
+    ]
+    label = (
+        "Euler with dt = 0.01 / adaptive integrator with rtol = 1e-8, time, erf p = 8, k = 4,"
+        f" T = 100 (error of Euler {euler_error:.1e})"
+    )
+    return Measurement(label, float(np.median(ratios)), 10.0, True)
 
 
 FIRST_SOLVE = """
-import time; began = time.perf_counter()
+import time
 import numpy as np, sgdynamics as sgd
 imported = time.perf_counter()
 problem = sgd.TeacherStudent(width=4, teacher_width=2, activation="erf", noise=1e-3)
-begin = sgd.start(problem, M=0.1 * np.ones((4, 2)), Q=np.eye(4))
-sgd.solve_ode(problem, sgd.OnePassSGD(lr=0.5), begin, times=np.linspace(0, 10, 50))
+start = sgd.start(problem, M=0.1 * np.ones((4, 2)), Q=np.eye(4))
+sgd.solve_ode(problem, sgd.OnePassSGD(lr=0.5), start, times=np.linspace(0, 10, 50))
 print(time.perf_counter() - imported)
 """
 
 
-def first_solve() -> tuple[str, float, float, bool]:
-    """Seconds of a first solve in a fresh process, compile included, import not."""
-    out = subprocess.run(
+def first_solve() -> Measurement:
+    """Measure the first solve in a new process, with compilation and without the import."""
+    process = subprocess.run(
         [sys.executable, "-c", FIRST_SOLVE], check=True, capture_output=True, text=True
     )
-    return (
-        "first solve in a fresh process, compile included, seconds",
-        float(out.stdout),
+    return Measurement(
+        "first solve in a new process, with compilation, seconds",
+        float(process.stdout),
         10.0,
         False,
     )
 
 
-def exit_times() -> tuple[str, float, float, bool]:
-    """Seconds for the exit time of 1000 runs of phase retrieval through the chain, compile included."""
+def exit_times() -> Measurement:
+    """Measure 1000 exit times of phase retrieval by the exact chain, with compilation."""
     problem = sgd.TeacherStudent(width=4, activation="square", constraint="sphere")
-    begin = sgd.random_start(problem, dimension=10_000, runs=1000)
-    began = time.perf_counter()
-    found = sgd.exit_time(
+    start = sgd.random_start(problem, dimension=10_000, runs=1000)
+    start_time = time.perf_counter()
+    times = sgd.exit_time(
         problem,
         sgd.OnePassSGD(lr=0.4),
-        begin,
+        start,
         threshold=0.1,
         method="exact",
         dimension=10_000,
         seed=1,
     )
-    label = f"exit times of 1000 runs, p = 4, d = 1e4, lr/p = .1, T = .1, seconds ({found})"
-    return label, time.perf_counter() - began, 120.0, False
+    seconds = time.perf_counter() - start_time
+    label = f"exit times of 1000 runs, p = 4, d = 1e4, lr/p = 0.1, threshold 0.1, seconds ({times})"
+    return Measurement(label, seconds, 120.0, False)
 
 
-def rows() -> Iterator[tuple[str, float, float, bool]]:
-    """Each as soon as it is measured: label, value, target, whether that is the least (or the most)."""
+def measurements() -> Iterator[Measurement]:
+    """Yield the measurements, each as soon as it is complete."""
     with jax.enable_x64(True):
         yield from simulation()
         yield integrator()
@@ -183,22 +194,19 @@ def rows() -> Iterator[tuple[str, float, float, bool]]:
     yield first_solve()
     yield from optimisers.ratios()
     yield from protocols.ratios()
-    yield from mixtures.rows()
-    yield from dmft_iteration.rows()
-    yield sweeps.row()
+    yield from mixtures.measurements()
+    yield dmft_iteration.measure()
+    yield sweeps.measure()
 
 
 def main() -> int:
-    met = True
-    for label, value, target, at_least in rows():
-        good = value >= target if at_least else value <= target
-        met &= good
-        print(
-            f"{value:10.2f}  (target {'>=' if at_least else '<='} {target:g}, {'met' if good else 'MISSED'})  {label}",
-            flush=True,
-        )
-    print("all targets met" if met else "some targets missed")
-    return 0 if met else 1
+    """Print all measurements; return 0 if all targets are met and 1 otherwise."""
+    all_met = True
+    for measurement in measurements():
+        print(measurement, flush=True)
+        all_met &= measurement.meets_target
+    print("all targets met" if all_met else "some targets missed")
+    return 0 if all_met else 1
 
 
 if __name__ == "__main__":

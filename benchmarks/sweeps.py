@@ -1,61 +1,67 @@
-"""One sweep of 1000 ODEs against as many separate calls, both compiled, on the same cores of one process.
+"""Compare one sweep of 1000 ODEs with separate calls, both compiled, in one process.
 
-`row` gives (label, value, target, at least) for `make bench`.
+    python benchmarks/sweeps.py
+
+`make bench` includes this measurement.
 """
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 
 import sgdynamics as sgd
+from measurement import Measurement, measure_seconds
 from sgdynamics.sweeps import sweep
 
 POINTS, CALLS = (40, 25), 50
 TIMES = np.linspace(0, 10, 50)
 
-Row = tuple[str, float, float, bool]
 
+def measure(points: tuple[int, int] = POINTS, calls: int = CALLS) -> Measurement:
+    """Measure a sweep over learning rates and noises of an erf committee, p = 4, k = 2.
 
-def row(points: tuple[int, int] = POINTS, calls: int = CALLS) -> Row:
-    """1000 solves of erf, p = 4, k = 2 over lr and noise; the separate calls are `calls` of them, spread over the grid, extrapolated."""
+    Only `calls` points, spread over the grid, are also solved by separate calls. Their time is
+    extrapolated to all points.
+    """
     problem = sgd.TeacherStudent(width=4, teacher_width=2, activation="erf", noise=1e-3)
     generator = np.random.default_rng(1)
     M = 0.2 * generator.standard_normal((4, 2))
-    begin = sgd.start(problem, M=M, Q=M @ M.T + np.eye(4))
+    start = sgd.start(problem, M=M, Q=M @ M.T + np.eye(4))
     rates, noises = np.linspace(0.1, 2.0, points[0]), np.linspace(0.0, 0.1, points[1])
     total = len(rates) * len(noises)
-    shared = {"problem": problem, "algorithm": sgd.OnePassSGD(), "start": begin, "times": TIMES}
+    shared = {"problem": problem, "algorithm": sgd.OnePassSGD(), "start": start, "times": TIMES}
 
     def separate(lr: float, noise: float):
-        here = sgd.TeacherStudent(width=4, teacher_width=2, activation="erf", noise=noise)
-        return sgd.solve_ode(here, sgd.OnePassSGD(lr=lr), begin, times=TIMES)
+        noisy = sgd.TeacherStudent(width=4, teacher_width=2, activation="erf", noise=noise)
+        return sgd.solve_ode(noisy, sgd.OnePassSGD(lr=lr), start, times=TIMES)
 
-    # compiled before the clock starts: 64 points are a full group
+    # Compile both before the measurement. A full group of a sweep has 64 points.
     sweep("solve_ode", over={"lr": [0.15, 0.25], "noise": np.linspace(0.2, 0.3, 32)}, **shared)
     separate(0.15, 0.2)
     chosen = np.linspace(0, total - 1, calls).astype(int)
-    began = time.perf_counter()
-    answers = [
-        separate(rates[place // len(noises)], noises[place % len(noises)]) for place in chosen
-    ]
-    one_by_one = (time.perf_counter() - began) * total / calls
-    began = time.perf_counter()
-    found = sweep("solve_ode", over={"lr": rates, "noise": noises}, **shared)
-    together = time.perf_counter() - began
-    flat = found.excess_risk.values.reshape(total, -1)
-    gap = max(
-        float(np.max(np.abs(flat[place] / answer.excess_risk.values[0] - 1)))
-        for place, answer in zip(chosen, answers, strict=True)
+    results = []
+
+    def solve_separately():
+        for point in chosen:
+            results.append(separate(rates[point // len(noises)], noises[point % len(noises)]))
+
+    def solve_in_one_sweep():
+        results.append(sweep("solve_ode", over={"lr": rates, "noise": noises}, **shared))
+
+    separate_seconds = measure_seconds(solve_separately) * total / calls
+    sweep_seconds = measure_seconds(solve_in_one_sweep)
+    swept_risks = results.pop().excess_risk.values.reshape(total, -1)
+    largest_difference = max(
+        float(np.max(np.abs(swept_risks[point] / result.excess_risk.values[0] - 1)))
+        for point, result in zip(chosen, results, strict=True)
     )
     label = (
-        f"{total} ODE solves, separate compiled calls / one sweep, time, erf p = 4, k = 2 ({one_by_one:.1f} s, from {calls} calls, "
-        f"against {together:.1f} s; same risks to {gap:.0e})"
+        f"{total} ODE solves, separate compiled calls / one sweep, time, erf p = 4, k = 2"
+        f" ({separate_seconds:.1f} s, from {calls} calls, and {sweep_seconds:.1f} s;"
+        f" relative difference of the risks {largest_difference:.0e})"
     )
-    return label, one_by_one / together, 5.0, True
+    return Measurement(label, separate_seconds / sweep_seconds, 5.0, True)
 
 
 if __name__ == "__main__":
-    label, value, target, _ = row()
-    print(f"{value:10.1f}  (target >= {target:g})  {label}")
+    print(measure())

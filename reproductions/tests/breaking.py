@@ -31,7 +31,8 @@ class Break(NamedTuple):
 def describe(judgement: Judgement) -> str:
     """The words and all findings of a judgement, for messages of failing tests."""
     lines = [
-        f"{finding.word}: {finding.claim}: {finding.statistic} ({finding.value:.3g}); {finding.power}"
+        f"{finding.word}: {finding.claim}: {finding.statistic} ({finding.value:.3g});"
+        f" {finding.power}"
         for finding in judgement.findings
     ]
     return "\n".join([judgement.words, *lines])

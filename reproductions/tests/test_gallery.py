@@ -154,8 +154,8 @@ def test_a_figure_without_its_package_is_skipped(tmp_path, monkeypatch, capsys):
         *((tmp_path / name).read_text() for name in ("index.md", "index.html")),
     )
     assert (
-        "quadratic_networks 5: skipped: the digits of this figure come with scikit-learn, which is not installed: pip"
-        in said.err
+        "quadratic_networks 5: skipped: the digits of this figure come with scikit-learn, which is"
+        " not installed: pip" in said.err
     )
     assert "1 of 2 figures, 1 skipped:" in said.out
     assert "1 reproduced, 1 skipped." in page
@@ -163,7 +163,8 @@ def test_a_figure_without_its_package_is_skipped(tmp_path, monkeypatch, capsys):
         r"\*\*Skipped\*\* after [\d.]+ s: the digits of this figure come with scikit-learn", page
     )
     assert re.search(
-        r"<p class='skipped'>skipped after [\d.]+ s: the digits of this figure come with scikit-learn",
+        r"<p class='skipped'>skipped after [\d.]+ s: the digits of this figure come with"
+        r" scikit-learn",
         web,
     )
     assert "failed" not in page

@@ -71,7 +71,7 @@ def test_a_figure_in_sittings_is_the_one_of_one_sitting(
             break
         about = json.loads(stem.with_suffix(".json").read_text())
         assert about["verdict"] == "unfinished"
-        assert "goes on from there" in about["error"]
+        assert "the same call continues them" in about["error"]
         assert "unfinished" in (tmp_path / "index.html").read_text()
     assert codes[-1] == 0
     assert len(codes) > 2

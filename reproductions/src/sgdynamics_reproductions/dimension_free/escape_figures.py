@@ -80,7 +80,8 @@ def noise_matters(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Examples
     --------
-    >>> fig, data = sgdynamics_reproductions.dimension_free.noise_matters(quick=True)  # doctest: +SKIP
+    >>> from sgdynamics_reproductions import dimension_free
+    >>> fig, data = dimension_free.noise_matters(quick=True)  # doctest: +SKIP
     """
     seed = checks.integer("seed", seed, 0)
     threshold, gamma, d, runs, shown = 0.3, 0.05, *((500, 384, 48) if quick else (3000, 512, 48))
@@ -179,11 +180,17 @@ def noise_matters(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
         },
     )
     data.attrs |= {
-        "claim": "the noise of SGD gives paths a spread that the ODE lacks, and does not change the order of the time to escape",
+        "claim": (
+            "the noise of SGD gives paths a spread that the ODE lacks, and does not change the"
+            " order of the time to escape"
+        ),
         "verdict": (
-            f"mean exit time of SGD over that of the ODE: {ratio.min():.3f} to {ratio.max():.3f} at d = {d}, earlier the larger "
-            f"gamma; the constant shift explains it to {np.abs(ratio - shift).max():.3f} (at most {np.abs(deviation).max():.1f} "
-            f"standard errors). At the end noise leaves gamma Delta E[s'^2]/(4 p) (1 + c gamma/p): {left[0, 0] / levels[0, 0]:.4f} of it "
+            f"mean exit time of SGD over that of the ODE: {ratio.min():.3f} to {ratio.max():.3f} at"
+            f" d = {d}, earlier the larger "
+            f"gamma; the constant shift explains it to {np.abs(ratio - shift).max():.3f} (at most"
+            f" {np.abs(deviation).max():.1f} "
+            "standard errors). At the end noise leaves gamma Delta E[s'^2]/(4 p) (1 + c gamma/p):"
+            f" {left[0, 0] / levels[0, 0]:.4f} of it "
             f"at gamma/p = {ends[0]:g}, {left[0, -1] / levels[0, -1]:.4f} at {ends[-1]:g}"
         ),
     }
@@ -287,7 +294,8 @@ def width_matters(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Examples
     --------
-    >>> fig, data = sgdynamics_reproductions.dimension_free.width_matters(quick=True)  # doctest: +SKIP
+    >>> from sgdynamics_reproductions import dimension_free
+    >>> fig, data = dimension_free.width_matters(quick=True)  # doctest: +SKIP
     """
     seed = checks.integer("seed", seed, 0)
     ratio, Delta, threshold = 0.1, 0.0, 0.1
@@ -327,7 +335,9 @@ def width_matters(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
                 ("width", "size"),
                 gain,
                 {
-                    "long_name": "samples to leave at p = 1 over those at this width, best rate for each"
+                    "long_name": (
+                        "samples to leave at p = 1 over those at this width, best rate for each"
+                    )
                 },
             ),
         },
@@ -343,15 +353,21 @@ def width_matters(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
         },
     )
     data.attrs |= {
-        "claim": "t_anl and t_qnc describe the exit time at every width; overparametrisation gains a constant factor, no power of d",
+        "claim": (
+            "t_anl and t_qnc describe the exit time at every width; overparametrisation gains a"
+            " constant factor, no power of d"
+        ),
         "verdict": (
             "SGD over "
             + ", ".join(
                 f"t_{name} {value.min():.3f} to {value.max():.3f}" for name, value in ratios.items()
             )
-            + f" for p = {widths[0]}..{widths[-1]}, d = {d}; at fixed gamma/p the exit time at p = {widths[-1]} is "
-            f"{measured[-1] / measured[0]:.3f}({error[-1] / measured[0]:.3f}) of that at p = 1; at the best rates width {smooth[-1]} "
-            f"needs {gain[-1, 0]:.2f} times fewer samples than one unit at d = {sizes[0]}, {gain[-1, -1]:.2f} times at d = "
+            + f" for p = {widths[0]}..{widths[-1]}, d = {d}; at fixed gamma/p the exit time at p"
+            f" = {widths[-1]} is "
+            f"{measured[-1] / measured[0]:.3f}({error[-1] / measured[0]:.3f}) of that at p = 1; at"
+            f" the best rates width {smooth[-1]} "
+            f"needs {gain[-1, 0]:.2f} times fewer samples than one unit at d = {sizes[0]},"
+            f" {gain[-1, -1]:.2f} times at d = "
             f"{sizes[-1]:g}, and {most:.2f} times as p and d go to infinity"
         ),
     }

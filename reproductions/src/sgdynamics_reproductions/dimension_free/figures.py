@@ -84,7 +84,8 @@ def classical(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Examples
     --------
-    >>> fig, data = sgdynamics_reproductions.dimension_free.classical(quick=True)  # doctest: +SKIP
+    >>> from sgdynamics_reproductions import dimension_free
+    >>> fig, data = dimension_free.classical(quick=True)  # doctest: +SKIP
     """
     seed = checks.integer("seed", seed, 0)
     p, Delta, d, end, runs = 10, 1e-3, *((50, 5.0, 48) if quick else (100, 30.0, 48))
@@ -155,10 +156,15 @@ def classical(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
         {"p": p, "d": d, "Delta": Delta, "activation": "erf", "runs": runs, "seed": seed},
     )
     data.attrs |= {
-        "claim": "as gamma -> 0 at fixed d and p, one-pass SGD follows gradient flow on the population risk",
+        "claim": (
+            "as gamma -> 0 at fixed d and p, one-pass SGD follows gradient flow on the population"
+            " risk"
+        ),
         "verdict": "; ".join(
-            f"k = {k}: at gamma = {rates[0]:g} SGD is at most {100 * largest[row]:.2f}% from gradient flow for t <= {end:g}, at "
-            f"gamma = {rates[-1]:g} {100 * gap[row, -1]:.1f}({100 * error[row, -1]:.1f})% above it at the end; the ODE's gap grows "
+            f"k = {k}: at gamma = {rates[0]:g} SGD is at most {100 * largest[row]:.2f}% from"
+            f" gradient flow for t <= {end:g}, at "
+            f"gamma = {rates[-1]:g} {100 * gap[row, -1]:.1f}({100 * error[row, -1]:.1f})% above it"
+            " at the end; the ODE's gap grows "
             f"like gamma^{exponent[row]:.3f}"
             for row, k in enumerate(teachers)
         ),
@@ -245,7 +251,8 @@ def high_dimensional(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Datase
 
     Examples
     --------
-    >>> fig, data = sgdynamics_reproductions.dimension_free.high_dimensional(quick=True)  # doctest: +SKIP
+    >>> from sgdynamics_reproductions import dimension_free
+    >>> fig, data = dimension_free.high_dimensional(quick=True)  # doctest: +SKIP
     """
     seed = checks.integer("seed", seed, 0)
     p, k, gamma, Delta, horizon = 8, 4, 0.1, 1e-3, 5.0
@@ -296,7 +303,10 @@ def high_dimensional(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Datase
                 "d",
                 deviation,
                 {
-                    "long_name": f"mean over runs at t = {t[worst]:.3g}, where it is largest for t <= {horizon:g}"
+                    "long_name": (
+                        f"mean over runs at t = {t[worst]:.3g}, where it is largest for t <="
+                        f" {horizon:g}"
+                    )
                 },
             ),
             "mean_deviation_error": ("d", error, {"long_name": "its standard error"}),
@@ -314,10 +324,15 @@ def high_dimensional(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Datase
         },
     )
     data.attrs |= {
-        "claim": "E |Omega - Omega_ODE|_inf <= exp(C t) sqrt(gamma/(d p)): at fixed gamma and p SGD concentrates on the ODE as d grows",
+        "claim": (
+            "E |Omega - Omega_ODE|_inf <= exp(C t) sqrt(gamma/(d p)): at fixed gamma and p SGD"
+            " concentrates on the ODE as d grows"
+        ),
         "verdict": (
-            f"for t <= {horizon:g} the deviation is {(deviation / scale).min():.2f} to {(deviation / scale).max():.2f} times "
-            f"sqrt(gamma/(d p)) and falls like d^{exponent:.3f} over d = {sizes[0]}..{sizes[-1]}; at d = {sizes[-1]} the mean risk is "
+            f"for t <= {horizon:g} the deviation is {(deviation / scale).min():.2f} to"
+            f" {(deviation / scale).max():.2f} times "
+            f"sqrt(gamma/(d p)) and falls like d^{exponent:.3f} over d = {sizes[0]}..{sizes[-1]};"
+            f" at d = {sizes[-1]} the mean risk is "
             f"at most {100 * np.abs(risk[-1].mean(axis=0) / line - 1).max():.2f}% from the ODE"
         ),
     }

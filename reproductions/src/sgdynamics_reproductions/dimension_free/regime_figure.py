@@ -65,7 +65,8 @@ def regimes(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Examples
     --------
-    >>> fig, data = sgdynamics_reproductions.dimension_free.regimes(quick=True)  # doctest: +SKIP
+    >>> from sgdynamics_reproductions import dimension_free
+    >>> fig, data = dimension_free.regimes(quick=True)  # doctest: +SKIP
     """
     seed = checks.integer("seed", seed, 0)
     k, Delta, runs = 1, 1e-3, 96 if quick else 256
@@ -120,7 +121,9 @@ def regimes(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
                 "setting",
                 scatter,
                 {
-                    "long_name": f"largest standard deviation over runs of an overlap at t = {HORIZON:g}"
+                    "long_name": (
+                        f"largest standard deviation over runs of an overlap at t = {HORIZON:g}"
+                    )
                 },
             ),
             **{
@@ -152,13 +155,18 @@ def regimes(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
         },
     )
     values = [
-        f"{name} {', '.join(f'{one[int(np.argmax(np.abs(one)))]:+.3f}' for one in gap[row])}, runs scatter by {scatter[row]:.3f} "
+        f"{name} {', '.join(f'{one[int(np.argmax(np.abs(one)))]:+.3f}' for one in gap[row])}, runs"
+        f" scatter by {scatter[row]:.3f} "
         f"({sizes['fluctuation'][row]:.3f} on the map)"
         for row, name in enumerate(names)
     ]
     data.attrs |= {
-        "claim": "gamma -> 0 is gradient flow, d -> infinity an ODE with the noise of SGD, p -> infinity a density of the units",
-        "verdict": "mean risk of SGD over that of gradient flow, ODE, mean field, less 1, where it is largest for t <= "
+        "claim": (
+            "gamma -> 0 is gradient flow, d -> infinity an ODE with the noise of SGD, p -> infinity"
+            " a density of the units"
+        ),
+        "verdict": "mean risk of SGD over that of gradient flow, ODE, mean field, less 1, where it is"
+        " largest for t <= "
         f"{HORIZON:g}: {'; '.join(values)}",
     }
     return _draw(table, data), data

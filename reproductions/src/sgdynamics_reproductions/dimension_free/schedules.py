@@ -108,7 +108,8 @@ def optimal_schedules(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Datas
 
     Examples
     --------
-    >>> fig, data = sgdynamics_reproductions.dimension_free.optimal_schedules(quick=True)  # doctest: +SKIP
+    >>> from sgdynamics_reproductions import dimension_free
+    >>> fig, data = dimension_free.optimal_schedules(quick=True)  # doctest: +SKIP
     """
     pieces = 25 if quick else 50
     data = xr.Dataset(attrs={"dimension": DIMENSION, "pieces": pieces, "seed": seed})
@@ -214,7 +215,10 @@ def _draw(chosen: dict[str, Case], data: xr.Dataset) -> Any:
             )
         below.plot([], [], "o", color="0.4", ms=3, label=f"exact chain, $d$ = {DIMENSION}")
         below.plot([], [], color="0.4", label="ODE")
-        gain = f"ODE {at[f'gain_{name}']:.3f}, chain {at[f'gain_chain_{name}']:.3f} $\\pm$ {at[f'gain_chain_error_{name}']:.3f}"
+        gain = (
+            f"ODE {at[f'gain_{name}']:.3f}, chain {at[f'gain_chain_{name}']:.3f} $\\pm$"
+            f" {at[f'gain_chain_error_{name}']:.3f}"
+        )
         below.set(yscale="log", xlabel="$\\alpha$ = samples / $d$", title=f"gain: {gain}")
         if column == 0:
             below.legend(frameon=False)

@@ -345,7 +345,8 @@ def single_index(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Examples
     --------
-    >>> fig, data = sgdynamics_reproductions.dimension_free.single_index(quick=True)  # doctest: +SKIP
+    >>> from sgdynamics_reproductions import dimension_free
+    >>> fig, data = dimension_free.single_index(quick=True)  # doctest: +SKIP
     """
     plan = QUICK if quick else FULL
     components = [_measure(kappa, counts, seed) for kappa, counts in plan.items()] + [
@@ -376,7 +377,8 @@ def _measure(kappa: int, counts: dict[int, int], seed: int) -> xr.Dataset:
         n, m = escape_samples(kappa, d, lr=lr, runs=runs, seed=seed)
         if np.isnan(n).any():
             raise RuntimeError(
-                f"exponent {kappa}, d = {d}: {int(np.isnan(n).sum())} of {runs} runs had not left: a mean would be wrong"
+                f"exponent {kappa}, d = {d}: {int(np.isnan(n).sum())} of {runs} runs had not left:"
+                " a mean would be wrong"
             )
         theory = overlap_diffusion(kappa, lr)
         ode = theory.ode_samples(m, d)
@@ -495,7 +497,10 @@ def _draw(data: xr.Dataset) -> Any:
         label = "ODE" if share == 1 else f"ODE, from the {100 * share:.0f}% of starts that leave"
         ax.plot(d, value["samples_ode"], color=colour, lw=1.2, ls=":", label=label)
         low, high = at[f"exponent_{kappa}_low"], at[f"exponent_{kappa}_high"]
-        title = f"$\\kappa = {kappa}$ ({name}): exponent {at[f'exponent_{kappa}']:.3f} [{low:.3f}, {high:.3f}]"
+        title = (
+            f"$\\kappa = {kappa}$ ({name}): exponent {at[f'exponent_{kappa}']:.3f} [{low:.3f},"
+            f" {high:.3f}]"
+        )
         if kappa == 1:
             ax.axhline(
                 at["prefactor_1"],
@@ -517,7 +522,10 @@ def _draw(data: xr.Dataset) -> Any:
                 ls="--",
                 label=f"predicted slope, {at['prefactor_2']:.3f}",
             )
-            title = f"$\\kappa = 2$ ({name}): slope in $\\log d$ {at['slope_2']:.2f} [{at['slope_2_low']:.2f}, {at['slope_2_high']:.2f}]"
+            title = (
+                f"$\\kappa = 2$ ({name}): slope in $\\log d$ {at['slope_2']:.2f}"
+                f" [{at['slope_2_low']:.2f}, {at['slope_2_high']:.2f}]"
+            )
         ax.set(xscale="log", xlabel="$d$", ylabel=ylabel, ylim=(0, None), title=title)
         if d[-1] < 1000:
             ax.set_xticks(d)

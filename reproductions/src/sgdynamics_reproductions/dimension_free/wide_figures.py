@@ -78,7 +78,8 @@ def mean_field(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Examples
     --------
-    >>> fig, data = sgdynamics_reproductions.dimension_free.mean_field(quick=True)  # doctest: +SKIP
+    >>> from sgdynamics_reproductions import dimension_free
+    >>> fig, data = dimension_free.mean_field(quick=True)  # doctest: +SKIP
     """
     seed = checks.integer("seed", seed, 0)
     k, gamma, Delta = 1, 1.0, 1e-3
@@ -149,13 +150,16 @@ def mean_field(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     )
     data.attrs |= {
         "error_particles": limit.attrs["error_particles"],
-        "claim": "as p -> infinity at fixed d and gamma, SGD follows the density of (m, q) of its units",
+        "claim": (
+            "as p -> infinity at fixed d and gamma, SGD follows the density of (m, q) of its units"
+        ),
         "verdict": (
             "the gap of the risk to p = infinity falls like "
             + ", ".join(f"p^{e:.2f} (t = {t[i]:g})" for e, i in zip(exponents, chosen, strict=True))
             + f" over p = {widths[0]}..{widths[-1]}; at p = {widths[-1]} it is "
             f"{100 * gap[-1, chosen[1]] / expected[-1, :, chosen[1]].mean():.1f}"
-            f"({100 * error[-1, chosen[1]] / expected[-1, :, chosen[1]].mean():.1f})% of the risk at t = {t[chosen[1]]:g}"
+            f"({100 * error[-1, chosen[1]] / expected[-1, :, chosen[1]].mean():.1f})% of the risk"
+            f" at t = {t[chosen[1]]:g}"
         ),
     }
     fig, axes = panels(4, width=4.2)
@@ -241,7 +245,8 @@ def mean_field_high_dimension(quick: bool = False, seed: int = 0) -> tuple[Any, 
 
     Examples
     --------
-    >>> fig, data = sgdynamics_reproductions.dimension_free.mean_field_high_dimension(quick=True)  # doctest: +SKIP
+    >>> from sgdynamics_reproductions import dimension_free
+    >>> fig, data = dimension_free.mean_field_high_dimension(quick=True)  # doctest: +SKIP
     """
     seed = checks.integer("seed", seed, 0)
     k, gamma, Delta = 2, 1.0, 1e-3
@@ -354,11 +359,17 @@ def mean_field_high_dimension(quick: bool = False, seed: int = 0) -> tuple[Any, 
     )
     data.attrs |= {
         "error_particles": limit.attrs["error_particles"],
-        "claim": "E |Q - M P^-1 M^T - diag(Q_perp)|_inf <= exp(C t) (p^(-1/2) + d^(-1/2)), so that (m, q) follow a mean-field PDE",
+        "claim": (
+            "E |Q - M P^-1 M^T - diag(Q_perp)|_inf <= exp(C t) (p^(-1/2) + d^(-1/2)), so that (m,"
+            " q) follow a mean-field PDE"
+        ),
         "verdict": (
-            f"at d = 2p the largest entry is {ratio.min():.2f} to {ratio.max():.2f} times p^(-1/2) + d^(-1/2) for t <= {end:g} and "
-            f"falls like p^{exponents[0]:.2f}, a typical one like p^{exponents[3]:.2f} (the largest of p^2 entries has a root of log p "
-            f"more, at the start already); the risk's gap to p = d = infinity falls like p^{exponents[2]:.2f} (t = {t[2]:g}), what a "
+            f"at d = 2p the largest entry is {ratio.min():.2f} to {ratio.max():.2f} times p^(-1/2)"
+            f" + d^(-1/2) for t <= {end:g} and "
+            f"falls like p^{exponents[0]:.2f}, a typical one like p^{exponents[3]:.2f} (the largest"
+            " of p^2 entries has a root of log p "
+            "more, at the start already); the risk's gap to p = d = infinity falls like"
+            f" p^{exponents[2]:.2f} (t = {t[2]:g}), what a "
             f"finite d alone does at p = infinity like d^{exponents[1]:.2f}"
         ),
     }

@@ -61,7 +61,8 @@ def _chain(
     )
     if np.any(last >= 0):
         raise RuntimeError(
-            f"{int((last >= 0).sum())} of {begin.runs} runs diverged at N = {N}, snr = {problem.snr:g}: take a larger N"
+            f"{int((last >= 0).sum())} of {begin.runs} runs diverged at N = {N}, snr ="
+            f" {problem.snr:g}: take a larger N"
         )
     return result["M"].sum(axis=2), result["a"]
 
@@ -347,7 +348,8 @@ def _draw_radial(ax: Axes, data: xr.Dataset) -> None:
 def _four_panels(data: xr.Dataset, name: str) -> tuple[Any, Any]:
     fig, axes = subplots(2, 2, (11, 8))
     fig.suptitle(
-        f"{name} mixture, $N$ = {data.attrs['N']}, {_label(data.attrs['snr'])}, $\\alpha$ = {ALPHA}, $c_\\delta$ = 1"
+        f"{name} mixture, $N$ = {data.attrs['N']}, {_label(data.attrs['snr'])}, $\\alpha$ ="
+        f" {ALPHA}, $c_\\delta$ = 1"
     )
     return fig, axes
 
@@ -382,7 +384,8 @@ def figure_2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Examples
     --------
-    >>> fig, data = sgdynamics_reproductions.effective_dynamics.figure_2(quick=True)  # doctest: +SKIP
+    >>> from sgdynamics_reproductions import effective_dynamics
+    >>> fig, data = effective_dynamics.figure_2(quick=True)  # doctest: +SKIP
     """
     seed = checks.integer("seed", seed, 0)
     N, snr, runs, end = (100, 100.0, 256, 60.0) if quick else (250, 100.0, 1000, 120.0)
@@ -399,10 +402,14 @@ def figure_2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     )
     data = _from_random("binary", N, snr, snr**-0.5, runs, times, seed).merge(around)
     data.attrs["caption"] = (
-        "(a) fraction of runs with both types active; (b) end points of 200 runs over the predicted optima and arcs; (c) radial "
-        "fluctuations from a point of the arc and (d) in (m_1, m_2), with the line of rank 1. Corrected: the open arcs attract (printed: "
-        "unstable), only their ends are unstable; the sum in Prop. 4.3 enters with a minus sign (as printed rho would grow at the rate "
-        f"{2 * C * (ALPHA - 2 * ALPHA**2):.3f}). At finite snr the arc lies O(1/snr) aside. The fluctuations stay of rank 1 there: rows "
+        "(a) fraction of runs with both types active; (b) end points of 200 runs over the predicted"
+        " optima and arcs; (c) radial "
+        "fluctuations from a point of the arc and (d) in (m_1, m_2), with the line of rank 1."
+        " Corrected: the open arcs attract (printed: "
+        "unstable), only their ends are unstable; the sum in Prop. 4.3 enters with a minus sign (as"
+        " printed rho would grow at the rate "
+        f"{2 * C * (ALPHA - 2 * ALPHA**2):.3f}). At finite snr the arc lies O(1/snr) aside. The"
+        " fluctuations stay of rank 1 there: rows "
         "W_i = v_i w with one w remain so under SGD, v_1/v_2 does not move."
     )
     fig, axes = _four_panels(data, "binary")
@@ -446,7 +453,8 @@ def figure_3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Examples
     --------
-    >>> fig, data = sgdynamics_reproductions.effective_dynamics.figure_3(quick=True)  # doctest: +SKIP
+    >>> from sgdynamics_reproductions import effective_dynamics
+    >>> fig, data = effective_dynamics.figure_3(quick=True)  # doctest: +SKIP
     """
     seed = checks.integer("seed", seed, 0)
     N, snr, runs = (100, 400.0, 320) if quick else (250, 1000.0, 1000)
@@ -462,10 +470,14 @@ def figure_3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
         "fraction_given_signature": float(np.asarray(data.optimal)[signs, -1].mean()),
         "predicted_given_signature": success_probability("xor") / RIGHT_SIGNS,
         "caption": (
-            "(a) fraction of runs with all four types active and the rest; (b) end points of 200 runs over the predicted optima and arcs; "
-            "(c), (d) fluctuations about the fixed point of Prop. 5.1, rank 2 in all, a line in (m_1, m_2), an ellipse in (m_1, m_3). "
-            "Corrected: 3/32 optimal, 29/32 sub-optimal (printed the other way round); the sum in Prop. 5.1 enters with the other sign; "
-            "arcs attract, only their ends are unstable. The cloud at finite snr is off by the O(snr^-1/2) shift of XOR's fixed points."
+            "(a) fraction of runs with all four types active and the rest; (b) end points of 200"
+            " runs over the predicted optima and arcs; "
+            "(c), (d) fluctuations about the fixed point of Prop. 5.1, rank 2 in all, a line in"
+            " (m_1, m_2), an ellipse in (m_1, m_3). "
+            "Corrected: 3/32 optimal, 29/32 sub-optimal (printed the other way round); the sum in"
+            " Prop. 5.1 enters with the other sign; "
+            "arcs attract, only their ends are unstable. The cloud at finite snr is off by the"
+            " O(snr^-1/2) shift of XOR's fixed points."
         ),
     }
     fig, axes = _four_panels(data, "XOR")
@@ -510,7 +522,8 @@ def order_of_limits(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset
 
     Examples
     --------
-    >>> fig, data = sgdynamics_reproductions.effective_dynamics.order_of_limits(quick=True)  # doctest: +SKIP
+    >>> from sgdynamics_reproductions import effective_dynamics
+    >>> fig, data = effective_dynamics.order_of_limits(quick=True)  # doctest: +SKIP
     """
     seed = checks.integer("seed", seed, 0)
     grid = (

@@ -46,7 +46,8 @@ def figure_1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Examples
     --------
-    >>> fig, data = sgdynamics_reproductions.effective_dynamics.figure_1(quick=True)  # doctest: +SKIP
+    >>> from sgdynamics_reproductions import effective_dynamics
+    >>> fig, data = effective_dynamics.figure_1(quick=True)  # doctest: +SKIP
     """
     c = 1.0
     n, runs = (500, 512) if quick else (1500, 2000)

@@ -42,7 +42,8 @@ def figure_2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Examples
     --------
-    >>> fig, data = sgdynamics_reproductions.epochs.figure_2(quick=True)  # doctest: +SKIP
+    >>> from sgdynamics_reproductions import epochs
+    >>> fig, data = epochs.figure_2(quick=True)  # doctest: +SKIP
     """
     seed = checks.integer("seed", seed, 0)
     dimension, runs, paths, cells = (200, 100, 8192, 8) if quick else (800, 400, 65536, 32)
@@ -130,7 +131,10 @@ def _draw(data: xr.Dataset) -> Any:
     axes[0].set(title="fresh data")
     axes[1].set(title="the data set", yscale="log")
     axes[2].set(title="less reshuffle, run by run", ylabel="difference of risks on fresh data")
-    words = f"twenty epochs: DMFT (lines, bands of 2 errors), {data.attrs['runs']} runs at $d$ = {data.attrs['d']} (circles)"
+    words = (
+        f"twenty epochs: DMFT (lines, bands of 2 errors), {data.attrs['runs']} runs at $d$ ="
+        f" {data.attrs['d']} (circles)"
+    )
     finish(fig, axes, words, legends=[axes[0]])
     readable(axes)
     return fig

@@ -65,7 +65,8 @@ def figure_3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Examples
     --------
-    >>> fig, data = sgdynamics_reproductions.epochs.figure_3(quick=True)  # doctest: +SKIP
+    >>> from sgdynamics_reproductions import epochs
+    >>> fig, data = epochs.figure_3(quick=True)  # doctest: +SKIP
     """
     seed = checks.integer("seed", seed, 0)
     dimension, runs, paths, last = (120, 32, 4096, 40.0) if quick else (480, 64, 32768, 80.0)
@@ -159,7 +160,8 @@ def _draw(data: xr.Dataset) -> Any:
     finish(
         fig,
         axes,
-        "what is learned first is unlearned: four erf units, noisy labels, small start; bars: 2 errors",
+        "what is learned first is unlearned: four erf units, noisy labels, small start; bars: 2"
+        " errors",
         legends=[axes[0]],
     )
     return fig

@@ -51,7 +51,8 @@ def figure_1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Examples
     --------
-    >>> fig, data = sgdynamics_reproductions.epochs.figure_1(quick=True)  # doctest: +SKIP
+    >>> from sgdynamics_reproductions import epochs
+    >>> fig, data = epochs.figure_1(quick=True)  # doctest: +SKIP
     """
     seed = checks.integer("seed", seed, 0)
     dimension, runs, paths, cells = (200, 100, 16384, 20) if quick else (800, 400, 131072, 40)
@@ -194,7 +195,8 @@ def _draw(data: xr.Dataset) -> Any:
         )
         ax.set_xticks(epoch)
     words = (
-        f"worth of a sample seen again: two-time equations (lines), {data.attrs['runs']} runs at $d$ = {data.attrs['d']} (circles), "
+        f"worth of a sample seen again: two-time equations (lines), {data.attrs['runs']} runs at"
+        f" $d$ = {data.attrs['d']} (circles), "
         "DMFT (crosses); bars: 2 errors"
     )
     finish(fig, axes, words)

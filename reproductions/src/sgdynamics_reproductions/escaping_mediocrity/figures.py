@@ -175,7 +175,8 @@ def figure_1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Examples
     --------
-    >>> fig, data = sgdynamics_reproductions.escaping_mediocrity.figure_1(quick=True)  # doctest: +SKIP
+    >>> from sgdynamics_reproductions import escaping_mediocrity
+    >>> fig, data = escaping_mediocrity.figure_1(quick=True)  # doctest: +SKIP
     """
     return _from_one_start(1, 0.05, 0.0, 0.3, 500 if quick else 3000, 512, 3.5, quick, seed)
 
@@ -200,7 +201,8 @@ def figure_5(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Examples
     --------
-    >>> fig, data = sgdynamics_reproductions.escaping_mediocrity.figure_5(quick=True)  # doctest: +SKIP
+    >>> from sgdynamics_reproductions import escaping_mediocrity
+    >>> fig, data = escaping_mediocrity.figure_5(quick=True)  # doctest: +SKIP
     """
     return _from_one_start(2, 0.1, 0.0, 0.3, 500 if quick else 3000, 512, 2.0, quick, seed)
 
@@ -259,7 +261,8 @@ def figure_2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Examples
     --------
-    >>> fig, data = sgdynamics_reproductions.escaping_mediocrity.figure_2(quick=True)  # doctest: +SKIP
+    >>> from sgdynamics_reproductions import escaping_mediocrity
+    >>> fig, data = escaping_mediocrity.figure_2(quick=True)  # doctest: +SKIP
     """
     ratio, threshold = 0.1, 0.1
     widths = (1, 4) if quick else (1, 2, 5, 10)
@@ -324,7 +327,8 @@ def figure_3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Examples
     --------
-    >>> fig, data = sgdynamics_reproductions.escaping_mediocrity.figure_3(quick=True)  # doctest: +SKIP
+    >>> from sgdynamics_reproductions import escaping_mediocrity
+    >>> fig, data = escaping_mediocrity.figure_3(quick=True)  # doctest: +SKIP
     """
     ratio, threshold, d = 0.05, 0.5, 200 if quick else 1000
     widths, runs = ((20,), 32) if quick else ((20, 50), 32)
@@ -429,7 +433,8 @@ def figure_4(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Examples
     --------
-    >>> fig, data = sgdynamics_reproductions.escaping_mediocrity.figure_4(quick=True)  # doctest: +SKIP
+    >>> from sgdynamics_reproductions import escaping_mediocrity
+    >>> fig, data = escaping_mediocrity.figure_4(quick=True)  # doctest: +SKIP
     """
     ratio, noise = 0.1, 0.1
     widths, d, runs = (5, 20), 500 if quick else 5000, 96

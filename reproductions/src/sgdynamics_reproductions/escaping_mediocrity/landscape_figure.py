@@ -70,7 +70,8 @@ def figure_6(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Examples
     --------
-    >>> fig, data = sgdynamics_reproductions.escaping_mediocrity.figure_6(quick=True)  # doctest: +SKIP
+    >>> from sgdynamics_reproductions import escaping_mediocrity
+    >>> fig, data = escaping_mediocrity.figure_6(quick=True)  # doctest: +SKIP
     """
     sizes = (3, 10, 30) if quick else (3, 10, 30, 100)
     rng = np.random.default_rng(seed)

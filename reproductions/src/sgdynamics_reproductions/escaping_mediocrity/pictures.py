@@ -53,7 +53,10 @@ def draw_2(data: xr.Dataset) -> Any:
         loc="outside lower center",
         ncols=len(widths),
     )
-    text = f"$\\gamma/p$ = {data.attrs['gamma_over_p']:g}, $\\Delta$ = 0, $T$ = {data.attrs['threshold']:g}"
+    text = (
+        f"$\\gamma/p$ = {data.attrs['gamma_over_p']:g}, $\\Delta$ = 0, $T$ ="
+        f" {data.attrs['threshold']:g}"
+    )
     fig.suptitle(
         f"{text}, {runs} runs a point, bars: one standard error (widths side by side at each $d$)",
         fontsize="medium",

@@ -45,7 +45,8 @@ def figure_6(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Examples
     --------
-    >>> fig, data = sgdynamics_reproductions.optimisers.figure_6(quick=True)  # doctest: +SKIP
+    >>> from sgdynamics_reproductions import optimisers
+    >>> fig, data = optimisers.figure_6(quick=True)  # doctest: +SKIP
     """
     seed = checks.integer("seed", seed, 0)
     dimension, runs = (300, 32) if quick else (1000, 200)
@@ -120,6 +121,9 @@ def _draw(data: xr.Dataset) -> Any:
     axes[2].set(
         yscale="log", xlabel="$\\alpha$ = samples/$d$", ylabel="excess risk", title="excess risk"
     )
-    words = f"inputs of two variances: ODE (lines), {data.attrs['runs']} direct runs at $d$ = {data.attrs['d']} (bars: 2 errors)"
+    words = (
+        f"inputs of two variances: ODE (lines), {data.attrs['runs']} direct runs at $d$ ="
+        f" {data.attrs['d']} (bars: 2 errors)"
+    )
     finish(fig, axes, words)
     return fig

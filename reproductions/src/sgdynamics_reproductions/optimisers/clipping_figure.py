@@ -46,7 +46,8 @@ def figure_5(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Examples
     --------
-    >>> fig, data = sgdynamics_reproductions.optimisers.figure_5(quick=True)  # doctest: +SKIP
+    >>> from sgdynamics_reproductions import optimisers
+    >>> fig, data = optimisers.figure_5(quick=True)  # doctest: +SKIP
     """
     seed = checks.integer("seed", seed, 0)
     dimension, runs = (1000, 100) if quick else (4000, 400)
@@ -139,7 +140,10 @@ def _draw(data: xr.Dataset) -> Any:
         ylim=(0.003, 3.0),
         title=f"at $\\alpha$ = {data.alpha.values[-1]:g}; dots: best",
     )
-    words = f"label noise: ODE (lines), {data.attrs['runs']} runs of the exact chain at $d$ = {data.attrs['d']} (circles in a, b)"
+    words = (
+        f"label noise: ODE (lines), {data.attrs['runs']} runs of the exact chain at $d$ ="
+        f" {data.attrs['d']} (circles in a, b)"
+    )
     finish(fig, axes, words, legends=axes[:2], loc="lower left", ncols=3, columnspacing=1.0)
     axes[2].legend(frameon=False, fontsize="x-small", ncols=2, loc="upper left")
     return fig

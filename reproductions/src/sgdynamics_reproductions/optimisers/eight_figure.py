@@ -51,7 +51,8 @@ def figure_1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Examples
     --------
-    >>> fig, data = sgdynamics_reproductions.optimisers.figure_1(quick=True)  # doctest: +SKIP
+    >>> from sgdynamics_reproductions import optimisers
+    >>> fig, data = optimisers.figure_1(quick=True)  # doctest: +SKIP
     """
     seed = checks.integer("seed", seed, 0)
     dimension, runs = (200, 48) if quick else (1000, 200)
@@ -120,6 +121,9 @@ def _draw(data: xr.Dataset) -> Any:
         title="runs over the ODE",
         ylim=(0.85, 1.15),
     )
-    words = f"eight optimisers on one problem: ODE (lines), {data.attrs['runs']} direct runs at $d$ = {data.attrs['d']} (bars: 2 errors)"
+    words = (
+        f"eight optimisers on one problem: ODE (lines), {data.attrs['runs']} direct runs at $d$ ="
+        f" {data.attrs['d']} (bars: 2 errors)"
+    )
     finish(fig, axes, words, legends=axes[:2])
     return fig

@@ -44,7 +44,8 @@ def figure_3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Examples
     --------
-    >>> fig, data = sgdynamics_reproductions.optimisers.figure_3(quick=True)  # doctest: +SKIP
+    >>> from sgdynamics_reproductions import optimisers
+    >>> fig, data = optimisers.figure_3(quick=True)  # doctest: +SKIP
     """
     seed = checks.integer("seed", seed, 0)
     sizes, runs = ((100, 1000), 200) if quick else ((100, 1000), 2000)
@@ -158,6 +159,9 @@ def _draw(data: xr.Dataset) -> Any:
         ylim=(0.96, 1.1),
         title="fixed $\\beta$, two dimensions",
     )
-    words = f"momentum at the effective rate {data.attrs['effective_rate']:g}: ODE (lines), {data.attrs['runs']} runs of the exact chain"
+    words = (
+        f"momentum at the effective rate {data.attrs['effective_rate']:g}: ODE (lines),"
+        f" {data.attrs['runs']} runs of the exact chain"
+    )
     finish(fig, axes, words)
     return fig

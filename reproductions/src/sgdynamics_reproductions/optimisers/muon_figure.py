@@ -51,7 +51,8 @@ def figure_4(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Examples
     --------
-    >>> fig, data = sgdynamics_reproductions.optimisers.figure_4(quick=True)  # doctest: +SKIP
+    >>> from sgdynamics_reproductions import optimisers
+    >>> fig, data = optimisers.figure_4(quick=True)  # doctest: +SKIP
     """
     seed = checks.integer("seed", seed, 0)
     runs = 24 if quick else 200
@@ -171,7 +172,10 @@ def _draw(data: xr.Dataset) -> Any:
         title="what is left late",
     )
     ticks(axes[3], B)
-    words = f"batches at the same learning rate: {data.attrs['runs']} runs of the exact chain at $d$ = {data.attrs['d']}; lines in (c): ODE"
+    words = (
+        f"batches at the same learning rate: {data.attrs['runs']} runs of the exact chain at $d$ ="
+        f" {data.attrs['d']}; lines in (c): ODE"
+    )
     finish(fig, axes, words, loc="upper right")
     axes[3].legend(frameon=False, fontsize="small", loc="lower left")
     return fig

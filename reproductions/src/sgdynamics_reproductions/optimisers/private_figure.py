@@ -44,7 +44,8 @@ def figure_7(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Examples
     --------
-    >>> fig, data = sgdynamics_reproductions.optimisers.figure_7(quick=True)  # doctest: +SKIP
+    >>> from sgdynamics_reproductions import optimisers
+    >>> fig, data = optimisers.figure_7(quick=True)  # doctest: +SKIP
     """
     seed = checks.integer("seed", seed, 0)
     dimension, runs = (1000, 100) if quick else (4000, 400)
@@ -141,7 +142,10 @@ def _draw(data: xr.Dataset) -> Any:
     )
     axes[1].set_xticks(sigma[1:], [f"{entry:g}" for entry in sigma[1:]])
     axes[1].set_xticks([], minor=True)
-    words = f"clipped samples and noise on the gradient: ODE (lines), {data.attrs['runs']} runs of the exact chain at $d$ = {data.attrs['d']}"
+    words = (
+        f"clipped samples and noise on the gradient: ODE (lines), {data.attrs['runs']} runs of the"
+        f" exact chain at $d$ = {data.attrs['d']}"
+    )
     finish(fig, axes, words, legends=[axes[1]], loc="upper left")
     axes[0].legend(frameon=False, fontsize="small", ncols=3, loc="lower left")
     return fig

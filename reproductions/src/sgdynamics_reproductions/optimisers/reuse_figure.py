@@ -46,7 +46,8 @@ def figure_2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Examples
     --------
-    >>> fig, data = sgdynamics_reproductions.optimisers.figure_2(quick=True)  # doctest: +SKIP
+    >>> from sgdynamics_reproductions import optimisers
+    >>> fig, data = optimisers.figure_2(quick=True)  # doctest: +SKIP
     """
     seed = checks.integer("seed", seed, 0)
     sizes, runs = ((1000, 10_000, 100_000), 48) if quick else ((1000, 10_000, 100_000), 200)
@@ -160,7 +161,10 @@ def _draw(data: xr.Dataset) -> Any:
         ylim=(0, 1.1),
         title="first drift, samples used twice",
     )
-    words = f"He3 teacher from $M$ = 0, lr = {data.attrs['lr']:g}: ODE, {data.attrs['runs']} runs of the exact chain (bars: 2 errors)"
+    words = (
+        f"He3 teacher from $M$ = 0, lr = {data.attrs['lr']:g}: ODE, {data.attrs['runs']} runs of"
+        " the exact chain (bars: 2 errors)"
+    )
     finish(fig, axes, words, legends=[axes[0], axes[2]], loc="lower left")
     axes[1].legend(frameon=False, fontsize="small", ncols=2, loc="upper left")
     return fig

@@ -50,7 +50,8 @@ def figure_6(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Examples
     --------
-    >>> fig, data = sgdynamics_reproductions.protocols.figure_6(quick=True)  # doctest: +SKIP
+    >>> from sgdynamics_reproductions import protocols
+    >>> fig, data = protocols.figure_6(quick=True)  # doctest: +SKIP
     """
     seed = checks.integer("seed", seed, 0)
     pieces, runs = (200, 2000) if quick else (1000, 20_000)

@@ -44,7 +44,8 @@ def figure_4(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Examples
     --------
-    >>> fig, data = sgdynamics_reproductions.protocols.figure_4(quick=True)  # doctest: +SKIP
+    >>> from sgdynamics_reproductions import protocols
+    >>> fig, data = protocols.figure_4(quick=True)  # doctest: +SKIP
     """
     seed = checks.integer("seed", seed, 0)
     pieces, runs = (40, 400) if quick else (80, 4000)
@@ -157,7 +158,10 @@ def _draw(data: xr.Dataset) -> Any:
     )
     axes[2].set_xticks(range(len(data.order)), [str(name) for name in data.order.values])
     axes[2].set(xlim=(-0.5, 4.0), ylabel="excess risk of hard samples", title="at the end")
-    words = f"half easy, half hard: ODE (lines), {data.attrs['runs']} runs of the exact chain at $d$ = {data.attrs['d']} (bars: 2 errors)"
+    words = (
+        f"half easy, half hard: ODE (lines), {data.attrs['runs']} runs of the exact chain at $d$ ="
+        f" {data.attrs['d']} (bars: 2 errors)"
+    )
     finish(fig, list(axes), words, legends=axes[:2])
     axes[0].legend(frameon=False, fontsize="small", loc="lower center", bbox_to_anchor=(0.55, 0.08))
     return fig

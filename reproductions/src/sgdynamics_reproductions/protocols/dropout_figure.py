@@ -46,7 +46,8 @@ def figure_3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Examples
     --------
-    >>> fig, data = sgdynamics_reproductions.protocols.figure_3(quick=True)  # doctest: +SKIP
+    >>> from sgdynamics_reproductions import protocols
+    >>> fig, data = protocols.figure_3(quick=True)  # doctest: +SKIP
     """
     seed = checks.integer("seed", seed, 0)
     pieces, runs = (40, 150) if quick else (80, 1000)
@@ -66,7 +67,10 @@ def _draw(data: xr.Dataset) -> Any:
         draw_control(axes[0, column], item, LABELS[str(name)])
         draw_risk(axes[1, column], item, f"chain, $d$ = {data.attrs['d']}")
         axes[0, column].set(ylim=(-0.08, 1.08), title=str(name))
-    words = f"dropout and weight decay: {data.attrs['pieces']} pieces; {data.attrs['runs']} runs at the end (bars: 2 errors)"
+    words = (
+        f"dropout and weight decay: {data.attrs['pieces']} pieces; {data.attrs['runs']} runs at the"
+        " end (bars: 2 errors)"
+    )
     finish(fig, list(axes.flat), words)
     axes[0, 0].legend(
         frameon=False, fontsize="small", loc="upper right", bbox_to_anchor=(1.0, 0.93)

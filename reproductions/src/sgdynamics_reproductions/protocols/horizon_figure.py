@@ -58,7 +58,8 @@ def figure_5(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Examples
     --------
-    >>> fig, data = sgdynamics_reproductions.protocols.figure_5(quick=True)  # doctest: +SKIP
+    >>> from sgdynamics_reproductions import protocols
+    >>> fig, data = protocols.figure_5(quick=True)  # doctest: +SKIP
     """
     seed = checks.integer("seed", seed, 0)
     horizons = (100, 300, 1000, 3000) if quick else (100, 300, 1000, 3000, 10_000, 30_000)

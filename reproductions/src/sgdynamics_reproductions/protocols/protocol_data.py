@@ -129,5 +129,8 @@ def draw_risk(ax: Axes, data: xr.Dataset, runs: str, label: str = "excess risk")
             label=runs if name == "value" else None,
         )
     ax.set(xlabel="$\\alpha$ = samples/$d$", ylabel=label, yscale="log", xlim=(0, end))
-    text = f"gain {float(data.constant_value / data.value):.4f}; runs {float(data.runs_gain):.3f} ± {2 * float(data.runs_gain_error):.3f}"
+    text = (
+        f"gain {float(data.constant_value / data.value):.4f}; runs {float(data.runs_gain):.3f} ±"
+        f" {2 * float(data.runs_gain_error):.3f}"
+    )
     ax.set_title(text, fontsize="medium")

@@ -54,7 +54,8 @@ def figure_1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Examples
     --------
-    >>> fig, data = sgdynamics_reproductions.protocols.figure_1(quick=True)  # doctest: +SKIP
+    >>> from sgdynamics_reproductions import protocols
+    >>> fig, data = protocols.figure_1(quick=True)  # doctest: +SKIP
     """
     seed = checks.integer("seed", seed, 0)
     pieces, runs = (40, 100) if quick else (160, 1000)
@@ -121,6 +122,9 @@ def _draw(data: xr.Dataset) -> Any:
     )
     axes[0, 0].set_title("linear student")
     axes[0, 1].set_title("erf student")
-    words = f"the best learning rate: {data.attrs['pieces']} pieces; {data.attrs['runs']} runs at the end (bars: 2 errors)"
+    words = (
+        f"the best learning rate: {data.attrs['pieces']} pieces; {data.attrs['runs']} runs at the"
+        " end (bars: 2 errors)"
+    )
     finish(fig, list(axes.flat), words)
     return fig

@@ -46,7 +46,8 @@ def figure_2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Examples
     --------
-    >>> fig, data = sgdynamics_reproductions.protocols.figure_2(quick=True)  # doctest: +SKIP
+    >>> from sgdynamics_reproductions import protocols
+    >>> fig, data = protocols.figure_2(quick=True)  # doctest: +SKIP
     """
     seed = checks.integer("seed", seed, 0)
     pieces, runs = (40, 100) if quick else (80, 1000)
@@ -107,7 +108,10 @@ def _draw(data: xr.Dataset) -> Any:
         ylim=(1e-4, 1.0),
         title="each task",
     )
-    words = f"replay after task one: {data.attrs['pieces']} pieces; {data.attrs['runs']} runs at the end (bars: 2 errors)"
+    words = (
+        f"replay after task one: {data.attrs['pieces']} pieces; {data.attrs['runs']} runs at the"
+        " end (bars: 2 errors)"
+    )
     finish(fig, list(axes), words, legends=[axes[0], axes[1]])
     axes[0].legend(frameon=False, fontsize="small", loc="lower left", bbox_to_anchor=(0.02, 0.08))
     axes[2].legend(frameon=False, fontsize="small", ncols=2, loc="upper right")

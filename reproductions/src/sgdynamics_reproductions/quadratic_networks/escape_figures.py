@@ -215,7 +215,8 @@ def figure_2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Examples
     --------
-    >>> fig, data = sgdynamics_reproductions.quadratic_networks.figure_2(quick=True)  # doctest: +SKIP
+    >>> from sgdynamics_reproductions import quadratic_networks
+    >>> fig, data = quadratic_networks.figure_2(quick=True)  # doctest: +SKIP
     """
     seed = checks.integer("seed", seed, 0)
     p_star, epsilon, runs = 3, 1e-2, 20
@@ -417,7 +418,8 @@ def escape_times(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Examples
     --------
-    >>> fig, data = sgdynamics_reproductions.quadratic_networks.escape_times(quick=True)  # doctest: +SKIP
+    >>> from sgdynamics_reproductions import quadratic_networks
+    >>> fig, data = quadratic_networks.escape_times(quick=True)  # doctest: +SKIP
     """
     seed = checks.integer("seed", seed, 0)
     cases = (

@@ -83,7 +83,8 @@ def figure_1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Examples
     --------
-    >>> fig, data = sgdynamics_reproductions.quadratic_networks.figure_1(quick=True)  # doctest: +SKIP
+    >>> from sgdynamics_reproductions import quadratic_networks
+    >>> fig, data = quadratic_networks.figure_1(quick=True)  # doctest: +SKIP
     """
     seed = checks.integer("seed", seed, 0)
     N, end, count = (100, 12.0, 64) if quick else (10_000, 20.0, RUNS)
@@ -131,7 +132,8 @@ def figure_1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     axes[1, 0].legend(frameon=False, loc="upper left")
     axes[1, 1].legend(frameon=False, loc="lower left")
     fig.suptitle(
-        rf"$p$ = {P}, $p^*$ = {P_STAR}, $\eta$ = {ETA}: line ODE, dashed with band simulation and its standard error"
+        rf"$p$ = {P}, $p^*$ = {P_STAR}, $\eta$ = {ETA}: line ODE, dashed with band simulation and"
+        r" its standard error"
     )
     return fig, data
 
@@ -220,7 +222,8 @@ def figure_3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Examples
     --------
-    >>> fig, data = sgdynamics_reproductions.quadratic_networks.figure_3(quick=True)  # doctest: +SKIP
+    >>> from sgdynamics_reproductions import quadratic_networks
+    >>> fig, data = quadratic_networks.figure_3(quick=True)  # doctest: +SKIP
     """
     seed = checks.integer("seed", seed, 0)
     t = np.concatenate([np.linspace(0, 20, 41), np.geomspace(20, 100, POINTS - 40)[1:]])
@@ -314,7 +317,8 @@ def figure_4(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Examples
     --------
-    >>> fig, data = sgdynamics_reproductions.quadratic_networks.figure_4(quick=True)  # doctest: +SKIP
+    >>> from sgdynamics_reproductions import quadratic_networks
+    >>> fig, data = quadratic_networks.figure_4(quick=True)  # doctest: +SKIP
     """
     seed = checks.integer("seed", seed, 0)
     sizes, count = (50, 200) if quick else (1000, 10_000), 40
@@ -459,7 +463,8 @@ def figure_5(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Examples
     --------
-    >>> fig, data = sgdynamics_reproductions.quadratic_networks.figure_5(quick=True)  # doctest: +SKIP
+    >>> from sgdynamics_reproductions import quadratic_networks
+    >>> fig, data = quadratic_networks.figure_5(quick=True)  # doctest: +SKIP
     """
     seed = checks.integer("seed", seed, 0)
     sizes = (4, 8) if quick else (4, 8, 12)
@@ -546,7 +551,8 @@ def figure_6(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Examples
     --------
-    >>> fig, data = sgdynamics_reproductions.quadratic_networks.figure_6(quick=True)  # doctest: +SKIP
+    >>> from sgdynamics_reproductions import quadratic_networks
+    >>> fig, data = quadratic_networks.figure_6(quick=True)  # doctest: +SKIP
     """
     seed = checks.integer("seed", seed, 0)
     N, stars, p = 8, (1, 3, 10) if quick else (1, 2, 3, 5, 10), np.arange(1, 13)

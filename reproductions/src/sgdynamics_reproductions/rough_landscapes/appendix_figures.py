@@ -156,7 +156,10 @@ def _jensen(data: xr.Dataset) -> str:
         float(np.abs((data["mse"] - data[name]).values).max())
         for name in ("mse_formula_runs", "mse_formula")
     )
-    return f"measured error less (B.8): at most {values:.4f} run by run, {mean:.3f} at the average overlaps"
+    return (
+        f"measured error less (B.8): at most {values:.4f} run by run, {mean:.3f} at the average"
+        " overlaps"
+    )
 
 
 def figure_b1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
@@ -193,7 +196,8 @@ def figure_b1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Examples
     --------
-    >>> fig, data = sgdynamics_reproductions.rough_landscapes.figure_b1(quick=True)  # doctest: +SKIP
+    >>> from sgdynamics_reproductions import rough_landscapes
+    >>> fig, data = rough_landscapes.figure_b1(quick=True)  # doctest: +SKIP
     """
     seed = checks.integer("seed", seed, 0)
     N, count, end = (100, 16, 30.0) if quick else (1000, RIDGE_RUNS, 1000.0)
@@ -222,9 +226,13 @@ def figure_b1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
         "runs_persistent": count * batches["p-SGD"],
     }  # GD and SGD have the same number
     data.attrs |= {
-        "claim": "(B.8) gives the error; SGD gains from lambda = 1, p-SGD is better at small lambda; double descent in time at lambda = 0 "
+        "claim": "(B.8) gives the error; SGD gains from lambda = 1, p-SGD is better at small lambda;"
+        " double descent in time at lambda = 0 "
         "and .1",
-        "verdict": f"{_jensen(data)}; error at the end for lambda = 0, .1, 1: {shown}; double descent of GD (rise above a former value): "
+        "verdict": (
+            f"{_jensen(data)}; error at the end for lambda = 0, .1, 1: {shown}; double descent of"
+            " GD (rise above a former value): "
+        )
         + ", ".join(
             f"{_rise(data['mse'].sel(algorithm='GD', ridge=ridge).values):.3f}" for ridge in RIDGES
         ),
@@ -261,7 +269,8 @@ def figure_b2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Examples
     --------
-    >>> fig, data = sgdynamics_reproductions.rough_landscapes.figure_b2(quick=True)  # doctest: +SKIP
+    >>> from sgdynamics_reproductions import rough_landscapes
+    >>> fig, data = rough_landscapes.figure_b2(quick=True)  # doctest: +SKIP
     """
     seed = checks.integer("seed", seed, 0)
     N, count, end = (100, 64, 30.0) if quick else (1000, RIDGE_RUNS, 1000.0)
@@ -323,7 +332,8 @@ def figure_b3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Examples
     --------
-    >>> fig, data = sgdynamics_reproductions.rough_landscapes.figure_b3(quick=True)  # doctest: +SKIP
+    >>> from sgdynamics_reproductions import rough_landscapes
+    >>> fig, data = rough_landscapes.figure_b3(quick=True)  # doctest: +SKIP
     """
     seed = checks.integer("seed", seed, 0)
     rates = (0.02, 0.005, 0.00125) if quick else (0.01, 0.001, 0.0005, 0.0001)
@@ -389,7 +399,10 @@ def figure_b3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
         "units": UNITS,
     }
     data.attrs |= {
-        "claim": "as eta falls the curves of SGD collapse on those of GD; those of p-SGD have another limit",
+        "claim": (
+            "as eta falls the curves of SGD collapse on those of GD; those of p-SGD have another"
+            " limit"
+        ),
         "verdict": f"largest difference of the average loss to GD for eta = {shown}: {text}",
     }
     return draw_b3(data), data
@@ -424,7 +437,8 @@ def figure_b4(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Examples
     --------
-    >>> fig, data = sgdynamics_reproductions.rough_landscapes.figure_b4(quick=True)  # doctest: +SKIP
+    >>> from sgdynamics_reproductions import rough_landscapes
+    >>> fig, data = rough_landscapes.figure_b4(quick=True)  # doctest: +SKIP
     """
     seed = checks.integer("seed", seed, 0)
     N, count, end = (100, 32, 50.0) if quick else (1000, 50, 1000.0)
@@ -461,7 +475,8 @@ def figure_b4(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     }
     data.attrs |= {
         "claim": "longer persistence leaves fewer runs at plateaus, but m stays low until t = tau",
-        "verdict": f"for tau = {', '.join(map(str, PERSISTENCE))}: recovered at t = {end:g}: {', '.join(f'{x:.0%}' for x in shares)}; "
+        "verdict": f"for tau = {', '.join(map(str, PERSISTENCE))}: recovered at t = {end:g}:"
+        f" {', '.join(f'{x:.0%}' for x in shares)}; "
         f"unrecovered time on plateaus: {', '.join(f'{x:.1%}' for x in data['plateau'].values)}; "
         f"median |m| at t = 1: {', '.join(f'{value:.2f}' for value in early)}",
     }

@@ -66,7 +66,8 @@ def figure_1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Examples
     --------
-    >>> fig, data = sgdynamics_reproductions.rough_landscapes.figure_1(quick=True)  # doctest: +SKIP
+    >>> from sgdynamics_reproductions import rough_landscapes
+    >>> fig, data = rough_landscapes.figure_1(quick=True)  # doctest: +SKIP
     """
     seed = checks.integer("seed", seed, 0)
     N, count, seeds, end, paths = (
@@ -110,10 +111,13 @@ def figure_1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     }
     data.attrs |= {
         "replicates": REPLICATES,
-        "claim": "averages follow DMFT; runs on one landscape get stuck near the signal, some from m0 = .65 while some from .5 recover; "
+        "claim": "averages follow DMFT; runs on one landscape get stuck near the signal, some from m0 ="
+        " .65 while some from .5 recover; "
         "all recover from m0 = .8",
-        "verdict": f"runs less DMFT at most: {gap_text(data)}; on one data set above m = {RECOVERED} at t = 10: {shares}; "
-        f"a run from m0 = .5 recovered while one from m0 = .65 did not: {'yes' if beaten else 'no'}",
+        "verdict": f"runs less DMFT at most: {gap_text(data)}; on one data set above m = {RECOVERED} at t"
+        f" = 10: {shares}; "
+        "a run from m0 = .5 recovered while one from m0 = .65 did not:"
+        f" {'yes' if beaten else 'no'}",
     }
     return draw_1(data), data
 
@@ -183,7 +187,8 @@ def figure_2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Examples
     --------
-    >>> fig, data = sgdynamics_reproductions.rough_landscapes.figure_2(quick=True)  # doctest: +SKIP
+    >>> from sgdynamics_reproductions import rough_landscapes
+    >>> fig, data = rough_landscapes.figure_2(quick=True)  # doctest: +SKIP
     """
     seed = checks.integer("seed", seed, 0)
     N, count, end = (60, 64, 150.0) if quick else (1000, 500, 1000.0)
@@ -196,7 +201,10 @@ def words_of_2(data: xr.Dataset) -> dict[str, str]:
     """Its claim, and what was measured."""
     text = ", ".join(f"{name} {share_text(data['loss'].sel(algorithm=name))}" for name in THREE)
     return {
-        "claim": "at t = 1000 and N = 1000 the loss is below 1e-7 in 9% (GD), 30% (SGD), 99% (p-SGD) of the runs",
+        "claim": (
+            "at t = 1000 and N = 1000 the loss is below 1e-7 in 9% (GD), 30% (SGD), 99% (p-SGD) of"
+            " the runs"
+        ),
         "verdict": f"at t = {float(data['t'][-1]):g} and N = {data.attrs['N']}: {text}",
     }
 
@@ -227,7 +235,8 @@ def figure_3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Examples
     --------
-    >>> fig, data = sgdynamics_reproductions.rough_landscapes.figure_3(quick=True)  # doctest: +SKIP
+    >>> from sgdynamics_reproductions import rough_landscapes
+    >>> fig, data = rough_landscapes.figure_3(quick=True)  # doctest: +SKIP
     """
     seed = checks.integer("seed", seed, 0)
     N, count, end = (100, 48, 60.0) if quick else (1000, 50, 1000.0)
@@ -242,7 +251,10 @@ def figure_3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
         {"long_name": "share of the unrecovered time past t = 1 that is spent on plateaus"},
     )
     data.attrs |= {
-        "claim": "GD has long plateaus and sudden jumps, p-SGD is not stuck in one region for long, SGD is in between",
+        "claim": (
+            "GD has long plateaus and sudden jumps, p-SGD is not stuck in one region for long, SGD"
+            " is in between"
+        ),
         "verdict": "share of unrecovered time (in log t, past t = 1) on plateaus: "
         + ", ".join(f"{name} {share:.0%}" for name, share in zip(THREE, shares, strict=True)),
     }

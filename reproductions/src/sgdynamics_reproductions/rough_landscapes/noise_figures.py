@@ -82,7 +82,8 @@ def figure_4(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Examples
     --------
-    >>> fig, data = sgdynamics_reproductions.rough_landscapes.figure_4(quick=True)  # doctest: +SKIP
+    >>> from sgdynamics_reproductions import rough_landscapes
+    >>> fig, data = rough_landscapes.figure_4(quick=True)  # doctest: +SKIP
     """
     seed = checks.integer("seed", seed, 0)
     N, count, end, off = (100, 12, 30.0, 20.0) if quick else (1000, 250, 1000.0, 700.0)
@@ -120,10 +121,16 @@ def figure_4(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     data.attrs |= {
         "runs_exploding": tried,
         "switched_off_at": off,
-        "claim": "intermediate batch sizes, persistence times and temperatures are best; l = .01 was run at eta = .0025",
+        "claim": (
+            "intermediate batch sizes, persistence times and temperatures are best; l = .01 was run"
+            " at eta = .0025"
+        ),
         "verdict": "best (first to a median of .99, else highest at the end): "
         + "; ".join(_best(panel, data) for panel in panels)
-        + f"; at l = .01 exploded {bad[0]:.0%} of the runs with eta = .0025, {bad[1]:.0%} with eta = .001",
+        + (
+            f"; at l = .01 exploded {bad[0]:.0%} of the runs with eta = .0025, {bad[1]:.0%} with"
+            " eta = .001"
+        ),
     }
     return draw_4(data), data
 
@@ -259,7 +266,8 @@ def figure_5(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Examples
     --------
-    >>> fig, data = sgdynamics_reproductions.rough_landscapes.figure_5(quick=True)  # doctest: +SKIP
+    >>> from sgdynamics_reproductions import rough_landscapes
+    >>> fig, data = rough_landscapes.figure_5(quick=True)  # doctest: +SKIP
     """
     seed = checks.integer("seed", seed, 0)
     sizes = (200, 256, 1.5, 32768) if quick else (1000, 1000, 10.0, 524288)
@@ -296,7 +304,8 @@ def figure_6(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Examples
     --------
-    >>> fig, data = sgdynamics_reproductions.rough_landscapes.figure_6(quick=True)  # doctest: +SKIP
+    >>> from sgdynamics_reproductions import rough_landscapes
+    >>> fig, data = rough_landscapes.figure_6(quick=True)  # doctest: +SKIP
     """
     seed = checks.integer("seed", seed, 0)
     sizes = (200, 256, 1.0, 32768) if quick else (1000, 1000, 10.0, 524288)

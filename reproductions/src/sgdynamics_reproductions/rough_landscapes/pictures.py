@@ -55,7 +55,10 @@ def draw_1(data: xr.Dataset) -> Any:
 
 def _numbers_of_three(data: xr.Dataset) -> str:
     size = rf"$N$ = {data.attrs['N']}, {data.attrs['runs']} runs, $t \leq$ {float(data['t'][-1]):g}"
-    return rf"$\alpha$ = 3, $m_0$ = 0.2, $\eta$ = {data.attrs['eta']}, $\ell$ = 0.5, $\tau$ = 1, {size}"
+    return (
+        rf"$\alpha$ = 3, $m_0$ = 0.2, $\eta$ = {data.attrs['eta']}, $\ell$ = 0.5, $\tau$ = 1,"
+        rf" {size}"
+    )
 
 
 def draw_2(data: xr.Dataset) -> Any:
@@ -151,7 +154,8 @@ def draw_4(data: xr.Dataset) -> Any:
     counts = [data.sizes[f"run_{panel}"] for panel in titles]
     runs = f"{counts[-1]} runs" + (f" ({counts[0]} at the left)" if counts[0] != counts[-1] else "")
     fig.suptitle(
-        rf"$\alpha$ = 3, $m_0$ = 0.2, $N$ = {data.attrs['N']}, {runs}; bands: from quartile to quartile"
+        rf"$\alpha$ = 3, $m_0$ = 0.2, $N$ = {data.attrs['N']}, {runs}; bands: from quartile to"
+        r" quartile"
     )
     return fig
 
@@ -239,7 +243,8 @@ def _draw_theory(data: xr.Dataset, title: str) -> Any:
         ax.set(xlabel="$t$", ylabel=label)
     fig.axes[0].legend(frameon=False, loc="lower right")
     fig.suptitle(
-        rf"{title}, $\eta$ = {data.attrs['eta']}, $N$ = {data.attrs['N']}, {data.attrs['runs']} runs",
+        rf"{title}, $\eta$ = {data.attrs['eta']}, $N$ = {data.attrs['N']}, {data.attrs['runs']}"
+        r" runs",
         fontsize="medium",
     )
     return fig
@@ -523,7 +528,10 @@ def _draw_ridge(ax: Axes, data: xr.Dataset, title: str, labels: bool, top: float
 def _finish_ridge(fig: Any, data: xr.Dataset, title: str) -> None:
     runs, persistent = data.attrs["runs"], data.attrs.get("runs_persistent", data.attrs["runs"])
     counted = f"{runs} runs" + (f" ({persistent} of persistent SGD)" if persistent != runs else "")
-    size = rf"$\eta$ = {data.attrs['eta']}, $\ell$ = 0.5, $\tau$ = 1, $N$ = {data.attrs['N']}, {counted}"
+    size = (
+        rf"$\eta$ = {data.attrs['eta']}, $\ell$ = 0.5, $\tau$ = 1, $N$ = {data.attrs['N']},"
+        rf" {counted}"
+    )
     fig.axes[0].set_ylabel("mean squared error")
     # below all panels: curves and insets leave no room
     handles, labels = next(
@@ -568,9 +576,13 @@ def draw_b3(data: xr.Dataset) -> Any:
         ax.set(xscale="log", xlabel=rf"$t$ + {rates[0]:g}", ylabel=ylabel, ylim=(0, None))
     fig.axes[0].legend(frameon=False, fontsize="small")
     fig.suptitle(
-        rf"$\alpha$ = 3, $m_0$ = 0.2, $\ell$ = 0.5, $\tau$ = 1, $N$ = {size['N']}, {size['runs']} runs"
+        rf"$\alpha$ = 3, $m_0$ = 0.2, $\ell$ = 0.5, $\tau$ = 1, $N$ = {size['N']}, {size['runs']}"
+        r" runs"
         + "\n"
-        + rf"faint to strong: $\eta$ = {', '.join(f'{eta:g}' for eta in rates)} (bands: standard errors of the last)",
+        + (
+            rf"faint to strong: $\eta$ = {', '.join(f'{eta:g}' for eta in rates)} (bands: standard"
+            r" errors of the last)"
+        ),
         fontsize="medium",
     )
     return fig
@@ -588,6 +600,9 @@ def draw_b4(data: xr.Dataset) -> Any:
         ax.set_xlabel(r"$t + \eta$")
     for ax in fig.axes[::2]:
         ax.set_ylabel("$|m|$")
-    first = rf"Persistent SGD, $\alpha$ = 3, $\ell$ = 0.5, $m_0$ = 0.2, $\eta$ = {size['eta']}, $N$ = {size['N']}, {size['runs']} runs"
+    first = (
+        rf"Persistent SGD, $\alpha$ = 3, $\ell$ = 0.5, $m_0$ = 0.2, $\eta$ = {size['eta']}, $N$ ="
+        rf" {size['N']}, {size['runs']} runs"
+    )
     fig.suptitle(first + "\n" + r"dotted: $t = \tau$", fontsize="medium")
     return fig

@@ -79,7 +79,8 @@ def figure_7(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Examples
     --------
-    >>> fig, data = sgdynamics_reproductions.rough_landscapes.figure_7(quick=True)  # doctest: +SKIP
+    >>> from sgdynamics_reproductions import rough_landscapes
+    >>> fig, data = rough_landscapes.figure_7(quick=True)  # doctest: +SKIP
     """
     seed = checks.integer("seed", seed, 0)
     plan = QUICK if quick else FULL
@@ -123,7 +124,10 @@ def figure_7(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
         "units": UNITS,
     }
     data.attrs |= {
-        "claim": "GD stays at a plateau that falls with N, p-SGD recovers the signal, in a time compatible with log N",
+        "claim": (
+            "GD stays at a plateau that falls with N, p-SGD recovers the signal, in a time"
+            " compatible with log N"
+        ),
         "verdict": _said(plan, data),
     }
     return draw_7(data), data

@@ -28,7 +28,10 @@ LINES = {"GD": "-", "SGD": ":", "p-SGD": "--", "Langevin": "-."}
 MARKS = {"GD": "^", "SGD": "s", "p-SGD": "o"}
 NAMES = {"GD": "GD", "SGD": "SGD", "p-SGD": "persistent SGD", "Langevin": "Langevin"}
 BETWEEN = 1000  # the seeds of one batch of runs and the next: all others of a figure are less than 300 above its own
-UNITS = "those of the paper: t = eta steps, gradient summed over the samples, mean loss of (h^2 - h0^2)^2/4"
+UNITS = (
+    "those of the paper: t = eta steps, gradient summed over the samples, mean loss of (h^2 -"
+    " h0^2)^2/4"
+)
 
 
 def log_times(end: float, points: int, grid: float = 0.01) -> np.ndarray:

@@ -55,7 +55,8 @@ def figure_6(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Examples
     --------
-    >>> fig, data = sgdynamics_reproductions.scaling_laws.figure_6(quick=True)  # doctest: +SKIP
+    >>> from sgdynamics_reproductions import scaling_laws
+    >>> fig, data = scaling_laws.figure_6(quick=True)  # doctest: +SKIP
     """
     seed, end, bins = checks.integer("seed", seed, 0), 3e3 if quick else 3e4, 40 if quick else 80
     times = np.geomspace(3, end, 21)

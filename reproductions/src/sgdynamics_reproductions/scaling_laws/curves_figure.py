@@ -45,7 +45,8 @@ def figure_2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Examples
     --------
-    >>> fig, data = sgdynamics_reproductions.scaling_laws.figure_2(quick=True)  # doctest: +SKIP
+    >>> from sgdynamics_reproductions import scaling_laws
+    >>> fig, data = scaling_laws.figure_2(quick=True)  # doctest: +SKIP
     """
     seed = checks.integer("seed", seed, 0)
     a_decade, draws = (1, 80) if quick else (4, 1000)

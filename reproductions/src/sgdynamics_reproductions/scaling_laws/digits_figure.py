@@ -52,7 +52,8 @@ def figure_4(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Examples
     --------
-    >>> fig, data = sgdynamics_reproductions.scaling_laws.figure_4(quick=True)  # doctest: +SKIP
+    >>> from sgdynamics_reproductions import scaling_laws
+    >>> fig, data = scaling_laws.figure_4(quick=True)  # doctest: +SKIP
     """
     seed, runs = checks.integer("seed", seed, 0), 400 if quick else 4000
     views, labels = pixels()
@@ -122,7 +123,10 @@ def pixels() -> tuple[dict[str, np.ndarray], np.ndarray]:
     try:
         from sklearn.datasets import load_digits
     except ImportError:
-        missing = 'the digits of this figure come with scikit-learn, which is not installed: pip install "sgdynamics[data]"'
+        missing = (
+            "the digits of this figure come with scikit-learn, which is not installed: pip install"
+            ' "sgdynamics[data]"'
+        )
         raise ImportError(missing, name="sklearn") from None
     result: Any = load_digits()
     x, labels = (
@@ -212,14 +216,20 @@ def _draw(data: xr.Dataset) -> Any:
                     label=f"lr = {lr:g}: SGD, median",
                 )
         words = f"{view}: $\\kappa$ = {float(data.kappa[row]):.2f}"
-        stable = f"stable up to lr = {float(data.largest_lr[row]):.2g}\n(Gaussian: {float(data.gaussian_lr[row]):.2g})"
+        stable = (
+            f"stable up to lr = {float(data.largest_lr[row]):.2g}\n(Gaussian:"
+            f" {float(data.gaussian_lr[row]):.2g})"
+        )
         ax.text(0.03, 0.03, stable, transform=ax.transAxes, fontsize="small", va="bottom")
         ax.set(xscale="log", yscale="log", xlabel="steps", ylabel="risk", title=words)
         ax.set_ylim((0.1, 3.0) if row < 2 else (2e-2, 1e4))
         if row < 2:
             ax.set_yticks([0.1, 0.2, 0.5, 1, 2], ["0.1", "0.2", "0.5", "1", "2"])
             ax.set_yticks([], minor=True)
-    words = "odd or even digits: SGD on the {samples} samples ({runs} runs; bars 2 standard errors, of medians 10% to 90% of runs) and theory"
+    words = (
+        "odd or even digits: SGD on the {samples} samples ({runs} runs; bars 2 standard errors, of"
+        " medians 10% to 90% of runs) and theory"
+    )
     finish(fig, axes, words.format(**data.attrs), loc="upper right")
     axes[2].legend(frameon=False, fontsize="small", loc="upper left")
     return fig

@@ -51,7 +51,8 @@ def figure_5(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Examples
     --------
-    >>> fig, data = sgdynamics_reproductions.scaling_laws.figure_5(quick=True)  # doctest: +SKIP
+    >>> from sgdynamics_reproductions import scaling_laws
+    >>> fig, data = scaling_laws.figure_5(quick=True)  # doctest: +SKIP
     """
     seed, lr = checks.integer("seed", seed, 0), 0.02
     K, d, runs, seen = (
@@ -209,7 +210,10 @@ def _draw(data: xr.Dataset) -> Any:
     axes[2].set(
         xlabel="$b$", ylabel="exponent of the loss in $t$", title="exponents", ylim=(0.6, 0.8)
     )
-    words = "skills of weights $k^{{-b}}$, one student each: ODE (lines), {runs} exact chain runs at $d$ = {d} (2 standard errors)"
+    words = (
+        "skills of weights $k^{{-b}}$, one student each: ODE (lines), {runs} exact chain runs at"
+        " $d$ = {d} (2 standard errors)"
+    )
     finish(fig, axes, words.format(**data.attrs))
     axes[0].legend(frameon=False, fontsize="small", ncols=2, loc="lower left")
     return fig

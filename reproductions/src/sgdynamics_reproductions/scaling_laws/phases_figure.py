@@ -54,7 +54,8 @@ def figure_1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Examples
     --------
-    >>> fig, data = sgdynamics_reproductions.scaling_laws.figure_1(quick=True)  # doctest: +SKIP
+    >>> from sgdynamics_reproductions import scaling_laws
+    >>> fig, data = scaling_laws.figure_1(quick=True)  # doctest: +SKIP
     """
     seed, count = checks.integer("seed", seed, 0), 5 if quick else 9
     names = list(POINTS)

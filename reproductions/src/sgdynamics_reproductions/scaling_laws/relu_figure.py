@@ -48,7 +48,8 @@ def figure_3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Examples
     --------
-    >>> fig, data = sgdynamics_reproductions.scaling_laws.figure_3(quick=True)  # doctest: +SKIP
+    >>> from sgdynamics_reproductions import scaling_laws
+    >>> fig, data = scaling_laws.figure_3(quick=True)  # doctest: +SKIP
     """
     seed = checks.integer("seed", seed, 0)
     runs, direct_runs, last, direct_last = (64, 8, 2500, 1200) if quick else (512, 32, 40_000, 4000)
@@ -252,7 +253,8 @@ def _draw(data: xr.Dataset) -> Any:
     finish(
         fig,
         axes,
-        "four ReLUs learn two, eigenvalues $j^{-s}$: ODE (lines), exact chain (circles), direct SGD (crosses); bars: 2 standard errors",
+        "four ReLUs learn two, eigenvalues $j^{-s}$: ODE (lines), exact chain (circles), direct SGD"
+        " (crosses); bars: 2 standard errors",
     )
     axes[2].legend(frameon=False, fontsize="small", loc="upper left")
     return fig

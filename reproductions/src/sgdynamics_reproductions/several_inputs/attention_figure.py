@@ -48,7 +48,8 @@ def figure_1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Examples
     --------
-    >>> fig, data = sgdynamics_reproductions.several_inputs.figure_1(quick=True)  # doctest: +SKIP
+    >>> from sgdynamics_reproductions import several_inputs
+    >>> fig, data = several_inputs.figure_1(quick=True)  # doctest: +SKIP
     """
     seed = checks.integer("seed", seed, 0)
     d, runs, end = (400, 96, 8.0) if quick else (2000, 256, 24.0)
@@ -124,7 +125,10 @@ def _draw(data: xr.Dataset) -> Any:
     axes[2].set(ylabel="products of the rows", title="norms", ylim=(-0.05, 1.35))
     for ax in axes:
         ax.set_xlabel(TIME)
-    words = "one attention head learns from another: 2 tokens of correlation {token_correlation:g}, noise {noise:g}, lr = {lr:g}"
+    words = (
+        "one attention head learns from another: 2 tokens of correlation {token_correlation:g},"
+        " noise {noise:g}, lr = {lr:g}"
+    )
     finish(
         fig,
         axes,

@@ -45,7 +45,8 @@ def figure_4(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Examples
     --------
-    >>> fig, data = sgdynamics_reproductions.several_inputs.figure_4(quick=True)  # doctest: +SKIP
+    >>> from sgdynamics_reproductions import several_inputs
+    >>> fig, data = several_inputs.figure_4(quick=True)  # doctest: +SKIP
     """
     seed = checks.integer("seed", seed, 0)
     d, runs, lr, end = (500, 48, 0.02, 1.2) if quick else (4000, 128, 0.02, 1.2)
@@ -142,6 +143,9 @@ def _draw(data: xr.Dataset) -> Any:
     axes[2].set(ylabel="risk $-\\,\\mathrm{E}|x|^2/2$", title="risk")
     for ax in axes:
         ax.set_xlabel(TIME)
-    words = "a linear autoencoder of tied weights, width 3: lr = {lr:g}, {runs} runs (bars: 2 standard errors)"
+    words = (
+        "a linear autoencoder of tied weights, width 3: lr = {lr:g}, {runs} runs (bars: 2 standard"
+        " errors)"
+    )
     finish(fig, axes, words.format(**data.attrs))
     return fig

@@ -48,7 +48,8 @@ def figure_7(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Examples
     --------
-    >>> fig, data = sgdynamics_reproductions.several_inputs.figure_7(quick=True)  # doctest: +SKIP
+    >>> from sgdynamics_reproductions import several_inputs
+    >>> fig, data = several_inputs.figure_7(quick=True)  # doctest: +SKIP
     """
     seed = checks.integer("seed", seed, 0)
     d, runs, end = (1000, 48, 240.0) if quick else (10000, 96, 240.0)
@@ -132,7 +133,8 @@ def _draw(data: xr.Dataset) -> Any:
     finish(
         fig,
         axes,
-        f"a generative adversarial network of one direction ({data.attrs['runs']} runs, bars: 2 standard errors)",
+        f"a generative adversarial network of one direction ({data.attrs['runs']} runs, bars: 2"
+        " standard errors)",
         loc="upper right",
     )
     return fig

@@ -44,7 +44,8 @@ def figure_5(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Examples
     --------
-    >>> fig, data = sgdynamics_reproductions.several_inputs.figure_5(quick=True)  # doctest: +SKIP
+    >>> from sgdynamics_reproductions import several_inputs
+    >>> fig, data = several_inputs.figure_5(quick=True)  # doctest: +SKIP
     """
     seed = checks.integer("seed", seed, 0)
     d, runs, last, lr = (400, 128, 100.0, 1.0) if quick else (1000, 256, 1000.0, 1.0)
@@ -146,6 +147,7 @@ def _draw(data: xr.Dataset) -> Any:
     finish(
         fig,
         axes,
-        f"Hebb, perceptron, Adatron: lr = {data.attrs['lr']:g}, from $m$ = 0.2, $Q$ = 1 (bars: 2 standard errors)",
+        f"Hebb, perceptron, Adatron: lr = {data.attrs['lr']:g}, from $m$ = 0.2, $Q$ = 1 (bars: 2"
+        " standard errors)",
     )
     return fig

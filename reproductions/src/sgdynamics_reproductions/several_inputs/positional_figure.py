@@ -53,7 +53,8 @@ def figure_2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Examples
     --------
-    >>> fig, data = sgdynamics_reproductions.several_inputs.figure_2(quick=True)  # doctest: +SKIP
+    >>> from sgdynamics_reproductions import several_inputs
+    >>> fig, data = several_inputs.figure_2(quick=True)  # doctest: +SKIP
     """
     seed = checks.integer("seed", seed, 0)
     d, runs, end = (100, 48, 100.0) if quick else (400, 128, 400.0)
@@ -223,7 +224,10 @@ def _draw(data: xr.Dataset) -> Any:
         ylim=(-0.03, 1.35),
         title="who leads, who is left ($c_0$ = 2)",
     )
-    words = "attention by content or by position: closed and ODE (lines), {runs} exact chain runs at $d$ = {d} (circles, 2 standard errors)"
+    words = (
+        "attention by content or by position: closed and ODE (lines), {runs} exact chain runs at"
+        " $d$ = {d} (circles, 2 standard errors)"
+    )
     finish(fig, axes, words.format(**data.attrs))
     for ax in axes[1:]:
         ax.legend(frameon=False, fontsize="small", ncols=2, loc="upper center")

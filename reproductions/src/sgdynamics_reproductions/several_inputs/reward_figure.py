@@ -66,7 +66,8 @@ def figure_6(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Examples
     --------
-    >>> fig, data = sgdynamics_reproductions.several_inputs.figure_6(quick=True)  # doctest: +SKIP
+    >>> from sgdynamics_reproductions import several_inputs
+    >>> fig, data = several_inputs.figure_6(quick=True)  # doctest: +SKIP
     """
     seed = checks.integer("seed", seed, 0)
     d, runs, fine = (400, 96, 41) if quick else (2000, 256, 81)
@@ -211,7 +212,10 @@ def _draw(data: xr.Dataset) -> Any:
         ylim=(-0.08, 1.08),
         title=f"$T$ = {data.attrs['long']}: both sides",
     )
-    words = "a perceptron told only whether a whole episode was right: closed ODE (maps, lines), {runs} exact chain runs (circles, $d$ = {d})"
+    words = (
+        "a perceptron told only whether a whole episode was right: closed ODE (maps, lines), {runs}"
+        " exact chain runs (circles, $d$ = {d})"
+    )
     finish(fig, axes, words.format(**data.attrs), legends=axes[2:], loc="center right")
     for ax in axes[:2]:
         ax.spines[["top", "right"]].set_visible(True)

@@ -49,7 +49,8 @@ def figure_3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Examples
     --------
-    >>> fig, data = sgdynamics_reproductions.several_inputs.figure_3(quick=True)  # doctest: +SKIP
+    >>> from sgdynamics_reproductions import several_inputs
+    >>> fig, data = several_inputs.figure_3(quick=True)  # doctest: +SKIP
     """
     seed = checks.integer("seed", seed, 0)
     runs = (256, 256, 1536)  # exits of exponent 3 scatter far more
@@ -193,6 +194,9 @@ def _draw(data: xr.Dataset) -> Any:
         ylabel="samples/$d$ to $m$ = 1/2",
         title="samples: $d$, $d\\,\\log d$, $d^2$",
     )
-    words = "products of 1, 2, 3 tokens from $m = d^{-1/2}$: lr = 0.1, exponent 3 with $0.1\\,d^{-1/2}$ (medians of runs with 95% intervals)"
+    words = (
+        "products of 1, 2, 3 tokens from $m = d^{-1/2}$: lr = 0.1, exponent 3 with $0.1\\,d^{-1/2}$"
+        " (medians of runs with 95% intervals)"
+    )
     finish(fig, axes, words)
     return fig
