@@ -314,7 +314,7 @@ REFUSED = {
     "method = 'exact'.*direct": lambda: sgd.exit_time(
         PROBLEM, EPOCHS, BEGIN, method="exact", dimension=50
     ),
-    "algorithm = .*give sgd.GradientDescent": lambda: sgd.exit_time(
+    "algorithm = .*Use sgd.GradientDescent": lambda: sgd.exit_time(
         PROBLEM, sgd.OnePassSGD(0.1), BEGIN, method="dmft"
     ),
     "dimension = 50.*Omit dimension": lambda: sgd.exit_time(

@@ -108,14 +108,14 @@ def test_a_limit_without_a_dimension_takes_any_memory(monkeypatch):
             lambda: U.adam(lr=0.1),
             "lr = 0.1: adam has no such argument. The learning rate is an argument of the algorithm: sgd.OnePassSGD(lr=",
         ),
-        (lambda: U.adam(betas=(0.9, 0.99)), "Give beta=beta1, and memory=c with 1 - beta2 = c/D."),
+        (lambda: U.adam(betas=(0.9, 0.99)), "Write beta=beta1, and memory=c with 1 - beta2 = c/D."),
         (
             lambda: U.adam(),
-            "memory is missing: adam needs it. It is c, for an average over D/c steps: write memory=1.0",
+            "memory is missing: adam needs it. It is the constant c of an average over D/c steps.",
         ),
         (
             lambda: U.rmsprop(4.0),
-            "eps is missing: rmsprop needs it. The average of squares starts at 0, so that without eps",
+            "eps is missing: rmsprop needs it. The average of squares starts at 0, so that the first",
         ),
         (
             lambda: U.momentum(bata=0.9),

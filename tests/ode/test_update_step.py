@@ -379,8 +379,8 @@ def test_oblique_columns_are_orthonormal_ones(name):
     update = LINEAR[name][0]
     problem, begin = setting(True)
     state = state_of(update, begin) | {"update_scalars": np.full(len(update.law.scalars), TAU)}
-    assert update.law.lengthless
-    other = replace(update, law=replace(update.law, lengthless=False))
+    assert update.law.linear_in_rows
+    other = replace(update, law=replace(update.law, linear_in_rows=False))
     quick, generic = (
         rates(one, RATE, problem, begin, 3, state=state, tau=TAU) for one in (update, other)
     )
@@ -635,5 +635,5 @@ def test_decay_inside_a_step_of_one_length_has_no_limit():
     begin = sgd.start(problem, M=[[0.1], [0.2]], Q=np.eye(2))
     for inner in (sgd.updates.sign(), sgd.updates.normalised(), sgd.updates.muon()):
         update = sgd.updates.weight_decay(1.0, of=inner, decoupled=False)
-        with pytest.raises(ValueError, match="no limit; take decoupled=True"):
+        with pytest.raises(ValueError, match="no limit. Use decoupled=True"):
             sgd.solve_ode(problem, sgd.OnePassSGD(update=update), begin, times=[1.0])

@@ -356,7 +356,7 @@ def test_what_is_refused():
             steps=[1],
             dimension=20,
         ),
-        "its kicks are added to plain steps": lambda: sgd.OnePassSGD(
+        "thermal noise is only supported for plain steps": lambda: sgd.OnePassSGD(
             temperature=0.1, update=sgd.updates.sign()
         ),
         "its theory sums over": lambda: sgd.solve_ode(

@@ -1,4 +1,4 @@
-"""Stability of SGD on a fixed data set when an epoch is divided into cells (`algorithms.epochs`)."""
+"""Stability of SGD whose epochs are divided into cells (`algorithms.epochs`)."""
 
 from __future__ import annotations
 
@@ -8,14 +8,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-LEVELS = 4  # the coarsest level of the extrapolation has this many times fewer cells
-MARGIN = 0.15  # share of the distance to the stability threshold that the coarsest level may use up
+# Factor between the numbers of cells at the finest and the coarsest level of the extrapolation.
+LEVELS = 4
+# Share of the distance to the stability threshold that the coarsest level may use.
+MARGIN = 0.15
 MOST_CELLS = 1 << 30
 ITERATIONS = 10_000
 
 
 def smallest_cells(is_enough: Callable[[int], bool], first: int = LEVELS) -> int:
-    """The smallest multiple of 4 from ``first`` on with a property that all larger numbers share."""
+    """Return the smallest multiple of 4 that is enough, at least ``first``.
+
+    ``is_enough`` must be monotone: all numbers of cells above a threshold are enough.
+    """
     if is_enough(first):
         return first
     low, high = first, 2 * first
@@ -31,10 +36,11 @@ def smallest_cells(is_enough: Callable[[int], bool], first: int = LEVELS) -> int
 
 @dataclass(frozen=True)
 class CellStability:
-    """For which numbers of cells per epoch SGD on a fixed data set does not diverge, at d -> infinity.
+    """The stability of SGD on a fixed data set with a finite number of cells, at d -> infinity.
 
-    All visits of a cell use the weights at its start. This is a gradient step of length
-    tau = rate alpha/m on the samples of the cell, with m cells and alpha = samples_per_dimension.
+    An epoch is divided into m cells, and all visits of a cell use the weights at its start. This is
+    a gradient step of length tau = rate alpha/m on the samples of the cell, with
+    alpha = samples_per_dimension.
     Along an eigenvector of the sample covariance with eigenvalue x, the mean error of a linear
     student contracts by 1 - tau (x + decay); the choice of the samples adds noise. The second
     moments are stable if and only if
@@ -71,12 +77,12 @@ class CellStability:
 
     @property
     def largest_eigenvalue(self) -> float:
-        """Upper bound on the sample covariance: (sqrt(max l) + sqrt(mean l/alpha))^2, by Gordon."""
+        """Upper bound (sqrt(max l) + sqrt(mean l/alpha))^2 on the sample covariance (Gordon)."""
         mean = float(self.eigenvalues @ self.fractions) / self.samples_per_dimension
         return (math.sqrt(float(np.max(self.eigenvalues))) + math.sqrt(mean)) ** 2
 
     def resolvent(self, z: float) -> float:
-        """(1/d) tr (z - S)^-1 of the sample covariance S; infinite where z is inside its spectrum.
+        """Return (1/d) tr (z - S)^-1 of the sample covariance S; infinite inside of its spectrum.
 
         By Silverstein's equation (z - S)^-1 is equivalent to (z - s Sigma)^-1 with
         s = 1/(1 - (1/n) tr Sigma (z - s Sigma)^-1). The iteration from s = 1 is monotone.
@@ -95,7 +101,7 @@ class CellStability:
         return math.inf  # the iteration is this slow only at the edge of the spectrum
 
     def load(self, cells: float) -> float:
-        """The load with this many cells per epoch; cells = inf is SGD itself."""
+        """Return the load with this many cells per epoch; cells = inf is SGD itself."""
         rate, decay, values, shares = self.rate, self.decay, self.eigenvalues, self.fractions
         tau = rate * self.samples_per_dimension / cells
         contraction = 2 - tau * (values + decay)
@@ -112,16 +118,19 @@ class CellStability:
         return max(fresh, repeated) if cells > 1 else (math.inf if math.isinf(above) else fresh)
 
     def is_stable(self, cells: int) -> bool:
-        """Whether this many cells are stable.
+        """Whether the dynamics with this many cells is stable.
 
-        True where SGD itself diverges or the load is unknown.
+        True if SGD itself diverges, or if the load is unknown.
         """
         if not self.is_linear or self.load(math.inf) >= 1:
             return True
         return self.load(cells) < 1
 
     def has_margin(self, cells: int) -> bool:
-        """Whether the mean does not oscillate and the load is so near its limit that 1/cells can be extrapolated."""
+        """Whether an extrapolation in 1/cells may include this many cells.
+
+        The mean must not oscillate, and the load must be close to that of SGD itself.
+        """
         tau = self.rate * self.samples_per_dimension / cells
         if tau * (self.largest_eigenvalue + self.decay) > 1:
             return False

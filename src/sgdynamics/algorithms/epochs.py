@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from sgdynamics.algorithms.cell_stability import LEVELS, CellStability, smallest_cells
-from sgdynamics.algorithms.fixed_data import ALGORITHMS, HINTS, NUMBERS, FixedData
+from sgdynamics.algorithms.fixed_data import ALGORITHMS, HINTS, TRACED_FIELDS, FixedData
 from sgdynamics.base import checks, pytrees
 from sgdynamics.base.arrays import IntScalar, Numeric
 from sgdynamics.base.controls import Schedule
@@ -27,14 +27,14 @@ from sgdynamics.base.precision import float64
 ORDERS = ("reshuffle", "replacement", "fixed")
 FEWEST_CELLS = 16
 # For a schedule, the largest rate on this many points of the first epochs sets the number of cells.
-EPOCHS_SEEN, RATES_SEEN = 20, 401
+SAMPLED_EPOCHS, SAMPLED_RATES = 20, 401
 # Default t of a cell: for isotropic inputs at lr < 1 the extrapolation leaves an error of about
 # 1e-3.
-FINEST = 0.04
+CELL_TIME = 0.04
 SIMULATE = "sgd.simulate, whose cost does not depend on cells"
 
 
-@pytrees.register_parameters(*NUMBERS)
+@pytrees.register_parameters(*TRACED_FIELDS)
 @checks.argument_hints(HINTS | {"batch_size": "Write batch=..."})
 @dataclass(frozen=True)
 class EpochSGD(FixedData):
@@ -69,7 +69,8 @@ class EpochSGD(FixedData):
     Notes
     -----
     A batch that starts at the end of an epoch takes its remaining samples from the next one. In the
-    first epoch of "reshuffle" and "fixed" no sample is repeated, and the law is that of one-pass SGD.
+    first epoch of "reshuffle" and "fixed" no sample is repeated, and the law is that of one-pass
+    SGD.
 
     Examples
     --------
@@ -78,14 +79,14 @@ class EpochSGD(FixedData):
     (1000, 40)
     """
 
-    lr: Any = 0.1
+    lr: Any = 0.1  # see `FixedData.lr`
     batch: int = 1
     order: str = "reshuffle"
     head_rate: Any = field(default=1.0, kw_only=True)
 
     kinds: ClassVar[tuple[str, ...]] = ("epochs",)
     rate_of: ClassVar[str] = "alpha"
-    # fraction of an epoch per step, known once d or the number of cells is
+    # Fraction of an epoch per step: batch/n or 1/cells, set by `in_steps`.
     share: ClassVar[float] = math.nan
 
     def __post_init__(self) -> None:
@@ -123,10 +124,10 @@ class EpochSGD(FixedData):
         """Largest lr/batch; for a schedule, within the first 20 epochs."""
         if not isinstance(self.lr, Schedule):
             return self.lr / self.batch
-        alpha = self.samples_per_dimension * np.linspace(0, EPOCHS_SEEN, RATES_SEEN)
+        alpha = self.samples_per_dimension * np.linspace(0, SAMPLED_EPOCHS, SAMPLED_RATES)
         return float(np.max(rates_at(self.lr, alpha))) / self.batch
 
-    def cells(self, given: Any = None, stability: CellStability | None = None) -> int:
+    def cells(self, given: int | None = None, stability: CellStability | None = None) -> int:
         """Number of cells that an epoch is divided into at d -> infinity.
 
         Half and a quarter of the cells are solved for too, so the number is a multiple of 4.
@@ -159,17 +160,17 @@ class EpochSGD(FixedData):
                 raise checks.reject(
                     "cells",
                     given,
-                    f"the dynamics with a quarter of the cells ({count // LEVELS} per epoch) is unstable "
-                    "at this learning rate and covariance. "
+                    f"the dynamics with a quarter of the cells ({count // LEVELS} per epoch) is "
+                    "unstable at this learning rate and covariance. "
                     f"Use cells = {needed} or more, a smaller lr, or {SIMULATE}.",
                 )
             return count
-        least = self.largest_rate * self.samples_per_dimension / FINEST
+        least = self.largest_rate * self.samples_per_dimension / CELL_TIME
         if not least < checks.MAX_INT64:
             raise checks.reject(
                 "lr",
                 self.lr,
-                f"t of one epoch is {FINEST * least:.3g}. Use a smaller lr or smaller "
+                f"t of one epoch is {CELL_TIME * least:.3g}. Use a smaller lr or smaller "
                 "samples_per_dimension.",
             )
         count = max(FEWEST_CELLS, LEVELS * math.ceil(least / LEVELS - 1e-9))
@@ -203,9 +204,8 @@ ALGORITHMS[EpochSGD.__name__] = EpochSGD
 @float64
 def rates_at(schedule: Schedule, alpha: np.ndarray) -> np.ndarray:
     """Return the learning rate at many values of alpha."""
-    return np.broadcast_to(
-        np.asarray(jax.vmap(schedule)(jnp.asarray(alpha)), dtype=np.float64), alpha.shape
-    )
+    rates = np.asarray(jax.vmap(schedule)(jnp.asarray(alpha)), dtype=np.float64)
+    return np.broadcast_to(rates, alpha.shape)
 
 
 class Visits(NamedTuple):
@@ -240,10 +240,8 @@ class Visits(NamedTuple):
         return jax.vmap(lambda samples: jnp.zeros(count).at[samples].add(in_cell))(sequence)
 
 
-def sequences(order: str, count: int, generator: Any) -> np.ndarray:
+def sequences(order: str, count: int, generator: np.random.Generator) -> np.ndarray:
     """Draw the sequence of one epoch of one data set, for `Visits`."""
-    return (
-        generator.integers(count, size=count)
-        if order == "replacement"
-        else generator.permutation(count)
-    )
+    if order == "replacement":
+        return generator.integers(count, size=count)
+    return generator.permutation(count)

@@ -33,14 +33,15 @@ from sgdynamics.base.controls import (
 )
 from sgdynamics.base.precision import float64
 
-# largest number of tabulated steps of a learning rate that depends on t
+# Largest number of tabulated steps of a learning rate that depends on t.
 MOST_TABLED = 1 << 22
-NUMBERS = ("lr", "samples_per_dimension", "head_rate")
+# Fields that JAX traces.
+TRACED_FIELDS = ("lr", "samples_per_dimension", "head_rate")
 
 
 _PLAIN = (
-    "Only plain steps are supported on a fixed data set. Omit it, or use sgd.OnePassSGD(update=...) "
-    "with fresh samples."
+    "Only plain steps are supported on a fixed data set. Omit it, or use "
+    "sgd.OnePassSGD(update=...) with fresh samples."
 )
 HINTS = {
     **dict.fromkeys(
@@ -56,13 +57,15 @@ HINTS = {
 class FixedData:
     """Base class of the algorithms on a fixed data set."""
 
+    # A user writes the rates as numbers or functions, and a solver that has checked the support
+    # table reads them as numbers: hence `Any`.
     lr: Any = 0.01
     samples_per_dimension: float = 3.0
     head_rate: Any = 1.0
 
-    # kinds in the support table
+    # Kinds in the support table.
     kinds: ClassVar[tuple[str, ...]] = ("fixed data",)
-    # variable of a learning-rate schedule
+    # Variable of a learning-rate schedule.
     rate_of: ClassVar[str] = "t"
     # Order of the samples in an epoch (`epochs`). Not a ClassVar, which would precede later fields.
     order = ""
@@ -158,21 +161,25 @@ class FixedData:
         count, times = 1 << 8, np.zeros(1)
         while len(times) < steps + 2 and times[-1] < until:
             if count > MOST_TABLED:
-                fix = f"a schedule supports at most {MOST_TABLED} steps. Use fewer steps or a constant lr."
+                fix = (
+                    f"a schedule supports at most {MOST_TABLED} steps. Use fewer steps or a "
+                    "constant lr."
+                )
                 raise checks.reject("lr", self.lr, fix)
             times, count = self.tabulate(count), 2 * count
-            if not np.all(np.diff(times) > 0):
-                where = float(times[np.argmin(np.append(np.diff(times) > 0, False))])
+            is_positive = np.diff(times) > 0
+            if not np.all(is_positive):
+                t = float(times[np.argmin(is_positive)])
                 raise checks.reject(
                     "lr",
                     self.lr,
-                    f"the schedule is not positive at t = {where:g}. Use positive learning rates.",
+                    f"the schedule is not positive at t = {t:g}. Use positive learning rates.",
                 )
         return times
 
     def tabulate(self, count: int) -> np.ndarray:
         """Return t before each of `count` steps of a scheduled learning rate."""
-        return _times(self.lr, count)
+        return _step_times(self.lr, count)
 
     def with_tabulated_rate(self, steps: float) -> Self:
         """Return the algorithm with a scheduled learning rate tabulated for this many steps."""
@@ -180,13 +187,14 @@ class FixedData:
             return self
         table = self.step_times(steps)
         tabulated = copy(self)
-        object.__setattr__(tabulated, "lr", Schedule(_of_table, {"times": table}, "table"))
+        object.__setattr__(tabulated, "lr", Schedule(_tabulated_step, {"times": table}, "table"))
         object.__setattr__(tabulated, "_stated", self)
         sizes = np.diff(table[: int(steps) + 2])
+        # The probabilities of `switching` are per unit of t if the learning rate is scheduled.
         if isinstance(self, PersistentSGD) and max(self.switching()) * sizes.max(initial=0.0) > 1:
             fix = (
-                f"at the largest lr = {sizes.max():g} a sample would switch with a probability above "
-                "1 per step. Use a longer time."
+                f"at the largest lr = {sizes.max():g} a sample would switch with a probability "
+                "above 1 per step. Use a longer time."
             )
             raise checks.reject("persistence_time", self.persistence_time, fix)
         return tabulated
@@ -234,21 +242,16 @@ class FixedData:
             "kind" and the arguments; "rerunnable" is False if a user's function is among them.
         """
         stated = getattr(self, "_stated", self)
-        described = {
-            field.name: describe_schedule(getattr(stated, field.name)) for field in fields(self)
-        }
-        record = {
-            name: int(value) if isinstance(value, bool) else value
-            for name, (value, _) in described.items()
-        }
-        return {"kind": type(self).__name__, **record} | (
-            {}
-            if all(is_complete for _, is_complete in described.values())
-            else {"rerunnable": False}
-        )
+        record: dict[str, Any] = {"kind": type(self).__name__}
+        rerunnable = True
+        for field in fields(self):
+            value, is_complete = describe_schedule(getattr(stated, field.name))
+            record[field.name] = int(value) if isinstance(value, bool) else value
+            rerunnable = rerunnable and is_complete
+        return record if rerunnable else {**record, "rerunnable": False}
 
 
-@pytrees.register_parameters(*NUMBERS)
+@pytrees.register_parameters(*TRACED_FIELDS)
 @checks.argument_hints(HINTS)
 @dataclass(frozen=True)
 class GradientDescent(FixedData):
@@ -280,7 +283,7 @@ class GradientDescent(FixedData):
     """
 
 
-@pytrees.register_parameters(*NUMBERS, "batch_fraction")
+@pytrees.register_parameters(*TRACED_FIELDS, "batch_fraction")
 @checks.argument_hints(HINTS)
 @dataclass(frozen=True)
 class MultiPassSGD(FixedData):
@@ -309,8 +312,8 @@ class MultiPassSGD(FixedData):
 
     Notes
     -----
-    Source: Mignacco, Urbani, Zdeborova (2021), eq. (6). Drawing with replacement would not be gradient
-    descent at fraction 1.
+    Source: Mignacco, Urbani, Zdeborova (2021), eq. (6). Drawing with replacement would not be
+    gradient descent at fraction 1.
 
     Examples
     --------
@@ -349,7 +352,7 @@ class MultiPassSGD(FixedData):
         return self.batch_fraction, 1 - self.batch_fraction
 
 
-@pytrees.register_parameters(*NUMBERS, "batch_fraction", "persistence_time")
+@pytrees.register_parameters(*TRACED_FIELDS, "batch_fraction", "persistence_time")
 @checks.argument_hints(HINTS)
 @dataclass(frozen=True)
 class PersistentSGD(MultiPassSGD):
@@ -381,8 +384,8 @@ class PersistentSGD(MultiPassSGD):
     Notes
     -----
     Per step a sample enters with probability lr/persistence_time and leaves with
-    (1 - b) lr/(b persistence_time). The limit lr -> 0 is not gradient flow. Source: Mignacco, Urbani,
-    Zdeborova (2021), eq. (7), whose b is the batch fraction.
+    (1 - b) lr/(b persistence_time). The limit lr -> 0 is not gradient flow. Source: Mignacco,
+    Urbani, Zdeborova (2021), eq. (7), whose b is the batch fraction.
 
     Examples
     --------
@@ -394,10 +397,8 @@ class PersistentSGD(MultiPassSGD):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        tau, b = (
-            checks.number("persistence_time", self.persistence_time, above=0.0),
-            self.batch_fraction,
-        )
+        tau = checks.number("persistence_time", self.persistence_time, above=0.0)
+        b = self.batch_fraction
         object.__setattr__(self, "persistence_time", tau)
         on, off = self.switching()
         if not self.scheduled and (on > 1 or off > 1):
@@ -414,7 +415,7 @@ class PersistentSGD(MultiPassSGD):
         return on, on * (1 - self.batch_fraction) / self.batch_fraction
 
 
-@pytrees.register_parameters(*NUMBERS, "temperature")
+@pytrees.register_parameters(*TRACED_FIELDS, "temperature")
 @checks.argument_hints(HINTS)
 @dataclass(frozen=True)
 class Langevin(FixedData):
@@ -441,7 +442,8 @@ class Langevin(FixedData):
 
     Notes
     -----
-    A trained head receives sqrt(2 T head_rate lr/d) noise, so that without a constraint small steps sample exp(-d loss/T) of both layers.
+    A trained head receives noise sqrt(2 T head_rate lr/d). Without a constraint, small steps
+    therefore sample the distribution exp(-d loss/T) of both layers.
 
     Examples
     --------
@@ -449,7 +451,7 @@ class Langevin(FixedData):
     (True, False)
     """
 
-    temperature: Any = 1.0
+    temperature: Any = 1.0  # see `FixedData.lr`
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -467,77 +469,81 @@ ALGORITHMS: dict[str, type[FixedData]] = {
 }
 
 
-def validate_fixed_data(value: Any) -> FixedData:
-    """An algorithm on a fixed data set as an argument."""
-    if type(value) not in ALGORITHMS.values():
+def validate_fixed_data(algorithm: object) -> FixedData:
+    """Validate an algorithm on a fixed data set."""
+    if type(algorithm) not in ALGORITHMS.values():
         raise checks.reject(
             "algorithm",
-            value,
-            "give sgd.GradientDescent, sgd.MultiPassSGD, sgd.PersistentSGD, sgd.Langevin or sgd.EpochSGD(...)",
+            algorithm,
+            "Use sgd.GradientDescent, sgd.MultiPassSGD, sgd.PersistentSGD, sgd.Langevin or "
+            "sgd.EpochSGD(...).",
         )
-    return value
+    assert isinstance(algorithm, FixedData)
+    return algorithm
 
 
-def _of_table(numbers: Parameters, number: IntScalar) -> Any:
-    times = jnp.asarray(numbers["times"])
+def _tabulated_step(schedule: Parameters, number: IntScalar | Scalar) -> Float[Numeric, ""]:
+    """Return the increase of t in a step, from the tabulated times before each step."""
+    times = jnp.asarray(schedule["times"])
     return times[number + 1] - times[number]
 
 
 @float64
-def _times(schedule: Schedule, count: int) -> np.ndarray:
-    return np.asarray(_summed(schedule, count))
+def _step_times(schedule: Schedule, count: int) -> np.ndarray:
+    """Return t before each of `count` steps: t_0 = 0, t_(n+1) = t_n + lr(t_n)."""
+    return np.asarray(_sum_steps(schedule, count))
 
 
 @partial(jax.jit, static_argnums=1)
-def _summed(schedule: Schedule, count: int) -> Any:
+def _sum_steps(schedule: Schedule, count: int) -> Float[Numeric, " steps"]:
     return jax.lax.scan(lambda t, _: (t + schedule(t), t), jnp.zeros(()), length=count)[1]
 
 
-def elapsed_at(lr: Schedule | Scalar, number: IntScalar) -> Any:
-    """t after so many steps, from the learning rate of an algorithm's numbers.
-
-    One number, or step by step.
-    """
+def elapsed_at(lr: Schedule | Scalar, number: IntScalar) -> Scalar:
+    """Return t after this many steps, for a constant or tabulated learning rate."""
     return jnp.asarray(lr.parameters["times"])[number] if isinstance(lr, Schedule) else number * lr
 
 
 def step_parameters(
     parameters: Parameters, algorithm: Parameters, number: IntScalar
 ) -> tuple[Any, Any]:
-    """The numbers of a problem and an algorithm at one step of a run on a fixed data set."""
-    lr, now = algorithm["lr"], elapsed_at(algorithm["lr"], number)
+    """Return the values of all parameters of a problem and an algorithm at one step.
+
+    The learning rate is then the increase of t in this step, and the probabilities of `switching`
+    are those of this step.
+    """
+    lr, t = algorithm["lr"], elapsed_at(algorithm["lr"], number)
     if isinstance(lr, Schedule):
-        size = _of_table(lr.parameters, number)
+        size = _tabulated_step(lr.parameters, number)
         algorithm = {**algorithm, "lr": size}
         if "per_time" in algorithm:
             algorithm |= {name: size * algorithm[name] for name in ("on", "off")}
-    return values_at((parameters, algorithm), now)
+    return values_at((parameters, algorithm), t)
 
 
 def largest_rate(algorithm: FixedData) -> float:
-    """The largest learning rate of a run."""
-    return (
-        float(np.diff(algorithm.lr.parameters["times"]).max())
-        if isinstance(algorithm.lr, Schedule)
-        else float(algorithm.lr)
-    )
+    """Return the largest learning rate of a run."""
+    if isinstance(algorithm.lr, Schedule):
+        return float(np.diff(algorithm.lr.parameters["times"]).max())
+    return float(algorithm.lr)
 
 
 def first_selection(algorithm: Parameters, uniform: Float[Numeric, "*s"]) -> Bool[Numeric, "*s"]:
-    """Which samples are in use at step 0, from one uniform number each."""
+    """Return whether each sample is selected at step 0, from one uniform random number each."""
     return uniform < algorithm["fraction"]
 
 
 def next_selection(
     algorithm: Parameters, selected: Bool[Numeric, "*s"], uniform: Float[Numeric, "*s"]
 ) -> Bool[Numeric, "*s"]:
-    """Which samples are in use at the next step.
+    """Return whether each sample is selected at the next step.
 
-    A Markov chain that keeps the share in use (without memory for multi-pass SGD).
+    The selection of a sample is a Markov chain that preserves the mean selected fraction. For
+    multi-pass SGD it has no memory.
     """
     return jnp.where(selected, uniform >= algorithm["off"], uniform < algorithm["on"])
 
 
 def kick_size(algorithm: Parameters, dimension: Scalar) -> Float[Numeric, ""]:
-    """sqrt(2 T lr/d)."""
+    """Return the standard deviation sqrt(2 T lr/d) of the thermal noise in one step."""
     return jnp.sqrt(2 * algorithm["temperature"] * algorithm["lr"] / dimension)

@@ -6,7 +6,8 @@ Nothing here imports torch: an optimiser is recognised by its class name and its
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Protocol, SupportsFloat, cast, runtime_checkable
 
 from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.algorithms.updates import (
@@ -21,9 +22,10 @@ from sgdynamics.algorithms.updates import (
 from sgdynamics.algorithms.updates.update import Update
 from sgdynamics.base import checks
 
-KNOWN = ("SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Muon")
-DECOUPLED = ("AdamW", "Muon")  # their weight decay is not part of the gradient
-# options that change the step, and the value that the conversion assumes
+SUPPORTED = ("SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Muon")
+# Optimisers whose weight decay is not part of the gradient.
+DECOUPLED = ("AdamW", "Muon")
+# Options that change the step, with the value that the conversion assumes.
 OFF = {
     "maximize": False,
     "amsgrad": False,
@@ -70,13 +72,14 @@ def from_torch(optimiser: object, *, dimension: int, batch: int = 1) -> OnePassS
     -----
     The network is assumed to be the library's, ::
 
-        f = (1/p) sum_i a_i s(w_i.x),     x ~ N(0, I_d),     rows of norm O(1),     loss (f - y)^2/2 averaged over the batch.
+        f = (1/p) sum_i a_i s(w_i.x),     x ~ N(0, I_d),     rows of norm O(1),
+        loss (f - y)^2/2 averaged over the batch.
 
     With lr_T the learning rate of PyTorch: plain SGD lr = d lr_T; momentum mu:
     lr = d lr_T (1 - dampening)/(1 - mu), memory = d (1 - mu); Adam, RMSprop: lr = d lr_T,
     memory = d (1 - beta2); Adagrad: lr = sqrt(d) lr_T; Muon: lr = d lr_T, memory = d (1 - mu).
-    Weight decay is coupled or decoupled as in PyTorch. PyTorch does not damp the first step of SGD
-    with dampening, the library does.
+    Weight decay is coupled or decoupled as in PyTorch. With dampening, the library also damps the
+    first step of SGD, and PyTorch does not.
 
     For another network or loss these values are wrong by constant factors. ``torch.nn.MSELoss`` is
     (f - y)^2 and doubles every gradient: lr = 2 d lr_T for SGD. A network whose output is the sum
@@ -112,8 +115,10 @@ def convert_group(
     once their eps and initial accumulators are divided by it.
     """
     name = type(optimiser).__name__
-    if name not in KNOWN:
-        fix = f"{checks.did_you_mean(name, KNOWN)}Pass one of torch.optim.{', '.join(KNOWN)}."
+    if name not in SUPPORTED:
+        fix = (
+            f"{checks.did_you_mean(name, SUPPORTED)}Pass one of torch.optim.{', '.join(SUPPORTED)}."
+        )
         raise checks.reject("optimiser", optimiser, fix)
     for option, value in OFF.items():
         if group.get(option, value) not in (value, None):
@@ -137,19 +142,23 @@ def decay_of(group: dict[str, Any]) -> float:
     return checks.number("weight_decay", plain(group.get("weight_decay", 0.0)), 0.0)
 
 
-def plain(value: Any) -> Any:
-    """A number, also from a tensor."""
-    return value.item() if hasattr(value, "item") else value
+def plain(number: SupportsFloat) -> float:
+    """Return an option of an optimiser, a number or a tensor, as a Python number."""
+    return number.item() if isinstance(number, SupportsItem) else cast(float, number)
+
+
+@runtime_checkable
+class SupportsItem(Protocol):
+    """A tensor or array of one element."""
+
+    def item(self) -> float: ...
 
 
 def parameter_groups(optimiser: object) -> list[dict[str, Any]]:
     """The parameter groups of an optimiser; raise ValueError if it has none."""
-    groups = getattr(optimiser, "param_groups", None)
-    groups = (
-        list(groups)
-        if isinstance(groups, (list, tuple)) and not isinstance(optimiser, type)
-        else []
-    )
+    listed = getattr(optimiser, "param_groups", None)
+    is_optimiser = isinstance(listed, (list, tuple)) and not isinstance(optimiser, type)
+    groups: list[dict[str, Any]] = list(listed) if is_optimiser and listed else []
     if not groups or not all(isinstance(group, dict) and "lr" in group for group in groups):
         raise checks.reject(
             "optimiser",
@@ -169,14 +178,18 @@ def same_options(first: dict[str, Any], second: dict[str, Any], ignored: tuple[s
 
 
 def _single_group(optimiser: object) -> tuple[dict[str, Any], float]:
-    """The options of the rows' parameter group, and the learning rate of the head relative to it."""
+    """The options of the parameter group of the rows, and the relative rate of the head."""
     groups = parameter_groups(optimiser)
-    fix = "Pass an optimiser of one parameter group, or of two that differ only in lr (rows, then head)."
+    fix = (
+        "Pass an optimiser of one parameter group, or of two that differ only in lr (rows, then "
+        "head)."
+    )
     if len(groups) > 2:
         raise checks.reject("optimiser", f"{len(groups)} parameter groups", fix)
     rows, head = groups[0], groups[-1]
     if not same_options(rows, head, ("params", "lr", "initial_lr")):
-        raise checks.reject("optimiser", {key: head[key] for key in head if key != "params"}, fix)
+        options = {key: head[key] for key in head if key != "params"}
+        raise checks.reject("optimiser", options, fix)
     rows_rate, head_rate = float(plain(rows["lr"])), float(plain(head["lr"]))
     return rows, relative_rate(rows_rate, head_rate)
 
@@ -189,9 +202,12 @@ def relative_rate(rows: float, head: float) -> float:
         raise checks.reject(
             "lr",
             rows,
-            "the first layer does not move and the head does. Use an lr above 0 for the first layer.",
+            "the first layer is fixed and the head is trained. Use an lr above 0 for both.",
         )
     return head / rows
+
+
+# Each conversion returns the library's lr over that of PyTorch, and the update.
 
 
 def _sgd(group: dict[str, Any], d: int, scale: float) -> tuple[float, Update | None]:
@@ -237,7 +253,7 @@ def _rmsprop(group: dict[str, Any], d: int, scale: float) -> tuple[float, Update
 def _adagrad(group: dict[str, Any], d: int, scale: float) -> tuple[float, Update | None]:
     start = group.get("initial_accumulator_value", 0.0)
     if not start:
-        fix = "the first steps have no limit from 0. Use an initial_accumulator_value of order d."
+        fix = "from 0 the first steps have no limit. Use an initial_accumulator_value of order d."
         raise checks.reject("optimiser", "Adagrad(initial_accumulator_value=0)", fix)
     return math.sqrt(d), adagrad(
         start=start / d / scale**2, eps=group.get("eps", 0.0) / math.sqrt(d) / scale
@@ -252,7 +268,7 @@ def _muon(group: dict[str, Any], d: int, scale: float) -> tuple[float, Update | 
     return float(d), muon(memory=d * (1 - group["momentum"]), newton_schulz=True)
 
 
-_CONVERSIONS = {
+_CONVERSIONS: dict[str, Callable[[dict[str, Any], int, float], tuple[float, Update | None]]] = {
     "SGD": _sgd,
     "Adam": _adam,
     "AdamW": _adamw,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
+import xarray as xr
 
 from sgdynamics.algorithms.from_torch import (
     DECOUPLED,
@@ -25,13 +26,13 @@ from sgdynamics.algorithms.torch_network import (
     Module,
     Optimiser,
     TwoLayers,
+    find_group,
     is_module,
     loss_scale,
-    optimised,
     read_network,
 )
 from sgdynamics.base import checks
-from sgdynamics.base.arrays import ArrayArgument, Function
+from sgdynamics.base.arrays import ArrayArgument, Function, RealArray
 from sgdynamics.base.controls import alpha_of_steps
 from sgdynamics.base.progress import warn
 from sgdynamics.base.support import require
@@ -43,7 +44,10 @@ from sgdynamics.problems.overlap_starts import AuxiliaryState, Start
 from sgdynamics.problems.teacher_student import TeacherStudent
 from sgdynamics.samples.spectra import Spectrum
 
-MAX_BATCH = 10**6  # the loss is evaluated on a batch to find its scale
+Risk = TypeVar("Risk", float, np.ndarray, xr.DataArray)
+
+# Largest batch: the loss is evaluated on one to find its scale.
+MAX_BATCH = 10**6
 
 
 @dataclass(frozen=True)
@@ -69,7 +73,8 @@ class Training:
     --------
     >>> problem = sgd.TeacherStudent(width=1, activation="linear")
     >>> start = sgd.start(problem, M=[[0.0]], Q=[[0.0]])
-    >>> training = sgd.Training(problem, sgd.OnePassSGD(lr=0.4), start, dimension=100, loss_scale=2.0)
+    >>> algorithm = sgd.OnePassSGD(lr=0.4)
+    >>> training = sgd.Training(problem, algorithm, start, dimension=100, loss_scale=2.0)
     >>> problem, algorithm, start = training
     >>> training.loss(0.5)
     1.0
@@ -84,7 +89,7 @@ class Training:
     def __iter__(self) -> Iterator[Any]:
         return iter((self.problem, self.algorithm, self.start))
 
-    def alpha(self, steps: ArrayArgument) -> Any:
+    def alpha(self, steps: ArrayArgument) -> RealArray:
         """Convert steps of the training to the library's clock alpha = samples/d.
 
         Parameters
@@ -99,7 +104,7 @@ class Training:
         """
         return alpha_of_steps(np.asarray(steps), self.algorithm.batch, self.dimension)
 
-    def loss(self, risk: Any) -> Any:
+    def loss(self, risk: Risk) -> Risk:
         """Convert a risk of the library to the loss of the training.
 
         Parameters
@@ -144,14 +149,14 @@ def from_training(
         ``loss(output, target)`` proportional to it, ``"mse"`` for the mean of (f - y)^2, or
         ``"half_mse"`` for the mean of (f - y)^2/2.
     optimiser : torch.optim.Optimizer
-        SGD (momentum, dampening, Nesterov, weight decay), or, with a frozen head, Adam, AdamW,
+        SGD (momentum, dampening, Nesterov, weight decay) or, if the head is frozen, Adam, AdamW,
         RMSprop, Adagrad or Muon. First layer and head may be in groups that differ in lr and
         weight_decay. A head with ``requires_grad=False``, or in no group, is frozen.
     teacher : torch.nn.Module or array_like
         Network that gives the labels, read like ``network``, or the rows of its first layer, (k,
         d).
     teacher_head : array_like, optional
-        Head of a teacher that is given by its rows: y = sum_r teacher_head_r s*(w*_r.x). Defaults
+        Head of a teacher that is an array of rows: y = sum_r teacher_head_r s*(w*_r.x). Defaults
         to 1 for a single row.
     teacher_activation : str, Activation or callable, optional
         Activation of the teacher. Defaults to that of the network.
@@ -160,8 +165,8 @@ def from_training(
     batch : int, default 1
         Batch size.
     activation : str, Activation or callable, optional
-        Activation of the network, where no module of it says: ``"erf"``, which is erf(x/sqrt 2),
-        for a ``forward`` that calls ``torch.erf(first(x) / 2**0.5)``.
+        Activation of a network that has no module for it. ``"erf"`` is erf(x/sqrt 2), for a
+        ``forward`` that calls ``torch.erf(first(x) / 2**0.5)``.
     input_scale : float, default 1.0
         Factor that ``forward`` applies to ``first(x)``; ``d**-0.5`` for rows of norm sqrt(d). The
         rows of an array ``teacher`` are multiplied by it, too.
@@ -183,22 +188,22 @@ def from_training(
     -----
     The theory assumes Gaussian inputs and a fresh batch in every step. The network
     f = c sum_i a'_i s(b w'_i.x), with output factor c and input factor b, is the library's
-    f = (1/p) sum_i a_i s(w_i.x) with w = b w' and a = c p a'. A loss of r (f - y)^2/2, steps eta and
-    eta' and weight decays v and v' of the two layers become ::
+    f = (1/p) sum_i a_i s(w_i.x) with w = b w' and a = c p a'. A loss of r (f - y)^2/2, learning
+    rates eta and eta', and weight decays v and v' of the two layers become ::
 
-        lr = r b^2 eta d,     head_rate = (eta' c^2 p^2)/(eta b^2),     decay of rows v/(r b^2),     decay of head v'/(r c^2 p^2).
+        lr = r b^2 eta d,             head_rate = (eta' c^2 p^2)/(eta b^2),
+        decay of rows v/(r b^2),      decay of head v'/(r c^2 p^2).
 
     r = 2 for ``torch.nn.MSELoss()`` and 2 batch for its sum. Momentum changes lr as in
     ``sgd.from_torch``; steps of Adam, RMSprop, Adagrad and Muon do not depend on r, apart from
     their eps. The factor c is measured: the network is called on a few random inputs, which also
-    shows whether its layers were read correctly.
+    tests whether its layers were read correctly.
 
     Clock: n steps of the training are alpha = n batch/d, which is ``training.alpha(n)``, and
-    t = lr n/d. The training's loss is ``training.loss(result.risk)``: the mean squared error, twice
-    the risk, for ``torch.nn.MSELoss()``. The
-    learning rate is the current one: for a scheduler, replace it by a function of alpha,
-    ``algorithm.replace(lr=...)``. Velocities that SGD has accumulated are part of the start; the
-    state of another optimiser restarts, with a warning.
+    t = lr n/d. The loss of the training is ``training.loss(result.risk)``: the mean squared error,
+    which is twice the risk, for ``torch.nn.MSELoss()``. The learning rate is the current one. For a
+    scheduler, replace it by a function of alpha: ``algorithm.replace(lr=...)``. Velocities that SGD
+    has accumulated are part of the start. The state of another optimiser restarts, with a warning.
 
     Examples
     --------
@@ -206,7 +211,8 @@ def from_training(
     >>> network = torch.nn.Sequential(torch.nn.Linear(200, 4, bias=False), torch.nn.ReLU(),
     ...                               torch.nn.Linear(4, 1, bias=False))  # doctest: +SKIP
     >>> optimiser = torch.optim.SGD(network.parameters(), lr=0.02)  # doctest: +SKIP
-    >>> training = sgd.from_training(network, torch.nn.MSELoss(), optimiser, teacher=np.eye(1, 200), batch=8)  # doctest: +SKIP
+    >>> training = sgd.from_training(network, torch.nn.MSELoss(), optimiser, batch=8,
+    ...                              teacher=np.eye(1, 200))  # doctest: +SKIP
     >>> training.algorithm.lr, training.algorithm.head_rate  # doctest: +SKIP
     (8.0, 16.0)
     """
@@ -219,13 +225,13 @@ def from_training(
     r, c = loss_scale(loss, batch, layers.first), layers.output_scale
     labels = _read_teacher(teacher, teacher_head, teacher_activation, layers, b)
 
-    # gradients that the optimiser receives, over those of the library's loss and weights
+    # Ratios of the gradients that the optimiser receives to those of the library's loss.
     rows_scale, head_scale = r * b, r * c * p
     lr, update = convert_group(optimiser, rows_group, d, rows_scale)
     adaptive = update is not None and not update.law.trains_head
     if head_group is not None and adaptive:
         raise checks.reject("optimiser", type(optimiser).__name__, HEAD_FIX)
-    lr *= b  # a step of w' is a step of w = b w'
+    lr *= b  # a step of w' by x is a step of w = b w' by b x
     head_rate = 1.0
     if head_group is not None:
         rates = [float(plain(group["lr"])) for group in (rows_group, head_group)]
@@ -302,8 +308,8 @@ def _read_teacher(
         )
         if head is None and len(rows) > 1:
             fix = (
-                f"a teacher of {len(rows)} rows needs a head. "
-                f"Pass np.ones({len(rows)}) for their sum, np.ones({len(rows)}) / {len(rows)} for their mean."
+                f"a teacher of {len(rows)} rows needs a head. Pass np.ones({len(rows)}) for their "
+                f"sum, np.ones({len(rows)}) / {len(rows)} for their mean."
             )
             raise checks.reject("teacher_head", None, fix)
         head = np.ones(1) if head is None else as_array("teacher_head", head).reshape(-1)
@@ -322,15 +328,20 @@ def _layer_groups(
     layers: TwoLayers, optimiser: Optimiser, groups: list[dict[str, Any]]
 ) -> tuple[dict[str, Any], dict[str, Any] | None]:
     """Parameter groups of the first layer and of the head; None for a frozen head."""
-    rows, head = optimised(layers.first, groups), optimised(layers.second, groups)
+    rows, head = find_group(layers.first, groups), find_group(layers.second, groups)
     name = type(optimiser).__name__
     if rows is None:
-        fix = "it does not train the first layer of the network. Build it from network.parameters(), with lr above 0."
+        fix = (
+            "it does not train the first layer of the network. Build it from network.parameters(), "
+            "with lr above 0."
+        )
         raise checks.reject("optimiser", name, fix)
-    if head is not None and not same_options(
-        rows, head, ("params", "lr", "initial_lr", "weight_decay")
-    ):
-        fix = "the groups of first layer and head differ in other options than lr and weight_decay. Use the same."
+    layer_options = ("params", "lr", "initial_lr", "weight_decay")
+    if head is not None and not same_options(rows, head, layer_options):
+        fix = (
+            "the groups of first layer and head may differ only in lr and weight_decay. Use the "
+            "same values of the other options."
+        )
         raise checks.reject("optimiser", name, fix)
     return rows, head
 
@@ -373,7 +384,7 @@ def _velocity(
     head_group: dict[str, Any] | None,
     gradient_scales: tuple[float, float],
 ) -> tuple[np.ndarray, np.ndarray] | None:
-    """Velocities of rows and head that SGD has accumulated, as averages of the library's gradients.
+    """Return the velocities of rows and head that SGD has accumulated, in the library's units.
 
     PyTorch's buffer is B <- mu B + (1 - dampening) G', the library's V <- mu V + (1 - mu) G.
     """
@@ -383,8 +394,8 @@ def _velocity(
         return None
     if type(optimiser).__name__ != "SGD":
         warn(
-            f"optimiser = {type(optimiser).__name__}: its averages after earlier steps are not part of the start. "
-            "The theory starts them at 0, as a new optimiser does."
+            f"optimiser = {type(optimiser).__name__}: its averages after earlier steps are not "
+            "part of the start. The theory starts them at 0, as a new optimiser does."
         )
         return None
     mu, dampening = (float(plain(rows_group.get(name, 0.0))) for name in ("momentum", "dampening"))

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
+from sgdynamics.algorithms.trainable import Trainable
 from sgdynamics.algorithms.updates.additions import thermal
 from sgdynamics.algorithms.updates.gradient_source import (
     GradientSource,
@@ -21,8 +22,9 @@ from sgdynamics.algorithms.updates.gradient_source import (
     StepSettings,
     increments,
 )
+from sgdynamics.algorithms.updates.law import Law
 from sgdynamics.algorithms.updates.state_rate import check_state_rate, reads_state
-from sgdynamics.algorithms.updates.update import Law, Update, validate_update
+from sgdynamics.algorithms.updates.update import Update, validate_update
 from sgdynamics.base import checks, pytrees
 from sgdynamics.base.arrays import IntScalar, Numeric, Parameters, Scalar
 from sgdynamics.base.controls import (
@@ -35,6 +37,7 @@ from sgdynamics.base.controls import (
     validate_values,
 )
 from sgdynamics.base.support import require
+from sgdynamics.problems.structure import Structure
 from sgdynamics.samples.input_covariance import trace
 from sgdynamics.samples.spectra import UNITS
 
@@ -103,18 +106,20 @@ class OnePassSGD:
     (False, True)
     """
 
+    # A user writes these as numbers or functions, and a solver that has checked the support table
+    # reads them as numbers: hence `Any`.
     lr: Any = 0.1
     batch: Any = 1
     head_rate: Any = 1.0
     update: Update | None = None
     per: str = "dimension"
     temperature: Any = 0.0
-    # whether there is a temperature, whose value may be traced
+    # Whether there is a temperature, whose value may be traced.
     hot: bool = field(default=False, init=False, repr=False)
-    # the algorithm as the user wrote it, after `on` has converted it to units of d
-    stated: Any = field(default=None, init=False, repr=False)
-    # D/d of the conversion
-    unit: Any = field(default=1.0, init=False, repr=False)
+    # The algorithm as the user wrote it, after `on` has converted it to units of d.
+    stated: OnePassSGD | None = field(default=None, init=False, repr=False)
+    # D/d of the conversion.
+    unit: Scalar = field(default=1.0, init=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "per", checks.choice("per", self.per, UNITS))
@@ -123,8 +128,8 @@ class OnePassSGD:
         validate_update(self.update)
         if reads_state(self.lr):
             fix = (
-                "the rate depends on the state. Use update=sgd.updates.state_rate(f) with a function "
-                "f(overlaps), which multiplies lr."
+                "the rate depends on the state. Use update=sgd.updates.state_rate(f) with a "
+                "function f(overlaps), which multiplies lr."
             )
             raise checks.reject("lr", self.lr, fix)
         object.__setattr__(self, "lr", scalar_or_schedule("lr", self.lr))
@@ -154,12 +159,12 @@ class OnePassSGD:
         """
         return checks.replace_fields(self, changes)
 
-    def on(self, problem: Any) -> OnePassSGD:
+    def on(self, problem: Trainable) -> OnePassSGD:
         """Return the algorithm with its learning rate in units of the problem's d.
 
         The time t = lr steps/D does not depend on the unit.
         """
-        self._fits(problem)
+        self._check_problem(problem)
         if isinstance(self.batch, Schedule) and not self.scheduled and not self.flow:
             # t is then an integral over alpha, as for a schedule of the learning rate
             converted = replace(self, lr=constant(self.lr)).on(problem)
@@ -186,7 +191,7 @@ class OnePassSGD:
             raise checks.reject(
                 "per",
                 self.per,
-                "the problem does not fix the dimension. State its covariance as sgd.Spectrum(...).",
+                "the problem does not fix the dimension. Set its covariance to sgd.Spectrum(...).",
             )
         else:
             factor = parameters["multiplicities"].sum()
@@ -198,26 +203,22 @@ class OnePassSGD:
                 "schedules are functions of the step if d is infinite. Use a constant batch.",
             )
         stretch = parameters["multiplicities"].sum() / self.batch if infinite else 1.0
-        lr = rescale_schedule(self.lr, factor, stretch) if self.scheduled else self.lr * factor
-        others = (
-            {
+        if self.scheduled:
+            lr = rescale_schedule(self.lr, factor, stretch)
+        else:
+            lr = pytrees.to_python_scalar(self.lr * factor)
+        rescaled = {}
+        if infinite:
+            rescaled = {
                 name: rescale_schedules(getattr(self, name), stretch)
                 for name in ("head_rate", "update", "temperature")
             }
-            if infinite
-            else {}
-        )
-        converted = replace(
-            self,
-            lr=lr if self.scheduled else pytrees.to_python_scalar(lr),
-            per="dimension",
-            **others,
-        )
+        converted = replace(self, lr=lr, per="dimension", **rescaled)
         object.__setattr__(converted, "stated", self)
         object.__setattr__(converted, "unit", 1 / factor)
         return converted
 
-    def _fits(self, problem: Any) -> None:
+    def _check_problem(self, problem: Trainable) -> None:
         """Raise ValueError for an update or a batch size that does not suit the problem."""
         structure = getattr(problem, "structure", None)
         if not self.counts and (
@@ -254,7 +255,7 @@ class OnePassSGD:
                 "covariances. Use an update that commutes with rotations."
             )
             raise checks.reject("update", self.update, fix)
-        if structure.constraint.fixes_norms and not self.law.holds_sphere:
+        if structure.constraint.fixes_norms and not self.law.allows_sphere:
             raise checks.reject(
                 "update",
                 self.update,
@@ -352,12 +353,11 @@ class OnePassSGD:
             hyperparameters["batch"] = pytrees.to_float64(self.batch)
         if self.stepping is None:
             return hyperparameters
-        # updates count lengths in units of D
-        return (
-            hyperparameters
-            | {"update": self.stepping.parameters}
-            | ({} if self.stated is None else {"unit": pytrees.to_float64(self.unit)})
-        )
+        hyperparameters["update"] = self.stepping.parameters
+        if self.stated is not None:
+            # Lengths in an update are in units of D.
+            hyperparameters["unit"] = pytrees.to_float64(self.unit)
+        return hyperparameters
 
     def describe(self) -> dict[str, Any]:
         """Return the algorithm as plain values, for the record of a result.
@@ -390,43 +390,43 @@ class OnePassSGD:
         return record
 
 
-def _validate_batch(value: object) -> Any:
+def _validate_batch(value: object) -> int | float | Schedule:
     """Return an integer if possible, else a real number or a schedule for the theory."""
-    fraction = (
-        isinstance(value, (float, np.floating)) and math.isfinite(value) and value != int(value)
-    )
-    return (
-        scalar_or_schedule("batch", value, 1.0)
-        if callable(value) or fraction
-        else checks.integer("batch", value, 1)
-    )
+    is_real = isinstance(value, (float, np.floating))
+    is_fraction = is_real and math.isfinite(value) and value != int(value)
+    if callable(value) or is_fraction:
+        return scalar_or_schedule("batch", value, 1.0)
+    return checks.integer("batch", value, 1)
 
 
-def constant_rate(algorithm: OnePassSGD, what: str) -> float:
-    """Return the learning rate, or raise ValueError if it is a schedule."""
+def constant_rate(algorithm: OnePassSGD, subject: str) -> float:
+    """Return the learning rate, or raise ValueError if it is a schedule.
+
+    `subject` is the plural noun for the message, such as "fixed points".
+    """
     if algorithm.scheduled:
         raise checks.reject(
-            "lr", algorithm.lr, f"{what} need a constant learning rate. Use a number."
+            "lr", algorithm.lr, f"{subject} need a constant learning rate. Use a number."
         )
-    constant_head_rate(algorithm, what)
+    constant_head_rate(algorithm, subject)
     return float(algorithm.lr)
 
 
-def constant_head_rate(algorithm: OnePassSGD, what: str) -> float:
+def constant_head_rate(algorithm: OnePassSGD, subject: str) -> float:
     """Return the rate of the head, or raise ValueError if it is a schedule."""
     if isinstance(algorithm.head_rate, Schedule):
         raise checks.reject(
             "head_rate",
             algorithm.head_rate,
-            f"{what} need a constant rate of the head. Use a number.",
+            f"{subject} need a constant rate of the head. Use a number.",
         )
     return algorithm.head_rate
 
 
 def validate_algorithm(
-    value: object, question: str | None = None, problem: Any = None
+    value: object, question: str | None = None, problem: Trainable | None = None
 ) -> OnePassSGD:
-    """Validate `algorithm=`, check the support table, and convert it to units of the problem's d."""
+    """Validate `algorithm=`, check the support table, and convert lr to the problem's d."""
     if question is not None:
         require(question, problem, value)
     if not isinstance(value, OnePassSGD):
@@ -435,31 +435,45 @@ def validate_algorithm(
 
 
 class Stride(NamedTuple):
-    """Size of a step: its length, the relative rate of the head, weight decay, and the structure."""
+    """The parameters of a plain step.
 
-    size: Any
-    head_rate: Any
-    weight_decay: Any
-    structure: Any
+    Attributes
+    ----------
+    size : float
+        Length lr/D of the step.
+    head_rate : float
+        Learning rate of the head relative to that of the rows.
+    weight_decay : float
+        Weight decay of the problem.
+    structure : Structure
+        Structure of the problem.
+    """
+
+    size: Scalar
+    head_rate: Scalar
+    weight_decay: Scalar
+    structure: Structure
 
     def move(
         self,
         rows: Float[Numeric, "p columns"],
         head: Float[Numeric, " p"],
-        pulls: tuple[Any, Any],
+        gradients: tuple[Numeric, Numeric],
         kick: Float[Numeric, "p columns"] | None = None,
         head_kick: Float[Numeric, " p"] | None = None,
     ) -> tuple[Float[Numeric, "p columns"], Float[Numeric, " p"]]:
-        """Return rows and head after a step against their gradients `pulls`, plus random kicks.
+        """Return rows and head after a step against their gradients, plus random kicks.
 
-        The rows are (p, columns) in any orthonormal frame.
+        W <- W - size (dloss/dW + weight_decay W) + kick, normalised on the sphere, and the same for
+        a trained head with its relative rate. The columns of the rows are coordinates in any
+        orthonormal frame.
         """
-        rows = rows * (1.0 - self.size * self.weight_decay) - self.size * pulls[0]
+        rows = rows * (1.0 - self.size * self.weight_decay) - self.size * gradients[0]
         if kick is not None:
             rows = rows + kick
         rows = self.structure.constraint.project_rows(rows)
         if self.structure.trained:
-            head = head - self.head_rate * self.size * (pulls[1] + self.weight_decay * head)
+            head = head - self.head_rate * self.size * (gradients[1] + self.weight_decay * head)
             head = head if head_kick is None else head + head_kick
         return rows, head
 
@@ -468,30 +482,31 @@ def take_step(
     law: Law | None,
     algorithm: Parameters,
     state: Rows,
-    ground: GradientSource,
+    source: GradientSource,
     stride: Stride,
     dimension: Scalar | None,
     number: IntScalar,
 ) -> Rows:
-    """Take one step on one batch, of plain SGD or of an update with a `law`."""
+    """Take one step on one batch, of plain SGD or of an update with a `law`.
+
+    Plain SGD does not need the dimension.
+    """
     if law is None:
-        return Rows(
-            *stride.move(state.rows, state.head, ground.mean(state.rows, state.head, None, None)),
-            signals=state.signals,
-        )
+        gradients = source.mean(state.rows, state.head, None, None)
+        return Rows(*stride.move(state.rows, state.head, gradients), signals=state.signals)
+    assert dimension is not None
     lr, D = algorithm["lr"], dimension
     if "unit" in algorithm:
         lr, D = lr * algorithm["unit"], dimension * algorithm["unit"]
     setting = StepSettings(
         lr, D, number, algorithm["head_rate"], stride.weight_decay, stride.structure
     )
-    change = increments(law, algorithm["update"], state, ground, setting)
+    change = increments(law, algorithm["update"], state, source, setting)
     rows, p = state.rows + change.rows, stride.structure.width
     if stride.structure.constraint.fixes_norms:
-        rows = rows.at[:p].divide(jnp.sqrt(jnp.sum(rows[:p] ** 2, axis=-1, keepdims=True)))
-    scalars, squares = (
-        tuple(value + increment for value, increment in zip(*pair, strict=True))
-        for pair in zip(state[2:4], change[2:4], strict=True)
-    )
+        lengths = jnp.sqrt(jnp.sum(rows[:p] ** 2, axis=-1, keepdims=True))
+        rows = jnp.asarray(rows).at[:p].divide(lengths)
+    scalars = tuple(x + dx for x, dx in zip(state.scalars, change.scalars, strict=True))
+    squares = tuple(x + dx for x, dx in zip(state.squares, change.squares, strict=True))
     head = state.head + change.head if stride.structure.trained else state.head
     return Rows(rows, head, scalars, squares, state.signals)

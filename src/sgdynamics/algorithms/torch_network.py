@@ -1,16 +1,16 @@
-"""Two-layer PyTorch networks and their losses, read from outside.
+"""Two-layer PyTorch networks and their losses, read without importing torch.
 
-Nothing here imports torch: modules are recognised by their class names and attributes, and what was
-read is compared with the output of the module itself on a few random inputs.
+Modules are recognised by their class names and attributes. The network that was read is compared
+with the output of the module itself on a few random inputs.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Protocol, TypeGuard, runtime_checkable
+from typing import Any, Protocol, TypeGuard, cast, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -27,8 +27,11 @@ from sgdynamics.problems.network_overlaps import as_array
 class Tensor(Protocol):
     """A parameter or a batch, as ``torch.Tensor`` has it."""
 
-    shape: Any
-    dtype: Any
+    @property
+    def shape(self) -> Sequence[int]: ...
+
+    @property
+    def dtype(self) -> object: ...
 
 
 @runtime_checkable
@@ -49,20 +52,26 @@ class Optimiser(Protocol):
     param_groups: list[dict[str, Any]]
 
 
-Loss = str | Callable[..., object]  # a name in SQUARED_LOSSES, or loss(output, target)
+# A name in SQUARED_LOSSES, or a function loss(output, target).
+Loss = str | Callable[..., object]
 
-
-PROBES = 16  # random inputs on which a network is compared with what was read from it
+# Number of random inputs on which a network is compared with the layers that were read.
+PROBES = 16
 HALF_PRECISION = ("float16", "bfloat16")
 EXPECTED = (
     "Pass torch.nn.Sequential(Linear(d, p, bias=False), activation, Linear(p, 1, bias=False))."
 )
 ACTIVATION_ARGUMENTS = {"network": "activation", "teacher": "teacher_activation"}
-NO_EFFECT = ("Flatten", "Unflatten")  # modules that only reshape
-SQUARED_LOSSES = {"mse": 2.0, "half_mse": 1.0}  # loss of a batch over the mean of (f - y)^2/2
+# Modules that only reshape.
+NO_EFFECT = ("Flatten", "Unflatten")
+# Ratio of the loss of a batch to the mean of (f - y)^2/2.
+SQUARED_LOSSES = {"mse": 2.0, "half_mse": 1.0}
 
 
-@lru_cache(maxsize=64)  # equal functions share one compiled program
+# Activations are cached, so that equal functions are identical and share one compiled program.
+
+
+@lru_cache(maxsize=64)
 def _leaky_relu(slope: float) -> Activation:
     return Activation(lambda x: jnp.where(x > 0, x, slope * x), kinks=(0.0,), name="leaky_relu")
 
@@ -87,15 +96,15 @@ def _gelu(approximate: str) -> Activation:
 
 
 @lru_cache(maxsize=64)
-def _shifted(function: Activation, offset: float) -> Activation:
-    """The activation s(x + b) of units with the same bias b."""
+def _shift_activation(function: Activation, offset: float) -> Activation:
+    """Return the activation s(x + b) of units with the same bias b."""
     kinks = tuple(kink - offset for kink in function.kinks)
     return Activation(
         lambda x: function.f(x + offset), kinks=kinks, name=f"{function.label}_shifted"
     )
 
 
-# class name of a PyTorch module -> activation of the library
+# Activation of the library by class name of a PyTorch module.
 MODULES: dict[str, Callable[[Any], Activation]] = {
     "Identity": lambda module: find_activation("linear"),
     "ReLU": lambda module: find_activation("relu"),
@@ -117,8 +126,8 @@ class TwoLayers:
     head: np.ndarray  # (p,)
     activation: Activation
     output_scale: float
-    first: Any  # parameter tensor of the first layer
-    second: Any  # that of the second layer; None for a network without one
+    first: Tensor  # parameter of the first layer
+    second: Tensor | None  # parameter of the second layer, if there is one
 
 
 def is_module(value: object) -> TypeGuard[Module]:
@@ -154,7 +163,7 @@ def read_network(
     function = _activation(argument, other, activation, default)
     shift = _common_bias(argument, linear, biases, groups)
     if shift:
-        function = _shifted(function, input_scale * shift)
+        function = _shift_activation(function, input_scale * shift)
     scale = _output_scale(argument, network, first.weight, weights, head, function, input_scale)
     return TwoLayers(weights, head, function, scale, first.weight, getattr(second, "weight", None))
 
@@ -175,9 +184,11 @@ def _leaves(network: Module) -> tuple[list[tuple[str, Any]], list[tuple[str, Any
 
 def _check_parameters(argument: str, network: Module, layers: list[Any]) -> None:
     """Raise ValueError if the network has parameters that are not in its Linear layers."""
-    known = {id(getattr(layer, name, None)) for layer in layers for name in ("weight", "bias")}
+    layer_parameters = {
+        id(getattr(layer, name, None)) for layer in layers for name in ("weight", "bias")
+    }
     for name, parameter in network.named_parameters():
-        if id(parameter) not in known:
+        if id(parameter) not in layer_parameters:
             fix = f"not a parameter of the two Linear layers. {EXPECTED}"
             raise checks.reject(argument, f"{type(network).__name__} with parameter {name!r}", fix)
 
@@ -211,10 +222,12 @@ def _activation(
     if len(kinds) == 1 and kinds[0] in MODULES:
         return MODULES[kinds[0]](other[0][1])
     if not kinds:
-        return default or find_activation(
-            "linear"
-        )  # compared with the network's output like any other
-    fix = f"the modules between its layers are not a known activation. Use one of torch.nn.{', '.join(MODULES)}, or set {name}=."
+        # The comparison with the output of the network tests this assumption.
+        return default or find_activation("linear")
+    fix = (
+        "the modules between its layers are not a known activation. Use one of "
+        f"torch.nn.{', '.join(MODULES)}, or set {name}=."
+    )
     raise checks.reject(argument, f"a network with {', '.join(kinds)}", fix)
 
 
@@ -224,24 +237,28 @@ def _common_bias(
     biases: dict[str, Any],
     groups: list[dict[str, Any]],
 ) -> float:
-    """Common value of the frozen biases of the first layer, which becomes part of the activation.
+    """Return the common value of the frozen biases of the first layer.
 
-    Raises ValueError for trained biases, and for frozen ones that no activation can contain.
+    It becomes part of the activation. Raises ValueError for trained biases, and for frozen ones
+    that no activation can contain.
     """
     shift = 0.0
     for name, bias in biases.items():
         layer = f"{argument}.{name}.bias" if name else f"{argument}.bias"
-        if optimised(bias, groups) is not None:
+        if find_group(bias, groups) is not None:
             fix = (
-                "trained biases are not part of the theory. Build the layer with bias=False, or set "
-                "the bias to 0 and freeze it (requires_grad=False)."
+                "trained biases are not supported. Build the layer with bias=False, or set the "
+                "bias to 0 and freeze it (requires_grad=False)."
             )
             raise checks.reject(layer, f"a trained parameter of shape {tuple(bias.shape)}", fix)
         values = as_array(layer, bias)
         if name == linear[0][0] and np.all(values == values[0]):
             shift = float(values[0])
         elif np.any(values != 0):
-            fix = "frozen biases must be 0, or equal in all units of the first layer. Build the layer with bias=False, or set the bias to 0."
+            fix = (
+                "frozen biases must be 0, or equal in all units of the first layer. Build the "
+                "layer with bias=False, or set the bias to 0."
+            )
             raise checks.reject(layer, values.round(3).tolist(), fix)
     return shift
 
@@ -255,13 +272,14 @@ def _output_scale(
     function: Activation,
     input_scale: float,
 ) -> float:
-    """Factor between the output of the network and sum_i head_i s(input_scale w_i.x).
+    """Return the ratio of the output of the network to sum_i head_i s(input_scale w_i.x).
 
+    The ratio is a least-squares fit on random inputs, rounded to 1, 1/p or 1/sqrt(p) if close.
     Raises ValueError if the two are not proportional on random inputs.
     """
     p, d = weights.shape
     inputs = np.random.default_rng(0).standard_normal((PROBES, d))
-    output = _called(argument, network, tensor_like(parameter, inputs))
+    output = _call_module(argument, network, tensor_like(parameter, inputs))
     if output.size != PROBES:
         raise checks.reject(
             argument,
@@ -273,9 +291,8 @@ def _output_scale(
     with jax.enable_x64(True):
         units = np.asarray(jax.vmap(jax.vmap(function.f))(jnp.asarray(fields)))
     expected = units @ head
-    tolerance = (
-        0.05 if str(getattr(parameter, "dtype", "")).rpartition(".")[2] in HALF_PRECISION else 1e-3
-    )
+    precision = str(getattr(parameter, "dtype", "")).rpartition(".")[2]
+    tolerance = 0.05 if precision in HALF_PRECISION else 1e-3
     size = float(np.linalg.norm(expected))
     scale = float(output @ expected) / size**2 if size > 0 else 1.0
     for candidate in (1.0, 1 / p, p**-0.5):
@@ -284,7 +301,8 @@ def _output_scale(
     if np.linalg.norm(output - scale * expected) > tolerance * max(np.linalg.norm(output), 1e-12):
         fix = (
             f"its output is not proportional to second({function.label}(input_scale first(x))). "
-            f"Set {ACTIVATION_ARGUMENTS[argument]}= and input_scale= as in its forward(), and disable dropout."
+            f"Set {ACTIVATION_ARGUMENTS[argument]}= and input_scale= as in its forward(), and "
+            "disable dropout."
         )
         raise checks.reject(argument, type(network).__name__, fix)
     if scale <= 0:
@@ -296,14 +314,17 @@ def _output_scale(
     return scale
 
 
-def tensor_like(parameter: Tensor, values: np.ndarray) -> Any:
-    """Values as a tensor of the type and device of a parameter; NumPy arrays for other objects."""
+def tensor_like(parameter: Tensor, values: np.ndarray) -> Tensor:
+    """Return values as a tensor of the type and device of a parameter.
+
+    For a parameter without `new_tensor` they stay a NumPy array.
+    """
     new_tensor = getattr(parameter, "new_tensor", None)
-    return new_tensor(values) if callable(new_tensor) else values
+    return cast(Tensor, new_tensor(values)) if callable(new_tensor) else values
 
 
-def _called(argument: str, function: Callable[..., object], *arguments: object) -> np.ndarray:
-    """Output of a module as an array."""
+def _call_module(argument: str, function: Callable[..., object], *arguments: object) -> np.ndarray:
+    """Return the output of a module as an array."""
     try:
         value = function(*arguments)
     except Exception as error:
@@ -319,8 +340,8 @@ def loss_scale(loss: Loss, batch: int, parameter: Tensor) -> float:
     2 for ``torch.nn.MSELoss()``, 2 batch for ``reduction="sum"``, 1 for a halved mean.
     """
     expected = (
-        "Pass torch.nn.MSELoss() (mean or sum), a function loss(output, target) proportional to it, "
-        "or 'mse' for the mean of (f - y)^2, 'half_mse' for the mean of (f - y)^2/2."
+        "Pass torch.nn.MSELoss() (mean or sum), a function loss(output, target) proportional to "
+        "it, or 'mse' for the mean of (f - y)^2, 'half_mse' for the mean of (f - y)^2/2."
     )
     if isinstance(loss, str):
         if loss not in SQUARED_LOSSES:
@@ -352,11 +373,10 @@ def _constant_ratio(
         )
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of shapes that PyTorch broadcasts
+                warnings.simplefilter("ignore")  # PyTorch warns of shapes that it broadcasts
                 value = as_array("output of loss", loss(*arguments))
-        except (
-            Exception
-        ):  # shapes or types that this loss does not take: not a squared loss of these arguments
+        except Exception:
+            # The loss does not accept these shapes or types: it is not a squared loss of them.
             return None
         if value.size != 1:
             return None
@@ -364,18 +384,17 @@ def _constant_ratio(
     ratio = float(np.mean(ratios))
     if np.ptp(ratios) > 1e-2 * abs(ratio):
         return None
-    nearest = round(2 * ratio) / 2  # single precision knows the ratio to 1e-6
+    # In single precision the ratio has an error of 1e-6. Multiples of 1/2 are meant exactly.
+    nearest = round(2 * ratio) / 2
     return nearest if nearest and abs(ratio / nearest - 1) < 1e-3 else ratio
 
 
-def optimised(parameter: Tensor | None, groups: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """The parameter group that moves a parameter; None if it is frozen or in no group."""
+def find_group(parameter: Tensor | None, groups: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """Return the parameter group that trains a parameter; None if it is frozen or in no group."""
     if parameter is None or not getattr(parameter, "requires_grad", True):
         return None
     for group in groups:
-        if (
-            any(member is parameter for member in group.get("params", ()))
-            and float(plain(group["lr"])) > 0
-        ):
+        is_member = any(member is parameter for member in group.get("params", ()))
+        if is_member and float(plain(group["lr"])) > 0:
             return group
     return None

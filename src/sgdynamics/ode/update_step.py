@@ -99,7 +99,7 @@ def update_rates(
 ) -> dict[str, Any]:
     """d(state)/dtau of the overlaps of all slow rows, the head, the scalars and squares."""
     law = field.law
-    oblique = law.lengthless and not law.noise and not field.structure.constraint.fixes_norms
+    oblique = law.linear_in_rows and not law.noise and not field.structure.constraint.fixes_norms
     frame = (Oblique if oblique else Frame)(field.structure, field.batch, law, parameters, D, state)
     lr, unit = algorithm["lr"], algorithm.get("unit", 1.0)
     setting = StepSettings(

@@ -1,14 +1,14 @@
-"""Updates other than plain SGD: each is one function of increments, from which exact chain, direct runs and ODE follow.
+"""Updates other than plain SGD; the exact chain, direct runs and the ODE follow from their steps.
 
-An update is a function of rows (p x columns of any orthonormal frame) and of the gradient there, G
-= dloss/dW of a batch (mean loss) and, where the head is trained, g = dloss/da as one more column.
-``|(G, g)|`` is the norm over all trained parameters. D is what the learning rate counts in, d
-unless ``OnePassSGD(per=)`` says otherwise.
+A step is a function of rows, p x columns in any orthonormal frame, and of the gradient there:
+G = dloss/dW of the mean loss of a batch and, if the head is trained, g = dloss/da as one more
+column. ``|(G, g)|`` is the norm over all trained parameters. D is the unit of the learning rate,
+which is d by default (``OnePassSGD(per=)``).
 
-Weight decay of a problem: velocities and averages that are linear in the gradient (``momentum`` to
-``dana``), and ``reuse``, treat it as part of the loss in every move; the others change the gradient
-of the data's loss only, and the decay is added afterwards. On the sphere the rows are normalised
-after every move. The clock does not change: a step is one batch, t = lr steps/D.
+Weight decay of a problem is part of the loss for velocities and averages that are linear in the
+gradient (``momentum`` to ``dana``) and for ``reuse``. The other updates change the gradient of the
+loss of the data only, and the decay is added afterwards. On the sphere the rows are normalised
+after every move. The clock is that of plain SGD: a step is one batch, and t = lr steps/D.
 """
 
 from sgdynamics.algorithms.updates.adaptive import adagrad, adagrad_norm, adam, rmsprop, sign
@@ -22,9 +22,10 @@ from sgdynamics.algorithms.updates.momentum import (
     schedule_free,
 )
 from sgdynamics.algorithms.updates.muon import muon
+from sgdynamics.algorithms.updates.own import own
 from sgdynamics.algorithms.updates.state_rate import state_rate
 from sgdynamics.algorithms.updates.step_length import clipped, normalised, reuse, sam
-from sgdynamics.algorithms.updates.update import Update, maker, own
+from sgdynamics.algorithms.updates.update import Update, maker
 
 __all__ = [
     "Update",

@@ -1,8 +1,8 @@
-"""Updates that measure the gradient's size: one number for all of it, or one for each coordinate of the input space.
+"""Updates that divide by the size of the gradient: of the whole gradient, or of each coordinate.
 
-The coordinatewise ones do not commute with rotations, and so have no exact chain. Where weights and
-signals spread over all coordinates they have a limit, by the same lines: there ``gradient.squares``
-and ``gradient.sign`` are what these are of a Gaussian coordinate.
+Coordinatewise updates do not commute with rotations, and so have no exact chain. They have a limit
+if weights and signals spread over all coordinates: each coordinate of the gradient is then
+Gaussian, and ``gradient.squares`` and ``gradient.sign`` are the means for a Gaussian coordinate.
 """
 
 from __future__ import annotations
@@ -11,23 +11,26 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from sgdynamics.algorithms.updates.update import GradientFunction, Law, Update, maker
+from sgdynamics.algorithms.updates.gradient_source import Gradient
+from sgdynamics.algorithms.updates.law import Increments, Law
+from sgdynamics.algorithms.updates.update import Update, maker
 from sgdynamics.base import checks
 from sgdynamics.base.arrays import Scalar, State
 from sgdynamics.base.controls import scalar_or_schedule
 
-SIZES: dict[str, Any] = {"coordinatewise": True, "trains_head": False}
+# Properties that the coordinatewise updates have in common.
+COORDINATEWISE: dict[str, Any] = {"coordinatewise": True, "trains_head": False}
 
 
 def _adagrad_norm(
     state: State,
-    gradient: GradientFunction,
+    gradient: Gradient,
     lr: Scalar,
     D: Scalar,
     number: Scalar,
     *,
     start: Scalar,
-) -> dict[str, Any]:
+) -> Increments:
     G = gradient(state["weights"])
     change = jnp.sum(G**2) / D**2
     return {"weights": -lr / D * G / jnp.sqrt(state["sum"] + change), "sum": change}
@@ -35,7 +38,7 @@ def _adagrad_norm(
 
 @maker
 def adagrad_norm(start: float) -> Update:
-    """AdaGrad with one number for the whole gradient.
+    """AdaGrad with one step size for the whole gradient.
 
     ::
 
@@ -44,8 +47,8 @@ def adagrad_norm(start: float) -> Update:
     Parameters
     ----------
     start : float
-        b^2/D^2 at first, above 0: from a smaller b than of order D the first steps are too long for
-        a limit.
+        Initial value of b^2/D^2, above 0. With an initial b smaller than order D, the first steps
+        are too long for a limit.
 
     Returns
     -------
@@ -70,16 +73,14 @@ def adagrad_norm(start: float) -> Update:
         "adagrad_norm",
         _adagrad_norm,
         scalars=("sum",),
-        first=(("sum", "start"),),
+        initial_values=(("sum", "start"),),
         memory="slow",
         linear=True,
     )
     return Update(law, {"start": checks.number("start", start, above=0.0)})
 
 
-def _sign(
-    state: State, gradient: GradientFunction, lr: Scalar, D: Scalar, number: Scalar
-) -> dict[str, Any]:
+def _sign(state: State, gradient: Gradient, lr: Scalar, D: Scalar, number: Scalar) -> Increments:
     return {"weights": -lr / D * gradient.sign(gradient(state["weights"]))}
 
 
@@ -94,19 +95,20 @@ def sign() -> Update:
 
     Notes
     -----
-    Coordinatewise, so that only the limit and direct simulation exist. The head is not trained. Source: Bernstein et al. 2018.
+    The update acts coordinatewise, so it has an ODE and direct simulations but no exact chain. The
+    head is not trained. Source: Bernstein et al. 2018.
 
     Examples
     --------
     >>> sgd.updates.sign()
     sign()
     """
-    return Update(Law("sign", _sign, jumps=True, **SIZES))
+    return Update(Law("sign", _sign, jumps=True, **COORDINATEWISE))
 
 
 def _adam(
     state: State,
-    gradient: GradientFunction,
+    gradient: Gradient,
     lr: Scalar,
     D: Scalar,
     number: Scalar,
@@ -115,18 +117,17 @@ def _adam(
     eps: Scalar,
     weight_decay: Scalar,
     beta: Scalar,
-) -> Any:
+) -> Increments:
     W, rate, steps = state["weights"], memory / D, D * state["age"] + 1
     G = gradient(W)
-    # the velocity is kept corrected for its start at 0: V/(1 - beta^steps) follows this
+    # The state contains V^ = V/(1 - beta^n), corrected for the start at V = 0, after n steps:
+    # V^_n = V^_(n-1) + (1 - beta)/(1 - beta^n) (G - V^_(n-1)).
     change = (1 - beta) / (1 - beta**steps) * (G - state["velocity"])
     squares_change = rate * (gradient.squares(G) - state["squares"])
-    bias = -jnp.expm1(
-        steps * jnp.log1p(-jnp.minimum(rate, 1.0))
-    )  # 1 - (1 - c/D)^steps, without cancellation
-    step = (state["velocity"] + change) / (
-        jnp.sqrt((state["squares"] + squares_change) / bias) + eps
-    )
+    # 1 - (1 - c/D)^n without cancellation
+    bias = -jnp.expm1(steps * jnp.log1p(-jnp.minimum(rate, 1.0)))
+    root = jnp.sqrt((state["squares"] + squares_change) / bias)
+    step = (state["velocity"] + change) / (root + eps)
     return {
         "weights": -lr / D * (step + weight_decay * W),
         "velocity": change,
@@ -141,18 +142,20 @@ def adam(memory: float, eps: float = 1e-8, weight_decay: float = 0.0, beta: floa
 
     ::
 
-        V <- beta V + (1 - beta) G,     S <- (1 - c/D) S + (c/D) G^2 (each coordinate),     W <- W - (lr/D) (V^/(sqrt(S^) + eps) + wd W)
+        V <- beta V + (1 - beta) G,     S <- (1 - c/D) S + (c/D) G^2 in each coordinate,
+        W <- W - (lr/D) (V^/(sqrt(S^) + eps) + wd W)
 
     Parameters
     ----------
     memory : float
-        c, above 0 and at most D: 1 - beta2 = c/D.
+        Constant c, above 0 and at most D, with 1 - beta2 = c/D.
     eps : float, default 1e-08
         Constant added to the square root, at least 0.
     weight_decay : float, default 0.0
         Decoupled weight decay, as in AdamW.
     beta : float, default 0.9
-        beta1, what is left of the velocity after a step; a fixed one changes nothing in the limit.
+        Factor beta1 by which a step multiplies the velocity. A fixed factor has no effect in the
+        limit.
 
     Returns
     -------
@@ -166,9 +169,10 @@ def adam(memory: float, eps: float = 1e-8, weight_decay: float = 0.0, beta: floa
 
     Notes
     -----
-    V^ and S^ are corrected for their start at 0. Coordinatewise, so that only the limit and direct simulation exist. The head is not trained.
-    ``result.update_squares.sel(update_square="squares")`` is the mean of S over coordinates, each in units of its input's variance, of
-    every unit.
+    V^ and S^ are corrected for their start at 0. The update acts coordinatewise, so it has an ODE
+    and direct simulations but no exact chain. The head is not trained.
+    ``result.update_squares.sel(update_square="squares")`` is the mean of S over the coordinates of
+    each unit, where each coordinate is in units of the variance of its input.
     Source: Kingma and Ba 2015, Algorithm 1; Loshchilov and Hutter 2019, Algorithm 2.
 
     Examples
@@ -176,12 +180,11 @@ def adam(memory: float, eps: float = 1e-8, weight_decay: float = 0.0, beta: floa
     >>> sgd.updates.adam(4.0, eps=0.02)
     adam(memory=4, eps=0.02, weight_decay=0, beta=0.9)
     """
-    beta = scalar_or_schedule("beta", beta, below=1.0)
     hyperparameters = {
         "memory": scalar_or_schedule("memory", memory, above=0.0),
         "eps": scalar_or_schedule("eps", eps),
         "weight_decay": scalar_or_schedule("weight_decay", weight_decay),
-        "beta": beta,
+        "beta": scalar_or_schedule("beta", beta, below=1.0),
     }
     law = Law(
         "adam",
@@ -192,21 +195,21 @@ def adam(memory: float, eps: float = 1e-8, weight_decay: float = 0.0, beta: floa
         memory="fast",
         linear=True,
         averaging=("memory",),
-        **SIZES,
+        **COORDINATEWISE,
     )
     return Update(law, hyperparameters)
 
 
 def _rmsprop(
     state: State,
-    gradient: GradientFunction,
+    gradient: Gradient,
     lr: Scalar,
     D: Scalar,
     number: Scalar,
     *,
     memory: Scalar,
     eps: Scalar,
-) -> dict[str, Any]:
+) -> Increments:
     G = gradient(state["weights"])
     change = memory / D * (gradient.squares(G) - state["squares"])
     return {"weights": -lr / D * G / (jnp.sqrt(state["squares"] + change) + eps), "squares": change}
@@ -214,7 +217,7 @@ def _rmsprop(
 
 @maker
 def rmsprop(memory: float, eps: float) -> Update:
-    """RMSprop: Adam without a velocity and without a correction for the start at 0.
+    """RMSprop: Adam without a velocity and without corrections for the start at 0.
 
     ::
 
@@ -223,10 +226,10 @@ def rmsprop(memory: float, eps: float) -> Update:
     Parameters
     ----------
     memory : float
-        c, above 0 and at most D: the average of squares is over D/c steps.
+        Constant c, above 0 and at most D; the average of squares extends over D/c steps.
     eps : float
-        Positive constant added to the square root; from S = 0 the first steps have no limit without
-        it.
+        Positive constant added to the square root. Without it the first steps, from S = 0, have no
+        limit.
 
     Returns
     -------
@@ -236,11 +239,12 @@ def rmsprop(memory: float, eps: float) -> Update:
     Raises
     ------
     ValueError
-        If a number is not above 0.
+        If an argument is not above 0.
 
     Notes
     -----
-    Coordinatewise, so that only the limit and direct simulation exist. The head is not trained. Source: Tieleman and Hinton 2012, lecture 6.5.
+    The update acts coordinatewise, so it has an ODE and direct simulations but no exact chain. The
+    head is not trained. Source: Tieleman and Hinton 2012, lecture 6.5.
 
     Examples
     --------
@@ -259,7 +263,7 @@ def rmsprop(memory: float, eps: float) -> Update:
             memory="slow",
             linear=True,
             averaging=("memory",),
-            **SIZES,
+            **COORDINATEWISE,
         ),
         hyperparameters,
     )
@@ -267,14 +271,14 @@ def rmsprop(memory: float, eps: float) -> Update:
 
 def _adagrad(
     state: State,
-    gradient: GradientFunction,
+    gradient: Gradient,
     lr: Scalar,
     D: Scalar,
     number: Scalar,
     *,
     start: Scalar,
     eps: Scalar,
-) -> dict[str, Any]:
+) -> Increments:
     G = gradient(state["weights"])
     change = gradient.squares(G) / D
     return {"weights": -lr / D * G / (jnp.sqrt(state["squares"] + change) + eps), "squares": change}
@@ -282,18 +286,19 @@ def _adagrad(
 
 @maker
 def adagrad(start: float, eps: float = 0.0) -> Update:
-    """AdaGrad: every coordinate divided by the root of the sum of its squared gradients.
+    """AdaGrad: each coordinate is divided by the root of the sum of its squared gradients.
 
     ::
 
-        S <- S + G^2/D,     W <- W - (lr/D) G/(sqrt(S) + eps),     from S = start times the variance of the coordinate's input
+        S <- S + G^2/D,     W <- W - (lr/D) G/(sqrt(S) + eps),
+        from S = start times the variance of the coordinate's input
 
     Parameters
     ----------
     start : float
-        The sum of squares at first, over D; above 0, as from 0 the first steps have no limit.
+        Initial sum of squares divided by D, above 0; from 0 the first steps have no limit.
     eps : float, default 0.0
-        Constant added to the square root, PyTorch's value divided by sqrt(D).
+        Constant added to the square root: PyTorch's value divided by sqrt(D).
 
     Returns
     -------
@@ -307,7 +312,8 @@ def adagrad(start: float, eps: float = 0.0) -> Update:
 
     Notes
     -----
-    Coordinatewise, so that only the limit and direct simulation exist. The head is not trained. Source: Duchi, Hazan and Singer 2011.
+    The update acts coordinatewise, so it has an ODE and direct simulations but no exact chain. The
+    head is not trained. Source: Duchi, Hazan and Singer 2011.
 
     Examples
     --------
@@ -322,9 +328,9 @@ def adagrad(start: float, eps: float = 0.0) -> Update:
         "adagrad",
         _adagrad,
         squares=("squares",),
-        first=(("squares", "start"),),
+        initial_values=(("squares", "start"),),
         memory="slow",
         linear=True,
-        **SIZES,
+        **COORDINATEWISE,
     )
     return Update(law, hyperparameters)

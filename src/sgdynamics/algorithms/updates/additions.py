@@ -1,4 +1,4 @@
-"""Additions to another update: weight decay, and noise on the gradient."""
+"""Extensions of another update: weight decay, gradient noise, and thermal noise."""
 
 from __future__ import annotations
 
@@ -7,47 +7,50 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import jax.numpy as jnp
+from jaxtyping import Float
 
-from sgdynamics.algorithms.updates.update import MAKERS, GradientFunction, Law, Update, maker
+from sgdynamics.algorithms.updates.gradient_source import Gradient
+from sgdynamics.algorithms.updates.law import Increments, Law
+from sgdynamics.algorithms.updates.update import MAKERS, Update, maker
 from sgdynamics.base import checks
-from sgdynamics.base.arrays import Parameters, Scalar, State
+from sgdynamics.base.arrays import Numeric, Parameters, RealArray, Scalar, State
 from sgdynamics.base.controls import Schedule, scalar_or_schedule
 
 
-def _plain(
-    state: State, gradient: GradientFunction, lr: Scalar, D: Scalar, number: Scalar
-) -> dict[str, Any]:
+def _plain(state: State, gradient: Gradient, lr: Scalar, D: Scalar, number: Scalar) -> Increments:
     return {"weights": -lr / D * gradient(state["weights"])}
 
 
-PLAIN = Update(Law("plain", _plain, linear=True, lengthless=True))
+PLAIN = Update(Law("plain", _plain, linear=True, linear_in_rows=True))
 
 
-def _inner(of: Any) -> Update:
+def _validate_inner(of: Update | Mapping[str, Any] | None) -> Update:
+    """Return the update that `of` stands for: an update, its record, or None for plain steps."""
     if of is None:
         return PLAIN
-    if (
-        isinstance(of, Mapping) and of.get("kind") in MAKERS
-    ):  # a record, of which a sweep varies a part
+    if isinstance(of, Mapping) and of.get("kind") in MAKERS:
+        # A sweep over a hyperparameter of the inner update passes its record.
         return MAKERS[of["kind"]](**{name: value for name, value in of.items() if name != "kind"})
     if not isinstance(of, Update):
         raise checks.reject(
             "of",
             of,
-            "give another update, such as sgd.updates.momentum(0.9), or leave it out for plain steps",
+            "Pass another update, such as sgd.updates.momentum(0.9), or omit it for plain steps.",
         )
     return of
 
 
 @dataclass(frozen=True)
 class _DecayStep:
+    """The step of another update with weight decay."""
+
     law: Law
     decoupled: bool
 
     def __call__(
         self,
         state: State,
-        gradient: GradientFunction,
+        gradient: Gradient,
         lr: Scalar,
         D: Scalar,
         number: Scalar,
@@ -55,23 +58,28 @@ class _DecayStep:
         rate: Scalar,
         head: Scalar | None = None,
         of: Parameters | None = None,
-    ) -> dict[str, Any]:
-        moved = self.law.moved
-        decay = _decay_rates(state[moved], gradient, rate, head)
+    ) -> Increments:
+        iterate = self.law.iterate
+        decay = _decay_rates(state[iterate], gradient, rate, head)
+        inner = of or {}
         if not self.decoupled:
-            return self.law.step(state, gradient.with_decay(decay), lr, D, number, **(of or {}))
-        if moved != "weights":  # the weights are an average of it, after its decay
-            pulled = gradient.with_pull(decay * state[moved])
-            return self.law.step(state, pulled, lr, D, number, **(of or {}))
-        increments = dict(self.law.step(state, gradient, lr, D, number, **(of or {})))
-        pull = decay * state[moved]
+            return self.law.step(state, gradient.with_decay(decay), lr, D, number, **inner)
+        if iterate != "weights":
+            # The weights are an average of the iterate, and see its decay: the decay is part of
+            # the plain step of the iterate.
+            pulled = gradient.with_pull(decay * state[iterate])
+            return self.law.step(state, pulled, lr, D, number, **inner)
+        increments = dict(self.law.step(state, gradient, lr, D, number, **inner))
+        pull = decay * state[iterate]
         step = gradient.plain_step(pull) if self.law.explicit_head_rate else -lr / D * pull
-        increments[moved] = increments[moved] + step
+        increments[iterate] = increments[iterate] + step
         return increments
 
 
-def _decay_rates(rows: Any, gradient: Any, rate: Scalar, head: Scalar | None) -> Any:
-    """Decay rates of the columns; that of a trained head, the last column, may differ."""
+def _decay_rates(
+    rows: Float[Numeric, "p columns"], gradient: Gradient, rate: Scalar, head: Scalar | None
+) -> RealArray | Scalar:
+    """Return the decay rates of the columns; that of a trained head, the last one, may differ."""
     if head is None or not gradient.trained:
         return rate
     return jnp.full(rows.shape[-1], rate, rows.dtype).at[-1].set(head)
@@ -81,11 +89,11 @@ def _decay_rates(rows: Any, gradient: Any, rate: Scalar, head: Scalar | None) ->
 def weight_decay(
     rate: float, of: Update | None = None, decoupled: bool = True, head: float | None = None
 ) -> Update:
-    """Weight decay of the algorithm, in addition to that of the problem.
+    """Weight decay in every step, in addition to that of the problem.
 
     ::
 
-        W <- W - (lr/D) rate W,     a <- a - (head_rate lr/D) head a     in every step
+        W <- W - (lr/D) rate W,     a <- a - (head_rate lr/D) head a
 
     Parameters
     ----------
@@ -119,46 +127,51 @@ def weight_decay(
     >>> sgd.updates.weight_decay(0.1, of=sgd.updates.momentum(0.9))
     weight_decay(rate=0.1, of=momentum(beta=0.9))
     """
-    inner = _inner(of)
-    law = replace(
-        inner.law,
-        name="weight_decay",
-        step=_DecayStep(inner.law, checks.flag("decoupled", decoupled)),
-    )
+    inner = _validate_inner(of)
+    step = _DecayStep(inner.law, checks.flag("decoupled", decoupled))
+    law = replace(inner.law, name="weight_decay", step=step)
     if not decoupled and law.bends:
-        law = replace(
-            law, jumps=False
-        )  # what a clipped step does to the decay is no polynomial of the label noise
+        # The image of the decay under clipping is not a polynomial of the label noise.
+        law = replace(law, jumps=False)
     elif not decoupled and law.jumps and not law.rereads:
-        why = "where the data's gradient vanishes, decay inside of it is all that is left of a step whose length does not vanish"
-        law = replace(law, no_limit=f"{why}: its mean has no limit; take decoupled=True")
-    hyperparameters = {"rate": scalar_or_schedule("rate", rate)} | (
-        {} if of is None else {"of": inner}
-    )
+        reason = (
+            "where the gradient of the data vanishes, the decay inside of it determines the "
+            "direction of a step whose length does not vanish. The mean step has no limit. Use "
+            "decoupled=True"
+        )
+        law = replace(law, no_limit=reason)
+    hyperparameters: dict[str, Any] = {"rate": scalar_or_schedule("rate", rate)}
+    if of is not None:
+        hyperparameters["of"] = inner
     if head is not None:
         hyperparameters["head"] = scalar_or_schedule("head", head)
-    if of is not None and law.first:
+    if of is not None and law.initial_values:
         raise checks.reject(
-            "of", of, "its start is a number of its own: give weight decay to the problem instead"
+            "of",
+            of,
+            "an update with an initial value of its state is not supported. Set weight_decay in "
+            "the problem.",
         )
     return Update(law, hyperparameters, () if decoupled else (("decoupled", False),))
 
 
 @dataclass(frozen=True)
 class _NoiseStep:
+    """The step of another update with Gaussian noise on the gradient."""
+
     law: Law
 
     def __call__(
         self,
         state: State,
-        gradient: GradientFunction,
+        gradient: Gradient,
         lr: Scalar,
         D: Scalar,
         number: Scalar,
         *,
         sigma: Scalar,
         of: Parameters | None = None,
-    ) -> dict[str, Any]:
+    ) -> Increments:
         increments = dict(self.law.step(state, gradient, lr, D, number, **(of or {})))
         increments["weights"] = increments["weights"] - lr / D * sigma * gradient.noise()
         return increments
@@ -166,51 +179,63 @@ class _NoiseStep:
 
 @dataclass(frozen=True)
 class _ThermalStep:
+    """The step of another update with thermal noise on the rows."""
+
     law: Law
 
     def __call__(
         self,
         state: State,
-        gradient: GradientFunction,
+        gradient: Gradient,
         lr: Scalar,
         D: Scalar,
         number: Scalar,
         *,
         temperature: Scalar,
         of: Parameters | None = None,
-    ) -> dict[str, Any]:
+    ) -> Increments:
         increments = dict(self.law.step(state, gradient, lr, D, number, **(of or {})))
-        increments[self.law.moved] = (
-            increments[self.law.moved] + jnp.sqrt(2 * temperature * lr) / D * gradient.noise()
-        )
+        iterate = self.law.iterate
+        kick = jnp.sqrt(2 * temperature * lr) / D * gradient.noise()
+        increments[iterate] = increments[iterate] + kick
         return increments
 
 
 def thermal(temperature: Schedule | float, of: Update | None) -> Update:
-    """An update whose every step ends with the kicks of a temperature on the rows, sqrt(2 T lr)/D N(0, I): one-pass Langevin."""
+    """Return an update with thermal noise sqrt(2 T lr)/D N(0, I) on the rows after every step.
+
+    This is one-pass Langevin dynamics.
+    """
     inner = PLAIN if of is None else of
-    if inner.law.coordinatewise or inner.law.noise or inner.law.moved != "weights":
-        fix = "its kicks are added to plain steps, and to updates of the weights that commute with rotations and have no noise of their own"
-        raise checks.reject("temperature", temperature, f"{fix}: not to {inner}")
+    if inner.law.coordinatewise or inner.law.noise or inner.law.iterate != "weights":
+        raise checks.reject(
+            "temperature",
+            temperature,
+            "thermal noise is only supported for plain steps, and for updates of the weights that "
+            f"commute with rotations and have no noise, which {inner} is not. Use another update.",
+        )
     law = replace(inner.law, step=_ThermalStep(inner.law), noise=True)
-    return Update(law, {"temperature": temperature} | ({} if of is None else {"of": inner}))
+    hyperparameters: dict[str, Any] = {"temperature": temperature}
+    if of is not None:
+        hyperparameters["of"] = inner
+    return Update(law, hyperparameters)
 
 
 @maker
 def gradient_noise(sigma: float, of: Update | None = None) -> Update:
-    """Gaussian noise on every coordinate of the gradient: after clipping each sample's, this is DP-SGD.
+    """Gaussian noise on every coordinate of the gradient.
 
-    ::
+    DP-SGD adds it to the mean of clipped gradients. ::
 
-        W <- W - (lr/D) (image of G + sigma N(0, I))
+        W <- W + increment of the update - (lr/D) sigma N(0, I)
 
     Parameters
     ----------
     sigma : float
-        The noise's standard deviation in a coordinate, 0 or more.
+        Standard deviation of the noise in each coordinate, 0 or more.
     of : Update, optional
-        An update without memory whose steps it is added to, such as ``sgd.updates.clipped(1.0,
-        over="sample")``; defaults to plain steps.
+        Update without memory to which the noise is added, such as ``sgd.updates.clipped(1.0,
+        over="sample")``. Defaults to plain steps.
 
     Returns
     -------
@@ -220,32 +245,35 @@ def gradient_noise(sigma: float, of: Update | None = None) -> Update:
     Raises
     ------
     ValueError
-        If sigma is negative, or ``of`` keeps a memory or has noise already.
+        If sigma is negative, or ``of`` has a memory or noise.
 
     Notes
     -----
-    A trained head has no noise. DP-SGD with noise multiplier z clips each sample to threshold sqrt(D) and has
-    sigma = z threshold sqrt(D)/batch. Source: Abadi et al. 2016, Algorithm 1.
+    A trained head has no noise. DP-SGD with noise multiplier z clips the gradient of each sample to
+    threshold sqrt(D) and has sigma = z threshold sqrt(D)/batch. Source: Abadi et al. 2016,
+    Algorithm 1.
 
     Examples
     --------
     >>> sgd.updates.gradient_noise(0.5, of=sgd.updates.clipped(1.0, over="sample"))
     gradient_noise(sigma=0.5, of=clipped(threshold=1, over='sample'))
     """
-    inner = _inner(of)
+    inner = _validate_inner(of)
     if inner.law.memory != "none" or inner.law.coordinatewise:
         raise checks.reject(
             "of",
             of,
-            "noise is added to updates without a memory that commute with rotations: clipped, normalised, ...",
+            "noise is only supported for updates without a memory that commute with rotations. Use "
+            "clipped, normalised, or another such update.",
         )
     if inner.law.noise:
         raise checks.reject(
             "of",
             of,
-            "it has noise already, and a second would be the same draw: give one sigma for both",
+            "it already has noise, and its draw would be repeated. Use one sigma for both.",
         )
     law = replace(inner.law, name="gradient_noise", step=_NoiseStep(inner.law), noise=True)
-    return Update(
-        law, {"sigma": scalar_or_schedule("sigma", sigma)} | ({} if of is None else {"of": inner})
-    )
+    hyperparameters: dict[str, Any] = {"sigma": scalar_or_schedule("sigma", sigma)}
+    if of is not None:
+        hyperparameters["of"] = inner
+    return Update(law, hyperparameters)

@@ -1,6 +1,7 @@
-"""What an update stands on.
+"""The gradient of a batch, as the step of an update reads it.
 
-A batch in d dimensions, in the exact chain, or in the limit, seen through one `gradient`.
+A batch exists in d dimensions, in the frame of the exact chain, or as a mean in the limit
+d -> infinity. Each is a `GradientSource`; steps read all of them through the same `Gradient`.
 """
 
 from __future__ import annotations
@@ -12,202 +13,269 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Float
 
-from sgdynamics.algorithms.updates.update import Law, count_row_sets
-from sgdynamics.base.arrays import Numeric, Parameters
+from sgdynamics.algorithms.updates.law import Law, count_row_sets
+from sgdynamics.base.arrays import IntScalar, Numeric, Parameters, RealArray, Scalar
+from sgdynamics.problems.moves import LossOverlaps
+from sgdynamics.problems.structure import Structure
 
 
 class Rows(NamedTuple):
-    """The state of a run: rows of all its sets, p each (weights first), their heads, the scalars and squares of its update.
+    """The state of a run.
 
-    `signals`: where a run has its signals in d dimensions, if it has a place of its own for them.
+    Attributes
+    ----------
+    rows : array, (sets p, columns)
+        Rows of all sets, p each, the weights first.
+    head : array, (sets p,)
+        Heads of these rows.
+    scalars, squares : tuple of array
+        Scalars and averages of squares of the update.
+    signals : array, optional
+        Signals of the run in d dimensions, if each run has its own.
     """
 
-    rows: Any
-    head: Any
-    scalars: Any = ()
-    squares: Any = ()
-    signals: Any = None
+    rows: Numeric
+    head: Numeric
+    scalars: tuple[RealArray, ...] = ()
+    squares: tuple[Numeric, ...] = ()
+    signals: Numeric | None = None
 
 
 class GradientSource(ABC):
-    """A batch: its gradients at rows + shift (p, columns) and head + head_shift, in some orthonormal frame."""
+    """A batch: its gradients at rows + shift (p, columns) and head + head_shift.
 
-    def note(self, rows: Numeric) -> None:  # noqa: B027  most do not listen
-        """Hear at which rows a gradient is asked for, as the step gives them."""
+    The columns are coordinates in any orthonormal frame.
+    """
+
+    def note(self, rows: Numeric) -> None:  # noqa: B027  most sources do not need it
+        """Receive the rows at which the step evaluates a gradient."""
 
     @abstractmethod
     def mean(
         self, rows: Numeric, head: Numeric, shift: Numeric | None, head_shift: Numeric | None
-    ) -> tuple[Any, Any]:
-        """dloss/dW and dloss/da of the mean loss of the batch; the shifts may be None."""
+    ) -> tuple[Numeric, Numeric]:
+        """Return dloss/dW and dloss/da of the mean loss of the batch; the shifts may be None."""
 
     def per_sample(
         self, rows: Numeric, head: Numeric, shift: Numeric | None, head_shift: Numeric | None
-    ) -> tuple[Any, Any]:
-        """The same of every sample, (batch, p, columns) and (batch, p)."""
+    ) -> tuple[Numeric, Numeric]:
+        """Return dloss/dW (batch, p, columns) and dloss/da (batch, p) of every sample."""
         raise NotImplementedError
 
-    def noise(self) -> Any:
-        """p rows of independent standard normals."""
+    def noise(self) -> Numeric:
+        """Return p rows of independent standard normals."""
         raise NotImplementedError
 
-    def overlaps(self, rows: Numeric) -> Any:
-        """Q, M and P of rows of the weights, of all inputs and by covariance block (`problems.moves.LossOverlaps`)."""
+    def overlaps(self, rows: Numeric) -> LossOverlaps:
+        """Return Q, M and P for these rows of the weights, in total and by covariance block."""
         raise NotImplementedError
 
-    def squares(self, G: Float[Numeric, "p columns"]) -> Any:
-        """The squares of a gradient's coordinates."""
+    def squares(self, G: Float[Numeric, "p columns"]) -> Numeric:
+        """Return the squares of the coordinates of a gradient."""
         return G**2
 
-    def sign(self, G: Float[Numeric, "p columns"]) -> Any:
-        """Their signs."""
+    def sign(self, G: Float[Numeric, "p columns"]) -> Numeric:
+        """Return the signs of the coordinates of a gradient."""
         return jnp.sign(G)
 
 
 class StepSettings(NamedTuple):
-    """lr and D as the step takes them, the step's number, the head's rate, weight decay, and the problem's structure."""
+    """The settings of a step.
 
-    lr: Any
-    D: Any
-    number: Any
-    head_rate: Any
-    weight_decay: Any
-    structure: Any
+    Attributes
+    ----------
+    lr, D : float
+        Learning rate and its unit, as the step receives them.
+    number : int
+        Number of the step.
+    head_rate : float
+        Learning rate of the head relative to lr.
+    weight_decay : float
+        Weight decay of the problem.
+    structure : Structure
+        Structure of the problem.
+    """
+
+    lr: Scalar
+    D: Scalar
+    number: Scalar | IntScalar
+    head_rate: Scalar
+    weight_decay: Scalar
+    structure: Structure
 
 
 @dataclass(frozen=True, eq=False)
 class Gradient:
-    """What a step asks for.
+    """The argument `gradient` of a step.
 
-    ``gradient(rows, shift)`` is dloss/dW of the batch at rows + shift, with the head's column if it
-    is trained.
+    ``gradient(rows, shift)`` is dloss/dW of the batch at rows + shift. If the head is trained, rows
+    and gradients have its coordinates as their last column.
+
+    Attributes
+    ----------
+    source : GradientSource
+        The batch.
+    setting : StepSettings
+        The settings of the step.
+    head : array, (p,)
+        Head of the weights, for problems in which it is not trained.
+    decay : float or array, (columns,)
+        Weight decay that is part of the loss.
+    pull : float or array, (p, columns)
+        Term that `plain_step` adds to a gradient.
     """
 
-    ground: GradientSource
+    source: GradientSource
     setting: StepSettings
-    head: Any  # of the weights, where it is not trained
-    decay: Any = 0.0  # of the rows, as part of the loss
-    beside: Any = 0.0  # what `plain_step` adds to a gradient
+    head: Float[Numeric, " p"]
+    decay: RealArray | Scalar = 0.0
+    pull: RealArray = 0.0
 
     @property
     def trained(self) -> bool:
+        """Whether the head is trained."""
         return self.setting.structure.trained
 
-    def __call__(self, rows: Float[Numeric, "p columns"], shift: Numeric | None = None) -> Any:
-        """dloss/dW of the mean loss of the batch."""
-        self.ground.note(rows)
-        found = self.joined(*self.ground.mean(*self._parts(rows, shift)))
-        return found + self._pull(rows, shift)
+    def __call__(
+        self, rows: Float[Numeric, "p columns"], shift: RealArray | None = None
+    ) -> Float[Numeric, "p columns"]:
+        """Return dloss/dW of the mean loss of the batch at rows + shift."""
+        self.source.note(rows)
+        G = self.join_head(*self.source.mean(*self._split_point(rows, shift)))
+        return G + self._decay_term(rows, shift)
 
-    def per_sample(self, rows: Float[Numeric, "p columns"], shift: Numeric | None = None) -> Any:
-        """The same of every sample, (batch, p, columns)."""
-        self.ground.note(rows)
-        G, g = self.ground.per_sample(*self._parts(rows, shift))
-        found = jnp.concatenate([G, g[..., None]], axis=-1) if self.trained else G
-        return found + self._pull(rows, shift)
+    def per_sample(
+        self, rows: Float[Numeric, "p columns"], shift: RealArray | None = None
+    ) -> Float[Numeric, "batch p columns"]:
+        """Return dloss/dW of every sample at rows + shift."""
+        self.source.note(rows)
+        G, g = self.source.per_sample(*self._split_point(rows, shift))
+        gradients = jnp.concatenate([G, g[..., None]], axis=-1) if self.trained else G
+        return gradients + self._decay_term(rows, shift)
 
-    def noise(self) -> Any:
-        """Independent standard normals in every coordinate of the input space, none for the head."""
-        found = self.ground.noise()
-        return self.joined(found, jnp.zeros(found.shape[0], found.dtype))
+    def noise(self) -> Float[Numeric, "p columns"]:
+        """Return independent standard normals in every coordinate of the input space.
 
-    def squares(self, G: Float[Numeric, "p columns"]) -> Any:
-        """The squares of a gradient's coordinates.
-
-        For coordinatewise updates, whose heads are not trained.
+        The column of the head is 0.
         """
-        return self.ground.squares(G)
+        normals = self.source.noise()
+        return self.join_head(normals, jnp.zeros(normals.shape[0], normals.dtype))
 
-    def sign(self, G: Float[Numeric, "p columns"]) -> Any:
-        """The signs of a gradient's coordinates."""
-        return self.ground.sign(G)
+    def squares(self, G: Float[Numeric, "p columns"]) -> Numeric:
+        """Return the squares of the coordinates of a gradient.
 
-    def overlaps(self, rows: Float[Numeric, "p columns"]) -> Any:
-        """The overlaps of the weights, as a rate that reads them takes them."""
-        return self.ground.overlaps(self.parted(rows)[0])
+        They are for coordinatewise updates, which do not train the head.
+        """
+        return self.source.squares(G)
 
-    def plain_step(self, G: Float[Numeric, "p columns"]) -> Any:
-        """-(lr/D) G, with the head's own rate in its column."""
-        found = -self.setting.lr / self.setting.D * (G + self.beside)
-        return found.at[:, -1].multiply(self.setting.head_rate) if self.trained else found
+    def sign(self, G: Float[Numeric, "p columns"]) -> Numeric:
+        """Return the signs of the coordinates of a gradient."""
+        return self.source.sign(G)
+
+    def overlaps(self, rows: Float[Numeric, "p columns"]) -> LossOverlaps:
+        """Return the overlaps of the weights, the argument of a rate that depends on the state."""
+        return self.source.overlaps(self.split_head(rows)[0])
+
+    def plain_step(self, G: Float[Numeric, "p columns"]) -> Float[Numeric, "p columns"]:
+        """Return -(lr/D) G, with the column of the head multiplied by its relative rate."""
+        step = -self.setting.lr / self.setting.D * (G + self.pull)
+        if not self.trained:
+            return step
+        return jnp.asarray(step).at[:, -1].multiply(self.setting.head_rate)
 
     def project_shift(
         self, rows: Float[Numeric, "p columns"], shift: Float[Numeric, "p columns"]
-    ) -> Any:
-        """A shift such that rows + shift stay on the sphere, where the problem asks for that."""
+    ) -> Float[Numeric, "p columns"]:
+        """Return the shift that keeps rows + shift on the sphere, if the problem requires it."""
         constraint = self.setting.structure.constraint
         if not constraint.fixes_norms:
             return shift
-        W, _ = self.parted(rows)
-        kick, other = self.parted(shift)
-        return self.joined(constraint.project_increment(W, kick), other)
+        W, _ = self.split_head(rows)
+        row_shift, head_shift = self.split_head(shift)
+        return self.join_head(constraint.project_increment(W, row_shift), head_shift)
 
-    def with_decay(self, decay: Any) -> Gradient:
-        """The same with more weight decay in the loss."""
+    def with_decay(self, decay: RealArray | Scalar) -> Gradient:
+        """Return the gradient of a loss with additional weight decay."""
         return replace(self, decay=self.decay + decay)
 
-    def with_pull(self, pull: Numeric) -> Gradient:
-        """The same with a pull in every step, of an update that makes one with `plain_step`."""
-        return replace(self, beside=self.beside + pull)
+    def with_pull(self, pull: RealArray) -> Gradient:
+        """Return the gradient with a term that `plain_step` adds in every step."""
+        return replace(self, pull=self.pull + pull)
 
-    def joined(self, rows: Float[Numeric, "p columns"], head: Float[Numeric, " p"]) -> Any:
+    def join_head(
+        self, rows: Float[Numeric, "p columns"], head: Float[Numeric, " p"]
+    ) -> Float[Numeric, "p joint_columns"]:
+        """Append the head as a column of the rows, if it is trained."""
         return jnp.concatenate([rows, head[:, None]], axis=1) if self.trained else rows
 
-    def parted(self, both: Float[Numeric, "p columns"]) -> tuple[Any, Any]:
-        return (both[:, :-1], both[:, -1]) if self.trained else (both, self.head)
+    def split_head(
+        self, joint_rows: Float[Numeric, "p joint_columns"]
+    ) -> tuple[Float[Numeric, "p columns"], Float[Numeric, " p"]]:
+        """Split rows from the column of the head; a head that is not trained is constant."""
+        if self.trained:
+            return joint_rows[:, :-1], joint_rows[:, -1]
+        return joint_rows, self.head
 
-    def _parts(self, rows: Numeric, shift: Any) -> tuple[Any, Any, Any, Any]:
-        W, a = self.parted(rows)
+    def _split_point(
+        self, rows: Numeric, shift: RealArray | None
+    ) -> tuple[Numeric, Numeric, Numeric | None, Numeric | None]:
+        """Return rows, head and their shifts; a shift is kept apart, so that it is not rounded."""
+        W, a = self.split_head(rows)
         if shift is None or (isinstance(shift, (int, float)) and shift == 0):
             return W, a, None, None
-        kick, other = self.parted(jnp.broadcast_to(shift, rows.shape))
-        return W, a, kick, other if self.trained else None
+        row_shift, head_shift = self.split_head(jnp.broadcast_to(shift, rows.shape))
+        return W, a, row_shift, head_shift if self.trained else None
 
-    def _pull(self, rows: Numeric, shift: Any) -> Any:
+    def _decay_term(self, rows: Numeric, shift: RealArray | None) -> RealArray:
+        """Return the gradient of the weight decay."""
         if isinstance(self.decay, float) and self.decay == 0.0:
             return 0.0
         return self.decay * (rows if shift is None else rows + shift)
 
 
 def increments(
-    law: Law, numbers: Parameters, state: Rows, ground: GradientSource, setting: StepSettings
+    law: Law,
+    hyperparameters: Parameters,
+    state: Rows,
+    source: GradientSource,
+    setting: StepSettings,
 ) -> Rows:
-    """What one step adds to a state; on the sphere before the rows are normalised."""
-    parts, p = count_row_sets(law), state.head.shape[0] // count_row_sets(law)
-    gradient = Gradient(
-        ground, setting, state.head[:p], setting.weight_decay if law.decay_inside else 0.0
-    )
+    """Return the increments of a state in one step, before rows on the sphere are normalised."""
+    sets = count_row_sets(law)
+    p = state.head.shape[0] // sets
+    decay = setting.weight_decay if law.decay_inside else 0.0
+    gradient = Gradient(source, setting, state.head[:p], decay)
     trained = gradient.trained
-    sets = zip(
-        ("weights", *law.rows),
-        jnp.split(state.rows, parts),
-        jnp.split(state.head, parts),
-        strict=True,
-    )
-    given = {name: gradient.joined(rows, head) for name, rows, head in sets}
-    given |= dict(zip(law.scalars, state.scalars, strict=True)) | dict(
-        zip(law.squares, state.squares, strict=True)
-    )
-    more = law.step(given, gradient, setting.lr, setting.D, setting.number, **numbers)
+
+    # The state as the step receives it: a dictionary, with trained heads as columns of the rows.
+    names = ("weights", *law.rows)
+    row_sets = zip(names, jnp.split(state.rows, sets), jnp.split(state.head, sets), strict=True)
+    variables: dict[str, Any] = {
+        name: gradient.join_head(rows, head) for name, rows, head in row_sets
+    }
+    variables |= dict(zip(law.scalars, state.scalars, strict=True))
+    variables |= dict(zip(law.squares, state.squares, strict=True))
+    step = law.step(variables, gradient, setting.lr, setting.D, setting.number, **hyperparameters)
+
     rows, heads = [], []
-    for name in ("weights", *law.rows):
-        kick, head = more[name], jnp.zeros(p, state.head.dtype)
+    for name in names:
+        row_increment, head_increment = step[name], jnp.zeros(p, state.head.dtype)
         if trained:
-            kick, head = kick[:, :-1], kick[:, -1]
-        if name == law.moved and trained and not law.explicit_head_rate:
-            head = setting.head_rate * head
-        if name == law.moved and not law.decay_inside:
-            size, (W, a) = (
-                setting.lr / setting.D * setting.weight_decay,
-                gradient.parted(given[name]),
-            )
-            kick, head = kick - size * W, head - setting.head_rate * size * a if trained else head
-        rows.append(kick)
-        heads.append(head)
-    squares = tuple(more[name] for name in law.squares)
+            row_increment, head_increment = row_increment[:, :-1], row_increment[:, -1]
+        if name == law.iterate and trained and not law.explicit_head_rate:
+            head_increment = setting.head_rate * head_increment
+        if name == law.iterate and not law.decay_inside:
+            # W <- W - (lr/D) weight_decay W, and for a trained head times head_rate
+            size = setting.lr / setting.D * setting.weight_decay
+            W, a = gradient.split_head(variables[name])
+            row_increment = row_increment - size * W
+            if trained:
+                head_increment = head_increment - setting.head_rate * size * a
+        rows.append(row_increment)
+        heads.append(head_increment)
     return Rows(
         jnp.concatenate(rows),
         jnp.concatenate(heads),
-        tuple(more[name] for name in law.scalars),
-        squares,
+        tuple(step[name] for name in law.scalars),
+        tuple(step[name] for name in law.squares),
     )

@@ -1,19 +1,32 @@
-"""Where an update's own sets of rows, scalars and squares start.
-
-At rest, or where a result ended.
-"""
+"""The initial state of an update: zeros, the weights, or the state at the end of a result."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from sgdynamics.algorithms.updates.update import Law, Update
+from sgdynamics.algorithms.updates.law import Law
+from sgdynamics.algorithms.updates.update import Update
+from sgdynamics.problems.overlap_starts import AuxiliaryState, Start
 
 
 class UpdateStart(NamedTuple):
-    """A start of all sets: overlaps M (runs, blocks, rows, K), Q and heads a of their rows, scalars (runs, n), squares (runs, n, p)."""
+    """The initial state of several runs: overlaps of all sets of rows, scalars and squares.
+
+    Attributes
+    ----------
+    M : ndarray, (runs, blocks, rows, K)
+        Overlaps of the rows of all sets, the weights first, with the signals.
+    Q : ndarray, (runs, blocks, rows, rows)
+        Gram matrices of these rows.
+    a : ndarray, (runs, rows)
+        Heads of these rows.
+    scalars : ndarray, (runs, scalars)
+        Scalars of the update.
+    squares : ndarray, (runs, squares, p)
+        Averages of squares.
+    """
 
     M: np.ndarray
     Q: np.ndarray
@@ -22,43 +35,48 @@ class UpdateStart(NamedTuple):
     squares: np.ndarray
 
 
-def update_start(update: Update | None, begin: Any) -> UpdateStart:
-    """What a run of this update starts from; rows beyond those of the result are 0, and are left out where all others are.
+def update_start(update: Update | None, start: Start) -> UpdateStart:
+    """Return the initial state of an update for an initial condition of the weights.
 
-    What a result recorded of the same sets goes on; with other sets the update starts at rest.
+    If the start is the end of a result of the same update, the update continues with the sets of
+    rows, scalars and squares that the result recorded. Otherwise they take the initial values of
+    the law: a set of rows starts at the weights or at 0. Sets at 0 are omitted if all are at 0.
     """
-    M, Q, a, runs = begin.M_blocks, begin.Q_blocks, begin.a, begin.runs
+    M, Q, a, runs = start.M_blocks, start.Q_blocks, start.a, start.runs
     law = None if update is None else update.law
     if update is None or law is None:
         return UpdateStart(M, Q, a, np.zeros((runs, 0)), np.zeros((runs, 0, a.shape[1])))
-    numbers, beside = update.parameters, begin.beside
-    if beside is not None and _goes_on(law, beside.names):
-        return _again(law, beside, a.shape[1])
-    first = {name: np.asarray(numbers[number]) for name, number in law.first}
-    scalars, squares = (
-        np.zeros((runs, len(law.scalars))),
-        np.zeros((runs, len(law.squares), a.shape[1])),
-    )
-    for names, values in ((law.scalars, scalars), (law.squares, squares)):
-        for place, name in enumerate(names):
-            values[:, place] = first.get(name, 0.0)
-    if law.begins_as_weights:
-        same = np.array([1.0, *(float(name in law.begins_as_weights) for name in law.rows)])
-        M = np.concatenate([one * M for one in same], axis=2)
+    auxiliary = start.beside
+    if auxiliary is not None and _can_continue(law, auxiliary.names):
+        return _continue_from(law, auxiliary, a.shape[1])
+    hyperparameters = update.parameters
+    initial_values = {
+        name: np.asarray(hyperparameters[argument]) for name, argument in law.initial_values
+    }
+    scalars = np.zeros((runs, len(law.scalars)))
+    squares = np.zeros((runs, len(law.squares), a.shape[1]))
+    for names, array in ((law.scalars, scalars), (law.squares, squares)):
+        for index, name in enumerate(names):
+            array[:, index] = initial_values.get(name, 0.0)
+    if law.start_at_weights:
+        # Sets equal to the weights (1) or to zero (0): the overlaps of all are products of these.
+        copies = [1.0, *(float(name in law.start_at_weights) for name in law.rows)]
+        M = np.concatenate([copy * M for copy in copies], axis=2)
         Q = np.concatenate(
-            [np.concatenate([one * other * Q for other in same], axis=3) for one in same], axis=2
+            [np.concatenate([copy * other * Q for other in copies], axis=3) for copy in copies],
+            axis=2,
         )
-        a = np.concatenate([one * a for one in same], axis=1)
+        a = np.concatenate([copy * a for copy in copies], axis=1)
     return UpdateStart(M, Q, a, scalars, squares)
 
 
-def _goes_on(law: Law, names: tuple[tuple[str, ...], ...]) -> bool:
-    """Whether what was kept is what this law keeps.
+def _can_continue(law: Law, names: tuple[tuple[str, ...], ...]) -> bool:
+    """Whether recorded sets of rows, scalars and squares of these names are those of a law.
 
     A set of rows that is forgotten in O(1) steps may be missing.
     """
     rows, scalars, squares = names
-    needed = law.begins_as_weights if law.memory == "fast" else law.rows
+    needed = law.start_at_weights if law.memory == "fast" else law.rows
     return (
         scalars == law.scalars
         and squares == law.squares
@@ -66,17 +84,19 @@ def _goes_on(law: Law, names: tuple[tuple[str, ...], ...]) -> bool:
     )
 
 
-def _again(law: Law, beside: Any, p: int) -> UpdateStart:
-    """What was kept, in the order of the law, sets that are missing at 0."""
-    order = ["weights", *beside.names[0]]
-    places = [order.index(name) if name in order else None for name in ("weights", *law.rows)]
-    index = np.concatenate([np.arange(p) + (0 if place is None else place) * p for place in places])
-    there = np.repeat([place is not None for place in places], p).astype(float)
-    Q = beside.Q[:, :, index][..., index] * there[:, None] * there
+def _continue_from(law: Law, auxiliary: AuxiliaryState, p: int) -> UpdateStart:
+    """Return a recorded state in the order of the law; missing sets of rows are 0."""
+    order = ["weights", *auxiliary.names[0]]
+    names = ("weights", *law.rows)
+    # Missing sets are gathered from the weights and multiplied by 0.
+    offsets = [order.index(name) * p if name in order else 0 for name in names]
+    index = np.concatenate([np.arange(p) + offset for offset in offsets])
+    is_recorded = np.repeat([float(name in order) for name in names], p)
+    Q = auxiliary.Q[:, :, index][..., index] * is_recorded[:, None] * is_recorded
     return UpdateStart(
-        beside.M[:, :, index] * there[:, None],
+        auxiliary.M[:, :, index] * is_recorded[:, None],
         Q,
-        beside.a[:, index] * there,
-        beside.scalars,
-        beside.squares,
+        auxiliary.a[:, index] * is_recorded,
+        auxiliary.scalars,
+        auxiliary.squares,
     )

@@ -1,22 +1,24 @@
-"""Updates that remember: velocities and averages. All are linear in the gradient."""
+"""Updates with a memory of past gradients: velocities and averages, all linear in the gradient."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from sgdynamics.algorithms.updates.update import GradientFunction, Law, Update, maker
+from sgdynamics.algorithms.updates.gradient_source import Gradient
+from sgdynamics.algorithms.updates.law import Increments, Law
+from sgdynamics.algorithms.updates.update import Update, maker
 from sgdynamics.base import checks
 from sgdynamics.base.arrays import Scalar, State
-from sgdynamics.base.controls import scalar_or_schedule
+from sgdynamics.base.controls import Schedule, scalar_or_schedule
 
 
-def _validate_memory(beta: float | None, memory: float | None) -> tuple[str, float]:
+def _validate_memory(beta: float | None, memory: float | None) -> tuple[str, float | Schedule]:
     """Return the name and value of the one of `beta` and `memory` that is set."""
     if (beta is None) == (memory is None):
         raise checks.reject(
             "beta and memory",
             (beta, memory),
-            "give one of them: beta, or memory=c for 1 - beta = c/D",
+            "Set exactly one of them: beta, or memory=c for 1 - beta = c/D.",
         )
     if memory is not None:
         return "memory", scalar_or_schedule("memory", memory, above=0.0)
@@ -24,28 +26,28 @@ def _validate_memory(beta: float | None, memory: float | None) -> tuple[str, flo
 
 
 def _momentum(
-    state: State, gradient: GradientFunction, lr: Scalar, D: Scalar, number: Scalar, *, beta: Scalar
-) -> dict[str, Any]:
+    state: State, gradient: Gradient, lr: Scalar, D: Scalar, number: Scalar, *, beta: Scalar
+) -> Increments:
     V = beta * state["velocity"] + gradient(state["weights"])
     return {"weights": -lr / D * V, "velocity": V - state["velocity"]}
 
 
 def _slow_momentum(
     state: State,
-    gradient: GradientFunction,
+    gradient: Gradient,
     lr: Scalar,
     D: Scalar,
     number: Scalar,
     *,
     memory: Scalar,
-) -> dict[str, Any]:
+) -> Increments:
     change = memory / D * (gradient(state["weights"]) - state["velocity"])
     return {"weights": -lr / D * (state["velocity"] + change), "velocity": change}
 
 
 def _nesterov(
-    state: State, gradient: GradientFunction, lr: Scalar, D: Scalar, number: Scalar, *, beta: Scalar
-) -> dict[str, Any]:
+    state: State, gradient: Gradient, lr: Scalar, D: Scalar, number: Scalar, *, beta: Scalar
+) -> Increments:
     G = gradient(state["weights"])
     V = beta * state["velocity"] + G
     return {"weights": -lr / D * (G + beta * V), "velocity": V - state["velocity"]}
@@ -53,13 +55,13 @@ def _nesterov(
 
 def _slow_nesterov(
     state: State,
-    gradient: GradientFunction,
+    gradient: Gradient,
     lr: Scalar,
     D: Scalar,
     number: Scalar,
     *,
     memory: Scalar,
-) -> dict[str, Any]:
+) -> Increments:
     G = gradient(state["weights"])
     rate = memory / D
     change = rate * (G - state["velocity"])
@@ -69,17 +71,18 @@ def _slow_nesterov(
     }
 
 
-BALL: dict[str, Any] = {
+# Properties that the updates with a velocity have in common.
+VELOCITY: dict[str, Any] = {
     "rows": ("velocity",),
     "linear": True,
-    "lengthless": True,
+    "linear_in_rows": True,
     "decay_inside": True,
 }
 
 
 @maker
 def momentum(beta: float | None = None, memory: float | None = None) -> Update:
-    """Heavy ball: steps along a velocity that remembers past gradients, from V = 0.
+    """Heavy-ball momentum: steps along a velocity, a weighted sum of past gradients, from V = 0.
 
     ::
 
@@ -102,13 +105,16 @@ def momentum(beta: float | None = None, memory: float | None = None) -> Update:
     Raises
     ------
     ValueError
-        If not exactly one of them is given, beta is outside of [0, 1), or memory is not above 0.
+        If not exactly one of beta and memory is set, beta is outside of [0, 1), or memory is not
+        above 0.
 
     Notes
     -----
-    At fixed beta the limit is plain SGD at lr/(1 - beta), noise included. Weight decay is part of every gradient. A trained head has its
-    own velocity. In the compressed space the rows of V are stacked under those of W, so that the exact chain needs d >= signals + 2 width.
-    On the sphere V is not projected. Source: Polyak 1964, (9); as a stochastic method, Sutskever et al. 2013, (1)-(2).
+    At fixed beta the limit is plain SGD at lr/(1 - beta), including its noise. Weight decay is part
+    of every gradient. A trained head has its own velocity. In the compressed space the rows of V
+    are stacked under those of W, so that the exact chain needs d >= signals + 2 width. On the
+    sphere V is not projected. Source: Polyak 1964, (9); as a stochastic method, Sutskever et al.
+    2013, (1)-(2).
 
     Examples
     --------
@@ -119,16 +125,16 @@ def momentum(beta: float | None = None, memory: float | None = None) -> Update:
     """
     name, value = _validate_memory(beta, memory)
     if name == "beta":
-        return Update(Law("momentum", _momentum, **BALL, memory="fast"), {"beta": value})
+        return Update(Law("momentum", _momentum, **VELOCITY, memory="fast"), {"beta": value})
     return Update(
-        Law("momentum", _slow_momentum, **BALL, memory="slow", averaging=("memory",)),
+        Law("momentum", _slow_momentum, **VELOCITY, memory="slow", averaging=("memory",)),
         {"memory": value},
     )
 
 
 @maker
 def nesterov(beta: float | None = None, memory: float | None = None) -> Update:
-    """Nesterov's momentum: a step along the gradient and the velocity that it has already changed.
+    """Nesterov's momentum: steps along the gradient and the velocity after its change.
 
     ::
 
@@ -151,11 +157,12 @@ def nesterov(beta: float | None = None, memory: float | None = None) -> Update:
     Raises
     ------
     ValueError
-        If not exactly one of them is given, or it is out of its range.
+        If not exactly one of beta and memory is set, or it is out of its range.
 
     Notes
     -----
-    The limit is that of ``momentum``. Source: Nesterov 1983, in the variables of Sutskever et al. 2013 and of PyTorch.
+    The limit is that of ``momentum``. Source: Nesterov 1983, in the variables of Sutskever et al.
+    2013 and of PyTorch.
 
     Examples
     --------
@@ -164,41 +171,43 @@ def nesterov(beta: float | None = None, memory: float | None = None) -> Update:
     """
     name, value = _validate_memory(beta, memory)
     if name == "beta":
-        return Update(Law("nesterov", _nesterov, **BALL, memory="fast"), {"beta": value})
+        return Update(Law("nesterov", _nesterov, **VELOCITY, memory="fast"), {"beta": value})
     return Update(
-        Law("nesterov", _slow_nesterov, **BALL, memory="slow", averaging=("memory",)),
+        Law("nesterov", _slow_nesterov, **VELOCITY, memory="slow", averaging=("memory",)),
         {"memory": value},
     )
 
 
-# the weights are the average, which is the network; the iterate moves
+# Properties that averages have in common: the weights, which define the network, are an average of
+# the iterate, which moves along gradients.
 AVERAGED: dict[str, Any] = {
     "rows": ("iterate",),
-    "begins_as_weights": ("iterate",),
-    "moved": "iterate",
+    "start_at_weights": ("iterate",),
+    "iterate": "iterate",
     "memory": "slow",
     "linear": True,
-    "lengthless": True,
+    "linear_in_rows": True,
     "decay_inside": True,
     "explicit_head_rate": True,
-    "holds_sphere": False,
+    "allows_sphere": False,
 }
 
 
-def _average_step(state: State, gradient: GradientFunction, keep: Scalar) -> dict[str, Any]:
+def _average_step(state: State, gradient: Gradient, share: Scalar) -> Increments:
+    """Return a plain step of the iterate, whose new value has this share in the average."""
     step = gradient.plain_step(gradient(state["iterate"]))
-    return {"weights": keep * (state["iterate"] + step - state["weights"]), "iterate": step}
+    return {"weights": share * (state["iterate"] + step - state["weights"]), "iterate": step}
 
 
 def _average(
     state: State,
-    gradient: GradientFunction,
+    gradient: Gradient,
     lr: Scalar,
     D: Scalar,
     number: Scalar,
     *,
     memory: Scalar,
-) -> dict[str, Any]:
+) -> Increments:
     return _average_step(state, gradient, memory / D)
 
 
@@ -227,8 +236,9 @@ def average(memory: float) -> Update:
 
     Notes
     -----
-    M, Q and the risk of a result are those of the average. Gradients are taken at the iterate, whose overlaps are
-    ``result.rows_M.sel(set_row=result.row_set == "iterate")``. Not for the sphere, where an average does not stay.
+    M, Q and the risk of a result are those of the average. Gradients are evaluated at the iterate,
+    whose overlaps are ``result.rows_M.sel(set_row=result.row_set == "iterate")``. The sphere is not
+    supported, because an average of points on it lies inside.
 
     Examples
     --------
@@ -241,9 +251,7 @@ def average(memory: float) -> Update:
     )
 
 
-def _polyak(
-    state: State, gradient: GradientFunction, lr: Scalar, D: Scalar, number: Scalar
-) -> dict[str, Any]:
+def _polyak(state: State, gradient: Gradient, lr: Scalar, D: Scalar, number: Scalar) -> Increments:
     return _average_step(state, gradient, 1 / (D * state["age"] + 1)) | {"age": 1 / D}
 
 
@@ -259,7 +267,8 @@ def polyak() -> Update:
     Notes
     -----
     M, Q and the risk of a result are those of the average. The overlaps of the iterate are
-    ``result.rows_M.sel(set_row=result.row_set == "iterate")``; ``result.update_scalars.sel(update_scalar="age")`` is steps/D.
+    ``result.rows_M.sel(set_row=result.row_set == "iterate")``;
+    ``result.update_scalars.sel(update_scalar="age")`` is steps/D.
     Source: Polyak and Juditsky 1992; Ruppert 1988.
 
     Examples
@@ -271,8 +280,8 @@ def polyak() -> Update:
 
 
 def _schedule_free(
-    state: State, gradient: GradientFunction, lr: Scalar, D: Scalar, number: Scalar, *, beta: Scalar
-) -> dict[str, Any]:
+    state: State, gradient: Gradient, lr: Scalar, D: Scalar, number: Scalar, *, beta: Scalar
+) -> Increments:
     step = gradient.plain_step(gradient((1 - beta) * state["iterate"] + beta * state["weights"]))
     return {
         "weights": (state["iterate"] + step - state["weights"]) / (D * state["age"] + 1),
@@ -283,11 +292,12 @@ def _schedule_free(
 
 @maker
 def schedule_free(beta: float = 0.9) -> Update:
-    """Schedule-free SGD: the network is the mean of all iterates, and gradients are taken between the two.
+    """Schedule-free SGD: the network is the mean of all iterates.
 
-    ::
+    Gradients are evaluated at a point y between the iterate and the mean. ::
 
-        y = (1 - beta) iterate + beta W,     iterate <- iterate - (lr/D) dloss/dW(y),     W <- W + (iterate - W)/steps
+        y = (1 - beta) iterate + beta W,     iterate <- iterate - (lr/D) dloss/dW(y),
+        W <- W + (iterate - W)/steps
 
     Parameters
     ----------
@@ -306,22 +316,22 @@ def schedule_free(beta: float = 0.9) -> Update:
 
     Notes
     -----
-    Source: Defazio et al. 2024, (3)-(5), without weights of its own for late steps.
+    Source: Defazio et al. 2024, (3)-(5), with equal weights of all steps in the mean.
 
     Examples
     --------
     >>> sgd.updates.schedule_free(0.9)
     schedule_free(beta=0.9)
     """
-    beta = scalar_or_schedule("beta", beta, maximum=1.0)
     return Update(
-        Law("schedule_free", _schedule_free, **AVERAGED, scalars=("age",)), {"beta": beta}
+        Law("schedule_free", _schedule_free, **AVERAGED, scalars=("age",)),
+        {"beta": scalar_or_schedule("beta", beta, maximum=1.0)},
     )
 
 
 def _dana(
     state: State,
-    gradient: GradientFunction,
+    gradient: Gradient,
     lr: Scalar,
     D: Scalar,
     number: Scalar,
@@ -329,7 +339,7 @@ def _dana(
     velocity_rate: Scalar,
     delta: Scalar,
     offset: Scalar,
-) -> dict[str, Any]:
+) -> Increments:
     G = gradient(state["weights"])
     change = (G - delta / (offset + state["age"]) * state["velocity"]) / D
     return {
@@ -345,7 +355,8 @@ def dana(velocity_rate: float, delta: float, offset: float = 1.0) -> Update:
 
     ::
 
-        V <- (1 - Delta) V + G/D,     W <- W - (lr/D) G - (velocity_rate/D) V,     Delta = delta/(D offset + steps)
+        V <- (1 - Delta) V + G/D,     W <- W - (lr/D) G - (velocity_rate/D) V,
+        Delta = delta/(D offset + steps)
 
     Parameters
     ----------
@@ -354,7 +365,7 @@ def dana(velocity_rate: float, delta: float, offset: float = 1.0) -> Update:
     delta : float
         Rate at which the velocity decays, above 0 and at most D offset.
     offset : float, default 1.0
-        Time, in steps/D, after which the memory grows; above 0.
+        Time in steps/D after which the memory grows, above 0.
 
     Returns
     -------
@@ -368,7 +379,8 @@ def dana(velocity_rate: float, delta: float, offset: float = 1.0) -> Update:
 
     Notes
     -----
-    Source: Ferbach et al. 2025 (dimension-adapted Nesterov acceleration), here with the velocity in units of 1/D.
+    Source: Ferbach et al. 2025 (dimension-adapted Nesterov acceleration), here with the velocity in
+    units of 1/D.
 
     Examples
     --------
@@ -381,6 +393,13 @@ def dana(velocity_rate: float, delta: float, offset: float = 1.0) -> Update:
         "offset": scalar_or_schedule("offset", offset, above=0.0),
     }
     return Update(
-        Law("dana", _dana, **BALL, memory="slow", scalars=("age",), averaging=("delta", "offset")),
+        Law(
+            "dana",
+            _dana,
+            **VELOCITY,
+            memory="slow",
+            scalars=("age",),
+            averaging=("delta", "offset"),
+        ),
         hyperparameters,
     )

@@ -1,46 +1,51 @@
-"""A learning rate that reads the state: line search, Polyak's step."""
+"""Learning rates that depend on the overlaps, such as line search and Polyak's step size."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
-from sgdynamics.algorithms.updates.update import GradientFunction, Law, Update
+from sgdynamics.algorithms.trainable import Trainable
+from sgdynamics.algorithms.updates.gradient_source import Gradient
+from sgdynamics.algorithms.updates.law import Increments, Law
+from sgdynamics.algorithms.updates.update import Update
 from sgdynamics.base import checks
 from sgdynamics.base.arrays import Scalar, State
 from sgdynamics.base.user_functions import output_shape
+from sgdynamics.problems.moves import LossOverlaps
+from sgdynamics.problems.problem import Problem
 
 
 @dataclass(frozen=True)
-class _StateRate:
+class _StateRateStep:
     """A plain step times a function of the overlaps.
 
-    Equal for equal functions, so that it compiles once.
+    Steps of equal functions are equal, so that each compiles once.
     """
 
-    rate: Callable[[Any], Any]
+    rate: Callable[[LossOverlaps], Scalar]
 
     def __call__(
-        self, state: State, gradient: GradientFunction, lr: Scalar, D: Scalar, number: Scalar
-    ) -> dict[str, Any]:
+        self, state: State, gradient: Gradient, lr: Scalar, D: Scalar, number: Scalar
+    ) -> Increments:
         rows = state["weights"]
-        factor = self.rate(gradient.overlaps(rows))  # type: ignore[attr-defined]
+        factor = self.rate(gradient.overlaps(rows))
         return {"weights": -lr / D * factor * gradient(rows)}
 
 
-def state_rate(rate: Callable[[Any], Any]) -> Update:
-    """Plain steps times a function of the overlaps: line search, Polyak's step, rates that follow the risk.
+def state_rate(rate: Callable[[LossOverlaps], Scalar]) -> Update:
+    """Plain steps times a function of the overlaps.
 
-    ::
+    Line search, Polyak's step size and rates that follow the risk have this form. ::
 
-        W <- W - (lr/D) rate(overlaps) dloss/dW,     a <- a - (head_rate lr/D) rate(overlaps) dloss/da
+        W <- W - (lr/D) rate(overlaps) dloss/dW,
+        a <- a - (head_rate lr/D) rate(overlaps) dloss/da
 
     Parameters
     ----------
     rate : callable
-        A JAX function of ``overlaps`` that returns a number. ``overlaps`` has ``Q``, ``M`` and
+        JAX function of ``overlaps`` that returns a number. ``overlaps`` has ``Q``, ``M`` and
         ``P`` of the full rows; ``overlaps.blocks`` has those of each covariance block, with its
         ``eigenvalues`` and ``fractions``.
 
@@ -56,12 +61,13 @@ def state_rate(rate: Callable[[Any], Any]) -> Update:
 
     Notes
     -----
-    The clock counts ``lr``, not the product: t = lr steps/D. With lr = 1 it is steps/D. Weight decay of the problem is
-    part of the gradient. The rate reads the overlaps before the step.
+    The clock uses ``lr`` and not the product: t = lr steps/D, which is steps/D for lr = 1. Weight
+    decay of the problem is part of the gradient. The rate is a function of the overlaps before the
+    step.
 
     Examples
     --------
-    Polyak's step of a linear unit, which decreases with the error e as e/(e + noise):
+    Polyak's step size of a linear unit decreases with the error e as e/(e + noise):
 
     >>> def polyak(overlaps):
     ...     error = overlaps.Q[0, 0] - 2 * overlaps.M[0, 0] + overlaps.P[0, 0]
@@ -69,7 +75,8 @@ def state_rate(rate: Callable[[Any], Any]) -> Update:
     >>> problem = sgd.TeacherStudent(width=1, activation="linear", noise=0.1)
     >>> algorithm = sgd.OnePassSGD(lr=1.0, update=sgd.updates.state_rate(polyak))
     >>> start = sgd.start(problem, M=[[0.0]], Q=[[0.0]])
-    >>> sgd.solve_ode(problem, algorithm, start, alpha=[0, 2.0]).excess_risk.values.round(4).tolist()
+    >>> result = sgd.solve_ode(problem, algorithm, start, alpha=[0, 2.0])
+    >>> result.excess_risk.values.round(4).tolist()
     [[0.5, 0.1006]]
     """
     if not callable(rate):
@@ -82,13 +89,12 @@ def state_rate(rate: Callable[[Any], Any]) -> Update:
         ) from None
     except ValueError:
         pass
-    return Update(
-        Law("state_rate", _StateRate(rate), linear=True, decay_inside=True, state_rate=rate)
-    )
+    step = _StateRateStep(rate)
+    return Update(Law("state_rate", step, linear=True, decay_inside=True, state_rate=rate))
 
 
 def reads_state(value: object) -> bool:
-    """Whether a learning rate is a function with an argument named overlaps or state."""
+    """Whether a learning rate is a function of an argument named overlaps or state."""
     if not callable(value):
         return False
     try:
@@ -97,13 +103,13 @@ def reads_state(value: object) -> bool:
         return False
 
 
-def check_state_rate(rate: Callable[[Any], Any], problem: Any) -> None:
-    """Raise ValueError unless the rate returns one number for the overlaps of this problem."""
-    if "fields" not in problem.kinds:
+def check_state_rate(rate: Callable[[LossOverlaps], Scalar], problem: Trainable) -> None:
+    """Raise ValueError unless the rate returns one number for overlaps of this problem."""
+    if "fields" not in problem.kinds or not isinstance(problem, Problem):
         raise checks.reject(
             "update",
             "state_rate",
-            "Rates that read overlaps are for problems of fields. Leave update out.",
+            "Rates that depend on overlaps are only supported for problems of fields. Omit update.",
         )
     overlaps = problem.example_arguments(("overlaps",))[-1]
     try:

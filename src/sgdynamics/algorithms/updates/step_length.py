@@ -1,45 +1,48 @@
-"""Steps whose length is bounded, or whose gradient is taken more than once on a batch."""
+"""Updates with steps of bounded length, and updates that evaluate a batch several times."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Float, Int
 
-from sgdynamics.algorithms.updates.update import GradientFunction, Law, Update, maker
+from sgdynamics.algorithms.updates.gradient_source import Gradient
+from sgdynamics.algorithms.updates.law import Increments, Law
+from sgdynamics.algorithms.updates.update import Update, maker
 from sgdynamics.base import checks
-from sgdynamics.base.arrays import Scalar, State
+from sgdynamics.base.arrays import Numeric, Scalar, State
 from sgdynamics.base.controls import scalar_or_schedule
 
-MOST_MOVES = 2**31 - 1  # a loop counts them in 32 bits
+MOST_MOVES = 2**31 - 1  # the loop over moves has a counter of 32 bits
 OVER = ("all", "row", "sample")
 
 
-def inverse(length: Any) -> Any:
-    """1/length, and 0 where there is no gradient."""
+def inverse(length: Float[Numeric, "*batch"]) -> Float[Numeric, "*batch"]:
+    """Return 1/length, and 0 for the length 0 of a gradient that vanishes."""
     return jnp.where(length > 0, 1 / jnp.where(length > 0, length, 1.0), 0.0)
 
 
-def root(D: Scalar, like: Any) -> Any:
-    """sqrt(D), in the precision of an array."""
+def root(D: Scalar, like: Numeric) -> Float[Numeric, ""]:
+    """Return sqrt(D) in the precision of an array."""
     return jnp.sqrt(jnp.asarray(D, like.dtype))
 
 
 def _normalised_step(
-    state: State, gradient: GradientFunction, lr: Scalar, D: Scalar, number: Scalar
-) -> dict[str, Any]:
+    state: State, gradient: Gradient, lr: Scalar, D: Scalar, number: Scalar
+) -> Increments:
     G = gradient(state["weights"])
     return {"weights": -lr / D * root(D, G) * inverse(jnp.sqrt(jnp.sum(G**2))) * G}
 
 
 @maker
 def normalised() -> Update:
-    """Steps of one length.
+    """Normalised SGD: all steps have the same length.
 
     ::
 
-        (G, g) -> sqrt(D) (G, g)/|(G, g)|,     where G = 0 stays 0
+        (G, g) -> sqrt(D) (G, g)/|(G, g)|,     a vanishing gradient stays 0
 
     Returns
     -------
@@ -48,8 +51,8 @@ def normalised() -> Update:
 
     Notes
     -----
-    The gradient of one sample has a norm of order sqrt(D), so that lr keeps its meaning: a step has length lr/sqrt(D).
-    Source: Nesterov 1984; Cutkosky and Mehta 2020.
+    The gradient of one sample has a norm of order sqrt(D), so lr keeps its meaning: a step has
+    length lr/sqrt(D). Source: Nesterov 1984; Cutkosky and Mehta 2020.
 
     Examples
     --------
@@ -59,36 +62,43 @@ def normalised() -> Update:
     return Update(Law("normalised", _normalised_step, jumps=True))
 
 
-def _clipped_step(axes: tuple[int, ...]) -> Any:
+def _clipped_step(axes: tuple[int, ...]) -> Callable[..., Increments]:
+    """Return the step that bounds norms over these axes of the gradients (batch, p, columns)."""
+
     def step(
         state: State,
-        gradient: GradientFunction,
+        gradient: Gradient,
         lr: Scalar,
         D: Scalar,
         number: Scalar,
         *,
         threshold: Scalar,
-    ) -> dict[str, Any]:
-        G = gradient.per_sample(state["weights"]) if len(axes) == 3 else gradient(state["weights"])
-        over = axes if len(axes) < 3 else (1, 2)
-        length = jnp.sqrt(jnp.sum(G**2, axis=over, keepdims=True)) / root(D, G)
-        # as a maximum: a gradient of norm 0 needs no case of its own
+    ) -> Increments:
+        by_sample = axes == SAMPLE_AXES
+        G = gradient.per_sample(state["weights"]) if by_sample else gradient(state["weights"])
+        length = jnp.sqrt(jnp.sum(G**2, axis=axes, keepdims=True)) / root(D, G)
+        # min(1, threshold/length) without dividing by a length that may be 0
         G = G * (threshold / jnp.maximum(length, threshold))
-        return {"weights": -lr / D * (jnp.mean(G, axis=0) if len(axes) == 3 else G)}
+        return {"weights": -lr / D * (jnp.mean(G, axis=0) if by_sample else G)}
 
     return step
 
 
+ALL_AXES, ROW_AXES, SAMPLE_AXES = (-2, -1), (-1,), (1, 2)
 CLIPPED = {
-    "all": Law("clipped", _clipped_step((0, 1)), jumps=True, bends="threshold"),
-    "row": Law("clipped", _clipped_step((1,)), jumps=True, bends="threshold", bends_by_row=True),
-    "sample": Law("clipped", _clipped_step((0, 1, 2)), rereads=True, jumps=True, bends="threshold"),
+    "all": Law("clipped", _clipped_step(ALL_AXES), jumps=True, bends="threshold"),
+    "row": Law(
+        "clipped", _clipped_step(ROW_AXES), jumps=True, bends="threshold", bends_by_row=True
+    ),
+    "sample": Law(
+        "clipped", _clipped_step(SAMPLE_AXES), rereads=True, jumps=True, bends="threshold"
+    ),
 }
 
 
 @maker
 def clipped(threshold: float, over: str = "all") -> Update:
-    """Steps of a bounded length.
+    """Gradient clipping: the length of a step is bounded.
 
     ::
 
@@ -97,10 +107,10 @@ def clipped(threshold: float, over: str = "all") -> Update:
     Parameters
     ----------
     threshold : float
-        The largest norm of a gradient, in units of sqrt(D); above 0.
+        Largest norm of a gradient in units of sqrt(D), above 0.
     over : str, default "all"
-        Norm that is bounded: "all", of the whole gradient; "row", of each unit; "sample",
-        the gradient of every sample before the mean over the batch is taken.
+        Norm that is bounded: "all", of the whole gradient; "row", of the gradient of each unit;
+        "sample", of the gradient of each sample, before the mean over the batch is taken.
 
     Returns
     -------
@@ -110,11 +120,12 @@ def clipped(threshold: float, over: str = "all") -> Update:
     Raises
     ------
     ValueError
-        If threshold is not above 0, or there is no such ``over``.
+        If threshold is not above 0, or ``over`` is not one of these names.
 
     Notes
     -----
-    Source: Pascanu, Mikolov and Bengio 2013, Algorithm 1, with the threshold in units of sqrt(D); sample by sample: Abadi et al. 2016.
+    Source: Pascanu, Mikolov and Bengio 2013, Algorithm 1, with the threshold in units of sqrt(D);
+    sample by sample: Abadi et al. 2016.
 
     Examples
     --------
@@ -130,28 +141,27 @@ def clipped(threshold: float, over: str = "all") -> Update:
 
 def _reuse(
     state: State,
-    gradient: GradientFunction,
+    gradient: Gradient,
     lr: Scalar,
     D: Scalar,
     number: Scalar,
     *,
     times: Scalar,
-) -> dict[str, Any]:
+) -> Increments:
     W = state["weights"]
 
-    def move(_: Any, shift: Any) -> Any:
+    def move(
+        index: Int[Numeric, ""], shift: Float[Numeric, "p columns"]
+    ) -> Float[Numeric, "p columns"]:
         return gradient.project_shift(W, shift + gradient.plain_step(gradient(W, shift)))
 
-    return {
-        "weights": jax.lax.fori_loop(
-            0, jnp.asarray(times).astype(jnp.int32), move, jnp.zeros_like(W)
-        )
-    }
+    moves = jnp.asarray(times).astype(jnp.int32)
+    return {"weights": jax.lax.fori_loop(0, moves, move, jnp.zeros_like(W))}
 
 
 @maker
 def reuse(times: int) -> Update:
-    """Use each batch for several moves, and recompute the fields in between.
+    """Use each batch for several moves; the fields are recomputed after each of them.
 
     Parameters
     ----------
@@ -170,8 +180,9 @@ def reuse(times: int) -> Update:
 
     Notes
     -----
-    alpha counts samples, and t = lr steps/D counts batches: gradient-flow time is ``times`` t. Source: Dandi et al. 2024
-    (The benefits of reusing batches for gradient descent in two-layer networks).
+    alpha counts samples, and t = lr steps/D counts batches: gradient-flow time is ``times`` t.
+    Source: Dandi et al. 2024 (The benefits of reusing batches for gradient descent in two-layer
+    networks).
 
     Examples
     --------
@@ -182,9 +193,10 @@ def reuse(times: int) -> Update:
     return Update(law, {"times": checks.integer("times", times, 1, MOST_MOVES)})
 
 
-def _uphill(
-    state: State, gradient: GradientFunction, lr: Scalar, D: Scalar, radius: Scalar
-) -> dict[str, Any]:
+def _sam_step(
+    state: State, gradient: Gradient, lr: Scalar, D: Scalar, radius: Scalar
+) -> Increments:
+    """Return the step of SAM: the gradient at W + radius G/|G|, applied at W."""
     W = state["weights"]
     G = gradient(W)
     return {"weights": -lr / D * gradient(W, radius * inverse(jnp.sqrt(jnp.sum(G**2))) * G)}
@@ -192,43 +204,43 @@ def _uphill(
 
 def _sam(
     state: State,
-    gradient: GradientFunction,
+    gradient: Gradient,
     lr: Scalar,
     D: Scalar,
     number: Scalar,
     *,
     radius: Scalar,
-) -> dict[str, Any]:
-    return _uphill(state, gradient, lr, D, radius)
+) -> Increments:
+    return _sam_step(state, gradient, lr, D, radius)
 
 
-def _sam_in_reach(
+def _sam_of_reach(
     state: State,
-    gradient: GradientFunction,
+    gradient: Gradient,
     lr: Scalar,
     D: Scalar,
     number: Scalar,
     *,
     reach: Scalar,
-) -> dict[str, Any]:
-    return _uphill(state, gradient, lr, D, reach / root(D, state["weights"]))
+) -> Increments:
+    return _sam_step(state, gradient, lr, D, reach / root(D, state["weights"]))
 
 
 @maker
 def sam(radius: float | None = None, reach: float | None = None) -> Update:
-    """Sharpness-aware minimisation: the gradient of the same batch at a point uphill, applied at (W, a).
+    """Sharpness-aware minimisation: the gradient at a point uphill is applied at (W, a).
 
     ::
 
-        gradient at (W, a) + radius (G, g)/|(G, g)|
+        (W, a) <- (W, a) - (lr/D) gradient of the same batch at (W, a) + radius (G, g)/|(G, g)|
 
     Parameters
     ----------
     radius : float, optional
-        The length of the ascent, 0 or more. It moves the field of a sample by about radius sqrt(D).
+        Length of the ascent, 0 or more. It changes the field of a sample by about radius sqrt(D).
     reach : float, optional
-        Change of the field of a sample, radius = reach/sqrt(D), instead of radius; it has a limit
-        for D -> infinity.
+        Change of the field of a sample, instead of radius = reach/sqrt(D). With a fixed reach the
+        update has a limit for D -> infinity.
 
     Returns
     -------
@@ -242,7 +254,8 @@ def sam(radius: float | None = None, reach: float | None = None) -> Update:
 
     Notes
     -----
-    On the sphere the point of ascent is not normalised. Source: Foret et al. 2021, (2)-(3) and Algorithm 1, there with p = 2.
+    On the sphere the point of ascent is not normalised. Source: Foret et al. 2021, (2)-(3) and
+    Algorithm 1, there with p = 2.
 
     Examples
     --------
@@ -253,15 +266,18 @@ def sam(radius: float | None = None, reach: float | None = None) -> Update:
         raise checks.reject(
             "radius and reach",
             (radius, reach),
-            "set exactly one of them: sam(0.05), or sam(reach=0.5) for radius = reach/sqrt(D)",
+            "Set exactly one of them: sam(0.05), or sam(reach=0.5) for radius = reach/sqrt(D).",
         )
     if reach is not None:
         return Update(
-            Law("sam", _sam_in_reach, rereads=True, jumps=True),
+            Law("sam", _sam_of_reach, rereads=True, jumps=True),
             {"reach": scalar_or_schedule("reach", reach)},
         )
-    why = "its ascent moves the field of a sample by radius sqrt(D), which has no limit: give sam(reach=...), radius = reach/sqrt(D)"
+    reason = (
+        "its ascent changes the field of a sample by radius sqrt(D), which has no limit. Use "
+        "sam(reach=...), with radius = reach/sqrt(D)"
+    )
     return Update(
-        Law("sam", _sam, rereads=True, jumps=True, no_limit=why),
+        Law("sam", _sam, rereads=True, jumps=True, no_limit=reason),
         {"radius": scalar_or_schedule("radius", radius)},
     )

@@ -1,0 +1,115 @@
+"""The law of an update: its step, its state and its properties, on which compiled code depends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from sgdynamics.base.arrays import Function
+
+# Increments of one step by name: those of the weights and of the other variables of the state.
+Increments = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Law:
+    """The static part of an update, on which compiled code depends.
+
+    The state of an update consists of the weights, further sets of rows (p x columns each, such as
+    a velocity), scalars, and squares. The step is a function
+    ``step(state, gradient, lr, D, number, **hyperparameters)`` that returns their increments.
+
+    Attributes
+    ----------
+    name : str
+        Name of the update.
+    step : callable
+        The step.
+    rows : tuple of str
+        Names of the sets of rows next to the weights.
+    scalars : tuple of str
+        Names of the scalars.
+    squares : tuple of str
+        Names of the averages of squared gradients, which have one value per unit and coordinate of
+        the input space. Only coordinatewise updates have them.
+    memory : str
+        Memory of past gradients: "none", "slow" for O(D) steps, "fast" for O(1) steps.
+    linear : bool
+        Whether the increments of the rows are affine in the gradient. The ODE then needs only the
+        mean and the noise of the gradient.
+    linear_in_rows : bool
+        Whether the increments are also linear in the rows, without lengths or products of rows. The
+        ODE may then be computed in any frame, orthonormal or not.
+    rereads : bool
+        Whether the gradients of a batch are needed after a move along them, or sample by sample.
+        The Gram matrix of all samples is then needed.
+    start_at_weights : tuple of str
+        Names of the sets of rows that start at the weights; the others start at 0.
+    initial_values : tuple of (str, str)
+        Names of scalars or squares, each with the hyperparameter that is its initial value; the
+        others start at 0.
+    decay_inside : bool
+        Whether weight decay is part of every gradient. Otherwise it is added to the increment.
+    iterate : str
+        Name of the rows that move along gradients. The weights, which define the network, may be an
+        average of them.
+    explicit_head_rate : bool
+        Whether the step applies the learning rate of the head itself, with
+        ``gradient.plain_step``.
+    trains_head : bool
+        Whether the update supports a trained head.
+    allows_sphere : bool
+        Whether the weights may be constrained to the sphere.
+    noise : bool
+        Whether the step draws ``gradient.noise()``.
+    coordinatewise : bool
+        Whether the step acts on each coordinate of the input space separately.
+    jumps : bool
+        Whether the step is discontinuous where the gradient vanishes.
+    bends : str
+        Name of the hyperparameter at which the step has a kink, as a norm of the gradient over
+        sqrt(D); empty if it has none.
+    bends_by_row : bool
+        Whether this norm is that of each row instead of the whole gradient.
+    no_limit : str
+        Reason why the update has no ODE, if one is known.
+    scales : bool
+        Whether the update is known to have a limit in its units. If not, the ODE compares two
+        large values of D.
+    state_rate : callable, optional
+        Function of the overlaps that multiplies the step.
+    averaging : tuple of str
+        Name of the hyperparameter c of an average over D/c steps, or of two whose ratio is c.
+    """
+
+    name: str
+    step: Callable[..., Increments]
+    rows: tuple[str, ...] = ()
+    scalars: tuple[str, ...] = ()
+    squares: tuple[str, ...] = ()
+    memory: str = "none"
+    linear: bool = False
+    linear_in_rows: bool = False
+    rereads: bool = False
+    start_at_weights: tuple[str, ...] = ()
+    initial_values: tuple[tuple[str, str], ...] = ()
+    decay_inside: bool = False
+    iterate: str = "weights"
+    explicit_head_rate: bool = False
+    trains_head: bool = True
+    allows_sphere: bool = True
+    noise: bool = False
+    coordinatewise: bool = False
+    jumps: bool = False
+    bends: str = ""
+    bends_by_row: bool = False
+    no_limit: str = ""
+    scales: bool = True
+    state_rate: Function | None = None
+    averaging: tuple[str, ...] = ()
+
+
+def count_row_sets(law: Law | None) -> int:
+    """Return the number of sets of p rows in the state: the weights and those of the update."""
+    return 1 if law is None else 1 + len(law.rows)
