@@ -115,7 +115,7 @@ def test_one_pass_runs_continue(method: str, tmp_path: Path) -> None:
         result = sgd.simulate(problem, algorithm, start, **call, steps=steps, checkpoint=tmp_path)
     same(result, whole)
     other = "direct" if method == "exact" else "exact"
-    with pytest.raises(ValueError, match="another method"):
+    with pytest.raises(ValueError, match="a different method"):
         sgd.simulate(
             problem,
             algorithm,
@@ -139,11 +139,11 @@ def test_what_is_refused(tmp_path: Path) -> None:
     begin = sphere_start(1)
     sgd.simulate(SPHERE, PERSISTENT, begin, **GIVEN, steps=[0, 5], checkpoint=tmp_path)
     refused: list[tuple[dict[str, Any], str]] = [
-        ({"dimension": 30}, "another call .another dimension"),
-        ({"seed": 4, "dtype": "float64"}, "another dtype, seed"),
-        ({"algorithm": PERSISTENT.replace(lr=0.01)}, "another algorithm"),
-        ({"start": sphere_start(1, 0.2)}, "another start"),
-        ({"steps": [0, 3, 9]}, r"save points \[0, 5\] behind them"),
+        ({"dimension": 30}, "a different dimension"),
+        ({"seed": 4, "dtype": "float64"}, "a different dtype, seed"),
+        ({"algorithm": PERSISTENT.replace(lr=0.01)}, "a different algorithm"),
+        ({"start": sphere_start(1, 0.2)}, "a different start"),
+        ({"steps": [0, 3, 9]}, r"save points \[0, 5\]"),
         ({"checkpoint": None, "seconds": 3.0}, "Set checkpoint to a folder"),
         (
             {"method": "exact", "dtype": "float64"},

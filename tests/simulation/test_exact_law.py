@@ -14,7 +14,11 @@ import sgdynamics as sgd
 from sgdynamics.algorithms.updates.gradient_source import Rows
 from sgdynamics.problems.frames import compressed_rows, place_signals
 from sgdynamics.simulation import compressed
+from sgdynamics.simulation.chain_steps import chain_step
 from sgdynamics.simulation.direct import direct_step
+from sgdynamics.simulation.layout import Layout
+from sgdynamics.simulation.sample_moves import sample_gradients
+from sgdynamics.simulation.span_draws import draw_span
 from tests.conftest import same_law
 
 COVARIANCE = {1: None, 3: [(0.5, 0.4), (1.0, 0.3), (2.0, 0.3)]}
@@ -138,7 +142,7 @@ def test_one_step_pathwise(batch, options):
     generator = np.random.default_rng(batch)
     x = generator.standard_normal((batch, d))
     noise = generator.standard_normal(batch)
-    layout = compressed.Layout(problem.structure, batch, single_step=True)
+    layout = Layout(problem.structure, batch, single_step=True)
     weights = np.zeros((p, d))
     weights[:, :k], weights[:, k : k + p] = T[0], L[0]
     rate = 0.8 / d
@@ -159,7 +163,7 @@ def test_one_step_pathwise(batch, options):
         if layout.wide_batch:
             fields = x @ weights.T
             signals = inside[:, :k] @ problem.parameters["frame"][0].T
-            h, _ = compressed.sample_gradients(
+            h, _ = sample_gradients(
                 problem.structure, problem.parameters, fields, signals, begin.a[0], noise
             )
             outside = np.linalg.qr(np.asarray(h))[0].T @ outside
@@ -170,7 +174,7 @@ def test_one_step_pathwise(batch, options):
         beyond = np.zeros((batch, layout.columns)) if layout.wide_batch else lower
         seen = np.concatenate([inside, beyond], axis=1)
         sample = (jnp.asarray(seen), noise, jnp.asarray(lower)[None])
-        moved = compressed.chain_step(layout, (problem.parameters, algorithm), rate, rows, sample)
+        moved = chain_step(layout, (problem.parameters, algorithm), rate, rows, sample)
         folded = moved._replace(rows=compressed.fold(layout, moved.rows))
         for state in (moved, folded):
             found = compressed.overlaps(layout, problem.parameters, state)
@@ -186,11 +190,11 @@ def test_random_numbers_have_their_laws():
     from scipy import stats
 
     problem = sgd.TeacherStudent(width=2, activation="square")
-    layout = compressed.Layout(problem.structure, 1)
+    layout = Layout(problem.structure, 1)
     with jax.enable_x64(True):
         keys = jax.random.split(jax.random.key(0), 3000)
         draw = jax.jit(
-            jax.vmap(lambda key, sizes: compressed.draw_span(layout, key, sizes), in_axes=(0, None))
+            jax.vmap(lambda key, sizes: draw_span(layout, key, sizes), in_axes=(0, None))
         )
         for size in (3, 4, 7, 10**9):
             draws = draw(keys, jnp.array([float(size)]))

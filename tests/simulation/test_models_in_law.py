@@ -11,7 +11,7 @@ import pytest
 import sgdynamics as sgd
 from sgdynamics.problems.frames import check_dimension
 from sgdynamics.problems.overlap_starts import broadcast_runs, validate_start
-from sgdynamics.simulation import compressed
+from sgdynamics.simulation import span_draws
 from sgdynamics.simulation.direct import DirectSGD
 from sgdynamics.simulation.exact import ExactChain
 from sgdynamics.simulation.running import run
@@ -102,14 +102,14 @@ def test_exact_and_direct_runs_have_one_law_in_many_runs(name):
 @pytest.mark.slow
 def test_without_the_off_diagonal_it_is_another_law(monkeypatch):
     """The tokens of a sequence are not orthogonal outside the span of rows and signals: a chain that takes them to be so is found out."""
-    right = compressed.bartlett_factor
+    right = span_draws.bartlett_factor
 
     def diagonal(*given):
         found = right(*given)
         return found * np.eye(found.shape[-2], found.shape[-1])
 
     direct = overlaps_of(DirectSGD, "attention", 20_000, 6)
-    monkeypatch.setattr(compressed, "bartlett", diagonal)
+    monkeypatch.setattr(span_draws, "bartlett_factor", diagonal)
     jax.clear_caches()  # the chain may have been compiled before
     wrong = overlaps_of(ExactChain, "attention", 20_000, 5)
     monkeypatch.undo()

@@ -22,7 +22,11 @@ from sgdynamics.problems.frames import compressed_rows, place_signals
 from sgdynamics.results.records import algorithm_from
 from sgdynamics.samples.inputs import Embedding
 from sgdynamics.simulation import compressed
+from sgdynamics.simulation.chain_batch import segment_inputs, segment_kicks
+from sgdynamics.simulation.chain_steps import chain_step
 from sgdynamics.simulation.direct import direct_step
+from sgdynamics.simulation.layout import Layout
+from sgdynamics.simulation.span_draws import SpanDraws
 from tests.conftest import same_law
 from tests.simulation.test_updates import agree, network, runs_of
 
@@ -240,7 +244,7 @@ def test_pathwise_against_the_definition(name, head, batch):
     begin = update_start(update, sgd.random_start(problem, dimension=40, seed=5))
     T, L = (part[0] for part in compressed_rows(problem, begin))
     steps, p = 3, 2
-    layout = compressed.Layout(problem.structure, batch, update=update.law)
+    layout = Layout(problem.structure, batch, update=update.law)
     kicked, inside, columns = layout.kicks, layout.inside, layout.columns
     generator = np.random.default_rng(3)
     x, noise = (
@@ -279,11 +283,11 @@ def test_pathwise_against_the_definition(name, head, batch):
         chain = compressed.initial_rows(
             layout, jnp.asarray(T), jnp.asarray(L), jnp.asarray(begin.a[0]), scalars
         )
-        part = compressed.SpanDraws(x[:, :, None, :inside], noise[..., None], outside[None])
+        part = SpanDraws(x[:, :, None, :inside], noise[..., None], outside[None])
         if kicked:
             part = part._replace(kicks=kicks[:, :, None, :inside])
-        seen, labels = compressed.segment_inputs(layout, problem.parameters, part)
-        own = compressed.segment_kicks(layout, part)
+        seen, labels = segment_inputs(layout, problem.parameters, part)
+        own = segment_kicks(layout, part)
         made = min(steps, layout.steps)
         for n in range(made):
             mine = None if own is None else own[n]
@@ -291,7 +295,7 @@ def test_pathwise_against_the_definition(name, head, batch):
                 problem.structure, numbers, LR / D, direct, jnp.asarray(x[n]), jnp.asarray(noise[n]), place, update.law, n,
                 kicks=None if kicks is None else jnp.asarray(kicks[n]),
             )  # fmt: skip
-            chain = compressed.chain_step(
+            chain = chain_step(
                 layout,
                 numbers,
                 LR / D,

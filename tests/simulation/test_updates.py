@@ -18,7 +18,10 @@ from sgdynamics.problems.frames import compressed_rows, place_signals
 from sgdynamics.results.records import algorithm_from
 from sgdynamics.samples.inputs import Embedding
 from sgdynamics.simulation import compressed
+from sgdynamics.simulation.chain_steps import run_span
 from sgdynamics.simulation.direct import direct_step
+from sgdynamics.simulation.layout import Layout
+from sgdynamics.simulation.span_draws import SpanDraws
 from tests.conftest import same_law, slow
 
 KINDS = ("momentum", "reuse", "normalised", "clipped", "sam")
@@ -105,7 +108,7 @@ def test_pathwise_against_the_definition(kind, other):
     problem = sgd.TeacherStudent(width=2, activation="square", noise=0.2, **options)
     begin = sgd.random_start(problem, dimension=40, seed=5)
     T, L = (part[0] for part in compressed_rows(problem, begin))
-    layout = compressed.Layout(problem.structure, batch, update=MADE[kind].law)
+    layout = Layout(problem.structure, batch, update=MADE[kind].law)
     inside, copies = layout.inside, copies_of(layout.update)
     generator = np.random.default_rng(3)
     x, noise = (
@@ -122,7 +125,7 @@ def test_pathwise_against_the_definition(kind, other):
         (layout.steps, batch, 1),
         (1, layout.columns, layout.columns),
     )
-    draws = compressed.SpanDraws(*(np.ones((layout.folds, *shape)) for shape in parts))
+    draws = SpanDraws(*(np.ones((layout.folds, *shape)) for shape in parts))
     draws.inside[0, :, :, 0], draws.noise[0] = x[..., :inside], noise[..., None]
     # what lies outside, up to a rotation: the lower-triangular factor of its Gram matrix
     draws.outside[0, 0] = np.linalg.qr(x[..., inside:].reshape(layout.columns, -1).T, mode="r").T
@@ -131,7 +134,7 @@ def test_pathwise_against_the_definition(kind, other):
     def chain(algorithm, end):
         rows = compressed.initial_rows(layout, jnp.asarray(T), jnp.asarray(L), jnp.asarray(a))
         given = (problem.parameters, algorithm, np.float64(D))
-        state, _ = compressed.run_span(layout, given, rows, draws, (0, 0, end), None, None)
+        state, _ = run_span(layout, given, rows, draws, (0, 0, end), None, None)
         return compressed.overlaps(layout, problem.parameters, state)
 
     @jax.jit

@@ -21,7 +21,7 @@ from jaxtyping import Float
 from sgdynamics.base.arrays import Numeric, Parameters, PyTree
 from sgdynamics.fixed_data.setup import Setup, StepParameters
 from sgdynamics.samples.input_covariance import trace as input_trace
-from sgdynamics.simulation.compressed import sample_gradients
+from sgdynamics.simulation.sample_moves import sample_gradients
 
 
 class SampleData(NamedTuple):

@@ -45,6 +45,10 @@ from sgdynamics.problems.frames import check_dimension
 from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.samples import input_covariance
 from sgdynamics.simulation import compressed
+from sgdynamics.simulation.chain_batch import segment_inputs
+from sgdynamics.simulation.chain_steps import chain_step
+from sgdynamics.simulation.layout import Layout
+from sgdynamics.simulation.span_draws import SpanDraws
 
 # Points per replicate. The remainder on the sphere is O(1/d), so that 1% accuracy is enough.
 SPHERE_LOG2_POINTS = 11
@@ -189,7 +193,7 @@ def _sphere_remainder(
     """
     # The step before the normalisation, which is applied by hand below.
     free = replace(structure, constraint=NONE)
-    layout = compressed.Layout(free, batch, single_step=True)
+    layout = Layout(free, batch, single_step=True)
     frame = parameters["frame"]
     # Rows W = [T | L] with these overlaps: M = T F^T with the frame F, Q = T T^T + L L^T.
     T = jnp.swapaxes(jax.vmap(solve_forward)(frame, jnp.swapaxes(state["M"], -1, -2)), -1, -2)
@@ -200,11 +204,9 @@ def _sphere_remainder(
     def remainder(
         inside: Float[Numeric, "..."], noise: Float[Numeric, "..."], outside: Float[Numeric, "..."]
     ) -> dict[str, Any]:
-        x, loss_arguments = compressed.segment_inputs(
-            layout, parameters, compressed.SpanDraws(inside, noise, outside)
-        )
+        x, loss_arguments = segment_inputs(layout, parameters, SpanDraws(inside, noise, outside))
         sample = (x[0], jax.tree.map(lambda leaf: leaf[0], loss_arguments), outside)
-        stepped = compressed.chain_step(layout, (parameters, algorithm), rate, rows, sample)
+        stepped = chain_step(layout, (parameters, algorithm), rate, rows, sample)
         after = compressed.overlaps(layout, parameters, stepped)
         change = {name: after[name] - state[name] for name in ("M", "Q")}
         g = jnp.einsum("bii->i", change["Q"])
@@ -235,7 +237,7 @@ def _sphere_points(
     """
     from scipy import stats  # imported here, because it takes as long as a small solution
 
-    layout = compressed.Layout(structure, batch, single_step=True)
+    layout = Layout(structure, batch, single_step=True)
     blocks, columns, sample = structure.blocks, layout.columns, structure.sample
     lower = columns * (columns - 1) // 2
     counts = [

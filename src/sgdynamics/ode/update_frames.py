@@ -17,7 +17,7 @@ from sgdynamics.expectations.nodes import lower_root, safe_ratio, solve_forward
 from sgdynamics.problems.moves import loss_overlaps
 from sgdynamics.problems.problem import Structure
 from sgdynamics.samples import input_covariance
-from sgdynamics.simulation import compressed
+from sgdynamics.simulation.layout import Layout
 
 UNROLLED = 4  # rows up to which the roots of every point's own matrices are written out
 
@@ -57,7 +57,7 @@ class Frame:
             if law.coordinatewise
             else 0
         )
-        self.layout = compressed.Layout(
+        self.layout = Layout(
             structure, self.batch, single_step=True, update=law, spare=spare
         )
         self.inside = self.layout.inside
@@ -353,7 +353,7 @@ class JointFrame:
 
 
 @dataclass(frozen=True)
-class _JointLayout(compressed.Layout):
+class _JointLayout(Layout):
     """One step in a frame of any number of columns."""
 
     frame_columns: int = 0

@@ -42,7 +42,8 @@ from sgdynamics.ode.update_frames import Frame, JointFrame, Oblique
 from sgdynamics.ode.update_points import two_points, two_points_of_law
 from sgdynamics.problems.problem import Structure
 from sgdynamics.samples import input_covariance
-from sgdynamics.simulation import compressed
+from sgdynamics.simulation.chain_batch import ChainBatch, segment_inputs, segment_kicks
+from sgdynamics.simulation.span_draws import SpanDraws
 
 LIMIT_DIMENSION, COMPARISON_DIMENSION = (
     1e14,
@@ -298,7 +299,7 @@ def _stationary(
 
 
 @dataclass(frozen=True, eq=False)
-class _LimitBatch(compressed.ChainBatch):
+class _LimitBatch(ChainBatch):
     """A batch of points; what is coordinatewise is taken over the coordinates of a block."""
 
     frame: Any = None
@@ -333,13 +334,13 @@ def _averaged_rates(
         inside = jnp.einsum(
             "...n,bnc->...bc", zeta.reshape(1, field.batch, *sample.tokens.shape, -1), onto
         )
-        part = compressed.SpanDraws(inside, noise.reshape(1, field.batch, -1), outside)
+        part = SpanDraws(inside, noise.reshape(1, field.batch, -1), outside)
         if layout.kicks:
             part = part._replace(
                 kicks=jnp.zeros((1, layout.kicks, layout.structure.blocks, view.inside))
             )
-        x, given = compressed.segment_inputs(layout, view.parameters, part)
-        kicks = compressed.segment_kicks(layout, part)
+        x, given = segment_inputs(layout, view.parameters, part)
+        kicks = segment_kicks(layout, part)
         given = jax.tree.map(lambda one: one[0], given)
         kicks = None if kicks is None else kicks[0]
         ground = _LimitBatch(layout, view.parameters, frame.D, x[0], given, outside, kicks, view)

@@ -42,7 +42,7 @@ from sgdynamics.problems.gram import eigen_root
 from sgdynamics.problems.overlap_starts import Start, validate_start
 from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.samples import input_covariance
-from sgdynamics.simulation.compressed import sample_moves
+from sgdynamics.simulation.sample_moves import sample_moves
 
 # Above this size, sampling is cheaper than an exact grid.
 MOST_GRID_POINTS = 400_000

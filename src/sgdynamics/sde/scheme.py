@@ -61,7 +61,6 @@ from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.results.clock import plan_steps
 from sgdynamics.samples import input_covariance
 from sgdynamics.samples.inputs import clean_signals, compressed_inputs, sample_scale
-from sgdynamics.simulation import compressed
 from sgdynamics.simulation.running import (
     LARGEST,
     NO_OBSERVATION,
@@ -71,6 +70,7 @@ from sgdynamics.simulation.running import (
     Simulator,
     run,
 )
+from sgdynamics.simulation.sample_moves import sample_moves
 
 # Fresh samples per step. The covariance is exact for any number; more samples make the noise of one
 # step more Gaussian.
@@ -247,7 +247,7 @@ def _draw_fluctuations(
     signals = jnp.einsum("brk,sbk->sr", parameters["frame"], along_signals) + signal_noise
     M, Q = _overlaps(structure, parameters, path.rows)
     overlaps = overlaps_at(structure, parameters, {"M": M, "Q": Q})
-    h, head_gradient, pulls = compressed.sample_moves(
+    h, head_gradient, pulls = sample_moves(
         structure,
         parameters_with_overlaps(structure, parameters, overlaps),
         fields,

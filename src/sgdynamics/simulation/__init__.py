@@ -1,1 +1,6 @@
-"""Finite dimension: the exact chain in the compressed space, and SGD itself in d dimensions; fresh samples or a fixed data set."""
+"""Simulations at finite dimension.
+
+The exact chain runs in the compressed space (`exact`), direct simulations in d dimensions
+(`direct`, `real_data`). Spiked tensors and the dynamics of users have simulators of their own.
+`running` drives all of them.
+"""

@@ -1,7 +1,8 @@
-"""Runs that stop and go on: what a simulation keeps in a folder, so that a later call goes on from there as if it had not stopped.
+"""Checkpoints: files from which the runs of a simulation continue bit by bit as if never stopped.
 
-Data sets are not kept, which their keys make again: only the states of the runs, how far they are, and the values at the save points
-behind them. Files are whole or not there, and there is one for each group of runs.
+A checkpoint contains the states of the runs, the number of steps made, and the overlaps at the save
+points so far. It does not contain data sets, which are drawn again from their keys. There is one
+file per group of runs. Files are replaced atomically, so that a file is complete or does not exist.
 """
 
 from __future__ import annotations
@@ -16,40 +17,72 @@ import numpy as np
 
 from sgdynamics.base import checks, files
 
-EVERY = 60.0  # seconds between two writings
+# Least time between two writes, in seconds.
+WRITE_INTERVAL = 60.0
+# Name of the file that describes the call.
 ABOUT = "runs.json"
 
 
 class Checkpoint:
-    """The folder of one simulation; `call` is what makes it that one, as plain values by name."""
+    """The folder of one simulation.
+
+    Parameters
+    ----------
+    folder : Path
+        The folder, which need not exist.
+    call : mapping
+        Plain values by name that define the simulation. A later call continues only if they are the
+        same.
+    seconds : float, optional
+        Time after which the call writes its checkpoint and raises TimeoutError.
+
+    Attributes
+    ----------
+    size : int or None
+        Number of runs per group in an earlier call; None if there was none.
+    """
 
     def __init__(self, folder: Path, call: Mapping[str, Any], seconds: float | None = None) -> None:
+        # Through JSON, so that the values compare equal with those of a stored file.
         self.folder, self.call = folder, json.loads(json.dumps(dict(call)))
         self.seconds = seconds
-        self.began = self.written = time.monotonic()
-        self.size = self._known_size()
+        # A monotonic clock: changes of the system time neither trigger nor delay a write.
+        self.start_time = self.last_write = time.monotonic()
+        self.size = self._stored_size()
 
-    def _known_size(self) -> int | None:
-        """The size of the groups of an earlier call, None where there is none; refuses the folder of another simulation."""
+    def _stored_size(self) -> int | None:
+        """Number of runs per group in an earlier call; None if there was none.
+
+        Raises
+        ------
+        ValueError
+            If the folder belongs to another simulation.
+        """
         try:
-            found = json.loads((self.folder / ABOUT).read_text(encoding="utf-8"))
+            about = json.loads((self.folder / ABOUT).read_text(encoding="utf-8"))
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
-            fix = f"its {ABOUT} cannot be read ({type(error).__name__}): give another folder"
+            fix = f"its {ABOUT} cannot be read ({type(error).__name__}). Use another folder."
             raise checks.reject("checkpoint", str(self.folder), fix) from None
-        other = [
+        changed = [
             name
-            for name in sorted({*self.call, *found["call"]})
-            if self.call.get(name) != found["call"].get(name)
+            for name in sorted({*self.call, *about["call"]})
+            if self.call.get(name) != about["call"].get(name)
         ]
-        if other:
-            fix = f"it has the runs of another call (another {', '.join(other)}): give another folder, or the same arguments"
+        if changed:
+            fix = (
+                f"the folder contains the runs of a call with a different {', '.join(changed)}. "
+                "Use another folder, or the same arguments."
+            )
             raise checks.reject("checkpoint", str(self.folder), fix)
-        return int(found["size"])
+        return int(about["size"])
 
-    def begin(self, size: int) -> None:
-        """Before the first group: how many runs go together, which memory decides and a later call must keep to."""
+    def fix_group_size(self, size: int) -> None:
+        """Store the number of runs per group before the first group starts.
+
+        The free memory determines it, and may differ in a later call; files belong to groups.
+        """
         if self.size is None:
             self.folder.mkdir(parents=True, exist_ok=True)
             with files.atomic_file(self.folder / ABOUT) as unfinished:
@@ -59,40 +92,57 @@ class Checkpoint:
             self.size = size
 
     def _file(self, first: int) -> Path:
+        """The file of the group whose first run has this index."""
         return self.folder / f"runs_{first}.npz"
 
     def read(self, first: int, steps: np.ndarray) -> dict[str, np.ndarray] | None:
-        """What was kept of the group that begins with this run; None where nothing was."""
+        """Arrays of the group whose first run has this index; None if there is no file.
+
+        Raises
+        ------
+        ValueError
+            If the save points `steps` differ from the stored ones up to the present step.
+        """
         if not self._file(first).is_file():
             return None
         with np.load(self._file(first)) as stored:
-            found = {name: stored[name] for name in stored.files}
-        done, now = found["steps"], int(found["now"])
-        if not np.array_equal(done, steps[: len(done)]) or np.any(steps[len(done) :] < now):
-            fix = f"its runs are at step {now} and have the save points {done.tolist()[-5:]} behind them: give those, and later ones"
+            arrays = {name: stored[name] for name in stored.files}
+        past_steps, now = arrays["steps"], int(arrays["now"])
+        # Stored save points must be the first of the new ones, and the others lie ahead: values at
+        # a step that the runs have passed do not exist.
+        is_prefix = np.array_equal(past_steps, steps[: len(past_steps)])
+        if not is_prefix or np.any(steps[len(past_steps) :] < now):
+            fix = (
+                f"its runs have reached step {now} and passed the save points "
+                f"{past_steps.tolist()[-5:]}. Use the same save points up to there."
+            )
             raise checks.reject("checkpoint", str(self.folder), fix)
-        return found
+        return arrays
 
     def write(self, first: int, arrays: Mapping[str, Any]) -> None:
+        """Replace the file of the group whose first run has this index."""
         with files.atomic_file(self._file(first)) as unfinished, unfinished.open("wb") as target:
             np.savez(
                 target,
                 allow_pickle=False,
                 **{name: np.asarray(value) for name, value in arrays.items()},
             )
-        self.written = time.monotonic()
+        self.last_write = time.monotonic()
 
     @property
     def due(self) -> bool:
-        return time.monotonic() - self.written > EVERY or self.late
+        """Whether to write the checkpoint now."""
+        return time.monotonic() - self.last_write > WRITE_INTERVAL or self.late
 
     @property
     def late(self) -> bool:
-        """Whether the seconds of this call are over."""
-        return self.seconds is not None and time.monotonic() - self.began > self.seconds
+        """Whether the time of this call is over."""
+        return self.seconds is not None and time.monotonic() - self.start_time > self.seconds
 
     def stop(self, now: int, last: int) -> None:
-        """End the call, if its seconds are over."""
+        """Raise TimeoutError if the time of this call is over."""
         if self.late:
-            where = f"at step {now} of {last}: what was done is in {self.folder}, and the same call goes on from there"
-            raise TimeoutError(f"seconds = {self.seconds:g} are over {where}")
+            raise TimeoutError(
+                f"seconds = {self.seconds:g}: the time is over at step {now} of {last}. The runs "
+                f"are stored in {self.folder}; the same call continues them."
+            )

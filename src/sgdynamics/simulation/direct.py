@@ -1,4 +1,8 @@
-"""One-pass SGD itself, in d dimensions, from a start with the given overlaps: what the exact chain is checked against."""
+"""One-pass SGD itself, in d dimensions, from a start with the given overlaps.
+
+Its cost grows with d. The exact chain has the same law and is tested against it, and coordinatewise
+updates, which do not close on overlaps, have no other simulation.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +10,28 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from types import ModuleType
-from typing import Any
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 from jaxtyping import Float, Int
 
 from sgdynamics.algorithms.one_pass import OnePassSGD, Stride, take_step
 from sgdynamics.algorithms.updates.gradient_source import GradientSource, Rows
-from sgdynamics.algorithms.updates.initial_state import update_start
+from sgdynamics.algorithms.updates.initial_state import UpdateStart, update_start
 from sgdynamics.algorithms.updates.update import Law, count_row_sets
-from sgdynamics.base.arrays import IntScalar, Numeric, PyTree, RandomKey, RandomKeys, Scalar
+from sgdynamics.base.arrays import (
+    DType,
+    IntScalar,
+    Numeric,
+    Parameters,
+    PyTree,
+    RandomKey,
+    RandomKeys,
+    Scalar,
+)
 from sgdynamics.base.controls import alpha_of_steps, values_at
 from sgdynamics.base.random import step_key
 from sgdynamics.problems.frames import compressed_rows, place_signals, signal_frames
@@ -27,7 +41,6 @@ from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.samples import input_covariance
 from sgdynamics.samples.inputs import Embedding, inputs_in_space
 from sgdynamics.samples.sample import as_dtype
-from sgdynamics.simulation.compressed import sample_moves
 from sgdynamics.simulation.exact import GROUP_BYTES
 from sgdynamics.simulation.running import (
     LARGEST,
@@ -38,47 +51,113 @@ from sgdynamics.simulation.running import (
     Simulator,
     check_resources,
 )
+from sgdynamics.simulation.sample_moves import sample_moves
 
-FRAMES = 71  # marks the random numbers of frames
+# Part of the seed of the random frames, which keeps them apart from other random numbers.
+FRAMES = 71
+# A run has diverged in float32 if a coordinate is larger; the square is still finite.
+LARGEST_FLOAT32 = 1e15
+
+
+class StepOptions(NamedTuple):
+    """Static description of the steps.
+
+    Attributes
+    ----------
+    structure : Structure
+        Static description of the problem.
+    batch : int
+        Number of samples per step.
+    law : Law or None
+        Law of the update; None for plain SGD.
+    edges : tuple of int
+        First coordinates of the covariance blocks, and the dimension.
+    """
+
+    structure: Structure
+    batch: int
+    law: Law | None
+    edges: tuple[int, ...]
+
+
+class StepValues(NamedTuple):
+    """Traced values that all runs share.
+
+    Attributes
+    ----------
+    parameters : dict
+        Parameters of the problem.
+    hyperparameters : dict
+        Hyperparameters of the algorithm.
+    embedding : Embedding
+        Position of the samples in d dimensions.
+    """
+
+    parameters: Parameters
+    hyperparameters: Parameters
+    embedding: Embedding
 
 
 class DirectSGD(Simulator):
-    """Runs in d dimensions. The data are isotropic in each covariance block, so the signals may lie along its first K axes and
-    the rest of the rows along the next p: any other position is a rotation of this one. A coordinatewise update is not the same after a
-    rotation: for it every run draws a random orthonormal frame in each block."""
+    """Runs in d dimensions.
+
+    The inputs are isotropic in each covariance block. The signals may therefore lie along its first
+    K axes, and the rest of the rows along the next p: any other position is a rotation of this one.
+    A coordinatewise update does not commute with rotations. For such an update every run draws a
+    random orthonormal frame in each block.
+
+    Parameters
+    ----------
+    problem : Problem
+        The problem.
+    algorithm : OnePassSGD
+        The training algorithm.
+    start : Start
+        Initial condition of the runs.
+    dimension : int
+        Dimension of the inputs.
+    block_sizes : ndarray
+        Dimensions of the covariance blocks.
+    dtype : str, default "float64"
+        Precision of all arrays.
+    seed : int, default 0
+        Seed of the random frames.
+    """
 
     def __init__(
         self,
         problem: Problem,
         algorithm: OnePassSGD,
-        begin: Start,
+        start: Start,
         dimension: int,
-        sizes: np.ndarray,
+        block_sizes: np.ndarray,
         dtype: str = "float64",
         seed: int = 0,
     ) -> None:
+        # Simulations need a constant integer (`OnePassSGD.counts`).
+        assert isinstance(algorithm.batch, int)
         self.structure = problem.structure
         self.batch = algorithm.batch
         self.law = algorithm.law
         self.dtype = np.dtype(dtype)
         cast = partial(np.asarray, dtype=self.dtype)
         self.parameters = jax.tree.map(
-            cast, problem.parameters | {"frame": signal_frames(problem, sizes)}
+            cast, problem.parameters | {"frame": signal_frames(problem, block_sizes)}
         )
         self.algorithm = jax.tree.map(cast, algorithm.parameters)
         if algorithm.stepping is not None:
             self.moves_per_step = algorithm.stepping.moves
         self.dimension = dimension
-        check_resources(self, begin.runs, 0.0)  # before arrays of this dimension are made
-        self.begin = update_start(algorithm.stepping, begin)
-        self.rows = np.concatenate(compressed_rows(problem, self.begin, sizes), axis=-1)
+        # Before arrays of this dimension are made.
+        check_resources(self, start.runs, 0.0)
+        self.start: UpdateStart = update_start(algorithm.stepping, start)
+        self.rows = np.concatenate(compressed_rows(problem, self.start, block_sizes), axis=-1)
         self.seed = seed
-        self.edges = (0, *np.cumsum(sizes).tolist())  # of the blocks
+        self.edges = (0, *np.cumsum(block_sizes).tolist())
+        embedding = place_signals(problem, block_sizes)
+        # The axes of the signals stay integers.
         self.embedding = Embedding(
-            *(
-                cast(part) if part.dtype.kind == "f" else part
-                for part in place_signals(problem, sizes)
-            )
+            *(cast(leaf) if leaf.dtype.kind == "f" else leaf for leaf in embedding)
         )
 
     @property
@@ -89,32 +168,45 @@ class DirectSGD(Simulator):
     def initial(self, chosen: np.ndarray) -> Rows:
         p, sets = self.structure.width, count_row_sets(self.law)
         rows, runs = self.rows[chosen], len(chosen)
-        weights = np.zeros(
-            (runs, sets * p, self.dimension), self.dtype
-        )  # rows that are not given are 0
+        n_rows = rows.shape[2]
+        # The start contains the rows of the weights, or of all sets. Other sets start at 0.
+        weights = np.zeros((runs, sets * p, self.dimension), self.dtype)
         head = np.zeros((runs, (sets - 1) * p + self.structure.head_size), self.dtype)
-        head[:, : self.begin.a.shape[1]] = self.begin.a[chosen]
+        head[:, : self.start.a.shape[1]] = self.start.a[chosen]
         signals = None
         if self.has_random_frames:
-            signals = np.zeros((runs, self.structure.signals, self.dimension), self.dtype)
-            frame = np.asarray(self.parameters["frame"])
-            for run, number in enumerate(chosen):
-                for low, axes in _random_frames(self.seed, int(number), self.edges, rows.shape[-1]):
-                    block = self.edges.index(low)
-                    there = slice(low, low + axes.shape[1])
-                    weights[run, : rows.shape[2], there] = rows[run, block, :, : len(axes)] @ axes
-                    count = min(self.structure.signals, len(axes))
-                    signals[run, :, there] = frame[block][:, :count] @ axes[:count]
+            weights[:, :n_rows], signals = self._place_in_random_frames(rows, chosen)
         else:
-            weights[:, : rows.shape[2]] = embed_rows(rows, self.edges)
-        scalars = tuple(jnp.asarray(self.begin.scalars[chosen].astype(self.dtype).T))
+            weights[:, :n_rows] = embed_rows(rows, self.edges)
+        scalars = tuple(jnp.asarray(self.start.scalars[chosen].astype(self.dtype).T))
+        # The squares of a gradient are proportional to the variance of a coordinate. A start gives
+        # them in units of it.
         variances = np.asarray(self.embedding.scale) ** 2
         squares = tuple(
-            jnp.asarray((one[..., None] * variances).astype(self.dtype))
-            for one in self.begin.squares[chosen].swapaxes(0, 1)
+            jnp.asarray((square[..., None] * variances).astype(self.dtype))
+            for square in self.start.squares[chosen].swapaxes(0, 1)
         )
-        placed_signals = None if signals is None else jnp.asarray(signals)
-        return Rows(jnp.asarray(weights), jnp.asarray(head), scalars, squares, placed_signals)
+        return Rows(jnp.asarray(weights), jnp.asarray(head), scalars, squares, signals)
+
+    def _place_in_random_frames(
+        self, rows: np.ndarray, chosen: np.ndarray
+    ) -> tuple[np.ndarray, Array]:
+        """Rows (runs, rows, d) and signals (runs, K, d), along random directions in each block."""
+        runs, n_rows, k = len(chosen), rows.shape[2], self.structure.signals
+        weights = np.zeros((runs, n_rows, self.dimension), self.dtype)
+        signals = np.zeros((runs, k, self.dimension), self.dtype)
+        frame = np.asarray(self.parameters["frame"])
+        for position, run in enumerate(chosen):
+            frames = _random_frames(self.seed, int(run), self.edges, rows.shape[-1])
+            for block, axes in enumerate(frames):
+                coordinates = slice(self.edges[block], self.edges[block + 1])
+                # A small block has fewer axes than [T | L] has columns.
+                block_rows = rows[position, block, :, : len(axes)]
+                weights[position, :, coordinates] = block_rows @ axes
+                count = min(k, len(axes))
+                block_signals = frame[block][:, :count] @ axes[:count]
+                signals[position, :, coordinates] = block_signals
+        return weights, jnp.asarray(signals)
 
     def advance(
         self,
@@ -124,12 +216,10 @@ class DirectSGD(Simulator):
         end: int,
         observation: Observation = NO_OBSERVATION,
     ) -> AdvanceResult:
-        numbers = (self.parameters, self.algorithm, self.embedding)
-        plan = (self.structure, self.batch, self.law, self.edges)
         return _advance_weights(
-            plan,
+            StepOptions(self.structure, self.batch, self.law, self.edges),
             observation.observe,
-            numbers,
+            StepValues(self.parameters, self.algorithm, self.embedding),
             state,
             keys,
             np.int64(since),
@@ -138,25 +228,25 @@ class DirectSGD(Simulator):
             observation.shared,
         )
 
-    def overlaps(self, state: Rows) -> dict[str, Any]:
-        rows, head = (np.asarray(part, dtype=np.float64) for part in state[:2])
-        frame = np.asarray(self.parameters["frame"], dtype=np.float64)
-        signals = None if state.signals is None else np.asarray(state.signals, dtype=np.float64)
+    def overlaps(self, state: Rows) -> dict[str, np.ndarray]:
+        # In float64 on the host: sums over d in float32 would lose digits.
+        as_float64 = partial(np.asarray, dtype=np.float64)
+        rows, head, frame = map(as_float64, (state.rows, state.head, self.parameters["frame"]))
+        signals = None if state.signals is None else as_float64(state.signals)
         M, Q = direct_overlaps(np, self.structure.signals, self.edges, frame, rows, signals)
         p = self.structure.width
-        found = {"M": M[..., :p, :], "Q": Q[..., :p, :p], "a": head[:, : self.structure.head_size]}
+        values = {"M": M[..., :p, :], "Q": Q[..., :p, :p], "a": head[:, : self.structure.head_size]}
         if rows.shape[1] > p:
-            found |= {"rows_M": M, "rows_Q": Q, "rows_a": head}
+            values |= {"rows_M": M, "rows_Q": Q, "rows_a": head}
         if state.scalars:
-            found["update_scalars"] = np.stack(
-                [np.asarray(one, dtype=np.float64) for one in state.scalars], axis=-1
-            )
+            scalars = [as_float64(scalar) for scalar in state.scalars]
+            values["update_scalars"] = np.stack(scalars, axis=-1)
         if state.squares:
-            weights = np.asarray(self.embedding.scale, dtype=np.float64) ** -2 / self.dimension
-            found["update_squares"] = np.stack(
-                [np.asarray(one, dtype=np.float64) @ weights for one in state.squares], axis=1
-            )
-        return found
+            # The mean over coordinates in units of their variances, the inverse of `initial`.
+            weights = as_float64(self.embedding.scale) ** -2 / self.dimension
+            squares = [as_float64(square) @ weights for square in state.squares]
+            values["update_squares"] = np.stack(squares, axis=1)
+        return values
 
     @property
     def grain(self) -> int:
@@ -166,55 +256,45 @@ class DirectSGD(Simulator):
         return max(1, GROUP_BYTES // self.bytes_per_run())
 
     @property
-    def size(self) -> tuple[int, ...]:
+    def size(self) -> tuple[int, int, int]:
         return self.batch, self.structure.width, self.dimension
 
     def bytes_per_run(self, steps: float = 0.0) -> int:
         p, law = self.structure.width, self.law
-        more = (
-            0
-            if law is None
-            else 2 * p * len(law.squares)
-            + 2 * p * law.noise
-            + 2 * self.structure.signals * law.coordinatewise
-        )
-        samples = (
-            2 * self.batch * p if law is not None and law.rereads else 0
-        )  # gradients sample by sample
-        return (
-            self.dimension
-            * (2 * count_row_sets(law) * p + 3 * self.batch + more + samples)
-            * self.dtype.itemsize
-        )
+        # Rows before and after a step, and inputs with temporaries, in vectors of d coordinates.
+        vectors = 2 * count_row_sets(law) * p + 3 * self.batch
+        if law is not None:
+            # Averages of squares, noise of the update, and the signals of a random frame.
+            vectors += 2 * p * len(law.squares) + 2 * p * law.noise
+            vectors += 2 * self.structure.signals * law.coordinatewise
+            # Gradients of each sample.
+            vectors += 2 * self.batch * p if law.rereads else 0
+        return self.dimension * vectors * self.dtype.itemsize
 
 
-def _random_frames(
-    seed: int, run: int, edges: tuple[int, ...], most: int
-) -> list[tuple[int, np.ndarray]]:
-    """The first coordinate of each block, and orthonormal rows (as many as are needed, or there is room for) in random directions."""
-    found = []
+def _random_frames(seed: int, run: int, edges: tuple[int, ...], largest: int) -> list[np.ndarray]:
+    """Orthonormal rows in random directions, for each block: `largest`, or as many as fit."""
+    frames = []
     for block, (low, high) in enumerate(pairwise(edges)):
         generator = np.random.default_rng(
             np.random.SeedSequence(seed, spawn_key=(run, block, FRAMES))
         )
-        count = min(most, high - low)
-        found.append(
-            (
-                low,
-                np.linalg.qr(generator.standard_normal((high - low, count)))[0].T
-                if count
-                else np.zeros((0, 0)),
-            )
-        )
-    return found
+        count = min(largest, high - low)
+        # The orthogonal factor of a Gaussian matrix spans a uniformly random subspace.
+        gaussian = generator.standard_normal((high - low, count))
+        frames.append(np.linalg.qr(gaussian)[0].T if count else np.zeros((0, high - low)))
+    return frames
 
 
 def embed_rows(rows: np.ndarray, edges: tuple[int, ...]) -> np.ndarray:
-    """Rows (..., blocks, p, K + p) along the first axes of every block of d coordinates; a small block has fewer."""
+    """Rows (..., rows, d) from compressed rows (..., blocks, rows, K + p).
+
+    They lie along the first axes of every block of coordinates; a small block has fewer axes.
+    """
     weights = np.zeros((*rows.shape[:-3], rows.shape[-2], edges[-1]))
     for block, (low, high) in enumerate(pairwise(edges)):
-        there = min(high - low, rows.shape[-1])
-        weights[..., low : low + there] = rows[..., block, :, :there]
+        count = min(high - low, rows.shape[-1])
+        weights[..., low : low + count] = rows[..., block, :, :count]
     return weights
 
 
@@ -226,230 +306,312 @@ def direct_overlaps(
     weights: Float[Numeric, "runs p d"],
     place_signals: Float[Numeric, "runs K d"] | None = None,
 ) -> tuple[Float[Numeric, "runs blocks p K"], Float[Numeric, "runs blocks p p"]]:
-    """M and Q, block by block, of weights (..., p, d), in NumPy or jax.numpy; `placed` are the signals, if not along the first axes."""
+    """M and Q, block by block, of weights (..., p, d).
+
+    Parameters
+    ----------
+    numpy : module
+        NumPy or jax.numpy.
+    signals : int
+        Number of signals.
+    edges : tuple of int
+        First coordinates of the covariance blocks, and the dimension.
+    frame : array, (blocks, K, K)
+        Coordinates of the signals along the first axes of each block.
+    weights : array, (..., p, d)
+        First-layer weights.
+    place_signals : array, (..., K, d), optional
+        The signals in d dimensions, if they do not lie along the first axes.
+    """
     M, Q = [], []
     for block, (low, high) in enumerate(pairwise(edges)):
-        part = weights[..., low:high]
+        block_weights = weights[..., low:high]
         if place_signals is not None:
-            M.append(part @ numpy.swapaxes(place_signals[..., low:high], -1, -2))
+            M.append(block_weights @ numpy.swapaxes(place_signals[..., low:high], -1, -2))
         else:
-            M.append(part[..., :signals] @ frame[block][:, : high - low].T)
-        Q.append(part @ numpy.swapaxes(part, -1, -2))
+            # A small block has fewer coordinates than signals; the other columns are 0.
+            M.append(block_weights[..., :signals] @ frame[block][:, : high - low].T)
+        Q.append(block_weights @ numpy.swapaxes(block_weights, -1, -2))
     return numpy.stack(M, axis=-3), numpy.stack(Q, axis=-3)
+
+
+# ---- steps
 
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _advance_weights(
-    plan: tuple[Any, ...],
-    see: Observe | None,
-    numbers: tuple[Any, ...],
+    options: StepOptions,
+    observe: Observe | None,
+    values: StepValues,
     state: Rows,
     keys: RandomKeys,
     since: IntScalar,
     end: IntScalar,
-    seen: PyTree,
-    given: PyTree,
-) -> tuple[Rows, Int[Numeric, " runs"], Any]:
-    (structure, batch, law, edges), (parameters, algorithm, place) = plan, numbers
-    sample, dimension, dtype = structure.sample, place.scale.shape[-1], place.scale.dtype
+    records: PyTree,
+    shared: PyTree,
+) -> AdvanceResult:
+    """Advance all runs from step `since` to step `end`."""
+    (structure, batch, law, edges), (parameters, hyperparameters, embedding) = options, values
+    sample, dimension = structure.sample, embedding.scale.shape[-1]
+    dtype = embedding.scale.dtype
+    p = structure.width
 
-    def one(number: IntScalar, state: Rows, key: RandomKey, watched: PyTree) -> tuple[Rows, Any]:
-        data_key, noise_key = jax.random.split(step_key(key, number))
+    def advance_run(
+        index: IntScalar, state: Rows, key: RandomKey, records: PyTree
+    ) -> tuple[Rows, PyTree]:
+        """One step of one run."""
+        # The key depends on the run and the step only: pieces may end anywhere.
+        data_key, noise_key = jax.random.split(step_key(key, index))
         normals = jax.random.normal(data_key, (batch, *sample.tokens.shape, dimension), dtype)
-        now, rates = as_dtype(
-            values_at((parameters, algorithm), alpha_of_steps(number, batch, dimension)), dtype
-        )
+        alpha = alpha_of_steps(index, batch, dimension)
+        # Schedules are evaluated in float64; the step has the precision of the simulation.
+        current, rates = as_dtype(values_at((parameters, hyperparameters), alpha), dtype)
         draws = sample.draw(
-            now, jax.random.normal(noise_key, (batch, sample.normals_per_sample), dtype)
+            current, jax.random.normal(noise_key, (batch, sample.normals_per_sample), dtype)
         )
-        here = run_embedding(place, state)
-        x = inputs_in_space(sample, now, normals, draws, here)
-        seen = x
+        position = run_embedding(embedding, state)
+        clean_x = x = inputs_in_space(sample, current, normals, draws, position)
         if sample.noisy_inputs:
-            seen = x + jnp.sqrt(now["input_noise"]) * jax.random.normal(
-                jax.random.fold_in(data_key, 1), x.shape, dtype
-            )
-        more = {
-            "kicks": draw_kicks(law, noise_key, (structure.width, dimension), dtype),
-            "clean": x,
-            "edges": edges,
-        }
+            # The student sees the noisy inputs, and the labels are those of the clean ones.
+            noise = jax.random.normal(jax.random.fold_in(data_key, 1), x.shape, dtype)
+            x = x + jnp.sqrt(current["input_noise"]) * noise
         state = direct_step(
             structure,
-            (now, rates),
+            (current, rates),
             rates["lr"] / dimension,
             state,
-            seen,
+            x,
             sample.loss_argument(draws),
-            here,
+            position,
             law,
-            number,
-            **more,
+            index,
+            kicks=draw_kicks(law, noise_key, (p, dimension), dtype),
+            clean=clean_x,
+            edges=edges,
         )
-        if see is not None:
+        if observe is not None:
             M, Q = direct_overlaps(
-                jnp,
-                structure.signals,
-                edges,
-                parameters["frame"],
-                state.rows[: structure.width],
-                state.signals,
+                jnp, structure.signals, edges, parameters["frame"], state.rows[:p], state.signals
             )
-            watched = see(
-                given, watched, number + 1, {"M": M, "Q": Q, "a": state.head[: structure.head_size]}
-            )
-        return state, watched
+            overlaps = {"M": M, "Q": Q, "a": state.head[: structure.head_size]}
+            records = observe(shared, records, index + 1, overlaps)
+        return state, records
 
-    def step(
-        number: IntScalar, carry: tuple[Any, Any, Any]
-    ) -> tuple[Rows, Int[Numeric, " runs"], Any]:
-        state, good, seen = carry
-        state, seen = jax.vmap(partial(one, number))(state, keys, seen)
-        # the first few coordinates carry the signals and the start: cheap to watch, and a diverging run blows up there
-        limit = jnp.asarray(LARGEST if dtype == jnp.float64 else 1e15, dtype)
-        watched = (
-            jnp.abs(state.rows if state.signals is not None else state.rows[:, :, place.axes])
-            < limit
-        )
-        fine = jnp.all(watched, axis=(1, 2)) & jnp.all(jnp.abs(state.head) < limit, axis=1)
-        return state, jnp.where(fine, number + 1, good), seen
+    def make_step(
+        index: IntScalar, carry: tuple[Rows, Int[Numeric, " runs"], PyTree]
+    ) -> tuple[Rows, Int[Numeric, " runs"], PyTree]:
+        """One step of all runs."""
+        state, last_finite, records = carry
+        state, records = jax.vmap(partial(advance_run, index))(state, keys, records)
+        limit = jnp.asarray(LARGEST if dtype == jnp.float64 else LARGEST_FLOAT32, dtype)
+        # The signals and the start lie along the first few coordinates. They are cheap to check,
+        # and a diverging run becomes large there. In a random frame all coordinates are checked.
+        has_frame = state.signals is not None
+        checked = state.rows if has_frame else state.rows[:, :, embedding.axes]
+        # A comparison is false for NaN.
+        is_finite = jnp.all(jnp.abs(checked) < limit, axis=(1, 2))
+        is_finite &= jnp.all(jnp.abs(state.head) < limit, axis=1)
+        return state, jnp.where(is_finite, index + 1, last_finite), records
 
-    return jax.lax.fori_loop(since, end, step, (state, jnp.broadcast_to(since, keys.shape), seen))
-
-
-def run_embedding(place: Embedding, state: Rows) -> Embedding:
-    """Where the samples of one run lie: a run that has its signals in a frame of its own has coordinates of them along all axes."""
-    return (
-        place
-        if state.signals is None
-        else Embedding(place.scale, jnp.arange(place.scale.shape[0]), state.signals)
-    )
+    carry = (state, jnp.broadcast_to(since, keys.shape), records)
+    return jax.lax.fori_loop(since, end, make_step, carry)
 
 
-def draw_kicks(law: Law | None, key: RandomKey, shape: tuple[int, int], dtype: Any) -> Any:
-    """The rows of noise of an update's own; None where it has none."""
-    return (
-        jax.random.normal(jax.random.fold_in(key, 1), shape, dtype)
-        if law is not None and law.noise
-        else None
-    )
+def run_embedding(embedding: Embedding, state: Rows) -> Embedding:
+    """The position of the samples for one run.
+
+    With a frame of its own, a run has components of its signals along all axes.
+    """
+    if state.signals is None:
+        return embedding
+    axes = jnp.arange(embedding.scale.shape[0])
+    return Embedding(embedding.scale, axes, jnp.asarray(state.signals))
+
+
+def draw_kicks(
+    law: Law | None, key: RandomKey, shape: tuple[int, int], dtype: DType
+) -> Float[Array, "p d"] | None:
+    """Normals of the update's own noise; None if it has none."""
+    if law is None or not law.noise:
+        return None
+    return jax.random.normal(jax.random.fold_in(key, 1), shape, dtype)
 
 
 @dataclass(frozen=True, eq=False)
 class DirectBatch(GradientSource):
-    """A batch of inputs x (inputs, d), what the loss takes beside them, and where the signals are."""
+    """A batch in d dimensions.
+
+    Parameters
+    ----------
+    structure : Structure
+        Static description of the problem.
+    parameters : dict
+        Parameters of the problem at this step.
+    x : array, (inputs, d)
+        The inputs that the student sees.
+    loss_argument : pytree
+        Fourth arguments of the loss.
+    embedding : Embedding
+        Position of the signals.
+    kicks : array, (p, d), optional
+        The update's own noise.
+    clean : array, (inputs, d), optional
+        The inputs without noise, whose signals the labels read. Defaults to x.
+    edges : tuple of int, default ()
+        First coordinates of the covariance blocks, and the dimension; only needed by functions that
+        read overlaps by block.
+    """
 
     structure: Structure
-    parameters: Any
-    x: Any
-    given: Any
+    parameters: Parameters
+    x: Float[Numeric, "inputs d"]
+    loss_argument: PyTree
     embedding: Embedding
-    kicks: Any = None
-    clean: Any = None  # the inputs that the signals are of, where those in x have noise
-    edges: tuple[
-        int, ...
-    ] = ()  # first coordinates of the covariance blocks, and d; read by functions of overlaps by block
-
-    def _moves(
-        self, weights: Numeric, head: Numeric, shift: Numeric | None, head_shift: Numeric | None
-    ) -> tuple[Any, Any, Any, Any]:
-        structure, parameters, x, place = self.structure, self.parameters, self.x, self.embedding
-        fields = x @ weights.T
-        if shift is not None:
-            fields, weights = fields + x @ shift.T, weights + shift
-        head = head if head_shift is None else head + head_shift
-        reading, lengths = parameters, None
-        if structure.loss.reads_overlaps:
-            Q, M = weights @ weights.T, weights[:, place.axes] @ place.signals.T
-            overlaps = LossOverlaps(Q, M, (place.signals @ place.signals.T).astype(Q.dtype))
-            if structure.loss.reads_blocks:
-                overlaps = overlaps._replace(blocks=self._block_overlaps(weights))
-            reading = {**parameters, "overlaps": overlaps}
-        if structure.loss.reads_lengths:
-            tokens = x.reshape(self.samples, -1, x.shape[1])
-            lengths = tokens @ jnp.swapaxes(tokens, 1, 2) / x.shape[1]
-        signals = (x if self.clean is None else self.clean)[:, place.axes] @ place.signals.T
-        return weights, *sample_moves(
-            structure, reading, fields, signals, head, self.given, lengths
-        )
+    kicks: Numeric | None = None
+    clean: Numeric | None = None
+    edges: tuple[int, ...] = ()
 
     @property
     def samples(self) -> int:
+        """Number of samples."""
         return self.x.shape[0] // self.structure.sample.tokens.inputs_per_sample
 
-    def _signals_in_space(self, dtype: Any) -> Any:
-        """The signals as rows of d coordinates."""
+    def _moves(
+        self, weights: Numeric, head: Numeric, shift: Numeric | None, head_shift: Numeric | None
+    ) -> tuple[Numeric, Numeric, Numeric, Numeric | None]:
+        """Shifted weights, and the moves h, head and coefficients of the samples there."""
+        structure, parameters, x = self.structure, self.parameters, self.x
+        axes, axis_signals = self.embedding.axes, self.embedding.signals
+        fields = x @ weights.T
+        if shift is not None:
+            # Added to the fields, so that a small shift is not lost to rounding.
+            fields, weights = fields + x @ shift.T, weights + shift
+        head = head if head_shift is None else head + head_shift
+        current, lengths = parameters, None
+        if structure.loss.reads_overlaps:
+            Q, M = weights @ weights.T, weights[:, axes] @ axis_signals.T
+            overlaps = LossOverlaps(Q, M, (axis_signals @ axis_signals.T).astype(Q.dtype))
+            if structure.loss.reads_blocks:
+                overlaps = overlaps._replace(blocks=self._block_overlaps(weights))
+            current = {**parameters, "overlaps": overlaps}
+        if structure.loss.reads_lengths:
+            tokens = x.reshape(self.samples, -1, x.shape[1])
+            lengths = tokens @ jnp.swapaxes(tokens, 1, 2) / x.shape[1]
+        clean_x = x if self.clean is None else self.clean
+        signals = clean_x[:, axes] @ axis_signals.T
+        moves = sample_moves(structure, current, fields, signals, head, self.loss_argument, lengths)
+        return weights, moves.h, moves.head, moves.coefficients
+
+    def _signals_in_space(self, dtype: DType) -> Float[Array, "K d"]:
+        """The signals in d dimensions."""
         empty = jnp.zeros((self.embedding.signals.shape[0], self.x.shape[1]), dtype)
         return empty.at[:, self.embedding.axes].set(self.embedding.signals.astype(dtype))
 
     def _block_overlaps(self, weights: Numeric) -> BlockOverlaps:
-        """Q, M and P of the coordinates of each covariance block, one after the other."""
-        signals, parts = self._signals_in_space(weights.dtype), []
+        """Q, M and P of the coordinates of each covariance block."""
+        signals, overlaps = self._signals_in_space(weights.dtype), []
         for low, high in pairwise(self.edges):
             W, S = weights[:, low:high], signals[:, low:high]
-            parts.append((W @ W.T, W @ S.T, S @ S.T))
-        laws = (
-            law(self.parameters).astype(weights.dtype)
-            for law in (input_covariance.eigenvalues, input_covariance.fractions)
-        )
-        return BlockOverlaps(*(jnp.stack(part) for part in zip(*parts, strict=True)), *laws)
+            overlaps.append((W @ W.T, W @ S.T, S @ S.T))
+        Q, M, P = (jnp.stack(blocks) for blocks in zip(*overlaps, strict=True))
+        eigenvalues = input_covariance.eigenvalues(self.parameters).astype(weights.dtype)
+        fractions = input_covariance.fractions(self.parameters).astype(weights.dtype)
+        return BlockOverlaps(Q, M, P, eigenvalues, fractions)
 
     def overlaps(self, rows: Numeric) -> LossOverlaps:
         blocks = self._block_overlaps(rows)
-        return LossOverlaps(*(jnp.sum(part, axis=0) for part in blocks[:3]), blocks=blocks)
+        Q, M, P = (jnp.sum(overlaps, axis=0) for overlaps in (blocks.Q, blocks.M, blocks.P))
+        return LossOverlaps(Q, M, P, blocks=blocks)
 
-    def _pulled(self, pull: Numeric, weights: Numeric) -> Any:
-        """What a loss of overlaps moves rows along, with coefficients (..., [blocks,] p, p + K) on rows and signals."""
+    def _combine_rows(self, coefficients: Numeric, weights: Numeric) -> Array:
+        """A W + B W* from the coefficients [A | B], (..., [blocks,] p, p + K)."""
         p = len(weights)
         if self.structure.loss.moves_by_block:
-            every = jnp.concatenate([weights, self._signals_in_space(weights.dtype)])
-            moved = [
-                pull[..., block, :, :] @ every[:, low:high]
+            rows = jnp.concatenate([weights, self._signals_in_space(weights.dtype)])
+            # Each block of coordinates has its own coefficients.
+            moves = [
+                coefficients[..., block, :, :] @ rows[:, low:high]
                 for block, (low, high) in enumerate(pairwise(self.edges))
             ]
-            return jnp.concatenate(moved, axis=-1)
-        along = pull[..., p:] @ self.embedding.signals.astype(weights.dtype)
-        return jnp.asarray(pull[..., :p] @ weights).at[..., self.embedding.axes].add(along)
+            return jnp.concatenate(moves, axis=-1)
+        # The signals are 0 outside of a few axes, and are not expanded to d coordinates.
+        along_signals = coefficients[..., p:] @ self.embedding.signals.astype(weights.dtype)
+        along_rows = jnp.asarray(coefficients[..., :p] @ weights)
+        return along_rows.at[..., self.embedding.axes].add(along_signals)
 
     def mean(
         self, rows: Numeric, head: Numeric, shift: Numeric | None, head_shift: Numeric | None
-    ) -> tuple[Any, Any]:
-        weights, h, head_gradient, pulls = self._moves(rows, head, shift, head_shift)
-        found = h.T @ self.x / self.samples
-        if pulls is not None:
-            found = found + self._pulled(jnp.mean(pulls, axis=0), weights)
-        return found, jnp.mean(head_gradient, axis=0)
+    ) -> tuple[Numeric, Numeric]:
+        weights, h, head_gradient, coefficients = self._moves(rows, head, shift, head_shift)
+        # dloss/dW = h^T X per sample: the chain rule for the fields X W^T.
+        gradient = h.T @ self.x / self.samples
+        if coefficients is not None:
+            gradient = gradient + self._combine_rows(jnp.mean(coefficients, axis=0), weights)
+        return gradient, jnp.mean(head_gradient, axis=0)
 
     def per_sample(
         self, rows: Numeric, head: Numeric, shift: Numeric | None, head_shift: Numeric | None
-    ) -> tuple[Any, Any]:
-        weights, h, head_gradient, pulls = self._moves(rows, head, shift, head_shift)
-        found = jnp.einsum(
-            "btp,btd->bpd", *(one.reshape(self.samples, -1, one.shape[1]) for one in (h, self.x))
-        )
-        return found if pulls is None else found + self._pulled(pulls, weights), head_gradient
+    ) -> tuple[Numeric, Numeric]:
+        weights, h, head_gradient, coefficients = self._moves(rows, head, shift, head_shift)
+        h_by_sample = h.reshape(self.samples, -1, h.shape[1])
+        x_by_sample = self.x.reshape(self.samples, -1, self.x.shape[1])
+        # The sum over t runs over the tokens of a sample.
+        gradients = jnp.einsum("btp,btd->bpd", h_by_sample, x_by_sample)
+        if coefficients is not None:
+            gradients = gradients + self._combine_rows(coefficients, weights)
+        return gradients, head_gradient
 
-    def noise(self) -> Any:
+    def noise(self) -> Numeric:
+        # Only the step of an update with noise calls this, and then there are kicks.
+        assert self.kicks is not None
         return self.kicks
 
 
 def direct_step(
     structure: Structure,
-    numbers: tuple,
+    values: tuple[Parameters, Parameters],
     rate: Scalar,
     state: Rows,
     x: Float[Numeric, "inputs d"],
-    noise: PyTree,
-    place: Embedding,
+    loss_argument: PyTree,
+    embedding: Embedding,
     law: Law | None = None,
-    number: IntScalar = 0,
+    index: IntScalar = 0,
     *,
-    kicks: Any = None,
-    clean: Any = None,
+    kicks: Numeric | None = None,
+    clean: Numeric | None = None,
     edges: tuple[int, ...] = (),
 ) -> Rows:
-    """One step on weights (p, d) and head (p) from inputs x (inputs, d): plain SGD, or an update's (momentum: 2p for p)."""
-    parameters, algorithm = numbers
-    stride = Stride(rate, algorithm["head_rate"], parameters["weight_decay"], structure)
-    ground = DirectBatch(structure, parameters, x, noise, place, kicks, clean, edges)
-    return take_step(law, algorithm, state, ground, stride, x.shape[1], number)
+    """One step in d dimensions.
+
+    Parameters
+    ----------
+    structure : Structure
+        Static description of the problem.
+    values : tuple
+        Parameters of the problem and hyperparameters of the algorithm at this step.
+    rate : float
+        The step size lr/D.
+    state : Rows
+        Rows of all sets, (sets p, d), and the other variables of the run.
+    x : array, (inputs, d)
+        The inputs that the student sees.
+    loss_argument : pytree
+        Fourth arguments of the loss.
+    embedding : Embedding
+        Position of the signals.
+    law : Law, optional
+        Law of the update. Defaults to plain SGD.
+    index : int, default 0
+        Index of the step.
+    kicks : array, (p, d), optional
+        The update's own noise.
+    clean : array, (inputs, d), optional
+        The inputs without noise. Defaults to x.
+    edges : tuple of int, default ()
+        First coordinates of the covariance blocks, and the dimension.
+    """
+    parameters, hyperparameters = values
+    stride = Stride(rate, hyperparameters["head_rate"], parameters["weight_decay"], structure)
+    batch = DirectBatch(structure, parameters, x, loss_argument, embedding, kicks, clean, edges)
+    return take_step(law, hyperparameters, state, batch, stride, x.shape[1], index)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,13 +22,14 @@ from sgdynamics.base.arrays import (
     PyTree,
     RandomKey,
     RandomKeys,
-    Scalar,
 )
 from sgdynamics.base.random import step_key
 from sgdynamics.problems.frames import compressed_rows, signal_frames
 from sgdynamics.problems.overlap_starts import Start
 from sgdynamics.problems.problem import Problem
 from sgdynamics.simulation import compressed
+from sgdynamics.simulation.chain_steps import Model, run_span
+from sgdynamics.simulation.layout import FEW_BLOCKS, Layout
 from sgdynamics.simulation.running import (
     LARGEST,
     NO_OBSERVATION,
@@ -37,36 +38,57 @@ from sgdynamics.simulation.running import (
     Observe,
     Simulator,
 )
+from sgdynamics.simulation.span_draws import draw_span
 
+# Memory of the runs of a group, in bytes.
 GROUP_BYTES = 1 << 28
-LEAST_GROUP, CACHE_BYTES = 16, 1 << 22  # of the runs of a spectrum that go together on a CPU
+# For a spectrum on a CPU: the size of a cache that the runs of a group should fit into, and the
+# number of runs that go together even if they do not fit.
+LEAST_GROUP, CACHE_BYTES = 16, 1 << 22
 
 
 class ExactChain(Simulator):
-    """Runs in the compressed space."""
+    """Runs in the compressed space (`compressed`).
+
+    Parameters
+    ----------
+    problem : Problem
+        The problem.
+    algorithm : OnePassSGD
+        The training algorithm.
+    start : Start
+        Initial condition of the runs.
+    dimension : int
+        Dimension of the inputs.
+    block_sizes : ndarray
+        Dimensions of the covariance blocks.
+    """
 
     def __init__(
         self,
         problem: Problem,
         algorithm: OnePassSGD,
-        begin: Start,
+        start: Start,
         dimension: int,
-        sizes: np.ndarray,
+        block_sizes: np.ndarray,
     ) -> None:
-        self.layout = compressed.Layout(
-            problem.structure, algorithm.batch, update=algorithm.law
-        ).for_block_sizes(sizes)
-        self.parameters = problem.parameters | {"frame": signal_frames(problem, sizes)}
+        # Simulations need a constant integer (`OnePassSGD.counts`).
+        assert isinstance(algorithm.batch, int)
+        layout = Layout(problem.structure, algorithm.batch, update=algorithm.law)
+        self.layout = layout.for_block_sizes(block_sizes)
+        # In a small block the frame of the signals depends on the size of the block.
+        self.parameters = problem.parameters | {"frame": signal_frames(problem, block_sizes)}
         self.algorithm = algorithm.parameters
         if algorithm.stepping is not None:
             self.moves_per_step = algorithm.stepping.moves
+        # Floats that are traced: one compiled program serves all dimensions.
         self.dimension = np.float64(dimension)
-        self.block_sizes = sizes.astype(np.float64)
-        every = update_start(algorithm.stepping, begin)
-        self.T, self.L = compressed_rows(problem, every, sizes)
-        self.head, self.scalars = every.a, every.scalars
+        self.block_sizes = block_sizes.astype(np.float64)
+        start_of_sets = update_start(algorithm.stepping, start)
+        self.T, self.L = compressed_rows(problem, start_of_sets, block_sizes)
+        self.head, self.scalars = start_of_sets.a, start_of_sets.scalars
 
-    def initial(self, chosen: np.ndarray) -> Any:
+    def initial(self, chosen: np.ndarray) -> Rows:
         return _initial(
             self.layout, self.T[chosen], self.L[chosen], self.head[chosen], self.scalars[chosen]
         )
@@ -79,12 +101,11 @@ class ExactChain(Simulator):
         end: int,
         observation: Observation = NO_OBSERVATION,
     ) -> AdvanceResult:
-        numbers = (self.parameters, self.algorithm, self.dimension)
+        # int64 scalars: a Python int would be traced with another type and compiled again.
         return _advance_chain(
             self.layout,
             observation.observe,
-            numbers,
-            self.block_sizes,
+            ChainInputs((self.parameters, self.algorithm, self.dimension), self.block_sizes),
             state,
             keys,
             np.int64(since),
@@ -93,7 +114,7 @@ class ExactChain(Simulator):
             observation.shared,
         )
 
-    def overlaps(self, state: Rows) -> dict[str, Any]:
+    def overlaps(self, state: Rows) -> dict[str, Numeric]:
         return _overlaps(self.layout, self.parameters, state)
 
     @property
@@ -101,96 +122,131 @@ class ExactChain(Simulator):
         return self.layout.span_steps
 
     def largest_group(self) -> int:
-        # a batch that is read again has a column a sample: their Bartlett factors are what takes memory
-        most = GROUP_BYTES // (
-            4 * 8 * self.layout.folds * self.layout.structure.blocks * self.layout.columns**2
-        )
-        if self.layout.structure.blocks > compressed.FEW_BLOCKS and jax.default_backend() == "cpu":
-            # the many columns of a spectrum are no longer in the processor's cache where many runs go together
-            most = min(most, max(LEAST_GROUP, int(CACHE_BYTES / self.bytes_per_run())))
-        return max(1, min(super().largest_group(), most))
+        layout = self.layout
+        # Bartlett factors have the square of the number of new columns, with one column per sample
+        # if a batch is read again. They need most of the memory; the factor 4 is for temporaries.
+        bytes_per_run = 4 * 8 * layout.folds * layout.structure.blocks * layout.columns**2
+        largest = GROUP_BYTES // bytes_per_run
+        if layout.structure.blocks > FEW_BLOCKS and jax.default_backend() == "cpu":
+            # A spectrum has many columns. Runs that exceed the cache together are slower per run.
+            largest = min(largest, max(LEAST_GROUP, int(CACHE_BYTES / self.bytes_per_run())))
+        return max(1, min(super().largest_group(), largest))
 
     @property
-    def size(self) -> tuple[int, ...]:
+    def size(self) -> tuple[int, int, int]:
         return self.layout.batch, self.layout.structure.width, int(self.dimension)
 
     def bytes_per_run(self, steps: float = 0.0) -> float:
-        layout, blocks, strip = (
-            self.layout,
-            len(self.layout.compressed_blocks),
-            len(self.layout.explicit_blocks),
-        )
-        inside = layout.steps * layout.inputs * (strip + blocks * layout.inside + 1)
-        rows = layout.structure.width * (strip + blocks * (layout.inside + layout.columns))
-        return 8.0 * (layout.folds * (2 * inside + 2 * blocks * layout.columns**2) + 4 * rows)
+        layout = self.layout
+        n_blocks, n_strip = len(layout.compressed_blocks), len(layout.explicit_blocks)
+        # Normals of a segment, its Bartlett factors, and the rows; float64 with temporaries.
+        normals = layout.steps * layout.inputs * (n_strip + n_blocks * layout.inside + 1)
+        factors = n_blocks * layout.columns**2
+        rows = layout.structure.width * (n_strip + n_blocks * (layout.inside + layout.columns))
+        return 8.0 * (layout.folds * (2 * normals + 2 * factors) + 4 * rows)
 
 
 def check_room(problem: Problem, algorithm: OnePassSGD, sizes: np.ndarray) -> None:
-    """The compressed space needs a coordinate for every signal and every row of an update's sets; one of several blocks may have fewer."""
+    """Raise ValueError if the dimension is too small for the memory of an update.
+
+    [T | L] has a column for each signal and each row of all sets. One of several blocks may have
+    fewer coordinates, because it can be explicit (`layout.Layout`).
+    """
     sets = count_row_sets(algorithm.law)
     least = problem.signals + sets * problem.width
     if algorithm.law is not None and len(sizes) == 1 and sizes[0] < least:
+        memory = ", ".join(algorithm.law.rows)
         raise checks.reject(
             "dimension",
             int(sizes.sum()),
-            f"the {', '.join(algorithm.law.rows)} of {algorithm.update} stands beside the rows in the exact chain, which then needs "
-            f'signals + {sets} width = {least} coordinates: take a larger one, or method="direct"',
+            f"the exact chain also stores the {memory} of {algorithm.update} and then needs "
+            f"signals + {sets} width = {least} coordinates. Use a larger dimension or "
+            'method="direct".',
         )
 
 
 @partial(jax.jit, static_argnums=0)
 def _initial(
-    layout: compressed.Layout,
+    layout: Layout,
     T: Float[Numeric, "runs blocks p K"],
     L: Float[Numeric, "runs blocks p p"],
     head: Float[Numeric, "runs p"],
     scalars: Float[Numeric, "runs n"],
-) -> Any:
+) -> Rows:
     return jax.vmap(partial(compressed.initial_rows, layout))(T, L, head, tuple(scalars.T))
 
 
 @partial(jax.jit, static_argnums=0)
-def _overlaps(layout: compressed.Layout, parameters: Parameters, state: Rows) -> dict[str, Any]:
+def _overlaps(layout: Layout, parameters: Parameters, state: Rows) -> dict[str, Numeric]:
     return jax.vmap(partial(compressed.overlaps_with_memory, layout, parameters))(state)
+
+
+class ChainInputs(NamedTuple):
+    """Traced values that all runs share.
+
+    Attributes
+    ----------
+    model : tuple
+        Parameters of the problem, hyperparameters of the algorithm, and the dimension.
+    block_sizes : array, (blocks,)
+        Dimensions of the covariance blocks.
+    """
+
+    model: Model
+    block_sizes: Float[Numeric, " blocks"]
 
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _advance_chain(
-    layout: compressed.Layout,
-    see: Observe | None,
-    numbers: tuple[Any, Any, Scalar],
-    sizes: Float[Numeric, " blocks"],
+    layout: Layout,
+    observe: Observe | None,
+    inputs: ChainInputs,
     state: Rows,
     keys: RandomKeys,
     since: IntScalar,
     end: IntScalar,
-    seen: PyTree,
-    given: PyTree,
+    records: PyTree,
+    shared: PyTree,
 ) -> AdvanceResult:
-    """All runs from step `since` to step `end`, for each the last step at which it was seen to be finite, and what was seen."""
-    length = layout.span_steps
-    watch = None if see is None else partial(see, given)
+    """Advance all runs from step `since` to step `end`.
 
-    def span(
-        index: IntScalar, carry: tuple[Any, Any, Any]
-    ) -> tuple[Any, Int[Numeric, " runs"], Any]:
-        state, last_good, seen = carry
+    Returns
+    -------
+    state : Rows
+        The states at step `end`.
+    last_finite : array of int
+        The last step at which each run was seen to be finite.
+    records : pytree
+        The updated records of the observation.
+    """
+    length = layout.span_steps
+    observe_run = None if observe is None else partial(observe, shared)
+
+    def make_span(
+        index: IntScalar, carry: tuple[Rows, Int[Numeric, " runs"], PyTree]
+    ) -> tuple[Rows, Int[Numeric, " runs"], PyTree]:
+        """The steps of one span of all runs."""
+        state, last_finite, records = carry
         first = index * length
 
-        def one(state: Rows, key: RandomKey, seen: PyTree) -> tuple[Rows, None]:
-            draws = compressed.draw_span(layout, step_key(key, index), sizes)
-            return compressed.run_span(
-                layout, numbers, state, draws, (first, since, end), seen, watch
-            )
+        def advance_run(state: Rows, key: RandomKey, records: PyTree) -> tuple[Rows, PyTree]:
+            # The key depends on the run and the span only. A call that starts inside of a span
+            # draws the same numbers again and continues where the last call stopped.
+            draws = draw_span(layout, step_key(key, index), inputs.block_sizes)
+            interval = (first, since, end)
+            return run_span(layout, inputs.model, state, draws, interval, records, observe_run)
 
-        state, seen = jax.vmap(one)(state, keys, seen)
-        # comparisons, not a maximum: XLA's fast maximum on a CPU may lose a NaN, and NaN < x is false
-        fine = jnp.all(jnp.abs(state.rows) < LARGEST, axis=(1, 2)) & jnp.all(
+        state, records = jax.vmap(advance_run)(state, keys, records)
+        # Comparisons, not a maximum: XLA's fast maximum on a CPU may lose a NaN, and NaN < x is
+        # false.
+        is_finite = jnp.all(jnp.abs(state.rows) < LARGEST, axis=(1, 2)) & jnp.all(
             jnp.abs(state.head) < LARGEST, axis=1
         )
-        return state, jnp.where(fine, jnp.minimum(first + length, end), last_good), seen
+        last_finite = jnp.where(is_finite, jnp.minimum(first + length, end), last_finite)
+        return state, last_finite, records
 
-    good = jnp.broadcast_to(since, keys.shape)
+    last_finite = jnp.broadcast_to(since, keys.shape)
+    # All spans that overlap [since, end).
     return jax.lax.fori_loop(
-        since // length, (end + length - 1) // length, span, (state, good, seen)
+        since // length, (end + length - 1) // length, make_span, (state, last_finite, records)
     )

@@ -1,16 +1,23 @@
-"""The loop that drives a simulation: runs in groups, steps in pieces, save points, progress, divergence."""
+"""The loop that drives a simulation: groups of runs, pieces of steps, save points, divergence.
+
+Runs are independent, and each has its own random key. They may therefore be divided into groups,
+dropped from a batch or copied without an effect on the others. Steps are made in pieces between
+which the host looks at the runs; random numbers do not depend on where a piece ends.
+"""
 
 from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jaxtyping import Int
 
-from sgdynamics.base.arrays import PyTree, RandomKeys
+from sgdynamics.base.arrays import Numeric, PyTree, RandomKeys
 from sgdynamics.base.padding import power_of_two
 from sgdynamics.base.precision import float64
 from sgdynamics.base.progress import PIECE_SECONDS, Cost, Meter, meter, next_piece
@@ -18,46 +25,70 @@ from sgdynamics.base.random import run_keys
 from sgdynamics.base.resources import check_memory, check_work
 from sgdynamics.simulation.checkpoints import Checkpoint
 
-LARGEST = 1e100  # rows beyond this have diverged; their squares still fit in float64
-SMALLEST_BATCH = 64  # runs below which dropping more saves nothing
-CHECK_STEPS = 100  # a run may stop early at multiples of this, whatever its save points
-COMPILE_SECONDS = (
-    3.0  # what a batch of another size costs: it is made smaller where that saves more
-)
-LEAST_GAIN = 0.1  # of what a smaller batch saves, however little the last one did: a pace is known to a few percent
+# A run has diverged if a coordinate of its rows is larger; the square is still finite in float64.
+LARGEST = 1e100
+# Number of runs below which a search for first passages does not reduce the batch further.
+SMALLEST_BATCH = 64
+# A run may stop early at multiples of this number of steps, whatever the save points.
+CHECK_STEPS = 100
+# Time to compile a batch of another size: the batch is reduced if that saves more.
+COMPILE_SECONDS = 3.0
+# Least part of the expected gain of a smaller batch that is assumed, whatever the last reduction
+# gained: times per step are known to a few percent only.
+LEAST_GAIN = 0.1
 
 
-# (given, seen by one run, steps made, overlaps of that run) -> seen; hashable, for compiled code
+# (shared values, records of one run, steps made, overlaps of that run) -> records of that run.
+# Hashable, because compiled code depends on it.
 Observe = Callable[[Any, Any, Any, dict[str, Any]], Any]
-AdvanceResult = tuple[
-    Any, Any, Any
-]  # states, for each run the last step at which it was finite, and what was seen
+# States, the last step at which each run was seen to be finite, and records of the observation.
+AdvanceResult = tuple[PyTree, Int[Numeric, " runs"], PyTree]
 
 
 class Observation(NamedTuple):
-    """What is noted after each step: seen (of every run) -> see(given, seen, steps made, state)."""
+    """A function that updates records of each run after each step.
 
-    records: Any = None
+    Attributes
+    ----------
+    records : pytree
+        Records of the runs, with a leading axis of runs.
+    observe : callable or None
+        Function (shared, records of one run, steps made, overlaps) -> records.
+    shared : pytree
+        Values that the function needs and that all runs share.
+    """
+
+    records: PyTree = None
     observe: Observe | None = None
-    shared: Any = None
+    shared: PyTree = None
 
 
 NO_OBSERVATION = Observation()
 
 
 class Simulator(ABC):
-    """A way to simulate: states of many runs at once, advanced by whole steps."""
+    """A method of simulation: states of many runs at once, advanced by whole steps.
 
-    engine: str = "xla"  # what makes the steps
-    drops_finished_runs: bool = True  # whether a smaller batch of runs pays; where runs that have left cost nothing it does not
-    moves_per_step: float = 1.0  # moves of the weights that one step makes
-    on_train: Mapping[
-        str, Any
-    ] = {}  # losses whose mean over the data set `overlaps` gives too, by name
+    Attributes
+    ----------
+    engine : str
+        Name of the engine that makes the steps.
+    drops_finished_runs : bool
+        Whether a smaller batch saves time; not so if runs that have left cost nothing.
+    moves_per_step : float
+        Number of moves of the weights per step.
+    on_train : mapping
+        Losses whose means over the data set `overlaps` also contains, by name.
+    """
+
+    engine: str = "xla"
+    drops_finished_runs: bool = True
+    moves_per_step: float = 1.0
+    on_train: Mapping[str, Any] = {}
 
     @abstractmethod
-    def initial(self, chosen: np.ndarray) -> Any:
-        """The states of these runs at step 0."""
+    def initial(self, chosen: np.ndarray) -> PyTree:
+        """States at step 0 of the runs with these indices."""
 
     @abstractmethod
     def advance(
@@ -68,53 +99,66 @@ class Simulator(ABC):
         end: int,
         observation: Observation = NO_OBSERVATION,
     ) -> AdvanceResult:
-        """The states at step `end`, for each run the last step at which it was finite, and what `see` noted after each step."""
+        """Advance the runs from step `since` to step `end`.
+
+        Returns
+        -------
+        state : pytree
+            The states at step `end`.
+        last_finite : array of int
+            The last step at which each run was seen to be finite.
+        records : pytree
+            The updated records of the observation.
+        """
 
     @abstractmethod
     def overlaps(self, state: PyTree) -> dict[str, Any]:
-        """M, Q, a of the states, with a leading run axis."""
+        """M, Q, a of the states, with a leading axis of runs."""
 
     @property
     @abstractmethod
     def grain(self) -> int:
-        """Steps that are best taken together."""
+        """Number of steps that share their random numbers; pieces end at multiples of it."""
 
     def with_observation(self, observation: Observation) -> Simulator:
-        """The simulator that can note this after each step."""
+        """The simulator to use with an observation; it may differ from this one."""
         return self
 
     def largest_group(self) -> int:
-        """How many runs fit into memory at once."""
+        """Largest number of runs that fit into memory together."""
         return 1 << 14
 
     @property
-    def size(self) -> tuple[Any, ...]:
-        """Batch, width and dimension, for what is said where they are too large."""
+    def size(self) -> tuple[int, ...]:
+        """Batch, width and dimension, for the message if they are too large."""
         return ()
 
     def bytes_per_run(self, steps: float = 0.0) -> float:
-        """What one run of so many steps takes in memory, about; 0 where that is nothing to speak of, or has been checked before."""
+        """Approximate memory of one run of this many steps; 0 if negligible or checked before."""
         return 0.0
 
     def train_risk(self, state: PyTree) -> np.ndarray:
-        """The mean loss over the data set of each run, where there is one."""
+        """Mean loss over the data set of each run, if there is a data set."""
         return np.asarray(self.overlaps(state)["train_risk"])
 
-    def restore(self, chosen: np.ndarray, leaves: list[np.ndarray], now: int) -> Any:
-        """The states of these runs at step `now`, from the leaves that an earlier simulator had."""
-        return jax.tree.unflatten(
-            jax.tree.structure(self.initial(chosen)), [jax.numpy.asarray(one) for one in leaves]
-        )
+    def restore(self, chosen: np.ndarray, leaves: list[np.ndarray], now: int) -> PyTree:
+        """States of these runs at step `now`, from the leaves of a checkpoint."""
+        # The initial state defines the structure of the pytree.
+        structure = jax.tree.structure(self.initial(chosen))
+        return jax.tree.unflatten(structure, [jax.numpy.asarray(leaf) for leaf in leaves])
 
-    def select_runs(self, state: PyTree, index: np.ndarray) -> Any:
-        """The states of some of the runs, which then are the batch."""
+    def select_runs(self, state: PyTree, index: np.ndarray) -> PyTree:
+        """States of a smaller batch, from the positions of its runs in the present batch."""
         return jax.tree.map(lambda leaf: leaf[index], state)
+
+
+# ---- save points
 
 
 def run(
     simulator: Simulator, runs: int, steps: np.ndarray, seed: int, label: str, show: bool | None
 ) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """Overlaps (run, time, ...) at the save points, and the last finite step of each run that diverged (-1 elsewhere)."""
+    """Simulate runs up to the last save point; see `run_until`."""
     saved, diverged, _ = run_until(simulator, runs, steps, seed, label, show, None)
     return saved, diverged
 
@@ -127,57 +171,120 @@ def run_until(
     label: str,
     show: bool | None,
     stop_at: float | None,
-    kept: Checkpoint | None = None,
+    checkpoint: Checkpoint | None = None,
 ) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
-    """The same, and the step at which the train risk of each run was first seen below `stop_at` (-1 elsewhere), every 100 steps.
+    """Simulate runs up to the last save point, or until their train risk is small.
 
-    From there on a run keeps its values, and it leaves the batch, so that it costs nothing. With a checkpoint it goes on from there.
+    A run that has stopped keeps its values and leaves the batch, so that it costs nothing.
+
+    Parameters
+    ----------
+    simulator : Simulator
+        The method of simulation.
+    runs : int
+        Number of runs.
+    steps : ndarray
+        Save points in steps.
+    seed : int
+        Seed of the random number generator.
+    label : str
+        Name of the work in the progress bar.
+    show : bool or None
+        Whether to show a progress bar.
+    stop_at : float or None
+        Train risk below which a run stops; it is checked every `CHECK_STEPS` steps.
+    checkpoint : Checkpoint, optional
+        Folder in which the runs are stored, and from which they continue.
+
+    Returns
+    -------
+    saved : dict
+        Overlaps at the save points, (run, time, ...).
+    diverged : ndarray
+        Last finite step of each run that diverged, -1 for the others.
+    stopped : ndarray
+        Step at which each run stopped, -1 for the others.
     """
     check_resources(simulator, runs, float(steps[-1]))
-    groups = _groups(runs, (kept and kept.size) or simulator.largest_group())
-    if kept is not None:
-        kept.begin(len(groups[0]))
-    # one group after the other: two XLA programs at once on the CPU's one thread pool can wait for each other for ever
-    of = f" of {len(groups)} groups of runs" if len(groups) > 1 else ""
-    cost = Cost(
-        "step", of, "about" if stop_at is None else "at most"
-    )  # runs that stop leave the batch
+    stored_size = None if checkpoint is None else checkpoint.size
+    groups = _groups(runs, stored_size or simulator.largest_group())
+    if checkpoint is not None:
+        checkpoint.fix_group_size(len(groups[0]))
+    # Runs that stop leave the batch, so that the estimate is an upper bound.
+    bound = "about" if stop_at is None else "at most"
+    cost = Cost("step", f" of {len(groups)} groups of runs" if len(groups) > 1 else "", bound)
+    job = _Job(simulator, runs, steps, seed, stop_at, checkpoint)
     with meter(label, float(steps[-1]) * len(groups), show, cost) as progress:
-        results = [
-            _run_group(simulator, runs, group, steps, seed, progress, stop_at, kept)
-            for group in groups
-        ]
+        # One group after the other: two XLA programs at once on the thread pool of a CPU can wait
+        # for each other forever.
+        results = [_run_group(job, group, progress) for group in groups]
+    # Runs that only filled up the last group are removed.
     saved = {
-        name: np.concatenate([part[0][name] for part in results])[:runs] for name in results[0][0]
+        name: np.concatenate([group_saved[name] for group_saved, _, _ in results])[:runs]
+        for name in results[0][0]
     }
-    diverged, stopped = (
-        np.concatenate(parts)[:runs] for parts in zip(*(part[1:] for part in results), strict=True)
-    )
+    diverged = np.concatenate([group_diverged for _, group_diverged, _ in results])[:runs]
+    stopped = np.concatenate([group_stopped for _, _, group_stopped in results])[:runs]
     return saved, diverged, stopped
 
 
 def check_resources(simulator: Simulator, runs: int, steps: float) -> None:
-    """Refuse, before anything compiles, what nobody can wait for and what one run alone has no room for."""
+    """Raise ValueError, before anything compiles, if the work or the memory is impossible."""
     check_work("steps", runs, steps, simulator.moves_per_step)
-    needed = simulator.bytes_per_run(steps)
     check_memory(
         "batch (or samples), width and dimension",
         simulator.size,
-        needed,
+        simulator.bytes_per_run(steps),
         "the numbers of one run",
-        "take smaller ones",
+        "use smaller values",
     )
 
 
 def _groups(runs: int, largest: int) -> list[np.ndarray]:
-    """Equal groups of runs (so that they share one compilation); the last is filled up with runs that are thrown away."""
+    """Indices of the runs in groups of equal size, which share one compiled program.
+
+    The last group is filled up with runs whose results are discarded.
+    """
     count = -(-runs // largest)
     size = -(-runs // count)
     return [np.arange(start, start + size) for start in range(0, runs, size)]
 
 
+@dataclass(frozen=True)
+class _Job:
+    """Arguments of `run_until` that all groups of runs share."""
+
+    simulator: Simulator
+    runs: int
+    steps: np.ndarray
+    seed: int
+    stop_at: float | None
+    checkpoint: Checkpoint | None
+
+
 class _Group:
-    """Runs that go together: their states, how far they are, which have diverged or stopped, and their latest values."""
+    """Runs that advance together.
+
+    A run has two positions: one in the group, which never changes, and one in the batch, from which
+    stopped runs are removed.
+
+    Attributes
+    ----------
+    batch : ndarray
+        Position in the group of each run of the batch.
+    diverged, stopped : ndarray
+        Steps at which the runs of the group diverged or stopped, -1 for the others.
+    values : dict
+        Latest overlaps of the runs of the group.
+    now : int
+        Number of steps made.
+    piece : int
+        Number of steps of the next piece.
+    paces : list of float
+        Seconds per step of each piece with this batch.
+    larger : tuple of int and float, or None
+        Size and pace of the batch before the last reduction.
+    """
 
     def __init__(
         self,
@@ -185,169 +292,165 @@ class _Group:
         runs: int,
         chosen: np.ndarray,
         seed: int,
-        kept: dict[str, np.ndarray] | None = None,
+        stored: dict[str, np.ndarray] | None = None,
     ) -> None:
         self.simulator, self.count, self.first = simulator, len(chosen), int(chosen[0])
-        self.batch = (
-            np.arange(self.count) if kept is None else kept["batch"]
-        )  # which of the group's runs the states belong to
-        self.keys, there = (
-            run_keys(seed, chosen[self.batch]),
-            np.minimum(chosen, runs - 1)[self.batch],
-        )
+        self.batch = np.arange(self.count) if stored is None else stored["batch"]
+        self.keys = run_keys(seed, chosen[self.batch])
+        # Runs that fill up the last group start as the last run, with keys of their own.
+        start_index = np.minimum(chosen, runs - 1)[self.batch]
         self.diverged, self.stopped = np.full((2, self.count), -1, dtype=np.int64)
         self.values: dict[str, np.ndarray] = {}
         self.now, self.piece = 0, simulator.grain
-        self.paces: list[float] = []  # seconds a step of each piece with this batch
-        self.larger: tuple[int, float] | None = None  # the size of the last batch, and its pace
-        if kept is None:
-            self.state = simulator.initial(there)
+        self.paces: list[float] = []
+        self.larger: tuple[int, float] | None = None
+        if stored is None:
+            self.state = simulator.initial(start_index)
             return
-        self.now, self.diverged, self.stopped = int(kept["now"]), kept["diverged"], kept["stopped"]
-        self.values = _named(kept, "value")
-        self.state = simulator.restore(there, list(_named(kept, "state").values()), self.now)
+        self.now, self.diverged = int(stored["now"]), stored["diverged"]
+        self.stopped, self.values = stored["stopped"], _with_prefix(stored, "value")
+        leaves = list(_with_prefix(stored, "state").values())
+        self.state = simulator.restore(start_index, leaves, self.now)
 
-    def kept(self, saved: dict[str, list[np.ndarray]], steps: np.ndarray) -> dict[str, Any]:
-        """All that a later call needs to go on from here."""
-        done = max((len(values) for values in saved.values()), default=0)
-        found: dict[str, Any] = {
+    def to_arrays(self, saved: dict[str, list[np.ndarray]], steps: np.ndarray) -> dict[str, Any]:
+        """All arrays that a later call needs to continue from here."""
+        count = max((len(values) for values in saved.values()), default=0)
+        # Names with a prefix: the latest values, the leaves of the state, the save points.
+        arrays: dict[str, Any] = {
             "now": self.now,
             "batch": self.batch,
             "diverged": self.diverged,
             "stopped": self.stopped,
+            "steps": steps[:count],
         }
-        found |= {"steps": steps[:done]} | {
-            f"value/{name}": value for name, value in self.values.items()
-        }
-        found |= {
-            f"state/{number:04d}": leaf for number, leaf in enumerate(jax.tree.leaves(self.state))
-        }
-        return found | {f"saved/{name}": np.stack(values) for name, values in saved.items()}
+        arrays |= {f"value/{name}": value for name, value in self.values.items()}
+        # Four digits, so that alphabetical order is the order of the leaves.
+        leaves = enumerate(jax.tree.leaves(self.state))
+        arrays |= {f"state/{index:04d}": leaf for index, leaf in leaves}
+        return arrays | {f"saved/{name}": np.stack(values) for name, values in saved.items()}
 
     @property
     def going(self) -> np.ndarray:
+        """True for the runs that have neither stopped nor diverged."""
         return (self.stopped < 0) & (self.diverged < 0)
 
     def advance(self, end: int) -> int:
-        """On to step `end`; how many steps that were."""
-        began, made = time.perf_counter(), end - self.now
-        self.state, good, _ = self.simulator.advance(self.state, self.keys, self.now, end)
-        good = np.asarray(good)
-        elapsed = time.perf_counter() - began
+        """Advance the batch to step `end`, and return the number of steps that were made."""
+        start_time, steps = time.perf_counter(), end - self.now
+        self.state, last_finite, _ = self.simulator.advance(self.state, self.keys, self.now, end)
+        # The conversion waits for the device, so that the time is that of the computation.
+        last_finite = np.asarray(last_finite)
+        elapsed = time.perf_counter() - start_time
         self.piece = next_piece(self.piece, elapsed, self.simulator.grain, PIECE_SECONDS)
-        self.paces.append(elapsed / made)
-        newly = (good < end) & self.going[self.batch]
-        self.diverged[self.batch[newly]] = good[newly]
+        self.paces.append(elapsed / steps)
+        newly_diverged = (last_finite < end) & self.going[self.batch]
+        self.diverged[self.batch[newly_diverged]] = last_finite[newly_diverged]
         self.now = end
-        return made
+        return steps
 
     def piece_end(self, target: int) -> int:
+        """The step at which the next piece ends, at most `target`."""
         return _piece_end(self.simulator, self.now, target, self.piece)
 
-    def note(self) -> None:
-        """Values of the runs that have not stopped; the others keep theirs."""
+    def update_values(self) -> None:
+        """Read the overlaps of the runs that have not stopped; stopped runs keep theirs."""
         lively = self.stopped[self.batch] < 0
-        for name, value in self.simulator.overlaps(self.state).items():
-            value = np.asarray(value)
-            into = self.values.setdefault(name, np.full((self.count, *value.shape[1:]), np.nan))
-            into[self.batch[lively]] = value[lively]
+        for name, batch_values in self.simulator.overlaps(self.state).items():
+            batch_values = np.asarray(batch_values)
+            shape = (self.count, *batch_values.shape[1:])
+            values = self.values.setdefault(name, np.full(shape, np.nan))
+            values[self.batch[lively]] = batch_values[lively]
 
     def save(self, saved: dict[str, list[np.ndarray]]) -> None:
-        """One more save point, NaN where a run has diverged."""
+        """Append a save point to `saved`, NaN for the runs that have diverged."""
         if not self.values or np.any(self.going):
-            self.note()
+            self.update_values()
         for name, value in self.values.items():
-            gone = (self.diverged >= 0).reshape(-1, *[1] * (value.ndim - 1))
-            saved.setdefault(name, []).append(np.where(gone, np.nan, value))
+            has_diverged = (self.diverged >= 0).reshape(-1, *[1] * (value.ndim - 1))
+            saved.setdefault(name, []).append(np.where(has_diverged, np.nan, value))
 
     def stop_below(self, level: float) -> None:
-        """Runs with a smaller train risk stop here, with the values that they have now."""
-        done = self.batch[(self.simulator.train_risk(self.state) < level) & self.going[self.batch]]
-        if len(done):
-            self.note()
-            self.stopped[done] = self.now
+        """Stop the runs with a smaller train risk, with their present values."""
+        is_below = self.simulator.train_risk(self.state) < level
+        finished = self.batch[is_below & self.going[self.batch]]
+        if len(finished):
+            self.update_values()
+            self.stopped[finished] = self.now
 
     def shrink(self, last: float) -> None:
-        """A smaller batch for the runs that go on, where that pays over the steps up to `last`."""
-        pace, gain = (
-            min(self.paces[1:], default=0.0),
-            1.0,
-        )  # the first piece has compiled its program
+        """Reduce the batch to the runs that continue, if that pays over the steps up to `last`."""
+        # The first piece contains the compilation. Without a measurement nothing is reduced.
+        pace, gain = min(self.paces[1:], default=0.0), 1.0
         if self.larger is not None and self.larger[1] > 0:
-            # small runs take as long on a GPU however many they are: what the last smaller batch saved, of the share that it left out
-            size, before = self.larger
-            gain = max(LEAST_GAIN, (1 - pace / before) / (1 - len(self.batch) / size))
-        index = _smaller(self.batch, self.going, min(gain, 1.0) * pace * (last - self.now))
+            # On a GPU few small runs may take as long as many. The gain is the part of the expected
+            # saving that the last reduction achieved: the fraction of time that it saved, relative
+            # to the fraction of runs that it dropped.
+            size, larger_pace = self.larger
+            gain = max(LEAST_GAIN, (1 - pace / larger_pace) / (1 - len(self.batch) / size))
+        index = _smaller_batch(self.batch, self.going, min(gain, 1.0) * pace * (last - self.now))
         if index is not None:
             self.state, self.keys = self.simulator.select_runs(self.state, index), self.keys[index]
             self.larger = (len(self.batch), pace)
             self.batch, self.paces = self.batch[index], []
 
 
-def _named(kept: dict[str, np.ndarray], kind: str) -> dict[str, np.ndarray]:
-    """What a checkpoint has of one kind."""
+def _with_prefix(stored: dict[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
+    """The arrays of a checkpoint whose names start with this prefix, in alphabetical order."""
     return {
         name.partition("/")[2]: value
-        for name, value in sorted(kept.items())
-        if name.startswith(f"{kind}/")
+        for name, value in sorted(stored.items())
+        if name.startswith(f"{prefix}/")
     }
 
 
+GroupResult = tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]
+
+
 @float64
-def _run_group(
-    simulator: Simulator,
-    runs: int,
-    chosen: np.ndarray,
-    steps: np.ndarray,
-    seed: int,
-    progress: Meter,
-    stop_at: float | None,
-    kept: Checkpoint | None = None,
-) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
-    found = None if kept is None else kept.read(int(chosen[0]), steps)
-    saved: dict[str, list[np.ndarray]] = (
-        {}
-        if found is None
-        else {name: list(value) for name, value in _named(found, "saved").items()}
-    )
-    if found is not None and len(found["steps"]) == len(
-        steps
-    ):  # no data set is made again for what is there
+def _run_group(job: _Job, chosen: np.ndarray, progress: Meter) -> GroupResult:
+    """Overlaps at the save points of one group, and the steps at which runs diverged or stopped."""
+    steps, stop_at, checkpoint = job.steps, job.stop_at, job.checkpoint
+    stored = None if checkpoint is None else checkpoint.read(int(chosen[0]), steps)
+    saved: dict[str, list[np.ndarray]] = {}
+    n_stored = 0
+    if stored is not None:
+        n_stored = len(stored["steps"])
+        saved = {name: list(value) for name, value in _with_prefix(stored, "saved").items()}
+    if stored is not None and n_stored == len(steps):
+        # All save points are stored: no state is restored and no data set is drawn.
         progress.advance(0.0, skipped=float(steps[-1]))
-        return (
-            {name: np.stack(values, axis=1) for name, values in saved.items()},
-            found["diverged"],
-            found["stopped"],
-        )
-    group = _Group(simulator, runs, chosen, seed, found)
+        return _stack_times(saved), stored["diverged"], stored["stopped"]
+    group = _Group(job.simulator, job.runs, chosen, job.seed, stored)
     progress.advance(0.0, skipped=float(group.now))
-    if stop_at is not None and found is None:
-        group.stopped[chosen >= runs] = 0  # nobody waits for what only fills up the group
+    if stop_at is not None and stored is None:
+        # Runs that only fill up the group are not waited for.
+        group.stopped[chosen >= job.runs] = 0
         group.stop_below(stop_at)
 
-    def write(enough: bool = False) -> None:
-        """Into the checkpoint, now and then or where it is `enough`; past its time the call ends here."""
-        if kept is not None and (enough or kept.due):
-            kept.write(group.first, group.kept(saved, steps))
-            if not enough:
-                kept.stop(group.now, int(steps[-1]))
+    def write(always: bool = False) -> None:
+        """Write the checkpoint if it is due, and end the call if its time is over."""
+        if checkpoint is not None and (always or checkpoint.due):
+            checkpoint.write(group.first, group.to_arrays(saved, steps))
+            if not always:
+                checkpoint.stop(group.now, int(steps[-1]))
 
-    for target in steps.tolist()[0 if found is None else len(found["steps"]) :]:
+    for target in steps.tolist()[n_stored:]:
         if stop_at is not None:
-            _go_and_stop(group, target, stop_at, float(steps[-1]), progress, write)
+            _advance_or_stop(group, target, stop_at, float(steps[-1]), progress, write)
         while group.now < target:
             progress.advance(group.advance(group.piece_end(target)))
             write()
         group.save(saved)
-    write(enough=True)
-    return (
-        {name: np.stack(values, axis=1) for name, values in saved.items()},
-        group.diverged,
-        group.stopped,
-    )
+    write(always=True)
+    return _stack_times(saved), group.diverged, group.stopped
 
 
-def _go_and_stop(
+def _stack_times(saved: dict[str, list[np.ndarray]]) -> dict[str, np.ndarray]:
+    """Arrays (run, time, ...) from lists of arrays (run, ...)."""
+    return {name: np.stack(values, axis=1) for name, values in saved.items()}
+
+
+def _advance_or_stop(
     group: _Group,
     target: int,
     stop_at: float,
@@ -355,10 +458,11 @@ def _go_and_stop(
     progress: Meter,
     write: Callable[[], None],
 ) -> None:
-    """On to step `target` or until no run is left, looking at train risks on the way."""
+    """Advance to step `target`, or until no run is left, and check the train risks on the way."""
     while group.now < target and np.any(group.going):
-        check = (group.now // CHECK_STEPS + 1) * CHECK_STEPS
-        progress.advance(group.advance(min(group.piece_end(target), check)))
+        # Checks are at multiples of CHECK_STEPS, so that save points do not change where runs stop.
+        next_check = (group.now // CHECK_STEPS + 1) * CHECK_STEPS
+        progress.advance(group.advance(min(group.piece_end(target), next_check)))
         if group.now % CHECK_STEPS == 0:
             group.stop_below(stop_at)
             group.shrink(last)
@@ -368,26 +472,49 @@ def _go_and_stop(
         group.now = target
 
 
-def _smaller(batch: np.ndarray, lively: np.ndarray, seconds: float) -> np.ndarray | None:
-    """What to keep of a batch so that it holds the lively runs; None where that would not pay over the `seconds` that are left.
+def _smaller_batch(batch: np.ndarray, lively: np.ndarray, seconds: float) -> np.ndarray | None:
+    """Positions in the batch of a smaller batch with all lively runs.
 
-    Sizes are 1, 2, 3, 4, 6, 8, 12, ...: few to compile, at most a third too large; filled up with copies of a run that is there.
+    None if a reduction does not pay, given the `seconds` that the present batch still needs. Sizes
+    are 1, 2, 3, 4, 6, 8, 12, ...: few programs to compile, and at most a third too large. Copies of
+    one run fill up the batch.
     """
-    places = np.flatnonzero(lively[batch])
-    # copies that filled up an earlier batch are not wanted twice
-    places = places[np.unique(batch[places], return_index=True)[1]]
-    if not len(places):
+    positions = np.flatnonzero(lively[batch])
+    # A run may be in the batch twice, as a copy that filled up an earlier one.
+    positions = positions[np.unique(batch[positions], return_index=True)[1]]
+    if not len(positions):
         return None
-    power = power_of_two(len(places))
-    size = 3 * power // 4 if power >= 4 and len(places) <= 3 * power // 4 else power
+    power = power_of_two(len(positions))
+    size = 3 * power // 4 if power >= 4 and len(positions) <= 3 * power // 4 else power
     if size >= len(batch) or seconds * (1 - size / len(batch)) <= COMPILE_SECONDS:
         return None
-    return np.concatenate([places, np.full(size - len(places), places[0])])
+    return np.concatenate([positions, np.full(size - len(positions), positions[0])])
 
 
 def _piece_end(simulator: Simulator, now: int, target: int, piece: int) -> int:
-    """Pieces end on multiples of the grain: a span cut in two draws its random numbers twice."""
+    """End of the next piece: a multiple of the grain, or `target`.
+
+    A span that is cut in two draws its random numbers twice.
+    """
     return min(target, (now // simulator.grain) * simulator.grain + piece)
+
+
+# ---- first passages
+
+
+class _Passages(NamedTuple):
+    """Results of `first_passage`, which the groups fill in.
+
+    Attributes
+    ----------
+    left : ndarray
+        Step at which each run left, NaN for the others.
+    diverged : ndarray of bool
+        Whether each run diverged.
+    """
+
+    left: np.ndarray
+    diverged: np.ndarray
 
 
 def first_passage(
@@ -398,89 +525,103 @@ def first_passage(
     label: str,
     show: bool | None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The step at which each run was first seen to have left (NaN where it had not by step `last`), and which runs diverged.
+    """Find the step at which each run leaves, up to step `last`.
 
-    `see` writes that step into seen["left"], -1 before. Runs that have left or diverged are dropped from the batch as it goes.
+    Runs that have left or diverged are dropped from the batch.
+
+    Parameters
+    ----------
+    simulator : Simulator
+        The method of simulation.
+    observation : Observation
+        Function that writes this step into records["left"], which is -1 before.
+    last : int
+        Largest number of steps.
+    seed : int
+        Seed of the random number generator.
+    label : str
+        Name of the work in the progress bar.
+    show : bool or None
+        Whether to show a progress bar.
+
+    Returns
+    -------
+    left : ndarray
+        Step at which each run left, NaN if it had not left by step `last`.
+    diverged : ndarray of bool
+        Whether each run diverged.
     """
-    seen, see, given = observation
-    assert see is not None
-    runs = len(seen["left"])
+    assert observation.observe is not None
+    runs = len(observation.records["left"])
     simulator = simulator.with_observation(observation)
     check_resources(simulator, runs, float(last))
     groups = _groups(runs, simulator.largest_group())
-    left, diverged = np.full(runs, np.nan), np.zeros(runs, dtype=bool)
-    cost = Cost(
-        "step", f" of {runs} runs" if runs > 1 else "", "at most"
-    )  # runs stop where they leave
+    passages = _Passages(np.full(runs, np.nan), np.zeros(runs, dtype=bool))
+    # Runs end where they leave, so that the estimate is an upper bound.
+    cost = Cost("step", f" of {runs} runs" if runs > 1 else "", "at most")
     with meter(label, float(last) * runs, show, cost) as progress:
         for group in groups:
-            _first_passage_group(
-                simulator,
-                np.minimum(group, runs - 1),
-                seen,
-                see,
-                given,
-                last,
-                seed,
-                progress,
-                left,
-                diverged,
-            )
-    return left, diverged
+            # Copies of the last run fill up its group: with its index they have its key, and write
+            # the same result again.
+            chosen = np.minimum(group, runs - 1)
+            _find_passages(simulator, observation, chosen, last, seed, progress, passages)
+    return passages
 
 
 @float64
-def _first_passage_group(
+def _find_passages(
     simulator: Simulator,
+    observation: Observation,
     chosen: np.ndarray,
-    seen: dict[str, np.ndarray],
-    see: Observe,
-    given: PyTree,
     last: int,
     seed: int,
     progress: Meter,
-    left: np.ndarray,
-    diverged: np.ndarray,
+    passages: _Passages,
 ) -> None:
+    """Fill in the first passages of one group of runs."""
     state, keys = simulator.initial(chosen), run_keys(seed, chosen)
-    noted: Any = {name: value[chosen] for name, value in seen.items()}
+    records: Any = {name: value[chosen] for name, value in observation.records.items()}
     now, piece = 0, simulator.grain
     alive = np.ones(len(chosen), dtype=bool)
     while now < last and alive.any():
         end = _piece_end(simulator, now, last, piece)
-        began = time.perf_counter()
-        state, good, noted = simulator.advance(
-            state, keys, now, end, Observation(noted, see, given)
+        start_time = time.perf_counter()
+        state, last_finite, records = simulator.advance(
+            state, keys, now, end, observation._replace(records=records)
         )
-        when, good = np.asarray(noted["left"]), np.asarray(good)
-        piece = next_piece(piece, time.perf_counter() - began, simulator.grain, PIECE_SECONDS)
-        gone = alive & (when >= 0)
-        left[chosen[gone]] = when[gone]
-        blown = alive & (when < 0) & (good < end)
-        diverged[chosen[blown]] = True
+        left, last_finite = np.asarray(records["left"]), np.asarray(last_finite)
+        elapsed = time.perf_counter() - start_time
+        piece = next_piece(piece, elapsed, simulator.grain, PIECE_SECONDS)
+        has_left = alive & (left >= 0)
+        passages.left[chosen[has_left]] = left[has_left]
+        # A run that left before it diverged counts as left.
+        has_diverged = alive & (left < 0) & (last_finite < end)
+        passages.diverged[chosen[has_diverged]] = True
         progress.advance(
             float((end - now) * alive.sum()),
-            skipped=float((last - end) * (gone.sum() + blown.sum())),
+            skipped=float((last - end) * (has_left.sum() + has_diverged.sum())),
         )
-        alive &= ~(gone | blown)
+        alive &= ~(has_left | has_diverged)
         now = end
-        room = (
-            _room(int(alive.sum()), len(chosen)) if simulator.drops_finished_runs else len(chosen)
-        )
-        if 0 < room < len(chosen):
-            # filled up with copies of one run that is still there: they cost little and change nothing
-            keep = np.resize(np.flatnonzero(alive), room)
-            keep[alive.sum() :] = keep[0]
-            chosen, keys = chosen[keep], keys[keep]
-            state, noted = (
-                simulator.select_runs(state, keep),
-                jax.tree.map(lambda leaf, keep=keep: leaf[keep], noted),
-            )
-            alive = np.arange(room) < alive.sum()
+        size = len(chosen)
+        if simulator.drops_finished_runs:
+            size = _reduced_size(int(alive.sum()), size)
+        if 0 < size < len(chosen):
+            # Copies of a run that is still alive fill up the batch. They are not alive themselves.
+            index = np.resize(np.flatnonzero(alive), size)
+            index[alive.sum() :] = index[0]
+            chosen, keys = chosen[index], keys[index]
+            state = simulator.select_runs(state, index)
+            records = jax.tree.map(lambda leaf, index=index: leaf[index], records)
+            alive = np.arange(size) < alive.sum()
 
 
-def _room(alive: int, size: int) -> int:
-    """The batch for runs that are left. Each size is compiled anew: a large batch is halved, a small one waits for a quarter."""
+def _reduced_size(alive: int, size: int) -> int:
+    """Size of the batch for the runs that are left.
+
+    Each size is compiled anew. A large batch is halved when half of its runs are left; a small one,
+    whose compilation weighs more, is reduced when a quarter is left.
+    """
     while size > SMALLEST_BATCH:
         share = 2 if size >= 512 else 4
         if alive > size // share:

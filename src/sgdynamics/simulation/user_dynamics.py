@@ -1,16 +1,19 @@
-"""Runs of a user's dynamics at finite d: one step after the other, from a state of named arrays."""
+"""Runs of a user's dynamics at finite d: step by step, from a state of named arrays."""
 
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
+from jaxtyping import Int
 
 from sgdynamics.base.arrays import (
     IntScalar,
+    Numeric,
     Parameters,
     PyTree,
     RandomKey,
@@ -30,16 +33,44 @@ from sgdynamics.simulation.running import (
 )
 
 
+@runtime_checkable
+class SteppedDynamics(Protocol):
+    """The part of a user's dynamics that a simulation needs; hashable, for compiled code."""
+
+    def step(self, values: Parameters, state: State, key: RandomKey, /) -> State:
+        """Return the state of one run after one step."""
+        ...
+
+    def __hash__(self) -> int: ...
+
+
 class UserChain(Simulator):
-    """`definition.step(numbers, state, key)`, the numbers read at alpha = steps batch/d."""
+    """Runs of `definition.step(values, state, key)`.
+
+    Parameters
+    ----------
+    definition : SteppedDynamics
+        The user's dynamics.
+    values : dict
+        Arguments of the step: parameters of the problem and the algorithm, batch and dimension.
+        Schedules are evaluated at alpha = steps batch/d.
+    batch : int
+        Number of samples per step.
+    states : dict of ndarray
+        Initial states, with a leading axis of runs.
+    """
 
     def __init__(
-        self, definition: Any, numbers: dict[str, Any], batch: int, states: dict[str, np.ndarray]
+        self,
+        definition: SteppedDynamics,
+        values: Parameters,
+        batch: int,
+        states: dict[str, np.ndarray],
     ) -> None:
-        self.definition, self.numbers, self.states = definition, numbers, states
-        self.share = np.float64(batch / numbers["dimension"])
+        self.definition, self.values, self.states = definition, values, states
+        self.alpha_per_step = np.float64(batch / values["dimension"])
 
-    def initial(self, chosen: np.ndarray) -> Any:
+    def initial(self, chosen: np.ndarray) -> dict[str, Array]:
         return {name: jnp.asarray(value[chosen]) for name, value in self.states.items()}
 
     def advance(
@@ -50,11 +81,11 @@ class UserChain(Simulator):
         end: int,
         observation: Observation = NO_OBSERVATION,
     ) -> AdvanceResult:
-        return _advance_own(
+        return _advance_user_runs(
             self.definition,
             observation.observe,
-            self.numbers,
-            self.share,
+            self.values,
+            self.alpha_per_step,
             state,
             keys,
             np.int64(since),
@@ -63,7 +94,8 @@ class UserChain(Simulator):
             observation.shared,
         )
 
-    def overlaps(self, state: State) -> dict[str, Any]:
+    def overlaps(self, state: State) -> dict[str, Numeric]:
+        # The state of a user's dynamics is saved as it is.
         return dict(state)
 
     @property
@@ -72,33 +104,43 @@ class UserChain(Simulator):
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _advance_own(
-    definition: Any,
-    see: Observe | None,
-    numbers: Parameters,
-    share: Scalar,
+def _advance_user_runs(
+    definition: SteppedDynamics,
+    observe: Observe | None,
+    values: Parameters,
+    alpha_per_step: Scalar,
     state: State,
     keys: RandomKeys,
     since: IntScalar,
     end: IntScalar,
-    seen: PyTree,
-    given: PyTree,
-) -> tuple[Any, Any, Any]:
-    def step(number: IntScalar, carry: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
-        state, good, seen = carry
-        now = {**values_at(numbers, number * share), "alpha": number * share}
+    records: PyTree,
+    shared: PyTree,
+) -> AdvanceResult:
+    """Advance all runs from step `since` to step `end`."""
 
-        def one(state: State, key: RandomKey, seen: PyTree) -> tuple[Any, Any]:
-            moved = definition.step(now, state, step_key(key, number))
-            return moved, seen if see is None else see(given, seen, number + 1, moved)
+    def make_step(
+        index: IntScalar, carry: tuple[State, Int[Numeric, " runs"], PyTree]
+    ) -> tuple[State, Int[Numeric, " runs"], PyTree]:
+        """One step of all runs."""
+        state, last_finite, records = carry
+        alpha = index * alpha_per_step
+        # The step of the user also receives alpha itself.
+        current = {**values_at(values, alpha), "alpha": alpha}
 
-        state, seen = jax.vmap(one)(state, keys, seen)
-        fine = jnp.stack(
-            [
-                jnp.all(jnp.abs(leaf.reshape(len(keys), -1)) < LARGEST, axis=1)
-                for leaf in jax.tree.leaves(state)
-            ]
-        ).all(axis=0)
-        return state, jnp.where(fine, number + 1, good), seen
+        def advance_run(state: State, key: RandomKey, records: PyTree) -> tuple[State, PyTree]:
+            # One key per run and step: results do not depend on pieces or on other runs.
+            stepped = definition.step(current, state, step_key(key, index))
+            if observe is not None:
+                records = observe(shared, records, index + 1, dict(stepped))
+            return stepped, records
 
-    return jax.lax.fori_loop(since, end, step, (state, jnp.broadcast_to(since, keys.shape), seen))
+        state, records = jax.vmap(advance_run)(state, keys, records)
+        # A variable may have any number of axes behind the axis of runs, or none.
+        leaves = [leaf.reshape(len(keys), -1) for leaf in jax.tree.leaves(state)]
+        # Comparisons, because NaN < x is false.
+        is_finite = [jnp.all(jnp.abs(leaf) < LARGEST, axis=1) for leaf in leaves]
+        last_finite = jnp.where(jnp.stack(is_finite).all(axis=0), index + 1, last_finite)
+        return state, last_finite, records
+
+    carry = (state, jnp.broadcast_to(since, keys.shape), records)
+    return jax.lax.fori_loop(since, end, make_step, carry)

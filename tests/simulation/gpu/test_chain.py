@@ -19,11 +19,18 @@ from sgdynamics.base.random import run_keys
 from sgdynamics.dynamics.choice import dynamics_of
 from sgdynamics.problems.overlap_starts import broadcast_runs
 from sgdynamics.simulation import compressed
+from sgdynamics.simulation.chain_steps import run_span, step_and_fold
 from sgdynamics.simulation.exact import ExactChain
 from sgdynamics.simulation.gpu import chain_kernel, chain_step
 from sgdynamics.simulation.gpu.chain import KernelChain
 from sgdynamics.simulation.gpu.chain_step import RunState, StepInputs
 from sgdynamics.simulation.running import Observation, first_passage, run
+from sgdynamics.simulation.span_draws import (
+    assemble_draws,
+    degrees_of_freedom,
+    normal_shapes,
+    split_into_shapes,
+)
 from tests.simulation.gpu.cases import CASES, make_chain, verify_kernels
 from tests.simulation.gpu.test_unroll import unrolled_values
 
@@ -97,15 +104,13 @@ def test_single_step_is_the_first_step_of_a_span(name: str) -> None:
     state, _, inputs = draw_inputs(chain, 1, 0)
     layout, model = chain.layout, chain.uniform_inputs(None).model
     state = jax.tree.map(lambda leaf: leaf[0], state)
-    normals = compressed.split_into_shapes(
-        jnp.asarray(inputs.normals[0]), compressed.normal_shapes(layout, 1)
-    )
-    degrees = compressed.degrees_of_freedom(layout, jnp.asarray(chain.block_sizes))
-    draws = compressed.assemble_draws(layout, normals, jnp.asarray(inputs.chi), degrees)
+    normals = split_into_shapes(jnp.asarray(inputs.normals[0]), normal_shapes(layout, 1))
+    degrees = degrees_of_freedom(layout, jnp.asarray(chain.block_sizes))
+    draws = assemble_draws(layout, normals, jnp.asarray(inputs.chi), degrees)
     first_draws = jax.tree.map(lambda leaf: leaf[0], draws)
-    single, _ = compressed.step_and_fold(layout, model, state, first_draws, 0, None, None)
+    single, _ = step_and_fold(layout, model, state, first_draws, 0, None, None)
     span_draws = jax.tree.map(lambda leaf: jnp.repeat(leaf, layout.folds, axis=0), draws)
-    spanned, _ = compressed.run_span(layout, model, state, span_draws, (0, 0, 1), None, None)
+    spanned, _ = run_span(layout, model, state, span_draws, (0, 0, 1), None, None)
     before, overlaps, expected = (
         chain.overlaps(jax.tree.map(lambda leaf: leaf[None], rows))
         for rows in (state, single, spanned)

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from sgdynamics.base.arrays import Numeric
 from sgdynamics.simulation.gpu.constant_folding import evaluate
@@ -164,7 +165,7 @@ def apply_linear(equation: Equation, inputs: list[np.ndarray]) -> list[np.ndarra
     # Indices are known now: the primitive is one fixed matrix that acts on the flat data.
     pool = np.concatenate([inputs[operand].reshape(-1) for operand in data])
 
-    def image(vector: Numeric) -> Any:
+    def image(vector: Numeric) -> Array:
         """The output of the primitive on flat data."""
         first, operands = 0, []
         for operand, entries in enumerate(inputs):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import replace
 from functools import cache, partial
-from typing import Any
 
 import jax
 import numpy as np
@@ -28,6 +28,7 @@ from sgdynamics.simulation.gpu.chain_step import (
 from sgdynamics.simulation.gpu.draws import LANES
 from sgdynamics.simulation.gpu.pallas import device_memory, has_kernels
 from sgdynamics.simulation.gpu.program import NotUnrollable, shape_struct
+from sgdynamics.simulation.layout import Layout
 from sgdynamics.simulation.running import (
     NO_OBSERVATION,
     AdvanceResult,
@@ -186,10 +187,10 @@ class KernelChain(ExactChain):
 
 @cache
 def _find_step_obstacle(
-    layout: compressed.Layout,
+    layout: Layout,
     observe: Observe | None,
     leaves: tuple[jax.ShapeDtypeStruct, ...],
-    tree: Any,
+    tree: Hashable,
 ) -> str | None:
     """The reason why a step cannot be unrolled; cached, because unrolling takes seconds."""
     uniform: UniformInputs

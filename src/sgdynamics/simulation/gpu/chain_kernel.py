@@ -20,7 +20,6 @@ from jaxtyping import Float
 
 from sgdynamics.algorithms.updates.gradient_source import Rows
 from sgdynamics.base.arrays import IntScalar, Numeric, PyTree, RandomKeys
-from sgdynamics.simulation import compressed
 from sgdynamics.simulation.gpu.chain_step import (
     RunState,
     StepFunction,
@@ -37,9 +36,11 @@ from sgdynamics.simulation.gpu.draws import (
     prevent_fusion,
     read_draws,
 )
-from sgdynamics.simulation.gpu.pallas import call_kernel, pl
+from sgdynamics.simulation.gpu.pallas import Lanes, Reference, call_kernel, pl
 from sgdynamics.simulation.gpu.scalars import object_array
+from sgdynamics.simulation.layout import Layout
 from sgdynamics.simulation.running import LARGEST, AdvanceResult, Observe
+from sgdynamics.simulation.span_draws import degrees_of_freedom
 
 # Steps between two checks whether a run has left or diverged.
 SPAN = 64
@@ -57,7 +58,7 @@ class ChainOptions(NamedTuple):
 
     Attributes
     ----------
-    layout : compressed.Layout
+    layout : Layout
         Layout of the compressed space, with single steps.
     observe : callable or None
         Function that updates the records of a run after each step.
@@ -67,7 +68,7 @@ class ChainOptions(NamedTuple):
         Number of steps whose random numbers are drawn ahead; 0 to draw them inside of the kernel.
     """
 
-    layout: compressed.Layout
+    layout: Layout
     observe: Observe | None
     interpret: bool
     steps_ahead: int
@@ -96,7 +97,7 @@ class ChainKernel:
         """Number of values of a run."""
         return _count_values(self.step.state_shapes)
 
-    def __call__(self, *refs: Any) -> None:
+    def __call__(self, *refs: Reference) -> None:
         """Advance the runs of one program.
 
         The references are uniform values, degrees of freedom, the interval of steps, values and
@@ -161,7 +162,9 @@ class ChainKernel:
         last_finite = jnp.where(last_finite == index, end, last_finite)
         _store_rows(output_ref, lanes, (*values, last_finite.astype(jnp.float64)))
 
-    def _step(self, uniform_ref: Any, index: IntScalar, values: Values, drawn: list[Any]) -> Values:
+    def _step(
+        self, uniform_ref: Reference, index: IntScalar, values: Values, drawn: list[Array]
+    ) -> Values:
         """One unrolled step of all lanes."""
         n_normals = self.step.draws.normals
         shapes = [leaf.shape for leaf in jax.tree.leaves(self.step.state_shapes)]
@@ -224,7 +227,7 @@ def left_position(state_shapes: RunState) -> int | None:
 # ---- memory
 
 
-def _load_rows(ref: Any, lanes: Any, count: int) -> Values:
+def _load_rows(ref: Reference, lanes: Lanes, count: int) -> Values:
     """The first rows of an array, one vector each.
 
     The loop has a single load and selects its target: for every load in a program, Triton's
@@ -239,7 +242,7 @@ def _load_rows(ref: Any, lanes: Any, count: int) -> Values:
     return jax.lax.fori_loop(0, count, load, zeros)
 
 
-def _store_rows(ref: Any, lanes: Any, values: Values) -> None:
+def _store_rows(ref: Reference, lanes: Lanes, values: Values) -> None:
     """Store vectors in the first rows of an array, by a single store in a loop."""
 
     def store(row: IntScalar, carry: IntScalar) -> IntScalar:
@@ -337,7 +340,7 @@ def advance(
     values = _pack_values(states, keys)
     n_padded = values.shape[1]
     # The 0 at the end: a kernel takes no array of size 0, and there may be no chi variables.
-    degrees = compressed.degrees_of_freedom(layout, jnp.asarray(uniform.block_sizes))
+    degrees = degrees_of_freedom(layout, jnp.asarray(uniform.block_sizes))
     degrees = jnp.append(jnp.ravel(degrees).astype(jnp.float64), 0.0)
     left = left_position(shapes)
     kernel = ChainKernel(step, ahead, steps_per_iteration(step) if ahead else 1)

@@ -8,19 +8,25 @@ triangle. Only the entries that may differ from 0 are stored.
 from __future__ import annotations
 
 from functools import cache, partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
 
 from sgdynamics.algorithms.updates.gradient_source import Rows
-from sgdynamics.base.arrays import Numeric, PyTree
-from sgdynamics.simulation import compressed
+from sgdynamics.base.arrays import IntScalar, Numeric, PyTree
+from sgdynamics.simulation.chain_steps import Model, step_and_fold
 from sgdynamics.simulation.gpu.draws import LANES, StepDraws
 from sgdynamics.simulation.gpu.unroll import LaneFunction, prepare
+from sgdynamics.simulation.layout import Layout
 from sgdynamics.simulation.running import Observe
+from sgdynamics.simulation.span_draws import (
+    assemble_draws,
+    degrees_of_freedom,
+    normal_shapes,
+    split_into_shapes,
+)
 
 
 class RunState(NamedTuple):
@@ -38,11 +44,11 @@ class RunState(NamedTuple):
         Records of the observation of the run.
     """
 
-    rows: Any
-    head: Any
-    scalars: Any
-    squares: Any
-    records: Any
+    rows: Numeric
+    head: Numeric
+    scalars: PyTree
+    squares: PyTree
+    records: PyTree
 
 
 class StepInputs(NamedTuple):
@@ -58,9 +64,9 @@ class StepInputs(NamedTuple):
         Index of the step.
     """
 
-    normals: Any
-    chi: Any
-    index: Any
+    normals: Numeric
+    chi: Numeric
+    index: IntScalar
 
 
 class UniformInputs(NamedTuple):
@@ -76,16 +82,16 @@ class UniformInputs(NamedTuple):
         Values that the observation needs and that all runs share.
     """
 
-    model: tuple[Any, Any, Any]
-    block_sizes: Any
-    shared: Any
+    model: Model
+    block_sizes: Numeric
+    shared: PyTree
 
 
 # ---- packed rows
 
 
 @cache
-def _packing(layout: compressed.Layout) -> tuple[np.ndarray, np.ndarray]:
+def _packing(layout: Layout) -> tuple[np.ndarray, np.ndarray]:
     """Positions of the packed entries in the flat rows, and the inverse map.
 
     The flat rows are those without new columns. The inverse map sends the entries that are 0 to the
@@ -104,7 +110,7 @@ def _packing(layout: compressed.Layout) -> tuple[np.ndarray, np.ndarray]:
     return positions, inverse
 
 
-def pack_rows(layout: compressed.Layout, rows: Numeric) -> Array:
+def pack_rows(layout: Layout, rows: Numeric) -> Numeric:
     """The entries of folded rows (..., rows, columns) that may differ from 0, flat."""
     strip, blocks = layout.split(rows)
     # The new columns are 0 after a fold and are left out.
@@ -113,7 +119,7 @@ def pack_rows(layout: compressed.Layout, rows: Numeric) -> Array:
     return columns.reshape(*rows.shape[:-2], -1)[..., _packing(layout)[0]]
 
 
-def unpack_rows(layout: compressed.Layout, packed_rows: Numeric) -> Array:
+def unpack_rows(layout: Layout, packed_rows: Numeric) -> Numeric:
     """Folded rows with all their zeros: the inverse of `pack_rows`.
 
     Inside of a kernel the zeros are constants, and the unrolled step makes no operations with them.
@@ -129,7 +135,7 @@ def unpack_rows(layout: compressed.Layout, packed_rows: Numeric) -> Array:
     return layout.join(rows[..., :n_strip], jnp.concatenate([blocks, new_columns], axis=-1))
 
 
-def pack_states(layout: compressed.Layout, state: Rows, records: PyTree) -> RunState:
+def pack_states(layout: Layout, state: Rows, records: PyTree) -> RunState:
     """The states of several runs, with a leading axis, and their records in packed form."""
     rows = pack_rows(layout, state.rows)
     return RunState(rows, state.head, state.scalars, state.squares, records)
@@ -139,25 +145,25 @@ def pack_states(layout: compressed.Layout, state: Rows, records: PyTree) -> RunS
 
 
 def step_run(
-    layout: compressed.Layout,
+    layout: Layout,
     observe: Observe | None,
     uniform: UniformInputs,
     state: RunState,
     inputs: StepInputs,
 ) -> RunState:
-    """One step of one run, from the definition of the chain itself (`compressed.step_and_fold`)."""
+    """One step of one run, from the definition of the chain itself (`step_and_fold`)."""
     # The normals come as one flat vector; the layout knows what each of them is for.
-    shapes = compressed.normal_shapes(layout, 1)
-    draws = compressed.assemble_draws(
+    shapes = normal_shapes(layout, 1)
+    draws = assemble_draws(
         layout,
-        compressed.split_into_shapes(inputs.normals, shapes),
+        split_into_shapes(inputs.normals, shapes),
         inputs.chi[None],
-        compressed.degrees_of_freedom(layout, uniform.block_sizes),
+        degrees_of_freedom(layout, uniform.block_sizes),
     )
     # The axis of folds has length 1: the layout has single steps.
     draws = jax.tree.map(lambda leaf: leaf[0], draws)
     rows = Rows(unpack_rows(layout, state.rows), state.head, state.scalars, state.squares)
-    rows, records = compressed.step_and_fold(
+    rows, records = step_and_fold(
         layout,
         uniform.model,
         rows,
@@ -169,9 +175,9 @@ def step_run(
     return pack_states(layout, rows, records)
 
 
-def step_draws(layout: compressed.Layout) -> StepDraws:
+def step_draws(layout: Layout) -> StepDraws:
     """Numbers of normals and chi variables of one step."""
-    counts = [int(np.prod(shape)) for shape in compressed.normal_shapes(layout, 1)]
+    counts = [int(np.prod(shape)) for shape in normal_shapes(layout, 1)]
     # The fourth group of normals proposes the chi variables.
     chi_shape = (len(layout.compressed_blocks), layout.columns)
     return StepDraws(sum(counts), sum(counts[:3]), chi_shape)
@@ -209,7 +215,7 @@ class StepFunction(NamedTuple):
 
 
 def prepare_step(
-    layout: compressed.Layout,
+    layout: Layout,
     observe: Observe | None,
     uniform: UniformInputs,
     state_shapes: RunState,
@@ -217,10 +223,11 @@ def prepare_step(
     """Trace the step of one run; `uniform` has values or shapes."""
     draws = step_draws(layout)
     # Float64 and int64, as the draws and the step counter of the kernel are.
-    inputs = StepInputs(
+    shapes = (
         jax.ShapeDtypeStruct((draws.normals,), np.float64),
         jax.ShapeDtypeStruct(draws.chi_shape, np.float64),
         jax.ShapeDtypeStruct((), np.int64),
     )
+    inputs = StepInputs._make(shapes)
     function = prepare(partial(step_run, layout, observe), uniform, state_shapes, inputs)
     return StepFunction(function, draws, state_shapes)

@@ -9,13 +9,23 @@ are bound eagerly by JAX. Both ways give the same bits (`tests/simulation/gpu`).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from sgdynamics.base.arrays import ArrayArgument
+
+
+class Primitive(Protocol):
+    """An operation of JAX; `jax.extend.core.Primitive` in practice."""
+
+    name: str
+    # Whether `bind` returns a list of outputs or a single one.
+    multiple_results: bool
+
+    def bind(self, *operands: Any, **params: Any) -> Any: ...
 
 
 def _broadcast(params: dict[str, Any], value: np.ndarray) -> np.ndarray:
@@ -77,7 +87,7 @@ NUMPY_RULES: dict[str, Callable[..., Any]] = {
 }
 
 
-def _saturates(primitive: Any, params: dict[str, Any], operands: Sequence[Any]) -> bool:
+def _saturates(primitive: Primitive, params: dict[str, Any], operands: Sequence[Any]) -> bool:
     """Whether the primitive converts floats to integers.
 
     JAX clamps values out of range to the nearest integer; NumPy's result is undefined.
@@ -90,13 +100,13 @@ def _saturates(primitive: Any, params: dict[str, Any], operands: Sequence[Any]) 
 
 
 def evaluate(
-    primitive: Any, params: dict[str, Any], operands: Sequence[ArrayArgument]
+    primitive: Primitive, params: dict[str, Any], operands: Sequence[ArrayArgument]
 ) -> list[np.ndarray]:
     """Evaluate a primitive on constants, in NumPy where `NUMPY_RULES` has it and by JAX elsewhere.
 
     Parameters
     ----------
-    primitive : jax.extend.core.Primitive
+    primitive : Primitive
         The primitive of a traced equation.
     params : dict
         Its static parameters.

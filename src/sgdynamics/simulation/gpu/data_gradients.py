@@ -19,7 +19,7 @@ fields need no synchronisation of warps.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -32,7 +32,7 @@ from jaxtyping import Bool, Float, Int
 from sgdynamics.base.arrays import DType, Function, IntScalar, Numeric, Parameters, PyTree
 from sgdynamics.base.padding import power_of_two
 from sgdynamics.problems.problem import Structure
-from sgdynamics.simulation.gpu.pallas import call_kernel, pl, triton
+from sgdynamics.simulation.gpu.pallas import Lanes, Reference, call_kernel, pl, triton
 from sgdynamics.simulation.gpu.program import NotUnrollable, shape_struct
 from sgdynamics.simulation.gpu.scalars import object_array
 from sgdynamics.simulation.gpu.unroll import LaneFunction, prepare
@@ -128,25 +128,25 @@ class Tile(NamedTuple):
         True for the coordinates of the inputs; the other columns fill up the power of two.
     """
 
-    run: Any
-    samples: Any
-    is_sample: Any
-    columns: Any
-    is_column: Any
+    run: IntScalar
+    samples: Lanes | Array
+    is_sample: Array
+    columns: Lanes
+    is_column: Array
 
-    def load_values(self, ref: PyTree, index: int) -> Array:
+    def load_values(self, ref: Reference, index: int) -> Array:
         """One value of each sample, from an array (runs, n, values)."""
         return triton.load(
             ref.at[self.run, self.samples, jnp.int32(index)], mask=self.is_sample, other=0
         )
 
-    def load_inputs(self, ref: PyTree) -> Array:
+    def load_inputs(self, ref: Reference) -> Array:
         """The inputs of the tile, from an array (runs, n, d)."""
         mask = self.is_sample[:, None] & self.is_column[None, :]
         position: Any = (self.samples, self.columns)
         if isinstance(self.samples, jax.Array):
             # Listed samples: both indices must be arrays, which Pallas broadcasts.
-            columns = jnp.arange(self.columns.size, dtype=jnp.int32)
+            columns = jnp.arange(len(self.is_column), dtype=jnp.int32)
             position = (self.samples[:, None], columns[None, :])
         # A data set is read once per step and is larger than the cache. Its lines are evicted
         # first, so that the small arrays stay cached.
@@ -154,7 +154,7 @@ class Tile(NamedTuple):
             ref.at[(self.run, *position)], mask=mask, other=0, eviction_policy="evict_first"
         )
 
-    def load_row(self, ref: PyTree, unit: int) -> Array:
+    def load_row(self, ref: Reference, unit: int) -> Array:
         """The weights of one hidden unit, from an array (runs, p, d)."""
         return triton.load(
             ref.at[self.run, jnp.int32(unit), self.columns], mask=self.is_column, other=0
@@ -184,7 +184,7 @@ def _tiles(layout: Tiling, samples: int, dimension: int) -> TileAt:
 
 
 def _selected_tiles(
-    layout: Tiling, selected_ref: PyTree, count: IntScalar, tiles: TileAt
+    layout: Tiling, selected_ref: Reference, count: IntScalar, tiles: TileAt
 ) -> TileAt:
     """Tiles of the `count` selected samples, from the list of their positions in the chunk."""
     run, chunk = pl.program_id(0), pl.program_id(1)
@@ -254,7 +254,7 @@ class KernelShape(NamedTuple):
     trained: bool
 
 
-def _sums_kernel(function: LaneFunction, shape: KernelShape, *refs: PyTree) -> None:
+def _sums_kernel(function: LaneFunction, shape: KernelShape, *refs: Reference) -> None:
     """Sums over a chunk: losses (if all samples are read), h^T x and dloss/dhead."""
     layout, sample_shapes = shape.layout, shape.sample_shapes
     inputs_ref, rows_ref, uniform_ref, signals_ref, *other_refs = refs
@@ -344,7 +344,7 @@ def _sums_kernel(function: LaneFunction, shape: KernelShape, *refs: PyTree) -> N
         head_refs[0][run, chunk, unit] = gradient
 
 
-def _fields_kernel(layout: Tiling, samples: int, dimension: int, *refs: PyTree) -> None:
+def _fields_kernel(layout: Tiling, samples: int, dimension: int, *refs: Reference) -> None:
     """Fields of the samples of a chunk."""
     inputs_ref, rows_ref, fields_ref = refs
     tile_at = _tiles(layout, samples, dimension)
@@ -419,9 +419,9 @@ class Sums(NamedTuple):
         dloss/dhead (runs, p) of the selected samples; 0 for a fixed head.
     """
 
-    risk: Any
-    gradient: Any
-    head_gradient: Any
+    risk: Numeric | None
+    gradient: Numeric
+    head_gradient: Numeric
 
 
 def sums(
@@ -522,7 +522,7 @@ def _find_loss_obstacle(
     structure: Structure,
     dtype: np.dtype,
     leaves: tuple[jax.ShapeDtypeStruct, ...],
-    tree: Any,
+    tree: Hashable,
 ) -> str | None:
     """The reason why a loss cannot be unrolled; cached, because unrolling takes a second."""
     parameters, draws = jax.tree.unflatten(tree, leaves)

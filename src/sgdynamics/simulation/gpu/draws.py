@@ -9,6 +9,7 @@ they keep the whole device busy.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -20,7 +21,7 @@ from jaxtyping import Float
 
 from sgdynamics.base.arrays import IntScalar, Numeric
 from sgdynamics.base.random import GOLDEN, MULTIPLIERS, chi_length, cosine_and_sine, propose_gamma
-from sgdynamics.simulation.gpu.pallas import call_kernel, pl
+from sgdynamics.simulation.gpu.pallas import Reference, call_kernel, pl
 
 # Runs of one program: one warp, so that no thread waits for another one at a barrier.
 LANES = 32
@@ -102,7 +103,7 @@ def draw_normal_pair(keys: Keys, counter: Numeric | IntScalar) -> tuple[Array, A
 
 
 def draw_step(
-    draws: StepDraws, keys: Keys, step: IntScalar, degrees: list[Numeric]
+    draws: StepDraws, keys: Keys, step: IntScalar, degrees: Sequence[Numeric]
 ) -> list[Numeric]:
     """The normals of one step, then its chi variables.
 
@@ -159,9 +160,9 @@ def draw_step(
         )
         return attempt + 1, values, accepted
 
-    def is_open(carry: tuple[Any, ...]) -> Any:
+    def is_open(carry: tuple[Any, ...]) -> Array:
         # The flags are 1 where a value is accepted, so that the sum counts the open ones.
-        return sum(jnp.sum(1 - done) for done in carry[2]) > 0
+        return jnp.asarray(sum(jnp.sum(1 - done) for done in carry[2]) > 0)
 
     initial = (
         np.int64(0),
@@ -196,7 +197,7 @@ def prevent_fusion(value: Numeric, zero: IntScalar) -> Array:
 # ---- drawing ahead
 
 
-def _draws_kernel(draws: StepDraws, steps: int, *refs: Any) -> None:
+def _draws_kernel(draws: StepDraws, steps: int, *refs: Reference) -> None:
     """Draw a tile of steps of one group of runs, if any of its runs is still active."""
     degrees_ref, interval_ref, active_ref, keys_ref, drawn_ref = refs
     group, first = pl.program_id(0), pl.program_id(1) * TILE
@@ -217,8 +218,8 @@ def _draws_kernel(draws: StepDraws, steps: int, *refs: Any) -> None:
 
 
 def read_draws(
-    draws: StepDraws, steps: int, ref: Any, group: IntScalar, offset: IntScalar
-) -> list[Any]:
+    draws: StepDraws, steps: int, ref: Reference, group: IntScalar, offset: IntScalar
+) -> list[Array]:
     """Numbers that were drawn ahead, of the runs of one group at one step.
 
     Parameters

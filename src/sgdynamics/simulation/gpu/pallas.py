@@ -7,13 +7,38 @@ changes and nothing else.
 
 from __future__ import annotations
 
+from typing import Any, Protocol, runtime_checkable
+
 import jax
+from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
-from sgdynamics.base.arrays import Function, PyTree
+from sgdynamics.base.arrays import Function, Numeric, PyTree
 
-__all__ = ["call_kernel", "device_memory", "has_kernels", "pl", "triton"]
+__all__ = ["Lanes", "Reference", "call_kernel", "device_memory", "has_kernels", "pl", "triton"]
+
+# A range of adjacent indices, as `pl.ds` makes it.
+Lanes = slice | pl.Slice
+
+
+@runtime_checkable
+class Reference(Protocol):
+    """An array in the memory of the device, as a kernel receives it: read and written by index."""
+
+    # Views by index for Triton's own loads and stores, which take masks.
+    at: Any
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def dtype(self) -> Any: ...
+
+    def __getitem__(self, index: Any, /) -> Array: ...
+
+    def __setitem__(self, index: Any, value: Numeric, /) -> None: ...
+
 
 # Bytes of memory to assume for a device that does not report its own, such as a CPU.
 DEFAULT_MEMORY = 1 << 30

@@ -20,8 +20,8 @@ import numpy as np
 from jax import Array
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
-from sgdynamics.base.arrays import Function, Numeric, PyTree
-from sgdynamics.simulation.gpu.constant_folding import evaluate
+from sgdynamics.base.arrays import ArrayArgument, Function, Numeric, PyTree
+from sgdynamics.simulation.gpu.constant_folding import Primitive, evaluate
 
 # Largest number of values that the varying equations may produce. Compilation of more takes
 # minutes.
@@ -47,7 +47,7 @@ class Equation(NamedTuple):
 
     Attributes
     ----------
-    primitive : jax.extend.core.Primitive
+    primitive : Primitive
         The operation.
     inputs : list of Operand
         Indices of variables, or constants.
@@ -57,7 +57,7 @@ class Equation(NamedTuple):
         Static parameters of the primitive.
     """
 
-    primitive: Any
+    primitive: Primitive
     inputs: list[Operand]
     outputs: list[int]
     params: dict[str, Any]
@@ -68,7 +68,7 @@ class Equation(NamedTuple):
         return [operand for operand in self.inputs if isinstance(operand, int)]
 
 
-def shape_struct(value: Any) -> jax.ShapeDtypeStruct:
+def shape_struct(value: ArrayArgument | jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
     """Shape and dtype of an array, a number or a `jax.ShapeDtypeStruct`; hashable."""
     return jax.ShapeDtypeStruct(np.shape(value), jnp.result_type(value))
 

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sgdynamics.base.arrays import ArrayArgument, DType
-from sgdynamics.simulation.gpu.constant_folding import evaluate
+from sgdynamics.simulation.gpu.constant_folding import Primitive, evaluate
 from sgdynamics.simulation.gpu.program import NotUnrollable
 
 # A NumPy scalar (a constant), a traced vector over the lanes, or None.
@@ -113,7 +113,7 @@ def compute_once(
     return _results[-1][key][0]
 
 
-def apply_primitive(primitive: Any, params: dict[str, Any], *operands: Entry) -> Entry:
+def apply_primitive(primitive: Primitive, params: dict[str, Any], *operands: Entry) -> Entry:
     """A primitive on entries: constants give a constant, others a vector over the lanes."""
     if any(operand is None for operand in operands):
         raise NotUnrollable(MISSING_FACTOR)

@@ -30,7 +30,9 @@ from jaxtyping import Float
 from sgdynamics.base.arrays import Function, Numeric, PyTree
 from sgdynamics.simulation.gpu import array_rules, scalars
 from sgdynamics.simulation.gpu.program import (
+    ClosedJaxpr,
     Equation,
+    Jaxpr,
     NotUnrollable,
     Operand,
     Program,
@@ -294,7 +296,7 @@ def _scan(params: dict[str, Any], inputs: list[np.ndarray]) -> list[np.ndarray]:
     return [*carry, *(np.concatenate([array[None] for array in column]) for column in columns)]
 
 
-def _run_inner(jaxpr: Any, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+def _run_inner(jaxpr: Jaxpr | ClosedJaxpr, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
     """Unroll the jaxpr of a branch or of a loop body."""
     # Inputs may hold constants here: with them a loop body often folds to a few operations.
     program = program_from_jaxpr(closed_jaxpr(jaxpr))
