@@ -1,4 +1,7 @@
-"""The exact chain is SGD: pathwise for one step, in law for a pairwise covering of settings."""
+"""The exact chain equals SGD in d dimensions.
+
+One step agrees pathwise. Runs agree in law for settings that cover all pairs of factors.
+"""
 
 from __future__ import annotations
 
@@ -33,35 +36,38 @@ FACTORS = {
 }
 
 
-def possible(case):
-    """d >= signals + width in every block."""
+def fits_dimension(case):
+    """Whether every block has at least signals + width coordinates."""
     signals = 2 if case["kind"] == "target" else 1
     smallest = case["d"] * (0.3 if case["blocks"] == 3 else 1.0)
     return np.floor(smallest) >= signals + case["p"]
 
 
-def covering():
-    """Settings in which every possible pair of values of two factors occurs (greedy, deterministic)."""
+def covering_cases():
+    """Settings in which every possible pair of values of two factors occurs.
+
+    The greedy choice is deterministic.
+    """
     names = list(FACTORS)
-    every = [
+    candidates = [
         case
         for values in itertools.product(*FACTORS.values())
-        if possible(case := dict(zip(names, values, strict=True)))
+        if fits_dimension(case := dict(zip(names, values, strict=True)))
     ]
 
     def pairs(case):
         return {((a, case[a]), (b, case[b])) for a, b in itertools.combinations(names, 2)}
 
-    missing = set().union(*(pairs(case) for case in every))
-    chosen = []
-    while missing:
-        best = max(every, key=lambda case: len(pairs(case) & missing))
-        chosen.append(best)
-        missing -= pairs(best)
-    return chosen
+    uncovered = set().union(*(pairs(case) for case in candidates))
+    selected = []
+    while uncovered:
+        best = max(candidates, key=lambda case: len(pairs(case) & uncovered))
+        selected.append(best)
+        uncovered -= pairs(best)
+    return selected
 
 
-def make(case):
+def problem_of(case):
     options = dict(
         width=case["p"],
         noise=0.1,
@@ -71,55 +77,56 @@ def make(case):
         covariance=COVARIANCE[case["blocks"]],
     )
     if case["kind"] == "target":
-        # a student whose risk is closed given the signals: thousands of states are judged by it
+        # The risk of this student is closed given the signals; the test needs it for
+        # thousands of states.
         return sgd.MultiIndex(
             lambda z: jnp.tanh(z[0]) + 0.5 * z[0] * z[1], directions=2, activation="relu", **options
         )
     return sgd.TeacherStudent(activation=case["kind"], **options)
 
 
-def cases():
-    """The covering; all but a few cases in which every value occurs run with the slow reproductions (each is two programs to compile)."""
-    missing = {(name, value) for name, values in FACTORS.items() for value in values}
-    result = []
-    for case in covering():
-        new = missing & set(case.items())
-        missing -= new
-        result.append(
-            pytest.param(
-                case, id="-".join(map(str, case.values())), marks=() if new else pytest.mark.slow
-            )
-        )
-    return result
+def name_of(case):
+    return "-".join(map(str, case.values()))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", cases())
+@pytest.mark.parametrize("case", covering_cases(), ids=name_of)
 @pytest.mark.runs_long
 def test_exact_and_direct_agree_in_law(case):
-    problem = make(case)
-    begin = sgd.random_start(problem, dimension=60, seed=4)
-    # the gradient of a squared activation is cubic in the fields: at small d a larger rate makes free runs explode
+    problem = problem_of(case)
+    start = sgd.random_start(problem, dimension=60, seed=4)
+    # The gradient of a squared activation is cubic in the fields. At small d runs without a
+    # constraint diverge at a larger rate.
     lr = 0.004 * case["d"] if case["kind"] == "square" else 0.4
     algorithm = sgd.OnePassSGD(lr=lr, batch=case["batch"], head_rate=0.7)
     common = dict(steps=[1, 20], dimension=case["d"], runs=2000)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*runs diverged")
-        exact = sgd.simulate(problem, algorithm, begin, seed=1, **common)
-        direct = sgd.simulate(problem, algorithm, begin, seed=2, method="direct", **common)
+        exact = sgd.simulate(problem, algorithm, start, seed=1, **common)
+        direct = sgd.simulate(problem, algorithm, start, seed=2, method="direct", **common)
     for name in ("M", "Q", "a", "risk"):
-        one, other = (np.asarray(result[name]) for result in (exact, direct))
-        good = [np.isnan(result.diverged_at.values) for result in (exact, direct)]
-        assert min(part.mean() for part in good) > 0.99
-        one, other = one[good[0]], other[good[1]]
-        for index in np.ndindex(*one.shape[1:]):
+        exact_sample, direct_sample = (np.asarray(result[name]) for result in (exact, direct))
+        converged = [np.isnan(result.diverged_at.values) for result in (exact, direct)]
+        assert min(mask.mean() for mask in converged) > 0.99
+        exact_sample, direct_sample = exact_sample[converged[0]], direct_sample[converged[1]]
+        for index in np.ndindex(*exact_sample.shape[1:]):
             if name == "Q" and index[1] > index[2]:
                 continue
-            same_law(one[(slice(None), *index)], other[(slice(None), *index)], f"{name}{index}")
+            same_law(
+                exact_sample[(slice(None), *index)],
+                direct_sample[(slice(None), *index)],
+                f"{name}{index}",
+            )
     if case["blocks"] == 3:
-        one, other = (np.asarray(result["Q_block"])[:, -1, :, 0, 0] for result in (exact, direct))
+        exact_sample, direct_sample = (
+            np.asarray(result["Q_block"])[:, -1, :, 0, 0] for result in (exact, direct)
+        )
         for block in range(3):
-            same_law(one[good[0], block], other[good[1], block], f"Q of block {block}")
+            same_law(
+                exact_sample[converged[0], block],
+                direct_sample[converged[1], block],
+                f"Q of block {block}",
+            )
 
 
 @pytest.mark.parametrize("batch", [1, 2, 7])
@@ -127,7 +134,7 @@ def test_exact_and_direct_agree_in_law(case):
     "options", [{}, {"constraint": "sphere"}, {"head": "trained", "weight_decay": 0.3}], ids=str
 )
 def test_one_step_pathwise(batch, options):
-    """The same inputs, seen in d dimensions and in the compressed frame, give the same overlaps to 1e-12."""
+    """A step on the same inputs gives equal overlaps in d dimensions and in the frame, to 1e-12."""
     problem = sgd.TeacherStudent(
         width=3,
         teacher_width=2,
@@ -137,8 +144,8 @@ def test_one_step_pathwise(batch, options):
         **options,
     )
     d, p, k = 15, 3, 2
-    begin = sgd.random_start(problem, dimension=40, seed=5)
-    T, L = (part[0] for part in compressed_rows(problem, begin))
+    start = sgd.random_start(problem, dimension=40, seed=5)
+    T, L = (array[0] for array in compressed_rows(problem, start))
     generator = np.random.default_rng(batch)
     x = generator.standard_normal((batch, d))
     noise = generator.standard_normal(batch)
@@ -152,41 +159,46 @@ def test_one_step_pathwise(batch, options):
             problem.structure,
             (problem.parameters, algorithm),
             rate,
-            Rows(weights, begin.a[0]),
+            Rows(weights, start.a[0]),
             x,
             noise,
             place_signals(problem, np.array([d])),
         )
-        after, head = (np.asarray(part) for part in direct_step(*args)[:2])
-        # what lies outside, up to a rotation: the lower-triangular factor of its Gram matrix (for a wide batch: of Q^T X)
-        inside, outside = x[:, : k + p], x[:, k + p :]
+        after, head = (np.asarray(array) for array in direct_step(*args)[:2])
+        # A rotation outside of the frame changes nothing, so the outside inputs X are replaced by
+        # the lower-triangular factor of their Gram matrix. A batch wider than the number of units
+        # is first reduced to the combinations Q^T X that enter the gradient.
+        frame_inputs, outside = x[:, : k + p], x[:, k + p :]
         if layout.wide_batch:
             fields = x @ weights.T
-            signals = inside[:, :k] @ problem.parameters["frame"][0].T
+            signals = frame_inputs[:, :k] @ problem.parameters["frame"][0].T
             h, _ = sample_gradients(
-                problem.structure, problem.parameters, fields, signals, begin.a[0], noise
+                problem.structure, problem.parameters, fields, signals, start.a[0], noise
             )
             outside = np.linalg.qr(np.asarray(h))[0].T @ outside
         lower = np.linalg.qr(outside.T, mode="r").T
         rows = compressed.initial_rows(
-            layout, jnp.asarray(T), jnp.asarray(L), jnp.asarray(begin.a[0])
+            layout, jnp.asarray(T), jnp.asarray(L), jnp.asarray(start.a[0])
         )
-        beyond = np.zeros((batch, layout.columns)) if layout.wide_batch else lower
-        seen = np.concatenate([inside, beyond], axis=1)
-        sample = (jnp.asarray(seen), noise, jnp.asarray(lower)[None])
+        outside_inputs = np.zeros((batch, layout.columns)) if layout.wide_batch else lower
+        inputs = np.concatenate([frame_inputs, outside_inputs], axis=1)
+        sample = (jnp.asarray(inputs), noise, jnp.asarray(lower)[None])
         moved = chain_step(layout, (problem.parameters, algorithm), rate, rows, sample)
         folded = moved._replace(rows=compressed.fold(layout, moved.rows))
         for state in (moved, folded):
-            found = compressed.overlaps(layout, problem.parameters, state)
+            overlaps = compressed.overlaps(layout, problem.parameters, state)
             np.testing.assert_allclose(
-                found["M"][0], after[:, :k] @ problem.parameters["frame"][0].T, atol=1e-12
+                overlaps["M"][0], after[:, :k] @ problem.parameters["frame"][0].T, atol=1e-12
             )
-            np.testing.assert_allclose(found["Q"][0], after @ after.T, atol=1e-12)
-            np.testing.assert_allclose(found["a"], head, atol=1e-12)
+            np.testing.assert_allclose(overlaps["Q"][0], after @ after.T, atol=1e-12)
+            np.testing.assert_allclose(overlaps["a"], head, atol=1e-12)
 
 
 def test_random_numbers_have_their_laws():
-    """chi variables at every kind of degrees of freedom (0, below 2, small, huge), normals, and the Bartlett factor."""
+    """Inputs, noise, and the Bartlett factor with its chi variables have their distributions.
+
+    The degrees of freedom of the chi variables are 0, below 2, small and huge.
+    """
     from scipy import stats
 
     problem = sgd.TeacherStudent(width=2, activation="square")

@@ -1,4 +1,7 @@
-"""The ready models: the exact chain against SGD in d dimensions, in law, also where d is smaller than fields and tokens together."""
+"""The exact chain and direct runs of the ready models have one law.
+
+In some cases d is smaller than the number of fields and tokens together.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +21,8 @@ from sgdynamics.simulation.running import run
 from tests.conftest import Z, same_law, slow
 
 CORRELATION = [[1.0, 0.4, 0.1], [0.4, 0.8, -0.2], [0.1, -0.2, 1.2]]
-# problem, dimension, lr, batch
-MODELS = {
+# Functions that return the problem, the dimension, lr and batch.
+CASES = {
     "attention": lambda: (
         sgd.models.attention(3, noise=0.1, token_correlation=CORRELATION),
         6,
@@ -48,71 +51,77 @@ MODELS = {
 }
 
 
-def overlaps_of(maker, name, runs, seed, steps=5):
-    """M and Q of all runs after a few steps, (runs, entries)."""
-    problem, d, lr, batch = MODELS[name]()
-    begin = broadcast_runs(
+def simulated_overlaps(simulator_class, name, runs, seed, steps=5):
+    """Entries of M and of the upper triangle of Q after a few steps, (runs, entries)."""
+    problem, d, lr, batch = CASES[name]()
+    start = broadcast_runs(
         validate_start(problem, sgd.random_start(problem, dimension=d, seed=1)), runs
     )
-    simulator = maker(
-        problem, sgd.OnePassSGD(lr=lr, batch=batch), begin, *check_dimension(problem, d, small=True)
+    simulator = simulator_class(
+        problem, sgd.OnePassSGD(lr=lr, batch=batch), start, *check_dimension(problem, d, small=True)
     )
-    found, diverged = run(simulator, runs, np.array([steps]), seed, "", False)
+    overlaps, diverged = run(simulator, runs, np.array([steps]), seed, "", False)
     assert np.all(diverged < 0)
     upper = np.triu_indices(problem.width)
-    M, Q = (found[part][:, 0].sum(axis=1) for part in ("M", "Q"))
+    M, Q = (overlaps[name][:, 0].sum(axis=1) for name in ("M", "Q"))
     return np.concatenate([M.reshape(runs, -1), Q[:, *upper]], axis=1)
 
 
-def compare(one, other):
-    """The law of every entry, and the covariance of every two."""
-    for entry in range(one.shape[1]):
-        same_law(one[:, entry], other[:, entry], f"entry {entry}")
-    centre = one.mean(axis=0)
-    for i, j in combinations_with_replacement(range(one.shape[1]), 2):
-        a, b = ((part[:, i] - centre[i]) * (part[:, j] - centre[j]) for part in (one, other))
+def assert_same_law(exact_overlaps, direct_overlaps):
+    """Assert that the law of every entry and the covariance of every two entries agree."""
+    for entry in range(exact_overlaps.shape[1]):
+        same_law(exact_overlaps[:, entry], direct_overlaps[:, entry], f"entry {entry}")
+    mean = exact_overlaps.mean(axis=0)
+    for i, j in combinations_with_replacement(range(exact_overlaps.shape[1]), 2):
+        a, b = (
+            (sample[:, i] - mean[i]) * (sample[:, j] - mean[j])
+            for sample in (exact_overlaps, direct_overlaps)
+        )
         error = np.sqrt(a.var(ddof=1) / len(a) + b.var(ddof=1) / len(b))
         assert abs(a.mean() - b.mean()) <= Z * error + 1e-12, f"covariance of {i} and {j}"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", slow(MODELS, ("attention in batches", "sequence, free", "tied", "adatron"))
+    "name", slow(CASES, ("attention in batches", "sequence, free", "tied", "adatron"))
 )
 def test_exact_and_direct_runs_have_one_law(name):
-    compare(
+    assert_same_law(
         *(
-            overlaps_of(maker, name, 1000, seed)
-            for seed, maker in enumerate((ExactChain, DirectSGD), start=3)
+            simulated_overlaps(simulator_class, name, 1000, seed)
+            for seed, simulator_class in enumerate((ExactChain, DirectSGD), start=3)
         )
     )
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", CASES)
 def test_exact_and_direct_runs_have_one_law_in_many_runs(name):
-    compare(
+    assert_same_law(
         *(
-            overlaps_of(maker, name, 20_000, seed)
-            for seed, maker in enumerate((ExactChain, DirectSGD), start=5)
+            simulated_overlaps(simulator_class, name, 20_000, seed)
+            for seed, simulator_class in enumerate((ExactChain, DirectSGD), start=5)
         )
     )
 
 
 @pytest.mark.slow
-def test_without_the_off_diagonal_it_is_another_law(monkeypatch):
-    """The tokens of a sequence are not orthogonal outside the span of rows and signals: a chain that takes them to be so is found out."""
-    right = span_draws.bartlett_factor
+def test_comparison_detects_a_diagonal_bartlett_factor(monkeypatch):
+    """A chain whose tokens are orthogonal outside of the span of rows and signals has another law.
 
-    def diagonal(*given):
-        found = right(*given)
-        return found * np.eye(found.shape[-2], found.shape[-1])
+    The off-diagonal entries of the Bartlett factor are the inner products of the tokens there.
+    """
+    bartlett_factor = span_draws.bartlett_factor
 
-    direct = overlaps_of(DirectSGD, "attention", 20_000, 6)
-    monkeypatch.setattr(span_draws, "bartlett_factor", diagonal)
+    def diagonal_factor(*arguments):
+        factor = bartlett_factor(*arguments)
+        return factor * np.eye(factor.shape[-2], factor.shape[-1])
+
+    direct = simulated_overlaps(DirectSGD, "attention", 20_000, 6)
+    monkeypatch.setattr(span_draws, "bartlett_factor", diagonal_factor)
     jax.clear_caches()  # the chain may have been compiled before
-    wrong = overlaps_of(ExactChain, "attention", 20_000, 5)
+    wrong = simulated_overlaps(ExactChain, "attention", 20_000, 5)
     monkeypatch.undo()
     jax.clear_caches()
     with pytest.raises(AssertionError):
-        compare(wrong, direct)
+        assert_same_law(wrong, direct)

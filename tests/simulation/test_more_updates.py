@@ -1,6 +1,8 @@
-"""Memories, Muon, adaptive steps, decay and noise: each against its definition in NumPy, and the exact chain against direct runs in law.
+"""Updates with memory, Muon, adaptive steps, weight decay and gradient noise.
 
-The definitions are those of the docstrings of ``sgd.updates``, written on Z = [W | a] with the head as one more column.
+Each update agrees with its definition in NumPy, and the exact chain and direct runs have one law.
+The definitions are those in the docstrings of ``sgd.updates``, applied to Z = [W | a], where the
+head a is the last column.
 """
 
 from __future__ import annotations
@@ -16,8 +18,7 @@ import sgdynamics as sgd
 from sgdynamics.algorithms.updates.gradient_source import Rows
 from sgdynamics.algorithms.updates.initial_state import update_start
 from sgdynamics.algorithms.updates.muon import newton_schulz_of, polar
-from sgdynamics.algorithms.updates.update import MAKERS
-from sgdynamics.algorithms.updates.update import count_row_sets as copies_of
+from sgdynamics.algorithms.updates.update import MAKERS, count_row_sets
 from sgdynamics.problems.frames import compressed_rows, place_signals
 from sgdynamics.results.records import algorithm_from
 from sgdynamics.samples.inputs import Embedding
@@ -28,14 +29,14 @@ from sgdynamics.simulation.direct import direct_step
 from sgdynamics.simulation.layout import Layout
 from sgdynamics.simulation.span_draws import SpanDraws
 from tests.conftest import same_law
-from tests.simulation.test_updates import agree, network, runs_of
+from tests.simulation.test_updates import assert_same_law, network, simulate_network
 
 U = sgd.updates
 LR, HEAD_RATE, D, DECAY = 0.6, 0.8, 13, 0.3
 BOTH = ("fixed", "trained")
 S_M, S_Q = np.array([[0.4], [0.1]]), np.array([[1.0, 0.2], [0.2, 0.8]])
 
-# name: the update, its heads, and whether the decay of a problem is part of its gradients
+# Name: the update, its heads, and whether its gradients include the weight decay of a problem.
 EQUIVARIANT = {
     "momentum": (U.momentum(memory=3.0), BOTH, True),
     "nesterov": (U.nesterov(0.7), BOTH, True),
@@ -75,11 +76,14 @@ COORDINATEWISE = {
 }
 
 
-# ---------------------------------------------------------------------------------------------- against the definition
+# ------------------------------------------------------------------------------- pathwise agreement
 
 
 class Batch:
-    """Phase retrieval on one batch in d dimensions: gradients at Z = [W | a], the last column 0 where the head is not trained."""
+    """Gradients of phase retrieval at Z = [W | a] for one batch in d dimensions.
+
+    A fixed head has gradient zero.
+    """
 
     def __init__(self, problem, x, noise, kicks=None, spread=1.0):
         self.x, self.trained, self.p = x, problem.head == "trained", problem.width
@@ -90,7 +94,7 @@ class Batch:
     def signal(d):
         return np.eye(d)[0]
 
-    def each(self, Z):
+    def sample_gradients(self, Z):
         fields, a = self.x @ Z[:, :-1].T, Z[:, -1]
         error = fields**2 @ a / self.p - self.y
         G = 2 / self.p * (error[:, None] * a * fields)[:, :, None] * self.x[:, None]
@@ -98,16 +102,17 @@ class Batch:
         return np.concatenate([G, g[:, :, None]], axis=2)
 
     def __call__(self, Z):
-        return self.each(Z).mean(axis=0)
+        return self.sample_gradients(Z).mean(axis=0)
 
 
-def singular(G, function):
-    """U f(s) V^T of the weights' columns."""
+def map_singular_values(G, function):
+    """Return U f(s) V^T for the singular values s of the weights' columns, and 0 for the head."""
     left, s, right = np.linalg.svd(G[:, :-1], full_matrices=False)
     return np.pad((left * function(s)) @ right, ((0, 0), (0, 1)))
 
 
 def quintic(s):
+    """Five Newton-Schulz iterations on singular values, normalised by their Frobenius norm."""
     s = s / np.sqrt(np.sum(s**2))
     for _ in range(5):
         s = 3.4445 * s - 4.7750 * s**3 + 2.0315 * s**5
@@ -123,61 +128,63 @@ def norm(G, axis=None):
 
 
 def reference(name, problem, Z, iterate, batches):
-    """Z after each update's definition; the head moves head_rate times as fast."""
+    """Z after the steps of an update by its definition; the head has head_rate times the rate."""
     rate = np.r_[np.ones(D), HEAD_RATE * (problem.head == "trained")] / D
     decay = problem.weight_decay
     V, b2, theta = np.zeros_like(Z), D**2 * 0.1, 0.2 * np.sqrt(D)
-    for n, batch in enumerate(batches, start=1):
+    for number, batch in enumerate(batches, start=1):
 
-        def inside(Z, batch=batch, more=0.0):
-            return batch(Z) + (decay + more) * Z
+        def decayed_gradient(Z, batch=batch, extra_decay=0.0):
+            return batch(Z) + (decay + extra_decay) * Z
 
         def clip(G, axis=None):
             return G * np.minimum(1, theta / norm(G, axis))
 
         match name:
             case "momentum":
-                V = (1 - 3 / D) * V + 3 / D * inside(Z)
+                V = (1 - 3 / D) * V + 3 / D * decayed_gradient(Z)
                 Z = Z - LR * rate * V
             case "nesterov":
-                G = inside(Z)
+                G = decayed_gradient(Z)
                 V = 0.7 * V + G
                 Z = Z - LR * rate * (G + 0.7 * V)
             case "nesterov, slow":
-                G = inside(Z)
+                G = decayed_gradient(Z)
                 V = (1 - 3 / D) * V + 3 / D * G
                 Z = Z - LR * rate * (3 / D * G + (1 - 3 / D) * V)
             case "average":
-                iterate = iterate - LR * rate * inside(iterate)
+                iterate = iterate - LR * rate * decayed_gradient(iterate)
                 Z = Z + 2 / D * (iterate - Z)
             case "polyak":
-                iterate = iterate - LR * rate * inside(iterate)
-                Z = ((n - 1) * Z + iterate) / n
+                iterate = iterate - LR * rate * decayed_gradient(iterate)
+                Z = ((number - 1) * Z + iterate) / number
             case "schedule_free":
-                iterate = iterate - LR * rate * inside(0.2 * iterate + 0.8 * Z)
-                Z = ((n - 1) * Z + iterate) / n
+                iterate = iterate - LR * rate * decayed_gradient(0.2 * iterate + 0.8 * Z)
+                Z = ((number - 1) * Z + iterate) / number
             case "dana":
-                G = inside(Z)
-                V = (1 - 4 / (D * 0.5 + n - 1)) * V + G / D
+                G = decayed_gradient(Z)
+                V = (1 - 4 / (D * 0.5 + number - 1)) * V + G / D
                 Z = Z - LR * rate * G - 1.5 * rate * V
             case "clipped, row":
                 Z = Z - LR * rate * (clip(batch(Z), 1) + decay * Z)
             case "clipped, sample":
-                Z = Z - LR * rate * (np.mean([clip(G) for G in batch.each(Z)], axis=0) + decay * Z)
+                Z = Z - LR * rate * (
+                    np.mean([clip(G) for G in batch.sample_gradients(Z)], axis=0) + decay * Z
+                )
             case "sam, reach":
                 G = batch(Z)
                 Z = Z - LR * rate * (batch(Z + 0.5 / np.sqrt(D) * G / norm(G)) + decay * Z)
             case "muon" | "muon, newton_schulz":
-                G = singular(batch(Z), ones if name == "muon" else quintic)
+                G = map_singular_values(batch(Z), ones if name == "muon" else quintic)
                 Z = Z - LR * rate * (np.sqrt(D) * G + decay * Z)
             case "muon, slow" | "muon, slow newton_schulz":
                 V = (1 - 3 / D) * V + 3 / D * batch(Z)
                 Z = Z - LR * rate * (
-                    singular(V, ones if name == "muon, slow" else quintic) + decay * Z
+                    map_singular_values(V, ones if name == "muon, slow" else quintic) + decay * Z
                 )
             case "muon, fast":
                 V = 0.6 * V + batch(Z)
-                Z = Z - LR * rate * (np.sqrt(D) * singular(V, ones) + decay * Z)
+                Z = Z - LR * rate * (np.sqrt(D) * map_singular_values(V, ones) + decay * Z)
             case "adagrad_norm":
                 G = batch(Z)
                 b2 = b2 + norm(G) ** 2
@@ -185,24 +192,26 @@ def reference(name, problem, Z, iterate, batches):
             case "decay":
                 Z = Z - LR * rate * (batch(Z) + (decay + 0.4) * Z)
             case "decay, momentum":
-                V = 0.7 * V + inside(Z)
+                V = 0.7 * V + decayed_gradient(Z)
                 Z = Z - LR * rate * (V + 0.4 * Z)
             case "decay inside, momentum":
-                V = 0.7 * V + inside(Z, more=0.4)
+                V = 0.7 * V + decayed_gradient(Z, extra_decay=0.4)
                 Z = Z - LR * rate * V
             case "decay inside, clipped":
                 Z = Z - LR * rate * (clip(batch(Z) + 0.4 * Z) + decay * Z)
             case "decay, average":
-                iterate = iterate - LR * rate * (inside(iterate) + 0.4 * iterate)
+                iterate = iterate - LR * rate * (decayed_gradient(iterate) + 0.4 * iterate)
                 Z = Z + 2 / D * (iterate - Z)
             case "decay, schedule_free":
-                iterate = iterate - LR * rate * (inside(0.2 * iterate + 0.8 * Z) + 0.4 * iterate)
-                Z = ((n - 1) * Z + iterate) / n
+                iterate = iterate - LR * rate * (
+                    decayed_gradient(0.2 * iterate + 0.8 * Z) + 0.4 * iterate
+                )
+                Z = ((number - 1) * Z + iterate) / number
             case "noise":
                 Z = Z - LR * rate * (batch(Z) + 0.7 * batch.kicks + decay * Z)
             case "noise, clipped sample":
                 Z = Z - LR * rate * (
-                    np.mean([clip(G) for G in batch.each(Z)], axis=0)
+                    np.mean([clip(G) for G in batch.sample_gradients(Z)], axis=0)
                     + 0.7 * batch.kicks
                     + decay * Z
                 )
@@ -217,8 +226,8 @@ def problem_of(head):
     )
 
 
-# a program of its own each: these run always
-ALWAYS = (
+# Each update compiles a program of its own. The tests of these are fast tests.
+FAST = (
     "schedule_free",
     "clipped, sample",
     "muon, slow",
@@ -226,7 +235,7 @@ ALWAYS = (
     "noise, clipped sample",
 )
 PATHWISE = [
-    pytest.param(name, heads[-1], marks=() if name in ALWAYS else pytest.mark.slow)
+    pytest.param(name, heads[-1], marks=() if name in FAST else pytest.mark.slow)
     for name, (_, heads, _) in EQUIVARIANT.items()
 ]
 
@@ -234,109 +243,130 @@ PATHWISE = [
 @pytest.mark.parametrize(("name", "head"), PATHWISE)
 @pytest.mark.parametrize("batch", [2, pytest.param(1, marks=pytest.mark.slow)])
 def test_pathwise_against_the_definition(name, head, batch):
-    """Three steps on given inputs, in d dimensions and in the compressed frame, to 1e-12; not compiled, as each is a program of its own."""
-    update, (_, _, decay_inside), problem = (
-        EQUIVARIANT[name][0],
-        EQUIVARIANT[name],
-        problem_of(head),
-    )
+    """Three steps in d dimensions and in the compressed frame agree with the definition to 1e-12.
+
+    The steps are not compiled, because each update would be a program of its own.
+    """
+    update, _, decay_inside = EQUIVARIANT[name]
+    problem = problem_of(head)
     assert update.law.decay_inside == decay_inside
-    begin = update_start(update, sgd.random_start(problem, dimension=40, seed=5))
-    T, L = (part[0] for part in compressed_rows(problem, begin))
+    start = update_start(update, sgd.random_start(problem, dimension=40, seed=5))
+    T, L = (array[0] for array in compressed_rows(problem, start))
     steps, p = 3, 2
     layout = Layout(problem.structure, batch, update=update.law)
-    kicked, inside, columns = layout.kicks, layout.inside, layout.columns
+    kick_count, inside, columns = layout.kicks, layout.inside, layout.columns
     generator = np.random.default_rng(3)
     x, noise = (
         generator.standard_normal((layout.steps, batch, D)),
         generator.standard_normal((layout.steps, batch)),
     )
-    kicks = generator.standard_normal((layout.steps, kicked, D)) if kicked else None
-    together = x if kicks is None else np.concatenate([x, kicks], axis=1)
-    # what lies outside, up to a rotation: the lower-triangular factor of its Gram matrix
+    kicks = generator.standard_normal((layout.steps, kick_count, D)) if kick_count else None
+    gaussians = x if kicks is None else np.concatenate([x, kicks], axis=1)
+    # A rotation outside of the frame changes nothing, so the outside inputs are replaced by the
+    # lower-triangular factor of their Gram matrix.
     outside = np.linalg.qr(
         np.pad(
-            together[..., inside:].reshape(columns, -1), ((0, 0), (0, max(0, columns - D + inside)))
+            gaussians[..., inside:].reshape(columns, -1),
+            ((0, 0), (0, max(0, columns - D + inside))),
         ).T,
         mode="r",
     ).T
     algorithm = sgd.OnePassSGD(lr=LR, batch=batch, head_rate=HEAD_RATE, update=update).parameters
-    numbers, place = (problem.parameters, algorithm), place_signals(problem, np.array([D]))
-    given = [
-        Batch(problem, *one)
-        for one in zip(x, noise, kicks if kicked else [None] * len(x), strict=True)
+    parameters, embedding = (problem.parameters, algorithm), place_signals(problem, np.array([D]))
+    batches = [
+        Batch(problem, x[index], noise[index], None if kicks is None else kicks[index])
+        for index in range(layout.steps)
     ]
 
-    W = np.zeros((len(begin.a[0]), D))
+    W = np.zeros((len(start.a[0]), D))
     W[:, : T.shape[-1] + L.shape[-1]] = np.concatenate([T[0], L[0]], axis=1)
-    for later in W[p:].reshape(-1, p, D):
-        # what is not at rest starts as the weights; the root of a singular Gram matrix is known to that of rounding
-        np.testing.assert_allclose(later, W[:p], atol=1e-7)
-        np.testing.assert_allclose(later @ W[:p].T, W[:p] @ W[:p].T, atol=1e-14)
-    sets = copies_of(update.law) * p
-    rest = sets - len(W)
+    for memory_rows in W[p:].reshape(-1, p, D):
+        # Rows of the memory that are not at rest start as the weights. The factor of a singular
+        # Gram matrix has the square root of the rounding error.
+        np.testing.assert_allclose(memory_rows, W[:p], atol=1e-7)
+        np.testing.assert_allclose(memory_rows @ W[:p].T, W[:p] @ W[:p].T, atol=1e-14)
+    sets = count_row_sets(update.law) * p
+    padding = sets - len(W)
     with jax.enable_x64(True):
-        scalars = tuple(jnp.asarray(one) for one in begin.scalars[0])
+        scalars = tuple(jnp.asarray(scalar) for scalar in start.scalars[0])
         direct = Rows(
-            jnp.pad(W, ((0, rest), (0, 0))), jnp.pad(jnp.asarray(begin.a[0]), (0, rest)), scalars
+            jnp.pad(W, ((0, padding), (0, 0))),
+            jnp.pad(jnp.asarray(start.a[0]), (0, padding)),
+            scalars,
         )
         chain = compressed.initial_rows(
-            layout, jnp.asarray(T), jnp.asarray(L), jnp.asarray(begin.a[0]), scalars
+            layout, jnp.asarray(T), jnp.asarray(L), jnp.asarray(start.a[0]), scalars
         )
-        part = SpanDraws(x[:, :, None, :inside], noise[..., None], outside[None])
-        if kicked:
-            part = part._replace(kicks=kicks[:, :, None, :inside])
-        seen, labels = segment_inputs(layout, problem.parameters, part)
-        own = segment_kicks(layout, part)
-        made = min(steps, layout.steps)
-        for n in range(made):
-            mine = None if own is None else own[n]
+        draws = SpanDraws(x[:, :, None, :inside], noise[..., None], outside[None])
+        if kick_count:
+            draws = draws._replace(kicks=kicks[:, :, None, :inside])
+        inputs, labels = segment_inputs(layout, problem.parameters, draws)
+        kick_inputs = segment_kicks(layout, draws)
+        completed_steps = min(steps, layout.steps)
+        for number in range(completed_steps):
+            step_kicks = None if kick_inputs is None else kick_inputs[number]
             direct = direct_step(
-                problem.structure, numbers, LR / D, direct, jnp.asarray(x[n]), jnp.asarray(noise[n]), place, update.law, n,
-                kicks=None if kicks is None else jnp.asarray(kicks[n]),
-            )  # fmt: skip
+                problem.structure,
+                parameters,
+                LR / D,
+                direct,
+                jnp.asarray(x[number]),
+                jnp.asarray(noise[number]),
+                embedding,
+                update.law,
+                number,
+                kicks=None if kicks is None else jnp.asarray(kicks[number]),
+            )
             chain = chain_step(
                 layout,
-                numbers,
+                parameters,
                 LR / D,
                 chain,
-                (seen[n], labels[n], part.outside, mine),
+                (inputs[number], labels[number], draws.outside, step_kicks),
                 float(D),
-                n,
+                number,
             )
-        found = compressed.overlaps_with_memory(layout, problem.parameters, chain)
-    after = reference(
-        name, problem, np.c_[W[:p], begin.a[0, :p]], np.c_[W[-p:], begin.a[0, -p:]], given[:made]
+        overlaps = compressed.overlaps_with_memory(layout, problem.parameters, chain)
+    expected = reference(
+        name,
+        problem,
+        np.c_[W[:p], start.a[0, :p]],
+        np.c_[W[-p:], start.a[0, -p:]],
+        batches[:completed_steps],
     )
-    assert np.abs(after[:, :-1] - W[:p]).max() > 1e-3
-    np.testing.assert_allclose(direct.rows[:p], after[:, :-1], atol=1e-12)
-    np.testing.assert_allclose(direct.head[:p], after[:, -1], atol=1e-12)
+    assert np.abs(expected[:, :-1] - W[:p]).max() > 1e-3
+    np.testing.assert_allclose(direct.rows[:p], expected[:, :-1], atol=1e-12)
+    np.testing.assert_allclose(direct.head[:p], expected[:, -1], atol=1e-12)
     rows = np.asarray(direct.rows)
-    for name_, meant in (
+    for overlap_name, expected_overlap in (
         ("M", rows[:p, :1]),
         ("Q", rows[:p] @ rows[:p].T),
         ("rows_M", rows[:, :1]),
         ("rows_Q", rows @ rows.T),
     ):
-        if name_ in found:
-            np.testing.assert_allclose(found[name_][0], meant, atol=1e-12)
-    np.testing.assert_allclose(found["a"], after[:, -1], atol=1e-12)
-    for one, other in zip(chain.scalars, direct.scalars, strict=True):
-        assert float(one) == pytest.approx(float(other), abs=1e-13)
+        if overlap_name in overlaps:
+            np.testing.assert_allclose(overlaps[overlap_name][0], expected_overlap, atol=1e-12)
+    np.testing.assert_allclose(overlaps["a"], expected[:, -1], atol=1e-12)
+    for chain_scalar, direct_scalar in zip(chain.scalars, direct.scalars, strict=True):
+        assert float(chain_scalar) == pytest.approx(float(direct_scalar), abs=1e-13)
 
 
 def coordinatewise_reference(name, problem, W, batches):
+    """Weights and running squares after the steps of an update by its definition."""
     c, eps, decay = 4 / D, 0.02, problem.weight_decay
     V, S = np.zeros_like(W), np.zeros_like(W) + 0.5 * (name == "adagrad")
-    for n, batch in enumerate(batches, start=1):
+    for number, batch in enumerate(batches, start=1):
         G = batch(np.c_[W, np.ones(2)])[:, :-1]
         match name:
             case "sign":
                 step = np.sign(G)
             case "adam" | "adamw":
-                beta, own = (0.9, 0.0) if name == "adam" else (0.6, 0.3)
+                beta, decay_rate = (0.9, 0.0) if name == "adam" else (0.6, 0.3)
                 V, S = beta * V + (1 - beta) * G, (1 - c) * S + c * G**2
-                step = V / (1 - beta**n) / (np.sqrt(S / (1 - (1 - c) ** n)) + eps) + own * W
+                step = (
+                    V / (1 - beta**number) / (np.sqrt(S / (1 - (1 - c) ** number)) + eps)
+                    + decay_rate * W
+                )
             case "rmsprop":
                 S = (1 - c) * S + c * G**2
                 step = G / (np.sqrt(S) + 0.1)
@@ -348,35 +378,38 @@ def coordinatewise_reference(name, problem, W, batches):
 
 
 def coordinatewise_runs(update, problem, W, x, noise):
-    """A few steps of the library in d dimensions, the signal along the first axis."""
+    """Weights and squares after direct steps of the library; the signal is the first axis."""
     algorithm = sgd.OnePassSGD(lr=LR, batch=x.shape[1], update=update).parameters
-    begin = update_start(update, sgd.start(problem, M=np.zeros((2, 1)), Q=np.eye(2)))
-    place, sets = place_signals(problem, np.array([D])), copies_of(update.law)
+    start = update_start(update, sgd.start(problem, M=np.zeros((2, 1)), Q=np.eye(2)))
+    embedding, sets = place_signals(problem, np.array([D])), count_row_sets(update.law)
     with jax.enable_x64(True):
-        squares = tuple(jnp.asarray(np.repeat(one[:, None], D, axis=1)) for one in begin.squares[0])
-        scalars = tuple(jnp.asarray(one) for one in begin.scalars[0])
+        squares = tuple(
+            jnp.asarray(np.repeat(initial[:, None], D, axis=1)) for initial in start.squares[0]
+        )
+        scalars = tuple(jnp.asarray(scalar) for scalar in start.scalars[0])
         state = Rows(
             jnp.pad(W, ((0, 2 * (sets - 1)), (0, 0))),
             jnp.pad(jnp.ones(2), (0, 2 * (sets - 1))),
             scalars,
             squares,
         )
-        for n in range(len(x)):
-            given = (jnp.asarray(x[n]), jnp.asarray(noise[n]))
+        for index in range(len(x)):
+            sample = (jnp.asarray(x[index]), jnp.asarray(noise[index]))
             state = direct_step(
                 problem.structure,
                 (problem.parameters, algorithm),
                 LR / D,
                 state,
-                *given,
-                place,
+                *sample,
+                embedding,
                 update.law,
-                n,
+                index,
             )
-    return np.asarray(state.rows[:2]), [np.asarray(one) for one in state.squares]
+    return np.asarray(state.rows[:2]), [np.asarray(squares) for squares in state.squares]
 
 
-def few_batches(batch=2, steps=4):
+def draw_batches(batch=2, steps=4):
+    """Initial weights, inputs and label noise of a few batches."""
     generator = np.random.default_rng(8)
     W = 0.4 * generator.standard_normal((2, D))
     return (
@@ -388,21 +421,21 @@ def few_batches(batch=2, steps=4):
 
 @pytest.mark.parametrize("name", COORDINATEWISE)
 def test_coordinatewise_updates_pathwise(name):
-    problem, (W, x, noise) = problem_of("fixed"), few_batches()
-    found, squares = coordinatewise_runs(COORDINATEWISE[name], problem, W, x, noise)
-    after, S = coordinatewise_reference(
-        name, problem, W, [Batch(problem, *one) for one in zip(x, noise, strict=True)]
+    problem, (W, x, noise) = problem_of("fixed"), draw_batches()
+    weights, squares = coordinatewise_runs(COORDINATEWISE[name], problem, W, x, noise)
+    expected, S = coordinatewise_reference(
+        name, problem, W, [Batch(problem, *sample) for sample in zip(x, noise, strict=True)]
     )
-    np.testing.assert_allclose(found, after, atol=1e-12)
-    for one in squares:
-        np.testing.assert_allclose(one, S, atol=1e-12)
+    np.testing.assert_allclose(weights, expected, atol=1e-12)
+    for running_squares in squares:
+        np.testing.assert_allclose(running_squares, S, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", [name for name in COORDINATEWISE if name != "sign"])
-def test_coordinatewise_updates_are_those_of_torch(name):
+def test_coordinatewise_updates_agree_with_torch(name):
     torch = pytest.importorskip("torch")
-    problem, (W, x, noise) = problem_of("fixed").replace(weight_decay=0.0), few_batches()
-    found, _ = coordinatewise_runs(COORDINATEWISE[name], problem, W, x, noise)
+    problem, (W, x, noise) = problem_of("fixed").replace(weight_decay=0.0), draw_batches()
+    result, _ = coordinatewise_runs(COORDINATEWISE[name], problem, W, x, noise)
     weights = torch.tensor(W, dtype=torch.float64, requires_grad=True)
     optimiser = {
         "adam": lambda: torch.optim.Adam([weights], lr=LR / D, betas=(0.9, 1 - 4 / D), eps=0.02),
@@ -414,17 +447,17 @@ def test_coordinatewise_updates_are_those_of_torch(name):
             [weights], lr=LR / np.sqrt(D), initial_accumulator_value=0.5 * D, eps=0.01 * np.sqrt(D)
         ),
     }[name]()
-    for one in zip(x, noise, strict=True):
+    for sample in zip(x, noise, strict=True):
         weights.grad = torch.tensor(
-            Batch(problem, *one)(np.c_[weights.detach().numpy(), np.ones(2)])[:, :-1]
+            Batch(problem, *sample)(np.c_[weights.detach().numpy(), np.ones(2)])[:, :-1]
         )
         optimiser.step()
-    np.testing.assert_allclose(found, weights.detach().numpy(), atol=1e-12)
+    np.testing.assert_allclose(result, weights.detach().numpy(), atol=1e-12)
 
 
 @pytest.mark.parametrize("p", [1, 2, 3])
 def test_polar_factors(p):
-    """By singular values, of full rank and of less, and where there is no gradient."""
+    """Polar factors agree with the singular value decomposition for full, lower and zero rank."""
     generator = np.random.default_rng(p)
     wide = generator.standard_normal((p, 7))
     with jax.enable_x64(True):
@@ -440,7 +473,7 @@ def test_polar_factors(p):
                 np.testing.assert_allclose(
                     newton_schulz_of(jnp.asarray(G)), (left * quintic(s)) @ right, atol=1e-12
                 )
-        # singular values 1, 1/2, 1/10 of a matrix of norm 1 by the polynomial
+        # Images of the singular values 1, 1/2, 1/10 of a matrix of norm 1 under the polynomial.
         for share, expected in ((1.0, 0.69643641), (0.5, 0.76543853), (0.1, 0.71212008)):
             G = np.array([[share, 0.0], [0.0, np.sqrt(1 - share**2)]])
             assert float(newton_schulz_of(jnp.asarray(G))[0, 0]) == pytest.approx(
@@ -454,18 +487,18 @@ def test_float32_stays_float32(name):
     problem = sgd.TeacherStudent(
         width=2, activation="square", head="trained" if update.law.trains_head else "fixed"
     )
-    rows, cast = 2 * copies_of(update.law), partial(np.asarray, dtype=np.float32)
-    numbers = [
-        jax.tree.map(cast, part)
-        for part in (problem.parameters, sgd.OnePassSGD(update=update).parameters)
+    rows, cast = 2 * count_row_sets(update.law), partial(np.asarray, dtype=np.float32)
+    parameters = [
+        jax.tree.map(cast, tree)
+        for tree in (problem.parameters, sgd.OnePassSGD(update=update).parameters)
     ]
     scalars = tuple(np.ones((), np.float32) for _ in update.law.scalars)
     squares = tuple(np.ones((2, D), np.float32) for _ in update.law.squares)
     state = Rows(np.zeros((rows, D), np.float32), np.zeros(rows, np.float32), scalars, squares)
-    place = Embedding(
+    embedding = Embedding(
         *(
-            cast(part) if part.dtype.kind == "f" else part
-            for part in place_signals(problem, np.array([D]))
+            cast(array) if array.dtype.kind == "f" else array
+            for array in place_signals(problem, np.array([D]))
         )
     )
 
@@ -477,89 +510,96 @@ def test_float32_stays_float32(name):
             state,
             x,
             noise,
-            place,
+            embedding,
             update.law,
             3,
             kicks=kicks,
         )
 
     with jax.enable_x64(True):
-        found = jax.eval_shape(
+        state = jax.eval_shape(
             step,
-            *numbers,
+            *parameters,
             state,
             np.zeros((1, D), np.float32),
             np.zeros(1, np.float32),
             np.zeros((2, D), np.float32),
         )
-    assert {str(part.dtype) for part in jax.tree.leaves(found)} == {"float32"}
+    assert {str(array.dtype) for array in jax.tree.leaves(state)} == {"float32"}
 
 
-# ------------------------------------------------------------------------------------------------------------- in law
+# --------------------------------------------------------------------------------- agreement in law
 
 
 @pytest.mark.parametrize(("batch", "blocks"), [(1, False), (3, True)])
 @pytest.mark.parametrize("name", EQUIVARIANT)
 @pytest.mark.slow
 def test_exact_and_direct_agree_in_law(name, batch, blocks):
-    """2000 runs each, false alarm 1e-6 a check; 3 > 2 units: only combinations of a batch, or a column for every sample."""
+    """2000 runs with each method, for one sample per step and for batches of 3 with two blocks.
+
+    A batch of 3 exceeds the 2 units, so the chain combines samples or keeps a column for each.
+    """
     update, heads, _ = EQUIVARIANT[name]
     options = {"covariance": [(2.0, 0.4), (0.5, 0.6)]} if blocks else {}
     problem = network(head=heads[-1], **options)
     exact, direct = (
-        runs_of(update, method, problem, batch=batch, d=30 if blocks else 20, steps=(1, 30))
+        simulate_network(
+            update, method, problem, batch=batch, d=30 if blocks else 20, steps=(1, 30)
+        )
         for method in ("exact", "direct")
     )
-    agree(exact, direct)
-    for kept in ("rows_Q", "update_scalars"):
-        if kept in exact:
-            one, other = (
-                np.asarray(result[kept])[:, -1].reshape(2000, -1).T for result in (exact, direct)
+    assert_same_law(exact, direct)
+    for variable in ("rows_Q", "update_scalars"):
+        if variable in exact:
+            exact_sample, direct_sample = (
+                np.asarray(result[variable])[:, -1].reshape(2000, -1).T
+                for result in (exact, direct)
             )
-            for number, pair in enumerate(zip(one, other, strict=True)):
-                same_law(*pair, f"{kept}[{number}]")
+            for index, pair in enumerate(zip(exact_sample, direct_sample, strict=True)):
+                same_law(*pair, f"{variable}[{index}]")
 
 
-# ------------------------------------------------------------------------------------------------- going on, and records
+# ------------------------------------------------------------------------- continuation and records
 
 
-def on_from(update, method, problem, begin):
+def continued_call(update, method, problem):
+    """A solver call, and the times of its first part, of the whole, and of its second part."""
     algorithm = sgd.OnePassSGD(lr=1.0, update=update)
     if method == "ode":
-        ask = partial(sgd.solve_ode, problem, algorithm, rtol=1e-10, atol=1e-12)
-        return ask, [0.0, 0.4], [0.0, 0.4, 1.0], [0.0, 0.6]
-    ask = partial(sgd.simulate, problem, algorithm, dimension=40, seed=3, method=method)
-    return ask, [0.0, 0.5], None, [0.0, 0.25]
+        call = partial(sgd.solve_ode, problem, algorithm, rtol=1e-10, atol=1e-12)
+        return call, [0.0, 0.4], [0.0, 0.4, 1.0], [0.0, 0.6]
+    call = partial(sgd.simulate, problem, algorithm, dimension=40, seed=3, method=method)
+    return call, [0.0, 0.5], None, [0.0, 0.25]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["momentum", "adam", "polyak", "adagrad_norm", "adagrad"])
-def test_start_from_goes_on(name):
-    """An ODE that is stopped and goes on is the one that was not; runs begin with all that was kept."""
+def test_start_from_continues(name):
+    """An ODE in two parts equals the whole one, and runs start with all stored variables."""
     update = COORDINATEWISE[name] if name in COORDINATEWISE else EQUIVARIANT[name][0]
     problem = sgd.TeacherStudent(width=2, teacher_width=1, activation="erf", noise=0.25)
-    begin = sgd.start(problem, M=S_M, Q=S_Q)
-    ask, until, straight, rest = on_from(update, "ode", problem, begin)
-    stopped, whole = ask(begin, times=until), ask(begin, times=straight)
-    again = ask(sgd.start_from(stopped), times=rest)
-    for kept in ("M", "Q", "risk", "rows_M", "rows_Q", "update_scalars", "update_squares"):
-        assert (kept in whole) == (kept in again)
-        if kept in whole:
-            np.testing.assert_allclose(again[kept][:, -1], whole[kept][:, -1], atol=1e-8)
+    start = sgd.start(problem, M=S_M, Q=S_Q)
+    call, first_times, all_times, remaining_times = continued_call(update, "ode", problem)
+    first, whole = call(start, times=first_times), call(start, times=all_times)
+    second = call(sgd.start_from(first), times=remaining_times)
+    for variable in ("M", "Q", "risk", "rows_M", "rows_Q", "update_scalars", "update_squares"):
+        assert (variable in whole) == (variable in second)
+        if variable in whole:
+            np.testing.assert_allclose(second[variable][:, -1], whole[variable][:, -1], atol=1e-8)
     method = "direct" if name in COORDINATEWISE else "exact"
-    ask, until, _, rest = on_from(update, method, problem, begin)
-    first = ask(begin, times=until, runs=3)
-    again = ask(sgd.start_from(first), times=rest)
-    for kept in ("M", "Q", "rows_M", "rows_Q", "update_scalars", "update_squares"):
-        if kept in first:
-            np.testing.assert_allclose(again[kept][:, 0], first[kept][:, -1], atol=1e-12)
+    call, first_times, _, remaining_times = continued_call(update, method, problem)
+    first = call(start, times=first_times, runs=3)
+    second = call(sgd.start_from(first), times=remaining_times)
+    for variable in ("M", "Q", "rows_M", "rows_Q", "update_scalars", "update_squares"):
+        if variable in first:
+            np.testing.assert_allclose(second[variable][:, 0], first[variable][:, -1], atol=1e-12)
 
 
-def every_update():
-    made = [update for update, _, _ in EQUIVARIANT.values()] + list(COORDINATEWISE.values())
+def all_updates():
+    updates = [update for update, _, _ in EQUIVARIANT.values()] + list(COORDINATEWISE.values())
     nested = U.weight_decay(0.1, of=U.weight_decay(0.2, of=U.adam(3.0), decoupled=False))
     return [
-        *made,
+        *updates,
         nested,
         U.momentum(0.5),
         U.reuse(2),
@@ -570,30 +610,36 @@ def every_update():
     ]
 
 
-def test_records_of_every_maker():
-    """An algorithm read back from its record is the same; so is one whose numbers are replaced by themselves."""
-    missing = set(MAKERS) - {update.kind for update in every_update()}
+def test_records_of_every_update():
+    """An algorithm equals the one restored from its record.
+
+    An update whose hyperparameters are replaced by themselves equals the original.
+    """
+    missing = set(MAKERS) - {update.kind for update in all_updates()}
     assert all(not hasattr(U, name) for name in missing), missing
-    for update in every_update():
+    for update in all_updates():
         algorithm = sgd.OnePassSGD(lr=0.3, batch=2, update=update)
         record = algorithm.describe()
         assert record.get("rerunnable", True)
-        found = algorithm_from(record)
-        assert found.update == update, update
-        assert found.describe() == record
+        restored = algorithm_from(record)
+        assert restored.update == update, update
+        assert restored.describe() == record
         assert update.replace(**dict(update.numbers)) == update
     assert U.clipped(0.3, over="row") != U.clipped(0.3)
     assert U.momentum(memory=0.5) != U.momentum(0.5)
     assert U.muon(newton_schulz=True) != U.muon()
 
 
-# ----------------------------------------------------------------------------------------------------------- refusals
+# ------------------------------------------------------------------------------------------- errors
 
 
-def test_what_the_ode_refuses():
+def test_updates_without_an_ode_raise():
     problem, trained = (sgd.TeacherStudent(width=2, activation="erf", head=head) for head in BOTH)
     sphere = sgd.TeacherStudent(width=2, activation="erf", constraint="sphere")
-    begin, held = (sgd.start(one, M=[[0.1], [0.2]], Q=np.eye(2)) for one in (problem, sphere))
+    start, sphere_start = (
+        sgd.start(network_problem, M=[[0.1], [0.2]], Q=np.eye(2))
+        for network_problem in (problem, sphere)
+    )
 
     def signum(state, gradient, lr, D, number):
         V = 0.7 * state["velocity"] + gradient(state["weights"])
@@ -610,7 +656,7 @@ def test_what_the_ode_refuses():
         return {"weights": -lr / D * G / jnp.maximum(1.0, jnp.sqrt(jnp.sum(G**2)))}
 
     fast = U.own(signum, rows=("velocity",), memory="fast")
-    for update, at, says in (
+    for update, network_problem, message in (
         (U.sam(0.1), problem, r"update = sam.*reach"),
         (U.muon(beta=0.5), problem, r"update = muon.*O\(1\) steps and is not linear"),
         (fast, problem, r"update = own.*O\(1\) steps and is not linear"),
@@ -628,17 +674,20 @@ def test_what_the_ode_refuses():
         (U.average(1.0), sphere, r"update = average.*sphere"),
         (U.weight_decay(0.1, of=U.polyak()), sphere, r"update = weight_decay.*sphere"),
     ):
-        with pytest.raises(ValueError, match=says):
+        with pytest.raises(ValueError, match=message):
             sgd.solve_ode(
-                at, sgd.OnePassSGD(update=update), held if at is sphere else begin, times=[1.0]
+                network_problem,
+                sgd.OnePassSGD(update=update),
+                sphere_start if network_problem is sphere else start,
+                times=[1.0],
             )
     with pytest.raises(ValueError, match=r"dimension = 100.*d -> infinity"):
         sgd.solve_ode(
-            problem, sgd.OnePassSGD(update=U.momentum(0.5)), begin, times=[1.0], dimension=100
+            problem, sgd.OnePassSGD(update=U.momentum(0.5)), start, times=[1.0], dimension=100
         )
 
 
-def test_what_makers_refuse():
+def test_invalid_hyperparameters_raise():
     for make, name in (
         (lambda: U.momentum(), "beta and memory"),
         (lambda: U.nesterov(0.5, memory=1.0), "beta and memory"),
