@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 from jax import Array
-from jaxtyping import Float, Int, Key
+from jaxtyping import Bool, Float, Int, Key
 from jaxtyping import PyTree as PyTree
 
 # An array of NumPy or JAX, concrete or traced.
@@ -23,6 +23,8 @@ Numeric = Array | np.ndarray
 Scalar = float | np.floating | Float[Numeric, ""]
 # One integer.
 IntScalar = int | np.integer | Int[Numeric, ""]
+# One truth value.
+BoolScalar = bool | np.bool_ | Bool[Numeric, ""]
 # One real number or an array of real numbers.
 RealArray = float | Numeric
 # Keys of JAX's random number generators: one, or one per run.

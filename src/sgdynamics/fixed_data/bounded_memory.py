@@ -105,6 +105,7 @@ def discard_directions(
     setup: Setup, memory: Memory, paths: Paths, slots: Slots, widths: list[int]
 ) -> tuple[Paths, Slots, list[int]]:
     """Sets of paths (leading axis) with a reduced basis, its slots, and the steps of each bin."""
+    assert paths.past_gradients is not None
     bins = memory.bins(setup)
     # Steps since the last reduction are bins of one step.
     widths = widths + [1] * (int(slots.history) - len(widths))
@@ -143,6 +144,7 @@ def _reduce_basis(setup: Setup, paths: Paths, bin_sums: Float[Numeric, "bins his
         return jnp.concatenate([jnp.eye(k, capacity), jnp.pad(orthonormal, ((0, 0), (k, 0)))])
 
     def reduce_set(paths: Paths) -> Paths:
+        assert paths.past_gradients is not None
         capacity, dtype = paths.rows.shape[-1], paths.P.dtype
         # Row 0 of the second axis is g on P, the others are X^T g on the e_k of each block.
         past = jnp.einsum("os,spbk->opbk", bin_sums, paths.past_gradients)

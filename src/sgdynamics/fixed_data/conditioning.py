@@ -27,7 +27,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -59,6 +59,7 @@ from sgdynamics.fixed_data.setup import (
     Setup,
     StepParameters,
 )
+from sgdynamics.problems.losses import Loss
 from sgdynamics.samples.input_covariance import scale as input_scale
 from sgdynamics.samples.inputs import compressed_inputs
 from sgdynamics.samples.sample import as_dtype
@@ -89,7 +90,7 @@ class StepDraws(NamedTuple):
     uniform: Float[Numeric, " n"]  # next selection of samples
     lengths: Float[Numeric, "directions blocks"]  # proposals of chi
     uniforms: Float[Numeric, "directions blocks"]  # acceptance of the proposals
-    kick: Any  # (capacity, p, blocks): white noise along the basis
+    kick: Float[Numeric, "capacity p blocks"] | None  # white noise along the basis
     lower: Float[Numeric, "p p blocks"]  # white noise of the rows along each other's new directions
     head: Float[Numeric, " p"]
 
@@ -157,7 +158,7 @@ def fields_from_rows(
     return jnp.einsum("pbk,bkn->np", rows, A, precision="highest")
 
 
-def observe(setup: Setup, parameters: Parameters, state: ConditionedState) -> dict[str, Any]:
+def observe(setup: Setup, parameters: Parameters, state: ConditionedState) -> dict[str, Numeric]:
     """M and Q per covariance block, a, and the mean loss over the data set, of one run."""
     fields = fields_from_rows(state.rows, state.A)
     return observe_fields(
@@ -166,12 +167,12 @@ def observe(setup: Setup, parameters: Parameters, state: ConditionedState) -> di
 
 
 def observe_losses(
-    observe_states: Callable[..., dict[str, Any]],
+    observe_states: Callable[..., dict[str, Numeric]],
     setup: Setup,
-    losses: Mapping[str, Any],
-    parameters: Any,
-    states: Any,
-) -> dict[str, Any]:
+    losses: Mapping[str, Loss],
+    parameters: Parameters,
+    states: PyTree,
+) -> dict[str, Numeric]:
     """Overlaps and the training risk of many states, and the means of further losses by name.
 
     `observe_states` is a compiled function of setup, parameters and states.
@@ -346,6 +347,7 @@ def _extend_by_noise(
     slot = jnp.arange(state.rows.shape[-1])
     # A block of d_b coordinates has at most d_b directions.
     in_basis = slot < jnp.minimum(rank, sizes[:, None])
+    assert draws.kick is not None
     kick = jnp.transpose(draws.kick, (1, 2, 0)) * in_basis
     # Strictly lower triangular normals of the Bartlett factor; its diagonal is chi.
     lower = jnp.tril(jnp.ones((p, p), dtype), -1)[:, :, None] * draws.lower.astype(dtype)
@@ -400,6 +402,10 @@ def _group_size(state: ConditionedState) -> int:
     return max(count for count in range(1, min(runs, largest) + 1) if runs % count == 0)
 
 
+# Step numbers, states and last finite steps of the runs of a group
+_GroupCarry = tuple[Int[Numeric, " runs"], ConditionedState, Int[Numeric, " runs"]]
+
+
 @partial(jax.jit, static_argnums=(0, 1), donate_argnums=3)
 def _advance_states(
     setup: Setup,
@@ -419,7 +425,7 @@ def _advance_states(
         draws = draw_step(setup, key, n, capacity, state.A.dtype)
         return advance_step(setup, step, state, draws, key, number)
 
-    def fits(carry: tuple[Any, ConditionedState, Any]) -> Bool[Numeric, ""]:
+    def fits(carry: _GroupCarry) -> Bool[Numeric, ""]:
         """Whether all runs have memory for one more step, and steps are left."""
         number, state, _ = carry
         weights_fit = jnp.max(state.weight_rank) + setup.directions_per_step <= capacity
@@ -427,13 +433,13 @@ def _advance_states(
         return (jnp.min(number) < end) & (weights_fit & samples_fit)
 
     def advance_group(
-        runs: tuple[Any, ConditionedState, Any, Any],
-    ) -> tuple[Int[Numeric, " runs"], ConditionedState, Int[Numeric, " runs"]]:
+        runs: tuple[Int[Numeric, " runs"], ConditionedState, Int[Numeric, " runs"], RandomKeys],
+    ) -> _GroupCarry:
         current, state, last_good, keys = runs
 
         def advance_runs(
-            carry: tuple[Any, ConditionedState, Any],
-        ) -> tuple[Int[Numeric, " runs"], ConditionedState, Int[Numeric, " runs"]]:
+            carry: _GroupCarry,
+        ) -> _GroupCarry:
             number, state, last_good = carry
             state = jax.vmap(advance_run)(number, state, keys)
             is_finite = jnp.all(jnp.abs(state.rows) < LARGEST, axis=(-1, -2, -3)) & jnp.all(

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from functools import partial
 from itertools import pairwise
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +19,7 @@ import numpy as np
 
 from sgdynamics.algorithms.fixed_data import FixedData, elapsed_at, step_parameters
 from sgdynamics.base import checks
-from sgdynamics.base.arrays import Parameters, PyTree, RandomKeys
+from sgdynamics.base.arrays import Numeric, Parameters, PyTree, RandomKeys
 from sgdynamics.base.precision import float64
 from sgdynamics.base.random import run_keys
 from sgdynamics.base.resources import available_bytes
@@ -134,14 +133,16 @@ class DirectFixedData(Simulator):
     def _compiler_error(self, parameters: Parameters, example: PyTree) -> str | None:
         """The error of the kernel compiler for one run and one chunk; None if it succeeds."""
 
-        def shape(value: Any, *, lead: tuple[int, ...] = (1, data_gradients.CHUNK)) -> Any:
+        def shape(
+            value: Numeric | np.generic, *, lead: tuple[int, ...] = (1, data_gradients.CHUNK)
+        ) -> jax.ShapeDtypeStruct:
             return jax.ShapeDtypeStruct((*lead, *np.shape(value)), jnp.result_type(value))
 
         empty = partial(np.empty, dtype=self.dtype)
         width, signals = self.structure.width, self.structure.signals
-        inputs = shape(np.empty(self.dimension, self.stored))
-        # Shapes are enough to compile; nothing is allocated.
-        data = Data(inputs, shape(empty(signals)), jax.tree.map(shape, example))
+        # Shapes are enough to compile; no data set is allocated.
+        one_input = np.empty(self.dimension, self.stored)
+        data = jax.tree.map(shape, Data(one_input, empty(signals), example))
         rows = shape(empty((width, self.dimension)), lead=(1,))
         head = shape(empty(width), lead=(1,))
         selected = shape(np.bool_(True)) if self.options.selects else None
@@ -223,7 +224,7 @@ class DirectFixedData(Simulator):
             observation.shared,
         )
 
-    def overlaps(self, state: Weights) -> dict[str, Any]:
+    def overlaps(self, state: Weights) -> dict[str, Numeric]:
         rows, head = (np.asarray(leaf, dtype=np.float64) for leaf in (state.rows, state.head))
         frame = np.asarray(self.parameters["frame"], dtype=np.float64)
         with np.errstate(over="ignore", invalid="ignore"):  # of runs that have diverged
@@ -241,7 +242,7 @@ class DirectFixedData(Simulator):
             mean_losses(structure, self.options, self.parameters, self.now, self.data, state)
         )
 
-    def select_runs(self, state: Weights, index: np.ndarray) -> Any:
+    def select_runs(self, state: Weights, index: np.ndarray) -> Weights:
         if not self.options.shared:
             # Data sets of runs that have finished are released.
             self.data = jax.tree.map(lambda leaf: leaf[index], self.data)

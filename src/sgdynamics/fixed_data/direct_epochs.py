@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +20,7 @@ from sgdynamics.fixed_data.direct_steps import (
     Data,
     Observer,
     Options,
+    Runs,
     StepContext,
     Weights,
     is_finite,
@@ -124,7 +124,7 @@ def _advance_epochs(
     end: IntScalar,
     observed: PyTree = None,
     arguments: PyTree = None,
-) -> tuple[Weights, Int[Numeric, " runs"], Any]:
+) -> Runs:
     """All runs from step `first` to `end`, their last finite steps, and their observations."""
     # A sample of several inputs has adjacent rows of the data.
     tokens = structure.sample.tokens.inputs_per_sample
@@ -161,7 +161,7 @@ def _advance_epochs(
         last_good: IntScalar,
         observed: PyTree,
         key: RandomKey,
-    ) -> tuple[Weights, Int[Numeric, ""], Any]:
+    ) -> tuple[Weights, Int[Numeric, ""], PyTree]:
         state, samples = choose_batch(number, state, key)
         # Rows of the inputs of these samples
         inputs = (tokens * samples[:, None] + jnp.arange(tokens)).reshape(-1)
@@ -174,9 +174,7 @@ def _advance_epochs(
         )
         return state, jnp.where(is_finite(state), number + 1, last_good), observed
 
-    def step_runs(
-        number: IntScalar, carry: tuple[Weights, Any, Any]
-    ) -> tuple[Weights, Int[Numeric, " runs"], Any]:
+    def step_runs(number: IntScalar, carry: Runs) -> Runs:
         data_axis = None if shared else 0
         step = jax.vmap(partial(step_run, number), in_axes=(data_axis, 0, 0, 0, 0))
         return step(data, *carry, keys)

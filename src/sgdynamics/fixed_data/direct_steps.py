@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,7 @@ from sgdynamics.algorithms.fixed_data import (
 )
 from sgdynamics.algorithms.one_pass import Stride
 from sgdynamics.base.arrays import (
+    BoolScalar,
     IntScalar,
     Numeric,
     Parameters,
@@ -50,9 +51,9 @@ SPHERE_DIAMETER_SQUARED = 4
 class Data(NamedTuple):
     """A data set of n samples."""
 
-    inputs: Any  # (n tokens, d)
-    signals: Any  # (n tokens, K)
-    draws: Any  # label noise (n,) or other draws of the loss
+    inputs: Float[Numeric, "*runs inputs d"]  # n samples of `tokens` inputs each
+    signals: Float[Numeric, "*runs inputs K"]
+    draws: PyTree  # label noise (n,) or other draws of the loss
 
 
 class Weights(NamedTuple):
@@ -60,8 +61,9 @@ class Weights(NamedTuple):
 
     rows: Float[Numeric, "... p d"]
     head: Float[Numeric, "... p"]
-    selected: Any  # (n,): which samples the next step uses; None for all
-    first_risk: Any  # training risk at step 0
+    # Which samples the next step uses, None for all; the orders of two epochs with reshuffling
+    selected: Bool[Numeric, "... n"] | Int[Numeric, "... 2 n"] | None
+    first_risk: Float[Numeric, "..."]  # training risk at step 0
 
 
 class Options(NamedTuple):
@@ -91,13 +93,18 @@ class Observer(NamedTuple):
         observed: PyTree,
         number: IntScalar,
         state: Weights,
-    ) -> Any:
+    ) -> PyTree:
         """The observations of one run, updated after step `number`."""
         if self.see is None:
             return observed
         rows, head = state.rows.astype(jnp.float64), state.head.astype(jnp.float64)
         M, Q = direct_overlaps(jnp, structure.signals, self.edges, parameters["frame"], rows)
         return self.see(arguments, observed, number, {"M": M, "Q": Q, "a": head})
+
+
+# States of the runs, their last finite steps, and their observations
+Runs = tuple[Weights, Int[Numeric, " runs"], PyTree]
+Result = TypeVar("Result")
 
 
 class StepContext(NamedTuple):
@@ -202,7 +209,7 @@ def loss_and_slopes(
     data: Data,
     rows: Float[Numeric, "p d"],
     head: Float[Numeric, " p"],
-) -> tuple[Float[Numeric, ""], tuple[Any, Any]]:
+) -> tuple[Float[Numeric, ""], tuple[Float[Numeric, "inputs p"], Float[Numeric, "samples p"]]]:
     """The mean loss over the data set, and dloss/dfields (inputs, p), dloss/dhead (samples, p)."""
     sample = structure.sample
     # Derivatives in fields and head; signals, draws and parameters are constants.
@@ -237,7 +244,9 @@ def gradient_sums(
     return data_gradients.Sums(risk, gradient, jnp.sum(head_h, axis=0))
 
 
-def _over_runs(options: Options, function: Callable[..., Any], data: Data, *runs: Any) -> Any:
+def _over_runs(
+    options: Options, function: Callable[..., Result], data: Data, *runs: PyTree
+) -> Result:
     """function(data, ...) for every run."""
     if options.together:
         # A shared data set has no axis of runs.
@@ -255,7 +264,7 @@ def mean_losses(
     time: Scalar,
     data: Data,
     state: Weights,
-) -> Any:
+) -> Float[Numeric, " runs"]:
     """The mean loss of each run over its data set, with the parameters at a time."""
     parameters = as_dtype(values_at(parameters, time), state.rows.dtype)
     return _mean_losses(structure, options, parameters, data, state)
@@ -263,7 +272,7 @@ def mean_losses(
 
 def _mean_losses(
     structure: Structure, options: Options, parameters: Parameters, data: Data, state: Weights
-) -> Any:
+) -> Float[Numeric, " runs"]:
     sample = structure.sample
     # The kernel computes the fields of all runs at once.
     kernel_fields = None
@@ -271,8 +280,8 @@ def _mean_losses(
         kernel_fields = data_gradients.fields(options.kernel, data.inputs, state.rows)
 
     def mean_loss(
-        data: Data, rows: Float[Numeric, "p d"], head: Float[Numeric, " p"], fields: PyTree
-    ) -> Any:
+        data: Data, rows: Float[Numeric, "p d"], head: Float[Numeric, " p"], fields: Numeric | None
+    ) -> Float[Numeric, ""]:
         fields = sample.tokens.group_by_sample(
             _fields(rows, data.inputs) if fields is None else fields
         )
@@ -310,7 +319,7 @@ def advance_on_data(
     end: IntScalar,
     observed: PyTree = None,
     arguments: PyTree = None,
-) -> tuple[Weights, Int[Numeric, " runs"], Any]:
+) -> Runs:
     """All runs from step `first` to `end`, their last finite steps, and their observations."""
 
     def step_run(
@@ -321,7 +330,7 @@ def advance_on_data(
         observed: PyTree,
         key: RandomKey,
         sums: data_gradients.Sums | None = None,
-    ) -> tuple[Weights, Int[Numeric, ""], Any]:
+    ) -> tuple[Weights, Int[Numeric, ""], PyTree]:
         key = step_random_key(key, number)
         state = fixed_data_step(structure, options, context, data, state, key, number, sums)
         # First passages are observed after each step, on the device.
@@ -334,7 +343,7 @@ def advance_on_data(
 
         def advance_run(
             data: Data, state: Weights, observed: PyTree, key: RandomKey
-        ) -> tuple[Weights, Int[Numeric, ""], Any]:
+        ) -> tuple[Weights, Int[Numeric, ""], PyTree]:
             return jax.lax.fori_loop(
                 first,
                 end,
@@ -344,7 +353,9 @@ def advance_on_data(
 
         return _over_runs(options, advance_run, data, state, observed, keys)
 
-    def step_runs(checks_risk: bool, number: IntScalar, carry: tuple[Any, Any]) -> tuple[Any, Any]:
+    def step_runs(
+        checks_risk: bool, number: IntScalar, carry: tuple[Runs, BoolScalar]
+    ) -> tuple[Runs, BoolScalar]:
         runs, was_doubtful = carry
         sums, is_doubtful = _kernel_sums(
             structure, options, context, data, runs[0], number, checks_risk
@@ -353,7 +364,7 @@ def advance_on_data(
         runs = _over_runs(options, partial(step_run, number), data, *runs, keys, sums)
         return runs, was_doubtful | is_doubtful
 
-    def advance_runs(first: IntScalar, end: IntScalar, runs: Any) -> Any:
+    def advance_runs(first: IntScalar, end: IntScalar, runs: Runs) -> Runs:
         return jax.lax.fori_loop(first, end, partial(step_runs, True), (runs, False))[0]
 
     # All runs start at the same step; `last_good` is kept per run.
@@ -361,7 +372,7 @@ def advance_on_data(
     if not options.kernel:
         return advance_runs(first, end, initial)
 
-    def advance_stretch(carry: tuple[Any, Any]) -> tuple[Any, Any]:
+    def advance_stretch(carry: tuple[IntScalar, Runs]) -> tuple[IntScalar, Runs]:
         """Steps without risks; they are repeated with risks if some run may have diverged.
 
         On a GPU, a decision about what is computed next waits for the host. It is therefore made
@@ -370,7 +381,7 @@ def advance_on_data(
         number, runs = carry
         last = jnp.minimum(number + STEPS_PER_DECISION, end)
 
-        def without_risks() -> tuple[Any, Any]:
+        def without_risks() -> tuple[Runs, BoolScalar]:
             return jax.lax.fori_loop(
                 0,
                 STEPS_PER_DECISION,
@@ -395,7 +406,7 @@ def _kernel_sums(
     state: Weights,
     number: IntScalar,
     checks_risk: bool,
-) -> tuple[data_gradients.Sums | None, Any]:
+) -> tuple[data_gradients.Sums | None, BoolScalar]:
     """Sums of all runs by the GPU kernel, and whether a run on the sphere may have diverged."""
     if not options.kernel:
         return None, False
@@ -458,14 +469,19 @@ def fixed_data_step(
     stride = Stride(lr, head_rate, parameters["weight_decay"], structure)
     moved, head = stride.move(rows, head, (gradient, head_gradient), kick, head_kick)
     if structure.constraint.fixes_norms:
+        assert sums.risk is not None
         moved = mark_divergence(moved, lr * gradient, sums.risk, first_risk)
     if options.selects:
+        assert selected is not None
         selected = next_selection(rates, selected, uniforms)
     return Weights(moved, head, selected, first_risk)
 
 
 def mark_divergence(
-    rows: Float[Numeric, "p d"], increment: Float[Numeric, "p d"], risk: Any, first_risk: Any
+    rows: Float[Numeric, "p d"],
+    increment: Float[Numeric, "p d"],
+    risk: Scalar,
+    first_risk: Scalar,
 ) -> Float[Numeric, "p d"]:
     """Rows on the sphere, or NaN if they have diverged.
 

@@ -11,8 +11,8 @@ learning rate of the simulation.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 import jax
 import numpy as np
@@ -26,13 +26,20 @@ from sgdynamics.base.resources import available_bytes
 from sgdynamics.fixed_data import conditioning
 from sgdynamics.fixed_data.bounded_memory import Memory
 from sgdynamics.fixed_data.host_draws import DrawLayout, HostDraws, Sampling, counters_of
-from sgdynamics.fixed_data.path_groups import PathGroup, initial_paths, observe_paths
+from sgdynamics.fixed_data.path_groups import (
+    ObservePaths,
+    PathGroup,
+    ReplicateGroup,
+    initial_paths,
+    observe_paths,
+)
 from sgdynamics.fixed_data.path_state import initial_slots
 from sgdynamics.fixed_data.path_step import PATHS_PER_DIRECTION
 from sgdynamics.fixed_data.paths import chunk_count, largest_chunk
 from sgdynamics.fixed_data.setup import SMALLEST_CAPACITY, InitialWeights, Setup, StepParameters
-from sgdynamics.fixed_data.two_time import TwoTimePairs
+from sgdynamics.fixed_data.two_time import TwoTimePairs, TwoTimeStorage
 from sgdynamics.problems.frames import compressed_rows
+from sgdynamics.problems.losses import Loss
 from sgdynamics.problems.overlap_starts import Start
 from sgdynamics.problems.problem import Problem
 
@@ -118,7 +125,7 @@ class Sweep:
         self.largest_capacity = 0
         self.required_bytes = 0
         self.memory: Memory | None = None
-        self.train_losses: Mapping[str, Any] = {}  # further losses whose training mean is computed
+        self.train_losses: Mapping[str, Loss] = {}  # further losses whose training mean is computed
         self.initial_risk: list[float] = []  # training risk at the start of each run, with epochs
 
     @property
@@ -270,7 +277,7 @@ class Sweep:
             max(self.largest_capacity, one_step),
         )
 
-    def initial_groups(self, start: Start, draws: HostDraws) -> list[Any]:
+    def initial_groups(self, start: Start, draws: HostDraws) -> Sequence[ReplicateGroup]:
         """All replicates at step 0, in groups that advance together."""
         setup, sets = self.setup, self.sets
         T, L = compressed_rows(self.problem, start)
@@ -302,7 +309,11 @@ class Sweep:
         return groups
 
     def advance(
-        self, groups: list[Any], visits: list[Visits] | None, end: int, largest_capacity: int
+        self,
+        groups: Sequence[ReplicateGroup],
+        visits: list[Visits] | None,
+        end: int,
+        largest_capacity: int,
     ) -> None:
         """Advance all replicates to step `end`."""
         setup = groups[0].adapt_setup(self.setup)
@@ -321,7 +332,9 @@ class Sweep:
                 "rank or tolerance."
             )
 
-    def observe_groups(self, groups: list[Any], number: int) -> dict[str, np.ndarray]:
+    def observe_groups(
+        self, groups: Sequence[ReplicateGroup], number: int
+    ) -> dict[str, np.ndarray]:
         """Overlaps and mean losses of all replicates at a step."""
         lr = self.step_parameters.hyperparameters["lr"]
         parameters = values_at(self.step_parameters.parameters, elapsed_at(lr, number))
@@ -336,15 +349,15 @@ class Sweep:
             for name in observed[0]
         }
 
-    def observer(self, group: Any) -> Any:
+    def observer(self, group: ReplicateGroup) -> ObservePaths:
         """The function that observes the paths of a group."""
         return observe_paths
 
-    def two_time_pairs(self, count: int) -> Any:
+    def two_time_pairs(self, count: int) -> TwoTimeStorage:
         """The storage of C and R at this number of save points."""
         return TwoTimePairs(self, count)
 
-    def finish(self, groups: list[Any]) -> None:
+    def finish(self, groups: Sequence[ReplicateGroup]) -> None:
         """Store the rank of the solution, and whether its basis became too large for the paths."""
         # The largest basis of all replicates
         weight_rank = max(int(np.max(group.paths.weight_rank)) for group in groups)

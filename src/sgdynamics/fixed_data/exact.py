@@ -7,14 +7,13 @@ The data are drawn only along the directions that the algorithm has used
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from sgdynamics.algorithms.fixed_data import FixedData, elapsed_at
-from sgdynamics.base.arrays import Parameters, RandomKey, RandomKeys
+from sgdynamics.base.arrays import Numeric, Parameters, RandomKey, RandomKeys
 from sgdynamics.base.controls import values_at
 from sgdynamics.base.random import normals_and_uniforms, run_keys
 from sgdynamics.fixed_data import conditioning
@@ -62,7 +61,7 @@ class ExactFixedData(Simulator):
         self.weights = InitialWeights(*compressed_rows(problem, start, block_sizes), start.a)
         self.seed = seed
 
-    def initial(self, chosen: np.ndarray) -> Any:
+    def initial(self, chosen: np.ndarray) -> ConditionedState:
         self.now = 0.0
         # All fields have a leading axis of runs.
         weights = InitialWeights(*(leaf[chosen] for leaf in self.weights))
@@ -88,7 +87,7 @@ class ExactFixedData(Simulator):
         )
         return *advanced, observation.records
 
-    def overlaps(self, state: ConditionedState) -> dict[str, Any]:
+    def overlaps(self, state: ConditionedState) -> dict[str, Numeric]:
         # Observables of a time-dependent problem refer to the present time.
         parameters = values_at(self.step_parameters.parameters, self.now)
         return conditioning.observe_losses(_observe, self.setup, self.on_train, parameters, state)
@@ -159,5 +158,5 @@ def _initial_states(
 
 
 @partial(jax.jit, static_argnums=0)
-def _observe(setup: Setup, parameters: Parameters, state: ConditionedState) -> dict[str, Any]:
+def _observe(setup: Setup, parameters: Parameters, state: ConditionedState) -> dict[str, Numeric]:
     return jax.vmap(partial(conditioning.observe, setup, parameters))(state)

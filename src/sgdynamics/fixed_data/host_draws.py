@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -79,7 +78,7 @@ class HostDraws:
         ]
         # The points are multiples of 2^-30: the centre of each cell is never 0 or 1.
         self.uniform = np.stack(points) + 2.0**-31
-        self._visits: tuple[int, Any] = (-1, None)
+        self._visits: tuple[int, list[Visits]] = (-1, [])
 
     def _generator(self, replicate: int, *key: int) -> np.random.Generator:
         """An independent generator for each replicate and purpose."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import numpy as np
@@ -25,6 +26,38 @@ from sgdynamics.fixed_data.paths import advance_paths
 from sgdynamics.fixed_data.setup import InitialDraws, InitialWeights, Setup, StepParameters
 
 DOUBLING_CAPACITY = 256  # capacity below which memory is doubled when it is full
+
+# A function of setup, parameters and sets of paths: their overlaps and mean losses
+ObservePaths = Callable[..., dict[str, Numeric]]
+
+
+@runtime_checkable
+class ReplicateGroup(Protocol):
+    """Replicates that advance together, in any form of DMFT."""
+
+    paths: Any  # arrays of the form, with a leading axis of replicates
+    number: int  # the present step
+    last_good: np.ndarray  # last finite step of each replicate
+
+    @property
+    def capacity(self) -> int:
+        """Number of directions, or of slots, for which memory is allocated."""
+        ...
+
+    def adapt_setup(self, setup: Setup) -> Setup:
+        """The setup of these paths."""
+        ...
+
+    def advance(
+        self,
+        setup: Setup,
+        step: StepParameters,
+        visits: Visits | None,
+        end: int,
+        largest_capacity: int,
+        memory: Memory | None,
+    ) -> None:
+        """Advance to step `end`, or until the memory has the largest capacity and is full."""
 
 
 @dataclass
@@ -122,6 +155,6 @@ def initial_paths(
 
 
 @partial(jax.jit, static_argnums=0)
-def observe_paths(setup: Setup, parameters: Parameters, paths: Paths) -> dict[str, Any]:
+def observe_paths(setup: Setup, parameters: Parameters, paths: Paths) -> dict[str, Numeric]:
     """Overlaps and mean losses of sets of paths (leading axis)."""
     return jax.vmap(partial(observe, setup, parameters))(paths)

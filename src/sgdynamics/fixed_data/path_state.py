@@ -9,9 +9,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, UInt64
 
-from sgdynamics.base.arrays import DType, IntScalar, Numeric, Parameters, PyTree
+from sgdynamics.base.arrays import (
+    BoolScalar,
+    DType,
+    IntScalar,
+    Numeric,
+    Parameters,
+    PyTree,
+)
 from sgdynamics.fixed_data.conditioning import ConditionedState
 from sgdynamics.fixed_data.sample_space import observe_fields
 from sgdynamics.fixed_data.setup import Setup
@@ -36,8 +43,10 @@ class Paths(NamedTuple):
     float64.
     """
 
-    P: Any  # (chunks, capacity, inputs) or `ChunkArrays`: orthonormal, zero if unused
-    A: Any  # (chunks, blocks, capacity, inputs) or `ChunkArrays`: data X e_k
+    # Orthonormal rows, zero if unused, (chunks, capacity, inputs), and the data X e_k, (chunks,
+    # blocks, capacity, inputs). Inside of `advance_paths` both may be `ChunkArrays`.
+    P: Any
+    A: Any
     rows: Float[Numeric, "p blocks capacity"]  # coefficients of W on the e_k
     head: Float[Numeric, " p"]
     sample_rank: IntScalar  # directions in P
@@ -49,17 +58,16 @@ class Paths(NamedTuple):
     signals: Float[Numeric, "chunks inputs K"]
     draws: PyTree  # label noise, mixture labels, ..., (chunks, n, ...)
     quasi_normals: Float[Numeric, "chunks directions blocks inputs"]  # of the first directions
-    counters: Any  # (3,) uint64: first counters of normals, of white noise, of uniforms
+    counters: UInt64[Numeric, "3"]  # first counters of normals, of white noise, of uniforms
     fields: Float[Numeric, "chunks inputs p"]
     g: Float[Numeric, "chunks gradients inputs"]
     Z: Float[Numeric, "chunks normals blocks inputs"]
     sums: Sums
     last_lengths: Float[Numeric, "gradients blocks"]  # f of the last new directions
-    # (p, blocks, capacity): change of the rows by an infinitesimal perturbation, where R is
-    # computed
-    perturbation: Any = None
-    # (bins, p, 1 + blocks, capacity): past gradients in P and in the e_k, where memory is bounded
-    past_gradients: Any = None
+    # Change of the rows by an infinitesimal perturbation, where R is computed
+    perturbation: Float[Numeric, "p blocks capacity"] | None = None
+    # Past gradients in P (row 0) and in the e_k of each block, where memory is bounded
+    past_gradients: Float[Numeric, "bins p 1+blocks capacity"] | None = None
 
 
 class ChunkArrays(NamedTuple):
@@ -96,7 +104,7 @@ class Slots(NamedTuple):
     last_sample: IntScalar  # first row of P that the last step added
     last_weight: IntScalar  # first row of A that the last step added
     history: IntScalar  # steps in `past_gradients`
-    has_sums: Any  # whether `Paths.sums` belong to the present weights
+    has_sums: BoolScalar  # whether `Paths.sums` belong to the present weights
 
 
 def paths_from_state(
@@ -172,7 +180,7 @@ def rechunk(paths: Paths, chunks: int, lead: int) -> Paths:
     return paths._replace(**changes)
 
 
-def pad_axes(leaf: Numeric, added: int, *axes: int) -> Any:
+def pad_axes(leaf: Numeric, added: int, *axes: int) -> Array:
     """An array with zeros added at the end of some axes, which are counted from the last."""
     widths = [(0, added if axis - leaf.ndim in axes else 0) for axis in range(leaf.ndim)]
     return jnp.pad(leaf, widths)
@@ -193,7 +201,7 @@ def with_capacity(paths: Paths, capacity: int, lead: int) -> Paths:
     return paths._replace(P=P, A=A, sums=sums, **changes)
 
 
-def observe(setup: Setup, parameters: Parameters, paths: Paths) -> dict[str, Any]:
+def observe(setup: Setup, parameters: Parameters, paths: Paths) -> dict[str, Numeric]:
     """M and Q per covariance block, a, and the mean loss over the paths, of one set."""
     fields, signals, draws = jax.tree.map(
         lambda leaf: leaf.reshape(leaf.shape[0] * leaf.shape[1], *leaf.shape[2:]),

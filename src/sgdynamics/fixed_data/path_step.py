@@ -10,7 +10,7 @@ No operation here depends on the number of paths.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float
 
 from sgdynamics.algorithms.fixed_data import kick_size
 from sgdynamics.algorithms.one_pass import Stride
-from sgdynamics.base.arrays import IntScalar, Numeric, Scalar
+from sgdynamics.base.arrays import BoolScalar, IntScalar, Numeric, Scalar
 from sgdynamics.fixed_data.path_state import Paths, Slots, Sums
 from sgdynamics.fixed_data.setup import LARGEST, Setup, StepParameters
 from sgdynamics.samples.input_covariance import scale as input_scale
@@ -41,14 +41,15 @@ class StepMatrices(NamedTuple):
     last_lengths: Float[Numeric, "gradients blocks"]  # f of the last step
     rows: Float[Numeric, "p blocks capacity"]  # weights after the step
     head: Float[Numeric, " p"]
-    perturbation: Any
-    gradients: Any  # (p, 1 + blocks, capacity): g in P and X^T g in the e_k, for bounded memory
+    perturbation: Float[Numeric, "p blocks capacity"] | None
+    # g in P (row 0) and X^T g in the e_k of each block, for bounded memory
+    gradients: Float[Numeric, "p 1+blocks capacity"] | None
     count: IntScalar  # number of new directions
 
 
 def new_basis(
     S: Float[Numeric, "m m"], squares: Float[Numeric, " m"], tolerance: Scalar
-) -> tuple[Any, Any]:
+) -> tuple[Float[Numeric, "m m"], Bool[Numeric, " m"]]:
     """T with T S T^T = 1 on the residuals of the gradients, and which of its rows are directions.
 
     Rows are ordered by decreasing eigenvalue of S_ij/(|g_i| |g_j|); an eigenvalue above
@@ -137,7 +138,7 @@ def _corrected_A_products(
 
 def step_matrices(
     setup: Setup, step: StepParameters, paths: Paths, slots: Slots, number: IntScalar, n: int
-) -> tuple[StepMatrices, Any]:
+) -> tuple[StepMatrices, Bool[Numeric, ""]]:
     """The step of one set of n inputs from its sums, and whether the weights are finite."""
     step = step.at_step(number)
     sizes = step.block_sizes
@@ -205,6 +206,7 @@ def step_matrices(
     rows, head = stride.move(paths.rows.reshape(p, -1), paths.head, gradients, kick, None)
     perturbation = None
     if setup.perturbed:
+        assert paths.perturbation is not None
         perturbation = move_perturbation(paths.rows, paths.perturbation, stride, gradient, kick)
     past = None
     if paths.past_gradients is not None:
@@ -267,9 +269,7 @@ def move_perturbation(
     return constraint.divide_by_norms(perturbation, free_rows, axes=(1, 2))
 
 
-def unless_sums_missing(
-    matrices: StepMatrices, paths: Paths, has_sums: Bool[Numeric, ""]
-) -> StepMatrices:
+def unless_sums_missing(matrices: StepMatrices, paths: Paths, has_sums: BoolScalar) -> StepMatrices:
     """The step; if the sums do not belong to the weights yet, a step that changes nothing.
 
     The pass of such a step only computes the sums.

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import numpy as np
@@ -12,13 +13,15 @@ from jaxtyping import Float
 
 from sgdynamics.algorithms.epochs import Visits
 from sgdynamics.algorithms.fixed_data import FixedData, MultiPassSGD
-from sgdynamics.base.arrays import Numeric, Parameters
-from sgdynamics.fixed_data import response_form
+from sgdynamics.base.arrays import IntScalar, Numeric, Parameters
+from sgdynamics.fixed_data import response_form, response_order
 from sgdynamics.fixed_data.bounded_memory import Memory
 from sgdynamics.fixed_data.dmft import Sweep
 from sgdynamics.fixed_data.host_draws import HostDraws, counters_of
-from sgdynamics.fixed_data.path_groups import next_capacity
+from sgdynamics.fixed_data.path_groups import ObservePaths, ReplicateGroup, next_capacity
 from sgdynamics.fixed_data.paths import chunk_count
+from sgdynamics.fixed_data.response_form import ResponsePaths
+from sgdynamics.fixed_data.response_order import InitialFields
 from sgdynamics.fixed_data.setup import InitialDraws, Setup, StepParameters
 from sgdynamics.problems.frames import compressed_rows
 from sgdynamics.problems.overlap_starts import Start
@@ -84,13 +87,13 @@ def paths_per_row(problem: Problem, algorithm: FixedData) -> float:
 def paths_needed(problem: Problem, algorithm: FixedData, steps: float) -> float:
     """Paths of a set for all vectors after some steps."""
     # The kind of selection does not change the number of vectors.
-    vectors = response_form.slot_count(Setup(problem.structure, True, False), steps)
+    vectors = response_order.slot_count(Setup(problem.structure, True, False), steps)
     return paths_per_row(problem, algorithm) * vectors
 
 
-def _initial_fields(problem: Problem, T: np.ndarray, L: np.ndarray) -> response_form.InitialFields:
+def _initial_fields(problem: Problem, T: np.ndarray, L: np.ndarray) -> InitialFields:
     frame = np.asarray(problem.parameters["frame"])
-    return response_form.initial_fields(frame, T, L, np.asarray(eigenvalues(problem.parameters)))
+    return response_order.initial_fields(frame, T, L, np.asarray(eigenvalues(problem.parameters)))
 
 
 def has_dependent_fields(problem: Problem, start: Start) -> bool:
@@ -120,7 +123,7 @@ class ResponseSweep(Sweep):
         return 4.0 * p * self.sampling.replicates * columns * directions
 
     def directions_after(self, steps: float) -> float:
-        return response_form.slot_count(self.setup, steps)
+        return response_order.slot_count(self.setup, steps)
 
     def bytes_per_replicate(self, directions: int) -> int:
         """Memory of z and g, of overlaps and responses of all blocks, and of Lc^-1."""
@@ -130,7 +133,7 @@ class ResponseSweep(Sweep):
     def check_paths(self, steps: int, rank: int | None) -> None:
         """No condition: `paths_needed` is stronger."""
 
-    def initial_groups(self, start: Start, draws: HostDraws) -> list[Any]:
+    def initial_groups(self, start: Start, draws: HostDraws) -> Sequence[ReplicateGroup]:
         setup, sets = self.setup, self.sets
         T, L = compressed_rows(self.problem, start)
         # Overlaps and fields of the start are the same for all replicates.
@@ -150,7 +153,11 @@ class ResponseSweep(Sweep):
         return groups
 
     def advance(
-        self, groups: list[Any], visits: list[Visits] | None, end: int, largest_capacity: int
+        self,
+        groups: Sequence[ReplicateGroup],
+        visits: list[Visits] | None,
+        end: int,
+        largest_capacity: int,
     ) -> None:
         # A step that fails is found after the call, and its values are not used.
         super().advance(groups, visits, end, largest_capacity)
@@ -162,13 +169,13 @@ class ResponseSweep(Sweep):
                 "not positive definite. Use more paths, fewer steps or form='projections'."
             )
 
-    def observer(self, group: Any) -> Any:
+    def observer(self, group: ReplicateGroup) -> ObservePaths:
         return partial(_observe, number=np.int64(group.number))
 
-    def two_time_pairs(self, count: int) -> Any:
+    def two_time_pairs(self, count: int) -> _ResponsePairs:
         return _ResponsePairs(self)
 
-    def finish(self, groups: list[Any]) -> None:
+    def finish(self, groups: Sequence[ReplicateGroup]) -> None:
         # In this form the rank counts the rows of all steps.
         steps = max(group.number for group in groups)
         self.rank = max(self.rank, self.setup.structure.width * steps)
@@ -178,7 +185,7 @@ class ResponseSweep(Sweep):
 class _ResponseGroup:
     """Replicates in a leading axis that advance together, and the last finite steps."""
 
-    paths: response_form.ResponsePaths
+    paths: ResponsePaths
     sets: int
     number: int = 0
     has_sums: bool = False
@@ -230,10 +237,10 @@ class _ResponsePairs:
     def advance(self, visits: list[Visits] | None, end: int) -> None:
         """No additional paths."""
 
-    def record(self, groups: list[_ResponseGroup], draws: HostDraws, number: int) -> None:
+    def record(self, groups: Sequence[ReplicateGroup], draws: HostDraws, number: int) -> None:
         self.save_steps.append(number)
 
-    def results(self, groups: list[_ResponseGroup]) -> dict[str, np.ndarray]:
+    def results(self, groups: Sequence[ReplicateGroup]) -> dict[str, np.ndarray]:
         structure = self.sweep.setup.structure
         p, steps = structure.width, np.array(self.save_steps)[:, None]
         # Rows at time t are at the slots K + p t, ..., K + p t + p - 1.
@@ -261,12 +268,12 @@ def _initial_paths(
     chunks: int,
     storage: str,
     step: StepParameters,
-    fields: response_form.InitialFields,
+    fields: InitialFields,
     head: Float[Numeric, " p"],
     draws: InitialDraws,
     counters: Numeric,
-) -> response_form.ResponsePaths:
-    def initial_set(draws: InitialDraws, counters: Numeric) -> response_form.ResponsePaths:
+) -> ResponsePaths:
+    def initial_set(draws: InitialDraws, counters: Numeric) -> ResponsePaths:
         paths = response_form.initial_set(
             setup, capacity, np.dtype(storage), step, fields, head, draws, counters
         )
@@ -277,6 +284,6 @@ def _initial_paths(
 
 @partial(jax.jit, static_argnums=0)
 def _observe(
-    setup: Setup, parameters: Parameters, paths: response_form.ResponsePaths, number: Any
-) -> dict[str, Any]:
+    setup: Setup, parameters: Parameters, paths: ResponsePaths, number: IntScalar
+) -> dict[str, Numeric]:
     return jax.vmap(lambda paths: response_form.observe(setup, parameters, paths, number))(paths)

@@ -12,22 +12,25 @@ and its law follows from conditioning on these products (`fixed_data.conditionin
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
 from sgdynamics.base.arrays import Numeric, Parameters, PyTree
 from sgdynamics.fixed_data.setup import Setup, StepParameters
 from sgdynamics.samples.input_covariance import trace as input_trace
 from sgdynamics.simulation.sample_moves import sample_gradients
 
+# dloss/dfields (inputs, p) and dloss/dhead (n, p)
+Gradients = tuple[Float[Numeric, "inputs p"], Float[Numeric, "n p"]]
+
 
 class SampleData(NamedTuple):
     """Arguments of the loss in addition to the fields of the rows."""
 
-    used: Any  # (n,): how often the step uses each sample
+    used: Bool[Numeric, " n"] | Float[Numeric, " n"]  # visits of each sample by the step
     samples: int  # number n of samples over which the loss is averaged
     signals: Float[Numeric, "inputs K"]
     draws: PyTree  # noise (n,), labels of a mixture, or a dictionary of draws
@@ -48,12 +51,12 @@ def sample_space_gradients(
 
     def gradients(
         fields: Float[Numeric, "inputs p"],
-    ) -> tuple[Float[Numeric, "inputs p"], Float[Numeric, "n p"]]:
+    ) -> Gradients:
         return sample_gradients(structure, step.parameters, fields, data.signals, head, data.draws)
 
     def summed_gradients(
         fields: Float[Numeric, "inputs p"],
-    ) -> tuple[Float[Numeric, "inputs p"], Float[Numeric, "n p"]]:
+    ) -> Gradients:
         first_visit = gradients(fields)
         if not setup.repeats:
             return first_visit
@@ -79,10 +82,10 @@ def add_repeated_visits(
     setup: Setup,
     step: StepParameters,
     visits: Float[Numeric, " n"],
-    gradients: Callable[..., Any],
+    gradients: Callable[[Numeric], Gradients],
     fields: Float[Numeric, "inputs p"],
-    first_visit: tuple[Any, Any],
-) -> tuple[Float[Numeric, "inputs p"], Float[Numeric, "n p"]]:
+    first_visit: Gradients,
+) -> Gradients:
     """Sums of gradients over all visits of a sample in one cell.
 
     A visit sees the fields moved by the earlier visits of the same sample, -gamma h |x|^2/d,
@@ -93,7 +96,7 @@ def add_repeated_visits(
     own_rate = step.hyperparameters["lr"] * step.hyperparameters["own"]
     shift = (own_rate * input_trace(step.parameters)).astype(fields.dtype)
 
-    def visit(carry: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
+    def visit(carry: tuple[Numeric, Numeric, Numeric]) -> tuple[Numeric, Numeric, Numeric]:
         count, h, head_h = carry
         # The inputs of a sample are correlated by C: the product C h is C^1/2 applied twice.
         own = sample.tokens.correlate_inputs(
@@ -120,7 +123,7 @@ def observe_fields(
     fields: Float[Numeric, "inputs p"],
     signals: Float[Numeric, "inputs K"],
     draws: PyTree,
-) -> dict[str, Any]:
+) -> dict[str, Numeric]:
     """M and Q per covariance block, a, and the mean loss, from rows and fields."""
     structure = setup.structure
     fields, signals = (structure.sample.tokens.group_by_sample(leaf) for leaf in (fields, signals))

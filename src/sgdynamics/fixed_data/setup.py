@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from jaxtyping import Float
 
 from sgdynamics.algorithms.fixed_data import FixedData, step_parameters
-from sgdynamics.base.arrays import IntScalar, Numeric, Parameters
+from sgdynamics.base.arrays import IntScalar, Numeric, Parameters, Scalar
 from sgdynamics.problems.problem import Structure
 
 # A coefficient beyond this value has diverged; the fourth power of a field still fits into float64.
@@ -77,7 +77,7 @@ class StepParameters(NamedTuple):
     parameters: Parameters
     hyperparameters: Parameters
     block_sizes: Float[Numeric, " blocks"]
-    tolerance: Any  # relative norm of a residual below which no direction is added
+    tolerance: Scalar  # relative norm of a residual below which no direction is added
 
     def at_step(self, number: IntScalar) -> StepParameters:
         """The values at one step, where they depend on time."""

@@ -8,9 +8,10 @@ component of the derivative along u.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +31,21 @@ if TYPE_CHECKING:
     from sgdynamics.fixed_data.dmft import Sweep
 
 
+@runtime_checkable
+class TwoTimeStorage(Protocol):
+    """C and R at pairs of save points, in any form of DMFT."""
+
+    def advance(self, visits: list[Visits] | None, end: int) -> None:
+        """Advance what is needed for R in addition to the paths themselves."""
+
+    def record(self, groups: Sequence[Any], draws: HostDraws, number: int) -> None:
+        """Store the groups of replicates at a save point."""
+
+    def results(self, groups: Sequence[Any]) -> dict[str, np.ndarray]:
+        """C and R by name."""
+        ...
+
+
 class TwoTimePairs:
     """C and R at pairs of save points, from rows and perturbed copies of the replicates."""
 
@@ -47,7 +63,7 @@ class TwoTimePairs:
         for groups in self.copies:
             self.sweep.advance(groups, visits, end, capacity)
 
-    def record(self, groups: list[PathGroup], draws: HostDraws, number: int) -> None:
+    def record(self, groups: Sequence[PathGroup], draws: HostDraws, number: int) -> None:
         """Store the rows of a save point, perturb copies there, and read all responses."""
         self.rows.append(_pad_together([np.asarray(group.paths.rows) for group in groups], 0))
         # The scatter of a response is far above its bias, so that a reduced solution has none.
@@ -55,7 +71,7 @@ class TwoTimePairs:
             self.copies.append(self._perturbed_copies(groups, draws))
             self.responses.append(self._current_responses())
 
-    def _perturbed_copies(self, groups: list[PathGroup], draws: HostDraws) -> list[PathGroup]:
+    def _perturbed_copies(self, groups: Sequence[PathGroup], draws: HostDraws) -> list[PathGroup]:
         """Copies of the replicates, each row perturbed to first order along a fresh direction."""
         setup, parameters = self.sweep.setup, self.sweep.step_parameters.parameters
         # The same normals at all save points
@@ -87,7 +103,7 @@ class TwoTimePairs:
             responses[:, index] = np.concatenate([_response(g, fractions, p) for g in groups])
         return responses
 
-    def results(self, groups: list[PathGroup]) -> dict[str, np.ndarray]:
+    def results(self, groups: Sequence[PathGroup]) -> dict[str, np.ndarray]:
         """C and, for the full number of paths, R."""
         # Earlier rows have zero coefficients on directions that were added later.
         rows = _pad_together(self.rows, 1)
