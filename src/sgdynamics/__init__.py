@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     # The same names for type checkers; a test compares them with the table below.
     from sgdynamics import papers as papers
     from sgdynamics import scaling as scaling
+    from sgdynamics.algorithms import schedules as schedules
     from sgdynamics.algorithms import updates as updates
     from sgdynamics.algorithms.epochs import EpochSGD as EpochSGD
     from sgdynamics.algorithms.fixed_data import GradientDescent as GradientDescent
@@ -91,6 +92,8 @@ if TYPE_CHECKING:
     from sgdynamics.samples.real_data import spectrum_of as spectrum_of
     from sgdynamics.samples.spectra import Spectrum as Spectrum
     from sgdynamics.samples.spectra import power_law as power_law
+    from sgdynamics.scaling.forecast import Forecast as Forecast
+    from sgdynamics.scaling.forecast import forecast as forecast
     from sgdynamics.sde.covariance import increment_covariance as increment_covariance
     from sgdynamics.solvers import functional as functional
     from sgdynamics.solvers.dmft import solve_dmft as solve_dmft
@@ -120,6 +123,7 @@ _PACKAGE_OF = {
     "ExitTimes": "sgdynamics.analysis.exit_results",
     "Expectation": "sgdynamics.expectations.interface",
     "FixedPoint": "sgdynamics.analysis.fixed_points",
+    "Forecast": "sgdynamics.scaling.forecast",
     "GaussianMixture": "sgdynamics.problems.mixture",
     "GradientDescent": "sgdynamics.algorithms.fixed_data",
     "HessianSpectrum": "sgdynamics.analysis.landscape",
@@ -154,6 +158,7 @@ _PACKAGE_OF = {
     "expect": "sgdynamics.analysis.expect",
     "fit_exponent": "sgdynamics.sweeps.power_law_fit",
     "fixed_points": "sgdynamics.analysis.fixed_points",
+    "forecast": "sgdynamics.scaling.forecast",
     "from_torch": "sgdynamics.algorithms.from_torch",
     "from_training": "sgdynamics.algorithms.from_training",
     "functional": "sgdynamics.solvers",
@@ -184,6 +189,7 @@ _PACKAGE_OF = {
     "sample_complexity": "sgdynamics.analysis.sample_complexity",
     "save": "sgdynamics.results.storage",
     "scaling": "sgdynamics",
+    "schedules": "sgdynamics.algorithms",
     "simulate": "sgdynamics.solvers.simulate",
     "solve_dmft": "sgdynamics.solvers.dmft",
     "solve_large_batch": "sgdynamics.solvers.large_batch",

@@ -9,14 +9,24 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar, overload
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from sgdynamics.base import checks, pytrees
-from sgdynamics.base.arrays import ArrayArgument, Function, PyTree, Scalar
+from sgdynamics.base.arrays import (
+    ArrayArgument,
+    Function,
+    IntScalar,
+    Numeric,
+    PyTree,
+    RealArray,
+    Scalar,
+)
+from sgdynamics.base.code_identity import Json
 from sgdynamics.base.precision import float64
 from sgdynamics.base.user_functions import function_identity, validate_function
 
@@ -73,22 +83,23 @@ class Schedule:
     A static function of its own traced parameters and alpha.
     """
 
-    function: Callable[[Any, Any], Any]
-    parameters: Any
-    name: Any = None
+    function: Callable[[PyTree, Any], RealArray]
+    parameters: PyTree
+    name: str | None = None
     within: Range | None = None  # allowed range of the values
+    clock: str | None = None  # variable of the schedule, "alpha" or "step"; None: the caller's
 
-    def __call__(self, alpha: Scalar) -> Any:
+    def __call__(self, alpha: Scalar) -> RealArray:
         return self.function(self.parameters, alpha)
 
     def __repr__(self) -> str:
         return self.name or getattr(getattr(self.function, "own", None), "__name__", "schedule")
 
-    def describe(self) -> Any:
+    def describe(self) -> Json:
         """The record of the schedule: edges and rates, or the identity of the user's function."""
         return describe_schedule(self)[0]
 
-    def replace(self, **changes: Any) -> Schedule:
+    def replace(self, **changes: ArrayArgument) -> Schedule:
         """Return the same piecewise schedule with other edges or rates."""
         checks.reject_unknown(
             "a schedule", changes, self.parameters if self.name == "piecewise" else ()
@@ -102,10 +113,10 @@ class _OwnSchedule:
     Wrappers of the same function are equal, so that it compiles once.
     """
 
-    def __init__(self, function: Callable[[Any], Any]) -> None:
+    def __init__(self, function: Callable[[Scalar], ArrayArgument]) -> None:
         self.own = function
 
-    def __call__(self, parameters: PyTree, alpha: Scalar) -> Any:
+    def __call__(self, parameters: PyTree, alpha: Scalar) -> Array:
         return jnp.asarray(self.own(alpha), dtype=jnp.result_type(float))
 
     def __eq__(self, other: object) -> bool:
@@ -115,7 +126,7 @@ class _OwnSchedule:
         return hash((_OwnSchedule, id(self.own)))
 
 
-def _piecewise(parameters: PyTree, alpha: Scalar) -> Any:
+def _piecewise(parameters: PyTree, alpha: Scalar) -> Array:
     return jnp.asarray(parameters["rates"])[
         jnp.searchsorted(jnp.asarray(parameters["edges"]), alpha, side="right")
     ]
@@ -174,7 +185,7 @@ def piecewise(edges: np.ndarray, values: np.ndarray) -> Schedule:
     return Schedule(_piecewise, {"edges": edges, "rates": values}, "piecewise")
 
 
-def _constant(parameters: PyTree, alpha: Scalar) -> Any:
+def _constant(parameters: PyTree, alpha: Scalar) -> RealArray:
     return parameters
 
 
@@ -186,10 +197,10 @@ def constant(value: float) -> Schedule:
 class _RescaledFunction:
     """The function of a rescaled schedule: factor times its value at stretch times alpha."""
 
-    def __init__(self, function: Callable[[Any, Any], Any]) -> None:
+    def __init__(self, function: Callable[[PyTree, Any], RealArray]) -> None:
         self.function, self.own = function, getattr(function, "own", function)
 
-    def __call__(self, parameters: PyTree, alpha: Scalar) -> Any:
+    def __call__(self, parameters: PyTree, alpha: Scalar) -> RealArray:
         return parameters["factor"] * self.function(
             parameters["parameters"], parameters["stretch"] * alpha
         )
@@ -210,7 +221,7 @@ def rescale_schedule(schedule: Schedule, factor: Scalar, stretch: Scalar) -> Sch
     return replace(schedule, function=_RescaledFunction(schedule.function), parameters=parameters)
 
 
-def rescale_schedules(parameters: PyTree, stretch: Scalar) -> Any:
+def rescale_schedules(parameters: PyTree, stretch: Scalar) -> PyTree:
     """Rescale alpha in all schedules of a pytree, which are then read at stretch times alpha."""
     return jax.tree.map(
         lambda leaf: rescale_schedule(leaf, 1.0, stretch) if is_scheduled(leaf) else leaf,
@@ -223,12 +234,12 @@ class _ComposedFunction:
     """A static function of the value of a schedule."""
 
     def __init__(
-        self, function: Callable[[Any, Any], Any], transform: Callable[[Any], Any]
+        self, function: Callable[[PyTree, Any], RealArray], transform: Callable[[Any], Any]
     ) -> None:
         self.function, self.transform = function, transform
         self.own = getattr(function, "own", function)
 
-    def __call__(self, parameters: PyTree, alpha: Scalar) -> Any:
+    def __call__(self, parameters: PyTree, alpha: Scalar) -> RealArray:
         return self.transform(self.function(parameters, alpha))
 
     def __eq__(self, other: object) -> bool:
@@ -241,14 +252,26 @@ class _ComposedFunction:
         return hash((_ComposedFunction, self.function, self.transform))
 
 
-def map_schedule(value: Any, transform: Callable[[Any], Any]) -> Any:
+Value = TypeVar("Value")
+Image = TypeVar("Image")
+
+
+@overload
+def map_schedule(value: Schedule, transform: Callable[[Any], Any]) -> Schedule: ...
+
+
+@overload
+def map_schedule(value: Value, transform: Callable[[Value], Image]) -> Image: ...
+
+
+def map_schedule(value: PyTree, transform: Callable[[Any], Any]) -> PyTree:
     """Apply a function to a parameter; if that is a schedule, so is the outcome."""
     if isinstance(value, Schedule):
         return Schedule(_ComposedFunction(value.function, transform), value.parameters)
     return transform(value)
 
 
-def values_at(parameters: PyTree, alpha: Scalar) -> Any:
+def values_at(parameters: PyTree, alpha: Scalar) -> PyTree:
     """Evaluate all schedules of a pytree at alpha (for fixed data sets, at t)."""
     return jax.tree.map(
         lambda leaf: leaf(alpha) if isinstance(leaf, Schedule) else leaf,
@@ -257,7 +280,19 @@ def values_at(parameters: PyTree, alpha: Scalar) -> Any:
     )
 
 
-def alpha_of_steps(steps: Any, batch: float, dimension: Any) -> Any:
+@overload
+def alpha_of_steps(steps: np.ndarray, batch: float, dimension: Scalar) -> np.ndarray: ...
+
+
+@overload
+def alpha_of_steps(steps: Array, batch: float, dimension: Scalar) -> Array: ...
+
+
+@overload
+def alpha_of_steps(steps: IntScalar, batch: float, dimension: Scalar) -> Scalar: ...
+
+
+def alpha_of_steps(steps: IntScalar | Numeric, batch: float, dimension: Scalar) -> Scalar | Numeric:
     """alpha = samples/d at which a step is taken, after this many others.
 
     One division of integers: a piece of a schedule that starts at alpha = n batch/d starts with
@@ -327,6 +362,13 @@ def scalar_or_schedule(
         if not within.holds(np.asarray(number)):
             raise checks.reject(argument, value, f"give a number, {within.fix}")
         return number
+    if isinstance(value, Schedule) and value.clock == "step":
+        name = str(value.name).partition(" ")[0]
+        fix = (
+            "this schedule counts steps. Give its length in samples/d, as in "
+            f"sgd.schedules.{name}(..., alpha=10)."
+        )
+        raise checks.reject(argument, value, fix)
     schedule = replace(schedule_from_function(argument, value, variable), within=within)
     validate_values(argument, schedule, np.zeros(1), variable)
     return schedule
@@ -371,6 +413,13 @@ def describe_schedule(value: object) -> tuple[Any, bool]:
         return pytrees.to_python_scalar(value), True
     if value.name == "piecewise":
         return {name: np.asarray(array).tolist() for name, array in value.parameters.items()}, True
+    if value.clock is not None and value.name:  # of sgd.schedules: its name and arguments
+        kind, _, shape = value.name.partition(" ")
+        arguments = {
+            value.clock if name == "length" else name: np.asarray(array).tolist()
+            for name, array in value.parameters.items()
+        }
+        return {"schedule": kind} | arguments | ({"shape": shape} if shape else {}), True
     return function_identity(value.function.own), False
 
 

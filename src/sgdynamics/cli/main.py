@@ -48,7 +48,7 @@ class _OneLineErrors(TyperGroup):
         sys.exit(result if isinstance(result, int) else 0)
 
 
-def _explain(error: Any, commands: Iterable[str]) -> tuple[str, int]:
+def _explain(error: BaseException, commands: Iterable[str]) -> tuple[str, int]:
     """The message of an error and the exit code."""
     if type(error).__name__ == "Abort":
         return "interrupted", INTERRUPTED
@@ -83,7 +83,7 @@ def _stop(message: str, code: int) -> None:
     sys.exit(code)
 
 
-def _print_warning(message: Any, *_: Any, **__: Any) -> None:
+def _print_warning(message: Warning | str, *_: object, **__: object) -> None:
     print(f"warning: {' '.join(str(message).split())}", file=sys.stderr)
 
 
@@ -464,6 +464,75 @@ def explore(
 
     checks.integer("port", port, 0, 65535)
     serve(Explorer(port), lambda text: print(text, flush=True), browse=not no_browser)
+
+
+@app.command(short_help="Forecast the loss of a training run from measured loss curves.")
+def forecast(
+    curves: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="CURVE.csv...",
+            help="Loss curves with the columns step, lr and loss.",
+            show_default=False,
+        ),
+    ],
+    schedule: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Schedule to predict, as wsd:steps=50000,peak=1e-3,decay=0.2 (also constant, "
+            "cosine, multistep), or a CSV file with the columns step and lr. May be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+    optimal: Annotated[
+        float,
+        typer.Option(help="Length of a run whose best schedule is wanted.", show_default=False),
+    ] = 0.0,
+    peak: Annotated[
+        float,
+        typer.Option(
+            help="Peak of the best schedule. Defaults to the largest measured one.",
+            show_default=False,
+        ),
+    ] = 0.0,
+    warmup: Annotated[float, typer.Option(help="Warm-up of the best schedule, in steps.")] = 0.0,
+    model: Annotated[
+        str, typer.Option(help="Model: theory, theory6, multi_power or annealing.")
+    ] = "theory",
+    skip: Annotated[
+        float, typer.Option(help="Share of each run to leave out at its start.")
+    ] = 0.06,
+    level: Annotated[float, typer.Option(help="Probability of the bands.")] = 0.9,
+    out: Out = Path("output"),
+    json_: Json = False,
+) -> None:
+    """Forecast the loss of a training run from measured loss curves.
+
+    Fits a model to the curves, predicts the final loss of other schedules with bands, and finds the
+    best schedule. Writes a figure, and the predictions as CSV.
+    """
+    from sgdynamics.cli.forecasts import (
+        parse_schedule,
+        print_forecast,
+        summarise_forecast,
+        write_predictions,
+    )
+    from sgdynamics.scaling.forecast import forecast as fit_curves
+
+    parsed = {text: parse_schedule(text) for text in schedule or ()}
+    _make_folder(out)
+    fit = fit_curves([str(path) for path in curves], model=model, skip=skip, level=level)
+    predictions = {text: fit.predict(rates) for text, rates in parsed.items()}
+    best = None
+    if optimal:
+        best = fit.optimal_schedule(optimal, peak or None, warmup=warmup)
+        predictions["best schedule"] = fit.predict(best.schedule)
+    figure_file = out / "forecast.png"
+    fit.plot(*predictions.values())[0].savefig(figure_file, dpi=150)
+    written = [str(figure_file)]
+    if predictions:
+        written.append(write_predictions(predictions, out / "forecast.csv"))
+    _show(summarise_forecast(fit, predictions, best, written), json_, print_forecast)
 
 
 def _show(answer: object, as_json: bool, print_answer: Callable[..., Any]) -> None:

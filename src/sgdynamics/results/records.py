@@ -10,20 +10,24 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+from sgdynamics.algorithms import schedules
 from sgdynamics.algorithms.epochs import EpochSGD
 from sgdynamics.algorithms.fixed_data import ALGORITHMS, FixedData
 from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.algorithms.updates.update import MAKERS, Update
 from sgdynamics.base import checks
+from sgdynamics.base.arrays import ArrayArgument
 from sgdynamics.base.controls import is_scheduled, piecewise_rate
 from sgdynamics.base.identity import function_identity
 from sgdynamics.problems.contexts import Contexts, contexts
 from sgdynamics.problems.mixture import GaussianMixture
 from sgdynamics.problems.models import MODELS
+from sgdynamics.problems.overlap_starts import Start
 from sgdynamics.problems.problem import Problem
-from sgdynamics.problems.spiked_tensor import SpikedTensor
+from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor
 from sgdynamics.problems.starts import random_start, start
 from sgdynamics.problems.teacher_student import TeacherStudent
+from sgdynamics.problems.wide_starts import MeanFieldStart
 
 CLASSES: dict[str, Callable[..., Any]] = {
     "TeacherStudent": TeacherStudent,
@@ -38,7 +42,9 @@ KINDS: dict[str, Callable[..., Any]] = {
 
 
 def _contexts(
-    problems: Mapping[str, Any], probabilities: Any = None, heads: str = "shared"
+    problems: Mapping[str, Any],
+    probabilities: Mapping[str, Any] | ArrayArgument | None = None,
+    heads: str = "shared",
 ) -> Problem:
     """Contexts from the records of their problems."""
     members: dict[str, Any] = {name: problem_from(values) for name, values in problems.items()}
@@ -104,11 +110,13 @@ def update_from(record: Mapping[str, Any]) -> Update:
 
 
 def _with_schedules(subject: str, values: dict[str, Any]) -> None:
-    """Replace values written as {"edges": [...], "rates": [...]} by schedules."""
+    """Replace {"edges": [...], "rates": [...]} and {"schedule": "wsd", ...} by schedules."""
     for name, value in values.items():
         if isinstance(value, Mapping) and {"edges", "rates"} & set(value):
             _names(f"{subject} {name}", "piecewise_rate", value, piecewise_rate)
             values[name] = piecewise_rate(**value)
+        elif isinstance(value, Mapping) and "schedule" in value:
+            values[name] = schedules.from_record(f"{subject} {name}", value)
 
 
 def own_makers(record: object) -> dict[str, Any]:
@@ -131,7 +139,7 @@ def own_makers(record: object) -> dict[str, Any]:
 
 def start_of(
     problem: Problem | SpikedTensor, record: Mapping[str, Any], dimension: int | None = None
-) -> Any:
+) -> Start | MeanFieldStart | SpikedStart | dict[str, Any]:
     """The start that a record states.
 
     It is {"kind": "random", "seed": 0, ...} or overlaps {"M": ..., "Q": ...}. A random start is
