@@ -15,9 +15,12 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, cast, overload
 
 import numpy as np
+
+if TYPE_CHECKING:
+    import xarray as xr
 
 
 def reject(argument: str, value: object, fix: str) -> ValueError:
@@ -139,7 +142,15 @@ def _scalar(value: object) -> Any:
     return None if hasattr(value, "shape") else value
 
 
-def flag(argument: str, value: object, *, optional: bool = False) -> Any:
+@overload
+def flag(argument: str, value: object) -> bool: ...
+
+
+@overload
+def flag(argument: str, value: object, *, optional: bool) -> bool | None: ...
+
+
+def flag(argument: str, value: object, *, optional: bool = False) -> bool | None:
     """True or False, or None if `optional`; text such as "no" is not accepted."""
     if isinstance(value, (bool, np.bool_)):
         return bool(value)
@@ -148,7 +159,10 @@ def flag(argument: str, value: object, *, optional: bool = False) -> Any:
     raise reject(argument, value, f"give True or False{', or None' if optional else ''}")
 
 
-def choice(argument: str, value: object, allowed: Iterable[Any]) -> Any:
+Choice = TypeVar("Choice")
+
+
+def choice(argument: str, value: object, allowed: Iterable[Choice]) -> Choice:
     """One of the allowed values; the message for another value suggests the closest one."""
     options = list(allowed)
     if isinstance(value, np.bool_):
@@ -156,7 +170,7 @@ def choice(argument: str, value: object, allowed: Iterable[Any]) -> Any:
     if any(
         value is option or (type(value) is type(option) and value == option) for option in options
     ):
-        return value
+        return cast(Choice, value)
     listed = ", ".join(repr(option) for option in options)
     raise reject(argument, value, f"{did_you_mean(value, options)}choose one of {listed}")
 
@@ -213,10 +227,10 @@ def _leaves(value: object, depth: int = 0) -> Iterator[object]:
 
 def result(
     argument: str,
-    value: Any,
+    value: object,
     *needed: str,
     fix: str = "give what solve_ode, simulate or another solver returned",
-) -> Any:
+) -> xr.Dataset:
     """A result as an argument: a Dataset with these variables, coordinates or dimensions."""
     import xarray as xr
 
@@ -298,7 +312,7 @@ def argument_hints(hints: Mapping[str, str]) -> Callable[[Decorated], Decorated]
         ]
 
         @functools.wraps(function)
-        def call(*args: object, **kwargs: object) -> Any:
+        def call(*args: object, **kwargs: object) -> object:
             for name in kwargs:
                 if name not in allowed:
                     arguments = ", ".join(allowed) or "no arguments"
@@ -320,7 +334,16 @@ def argument_hints(hints: Mapping[str, str]) -> Callable[[Decorated], Decorated]
     return decorate
 
 
-def replace_fields(value: Any, changes: dict[str, Any]) -> Any:
+class DataclassInstance(Protocol):
+    """An instance of a dataclass."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+
+Instance = TypeVar("Instance", bound=DataclassInstance)
+
+
+def replace_fields(value: Instance, changes: dict[str, Any]) -> Instance:
     """Return a frozen dataclass with some fields changed; its own checks run again."""
     names = [field.name for field in dataclasses.fields(value) if field.init]
     reject_unknown(type(value).__name__, changes, names)

@@ -11,9 +11,12 @@ import itertools
 import json
 import sys
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
+
+# Plain values that JSON can represent.
+Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None"
 
 
 def canonical_json(value: object) -> str:
@@ -97,7 +100,7 @@ def import_identity(name: str) -> dict[str, str]:
 
 
 @functools.lru_cache(4096)
-def code_identity(code: types.CodeType, docstring: str | None = None) -> Any:
+def code_identity(code: types.CodeType, docstring: str | None = None) -> dict[str, Json]:
     """Bytecode with its constants and names; without file, line numbers and docstring."""
     constants = [_constant(value) for value in code.co_consts]
     if docstring is not None and code.co_consts and code.co_consts[0] == docstring:
@@ -121,7 +124,7 @@ def code_identity(code: types.CodeType, docstring: str | None = None) -> Any:
     }
 
 
-def _constant(value: object) -> Any:
+def _constant(value: object) -> Json:
     if isinstance(value, types.CodeType):
         return code_identity(value)
     if isinstance(value, (tuple, frozenset)):

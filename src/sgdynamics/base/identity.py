@@ -28,6 +28,7 @@ import numpy as np
 
 from sgdynamics.base import checks
 from sgdynamics.base.code_identity import (
+    Json,
     canonical_json,
     code_identity,
     external_reads,
@@ -85,13 +86,13 @@ def digest(value: object) -> str:
     return hash_plain(plain(value))
 
 
-def plain(value: object) -> Any:
+def plain(value: object) -> Json:
     """The identity of a value as JSON.
 
     1 and 1.0 are equal, and so are a list and a small array of the same numbers.
     """
     if value is None or type(value) in (bool, str):
-        return value
+        return cast(Json, value)
     if type(value) in (int, float):
         return _number(cast(float, value))
     try:
@@ -107,11 +108,11 @@ def function_identity(function: Callable) -> dict[str, str]:
     """
     record = plain(function)
     if isinstance(record, dict) and "function" in record:
-        return record
+        return cast(dict[str, str], record)
     return {"function": _name(function), **_hash_record(record)}
 
 
-def object_identity(value: object) -> dict[str, Any]:
+def object_identity(value: object) -> Mapping[str, Json]:
     """The identity of an object by its class and its state, whatever it records of itself."""
     return _Walk().object_identity(value)
 
@@ -138,7 +139,7 @@ class _Walk:
         ] = {}  # with the object, so that its id stays its own
         self.exact = False  # inside functions and objects 1 and 1.0 differ
 
-    def identify(self, value: object) -> Any:
+    def identify(self, value: object) -> Json:
         simple = self._simple(value)
         if simple is not NotImplemented:
             return simple
@@ -154,7 +155,7 @@ class _Walk:
         self.finished[id(value)] = (value, identity)
         return identity
 
-    def _simple(self, value: object) -> Any:
+    def _simple(self, value: object) -> Json:
         if value is None or isinstance(value, (bool, np.bool_)):
             return None if value is None else bool(value)
         if isinstance(value, str):
@@ -172,7 +173,7 @@ class _Walk:
             return {"bytes": hashlib.sha256(value).hexdigest()}
         return NotImplemented
 
-    def _compound(self, value: object) -> Any:
+    def _compound(self, value: object) -> Json:
         """Identify containers and arrays by content, the library's objects by their description.
 
         Functions follow by their code, and other objects by their state.
@@ -201,7 +202,7 @@ class _Walk:
                 return self._foreign_array(value)
             return self._object(value)
 
-    def _library_object(self, value: object) -> Any:
+    def _library_object(self, value: object) -> Json:
         """Identify an object of this library by what a result records of it."""
         describe = getattr(value, "describe", None)
         if describe is not None:
@@ -218,12 +219,12 @@ class _Walk:
     def _all(self, values: Iterable[Any]) -> list[Any]:
         return [self.identify(value) for value in values]
 
-    def _mapping(self, value: Mapping[Any, Any]) -> Any:
+    def _mapping(self, value: Mapping[Any, Any]) -> Json:
         if all(isinstance(name, str) for name in value):
             return {name: self._inside(f"entry {name!r}", entry) for name, entry in value.items()}
         return {"items": sorted((self._all(item) for item in value.items()), key=canonical_json)}
 
-    def _array(self, value: np.ndarray) -> Any:
+    def _array(self, value: np.ndarray) -> Json:
         if value.dtype == object or value.dtype.kind in "US":
             return self.identify(value.tolist())
         if value.ndim == 0 and value.dtype.kind in "biuf":
@@ -235,7 +236,7 @@ class _Walk:
         content = hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()
         return {"array": content, "shape": list(value.shape), "dtype": value.dtype.str}
 
-    def _jax_array(self, value: jax.Array) -> Any:
+    def _jax_array(self, value: jax.Array) -> Json:
         if checks.is_traced(value):
             return self._without_identity(value)
         if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
@@ -245,7 +246,7 @@ class _Walk:
             }
         return self._array(np.asarray(value))
 
-    def _labelled_array(self, value: Any) -> Any:
+    def _labelled_array(self, value: Any) -> Json:
         """Labelled arrays of xarray and pandas: values, labels and attributes."""
         if hasattr(value, "variables") or (hasattr(value, "dims") and hasattr(value, "coords")):
             own = (
@@ -282,7 +283,7 @@ class _Walk:
         with self._exactly(True):
             return self._function(value) if callable(value) else self._object(value)
 
-    def _foreign_array(self, value: Any) -> Any:
+    def _foreign_array(self, value: Any) -> Json:
         """Arrays of other packages, such as tensors of PyTorch."""
         try:
             content = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
@@ -290,12 +291,12 @@ class _Walk:
             return self._object(value)
         return {"type": _type_name(value), "content": self._array(content)}
 
-    def _function(self, value: Callable[..., Any]) -> Any:
+    def _function(self, value: Callable[..., Any]) -> dict[str, Json]:
         """The record of a callable: its name, and the hash of all that it computes with."""
         with self._step(f"function {_name(value)!r}"):
             return {"function": _name(value), **_hash_record(self._callable_content(value))}
 
-    def _callable_content(self, value: Callable[..., Any]) -> Any:
+    def _callable_content(self, value: Callable[..., Any]) -> Json:
         library = library_identity(value)
         if library is not None:
             return library
@@ -339,7 +340,7 @@ class _Walk:
             }
         return self._object(value)
 
-    def _python_function(self, function: types.FunctionType) -> Any:
+    def _python_function(self, function: types.FunctionType) -> dict[str, Json]:
         code = function.__code__
         cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
         closure = {name: cell.cell_contents for name, cell in cells.items() if _is_filled(cell)}
@@ -381,7 +382,7 @@ class _Walk:
             if name not in COSMETIC and not isinstance(value, SLOT_DESCRIPTORS)
         }
 
-    def _class(self, value: type) -> Any:
+    def _class(self, value: type) -> dict[str, Json]:
         members = {name: _function_of(member) for name, member in vars(value).items()}
         return {
             "class": value.__qualname__,
@@ -389,14 +390,14 @@ class _Walk:
             "members": self._namespace(members),
         }
 
-    def _module(self, module: types.ModuleType) -> Any:
+    def _module(self, module: types.ModuleType) -> Json:
         if is_library(module.__name__):
             return {"module": module.__name__, "version": package_version(module.__name__)}
         return module_file_identity(
             module.__name__, getattr(module, "__file__", None)
         ) or self._without_identity(module)
 
-    def _object(self, value: object) -> Any:
+    def _object(self, value: object) -> Mapping[str, Json]:
         """Any other object: its class and its state, as pickle takes them."""
         if _type_name(value) in LOCKS:
             return {"type": _type_name(value)}
@@ -431,7 +432,7 @@ class _Walk:
         ]
         return {"object": _type_name(value), **_hash_record(content)}
 
-    def object_identity(self, value: object) -> Any:
+    def object_identity(self, value: object) -> Mapping[str, Json]:
         with self._exactly(True):
             return self._object(value)
 
@@ -440,7 +441,7 @@ class _Walk:
         where = " of ".join([inner, *reversed(outer)]) if self.path else "a value"
         return {UNIDENTIFIED: f"{where} (a {_type_name(value)})"}
 
-    def _inside(self, step: str, value: object) -> Any:
+    def _inside(self, step: str, value: object) -> Json:
         with self._step(step):
             return self.identify(value)
 

@@ -8,7 +8,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
 
 LONG = 60.0  # seconds of expected work above which the user is warned
 PIECES = 3  # pieces of work needed for an estimate: the first two may compile programs
@@ -41,8 +44,8 @@ class Meter:
 
     def __init__(
         self,
-        bar: Any = None,
-        task: Any = None,
+        bar: Progress | None = None,
+        task: TaskID | None = None,
         total: float = 0.0,
         label: str = "",
         cost: Cost | None = None,
@@ -67,7 +70,7 @@ class Meter:
         if self._cost is not None:
             self._estimate(amount, self._cost)
         amount += skipped
-        if self._bar is None:
+        if self._bar is None or self._task is None:
             return
         if (
             self._total is not None

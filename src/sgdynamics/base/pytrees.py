@@ -8,7 +8,7 @@ anything.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -36,7 +36,7 @@ def to_float64(value: object) -> Any:
     return value
 
 
-def to_numpy(tree: PyTree) -> Any:
+def to_numpy(tree: PyTree) -> PyTree:
     """Convert concrete JAX arrays to NumPy arrays.
 
     Arithmetic with JAX arrays would lose digits where float64 is not enabled.
@@ -97,7 +97,7 @@ def register_parameters(
             static = tuple(getattr(instance, name) for name in static_fields)
             return children, (*static, tuple(integers.items()))
 
-        def unflatten(static: tuple[Any, ...], children: Any) -> Any:
+        def unflatten(static: tuple[Any, ...], children: Iterable[PyTree]) -> Kind:
             instance = object.__new__(cls)
             values = (*to_numpy(children), *static[:-1])
             instance.__dict__.update(zip((*parameters, *static_fields), values, strict=True))

@@ -27,7 +27,7 @@ def accepts_two_arguments(function: Callable) -> bool:
 
 
 @float64
-def output_structure(function: Callable, *arguments: PyTree) -> Any:
+def output_structure(function: Callable, *arguments: PyTree) -> PyTree:
     """The output of a JAX function as shapes and types.
 
     An index out of bounds raises IndexError; JAX itself would return the last entry. The function
@@ -160,6 +160,13 @@ def _is_smooth(jaxpr: Jaxpr, tainted: set[int]) -> bool:
     return True
 
 
+class Primitive(Protocol):
+    """An elementary operation of JAX, as in `jax.extend.core.Primitive`."""
+
+    @property
+    def name(self) -> str: ...
+
+
 @runtime_checkable
 class Equation(Protocol):
     """One operation of a jaxpr, as in `jax.extend.core.JaxprEqn`.
@@ -168,7 +175,7 @@ class Equation(Protocol):
     """
 
     @property
-    def primitive(self) -> Any: ...
+    def primitive(self) -> Primitive: ...
     @property
     def params(self) -> dict[str, Any]: ...
     @property
@@ -211,7 +218,7 @@ def inner_jaxprs(equation: Equation) -> list[tuple[Any, Sequence[Any]]]:
     ]
 
 
-def _is_jaxpr(value: Any) -> bool:
+def _is_jaxpr(value: object) -> bool:
     return hasattr(value, "eqns") or hasattr(getattr(value, "jaxpr", None), "eqns")
 
 
