@@ -15,12 +15,12 @@ from sgdynamics_reproductions.gallery.claims import Judgement
 
 
 class Break(NamedTuple):
-    """A broken claim: the judge, its data, a part of the claim's text, the amount, and the change."""
+    """A change of the data that breaks one claim of a judge."""
 
     judge: Callable[[xr.Dataset], Judgement]
     data: Callable[[], xr.Dataset]
-    claim: str
-    amount: str
+    claim: str  # part of the text of the claim
+    amount: str  # description of the change
     alter: Callable[[xr.Dataset], xr.Dataset]
 
     @property
@@ -29,7 +29,7 @@ class Break(NamedTuple):
 
 
 def describe(judgement: Judgement) -> str:
-    """The words and all findings of a judgement, for messages of failing tests."""
+    """Describe a judgement with all its findings, for the messages of failing tests."""
     lines = [
         f"{finding.word}: {finding.claim}: {finding.statistic} ({finding.value:.3g});"
         f" {finding.power}"

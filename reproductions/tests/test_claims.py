@@ -24,10 +24,10 @@ from sgdynamics_reproductions.gallery.claims import (
 )
 
 POINTS = 12
-LOOSE = 0.02  # a rate that a Monte Carlo can count
+LOOSE = 0.02  # a false-alarm rate that a Monte Carlo simulation can measure
 TRIALS = 3000
-EACH = 10
-MOST = stats.binom.isf(1e-6, TRIALS, LOOSE)  # so many alarms are no surprise at that rate
+RUNS = 10
+MOST = stats.binom.isf(1e-6, TRIALS, LOOSE)  # largest plausible number of alarms at this rate
 
 
 def correlation(kind: str) -> np.ndarray:
@@ -67,13 +67,13 @@ def test_agreement_differs_as_rarely_as_stated(runs, kind):
         mean = mean_over_runs(rng.normal(size=(runs, POINTS)) @ root(kind).T)
         z = np.abs(mean.value) / mean.error
         alarms["worst"] += WORST[runs].value(z) > 1
-        if trial % EACH == 0:  # a threshold of its own, from the correlation of its own runs
+        if trial % RUNS == 0:  # a threshold of its own, from the correlation of its own runs
             alarms["estimated"] += (
                 statistics.deviation_statistic(POINTS, runs - 1.0, mean.correlation, LOOSE).value(z)
                 > 1
             )
     assert 0 < alarms["worst"] <= MOST  # and not for being blind
-    assert alarms["estimated"] <= stats.binom.isf(1e-6, TRIALS // EACH, LOOSE)
+    assert alarms["estimated"] <= stats.binom.isf(1e-6, TRIALS // RUNS, LOOSE)
 
 
 WORST = {
@@ -122,11 +122,11 @@ def test_larger_and_share_err_as_rarely_as_stated():
     assert refuted <= MOST
     assert shown > 0
     counts = rng.binomial(200, 3 / 32, size=TRIALS)
-    found = {
+    alarms = {
         int(count): share("c", count, 200, 3 / 32, scale=0.2, rate=LOOSE).holds is False
         for count in np.unique(counts)
     }
-    assert 0 < sum(found[int(count)] for count in counts) <= MOST
+    assert 0 < sum(alarms[int(count)] for count in counts) <= MOST
 
 
 # power
@@ -157,8 +157,8 @@ def test_agreement_sees_what_it_says_it_sees(kind, runs, shape):
             for _ in range(trials)
         )
         return sum(
-            statistic.value(np.maximum(np.abs(one.value) - tolerance, 0.0) / one.error) > 1
-            for one in means
+            statistic.value(np.maximum(np.abs(mean.value) - tolerance, 0.0) / mean.error) > 1
+            for mean in means
         )
 
     assert hits(detectable) >= stats.binom.ppf(1e-6, trials, claims.POWER) - 0.01 * trials
@@ -167,8 +167,8 @@ def test_agreement_sees_what_it_says_it_sees(kind, runs, shape):
         hits(tolerance / scale.max() + 0.4 * (detectable - tolerance / scale.max())) < 0.7 * trials
     )
     mean = mean_over_runs(detectable * scale + rng.normal(size=(runs, POINTS)) @ root(kind).T)
-    found = agreement("c", mean.value, mean.error, 0.0, **setting)
-    assert found.value == pytest.approx(
+    finding = agreement("c", mean.value, mean.error, 0.0, **setting)
+    assert finding.value == pytest.approx(
         statistic.value(np.maximum(np.abs(mean.value) - tolerance, 0.0) / mean.error)
     )
 
@@ -185,11 +185,11 @@ def test_larger_and_share_see_what_they_say_they_see():
         detectable = share("c", round(400 * expected), 400, expected, scale=0.1).detectable * 0.1
         for p in (max(expected - detectable, 0.0), expected + detectable):
             counts = rng.binomial(400, p, size=TRIALS)
-            found = {
+            alarms = {
                 int(count): share("c", count, 400, expected, scale=0.1).holds is False
                 for count in np.unique(counts)
             }
-            assert sum(found[int(count)] for count in counts) >= stats.binom.ppf(
+            assert sum(alarms[int(count)] for count in counts) >= stats.binom.ppf(
                 1e-6, TRIALS, claims.POWER
             )
 
@@ -255,14 +255,14 @@ def say(holds):
     ],
 )
 def test_every_kind_of_claim_can_say_all_three(finding, word):
-    found = finding()
-    assert found.word == word
-    json.dumps(found.plain())
-    assert found.plain()["verdict"] == word
+    result = finding()
+    assert result.word == word
+    json.dumps(result.plain())
+    assert result.plain()["verdict"] == word
     assert (
-        (found.value <= found.threshold) == (found.holds is not False)
-        or found.above
-        or math.isnan(found.value)
+        (result.value <= result.threshold) == (result.holds is not False)
+        or result.above
+        or math.isnan(result.value)
     )
 
 
@@ -311,10 +311,10 @@ def test_bad_input(call, says):
 def test_means_their_differences_and_powers():
     rng = np.random.default_rng(3)
     first, second = (rng.normal(size=(400, POINTS)) @ root("path").T for _ in range(2))
-    one, two = mean_over_runs(first), mean_over_runs(2 * second + 1)
-    gap = difference(one, two)
-    np.testing.assert_allclose(gap.value, one.value - two.value)
-    np.testing.assert_allclose(gap.error**2, one.error**2 + two.error**2)
+    first_mean, second_mean = mean_over_runs(first), mean_over_runs(2 * second + 1)
+    gap = difference(first_mean, second_mean)
+    np.testing.assert_allclose(gap.value, first_mean.value - second_mean.value)
+    np.testing.assert_allclose(gap.error**2, first_mean.error**2 + second_mean.error**2)
     np.testing.assert_allclose(gap.correlation, correlation("path"), atol=0.25)
     assert np.all(np.diag(gap.correlation) == 1)
     x = np.array([1.0, 2.0, 4.0, 8.0])

@@ -39,6 +39,6 @@ def test_sgd_on_samples_has_the_mean_of_its_own_recursion():
 def test_digits_need_scikit_learn(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     with pytest.raises(
-        ImportError, match=r"scikit-learn, which is not installed: pip install .*sgdynamics\[data\]"
+        ImportError, match=r"scikit-learn, which is not installed.*pip install .*sgdynamics\[data\]"
     ):
         scaling_laws.figure_4(quick=True)

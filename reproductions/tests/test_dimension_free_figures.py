@@ -11,13 +11,13 @@ from sgdynamics_reproductions import dimension_free as figures
 from sgdynamics_reproductions.gallery.judges import dimension_free as judges
 
 
-def drawn(figure, tmp_path):
-    """The quick figure, drawn and saved; its data, which say what was claimed and what was found."""
+def draw_and_reload(figure, tmp_path):
+    """Draw and save the quick figure; return its data, which contain claim and verdict."""
     fig, data = figure(quick=True)
     fig.savefig(tmp_path / "figure.png")
     assert (tmp_path / "figure.png").stat().st_size > 5000
-    again = sgd.load(sgd.save(data, tmp_path / "data.nc"))
-    assert again.identical(data)
+    loaded = sgd.load(sgd.save(data, tmp_path / "data.nc"))
+    assert loaded.identical(data)
     assert len(data.attrs["claim"]) > 40
     assert len(data.attrs["verdict"]) > 80
     return data
@@ -29,7 +29,7 @@ def power(x, y):
 
 @pytest.mark.slow
 def test_high_dimensional(tmp_path):
-    data = drawn(figures.high_dimensional, tmp_path)
+    data = draw_and_reload(figures.high_dimensional, tmp_path)
     # each mean deviation is known to about 5%: the exponent over a factor 16 to .03
     assert abs(power(data.d, data.mean_deviation) + 0.5) < 0.15
     ratio = data.mean_deviation / data.theorem_scale
@@ -41,7 +41,7 @@ def test_high_dimensional(tmp_path):
 
 @pytest.mark.slow
 def test_classical(tmp_path):
-    data = drawn(figures.classical, tmp_path)
+    data = draw_and_reload(figures.classical, tmp_path)
     assert np.all(np.abs(data.gap - data.gap_ode) <= Z * data.gap_error + 0.01)
     assert abs(power(data.gamma, data.gap_ode.isel(k=0)) - 1) < 0.05
     assert (
@@ -53,7 +53,7 @@ def test_classical(tmp_path):
 
 @pytest.mark.slow
 def test_mean_field(tmp_path):
-    data = drawn(figures.mean_field, tmp_path)
+    data = draw_and_reload(figures.mean_field, tmp_path)
     # the gap to infinite width falls like 1/p at every time; its standard errors make .2 of the
     # exponent
     for i in range(1, data.sizes["time"]):
@@ -66,7 +66,7 @@ def test_mean_field(tmp_path):
 
 @pytest.mark.slow
 def test_mean_field_high_dimension(tmp_path):
-    data = drawn(figures.mean_field_high_dimension, tmp_path)
+    data = draw_and_reload(figures.mean_field_high_dimension, tmp_path)
     typical = data.off_diagonal_rms.mean("run")
     for i in range(data.sizes["time"]):
         assert abs(power(data.p, typical.isel(time=i)) + 0.5) < 0.12
@@ -83,7 +83,7 @@ def test_regimes(tmp_path):
     """Each corner of the map is where it is said to be, and its description holds there; the ODE
     with noise holds in all.
     """
-    data = drawn(figures.regimes, tmp_path)
+    data = draw_and_reload(figures.regimes, tmp_path)
     assert list(data.setting.values) == [
         "classical",
         "high-dimensional",
@@ -109,7 +109,7 @@ def test_regimes(tmp_path):
 
 @pytest.mark.slow
 def test_noise_matters(tmp_path):
-    data = drawn(figures.noise_matters, tmp_path)
+    data = draw_and_reload(figures.noise_matters, tmp_path)
     assert np.all(np.abs(data.exit_ratio - data.exit_ratio_shift) <= Z * data.exit_ratio_error)
     assert np.all((data.exit_ratio > 0.7) & (data.exit_ratio < 1.12))
     for name in ("SGD", "SDE"):
@@ -125,7 +125,7 @@ def test_noise_matters(tmp_path):
 
 @pytest.mark.slow
 def test_width_matters(tmp_path):
-    data = drawn(figures.width_matters, tmp_path)
+    data = draw_and_reload(figures.width_matters, tmp_path)
     error = Z * data.exit_time_error
     # linearised formulas are for T d >> 1, here 50: ten to twenty per cent, and the ODE's own time
     # with its shift is nearer

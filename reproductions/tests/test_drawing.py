@@ -1,4 +1,4 @@
-"""What the figures share in drawing."""
+"""Drawing functions that the figures share."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_logarithmic_ticks_can_be_read_and_legends_hide_nothing():
     fig.canvas.draw()
     for ax in axes:
         drawn = [
-            (one.get_text(), one.get_window_extent()) for one in ax.get_yticklabels(which="both")
+            (tick.get_text(), tick.get_window_extent()) for tick in ax.get_yticklabels(which="both")
         ]
         heights = sorted(
             (box.ymin, box.ymax)

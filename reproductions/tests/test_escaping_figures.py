@@ -9,7 +9,7 @@ from tests.conftest import Z
 from sgdynamics_reproductions import escaping_mediocrity as paper
 
 
-def drawn(figure, tmp_path):
+def draw_and_reload(figure, tmp_path):
     fig, data = figure(quick=True)
     fig.savefig(tmp_path / "figure.png")
     assert (tmp_path / "figure.png").stat().st_size > 5000
@@ -19,7 +19,7 @@ def drawn(figure, tmp_path):
 
 @pytest.mark.slow
 def test_figure_2_ratios_are_near_one_and_flat(tmp_path):
-    data = drawn(paper.figure_2, tmp_path)
+    data = draw_and_reload(paper.figure_2, tmp_path)
     for name in ("annealed", "quenched", "corrected"):
         ratio = np.asarray(data.measured / data[name])
         assert np.all((ratio > 0.7) & (ratio < 1.35)), (name, ratio)
@@ -35,7 +35,7 @@ def test_figure_2_ratios_are_near_one_and_flat(tmp_path):
 
 @pytest.mark.slow
 def test_figure_6_is_flat_but_for_one_direction_and_costs_d_log_d(tmp_path):
-    data = drawn(paper.figure_6, tmp_path)
+    data = draw_and_reload(paper.figure_6, tmp_path)
     for row, d in enumerate(data.hessian_d.values):
         for name, m in (("saddle", 0.0), ("start", float(data.overlap_start[row]))):
             # the corrected (18): 4 m^2 on the sphere, less 4 (1 - m^2) along w*, and 0 off the
@@ -54,7 +54,7 @@ def test_figure_6_is_flat_but_for_one_direction_and_costs_d_log_d(tmp_path):
 
 @pytest.mark.slow
 def test_figure_4_the_ode_describes_the_mean(tmp_path):
-    data = drawn(paper.figure_4, tmp_path)
+    data = draw_and_reload(paper.figure_4, tmp_path)
     mean, spread = data.excess_risk.mean("run"), data.excess_risk.std("run")
     assert float(np.abs(mean - data.excess_risk_ode).max()) < 0.12
     assert float(spread.max()) > 0.02
@@ -63,7 +63,7 @@ def test_figure_4_the_ode_describes_the_mean(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("figure", [paper.figure_1, paper.figure_5])
 def test_figures_1_and_5_exit_times_hardly_differ(figure, tmp_path):
-    data = drawn(figure, tmp_path)
+    data = draw_and_reload(figure, tmp_path)
     ode = float(data.exit_time_ODE[0])
     for name in ("SGD", "SDE"):
         times = np.asarray(data[f"exit_time_{name}"])
@@ -73,7 +73,7 @@ def test_figures_1_and_5_exit_times_hardly_differ(figure, tmp_path):
 
 @pytest.mark.slow
 def test_figure_3_heads_agree_at_the_exit_and_differ_later(tmp_path):
-    data = drawn(paper.figure_3, tmp_path)
+    data = draw_and_reload(paper.figure_3, tmp_path)
     fixed, trained = np.asarray(data.exit_time_ode)[0]
     assert abs(fixed / trained - 1) < 0.05
     late = np.asarray(data.excess_risk_ode)[0, :, -1]

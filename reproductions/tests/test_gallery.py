@@ -41,14 +41,14 @@ def figures_of_the_papers():
 
 
 def test_every_figure_is_listed_once():
-    listed = [(one.document, one.name) for one in gallery.ENTRIES]
+    listed = [(entry.document, entry.name) for entry in gallery.ENTRIES]
     assert sorted(listed) == sorted(figures_of_the_papers())
-    assert {one.document for one in gallery.ENTRIES} == set(gallery.DOCUMENTS)
-    for one in gallery.ENTRIES:
-        assert gallery.find(one.document, one.number) is one
-        assert one.line
-        assert one.claim
-        assert one.function.__name__ == one.name
+    assert {entry.document for entry in gallery.ENTRIES} == set(gallery.DOCUMENTS)
+    for entry in gallery.ENTRIES:
+        assert gallery.find(entry.document, entry.number) is entry
+        assert entry.line
+        assert entry.claim
+        assert entry.function.__name__ == entry.name
 
 
 def test_names_are_forgiving():
@@ -61,20 +61,20 @@ def test_names_are_forgiving():
 def test_made_kept_and_shown(tmp_path, capsys):
     assert (
         gallery.main(
-            ["--out", str(tmp_path), *(part for name in CHEAP for part in ("--only", name))]
+            ["--out", str(tmp_path), *(argument for name in CHEAP for argument in ("--only", name))]
         )
         == 0
     )
-    said = capsys.readouterr()
-    assert "[2/2] quadratic_networks 6: reproduced" in said.err
-    assert "2 of 2 figures" in said.out
+    printed = capsys.readouterr()
+    assert "[2/2] quadratic_networks 6: reproduced" in printed.err
+    assert "2 of 2 figures" in printed.out
     about = json.loads((tmp_path / "quadratic_networks-5.json").read_text())
     assert (
         about["verdict"]
         == "reproduced: 24 of 24 numbers agree with the rank counted at a random point"
     )
     assert about["parameters"] == {"seed": 0}
-    assert [one["verdict"] for one in about["findings"]] == ["reproduced"]
+    assert [record["verdict"] for record in about["findings"]] == ["reproduced"]
     assert about["findings"][0]["statistic"] == "numbers that disagree, of 24"
     data = sgd.load(tmp_path / "quadratic_networks-5.nc")
     assert data.counted.shape == (2, 12)
@@ -100,17 +100,17 @@ def test_made_kept_and_shown(tmp_path, capsys):
         in web.read_text()
     )
     assert "They rest on 2 claims" in page.read_text()
-    # there already: nothing is made again, and the verdict is that of the data now
-    made = (tmp_path / "quadratic_networks-5.png").stat().st_mtime_ns
+    # Existing figures are not made again, and the verdict is that of the current data.
+    modified_at = (tmp_path / "quadratic_networks-5.png").stat().st_mtime_ns
     (tmp_path / "quadratic_networks-6.json").write_text("{ cut short")
     changed = data.assign(counted=data.counted + 1)
     sgd.save(changed, tmp_path / "quadratic_networks-5.nc")
-    found = gallery.make_all(tmp_path, only=CHEAP)
-    assert [one["made"] for one in found] == [False, True]
-    assert found[0]["verdict"].startswith("differs: 0 of 24")
+    records = gallery.make_all(tmp_path, only=CHEAP)
+    assert [record["made"] for record in records] == [False, True]
+    assert records[0]["verdict"].startswith("differs: 0 of 24")
     assert "numbers that disagree, of 24 | 24 | at most 0 |" in page.read_text()
-    assert (tmp_path / "quadratic_networks-5.png").stat().st_mtime_ns == made
-    # the page has all that is there, whoever made it
+    assert (tmp_path / "quadratic_networks-5.png").stat().st_mtime_ns == modified_at
+    # The page contains all figures of the folder, from any call.
     gallery.make_all(tmp_path, only=CHEAP[1:])
     assert web.read_text().count("data:image/png;base64,") == 2
     assert gallery.make(gallery.find("quadratic_networks", "5"), tmp_path, seed=1)["made"]
@@ -120,13 +120,13 @@ def test_made_kept_and_shown(tmp_path, capsys):
 
 
 def test_a_figure_that_fails_is_reported_and_the_rest_goes_on(tmp_path, monkeypatch, capsys):
-    def broken(quick=False, seed=0):
+    def failing_figure(quick=False, seed=0):
         raise RuntimeError("the exponent <b>4</b>\nhad not left")
 
-    monkeypatch.setattr(quadratic_networks, "figure_5", broken)
+    monkeypatch.setattr(quadratic_networks, "figure_5", failing_figure)
     assert (
         gallery.main(
-            ["--out", str(tmp_path), *(part for name in CHEAP for part in ("--only", name))]
+            ["--out", str(tmp_path), *(argument for name in CHEAP for argument in ("--only", name))]
         )
         == 1
     )
@@ -135,32 +135,39 @@ def test_a_figure_that_fails_is_reported_and_the_rest_goes_on(tmp_path, monkeypa
     assert "RuntimeError: the exponent &lt;b&gt;4&lt;/b&gt; had not left" in web
     assert web.count("data:image/png;base64,") == 1
     monkeypatch.undo()
-    # what had failed is tried again
-    assert not any(one["error"] for one in gallery.make_all(tmp_path, only=CHEAP))
+    # A figure that failed is made again.
+    assert not any(record["error"] for record in gallery.make_all(tmp_path, only=CHEAP))
 
 
 def test_a_figure_without_its_package_is_skipped(tmp_path, monkeypatch, capsys):
-    """With what to install on both pages and in the summary, and no failure; made once it is there."""
+    """Both pages and the summary name the package, and the gallery does not fail.
+
+    The figure is made once the package is installed.
+    """
 
     def missing(quick=False, seed=0):
         digits_figure.pixels()
 
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     monkeypatch.setattr(quadratic_networks, "figure_5", missing)
-    arguments = ["--out", str(tmp_path), *(part for name in CHEAP for part in ("--only", name))]
+    arguments = [
+        "--out",
+        str(tmp_path),
+        *(argument for name in CHEAP for argument in ("--only", name)),
+    ]
     assert gallery.main(arguments) == 0
-    said, page, web = (
+    printed, page, web = (
         capsys.readouterr(),
         *((tmp_path / name).read_text() for name in ("index.md", "index.html")),
     )
     assert (
-        "quadratic_networks 5: skipped: the digits of this figure come with scikit-learn, which is"
-        " not installed: pip" in said.err
+        "quadratic_networks 5: skipped: The digits of this figure come with scikit-learn, which is"
+        " not installed. Install it with: pip" in printed.err
     )
-    assert "1 of 2 figures, 1 skipped:" in said.out
+    assert "1 of 2 figures, 1 skipped:" in printed.out
     assert "1 reproduced, 1 skipped." in page
     assert re.search(
-        r"\*\*Skipped\*\* after [\d.]+ s: the digits of this figure come with scikit-learn", page
+        r"\*\*Skipped\*\* after [\d.]+ s: The digits of this figure come with scikit-learn", page
     )
     assert re.search(
         r"<p class='skipped'>skipped after [\d.]+ s: the digits of this figure come with"
@@ -177,21 +184,21 @@ def test_a_figure_without_its_package_is_skipped(tmp_path, monkeypatch, capsys):
     )
     assert gallery.main(arguments) == 1
     monkeypatch.undo()
-    assert not any(one["error"] for one in gallery.make_all(tmp_path, only=CHEAP))
+    assert not any(record["error"] for record in gallery.make_all(tmp_path, only=CHEAP))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [f"{one.document}/{one.number}" for one in gallery.ENTRIES])
+@pytest.mark.parametrize("name", [f"{entry.document}/{entry.number}" for entry in gallery.ENTRIES])
 def test_every_quick_figure_goes_through(tmp_path, name):
-    [found] = gallery.make_all(tmp_path, only=[name])
-    assert not found["error"]
-    assert found["verdict"].split(":")[0] in gallery.WORDS.values()
-    entry = gallery.find(found["document"], found["number"])
+    [record] = gallery.make_all(tmp_path, only=[name])
+    assert not record["error"]
+    assert record["verdict"].split(":")[0] in gallery.WORDS.values()
+    entry = gallery.find(record["document"], record["number"])
     assert (
         entry.verdict(sgd.load(tmp_path / f"{entry.document}-{entry.number}.nc"))
-        == found["verdict"]
+        == record["verdict"]
     )
-    # where data are stored at full size their picture stands beside that of the quick run
+    # The picture of data stored at full size is shown next to that of the quick run.
     pictures = 1 + (f"{entry.document}-{entry.number}" in gallery.full_size())
     assert (tmp_path / "index.html").read_text().count("data:image/png;base64,") == pictures
 
@@ -199,12 +206,12 @@ def test_every_quick_figure_goes_through(tmp_path, name):
 def test_full_size_verdicts_are_those_of_the_stored_data():
     files = {path.stem for path in stored_data.FOLDER.glob("*.nc")}
     assert set(gallery.full_size()) == files
-    for stem, said in gallery.full_size().items():
+    for stem, stored in gallery.full_size().items():
         data = stored_data.load_full_size(stem)
-        assert gallery.find(*stem.split("-")).verdict(data) == said["verdict"]
-        assert said["parameters"].items() <= data.attrs.items()
+        assert gallery.find(*stem.split("-")).verdict(data) == stored["verdict"]
+        assert stored["parameters"].items() <= data.attrs.items()
         if stem != "rough_landscapes-2":  # stored run by run, with one group per algorithm
-            assert said["seconds"] == data.attrs["seconds"]
+            assert stored["seconds"] == data.attrs["seconds"]
 
 
 # what the curves of a figure show at the last time; |m| where nothing is said
@@ -228,13 +235,15 @@ def ends_of_curves(stem, data):
     last = [np.abs(data[name]) for name in CURVES.get(number, ["m"])]
     if number == "7":  # gradient descent ends earlier: NaN beyond
         last = [
-            one.dropna("time", how="all")
+            result.dropna("time", how="all")
             for name in data.algorithm.values
-            for one in [last[0].sel(algorithm=name)]
+            for result in [last[0].sel(algorithm=name)]
         ]
-    last = [one.isel(time=-1) for one in last]
+    last = [result.isel(time=-1) for result in last]
     return (
-        [one.mean("run").values for one in last] if number == "2" else [one.values for one in last]
+        [result.mean("run").values for result in last]
+        if number == "2"
+        else [result.values for result in last]
     )
 
 
@@ -257,7 +266,9 @@ def test_full_size_data_are_drawn_with_their_sizes(stem):
         for line in ax.lines
     ]
     ends = np.concatenate([line[np.isfinite(line)][-1:] for line in lines])
-    for value in np.concatenate([np.ravel(one) for one in ends_of_curves(stem, data)]):
+    for value in np.concatenate(
+        [np.ravel(curve_ends) for curve_ends in ends_of_curves(stem, data)]
+    ):
         assert np.isclose(ends, value).any()
     if stem == "rough_landscapes-2":
         assert [text.get_text() for text in fig.axes[1].get_legend().get_texts()] == [
@@ -268,7 +279,7 @@ def test_full_size_data_are_drawn_with_their_sizes(stem):
 
 
 def test_full_size_exit_times_are_drawn_at_their_widths_and_dimensions():
-    """A panel a formula, a curve a width from d = 100 to 1e6; widths stand side by side at each d."""
+    """One panel per formula and one curve per width, from d = 100 to 1e6, side by side at each d."""
     fig, data = gallery.draw_full_size("escaping_mediocrity", "2")
     assert [text.get_text() for text in fig.legends[0].get_texts()] == [
         f"$p$ = {p}" for p in (1, 2, 5, 10)
@@ -291,9 +302,9 @@ def quick_figure_2(quick=True, seed=0):
 @pytest.mark.slow
 def test_full_size_data_are_shown_before_the_quick_run(tmp_path, monkeypatch):
     monkeypatch.setattr(rough_landscapes, "figure_2", quick_figure_2)
-    [one] = gallery.make_all(tmp_path, only=["rough_landscapes/2"])
-    assert not one["error"]
-    assert one["files"][-1].endswith("rough_landscapes-2-full_size.png")
+    [record] = gallery.make_all(tmp_path, only=["rough_landscapes/2"])
+    assert not record["error"]
+    assert record["files"][-1].endswith("rough_landscapes-2-full_size.png")
     page, web = ((tmp_path / name).read_text() for name in ("index.md", "index.html"))
     first, second = (
         page.index("(rough_landscapes-2-full_size.png)"),
@@ -302,7 +313,7 @@ def test_full_size_data_are_shown_before_the_quick_run(tmp_path, monkeypatch):
     assert first < second
     assert "At full size (N = 1000, runs = 500), drawn from stored data" in page[:first]
     assert web.count("data:image/png;base64,") == 2
-    assert one["parameters"]["N"] == 60  # the verdict is of what was run
+    assert record["parameters"]["N"] == 60  # the verdict is of what was run
     # kept whole, and made again where the picture of the full size is missing
     assert not gallery.make_all(tmp_path, only=["rough_landscapes/2"])[0]["made"]
     (tmp_path / "rough_landscapes-2-full_size.png").unlink()
@@ -329,20 +340,27 @@ def test_figures_without_stored_data_are_named():
         gallery.draw_full_size("escaping_mediocrity", "1")
 
 
-def test_pages_show_full_size_verdicts_beside_quick_ones():
-    one = {
+def test_pages_show_full_size_verdicts_with_quick_ones():
+    record = {
         "document": "rough_landscapes",
         "number": "7",
         "line": "random starts",
         "claim": "c",
         "verdict": "not decided at this size: n",
     }
-    one |= {"quick": True, "error": "", "seconds": 1.0, "parameters": {}, "version": "0", "seed": 0}
-    said = gallery.full_size()["rough_landscapes-7"]["verdict"].partition(": ")[2]
-    text = markdown([one])
-    assert f"- At full size (NVIDIA H200, 1020.6 s): **differs**: {said}" in text
+    record |= {
+        "quick": True,
+        "error": "",
+        "seconds": 1.0,
+        "parameters": {},
+        "version": "0",
+        "seed": 0,
+    }
+    verdict = gallery.full_size()["rough_landscapes-7"]["verdict"].partition(": ")[2]
+    text = markdown([record])
+    assert f"- At full size (NVIDIA H200, 1020.6 s): **differs**: {verdict}" in text
     assert "| not decided at this size | differs at full size |" in text
-    assert "At full size" not in markdown([one | {"quick": False}])
+    assert "At full size" not in markdown([record | {"quick": False}])
 
 
 JUDGED = (
@@ -360,8 +378,8 @@ JUDGED = (
 def test_every_judge_has_a_test_that_breaks_it():
     for document in JUDGED:
         tested = importlib.import_module(f"test_judges_{document}")
-        broken = {one.judge for one in tested.BROKEN}
-        assert {one.judge for one in gallery.ENTRIES if one.document == document} == broken
+        broken = {entry.judge for entry in tested.BROKEN}
+        assert {entry.judge for entry in gallery.ENTRIES if entry.document == document} == broken
 
 
 def test_small_print_stands_below_a_legend(tmp_path):

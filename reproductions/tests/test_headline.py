@@ -48,12 +48,12 @@ def test_the_code_of_today_makes_the_stored_runs(name):
         "SGD": lambda: sgd.MultiPassSGD(**common, batch_fraction=0.5),
         "PSGD": lambda: sgd.PersistentSGD(**common, batch_fraction=0.5, persistence_time=1.5),
     }[name]()
-    begin = sgd.start(problem, M=stored.M.values[:, 0], Q=np.ones((2, 1, 1)))
+    initial_state = sgd.start(problem, M=stored.M.values[:, 0], Q=np.ones((2, 1, 1)))
     steps, seed = stored.step.values, int(stored.attrs["seed"])
-    found = sgd.simulate(
+    result = sgd.simulate(
         problem,
         algorithm,
-        begin,
+        initial_state,
         steps=steps,
         dimension=1000,
         seed=seed,
@@ -61,6 +61,6 @@ def test_the_code_of_today_makes_the_stored_runs(name):
         dtype="float32",
     )
     # rounding of float32, another on each device
-    np.testing.assert_allclose(found.M, stored.M, atol=1e-5)
-    np.testing.assert_allclose(found.train_risk, stored.train_risk, rtol=1e-4)
+    np.testing.assert_allclose(result.M, stored.M, atol=1e-5)
+    np.testing.assert_allclose(result.train_risk, stored.train_risk, rtol=1e-4)
     assert np.abs(stored.M[:, -1] - stored.M[:, 0]).min() > 0.01

@@ -28,7 +28,7 @@ def paths(rng, t, rate):
 
 
 @cache
-def spiked():
+def spiked_tensor():
     t, rng = np.linspace(0, 10, 41), np.random.default_rng(0)
     low, high = np.sqrt(5 / N) * np.sqrt(1.1 - np.exp(-1.6 * t)), np.sqrt(1 / N) * np.exp(0.8 * t)
     first = rng.normal(size=RUNS) + 0.02
@@ -115,42 +115,42 @@ both = {
 BROKEN = [
     Break(
         judges.spiked_matrix,
-        spiked,
+        spiked_tensor,
         "stable diffusion",
         "variance at lambda = .8 40% larger",
         at(0, slice(None), math.sqrt(1.4)),
     ),
     Break(
         judges.spiked_matrix,
-        spiked,
+        spiked_tensor,
         "stable diffusion",
         "variance at lambda = .8 40% smaller",
         at(0, slice(None), math.sqrt(0.6)),
     ),
     Break(
         judges.spiked_matrix,
-        spiked,
+        spiked_tensor,
         "unstable diffusion",
         "early variance at 1.2 60% larger",
         at(1, slice(0, 8), math.sqrt(1.6)),
     ),
     Break(
         judges.spiked_matrix,
-        spiked,
+        spiked_tensor,
         "ends at",
         "m^2 at the end 25% larger",
         at(1, -1, math.sqrt(1.25)),
     ),
     Break(
         judges.spiked_matrix,
-        spiked,
+        spiked_tensor,
         "ends at",
         "m^2 at the end 25% smaller",
         at(1, -1, math.sqrt(0.75)),
     ),
     Break(
         judges.spiked_matrix,
-        spiked,
+        spiked_tensor,
         "either sign",
         "all runs at +",
         lambda data: data.assign(m=np.abs(data.m)),
@@ -219,9 +219,11 @@ BROKEN = [
             data,
             "unstable",
             f"{kind}: the arcs attract",
-            lambda whole, made=made, s=share: made(s, attracting=True),
+            lambda whole, broken_data=broken_data, s=share: broken_data(s, attracting=True),
         )
-        for (kind, (judge, data, made)), share in zip(both.items(), (0.5, 3 / 32), strict=True)
+        for (kind, (judge, data, broken_data)), share in zip(
+            both.items(), (0.5, 3 / 32), strict=True
+        )
     ),
     Break(
         judges.order_of_limits,
@@ -248,7 +250,7 @@ def test_broken_claim_differs(case):
 @pytest.mark.parametrize(
     ("judge", "data", "few"),
     [
-        (judges.spiked_matrix, spiked, lambda data: data.isel(run=slice(0, 40))),
+        (judges.spiked_matrix, spiked_tensor, lambda data: data.isel(run=slice(0, 40))),
         (judges.binary_mixture, binary, lambda data: data.isel(run=slice(130, 190))),
         (judges.xor_mixture, xor, lambda data: data.isel(run=slice(26, 66))),
         (judges.binary_mixture, binary, lambda data: data.isel(arc_run=slice(0, 60))),
@@ -268,11 +270,11 @@ def test_few_runs_do_not_decide(judge, data, few):
 
 @pytest.mark.parametrize("kind", ["binary", "xor"])
 def test_words_follow_the_data(kind):
-    judge, data, made = both[kind]
-    leave, back = judge(data()), judge(made(0.5, attracting=True))
+    judge, data, broken_data = both[kind]
+    leave, back = judge(data()), judge(broken_data(0.5, attracting=True))
     assert "they leave the arcs" in leave.words, describe(leave)
     assert "they return to the arcs" in back.words, describe(back)
     assert (
         f"rank {'2 and 3' if kind == 'xor' else '1 and 2'}"
-        in judge(made(0.5, rank=3 if kind == "xor" else 2)).words
+        in judge(broken_data(0.5, rank=3 if kind == "xor" else 2)).words
     )

@@ -25,11 +25,11 @@ from test_judges_several_inputs import about
 RUNS = 100
 
 
-def part(name, index, by=1.0, more=0.0):
-    """Part of a variable multiplied, and added to."""
+def change_entries(name, index, by=1.0, offset=0.0):
+    """Return a change that multiplies entries of a variable and adds an offset."""
 
     def alter(data):
-        data[name].values[index] = data[name].values[index] * by + more
+        data[name].values[index] = data[name].values[index] * by + offset
         return data
 
     return alter
@@ -43,7 +43,7 @@ def repeats():
             "distance": (("case", "after"), distance),
             "distance_runs": (
                 ("case", "run", "after"),
-                np.stack([one * about(np.ones(EPOCHS + 1), 0.02, RUNS) for one in distance]),
+                np.stack([curve * about(np.ones(EPOCHS + 1), 0.02, RUNS) for curve in distance]),
             ),
         },
         {
@@ -54,10 +54,10 @@ def repeats():
         },
         {"d": 200, "samples_per_dimension": ALPHA, "replicates": 16},
     )
-    found = worths(data)[list(BY_DMFT)][:, :SOLVED]
+    expected = worths(data)[list(BY_DMFT)][:, :SOLVED]
     return data.assign(
-        dmft=(("solved", "early"), found + 0.02),
-        dmft_error=(("solved", "early"), np.full_like(found, 0.06)),
+        dmft=(("solved", "early"), expected + 0.02),
+        dmft_error=(("solved", "early"), np.full_like(expected, 0.06)),
     )
 
 
@@ -95,9 +95,10 @@ def orders():
 @cache
 def features():
     points, t = np.array(POINTS), np.array([0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 40.0])
-    logs, known = np.log(points), np.log(list(REFERENCE))
+    logs, reference_logs = np.log(points), np.log(list(REFERENCE))
     excess, share = (
-        np.interp(logs, known, [one[which] for one in REFERENCE.values()]) for which in (0, 1)
+        np.interp(logs, reference_logs, [entry[which] for entry in REFERENCE.values()])
+        for which in (0, 1)
     )
     train = 0.085 * np.exp(-points / 60)
     lines = {"excess_risk": excess, "train_risk": train, "share": share}
@@ -156,42 +157,42 @@ BROKEN = [
         repeats,
         "another program",
         "the equations 2% off after 3 epochs",
-        part("distance", (0, 3), 1.02),
+        change_entries("distance", (0, 3), 1.02),
     ),
     Break(
         judges.worth_of_repeats,
         repeats,
         "noise 0: the worths in runs",
         "2nd epoch .1 less",
-        part("distance_runs", (0, ALL, slice(2, 7)), 1.25),
+        change_entries("distance_runs", (0, ALL, slice(2, 7)), 1.25),
     ),
     Break(
         judges.worth_of_repeats,
         repeats,
         "0.3, noise 0.25: the worths in runs",
         "4% off",
-        part("distance_runs", (4, ALL, 2), 1.08),
+        change_entries("distance_runs", (4, ALL, 2), 1.08),
     ),
     Break(
         judges.worth_of_repeats,
         repeats,
         "noise 0: the worths by DMFT",
         "DMFT: .6 more",
-        part("dmft", (0, 1), more=0.6),
+        change_entries("dmft", (0, 1), offset=0.6),
     ),
     Break(
         judges.worth_of_repeats,
         repeats,
         "noise 0.25: the worths by DMFT",
         "DMFT: .6 less",
-        part("dmft", (1, 2), more=-0.6),
+        change_entries("dmft", (1, 2), offset=-0.6),
     ),
     Break(
         judges.worth_of_repeats,
         repeats,
         "less than the one before",
         "a third epoch as good",
-        part("distance_runs", (0, ALL, slice(3, 7)), 0.7),
+        change_entries("distance_runs", (0, ALL, slice(3, 7)), 0.7),
     ),
     Break(judges.worth_of_repeats, repeats, "does harm", "the fourth epoch helps", as_fresh),
     Break(
@@ -199,28 +200,28 @@ BROKEN = [
         orders,
         "reshuffle: the risk of the runs on fresh data",
         "15% off",
-        part("risk_runs", 0, more=0.03),
+        change_entries("risk_runs", 0, offset=0.03),
     ),
     Break(
         judges.three_orders,
         orders,
         "fixed: the risk of the runs on fresh data",
         "15% off",
-        part("risk_runs", 1, more=-0.03),
+        change_entries("risk_runs", 1, offset=-0.03),
     ),
     Break(
         judges.three_orders,
         orders,
         "replacement: the risk of the runs on the data set",
         "20% off",
-        part("train_risk_runs", 2, 1.2),
+        change_entries("train_risk_runs", 2, 1.2),
     ),
     Break(
         judges.three_orders,
         orders,
         "The first epoch is the same",
         "one run other",
-        part("risk_runs", (1, 7, 0), more=1e-6),
+        change_entries("risk_runs", (1, 7, 0), offset=1e-6),
     ),
     Break(judges.three_orders, orders, "rises after the third", "it stays", no_turn),
     Break(
@@ -228,7 +229,7 @@ BROKEN = [
         orders,
         "the risk on the data set falls",
         "it rises",
-        part("train_risk_runs", (ALL, ALL, 7), 1.5),
+        change_entries("train_risk_runs", (ALL, ALL, 7), 1.5),
     ),
     Break(
         judges.three_orders,
@@ -242,42 +243,42 @@ BROKEN = [
         orders,
         "worth less",
         "as much",
-        part("risk_runs", (2, ALL, 0), more=-0.045),
+        change_entries("risk_runs", (2, ALL, 0), offset=-0.045),
     ),
     Break(
         judges.unlearning,
         features,
         "Excess risk: the runs",
         "20% off",
-        part("excess_risk_runs", ALL, 1.2),
+        change_entries("excess_risk_runs", ALL, 1.2),
     ),
     Break(
         judges.unlearning,
         features,
         "Risk on the data set: the runs",
         "20% off",
-        part("train_risk_runs", ALL, 1.2),
+        change_entries("train_risk_runs", ALL, 1.2),
     ),
     Break(
         judges.unlearning,
         features,
         "Fraction along the signal: the runs",
         "15% off",
-        part("share", ALL, 1.15),
+        change_entries("share", ALL, 1.15),
     ),
     Break(
         judges.unlearning,
         features,
         "Excess risk at t",
         ".06 off at t = 80",
-        part("excess_risk_runs", (ALL, 6), more=0.06),
+        change_entries("excess_risk_runs", (ALL, 6), offset=0.06),
     ),
     Break(
         judges.unlearning,
         features,
         "Fraction along the signal at t",
         ".07 off at t = 80",
-        part("share_runs", (ALL, 6), more=0.07),
+        change_entries("share_runs", (ALL, 6), offset=0.07),
     ),
     Break(judges.unlearning, features, "rises after t = 5", "it does not", no_rise),
     Break(
@@ -285,14 +286,14 @@ BROKEN = [
         features,
         "fraction of |W|",
         "it stays at .72",
-        part("share_runs", (ALL, 8), 0.0, 0.72),
+        change_entries("share_runs", (ALL, 8), 0.0, 0.72),
     ),
     Break(
         judges.unlearning,
         features,
         "less than a tenth",
         "a fifth is left",
-        part("train_risk_runs", (ALL, 8), 0.0, 0.016),
+        change_entries("train_risk_runs", (ALL, 8), 0.0, 0.016),
     ),
 ]
 

@@ -29,8 +29,11 @@ def one_start(spread=1.0):
     normal -= normal.mean(axis=1, keepdims=True)
     left = {"SGD": ode + 0.3 * normal[0], "SDE": ode + 0.3 * spread * normal[1]}
     return xr.Dataset(
-        {f"excess_risk_{name}": (("run", "time"), falling(t, one)) for name, one in left.items()}
-        | {f"exit_time_{name}": (f"exit_{name}", one) for name, one in left.items()}
+        {
+            f"excess_risk_{name}": (("run", "time"), falling(t, times))
+            for name, times in left.items()
+        }
+        | {f"exit_time_{name}": (f"exit_{name}", times) for name, times in left.items()}
         | {
             "excess_risk_ODE": (("one", "time"), falling(t, [ode])),
             "exit_time_ODE": ("exit_ODE", [ode]),
@@ -95,15 +98,15 @@ def heads(trained=1.0, after=2.0, runs=32):
 def means():
     t, rng = np.linspace(0, 1.6, 81), np.random.default_rng(0)
     lines = np.stack([falling(t, 0.9, 1.2), falling(t, 0.8, 1.2)])
-    each = np.stack(
+    curves = np.stack(
         [
             falling(t, 0.89 + 0.07 * rng.normal(size=96), 1.2),
             falling(t, 0.79 + 0.04 * rng.normal(size=96), 1.2),
         ]
     )
-    each[:, :, 0] = lines[:, :1]
+    curves[:, :, 0] = lines[:, :1]
     return xr.Dataset(
-        {"excess_risk": (("p", "run", "time"), each), "excess_risk_ode": (("p", "time"), lines)},
+        {"excess_risk": (("p", "run", "time"), curves), "excess_risk_ode": (("p", "time"), lines)},
         {"p": [5, 20], "t": ("time", t)},
         {"d": 500},
     )

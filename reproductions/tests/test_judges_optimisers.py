@@ -1,4 +1,4 @@
-"""Judges of optimisers: each claim, broken by a stated amount, turns "reproduced" into "differs"."""
+"""Judges of optimisers: a claim that is broken by a stated amount differs."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def falling(rate, floor=0.01):
 
 
 def near(line, runs, seed=0, spread=0.03):
-    """Runs about a line, their noise in proportion to it."""
+    """Draw runs about a line, with noise proportional to the line."""
     return line * about(np.ones_like(line), spread, runs, seed)
 
 
-def part(name, index, by):
-    """Part of a variable multiplied."""
+def change_entries(name, index, by):
+    """Return a change that multiplies entries of a variable."""
 
     def alter(data):
         data[name].values[index] *= by
@@ -43,7 +43,7 @@ def eight():
             "excess_risk": (("optimiser", "alpha"), lines),
             "excess_risk_runs": (
                 ("optimiser", "run", "point"),
-                np.stack([near(one[4::4], 48, row) for row, one in enumerate(lines)]),
+                np.stack([near(line[4::4], 48, row) for row, line in enumerate(lines)]),
             ),
         },
         {"optimiser": ["plain SGD", "Adam"]},
@@ -52,19 +52,19 @@ def eight():
 
 
 @cache
-def reused():
-    """Of sizes 1e3, 1e4, 1e5: noise of 1/sqrt(d), exactly in its square."""
+def reused_batches():
+    """Runs at d = 1e3, 1e4 and 1e5 whose noise has exactly the variance 1/d."""
     sizes, alpha, runs = np.array([1000, 10_000, 100_000]), np.linspace(0, 4, 17), 48
     line = np.stack([-0.04 * alpha, -0.045 * alpha], axis=-1)
     noise = np.stack([about(np.zeros((4, 2)), 1.0, runs, row) for row in range(3)])
     noise *= (1 / np.sqrt(sizes * np.mean(noise[:, :, -1] ** 2, axis=(1, 2))))[:, None, None, None]
-    closed = np.array([[-0.4, -0.5], [-1.6, -2.0]])
+    closed_form = np.array([[-0.4, -0.5], [-1.6, -2.0]])
     return xr.Dataset(
         {
             "M": (("use", "alpha", "unit"), np.stack([0 * line, line])),
             "M_runs": (("use", "d", "run", "point", "unit"), np.stack([noise, line[4::4] + noise])),
-            "slope": (("rate", "unit"), closed * np.array([[0.995], [0.9]])),
-            "slope_closed": (("rate", "unit"), closed),
+            "slope": (("rate", "unit"), closed_form * np.array([[0.995], [0.9]])),
+            "slope_closed": (("rate", "unit"), closed_form),
         },
         {"d": sizes, "point": alpha[4::4], "rate": [0.01, 0.02]},
         {"every": 4},
@@ -97,7 +97,7 @@ def velocities():
             ),
             "slow_runs": (
                 ("memory", "run", "point"),
-                np.stack([near(one[4::4], 200, 9 + row) for row, one in enumerate(slow)]),
+                np.stack([near(line[4::4], 200, 9 + row) for row, line in enumerate(slow)]),
             ),
         },
         {"alpha": ALPHA, "beta": [0.5, 0.9], "memory": [0.5, 2.0], "d": [100, 1000]},
@@ -120,7 +120,7 @@ def batches():
     lines = np.array([[0.01 * b**e * (1 + 10 * np.exp(-tau / 3)) for b in B] for e in powers])
     runs = np.array(
         [
-            [near(one, 24, 4 * row + column) for column, one in enumerate(rows)]
+            [near(line, 24, 4 * row + column) for column, line in enumerate(rows)]
             for row, rows in enumerate(lines)
         ]
     )
@@ -151,7 +151,7 @@ def noisy():
     )
     runs = np.array(
         [
-            [near(one[4::4], 100, 3 * row + column) for column, one in enumerate(rows)]
+            [near(line[4::4], 100, 3 * row + column) for column, line in enumerate(rows)]
             for row, rows in enumerate(lines)
         ]
     )
@@ -193,7 +193,7 @@ def halves():
         ]
     )
     risk = np.stack([falling(0.3), falling(0.4)])
-    runs = [one[4::4] + about(np.zeros((8, 2)), 0.03, 32, row) for row, one in enumerate(M)]
+    runs = [curve[4::4] + about(np.zeros((8, 2)), 0.03, 32, row) for row, curve in enumerate(M)]
     return xr.Dataset(
         {
             "M": (("optimiser", "alpha", "block"), M),
@@ -201,7 +201,7 @@ def halves():
             "excess_risk": (("optimiser", "alpha"), risk),
             "excess_risk_runs": (
                 ("optimiser", "run", "point"),
-                np.stack([near(one[4::4], 32, 5 + row) for row, one in enumerate(risk)]),
+                np.stack([near(curve[4::4], 32, 5 + row) for row, curve in enumerate(risk)]),
             ),
             "speed": (("optimiser", "block"), np.array([[0.9, 0.1], [0.6, 0.2]])),
         },
@@ -223,7 +223,7 @@ def privacy():
             "excess_risk": (("sigma", "alpha"), lines),
             "excess_risk_runs": (
                 ("sigma", "run", "point"),
-                np.stack([near(one[4::4], 100, row) for row, one in enumerate(lines)]),
+                np.stack([near(line[4::4], 100, row) for row, line in enumerate(lines)]),
             ),
             "growth": ("sigma", -0.1 + sigma**2),
         },
@@ -254,28 +254,32 @@ BROKEN = [
         eight,
         "Adam: the mean",
         "runs of Adam 8% above",
-        part("excess_risk_runs", 1, 1.08),
+        change_entries("excess_risk_runs", 1, 1.08),
     ),
     Break(
         judges.reused_samples,
-        reused,
+        reused_batches,
         "d = 100000: the mean overlap",
         "overlaps 5% smaller",
         scale("M_runs", 0.95),
     ),
     Break(
         judges.reused_samples,
-        reused,
+        reused_batches,
         "the ODE stays",
         "plain SGD drifts in its ODE",
         shift("M", 1e-6),
     ),
     Break(
-        judges.reused_samples, reused, "1/sqrt(d)", "overlaps used once do not fall with d", drifts
+        judges.reused_samples,
+        reused_batches,
+        "1/sqrt(d)",
+        "overlaps used once do not fall with d",
+        drifts,
     ),
     Break(
         judges.reused_samples,
-        reused,
+        reused_batches,
         "initial drift",
         "the first drift 3% off",
         scale("slope", 1.03),
@@ -299,7 +303,7 @@ BROKEN = [
         velocities,
         "c = 2: the mean",
         "runs with memory 5% above",
-        part("slow_runs", 1, 1.05),
+        change_entries("slow_runs", 1, 1.05),
     ),
     Break(
         judges.momentum, velocities, "above plain SGD", "a slow velocity changes nothing", as_plain
@@ -309,21 +313,21 @@ BROKEN = [
         batches,
         "SGD: the late excess",
         "SGD falls as 1/sqrt(B)",
-        part("excess_risk_runs", (0, 3), 2.0),
+        change_entries("excess_risk_runs", (0, 3), 2.0),
     ),
     Break(
         judges.muon_and_batches,
         batches,
         "Muon: the late excess",
         "Muon falls as 1/B",
-        part("excess_risk_runs", (1, 3), 0.5),
+        change_entries("excess_risk_runs", (1, 3), 0.5),
     ),
     Break(
         judges.muon_and_batches,
         batches,
         "B = 16: the mean",
         "runs with memory 15% above",
-        part("excess_risk_runs", (2, 2), 1.15),
+        change_entries("excess_risk_runs", (2, 2), 1.15),
     ),
     Break(
         judges.muon_and_batches,
@@ -337,7 +341,7 @@ BROKEN = [
         noisy,
         "clipped, noise 1:",
         "clipped runs 6% above",
-        part("excess_risk_runs", (1, 1), 1.06),
+        change_entries("excess_risk_runs", (1, 1), 1.06),
     ),
     Break(judges.clipping, noisy, "ends above", "plain SGD ends below its start", level(0, 0.5)),
     Break(judges.clipping, noisy, "ends below", "clipped SGD ends above its start", level(1, 2.0)),
@@ -346,7 +350,7 @@ BROKEN = [
         noisy,
         "25% worse",
         "plain SGD 30% worse than clipped",
-        part("last", 0, 1.45),
+        change_entries("last", 0, 1.45),
     ),
     Break(
         judges.clipping,
@@ -355,13 +359,19 @@ BROKEN = [
         "one rate is best for all noises",
         lambda data: data.assign(last=data["last"][:, :1] + 0 * data["last"]),
     ),
-    Break(judges.clipping, noisy, "inside", "a best rate at the end", part("last", (0, 0, 0), 0.1)),
+    Break(
+        judges.clipping,
+        noisy,
+        "inside",
+        "a best rate at the end",
+        change_entries("last", (0, 0, 0), 0.1),
+    ),
     Break(
         judges.adam_equalises,
         halves,
         "Initial speeds",
         "the power of Adam .05 off",
-        part("speed", (1, 0), 1.12),
+        change_entries("speed", (1, 0), 1.12),
     ),
     Break(
         judges.adam_equalises, halves, "Adam: overlaps", "overlaps 8% off", scale("M_runs", 1.08)
@@ -395,7 +405,7 @@ def test_broken_claim_differs(case):
     ("judge", "data", "few"),
     [
         (judges.eight_optimisers, eight, {"run": 3}),
-        (judges.reused_samples, reused, {"run": 6}),
+        (judges.reused_samples, reused_batches, {"run": 6}),
         (judges.momentum, velocities, {"run": 3}),
         (judges.clipping, noisy, {"run": 3}),
         (judges.adam_equalises, halves, {"run": 3}),

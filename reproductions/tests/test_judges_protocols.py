@@ -26,38 +26,38 @@ from test_judges_several_inputs import about
 PIECES = 40
 
 
-def found(name, control, alpha):
-    """What a search that is right would have kept of one problem, and runs that agree."""
-    known = REFERENCE[name]
+def correct_data(name, control, alpha):
+    """Data of a search that has found the reference optimum, and of runs that agree with it."""
+    optimum = REFERENCE[name]
     edges = np.linspace(0, alpha, PIECES + 1)
-    numbers = {
-        "value": known.risk * 1.0003,
-        "extrapolated": known.risk * (1 + 1e-5),
-        "constant": known.constant,
-        "constant_value": known.constant_risk,
+    scalars = {
+        "value": optimum.risk * 1.0003,
+        "extrapolated": optimum.risk * (1 + 1e-5),
+        "constant": optimum.constant,
+        "constant_value": optimum.constant_risk,
         "residual": 1e-6,
-        "runs_value": known.risk * 1.002,
-        "runs_value_error": 0.004 * known.risk,
-        "runs_constant": known.constant_risk * 1.002,
-        "runs_constant_error": 0.004 * known.constant_risk,
-        "runs_gain": known.gain,
-        "runs_gain_error": 0.02 * (known.gain - 1),
+        "runs_value": optimum.risk * 1.002,
+        "runs_value_error": 0.004 * optimum.risk,
+        "runs_constant": optimum.constant_risk * 1.002,
+        "runs_constant_error": 0.004 * optimum.constant_risk,
+        "runs_gain": optimum.gain,
+        "runs_gain_error": 0.02 * (optimum.gain - 1),
     }
-    places = np.append(SWITCHES.get(name, ()), [np.nan] * 4)[:4]
+    switches = np.append(SWITCHES.get(name, ()), [np.nan] * 4)[:4]
     return xr.Dataset(
         {
-            **{key: ("problem", [value]) for key, value in numbers.items()},
+            **{key: ("problem", [value]) for key, value in scalars.items()},
             "edges": (("problem", "edge"), edges[None]),
             "control": (("problem", "piece"), np.asarray(control, dtype=float)[None]),
-            "switches": (("problem", "switch"), places[None]),
+            "switches": (("problem", "switch"), switches[None]),
         },
         {"problem": [name]},
         {"d": 1000, "runs": 100, "pieces": PIECES},
     )
 
 
-def part(name, index, by):
-    """Part of a variable multiplied."""
+def change_entries(name, index, by):
+    """Return a change that multiplies entries of a variable."""
 
     def alter(data):
         data[name].values[index] *= by
@@ -67,7 +67,7 @@ def part(name, index, by):
 
 
 def put(name, index, value):
-    """Part of a variable replaced."""
+    """Return a change that replaces entries of a variable."""
 
     def alter(data):
         data[name].values[index] = value
@@ -77,7 +77,7 @@ def put(name, index, value):
 
 
 def fewer(data):
-    """Errors of a hundredth of the runs."""
+    """Increase all errors tenfold, as for a hundredth of the runs."""
     wider = {str(name): 10 * data[name] for name in data if str(name).endswith("_error")}
     return data.assign(wider).assign_attrs(runs=5)
 
@@ -90,12 +90,14 @@ def rates():
         best_rate(middles, 1.0, 0.1),
         np.interp(edges[:-1], list(ERF_RATES), list(ERF_RATES.values())),
     )
-    known = REFERENCE["linear"]
-    data = xr.concat([found("linear", linear * 1.005, 20.0), found("erf", erf, 20.0)], "problem")
+    optimum = REFERENCE["linear"]
+    data = xr.concat(
+        [correct_data("linear", linear * 1.005, 20.0), correct_data("erf", erf, 20.0)], "problem"
+    )
     return data.assign(
         closed=("piece", linear),
         closed_risks=("edge", best_error(edges, 1.0, 0.1) / 2),
-        closed_constant=("of", [known.constant, known.constant_risk]),
+        closed_constant=("of", [optimum.constant, optimum.constant_risk]),
         reference=("place", list(ERF_RATES.values())),
     ).assign_coords(place=list(ERF_RATES))
 
@@ -111,7 +113,7 @@ def tasks():
     )
     risks = np.zeros((3, PIECES + 1, 2))
     risks[:, -1] = [[0.012, 0.0126], [0.014, 0.014], [0.04, 2 * 0.0258949173 - 0.04]]
-    return found("replay", share, 10.0).assign(task_risks=(("share", "edge", "task"), risks))
+    return correct_data("replay", share, 10.0).assign(task_risks=(("share", "edge", "task"), risks))
 
 
 @cache
@@ -120,7 +122,10 @@ def units():
     first, last = SWITCHES["weight decay"]
     decay = np.where((middles < first) | (middles > last), 1.0, 0.0)
     return xr.concat(
-        [found("dropout", np.linspace(*KEEP, PIECES), 30.0), found("weight decay", decay, 5.0)],
+        [
+            correct_data("dropout", np.linspace(*KEEP, PIECES), 30.0),
+            correct_data("weight decay", decay, 5.0),
+        ],
         "problem",
     )
 
@@ -139,7 +144,7 @@ def orders():
         * common
         * np.stack([about(np.ones(4), 0.01, runs, 2 + row) for row in range(4)])
     )
-    data = found("curriculum", np.zeros(PIECES), 8.0)
+    data = correct_data("curriculum", np.zeros(PIECES), 8.0)
     return data.assign(
         shares=(("order", "piece"), np.full((4, PIECES), 0.5)),
         excess_risk=(("order", "edge"), lines),
@@ -181,7 +186,7 @@ def laws():
             "invariant": (("steps", "piece"), np.ones((4, pieces))),
             "loud_invariant": ("piece", np.ones(pieces)),
             "loud_risk": ("of", [0.1, 0.1]),
-            "exponents": (("law", "schedule"), [horizon_exponents(*one) for one in pairs]),
+            "exponents": (("law", "schedule"), [horizon_exponents(*pair) for pair in pairs]),
             "early": ("law", [(a - 1) / b for a, b in pairs]),
         },
         {"law": ["easy", "hard", "hard, 400 inputs"], "steps": steps, "share": ("piece", inside)},
@@ -199,7 +204,7 @@ def ramps():
             "whole": ("lr", last),
             "excess_risk_runs": (
                 ("lr", "run"),
-                np.stack([one * about(1.0, 0.05, 400, row) for row, one in enumerate(last)]),
+                np.stack([risk * about(1.0, 0.05, 400, row) for row, risk in enumerate(last)]),
             ),
         },
         {"lr": list(RAMPS)},
@@ -213,49 +218,49 @@ BROKEN = [
         rates,
         "the rates are eps",
         "rates of the linear student 3% off",
-        part("control", 0, 1.03),
+        change_entries("control", 0, 1.03),
     ),
     Break(
         judges.best_learning_rates,
         rates,
         "Lambert",
         "its least risk 3e-4 off",
-        part("extrapolated", 0, 1.0003),
+        change_entries("extrapolated", 0, 1.0003),
     ),
     Break(
         judges.best_learning_rates,
         rates,
         "that of the closed form",
         "its best constant 1e-4 off",
-        part("constant", 0, 1.0001),
+        change_entries("constant", 0, 1.0001),
     ),
     Break(
         judges.best_learning_rates,
         rates,
         "Pontryagin's equations",
         "rates of the erf student 8% off",
-        part("control", 1, 1.08),
+        change_entries("control", 1, 1.08),
     ),
     Break(
         judges.best_learning_rates,
         rates,
         "erf: the smallest risk",
         "its least risk 3e-4 off",
-        part("extrapolated", 1, 1.0003),
+        change_entries("extrapolated", 1, 1.0003),
     ),
     Break(
         judges.best_learning_rates,
         rates,
         "erf: the risk of the best constant",
         "its best constant's risk 1e-4 off",
-        part("constant_value", 1, 1.0001),
+        change_entries("constant_value", 1, 1.0001),
     ),
     Break(
         judges.best_learning_rates,
         rates,
         "erf: the best constant is",
         "its best constant 1e-4 off",
-        part("constant", 1, 1.0001),
+        change_entries("constant", 1, 1.0001),
     ),
     Break(
         judges.best_learning_rates,
@@ -269,14 +274,14 @@ BROKEN = [
         rates,
         "erf: risks of runs",
         "risks of runs 5% off",
-        part("runs_constant", 1, 1.05),
+        change_entries("runs_constant", 1, 1.05),
     ),
     Break(
         judges.best_learning_rates,
         rates,
         "linear: the gain of runs",
         "the gain of runs a tenth off",
-        part("runs_gain", 0, 0.9),
+        change_entries("runs_gain", 0, 0.9),
     ),
     Break(
         judges.best_learning_rates,
@@ -301,21 +306,21 @@ BROKEN = [
         tasks,
         "before the arc",
         "a little of task one from the start",
-        part("control", (0, slice(0, 4)), 0.95),
+        change_entries("control", (0, slice(0, 4)), 0.95),
     ),
     Break(
         judges.replay,
         tasks,
         "On the arc",
         "shares on the arc 4% off",
-        part("control", (0, slice(20, 39)), 1.04),
+        change_entries("control", (0, slice(20, 39)), 1.04),
     ),
     Break(
         judges.replay,
         tasks,
         "Without replay",
         "without replay 1% off",
-        part("task_risks", (2, -1), 1.01),
+        change_entries("task_risks", (2, -1), 1.01),
     ),
     Break(
         judges.replay,
@@ -329,7 +334,7 @@ BROKEN = [
         units,
         "dropout: the smallest risk",
         "no better than the best constant",
-        part("extrapolated", 0, 1.0447),
+        change_entries("extrapolated", 0, 1.0447),
     ),
     Break(
         judges.dropout_and_decay,
@@ -385,17 +390,21 @@ BROKEN = [
         orders,
         "The four risks",
         "one risk 2e-4 off",
-        part("excess_risk", (1, -1), 1.0002),
+        change_entries("excess_risk", (1, -1), 1.0002),
     ),
     Break(
-        judges.curriculum, orders, "Half of the samples", "more hard ones", part("shares", 3, 1.01)
+        judges.curriculum,
+        orders,
+        "Half of the samples",
+        "more hard ones",
+        change_entries("shares", 3, 1.01),
     ),
     Break(
         judges.curriculum,
         orders,
         "easy last: the mean",
         "runs of easy last 5% off",
-        part("excess_risk_runs", 2, 1.05),
+        change_entries("excess_risk_runs", 2, 1.05),
     ),
     Break(
         judges.curriculum,
@@ -409,39 +418,49 @@ BROKEN = [
         laws,
         "easy: the smallest risks",
         "risks 1e-5 off",
-        part("risk", 0, 1.00001),
+        change_entries("risk", 0, 1.00001),
     ),
-    Break(judges.horizons, laws, "hard, 400 inputs", "risks 2e-4 off", part("risk", 2, 1.0002)),
+    Break(
+        judges.horizons,
+        laws,
+        "hard, 400 inputs",
+        "risks 2e-4 off",
+        change_entries("risk", 2, 1.0002),
+    ),
     Break(
         judges.horizons,
         laws,
         "exponents are .589",
         "the last constant risk 1% off",
-        part("constant_risk", (0, -1), 1.01),
+        change_entries("constant_risk", (0, -1), 1.01),
     ),
     Break(
         judges.horizons,
         laws,
         "those of theory",
         "the last constant risk 5% larger",
-        part("constant_risk", (0, -1), 1.05),
+        change_entries("constant_risk", (0, -1), 1.05),
     ),
     Break(
-        judges.horizons, laws, "from above", "the last risk 2% smaller", part("risk", (1, -1), 0.98)
+        judges.horizons,
+        laws,
+        "from above",
+        "the last risk 2% smaller",
+        change_entries("risk", (1, -1), 0.98),
     ),
     Break(
         judges.horizons,
         laws,
         "(a - 1)/b, within .05",
         "the last risk 5% smaller",
-        part("risk", (1, -1), 0.95),
+        change_entries("risk", (1, -1), 0.95),
     ),
     Break(
         judges.horizons,
         laws,
         "constant rate: the exponent",
         "the last constant risk 3% larger",
-        part("constant_risk", (1, -1), 1.03),
+        change_entries("constant_risk", (1, -1), 1.03),
     ),
     Break(
         judges.horizons,
@@ -451,28 +470,32 @@ BROKEN = [
         put("rates", (1, -1, slice(50, 100)), 0.05),
     ),
     Break(
-        judges.horizons, laws, "rates start", "rates begin at half of that", part("rates", 1, 0.5)
+        judges.horizons,
+        laws,
+        "rates start",
+        "rates begin at half of that",
+        change_entries("rates", 1, 0.5),
     ),
     Break(
         judges.horizons,
         laws,
         "after a tenth",
         "the invariant falls by 10%",
-        part("invariant", (-1, slice(50, 100)), 0.9),
+        change_entries("invariant", (-1, slice(50, 100)), 0.9),
     ),
     Break(
         judges.horizons,
         laws,
         "from the start",
         "with noise it is 3% off at first",
-        part("loud_invariant", slice(0, 3), 0.97),
+        change_entries("loud_invariant", slice(0, 3), 0.97),
     ),
     Break(
         judges.horizons,
         laws,
         "that of the law",
         "the law's risk 1% off",
-        part("loud_risk", 0, 1.01),
+        change_entries("loud_risk", 0, 1.01),
     ),
     Break(judges.batch_ramps, ramps, "as many steps", "a step more", put("steps", 2, 54)),
     Break(judges.batch_ramps, ramps, "the same risks", "risks 1e-4 off", scale("last", 1.0001)),
@@ -481,17 +504,21 @@ BROKEN = [
         ramps,
         "above that of the falling rate",
         "8% above at lr = 100",
-        part("last", 2, 1.05),
+        change_entries("last", 2, 1.05),
     ),
     Break(
-        judges.batch_ramps, ramps, "grows with lr", "the largest rate is best", part("last", 3, 0.8)
+        judges.batch_ramps,
+        ramps,
+        "grows with lr",
+        "the largest rate is best",
+        change_entries("last", 3, 0.8),
     ),
     Break(
         judges.batch_ramps,
         ramps,
         "lr = 10: the mean",
         "runs 2% off",
-        part("excess_risk_runs", 1, 1.02),
+        change_entries("excess_risk_runs", 1, 1.02),
     ),
 ]
 

@@ -15,10 +15,10 @@ from sgdynamics_reproductions.gallery.judges import quadratic_networks as judges
 
 
 @cache
-def runs_beside():
-    """Two students and one teacher, 64 runs that scatter by .07 about the ODE."""
+def runs_and_ode():
+    """Two units and one teacher, with 64 runs that scatter by 0.07 about the ODE."""
     t, rng, runs = np.linspace(0, 12, 61), np.random.default_rng(0), 64
-    kept = slice(6, None, 6)
+    saved = slice(6, None, 6)
     size = 1 / (1 + np.exp(6 - t))
     ode = {
         "rho": size[:, None, None] * np.array([[1.0], [0.8]]),
@@ -29,20 +29,20 @@ def runs_beside():
     scatter["Q"] = (scatter["Q"] + np.swapaxes(scatter["Q"], 1, 2)) / 2
     wide = {"rho": 0.07, "Q": 0.08, "risk": 0.02}
     dims = {"rho": ("unit", "signal"), "Q": ("unit", "unit_other"), "risk": ()}
-    each = {
-        name: line[kept] + wide[name] * (scatter[name] - scatter[name].mean(axis=0))[:, None]
+    run_curves = {
+        name: line[saved] + wide[name] * (scatter[name] - scatter[name].mean(axis=0))[:, None]
         for name, line in ode.items()
     }
     return xr.Dataset(
-        {f"{name}_runs": (("run", "kept", *dims[name]), each[name]) for name in ode}
+        {f"{name}_runs": (("run", "kept", *dims[name]), run_curves[name]) for name in ode}
         | {f"{name}_ode": (("time", *dims[name]), line) for name, line in ode.items()},
-        {"t": ("time", t), "kept_t": ("kept", t[kept])},
+        {"t": ("time", t), "kept_t": ("kept", t[saved])},
         {"runs": runs, "N": 100, "shift_t": 0.0, "noise_share": 0.01},
     )
 
 
 def slower(data):
-    """The ODE's risk, 10% later."""
+    """Slow down the risk of the ODE by 10%."""
     return data.assign(risk_ode=("time", np.interp(data.t / 1.1, data.t, data.risk_ode)))
 
 
@@ -83,8 +83,8 @@ def monotone(data):
     return data.assign(alpha_c=data.alpha_c * 0 + 6 / data.eta)
 
 
-def scattered(data):
-    """alpha_c that differs threefold from start to start, in its own way at each eta."""
+def vary_starts(data):
+    """Let alpha_c differ by a factor of three between starts, differently at each eta."""
     signs = np.array([1, -1, 1, -1] * 5)
     return data.assign(
         alpha_c=data.alpha_c * (1 + 3 * np.sin(9.0 * np.arange(12))[:, None] * signs)
@@ -112,7 +112,7 @@ def solutions():
     )
 
 
-def one_for_all(data):
+def equal_distances(data):
     return data.assign(predicted_end=data.predicted_end * 0 + 0.1, distance=data.distance * 0 + 0.1)
 
 
@@ -134,7 +134,7 @@ def S():
 
 
 @cache
-def numbers():
+def degrees_of_freedom():
     formula = np.arange(24.0).reshape(2, 12)
     formula[0, :3] = np.nan
     return xr.Dataset(
@@ -180,17 +180,17 @@ ode, line, ends, escape = (
     judges.escape_rates,
 )
 BROKEN = [
-    Break(ode, runs_beside, "Overlaps rho", "rho off by .1", shift("rho_ode", 0.1)),
+    Break(ode, runs_and_ode, "Overlaps rho", "rho off by .1", shift("rho_ode", 0.1)),
     Break(
         ode,
-        runs_beside,
+        runs_and_ode,
         "Overlaps rho",
         "rho of one unit off by -.2",
         shift("rho_ode", [[-0.2], [0.0]]),
     ),
-    Break(ode, runs_beside, "Overlaps Q", "Q off by .1", shift("Q_ode", 0.1)),
-    Break(ode, runs_beside, "Risk", "the risk off by .04", shift("risk_ode", 0.04)),
-    Break(ode, runs_beside, "Risk", "the ODE 10% slower", slower),
+    Break(ode, runs_and_ode, "Overlaps Q", "Q off by .1", shift("Q_ode", 0.1)),
+    Break(ode, runs_and_ode, "Risk", "the risk off by .04", shift("risk_ode", 0.04)),
+    Break(ode, runs_and_ode, "Risk", "the ODE 10% slower", slower),
     Break(line, rates, "inner minimum", "alpha_c falls throughout", monotone),
     Break(line, rates, "straight line", "the best eta as p^1.5", power(1.5)),
     Break(line, rates, "straight line", "the best eta as p^2.5", power(2.5)),
@@ -200,7 +200,7 @@ BROKEN = [
         ends, solutions, "solution predicted", "a start ends .05 away", shift("own_distance", 0.05)
     ),
     Break(ends, solutions, "end elsewhere", "distances 5% off", scale("distance", 1.05)),
-    Break(ends, solutions, "different starts differ", "one solution for all", one_for_all),
+    Break(ends, solutions, "different starts differ", "one solution for all", equal_distances),
     Break(ends, solutions, "zero error", "an error of .01 is left", shift("risk", 0.01)),
     Break(
         judges.conservation,
@@ -223,7 +223,13 @@ BROKEN = [
         "SGD moves S half as far",
         shift("moved_gap", [[-0.052], [-0.053]]),
     ),
-    Break(judges.dimension_counts, numbers, "The formula", "one number off by one", one_wrong),
+    Break(
+        judges.dimension_counts,
+        degrees_of_freedom,
+        "The formula",
+        "one number off by one",
+        one_wrong,
+    ),
     Break(escape, escapes, "16/(p p*)", "rates three times as large", scale("rate_chain", 3.0)),
     Break(escape, escapes, "16/(p p*)", "rates a third as large", scale("rate_chain", 1 / 3)),
     Break(escape, escapes, "16/(p p*)", "rates 30% smaller", slow_rates),
@@ -252,11 +258,15 @@ def test_broken_claim_differs(case):
 @pytest.mark.parametrize(
     ("judge", "data", "few"),
     [
-        (judges.runs_on_the_ode, runs_beside, lambda data: data.isel(run=slice(0, 5))),
+        (judges.runs_on_the_ode, runs_and_ode, lambda data: data.isel(run=slice(0, 5))),
         (judges.best_rates, rates, scale("eta_best_error", 8.0)),
-        (judges.best_rates, rates, scattered),
+        (judges.best_rates, rates, vary_starts),
         (judges.conservation, S, lambda data: data.isel(run=slice(0, 6))),
-        (judges.dimension_counts, numbers, lambda data: data.assign(formula=data.formula * np.nan)),
+        (
+            judges.dimension_counts,
+            degrees_of_freedom,
+            lambda data: data.assign(formula=data.formula * np.nan),
+        ),
         (
             judges.escape_rates,
             escapes,

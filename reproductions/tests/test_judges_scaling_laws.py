@@ -1,4 +1,4 @@
-"""Judges of scaling laws: each claim, broken by a stated amount, turns "reproduced" into "differs"."""
+"""Judges of scaling laws: a claim that is broken by a stated amount differs."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ POINTS = {"Ia": (0.7, 0.3), "II": (1.0, 0.7), "IVb": (0.27, 0.9)}
 
 @cache
 def phases():
-    laws = [scaling.phase(*one) for one in POINTS.values()]
-    eta, xi = np.array([one.eta for one in laws]), np.array([one.xi for one in laws])
+    laws = [scaling.phase(*point) for point in POINTS.values()]
+    eta, xi = np.array([law.eta for law in laws]), np.array([law.xi for law in laws])
     off = np.array([1.002, 0.99, 1.055])
     return xr.Dataset(
         {
@@ -34,18 +34,18 @@ def phases():
             "eta_predicted": ("phase", eta),
             "xi_predicted": ("phase", xi),
         },
-        {"phase": list(POINTS), "phase_predicted": ("phase", [one.name for one in laws])},
+        {"phase": list(POINTS), "phase_predicted": ("phase", [law.name for law in laws])},
     )
 
 
-def in_one(name, which, by):
-    """One number of a variable over phases multiplied."""
+def scale_phase(name, which, by):
+    """Return a change that multiplies a variable in one phase."""
     return scale(
         name, xr.DataArray(np.where(np.array(list(POINTS)) == which, by, 1.0), dims="phase")
     )
 
 
-def misplaced(data):
+def exchange_phases(data):
     return data.assign_coords(phase_predicted=("phase", ["Ia", "III", "IVb"]))
 
 
@@ -61,7 +61,7 @@ def envelope():
         return (1 + (n / d**1.5) ** -1.5) / d
 
     d = np.geomspace(1e2, 1e9, 20_001)
-    frontier = np.array([loss(d, one / d).min() for one in flops])
+    frontier = np.array([loss(d, budget / d).min() for budget in flops])
     both = np.stack([np.ones(7)] * 2)
     shape = (2, *steps.shape)
     return xr.Dataset(
@@ -77,7 +77,7 @@ def envelope():
             **{f"{name}_predicted": ("case", [0.4, 0.4]) for name in ("eta", "xi")},
             "drawn": (
                 ("case", "run", "drawn_steps"),
-                np.stack([about(one, 0.1, 80, row) for row, one in enumerate(both)]),
+                np.stack([about(curve, 0.1, 80, row) for row, curve in enumerate(both)]),
             ),
             "equivalent": (("case", "drawn_steps"), both),
         },
@@ -100,7 +100,7 @@ def relu():
             "excess_risk": (("exponent", "step"), lines),
             "excess_risk_runs": (
                 ("exponent", "run", "point"),
-                np.stack([near(one[4::4], 64, row) for row, one in enumerate(lines)]),
+                np.stack([near(line[4::4], 64, row) for row, line in enumerate(lines)]),
             ),
             "excess_risk_direct": (
                 ("direct_run", "direct_point"),
@@ -110,7 +110,7 @@ def relu():
             "by_rate": (("lr", "time"), rates),
             "by_rate_runs": (
                 ("lr", "run", "time"),
-                np.stack([near(one, 64, 10 + row) for row, one in enumerate(rates)]),
+                np.stack([near(line, 64, 10 + row) for row, line in enumerate(rates)]),
             ),
             "by_rate_g_l1": ("lr", [0.28, 0.56, 1.1, 2.2]),
         },
@@ -138,8 +138,8 @@ def samples():
     )
 
 
-def part(name, view, lr, by):
-    """The runs of one view and rate multiplied."""
+def scale_runs(name, view, lr, by):
+    """Return a change that multiplies the runs of one view and one learning rate."""
 
     def alter(data):
         data[name].values[view, lr] *= by
@@ -148,7 +148,7 @@ def part(name, view, lr, by):
     return alter
 
 
-def settled(data):
+def stop_learning(data):
     data.risk.values[2, 1] = data.risk.values[1, 1]
     return data
 
@@ -157,25 +157,25 @@ def settled(data):
 def skills(late=1.0):
     """`late`: times of the single skills over those of flow."""
     b, K, t = np.array([1.5, 2.0]), 24, np.geomspace(0.1, 200, 161)
-    each = emergence_loss(t / late, 1.5, 0.2, K)
+    skill_losses = emergence_loss(t / late, 1.5, 0.2, K)
     some = slice(8, 120, 12)
     size = 2 * np.arange(1, 6) ** -3.0
     return xr.Dataset(
         {
             "t": (("b", "time"), np.stack([t, t])),
-            "fitted": ("b", [emergence_exponent(one) + 0.02 for one in b]),
-            "fitted_closed": ("b", [emergence_exponent(one) + 0.015 for one in b]),
-            "predicted": ("b", [emergence_exponent(one) for one in b]),
-            "skill_loss": (("time", "skill"), each[:, :5]),
-            "skill_loss_at": (("point", "skill"), each[some, :5]),
+            "fitted": ("b", [emergence_exponent(decay) + 0.02 for decay in b]),
+            "fitted_closed": ("b", [emergence_exponent(decay) + 0.015 for decay in b]),
+            "predicted": ("b", [emergence_exponent(decay) for decay in b]),
+            "skill_loss": (("time", "skill"), skill_losses[:, :5]),
+            "skill_loss_at": (("point", "skill"), skill_losses[some, :5]),
             "skill_loss_runs": (
                 ("run", "point", "skill"),
-                each[some, :5] + size * about(np.zeros((10, 5)), 0.01, 16),
+                skill_losses[some, :5] + size * about(np.zeros((10, 5)), 0.01, 16),
             ),
-            "loss_at": ("point", each[some].sum(axis=1)),
+            "loss_at": ("point", skill_losses[some].sum(axis=1)),
             "loss_runs": (
                 ("run", "point"),
-                each[some].sum(axis=1) * about(np.ones(10), 0.03, 16, 1),
+                skill_losses[some].sum(axis=1) * about(np.ones(10), 0.03, 16, 1),
             ),
         },
         {"b": b, "skill": np.arange(1, 6)},
@@ -183,8 +183,8 @@ def skills(late=1.0):
     )
 
 
-def unlearned(data):
-    """The last skill stays."""
+def keep_last_skill(data):
+    """Keep the loss of the last skill at its initial value."""
     data.skill_loss.values[:, -1] = data.skill_loss.values[0, -1]
     return data
 
@@ -192,7 +192,7 @@ def unlearned(data):
 @cache
 def activations():
     s = np.array([1.25, 1.5, 2.0])
-    law = np.array([learning_exponent(one, 0.25) for one in s])
+    law = np.array([learning_exponent(exponent, 0.25) for exponent in s])
     return xr.Dataset(
         {
             "fitted": (("activation", "exponent"), law + np.array([[-0.01], [0.0], [0.005]])),
@@ -205,10 +205,14 @@ def activations():
 
 curves, real = judges.curves_and_envelope, judges.digits
 BROKEN = [
-    Break(judges.seven_phases, phases, "eta is", "eta 4% off in Ia", in_one("eta", "Ia", 1.04)),
-    Break(judges.seven_phases, phases, "eta is", "eta 8% off in IVb", in_one("eta", "IVb", 1.025)),
-    Break(judges.seven_phases, phases, "xi is", "xi 4% off in II", in_one("xi", "II", 0.95)),
-    Break(judges.seven_phases, phases, "in its phase", "a point in another phase", misplaced),
+    Break(
+        judges.seven_phases, phases, "eta is", "eta 4% off in Ia", scale_phase("eta", "Ia", 1.04)
+    ),
+    Break(
+        judges.seven_phases, phases, "eta is", "eta 8% off in IVb", scale_phase("eta", "IVb", 1.025)
+    ),
+    Break(judges.seven_phases, phases, "xi is", "xi 4% off in II", scale_phase("xi", "II", 0.95)),
+    Break(judges.seven_phases, phases, "in its phase", "a point in another phase", exchange_phases),
     Break(curves, envelope, "eta and xi", "eta 5% off", scale("eta", 1.05)),
     Break(
         curves, envelope, "below the envelope", "an envelope 5% too high", scale("frontier", 1.05)
@@ -256,36 +260,36 @@ BROKEN = [
         samples,
         "Raw pixels, lr = 0.2",
         "SGD 7% above Gaussian theory",
-        part("risk", 0, 0, 1.07),
+        scale_runs("risk", 0, 0, 1.07),
     ),
     Break(
         real,
         samples,
         "Centred pixels, lr = 0.2",
         "SGD 7% below Gaussian theory",
-        part("risk", 1, 0, 0.93),
+        scale_runs("risk", 1, 0, 0.93),
     ),
     Break(
         real,
         samples,
         "Centred pixels, lr = 1",
         "SGD 15% below kappa's theory",
-        part("risk", 1, 1, 0.82),
+        scale_runs("risk", 1, 1, 0.82),
     ),
     Break(
         real,
         samples,
         "Raw pixels, lr = 1: the mean",
         "SGD 20% above kappa's theory",
-        part("risk", 0, 1, 1.2),
+        scale_runs("risk", 0, 1, 1.2),
     ),
-    Break(real, samples, "SGD diverges", "standardised pixels settle", settled),
+    Break(real, samples, "SGD diverges", "standardised pixels settle", stop_learning),
     Break(
         real,
         samples,
         "SGD does not",
         "raw pixels end at three times the first risk",
-        part("risk", 0, 1, 7.0),
+        scale_runs("risk", 0, 1, 7.0),
     ),
     Break(
         real,
@@ -303,7 +307,7 @@ BROKEN = [
         shift("fitted_closed", -0.02),
     ),
     Break(judges.emergence, skills, "its own time", "skills 30% late", lambda data: skills(1.3)),
-    Break(judges.emergence, skills, "its own time", "a skill is never learned", unlearned),
+    Break(judges.emergence, skills, "its own time", "a skill is never learned", keep_last_skill),
     Break(
         judges.emergence,
         skills,

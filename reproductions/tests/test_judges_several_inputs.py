@@ -80,8 +80,8 @@ def attention():
     )
 
 
-def swapped(data):
-    """Query and value change places, in theory and runs."""
+def swap_query_and_value(data):
+    """Exchange query and value, in theory and runs."""
     order = [1, 0, 2, 3]
     return data.assign(M=data.M[:, order], M_runs=data.M_runs[:, :, order])
 
@@ -94,17 +94,19 @@ def rates(c0_2=1.0):
         np.array([0.8, 0.85, 0.88, 0.9, 0.92, 0.94, 0.96, 0.98, 1.0]),
         np.linspace(0, 150, 61),
     )
-    closed = np.array([np.stack(positional_growth(share, c0), axis=-1) for c0 in (1.0, 2.0)])
-    content, place = positional_growth(omega, 2.0)
-    M = np.stack([0.1 * np.exp(one[:, None] * t / 3) for one in (content, place)], axis=-1)
+    closed_form = np.array([np.stack(positional_growth(share, c0), axis=-1) for c0 in (1.0, 2.0)])
+    content, position = positional_growth(omega, 2.0)
+    M = np.stack(
+        [0.1 * np.exp(growth_rate[:, None] * t / 3) for growth_rate in (content, position)], axis=-1
+    )
     rows = [1, 4, 7]
-    measured = closed + 3e-4 * np.array([1.0, -1.0])
+    measured = closed_form + 3e-4 * np.array([1.0, -1.0])
     measured[1, :, 1] *= c0_2
     runs = np.stack([about(M[row, 6::6], 0.05, 48, row) for row in rows])
     return xr.Dataset(
         {
             "growth": (("c0", "share", "overlap"), measured),
-            "growth_closed": (("c0", "share", "overlap"), closed),
+            "growth_closed": (("c0", "share", "overlap"), closed_form),
             "crossing": (("c0", "kind"), [positional_crossings(c0) for c0 in (1.0, 2.0)]),
             "M": (("omega", "time", "overlap"), M),
             "M_runs": (("shown", "run", "point", "overlap"), runs),
@@ -137,7 +139,7 @@ def exits(growth=1.0, slow=1.0):
     )
     law = np.array([exit_law(n, d_ode, 0.1 if n > 1 else 0.0) for n in (1, 2, 3)])
     ode = np.array([[0.55], [0.1], [0.1]]) + growth * law
-    at = np.array([np.interp(one, d_ode, row) for one, row in zip(d, ode, strict=True)])
+    at = np.array([np.interp(size, d_ode, row) for size, row in zip(d, ode, strict=True)])
     rng, spread = np.random.default_rng(0), np.array([0.05, 0.3, 0.7])[:, None, None]
     times = (
         at[..., None]
@@ -172,18 +174,18 @@ def growing(data):
 def components(late=1.0):
     """`late`: the time of the last spike in the ODE and the runs over what its rate says."""
     t, spikes = np.linspace(0, 1.2, 121), np.array([10.0, 4.0, 1.5])
-    held = np.stack(
+    overlaps = np.stack(
         [
             component_path(t / factor, beta, 1e-3)
             for beta, factor in zip(spikes, (1, 1, late), strict=True)
         ],
         axis=-1,
     )
-    risk = -held @ (1 + spikes) / 2
+    risk = -overlaps @ (1 + spikes) / 2
     return xr.Dataset(
         {
-            "held": (("time", "spike"), held),
-            "held_runs": (("run", "point", "spike"), about(held[8::8], 0.004, 48)),
+            "held": (("time", "spike"), overlaps),
+            "held_runs": (("run", "point", "spike"), about(overlaps[8::8], 0.004, 48)),
             "risk": ("time", risk),
             "risk_runs": (("run", "point"), about(risk[8::8], 0.02, 48)),
         },
@@ -213,7 +215,7 @@ def phases():
     ]
     m, Q = reward_path(
         alpha,
-        *(np.array(one) for one in ([c for _, _, c in CELLS],)),
+        *(np.array(cosines) for cosines in ([c for _, _, c in CELLS],)),
         tokens=[a for a, _, _ in CELLS],
         penalty=[b for _, b, _ in CELLS],
     )
@@ -228,7 +230,7 @@ def phases():
                 np.stack([about(line[6::6], 0.04, 96, row) for row, line in enumerate(path)]),
             ),
             **{
-                f"cell_{name}": ("cell", [one[index] for one in CELLS])
+                f"cell_{name}": ("cell", [cell[index] for cell in CELLS])
                 for index, name in enumerate(("tokens", "penalty", "first"))
             },
         },
@@ -267,7 +269,7 @@ def adversaries(recovered=0.93, swing=0.4):
             "M": (("case", "time", "row"), M),
             "M_runs": (
                 ("case", "run", "point", "row"),
-                np.stack([about(one[20::20], 0.02, 48, row) for row, one in enumerate(M)]),
+                np.stack([about(curve[20::20], 0.02, 48, row) for row, curve in enumerate(M)]),
             ),
         },
         {
@@ -316,7 +318,7 @@ BROKEN = [
         attention,
         "before the query",
         "the query is learned first",
-        swapped,
+        swap_query_and_value,
     ),
     Break(
         judges.content_or_position,

@@ -1,6 +1,4 @@
-"""Figures 2 and 3 on Gaussian mixtures, the order of XOR's limits, and the rule that decides a
-run's outcome.
-"""
+"""Figures 2 and 3 on Gaussian mixtures, the order of limits for XOR, and the outcomes of runs."""
 
 from __future__ import annotations
 
@@ -25,8 +23,8 @@ from sgdynamics_reproductions.effective_dynamics import mixture_figures as figur
 AL = figures.ALPHA
 
 
-def drawn(figure, tmp_path, quick=True):
-    """The data of a figure that draws, and comes back from a file as it was."""
+def draw_and_reload(figure, tmp_path, quick=True):
+    """Draw a figure, save its data, and check that the file contains the same data."""
     fig, data = figure(quick=quick)
     fig.savefig(tmp_path / "figure.png")
     assert (tmp_path / "figure.png").stat().st_size > 5000
@@ -35,12 +33,12 @@ def drawn(figure, tmp_path, quick=True):
 
 
 def likely(count, runs, p):
-    """Whether so many successes in so many runs are no surprise at probability p."""
+    """Whether `count` successes in `runs` runs are plausible at the success probability p."""
     return stats.binomtest(round(float(count)), runs, p).pvalue > FALSE_ALARM
 
 
 def sampled_accuracy(kind, m, v, snr, seed=0):
-    """The share of fresh inputs that networks (..., K, q), (..., K) without R_perp classify right."""
+    """Accuracy on fresh inputs of networks (..., K, q), (..., K) without R_perp."""
     z = np.random.default_rng(seed).standard_normal((300, m.shape[-1])) / math.sqrt(snr)
     right = []
     for q in range(m.shape[-1]):
@@ -59,18 +57,19 @@ def test_error_bars_are_one_standard_error():
     counts = np.array([0, 3, 64, 128])
     low, high = figures._interval(counts, 128)
     for n, count in enumerate(counts.tolist()):
-        found = stats.binomtest(count, 128).proportion_ci(
+        reference = stats.binomtest(count, 128).proportion_ci(
             float(special.erf(math.sqrt(0.5))), "wilson"
         )
-        np.testing.assert_allclose([low[n], high[n]], [found.low, found.high], atol=1e-12)
+        np.testing.assert_allclose([low[n], high[n]], [reference.low, reference.high], atol=1e-12)
 
 
 # the figures
 
 
 def arcs_hold(data, kind):
-    """The fluctuations about the arc(s) are those of the SDE at snr = infinity, and of its rank at
-    any snr.
+    """Check the fluctuations about the arcs.
+
+    At snr = infinity they are those of the SDE; at any snr their covariance has the same rank.
     """
     runs, N, v = data.sizes["arc_run"], data.attrs["N"], np.asarray(data.arc_point)
     rho = np.asarray(data.rho_chain_noiseless)
@@ -93,12 +92,12 @@ def arcs_hold(data, kind):
         m = np.asarray(data.covariance_sde if name == "sde" else data[f"m_{name}"])
         np.testing.assert_allclose(
             m[:, 0] * v[1], m[:, 1] * v[0], atol=1e-10
-        )  # both units of an arc move in proportion
+        )  # both units of an arc move proportionally
 
 
 @pytest.mark.slow
 def test_figure_2(tmp_path):
-    data = drawn(figure_2, tmp_path)
+    data = draw_and_reload(figure_2, tmp_path)
     good, m, runs = (
         np.asarray(data.optimal)[:, -1],
         np.asarray(data.m_end)[:, :, 0],
@@ -130,7 +129,7 @@ def test_figure_2(tmp_path):
 
 @pytest.mark.slow
 def test_figure_3(tmp_path):
-    data = drawn(figure_3, tmp_path)
+    data = draw_and_reload(figure_3, tmp_path)
     good, runs = np.asarray(data.optimal)[:, -1], data.sizes["run"]
     assert likely(good.sum(), runs, 3 / 32)
     for name in ("active_types", "active_types_flow"):
@@ -151,7 +150,7 @@ def test_figure_3(tmp_path):
 
 @pytest.mark.slow
 def test_order_of_limits(tmp_path):
-    data = drawn(order_of_limits, tmp_path)
+    data = draw_and_reload(order_of_limits, tmp_path)
     assert data.changed_late.max() < 0.05
     runs = data.attrs["runs"]
     for N, fraction in zip(data.N.values, data.fraction.sel(snr=1000).values, strict=True):
@@ -163,14 +162,14 @@ def test_order_of_limits(tmp_path):
 
 @pytest.mark.slow
 def test_figure_3_at_full_size(tmp_path):
-    data = drawn(figure_3, tmp_path, quick=False)
+    data = draw_and_reload(figure_3, tmp_path, quick=False)
     assert likely(data.fraction[-1] * 1000, 1000, 3 / 32)
     assert data.attrs["changed_late"] < 0.015  # a unit of small |v| grows at the rate .022
     arcs_hold(data, "xor")
     # the optimum's head, with its shift of order snr^(-1/2), and the noise about it
     best = np.abs(np.asarray(data.v_end)[np.asarray(data.optimal)[:, -1]])
     assert abs(np.median(best) - 0.6094) < 0.01
-    arcs_hold(drawn(figure_2, tmp_path, quick=False), "binary")
+    arcs_hold(draw_and_reload(figure_2, tmp_path, quick=False), "binary")
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
-"""Figures that are made in several sittings: each piece once, stopped and gone on with, and nothing
-of it shows in the data.
+"""Figures that are computed in several calls.
+
+Each piece is computed once, and the data are those of a figure that is computed in one call.
 """
 
 from __future__ import annotations
@@ -22,14 +23,17 @@ from sgdynamics_reproductions.rough_landscapes import style
 
 
 def small(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
-    """Two sets of runs and a theory, as figures ask for them."""
+    """A small figure with two sets of runs and a theory."""
     t = np.array([0.0, 0.1, 0.4])
-    each, every = [], dict[str, dict[str, Any]](**{"GD": {}, "p-SGD": {"l": 0.5, "tau": 1.0}})
-    for name, numbers in every.items():
-        one = paper.setting(3.0, 0.01, 0.2, name, dimension=20, seed=seed, runs=3, **numbers)
-        each.append(style.runs_of(one, t, 20, seed + 1))
+    results, parameters_of = (
+        [],
+        dict[str, dict[str, Any]](**{"GD": {}, "p-SGD": {"l": 0.5, "tau": 1.0}}),
+    )
+    for name, parameters in parameters_of.items():
+        setting = paper.setting(3.0, 0.01, 0.2, name, dimension=20, seed=seed, runs=3, **parameters)
+        results.append(style.runs_of(setting, t, 20, seed + 1))
     data = xr.Dataset(
-        {"m": (("algorithm", "run", "time"), np.stack([one["m"].values for one in each]))},
+        {"m": (("algorithm", "run", "time"), np.stack([result["m"].values for result in results]))},
         {"t": ("time", t)},
     )
     data["dmft"] = style.theory_of(paper.setting(3.0, 0.01, 0.2), t, 1024, seed)["m"]
@@ -43,12 +47,13 @@ def small(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 def test_a_figure_in_sittings_is_the_one_of_one_sitting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With no time for more than one piece of a run each; what was unfinished is said, and left out
-    of no page.
-    """
+    """Each call has time for a single piece, and the pages list unfinished figures."""
     monkeypatch.setattr(rough_landscapes, "figure_3", small)
     monkeypatch.setattr(DirectFixedData, "grain", property(lambda self: 20))
-    judge: Any = lambda data: judge_claims(str(data.attrs["verdict"]), count_wrong("claim", 0, 1))  # noqa: E731
+
+    def judge(data: xr.Dataset) -> Any:
+        return judge_claims(str(data.attrs["verdict"]), count_wrong("claim", 0, 1))
+
     entry = Entry("rough_landscapes", "figure_3", "a line", "a claim", judge)
     monkeypatch.setattr(gallery, "ENTRIES", (entry,))
     expected = small()[1]
@@ -79,11 +84,11 @@ def test_a_figure_in_sittings_is_the_one_of_one_sitting(
     xr.testing.assert_identical(
         sgd.load(stem.with_suffix(".nc")).drop_attrs(), expected.drop_attrs()
     )
-    kept = sorted(
+    stored = sorted(
         path.name.split("-")[0] for path in (tmp_path / "pieces" / stem.name).glob("*.nc")
     )
-    assert kept == ["runs", "runs", "theory"]
-    # all pieces are there: nothing is simulated again
+    assert stored == ["runs", "runs", "theory"]
+    # All pieces are stored, so that nothing is simulated again.
     monkeypatch.setattr(style, "simulate", lambda *_, **__: pytest.fail("simulated again"))
     assert (
         gallery.main(
@@ -105,22 +110,22 @@ def test_a_figure_in_sittings_is_the_one_of_one_sitting(
 
 
 def test_other_calls_are_other_pieces(tmp_path: Path) -> None:
-    made = []
+    calls = []
 
     def compute() -> xr.Dataset:
-        made.append(len(made))
-        return xr.Dataset({"x": float(made[-1])})
+        calls.append(len(calls))
+        return xr.Dataset({"x": float(calls[-1])})
 
-    def asked(**call: Any) -> float:
+    def compute_with(**call: Any) -> float:
         return float(pieces.compute_piece("piece", call, compute)["x"])
 
     with pieces.time_limit(tmp_path / "new", 10.0):
-        assert asked(N=3, t=np.arange(2.0)) == asked(t=np.arange(2.0), N=3) == 0
-        assert asked(N=3, t=np.arange(3.0)) == 1
-        assert asked(N=3, t=np.arange(2.0), algorithm=sgd.GradientDescent()) == 2
-    assert asked(N=3, t=np.arange(2.0)) == 3  # outside nothing is kept
+        assert compute_with(N=3, t=np.arange(2.0)) == compute_with(t=np.arange(2.0), N=3) == 0
+        assert compute_with(N=3, t=np.arange(3.0)) == 1
+        assert compute_with(N=3, t=np.arange(2.0), algorithm=sgd.GradientDescent()) == 2
+    assert compute_with(N=3, t=np.arange(2.0)) == 3  # without a time limit nothing is stored
     with pieces.time_limit(tmp_path / "new", -1.0):
-        assert asked(N=3, t=np.arange(2.0)) == 0  # what is there takes no time
-        assert asked(N=5) == 4  # every sitting makes something
+        assert compute_with(N=3, t=np.arange(2.0)) == 0  # a stored piece takes no time
+        assert compute_with(N=5) == 4  # each call computes at least one piece
         with pytest.raises(TimeoutError, match="The same call continues"):
-            asked(N=4)
+            compute_with(N=4)

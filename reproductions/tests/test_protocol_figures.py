@@ -21,12 +21,12 @@ def test_chain_of_batches_is_that_of_simulate(batch):
     steps, runs = 300, 400
     own = batch_figure.chain(np.full(steps, 0.8), np.full(steps, batch), 4000, seed=3)
     problem = sgd.TeacherStudent(width=1, activation="linear", noise=reference.NOISE)
-    begin = sgd.start(problem, M=[[0.0]], Q=[[0.0]])
+    initial_state = sgd.start(problem, M=[[0.0]], Q=[[0.0]])
     algorithm = sgd.OnePassSGD(lr=0.8, batch=batch)
     ran = sgd.simulate(
         problem,
         algorithm,
-        begin,
+        initial_state,
         steps=[steps],
         dimension=batch_figure.DIMENSION,
         runs=runs,
@@ -41,7 +41,7 @@ def test_chain_of_batches_is_that_of_simulate(batch):
 
 
 @pytest.mark.parametrize(
-    ("lr", "steps"), [(one, steps) for one, (steps, _) in reference.RAMPS.items()]
+    ("lr", "steps"), [(lr, steps) for lr, (steps, _) in reference.RAMPS.items()]
 )
 def test_ramps_use_all_samples(lr, steps):
     rates, batches = batch_figure.ramp(lr)

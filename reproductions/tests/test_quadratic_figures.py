@@ -31,7 +31,7 @@ def test_exits_in_spectra_are_those_of_the_matrices(p, p_star, share):
     eta, rng = share * p, np.random.default_rng(p)
     rho0 = 0.05 * rng.normal(size=(3, p, p_star))
     level = 0.9 * qn.plateau(p, p_star).risk
-    found = escape_figures._exits(p, p_star, eta, rho0, level)
+    exits = escape_figures._exits(p, p_star, eta, rho0, level)
     halves = (
         escape_figures._exits(p, p_star, np.array([eta, 0.5 * eta, eta]), rho0)
         if p >= p_star
@@ -43,8 +43,8 @@ def test_exits_in_spectra_are_those_of_the_matrices(p, p_star, share):
         def field(_, y, n=n):
             return np.concatenate(
                 [
-                    part.ravel()
-                    for part in qn.drift(y[:n].reshape(p, p_star), y[n:].reshape(p, p), eta)
+                    rate.ravel()
+                    for rate in qn.drift(y[:n].reshape(p, p_star), y[n:].reshape(p, p), eta)
                 ]
             )
 
@@ -52,15 +52,15 @@ def test_exits_in_spectra_are_those_of_the_matrices(p, p_star, share):
             return qn.risk(y[:n].reshape(p, p_star), y[n:].reshape(p, p)) - level
 
         left.terminal = True
-        begin = np.concatenate([rho.ravel(), np.eye(p).ravel()])
+        initial_state = np.concatenate([rho.ravel(), np.eye(p).ravel()])
         dense = solve_ivp(
-            field, (0, 400 / share), begin, "DOP853", rtol=1e-10, atol=1e-13, events=left
+            field, (0, 400 / share), initial_state, "DOP853", rtol=1e-10, atol=1e-13, events=left
         )
-        assert found[run] == pytest.approx(eta * dense.t_events[0][0], rel=1e-6)
+        assert exits[run] == pytest.approx(eta * dense.t_events[0][0], rel=1e-6)
         if halves is not None and run != 1:
             level_half = 0.5 * qn.risk(rho, np.eye(p))
             end = solve_ivp(
-                field, (0, halves[run] / eta), begin, "DOP853", rtol=1e-10, atol=1e-13
+                field, (0, halves[run] / eta), initial_state, "DOP853", rtol=1e-10, atol=1e-13
             ).y[:, -1]
             assert left(0, end) + level == pytest.approx(level_half, rel=1e-6)
 
@@ -85,7 +85,7 @@ def test_best_rate_is_reached_as_overlaps_vanish():
 
 @pytest.mark.slow
 def test_figure_1_runs_lie_on_the_ode():
-    data = figures._theory_beside_runs(100, 8.0, 3)
+    data = figures._theory_and_runs(100, 8.0, 3)
     assert data.sizes == {
         "time": figures.POINTS,
         "unit": 6,

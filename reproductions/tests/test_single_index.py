@@ -20,14 +20,14 @@ paper = import_module("sgdynamics_reproductions.dimension_free.single_index")
 
 @pytest.mark.parametrize("kappa", paper.KAPPAS)
 def test_links_have_their_exponent_and_variance_one(kappa):
-    found = sgd.hermite_coefficients(paper.link(kappa), 6)
-    assert np.all(np.abs(found[1:kappa]) < 1e-12)
-    assert abs(found[kappa]) > 0.5
+    coefficients = sgd.hermite_coefficients(paper.link(kappa), 6)
+    assert np.all(np.abs(coefficients[1:kappa]) < 1e-12)
+    assert abs(coefficients[kappa]) > 0.5
     if kappa > 1:
-        known = paper.overlap_diffusion(kappa, 0.0)
+        diffusion = paper.overlap_diffusion(kappa, 0.0)
         # gradient flow at small m: kappa c^2 m^(kappa - 1)
-        assert known.drift(0.01) == pytest.approx(
-            kappa * found[kappa] ** 2 * 0.01 ** (kappa - 1), rel=2e-3
+        assert diffusion.drift(0.01) == pytest.approx(
+            kappa * coefficients[kappa] ** 2 * 0.01 ** (kappa - 1), rel=2e-3
         )
 
 
@@ -47,32 +47,32 @@ def test_drift_and_variance_are_those_of_one_step(kappa, noise):
     )
     h = (lr / d) * slope * (label + math.sqrt(noise) * z - value)
     change = ((m + h * v) / np.sqrt(1 + 2 * h * u + h**2 * norm) - m) * d / lr
-    known = paper.overlap_diffusion(kappa, lr, noise=noise)
+    diffusion = paper.overlap_diffusion(kappa, lr, noise=noise)
     # float32 links in plain JAX are good to 1e-6; what is beyond d -> infinity is of order 1/d
     slack = 5 / d * change.std()
-    assert abs(change.mean() - known.drift(m)) < Z * change.std() / math.sqrt(samples) + slack
+    assert abs(change.mean() - diffusion.drift(m)) < Z * change.std() / math.sqrt(samples) + slack
     square = (change - change.mean()) ** 2
     assert (
-        abs(square.mean() - known.variance(m))
+        abs(square.mean() - diffusion.variance(m))
         < Z * square.std() / math.sqrt(samples) + slack * change.std()
     )
 
 
 def test_passage_times_against_closed_forms_and_quadrature():
-    one = np.polynomial.Polynomial([1.0])
+    constant = np.polynomial.Polynomial([1.0])
     b, V, lr, d, top = 0.7, 1.3, 0.5, 200.0, 0.5
-    flat = paper.OverlapDiffusion(b * one, V * one, lr, top, even=True)
+    flat = paper.OverlapDiffusion(b * constant, V * constant, lr, top, even=True)
     m = np.array([0.0, 0.02, 0.1, 0.45])
     k = 2 * b * d / (lr * V)
     expected = (top - m) / b - (np.exp(-k * m) - np.exp(-k * top)) / (b * k)
     np.testing.assert_allclose(flat.mean_samples(m, d), expected * d / lr, rtol=1e-6)
     np.testing.assert_allclose(flat.ode_samples(m, d), (top - m) / b * d / lr, rtol=1e-6)
     # no noise to speak of: the diffusion is the ODE; and the ODE is a quadrature
-    known = paper.overlap_diffusion(2, 1 / 6)
-    time = integrate.quad(lambda x: 1 / known.drift(x), 0.2, 0.5, epsrel=1e-10)[0]
-    assert known.ode_samples(0.2, 1e9) == pytest.approx(time * 6e9, rel=1e-6)
-    assert known.ode_samples(-0.2, 1e9) == known.ode_samples(0.2, 1e9)
-    assert known.mean_samples(0.2, 1e9) == pytest.approx(time * 6e9, rel=1e-5)
+    diffusion = paper.overlap_diffusion(2, 1 / 6)
+    time = integrate.quad(lambda x: 1 / diffusion.drift(x), 0.2, 0.5, epsrel=1e-10)[0]
+    assert diffusion.ode_samples(0.2, 1e9) == pytest.approx(time * 6e9, rel=1e-6)
+    assert diffusion.ode_samples(-0.2, 1e9) == diffusion.ode_samples(0.2, 1e9)
+    assert diffusion.mean_samples(0.2, 1e9) == pytest.approx(time * 6e9, rel=1e-5)
     # below the barrier m* = lr F/signal the ODE of exponent 3 does not leave, and the diffusion
     # does
     lr = 0.1
@@ -136,13 +136,13 @@ def test_exit_times_of_the_library_agree():
     problem, d, lr = paper.single_index_problem(2), 100, paper.learning_rate(2, 100)
     n, m = paper.escape_samples(2, d, lr=lr, runs=64, seed=3)
     several = sgd.random_start(problem, dimension=d, runs=64, seed=3)
-    begin = sgd.Start(np.abs(several.M_blocks), several.Q_blocks, several.a)
+    initial_state = sgd.Start(np.abs(several.M_blocks), several.Q_blocks, several.a)
     common = {"threshold": paper.THRESHOLD, "criterion": "overlap", "max_time": 100.0}
     chain = sgd.exit_time(
-        problem, sgd.OnePassSGD(lr=lr), begin, method="exact", dimension=d, seed=4, **common
+        problem, sgd.OnePassSGD(lr=lr), initial_state, method="exact", dimension=d, seed=4, **common
     )
     np.testing.assert_allclose(chain.alpha * d, n, rtol=1e-9)
-    ode = sgd.exit_time(problem, sgd.OnePassSGD(lr=lr), begin, **common)
+    ode = sgd.exit_time(problem, sgd.OnePassSGD(lr=lr), initial_state, **common)
     np.testing.assert_allclose(
         ode.alpha * d, paper.overlap_diffusion(2, lr).ode_samples(m, d), rtol=1e-5
     )

@@ -13,7 +13,7 @@ from sgdynamics_reproductions.effective_dynamics import figure_1
 GROUP = 256
 
 
-def drawn(tmp_path, quick):
+def draw_and_reload(tmp_path, quick):
     fig, data = figure_1(quick=quick)
     fig.savefig(tmp_path / "figure.png")
     assert (tmp_path / "figure.png").stat().st_size > 5000
@@ -23,7 +23,7 @@ def drawn(tmp_path, quick):
 
 @pytest.mark.slow
 def test_figure_1_stable_and_unstable_diffusion(tmp_path):
-    data = drawn(tmp_path, True)
+    data = draw_and_reload(tmp_path, True)
     assert data.sizes["run"] == 2 * GROUP
     n = data.attrs["n"]
     below, above = (np.asarray(data.m.sel(snr=snr)) for snr in (0.8, 1.2))
@@ -44,7 +44,7 @@ def test_figure_1_stable_and_unstable_diffusion(tmp_path):
 
 @pytest.mark.slow
 def test_figure_1_numbers(tmp_path):
-    data = drawn(tmp_path, False)
+    data = draw_and_reload(tmp_path, False)
     below, above = (np.asarray(data.m.sel(snr=snr)[:, -1]) for snr in (0.8, 1.2))
     assert abs(1500 * np.mean(below**2) - 4.80) < Z * 4.8 * math.sqrt(2 / len(below))
     assert abs(np.median(np.abs(above)) - 0.438) < Z * 0.05 * 1.26 / math.sqrt(len(above))

@@ -29,24 +29,24 @@ from sgdynamics.papers.escaping_mediocrity import (
 from sgdynamics_reproductions.dimension_free.figures import TIME, finish, panels, spread
 from sgdynamics_reproductions.drawing import letters, ticks
 
-LONGEST = 40.0  # in the slides' time: far beyond every exit
+MAX_TIME = 40.0  # in the time of the slides, far later than all exits
 
 
 def _retrieval(gamma: float, p: int, Delta: float) -> Setting:
     return setting(gamma, p, 1, Delta, activation="square", constraint="sphere")
 
 
-def _exits(here: Setting, begin: Start, threshold: float, d: int, seed: int) -> np.ndarray:
-    """Exit times of SGD in the slides' units, one a run."""
+def _exits(case: Setting, initial_state: Start, threshold: float, d: int, seed: int) -> np.ndarray:
+    """Exit times of SGD in the units of the slides, one per run."""
     options: dict[str, Any] = {
         "threshold": threshold,
-        "max_time": LONGEST * here.time_factor,
+        "max_time": MAX_TIME * case.time_factor,
         "dimension": d,
         "seed": seed,
     }
     return (
-        exit_time(here.problem, here.algorithm, begin, method="exact", **options).times
-        / here.time_factor
+        exit_time(case.problem, case.algorithm, initial_state, method="exact", **options).times
+        / case.time_factor
     )
 
 

@@ -1,9 +1,9 @@
-"""The narrow networks of the slides, each as `name(quick=False, seed=0) -> (fig, data)`: the
-classical and the high-dimensional regime.
+"""Figures of narrow networks: the classical and the high-dimensional regime.
 
-All in the slides' time t = steps gamma/(d p). SGD is the exact chain. `data.attrs` has the
-parameters, what the slide says (`claim`) and what was measured of it here (`verdict`). The slides
-give k, p, gamma, Delta and erf; d, starts and times were chosen.
+Each function `name(quick=False, seed=0)` returns `(fig, data)`. Times are those of the slides,
+t = steps gamma/(d p), and SGD is simulated by the exact chain. `data.attrs` contains the
+parameters, the statement of the slide (`claim`) and the measurement (`verdict`). The slides specify
+k, p, gamma, Delta and the activation erf; d, the starts and the times are chosen here.
 """
 
 from __future__ import annotations
@@ -22,17 +22,19 @@ from sgdynamics.papers.dimension_free import setting, theorem_scale
 from sgdynamics_reproductions.drawing import legend_below, letters, readable, subplots
 
 TIME = "$t$ = steps $\\gamma/(d\\,p)$"
-FLOW = 1e-12  # a learning rate that is gradient flow to rounding, and runs the program that other rates have compiled
+# A learning rate so small that SGD equals gradient flow up to rounding errors. Unlike lr = 0, it
+# uses the program that is already compiled for the other rates.
+FLOW = 1e-12
 
 
 def panels(columns: int, width: float = 4.6, height: float = 4.4) -> tuple[Any, Any]:
-    """A figure with one row of axes."""
+    """Make a figure with one row of axes."""
     fig, axes = subplots(1, columns, (width * columns, height), squeeze=False)
     return fig, axes[0]
 
 
 def finish(axes: Iterable[Axes], legends: Iterable[Axes] | None = None) -> None:
-    """Letters, ticks that can be read, and legends below all axes unless some are named."""
+    """Add letters, readable ticks, and legends below all axes or below those in `legends`."""
     for ax in axes if legends is None else legends:
         legend_below(ax)
     readable(axes)
@@ -40,7 +42,7 @@ def finish(axes: Iterable[Axes], legends: Iterable[Axes] | None = None) -> None:
 
 
 def slope(x: ArrayLike, y: ArrayLike) -> float:
-    """The exponent e of y ~ x^e, least squares on the logarithms."""
+    """Fit the exponent e of y ~ x^e by least squares on the logarithms."""
     return float(
         np.polyfit(np.log(np.asarray(x, dtype=float)), np.log(np.asarray(y, dtype=float)), 1)[0]
     )
@@ -52,7 +54,7 @@ def spread(values: np.ndarray) -> np.ndarray:
 
 
 def early_times(end: float, count: int) -> np.ndarray:
-    """0 and a geometric sequence up to `end`: risks fall fast at first."""
+    """Return 0 and a geometric sequence up to `end`, because the risk falls fast at first."""
     return np.concatenate([[0.0], np.geomspace(end / 200, end, count - 1)])
 
 

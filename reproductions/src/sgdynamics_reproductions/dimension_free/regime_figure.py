@@ -23,7 +23,7 @@ from sgdynamics.analysis.regimes import HORIZON, LARGE, SMALL
 from sgdynamics.base import checks
 from sgdynamics.papers.dimension_free import setting
 from sgdynamics_reproductions.dimension_free.figures import FLOW, TIME, spread
-from sgdynamics_reproductions.dimension_free.wide_figures import repeated
+from sgdynamics_reproductions.dimension_free.wide_figures import repeat_particles
 
 CORNERS = {  # regime: (gamma, p, d)
     "classical": (0.2, 4, 100),
@@ -55,13 +55,14 @@ def regimes(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Notes
     -----
-    Above, the map: across the width, up the noise of SGD, borders by what may be neglected
-    (``plot.regime_map``), sizes at the runs' start. Below, in each corner, the mean risk of SGD
-    runs from one random start, over that of gradient flow, with the ODE of this gamma and d =
-    infinity, and the mean field of infinitely many units of the same (m, q) next to it; a band shows
-    the scatter of single runs. ``scatter`` is the largest standard deviation over runs of an
-    overlap at t = 5, next to the size that the map has for it. The slides' diagram has no numbers:
-    all settings are chosen here, Delta = 1e-3. Quick: fewer runs.
+    The upper panel is the map of ``plot.regime_map``: the width on the horizontal axis, the noise
+    of SGD on the vertical axis, and borders between the terms that may be neglected, with their
+    sizes at the start of the runs. The lower panels show the mean risk of SGD runs from one random
+    start in each corner of the map, divided by the risk of gradient flow. They also show the ODE
+    with this gamma at d = infinity and the mean field of infinitely many units with the same
+    (m, q). A band is the standard deviation of single runs. ``scatter`` is the largest standard
+    deviation over runs of an overlap at t = 5, which the map predicts. The diagram of the slides
+    has no numbers: all settings are chosen here, with Delta = 1e-3. Quick: fewer runs.
 
     Examples
     --------
@@ -98,7 +99,7 @@ def regimes(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
         )
         wide = setting(gamma, widest, k, Delta)
         mean_field = solve_mean_field(
-            wide.problem, OnePassSGD(lr=gamma), repeated(initial_state, widest), times=t
+            wide.problem, OnePassSGD(lr=gamma), repeat_particles(initial_state, widest), times=t
         )
         lines = [
             solve_ode(entry.problem, entry.algorithm, initial_state, times=entry.times(t))
@@ -154,9 +155,13 @@ def regimes(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
             "large": LARGE,
         },
     )
+
+    def largest_gaps(row: int) -> str:
+        """Text of the largest relative gap to each description, with its sign."""
+        return ", ".join(f"{curve[int(np.argmax(np.abs(curve)))]:+.3f}" for curve in gap[row])
+
     values = [
-        f"{name} {', '.join(f'{one[int(np.argmax(np.abs(one)))]:+.3f}' for one in gap[row])}, runs"
-        f" scatter by {scatter[row]:.3f} "
+        f"{name} {largest_gaps(row)}, runs scatter by {scatter[row]:.3f} "
         f"({sizes['fluctuation'][row]:.3f} on the map)"
         for row, name in enumerate(names)
     ]
@@ -165,25 +170,26 @@ def regimes(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
             "gamma -> 0 is gradient flow, d -> infinity an ODE with the noise of SGD, p -> infinity"
             " a density of the units"
         ),
-        "verdict": "mean risk of SGD over that of gradient flow, ODE, mean field, less 1, where it is"
-        " largest for t <= "
-        f"{HORIZON:g}: {'; '.join(values)}",
+        "verdict": "mean risk of SGD over that of gradient flow, ODE, mean field, less 1,"
+        f" where it is largest for t <= {HORIZON:g}: {'; '.join(values)}",
     }
     return _draw(table, data), data
 
 
-def _draw(places: dict[str, Regime], data: xr.Dataset) -> Any:
+def _draw(regimes: dict[str, Regime], data: xr.Dataset) -> Any:
+    """Draw the map of regimes above and one panel for each of its corners below."""
     from matplotlib.figure import Figure
 
     fig = Figure(figsize=(16.5, 8.4), layout="constrained")
     grid = fig.add_gridspec(2, 4, height_ratios=(1.25, 1.0))
-    above = fig.add_subplot(grid[0, :])
-    # the borders drawn are those of the first setting: that of the high-dimensional corner has room
-    # for all
-    plot.regime_map(
-        dict(sorted(places.items(), key=lambda one: one[1].name != "high-dimensional")), above
+    map_ax = fig.add_subplot(grid[0, :])
+    # `regime_map` draws the borders of its first entry. Those of the high-dimensional corner leave
+    # enough space for all entries.
+    high_dimensional_first = sorted(
+        regimes.items(), key=lambda entry: entry[1].name != "high-dimensional"
     )
-    above.set_title("(a)", loc="left")
+    plot.regime_map(dict(high_dimensional_first), map_ax)
+    map_ax.set_title("(a)", loc="left")
     t = data.t.values
     for column, name in enumerate(data.setting.values):
         ax = fig.add_subplot(grid[1, column])

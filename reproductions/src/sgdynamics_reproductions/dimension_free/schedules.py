@@ -23,26 +23,27 @@ from sgdynamics import (
 )
 
 DIMENSION = 1000
-SAVES = 25  # points of the risk's curve
+SAVES = 25  # save points of the risk
 
 
 @dataclass(frozen=True)
 class Case:
-    """A problem, where it starts, and how many samples over d it is given."""
+    """A problem with its initial condition and its budget of samples."""
 
     title: str
     problem: TeacherStudent
-    begin: Start
-    alpha: float
-    runs: int  # of the exact chain: a multiple of the starts
+    initial_state: Start
+    alpha: float  # samples per dimension
+    runs: int  # runs of the exact chain, a multiple of the number of starts
 
 
 def cases(quick: bool = False, seed: int = 0) -> dict[str, Case]:
-    """Phase retrieval from random starts (one schedule for sixteen of them) and from a warm one,
-    and erf committees from a random start.
+    """Return the cases by name: two of phase retrieval and two erf committees.
 
-    All have label noise, without which no rate need fall in the end. `quick` has the third alone,
-    with fewer samples.
+    Phase retrieval starts from sixteen random initial conditions, which share one schedule, or from
+    a warm one. The committees start from one random initial condition. All cases have label noise,
+    because without it the optimal rate does not have to decrease. `quick` returns only the smaller
+    committee, with fewer samples.
     """
     sphere = TeacherStudent(width=1, activation="square", constraint="sphere", noise=0.5)
     free = TeacherStudent(width=1, activation="square", noise=0.5)
@@ -120,14 +121,20 @@ def optimal_schedules(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Datas
 
 
 def _solve(name: str, case: Case, pieces: int, seed: int) -> xr.Dataset:
-    best = optimal_schedule(case.problem, OnePassSGD(), case.begin, alpha=case.alpha, pieces=pieces)
+    best = optimal_schedule(
+        case.problem, OnePassSGD(), case.initial_state, alpha=case.alpha, pieces=pieces
+    )
     # where pieces end: the schedule's own edges, every other one of fifty
     stride = max(1, pieces // SAVES)
     alpha = best.edges[::stride]
-    repeats = case.runs // case.begin.runs
+    repeats = case.runs // case.initial_state.runs
     M, Q, a = (
         np.repeat(value, repeats, axis=0)
-        for value in (case.begin.M_blocks, case.begin.Q_blocks, case.begin.a)
+        for value in (
+            case.initial_state.M_blocks,
+            case.initial_state.Q_blocks,
+            case.initial_state.a,
+        )
     )
     many = Start(M, Q, a)
     groups, medians = [], []
@@ -140,8 +147,8 @@ def _solve(name: str, case: Case, pieces: int, seed: int) -> xr.Dataset:
         # runs from one start are alike: the starts are what is independent, unless there is only
         # one
         groups.append(
-            risks.reshape(case.begin.runs, repeats, -1).mean(axis=1)
-            if case.begin.runs > 1
+            risks.reshape(case.initial_state.runs, repeats, -1).mean(axis=1)
+            if case.initial_state.runs > 1
             else risks
         )
     mean = [group.mean(axis=0) for group in groups]

@@ -1,16 +1,19 @@
-"""Single-index targets end to end: how many samples one-pass SGD needs for links of information
-exponent 1 to 4, from random starts.
+"""Sample complexity of one-pass SGD for single-index targets with information exponent 1 to 4.
 
-Width one, the student's activation is the link s, squared loss, rows on the sphere, m = <w, w*>.
-With u = <w, x>, v = <w*, x>, X = s'(u) (s(v) - s(u) + sqrt(noise) z) and t = gamma n/d, one step
-moves m by (gamma/d) times X (v - m u) - (gamma/2) m X^2, the second term from normalising the row,
-where |x|^2 = d. Mean and variance of this make
+The student has one unit with the link s as activation, squared loss, and a row w on the sphere,
+which starts at random. The overlap with the target is m = <w, w*>. With u = <w, x>, v = <w*, x>,
+X = s'(u) (s(v) - s(u) + sqrt(noise) z) and t = gamma n/d, one step changes m by gamma/d times
+X (v - m u) - (gamma/2) m X^2. The second term is due to the normalisation of the row, where
+|x|^2 = d. The mean and the variance of this increment define the diffusion
 
-    dm = b dt + sqrt((gamma/d) V) dB,   b = E[X (v - m u)] - (gamma/2) m E[X^2],   V = Var[X (v - m u) - (gamma/2) m X^2].
+    dm = b dt + sqrt((gamma/d) V) dB,
+    b  = E[X (v - m u)] - (gamma/2) m E[X^2],
+    V  = Var[X (v - m u) - (gamma/2) m X^2].
 
-Without the noise this is the ODE. Near m = 0, b = kappa c^2 m^(kappa-1) - gamma F m, so that n ~ d,
-d log d and, with gamma ~ d^-(kappa/2 - 1), d^(kappa-1); there, noise and drift of m sqrt(d) are of
-one order: the diffusion, not the ODE, has the prefactor.
+Without its noise this is the ODE. Near m = 0 the drift is b = kappa c^2 m^(kappa-1) - gamma F m, so
+that the number of samples n grows like d for kappa = 1, like d log d for kappa = 2, and like
+d^(kappa-1) for kappa > 2 with gamma ~ d^-(kappa/2 - 1). In this range the noise and the drift of
+m sqrt(d) are of the same order: the diffusion, and not the ODE, predicts the prefactor.
 """
 
 from __future__ import annotations
@@ -45,11 +48,12 @@ from sgdynamics.simulation.running import Observation, first_passage
 from sgdynamics.sweeps.power_law_fit import weighted_line
 
 KAPPAS = (1, 2, 3, 4)
-THRESHOLD = 0.5  # of |m|: what counts as found
-NODES = 80  # Gauss-Hermite points a field: exact for polynomials, 1e-12 for the others
-DEGREE = 30  # of the Chebyshev series of b and V in m
-CELLS = 20_000  # of the mean first-passage time
-ERF_RATE = 2.0  # gamma for kappa = 1: a third of the one that needs the fewest samples, so that steps are small
+THRESHOLD = 0.5  # |m| at which the target counts as found
+NODES = 80  # Gauss-Hermite nodes per field: exact for polynomials, error 1e-12 otherwise
+DEGREE = 30  # degree of the Chebyshev series of b and V in m
+CELLS = 20_000  # grid cells in m for the mean first-passage time
+# gamma for kappa = 1. A third of the rate that needs the fewest samples, so that steps are small.
+ERF_RATE = 2.0
 FAR = (1e6, 1e8)  # dimensions between which the diffusion has its exponent, to 1%
 RUNS_FIXED = 64
 TRIED = (
@@ -106,15 +110,19 @@ def link(kappa: int) -> Activation:
 
 @lru_cache(maxsize=8)
 def scaling(kappa: int) -> SampleComplexity:
-    """What `sgd.sample_complexity` says of the link: signal kappa c^2, friction F, how n and gamma
-    scale with d, prefactors.
+    """Return `sgd.sample_complexity` of the link.
+
+    It contains the signal kappa c^2, the friction F, the scaling of n and gamma with d, and the
+    prefactors.
     """
     return sample_complexity(link(kappa), lr=ERF_RATE if kappa == 1 else None, overlap=THRESHOLD)
 
 
 def learning_rate(kappa: int, dimension: float) -> float:
-    """gamma at dimension d: ERF_RATE for kappa = 1, else half the rate above which m = 1/sqrt(d)
-    shrinks, ~ d^-(kappa/2 - 1).
+    """Return gamma at dimension d.
+
+    It is ERF_RATE for kappa = 1. Otherwise it is half of the rate above which m = 1/sqrt(d)
+    shrinks, which decreases like d^-(kappa/2 - 1).
     """
     reference = scaling(kappa)
     return reference.lr * float(dimension) ** -reference.lr_power
@@ -127,8 +135,9 @@ def single_index_problem(kappa: int, noise: float = 0.0) -> TeacherStudent:
 
 @dataclass(frozen=True)
 class OverlapDiffusion:
-    """Drift b(m) and variance V(m) of the overlap at learning rate gamma, as series on |m| <=
-    threshold, and what follows from them.
+    """Diffusion of the overlap at the learning rate gamma, on |m| <= threshold.
+
+    The drift b(m) and the variance V(m) are Chebyshev series.
     """
 
     drift: Any
@@ -177,9 +186,9 @@ class OverlapDiffusion:
         inner = np.zeros(len(edges))
         for cell in range(len(middle)):
             inner[cell + 1] = inner[cell] * decay[cell] + widths[cell] / spread[cell] * share[cell]
-        # the same cell by cell: what is there decays, what is added builds up
-        built = np.where(small, 0.5 - push / 6, (1 - share) / np.where(small, 1.0, push))
-        within = widths * (inner[:-1] * share + widths / spread * built)
+        # The inner integral decays across a cell and grows by the contribution of the cell.
+        growth = np.where(small, 0.5 - push / 6, (1 - share) / np.where(small, 1.0, push))
+        within = widths * (inner[:-1] * share + widths / spread * growth)
         total = np.concatenate([np.cumsum(within[::-1])[::-1], [0.0]])
         return np.interp(m, edges, total) * dimension / self.lr
 
@@ -200,11 +209,11 @@ class OverlapDiffusion:
 def overlap_diffusion(
     kappa: int, lr: float, *, noise: float = 0.0, threshold: float = THRESHOLD
 ) -> OverlapDiffusion:
-    """The drift and variance of m (top of this module) for the link of exponent kappa, by
-    Gauss-Hermite quadrature over (u, v).
+    """Compute drift and variance of m for the link of exponent kappa (see the top of this module).
 
-    d -> infinity at this learning rate; jumps of m are taken as small (rare samples with a large
-    gradient are the first correction).
+    The expectations over (u, v) are Gauss-Hermite quadratures. The limit is d -> infinity at a
+    fixed learning rate, in which the jumps of m are small. Rare samples with a large gradient are
+    the first correction.
     """
     s = link(kappa)
     lr = checks.number("lr", lr, 0.0)
@@ -221,7 +230,7 @@ def overlap_diffusion(
     v = m * u + np.sqrt(1 - m**2) * node
     value, slope = (np.asarray(s.derivative(order)(u)) for order in (0, 1))
     label = np.asarray(s.derivative(0)(v))
-    # moments of X over the label noise, X^4 included
+    # moments of X over the label noise, up to the fourth
     e, across, drag = label - value, v - m * u, lr / 2 * m
     first, second = slope * e, slope**2 * (e**2 + noise)
     third, fourth = (
@@ -243,12 +252,12 @@ def overlap_diffusion(
     return OverlapDiffusion(fits[0], fits[1], lr, threshold, kappa % 2 == 0)
 
 
-def _left(
-    given: PyTree, seen: dict[str, Any], made: IntScalar, overlaps: dict[str, Any]
+def _record_passage(
+    threshold: PyTree, records: dict[str, Any], step: IntScalar, overlaps: dict[str, Any]
 ) -> dict[str, Any]:
-    """Notes the first step after which |m| has passed the threshold."""
-    now = (seen["left"] < 0) & (jnp.abs(overlaps["M"][0, 0, 0]) >= given)
-    return {"left": jnp.where(now, jnp.asarray(made, jnp.float64), seen["left"])}
+    """Record the first step after which |m| has passed the threshold."""
+    passes_now = (records["left"] < 0) & (jnp.abs(overlaps["M"][0, 0, 0]) >= threshold)
+    return {"left": jnp.where(passes_now, jnp.asarray(step, jnp.float64), records["left"])}
 
 
 def escape_samples(
@@ -262,12 +271,14 @@ def escape_samples(
     seed: int = 0,
     progress: bool | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Samples until |m| first passes the threshold, one a run of the exact chain (NaN: not within
-    `most` samples), and the starts' m.
+    """Simulate the exact chain until |m| passes the threshold.
 
-    Starts are uniform on the sphere. For odd links the sign matters, and m > 0 is taken (the better
-    half): at kappa = 3 the drift pushes m < 0 towards 0, from where only noise gets on. `most` is
-    100 times the diffusion's mean unless given.
+    Returns the number of samples of each run, which is NaN if a run needs more than `most`, and the
+    initial overlaps m. `most` defaults to 100 times the mean of the diffusion.
+
+    Starts are uniform on the sphere. For odd links the sign of m matters, and all starts have the
+    favourable sign m > 0: at kappa = 3 the drift drives m < 0 towards 0, where only the noise can
+    change the sign.
     """
     problem = single_index_problem(kappa)
     d, sizes = check_dimension(problem, dimension)
@@ -281,7 +292,7 @@ def escape_samples(
         )
     chain = ExactChain(problem, OnePassSGD(lr=lr), initial_state, d, sizes)
     passages = {"left": np.where(m >= threshold, 0.0, -1.0)}
-    observation = Observation(passages, _left, np.float64(threshold))
+    observation = Observation(passages, _record_passage, np.float64(threshold))
     label = f"single index, exponent {kappa}, d = {d}"
     samples, _ = first_passage(chain, observation, math.ceil(most), seed + 1, label, progress)
     return np.where(m >= threshold, 0.0, samples), m
@@ -368,8 +379,10 @@ def single_index(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
 
 def _measure(kappa: int, counts: dict[int, int], seed: int) -> xr.Dataset:
-    """One link over d: mean samples with standard errors, the ODE's and the diffusion's from the
-    same starts, and fitted exponents.
+    """Measure one link over several dimensions, and fit the exponents.
+
+    The mean number of samples of the chain is compared with those of the ODE and of the diffusion
+    from the same starts.
     """
     rows = []
     for d, runs in counts.items():

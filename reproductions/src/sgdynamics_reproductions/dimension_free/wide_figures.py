@@ -27,21 +27,21 @@ from sgdynamics_reproductions.dimension_free.figures import TIME, finish, panels
 from sgdynamics_reproductions.drawing import ticks
 
 
-def repeated(begin: Start, width: int) -> MeanFieldStart:
-    """The particles (m, q, a) of a start, each counted width/p times: the same density."""
-    q = np.einsum("rii->ri", begin.Q) - np.sum(begin.M**2, axis=2)
+def repeat_particles(initial_state: Start, width: int) -> MeanFieldStart:
+    """Repeat each particle (m, q, a) of a start width/p times. The density stays the same."""
+    q = np.einsum("rii->ri", initial_state.Q) - np.sum(initial_state.M**2, axis=2)
+    repeats = width // q.shape[1]
     return MeanFieldStart(
-        *(np.repeat(value, width // q.shape[1], axis=1) for value in (begin.M, q, begin.a))
+        *(np.repeat(array, repeats, axis=1) for array in (initial_state.M, q, initial_state.a))
     )
 
 
-def _measure(begins: list[Start], law: MeanFieldStart) -> MeanFieldStart:
-    """The particles of each start as one of as many as `law` has: each counted several times, so
-    that one program solves them all.
+def _join_starts(starts: list[Start], law: MeanFieldStart) -> MeanFieldStart:
+    """Join all starts and `law` as the runs of one start, so that one program solves all.
 
-    The last run is `law` itself.
+    The particles of the starts are repeated until there are as many as in `law`, the last run.
     """
-    several = [*(repeated(value, law.q.shape[1]) for value in begins), law]
+    several = [*(repeat_particles(start, law.q.shape[1]) for start in starts), law]
     return MeanFieldStart(
         *(
             np.concatenate(entry)
@@ -70,11 +70,11 @@ def mean_field(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Notes
     -----
-    (a) The mean risk of SGD runs of width p, each next to the solution with infinitely many units of
-    the same (m, q) at that d (lines of the same colour). (b) The gap against p at three times: it
-    falls like 1/p, from rows that are not yet all directions and from the noise, of order gamma/p.
-    (c), (d) The density mu_t(m, q) of many particles. Chosen: d = 80 (quick 40), gamma = 1, Delta =
-    1e-3, random starts.
+    (a) The mean risk of SGD runs of width p, and lines of the same colour for infinitely many units
+    with the same (m, q) at that d. (b) The gap between the two against p at three times. It falls
+    like 1/p, because the rows do not span all directions and because of the noise, which is of
+    order gamma/p. (c), (d) The density mu_t(m, q) of many particles. Chosen here: d = 80 (quick:
+    40), gamma = 1, Delta = 1e-3, random starts.
 
     Examples
     --------
@@ -103,7 +103,7 @@ def mean_field(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     wide = setting(gamma, many, k, Delta)
     law = random_start(wide.problem, dimension=d, seed=seed, sampling="sobol", wide=True)
     limit = solve_mean_field(
-        wide.problem, wide.algorithm, _measure(begins, law), times=t, dimension=d
+        wide.problem, wide.algorithm, _join_starts(begins, law), times=t, dimension=d
     )
     expected, density = np.asarray(limit.excess_risk)[:-1].reshape(risk.shape), limit.isel(run=[-1])
     difference = risk - expected
@@ -236,12 +236,12 @@ def mean_field_high_dimension(quick: bool = False, seed: int = 0) -> tuple[Any, 
 
     Notes
     -----
-    (a) SGD runs at p = d/2 next to particles of the same (m, q) at d = p = infinity. (b) Mean over
-    runs of the largest entry of ``|Q - M M^T
-    - diag(Q_perp)|``, against p, next to the theorem's scale p^(-1/2) + d^(-1/2). (c) What a finite d alone does at p = infinity: the
+    (a) SGD runs at p = d/2, and particles with the same (m, q) at d = p = infinity. (b) Mean over
+    runs of the largest entry of ``|Q - M M^T - diag(Q_perp)|`` against p, with the scale
+    p^(-1/2) + d^(-1/2) of the theorem. (c) The effect of a finite d alone, at p = infinity: the
     relative change of the risk of the same particles, which falls like 1/d. (d) The density of
-    (m_1, m_2): by t = 20 units have learned the mean of the teachers and begin to tell them apart.
-    Chosen: d = 2p, gamma = 1, Delta = 1e-3, random starts.
+    (m_1, m_2): by t = 20 the units have learned the mean of the teachers and start to specialise.
+    Chosen here: d = 2p, gamma = 1, Delta = 1e-3, random starts.
 
     Examples
     --------
@@ -281,11 +281,11 @@ def mean_field_high_dimension(quick: bool = False, seed: int = 0) -> tuple[Any, 
     law = random_start(
         wide.problem, dimension=2 * widths[-1], seed=seed, sampling="sobol", wide=True
     )
-    limit = solve_mean_field(wide.problem, wide.algorithm, _measure(begins, law), times=t)
+    limit = solve_mean_field(wide.problem, wide.algorithm, _join_starts(begins, law), times=t)
     expected, density = np.asarray(limit.excess_risk)[:-1].reshape(shape), limit.isel(run=[-1])
     # at p = infinity: the particles of one network in other dimensions
     narrow, item = setting(gamma, widths[-1], k, Delta), begins[-1]
-    few = repeated(Start(item.M_blocks[-1:], item.Q_blocks[-1:], item.a[-1:]), widths[-1])
+    few = repeat_particles(Start(item.M_blocks[-1:], item.Q_blocks[-1:], item.a[-1:]), widths[-1])
     finite = [
         np.asarray(
             solve_mean_field(

@@ -37,23 +37,26 @@ from sgdynamics.simulation.running import run
 from sgdynamics_reproductions.drawing import letters, subplots, ticks
 
 ALPHA = 0.1
-ORDER_ALPHA = 0.05  # at .1 and snr = 20 a unit grows at the rate .003 only (`escape_rate`): nothing settles in a time that can be run
+# Weight decay of `order_of_limits`. At 0.1 and snr = 20 the growth rate of a unit is only 0.003
+# (`escape_rate`), which is too slow for a simulation.
+ORDER_ALPHA = 0.05
 SDE_PATHS = 4000
-ARC_RUNS = 1024  # from a point of the arc(s): variances want many, and these runs are short
-TOLERANCE = 1e-8  # of one step of the flow, where only the type of the end counts
+ARC_RUNS = 1024  # short runs from a point of the arcs, for precise variances
+TOLERANCE = 1e-8  # error of a step of the flow, of which only the type of the end point is used
 RIGHT_SIGNS = math.comb(4, 2) / 2**4  # two units of four with v > 0
 
 
 def _chain(
-    problem: GaussianMixture, begin: Start, N: int, times: np.ndarray, seed: int
+    problem: GaussianMixture, initial_state: Start, N: int, times: np.ndarray, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """M (run, time, K, q) and a (run, time, K) of the exact chain; without the risk, which takes
-    longer than these runs.
+    """Simulate M (run, time, K, q) and a (run, time, K) by the exact chain.
+
+    The risk is not computed, because it would take longer than the runs.
     """
-    chain = ExactChain(problem, OnePassSGD(lr=1.0), begin, N, problem.block_dimensions(N))
+    chain = ExactChain(problem, OnePassSGD(lr=1.0), initial_state, N, problem.block_dimensions(N))
     result, last = run(
         chain,
-        begin.runs,
+        initial_state.runs,
         np.rint(times * N).astype(np.int64),
         seed,
         f"{problem.mixture} mixture, N = {N}",
@@ -61,14 +64,14 @@ def _chain(
     )
     if np.any(last >= 0):
         raise RuntimeError(
-            f"{int((last >= 0).sum())} of {begin.runs} runs diverged at N = {N}, snr ="
-            f" {problem.snr:g}: take a larger N"
+            f"{int((last >= 0).sum())} of {initial_state.runs} runs diverged at N = {N},"
+            f" snr = {problem.snr:g}. Use a larger N."
         )
     return result["M"].sum(axis=2), result["a"]
 
 
 def _interval(count: RealArray, runs: int) -> tuple[np.ndarray, np.ndarray]:
-    """One standard error around count/runs (Wilson): not empty at 0 and 1."""
+    """Wilson interval of one standard error around count/runs, which is not empty at 0 and 1."""
     share = np.asarray(count) / runs
     centre, half = (
         (share + 0.5 / runs) / (1 + 1 / runs),

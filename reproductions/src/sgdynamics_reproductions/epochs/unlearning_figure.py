@@ -1,4 +1,4 @@
-"""Figure 3: features that are learned first, and unlearned while the data set is learned by heart."""
+"""Figure 3: features are learned first, and unlearned while the network memorises the data set."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ WIDTH, ALPHA, NOISE, RATE, SCALE = 4, 2.0, 0.3, 1.0, 0.1
 HEAD = (2.0, -2.0, 2.0, -2.0)
 POINTS = (1.0, 2.0, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0)
 LONGER = (640.0, 1280.0)
-# six runs at d = 120 by another program: excess risk and share along the signal, at these times
+# Excess risk and share along the signal at these times, from six runs at d = 120 of an independent
+# program.
 REFERENCE = {
     5.0: (0.089, 0.748),
     20.0: (0.135, 0.713),
@@ -38,8 +39,7 @@ NAMES = {
 
 
 def figure_3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
-    """Gradient descent from a small start for a long time: risk on fresh data, on the data set, and
-    how much of W is along the signal.
+    """Unlearning of a feature by gradient descent from small weights: risks and overlap.
 
     Parameters
     ----------
@@ -57,11 +57,12 @@ def figure_3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Notes
     -----
-    Four erf units with fixed heads +2, -2, +2, -2 learn one from two samples per dimension with label
-    noise .3, from rows .1 N(0, I/d), by full-batch steps of lr = 1. The signal is learned by t = 5
-    and fresh data are at their best; then the noise is fitted, by rows that grow in all directions.
-    Lines: DMFT, as far as its directions are few next to its paths; circles: runs in d dimensions.
-    The share is ``|W w*|/|W|``, with the mean squares of both.
+    Four erf units with fixed heads +2, -2, +2, -2 learn one unit from two samples per dimension
+    with label noise 0.3, from rows 0.1 N(0, I/d), by full-batch steps with lr = 1. The signal is
+    learned by t = 5, when the risk on fresh data is lowest. Then the network fits the noise by rows
+    that grow in all directions. Lines: DMFT, until its number of directions is no longer small compared
+    with its number of paths. Circles: runs in d dimensions. The share is ``|W w*|/|W|`` with mean
+    squares of both.
 
     Examples
     --------

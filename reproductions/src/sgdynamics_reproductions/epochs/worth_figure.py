@@ -129,7 +129,7 @@ def figure_1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
 
 def worths(data: xr.Dataset) -> np.ndarray:
-    """Of the equations in two times, (case, epoch)."""
+    """Worth of a sample from the two-time equations, of shape (case, epoch)."""
     pairs = zip(data.distance.values, data.lr.values, data.noise.values, strict=True)
     return (
         np.stack([np.diff(fresh_samples(U, lr, noise)) for U, lr, noise in pairs])

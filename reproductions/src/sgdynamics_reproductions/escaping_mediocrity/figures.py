@@ -121,9 +121,10 @@ def _from_one_start(
         ax.axhline((1 - threshold) * first, color="0.6", lw=0.8, ls=":")
         for which in (name, "ODE"):
             ax.axvline(exits[which].mean / p, color=COLOURS[which], ls="--", lw=1.2)
+        time_text = _format_exit_time(exits[name], p)
         ax.set(
             xlabel=TIME,
-            title=f"$t_{{ext}}$: {name} {_shown(exits[name], p)}, ODE {exits['ODE'].mean / p:.3f}",
+            title=f"$t_{{ext}}$: {name} {time_text}, ODE {exits['ODE'].mean / p:.3f}",
         )
         legend_below(ax)
     axes[0, 0].set_ylabel("excess risk")
@@ -145,8 +146,9 @@ def _from_one_start(
     return fig, data
 
 
-def _shown(found: ExitTimes, p: int) -> str:
-    return f"{found.mean / p:.3f}({found.standard_error / p * 1000:.0f})"
+def _format_exit_time(times: ExitTimes, p: int) -> str:
+    """Format the mean exit time in the units of the paper, with its error in the last digits."""
+    return f"{times.mean / p:.3f}({times.standard_error / p * 1000:.0f})"
 
 
 def figure_1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:

@@ -209,9 +209,7 @@ def _draw(data: xr.Dataset) -> Any:
 
 
 def _draw_sphere(ax: Axes) -> None:
-    """The risk on the half of the unit sphere in d = 3 that is seen from 65 degrees next to w*, as a
-    disc.
-    """
+    """Draw the risk on the unit sphere in d = 3 as a disc, viewed at 65 degrees from w*."""
     from matplotlib.patches import Circle
 
     angle = math.radians(65)

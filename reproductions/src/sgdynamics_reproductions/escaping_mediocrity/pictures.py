@@ -1,5 +1,6 @@
-"""Pictures of figures whose data are kept at full size too: drawn from the data alone, be they of a
-quick run or of the full size.
+"""Drawing functions of the figures whose data are also stored at full size.
+
+They use the data alone, from a quick run or at full size.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ FORMULAS = {
     "corrected": "corrected (not in the paper)",
 }
 MARKS = "osD^v"
-APART = 1.15  # between neighbouring widths at one d, whose points would cover each other
+# Ratio of the positions of neighbouring widths at the same d, so that their points do not overlap.
+WIDTH_OFFSET = 1.15
 
 
 def draw_2(data: xr.Dataset) -> Any:
-    """Measured over predicted exit times against d, a panel a formula, a colour and a mark a width."""
+    """Draw measured over predicted exit times against d, one panel per formula."""
     fig, axes = subplots(1, len(FORMULAS), (3.7 * len(FORMULAS), 3.8), sharey=True)
     widths, runs = data["p"].values, int(data["runs"].values[0])
     for ax, (name, title) in zip(axes, FORMULAS.items(), strict=True):
@@ -37,7 +39,7 @@ def draw_2(data: xr.Dataset) -> Any:
                 "color": f"C{row}",
             }
             ax.errorbar(
-                data["d"].values * APART ** (row - (len(widths) - 1) / 2),
+                data["d"].values * WIDTH_OFFSET ** (row - (len(widths) - 1) / 2),
                 ratio,
                 error,
                 label=f"$p$ = {p}",

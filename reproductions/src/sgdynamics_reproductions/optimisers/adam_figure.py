@@ -15,12 +15,11 @@ from sgdynamics_reproductions.optimisers.problem import spread_over, two_units
 NOISE = 0.1
 BLOCKS = ((1.8, 0.5), (0.2, 0.5))  # eigenvalues and fractions of the coordinates
 OPTIMISERS = {"SGD": (2.0, None), "Adam": (0.3, updates.adam(4.0))}
-SHORT = 1e-3  # of alpha, over which first speeds are measured
+SHORT = 1e-3  # interval of alpha for the initial slopes
 
 
 def figure_6(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
-    """What SGD and Adam learn along inputs of variance 1.8 and .2: ODE (lines) and direct runs
-    (circles).
+    """Overlaps learned by SGD and Adam on inputs of variance 1.8 and 0.2: ODE and direct runs.
 
     Parameters
     ----------

@@ -96,7 +96,7 @@ def figure_3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
             ),
             "slow_runs": (
                 ("memory", "run", "point"),
-                np.array([ran(one, sizes[-1], 10 + row) for row, one in enumerate(slow)]),
+                np.array([ran(item, sizes[-1], 10 + row) for row, item in enumerate(slow)]),
             ),
         },
         {

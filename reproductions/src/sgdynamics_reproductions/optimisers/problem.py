@@ -1,6 +1,4 @@
-"""The problems of the figures here: two erf units learn one, or one unit does, from overlaps that
-are given.
-"""
+"""The problems of these figures: two erf units, or a single one, learn one erf unit."""
 
 from __future__ import annotations
 
@@ -14,20 +12,22 @@ FIRST_M, FIRST_Q = ((0.4,), (0.1,)), ((1.0, 0.2), (0.2, 0.8))
 
 
 def two_units(noise: float, **options: Any) -> tuple[TeacherStudent, Any]:
-    """The problem and its start."""
+    """Two erf units that learn one, with fixed initial overlaps."""
     problem = TeacherStudent(width=2, teacher_width=1, activation="erf", noise=noise, **options)
     return problem, start(problem, M=FIRST_M, Q=FIRST_Q)
 
 
 def one_unit(noise: float) -> tuple[TeacherStudent, Any]:
-    """The same of one unit, for updates whose ODE is an average over all its fields: a tenth of the
-    points.
+    """One erf unit that learns one.
+
+    It serves updates whose ODE is an average over all fields of a unit: a single unit needs a tenth
+    of the quadrature points of two units.
     """
     problem = TeacherStudent(width=1, activation="erf", noise=noise)
     return problem, start(problem, M=[[0.4]], Q=[[1.0]])
 
 
-def spread_over(last: float, points: int, each: int) -> tuple[np.ndarray, np.ndarray]:
-    """Times of a line from 0 on, and every `each`-th of them after 0 for runs."""
+def spread_over(last: float, points: int, stride: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the times of a line from 0 to `last`, and every `stride`-th of them for runs."""
     times = np.linspace(0.0, last, points)
-    return times, times[each::each]
+    return times, times[stride::stride]

@@ -99,11 +99,11 @@ def figure_2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     return _draw(data), data
 
 
-def _slope(problem: Any, begin: Any, lr: float) -> np.ndarray:
+def _slope(problem: Any, initial_state: Any, lr: float) -> np.ndarray:
     """dM/dt at the start, by a parabola through two points near it."""
     algorithm = OnePassSGD(lr=lr, update=updates.reuse(TIMES))
     M = solve_ode(
-        problem, algorithm, begin, times=[SHORT / 2, SHORT], rtol=1e-10, atol=1e-14
+        problem, algorithm, initial_state, times=[SHORT / 2, SHORT], rtol=1e-10, atol=1e-14
     ).M.values[0, :, :, 0]
     return (4 * M[0] - M[1]) / SHORT
 
@@ -115,7 +115,7 @@ def _draw(data: xr.Dataset) -> Any:
     for row, d in enumerate(data.d.values):
         text = f"$d = 10^{round(np.log10(d))}$"
         draw_runs(axes[0], data.point + 0.06 * (row - 1), twice[row].mean(axis=-1), f"C{row}", text)
-        # a root's error is that of the mean square over twice the root
+        # The error of a root is the error of the mean square over twice the root.
         squares, means = np.mean(once[row] ** 2, axis=2), twice[row].mean(axis=2)
         root, both = np.sqrt(squares.mean(axis=0)), 2 / np.sqrt(len(squares))
         look = {"fmt": "o-", "color": f"C{row}", "ms": 4, "mfc": "white", "capsize": 2, "lw": 1}

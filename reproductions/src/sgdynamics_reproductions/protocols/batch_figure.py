@@ -61,13 +61,13 @@ def figure_6(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     lines, sizes, steps, last, whole, points = [], [], [], [], [], []
     for row, lr in enumerate(RAMPS):
         rates, batches = ramp(lr)
-        seen = np.append(0.0, np.cumsum(batches))
+        samples = np.append(0.0, np.cumsum(batches))
         risks = np.asarray(_recursion(len(rates)).risks(rates, batches))
-        lines.append(np.interp(at, seen, risks))
-        sizes.append(np.interp(at, (seen[1:] + seen[:-1]) / 2, batches / rates))
+        lines.append(np.interp(at, samples, risks))
+        sizes.append(np.interp(at, (samples[1:] + samples[:-1]) / 2, batches / rates))
         steps.append(len(rates))
         last.append(risks[-1])
-        counts = np.diff(np.round(seen)).astype(int)
+        counts = np.diff(np.round(samples)).astype(int)
         rates, counts = rates[counts > 0], counts[counts > 0]
         whole.append(float(_recursion(len(rates)).risks(rates, counts.astype(float))[-1]))
         points.append(chain(rates, counts, runs, 10 * seed + row))

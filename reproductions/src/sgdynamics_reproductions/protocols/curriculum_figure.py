@@ -12,7 +12,7 @@ from sgdynamics.analysis.protocols.confirm import Confirmation
 from sgdynamics.base import checks
 from sgdynamics_reproductions.drawing import draw_runs, finish, subplots
 from sgdynamics_reproductions.protocols.protocol_data import draw_control, protocol_dataset
-from sgdynamics_reproductions.protocols.reference import ONE, best, groups, with_share
+from sgdynamics_reproductions.protocols.reference import UNIT_RATE, best, groups, with_share
 
 DIMENSION, ALPHA = 1000, 8.0
 COLOURS = {"mixed": "C3", "easy first": "C1", "easy last": "C2", "optimum": "C0"}
@@ -53,7 +53,7 @@ def figure_4(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     hard = both.problems["hard"]
     result = best(
         both,
-        ONE,
+        UNIT_RATE,
         initial_state,
         ALPHA,
         {"hard": (0, 1)},
@@ -74,12 +74,14 @@ def figure_4(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
         moving = both.replace(
             probabilities=piecewise_rate(result.edges[1:-1], np.stack([1 - share, share], axis=-1))
         )
-        lines.append(_of_hard(with_share(both, ONE, initial_state, result.edges, share), hard)[0])
+        lines.append(
+            _hard_risk(with_share(both, UNIT_RATE, initial_state, result.edges, share), hard)[0]
+        )
         points.append(
-            _of_hard(
+            _hard_risk(
                 simulate(
                     moving,
-                    ONE,
+                    UNIT_RATE,
                     initial_state,
                     alpha=some,
                     dimension=DIMENSION,
@@ -115,8 +117,9 @@ def figure_4(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
 
 def _measure(value: np.ndarray, constant: np.ndarray) -> Confirmation:
-    """What ``confirm`` says of runs, from those with the optimum and those with mixed samples on
-    the same random numbers.
+    """Compare runs with the optimum and runs with mixed samples, as ``confirm`` does.
+
+    Both use the same random numbers, which reduces the error of the gain.
     """
     runs, gain = len(value), constant.mean() / value.mean()
     errors = [
@@ -129,7 +132,7 @@ def _measure(value: np.ndarray, constant: np.ndarray) -> Confirmation:
     )
 
 
-def _of_hard(result: xr.Dataset, hard: Any) -> np.ndarray:
+def _hard_risk(result: xr.Dataset, hard: Any) -> np.ndarray:
     """Excess risk of hard samples: (run, time)."""
     return (
         result.context_risk.sel(context="hard").transpose("run", "time").values - hard.noise_floor

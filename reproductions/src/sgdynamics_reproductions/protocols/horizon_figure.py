@@ -150,13 +150,13 @@ def _recursion(a: float, b: float, noise: float, size: float, steps: int) -> Lin
     )
 
 
-def _invariant(recursion: LinearRecursion, found: LinearOptimum) -> np.ndarray:
-    """eta K(chi)^(1/2) in the middle of each piece, over that of the law where noise dominates."""
-    moves = found.rates * np.diff(found.edges)
+def _invariant(recursion: LinearRecursion, optimum: LinearOptimum) -> np.ndarray:
+    """Compute eta K(chi)^(1/2) of each piece, relative to the law where noise dominates."""
+    moves = optimum.rates * np.diff(optimum.edges)
     left = np.cumsum(moves[::-1])[::-1] - moves / 2
     values, counts = recursion.eigenvalues, recursion.counts
     root = np.sqrt(np.exp(-2 * np.outer(left, values)) @ (counts * values**2))
-    return found.rates * root / noise_dominated(recursion, PIECES).invariant
+    return optimum.rates * root / noise_dominated(recursion, PIECES).invariant
 
 
 def _draw(data: xr.Dataset) -> Any:

@@ -1,8 +1,8 @@
-"""The problems of the figures, each with a number of the problem or the algorithm free, and their
-optima by other programs.
+"""The control problems of the figures, and reference values of their optima.
 
-Reference optima are known by two methods each: closed forms, L-BFGS on pieces, Pontryagin's
-equations, the times of switches.
+In each problem one parameter of the problem or of the algorithm is the control. Each reference
+optimum was computed by two independent methods: closed forms, L-BFGS on pieces, Pontryagin's
+equations, or the switching times.
 """
 
 from __future__ import annotations
@@ -25,22 +25,20 @@ from sgdynamics import (
 )
 from sgdynamics.problems.contexts import Contexts
 
-NOISE = 0.1  # of both students whose learning rate is free
-ONE = OnePassSGD(lr=1.0)
+NOISE = 0.1  # label noise of the students whose learning rate is the control
+UNIT_RATE = OnePassSGD(lr=1.0)
 
 
 class Optimum(NamedTuple):
-    """What other programs found: the risk of the optimum for infinitely many pieces, that of the
-    best constant, and where that is.
-    """
+    """Reference optimum of a control problem, from independent programs."""
 
-    risk: float
-    constant_risk: float
-    constant: float
+    risk: float  # risk of the optimal control, for infinitely many pieces
+    constant_risk: float  # risk of the best constant control
+    constant: float  # the best constant control
 
     @property
     def gain(self) -> float:
-        """How many times smaller the risk is than with the best constant."""
+        """Ratio of the risk of the best constant to that of the optimum."""
         return self.constant_risk / self.risk
 
 
@@ -52,12 +50,13 @@ REFERENCE = {
     "weight decay": Optimum(0.0647419253, 0.0758004197, 0.21089),
     "curriculum": Optimum(0.0456272433, 0.0478011553, 0.5),
 }
-# where these leave or reach a bound, in alpha
+# values of alpha at which the optimal control leaves or reaches a bound
 SWITCHES = {
     "replay": (5.004, 9.741),
     "weight decay": (0.94853, 4.65467),
     "curriculum": (2.46277, 6.46277),
 }
+# optimal learning rate at these values of alpha
 ERF_RATES = {
     0.0: 1.11,
     1.0: 1.12,
@@ -65,38 +64,40 @@ ERF_RATES = {
     8.0: 0.57,
     12.0: 0.35,
     19.0: 0.20,
-}  # the best rate at these alpha
-REPLAY_ARC = (0.62, 0.58)  # the share of task two between the switches, first and last
-KEEP = (0.635, 0.136)  # the share of units kept, first and last
+}
+REPLAY_ARC = (0.62, 0.58)  # share of task two after the first switch and before the last one
+KEEP = (0.635, 0.136)  # fraction of active units at the start and at the end
+# learning rate: (steps, risk at d = 1000)
 RAMPS = {
     1.0: (5021, 0.0033164),
     10.0: (505, 0.0033215),
     100.0: (53, 0.0034135),
     300.0: (21, 0.0039929),
-}  # lr: steps, risk at d = 1000
+}
+# steps: smallest risk with 400 inputs
 EASY = {
     100: 0.050929893,
     300: 0.026474043,
     1000: 0.013018085,
     3000: 0.0068163679,
-}  # steps: best risk, 400 inputs
+}
 HARD = {100: 0.31601, 300: 0.21033, 1000: 0.13122, 3000: 0.08171}
 
 
 def best(
     problem: Any,
     algorithm: OnePassSGD,
-    begin: Any,
+    initial_state: Any,
     alpha: float,
     controls: dict[str, Any],
     pieces: int,
     **options: Any,
 ) -> OptimalProtocol:
-    """``optimal_protocol`` without its bar."""
+    """Call ``optimal_protocol`` without a progress bar."""
     return optimal_protocol(
         problem,
         algorithm,
-        begin,
+        initial_state,
         alpha=alpha,
         controls=controls,
         pieces=pieces,
@@ -106,34 +107,49 @@ def best(
 
 
 def rate_of_linear(pieces: int) -> OptimalProtocol:
-    """One linear unit from 0, to alpha = 20."""
+    """Optimise the learning rate of one linear unit from 0, up to alpha = 20."""
     problem = TeacherStudent(width=1, activation="linear", noise=NOISE)
-    return best(problem, ONE, start(problem, M=[[0.0]], Q=[[0.0]]), 20.0, {"lr": (0, 5)}, pieces)
+    return best(
+        problem, UNIT_RATE, start(problem, M=[[0.0]], Q=[[0.0]]), 20.0, {"lr": (0, 5)}, pieces
+    )
 
 
 def rate_of_erf(pieces: int) -> OptimalProtocol:
-    """One erf unit, to alpha = 20."""
+    """Optimise the learning rate of one erf unit, up to alpha = 20."""
     problem = TeacherStudent(width=1, activation="erf", noise=NOISE)
-    return best(problem, ONE, start(problem, M=[[0.1]], Q=[[1.0]]), 20.0, {"lr": (0, 5)}, pieces)
+    return best(
+        problem, UNIT_RATE, start(problem, M=[[0.1]], Q=[[1.0]]), 20.0, {"lr": (0, 5)}, pieces
+    )
 
 
 def decay(pieces: int) -> OptimalProtocol:
-    """Weight decay of one erf unit that begins too long, to alpha = 5."""
+    """Optimise the weight decay of one erf unit with too large a norm, up to alpha = 5."""
     problem = TeacherStudent(width=1, activation="erf", noise=0.5)
     return best(
-        problem, ONE, start(problem, M=[[0.1]], Q=[[2.0]]), 5.0, {"weight_decay": (0, 1)}, pieces
+        problem,
+        UNIT_RATE,
+        start(problem, M=[[0.1]], Q=[[2.0]]),
+        5.0,
+        {"weight_decay": (0, 1)},
+        pieces,
     )
 
 
 def dropout(pieces: int) -> OptimalProtocol:
-    """The share of units kept in training; at test all have the gain .6. To alpha = 30."""
+    """Optimise the fraction of active units in training, up to alpha = 30.
+
+    At test time all units are active with the gain 0.6.
+    """
     problem = TeacherStudent(width=2, activation="erf", noise=0.3, keep=0.5, gain=0.6)
     initial_state = start(problem, M=[[0.1], [0.05]], Q=np.diag([1.0, 0.8]), a=[2.0, 2.0])
-    return best(problem, ONE, initial_state, 30.0, {"keep": (0.01, 1)}, pieces)
+    return best(problem, UNIT_RATE, initial_state, 30.0, {"keep": (0.01, 1)}, pieces)
 
 
 def two_tasks(pieces: int) -> tuple[Contexts, OnePassSGD, Any]:
-    """Two tasks with a head each, the algorithm, and the state after task one alone to alpha = 30."""
+    """Build two tasks with one head each, trained on the first task alone up to alpha = 30.
+
+    Returns the tasks, the algorithm and the state after the first task.
+    """
     item = TeacherStudent(
         width=2,
         teacher_width=2,
@@ -163,20 +179,23 @@ def two_tasks(pieces: int) -> tuple[Contexts, OnePassSGD, Any]:
 
 
 def with_share(
-    tasks: Contexts, algorithm: OnePassSGD, begin: Any, edges: np.ndarray, share: np.ndarray
+    tasks: Contexts, algorithm: OnePassSGD, initial_state: Any, edges: np.ndarray, share: np.ndarray
 ) -> xr.Dataset:
-    """The ODE at the edges with shares of the second of two contexts in pieces; of as many pieces
-    all are one program.
+    """Solve the ODE with a piecewise constant share of the second context, saved at the edges.
+
+    All shares with the same number of pieces use one compiled program.
     """
     moving = tasks.replace(
         probabilities=piecewise_rate(edges[1:-1], np.stack([1 - share, share], axis=-1))
     )
-    return solve_ode(moving, algorithm, begin, alpha=edges, rtol=1e-9)
+    return solve_ode(moving, algorithm, initial_state, alpha=edges, rtol=1e-9)
 
 
 def groups() -> tuple[Contexts, Any]:
-    """Easy samples, silent in the half of the coordinates that has no signal, and hard ones; and
-    the start.
+    """Build easy and hard samples with their start.
+
+    Half of the coordinates have no signal. They vanish in easy samples and have variance 1 in hard
+    ones.
     """
 
     def group(loud: float) -> TeacherStudent:

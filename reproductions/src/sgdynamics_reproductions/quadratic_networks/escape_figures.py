@@ -1,17 +1,18 @@
-"""Figure 2 of arXiv:2604.03068 and escape times against width: how long SGD stays on the plateau,
-at which learning rate least.
+"""Figure 2 of arXiv:2604.03068 and escape times against width.
 
-Units of the paper: t = eta alpha, risk without 1/2. From Q(0) = I the matrices Q and rho rho^T
-commute for ever (`conserved_S`), so that the ODE is one for the singular values r_i of rho and the
-eigenvalues of Q: q_i along them, c along the p - m directions without overlap, m = min(p, p*). With
-a = r^2, T = Tr Q, x = eta/p and tau = t/p,
+The figures show how long SGD stays on the plateau, and the learning rate that makes this time
+shortest. Units are those of the paper: t = eta alpha, and the risk has no factor 1/2. From Q(0) = I
+the matrices Q and rho rho^T commute at all times (`conserved_S`). The ODE therefore reduces to the
+singular values r_i of rho and the eigenvalues of Q: q_i along them, and c along the p - m
+directions without overlap, with m = min(p, p*). With a = r^2, T = Tr Q, x = eta/p and tau = t/p,
 
     d log r/dtau = 4 (1 + 2/p* - T/p - 2 q/p)
-    dq/dtau      = 8 [(1 - T/p) q + 2 a/p* - 2 q^2/p] + 16 x { R q + (4/p* + 8/p*^2 - 4 T/(p p*)) a + (4 T/p^2 - 4/p) q^2
-                   + 8 q^3/p^2 - 16 a q/(p p*) },      dc/dtau: the same with a = 0
+    dq/dtau      = 8 [(1 - T/p) q + 2 a/p* - 2 q^2/p]
+                   + 16 x { R q + (4/p* + 8/p*^2 - 4 T/(p p*)) a + (4 T/p^2 - 4/p) q^2
+                            + 8 q^3/p^2 - 16 a q/(p p*) }
 
-which costs as little for p = 100 as for p = 3, and keeps its precision however small the overlaps
-are.
+and dc/dtau is the right-hand side for q with a = 0. The cost does not depend on p if p > p*, and
+log r keeps its precision however small the overlaps are.
 """
 
 from __future__ import annotations
@@ -41,19 +42,18 @@ from sgdynamics.sweeps.power_law_fit import weighted_line
 from sgdynamics_reproductions.drawing import subplots, ticks
 
 RTOL = 1e-9
-LARGEST = (
-    10.0  # a mean squared norm beyond this has diverged: it is 1 at the start and at every solution
-)
-STUCK = 20.0  # runs this many times slower than gradient flow have not left
-PARABOLA = (
-    0.06  # half the width, in log eta, of the window in which the best learning rate is fitted
-)
+# A mean squared norm above this has diverged. It is 1 at the start and at all solutions.
+LARGEST = 10.0
+STUCK = 20.0  # largest time, in units of the time of gradient flow
+PARABOLA = 0.06  # half width in log eta of the window in which the best learning rate is fitted
 SHARE = 0.02  # eta/p of the escape times
-FALL = 0.1  # how far below the plateau the risk is where a run counts as escaped: small, as (13) is of first order
+# Decrease of the risk below the plateau at which a run has escaped. It is small because (13) is of
+# first order.
+FALL = 0.1
 
 
 def _risk(p: int, p_star: int, a: np.ndarray, q: np.ndarray, c: RealArray) -> np.ndarray:
-    """(23) from the spectra; the last axis is that of the directions with overlap."""
+    """Compute the risk (23) from the spectra, whose last axis are the directions with overlap."""
     remainder = p - q.shape[-1]
     T, square = q.sum(axis=-1) + remainder * c, (q**2).sum(axis=-1) + remainder * c**2
     return (
@@ -64,11 +64,12 @@ def _risk(p: int, p_star: int, a: np.ndarray, q: np.ndarray, c: RealArray) -> np
 def _exits(
     p: int, p_star: int, eta: RealArray, rho0: np.ndarray, level: float | None = None
 ) -> np.ndarray:
-    """When the risk of each start (rho0, Q = I) first falls to `level` (half of its own first value
-    unless given), in t.
+    """Compute the times t at which the risks of the starts (rho0, Q = I) first fall to `level`.
 
-    The starts, each with its eta if there are several, are integrated together until all are below.
-    All are NaN if one of them diverges or does not leave: a mean over the others would flatter.
+    `level` defaults to half of the initial risk of each start. `eta` is one rate for all starts or
+    one for each. All starts are integrated together until the risk of each is below its level. All
+    times are NaN if one start diverges or does not escape, because a mean over the other starts
+    would be biased.
     """
     r = np.linalg.svd(rho0, compute_uv=False)
     runs, m = r.shape
@@ -99,15 +100,15 @@ def _exits(
             [4 * (kappa - T / p - 2 * q / p), 8 * flow + 16 * x * spread], axis=1
         ).ravel()
 
-    def last_left(_: float, y: np.ndarray) -> float:
+    def largest_excess(_: float, y: np.ndarray) -> float:
         return float(excess(y).max())
 
-    def blown(_: float, y: np.ndarray) -> float:
+    def excess_norm(_: float, y: np.ndarray) -> float:
         q, c = split(y)[1:]
         return float((q.sum(axis=1) + (p - m) * c[:, 0]).max()) - LARGEST * p
 
-    last_left.terminal = blown.terminal = True  # type: ignore[attr-defined]
-    last_left.direction, blown.direction = -1, 1  # type: ignore[attr-defined]
+    largest_excess.terminal = excess_norm.terminal = True  # type: ignore[attr-defined]
+    largest_excess.direction, excess_norm.direction = -1, 1  # type: ignore[attr-defined]
     levels = np.zeros(runs)
     first = np.concatenate([np.log(r), np.ones((runs, m + 1))], axis=1).ravel()
     levels = 0.5 * excess(first) if level is None else np.full(runs, level)
@@ -119,13 +120,13 @@ def _exits(
         "DOP853",
         rtol=RTOL,
         atol=RTOL,
-        events=(last_left, blown),
+        events=(largest_excess, excess_norm),
         dense_output=True,
     )
     if solution.status != 1 or len(solution.t_events[0]) == 0:
         return np.full(runs, np.nan)
     below = np.array([excess(y) for y in solution.y.T]) <= 0
-    below[-1] = True  # the end is the event itself, within rounding
+    below[-1] = True  # the last point is the event itself, up to rounding errors
     at = below.argmax(axis=0)
     times = np.zeros(runs)
     for run in np.flatnonzero(at > 0):
@@ -137,14 +138,18 @@ def _exits(
 
 
 def _best(p: int, p_star: int, rho0: np.ndarray, points: int) -> tuple[float, float]:
-    """The learning rate with the smallest mean alpha_c over the starts, and its standard error
-    (jackknife over the starts).
-    """
+    """Find the learning rate with the smallest mean alpha_c over the starts.
 
+    Its standard error is a jackknife estimate over the starts.
+    """
     runs = len(rho0)
 
     def alpha(etas: np.ndarray) -> np.ndarray:
-        """alpha_c for each eta and start; together where no eta is too large, as that is quicker."""
+        """Compute alpha_c for each eta and start.
+
+        All etas are integrated together, which is faster. Only if one is too large, they are
+        integrated one by one.
+        """
         times = _exits(p, p_star, np.repeat(etas, runs), np.tile(rho0, (len(etas), 1, 1))).reshape(
             len(etas), runs
         )
@@ -168,7 +173,7 @@ def _best(p: int, p_star: int, rho0: np.ndarray, points: int) -> tuple[float, fl
 
 
 def _lowest(logs: np.ndarray, values: np.ndarray) -> float:
-    """Where a polynomial through the logarithms has its minimum, within the window."""
+    """Minimum, within the window, of a polynomial fitted to the logarithms."""
     middle = logs.mean()
     fit = np.polynomial.Polynomial.fit(logs - middle, np.log(values), 3 if len(logs) > 4 else 2)
     turns = fit.deriv().roots()
@@ -320,14 +325,17 @@ def _fit(x: RealArray, y: np.ndarray, error: np.ndarray) -> tuple[np.ndarray, np
 
 
 def _formula(p: int, p_star: int, eta: float, variance: float, fall: float) -> float:
-    """When (13) reaches `fall`, in t, with the growth rate of SGD at this eta, and averaged over
-    starts (n = p p* overlaps).
+    """Compute the mean time t at which (13) reaches `fall`.
 
-        t = { log [1 + fall R (p + 2)/(4 variance p)] + log(n/2) - digamma(n/2) } / (2 d log rho/dt),   R the plateau's risk
+    With the growth rate d log rho/dt of SGD at this eta, n = p p* overlaps, and the risk R of the
+    plateau,
 
-    (13) averages the loss over starts, and so |rho0|^2; the mean time needs the mean of log
-    |rho0|^2, a chi^2 of n, and is later. What SGD's noise does while the norms are still on their
-    way to the plateau is left out.
+        t = { log [1 + fall R (p + 2)/(4 variance p)] + log(n/2) - digamma(n/2) }
+            / (2 d log rho/dt).
+
+    (13) averages the loss, and thus |rho0|^2, over starts. The mean time needs the mean of
+    log |rho0|^2, where |rho0|^2 has a chi^2 distribution with n degrees of freedom, and is later.
+    The noise of SGD is neglected while the norms relax to the plateau.
     """
     norm, growth = plateau_growth(p, p_star, eta)
     scale = loss_reduction(1.0, p, p_star, math.sqrt(variance), since="start") / math.expm1(
@@ -341,11 +349,11 @@ def _formula(p: int, p_star: int, eta: float, variance: float, fall: float) -> f
 def _mean_exits(
     p: int, p_star: int, N: int, seed: int, starts: int = 24
 ) -> tuple[float, float, float]:
-    """Mean escape times in t at dimension N: ODE, ODE with overlaps widened by SGD's noise, and the
-    formula.
+    """Compute mean escape times t at dimension N.
 
-    A start enters almost only through log |rho0|^2, whose mean is known: with that as a control
-    variate a few starts are enough.
+    They are those of the ODE, of the ODE with initial overlaps increased by the noise of SGD, and
+    of the formula. The escape time depends on the start almost only through log |rho0|^2, whose
+    mean is known. With this control variate a few starts are enough.
     """
     eta, n = SHARE * p, p * p_star
     level = (1 - FALL) * plateau(p, p_star).risk

@@ -30,8 +30,8 @@ from sgdynamics_reproductions.drawing import subplots
 
 P, P_STAR, ETA, EPSILON = 6, 3, 0.01, 0.01
 RUNS, POINTS = 10, 61
-EVERY = 6  # save points at which figure 1 keeps run by run
-DRAWS = 400  # of the noise, for each start
+RUN_STRIDE = 6  # figure 1 stores single runs at every sixth save point
+DRAWS = 400  # draws of the noise for each start
 ALGORITHM = OnePassSGD(lr=2 * ETA)
 UNITS = "those of the paper: t = eta alpha, loss without 1/2"
 
@@ -40,14 +40,14 @@ def _problem() -> TeacherStudent:
     return TeacherStudent(width=P, teacher_width=P_STAR, activation="square")
 
 
-def _solve(begin: Start, t: np.ndarray) -> xr.Dataset:
-    """The ODE from RUNS starts (one is repeated) at POINTS times t = eta alpha."""
+def _solve(initial_state: Start, t: np.ndarray) -> xr.Dataset:
+    """Solve the ODE from RUNS starts (a single one is repeated) at POINTS times t = eta alpha."""
     assert len(t) == POINTS
-    return solve_ode(_problem(), ALGORITHM, broadcast_runs(begin, RUNS), alpha=t / ETA)
+    return solve_ode(_problem(), ALGORITHM, broadcast_runs(initial_state, RUNS), alpha=t / ETA)
 
 
 def _near_plateau(count: int, seed: int) -> Start:
-    """(8): Q = I, overlaps N(0, epsilon^2)."""
+    """Draw starts near the plateau as in (8): Q = I and overlaps N(0, epsilon^2)."""
     rho0 = EPSILON * np.random.default_rng(seed).normal(size=(count, P, P_STAR))
     return start(_problem(), M=rho0, Q=np.eye(P))
 
@@ -88,7 +88,7 @@ def figure_1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     """
     seed = checks.integer("seed", seed, 0)
     N, end, count = (100, 12.0, 64) if quick else (10_000, 20.0, RUNS)
-    data = _theory_beside_runs(N, end, seed, count)
+    data = _theory_and_runs(N, end, seed, count)
     fig, axes = subplots(2, 2, (10, 7))
     upper = np.triu_indices(P, 1)
     entries = {
@@ -138,7 +138,7 @@ def figure_1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     return fig, data
 
 
-def _theory_beside_runs(N: int, end: float, seed: int, count: int = RUNS) -> xr.Dataset:
+def _theory_and_runs(N: int, end: float, seed: int, count: int = RUNS) -> xr.Dataset:
     t = np.linspace(0, end, POINTS)
     initial_state = random_start(_problem(), dimension=N, seed=seed, orthogonal=True)
     theory = _solve(initial_state, t).isel(run=0)
@@ -152,7 +152,7 @@ def _theory_beside_runs(N: int, end: float, seed: int, count: int = RUNS) -> xr.
         mean, error = values.mean(axis=0), values.std(axis=0, ddof=1) / math.sqrt(count)
         variables[f"{name}_runs"] = (
             ("run", "kept", *theory[source].dims[1:]),
-            values[:, EVERY::EVERY],
+            values[:, RUN_STRIDE::RUN_STRIDE],
         )
         variables |= {
             f"{name}_{kind}": (theory[source].dims, value)
@@ -161,7 +161,11 @@ def _theory_beside_runs(N: int, end: float, seed: int, count: int = RUNS) -> xr.
         scores[name] = (mean[1:] - ode[1:]) / error[1:]
     data = xr.Dataset(
         variables,
-        {"alpha": ("time", t / ETA), "t": ("time", t), "kept_t": ("kept", t[EVERY::EVERY])},
+        {
+            "alpha": ("time", t / ETA),
+            "t": ("time", t),
+            "kept_t": ("kept", t[RUN_STRIDE::RUN_STRIDE]),
+        },
     )
     middle = plateau(P, P_STAR).risk / 2
     times = [
@@ -331,10 +335,12 @@ def figure_4(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
         gaussian = conserved_S(
             _solve(random_start(_problem(), dimension=N, seed=seed, runs=RUNS), t)
         ).values
-        moved["gaussian"].append(_moved(gaussian).mean(axis=0))
-        moved["gaussian_error"].append(_moved(gaussian).std(axis=0, ddof=1) / math.sqrt(RUNS))
+        moved["gaussian"].append(_largest_change(gaussian).mean(axis=0))
+        moved["gaussian_error"].append(
+            _largest_change(gaussian).std(axis=0, ddof=1) / math.sqrt(RUNS)
+        )
         rows = random_start(_problem(), dimension=N, seed=seed, runs=count, orthogonal=True)
-        runs = _moved(
+        runs = _largest_change(
             conserved_S(
                 simulate(_problem(), ALGORITHM, rows, alpha=t / ETA, dimension=N, seed=seed)
             ).values
@@ -362,7 +368,7 @@ def figure_4(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
             ),
             "moved_ode": (
                 "time",
-                _moved(S)[0],
+                _largest_change(S)[0],
                 {"long_name": "largest |S(t) - S(0)|, ODE, orthonormal rows"},
             ),
             "moved_gaussian": (
@@ -433,8 +439,8 @@ def figure_4(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     return fig, data
 
 
-def _moved(S: np.ndarray) -> np.ndarray:
-    """The largest entry of |S(t) - S(0)|, from (run, time, unit, signal)."""
+def _largest_change(S: np.ndarray) -> np.ndarray:
+    """Largest entry of |S(t) - S(0)| for S of shape (run, time, unit, signal)."""
     return np.abs(S - S[:, :1]).max(axis=(2, 3))
 
 

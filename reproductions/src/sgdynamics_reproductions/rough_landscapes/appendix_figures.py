@@ -17,7 +17,7 @@ from sgdynamics.base import checks
 from sgdynamics.papers.rough_landscapes import fraction_recovered, generalization_error, setting
 from sgdynamics_reproductions.rough_landscapes.pictures import draw_b1, draw_b2, draw_b3, draw_b4
 from sgdynamics_reproductions.rough_landscapes.style import (
-    THREE,
+    ALGORITHMS,
     UNITS,
     average,
     batch_seeds,
@@ -27,21 +27,24 @@ from sgdynamics_reproductions.rough_landscapes.style import (
 )
 
 ETA, ALPHA, WARM = 0.01, 3.0, 0.2
-NUMBERS: dict[str, dict[str, Any]] = {"GD": {}, "SGD": {"l": 0.5}, "p-SGD": {"l": 0.5, "tau": 1.0}}
-TEST_SAMPLES = 2000  # fresh ones, for each run and time
+PARAMETERS: dict[str, dict[str, Any]] = {
+    "GD": {},
+    "SGD": {"l": 0.5},
+    "p-SGD": {"l": 0.5, "tau": 1.0},
+}
+TEST_SAMPLES = 2000  # fresh samples for each run and time
 RIDGES = (0.0, 0.1, 1.0)
-RIDGE_RUNS = 250  # of full-size figures B.1 and B.2, in a batch
-ONE = {"GD": 1, "SGD": 1, "p-SGD": 1}
-BATCHES = {"GD": 2, "SGD": 2, "p-SGD": 4}  # of full-size figure B.1
+RIDGE_RUNS = 250  # runs per batch of figures B.1 and B.2 at full size
+SINGLE_BATCH = {"GD": 1, "SGD": 1, "p-SGD": 1}
+BATCHES = {"GD": 2, "SGD": 2, "p-SGD": 4}  # batches of figure B.1 at full size
 PERSISTENCE = (0.05, 0.5, 2.0, 5.0)
 
 
 def measured_error(m: np.ndarray, q: np.ndarray, seed: int, samples: int) -> np.ndarray:
-    """Mean of (|h| - |h0|)^2 over fresh samples, for each entry of m and q: the test error (B.7),
-    counted and not computed.
+    """Measure the test error (B.7), the mean of (|h| - |h0|)^2, on fresh samples.
 
-    A fresh Gaussian input has fields of exactly the law h0 ~ N(0, 1), h = m h0 + sqrt(q - m^2) N(0,
-    1), so that no input is drawn.
+    There is one measurement for each entry of m and q. The preactivations of a Gaussian input have
+    exactly the law h0 ~ N(0, 1), h = m h0 + sqrt(q - m^2) N(0, 1), so that inputs are not needed.
     """
     random, flat = np.random.default_rng(seed), []
     for value, norm in zip(m.ravel(), q.ravel(), strict=True):
@@ -64,22 +67,22 @@ def _ridge(
     seed: int,
     batches: Mapping[str, int],
 ) -> xr.Dataset:
-    """Test error and loss of the three algorithms with a ridge: averages of runs, and (B.8) at the
-    average overlaps.
+    """Compute test error and loss of the three algorithms with a ridge.
 
-    An algorithm has as many batches of `count` runs as `batches` says: a batch of one number has
-    the same data sets and starts whatever the algorithm and the ridge. Single runs are NaN past
-    those that an algorithm has.
+    The result contains averages of runs, and (B.8) at the average overlaps. `batches` is the number
+    of batches of `count` runs for each algorithm. Batches with the same index have the same data
+    sets and starts for all algorithms and ridges. Arrays of single runs are NaN beyond the number
+    of runs of an algorithm.
     """
-    values, curves = [], len(THREE) * [*RIDGES, 0.5].index(ridge) + (100 if rescale else 200)
+    values, curves = [], len(ALGORITHMS) * [*RIDGES, 0.5].index(ridge) + (100 if rescale else 200)
     most = count * max(batches.values())
 
-    def padded(result: xr.DataArray) -> np.ndarray:
+    def pad_runs(result: xr.DataArray) -> np.ndarray:
         return np.pad(
             result.values, ((0, most - result.sizes["run"]), (0, 0)), constant_values=np.nan
         )
 
-    for number, name in enumerate(THREE):
+    for number, name in enumerate(ALGORITHMS):
         texts = []
         for first in batch_seeds(seed, batches[name]):
             item = setting(
@@ -92,7 +95,7 @@ def _ridge(
                 seed=first,
                 runs=count,
                 rescale=rescale,
-                **NUMBERS[name],
+                **PARAMETERS[name],
             )
             texts.append(runs_of(item, t, N, first + 1))
         result = xr.concat(texts, "run").astype(np.float64)  # pieces may be kept in float32
@@ -132,12 +135,12 @@ def _ridge(
                     ),
                     "mse_run": (
                         ("run", "time"),
-                        padded(result["mse_run"]),
+                        pad_runs(result["mse_run"]),
                         {"long_name": "mean squared error of each run, fresh samples"},
                     ),
                     "mse_own": (
                         ("run", "time"),
-                        padded(result["mse_own"]),
+                        pad_runs(result["mse_own"]),
                         {"long_name": "(B.8) of each run"},
                     ),
                     "loss": ("time", means["loss"][0], {"long_name": "average training loss"}),
@@ -148,7 +151,7 @@ def _ridge(
                 {"t": ("time", t)},
             )
         )
-    return xr.concat(values, "algorithm").assign_coords(algorithm=list(THREE))
+    return xr.concat(values, "algorithm").assign_coords(algorithm=list(ALGORITHMS))
 
 
 def _jensen(data: xr.Dataset) -> str:
@@ -202,14 +205,14 @@ def figure_b1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     seed = checks.integer("seed", seed, 0)
     N, count, end = (100, 16, 30.0) if quick else (1000, RIDGE_RUNS, 1000.0)
     t = log_times(end, 40)
-    batches = ONE if quick else BATCHES
+    batches = SINGLE_BATCH if quick else BATCHES
     data = xr.concat(
         [_ridge(N, count, t, ridge, True, seed, batches) for ridge in RIDGES], "ridge"
     ).assign_coords(ridge=list(RIDGES))
     last = data["mse"].isel(time=-1)
     shown = "; ".join(
         f"{name}: " + ", ".join(f"{float(v):.3f}" for v in last.sel(algorithm=name))
-        for name in THREE
+        for name in ALGORITHMS
     )
     data.attrs = {
         "alpha": ALPHA,
@@ -226,9 +229,10 @@ def figure_b1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
         "runs_persistent": count * batches["p-SGD"],
     }  # GD and SGD have the same number
     data.attrs |= {
-        "claim": "(B.8) gives the error; SGD gains from lambda = 1, p-SGD is better at small lambda;"
-        " double descent in time at lambda = 0 "
-        "and .1",
+        "claim": (
+            "(B.8) gives the error; SGD gains from lambda = 1, p-SGD is better at small lambda;"
+            " double descent in time at lambda = 0 and .1"
+        ),
         "verdict": (
             f"{_jensen(data)}; error at the end for lambda = 0, .1, 1: {shown}; double descent of"
             " GD (rise above a former value): "
@@ -241,7 +245,7 @@ def figure_b1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
 
 def _rise(values: np.ndarray) -> float:
-    """How far a curve rises above a former minimum: 0 for one that only falls."""
+    """Largest rise of a curve above an earlier minimum, 0 for a curve that only falls."""
     return float(np.max(values - np.minimum.accumulate(values)))
 
 
@@ -276,13 +280,14 @@ def figure_b2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     N, count, end = (100, 64, 30.0) if quick else (1000, RIDGE_RUNS, 1000.0)
     t = log_times(end, 40)
     data = xr.concat(
-        [_ridge(N, count, t, 0.5, rescale, seed, ONE) for rescale in (True, False)], "gradient"
+        [_ridge(N, count, t, 0.5, rescale, seed, SINGLE_BATCH) for rescale in (True, False)],
+        "gradient",
     )
     data = data.assign_coords(gradient=["rescaled", "not rescaled"])
     last = data["mse"].isel(time=-1)
     shown = "; ".join(
         f"{name} {float(last.sel(algorithm=name)[0]):.3f}, {float(last.sel(algorithm=name)[1]):.3f}"
-        for name in THREE
+        for name in ALGORITHMS
     )
     data.attrs = {
         "alpha": ALPHA,
@@ -324,7 +329,7 @@ def figure_b3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     -----
     The paper's figure B.3: alpha = 3, m0 = .2, l = .5, N = 1000, 250 runs, eta = .01, .001, .0005,
     .0001 (tau = 1 and t <= 30 here; the caption has neither). That is late enough for the largest
-    differences to GD: at eta = .01 the runs of figure 2, which go on to t = 1000, have that of
+    differences to GD: at eta = .01 the runs of figure 2, which continue to t = 1000, have that of
     p-SGD at t = .46 (.20; above half of it from t = .07 to 5.6; .02 at t = 30) and that of SGD at t
     = .02 (.012); in the quick figure they are at t = .3 to .4 and .02 to .04 at every eta. All runs
     of a number have the same data set and start, so that differences between algorithms are paired.
@@ -341,15 +346,15 @@ def figure_b3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     t = log_times(end, 30, grid=rates[0])
     variables: dict[str, Any] = {}
     table: dict[str, list[xr.Dataset]] = {}
-    for name in THREE:
+    for name in ALGORITHMS:
         settings = [
-            setting(ALPHA, eta, WARM, name, dimension=N, seed=seed, runs=count, **NUMBERS[name])
+            setting(ALPHA, eta, WARM, name, dimension=N, seed=seed, runs=count, **PARAMETERS[name])
             for eta in rates
         ]
         table[name] = [runs_of(value, t, N, seed + 1) for value in settings]
     dims = ("algorithm", "rate", "time")
     for key in ("m", "loss"):
-        values = [[average(abs(entry[key])) for entry in table[name]] for name in THREE]
+        values = [[average(abs(entry[key])) for entry in table[name]] for name in ALGORITHMS]
         variables[key] = (
             dims,
             np.array([[mean for mean, _ in row] for row in values]),
@@ -362,10 +367,10 @@ def figure_b3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
         )
     gaps = {
         name: [_distance(table[name][i], table["GD"][i]) for i in range(len(rates))]
-        for name in THREE[1:]
+        for name in ALGORITHMS[1:]
     }
     data = xr.Dataset(
-        variables, {"t": ("time", t), "eta": ("rate", list(rates)), "algorithm": list(THREE)}
+        variables, {"t": ("time", t), "eta": ("rate", list(rates)), "algorithm": list(ALGORITHMS)}
     )
     data["gap"] = (
         dims[:2],
@@ -380,12 +385,12 @@ def figure_b3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
                     (item["loss"] - gd["loss"]).values
                     for item, gd in zip(table[name], table["GD"], strict=True)
                 ]
-                for name in THREE[1:]
+                for name in ALGORITHMS[1:]
             ]
         ),
         {"long_name": "loss of each run less that of GD on the same data set from the same start"},
     )
-    data = data.assign_coords(other=list(THREE[1:]))
+    data = data.assign_coords(other=list(ALGORITHMS[1:]))
     shown = ", ".join(f"{eta:g}" for eta in rates)
     text = "; ".join(f"{name}: " + ", ".join(f"{gap:.4f}" for gap in gaps[name]) for name in gaps)
     data.attrs = {
@@ -408,8 +413,9 @@ def figure_b3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     return draw_b3(data), data
 
 
-def _distance(one: xr.Dataset, other: xr.Dataset) -> float:
-    return float(np.abs(np.nanmean((one["loss"] - other["loss"]).values, axis=0)).max())
+def _distance(first: xr.Dataset, second: xr.Dataset) -> float:
+    """Largest difference of the average losses over time."""
+    return float(np.abs(np.nanmean((first["loss"] - second["loss"]).values, axis=0)).max())
 
 
 def figure_b4(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:

@@ -17,11 +17,11 @@ from sgdynamics.base import checks
 from sgdynamics.papers.rough_landscapes import fraction_recovered, setting
 from sgdynamics_reproductions.rough_landscapes.pictures import draw_1, draw_2, draw_3
 from sgdynamics_reproductions.rough_landscapes.style import (
+    ALGORITHMS,
     RECOVERED,
     REPLICATES,
-    THREE,
     UNITS,
-    beside,
+    compare_with_dmft,
     gap_text,
     log_times,
     plateau_share,
@@ -78,7 +78,7 @@ def figure_1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     for number, m0 in enumerate(WARM):
         item = setting(2.0, ETA, m0)
         texts.append(
-            beside(
+            compare_with_dmft(
                 theory_of(item, t, paths, seed + number),
                 runs_of(item, t, N, seed + 20 + number, count),
             )
@@ -111,11 +111,12 @@ def figure_1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     }
     data.attrs |= {
         "replicates": REPLICATES,
-        "claim": "averages follow DMFT; runs on one landscape get stuck near the signal, some from m0 ="
-        " .65 while some from .5 recover; "
-        "all recover from m0 = .8",
-        "verdict": f"runs less DMFT at most: {gap_text(data)}; on one data set above m = {RECOVERED} at t"
-        f" = 10: {shares}; "
+        "claim": (
+            "averages follow DMFT; runs on one landscape get stuck near the signal, some from m0 ="
+            " .65 while some from .5 recover; all recover from m0 = .8"
+        ),
+        "verdict": f"runs less DMFT at most: {gap_text(data)};"
+        f" on one data set above m = {RECOVERED} at t = 10: {shares}; "
         "a run from m0 = .5 recovered while one from m0 = .65 did not:"
         f" {'yes' if beaten else 'no'}",
     }
@@ -123,10 +124,10 @@ def figure_1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
 
 def _three(N: int, count: int, end: float, seed: int) -> xr.Dataset:
-    """GD, SGD and p-SGD at alpha = 3 from m0 = .2, on the same data sets from the same starts."""
+    """Simulate GD, SGD and p-SGD at alpha = 3 from m0 = .2, on equal data sets and starts."""
     t = log_times(end, 60)
     values = []
-    for name in THREE:
+    for name in ALGORITHMS:
         item = setting(3.0, ETA, 0.2, name, dimension=N, seed=seed, runs=count, **TROUBLE[name])
         values.append(runs_of(item, t, N, seed + 1)[["m", "loss"]])
     size = {
@@ -143,18 +144,18 @@ def _three(N: int, count: int, end: float, seed: int) -> xr.Dataset:
     return three_of(values, size)
 
 
-def three_of(each: list[xr.Dataset], size: dict[str, Any]) -> xr.Dataset:
-    """m and loss (run, time) of GD, SGD and p-SGD in one data set, with the shares that recovered."""
-    data = xr.concat(each, "algorithm").assign_coords(algorithm=list(THREE))
-    results = [fraction_recovered(value["loss"].isel(time=-1).values) for value in each]
+def three_of(results: list[xr.Dataset], size: dict[str, Any]) -> xr.Dataset:
+    """Join m and loss (run, time) of GD, SGD and p-SGD, with the shares of recovered runs."""
+    data = xr.concat(results, "algorithm").assign_coords(algorithm=list(ALGORITHMS))
+    recovered = [fraction_recovered(result["loss"].isel(time=-1).values) for result in results]
     data["recovered"] = (
         "algorithm",
-        [share for share, _ in results],
+        [share for share, _ in recovered],
         {"long_name": "share of runs with a loss below 1e-7 at the end"},
     )
     data["recovered_error"] = (
         "algorithm",
-        [error for _, error in results],
+        [error for _, error in recovered],
         {"long_name": "its standard error"},
     )
     data.attrs = dict(size)
@@ -199,7 +200,9 @@ def figure_2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
 def words_of_2(data: xr.Dataset) -> dict[str, str]:
     """Its claim, and what was measured."""
-    text = ", ".join(f"{name} {share_text(data['loss'].sel(algorithm=name))}" for name in THREE)
+    text = ", ".join(
+        f"{name} {share_text(data['loss'].sel(algorithm=name))}" for name in ALGORITHMS
+    )
     return {
         "claim": (
             "at t = 1000 and N = 1000 the loss is below 1e-7 in 9% (GD), 30% (SGD), 99% (p-SGD) of"
@@ -243,7 +246,7 @@ def figure_3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     data = _three(N, count, end, seed)
     shares = [
         plateau_share(data["t"].values, np.abs(data["m"].sel(algorithm=name).values))
-        for name in THREE
+        for name in ALGORITHMS
     ]
     data["plateau"] = (
         "algorithm",
@@ -256,6 +259,6 @@ def figure_3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
             " is in between"
         ),
         "verdict": "share of unrecovered time (in log t, past t = 1) on plateaus: "
-        + ", ".join(f"{name} {share:.0%}" for name, share in zip(THREE, shares, strict=True)),
+        + ", ".join(f"{name} {share:.0%}" for name, share in zip(ALGORITHMS, shares, strict=True)),
     }
     return draw_3(data), data

@@ -19,7 +19,7 @@ from sgdynamics_reproductions.rough_landscapes.style import (
     REPLICATES,
     UNITS,
     batch_seeds,
-    beside,
+    compare_with_dmft,
     crossing,
     gap_text,
     log_times,
@@ -138,14 +138,15 @@ def figure_4(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 def _panel(
     panel: str, curves: Curves, t: np.ndarray, N: int, count: int, seed: int, batches: int
 ) -> xr.Dataset:
-    """|m| of each run, medians and quartiles, and the share that exploded, curve by curve; so many
-    batches of `count` runs.
+    """Compute |m| of each run, medians, quartiles and the share of divergent runs, for each curve.
+
+    Each curve has `batches` batches of `count` runs.
     """
 
-    def runs(eta: float, algorithm: str, numbers: dict[str, Any]) -> xr.Dataset:
+    def runs(eta: float, algorithm: str, parameters: dict[str, Any]) -> xr.Dataset:
         starts = {
             first: setting(
-                ALPHA, eta, WARM, algorithm, dimension=N, seed=first, runs=count, **numbers
+                ALPHA, eta, WARM, algorithm, dimension=N, seed=first, runs=count, **parameters
             )
             for first in batch_seeds(seed, batches)
         }
@@ -218,11 +219,13 @@ def _explosions(N: int, count: int, end: float, seed: int) -> xr.Dataset:
     )
 
 
-def _theory(one: Setting, sizes: tuple[int, int, float, int], seed: int) -> xr.Dataset:
-    """Average m and loss of runs beside DMFT at the same eta."""
+def _theory(setting: Setting, sizes: tuple[int, int, float, int], seed: int) -> xr.Dataset:
+    """Compare average m and loss of runs with DMFT at the same eta."""
     N, count, end, paths = sizes
     t = np.linspace(0, end, 51)
-    data = beside(theory_of(one, t, paths, seed), runs_of(one, t, N, seed + 1, count))
+    data = compare_with_dmft(
+        theory_of(setting, t, paths, seed), runs_of(setting, t, N, seed + 1, count)
+    )
     data.attrs = {
         "alpha": ALPHA,
         "m0": WARM,
@@ -298,7 +301,7 @@ def figure_6(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     Notes
     -----
     The caption is not in the text: alpha = 3, m0 = .2, T = 1, eta = .01, N = 1000, 1000 runs, t <=
-    10 here. DMFT is at the same eta, with two directions a step. Runs near it slowly: at t = 10
+    10 here. DMFT is at the same eta, with two directions per step. Runs near it slowly: at t = 10
     their average m is .109, .047, .013 below it at N = 250, 1000, 4000 (errors of .004 to .005).
     Quick: N = 200, 256 runs, t <= 1.
 

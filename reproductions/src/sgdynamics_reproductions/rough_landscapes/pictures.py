@@ -19,14 +19,14 @@ from scipy import optimize
 
 from sgdynamics.papers.rough_landscapes import unstable_share
 from sgdynamics_reproductions.rough_landscapes.style import (
+    ALGORITHMS,
     COLORS,
+    HIGH_OVERLAP,
     LINES,
     MARKS,
     NAMES,
-    THERE,
-    THREE,
     average,
-    draw_beside,
+    draw_comparison,
     figure,
     threshold_line,
 )
@@ -38,7 +38,7 @@ def draw_1(data: xr.Dataset) -> Any:
     fig = figure(3, 2)
     axes = fig.subplots(2, 3, sharex="row", sharey=True)
     for column, m0 in enumerate(starts):
-        draw_beside(axes[0, column], data.isel(start=column), "m", 3)
+        draw_comparison(axes[0, column], data.isel(start=column), "m", 3)
         axes[0, column].set_title(rf"$m_0$ = {m0}")
         for values in data["m_seed"].isel(start=column).values:
             axes[1, column].plot(t_seed, values, lw=0.8, alpha=0.8)
@@ -68,7 +68,7 @@ def draw_2(data: xr.Dataset) -> Any:
     fig, eta = figure(2, 1.2), data.attrs["eta"]
     left, right = fig.subplots(1, 2)
     t = data["t"].values + eta
-    for name in THREE:
+    for name in ALGORITHMS:
         item = data.sel(algorithm=name)
         share = f"{NAMES[name]}: {float(item['recovered']):.1%} recovered"
         style = {"color": COLORS[name], "ls": LINES[name], "lw": 1.6}
@@ -86,7 +86,7 @@ def draw_2(data: xr.Dataset) -> Any:
 def draw_3(data: xr.Dataset) -> Any:
     """|m| of each run."""
     fig, t = figure(3, 1.2), data["t"].values + data.attrs["eta"]
-    for ax, name in zip(fig.subplots(1, 3, sharey=True), THREE, strict=True):
+    for ax, name in zip(fig.subplots(1, 3, sharey=True), ALGORITHMS, strict=True):
         _single_runs(ax, t, data["m"].sel(algorithm=name).values)
         ax.set(
             xlabel=r"$t + \eta$",
@@ -239,7 +239,7 @@ def _draw_theory(data: xr.Dataset, title: str) -> Any:
     for ax, name, label in zip(
         fig.subplots(1, 2), ("m", "loss"), ("average $m$", "average training loss"), strict=True
     ):
-        draw_beside(ax, data, name, 2)
+        draw_comparison(ax, data, name, 2)
         ax.set(xlabel="$t$", ylabel=label)
     fig.axes[0].legend(frameon=False, loc="lower right")
     fig.suptitle(
@@ -318,7 +318,7 @@ def draw_7(data: xr.Dataset) -> Any:
 
 
 def _plain_ticks(axis: Axis, values: ArrayLike) -> None:
-    """Of an axis in logarithms that is too short for powers of ten."""
+    """Set plain ticks on a logarithmic axis that is too short for powers of ten."""
     from matplotlib.ticker import NullFormatter, StrMethodFormatter
 
     axis.set_ticks(np.asarray(values))
@@ -347,15 +347,17 @@ def _draw_shares(ax: Axes, data: xr.Dataset) -> None:
         xscale="log",
         title="p-SGD",
         xlabel=r"$t + \eta$",
-        ylabel=f"share of runs with $|m|$ above {THERE:g}",
+        ylabel=f"share of runs with $|m|$ above {HIGH_OVERLAP:g}",
         ylim=(-0.03, 1.03),
     )
     ax.legend(frameon=False, fontsize="small", loc="upper left")
 
 
 def _draw_times(ax: Axes, data: xr.Dataset) -> None:
-    """Median times of p-SGD, with bars of one standard error of the median's rank, beside log N and
-    N through the first. A run that does not get there has the last time.
+    """Draw median times of p-SGD with lines proportional to log N and to N through the first one.
+
+    Bars are one standard error of the rank of the median. A run that does not recover has the last
+    time.
     """
     sizes, counts, last = (
         data["N"].values.astype(float),
@@ -402,7 +404,7 @@ def _draw_times(ax: Axes, data: xr.Dataset) -> None:
         yscale="log",
         title="p-SGD",
         xlabel="$N$",
-        ylabel=f"median time of $|m|$ = {THERE:g}",
+        ylabel=f"median time of $|m|$ = {HIGH_OVERLAP:g}",
     )
     _plain_ticks(ax.xaxis, sizes)
     _plain_ticks(ax.yaxis, [300, 1000, 3000])
@@ -455,7 +457,7 @@ HEAD = 1.22  # of the largest mean squared error: room for an inset above curves
 
 
 def _free_corner(ax: Axes, t: np.ndarray, data: xr.Dataset) -> tuple[float, float, float, float]:
-    """The place of an inset in which the fewest points of the curves and their error bars lie."""
+    """Choose the corner for an inset that hides the fewest points of curves and error bars."""
     curves = [data[name] for name in ("mse_formula", "mse_formula_runs", "mse")]
     curves += [data["mse"] + sign * data["mse_error"] for sign in (-1, 1)]
     points = np.concatenate(
@@ -467,7 +469,7 @@ def _free_corner(ax: Axes, t: np.ndarray, data: xr.Dataset) -> tuple[float, floa
     x, y = (ax.transScale + ax.transLimits).transform(points).T
     left, below, right, above = AROUND
 
-    def hidden(box: tuple[float, float, float, float]) -> int:
+    def count_hidden(box: tuple[float, float, float, float]) -> int:
         x0, y0, width, height = box
         return int(
             np.sum(
@@ -478,7 +480,7 @@ def _free_corner(ax: Axes, t: np.ndarray, data: xr.Dataset) -> tuple[float, floa
             )
         )
 
-    return min(CORNERS, key=hidden)
+    return min(CORNERS, key=count_hidden)
 
 
 def _draw_ridge(ax: Axes, data: xr.Dataset, title: str, labels: bool, top: float) -> None:
@@ -491,7 +493,7 @@ def _draw_ridge(ax: Axes, data: xr.Dataset, title: str, labels: bool, top: float
         ylim=(0, top),
     )
     inset = ax.inset_axes(_free_corner(ax, t, data))
-    for name in THREE:
+    for name in ALGORITHMS:
         item = data.sel(algorithm=name)
         style = {"fmt": MARKS[name], "ms": 3.5, "lw": 0.8, "color": COLORS[name]}
         ax.errorbar(
@@ -501,7 +503,7 @@ def _draw_ridge(ax: Axes, data: xr.Dataset, title: str, labels: bool, top: float
             label=NAMES[name] if labels else None,
             **style,
         )
-        last = labels and name == THREE[-1]
+        last = labels and name == ALGORITHMS[-1]
         ax.plot(
             t,
             item["mse_formula_runs"],
@@ -555,7 +557,7 @@ def draw_b3(data: xr.Dataset) -> Any:
     for ax, key, ylabel in zip(
         fig.subplots(1, 2), ("m", "loss"), ("average $|m|$", "average training loss"), strict=True
     ):
-        for name in THREE:
+        for name in ALGORITHMS:
             for number, eta in enumerate(rates):
                 label = rf"{NAMES[name]}, $\eta$ = {eta:g}" if number == len(rates) - 1 else None
                 style = {

@@ -16,8 +16,8 @@ from sgdynamics.base import checks
 from sgdynamics.papers.rough_landscapes import setting
 from sgdynamics_reproductions.rough_landscapes.pictures import draw_7
 from sgdynamics_reproductions.rough_landscapes.style import (
+    HIGH_OVERLAP,
     REPLICATES,
-    THERE,
     UNITS,
     crossing,
     log_times,
@@ -34,15 +34,13 @@ ETA_LIMIT = 0.02  # of DMFT: the rates are of growth over times of 10 and more
 
 
 class Sizes(NamedTuple):
-    """What is run: N with the runs of each, learning rates of p-SGD, the last times of p-SGD and of
-    GD, paths of DMFT (0: none).
-    """
+    """Sizes of the simulations of figure 7."""
 
-    runs: dict[int, int]
-    rates: tuple[float, ...]
-    end: float
-    end_gd: float
-    paths: int
+    runs: dict[int, int]  # number of runs for each N
+    rates: tuple[float, ...]  # learning rates of p-SGD
+    end: float  # last time of p-SGD
+    end_gd: float  # last time of GD
+    paths: int  # paths of DMFT; 0 omits DMFT
 
 
 QUICK = Sizes({30: 32, 60: 32, 120: 32}, (ETA,), 120.0, 120.0, 0)
@@ -128,7 +126,7 @@ def figure_7(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
             "GD stays at a plateau that falls with N, p-SGD recovers the signal, in a time"
             " compatible with log N"
         ),
-        "verdict": _said(plan, data),
+        "verdict": _describe(plan, data),
     }
     return draw_7(data), data
 
@@ -152,12 +150,15 @@ def _measure(plan: Sizes, t: np.ndarray, m: np.ndarray, loss: np.ndarray) -> xr.
     persistent = m[:, 1]
     is_finite = np.isfinite(persistent[..., 0])
     passed = np.array(
-        [[[crossing(t, item, THERE) for item in size] for size in rate] for rate in persistent]
+        [
+            [[crossing(t, item, HIGH_OVERLAP) for item in size] for size in rate]
+            for rate in persistent
+        ]
     )
     medians = _median(persistent, axis=2)
-    reached = np.array([[crossing(t, entry, THERE) for entry in rate] for rate in medians])
+    reached = np.array([[crossing(t, entry, HIGH_OVERLAP) for entry in rate] for rate in medians])
     count = is_finite.sum(axis=2)[..., None]
-    share = ((persistent >= THERE) & is_finite[..., None]).sum(
+    share = ((persistent >= HIGH_OVERLAP) & is_finite[..., None]).sum(
         axis=2
     ) / count  # one that has exploded has found nothing
     dims = ("size", "algorithm", "time")
@@ -227,8 +228,9 @@ def _measure(plan: Sizes, t: np.ndarray, m: np.ndarray, loss: np.ndarray) -> xr.
 
 
 def _limit(paths: int, seed: int) -> xr.Dataset:
-    """m of p-SGD by DMFT from small m0, and d ln m/dt over spans of time, with errors from those of
-    m at both ends.
+    """Compute m of p-SGD by DMFT from small m0, and the growth rates d ln m/dt over spans of time.
+
+    The errors of the rates follow from those of m at both ends of a span.
     """
     t = np.concatenate([[0.0], np.geomspace(0.1, SPANS[-1][1], 60)])
     t = np.unique(np.round(np.concatenate([t, np.ravel(SPANS)]) / ETA_LIMIT)) * ETA_LIMIT
@@ -262,14 +264,14 @@ def _limit(paths: int, seed: int) -> xr.Dataset:
         {
             "t_limit": ("time_limit", t),
             "m0_limit": ("start", list(GROWING)),
-            "span_begin": ("span", [item for item, _ in SPANS]),
-            "span_end": ("span", [one for _, one in SPANS]),
+            "span_begin": ("span", [low for low, _ in SPANS]),
+            "span_end": ("span", [high for _, high in SPANS]),
         },
     )
 
 
-def _said(plan: Sizes, data: xr.Dataset) -> str:
-    """What was measured, in words."""
+def _describe(plan: Sizes, data: xr.Dataset) -> str:
+    """Describe the measurements in words."""
     plateaus = [
         float(entry[np.isfinite(entry)][-1]) for entry in data["m"].sel(algorithm="GD").values
     ]

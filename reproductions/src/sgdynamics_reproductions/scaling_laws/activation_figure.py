@@ -61,7 +61,7 @@ def figure_6(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     seed, end, bins = checks.integer("seed", seed, 0), 3e3 if quick else 3e4, 40 if quick else 80
     times = np.geomspace(3, end, 21)
 
-    def learned(activation: str, exponent: float) -> xr.Dataset:
+    def excess_risk_curve(activation: str, exponent: float) -> xr.Dataset:
         law = power_law(exponent, DIMENSION, target=TARGET, raw=20, bins=bins)
         gram = law.target / float(law.eigenvalues @ law.target[:, 0, 0])
         problem = TeacherStudent(
@@ -75,7 +75,7 @@ def figure_6(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
         ]
 
     grid = sweep(
-        learned,
+        excess_risk_curve,
         over={"activation": list(ACTIVATIONS), "exponent": list(EXPONENTS)},
         workers=1,
         progress=False,

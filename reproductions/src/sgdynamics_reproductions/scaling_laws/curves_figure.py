@@ -12,9 +12,9 @@ from sgdynamics.scaling import RandomFeatures, compute_optimal, phase
 from sgdynamics_reproductions.drawing import draw_runs, finish, panels
 
 CASES = ((0.7, 0.3), (0.7, 1.2))  # phases Ia and III
-DECADES = np.arange(3, 10)  # of the sizes
-RATE = 0.5  # the step is this over the trace
-DRAWN, INPUTS = 100, 800  # features and inputs of matrices that are drawn
+DECADES = np.arange(3, 10)  # logarithms of the sizes
+RATE = 0.5  # the step size is RATE over the trace
+DRAWN, INPUTS = 100, 800  # size of the drawn feature matrices
 
 
 def figure_2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
@@ -26,7 +26,7 @@ def figure_2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     quick : bool, default False
         Fewer budgets and draws, in less than a minute.
     seed : int, default 0
-        Of the features that are drawn.
+        Seed of the random features.
 
     Returns
     -------

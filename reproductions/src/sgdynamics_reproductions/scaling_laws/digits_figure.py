@@ -25,7 +25,7 @@ def figure_4(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     quick : bool, default False
         400 runs in place of 4000, in less than half a minute.
     seed : int, default 0
-        Of the samples' order.
+        Seed of the order of the samples.
 
     Returns
     -------
@@ -37,7 +37,7 @@ def figure_4(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     Raises
     ------
     ImportError
-        Where scikit-learn, which has the digits, is not installed.
+        If scikit-learn, which contains the digits, is not installed.
 
     Notes
     -----
@@ -119,13 +119,13 @@ def figure_4(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
 
 def pixels() -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """The digits' pixels in three ways, and +1 for odd and -1 for even ones."""
+    """Load the pixels in three ways, and the labels: +1 for odd digits, -1 for even ones."""
     try:
         from sklearn.datasets import load_digits
     except ImportError:
         missing = (
-            "the digits of this figure come with scikit-learn, which is not installed: pip install"
-            ' "sgdynamics[data]"'
+            "The digits of this figure come with scikit-learn, which is not installed."
+            ' Install it with: pip install "sgdynamics[data]"'
         )
         raise ImportError(missing, name="sklearn") from None
     result: Any = load_digits()

@@ -55,10 +55,9 @@ def figure_5(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     >>> fig, data = scaling_laws.figure_5(quick=True)  # doctest: +SKIP
     """
     seed, lr = checks.integer("seed", seed, 0), 0.02
-    K, d, runs, seen = (
-        (24, 100, 16, 3.0) if quick else (32, 500, 64, 4.4)
-    )  # runs go on until the time of skill `seen`
-    curves, times, fitted, of_closed = [], [], [], []
+    # The runs end at the emergence time of skill `last_skill`.
+    K, d, runs, last_skill = (24, 100, 16, 3.0) if quick else (32, 500, 64, 4.4)
+    curves, times, fitted, closed_exponents = [], [], [], []
     skills, at, of_runs = np.zeros((81, K)), np.zeros(0), slice(0)
     for b in DECAYS:
         t = np.geomspace(0.1, emergence_time(K / 4, b, FIRST) * 1.5, 81)
@@ -68,17 +67,19 @@ def figure_5(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
         window = (t >= low) & (t <= high)
         closed_form = solution.assign(closed=("time", emergence_loss(t, b, FIRST, K).sum(axis=1)))
         fitted.append(-fit_exponent(closed_form.isel(time=window), "excess_risk", "t").exponent)
-        of_closed.append(-fit_exponent(closed_form.isel(time=window), "closed", "t").exponent)
+        closed_exponents.append(
+            -fit_exponent(closed_form.isel(time=window), "closed", "t").exponent
+        )
         curves.append(solution.excess_risk.values[0])
         times.append(t)
         if b == DECAYS[0]:
-            of_runs = slice(5, int(np.sum(t <= emergence_time(seen, b, FIRST))), 6)
-            at, skills = t[of_runs], _of_skills(solution, b)[0]
+            of_runs = slice(5, int(np.sum(t <= emergence_time(last_skill, b, FIRST))), 6)
+            at, skills = t[of_runs], _skill_losses(solution, b)[0]
     problem, initial_state = _problem(K, DECAYS[0])
     chain = simulate(
         problem, OnePassSGD(lr=lr), initial_state, times=at, dimension=d, runs=runs, seed=seed
     )
-    share = _of_skills(chain, DECAYS[0])
+    share = _skill_losses(chain, DECAYS[0])
     sums = [
         [
             emergence_loss(time, b, FIRST, count).sum(axis=1)
@@ -103,7 +104,7 @@ def figure_5(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
             "fitted": ("b", fitted, {"long_name": "minus the exponent in t"}),
             "fitted_closed": (
                 "b",
-                of_closed,
+                closed_exponents,
                 {"long_name": "the same of the closed sum of as many skills"},
             ),
             "predicted": ("b", [emergence_exponent(b) for b in DECAYS]),
@@ -135,7 +136,7 @@ def _problem(K: int, b: float) -> tuple[TeacherStudent, Any]:
     return problem, start(problem, M=FIRST * np.eye(K), Q=np.eye(K), a=head)
 
 
-def _of_skills(result: xr.Dataset, b: float) -> np.ndarray:
+def _skill_losses(result: xr.Dataset, b: float) -> np.ndarray:
     """Losses (run, time, skill): 2 k^-2b (1 - m_k^2)."""
     m = np.diagonal(result.M.values, axis1=2, axis2=3)
     return 2 * np.arange(1, m.shape[-1] + 1.0) ** (-2 * b) * (1 - m**2)

@@ -74,7 +74,7 @@ def figure_1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
         {
             "map": (
                 ("b", "a"),
-                np.array([[_index(one, other) for one in a] for other in b]),
+                np.array([[_index(a_point, b_point) for a_point in a] for b_point in b]),
                 {"long_name": "phase by its number, -1 none"},
             ),
             "data_exponent": ("phase", [POINTS[name][0] for name in names]),

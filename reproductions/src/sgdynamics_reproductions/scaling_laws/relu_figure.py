@@ -84,7 +84,7 @@ def figure_3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
                 method="direct",
                 **table,
             ).excess_risk.values
-    fast, by_rate, at_rate, times = _by_rate(seed, runs, 800 if quick else 8000)
+    fast, by_rate, at_rate, times = _compare_rates(seed, runs, 800 if quick else 8000)
     data = xr.Dataset(
         {
             "excess_risk": (("exponent", "step"), ode, {"long_name": "excess risk of the ODE"}),
@@ -147,11 +147,12 @@ def _problem(s: float) -> TeacherStudent:
     )
 
 
-def _by_rate(
+def _compare_rates(
     seed: int, runs: int, last: int
 ) -> tuple[list[float], np.ndarray, np.ndarray, np.ndarray]:
-    """At the steepest spectrum: g l_1, the ODE, runs, and the times, which are the same for all
-    learning rates.
+    """Compare learning rates at the steepest spectrum.
+
+    Returns g l_1, the ODE and the runs for each rate, and the times, which all rates share.
     """
     problem, shares, lines, points, times = _problem(EXPONENTS[-1]), [], [], [], np.zeros(0)
     initial_state = random_start(problem, per="trace", seed=seed)

@@ -30,7 +30,7 @@ CELLS = (
 def reward_rule(
     fields: Any, signals: Any, head: Any, draws: Any, overlaps: Any, parameters: Any
 ) -> Move:
-    """Towards its own decisions after an episode without a mistake, away from them after any other."""
+    """Move towards the own decisions after an episode without mistakes, else away from them."""
     right = jnp.all(jnp.sign(fields) == jnp.sign(signals))
     step = jnp.where(right, parameters["reward"], -parameters["penalty"])
     return Move(-step * jnp.sign(fields) / fields.shape[1])

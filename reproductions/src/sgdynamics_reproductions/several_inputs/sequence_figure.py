@@ -15,8 +15,9 @@ from sgdynamics_reproductions.drawing import ticks
 from sgdynamics_reproductions.several_inputs.style import finish, panels
 
 RATE = 0.1  # lr of exponents 1 and 2, lr sqrt(d) of exponent 3
-LEVEL = 0.5  # of the overlap: it is left there
-FOLLOWED = 2.0  # runs are followed for so many times of the ODE, which a median does not mind
+LEVEL = 0.5  # overlap of the exit
+# Length of the runs in units of the exit time of the ODE. The median needs only half of the exits.
+FOLLOWED = 2.0
 LAWS = {1: "O(1)", 2: "\\log d", 3: "\\sqrt{d}"}
 
 

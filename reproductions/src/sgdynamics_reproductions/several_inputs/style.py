@@ -1,4 +1,4 @@
-"""What the figures of this section share: the words on their axes."""
+"""Common axis labels and drawing functions of the figures of this document."""
 
 from sgdynamics_reproductions.drawing import draw_runs, finish, panels
 

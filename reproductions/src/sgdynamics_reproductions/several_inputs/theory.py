@@ -1,6 +1,4 @@
-"""Paths of the ODE as accurate as a picture needs: expectations to rounding are dear, and eight
-digits of them are not drawn.
-"""
+"""Solutions of the ODE with the accuracy that a picture needs, which is faster than the default."""
 
 from __future__ import annotations
 
@@ -42,54 +40,64 @@ def _path(
     return {
         **result,
         "risk": jax.lax.map(
-            lambda one: functional.risk(structure, parameters, one, quadrature=quadrature), result
+            lambda at_time: functional.risk(structure, parameters, at_time, quadrature=quadrature),
+            result,
         ),
     }
 
 
 @float64
 def path(
-    problem: Problem, begin: Start, times: Any, lr: float, *, rtol: float = 1e-6, risk: bool = True
+    problem: Problem,
+    initial_state: Start,
+    times: Any,
+    lr: float,
+    *,
+    rtol: float = 1e-6,
+    risk: bool = True,
 ) -> dict[str, np.ndarray]:
-    """M, Q and the risk at the given times; another number in the problem does not compile again."""
-    quadrature = functional.quadrature(problem, begin)
-    when = np.asarray(times, dtype=np.float64)
+    """Solve the ODE for M, Q and the risk at these times.
+
+    A change of the parameters of the problem does not recompile.
+    """
+    quadrature = functional.quadrature(problem, initial_state)
+    save_times = np.asarray(times, dtype=np.float64)
     result = _path(
         problem.structure,
         quadrature,
         problem.parameters,
-        functional.state(begin),
-        when,
+        functional.state(initial_state),
+        save_times,
         lr,
         rtol,
         risk,
     )
-    # summed over blocks: the first axis after time
+    # sum over the blocks, the first axis after time
     overlaps = {name: np.asarray(result[name]).sum(axis=1) for name in ("M", "Q")}
     return {**overlaps, **({"risk": np.asarray(result["risk"])} if risk else {})}
 
 
 @partial(jax.jit, static_argnames=("structure", "quadrature"))
 def _growth(structure: Any, quadrature: Any, parameters: Any, state: Any) -> Any:
-    def moved(M: Any) -> Any:
+    def drift_of_M(M: Any) -> Any:
         return functional.drift(
             structure, parameters, {**state, "M": M}, quadrature=quadrature, flow=True
         )["M"]
 
-    none = jnp.zeros_like(state["M"])
-    return jax.jacfwd(moved)(none)
+    return jax.jacfwd(drift_of_M)(jnp.zeros_like(state["M"]))
 
 
 @float64
-def growth(problem: Problem, begin: Start) -> np.ndarray:
-    """The Jacobian of the drift of M where M = 0 and Q is the start's, lr = 0, of a width of one:
-    (signals, signals).
+def growth(problem: Problem, initial_state: Start) -> np.ndarray:
+    """Compute the Jacobian of the drift of M at M = 0, of shape (signals, signals).
+
+    The width is one, Q is that of the start, and the dynamics is gradient flow.
     """
-    K = begin.M.shape[-1]
+    K = initial_state.M.shape[-1]
     result = _growth(
         problem.structure,
-        functional.quadrature(problem, begin),
+        functional.quadrature(problem, initial_state),
         problem.parameters,
-        functional.state(begin),
+        functional.state(initial_state),
     )
     return np.asarray(result).reshape(K, K)

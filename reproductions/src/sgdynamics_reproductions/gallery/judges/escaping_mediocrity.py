@@ -107,7 +107,7 @@ def exit_ratios(data: xr.Dataset) -> Judgement:
     measured, error, d = data.measured.values, data.standard_error.values, data.d.values
     is_finite = np.isfinite(measured)
     p = data.p.values.astype(float)
-    shift = stochastic_shift(p, data.attrs["gamma_over_p"] * p, data.attrs["noise"])
+    shift = np.asarray(stochastic_shift(p, data.attrs["gamma_over_p"] * p, data.attrs["noise"]))
     ode_time = data.corrected.values - shift[:, None]  # mean exit time of the ODE, without noise
     ratios = {
         name: (data.measured / data[name]).values for name in ("annealed", "quenched", "corrected")
