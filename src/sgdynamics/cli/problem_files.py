@@ -26,11 +26,17 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+from sgdynamics.algorithms.fixed_data import FixedData
+from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.analysis import exit_times
 from sgdynamics.analysis.landscape import hessian_spectrum
 from sgdynamics.base import checks, registry
 from sgdynamics.base.files import read_toml, require_file
 from sgdynamics.base.registry import CLOCKS, RUN_KEYS, Method
+from sgdynamics.problems.overlap_starts import Start
+from sgdynamics.problems.problem import Problem
+from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor
+from sgdynamics.problems.wide_starts import MeanFieldStart
 from sgdynamics.results.datasets import decode, encode
 from sgdynamics.results.records import algorithm_from, problem_from, start_of
 from sgdynamics.results.states import start_from
@@ -71,9 +77,9 @@ class RunPlan:
     """
 
     record: dict[str, Any]
-    problem: Any
-    algorithm: Any
-    start: Any
+    problem: Problem | SpikedTensor
+    algorithm: OnePassSGD | FixedData
+    start: Start | MeanFieldStart | SpikedStart | dict[str, Any]
     save_points: dict[str, Any]
     calls: dict[str, dict[str, Any]]
 
@@ -195,7 +201,7 @@ def _statement(result: xr.Dataset) -> dict[str, Any]:
     }
 
 
-def _overlaps_of(first: Any, has_blocks: bool, on_sphere: bool) -> dict[str, Any]:
+def _overlaps_of(first: Start, has_blocks: bool, on_sphere: bool) -> dict[str, Any]:
     """The overlaps of an initial state.
 
     On the sphere the rows are normalised, because a result in float32 has norms of 1 +- 1e-7.
@@ -246,7 +252,9 @@ def plan(record: Mapping[str, Any]) -> RunPlan:
     return RunPlan(dict(record), problem, algorithm, start, save_points, calls)
 
 
-def _method_arguments(name: str, table: Mapping[str, Any], problem: Any) -> dict[str, Any]:
+def _method_arguments(
+    name: str, table: Mapping[str, Any], problem: Problem | SpikedTensor
+) -> dict[str, Any]:
     """The arguments of a method: shared keys of [run], its own table, and what selects it."""
     entry, method = registry.methods()[name]
     own = table.get(name, {})
@@ -282,7 +290,9 @@ def solve(run_plan: RunPlan, method_name: str, progress: bool | None = None) -> 
     if "progress" in inspect.signature(solver).parameters:
         arguments["progress"] = progress
     if method.times_per_width and "times" in save_points:
-        save_points["times"] = np.asarray(save_points["times"]) / run_plan.problem.width
+        # A spiked tensor has no width; the solver raises an error for it.
+        width = getattr(run_plan.problem, "width", 1)
+        save_points["times"] = np.asarray(save_points["times"]) / width
     result = solver(
         run_plan.problem, run_plan.algorithm, run_plan.start, **save_points, **arguments
     )
@@ -384,7 +394,10 @@ def sweep_call(record: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
 
 
 def _swept_start(
-    record: Mapping[str, Any], problem: Any, names: set[str], dimension: int | None
+    record: Mapping[str, Any],
+    problem: Problem | SpikedTensor,
+    names: set[str],
+    dimension: int | None,
 ) -> dict[str, Any]:
     """The record of the start, with a dimension where a random start needs one.
 
@@ -421,7 +434,9 @@ def _sweep_defaults(record: Mapping[str, Any], name: str, method: Method | None)
 # Shared by the tables
 
 
-def _start(problem: Any, record: Mapping[str, Any], table: Mapping[str, Any]) -> Any:
+def _start(
+    problem: Problem | SpikedTensor, record: Mapping[str, Any], table: Mapping[str, Any]
+) -> Start | MeanFieldStart | SpikedStart | dict[str, Any]:
     return start_of(problem, record.get("start", {}), dimension=_dimension(record, table))
 
 
@@ -520,5 +535,5 @@ def _with_options(function: Callable[..., Any], table: Mapping[str, Any]) -> dic
     return {**arguments, "method": default.replace(**options)}
 
 
-def _plain(value: object) -> Any:
+def _plain(value: object) -> object:
     return value.tolist() if isinstance(value, (np.generic, np.ndarray)) else value

@@ -42,7 +42,7 @@ def _format(value: float | None, digits: int = 5) -> str:
     return "-" if is_missing else f"{value:.{digits}g}"
 
 
-def _cell(value: Any) -> str:
+def _cell(value: object) -> str:
     return _format(float(value)) if isinstance(value, (int, float, np.number)) else str(value)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 import xarray as xr
@@ -16,6 +16,8 @@ from sgdynamics.results.datasets import largest_share, record, time_coordinates
 from sgdynamics.results.observables import Observables, evaluate_functions, label_recorded
 
 Arrays = dict[str, np.ndarray]
+# A Dataset or the ResultParts that it is made of.
+Container = TypeVar("Container")
 
 
 class Labels(NamedTuple):
@@ -145,9 +147,9 @@ def build_result(
     risk: np.ndarray | None = None,
     warnings: tuple[str, ...] = (),
     sampled: str | None = None,
-    container: Callable[..., Any] = xr.Dataset,
+    container: Callable[..., Container] = xr.Dataset,
     recorded: dict[str, np.ndarray] | None = None,
-) -> Any:
+) -> Container:
     """Build the result of a solver from its states (run, time, ...).
 
     Parameters
@@ -219,9 +221,9 @@ def label_values(
     attributes: dict[str, Any],
     diverged_at: np.ndarray,
     ran_out_at: np.ndarray | None = None,
-    container: Callable[..., Any] = xr.Dataset,
+    container: Callable[..., Container] = xr.Dataset,
     recorded: Mapping[str, Any] | None = None,
-) -> Any:
+) -> Container:
     """Label variables with axes (run, time, ...), as a Dataset or as its `ResultParts`.
 
     `recorded` has further variables and coordinates with their axes, as a Dataset takes them.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import namedtuple
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import xarray as xr
@@ -71,8 +71,14 @@ def requested_clock(result: xr.Dataset) -> str:
     return name if name in TIMES and name in result.coords else "t"
 
 
+class Described(Protocol):
+    """A problem or a user's dynamics, which records itself as plain values."""
+
+    def describe(self) -> dict[str, Any]: ...
+
+
 def record(
-    problem: Any, algorithm: OnePassSGD | FixedData, method: str, attributes: dict[str, Any]
+    problem: Described, algorithm: OnePassSGD | FixedData, method: str, attributes: dict[str, Any]
 ) -> dict[str, Any]:
     """Attributes of a result, with its provenance.
 
@@ -86,7 +92,7 @@ def record(
     }
 
 
-def largest_share(difference: Any, value: Any) -> float:
+def largest_share(difference: np.ndarray, value: np.ndarray) -> float:
     """The largest |difference| / |value| where it is finite: a relative error of a result.
 
     Values below 1e-12 of the largest are rounding errors and count as 1e-12 of the largest.
@@ -98,7 +104,7 @@ def largest_share(difference: Any, value: Any) -> float:
     return float(np.max(share[np.isfinite(share)], initial=0.0))
 
 
-def encode(value: Any) -> str:
+def encode(value: object) -> str:
     """JSON of plain values. Infinities and NaN become strings that float() reads.
 
     Strict JSON has no such numbers, and not every reader accepts Python's extension.
@@ -106,7 +112,7 @@ def encode(value: Any) -> str:
     return json.dumps(_plain(value))
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -116,7 +122,7 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def decode(argument: str, text: Any) -> dict[str, Any]:
+def decode(argument: str, text: object) -> dict[str, Any]:
     """The record that `encode` wrote; ValueError if it has been damaged since."""
     try:
         values = json.loads(text) if isinstance(text, str) else None
@@ -191,7 +197,7 @@ def algorithm_of(result: xr.Dataset) -> OnePassSGD | FixedData:
     return algorithm_from(read_record(result, "algorithm"))
 
 
-def read_record(result: Any, name: str) -> dict[str, Any]:
+def read_record(result: xr.Dataset, name: str) -> dict[str, Any]:
     """The record in an attribute of a result."""
     fix = "give a Dataset that this library made"
     checks.result("result", result, fix=fix)

@@ -13,10 +13,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from sgdynamics.base import checks
+from sgdynamics.base.arrays import State
 from sgdynamics.base.precision import float64
 from sgdynamics.base.user_functions import validate_function
+from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.user_losses import UserLoss
 from sgdynamics.results.variables import STANDARD_ERROR, TAKEN, VARIABLES
 
@@ -84,7 +87,7 @@ class Observables:
 
 
 def checked_record(
-    record: Any, state: Mapping[str, Any], problem: Any, has_data: bool
+    record: object, state: Mapping[str, Any], problem: Any, has_data: bool
 ) -> Observables:
     """Validate the argument `record` on one state and, with a data set, on one sample."""
     if record is None:
@@ -130,7 +133,7 @@ def checked_record(
 
 
 def check_of_sample(
-    argument: str, function: Any, problem: Any, arguments: tuple[str, ...] = ()
+    argument: str, function: object, problem: Problem, arguments: tuple[str, ...] = ()
 ) -> None:
     """Raise ValueError for a function that is not a JAX function of one sample.
 
@@ -150,7 +153,7 @@ def check_of_sample(
 
 @float64
 @partial(jax.jit, static_argnums=0)
-def _evaluate(function: Callable[..., Any], states: Any) -> Any:
+def _evaluate(function: Callable[..., Any], states: State) -> Array:
     return jax.lax.map(
         lambda state: jnp.asarray(function(state), jnp.float64), states, batch_size=CHUNK
     )
@@ -179,7 +182,7 @@ def evaluate_functions(
     return values
 
 
-def checked_evaluate(evaluate: Any) -> Mapping[str, Any]:
+def checked_evaluate(evaluate: object) -> Mapping[str, Any]:
     """Validate the argument `evaluate`, other problems by name."""
     if evaluate is None:
         return {}

@@ -224,11 +224,11 @@ def _advance(
     states: PyTree,
     first_step: IntScalar,
     last_step: IntScalar,
-) -> Any:
+) -> PyTree:
     """Advance all replicates and runs from one step to another."""
 
-    def advance_run(replicate: PyTree, state: PyTree) -> Any:
-        def step(index: IntScalar, state: PyTree) -> Any:
+    def advance_run(replicate: PyTree, state: PyTree) -> PyTree:
+        def step(index: IntScalar, state: PyTree) -> PyTree:
             values = values_at(parameters, index * ratios["alpha"])
             return map_step(
                 field,
@@ -242,7 +242,7 @@ def _advance(
 
         return jax.lax.fori_loop(first_step, last_step, step, state)
 
-    def advance_replicate(replicate: PyTree, states: PyTree) -> Any:
+    def advance_replicate(replicate: PyTree, states: PyTree) -> PyTree:
         return jax.vmap(partial(advance_run, replicate))(states)
 
     return jax.vmap(advance_replicate)(nodes, states)

@@ -19,7 +19,7 @@ from sgdynamics.ode.case import raise_if_error
 from sgdynamics.problems.overlap_starts import Start
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor
-from sgdynamics.results.build import build_result
+from sgdynamics.results.build import Container, build_result
 from sgdynamics.results.datasets import largest_share
 from sgdynamics.solvers.batch import risk_of_request, solve
 from sgdynamics.solvers.call import SolverCall, validate_call
@@ -191,8 +191,8 @@ def prepare_ode(
 
 
 def finish_ode(
-    call: SolverCall, solution: Solution, container: Callable[..., Any] = xr.Dataset
-) -> Any:
+    call: SolverCall, solution: Solution, container: Callable[..., Container] = xr.Dataset
+) -> Container:
     """Build the result of a solution."""
     return build_result(
         call,

@@ -11,6 +11,7 @@ import numpy as np
 import xarray as xr
 
 from sgdynamics.base import checks
+from sgdynamics.base.arrays import ArrayArgument
 from sgdynamics.results.states import start_from
 from sgdynamics.results.variables import TIMES
 
@@ -91,13 +92,13 @@ def phases(
     return joined.assign_attrs(seed=seed) if "seed" in joined.attrs else joined
 
 
-def _validate_parts(entries: Any) -> None:
+def _validate_parts(entries: object) -> None:
     fix = (
         "give phases (problem, algorithm, alpha), such as "
         "[(problem, algorithm, 5.0), (other, algorithm, 5.0)]"
     )
-    is_list = isinstance(entries, Sequence) and not isinstance(entries, (str, bytes, Mapping))
-    if not is_list or not entries:
+    is_text = isinstance(entries, (str, bytes, Mapping))
+    if is_text or not isinstance(entries, Sequence) or not entries:
         raise checks.reject("parts", entries, fix)
     if any(not isinstance(phase, (tuple, list)) or len(phase) != 3 for phase in entries):
         raise checks.reject("parts", entries, fix)
@@ -117,7 +118,9 @@ def _solver_arguments(solver: object) -> list[str]:
     return names
 
 
-def _save_points(index: int, value: Any) -> dict[str, np.ndarray]:
+def _save_points(
+    index: int, value: ArrayArgument | Mapping[str, ArrayArgument]
+) -> dict[str, np.ndarray]:
     """The save points of a phase, by the argument of their unit."""
     argument, unit, points = f"parts[{index}][2]", "alpha", value
     if isinstance(value, Mapping):

@@ -118,7 +118,7 @@ def _storable_attributes(attributes: Mapping[Any, Any]) -> dict[str, Any]:
     return storable
 
 
-def answer_of(value: Any) -> Answer:
+def answer_of(value: object) -> Answer:
     """Convert a Dataset, a dataclass, a dictionary of numbers, or a number to named arrays."""
     answer = Answer()
     if isinstance(value, xr.Dataset):
@@ -158,7 +158,7 @@ def answer_of(value: Any) -> Answer:
 
 
 def _exit_variables(exits: ExitTimes) -> dict[str, Variable]:
-    def scalar(value: Any, long_name: str) -> Variable:
+    def scalar(value: np.number, long_name: str) -> Variable:
         return Variable((), value, {"long_name": long_name})
 
     return {
@@ -475,6 +475,6 @@ def _are_equal(values: np.ndarray) -> bool:
     )
 
 
-def _text(values: np.ndarray) -> Any:
+def _text(values: np.ndarray) -> np.ndarray:
     values = np.asarray(values)
     return values.astype(str) if values.dtype.kind == "O" else values

@@ -9,19 +9,22 @@ import threading
 import warnings
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
-from sgdynamics.analysis.exit_requests import prepare_exits
+from sgdynamics.analysis.exit_requests import ExitRequest, prepare_exits
+from sgdynamics.analysis.exit_results import ExitTimes
 from sgdynamics.analysis.exit_times import finish_exits
 from sgdynamics.analysis.plateau_growth import warn_if_no_growth
 from sgdynamics.base.precision import float64
 from sgdynamics.dynamics.choice import dynamics_of
 from sgdynamics.dynamics.fields import FieldDynamics
+from sgdynamics.dynamics.requests import Solution
 from sgdynamics.expectations.choice import expectation_of
-from sgdynamics.ode.case import raise_if_error
+from sgdynamics.ode.case import IntegrationResult, raise_if_error
 from sgdynamics.ode.integrate import group_by_program, run_cases
 from sgdynamics.results.datasets import ResultParts
 from sgdynamics.solvers.batch import solve
+from sgdynamics.solvers.call import SolverCall
 from sgdynamics.solvers.ode import finish_ode, prepare_ode
 from sgdynamics.sweeps.answers import (
     Answer,
@@ -67,6 +70,9 @@ def batch_size(job: Job, point: Point) -> int:
     return SAMPLED_BATCH_SIZE if is_sampled else BATCH_SIZE
 
 
+Outcome = TypeVar("Outcome")
+
+
 class _Answers:
     """The answers at the points of a group, by their index; a failure becomes text."""
 
@@ -74,7 +80,7 @@ class _Answers:
         self.swept = swept
         self.by_index: dict[int, Answer] = {}
 
-    def attempt(self, index: int, function: Callable[[], Any]) -> Any:
+    def attempt(self, index: int, function: Callable[[], Outcome]) -> Outcome | None:
         """Call a function for a point; record its warnings, and return None if it fails."""
         answer = self.by_index.setdefault(index, Answer())
         with recording_warnings, warnings.catch_warnings(record=True) as caught:
@@ -145,7 +151,7 @@ def _solve_odes(points: list[Point], job: Job, size: int, answers: _Answers) -> 
         answers.record(index, partial(_finish_ode, call, solution))
 
 
-def _finish_ode(call: Any, solution: Any) -> Any:
+def _finish_ode(call: SolverCall, solution: Solution | ValueError) -> ResultParts:
     return finish_ode(call, raise_if_error(solution), ResultParts)
 
 
@@ -167,13 +173,15 @@ def _solve_exits(points: list[Point], job: Job, size: int, answers: _Answers) ->
         answers.record(index, partial(_finish_exits, request, solutions.get(index)))
 
 
-def _finish_exits(request: Any, solution: Any) -> Any:
+def _finish_exits(
+    request: ExitRequest, solution: IntegrationResult | ValueError | None
+) -> ExitTimes:
     times = finish_exits(request, raise_if_error(solution))
     if times.left < times.runs:
         warn_if_no_growth(request)
     return times
 
 
-def _prepare(prepare: Callable[..., Any], job: Job, point: Point) -> Any:
+def _prepare(prepare: Callable[..., Outcome], job: Job, point: Point) -> Outcome:
     problem, algorithm, initial, arguments = job.objects_at(point.values)
     return prepare(problem, algorithm, initial, **arguments)

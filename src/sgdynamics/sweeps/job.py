@@ -12,10 +12,12 @@ import numpy as np
 from sgdynamics.algorithms.fixed_data import FixedData
 from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.base import checks, registry
+from sgdynamics.base.arrays import Function
 from sgdynamics.base.identity import digest, object_identity, plain
+from sgdynamics.dynamics.protocol import Dynamics
 from sgdynamics.problems.overlap_starts import Start
 from sgdynamics.problems.problem import Problem
-from sgdynamics.problems.spiked_tensor import SpikedStart
+from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor
 from sgdynamics.problems.starts import random_start, start
 from sgdynamics.problems.wide_starts import MeanFieldStart
 from sgdynamics.results.records import (
@@ -42,6 +44,13 @@ MAX_CACHED = 1000  # problems and algorithms in memory
 Path = tuple[str, ...]  # the place of a parameter, such as ("problem", "noise")
 
 
+# A problem, an algorithm or an initial condition of a sweep: the object, its record, or None if the
+# solver needs none. The initial condition may also be a function of the problem and the parameters.
+ProblemArgument = Problem | SpikedTensor | Dynamics | Mapping[str, Any] | None
+AlgorithmArgument = OnePassSGD | FixedData | Mapping[str, Any] | None
+StartArgument = Start | SpikedStart | MeanFieldStart | Mapping[str, Any] | Function | None
+
+
 class Job:
     """A solver with the values that all points share.
 
@@ -49,7 +58,12 @@ class Job:
     """
 
     def __init__(
-        self, solver: Any, problem: Any, algorithm: Any, start: Any, arguments: Mapping[str, Any]
+        self,
+        solver: str | Function,
+        problem: ProblemArgument,
+        algorithm: AlgorithmArgument,
+        start: StartArgument,
+        arguments: Mapping[str, Any],
     ) -> None:
         self.solver = solver
         self.built_in = isinstance(solver, str)
@@ -118,12 +132,14 @@ class Job:
     @property
     def function(self) -> Callable[..., Any]:
         """The function that solves a point."""
-        return pkgutil.resolve_name(self._import_path) if self.built_in else self.solver
+        if isinstance(self.solver, str):
+            return pkgutil.resolve_name(self._import_path)
+        return self.solver
 
     @property
     def name(self) -> str:
         """The name of the solver."""
-        if self.built_in:
+        if isinstance(self.solver, str):
             return self.solver
         return getattr(self.solver, "__name__", type(self.solver).__name__)
 
@@ -242,7 +258,7 @@ class Job:
         paths = [path[1:] for path in self.varied if path[0] == section]
         excluded = {"kind", "rerunnable"} if section in ("problem", "algorithm") else set()
         excluded |= {path[0] for path in paths if len(path) == 1}
-        fixed = plain({name: value for name, value in values.items() if name not in excluded})
+        fixed: Any = plain({name: value for name, value in values.items() if name not in excluded})
         nested = {path: None for path in paths if len(path) > 1 and path[0] in fixed}
         return replace_inside(fixed, nested)
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from sgdynamics.base import checks
+from sgdynamics.base.code_identity import Json
 from sgdynamics.base.identity import digest, find_unidentified, hash_plain, plain
 from sgdynamics.base.resources import check_memory
 from sgdynamics.results import variables
@@ -137,7 +138,7 @@ class _Identities:
         self.missing: str | None = None
         self._cache: dict[int, tuple[object, Any]] = {}
 
-    def __call__(self, value: object) -> Any:
+    def __call__(self, value: object) -> Json:
         if value is None or isinstance(value, (bool, int, float, str)):
             return plain(value)
         if id(value) not in self._cache:
@@ -232,7 +233,7 @@ def _labels(name: str, values: list[Any]) -> list[Any]:
     ]
 
 
-def label(value: object) -> Any:
+def label(value: object) -> int | float | str:
     """The label of a value: numbers and texts are unchanged, other values become a short text."""
     if isinstance(value, (bool, np.bool_, int, np.integer)):
         return int(value) if -(2**63) <= int(value) < 2**63 else str(value)

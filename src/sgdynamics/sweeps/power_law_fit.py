@@ -69,7 +69,7 @@ class PowerLawFit:
     chi2: float
     left_out: int = 0
 
-    def __call__(self, x: ArrayLike) -> Any:
+    def __call__(self, x: ArrayLike) -> np.ndarray:
         """Evaluate the law at x."""
         return self.prefactor * np.asarray(x, dtype=np.float64) ** self.exponent
 

@@ -20,13 +20,16 @@ from concurrent.futures import (
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
-from typing import Any
+from typing import TYPE_CHECKING
 
 from sgdynamics.base import checks
 from sgdynamics.sweeps.answers import Stack, error_text, failure
 from sgdynamics.sweeps.compute import compute
 from sgdynamics.sweeps.job import Job
 from sgdynamics.sweeps.points import Point
+
+if TYPE_CHECKING:
+    from distributed import Client
 
 # Seconds of remaining work from which processes pay: several times the cost of starting Python and
 # compiling in each of them.
@@ -57,7 +60,11 @@ def reject_inside_worker_start() -> None:
 
 
 def compute_tasks(
-    job: Job, tasks: list[Task], swept: list[str], workers: int | None, scheduler: Any
+    job: Job,
+    tasks: list[Task],
+    swept: list[str],
+    workers: int | None,
+    scheduler: str | Client | None,
 ) -> Generator[Stack]:
     """Compute groups of points, in the order in which they finish."""
     if not tasks:
@@ -272,7 +279,9 @@ def _stop(pool: ProcessPoolExecutor, busy: bool) -> None:
         process.join(timeout=10)
 
 
-def _on_cluster(job: Job, tasks: list[Task], swept: list[str], scheduler: Any) -> Generator[Stack]:
+def _on_cluster(
+    job: Job, tasks: list[Task], swept: list[str], scheduler: str | Client
+) -> Generator[Stack]:
     """Compute on a Dask cluster; the points of a lost worker are computed again by another."""
     try:
         from distributed import Client, as_completed

@@ -7,7 +7,7 @@ import time
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xarray as xr
@@ -18,11 +18,14 @@ from sgdynamics.base.progress import meter
 from sgdynamics.results.datasets import encode
 from sgdynamics.sweeps.answers import MISSING, Stack, dataset, select_points
 from sgdynamics.sweeps.compute import batch_size
-from sgdynamics.sweeps.job import Job
+from sgdynamics.sweeps.job import AlgorithmArgument, Job, ProblemArgument, StartArgument
 from sgdynamics.sweeps.points import Point, SweepPlan, groups, plan_sweep
 from sgdynamics.sweeps.running import compute_tasks, reject_inside_worker_start
 from sgdynamics.sweeps.store import Store
 from sgdynamics.version import __version__
+
+if TYPE_CHECKING:
+    from distributed import Client
 
 # Minimum time between two pieces of a store: a piece holds all points finished since the last one,
 # so that cheap points do not make many small files.
@@ -33,12 +36,12 @@ def sweep(
     solver: str | Function,
     *,
     over: Mapping[str, Any] | Sequence[Mapping[str, Any]],
-    problem: Any = None,
-    algorithm: Any = None,
-    start: Any = None,
+    problem: ProblemArgument = None,
+    algorithm: AlgorithmArgument = None,
+    start: StartArgument = None,
     store: str | PathLike[str] | None = None,
     workers: int | None = None,
-    scheduler: Any = None,
+    scheduler: str | Client | None = None,
     shard: tuple[int, int] | None = None,
     progress: bool | None = None,
     **arguments: Any,
@@ -175,7 +178,7 @@ def sweep(
 
 
 def _check_settings(
-    workers: object, shard: Any, store: object
+    workers: int | None, shard: tuple[int, int] | None, store: str | PathLike[str] | None
 ) -> tuple[int | None, tuple[int, int]]:
     """The number of workers, and which share of the groups to compute."""
     workers = None if workers is None else checks.integer("workers", workers, 1, 100_000)

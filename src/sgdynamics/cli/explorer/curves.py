@@ -150,7 +150,7 @@ def _save_points(state: State) -> np.ndarray:
     return np.asarray(problem_files.plan(record(state)).save_points["times"], dtype=float)
 
 
-def _solve(state: State, method: str, times: np.ndarray, **options: Any) -> xr.Dataset:
+def _solve(state: State, method: str, times: np.ndarray, **options: object) -> xr.Dataset:
     """Solve a state by one method of its problem file, at these save points."""
     plan = problem_files.plan(record(state))
     calls = {**plan.calls, method: {**plan.calls[method], **options}}
@@ -223,7 +223,7 @@ def _overlap_curves(result: xr.Dataset) -> list[list[Any]]:
     return [_round(mean[:, unit, signal]) for signal in range(signals) for unit in range(units)]
 
 
-def _round(values: Any) -> Any:
+def _round(values: np.ndarray | xr.DataArray) -> list[Any]:
     """Nested lists with five digits, which is more than a screen shows."""
     array = np.asarray(values)
     if array.ndim > 1:

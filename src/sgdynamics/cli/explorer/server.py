@@ -188,7 +188,7 @@ class Handler(BaseHTTPRequestHandler):
             message = f"path = {url.path[:80]!r}: there is no such page. The server has {paths}"
             self._json({"error": message}, HTTPStatus.NOT_FOUND)
 
-    def _json(self, value: Any, status: HTTPStatus = HTTPStatus.OK) -> None:
+    def _json(self, value: object, status: HTTPStatus = HTTPStatus.OK) -> None:
         self._send(json.dumps(value, allow_nan=False).encode(), "application/json", status=status)
 
     def _send(

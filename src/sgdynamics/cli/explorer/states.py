@@ -77,7 +77,7 @@ def _read(name: str, text: str, is_whole: bool) -> Any:
     return checks.integer(name, value, int(low)) if is_whole else value
 
 
-def text_of(value: Any) -> str:
+def text_of(value: object) -> str:
     """Return a value as addresses and exports write it, and as the script of the page does."""
     return f"{value:.12g}" if isinstance(value, float) else str(value)
 
@@ -106,6 +106,6 @@ def record(state: State) -> dict[str, Any]:
     return tomllib.loads(export_text(state, "toml"))
 
 
-def settings(sliders: Mapping[str, list[Any]], **extra: Any) -> dict[str, Any]:
+def settings(sliders: Mapping[str, list[Any]], **extra: object) -> dict[str, Any]:
     """Return the settings of the page: its first state, the positions of the sliders, templates."""
     return {"first": asdict(State()), "sliders": dict(sliders), "templates": templates(), **extra}
